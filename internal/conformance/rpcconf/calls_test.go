@@ -58,12 +58,14 @@ func TestSendToRank(t *testing.T) {
 				return err
 			}
 			for _, mode := range modes {
-				sum, err := mode.call(w.ctx, n.Agent, to.Name, "t.add", p.make(), p.make())
-				if err != nil {
-					return fmt.Errorf("%s: %w", mode.name, err)
-				}
-				if err := p.check(sum, 2); err != nil {
-					return fmt.Errorf("%s: %w", mode.name, err)
+				for _, fn := range adders {
+					sum, err := mode.call(w.ctx, n.Agent, to.Name, fn, addArgs(fn, p.make(), p.make())...)
+					if err != nil {
+						return fmt.Errorf("%s of %s: %w", mode.name, fn, err)
+					}
+					if err := p.check(sum, 2); err != nil {
+						return fmt.Errorf("%s of %s: %w", mode.name, fn, err)
+					}
 				}
 			}
 			for _, none := range []int{worldSize, -1, 1 << 20} {
@@ -123,6 +125,11 @@ func TestDestinations(t *testing.T) {
 				if err != nil || here != w.next(n) {
 					return fmt.Errorf("%q was reached, want %q: %w", here, w.next(n), err)
 				}
+				size := n.rank + 1
+				sum, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, to, addSchema, ones(size, size), ones(size, size), 1)
+				if err != nil || !tensor.Equal(sum, filled(2, size, size)) {
+					return fmt.Errorf("the sum is %v: %w", sum, err)
+				}
 				return nil
 			})
 		})
@@ -131,21 +138,25 @@ func TestDestinations(t *testing.T) {
 
 // A builtin operator with a tensor and a number.
 func TestScalarAdd(t *testing.T) {
-	w := start(t, 2)
-	sum, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1),
-		"aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", ones(2, 2), 3, 1)
-	must(t, err)
-	if !tensor.Equal(sum, filled(4, 2, 2)) {
-		t.Errorf("got %v", sum)
-	}
+	w := start(t, worldSize)
+	w.every(func(n *node) error {
+		size := n.rank + 1
+		sum, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, w.next(n),
+			"aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", ones(size, size), size, 1)
+		if err != nil || !tensor.Equal(sum, filled(float64(1+size), size, size)) {
+			return fmt.Errorf("got %v, %w", sum, err)
+		}
+		return nil
+	})
 }
 
 func TestAsyncAdd(t *testing.T) {
 	w := start(t, worldSize)
 	w.every(func(n *node) error {
-		f := rpc.Async[*tensor.Tensor](w.ctx, n.Agent, w.next(n), addSchema, ones(2, 2), ones(2, 2), 1)
+		size := n.rank + 1
+		f := rpc.Async[*tensor.Tensor](w.ctx, n.Agent, w.next(n), addSchema, ones(size, size), ones(size, size), 1)
 		sum, err := f.Await(w.ctx)
-		if err != nil || !tensor.Equal(sum, filled(2, 2, 2)) {
+		if err != nil || !tensor.Equal(sum, filled(2, size, size)) {
 			return fmt.Errorf("got %v, %w", sum, err)
 		}
 		return nil
@@ -153,13 +164,24 @@ func TestAsyncAdd(t *testing.T) {
 }
 
 func TestNonzero(t *testing.T) {
-	w := start(t, 2)
-	x := tensor.Must(tensor.From([]float32{0, 1, 0, 2, 0, 3}, 2, 3))
-	at, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.nonzero", x)
-	must(t, err)
-	if want := tensor.Must(tensor.From([]int64{0, 1, 1, 0, 1, 2}, 3, 2)); !tensor.Equal(at, want) {
-		t.Errorf("got %v, want %v", at, want)
-	}
+	w := start(t, worldSize)
+	w.every(func(n *node) error { // all elements but one on the diagonal
+		var elements []float32
+		var where []int64
+		for i := range worldSize * worldSize {
+			row, column := i/worldSize, i%worldSize
+			if row == n.rank && column == n.rank {
+				elements = append(elements, 0)
+				continue
+			}
+			elements, where = append(elements, 1), append(where, int64(row), int64(column))
+		}
+		at, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, w.next(n), "t.nonzero", tensor.Must(tensor.From(elements, worldSize, worldSize)))
+		if want := tensor.Must(tensor.From(where, len(where)/2, 2)); err != nil || !tensor.Equal(at, want) {
+			return fmt.Errorf("got %v, want %v: %w", at, want, err)
+		}
+		return nil
+	})
 }
 
 func TestMultiRPC(t *testing.T) {
@@ -167,12 +189,13 @@ func TestMultiRPC(t *testing.T) {
 		t := p.T
 		w := start(t, worldSize)
 		w.every(func(n *node) error {
-			for range 20 {
-				sum, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.add", p.make(), p.make())
+			for i := range 20 { // other values each time
+				x := i + n.rank + 1
+				sum, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), addSchema, p.scaled(x), p.scaled(x), 1)
 				if err != nil {
 					return err
 				}
-				if err := p.check(sum, 2); err != nil {
+				if err := p.check(sum, 2*x); err != nil {
 					return err
 				}
 			}
@@ -209,14 +232,17 @@ func TestExpectedSource(t *testing.T) {
 }
 
 func TestBuiltinFunction(t *testing.T) {
-	w := start(t, 2)
+	w := start(t, worldSize)
 	for _, n := range w.nodes {
 		n.reg.MustHandle("builtins.min", func(list ...int) int { return slices.Min(list) })
 	}
-	least, err := rpc.Call[int](w.ctx, w.nodes[0].Agent, name(1), "builtins.min", 3, 1, 2)
-	if err != nil || least != 1 {
-		t.Errorf("got %d, %v", least, err)
-	}
+	w.every(func(n *node) error {
+		least, err := rpc.Call[int](w.ctx, n.Agent, w.next(n), "builtins.min", n.rank+2, n.rank, n.rank+1)
+		if err != nil || least != n.rank {
+			return fmt.Errorf("got %d, %w", least, err)
+		}
+		return nil
+	})
 }
 
 func TestKeywordArguments(t *testing.T) {
@@ -263,7 +289,7 @@ func TestValueMethod(t *testing.T) {
 func TestTypeMethod(t *testing.T) {
 	w := start(t, 2)
 	w.nodes[1].reg.MustHandle("t:MyClass.my_class_method", func(d, e int) int { return d + e }, rpc.Params("d", "e")).
-		MustHandle("t:MyClass.my_static_method", func(f int) int { return f + 10 }, rpc.Params("f"))
+		MustHandle("t:MyClass.my_static_method", func(f int) bool { return f > 10 }, rpc.Params("f"))
 	t.Run("class", func(t *testing.T) {
 		sum, err := rpc.Call[int](w.ctx, w.nodes[0].Agent, name(1), "t:MyClass.my_class_method", 3, rpc.Kw{"e": 4})
 		if err != nil || sum != 7 {
@@ -271,9 +297,11 @@ func TestTypeMethod(t *testing.T) {
 		}
 	})
 	t.Run("static", func(t *testing.T) {
-		sum, err := rpc.Call[int](w.ctx, w.nodes[0].Agent, name(1), "t:MyClass.my_static_method", 5)
-		if err != nil || sum != 15 {
-			t.Errorf("got %v, %v", sum, err)
+		for _, f := range []int{9, 10, 11} {
+			more, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t:MyClass.my_static_method", f)
+			if err != nil || more != (f > 10) {
+				t.Errorf("%d: got %v, %v", f, more, err)
+			}
 		}
 	})
 }
@@ -338,10 +366,18 @@ func TestStressLight(t *testing.T) {
 	w.every(func(n *node) error {
 		futures := make([]*dist.Future[any], 1000)
 		for i := range futures {
-			futures[i] = rpc.Async[any](w.ctx, n.Agent, w.next(n), "t.nothing")
+			futures[i] = rpc.Async[any](w.ctx, n.Agent, w.next(n), "t.echo", i)
 		}
-		_, err := dist.All(futures...).Await(w.ctx)
-		return err
+		values, err := dist.All(futures...).Await(w.ctx)
+		if err != nil {
+			return err
+		}
+		for i, v := range values {
+			if v != int64(i) {
+				return fmt.Errorf("call %d was answered with %v", i, v)
+			}
+		}
+		return nil
 	})
 }
 

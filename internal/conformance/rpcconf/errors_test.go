@@ -32,15 +32,14 @@ func TestWrongArguments(t *testing.T) {
 func TestRaise(t *testing.T) {
 	w := start(t, worldSize)
 	w.every(func(n *node) error {
-		_, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.raise")
-		var remote *rpc.RemoteError
-		if !errors.As(err, &remote) {
-			return fmt.Errorf("got %w", err)
+		for _, mode := range modes {
+			_, err := mode.call(w.ctx, n.Agent, w.next(n), "t.raise")
+			var remote *rpc.RemoteError
+			if !errors.As(err, &remote) || remote.Kind != "ValueError" || remote.Message != "Expected error" || remote.Worker != w.next(n) || !errors.Is(err, dist.Remote) {
+				return fmt.Errorf("%s: got %w", mode.name, err)
+			}
 		}
-		if remote.Kind != "ValueError" || remote.Message != "Expected error" || remote.Worker != w.next(n) || !errors.Is(err, dist.Remote) {
-			return fmt.Errorf("got %w", err)
-		}
-		_, err = rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.plain_error")
+		_, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.plain_error")
 		return checkErr(err, dist.Remote, "a plain Go error", w.next(n))
 	})
 }
@@ -97,11 +96,15 @@ func TestUnknownFunction(t *testing.T) {
 
 func TestAwaitTwice(t *testing.T) {
 	w := start(t, 2)
-	f := rpc.Async[any](w.ctx, w.nodes[0].Agent, name(1), "t.raise")
-	_, first := f.Await(w.ctx)
-	wantErr(t, first, dist.Remote, "Expected error")
-	if _, second := f.Await(w.ctx); second != first { //nolint:errorlint // the very same
-		t.Errorf("first %v, then %v", first, second)
+	futures := w.async("t.raise", 20)
+	_, err := dist.All(futures...).Await(w.ctx)
+	wantErr(t, err, dist.Remote, "Expected error")
+	for _, f := range futures {
+		_, first := f.Await(w.ctx)
+		wantErr(t, first, dist.Remote, "Expected error")
+		if _, second := f.Await(w.ctx); second != first { //nolint:errorlint // the very same
+			t.Errorf("first %v, then %v", first, second)
+		}
 	}
 }
 
@@ -130,20 +133,20 @@ func TestAllWithPartialError(t *testing.T) {
 func TestAllEndsEarly(t *testing.T) {
 	w := start(t, 2)
 	for _, c := range []struct {
-		name, fn string
-		args     []any
+		name, fn, text string
+		args           []any
 	}{
-		{"handler", "t.raise", nil},
-		{"builtin", addSchema, []any{ones(2), ones(3), 1}},
-		{"script", "__torch__.t.raise", nil},
+		{"handler", "t.raise", "Expected error", nil},
+		{"builtin", addSchema, "size of tensor", []any{ones(10), ones(5), 1}},
+		{"script", "__torch__.t.raise", "Expected error", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(w.ctx)
 			defer cancel() // ends the call that hangs, at the callee too
 			hangs := rpc.Async[any](ctx, w.nodes[0].Agent, name(1), "t.sleep", limit.Seconds())
 			within(t, soon, "the error", func() {
-				_, err := dist.All(append(w.async(c.fn, 1, c.args...), hangs)...).Await(w.ctx)
-				wantErr(t, err, dist.Remote)
+				_, err := dist.All(append([]*dist.Future[any]{hangs}, w.async(c.fn, 2, c.args...)...)...).Await(w.ctx)
+				wantErr(t, err, dist.Remote, c.text)
 			})
 		})
 	}

@@ -60,14 +60,22 @@ func TestThenMany(t *testing.T) {
 	w := start(t, 2)
 	f := rpc.Async[any](w.ctx, w.nodes[0].Agent, name(1), "t.add", ones(2, 2), ones(2, 2))
 	var derived []*dist.Future[any]
-	for range 10 {
-		derived = append(derived, dist.Then(f, addTo))
+	for i := range 10 {
+		derived = append(derived, dist.Then(f, func(v any, err error) (any, error) {
+			if err = errors.Join(err, double.check(v, 2)); err != nil {
+				return nil, err
+			}
+			return add(v, double.scaled(i))
+		}))
 	}
-	for _, d := range derived {
+	for i, d := range derived {
 		v, err := d.Await(w.ctx)
 		must(t, err)
-		must(t, double.check(v, 3))
+		must(t, double.check(v, 2+i))
 	}
+	v, err := f.Await(w.ctx)
+	must(t, err)
+	must(t, double.check(v, 2))
 }
 
 func TestThenChain(t *testing.T) {

@@ -253,12 +253,12 @@ func TestParameterServer(t *testing.T) {
 		for _, trainer := range w.nodes[1:] {
 			trainer.reg.MustHandle("t.train", func(ctx context.Context, server *rpc.Ref[*batchServer], steps int) error {
 				defer func() { _ = server.Close() }()
-				for range steps {
-					total, failed := rpc.CallMethod[any](ctx, server, "update_and_fetch", p.make())
+				for step := range steps { // other gradients of every trainer in every step
+					total, failed := rpc.CallMethod[any](ctx, server, "update_and_fetch", p.scaled(trainer.rank+10*step))
 					if failed != nil {
 						return failed
 					}
-					if wrong := p.check(total, worldSize-1); wrong != nil {
+					if wrong := p.check(total, 1+2+3+3*10*step); wrong != nil {
 						return wrong
 					}
 				}
@@ -267,7 +267,7 @@ func TestParameterServer(t *testing.T) {
 		}
 		var training []*dist.Future[any]
 		for rank := 1; rank < worldSize; rank++ {
-			training = append(training, rpc.Async[any](w.ctx, n.Agent, name(rank), "t.train", ref, 5))
+			training = append(training, rpc.Async[any](w.ctx, n.Agent, name(rank), "t.train", ref, 10))
 		}
 		_, err = dist.All(training...).Await(w.ctx)
 		must(t, err)

@@ -36,6 +36,14 @@ func (c *cell) Add(by int) int {
 // GetValue returns the value.
 func (c *cell) GetValue() int { return c.Add(0) }
 
+// Increment adds and returns nothing.
+func (c *cell) Increment(by int) { c.Add(by) }
+
+// AddTo needs nothing of the cell: PyTorch's class and static methods are called through a reference in the same way.
+func (*cell) AddTo(t *tensor.Tensor, by float64) (any, error) {
+	return add(t, filled(by, t.Shape()...))
+}
+
 // SlowAdd adds after a while.
 func (c *cell) SlowAdd(ctx context.Context, by int) (int, error) {
 	if err := sleep(ctx, 0.5); err != nil {
@@ -96,8 +104,15 @@ func TestUnknownMethod(t *testing.T) {
 	w.serveCells()
 	ref, err := rpc.Remote[*cell](w.ctx, w.nodes[0].Agent, name(1), "t.cell", 1)
 	must(t, err)
-	_, err = methods[any](w.ctx, ref, "non_exist")
+	_, err = rpc.CallMethod[any](w.ctx, ref, "non_exist")
 	wantErr(t, err, dist.NotFound, "non_exist")
+	_, err = rpc.AsyncMethod[any](w.ctx, ref, "non_exist").Await(w.ctx)
+	wantErr(t, err, dist.NotFound, "non_exist")
+	made, err := rpc.RemoteMethod[any](w.ctx, ref, "non_exist")
+	must(t, err)
+	_, err = made.Fetch(w.ctx)
+	wantErr(t, err, dist.NotFound, "non_exist")
+	must(t, made.Close())
 	must(t, ref.Close())
 }
 
@@ -170,6 +185,23 @@ func TestStatefulObject(t *testing.T) {
 		if err != nil || got != [3]int{10, 10, 10} {
 			t.Errorf("got %v, %v", got, err)
 		}
+		none, err := methods[any](w.ctx, ref, "increment", 1)
+		if err != nil || none != [3]any{} {
+			t.Errorf("got %v, %v", none, err)
+		}
+		got, err = methods[int](w.ctx, ref, "get_value")
+		if err != nil || got != [3]int{13, 13, 13} {
+			t.Errorf("got %v, %v", got, err)
+		}
+		for size := 2; size <= 4; size++ {
+			sums, err := methods[*tensor.Tensor](w.ctx, ref, "add_to", ones(size, size), 2)
+			must(t, err)
+			for i, sum := range sums {
+				if !tensor.Equal(sum, filled(3, size, size)) {
+					t.Errorf("%s: %v", modes[i].name, sum)
+				}
+			}
+		}
 		must(t, ref.Close())
 	})
 }
@@ -214,7 +246,7 @@ func TestRefType(t *testing.T) {
 		later := rpc.Async[py.Global](w.ctx, a, to, typeOf, ref)
 		got, err := rpc.Call[py.Global](w.ctx, a, to, typeOf, ref)
 		other, otherErr := later.Await(w.ctx)
-		if other != got || (err == nil) != (otherErr == nil) {
+		if other != got || dist.CodeOf(err) != dist.CodeOf(otherErr) {
 			t.Errorf("%v, %v at once, %v, %v as a future", got, err, other, otherErr)
 		}
 		return got, err
@@ -225,6 +257,9 @@ func TestRefType(t *testing.T) {
 			t.Errorf("got %v, %v", got, err)
 		}
 		if got, err := ask(t, name(1), "t.kwargs", 1, 2, 3); err != nil || got.Name != "int" {
+			t.Errorf("got %v, %v", got, err)
+		}
+		if got, err := ask(t, name(1), addSchema, ones(2), ones(2), 1); err != nil || got != (py.Global{Module: "torch", Name: "Tensor"}) {
 			t.Errorf("got %v, %v", got, err)
 		}
 	})

@@ -78,6 +78,17 @@ func plain(v any) ([]float32, error) {
 	return nil, fmt.Errorf("a %T is no tensor", v)
 }
 
+// layout says what kind of tensor it is, and of which shape.
+func layout(v any) string {
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		return fmt.Sprint("dense tensor of ", v.Shape())
+	case *tensor.Sparse:
+		return fmt.Sprint("sparse tensor of ", v.Shape)
+	}
+	return fmt.Sprintf("%T", v)
+}
+
 // add is torch.add for both kinds of tensors. A sparse sum names the places of both, as PyTorch's does.
 func add(a, b any) (any, error) {
 	switch x := a.(type) {
@@ -133,6 +144,26 @@ func addSparse(x, y *tensor.Sparse) (any, error) {
 	}, nil
 }
 
+// scaled returns the payload's value n times as large: tests that make many calls at once tell them apart by it.
+func (p payload) scaled(n int) any {
+	switch v := p.make().(type) {
+	case *tensor.Tensor:
+		return tensor.Must(tensor.From(p.times(n), v.Shape()...))
+	case *tensor.Sparse:
+		values, err := tensor.Copy[float32](v.Values)
+		if err != nil {
+			panic(err)
+		}
+		for i := range values {
+			values[i] *= float32(n)
+		}
+		v.Values = tensor.Must(tensor.From(values))
+		return v
+	default:
+		panic(fmt.Sprintf("a %T", v))
+	}
+}
+
 // times returns what the payload's value is when it was added n times.
 func (p payload) times(n int) []float32 {
 	values, err := plain(p.make())
@@ -145,11 +176,14 @@ func (p payload) times(n int) []float32 {
 	return values
 }
 
-// check compares a dense or sparse tensor with n times the payload.
+// check compares a dense or sparse tensor with n times the payload: its kind, its shape and its elements.
 func (p payload) check(got any, n int) error {
 	values, err := plain(got)
 	if err != nil {
 		return err
+	}
+	if want := p.make(); layout(got) != layout(want) {
+		return fmt.Errorf("got a %s, want a %s", layout(got), layout(want))
 	}
 	if want := p.times(n); fmt.Sprint(values) != fmt.Sprint(want) {
 		return fmt.Errorf("got %v, want %v", values, want)

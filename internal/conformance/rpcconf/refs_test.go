@@ -87,18 +87,18 @@ func TestManyRemote(t *testing.T) {
 			var refs []*rpc.Ref[any]
 			for i := range 10 * len(adders) {
 				fn := adders[i%len(adders)]
-				ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), fn, addArgs(fn, p.make(), p.make())...)
+				ref, err := rpc.Remote[any](w.ctx, n.Agent, w.next(n), fn, addArgs(fn, p.make(), p.scaled(i))...)
 				if err != nil {
 					return err
 				}
 				refs = append(refs, ref)
 			}
-			for _, ref := range refs {
+			for i, ref := range refs {
 				sum, err := ref.Fetch(w.ctx)
 				if err != nil {
 					return err
 				}
-				if err := p.check(sum, 2); err != nil {
+				if err := p.check(sum, 1+i); err != nil {
 					return err
 				}
 				_ = ref.Close()
@@ -133,16 +133,16 @@ func TestManyRemoteKeywords(t *testing.T) {
 			refs := make([]*rpc.Ref[any], 10)
 			for i := range refs {
 				var err error
-				if refs[i], err = rpc.Remote[any](w.ctx, n.Agent, w.next(n), "t.add", rpc.Kw{"a": p.make(), "b": p.make()}); err != nil {
+				if refs[i], err = rpc.Remote[any](w.ctx, n.Agent, w.next(n), "t.add", rpc.Kw{"a": p.make(), "b": p.scaled(i)}); err != nil {
 					return err
 				}
 			}
-			for _, ref := range refs {
+			for i, ref := range refs {
 				sum, err := ref.Fetch(w.ctx)
 				if err != nil {
 					return err
 				}
-				if err := p.check(sum, 2); err != nil {
+				if err := p.check(sum, 1+i); err != nil {
 					return err
 				}
 				_ = ref.Close()
@@ -197,6 +197,15 @@ func TestRemoteError(t *testing.T) {
 				if _, err = ref.LocalValue(w.ctx); checkErr(err, dist.Remote, "Expected error") != nil {
 					return fmt.Errorf("local value: %w", err)
 				}
+			}
+			_ = ref.Close()
+			// The same of arguments that the function does not take.
+			if ref, err = rpc.Remote[any](w.ctx, n.Agent, to, "t.nothing", 10); err != nil {
+				return err
+			}
+			_, err = ref.Fetch(w.ctx)
+			if remote, ok := errors.AsType[*rpc.RemoteError](err); !ok || remote.Kind != "TypeError" {
+				return fmt.Errorf("%s, with wrong arguments: %w", to, err)
 			}
 			_ = ref.Close()
 		}
@@ -343,19 +352,16 @@ func TestRefAfterShutdown(t *testing.T) {
 	w := start(t, 2)
 	ref, err := rpc.Remote[int](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 7)
 	must(t, err)
-	if v, err := ref.Fetch(w.ctx); err != nil || v != 7 {
-		t.Fatalf("got %v, %v", v, err)
+	if v, failed := ref.Fetch(w.ctx); failed != nil || v != 7 {
+		t.Fatalf("got %v, %v", v, failed)
 	}
 	w.shutdown()
-	if _, err := ref.Fetch(w.ctx); err == nil {
-		t.Error("fetch after shutdown works")
-	}
-	if _, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.echo", ref); err == nil {
-		t.Error("sharing after shutdown works")
-	}
-	if _, err := rpc.NewRef(w.nodes[0].Agent, 1); err == nil {
-		t.Error("a new reference after shutdown works")
-	}
+	_, err = ref.Fetch(w.ctx)
+	wantErr(t, err, dist.Closed)
+	_, err = rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.echo", ref)
+	wantErr(t, err, dist.Closed)
+	_, err = rpc.NewRef(w.nodes[0].Agent, 1)
+	wantErr(t, err, dist.Closed)
 	must(t, ref.Close())
 }
 

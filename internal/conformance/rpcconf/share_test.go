@@ -48,7 +48,11 @@ func (w *world) serveRefs() {
 				if err != nil {
 					return nil, err
 				}
-				two, err := rpc.Remote[any](ctx, n.self(), to, "t.add", x, x)
+				sum, err := add(x, x)
+				if err != nil {
+					return nil, err
+				}
+				two, err := rpc.Remote[any](ctx, n.self(), to, "t.add", x, sum)
 				return []any{one, two}, err
 			}).
 			MustHandle("t.return_ref", func(ctx context.Context, to string, x any) (*rpc.Ref[any], error) {
@@ -117,7 +121,7 @@ func TestRefArguments(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					b, err := rpc.Remote[any](w.ctx, n.Agent, owner, "t.add", p.make(), p.make())
+					b, err := rpc.Remote[any](w.ctx, n.Agent, owner, "t.add", p.make(), p.scaled(5))
 					if err != nil {
 						return err
 					}
@@ -126,7 +130,7 @@ func TestRefArguments(t *testing.T) {
 						return err
 					}
 					_, _ = a.Close(), b.Close()
-					return p.check(sum, 4)
+					return p.check(sum, 2+6)
 				})
 				w.shutdown()
 			})
@@ -140,11 +144,16 @@ func TestNestedRemote(t *testing.T) {
 		w := start(t, worldSize)
 		w.serveRefs()
 		w.every(func(n *node) error {
-			sum, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.nested_remote", name((n.rank+2)%worldSize), p.make())
-			if err != nil {
-				return err
+			for _, mode := range modes {
+				sum, err := mode.call(w.ctx, n.Agent, w.next(n), "t.nested_remote", name((n.rank+2)%worldSize), p.make())
+				if err == nil {
+					err = p.check(sum, 2)
+				}
+				if err != nil {
+					return fmt.Errorf("%s: %w", mode.name, err)
+				}
 			}
-			return p.check(sum, 2)
+			return nil
 		})
 		w.shutdown()
 	})
@@ -162,12 +171,12 @@ func nestedRefs(w *world, n *node, p payload) error {
 	if err := ref.Close(); err != nil {
 		return err
 	}
-	for _, r := range inner {
+	for i, r := range inner {
 		sum, err := r.Fetch(w.ctx)
 		if err != nil {
 			return err
 		}
-		if err := p.check(sum, 2); err != nil {
+		if err := p.check(sum, 2+i); err != nil {
 			return err
 		}
 		_ = r.Close()

@@ -56,6 +56,9 @@ func TestShutdownWaitsForWork(t *testing.T) {
 					}
 				}
 			}
+			if err := w.unevenWork(n, p); err != nil {
+				return err
+			}
 			return n.Shutdown(w.ctx)
 		})
 	})
@@ -155,6 +158,7 @@ func TestBarrier(t *testing.T) {
 	t.Run("all", func(t *testing.T) { check(t, [][]int{{0, 1, 2, 3}}, 3) })
 	t.Run("subsets", func(t *testing.T) { check(t, [][]int{{0, 2}, {1, 3}}, 3) })
 	t.Run("some", func(t *testing.T) { check(t, [][]int{{1, 2}}, 3) })
+	t.Run("alone", func(t *testing.T) { check(t, [][]int{{1, 3}, {0}, {2}}, 3) })
 	t.Run("goroutines", func(t *testing.T) {
 		w.every(func(n *node) error {
 			return parallel(10, func(int) error { return rpc.Barrier(w.ctx, n.Agent) })

@@ -77,15 +77,25 @@ func TestTensorsInContainer(t *testing.T) {
 	})
 }
 
-// A view arrives as a tensor of the same elements, whatever its strides, and with no more than it shows.
+// A view arrives as a view of the same elements: with its strides, whatever they are, at the callee and back.
 func TestStridedView(t *testing.T) {
-	w := start(t, 2)
 	all := tensor.Must(tensor.From([]float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, 3, 4))
-	view := tensor.Must(tensor.Must(all.Slice(1, 1, 3, 1)).Transpose(0, 1))
-	back, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.echo", view)
-	must(t, err)
-	if !tensor.Equal(view, back) || !slices.Equal(back.Shape(), []int{2, 3}) {
-		t.Errorf("got %v, want %v", back, view)
+	columns := tensor.Must(all.Slice(1, 1, 3, 1))
+	for _, transport := range []string{rpc.TransportCohort, rpc.TransportUV} {
+		w := start(t, 2, rpc.WithTransports(transport))
+		w.nodes[1].reg.MustHandle("t.view", func(view, dense *tensor.Tensor) (*tensor.Tensor, error) {
+			if view.IsContiguous() || !dense.IsContiguous() || !tensor.Equal(view, dense) {
+				return nil, rpc.Raise("ValueError", "a view %v with strides %v, dense %v with %v", view, view.Strides(), dense, dense.Strides())
+			}
+			return view, nil
+		})
+		for _, view := range []*tensor.Tensor{columns, tensor.Must(columns.Transpose(0, 1))} {
+			back, err := rpc.Call[*tensor.Tensor](w.ctx, w.nodes[0].Agent, name(1), "t.view", view, tensor.Must(view.Contiguous()))
+			must(t, err)
+			if !tensor.Equal(view, back) || back.IsContiguous() || !slices.Equal(back.Strides(), view.Strides()) {
+				t.Errorf("%s: got %v with strides %v, want %v with %v", transport, back, back.Strides(), view, view.Strides())
+			}
+		}
 	}
 }
 

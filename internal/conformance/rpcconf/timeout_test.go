@@ -31,11 +31,19 @@ func TestDefaultTimeoutUsed(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v is no context.DeadlineExceeded", err)
 	}
-	_, err = rpc.Async[any](ctx, a, name(1), "t.sleep", 1.0).Await(ctx)
-	wantErr(t, err, dist.DeadlineExceeded)
+	var futures []*dist.Future[any]
+	for range 10 {
+		futures = append(futures, rpc.Async[any](ctx, a, name(1), "t.sleep", 1.0))
+	}
+	for _, f := range futures {
+		_, err = f.Await(ctx)
+		wantErr(t, err, dist.DeadlineExceeded)
+	}
 	a.SetTimeout(limit)
 	early := rpc.Async[any](ctx, a, name(1), "t.sleep", 0.2)
 	a.SetTimeout(50 * time.Millisecond)
+	_, err = rpc.Async[any](ctx, a, name(1), "t.sleep", 1.0).Await(ctx)
+	wantErr(t, err, dist.DeadlineExceeded)
 	if _, err := early.Await(ctx); err != nil {
 		t.Errorf("a call that began before: %v", err)
 	}
