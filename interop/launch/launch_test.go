@@ -272,7 +272,7 @@ func TestSameAsTorchrun(t *testing.T) {
 // of docs/launcher.md.
 var (
 	differing = []string{"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "PYTHONPATH", "LC_CTYPE"}
-	added     = []string{"COHORT_RUN", "PYTHONFAULTHANDLER", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE", "PYTHONPATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+	added     = []string{"COHORT_RUN", "PYTHONFAULTHANDLER", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "PYTHONPATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 )
 
 func compareEnvironment(t *testing.T, rank int, ours, theirs map[string]string) {
@@ -385,6 +385,37 @@ func TestRestartWithLateRank(t *testing.T) {
 		j := cohortWith(t, torch, dir, env, []string{"--nproc-per-node", "2", "--max-restarts", "2"}, "-u", dir+"/loop.py")
 		if code := j.end(); code != 0 || strings.Count(j.out.String(), "joined") != 6 || strings.Count(j.out.String(), "done 5") != 2 {
 			t.Errorf("exit code %d\n%s%s", code, j.out, j.err)
+		}
+	})
+}
+
+// TestRecorder: PyTorch's flight recorder for NCCL is on in all versions that have one, under the names that they know, unless the user
+// has said something else.
+func TestRecorder(t *testing.T) {
+	t.Parallel()
+	const names = `("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")`
+	const script = `import os, torch.distributed; print(*("run" if "cohort_run" in v else v for v in (os.environ.get(n, "-") for n in ` + names + `)))`
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
+		older := torch.Name == "2.6"
+		for _, c := range []struct{ env, want, wantOlder string }{
+			{"", "2000 - -", "2000 2000 run"},
+			{"TORCH_FR_BUFFER_SIZE=0", "0 - -", "0 0 run"},
+			{"TORCH_NCCL_TRACE_BUFFER_SIZE=7", "- 7 -", "- 7 run"},
+		} {
+			dir := place(t, torch)
+			var env []string
+			if c.env != "" {
+				env = []string{c.env}
+			}
+			j := cohortWith(t, torch, dir, env, nil, "-c", script)
+			j.end()
+			want := c.want
+			if older {
+				want = c.wantOlder
+			}
+			if got := strings.TrimSpace(j.out.String()); got != want {
+				t.Errorf("with %q: %s, want %s\n%s", c.env, got, want, j.err)
+			}
 		}
 	})
 }

@@ -1,8 +1,9 @@
 """Put on PYTHONPATH by "cohort run", so that PyTorch builds without libuv can use the launcher's store.
 
 A worker's store client asks for libuv and no variable changes that. Where the build has none, the client is made again
-without it. PyTorch before 2.2 gets the variable that its own launcher sets under an older name, and 1.13 puts no number
-of the attempt before its keys: every attempt has a store of its own, and Go ranks use the keys of later versions.
+without it. PyTorch before 2.8 gets the flight recorder's variables under their older names, and before 2.2 also the one that
+its own launcher sets. 1.13 puts no number of the attempt before its keys: every attempt has a store of its own, and Go ranks
+use the keys of later versions.
 Nothing happens in processes that never import torch.distributed. The sitecustomize module that this one hides, if there
 is one, runs as usual.
 """
@@ -46,6 +47,10 @@ def _for_older_versions():
         version = tuple(int(n) for n in sys.modules["torch"].__version__.split(".")[:2])
     except (AttributeError, KeyError, ValueError):
         return
+    if (2, 2) <= version < (2, 8):  # it has a flight recorder for NCCL; later versions warn of the older names
+        for name, old in ("BUFFER_SIZE", "TRACE_BUFFER_SIZE"), ("DUMP_TEMP_FILE", "DEBUG_INFO_TEMP_FILE"):
+            if "TORCH_FR_" + name in os.environ:
+                os.environ.setdefault("TORCH_NCCL_" + old, os.environ["TORCH_FR_" + name])
     if version < (2, 2):  # later versions warn of the older name
         os.environ.setdefault("NCCL_ASYNC_ERROR_HANDLING", "1")
         from torch.distributed import rendezvous
