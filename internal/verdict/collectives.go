@@ -160,6 +160,9 @@ func (c *court) same() (Verdict, bool) {
 		return v, true
 	}
 	unseen, sizes := "", ", or their tensors differ in size"
+	if slices.ContainsFunc(here, func(n int) bool { return c.at[n].class == inWork && c.at[n].op == "" }) {
+		sizes += ", or they wait for messages that nobody sends or takes"
+	}
 	if p.op == "barrier" || !slices.ContainsFunc(here, func(n int) bool { return c.at[n].tensor == "" }) {
 		sizes = "" // there are none, or they were compared
 	}
@@ -207,12 +210,19 @@ func (c *court) message(here []int) (Verdict, bool) {
 	}
 	i := slices.IndexFunc(here, func(n int) bool { return started(n) != "" })
 	rest := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return started(n) != "" })
-	if i < 0 || len(rest) == 0 {
+	switch {
+	case i < 0:
 		return Verdict{}, false
+	case len(rest) == 0:
+		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s for messages that they have started to send or to take, and that nobody has taken or sent (%s)%s.",
+			name(here), verb(here, "wait"), c.lines(here), since(c.waited(here)))}, true
 	}
 	n, what := here[i], "a message, and none has come"
-	if started(n) == "isend" {
+	switch started(n) {
+	case "isend":
 		what = "its message to be taken, and nobody has taken it"
+	case "batch_isend_irecv":
+		what = "messages, and not all have come or were taken"
 	}
 	at := func(n int) string {
 		if text := c.rank(n).Line; text != "" {
@@ -225,7 +235,7 @@ func (c *court) message(here []int) (Verdict, bool) {
 }
 
 // messageWait is in a line of a program that starts a message and waits for it.
-var messageWait = regexp.MustCompile(`\b(irecv|isend)\b`)
+var messageWait = regexp.MustCompile(`\b(irecv|isend|batch_isend_irecv)\b`)
 
 // lines returns the lines of the program in which ranks are: "train.py:27 and train.py:29".
 func (c *court) lines(ranks []int) string {

@@ -46,15 +46,16 @@ func groupOf(op, text string) (name string, known bool) {
 	return name, true
 }
 
-// arguments returns the arguments of a call of a function in a text, without spaces; whole is false if the call or its end is not there.
+// arguments returns the arguments of a call of a function in a text, without spaces; whole is false if the call or its end is not there, or
+// there are two.
 func arguments(text, function string) (args []string, whole bool) {
-	at := regexp.MustCompile(`\b` + regexp.QuoteMeta(function) + `\(`).FindStringIndex(text)
-	if at == nil {
+	calls := regexp.MustCompile(`\b`+regexp.QuoteMeta(function)+`\(`).FindAllStringIndex(text, 2)
+	if len(calls) != 1 { // of two in a line nobody knows which one it is
 		return nil, false
 	}
 	depth, quote := 0, rune(0)
 	var arg strings.Builder
-	for _, r := range text[at[1]:] {
+	for _, r := range text[calls[0][1]:] {
 		switch {
 		case quote != 0:
 			if r == quote {

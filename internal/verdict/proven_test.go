@@ -115,6 +115,26 @@ func TestProven(t *testing.T) {
 			})}},
 			"Rank 2 waits for the store, in finish (train.py:30): probably for a key that nobody has set; rank 1 is not running.", nil,
 		},
+		"a ring of messages that were started": {
+			Job{World: 2, Ranks: []Rank{saying(at(0, "step", 30), "w = dist.irecv(x, 1); w.wait(); dist.send(x, 1)"), saying(at(1, "step", 30), "w = dist.irecv(x, 1); w.wait(); dist.send(x, 1)")}},
+			"Ranks 0 and 1 wait for messages that they have started to send or to take, and that nobody has taken or sent (train.py:30).",
+			[]int{0, 1},
+		},
+		"a batch of messages beside an operation": {
+			Job{World: 2, Ranks: []Rank{saying(at(0, "step", 30), "for w in dist.batch_isend_irecv(ops): w.wait()"), saying(at(1, "step", 40), "w.wait()")}},
+			"Rank 0 waits for messages, and not all have come or were taken (train.py:30, for w in dist.batch_isend_irecv(ops): w.wait()), and rank 1 waits in step (train.py:40, w.wait()).",
+			[]int{0, 1},
+		},
+		"operations of which nothing is known": {
+			Job{World: 2, Ranks: []Rank{saying(at(0, "step", 30), "w.wait()"), saying(at(1, "step", 30), "w.wait()")}},
+			"Ranks 0 and 1 are in step (train.py:30) and none makes progress: the network between them is stuck, or their tensors differ in size, or they wait for messages that nobody sends or takes, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+			nil,
+		},
+		"two calls in a line": {
+			Job{World: 2, Ranks: []Rank{saying(in(0, "all_reduce", "", 30), "dist.all_reduce(x, group=a); dist.all_reduce(x, group=b)"), saying(in(1, "all_reduce", "", 40), "dist.all_reduce(x, group=b); dist.all_reduce(x, group=a)")}},
+			"Ranks 0 and 1 are in all_reduce (train.py:30 and train.py:40) and none makes progress: the network between them is stuck, or their tensors differ in size, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+			nil,
+		},
 		"operations that were started earlier, waited for in different lines": {
 			Job{World: 3, Ranks: []Rank{saying(at(0, "step", 30), "a.wait()"), saying(at(1, "step", 40), "b.wait()"), in(2, "barrier", "", 50)}},
 			"Ranks 0 and 1 wait for an operation that was started earlier, in step (train.py:30 and train.py:40), where rank 2 calls barrier (train.py:50).",
@@ -242,7 +262,7 @@ func TestGroupOf(t *testing.T) {
 		"dist.all_reduce(x,":                                          "",
 		"average(x)":                                                  "",
 		"my_all_reduce(x)":                                            "",
-		"if dist.all_reduce(x, SUM, tp) and dist.all_reduce(x): pass": "tp",
+		"if dist.all_reduce(x, SUM, tp) and dist.all_reduce(x): pass": "",
 	} {
 		if got, known := groupOf("all_reduce", text); got != want || known != (want != "") {
 			t.Errorf("%s: %q, %v, want %q", text, got, known, want)
