@@ -132,7 +132,12 @@ func merge(all []verdict.Job) verdict.Job {
 	}
 	out := verdict.Job{World: all[0].World, Taken: all[0].Taken}
 	for _, j := range all {
-		out.Ranks = append(out.Ranks, j.Ranks...)
+		out.Ranks, out.GPUErrors = append(out.Ranks, j.Ranks...), append(out.GPUErrors, j.GPUErrors...)
+		for _, note := range j.Notes {
+			if !slices.Contains(out.Notes, note) {
+				out.Notes = append(out.Notes, note)
+			}
+		}
 		// All of them asked the same store, and each knows the ranks of its own host.
 		if len(out.Waits) == 0 || known(j) > known(out) {
 			out.Waits = j.Waits

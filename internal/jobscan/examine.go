@@ -52,6 +52,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	first := readAll(ctx, &reader, j.Ranks)
 	before := usesOf(first)
 	dialed := portowner.Dialing(pidsOf(j.Ranks, first))
+	limited := limitsOf("/", j.Ranks)
 	var wg sync.WaitGroup
 	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
 	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
@@ -69,7 +70,9 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	}
 	second := readAll(ctx, &reader, j.Ranks)
 	after := usesOf(second)
-	dials := portowner.Dialing(pidsOf(j.Ranks, second))
+	pids := pidsOf(j.Ranks, second)
+	dials, listens := portowner.Dialing(pids), portowner.Listening(pids)
+	seen.Notes = append(slices.Clip(seen.Notes), limitsOf("/", j.Ranks).since(limited)...)
 	wg.Wait()
 	var now clocks
 	for i, r := range j.Ranks {
@@ -85,6 +88,11 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 		for _, addr := range dials[r.PID] {
 			if slices.Contains(dialed[r.PID], addr) && !slices.Contains(v.Dials, addr.String()) {
 				v.Dials = append(v.Dials, addr.String())
+			}
+		}
+		for _, addr := range listens[r.PID] {
+			for _, one := range onHost(addr) {
+				v.Listens = append(v.Listens, one.String())
 			}
 		}
 		if v.State == "" || v.State == "Z" {
@@ -116,6 +124,12 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	}
 	if addr := verdict.ProgramStore(seen.Ranks); addr != "" && addr != seen.Store {
 		seen.Store, seen.StoreTrouble = addr, storeTrouble(ctx, addr)
+	}
+	if seen.StoreTrouble == "" && len(seen.Waits) == 0 && verdict.Starting(seen.Ranks) {
+		seen.StoreTrouble = noStore(ctx, seen.Store, pids)
+	}
+	if slices.ContainsFunc(pids, func(pid int) bool { return usesGPU("/proc", pid) }) {
+		seen.GPUErrors = gpuErrors("/dev/kmsg", host, seen.Ranks)
 	}
 	return seen
 }

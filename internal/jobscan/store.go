@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/ctxdial"
+	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -70,6 +72,33 @@ func storeTrouble(ctx context.Context, addr string) string {
 		return "nothing listens there"
 	}
 	return ""
+}
+
+// noStore says who listens at the address of a store on this host and is no store, "" if that is not known. ranks are the processes of the job,
+// one of which may host it.
+func noStore(ctx context.Context, addr string, ranks []int) string {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return ""
+	}
+	local, remote := conn.LocalAddr(), conn.RemoteAddr()
+	_ = conn.Close()
+	here, ok := local.(*net.TCPAddr)
+	there, too := remote.(*net.TCPAddr)
+	if !ok || !too || !here.IP.Equal(there.IP) {
+		return "" // on another host
+	}
+	owner, found := portowner.Find(there.Port)
+	if !found || slices.Contains(ranks, owner.PID) || hasTorch(owner.PID) {
+		return ""
+	}
+	if client, err := tcpstore.Dial(ctx, addr); err == nil {
+		_ = client.Close()
+		return ""
+	}
+	return owner.String() + " listens there and is no store"
 }
 
 // askDebugServer asks the debug server of a rank for its flight recorder.

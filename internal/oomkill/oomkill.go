@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/cohort-dist/cohort/internal/cgroup"
 )
 
 // Count counts the kernel's kills in the cgroup of this process and below.
@@ -19,33 +21,10 @@ type Count struct {
 
 // New finds the cgroup. root is "/" but in tests.
 func New(root string) Count {
-	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup")) //nolint:gosec // a file of the kernel
-	if err != nil {
-		return Count{}
-	}
 	var m Count
-	for line := range strings.Lines(string(b)) {
-		f := strings.SplitN(strings.TrimSpace(line), ":", 3) // number:controllers:path
-		if len(f) != 3 {
-			continue
-		}
-		var dirs []string
-		events, limit := "memory.events", "memory.max"
-		switch {
-		case f[0] == "0" && f[1] == "":
-			dirs = []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"}
-		case strings.Contains(","+f[1]+",", ",memory,"):
-			dirs, events, limit = []string{"sys/fs/cgroup/memory"}, "memory.oom_control", "memory.limit_in_bytes"
-		}
-		for _, dir := range dirs {
-			// In a container the path is that of the host, and the container's own cgroup is mounted at the top.
-			for _, path := range []string{f[2], "/"} {
-				file := filepath.Join(root, dir, path, events)
-				if m.file == "" && kills(file) >= 0 {
-					m = Count{file: file, limitFile: filepath.Join(filepath.Dir(file), limit)}
-				}
-			}
-		}
+	names := map[bool][2]string{true: {"memory.events", "memory.max"}, false: {"memory.oom_control", "memory.limit_in_bytes"}}
+	if dir, v2 := cgroup.Dir(root, "self", "memory", func(v2 bool) string { return names[v2][0] }); dir != "" {
+		m.file, m.limitFile = filepath.Join(dir, names[v2][0]), filepath.Join(dir, names[v2][1])
 	}
 	m.before = max(0, kills(m.file))
 	return m

@@ -120,6 +120,22 @@ func Dialing(pids []int) map[int][]netip.AddrPort {
 	return all
 }
 
+// Listening returns the addresses that processes listen on, by process, as far as they are in the network namespace of this one.
+func Listening(pids []int) map[int][]netip.AddrPort {
+	addrs := map[string]netip.AddrPort{} // by inode
+	for addr, inode := range Listeners() {
+		addrs[inode] = addr
+	}
+	all := map[int][]netip.AddrPort{}
+	socketsOf(pids, func(pid int, inode string) bool {
+		if addr, found := addrs[inode]; found {
+			all[pid] = append(all[pid], addr)
+		}
+		return true
+	})
+	return all
+}
+
 func unmapped(addr netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }

@@ -203,3 +203,20 @@ func TestDialing(t *testing.T) {
 	}
 	t.Errorf("%v is not found: %v", want, Dialing([]int{ended.Process.Pid, os.Getpid()}))
 }
+
+// TestListening: the sockets that a process listens on are found, and no others.
+func TestListening(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	addr := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portOf(t, l.Addr())))
+	if all := Listening([]int{os.Getpid()}); !slices.Contains(all[os.Getpid()], addr) {
+		t.Errorf("%v is not in %v", addr, all)
+	}
+	if all := Listening([]int{1 << 30}); len(all) > 0 {
+		t.Errorf("of a process that does not exist: %v", all)
+	}
+}

@@ -21,3 +21,6 @@ func Dialing([]int) map[int][]netip.AddrPort { return nil }
 
 // Remote finds nothing here.
 func Remote(int, string) (netip.AddrPort, bool) { return netip.AddrPort{}, false }
+
+// Listening cannot tell on this platform.
+func Listening([]int) map[int][]netip.AddrPort { return nil }

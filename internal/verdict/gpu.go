@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/pystack"
 )
@@ -173,4 +175,43 @@ func (c *court) devices() (Verdict, bool) {
 		text += ", and " + c.waitIn(others)
 	}
 	return Verdict{Still: true, Sentence: text + ": perhaps hung; it may still compute, or be in a collective that not all ranks have entered."}, true
+}
+
+// broken: a GPU has failed, and ranks wait. The kernel knows more of it than the ranks.
+func (c *court) broken() (Verdict, bool) {
+	waiting := c.waiting()
+	i := slices.IndexFunc(c.job.GPUErrors, func(e GPUError) bool { return e.Fatal })
+	if i < 0 || len(waiting) == 0 {
+		return Verdict{}, false
+	}
+	e := c.job.GPUErrors[i] // the first: others may follow from it
+	v := Verdict{Sentence: fmt.Sprintf("The GPU %s of host %s has failed: %s (Xid %d%s)", e.Device, e.Host, e.Words, e.Number, ago(e.Age))}
+	if e.Rank >= 0 {
+		v.Culprits = []int{e.Rank}
+		v.Sentence += fmt.Sprintf(", in the process of rank %d", e.Rank)
+		waiting = slices.DeleteFunc(waiting, func(n int) bool { return n == e.Rank })
+	}
+	if len(waiting) > 0 {
+		v.Sentence += "; " + waits(waiting) + since(c.waited(waiting))
+	}
+	v.Sentence += "."
+	return v, true
+}
+
+// ago returns ", 94 s ago", or nothing for what was just now.
+func ago(d time.Duration) string {
+	if d < time.Second {
+		return ""
+	}
+	return ", " + strconv.FormatInt(int64(d.Seconds()), 10) + " s ago"
+}
+
+// logged lists what the kernel has logged of GPUs.
+func (c *court) logged() []string {
+	const most = 8
+	var out []string
+	for _, e := range c.job.GPUErrors[:min(len(c.job.GPUErrors), most)] {
+		out = append(out, fmt.Sprintf("the kernel of host %s has logged Xid %d of the GPU %s%s: %s", e.Host, e.Number, e.Device, ago(e.Age), e.Words))
+	}
+	return out
 }

@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"testing"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/pystack"
@@ -37,6 +38,9 @@ func TestGPU(t *testing.T) {
 		return frdump.Entry{Group: "0", Desc: "default_pg", Seq: seq, Backend: "nccl", Op: op, Open: open, Where: "train.py:35"}
 	}
 	six, five := map[string]int{"AllReduce": 6, "Broadcast": 0}, map[string]int{"AllReduce": 5, "Broadcast": 0}
+	lost := func(number, rank int, fatal bool) []GPUError {
+		return []GPUError{{Host: "b", Device: "0000:3b:00", Number: number, Words: "it has fallen off the bus", Fatal: fatal, Rank: rank, Age: 40 * time.Second}}
+	}
 	for name, c := range map[string]struct {
 		job         Job
 		want        string
@@ -109,6 +113,22 @@ func TestGPU(t *testing.T) {
 		"one in a collective, one on its GPU": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 60), synchronizes(1)}},
 			"Rank 1 waits for a GPU, in <module> (train.py:56), and rank 0 waits in barrier (train.py:60): perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", false, true,
+		},
+		"a GPU that is lost": {
+			Job{World: 3, Ranks: []Rank{synchronizes(0), synchronizes(1), synchronizes(2)}, GPUErrors: lost(79, 1, true)},
+			"The GPU 0000:3b:00 of host b has failed: it has fallen off the bus (Xid 79, 40 s ago), in the process of rank 1; ranks 0 and 2 wait.", true, false,
+		},
+		"a GPU that is lost, of nobody knows whom": {
+			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}, GPUErrors: lost(79, -1, true)},
+			"The GPU 0000:3b:00 of host b has failed: it has fallen off the bus (Xid 79, 40 s ago); ranks 0 and 1 wait.", true, false,
+		},
+		"an error that a GPU has survived": {
+			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}, GPUErrors: lost(63, -1, false)},
+			"Ranks 0 and 1 wait for a GPU, in <module> (train.py:56): perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", false, true,
+		},
+		"a GPU that is lost, and nobody waits": {
+			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 5), func(r *Rank) { r.Moved = true }), moves}, GPUErrors: lost(79, -1, true)},
+			"Not hung: ranks 0 and 1 are at work: rank 0 is in step (train.py:5), rank 1 is in loads (train.py:17), and no rank waits in torch.distributed.", false, false,
 		},
 		"all on their GPUs": {
 			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}},

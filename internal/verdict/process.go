@@ -102,10 +102,17 @@ func (c *court) unanswered(least int, where func(position) bool) (Verdict, bool)
 	if len(here) < least {
 		return Verdict{}, false
 	}
-	what := addr
+	v := Verdict{}
+	what, perhaps := addr, "nobody has this address, or the host there is overloaded"
 	if sameAddress(addr, c.job.Store) {
 		what = "the store at " + addr
 	}
-	return Verdict{Sentence: fmt.Sprintf("%s %s no answer from %s, in %s%s: a firewall is between them, or nobody has this address, or the host there is overloaded%s.",
-		name(here), verb(here, "get"), what, c.at[here[0]].where(), since(c.waited(here)), c.others(here...))}, true
+	if i := slices.IndexFunc(c.job.Ranks, func(r Rank) bool { return slices.Contains(r.Listens, addr) && !slices.Contains(here, r.Rank) }); i >= 0 {
+		rank := c.job.Ranks[i].Rank
+		v.Culprits = []int{rank}
+		what, perhaps = fmt.Sprintf("%s, where rank %d listens", what, rank), fmt.Sprintf("rank %d takes no connections", rank)
+	}
+	v.Sentence = fmt.Sprintf("%s %s no answer from %s, in %s%s: a firewall is between them, or %s%s.",
+		name(here), verb(here, "get"), what, c.at[here[0]].where(), since(c.waited(here)), perhaps, c.others(here...))
+	return v, true
 }

@@ -144,6 +144,11 @@ func TestProven(t *testing.T) {
 			Job{World: 3, Store: "10.0.0.1:29500", Ranks: []Rank{in(0, "all_reduce", "", 27), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.7:1", "10.0.0.1:33449"} })}},
 			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, in all_reduce (train.py:27): a firewall is between them, or nobody has this address, or the host there is overloaded; rank 0 waits.", nil,
 		},
+		"connections that a rank does not answer": {
+			Job{World: 3, Store: "10.0.0.1:29500", Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Listens = []string{"10.0.0.1:5", "10.0.0.1:33449"} }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} })}},
+			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 takes no connections; rank 0 waits.",
+			[]int{0},
+		},
 		"a store that does not answer": {
 			Job{World: 2, Store: "10.0.0.1:29500", Ranks: []Rank{edit(in(1, "init_process_group", "", 5), func(r *Rank) { r.Dials = []string{"10.0.0.1:29500"} })}},
 			"Rank 1 gets no answer from the store at 10.0.0.1:29500, in init_process_group (train.py:5): a firewall is between them, or nobody has this address, or the host there is overloaded.", nil,

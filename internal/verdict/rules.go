@@ -27,6 +27,7 @@ var stages = []stage{
 		{"strays", (*court).strays},
 	}},
 	{"processes: one that is gone, or cannot go on whatever the others do", []rule{
+		{"broken", (*court).broken},
 		{"gone", (*court).gone},
 		{"twice", (*court).twice},
 		{"unreachable", (*court).unreachable},

@@ -31,6 +31,7 @@ func TestOrder(t *testing.T) {
 	collective := pystack.Frame{Func: "barrier", File: c10d, Line: 1}
 	own := pystack.Frame{Func: "step", File: script, Line: 30}
 	dials := func(r Rank) Rank { return edit(r, func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} }) }
+	lost := []GPUError{{Host: "b", Device: "0000:3b:00", Number: 79, Words: "it has fallen off the bus", Fatal: true, Rank: 1, Age: 40 * time.Second}}
 	used := map[string]bool{}
 	for _, c := range []struct {
 		first, second string
@@ -42,6 +43,9 @@ func TestOrder(t *testing.T) {
 		{"stores", "unreachable", Job{World: 2, Store: "a:1", StoreTrouble: "nothing listens there", Ranks: []Rank{told(starts, 2, "a:1"), told(in(1, "init_process_group", "", 5), 2, "a:2")}}},
 		{"strays", "lacking", Job{World: 2, Local: true, Strays: []Stray{{Rank: 1, PID: 5, Store: "a:2"}}, Ranks: []Rank{starts}}},
 		{"numbers", "starting", Job{World: 2, Ranks: []Rank{in(0, "init_process_group", "rank=0 world_size=2", 5), in(1, "init_process_group", "rank=0 world_size=2", 5)}}},
+		// A GPU that has failed explains why its rank is gone, or stands still.
+		{"broken", "gone", Job{World: 2, GPUErrors: lost, Ranks: []Rank{waits, {Rank: 1, Gone: "was killed by SIGABRT"}}}},
+		{"broken", "kernel", Job{World: 2, GPUErrors: lost, Ranks: []Rank{waits, edit(late(), func(r *Rank) { r.Main.State = "D" })}}},
 		// A process that is gone or cannot go on explains what the records say of it.
 		{"gone", "recorders", Job{World: 3, Ranks: []Rank{open(waits, 4), {Rank: 1, Gone: "was killed by SIGKILL"}, open(in(2, "all_reduce", "", 27), 4)}}},
 		{"twice", "starting", Job{World: 3, Ranks: []Rank{starts, starts, at(1, "load", 12)}}},

@@ -85,6 +85,11 @@ func ProgramStore(ranks []Rank) string {
 	return addr
 }
 
+// Starting reports whether a rank sets up the group of all.
+func Starting(ranks []Rank) bool {
+	return slices.ContainsFunc(ranks, func(r Rank) bool { return locate(r).class == inInit })
+}
+
 // argument returns an argument of a call as Python writes it, "" if it is not known.
 func argument(f *pystack.Frame, name string) string {
 	for arg := range strings.FieldsSeq(f.Args) {

@@ -51,6 +51,8 @@ type Rank struct {
 	Line string
 	// Dials are the addresses that it tries to connect to and has had no answer from for some time.
 	Dials []string
+	// Listens are the addresses at which others reach it.
+	Listens []string
 	// Raised is the exception that it has printed last, "" if it has printed something else since, or none.
 	Raised string
 	// Ending says that its program has ended and the process has not.
@@ -93,6 +95,20 @@ type Stray struct {
 	Store string `json:"store"`
 }
 
+// GPUError is an error of a GPU that the kernel has logged since the job was started.
+type GPUError struct {
+	Host string
+	// Device is its PCI address, and Number that of the error: NVIDIA's Xid.
+	Device string
+	Number int
+	// Words say what the error means; Fatal that the GPU, or what ran on it, does not go on.
+	Words string
+	Fatal bool
+	// Rank is whose process it was, -1 if that is not known.
+	Rank int
+	Age  time.Duration
+}
+
 // Job is what was seen of a job.
 type Job struct {
 	// World is WORLD_SIZE; 0: not known. Local says that all ranks run on this host.
@@ -108,6 +124,8 @@ type Job struct {
 	NCCL []string
 	// Communicators are those of them whose ranks have started different collectives.
 	Communicators []Communicator
+	// GPUErrors are what the kernel has logged.
+	GPUErrors []GPUError
 	// Notes say what is not certain about the job, a line each.
 	Notes []string
 	// Taken is when it was seen; zero: not known.
@@ -138,7 +156,7 @@ func Judge(j Job) Verdict {
 	v := c.judge()
 	v.Places = c.places()
 	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() })
-	v.Proof = slices.Concat(v.Places, c.waits(), j.NCCL[:min(len(j.NCCL), maxNCCL)], j.Notes)
+	v.Proof = slices.Concat(v.Places, c.waits(), j.NCCL[:min(len(j.NCCL), maxNCCL)], c.logged(), j.Notes)
 	return v
 }
 

@@ -81,6 +81,17 @@ func TestWhyByHand(t *testing.T) {
 			byHand(t, torch, "127.0.0.1", port, 2, 1)
 			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: nothing listens there.*; rank 0, which hosts it unless a launcher does, does not run on this host\.$`)
 		})
+		t.Run("a port that something else has", func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = l.Close() }) // it takes connections and never says a word
+			_, number, _ := net.SplitHostPort(l.Addr().String())
+			port, _ := strconv.Atoi(number)
+			byHand(t, torch, "127.0.0.1", port, 2, 1)
+			why(t, l.Addr().String(), `^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: pid `+strconv.Itoa(os.Getpid())+` \(.*\) listens there and is no store.*; rank 0, which hosts it unless a launcher does, does not run on this host\.$`)
+		})
 		t.Run("a host that does not resolve", func(t *testing.T) {
 			needNames(t)
 			port := freeport.Get(t)

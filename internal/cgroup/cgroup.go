@@ -1,0 +1,121 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cgroup reads what limits a process: the memory and the processor time of its cgroup, of either version.
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Dir returns the folder of a controller in the cgroup of a process ("self" or its number) that has a file, and whether it is one of version 2;
+// "" if there is none. root is "/" but in tests.
+func Dir(root, pid, controller string, file func(v2 bool) string) (dir string, v2 bool) {
+	b, err := os.ReadFile(filepath.Join(root, "proc", pid, "cgroup")) //nolint:gosec // a file of the kernel
+	if err != nil {
+		return "", false
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3) // number:controllers:path
+		if len(f) != 3 {
+			continue
+		}
+		v2 := f[0] == "0" && f[1] == ""
+		tops := []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"}
+		switch {
+		case v2:
+		case strings.Contains(","+f[1]+",", ","+controller+","):
+			tops = []string{filepath.Join("sys/fs/cgroup", f[1]), filepath.Join("sys/fs/cgroup", controller)}
+		default:
+			continue
+		}
+		for _, top := range tops {
+			// In a container the path is that of the host, and the container's own cgroup is mounted at the top.
+			for _, path := range []string{f[2], "/"} {
+				dir := filepath.Join(root, top, path)
+				if _, err := os.Stat(filepath.Join(dir, file(v2))); err == nil {
+					return dir, v2
+				}
+			}
+		}
+	}
+	return "", false
+}
+
+// Memory is what a cgroup tells of its memory.
+type Memory struct {
+	Dir string // its folder; "" if it tells nothing
+	// Used is what its processes use and the kernel cannot take back, Limit how much they may; 0: not known, or no limit.
+	Used, Limit int64
+	// Kills is how many of its processes the kernel has killed for lack of memory since it was made.
+	Kills int64
+}
+
+// MemoryOf reads the memory of the cgroup of a process.
+func MemoryOf(root string, pid int) Memory {
+	dir, v2 := Dir(root, strconv.Itoa(pid), "memory", func(v2 bool) string { return pick(v2, "memory.events", "memory.oom_control") })
+	if dir == "" {
+		return Memory{}
+	}
+	m := Memory{Dir: dir, Used: number(dir, pick(v2, "memory.current", "memory.usage_in_bytes")), Limit: number(dir, pick(v2, "memory.max", "memory.limit_in_bytes"))}
+	m.Used = max(0, m.Used-field(dir, "memory.stat", pick(v2, "inactive_file", "total_inactive_file")))
+	m.Kills = field(dir, pick(v2, "memory.events", "memory.oom_control"), "oom_kill")
+	if m.Limit > 1<<60 { // version 1 has no other word for no limit
+		m.Limit = 0
+	}
+	return m
+}
+
+// Throttled is how long the processes of a cgroup had to wait because it had used up its processor time.
+type Throttled struct {
+	Dir  string // its folder; "" if it tells nothing
+	Time time.Duration
+}
+
+// ThrottledOf reads the throttling of the cgroup of a process.
+func ThrottledOf(root string, pid int) Throttled {
+	dir, v2 := Dir(root, strconv.Itoa(pid), "cpu", func(bool) string { return "cpu.stat" })
+	if dir == "" {
+		return Throttled{}
+	}
+	if v2 {
+		return Throttled{dir, time.Duration(field(dir, "cpu.stat", "throttled_usec")) * time.Microsecond}
+	}
+	return Throttled{dir, time.Duration(field(dir, "cpu.stat", "throttled_time"))}
+}
+
+func pick(v2 bool, two, one string) string {
+	if v2 {
+		return two
+	}
+	return one
+}
+
+// number reads a file with one number, 0 if there is none.
+func number(dir, file string) int64 {
+	b, err := os.ReadFile(filepath.Join(dir, file)) //nolint:gosec // a file of the kernel
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return max(0, n)
+}
+
+// field reads "name N" of a file, 0 if it is not there.
+func field(dir, file, name string) int64 {
+	b, err := os.ReadFile(filepath.Join(dir, file)) //nolint:gosec // a file of the kernel
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if value, found := strings.CutPrefix(line, name+" "); found {
+			n, _ := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+			return max(0, n)
+		}
+	}
+	return 0
+}

@@ -1,0 +1,46 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kernlog
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxRecord is the longest record that the kernel gives, and maxRecords bounds how many are read.
+	maxRecord, maxRecords = 8192, 1 << 16
+)
+
+// Read returns the records that the kernel's log holds, nil if they may not be read. name is "/dev/kmsg" but in tests.
+func Read(name string) []string {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var all []string
+	buf := make([]byte, maxRecord)
+	for len(all) < maxRecords {
+		n, err := unix.Read(fd, buf) // a record each time
+		switch {
+		case errors.Is(err, unix.EINTR) || errors.Is(err, unix.EPIPE): // it was overwritten: the next one comes
+			continue
+		case err != nil || n <= 0:
+			return all
+		}
+		all = append(all, string(buf[:n]))
+	}
+	return all
+}
+
+// SinceBoot returns the kernel's time, as it is in the records.
+func SinceBoot() (nanoseconds int64) {
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
+		return 0
+	}
+	return now.Nano()
+}
