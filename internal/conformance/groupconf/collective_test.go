@@ -15,44 +15,6 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// kinds are the groups that PyTorch's tests run each collective in.
-var kinds = []string{"world", "group", "full group"}
-
-// inGroups runs f in the world's group, in a group of ranks 1 and 2, and in a new group of all ranks. global is the rank that
-// a rank of the group has in the world.
-func inGroups(t *testing.T, f func(ctx context.Context, g *group.Group, global dist.Rank) error) {
-	t.Helper()
-	for _, kind := range kinds {
-		t.Run(kind, func(t *testing.T) {
-			run(t, func(ctx context.Context, world *group.Group) error {
-				g, err := member(ctx, world, kind)
-				if g == nil || err != nil {
-					return err
-				}
-				defer func() {
-					if g != world {
-						_ = g.Close()
-					}
-				}()
-				if err := f(ctx, g, world.Rank()); err != nil {
-					return err
-				}
-				return g.Barrier(ctx).Wait(ctx)
-			})
-		})
-	}
-}
-
-func member(ctx context.Context, world *group.Group, kind string) (*group.Group, error) {
-	switch kind {
-	case "group":
-		return world.NewGroup(ctx, []dist.Rank{1, 2})
-	case "full group":
-		return world.NewGroup(ctx, nil)
-	}
-	return world, nil
-}
-
 func broadcastOf[T tensor.Element](ctx context.Context, g *group.Group, v T) error {
 	for root, global := range g.GlobalRanks() {
 		var zero T

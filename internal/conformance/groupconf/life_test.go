@@ -7,21 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
-	"log/slog"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/filestore"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -153,8 +147,12 @@ func TestBarrierTimeout(t *testing.T) {
 		for _, transport := range []group.Transport{group.TCP, group.SharedMemory, group.Gloo} {
 			t.Run(kind+"/"+string(transport), func(t *testing.T) {
 				over := make(chan struct{})
+				var opts []group.Option
+				if kind == "world" {
+					opts = append(opts, group.WithTimeout(limit))
+				}
 				runOver(t, transport, worldSize, func(ctx context.Context, world *group.Group) error {
-					g, err := member(ctx, world, kind)
+					g, err := member(ctx, world, kind, group.WithTimeout(limit))
 					if g == nil || err != nil {
 						return err
 					}
@@ -166,14 +164,13 @@ func TestBarrierTimeout(t *testing.T) {
 						return nil
 					}
 					defer close(over)
-					g.SetTimeout(limit)
 					begin := time.Now()
 					err = g.Barrier(ctx).Wait(ctx)
 					if took := time.Since(begin); !errors.Is(err, dist.DeadlineExceeded) || ctx.Err() != nil || took < limit {
 						return fmt.Errorf("after %v: %w", took, err)
 					}
 					return nil
-				})
+				}, opts...)
 			})
 		}
 	}
@@ -322,19 +319,21 @@ func TestSubgroups(t *testing.T) {
 		if got, failure := group.AllGatherSlice(ctx, listed, []int64{int64(me)}); failure != nil || !slices.Equal(got, []int64{int64(me % 2), int64(me%2 + 2)}) {
 			return fmt.Errorf("%v, %w", got, failure)
 		}
-		for name, make := range map[string]func() (*group.Group, error){
-			"larger than the world": func() (*group.Group, error) { return world.NewSubgroups(ctx, 100) },
-			"does not divide":       func() (*group.Group, error) { return world.NewSubgroups(ctx, 3) },
-			"no such rank": func() (*group.Group, error) {
-				return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{0, 1}, {2, 99}})
+		for words, make := range map[string]func() (*group.Group, error){
+			"4 ranks cannot be cut into groups of 100": func() (*group.Group, error) { return world.NewSubgroups(ctx, 100) },
+			"4 ranks cannot be cut into groups of 3":   func() (*group.Group, error) { return world.NewSubgroups(ctx, 3) },
+			"rank 4: the group has ranks 0 to 3": func() (*group.Group, error) {
+				return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{0, 1}, {worldSize, 2}})
 			},
-			"negative rank": func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{-1, -2}}) },
-			"overlap": func() (*group.Group, error) {
+			": the group has ranks 0 to 3": func() (*group.Group, error) {
+				return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{-1, -2}, {-3, -4}})
+			},
+			"rank 1 is in two groups": func() (*group.Group, error) {
 				return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{0}, {1, 2}, {1, 3}})
 			},
 		} {
-			if _, err := make(); !errors.Is(err, dist.InvalidArgument) {
-				return fmt.Errorf("%s: %w", name, err)
+			if _, err := make(); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), words) {
+				return fmt.Errorf("%w, want a refusal: %s", err, words)
 			}
 		}
 		return errors.Join(world.Barrier(ctx).Wait(ctx), g.Close(), listed.Close())
@@ -398,74 +397,6 @@ func TestMissingRank(t *testing.T) {
 				t.Error(err)
 			}
 		})
-	}
-}
-
-// TestStoreTimeout: the timeout of a world is that of its store, which stands at the end of a get that nobody answers.
-func TestStoreTimeout(t *testing.T) {
-	for _, url := range []string{
-		"file://" + filepath.Join(t.TempDir(), "store"),
-		fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t)),
-	} {
-		w, err := cohort.Join(t.Context(), url, cohort.WithRank(0), cohort.WithWorldSize(1), cohort.WithTimeout(time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		begin := time.Now()
-		_, err = w.Store().Get(t.Context(), "nonexistent key")
-		if took := time.Since(begin); !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "timeout") || took < time.Second/2 || took > 5*time.Second {
-			t.Errorf("%s: after %v: %v", url, took, err)
-		}
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// TestLoggingInit: joining leaves the program's log alone.
-func TestLoggingInit(t *testing.T) {
-	logger, writer, flags := slog.Default(), log.Writer(), log.Flags()
-	vars := map[string]string{"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(freeport.Get(t))}
-	w, err := cohort.Join(t.Context(), "env://", cohort.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) { v, ok := vars[name]; return v, ok })))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Group(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Error(err)
-	}
-	if slog.Default() != logger || log.Writer() != writer || log.Flags() != flags {
-		t.Error("the program's log was changed")
-	}
-}
-
-// TestChoiceOfServer: a world that asks for one of PyTorch's two servers, in its URL or in the environment, has a TCP store under
-// the prefixes of its group, and the group works.
-func TestChoiceOfServer(t *testing.T) {
-	for _, choice := range []string{"0", "1"} {
-		port := strconv.Itoa(freeport.Get(t))
-		for url, env := range map[string]map[string]string{
-			"tcp://127.0.0.1:" + port + "?use_libuv=" + choice: nil,
-			"env://": {"USE_LIBUV": choice, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-		} {
-			w, err := cohort.Join(t.Context(), url, cohort.WithRank(0), cohort.WithWorldSize(1),
-				cohort.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) { v, ok := env[name]; return v, ok })))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, ok := store.UnderlyingNonPrefix(w.Store()).(*tcpstore.Client); !ok {
-				t.Errorf("%s: the store is a %T", url, store.UnderlyingNonPrefix(w.Store()))
-			}
-			g, err := w.Group(t.Context())
-			if err == nil {
-				err = g.Barrier(t.Context()).Wait(t.Context())
-			}
-			if err = errors.Join(err, w.Close()); err != nil {
-				t.Errorf("%s: %v", url, err)
-			}
-		}
 	}
 }
 

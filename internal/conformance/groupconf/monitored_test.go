@@ -40,14 +40,18 @@ func TestMonitoredBarrier(t *testing.T) {
 				if g.Rank() == 0 {
 					return names(err, "rank 1 did not reach the barrier")
 				}
-				// Told by rank 0, or by the connections that it has closed.
-				if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), fmt.Sprintf("rank %d reached the barrier", g.Rank())) && !strings.Contains(err.Error(), "rank 1 did not reach") {
-					return fmt.Errorf("rank %d passed or says nothing: %w", g.Rank(), err)
-				}
-				return nil
+				return told(ctx, g, err, "rank 1 did not reach")
 			})
 		})
 	}
+}
+
+// told checks that a rank at the barrier has learnt that it failed, from rank 0 or from the connections that rank 0 has closed.
+func told(ctx context.Context, g *group.Group, err error, words string) error {
+	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), fmt.Sprintf("rank %d reached the barrier", g.Rank())) && !strings.Contains(err.Error(), words) {
+		return fmt.Errorf("rank %d passed or says nothing: %w", g.Rank(), err)
+	}
+	return nil
 }
 
 // names checks that a barrier failed for lack of time and says what is wanted.
@@ -92,8 +96,8 @@ func alone(t *testing.T, comes func(rank int) bool, f func(ctx context.Context, 
 					defer close(over)
 					return f(ctx, g)
 				case comes(int(g.Rank())):
-					if err := g.MonitoredBarrier(ctx, group.WithTimeout(30*time.Second)); err == nil {
-						return errors.New("it passed")
+					if err := told(ctx, g, g.MonitoredBarrier(ctx, group.WithTimeout(30*time.Second)), "ranks 2 and 3 did not reach"); err != nil {
+						return err
 					}
 				}
 				<-over

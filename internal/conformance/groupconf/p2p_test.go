@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -16,35 +18,39 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// events counts the operations that a world reports, by kind, and their bytes.
+// events are the sizes of the operations that each rank of a world reports, by kind.
 type events struct {
 	mu struct {
 		sync.Mutex
-		count map[observe.Kind]int
-		bytes map[observe.Kind]int64
+		bytes map[dist.Rank]map[observe.Kind][]int64
 	}
 }
 
 func (e *events) hook() group.Option {
-	e.mu.count, e.mu.bytes = map[observe.Kind]int{}, map[observe.Kind]int64{}
+	e.mu.bytes = map[dist.Rank]map[observe.Kind][]int64{}
 	return group.WithHook(func(v observe.Event) {
-		if v.Phase != observe.End || v.Err != nil {
+		if v.Phase != observe.End || v.Err != nil || v.Dur < 0 {
 			return
 		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.mu.count[v.Kind]++
-		e.mu.bytes[v.Kind] += v.Bytes
+		if e.mu.bytes[v.Rank] == nil {
+			e.mu.bytes[v.Rank] = map[observe.Kind][]int64{}
+		}
+		e.mu.bytes[v.Rank][v.Kind] = append(e.mu.bytes[v.Rank][v.Kind], v.Bytes)
 	})
 }
 
-// want checks the number of events of a kind and their bytes.
-func (e *events) want(t *testing.T, kind observe.Kind, count int, bytes int64) {
+// want checks that each rank has reported one operation of a kind for each of the sizes that it should have, in any order.
+func (e *events) want(t *testing.T, kind observe.Kind, bytes func(rank int) []int64) {
 	t.Helper()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.mu.count[kind] != count || e.mu.bytes[kind] != bytes {
-		t.Errorf("%s: %d events with %d bytes, want %d with %d; all: %v", kind, e.mu.count[kind], e.mu.bytes[kind], count, bytes, e.mu.count)
+	for r := range worldSize {
+		got, want := slices.Sorted(slices.Values(e.mu.bytes[dist.Rank(r)][kind])), slices.Sorted(slices.Values(bytes(r)))
+		if !slices.Equal(got, want) {
+			t.Errorf("%s of rank %d: sizes %v, want %v; all: %v", kind, r, got, want, e.mu.bytes[dist.Rank(r)])
+		}
 	}
 }
 
@@ -60,59 +66,83 @@ func eachTransport(t *testing.T, f func(ctx context.Context, g *group.Group) err
 	}
 }
 
-// messages is what all ranks together send where each sends to each other one.
-const messages = worldSize * (worldSize - 1)
+// cubeBytes is the size of a cube of float32.
+func cubeBytes(size int) int64 { return 4 * int64(size*size*size) }
 
-// cubes is the size of the messages where rank r sends (r+1)^3 float32 to each other one.
-const cubes = 4 * (worldSize - 1) * (1 + 8 + 27 + 64)
-
+// TestSendRecv: each rank in turn sends to all others, which receive.
 func TestSendRecv(t *testing.T) {
 	eachTransport(t, func(ctx context.Context, g *group.Group) error {
-		return sendRecv(ctx, g, func(int) int { return 0 })
-	}, func(t *testing.T, e *events) {
-		t.Helper()
-		e.want(t, "group.send", messages, cubes)
-		e.want(t, "group.recv", messages, cubes)
-	})
-}
-
-func TestSendRecvWithTag(t *testing.T) {
-	eachTransport(t, func(ctx context.Context, g *group.Group) error {
-		return sendRecv(ctx, g, func(sender int) int { return sender })
-	}, func(t *testing.T, e *events) {
-		t.Helper()
-		e.want(t, "group.send", messages, cubes)
-		e.want(t, "group.recv", messages, cubes)
-	})
-}
-
-// sendRecv: each rank in turn sends to all others, which receive.
-func sendRecv(ctx context.Context, g *group.Group, tag func(sender int) int) error {
-	for src := range g.Size() {
-		if dist.Rank(src) != g.Rank() {
-			out := cube(src+1, float32(-1))
-			w := g.Recv(ctx, out, dist.Rank(src), tag(src))
-			if err := w.Wait(ctx); err != nil {
-				return err
-			}
-			if from, err := w.SourceRank(); from != dist.Rank(src) {
-				return fmt.Errorf("a message of rank %d has the source %d, %w", src, from, err)
-			}
-			if err := wantAll("received", out, float32(src)); err != nil {
-				return err
-			}
-			continue
-		}
-		for dst := range g.Size() {
-			if dst == src {
+		for src := range g.Size() {
+			if dist.Rank(src) != g.Rank() {
+				if err := recvCube(ctx, g, src+1, dist.Rank(src), 0); err != nil {
+					return err
+				}
 				continue
 			}
-			if err := g.Send(ctx, cube(src+1, float32(src)), dist.Rank(dst), tag(src)).Wait(ctx); err != nil {
-				return err
+			for dst := range g.Size() {
+				if dst == src {
+					continue
+				}
+				if err := g.Send(ctx, cube(src+1, float32(src)), dist.Rank(dst), 0).Wait(ctx); err != nil {
+					return err
+				}
 			}
 		}
+		return nil
+	}, func(t *testing.T, e *events) {
+		t.Helper()
+		e.want(t, "group.send", func(rank int) []int64 { return slices.Repeat([]int64{cubeBytes(rank + 1)}, worldSize-1) })
+		e.want(t, "group.recv", func(rank int) (sizes []int64) {
+			for src := range worldSize {
+				if src != rank {
+					sizes = append(sizes, cubeBytes(src+1))
+				}
+			}
+			return sizes
+		})
+	})
+}
+
+// recvCube receives a cube that has the rank of its sender in it.
+func recvCube(ctx context.Context, g *group.Group, size int, src dist.Rank, tag int) error {
+	out := cube(size, float32(-1))
+	w := g.Recv(ctx, out, src, tag)
+	if err := w.Wait(ctx); err != nil {
+		return err
 	}
-	return nil
+	if from, err := w.SourceRank(); from != src {
+		return fmt.Errorf("a message of rank %d has the source %d, %w", src, from, err)
+	}
+	return wantAll("received", out, float32(src), size, size, size)
+}
+
+// TestSendRecvWithTag: each rank in turn receives from all others, with their ranks as tags.
+func TestSendRecvWithTag(t *testing.T) {
+	const size = 10
+	eachTransport(t, func(ctx context.Context, g *group.Group) error {
+		for dst := range dist.Rank(g.Size()) {
+			if dst != g.Rank() {
+				if err := g.Send(ctx, cube(size, float32(g.Rank())), dst, int(g.Rank())).Wait(ctx); err != nil {
+					return err
+				}
+				continue
+			}
+			for src := range dist.Rank(g.Size()) {
+				if src == dst {
+					continue
+				}
+				if err := recvCube(ctx, g, size, src, int(src)); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}, func(t *testing.T, e *events) {
+		t.Helper()
+		each := func(int) []int64 { return slices.Repeat([]int64{cubeBytes(size)}, worldSize-1) }
+		e.want(t, "group.send", each)
+		e.want(t, "group.recv", each)
+	})
 }
 
 func TestSendRecvAnySource(t *testing.T) {
@@ -123,14 +153,14 @@ func TestSendRecvAnySource(t *testing.T) {
 		for turn := range g.Size() {
 			if dist.Rank(turn) != g.Rank() {
 				for range 2 {
-					if err := g.Send(ctx, full(float32(g.Rank()), size), dist.Rank(turn), 0).Wait(ctx); err != nil {
+					if err := g.Send(ctx, cube(size, float32(g.Rank())), dist.Rank(turn), 0).Wait(ctx); err != nil {
 						return err
 					}
 				}
 				continue
 			}
 			for range 2 * (g.Size() - 1) {
-				out := full(float32(-1), size)
+				out := cube(size, float32(-1))
 				w := g.RecvAny(ctx, out, 0)
 				if err := w.Wait(ctx); err != nil {
 					return err
@@ -150,8 +180,9 @@ func TestSendRecvAnySource(t *testing.T) {
 		return nil
 	}, func(t *testing.T, e *events) {
 		t.Helper()
-		e.want(t, "group.send", 2*messages, 2*messages*4*size)
-		e.want(t, "group.recv_any", 2*messages, 2*messages*4*size)
+		each := func(int) []int64 { return slices.Repeat([]int64{cubeBytes(size)}, 2*(worldSize-1)) }
+		e.want(t, "group.send", each)
+		e.want(t, "group.recv_any", each)
 		for r := range worldSize { // as much arrived from each as each has sent
 			if sources[r] != 2*(worldSize-1) {
 				t.Errorf("%d messages from rank %d", sources[r], r)
@@ -163,7 +194,6 @@ func TestSendRecvAnySource(t *testing.T) {
 
 // TestIsend: rank 0 has messages to all others under way at once.
 func TestIsend(t *testing.T) {
-	const bytes = 4 * (1 + 8 + 27)
 	eachTransport(t, func(ctx context.Context, g *group.Group) error {
 		if g.Rank() > 0 {
 			out := cube(int(g.Rank()), float32(-1))
@@ -184,8 +214,18 @@ func TestIsend(t *testing.T) {
 		return nil
 	}, func(t *testing.T, e *events) {
 		t.Helper()
-		e.want(t, "group.send", worldSize-1, bytes)
-		e.want(t, "group.recv", worldSize-1, bytes)
+		e.want(t, "group.send", func(rank int) []int64 {
+			if rank > 0 {
+				return nil
+			}
+			return []int64{cubeBytes(1), cubeBytes(2), cubeBytes(3)}
+		})
+		e.want(t, "group.recv", func(rank int) []int64 {
+			if rank == 0 {
+				return nil
+			}
+			return []int64{cubeBytes(rank)}
+		})
 	})
 }
 
@@ -283,14 +323,20 @@ func TestBatchTags(t *testing.T) { batch(t, func(sender int) int { return sender
 func TestBatchChecks(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		x, next := full(int64(0), 1), (g.Rank()+1)%dist.Rank(g.Size())
-		for name, op := range map[string]group.P2POp{
-			"a broadcast": {Op: group.OpBroadcast, Tensor: x, Peer: next},
-			"no tensor":   {Op: group.OpSend, Peer: next},
-			"oneself":     {Op: group.OpSend, Tensor: x, Peer: g.Rank()},
+		for words, op := range map[string]group.P2POp{
+			"a batch takes sends and receives": {Op: group.OpBroadcast, Tensor: x, Peer: next},
+			"no tensor":                        {Op: group.OpSend, Peer: next},
+			"is this rank itself":              {Op: group.OpSend, Tensor: x, Peer: g.Rank()},
 		} {
-			for _, w := range g.Batch(ctx, []group.P2POp{{Op: group.OpSend, Tensor: x, Peer: next}, op}) {
-				if err := w.Wait(ctx); !errors.Is(err, dist.InvalidArgument) {
-					return fmt.Errorf("%s: %w", name, err)
+			for _, list := range [][]group.P2POp{{op}, {{Op: group.OpSend, Tensor: x, Peer: next}, op}} {
+				works := g.Batch(ctx, list)
+				if len(works) == 0 {
+					return errors.New("nothing tells of the refusal")
+				}
+				for _, w := range works {
+					if err := w.Wait(ctx); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), words) {
+						return fmt.Errorf("%w, want a refusal: %s", err, words)
+					}
 				}
 			}
 		}
