@@ -117,8 +117,14 @@ func TestBoolReductions(t *testing.T) {
 			op       group.ReduceOp
 			in, want bool
 		}{
-			{group.Product, even, false}, {group.Product, true, true}, {group.Min, even, false}, {group.Min, true, true},
-			{group.Sum, even, true}, {group.Sum, true, true}, {group.Max, even, true}, {group.Max, false, false},
+			{group.Product, even, false},
+			{group.Product, true, true},
+			{group.Min, even, false},
+			{group.Min, true, true},
+			{group.Sum, even, true},
+			{group.Sum, true, true},
+			{group.Max, even, true},
+			{group.Max, false, false},
 		} {
 			x, y := full(c.in, 2), full(c.in, 2)
 			if err := group.WaitAll(ctx, g.AllReduce(ctx, x, c.op), g.Reduce(ctx, y, c.op, 0)); err != nil {
@@ -213,7 +219,7 @@ func hang(t *testing.T, transport group.Transport, all bool) {
 		}
 		defer func() { _ = g.Close() }()
 		x := full(float32(g.Rank()), 10)
-		if err := g.AllReduce(ctx, x, group.Sum).Wait(ctx); err != nil {
+		if err = g.AllReduce(ctx, x, group.Sum).Wait(ctx); err != nil {
 			return err
 		}
 		if g.Rank() != 0 {
