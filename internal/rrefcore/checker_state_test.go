@@ -75,7 +75,7 @@ func (m *Machine) clone() *Machine {
 	c.objects = make(map[ID]*object, len(m.objects))
 	for id, o := range m.objects {
 		oc := *o
-		oc.forks, oc.offers, oc.forkedAt, oc.open = maps.Clone(o.forks), maps.Clone(o.offers), maps.Clone(o.forkedAt), maps.Clone(o.open)
+		oc.forks, oc.offers, oc.open = maps.Clone(o.forks), maps.Clone(o.offers), maps.Clone(o.open)
 		c.objects[id] = &oc
 	}
 	c.handles, c.pins = make(map[ID]*handle, len(m.handles)), map[ID]*handle{}

@@ -87,7 +87,11 @@ func (m *Machine) encode(b *encoder) {
 		}
 		b.flags(o.valued, o.called, o.cancelled)
 		b.num(uint64(o.local))
-		b.lives(o.forks)
+		holders := map[ID]life{}
+		for id, f := range o.forks {
+			holders[id] = f.life
+		}
+		b.lives(holders)
 		b.lives(o.offers)
 	}
 	for _, id := range sortedKeys(m.handles) {

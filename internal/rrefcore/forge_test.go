@@ -68,7 +68,8 @@ func (s *state) stolen() bool {
 	}
 	byD := func(l life) bool { return l.worker == wD }
 	o := s.m[wO].objects[s.object]
-	return o != nil && (slices.ContainsFunc(slices.Collect(maps.Values(o.forks)), byD) || slices.ContainsFunc(slices.Collect(maps.Values(o.offers)), byD))
+	held := func(f fork) bool { return byD(f.life) }
+	return o != nil && (slices.ContainsFunc(slices.Collect(maps.Values(o.forks)), held) || slices.ContainsFunc(slices.Collect(maps.Values(o.offers)), byD))
 }
 
 // TestForger lets a Go worker that was given nothing make up any control message at any moment. It gets nothing, and takes

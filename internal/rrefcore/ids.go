@@ -4,7 +4,7 @@
 package rrefcore
 
 import (
-	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -24,7 +24,9 @@ type ID struct {
 
 // String writes the id as PyTorch does in its leak report.
 func (id ID) String() string {
-	return fmt.Sprintf("GloballyUniqueId(created_on=%d, local_id=%d)", id.On, id.N)
+	b := make([]byte, 0, 64) // not with fmt: every fetch has a name
+	b = append(strconv.AppendInt(append(b, "GloballyUniqueId(created_on="...), int64(id.On), 10), ", local_id="...)
+	return string(append(strconv.AppendUint(b, id.N, 10), ')'))
 }
 
 // Less orders ids, so that effects come out in the same order in every run.

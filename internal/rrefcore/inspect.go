@@ -90,7 +90,7 @@ func (m *Machine) Objects() []ObjectInfo {
 		o := m.objects[id]
 		info := ObjectInfo{ID: id, Age: m.now - o.since, Valued: o.valued, Called: o.called, Local: o.local}
 		for _, fork := range sortedKeys(o.forks) {
-			f := ForkInfo{Fork: fork, Holder: o.forks[fork].worker, Age: m.now - o.forkedAt[fork], Root: fork == o.root}
+			f := ForkInfo{Fork: fork, Holder: o.forks[fork].worker, Age: m.now - o.forks[fork].since, Root: fork == o.root}
 			if p := m.peers[f.Holder]; p != nil {
 				f.Silent = m.now - p.lease.heardAt
 			}

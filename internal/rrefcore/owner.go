@@ -16,26 +16,30 @@ type object struct {
 	// worker, has announced the object; the second until this worker hands a reference out.
 	creatorKey, ownKey Key
 	open               map[Worker]bool // Go workers that were registered without a key
-	forks              map[ID]life     // who holds which fork
-	offers             map[ID]life     // handed off to this worker by whom, not claimed by a decoded message yet
-	local              int             // uses by code of this worker
-	valued             bool            // the value or its error is there
-	called             bool            // the creating call has arrived
+	forks              map[ID]fork
+	offers             map[ID]life // handed off to this worker by whom, not claimed by a decoded message yet
+	local              int         // uses by code of this worker
+	valued             bool        // the value or its error is there
+	called             bool        // the creating call has arrived
 	cancelled          bool
 	since              Time
-	forkedAt           map[ID]Time
+}
+
+// fork is who holds a fork, and since when.
+type fork struct {
+	life
+	since Time
 }
 
 func (m *Machine) newObject(id, root ID) *object {
-	o := &object{id: id, root: root, forks: map[ID]life{}, offers: map[ID]life{}, since: m.now, forkedAt: map[ID]Time{}}
+	o := &object{id: id, root: root, forks: map[ID]fork{}, offers: map[ID]life{}, since: m.now}
 	m.objects[id] = o
 	return o
 }
 
-func (m *Machine) register(o *object, fork ID, holder life) {
-	if _, known := o.forks[fork]; !known {
-		o.forks[fork] = holder
-		o.forkedAt[fork] = m.now
+func (m *Machine) register(o *object, id ID, holder life) {
+	if _, known := o.forks[id]; !known {
+		o.forks[id] = fork{holder, m.now}
 	}
 }
 
@@ -241,7 +245,6 @@ func (m *Machine) deleteFork(p *peer, id, fork ID) {
 		return
 	}
 	delete(o.forks, fork)
-	delete(o.forkedAt, fork)
 	if fork == o.root && !o.called {
 		m.orphan(o, Cancelled)
 	}
@@ -277,9 +280,8 @@ func (m *Machine) dropForksOf(gone life, code Code) {
 		o := m.objects[id]
 		touched := false
 		for fork, holder := range o.forks {
-			if holder == gone {
+			if holder.life == gone {
 				delete(o.forks, fork)
-				delete(o.forkedAt, fork)
 				touched = true
 			}
 		}
