@@ -1,6 +1,6 @@
 # Copyright The cohort Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs random graphs: one JSON object per line in, one out. Each is run in float32 and in float64."""
+"""Runs random graphs: one JSON object per line in, one out. Each is run in its own type and in float64."""
 import json
 import sys
 
@@ -52,7 +52,7 @@ OPS = {
 def run(graph, dtype):
     leaves = []
     for leaf in graph["leaves"]:
-        t = torch.frombuffer(bytearray.fromhex(leaf["bits"]), dtype=torch.float32).reshape(leaf["shape"]).to(dtype)
+        t = torch.frombuffer(bytearray.fromhex(leaf["bits"]), dtype=torch.float32).reshape(leaf["shape"]).to(getattr(torch, graph["dtype"])).to(dtype)
         leaves.append(t.clone().requires_grad_(leaf["grad"]))
     regs = list(leaves)
     for step in graph["steps"]:
@@ -70,7 +70,7 @@ def flat(t):
 for line in sys.stdin:
     graph = json.loads(line)
     out = {}
-    for name, dtype in (("single", torch.float32), ("double", torch.float64)):
+    for name, dtype in (("single", getattr(torch, graph["dtype"])), ("double", torch.float64)):
         regs, leaves, loss = run(graph, dtype)
         out[name] = {
             "values": [flat(r) for r in regs],

@@ -35,6 +35,7 @@ type step struct {
 
 // graph is a random program over registers; the first ones are leaves. roots are registers with their weights in the loss.
 type graph struct {
+	DType  string   `json:"dtype"`
 	Leaves []leaf   `json:"leaves"`
 	Steps  []step   `json:"steps"`
 	Roots  [][2]any `json:"roots"`
@@ -112,8 +113,8 @@ type answer struct {
 }
 
 // generate makes a random graph; shapes follow from running it.
-func generate(r *rand.Rand) (*graph, []register) {
-	g := &graph{}
+func generate(r *rand.Rand, dt tensor.DType) (*graph, []register) {
+	g := &graph{DType: dt.String()}
 	var regs []register
 	names := make([]string, 0, len(ops))
 	for name := range ops {
@@ -133,7 +134,7 @@ func generate(r *rand.Rand) (*graph, []register) {
 			bits = append(bits, byte(b), byte(b>>8), byte(b>>16), byte(b>>24))
 		}
 		l.Bits = hex.EncodeToString(bits)
-		v := ag.Constant(tensor.Must(tensor.From(l.data, shape...)))
+		v := ag.Constant(ag.Constant(tensor.Must(tensor.From(l.data, shape...))).To(dt).Data())
 		if l.Grad {
 			v = ag.Parameter(v.Data())
 		}
@@ -179,7 +180,7 @@ func floats(t *testing.T, x *tensor.Tensor) []float64 {
 	if x == nil {
 		return nil
 	}
-	single, err := tensor.Copy[float32](x)
+	single, err := tensor.Copy[float32](ag.Constant(x).To(tensor.Float32).Data())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +193,7 @@ func floats(t *testing.T, x *tensor.Tensor) []float64 {
 
 // near compares with a run in float64: the error is at most four times PyTorch's own, or small against the largest element
 // of the run. (An element that cancels to 0 has no size of its own to compare with.)
-func near(got, torch, exact []float64, largest float64) bool {
+func near(got, torch, exact []float64, least float64) bool {
 	if len(got) != len(exact) || len(torch) != len(exact) {
 		return false
 	}
@@ -201,7 +202,7 @@ func near(got, torch, exact []float64, largest float64) bool {
 		ours = max(ours, math.Abs(got[i]-want))
 		theirs = max(theirs, math.Abs(torch[i]-want))
 	}
-	return ours <= max(4*theirs, 1e-5*largest)
+	return ours <= max(4*theirs, least)
 }
 
 func largest(lists [][]float64) float64 {
@@ -216,58 +217,74 @@ func largest(lists [][]float64) float64 {
 
 // TestRandomGraphs runs random graphs here and in PyTorch and compares structure, values and gradients.
 func TestRandomGraphs(t *testing.T) {
+	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) { randomGraphs(t, torch, tensor.Float32, 1e-5, 400) })
+}
+
+// TestRandomHalfGraphs is TestRandomGraphs in types of half precision, with a rounding error or two instead of 1e-5.
+func TestRandomHalfGraphs(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		p := torch.Start(t, torchtest.Script{Source: graphScript})
-		r := rand.New(rand.NewPCG(7, 8))
-		used := map[string]int{}
-		for seed := range 400 {
-			g, regs := generate(r)
-			text, err := json.Marshal(g)
-			if err != nil {
-				t.Fatal(err)
-			}
-			p.Send(t, string(text))
-			var want answer
-			if err := json.Unmarshal([]byte(p.Line(t)), &want); err != nil {
-				t.Fatalf("graph %d: %v\n%s", seed, err, text)
-			}
-			loss := ag.Constant(tensor.Must(tensor.Full(tensor.Float32, 0.0)))
-			for _, root := range g.Roots {
-				i, _ := root[0].(int)
-				w, _ := root[1].(float64)
-				loss = loss.Add(regs[i].Sum().Scale(w))
-			}
-			if loss.RequiresGrad() {
-				if err := loss.Backward(t.Context()); err != nil {
-					t.Fatalf("graph %d: %v\n%s", seed, err, text)
-				}
-			}
-			for i, v := range regs {
-				if !slices.Equal(v.Shape(), want.Shapes[i]) || v.RequiresGrad() != want.Requires[i] || v.IsLeaf() != want.Leaf[i] {
-					t.Errorf("graph %d register %d: shape %v requires %v leaf %v, PyTorch %v %v %v\n%s", seed, i,
-						v.Shape(), v.RequiresGrad(), v.IsLeaf(), want.Shapes[i], want.Requires[i], want.Leaf[i], text)
-				}
-				if got := floats(t, v.Data()); !near(got, want.Single.Values[i], want.Double.Values[i], largest(want.Double.Values)) {
-					t.Errorf("graph %d register %d:\n%v\nPyTorch\n%v\nfloat64\n%v\n%s", seed, i, got, want.Single.Values[i], want.Double.Values[i], text)
-				}
-			}
-			for i := range g.Leaves {
-				got, double := floats(t, regs[i].Grad()), want.Double.Grads[i]
-				if (got == nil) != (double == nil) || got != nil && !near(got, want.Single.Grads[i], double, largest(want.Double.Grads)) {
-					t.Errorf("graph %d gradient of leaf %d:\n%v\nPyTorch\n%v\nfloat64\n%v\n%s", seed, i, got, want.Single.Grads[i], double, text)
-				}
-			}
-			for _, s := range g.Steps {
-				used[s.Op]++
-			}
-			if t.Failed() {
-				return
-			}
+		if torch == torchtest.V113 {
+			torch.NotApplicable(t, "computes few functions in half types without a GPU")
 		}
-		for name := range ops {
-			if used[name] < 5 {
-				t.Errorf("%s was used %d times only", name, used[name])
-			}
+		for dt, least := range map[tensor.DType]float64{tensor.Float16: 0x1p-10, tensor.BFloat16: 0x1p-7} {
+			t.Run(dt.String(), func(t *testing.T) { randomGraphs(t, torch, dt, least, 400) })
 		}
 	})
+}
+
+// randomGraphs runs graphs in a type; what is smaller than a part of the largest element is no error.
+func randomGraphs(t *testing.T, torch *torchtest.Torch, dt tensor.DType, least float64, graphs int) {
+	t.Helper()
+	p := torch.Start(t, torchtest.Script{Source: graphScript})
+	r := rand.New(rand.NewPCG(7, 8))
+	used := map[string]int{}
+	for seed := range graphs {
+		g, regs := generate(r, dt)
+		text, err := json.Marshal(g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Send(t, string(text))
+		var want answer
+		if err := json.Unmarshal([]byte(p.Line(t)), &want); err != nil {
+			t.Fatalf("graph %d: %v\n%s", seed, err, text)
+		}
+		loss := ag.Constant(tensor.Must(tensor.Full(dt, 0.0)))
+		for _, root := range g.Roots {
+			i, _ := root[0].(int)
+			w, _ := root[1].(float64)
+			loss = loss.Add(regs[i].Sum().Scale(w))
+		}
+		if loss.RequiresGrad() {
+			if err := loss.Backward(t.Context()); err != nil {
+				t.Fatalf("graph %d: %v\n%s", seed, err, text)
+			}
+		}
+		for i, v := range regs {
+			if !slices.Equal(v.Shape(), want.Shapes[i]) || v.RequiresGrad() != want.Requires[i] || v.IsLeaf() != want.Leaf[i] {
+				t.Errorf("graph %d register %d: shape %v requires %v leaf %v, PyTorch %v %v %v\n%s", seed, i,
+					v.Shape(), v.RequiresGrad(), v.IsLeaf(), want.Shapes[i], want.Requires[i], want.Leaf[i], text)
+			}
+			if got := floats(t, v.Data()); !near(got, want.Single.Values[i], want.Double.Values[i], least*largest(want.Double.Values)) {
+				t.Errorf("graph %d register %d:\n%v\nPyTorch\n%v\nfloat64\n%v\n%s", seed, i, got, want.Single.Values[i], want.Double.Values[i], text)
+			}
+		}
+		for i := range g.Leaves {
+			got, double := floats(t, regs[i].Grad()), want.Double.Grads[i]
+			if (got == nil) != (double == nil) || got != nil && !near(got, want.Single.Grads[i], double, least*largest(want.Double.Grads)) {
+				t.Errorf("graph %d gradient of leaf %d:\n%v\nPyTorch\n%v\nfloat64\n%v\n%s", seed, i, got, want.Single.Grads[i], double, text)
+			}
+		}
+		for _, s := range g.Steps {
+			used[s.Op]++
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	for name := range ops {
+		if used[name] < 5 {
+			t.Errorf("%s was used %d times only", name, used[name])
+		}
+	}
 }

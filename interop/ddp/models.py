@@ -28,7 +28,7 @@ def numbers(seed, *shape):
 def part(p, width):
     t = TYPES[p["type"]]
     if p["kind"] == "batchnorm":
-        m = torch.nn.BatchNorm1d(width)
+        m = torch.nn.BatchNorm1d(width, dtype=t)
     elif p["kind"] == "layernorm":
         m = torch.nn.LayerNorm(width, dtype=t)
     else:
