@@ -335,6 +335,7 @@ func embeddingGrad[T blas.Float](grad, weight, ids *tensor.Tensor, padding int) 
 // NormStats is what the gradient of a layer norm needs: the normalised input and the inverse deviation of every row.
 type NormStats struct {
 	Normal *tensor.Tensor
+	exact  *tensor.Tensor // Normal before it is rounded to a half type: the gradient subtracts numbers that are nearly equal
 	rstd   []float64
 }
 
@@ -384,7 +385,12 @@ func layerNorm[T blas.Float](t *tensor.Tensor, dims int, eps float64) (*NormStat
 		}
 		s.rstd = append(s.rstd, r)
 	}
-	s.Normal, err = finishFloats("layer norm", out, shape, t.DType())
+	if s.Normal, err = finishFloats("layer norm", out, shape, t.DType()); err != nil {
+		return nil, err
+	}
+	if s.exact = s.Normal; t.DType() != ComputeType(t.DType()) {
+		s.exact, err = finishFloats("layer norm", out, shape, ComputeType(t.DType()))
+	}
 	return s, err
 }
 
@@ -410,7 +416,7 @@ func normGrad[T blas.Float](s *NormStats, grad *tensor.Tensor, dims int) (*tenso
 	if err != nil {
 		return nil, err
 	}
-	y, err := floats[T]("layer norm", s.Normal)
+	y, err := floats[T]("layer norm", s.exact)
 	if err != nil {
 		return nil, err
 	}

@@ -232,6 +232,28 @@ func TestConstantRows(t *testing.T) {
 	}
 }
 
+// TestHalfNormGradient: the sum of a normalised row is 0 whatever the row is, so its gradient is too, but for what float32 rounds.
+func TestHalfNormGradient(t *testing.T) {
+	t.Parallel()
+	for _, dt := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
+		row, err := Convert(of([]float32{0.001, 0.0021, 0.0043, 0.017}), dt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := LayerNorm(row, 1, 1e-10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		grad, err := s.Grad(tensor.Must(tensor.Full(dt, 1.0, 4)), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if most, err := Norm(grad, math.Inf(1)); err != nil || most > 1e-3 {
+			t.Errorf("the gradient in %v is %v, %v", dt, grad, err)
+		}
+	}
+}
+
 func TestNorm(t *testing.T) {
 	t.Parallel()
 	for p, want := range map[float64]float64{2: 5, 1: 7, math.Inf(1): 4} {
