@@ -68,7 +68,7 @@ func (c *court) atWork(moving []int) string {
 	case p.op != "" || p.own != "":
 		text += ", and no rank waits in torch.distributed"
 	}
-	return text + c.ended() + "."
+	return text + c.slowest() + c.ended() + "."
 }
 
 // ended says which ranks have ended, or do not run.
