@@ -122,7 +122,7 @@ func (c collection) take() *Evidence {
 func storeWaits(server *tcpstore.Server, ranks map[int]int) []StoreWait {
 	stats := server.Stats()
 	var waits []StoreWait
-	for _, w := range jobscan.Waiters(stats, ranks) {
+	for _, w := range jobscan.Waiters(stats, server.Port(), ranks) {
 		waits = append(waits, StoreWait{Key: w.Key, Rank: dist.Rank(w.Rank), Since: stats.Time.Add(-w.Age)})
 	}
 	return waits

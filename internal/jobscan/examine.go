@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -259,14 +260,16 @@ func StoreWaits(ctx context.Context, addr string, ranks map[int]int) []verdict.W
 	if err != nil {
 		return nil
 	}
-	return Waiters(stats, ranks)
+	_, port, _ := net.SplitHostPort(client.Addr())
+	server, _ := strconv.Atoi(port)
+	return Waiters(stats, server, ranks)
 }
 
 // maxWaiters bounds the waits of a store that are looked at.
 const maxWaiters = 256
 
-// Waiters tells the ranks of those who wait for keys of a store. ranks are the processes that are known.
-func Waiters(stats tcpstore.Stats, ranks map[int]int) []verdict.Wait {
+// Waiters tells the ranks of those who wait for keys of a store. server is its port, and ranks are the processes that are known.
+func Waiters(stats tcpstore.Stats, server int, ranks map[int]int) []verdict.Wait {
 	rows := stats.Waits[:min(len(stats.Waits), maxWaiters)]
 	clients := make([]netip.AddrPort, len(rows))
 	for i, w := range rows {
@@ -274,7 +277,7 @@ func Waiters(stats tcpstore.Stats, ranks map[int]int) []verdict.Wait {
 			clients[i] = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 		}
 	}
-	owners := portowner.Clients(slices.DeleteFunc(slices.Clone(clients), func(a netip.AddrPort) bool { return !a.IsValid() }))
+	owners := portowner.Clients(server, slices.DeleteFunc(slices.Clone(clients), func(a netip.AddrPort) bool { return !a.IsValid() }))
 	var waits []verdict.Wait
 	for i, w := range rows {
 		wait := verdict.Wait{Key: w.Key, Rank: -1, Age: stats.Time.Sub(w.Since)}

@@ -68,19 +68,14 @@ func readListeners() map[netip.AddrPort]string {
 	return all
 }
 
-// Clients returns the processes on this machine whose ends of connections have the given addresses, as far as it can
-// tell.
-func Clients(addrs []netip.AddrPort) map[netip.AddrPort]Owner {
+// Clients returns the processes on this machine whose ends of connections to a server have the given addresses, as far as it can tell. The
+// server's port is needed: one process may use an address for its connection to this server, and another one for one elsewhere.
+func Clients(server int, addrs []netip.AddrPort) map[netip.AddrPort]Owner {
 	wanted := map[netip.AddrPort]bool{}
 	for _, addr := range addrs {
 		wanted[unmapped(addr)] = true
 	}
-	inodes := map[string]netip.AddrPort{}
-	eachSocket("/proc/net", func(s socket) {
-		if s.state == stateEstablished && wanted[s.local] {
-			inodes[s.inode] = s.local
-		}
-	})
+	inodes := clientSockets(server, wanted)
 	owners := map[netip.AddrPort]Owner{}
 	if len(inodes) == 0 {
 		return owners
@@ -93,6 +88,17 @@ func Clients(addrs []netip.AddrPort) map[netip.AddrPort]Owner {
 		return len(inodes) > 0
 	})
 	return owners
+}
+
+// clientSockets returns the sockets of connections to a server whose addresses are wanted.
+func clientSockets(server int, wanted map[netip.AddrPort]bool) map[string]netip.AddrPort {
+	inodes := map[string]netip.AddrPort{}
+	eachSocket("/proc/net", func(s socket) {
+		if s.state == stateEstablished && wanted[s.local] && int(s.remote.Port()) == server {
+			inodes[s.inode] = s.local
+		}
+	})
+	return inodes
 }
 
 // Dialing returns the addresses that processes in one network namespace try to connect to and have had no answer from, by process.

@@ -11,7 +11,7 @@ import "net/netip"
 func Find(int) (Owner, bool) { return Owner{}, false }
 
 // Clients cannot tell on this platform.
-func Clients([]netip.AddrPort) map[netip.AddrPort]Owner { return nil }
+func Clients(int, []netip.AddrPort) map[netip.AddrPort]Owner { return nil }
 
 // Listeners cannot tell on this platform.
 func Listeners() map[netip.AddrPort]string { return nil }

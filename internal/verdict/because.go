@@ -21,6 +21,8 @@ func (c *court) because(rank int) string {
 		text = ", for a data loader worker that has died"
 	case len(r.Children) > 0:
 		text = childWords(r.Children)
+	case r.LostChildren && r.Main != nil && slices.ContainsFunc(r.Main.Frames, func(f pystack.Frame) bool { return strings.Contains(f.File, "/multiprocessing/") }):
+		text = ", and a process that it had started has ended"
 	}
 	if i := slices.IndexFunc(c.job.Waits, func(w Wait) bool { return w.Rank == rank && w.Age >= time.Second }); i >= 0 {
 		text += ", for the key " + c.job.Waits[i].Key + " of the store, which nobody has set"

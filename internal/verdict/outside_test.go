@@ -14,6 +14,22 @@ import (
 func TestSentencesOutside(t *testing.T) {
 	t.Parallel()
 	wantSentences(t, map[string]sentence{
+		"a connection that nobody answers": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) {
+				r.Main.Kernel, r.Object, r.Dials = "wait_woken", "10.0.0.5:443", []string{"10.0.0.5:443"}
+			})}},
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), connecting to 10.0.0.5:443; rank 0 waits.",
+		},
+		"a connection that is read, beside one that nobody answers": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) {
+				r.Main.Kernel, r.Object, r.Dials = "wait_woken", "10.0.0.5:443", []string{"10.0.0.6:443"}
+			})}},
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), reading from 10.0.0.5:443; rank 0 waits.",
+		},
+		"a queue that nobody fills any more": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.11/multiprocessing/queues.py", Line: 9}, pystack.Frame{Func: "load", File: script, Line: 12}), func(r *Rank) { r.LostChildren = true })}},
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Queue.get of queues.py, and a process that it had started has ended; rank 0 waits.",
+		},
 		"nobody waits": {
 			Job{World: 3, Ranks: []Rank{at(0, "save", 14), at(1, "load_batch", 12), at(2, "load_batch", 12)}},
 			"No rank waits in torch.distributed: rank 0 is in save (train.py:14); ranks 1 and 2 are in load_batch (train.py:12).",

@@ -94,7 +94,11 @@ func locate(r Rank) position {
 	p := locateFrames(r.Main.Frames)
 	p.gpu = onGPU(r)
 	if p.class == inProgram {
-		p.how, p.lock = manner(r.Main, r.Object)
+		main := *r.Main
+		if slices.Contains(r.Dials, r.Object) { // the kernel's function is the same for reading
+			main.Kernel = "inet_wait_for_connect"
+		}
+		p.how, p.lock = manner(&main, r.Object)
 		if p.how == "" && p.lock && lockLine.MatchString(r.Line) {
 			p.how = "waiting for a lock"
 		}

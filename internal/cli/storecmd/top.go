@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -221,7 +223,12 @@ func (a *app) top(ctx context.Context, flags command.StoreFlags, once bool, ever
 		return command.Explain(ctx, err)
 	}
 	defer func() { _ = client.Close() }()
-	s := &sampler{client: client, timeout: flags.Timeout, raw: flags.Raw, names: namer{find: portowner.Clients}}
+	_, port, _ := net.SplitHostPort(client.Addr())
+	server, _ := strconv.Atoi(port)
+	find := func(addrs []netip.AddrPort) map[netip.AddrPort]portowner.Owner {
+		return portowner.Clients(server, addrs)
+	}
+	s := &sampler{client: client, timeout: flags.Timeout, raw: flags.Raw, names: namer{find: find}}
 	style := tui.StyleFor(a.Out, a.Getenv)
 	if !once && !a.JSON && tui.IsTerminal(a.Out) && a.Getenv("TERM") != "dumb" {
 		return command.Explain(ctx, a.liveTop(ctx, s, every, style))
