@@ -75,7 +75,10 @@ func (a *attempt) asJob() jobscan.Job {
 // stands takes what the watch found.
 func (a *attempt) stands(h *hangwatch.Hang) {
 	says := "the job has been hanging for %s: %s"
-	if !h.Sure {
+	switch {
+	case h.Ran:
+		says = "the job may hang, it has been at the same place for %s whenever it was looked at: %s"
+	case !h.Sure:
 		says = "the job may hang, nothing has moved for %s: %s"
 	}
 	a.job.screen.say(says, h.Since.Round(time.Second), h.Verdict.Sentence)

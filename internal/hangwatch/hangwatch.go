@@ -40,7 +40,8 @@ type Look struct {
 // Hang is a job that hangs.
 type Hang struct {
 	Since   time.Duration // how long nothing has moved, at least
-	Sure    bool          // false: GPUs may still compute
+	Sure    bool          // false: GPUs may still compute, or it ran
+	Ran     bool          // all ranks have run in that time, though they were at the same place whenever they were looked at
 	Verdict verdict.Verdict
 	Seen    verdict.Job
 }
@@ -159,6 +160,8 @@ func (w *Watch) repeated(l Look) *Hang {
 // tell tells the hang. One that is not sure is looked at once more after as much time again.
 func (w *Watch) tell(l Look, sure bool) *Hang {
 	stood, first := l.At-w.from, w.due == w.timeout
+	ran := lively(l.Seen, stood)
+	sure = sure && !ran
 	w.due = 2 * stood
 	if sure {
 		w.due = 0
@@ -166,7 +169,13 @@ func (w *Watch) tell(l Look, sure bool) *Hang {
 	if !sure && !first {
 		return nil
 	}
-	return &Hang{Since: stood, Sure: sure, Verdict: verdict.Judge(l.Seen), Seen: l.Seen}
+	return &Hang{Since: stood, Sure: sure, Ran: ran, Verdict: verdict.Judge(l.Seen), Seen: l.Seen}
+}
+
+// lively reports whether all ranks have run while the job seemed to stand still. They may look for something again and again, or the job works
+// and is mostly found in the same line, where it waits for data, for instance. In a collective that does not end nothing runs.
+func lively(seen verdict.Job, stood time.Duration) bool {
+	return len(seen.Ranks) > 0 && !slices.ContainsFunc(seen.Ranks, func(r verdict.Rank) bool { return r.Idle == 0 || r.Idle > stood/2 })
 }
 
 // compared judges a job that was looked at twice. It is sure that the job hangs if its flight recorders have come no further, or if there

@@ -30,6 +30,8 @@ type simulated struct {
 	// gpu says that both ranks wait for GPUs, and seq how far their recorders have come; 0: there are none.
 	gpu bool
 	seq func(time.Duration) int
+	// idle is how long the main threads have not run; nil: not known.
+	idle func(rank int, now time.Duration) time.Duration
 	// glance and full are how long looks take.
 	glance, full time.Duration
 }
@@ -57,6 +59,9 @@ func (j *simulated) seen(first, second time.Duration) verdict.Job {
 		for _, r := range []*verdict.Rank{&zero, &one} {
 			r.Dump = &frdump.Dump{Entries: []frdump.Entry{{Group: "0", Desc: "default_pg", Seq: j.seq(second), Backend: "nccl", Op: "all_reduce", Open: true}}}
 		}
+	}
+	if j.idle != nil {
+		zero.Idle, one.Idle = j.idle(0, second), j.idle(1, second)
 	}
 	if j.busy != nil && j.busy(second) {
 		one.State, one.Moved = "R", true
@@ -144,9 +149,21 @@ func TestScenarios(t *testing.T) {
 			want: "90 sure, 290 sure",
 		},
 		"a hang that is killed, and the next attempt hangs": {job: simulated{step: stands, place: line}, restart: true, want: "90 sure, 180 sure, 270 sure, 360 sure, 450 sure, 540 sure, 630 sure, 720 sure, 810 sure"},
-		"GPUs, and nothing tells":                           {job: simulated{step: stands, place: line, gpu: true}, want: "90"},
-		"GPUs, and recorders stand still":                   {job: simulated{step: stands, place: line, gpu: true, seq: func(time.Duration) int { return 7 }, full: s}, want: "91 sure"},
-		"GPUs, and recorders go on":                         {job: simulated{step: stands, place: line, gpu: true, seq: every(2 * s), full: s}},
+		"a job that is always found where it waits for data": {
+			job:  simulated{step: stands, place: line, idle: func(int, time.Duration) time.Duration { return 200 * time.Millisecond }},
+			want: "90",
+		},
+		"a hang beside a rank that looks again and again": {
+			job:  simulated{step: stands, place: line, idle: func(rank int, now time.Duration) time.Duration { return max(s, now*time.Duration(1-rank)) }},
+			want: "90 sure",
+		},
+		"a job that waits for data and then hangs": {
+			job:  simulated{step: stands, place: line, idle: func(_ int, now time.Duration) time.Duration { return max(s, now-100*s) }},
+			want: "90, 330 sure",
+		},
+		"GPUs, and nothing tells":         {job: simulated{step: stands, place: line, gpu: true}, want: "90"},
+		"GPUs, and recorders stand still": {job: simulated{step: stands, place: line, gpu: true, seq: func(time.Duration) int { return 7 }, full: s}, want: "91 sure"},
+		"GPUs, and recorders go on":       {job: simulated{step: stands, place: line, gpu: true, seq: every(2 * s), full: s}},
 		"GPUs, and recorders answer late": {
 			job:  simulated{step: stands, place: line, gpu: true, full: s, seq: func(t time.Duration) int { return min(int(t/(150*s)), 1) }},
 			want: "91, 182 sure",

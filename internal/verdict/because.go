@@ -61,7 +61,7 @@ func threadWords(r *Rank, p position) string {
 	case strings.HasSuffix(p.how, "Queue.get of queue.py"):
 		return ", and it has no other thread that could fill the queue"
 	case p.how == "waiting for a lock":
-		return ", and it has no other thread that could release it: perhaps it holds the lock itself"
+		return ", and it has no other thread that could release it: perhaps it holds the lock itself, or another process does"
 	}
 	return ""
 }

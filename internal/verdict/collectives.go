@@ -21,6 +21,9 @@ func (c *court) missing() (Verdict, bool) {
 		if v, found := c.oneSided(here, late); found {
 			return v, true
 		}
+		if v, found := c.betweenLate(late); found {
+			return v, true
+		}
 		what := "not reached " + c.at[here[0]].where()
 		if ofSome(c.at[here[0]].op, c.rank(here[0]).Line) && (len(late) > 1 || c.job.World > 2) {
 			what += ", which only those in its group have to"
@@ -47,6 +50,18 @@ func (c *court) missing() (Verdict, bool) {
 		return c.late(late, what+c.at[work[0]].where(), work), true
 	}
 	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
+}
+
+// betweenLate: all that have not come wait for messages of each other, and one of these does not find its receiver.
+func (c *court) betweenLate(late []int) (Verdict, bool) {
+	if slices.ContainsFunc(late, func(n int) bool { return c.at[n].class != inMessage || c.rank(n).Moved }) {
+		return Verdict{}, false
+	}
+	v, found := c.unmatched()
+	if text, whole := strings.CutSuffix(v.Sentence, "."); whole {
+		v.Sentence = text + c.others(late...) + "."
+	}
+	return v, found
 }
 
 // leaves are the collectives from which a rank may be gone before all others have come: only their root waits for all, or all for

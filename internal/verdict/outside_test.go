@@ -102,7 +102,7 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"its own lock": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "save", 12), func(r *Rank) { r.Line = "with self.mu:" })}},
-			"Rank 1 has not reached all_reduce (train.py:27); it is in save (train.py:12), waiting for a lock, and it has no other thread that could release it: perhaps it holds the lock itself; rank 0 waits.",
+			"Rank 1 has not reached all_reduce (train.py:27); it is in save (train.py:12), waiting for a lock, and it has no other thread that could release it: perhaps it holds the lock itself, or another process does; rank 0 waits.",
 		},
 		"a rank whose program has ended": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1), func(r *Rank) { r.Ending = true })}},

@@ -115,6 +115,11 @@ func TestProven(t *testing.T) {
 			})}},
 			"Rank 2 waits for the store, in finish (train.py:30): probably for a key that nobody has set; rank 1 is not running.", nil,
 		},
+		"a message with another tag, beside a barrier": {
+			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1 tag=3", 30), in(1, "recv", "src=0 tag=4", 31), in(2, "barrier", "", 32)}},
+			"Rank 0 sends a message to rank 1 (train.py:30), which waits for one of rank 0 (train.py:31), and it does not arrive: it has tag 3, and rank 1 waits for tag 4; rank 2 waits.",
+			[]int{0, 1},
+		},
 		"a ring of messages that were started": {
 			Job{World: 2, Ranks: []Rank{saying(at(0, "step", 30), "w = dist.irecv(x, 1); w.wait(); dist.send(x, 1)"), saying(at(1, "step", 30), "w = dist.irecv(x, 1); w.wait(); dist.send(x, 1)")}},
 			"Ranks 0 and 1 wait for messages that they have started to send or to take, and that nobody has taken or sent (train.py:30).",
