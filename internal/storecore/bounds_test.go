@@ -183,3 +183,24 @@ func TestWaitLimit(t *testing.T) {
 		t.Errorf("v: %v; legacy: %v", b.cuts[v], b.cuts[l])
 	}
 }
+
+// TestAWaitCostsItsOwnKeys: a wait for one key is not charged for the keys that another client has asked about before.
+func TestAWaitCostsItsOwnKeys(t *testing.T) {
+	keys := make([]string, 1000)
+	for i := range keys {
+		keys[i] = fmt.Sprint("a key of another client ", i)
+	}
+	waiting := func(before func(b *bench)) int64 {
+		b := newBench(testLimits)
+		before(b)
+		was := b.m.waitBytes
+		b.send(b.dial(wire.Native), frame(1, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "k") }))
+		b.send(b.dial(wire.Native), frame(1, func(f []byte) []byte { return wire.AppendBarrier(f, wire.Native, "b", 2) }))
+		return b.m.waitBytes - was
+	}
+	alone := waiting(func(*bench) {})
+	after := waiting(func(b *bench) { b.send(b.dial(wire.V), wire.AppendKeys(nil, wire.V, wire.Check, keys...)) })
+	if alone <= 0 || after != alone {
+		t.Errorf("two waits cost %d bytes, after a large request of another client %d", alone, after)
+	}
+}

@@ -334,14 +334,19 @@ func TestServerHook(t *testing.T) {
 		hook := func(e observe.Event) {
 			mu.Lock()
 			defer mu.Unlock()
-			seen = append(seen, fmt.Sprintf("%s %s", e.Kind, e.Key))
+			seen = append(seen, fmt.Sprintf("%s %s %d", e.Kind, e.Key, e.Bytes))
 		}
 		s := startServer(t, append(opts, WithHook(hook))...)
 		c := dialV(t, s)
 		write(t, c, wire.AppendKeys(wire.AppendSet(nil, wire.V, "/k", []byte("v")), wire.V, wire.Check, "/k"))
 		read(t, c, 1)
+		write(t, c, wire.AppendPlain(nil, wire.V, wire.NumKeys)) // which has neither a key nor a value
+		read(t, c, 8)
+		write(t, c, wire.AppendKey(nil, wire.V, wire.DeleteKey, "/other"))
+		read(t, c, 8)
 		_ = c.Close()
-		want := "store.connect ,store.validate ,store.ping ,store.set /k,store.check /k,store.disconnect "
+		want := "store.connect  0,store.validate  0,store.ping  0,store.set /k 1,store.check /k 0," +
+			"store." + wire.NumKeys.String() + "  0,store." + wire.DeleteKey.String() + " /other 0,store.disconnect  0"
 		eventually(t, want, func() bool {
 			mu.Lock()
 			defer mu.Unlock()

@@ -154,7 +154,7 @@ func parseWhole(d Dialect, b []byte, limits *Limits, r *Request) int {
 	if op == noOp {
 		return 0
 	}
-	r.Op = op
+	*r = Request{Op: op, ID: r.ID} // nothing of an earlier request
 	at := 1
 	var ok bool
 	for _, f := range layout(d, op) {
