@@ -9,6 +9,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/aside"
 )
 
 // DefaultPrefix is the prefix of the keys in the store.
@@ -118,5 +120,5 @@ const EnvMember = "COHORT_MEMBER"
 
 // WithLogger sets the logger for the coordinator's decisions.
 func WithLogger(l *slog.Logger) CoordinatorOption {
-	return coordinatorOption(func(c *config) { c.logger = l })
+	return coordinatorOption(func(c *config) { c.logger = aside.Logger(l) })
 }

@@ -49,7 +49,7 @@ func (g *Group) tell(about *report) {
 	}
 	g.config.Hook.Emit(about.event)
 	if g.config.profile != nil {
-		aside.Call(g.config.logger, func() { g.config.profile(about.seen) })
+		aside.Call(g.config.Logger, func() { g.config.profile(about.seen) })
 	}
 }
 

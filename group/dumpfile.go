@@ -32,7 +32,7 @@ func (g *Group) deliver(reason string) {
 		return
 	}
 	if g.config.dump != nil {
-		aside.Call(g.config.logger, func() { g.config.dump(reason, data) })
+		aside.Call(g.config.Logger, func() { g.config.dump(reason, data) })
 	}
 	if g.config.dumpDir == "" {
 		return

@@ -75,8 +75,7 @@ type option func(*config)
 func (o option) apply(c *config) { o(c) }
 
 type config struct {
-	form.Options              // with a Hook that calls hook
-	logger       *slog.Logger // of WithLogger, which Logger replaces if there is none
+	form.Options // with a Hook that calls hook
 	hook         observe.Hook
 	description  string
 	timeout      time.Duration
@@ -110,7 +109,7 @@ func newConfig(opts []Option) config {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	c.Hook = aside.Hook(c.logger, c.hook)
+	c.Hook = aside.Hook(c.Logger, c.hook)
 	return c
 }
 
@@ -178,7 +177,9 @@ func WithDump(f func(reason string, json []byte)) Option {
 }
 
 // WithLogger sets the logger that gets which transport and address the group chose, and why.
-func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.Logger, c.logger = l, l }) }
+func WithLogger(l *slog.Logger) Option {
+	return option(func(c *config) { c.Logger = aside.Logger(l) })
+}
 
 // WithHook sets the hook that receives an event for every operation. A panic in it is logged, as in all functions that a group
 // is given: by the logger of [WithLogger], or else by [slog.Default].

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -82,7 +83,7 @@ func WithEnv(lookup func(name string) (string, bool)) Option {
 
 // WithHook sends the progress of the join to hook: [EventJoin], [EventHost] and [EventWait].
 func WithHook(hook observe.Hook) Option {
-	return optionFunc(func(s *settings) { s.hook = observe.Tee(s.hook, hook) })
+	return optionFunc(func(s *settings) { s.hook = observe.Tee(s.hook, aside.Hook(nil, hook)) })
 }
 
 // WithLogger sets the logger of a hosted server and of the client; while rank 0 waits, it also gets who is missing. By
@@ -90,7 +91,7 @@ func WithHook(hook observe.Hook) Option {
 func WithLogger(logger *slog.Logger) Option {
 	return optionFunc(func(s *settings) {
 		if logger != nil {
-			s.logger, s.logging = logger, true
+			s.logger, s.logging = aside.Logger(logger), true
 		}
 	})
 }

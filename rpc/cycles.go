@@ -6,6 +6,8 @@ package rpc
 import (
 	"slices"
 
+	"github.com/cohort-dist/cohort/internal/aside"
+	"github.com/cohort-dist/cohort/internal/islands"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 )
 
@@ -61,7 +63,16 @@ func Cycles(workers ...ReferenceInfo) [][]string {
 			}
 		}
 	}
-	return components(doomed, objects)
+	near := map[string][]string{}
+	for id := range doomed {
+		near[id] = nil
+		for _, h := range objects[id].Holds {
+			if doomed[h.ID] {
+				near[id] = append(near[id], h.ID)
+			}
+		}
+	}
+	return islands.Of(near)
 }
 
 // keptBy reports whether an object is kept by members of the set only.
@@ -77,46 +88,14 @@ func keptBy(o ObjectInfo, holderOf map[string]string, local []string, set map[st
 	return !slices.ContainsFunc(local, func(id string) bool { return !set[id] })
 }
 
-// components groups the members of a set that hang together.
-func components(set map[string]bool, objects map[string]ObjectInfo) [][]string {
-	near := map[string][]string{}
-	for id := range set {
-		for _, h := range objects[id].Holds {
-			if set[h.ID] {
-				near[id] = append(near[id], h.ID)
-				near[h.ID] = append(near[h.ID], id)
-			}
-		}
-	}
-	var all [][]string
-	seen := map[string]bool{}
-	for _, id := range sortedNames(set) {
-		if seen[id] {
-			continue
-		}
-		seen[id] = true
-		group := []string{id}
-		for i := 0; i < len(group); i++ {
-			for _, next := range near[group[i]] {
-				if !seen[next] {
-					seen[next] = true
-					group = append(group, next)
-				}
-			}
-		}
-		slices.Sort(group)
-		all = append(all, group)
-	}
-	return all
-}
-
 // holds returns the references that an object keeps: those that its value names, if it is a [Holder], else those that could
 // be seen in it when it was made. Its owner may change the value at any time, so nobody else can look into it later.
 func holds(o *rpcref.Object) []HoldInfo {
 	value, cores := o.Held()
 	if h, ok := value.(Holder); ok {
 		cores = nil
-		for _, ref := range h.HeldReferences() {
+		refs, _ := aside.Get(nil, "rpc: holder", func() ([]AnyRef, error) { return h.HeldReferences(), nil })
+		for _, ref := range refs {
 			if core := coreOf(ref); core != nil {
 				cores = append(cores, core)
 			}

@@ -7,6 +7,8 @@ import (
 	"context"
 	"slices"
 	"strings"
+
+	"github.com/cohort-dist/cohort/internal/aside"
 )
 
 // CallInfo describes a call to an [Interceptor].
@@ -78,20 +80,23 @@ func intercept(ctx context.Context, list []Interceptor, call CallInfo) (context.
 	var ends []func(error)
 	end := func(err error) {
 		for _, e := range slices.Backward(ends) {
-			e(err)
+			aside.Call(nil, func() { e(err) }) // in nobody's goroutine: it may be the reader's of a connection
 		}
 	}
 	for _, i := range list {
-		next, e, err := i(ctx, call)
+		next, err := aside.Get(nil, "rpc: interceptor", func() (next context.Context, err error) {
+			next, e, err := i(ctx, call)
+			if e != nil && err == nil {
+				ends = append(ends, e)
+			}
+			return next, err
+		})
 		if err != nil {
 			end(err)
 			return ctx, nil, err
 		}
 		if next != nil {
 			ctx = next //nolint:fatcontext // that is what the list is for
-		}
-		if e != nil {
-			ends = append(ends, e)
 		}
 	}
 	return ctx, end, nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/internal/quietlog"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -184,7 +185,7 @@ func atLeastOne(what string, n int, set func(*config)) Option {
 // program releases itself. By default large tensors are received into memory of the heap that the agent uses again once
 // the garbage collector has found that nobody can reach it, or that [tensor.Storage.Release] gave back.
 func WithAlloc(alloc func(n int) (*tensor.Storage, error)) Option {
-	return option(func(c *config) error { c.alloc = alloc; return nil })
+	return option(func(c *config) error { c.alloc = aside.Func("rpc: alloc", alloc); return nil })
 }
 
 // WithLease sets how Go workers watch each other: a sign of life every heartbeat, a silent worker is suspected after
@@ -221,7 +222,8 @@ func newConfig(opts []Option) (*config, error) {
 	if c.registry == nil {
 		c.registry = NewRegistry()
 	}
-	c.logger = slog.New(quietlog.New(c.logger.Handler()))
+	c.hook = aside.Hook(c.logger, c.hook)
+	c.logger = slog.New(quietlog.New(aside.Logger(c.logger).Handler()))
 	if c.worldSize > 0 && (c.rank < 0 || int(c.rank) >= c.worldSize) {
 		return nil, dist.Newf("rpc: join", dist.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)
 	}

@@ -33,6 +33,7 @@ import (
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -163,7 +164,9 @@ func WithBuffersAtEnds() Option { return optionFunc(func(c *config) { c.buffers 
 
 // WithHook sends events "ddp.backward" to h: the beginning of the first gradient and the end of the last of each pass. With
 // the events of the group they show which reductions overlap with the pass.
-func WithHook(h observe.Hook) Option { return optionFunc(func(c *config) { c.hook = h }) }
+func WithHook(h observe.Hook) Option {
+	return optionFunc(func(c *config) { c.hook = aside.Hook(nil, h) })
+}
 
 // New compares the parameters of all ranks, gives every rank those of rank 0, and prepares the reduction of their
 // gradients. It is a collective operation. Freeze parameters before New, on all ranks, not after it.

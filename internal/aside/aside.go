@@ -5,30 +5,59 @@
 package aside
 
 import (
+	"fmt"
 	"log/slog"
+	"os"
 	"runtime/debug"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/observe"
 )
 
 // Call calls a user's function in a goroutine of its own, and returns when it has ended: by a panic, which is logged, or by
-// runtime.Goexit too. Either would take the caller's goroutine, and what it still has to do, with it. Without a logger the
-// default one of the program gets the panic: somebody has to.
+// runtime.Goexit too. Either would take the caller's goroutine, and what it still has to do, with it. Without a logger, or with
+// one that discards everything, the default one of the program gets the panic: somebody has to.
 func Call(logger *slog.Logger, call func()) {
-	if logger == nil {
-		logger = slog.Default()
-	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		defer func() {
 			if p := recover(); p != nil {
-				logger.Error("panic in a callback", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+				report(logger, p)
 			}
 		}()
 		call()
 	}()
 	<-ended
+}
+
+// report logs a panic. If the logger panics too, what is left is the standard error.
+func report(logger *slog.Logger, panicked any) {
+	stack := debug.Stack()
+	defer func() {
+		if p := recover(); p != nil {
+			_, _ = fmt.Fprintf(os.Stderr, "panic in a callback: %v\n%s\nand in the logger: %v\n", panicked, stack, p)
+		}
+	}()
+	if logger == nil || logger.Handler() == slog.DiscardHandler {
+		logger = slog.Default()
+	}
+	logger.Error("panic in a callback", slog.Any("panic", panicked), slog.String("stack", string(stack)))
+}
+
+// Get returns what a user's function returns, called with Call, or an error if it did not return.
+func Get[T any](logger *slog.Logger, what string, call func() (T, error)) (value T, err error) {
+	err = dist.New(what, dist.Internal, "it has panicked or ended its goroutine (runtime.Goexit) instead of returning")
+	Call(logger, func() { value, err = call() })
+	return value, err
+}
+
+// Func returns a function that calls a user's function with Get. That of nil is nil.
+func Func[A, T any](what string, f func(A) (T, error)) func(A) (T, error) {
+	if f == nil {
+		return nil
+	}
+	return func(a A) (T, error) { return Get(nil, what, func() (T, error) { return f(a) }) }
 }
 
 // Hook returns a hook that calls a user's hook with Call. That of nil is nil.

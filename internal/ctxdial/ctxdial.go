@@ -30,6 +30,12 @@ func Dial(ctx context.Context, d *net.Dialer, network, addr string) (net.Conn, e
 	})
 }
 
+// Alive is Dial with keep-alive, which finds a peer whose machine vanished.
+func Alive(ctx context.Context, network, addr string) (net.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 3 * time.Second, Count: 4}}
+	return Dial(ctx, &d, network, addr)
+}
+
 // undated ends when its context does, and does not tell when that will be.
 type undated struct{ context.Context } //nolint:containedctx // it is that context
 

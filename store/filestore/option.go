@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -34,11 +35,13 @@ func WithMaxValue(n int64) Option {
 func WithLogger(logger *slog.Logger) Option {
 	return optionFunc(func(s *Store) {
 		if logger != nil {
-			s.logger = logger
+			s.logger = aside.Logger(logger)
 		}
 	})
 }
 
 // WithHook sets the hook that receives events: the begin and end of every operation, its Kind "store." and the operation's
 // name.
-func WithHook(hook observe.Hook) Option { return optionFunc(func(s *Store) { s.hook = hook }) }
+func WithHook(hook observe.Hook) Option {
+	return optionFunc(func(s *Store) { s.hook = aside.Hook(nil, hook) })
+}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/aside"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -79,7 +81,7 @@ func newClientConfig(opts []ClientOption) clientConfig {
 		commonConfig: defaultCommon(),
 		timeout:      store.DefaultTimeout,
 		waitConns:    defaultWaitConns,
-		dial:         dialTCP,
+		dial:         ctxdial.Alive,
 		limits:       wire.DefaultLimits,
 	}
 	for _, o := range opts {
@@ -87,6 +89,7 @@ func newClientConfig(opts []ClientOption) clientConfig {
 			o.applyClient(&c)
 		}
 	}
+	c.hook = aside.Hook(c.logger, c.hook)
 	return c
 }
 
@@ -126,7 +129,9 @@ type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 func WithDialer(dial DialFunc) ClientOption {
 	return clientOption(func(c *clientConfig) {
 		if dial != nil {
-			c.dial = dial
+			c.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				return aside.Get(nil, "dialer", func() (net.Conn, error) { return dial(ctx, network, addr) })
+			}
 		}
 	})
 }

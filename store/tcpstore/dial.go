@@ -33,12 +33,6 @@ const (
 	redialTime = 2 * time.Second
 )
 
-// dialTCP is the default DialFunc. Keep-alive finds a server whose machine vanished.
-func dialTCP(ctx context.Context, network, addr string) (net.Conn, error) {
-	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 3 * time.Second, Count: 4}}
-	return ctxdial.Dial(ctx, &d, network, addr)
-}
-
 // dialer opens connections to one server.
 type dialer struct {
 	addr string

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/internal/storecore"
 	"github.com/cohort-dist/cohort/internal/storeserve"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
@@ -101,7 +102,7 @@ func (c serverConfig) serving(s *Server) storeserve.Config {
 		Stats:   s.statsJSON,
 		Conns:   c.limits.Conns, Stall: c.limits.Stall,
 		Loops: c.loops, Portable: c.portable,
-		Logger: c.logger, Hook: c.hook,
+		Logger: c.logger, Hook: aside.Hook(c.logger, c.hook),
 	}
 }
 

@@ -1,0 +1,44 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package aside
+
+import (
+	"context"
+	"log/slog"
+)
+
+// handler is a user's handler of logs, called with Call.
+type handler struct{ slog.Handler }
+
+// Logger returns a logger that calls the handler of a user's logger with Call. That of nil is nil.
+func Logger(l *slog.Logger) *slog.Logger {
+	if l == nil || l.Handler() == slog.DiscardHandler {
+		return l
+	}
+	if _, done := l.Handler().(handler); done {
+		return l
+	}
+	return slog.New(handler{l.Handler()})
+}
+
+// Enabled is asked for every line, so it does not get a goroutine of its own.
+func (h handler) Enabled(ctx context.Context, level slog.Level) (on bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			report(nil, p)
+		}
+	}()
+	return h.Handler.Enabled(ctx, level)
+}
+
+func (h handler) Handle(ctx context.Context, r slog.Record) error {
+	_, err := Get(nil, "log handler", func() (struct{}, error) { return struct{}{}, h.Handler.Handle(ctx, r) })
+	return err
+}
+
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return handler{h.Handler.WithAttrs(attrs)}
+}
+
+func (h handler) WithGroup(name string) slog.Handler { return handler{h.Handler.WithGroup(name)} }

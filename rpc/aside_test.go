@@ -1,0 +1,94 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testlog"
+	"github.com/cohort-dist/cohort/observe"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// endsBadly is an interceptor whose end does not return.
+func endsBadly(end func()) func(context.Context, CallInfo) (context.Context, func(error), error) {
+	return func(context.Context, CallInfo) (context.Context, func(error), error) {
+		return nil, func(error) { end() }, nil
+	}
+}
+
+// badHolder cannot tell what it holds.
+type badHolder struct{ end func() }
+
+func (h *badHolder) HeldReferences() []AnyRef { h.end(); return nil }
+
+// TestFunctionsGivenToAnAgent: a hook, an interceptor, the end of one, an allocator or a handler of logs that panics or ends its
+// goroutine takes neither the process nor an agent with it: calls of every kind end, and so does Shutdown.
+func TestFunctionsGivenToAnAgent(t *testing.T) {
+	for how, end := range map[string]func(){"panic": func() { panic("a bug") }, "exit": runtime.Goexit} {
+		interceptor := func(_ context.Context, call CallInfo) (context.Context, func(error), error) {
+			if strings.HasPrefix(call.Func, "m.") { // not the workers' own
+				end()
+			}
+			return nil, nil, nil
+		}
+		for where, c := range map[string]struct {
+			opt  Option
+			code dist.Code // of a call
+		}{
+			"hook":                       {WithHook(func(observe.Event) { end() }), dist.Unknown},
+			"logger":                     {WithLogger(testlog.Bad(end)), dist.Unknown},
+			"call interceptor":           {WithCallInterceptors(interceptor), dist.Internal},
+			"end of a call interceptor":  {WithCallInterceptors(endsBadly(end)), dist.Unknown},
+			"serve interceptor":          {WithServeInterceptors(interceptor), dist.Internal},
+			"end of a serve interceptor": {WithServeInterceptors(endsBadly(end)), dist.Unknown},
+			"allocator":                  {WithAlloc(func(int) (*tensor.Storage, error) { end(); return nil, nil }), dist.Unavailable},
+		} {
+			t.Run(how+" in "+where, func(t *testing.T) {
+				transports(t, func(t *testing.T, opts ...Option) {
+					t.Helper()
+					ctx := testContext(t)
+					reg := NewRegistry().
+						MustHandle("m.echo", func(x *tensor.Tensor) *tensor.Tensor { return x }).
+						MustHandle("m.panic", func() { panic("a bug") }).
+						MustHandle("m.holder", func() *badHolder { return &badHolder{end} })
+					agents := world(t, 2, true, func(int) *Registry { return reg }, append(opts, c.opt)...)
+					x := tensor.Must(tensor.New(tensor.Float32, 1<<10))
+					want := func(what string, err error) {
+						t.Helper()
+						if c.code == dist.Unknown && err != nil || c.code != dist.Unknown && err == nil {
+							t.Errorf("%s: %v, want %v", what, err, c.code)
+						}
+					}
+					for _, to := range []string{"w1", "w0"} {
+						if where == "allocator" && to == "w0" {
+							continue // nothing is received
+						}
+						_, err := Call[*tensor.Tensor](ctx, agents[0], to, "m.echo", x)
+						want("call", err)
+						_, err = Async[*tensor.Tensor](ctx, agents[0], to, "m.echo", x).Await(ctx)
+						want("asynchronous call", err)
+						if _, err = Call[any](ctx, agents[0], to, "m.panic"); err == nil {
+							t.Error("the panic of a handler was lost")
+						}
+						ref, err := Remote[any](ctx, agents[0], to, "m.holder")
+						if err == nil {
+							_ = ref.Confirmed(ctx)
+							agents[0].References()
+							agents[1].References()
+							_ = ref.Close()
+						}
+					}
+					if where != "allocator" && c.code == dist.Unknown {
+						shutdown(t, agents)
+					}
+				})
+			})
+		}
+	}
+}
