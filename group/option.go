@@ -91,7 +91,7 @@ type config struct {
 }
 
 func newConfig(opts []Option) config {
-	c := config{Options: form.Options{Transport: form.Auto}, timeout: DefaultTimeout, queue: DefaultQueue}
+	c := config{Options: form.Options{Transport: form.Auto, Logger: aside.Logger(nil)}, timeout: DefaultTimeout, queue: DefaultQueue}
 	for _, o := range opts {
 		if o != nil {
 			o.apply(&c)
@@ -105,9 +105,6 @@ func newConfig(opts []Option) config {
 	}
 	if c.ConnectTimeout <= 0 {
 		c.ConnectTimeout = c.timeout
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	c.Hook = aside.Hook(c.Logger, c.hook)
 	return c

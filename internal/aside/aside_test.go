@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testlog"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -41,5 +43,49 @@ func TestCall(t *testing.T) {
 	Call(logger, func() { panic("a bug") })
 	if text := log.String(); !strings.Contains(text, "a bug") || !strings.Contains(text, "TestCall") {
 		t.Errorf("log: %s", text)
+	}
+}
+
+// TestLogger: a handler of logs that panics or ends its goroutine does not end who logs; its panic is told elsewhere.
+func TestLogger(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	for _, end := range []func(){func() { panic("a bug") }, runtime.Goexit} {
+		l := Logger(testlog.Bad(end))
+		if Logger(l) != l {
+			t.Error("what is protected is protected again")
+		}
+		l.Info("a line")
+		l.With("a", 1).WithGroup("g").Info("a line")
+	}
+	if n := strings.Count(log.String(), "a bug"); n != 2 {
+		t.Errorf("%d panics are told: %s", n, &log)
+	}
+	slog.SetDefault(testlog.Bad(func() { panic("the default logger's") }))
+	Logger(testlog.Bad(func() { panic("a bug") })).Info("a line") // nobody is left but the standard error
+	Logger(nil).Info("a line")
+}
+
+func TestGet(t *testing.T) {
+	t.Parallel()
+	if v, err := Get(nil, "test", func() (int, error) { return 7, nil }); v != 7 || err != nil {
+		t.Errorf("%d, %v", v, err)
+	}
+	double := Func("test", func(n int) (int, error) {
+		if n == 0 {
+			runtime.Goexit()
+		}
+		return 2 * n, nil
+	})
+	if v, err := double(2); v != 4 || err != nil {
+		t.Errorf("%d, %v", v, err)
+	}
+	if _, err := double(0); dist.CodeOf(err) != dist.Internal {
+		t.Errorf("a function that does not return: %v", err)
+	}
+	if Func[int, int]("test", nil) != nil {
+		t.Error("no function has become one")
 	}
 }

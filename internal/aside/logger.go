@@ -11,12 +11,12 @@ import (
 // handler is a user's handler of logs, called with Call.
 type handler struct{ slog.Handler }
 
-// Logger returns a logger that calls the handler of a user's logger with Call. That of nil is nil.
+// Logger returns a logger that calls the handler of a user's logger with Call. That of nil discards everything.
 func Logger(l *slog.Logger) *slog.Logger {
-	if l == nil || l.Handler() == slog.DiscardHandler {
-		return l
+	if l == nil {
+		return slog.New(slog.DiscardHandler)
 	}
-	if _, done := l.Handler().(handler); done {
+	if _, done := l.Handler().(handler); done || l.Handler() == slog.DiscardHandler {
 		return l
 	}
 	return slog.New(handler{l.Handler()})
