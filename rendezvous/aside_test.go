@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/testlog"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"
@@ -25,7 +26,7 @@ func TestFunctionsGivenToAJoin(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
-			url := fmt.Sprintf("tcp://127.0.0.1:%d", freePort(t))
+			url := fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t))
 			var wg sync.WaitGroup
 			joined := [2]bool{}
 			for r := range 2 {
