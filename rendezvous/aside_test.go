@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -38,8 +39,8 @@ func TestFunctionsGivenToAJoin(t *testing.T) {
 						return
 					}
 					joined[r] = true
-					set(t, m.Store(), fmt.Sprint(r), "here")
-					checkGet(t, m.Store(), fmt.Sprint(1-r), "here")
+					set(t, m.Store(), strconv.Itoa(r), "here")
+					checkGet(t, m.Store(), strconv.Itoa(1-r), "here")
 					if err := m.Shutdown(ctx); err != nil {
 						t.Error(err)
 					}

@@ -58,7 +58,7 @@ func TestLogger(t *testing.T) {
 			t.Error("what is protected is protected again")
 		}
 		l.Info("a line")
-		l.With("a", 1).WithGroup("g").Info("a line")
+		l.With(slog.Int("a", 1)).WithGroup("g").Info("a line")
 	}
 	if n := strings.Count(log.String(), "a bug"); n != 2 {
 		t.Errorf("%d panics are told: %s", n, &log)
