@@ -327,7 +327,7 @@ func (m *Model) beginForward() error {
 		return m.fail(tooMany("ddp: forward", "a hook has begun a forward"))
 	case m.mu.stage == backward:
 		return m.fail(dist.Newf("ddp: forward", dist.InvalidArgument,
-			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; use WithFindUnused, and run one pass at a time", m.missing()))
+			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; %s, and run one pass at a time", m.missing(), m.advice()))
 	}
 	m.mu.stage = forward
 	return nil

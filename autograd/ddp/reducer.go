@@ -155,12 +155,15 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	case !m.armed:
 		return dist.Newf("ddp: backward", dist.InvalidArgument, "a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
 	case m.ready[i]:
-		return m.fail(dist.Newf("ddp: backward", dist.InvalidArgument, "Expected to mark a variable ready only once: %s", m.params[i].Name))
+		return m.fail(m.twice(i))
 	}
 	if m.mu.stage == idle {
 		m.mu.stage, m.mu.pass = backward, pass
 		if err := m.begin(ctx, pass); err != nil {
 			return m.fail(err)
+		}
+		if m.ready[i] { // begin has taken it for unused
+			return m.fail(m.twice(i))
 		}
 	}
 	if m.config.static && m.used == nil {
@@ -218,6 +221,23 @@ func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 		}
 	}
 	return nil
+}
+
+// twice is the error of a parameter whose gradient comes when it has been reduced already.
+func (m *Model) twice(i int) error {
+	if m.config.static && slices.Contains(m.never, i) {
+		return dist.Newf("ddp: backward", dist.InvalidArgument,
+			"Your training graph has changed in this iteration: the first pass did not use %s; leave out WithStaticGraph, and use WithFindUnused on all ranks", m.params[i].Name)
+	}
+	return dist.Newf("ddp: backward", dist.InvalidArgument, "Expected to mark a variable ready only once: %s", m.params[i].Name)
+}
+
+// advice is what to do about a pass that does not use all parameters.
+func (m *Model) advice() string {
+	if m.config.static {
+		return "Your training graph has changed in this iteration: the first pass used them; leave out WithStaticGraph, and use WithFindUnused on all ranks"
+	}
+	return "use WithFindUnused on all ranks when a forward does not use all parameters"
 }
 
 func (m *Model) setUsed(is func(i int) bool) error {
@@ -394,7 +414,7 @@ func (m *Model) begun() ([]wait, error) {
 		return nil, m.mu.err
 	case m.next < len(m.buckets):
 		return nil, m.fail(dist.Newf("ddp: backward", dist.InvalidArgument,
-			"the pass ended without gradients for %v: use WithFindUnused on all ranks when a forward does not use all parameters", m.missing()))
+			"the pass ended without gradients for %v: %s", m.missing(), m.advice()))
 	}
 	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(), Dur: time.Since(m.began)})
 	waits := m.notices
