@@ -17,13 +17,21 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
+// rows are those of a matrix, each as a matrix.
+func rows(x *autograd.Variable) (list []*autograd.Variable) {
+	for i := range x.Data().Dim(0) {
+		list = append(list, x.Slice(0, i, i+1, 1))
+	}
+	return list
+}
+
 // basics are handlers without state.
 func basics() *rpc.Registry {
 	return rpc.NewRegistry().
 		MustHandle("t.mul", func(x, y *autograd.Variable) *autograd.Variable { return x.Mul(y) }).
 		MustHandle("t.square", func(x *autograd.Variable) *autograd.Variable { return x.Mul(x) }).
 		MustHandle("t.constant", func(x *autograd.Variable) *autograd.Variable { return autograd.Constant(x.Data()) }).
-		MustHandle("t.pair", func(x *autograd.Variable) []*autograd.Variable { return []*autograd.Variable{x.Mul(x), x.Add(x)} }).
+		MustHandle("t.rows", rows).
 		MustHandle("t.via", func(ctx context.Context, path []string, x *autograd.Variable) (*autograd.Variable, error) {
 			if len(path) > 0 { // 3 * the rest of the way
 				y, err := rpc.Call[*autograd.Variable](ctx, rpc.AgentFrom(ctx), path[0], "t.via", path[1:], x)
@@ -167,13 +175,18 @@ func TestUnusedSend(t *testing.T) {
 		modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 			t.Helper()
 			ctx, c := ws[0].open(t)
-			x := param(5)
-			pair, err := rpc.Call[[]*autograd.Variable](ctx, ws[0].agent, "w1", "t.pair", x)
+			x := autograd.Parameter(tensor.Must(tensor.From([]float64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 5, 2)))
+			here := rows(x)
+			if err := here[0].Mul(here[2]).Mul(here[4]).Sum().Backward(ctx); err != nil {
+				t.Fatal(err)
+			}
+			list, err := rpc.Call[[]*autograd.Variable](ctx, ws[0].agent, "w1", "t.rows", x)
 			if err != nil {
 				t.Fatal(err)
 			}
-			backward(ctx, t, c, pair[0].Sum(), opts...)
-			wantGrad(t, c, x, 10)
+			product := call(ctx, t, ws[0], "w1", "t.mul", call(ctx, t, ws[0], "w1", "t.mul", list[0], list[2]), list[4])
+			backward(ctx, t, c, product.Sum(), opts...)
+			wantLocal(t, c, x)
 		})
 	})
 	t.Run("of a call that failed", func(t *testing.T) {
