@@ -106,7 +106,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 					v.Idle = now.idle(r.PID, v.Main.ID)
 				}
 				v.Sleeps = slept(before[i], after[i])
-				v.Object = object(p.PID, v.Main.ID)
+				v.Object = object(p.PID, v.Main.ID, v.Main.Kernel)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
 				v.Line = sourceLine(r.PID, v.Main)
 				v.Ending = len(v.Main.Frames) == 0 && hasTorch(r.PID)

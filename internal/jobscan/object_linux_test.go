@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,10 +30,50 @@ func TestPolled(t *testing.T) {
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	got := ""
 	for limit := time.Now().Add(30 * time.Second); got != ln.Addr().String() && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
-		got = object(cmd.Process.Pid, cmd.Process.Pid)
+		got = object(cmd.Process.Pid, cmd.Process.Pid, "")
 	}
 	if got != ln.Addr().String() {
 		t.Errorf("it waits for %q, want %q", got, ln.Addr())
+	}
+}
+
+// TestSelectedObject: a thread in select waits for the files in its sets, not for the one that has their number. Of several none is told.
+func TestSelectedObject(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	const script = `import os, select, socket, sys
+c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+null = os.open("/dev/null", os.O_RDONLY)
+os.dup2(null, c.fileno() + 1)  # the number of files in the sets
+pipes = [os.pipe()[0]] if sys.argv[2] == "2" else []
+print("ready", flush=True)
+select.select([c] + pipes, [], [])`
+	for files, want := range map[string]string{"1": ln.Addr().String(), "2": ""} {
+		cmd := exec.Command("python3", "-c", script, strings.TrimPrefix(ln.Addr().String(), "127.0.0.1:"), files)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Skipf("this machine has no Python: %v", err)
+		}
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		pid, kernel := cmd.Process.Pid, ""
+		for limit := time.Now().Add(30 * time.Second); !strings.HasPrefix(kernel, "poll_schedule_timeout") && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
+			b, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "wchan"))
+			kernel = string(b)
+		}
+		if got := object(pid, pid, kernel); got != want && strings.HasPrefix(kernel, "poll_schedule_timeout") {
+			t.Errorf("of %s files: it waits for %q in %s, want %q", files, got, kernel, want)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
 	}
 }
 
@@ -76,7 +117,7 @@ func TestObject(t *testing.T) {
 		}
 		got := ""
 		for limit := time.Now().Add(30 * time.Second); got != want && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
-			got = object(cmd.Process.Pid, cmd.Process.Pid)
+			got = object(cmd.Process.Pid, cmd.Process.Pid, "")
 		}
 		if got != want {
 			t.Errorf("it reads from %q, want %q", got, want)
@@ -84,7 +125,7 @@ func TestObject(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
-	if got := object(1<<30, 1<<30); got != "" {
+	if got := object(1<<30, 1<<30, ""); got != "" {
 		t.Errorf("a process that is not there reads from %q", got)
 	}
 }
