@@ -15,8 +15,9 @@ import (
 // then releases all of them: all pass or none does. Only rank 0 enforces the timeout ([WithTimeout], else the group's),
 // so that it can name the culprit; the others report that rank 0 had an error.
 //
-// With [WaitAllRanks] rank 0 waits for every rank and names all that are late; otherwise the time is shared and the first
-// late rank ends the barrier. A barrier that fails fails the group.
+// The timeout is for all ranks together: when it has passed, the error names every rank that has not arrived, and its Rank is the
+// first of them. With [WaitAllRanks] rank 0 waits that long for each rank in turn, so that ranks that are only slow are not named.
+// A barrier that fails fails the group.
 //
 // It corresponds to torch.distributed.monitored_barrier. It takes two sequence numbers, as there.
 func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {

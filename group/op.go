@@ -27,7 +27,7 @@ const (
 	Or      = ReduceOp(reduce.Or)  // PyTorch's BOR
 	Xor     = ReduceOp(reduce.Xor) // PyTorch's BXOR
 	Avg     = ReduceOp(reduce.Avg)
-	// PremulSum is PyTorch's PREMUL_SUM, for floating-point and complex numbers. gloo of PyTorch has it in no version.
+	// PremulSum is PyTorch's PREMUL_SUM, for floating-point and complex numbers. No version of PyTorch's gloo supports it.
 	PremulSum = ReduceOp(reduce.PremulSum)
 )
 

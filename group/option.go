@@ -232,7 +232,7 @@ type opOption func(*opConfig)
 
 func (o opOption) applyOp(c *opConfig) { o(c) }
 
-// WaitAllRanks makes a monitored barrier wait for every late rank, so that its error names all of them. It corresponds to
+// WaitAllRanks makes a monitored barrier wait the whole timeout for each rank, one after the other. It corresponds to
 // wait_all_ranks=True.
 func WaitAllRanks() OpOption { return opOption(func(c *opConfig) { c.waitAll = true }) }
 

@@ -27,7 +27,7 @@ type Member struct {
 	closing sync.Once // its second caller waits for the first
 }
 
-// Release ends a Member. A nil Shutdown means that Close does for both; a nil Close closes the store.
+// Release ends a Member. If Shutdown is nil, Close is called in its place; if Close is nil, the store is closed.
 type Release struct {
 	// Shutdown leaves in order: a process that hosts something stays until the others are gone or ctx ends.
 	Shutdown func(ctx context.Context) error
