@@ -20,6 +20,7 @@ type traceback struct {
 
 const (
 	traceStart = "Traceback (most recent call last):"
+	groupStart = "+ Exception Group " + traceStart
 	chained    = "During handling of the above exception, another exception occurred:"
 	caused     = "The above exception was the direct cause of the following exception:"
 )
@@ -122,6 +123,39 @@ type block struct {
 	from, to         int
 	exception, where string
 	chained          bool // it follows from the block before
+	own              bool // where is a line of the program itself
+}
+
+// passes takes a line of a traceback. The innermost line of the program itself is where it was raised, or the innermost of all.
+func (b *block) passes(line string) {
+	m := fileLine.FindStringSubmatch(line)
+	if m == nil || b.own && pystack.Library(m[1]) {
+		return
+	}
+	b.own = b.own || !pystack.Library(m[1])
+	b.where = m[1] + ":" + m[2]
+	if m[3] != "" {
+		b.where = m[3] + " (" + b.where + ")"
+	}
+}
+
+// groupLine is a line of the traceback of a group of exceptions, which Python draws as a tree.
+var groupLine = regexp.MustCompile(`^ *[|+](?: |-|$)`)
+
+// parseGroup reads the traceback of a group of exceptions. The exception is the group itself; those in it are in the text.
+func parseGroup(lines []string, from int) block {
+	b := block{from: from, to: from + 1}
+	for ; b.to < len(lines) && groupLine.MatchString(lines[b.to]); b.to++ {
+		text, inside := strings.CutPrefix(strings.TrimLeft(lines[b.to], " "), "| ")
+		switch {
+		case b.exception != "" || !inside:
+		case strings.HasPrefix(text, " "):
+			b.passes(text)
+		default:
+			b.exception = text
+		}
+	}
+	return b
 }
 
 func parseBlocks(lines []string) []block {
@@ -132,24 +166,22 @@ func parseBlocks(lines []string) []block {
 			linked = len(blocks) > 0
 			continue
 		}
+		if strings.TrimSpace(lines[i]) == groupStart {
+			b := parseGroup(lines, i)
+			b.chained, linked = linked, false
+			if i = b.to - 1; b.exception != "" {
+				blocks = append(blocks, b)
+			}
+			continue
+		}
 		if strings.TrimSpace(lines[i]) != traceStart {
 			continue
 		}
 		b := block{from: i, chained: linked}
 		linked = false
-		own := 0
 		i++
 		for ; i < len(lines) && (strings.HasPrefix(lines[i], " ") || lines[i] == ""); i++ {
-			// The innermost line of the program itself, or the innermost of all.
-			if m := fileLine.FindStringSubmatch(lines[i]); m != nil && (own == 0 || !pystack.Library(m[1])) {
-				if !pystack.Library(m[1]) {
-					own++
-				}
-				b.where = m[1] + ":" + m[2]
-				if m[3] != "" {
-					b.where = m[3] + " (" + b.where + ")"
-				}
-			}
+			b.passes(lines[i])
 		}
 		if i >= len(lines) || strings.TrimSpace(lines[i]) == traceStart {
 			break // cut off
