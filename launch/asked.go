@@ -6,6 +6,7 @@ package launch
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -69,6 +70,9 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 	}
 	seen := merge(all)
 	seen.Local = len(all) == a.place.nodes // nobody is missing: a rank that was not seen does not run
+	if !seen.Local {
+		seen.Notes = append(seen.Notes, fmt.Sprintf("only %d of the %d nodes have answered: ranks that were not seen are on the others", len(all), a.place.nodes))
+	}
 	return &seen, nil
 }
 

@@ -93,7 +93,7 @@ func TestExamineAllNodes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 	defer cancel()
 	seen, err := members[0].job.examine(ctx)
-	if err != nil || len(seen.Ranks) != 2 || seen.Local {
+	if err != nil || len(seen.Ranks) != 2 || seen.Local || !slices.Contains(seen.Notes, "only 1 of the 2 nodes have answered: ranks that were not seen are on the others") {
 		t.Errorf("without the other node: %v, %+v", err, seen)
 	}
 }
@@ -138,11 +138,12 @@ func TestTrimmed(t *testing.T) {
 	}
 }
 
-// TestMergeNCCL: what NCCL has told one node is not lost among what the others have seen.
+// TestMergeNCCL: what NCCL has told one node is not lost among what the others have seen, and no more is what a kernel has logged and what
+// is noted of a host.
 func TestMergeNCCL(t *testing.T) {
 	t.Parallel()
-	got := merge([]verdict.Job{{World: 2}, {NCCL: []string{"first"}}, {NCCL: []string{"second"}}})
-	if !slices.Equal(got.NCCL, []string{"first"}) {
-		t.Errorf("%q", got.NCCL)
+	got := merge([]verdict.Job{{World: 2, Notes: []string{"a"}}, {NCCL: []string{"first"}, GPUErrors: []verdict.GPUError{{Number: 79}}}, {NCCL: []string{"second"}, Notes: []string{"b", "a"}}})
+	if !slices.Equal(got.NCCL, []string{"first"}) || len(got.GPUErrors) != 1 || !slices.Equal(got.Notes, []string{"a", "b"}) {
+		t.Errorf("%+v", got)
 	}
 }
