@@ -26,6 +26,8 @@ type Command struct {
 	Dir string
 	// Mark is one of Set that no process has which the keeper has not started.
 	Mark string
+	// CPUs are the processors that it may run on; none: those of the launcher.
+	CPUs []int
 }
 
 // Event is what the keeper reports. Exactly one of its fields is set.
@@ -83,14 +85,15 @@ type startRequest struct {
 	Args [][]byte `json:"args"`
 	Set  [][]byte `json:"set,omitempty"`
 	Dir  []byte   `json:"dir,omitempty"`
+	CPUs []int    `json:"cpus,omitempty"`
 }
 
 func newStartRequest(id int, c Command) *startRequest {
-	return &startRequest{ID: id, Args: convert[[]byte](c.Args), Set: convert[[]byte](c.Set), Dir: []byte(c.Dir)}
+	return &startRequest{ID: id, Args: convert[[]byte](c.Args), Set: convert[[]byte](c.Set), Dir: []byte(c.Dir), CPUs: c.CPUs}
 }
 
 func (r *startRequest) command() Command {
-	return Command{Args: convert[string](r.Args), Set: convert[string](r.Set), Dir: string(r.Dir)}
+	return Command{Args: convert[string](r.Args), Set: convert[string](r.Set), Dir: string(r.Dir), CPUs: r.CPUs}
 }
 
 func convert[To, From string | []byte](words []From) []To {

@@ -406,3 +406,43 @@ func TestBytes(t *testing.T) {
 		t.Errorf("%q, %v", line, err)
 	}
 }
+
+// TestCPUs: a worker runs on the processors that it was given, and what the keeper starts afterwards on all of them again.
+func TestCPUs(t *testing.T) {
+	t.Parallel()
+	k := start(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Close() }()
+	show := []string{"sh", "-c", "grep Cpus_allowed_list /proc/self/status"}
+	for id, cpus := range [][]int{{0}, nil} {
+		if err = k.Spawn(id, Command{Args: show, CPUs: cpus}, [3]*os.File{os.Stdin, w, os.Stderr}); err != nil {
+			t.Fatal(err)
+		}
+		for k.next(t).Exited == nil {
+		}
+	}
+	if err = k.Spawn(2, Command{Args: show, CPUs: []int{1000}}, [3]*os.File{os.Stdin, w, os.Stderr}); err != nil {
+		t.Fatal(err)
+	}
+	if e := k.next(t); e.Refused == nil || !strings.Contains(e.Refused.Error, "to bind it to processors [1000]") {
+		t.Errorf("a processor that is not there: %+v", e)
+	}
+	_ = w.Close()
+	own, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, all, _ := strings.Cut(string(own), "Cpus_allowed_list:")
+	all, _, _ = strings.Cut(all, "\n")
+	var got []string
+	for lines := bufio.NewScanner(r); lines.Scan(); {
+		_, list, _ := strings.Cut(lines.Text(), ":")
+		got = append(got, strings.TrimSpace(list))
+	}
+	if want := []string{"0", strings.TrimSpace(all)}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}

@@ -204,9 +204,13 @@ func (k *server) start(id int, c Command, fds []int) {
 	}
 	pid := 0
 	if err == nil {
-		if pid, err = syscall.ForkExec(path, c.Args, attr); err != nil { //nolint:gosec // to start what it is told is its purpose
-			err = fmt.Errorf("%s: %w", path, err)
-		}
+		pid, err = onCPUs(c.CPUs, func() (int, error) {
+			child, failed := syscall.ForkExec(path, c.Args, attr) //nolint:gosec // to start what it is told is its purpose
+			if failed != nil {
+				failed = fmt.Errorf("%s: %w", path, failed)
+			}
+			return child, failed
+		})
 	}
 	if err != nil {
 		k.reply(Event{Refused: &Refused{ID: id, Error: err.Error()}})

@@ -5,6 +5,7 @@ package keeper
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -23,6 +24,27 @@ func adopt() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 // workerAttr puts a worker into a session of its own, as torchrun does, and has it killed when the keeper dies.
 func workerAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// onCPUs starts a process that may run on these processors alone, all if there are none: a process inherits them from the thread that
+// starts it. The caller is locked to its thread.
+func onCPUs(cpus []int, start func() (int, error)) (int, error) {
+	if len(cpus) == 0 {
+		return start()
+	}
+	var own, set unix.CPUSet
+	for _, cpu := range cpus {
+		set.Set(cpu)
+	}
+	err := unix.SchedGetaffinity(0, &own)
+	if err == nil {
+		err = unix.SchedSetaffinity(0, &set)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("to bind it to processors %v: %w", cpus, err)
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &own) }()
+	return start()
 }
 
 // waitPeek asks whether there is a child, without waiting and without taking it in.

@@ -5,7 +5,10 @@
 
 package keeper
 
-import "syscall"
+import (
+	"errors"
+	"syscall"
+)
 
 // rssUnit is the unit of Rusage.Maxrss.
 const rssUnit = 1
@@ -14,6 +17,14 @@ const rssUnit = 1
 func adopt() {}
 
 func workerAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// onCPUs starts a process. This system cannot bind it to processors.
+func onCPUs(cpus []int, start func() (int, error)) (int, error) {
+	if len(cpus) > 0 {
+		return 0, errors.New("this system cannot bind a process to processors")
+	}
+	return start()
+}
 
 // waitPeek asks whether there is a child.
 func waitPeek() (int, error) { return 0, nil }
