@@ -33,7 +33,7 @@ pure: internal/gostack internal/pytemplate
 pure: rpc/py internal/linked internal/islands internal/tombs internal/ranklist internal/storenum internal/wire/tcpstore internal/storecore internal/nop internal/pickle
       tensor internal/storeop
 pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
-      internal/cgroup internal/kernlog internal/bundle internal/joblog internal/keeper internal/oomkill internal/rundir internal/signame
+      internal/cgroup internal/kernlog internal/bundle internal/joblog internal/keeper internal/agentevents internal/numabind internal/oomkill internal/program internal/rundir internal/signame
       internal/blas internal/tmath
 pure: internal/coo
       autograd tensor/safetensors autograd/nn optim

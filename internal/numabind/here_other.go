@@ -1,0 +1,13 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package numabind
+
+import "errors"
+
+// Here is the machine that this process runs on.
+func Here() (Machine, error) {
+	return Machine{}, errors.New("this system does not say where its devices are")
+}

@@ -1,0 +1,109 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package program knows how a program of a job is run: whether Python runs it, which one, what that says about its devices, and how a
+// person would type the command.
+package program
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Python is the interpreter that torchrun would use: PYTHON_EXEC, else the Python of the PATH.
+func Python() string {
+	if p := os.Getenv("PYTHON_EXEC"); p != "" {
+		return p
+	}
+	for _, name := range []string{"python3", "python"} {
+		for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+			if info, err := os.Stat(filepath.Join(dir, name)); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 { //nolint:gosec // the user's own PATH
+				return name
+			}
+		}
+	}
+	return "python3"
+}
+
+// ForPython reports whether Python runs a program: by its name, then by the file, which a relative name finds from dir. Python also
+// runs folders and archives.
+func ForPython(dir, program string) bool {
+	if strings.HasSuffix(program, ".py") {
+		return true
+	}
+	path := program
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(dir, path)
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return false
+	case info.IsDir():
+		return strings.Contains(program, "/") // else it is a program that has the name of a folder
+	}
+	return info.Mode().IsRegular() && info.Mode()&0o111 == 0
+}
+
+// askTime bounds the wait for the answer of Python, which has to load PyTorch: seconds, or a minute from a slow disk.
+const askTime = 5 * time.Minute
+
+// question asks for torchrun's own answer, and marks it among what a library may print.
+const question = `
+import sys
+from torch.distributed.run import determine_local_world_size
+print("cohort devices", determine_local_world_size(sys.argv[1]))`
+
+// Devices asks PyTorch how many devices of a kind there are, as torchrun's --nproc-per-node does.
+func Devices(python, kind string) (int, error) {
+	if python == "" {
+		python = Python()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, python, "-c", question, kind) //nolint:gosec // the user's own interpreter
+	cmd.WaitDelay = time.Second
+	var problems bytes.Buffer
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return 0, fmt.Errorf("%s did not say within %v", python, askTime)
+	}
+	if err != nil {
+		lines := strings.Split(strings.TrimSpace(problems.String()), "\n")
+		if last := lines[len(lines)-1]; last != "" {
+			err = errors.New(last)
+		}
+		return 0, fmt.Errorf("%s cannot tell how many such devices there are: %w", python, err)
+	}
+	_, after, _ := strings.Cut(string(out), "cohort devices ")
+	number, _, _ := strings.Cut(after, "\n")
+	n, err := strconv.Atoi(strings.TrimSpace(number))
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("%s says that there are %q such devices", python, number)
+	}
+	return n, nil
+}
+
+// word is one that a shell takes as it is.
+var word = regexp.MustCompile(`^[\w@%+=:,./-]+$`)
+
+// Quoted writes a command as one would type it.
+func Quoted(command []string) string {
+	words := make([]string, len(command))
+	for i, w := range command {
+		if words[i] = w; !word.MatchString(w) {
+			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(words, " ")
+}
