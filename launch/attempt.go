@@ -227,7 +227,8 @@ func (a *attempt) spawn(w *worker) error {
 		w.out = nil
 		return err
 	}
-	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.Path}, [3]*os.File{in, w.out.Worker(), w.err.Worker()})
+	command := keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.Path, CPUs: c.cpus[w.local]}
+	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), command, [3]*os.File{in, w.out.Worker(), w.err.Worker()})
 	if err != nil {
 		w.out.Abandon()
 		w.err.Abandon()
@@ -248,6 +249,7 @@ func (a *attempt) told(e keeper.Event) {
 		if w := a.workerOf(e.Started.ID); w != nil {
 			w.pid, w.started = e.Started.PID, e.Started.At
 			a.pids[w.local].Store(int64(w.pid))
+			a.job.events.Started(a.eventOf(w))
 			a.job.board.rank(w.local, func(r *WorkerStatus) { r.Phase, r.Since = WorkerRunning, w.started })
 		}
 	case e.Refused != nil:

@@ -5,13 +5,12 @@ package launch
 
 import (
 	"crypto/rand"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/numabind"
 	"github.com/cohort-dist/cohort/internal/pytemplate"
 	"github.com/cohort-dist/cohort/internal/signame"
 )
@@ -153,6 +152,14 @@ type Config struct {
 	// StdoutFilters and StderrFilters select lines of teed streams that go to one more file, of all ranks together.
 	StdoutFilters, StderrFilters []string
 
+	// NUMABinding binds each worker to processors near the accelerator that has its local rank: "node", "socket", "exclusive" or
+	// "core-complex", as torchrun's --numa-binding; "": to none.
+	NUMABinding string
+	// Events prints what happens as JSON on the screen's Err, as torchrun's --event-log-handler console. Backend is what they call the
+	// rendezvous; default "c10d".
+	Events  bool
+	Backend string
+
 	// VirtualLocalRank gives every worker LOCAL_RANK 0 and one visible device.
 	VirtualLocalRank bool
 	// NoShim keeps our code out of Python workers. Rank 0 then hosts the workers' store.
@@ -166,6 +173,7 @@ type Config struct {
 	Keeper []string
 
 	ending map[int]bool // the signals of SignalNames
+	cpus   [][]int      // of each worker, if there is a NUMABinding
 }
 
 // withDefaults returns the configuration with its defaults, or says what is wrong.
@@ -212,6 +220,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Grace, 30*time.Second)
 	setDefault(&c.Linger, 5*time.Second)
 	setDefault(&c.Interrupt, 2*time.Second)
+	setDefault(&c.Backend, "c10d")
 	setDefault(&c.SignalNames, "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
 	signals, err := signame.Parse(c.SignalNames)
 	if err != nil {
@@ -222,6 +231,9 @@ func (c Config) withDefaults() (Config, error) {
 		c.ending[int(s)] = true
 	}
 	setDefault(&c.Prefix, "[${role_name}${local_rank}]:")
+	if c.cpus, err = numabind.Plan(c.NUMABinding, c.Workers); err != nil {
+		return c, refuse("--numa-binding %s: %w", c.NUMABinding, err)
+	}
 	return c, c.checkEnvironment()
 }
 
@@ -233,41 +245,6 @@ func setDefault[T comparable](p *T, v T) {
 	if *p == zero {
 		*p = v
 	}
-}
-
-// howToRun decides by the name, then by the file, which a relative name finds from dir. Python also runs folders and archives.
-func howToRun(dir, program string) How {
-	if strings.HasSuffix(program, ".py") {
-		return Script
-	}
-	path := program
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(dir, path)
-	}
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-	case info.IsDir() && strings.Contains(program, "/"): // else it is a program that has the name of a folder
-		return Script
-	case info.Mode().IsRegular() && info.Mode()&0o111 == 0:
-		return Script
-	}
-	return Executable
-}
-
-// defaultPython is what torchrun would use: PYTHON_EXEC, else the Python of the PATH.
-func defaultPython() string {
-	if p := os.Getenv("PYTHON_EXEC"); p != "" {
-		return p
-	}
-	for _, name := range []string{"python3", "python"} {
-		for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
-			if info, err := os.Stat(filepath.Join(dir, name)); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 { //nolint:gosec // the user's own PATH
-				return name
-			}
-		}
-	}
-	return "python3"
 }
 
 // command returns the command line of a worker.

@@ -6,11 +6,12 @@ package launch
 import (
 	"fmt"
 	"net"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/program"
+	"github.com/cohort-dist/cohort/internal/ranklist"
 	"github.com/cohort-dist/cohort/internal/rundir"
 )
 
@@ -28,6 +29,8 @@ type PlanWorker struct {
 	Set     []string  `json:"set"`
 	// Dir is the folder that it runs in, "" for that of the launcher.
 	Dir string `json:"dir,omitempty"`
+	// CPUs are the processors that it is bound to.
+	CPUs []int `json:"cpus,omitempty"`
 }
 
 // DryRun returns what [Run] would start, without starting anything.
@@ -66,7 +69,7 @@ func DryRun(c Config) (*Plan, error) {
 			set[i] = "MASTER_PORT=FREE_PORT"
 		}
 		role, _ := c.roleOf(local)
-		plan.Workers = append(plan.Workers, PlanWorker{Rank: p.rank(local), Command: c.command(local), Set: set, Dir: role.Dir})
+		plan.Workers = append(plan.Workers, PlanWorker{Rank: p.rank(local), Command: c.command(local), Set: set, Dir: role.Dir, CPUs: c.cpus[local]})
 	}
 	return plan, nil
 }
@@ -99,9 +102,12 @@ func (p *Plan) String() string {
 		}
 	}
 	for _, w := range p.Workers {
-		fmt.Fprintf(&b, "rank %d: %s\n", w.Rank, quoted(w.Command))
+		fmt.Fprintf(&b, "rank %d: %s\n", w.Rank, program.Quoted(w.Command))
 		if w.Dir != "" {
 			b.WriteString("  in the folder " + w.Dir + "\n")
+		}
+		if len(w.CPUs) > 0 {
+			b.WriteString("  on the processors " + ranklist.Short(w.CPUs) + "\n")
 		}
 		for _, v := range w.Set {
 			if shared[v] < len(p.Workers) {
@@ -110,18 +116,4 @@ func (p *Plan) String() string {
 		}
 	}
 	return strings.TrimSuffix(b.String(), "\n")
-}
-
-// word is one that a shell takes as it is.
-var word = regexp.MustCompile(`^[\w@%+=:,./-]+$`)
-
-// quoted writes a command as one would type it.
-func quoted(command []string) string {
-	words := make([]string, len(command))
-	for i, w := range command {
-		if words[i] = w; !word.MatchString(w) {
-			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
-		}
-	}
-	return strings.Join(words, " ")
 }

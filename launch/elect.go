@@ -211,31 +211,6 @@ func (e *election) ask(ctx context.Context, f func(context.Context) ([]byte, err
 	return v, nil
 }
 
-// greeting is a connection of which the first byte may be waited for before it is read.
-type greeting struct {
-	net.Conn
-	first []byte
-}
-
-// wait reports whether something arrives in time.
-func (g *greeting) wait(limit time.Duration) bool {
-	var b [1]byte
-	_ = g.SetReadDeadline(time.Now().Add(limit))
-	n, _ := g.Conn.Read(b[:])
-	_ = g.SetReadDeadline(time.Time{})
-	g.first = append(g.first, b[:n]...)
-	return n > 0
-}
-
-// Read implements [net.Conn].
-func (g *greeting) Read(b []byte) (int, error) {
-	if n := copy(b, g.first); n > 0 {
-		g.first = g.first[n:]
-		return n, nil
-	}
-	return g.Conn.Read(b)
-}
-
 // connect connects to a rendezvous. It tries until somebody is there, a signal comes, or limit is over.
 func (j *job) connect(addr string, limit time.Duration) (net.Conn, error) {
 	over := time.NewTimer(limit)
@@ -246,7 +221,7 @@ func (j *job) connect(addr string, limit time.Duration) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 		cancel()
 		if err == nil {
-			return &greeting{Conn: c}, nil
+			return nodehost.Greeted(c), nil
 		}
 		if !said && pause > 500*time.Millisecond {
 			said = true

@@ -83,8 +83,8 @@ func (j *job) nodes() error {
 
 // greets reports whether a launcher is at the other end: it says at once that it is there, and a store says nothing.
 func greets(c net.Conn) bool {
-	first, ok := c.(*greeting)
-	return ok && first.wait(greetTime)
+	first, ok := c.(*nodehost.Greeting)
+	return ok && first.Wait(greetTime)
 }
 
 // newMember makes this node a member of the job whose host is at the other end.

@@ -118,6 +118,7 @@ func (a *attempt) result(o launchcore.Outcome) Attempt {
 		}
 		r.Workers = append(r.Workers, end)
 	}
+	a.keepEvents(r.Workers)
 	var failures []postmortem.Failure
 	for _, e := range o.Exits { // in the order in which they were seen
 		w := a.workers[e.Worker]

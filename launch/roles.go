@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/program"
 )
 
 // Role is a group of workers of a job that run the same program.
@@ -34,10 +35,13 @@ func (r Role) withDefaults() (Role, error) {
 		return r, refuse("role %s: %d workers; there must be at least one", r.Name, r.Workers)
 	}
 	if r.How == Auto {
-		r.How = howToRun(r.Dir, r.Program[0])
+		r.How = Executable
+		if program.ForPython(r.Dir, r.Program[0]) {
+			r.How = Script
+		}
 	}
 	if r.How == Script || r.How == Module {
-		setDefault(&r.Python, defaultPython())
+		setDefault(&r.Python, program.Python())
 	}
 	return r, nil
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/agentevents"
 	"github.com/cohort-dist/cohort/internal/keeper"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/oomkill"
@@ -40,6 +41,8 @@ type job struct {
 	report  *Report
 	asked   context.Context //nolint:containedctx // the caller's wish to end, which attempts watch
 	current atomic.Pointer[attempt]
+	events  *agentevents.Log
+	last    []agentevents.Worker // of the last attempt
 	board   board
 	// seen is how far the job had got when this node last took part: a new host goes on from there.
 	seen struct{ attempt, restarts int }
@@ -68,6 +71,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 		report: &Report{RunID: cfg.RunID, Host: host, Program: cfg.Program[0], Workers: cfg.Workers, MaxRestarts: cfg.MaxRestarts, Started: time.Now()},
 	}
 	defer func() { _ = k.Close() }()
+	j.openEvents()
 	j.run, err = rundir.New(rundir.Options{Base: cfg.LogDir, RunID: cfg.RunID, Keep: cfg.Redirects.any() || cfg.Tee.any(), Shim: !cfg.NoShim, Passing: k.Remove})
 	if err != nil {
 		return nil, unavailable("a folder for this run", err)
@@ -99,6 +103,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	}
 	j.report.Ended = time.Now()
 	j.report.judge(ctx, err)
+	j.closeEvents()
 	if !j.report.Succeeded && err == nil {
 		j.saveEvidence()
 	}
@@ -152,6 +157,7 @@ func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
 		a.closeStore()
 		return nil, err
 	}
+	j.beginEvents(a.place)
 	for local := range j.cfg.Workers {
 		a.workers = append(a.workers, &worker{local: local, rank: a.place.rank(local)})
 	}

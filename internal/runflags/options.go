@@ -4,17 +4,20 @@
 package runflags
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"net"
 	"net/netip"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/numabind"
 	"github.com/cohort-dist/cohort/launch"
 )
 
@@ -39,6 +42,8 @@ type System struct {
 	Lookup func(string) (string, bool)
 	// GPUs counts the accelerators of this host.
 	GPUs func() int
+	// Devices asks PyTorch for the number of accelerators of another kind, with this interpreter, "" for the default.
+	Devices func(python, kind string) (int, error)
 	// ReadFile reads the file of --file.
 	ReadFile func(string) ([]byte, error)
 }
@@ -150,6 +155,9 @@ func (o *Options) size(v values, sys System) error {
 	return nil
 }
 
+// device is what the name of a kind of devices looks like: xpu, or one that an extension of PyTorch has given to its own.
+var device = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
+
 func (o *Options) workers(text string, sys System) (int, error) {
 	gpus := 0
 	if text == "auto" || text == "gpu" || text == "cuda" {
@@ -174,8 +182,14 @@ func (o *Options) workers(text string, sys System) (int, error) {
 		return runtime.NumCPU(), nil
 	}
 	n, err := strconv.Atoi(text)
+	if err != nil && device.MatchString(text) {
+		if n, err = sys.Devices(o.Python, text); err != nil {
+			return 0, fmt.Errorf("%s: it must be a number, auto, cpu, gpu or a device of PyTorch; %w", text, err)
+		}
+		o.note("%d workers: one for each device of kind %s", n, text)
+	}
 	if err != nil {
-		return 0, fmt.Errorf("%s: it must be a number, auto, cpu or gpu", text)
+		return 0, fmt.Errorf("%s: it must be a number, auto, cpu, gpu or a device of PyTorch", text)
 	}
 	if n < 1 || n > 1<<16 {
 		return 0, fmt.Errorf("%d: it must be at least 1 and at most %d", n, 1<<16)
@@ -440,11 +454,19 @@ func (o *Options) rest(v values) error {
 		}
 		o.RankPrefix = p
 	}
-	if h := v["event-log-handler"]; h != "" && h != "null" {
-		return fmt.Errorf("--event-log-handler %s is not supported: --report FILE writes what happened as JSON", h)
+	o.NUMABinding, o.Backend = v["numa-binding"], cmp.Or(v["rdzv-backend"], "static")
+	if v["standalone"] != "" {
+		o.Backend = "c10d" // as torchrun has it
 	}
-	if b := v["numa-binding"]; b != "" {
-		return fmt.Errorf("--numa-binding %s is not supported yet: start the job with numactl, or bind inside the program", b)
+	switch h := v["event-log-handler"]; h {
+	case "", "null", "dynamic_rendezvous": // the last one writes nothing in PyTorch either
+	case "console":
+		o.Events = true
+	default:
+		return fmt.Errorf("--event-log-handler %s is not supported: a handler of another package needs Python inside the launcher; console and null work", h)
+	}
+	if b := o.NUMABinding; b != "" && !slices.Contains(numabind.Modes, b) {
+		return fmt.Errorf("--numa-binding %s: it must be one of %s", b, strings.Join(numabind.Modes, ", "))
 	}
 	return nil
 }

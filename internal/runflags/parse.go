@@ -7,8 +7,10 @@
 package runflags
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"math/big"
 	"slices"
 	"sort"
 	"strings"
@@ -28,7 +30,7 @@ type option struct {
 // options are all options: those of torchrun first, of all its versions.
 var options = []option{
 	{name: "nnodes", env: true, arg: "N|MIN:MAX", usage: "number of nodes"},
-	{name: "nproc-per-node", env: true, arg: "N|auto|cpu|gpu", usage: "workers on each node"},
+	{name: "nproc-per-node", env: true, arg: "N|auto|cpu|gpu|xpu", usage: "workers on each node"},
 	{name: "rdzv-backend", env: true, arg: "NAME", usage: "static or c10d; both mean cohort's own rendezvous"},
 	{name: "rdzv-endpoint", env: true, arg: "HOST[:PORT]", usage: "where the nodes meet"},
 	{name: "rdzv-id", env: true, arg: "ID", usage: "name of the job"},
@@ -37,7 +39,7 @@ var options = []option{
 	{name: "max-restarts", env: true, arg: "N", usage: "restarts after a failure"},
 	{name: "monitor-interval", env: true, arg: "SECONDS", usage: "accepted; failures are noticed at once"},
 	{name: "start-method", env: true, arg: "NAME", usage: "accepted; it concerns --run-path only"},
-	{name: "event-log-handler", env: true, arg: "NAME", usage: "null; others are refused: --report writes JSON"},
+	{name: "event-log-handler", env: true, arg: "NAME", usage: "console prints events as JSON on stderr, null none"},
 	{name: "role", env: true, arg: "NAME", usage: "role of the workers"},
 	{name: "module", short: 'm', flag: true, env: true, usage: "the program is a Python module"},
 	{name: "no-python", flag: true, env: true, usage: "execute the program itself"},
@@ -54,7 +56,7 @@ var options = []option{
 	{name: "master-port", env: true, arg: "PORT", usage: "its port; default: a free one"},
 	{name: "local-addr", env: true, arg: "HOST", usage: "address at which other nodes reach this one, if it hosts the store"},
 	{name: "logs-specs", arg: "NAME", usage: "refused: it needs Python inside the launcher"},
-	{name: "numa-binding", arg: "MODE", usage: "refused: start the job with numactl, or bind in the program"},
+	{name: "numa-binding", arg: "MODE", usage: "bind workers to processors near their GPU: node, socket, exclusive, core-complex"},
 	{name: "signals-to-handle", env: true, arg: "NAMES", usage: "signals that stop the job; others are passed on"},
 	{name: "shutdown-timeout", env: true, arg: "SECONDS", usage: "time between the signal that stops a worker and SIGKILL"},
 	{name: "virtual-local-rank", flag: true, env: true, usage: "LOCAL_RANK=0 and one visible device for every worker"},
@@ -258,12 +260,11 @@ func (v values) fromEnvironment(lookup func(string) (string, bool), from sources
 			continue
 		}
 		if o.flag {
-			switch strings.TrimSpace(value) {
-			case "1":
-			case "0", "":
-				continue
-			default:
-				errs = append(errs, fmt.Errorf("%s=%s: it must be 0 or 1", name, value))
+			on, ok := new(big.Int).SetString(cmp.Or(strings.TrimSpace(value), "0"), 10) // torchrun takes any integer
+			if !ok {
+				errs = append(errs, fmt.Errorf("%s=%s: it must be 1 or 0", name, value))
+			}
+			if !ok || on.Sign() == 0 {
 				continue
 			}
 			value = "1"

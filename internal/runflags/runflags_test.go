@@ -4,6 +4,7 @@
 package runflags
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -18,7 +19,12 @@ func system(env map[string]string) System {
 	return System{Lookup: func(name string) (string, bool) {
 		v, found := env[name]
 		return v, found
-	}, GPUs: func() int { return 3 }}
+	}, GPUs: func() int { return 3 }, Devices: func(python, kind string) (int, error) {
+		if kind != "xpu" || python != "" {
+			return 0, fmt.Errorf("%q knows no %s", python, kind)
+		}
+		return 6, nil
+	}}
 }
 
 func TestParse(t *testing.T) {
@@ -37,14 +43,23 @@ func TestParse(t *testing.T) {
 		"command line wins":      {"--nproc-per-node 5 t.py", map[string]string{"PET_NPROC_PER_NODE": "4"}, workers, 5},
 		"gpus":                   {"--nproc-per-node gpu t.py", nil, workers, 3},
 		"auto":                   {"--nproc-per-node auto t.py", nil, workers, 3},
-		"the program's own":      {"t.py --nproc-per-node 5 -- x", nil, program, []string{"t.py", "--nproc-per-node", "5", "--", "x"}},
-		"after two dashes":       {"-- --weird -x", nil, program, []string{"--weird", "-x"}},
+		"the program's own":      {"t.py --nproc-per-node 5 -- x", nil, theProgram, []string{"t.py", "--nproc-per-node", "5", "--", "x"}},
+		"after two dashes":       {"-- --weird -x", nil, theProgram, []string{"--weird", "-x"}},
 		"joined short":           {"-t3 t.py", nil, tee, launch.StdMap{All: 3}},
 		"short":                  {"-t 3 t.py", nil, tee, launch.StdMap{All: 3}},
 		"one-letter prefix":      {"--t 1 t.py", nil, tee, launch.StdMap{All: 1}},
 		"single ranks":           {"--tee 0:1,12:3 t.py", nil, tee, launch.StdMap{Ranks: map[int]launch.Std{0: 1, 12: 3}}},
 		"module":                 {"-m pkg.train --x", nil, how, launch.Module},
 		"module by variable":     {"t", map[string]string{"PET_MODULE": "1"}, how, launch.Module},
+		"another integer":        {"t", map[string]string{"PET_MODULE": " +17 "}, how, launch.Module},
+		"a negative integer":     {"t", map[string]string{"PET_MODULE": "-1"}, how, launch.Module},
+		"a large integer":        {"t", map[string]string{"PET_MODULE": "99999999999999999999"}, how, launch.Module},
+		"zeroes":                 {"t", map[string]string{"PET_MODULE": "000"}, how, launch.Auto},
+		"another device":         {"--nproc-per-node xpu t.py", nil, workers, 6},
+		"events":                 {"--event-log-handler console t.py", nil, func(o Options) any { return o.Events }, true},
+		"events of nothing":      {"--event-log-handler dynamic_rendezvous t.py", nil, func(o Options) any { return o.Events }, false},
+		"binding":                {"--numa-binding core-complex t.py", nil, func(o Options) any { return o.NUMABinding }, "core-complex"},
+		"backend of standalone":  {"--standalone t.py", nil, func(o Options) any { return o.Backend }, "c10d"},
 		"no module":              {"t", map[string]string{"PET_MODULE": "0"}, how, launch.Auto},
 		"no python":              {"--no-python t.py", nil, how, launch.Executable},
 		"prefix of standalone":   {"--stand --nproc_per_node 2 t.py", nil, workers, 2},
@@ -74,11 +89,11 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func workers(o Options) any { return o.Workers }
-func program(o Options) any { return o.Program }
-func tee(o Options) any     { return o.Tee }
-func how(o Options) any     { return o.How }
-func join(o Options) any    { return o.JoinTimeout }
+func workers(o Options) any    { return o.Workers }
+func theProgram(o Options) any { return o.Program }
+func tee(o Options) any        { return o.Tee }
+func how(o Options) any        { return o.How }
+func join(o Options) any       { return o.JoinTimeout }
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
@@ -89,18 +104,22 @@ func TestRefusals(t *testing.T) {
 		"":                         {nil, "the program is missing"},
 		"--nproc-per-node":         {nil, "--nproc-per-node needs a value"},
 		"--nproc-per-node 0 t.py":  {nil, "at least 1"},
-		"--nproc-per-node x t.py":  {nil, "a number, auto, cpu or gpu"},
-		"--rdzv t.py":              {nil, "--rdzv could be --rdzv-backend or --rdzv-conf"},
-		"--max-restart-s 1 t.py":   {nil, "did you mean --max-restarts?"},
-		"--frobnicate t.py":        {nil, "there is no option --frobnicate"},
-		"-x t.py":                  {nil, "there is no option -x"},
-		"--standalone=1 t.py":      {nil, "takes no value"},
-		"--run-path t.py":          {nil, "not supported"},
-		"--logs-specs x t.py":      {nil, "not supported"},
-		"--rdzv-backend etcd t.py": {nil, "not supported"},
-		"--rdzv-backend mine t.py": {nil, "needs Python inside the launcher"},
-		"--rdzv-conf join t.py":    {nil, "is not KEY=VALUE"},
-		"-m --no-python t":         {nil, "exclude each other"},
+		"--nproc-per-node x t.py":  {nil, "a number, auto, cpu, gpu or a device of PyTorch; \"\" knows no x"},
+		"--nproc-per-node 2x t.py": {nil, "a number, auto, cpu, gpu or a device of PyTorch"},
+		"--nproc-per-node hpu --python /o/python t.py": {nil, `"/o/python" knows no hpu`},
+		"--numa-binding near t.py":                     {nil, "--numa-binding near: it must be one of node, socket, exclusive, core-complex"},
+		"--event-log-handler mine t.py":                {nil, "not supported"},
+		"--rdzv t.py":                                  {nil, "--rdzv could be --rdzv-backend or --rdzv-conf"},
+		"--max-restart-s 1 t.py":                       {nil, "did you mean --max-restarts?"},
+		"--frobnicate t.py":                            {nil, "there is no option --frobnicate"},
+		"-x t.py":                                      {nil, "there is no option -x"},
+		"--standalone=1 t.py":                          {nil, "takes no value"},
+		"--run-path t.py":                              {nil, "not supported"},
+		"--logs-specs x t.py":                          {nil, "not supported"},
+		"--rdzv-backend etcd t.py":                     {nil, "not supported"},
+		"--rdzv-backend mine t.py":                     {nil, "needs Python inside the launcher"},
+		"--rdzv-conf join t.py":                        {nil, "is not KEY=VALUE"},
+		"-m --no-python t":                             {nil, "exclude each other"},
 		"--nnodes 2 --master-addr a --rdzv-conf timeout=x t.py": {nil, "--rdzv-conf timeout"},
 		"--nnodes 2:1 t.py":            {nil, "MIN must be at least 1"},
 		"--nnodes two t.py":            {nil, "N or MIN:MAX"},
@@ -114,8 +133,8 @@ func TestRefusals(t *testing.T) {
 		"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint /tmp/x --rdzv-conf store_type=file t.py": {nil, "store_type=file is not supported"},
 		"--exit-code 7 t.py":       {nil, "1 or first"},
 		"--master-port 70000 t.py": {nil, "up to 65535"},
-		"t.py":                     {map[string]string{"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: it must be 0 or 1"},
-		"a.py":                     {map[string]string{"PET_NPROC_PER_NODE": "two"}, "PET_NPROC_PER_NODE two: it must be a number, auto, cpu or gpu"},
+		"t.py":                     {map[string]string{"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: it must be 1 or 0"},
+		"a.py":                     {map[string]string{"PET_NPROC_PER_NODE": "two"}, "PET_NPROC_PER_NODE two: it must be a number, auto, cpu, gpu"},
 		"b.py":                     {map[string]string{"PET_RUN_PATH": "1"}, "PET_RUN_PATH runs the script inside"},
 		"c.py":                     {map[string]string{"PET_REDIRECTS": "9"}, "PET_REDIRECTS: "},
 		"d.py":                     {map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT soon: it must be a number"},
@@ -155,7 +174,7 @@ func TestFileRefusals(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"options: {max-restarts: often}\nroles: [{name: a, program: [true]}]": "--file job.yaml: line 1: options: max-restarts often: it must be a number",
-		"roles: [{name: a, workers: some, program: [true]}]":                  "--file job.yaml: line 1: role a: workers some: it must be a number, auto, cpu or gpu",
+		"roles: [{name: a, workers: some, program: [true]}]":                  "--file job.yaml: line 1: role a: workers some: it must be a number, auto, cpu, gpu",
 	} {
 		sys := system(nil)
 		sys.ReadFile = func(string) ([]byte, error) { return []byte(text), nil }

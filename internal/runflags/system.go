@@ -10,10 +10,14 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/internal/jobfile"
+	"github.com/cohort-dist/cohort/internal/numabind"
+	"github.com/cohort-dist/cohort/internal/program"
 )
 
 // Here is the system that this process runs on.
-func Here() System { return System{Lookup: os.LookupEnv, GPUs: countGPUs, ReadFile: readJobFile} }
+func Here() System {
+	return System{Lookup: os.LookupEnv, GPUs: countGPUs, Devices: program.Devices, ReadFile: readJobFile}
+}
 
 // readJobFile reads a file up to the size that makes sense, and what a pipe or a device yields.
 func readJobFile(name string) ([]byte, error) {
@@ -25,7 +29,7 @@ func readJobFile(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, jobfile.MaxSize+1))
 }
 
-// countGPUs counts NVIDIA devices without their libraries.
+// countGPUs counts devices of NVIDIA, or of AMD, without their libraries.
 func countGPUs() int {
 	if list, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
 		if strings.TrimSpace(list) == "" || list == "-1" {
@@ -38,5 +42,9 @@ func countGPUs() int {
 			return len(found)
 		}
 	}
-	return 0
+	all, err := numabind.Machine{Root: "/", Lookup: os.LookupEnv}.Devices()
+	if err != nil {
+		return 0
+	}
+	return len(all)
 }
