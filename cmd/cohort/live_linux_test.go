@@ -87,6 +87,71 @@ func liveRun(t *testing.T, env []string, options ...string) (p *terminal, goes f
 	}
 }
 
+// TestSuspended: Ctrl-Z leaves the terminal to the shell. What that prints is not drawn over, in the background the launcher draws
+// nothing below its output, and in the foreground the view stands below everything.
+func TestSuspended(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	shell := `set -m
+cohort run --nproc-per-node 2 --evidence - sh -c 'while [ ! -e $$DIR/go ]; do echo tick; echo $$RANK: $(ls $$DIR); sleep 0.1; done'
+printf 'the shell speaks\n%.0s' 1 2 3 4 5 6
+touch $DIR/stopped
+while [ ! -e $DIR/bg ]; do sleep 0.05; done
+bg >/dev/null
+while [ ! -e $DIR/fg ]; do sleep 0.05; done
+fg >/dev/null`
+	p := commandOnTerminal(t, []string{"DIR=" + dir, "XDG_STATE_HOME=" + dir}, exec.Command("bash", "-c", shell))
+	touch := func(name string) {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const view = `^ranks 0-1 run`
+	p.shows(view)
+	if _, err := p.master.Write([]byte{26}); err != nil {
+		t.Fatal(err)
+	}
+	p.shows(`^the shell speaks$`)
+	for limit := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if _, err := os.Stat(filepath.Join(dir, "stopped")); err == nil {
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatal("the shell does not continue")
+		}
+	}
+	speaks := func(when string) {
+		t.Helper()
+		if n := strings.Count(strings.Join(p.screen.Lines(true), "\n"), "the shell speaks"); n != 6 {
+			t.Errorf("%s: %d of 6 lines of the shell:\n%s", when, n, strings.Join(p.screen.Lines(true), "\n"))
+		}
+	}
+	hidden := func(when string) {
+		t.Helper()
+		if text := strings.Join(p.screen.Lines(true), "\n"); regexp.MustCompile("(?m)" + view).MatchString(text) {
+			t.Errorf("%s the view stands there:\n%s", when, text)
+		}
+	}
+	speaks("stopped")
+	hidden("while it is stopped")
+	touch("bg")
+	touch("in-background")
+	p.shows(`in-background`)
+	speaks("in the background")
+	hidden("in the background")
+	touch("fg")
+	p.shows(view)
+	touch("go")
+	if code := p.ends(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	speaks("at the end")
+	hidden("at the end")
+	if unknown := p.screen.Unknown(); len(unknown) > 0 {
+		t.Errorf("sequences of another kind: %q", unknown)
+	}
+}
+
 // TestLiveView: below the output of the workers, which is folded, stand the state of the job and one line for the
 // progress bar of each rank, at every size of the terminal. At the end only output and report are left.
 func TestLiveView(t *testing.T) {

@@ -35,6 +35,15 @@ type terminal struct {
 
 func onTerminal(t *testing.T, env []string, args ...string) *terminal {
 	t.Helper()
+	path, err := exec.LookPath("cohort")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return commandOnTerminal(t, env, exec.Command(path, args...))
+}
+
+func commandOnTerminal(t *testing.T, env []string, cmd *exec.Cmd) *terminal {
+	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
 		t.Skipf("no pseudo-terminals here: %v", err)
@@ -54,11 +63,7 @@ func onTerminal(t *testing.T, env []string, args ...string) *terminal {
 	if err != nil {
 		t.Skipf("no pseudo-terminals here: %v", err)
 	}
-	path, err := exec.LookPath("cohort")
-	if err != nil {
-		t.Fatal(err)
-	}
-	term := &terminal{t: t, cmd: exec.Command(path, args...), master: master, done: make(chan struct{}), screen: termtest.New(100, 30)}
+	term := &terminal{t: t, cmd: cmd, master: master, done: make(chan struct{}), screen: termtest.New(100, 30)}
 	if term.modes, err = unix.IoctlGetTermios(fd, unix.TCGETS); err != nil {
 		t.Fatal(err)
 	}

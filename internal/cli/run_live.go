@@ -9,11 +9,13 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/term"
 
 	"github.com/cohort-dist/cohort/internal/runflags"
+	"github.com/cohort-dist/cohort/internal/signame"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/launch"
 )
@@ -26,7 +28,7 @@ func (a *app) live(o runflags.Options, s *launch.Screen) (end func()) {
 	}
 	view := tui.NewLive(out, func() (int, int) {
 		width, height, err := term.GetSize(int(out.Fd()))
-		if err != nil || width <= 0 || height <= 0 {
+		if err != nil || width <= 0 || height <= 0 || inBackground(out) {
 			return 0, 0
 		}
 		return width, height
@@ -40,7 +42,12 @@ func (a *app) live(o runflags.Options, s *launch.Screen) (end func()) {
 		job := jobView(status, time.Now())
 		view.Set(func(width, height int) []string { return job.Lines(width, height, style) })
 	}
-	return view.Close
+	signals, _ := signame.Parse(o.SignalNames) // the launcher says what is wrong with them
+	endSuspends := suspends(view, signals)
+	return sync.OnceFunc(func() {
+		endSuspends()
+		view.Close()
+	})
 }
 
 // jobView says what to show of a job.

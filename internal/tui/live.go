@@ -24,6 +24,7 @@ type Live struct {
 		frame  func(width, height int) []string
 		rest   []byte // of a line of output
 		closed bool
+		paused bool
 		err    error
 	}
 }
@@ -73,12 +74,31 @@ const (
 func (l *Live) draw(above []byte) {
 	width, height := l.size()
 	var lines []string
-	if l.mu.frame != nil && width >= leastWidth && height >= leastHeight {
+	if l.mu.frame != nil && !l.mu.paused && width >= leastWidth && height >= leastHeight {
 		lines = l.mu.frame(width, height/2)
 	}
 	if out := l.mu.region.draw(above, lines, width); len(out) > 0 && l.mu.err == nil {
 		_, l.mu.err = l.w.Write(out)
 	}
+}
+
+// Pause wipes the lines at the bottom until [Live.Continue], while somebody else has the terminal.
+func (l *Live) Pause() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.paused = true
+	l.draw(nil)
+}
+
+// Continue draws the lines at the bottom anew, below what somebody else has printed.
+func (l *Live) Continue() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.closed {
+		return
+	}
+	l.mu.paused, l.mu.region = false, region{}
+	l.draw(nil)
 }
 
 // Close wipes the lines at the bottom. Output goes on as it comes.
