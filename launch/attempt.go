@@ -47,7 +47,7 @@ type attempt struct {
 	group   *launchcore.Group
 	workers []*worker
 	store   *tcpstore.Server
-	filters *filters
+	filters [2]*joblog.Filter
 	started time.Time
 	timer   *time.Timer
 	timerID int
@@ -144,7 +144,8 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 	a.looking.Wait()
 	a.drain()
 	a.closeStore()
-	a.filters.close()
+	a.filters[0].Close()
+	a.filters[1].Close()
 	return a.outcome, a.err
 }
 

@@ -4,7 +4,6 @@
 package launch
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -82,43 +81,20 @@ func (s *screen) end() {
 	}
 }
 
-// filters are the files that hold selected lines of all teed ranks.
-type filters struct {
-	files [2]*os.File
-	outs  [2]*joblog.Output
-	keep  [2]func([]byte) bool
-}
-
-func newFilters(c Config, run *rundir.Dir, attempt int) (*filters, error) {
-	f := &filters{}
+// newFilters opens the files that hold selected lines of all teed ranks.
+func newFilters(c Config, run *rundir.Dir, attempt int) (f [2]*joblog.Filter, err error) {
 	for i, texts := range [][]string{c.StdoutFilters, c.StderrFilters} {
 		if len(texts) == 0 || !c.Tee.any() {
 			continue
 		}
 		file, err := run.Create(attempt, []string{"filtered_stdout.log", "filtered_stderr.log"}[i])
 		if err != nil {
-			f.close()
-			return nil, unavailable("a log file", err)
+			f[0].Close()
+			return f, unavailable("a log file", err)
 		}
-		f.files[i], f.outs[i] = file, joblog.NewOutput(file)
-		f.keep[i] = func(line []byte) bool {
-			for _, t := range texts {
-				if bytes.Contains(line, []byte(t)) {
-					return true
-				}
-			}
-			return false
-		}
+		f[i] = joblog.NewFilter(file, texts)
 	}
 	return f, nil
-}
-
-func (f *filters) close() {
-	for _, file := range f.files {
-		if file != nil {
-			_ = file.Close()
-		}
-	}
 }
 
 // openStream prepares stream which of a worker.
@@ -147,7 +123,7 @@ func (a *attempt) sink(w *worker, which Std) *joblog.Stream {
 	tee := c.Tee.Of(w.local)&which != 0
 	if tee {
 		sink.Prefix = []byte(a.prefix(w))
-		sink.Filtered, sink.Keep = a.filters.outs[index], a.filters.keep[index]
+		a.filters[index].Apply(sink)
 	}
 	if sc.Show != nil {
 		sink.Live = func(line []byte) { a.job.board.printed(w.local, index, line) }
