@@ -28,7 +28,7 @@ func (a *app) live(o runflags.Options, s *launch.Screen) (end func()) {
 	}
 	view := tui.NewLive(out, func() (int, int) {
 		width, height, err := term.GetSize(int(out.Fd()))
-		if err != nil || width <= 0 || height <= 0 || inBackground(out) {
+		if err != nil || width <= 0 || height <= 0 || tui.InBackground(out) {
 			return 0, 0
 		}
 		return width, height
@@ -43,7 +43,7 @@ func (a *app) live(o runflags.Options, s *launch.Screen) (end func()) {
 		view.Set(func(width, height int) []string { return job.Lines(width, height, style) })
 	}
 	signals, _ := signame.Parse(o.SignalNames) // the launcher says what is wrong with them
-	endSuspends := suspends(view, signals)
+	endSuspends := tui.Suspends(view, signals)
 	return sync.OnceFunc(func() {
 		endSuspends()
 		view.Close()

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package tui
 
 import (
 	"os"
@@ -13,16 +13,14 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/cohort-dist/cohort/internal/tui"
 )
 
 // stopTime is how long a process waits to be stopped.
 const stopTime = time.Second
 
-// suspends lets the user stop the launcher (Ctrl-Z) and continue it: the shell has the terminal to itself meanwhile, and the view is
+// Suspends lets the user stop the launcher (Ctrl-Z) and continue it: the shell has the terminal to itself meanwhile, and the view is
 // drawn anew below what the shell has printed. Signals that the job handles are left to it. The function it returns ends that.
-func suspends(view *tui.Live, job []syscall.Signal) (end func()) {
+func Suspends(view *Live, job []syscall.Signal) (end func()) {
 	wanted := func(s syscall.Signal) bool { return !slices.Contains(job, s) && !signal.Ignored(s) }
 	stops, continues := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	if wanted(syscall.SIGTSTP) {
@@ -75,8 +73,8 @@ func stop(continues <-chan os.Signal) {
 	_ = action(&ours, &system)
 }
 
-// inBackground reports whether a shell has put this process into the background of its terminal.
-func inBackground(terminal *os.File) bool {
+// InBackground reports whether a shell has put this process into the background of its terminal.
+func InBackground(terminal *os.File) bool {
 	group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP)
 	return err == nil && group != syscall.Getpgrp()
 }

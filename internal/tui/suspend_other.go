@@ -3,16 +3,15 @@
 
 //go:build !linux
 
-package cli
+package tui
 
 import (
 	"os"
 	"syscall"
-
-	"github.com/cohort-dist/cohort/internal/tui"
 )
 
-// suspends does nothing here: the system's own action stops the launcher.
-func suspends(*tui.Live, []syscall.Signal) (end func()) { return func() {} }
+// Suspends does nothing here: the system's own action stops the launcher.
+func Suspends(*Live, []syscall.Signal) (end func()) { return func() {} }
 
-func inBackground(*os.File) bool { return false }
+// InBackground is not known here.
+func InBackground(*os.File) bool { return false }
