@@ -446,3 +446,25 @@ func TestCPUs(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
+
+// TestInheritedFiles: what the launcher has inherited is not passed on to the workers.
+func TestInheritedFiles(t *testing.T) {
+	t.Parallel()
+	fd, err := syscall.Open("/dev/null", syscall.O_RDONLY, 0) // without O_CLOEXEC, as what a shell has opened
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Close(fd) }()
+	k := start(t)
+	if err = k.Spawn(0, Command{Args: []string{"sh", "-c", fmt.Sprintf("[ ! -e /proc/self/fd/%d ]", fd)}}, [3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if e := k.next(t); e.Exited != nil {
+			if e.Exited.Code != 0 {
+				t.Errorf("the worker has descriptor %d", fd)
+			}
+			return
+		}
+	}
+}

@@ -30,6 +30,7 @@ func Main() int {
 	// The kernel sends the parent-death signal of the workers when the thread that started them ends.
 	runtime.LockOSThread()
 	adopt()
+	keepFiles()
 	keepSignals()
 	file := os.NewFile(socketFD, "launcher")
 	generic, err := net.FileConn(file)

@@ -21,6 +21,16 @@ const rssUnit = 1024
 // adopt makes this process the new parent of all its descendants that lose theirs.
 func adopt() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
+// keepFiles keeps what the launcher has inherited, such as the lock of a shell script, from the workers, as torchrun does.
+func keepFiles() {
+	entries, _ := os.ReadDir("/proc/self/fd")
+	for _, e := range entries {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
+}
+
 // workerAttr puts a worker into a session of its own, as torchrun does, and has it killed when the keeper dies.
 func workerAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}

@@ -16,6 +16,9 @@ const rssUnit = 1
 // adopt does nothing: this system has no subreapers.
 func adopt() {}
 
+// keepFiles does nothing: without /proc the descriptors are not listed.
+func keepFiles() {}
+
 func workerAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
 // onCPUs starts a process. This system cannot bind it to processors.
