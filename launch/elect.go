@@ -114,7 +114,10 @@ func (e *election) attend(h *nodehost.Host, addr string) error {
 // choose returns the address of the host, and the host itself if it is this launcher.
 func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 	for {
-		current, _, err := e.current(e.job.asked)
+		current, known, err := e.current(e.job.asked)
+		if err == nil && known && current == "" && e.job.seen.attempt > 0 { // to begin anew would be to run it twice
+			err = dist.New(op, dist.Replaced, "the job has ended without this node, which was cut off from it")
+		}
 		if err != nil {
 			return nil, "", err
 		}

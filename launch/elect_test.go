@@ -70,6 +70,10 @@ func TestHolds(t *testing.T) {
 	if now, _, err := h2.current(t.Context()); now != "" {
 		t.Errorf("the store says %q after the job, %v", now, err)
 	}
+	h1.job.seen.attempt = 1
+	if _, _, err := h1.choose("h2"); !errors.Is(err, dist.Replaced) || !strings.Contains(err.Error(), "has ended without this node") {
+		t.Errorf("a node that took part chooses after the end: %v", err)
+	}
 	claim(h2, "", "a later job")
 	holds("a later job", "the launcher at a later job hosts")
 }
