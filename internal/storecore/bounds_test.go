@@ -204,3 +204,43 @@ func TestAWaitCostsItsOwnKeys(t *testing.T) {
 		t.Errorf("two waits cost %d bytes, after a large request of another client %d", alone, after)
 	}
 }
+
+// TestWaitsStayWithinTheirShare: a wait for more keys than there is room for is refused, whoever has many waits is cut when there is no
+// room for those of others, and what is open never takes more than its share.
+func TestWaitsStayWithinTheirShare(t *testing.T) {
+	limits := testLimits
+	limits.Memory, limits.Waits = 512<<10, 1<<20
+	b := newBench(limits)
+	within := func(when string) {
+		t.Helper()
+		if b.m.waitBytes > b.m.shares.waits {
+			t.Fatalf("%s, waits take %d of %d bytes", when, b.m.waitBytes, b.m.shares.waits)
+		}
+	}
+	keys := make([]string, 1000)
+	for i := range keys {
+		keys[i] = fmt.Sprint("key ", i)
+	}
+	c := b.dial(wire.Native)
+	b.send(c, frame(1, func(f []byte) []byte { return wire.AppendKeys(f, wire.Native, wire.Wait, keys...) }))
+	within("with a large one")
+	if got := b.take(c); len(got) < 9 || got[8] != byte(dist.Exhausted) {
+		t.Errorf("a wait for %d keys: %q", len(keys), got)
+	}
+	greedy := b.dial(wire.Native)
+	for id := uint32(1); id <= 10000; id++ {
+		b.send(greedy, frame(id, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "never") }))
+		within("with one greedy client")
+	}
+	for i := range 10 {
+		modest := b.dial(wire.Native)
+		b.send(modest, frame(1, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "soon") }))
+		if got := b.take(modest); got != "" || b.cuts[modest] != nil {
+			t.Errorf("modest client %d: %q, %v", i, got, b.cuts[modest])
+		}
+		within("with modest ones")
+	}
+	if !errors.Is(b.cuts[greedy], dist.Exhausted) {
+		t.Errorf("the greedy one: %v", b.cuts[greedy])
+	}
+}
