@@ -30,7 +30,8 @@ const (
 const IgnoreIndex = -100
 
 // CrossEntropy is the loss of logits (N x C, or C) against classes (int64: N, or none). The mean is over the targets that
-// are not [IgnoreIndex]. It corresponds to torch.nn.functional.cross_entropy.
+// are not [IgnoreIndex]. It corresponds to torch.nn.functional.cross_entropy without class weights, label smoothing and targets that are
+// probabilities.
 func CrossEntropy(logits *Variable, target *tensor.Tensor, r Reduction) *Variable {
 	return apply(&crossEntropy{target: target, reduction: r}, logits)
 }
