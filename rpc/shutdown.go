@@ -29,9 +29,9 @@ const shutdownRefs = 100 * time.Second
 // another Go worker has given up its own Shutdown, the error names that worker and has the code of its error, such as
 // dist.DeadlineExceeded, which is then not the caller's own deadline; dist.Aborted if it was canceled.
 //
-// ctx bounds all of it, and up to half a second more in which a worker that gives up tells the others. The agent is closed in any case when Shutdown returns; the error says which phase was not
-// completed, and who was missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx
-// if that ends before. It corresponds to torch.distributed.rpc.shutdown.
+// ctx bounds all of it, and up to a second and a half more in which a worker that gives up asks the store who did so first, and
+// tells the others. The agent is closed in any case when Shutdown returns; the error says which phase was not completed, and who
+// was missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx if that ends before. It corresponds to torch.distributed.rpc.shutdown.
 func (a *Agent) Shutdown(ctx context.Context) error {
 	moment.At("rpc.agent.shutdown")
 	if !a.ending.begun.CompareAndSwap(false, true) {

@@ -57,13 +57,14 @@ func (w *waiting) unguard(then func(dead *dist.Error)) {
 }
 
 // blame records in a static world whose death has ended the wait, for those who will find that this worker has gone. first
-// is that death, or what was recorded before and is its cause.
+// is that death, or what was recorded before and is its cause. The store is asked even if the time of the caller is over: a
+// worker that had the same deadline and gave up a moment before is gone too, and has said why.
 func (w *waiting) blame(me Self, dead *dist.Error, among []string, then func(first *dist.Error)) {
 	if !me.Static() {
 		then(dead)
 		return
 	}
-	w.do(Op{Kind: OpSwap, Round: w.round, Key: KeyLost, Text: dead.Peer, For: recordTime}, func(ev Event) {
+	w.do(Op{Kind: OpSwap, Round: w.round, Key: KeyLost, Text: dead.Peer, For: recordTime, Tidy: true}, func(ev Event) {
 		first := ParseLoss(ev.Text)
 		if ev.Err != nil || ev.Text == dead.Peer || !first.among(among) {
 			then(dead)
