@@ -29,10 +29,10 @@ func TestGPUErrors(t *testing.T) {
 		text   string
 		want   string
 	}{
-		"lost":            {now, fmt.Sprintf("79, pid=%d, name=python3, GPU has fallen off the bus.", os.Getpid()), "79 rank 3 fatal: it has fallen off the bus"},
-		"lost, of others": {now, "79, pid=1, name=init, GPU has fallen off the bus.", "79 rank -1 fatal: it has fallen off the bus"},
-		"survived":        {now, "63, pid='<unknown>', name=<unknown>, Row Remapper", "63 rank -1: Row Remapper"},
-		"long ago":        {1, "79, pid=1, name=init, GPU has fallen off the bus.", ""},
+		"lost":             {now, fmt.Sprintf("79, pid=%d, name=python3, GPU has fallen off the bus.", os.Getpid()), "79 rank 3 fatal: it has fallen off the bus"},
+		"lost, of no rank": {now, "79, pid=1, name=init, GPU has fallen off the bus.", "79 rank -1 fatal: it has fallen off the bus"},
+		"survived":         {now, "63, pid='<unknown>', name=<unknown>, Row Remapper", "63 rank -1: Row Remapper"},
+		"long ago":         {1, "79, pid=1, name=init, GPU has fallen off the bus.", ""},
 	} {
 		if err := os.WriteFile(log, fmt.Appendf(nil, "3,1,%d,-;NVRM: Xid (PCI:0000:3b:00): %s\n", c.micros, c.text), 0o600); err != nil {
 			t.Fatal(err)

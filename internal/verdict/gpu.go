@@ -174,28 +174,50 @@ func (c *court) devices() (Verdict, bool) {
 	case len(others) > 0:
 		text += ", and " + c.waitIn(others)
 	}
-	return Verdict{Still: true, Sentence: text + ": perhaps hung; it may still compute, or be in a collective that not all ranks have entered."}, true
+	return Verdict{Still: true, Sentence: text + ": perhaps hung; it may still compute, or be in a collective that not all ranks have entered" + c.perhapsBroken(here) + "."}, true
 }
 
-// broken: a GPU has failed, and ranks wait. The kernel knows more of it than the ranks.
+// ofOne are the errors that end one process and leave the GPU to others: of a process that is no rank they say nothing of the job.
+var ofOne = []int{13, 31, 45, 74, 94}
+
+// failed returns the first fatal error that may be why ranks wait: others may follow from it. One that came long before they waited is not.
+func (c *court) failed(waiting []int, of func(GPUError) bool) *GPUError {
+	waited := c.waited(waiting)
+	i := slices.IndexFunc(c.job.GPUErrors, func(e GPUError) bool {
+		old := waited > 0 && e.Age > 2*waited+time.Minute
+		return e.Fatal && of(e) && !old
+	})
+	if i < 0 {
+		return nil
+	}
+	return &c.job.GPUErrors[i]
+}
+
+// broken: a GPU has failed in the process of a rank, and ranks wait. The kernel knows more of it than the ranks.
 func (c *court) broken() (Verdict, bool) {
 	waiting := c.waiting()
-	i := slices.IndexFunc(c.job.GPUErrors, func(e GPUError) bool { return e.Fatal })
-	if i < 0 || len(waiting) == 0 {
+	e := c.failed(waiting, func(e GPUError) bool { return e.Rank >= 0 })
+	if e == nil || len(waiting) == 0 {
 		return Verdict{}, false
 	}
-	e := c.job.GPUErrors[i] // the first: others may follow from it
-	v := Verdict{Sentence: fmt.Sprintf("The GPU %s of host %s has failed: %s (Xid %d%s)", e.Device, e.Host, e.Words, e.Number, ago(e.Age))}
-	if e.Rank >= 0 {
-		v.Culprits = []int{e.Rank}
-		v.Sentence += fmt.Sprintf(", in the process of rank %d", e.Rank)
-		waiting = slices.DeleteFunc(waiting, func(n int) bool { return n == e.Rank })
+	v := Verdict{
+		Culprits: []int{e.Rank},
+		Sentence: fmt.Sprintf("The GPU %s of host %s has failed: %s (Xid %d%s), in the process of rank %d", e.Device, e.Host, e.Words, e.Number, ago(e.Age), e.Rank),
 	}
-	if len(waiting) > 0 {
+	if waiting = slices.DeleteFunc(waiting, func(n int) bool { return n == e.Rank }); len(waiting) > 0 {
 		v.Sentence += "; " + waits(waiting) + since(c.waited(waiting))
 	}
 	v.Sentence += "."
 	return v, true
+}
+
+// perhapsBroken names a GPU that has failed and may be one that ranks wait for: the kernel does not say whose it was.
+func (c *court) perhapsBroken(waiting []int) string {
+	e := c.failed(waiting, func(e GPUError) bool { return e.Rank < 0 && !slices.Contains(ofOne, e.Number) })
+	if e == nil {
+		return ""
+	}
+	return fmt.Sprintf("; the GPU %s of host %s has failed and may be the one: %s (Xid %d%s)", e.Device, e.Host, e.Words, e.Number, ago(e.Age))
 }
 
 // ago returns ", 94 s ago", or nothing for what was just now.

@@ -41,6 +41,10 @@ func TestGPU(t *testing.T) {
 	lost := func(number, rank int, fatal bool) []GPUError {
 		return []GPUError{{Host: "b", Device: "0000:3b:00", Number: number, Words: "it has fallen off the bus", Fatal: fatal, Rank: rank, Age: 40 * time.Second}}
 	}
+	long := func(errors []GPUError) []GPUError {
+		errors[0].Age = 5 * time.Hour
+		return errors
+	}
 	for name, c := range map[string]struct {
 		job         Job
 		want        string
@@ -120,7 +124,27 @@ func TestGPU(t *testing.T) {
 		},
 		"a GPU that is lost, of nobody knows whom": {
 			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}, GPUErrors: lost(79, -1, true)},
-			"The GPU 0000:3b:00 of host b has failed: it has fallen off the bus (Xid 79, 40 s ago); ranks 0 and 1 wait.", true, false,
+			"Ranks 0 and 1 wait for a GPU, in <module> (train.py:56): perhaps hung; it may still compute, or be in a collective that not all ranks have entered; the GPU 0000:3b:00 of host b has failed and may be the one: it has fallen off the bus (Xid 79, 40 s ago).", false, true,
+		},
+		"a stranger's process that was stopped": {
+			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}, GPUErrors: lost(45, -1, true)},
+			"Ranks 0 and 1 wait for a GPU, in <module> (train.py:56): perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", false, true,
+		},
+		"a rank's process that was stopped, after a stranger's": {
+			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}, GPUErrors: append(lost(45, -1, true), lost(45, 1, true)...)},
+			"The GPU 0000:3b:00 of host b has failed: it has fallen off the bus (Xid 45, 40 s ago), in the process of rank 1; rank 0 waits.", true, false,
+		},
+		"a rank that has ended, and a stranger's GPU that is lost": {
+			Job{World: 2, Ranks: []Rank{synchronizes(0), edit(at(1, "step", 5), func(r *Rank) { r.Gone = "raised ValueError: bad batch" })}, GPUErrors: lost(79, -1, true)},
+			"Rank 1 raised ValueError: bad batch; rank 0 waits.", true, false,
+		},
+		"a rank that is late, and a stranger's GPU that is lost": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 60), sleeps}, GPUErrors: lost(79, -1, true)},
+			"Rank 1 has not reached barrier (train.py:60); it is in loads (train.py:17), sleeping; rank 0 waits.", true, false,
+		},
+		"an error of a rank, long before the others waited": {
+			Job{World: 2, Ranks: []Rank{edit(in(0, "barrier", "", 60), func(r *Rank) { r.Idle = 5 * time.Second }), sleeps}, GPUErrors: long(lost(79, 1, true))},
+			"Rank 1 has not reached barrier (train.py:60); it is in loads (train.py:17), sleeping; rank 0 waits for 5 s.", true, false,
 		},
 		"an error that a GPU has survived": {
 			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}, GPUErrors: lost(63, -1, false)},

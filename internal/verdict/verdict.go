@@ -104,7 +104,7 @@ type GPUError struct {
 	// Words say what the error means; Fatal that the GPU, or what ran on it, does not go on.
 	Words string
 	Fatal bool
-	// Rank is whose process it was, -1 if that is not known.
+	// Rank is whose process it was, -1 if it was that of no rank, or is not known.
 	Rank int
 	Age  time.Duration
 }
