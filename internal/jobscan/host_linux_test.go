@@ -100,19 +100,36 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestNoStore: a process that listens where a store should be and is none is named; one that may be a rank's is not.
+// TestNoStore: a process that listens where a store should be is named: it is none if it has answered otherwise, and may be one, stopped or
+// slow, if it has not answered. One that may be a rank's is not named.
 func TestNoStore(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	if got := noStore(t.Context(), l.Addr().String(), nil); !strings.HasPrefix(got, "pid "+strconv.Itoa(os.Getpid())+" (") || !strings.HasSuffix(got, ") listens there and is no store") {
-		t.Errorf("%q", got)
-	}
-	if got := noStore(t.Context(), l.Addr().String(), []int{os.Getpid()}); got != "" {
-		t.Errorf("of a rank: %q", got)
+	for greeting, want := range map[string]string{
+		"":                        ") listens there and has not answered as a store does",
+		"SSH-2.0-OpenSSH_9.6\r\n": ") listens there and is no store",
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		go func() {
+			for greeting != "" {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = conn.Write([]byte(greeting))
+				defer func() { _ = conn.Close() }()
+			}
+		}()
+		addr := l.Addr().String()
+		if got := noStore(t.Context(), addr, nil); !strings.HasPrefix(got, "pid "+strconv.Itoa(os.Getpid())+" (") || !strings.HasSuffix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if got := noStore(t.Context(), addr, []int{os.Getpid()}); got != "" {
+			t.Errorf("of a rank: %q", got)
+		}
 	}
 }
 

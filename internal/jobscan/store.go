@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/verdict"
@@ -74,7 +75,7 @@ func storeTrouble(ctx context.Context, addr string) string {
 	return ""
 }
 
-// noStore says who listens at the address of a store on this host and is no store, "" if that is not known. ranks are the processes of the job,
+// noStore says who listens at the address of a store on this host and does not answer as one, "" if that is not known. ranks are the processes of the job,
 // one of which may host it.
 func noStore(ctx context.Context, addr string, ranks []int) string {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
@@ -94,11 +95,15 @@ func noStore(ctx context.Context, addr string, ranks []int) string {
 	if !found || slices.Contains(ranks, owner.PID) || hasTorch(owner.PID) {
 		return ""
 	}
-	if client, err := tcpstore.Dial(ctx, addr); err == nil {
+	client, err := tcpstore.Dial(ctx, addr)
+	switch {
+	case err == nil:
 		_ = client.Close()
 		return ""
+	case errors.Is(err, dist.Protocol): // what it answered is nothing that a store says
+		return owner.String() + " listens there and is no store"
 	}
-	return owner.String() + " listens there and is no store"
+	return owner.String() + " listens there and has not answered as a store does" // a store that is stopped or slow does not either
 }
 
 // askDebugServer asks the debug server of a rank for its flight recorder.

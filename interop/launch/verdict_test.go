@@ -90,7 +90,7 @@ func TestWhyByHand(t *testing.T) {
 			_, number, _ := net.SplitHostPort(l.Addr().String())
 			port, _ := strconv.Atoi(number)
 			byHand(t, torch, "127.0.0.1", port, 2, 1)
-			why(t, l.Addr().String(), `^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: pid `+strconv.Itoa(os.Getpid())+` \(.*\) listens there and is no store.*; rank 0, which hosts it unless a launcher does, does not run on this host\.$`)
+			why(t, l.Addr().String(), `^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: pid `+strconv.Itoa(os.Getpid())+` \(.*\) listens there and has not answered as a store does.*; rank 0, which hosts it unless a launcher does, does not run on this host\.$`)
 		})
 		t.Run("a host that does not resolve", func(t *testing.T) {
 			needNames(t)
