@@ -18,6 +18,9 @@ const (
 	// leastLooks is how many looks in a row must find a job at the same place. Where looking takes long, there are few within the time,
 	// and a job that works can be found at the same line by chance.
 	leastLooks = LooksPerHang / 2
+	// notAgain is for how many times that time a hang that is not sure is not told again. A rank that looks for something again and again
+	// may be found elsewhere for a moment.
+	notAgain = 10
 )
 
 // Order is how to look next.
@@ -57,6 +60,12 @@ type Watch struct {
 	looks    int           // how often since then
 	prepared bool          // a full look was begun since then
 	due      time.Duration // how long it has to stand there until the hang is told; 0: it was told
+
+	told   []string      // the places of the last hang that was told and not sure
+	toldAt time.Duration // when that was
+
+	progress   string        // how far recorders had come in a full look at a job whose ranks have run
+	progressAt time.Duration // when that was seen first
 
 	full     verdict.Job // the first of two full looks
 	troubled int         // ranks that could not be read in the last look
@@ -160,16 +169,36 @@ func (w *Watch) repeated(l Look) *Hang {
 // tell tells the hang. One that is not sure is looked at once more after as much time again.
 func (w *Watch) tell(l Look, sure bool) *Hang {
 	stood, first := l.At-w.from, w.due == w.timeout
-	ran := lively(l.Seen, stood)
+	ran := lively(l.Seen, stood) && !w.recorded(l)
 	sure = sure && !ran
 	w.due = 2 * stood
 	if sure {
 		w.due = 0
 	}
-	if !sure && !first {
-		return nil
+	v := verdict.Judge(l.Seen)
+	if !sure {
+		again := slices.Equal(v.Places, w.told) && l.At-w.toldAt < notAgain*w.timeout
+		if !first || again {
+			return nil
+		}
+		w.told, w.toldAt = v.Places, l.At
 	}
-	return &Hang{Since: stood, Sure: sure, Ran: ran, Verdict: verdict.Judge(l.Seen), Seen: l.Seen}
+	return &Hang{Since: stood, Sure: sure, Ran: ran, Verdict: v, Seen: l.Seen}
+}
+
+// recorded reports whether the recorders of all ranks prove that the job has stood still for as long as it may: it has run, perhaps to look
+// for something again and again, and has started nothing.
+func (w *Watch) recorded(l Look) bool {
+	none := func(r verdict.Rank) bool { return r.Gone == "" && (r.Dump == nil || len(r.Dump.Entries) == 0) }
+	if slices.ContainsFunc(l.Seen.Ranks, none) {
+		w.progress = ""
+		return false
+	}
+	if progress := verdict.Progress(l.Seen.Ranks); progress != w.progress || progress == "" {
+		w.progress, w.progressAt = progress, l.At
+		return false
+	}
+	return l.At-w.progressAt >= w.timeout
 }
 
 // lively reports whether all ranks have run while the job seemed to stand still. They may look for something again and again, or the job works

@@ -127,6 +127,7 @@ func TestScenarios(t *testing.T) {
 	}
 	line := func(step int) int { return step }
 	sameLine := func(int) int { return 1 }
+	polls := func(int, time.Duration) time.Duration { return 200 * time.Millisecond }
 	for name, c := range map[string]struct {
 		job     simulated
 		restart bool
@@ -150,12 +151,24 @@ func TestScenarios(t *testing.T) {
 		},
 		"a hang that is killed, and the next attempt hangs": {job: simulated{step: stands, place: line}, restart: true, want: "90 sure, 180 sure, 270 sure, 360 sure, 450 sure, 540 sure, 630 sure, 720 sure, 810 sure"},
 		"a job that is always found where it waits for data": {
-			job:  simulated{step: stands, place: line, idle: func(int, time.Duration) time.Duration { return 200 * time.Millisecond }},
+			job:  simulated{step: stands, place: line, idle: polls},
 			want: "90",
 		},
 		"a hang beside a rank that looks again and again": {
 			job:  simulated{step: stands, place: line, idle: func(rank int, now time.Duration) time.Duration { return max(s, now*time.Duration(1-rank)) }},
 			want: "90 sure",
+		},
+		"ranks that look again and again, and recorders stand still": {
+			job:  simulated{step: stands, place: line, seq: func(time.Duration) int { return 7 }, idle: polls},
+			want: "90, 170 sure",
+		},
+		"ranks that look again and again, and recorders go on slowly": {
+			job:  simulated{step: stands, place: line, seq: every(70 * s), idle: polls},
+			want: "90",
+		},
+		"ranks that look again and again, and are found elsewhere for a moment": {
+			job:  simulated{step: stands, place: line, idle: polls, busy: func(t time.Duration) bool { return t%(150*s) == 0 }},
+			want: "90",
 		},
 		"a job that waits for data and then hangs": {
 			job:  simulated{step: stands, place: line, idle: func(_ int, now time.Duration) time.Duration { return max(s, now-100*s) }},
