@@ -31,6 +31,9 @@ func TestSlowest(t *testing.T) {
 		ranks []Rank
 		named bool
 	}{
+		"one does not tell":  {[]Rank{rank(0, 20, never), rank(1, 20, always), edit(at(2, "step", 5), func(r *Rank) { r.Moved, r.Host = true, "a" })}, false},
+		"one was not seen":   {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(3, 20, never)}, false},
+		"one has ended":      {[]Rank{rank(0, 20, never), rank(1, 20, always), {Rank: 2, Gone: Succeeded}}, true},
 		"always":             {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(2, 20, never)}, true},
 		"one is ahead":       {[]Rank{rank(0, 21, never), rank(1, 20, always), rank(2, 20, never)}, true},
 		"lately":             {[]Rank{rank(0, 20, never), rank(1, 20, func(seq int) time.Duration { return lag * time.Duration(min(1, seq/13)) }), rank(2, 20, never)}, true},
@@ -40,7 +43,7 @@ func TestSlowest(t *testing.T) {
 		"nobody else tells":  {[]Rank{at(0, "step", 5), rank(1, 20, always)}, false},
 		"on different hosts": {[]Rank{rank(0, 20, never), edit(rank(1, 20, always), func(r *Rank) { r.Host = "b" })}, false},
 	} {
-		v := Judge(Job{World: len(c.ranks), Ranks: c.ranks})
+		v := Judge(Job{World: c.ranks[len(c.ranks)-1].Rank + 1, Ranks: c.ranks})
 		if v.Hung || strings.Contains(v.Sentence, names) != c.named || strings.Contains(v.Sentence, "came last") != c.named {
 			t.Errorf("%s: %s", name, v.Sentence)
 		}
