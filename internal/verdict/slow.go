@@ -4,6 +4,7 @@
 package verdict
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -65,7 +66,7 @@ func (c *court) slowest() string {
 // lastOf returns the rank that came last each time, and by how much at least; 0 if it was not always the same.
 func lastOf(all []map[int]int64) (rank int, by time.Duration) {
 	for i, times := range all {
-		order := slices.SortedFunc(maps.Keys(times), func(a, b int) int { return int(times[b] - times[a]) })
+		order := slices.SortedFunc(maps.Keys(times), func(a, b int) int { return cmp.Compare(times[b], times[a]) })
 		lag := time.Duration(times[order[0]] - times[order[1]])
 		if i > 0 && order[0] != rank {
 			return 0, 0

@@ -49,3 +49,11 @@ func TestSlowest(t *testing.T) {
 		}
 	}
 }
+
+// TestLastOf: seconds between ranks are more nanoseconds than an int has room for on a machine of 32 bits.
+func TestLastOf(t *testing.T) {
+	t.Parallel()
+	if rank, by := lastOf([]map[int]int64{{0: 0, 1: int64(3 * time.Second), 2: 1}}); rank != 1 || by != 3*time.Second-1 {
+		t.Errorf("rank %d by %s", rank, by)
+	}
+}
