@@ -4,6 +4,7 @@
 package postmortem
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -31,6 +32,20 @@ Traceback (most recent call last):
 RuntimeError: Connection closed by peer [127.0.0.1]:27861
 `
 
+// taskGroup returns the traceback of a group of exceptions as Python prints it.
+func taskGroup(exceptions ...string) string {
+	var text strings.Builder
+	text.WriteString("  + Exception Group Traceback (most recent call last):\n  |   File \"/srv/t.py\", line 9, in main\n  |     async with asyncio.TaskGroup() as t:\n")
+	fmt.Fprintf(&text, "  | ExceptionGroup: unhandled errors in a TaskGroup (%d sub-exceptions)\n  +-+---------------- 1 ----------------\n", len(exceptions))
+	for i, exception := range exceptions {
+		if i > 0 {
+			fmt.Fprintf(&text, "    +---------------- %d ----------------\n", i+1)
+		}
+		fmt.Fprintf(&text, "    | Traceback (most recent call last):\n    |   File \"/srv/t.py\", line %d, in work\n    |     x()\n    | %s\n", i+2, exception)
+	}
+	return text.String() + "    +------------------------------------\n"
+}
+
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -39,32 +54,38 @@ func TestExplain(t *testing.T) {
 		words string
 		where string
 	}{
-		"success":       {Death{}, Success, "succeeded", ""},
-		"exit code":     {Death{Code: 7}, ExitCode, "exited with code 7", ""},
-		"gloo's log":    {Death{Code: 3, Stderr: "[./gloo/transport/tcp/context.cc:243] INFO Rank 1 is connected to 2. Expected number of connected peers is: 2\n"}, ExitCode, "exited with code 3", ""},
-		"a crash in C":  {Death{Code: -11, Stderr: "Fatal Python error: Segmentation fault\n\nThread 0x00007f01 [loader] (most recent call first):\n  File \"/srv/io.py\", line 3 in read\n\nCurrent thread 0x00007f02 [python3] (most recent call first):\n  File \"/usr/lib/python3.14/ctypes/__init__.py\", line 575 in string_at\n  File \"/srv/t.py\", line 17 in step\n  File \"/srv/t.py\", line 20 in <module>\n\nCurrent thread's C stack trace (most recent call first):\n  Binary file \"/usr/bin/python3\" [0x73d9a7]\n"}, Crash, "crashed: segmentation fault (SIGSEGV) in step (/srv/t.py:17)", "step (/srv/t.py:17)"},
-		"last words":    {Death{Code: 7, Stderr: "starting\nno config\n"}, ExitCode, "exited with code 7: no config", ""},
-		"full /dev/shm": {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n    x\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.\n\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n  File \"t.py\", line 2, in g\n    y\nRuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"}, Exception, "raised RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.", "g (t.py:2)"},
-		"a data loader": {Death{Code: 1, Stderr: "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 2, in g\n[rank1]:     y\n[rank1]: ValueError: Caught ValueError in DataLoader worker process 3.\n[rank1]: Original Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 9, in load\n[rank1]:     z\n[rank1]: ValueError: bad sample\n"}, Exception, "raised ValueError: bad sample (in a data loader worker, process 3)", "g (t.py:2)"},
-		"only warnings": {Death{Code: 7, Stderr: "[W1115 16:32:45.655957504 ProcessGroupGloo.cpp:727] Warning: Unable to resolve hostname\n"}, ExitCode, "exited with code 7", ""},
-		"a bar":         {Death{Code: 7, Stderr: "bad sample\nepoch 3:  45%|####   | 45/100 [00:04<00:05]\n"}, ExitCode, "exited with code 7: bad sample", ""},
-		"exception":     {Death{Code: 1, Stderr: "noise\nTraceback (most recent call last):\n  File \"/srv/train.py\", line 17, in step\n    raise ValueError(x)\nValueError: bad batch 17\n"}, Exception, "raised ValueError: bad batch 17", "step (/srv/train.py:17)"},
-		"a group":       {Death{Code: 1, Stderr: "  + Exception Group Traceback (most recent call last):\n  |   File \"/srv/t.py\", line 3, in <module>\n  |     f()\n  |   File \"/srv/t.py\", line 2, in f\n  |     raise ExceptionGroup(\"several\",[ValueError(\"a\"),TypeError(\"b\")])\n  | ExceptionGroup: several (2 sub-exceptions)\n  +-+---------------- 1 ----------------\n    | ValueError: a\n    +---------------- 2 ----------------\n    | TypeError: b\n    +------------------------------------\n"}, Exception, "raised ExceptionGroup: several (2 sub-exceptions)", "f (/srv/t.py:2)"},
-		"a rank's":      {Death{Code: 1, Stderr: "noise\n" + "[rank1]:   + Exception Group Traceback (most recent call last):\n[rank1]:   |   File \"/srv/t.py\", line 3, in <module>\n[rank1]:   |     f()\n[rank1]:   |   File \"/srv/t.py\", line 2, in f\n[rank1]:   |     raise ExceptionGroup(\"several\",[ValueError(\"a\"),TypeError(\"b\")])\n[rank1]:   | ExceptionGroup: several (2 sub-exceptions)\n[rank1]:   +-+---------------- 1 ----------------\n[rank1]:     | ValueError: a\n[rank1]:     +---------------- 2 ----------------\n[rank1]:     | TypeError: b\n[rank1]:     +------------------------------------\n"}, Exception, "raised ExceptionGroup: several (2 sub-exceptions)", "f (/srv/t.py:2)"},
-		"half a group":  {Death{Code: 1, Stderr: "  + Exception Group Traceback (most recent call last):\n"}, ExitCode, "exited with code 1", ""},
-		"consequence":   {Death{Code: 1, Stderr: victimTrace}, LostPeer, "lost its connection to another rank: RuntimeError: [../third_party", "main (/srv/victim.py:27)"},
-		"chain":         {Death{Code: 1, Stderr: chainTrace}, Exception, "raised ValueError: the real cause", "main (/srv/victim.py:21)"},
-		"timeout":       {Death{Code: 1, Stderr: strings.Replace(victimTrace, "Connection closed by peer", "Timed out waiting 4000ms for recv operation to complete", 1)}, Timeout, "gave up waiting for another rank", ""},
-		"error file":    {Death{Code: 1, ErrorFile: []byte(`{"message": {"message": "ValueError: bad batch 17", "extraInfo": {"py_callstack": "Traceback (most recent call last):\n  File \"t.py\", line 3, in main\n    x()\nValueError: bad batch 17\n", "timestamp": "1794744210"}}}`)}, Exception, "raised ValueError: bad batch 17", "main (t.py:3)"},
-		"plain message": {Death{Code: 1, ErrorFile: []byte(`{"message": "it broke", "timestamp": 3}`)}, Exception, "raised it broke", ""},
-		"broken file":   {Death{Code: 3, ErrorFile: []byte(`{"mess`)}, ExitCode, "exited with code 3", ""},
-		"killed":        {Death{Code: -9}, Killed, "was killed by SIGKILL, not by the launcher", ""},
-		"out of memory": {Death{Code: -9, OutOfMemory: true, RSS: 81 << 30, Limit: 80 << 30}, Memory, "was killed by the kernel: out of memory (81 GiB resident, limit 80 GiB)", ""},
-		"by a shell":    {Death{Code: 137, OutOfMemory: true}, Memory, "was killed by the kernel: out of memory", ""},
-		"segfault":      {Death{Code: -11}, Crash, "crashed: segmentation fault (SIGSEGV)", ""},
-		"bus":           {Death{Code: -7}, Crash, "crashed: bus error (SIGBUS)", ""},
-		"sizes":         {Death{Code: -6, Stderr: "op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"}, Crash, "crashed: aborted (SIGABRT); the ranks disagree about the size of the tensor: a peer sent a part of 8 bytes where it expected 4", ""},
-		"full disk":     {Death{Code: -6, Stderr: "Traceback (most recent call last):\n  File \"/srv/t.py\", line 22, in train\n    torch.save(x, f)\n  File \"/usr/lib/python3/dist-packages/torch/serialization.py\", line 290, in __exit__\n    self.file_like.write_end_of_file()\nRuntimeError: [enforce fail at inline_container.cc:325] . unexpected pos 320 vs 236\n\nterminate called after throwing an instance of 'c10::Error'\n"}, Exception, "raised RuntimeError: [enforce fail at inline_container.cc:325] . unexpected pos 320 vs 236, and then crashed: aborted (SIGABRT)", "train (/srv/t.py:22)"},
+		"success":                         {Death{}, Success, "succeeded", ""},
+		"exit code":                       {Death{Code: 7}, ExitCode, "exited with code 7", ""},
+		"gloo's log":                      {Death{Code: 3, Stderr: "[./gloo/transport/tcp/context.cc:243] INFO Rank 1 is connected to 2. Expected number of connected peers is: 2\n"}, ExitCode, "exited with code 3", ""},
+		"a crash in C":                    {Death{Code: -11, Stderr: "Fatal Python error: Segmentation fault\n\nThread 0x00007f01 [loader] (most recent call first):\n  File \"/srv/io.py\", line 3 in read\n\nCurrent thread 0x00007f02 [python3] (most recent call first):\n  File \"/usr/lib/python3.14/ctypes/__init__.py\", line 575 in string_at\n  File \"/srv/t.py\", line 17 in step\n  File \"/srv/t.py\", line 20 in <module>\n\nCurrent thread's C stack trace (most recent call first):\n  Binary file \"/usr/bin/python3\" [0x73d9a7]\n"}, Crash, "crashed: segmentation fault (SIGSEGV) in step (/srv/t.py:17)", "step (/srv/t.py:17)"},
+		"last words":                      {Death{Code: 7, Stderr: "starting\nno config\n"}, ExitCode, "exited with code 7: no config", ""},
+		"full /dev/shm":                   {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n    x\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.\n\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n  File \"t.py\", line 2, in g\n    y\nRuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"}, Exception, "raised RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.", "g (t.py:2)"},
+		"a data loader":                   {Death{Code: 1, Stderr: "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 2, in g\n[rank1]:     y\n[rank1]: ValueError: Caught ValueError in DataLoader worker process 3.\n[rank1]: Original Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 9, in load\n[rank1]:     z\n[rank1]: ValueError: bad sample\n"}, Exception, "raised ValueError: bad sample (in a data loader worker, process 3)", "g (t.py:2)"},
+		"only warnings":                   {Death{Code: 7, Stderr: "[W1115 16:32:45.655957504 ProcessGroupGloo.cpp:727] Warning: Unable to resolve hostname\n"}, ExitCode, "exited with code 7", ""},
+		"a bar":                           {Death{Code: 7, Stderr: "bad sample\nepoch 3:  45%|####   | 45/100 [00:04<00:05]\n"}, ExitCode, "exited with code 7: bad sample", ""},
+		"exception":                       {Death{Code: 1, Stderr: "noise\nTraceback (most recent call last):\n  File \"/srv/train.py\", line 17, in step\n    raise ValueError(x)\nValueError: bad batch 17\n"}, Exception, "raised ValueError: bad batch 17", "step (/srv/train.py:17)"},
+		"a group":                         {Death{Code: 1, Stderr: "  + Exception Group Traceback (most recent call last):\n  |   File \"/srv/t.py\", line 3, in <module>\n  |     f()\n  |   File \"/srv/t.py\", line 2, in f\n  |     raise ExceptionGroup(\"several\",[ValueError(\"a\"),TypeError(\"b\")])\n  | ExceptionGroup: several (2 sub-exceptions)\n  +-+---------------- 1 ----------------\n    | ValueError: a\n    +---------------- 2 ----------------\n    | TypeError: b\n    +------------------------------------\n"}, Exception, "raised ExceptionGroup: several (2 sub-exceptions)", "f (/srv/t.py:2)"},
+		"a rank's":                        {Death{Code: 1, Stderr: "noise\n" + "[rank1]:   + Exception Group Traceback (most recent call last):\n[rank1]:   |   File \"/srv/t.py\", line 3, in <module>\n[rank1]:   |     f()\n[rank1]:   |   File \"/srv/t.py\", line 2, in f\n[rank1]:   |     raise ExceptionGroup(\"several\",[ValueError(\"a\"),TypeError(\"b\")])\n[rank1]:   | ExceptionGroup: several (2 sub-exceptions)\n[rank1]:   +-+---------------- 1 ----------------\n[rank1]:     | ValueError: a\n[rank1]:     +---------------- 2 ----------------\n[rank1]:     | TypeError: b\n[rank1]:     +------------------------------------\n"}, Exception, "raised ExceptionGroup: several (2 sub-exceptions)", "f (/srv/t.py:2)"},
+		"a group of one":                  {Death{Code: 1, Stderr: taskGroup("RuntimeError: no data")}, Exception, "raised RuntimeError: no data", "work (/srv/t.py:2)"},
+		"a group of a victim":             {Death{Code: 1, Stderr: taskGroup("RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.1]:5")}, LostPeer, "lost its connection to another rank: RuntimeError: [pair.cc:534] Connection closed", "work (/srv/t.py:2)"},
+		"a group of victims":              {Death{Code: 1, Stderr: taskGroup("RuntimeError: Connection closed by peer", "RuntimeError: Timed out waiting 9ms")}, LostPeer, "lost its connection to another rank: RuntimeError: Connection closed by peer", "work (/srv/t.py:2)"},
+		"a group of a victim and a cause": {Death{Code: 1, Stderr: taskGroup("RuntimeError: Connection closed by peer\nLast error:\nx", "ValueError: bad batch 17")}, Exception, "raised ValueError: bad batch 17", "work (/srv/t.py:3)"},
+		"a group in a group":              {Death{Code: 1, Stderr: "  + Exception Group Traceback (most recent call last):\n  |   File \"/srv/t.py\", line 9, in main\n  |     x\n  | ExceptionGroup: outer (1 sub-exception)\n  +-+---------------- 1 ----------------\n    | Exception Group Traceback (most recent call last):\n    |   File \"/srv/t.py\", line 8, in inner\n    |     x\n    | ExceptionGroup: inner (1 sub-exception)\n    +-+---------------- 1 ----------------\n      | Traceback (most recent call last):\n      |   File \"/srv/t.py\", line 7, in work\n      |     x\n      | RuntimeError: Connection closed by peer\n      +------------------------------------\n"}, LostPeer, "lost its connection to another rank: RuntimeError: Connection closed by peer", "work (/srv/t.py:7)"},
+		"a group that is cut off":         {Death{Code: 1, Stderr: strings.SplitAfter(taskGroup("RuntimeError: no data"), "| Traceback (most recent call last):\n")[0]}, Exception, "raised ExceptionGroup: unhandled errors in a TaskGroup", "main (/srv/t.py:9)"},
+		"half a group":                    {Death{Code: 1, Stderr: "  + Exception Group Traceback (most recent call last):\n"}, ExitCode, "exited with code 1", ""},
+		"consequence":                     {Death{Code: 1, Stderr: victimTrace}, LostPeer, "lost its connection to another rank: RuntimeError: [../third_party", "main (/srv/victim.py:27)"},
+		"chain":                           {Death{Code: 1, Stderr: chainTrace}, Exception, "raised ValueError: the real cause", "main (/srv/victim.py:21)"},
+		"timeout":                         {Death{Code: 1, Stderr: strings.Replace(victimTrace, "Connection closed by peer", "Timed out waiting 4000ms for recv operation to complete", 1)}, Timeout, "gave up waiting for another rank", ""},
+		"error file":                      {Death{Code: 1, ErrorFile: []byte(`{"message": {"message": "ValueError: bad batch 17", "extraInfo": {"py_callstack": "Traceback (most recent call last):\n  File \"t.py\", line 3, in main\n    x()\nValueError: bad batch 17\n", "timestamp": "1794744210"}}}`)}, Exception, "raised ValueError: bad batch 17", "main (t.py:3)"},
+		"plain message":                   {Death{Code: 1, ErrorFile: []byte(`{"message": "it broke", "timestamp": 3}`)}, Exception, "raised it broke", ""},
+		"broken file":                     {Death{Code: 3, ErrorFile: []byte(`{"mess`)}, ExitCode, "exited with code 3", ""},
+		"killed":                          {Death{Code: -9}, Killed, "was killed by SIGKILL, not by the launcher", ""},
+		"out of memory":                   {Death{Code: -9, OutOfMemory: true, RSS: 81 << 30, Limit: 80 << 30}, Memory, "was killed by the kernel: out of memory (81 GiB resident, limit 80 GiB)", ""},
+		"by a shell":                      {Death{Code: 137, OutOfMemory: true}, Memory, "was killed by the kernel: out of memory", ""},
+		"segfault":                        {Death{Code: -11}, Crash, "crashed: segmentation fault (SIGSEGV)", ""},
+		"bus":                             {Death{Code: -7}, Crash, "crashed: bus error (SIGBUS)", ""},
+		"sizes":                           {Death{Code: -6, Stderr: "op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"}, Crash, "crashed: aborted (SIGABRT); the ranks disagree about the size of the tensor: a peer sent a part of 8 bytes where it expected 4", ""},
+		"full disk":                       {Death{Code: -6, Stderr: "Traceback (most recent call last):\n  File \"/srv/t.py\", line 22, in train\n    torch.save(x, f)\n  File \"/usr/lib/python3/dist-packages/torch/serialization.py\", line 290, in __exit__\n    self.file_like.write_end_of_file()\nRuntimeError: [enforce fail at inline_container.cc:325] . unexpected pos 320 vs 236\n\nterminate called after throwing an instance of 'c10::Error'\n"}, Exception, "raised RuntimeError: [enforce fail at inline_container.cc:325] . unexpected pos 320 vs 236, and then crashed: aborted (SIGABRT)", "train (/srv/t.py:22)"},
 		"a crash in another thread": {
 			Death{Code: -6, Stderr: "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at ./gloo/transport/tcp/pair.cc:510] op.preamble.length <= op.nbytes. 8 vs 4\nFatal Python error: Aborted\n\nThread 0x00007f0a (most recent call first):\n  File \"/srv/io.py\", line 3 in read\n\nThread 0x00007f01 (most recent call first):\n  File \"/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py\", line 1541 in all_reduce\n  File \"/srv/t.py\", line 3 in step\n\nCurrent thread's C stack trace (most recent call first):\n  Binary file \"python3\"\n"},
 			Crash, "crashed: aborted (SIGABRT) while it was in step (/srv/t.py:3); the ranks disagree about the size of the tensor: a peer sent a part of 8 bytes where it expected 4", "step (/srv/t.py:3)",

@@ -142,12 +142,30 @@ func (b *block) passes(line string) {
 // groupLine is a line of the traceback of a group of exceptions, which Python draws as a tree.
 var groupLine = regexp.MustCompile(`^ *[|+](?: |-|$)`)
 
-// parseGroup reads the traceback of a group of exceptions. The exception is the group itself; those in it are in the text.
+// groupPart is the line before each of the exceptions in a group. The first group is there if those that follow are in the exception before,
+// the second if there are too many to print.
+var groupPart = regexp.MustCompile(`^ *(\+-)?\+-{16} (?:\d+|(\.\.\.)) -{16}$`)
+
+// parseGroup reads the traceback of a group of exceptions. The exception is the one in it that explains the others, or the group itself if
+// several do; all of them are in the text.
 func parseGroup(lines []string, from int) block {
-	b := block{from: from, to: from + 1}
-	for ; b.to < len(lines) && groupLine.MatchString(lines[b.to]); b.to++ {
-		text, inside := strings.CutPrefix(strings.TrimLeft(lines[b.to], " "), "| ")
+	b := block{from: from, to: groupEnd(lines, from)}
+	var parts [][]string // the lines of the exceptions in it
+	for _, line := range lines[from+1 : b.to] {
+		text, inside := strings.CutPrefix(strings.TrimLeft(line, " "), "|")
+		text = strings.TrimPrefix(text, " ")
+		part := groupPart.FindStringSubmatch(line)
 		switch {
+		case part != nil && part[2] != "":
+			return b // nobody knows what the rest is
+		case part != nil:
+			if part[1] != "" && len(parts) > 0 {
+				parts = parts[:len(parts)-1] // that one is a group, too
+			}
+			parts = append(parts, nil)
+		case !inside && groupLine.MatchString(line): // the end of one
+		case len(parts) > 0:
+			parts[len(parts)-1] = append(parts[len(parts)-1], text)
 		case b.exception != "" || !inside:
 		case strings.HasPrefix(text, " "):
 			b.passes(text)
@@ -155,7 +173,52 @@ func parseGroup(lines []string, from int) block {
 			b.exception = text
 		}
 	}
+	b.explain(parts)
 	return b
+}
+
+// groupEnd returns the line after the traceback of a group. A text of several lines in it breaks the tree, which is closed all the same.
+func groupEnd(lines []string, from int) int {
+	margin := lines[from][:strings.IndexByte(lines[from], '+')]
+	for i := from + 1; i < len(lines) && lines[i] != margin+groupStart; i++ {
+		if lines[i] == margin+"  +"+strings.Repeat("-", 36) {
+			return i + 1
+		}
+	}
+	to := from + 1
+	for to < len(lines) && groupLine.MatchString(lines[to]) {
+		to++
+	}
+	return to
+}
+
+// explain takes the exception of a group that explains it: the only one that is no consequence of another worker's end, or the first if all
+// are.
+func (b *block) explain(parts [][]string) {
+	var first, own []traceback
+	for _, part := range parts {
+		t := lastTraceback(strings.Join(part, "\n"))
+		if t.exception == "" && len(part) > 0 && part[0] != traceStart {
+			t.exception = part[0] // it was never raised
+		}
+		switch {
+		case t.exception == "":
+			return // cut off
+		case !kindOf(t.exception).Consequence():
+			own = append(own, t)
+		case first == nil:
+			first = append(first, t)
+		}
+	}
+	if len(own) == 0 {
+		own = first
+	}
+	if len(own) != 1 {
+		return
+	}
+	if b.exception = own[0].exception; own[0].where != "" {
+		b.where = own[0].where
+	}
 }
 
 func parseBlocks(lines []string) []block {
