@@ -401,7 +401,7 @@ func (a *Attempt) doing(rank dist.Rank) *RankState {
 	return nil
 }
 
-// since says how long ranks had been where they were when the first failure came; "" if that is not known of all, or too short to matter.
+// since says how long at least ranks had been where they were when the first failure came; "" if that is not known of all, or too short to matter.
 func (a *Attempt) since(ranks []dist.Rank) string {
 	var least, most time.Duration
 	for i, rank := range ranks {
@@ -415,9 +415,9 @@ func (a *Attempt) since(ranks []dist.Rank) string {
 		most = max(most, s.Idle)
 	}
 	if from, to := int(least.Seconds()), int(most.Seconds()); from != to {
-		return fmt.Sprintf(" for %d to %d s", from, to)
+		return fmt.Sprintf(" for at least %d to %d s", from, to)
 	}
-	return fmt.Sprintf(" for %d s", int(least.Seconds()))
+	return fmt.Sprintf(" for at least %d s", int(least.Seconds()))
 }
 
 func span(from, to time.Time) string {

@@ -51,11 +51,11 @@ func TestSinceWhen(t *testing.T) {
 		ranks []RankState
 		want  string
 	}{
-		"the same":       {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 94*time.Second)}, "ranks 1,2: stopped, in all_reduce (train.py:5) for 94 s\n"},
-		"different":      {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 3*time.Second)}, "ranks 1,2: stopped, in all_reduce (train.py:5) for 3 to 94 s\n"},
+		"the same":       {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 94*time.Second)}, "ranks 1,2: stopped, in all_reduce (train.py:5) for at least 94 s\n"},
+		"different":      {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 3*time.Second)}, "ranks 1,2: stopped, in all_reduce (train.py:5) for at least 3 to 94 s\n"},
 		"not long":       {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, time.Millisecond)}, "ranks 1,2: stopped, in all_reduce (train.py:5)\n"},
-		"two places":     {[]RankState{state(1, reduce, 94*time.Second), state(2, "load (train.py:9)", 0)}, "rank 1: stopped, in all_reduce (train.py:5) for 94 s\n    rank 2: stopped, in load (train.py:9)\n"},
-		"one of unknown": {[]RankState{state(1, reduce, 94*time.Second)}, "rank 1: stopped, in all_reduce (train.py:5) for 94 s\n    rank 2: stopped\n"},
+		"two places":     {[]RankState{state(1, reduce, 94*time.Second), state(2, "load (train.py:9)", 0)}, "rank 1: stopped, in all_reduce (train.py:5) for at least 94 s\n    rank 2: stopped, in load (train.py:9)\n"},
+		"one of unknown": {[]RankState{state(1, reduce, 94*time.Second)}, "rank 1: stopped, in all_reduce (train.py:5) for at least 94 s\n    rank 2: stopped\n"},
 	} {
 		r := Report{Sentence: "rank 0 raised ValueError", Attempts: []Attempt{{
 			First:    0,
