@@ -4,6 +4,7 @@
 package jobscan
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -61,6 +62,7 @@ select.select([c] + pipes, [], [])`
 		if err := cmd.Start(); err != nil {
 			t.Skipf("this machine has no Python: %v", err)
 		}
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 		if _, err := out.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
@@ -69,11 +71,55 @@ select.select([c] + pipes, [], [])`
 			b, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "wchan"))
 			kernel = string(b)
 		}
-		if got := object(pid, pid, kernel); got != want && strings.HasPrefix(kernel, "poll_schedule_timeout") {
+		if !strings.HasPrefix(kernel, "poll_schedule_timeout") {
+			t.Skipf("this kernel says %q of a process in select", kernel)
+		}
+		if got := object(pid, pid, kernel); got != want {
 			t.Errorf("of %s files: it waits for %q in %s, want %q", files, got, kernel, want)
 		}
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+	}
+}
+
+// TestSelected: the only file in the sets of a select is found in the memory of the process, whatever the kernel tells of its threads.
+func TestSelected(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	memory := make([]byte, 64)
+	memory[16] = 1 << 5                 // a set with file 5
+	memory[24], memory[25] = 1<<5, 1<<1 // with files 5 and 9
+	memory[33] = 1 << 1                 // with file 9
+	if err := os.WriteFile(filepath.Join(dir, "mem"), memory, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		files uint64
+		sets  string
+		want  int // -1: none
+	}{
+		"to be read":                       {10, "0x10 0x0 0x0", 5},
+		"to be written":                    {10, "0x0 0x20 0x0", 9},
+		"exceptional":                      {10, "0x0 0x0 0x10", 5},
+		"in two sets":                      {10, "0x10 0x0 0x10", 5},
+		"two files":                        {10, "0x18 0x0 0x0", -1},
+		"two files, the second is no more": {9, "0x18 0x0 0x0", 5},
+		"two files in two sets":            {10, "0x10 0x20 0x0", -1},
+		"none":                             {10, "0x0 0x0 0x0", -1},
+		"no files":                         {0, "0x10 0x0 0x0", -1},
+		"too many":                         {1025, "0x10 0x0 0x0", -1},
+		"no such memory":                   {10, "0x4000 0x0 0x0", -1},
+		"no number":                        {10, "x 0x0 0x0", -1},
+		"too few arguments":                {10, "0x10", -1},
+	} {
+		got := -1
+		if fd, err := selected(dir, c.files, append([]string{"23", fmt.Sprintf("%#x", c.files)}, strings.Fields(c.sets)...)); err == nil {
+			got = int(fd)
+		}
+		if got != c.want {
+			t.Errorf("%s: file %d, want %d", name, got, c.want)
+		}
+	}
+	if _, err := selected(t.TempDir(), 10, strings.Fields("23 0xa 0x10 0x0 0x0")); err == nil {
+		t.Error("a process without memory")
 	}
 }
 
