@@ -289,6 +289,64 @@ func TestTurnsAreShort(t *testing.T) {
 	}
 }
 
+// TestSliceOfATurn: one that has sent thousands of requests has a slice of each turn for them and not more, by the machine's count of
+// its work. Another client finds the effect of exactly those slices, and in the end all requests were applied, in their order.
+func TestSliceOfATurn(t *testing.T) {
+	const requests = 10 * sliceWork
+	names := make([]string, 100)
+	for i := range names {
+		names[i] = fmt.Sprint("/k", i)
+	}
+	for name, request := range map[string]func(b []byte, i int) []byte{
+		"set": func(b []byte, i int) []byte { return wire.AppendSet(b, wire.V, "/k0", []byte(strconv.Itoa(i))) },
+		"multi_set": func(b []byte, i int) []byte {
+			values := make([][]byte, len(names))
+			values[0] = []byte(strconv.Itoa(i))
+			return wire.AppendMultiSet(b, wire.V, names, values)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(workLimits)
+			greedy, honest := b.dial(wire.V), b.dial(wire.V)
+			one := b.cost(func() { b.m.Receive(greedy, request(nil, 0)) })
+			count := requests / int(one)
+			var flood []byte
+			for i := range count {
+				flood = append(flood, request(nil, i+1)...)
+			}
+			done := func() int {
+				b.m.Receive(honest, wire.AppendKey(nil, wire.V, wire.Get, "/k0"))
+				reply := pending(honest)
+				b.m.Sent(honest, len(reply))
+				n, err := strconv.Atoi(strings.TrimPrefix(string(reply), string(wire.AppendInt(nil, int64(len(reply)-8)))))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			before := 0
+			slice := func(what string, fn func()) {
+				work, now := b.cost(fn), done()
+				// What is left is moved once in each slice, which counts as well.
+				if most := sliceWork + 2*one + uint64(len(flood))/unitBytes; work > most || now <= before {
+					t.Fatalf("%s: %d units of work for requests %d to %d, want at most %d", what, work, before, now, most)
+				}
+				before = now
+			}
+			slice("when they come", func() { b.m.Receive(greedy, flood) })
+			for b.m.Busy() {
+				slice("a turn", func() {
+					b.m.Tick(b.m.now)
+					b.m.Resume()
+				})
+			}
+			if before != count || greedy.Cut() != nil {
+				t.Errorf("%d of %d requests were applied; cut: %v", before, count, greedy.Cut())
+			}
+		})
+	}
+}
+
 // What lets thousands go is over for its sender at once: they are answered in turns of bounded work, in their order, and others
 // are served in between.
 func TestManyAreWokenInTurns(t *testing.T) {
