@@ -53,7 +53,7 @@ func Join(ctx context.Context, c Config) (*Engine, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	j := &joining{config: c, conns: make([]*net.UnixConn, c.Size), beaten: make(chan struct{})}
+	j := newJoining(c)
 	joining, stop := j.untilFailed(ctx)
 	defer stop()
 	e, err := j.run(joining)
@@ -168,6 +168,11 @@ type joining struct {
 	seg      *segment
 	beating  sync.WaitGroup // from the moment that the segment is there
 	beaten   chan struct{}  // ends it
+	userOf   func(*net.UnixConn) (int, error)
+}
+
+func newJoining(c Config) *joining {
+	return &joining{config: c, conns: make([]*net.UnixConn, c.Size), beaten: make(chan struct{}), userOf: peerUID}
 }
 
 func (j *joining) cleanUp() {
@@ -435,7 +440,9 @@ func (j *joining) greet(ctx context.Context, u *net.UnixConn) (rank int, err err
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	defer limitIO(ctx, u)()
-	if uid, err := peerUID(u); err == nil && uid != os.Geteuid() && uid != 0 {
+	if uid, err := j.userOf(u); err != nil {
+		return 0, err
+	} else if uid != os.Geteuid() && uid != 0 {
 		return 0, fmt.Errorf("user %d", uid)
 	}
 	moment.At("shm.join.greet")
@@ -461,6 +468,7 @@ func (j *joining) greet(ctx context.Context, u *net.UnixConn) (rank int, err err
 	return int(r), nil
 }
 
+// peerUID returns the user of the process that made the connection, as the kernel knows it.
 func peerUID(u *net.UnixConn) (int, error) {
 	raw, err := u.SyscallConn()
 	if err != nil {

@@ -7,15 +7,19 @@ package shm
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
@@ -54,7 +58,7 @@ func (j *joiners) stopped(rank int) *joining {
 	if err := c.validate(); err != nil {
 		j.t.Fatal(err)
 	}
-	s := &joining{config: c, conns: make([]*net.UnixConn, c.Size), beaten: make(chan struct{})}
+	s := newJoining(c)
 	j.t.Cleanup(s.cleanUp)
 	return s
 }
@@ -154,6 +158,93 @@ func TestGreetingIsBounded(t *testing.T) {
 	if took := time.Since(began); took > helloLimit/2 {
 		t.Errorf("the others waited for %v", took)
 	}
+}
+
+// TestOtherUsersAreTurnedAway: a rank hands its memory to its own user and to root alone, even if another one knows the token.
+func TestOtherUsersAreTurnedAway(t *testing.T) {
+	t.Parallel()
+	me := os.Geteuid()
+	for name, c := range map[string]struct {
+		uid     int
+		err     error
+		welcome bool
+	}{
+		"this user": {uid: me, welcome: true},
+		"root":      {uid: 0, welcome: true},
+		"another":   {uid: me + 1},
+		"unknown":   {uid: me, err: errors.ErrUnsupported},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			zero, u, peer := greeted(t, func() {})
+			zero.userOf = func(*net.UnixConn) (int, error) { return c.uid, c.err }
+			rank, err := zero.greet(t.Context(), u)
+			_ = u.Close()
+			reply, rights := make([]byte, 8), make([]byte, 64)
+			n, attached, _, _, _ := peer.ReadMsgUnix(reply, rights)
+			if welcome := err == nil && rank == 2 && n == 1 && attached > 0; welcome != c.welcome || !c.welcome && (err == nil || n > 0 || attached > 0) {
+				t.Errorf("rank %d, %v; %d bytes and %d bytes of rights", rank, err, n, attached)
+			}
+		})
+	}
+}
+
+// TestUserOfAConnection: the kernel says who is at the other end. Root can be another user for a moment, and is turned away then.
+func TestUserOfAConnection(t *testing.T) {
+	t.Parallel()
+	want := os.Geteuid()
+	as := func() { // the thread ends with its goroutine, which has locked it
+		const other = 65534
+		if _, _, err := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), other, ^uintptr(0)); err == 0 {
+			want = other
+		}
+	}
+	zero, u, _ := greeted(t, as)
+	if uid, err := zero.userOf(u); err != nil || uid != want {
+		t.Fatalf("user %d, %v, want %d", uid, err, want)
+	}
+	if _, err := zero.greet(t.Context(), u); (err == nil) != (want == os.Geteuid()) {
+		t.Error(err)
+	}
+}
+
+// greeted returns rank 0 and both ends of a connection that a thread which has called as made to it, with the hello of rank 2.
+func greeted(t *testing.T, as func()) (zero *joining, u, peer *net.UnixConn) {
+	t.Helper()
+	j := newJoiners(t)
+	zero = j.stopped(0)
+	var err error
+	if zero.file, zero.seg, err = createSegment(&zero.config); err != nil {
+		t.Fatal(err)
+	}
+	if zero.listener, err = zero.listen(j.ctx); err != nil {
+		t.Fatal(err)
+	}
+	to, err := net.ResolveUnixAddr("unix", zero.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dialed sync.WaitGroup
+	dialed.Go(func() {
+		runtime.LockOSThread()
+		as()
+		peer, err = net.DialUnix("unix", nil, to)
+	})
+	dialed.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = peer.Close() })
+	if u, err = zero.listener.AcceptUnix(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = u.Close() })
+	hello := binary.LittleEndian.AppendUint64(nil, segmentMagic)
+	hello = append(binary.LittleEndian.AppendUint32(hello, 2), zero.token[:]...)
+	if _, err = peer.Write(hello); err != nil {
+		t.Fatal(err)
+	}
+	return zero, u, peer
 }
 
 // TestConnectEndsWithItsFirstFailure: rank 0 cannot join and rank 1 never comes. Who connects to both does not wait for rank 1.
