@@ -5,6 +5,7 @@ package aten
 
 import (
 	"errors"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -143,5 +144,32 @@ func TestRefusals(t *testing.T) {
 	}
 	if !slices.IsSorted(Names()) {
 		t.Error(Names())
+	}
+}
+
+// TestCallsShareTheBudget: a call gets what the others have left, and all of it when they have ended; and no number is so large that the
+// sum passes for a small one.
+func TestCallsShareTheBudget(t *testing.T) {
+	b := NewBudget(1 << 20)
+	release, err := b.Reserve(800_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zeros := func(n int) error {
+		_, _, err := b.Run("aten::zeros", []any{[]any{int64(n)}, int64(tensor.Float32)})
+		return err
+	}
+	if err := zeros(50_000); err != nil {
+		t.Errorf("what is left is refused: %v", err)
+	}
+	if err := zeros(100_000); !errors.Is(err, dist.Exhausted) {
+		t.Errorf("more than is left: %v", err)
+	}
+	if _, err := b.Reserve(math.MaxInt64 - 1); !errors.Is(err, dist.Exhausted) {
+		t.Errorf("as much as can be counted: %v", err)
+	}
+	release()
+	if err := zeros(250_000); err != nil {
+		t.Errorf("afterwards: %v", err)
 	}
 }

@@ -112,7 +112,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// Many calls at once share the budget.
+// Many calls at once get what is left of the budget or are refused, and all that they had is free afterwards.
 func TestBudgetIsShared(t *testing.T) {
 	ctx, a := pair(t, operators.Serve(operators.WithBudget(1<<20)))
 	x := tensor.Must(tensor.New(tensor.Float32, 30_000))
