@@ -89,6 +89,25 @@ func TestCloseWithinClose(t *testing.T) {
 	})
 }
 
+// TestCloseGivesMemoryBack: a closed agent keeps no blocks for what it might receive.
+func TestCloseGivesMemoryBack(t *testing.T) {
+	a := world(t, 1, true, nil)[0]
+	origin := func() string {
+		s, err := a.memory.Get(1 << 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Release()
+		return s.Origin()
+	}
+	kept := origin()
+	_ = a.Close()
+	<-a.Done()
+	if after := origin(); after == kept && !raceEnabled { // nothing is recycled under the race detector
+		t.Errorf("memory is %q before and after", after)
+	}
+}
+
 // A handler that ignores the end of its context does not hold up Close; Done tells when it has ended.
 func TestCloseWithStubbornHandler(t *testing.T) {
 	begun, release := make(chan struct{}), make(chan struct{})
