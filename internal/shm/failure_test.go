@@ -95,6 +95,9 @@ func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 				if !errors.Is(err, dist.Mismatch) {
 					t.Fatalf("rank %d: %v", rank, err)
 				}
+				if e, ok := errors.AsType[*dist.Error](err); !ok || e.Rank != dist.NoRank {
+					t.Errorf("rank %d blames one of the two: %v", rank, err)
+				}
 				for _, w := range append(c.words, "rank 2") {
 					if !strings.Contains(err.Error(), w) {
 						t.Errorf("rank %d: %q does not say %q", rank, err, w)

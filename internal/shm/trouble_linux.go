@@ -4,6 +4,7 @@
 package shm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync/atomic"
@@ -66,8 +67,8 @@ func (e *Engine) tellAll(err *dist.Error) {
 	if atomic.CompareAndSwapUint32(&a.state, 0, 1) {
 		rank := int32(e.rank) //nolint:gosec // bounded by MaxRanks
 		text := err.Error()
-		if err.Code == dist.PeerLost && err.Rank >= 0 {
-			rank, text = int32(err.Rank), err.Detail //nolint:gosec // bounded by MaxRanks
+		if err.Code == dist.PeerLost && err.Rank >= 0 || err.Code == dist.Mismatch { // found out, not caused, by this rank
+			rank, text = int32(err.Rank), cmp.Or(err.Detail, text) //nolint:gosec // bounded by MaxRanks
 		}
 		a.code, a.rank, a.size = uint32(err.Code), rank, uint32(copy(a.text[:], text)) //nolint:gosec // bounded by the room
 		atomic.StoreUint32(&a.state, 2)
@@ -120,7 +121,7 @@ func (e *Engine) told(op string) error {
 	text := string(a.text[:min(a.size, abortTextRoom)])
 	err := &dist.Error{Op: op, Code: dist.Code(a.code), Rank: dist.Rank(a.rank), Detail: "it gave up: " + text} //nolint:gosec // written from a code
 	switch err.Code {
-	case dist.PeerLost:
+	case dist.PeerLost, dist.Mismatch:
 		err.Detail = text
 	case dist.Closed:
 		err.Code, err.Detail = dist.PeerLost, "it closed the group during an operation"
