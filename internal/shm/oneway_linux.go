@@ -23,9 +23,8 @@ const (
 	needNone
 )
 
-// needs follows from what all ranks know, so that all of them take the same number of steps.
-func (e *Engine) needs(r *coll.Request) needs {
-	toRoot, small := false, false
+// oneWay reports whether an operation is one in which data flows one way, to its root or from it.
+func (e *Engine) oneWay(r *coll.Request) (toRoot, small bool) {
 	switch r.Kind {
 	case coll.Broadcast:
 		small = len(r.Out) <= e.seg.slot
@@ -37,6 +36,12 @@ func (e *Engine) needs(r *coll.Request) needs {
 		toRoot, small = true, len(r.Out) <= e.oneShot
 	default:
 	}
+	return toRoot, small
+}
+
+// needs follows from what all ranks know, so that all of them take the same number of steps.
+func (e *Engine) needs(r *coll.Request) needs {
+	toRoot, small := e.oneWay(r)
 	switch root := r.Root == e.rank; {
 	case !small || toRoot && root:
 		return needAll
@@ -78,6 +83,16 @@ func (e *Engine) alone() error {
 		return e.giveUp(err)
 	}
 	return nil
+}
+
+// didItsPart reports whether a rank has done all that the operation that runs asks of it: in one that flows one way, it has
+// taken the step. In others it is still needed, as long as this rank waits.
+func (e *Engine) didItsPart(p int) bool {
+	if !e.op.waiting || e.op.request == nil || !e.took(p, e.op.first) {
+		return false
+	}
+	_, small := e.oneWay(e.op.request)
+	return small
 }
 
 // compare checks that all ranks were asked to do the same in all steps up to last, which all have taken, as far as they were not

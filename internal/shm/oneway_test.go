@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -223,6 +224,69 @@ func TestLossInAnOperationThatWaitsForNobody(t *testing.T) {
 	}
 	if err := runRooted(t.Context(), engines[1], coll.Broadcast, 1, 0, 4); !errors.Is(err, dist.PeerLost) {
 		t.Errorf("the other one: %v", err)
+	}
+}
+
+// TestDeathAfterOnesPart: a rank that has sent its part may die, and the operation ends well on the others, however late they are. The
+// next one does not.
+func TestDeathAfterOnesPart(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []coll.Kind{coll.Reduce, coll.Gather} {
+		for name, rootFirst := range map[string]bool{"root waits": true, "root comes last": false} {
+			t.Run(kind.String()+", "+name, func(t *testing.T) {
+				t.Parallel()
+				engines := world(t, 3, nil)
+				root := make(chan error, 1)
+				reduce := func() { root <- runRooted(t.Context(), engines[0], kind, 1, 0, 4) }
+				if rootFirst {
+					go reduce()
+				}
+				if err := runRooted(t.Context(), engines[1], kind, 1, 0, 4); err != nil {
+					t.Fatal(err)
+				}
+				endConnections(engines[1])
+				awaitGone(t, engines[0], 1)
+				awaitGone(t, engines[2], 1)
+				if rootFirst {
+					awaitAsleep(t, engines[2])
+				}
+				if err := runRooted(t.Context(), engines[2], kind, 1, 0, 4); err != nil {
+					t.Errorf("rank 2: %v", err)
+				}
+				if !rootFirst {
+					go reduce()
+				}
+				if err := <-root; err != nil {
+					t.Errorf("the root: %v", err)
+				}
+				for _, e := range []*Engine{engines[2], engines[0]} {
+					err := runRooted(t.Context(), e, kind, 2, 0, 4)
+					if lost, ok := errors.AsType[*dist.Error](err); !ok || lost.Code != dist.PeerLost || lost.Rank != 1 {
+						t.Errorf("rank %d, the next operation: %v", e.rank, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// endConnections is what the others see when a rank's process ends.
+func endConnections(e *Engine) {
+	for _, c := range e.conns {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+}
+
+// awaitAsleep returns when another rank sleeps until e, which runs nothing, takes its next step.
+func awaitAsleep(t *testing.T, e *Engine) {
+	t.Helper()
+	sleepers := &e.lines[e.rank].at(e.step + 1).sleepers
+	for end := time.Now().Add(20 * time.Second); atomic.LoadUint32(sleepers) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("nobody waits for rank %d", e.rank)
+		}
 	}
 }
 

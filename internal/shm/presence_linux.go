@@ -171,14 +171,15 @@ func (e *Engine) lost(op string, p int) error {
 
 // whoIsLost returns why the awaited step will not be complete, or nil.
 //
-// A rank that died after all had taken the step is no reason: this rank is about to see that they have. One that died before is a reason even if it has taken the step, since the group cannot go on, however
-// late another rank is. One that left is a reason if it has not taken the step.
+// A rank that died after all had taken the step is no reason: this rank is about to see that they have. Nor is one that had done
+// its part before: the next operation fails because of it. Any other one that died is a reason even if it has taken the step,
+// since the group cannot go on, however late another rank is. One that left is a reason if it has not taken the step.
 func (e *Engine) whoIsLost() *dist.Error {
 	left := -1
 	for _, p := range e.peers {
 		switch e.gone[p].Load() {
 		case goneDied, goneStill:
-			if e.missing() {
+			if e.missing() && !e.didItsPart(p) {
 				return e.lostError(p)
 			}
 		case goneLeft:
