@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -224,6 +225,19 @@ func TestLossInAnOperationThatWaitsForNobody(t *testing.T) {
 	}
 	if err := runRooted(t.Context(), engines[1], coll.Broadcast, 1, 0, 4); !errors.Is(err, dist.PeerLost) {
 		t.Errorf("the other one: %v", err)
+	}
+}
+
+// TestAReceiverWaitsForTheRoot, and says so, whoever else is late.
+func TestAReceiverWaitsForTheRoot(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []coll.Kind{coll.Broadcast, coll.Scatter} {
+		engines := world(t, 3, nil)
+		q, _ := rootedRequest(kind, 1, 1, 3, 0, 4)
+		q.Timeout = 50 * time.Millisecond
+		if err := engines[1].Run(t.Context(), q); !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "(waiting for ranks [0])") {
+			t.Errorf("%v: %v", kind, err)
+		}
 	}
 }
 

@@ -39,7 +39,11 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 // withMissing adds which ranks the operation waits for.
 func (e *Engine) withMissing(err *dist.Error) *dist.Error {
 	var missing []int
-	for _, p := range e.peers {
+	awaited := e.peers
+	if r := e.op.request; e.op.waiting && r != nil && e.needs(r) == needRoot {
+		awaited = []int{r.Root}
+	}
+	for _, p := range awaited {
 		if !e.took(p, e.target) {
 			missing = append(missing, p)
 		}
