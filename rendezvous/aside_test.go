@@ -6,8 +6,10 @@ package rendezvous_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -51,5 +53,26 @@ func TestFunctionsGivenToAJoin(t *testing.T) {
 				t.Errorf("joined: %v", joined)
 			}
 		})
+	}
+}
+
+// TestPanicOfAHook is told to the logger, in whatever order the two are given; other hooks are called all the same.
+func TestPanicOfAHook(t *testing.T) {
+	t.Parallel()
+	var log testlog.Log
+	hook, logger := rendezvous.WithHook(func(observe.Event) { panic("a bug") }), rendezvous.WithLogger(log.Logger(slog.LevelInfo))
+	for n, opts := range [][]rendezvous.Option{{hook, logger}, {logger, hook}} {
+		calls := 0
+		opts = append(opts, noEnv(), rendezvous.WithRank(0), rendezvous.WithWorldSize(1), rendezvous.WithHook(func(observe.Event) { calls++ }))
+		m, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t)), opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told := strings.Count(log.String(), "panic in a callback"); calls == 0 || told != calls*(n+1) {
+			t.Errorf("%d events, %d panics are told: %s", calls, told, &log)
+		}
+		if err := m.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }

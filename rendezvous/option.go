@@ -83,7 +83,9 @@ func WithEnv(lookup func(name string) (string, bool)) Option {
 
 // WithHook sends the progress of the join to hook: [EventJoin], [EventHost] and [EventWait].
 func WithHook(hook observe.Hook) Option {
-	return optionFunc(func(s *settings) { s.hook = observe.Tee(s.hook, aside.Hook(nil, hook)) })
+	return optionFunc(func(s *settings) {
+		s.hook = observe.Tee(s.hook, func(e observe.Event) { aside.Hook(s.logger, hook).Emit(e) }) // the logger may come later
+	})
 }
 
 // WithLogger sets the logger of a hosted server and of the client; while rank 0 waits, it also gets who is missing. By

@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"context"
+	"log/slog"
 	"runtime"
 	"strings"
 	"testing"
@@ -89,6 +90,55 @@ func TestFunctionsGivenToAnAgent(t *testing.T) {
 					}
 				})
 			})
+		}
+	}
+}
+
+// TestPanicsAreTold to the agent's logger, or to the program's if there is none, but not without end: peers may cause them.
+func TestPanicsAreTold(t *testing.T) {
+	bug := func() { panic("a bug") }
+	for name, c := range map[string]struct {
+		opt  Option
+		call func(*config)
+	}{
+		"hook": {WithHook(func(observe.Event) { bug() }), func(c *config) { c.hook.Emit(observe.Event{}) }},
+		"interceptor": {WithCallInterceptors(func(context.Context, CallInfo) (context.Context, func(error), error) { bug(); return nil, nil, nil }), func(c *config) {
+			if _, _, err := c.intercept(t.Context(), c.calling, CallInfo{}); err == nil || !strings.Contains(err.Error(), "a bug") {
+				t.Errorf("an interceptor that panics: %v", err)
+			}
+		}},
+		"end of an interceptor": {WithServeInterceptors(endsBadly(bug)), func(c *config) {
+			_, end, err := c.intercept(t.Context(), c.serving, CallInfo{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			end(nil)
+		}},
+		"allocator": {WithAlloc(func(int) (*tensor.Storage, error) { bug(); return nil, nil }), func(c *config) {
+			if _, err := c.alloc(1); dist.CodeOf(err) != dist.Internal {
+				t.Errorf("an allocator that panics: %v", err)
+			}
+		}},
+	} {
+		for _, own := range []bool{true, false} {
+			var agents, programs testlog.Log
+			before := slog.Default()
+			defer slog.SetDefault(before)
+			slog.SetDefault(programs.Logger(slog.LevelInfo))
+			opts, told, other := []Option{c.opt}, &programs, &agents
+			if own {
+				opts, told, other = append(opts, WithLogger(agents.Logger(slog.LevelInfo))), &agents, &programs
+			}
+			cfg, err := newConfig(opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 150 {
+				c.call(cfg)
+			}
+			if n := strings.Count(told.String(), "panic in a callback"); n != 100 || other.String() != "" {
+				t.Errorf("%s, logger %v: told %d times; elsewhere: %s", name, own, n, other)
+			}
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 // that there is something to wait for.
 func (a *Agent) async(ctx context.Context, to, fn string, args []any, report func(any, error)) {
 	if len(a.cfg.calling) > 0 {
-		next, end, err := intercept(ctx, a.cfg.calling, callInfo(to, fn, args, false))
+		next, end, err := a.cfg.intercept(ctx, a.cfg.calling, callInfo(to, fn, args, false))
 		if err != nil {
 			report(nil, err)
 			return

@@ -138,7 +138,7 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 func (a *Agent) call(ctx context.Context, to, fn string, args []any) (v any, err error) {
 	if len(a.cfg.calling) > 0 {
 		var end func(error)
-		if ctx, end, err = intercept(ctx, a.cfg.calling, callInfo(to, fn, args, false)); err != nil {
+		if ctx, end, err = a.cfg.intercept(ctx, a.cfg.calling, callInfo(to, fn, args, false)); err != nil {
 			return nil, err
 		}
 		defer func() { end(err) }()

@@ -90,11 +90,11 @@ func keptBy(o ObjectInfo, holderOf map[string]string, local []string, set map[st
 
 // holds returns the references that an object keeps: those that its value names, if it is a [Holder], else those that could
 // be seen in it when it was made. Its owner may change the value at any time, so nobody else can look into it later.
-func holds(o *rpcref.Object) []HoldInfo {
+func (c *config) holds(o *rpcref.Object) []HoldInfo {
 	value, cores := o.Held()
 	if h, ok := value.(Holder); ok {
 		cores = nil
-		refs, _ := aside.Get(nil, "rpc: holder", func() ([]AnyRef, error) { return h.HeldReferences(), nil })
+		refs, _ := aside.Get(c.panics, "rpc: holder", func() ([]AnyRef, error) { return h.HeldReferences(), nil })
 		for _, ref := range refs {
 			if core := coreOf(ref); core != nil {
 				cores = append(cores, core)

@@ -117,7 +117,7 @@ func (a *Agent) References() ReferenceInfo {
 			if err != nil && o.Valued {
 				x.Error = err.Error()
 			}
-			x.Holds = holds(v)
+			x.Holds = a.cfg.holds(v)
 			x.Created, x.Size, x.Age = known.Where[o.ID], v.Bytes(), time.Since(v.Since).Seconds()
 			switch {
 			case value != nil:

@@ -76,15 +76,15 @@ func callInfo(peer, fn string, args []any, remote bool) CallInfo {
 }
 
 // intercept runs the interceptors and returns the context of the call and how to tell its end.
-func intercept(ctx context.Context, list []Interceptor, call CallInfo) (context.Context, func(error), error) {
+func (c *config) intercept(ctx context.Context, list []Interceptor, call CallInfo) (context.Context, func(error), error) {
 	var ends []func(error)
 	end := func(err error) {
 		for _, e := range slices.Backward(ends) {
-			aside.Call(nil, func() { e(err) }) // in nobody's goroutine: it may be the reader's of a connection
+			aside.Call(c.panics, func() { e(err) }) // in nobody's goroutine: it may be the reader's of a connection
 		}
 	}
 	for _, i := range list {
-		next, err := aside.Get(nil, "rpc: interceptor", func() (next context.Context, err error) {
+		next, err := aside.Get(c.panics, "rpc: interceptor", func() (next context.Context, err error) {
 			next, e, err := i(ctx, call)
 			if e != nil && err == nil {
 				ends = append(ends, e)

@@ -37,6 +37,7 @@ type config struct {
 	operators   map[string]Kernel
 	extension   rpcseam.Extension
 	logger      *slog.Logger
+	panics      *slog.Logger // gets those of the program's functions, also where nothing else is logged
 	hook        observe.Hook
 	calling     []Interceptor
 	serving     []Interceptor
@@ -185,7 +186,7 @@ func atLeastOne(what string, n int, set func(*config)) Option {
 // program releases itself. By default large tensors are received into memory of the heap that the agent uses again once
 // the garbage collector has found that nobody can reach it, or that [tensor.Storage.Release] gave back.
 func WithAlloc(alloc func(n int) (*tensor.Storage, error)) Option {
-	return option(func(c *config) error { c.alloc = aside.Func("rpc: alloc", alloc); return nil })
+	return option(func(c *config) error { c.alloc = alloc; return nil })
 }
 
 // WithLease sets how Go workers watch each other: a sign of life every heartbeat, a silent worker is suspected after
@@ -222,8 +223,14 @@ func newConfig(opts []Option) (*config, error) {
 	if c.registry == nil {
 		c.registry = NewRegistry()
 	}
-	c.hook = aside.Hook(c.logger, c.hook)
+	c.panics = c.logger
+	if c.logger.Handler() == slog.DiscardHandler {
+		c.panics = slog.Default()
+	}
+	// Peers decide how often the functions below are called.
+	c.panics = slog.New(quietlog.New(aside.Logger(c.panics).Handler()))
 	c.logger = slog.New(quietlog.New(aside.Logger(c.logger).Handler()))
+	c.hook, c.alloc = aside.Hook(c.panics, c.hook), aside.Func(c.panics, "rpc: alloc", c.alloc)
 	if c.worldSize > 0 && (c.rank < 0 || int(c.rank) >= c.worldSize) {
 		return nil, dist.Newf("rpc: join", dist.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)
 	}

@@ -77,7 +77,7 @@ func orEmpty(d *py.Dict) *py.Dict {
 func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rpcref.Hold, err error) {
 	if len(a.cfg.calling) > 0 {
 		var end func(error)
-		if ctx, end, err = intercept(ctx, a.cfg.calling, callInfo(to, fn, args, true)); err != nil {
+		if ctx, end, err = a.cfg.intercept(ctx, a.cfg.calling, callInfo(to, fn, args, true)); err != nil {
 			return nil, err
 		}
 		defer func() { end(err) }()

@@ -55,7 +55,7 @@ func (p program) Intercept(ctx context.Context, c *rpcserve.Call) (context.Conte
 	if len(p.a.cfg.serving) == 0 {
 		return ctx, nil, nil
 	}
-	return intercept(ctx, p.a.cfg.serving, callInfo(c.From.Name, c.Func, c.Args, c.Remote))
+	return p.a.cfg.intercept(ctx, p.a.cfg.serving, callInfo(c.From.Name, c.Func, c.Args, c.Remote))
 }
 
 func (p program) Run(ctx context.Context, c *rpcserve.Call, done func(any, error)) (ran bool) {

@@ -17,18 +17,22 @@ import (
 // Call calls a user's function in a goroutine of its own, and returns when it has ended: by a panic, which is logged, or by
 // runtime.Goexit too. Either would take the caller's goroutine, and what it still has to do, with it. Without a logger, or with
 // one that discards everything, the default one of the program gets the panic: somebody has to.
-func Call(logger *slog.Logger, call func()) {
+func Call(logger *slog.Logger, call func()) { run(logger, call) }
+
+// run is Call. It returns what the function panicked with, or nil.
+func run(logger *slog.Logger, call func()) (panicked any) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		defer func() {
-			if p := recover(); p != nil {
-				report(logger, p)
+			if panicked = recover(); panicked != nil {
+				report(logger, panicked)
 			}
 		}()
 		call()
 	}()
 	<-ended
+	return panicked
 }
 
 // report logs a panic. If the logger panics too, what is left is the standard error.
@@ -47,17 +51,26 @@ func report(logger *slog.Logger, panicked any) {
 
 // Get returns what a user's function returns, called with Call, or an error if it did not return.
 func Get[T any](logger *slog.Logger, what string, call func() (T, error)) (value T, err error) {
-	err = dist.New(what, dist.Internal, "it has panicked or ended its goroutine (runtime.Goexit) instead of returning")
-	Call(logger, func() { value, err = call() })
+	returned := false
+	panicked := run(logger, func() {
+		value, err = call()
+		returned = true
+	})
+	switch {
+	case panicked != nil:
+		err = dist.Newf(what, dist.Internal, "it has panicked: %v", panicked)
+	case !returned:
+		err = dist.New(what, dist.Internal, "it has ended its goroutine (runtime.Goexit) instead of returning")
+	}
 	return value, err
 }
 
 // Func returns a function that calls a user's function with Get. That of nil is nil.
-func Func[A, T any](what string, f func(A) (T, error)) func(A) (T, error) {
+func Func[A, T any](logger *slog.Logger, what string, f func(A) (T, error)) func(A) (T, error) {
 	if f == nil {
 		return nil
 	}
-	return func(a A) (T, error) { return Get(nil, what, func() (T, error) { return f(a) }) }
+	return func(a A) (T, error) { return Get(logger, what, func() (T, error) { return f(a) }) }
 }
 
 // Hook returns a hook that calls a user's hook with Call. That of nil is nil.

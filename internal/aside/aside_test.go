@@ -70,12 +70,16 @@ func TestLogger(t *testing.T) {
 
 func TestGet(t *testing.T) {
 	t.Parallel()
+	var log bytes.Buffer
 	if v, err := Get(nil, "test", func() (int, error) { return 7, nil }); v != 7 || err != nil {
 		t.Errorf("%d, %v", v, err)
 	}
-	double := Func("test", func(n int) (int, error) {
-		if n == 0 {
+	double := Func(slog.New(slog.NewTextHandler(&log, nil)), "test", func(n int) (int, error) {
+		switch n {
+		case 0:
 			runtime.Goexit()
+		case 1:
+			panic("a bug")
 		}
 		return 2 * n, nil
 	})
@@ -85,7 +89,13 @@ func TestGet(t *testing.T) {
 	if _, err := double(0); dist.CodeOf(err) != dist.Internal {
 		t.Errorf("a function that does not return: %v", err)
 	}
-	if Func[int, int]("test", nil) != nil {
+	if log.Len() > 0 {
+		t.Errorf("log: %s", &log)
+	}
+	if _, err := double(1); dist.CodeOf(err) != dist.Internal || !strings.Contains(err.Error(), "a bug") || !strings.Contains(log.String(), "a bug") {
+		t.Errorf("a function that panics: %v, log: %s", err, &log)
+	}
+	if Func[int, int](nil, "test", nil) != nil {
 		t.Error("no function has become one")
 	}
 }

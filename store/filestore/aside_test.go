@@ -5,8 +5,10 @@ package filestore_test
 
 import (
 	"context"
+	"log/slog"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,5 +50,26 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestPanicOfAHook is told to the store's logger, in whatever order the two are given.
+func TestPanicOfAHook(t *testing.T) {
+	t.Parallel()
+	var log testlog.Log
+	calls := 0
+	hook, logger := filestore.WithHook(func(observe.Event) { calls++; panic("a bug") }), filestore.WithLogger(log.Logger(slog.LevelInfo))
+	for _, opts := range [][]filestore.Option{{hook, logger}, {logger, hook}} {
+		s, err := filestore.Open(t.Context(), filepath.Join(t.TempDir(), "f"), opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = s.Add(t.Context(), "n", 1); err != nil {
+			t.Error(err)
+		}
+		if told := strings.Count(log.String(), "panic in a callback"); calls == 0 || told != calls {
+			t.Errorf("%d events, %d panics are told: %s", calls, told, &log)
+		}
+		_ = s.Close()
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/internal/storeop"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
@@ -75,6 +76,7 @@ func Open(ctx context.Context, path string, opts ...Option) (*Store, error) {
 			o.apply(s)
 		}
 	}
+	s.hook = aside.Hook(s.logger, s.hook)
 	return begin(ctx, s)
 }
 

@@ -43,5 +43,5 @@ func WithLogger(logger *slog.Logger) Option {
 // WithHook sets the hook that receives events: the begin and end of every operation, its Kind "store." and the operation's
 // name.
 func WithHook(hook observe.Hook) Option {
-	return optionFunc(func(s *Store) { s.hook = aside.Hook(nil, hook) })
+	return optionFunc(func(s *Store) { s.hook = hook })
 }

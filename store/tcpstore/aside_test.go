@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -52,6 +54,7 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 				t.Parallel()
 				s := serve(t)
 				var bad atomic.Bool
+				var log testlog.Log
 				var last atomic.Pointer[net.Conn]
 				dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
 					if bad.Load() {
@@ -61,13 +64,18 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 					last.Store(&conn)
 					return conn, err
 				}
-				c := connect(t, s.Addr().String(), tcpstore.WithDialer(dial), tcpstore.WithDialect(dialect))
+				c := connect(t, s.Addr().String(), tcpstore.WithDialer(dial), tcpstore.WithLogger(log.Logger(slog.LevelInfo)), tcpstore.WithDialect(dialect))
 				bad.Store(true)
-				_ = (*last.Load()).Close() // the next operation dials again
+				_ = (*last.Load()).Close() // it has to dial again
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
-				if err := c.Set(ctx, "k", nil); err == nil || dist.CodeOf(err) == dist.Unknown {
-					t.Errorf("with a dialer that does not return: %v", err)
+				for range 2 { // the first one may only find out that it has no connection
+					if err := c.Set(ctx, "k", nil); err == nil || dist.CodeOf(err) == dist.Unknown {
+						t.Errorf("with a dialer that does not return: %v", err)
+					}
+				}
+				if told := strings.Contains(log.String(), "a bug"); told != (how == "panic") {
+					t.Errorf("log: %s", &log)
 				}
 				bad.Store(false)
 				useStore(t, c)

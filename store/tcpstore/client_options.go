@@ -130,7 +130,7 @@ func WithDialer(dial DialFunc) ClientOption {
 	return clientOption(func(c *clientConfig) {
 		if dial != nil {
 			c.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				return aside.Get(nil, "dialer", func() (net.Conn, error) { return dial(ctx, network, addr) })
+				return aside.Get(c.logger, "dialer", func() (net.Conn, error) { return dial(ctx, network, addr) })
 			}
 		}
 	})
