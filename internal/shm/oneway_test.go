@@ -70,8 +70,13 @@ func rootedRequest(kind coll.Kind, tag uint32, rank, ranks, root, n int) (q *col
 
 // runRooted runs one and compares the output.
 func runRooted(ctx context.Context, e *Engine, kind coll.Kind, tag uint32, root, n int) error {
+	return checkRooted(e, kind, tag, root, n, func(q *coll.Request) error { return e.Run(ctx, q) })
+}
+
+// checkRooted is runRooted with a function that runs the request.
+func checkRooted(e *Engine, kind coll.Kind, tag uint32, root, n int, run func(*coll.Request) error) error {
 	q, want := rootedRequest(kind, tag, e.rank, e.size, root, n)
-	if err := e.Run(ctx, q); err != nil {
+	if err := run(q); err != nil {
 		return err
 	}
 	if !bytes.Equal(q.Out, want) {
@@ -168,8 +173,24 @@ func TestRunningAhead(t *testing.T) {
 	}
 }
 
-// TestDrift runs long sequences of operations with changing roots on ranks that pause as they like, over the wrap-around of the
-// step counter.
+// runInParts runs a request under contexts of which some end soon, as often as it takes.
+func runInParts(ctx context.Context, e *Engine, q *coll.Request, choice *rand.Rand) error {
+	for {
+		part, cancel := ctx, context.CancelFunc(func() {})
+		if choice.IntN(3) == 0 {
+			part, cancel = context.WithTimeout(ctx, time.Duration(choice.IntN(200))*time.Microsecond)
+		}
+		err := e.Run(part, q)
+		cancel()
+		interrupted := errors.As(err, new(*coll.Interrupted)) || err != nil && part.Err() != nil && errors.Is(err, context.DeadlineExceeded) // which had not begun
+		if !interrupted || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// TestDrift runs long sequences of operations with changing roots on ranks that pause and are interrupted as they like, over the
+// wrap-around of the step counter.
 func TestDrift(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(8) {
@@ -208,7 +229,7 @@ func TestDrift(t *testing.T) {
 					if pause.IntN(40) == 0 {
 						time.Sleep(time.Duration(pause.IntN(1000)) * time.Microsecond)
 					}
-					if err := runRooted(t.Context(), e, s.kind, uint32(tag), s.root, s.n); err != nil {
+					if err := checkRooted(e, s.kind, uint32(tag), s.root, s.n, func(q *coll.Request) error { return runInParts(t.Context(), e, q, pause) }); err != nil {
 						return err
 					}
 				}
