@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// descriptor is what a rank was asked to do, in 24 bytes, so that two of them and the step fit one cache line.
+// descriptor is what a rank was asked to do, in 24 bytes, so that it fits one cache line with the step.
 type descriptor struct {
 	head  uint64 // kind, operator, type, flags: a byte each; then the tag
 	size  uint64 // bytes of the rank's own buffer, as sizeOf defines it; or the data itself, see wordAt

@@ -95,7 +95,7 @@ var opNames = func() (names [len(rules)]string) {
 // progress is how far the request that runs has come, so that it can be left and taken up again.
 type progress struct {
 	request *coll.Request
-	waiting bool   // the current step is published but not all ranks have taken it
+	waiting bool   // the current step is published, and those that this rank needs may not have taken it
 	begun   bool   // step 1 is over, and those that were waited for agree
 	shown   bool   // this rank shows a slot or table
 	moved   bool   // what came with step 1 is in its place

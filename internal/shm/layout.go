@@ -22,8 +22,8 @@ const (
 
 	abortTextRoom = 768
 
-	// window is how many steps a rank may be ahead of another. A step stays readable for as long again, so that a rank can compare
-	// what the others were asked to do after it has gone on itself.
+	// window bounds how far ranks are apart: one may be window-1 steps ahead of another. A step stays readable for as long again, so
+	// that a rank can compare what the others were asked to do after it has gone on itself.
 	window    = 32
 	stepLines = 2 * window
 	// areaTurns is the number of areas that take turns.

@@ -11,7 +11,7 @@ import (
 )
 
 // In a small operation with a root, data flows one way, and a rank does not wait for what it does not need: it may be up to
-// [window] steps ahead of others. What they were asked to do is compared later, when it has to wait for them anyway, and before
+// window-1 steps ahead of others. What they were asked to do is compared later, when it has to wait for them anyway, and before
 // anything of the operation is overwritten.
 
 // needs is for whom a rank waits in step 1.
@@ -96,7 +96,7 @@ func (e *Engine) didItsPart(p int) bool {
 }
 
 // compare checks that all ranks were asked to do the same in all steps up to last, which all have taken, as far as they were not
-// compared before. Every rank compares with rank 0, so that all report the same pair.
+// compared before. Every rank is compared with rank 0.
 func (e *Engine) compare(last uint32) error {
 	for ; e.compared != last; e.compared++ {
 		step := e.compared + 1
