@@ -68,6 +68,29 @@ func TestLogger(t *testing.T) {
 	Logger(nil).Info("a line")
 }
 
+// stubborn is a handler that cannot be given attributes or a group.
+type stubborn struct {
+	slog.Handler
+	end func()
+}
+
+func (s stubborn) WithAttrs([]slog.Attr) slog.Handler { s.end(); return nil }
+func (s stubborn) WithGroup(string) slog.Handler      { s.end(); return nil }
+
+// TestLoggerWith: what cannot be added is left out, and the lines are written.
+func TestLoggerWith(t *testing.T) {
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	for how, end := range map[string]func(){"panic": func() { panic("a bug") }, "exit": runtime.Goexit, "nothing": func() {}} {
+		var log bytes.Buffer
+		Logger(slog.New(stubborn{slog.NewTextHandler(&log, nil), end})).With(slog.Int("a", 1)).WithGroup("g").Info("a line")
+		if !strings.Contains(log.String(), "a line") {
+			t.Errorf("%s: %q", how, &log)
+		}
+	}
+}
+
 func TestGet(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer

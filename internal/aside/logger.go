@@ -22,7 +22,8 @@ func Logger(l *slog.Logger) *slog.Logger {
 	return slog.New(handler{l.Handler()})
 }
 
-// Enabled is asked for every line, so it does not get a goroutine of its own.
+// Enabled is asked for every line, so it does not get a goroutine of its own: a panic is recovered, but a runtime.Goexit in it ends the
+// goroutine that logs.
 func (h handler) Enabled(ctx context.Context, level slog.Level) (on bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -38,7 +39,18 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return handler{h.Handler.WithAttrs(attrs)}
+	return h.with(func() slog.Handler { return h.Handler.WithAttrs(attrs) })
 }
 
-func (h handler) WithGroup(name string) slog.Handler { return handler{h.Handler.WithGroup(name)} }
+func (h handler) WithGroup(name string) slog.Handler {
+	return h.with(func() slog.Handler { return h.Handler.WithGroup(name) })
+}
+
+// with returns what a user's handler makes of itself, or the handler as it was if that fails.
+func (h handler) with(call func() slog.Handler) slog.Handler {
+	made, err := Get(nil, "log handler", func() (slog.Handler, error) { return call(), nil })
+	if err != nil || made == nil {
+		return h
+	}
+	return handler{made}
+}
