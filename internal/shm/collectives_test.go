@@ -376,3 +376,44 @@ func TestWordsInDescriptors(t *testing.T) {
 		}
 	}
 }
+
+// TestSmallestArea: an area may be smaller than a block of a reduction.
+func TestSmallestArea(t *testing.T) {
+	t.Parallel()
+	for _, ranks := range []int{1, 2} {
+		engines := world(t, ranks, func(cfg *Config) { cfg.Area = 1 })
+		const n = 20 << 10
+		for rank, err := range each(engines, func(e *Engine) error {
+			storage, err := e.Alloc(n)
+			if err != nil {
+				return err
+			}
+			defer storage.Release()
+			inSegment, err := storage.Bytes()
+			if err != nil {
+				return err
+			}
+			for _, out := range [][]byte{make([]byte, n), inSegment} {
+				copy(out, valueOf(1, e.rank, 0, n))
+				if err := e.Run(t.Context(), &coll.Request{Kind: coll.AllReduce, Tag: 1, DType: tensor.Int32, Op: reduce.Max, Out: out, Timeout: 20 * time.Second}); err != nil {
+					return err
+				}
+				if !bytes.Equal(out, valueOf(1, ranks-1, 0, n)) {
+					t.Errorf("rank %d: the all-reduce is wrong", e.rank)
+				}
+			}
+			in, out := bytes.Repeat(valueOf(1, e.rank, 0, n), ranks), make([]byte, n)
+			if err := e.Run(t.Context(), &coll.Request{Kind: coll.ReduceScatter, Tag: 2, DType: tensor.Int32, Op: reduce.Max, In: in, Out: out, Timeout: 20 * time.Second}); err != nil {
+				return err
+			}
+			if !bytes.Equal(out, valueOf(1, ranks-1, 0, n)) {
+				t.Errorf("rank %d: the reduce-scatter is wrong", e.rank)
+			}
+			return nil
+		}) {
+			if err != nil {
+				t.Errorf("%d ranks, rank %d: %v", ranks, rank, err)
+			}
+		}
+	}
+}

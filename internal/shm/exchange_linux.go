@@ -388,8 +388,9 @@ func (e *Engine) takeReduced(r *coll.Request, k, room int) error {
 		return nil
 	}
 	scratch := e.seg.result(e.rank, 0)
-	for from := 0; from < len(out); from += reduceBlock {
-		end := min(from+reduceBlock, len(out))
+	block := min(reduceBlock, len(scratch))
+	for from := 0; from < len(out); from += block {
+		end := min(from+block, len(out))
 		for i := range e.sources {
 			e.sources[i] = e.direct[i][from:end]
 		}

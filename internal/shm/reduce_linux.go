@@ -232,8 +232,9 @@ func (e *Engine) reduceDirect(ctx context.Context, r *coll.Request) error {
 func (e *Engine) reduceOwnShare(r *coll.Request) {
 	from, to := share(len(r.Out), e.size, e.rank)
 	room := e.seg.result(e.rank, 0)
-	for ; from < to; from += reduceBlock {
-		end := min(from+reduceBlock, to)
+	block := min(reduceBlock, len(room))
+	for ; from < to; from += block {
+		end := min(from+block, to)
 		for i := range e.sources {
 			e.sources[i] = e.direct[i][from:end]
 		}
