@@ -93,7 +93,7 @@ func TestExamplesParse(t *testing.T) {
 		}
 		shown[e.of] = shown[e.of] || strings.HasPrefix(cmd.CommandPath()+" ", e.of+" ")
 		if cmd.DisableFlagParsing {
-			_, err = runflags.Parse(rest, runflags.System{
+			_, err = runflags.Parse(t.Context(), rest, runflags.System{
 				Lookup: func(string) (string, bool) { return "", false }, GPUs: func() int { return 1 },
 				ReadFile: func(string) ([]byte, error) { return []byte(exampleJob), nil },
 			})

@@ -78,9 +78,9 @@ func completeRun(_ *cobra.Command, before []string, word string) ([]string, cobr
 }
 
 func (a *app) run(cmd *cobra.Command, args []string) error {
-	o, err := runflags.Parse(args, runflags.Here())
+	o, err := runflags.Parse(cmd.Context(), args, runflags.Here())
 	if err != nil {
-		return command.Usage(fmt.Errorf("%w; \"cohort run --help\" explains the options", err))
+		return command.WrongOptions(err, "cohort run --help")
 	}
 	if o.Help {
 		_, err = fmt.Fprintf(a.Out, "%s\n\nUsage:\n  cohort run [OPTIONS] [--] PROGRAM [ARGUMENTS]\n  cohort run [OPTIONS] -f FILE\n\nExamples:\n%s\n\n%s", cmd.Long, cmd.Example, runflags.Usage())

@@ -7,8 +7,11 @@ package cli
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -47,5 +50,27 @@ func TestSignalBeforeTheJob(t *testing.T) {
 	}, IO{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: complaints, Getenv: func(string) string { return "" }})
 	if took := time.Since(from); code != command.ExitFailure || took > 25*time.Second || !strings.Contains(complaints.String(), "the job was ended by SIGTERM") {
 		t.Errorf("exit code %d after %v\n%s", code, took, complaints.String())
+	}
+}
+
+// TestSignalWhilePythonIsAsked: a signal ends the command while Python, which may be loading PyTorch, has not yet told its devices.
+func TestSignalWhilePythonIsAsked(t *testing.T) {
+	dir := t.TempDir()
+	python, late := filepath.Join(dir, "python"), filepath.Join(dir, "late")
+	script := fmt.Sprintf("#!/bin/sh\nkill -TERM %d\nsleep 30\n: > %s\n", os.Getpid(), late)
+	if err := os.WriteFile(python, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PYTHON_EXEC", python)
+	for option, args := range map[string][]string{"--nproc-per-node": {"--nproc-per-node", "xpu"}, "PET_NPROC_PER_NODE": nil} {
+		t.Setenv("PET_NPROC_PER_NODE", "xpu")
+		var out bytes.Buffer
+		code := Main(slices.Concat([]string{runName, "--evidence", "-"}, args, []string{"true"}), IO{In: strings.NewReader(""), Out: &out, Err: &out, Getenv: func(string) string { return "" }})
+		if want := "cohort: " + option + " xpu: " + python + " has not said how many there are: terminated signal received\n"; code != command.ExitFailure || out.String() != want {
+			t.Errorf("exit code %d\n%swant\n%s", code, out.String(), want)
+		}
+		if _, err := os.Stat(late); err == nil {
+			t.Error("Python was waited for")
+		}
 	}
 }

@@ -6,7 +6,6 @@
 package program
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -64,22 +64,25 @@ from torch.distributed.run import determine_local_world_size
 print("cohort devices", determine_local_world_size(sys.argv[1]))`
 
 // Devices asks PyTorch how many devices of a kind there are, as torchrun's --nproc-per-node does.
-func Devices(python, kind string) (int, error) {
+func Devices(ctx context.Context, python, kind string) (int, error) {
 	if python == "" {
 		python = Python()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), askTime)
+	limited, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, python, "-c", question, kind) //nolint:gosec // the user's own interpreter
+	cmd := exec.CommandContext(limited, python, "-c", question, kind) //nolint:gosec // the user's own interpreter
 	cmd.WaitDelay = time.Second
-	var problems bytes.Buffer
-	cmd.Stderr = &problems
-	out, err := cmd.Output()
+	var out, problems end
+	cmd.Stdout, cmd.Stderr = &out, &problems
+	err := cmd.Run()
 	if ctx.Err() != nil {
+		return 0, fmt.Errorf("%s has not said how many there are: %w", python, context.Cause(ctx))
+	}
+	if limited.Err() != nil {
 		return 0, fmt.Errorf("%s did not say within %v", python, askTime)
 	}
 	if err != nil {
-		lines := strings.Split(strings.TrimSpace(problems.String()), "\n")
+		lines := strings.Split(strings.TrimSpace(string(problems)), "\n")
 		if last := lines[len(lines)-1]; last != "" {
 			err = errors.New(last)
 		}
@@ -92,6 +95,18 @@ func Devices(python, kind string) (int, error) {
 		return 0, fmt.Errorf("%s says that there are %q such devices", python, number)
 	}
 	return n, nil
+}
+
+// endSize is how much of what Python prints is kept: the answer and the reason of a failure come last.
+const endSize = 64 << 10
+
+// end keeps the last bytes that are written to it.
+type end []byte
+
+func (e *end) Write(b []byte) (int, error) {
+	*e = append(*e, b...)
+	*e = slices.Delete(*e, 0, max(0, len(*e)-endSize))
+	return len(b), nil
 }
 
 // word is one that a shell takes as it is.

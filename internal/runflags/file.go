@@ -4,6 +4,7 @@
 package runflags
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -59,12 +60,12 @@ func (v values) fromFile(sys System, program []string, from sources) (*jobfile.F
 }
 
 // roles takes the roles of a file.
-func (o *Options) roles(f *jobfile.File, name string, sys System) error {
+func (o *Options) roles(ctx context.Context, f *jobfile.File, name string, sys System) error {
 	if f == nil {
 		return nil
 	}
 	for _, r := range f.Roles {
-		n, err := o.workers(string(r.Workers), sys)
+		n, err := o.workers(ctx, string(r.Workers), sys)
 		if err != nil {
 			return fmt.Errorf("--file %s: line %d: role %s: workers %w", name, r.Line, r.Name, err)
 		}

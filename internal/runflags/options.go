@@ -5,6 +5,7 @@ package runflags
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -42,14 +43,14 @@ type System struct {
 	Lookup func(string) (string, bool)
 	// GPUs counts the accelerators of this host.
 	GPUs func() int
-	// Devices asks PyTorch for the number of accelerators of another kind, with this interpreter, "" for the default.
-	Devices func(python, kind string) (int, error)
+	// Devices asks PyTorch for the number of accelerators of another kind, with this interpreter, "" for the default; nil knows none.
+	Devices func(ctx context.Context, python, kind string) (int, error)
 	// ReadFile reads the file of --file.
 	ReadFile func(string) ([]byte, error)
 }
 
-// Parse reads a command line.
-func Parse(args []string, sys System) (Options, error) {
+// Parse reads a command line. The end of ctx ends a question to PyTorch.
+func Parse(ctx context.Context, args []string, sys System) (Options, error) {
 	o := Options{RankPrefix: "auto"}
 	o.MinNodes, o.MaxNodes = 1, 1
 	v, program, err := scan(args)
@@ -78,10 +79,10 @@ func Parse(args []string, sys System) (Options, error) {
 	if len(program) == 0 && file == nil {
 		return o, errors.New("the program is missing: cohort run [OPTIONS] PROGRAM [ARGUMENTS]")
 	}
-	if err := o.roles(file, v["file"], sys); err != nil {
+	if err := o.roles(ctx, file, v["file"], sys); err != nil {
 		return o, err
 	}
-	return o, from.named(o.how(v), o.size(v, sys), o.meeting(v), o.times(v, sys), o.logs(v, sys), o.rest(v))
+	return o, from.named(o.how(v), o.size(ctx, v, sys), o.meeting(v), o.times(v, sys), o.logs(v, sys), o.rest(v))
 }
 
 // refused says no to what cannot work without Python inside the launcher.
@@ -127,7 +128,7 @@ func Range(name, text string) (least, most int, err error) {
 	return least, most, nil
 }
 
-func (o *Options) size(v values, sys System) error {
+func (o *Options) size(ctx context.Context, v values, sys System) error {
 	if text := v["nnodes"]; text != "" {
 		var err error
 		if o.MinNodes, o.MaxNodes, err = Range("nnodes", text); err != nil {
@@ -144,7 +145,7 @@ func (o *Options) size(v values, sys System) error {
 		return err
 	}
 	if len(o.Roles) == 0 {
-		if o.Workers, err = o.workers(v["nproc-per-node"], sys); err != nil {
+		if o.Workers, err = o.workers(ctx, v["nproc-per-node"], sys); err != nil {
 			return fmt.Errorf("--nproc-per-node %w", err)
 		}
 		return nil
@@ -158,7 +159,7 @@ func (o *Options) size(v values, sys System) error {
 // device is what the name of a kind of devices looks like: xpu, or one that an extension of PyTorch has given to its own.
 var device = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
 
-func (o *Options) workers(text string, sys System) (int, error) {
+func (o *Options) workers(ctx context.Context, text string, sys System) (int, error) {
 	gpus := 0
 	if text == "auto" || text == "gpu" || text == "cuda" {
 		gpus = sys.GPUs()
@@ -182,8 +183,12 @@ func (o *Options) workers(text string, sys System) (int, error) {
 		return runtime.NumCPU(), nil
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil && device.MatchString(text) {
-		if n, err = sys.Devices(o.Python, text); err != nil {
+	if err != nil && sys.Devices != nil && device.MatchString(text) {
+		n, err = sys.Devices(ctx, o.Python, text)
+		switch {
+		case errors.Is(err, context.Canceled):
+			return 0, fmt.Errorf("%s: %w", text, err)
+		case err != nil:
 			return 0, fmt.Errorf("%s: it must be a number, auto, cpu, gpu or a device of PyTorch; %w", text, err)
 		}
 		o.note("%d workers: one for each device of kind %s", n, text)

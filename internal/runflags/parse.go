@@ -241,11 +241,20 @@ func (s sources) named(errs ...error) error {
 		}
 		end := strings.IndexAny(err.Error()+" ", " :")
 		if source := s[err.Error()[2:end]]; source != "" {
-			errs[i] = errors.New(source + err.Error()[end:])
+			errs[i] = renamed{err, source + err.Error()[end:]}
 		}
 	}
 	return errors.Join(errs...)
 }
+
+// renamed is an error in other words.
+type renamed struct {
+	error
+	text string
+}
+
+func (r renamed) Error() string { return r.text }
+func (r renamed) Unwrap() error { return r.error }
 
 // fromEnvironment adds the PET_ variables of options that were not given.
 func (v values) fromEnvironment(lookup func(string) (string, bool), from sources) error {

@@ -4,6 +4,7 @@
 package runflags
 
 import (
+	"context"
 	"fmt"
 	"reflect"
 	"strings"
@@ -19,7 +20,7 @@ func system(env map[string]string) System {
 	return System{Lookup: func(name string) (string, bool) {
 		v, found := env[name]
 		return v, found
-	}, GPUs: func() int { return 3 }, Devices: func(python, kind string) (int, error) {
+	}, GPUs: func() int { return 3 }, Devices: func(_ context.Context, python, kind string) (int, error) {
 		if kind != "xpu" || python != "" {
 			return 0, fmt.Errorf("%q knows no %s", python, kind)
 		}
@@ -78,7 +79,7 @@ func TestParse(t *testing.T) {
 		"exit code":              {"--exit-code first t.py", nil, func(o Options) any { return o.FirstCode }, true},
 		"no waiting for culprit": {"--culprit-timeout 0 t.py", nil, func(o Options) any { return o.Linger }, time.Duration(1)},
 	} {
-		o, err := Parse(strings.Fields(c.args), system(c.env))
+		o, err := Parse(t.Context(), strings.Fields(c.args), system(c.env))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -141,10 +142,31 @@ func TestRefusals(t *testing.T) {
 		"e.py":                     {map[string]string{"PET_MASTER_PORT": "high", "PET_NNODES": "0"}, "PET_NNODES 0: MIN must be at least 1 and at most MAX\nPET_MASTER_PORT high: it must be"},
 		"--nproc-per-node x f.py":  {map[string]string{"PET_NPROC_PER_NODE": "two"}, "--nproc-per-node x: it must be"},
 	} {
-		_, err := Parse(strings.Fields(args), system(c.env))
+		_, err := Parse(t.Context(), strings.Fields(args), system(c.env))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: error %v, want %q", args, err, c.want)
 		}
+	}
+}
+
+// TestDeviceNames: PyTorch is asked only for what can be the name of a device, and only where it can be asked.
+func TestDeviceNames(t *testing.T) {
+	t.Parallel()
+	const want = "it must be a number, auto, cpu, gpu or a device of PyTorch"
+	for _, name := range []string{"4x", "-1x", "2.5", "gpu:0", "GPU", "four-each", "1e3"} {
+		sys := system(nil)
+		sys.Devices = func(context.Context, string, string) (int, error) {
+			t.Errorf("PyTorch is asked for %q", name)
+			return 0, nil
+		}
+		if _, err := Parse(t.Context(), []string{"--nproc-per-node=" + name, "t.py"}, sys); err == nil || !strings.HasSuffix(err.Error(), name+": "+want) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	sys := system(nil)
+	sys.Devices = nil
+	if _, err := Parse(t.Context(), []string{"--nproc-per-node", "xpu", "t.py"}, sys); err == nil || !strings.HasSuffix(err.Error(), "xpu: "+want) {
+		t.Errorf("nobody to ask: %v", err)
 	}
 }
 
@@ -178,7 +200,7 @@ func TestFileRefusals(t *testing.T) {
 	} {
 		sys := system(nil)
 		sys.ReadFile = func(string) ([]byte, error) { return []byte(text), nil }
-		if _, err := Parse([]string{"-f", "job.yaml"}, sys); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, err := Parse(t.Context(), []string{"-f", "job.yaml"}, sys); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", text, err, want)
 		}
 	}

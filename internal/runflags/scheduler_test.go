@@ -72,7 +72,7 @@ func TestSchedulers(t *testing.T) {
 		"sky, one node":    {"t.py", map[string]string{"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_GPUS_PER_NODE": "8"}, 1, -1, "", 8, "", 0, "8 workers: one for each GPU (SKYPILOT_NUM_GPUS_PER_NODE)"},
 		"torchrun's plain": {"--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 7000 t.py", nil, 2, 0, "10.0.0.1:7000", 1, "", launch.HostAlways, ""},
 	} {
-		o, err := Parse(strings.Fields(c.args), system(c.env))
+		o, err := Parse(t.Context(), strings.Fields(c.args), system(c.env))
 		if want, fails := strings.CutPrefix(c.note, "error: "); fails {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: error %v, want %q", name, err, want)

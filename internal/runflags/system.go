@@ -4,10 +4,13 @@
 package runflags
 
 import (
+	"context"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/cohort-dist/cohort/internal/jobfile"
 	"github.com/cohort-dist/cohort/internal/numabind"
@@ -16,7 +19,18 @@ import (
 
 // Here is the system that this process runs on.
 func Here() System {
-	return System{Lookup: os.LookupEnv, GPUs: countGPUs, Devices: program.Devices, ReadFile: readJobFile}
+	return System{Lookup: os.LookupEnv, GPUs: countGPUs, Devices: devices, ReadFile: readJobFile}
+}
+
+// devices asks Python, which may load PyTorch for minutes: a signal that would end a job ends the question.
+func devices(ctx context.Context, python, kind string) (int, error) {
+	ending := []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT}
+	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+		ending = append(ending, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(ctx, ending...)
+	defer stop()
+	return program.Devices(ctx, python, kind)
 }
 
 // readJobFile reads a file up to the size that makes sense, and what a pipe or a device yields.

@@ -62,6 +62,14 @@ func (e *usageError) Unwrap() error { return e.error }
 // Usage marks err as a mistake on the command line.
 func Usage(err error) error { return &usageError{err} }
 
+// WrongOptions marks err as a mistake in options, which help explains, unless a signal came before they were read.
+func WrongOptions(err error, help string) error {
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	return Usage(fmt.Errorf("%w; %q explains the options", err, help))
+}
+
 // unreachableError says that no store could be reached at all.
 type unreachableError struct{ error }
 
