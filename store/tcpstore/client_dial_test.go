@@ -173,7 +173,8 @@ func TestDialGivesUpOnStrangers(t *testing.T) {
 		}()
 		start := time.Now()
 		_, err := Dial(t.Context(), "web:80", WithDialer(network.Dial))
-		if !errors.Is(err, dist.Protocol) || !strings.Contains(err.Error(), "HTTP/") || time.Since(start) != 0 {
+		// It may have to ask again, since the other end can be closed before it has read the question.
+		if !errors.Is(err, dist.Protocol) || !strings.Contains(err.Error(), "HTTP/") || time.Since(start) > time.Second {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
 		_ = l.Close()
