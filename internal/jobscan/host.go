@@ -131,7 +131,8 @@ func onHost(addr netip.AddrPort) []netip.AddrPort {
 	var all []netip.AddrPort
 	addrs, _ := net.InterfaceAddrs()
 	for _, a := range addrs[:min(len(addrs), most)] {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
+		p, err := netip.ParsePrefix(a.String())
+		if err == nil && (p.Addr().Unmap().Is4() || !addr.Addr().Is4()) { // 0.0.0.0 is all of IPv4, :: most often all
 			all = append(all, netip.AddrPortFrom(p.Addr().Unmap(), addr.Port()))
 		}
 	}

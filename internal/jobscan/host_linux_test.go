@@ -139,7 +139,11 @@ func TestOnHost(t *testing.T) {
 	if got := onHost(netip.MustParseAddrPort("10.0.0.1:5")); len(got) != 1 || got[0].String() != "10.0.0.1:5" {
 		t.Errorf("%v", got)
 	}
-	if got := onHost(netip.MustParseAddrPort("0.0.0.0:5")); !slices.Contains(got, netip.MustParseAddrPort("127.0.0.1:5")) {
+	got := onHost(netip.MustParseAddrPort("0.0.0.0:5"))
+	if !slices.Contains(got, netip.MustParseAddrPort("127.0.0.1:5")) || slices.ContainsFunc(got, func(a netip.AddrPort) bool { return !a.Addr().Is4() }) {
+		t.Errorf("%v", got)
+	}
+	if got := onHost(netip.MustParseAddrPort("[::]:5")); !slices.Contains(got, netip.MustParseAddrPort("127.0.0.1:5")) {
 		t.Errorf("%v", got)
 	}
 }

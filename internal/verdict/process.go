@@ -6,6 +6,7 @@ package verdict
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 )
@@ -107,7 +108,11 @@ func (c *court) unanswered(least int, where func(position) bool) (Verdict, bool)
 	if sameAddress(addr, c.job.Store) {
 		what = "the store at " + addr
 	}
-	if i := slices.IndexFunc(c.job.Ranks, func(r Rank) bool { return slices.Contains(r.Listens, addr) && !slices.Contains(here, r.Rank) }); i >= 0 {
+	listens := func(r Rank) bool {
+		elsewhere := func(n int) bool { return c.rank(n).Host != r.Host }
+		return slices.Contains(r.Listens, addr) && !slices.Contains(here, r.Rank) && (!ofHost(addr) || !slices.ContainsFunc(here, elsewhere))
+	}
+	if i := slices.IndexFunc(c.job.Ranks, listens); i >= 0 {
 		rank := c.job.Ranks[i].Rank
 		v.Culprits = []int{rank}
 		what, perhaps = fmt.Sprintf("%s, where rank %d listens", what, rank), fmt.Sprintf("rank %d takes no connections", rank)
@@ -115,4 +120,17 @@ func (c *court) unanswered(least int, where func(position) bool) (Verdict, bool)
 	v.Sentence = fmt.Sprintf("%s %s no answer from %s, in %s%s: a firewall is between them, or %s%s.",
 		name(here), verb(here, "get"), what, c.at[here[0]].where(), since(c.waited(here)), perhaps, c.others(here...))
 	return v, true
+}
+
+// bridges are where container engines and virtual machines put the bridges of a host, with the same addresses on each.
+var bridges = []netip.Prefix{netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16")}
+
+// ofHost reports whether an address may be another one on each host: then it says nothing of who listens there on another host.
+func ofHost(addr string) bool {
+	a, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return false
+	}
+	ip := a.Addr().Unmap()
+	return ip.IsLoopback() || ip.IsLinkLocalUnicast() || slices.ContainsFunc(bridges, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
