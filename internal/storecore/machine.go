@@ -206,6 +206,15 @@ func (m *Machine) OpenAt(home int, peer string, owner any) *Conn {
 // Conns returns the number of open connections.
 func (m *Machine) Conns() int { return len(m.all) }
 
+// Peers returns the addresses of open connections, at most as many as asked for.
+func (m *Machine) Peers(most int) []string {
+	peers := make([]string, 0, min(most, len(m.all)))
+	for _, c := range m.all[:cap(peers)] {
+		peers = append(peers, c.Peer)
+	}
+	return peers
+}
+
 // Quietest returns the home with the fewest connections.
 func (m *Machine) Quietest() int {
 	least := 0

@@ -6,6 +6,7 @@ package storeserve
 import (
 	"log/slog"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/storecore"
@@ -59,6 +60,12 @@ func Start(l net.Listener, config Config) (*Server, error) {
 
 // Do runs fn while the machine stands still. It returns false when the server has ended.
 func (s *Server) Do(fn func(*Core)) bool { return s.driver.do(fn) }
+
+// Clients returns how many clients are connected, and for people to read the addresses of at most as many as asked for.
+func (s *Server) Clients(most int) (n int, some string) {
+	s.Do(func(c *Core) { n, some = c.Machine.Conns(), strings.Join(c.Machine.Peers(most), ", ") })
+	return n, some
+}
 
 // Drain stops accepting; the returned channel is closed when the last client is gone.
 func (s *Server) Drain() <-chan struct{} { return s.driver.drain() }

@@ -105,7 +105,7 @@ func (s *Server) Close() error {
 }
 
 // Shutdown stops accepting, waits until all clients have closed their connections, and then ends the server. When ctx
-// ends first the remaining connections are closed, as by Close, and the error says how many there were.
+// ends first the remaining connections are closed, as by Close, and the error says how many there were, and from where.
 func (s *Server) Shutdown(ctx context.Context) error {
 	gone := s.serving.Drain()
 	select {
@@ -115,12 +115,12 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 	}
-	left := s.Stats().Clients()
+	left, some := s.serving.Clients(4)
 	_ = s.Close()
 	if left == 0 {
 		return nil
 	}
 	e := dist.Ended(ctx, "tcpstore: shutdown")
-	e.Detail = strconv.Itoa(left) + " connections were still open and have been closed"
+	e.Detail = strconv.Itoa(left) + " connections were still open and have been closed, among them " + some
 	return e
 }

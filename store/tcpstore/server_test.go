@@ -172,7 +172,8 @@ func TestServerShutdown(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		err := s.Shutdown(ctx)
-		if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "1 connections") {
+		who := "among them " + c.LocalAddr().String()
+		if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "1 connections") || !strings.Contains(err.Error(), who) {
 			t.Errorf("shut down by force: %v", err)
 		}
 		expectClosed(t, c)
