@@ -8,6 +8,8 @@
 //	python3 examples/mixed/worker.py tcp://127.0.0.1:29500 0 2 &
 //	go run ./examples/mixed 'tcp://127.0.0.1:29500?rank=1&world_size=2'
 //
+// The other order works too: then this process hosts the store, and stays until PyTorch's has left it, which is at its very end.
+//
 // The Python side is an ordinary module, features.py: nothing in it knows about Go.
 package main
 
