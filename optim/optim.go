@@ -12,9 +12,9 @@
 //		opt.SetLR(schedule(step + 1))
 //	}
 //
-// A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adamax], [Adagrad], [RMSprop], [Adadelta], [Rprop]) is a plain struct of numbers, of which [Zero] is one where 0 means
-// a default; with Maximize set it goes up instead of down. Schedules are functions from the number of steps to a learning rate. An [Optimizer] is for
-// one goroutine at a time.
+// A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adamax], [Adagrad], [RMSprop], [Adadelta], [Rprop]) is a plain struct of numbers; with Maximize
+// set it goes up instead of down. Where 0 means a default, [Zero] is a zero that is meant. Schedules are functions from the number of steps to a
+// learning rate. An [Optimizer] is for one goroutine at a time.
 package optim
 
 import (
