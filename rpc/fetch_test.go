@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/dist"
 )
 
 // Fetches that are given up leave nothing at the owner, and neither do those of a worker that goes.
@@ -54,6 +56,53 @@ func TestGivenUpFetches(t *testing.T) {
 	until("the last fetch", func() bool { return waiting() == 1 })
 	close(release)
 	work.Wait()
+	_ = ref.Close()
+	quiet(t, agents)
+	shutdown(t, agents)
+}
+
+// TestFetchesAreBounded: the fetches of a connection that wait are counted, and one over the limit is refused. The others go on.
+func TestFetchesAreBounded(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	agents := world(t, 2, true, func(int) *Registry {
+		return NewRegistry().MustHandle("t.slow", func() int { close(begun); <-release; return 7 })
+	})
+	ctx := testContext(t)
+	ref, err := Remote[int](ctx, agents[0], "w1", "t.slow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-begun
+	const many = 10
+	var work sync.WaitGroup
+	for range many {
+		work.Go(func() {
+			if n, bad := ref.Fetch(ctx); bad != nil || n != 7 {
+				t.Errorf("%v, %v", n, bad)
+			}
+		})
+	}
+	p, err := agents[1].net.Peer("w0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting := &p.Current().Fetches
+	ends(t, "the arrival of the fetches", func() {
+		for waiting.Load() != many {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	const more = 1 << 20 // as if that many had come
+	waiting.Add(more)
+	if _, err := ref.Fetch(ctx); dist.CodeOf(err) != dist.Exhausted {
+		t.Errorf("one more: %v", err)
+	}
+	waiting.Add(-more)
+	close(release)
+	work.Wait()
+	if n := waiting.Load(); n != 0 {
+		t.Errorf("%d are still counted", n)
+	}
 	_ = ref.Close()
 	quiet(t, agents)
 	shutdown(t, agents)
