@@ -29,8 +29,8 @@ import (
 // askTime bounds each question to a store or a worker server.
 const askTime = 2 * time.Second
 
-// Examine looks at a job as [Glance] does, and asks NCCL and the flight recorders of its ranks too. That takes some seconds the first
-// time, and the ranks write into their logs that they were asked.
+// Examine looks at a job as [Glance] does, reads what the kernel has logged of GPUs, and asks NCCL and the flight recorders of its ranks. That
+// takes some seconds the first time, and the ranks write into their logs that they were asked.
 func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	var told ncclTold
 	var wg sync.WaitGroup
@@ -129,7 +129,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	if seen.StoreTrouble == "" && len(seen.Waits) == 0 && verdict.Starting(seen.Ranks) {
 		seen.StoreTrouble = noStore(ctx, seen.Store, pids)
 	}
-	if slices.ContainsFunc(pids, func(pid int) bool { return usesGPU("/proc", pid) }) {
+	if ask && slices.ContainsFunc(pids, func(pid int) bool { return usesGPU("/proc", pid) }) {
 		seen.GPUErrors = gpuErrors("/dev/kmsg", host, seen.Ranks)
 	}
 	return seen

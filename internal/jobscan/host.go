@@ -46,7 +46,7 @@ func gpuErrors(log, host string, ranks []verdict.Rank) (all []verdict.GPUError) 
 			begun, known = start, true
 		}
 	}
-	now := time.Duration(kernlog.SinceBoot())
+	now := kernlog.SinceBoot()
 	if !known || now == 0 {
 		return nil
 	}

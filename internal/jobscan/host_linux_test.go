@@ -23,7 +23,7 @@ import (
 func TestGPUErrors(t *testing.T) {
 	t.Parallel()
 	log := filepath.Join(t.TempDir(), "kmsg")
-	now := kernlog.SinceBoot() / 1000
+	now := kernlog.SinceBoot().Microseconds()
 	for name, c := range map[string]struct {
 		micros int64
 		text   string

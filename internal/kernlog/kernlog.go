@@ -43,14 +43,16 @@ func Xids(records []string) []Xid {
 		if m == nil || len(fields) < 3 {
 			continue
 		}
-		x := Xid{Device: m[1], Text: m[3]}
-		x.Number, _ = strconv.Atoi(m[2])
+		number, err := strconv.Atoi(m[2])
+		micros, failed := strconv.ParseInt(fields[2], 10, 64)
+		if err != nil || failed != nil {
+			continue
+		}
+		x := Xid{Device: m[1], Number: number, At: time.Duration(micros) * time.Microsecond, Text: m[3]}
 		if p := xidPID.FindStringSubmatch(x.Text); p != nil {
 			x.PID, _ = strconv.Atoi(p[1])
 			x.Text = x.Text[len(p[0]):]
 		}
-		micros, _ := strconv.ParseInt(fields[2], 10, 64)
-		x.At = time.Duration(micros) * time.Microsecond
 		all = append(all, x)
 	}
 	return all

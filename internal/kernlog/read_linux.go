@@ -5,12 +5,13 @@ package kernlog
 
 import (
 	"errors"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// maxRecord is the longest record that the kernel gives, and maxRecords bounds how many are read.
+	// maxRecord is the longest record that the kernel gives, and maxRecords bounds how often one is asked for.
 	maxRecord, maxRecords = 8192, 1 << 16
 )
 
@@ -21,10 +22,15 @@ func Read(name string) []string {
 		return nil
 	}
 	defer func() { _ = unix.Close(fd) }()
+	return records(func(buf []byte) (int, error) { return unix.Read(fd, buf) })
+}
+
+// records reads a record each time, until there are no more.
+func records(read func([]byte) (int, error)) []string {
 	var all []string
 	buf := make([]byte, maxRecord)
-	for len(all) < maxRecords {
-		n, err := unix.Read(fd, buf) // a record each time
+	for range maxRecords {
+		n, err := read(buf)
 		switch {
 		case errors.Is(err, unix.EINTR) || errors.Is(err, unix.EPIPE): // it was overwritten: the next one comes
 			continue
@@ -36,11 +42,11 @@ func Read(name string) []string {
 	return all
 }
 
-// SinceBoot returns the kernel's time, as it is in the records.
-func SinceBoot() (nanoseconds int64) {
+// SinceBoot returns the kernel's time, as it is in the records; 0: not known.
+func SinceBoot() time.Duration {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
 		return 0
 	}
-	return now.Nano()
+	return time.Duration(now.Nano())
 }

@@ -5,8 +5,10 @@
 
 package kernlog
 
+import "time"
+
 // Read returns nothing: this system's log is not read.
 func Read(string) []string { return nil }
 
 // SinceBoot is not known here.
-func SinceBoot() (nanoseconds int64) { return 0 }
+func SinceBoot() time.Duration { return 0 }
