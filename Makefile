@@ -60,7 +60,7 @@ race: ## run the tests under the race detector (needs gcc)
 # The package that takes longest comes first, so that it does not run alone at the end.
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
-	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; { $(GO) test -p 3 -json -count=1 -timeout 20m ./interop/launch ./interop/... ./internal/torchtest/ || $(COUNTED); } | tee .tmp/interop.json | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
+	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; { $(GO) test -p 3 -json -count=1 -timeout 30m ./interop/launch ./interop/... ./internal/torchtest/ || $(COUNTED); } | tee .tmp/interop.json | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
 
 .PHONY: compat
 compat: ## write the table of docs/compatibility.md from the results of make interop
