@@ -12,18 +12,26 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// Fetches that are given up leave nothing at the owner, and neither do those of a worker that goes.
-func TestGivenUpFetches(t *testing.T) {
-	begun, release := make(chan struct{}), make(chan struct{})
-	agents := world(t, 2, true, func(int) *Registry {
+// slowly creates a reference to an object that is there, 7, once release is closed.
+func slowly(ctx context.Context, t *testing.T) (agents []*Agent, ref *Ref[int], release chan struct{}) {
+	t.Helper()
+	begun := make(chan struct{})
+	release = make(chan struct{})
+	agents = world(t, 2, true, func(int) *Registry {
 		return NewRegistry().MustHandle("t.slow", func() int { close(begun); <-release; return 7 })
 	})
-	ctx := testContext(t)
 	ref, err := Remote[int](ctx, agents[0], "w1", "t.slow")
 	if err != nil {
 		t.Fatal(err)
 	}
 	<-begun
+	return agents, ref, release
+}
+
+// Fetches that are given up leave nothing at the owner, and neither do those of a worker that goes.
+func TestGivenUpFetches(t *testing.T) {
+	ctx := testContext(t)
+	agents, ref, release := slowly(ctx, t)
 	waiting := func() int {
 		n := 0
 		for _, o := range agents[1].refs.State().Values {
@@ -63,16 +71,8 @@ func TestGivenUpFetches(t *testing.T) {
 
 // TestFetchesAreBounded: the fetches of a connection that wait are counted, and one over the limit is refused. The others go on.
 func TestFetchesAreBounded(t *testing.T) {
-	begun, release := make(chan struct{}), make(chan struct{})
-	agents := world(t, 2, true, func(int) *Registry {
-		return NewRegistry().MustHandle("t.slow", func() int { close(begun); <-release; return 7 })
-	})
 	ctx := testContext(t)
-	ref, err := Remote[int](ctx, agents[0], "w1", "t.slow")
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-begun
+	agents, ref, release := slowly(ctx, t)
 	const many = 10
 	var work sync.WaitGroup
 	for range many {

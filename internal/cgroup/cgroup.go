@@ -61,12 +61,9 @@ func MemoryOf(root string, pid int) Memory {
 	if dir == "" {
 		return Memory{}
 	}
-	m := Memory{Dir: dir, Used: number(dir, pick(v2, "memory.current", "memory.usage_in_bytes")), Limit: number(dir, pick(v2, "memory.max", "memory.limit_in_bytes"))}
-	m.Used = max(0, m.Used-field(dir, "memory.stat", pick(v2, "inactive_file", "total_inactive_file")))
-	m.Kills = field(dir, pick(v2, "memory.events", "memory.oom_control"), "oom_kill")
-	if m.Limit > 1<<60 { // version 1 has no other word for no limit
-		m.Limit = 0
-	}
+	m := Memory{Dir: dir, Used: number(filepath.Join(dir, pick(v2, "memory.current", "memory.usage_in_bytes"))), Limit: Limit(filepath.Join(dir, pick(v2, "memory.max", "memory.limit_in_bytes")))}
+	m.Used = max(0, m.Used-Field(filepath.Join(dir, "memory.stat"), pick(v2, "inactive_file", "total_inactive_file")))
+	m.Kills = Field(filepath.Join(dir, pick(v2, "memory.events", "memory.oom_control")), "oom_kill")
 	return m
 }
 
@@ -83,9 +80,9 @@ func ThrottledOf(root string, pid int) Throttled {
 		return Throttled{}
 	}
 	if v2 {
-		return Throttled{dir, time.Duration(field(dir, "cpu.stat", "throttled_usec")) * time.Microsecond}
+		return Throttled{dir, time.Duration(Field(filepath.Join(dir, "cpu.stat"), "throttled_usec")) * time.Microsecond}
 	}
-	return Throttled{dir, time.Duration(field(dir, "cpu.stat", "throttled_time"))}
+	return Throttled{dir, time.Duration(Field(filepath.Join(dir, "cpu.stat"), "throttled_time"))}
 }
 
 func pick(v2 bool, two, one string) string {
@@ -95,9 +92,18 @@ func pick(v2 bool, two, one string) string {
 	return one
 }
 
+// Limit reads a limit in bytes, 0 if there is none.
+func Limit(file string) int64 {
+	n := number(file)
+	if n > 1<<60 { // version 1 has no other word for no limit
+		return 0
+	}
+	return n
+}
+
 // number reads a file with one number, 0 if there is none.
-func number(dir, file string) int64 {
-	b, err := os.ReadFile(filepath.Join(dir, file)) //nolint:gosec // a file of the kernel
+func number(file string) int64 {
+	b, err := os.ReadFile(file) //nolint:gosec // a file of the kernel
 	if err != nil {
 		return 0
 	}
@@ -105,9 +111,9 @@ func number(dir, file string) int64 {
 	return max(0, n)
 }
 
-// field reads "name N" of a file, 0 if it is not there.
-func field(dir, file, name string) int64 {
-	b, err := os.ReadFile(filepath.Join(dir, file)) //nolint:gosec // a file of the kernel
+// Field reads "name N" of a file, 0 if it is not there.
+func Field(file, name string) int64 {
+	b, err := os.ReadFile(file) //nolint:gosec // a file of the kernel
 	if err != nil {
 		return 0
 	}

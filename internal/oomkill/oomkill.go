@@ -7,8 +7,6 @@ package oomkill
 import (
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"github.com/cohort-dist/cohort/internal/cgroup"
 )
@@ -26,25 +24,11 @@ func New(root string) Count {
 	if dir, v2 := cgroup.Dir(root, "self", "memory", func(v2 bool) string { return names[v2][0] }); dir != "" {
 		m.file, m.limitFile = filepath.Join(dir, names[v2][0]), filepath.Join(dir, names[v2][1])
 	}
-	m.before = max(0, kills(m.file))
+	m.before = kills(m.file)
 	return m
 }
 
-// kills reads "oom_kill N", -1 if it is not there.
-func kills(file string) int64 {
-	b, err := os.ReadFile(file) //nolint:gosec // a file of the kernel
-	if err != nil {
-		return -1
-	}
-	for line := range strings.Lines(string(b)) {
-		if value, found := strings.CutPrefix(line, "oom_kill "); found {
-			if n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64); err == nil {
-				return n
-			}
-		}
-	}
-	return -1
-}
+func kills(file string) int64 { return cgroup.Field(file, "oom_kill") }
 
 // Take reports whether there was such a kill that no earlier call has taken: several workers can be killed at once.
 func (m *Count) Take() bool {
@@ -71,14 +55,4 @@ func (m *Count) Events() string {
 }
 
 // Limit returns the memory limit of the cgroup in bytes, 0 if there is none.
-func (m *Count) Limit() int64 {
-	b, err := os.ReadFile(m.limitFile)
-	if err != nil {
-		return 0
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-	if err != nil || n > 1<<60 {
-		return 0
-	}
-	return n
-}
+func (m *Count) Limit() int64 { return cgroup.Limit(m.limitFile) }

@@ -17,34 +17,24 @@ import (
 func TestNotApplicable(t *testing.T) {
 	t.Parallel()
 	seen := 0
-	for _, s := range sources(t) {
-		if !s.test || !strings.HasPrefix(s.file, "interop/") {
-			continue
+	interopNodes(t, func(files *token.FileSet, n ast.Node) bool {
+		var typ *ast.FuncType
+		var body *ast.BlockStmt
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			typ, body = n.Type, n.Body
+		case *ast.FuncLit:
+			typ, body = n.Type, n.Body
 		}
-		files := token.NewFileSet()
-		f, err := parser.ParseFile(files, filepath.Join("..", "..", s.file), nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			var typ *ast.FuncType
-			var body *ast.BlockStmt
-			switch n := n.(type) {
-			case *ast.FuncDecl:
-				typ, body = n.Type, n.Body
-			case *ast.FuncLit:
-				typ, body = n.Type, n.Body
-			}
-			if body == nil || !isTest(typ) {
-				return true
-			}
-			seen++
-			if returnsAtOnce(body) {
-				t.Errorf("%s: a test that ends here would count as passed: use torchtest.Torch.NotApplicable", files.Position(body.List[0].Pos()))
-			}
+		if body == nil || !isTest(typ) {
 			return true
-		})
-	}
+		}
+		seen++
+		if returnsAtOnce(body) {
+			t.Errorf("%s: a test that ends here would count as passed: use torchtest.Torch.NotApplicable", files.Position(body.List[0].Pos()))
+		}
+		return true
+	})
 	if seen < 100 {
 		t.Errorf("only %d tests were found", seen)
 	}
@@ -81,27 +71,17 @@ func returnsAtOnce(body *ast.BlockStmt) bool {
 func TestSkips(t *testing.T) {
 	t.Parallel()
 	seen := 0
-	for _, s := range sources(t) {
-		if !s.test || !strings.HasPrefix(s.file, "interop/") {
-			continue
-		}
-		files := token.NewFileSet()
-		f, err := parser.ParseFile(files, filepath.Join("..", "..", s.file), nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			reason, ok := skipReason(n)
-			if !ok {
-				return true
-			}
-			seen++
-			if !strings.HasPrefix(reason, `"interop: left out`) && !strings.HasPrefix(reason, `"this machine cannot`) {
-				t.Errorf("%s: a skip for %s would fail 'make interop'", files.Position(n.Pos()), reason)
-			}
+	interopNodes(t, func(files *token.FileSet, n ast.Node) bool {
+		reason, ok := skipReason(n)
+		if !ok {
 			return true
-		})
-	}
+		}
+		seen++
+		if !strings.HasPrefix(reason, `"interop: left out`) && !strings.HasPrefix(reason, `"this machine cannot`) {
+			t.Errorf("%s: a skip for %s would fail 'make interop'", files.Position(n.Pos()), reason)
+		}
+		return true
+	})
 	if seen < 5 {
 		t.Errorf("only %d skips were found", seen)
 	}
@@ -123,4 +103,20 @@ func skipReason(n ast.Node) (reason string, ok bool) {
 		}
 	}
 	return "no reason", true
+}
+
+// interopNodes visits the syntax of all tests with PyTorch.
+func interopNodes(t *testing.T, visit func(*token.FileSet, ast.Node) bool) {
+	t.Helper()
+	for _, s := range sources(t) {
+		if !s.test || !strings.HasPrefix(s.file, "interop/") {
+			continue
+		}
+		files := token.NewFileSet()
+		f, err := parser.ParseFile(files, filepath.Join("..", "..", s.file), nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool { return visit(files, n) })
+	}
 }
