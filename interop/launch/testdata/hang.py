@@ -101,7 +101,8 @@ def step(kind):
 
 
 def announce(kind):
-    print("rank", RANK, "at", kind, flush=True)
+    # One string: the ranks share a pipe under torchrun, and print writes each of its arguments on its own.
+    print(f"rank {RANK} at {kind}\n", end="", flush=True)
 
 
 def before_the_group(kind):

@@ -10,4 +10,4 @@ for step in range(1, 6):
     dist.all_reduce(x)
     print("torch step %d: the sum is %g" % (step, x[0].item()), flush=True)
 dist.barrier()
-print("torch", os.environ["ROLE_NAME"], os.environ["ROLE_RANK"], "of", os.environ["ROLE_WORLD_SIZE"], "has seen all", flush=True)
+print("torch %(ROLE_NAME)s %(ROLE_RANK)s of %(ROLE_WORLD_SIZE)s has seen all" % os.environ, flush=True)

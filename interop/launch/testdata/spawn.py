@@ -14,7 +14,7 @@ def load_batch():
 
 def train(rank, meet):
     dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=2)
-    print("rank", rank, "is ready", flush=True)
+    print(f"rank {rank} is ready\n", end="", flush=True)
     if rank == 1:
         load_batch()
     dist.all_reduce(torch.ones(1))
