@@ -39,10 +39,13 @@ demo: build ## run the demonstration: a store and four processes on this machine
 # All packages but those that need PyTorch. The ones that take longest come first, so that none of them runs alone at the end.
 ALONE = $(GO) list ./internal/rrefcore ./cmd/cohort ./store/tcpstore ./internal/conformance/... ./... | grep -v /interop/
 
+# "make check" names a file for the coverage profile: then the stage says how much of each package its own tests reach.
+COVER ?=
+
 # Many tests wait for timeouts and for processes: more packages than processors run at once.
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
-	@export COHORT_INTEROP=; { $(GO) test -p 4 -json -timeout 10m $$($(ALONE)) || $(COUNTED); } | $(COUNT) -as test -- $(GO) test
+	@mkdir -p .tmp; export COHORT_INTEROP=; { $(GO) test -p 4 -json -timeout 10m $(COVER:%=-coverprofile=%) $$($(ALONE)) || $(COUNTED); } | $(COUNT) -as test $(COVER:%=-cover %) -- $(GO) test
 	@$(GO) test -C observe/otel ./...
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
@@ -116,7 +119,7 @@ cross: ## check every package for the other platforms
 	@echo "cross linux/arm64: the command"; GOOS=linux GOARCH=arm64 $(LOW) $(GO) build -gcflags='all=-N -l' -ldflags=-s -o /dev/null ./cmd/cohort
 
 .PHONY: cover
-cover: ## print how much of the code the tests reach
+cover: ## print how much of the code the tests of all packages reach (make check counts each package's own)
 	@mkdir -p .tmp && COHORT_INTEROP= $(GO) test -timeout 15m -coverpkg=./... -coverprofile=.tmp/cover.out $$($(ALONE)) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
 	@$(GO) tool cover -func .tmp/cover.out | tail -n 1
 
@@ -142,7 +145,7 @@ $(STAGES:%=stage-%): stage-%:
 .PHONY: check
 check: ## everything that CI runs: tidy, lint, cross, test, race, interop, model, memory, moments, fuzz
 	@rm -f $(COUNTS)
-	@$(MAKE) -j2 --output-sync=target LOW="nice -n 19" $(STAGES:%=stage-%)
+	@$(MAKE) -j2 --output-sync=target LOW="nice -n 19" COVER=.tmp/cover-own.out $(STAGES:%=stage-%)
 	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"
 	@sed 's/^/  /' $(COUNTS)
 

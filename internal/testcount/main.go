@@ -3,7 +3,7 @@
 
 // Command testcount reads the output of `go test -json`, prints what a person wants to see of it (packages, failures,
 // counts) and ends with one line of totals. With -noskip a skipped test counts as a failure, so that nothing is silently
-// left out where interop is required.
+// left out where interop is required. With -cover it also says how much of the code the tests reach.
 //
 // With a command after the flags (testcount -as race -- go test -race), if at most three tests fail, that command reruns
 // each of them alone several times: see again.go.
@@ -46,21 +46,37 @@ func main() {
 	noskip := flag.Bool("noskip", false, "fail when a test was skipped")
 	log := flag.String("log", "", "also append the line of totals to this file, with the name that -as gives it")
 	as := flag.String("as", "tests", "the name in that file")
+	cover := flag.String("cover", "", "also print what this coverage profile says, once the tests have ended")
 	flag.Parse()
 	var run runner
 	if flag.NArg() > 0 {
 		run = goTest(flag.Args())
 	}
 	sum, ok := report(os.Stdin, os.Stdout, *noskip, run)
-	if *log != "" {
-		if err := appendLine(*log, fmt.Sprintf("%-8s %s\n", *as, sum)); err != nil {
-			fmt.Fprintln(os.Stderr, "testcount:", err)
-			ok = false
+	err := note(*log, *as, sum.String())
+	if *cover != "" {
+		total, few, coverErr := coverageOf(*cover)
+		if coverErr == nil {
+			fmt.Println("coverage:", total)
+			fmt.Printf("less than %d%% of these, many of which others' tests reach: %s\n", fewCovered, few)
+			coverErr = note(*log, "coverage", total)
 		}
+		err = errors.Join(err, coverErr)
 	}
-	if !ok {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testcount:", err)
+	}
+	if !ok || err != nil {
 		os.Exit(1)
 	}
+}
+
+// note appends a line to the file of totals, if there is one.
+func note(name, title, text string) error {
+	if name == "" {
+		return nil
+	}
+	return appendLine(name, fmt.Sprintf("%-8s %s\n", title, text))
 }
 
 func appendLine(name, line string) error {
