@@ -211,7 +211,7 @@ func TestMonitoredBarrierHang(t *testing.T) {
 
 func hang(t *testing.T, transport group.Transport, all bool) {
 	t.Helper()
-	over, looked := make(chan struct{}), make(chan struct{}, worldSize-1)
+	over, looked, seen := make(chan struct{}), make(chan struct{}, worldSize-1), make(chan struct{})
 	runOver(t, transport, worldSize, func(ctx context.Context, world *group.Group) error {
 		g, err := world.NewGroup(ctx, nil)
 		if err != nil {
@@ -225,9 +225,11 @@ func hang(t *testing.T, transport group.Transport, all bool) {
 		if g.Rank() != 0 {
 			w := g.AllReduce(ctx, x, group.Sum, group.WithTimeout(30*time.Second))
 			<-over
-			defer func() { looked <- struct{}{} }()
-			if w.Completed() {
-				return fmt.Errorf("a collective without rank 0 ended: %w", w.Err())
+			ended, failure := w.Completed(), w.Err()
+			looked <- struct{}{}
+			<-seen // nobody leaves before all have looked: that would end the collective
+			if ended {
+				return fmt.Errorf("a collective without rank 0 ended: %w", failure)
 			}
 			return nil
 		}
@@ -237,9 +239,10 @@ func hang(t *testing.T, transport group.Transport, all bool) {
 		}
 		err = world.MonitoredBarrier(ctx, opts...)
 		close(over)
-		for range worldSize - 1 { // they see how this rank leaves
+		for range worldSize - 1 {
 			<-looked
 		}
+		close(seen)
 		if e, ok := errors.AsType[*dist.Error](err); !ok || e.Rank != 1 {
 			return fmt.Errorf("%w, want rank 1", err)
 		}

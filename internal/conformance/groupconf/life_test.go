@@ -328,9 +328,10 @@ func TestSubgroups(t *testing.T) {
 			": the group has ranks 0 to 3": func() (*group.Group, error) {
 				return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{-1, -2}, {-3, -4}})
 			},
-			"rank 1 is in two groups": func() (*group.Group, error) {
+			"rank 1 is in lists 1 and 2": func() (*group.Group, error) {
 				return world.NewSubgroupsByEnumeration(ctx, [][]dist.Rank{{0}, {1, 2}, {1, 3}})
 			},
+			"no lists of ranks": func() (*group.Group, error) { return world.NewSubgroupsByEnumeration(ctx, nil) },
 		} {
 			if _, err := make(); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), words) {
 				return fmt.Errorf("%w, want a refusal: %s", err, words)
@@ -425,6 +426,17 @@ func TestFuture(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return wantAll("the result", outs[0], float32(2*g.Size()*3+1), 3, 3, 3)
+		if err = wantAll("the result", outs[0], float32(2*g.Size()*3+1), 3, 3, 3); err != nil {
+			return err
+		}
+		// The future of an operation that has ended.
+		w := g.AllReduce(ctx, cube(3, float32(2)), group.Sum)
+		if err = w.Wait(ctx); err != nil {
+			return err
+		}
+		if outs, err = w.Future().Await(ctx); err != nil || len(outs) != 1 {
+			return fmt.Errorf("%d tensors after the end, %w", len(outs), err)
+		}
+		return wantAll("the result after the end", outs[0], float32(2*g.Size()), 3, 3, 3)
 	})
 }

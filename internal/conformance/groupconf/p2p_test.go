@@ -145,6 +145,28 @@ func TestSendRecvWithTag(t *testing.T) {
 	})
 }
 
+// TestTagsTellMessagesApart: a receive takes the message with its tag, not the one that was sent first.
+func TestTagsTellMessagesApart(t *testing.T) {
+	run(t, func(ctx context.Context, g *group.Group) error {
+		size := dist.Rank(g.Size())
+		next, before := (g.Rank()+1)%size, (g.Rank()+size-1)%size
+		var sent []*group.Work
+		for _, tag := range []int{7, 8} {
+			sent = append(sent, g.Send(ctx, full(float32(tag), 3), next, tag))
+		}
+		for _, tag := range []int{8, 7} {
+			x := full(float32(0), 3)
+			if err := g.Recv(ctx, x, before, tag).Wait(ctx); err != nil {
+				return err
+			}
+			if err := wantAll(fmt.Sprint("tag ", tag), x, float32(tag), 3); err != nil {
+				return err
+			}
+		}
+		return group.WaitAll(ctx, sent...)
+	})
+}
+
 func TestSendRecvAnySource(t *testing.T) {
 	const size = 10
 	var mu sync.Mutex

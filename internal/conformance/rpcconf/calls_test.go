@@ -321,6 +321,19 @@ func TestTwoFunctionsInFlight(t *testing.T) {
 		}
 		return nil
 	})
+	// The first ends only when the second has come.
+	second := make(chan struct{})
+	w.nodes[1].reg.MustHandle("t.first", func(ctx context.Context) error {
+		select {
+		case <-second:
+			return nil
+		case <-ctx.Done():
+			return dist.FromContext(ctx, "t: first")
+		}
+	}).MustHandle("t.second", func() { close(second) })
+	a := w.nodes[0].Agent
+	_, err := dist.All(rpc.Async[any](w.ctx, a, name(1), "t.first"), rpc.Async[any](w.ctx, a, name(1), "t.second")).Await(w.ctx)
+	must(t, err)
 }
 
 func TestNoResult(t *testing.T) {

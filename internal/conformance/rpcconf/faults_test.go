@@ -125,8 +125,10 @@ func TestFaultyCreationLostShare(t *testing.T) {
 		must(t, err)
 		wantErr(t, ref.Confirmed(w.ctx), rpc.ErrCreateTimeout)
 		for _, args := range [][]any{{ref}, {[]any{1, ref}}} {
-			_, err = rpc.Call[any](w.ctx, w.nodes[0].Agent, name(2), "t.echo", args...)
-			wantErr(t, err, rpc.ErrCreateTimeout)
+			for _, fn := range []string{"t.echo", "__torch__.t.echo"} {
+				_, err = rpc.Call[any](w.ctx, w.nodes[0].Agent, name(2), fn, args...)
+				wantErr(t, err, rpc.ErrCreateTimeout)
+			}
 		}
 		must(t, ref.Close())
 		eventually(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })

@@ -4,9 +4,13 @@
 package storeconf
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -126,6 +130,79 @@ func TestTCPStoreMultitenancy(t *testing.T) {
 	}
 }
 
+// TestTCPStoreText: the text of a server and of a client says where they are. PyTorch's TCPStore is both in one.
+func TestTCPStoreText(t *testing.T) {
+	server := listen(t)
+	addr := regexp.QuoteMeta(server.Addr().String())
+	for _, dialect := range []tcpstore.Dialect{tcpstore.DialectV, tcpstore.DialectNative} {
+		want := regexp.MustCompile(`^store at ` + addr + ` \(` + dialect.String() + ` dialect\)$`)
+		if text := fmt.Sprint(dial(t, server, tcpstore.WithDialect(dialect))); !want.MatchString(text) {
+			t.Errorf("a client prints %q, want %v", text, want)
+		}
+	}
+	if text, want := fmt.Sprint(server), "tcpstore server at "+server.Addr().String(); text != want {
+		t.Errorf("the server prints %q, want %q", text, want)
+	}
+}
+
+func TestTCPStoreWorldSizeZero(t *testing.T) {
+	const words = "TCPStore world size cannot be 0"
+	patience := rendezvous.WithTimeout(10 * time.Second) // a world of none that is not refused would be waited for
+	for _, rank := range []string{"0", "1"} {
+		wantRefused(t, freeURL(t)+"?world_size=0&rank="+rank, words, patience)
+		wantRefused(t, "env://", words, patience, env(map[string]string{
+			"WORLD_SIZE": "0", "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": freePort(t),
+		}))
+	}
+}
+
+// TestTCPStoreClientConnect: a client greets a server of PyTorch's with VALIDATE and a PING, and is connected when the number in the
+// PING has come back. PyTorch's number is the process id. Ours is random, within what PyTorch 1.13 bears, so that an echo of anything else is
+// told from an answer.
+func TestTCPStoreClientConnect(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	for _, answer := range []struct {
+		add uint32
+		ok  bool
+	}{{0, true}, {1, false}} {
+		served := make(chan error, 1)
+		go func() { served <- answerGreeting(listener, answer.add) }()
+		client, err := tcpstore.Dial(t.Context(), listener.Addr().String(), tcpstore.WithDialect(tcpstore.DialectV), tcpstore.WithTimeout(20*time.Second))
+		if err == nil {
+			_ = client.Close()
+		}
+		if (err == nil) != answer.ok {
+			t.Errorf("the server answered the number plus %d: %v", answer.add, err)
+		}
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// answerGreeting reads the greeting of one client and answers its number plus add.
+func answerGreeting(listener net.Listener, add uint32) error {
+	conn, err := listener.Accept()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var greeting [10]byte
+	if _, err = io.ReadFull(conn, greeting[:]); err != nil {
+		return err
+	}
+	if want := []byte{0, 0xce, 0xf7, 0x85, 0x3c, 13}; !bytes.HasPrefix(greeting[:], want) {
+		return fmt.Errorf("the client sent % x, want % x and a number", greeting, want)
+	}
+	number := binary.LittleEndian.Uint32(greeting[6:])
+	_, err = conn.Write(binary.LittleEndian.AppendUint32(nil, number+add))
+	return err
+}
+
 func TestTCPStoreTakeOverListenSocket(t *testing.T) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	if err != nil {
@@ -234,6 +311,10 @@ func TestPrefixUnderlyingStore(t *testing.T) {
 		if got := store.Prefix("prefix", s).Underlying(); got != s {
 			t.Errorf("%T: %v", s, got)
 		}
+	}
+	// PyTorch refuses to make a view of no store; here the view is made and refuses everything.
+	if err := store.Prefix("prefix", nil).Set(t.Context(), "k", nil); !errors.Is(err, dist.InvalidArgument) {
+		t.Errorf("a view of no store: %v", err)
 	}
 }
 
