@@ -37,7 +37,11 @@ func TestDumpDirVariable(t *testing.T) {
 	if s := recorder.Analyze(dumps).Sentence; !strings.Contains(s, "rank 1 never entered #0") {
 		t.Errorf("the verdict is %q", s)
 	}
-	for _, b := range control.Ask(ctx, folder, control.Prefix(os.Getpid()), "stacks") {
+	stacks := control.Ask(ctx, folder, control.Prefix(os.Getpid()), "stacks")
+	if len(stacks) != 2 {
+		t.Errorf("%d ranks tell their stacks", len(stacks))
+	}
+	for _, b := range stacks {
 		if !strings.Contains(string(b), "TestDumpDirVariable") {
 			t.Errorf("the stacks are\n%s", b)
 		}

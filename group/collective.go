@@ -26,7 +26,7 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, op
 // AllReduceSparse adds up s over all ranks; every rank gets the same sum in s, coalesced: new indices and values, each index once and
 // in order. The ranks may have different indices, and different numbers of them. [Sum] is the only operator, and s has at most four
 // dimensions with indices and four without, as in PyTorch. If shapes or types differ, the operation fails on all ranks and the
-// group goes on. The [Work.Result] is the indices and the values.
+// group stays usable. The [Work.Result] is the indices and the values.
 //
 // It corresponds to torch.distributed.all_reduce of a torch.sparse_coo tensor.
 func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op ReduceOp, opts ...OpOption) *Work {
@@ -122,7 +122,7 @@ func (g *Group) ReduceScatter(ctx context.Context, out *tensor.Tensor, ins []*te
 	return g.run(ctx, w, g.argsOf(ctx).ReduceScatter(&w.call, out, ins, reduce.Op(op)))
 }
 
-// ReduceScatterInto combines in over all ranks; rank i gets the i-th of size equal parts of the result in out.
+// ReduceScatterInto combines in over all ranks; the result is split into one equal part per rank, and rank i gets part i in out.
 //
 // It corresponds to torch.distributed.reduce_scatter_tensor. PyTorch up to 2.8 sums whatever the operator is, so with
 // such ranks only [Sum] is allowed.

@@ -36,11 +36,8 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		run, e := g.mu.sched.Wait(&w.item, g.ableLocked(ctx))
 		g.mu.Unlock()
 		if run {
-			about, err := g.runNext(ctx)
-			g.release()
-			g.tell(about)
-			if err != nil && !w.completed.Load() {
-				return err
+			if !g.runNext(ctx) && !w.completed.Load() {
+				return w.unfinished(ctx) // the operation that was run can be one before it
 			}
 			continue
 		}
@@ -56,7 +53,7 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		if w.completed.Load() {
 			return w.err
 		}
-		return dist.FromContext(ctx, "group: wait")
+		return w.unfinished(ctx)
 	}
 }
 
@@ -70,14 +67,15 @@ func (g *Group) ableLocked(ctx context.Context) bool {
 	return g.resumable && (next == nil || next.Owner.steps == nil)
 }
 
-// runNext runs the collective that was paused, or else the next one, for a goroutine that is the runner. It returns an error
-// when ctx ended before the operation was over.
-func (g *Group) runNext(ctx context.Context) (*report, error) {
+// runNext runs the collective that was paused, or else the next one, for a goroutine that is the runner, and gives the role back. It
+// reports false when ctx ended before the operation was over.
+func (g *Group) runNext(ctx context.Context) (over bool) {
 	g.mu.Lock()
 	it := g.mu.sched.Start()
 	g.mu.Unlock()
 	if it == nil {
-		return nil, nil
+		g.release()
+		return true
 	}
 	w := it.Owner
 	if w.begun.IsZero() {
@@ -92,10 +90,12 @@ func (g *Group) runNext(ctx context.Context) (*report, error) {
 	if err != nil && g.leftEarly(ctx, err) {
 		moment.At("group.pause")
 		g.mu.Lock()
-		pause := g.mu.sched.Pause()
+		paused, e := g.mu.sched.Pause()
+		g.performLocked(e)
 		g.mu.Unlock()
-		if pause {
-			return nil, dist.FromContext(ctx, "group: wait")
+		g.perform(e)
+		if paused {
+			return false
 		}
 		err = g.execute(context.WithoutCancel(ctx), w) // the engine is failing: that ends the operation
 	}
@@ -109,7 +109,10 @@ func (g *Group) runNext(ctx context.Context) (*report, error) {
 	g.mu.Lock()
 	g.performLocked(g.mu.sched.Finish())
 	g.mu.Unlock()
-	return g.ended(w, err), nil
+	about := g.ended(w, err)
+	g.release()
+	g.tell(about)
+	return true
 }
 
 // failed ends the group after an operation that has failed, unless all ranks have found the same reason against it: they are in
@@ -176,7 +179,6 @@ func (g *Group) release() {
 
 // pump runs collectives that nobody waits for.
 func (g *Group) pump() {
-	defer g.tasks.Done()
 	for {
 		select {
 		case <-g.pumpWake:
@@ -191,16 +193,14 @@ func (g *Group) pump() {
 			if !run {
 				break
 			}
-			about, _ := g.runNext(g.life) // its error is in the Work
-			g.release()
-			g.tell(about)
+			g.runNext(g.life)
 		}
 	}
 }
 
 // tick is called by the clock while operations are not over: it picks up what nobody waits for.
 func (g *Group) tick(now time.Time) (pending bool, posted uint64) {
-	g.reapAll()
+	g.reapAll(false)
 	g.mu.Lock()
 	next := g.mu.sched.Current()
 	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted) > ticker.Fast/2)

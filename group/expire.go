@@ -29,9 +29,13 @@ func (g *Group) watchLocked(at time.Time) {
 func (g *Group) expire() {
 	moment.At("group.expire")
 	now := time.Now()
-	var late *Work
-	var lateMessages []*Work
+	var late *dist.Error
+	var messages []*Work
 	g.mu.Lock()
+	if g.mu.sched.State() == sched.Closed {
+		g.mu.Unlock()
+		return
+	}
 	g.mu.timerAt = time.Time{}
 	next := time.Time{}
 	over := func(w *Work) bool {
@@ -43,31 +47,63 @@ func (g *Group) expire() {
 	}
 	g.mu.sched.EachCollective(func(w *Work) {
 		if over(w) && late == nil {
-			late = w
+			late = dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "operation %d of group %s did not complete within %v", w.seq, g.name, w.timeout)
 		}
 	})
 	for _, it := range g.mu.sched.Messages() {
-		if over(it.Owner) {
-			lateMessages = append(lateMessages, it.Owner)
+		if w := it.Owner; over(w) && it.Hold() {
+			messages = append(messages, w)
 		}
 	}
 	if !next.IsZero() {
 		g.watchLocked(next)
 	}
+	g.expiring.Add(1)
 	g.mu.Unlock()
+	g.expireMessages(messages)
 	if m, ok := g.mesh.(interface{ Err() error }); late != nil && (!ok || m.Err() == nil) { // else it has found that itself
-		e := dist.Newf("group: "+late.op.String(), dist.DeadlineExceeded, "operation %d of group %s did not complete within %v", late.seq, g.name, late.timeout)
 		if m, ok := g.mesh.(interface{ Awaited() ([]int, bool) }); ok {
 			if ranks, sure := m.Awaited(); len(ranks) > 0 {
 				if sure {
-					e.Rank = dist.Rank(ranks[0])
+					late.Rank = dist.Rank(ranks[0])
 				}
-				e.Detail += "; it waits for " + ranklist.Words(ranks)
+				late.Detail += "; it waits for " + ranklist.Words(ranks)
 			}
 		}
-		g.fail(e)
+		g.fail(late)
 	}
-	for _, w := range lateMessages {
-		g.expireMessage(w)
+}
+
+// expireMessages ends messages that expire holds: nobody else completes them, and so nobody uses a Work again meanwhile. Close waits until
+// they are let go; those who hear of it may close the group.
+func (g *Group) expireMessages(late []*Work) {
+	var half *dist.Error
+	for _, w := range late {
+		e := dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.timeout)
+		if w.message.Peer >= 0 {
+			e.Rank = dist.Rank(w.message.Peer)
+		}
+		if !g.withdraw(w, e) {
+			half = e
+		}
+	}
+	moment.At("group.expire.held")
+	g.mu.Lock()
+	for _, w := range late {
+		w.item.LetGo()
+	}
+	ready := g.takeLocked(false)
+	g.mu.Unlock()
+	reports := make([]*report, len(ready))
+	for i, w := range ready {
+		reports[i] = g.settle(w, false)
+	}
+	g.expiring.Done()
+	for _, about := range reports {
+		g.tell(about)
+	}
+	if half != nil {
+		g.fail(half)
+		g.reapAll(false)
 	}
 }

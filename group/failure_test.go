@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
@@ -130,6 +131,28 @@ func TestMessagesGoOnWithoutTheDead(t *testing.T) {
 			})
 		})
 	}
+}
+
+// knowing is gloo's mesh of a rank that has seen the end of rank 2 before that of any other.
+type knowing struct{ *gloo.Mesh }
+
+func (knowing) Blame(error) error {
+	return &dist.Error{Op: "test", Code: dist.PeerLost, Rank: 2, Detail: "it went first"}
+}
+
+// TestMessageNamesTheRankThatWentFirst, as a collective does, and not the one that only followed.
+func TestMessageNamesTheRankThatWentFirst(t *testing.T) {
+	t.Parallel()
+	groups := newWorld(t, 3, WithTransport(Gloo))
+	mesh, ok := groups[0].formed.Mesh.(*gloo.Mesh)
+	if !ok {
+		t.Fatalf("%T", groups[0].formed.Mesh)
+	}
+	groups[0].formed.Mesh = knowing{mesh}
+	ctx := ctxOf(t)
+	message := groups[0].Recv(ctx, from(int64(0)), 1, 0)
+	must(t, groups[1].Close())
+	must(t, names2(message.Wait(ctx)))
 }
 
 func messagesGoOn(t *testing.T, transport Transport, end func(*testing.T, *Group)) {

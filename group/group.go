@@ -62,7 +62,8 @@ type Group struct {
 
 	pumpWake chan struct{}
 	tasks    sync.WaitGroup
-	over     chan struct{} // closed when Close is done
+	expiring sync.WaitGroup // calls of expire that hold messages
+	over     chan struct{}  // closed when Close is done
 
 	mu struct {
 		sync.Mutex
@@ -203,34 +204,17 @@ func (g *Group) Close() error {
 	moment.At("group.close.runner")
 	switch {
 	case paused: // nobody else goes on with it
-		about, _ := g.runNext(context.Background())
-		g.release()
-		g.tell(about)
+		g.runNext(context.Background())
 	case held:
 		<-gone // the engine is closed: whoever runs an operation is about to end it
 	}
-	g.settleAll()
+	g.expiring.Wait()
+	g.reapAll(true)
 	g.tasks.Wait()
+	g.formed.Verdict.Mute()
 	g.leaveStore()
 	g.family.left(g)
 	return err
-}
-
-// settleAll ends the messages of a group that is closed.
-func (g *Group) settleAll() {
-	g.mu.Lock()
-	var all []*Work
-	for _, it := range g.mu.sched.Messages() {
-		all = append(all, it.Owner)
-	}
-	for _, w := range all {
-		_, e := g.mu.sched.Settle(&w.item)
-		g.performLocked(e)
-	}
-	g.mu.Unlock()
-	for _, w := range all {
-		g.settle(w, true)
-	}
 }
 
 // endAll completes a list of collectives that did not run.
@@ -257,6 +241,9 @@ func (g *Group) leaveStore() {
 
 // fail makes the group unusable: everything that is posted ends with err, and so does everything that is posted later.
 func (g *Group) fail(err error) {
+	if g.Err() != nil {
+		return // what is recorded is left alone, and a closed group does not touch the store
+	}
 	err = g.formed.Verdict.Judge(err)
 	moment.At("group.fail")
 	g.mu.Lock()

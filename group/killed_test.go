@@ -110,6 +110,11 @@ func TestKilledRankIsNoticedWithinASecond(t *testing.T) {
 			for r, g := range groups {
 				works[r] = g.AllReduce(ctx, from(int64(1)), Sum)
 			}
+			for _, w := range works { // until they are in it
+				for w.Duration() == 0 && ctx.Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+			}
 			return func() error { return each(2, func(r int) error { return names2(works[r].Wait(ctx)) }) }
 		},
 		"in an operation with another rank": func(ctx context.Context, groups []*Group) func() error {
@@ -134,7 +139,6 @@ func TestKilledRankIsNoticedWithinASecond(t *testing.T) {
 					ctx := ctxOf(t)
 					groups, kill := withMortal(t, transport)
 					wait := begin(ctx, groups)
-					time.Sleep(50 * time.Millisecond) // they are in it
 					killed := time.Now()
 					kill()
 					must(t, wait())

@@ -24,8 +24,8 @@ import (
 )
 
 // New joins the world's group as one of size ranks, which find each other through s. All ranks must call it; it returns
-// when all are connected. Keep the store open until the group is closed; the group does not close it. When ctx ends it may take up to
-// three seconds more to tell the others and to find out who was missing, if the store is slow; 1.2 if it answers at once.
+// when all are connected. Keep the store open until the group is closed; the group does not close it. After ctx has ended, New
+// may need up to three more seconds to tell the others and to find out who was missing; 1.2 if the store answers at once.
 //
 // It corresponds to torch.distributed.init_process_group(backend="gloo"). The other ranks may be Go processes, PyTorch
 // processes or both; see [WithTransport] and [WithPeers].
@@ -149,8 +149,7 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 
 // start takes a group into use. It reports false when the groups that it belongs to are closed.
 func (g *Group) start(p *plan) bool {
-	g.tasks.Add(1)
-	go g.pump()
+	g.tasks.Go(g.pump)
 	g.watchSignals()
 	return p.family.add(p.parent, g)
 }

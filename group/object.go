@@ -212,7 +212,8 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root dist.
 	return out[:size[0]], nil
 }
 
-// SendObjects sends objects to a rank, which must take as many with [Group.RecvObjects]. It returns when they may be changed.
+// SendObjects sends objects to a rank, which must take as many with [Group.RecvObjects]. It returns when the objects may be
+// modified again.
 //
 // It corresponds to torch.distributed.send_object_list.
 func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to dist.Rank, opts ...OpOption) error {

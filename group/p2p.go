@@ -6,6 +6,7 @@ package group
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
@@ -117,23 +118,12 @@ func (g *Group) waitMessage(ctx context.Context, w *Work) error {
 			return w.err
 		}
 		if ctx.Err() != nil {
-			return dist.FromContext(ctx, "group: wait")
+			return w.unfinished(ctx)
 		}
 		return err
 	}
 	g.reap(w)
-	if w.completed.Load() {
-		return w.err
-	}
-	// Another goroutine has found it complete first and is about to say so.
-	select {
-	case <-w.Done():
-	case <-ctx.Done():
-		if !w.completed.Load() {
-			return dist.FromContext(ctx, "group: wait")
-		}
-	}
-	return w.err
+	return w.await(ctx) // another goroutine may have found it complete first and be about to say so
 }
 
 // reap completes a message if the mesh has finished it.
@@ -147,39 +137,45 @@ func (g *Group) reap(w *Work) {
 	g.performLocked(e)
 	g.mu.Unlock()
 	if mine {
-		g.settle(w, false)
+		g.tell(g.settle(w, false))
 	}
 }
 
-// reapAll completes all messages that the mesh has finished, and reports whether there were any.
-func (g *Group) reapAll() bool {
-	var ready []*Work
+// reapAll completes all messages that the mesh has finished, or all of a group that is closed, and reports whether there were any.
+func (g *Group) reapAll(closing bool) bool {
 	g.mu.Lock()
-	for _, it := range g.mu.sched.Messages() {
-		if it.Owner.message.Completed() {
-			ready = append(ready, it.Owner)
-		}
-	}
-	for _, w := range ready {
-		_, e := g.mu.sched.Settle(&w.item)
-		g.performLocked(e)
-	}
+	ready := g.takeLocked(closing)
 	g.mu.Unlock()
 	for _, w := range ready {
-		g.settle(w, false)
+		g.tell(g.settle(w, closing))
 	}
 	return len(ready) > 0
 }
 
+// takeLocked takes messages that the mesh has finished, or all, from the scheduler: the caller settles them.
+func (g *Group) takeLocked(all bool) (ready []*Work) {
+	for _, it := range g.mu.sched.Messages() {
+		if all || it.Owner.message.Completed() {
+			ready = append(ready, it.Owner)
+		}
+	}
+	return slices.DeleteFunc(ready, func(w *Work) bool {
+		mine, e := g.mu.sched.Settle(&w.item)
+		g.performLocked(e)
+		return !mine
+	})
+}
+
 // settle completes a point-to-point operation with what the mesh says about it.
-func (g *Group) settle(w *Work, closing bool) {
+func (g *Group) settle(w *Work, closing bool) *report {
 	if closing && !w.message.Completed() {
-		g.tell(g.ended(w, dist.New("group: "+w.op.String(), dist.Closed, "the group was closed")))
-		return
+		return g.ended(w, dist.New("group: "+w.op.String(), dist.Closed, "the group was closed"))
 	}
 	err := w.message.State.Err
-	if err != nil {
-		err = g.formed.Verdict.Judge(err)
+	if cause := w.withdrawn.Load(); err != nil && cause != nil {
+		err = cause
+	} else if err != nil {
+		err = g.formed.Blame(err)
 	}
 	if w.op != OpSend {
 		w.source = dist.Rank(w.message.Source)
@@ -187,53 +183,27 @@ func (g *Group) settle(w *Work, closing bool) {
 	if err == nil && w.call.Finish != nil {
 		err = w.call.Finish()
 	}
-	if cause := w.cause(); cause != nil && err != nil {
-		err = cause
-	}
-	g.tell(g.ended(w, err))
-}
-
-// cause is why the group itself withdrew the operation, if it did.
-func (w *Work) cause() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.mu.withdrawn
+	return g.ended(w, err)
 }
 
 // abort is Work.Abort.
 func (g *Group) abort(w *Work) {
 	reason := dist.New("group: "+w.op.String(), dist.Aborted, "the operation was aborted on rank "+g.rank.String())
-	if w.p2p {
-		g.withdraw(w, reason)
+	if !w.p2p {
+		reason.Rank = g.rank
+		g.fail(reason)
 		return
 	}
-	reason.Rank = g.rank
-	g.fail(reason)
-}
-
-// expireMessage ends a point-to-point operation whose time is over.
-func (g *Group) expireMessage(w *Work) {
-	e := dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.timeout)
-	if w.message.Peer >= 0 {
-		e.Rank = dist.Rank(w.message.Peer)
-	}
-	g.withdraw(w, e)
-}
-
-// withdraw ends a message with a reason. One that is half way cannot be taken back: its buffer is in use until the group
-// fails.
-func (g *Group) withdraw(w *Work, reason *dist.Error) {
-	w.mu.Lock()
-	if w.mu.finished {
-		w.mu.Unlock()
-		return
-	}
-	w.mu.withdrawn = reason
-	w.mu.Unlock()
-	if !g.mesh.Cancel(&w.message) && !w.message.Completed() {
+	if !g.withdraw(w, reason) {
 		g.fail(reason)
 	}
 	g.reap(w)
+}
+
+// withdraw takes a message back, with a reason. It cannot if the message is half way: its buffer is in use until the group fails.
+func (g *Group) withdraw(w *Work, reason *dist.Error) bool {
+	w.withdrawn.Store(reason)
+	return g.mesh.Cancel(&w.message) || w.message.Completed()
 }
 
 // P2POp is a send or a receive of [Group.Batch]. It corresponds to torch.distributed.P2POp.

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// String says which group it is and how it is: "group 0: rank 2 of 4 over shm, 17 collectives".
+// String names the group, its transport and its state: "group 0: rank 2 of 4 over shm, 17 collectives".
 func (g *Group) String() string {
 	text := "group " + g.name + ": rank " + g.rank.String() + " of " + strconv.Itoa(g.size) + " over " + string(g.transport) + ", " +
 		strconv.FormatUint(g.Seq(), 10) + " collectives"
@@ -18,12 +18,9 @@ func (g *Group) String() string {
 	return text
 }
 
-// String says which operation it is and how it is: "all_reduce 17 of group 0: complete in 1.2ms".
+// String names the operation and its state: "all_reduce 17 of group 0: complete in 1.2ms".
 func (w *Work) String() string {
-	text := w.op.String()
-	if w.group != nil {
-		text += " " + strconv.FormatUint(w.seq, 10) + " of group " + w.group.name
-	}
+	text := w.name()
 	switch {
 	case !w.Completed():
 		return text + ": running"
@@ -32,4 +29,12 @@ func (w *Work) String() string {
 	default:
 		return text + ": complete in " + w.Duration().Round(time.Microsecond).String()
 	}
+}
+
+// name says which operation this is.
+func (w *Work) name() string {
+	if w.group == nil {
+		return w.op.String()
+	}
+	return w.op.String() + " " + strconv.FormatUint(w.seq, 10) + " of group " + w.group.name
 }

@@ -84,7 +84,7 @@ var errUnconnected = dist.New("group", dist.Aborted, "the group has no members y
 // the sub-groups that were made from it. g may have failed before, by the death of a rank, say: that rank is left out of the list.
 //
 // When it fails, g does not work any more, but can be reconfigured again, with a new uuid: some of the ranks may have gone
-// further than others. (With an invalid list nothing has happened, and g goes on.)
+// further than others. (An invalid list changes nothing, and g stays usable.)
 //
 // Members may be Go and PyTorch processes, and the transport is chosen anew each time, as in [New]. It corresponds to
 // torch.distributed._reconfigure of PyTorch 2.14, which changes the group in place.

@@ -19,14 +19,14 @@ import (
 // none. The ranks are those of g, and a group numbers them in the order in which they are given. Only the members of a group
 // wait for each other: ranks in no list need not call.
 //
-// It corresponds to ProcessGroup.split_group, which gloo has in PyTorch 2.11 and newer and which is called with the list of the own
-// group: g.split_group([2, 0]) in Python is Split with [][]dist.Rank{{2, 0}, ...} in Go. Before 2.14 PyTorch sorts the list, and one that
-// is not in order is refused here. (The function torch.distributed.split_group refuses groups without an accelerator, in every version.)
-// PyTorch checks nothing beforehand in such a group, whatever [WithDetail] says.
+// It corresponds to ProcessGroup.split_group, which gloo has in PyTorch 2.11 and newer and which is called with the list of the
+// caller's own group: g.split_group([2, 0]) in Python is Split with [][]dist.Rank{{2, 0}, ...} in Go. Before 2.14 PyTorch sorts
+// the list, and one that is not in order is refused here. (The function torch.distributed.split_group refuses groups without an
+// accelerator, in every version.) PyTorch checks nothing beforehand in such a group, whatever [WithDetail] says.
 //
 // [WithName] is group_name=. Among Go ranks all lists may have one name, and a name may be used again. A PyTorch rank does not notice
 // that a name was used before, or for another list, and then reads the addresses of that group: every list with PyTorch ranks needs a
-// name of its own, and one without a name is named by its ranks.
+// name of its own, and one without a name is named after its ranks.
 func (g *Group) Split(ctx context.Context, lists [][]dist.Rank, opts ...Option) (*Group, error) {
 	const op = "group: split"
 	ranks, err := g.ownList(op, lists)

@@ -225,14 +225,8 @@ func (g *Group) NewSubgroups(ctx context.Context, size int, opts ...Option) (*Gr
 //
 // It corresponds to torch.distributed.new_subgroups_by_enumeration.
 func (g *Group) NewSubgroupsByEnumeration(ctx context.Context, lists [][]dist.Rank, opts ...Option) (*Group, error) {
-	seen := map[dist.Rank]bool{}
-	for _, ranks := range lists {
-		for _, r := range ranks {
-			if seen[r] {
-				return nil, dist.Newf("group: new subgroups", dist.InvalidArgument, "rank %d is in two groups", r)
-			}
-			seen[r] = true
-		}
+	if _, err := g.ownList("group: new subgroups", lists); err != nil {
+		return nil, err
 	}
 	var own *Group
 	for _, ranks := range lists {

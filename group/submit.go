@@ -57,7 +57,7 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no sched.Refusal) 
 	room := g.mu.room
 	g.mu.Unlock()
 	defer g.mu.Lock()
-	if g.reapAll() {
+	if g.reapAll(false) {
 		return nil
 	}
 	g.perform(sched.WakePump) // somebody must run what is submitted

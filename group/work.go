@@ -29,18 +29,19 @@ type Work struct {
 	source dist.Rank // sender of a receive
 
 	// Set before the operation is queued.
-	call    collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
-	message link.Op       // of a point-to-point operation
-	p2p     bool
-	steps   []step            // what to run instead of one request
-	stepped int               // steps that have been run; the runner's
-	refused *collargs.Refusal // it is checked and not run; see refuse.go
-	timeout time.Duration
-	record  uint64 // in the flight recorder
-	trace   string // that it is part of, where somebody listens
-	posted  time.Time
-	begun   time.Time
-	item    sched.Item[Work] // the scheduler's part; guarded by the group's mutex
+	call      collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
+	message   link.Op       // of a point-to-point operation
+	p2p       bool
+	steps     []step            // what to run instead of one request
+	stepped   int               // steps that have been run; the runner's
+	refused   *collargs.Refusal // it is checked and not run; see refuse.go
+	timeout   time.Duration
+	record    uint64 // in the flight recorder
+	trace     string // that it is part of, where somebody listens
+	posted    time.Time
+	begun     time.Time
+	withdrawn atomic.Pointer[dist.Error] // why the group itself took a message back
+	item      sched.Item[Work]           // the scheduler's part; guarded by the group's mutex
 
 	// err is set before completed, and read after it.
 	completed atomic.Bool
@@ -49,7 +50,6 @@ type Work struct {
 	mu struct {
 		sync.Mutex
 		finished  bool
-		withdrawn error // why the group itself took a message back
 		ended     time.Time
 		done      chan struct{}
 		future    *dist.Future[[]*tensor.Tensor]
@@ -61,7 +61,7 @@ type Work struct {
 // step is a part of an operation that consists of several messages or collectives.
 type step func(ctx context.Context) error
 
-// Done is closed when the operation is complete.
+// Done returns a channel that is closed when the operation is complete.
 func (w *Work) Done() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -74,8 +74,8 @@ func (w *Work) Done() <-chan struct{} {
 	return w.mu.done
 }
 
-// Completed reports, without waiting, whether the operation has ended, successfully or not. It corresponds to
-// Work.is_completed.
+// Completed reports whether the operation has ended, successfully or not, and does not wait for that. Of a message that has failed it
+// first finds out which rank is the reason, which may take a moment. It corresponds to Work.is_completed.
 func (w *Work) Completed() bool {
 	if w.completed.Load() {
 		return true
@@ -111,21 +111,29 @@ func (w *Work) Result() ([]*tensor.Tensor, error) {
 // operation continues and may be waited for again. The waiting goroutine does the operation's work if no other goroutine
 // does. It corresponds to Work.wait.
 func (w *Work) Wait(ctx context.Context) error {
-	if w.completed.Load() {
-		return w.err
-	}
-	if w.group != nil {
+	if w.group != nil && !w.completed.Load() {
 		return w.group.wait(ctx, w)
 	}
-	select {
-	case <-w.Done():
-		return w.err
-	case <-ctx.Done():
-		if w.completed.Load() {
-			return w.err
+	return w.await(ctx)
+}
+
+// await waits until somebody else completes the operation.
+func (w *Work) await(ctx context.Context) error {
+	if !w.completed.Load() {
+		select {
+		case <-w.Done():
+		case <-ctx.Done():
+			if !w.completed.Load() {
+				return w.unfinished(ctx)
+			}
 		}
-		return dist.FromContext(ctx, "group: wait")
 	}
+	return w.err
+}
+
+// unfinished is the error of a wait that ctx has ended. It names the operation, which goes on.
+func (w *Work) unfinished(ctx context.Context) error {
+	return dist.Ended(ctx, "group: wait for "+w.name())
 }
 
 // Abort ends the operation. A point-to-point operation that no peer has matched ends alone, with [dist.Aborted]. A
@@ -288,8 +296,9 @@ func (w *Work) recycle() {
 	w.group, w.p2p, w.steps, w.stepped, w.refused = nil, false, nil, 0, nil
 	w.record, w.trace, w.posted, w.begun, w.err = 0, "", time.Time{}, time.Time{}, nil
 	w.item.Reset()
+	w.withdrawn.Store(nil)
 	w.mu.Lock()
-	w.mu.finished, w.mu.withdrawn, w.mu.ended = false, nil, time.Time{}
+	w.mu.finished, w.mu.ended = false, time.Time{}
 	w.mu.done, w.mu.future, w.mu.promise, w.mu.callbacks = nil, nil, nil, nil
 	w.mu.Unlock()
 	w.completed.Store(false)

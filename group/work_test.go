@@ -69,6 +69,33 @@ func TestWorkLife(t *testing.T) {
 	}
 }
 
+// TestAWaitThatEndedNamesItsOperation: the log of a rank that gave up waiting says for what.
+func TestAWaitThatEndedNamesItsOperation(t *testing.T) {
+	for _, transport := range []Transport{SharedMemory, TCP, Gloo} {
+		t.Run(string(transport), func(t *testing.T) {
+			ctx := ctxOf(t)
+			g := newWorld(t, 2, WithTransport(transport))[0]
+			preempted := errors.New("the job is preempted")
+			for _, c := range []struct {
+				want string
+				work *Work
+			}{
+				{"all_reduce 0 of group 0", g.AllReduce(ctx, from(int64(1)), Sum)},
+				{"broadcast 1 of group 0", g.Broadcast(ctx, from(int64(1)), 1)}, // whoever waits for it runs the first
+				{"recv 0 of group 0", g.Recv(ctx, from(int64(1)), 1, 7)},
+				{"unknown", FromFuture(dist.NewPromise[[]*tensor.Tensor]().Future())},
+			} {
+				short, cancel := context.WithTimeoutCause(ctx, 5*time.Millisecond, preempted)
+				defer cancel()
+				want := "group: wait for " + c.want + ": timeout: the job is preempted"
+				if err := c.work.Wait(short); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, preempted) || err.Error() != want {
+					t.Errorf("%v, want %q", err, want)
+				}
+			}
+		})
+	}
+}
+
 func TestFromFuture(t *testing.T) {
 	f := dist.NewPromise[[]*tensor.Tensor]()
 	w := FromFuture(f.Future())

@@ -162,7 +162,7 @@ func TestCheckFindsEveryWrongLength(t *testing.T) {
 		q = r
 		q.InCounts = make([]int, n+1)
 		refused("more counts", q)
-		if r.reduces() {
+		if r.Kind.Reduces() {
 			q = r
 			q.DType, q.Op = tensor.Float32, reduce.And
 			if err := q.Check("test: ", rank, n); !errors.Is(err, dist.NotSupported) {

@@ -21,9 +21,9 @@ func (r *Request) Check(where string, rank, size int) error {
 		return dist.Newf(where+r.Kind.String(), dist.InvalidArgument, "%d and %d counts for %d ranks", len(r.InCounts), len(r.OutCounts), size)
 	case (r.Kind == Gather || r.Kind == Scatter) && !r.Uneven && (!Even(r.InCounts) || !Even(r.OutCounts)):
 		bad = "has uneven blocks without saying so"
-	case r.reduces() && !reduce.Supported(r.DType, r.Op):
+	case r.Kind.Reduces() && !reduce.Supported(r.DType, r.Op):
 		return dist.Newf(where+r.Kind.String(), dist.NotSupported, "%v of %v is not defined", r.Op, r.DType)
-	case r.reduces() && !r.wholeElements():
+	case r.Kind.Reduces() && !r.wholeElements():
 		bad = "is not whole elements of " + r.DType.String()
 	case !r.lengthsFit(rank, size):
 		bad = "does not fit"
@@ -32,10 +32,6 @@ func (r *Request) Check(where string, rank, size int) error {
 	}
 	return dist.Newf(where+r.Kind.String(), dist.InvalidArgument, "%d bytes in (counts %v) and %d bytes out (counts %v) for %d ranks: %s",
 		len(r.In), r.InCounts, len(r.Out), r.OutCounts, size, bad)
-}
-
-func (r *Request) reduces() bool {
-	return r.Kind == AllReduce || r.Kind == Reduce || r.Kind == ReduceScatter
 }
 
 func (r *Request) wholeElements() bool {

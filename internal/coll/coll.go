@@ -35,6 +35,12 @@ var kindNames = [...]string{"all_reduce", "broadcast", "reduce", "all_gather", "
 // String returns PyTorch's name of the collective.
 func (k Kind) String() string { return kindNames[k] }
 
+// Reduces reports whether the collective has an operator.
+func (k Kind) Reduces() bool { return k == AllReduce || k == Reduce || k == ReduceScatter }
+
+// Rooted reports whether the collective has a root.
+func (k Kind) Rooted() bool { return k == Broadcast || k == Reduce || k == Gather || k == Scatter }
+
 // Request is one collective as one rank sees it. It was validated: lengths fit counts, sizes are multiples of the
 // element size, Root is in range.
 type Request struct {
@@ -56,22 +62,18 @@ type Request struct {
 
 // Operator names the operator of a reduction; "" for other requests.
 func (r *Request) Operator() string {
-	switch r.Kind {
-	case AllReduce, Reduce, ReduceScatter:
-		return r.Op.String()
-	default:
+	if !r.Kind.Reduces() {
 		return ""
 	}
+	return r.Op.String()
 }
 
 // RootRank is the root of a request that has one, else -1.
 func (r *Request) RootRank() int {
-	switch r.Kind {
-	case Broadcast, Reduce, Gather, Scatter:
-		return r.Root
-	default:
+	if !r.Kind.Rooted() {
 		return -1
 	}
+	return r.Root
 }
 
 // Elements names the type of the elements; "" for a barrier, which has none.

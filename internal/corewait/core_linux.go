@@ -4,6 +4,7 @@
 package corewait
 
 import (
+	"math/bits"
 	"runtime"
 	"slices"
 	"time"
@@ -39,9 +40,14 @@ func Allowed(list []int) []int {
 	if unix.SchedGetaffinity(0, &set) != nil {
 		return list
 	}
-	for cpu := range len(set) * int(unsafe.Sizeof(set[0])) * 8 {
-		if set.IsSet(cpu) {
-			list = append(list, cpu)
+	return members(&set, list)
+}
+
+// members appends the cores of a set, of more than a thousand possible ones.
+func members(set *unix.CPUSet, list []int) []int {
+	for i, word := range set {
+		for rest := uint64(word); rest != 0; rest &= rest - 1 {
+			list = append(list, i*int(unsafe.Sizeof(word))*8+bits.TrailingZeros64(rest))
 		}
 	}
 	return list

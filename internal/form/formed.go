@@ -117,6 +117,17 @@ func (f *Formed) GoRanks() int {
 	return n
 }
 
+// Blame returns what to report of a message that failed with err: the rank that went first, if its peer only followed.
+func (f *Formed) Blame(err error) error {
+	if w, ok := f.Mesh.(gloo.Watcher); ok {
+		err = w.Blame(err)
+	}
+	if dist.CodeOf(err) != dist.PeerLost {
+		return err // it ended alone: that is no reason for the group to end
+	}
+	return f.Verdict.Judge(err)
+}
+
 // Explain adds to the error of an operation what most likely led to it, if PyTorch ranks can: they are not why a Go rank is gone.
 func (f *Formed) Explain(dt tensor.DType, message bool, err error) error {
 	if r := int(rankOf(err)); dist.CodeOf(err) == dist.PeerLost && r >= 0 && r < len(f.Members) && f.Members[r].Go {

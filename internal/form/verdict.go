@@ -159,5 +159,6 @@ func (v *Verdict) reason(ctx context.Context) error {
 // Lossy reports whether a rank of the group is gone.
 func (v *Verdict) Lossy() bool { return v.lossy.Load() }
 
-// Mute keeps this rank from recording a reason, as if its process had died. Tests use it.
+// Mute keeps this rank from recording a reason from now on: it has left the group, or its process is dead to a test. A record that is
+// being written is complete when Mute returns.
 func (v *Verdict) Mute() { v.once.Do(func() {}) }

@@ -26,7 +26,6 @@ import (
 type Engine struct {
 	mesh    link.Mesh
 	watch   Watcher // nil where the mesh does not watch
-	bcube   bool
 	empties bool
 	into    func(dst, src []byte, dt tensor.DType, op reduce.Op)
 
@@ -40,9 +39,6 @@ var _ coll.Engine = (*Engine)(nil)
 
 // EngineOption changes how an Engine works.
 type EngineOption func(*Engine)
-
-// WithBcube uses gloo's bcube algorithm for all-reduce. PyTorch never does.
-func WithBcube() EngineOption { return func(e *Engine) { e.bcube = true } }
 
 // WithTorchHalves computes float16 as torch does and not as gloo did up to PyTorch 2.7. All ranks must do the same.
 func WithTorchHalves(on bool) EngineOption {

@@ -43,19 +43,6 @@ func (m *Mesh) Generation() Generation { return m.generation }
 // Devices returns the number of devices.
 func (m *Mesh) Devices() int { return len(m.devices) }
 
-// Hosts returns the host name of each rank, as far as it is known.
-func (m *Mesh) Hosts() []string {
-	hosts := make([]string, m.size)
-	for r, p := range m.devices[0].pairs {
-		if p == nil {
-			hosts[r] = hostName()
-		} else {
-			hosts[r] = p.hostName()
-		}
-	}
-	return hosts
-}
-
 func (m *Mesh) device(slot uint64) *device {
 	if len(m.devices) == 1 {
 		return m.devices[0]

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/gloo/presence"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
 )
@@ -189,6 +190,32 @@ func (c unheard) Read(b []byte) (int, error) {
 		<-c.heard
 	}
 	return n, err
+}
+
+// TestResetAfterAPause: rank 0 does not run for longer than a consequence takes, and rank 2 ends meanwhile, then the connection of rank
+// 1 is reset because of it. The kernel tells how old the end of rank 2 is, but not that of rank 1.
+func TestResetAfterAPause(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("the order of ends is known on Linux only")
+	}
+	ended, heard := make(chan struct{}, 8), make(chan struct{})
+	meshes := connectWorld(t, 3, func(rank int, c *Config) {
+		c.plain = true
+		if rank == 0 {
+			c.Wrap = func(_ int, conn net.Conn) net.Conn { return unheard{asTCP(conn), ended, heard} }
+		}
+	})
+	sever(meshes[2])
+	<-ended
+	time.Sleep(20 * time.Millisecond) // longer than the ticks of the kernel's clock
+	reset(meshes[1], 0)
+	<-ended
+	time.Sleep(presence.Grace + 100*time.Millisecond)
+	close(heard)
+	awaitGone(t, meshes[0], 1)
+	awaitGone(t, meshes[0], 2)
+	lostRank(t, meshes[0].Blame(&dist.Error{Code: dist.PeerLost, Rank: 1}), 2)
 }
 
 // TestFirstOfThoseThatEndedUnheard: rank 2 dies with data unread, so that its connection is reset. Rank 1, which says no more than

@@ -78,16 +78,16 @@ func (o *order) close() {
 	}
 }
 
-// sinceLastPacket returns how long ago the last packet came, 0 if that is not known. If the peer has ended the connection with
+// sinceLastPacket returns how long ago the last packet came, and whether that is known. If the peer has ended the connection with
 // a FIN, it is the packet that ended it.
-func sinceLastPacket(raw syscall.RawConn) (age time.Duration) {
+func sinceLastPacket(raw syscall.RawConn) (age time.Duration, known bool) {
 	if raw == nil {
-		return 0
+		return 0, false
 	}
 	_ = raw.Control(func(fd uintptr) {
 		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			age = time.Duration(info.Last_ack_recv) * time.Millisecond
+			age, known = time.Duration(info.Last_ack_recv)*time.Millisecond, true
 		}
 	})
-	return age
+	return age, known
 }

@@ -21,4 +21,4 @@ func (*order) turn(int) int { return 0 }
 
 func (*order) close() {}
 
-func sinceLastPacket(syscall.RawConn) time.Duration { return 0 }
+func sinceLastPacket(syscall.RawConn) (time.Duration, bool) { return 0, false }

@@ -105,12 +105,6 @@ func (p *pair) attach(conn net.Conn) {
 	})
 }
 
-func (p *pair) hostName() string {
-	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
-	return p.host
-}
-
 func (p *pair) setHost(host string) {
 	p.d.mu.Lock()
 	p.host, p.native = strings.CutSuffix(host, wire.GoMark)
@@ -224,9 +218,10 @@ func (p *pair) lose(cause error) error {
 	case errors.Is(cause, syscall.ECONNRESET) || errors.Is(cause, syscall.EPIPE):
 		detail = "the peer reset the connection"
 	}
-	end := presence.End{Rank: p.peer, Turn: d.watch.order.turn(p.peer)}
+	end := presence.End{Rank: p.peer, Turn: d.watch.order.turn(p.peer), Undated: true}
 	if fin { // the kernel does not tell when a reset came
-		end.Age = sinceLastPacket(p.raw)
+		age, known := sinceLastPacket(p.raw)
+		end.Age, end.Undated = age, !known
 	}
 	end.Seen = d.watch.now()
 	d.mu.Lock()

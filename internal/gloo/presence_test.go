@@ -124,10 +124,22 @@ func TestBlameWaitsForWhoEnded(t *testing.T) {
 	if !m.unread() {
 		t.Error("the machine does not know that rank 2 is gone, and Blame does not wait for it")
 	}
+	for range 3 { // messages that failed, say
+		_ = m.Blame(&dist.Error{Code: dist.PeerLost, Rank: 1})
+		looks := <-m.watch.looks
+		if m.watch.looks <- looks; looks != sweeps {
+			t.Errorf("%d looks in vain, want %d in all", looks, sweeps)
+		}
+	}
 	m.watch.ended(&presence.End{Rank: 2, Seen: m.watch.now(), Err: errors.New("rank 2 is gone")})
 	if m.unread() {
 		t.Error("Blame waits for what the machine knows")
 	}
+	_ = m.Blame(&dist.Error{Code: dist.PeerLost, Rank: 1})
+	if looks := <-m.watch.looks; looks != 0 {
+		t.Errorf("after %d looks nobody is late, and they still count", looks)
+	}
+	m.watch.looks <- 0
 }
 
 // TestDeathWhileIdle: ranks that run nothing are told, and the next collective fails at once.

@@ -114,15 +114,12 @@ func (x *run) gatherSteps(g ring, buf []byte, slot uint64, steps int) error {
 	return nil
 }
 
-// allReduce is gloo's ring, or its bcube if the engine was told so, on buf in place.
+// allReduce is gloo's ring on buf, in place.
 func (x *run) allReduce(buf []byte, tag uint32) error {
 	if len(buf) == 0 || x.size == 1 {
 		return nil
 	}
 	slot := wire.Slot(wire.AllReduce, tag)
-	if x.engine.bcube {
-		return x.bcubeAllReduce(buf, slot)
-	}
 	g := allReduceRing(len(buf), x.req.DType.Size(), x.size)
 	if err := x.reduceSteps(g, buf, slot, g.segments-g.per); err != nil {
 		return err

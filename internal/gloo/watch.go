@@ -22,7 +22,7 @@ type Watcher interface {
 	Watch(c *presence.Collective)
 	// Unwatch takes note that it is over.
 	Unwatch(c *presence.Collective, ok bool)
-	// Blame returns the error of a collective that failed: it names the rank that went first where others followed.
+	// Blame returns the error of a collective or a message that failed: it names the rank that went first where others followed.
 	Blame(err error) error
 }
 
@@ -33,6 +33,7 @@ type watch struct {
 	start  time.Time
 	moved  atomic.Uint64 // bytes that arrived for collectives
 	order  *order        // of connections that ended
+	looks  chan int      // holds how often Blame has looked in vain; whoever looks has taken it
 	stop   chan struct{}
 	tasks  sync.WaitGroup
 
@@ -46,7 +47,8 @@ type watch struct {
 }
 
 func newWatch(m *Mesh, onLost func(link.Loss)) *watch {
-	w := &watch{mesh: m, onLost: onLost, start: time.Now(), order: newOrder(m.size), stop: make(chan struct{})}
+	w := &watch{mesh: m, onLost: onLost, start: time.Now(), order: newOrder(m.size), looks: make(chan int, 1), stop: make(chan struct{})}
+	w.looks <- 0
 	w.mu.machine = presence.New(m.rank, m.size)
 	return w
 }
@@ -190,6 +192,25 @@ func (w *watch) close() {
 // machine with far too much to do. Looks are counted and not time: while this process does not run, its readers do not either.
 const sweeps = 200
 
+// catchUp waits for such readers. Many may want to know whom to blame, one after the other or at once: together they look no more often
+// than one does.
+func (w *watch) catchUp() {
+	moment.At("gloo.watch.catchup")
+	looks := <-w.looks
+	defer func() { w.looks <- looks }()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for w.mesh.unread() {
+		if looks == sweeps {
+			return
+		}
+		looks++
+		moment.At("gloo.watch.blame")
+		<-tick.C
+	}
+	looks = 0
+}
+
 // Blame names the rank that went first.
 func (m *Mesh) Blame(err error) error {
 	e, ok := errors.AsType[*dist.Error](err)
@@ -197,12 +218,8 @@ func (m *Mesh) Blame(err error) error {
 		return err
 	}
 	w := m.watch
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for i := 0; i < sweeps && m.unread(); i++ {
-		moment.At("gloo.watch.blame")
-		<-tick.C
-	}
+	w.catchUp()
+	moment.At("gloo.watch.blamed")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.mu.machine.Blame(int(e.Rank), err)

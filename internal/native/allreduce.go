@@ -27,7 +27,7 @@ func (r *run) allReduce() error {
 	case r.size >= r.tuning.RingFrom:
 		return r.ring()
 	}
-	return r.direct(true)
+	return r.direct()
 }
 
 // positions numbers the power of two of ranks that take part in an exchange between pairs. When the number of ranks is no

@@ -10,9 +10,9 @@
 package native
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"strconv"
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -50,37 +50,18 @@ type Tuning struct {
 
 // withDefaults fills the zero fields.
 func (t Tuning) withDefaults() Tuning {
-	if t.Small == 0 {
-		t.Small = 64 << 10
+	return Tuning{
+		Small:     cmp.Or(t.Small, 64<<10),
+		HalveFrom: cmp.Or(t.HalveFrom, 32<<10),
+		HalveTo:   cmp.Or(t.HalveTo, 1<<20),
+		Tree:      cmp.Or(t.Tree, 256<<10),
+		Rise:      cmp.Or(t.Rise, 1<<20),
+		Relay:     cmp.Or(t.Relay, 64<<10),
+		Doubling:  cmp.Or(t.Doubling, 64<<20),
+		Segment:   cmp.Or(t.Segment, 512<<10),
+		Depth:     cmp.Or(t.Depth, 2),
+		RingFrom:  cmp.Or(t.RingFrom, 9),
 	}
-	if t.HalveFrom == 0 {
-		t.HalveFrom = 32 << 10
-	}
-	if t.HalveTo == 0 {
-		t.HalveTo = 1 << 20
-	}
-	if t.Tree == 0 {
-		t.Tree = 256 << 10
-	}
-	if t.Rise == 0 {
-		t.Rise = 1 << 20
-	}
-	if t.Relay == 0 {
-		t.Relay = 64 << 10
-	}
-	if t.Doubling == 0 {
-		t.Doubling = 64 << 20
-	}
-	if t.Segment == 0 {
-		t.Segment = 512 << 10
-	}
-	if t.Depth == 0 {
-		t.Depth = 2
-	}
-	if t.RingFrom == 0 {
-		t.RingFrom = 9
-	}
-	return t
 }
 
 // Checker is a mesh that compares what ranks called: between Begin and End every message of the slot carries the call,
@@ -380,11 +361,10 @@ func (r *run) received(h handle) error {
 	r.ended(h)
 	r.ok()
 	if got != room {
-		return &dist.Error{
-			Op: "group: " + r.req.Kind.String(), Code: dist.Mismatch, Rank: dist.Rank(peer),
-			Detail: "rank " + itoa(peer) + " sent " + itoa(got) + " bytes where rank " + itoa(r.rank) + " expects " + itoa(room) +
-				" in operation " + itoa(int(r.req.Tag)) + "; give the same sizes on all ranks",
-		}
+		e := dist.Newf("group: "+r.req.Kind.String(), dist.Mismatch, "rank %d sent %d bytes where rank %d expects %d in operation %d; give the same sizes on all ranks",
+			peer, got, r.rank, room, r.req.Tag)
+		e.Rank = dist.Rank(peer)
+		return e
 	}
 	return nil
 }
@@ -413,8 +393,6 @@ func (r *run) segmentSize(elem, block int) int {
 }
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
-
-func itoa(i int) string { return strconv.Itoa(i) }
 
 // combine sets dst = op(a, b).
 func (r *run) combine(dst, a, b []byte) {

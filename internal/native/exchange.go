@@ -6,23 +6,24 @@ package native
 import "github.com/cohort-dist/cohort/internal/coll"
 
 // handles returns one empty handle per rank, reused from collective to collective.
-func (r *run) handles() []handle { return r.empty(&r.pipe.give) }
+func (r *run) handles() []handle { return empty(&r.pipe.give, r.size) }
 
 // others is a second list beside handles.
-func (r *run) others() []handle { return r.empty(&r.pipe.take) }
+func (r *run) others() []handle { return empty(&r.pipe.take, r.size) }
 
 // more is a third list.
-func (r *run) more() []handle { return r.empty(&r.pipe.sendBack) }
+func (r *run) more() []handle { return empty(&r.pipe.sendBack, r.size) }
 
-func (r *run) empty(list *[]handle) []handle {
-	if cap(*list) < r.size {
-		*list = make([]handle, r.size)
+// empty makes a list, whose memory it uses again, one of n empty handles.
+func empty(list *[]handle, n int) []handle {
+	if cap(*list) < n {
+		*list = make([]handle, n)
 	}
-	empty := (*list)[:r.size]
-	for i := range empty {
-		empty[i] = none
+	*list = (*list)[:n]
+	for i := range *list {
+		(*list)[i] = none
 	}
-	return empty
+	return *list
 }
 
 func (r *run) receivedAll(handles []handle) error {
@@ -59,7 +60,7 @@ func (r *run) allGather() error {
 		return r.gatherRotated()
 	case even && r.size >= r.tuning.RingFrom && len(q.In) > r.tuning.Small:
 		// Blocks of one size are the even parts of the output.
-		return r.pass(coll.Parts{Total: len(q.Out), Elem: q.DType.Size(), Ranks: r.size}, phaseData, r.rank, q.In)
+		return r.pass(r.evenly(q.Out), phaseData, r.rank, q.In)
 	}
 	recvs, sends := r.handles(), r.others()
 	at := 0
@@ -169,7 +170,7 @@ func (r *run) reduceScatter() error {
 	q := r.req
 	own := coll.Block(q.In, q.InCounts, r.size, r.rank)
 	if r.size >= 4 && r.size&(r.size-1) == 0 && coll.Even(q.InCounts) && len(q.Out) > 0 && len(q.In) <= r.tuning.HalveTo {
-		h := halves{positions{own: r.rank, power: r.size}, coll.Parts{Total: len(q.In), Elem: q.DType.Size(), Ranks: r.size}}
+		h := halves{positions{own: r.rank, power: r.size}, r.evenly(q.In)}
 		sum := r.spare(len(q.In))
 		if err := r.halve(h, q.In, sum); err != nil {
 			return err
@@ -180,11 +181,7 @@ func (r *run) reduceScatter() error {
 	}
 	if coll.Even(q.InCounts) && len(q.Out) > 0 {
 		r.copy(q.Out, own)
-		p := &r.pipe
-		p.run, p.data, p.back = r, q.In, false
-		p.blocks = coll.Parts{Total: len(q.In), Elem: q.DType.Size(), Ranks: r.size}
-		p.own = q.Out
-		return p.execute()
+		return r.pipelined(q.In, r.evenly(q.In), q.Out, false)
 	}
 	// Uneven blocks: one message per pair.
 	recvs, sends := r.handles(), r.others()

@@ -28,13 +28,7 @@ type pipeline struct {
 func (p *pipeline) reset() {
 	n := p.rows * p.run.size
 	for _, list := range [...]*[]handle{&p.give, &p.take, &p.sendBack, &p.fetch} {
-		if cap(*list) < n {
-			*list = make([]handle, n)
-		}
-		*list = (*list)[:n]
-		for i := range *list {
-			(*list)[i] = none
-		}
+		empty(list, n)
 	}
 }
 
@@ -53,27 +47,28 @@ func (p *pipeline) room(s, peer, length int) []byte {
 	return p.scratch[at : at+length]
 }
 
-// direct is the all-reduce for large buffers and few ranks (back), and the reduce-scatter (not back). It changes the own
-// block of data, and with back all of it.
-func (r *run) direct(back bool) error {
-	elem := r.req.DType.Size()
-	p := &r.pipe
-	p.run, p.data, p.back = r, r.req.Out, back
-	p.blocks = coll.Parts{Total: len(p.data), Elem: elem, Ranks: r.size}
-	from, to := p.blocks.Of(r.rank)
-	p.own = p.data[from:to]
-	return p.execute()
+// direct is the all-reduce for large buffers and few ranks.
+func (r *run) direct() error {
+	out := r.req.Out
+	blocks := r.evenly(out)
+	from, to := blocks.Of(r.rank)
+	return r.pipelined(out, blocks, out[from:to], true)
 }
 
-// execute runs the pipeline over run.data with one block per rank.
-func (p *pipeline) execute() error {
-	r := p.run
-	elem := r.req.DType.Size()
-	longest := p.blocks.Longest()
+// evenly cuts a buffer into one block for each rank.
+func (r *run) evenly(buf []byte) coll.Parts {
+	return coll.Parts{Total: len(buf), Elem: r.req.DType.Size(), Ranks: r.size}
+}
+
+// pipelined reduces the own block of data into own, which holds this rank's part of it. With back all ranks get all blocks, in data.
+func (r *run) pipelined(data []byte, blocks coll.Parts, own []byte, back bool) error {
+	longest := blocks.Longest()
 	if longest == 0 {
 		return nil
 	}
-	p.size = min(r.segmentSize(elem, longest), longest)
+	p := &r.pipe
+	p.run, p.data, p.blocks, p.own, p.back = r, data, blocks, own, back
+	p.size = min(r.segmentSize(blocks.Elem, longest), longest)
 	segments := ceilDiv(longest, p.size)
 	p.depth = min(r.tuning.Depth, segments)
 	p.rows = 2 * p.depth

@@ -10,7 +10,7 @@ import "github.com/cohort-dist/cohort/internal/coll"
 // that a segment moves on while the next one arrives.
 func (r *run) ring() error {
 	out := r.req.Out
-	blocks := coll.Parts{Total: len(out), Elem: r.req.DType.Size(), Ranks: r.size}
+	blocks := r.evenly(out)
 	if err := r.around(blocks); err != nil {
 		return err
 	}
@@ -64,10 +64,7 @@ func (r *run) around(blocks coll.Parts) error {
 		from, to := blocks.Of((r.rank - step + n) % n)
 		return coll.Segment(from, to, size, s)
 	}
-	sends, recvs := make([]handle, depth), make([]handle, depth)
-	for i := range depth {
-		sends[i], recvs[i] = none, none
-	}
+	sends, recvs := empty(&r.pipe.give, depth), empty(&r.pipe.take, depth)
 	// Item i is segment i%segments of step i/segments. Its send needs the merge of item i-segments, which is done since
 	// depth <= segments.
 	items := (n - 1) * segments
@@ -94,10 +91,5 @@ func (r *run) around(blocks coll.Parts) error {
 			}
 		}
 	}
-	for _, h := range sends {
-		if err := r.sent(h); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.sentAll(sends)
 }

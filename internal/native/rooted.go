@@ -46,16 +46,12 @@ func (r *run) broadcast() error {
 // chain is the broadcast of a large buffer: it runs through all ranks in segments, each rank passes on what it got.
 func (r *run) chain() error {
 	out, place := r.req.Out, r.fromRoot()
-	elem := r.req.DType.Size()
-	size := r.segmentSize(elem, len(out))
+	size := r.segmentSize(r.req.DType.Size(), len(out))
 	segments := ceilDiv(len(out), size)
 	depth := min(r.tuning.Depth, segments)
 	before, after := r.atPlace(place-1+r.size), r.atPlace(place+1)
 	last := place == r.size-1
-	sends, recvs := make([]handle, depth), make([]handle, depth)
-	for i := range depth {
-		sends[i], recvs[i] = none, none
-	}
+	sends, recvs := empty(&r.pipe.give, depth), empty(&r.pipe.take, depth)
 	for s := range segments + depth {
 		if s < segments && place != 0 {
 			from, to := coll.Segment(0, len(out), size, s)
@@ -78,12 +74,7 @@ func (r *run) chain() error {
 		from, to := coll.Segment(0, len(out), size, t)
 		sends[t%depth] = r.send(phaseData, after, out[from:to])
 	}
-	for _, h := range sends {
-		if err := r.sent(h); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.sentAll(sends)
 }
 
 func (r *run) reduce() error {
@@ -124,19 +115,14 @@ func (r *run) reduceTree() error {
 // buffer changes.
 func (r *run) reduceBlocks() error {
 	q := r.req
-	elem := q.DType.Size()
-	blocks := coll.Parts{Total: len(q.Out), Elem: elem, Ranks: r.size}
+	blocks := r.evenly(q.Out)
 	from, to := blocks.Of(r.rank)
-	p := &r.pipe
-	p.run, p.data, p.back, p.blocks = r, q.Out, false, blocks
-	p.own = q.Out[from:to]
+	own := q.Out[from:to]
 	if r.rank != q.Root {
-		own := r.spare(len(p.own))
-		r.copy(own, p.own)
-		p.own = own
+		own = r.spare(len(own))
+		r.copy(own, q.Out[from:to])
 	}
-	own := p.own
-	if err := p.execute(); err != nil {
+	if err := r.pipelined(q.Out, blocks, own, false); err != nil {
 		return err
 	}
 	if r.rank != q.Root {

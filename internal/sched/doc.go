@@ -20,7 +20,8 @@
 //	Queued    a collective behind others                                    Start (to Running), Fail, Close (to Ended)
 //	Running   the collective that was started; the runner works on it,      Finish (to Ended)
 //	          or, after Pause, it waits for the next runner
-//	Posted    a message that the mesh has                                   Settle (to Ended)
+//	Posted    a message that the mesh has                                   Settle (to Ended), Hold (to Held)
+//	Held      a message that is being withdrawn                             LetGo (to Posted)
 //	Ended     over; its owner completes it, once                            -
 //
 // The group:
@@ -30,8 +31,8 @@
 //	Failed    refused        ended by Fail         ends by its runner or by the pump      the mesh fails them
 //	Closed    refused        ended by Close        ends by its runner or by the closer    settled by the closer
 //
-// The role of the runner is free or held. It is taken by Wait, Pump and, for a paused operation, by Close; Release gives it
-// back. Only its holder calls Start, Pause, Finish and Release.
+// The role of the runner is free or held. It is taken by Wait, Pump and, for a paused operation, by Close; Release and Pause
+// give it back. Only its holder calls Start, Pause, Finish and Release.
 //
 // # Events and effects
 //
@@ -41,10 +42,11 @@
 //	Wait, Leave            a goroutine that waits              takes the role, or parks (WakePump when nobody runs)
 //	Pump                   the pump, after WakePump            takes the role
 //	Start                  the runner                          the next operation
-//	Pause                  the runner, whose context ended     another runner goes on; after Fail or Close it must go on itself
+//	Pause                  the runner, whose context ended     as Release, and another runner goes on; after Fail or Close it must go on itself
 //	Finish                 the runner, whose operation ended   Room
 //	Release                the runner                          WakePump when somebody needs the next operation; Gone when closed
 //	Settle                 whoever sees a message complete     Room; true for exactly one caller
+//	Hold, LetGo            who withdraws a message             true for exactly one caller; nobody settles it meanwhile
 //	Tick                   the clock                           WakePump for what nobody picked up
 //	Fail, Close            a failure, the user                 the queued operations, which their owner completes; Room
 //

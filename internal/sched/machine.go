@@ -17,6 +17,7 @@ const (
 	Queued
 	Running
 	Posted
+	Held
 	Ended
 )
 
@@ -247,9 +248,15 @@ func (m *Machine[T]) Start() *Item[T] {
 	return it
 }
 
-// Pause leaves the running operation to the next runner. It returns false where there may be none, because the group has
-// failed or was closed: then the runner must end it, which does not take long any more.
-func (m *Machine[T]) Pause() bool { return m.state == Open }
+// Pause leaves the running operation to the next runner and gives the role back. Both are one step: who closed the group
+// between them would wait for a runner that does not end the operation any more. It returns false where there may be no next
+// runner, because the group has failed or was closed: then the runner must end it, which does not take long any more.
+func (m *Machine[T]) Pause() (bool, Effect) {
+	if m.state != Open {
+		return false, 0
+	}
+	return true, m.Release()
+}
 
 // Finish ends the running operation. The runner completes it afterwards.
 func (m *Machine[T]) Finish() Effect {
@@ -295,6 +302,19 @@ func (m *Machine[T]) Settle(it *Item[T]) (bool, Effect) {
 	it.phase = Ended
 	return true, m.over(1)
 }
+
+// Hold keeps others from ending a message, so that its owner does not use it for another one, and reports whether it does: for
+// exactly one caller, who calls LetGo later.
+func (it *Item[T]) Hold() bool {
+	if it.phase != Posted {
+		return false
+	}
+	it.phase = Held
+	return true
+}
+
+// LetGo ends Hold.
+func (it *Item[T]) LetGo() { it.phase = Posted }
 
 // Tick is called by the clock. stale tells that the first queued collective was submitted a while ago.
 func (m *Machine[T]) Tick(stale bool) Effect {

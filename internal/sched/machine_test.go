@@ -191,9 +191,11 @@ func (s *sim) start(t *thread) {
 // engine is the engine of the group: it ends the operation, fails, or is interrupted.
 func (s *sim) engine(t *thread) {
 	if t.ctx && t.name == "waiter" && s.random.IntN(2) == 0 {
-		if s.m.Pause() {
+		if paused, e := s.m.Pause(); paused {
 			s.say("%s pauses %d", t.name, t.run.id)
-			s.release(t)
+			s.holders--
+			s.perform(e)
+			t.run = nil
 			s.end(t)
 			return
 		}
@@ -402,5 +404,24 @@ func TestEager(t *testing.T) {
 	}
 	if e := m.Tick(true); e != WakePump || !m.Eager() {
 		t.Errorf("an operation that nobody picked up: effects %d", e)
+	}
+}
+
+// TestPausedBelongsToTheCloser: once a runner has paused an operation it does not end it, whatever it does next.
+func TestPausedBelongsToTheCloser(t *testing.T) {
+	m := New[int](4)
+	it := &Item[int]{}
+	if _, _, why := m.Submit(it, 1); why != 0 {
+		t.Fatal(why)
+	}
+	run, _ := m.Wait(it, true)
+	if !run || m.Start() != it {
+		t.Fatal("the waiter does not run its operation")
+	}
+	if paused, _ := m.Pause(); !paused {
+		t.Fatal("not paused")
+	}
+	if _, mine, held, _ := m.Close(); !mine || held {
+		t.Errorf("the closer has the paused operation: %v; somebody else has the role: %v", mine, held)
 	}
 }

@@ -79,10 +79,7 @@ func (e *Engine) alone() error {
 		return nil
 	}
 	e.target = e.step
-	if err := e.whoIsLost(); err != nil {
-		return e.giveUp(err)
-	}
-	return nil
+	return e.bereft()
 }
 
 // didItsPart reports whether a rank has done all that the operation that runs asks of it: in one that flows one way, it has

@@ -268,6 +268,29 @@ func TestLossInAnOperationThatWaitsForNobody(t *testing.T) {
 	}
 }
 
+// TestReasonOfARankThatLeft: a rank gives the group up because of another and leaves while a third looks who is gone. That one names
+// the same rank.
+func TestReasonOfARankThatLeft(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 3, nil)
+	_ = engines[2].Close()
+	awaitGone(t, engines[0], 2)
+	awaitGone(t, engines[1], 2)
+	if err := runRooted(t.Context(), engines[1], coll.Broadcast, 1, 1, 4); !errors.Is(err, dist.PeerLost) {
+		t.Fatal(err)
+	}
+	_ = engines[1].Close()
+	awaitGone(t, engines[0], 1)
+	e := engines[0]
+	for range 2 { // it had seen no reason when it began, and is ahead of both
+		e.op = progress{request: &coll.Request{Kind: coll.Broadcast}}
+		e.publish()
+	}
+	if lost, ok := errors.AsType[*dist.Error](e.alone()); !ok || lost.Code != dist.PeerLost || lost.Rank != 2 {
+		t.Errorf("%v", lost)
+	}
+}
+
 // TestAReceiverWaitsForTheRoot, and says so, whoever else is late.
 func TestAReceiverWaitsForTheRoot(t *testing.T) {
 	t.Parallel()

@@ -24,8 +24,8 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 	if e.closing.Load() {
 		return e.giveUp(dist.New(e.opName, dist.Closed, "the engine was closed during the operation"))
 	}
-	if err := e.whoIsLost(); err != nil {
-		return e.giveUp(err)
+	if err := e.bereft(); err != nil {
+		return err
 	}
 	if !e.deadline.IsZero() && !now.Before(e.deadline) {
 		return e.giveUp(e.withMissing(dist.New(e.opName, dist.DeadlineExceeded, "the operation's timeout passed")))
@@ -34,6 +34,18 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 		return &coll.Interrupted{Cause: e.withMissing(dist.Ended(ctx, e.opName))}
 	}
 	return nil
+}
+
+// bereft gives the group up because of a rank that is gone. One that gave up itself has said why before it went: then that is the reason.
+func (e *Engine) bereft() error {
+	lost := e.whoIsLost()
+	if lost == nil {
+		return nil
+	}
+	if err := e.aborted(); err != nil {
+		return err
+	}
+	return e.giveUp(lost)
 }
 
 // withMissing adds which ranks the operation waits for.

@@ -47,6 +47,7 @@ type End struct {
 	Rank    int
 	Seen    time.Duration // when
 	Age     time.Duration // for how long the connection had ended by then, as far as known
+	Undated bool          // nothing is known of Age
 	Turn    int           // connections with lower turns have ended before; 0: unknown
 	Certain bool          // the rank would have said goodbye
 	Err     error
@@ -54,13 +55,14 @@ type End struct {
 
 // fate is what is known about a rank.
 type fate struct {
-	how  link.How
-	gone bool
-	seen time.Duration
-	at   time.Duration // when it went, or was seen to be gone
-	turn int           // of its connection, 0 if unknown
-	tags uint32        // of a rank that left: the collectives that it took part in have lower tags
-	err  error
+	how     link.How
+	gone    bool
+	seen    time.Duration
+	at      time.Duration // when it went, or was seen to be gone
+	undated bool          // at is no more than seen
+	turn    int           // of its connection, 0 if unknown
+	tags    uint32        // of a rank that left: the collectives that it took part in have lower tags
+	err     error
 }
 
 // before reports whether f is the end that came first. Connections are not read in the order in which they ended, and the time
@@ -70,6 +72,15 @@ func (f *fate) before(o *fate) bool {
 		return f.turn < o.turn
 	}
 	return f.at < o.at
+}
+
+// soonAfter reports whether f may be a consequence of o. When the time of f is not known, it counts when the two were seen: if this
+// process did not run in between, o may look much older than f.
+func (f *fate) soonAfter(o *fate) bool {
+	if f.undated {
+		return f.seen-o.seen <= Grace
+	}
+	return f.at-o.at <= Grace
 }
 
 // Machine knows who is there and what runs. Times are since any fixed moment. It is not safe for concurrent use.
@@ -145,7 +156,7 @@ func (m *Machine) Ended(e *End) {
 	if f.gone {
 		return
 	}
-	*f = fate{gone: true, how: link.Ended, seen: e.Seen, at: e.Seen - e.Age, turn: e.Turn, err: e.Err}
+	*f = fate{gone: true, how: link.Ended, seen: e.Seen, at: e.Seen - e.Age, undated: e.Undated, turn: e.Turn, err: e.Err}
 	if e.Certain {
 		f.how = link.Died
 	}
@@ -246,8 +257,9 @@ func (m *Machine) needed(rank int) bool {
 	return false
 }
 
-// Blame returns the error to give to a collective that failed because of rank: that of the rank that went first, if another
-// did within the last moment. A rank that gives up because of a death closes its connections too.
+// Blame returns the error to give to a collective or a message that failed because of rank: that of the rank that went first, if
+// another did within the last moment. A rank that gives up because of a death closes its connections too. But one that said
+// goodbye has not given up, and only a death that is certain is a better reason: a rank that just ended may have finished.
 func (m *Machine) Blame(rank int, err error) error {
 	if m.given != nil {
 		return m.given // a Go rank knew before
@@ -259,7 +271,7 @@ func (m *Machine) Blame(rank int, err error) error {
 	first := f
 	for r := range m.fates {
 		o := &m.fates[r]
-		if r != rank && o.gone && o.how != link.Left && f.at-o.at <= Grace && o.before(first) {
+		if r != rank && o.gone && (o.how == link.Died || o.how == link.Ended && f.how != link.Left) && f.soonAfter(o) && o.before(first) {
 			first = o
 		}
 	}

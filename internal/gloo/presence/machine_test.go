@@ -98,7 +98,7 @@ func TestFirstOfSeveral(t *testing.T) {
 	c = &Collective{Kind: coll.Barrier}
 	m.Begin(c)
 	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 100 * time.Millisecond, Turn: 2, Err: gone(1)})
-	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Turn: 1, Err: gone(3)}) // a reset, whose time is not known
+	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Undated: true, Turn: 1, Err: gone(3)}) // a reset, whose time is not known
 	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
 		t.Error(err)
 	}
@@ -107,10 +107,50 @@ func TestFirstOfSeveral(t *testing.T) {
 		t.Errorf("%v", errs)
 	}
 	m = New(0, 5)
+	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 2 * Grace, Turn: 1, Err: gone(1)}) // while this process was stopped
+	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Undated: true, Turn: 2, Err: gone(3)})  // a reset
+	if err := m.Blame(3, gone(3)); err.Error() != "rank 1 is gone" {
+		t.Error(err)
+	}
+	m.Ended(&End{Rank: 4, Seen: 10 * time.Second, Age: Grace / 2, Turn: 3, Err: gone(4)}) // long after rank 1: it has a reason of its own
+	if err := m.Blame(4, gone(4)); err.Error() == "rank 1 is gone" {
+		t.Error(err)
+	}
+	m = New(0, 5)
 	m.Ended(&End{Rank: 1, Seen: time.Second, Err: gone(1)}) // long ago: it finished its program
 	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Err: gone(3)})
 	if err := m.Blame(3, gone(3)); err.Error() != "rank 3 is gone" {
 		t.Error(err)
+	}
+}
+
+// TestPromptEndAfterAPause: this process did not run for a while. What it reads without delay afterwards has a time, and is no
+// consequence of what happened long before.
+func TestPromptEndAfterAPause(t *testing.T) {
+	ends := map[string]func(m *Machine){
+		"end":     func(m *Machine) { m.Ended(&End{Rank: 3, Seen: 10300 * time.Millisecond, Turn: 2, Err: gone(3)}) },
+		"goodbye": func(m *Machine) { m.Left(10300*time.Millisecond, 3, 1, gone(3)) },
+	}
+	for name, end := range ends {
+		m := New(0, 5)
+		m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 5 * time.Second, Turn: 1, Certain: name == "goodbye", Err: gone(1)})
+		end(m)
+		if err := m.Blame(3, gone(3)); err.Error() != "rank 3 is gone" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestGoodbyeIsAReason: a rank that says goodbye is not excused by another that ended without a word, which may have finished its
+// program, but by a death.
+func TestGoodbyeIsAReason(t *testing.T) {
+	for certain, want := range map[bool]string{false: "rank 1 is gone", true: "rank 2 is gone"} {
+		m := New(0, 3)
+		m.Ended(&End{Rank: 2, Seen: time.Second, Certain: certain, Err: gone(2)})
+		m.Left(time.Second+Grace/2, 1, 1, gone(1))
+		if err := m.Blame(1, gone(1)); err.Error() != want {
+			t.Errorf("certain %v: %v", certain, err)
+		}
 	}
 }
 

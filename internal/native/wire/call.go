@@ -41,15 +41,6 @@ func (c *Call) Agrees(o *Call, rank, peer int) bool {
 	return c.Bytes == unevenBlocks && rank != int(c.Root) && peer != int(c.Root)
 }
 
-// hasOp, hasRoot and hasSize tell which parts of a request all ranks must agree on.
-func hasOp(k coll.Kind) bool {
-	return k == coll.AllReduce || k == coll.Reduce || k == coll.ReduceScatter
-}
-
-func hasRoot(k coll.Kind) bool {
-	return k == coll.Broadcast || k == coll.Reduce || k == coll.Gather || k == coll.Scatter
-}
-
 // unevenBlocks stands for the size of blocks of which only the root of a gather or scatter knows the sizes.
 const unevenBlocks = 1 << 63
 
@@ -57,10 +48,10 @@ const unevenBlocks = 1 << 63
 // each message's length is checked against its room.
 func CallOf(q *coll.Request) Call {
 	c := Call{Kind: q.Kind, DType: q.DType, Shape: q.Shape}
-	if hasOp(q.Kind) {
+	if q.Kind.Reduces() {
 		c.Op = q.Op
 	}
-	if hasRoot(q.Kind) {
+	if q.Kind.Rooted() {
 		c.Root = uint16(q.Root) //nolint:gosec // bounded by MaxRanks
 	}
 	switch q.Kind {
@@ -109,7 +100,7 @@ func (c *Call) String() string {
 	b.WriteString(c.Kind.String())
 	b.WriteByte('(')
 	var list []string
-	if hasOp(c.Kind) && c.Op.Valid() {
+	if c.Kind.Reduces() && c.Op.Valid() {
 		list = append(list, c.Op.String())
 	}
 	if c.Kind != coll.Barrier {
@@ -131,7 +122,7 @@ func (c *Call) String() string {
 			list = append(list, fmt.Sprintf("%d bytes", c.Bytes))
 		}
 	}
-	if hasRoot(c.Kind) {
+	if c.Kind.Rooted() {
 		list = append(list, fmt.Sprintf("root %d", c.Root))
 	}
 	b.WriteString(strings.Join(list, ", "))
