@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -127,6 +128,93 @@ func TestAgentThatJoinsDuringShutdown(t *testing.T) {
 	case <-second[0].Done():
 	case <-time.After(10 * time.Second):
 		t.Error("an agent outlives its world")
+	}
+}
+
+// pausing calls what it is given after each operation that an agent begins with, before the result is returned.
+type pausing struct {
+	store.Store
+	after atomic.Pointer[func()]
+}
+
+func (p *pausing) pause() {
+	if f := p.after.Load(); f != nil {
+		(*f)()
+	}
+}
+
+func (p *pausing) Set(ctx context.Context, key string, value []byte) error {
+	defer p.pause()
+	return p.Store.Set(ctx, key, value)
+}
+
+func (p *pausing) Get(ctx context.Context, key string) ([]byte, error) {
+	defer p.pause()
+	return p.Store.Get(ctx, key)
+}
+
+func (p *pausing) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	defer p.pause()
+	return p.Store.Add(ctx, key, delta)
+}
+
+func (p *pausing) CompareAndSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
+	defer p.pause()
+	return p.Store.CompareAndSet(ctx, key, expected, desired)
+}
+
+func (p *pausing) Check(ctx context.Context, keys ...string) (bool, error) {
+	defer p.pause()
+	return p.Store.Check(ctx, keys...)
+}
+
+// TestAgentThatIsMadeDuringShutdown: an agent does not outlive its world, however far it has come when the world is left. After the
+// last of its questions to the store the agent may be complete before it hears of that, and the world does not know it yet.
+func TestAgentThatIsMadeDuringShutdown(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for at := int64(1); ; at++ {
+		s := &pausing{Store: store.NewMemory()}
+		w, err := cohort.Join(t.Context(), "", cohort.WithStore(s), cohort.WithRank(0), cohort.WithWorldSize(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var asked atomic.Int64
+		shut := make(chan error, 1)
+		leave := func() {
+			if asked.Add(1) != at {
+				return
+			}
+			go func() { shut <- w.Shutdown(t.Context()) }()
+			for closed := error(nil); !errors.Is(closed, dist.Closed); { // until it has begun
+				_, closed = w.Group(over)
+			}
+		}
+		s.after.Store(&leave)
+		agent, err := w.RPC(t.Context(), "w")
+		s.after.Store(nil)
+		if asked.Load() < at { // all are done
+			if err != nil || at < 3 {
+				t.Errorf("an agent asks %d times: %v", asked.Load(), err)
+			}
+			_ = w.Close()
+			return
+		}
+		if err != nil && !errors.Is(err, dist.Closed) {
+			t.Errorf("left after question %d: %v", at, err)
+		}
+		if err := <-shut; err != nil {
+			t.Errorf("left after question %d: %v", at, err)
+		}
+		if agent == nil {
+			continue
+		}
+		select {
+		case <-agent.Done():
+		default:
+			t.Errorf("left after question %d: the agent outlives its world", at)
+			_ = agent.Close()
+		}
 	}
 }
 

@@ -4,6 +4,7 @@
 package rpc
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"testing"
@@ -49,5 +50,15 @@ func TestAddresses(t *testing.T) {
 			_ = a.Close()
 		}
 		_ = st.Close()
+	}
+}
+
+// TestLookupEnds: the lookup of the name to publish ends with the context of Join, and says so.
+func TestLookupEnds(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Join(ctx, store.NewMemory(), "x", WithRank(0), WithWorldSize(2), WithAddr("127.0.0.1:0"), WithAdvertise("worker.invalid:99"))
+	if dist.CodeOf(err) != dist.Canceled {
+		t.Errorf("a name that is looked up in vain: %v", err)
 	}
 }

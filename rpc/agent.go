@@ -127,7 +127,7 @@ func newSecret() []byte {
 }
 
 // listen opens the worker's port once its id is known.
-func (a *Agent) listen(id int) error {
+func (a *Agent) listen(ctx context.Context, id int) error {
 	a.id = rrefcore.Worker(id) //nolint:gosec // checked by WithRank
 	a.self = a.net.NewPeer(a.name, a.id)
 	a.refs = rpcref.New(rpcref.Config{
@@ -150,7 +150,7 @@ func (a *Agent) listen(id int) error {
 	})
 	if a.cfg.advertise != "" {
 		var err error
-		if a.cfg.advertise, err = rpclink.Numeric(a.net.Context, a.cfg.advertise); err != nil {
+		if a.cfg.advertise, err = rpclink.Numeric(ctx, a.cfg.advertise); err != nil {
 			return err
 		}
 	}
@@ -163,14 +163,15 @@ func (a *Agent) listen(id int) error {
 			Heartbeat: a.cfg.core.Heartbeat, Limit: linkLimit(a.cfg.core.Lease),
 		}
 	}
-	if err := a.net.Listen(a.cfg.listen, hello, a.cfg.endpointOptions()...); err != nil {
+	if err := a.net.Listen(ctx, a.cfg.listen, hello, a.cfg.endpointOptions()...); err != nil {
 		return err
 	}
+	var err error
 	if a.addr = a.cfg.advertise; a.addr == "" {
-		a.addr = a.net.Addr()
+		a.addr, err = rpclink.Dialable(ctx, a.net.Addr())
 	}
 	a.net.Own(a.refs.Run)
-	return nil
+	return err
 }
 
 // proofTime bounds the question to the store that a new link waits for.
@@ -241,15 +242,11 @@ func (a *Agent) Worker(name string) (WorkerInfo, error) {
 
 // WorkerByID returns the worker with an id.
 func (a *Agent) WorkerByID(id dist.Rank) (WorkerInfo, error) {
-	if id == a.ID() {
-		return a.Self(), nil
+	p, err := a.memberByID(int(id))
+	if err != nil {
+		return WorkerInfo{}, err
 	}
-	if id >= 0 && id <= maxWorkerID {
-		if p := a.net.PeerByID(rrefcore.Worker(id)); p != nil {
-			return infoOf(p), nil
-		}
-	}
-	return WorkerInfo{}, dist.Newf("rpc: worker", dist.NotFound, "no worker has id %d", id)
+	return infoOf(p), nil
 }
 
 // closeGrace is how long Close waits for code of the program that runs in goroutines of the agent: handlers, hooks. One of
@@ -274,7 +271,7 @@ func (a *Agent) Close() error {
 	return nil
 }
 
-// Done is closed when the agent is closed and all its goroutines have ended, those of its handlers too.
+// Done returns a channel that is closed when the agent is closed and all its goroutines have ended, those of its handlers too.
 func (a *Agent) Done() <-chan struct{} { return a.net.Done }
 
 // endSessions ends every session and everything that waits, and joins the goroutines in the background.

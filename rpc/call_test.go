@@ -189,7 +189,7 @@ func TestErrors(t *testing.T) {
 		if _, err := Call[int](ctx, agents[0], "nobody", "bad.args"); !errors.Is(err, dist.NotFound) {
 			t.Errorf("unknown worker: %v", err)
 		}
-		if _, err := Call[any](ctx, agents[0], "w1", "bad.args", make(chan int)); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := Call[any](ctx, agents[0], "w1", "bad.args", make(chan int)); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "bad.args") || !strings.Contains(err.Error(), "w1") {
 			t.Errorf("argument without form: %v", err)
 		}
 		shutdown(t, agents)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/rpccall"
 )
 
 // AllGather sends value to all workers and returns the values of all of them, by name. With names it runs among these
@@ -38,13 +39,8 @@ func AllGather[T any](ctx context.Context, a *Agent, value T, names ...string) (
 	if len(names) == 1 {
 		return map[string]T{a.name: value}, nil
 	}
-	if timeout := a.Timeout(); timeout > 0 {
-		if _, bounded := ctx.Deadline(); !bounded {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, timeout)
-			defer cancel()
-		}
-	}
+	ctx, cancel := rpccall.Within(ctx, a.Timeout())
+	defer cancel()
 	got, err := a.world.AllGather(ctx, members{a}, value, names, false)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ package rpc
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -14,8 +15,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
-// DebugInfo returns the sizes of the agent's tables. The first four keys of references and the agent's are PyTorch's;
-// the others it lacks. It corresponds to torch.distributed.rpc.api._get_debug_info.
+// DebugInfo returns the sizes of the agent's tables. Keys that PyTorch has too have its names. It corresponds to
+// torch.distributed.rpc.api._get_debug_info.
 func (a *Agent) DebugInfo() map[string]int {
 	info := map[string]int{}
 	if a.refs != nil {
@@ -39,8 +40,10 @@ func (a *Agent) DebugInfo() map[string]int {
 	info["agent.server_active_calls"] = serving
 	info["agent.server_active_async_calls"] = 0 // they are counted with the others
 	info["agent.server_waiting_calls"] = waiting
-	info["num_current_backward_passes"] = 0
-	info["num_autograd_contexts"] = 0
+	info["num_current_backward_passes"], info["num_autograd_contexts"] = 0, 0
+	if a.extension != nil {
+		maps.Copy(info, a.extension.Counts())
+	}
 	return info
 }
 

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -139,15 +138,6 @@ func exceptionError(op, fn, worker string, payload []byte) error {
 		return e
 	}
 	return restoreReason(remoteError(worker, pyexc.FromLine(worker, text)))
-}
-
-func sortedNames[V any](m map[string]V) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 func isNotFound(err error) bool { return errors.Is(err, dist.NotFound) }

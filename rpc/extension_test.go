@@ -129,7 +129,7 @@ func (x *tracer) serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Mess
 		case b.MessageID < 0:
 			runtime.Goexit()
 		case b.RetainGraph: // passes it on, so that places matter
-			n, err := x.agent.Call(ctx, from.ID, "cohort.test.twice", 21)
+			n, err := x.agent.Call(ctx, from.ID, "t.twice", 21)
 			return &rpcwire.Message{Type: rpcwire.BackwardAutogradResp}, errors.Join(err, wrongUnless(n == int64(42)))
 		}
 		return nil, dist.Newf("distautograd: backward", dist.NotFound, "context %d has %d gradients", b.ContextID, len(b.Gradients))
@@ -146,12 +146,7 @@ func wrongUnless(ok bool) error {
 	return errors.New("a wrong result")
 }
 
-func (x *tracer) Functions() map[string]rpcseam.Function {
-	return map[string]rpcseam.Function{"cohort.test.twice": func(_ context.Context, _ rpcseam.Worker, args []any) (any, error) {
-		n, _ := args[0].(int64)
-		return 2 * n, nil
-	}}
-}
+func (x *tracer) Counts() map[string]int { return nil }
 
 func (x *tracer) Outgoing(ctx context.Context, to rpcseam.Worker, _ string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
 	pass, ok := ctx.Value(passKey{}).(int64)
@@ -323,7 +318,8 @@ func TestExtensionLoses(t *testing.T) {
 func TestExtensionServes(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()
-		agents, tracers := traced(t, NewRegistry(), append([]Option{WithConcurrency(1)}, opts...)...)
+		reg := NewRegistry().MustHandle("t.twice", func(n int64) int64 { return 2 * n })
+		agents, tracers := traced(t, reg, append([]Option{WithConcurrency(1)}, opts...)...)
 		ctx := testContext(t)
 		me := tracers[0].agent
 		if self := me.Self(); self.Name != "w0" || self.ID != 0 || !self.Go {

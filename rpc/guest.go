@@ -77,7 +77,7 @@ func (a *Agent) startGuest(ctx context.Context) error {
 		}
 		a.world.Enter(k)
 	}
-	return a.listen(-1)
+	return a.listen(ctx, -1)
 }
 
 // lookup finds a worker for a guest.

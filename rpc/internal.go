@@ -9,7 +9,6 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/pygo"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -33,13 +32,6 @@ const (
 func (a *Agent) internal(name string) *handler {
 	if len(name) < 7 || name[:6] != "torch." && name[:7] != "cohort." {
 		return nil
-	}
-	if a.extension != nil {
-		if f := a.extension.Functions[name]; f != nil {
-			return &handler{name: name, raw: func(ctx context.Context, r *Request) (any, error) {
-				return f(ctx, rpcseam.Worker{Name: r.From.Name, ID: int(r.From.ID), Go: a.isGo(r.From.Name)}, r.Args)
-			}}
-		}
 	}
 	var fn func(ctx context.Context, r *Request) (any, error)
 	switch name {

@@ -18,7 +18,7 @@ import (
 
 // startStatic joins a world of a given size: PyTorch's exact order, since its workers wait for each step.
 func (a *Agent) startStatic(ctx context.Context) error {
-	if err := a.listen(int(a.cfg.rank)); err != nil {
+	if err := a.listen(ctx, int(a.cfg.rank)); err != nil {
 		return err
 	}
 	names, devices, err := a.meet(ctx)
@@ -81,8 +81,8 @@ var (
 	_ rpcworld.Party  = members{}
 )
 
-func (m members) Listen(id int) (string, error) {
-	err := m.a.listen(id)
+func (m members) Listen(ctx context.Context, id int) (string, error) {
+	err := m.a.listen(ctx, id)
 	return m.a.addr, err
 }
 

@@ -37,8 +37,8 @@ func WithProfile(ctx context.Context) (context.Context, *Profile) {
 	return rpcprof.With(ctx, &p.rec), p
 }
 
-// RecordFunction makes what happens until end is called an event of the profile in ctx. In a handler that is where its caller
-// collects. Without a profile it does nothing. It corresponds to torch.autograd.profiler.record_function.
+// RecordFunction makes what happens until end is called an event of the profile in ctx. In a handler that is the profile of its
+// caller. Without a profile it does nothing. It corresponds to torch.autograd.profiler.record_function.
 //
 //	defer rpc.RecordFunction(ctx, "load rows")()
 func RecordFunction(ctx context.Context, name string) (end func()) {

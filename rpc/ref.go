@@ -236,7 +236,7 @@ func (r *Ref[T]) ID() string {
 // Agent returns the agent that the reference belongs to.
 func (r *Ref[T]) Agent() *Agent { return r.a }
 
-// Clone returns a second reference of this worker to the same object, to be closed by itself.
+// Clone returns a second reference of this worker to the same object, which is closed separately.
 func (r *Ref[T]) Clone() (*Ref[T], error) {
 	c, err := r.held("clone reference")
 	if err != nil {

@@ -331,8 +331,9 @@ func TestOwnerDies(t *testing.T) {
 		if err := eventualError(func() error { _, err := ref.Fetch(ctx); return err }, ErrOwnerLost); err != nil {
 			t.Fatalf("later fetch: %v", err)
 		}
-		if _, err := Call[any](ctx, a, "w2", "objects.keep", ref); !errors.Is(err, ErrOwnerLost) {
-			t.Fatalf("share: %v", err)
+		_, shared := Call[any](ctx, a, "w2", "objects.keep", ref)
+		if about, ok := errors.AsType[*dist.Error](shared); !ok || !errors.Is(shared, ErrOwnerLost) || about.Peer != "w1" {
+			t.Fatalf("share: %v", shared)
 		}
 		_ = ref.Close()
 		_ = slow.Close()

@@ -5,7 +5,9 @@ package rpc
 
 import (
 	"context"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 
@@ -98,7 +100,9 @@ func (r *Registry) MustHandle(name string, fn any, opts ...HandleOption) *Regist
 func (r *Registry) Names() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return sortedNames(r.funcs)
+	names := slices.AppendSeq([]string{}, maps.Keys(r.funcs)) // a list also if there are none
+	slices.Sort(names)
+	return names
 }
 
 func (r *Registry) lookup(name string) *handler {

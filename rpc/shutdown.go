@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/observe"
@@ -23,11 +24,11 @@ const shutdownRefs = 100 * time.Second
 
 // Shutdown leaves the world in order and then closes the agent. In a static world it waits for all workers to come to
 // the same point. It lets the calls and fetches of this worker end, and those of other Go workers that it serves, and only then
-// deletes the references that this worker holds. A static world waits until the own objects are released too, and ends when no
-// worker has a call under way, or runs a function for [Remote]. In a dynamic world Shutdown tells the others and leaves. When
-// another worker of a static world has died it does not wait for it: the error is then dist.PeerLost, and names the worker. When
-// another Go worker has given up its own Shutdown, the error names that worker and has the code of its error, such as
-// dist.DeadlineExceeded, which is then not the caller's own deadline; dist.Aborted if it was canceled.
+// deletes the references that this worker holds. In a static world it also waits until this worker's own objects are released,
+// and the world ends when no worker has a call under way, or runs a function for [Remote]. In a dynamic world Shutdown tells the
+// others and leaves. When another worker of a static world has died it does not wait for it: the error is then dist.PeerLost, and
+// names the worker. When another Go worker has given up its own Shutdown, the error names that worker and has the code of its
+// error, such as dist.DeadlineExceeded, which is then not the caller's own deadline; dist.Aborted if it was canceled.
 //
 // ctx bounds all of it, and up to a second and a half more in which a worker that gives up asks the store who did so first, and
 // tells the others. The agent is closed in any case when Shutdown returns; the error says which phase was not completed, and who
@@ -163,11 +164,8 @@ func (a *Agent) callsEnd(ctx context.Context) error {
 
 // drainRefs deletes the references held here and waits until the own objects are released too.
 func (a *Agent) drainRefs(ctx context.Context) error {
-	if _, bounded := ctx.Deadline(); !bounded {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, shutdownRefs)
-		defer cancel()
-	}
+	ctx, cancel := rpccall.Within(ctx, shutdownRefs)
+	defer cancel()
 	if err := a.dropHeld(ctx); err != nil {
 		return err
 	}
@@ -178,11 +176,8 @@ func (a *Agent) drainRefs(ctx context.Context) error {
 
 // dropHeld deletes the references that this worker holds and waits until their owners know.
 func (a *Agent) dropHeld(ctx context.Context) error {
-	if _, bounded := ctx.Deadline(); !bounded {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, shutdownRefs)
-		defer cancel()
-	}
+	ctx, cancel := rpccall.Within(ctx, shutdownRefs)
+	defer cancel()
 	if err := a.refs.Await(ctx, func(c rrefcore.Counts) bool { return c.PendingUsers+c.PendingChildren == 0 }); err != nil {
 		a.cfg.logger.Warn("references are still pending", slog.String("worker", a.name), slog.String("err", err.Error()))
 	}

@@ -5,13 +5,18 @@ package rpc
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -169,4 +174,79 @@ func TestStrangerOnAPipe(t *testing.T) {
 		quiet(t, agents)
 		shutdown(t, agents)
 	})
+}
+
+// A stranger that comes on the cohort transport under the name of a worker that does not speak it, and so has published nothing to prove
+// itself with, is a guest: it cannot use the references of that worker.
+func TestStrangerOnALink(t *testing.T) {
+	reg := NewRegistry().MustHandle("t.make", func() *tensor.Tensor { return tensor.Must(tensor.New(tensor.Float32, 2)) })
+	st, ctx := store.NewMemory(), testContext(t)
+	agents := make([]*Agent, 2)
+	for i, speaks := range [][]string{{TransportCohort, TransportUV}, {TransportUV}} {
+		a, err := Join(ctx, st, fmt.Sprint("w", i), WithRank(dist.Rank(i)), WithAddr("127.0.0.1:0"), WithTransports(speaks...), WithHandlers(reg))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = a.Close() })
+		agents[i] = a
+	}
+	ref, err := Remote[*tensor.Tensor](ctx, agents[1], "w0", "t.make")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = ref.Confirmed(ctx); err != nil {
+		t.Fatal(err)
+	}
+	answers := make(chan *cohortwire.Frame, 1)
+	ep, err := tensorpipe.New("w1", tensorpipe.WithCohort(cohortwire.Config{
+		Identity: cohortwire.Identity{Name: "w1", ID: 1, Incarnation: 12345},
+		OnFrame: func(_ *cohortwire.Link, f *cohortwire.Frame) {
+			if f.Type.IsResponse() {
+				answers <- f
+			}
+		},
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ep.Close() }()
+	s, err := ep.Connect(ctx, "w0", agents[0].Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload, err := rpcwire.Fetch{RRef: rpcref.Global(ref.c.Handle.Wire.ID), From: 1}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	frame, err := (&rpcwire.Message{Type: rpcwire.PythonRRefFetchCall, ID: 7, Payload: payload}).Frame()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = s.Link.Request(ctx, frame); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case f := <-answers:
+		if m, err := rpcwire.DecodeFrame(f); err != nil || m.Type != rpcwire.Exception || len(m.Tensors) > 0 {
+			t.Errorf("the stranger gets %+v, %v", m, err)
+		}
+	case <-ctx.Done():
+		t.Fatal("no answer")
+	}
+	if v, err := ref.Fetch(ctx); err != nil || v.Shape()[0] != 2 {
+		t.Errorf("the worker itself: %v, %v", v, err)
+	}
+}
+
+// Whoever shows the secret of a worker must also be the start of it that has published it.
+func TestStrangerOfAnotherStart(t *testing.T) {
+	agents := world(t, 2, true, nil)
+	id := cohortwire.Identity{Name: "w1", ID: 1, Incarnation: agents[1].epoch}
+	if secret, err := agents[0].publishedSecret(id); err != nil || !slices.Equal(secret, agents[1].secret) {
+		t.Errorf("%d bytes, %v", len(secret), err)
+	}
+	id.Incarnation += 2
+	if _, err := agents[0].publishedSecret(id); !errors.Is(err, dist.Protocol) {
+		t.Errorf("another start: %v", err)
+	}
 }

@@ -4,6 +4,8 @@
 package rpc
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -27,7 +29,7 @@ func splitArgs(args []any) ([]any, *py.Dict) {
 		return args, nil
 	}
 	d := &py.Dict{}
-	for _, name := range sortedNames(kw) {
+	for _, name := range slices.Sorted(maps.Keys(kw)) {
 		d.Pairs = append(d.Pairs, py.Pair{Key: name, Value: kw[name]})
 	}
 	return args[:len(args)-1], d

@@ -119,14 +119,14 @@ func (e *Engine) Context(id ID) *Context {
 // ID returns the id.
 func (c *Context) ID() ID { return idOf(c.id) }
 
-// Done is closed when the context is over at this worker.
+// Done returns a channel that is closed when the context is over at this worker.
 func (c *Context) Done() <-chan struct{} { return c.done }
 
 func (c *Context) free() { close(c.done) }
 
 // Close ends the context at this worker, and then at every worker that has seen it; that goes on in the background, and does not
-// wait for workers that are dead. Passes under way in it fail. Only the worker that opened it can. It is idempotent, and
-// corresponds to leaving PyTorch's with statement.
+// wait for workers that are dead. Passes under way in it fail. Only the worker that opened the context can close it. It is
+// idempotent, and corresponds to leaving PyTorch's with statement.
 func (c *Context) Close() error {
 	if c.id.Origin != c.e.self() {
 		return dist.Newf("distautograd: close context", dist.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)

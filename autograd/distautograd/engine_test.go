@@ -227,6 +227,9 @@ func TestContextTravels(t *testing.T) {
 	if n := ws[1].engine.Stats().Contexts; n != 1 {
 		t.Errorf("w1 has %d contexts", n)
 	}
+	if n := ws[1].agent.DebugInfo()["num_autograd_contexts"]; n != 1 {
+		t.Errorf("the agent of w1 says that there are %d contexts", n)
+	}
 	_ = c.Close()
 	_ = c.Close()
 	if !eventually(func() bool { return ws[1].engine.Stats().Contexts == 0 }) {

@@ -31,7 +31,10 @@ func (s seam) Serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Message
 	s.e.dispatch(ctx, from, m, answer)
 }
 
-func (s seam) Functions() map[string]rpcseam.Function { return nil }
+func (s seam) Counts() map[string]int {
+	n := s.e.Stats()
+	return map[string]int{"num_current_backward_passes": n.Passes, "num_autograd_contexts": n.Contexts}
+}
 
 func (s seam) Outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
 	return s.e.outgoing(ctx, to, fn, m)

@@ -52,7 +52,7 @@ func call(ctx context.Context, l *Link, f *Frame) (*Frame, error) {
 	m.mu.Lock()
 	m.calls[f.ID] = ch
 	m.mu.Unlock()
-	if err := l.Request(ctx, f, false); err != nil {
+	if err := l.Send(ctx, f); err != nil {
 		return nil, err
 	}
 	select {

@@ -127,10 +127,6 @@ func bad(format string, args ...any) error {
 // ParseHeader decodes and bounds a header.
 func ParseHeader(b []byte, limits Limits) (Header, error) {
 	limits = limits.withDefaults()
-	return parseHeader(b, limits)
-}
-
-func parseHeader(b []byte, limits Limits) (Header, error) {
 	if len(b) < HeaderSize {
 		return Header{}, bad("a header of %d bytes", len(b))
 	}
@@ -223,12 +219,7 @@ func (h Header) Parse(body []byte) (*Frame, []int, error) {
 func i16(b []byte) int16 { return int16(binary.LittleEndian.Uint16(b)) } //nolint:gosec // two's complement
 func i64(b []byte) int64 { return int64(binary.LittleEndian.Uint64(b)) } //nolint:gosec // two's complement
 
-// Check says whether the frame can be sent within the limits.
-func (f *Frame) Check(limits Limits) error {
-	limits = limits.withDefaults()
-	return f.check(limits)
-}
-
+// check says whether the frame can be sent within the limits, which have their defaults.
 func (f *Frame) check(limits Limits) error {
 	refuse := func(code dist.Code, format string, args ...any) error {
 		return dist.Newf("cohort transport: send", code, format, args...)
@@ -261,7 +252,7 @@ func (f *Frame) bytes() int64 {
 	return n
 }
 
-// AppendHead appends header and extension. The payload and then the storages follow. The frame must have passed Check.
+// AppendHead appends header and extension. The payload and then the storages follow. The frame must have passed check.
 func (f *Frame) AppendHead(b []byte) []byte {
 	extension := f.extension()
 	b = binary.LittleEndian.AppendUint32(b, uint32(extension+len(f.Payload))) //nolint:gosec // checked

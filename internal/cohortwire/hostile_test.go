@@ -113,7 +113,7 @@ func TestLoadOfAGivenUpRequest(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		if err := l.Request(ctx, &Frame{Type: 0x102, ID: 7, Payload: make([]byte, 1<<20)}, false); !errors.Is(err, context.DeadlineExceeded) {
+		if err := l.Send(ctx, &Frame{Type: 0x102, ID: 7, Payload: make([]byte, 1<<20)}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("nobody reads, and the request was sent: %v", err)
 		}
 		if n := l.load.Load(); n != 1 {

@@ -24,7 +24,7 @@ func passedOn(t Type) bool { return t == made || t == FirstAgentType+1 }
 // order sends a request that nobody waits for.
 func (a *asker) order(t *testing.T) {
 	t.Helper()
-	if err := a.link.Request(within(t), &Frame{Type: makes, ID: ids.Add(1)}, false); err != nil {
+	if err := a.link.Send(within(t), &Frame{Type: makes, ID: ids.Add(1)}); err != nil {
 		t.Error(err)
 	}
 }
@@ -73,7 +73,11 @@ func (a *asker) ask(ctx context.Context, f *Frame, sync bool) (*Frame, error) {
 	a.mu.Lock()
 	a.calls[f.ID] = ch
 	a.mu.Unlock()
-	if err := a.link.Request(ctx, f, sync); err != nil {
+	send := a.link.Send
+	if sync {
+		send = a.link.Request
+	}
+	if err := send(ctx, f); err != nil {
 		return nil, err
 	}
 	if sync {

@@ -405,7 +405,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-func ExampleLink_Request() {
+func ExampleLink_Send() {
 	a, b := net.Pipe()
 	server := make(chan *Link)
 	go func() {
@@ -425,7 +425,7 @@ func ExampleLink_Request() {
 		fmt.Println(err)
 		return
 	}
-	if err = l.Request(context.Background(), &Frame{Type: 0x102, ID: 1, Payload: []byte("world")}, false); err != nil {
+	if err = l.Send(context.Background(), &Frame{Type: 0x102, ID: 1, Payload: []byte("world")}); err != nil {
 		fmt.Println(err)
 		return
 	}

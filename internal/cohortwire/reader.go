@@ -109,7 +109,7 @@ func (r *frameReader) next() (*Frame, error) {
 			return nil, err
 		}
 	}
-	h, err := parseHeader(r.buf[r.r:], r.link.cfg.Limits)
+	h, err := ParseHeader(r.buf[r.r:], r.link.cfg.Limits)
 	if err != nil {
 		return nil, err
 	}

@@ -43,24 +43,16 @@ const (
 // belongs to the link until Send returns. When ctx ends during the write of such a frame, Send returns and the frame is
 // still written: its memory then belongs to the link until the link is closed.
 func (l *Link) Send(ctx context.Context, f *Frame) error {
-	if err := l.send(ctx, f, math.MinInt64); err != nil {
+	if err := l.Request(ctx, f); err != nil {
 		return err
 	}
 	l.Recall() // somebody may wait for what it brings about
 	return nil
 }
 
-// Request is Send for a request. reads says that its caller calls [Link.Await] for the answer at once; any other answer
-// comes to OnFrame.
-func (l *Link) Request(ctx context.Context, f *Frame, reads bool) error {
-	if err := l.send(ctx, f, math.MinInt64); err != nil {
-		return err
-	}
-	if !reads {
-		l.Recall()
-	}
-	return nil
-}
+// Request is Send for a request whose caller reads the answer itself where it may: it calls [Link.Await] at once, or
+// [Link.Recall] if the answer must not come a moment late.
+func (l *Link) Request(ctx context.Context, f *Frame) error { return l.send(ctx, f, math.MinInt64) }
 
 // Post is Send for an answer. It does not wait for the write of a large frame, unless more than postedBytes wait already:
 // the memory belongs to the link until it has been written, at some time. A peer that does not read what it has asked for

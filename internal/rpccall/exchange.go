@@ -103,7 +103,7 @@ func (k *Caller) ExchangeActive(ctx context.Context, o *Outgoing) (rpclink.Reply
 	}
 }
 
-// exchangeOn is exchange on one session. again says that the session had ended, and the request may be sent on another.
+// exchangeOn is ExchangeActive on one session. again says that the session had ended, and the request may be sent on another.
 func (k *Caller) exchangeOn(ctx context.Context, c *rpclink.Conn, o *Outgoing, deadline time.Time) (x rpclink.Reply, again bool, err error) {
 	m, wires, flags, err := o.Make(ctx, c.Cohort())
 	if err != nil {
@@ -172,6 +172,14 @@ func Until(ctx context.Context, deadline time.Time) (context.Context, context.Ca
 		return ctx, func() {}
 	}
 	return context.WithDeadline(ctx, deadline)
+}
+
+// Within is [context.WithTimeout] for a context without a deadline; a limit of zero or less is none.
+func Within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if _, bounded := ctx.Deadline(); bounded || limit <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, limit)
 }
 
 // received looks at what came back.

@@ -92,7 +92,7 @@ func start(tb testing.TB, name string, id int16, cohort bool, timeout time.Durat
 			Published: func(id cohortwire.Identity) ([]byte, error) { return []byte(id.Name), nil },
 		}
 	}
-	if err := n.net.Listen("127.0.0.1:0", hello); err != nil {
+	if err := n.net.Listen(tb.Context(), "127.0.0.1:0", hello); err != nil {
 		tb.Fatal(err)
 	}
 	n.net.Own(n.refs.Run)
@@ -125,8 +125,8 @@ func newPair(tb testing.TB, cohort bool, timeout time.Duration) *pair {
 	if cohort {
 		entry.Epoch = testEpoch
 	}
-	p.peer = p.caller.net.AddPeer("callee", 1, p.callee.net.Addr(), entry)
-	p.callee.net.AddPeer("caller", 0, p.caller.net.Addr(), entry)
+	p.peer = p.caller.net.AddPeer("callee", 1, p.callee.net.Addr().String(), entry)
+	p.callee.net.AddPeer("caller", 0, p.caller.net.Addr().String(), entry)
 	return p
 }
 

@@ -5,7 +5,9 @@ package rpccall
 
 import (
 	"context"
+	"errors"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcprof"
 	"github.com/cohort-dist/cohort/internal/rpcseam"
@@ -13,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
-// Outgoing is a request that is about to be sent. build makes it, for a Go worker or a PyTorch one.
+// Outgoing is a request that is about to be sent. Build makes it, for a Go worker or a PyTorch one.
 type Outgoing struct {
 	By       *Caller
 	Op, Func string
@@ -53,7 +55,7 @@ func (o *Outgoing) Early(ctx context.Context) (giveUp func()) {
 	}
 }
 
-// Make builds the message of a request and lets the extension take part. The message must be sent, or lost be called.
+// Make builds the message of a request and lets the extension take part. The message must be sent, or Lost be called.
 func (o *Outgoing) Make(ctx context.Context, toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 	if b := o.ready; b != nil {
 		o.ready = nil
@@ -64,8 +66,14 @@ func (o *Outgoing) Make(ctx context.Context, toGo bool) (*rpcwire.Message, []rre
 		o.By.cfg.Refs.Undecoded(o.Peer, b.wires)
 	}
 	m, wires, flags, err := o.Build(toGo)
-	if err != nil || o.Plain {
+	if err != nil {
+		if inner, ok := errors.AsType[*dist.Error](err); ok && inner.Peer == "" { // else it is about the owner of a reference
+			err = Named("rpc: "+o.Op, o.Func, o.Peer, err)
+		}
 		return m, wires, flags, err
+	}
+	if o.Plain {
+		return m, wires, flags, nil
 	}
 	if o.By.cfg.Outgoing != nil {
 		if o.exchange, err = o.By.cfg.Outgoing(ctx, o.Peer, toGo, o.Func, m); err != nil {

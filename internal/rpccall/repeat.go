@@ -71,8 +71,8 @@ type lasting struct {
 	}
 }
 
-// AsyncLasting is asyncOn for a request that may be repeated, and ends the count of it as active. Tensors among the arguments must stay as they are until it
-// is answered. Where a PyTorch worker answers a request that was given up, done is called a second time: such a worker
+// AsyncLasting is [Caller.Async] for a request that may be repeated, and ends the count of it as active. Tensors among the
+// arguments must stay as they are until it is answered. Where a PyTorch worker answers a request that was given up, done is called a second time: such a worker
 // cannot be told, so that only its answer says that it has done what was asked.
 func (k *Caller) AsyncLasting(ctx context.Context, c *rpclink.Conn, o *Outgoing, done func(rpclink.Reply, error)) {
 	started := k.Begin(ctx, o)

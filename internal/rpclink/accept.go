@@ -105,8 +105,6 @@ func (n *Links) enterLink(c *Conn) (first bool) {
 	}
 	if p.ID >= 0 {
 		defer c.entered.Store(true)
-	}
-	if p.ID >= 0 {
 		session = n.prefer(c)
 		early := c.early
 		c.early = nil

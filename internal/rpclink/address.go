@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -24,7 +25,11 @@ func Numeric(ctx context.Context, addr string) (string, error) {
 	if err != nil {
 		return refuse(err)
 	}
-	if n, portErr := net.DefaultResolver.LookupPort(ctx, "tcp", port); portErr != nil || n == 0 {
+	n, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
+	if ctx.Err() != nil {
+		return "", dist.FromContext(ctx, "rpc: join")
+	}
+	if err != nil || n == 0 {
 		return refuse(dist.Newf("rpc: address", dist.InvalidArgument, "port %q", port))
 	}
 	if ip, ipErr := netip.ParseAddr(host); ipErr == nil {
@@ -33,9 +38,12 @@ func Numeric(ctx context.Context, addr string) (string, error) {
 		}
 		return addr, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	limited, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	ips, err := net.DefaultResolver.LookupNetIP(limited, "ip", host)
+	if ctx.Err() != nil {
+		return "", dist.FromContext(ctx, "rpc: join")
+	}
 	if err != nil {
 		return refuse(err)
 	}
@@ -49,43 +57,46 @@ func Numeric(ctx context.Context, addr string) (string, error) {
 	return net.JoinHostPort(best.String(), port), nil
 }
 
-// dialable is the address of a listener for others. Who listens on every address of a host is reached at the one that PyTorch
+// Dialable is the address of a listener for others. Who listens on every address of a host is reached at the one that PyTorch
 // would listen on.
-func dialable(bound net.Addr) string {
-	if tcp, ok := bound.(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
-		_, port, _ := net.SplitHostPort(bound.String())
-		return net.JoinHostPort(defaultHost(), port)
+func Dialable(ctx context.Context, bound net.Addr) (string, error) {
+	tcp, ok := bound.(*net.TCPAddr)
+	if !ok || !tcp.IP.IsUnspecified() {
+		return bound.String(), nil
 	}
-	return bound.String()
+	host, err := defaultHost(ctx)
+	return net.JoinHostPort(host, strconv.Itoa(tcp.Port)), err
 }
 
-// defaultHost is where PyTorch would listen.
-func defaultHost() string {
+// defaultHost is where PyTorch would listen. It fails only when ctx ends.
+func defaultHost(ctx context.Context) (string, error) {
 	if name := os.Getenv("TP_SOCKET_IFNAME"); name != "" {
 		if i, err := net.InterfaceByName(name); err == nil {
 			addrs, _ := i.Addrs()
 			for _, addr := range addrs {
 				if n, ok := addr.(*net.IPNet); ok && n.IP.To4() != nil {
-					return n.IP.String()
+					return n.IP.String(), nil
 				}
 			}
 			for _, addr := range addrs {
 				if n, ok := addr.(*net.IPNet); ok && !n.IP.IsLinkLocalUnicast() {
-					return n.IP.String()
+					return n.IP.String(), nil
 				}
 			}
 		}
 	}
 	if host, err := os.Hostname(); err == nil {
-		if ips, err := net.LookupHost(host); err == nil { //nolint:noctx // the host's own name
-			for _, ip := range ips {
-				l, err := net.Listen("tcp", net.JoinHostPort(ip, "0")) //nolint:noctx // closed at once
-				if err == nil {
-					_ = l.Close()
-					return ip
-				}
+		ips, _ := net.DefaultResolver.LookupHost(ctx, host) // a host that does not know its name has its loopback address
+		if ctx.Err() != nil {
+			return "", dist.FromContext(ctx, "rpc: join")
+		}
+		for _, ip := range ips {
+			l, err := net.Listen("tcp", net.JoinHostPort(ip, "0")) //nolint:noctx // closed at once
+			if err == nil {
+				_ = l.Close()
+				return ip, nil
 			}
 		}
 	}
-	return "127.0.0.1"
+	return "127.0.0.1", nil
 }

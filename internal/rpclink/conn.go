@@ -61,11 +61,11 @@ type Reply struct {
 	Err   error
 }
 
-// Pending is a request without answer. Exactly one of ch and fn is set.
+// Pending is a request without answer. Exactly one of Ch and Fn is set.
 type Pending struct {
 	Ch chan Reply // has room for one
 	Fn func(Reply)
-	// Runs says that fn may run code of the program, so that it is looked after as a handler is.
+	// Runs says that Fn may run code of the program, so that it is looked after as a handler is.
 	Runs bool
 	// Unhurried says that nobody waits for the answer, or makes the link read when somebody does (see [Links.Recall]): where the
 	// reading is lent it is found within two milliseconds, or by the next caller.
@@ -147,7 +147,7 @@ func (c *Conn) fail(err error) {
 // Unsent is the id of a request that was not sent, because the session had ended before.
 const Unsent = math.MaxUint64
 
-// Begin registers a request and sends it. wait is completed exactly once unless begin returns an error or forget reports
+// Begin registers a request and sends it. wait is completed exactly once unless Begin returns an error or Forget reports
 // true. deadline travels to a Go callee.
 func (c *Conn) Begin(ctx context.Context, m *rpcwire.Message, wait *Pending, forks []cohortwire.Fork, flags uint8, deadline time.Time) (uint64, error) {
 	moment.At("rpc.link.begin")
@@ -214,7 +214,7 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 		f.Trace = []byte(t)
 	}
 	moment.At("rpc.link.request")
-	return frameSize(f), c.Link.Request(ctx, f, true)
+	return frameSize(f), c.Link.Request(ctx, f)
 }
 
 // Forget gives a request up. It reports whether the request still waited: then it will not be completed.

@@ -49,7 +49,7 @@ func workerAt(t *testing.T, u *user, name string, id int16, addr string) *Links 
 		Identity: cohortwire.Identity{Name: name, ID: id, Incarnation: 7}, Secret: []byte(name),
 		Published: func(id cohortwire.Identity) ([]byte, error) { return []byte(id.Name), nil },
 	}
-	if err := n.Listen(addr, hello); err != nil {
+	if err := n.Listen(t.Context(), addr, hello); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { end(n) })
@@ -70,7 +70,7 @@ func TestControlFrameOfWorkerThatJoins(t *testing.T) {
 	defer cancel()
 	told := newUser()
 	a, b := worker(t, told, "a", 0), worker(t, newUser(), "b", 1)
-	c, err := b.AddPeer("a", 0, a.Addr(), rpcworld.Entry{Epoch: 7}).Connect(ctx)
+	c, err := b.AddPeer("a", 0, a.Addr().String(), rpcworld.Entry{Epoch: 7}).Connect(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestControlFrameOfWorkerThatJoins(t *testing.T) {
 	if n := len(told.controls); n != 0 {
 		t.Fatalf("%d control frames of a stranger were taken", n)
 	}
-	a.AddPeer("b", 1, b.Addr(), rpcworld.Entry{Epoch: 7})
+	a.AddPeer("b", 1, b.Addr().String(), rpcworld.Entry{Epoch: 7})
 	a.Admit("b")
 	select {
 	case got := <-told.controls:

@@ -25,7 +25,7 @@ import (
 
 // Above is who uses the sessions: it serves requests and keeps references.
 type Above interface {
-	// NewPeer returns what is kept with a peer. See [peer.State].
+	// NewPeer returns what is kept with a peer. See [Peer.State].
 	NewPeer() any
 	// Request gets every request that arrives, in the goroutine that reads: it must not block.
 	Request(in Incoming)
@@ -104,14 +104,18 @@ func New(cfg Config) *Links {
 
 // Listen opens the worker's port and takes the sessions that others open. With hello not nil it also speaks the cohort
 // transport, with what is said of this worker there.
-func (n *Links) Listen(addr string, hello *cohortwire.Config, opts ...tensorpipe.Option) error {
+func (n *Links) Listen(ctx context.Context, addr string, hello *cohortwire.Config, opts ...tensorpipe.Option) error {
 	if hello != nil {
 		cfg := *hello
 		cfg.OnFrame, cfg.Aside, cfg.OnClose = n.onFrame, aside, n.onLinkClosed
 		opts = append(opts, tensorpipe.WithCohort(cfg))
 	}
 	if addr == "" {
-		addr = net.JoinHostPort(defaultHost(), "0")
+		host, err := defaultHost(ctx)
+		if err != nil {
+			return err
+		}
+		addr = net.JoinHostPort(host, "0")
 	}
 	ep, err := tensorpipe.Listen(n.cfg.Name, addr, opts...)
 	if err != nil {
@@ -122,8 +126,8 @@ func (n *Links) Listen(addr string, hello *cohortwire.Config, opts ...tensorpipe
 	return nil
 }
 
-// Addr is where others reach this worker.
-func (n *Links) Addr() string { return dialable(n.ep.Addr()) }
+// Addr is where this worker listens.
+func (n *Links) Addr() net.Addr { return n.ep.Addr() }
 
 // BeginClose makes the links closed: no goroutine starts after it. It reports whether this call did. What it does cannot be
 // waited for by a callback that closes the agent, too.

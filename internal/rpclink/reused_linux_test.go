@@ -19,7 +19,7 @@ func TestReusedAddress(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	a, b := worker(t, newUser(), "a", 0), worker(t, newUser(), "b", 1)
-	addr := b.Addr()
+	addr := b.Addr().String()
 	p := a.AddPeer("b", 1, addr, rpcworld.Entry{Epoch: 7})
 	c, err := p.Connect(ctx)
 	if err != nil {
@@ -63,7 +63,7 @@ func TestReusedAddress(t *testing.T) {
 	<-visited
 	// It starts again, under the same name and at the same address, and says so.
 	b = workerAt(t, newUser(), "b", 1, addr)
-	p = a.AddPeer("b", 1, b.Addr(), rpcworld.Entry{Epoch: 7})
+	p = a.AddPeer("b", 1, b.Addr().String(), rpcworld.Entry{Epoch: 7})
 	if _, err = p.Connect(ctx); err != nil {
 		t.Errorf("the next start of the worker: %v", err)
 	}

@@ -86,7 +86,7 @@ func (c *Context) Value(key any) any {
 	return c.real().Value(key)
 }
 
-// Cancelled reports whether cancel was called.
+// Cancelled reports whether Cancel was called.
 func (c *Context) Cancelled() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 
 // Limits of what runs in a goroutine that reads.
 const (
-	// LinkGuard and pipeGuard are how long a handler may hold up the goroutine that reads its link or pipe before another
+	// LinkGuard and PipeGuard are how long a handler may hold up the goroutine that reads its link or pipe before another
 	// one takes over; it may be found up to as much later. PyTorch's calls take longer than ours, and on a pipe only
 	// handlers run so that were short lately: there the guard looks less often, because its look costs a thread's waking.
 	LinkGuard = 500 * time.Microsecond

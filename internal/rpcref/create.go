@@ -24,8 +24,8 @@ func (r *Refs) Own(where string) *Object {
 	return o
 }
 
-// OwnPending makes an object of this worker that a function of its own will make. The function holds it too, until created or
-// release is called. It returns nil when the worker has closed.
+// OwnPending makes an object of this worker that a function of its own will make. The function holds it too, until Created or
+// Release is called. It returns nil when the worker has closed.
 func (r *Refs) OwnPending(where string) *Object {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -39,7 +39,7 @@ func (r *Refs) OwnPending(where string) *Object {
 	return o
 }
 
-// Release ends the hold of the function of ownPending.
+// Release ends the hold of the function of OwnPending.
 func (r *Refs) Release(o *Object) {
 	r.step(func(m *rrefcore.Machine) { m.ReleaseLocal(o.ID) })
 }

@@ -72,7 +72,7 @@ func New(cfg Config) *Refs {
 	return r
 }
 
-// refPeer is what is kept with a peer.
+// peerState is what is kept with a peer.
 type peerState struct {
 	flush    sync.Mutex // keeps control frames in order
 	flushes  struct{ wanted, running atomic.Bool }
@@ -222,7 +222,7 @@ func (r *Refs) Run() {
 	}
 }
 
-// controlDelay is how long deletes wait for company, ackDelay how long acknowledgements do. With controlRide messages the
+// controlDelay is how long deletes wait for company, ackDelay how long acknowledgements do. With ControlRide messages the
 // next creating call takes them along.
 const (
 	controlDelay = 5 * time.Millisecond

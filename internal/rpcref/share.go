@@ -17,7 +17,7 @@ import (
 )
 
 // Encoder returns the encoder of a message to p. The references in it are pinned or registered as they are met, and
-// collected in wires: the message must be sent, or undelivered be called.
+// collected in wires: the message must be sent, or Undelivered be called.
 func (r *Refs) Encoder(p *rpclink.Peer, toGo bool) (*rpcwire.Encoder, *[]rrefcore.Wire) {
 	s := &sharing{r: r, peer: p}
 	s.e = rpcwire.Encoder{Native: toGo, Fork: s.fork, Tensors: s.tensors[:0]}

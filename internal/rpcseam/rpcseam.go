@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package rpcseam lets another package take part in the calls of an RPC agent: it may wrap outgoing requests and answers,
-// unwrap incoming ones, serve additional message types, and serve functions by name. Distributed autograd is built on it:
+// unwrap incoming ones, and serve additional message types. Distributed autograd is built on it:
 // PyTorch wraps the messages of a forward pass, and has its own message types for the backward pass.
 //
 // A call passes an [Extension] four times:
@@ -42,17 +42,14 @@ type Extension interface {
 	// an answer. answer must be called once, by Serve or later; further calls do nothing. An error goes back as PyTorch's
 	// EXCEPTION. ctx ends when a Go caller gives up, when the session ends, and with the answer.
 	Serve(ctx context.Context, from Worker, m *rpcwire.Message, answer func(*rpcwire.Message, error))
-	// Functions are served by name, like handlers of the program. Their names begin with "cohort.".
-	Functions() map[string]Function
+	// Counts are what the extension holds, under PyTorch's names, for the debug information of its agent.
+	Counts() map[string]int
 	// Outgoing is asked about every request that leaves with the ctx of a call: calls, creations, fetches, also those of the
 	// worker to itself. fn names what is called, for errors. A nil Exchange lets it go as it is. It must not block.
 	Outgoing(ctx context.Context, to Worker, fn string, m *rpcwire.Message) (*Exchange, error)
 	// Died is told of a worker whose process has certainly ended, perhaps more than once. It must not block.
 	Died(w Worker)
 }
-
-// Function is a function that an extension serves by name.
-type Function func(ctx context.Context, from Worker, args []any) (any, error)
 
 // Exchange is a request that an extension takes part in. Exactly one of Answered and Lost is called, once.
 type Exchange struct {

@@ -16,7 +16,6 @@ import (
 type Extension struct {
 	rpcseam.Extension
 	wrappers, kinds map[rpcwire.Type]bool
-	Functions       map[string]rpcseam.Function
 }
 
 // Attach introduces an extension to its agent.
@@ -31,7 +30,7 @@ func Attach(x rpcseam.Extension, to rpcseam.Agent) (*Extension, error) {
 		}
 		return m
 	}
-	return &Extension{Extension: x, wrappers: set(x.Wrappers()), kinds: set(x.Kinds()), Functions: x.Functions()}, nil
+	return &Extension{Extension: x, wrappers: set(x.Wrappers()), kinds: set(x.Kinds())}, nil
 }
 
 // SeamWorker is a worker as extensions know it.

@@ -127,7 +127,7 @@ func start(tb testing.TB, name string, id int16, places, queue int) *node {
 		Identity: cohortwire.Identity{Name: name, ID: id, Incarnation: testEpoch}, Secret: []byte(name),
 		Published: func(id cohortwire.Identity) ([]byte, error) { return []byte(id.Name), nil },
 	}
-	if err := n.net.Listen("127.0.0.1:0", hello); err != nil {
+	if err := n.net.Listen(tb.Context(), "127.0.0.1:0", hello); err != nil {
 		tb.Fatal(err)
 	}
 	n.net.Own(n.refs.Run)
@@ -148,7 +148,7 @@ func peers(nodes ...*node) {
 	for i, n := range nodes {
 		for j, other := range nodes {
 			if i != j {
-				n.net.AddPeer(other.server.cfg.Name, rrefcore.Worker(j), other.net.Addr(), rpcworld.Entry{Epoch: testEpoch})
+				n.net.AddPeer(other.server.cfg.Name, rrefcore.Worker(j), other.net.Addr().String(), rpcworld.Entry{Epoch: testEpoch})
 			}
 		}
 	}

@@ -15,7 +15,7 @@ import (
 // Caller is how a worker deals with the others while it joins and leaves.
 type Caller interface {
 	// Listen makes this worker reachable under its id, and returns the address for others.
-	Listen(id int) (addr string, err error)
+	Listen(ctx context.Context, id int) (addr string, err error)
 	// Add makes another worker known, so that it can be called. Drop forgets it.
 	Add(w Worker, addr string, e Entry)
 	Drop(name string)
@@ -62,7 +62,7 @@ func (w *World) deal(ctx context.Context, c Caller, others func() []string, op w
 	case worldcore.OpEnter:
 		w.Enter(op.Round)
 	case worldcore.OpListen:
-		ev.Text, ev.Err = c.Listen(op.N)
+		ev.Text, ev.Err = c.Listen(ctx, op.N)
 	case worldcore.OpKnow:
 		var e Entry
 		if op.Key != "" {

@@ -109,14 +109,20 @@ func TestWatcher(t *testing.T) {
 	}
 }
 
+// recordDeath notes the death of a worker as one that has noticed it does.
+func recordDeath(t *testing.T, st store.Store, name string) {
+	t.Helper()
+	if err := store.Prefix(RoundPrefix(0), st).Set(context.Background(), keyLost, []byte(name)); err != nil {
+		t.Error(err)
+	}
+}
+
 // The first death that was recorded is the cause, whoever has noticed another one.
 func TestWatcherNamesTheFirstDeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := store.NewMemory()
 		s := newScene("a", "b", "c")
-		if first := New(st, config("c", 2, 3)).FirstDeath(t.Context(), "b"); first != "b" {
-			t.Fatal(first)
-		}
+		recordDeath(t, st, "b")
 		s.change("c", func(x *State) { x.Connected = false }, ErrRefused) // c ended because b died
 		e, _ := watch(t, New(st, config("a", 0, 3)), s, ClosedWait, "b", "c")
 		if e == nil || e.Peer != "b" || e.Rank != 1 {
@@ -129,7 +135,7 @@ func TestWatcherNamesTheFirstDeath(t *testing.T) {
 func TestWatcherHearsOfADeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := store.NewMemory()
-		time.AfterFunc(3*time.Second, func() { New(st, config("c", 2, 3)).FirstDeath(context.Background(), "b") })
+		time.AfterFunc(3*time.Second, func() { recordDeath(t, st, "b") })
 		e, after := watch(t, New(st, config("a", 0, 3)), newScene("a", "b", "c"), ClosedWait, "b")
 		if e == nil || e.Peer != "b" || after > 5*time.Second {
 			t.Errorf("got %v after %v", e, after)

@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/worldcore"
@@ -155,21 +154,6 @@ func members(ctx context.Context, st store.Store) ([]Worker, error) {
 		return nil, err
 	}
 	return worldcore.ParseInfos(raw)
-}
-
-// FirstDeath records a death in a static world, unless the workers know of an earlier one: then that is the cause, and it
-// returns its name.
-func (w *World) FirstDeath(ctx context.Context, name string) string {
-	if !w.Static() {
-		return name
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	first, err := w.st.CompareAndSet(ctx, keyLost, nil, []byte(name))
-	if err != nil || string(first) == w.cfg.Name {
-		return name
-	}
-	return worldcore.ParseLoss(string(first)).Worker
 }
 
 // Listed is a worker as the store knows it.

@@ -49,7 +49,7 @@ type fake struct {
 	name string
 }
 
-func (f fake) Listen(id int) (string, error) {
+func (f fake) Listen(_ context.Context, id int) (string, error) {
 	f.all.mu.Lock()
 	defer f.all.mu.Unlock()
 	f.all.alive[f.name] = true
@@ -281,7 +281,7 @@ func (c *crossed) CompareAndSet(ctx context.Context, key string, expected, desir
 func TestListIsNotOverwritten(t *testing.T) {
 	st, all := store.NewMemory(), newFakes()
 	for _, name := range []string{"a", "late"} {
-		if _, err := (fake{all, name}).Listen(0); err != nil {
+		if _, err := (fake{all, name}).Listen(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
 		if err := store.Prefix(RoundPrefix(0), st).Set(t.Context(), keyAddrs+name, []byte("uv://host:0")); err != nil {

@@ -62,7 +62,7 @@ func call(ctx context.Context, l *cohortwire.Link, f *cohortwire.Frame) (*cohort
 	f.ID = nextID.Add(1)
 	ch := make(chan *cohortwire.Frame, 1)
 	waiting.Store(f.ID, ch)
-	if err := l.Request(ctx, f, false); err != nil {
+	if err := l.Send(ctx, f); err != nil {
 		return nil, err
 	}
 	select {

@@ -304,6 +304,25 @@ func TestStrangerDoesNotHoldUpADial(t *testing.T) {
 	}
 }
 
+// TestUnprovenLinkIsNoSession: a name that has published no secret can be claimed by anybody. Whoever comes under it may ask, and gets
+// nothing that is asked of that name.
+func TestUnprovenLinkIsNoSession(t *testing.T) {
+	store := secrets{"b": "secret of b"}
+	b := store.worker(t, "b", "secret of b", 1)
+	stranger := store.worker(t, "c", "whatever", 1)
+	s, _, err := stranger.dial(b.Addr().String(), true, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	callLink(t, s, "b")
+	if arrived, err := b.Accept(within(t)); err != nil || arrived.Peer != "c" {
+		t.Fatalf("%+v, %v", arrived, err)
+	}
+	if _, err := b.Connect(within(t), "c", stranger.Addr().String()); !errors.Is(err, dist.Mismatch) {
+		t.Errorf("what came under the name is its session: %v", err)
+	}
+}
+
 // TestWrongListener: a stranger at the address of a worker is found by the dialling side.
 func TestWrongListener(t *testing.T) {
 	store := secrets{"a": "secret of a", "b": "secret of b"}
