@@ -6,6 +6,7 @@ package rendezvous_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testlog"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -137,7 +139,53 @@ func TestRendezvousClaimsAreNoKeys(t *testing.T) {
 		t.Errorf("keys %q, %v", keys, err)
 	}
 	claims := server.Claims()
-	if c := claims["attempt/0/rank/0"]; len(claims) != 1 || !c.Held || !strings.HasSuffix(c.Text, ", joined") {
+	if c := claims["attempt/0/rank/0"]; len(claims) != 2 || !c.Held || !strings.HasSuffix(c.Text, ", joined") {
 		t.Errorf("claims %v", claims)
+	}
+}
+
+// TestRendezvousTellsOfAnotherWorldSize: with different sizes the ranks would wait for each other until their timeout, without a word.
+func TestRendezvousTellsOfAnotherWorldSize(t *testing.T) {
+	server, variables := agentStore(t, "2")
+	other := otherProcess(t, server, "attempt/0/world", "3: rank 1 on hosta pid 1 #7.7")
+	told := func() string {
+		t.Helper()
+		var log testlog.Log
+		m := join(t, "env://", env(variables), rendezvous.WithLogger(log.Logger(slog.LevelWarn)))
+		_ = m.Close()
+		return log.String()
+	}
+	want := "this process is rank 2 of a world of 4, but rank 1 on hosta pid 1 has joined a world of 3 at 127.0.0.1:" + variables["MASTER_PORT"]
+	if log := told(); !strings.Contains(log, want) {
+		t.Errorf("the log lacks %q: %s", want, log)
+	}
+	variables["WORLD_SIZE"] = "3"
+	if log := told(); log != "" {
+		t.Errorf("of the same size: %s", log)
+	}
+	// Another attempt, and what is left of a process that is gone, say nothing about this world.
+	variables["WORLD_SIZE"] = "4"
+	variables["TORCHELASTIC_RESTART_COUNT"] = "1"
+	if log := told(); log != "" {
+		t.Errorf("in another attempt: %s", log)
+	}
+	variables["TORCHELASTIC_RESTART_COUNT"] = "0"
+	_ = other.Close()
+	waitReleased(t, server, "attempt/0/world")
+	if log := told(); log != "" {
+		t.Errorf("after the other has gone: %s", log)
+	}
+}
+
+// TestRendezvousOfOneProcessInTwoWorlds: a process may be in a group and in a larger RPC world.
+func TestRendezvousOfOneProcessInTwoWorlds(t *testing.T) {
+	_, variables := agentStore(t, "1")
+	var log testlog.Log
+	logger := rendezvous.WithLogger(log.Logger(slog.LevelWarn))
+	join(t, "env://", env(variables), logger)
+	variables["WORLD_SIZE"] = "6"
+	join(t, "env://", env(variables), logger)
+	if log.String() != "" {
+		t.Error(log.String())
 	}
 }

@@ -141,6 +141,9 @@ func (s *settings) enroll(ctx context.Context, plan Plan, client *tcpstore.Clien
 		if err = s.warnOfLeftovers(ctx, plan, client); err != nil {
 			return err
 		}
+		if err = s.warnOfSizes(ctx, plan, client, me); err != nil {
+			return err
+		}
 		if counted, err = claimRank(ctx, client, name, plan.Rank, me); err != nil {
 			return err
 		}
@@ -174,6 +177,32 @@ func (s *settings) warnOfLeftovers(ctx context.Context, plan Plan, client *tcpst
 			"clear it between runs with \"cohort store clear --addr %s\", or start it with --forget", plan.Addr(), left, plan.Addr()))
 	}
 	return err
+}
+
+// warnOfSizes says that another process has joined a world of another size here. It is no error: a process may be in two worlds, such
+// as a group and a larger RPC world. The first to come claims the size, before its rank, so that the rank stays what its connection is called.
+func (s *settings) warnOfSizes(ctx context.Context, plan Plan, c claimant, me identity) error {
+	if plan.WorldSize < 1 {
+		return nil
+	}
+	name := strings.TrimSuffix(claimName(plan.Attempt, 0), "rank/0") + "world"
+	mine := fmt.Sprintf("%d: rank %d on %s", plan.WorldSize, plan.Rank, me.text())
+	for expected := ""; ; {
+		got, err := c.Claim(ctx, name, expected, mine)
+		size, who, _ := strings.Cut(got, ": ")
+		_, other, _ := strings.Cut(who, " on ")
+		switch {
+		case err != nil, size == strconv.Itoa(plan.WorldSize), parseIdentity(other).sameProcess(me):
+			return err
+		case got != expected: // not yet known whether its holder lives
+			expected = got
+			continue
+		}
+		who, _, _ = strings.Cut(who, tagMark)
+		s.warn(ctx, fmt.Sprintf("this process is rank %d of a world of %d, but %s has joined a world of %s at %s; unless two worlds are "+
+			"meant, give all ranks the same WORLD_SIZE (world_size)", plan.Rank, plan.WorldSize, who, size, plan.Addr()))
+		return nil
+	}
 }
 
 // claimant is the part of a client that claims.

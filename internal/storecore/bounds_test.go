@@ -51,6 +51,58 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
+// TestRepliesStayWithinTheirShare: what clients are owed takes its share of the memory and no more, whatever they asked for. A reply that
+// does not fit waits, and nobody is cut for it.
+func TestRepliesStayWithinTheirShare(t *testing.T) {
+	const clients, size = 150, 250 << 10 // three times the share
+	big := make([]byte, size)
+	for name, request := range map[string][]byte{
+		"get":                          wire.AppendKey(nil, wire.V, wire.Get, "/value"),
+		"multi_get":                    wire.AppendKeys(nil, wire.V, wire.MultiGet, "/value"),
+		"compare_set":                  wire.AppendCompareSet(nil, wire.V, "/value", []byte("x"), nil),
+		"compare_set of the value":     wire.AppendCompareSet(nil, wire.V, "/value", big, big),
+		"compare_set of a missing key": wire.AppendCompareSet(nil, wire.V, "/none", big, nil),
+		"queue_pop":                    wire.AppendKey(nil, wire.V, wire.QueuePop, "/items"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(hostileLimits)
+			writer := b.dial(wire.V)
+			b.send(writer, wire.AppendSet(nil, wire.V, "/value", big))
+			for range 40 {
+				b.send(writer, wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/items", big))
+			}
+			var most int64
+			for range clients {
+				c := b.m.Open("silent", nil)
+				b.m.Receive(c, append(wire.AppendValidate(nil), request...))
+				most = max(most, b.m.outBytes)
+				if err := c.Cut(); err != nil {
+					t.Fatalf("a client was cut: %v", err)
+				}
+			}
+			if room := b.m.shares.out; most > room+clients*keepBuffer || most < room/2 {
+				t.Errorf("replies take %d bytes, their share is %d", most, room)
+			}
+		})
+	}
+}
+
+// TestCallbacksStayWithinTheirShare: a watcher that does not read what it is told is cut when the share of replies is full, not when the
+// whole memory is.
+func TestCallbacksStayWithinTheirShare(t *testing.T) {
+	b := newBench(hostileLimits)
+	writer, watcher := b.dial(wire.V), b.m.Open("silent", nil)
+	b.m.Receive(watcher, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, "/watched"))
+	var most int64
+	for range 100 {
+		b.m.Receive(writer, wire.AppendSet(nil, wire.V, "/watched", make([]byte, 250<<10)))
+		most = max(most, b.m.outBytes)
+	}
+	if room := b.m.shares.out; most > room+keepBuffer || most < room/4 || !errors.Is(watcher.Cut(), dist.Exhausted) || writer.Cut() != nil {
+		t.Errorf("callbacks take %d bytes, their share is %d; the watcher was cut with %v, the writer with %v", most, room, watcher.Cut(), writer.Cut())
+	}
+}
+
 // One value that very many wait for is copied for each of them, and those copies count, too.
 func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
 	for _, size := range []int{1 << 20, 64 << 10} {

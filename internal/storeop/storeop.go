@@ -33,13 +33,19 @@ func WaitError(op string, ctx context.Context, keys ...string) error { //nolint:
 		return nil
 	}
 	e := dist.Ended(ctx, op)
-	const shown = 8
-	if len(keys) > shown {
-		e.Key = fmt.Sprintf("%s and %d more", strings.Join(keys[:shown], ", "), len(keys)-shown)
-	} else {
-		e.Key = strings.Join(keys, ", ")
-	}
+	e.Key = KeyNames(keys)
 	return e
+}
+
+// ShownKeys is how many of many keys an error names.
+const ShownKeys = 8
+
+// KeyNames are keys as errors name them: the first few of many.
+func KeyNames(keys []string) string {
+	if len(keys) > ShownKeys {
+		return fmt.Sprintf("%s and %d more", strings.Join(keys[:ShownKeys], ", "), len(keys)-ShownKeys)
+	}
+	return strings.Join(keys, ", ")
 }
 
 // timeoutError is the cause of a wait that ended by the store's timeout.

@@ -38,8 +38,8 @@
 //
 // If the file is removed or replaced while it is in use, the store is lost: its handles return [dist.Replaced] from then
 // on, instead of continuing with an empty store. So they do if the file is emptied and written anew, which they notice at the latest
-// when they write, because the bytes before the place up to which they have read are others. A file that is shorter than it was is
-// damaged: [dist.Protocol].
+// when they write, because the bytes that they have already read have changed. A file that is shorter than it was is damaged:
+// [dist.Protocol].
 //
 // # No checksums
 //

@@ -5,7 +5,6 @@ package tcpstore
 
 import (
 	"bytes"
-	"fmt"
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -40,18 +39,12 @@ func (q *request) name() string {
 	}
 }
 
-// shownKeys is how many of many keys an error names.
-const shownKeys = 8
-
 // subject is what errors name: the key, or the first few of many.
 func (q *request) subject() string {
-	switch {
-	case q.keys == nil:
+	if q.keys == nil {
 		return q.key
-	case len(q.keys) > shownKeys:
-		return fmt.Sprintf("%s and %d more", strings.Join(q.keys[:shownKeys], ", "), len(q.keys)-shownKeys)
 	}
-	return strings.Join(q.keys, ", ")
+	return storeop.KeyNames(q.keys)
 }
 
 // wireKey is a user's key as it goes out.
@@ -139,9 +132,7 @@ func (q *request) check(limits *wire.Limits) error {
 
 // own makes a reply that points into a buffer the caller's own.
 func own(r wire.Reply) wire.Reply {
-	if r.Value != nil {
-		r.Value = append(make([]byte, 0, len(r.Value)), r.Value...)
-	}
+	r.Value = bytes.Clone(r.Value)
 	for i, v := range r.Values {
 		r.Values[i] = append(make([]byte, 0, len(v)), v...)
 	}
@@ -177,8 +168,7 @@ func detailOf(err error) string {
 		}
 		return ""
 	}
-	if c, ok := err.(dist.Code); ok { //nolint:errorlint // a bare code says nothing more
-		_ = c
+	if _, ok := err.(dist.Code); ok { //nolint:errorlint // a bare code says nothing more
 		return ""
 	}
 	return err.Error()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/storeop"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -107,7 +108,7 @@ func timeoutDetail(q *request, timeout time.Duration, silent bool) string {
 	}
 	keys := wire.KeyPrefix + q.key
 	if q.keys != nil {
-		keys = wire.KeyPrefix + strings.Join(q.keys[:min(len(q.keys), shownKeys)], ", "+wire.KeyPrefix)
+		keys = wire.KeyPrefix + strings.Join(q.keys[:min(len(q.keys), storeop.ShownKeys)], ", "+wire.KeyPrefix)
 	}
 	why := "nobody has set them"
 	if silent {

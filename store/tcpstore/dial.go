@@ -123,27 +123,28 @@ func hopeless(err error) bool {
 func (d *dialer) attempt(ctx context.Context, want Dialect) (found, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, handshakeTime, dist.DeadlineExceeded)
 	defer cancel()
-	switch want {
-	case DialectLegacy:
+	if want == DialectLegacy {
 		return d.tryLegacy(ctx)
-	case DialectV, DialectNative:
-		f, closed, err := d.tryV(ctx, want)
-		if closed && want == DialectV {
-			return d.tryV0(ctx)
-		}
-		return f, err
-	case DialectAuto:
 	}
-	f, closed, err := d.tryV(ctx, DialectAuto)
-	if !closed {
+	f, closed, err := d.tryV(ctx, want)
+	if !closed || want == DialectNative {
 		return f, err
 	}
 	// A PyTorch that knows no PING (2.4) or no VALIDATE (1.13) has closed the connection. The first of the two is asked
 	// first: its server, when built with libuv, would swallow a legacy request in silence.
-	if f, err := d.tryV0(ctx); err == nil || dist.CodeOf(err) == dist.Protocol {
-		return f, err
+	older, err := d.tryV0(ctx)
+	if err != nil && want == DialectAuto && dist.CodeOf(err) != dist.Protocol {
+		older, err = d.tryLegacy(ctx)
 	}
-	return d.tryLegacy(ctx)
+	if err != nil {
+		return older, err
+	}
+	// So may a network, or a server that had no room. Twice, it was the server.
+	if f, closed, err = d.tryV(ctx, want); closed {
+		return older, nil
+	}
+	_ = older.conn.Close()
+	return f, err
 }
 
 // open connects and makes the context's end interrupt the handshake that follows.

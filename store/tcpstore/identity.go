@@ -15,8 +15,8 @@ import (
 )
 
 // Identity names the contents of a store of cohort's server. It is drawn at random when the server starts and again when
-// its keys are cleared: another identity at the same address means that the keys of before are gone. PyTorch's servers
-// have none, which is the zero Identity.
+// its keys are cleared: another identity at the same address means that the earlier keys are gone. PyTorch's servers have none,
+// which is the zero Identity.
 type Identity [wire.IdentitySize]byte
 
 // String returns the first half in hexadecimal digits, which is enough to tell stores apart.

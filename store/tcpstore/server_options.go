@@ -120,7 +120,7 @@ func WithForget() ServerOption {
 
 // WithLoops has n event loops serve the connections, at most 64, each with a share of them. Default 1, which is right for a
 // process that does other things besides. More loops than processors are of no use. They share one key space and one set of
-// limits, and what is promised with one loop is promised with several. Only TCP on Linux is served by loops.
+// limits, and several loops give the same guarantees as one. Only TCP on Linux is served by loops.
 //
 // A client of PyTorch gets no reply to a set. With several loops, and as over a network, another client may overtake such a
 // set that is still under way; it never overtakes what was replied to, nor what was sent before it connected.
