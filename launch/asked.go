@@ -7,8 +7,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,7 +17,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/jobscan"
 	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort/internal/nodenews"
 	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort/internal/ranklist"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
@@ -27,8 +29,14 @@ const (
 	lookApart = 300 * time.Millisecond
 	// nodesTime bounds the wait for what other nodes see.
 	nodesTime = 12 * time.Second
+	// presenceTime bounds the wait for what the host itself knows.
+	presenceTime = time.Second
+	// silentFrom is how long a launcher is silent that says each second that it is there, and cannot.
+	silentFrom = 5 * time.Second
 	// maxLooking bounds the questions of other nodes that are answered at a time.
 	maxLooking = 4
+	// maxSeen bounds what a node tells of its workers, so that it fits into a message.
+	maxSeen = nodehost.MaxMessage - 4096
 )
 
 // answer lets "cohort why" ask what the workers are doing: this process may read them where others may not, and reaches
@@ -64,16 +72,53 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 		seen.Local = true
 		return &seen, nil
 	}
-	all := askAll[verdict.Job](ctx, a.member, a.place.nodes, "")
-	if len(all) == 0 {
-		return nil, dist.New(op, dist.DeadlineExceeded, "no node has answered")
+	all := askAll[verdict.Job](ctx, a.member, a.place.nodes, "", nodesTime)
+	if len(all) == 0 { // not even this node, which is asked through the host
+		all = append(all, a.examine(ctx, lookApart, jobscan.Examine))
 	}
-	seen := merge(all)
+	seen := nodenews.Merge(all)
 	seen.Local = len(all) == a.place.nodes // nobody is missing: a rank that was not seen does not run
 	if !seen.Local {
-		seen.Notes = append(seen.Notes, fmt.Sprintf("only %d of the %d nodes have answered: ranks that were not seen are on the others", len(all), a.place.nodes))
+		seen.Notes = append(seen.Notes, a.missing(ctx, seen.Ranks, len(all)))
 	}
 	return &seen, nil
+}
+
+// missing says which nodes have not answered, and when the host has heard of them.
+func (a *attempt) missing(ctx context.Context, seen []verdict.Rank, answered int) string {
+	if quiet := a.member.wire.Quiet(); quiet > silentFrom {
+		return fmt.Sprintf("the launcher that hosts the rendezvous at %s has not been heard of for %d s: nothing is known of ranks on other nodes", a.member.host, int(quiet.Seconds()))
+	}
+	heard := slices.Concat(askAll[[]nodehost.Heard](context.WithoutCancel(ctx), a.member, 1, nodehost.Presence, presenceTime)...)
+	var nodes []string
+	for i, n := range a.place.roster {
+		if slices.ContainsFunc(seen, func(r verdict.Rank) bool { return r.Rank >= int(n.Base) && r.Rank < int(n.Base)+n.Workers }) {
+			continue
+		}
+		ranks := make([]dist.Rank, n.Workers)
+		for k := range ranks {
+			ranks[k] = n.Base + dist.Rank(k)
+		}
+		nodes = append(nodes, fmt.Sprintf("node %d on %s (%s)%s", i, n.Host, ranklist.Named(ranks), lastHeard(heard, i)))
+	}
+	if more := a.place.nodes - answered - len(nodes); len(nodes) == 0 {
+		nodes = []string{"the others"}
+	} else if more > 0 { // the roster is bounded
+		nodes = append(nodes, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("only %d of the %d nodes have answered, and nothing is known of %s", answered, a.place.nodes, strings.Join(nodes, "; "))
+}
+
+// lastHeard says when the host has heard of a node, "" if it is not known.
+func lastHeard(heard []nodehost.Heard, node int) string {
+	i := slices.IndexFunc(heard, func(h nodehost.Heard) bool { return h.Node == node })
+	switch {
+	case i < 0:
+		return ""
+	case heard[i].Ago > silentFrom:
+		return fmt.Sprintf(", whose launcher (process %d) has not been heard of for %d s", heard[i].PID, int(heard[i].Ago.Seconds()))
+	}
+	return fmt.Sprintf(", whose launcher (process %d) is there", heard[i].PID)
 }
 
 // recordings returns the flight recorder dumps of the Go workers of all nodes.
@@ -85,24 +130,7 @@ func (j *job) recordings(ctx context.Context) ([]recorder.Dump, error) {
 	if a.member == nil || a.place.nodes == 1 {
 		return jobscan.LocalTraces(ctx, a.asJob()), nil
 	}
-	return slices.Concat(askAll[[]recorder.Dump](ctx, a.member, a.place.nodes, jobscan.Recordings)...), nil
-}
-
-// shortened returns dumps as JSON, with the last operations alone where that is too long for a message.
-func shortened(dumps []recorder.Dump) json.RawMessage {
-	for _, most := range []int{math.MaxInt, 256, 32, 4, 1} {
-		for _, d := range dumps {
-			for i, g := range d.Groups {
-				cut := max(0, len(g.Entries)-most)
-				d.Groups[i].Entries = g.Entries[cut:]
-				d.Groups[i].Lost += uint64(cut)
-			}
-		}
-		if b, err := json.Marshal(dumps); err == nil && len(b) <= maxSeen {
-			return b
-		}
-	}
-	return nil
+	return slices.Concat(askAll[[]recorder.Dump](ctx, a.member, a.place.nodes, jobscan.Recordings, nodesTime)...), nil
 }
 
 // examine looks at the workers of this node.
@@ -122,64 +150,6 @@ func (a *attempt) examine(ctx context.Context, apart time.Duration, look func(co
 		}
 	}
 	return seen
-}
-
-// merge puts together what the nodes of a job have seen.
-func merge(all []verdict.Job) verdict.Job {
-	known := func(j verdict.Job) (n int) {
-		for _, w := range j.Waits {
-			if w.Rank >= 0 {
-				n++
-			}
-		}
-		return n
-	}
-	out := verdict.Job{World: all[0].World, Taken: all[0].Taken}
-	for _, j := range all {
-		out.Ranks, out.GPUErrors = append(out.Ranks, j.Ranks...), append(out.GPUErrors, j.GPUErrors...)
-		for _, note := range j.Notes {
-			if !slices.Contains(out.Notes, note) {
-				out.Notes = append(out.Notes, note)
-			}
-		}
-		// All of them asked the same store, and each knows the ranks of its own host.
-		if len(out.Waits) == 0 || known(j) > known(out) {
-			out.Waits = j.Waits
-		}
-		if len(out.NCCL) == 0 { // each process of NCCL answers for all
-			out.NCCL, out.Communicators = j.NCCL, j.Communicators
-		}
-	}
-	return out
-}
-
-// maxSeen bounds what a node tells of its workers, so that it fits into a message.
-const maxSeen = nodehost.MaxMessage - 4096
-
-// trimmed returns what was seen as JSON, with less detail where that is too long.
-func trimmed(seen verdict.Job) json.RawMessage {
-	for _, less := range []func(*verdict.Rank){
-		func(*verdict.Rank) {},
-		func(r *verdict.Rank) { r.Threads = nil },
-		func(r *verdict.Rank) {
-			if d := r.Dump; d != nil && len(d.Entries) > 64 {
-				cut := *d
-				cut.Entries = d.Entries[len(d.Entries)-64:]
-				r.Dump = &cut
-			}
-		},
-		func(r *verdict.Rank) { r.Dump = nil },
-		func(r *verdict.Rank) { r.Main, r.Trouble = nil, "there are too many ranks to tell all" },
-	} {
-		seen.Ranks = slices.Clone(seen.Ranks)
-		for i := range seen.Ranks {
-			less(&seen.Ranks[i])
-		}
-		if b, err := json.Marshal(seen); err == nil && len(b) <= maxSeen {
-			return b
-		}
-	}
-	return nil
 }
 
 // questions are those of this node to the launchers of others.
@@ -225,9 +195,12 @@ func (q *questions) answered(m *nodehost.Answer) {
 	}
 }
 
-// askAll asks all nodes, this one included, through the host. Answers that make no sense count, but are left out.
-func askAll[T any](ctx context.Context, m *member, nodes int, what string) []T {
-	ctx, cancel := context.WithTimeout(ctx, nodesTime)
+// askAll asks all nodes, this one included, through the host, unless that is silent. Answers that make no sense count, but are left out.
+func askAll[T any](ctx context.Context, m *member, nodes int, what string, limit time.Duration) []T {
+	if m.wire.Quiet() > silentFrom {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	id, answers, forget := m.questions.ask(nodes)
 	defer forget()
@@ -265,9 +238,9 @@ func (m *member) tell(q nodehost.Question) {
 		var answer json.RawMessage
 		switch q.What {
 		case "":
-			answer = trimmed(a.examine(ctx, lookApart, jobscan.Examine))
+			answer = nodenews.Trimmed(a.examine(ctx, lookApart, jobscan.Examine), maxSeen)
 		case jobscan.Recordings:
-			answer = shortened(jobscan.LocalTraces(ctx, a.asJob()))
+			answer = nodenews.Shortened(jobscan.LocalTraces(ctx, a.asJob()), maxSeen)
 		}
 		if answer != nil {
 			m.say(nodehost.Message{Seen: &nodehost.Answer{Question: q, Job: answer}})

@@ -5,7 +5,9 @@ package launch
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -15,12 +17,9 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/nodehost"
-	"github.com/cohort-dist/cohort/internal/pystack"
-	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -50,13 +49,14 @@ func TestExamineAllNodes(t *testing.T) {
 	var members []*member
 	for node := range 2 {
 		j := &job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), host: "node" + strconv.Itoa(node), asked: t.Context()}
-		conn, refused := j.connect(cfg.Endpoint, time.Minute)
+		conn, refused := j.connect(cfg.Endpoint, time.Minute, false)
 		if refused != nil {
 			t.Fatal(refused)
 		}
 		m := newMember(j, conn, cfg.Endpoint)
 		defer m.close()
-		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port()}}
+		roster := []NodeStatus{{Host: "alpha", Workers: 2}, {Host: "beta", Base: 2, Workers: 2}}
+		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port(), roster: roster}}
 		a.workers = []*worker{{local: 0, rank: dist.Rank(2 * node)}, {local: 1, rank: dist.Rank(2*node + 1)}}
 		a.pids, a.ends = make([]atomic.Int64, 2), make([]atomic.Pointer[string], 2)
 		a.pids[0].Store(int64(os.Getpid()))
@@ -93,57 +93,55 @@ func TestExamineAllNodes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 	defer cancel()
 	seen, err := members[0].job.examine(ctx)
-	if err != nil || len(seen.Ranks) != 2 || seen.Local || !slices.Contains(seen.Notes, "only 1 of the 2 nodes have answered: ranks that were not seen are on the others") {
+	if err != nil || len(seen.Ranks) != 2 || seen.Local || !slices.ContainsFunc(seen.Notes, func(note string) bool {
+		return strings.HasPrefix(note, fmt.Sprintf("only 1 of the 2 nodes have answered, and nothing is known of node 1 on beta (ranks 2,3), whose launcher (process %d) ", os.Getpid()))
+	}) {
 		t.Errorf("without the other node: %v, %+v", err, seen)
 	}
 }
 
-// TestShortened: dumps fit into a message, and say what they have lost.
-func TestShortened(t *testing.T) {
+// TestLastHeard: what is said of a node depends on when the host has heard of it.
+func TestLastHeard(t *testing.T) {
 	t.Parallel()
-	var dumps []recorder.Dump
-	for range 8 {
-		dumps = append(dumps, recorder.Dump{Groups: []recorder.Group{{Entries: make([]recorder.Entry, 2000)}}})
-	}
-	b := shortened(dumps)
-	var got []recorder.Dump
-	if err := json.Unmarshal(b, &got); err != nil || len(b) > maxSeen || len(got) != 8 {
-		t.Fatalf("%v: %d bytes, %d dumps", err, len(b), len(got))
-	}
-	if g := got[7].Groups[0]; len(g.Entries) == 0 || g.Lost+uint64(len(g.Entries)) != 2000 {
-		t.Errorf("%d operations and %d lost", len(g.Entries), g.Lost)
+	heard := []nodehost.Heard{{Node: 2, PID: 7, Ago: 90 * time.Second}, {Node: 1, PID: 8, Ago: silentFrom}}
+	for node, want := range []string{"", ", whose launcher (process 8) is there", ", whose launcher (process 7) has not been heard of for 90 s"} {
+		if got := lastHeard(heard, node); got != want {
+			t.Errorf("node %d%s, want %s", node, got, want)
+		}
 	}
 }
 
-// TestTrimmed: what a node tells fits into a message, whatever its workers look like.
-func TestTrimmed(t *testing.T) {
+// TestSilentHost: a node whose host says nothing does not wait for the others, and looks at its own workers at once. More nodes than the
+// roster holds are counted.
+func TestSilentHost(t *testing.T) {
 	t.Parallel()
-	var big verdict.Job
-	frames := slices.Repeat([]pystack.Frame{{Func: strings.Repeat("f", 100), File: strings.Repeat("x", 100)}}, 100)
-	for rank := range 64 {
-		r := verdict.Rank{Rank: rank, Threads: slices.Repeat([]pystack.Thread{{Frames: frames}}, 50), Dump: &frdump.Dump{Entries: make([]frdump.Entry, 2000)}}
-		r.Main = &r.Threads[0]
-		big.Ranks = append(big.Ranks, r)
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
 	}
-	b := trimmed(big)
-	var got verdict.Job
-	if err := json.Unmarshal(b, &got); err != nil || len(b) > maxSeen || len(got.Ranks) != 64 {
-		t.Errorf("%v: %d bytes, %d ranks", err, len(b), len(got.Ranks))
+	defer func() { _ = server.Close() }()
+	conn, err := net.Dial("tcp", server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if small := trimmed(verdict.Job{Ranks: big.Ranks[:1]}); len(small) == 0 || !json.Valid(small) {
-		t.Errorf("one rank takes %d bytes", len(small))
+	j := &job{cfg: Config{RunID: "silent", Silence: time.Hour}, screen: newScreen(Screen{}), host: "alpha", asked: t.Context()}
+	m := newMember(j, conn, "the host")
+	defer m.close()
+	a := &attempt{job: j, member: m, place: place{nodes: 70, world: 70, roster: []NodeStatus{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
+	a.workers, a.pids, a.ends = []*worker{{}}, make([]atomic.Int64, 1), make([]atomic.Pointer[string], 1)
+	words := "exited with code 3"
+	a.ends[0].Store(&words)
+	j.current.Store(a)
+	if got, want := a.missing(t.Context(), []verdict.Rank{{}}, 1), "only 1 of the 70 nodes have answered, and nothing is known of node 1 on beta (rank 1); and 68 more"; got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
-	if len(big.Ranks[0].Threads) != 50 || len(big.Ranks[0].Dump.Entries) != 2000 {
-		t.Error("what was seen has changed")
+	for m.wire.Quiet() <= silentFrom {
+		time.Sleep(10 * time.Millisecond)
 	}
-}
-
-// TestMergeNCCL: what NCCL has told one node is not lost among what the others have seen, and no more is what a kernel has logged and what
-// is noted of a host.
-func TestMergeNCCL(t *testing.T) {
-	t.Parallel()
-	got := merge([]verdict.Job{{World: 2, Notes: []string{"a"}}, {NCCL: []string{"first"}, GPUErrors: []verdict.GPUError{{Number: 79}}}, {NCCL: []string{"second"}, Notes: []string{"b", "a"}}})
-	if !slices.Equal(got.NCCL, []string{"first"}) || len(got.GPUErrors) != 1 || !slices.Equal(got.Notes, []string{"a", "b"}) {
-		t.Errorf("%+v", got)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), nodesTime, errors.New("it waits for the others"))
+	defer cancel()
+	seen, err := j.examine(ctx)
+	if err != nil || ctx.Err() != nil || seen.Local || len(seen.Ranks) != 1 || len(seen.Notes) == 0 || !strings.HasPrefix(seen.Notes[len(seen.Notes)-1], "the launcher that hosts the rendezvous at the host has not been heard of for ") {
+		t.Errorf("%v, %v, %+v", err, context.Cause(ctx), seen)
 	}
 }

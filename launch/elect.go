@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/hostkey"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort/internal/postmortem"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -25,18 +27,18 @@ import (
 const (
 	// greetTime is how long a launcher that hosts a rendezvous has to say something before it is taken for a store.
 	greetTime = 300 * time.Millisecond
-	// storeTime bounds each question to the store.
+	// storeTime bounds the look for a store.
 	storeTime = 5 * time.Second
-	// remindTime is how often the host looks whether the store still knows it.
-	remindTime = time.Second
+	// mostRefused is after how many refused connections, over a second, a host is taken for gone. Its job may run: who takes its place
+	// ends that.
+	mostRefused = 7
 )
 
 // election is a launcher's part in the choice.
 type election struct {
-	job   *job
-	store *tcpstore.Client
-	key   string
-	own   string // the address of this node: as the user gave it, or as the store sees it
+	job *job
+	key *hostkey.Key
+	own string // the address of this node: as the user gave it, or as the store sees it
 }
 
 // errHostLost says that the launcher that hosts the rendezvous is gone and another one may take its place.
@@ -59,65 +61,95 @@ func (j *job) findStore(c net.Conn) (*election, error) {
 		_ = client.Close()
 		return nil, dist.Newf(op, dist.NotSupported, "what listens at %s is neither a launcher nor a store of \"cohort store serve\"; torchrun and cohort run cannot launch parts of one job: %w", j.cfg.Endpoint, err)
 	}
-	return &election{job: j, store: client, key: "cohort/run/" + j.cfg.RunID + "/host", own: cmp.Or(j.cfg.LocalAddr, host)}, nil
+	return &election{job: j, key: hostkey.New(client, j.cfg.Endpoint, j.cfg.RunID, j.cfg.Silence), own: cmp.Or(j.cfg.LocalAddr, host)}, nil
 }
 
 // run takes part in the job, as its host or not, until it has ended.
 func (e *election) run() error {
-	defer func() { _ = e.store.Close() }()
+	defer e.key.Close()
 	lost := ""
 	for {
 		h, addr, err := e.choose(lost)
 		if err != nil {
 			return err
 		}
-		err = e.attend(h, addr)
+		why, err := e.attend(h, addr)
+		replaced := e.leave(h, "") // if it has not connected to itself at all
 		if h != nil {
 			h.Close()
 		}
 		if !errors.Is(err, errHostLost) {
-			if h != nil {
-				e.forget(addr)
+			if h != nil && !replaced {
+				e.key.Forget(context.WithoutCancel(e.job.asked), addr)
 			}
 			return err
 		}
 		lost = addr
-		e.job.screen.say("the launcher that hosts the rendezvous at %s is gone; another one takes its place", addr)
+		e.job.screen.say("the launcher that hosts the rendezvous at %s %s; another one takes its place", addr, cmp.Or(why, "is gone"))
 	}
 }
 
-// attend takes part with the host at addr until it is gone or the job has ended.
-func (e *election) attend(h *nodehost.Host, addr string) error {
+// attend takes part with the host at addr until it is gone or the job has ended. why is what it said when it left, "" for nothing.
+func (e *election) attend(h *nodehost.Host, addr string) (why string, err error) {
 	j := e.job
-	conn, err := j.connect(addr, 2*j.cfg.Silence)
+	conn, err := j.connect(addr, 2*j.cfg.Silence, true)
 	if err != nil {
-		if errors.Is(err, dist.Unavailable) {
-			return errHostLost
+		switch {
+		case !errors.Is(err, dist.Unavailable):
+			return "", err
+		case loopback(addr) && !loopback(net.JoinHostPort(e.own, "")):
+			return "", dist.Newf(op, dist.Unavailable, "the launcher that hosts the rendezvous is known as %s, which only its own machine reaches: start it with --local-addr and an address that all nodes reach: %w", addr, err)
 		}
-		return err
+		return "", errHostLost
 	}
 	if h != nil {
 		reminding, stop := context.WithCancel(j.asked)
 		var ended sync.WaitGroup
-		ended.Go(func() { e.remind(reminding, addr) })
+		ended.Go(func() {
+			if replaced := e.key.Remind(reminding, addr); replaced != nil {
+				h.End(replaced)
+			}
+		})
 		defer ended.Wait()
 		defer stop()
 	}
 	m := newMember(j, conn, addr)
-	m.replaceable = true
+	m.replaceable, m.hosts = true, h != nil
 	defer m.close()
-	err = m.run()
-	j.tellSignal(h)
-	return err
+	if err = m.run(); errors.Is(err, errHostLost) {
+		why = m.left
+	}
+	e.leave(h, conn.LocalAddr().String()) // before it sees its own connection end, and takes this node for one that is lost
+	return why, err
+}
+
+// loopback reports whether the host of an address is the machine that asks.
+func loopback(addr string) bool {
+	host, _, _ := net.SplitHostPort(addr)
+	return host == "localhost" || net.ParseIP(host).IsLoopback()
+}
+
+// leave has other launchers take over from a host that the user has ended. It reports whether there are any.
+func (e *election) leave(h *nodehost.Host, own string) bool {
+	reason := e.job.endedBy()
+	return h != nil && reason != "" && h.Leave(reason, own)
+}
+
+// endedBy says how the user has ended this launcher, "" if it goes on.
+func (j *job) endedBy() string {
+	switch {
+	case j.report.Signal != 0:
+		return "was ended by " + postmortem.Code(-j.report.Signal)
+	case j.asked.Err() != nil:
+		return "was ended"
+	}
+	return ""
 }
 
 // choose returns the address of the host, and the host itself if it is this launcher.
 func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 	for {
-		current, known, err := e.current(e.job.asked)
-		if err == nil && known && current == "" && e.job.seen.attempt > 0 { // to begin anew would be to run it twice
-			err = dist.New(op, dist.Replaced, "the job has ended without this node, which was cut off from it")
-		}
+		current, err := e.key.Current(e.job.asked, e.job.seen.attempt > 0)
 		if err != nil {
 			return nil, "", err
 		}
@@ -130,9 +162,9 @@ func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 		}
 		mine := h.Addr()
 		moment.At("launch.elect.set")
-		won, err := e.claim(e.job.asked, current, mine)
+		won, err := e.key.Claim(e.job.asked, current, mine)
 		if err == nil && won == mine {
-			h.Confirm(func() error { return e.holds(e.job.asked, mine) })
+			h.Confirm(func() error { return e.key.Holds(e.job.asked, mine) })
 			return h, mine, nil
 		}
 		h.Close()
@@ -142,89 +174,24 @@ func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 	}
 }
 
-// claim makes this launcher the host in place of another, "" for none, and returns who is.
-func (e *election) claim(ctx context.Context, before, mine string) (string, error) {
-	won, err := e.ask(ctx, func(ctx context.Context) ([]byte, error) {
-		return e.store.CompareAndSet(ctx, e.key, []byte(before), []byte(mine))
-	})
-	return string(won), err
-}
-
-// forget empties the key of a host that has done its work, so that a later job of this name begins anew. The key stays: by it a
-// host that was cut off and replaced sees that the job is done.
-func (e *election) forget(mine string) {
-	_, _ = e.ask(e.job.asked, func(ctx context.Context) ([]byte, error) {
-		return e.store.CompareAndSet(ctx, e.key, []byte(mine), nil)
-	})
-}
-
-// holds checks that this launcher is still the one that was chosen: one that was cut off may have been replaced. A store that was
-// started anew has no key at all and is told again.
-func (e *election) holds(ctx context.Context, mine string) error {
-	now, known, err := e.current(ctx)
-	if err == nil && !known {
-		now, err = e.claim(ctx, "", mine)
-	}
-	switch {
-	case err != nil || now == mine:
-		return err
-	case now == "":
-		return dist.New(op, dist.Replaced, "another launcher took over the job, which has ended")
-	}
-	return dist.Newf(op, dist.Replaced, "the launcher at %s hosts the rendezvous now", now)
-}
-
-// remind tells a store that was started anew who hosts the job, so that a node which comes later finds it.
-func (e *election) remind(ctx context.Context, mine string) {
-	tick := time.NewTicker(remindTime)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			_ = e.holds(ctx, mine) // the host asks by itself before each attempt
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// current returns the address of the host, "" if there is none, and whether the store has ever known one.
-func (e *election) current(ctx context.Context) (addr string, known bool, err error) {
-	v, err := e.ask(ctx, func(ctx context.Context) (v []byte, err error) {
-		if known, err = e.store.Check(ctx, e.key); err != nil || !known {
-			return nil, err
-		}
-		return e.store.Get(ctx, e.key)
-	})
-	return string(v), known, err
-}
-
-func (e *election) ask(ctx context.Context, f func(context.Context) ([]byte, error)) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, storeTime)
-	defer cancel()
-	v, err := f(ctx)
-	if errors.Is(err, dist.Replaced) { // it was started anew, and has forgotten everything
-		if _, _, err = e.store.Hello(ctx); err == nil {
-			v, err = f(ctx)
-		}
-	}
-	if err != nil {
-		return nil, unavailable("the store at "+e.job.cfg.Endpoint+", through which the launchers meet", err)
-	}
-	return v, nil
-}
-
-// connect connects to a rendezvous. It tries until somebody is there, a signal comes, or limit is over.
-func (j *job) connect(addr string, limit time.Duration) (net.Conn, error) {
+// connect connects to a rendezvous. It tries until somebody is there, a signal comes, or limit is over. was says that somebody has been
+// there: who refuses connections again and again then is gone.
+func (j *job) connect(addr string, limit time.Duration, was bool) (net.Conn, error) {
 	over := time.NewTimer(limit)
 	defer over.Stop()
-	said := false
+	said, refused := false, 0
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		ctx, cancel := context.WithTimeout(j.asked, 5*time.Second)
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 		cancel()
 		if err == nil {
 			return nodehost.Greeted(c), nil
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			refused++
+		}
+		if was && refused == mostRefused {
+			return nil, dist.Newf(op, dist.Unavailable, "no rendezvous at %s any more: %w", addr, err)
 		}
 		if !said && pause > 500*time.Millisecond {
 			said = true

@@ -5,75 +5,98 @@ package launch
 
 import (
 	"errors"
+	"os"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/hostkey"
+	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/nodehost"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// TestHolds: a host that was cut off and replaced does not become the host again when the one that replaced it has finished the
-// job, but a store that was started anew is told who hosts the job.
-func TestHolds(t *testing.T) {
+// newElection returns a launcher's part in the choice of a host, and a job whose launchers choose.
+func newElection(t *testing.T, own string) *election {
+	t.Helper()
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	client, err := tcpstore.Dial(t.Context(), server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{RunID: "job", MinNodes: 9, MaxNodes: 9, JoinTimeout: time.Hour, Silence: time.Minute, ending: map[int]bool{int(syscall.SIGTERM): true}}
+	j := &job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), report: &Report{}, asked: t.Context()}
+	e := &election{job: j, key: hostkey.New(client, server.Addr().String(), "job", time.Minute), own: own}
+	t.Cleanup(e.key.Close)
+	return e
+}
+
+// TestHostEndedBySignal: a host tells the others that it leaves before it ends its own connection to itself: whichever of the two the host
+// sees first decides whether the job goes on.
+func TestHostEndedBySignal(t *testing.T) {
 	t.Parallel()
-	serve := func(addr string) *tcpstore.Server {
-		s, err := tcpstore.Listen(addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = s.Close() })
-		return s
+	e := newElection(t, "127.0.0.1")
+	h, addr, err := e.choose("")
+	if err != nil {
+		t.Fatal(err)
 	}
-	server := serve("127.0.0.1:0")
-	addr := server.Addr().String()
-	join := func() *election {
-		client, err := tcpstore.Dial(t.Context(), addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = client.Close() })
-		return &election{job: &job{cfg: Config{Endpoint: addr}, asked: t.Context()}, store: client, key: "host"}
+	defer h.Close()
+	conn, err := e.job.connect(addr, time.Minute, false)
+	if err != nil {
+		t.Fatal(err)
 	}
-	h1, h2 := join(), join()
-	claim := func(e *election, before, mine string) {
-		t.Helper()
-		if won, err := e.claim(t.Context(), before, mine); err != nil || won != mine {
-			t.Fatalf("%q claims: %q, %v", mine, won, err)
-		}
+	other := newMember(e.job, conn, addr)
+	defer other.close()
+	other.say(nodehost.Message{Join: &nodehost.Join{RunID: "job", Roles: []launchcore.Role{{Name: "default", Workers: 1}}}})
+	<-other.incoming // it waits for more
+	signals := make(chan os.Signal, 1)
+	signals <- syscall.SIGTERM
+	e.job.signals = signals
+	if _, err := e.attend(h, addr); err != nil {
+		t.Fatal(err)
 	}
-	holds := func(when string, wrong ...string) {
-		t.Helper()
-		switch err := h1.holds(t.Context(), "h1"); {
-		case len(wrong) == 0 && err != nil:
-			t.Errorf("%s: %v", when, err)
-		case len(wrong) > 0 && (!errors.Is(err, dist.Replaced) || !strings.Contains(err.Error(), wrong[0])):
-			t.Errorf("%s: %v, want %q", when, err, wrong[0])
-		}
+	h.Close()
+	for range other.incoming {
+		continue
 	}
-	claim(h1, "", "h1")
-	holds("chosen")
+	if want := "was ended by SIGTERM"; other.left != want {
+		t.Errorf("the other was told %q, want %q", other.left, want)
+	}
+}
 
-	_ = server.Close()
-	serve(addr)
-	for _, e := range []*election{h1, h2} { // the first call of each may only notice that its connection is gone
-		_, _ = e.store.Stats(t.Context())
+// TestHostThatRefuses: a host is not taken for gone because of one connection that is refused, and not at all by a node that would ask its
+// own machine for it.
+func TestHostThatRefuses(t *testing.T) {
+	t.Parallel()
+	addr := "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+	began := time.Now()
+	if _, err := newElection(t, "127.0.0.1").attend(nil, addr); !errors.Is(err, errHostLost) || time.Since(began) < time.Second {
+		t.Errorf("after %v: %v", time.Since(began), err)
 	}
-	holds("the store was started anew")
-	if now, _, err := h2.current(t.Context()); now != "h1" {
-		t.Errorf("the new store says %q, %v", now, err)
+	_, err := newElection(t, "192.0.2.1").attend(nil, addr)
+	if errors.Is(err, errHostLost) || err == nil || !strings.Contains(err.Error(), "known as "+addr+", which only its own machine reaches: start it with --local-addr") {
+		t.Errorf("from another machine: %v", err)
 	}
+}
 
-	claim(h2, "h1", "h2")
-	holds("replaced", "the launcher at h2 hosts the rendezvous now")
-	h2.forget("h2")
-	holds("the job is done", "another launcher took over the job, which has ended")
-	if now, _, err := h2.current(t.Context()); now != "" {
-		t.Errorf("the store says %q after the job, %v", now, err)
+// TestRulesOfAnOlderHost: a host that tells no rules changes none.
+func TestRulesOfAnOlderHost(t *testing.T) {
+	t.Parallel()
+	e := newElection(t, "127.0.0.1")
+	m := &member{job: e.job}
+	m.obey(nodehost.Rules{})
+	if got := e.job.cfg.rules(); got != (nodehost.Rules{MinNodes: 9, MaxNodes: 9}) {
+		t.Errorf("without rules: %+v", got)
 	}
-	h1.job.seen.attempt = 1
-	if _, _, err := h1.choose("h2"); !errors.Is(err, dist.Replaced) || !strings.Contains(err.Error(), "has ended without this node") {
-		t.Errorf("a node that took part chooses after the end: %v", err)
+	want := nodehost.Rules{MinNodes: 1, MaxNodes: 2, MaxRestarts: 3}
+	if m.obey(want); e.job.cfg.rules() != want {
+		t.Errorf("%+v, want %+v", e.job.cfg.rules(), want)
 	}
-	claim(h2, "", "a later job")
-	holds("a later job", "the launcher at a later job hosts")
 }

@@ -29,7 +29,8 @@ type member struct {
 	host     string // its address
 	wire     *nodehost.Wire
 	incoming chan nodehost.Message // closed when the connection has ended
-	lost     error                 // why; valid after that
+	lost     error                 // why, and left what the host said before; valid after that
+	left     string
 	stopped  sync.WaitGroup
 	quit     chan struct{}
 	sending  sync.Mutex
@@ -37,8 +38,11 @@ type member struct {
 	questions *questions
 	// replaceable says that another launcher takes the place of a host that is gone.
 	replaceable bool
-	// reason is why the last attempt was stopped or has failed, "" if it is not known.
+	// hosts says that this launcher is the host.
+	hosts bool
+	// reason is why the last attempt was stopped or has failed, "" if it is not known; told says that the user knows.
 	reason string
+	told   bool
 	// dismissed is the last word of the host, or nil.
 	dismissed *nodehost.Dismiss
 }
@@ -58,7 +62,7 @@ func (j *job) nodes() error {
 	if h != nil {
 		defer h.Close()
 	}
-	conn, err := j.connect(j.cfg.Endpoint, j.cfg.JoinTimeout)
+	conn, err := j.connect(j.cfg.Endpoint, j.cfg.JoinTimeout, false)
 	if err != nil {
 		return err
 	}
@@ -75,9 +79,10 @@ func (j *job) nodes() error {
 		}
 	}
 	m := newMember(j, conn, j.cfg.Endpoint)
+	m.hosts = h != nil
 	defer m.close()
 	err = m.run()
-	j.tellSignal(h)
+	j.tellEnd(h)
 	return err
 }
 
@@ -97,10 +102,11 @@ func newMember(j *job, c net.Conn, addr string) *member {
 
 func (m *member) read() {
 	defer close(m.incoming)
+	left := ""
 	for {
 		msg, err := m.wire.Receive()
 		if err != nil {
-			m.lost = err
+			m.lost, m.left = err, left
 			return
 		}
 		switch {
@@ -112,6 +118,9 @@ func (m *member) read() {
 			continue
 		case msg.View != nil:
 			m.job.board.others(msg.View, time.Now())
+			continue
+		case msg.Leave != nil:
+			left = msg.Leave.Reason
 			continue
 		}
 		moment.At("launch.member.incoming")
@@ -164,6 +173,10 @@ func (m *member) run() error {
 				m.dismissed = msg.Dismiss
 			case msg.Waiting != nil && msg.Waiting.Here < msg.Waiting.Max:
 				m.waits(*msg.Waiting)
+				if m.reason != "" && !m.told {
+					m.told = true
+					j.screen.say("%s; the job waits for nodes", m.reason)
+				}
 				j.screen.say("%d of %s nodes are there", msg.Waiting.Here, nodeRange(msg.Waiting.Min, msg.Waiting.Max))
 			case msg.Begin != nil:
 				if ended, err := m.attempt(*msg.Begin); err != nil || ended {
@@ -173,7 +186,7 @@ func (m *member) run() error {
 		case s := <-j.signals:
 			if n, ok := s.(syscall.Signal); ok && j.cfg.ending[int(n)] {
 				j.report.Signal = int(n)
-				m.say(nodehost.Message{Leave: &nodehost.Leave{Reason: "was ended by " + postmortem.Code(-int(n))}})
+				m.leave(int(n))
 				return nil
 			}
 		case <-j.asked.Done():
@@ -181,8 +194,18 @@ func (m *member) run() error {
 		}
 	}
 	d := m.dismissed
+	if d.OtherJob && m.replaceable { // the host died without a word, and its port has another owner
+		return errHostLost
+	}
 	j.report.tell(launchcore.End{OK: d.OK, Code: dist.Code(d.Code), Sentence: d.Sentence, Rank: d.Rank})
 	return nil
+}
+
+// leave tells the host that a signal has ended this node. A host leaves by itself, and begins nothing before that.
+func (m *member) leave(signal int) {
+	if !m.hosts {
+		m.say(nodehost.Message{Leave: &nodehost.Leave{Reason: "was ended by " + postmortem.Code(-signal)}})
+	}
 }
 
 // waits tells the board that the job waits for nodes.
@@ -245,6 +268,7 @@ func (m *member) unheard() {
 // attempt runs the workers of this node. ended says that this node leaves the job.
 func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 	j := m.job
+	m.obey(b.Rules)
 	m.sayAgain(b)
 	a, err := j.newAttempt(b.Attempt, func(p *place) {
 		*p = place{
@@ -264,7 +288,7 @@ func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 		return false, err
 	}
 	if outcome.Signal != 0 {
-		m.say(nodehost.Message{Leave: &nodehost.Leave{Reason: "was ended by " + postmortem.Code(-int(outcome.Signal))}})
+		m.leave(int(outcome.Signal))
 		return true, nil
 	}
 	if a.hostLost && m.dismissed == nil {
@@ -276,6 +300,21 @@ func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 	return false, nil
 }
 
+// obey takes the rules of the host, and says where they are not those of this node.
+func (m *member) obey(r nodehost.Rules) {
+	c := &m.job.cfg
+	if r.MaxNodes < 1 { // a launcher of an older version does not tell them
+		return
+	}
+	if own := c.rules(); r != own {
+		m.job.screen.say("this node has --nnodes %s --max-restarts %d, but the launcher that hosts the rendezvous has --nnodes %s --max-restarts %d, which counts",
+			nodeRange(own.MinNodes, own.MaxNodes), own.MaxRestarts, nodeRange(r.MinNodes, r.MaxNodes), r.MaxRestarts)
+	}
+	c.MinNodes, c.MaxNodes, c.MaxRestarts = r.MinNodes, r.MaxNodes, r.MaxRestarts
+	m.job.report.MaxRestarts = r.MaxRestarts
+	m.job.board.change(func(s *Status) { s.MaxRestarts = r.MaxRestarts })
+}
+
 // sayAgain says why the job begins anew.
 func (m *member) sayAgain(b nodehost.Begin) {
 	switch {
@@ -285,7 +324,7 @@ func (m *member) sayAgain(b nodehost.Begin) {
 	default:
 		m.job.screen.say("%s; the job begins anew with %d nodes", m.reason, b.Nodes)
 	}
-	m.reason = ""
+	m.reason, m.told = "", false
 }
 
 // remote takes a message of the host during an attempt.

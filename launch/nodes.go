@@ -8,9 +8,9 @@ import (
 	"net"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/nodehost"
-	"github.com/cohort-dist/cohort/internal/postmortem"
 )
 
 // checkNodes checks what concerns several nodes.
@@ -47,11 +47,15 @@ func (c Config) nodeRank() int {
 	return *c.NodeRank
 }
 
+func (c Config) rules() nodehost.Rules {
+	return nodehost.Rules{MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts}
+}
+
 // forHost is what the host of the rendezvous needs to know.
 func (j *job) forHost() nodehost.Config {
 	c := j.cfg
 	return nodehost.Config{
-		RunID: c.RunID, MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts, StoreAddr: c.LocalAddr, StorePort: c.StorePort,
+		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
 		Stranger: func(addr string) {
 			j.screen.say("somebody at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch parts of one job", addr)
@@ -59,10 +63,10 @@ func (j *job) forHost() nodehost.Config {
 	}
 }
 
-// tellSignal ends the job on all nodes if this launcher hosts it and was ended by a signal.
-func (j *job) tellSignal(h *nodehost.Host) {
-	if h != nil && j.report.Signal != 0 {
-		h.End("the launcher that hosts the rendezvous was ended by " + postmortem.Code(-j.report.Signal))
+// tellEnd ends the job on all nodes if this launcher hosts it and was ended by the user.
+func (j *job) tellEnd(h *nodehost.Host) {
+	if how := j.endedBy(); h != nil && how != "" {
+		h.End(dist.New(op, dist.Aborted, "the launcher that hosts the rendezvous "+how))
 	}
 }
 

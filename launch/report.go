@@ -122,6 +122,9 @@ func (a *attempt) result(o launchcore.Outcome) Attempt {
 	var failures []postmortem.Failure
 	for _, e := range o.Exits { // in the order in which they were seen
 		w := a.workers[e.Worker]
+		if o.Stopped && w.cause.Kind == postmortem.Stopped {
+			continue // for a reason on another node
+		}
 		if e.Failed() && !e.Spared {
 			failures = append(failures, postmortem.Failure{Rank: int(w.rank), Cause: w.cause})
 		}
@@ -309,7 +312,11 @@ func (r *Report) Text(paint func(string) string) string {
 		return ""
 	}
 	var b strings.Builder
-	b.WriteString(paint("cohort: the job failed: "+r.Sentence) + "\n")
+	heading := r.Sentence
+	if !strings.HasPrefix(heading, "the job ") {
+		heading = "the job failed: " + heading
+	}
+	b.WriteString(paint("cohort: "+heading) + "\n")
 	if len(r.Attempts) == 0 {
 		return b.String()
 	}
@@ -395,7 +402,11 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 
 // doing returns what a rank was doing that had to be stopped, or nil if that is not known.
 func (a *Attempt) doing(rank dist.Rank) *RankState {
-	if s, w := a.Evidence.Of(rank), a.Of(rank); s != nil && s.Doing != "" && w.Where == "" && w.Kind == postmortem.Stopped.String() {
+	s, w := a.Evidence.Of(rank), a.Of(rank)
+	if s == nil || s.Doing == "" || w.Where != "" {
+		return nil
+	}
+	if w.Kind == postmortem.Stopped.String() || a.Signal != 0 && w.Code != 0 { // some answer to a signal with an error of their own
 		return s
 	}
 	return nil

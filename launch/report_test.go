@@ -67,3 +67,27 @@ func TestSinceWhen(t *testing.T) {
 		}
 	}
 }
+
+// TestEndedByTheUser: the report is one sentence about the signal, and says what each rank was doing, also one that answered with an
+// exception of its own.
+func TestEndedByTheUser(t *testing.T) {
+	t.Parallel()
+	r := Report{Signal: 2, Sentence: "the job was ended by SIGINT", Attempts: []Attempt{{
+		First: 1, Signal: 2,
+		Workers: []WorkerEnd{
+			{Rank: 0, Kind: postmortem.Stopped.String(), Words: "was stopped by the launcher (SIGTERM)", Code: -15},
+			{Rank: 1, Kind: postmortem.Exception.String(), Words: "raised KeyboardInterrupt", Code: 1},
+			{Rank: 2, Kind: postmortem.Success.String(), Words: "succeeded"},
+		},
+		Evidence: &Evidence{Ranks: []RankState{{Rank: 0, Doing: "all_reduce (train.py:5)", Idle: 94 * time.Second}, {Rank: 1, Doing: "load (train.py:9)"}, {Rank: 2, Doing: "save (train.py:20)"}}},
+	}}}
+	const want = `cohort: the job was ended by SIGINT
+  the ranks:
+    rank 0: stopped by the launcher (SIGTERM), in all_reduce (train.py:5) for at least 94 s
+    rank 1: raised KeyboardInterrupt, in load (train.py:9)
+    rank 2: succeeded
+`
+	if got := r.Text(nil); got != want {
+		t.Errorf("it says\n%s\nwant\n%s", got, want)
+	}
+}

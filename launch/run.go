@@ -220,7 +220,7 @@ func (a *attempt) shareStore() error {
 			return storeError(c.Endpoint, taken)
 		}
 	}
-	conn, err := a.job.connect(c.Endpoint, c.JoinTimeout)
+	conn, err := a.job.connect(c.Endpoint, c.JoinTimeout, false)
 	if err != nil {
 		return err
 	}

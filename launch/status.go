@@ -17,7 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
-// Status is a job at a moment, as one of its launchers sees it.
+// Status describes a job at one moment, as one of its launchers sees it.
 type Status struct {
 	Program string
 	Started time.Time
@@ -53,7 +53,7 @@ type (
 		Missing []int
 		Since   time.Time
 	}
-	// WorkerStatus is a worker.
+	// WorkerStatus describes a worker.
 	WorkerStatus struct {
 		Rank  dist.Rank
 		Phase WorkerPhase

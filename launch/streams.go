@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rundir"
 )
 
-// Screen is what a job shows itself on.
+// Screen is where the output of a job goes.
 type Screen struct {
 	// In is the standard input of a job of one worker; nil: none.
 	In *os.File

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -208,6 +209,26 @@ func TestCutAndHealed(t *testing.T) {
 	}
 	if worlds, err := os.ReadFile(file); err != nil || strings.Count(string(worlds), "\n") != 2 {
 		t.Errorf("the attempts were\n%s%v", worlds, err)
+	}
+}
+
+// TestWhyWithoutANode: "cohort why" names the node that does not answer because its network is gone, and since when.
+func TestWhyWithoutANode(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t, 2)
+	file, job := filepath.Join(t.TempDir(), "pids"), l.machine(0)
+	for i := 1; i <= 2; i++ {
+		script := fmt.Sprintf(`echo machine=%d >> %s; exec sleep 1000`, i, file)
+		l.start(i, "run", "--nnodes", "2", "--node-rank", strconv.Itoa(i-1), "--rdzv-id", job, "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--evidence", "-",
+			"--rdzv-conf", "heartbeat_timeout=600", "sh", "-c", script)
+	}
+	l.until(file, `(?s)(machine.*){2}`)
+	l.cut(2)
+	why := l.start(1, "why", job)
+	why.ends()
+	want := regexp.MustCompile(`only 1 of the 2 nodes have answered, and nothing is known of node 1 on \S+ \(rank 1\), whose launcher \(process \d+\) has not been heard of for \d+ s`)
+	if !want.MatchString(why.String()) {
+		t.Errorf("it says\n%s", why)
 	}
 }
 

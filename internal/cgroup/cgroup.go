@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup reads what limits a process: the memory and the processor time of its cgroup, of either version.
+// Package cgroup reads what limits a process: the memory and the processor time of its cgroup, of either version, and whether that is frozen.
 package cgroup
 
 import (
@@ -83,6 +83,18 @@ func ThrottledOf(root string, pid int) Throttled {
 		return Throttled{dir, time.Duration(Field(filepath.Join(dir, "cpu.stat"), "throttled_usec")) * time.Microsecond}
 	}
 	return Throttled{dir, time.Duration(Field(filepath.Join(dir, "cpu.stat"), "throttled_time"))}
+}
+
+// Frozen reports whether the cgroup of a process is frozen, as docker pause does it: none of its processes runs.
+func Frozen(root string, pid int) bool {
+	const none = "none" // no file of the other version
+	if dir, _ := Dir(root, strconv.Itoa(pid), "freezer", func(v2 bool) string { return pick(v2, none, "freezer.state") }); dir != "" {
+		if b, err := os.ReadFile(filepath.Join(dir, "freezer.state")); err == nil && strings.TrimSpace(string(b)) == "FROZEN" { //nolint:gosec // a file of the kernel
+			return true
+		}
+	}
+	dir, _ := Dir(root, strconv.Itoa(pid), "freezer", func(v2 bool) string { return pick(v2, "cgroup.events", none) })
+	return dir != "" && Field(filepath.Join(dir, "cgroup.events"), "frozen") == 1
 }
 
 func pick(v2 bool, two, one string) string {

@@ -44,16 +44,7 @@ func TestOf(t *testing.T) {
 		},
 		"none": {map[string]string{"proc/7/cgroup": "nonsense\n0::/x\n"}, cgroup.Memory{}, 0},
 	} {
-		root := t.TempDir()
-		for file, text := range c.files {
-			path := filepath.Join(root, file)
-			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
+		root := place(t, c.files)
 		if c.memory.Dir != "" {
 			c.memory.Dir = filepath.Join(root, c.memory.Dir)
 		}
@@ -64,4 +55,40 @@ func TestOf(t *testing.T) {
 			t.Errorf("%s: %+v, want %v", name, got, c.throttled)
 		}
 	}
+}
+
+// TestFrozen: a frozen cgroup of either version is found, and of the two hierarchies that a process can be in, each one.
+func TestFrozen(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  bool
+	}{
+		"v1":              {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/\n", "sys/fs/cgroup/freezer/job/freezer.state": "FROZEN\n"}, true},
+		"v1 thawed":       {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/\n", "sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n"}, false},
+		"v2":              {map[string]string{"proc/7/cgroup": "0::/job\n", "sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 1\n"}, true},
+		"v2 thawed":       {map[string]string{"proc/7/cgroup": "0::/job\n", "sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 0\n"}, false},
+		"v2 beside v1":    {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/job\n", "sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n", "sys/fs/cgroup/unified/job/cgroup.events": "frozen 1\n"}, true},
+		"the root of all": {map[string]string{"proc/7/cgroup": "6:freezer:/\n0::/\n"}, false},
+	} {
+		if got := cgroup.Frozen(place(t, c.files), 7); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// place writes files below a made-up root.
+func place(t *testing.T, files map[string]string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for file, text := range files {
+		path := filepath.Join(root, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -53,6 +54,9 @@ func visible(c *cobra.Command) []*cobra.Command {
 	return all
 }
 
+// afterList is where a paragraph goes on after an indented line, to which roff would join it.
+var afterList = regexp.MustCompile(`(?m)(^ .*\n)([^ ])`)
+
 // manPage returns the manual page of a command in roff.
 func manPage(c *cobra.Command) string {
 	var b strings.Builder
@@ -69,7 +73,7 @@ func manPage(c *cobra.Command) string {
 				fmt.Fprintf(&b, ".PP\n.nf\n%s\n.fi\n", roff(paragraph))
 				continue
 			}
-			fmt.Fprintf(&b, ".PP\n%s\n", roff(paragraph))
+			fmt.Fprintf(&b, ".PP\n%s\n", afterList.ReplaceAllString(roff(paragraph), "$1.br\n$2"))
 		}
 	}
 	writeOptions(&b, c)
@@ -78,23 +82,16 @@ func manPage(c *cobra.Command) string {
 	}
 	var see []string
 	if p := c.Parent(); p != nil {
-		see = append(see, strings.ReplaceAll(p.CommandPath(), " ", "-"))
+		see = append(see, roff(strings.ReplaceAll(p.CommandPath(), " ", "-")))
 	}
 	for _, sub := range visible(c)[1:] {
 		if sub.Parent() == c {
-			see = append(see, strings.ReplaceAll(sub.CommandPath(), " ", "-"))
+			see = append(see, roff(strings.ReplaceAll(sub.CommandPath(), " ", "-")))
 		}
 	}
 	if len(see) > 0 {
 		slices.Sort(see)
-		b.WriteString(".SH SEE ALSO\n")
-		for i, s := range see {
-			end := ","
-			if i == len(see)-1 {
-				end = ""
-			}
-			fmt.Fprintf(&b, ".BR %s (1)%s\n", roff(s), end)
-		}
+		b.WriteString(".SH SEE ALSO\n.BR " + strings.Join(see, " (1),\n.BR ") + " (1)\n")
 	}
 	return b.String()
 }

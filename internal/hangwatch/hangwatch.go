@@ -53,23 +53,32 @@ type Hang struct {
 type Watch struct {
 	timeout, lead time.Duration
 	order         Order
+	stand         stand
+	told          place       // of the last hang that was told and not sure
+	recorders     progress    // in full looks at a job whose ranks have run
+	full          verdict.Job // the first of two full looks
+	troubled      int         // ranks that could not be read in the last look
+	failed        bool        // the last look was left out because of that
+}
 
-	// The place that the job was found at last.
-	places   []string
-	from     time.Duration // when it was found there first
+// place is where the ranks of a job were found at a time.
+type place struct {
+	ranks []string
+	at    time.Duration
+}
+
+// progress is how far recorders had come, and when that was seen first.
+type progress struct {
+	text string
+	at   time.Duration
+}
+
+// stand is the time that a job has spent at the place that it was found at last.
+type stand struct {
+	place                  // when it was found there first
 	looks    int           // how often since then
 	prepared bool          // a full look was begun since then
 	due      time.Duration // how long it has to stand there until the hang is told; 0: it was told
-
-	told   []string      // the places of the last hang that was told and not sure
-	toldAt time.Duration // when that was
-
-	progress   string        // how far recorders had come in a full look at a job whose ranks have run
-	progressAt time.Duration // when that was seen first
-
-	full     verdict.Job // the first of two full looks
-	troubled int         // ranks that could not be read in the last look
-	failed   bool        // the last look was left out because of that
 }
 
 // New returns a watch that tells a hang when nothing has moved for a time. Lead is how long a full look can take: it is begun that much
@@ -97,20 +106,21 @@ func (w *Watch) glanced(l Look) Order {
 		return Glance
 	}
 	v := verdict.Judge(l.Seen)
-	if !still(v) || !slices.Equal(v.Places, w.places) {
-		w.places, w.from, w.looks, w.prepared, w.due = v.Places, l.At, 0, false, w.timeout
+	s := &w.stand
+	if !still(v) || !slices.Equal(v.Places, s.ranks) {
+		*s = stand{place: place{v.Places, l.At}, due: w.timeout}
 		return Glance
 	}
-	w.looks++
-	stood := l.At - w.from
+	s.looks++
+	stood := l.At - s.at
 	switch {
-	case w.due == 0:
+	case s.due == 0:
 		return Glance
-	case w.prepared && stood >= w.due && w.looks >= leastLooks:
-		w.prepared = false
+	case s.prepared && stood >= s.due && s.looks >= leastLooks:
+		s.prepared = false
 		return Collect
-	case !w.prepared && stood >= max(w.due/2, w.due-w.lead):
-		w.prepared = true
+	case !s.prepared && stood >= max(s.due/2, s.due-w.lead):
+		s.prepared = true
 		return Prepare
 	}
 	return Glance
@@ -125,7 +135,7 @@ func (w *Watch) fails(seen verdict.Job) bool {
 			troubled++
 		}
 	}
-	w.failed = troubled > w.troubled && !w.failed && w.places != nil
+	w.failed = troubled > w.troubled && !w.failed && w.stand.ranks != nil
 	if !w.failed {
 		w.troubled = troubled
 	}
@@ -142,8 +152,8 @@ func (w *Watch) collected(l Look) (Order, *Hang) {
 	}
 	v := verdict.Judge(l.Seen)
 	switch {
-	case !still(v) || !slices.Equal(v.Places, w.places):
-		w.places = nil
+	case !still(v) || !slices.Equal(v.Places, w.stand.ranks):
+		w.stand.ranks = nil
 		return Glance, nil
 	case v.Still:
 		w.full = l.Seen
@@ -160,7 +170,7 @@ func (w *Watch) repeated(l Look) *Hang {
 	wentOn, sure := compared(w.full, l.Seen)
 	w.full = verdict.Job{}
 	if wentOn {
-		w.places = nil
+		w.stand.ranks = nil
 		return nil
 	}
 	return w.tell(l, sure)
@@ -168,20 +178,20 @@ func (w *Watch) repeated(l Look) *Hang {
 
 // tell tells the hang. One that is not sure is looked at once more after as much time again.
 func (w *Watch) tell(l Look, sure bool) *Hang {
-	stood, first := l.At-w.from, w.due == w.timeout
+	stood, first := l.At-w.stand.at, w.stand.due == w.timeout
 	ran := lively(l.Seen, stood) && !w.recorded(l)
 	sure = sure && !ran
-	w.due = 2 * stood
+	w.stand.due = 2 * stood
 	if sure {
-		w.due = 0
+		w.stand.due = 0
 	}
 	v := verdict.Judge(l.Seen)
 	if !sure {
-		again := slices.Equal(v.Places, w.told) && l.At-w.toldAt < notAgain*w.timeout
+		again := slices.Equal(v.Places, w.told.ranks) && l.At-w.told.at < notAgain*w.timeout
 		if !first || again {
 			return nil
 		}
-		w.told, w.toldAt = v.Places, l.At
+		w.told = place{v.Places, l.At}
 	}
 	return &Hang{Since: stood, Sure: sure, Ran: ran, Verdict: v, Seen: l.Seen}
 }
@@ -191,14 +201,14 @@ func (w *Watch) tell(l Look, sure bool) *Hang {
 func (w *Watch) recorded(l Look) bool {
 	none := func(r verdict.Rank) bool { return r.Gone == "" && (r.Dump == nil || len(r.Dump.Entries) == 0) }
 	if slices.ContainsFunc(l.Seen.Ranks, none) {
-		w.progress = ""
+		w.recorders = progress{}
 		return false
 	}
-	if progress := verdict.Progress(l.Seen.Ranks); progress != w.progress || progress == "" {
-		w.progress, w.progressAt = progress, l.At
+	if text := verdict.Progress(l.Seen.Ranks); text != w.recorders.text || text == "" {
+		w.recorders = progress{text, l.At}
 		return false
 	}
-	return l.At-w.progressAt >= w.timeout
+	return l.At-w.recorders.at >= w.timeout
 }
 
 // lively reports whether all ranks have run while the job seemed to stand still. They may look for something again and again, or the job works

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -111,9 +112,10 @@ func waitsBelow(t *pystack.Thread) bool {
 	return t.Kernel == "do_wait"
 }
 
-// below looks at the processes below a rank: those that run code of the program, and other programs.
-func below(ctx context.Context, reader *pystack.Reader, pid int) []verdict.Child {
-	var all []verdict.Child
+// below looks at the processes below a rank: it returns those that run code of the program, and other programs, and whether the
+// rank has a multiprocessing.Pool and all of them wait for a task of it.
+func below(ctx context.Context, reader *pystack.Reader, pid int) (all []verdict.Child, poolIdle bool) {
+	workers, busy := 0, 0
 	level := []int{pid}
 	for depth := 0; depth < maxBelow && len(level) > 0; depth++ {
 		var next []int
@@ -122,40 +124,72 @@ func below(ctx context.Context, reader *pystack.Reader, pid int) []verdict.Child
 		}
 		for _, child := range next {
 			if len(all) >= maxChildren || ctx.Err() != nil {
-				return all
+				return all, false
 			}
-			if c, ok := childOf(ctx, reader, child); ok {
+			switch c, does := childOf(ctx, reader, child); does {
+			case works:
 				all = append(all, c)
+			case waitsForTask:
+				workers++
+			case unclear:
+				busy++
+			case helps:
 			}
 		}
 		level = next
 	}
-	return all
+	return all, workers > 0 && busy == 0 && len(all) == 0
 }
 
-func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Child, bool) {
+// duty is what a process below a rank is there for.
+type duty int
+
+const (
+	unclear      duty = iota // it runs the code of libraries alone
+	works                    // it runs code of the program, or is another program
+	waitsForTask             // of a multiprocessing.Pool
+	helps                    // multiprocessing itself, or has ended
+)
+
+func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Child, duty) {
 	_, state := stat("/proc", pid)
 	if state == "" || state == "Z" {
-		return verdict.Child{}, false
+		return verdict.Child{}, helps
 	}
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	comm, _ := os.ReadFile(filepath.Join(dir, "comm")) //nolint:gosec // a file of the kernel
 	c := verdict.Child{PID: pid, Command: strings.TrimSpace(string(comm)), Stopped: state == "T" || state == "t"}
 	p, err := reader.Read(ctx, pid)
-	if err != nil {
-		return c, c.Command != ""
+	if err != nil && c.Command != "" {
+		return c, works
+	}
+	if err != nil || p.Main() == nil || len(p.Main().Frames) == 0 {
+		return c, unclear
 	}
 	main := p.Main()
-	if main == nil {
-		return c, false
-	}
 	c.Frames, c.Kernel = ownFrames(main.Frames), main.Kernel
-	for _, f := range c.Frames {
-		if !pystack.Library(f.File) {
-			return c, true
+	switch {
+	case slices.ContainsFunc(c.Frames, func(f pystack.Frame) bool { return !pystack.Library(f.File) }):
+		return c, works
+	case len(c.Frames) == 0:
+		return c, helps
+	case main.State != "R" && getsTask(c.Frames):
+		return c, waitsForTask
+	}
+	return c, unclear
+}
+
+// getsTask reports whether a process of a multiprocessing.Pool waits for its next task: it is in the queue that its worker reads.
+func getsTask(frames []pystack.Frame) bool {
+	for i, f := range frames {
+		if !strings.Contains(f.File, "/multiprocessing/") {
+			return false
+		}
+		if f.Func == "worker" && strings.HasSuffix(f.File, "/multiprocessing/pool.py") {
+			return i > 0 && strings.HasSuffix(frames[i-1].Func, "Queue.get") && strings.HasSuffix(frames[i-1].File, "/multiprocessing/queues.py")
 		}
 	}
-	return c, false // a worker that waits for work, or a helper of multiprocessing
+	return false
 }
 
 // ownFrames cuts off the calls that a forked process has of its parent. None are left of a helper of multiprocessing.

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/cgroup"
 	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/pystack"
@@ -85,7 +86,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 			v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
 		}
 		_, v.State = stat("/proc", r.PID)
-		v.LostChildren = deadChild(r.PID)
+		v.LostChildren, v.Frozen = deadChild(r.PID), cgroup.Frozen("/", r.PID)
 		for _, addr := range dials[r.PID] {
 			if slices.Contains(dialed[r.PID], addr) && !slices.Contains(v.Dials, addr.String()) {
 				v.Dials = append(v.Dials, addr.String())
@@ -112,7 +113,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 				v.Ending = len(v.Main.Frames) == 0 && hasTorch(r.PID)
 				v.GPU = !v.Moved && v.Main.State == "R" && usesGPU("/proc", p.PID)
 				if !v.Moved && waitsBelow(v.Main) {
-					v.Children = below(ctx, &reader, r.PID)
+					v.Children, v.PoolIdle = below(ctx, &reader, r.PID)
 				}
 			}
 		} else if len(goroutines[i]) > 0 {
@@ -128,6 +129,9 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	}
 	if seen.StoreTrouble == "" && len(seen.Waits) == 0 && verdict.Starting(seen.Ranks) {
 		seen.StoreTrouble = noStore(ctx, seen.Store, pids)
+	}
+	if verdict.Starting(seen.Ranks) {
+		seen.OldKeys = oldKeys(ctx, j)
 	}
 	if ask && slices.ContainsFunc(pids, func(pid int) bool { return usesGPU("/proc", pid) }) {
 		seen.GPUErrors = gpuErrors("/dev/kmsg", host, seen.Ranks)

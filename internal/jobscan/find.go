@@ -110,7 +110,7 @@ func Describe(rank, pid int) Rank {
 
 var wanted = map[string]bool{
 	"RANK": true, "WORLD_SIZE": true, "LOCAL_WORLD_SIZE": true, "MASTER_ADDR": true, "MASTER_PORT": true, "TORCHELASTIC_RUN_ID": true,
-	"TORCHELASTIC_RESTART_COUNT": true, "TORCH_FR_DUMP_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": true,
+	"TORCHELASTIC_RESTART_COUNT": true, "TORCHELASTIC_USE_AGENT_STORE": true, "TORCH_FR_DUMP_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": true,
 	"TORCH_WORKER_SERVER_SOCKET": true, "NCCL_RAS_ADDR": true,
 	control.EnvRun: true, control.EnvDump: true,
 }

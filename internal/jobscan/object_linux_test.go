@@ -9,11 +9,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
 // TestPolled: what a thread polls is told if it is one file.
@@ -217,4 +221,58 @@ func TestHelpersAreNoWorkers(t *testing.T) {
 		}
 	}
 	t.Errorf("the worker was not found, but %q", last)
+}
+
+// TestIdlePool: a pool is idle only if all its processes wait for a task.
+func TestIdlePool(t *testing.T) {
+	t.Parallel()
+	python, err := exec.LookPath("/usr/bin/python3")
+	if err != nil {
+		t.Skip("there is no Python")
+	}
+	for name, c := range map[string]struct {
+		text string
+		want bool
+	}{
+		"killed":            {"p = multiprocessing.Pool(2)\nr = p.apply_async(die)\n", true},
+		"code of libraries": {"p = multiprocessing.Pool(1)\np.apply(abs, (1,))\nr = p.apply_async(time.sleep, (600,))\n", false},
+		"threads":           {"p = multiprocessing.pool.ThreadPool(2)\nr = p.apply_async(time.sleep, (600,))\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			script := filepath.Join(t.TempDir(), "train.py")
+			text := "import multiprocessing, multiprocessing.pool, os, signal, time\n\ndef die():\n    os.kill(os.getpid(), signal.SIGKILL)\n\n" + c.text + "print('ready', flush=True)\nr.get()\n"
+			if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.Command(python, script)
+			in, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				children := childrenOf(cmd.Process.Pid)
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+				for _, child := range children {
+					_ = syscall.Kill(child, syscall.SIGKILL)
+				}
+			}()
+			if _, err := in.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			var seen verdict.Rank
+			for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+				seen = Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: cmd.Process.Pid}}}, 50*time.Millisecond).Ranks[0]
+				waits := seen.Main != nil && !seen.Moved && slices.ContainsFunc(seen.Main.Frames, func(f pystack.Frame) bool { return strings.HasSuffix(f.Func, "Result.get") })
+				if waits && seen.PoolIdle == c.want {
+					return
+				}
+			}
+			t.Errorf("idle %v, want %v: %v", seen.PoolIdle, c.want, seen.Main)
+		})
+	}
 }

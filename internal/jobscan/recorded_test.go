@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -94,5 +95,58 @@ func TestAskStore(t *testing.T) {
 	}
 	if v := verdict.Judge(AskStore(ctx, client)); v.Sentence != "Rank 1 has not reached all_reduce number 4 of default_pg; rank 0 waits." {
 		t.Errorf("%s\n%v", v.Sentence, v.Proof)
+	}
+}
+
+// TestOldKeys: a store in which more workers have joined than a restarted job has is not that of this attempt alone.
+func TestOldKeys(t *testing.T) {
+	t.Parallel()
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	client, err := tcpstore.Dial(t.Context(), server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	of := func(world int, more ...string) Job {
+		env := map[string]string{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "1"}
+		for i := 0; i+1 < len(more); i += 2 {
+			env[more[i]] = more[i+1]
+		}
+		return Job{Store: server.Addr().String(), World: world, Ranks: []Rank{{env: env}}}
+	}
+	if oldKeys(t.Context(), of(2)) {
+		t.Error("of an empty store")
+	}
+	for range 3 {
+		if _, err := client.JoinWorker(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := client.Set(t.Context(), "/worker/attempt_1/default_pg/0//cpu//0/0", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if oldKeys(t.Context(), of(2)) {
+		t.Error("of a store in which each attempt has keys of its own")
+	}
+	if err := client.Set(t.Context(), "default_pg/0//cpu//0/0", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		job  Job
+		want bool
+	}{
+		"a restart":                      {of(2), true},
+		"as many workers as the job has": {of(3), false},
+		"the first attempt":              {of(2, "TORCHELASTIC_RESTART_COUNT", "0"), false},
+		"a store of rank 0":              {of(2, "TORCHELASTIC_USE_AGENT_STORE", "False"), false},
+		"a store that is new each time":  {of(2, control.EnvRun, "/run/x"), false},
+	} {
+		if got := oldKeys(t.Context(), c.job); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
 	}
 }

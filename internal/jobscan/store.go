@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/verdict"
@@ -73,6 +74,35 @@ func storeTrouble(ctx context.Context, addr string) string {
 		return "nothing listens there"
 	}
 	return ""
+}
+
+// oldKeys reports whether the store of a restarted job has keys of an attempt before: torchrun goes on with the store of its
+// rendezvous, in which more workers have joined than the job has. A launcher of cohort begins each attempt with an empty one, and an
+// older PyTorch, 1.13 among them, has a prefix of its own for the keys of each attempt.
+func oldKeys(ctx context.Context, j Job) bool {
+	first := j.Ranks[0].env
+	restarts, _ := strconv.Atoi(first["TORCHELASTIC_RESTART_COUNT"])
+	if restarts == 0 || first["TORCHELASTIC_USE_AGENT_STORE"] != "True" || first[control.EnvRun] != "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	client, err := tcpstore.Dial(ctx, j.Store)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = client.Close() }()
+	if joined, err := client.Workers(ctx); err != nil || joined <= int64(j.World) {
+		return false
+	}
+	return slices.ContainsFunc(j.Ranks, func(r Rank) bool {
+		for _, key := range []string{"cpu//0/" + strconv.Itoa(r.Rank), "cuda//0/" + strconv.Itoa(r.Rank), "cuda//0"} { // gloo's, and NCCL's
+			if there, err := client.Check(ctx, "default_pg/0//"+key); err == nil && there {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // noStore says who listens at the address of a store on this host and does not answer as one, "" if that is not known. ranks are the processes of the job,

@@ -44,7 +44,11 @@ func (j *Job) timeUp() {
 		j.setTimer(j.limits.Join)
 		return
 	}
-	j.finish(End{Code: dist.DeadlineExceeded, Sentence: fmt.Sprintf("%d of %d nodes came within %v", len(j.members), j.limits.Min, j.limits.Join)})
+	few := fmt.Sprintf("%d of %d nodes came within %v", len(j.members), j.limits.Min, j.limits.Join)
+	if j.why.Sentence != "" { // of the attempt before
+		few = fmt.Sprintf("%s; only %d of %d nodes were there %v later", j.why.Sentence, len(j.members), j.limits.Min, j.limits.Join)
+	}
+	j.finish(End{Code: dist.DeadlineExceeded, Sentence: few})
 }
 
 // begin starts an attempt with at most Max nodes; the others are spares.

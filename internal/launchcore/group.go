@@ -189,7 +189,7 @@ type phase int
 const (
 	idle       phase = iota
 	running          // workers run
-	collecting       // one failed, evidence is being taken
+	collecting       // one failed, or all are to be stopped: evidence is being taken
 	lingering        // waiting for the cause
 	marking          // to be interrupted as soon as it is known where the workers are
 	stopping         // signalled
@@ -205,6 +205,8 @@ type Group struct {
 	alive   []bool
 	living  int
 	outcome Outcome
+	// linger says that whoever stopped the group does not know the cause, which may be one of these workers.
+	linger bool
 	// interrupted says that the workers were sent SIGINT and are not yet known to have noticed.
 	interrupted bool
 	patience    time.Duration // what is left of Grace when the timer ends
@@ -238,10 +240,7 @@ func (g *Group) Step(ev Event) []Effect {
 			g.judge()
 		}
 	case Stop:
-		if g.phase < stopping {
-			g.outcome.Stopped = true
-			g.stopSoon(ev.Linger)
-		}
+		g.stopSoon(ev.Linger)
 	case Hung:
 		if g.phase == running {
 			g.outcome.Hung = true
@@ -359,11 +358,16 @@ func (g *Group) collect() {
 
 // judge decides what follows once the evidence is there.
 func (g *Group) judge() {
-	g.do(Failing{Hung: g.outcome.Hung})
+	o := g.outcome
+	if !o.Stopped && o.Signal == 0 {
+		g.do(Failing{Hung: o.Hung})
+	}
 	switch {
 	case g.living == 0:
 		g.sweep()
-	case !g.outcome.Hung && g.consequencesOnly() && g.limits.Linger > 0:
+	case o.Signal != 0:
+		g.stop(o.Signal)
+	case !o.Hung && g.consequencesOnly() && (!o.Stopped || g.linger) && g.limits.Linger > 0:
 		g.phase = lingering
 		g.setTimer(g.limits.Linger)
 	default:
@@ -414,17 +418,18 @@ func (g *Group) wait(d time.Duration) {
 
 // stopSoon stops the group for a reason outside of it.
 func (g *Group) stopSoon(linger bool) {
+	if g.phase >= stopping {
+		return
+	}
+	g.outcome.Stopped, g.linger = true, linger
 	switch {
 	case g.phase == idle:
 		g.end()
-	case linger && g.limits.Linger > 0 && g.phase == running:
-		g.phase = lingering
-		g.setTimer(g.limits.Linger)
-	case linger && g.phase == lingering:
-	case g.phase == marking: // SIGINT follows, as the user asked
-	default:
+	case g.phase == running:
+		g.collect()
+	case g.phase == lingering && !linger:
 		g.stop(SIGTERM)
-	}
+	} // else it goes on when the evidence is there, when the time is over, or with the SIGINT that the user asked for
 }
 
 func (g *Group) kill() {
@@ -446,22 +451,24 @@ func (g *Group) end() {
 }
 
 func (g *Group) userSignal(s Signal) {
+	again := g.outcome.Signal != 0 || g.phase == stopping
+	if g.phase <= stopping && g.outcome.Signal == 0 {
+		g.outcome.Signal = s
+	}
 	switch {
 	case g.phase == idle:
-		g.outcome.Signal = s
 		g.end()
-	case g.phase < marking:
-		g.outcome.Signal = s
-		g.stop(s)
-	case g.phase <= stopping:
+	case g.phase > stopping, g.living == 0: // it ends already
+	case again:
 		// The user asks again, or asks while the group is being stopped after a failure: no more patience.
-		if g.outcome.Signal == 0 {
-			g.outcome.Signal = s
-		}
-		if g.phase == marking {
-			g.signal(SIGINT) // nobody is killed without a warning
+		if g.phase != stopping {
+			g.signal(g.outcome.Signal) // nobody is killed without a warning
 		}
 		g.kill()
+	case g.phase == running:
+		g.collect()
+	case g.phase == lingering:
+		g.stop(s)
 	}
 }
 

@@ -22,7 +22,8 @@ func TestGroup(t *testing.T) {
 	all := []Worker{0, 1, 2}
 	failed := []Event{Begin{}, Exited{Worker: 1, Code: 7}}
 	stopped := append(slices.Clone(failed), EvidenceTaken{})
-	marked := []Event{Begin{}, UserSignal{SIGINT}}
+	asked := []Event{Begin{}, UserSignal{SIGINT}}
+	marked := append(slices.Clone(asked), EvidenceTaken{})
 	interrupted := append(slices.Clone(marked), Marked{})
 	lost := []Event{Begin{}, Exited{Worker: 0, Code: 1, Consequence: true}, EvidenceTaken{}}
 	for name, c := range map[string]struct {
@@ -44,22 +45,28 @@ func TestGroup(t *testing.T) {
 		"another consequence is no news": {lost, Exited{Worker: 2, Code: 1, Consequence: true}, nil},
 		"nor is a success":               {lost, Exited{Worker: 2}, nil},
 		"waiting for the cause ends":     {lost, TimerFired{2}, []Effect{Send{[]Worker{1, 2}, SIGTERM}, SetTimer{3, 4 * time.Second}}},
-		"SIGTERM is passed on":           {[]Event{Begin{}}, UserSignal{SIGTERM}, []Effect{Send{all, SIGTERM}, SetTimer{1, 4 * time.Second}}},
-		"SIGINT: where the workers are":  {[]Event{Begin{}}, UserSignal{SIGINT}, []Effect{Mark{all}, SetTimer{1, 2 * time.Second}}},
-		"then it is passed on":           {marked, Marked{}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}}},
-		"which must not take long":       {marked, TimerFired{1}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}}},
+		"a signal: evidence first":       {[]Event{Begin{}}, UserSignal{SIGTERM}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
+		"SIGTERM is passed on":           {[]Event{Begin{}, UserSignal{SIGTERM}}, EvidenceTaken{}, []Effect{Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"SIGINT: where the workers are":  {asked, EvidenceTaken{}, []Effect{Mark{all}, SetTimer{2, 2 * time.Second}}},
+		"then it is passed on":           {marked, Marked{}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}}},
+		"which must not take long":       {marked, TimerFired{2}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}}},
 		"which nobody else changes":      {marked, Stop{}, nil},
-		"and which is done all the same": {append(slices.Clone(marked), Stop{}), Marked{}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}}},
-		"who does not react is found":    {interrupted, TimerFired{2}, []Effect{FindStuck{all}, SetTimer{3, 2 * time.Second}}},
-		"and sent SIGTERM":               {append(slices.Clone(interrupted), TimerFired{2}), Stuck{[]Worker{2}}, []Effect{Send{[]Worker{2}, SIGTERM}}},
-		"who reacts to none is named":    {append(slices.Clone(interrupted), TimerFired{2}), TimerFired{3}, []Effect{Waits{all, 26 * time.Second}, SetTimer{4, 26 * time.Second}}},
-		"a second SIGINT kills":          {interrupted, UserSignal{SIGINT}, []Effect{Send{all, SIGKILL}, SetTimer{3, 5 * time.Second}}},
-		"at once, too":                   {marked, UserSignal{SIGINT}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}, Send{all, SIGKILL}, SetTimer{3, 5 * time.Second}}},
+		"and which is done all the same": {append(slices.Clone(marked), Stop{}), Marked{}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}}},
+		"who does not react is found":    {interrupted, TimerFired{3}, []Effect{FindStuck{all}, SetTimer{4, 2 * time.Second}}},
+		"and sent SIGTERM":               {append(slices.Clone(interrupted), TimerFired{3}), Stuck{[]Worker{2}}, []Effect{Send{[]Worker{2}, SIGTERM}}},
+		"who reacts to none is named":    {append(slices.Clone(interrupted), TimerFired{3}), TimerFired{4}, []Effect{Waits{all, 26 * time.Second}, SetTimer{5, 26 * time.Second}}},
+		"a second SIGINT kills":          {interrupted, UserSignal{SIGINT}, []Effect{Send{all, SIGKILL}, SetTimer{4, 5 * time.Second}}},
+		"at once, too":                   {marked, UserSignal{SIGINT}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}, Send{all, SIGKILL}, SetTimer{4, 5 * time.Second}}},
+		"and during the look":            {asked, UserSignal{SIGINT}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}, Send{all, SIGKILL}, SetTimer{3, 5 * time.Second}}},
+		"unless nobody is left":          {append(slices.Clone(asked), Exited{Worker: 0}, Exited{Worker: 1}, Exited{Worker: 2}), UserSignal{SIGINT}, nil},
+		"a signal after a failure":       {append(slices.Clone(failed), UserSignal{SIGTERM}), EvidenceTaken{}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"SIGINT while stopping kills":    {stopped, UserSignal{SIGINT}, []Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{3, 5 * time.Second}}},
 		"SIGUSR1 is only passed on":      {[]Event{Begin{}, Exited{Worker: 1}}, PassedSignal{10}, []Effect{Send{[]Worker{0, 2}, 10}}},
-		"another node failed":            {[]Event{Begin{}}, Stop{}, []Effect{Send{all, SIGTERM}, SetTimer{1, 4 * time.Second}}},
-		"another node lost a peer":       {[]Event{Begin{}}, Stop{Linger: true}, []Effect{SetTimer{1, 5 * time.Second}}},
-		"which was the cause":            {[]Event{Begin{}, Stop{Linger: true}}, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"another node failed: evidence":  {[]Event{Begin{}}, Stop{}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
+		"these are stopped, too":         {[]Event{Begin{}, Stop{}}, EvidenceTaken{}, []Effect{Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"another node lost a peer":       {[]Event{Begin{}, Stop{Linger: true}}, EvidenceTaken{}, []Effect{SetTimer{2, 5 * time.Second}}},
+		"which was the cause":            {[]Event{Begin{}, Stop{Linger: true}, EvidenceTaken{}}, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{3, 4 * time.Second}}},
+		"or at the same time":            {[]Event{Begin{}, Stop{Linger: true}, Exited{Worker: 1, Code: 1}}, EvidenceTaken{}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"a hang is looked at":            {[]Event{Begin{}}, Hung{}, []Effect{TakeEvidence{Hung: true}, SetTimer{1, 100 * time.Millisecond}}},
 		"and stopped":                    {[]Event{Begin{}, Hung{}}, EvidenceTaken{}, []Effect{Failing{Hung: true}, Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"who was never started is not":   {[]Event{Begin{}, Refused{Worker: 1, Rest: true}}, EvidenceTaken{}, []Effect{Failing{}, Send{[]Worker{0}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
@@ -137,7 +144,7 @@ type simulated struct {
 	immortal  []bool
 	asked     bool // the group was told to end
 	failed    bool
-	evidence  bool
+	looked    bool
 	signalled time.Duration
 	killed    bool
 	ends      []Ended
@@ -150,8 +157,6 @@ func (s *simulated) step(ev Event) {
 		s.known[ev.Worker] = true
 	case Refused:
 		s.failed = true
-	case EvidenceTaken:
-		s.evidence = true
 	case Stop, UserSignal, Hung:
 		s.asked = true
 	}
@@ -166,6 +171,7 @@ func (s *simulated) perform(e Effect) {
 	}
 	switch e := e.(type) {
 	case TakeEvidence:
+		s.looked = true
 		if s.r.IntN(4) > 0 {
 			s.answers = append(s.answers, EvidenceTaken{})
 		}
@@ -177,6 +183,9 @@ func (s *simulated) perform(e Effect) {
 		}
 		if e.Signal != 10 && !s.asked && !s.failed {
 			s.t.Fatalf("seed %d: signal %d though nothing happened", s.seed, e.Signal)
+		}
+		if e.Signal != 10 && !s.looked {
+			s.t.Fatalf("seed %d: signal %d without a look at the workers before", s.seed, e.Signal)
 		}
 		if e.Signal == SIGKILL {
 			s.killed = true

@@ -334,6 +334,9 @@ func (j *Job) left(ev Left) {
 		}
 		j.halt(dist.PeerLost, Failure{Sentence: ev.Reason}, true)
 	case halting:
+		if !j.counted { // it may be for want of this node that the next attempt does not begin, not for the one that has come
+			j.code, j.why = dist.PeerLost, Failure{Sentence: ev.Reason}
+		}
 		j.settle()
 	case gathering, finished:
 	}

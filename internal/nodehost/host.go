@@ -22,11 +22,11 @@ import (
 
 // Config is what a host needs to know of the job. The fields are those of launch.Config.
 type Config struct {
-	RunID                           string
-	MinNodes, MaxNodes, MaxRestarts int
-	StoreAddr                       string // of this node, where the store listens; "": that of the endpoint
-	StorePort                       int
-	JoinTimeout, LastCall, Silence  time.Duration
+	RunID string
+	Rules
+	StoreAddr                      string // of this node, where the store listens; "": that of the endpoint
+	StorePort                      int
+	JoinTimeout, LastCall, Silence time.Duration
 	// Stranger, if set, is told once of the address of somebody who has connected and does not speak as a launcher does.
 	Stranger func(addr string)
 }
@@ -43,14 +43,15 @@ type Host struct {
 	once     sync.Once
 
 	// Owned by the goroutine of run.
-	job     *launchcore.Job
-	nodes   map[launchcore.Node]*conn
-	attempt int
-	store   *tcpstore.Server
-	timer   *time.Timer
-	timerID int
-	holds   atomic.Pointer[func() error] // tells whether this is still the host; nil: nobody else can be
-	waiting int                          // what the nodes were told, -1: the job does not wait
+	job      *launchcore.Job
+	nodes    map[launchcore.Node]*conn
+	attempt  int
+	store    *tcpstore.Server
+	timer    *time.Timer
+	timerID  int
+	holds    atomic.Pointer[func() error] // tells whether this is still the host; nil: nobody else can be
+	waiting  int                          // what the nodes were told, -1: the job does not wait
+	replaced bool                         // Leave has told some other node
 	// shownNew says that nodes have told something that those who look have not been told.
 	shownNew bool
 }
@@ -62,6 +63,8 @@ type conn struct {
 	out  *outbox
 	name string
 	join *Join
+	// place is its number in the attempt begun, the last one in which it takes part.
+	place, begun int
 	// shown is the state of the node's ranks, nil if it has not told.
 	shown *Shown
 }
@@ -71,9 +74,13 @@ type event struct {
 	conn    *conn
 	fresh   bool // the connection is new
 	message Message
-	gone    error  // the connection has ended
-	end     string // the host itself is ended, and why
+	gone    error // the connection has ended
+	end     error // the host itself is ended, and why
+	leave   *leave
 }
+
+// leave is the wish of the host to be replaced.
+type leave struct{ reason, own string }
 
 // MaxNodes bounds the connections of a host.
 const MaxNodes = 16384
@@ -114,7 +121,7 @@ func (h *Host) accept() {
 				return
 			}
 		}
-		hc := &conn{id: n, wire: NewWire(c, h.cfg.Silence), out: newOutbox()}
+		hc := &conn{id: n, wire: NewWire(c, h.cfg.Silence), out: newOutbox(), begun: -1}
 		select {
 		case h.events <- event{conn: hc, fresh: true}:
 			h.conns.Go(func() { h.read(hc) })
@@ -182,9 +189,14 @@ func (h *Host) run() {
 	for !h.job.Done() {
 		select {
 		case e := <-h.events:
+			if e.leave != nil {
+				h.tellLeave(e.leave)
+				h.job.End(dist.Aborted, e.leave.reason) // without its effects
+				continue
+			}
 			switch {
-			case e.end != "":
-				h.perform(h.job.End(dist.Aborted, e.end))
+			case e.end != nil:
+				h.end(e.end)
 			case e.fresh:
 				all[e.conn] = true
 			default:
@@ -233,6 +245,8 @@ func (h *Host) take(e event) {
 	case c.join == nil && m.Join != nil:
 		h.joined(c, m.Join)
 	case c.join == nil:
+	case m.Examine != nil && m.Examine.What == Presence:
+		c.out.answer(h.presence(*m.Examine))
 	case m.Examine != nil:
 		for _, to := range h.nodes {
 			to.say(Message{Examine: &Question{ID: m.Examine.ID, What: m.Examine.What, Asker: c.id}})
@@ -280,7 +294,7 @@ func (h *Host) joined(c *conn, m *Join) {
 		code, refuse = dist.Exhausted, "there are too many nodes"
 	}
 	if refuse != "" {
-		c.say(Message{Dismiss: &Dismiss{Code: uint8(code), Sentence: refuse}})
+		c.say(Message{Dismiss: &Dismiss{Code: uint8(code), Sentence: refuse, OtherJob: m.RunID != h.cfg.RunID}})
 		return
 	}
 	c.join, c.name = m, m.Host+" (process "+strconv.Itoa(m.PID)+")"
@@ -338,7 +352,8 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 			h.openStore(e.Attempt)
 		case launchcore.BeginNode:
 			if c := h.nodes[e.Node]; c != nil && h.store != nil {
-				c.say(Message{Begin: &Begin{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster, Watched: watched && e.Assignment.Node < MaxRoster}})
+				c.place, c.begun = e.Assignment.Node, h.attempt
+				c.say(Message{Begin: &Begin{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster, Rules: h.cfg.Rules, Watched: watched && e.Assignment.Node < MaxRoster}})
 			}
 		case launchcore.StopNode:
 			if c := h.nodes[e.Node]; c != nil {
@@ -370,7 +385,7 @@ func (h *Host) openStore(attempt int) {
 	}
 	if holds := h.holds.Load(); holds != nil {
 		if err := (*holds)(); err != nil {
-			h.perform(h.job.End(dist.CodeOf(err), err.Error()))
+			h.end(err)
 			return
 		}
 	}
@@ -385,18 +400,46 @@ func (h *Host) openStore(attempt int) {
 // Confirm has the host ask before each attempt whether another launcher has taken its place.
 func (h *Host) Confirm(holds func() error) { h.holds.Store(&holds) }
 
+// end ends the job.
+func (h *Host) end(reason error) {
+	sentence := reason.Error()
+	if e, ok := errors.AsType[*dist.Error](reason); ok && e.Detail != "" {
+		sentence = e.Detail
+	}
+	h.perform(h.job.End(dist.CodeOf(reason), sentence))
+}
+
 // End ends the job on all nodes, for a reason of the host's own, if it has not ended.
-func (h *Host) End(reason string) {
+func (h *Host) End(reason error) {
 	select {
 	case h.events <- event{end: reason}:
 	case <-h.done:
 	}
 }
 
+// Leave ends the rendezvous and not the job: the other nodes are told why this one leaves, and choose another host. own is the address
+// from which this node itself has connected, which may be gone already. It reports false if there are no others, or the job has ended.
+// Who calls it again gets the same answer.
+func (h *Host) Leave(reason, own string) bool {
+	select {
+	case h.events <- event{leave: &leave{reason, own}}:
+	case <-h.done:
+	}
+	<-h.done
+	return h.replaced
+}
+
+func (h *Host) tellLeave(l *leave) {
+	for _, c := range h.nodes {
+		c.say(Message{Leave: &Leave{Reason: l.reason}})
+		h.replaced = h.replaced || c.wire.RemoteAddr().String() != l.own
+	}
+}
+
 // Close ends the rendezvous and waits until the nodes have been told.
 func (h *Host) Close() {
 	h.once.Do(func() {
-		h.End("the launcher that hosts the rendezvous has ended")
+		h.End(dist.New("launch", dist.Aborted, "the launcher that hosts the rendezvous has ended"))
 		<-h.done
 		h.conns.Wait()
 	})

@@ -5,6 +5,7 @@ package nodehost
 
 import (
 	"encoding/json"
+	"net"
 	"strconv"
 	"strings"
 	"testing"
@@ -128,5 +129,79 @@ func TestAnswersOfManyNodes(t *testing.T) {
 	asker.out.close()
 	if _, ok, closed := asker.out.next(); ok || !closed {
 		t.Error("a box that is closed holds back its end")
+	}
+}
+
+// TestPresence: the host tells when it has heard of the nodes of the attempt, the most silent first, and of no others.
+func TestPresence(t *testing.T) {
+	t.Parallel()
+	h := &Host{nodes: map[launchcore.Node]*conn{}, attempt: 3}
+	for n, begun := range []int{3, 3, 2} {
+		c := &conn{id: launchcore.Node(n), wire: NewWire(nil, time.Minute), out: newOutbox(), join: &Join{PID: 100 + n}, place: n, begun: begun}
+		c.wire.last.Add(-int64(time.Duration(n) * time.Hour))
+		h.nodes[c.id] = c
+	}
+	asker := h.nodes[0]
+	h.take(event{conn: asker, message: Message{Examine: &Question{ID: 7, What: Presence}}})
+	m, ok, _ := asker.out.next()
+	if !ok || m.Seen == nil || m.Seen.ID != 7 {
+		t.Fatalf("the answer is %+v", m)
+	}
+	var heard []Heard
+	if err := json.Unmarshal(m.Seen.Job, &heard); err != nil || len(heard) != 2 {
+		t.Fatalf("%s: %v", m.Seen.Job, err)
+	}
+	if a, b := heard[0], heard[1]; a.Node != 1 || a.PID != 101 || a.Ago < time.Hour || b.Node != 0 || b.Ago > time.Minute {
+		t.Errorf("%+v", heard)
+	}
+}
+
+// TestLeave: a host that is ended tells the others even when it has seen its own connection end before, and says whether there are others.
+func TestLeave(t *testing.T) {
+	t.Parallel()
+	for others := range 2 {
+		h, err := Listen(Config{RunID: "job", Rules: Rules{MinNodes: 9, MaxNodes: 9}, JoinTimeout: time.Hour, Silence: time.Hour}, "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		var wires []*Wire
+		for range 1 + others { // the first is the host's own
+			c, err := net.Dial("tcp", h.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := NewWire(c, time.Hour)
+			defer func() { _ = w.Close() }()
+			if err = w.Send(Message{Join: &Join{RunID: "job", Roles: []launchcore.Role{{Name: "default", Workers: 1}}}}); err != nil {
+				t.Fatal(err)
+			}
+			wires = append(wires, w)
+		}
+		// until reads what a node is told until it is as wanted.
+		until := func(w *Wire, wanted func(Message) bool) {
+			t.Helper()
+			for {
+				if m, err := w.Receive(); err != nil {
+					t.Fatalf("with %d others: %v", others, err)
+				} else if wanted(m) {
+					return
+				}
+			}
+		}
+		here := func(n int) func(Message) bool {
+			return func(m Message) bool { return m.Waiting != nil && m.Waiting.Here == n }
+		}
+		until(wires[others], here(1+others))
+		if others > 0 {
+			_ = wires[0].Close()
+			until(wires[others], here(others))
+		}
+		for range 2 {
+			if told := h.Leave("was ended", wires[0].LocalAddr().String()); told != (others > 0) {
+				t.Errorf("with %d others it says %v", others, told)
+			}
+		}
+		until(wires[others], func(m Message) bool { return m.Leave != nil && m.Leave.Reason == "was ended" })
 	}
 }

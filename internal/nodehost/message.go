@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -22,7 +23,6 @@ type Message struct {
 	Join   *Join   `json:"join,omitempty"`
 	Failed *Failed `json:"failed,omitempty"`
 	Ended  *Ended  `json:"ended,omitempty"`
-	Leave  *Leave  `json:"leave,omitempty"`
 	// Of the host.
 	Begin   *Begin   `json:"begin,omitempty"`
 	Stop    *Stop    `json:"stop,omitempty"`
@@ -34,6 +34,8 @@ type Message struct {
 	// Of a node whose job is watched: the state of its ranks. Of the host, to those who watch: that of all nodes.
 	Shown *Shown `json:"shown,omitempty"`
 	View  *View  `json:"view,omitempty"`
+	// Of a node, or of a host that is to be replaced.
+	Leave *Leave `json:"leave,omitempty"`
 	// Of both, again and again.
 	Alive bool `json:"alive,omitempty"`
 }
@@ -62,7 +64,7 @@ type (
 		Failed
 		OK bool `json:"ok"`
 	}
-	// Leave says that the node leaves the job.
+	// Leave says that the node leaves the job, and why: "was ended by SIGTERM".
 	Leave struct {
 		Reason string `json:"reason"`
 	}
@@ -73,8 +75,16 @@ type (
 		Port int    `json:"port"`
 		// Roster has the first of the nodes.
 		Roster []Node `json:"roster,omitempty"`
+		// Rules are those of the host: they count for all nodes.
+		Rules Rules `json:"rules"`
 		// Watched asks this node to tell the state of its ranks again and again.
 		Watched bool `json:"watched,omitempty"`
+	}
+	// Rules are what the launchers of a job should agree on.
+	Rules struct {
+		MinNodes    int `json:"min_nodes"`
+		MaxNodes    int `json:"max_nodes"`
+		MaxRestarts int `json:"max_restarts"`
 	}
 	// Node is a node that takes part, its first rank and how many it has.
 	Node struct {
@@ -93,6 +103,8 @@ type (
 		Code     uint8      `json:"code,omitempty"` // the number of a [dist.Code]
 		Sentence string     `json:"sentence"`
 		Rank     *dist.Rank `json:"rank,omitempty"` // of the worker that failed first
+		// OtherJob says that the node has asked for another job than that of this host.
+		OtherJob bool `json:"otherJob,omitempty"`
 	}
 	// Waiting says how many nodes are there while the job waits for more.
 	Waiting struct {
@@ -102,7 +114,7 @@ type (
 		// Numbers are those that the nodes which are here wish to have, if all of them wish for one.
 		Numbers []int `json:"numbers,omitempty"`
 	}
-	// Question asks all nodes about their workers: what they are doing, or, with What, something else.
+	// Question asks all nodes about their workers: what they are doing, or, with What, something else. [Presence] is for the host.
 	Question struct {
 		ID    int             `json:"id"`
 		What  string          `json:"what,omitempty"`
@@ -142,7 +154,14 @@ type Wire struct {
 	lines   *bufio.Scanner
 	silence time.Duration // after which the other side is given up
 	heard   bool
+	last    atomic.Int64 // when something was received last, since the process began
 }
+
+// began is when this process did: the clock of the computer may be set.
+var began = time.Now()
+
+// Quiet returns how long ago the other side has said something.
+func (w *Wire) Quiet() time.Duration { return time.Since(began) - time.Duration(w.last.Load()) }
 
 // Heard reports whether the other side has ever said something that a launcher says. It may be asked when Receive has failed.
 func (w *Wire) Heard() bool { return w.heard }
@@ -156,6 +175,7 @@ func (w *Wire) AliveEvery() time.Duration {
 func NewWire(c net.Conn, silence time.Duration) *Wire {
 	w := &Wire{Conn: c, lines: bufio.NewScanner(patient{c}), silence: silence}
 	w.lines.Buffer(make([]byte, 0, 4096), MaxMessage)
+	w.last.Store(int64(time.Since(began)))
 	return w
 }
 
@@ -187,6 +207,7 @@ func (w *Wire) Receive() (Message, error) {
 			return m, fmt.Errorf("nodehost: a message that makes no sense: %w", err)
 		}
 		w.heard = true
+		w.last.Store(int64(time.Since(began)))
 		if !m.Alive {
 			return m, nil
 		}

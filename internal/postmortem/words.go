@@ -130,6 +130,12 @@ func foreign(exception string) bool {
 // spoken looks in the last lines of a program that is not Python, or that printed no traceback, for words that tell why.
 func spoken(stderr string) (Kind, string) {
 	lines := strings.Split(strings.TrimSpace(stderr), "\n")
+	if line := goPanic(lines); line != "" {
+		if kind := kindOf(line); kind != Exception {
+			return kind, line
+		}
+		return ExitCode, line
+	}
 	for i := len(lines) - 1; i >= max(0, len(lines)-20); i-- {
 		if kind := kindOf(lines[i]); kind != Exception {
 			return kind, strings.TrimSpace(lines[i])
@@ -141,6 +147,26 @@ func spoken(stderr string) (Kind, string) {
 		}
 	}
 	return ExitCode, ""
+}
+
+// afterPanic is a line that a Go program prints after the words of a panic, and "go run" after the program.
+var afterPanic = regexp.MustCompile(`^$|^\t|^created by |^\S+\(.*\)$|^\.\.\..*frames elided\.\.\.$|^\w+ +0x[0-9a-f]+$|^exit status \d+$`)
+
+// goPanic returns what a Go program said when it panicked, before the stacks of its goroutines, or "". Nothing comes after those: a
+// program that went on has caught the panic and told of it.
+func goPanic(lines []string) string {
+	stacks := false
+	for _, line := range slices.Backward(lines) {
+		switch {
+		case strings.HasPrefix(line, "goroutine "):
+			stacks = true
+		case stacks && (strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ")):
+			return strings.TrimSpace(line)
+		case !stacks && !afterPanic.MatchString(line):
+			return ""
+		}
+	}
+	return ""
 }
 
 // logLine is a message of PyTorch's own log, or of gloo's, that is no error:

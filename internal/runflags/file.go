@@ -13,6 +13,9 @@ import (
 	"github.com/cohort-dist/cohort/launch"
 )
 
+// ofRoles are the options that the roles of a file replace.
+var ofRoles = []string{"nproc-per-node", "module", "no-python", "role"}
+
 // fromFile reads the file of --file, nil if there is none, and adds its options that were not given.
 func (v values) fromFile(sys System, program []string, from sources) (*jobfile.File, error) {
 	name := v["file"]
@@ -22,7 +25,7 @@ func (v values) fromFile(sys System, program []string, from sources) (*jobfile.F
 	if len(program) > 0 {
 		return nil, fmt.Errorf("--file %s says what to run, and so does %q", name, program[0])
 	}
-	for _, other := range []string{"nproc-per-node", "module", "no-python", "role"} {
+	for _, other := range ofRoles {
 		if v[other] != "" {
 			return nil, fmt.Errorf("--%s: with --file the roles of the file say that", other)
 		}
@@ -40,6 +43,9 @@ func (v values) fromFile(sys System, program []string, from sources) (*jobfile.F
 		o, err := find(key)
 		if err != nil {
 			return nil, fmt.Errorf("--file %s: line %d: options: %w", name, f.OptionLine(key), err)
+		}
+		if slices.Contains(ofRoles, o.name) || o.name == "file" {
+			return nil, fmt.Errorf("--file %s: line %d: options: %s: the roles say what is run, and how many workers do", name, f.OptionLine(key), key)
 		}
 		value := f.Options[key]
 		if o.flag {

@@ -195,6 +195,8 @@ func TestPrefixesOfTorchrun(t *testing.T) {
 func TestFileRefusals(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
+		"options:\n  nproc_per_node: 3\nroles: [{name: a, program: [true]}]":  "--file job.yaml: line 2: options: nproc_per_node: the roles say what is run",
+		"options: {file: x}\nroles: [{name: a, program: [true]}]":             "--file job.yaml: line 1: options: file: the roles say what is run",
 		"options: {max-restarts: often}\nroles: [{name: a, program: [true]}]": "--file job.yaml: line 1: options: max-restarts often: it must be a number",
 		"roles: [{name: a, workers: some, program: [true]}]":                  "--file job.yaml: line 1: role a: workers some: it must be a number, auto, cpu, gpu",
 	} {

@@ -21,6 +21,8 @@ func (c *court) because(rank int) string {
 		text = ", for a data loader worker that has died"
 	case len(r.Children) > 0:
 		text = childWords(r.Children)
+	case r.PoolIdle && r.Main != nil && slices.ContainsFunc(r.Main.Frames, inPool) && !slices.ContainsFunc(r.Threads, poolThread):
+		text = ", and no process of the pool is at work: one that was has probably been killed, which the pool does not notice"
 	case r.LostChildren && r.Main != nil && slices.ContainsFunc(r.Main.Frames, func(f pystack.Frame) bool { return strings.Contains(f.File, "/multiprocessing/") }):
 		text = ", and a process that it had started has ended"
 	}
@@ -32,6 +34,19 @@ func (c *court) because(rank int) string {
 		text += "; the last thing it printed is " + r.Raised
 	}
 	return text
+}
+
+// inPool reports whether a call waits for what processes of a multiprocessing.Pool do.
+func inPool(f pystack.Frame) bool {
+	return strings.HasSuffix(f.File, "/multiprocessing/pool.py") && strings.HasSuffix(f.Func, "Result.get")
+}
+
+// poolThread reports whether a thread does the work of a pool: that of a ThreadPool, which has no processes, or a callback of the
+// program for what a process has done.
+func poolThread(t pystack.Thread) bool {
+	return slices.ContainsFunc(t.Frames, func(f pystack.Frame) bool {
+		return strings.HasSuffix(f.File, "/multiprocessing/pool.py") && (f.Func == "worker" || strings.Contains(f.Func, "_handle_") && ownCode(t.Frames))
+	})
 }
 
 // threadWords says what another thread does that a rank may wait for.

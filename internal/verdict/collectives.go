@@ -43,11 +43,14 @@ func (c *court) missing() (Verdict, bool) {
 	case len(late) == 0:
 		return Verdict{}, false
 	case c.at[work[0]].op != "":
-		what := "not reached "
-		if !slices.ContainsFunc(late, func(n int) bool { return !withinBackward(c.rank(n).Main) }) {
-			what = "not finished "
+		what := "not reached " + c.at[work[0]].where()
+		switch {
+		case !slices.ContainsFunc(late, func(n int) bool { return !withinBackward(c.rank(n).Main) }):
+			what = "not finished " + c.at[work[0]].where()
+		case c.at[work[0]].op == "backward": // DDP sums up no gradients of parameters that a rank has not used
+			what += ", or " + has(late) + " left it without gradients of all parameters"
 		}
-		return c.late(late, what+c.at[work[0]].where(), work), true
+		return c.late(late, what, work), true
 	}
 	return c.late(late, "not started the operation that is waited for in "+c.at[work[0]].where(), work), true
 }

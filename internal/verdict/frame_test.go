@@ -14,9 +14,11 @@ import (
 )
 
 const (
-	c10d   = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
-	logger = "/usr/lib/python3/dist-packages/torch/distributed/c10d_logger.py"
-	script = "/srv/job/train.py"
+	c10d       = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
+	functional = "/usr/lib/python3/dist-packages/torch/distributed/_functional_collectives.py"
+	logger     = "/usr/lib/python3/dist-packages/torch/distributed/c10d_logger.py"
+	rpcAPI     = "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"
+	script     = "/srv/job/train.py"
 )
 
 // in returns a rank whose main thread is in a call of torch.distributed that the script makes in a line.

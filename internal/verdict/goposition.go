@@ -143,8 +143,7 @@ func MainGoroutine(all []pystack.Thread) *pystack.Thread {
 	var best *pystack.Thread
 	for i := range all {
 		t := &all[i]
-		last := t.Frames[len(t.Frames)-1] // cohort's own goroutines begin in cohort
-		if pkg, _ := packageOf(last.Func); ofCohort(pkg) {
+		if ownGoroutine(t) {
 			continue
 		}
 		waits := locateGo(Rank{Main: t}).waits()
@@ -153,4 +152,20 @@ func MainGoroutine(all []pystack.Thread) *pystack.Thread {
 		}
 	}
 	return best
+}
+
+// ownGoroutine reports whether a goroutine is one of cohort's own: it begins there, or in a function of the standard library that
+// cohort has started it with, such as sync.WaitGroup.Go.
+func ownGoroutine(t *pystack.Thread) bool {
+	for i := range slices.Backward(t.Frames) {
+		f := &t.Frames[i]
+		pkg, _ := packageOf(f.Func)
+		if ofCohort(pkg) {
+			return true
+		}
+		if !ofGo(pkg, f) {
+			return false
+		}
+	}
+	return false
 }

@@ -75,3 +75,30 @@ func TestGoRanks(t *testing.T) {
 		}
 	}
 }
+
+// TestMainGoroutine: a goroutine that cohort has started is none of the program, whatever it was started with.
+func TestMainGoroutine(t *testing.T) {
+	t.Parallel()
+	started := pystack.Frame{Func: "sync.(*WaitGroup).Go.func1", File: "/usr/local/go/src/sync/waitgroup.go", Line: 258}
+	program := pystack.Frame{Func: "main.step", File: "/home/u/main.go", Line: 9}
+	calls := pystack.Frame{Func: module + "/group.(*Work).Wait", File: module + "/group/work.go", Line: 7}
+	first := pystack.Thread{ID: 1, Frames: []pystack.Frame{{Func: "time.Sleep", File: "/usr/local/go/src/runtime/time.go"}, program, {Func: "runtime.main", File: "/usr/local/go/src/runtime/proc.go"}}}
+	for name, c := range map[string]struct {
+		frames []pystack.Frame
+		main   int
+	}{
+		"of cohort":                  {[]pystack.Frame{calls, started}, 1},
+		"of cohort, as a dependency": {[]pystack.Frame{{Func: calls.Func, File: "/home/u/go/pkg/mod/" + module + "@v0.1.0/group/work.go"}, started}, 1},
+		"of cohort, by its own name": {[]pystack.Frame{calls}, 1},
+		"of the program":             {[]pystack.Frame{calls, program, started}, 7},
+		"a callback of cohort":       {[]pystack.Frame{calls, program, {Func: module + "/rpc.serve", File: module + "/rpc/serve.go"}, started}, 1},
+		"of a library that waits":    {[]pystack.Frame{calls, program, {Func: "golang.org/x/sync/errgroup.(*Group).Go.func1", File: "/home/u/go/pkg/mod/golang.org/x/sync@v0.1.0/errgroup/errgroup.go"}}, 7},
+	} {
+		other := pystack.Thread{ID: 7, Frames: c.frames}
+		for _, all := range [][]pystack.Thread{{other, first}, {first, other}} {
+			if got := MainGoroutine(all); got == nil || got.ID != c.main {
+				t.Errorf("%s: %v", name, got)
+			}
+		}
+	}
+}

@@ -34,7 +34,7 @@ func (c *court) messages() (Verdict, bool) {
 		case q.class == inMessage && q.op == p.op && (q.peer == r.Rank || q.peer < 0 && q.side == ""):
 			return Verdict{
 				Culprits: []int{r.Rank, p.peer},
-				Sentence: fmt.Sprintf("Ranks %d and %d wait for each other: both are in %s (%s and %s).", r.Rank, p.peer, p.op, p.line, q.line),
+				Sentence: fmt.Sprintf("Ranks %d and %d wait for each other: both are in %s (%s).", r.Rank, p.peer, p.op, c.lines([]int{r.Rank, p.peer})),
 			}, true
 		case q.class == inMessage && q.peer == r.Rank:
 			continue // the message may be on its way

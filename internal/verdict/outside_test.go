@@ -10,6 +10,24 @@ import (
 	"github.com/cohort-dist/cohort/internal/pystack"
 )
 
+// eventLoop is how a program runs asyncio.
+var eventLoop = []pystack.Frame{
+	{Func: "BaseEventLoop.run_forever", File: "/usr/lib/python3.14/asyncio/base_events.py"},
+	{Func: "Runner.run", File: "/usr/lib/python3.14/asyncio/runners.py"},
+	{Func: "run", File: "/usr/lib/python3.14/asyncio/runners.py"},
+	{Func: "main", File: script, Line: 40},
+}
+
+const poolFile = "/usr/lib/python3.14/multiprocessing/pool.py"
+
+// inMap is how a program waits for a multiprocessing.Pool.
+var inMap = []pystack.Frame{
+	{Func: "Event.wait", File: "/usr/lib/python3.14/threading.py"},
+	{Func: "ApplyResult.get", File: poolFile},
+	{Func: "Pool.map", File: poolFile},
+	{Func: "load", File: script, Line: 12},
+}
+
 // TestSentencesOutside: ranks that are held up outside of torch.distributed, or have ended.
 func TestSentencesOutside(t *testing.T) {
 	t.Parallel()
@@ -25,6 +43,60 @@ func TestSentencesOutside(t *testing.T) {
 				r.Main.Kernel, r.Object, r.Dials = "wait_woken", "10.0.0.5:443", []string{"10.0.0.6:443"}
 			})}},
 			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), reading from 10.0.0.5:443; rank 0 waits.",
+		},
+		"a cgroup that is frozen": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) {
+				r.Main.State, r.Main.Kernel, r.Frozen, r.Idle = "D", "hrtimer_nanosleep", true, 40*time.Second
+			})}},
+			"Rank 1 is frozen with the cgroup of process 101 (docker pause, or a scheduler that suspends jobs) for 40 s: thaw it (docker unpause); rank 0 waits.",
+		},
+		"cgroups of all ranks that are frozen": {
+			Job{World: 2, Ranks: []Rank{edit(in(0, "barrier", "", 27), func(r *Rank) { r.Main.Kernel, r.Frozen = "get_signal", true }), edit(at(1, "load", 12), func(r *Rank) { r.Main.Kernel, r.Frozen = "get_signal", true })}},
+			"Ranks 0 and 1 are frozen with the cgroup of process 100 (docker pause, or a scheduler that suspends jobs): thaw it (docker unpause).",
+		},
+		"a server of files that is gone": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) {
+				r.Main.State, r.Main.Kernel, r.Object, r.Idle = "D", "rpc_wait_bit_killable", "/mnt/data/a.pt", 40*time.Second
+			})}},
+			"Rank 1 is stuck in the kernel (rpc_wait_bit_killable), waiting for the network file system (NFS) of /mnt/data/a.pt, at train.py:12 for 40 s; rank 0 waits.",
+		},
+		"a file system of a process that does not answer": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) { r.Main.Kernel = "request_wait_answer" })}},
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), waiting for the file system (FUSE) of a file; rank 0 waits.",
+		},
+		"a disk that is slow": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) {
+				r.Main.State, r.Main.Kernel, r.Object, r.Idle = "D", "folio_wait_bit_common", "/data/a.pt", 3*time.Millisecond
+			})}},
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), waiting for the disk or network file system of /data/a.pt; rank 0 waits.",
+		},
+		"a key of the store that is asked for again and again": {
+			Job{World: 2, Store: "127.0.0.1:29500", Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "meet", 12), func(r *Rank) {
+				r.Main.Kernel, r.Object, r.Sleeps, r.Idle = "wait_woken", "127.0.0.1:29500", true, 3*time.Millisecond
+			})}},
+			"Rank 1 has not reached barrier (train.py:27); it is in meet (train.py:12), asking the store again and again; rank 0 waits.",
+		},
+		"a file that is looked for again and again": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "meet", 12), func(r *Rank) { r.Main.Kernel, r.Sleeps, r.Idle = "hrtimer_nanosleep", true, 200*time.Millisecond })}},
+			"Rank 1 has not reached barrier (train.py:27); it is in meet (train.py:12), sleeping again and again; rank 0 waits.",
+		},
+		"a download that is slow": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "fetch", 12), func(r *Rank) {
+				r.Main.Kernel, r.Object, r.Sleeps, r.Idle = "wait_woken", "10.0.0.5:443", true, 3*time.Millisecond
+			})}},
+			"Rank 1 has not reached barrier (train.py:27); it is in fetch (train.py:12), reading from 10.0.0.5:443; rank 0 waits.",
+		},
+		"a pool whose process was killed": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, inMap...), func(r *Rank) { r.PoolIdle = true })}},
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Pool.map of pool.py, and no process of the pool is at work: one that was has probably been killed, which the pool does not notice; rank 0 waits.",
+		},
+		"a pool of threads": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), inOther(edit(with(1, inMap...), func(r *Rank) { r.PoolIdle = true }), pystack.Frame{Func: "worker", File: poolFile})}},
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Pool.map of pool.py; rank 0 waits.",
+		},
+		"a pool whose processes run the code of libraries": {
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), with(1, inMap...)}},
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Pool.map of pool.py; rank 0 waits.",
 		},
 		"a queue that nobody fills any more": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.11/multiprocessing/queues.py", Line: 9}, pystack.Frame{Func: "load", File: script, Line: 12}), func(r *Rank) { r.LostChildren = true })}},
@@ -95,6 +167,30 @@ func TestSentencesOutside(t *testing.T) {
 		"a thread that is waited for": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), inOther(with(1, pystack.Frame{Func: "Thread.join", File: "/usr/lib/python3.13/threading.py"}, pystack.Frame{Func: "main", File: script, Line: 40}), pystack.Frame{Func: "download", File: script, Line: 9})}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in main (train.py:40), in Thread.join of threading.py, for its thread 777, which is in download (train.py:9), reading from a pipe; rank 0 waits.",
+		},
+		"threads of event loops": {
+			Job{World: 2, Ranks: []Rank{
+				edit(with(0, append([]pystack.Frame{{Func: "EpollSelector.select", File: "/usr/lib/python3.14/selectors.py"}}, eventLoop...)...), func(r *Rank) {
+					r.Main.Kernel, r.Moved = "ep_poll", true
+					r.Threads = append(r.Threads, pystack.Thread{ID: 777, State: "S", Frames: []pystack.Frame{{Func: "all_reduce", File: c10d}, {Func: "_WorkItem.run", File: "/usr/lib/python3.14/concurrent/futures/thread.py"}}})
+				}),
+				edit(with(1, append([]pystack.Frame{{Func: "EpollSelector.select", File: "/usr/lib/python3.14/selectors.py"}}, eventLoop...)...), func(r *Rank) { r.Main.Kernel = "ep_poll" }),
+			}},
+			"Rank 1 has not reached all_reduce (train.py:40); it is in main (train.py:40), in run of runners.py, waiting in its event loop; rank 0 waits.",
+		},
+		"threads of main threads that only watch": {
+			Job{World: 2, Ranks: []Rank{
+				edit(inOther(at(0, "watch", 40), pystack.Frame{Func: "all_reduce", File: c10d}, pystack.Frame{Func: "train", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" }),
+				edit(at(1, "watch", 40), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" }),
+			}},
+			"Rank 1 has not reached all_reduce (train.py:9); it is in watch (train.py:40), sleeping; rank 0 waits.",
+		},
+		"a thread of a rank that others wait for": {
+			Job{World: 2, Ranks: []Rank{
+				in(0, "barrier", "", 30),
+				edit(inOther(at(1, "load", 40), pystack.Frame{Func: "gather_object", File: c10d}, pystack.Frame{Func: "save", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" }),
+			}},
+			"Rank 1 has not reached barrier (train.py:30); it is in load (train.py:40), sleeping; rank 0 waits.",
 		},
 		"a thread beside": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), inOther(with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py"}, pystack.Frame{Func: "main", File: script, Line: 40}), pystack.Frame{Func: "produce", File: script, Line: 9})}},

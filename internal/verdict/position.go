@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/pystack"
 )
@@ -45,6 +46,7 @@ type position struct {
 	loads  bool   // inside a data loader
 	lock   bool   // in a lock, or something else that wakes threads, without a function of Python in between
 	gpu    bool   // it probably waits for its GPU, in whatever call
+	thread bool   // it is another thread than the main one that is there
 }
 
 func (p position) waits() bool { return p.class >= inInit }
@@ -102,14 +104,16 @@ func locate(r Rank) position {
 		if p.how == "" && p.lock && lockLine.MatchString(r.Line) {
 			p.how = "waiting for a lock"
 		}
-		if r.Main.State == "R" && r.Sleeps {
-			p.how = "sleeping again and again"
+		if how := again(r, p.how); how != "" {
+			p.how = how
 		}
 		if r.Moved {
 			p.how = ""
 		}
-		if q, found := inThread(r, p); found {
-			return q
+		if waitsForThreads(r) {
+			if q, found := inThread(r, p); found {
+				return q
+			}
 		}
 		if at := ending(r); at != "" {
 			p.how = at
@@ -118,7 +122,9 @@ func locate(r Rank) position {
 		case r.Moved:
 		case strings.HasPrefix(r.Main.Kernel, "futex_") && len(r.Main.Frames) > 0 && distributed(r.Main.Frames[0].File):
 			p.class, p.op, p.how = inCollective, r.Main.Frames[0].Func, "" // PyTorch's own code waits for something of C++
-		case p.lock && workWait.MatchString(r.Line):
+		case p.lock && strings.Contains(r.Line, ".to_here("):
+			p.class, p.op = inRPC, "to_here"
+		case p.lock && workWait.MatchString(r.Line), strings.HasPrefix(r.Main.Kernel, "futex_") && len(r.Main.Frames) > 0 && strings.HasSuffix(r.Main.Frames[0].File, "/torch/futures/__init__.py"):
 			p.class = inWork
 		case inBackward(r.Main):
 			p.class, p.op, p.how = inWork, "backward", ""
@@ -129,6 +135,23 @@ func locate(r Rank) position {
 	return p
 }
 
+// apart is about the time between two looks at a rank.
+const apart = 500 * time.Millisecond
+
+// again says that a rank looks for something again and again: it sleeps most of the time, and has run between two looks, which
+// found it at the same place. What it does for a moment then does not matter.
+func again(r Rank, how string) string {
+	runs := r.Main.State == "R" || r.Idle > 0 && r.Idle < apart
+	switch {
+	case !r.Sleeps || !runs || r.Moved:
+	case r.Object == theStore:
+		return "asking the store again and again"
+	case r.Main.State == "R" || how == "" || how == "sleeping":
+		return "sleeping again and again"
+	}
+	return ""
+}
+
 // workWait is a line of a program that waits for an operation of torch.distributed that it has started: PyTorch's Work has no
 // function of Python that a stack could show.
 var workWait = regexp.MustCompile(`\.wait\(`)
@@ -136,11 +159,15 @@ var workWait = regexp.MustCompile(`\.wait\(`)
 // lockLine is a line of a program that takes a lock.
 var lockLine = regexp.MustCompile(`^with |\.acquire\(`)
 
-// inThread returns where another thread of a rank waits for other ranks, if the main thread waits for a thread.
+// waitsForThreads reports whether the main thread waits for other threads, or runs an event loop that calls functions in others.
+func waitsForThreads(r Rank) bool {
+	return !r.Moved && strings.HasPrefix(r.Main.Kernel, "futex_") || slices.ContainsFunc(r.Main.Frames, func(f pystack.Frame) bool {
+		return f.Func == "BaseEventLoop.run_forever" && strings.HasSuffix(f.File, "/asyncio/base_events.py")
+	})
+}
+
+// inThread returns where another thread than the main one stands still and waits for other ranks.
 func inThread(r Rank, main position) (position, bool) {
-	if r.Moved || !strings.HasPrefix(r.Main.Kernel, "futex_") {
-		return position{}, false
-	}
 	for _, t := range r.Threads {
 		p := locateFrames(t.Frames)
 		if t.ID == r.Main.ID || t.Moving || !p.waits() || p.class == inRPC {
@@ -149,6 +176,7 @@ func inThread(r Rank, main position) (position, bool) {
 		if !ownCode(t.Frames) {
 			p.own, p.line = main.own, main.line
 		}
+		p.thread = true
 		return p, true
 	}
 	return position{}, false
@@ -201,6 +229,10 @@ var kernelWaits = []struct{ function, words, object string }{
 	{"inet_wait_for_connect", "connecting to ", "another host"},
 	{"inet_stream_connect", "connecting to ", "another host"},
 	{"n_tty_read", "reading from ", "the terminal"},
+	{"request_wait_answer", "waiting for the file system (FUSE) of ", "a file"},
+	{"rpc_wait_bit_killable", "waiting for the network file system (NFS) of ", "a file"},
+	{"folio_wait_bit_common", "waiting for the disk or network file system of ", "a file"},
+	{"wait_on_page_bit_common", "waiting for the disk or network file system of ", "a file"},
 }
 
 // kernelWait says what a thread waits for, and with what if that is known; "" if the function of the kernel does not tell.
@@ -294,7 +326,9 @@ func locateFrames(frames []pystack.Frame) position {
 	}
 	if call != nil {
 		p.class, _ = classOf(call.Func, call.File)
-		p.op = call.Func
+		if p.op = call.Func; p.class == inWork {
+			p.op = "" // a name that the program does not know
+		}
 		p.peer, p.side, p.tag = peerOf(call)
 		p.tensor = tensorOf(call)
 	}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"time"
 )
 
 // The rules of this file judge by the state of one process, whatever the other ranks do.
@@ -25,16 +26,35 @@ func (c *court) stopped() (Verdict, bool) {
 	}, true
 }
 
-// kernel: a rank is in the kernel's hands.
+// frozen: a rank is in a cgroup that was frozen. Its threads stand wherever they were.
+func (c *court) frozen() (Verdict, bool) {
+	frozen := c.ranks(func(r Rank, _ position) bool { return r.Frozen })
+	if len(frozen) == 0 {
+		return Verdict{}, false
+	}
+	return Verdict{
+		Culprits: frozen,
+		Sentence: fmt.Sprintf("%s frozen with the cgroup of process %d (docker pause, or a scheduler that suspends jobs)%s: thaw it (docker unpause)%s.",
+			is(frozen), c.rank(frozen[0]).PID, since(c.rank(frozen[0]).Idle), c.others(frozen...)),
+	}, true
+}
+
+// atOnce is what a thread that waits for a disk needs for one read or write, and less than what one takes that never ends.
+const atOnce = time.Second
+
+// kernel: a rank is in the kernel's hands. One that ran a moment ago only reads or writes much.
 func (c *court) kernel() (Verdict, bool) {
 	for _, r := range c.job.Ranks {
-		if r.Gone != "" || r.Main == nil || r.Main.State != "D" || r.Moved {
+		if r.Gone != "" || r.Main == nil || r.Main.State != "D" || r.Moved || r.Idle > 0 && r.Idle < atOnce {
 			continue
 		}
 		p := c.at[r.Rank]
 		what := "is stuck in the kernel"
 		if r.Main.Kernel != "" {
 			what += " (" + r.Main.Kernel + ")"
+		}
+		if how := kernelWait(r.Main, r.Object); how != "" {
+			what += ", " + how + ","
 		}
 		if p.saves {
 			what = "writes a checkpoint and is stuck in the file system"

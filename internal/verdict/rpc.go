@@ -34,6 +34,9 @@ func (c *court) handlers() (Verdict, bool) {
 	for _, r := range ranks {
 		if t := handler(r); t != nil && r.Gone == "" {
 			p := locateFrames(t.Frames)
+			if calls(t) > 0 {
+				return c.callers(here, p), true
+			}
 			p.how, _ = manner(t, "")
 			if waiting := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return n == r.Rank }); len(waiting) > 0 {
 				here = waiting
@@ -45,6 +48,16 @@ func (c *court) handlers() (Verdict, bool) {
 		}
 	}
 	return Verdict{}, false
+}
+
+// callers: all functions that were called by RPC wait for such calls themselves.
+func (c *court) callers(here []int, p position) Verdict {
+	ranks := c.ranks(func(r Rank, _ position) bool { return handler(r) != nil })
+	if waiting := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return slices.Contains(ranks, n) }); len(waiting) > 0 {
+		here = waiting
+	}
+	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s functions that were called by RPC and wait for calls by RPC themselves, in %s: perhaps in a circle, with no thread left to serve one (num_worker_threads); %s%s.",
+		name(ranks), verb(ranks, "run"), p.where(), c.waitIn(here), since(c.waited(here)))}
 }
 
 // calls is 1 for a thread that itself waits for a call by RPC.

@@ -33,6 +33,7 @@ var stages = []stage{
 		{"unreachable", (*court).unreachable},
 		{"lacking", (*court).lacking},
 		{"stopped", (*court).stopped},
+		{"frozen", (*court).frozen},
 		{"kernel", (*court).kernel},
 		{"lock", (*court).lock},
 		{"dialing", (*court).dialing},

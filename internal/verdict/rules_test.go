@@ -52,6 +52,7 @@ func TestOrder(t *testing.T) {
 		{"unreachable", "lacking", Job{World: 2, Local: true, Store: "a:1", StoreTrouble: "nothing listens there", Ranks: []Rank{starts}}},
 		{"lacking", "same", Job{World: 3, Local: true, Ranks: []Rank{waits, in(1, "all_reduce", "", 27)}}},
 		{"stopped", "recorders", Job{World: 2, Ranks: []Rank{open(waits, 4), recorded(edit(late(), func(r *Rank) { r.State = "T" }), nil, entry("0", "default_pg", 3, false))}}},
+		{"frozen", "kernel", Job{World: 2, Ranks: []Rank{waits, edit(late(), func(r *Rank) { r.Main.State, r.Frozen = "D", true })}}},
 		{"kernel", "missing", Job{World: 2, Ranks: []Rank{waits, edit(late(), func(r *Rank) { r.Main.State = "D" })}}},
 		{"lock", "missing", Job{World: 2, Ranks: []Rank{waits, edit(late(), func(r *Rank) { r.Main.HoldsGIL = true; r.Threads = []pystack.Thread{*r.Main} })}}},
 		{"dialing", "starting", Job{World: 2, Ranks: []Rank{dials(starts), late()}}},

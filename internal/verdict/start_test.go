@@ -15,6 +15,14 @@ import (
 func TestSentencesOfTheStart(t *testing.T) {
 	t.Parallel()
 	wantSentences(t, map[string]sentence{
+		"a restart with the store of the attempt before": {
+			Job{World: 2, OldKeys: true, Ranks: []Rank{edit(in(0, "init_process_group", "", 5), func(r *Rank) { r.Idle = 20 * time.Second }), in(1, "init_process_group", "", 5)}},
+			"Ranks 0 and 1 are in init_process_group (train.py:5) and wait for each other for 20 s: the store still has the keys of an earlier attempt, and one that came early has probably read there the address of a process that is gone; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has torchrun begin each attempt with an empty store.",
+		},
+		"a rank that is about to tell its address": {
+			Job{World: 2, Ranks: []Rank{edit(in(0, "init_process_group", "", 5), func(r *Rank) { r.State, r.Main.State = "R", "R" }), in(1, "init_process_group", "", 5)}, Waits: []Wait{{Key: "/default_pg/0//cpu//0/0", Rank: 1, Age: 2 * time.Second}}},
+			"Not hung: rank 0 is at work, in init_process_group (train.py:5); rank 1 waits in init_process_group (train.py:5).",
+		},
 		"another WORLD_SIZE": {
 			Job{World: 3, Ranks: []Rank{told(in(0, "barrier", "", 6), 3, "a:1"), told(in(1, "barrier", "", 6), 3, "a:1"), told(in(2, "init_process_group", "backend=\"gloo\" world_size=4 rank=2", 5), 4, "a:1")}},
 			"Rank 2 has WORLD_SIZE 4 where ranks 0 and 1 have 3: all ranks must have the same; rank 2 waits in init_process_group (train.py:5).",

@@ -32,6 +32,8 @@ type Rank struct {
 	Gone string
 	// State is the scheduler's state of the process: R, S, D, T.
 	State string
+	// Frozen says that its cgroup is frozen.
+	Frozen bool
 	// Threads are its Python threads, Main the main one; nil if it is no Python or could not be read.
 	Threads []pystack.Thread
 	Main    *pystack.Thread
@@ -59,6 +61,8 @@ type Rank struct {
 	Ending bool
 	// Children are processes below it that run code of the program or other programs: data loader workers, for instance.
 	Children []Child
+	// PoolIdle says that it has processes of a multiprocessing.Pool, and that each process below it waits for a task of one.
+	PoolIdle bool
 	// LostChildren says that a child of it has ended and was not waited for.
 	LostChildren bool
 	// Trouble says why something could not be read.
@@ -118,6 +122,8 @@ type Job struct {
 	Waits []Wait
 	// Store is the store's address, and StoreTrouble why it cannot be reached; "" if it can.
 	Store, StoreTrouble string
+	// OldKeys says that the store still has the keys of an earlier attempt to run the job.
+	OldKeys bool
 	// Strays are processes that are perhaps ranks of this job and use another store.
 	Strays []Stray
 	// NCCL is what NCCL's own network says of its communicators, a line each.
@@ -156,7 +162,7 @@ func Judge(j Job) Verdict {
 	v := c.judge()
 	v.Places = c.places()
 	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() })
-	v.Proof = slices.Concat(v.Places, c.waits(), j.NCCL[:min(len(j.NCCL), maxNCCL)], c.logged(), j.Notes)
+	v.Proof = slices.Concat(v.Places, c.waits(), c.leftKeys(), j.NCCL[:min(len(j.NCCL), maxNCCL)], c.logged(), j.Notes)
 	return v
 }
 
@@ -196,8 +202,24 @@ func convene(j Job) *court {
 			r.Object = theStore
 		}
 		c.at[r.Rank] = locate(*r)
+		r.Moved = r.Moved && !c.at[r.Rank].thread // what its main thread does meanwhile does not count
+	}
+	if len(c.waiting()) == 0 {
+		c.otherThreads()
 	}
 	return c
+}
+
+// otherThreads: no main thread waits for other ranks, but those may only watch over threads that do the work.
+func (c *court) otherThreads() {
+	for _, r := range c.job.Ranks {
+		if r.Main == nil || r.atWork() {
+			continue
+		}
+		if p, found := inThread(r, c.at[r.Rank]); found {
+			c.at[r.Rank] = p
+		}
+	}
 }
 
 // fromStore judges a job of which only the store was seen.
@@ -327,6 +349,9 @@ func (c *court) starting() (Verdict, bool) {
 		}
 		if v, found := c.keys(here); found {
 			come := !slices.ContainsFunc(v.Culprits, func(n int) bool { return !slices.Contains(here, n) })
+			if come && slices.ContainsFunc(v.Culprits, func(n int) bool { return c.rank(n).atWork() }) {
+				return Verdict{}, false // it is about to set its key
+			}
 			if step == inInit && come {
 				return Verdict{Culprits: v.Culprits, Sentence: fmt.Sprintf("%s in init_process_group (%s)%s, but none says that it is %s: the program probably gives two processes the same rank.",
 					is(here), c.lines(here), since(c.waited(here)), lower(name(v.Culprits)))}, true
@@ -348,8 +373,11 @@ func (c *court) starting() (Verdict, bool) {
 			return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and %s for others%s%s.", is(here), call, c.at[here[0]].line, verb(here, "wait"), since(c.rank(here[0]).Idle), text)}, true
 		}
 		lines, hint := c.lines(here), ""
-		if step == inNewGroup && lines != c.at[here[0]].line {
+		switch {
+		case step == inNewGroup && lines != c.at[here[0]].line:
 			hint = ": every rank must create the same groups in the same order"
+		case step == inInit && c.job.OldKeys:
+			hint = ": the store still has the keys of an earlier attempt, and one that came early has probably read there the address of a process that is gone; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has torchrun begin each attempt with an empty store"
 		}
 		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s%s.", is(here), call, lines, since(c.rank(here[0]).Idle), hint)}, true
 	}
@@ -447,6 +475,14 @@ func plural(text string) string {
 		}
 	}
 	return text
+}
+
+// leftKeys says that the store is not that of this attempt alone.
+func (c *court) leftKeys() []string {
+	if !c.job.OldKeys {
+		return nil
+	}
+	return []string{"the store at " + c.job.Store + " still has keys of an earlier attempt"}
 }
 
 // waits lists who waits for which key.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -105,7 +106,15 @@ func TestSentences(t *testing.T) {
 		},
 		"a backward pass": {
 			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "Tensor.backward", File: "/usr/lib/python3/dist-packages/torch/_tensor.py"}, pystack.Frame{Func: "step", File: script, Line: 30}), at(1, "load", 12)}},
-			"Rank 1 has not reached backward (train.py:30); it is in load (train.py:12); rank 0 waits.",
+			"Rank 1 has not reached backward (train.py:30), or has left it without gradients of all parameters; it is in load (train.py:12); rank 0 waits.",
+		},
+		"a tensor that is still being computed by all": {
+			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "AsyncCollectiveTensor.wait", File: functional}, pystack.Frame{Func: "AsyncCollectiveTensor.__torch_dispatch__", File: functional}, pystack.Frame{Func: "step", File: script, Line: 30}), at(1, "load", 12)}},
+			"Rank 1 has not started the operation that is waited for in step (train.py:30); it is in load (train.py:12); rank 0 waits.",
+		},
+		"messages that wait for each other in one line": {
+			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=1", 62), in(1, "recv", "src=0", 62)}},
+			"Ranks 0 and 1 wait for each other: both are in recv (train.py:62).",
 		},
 		"a backward pass beside a collective": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "step", File: script, Line: 30})}},
@@ -193,6 +202,27 @@ func TestSentences(t *testing.T) {
 		"a message that nobody takes beside an operation": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line = "dist.isend(x, 1).wait()" }), edit(at(1, "step", 32), func(r *Rank) { r.Line = "w.wait()" })}},
 			"Rank 0 waits for its message to be taken, and nobody has taken it (train.py:30, dist.isend(x, 1).wait()), and rank 1 waits in step (train.py:32, w.wait()).",
+		},
+		"a reference whose value does not come": {
+			Job{World: 2, Ranks: []Rank{
+				saying(at(0, "main", 20), "x = r.to_here()"),
+				inOther(with(1, pystack.Frame{Func: "shutdown", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 33}), pystack.Frame{Func: "build", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
+			}},
+			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in build (train.py:12), reading from a pipe; rank 0 waits in to_here (train.py:20).",
+		},
+		"futures of calls": {
+			Job{World: 2, Ranks: []Rank{
+				with(0, pystack.Frame{Func: "wait_all", File: "/usr/lib/python3/dist-packages/torch/futures/__init__.py"}, pystack.Frame{Func: "main", File: script, Line: 20}),
+				inOther(with(1, pystack.Frame{Func: "shutdown", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 33}), pystack.Frame{Func: "build", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
+			}},
+			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in build (train.py:12), reading from a pipe; rank 0 waits in main (train.py:20).",
+		},
+		"calls in a circle": {
+			Job{World: 2, Ranks: []Rank{
+				inOther(with(0, pystack.Frame{Func: "rpc_sync", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 20}), pystack.Frame{Func: "rpc_sync", File: rpcAPI}, pystack.Frame{Func: "ping", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
+				inOther(with(1, pystack.Frame{Func: "shutdown", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 33}), pystack.Frame{Func: "rpc_sync", File: rpcAPI}, pystack.Frame{Func: "ping", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
+			}},
+			"Ranks 0 and 1 run functions that were called by RPC and wait for calls by RPC themselves, in rpc_sync (train.py:12): perhaps in a circle, with no thread left to serve one (num_worker_threads); rank 0 waits in rpc_sync (train.py:20), rank 1 waits in shutdown (train.py:33).",
 		},
 		"the end of RPC": {
 			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 33}), at(1, "load_batch", 12)}},

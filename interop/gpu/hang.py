@@ -104,6 +104,20 @@ elif mode == "recv":  # nobody sends
         dist.recv(x, 0)
     else:
         dist.barrier()
+elif mode == "killed":  # rank 1 is killed in the first attempt while the others wait for it
+    if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank == 0:
+        print("all three are through, attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+    dist.destroy_process_group()
+    sys.exit()
+elif mode == "memory":  # rank 2 asks for more than the GPU has
+    if rank == 2:
+        torch.empty(1 << 40, device="cuda")
+    dist.all_reduce(x)
 torch.cuda.synchronize()
 print("rank", rank, "is through", flush=True)
 time.sleep(600)
