@@ -35,9 +35,20 @@ def remove(folder):
             time.sleep(0.1)
 
 
+def own_cpu_cgroup():
+    """The cpu cgroup, version 1, in which this program runs: its limits and shares hold for the rows with a limit too."""
+    with open("/proc/self/cgroup") as f:
+        for controllers, path in (line.rstrip("\n").split(":", 2)[1:] for line in f):
+            if "cpu" in controllers.split(","):
+                own = "/sys/fs/cgroup/cpu" + path.rstrip("/")
+                if os.path.isdir(own):  # in a container it can be the host's name of it
+                    return own
+    return "/sys/fs/cgroup/cpu"
+
+
 def limited_to_one_core():
     """Makes a cgroup whose processes together use one core; returns its file of processes, or None."""
-    for root, name, value in (("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "100000"), ("/sys/fs/cgroup", "cpu.max", "100000 100000")):
+    for root, name, value in ((own_cpu_cgroup(), "cpu.cfs_quota_us", "100000"), ("/sys/fs/cgroup", "cpu.max", "100000 100000")):
         folder = f"{root}/cohort-matrix-{os.getpid()}"
         try:
             os.mkdir(folder)
