@@ -29,10 +29,10 @@ type worldOption func(*worldConfig)
 
 func (o worldOption) applyWorld(c *worldConfig) { o(c) }
 
-// WithRank sets the rank of this process, in addition to the URL.
+// WithRank sets the rank of this process; the URL must then contain neither rank nor world_size.
 func WithRank(rank dist.Rank) Option { return WithRendezvous(rendezvous.WithRank(rank)) }
 
-// WithWorldSize sets the number of ranks, in addition to the URL.
+// WithWorldSize sets the number of ranks; the URL must then contain neither rank nor world_size.
 func WithWorldSize(size int) Option { return WithRendezvous(rendezvous.WithWorldSize(size)) }
 
 // WithStore joins over a store that the processes reach by other means: one of the user's, or one in memory for ranks
@@ -76,7 +76,7 @@ func WithRendezvous(opts ...rendezvous.Option) Option {
 
 // Join joins the other processes of a job and returns this process's view of it. The URL is one that PyTorch accepts:
 //
-//	env://                                            RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell
+//	env://                                            rank, size and address are in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 //	tcp://10.0.0.1:29500?rank=0&world_size=4          rank 0 hosts the store at this address
 //	file:///shared/job.store?rank=0&world_size=4      all ranks share a file
 //

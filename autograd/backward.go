@@ -16,8 +16,8 @@ func (v *Variable) Backward(ctx context.Context, opts ...Option) error {
 	return Backward(ctx, []*Variable{v}, nil, opts...)
 }
 
-// Backward runs a pass from several roots. grads has a gradient for every root, dense or sparse; none, for one root or for
-// all (nil), means one, and the root must have one element then. It corresponds to torch.autograd.backward.
+// Backward runs a pass from several roots. grads has a gradient for every root, dense or sparse. A root without one (the zero
+// Value, or grads is nil) must have one element, and its gradient is 1. It corresponds to torch.autograd.backward.
 func Backward(ctx context.Context, roots []*Variable, grads []Value, opts ...Option) error {
 	return start(ctx, roots, grads, nil, opts)
 }

@@ -225,6 +225,9 @@ func TestErrorsTravel(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	}
+	if err := autograd.Linear(constant(1, 2), constant(1, 2, 3).Reshape(1, 3), constant(1)).Err(); err == nil || strings.Count(err.Error(), "autograd: linear") != 1 {
+		t.Errorf("it names its operation once: %v", err)
+	}
 	if v := bad.Item(); v == v {
 		t.Errorf("the item of an error is %v", v)
 	}

@@ -83,8 +83,9 @@ func (f *crossEntropy) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tenso
 	return one(f.nll.CrossEntropyGrad(logp, rows))
 }
 
-// MSE is the squared difference of two variables. They are broadcast, which is likely a mistake: when a line of the program does so for the
-// first time, a warning is logged to [slog.Default]. It corresponds to torch.nn.functional.mse_loss, which warns, too.
+// MSE is the squared difference of two variables. If their shapes differ they are broadcast, which is likely a mistake: when a
+// line of the program does so for the first time, a warning is logged to [slog.Default]. It corresponds to
+// torch.nn.functional.mse_loss, which warns, too.
 func MSE(v, target *Variable, r Reduction) *Variable {
 	d := v.Sub(target)
 	if d.Err() == nil && !v.data.SameShape(target.data) {

@@ -339,6 +339,9 @@ func apply(fn Function, inputs ...*Variable) *Variable {
 
 // withOp names the operation in an error of a lower layer.
 func withOp(op string, err error) error {
+	if e, ok := err.(*dist.Error); ok && e.Op == op { //nolint:errorlint // one that is wrapped has another name in front
+		return err
+	}
 	if dist.CodeOf(err) == dist.Unknown {
 		return dist.Wrap(op, dist.InvalidArgument, err)
 	}

@@ -87,7 +87,7 @@ func guarded[T any](call func(T, error), value T, err error) {
 	call(value, err)
 }
 
-// Done is closed when the future is complete.
+// Done returns a channel that is closed when the future is complete.
 func (f *Future[T]) Done() <-chan struct{} { return f.done }
 
 // Completed reports, without waiting, whether the future is complete.

@@ -17,5 +17,5 @@ func (f *Future[T]) String() string {
 	return fmt.Sprintf("future of %T: %v", value, value)
 }
 
-// String says what its future does.
+// String describes the promise's future.
 func (p *Promise[T]) String() string { return "promise of a " + p.future.String() }

@@ -24,7 +24,7 @@ func Trace(ctx context.Context) string {
 	return t
 }
 
-// SplitTrace returns the ids of the trace and of the span in a traceparent, as [Event] has them; both are "" if it is none.
+// SplitTrace returns the ids of the trace and of the span in a traceparent, as [Event] has them; both are "" if it is malformed.
 func SplitTrace(traceparent string) (trace, span string) {
 	parts := strings.Split(traceparent, "-")
 	if len(parts) < 4 || !isID(parts[0], 2) || parts[0] == "ff" || !isID(parts[1], 32) || !isID(parts[2], 16) || !isID(parts[3], 2) ||
@@ -39,7 +39,8 @@ func isID(s string, n int) bool {
 	return len(s) == n && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// SetTrace makes e an event of the span in a traceparent: it sets Trace, Parent and Sampled. It does nothing if it is none.
+// SetTrace makes e an event of the span in a traceparent: it sets Trace, Parent and Sampled. It does nothing if the traceparent
+// is malformed.
 func (e *Event) SetTrace(traceparent string) {
 	trace, span := SplitTrace(traceparent)
 	if trace == "" {

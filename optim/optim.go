@@ -13,8 +13,8 @@
 //	}
 //
 // A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adamax], [Adagrad], [RMSprop], [Adadelta], [Rprop]) is a plain struct of numbers; with Maximize
-// set it goes up instead of down. Where 0 means a default, [Zero] is a zero that is meant. Schedules are functions from the number of steps to a
-// learning rate. An [Optimizer] is for one goroutine at a time.
+// set it goes up instead of down. Where 0 means a default, [Zero] is an explicit zero. Schedules are functions from the number of
+// steps to a learning rate. An [Optimizer] is for one goroutine at a time.
 package optim
 
 import (
@@ -68,7 +68,10 @@ type Optimizer struct {
 // optimizer of their own.
 func New(rule Rule, params []*autograd.Variable) (*Optimizer, error) {
 	const op = "optim: new"
-	if len(params) == 0 {
+	switch {
+	case rule == nil:
+		return nil, dist.New(op, dist.InvalidArgument, "no rule: give one such as optim.SGD{LR: 0.1}")
+	case len(params) == 0:
 		return nil, dist.New(op, dist.InvalidArgument, "optimizer got an empty parameter list")
 	}
 	if err := rule.check(); err != nil {

@@ -63,6 +63,7 @@ func TestWhatIsRefused(t *testing.T) {
 		rule   optim.Rule
 		params []*autograd.Variable
 	}{
+		{nil, []*autograd.Variable{x}},
 		{optim.SGD{LR: 1}, nil},
 		{optim.SGD{LR: 1}, []*autograd.Variable{x, x}},
 		{optim.SGD{LR: 1}, []*autograd.Variable{x.Scale(2)}},

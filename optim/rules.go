@@ -271,8 +271,8 @@ func rprop[T blas.Float](r Rprop, p *param, w, g []T, lr float64) {
 	}
 }
 
-// Zero is a zero that is meant, for fields of which 0 means PyTorch's default: Adam{LR: 0.1, Beta1: optim.Zero} is Adam without momentum. It
-// is the smallest positive number, which no such field needs to have.
+// Zero is an explicit zero, for fields in which 0 means PyTorch's default: Adam{LR: 0.1, Beta1: optim.Zero} is Adam without
+// momentum. It is the smallest positive number, which no such field needs to have.
 const Zero = math.SmallestNonzeroFloat64
 
 func or(v, instead float64) float64 {

@@ -206,8 +206,8 @@ func SameBits(a, b *Tensor) bool {
 	return errA == nil && errB == nil && bytes.Equal(x, y)
 }
 
-// AllClose reports whether all elements differ by at most atol + rtol*|b|; infinities must be equal and NaN equals only
-// with equalNaN. It corresponds to torch.allclose.
+// AllClose reports whether all elements differ by at most atol + rtol*|b|; infinities must be equal and NaN equals NaN only
+// if equalNaN is set. It corresponds to torch.allclose.
 func AllClose(a, b *Tensor, rtol, atol float64, equalNaN bool) bool {
 	return compare(a, b, func(x, y any) bool {
 		u, v := asComplex(x), asComplex(y)

@@ -8,8 +8,8 @@ import "strconv"
 // DType is the element type of a tensor. It corresponds to torch.dtype.
 type DType uint8
 
-// The element types. Their numbers are PyTorch's ScalarType codes, which appear on its wires. PyTorch has the last seven
-// since version 2 (2.1 and 2.3); they, and Complex32, can be sent, read and written, but groups do not reduce them.
+// The element types. Their numbers are PyTorch's ScalarType codes, which appear on its wires. PyTorch has had the last seven
+// since 2.1 and 2.3; they, and Complex32, can be sent, read and written, but groups do not reduce them.
 const (
 	Uint8      DType = 0
 	Int8       DType = 1

@@ -10,8 +10,8 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 )
 
-// Pool lends aligned storages and takes them back when they are released, so that a loop that needs a buffer per step
-// does not feed the garbage collector. The zero value is ready to use and keeps nothing; see [NewPool].
+// Pool lends aligned storages and takes them back when they are released, so that a loop that needs a buffer per step leaves no
+// garbage. The zero value is ready to use and keeps nothing; see [NewPool].
 type Pool struct {
 	keep int
 

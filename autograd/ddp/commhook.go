@@ -16,7 +16,7 @@ import (
 type Bucket struct {
 	Index int            // in the order of reduction
 	Last  bool           // of this pass
-	Data  *tensor.Tensor // the gradients one behind the other, in one dimension; nil for a sparse one
+	Data  *tensor.Tensor // the gradients one after another, in one dimension; nil for a sparse one
 	Grads []*tensor.Tensor
 	// Sparse is a sparse gradient, which has a bucket of its own; else nil. A hook puts the result into its fields.
 	Sparse *tensor.Sparse

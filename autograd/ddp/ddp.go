@@ -39,7 +39,8 @@ import (
 )
 
 // Model is a module whose gradients are means over all ranks of a group. It is for one goroutine at a time, its backward passes
-// included. Two passes fail, both, when a gradient of one comes while those of the other are being reduced; and each forward allows one pass.
+// included. If a gradient of one pass arrives while those of another are being reduced, both passes fail. Each forward allows one
+// pass.
 type Model struct {
 	module  nn.Module
 	g       *group.Group

@@ -33,7 +33,7 @@ func NewAttention(r *rand.Rand, width, heads int, causal bool) *Attention {
 	return a
 }
 
-// Forward lets every position look at the others.
+// Forward computes what every position takes from the others.
 func (a *Attention) Forward(x *autograd.Variable) *autograd.Variable {
 	if err := a.InWeight.Err(); err != nil {
 		return a.InWeight

@@ -56,8 +56,8 @@ func Buffers(m Module) []Buffer {
 	return nil
 }
 
-// Variables returns the parameters of modules without their names, for an optimizer; one that several layers share
-// comes once. It corresponds to Module.parameters.
+// Variables returns the parameters of modules without their names, for an optimizer; one that several layers share is listed
+// once. It corresponds to Module.parameters.
 func Variables(modules ...Module) []*autograd.Variable {
 	var out []*autograd.Variable
 	seen := map[*autograd.Variable]bool{}
@@ -72,7 +72,7 @@ func Variables(modules ...Module) []*autograd.Variable {
 	return out
 }
 
-// Prefix returns params with their names behind "name.", as those of a part called name.
+// Prefix returns params with "name." in front of their names, as those of a part called name.
 func Prefix(name string, params []Param) []Param {
 	out := make([]Param, len(params))
 	for i, p := range params {
