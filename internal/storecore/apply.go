@@ -14,9 +14,9 @@ import (
 
 // apply performs one request.
 func (m *Machine) apply(c *Conn, r *wire.Request) {
-	m.ops[r.Op]++
-	if !c.user {
-		if c.stale && !neutral(r) {
+	m.counts.ops[r.Op]++
+	if !c.standing.user {
+		if c.standing.stale && !neutral(r) {
 			if r.Op != wire.CancelWait { // which has no reply
 				m.refuseRequest(c, r.ID, replaced())
 			}
@@ -24,7 +24,7 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		}
 		m.use(c, r)
 	}
-	if c.dialect == wire.Legacy && c.nWaits > 0 && r.Op != wire.CancelWait {
+	if c.dialect == wire.Legacy && c.stakes.nWaits > 0 && r.Op != wire.CancelWait {
 		// A legacy client that timed out in a wait does not say so; it just goes on with its next request. Answering
 		// the wait later would put that answer in the place of another one.
 		m.dropWaits(c)
@@ -32,12 +32,12 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 	err := m.perform(c, r)
 	switch why := err.(type) { //nolint:errorlint // never wrapped
 	case crowdedError:
-		m.ops[r.Op]--
+		m.counts.ops[r.Op]--
 		m.hold(c, int(why))
 		return
 	case laterError:
-		m.ops[r.Op]--
-		m.yield(c)
+		m.counts.ops[r.Op]--
+		m.turn.yield(c)
 		return
 	}
 	if m.config.Observe != nil {
@@ -86,7 +86,7 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 		m.cancelWait(c, r)
 	case wire.Ping:
 		start := m.begin(c, r.ID)
-		c.out = wire.AppendUint32(c.out, r.Nonce)
+		c.out.buf = wire.AppendUint32(c.out.buf, r.Nonce)
 		m.end(c, start)
 	case wire.QueuePush:
 		return m.push(c, r)
@@ -94,7 +94,7 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 		return m.pop(c, r)
 	case wire.QueueLen:
 		n := 0
-		if q := m.queues[string(r.Key)]; q != nil {
+		if q := m.queues.byKey[string(r.Key)]; q != nil {
 			n = q.len()
 		}
 		m.replyInt(c, r.ID, int64(n))
@@ -122,8 +122,8 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 
 // validated reports whether c has sent VALIDATE before, and remembers that it now has.
 func (m *Machine) validated(c *Conn) bool {
-	before := c.greeted
-	c.greeted = true
+	before := c.standing.greeted
+	c.standing.greeted = true
 	return before
 }
 
@@ -131,7 +131,7 @@ func (m *Machine) upgrade(c *Conn, r *wire.Request) error {
 	if r.Nonce != wire.NativeVersion {
 		return dist.Newf("tcpstore: serve", dist.Protocol, "native version %d, this server has %d", r.Nonce, wire.NativeVersion)
 	}
-	if c.nWaits > 0 {
+	if c.stakes.nWaits > 0 {
 		return dist.New("tcpstore: serve", dist.Protocol, "native mode asked for while a wait is open")
 	}
 	m.speak(c, wire.Native)
@@ -178,7 +178,7 @@ func (m *Machine) create(key, value []byte) error {
 		data = pair(key, value)
 	}
 	m.table.insert(data, len(key))
-	m.created(key)
+	m.waits.created(key)
 	m.wake()
 	m.notify(wire.KeyCreated, key, nil, value)
 	return nil
@@ -238,7 +238,7 @@ func (m *Machine) add(key []byte, delta int64) (sum, error) {
 
 func (m *Machine) added(key []byte, n sum) {
 	if n.created {
-		m.created(key)
+		m.waits.created(key)
 		m.wake()
 	}
 	if len(m.watchers) == 0 {
@@ -301,8 +301,8 @@ func (m *Machine) append(c *Conn, r *wire.Request) error {
 		m.ack(c, r.ID)
 		return nil
 	}
-	if n := len(e.value()) + len(r.Value); n > m.limits.Value {
-		return dist.Newf("tcpstore: append", dist.TooLarge, "a value of %d bytes is over the limit of %d", n, m.limits.Value)
+	if n := len(e.value()) + len(r.Value); n > m.config.Limits.Value {
+		return dist.Newf("tcpstore: append", dist.TooLarge, "a value of %d bytes is over the limit of %d", n, m.config.Limits.Value)
 	}
 	if err := m.room(m.table.extension(e, len(r.Value))); err != nil {
 		return err
@@ -345,11 +345,11 @@ func (m *Machine) multiSet(c *Conn, r *wire.Request) error {
 	}
 	for list := r.List; !list.Empty(); {
 		key, value := list.Next(), list.Next()
-		m.work++
+		m.turn.work++
 		e := m.table.find(key)
 		if e == nil {
 			m.table.insert(pair(key, value), len(key))
-			m.created(key)
+			m.waits.created(key)
 			m.notify(wire.KeyCreated, key, nil, value)
 			continue
 		}
@@ -382,7 +382,7 @@ type extent struct {
 
 func (m *Machine) measure(list wire.List) (x extent) {
 	for !list.Empty() {
-		m.work++
+		m.turn.work++
 		x.size += 8
 		x.copied += 8
 		if e := m.table.find(list.Next()); e != nil {
@@ -403,9 +403,9 @@ func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, copied int) {
 		key := list.Next()
 		if e := m.table.find(key); e != nil {
 			m.noteRead(c, key)
-			c.appendValue(e.value(), e.data)
+			c.out.appendValue(e.value(), e.data)
 		} else {
-			c.appendValue(nil, nil)
+			c.out.appendValue(nil, nil)
 		}
 	}
 	if !empty || c.dialect == wire.Native {
@@ -423,7 +423,7 @@ func (m *Machine) check(c *Conn, r *wire.Request) {
 	}
 	answer := wire.Ready
 	for list := r.List; !list.Empty(); {
-		m.work++
+		m.turn.work++
 		if !m.exists(list.Next()) {
 			answer = wire.NotReady
 			break
@@ -437,5 +437,5 @@ func (m *Machine) exists(key []byte) bool {
 	if m.table.find(key) != nil {
 		return true
 	}
-	return len(m.queues) != 0 && m.queues[string(key)] != nil
+	return len(m.queues.byKey) != 0 && m.queues.byKey[string(key)] != nil
 }

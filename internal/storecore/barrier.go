@@ -24,7 +24,7 @@ func (m *Machine) arrive(c *Conn, r *wire.Request) error {
 	} else if err = m.open(c, r, waitBarrier); err != nil {
 		return err
 	}
-	if b := m.barriers[string(r.Key)]; b != nil {
+	if b := m.waits.barriers[string(r.Key)]; b != nil {
 		for len(b.waits) > 0 && b.waits[0].size <= n.sum {
 			w := b.waits[0]
 			m.leaveBarrier(w)
@@ -36,10 +36,10 @@ func (m *Machine) arrive(c *Conn, r *wire.Request) error {
 }
 
 func (m *Machine) joinBarrier(w *wait, key []byte) {
-	b := m.barriers[string(key)]
+	b := m.waits.barriers[string(key)]
 	if b == nil {
 		b = &barrier{key: string(key)}
-		m.barriers[b.key] = b
+		m.waits.barriers[b.key] = b
 	}
 	w.barrier, w.place = b, len(b.waits)
 	b.waits = append(b.waits, w)
@@ -54,7 +54,7 @@ func (m *Machine) leaveBarrier(w *wait) {
 	b.waits[last] = nil
 	b.waits = b.waits[:last]
 	if last == 0 {
-		delete(m.barriers, b.key)
+		delete(m.waits.barriers, b.key)
 	}
 	if at == last {
 		return
@@ -69,7 +69,7 @@ func (b *barrier) put(w *wait, at int) { b.waits[at], w.place = w, at }
 // rise moves the wait at a place up to where it belongs.
 func (m *Machine) rise(b *barrier, at int) {
 	for at > 0 {
-		m.work++
+		m.turn.work++
 		up := (at - 1) / 2
 		w, above := b.waits[at], b.waits[up]
 		if above.size <= w.size {
@@ -84,7 +84,7 @@ func (m *Machine) rise(b *barrier, at int) {
 // sink moves the wait at a place down to where it belongs.
 func (m *Machine) sink(b *barrier, at int) {
 	for {
-		m.work++
+		m.turn.work++
 		least := at
 		for _, below := range []int{2*at + 1, 2*at + 2} {
 			if below < len(b.waits) && b.waits[below].size < b.waits[least].size {

@@ -75,12 +75,12 @@ func TestRepliesStayWithinTheirShare(t *testing.T) {
 			for range clients {
 				c := b.m.Open("silent", nil)
 				b.m.Receive(c, append(wire.AppendValidate(nil), request...))
-				most = max(most, b.m.outBytes)
+				most = max(most, b.m.budget.out)
 				if err := c.Cut(); err != nil {
 					t.Fatalf("a client was cut: %v", err)
 				}
 			}
-			if room := b.m.shares.out; most > room+clients*keepBuffer || most < room/2 {
+			if room := b.m.budget.shares.out; most > room+clients*keepBuffer || most < room/2 {
 				t.Errorf("replies take %d bytes, their share is %d", most, room)
 			}
 		})
@@ -96,9 +96,9 @@ func TestCallbacksStayWithinTheirShare(t *testing.T) {
 	var most int64
 	for range 100 {
 		b.m.Receive(writer, wire.AppendSet(nil, wire.V, "/watched", make([]byte, 250<<10)))
-		most = max(most, b.m.outBytes)
+		most = max(most, b.m.budget.out)
 	}
-	if room := b.m.shares.out; most > room+keepBuffer || most < room/4 || !errors.Is(watcher.Cut(), dist.Exhausted) || writer.Cut() != nil {
+	if room := b.m.budget.shares.out; most > room+keepBuffer || most < room/4 || !errors.Is(watcher.Cut(), dist.Exhausted) || writer.Cut() != nil {
 		t.Errorf("callbacks take %d bytes, their share is %d; the watcher was cut with %v, the writer with %v", most, room, watcher.Cut(), writer.Cut())
 	}
 }
@@ -118,12 +118,12 @@ func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
 		writer := b.dial(wire.Legacy)
 		b.m.Receive(writer, wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/model", make([]byte, size)))
 		for b.m.Busy() { // nobody reads yet
-			b.m.Tick(b.m.now)
+			b.m.Tick(b.m.clock.now)
 			b.m.Resume()
 		}
 		held := int64(0)
 		for _, c := range waiters {
-			held += int64(c.outMemory())
+			held += int64(c.out.memory())
 		}
 		if held > limits.Memory {
 			t.Errorf("%d waiters of %d bytes: buffers of %d bytes, the limit is %d", len(waiters), size, held, limits.Memory)
@@ -142,8 +142,8 @@ func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
 				served++
 			}
 		}
-		if served != len(waiters) || len(b.cuts) != 0 || b.m.waits != 0 {
-			t.Errorf("%d waiters of %d bytes: %d were served, %d cut, %d wait", len(waiters), size, served, len(b.cuts), b.m.waits)
+		if served != len(waiters) || len(b.cuts) != 0 || b.m.waits.n != 0 {
+			t.Errorf("%d waiters of %d bytes: %d were served, %d cut, %d wait", len(waiters), size, served, len(b.cuts), b.m.waits.n)
 		}
 	}
 }
@@ -158,7 +158,7 @@ func TestFirstPiecesAreBounded(t *testing.T) {
 		b.send(b.dial(wire.Legacy), half)
 	}
 	if b.m.memory() > limits.Memory {
-		t.Errorf("%d bytes of buffers, %d clients cut", b.m.inBytes, len(b.cuts))
+		t.Errorf("%d bytes of buffers, %d clients cut", b.m.budget.in, len(b.cuts))
 	}
 	honest := b.dial(wire.Legacy)
 	b.send(honest, wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/mine", make([]byte, 200<<10)))
@@ -187,7 +187,7 @@ func TestSlowReader(t *testing.T) {
 		total += n
 		b.m.Sent(c, n)
 	}
-	if want := 100 * (100<<10 + 8); total != want || c.Paused() || b.m.outBytes != int64(c.countedOut+other.countedOut) {
+	if want := 100 * (100<<10 + 8); total != want || c.Paused() || b.m.budget.out != int64(c.out.counted+other.out.counted) {
 		t.Errorf("%d bytes were sent, want %d; paused %v", total, want, c.Paused())
 	}
 	// What nobody asked for is bounded, too.
@@ -245,10 +245,10 @@ func TestAWaitCostsItsOwnKeys(t *testing.T) {
 	waiting := func(before func(b *bench)) int64 {
 		b := newBench(testLimits)
 		before(b)
-		was := b.m.waitBytes
+		was := b.m.budget.waits
 		b.send(b.dial(wire.Native), frame(1, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "k") }))
 		b.send(b.dial(wire.Native), frame(1, func(f []byte) []byte { return wire.AppendBarrier(f, wire.Native, "b", 2) }))
-		return b.m.waitBytes - was
+		return b.m.budget.waits - was
 	}
 	alone := waiting(func(*bench) {})
 	after := waiting(func(b *bench) { b.send(b.dial(wire.V), wire.AppendKeys(nil, wire.V, wire.Check, keys...)) })
@@ -265,8 +265,8 @@ func TestWaitsStayWithinTheirShare(t *testing.T) {
 	b := newBench(limits)
 	within := func(when string) {
 		t.Helper()
-		if b.m.waitBytes > b.m.shares.waits {
-			t.Fatalf("%s, waits take %d of %d bytes", when, b.m.waitBytes, b.m.shares.waits)
+		if b.m.budget.waits > b.m.budget.shares.waits {
+			t.Fatalf("%s, waits take %d of %d bytes", when, b.m.budget.waits, b.m.budget.shares.waits)
 		}
 	}
 	keys := make([]string, 1000)

@@ -30,10 +30,19 @@ func divide(memory int64) shares {
 	return shares{data: memory / 2, out: memory / 4, in: memory / 8, waits: memory / 8}
 }
 
+// budget is the memory that clients take and may take. What data takes is known to table and queues.
+type budget struct {
+	shares   shares
+	in       int64 // requests that are not all there
+	out      int64 // replies that are not sent
+	waits    int64 // waits, watches, claims
+	reliefAt int64 // when to look for slow clients next
+}
+
 const (
 	// readerPause and senderPause are how long a client may make no progress while others wait for its memory, and
 	// leastPause what is left of that when they have waited long; readerRate and senderRate how many bytes a second it has
-	// to take or send when it is given slowStart more. All of them are measured by Machine.patience.
+	// to take or send when it is given slowStart more. All of them are measured by clock.patience.
 	readerPause = int64(5 * time.Second)
 	senderPause = int64(2 * time.Second)
 	leastPause  = int64(time.Second)
@@ -45,29 +54,29 @@ const (
 )
 
 // dataBytes is what the store's contents take.
-func (m *Machine) dataBytes() int64 { return m.table.bytes + m.queueBytes }
+func (m *Machine) dataBytes() int64 { return m.table.bytes + m.queues.bytes }
 
 // memory is what counts against the limit.
-func (m *Machine) memory() int64 { return m.dataBytes() + m.outBytes + m.inBytes + m.waitBytes }
+func (m *Machine) memory() int64 { return m.dataBytes() + m.budget.out + m.budget.in + m.budget.waits }
 
 // room reports an error when n more bytes of keys and values would be over their share.
 func (m *Machine) room(n int) error {
-	if m.dataBytes()+int64(n) <= m.shares.data {
+	if m.dataBytes()+int64(n) <= m.budget.shares.data {
 		return nil
 	}
 	return dist.Newf("tcpstore: serve", dist.Exhausted, "keys, values and queues take %d of %d bytes: delete some or raise the memory limit",
-		m.dataBytes(), m.shares.data)
+		m.dataBytes(), m.budget.shares.data)
 }
 
 // settle brings the sums of all buffers up to date.
 func (m *Machine) settle(c *Conn) {
-	in, out := cap(c.in)+c.lent, c.outMemory()
+	in, out := cap(c.in.buf)+c.in.lent, c.out.memory()
 	if c.listing != nil {
 		out += cap(c.listing.out)
 	}
-	m.inBytes += int64(in - c.countedIn)
-	m.outBytes += int64(out - c.countedOut)
-	c.countedIn, c.countedOut = in, out
+	m.budget.in += int64(in - c.in.counted)
+	m.budget.out += int64(out - c.out.counted)
+	c.in.counted, c.out.counted = in, out
 }
 
 // slowReader reports whether c leaves its replies unread.
@@ -75,29 +84,29 @@ func (m *Machine) slowReader(c *Conn) bool {
 	owed := int64(c.Owed())
 	pause := readerPause
 	if !m.crowd.empty() { // the longer others wait, the less
-		pause = max(pause-(m.patience-m.crowd.since), leastPause)
+		pause = max(pause-(m.clock.patience-m.crowd.since), leastPause)
 	}
-	return owed > 0 && (m.patience-c.outMoved > pause || m.patience-c.outSince > slowStart+owed*int64(time.Second)/readerRate)
+	return owed > 0 && c.out.pace.slow(m.clock.patience, pause, owed, readerRate)
 }
 
 // relieve cuts those that are too slow while others wait for memory. It returns whether it looked: it does so only now
 // and then.
 func (m *Machine) relieve() bool {
-	if m.patience < m.reliefAt {
+	if m.clock.patience < m.budget.reliefAt {
 		return false
 	}
-	m.reliefAt = m.patience + reliefPause
-	for i := len(m.all) - 1; i >= 0; i-- { // a connection that is cut is replaced by the last one
-		m.work++
-		switch c := m.all[i]; {
+	m.budget.reliefAt = m.clock.patience + reliefPause
+	for i := len(m.conns.all) - 1; i >= 0; i-- { // a connection that is cut is replaced by the last one
+		m.turn.work++
+		switch c := m.conns.all[i]; {
 		case m.slowReader(c):
 			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
 				"the client reads too slowly: %d bytes wait for it, and others need the memory", c.Owed()))
 		case m.slowSender(c):
 			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
-				"the client is too slow with its request: %d bytes of it are here, and others need the memory", len(c.in)))
+				"the client is too slow with its request: %d bytes of it are here, and others need the memory", len(c.in.buf)))
 		}
-		i = min(i, len(m.all))
+		i = min(i, len(m.conns.all))
 	}
 	return true
 }
@@ -105,7 +114,7 @@ func (m *Machine) relieve() bool {
 // enforce makes sure that n more bytes are within the limit, whatever it takes: those that hold the most bytes for the
 // longest time are cut. It frees more than needed, so that it is not called again for every byte.
 func (m *Machine) enforce(n int) {
-	if m.memory()+int64(n) <= m.limits.Memory {
+	if m.memory()+int64(n) <= m.config.Limits.Memory {
 		return
 	}
 	type holder struct {
@@ -113,61 +122,55 @@ func (m *Machine) enforce(n int) {
 		blame float64
 	}
 	var holders []holder
-	for _, c := range m.all {
-		m.work++
+	for _, c := range m.conns.all {
+		m.turn.work++
 		blame := 0.0
-		if len(c.in) > 0 {
-			blame += m.blame(cap(c.in), c.inSince, c.inMoved)
+		if len(c.in.buf) > 0 {
+			blame += c.in.pace.blame(m.clock.patience, cap(c.in.buf))
 		}
 		if c.Owed() > 0 {
-			blame += m.blame(c.outMemory(), c.outSince, c.outMoved)
+			blame += c.out.pace.blame(m.clock.patience, c.out.memory())
 		}
 		if blame > 0 {
 			holders = append(holders, holder{c, blame})
-		} else if c.countedIn+c.countedOut > 0 {
-			c.in, c.out = nil, nil // kept for its next request
+		} else if c.in.counted+c.out.counted > 0 {
+			c.in.buf, c.out.buf = nil, nil // kept for its next request
 			m.settle(c)
 		}
 	}
 	slices.SortFunc(holders, func(a, b holder) int { return cmp.Compare(b.blame, a.blame) })
 	for _, h := range holders {
-		if m.memory()+int64(n) <= m.limits.Memory-m.limits.Memory/16 {
+		if m.memory()+int64(n) <= m.config.Limits.Memory-m.config.Limits.Memory/16 {
 			return
 		}
 		m.Refuse(h.conn, dist.Newf("tcpstore: serve", dist.Exhausted,
 			"the memory limit of %d bytes is reached, and this client's unread replies and unfinished requests take %d",
-			m.limits.Memory, cap(h.conn.in)+h.conn.outMemory()))
+			m.config.Limits.Memory, cap(h.conn.in.buf)+h.conn.out.memory()))
 	}
-}
-
-// blame weighs bytes by how long nothing has moved, and to a lesser part by how long they have been there: who is being
-// served holds much for a short time, and a client that moves one byte now and then is not served.
-func (m *Machine) blame(bytes int, since, moved int64) float64 {
-	return float64(bytes) * (1 + float64(m.patience-moved) + float64(m.patience-since)/16)
 }
 
 // roomToWait makes room for a wait, watch or claim of c. When there is none the client that has the most of them is cut,
 // and if that is c its request is refused.
 func (m *Machine) roomToWait(c *Conn, cost int64) error {
-	if m.waitBytes+cost <= m.shares.waits {
+	if m.budget.waits+cost <= m.budget.shares.waits {
 		return nil
 	}
-	holders := slices.DeleteFunc(slices.Clone(m.all), func(o *Conn) bool { return o.waitBytes <= c.waitBytes+cost })
-	m.work += uint64(len(m.all))
-	slices.SortFunc(holders, func(a, b *Conn) int { return cmp.Compare(b.waitBytes, a.waitBytes) })
+	holders := slices.DeleteFunc(slices.Clone(m.conns.all), func(o *Conn) bool { return o.stakes.bytes <= c.stakes.bytes+cost })
+	m.turn.work += uint64(len(m.conns.all))
+	slices.SortFunc(holders, func(a, b *Conn) int { return cmp.Compare(b.stakes.bytes, a.stakes.bytes) })
 	for _, o := range holders {
-		if m.waitBytes+cost <= m.shares.waits-m.shares.waits/8 {
+		if m.budget.waits+cost <= m.budget.shares.waits-m.budget.shares.waits/8 {
 			break
 		}
 		m.Refuse(o, dist.Newf("tcpstore: serve", dist.Exhausted,
 			"its waits, watches and claims take %d bytes, more than those of any other client, and all of them together have %d",
-			o.waitBytes, m.shares.waits))
+			o.stakes.bytes, m.budget.shares.waits))
 	}
-	if m.waitBytes+cost <= m.shares.waits {
+	if m.budget.waits+cost <= m.budget.shares.waits {
 		return nil
 	}
 	return dist.Newf("tcpstore: serve", dist.Exhausted, "waits, watches and claims of all clients take %d of %d bytes: raise the memory limit",
-		m.waitBytes, m.shares.waits)
+		m.budget.waits, m.budget.shares.waits)
 }
 
 // grow returns b with room for n bytes more. It takes little more memory than there is data.

@@ -84,8 +84,8 @@ func (m *Machine) claim(c *Conn, r *wire.Request) error {
 	case have != nil && (have.holder != nil && have.holder != c || !bytes.Equal(have.text, r.Expected)):
 		m.replyBytes(c, r.ID, have.text)
 		return nil
-	case (have == nil || have.holder != c) && len(c.claims) >= maxClaims:
-		return dist.Newf(op, dist.Exhausted, "this client holds %d names, which is the most that one may", len(c.claims))
+	case (have == nil || have.holder != c) && len(c.stakes.claims) >= maxClaims:
+		return dist.Newf(op, dist.Exhausted, "this client holds %d names, which is the most that one may", len(c.stakes.claims))
 	}
 	cost := int64(claimCost + 2*len(name) + len(r.Value))
 	if err := m.roomToWait(c, cost); err != nil {
@@ -101,12 +101,10 @@ func (m *Machine) claim(c *Conn, r *wire.Request) error {
 	if have.holder == nil {
 		m.takeBack(have)
 		have.holder, have.host = c, hostOf(c.Peer)
-		c.claims = append(c.claims, have.name)
-	} else {
-		c.waitBytes -= have.cost
+		c.stakes.claims = append(c.stakes.claims, have.name)
+		c.stakes.bytes += have.cost // which the machine has counted all the time
 	}
-	c.waitBytes += cost
-	m.waitBytes += cost - have.cost
+	m.stake(c, cost-have.cost)
 	have.text, have.cost = append(have.text[:0], r.Value...), cost
 	m.replyBytes(c, r.ID, r.Value)
 	return nil
@@ -122,10 +120,10 @@ func hostOf(peer string) string {
 
 // unclaim lets go of what a connection that ends holds. What one host leaves behind is bounded: its oldest are forgotten.
 func (m *Machine) unclaim(c *Conn) {
-	for _, name := range c.claims {
+	for _, name := range c.stakes.claims {
 		have := m.claims.byName[name]
 		have.holder = nil
-		c.waitBytes -= have.cost
+		c.stakes.bytes -= have.cost
 		b := m.claims.gone[have.host]
 		if b == nil {
 			b = &bygone{}
@@ -136,7 +134,7 @@ func (m *Machine) unclaim(c *Conn) {
 		b.live++
 		if m.claims.nGone++; m.claims.nGone > allBygone {
 			for _, other := range m.claims.gone {
-				m.work++
+				m.turn.work++
 				if other.live > b.live {
 					b = other
 				}
@@ -146,7 +144,7 @@ func (m *Machine) unclaim(c *Conn) {
 		}
 		m.forgetBygone(b, maxBygone)
 	}
-	c.claims = nil
+	c.stakes.claims = nil
 }
 
 // forgetBygone drops the oldest of a host's claims until there are no more than most.
@@ -159,7 +157,7 @@ func (m *Machine) forgetBygone(b *bygone, most int) {
 			b.live--
 			m.claims.nGone--
 			delete(m.claims.byName, first.claim.name)
-			m.waitBytes -= first.claim.cost
+			m.budget.waits -= first.claim.cost
 		}
 	}
 }
@@ -179,10 +177,10 @@ func (m *Machine) takeBack(have *claim) {
 
 // name says who a connection is, as far as its claims tell.
 func (m *Machine) name(c *Conn) string {
-	if len(c.claims) == 0 {
+	if len(c.stakes.claims) == 0 {
 		return ""
 	}
-	name := c.claims[len(c.claims)-1]
+	name := c.stakes.claims[len(c.stakes.claims)-1]
 	return name + ": " + string(m.claims.byName[name].text)
 }
 
@@ -201,7 +199,7 @@ func (m *Machine) ShownClaims(most int) map[string]Claim { return m.someClaims(m
 func (m *Machine) someClaims(most, text int) map[string]Claim {
 	all := make(map[string]Claim, min(len(m.claims.byName), most))
 	for name, c := range m.claims.byName {
-		m.work++
+		m.turn.work++
 		if text -= len(name) + len(c.text); text < 0 || len(all) >= most {
 			break
 		}

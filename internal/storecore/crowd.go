@@ -12,6 +12,14 @@ import (
 // cut for that, since nobody would know why: a request whose reply has no room is left unread, and a wait that is over is
 // kept, until others have read theirs. Then those that wait get one reply each in turn.
 
+// held is the replies that one connection waits for.
+type held struct {
+	queued  bool    // it is in the line
+	request bool    // its next request waits for room for the reply
+	needs   int     // then: bytes of that
+	waits   []*wait // those that are over
+}
+
 // crowdedError says that a reply of so many bytes has no room now.
 type crowdedError int
 
@@ -21,7 +29,7 @@ func (e crowdedError) Error() string {
 
 // hold leaves the request that c has sent for later.
 func (m *Machine) hold(c *Conn, needs int) {
-	c.crowded, c.needs = true, needs
+	c.held.request, c.held.needs = true, needs
 	m.enqueueReply(c)
 }
 
@@ -29,61 +37,61 @@ func (m *Machine) hold(c *Conn, needs int) {
 func (m *Machine) holdWait(w *wait, needs int) {
 	c := w.conn
 	w.held, w.needs = true, needs
-	if len(c.held) > 2*c.nWaits+16 { // waits that were given up meanwhile
-		m.work += uint64(len(c.held))
-		c.held = slices.DeleteFunc(c.held, func(w *wait) bool { return w.gone || !w.held })
+	if len(c.held.waits) > 2*c.stakes.nWaits+16 { // waits that were given up meanwhile
+		m.turn.work += uint64(len(c.held.waits))
+		c.held.waits = slices.DeleteFunc(c.held.waits, func(w *wait) bool { return w.gone || !w.held })
 	}
-	c.held = append(c.held, w)
+	c.held.waits = append(c.held.waits, w)
 	m.enqueueReply(c)
 }
 
 func (m *Machine) enqueueReply(c *Conn) {
-	if c.inCrowd {
+	if c.held.queued {
 		return
 	}
-	c.inCrowd = true
-	m.crowd.push(c, false, m.patience)
+	c.held.queued = true
+	m.crowd.push(c, false, m.clock.patience)
 }
 
 // nextReply returns how many bytes c's next reply needs, or 0 when none waits any more.
 func (m *Machine) nextReply(c *Conn) int {
-	for len(c.held) > 0 {
-		if w := c.held[0]; !w.gone && w.missing == 0 {
+	for len(c.held.waits) > 0 {
+		if w := c.held.waits[0]; !w.gone && w.missing == 0 {
 			return w.needs
 		}
-		m.work++
-		c.held[0].held = false // the key is gone again: it goes on waiting
-		c.held[0] = nil
-		c.held = c.held[1:]
+		m.turn.work++
+		c.held.waits[0].held = false // the key is gone again: it goes on waiting
+		c.held.waits[0] = nil
+		c.held.waits = c.held.waits[1:]
 	}
-	c.held = nil
-	if c.crowded {
-		return c.needs
+	c.held.waits = nil
+	if c.held.request {
+		return c.held.needs
 	}
 	return 0
 }
 
 // reply gives c the reply that it waits for.
 func (m *Machine) reply(c *Conn) {
-	if len(c.held) > 0 {
-		w := c.held[0]
-		c.held[0] = nil
-		c.held = c.held[1:]
+	if len(c.held.waits) > 0 {
+		w := c.held.waits[0]
+		c.held.waits[0] = nil
+		c.held.waits = c.held.waits[1:]
 		w.held = false
 		m.finish(w)
 		return
 	}
-	c.crowded = false
-	m.touch(c) // it may be read from again
+	c.held.request = false
+	m.conns.touch(c) // it may be read from again
 	m.Receive(c, nil)
 }
 
 // leaveCrowd forgets a client that is closed.
 func (m *Machine) leaveCrowd(c *Conn) {
-	c.crowded, c.held = false, nil
-	if c.inCrowd {
-		c.inCrowd = false
-		m.work += uint64(m.crowd.left(c)) //nolint:gosec // not negative
+	c.held.request, c.held.waits = false, nil
+	if c.held.queued {
+		c.held.queued = false
+		m.turn.work += uint64(m.crowd.left(c)) //nolint:gosec // not negative
 	}
 }
 
@@ -107,7 +115,7 @@ func (m *Machine) Admit() {
 			continue
 		}
 		m.crowd.pop()
-		c.inCrowd = false
+		c.held.queued = false
 		if needs > 0 {
 			m.reply(c)
 		}

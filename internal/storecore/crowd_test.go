@@ -42,10 +42,10 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 	ping := wire.AppendPing(nil, wire.V, 7)
 	const n = 24
 	crowd := b.ask(n, append(bytes.Clone(get), ping...))
-	if !b.m.Crowded() || len(b.cuts) != 0 || b.m.outBytes > b.m.shares.out {
-		t.Fatalf("crowded: %v, %d cut, %d bytes of buffers", b.m.Crowded(), len(b.cuts), b.m.outBytes)
+	if !b.m.Crowded() || len(b.cuts) != 0 || b.m.budget.out > b.m.budget.shares.out {
+		t.Fatalf("crowded: %v, %d cut, %d bytes of buffers", b.m.Crowded(), len(b.cuts), b.m.budget.out)
 	}
-	gets := b.m.ops[wire.Get]
+	gets := b.m.counts.ops[wire.Get]
 	for i, c := range crowd {
 		b.turn()
 		for _, want := range []int{size + 8, 4} { // the value, then the answer to the ping
@@ -58,10 +58,10 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 			t.Fatalf("client %d is still paused", i)
 		}
 	}
-	if b.m.Crowded() || b.m.outBytes > 1<<20 || b.m.crowd.len() != 0 {
-		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.Crowded(), b.m.outBytes)
+	if b.m.Crowded() || b.m.budget.out > 1<<20 || b.m.crowd.len() != 0 {
+		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.Crowded(), b.m.budget.out)
 	}
-	if served := b.m.ops[wire.Get]; gets >= served || served != n {
+	if served := b.m.counts.ops[wire.Get]; gets >= served || served != n {
 		t.Errorf("%d and then %d gets were counted, want %d in the end", gets, served, n)
 	}
 }
@@ -85,8 +85,8 @@ func TestCrowdOutlivesSilentReaders(t *testing.T) {
 		b.pass(time.Second)
 		b.m.Sent(reads, 1000)
 		b.turn()
-		if b.m.cuts != 0 {
-			t.Fatalf("%d were cut after %d s", b.m.cuts, s+1)
+		if b.m.counts.cuts != 0 {
+			t.Fatalf("%d were cut after %d s", b.m.counts.cuts, s+1)
 		}
 	}
 	b.m.Sent(reads, 1000)

@@ -75,19 +75,19 @@ func FuzzMachine(f *testing.F) {
 		for _, c := range b.m.claims.byName {
 			claimed += c.cost
 		}
-		for key, q := range b.m.queues {
+		for key, q := range b.m.queues.byKey {
 			queued += int64(len(key)) + itemCost
 			for _, item := range q.items[q.first:] {
 				queued += int64(len(item)) + itemCost
 			}
 		}
-		if b.m.waits != 0 || len(b.m.waiting)+len(b.m.barriers)+len(b.m.watchers) != 0 || b.m.inBytes+b.m.outBytes != 0 ||
-			b.m.queueBytes != queued || b.m.waitBytes != claimed {
+		if b.m.waits.n != 0 || len(b.m.waits.byKey)+len(b.m.waits.barriers)+len(b.m.watchers) != 0 || b.m.budget.in+b.m.budget.out != 0 ||
+			b.m.queues.bytes != queued || b.m.budget.waits != claimed {
 			t.Fatalf("left: %d waits, %d %d %d lists, %d and %d bytes of buffers, %d bytes of queues, want %d, %d bytes of claims, want %d",
-				b.m.waits, len(b.m.waiting), len(b.m.barriers), len(b.m.watchers), b.m.inBytes, b.m.outBytes, b.m.queueBytes, queued, b.m.waitBytes, claimed)
+				b.m.waits.n, len(b.m.waits.byKey), len(b.m.waits.barriers), len(b.m.watchers), b.m.budget.in, b.m.budget.out, b.m.queues.bytes, queued, b.m.budget.waits, claimed)
 		}
 		conns := 0
-		for _, n := range b.m.conns {
+		for _, n := range b.m.counts.conns {
 			conns += n
 		}
 		if conns != 0 {

@@ -52,7 +52,7 @@ func (b *bench) send(c *Conn, data []byte) {
 func (b *bench) flush() {
 	b.deliver()
 	for b.m.Busy() {
-		b.m.Tick(b.m.now)
+		b.m.Tick(b.m.clock.now)
 		b.m.Resume()
 		b.deliver()
 	}
@@ -60,7 +60,7 @@ func (b *bench) flush() {
 
 // turn is what a driver does with those that wait, without sending anything.
 func (b *bench) turn() {
-	b.m.Tick(b.m.now)
+	b.m.Tick(b.m.clock.now)
 	b.m.Resume()
 	b.m.Admit()
 }

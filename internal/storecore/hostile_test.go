@@ -41,7 +41,7 @@ func newHonest(t *testing.T, b *bench, name string) *honest {
 
 // step lets time pass and gives everybody their turn. Only the honest client reads.
 func (h *honest) step() {
-	h.m.Tick(h.m.now + int64(100*time.Millisecond))
+	h.m.Tick(h.m.clock.now + int64(100*time.Millisecond))
 	h.m.Resume()
 	h.m.Admit()
 	h.m.Dirty()
@@ -49,8 +49,8 @@ func (h *honest) step() {
 		h.got[h.conn] = append(h.got[h.conn], p...)
 		h.m.Sent(h.conn, len(p))
 	}
-	if held := h.m.memory(); held > h.m.limits.Memory {
-		h.t.Fatalf("%s: %d bytes are held, the limit is %d", h.name, held, h.m.limits.Memory)
+	if held := h.m.memory(); held > h.m.config.Limits.Memory {
+		h.t.Fatalf("%s: %d bytes are held, the limit is %d", h.name, held, h.m.config.Limits.Memory)
 	}
 }
 
@@ -72,7 +72,7 @@ func (h *honest) ask(what string, request []byte, n int) {
 		}
 		if steps > patience {
 			h.t.Fatalf("%s: %s: an honest client waits for more than a minute with %d bytes to send and %d of %d bytes of the answer; %d crowded, %d of %d and %d of %d bytes",
-				h.name, what, len(request), len(h.got[h.conn]), n, h.m.crowd.len(), h.m.outBytes, h.m.shares.out, h.m.inBytes, h.m.shares.in)
+				h.name, what, len(request), len(h.got[h.conn]), n, h.m.crowd.len(), h.m.budget.out, h.m.budget.shares.out, h.m.budget.in, h.m.budget.shares.in)
 		}
 		if len(request) > 0 && !h.conn.Paused() {
 			piece := min(len(request), h.readSize(h.conn))
@@ -237,8 +237,8 @@ func TestNobodyIsHurtBySilentReaders(t *testing.T) {
 							b.m.Receive(c, flood[:n])
 							flood = flood[n:]
 						}
-						if held := b.m.memory(); held > b.m.limits.Memory {
-							t.Fatalf("%d bytes are held, the limit is %d", held, b.m.limits.Memory)
+						if held := b.m.memory(); held > b.m.config.Limits.Memory {
+							t.Fatalf("%d bytes are held, the limit is %d", held, b.m.config.Limits.Memory)
 						}
 					}
 				}
@@ -304,14 +304,14 @@ func TestNobodyIsHurtByHalfRequests(t *testing.T) {
 									b.m.Receive(c, request[sent[c]:sent[c]+n])
 									sent[c] += n
 								}
-								if held := b.m.memory(); held > b.m.limits.Memory {
+								if held := b.m.memory(); held > b.m.config.Limits.Memory {
 									t.Fatalf("%d bytes are held", held)
 								}
 							}
 						}
 					}
 					push(part)
-					before := b.m.now
+					before := b.m.clock.now
 					for range 3 {
 						h.use()
 						push(part)
@@ -322,7 +322,7 @@ func TestNobodyIsHurtByHalfRequests(t *testing.T) {
 							}
 						}
 					}
-					if took := time.Duration(b.m.now - before); took > 30*time.Second {
+					if took := time.Duration(b.m.clock.now - before); took > 30*time.Second {
 						t.Errorf("it took %v", took)
 					}
 				})
@@ -337,13 +337,13 @@ func TestSlowClientsAreServedWhileThereIsRoom(t *testing.T) {
 	slow, reader := b.dial(wire.V), b.dial(wire.V)
 	set := wire.AppendSet(nil, wire.V, "/slow", make([]byte, 1000))
 	for i := range set {
-		b.m.Tick(b.m.now + int64(time.Minute))
+		b.m.Tick(b.m.clock.now + int64(time.Minute))
 		b.m.Expire(1)
 		b.send(slow, set[i:i+1])
 		b.turn()
 	}
 	b.m.Receive(reader, wire.AppendKey(nil, wire.V, wire.Get, "/slow"))
-	b.m.Tick(b.m.now + int64(time.Hour))
+	b.m.Tick(b.m.clock.now + int64(time.Hour))
 	b.turn()
 	if reader.Owed() != 1008 || slow.Cut() != nil || reader.Cut() != nil {
 		t.Errorf("%d bytes, cut %v and %v", reader.Owed(), slow.Cut(), reader.Cut())

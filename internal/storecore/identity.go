@@ -15,10 +15,26 @@ import (
 type Identity [wire.IdentitySize]byte
 
 // Identity returns the store's present identity.
-func (m *Machine) Identity() Identity { return m.identity }
+func (m *Machine) Identity() Identity { return m.run.identity }
 
 // A run is what happens between the first client that uses an empty house and the last one that leaves it. Connections
 // that only look (ping, statistics, hello) are no users.
+
+// run is what is known of the present run and of the one before it.
+type run struct {
+	identity Identity
+	users    int   // connections that have used the store
+	left     int   // keys that the last run left behind
+	leftAt   int64 // when it ended
+}
+
+// standing is what one connection is to the store.
+type standing struct {
+	greeted bool // VALIDATE was seen
+	user    bool // it has used the store
+	knows   bool // it was told the identity
+	stale   bool // the store it knows is gone
+}
 
 // neutral reports whether a request leaves its client a mere visitor.
 func neutral(r *wire.Request) bool {
@@ -36,43 +52,43 @@ func neutral(r *wire.Request) bool {
 // use notes that c uses the store, if it does.
 func (m *Machine) use(c *Conn, r *wire.Request) {
 	if !neutral(r) {
-		c.user = true
-		m.users++
+		c.standing.user = true
+		m.run.users++
 	}
 }
 
 // leave notes that a user is gone. The last one ends the run.
 func (m *Machine) leave(c *Conn) {
-	if !c.user {
+	if !c.standing.user {
 		return
 	}
-	c.user = false
-	if m.users--; m.users > 0 {
+	c.standing.user = false
+	if m.run.users--; m.run.users > 0 {
 		return
 	}
-	m.left, m.leftAt = m.keys(), m.now
+	m.run.left, m.run.leftAt = m.keys(), m.clock.now
 	if m.config.Forget {
 		m.empty(nil)
 	}
 }
 
 // keys counts what the store holds: keys, and queues with items.
-func (m *Machine) keys() int { return m.table.count + len(m.queues) }
+func (m *Machine) keys() int { return m.table.count + len(m.queues.byKey) }
 
 // hello tells a native client which store this is.
 func (m *Machine) hello(c *Conn, r *wire.Request) error {
-	if len(r.Expected) != 0 && !bytes.Equal(r.Expected, m.identity[:]) {
+	if len(r.Expected) != 0 && !bytes.Equal(r.Expected, m.run.identity[:]) {
 		m.expel(c)
 		return replaced()
 	}
-	c.knows, c.stale = true, false
-	m.replyIdentity(c, r.ID, m.left)
+	c.standing.knows, c.standing.stale = true, false
+	m.replyIdentity(c, r.ID, m.run.left)
 	return nil
 }
 
 func (m *Machine) replyIdentity(c *Conn, id uint32, keys int) {
 	start := m.begin(c, id)
-	c.out = wire.AppendInt(wire.AppendBytes(c.out, m.identity[:]), int64(keys))
+	c.out.buf = wire.AppendInt(wire.AppendBytes(c.out.buf, m.run.identity[:]), int64(keys))
 	m.end(c, start)
 }
 
@@ -83,7 +99,7 @@ func replaced() error {
 
 // clear is CLEAR: whoever asks goes on with the new store.
 func (m *Machine) clear(c *Conn, r *wire.Request) error {
-	if !bytes.Equal(r.Expected, m.identity[:]) {
+	if !bytes.Equal(r.Expected, m.run.identity[:]) {
 		return dist.New("tcpstore: clear", dist.InvalidArgument, "the identity is not that of this store: ask for it with hello")
 	}
 	m.replyIdentity(c, r.ID, m.empty(c))
@@ -97,19 +113,19 @@ func (m *Machine) Clear() int { return m.empty(nil) }
 // empty turns the machine into another store. Only the connection by, if any, may go on in it.
 func (m *Machine) empty(by *Conn) int {
 	keys := m.keys()
-	for _, c := range slices.Clone(m.all) {
+	for _, c := range slices.Clone(m.conns.all) {
 		switch {
 		case c.closed: // cut a moment ago
 		case c.dialect == wire.Native:
-			if c != by && (c.user || c.knows) {
+			if c != by && (c.standing.user || c.standing.knows) {
 				m.expel(c)
 			}
-			for p := c.waits.First(); p != nil; p = c.waits.First() {
+			for p := c.stakes.waits.First(); p != nil; p = c.stakes.waits.First() {
 				m.forget(p.Of())
 				m.refuseRequest(c, p.Of().id, replaced())
 			}
 			m.unclaim(c)
-		case c.user:
+		case c.standing.user:
 			m.Refuse(c, replaced())
 		}
 	}
@@ -120,18 +136,18 @@ func (m *Machine) empty(by *Conn) int {
 // expel keeps a native client out of a store that is not the one it knows, until it says hello to the new one. It may
 // still look.
 func (m *Machine) expel(c *Conn) {
-	c.stale = true
-	if c.user {
-		c.user = false
-		m.users--
+	c.standing.stale = true
+	if c.standing.user {
+		c.standing.user = false
+		m.run.users--
 	}
 }
 
 // forgetAll replaces the key space. No wait, watch or held claim is left when it is called: they end with their users.
 func (m *Machine) forgetAll() {
 	m.table, m.claims = newTable(), claims{}
-	clear(m.queues)
-	m.queueBytes, m.waitBytes = 0, 0
-	m.identity = m.config.Identity()
-	m.left = 0
+	clear(m.queues.byKey)
+	m.queues.bytes, m.budget.waits = 0, 0
+	m.run.identity = m.config.Identity()
+	m.run.left = 0
 }

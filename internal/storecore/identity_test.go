@@ -127,11 +127,11 @@ func TestClear(t *testing.T) {
 	if got := b.take(fresh); got != num(2) || b.cuts[fresh] != nil {
 		t.Errorf("a PyTorch client that had not used the old store: % x, cut %v", got, b.cuts[fresh])
 	}
-	if b.m.waits != 0 || b.m.waitBytes != 0 || len(b.m.claims.byName) != 0 || b.m.Identity() != numbered(2) || b.m.users != 2 {
-		t.Errorf("%d waits, %d bytes, %d claims, identity %x, %d users", b.m.waits, b.m.waitBytes, len(b.m.claims.byName), b.m.Identity(), b.m.users)
+	if b.m.waits.n != 0 || b.m.budget.waits != 0 || len(b.m.claims.byName) != 0 || b.m.Identity() != numbered(2) || b.m.run.users != 2 {
+		t.Errorf("%d waits, %d bytes, %d claims, identity %x, %d users", b.m.waits.n, b.m.budget.waits, len(b.m.claims.byName), b.m.Identity(), b.m.run.users)
 	}
-	if n := b.m.Clear(); n != 1 || b.m.Identity() != numbered(3) || b.m.users != 0 {
-		t.Errorf("the second clear took %d keys and left identity %x, %d users", n, b.m.Identity(), b.m.users)
+	if n := b.m.Clear(); n != 1 || b.m.Identity() != numbered(3) || b.m.run.users != 0 {
+		t.Errorf("the second clear took %d keys and left identity %x, %d users", n, b.m.Identity(), b.m.run.users)
 	}
 }
 
@@ -181,7 +181,7 @@ func TestForgetWhenTheLastUserLeaves(t *testing.T) {
 		t.Errorf("%d keys while one user is left", b.m.table.count)
 	}
 	b.m.Close(two)
-	if b.m.table.count != 0 || b.m.Identity() != numbered(2) || b.m.left != 0 {
+	if b.m.table.count != 0 || b.m.Identity() != numbered(2) || b.m.run.left != 0 {
 		t.Errorf("%d keys and identity %x after the last user left", b.m.table.count, b.m.Identity())
 	}
 }

@@ -5,6 +5,20 @@ package storecore
 
 import wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 
+// input is what a client has sent of a request that is not all there, and how far that is understood.
+type input struct {
+	buf     []byte
+	lent    int // bytes of the larger buffer that the driver continues in, see Rest
+	pace    pace
+	looks   int // how often Expire has found it where it was
+	parsed  wire.Progress
+	frame   int // native: bytes of the frame that is not all there
+	skip    int // native: bytes of a refused frame that are still to come
+	counted int // bytes in the machine's sum
+}
+
+func (i *input) clear() { i.buf, i.lent = nil, 0 }
+
 // given is a buffer of requests that belongs to the machine. A large value that makes up most of it is not copied into the
 // table: the buffer becomes the entry's memory.
 type given struct {
@@ -31,19 +45,20 @@ func (m *Machine) receive(c *Conn, data []byte, size int) {
 	if c.closed {
 		return
 	}
-	if len(c.in) == 0 {
+	if len(c.in.buf) == 0 {
 		used := m.consumeGiven(c, data, size)
 		if m.given.taken {
 			m.goOn(c, data[used:])
 			return
 		}
 		if used < len(data) && !c.closed {
-			c.inSince, c.inMoved, c.looks = m.patience, m.patience, 0
+			c.in.pace.start(m.clock.patience)
+			c.in.looks = 0
 			if used == 0 && size > keepBuffer {
 				if m.enforce(size); c.closed {
 					return
 				}
-				c.in = data
+				c.in.buf = data
 			} else if !m.keep(c, data[used:]) {
 				return
 			}
@@ -61,22 +76,22 @@ func (m *Machine) receive(c *Conn, data []byte, size int) {
 // goOnKept goes on with what c has sent before, to which something was added or not.
 func (m *Machine) goOnKept(c *Conn, more bool) {
 	if more {
-		c.inMoved, c.looks = m.patience, 0
+		c.in.pace.moved, c.in.looks = m.clock.patience, 0
 	}
-	in := c.in
+	in := c.in.buf
 	used := m.consumeGiven(c, in, cap(in))
 	if m.given.taken {
-		c.in = nil
+		c.in.buf = nil
 		m.settle(c)
 		m.goOn(c, in[used:])
 		return
 	}
 	if used > 0 && !c.closed {
-		c.inSince = m.patience
-		m.copied(len(c.in) - used)
-		c.in = c.in[:copy(c.in, c.in[used:])]
-		if len(c.in) == 0 && cap(c.in) > keepBuffer {
-			c.in = nil
+		c.in.pace.since = m.clock.patience
+		m.turn.copied(len(c.in.buf) - used)
+		c.in.buf = c.in.buf[:copy(c.in.buf, c.in.buf[used:])]
+		if len(c.in.buf) == 0 && cap(c.in.buf) > keepBuffer {
+			c.in.buf = nil
 		}
 	}
 	m.seek(c)
@@ -84,7 +99,7 @@ func (m *Machine) goOnKept(c *Conn, more bool) {
 
 // seek counts what c holds after a step and looks for room for what it has begun.
 func (m *Machine) seek(c *Conn) {
-	if !c.closed && (c.countedIn != 0 || len(c.in) != 0 || len(c.out) != 0 || c.refHeld != 0 || c.granted != 0) {
+	if !c.closed && (c.in.counted != 0 || len(c.in.buf) != 0 || len(c.out.buf) != 0 || c.out.refHeld != 0 || c.allowance.granted != 0) {
 		m.settle(c)
 		m.seekRoom(c)
 	}
@@ -95,18 +110,18 @@ func (m *Machine) seek(c *Conn) {
 // the copying needs the driver's lock. The buffer grows with what arrives; size is 0 when the driver should read as usual. It is
 // asked in the step in which c was read from, and the answer holds until c is read from again.
 func (m *Machine) Rest(c *Conn) (have []byte, size int) {
-	if c.closed || c.Paused() || c.granted <= len(c.in) {
+	if c.closed || c.Paused() || c.allowance.granted <= len(c.in.buf) {
 		return nil, 0
 	}
-	if c.lent == 0 && len(c.in) == cap(c.in) {
-		larger := min(4*cap(c.in), c.granted)
+	if c.in.lent == 0 && len(c.in.buf) == cap(c.in.buf) {
+		larger := min(4*cap(c.in.buf), c.allowance.granted)
 		if m.enforce(larger); c.closed { // both are there for a moment
 			return nil, 0
 		}
-		c.lent = larger - cap(c.in)
+		c.in.lent = larger - cap(c.in.buf)
 		m.settle(c)
 	}
-	return c.in, min(cap(c.in)+c.lent, c.granted)
+	return c.in.buf, min(cap(c.in.buf)+c.in.lent, c.allowance.granted)
 }
 
 // Extend goes on with a request as Rest has told: buf is what it returned, with more behind it.
@@ -114,7 +129,7 @@ func (m *Machine) Extend(c *Conn, buf []byte) {
 	if c.closed {
 		return
 	}
-	c.in, c.lent = buf, 0
+	c.in.buf, c.in.lent = buf, 0
 	m.goOnKept(c, true)
 }
 
@@ -131,7 +146,7 @@ func (m *Machine) consumeGiven(c *Conn, data []byte, size int) int {
 func (m *Machine) goOn(c *Conn, rest []byte) {
 	m.given = given{}
 	rest = append([]byte(nil), rest...)
-	m.copied(len(rest))
+	m.turn.copied(len(rest))
 	m.Receive(c, rest)
 }
 

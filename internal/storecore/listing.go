@@ -33,7 +33,7 @@ func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
 	}
 	l.out = wire.AppendInt(l.out, int64(m.table.count))
 	c.listing = l
-	if m.advance(l, m.work+sliceWork); l.at == l.end {
+	if m.advance(l, m.turn.work+sliceWork); l.at == l.end {
 		m.finishListing(l)
 		return nil
 	}
@@ -45,16 +45,16 @@ func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
 
 // advance goes on with a listing up to an amount of work.
 func (m *Machine) advance(l *listing, end uint64) {
-	for l.at < l.end && m.work < end {
+	for l.at < l.end && m.turn.work < end {
 		n, looked := l.table.used.next(l.at)
-		m.work += uint64(looked) //nolint:gosec // not negative
+		m.turn.work += uint64(looked) //nolint:gosec // not negative
 		if l.at = min(n, l.end); l.at == l.end {
 			return
 		}
 		if _, newer := l.newer[uint32(n)]; !newer { //nolint:gosec // the number of an entry
 			e := l.table.at(uint32(n)) //nolint:gosec // as above
 			l.list(e)
-			m.copied(int(e.keyLen))
+			m.turn.copied(int(e.keyLen))
 		}
 		l.at++
 	}
@@ -85,22 +85,22 @@ func (l *listing) went(n uint32, e *entry) {
 
 // resumeListings goes on with all listings, each as far as a client's turn allows.
 func (m *Machine) resumeListings() {
-	end := m.work + heavyWork
+	end := m.turn.work + heavyWork
 	for _, l := range slices.Clone(m.listings[:min(len(m.listings), heavyWork/sliceWork)]) {
-		if m.work >= end {
+		if m.turn.work >= end {
 			return
 		}
 		if l.conn.listing != l {
 			continue // its client was cut for another's sake
 		}
 		m.forgetListing(l)
-		if m.advance(l, m.work+sliceWork); l.at < l.end {
+		if m.advance(l, m.turn.work+sliceWork); l.at < l.end {
 			l.table.listings = append(l.table.listings, l)
 			m.listings = append(m.listings, l) // behind the others
 			continue
 		}
 		m.finishListing(l)
-		m.touch(l.conn) // it may be read from again
+		m.conns.touch(l.conn) // it may be read from again
 		m.Receive(l.conn, nil)
 	}
 }
@@ -112,11 +112,9 @@ func (m *Machine) finishListing(l *listing) {
 	if c.dialect == wire.Native {
 		l.out = wire.EndFrame(l.out, 0)
 	}
-	if c.Owed() == 0 {
-		c.owed, c.outSince, c.outMoved = 0, m.patience, m.patience
-	}
-	c.refer(l.out, l.out)
-	m.touch(c)
+	c.out.begin(m.clock.patience)
+	c.out.refer(l.out, l.out)
+	m.conns.touch(c)
 	m.settle(c)
 	m.boundOutput(c)
 }

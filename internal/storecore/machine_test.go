@@ -121,8 +121,8 @@ func TestWaitRules(t *testing.T) {
 		b.send(w, wire.AppendPlain(nil, wire.V, wire.CancelWait))
 		set(b, c, "a")
 		expect(t, b, w, "cancelled", "\x01")
-		if b.m.waits != 0 || len(b.m.waiting) != 0 || b.m.waitBytes != 0 {
-			t.Errorf("%d waits, %d lists, %d bytes are left", b.m.waits, len(b.m.waiting), b.m.waitBytes)
+		if b.m.waits.n != 0 || len(b.m.waits.byKey) != 0 || b.m.budget.waits != 0 {
+			t.Errorf("%d waits, %d lists, %d bytes are left", b.m.waits.n, len(b.m.waits.byKey), b.m.budget.waits)
 		}
 	})
 	t.Run("legacy gives up", func(t *testing.T) {
@@ -140,8 +140,8 @@ func TestWaitRules(t *testing.T) {
 		b.m.Close(w)
 		b.m.Close(w)
 		set(b, c, "a", "b")
-		if b.m.waits != 0 || b.m.waitBytes != 0 || len(b.got) != 0 {
-			t.Errorf("%d waits, %d bytes", b.m.waits, b.m.waitBytes)
+		if b.m.waits.n != 0 || b.m.budget.waits != 0 || len(b.got) != 0 {
+			t.Errorf("%d waits, %d bytes", b.m.waits.n, b.m.budget.waits)
 		}
 	})
 }
@@ -264,8 +264,8 @@ func TestQueues(t *testing.T) {
 		b.send(p, wire.AppendKey(nil, wire.V, wire.QueuePop, "q"))
 	}
 	b.m.Close(w1)
-	if b.m.queueBytes != 0 || len(b.m.queues) != 0 {
-		t.Errorf("%d bytes and %d queues are left", b.m.queueBytes, len(b.m.queues))
+	if b.m.queues.bytes != 0 || len(b.m.queues.byKey) != 0 {
+		t.Errorf("%d bytes and %d queues are left", b.m.queues.bytes, len(b.m.queues.byKey))
 	}
 }
 
@@ -310,8 +310,8 @@ func TestWatch(t *testing.T) {
 		expect(t, b, w, s.what, s.want)
 	}
 	b.m.Close(w)
-	if len(b.m.watchers) != 0 || b.m.waitBytes != 0 {
-		t.Errorf("%d watches, %d bytes are left", len(b.m.watchers), b.m.waitBytes)
+	if len(b.m.watchers) != 0 || b.m.budget.waits != 0 {
+		t.Errorf("%d watches, %d bytes are left", len(b.m.watchers), b.m.budget.waits)
 	}
 }
 

@@ -316,8 +316,8 @@ func TestModel(t *testing.T) {
 					switch _, used := users[j]; {
 					case !used || b.cuts[c] == nil && c.closed: // it had not used the store, or has left
 					case dialects[j] == wire.Native:
-						if got, want := sortFrames(b.take(c)), sortFrames(m.out[j]); got != want || !c.stale {
-							t.Fatalf("clear: connection %d: got % x, want % x, stale %v", j, got, want, c.stale)
+						if got, want := sortFrames(b.take(c)), sortFrames(m.out[j]); got != want || !c.standing.stale {
+							t.Fatalf("clear: connection %d: got % x, want % x, stale %v", j, got, want, c.standing.stale)
 						}
 						b.m.Close(c)
 					case !errors.Is(b.cuts[c], dist.Replaced):
@@ -383,15 +383,15 @@ func TestModel(t *testing.T) {
 				}
 				delete(m.out, j)
 			}
-			if b.m.waits != len(m.waits) {
-				t.Fatalf("%+v: %d waits, want %d", r, b.m.waits, len(m.waits))
+			if b.m.waits.n != len(m.waits) {
+				t.Fatalf("%+v: %d waits, want %d", r, b.m.waits.n, len(m.waits))
 			}
 		}
 		for _, c := range conns {
 			b.m.Close(c)
 		}
-		if b.m.waits != 0 || len(b.m.waiting) != 0 || len(b.m.barriers) != 0 || b.m.inBytes != 0 || b.m.outBytes != 0 || b.m.waitBytes != 0 {
-			t.Fatalf("left: %d waits, %d and %d lists, %d bytes", b.m.waits, len(b.m.waiting), len(b.m.barriers), b.m.inBytes+b.m.outBytes+b.m.waitBytes)
+		if b.m.waits.n != 0 || len(b.m.waits.byKey) != 0 || len(b.m.waits.barriers) != 0 || b.m.budget.in != 0 || b.m.budget.out != 0 || b.m.budget.waits != 0 {
+			t.Fatalf("left: %d waits, %d and %d lists, %d bytes", b.m.waits.n, len(b.m.waits.byKey), len(b.m.waits.barriers), b.m.budget.in+b.m.budget.out+b.m.budget.waits)
 		}
 	})
 }

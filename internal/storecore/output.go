@@ -9,13 +9,28 @@ import (
 	"github.com/cohort-dist/cohort/internal/invariants"
 )
 
-// What a client is owed is one stream of bytes: those of Conn.out, and between them large values, which replies refer to
+// What a client is owed is one stream of bytes: those of output.buf, and between them large values, which replies refer to
 // instead of copying them. A value that was referred to never changes (see table.set), and counts for the reply as a copy
 // would until it is sent: also when its key has got another value meanwhile.
 
+// output is what waits to be sent to a client.
+type output struct {
+	buf      []byte
+	sent     int   // bytes of buf that are gone
+	base     int   // bytes that were before buf and are gone
+	refs     []ref // the large values
+	firstRef int   // those before are sent
+	refOwed  int   // bytes of refs that are not sent
+	refHeld  int   // their memory
+	batch    int   // of those that were there at pace.since, how many are not gone yet
+	pace     pace
+	paused   bool // the client has to read before its next request is applied
+	counted  int  // bytes in the machine's sum
+}
+
 // ref is a value in a client's output.
 type ref struct {
-	at   int    // how many of the bytes that ever were in Conn.out stand before it
+	at   int    // how many of the bytes that ever were in output.buf stand before it
 	data []byte // the part that is not sent yet
 	held int    // the memory that it counts for
 }
@@ -26,62 +41,69 @@ const (
 	refCost    = 64
 )
 
-// Owed returns how many bytes wait to be sent to c.
-func (c *Conn) Owed() int { return len(c.out) - c.sent + c.refOwed }
+// owed is how many bytes wait to be sent.
+func (o *output) owed() int { return len(o.buf) - o.sent + o.refOwed }
 
-// outMemory is the memory of c's output.
-func (c *Conn) outMemory() int { return cap(c.out) + c.refHeld }
+// begin notes that a reply is about to be put behind the output.
+func (o *output) begin(now int64) {
+	if o.owed() == 0 {
+		o.batch = 0
+		o.pace.start(now)
+	}
+}
 
-// Pending appends to pieces what waits to be sent to c, up to limit bytes of it. The bytes stay as they are until Sent is
-// called for c, whatever else is done with the machine.
-func (c *Conn) Pending(pieces [][]byte, limit int) [][]byte {
-	if c.refOwed == 0 {
-		if rest := c.out[c.sent:]; len(rest) > 0 {
+// memory is what counts against the limit.
+func (o *output) memory() int { return cap(o.buf) + o.refHeld }
+
+// pending appends to pieces what waits to be sent, up to limit bytes of it.
+func (o *output) pending(pieces [][]byte, limit int) [][]byte {
+	if o.refOwed == 0 {
+		if rest := o.buf[o.sent:]; len(rest) > 0 {
 			pieces = append(pieces, rest[:min(len(rest), limit)])
 		}
 		return pieces
 	}
-	at := c.sent
+	at := o.sent
 	put := func(b []byte) {
 		if b = b[:min(len(b), limit)]; len(b) > 0 {
 			pieces = append(pieces, b)
 			limit -= len(b)
 		}
 	}
-	for i := c.firstRef; i < len(c.refs) && limit > 0; i++ {
-		r := &c.refs[i]
-		put(c.out[at : r.at-c.outBase])
+	for i := o.firstRef; i < len(o.refs) && limit > 0; i++ {
+		r := &o.refs[i]
+		put(o.buf[at : r.at-o.base])
 		put(r.data)
-		at = r.at - c.outBase
+		at = r.at - o.base
 	}
-	put(c.out[at:])
+	put(o.buf[at:])
 	return pieces
 }
 
-// refer puts value, which must not change any more, behind c's output. The memory that it keeps is that of data.
-func (c *Conn) refer(value, data []byte) {
+// refer puts value, which must not change any more, behind the output. The memory that it keeps is that of data.
+func (o *output) refer(value, data []byte) {
 	held := cap(data) + refCost
-	c.refs = append(c.refs, ref{at: c.outBase + len(c.out), data: value, held: held})
-	c.refOwed += len(value)
-	c.refHeld += held
+	o.refs = append(o.refs, ref{at: o.base + len(o.buf), data: value, held: held})
+	o.refOwed += len(value)
+	o.refHeld += held
 }
 
 // referredSince is how many bytes were referred to since the output had start bytes of its own and got at least one more.
-func (c *Conn) referredSince(start int) (n int) {
-	for i := len(c.refs) - 1; i >= c.firstRef && c.refs[i].at > c.outBase+start; i-- {
-		n += len(c.refs[i].data)
+func (o *output) referredSince(start int) (n int) {
+	for i := len(o.refs) - 1; i >= o.firstRef && o.refs[i].at > o.base+start; i-- {
+		n += len(o.refs[i].data)
 	}
 	return n
 }
 
-// appendValue puts a value with its length behind c's output. data is the memory of a value that never changes if it is large;
+// appendValue puts a value with its length behind the output. data is the memory of a value that never changes if it is large;
 // nil if it may.
-func (c *Conn) appendValue(value, data []byte) {
-	c.out = binary.LittleEndian.AppendUint64(c.out, uint64(len(value)))
+func (o *output) appendValue(value, data []byte) {
+	o.buf = binary.LittleEndian.AppendUint64(o.buf, uint64(len(value)))
 	if len(value) > sharedSize && data != nil {
-		c.refer(value, data)
+		o.refer(value, data)
 	} else {
-		c.out = append(c.out, value...)
+		o.buf = append(o.buf, value...)
 	}
 }
 
@@ -93,33 +115,33 @@ func copiedSize(value []byte) int {
 	return len(value)
 }
 
-// clearOutput forgets what c is owed.
-func (c *Conn) clearOutput() {
-	c.out, c.sent, c.outBase = nil, 0, 0
-	c.refs, c.firstRef, c.refOwed, c.refHeld = nil, 0, 0, 0
+// clear forgets what waits to be sent.
+func (o *output) clear() {
+	o.buf, o.sent, o.base = nil, 0, 0
+	o.refs, o.firstRef, o.refOwed, o.refHeld = nil, 0, 0, 0
 }
 
-// shed takes n bytes off the front of c's output.
-func (c *Conn) shed(n int) {
-	for ; c.firstRef < len(c.refs); c.firstRef++ {
-		r := &c.refs[c.firstRef]
-		own := min(n, r.at-c.outBase-c.sent)
-		c.sent += own
+// shed takes n bytes off the front of the output.
+func (o *output) shed(n int) {
+	for ; o.firstRef < len(o.refs); o.firstRef++ {
+		r := &o.refs[o.firstRef]
+		own := min(n, r.at-o.base-o.sent)
+		o.sent += own
 		n -= own
 		gone := min(n, len(r.data))
 		r.data = r.data[gone:]
-		c.refOwed -= gone
+		o.refOwed -= gone
 		n -= gone
 		if len(r.data) > 0 {
 			return
 		}
-		c.refHeld -= r.held
+		o.refHeld -= r.held
 		*r = ref{}
 	}
-	c.sent += n
-	c.refs, c.firstRef = c.refs[:0], 0
-	if cap(c.refs) > keepRefs {
-		c.refs = nil
+	o.sent += n
+	o.refs, o.firstRef = o.refs[:0], 0
+	if cap(o.refs) > keepRefs {
+		o.refs = nil
 	}
 }
 
@@ -127,20 +149,27 @@ func (c *Conn) shed(n int) {
 const keepRefs = 16
 
 // compact gives back the memory of what was sent. It returns how many bytes it copied.
-func (c *Conn) compact() (copied int) {
-	if n := c.firstRef; n > 32 && n > len(c.refs)/2 {
-		copied = refCost * (len(c.refs) - n)
-		rest := copy(c.refs, c.refs[n:])
-		clear(c.refs[rest:])
-		c.refs, c.firstRef = c.refs[:rest], 0
+func (o *output) compact() (copied int) {
+	if n := o.firstRef; n > 32 && n > len(o.refs)/2 {
+		copied = refCost * (len(o.refs) - n)
+		rest := copy(o.refs, o.refs[n:])
+		clear(o.refs[rest:])
+		o.refs, o.firstRef = o.refs[:rest], 0
 	}
-	if c.sent > len(c.out)/2 {
-		copied += len(c.out) - c.sent
-		c.outBase += c.sent
-		c.out, c.sent = c.out[:copy(c.out, c.out[c.sent:])], 0
+	if o.sent > len(o.buf)/2 {
+		copied += len(o.buf) - o.sent
+		o.base += o.sent
+		o.buf, o.sent = o.buf[:copy(o.buf, o.buf[o.sent:])], 0
 	}
 	return copied
 }
+
+// Owed returns how many bytes wait to be sent to c.
+func (c *Conn) Owed() int { return c.out.owed() }
+
+// Pending appends to pieces what waits to be sent to c, up to limit bytes of it. The bytes stay as they are until Sent is
+// called for c, whatever else is done with the machine.
+func (c *Conn) Pending(pieces [][]byte, limit int) [][]byte { return c.out.pending(pieces, limit) }
 
 // Sent tells that n bytes of what is pending are gone. Once a paused client has read enough its requests go on.
 func (m *Machine) Sent(c *Conn, n int) {
@@ -150,28 +179,28 @@ func (m *Machine) Sent(c *Conn, n int) {
 	if invariants.Enabled {
 		invariants.Check(n <= c.Owed(), "no more was sent than was owed")
 	}
-	c.shed(n)
-	c.outMoved = m.patience
+	c.out.shed(n)
+	c.out.pace.moved = m.clock.patience
 	if c.Owed() == 0 {
-		c.sent, c.owed, c.outBase = 0, 0, 0
-		if cap(c.out) > keepBuffer || m.outBytes > m.shares.out/4 {
-			c.out = nil
+		c.out.sent, c.out.batch, c.out.base = 0, 0, 0
+		if cap(c.out.buf) > keepBuffer || m.budget.out > m.budget.shares.out/4 {
+			c.out.buf = nil
 		} else {
-			c.out = c.out[:0]
+			c.out.buf = c.out.buf[:0]
 		}
 	} else {
-		m.copied(c.compact())
-		if c.owed -= n; c.owed <= 0 {
-			c.owed, c.outSince = c.Owed(), m.patience
+		m.turn.copied(c.out.compact())
+		if c.out.batch -= n; c.out.batch <= 0 {
+			c.out.batch, c.out.pace.since = c.Owed(), m.clock.patience
 		}
 	}
-	if c.paused && c.Owed() <= m.high()/2 {
-		c.paused = false
-		m.touch(c) // it may be read from again
+	if c.out.paused && c.Owed() <= m.high()/2 {
+		c.out.paused = false
+		m.conns.touch(c) // it may be read from again
 		m.Receive(c, nil)
 		return
 	}
-	if c.countedOut != 0 || len(c.out) != 0 {
+	if c.out.counted != 0 || len(c.out.buf) != 0 {
 		m.settle(c)
 	}
 }

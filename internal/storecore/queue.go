@@ -15,6 +15,12 @@ type queue struct {
 	first int
 }
 
+// queues is all queues.
+type queues struct {
+	byKey map[string]*queue
+	bytes int64
+}
+
 // itemCost is what an item or a watch takes beside its bytes.
 const itemCost = 48
 
@@ -51,20 +57,20 @@ func (m *Machine) push(c *Conn, r *wire.Request) error {
 // queue is empty. A WAIT does not come into it: its client may want to pop or may not, and a queue that holds an item
 // while a pop waits for one would be wrong.
 func (m *Machine) handOver(key, item []byte) bool {
-	for len(m.waiting) != 0 {
-		k := m.waiting[string(key)]
+	for len(m.waits.byKey) != 0 {
+		k := m.waits.byKey[string(key)]
 		if k == nil || k.pops.First() == nil {
 			return false
 		}
 		w := k.pops.First().Of().wait
 		c := w.conn
-		if owed := c.Owed(); owed > highWater && owed+len(item) > m.limits.Output {
+		if owed := c.Owed(); owed > highWater && owed+len(item) > m.config.Limits.Output {
 			m.Refuse(c, m.replyTooLarge(owed+len(item))) // the item would be lost with it
 			continue
 		}
 		m.forget(w)
 		start := m.beginLarge(c, w.id, len(item)+16)
-		c.out = wire.AppendBytes(wire.AppendInt(c.out, 1), item)
+		c.out.buf = wire.AppendBytes(wire.AppendInt(c.out.buf, 1), item)
 		m.end(c, start)
 		return true
 	}
@@ -75,21 +81,21 @@ func (m *Machine) handOver(key, item []byte) bool {
 // wait in order to pop, and the others would find the queue empty. Native clients have a pop that waits, so their WAIT means
 // just what it says. They are answered by wake.
 func (m *Machine) enqueue(key, item []byte) {
-	q := m.queues[string(key)]
+	q := m.queues.byKey[string(key)]
 	first := q == nil
 	if first {
 		q = &queue{}
-		m.queues[string(key)] = q
-		m.queueBytes += int64(len(key)) + itemCost
+		m.queues.byKey[string(key)] = q
+		m.queues.bytes += int64(len(key)) + itemCost
 	}
 	q.items = append(q.items, bytes.Clone(item))
-	m.queueBytes += int64(len(item)) + itemCost
-	if len(m.waiting) == 0 {
+	m.queues.bytes += int64(len(item)) + itemCost
+	if len(m.waits.byKey) == 0 {
 		return
 	}
-	if k := m.waiting[string(key)]; k != nil {
+	if k := m.waits.byKey[string(key)]; k != nil {
 		if first {
-			m.isThere(k)
+			m.waits.isThere(k)
 		}
 		if k.once != nil && k.once.First() != nil {
 			m.came(k.once.First().Of())
@@ -99,19 +105,19 @@ func (m *Machine) enqueue(key, item []byte) {
 
 // emptied forgets a queue without items and tells who waits for that key.
 func (m *Machine) emptied(key []byte) {
-	delete(m.queues, string(key))
-	m.queueBytes -= int64(len(key)) + itemCost
-	if len(m.waiting) == 0 {
+	delete(m.queues.byKey, string(key))
+	m.queues.bytes -= int64(len(key)) + itemCost
+	if len(m.waits.byKey) == 0 {
 		return
 	}
-	if k := m.waiting[string(key)]; k != nil && m.table.find(key) == nil {
-		m.is(&k.tallies[byKey], false)
+	if k := m.waits.byKey[string(key)]; k != nil && m.table.find(key) == nil {
+		m.waits.is(&k.tallies[byKey], false)
 		m.spreadOwn()
 	}
 }
 
 func (m *Machine) pop(c *Conn, r *wire.Request) error {
-	q := m.queues[string(r.Key)]
+	q := m.queues.byKey[string(r.Key)]
 	if q == nil {
 		if c.dialect == wire.Native && r.Wait {
 			return m.open(c, r, waitPop)
@@ -124,13 +130,13 @@ func (m *Machine) pop(c *Conn, r *wire.Request) error {
 		return err
 	}
 	item := q.take()
-	m.queueBytes -= int64(len(item)) + itemCost
+	m.queues.bytes -= int64(len(item)) + itemCost
 	if n == 1 {
 		m.emptied(r.Key)
 	}
 	start := m.beginLarge(c, r.ID, copiedSize(item)+16)
-	c.out = wire.AppendInt(c.out, int64(n))
-	c.appendValue(item, item)
+	c.out.buf = wire.AppendInt(c.out.buf, int64(n))
+	c.out.appendValue(item, item)
 	m.end(c, start)
 	return nil
 }

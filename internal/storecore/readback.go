@@ -40,7 +40,7 @@ func (m *Machine) isReadBack(c *Conn, question []byte) bool {
 	if c.dialect != wire.Native || !bytes.HasPrefix(question, []byte(wire.ReadBackPrefix)) {
 		return false
 	}
-	m.work += uint64(len(m.all))
+	m.turn.work += uint64(len(m.conns.all))
 	hash := maphash.Bytes(m.table.seed, question[len(wire.ReadBackPrefix):])
-	return slices.ContainsFunc(m.all, func(c *Conn) bool { return slices.Contains(c.back.read[:], hash) })
+	return slices.ContainsFunc(m.conns.all, func(c *Conn) bool { return slices.Contains(c.back.read[:], hash) })
 }

@@ -10,12 +10,10 @@ import (
 
 // begin starts a reply and end completes it: a frame in the native dialect, nothing in the others.
 func (m *Machine) begin(c *Conn, id uint32) int {
-	if c.Owed() == 0 {
-		c.owed, c.outSince, c.outMoved = 0, m.patience, m.patience
-	}
-	start := len(c.out)
+	c.out.begin(m.clock.patience)
+	start := len(c.out.buf)
 	if c.dialect == wire.Native {
-		c.out = append(wire.BeginFrame(c.out, id), 0)
+		c.out.buf = append(wire.BeginFrame(c.out.buf, id), 0)
 	}
 	return start
 }
@@ -23,18 +21,18 @@ func (m *Machine) begin(c *Conn, id uint32) int {
 // beginLarge is begin for a reply of n bytes that replyFits has room for: no more memory is taken than it needs.
 func (m *Machine) beginLarge(c *Conn, id uint32, n int) int {
 	if n > keepBuffer {
-		c.out = grow(c.out, n+wire.FrameHeader+1)
+		c.out.buf = grow(c.out.buf, n+wire.FrameHeader+1)
 	}
 	return m.begin(c, id)
 }
 
 func (m *Machine) end(c *Conn, start int) {
 	if c.dialect == wire.Native {
-		c.out = wire.EndFrameBefore(c.out, start, c.referredSince(start))
+		c.out.buf = wire.EndFrameBefore(c.out.buf, start, c.out.referredSince(start))
 	}
-	m.touch(c)
-	m.copied(len(c.out) - start)
-	if c.outMemory() > keepBuffer {
+	m.conns.touch(c)
+	m.turn.copied(len(c.out.buf) - start)
+	if c.out.memory() > keepBuffer {
 		m.settle(c) // c may be one of many that are answered in this step: the next must see what this one took
 		m.enforce(0)
 	}
@@ -43,9 +41,9 @@ func (m *Machine) end(c *Conn, start int) {
 
 // boundOutput cuts a client that is owed more than one may be.
 func (m *Machine) boundOutput(c *Conn) {
-	if owed := c.Owed(); owed > m.limits.Output {
+	if owed := c.Owed(); owed > m.config.Limits.Output {
 		m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
-			"the client does not read: %d bytes wait to be sent to it, the limit is %d", owed, m.limits.Output))
+			"the client does not read: %d bytes wait to be sent to it, the limit is %d", owed, m.config.Limits.Output))
 	}
 }
 
@@ -58,26 +56,26 @@ func (m *Machine) ack(c *Conn, id uint32) {
 
 func (m *Machine) replyByte(c *Conn, id uint32, b byte) {
 	start := m.begin(c, id)
-	c.out = append(c.out, b)
+	c.out.buf = append(c.out.buf, b)
 	m.end(c, start)
 }
 
 func (m *Machine) replyInt(c *Conn, id uint32, n int64) {
 	start := m.begin(c, id)
-	c.out = wire.AppendInt(c.out, n)
+	c.out.buf = wire.AppendInt(c.out.buf, n)
 	m.end(c, start)
 }
 
 func (m *Machine) replyBytes(c *Conn, id uint32, value []byte) {
 	start := m.beginLarge(c, id, len(value)+8)
-	c.out = wire.AppendBytes(c.out, value)
+	c.out.buf = wire.AppendBytes(c.out.buf, value)
 	m.end(c, start)
 }
 
 // replyValue is replyBytes with the value of an entry.
 func (m *Machine) replyValue(c *Conn, id uint32, e *entry) {
 	start := m.beginLarge(c, id, copiedSize(e.value())+8)
-	c.appendValue(e.value(), e.data)
+	c.out.appendValue(e.value(), e.data)
 	m.end(c, start)
 }
 
@@ -88,14 +86,14 @@ func (m *Machine) replyFits(n int) error {
 	if n <= keepBuffer {
 		return nil
 	}
-	share := m.shares.out
+	share := m.budget.shares.out
 	if n > highWater {
 		share -= share / 4
 	}
 	switch {
-	case n > m.limits.Output:
+	case n > m.config.Limits.Output:
 		return m.replyTooLarge(n)
-	case m.outBytes+int64(n) <= share:
+	case m.budget.out+int64(n) <= share:
 		return nil
 	case int64(n) > share:
 		return dist.Newf("tcpstore: serve", dist.TooLarge, "a reply of %d bytes is more than all replies may take, %d: raise the memory limit", n, share)
@@ -111,11 +109,11 @@ func (m *Machine) mayReply(n, copied int) error {
 	if err := m.replyFits(n); err != nil {
 		return err
 	}
-	return m.mayCopy(copied)
+	return m.turn.mayCopy(copied)
 }
 
 func (m *Machine) replyTooLarge(n int) error {
-	return dist.Newf("tcpstore: serve", dist.TooLarge, "a reply of %d bytes is over the limit of %d: ask for less at a time", n, m.limits.Output)
+	return dist.Newf("tcpstore: serve", dist.TooLarge, "a reply of %d bytes is over the limit of %d: ask for less at a time", n, m.config.Limits.Output)
 }
 
 // refuseRequest answers a native request with an error, and ends a connection of the other dialects, which have no way
@@ -129,8 +127,8 @@ func (m *Machine) refuseRequest(c *Conn, id uint32, err error) {
 	if code == dist.Unknown {
 		code = dist.Internal
 	}
-	start := len(c.out)
-	c.out = append(wire.BeginFrame(c.out, id), byte(code))
-	c.out = append(c.out, err.Error()...)
+	start := len(c.out.buf)
+	c.out.buf = append(wire.BeginFrame(c.out.buf, id), byte(code))
+	c.out.buf = append(c.out.buf, err.Error()...)
 	m.end(c, start)
 }

@@ -4,8 +4,6 @@
 package storecore
 
 import (
-	"time"
-
 	"github.com/cohort-dist/cohort/dist"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -26,15 +24,22 @@ type senders struct {
 	active  int   // how many have room and are read from
 }
 
+// allowance is what one connection has of the room.
+type allowance struct {
+	granted int  // bytes that the unfinished request may take
+	wants   int  // when starved: bytes that it needs
+	starved bool // it is not read from until there is room for its request
+}
+
 // BeginningSize is how many bytes should be read at a time from a client that has no room granted, while there is no room for
 // the beginnings of large requests: they are looked at in small pieces.
 const BeginningSize = keepBuffer
 
 // Scarce reports whether there is no room for the beginnings of large requests.
-func (m *Machine) Scarce() bool { return m.inBytes > m.shares.in/4 }
+func (m *Machine) Scarce() bool { return m.budget.in > m.budget.shares.in/4 }
 
 // Granted reports whether c has room for the request that it has begun.
-func (c *Conn) Granted() bool { return c.granted > 0 }
+func (c *Conn) Granted() bool { return c.allowance.granted > 0 }
 
 // ReadSize is how many bytes should be read from c at a time, or 0 when it does not matter.
 func (m *Machine) ReadSize(c *Conn) int {
@@ -46,20 +51,20 @@ func (m *Machine) ReadSize(c *Conn) int {
 
 // keep puts data behind what c has sent before. It returns false when c was cut.
 func (m *Machine) keep(c *Conn, data []byte) bool {
-	if need := len(c.in) + len(data); need > cap(c.in) {
-		before := cap(c.in)
-		room := min(2*before, c.granted) // copies are few, and no more is taken than was granted
-		m.enforce(max(need, room))       // both are there for a moment
+	if need := len(c.in.buf) + len(data); need > cap(c.in.buf) {
+		before := cap(c.in.buf)
+		room := min(2*before, c.allowance.granted) // copies are few, and no more is taken than was granted
+		m.enforce(max(need, room))                 // both are there for a moment
 		if c.closed {
 			return false
 		}
-		m.copied(len(c.in))
-		c.in = append(make([]byte, 0, max(need, room)), c.in...)
-		m.inBytes += int64(cap(c.in) - before)
-		c.countedIn += cap(c.in) - before
+		m.turn.copied(len(c.in.buf))
+		c.in.buf = append(make([]byte, 0, max(need, room)), c.in.buf...)
+		m.budget.in += int64(cap(c.in.buf) - before)
+		c.in.counted += cap(c.in.buf) - before
 	}
-	c.in = append(c.in, data...)
-	m.copied(len(data))
+	c.in.buf = append(c.in.buf, data...)
+	m.turn.copied(len(data))
 	return true
 }
 
@@ -69,18 +74,18 @@ func (m *Machine) seekRoom(c *Conn) {
 		return // it is not read from anyway
 	}
 	need := 0
-	if len(c.in) > 0 {
-		if need = c.parsed.Need(); c.dialect == wire.Native {
-			need = c.frame
+	if len(c.in.buf) > 0 {
+		if need = c.in.parsed.Need(); c.dialect == wire.Native {
+			need = c.in.frame
 		}
-		need = max(need, len(c.in))
+		need = max(need, len(c.in.buf))
 	}
 	switch {
 	case need <= keepBuffer:
 		m.grant(c, 0)
-	case need <= c.granted:
+	case need <= c.allowance.granted:
 		m.grant(c, need)
-	case c.granted > 0: // it turns out to be larger, and goes before those that hold nothing yet
+	case c.allowance.granted > 0: // it turns out to be larger, and goes before those that hold nothing yet
 		if m.requestFits(c, need) || m.senders.active == 1 {
 			m.grant(c, need)
 		} else {
@@ -95,53 +100,53 @@ func (m *Machine) seekRoom(c *Conn) {
 }
 
 func (m *Machine) starve(c *Conn, need int) {
-	c.starved, c.wants = true, need
-	m.senders.push(c, c.granted > 0, m.patience)
+	c.allowance.starved, c.allowance.wants = true, need
+	m.senders.push(c, c.allowance.granted > 0, m.clock.patience)
 }
 
 // requestFits reports whether there is room for a request of c that takes need bytes.
 func (m *Machine) requestFits(c *Conn, need int) bool {
-	return m.senders.granted+int64(need-c.granted) <= m.shares.in-m.shares.in/4
+	return m.senders.granted+int64(need-c.allowance.granted) <= m.budget.shares.in-m.budget.shares.in/4
 }
 
 // grant gives c, which is read from, room for n bytes.
 func (m *Machine) grant(c *Conn, n int) {
-	m.senders.granted += int64(n - c.granted)
-	if had, has := c.granted > 0, n > 0; has && !had {
+	m.senders.granted += int64(n - c.allowance.granted)
+	if had, has := c.allowance.granted > 0, n > 0; has && !had {
 		m.senders.active++
 	} else if had && !has {
 		m.senders.active--
 	}
-	c.granted = n
+	c.allowance.granted = n
 }
 
 // admitSenders lets those go on that there is room for.
 func (m *Machine) admitSenders() {
 	for c := m.senders.first(); c != nil; c = m.senders.first() {
-		if m.senders.active > 0 && !m.requestFits(c, c.wants) {
+		if m.senders.active > 0 && !m.requestFits(c, c.allowance.wants) {
 			if !m.relieve() {
 				return
 			}
 			continue // some may have been cut
 		}
 		m.senders.pop()
-		if c.starved = false; c.granted > 0 {
+		if c.allowance.starved = false; c.allowance.granted > 0 {
 			m.senders.active++
 		}
-		m.grant(c, c.wants)
-		c.inMoved, c.inSince = m.patience, m.patience
-		m.touch(c) // it may be read from again
+		m.grant(c, c.allowance.wants)
+		c.in.pace.start(m.clock.patience)
+		m.conns.touch(c) // it may be read from again
 	}
 }
 
 // leaveSenders forgets a client that is closed.
 func (m *Machine) leaveSenders(c *Conn) {
-	if c.starved {
-		c.starved = false
-		if c.granted > 0 {
+	if c.allowance.starved {
+		c.allowance.starved = false
+		if c.allowance.granted > 0 {
 			m.senders.active++ // grant takes it off again
 		}
-		m.work += uint64(m.senders.left(c)) //nolint:gosec // not negative
+		m.turn.work += uint64(m.senders.left(c)) //nolint:gosec // not negative
 	}
 	m.grant(c, 0)
 }
@@ -151,25 +156,23 @@ func (m *Machine) leaveSenders(c *Conn) {
 func (m *Machine) slowSender(c *Conn) bool {
 	pause := senderPause
 	if !m.senders.empty() { // the longer others wait, the less
-		pause = max(pause-(m.patience-m.senders.since), leastPause)
+		pause = max(pause-(m.clock.patience-m.senders.since), leastPause)
 	}
-	have := int64(len(c.in))
-	return c.granted > 0 && !c.Paused() &&
-		(m.patience-c.inMoved > pause || m.patience-c.inSince > slowStart+have*int64(time.Second)/senderRate)
+	return c.allowance.granted > 0 && !c.Paused() && c.in.pace.slow(m.clock.patience, pause, int64(len(c.in.buf)), senderRate)
 }
 
 // Halves reports whether connections hold unfinished requests: the driver calls Expire now and then.
-func (m *Machine) Halves() bool { return m.inBytes > 0 }
+func (m *Machine) Halves() bool { return m.budget.in > 0 }
 
 // Expire looks at all unfinished requests and cuts clients whose request was where it is at each of the last looks before.
 func (m *Machine) Expire(looks int) {
-	for i := len(m.all) - 1; i >= 0; i-- {
-		m.work++
-		if c := m.all[i]; len(c.in) > 0 && !c.Paused() {
-			if c.looks++; c.looks > looks {
-				m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted, "the client left a request unfinished for too long: %d bytes of it are here", len(c.in)))
+	for i := len(m.conns.all) - 1; i >= 0; i-- {
+		m.turn.work++
+		if c := m.conns.all[i]; len(c.in.buf) > 0 && !c.Paused() {
+			if c.in.looks++; c.in.looks > looks {
+				m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted, "the client left a request unfinished for too long: %d bytes of it are here", len(c.in.buf)))
 			}
 		}
-		i = min(i, len(m.all))
+		i = min(i, len(m.conns.all))
 	}
 }

@@ -31,7 +31,7 @@ func (s *sender) push(b *bench) {
 // pass lets time pass in turns.
 func (b *bench) pass(d time.Duration) {
 	for ; d > 0; d -= 100 * time.Millisecond {
-		b.m.Tick(b.m.now + int64(min(d, 100*time.Millisecond)))
+		b.m.Tick(b.m.clock.now + int64(min(d, 100*time.Millisecond)))
 		b.m.Resume()
 		b.m.Admit()
 		b.m.Dirty()
@@ -62,7 +62,7 @@ func TestTimeInWhichNobodyLookedIsNotHeldAgainstClients(t *testing.T) {
 					if round == 20 {
 						step = 3 * time.Second // nobody looks
 					}
-					b.m.Tick(b.m.now + int64(step))
+					b.m.Tick(b.m.clock.now + int64(step))
 					for _, a := range attackers { // their events come first
 						a.push(b)
 					}
@@ -111,7 +111,7 @@ func TestCrowdOfSendersIsServedInTurn(t *testing.T) {
 			}
 			left := len(crowd)
 			for round := 0; left > 0; round++ {
-				b.m.Tick(b.m.now + int64(10*time.Millisecond))
+				b.m.Tick(b.m.clock.now + int64(10*time.Millisecond))
 				left = 0
 				for i, s := range crowd {
 					s.push(b)
@@ -128,7 +128,7 @@ func TestCrowdOfSendersIsServedInTurn(t *testing.T) {
 				b.m.Resume()
 				b.m.Admit()
 				b.m.Dirty()
-				if held := b.m.memory(); held > b.m.limits.Memory {
+				if held := b.m.memory(); held > b.m.config.Limits.Memory {
 					t.Fatalf("%d bytes are held", held)
 				}
 				if round > 100_000 {
@@ -158,7 +158,7 @@ func TestHalvesThatComeAgain(t *testing.T) {
 					}
 					attackers[i].push(b)
 				}
-				if held := b.m.memory(); held > b.m.limits.Memory {
+				if held := b.m.memory(); held > b.m.config.Limits.Memory {
 					t.Fatalf("%d bytes are held", held)
 				}
 			}
@@ -168,16 +168,16 @@ func TestHalvesThatComeAgain(t *testing.T) {
 			for round := range 2 {
 				honest := b.sender(append(bytes.Clone(half), wire.AppendPing(nil, wire.V, 7)...))
 				honest.conn.Peer = host
-				start := b.m.now
+				start := b.m.clock.now
 				for honest.conn.Owed() == 0 {
 					b.pass(20 * time.Millisecond)
 					attack()
 					honest.push(b)
-					if took := time.Duration(b.m.now - start); honest.conn.Cut() != nil || took > patience {
+					if took := time.Duration(b.m.clock.now - start); honest.conn.Cut() != nil || took > patience {
 						t.Fatalf("round %d: cut: %v, %d bytes left after %v", round, honest.conn.Cut(), len(honest.left), took)
 					}
 				}
-				t.Logf("served after %v", time.Duration(b.m.now-start))
+				t.Logf("served after %v", time.Duration(b.m.clock.now-start))
 				b.m.Close(honest.conn)
 			}
 		})

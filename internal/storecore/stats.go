@@ -12,6 +12,14 @@ import (
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
+// counts is what the machine counts for people to look at.
+type counts struct {
+	opened uint64                 // connections ever
+	cuts   uint64                 // connections ended for a reason
+	conns  [wire.DialectCount]int // open ones
+	ops    [wire.OpLimit]uint64
+}
+
 // Snapshot is the machine's state in numbers.
 type Snapshot struct {
 	Conns   [wire.DialectCount]int // open connections
@@ -56,19 +64,19 @@ func (m *Machine) stats(c *Conn, r *wire.Request) error {
 	if m.config.Stats == nil {
 		return dist.New("tcpstore: serve", dist.NotSupported, "this server keeps no statistics")
 	}
-	if m.statsText == nil {
-		if err := m.mayCopy(statsWork * unitBytes); err != nil {
+	if m.turn.stats == nil {
+		if err := m.turn.mayCopy(statsWork * unitBytes); err != nil {
 			return err
 		}
-		m.statsText = m.config.Stats()
-		m.copied(len(m.statsText))
+		m.turn.stats = m.config.Stats()
+		m.turn.copied(len(m.turn.stats))
 	}
-	text := m.statsText
+	text := m.turn.stats
 	if err := m.mayReply(len(text), 0); err != nil {
 		return err
 	}
 	start := m.begin(c, r.ID)
-	c.refer(text, text)
+	c.out.refer(text, text)
 	m.end(c, start)
 	return nil
 }
@@ -77,8 +85,8 @@ func (m *Machine) stats(c *Conn, r *wire.Request) error {
 // how long their keys are.
 func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 	s := Snapshot{
-		Conns: m.conns, Opened: m.opened, Cuts: m.cuts, Ops: m.ops, Keys: m.table.count, Queues: len(m.queues),
-		Memory: m.memory(), Data: m.table.bytes, NWaits: m.waits, Left: m.left, LeftAt: m.leftAt, Work: m.work,
+		Conns: m.counts.conns, Opened: m.counts.opened, Cuts: m.counts.cuts, Ops: m.counts.ops, Keys: m.table.count, Queues: len(m.queues.byKey),
+		Memory: m.memory(), Data: m.table.bytes, NWaits: m.waits.n, Left: m.run.left, LeftAt: m.run.leftAt, Work: m.turn.work,
 	}
 	if e := m.table.find([]byte(wire.WorkerCountKey)); e != nil {
 		s.Workers, _ = storenum.Parse(e.value())
@@ -95,7 +103,7 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 		}
 		s.Waiters = append(s.Waiters, w)
 	}
-	for p := m.allWaits.First(); p != nil && len(s.Waiters) < maxWaiters && looks > 0; p = p.Next() {
+	for p := m.waits.all.First(); p != nil && len(s.Waiters) < maxWaiters && looks > 0; p = p.Next() {
 		w := p.Of()
 		waiter := Waiter{Since: w.since}
 		looks--
@@ -114,7 +122,7 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 			}
 		}
 	}
-	m.work += uint64(lookedAt*maxWaiters - max(looks, 0)) //nolint:gosec // not negative
+	m.turn.work += uint64(lookedAt*maxWaiters - max(looks, 0)) //nolint:gosec // not negative
 	slices.SortFunc(s.Waiters, func(a, b Waiter) int {
 		return cmp.Or(cmp.Compare(a.Since, b.Since), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Peer, b.Peer))
 	})

@@ -63,11 +63,11 @@ type news struct {
 
 // enlist puts w into a list of a key.
 func (m *Machine) enlist(w *wait, n *node, key []byte) {
-	k := m.waiting[string(key)]
+	k := m.waits.byKey[string(key)]
 	if k == nil {
 		k = &keyWaits{key: string(key)}
 		k.tallies[byKey].present, k.tallies[byValue].present = m.exists(key), m.table.find(key) != nil
-		m.waiting[k.key] = k
+		m.waits.byKey[k.key] = k
 	}
 	n.wait, n.key = w, k
 	switch {
@@ -96,15 +96,15 @@ func made(l **linked.List[node]) *linked.List[node] {
 }
 
 // delist takes n off its list, if it is on one.
-func (m *Machine) delist(n *node) {
+func (ws *waits) delist(n *node) {
 	k := n.key
 	if k == nil {
 		return
 	}
 	n.in.Remove(&n.at)
 	n.key, n.in, n.tally = nil, nil, nil
-	if k.empty() && m.waiting[k.key] == k {
-		delete(m.waiting, k.key)
+	if k.empty() && ws.byKey[k.key] == k {
+		delete(ws.byKey, k.key)
 	}
 }
 
@@ -119,41 +119,41 @@ func (k *keyWaits) empty() bool {
 }
 
 // been notes that a key has been there for all in a list.
-func (m *Machine) been(l **linked.List[node]) {
+func (ws *waits) been(l **linked.List[node]) {
 	if *l != nil && (*l).First() != nil {
-		m.news = append(m.news, news{list: *l})
+		ws.news = append(ws.news, news{list: *l})
 		*l = nil
 	}
 }
 
 // is notes how a key is.
-func (m *Machine) is(t *tally, present bool) {
+func (ws *waits) is(t *tally, present bool) {
 	t.present = present
 	if !t.queued && t.list(!present).First() != nil {
 		t.queued = true
-		m.news = append(m.news, news{tally: t})
+		ws.news = append(ws.news, news{tally: t})
 	}
 }
 
 // spread tells waits the news up to an amount of work. In a step it tells its own, unless there are older ones.
 func (m *Machine) spread(end uint64) {
 	done := 0
-	for done < len(m.news) && m.work < end {
-		m.work++
-		if !m.tell(m.news[done], end) {
+	for done < len(m.waits.news) && m.turn.work < end {
+		m.turn.work++
+		if !m.tell(m.waits.news[done], end) {
 			break
 		}
 		done++
 	}
-	m.news = slices.Delete(m.news, 0, done)
-	m.oldNews = len(m.news) > 0
+	m.waits.news = slices.Delete(m.waits.news, 0, done)
+	m.waits.oldNews = len(m.waits.news) > 0
 }
 
 // tell tells waits one piece of news, and returns whether all of them know it.
 func (m *Machine) tell(what news, end uint64) bool {
 	if t := what.tally; t != nil {
 		for p := t.list(!t.present).First(); p != nil; p = t.list(!t.present).First() {
-			if m.work >= end {
+			if m.turn.work >= end {
 				return false
 			}
 			n := p.Of()
@@ -165,7 +165,7 @@ func (m *Machine) tell(what news, end uint64) bool {
 		return true
 	}
 	for p := what.list.First(); p != nil; p = what.list.First() {
-		if m.work >= end {
+		if m.turn.work >= end {
 			return false
 		}
 		m.came(p.Of())
@@ -176,8 +176,8 @@ func (m *Machine) tell(what news, end uint64) bool {
 // came tells a wait that a key has been there, which is all that it wants of it.
 func (m *Machine) came(n *node) {
 	w := n.wait
-	m.work++
-	m.delist(n)
+	m.turn.work++
+	m.waits.delist(n)
 	if w.missing--; w.missing == 0 {
 		m.makeReady(w)
 	}
@@ -185,7 +185,7 @@ func (m *Machine) came(n *node) {
 
 // correct has a wait count a key as it is.
 func (m *Machine) correct(n *node) {
-	m.work++
+	m.turn.work++
 	if n.tally == nil || n.in == n.tally.list(n.tally.present) {
 		return
 	}
@@ -208,40 +208,40 @@ func (m *Machine) lacks(w *wait) bool {
 }
 
 // created notes that a key has a value now. Those who wait for it are answered by wake.
-func (m *Machine) created(key []byte) {
-	if len(m.waiting) == 0 {
+func (ws *waits) created(key []byte) {
+	if len(ws.byKey) == 0 {
 		return
 	}
-	k := m.waiting[string(key)]
+	k := ws.byKey[string(key)]
 	if k == nil {
 		return
 	}
-	m.isThere(k)
-	m.is(&k.tallies[byValue], true)
-	m.been(&k.once)
+	ws.isThere(k)
+	ws.is(&k.tallies[byValue], true)
+	ws.been(&k.once)
 }
 
 // isThere notes that a key has a value or is a queue.
-func (m *Machine) isThere(k *keyWaits) {
-	m.been(&k.alone)
-	m.is(&k.tallies[byKey], true)
+func (ws *waits) isThere(k *keyWaits) {
+	ws.been(&k.alone)
+	ws.is(&k.tallies[byKey], true)
 }
 
 // deleted notes that a key has no value any more.
 func (m *Machine) deleted(key []byte) {
-	if len(m.waiting) == 0 {
+	if len(m.waits.byKey) == 0 {
 		return
 	}
-	if k := m.waiting[string(key)]; k != nil {
-		m.is(&k.tallies[byValue], false)
-		m.is(&k.tallies[byKey], m.queues[k.key] != nil)
+	if k := m.waits.byKey[string(key)]; k != nil {
+		m.waits.is(&k.tallies[byValue], false)
+		m.waits.is(&k.tallies[byKey], m.queues.byKey[k.key] != nil)
 		m.spreadOwn()
 	}
 }
 
 // spreadOwn tells waits the news of a step, unless there are older ones.
 func (m *Machine) spreadOwn() {
-	if !m.oldNews {
-		m.spread(m.work + sliceWork)
+	if !m.waits.oldNews {
+		m.spread(m.turn.work + sliceWork)
 	}
 }

@@ -44,7 +44,7 @@ func (c *tallied) step(request []byte) uint64 {
 // turns lets some turns pass, in which nothing is sent.
 func (c *tallied) turns(n int) {
 	for range n {
-		c.m.Tick(c.m.now)
+		c.m.Tick(c.m.clock.now)
 		c.m.Resume()
 	}
 }
@@ -66,7 +66,7 @@ func TestWaitsAreToldInTurns(t *testing.T) {
 		}
 	}
 	for turns := 0; c.m.Busy(); turns++ {
-		c.m.Tick(c.m.now)
+		c.m.Tick(c.m.clock.now)
 		if work := c.cost(c.m.Resume); work > 2*heavyWork+sliceWork {
 			t.Fatalf("a turn took %d units of work", work)
 		}
@@ -120,8 +120,8 @@ func TestWaitsAreAnsweredOnceWhateverComesBetween(t *testing.T) {
 					}
 				}
 			}
-			if len(c.m.waiting) != 0 || c.m.waits != 0 || c.m.Busy() {
-				t.Fatalf("%d lists and %d waits are left, busy: %v", len(c.m.waiting), c.m.waits, c.m.Busy())
+			if len(c.m.waits.byKey) != 0 || c.m.waits.n != 0 || c.m.Busy() {
+				t.Fatalf("%d lists and %d waits are left, busy: %v", len(c.m.waits.byKey), c.m.waits.n, c.m.Busy())
 			}
 		}
 	}

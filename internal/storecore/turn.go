@@ -8,8 +8,8 @@ import "slices"
 // The machine counts its work: one unit for each request, each key that it looks up, each wait that it visits, and each
 // 64 bytes that it copies. In a turn, which begins with Tick, a connection gets sliceWork of it before others have their
 // turn, and requests that cost more than that share heavyWork among all connections. Those whose wait is over are answered
-// within the same bounds, however many they are. What is left over goes on in the next turn. So the time between two turns, which is what a ping or a signal has to wait, does not depend on what clients
-// ask for.
+// within the same bounds, however many they are. What is left over goes on in the next turn. So the time between two turns,
+// which is what a ping or a signal has to wait, does not depend on what clients ask for.
 const (
 	sliceWork = 1 << 12
 	heavyWork = 1 << 16
@@ -19,62 +19,72 @@ const (
 	answerWork = 32
 )
 
+// turn is the work that is done, and who has to go on in the next turn.
+type turn struct {
+	work  uint64  // units ever done
+	heavy uint64  // those of large requests in this turn
+	stats []byte  // what was answered to STATS in this turn
+	later []*Conn // those whose turn was over before their requests were
+}
+
+func (t *turn) begin() { t.heavy, t.stats = 0, nil }
+
 // laterError says that a request has to wait for the next turn.
 type laterError struct{}
 
 func (laterError) Error() string { return "in the next turn" }
 
 // Work returns the units of work that were done so far.
-func (m *Machine) Work() uint64 { return m.work }
+func (m *Machine) Work() uint64 { return m.turn.work }
 
 // copied counts the work of copying n bytes.
-func (m *Machine) copied(n int) { m.work += uint64(n) / unitBytes } //nolint:gosec // not negative
+func (t *turn) copied(n int) { t.work += uint64(n) / unitBytes } //nolint:gosec // not negative
 
 // mayCopy returns an error when copying n bytes has to wait for the next turn.
-func (m *Machine) mayCopy(n int) error {
+func (t *turn) mayCopy(n int) error {
 	units := uint64(n) / unitBytes //nolint:gosec // not negative
 	if units <= sliceWork {
 		return nil
 	}
-	if m.heavy != 0 && m.heavy+units > heavyWork {
+	if t.heavy != 0 && t.heavy+units > heavyWork {
 		return laterError{}
 	}
-	m.heavy += units
+	t.heavy += units
 	return nil
 }
 
 // yield leaves the rest of what c has sent to the next turn.
-func (m *Machine) yield(c *Conn) {
+func (t *turn) yield(c *Conn) {
 	if !c.yielded {
 		c.yielded = true
-		m.later = append(m.later, c)
+		t.later = append(t.later, c)
 	}
 }
 
 // Busy reports whether connections wait for their next turn: the driver must not sleep but call Resume.
 func (m *Machine) Busy() bool {
-	return len(m.later) > 0 || len(m.ready) > 0 || len(m.listings) > 0 || len(m.news) > 0
+	return len(m.turn.later) > 0 || len(m.waits.ready) > 0 || len(m.listings) > 0 || len(m.waits.news) > 0
 }
 
 // Resume lets connections go on whose last turn ended too early for them, in their order, as far as this turn allows.
 func (m *Machine) Resume() {
-	if len(m.news) > 0 {
-		m.spread(m.work + heavyWork)
+	if len(m.waits.news) > 0 {
+		m.spread(m.turn.work + heavyWork)
 	}
-	m.wakeUntil(m.work + heavyWork)
+	m.wakeUntil(m.turn.work + heavyWork)
 	if len(m.listings) > 0 {
 		m.resumeListings()
 	}
-	end, done := m.work+heavyWork, 0
-	for n := len(m.later); done < n && (done == 0 || m.work < end); done++ {
-		c := m.later[done]
-		m.later[done] = nil
+	end, done := m.turn.work+heavyWork, 0
+	for n := len(m.turn.later); done < n && (done == 0 || m.turn.work < end); done++ {
+		c := m.turn.later[done]
+		m.turn.later[done] = nil
 		if c.closed {
 			continue
 		}
 		c.yielded = false
-		m.touch(c) // it may be read from again
+		m.conns.touch(c) // it may be read from again
 		m.Receive(c, nil)
 	}
-	m.later = slices.Delete(m.later, 0, done)
+	m.turn.later = slices.Delete(m.turn.later, 0, done)
 }

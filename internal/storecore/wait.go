@@ -36,6 +36,30 @@ type wait struct {
 	ofAll  linked.Place[wait] // among all
 }
 
+// waits is all open waits, by what they wait for, and those that are to be told something.
+type waits struct {
+	byKey    map[string]*keyWaits
+	barriers map[string]*barrier
+	all      linked.List[wait]
+	n        int
+	news     []news  // what waits are to be told of their keys, see tally.go
+	oldNews  bool    // some are left of earlier steps
+	ready    []*wait // found to lack nothing, to be answered by wake
+	woken    int     // how many of them are done with
+}
+
+func newWaits() waits { return waits{byKey: map[string]*keyWaits{}, barriers: map[string]*barrier{}} }
+
+func (ws *waits) add(w *wait) {
+	ws.all.Add(&w.ofAll, w)
+	ws.n++
+}
+
+func (ws *waits) remove(w *wait) {
+	ws.all.Remove(&w.ofAll)
+	ws.n--
+}
+
 type waitKind uint8
 
 const (
@@ -55,10 +79,10 @@ const (
 
 // open registers a wait for a request. It finds out itself which keys are missing.
 func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
-	if c.nWaits >= m.limits.Waits {
-		return dist.Newf("tcpstore: serve", dist.Exhausted, "%d waits of one client are open, the limit is %d", c.nWaits, m.limits.Waits)
+	if c.stakes.nWaits >= m.config.Limits.Waits {
+		return dist.Newf("tcpstore: serve", dist.Exhausted, "%d waits of one client are open, the limit is %d", c.stakes.nWaits, m.config.Limits.Waits)
 	}
-	if c.dialect == wire.Native && c.byID[r.ID] != nil {
+	if c.dialect == wire.Native && c.stakes.byID[r.ID] != nil {
 		err := dist.Newf("tcpstore: serve", dist.Protocol, "request id %d is used twice at a time", r.ID)
 		m.Refuse(c, err)
 		return err
@@ -67,7 +91,7 @@ func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
 	if err := m.roomToWait(c, cost); err != nil {
 		return err
 	}
-	w := &wait{conn: c, id: r.ID, kind: kind, since: m.now, cost: cost, size: r.Num}
+	w := &wait{conn: c, id: r.ID, kind: kind, since: m.clock.now, cost: cost, size: r.Num}
 	switch kind {
 	case waitBarrier:
 		m.joinBarrier(w, r.Key)
@@ -94,7 +118,7 @@ func (m *Machine) require(w *wait, keys wire.List) {
 	}
 	for !keys.Empty() {
 		key := keys.Next()
-		m.work++
+		m.turn.work++
 		missing := !m.satisfies(w.kind, key)
 		if missing {
 			w.missing++
@@ -116,45 +140,28 @@ func (m *Machine) satisfies(kind waitKind, key []byte) bool {
 
 // list makes w known to its connection and to the list of all.
 func (m *Machine) list(w *wait) {
-	c := w.conn
-	c.waits.Add(&w.ofConn, w)
-	c.nWaits++
-	if c.dialect == wire.Native {
-		if c.byID == nil {
-			c.byID = map[uint32]*wait{}
-		}
-		c.byID[w.id] = w
-	}
-	m.allWaits.Add(&w.ofAll, w)
-	m.waits++
-	c.waitBytes += w.cost
-	m.waitBytes += w.cost
+	w.conn.stakes.add(w, w.conn.dialect == wire.Native)
+	m.waits.add(w)
+	m.stake(w.conn, w.cost)
 }
 
 // forget removes a wait from everywhere.
 func (m *Machine) forget(w *wait) {
-	c := w.conn
-	m.work += uint64(len(w.nodes))
+	m.turn.work += uint64(len(w.nodes))
 	for i := range w.nodes {
-		m.delist(&w.nodes[i])
+		m.waits.delist(&w.nodes[i])
 	}
 	if w.barrier != nil {
 		m.leaveBarrier(w)
 	}
-	c.waits.Remove(&w.ofConn)
-	m.allWaits.Remove(&w.ofAll)
-	c.nWaits--
-	if c.byID != nil {
-		delete(c.byID, w.id)
-	}
+	w.conn.stakes.remove(w)
+	m.waits.remove(w)
+	m.stake(w.conn, -w.cost)
 	w.gone = true
-	m.waits--
-	c.waitBytes -= w.cost
-	m.waitBytes -= w.cost
 }
 
 func (m *Machine) dropWaits(c *Conn) {
-	for p := c.waits.First(); p != nil; p = c.waits.First() {
+	for p := c.stakes.waits.First(); p != nil; p = c.stakes.waits.First() {
 		m.forget(p.Of())
 	}
 }
@@ -166,7 +173,7 @@ func (m *Machine) wait(c *Conn, r *wire.Request) error {
 		kind = waitKeys
 	}
 	for list := r.List; !list.Empty(); {
-		m.work++
+		m.turn.work++
 		if !m.exists(list.Next()) {
 			return m.open(c, r, kind)
 		}
@@ -185,38 +192,39 @@ func (m *Machine) makeReady(w *wait) {
 		return // it had not been told yet that another one is gone
 	}
 	w.due = w.kind != waitGet && w.kind != waitMultiGet
-	m.ready = append(m.ready, w)
+	m.waits.ready = append(m.waits.ready, w)
 }
 
 // wake answers those that were found to lack nothing, in their order: as many as one client's turn allows, the others with
 // the next turns. It comes last in a step, when all keys of a request are stored.
 func (m *Machine) wake() {
 	m.spreadOwn()
-	if m.woken == 0 { // else there are others before them
-		m.wakeUntil(m.work + sliceWork)
+	if m.waits.woken == 0 { // else there are others before them
+		m.wakeUntil(m.turn.work + sliceWork)
 	}
 }
 
 // wakeUntil is wake up to an amount of work.
 func (m *Machine) wakeUntil(end uint64) {
-	for ; m.woken < len(m.ready); m.woken++ {
-		if m.work >= end {
-			if m.woken > len(m.ready)/2 {
-				m.ready = slices.Delete(m.ready, 0, m.woken-1) // the one that stays says that there is more to do
-				m.woken = 1
+	ws := &m.waits
+	for ; ws.woken < len(ws.ready); ws.woken++ {
+		if m.turn.work >= end {
+			if ws.woken > len(ws.ready)/2 {
+				ws.ready = slices.Delete(ws.ready, 0, ws.woken-1) // the one that stays says that there is more to do
+				ws.woken = 1
 			}
 			return
 		}
-		w := m.ready[m.woken]
-		m.ready[m.woken] = nil
-		m.work++
+		w := ws.ready[ws.woken]
+		ws.ready[ws.woken] = nil
+		m.turn.work++
 		if !w.gone && !w.held && (w.due || w.missing == 0) {
-			m.work += answerWork
+			m.turn.work += answerWork
 			m.finish(w)
 		}
 	}
-	if m.ready, m.woken = m.ready[:0], 0; cap(m.ready) > sliceWork {
-		m.ready = nil
+	if ws.ready, ws.woken = ws.ready[:0], 0; cap(ws.ready) > sliceWork {
+		ws.ready = nil
 	}
 }
 
@@ -253,7 +261,7 @@ func (m *Machine) cancelWait(c *Conn, r *wire.Request) {
 		m.replyByte(c, 0, wire.WaitCanceled)
 		return
 	}
-	if w := c.byID[r.Nonce]; w != nil {
+	if w := c.stakes.byID[r.Nonce]; w != nil {
 		m.forget(w)
 		m.refuseRequest(c, r.Nonce, dist.New("tcpstore: wait", dist.Canceled, "at the client's request"))
 	}

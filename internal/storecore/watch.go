@@ -13,42 +13,39 @@ const watchCost = 128
 
 // watch registers a legacy client for callbacks about a key.
 func (m *Machine) watch(c *Conn, r *wire.Request) error {
-	if _, has := c.watches[string(r.Key)]; has {
+	if _, has := c.stakes.watches[string(r.Key)]; has {
 		m.replyByte(c, r.ID, wire.Watching)
 		return nil
 	}
-	if len(c.watches) >= m.limits.Waits {
-		return dist.Newf("tcpstore: serve", dist.Exhausted, "%d watches of one client, the limit is %d", len(c.watches), m.limits.Waits)
+	if len(c.stakes.watches) >= m.config.Limits.Waits {
+		return dist.Newf("tcpstore: serve", dist.Exhausted, "%d watches of one client, the limit is %d", len(c.stakes.watches), m.config.Limits.Waits)
 	}
 	cost := int64(2*len(r.Key) + watchCost)
 	if err := m.roomToWait(c, cost); err != nil {
 		return err
 	}
 	key := string(r.Key)
-	if c.watches == nil {
-		c.watches = map[string]struct{}{}
+	if c.stakes.watches == nil {
+		c.stakes.watches = map[string]struct{}{}
 	}
 	if m.watchers[key] == nil {
 		m.watchers[key] = map[*Conn]struct{}{}
 	}
-	c.watches[key], m.watchers[key][c] = struct{}{}, struct{}{}
-	c.waitBytes += cost
-	m.waitBytes += cost
+	c.stakes.watches[key], m.watchers[key][c] = struct{}{}, struct{}{}
+	m.stake(c, cost)
 	m.replyByte(c, r.ID, wire.Watching)
 	return nil
 }
 
 func (m *Machine) unwatch(c *Conn) {
-	for key := range c.watches {
+	for key := range c.stakes.watches {
 		delete(m.watchers[key], c)
 		if len(m.watchers[key]) == 0 {
 			delete(m.watchers, key)
 		}
-		cost := int64(2*len(key) + watchCost)
-		c.waitBytes -= cost
-		m.waitBytes -= cost
+		m.stake(c, -int64(2*len(key)+watchCost))
 	}
-	c.watches = nil
+	c.stakes.watches = nil
 }
 
 // notify tells watchers of a change. What they are told is not asked for, so nobody can wait for room: a watcher that has
@@ -72,7 +69,7 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 			continue
 		}
 		start := m.beginLarge(c, 0, size)
-		c.out = wire.AppendWatchEvent(c.out, wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
+		c.out.buf = wire.AppendWatchEvent(c.out.buf, wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
 		m.end(c, start)
 	}
 }

@@ -85,8 +85,8 @@ func TestWaitsAreNotScannedAgain(t *testing.T) {
 		t.Fatal("a wait is over although two keys are missing")
 	}
 	b.send(writer, wire.AppendMultiSet(nil, wire.V, names[:2], values[:2]))
-	if got, want := len(b.take(c)), waits*(10+9+8*keys); got != want || b.m.waits != 0 {
-		t.Errorf("%d bytes, want %d; %d waits are left", got, want, b.m.waits)
+	if got, want := len(b.take(c)), waits*(10+9+8*keys); got != want || b.m.waits.n != 0 {
+		t.Errorf("%d bytes, want %d; %d waits are left", got, want, b.m.waits.n)
 	}
 }
 
@@ -263,7 +263,7 @@ func TestTurnsAreShort(t *testing.T) {
 		}
 		for turns := 0; turns < 60 && (b.m.Busy() || turns < 10); turns++ {
 			work := b.cost(func() {
-				b.m.Tick(b.m.now)
+				b.m.Tick(b.m.clock.now)
 				b.m.Resume()
 				for _, c := range greedy { // they read all they get, in pieces
 					if n := c.Owed(); n > 0 {
@@ -336,7 +336,7 @@ func TestSliceOfATurn(t *testing.T) {
 			slice("when they come", func() { b.m.Receive(greedy, flood) })
 			for b.m.Busy() {
 				slice("a turn", func() {
-					b.m.Tick(b.m.now)
+					b.m.Tick(b.m.clock.now)
 					b.m.Resume()
 				})
 			}
@@ -383,7 +383,7 @@ func TestManyAreWokenInTurns(t *testing.T) {
 			turns := 0
 			for ; b.m.Busy(); turns++ {
 				if work := b.cost(func() {
-					b.m.Tick(b.m.now)
+					b.m.Tick(b.m.clock.now)
 					b.m.Resume()
 				}); work > 2*heavyWork {
 					t.Fatalf("a turn took %d units of work", work)
@@ -399,8 +399,8 @@ func TestManyAreWokenInTurns(t *testing.T) {
 					t.Fatalf("client %d was sent %d bytes", i, c.Owed())
 				}
 			}
-			if turns < 5 || b.m.waits != 0 || cap(b.m.ready) > sliceWork {
-				t.Errorf("%d turns, %d waits are left, room for %d is kept", turns, b.m.waits, cap(b.m.ready))
+			if turns < 5 || b.m.waits.n != 0 || cap(b.m.waits.ready) > sliceWork {
+				t.Errorf("%d turns, %d waits are left, room for %d is kept", turns, b.m.waits.n, cap(b.m.waits.ready))
 			}
 		})
 	}
@@ -440,7 +440,7 @@ func TestStatsAreBelowATurn(t *testing.T) {
 	ask := func(id uint32) []byte {
 		return frame(id, func(f []byte) []byte { return wire.AppendPlain(f, wire.Native, wire.Stats) })
 	}
-	b.m.Tick(b.m.now + 1)
+	b.m.Tick(b.m.clock.now + 1)
 	if work := b.cost(func() { b.m.Receive(asker, ask(1)) }); work > statsWork || made != 1 || asker.Owed() == 0 {
 		t.Errorf("%d units of work, the bound is %d; it was made %d times, %d bytes", work, statsWork, made, asker.Owed())
 	}
@@ -450,7 +450,7 @@ func TestStatsAreBelowATurn(t *testing.T) {
 	for i := range 1000 {
 		many = append(many, ask(uint32(10+i))...)
 	}
-	b.m.Tick(b.m.now + 1)
+	b.m.Tick(b.m.clock.now + 1)
 	made = 0
 	if work := b.cost(func() { b.m.Receive(asker, many) }); work > statsWork+sliceWork || made != 1 {
 		t.Errorf("a thousand in one turn: %d units of work, made %d times", work, made)
@@ -458,13 +458,13 @@ func TestStatsAreBelowATurn(t *testing.T) {
 	b.m.Close(asker)
 	// A turn that has done much already leaves it to the next one.
 	other := b.dial(wire.Native)
-	b.m.Tick(b.m.now + 1)
-	b.m.heavy, made = heavyWork-statsWork+1, 0
+	b.m.Tick(b.m.clock.now + 1)
+	b.m.turn.heavy, made = heavyWork-statsWork+1, 0
 	b.m.Receive(other, ask(1))
 	if made != 0 || other.Owed() != 0 || !b.m.Busy() {
 		t.Errorf("in a turn that is full: made %d times, %d bytes", made, other.Owed())
 	}
-	b.m.Tick(b.m.now + 1)
+	b.m.Tick(b.m.clock.now + 1)
 	b.m.Resume()
 	if made != 1 || other.Owed() == 0 {
 		t.Errorf("in the next turn: made %d times, %d bytes", made, other.Owed())

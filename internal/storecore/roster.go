@@ -1,0 +1,98 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+// roster is the open connections, and which of them the driver has to look at.
+type roster struct {
+	all   []*Conn
+	homes []home
+	mail  uint64 // a bit for each home that has dirty connections
+}
+
+// home is a part of the driver with connections of its own: one of several event loops.
+type home struct {
+	dirty     []*Conn
+	lastDirty []*Conn // the other of two buffers: one is walked while the next is filled
+	conns     int
+}
+
+// place is where a connection stands in the roster.
+type place struct {
+	pos   int // among all
+	home  int
+	dirty bool
+}
+
+func newRoster(homes int) roster { return roster{homes: make([]home, max(homes, 1))} }
+
+func (r *roster) add(c *Conn, home int) {
+	c.place = place{pos: len(r.all), home: home}
+	r.all = append(r.all, c)
+	r.homes[home].conns++
+}
+
+// remove takes c off the list of all. It may still be dirty.
+func (r *roster) remove(c *Conn) {
+	r.homes[c.place.home].conns--
+	last := len(r.all) - 1
+	moved := r.all[last]
+	r.all[c.place.pos], moved.place.pos = moved, c.place.pos
+	r.all[last] = nil
+	r.all = r.all[:last]
+}
+
+// touch puts c on the list of connections that the driver must look at.
+func (r *roster) touch(c *Conn) {
+	if !c.place.dirty {
+		c.place.dirty = true
+		h := &r.homes[c.place.home]
+		h.dirty = append(h.dirty, c)
+		r.mail |= 1 << c.place.home
+	}
+}
+
+// Conns returns the number of open connections.
+func (m *Machine) Conns() int { return len(m.conns.all) }
+
+// Peers returns the addresses of open connections, at most as many as asked for.
+func (m *Machine) Peers(most int) []string {
+	peers := make([]string, 0, min(most, len(m.conns.all)))
+	for _, c := range m.conns.all[:cap(peers)] {
+		peers = append(peers, c.Peer)
+	}
+	return peers
+}
+
+// Quietest returns the home with the fewest connections.
+func (m *Machine) Quietest() int {
+	least := 0
+	for i := range m.conns.homes {
+		if m.conns.homes[i].conns < m.conns.homes[least].conns {
+			least = i
+		}
+	}
+	return least
+}
+
+// Dirty returns the connections of the first home that have something to send or are to be closed, and forgets them. The
+// slice is valid until the call after the next one.
+func (m *Machine) Dirty() []*Conn { return m.DirtyAt(0) }
+
+// DirtyAt is Dirty for a home. No connection is in the list twice, so that is bounded by their number.
+func (m *Machine) DirtyAt(home int) []*Conn {
+	h := &m.conns.homes[home]
+	d := h.dirty
+	h.dirty, h.lastDirty = h.lastDirty[:0], d
+	m.conns.mail &^= 1 << home
+	for _, c := range d {
+		c.place.dirty = false
+	}
+	return d
+}
+
+// Mail returns a bit for each home that has dirty connections.
+func (m *Machine) Mail() uint64 { return m.conns.mail }
+
+// Touch puts c among the dirty ones, for a driver that has something to do with it.
+func (m *Machine) Touch(c *Conn) { m.conns.touch(c) }
