@@ -173,14 +173,32 @@ func (m *Mesh) receive(op *link.Op, all bool) bool {
 	return op.Completed() || m.mu.closed
 }
 
-// place takes note now and then on which core this rank runs, for its next messages, and goes to another one where ranks of the
-// group crowd this one.
+// place takes note now and then on which core this rank runs, and goes to another one where ranks of the group crowd this one. When
+// that has changed it tells all ranks of its host: an operation has messages with a few of them only, and who knows where some
+// are leaves a core that is not crowded.
 func (m *Mesh) place(now time.Duration) {
 	if m.cfg.Local == nil || m.cfg.Shared || !m.placer.Due(now) {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if n, errno := epollWait(m.ep, m.events[:], 0); errno == 0 { // some may have said where they are
+		m.handle(n)
+	}
 	core := m.placer.Place(m.rank, m.size, func(rank int) int { return int(m.mu.cores[rank]) - 1 })
-	m.mu.cores[m.rank] = uint16(core + 1) //nolint:gosec // a core's number; one that does not fit only crowds another
+	m.moved(uint16(core + 1)) //nolint:gosec // a core's number; one that does not fit only crowds another
+}
+
+// moved tells the ranks of this host where this one is, if that is new.
+func (m *Mesh) moved(core uint16) {
+	if core == m.mu.cores[m.rank] {
+		return
+	}
+	m.mu.cores[m.rank] = core
+	for rank, c := range m.mu.conns {
+		if c != nil && c.gone == nil && m.cfg.Local[rank] {
+			c.tell(beatFrame)
+			c.flush()
+		}
+	}
 }
