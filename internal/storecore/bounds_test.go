@@ -88,17 +88,21 @@ func TestRepliesStayWithinTheirShare(t *testing.T) {
 }
 
 // TestCallbacksStayWithinTheirShare: a watcher that does not read what it is told is cut when the share of replies is full, not when the
-// whole memory is.
+// whole memory is, and not before: what it is owed already is counted once.
 func TestCallbacksStayWithinTheirShare(t *testing.T) {
 	b := newBench(hostileLimits)
 	writer, watcher := b.dial(wire.V), b.m.Open("silent", nil)
 	b.m.Receive(watcher, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, "/watched"))
-	var most int64
+	var most, owed int64
 	for range 100 {
 		b.m.Receive(writer, wire.AppendSet(nil, wire.V, "/watched", make([]byte, 250<<10)))
-		most = max(most, b.m.budget.out)
+		most, owed = max(most, b.m.budget.out), max(owed, int64(watcher.Owed()))
 	}
-	if room := b.m.budget.shares.out; most > room+keepBuffer || most < room/4 || !errors.Is(watcher.Cut(), dist.Exhausted) || writer.Cut() != nil {
+	room := b.m.budget.shares.out
+	if callback := int64(500<<10 + 100); owed+callback < room-room/4 {
+		t.Errorf("the watcher was cut when it was owed %d bytes, and another %d had room in %d", owed, callback, room-room/4)
+	}
+	if most > room+keepBuffer || !errors.Is(watcher.Cut(), dist.Exhausted) || writer.Cut() != nil {
 		t.Errorf("callbacks take %d bytes, their share is %d; the watcher was cut with %v, the writer with %v", most, room, watcher.Cut(), writer.Cut())
 	}
 }

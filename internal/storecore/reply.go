@@ -82,7 +82,10 @@ func (m *Machine) replyValue(c *Conn, id uint32, e *entry) {
 // replyFits reports an error when a reply of n bytes is more than a client may be owed, when it has to wait for room or for
 // the next turn, or when there will never be room for it. Large replies wait first, so that small ones are served as long as
 // possible.
-func (m *Machine) replyFits(n int) error {
+func (m *Machine) replyFits(n int) error { return m.fitsBeside(m.budget.out, n) }
+
+// fitsBeside is replyFits where others are owed what takes so many bytes.
+func (m *Machine) fitsBeside(others int64, n int) error {
 	if n <= keepBuffer {
 		return nil
 	}
@@ -93,7 +96,7 @@ func (m *Machine) replyFits(n int) error {
 	switch {
 	case n > m.config.Limits.Output:
 		return m.replyTooLarge(n)
-	case m.budget.out+int64(n) <= share:
+	case others+int64(n) <= share:
 		return nil
 	case int64(n) > share:
 		return dist.Newf("tcpstore: serve", dist.TooLarge, "a reply of %d bytes is more than all replies may take, %d: raise the memory limit", n, share)

@@ -59,7 +59,8 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 			continue // it was cut for another's callback
 		}
 		size := 25 + len(key) + len(old) + len(value)
-		if owed := c.Owed(); owed > 0 && m.replyFits(owed+size) != nil {
+		others := m.budget.out - int64(c.out.counted)
+		if owed := c.Owed(); owed > 0 && m.fitsBeside(others, owed+size) != nil {
 			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
 				"the client does not read its callbacks: %d bytes wait for it, and %d more have no room", owed, size))
 			continue
