@@ -98,8 +98,8 @@ func (ep *Endpoint) dial(addr string, cohort, insist bool) (session *Session, wa
 		return session, false, nil
 	}
 	for _, x := range opened {
-		if err := x.nc.SetDeadline(time.Time{}); err != nil {
-			closeAll()
+		if err := x.nc.SetDeadline(time.Time{}); err != nil { // the endpoint closes
+			_ = session.Close()
 			return fail(err)
 		}
 	}
@@ -157,10 +157,12 @@ func (ep *Endpoint) negotiate(addr string, s *stream, offer Offer, more func(str
 func (ep *Endpoint) establish(addr string, s *stream, plan Plan, more func(string, uint64) (*stream, error)) (*Session, error) {
 	var err error
 	var reply *stream
+	opened := []*stream{s}
 	if plan.HasReply {
 		if reply, err = more(plan.Address, plan.Reply); err != nil {
 			return nil, err
 		}
+		opened = append(opened, reply)
 	}
 	control, err := more(plan.Address, plan.ChannelID)
 	if err != nil {
@@ -168,16 +170,9 @@ func (ep *Endpoint) establish(addr string, s *stream, plan Plan, more func(strin
 	}
 	ch := channel{control: control, lanes: []*stream{control}}
 	if plan.Channel == ChannelMPT {
-		frame, err := control.readFrame(maxHandshake, "the hello of an mpt channel")
+		lanes, err := readLanes(control, opened...)
 		if err != nil {
 			return nil, err
-		}
-		lanes, err := ParseLanes(frame)
-		if err != nil {
-			return nil, err
-		}
-		if len(lanes) != mptLanes {
-			return nil, dist.Newf("tensorpipe: handshake", dist.Protocol, "an mpt channel of %d lanes, %d are agreed", len(lanes), mptLanes)
 		}
 		ch.lanes = nil
 		for _, l := range lanes {
@@ -189,4 +184,27 @@ func (ep *Endpoint) establish(addr string, s *stream, plan Plan, more func(strin
 		}
 	}
 	return &Session{Peer: addr, Dialled: true, Pipe: newPipe(ep, addr, true, s, reply, ch)}, nil
+}
+
+// readLanes reads where the lanes of an mpt channel are. It does not come if the other side waits for a connection that
+// was cut.
+func readLanes(control *stream, others ...*stream) ([]LaneAddress, error) {
+	var ended atomic.Bool
+	stop := whenEnded(func() {
+		ended.Store(true)
+		_ = control.nc.SetReadDeadline(time.Unix(1, 0))
+	}, others...)
+	frame, err := control.readFrame(maxHandshake, "the hello of an mpt channel")
+	stop()
+	if ended.Load() {
+		return nil, errCut
+	}
+	if err != nil {
+		return nil, err
+	}
+	lanes, err := ParseLanes(frame)
+	if err == nil && len(lanes) != mptLanes {
+		err = dist.Newf("tensorpipe: handshake", dist.Protocol, "an mpt channel of %d lanes, %d are agreed", len(lanes), mptLanes)
+	}
+	return lanes, err
 }

@@ -19,6 +19,7 @@ type opening struct {
 	expected map[uint64]chan *stream // what it is asked for and has not come
 	got      []*stream               // what has come
 	late     <-chan time.Time
+	left     <-chan struct{} // closed when the first connection has ended
 }
 
 // register makes the number of a connection that the peer is asked for.
@@ -38,16 +39,20 @@ func (o *opening) forget() {
 // await waits for a connection.
 func (o *opening) await(id uint64) (*stream, error) {
 	ch := o.expected[id]
-	moment.At("tensorpipe.endpoint.await")
-	select {
-	case s := <-ch:
-		delete(o.expected, id)
-		o.got = append(o.got, s)
-		return s, nil
-	case <-o.late:
-		return nil, dist.New("tensorpipe: handshake", dist.DeadlineExceeded, "the peer did not open the connections of its pipe in time")
-	case <-o.ep.ctx.Done():
-		return nil, context.Cause(o.ep.ctx)
+	for {
+		moment.At("tensorpipe.endpoint.await")
+		select {
+		case s := <-ch:
+			delete(o.expected, id)
+			o.got = append(o.got, s)
+			return s, nil
+		case <-o.left: // a whole pipe that is closed already, or one that will never be whole
+			o.left, o.late = nil, time.After(endGrace)
+		case <-o.late:
+			return nil, dist.New("tensorpipe: handshake", dist.DeadlineExceeded, "the peer did not open the connections of its pipe in time, or left")
+		case <-o.ep.ctx.Done():
+			return nil, context.Cause(o.ep.ctx)
+		}
 	}
 }
 
@@ -56,6 +61,9 @@ func (o *opening) pipe(s *stream, plan Plan) error {
 	timeout := time.NewTimer(o.ep.cfg.handshake)
 	defer timeout.Stop()
 	o.late = timeout.C
+	left := make(chan struct{})
+	defer whenEnded(func() { close(left) }, s)()
+	o.left = left
 	reply, err := o.await(plan.Reply)
 	if err != nil {
 		return err

@@ -32,11 +32,12 @@ type Pipe struct {
 	chann  channel
 	books  *ledger
 	linger lingering
+	ends   *watch // of the dialling side: its connections; see watch.go
 
 	sending chan struct{} // holds a token while a message is written
 	recving chan struct{} // holds a token while a message is read
 	closed  chan struct{}
-	writes  sync.WaitGroup // writes that outlived their caller's ctx
+	work    sync.WaitGroup // the watch, and writes that outlived their caller's ctx
 
 	answers atomic.Int64 // bytes of answers that are being written, or wait for it
 
@@ -52,7 +53,10 @@ func newPipe(ep *Endpoint, peer string, client bool, main, reply *stream, ch cha
 		sending: make(chan struct{}, 1), recving: make(chan struct{}, 1), closed: make(chan struct{}),
 	}
 	p.linger.all = &ep.lingerers
-	if !client {
+	if client {
+		p.ends = newWatch(p.streams()...)
+		p.work.Go(p.watchEnds)
+	} else {
 		main.takeOver(&p.linger)
 		if len(ch.lanes) == 1 {
 			ch.lanes[0].takeOver(&p.linger)
@@ -80,7 +84,7 @@ func (p *Pipe) Err() error {
 // Close closes all connections of the pipe and waits for writes that are still under way. It is idempotent.
 func (p *Pipe) Close() error {
 	p.fail(dist.New("tensorpipe: pipe", dist.Closed, "closed"))
-	p.writes.Wait()
+	p.work.Wait()
 	return nil
 }
 
@@ -96,6 +100,7 @@ func (p *Pipe) fail(err error) {
 		return
 	}
 	close(p.closed)
+	p.ends.close()
 	for _, s := range p.streams() {
 		_ = s.nc.Close()
 	}
@@ -242,7 +247,7 @@ func renew(steps []step) {
 
 // finish writes the rest of a message whose sender has gone.
 func (p *Pipe) finish(steps []step, written func()) {
-	p.writes.Go(func() {
+	p.work.Go(func() {
 		defer written()
 		for i := range steps {
 			if err := steps[i].run(nil); err != nil { //nolint:staticcheck // no ctx: the stall limit and Close end it
