@@ -34,15 +34,9 @@ func (g *Group) deliver(reason string) {
 	if g.config.dump != nil {
 		aside.Call(g.config.Logger, func() { g.config.dump(reason, data) })
 	}
-	if g.config.dumpDir == "" {
-		return
+	if g.config.dumpDir != "" {
+		recorder.Save(g.config.Logger, g.config.dumpDir, reason, g.name, g.globals[g.rank], data)
 	}
-	name, err := recorder.WriteFile(g.config.dumpDir, g.name, g.globals[g.rank], data)
-	if err != nil {
-		g.config.Logger.Warn("the flight recorder's dump could not be written", slog.String("group", g.name), slog.Any("error", err))
-		return
-	}
-	g.config.Logger.Info("flight recorder dumped", slog.String("group", g.name), slog.String("reason", reason), slog.String("file", name))
 }
 
 // watchSignals dumps on signals until the group is closed.

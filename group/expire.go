@@ -51,7 +51,11 @@ func (g *Group) expire() {
 		}
 	})
 	for _, it := range g.mu.sched.Messages() {
-		if w := it.Owner; over(w) && it.Hold() {
+		switch w := it.Owner; {
+		case !over(w):
+		case !w.handed.Load(): // it can be withdrawn in a moment
+			next = now.Add(time.Millisecond)
+		case it.Hold():
 			messages = append(messages, w)
 		}
 	}

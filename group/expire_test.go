@@ -54,6 +54,62 @@ func TestLateMessageIsNotTakenForTheNext(t *testing.T) {
 	must(t, work.Wait(ctx))
 }
 
+// hurried is a mesh on which something happens just before an op is posted.
+type hurried struct {
+	link.Mesh
+	before func()
+}
+
+func (m hurried) Recv(op *link.Op) {
+	m.before()
+	m.Mesh.Recv(op)
+}
+
+func (m hurried) Send(op *link.Op) {
+	m.before()
+	m.Mesh.Send(op)
+}
+
+// TestLateBeforeItIsPosted: the time of a message is over before the mesh has it. It ends alone, and nothing of it is left.
+func TestLateBeforeItIsPosted(t *testing.T) {
+	t.Parallel()
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			t.Parallel()
+			groups := newWorld(t, 2, WithTransport(transport))
+			ctx := ctxOf(t)
+			groups[0].mesh = hurried{groups[0].mesh, groups[0].expire}
+			late := groups[0].Recv(ctx, from(int64(0)), 1, 3, WithTimeout(time.Nanosecond))
+			err := late.Wait(ctx)
+			e, ok := errors.AsType[*dist.Error](err)
+			if !ok || e.Code != dist.DeadlineExceeded || e.Rank != 1 || late.Err() == nil {
+				t.Errorf("%v", err)
+			}
+			groups[0].mu.Lock()
+			left := len(groups[0].mu.sched.Messages())
+			groups[0].mu.Unlock()
+			if left != 0 {
+				t.Errorf("%d messages are left", left)
+			}
+			if transport == Gloo {
+				return // the peer was told of the receive: withdrawing it takes the connection
+			}
+			// A small send may have left: it is over, one way or the other.
+			sent := groups[0].Send(ctx, from(int64(5)), 1, 4, WithTimeout(time.Nanosecond))
+			if sendErr := sent.Wait(ctx); sendErr != nil && !errors.Is(sendErr, dist.DeadlineExceeded) {
+				t.Error(sendErr)
+			}
+			got := from(int64(0))
+			must(t, groups[1].Send(ctx, from(int64(9)), 0, 3).Wait(ctx))
+			must(t, groups[0].Recv(ctx, got, 1, 3).Wait(ctx))
+			if v := values[int64](t, got); v[0] != 9 {
+				t.Errorf("got %v", v)
+			}
+			must(t, each(2, func(r int) error { return groups[r].Barrier(ctx).Wait(ctx) }))
+		})
+	}
+}
+
 // TestClosedGroupLeavesTheStoreAlone: what a group finds out after Close is not recorded. The keys of the group are removed by then.
 func TestClosedGroupLeavesTheStoreAlone(t *testing.T) {
 	t.Parallel()

@@ -172,6 +172,7 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	} else {
 		g.mesh.Recv(&w.message)
 	}
+	w.handed.Store(true)
 	if w.message.Completed() {
 		g.reap(w) // whoever waits for Done or a callback, and not with Wait, must hear of it
 	} else {

@@ -31,6 +31,7 @@ type Work struct {
 	// Set before the operation is queued.
 	call      collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
 	message   link.Op       // of a point-to-point operation
+	handed    atomic.Bool   // the mesh has the message
 	p2p       bool
 	steps     []step            // what to run instead of one request
 	stepped   int               // steps that have been run; the runner's
@@ -297,6 +298,7 @@ func (w *Work) recycle() {
 	w.record, w.trace, w.posted, w.begun, w.err = 0, "", time.Time{}, time.Time{}, nil
 	w.item.Reset()
 	w.withdrawn.Store(nil)
+	w.handed.Store(false)
 	w.mu.Lock()
 	w.mu.finished, w.mu.ended = false, time.Time{}
 	w.mu.done, w.mu.future, w.mu.promise, w.mu.callbacks = nil, nil, nil, nil

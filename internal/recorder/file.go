@@ -6,15 +6,25 @@ package recorder
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
 )
 
-// WriteFile puts the dump of a group's rank of this process into a folder, and returns the name of the file. It replaces the file as a
-// whole, so that a reader never sees half of it.
-func WriteFile(dir, group string, globalRank int, data []byte) (string, error) {
+// Save puts the dump of a group's rank of this process into a folder, and says so in the log.
+func Save(logger *slog.Logger, dir, reason, group string, globalRank int, data []byte) {
+	name, err := writeFile(dir, group, globalRank, data)
+	if err != nil {
+		logger.Warn("the flight recorder's dump could not be written", slog.String("group", group), slog.Any("error", err))
+		return
+	}
+	logger.Info("flight recorder dumped", slog.String("group", group), slog.String("reason", reason), slog.String("file", name))
+}
+
+// writeFile returns the name of the file. It replaces the file as a whole, so that a reader never sees half of it.
+func writeFile(dir, group string, globalRank int, data []byte) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // for everybody who looks for the reason
 		return "", err
 	}
