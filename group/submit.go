@@ -99,7 +99,7 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 		number, e, no = g.mu.sched.Submit(&w.item, numbers)
 	}
 	w.group, w.seq, w.call.Request.Tag = g, uint64(number), number
-	g.mu.torchSeq += g.torchSteps(w)
+	g.mu.torchSeq += g.args.TorchSteps(&w.call, w.steps != nil)
 	g.limitLocked(w)
 	w.call.Request.Timeout = w.timeout
 	w.record = g.records.Post(recorder.Entry{

@@ -44,6 +44,21 @@ func (c *Call) Reset() { *c = Call{Outputs: c.Outputs[:0]} }
 // Numbers is how many sequence numbers the operation takes.
 func (c *Call) Numbers() uint32 { return uint32(max(c.Parts, 1)) } //nolint:gosec // a number of ranks or tensors
 
+// TorchSteps is how far an operation moves the count that PyTorch 2.x puts into fingerprints. One that is made of steps and is no
+// collective, a monitored barrier, counts the messages it consists of.
+func (g *Group) TorchSteps(c *Call, steps bool) uint64 {
+	switch {
+	case c.Parts > 1:
+		return uint64(c.Parts)
+	case !steps, c.Parts == 1:
+		return 1
+	case g.Rank == 0:
+		return 2 * uint64(g.Size-1) //nolint:gosec // at least one rank
+	default:
+		return 2
+	}
+}
+
 // elements says of what type the elements of the buffers are, and whether they are the parts of complex numbers: Go ranks among
 // themselves exchange complex numbers as such.
 func (g *Group) elements(c *Call, dt tensor.DType) {
