@@ -207,21 +207,6 @@ func messagesGoOn(t *testing.T, transport Transport, end func(*testing.T, *Group
 	})
 }
 
-func TestStoppedRankIsFound(t *testing.T) {
-	groups := newWorld(t, 2, WithTransport(TCP), WithHeartbeat(200*time.Millisecond))
-	ctx := ctxOf(t)
-	if m, ok := groups[1].mesh.(interface{ Freeze() }); ok {
-		m.Freeze()
-	} else {
-		t.Fatal("the mesh cannot be frozen")
-	}
-	err := groups[0].Barrier(ctx).Wait(ctx)
-	var e *dist.Error
-	if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != 1 || !strings.Contains(err.Error(), "said nothing") {
-		t.Errorf("%v", err)
-	}
-}
-
 // TestTheRankWhoseTimeIsOverIsNotBlamed: a rank whose operation takes too long fails the group. It does not know for whom it waited, and
 // the others must not take it for the reason.
 func TestTheRankWhoseTimeIsOverIsNotBlamed(t *testing.T) {

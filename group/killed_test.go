@@ -17,13 +17,15 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// mortalEnv tells a process of this test binary that it is rank 2 of a group, over which transport, and where the store is.
+// mortalEnv tells a process of this test binary that it is rank 2 of a group, over which transport, with which heartbeat, and where the
+// store is.
 const mortalEnv = "COHORT_GROUP_MORTAL"
 
 // mortal is a rank that waits for its death.
 func mortal(spec string) int {
 	var transport, addr string
-	if _, err := fmt.Sscan(spec, &transport, &addr); err != nil {
+	var heartbeat time.Duration
+	if _, err := fmt.Sscan(spec, &transport, (*int64)(&heartbeat), &addr); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
@@ -31,7 +33,7 @@ func mortal(spec string) int {
 	defer cancel()
 	s, err := tcpstore.Dial(ctx, addr)
 	if err == nil {
-		_, err = New(ctx, s, 2, 3, WithTransport(Transport(transport)))
+		_, err = New(ctx, s, 2, 3, WithTransport(Transport(transport)), WithHeartbeat(heartbeat))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -41,15 +43,15 @@ func mortal(spec string) int {
 	return 0
 }
 
-// withMortal makes a group of two ranks here and one in a process that kill ends without a word.
-func withMortal(t *testing.T, transport Transport) (groups []*Group, kill func()) {
+// withMortal makes a group of two ranks here and one in a process, which is killed at the end of the test.
+func withMortal(t *testing.T, transport Transport, heartbeat time.Duration) (groups []*Group, process *os.Process, kill func()) {
 	t.Helper()
 	ctx := ctxOf(t)
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	must(t, err)
 	t.Cleanup(func() { _ = server.Close() })
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", mortalEnv, transport, server.Addr()))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %s", mortalEnv, transport, heartbeat, server.Addr()))
 	cmd.Stderr = os.Stderr
 	must(t, cmd.Start())
 	kill = sync.OnceFunc(func() {
@@ -64,11 +66,11 @@ func withMortal(t *testing.T, transport Transport) (groups []*Group, kill func()
 			return err
 		}
 		t.Cleanup(func() { _ = s.Close() })
-		groups[r], err = New(ctx, s, dist.Rank(r), 3, WithTransport(transport))
+		groups[r], err = New(ctx, s, dist.Rank(r), 3, WithTransport(transport), WithHeartbeat(heartbeat))
 		return err
 	}))
 	t.Cleanup(func() { closeAll(groups) })
-	return groups, kill
+	return groups, cmd.Process, kill
 }
 
 // noticed returns when all groups know that a rank is gone, without an operation.
@@ -137,7 +139,7 @@ func TestKilledRankIsNoticedWithinASecond(t *testing.T) {
 				var took time.Duration
 				for range 5 {
 					ctx := ctxOf(t)
-					groups, kill := withMortal(t, transport)
+					groups, _, kill := withMortal(t, transport, 10*time.Second)
 					wait := begin(ctx, groups)
 					killed := time.Now()
 					kill()

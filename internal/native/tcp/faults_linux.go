@@ -15,17 +15,3 @@ func (m *Mesh) Sever() {
 		}
 	}
 }
-
-// Freeze makes the mesh say and hear nothing any more while its connections stay open, as a stopped process would. It is
-// for tests; only Close ends it.
-func (m *Mesh) Freeze() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, c := range m.mu.conns {
-		if c != nil && c.gone == nil {
-			c.broken = true
-			_ = unix.EpollCtl(m.ep, unix.EPOLL_CTL_DEL, c.fd, nil)
-		}
-	}
-	m.mu.frozen = true
-}

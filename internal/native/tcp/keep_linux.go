@@ -187,7 +187,7 @@ func (m *Mesh) beat() {
 		if c.silent += passed; c.heard {
 			c.silent, c.heard = 0, false
 		}
-		if m.cfg.Heartbeat > 0 && !m.mu.frozen && c.silent > m.cfg.Heartbeat && !c.read() && c.gone == nil {
+		if m.cfg.Heartbeat > 0 && c.silent > m.cfg.Heartbeat && !c.read() && c.gone == nil {
 			c.lose("rank " + itoa(c.peer) + " has said nothing for " + c.silent.Round(time.Millisecond).String() +
 				": its process is stopped or the network to it is cut")
 		}

@@ -46,7 +46,6 @@ type Mesh struct {
 		lost      error // why collectives have ended: a rank is gone
 		leaving   bool  // Close was called
 		closed    bool  // Close has ended the connections
-		frozen    bool  // Freeze was called
 		lastBeat  time.Time
 		driving   bool       // somebody drives
 		sleepers  []*link.Op // ops whose waiters sleep until the role is free

@@ -1,0 +1,26 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package group
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestStoppedRankIsFound: the connections of a process that is stopped stay open, but it says nothing any more.
+func TestStoppedRankIsFound(t *testing.T) {
+	t.Parallel()
+	groups, process, _ := withMortal(t, TCP, 500*time.Millisecond)
+	ctx := ctxOf(t)
+	must(t, process.Signal(syscall.SIGSTOP))
+	must(t, each(2, func(r int) error {
+		err := groups[r].Barrier(ctx).Wait(ctx)
+		if !strings.Contains(err.Error(), "said nothing") {
+			t.Errorf("%v", err)
+		}
+		return names2(err)
+	}))
+}
