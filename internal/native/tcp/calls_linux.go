@@ -42,13 +42,13 @@ func (m *Mesh) Begin(slot uint64, call wire.Call) {
 		if c == nil {
 			continue
 		}
-		for a := range c.inbox.All() {
+		for a := range c.recvs.inbox.All() {
 			if a.Note.called && wire.BaseSlot(a.Slot) == slot && !call.Agrees(&a.Note.call, m.rank, c.peer) {
 				m.fail(m.mismatch(c.peer, slot, a.Note.call, call), true)
 				return
 			}
 		}
-		for _, r := range c.readys {
+		for _, r := range c.sends.rooms {
 			if wire.BaseSlot(r.slot) == slot && !call.Agrees(&r.call, m.rank, c.peer) {
 				m.fail(m.mismatch(c.peer, slot, r.call, call), true)
 				return

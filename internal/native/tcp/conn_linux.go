@@ -4,10 +4,8 @@
 package tcp
 
 import (
-	"bytes"
 	"strconv"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,42 +25,13 @@ type conn struct {
 	gone error // why it cannot be used any more
 	left bool  // the peer said Bye
 
-	// Reading.
-	in       []byte
-	from, to int         // the unread part of in
-	header   wire.Header // of the frame whose payload is being read
-	rest     int         // payload bytes that are missing
-	sink     []byte      // where they go; shorter than rest when the end is dropped
-	filling  *link.Op    // the receive that the payload belongs to
-	held     *early      // or the arrival
-	tooLong  bool        // the payload does not fit the receive
-	iov      iovecs
-	silent   time.Duration // for how long the peer has said nothing, as far as this rank was awake to see
-	heard    bool          // something arrived since the keeper looked
-
-	// Receives.
-	recvs   link.List // posted, unmatched
-	granted link.List // Ready was said, Data will come
-	inbox   link.Inbox[note]
-	owed    int // credit to give back
-	used    int // eager bytes that arrived and whose credit was not given back
-
-	// Sends.
-	out     link.List // to be written
-	waiting link.List // wait for Ready
-	readys  []ready
+	in      reader
+	out     writer
+	window  window
+	recvs   receives
+	sends   sends
 	notices []ready // calls that this rank has not made yet
-	credit  int     // eager bytes that the peer will hold
-	control []byte  // small frames to be written before the next message
-	current *link.Op
-	orphan  link.Op // stands for a message whose owner has given up
-	head    [wire.HeaderSize]byte
-	headAt  int    // bytes of head written; HeaderSize when there is no frame
-	piece   []byte // payload of the frame that is missing
-	more    bool   // the message goes on after this frame
-	armed   bool   // epoll tells when the socket takes more
-	broken  bool   // a write failed
-	spoke   bool   // something was written since the keeper looked
+	signs   signs
 }
 
 // describe adds what this rank called to a header of a collective.
@@ -138,24 +107,20 @@ func (c *conn) endAll(err error) { c.endSome(err, func(uint64) bool { return tru
 
 // endSome completes the ops on some slots with err.
 func (c *conn) endSome(err error, ends func(slot uint64) bool) {
-	if ends(c.header.Slot) {
-		if c.filling != nil && c.header.Type == wire.Eager { // it is in no list while it is filled
-			c.filling.Complete(err)
+	if ends(c.in.header.Slot) {
+		if c.in.filling != nil && c.in.header.Type == wire.Eager { // it is in no list while it is filled
+			c.in.filling.Complete(err)
 		}
-		if c.held != nil && c.header.Type == wire.Eager {
-			c.inbox.Remove(c.held)
+		if c.in.held != nil && c.in.header.Type == wire.Eager {
+			c.recvs.inbox.Remove(c.in.held)
 		}
-		c.filling, c.held, c.sink = nil, nil, nil
+		c.in.drop()
 	}
-	if op := c.current; op != nil && op != &c.orphan && ends(op.Slot) {
-		c.current = nil
-		if c.headAt > 0 { // the frame must end before another can follow, but the buffer goes back to its owner
-			c.piece = bytes.Clone(c.piece)
-			c.current, c.more = &c.orphan, false
-		}
+	if op := c.out.current; op != nil && op != &c.out.orphan && ends(op.Slot) {
+		c.out.abandon()
 		op.Complete(err)
 	}
-	for _, l := range []*link.List{&c.recvs, &c.granted, &c.out, &c.waiting} {
+	for _, l := range []*link.List{&c.recvs.posted, &c.recvs.granted, &c.out.queue, &c.sends.waiting} {
 		for op := l.Head; op != nil; {
 			next := op.State.Next
 			if ends(op.Slot) {

@@ -296,7 +296,8 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 		}
 		conns[rank] = nil
 		m.mu.conns[rank] = &conn{
-			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(), in: make([]byte, bufferSize), credit: windows[rank], heard: true,
+			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(),
+			in: reader{buf: make([]byte, bufferSize)}, window: window{credit: windows[rank]}, signs: signs{heard: true},
 		}
 		if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
 			return fail(err)
@@ -422,7 +423,7 @@ func (m *Mesh) lingerOut() {
 				continue
 			}
 			c.flush()
-			if c.gone == nil && (len(c.control) == 0 && c.current == nil || c.broken) && !shut[rank] {
+			if c.gone == nil && (c.out.idle() || c.out.broken) && !shut[rank] {
 				shut[rank] = true
 				_ = unix.Shutdown(c.fd, unix.SHUT_WR)
 			}

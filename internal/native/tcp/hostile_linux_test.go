@@ -147,7 +147,7 @@ func TestHostileFrames(t *testing.T) {
 			}
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			if n := m.mu.conns[1].inbox.Held; n > 2*DefaultWindow {
+			if n := m.mu.conns[1].recvs.inbox.Held; n > 2*DefaultWindow {
 				t.Errorf("%d bytes are held", n)
 			}
 		})

@@ -163,6 +163,21 @@ func (m *Mesh) serve() bool {
 	return false
 }
 
+// signs are the signs of life on a connection.
+type signs struct {
+	silent time.Duration // for how long the peer has said nothing, as far as this rank was awake to see
+	heard  bool          // something arrived since the keeper looked
+	spoke  bool          // something was written since then
+}
+
+// pass notes that the keeper looks, some time after its last look.
+func (s *signs) pass(passed time.Duration) {
+	s.spoke = false
+	if s.silent += passed; s.heard {
+		s.silent, s.heard = 0, false
+	}
+}
+
 // beat tells silent peers that this rank lives, and gives up those that say nothing.
 func (m *Mesh) beat() {
 	moment.At("tcp.keep.beat")
@@ -176,19 +191,16 @@ func (m *Mesh) beat() {
 		if c == nil || c.gone != nil {
 			continue
 		}
-		if !c.spoke && len(c.control) == 0 {
+		if !c.signs.spoke && len(c.out.control) == 0 {
 			c.tell(beatFrame)
 			c.flush()
 			if c.gone != nil {
 				continue
 			}
 		}
-		c.spoke = false
-		if c.silent += passed; c.heard {
-			c.silent, c.heard = 0, false
-		}
-		if m.cfg.Heartbeat > 0 && c.silent > m.cfg.Heartbeat && !c.read() && c.gone == nil {
-			c.lose("rank " + itoa(c.peer) + " has said nothing for " + c.silent.Round(time.Millisecond).String() +
+		c.signs.pass(passed)
+		if m.cfg.Heartbeat > 0 && c.signs.silent > m.cfg.Heartbeat && !c.read() && c.gone == nil {
+			c.lose("rank " + itoa(c.peer) + " has said nothing for " + c.signs.silent.Round(time.Millisecond).String() +
 				": its process is stopped or the network to it is cut")
 		}
 	}

@@ -17,6 +17,19 @@ type ready struct {
 	call       wire.Call
 }
 
+// receives is what this rank wants of the peer, and what the peer has sent before that.
+type receives struct {
+	posted  link.List // unmatched
+	granted link.List // Ready was said, Data will come
+	inbox   link.Inbox[note]
+}
+
+// sends is messages that need room at the peer before they are written.
+type sends struct {
+	waiting link.List // wait for Ready
+	rooms   []ready   // Readys that came first
+}
+
 // cost is what an eager message takes from the window.
 func cost(op *link.Op) int { return len(op.Buf) + wire.HeaderSize }
 
@@ -26,13 +39,13 @@ func (c *conn) want(op *link.Op) {
 	case len(op.Buf) > EagerMax && c.m.sized(op.Slot):
 		c.grant(op) // what is in the inbox is small and belongs to other receives of the slot
 	case !c.takeArrival(op):
-		c.recvs.Push(op)
+		c.recvs.posted.Push(op)
 	}
 }
 
 // takeArrival matches a receive with what is in the inbox.
 func (c *conn) takeArrival(op *link.Op) bool {
-	a := c.inbox.First(op.Slot)
+	a := c.recvs.inbox.First(op.Slot)
 	if a == nil || len(op.Buf) > EagerMax && c.m.sized(op.Slot) {
 		return false
 	}
@@ -47,7 +60,7 @@ func (c *conn) takeArrival(op *link.Op) bool {
 // takeWhole is takeArrival on a connection that has ended: only what has arrived whole can be taken, a rank that is gone
 // sends nothing that it had announced.
 func (c *conn) takeWhole(op *link.Op) bool {
-	if a := c.inbox.First(op.Slot); a == nil || a.Announced {
+	if a := c.recvs.inbox.First(op.Slot); a == nil || a.Announced {
 		return false
 	}
 	return c.takeArrival(op)
@@ -55,7 +68,7 @@ func (c *conn) takeWhole(op *link.Op) bool {
 
 // take gives an arrival to a receive.
 func (c *conn) take(a *early, op *link.Op) {
-	c.inbox.Remove(a)
+	c.recvs.inbox.Remove(a)
 	defer c.m.mu.early.Recycle(a)
 	if a.Announced {
 		if a.Total > uint64(len(op.Buf)) {
@@ -78,7 +91,7 @@ func (c *conn) take(a *early, op *link.Op) {
 
 // grant says Ready and waits for the data.
 func (c *conn) grant(op *link.Op) {
-	c.granted.Push(op)
+	c.recvs.granted.Push(op)
 	h := wire.Header{Type: wire.Ready, Slot: op.Slot, Total: uint64(len(op.Buf))}
 	c.describe(&h)
 	c.tell(h)
@@ -90,8 +103,8 @@ func (c *conn) overflow(op *link.Op, length uint64) error {
 
 // giveBack returns credit to the peer: with the next frame, or at once when half of the window is used up.
 func (c *conn) giveBack(n int) {
-	c.owed += n
-	if c.owed >= c.m.cfg.Window/2 {
+	c.window.owed += n
+	if c.window.owed >= c.m.cfg.Window/2 {
 		c.tell(wire.Header{Type: wire.Beat})
 	}
 }
@@ -112,7 +125,7 @@ func (c *conn) sameClass(l *link.List, slot, total uint64) *link.Op {
 
 // offer gives an arrival that has just become whole to a receive that was posted while it arrived.
 func (c *conn) offer(a *early) {
-	if c.inbox.First(a.Slot) != a {
+	if c.recvs.inbox.First(a.Slot) != a {
 		return
 	}
 	if op := c.match(a.Slot); op != nil {
@@ -122,13 +135,13 @@ func (c *conn) offer(a *early) {
 
 // announced handles a Request.
 func (c *conn) announced(h wire.Header) {
-	if c.inbox.Announced >= maxRequests {
+	if c.recvs.inbox.Announced >= maxRequests {
 		c.violated("too many announced messages")
 		return
 	}
 	a := c.m.mu.early.New(h.Slot, 0)
 	a.Total, a.Announced, a.Note = h.Total, true, note{call: h.Call, called: h.Flags&wire.Called != 0}
-	c.inbox.Add(a)
+	c.recvs.inbox.Add(a)
 	if op := c.match(h.Slot); op != nil {
 		c.take(a, op)
 		c.flush()
@@ -137,16 +150,16 @@ func (c *conn) announced(h wire.Header) {
 
 // room handles a Ready: the message that waits for it may go, or one that is posted later.
 func (c *conn) room(h wire.Header) {
-	op := c.sameClass(&c.waiting, h.Slot, h.Total)
+	op := c.sameClass(&c.sends.waiting, h.Slot, h.Total)
 	if op == nil {
-		if !wire.IsCollective(h.Slot) || len(c.readys) >= maxRequests {
+		if !wire.IsCollective(h.Slot) || len(c.sends.rooms) >= maxRequests {
 			c.violated("room for a message that was not announced")
 			return
 		}
-		c.readys = append(c.readys, ready{h.Slot, h.Total, h.Call})
+		c.sends.rooms = append(c.sends.rooms, ready{h.Slot, h.Total, h.Call})
 		return
 	}
-	c.waiting.Remove(op)
+	c.sends.waiting.Remove(op)
 	c.admit(op, h.Total)
 	c.flush()
 }
@@ -157,10 +170,10 @@ func (c *conn) admit(op *link.Op, room uint64) {
 		op.Complete(link.NoRoom(c.peer, c.addr, len(op.Buf), room))
 		return
 	}
-	c.out.Push(op)
+	c.out.queue.Push(op)
 }
 
 // match takes out the receive that a message of the peer on slot belongs to.
 func (c *conn) match(slot uint64) *link.Op {
-	return link.TakeFor(&c.recvs, &c.m.mu.anyRecvs, slot, c.peer)
+	return link.TakeFor(&c.recvs.posted, &c.m.mu.anyRecvs, slot, c.peer)
 }

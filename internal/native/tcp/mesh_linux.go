@@ -146,7 +146,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 			continue
 		}
 		alive = alive || c.gone == nil
-		if a := c.inbox.First(op.Slot); a != nil && (a.Note.whole || a.Announced && c.gone == nil) && (best == nil || a.Before(best)) {
+		if a := c.recvs.inbox.First(op.Slot); a != nil && (a.Note.whole || a.Announced && c.gone == nil) && (best == nil || a.Before(best)) {
 			best, from = a, c
 		}
 	}
@@ -177,7 +177,7 @@ func (m *Mesh) Awaited() (ranks []int, sure bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for rank, c := range m.mu.conns {
-		if c != nil && (c.recvs.Head != nil || c.granted.Head != nil || c.waiting.Head != nil) {
+		if c != nil && (c.recvs.posted.Head != nil || c.recvs.granted.Head != nil || c.sends.waiting.Head != nil) {
 			ranks = append(ranks, rank)
 		}
 	}
@@ -195,9 +195,9 @@ func (m *Mesh) Cancel(op *link.Op) bool {
 	removed := m.mu.anyRecvs.Remove(op)
 	if !removed && op.Peer >= 0 && op.Peer < m.size && op.Peer != m.rank {
 		c := m.mu.conns[op.Peer]
-		removed = c.recvs.Remove(op)
-		if !removed && c.out.Remove(op) { // not written yet; a send that was announced must happen
-			c.credit += cost(op)
+		removed = c.recvs.posted.Remove(op)
+		if !removed && c.out.queue.Remove(op) { // not written yet; a send that was announced must happen
+			c.window.credit += cost(op)
 			removed = true
 		}
 	}

@@ -110,7 +110,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	held := func() (bytes int) {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
-		for a := range meshes[1].mu.conns[0].inbox.All() {
+		for a := range meshes[1].mu.conns[0].recvs.inbox.All() {
 			bytes += len(a.Data)
 		}
 		return bytes

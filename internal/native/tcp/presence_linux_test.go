@@ -105,7 +105,7 @@ func TestWindowIsEnforced(t *testing.T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	held := 0
-	for a := range m.mu.conns[1].inbox.All() {
+	for a := range m.mu.conns[1].recvs.inbox.All() {
 		held += len(a.Data)
 	}
 	if held > m.cfg.Window {

@@ -7,11 +7,63 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/native/wire"
 )
 
 // bufferSize is the read buffer of a connection: several small messages, and the head of a large one.
 const bufferSize = 16 << 10
+
+// reader is the reading side of a connection: bytes that have not been looked at, and the frame whose payload is on its way.
+type reader struct {
+	buf      []byte
+	from, to int // the unread part of buf
+	iov      iovecs
+
+	header  wire.Header // of the frame whose payload is being read
+	rest    int         // payload bytes that are missing
+	sink    []byte      // where they go; shorter than rest when the end is dropped
+	filling *link.Op    // the receive that the payload belongs to
+	held    *early      // or the arrival
+	tooLong bool        // the payload does not fit the receive
+}
+
+// tidy makes room for a header behind the unread part.
+func (r *reader) tidy() {
+	if r.from == r.to {
+		r.from, r.to = 0, 0
+	} else if r.from > 0 && len(r.buf)-r.to < wire.HeaderSize {
+		r.to = copy(r.buf, r.buf[r.from:r.to])
+		r.from = 0
+	}
+}
+
+// took notes n bytes that were read: the first of them, at most direct, into the sink, the others into the buffer.
+func (r *reader) took(n, direct int) {
+	into := min(n, direct)
+	r.sink = r.sink[into:]
+	r.rest -= into
+	r.to += n - into
+}
+
+// fill moves payload from the buffer to the sink. It returns how many bytes it copied, and whether the payload is complete.
+func (r *reader) fill() (copied int, complete bool) {
+	avail := min(r.rest, r.to-r.from)
+	copied = copy(r.sink, r.buf[r.from:r.from+avail])
+	r.sink = r.sink[copied:]
+	r.from += avail
+	r.rest -= avail
+	return copied, r.rest == 0
+}
+
+// begin begins a frame whose payload goes nowhere yet.
+func (r *reader) begin(h wire.Header) {
+	r.header, r.rest = h, int(h.Length)
+	r.sink, r.filling, r.held, r.tooLong = nil, nil, nil, false
+}
+
+// drop lets the rest of the payload go nowhere.
+func (r *reader) drop() { r.filling, r.held, r.sink = nil, nil, nil }
 
 // read takes what the socket has and handles it. It reports whether anything came.
 func (c *conn) read() bool {
@@ -20,17 +72,12 @@ func (c *conn) read() bool {
 		if !c.parse() {
 			return true
 		}
-		v := &c.iov
+		v := &c.in.iov
 		v.reset()
-		if c.from == c.to {
-			c.from, c.to = 0, 0
-		} else if c.from > 0 && len(c.in)-c.to < wire.HeaderSize {
-			c.to = copy(c.in, c.in[c.from:c.to])
-			c.from = 0
-		}
-		v.addUpTo(c.sink)
+		c.in.tidy()
+		v.addUpTo(c.in.sink)
 		direct := v.bytes
-		if direct == 0 || direct == c.rest {
+		if direct == 0 || direct == c.in.rest {
 			v.add(c.buffer())
 		}
 		n, errno := recvv(c.fd, v)
@@ -46,11 +93,8 @@ func (c *conn) read() bool {
 			c.ended(0)
 			return true
 		}
-		came, c.heard = true, true
-		into := min(n, direct)
-		c.sink = c.sink[into:]
-		c.rest -= into
-		c.to += n - into
+		came, c.signs.heard = true, true
+		c.in.took(n, direct)
 		if n < v.bytes { // the socket is empty
 			c.parse()
 			return true
@@ -65,8 +109,8 @@ const headRoom = 4 * wire.HeaderSize
 
 // buffer is the part of the read buffer that the next read may fill.
 func (c *conn) buffer() []byte {
-	room := c.in[c.to:]
-	if c.granted.Head != nil {
+	room := c.in.buf[c.in.to:]
+	if c.recvs.granted.Head != nil {
 		room = room[:min(len(room), headRoom)]
 	}
 	return room
@@ -75,33 +119,29 @@ func (c *conn) buffer() []byte {
 // parse handles the frames in the buffer. It returns false when the connection cannot go on.
 func (c *conn) parse() bool {
 	for {
-		if c.rest > 0 {
-			avail := min(c.rest, c.to-c.from)
-			k := copy(c.sink, c.in[c.from:c.from+avail])
-			c.sink = c.sink[k:]
-			c.from += avail
-			c.rest -= avail
-			c.m.mu.copied += k
-			if c.rest > 0 {
+		if c.in.rest > 0 {
+			copied, complete := c.in.fill()
+			c.m.mu.copied += copied
+			if !complete {
 				return true
 			}
 		}
-		if c.header.Type != 0 {
+		if c.in.header.Type != 0 {
 			c.settle()
-			c.header.Type = 0
+			c.in.header.Type = 0
 			if c.gone != nil {
 				return false
 			}
 		}
-		if c.to-c.from < wire.HeaderSize {
+		if c.in.to-c.in.from < wire.HeaderSize {
 			return true
 		}
-		h, err := wire.Parse(c.in[c.from:])
+		h, err := wire.Parse(c.in.buf[c.in.from:])
 		if err != nil {
 			c.violated(err.Error())
 			return false
 		}
-		c.from += wire.HeaderSize
+		c.in.from += wire.HeaderSize
 		if !c.begin(h) {
 			return false
 		}
@@ -117,13 +157,12 @@ func (c *conn) violated(what string) {
 
 // begin handles the header of a frame: it decides where the payload goes.
 func (c *conn) begin(h wire.Header) bool {
-	c.credit += int(h.Credit)
-	if c.credit > c.m.cfg.Window {
+	if !c.window.refund(int(h.Credit), c.m.cfg.Window) {
 		c.violated("more credit than the window has")
 		return false
 	}
 	if h.Type == wire.Eager {
-		if c.used += int(h.Length) + wire.HeaderSize; c.used > c.m.cfg.Window {
+		if !c.window.take(int(h.Length)+wire.HeaderSize, c.m.cfg.Window) {
 			c.violated("more messages than the window takes were sent without asking")
 			return false
 		}
@@ -134,14 +173,13 @@ func (c *conn) begin(h wire.Header) bool {
 	if c.m.cfg.Local != nil && c.m.cfg.Local[c.peer] {
 		c.m.mu.cores[c.peer] = h.Core
 	}
-	c.header, c.rest = h, int(h.Length)
-	c.sink, c.filling, c.held, c.tooLong = nil, nil, nil, false
+	c.in.begin(h)
 	if c.m.mu.err != nil && (h.Type == wire.Eager || h.Type == wire.Data) {
 		return true // dropped: nobody waits any more
 	}
 	if c.m.mu.lost != nil && wire.IsCollective(h.Slot) {
 		if h.Type != wire.Eager && h.Type != wire.Data {
-			c.header.Type = wire.Beat // of no more interest
+			c.in.header.Type = wire.Beat // of no more interest
 		}
 		return true
 	}
@@ -149,59 +187,59 @@ func (c *conn) begin(h wire.Header) bool {
 	case wire.Eager:
 		return c.beginEager()
 	case wire.Data:
-		op := c.sameClass(&c.granted, h.Slot, h.Total)
+		op := c.sameClass(&c.recvs.granted, h.Slot, h.Total)
 		if op == nil || uint64(h.Length) > uint64(len(op.Buf))-op.State.Aux {
 			c.violated("data that this rank has no room for")
 			return false
 		}
-		c.filling = op
-		c.sink = op.Buf[op.State.Aux : op.State.Aux+uint64(h.Length)]
+		c.in.filling = op
+		c.in.sink = op.Buf[op.State.Aux : op.State.Aux+uint64(h.Length)]
 	case wire.Abort:
-		c.sink = make([]byte, h.Length)
-		c.held = &early{Data: c.sink}
+		c.in.sink = make([]byte, h.Length)
+		c.in.held = &early{Data: c.in.sink}
 	case wire.Request, wire.Ready, wire.Beat, wire.Bye, wire.Notice:
 	}
 	return true
 }
 
 func (c *conn) beginEager() bool {
-	h := &c.header
+	h := &c.in.header
 	op := c.match(h.Slot)
 	// A message behind others of its slot that wait in the inbox waits too; receives are only posted when there are none.
 	if op == nil {
 		a := c.m.mu.early.New(h.Slot, int(h.Length))
 		a.Note = note{call: h.Call, called: h.Flags&wire.Called != 0}
-		c.inbox.Add(a)
-		c.held, c.sink = a, a.Data
+		c.recvs.inbox.Add(a)
+		c.in.held, c.in.sink = a, a.Data
 		return true
 	}
-	c.filling = op
+	c.in.filling = op
 	if int(h.Length) > len(op.Buf) {
-		c.sink, c.tooLong = nil, true
+		c.in.sink, c.in.tooLong = nil, true
 	} else {
-		c.sink = op.Buf[:h.Length]
+		c.in.sink = op.Buf[:h.Length]
 	}
 	return true
 }
 
 // settle handles a frame whose payload is complete.
 func (c *conn) settle() {
-	h := c.header
-	op := c.filling
-	c.filling = nil
+	h := c.in.header
+	op := c.in.filling
+	c.in.filling = nil
 	switch h.Type {
 	case wire.Eager:
 		switch {
-		case op != nil && c.tooLong:
+		case op != nil && c.in.tooLong:
 			c.giveBack(int(h.Length) + wire.HeaderSize)
 			op.Complete(c.overflow(op, uint64(h.Length)))
 		case op != nil:
 			c.giveBack(int(h.Length) + wire.HeaderSize)
 			op.N = int(h.Length)
 			op.Complete(nil)
-		case c.held != nil:
-			a := c.held
-			c.held = nil
+		case c.in.held != nil:
+			a := c.in.held
+			c.in.held = nil
 			a.Note.whole = true
 			c.offer(a)
 		default: // dropped
@@ -213,7 +251,7 @@ func (c *conn) settle() {
 		}
 		op.State.Aux += uint64(h.Length)
 		if h.Flags&wire.More == 0 {
-			c.granted.Remove(op)
+			c.recvs.granted.Remove(op)
 			op.N = int(op.State.Aux) //nolint:gosec // bounded by the buffer
 			op.Complete(nil)
 		}
@@ -223,9 +261,9 @@ func (c *conn) settle() {
 		c.room(h)
 	case wire.Abort:
 		text := ""
-		if c.held != nil {
-			text = string(c.held.Data)
-			c.held = nil
+		if c.in.held != nil {
+			text = string(c.in.held.Data)
+			c.in.held = nil
 		}
 		c.m.fail(remoteFailure(c, h, text), false) // its finder tells everybody
 	case wire.Bye:
