@@ -195,8 +195,8 @@ func measure(t *testing.T, kind coll.Kind, ranks, bytes int) effort {
 	return replay(t, events)
 }
 
-// OpenMPI's algorithms, by their steps and messages: what coll/tuned of 4.1 chooses (coll_tuned_decision_fixed.c), of its
-// algorithms the better one where it has several for nearby sizes.
+// OpenMPI's algorithms, by their steps and messages: what coll/tuned of 4.1 chooses (coll_tuned_decision_fixed.c), where it has several
+// for nearby sizes or numbers of ranks the best one: no tree takes fewer steps than a binomial one.
 
 func log2up(n int) int { return bits.Len(uint(n - 1)) }
 
@@ -207,7 +207,9 @@ func binomial(n, bytes int) effort  { return effort{log2up(n) * units(bytes), n 
 func dissemination(n, _ int) effort { return effort{log2up(n), n * log2up(n)} }
 func linear(n, bytes int) effort    { return effort{(n - 1) * units(bytes), n - 1} }
 func ring(n, bytes int) effort      { return effort{(n - 1) * units(bytes), n * (n - 1)} }
-func pipeline(n, bytes int) effort { // of four segments
+
+// pipeline is a chain, in four segments. OpenMPI has it without segments, which takes fewer messages and more steps.
+func pipeline(n, bytes int) effort {
 	return effort{(n - 1 + 3) * units(bytes/4), 4 * (n - 1)}
 }
 
@@ -220,7 +222,8 @@ func binomialBlocks(n, bytes int) effort {
 	return e
 }
 
-func ringInSegments(n, bytes int) effort { // of a quarter of 1 MiB
+// ringInSegments is a ring, in segments of a quarter of 1 MiB. OpenMPI has it without.
+func ringInSegments(n, bytes int) effort {
 	segments := max((4+n-1)/n, 1)
 	return effort{2 * (n - 1) * segments * units((bytes+n*segments-1)/(n*segments)), 2 * n * (n - 1) * segments}
 }
@@ -234,7 +237,7 @@ func recursiveDoubling(n, bytes int) effort {
 	return e
 }
 
-// rabenseifner is recursive halving and doubling; from 4 to 63 ranks OpenMPI uses it from 8 KiB on. Where one of a pair stays out,
+// rabenseifner is recursive halving and doubling; from 4 to 63 ranks OpenMPI uses it from 8 KiB on, with fewer and more from 256 KiB on. Where one of a pair stays out,
 // ranks that had no pair run ahead, and at every distance such a rank can be served before the one that is waited for.
 func rabenseifner(n, bytes int) effort {
 	power := 1 << (bits.Len(uint(n)) - 1)
@@ -262,7 +265,8 @@ func scattering(n, bytes int) effort {
 	return e
 }
 
-// fewOrMany is the all-reduce of a middle size: a ring with 2 and 3 ranks.
+// fewOrMany is the all-reduce of a middle size: a ring with 2 and 3 ranks. At 1 MiB OpenMPI's 2 and 3 ranks take as many steps with
+// rabenseifner, in fewer messages, as it does not overlap sending and reducing.
 func fewOrMany(n, bytes int) effort {
 	if n < 4 {
 		return ringInSegments(n, bytes)
@@ -287,31 +291,32 @@ type collectiveRow struct {
 var collectiveRows = []collectiveRow{
 	// OpenMPI's takes fewer messages with 4 to 7 ranks, and where they are no power of two, but never fewer steps.
 	{"barrier", coll.Barrier, 0, "", "recursive doubling, or with 4 to 7 ranks linear", dissemination},
-	{"broadcast", coll.Broadcast, 4, "4 B", "binomial tree", binomial},
-	{"broadcast", coll.Broadcast, 64 << 10, "64 KiB", "binomial tree", binomial},
-	{"broadcast", coll.Broadcast, 1 << 20, "1 MiB", "pipeline", pipeline},
-	{"reduce", coll.Reduce, 4, "4 B", "binomial tree", binomial},
-	{"reduce", coll.Reduce, 64 << 10, "64 KiB", "binomial tree", binomial},
+	{"broadcast", coll.Broadcast, 4, "4 B", "binary tree, or from 8 ranks on k-nomial or binomial", binomial},
+	{"broadcast", coll.Broadcast, 64 << 10, "64 KiB", "linear with 4 to 15 ranks, else a tree", binomial},
+	// With 16 to 31 ranks OpenMPI takes fewer steps and more messages.
+	{"broadcast", coll.Broadcast, 1 << 20, "1 MiB", "chain with 4 to 7 ranks, linear with 8 to 15, then scatter and all-gather", pipeline},
+	{"reduce", coll.Reduce, 4, "4 B", "binary tree, or from 32 ranks on binomial", binomial},
+	{"reduce", coll.Reduce, 64 << 10, "64 KiB", "binomial tree, or with 2 and 3 ranks linear", binomial},
 	{"reduce", coll.Reduce, 1 << 20, "1 MiB", "linear, or from 8 ranks on a binomial tree", binomial},
 	{"gather", coll.Gather, 4, "4 B", "binomial tree", binomialBlocks},
-	{"gather", coll.Gather, 64 << 10, "64 KiB", "linear, or from 8 ranks on a binomial tree", binomialBlocks},
-	{"scatter", coll.Scatter, 4, "4 B", "binomial tree", binomialBlocks},
+	{"gather", coll.Gather, 64 << 10, "64 KiB", "binomial tree, or with 4 to 7 ranks linear", binomialBlocks},
+	{"scatter", coll.Scatter, 4, "4 B", "binomial tree, or with 2 and 3 ranks linear", binomialBlocks},
 	{"scatter", coll.Scatter, 64 << 10, "64 KiB", "linear", linear},
 	{"all-gather", coll.AllGather, 4, "4 B", "recursive doubling or Bruck", gathering},
 	// With a number of ranks that is no power of two OpenMPI takes Bruck's algorithm, which has to copy everything once more. Sending
 	// each block to everybody takes the messages of a ring.
-	{"all-gather", coll.AllGather, 64 << 10, "64 KiB", "recursive doubling", ring},
-	{"all-gather", coll.AllGather, 1 << 20, "1 MiB", "recursive doubling", ring},
-	{"reduce-scatter", coll.ReduceScatter, 4, "4 B", "recursive halving, or with 2 ranks a ring", scattering},
+	{"all-gather", coll.AllGather, 64 << 10, "64 KiB", "recursive doubling or Bruck, or from 32 ranks on a ring", ring},
+	{"all-gather", coll.AllGather, 1 << 20, "1 MiB", "recursive doubling or Bruck, or from 32 ranks on a ring", ring},
+	{"reduce-scatter", coll.ReduceScatter, 4, "4 B", "recursive halving, or with 2 and 3 ranks a ring", scattering},
 	{"reduce-scatter", coll.ReduceScatter, 64 << 10, "64 KiB", "ring", ring},
 	// From 16 ranks on OpenMPI takes Bruck's algorithm from 4 to 511 B. Ranks pass on the blocks of others there, which they can only if all or
 	// none give splits; PyTorch lets each rank choose.
-	{"all-to-all", coll.AllToAll, 4, "4 B", "linear, with up to 15 ranks", ring},
+	{"all-to-all", coll.AllToAll, 4, "4 B", "linear, or from 16 ranks on Bruck", ring},
 	{"all-to-all", coll.AllToAll, 64 << 10, "64 KiB", "linear", ring},
 	{"all-to-all", coll.AllToAll, 1 << 20, "1 MiB", "linear", ring},
 	{"all-reduce", coll.AllReduce, 4, "4 B", "recursive doubling", recursiveDoubling},
-	{"all-reduce", coll.AllReduce, 64 << 10, "64 KiB", "recursive halving, or with 2 ranks a ring", fewOrMany},
-	{"all-reduce", coll.AllReduce, 1 << 20, "1 MiB", "recursive halving, or with 2 ranks a ring", fewOrMany},
+	{"all-reduce", coll.AllReduce, 64 << 10, "64 KiB", "recursive halving, or with 2 and 3 ranks a ring", fewOrMany},
+	{"all-reduce", coll.AllReduce, 1 << 20, "1 MiB", "recursive halving", fewOrMany},
 }
 
 // No collective takes more steps or messages than OpenMPI's algorithm for the same case.
