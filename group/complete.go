@@ -23,7 +23,7 @@ func (g *Group) ended(w *Work, err error) *report {
 	err = g.formed.Explain(w.call.Request.DType, w.p2p, err)
 	now := w.now()
 	g.records.End(w.record, now, int(w.source), err) // a collective has no source
-	if err == nil && !w.p2p && !g.peers.None() {
+	if err == nil && !w.p2p && !g.args.Peers.None() {
 		g.proven.Store(true)
 	}
 	if g.config.Hook == nil && g.config.profile == nil {

@@ -47,11 +47,11 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	}
 	for _, t := range w.call.Subject {
 		if t != nil {
-			fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, g.peers, t.DType(), t.Shape()))
+			fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, g.args.Peers, t.DType(), t.Shape()))
 		}
 	}
 	if s := w.call.Sparse; s != nil {
-		fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, g.peers, s.Values.DType(), s.Shape))
+		fingerprint.Tensors = append(fingerprint.Tensors, printOf(w.op, g.args.Peers, s.Values.DType(), s.Shape))
 	}
 	if err := g.checks.wrapper.Check(ctx, &fingerprint, limit); err != nil {
 		if !errors.Is(err, dist.Mismatch) {

@@ -140,12 +140,12 @@ func (g *Group) leftEarly(ctx context.Context, err error) bool {
 func (g *Group) execute(ctx context.Context, w *Work) error {
 	if w.steps == nil {
 		if !g.resumable {
-			ctx = g.working
+			ctx = g.life.working
 		}
 		return g.engine.Run(ctx, &w.call.Request)
 	}
 	for w.stepped < len(w.steps) { // a step that was interrupted runs again
-		if err := w.steps[w.stepped](g.working); err != nil {
+		if err := w.steps[w.stepped](g.life.working); err != nil {
 			return err
 		}
 		w.stepped++
@@ -182,7 +182,7 @@ func (g *Group) pump() {
 	for {
 		select {
 		case <-g.pumpWake:
-		case <-g.life.Done():
+		case <-g.life.ctx.Done():
 			return
 		}
 		for {
@@ -193,7 +193,7 @@ func (g *Group) pump() {
 			if !run {
 				break
 			}
-			g.runNext(g.life)
+			g.runNext(g.life.ctx)
 		}
 	}
 }

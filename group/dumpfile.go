@@ -44,6 +44,6 @@ func (g *Group) watchSignals() {
 	if len(g.config.dumpSignals) == 0 || g.config.dumpDir == "" {
 		return
 	}
-	wait := recorder.OnSignals(g.life, g.config.dumpSignals, func() { g.deliver("signal") })
-	g.tasks.Go(wait)
+	wait := recorder.OnSignals(g.life.ctx, g.config.dumpSignals, func() { g.deliver("signal") })
+	g.life.tasks.Go(wait)
 }

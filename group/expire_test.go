@@ -121,7 +121,7 @@ func TestClosedGroupLeavesTheStoreAlone(t *testing.T) {
 	_ = g.formed.Blame(lost)
 	ctx, cancel := context.WithTimeout(ctxOf(t), 5*time.Second)
 	defer cancel()
-	if there, err := g.store.Check(ctx, g.formed.Place.EndKey()); there || err != nil {
+	if there, err := g.lineage.store.Check(ctx, g.formed.Place.EndKey()); there || err != nil {
 		t.Errorf("recorded: %v, %v", there, err)
 	}
 }

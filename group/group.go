@@ -16,14 +16,12 @@ import (
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/form"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/sched"
 	"github.com/cohort-dist/cohort/internal/ticker"
 	"github.com/cohort-dist/cohort/observe"
-	"github.com/cohort-dist/cohort/store"
 )
 
 // Group is a process group: a fixed set of ranks that do collectives and exchange messages. It is safe for concurrent use;
@@ -36,34 +34,21 @@ type Group struct {
 	size              int
 	globals           []int // world ranks of the members, by group rank
 	config            config
-	transport         Transport
-	peers             torch.Peers    // what the PyTorch members can do; none without them
-	args              collargs.Group // what the requests of collectives depend on
-	formed            *form.Formed   // its connections, and what the ranks found out about each other
-	store             store.Store
-	family            *family // what the groups of one world share
-	index             int     // number of the group in its world
-	torchName         string  // PyTorch's name of it
-	origin            form.Origin
-	membership        *membership // nil unless the group can be reconfigured
+	lineage           lineage
+	life              lifetime
 
-	mesh   link.Mesh   // of formed
-	engine coll.Engine // of formed
-	checks *checks     // of operations before they run; nil unless PyTorch ranks make them
-	proven atomic.Bool // a collective with PyTorch ranks has succeeded
+	formed *form.Formed   // its connections, and what the ranks found out about each other
+	mesh   link.Mesh      // of formed
+	engine coll.Engine    // of formed
+	args   collargs.Group // what the requests of collectives depend on
+	checks *checks        // of operations before they run; nil unless PyTorch ranks make them
+	proven atomic.Bool    // a collective with PyTorch ranks has succeeded
 	// resumable tells that a waiter may run an operation in its own goroutine whatever its context is.
 	resumable bool
 	records   *recorder.Ring
-	watched   ticker.Task     // what the clock does for the group
-	life      context.Context //nolint:containedctx // ends with Close
-	end       context.CancelCauseFunc
-	working   context.Context //nolint:containedctx // ends with a failure too
-	halt      context.CancelCauseFunc
-
-	pumpWake chan struct{}
-	tasks    sync.WaitGroup
-	expiring sync.WaitGroup // calls of expire that hold messages
-	over     chan struct{}  // closed when Close is done
+	watched   ticker.Task // what the clock does for the group
+	pumpWake  chan struct{}
+	expiring  sync.WaitGroup // calls of expire that hold messages
 
 	mu struct {
 		sync.Mutex
@@ -80,6 +65,20 @@ type Group struct {
 	}
 }
 
+// lifetime is how long a group lives, and what must be over when it ends.
+type lifetime struct {
+	ctx, working context.Context //nolint:containedctx // ctx ends with Close, working with a failure too
+	end, halt    context.CancelCauseFunc
+	tasks        sync.WaitGroup
+	over         chan struct{} // closed when Close is done
+}
+
+func (l *lifetime) begin() {
+	l.ctx, l.end = context.WithCancelCause(context.Background())
+	l.working, l.halt = context.WithCancelCause(l.ctx)
+	l.over = make(chan struct{})
+}
+
 // Name returns the group's name. It corresponds to ProcessGroup.group_name.
 func (g *Group) Name() string { return g.name }
 
@@ -93,7 +92,7 @@ func (g *Group) Rank() dist.Rank { return g.rank }
 func (g *Group) Size() int { return g.size }
 
 // Transport returns how the group exchanges data.
-func (g *Group) Transport() Transport { return g.transport }
+func (g *Group) Transport() Transport { return Transport(g.formed.Transport) }
 
 // GlobalRank translates a group rank into the rank of the world, [dist.NoRank] if there is none. Ranks in this package are
 // group ranks; PyTorch's Python API takes global ranks. It corresponds to torch.distributed.get_global_rank.
@@ -180,10 +179,10 @@ func (g *Group) Close() error {
 	g.mu.Lock()
 	if g.mu.sched.State() == sched.Closed {
 		g.mu.Unlock()
-		<-g.over
+		<-g.life.over
 		return nil
 	}
-	defer close(g.over)
+	defer close(g.life.over)
 	if g.mu.failure == nil {
 		g.mu.failure = closing
 	}
@@ -195,12 +194,12 @@ func (g *Group) Close() error {
 		g.mu.timer.Stop()
 	}
 	g.mu.Unlock()
-	for _, sub := range g.family.children(g) {
+	for _, sub := range g.lineage.family.children(g) {
 		_ = sub.Close()
 	}
 	g.endAll(queued, closing)
 	err := g.formed.Close() // ends what runs
-	g.end(closing)
+	g.life.end(closing)
 	moment.At("group.close.runner")
 	switch {
 	case paused: // nobody else goes on with it
@@ -210,10 +209,10 @@ func (g *Group) Close() error {
 	}
 	g.expiring.Wait()
 	g.reapAll(true)
-	g.tasks.Wait()
+	g.life.tasks.Wait()
 	g.formed.Verdict.Mute()
 	g.leaveStore()
-	g.family.left(g)
+	g.lineage.family.left(g)
 	return err
 }
 
@@ -257,17 +256,17 @@ func (g *Group) fail(err error) {
 	g.mu.dumped = g.mu.dumped || dump
 	g.performLocked(e)
 	if dump {
-		g.tasks.Add(1)
+		g.life.tasks.Add(1)
 	}
 	g.mu.Unlock()
 	g.perform(e)
 	g.formed.Fail(err)
-	g.halt(err)
+	g.life.halt(err)
 	g.endAll(queued, err)
 	g.config.Hook.Emit(observe.Event{Kind: "group.failed", Rank: g.rank, Group: g.name, Err: err})
 	if dump {
 		go func() {
-			defer g.tasks.Done()
+			defer g.life.tasks.Done()
 			g.deliver("failure")
 		}()
 	}
@@ -283,9 +282,9 @@ func (g *Group) failedLocked(op OpType) error {
 	}
 	e := &dist.Error{Op: "group: " + op.String(), Code: dist.CodeOf(g.mu.failure), Rank: dist.NoRank, Err: g.mu.failure}
 	switch {
-	case g.membership != nil && g.membership.uuid < 0 && errors.Is(g.mu.failure, errUnconnected):
+	case g.lineage.membership != nil && g.lineage.membership.uuid < 0 && errors.Is(g.mu.failure, errUnconnected):
 		e.Err, e.Detail = nil, errUnconnected.Detail
-	case g.membership != nil:
+	case g.lineage.membership != nil:
 		e.Detail = "group " + g.name + " has failed before: " + g.mu.failure.Error() + "; reconfigure it"
 	default:
 		e.Detail = "group " + g.name + " has failed before: " + g.mu.failure.Error() + "; close it and make a new one"

@@ -38,7 +38,7 @@ type Mesh struct {
 // It corresponds to torch.distributed.device_mesh.init_device_mesh("cpu", ...): PyTorch ranks of one world can call that.
 func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh, error) {
 	const op = "group: new mesh"
-	if g.size != len(g.family.world) {
+	if g.size != len(g.lineage.family.world) {
 		return nil, dist.New(op, dist.InvalidArgument, "a mesh is made of the group of the whole world")
 	}
 	total := 1
@@ -86,7 +86,7 @@ func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh
 // serves.
 func (m *Mesh) plan(op string) ([][][]dist.Rank, error) {
 	first, last := m.rows(torch.FirstFirst), m.rows(torch.LastFirst)
-	switch m.world.peers.MeshOrder() {
+	switch m.world.args.Peers.MeshOrder() {
 	case torch.FirstFirst:
 		return first, nil
 	case torch.LastFirst:
@@ -94,7 +94,7 @@ func (m *Mesh) plan(op string) ([][][]dist.Rank, error) {
 	case torch.AnyMeshOrder:
 	}
 	if !slices.EqualFunc(first, last, func(a, b [][]dist.Rank) bool { return slices.EqualFunc(a, b, slices.Equal) }) {
-		return nil, dist.Newf(op, dist.NotSupported, "versions of PyTorch make the groups of this mesh in different orders, %s", m.world.peers.Unsure())
+		return nil, dist.Newf(op, dist.NotSupported, "versions of PyTorch make the groups of this mesh in different orders, %s", m.world.args.Peers.Unsure())
 	}
 	return first, nil
 }

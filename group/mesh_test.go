@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 )
 
@@ -130,7 +131,7 @@ func TestMeshArguments(t *testing.T) {
 		}
 		return nil
 	}))
-	unsure := &Mesh{world: &Group{size: 8, peers: torch.Peers{Low: torch.V2_6, High: torch.V2_14}}, axes: []Axis{{"a", 2}, {"b", 2}, {"c", 2}}}
+	unsure := &Mesh{world: &Group{size: 8, args: collargs.Group{Peers: torch.Peers{Low: torch.V2_6, High: torch.V2_14}}}, axes: []Axis{{"a", 2}, {"b", 2}, {"c", 2}}}
 	if _, err := unsure.plan("x"); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) {
 		t.Errorf("an order that is not known: %v", err)
 	}

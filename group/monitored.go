@@ -43,7 +43,7 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 		b := monitored.Barrier{Mesh: g.mesh, Limit: limit, All: c.waitAll}
 		// On gloo's wire the slots are the bare sequence numbers, as PyTorch has it; on the native wire they are out of the way
 		// of user tags.
-		if b.Report = uint64(w.call.Request.Tag); g.transport != Gloo {
+		if b.Report = uint64(w.call.Request.Tag); g.Transport() != Gloo {
 			b.Report |= 1 << 62
 		}
 		b.Release = b.Report + 1

@@ -60,7 +60,7 @@ func TestNamesOfGroups(t *testing.T) {
 			named++
 			if member {
 				for _, f := range append(exact, unsure) {
-					f.mu.live[&Group{origin: form.FromPython}] = nil
+					f.mu.live[&Group{lineage: lineage{origin: form.FromPython}}] = nil
 				}
 			}
 		}

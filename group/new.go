@@ -106,8 +106,8 @@ func (p *plan) make(ctx context.Context) (*Group, error) {
 	}
 	g := p.newGroup(formed)
 	formed.OnFail(g.fail)
-	g.tasks.Go(func() {
-		if err := formed.WatchHelper(g.working, &p.form, g.proven.Load); err != nil {
+	g.life.tasks.Go(func() {
+		if err := formed.WatchHelper(g.life.working, &p.form, g.proven.Load); err != nil {
 			g.fail(err)
 		}
 	})
@@ -116,7 +116,7 @@ func (p *plan) make(ctx context.Context) (*Group, error) {
 		return nil, dist.New("group: new group", dist.Closed, "the group was closed while another was made from it")
 	}
 	p.config.Logger.Info("group made", slog.String("group", g.name), slog.Int("rank", int(g.rank)), slog.Int("world", g.size),
-		slog.String("transport", string(g.transport)), slog.String("reason", formed.Reason))
+		slog.String("transport", string(g.Transport())), slog.String("reason", formed.Reason))
 	return g, nil
 }
 
@@ -126,10 +126,12 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	rank, size := dist.Rank(p.form.Rank), len(p.form.Globals)
 	g := &Group{
 		name: c.Name, description: c.description, rank: rank, size: size, globals: slices.Clone(p.form.Globals), config: *c,
-		transport: Transport(formed.Transport), peers: formed.Peers, formed: formed, mesh: formed.Mesh, engine: formed.Engine,
-		args:  collargs.Group{Rank: rank, Size: size, Peers: formed.Peers, Detail: c.Detail, Checked: formed.Wrapper != nil},
-		store: p.form.Store, family: p.family, index: p.form.Index, torchName: p.form.TorchName, origin: p.form.Origin, membership: p.membership,
-		pumpWake: make(chan struct{}, 1), over: make(chan struct{}),
+		formed: formed, mesh: formed.Mesh, engine: formed.Engine,
+		args: collargs.Group{Rank: rank, Size: size, Peers: formed.Peers, Detail: c.Detail, Checked: formed.Wrapper != nil},
+		lineage: lineage{
+			store: p.form.Store, family: p.family, index: p.form.Index, torchName: p.form.TorchName, origin: p.form.Origin, membership: p.membership,
+		},
+		pumpWake: make(chan struct{}, 1),
 	}
 	if formed.Wrapper != nil {
 		g.checks = &checks{wrapper: formed.Wrapper, turn: make(chan struct{}, 1)}
@@ -138,18 +140,17 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	g.mu.sched, g.mu.timeout = sched.New[Work](c.queue), c.timeout
 	host, _ := os.Hostname()
 	g.records = recorder.New(recorder.About{
-		Group: g.name, Description: g.description, Rank: int(g.rank), Size: g.size, GlobalRanks: g.globals, Transport: string(g.transport),
+		Group: g.name, Description: g.description, Rank: int(g.rank), Size: g.size, GlobalRanks: g.globals, Transport: string(g.Transport()),
 		Host: host, PID: os.Getpid(),
 	}, c.records)
 	g.watched.Tick = g.tick
-	g.life, g.end = context.WithCancelCause(context.Background())
-	g.working, g.halt = context.WithCancelCause(g.life)
+	g.life.begin()
 	return g
 }
 
 // start takes a group into use. It reports false when the groups that it belongs to are closed.
 func (g *Group) start(p *plan) bool {
-	g.tasks.Go(g.pump)
+	g.life.tasks.Go(g.pump)
 	g.watchSignals()
 	return p.family.add(p.parent, g)
 }

@@ -10,7 +10,7 @@ import (
 
 // String names the group, its transport and its state: "group 0: rank 2 of 4 over shm, 17 collectives".
 func (g *Group) String() string {
-	text := "group " + g.name + ": rank " + g.rank.String() + " of " + strconv.Itoa(g.size) + " over " + string(g.transport) + ", " +
+	text := "group " + g.name + ": rank " + g.rank.String() + " of " + strconv.Itoa(g.size) + " over " + string(g.Transport()) + ", " +
 		strconv.FormatUint(g.Seq(), 10) + " collectives"
 	if err := g.Err(); err != nil {
 		text += ", ended: " + err.Error()
@@ -37,4 +37,12 @@ func (w *Work) name() string {
 		return w.op.String()
 	}
 	return w.op.String() + " " + strconv.FormatUint(w.seq, 10) + " of group " + w.group.name
+}
+
+// opName is the name of an operation. A sparse sum is told apart, as PyTorch's flight recorder does.
+func opName(w *Work) string {
+	if w.op == OpAllReduce && w.call.Sparse != nil {
+		return "sparse_all_reduce"
+	}
+	return w.op.String()
 }

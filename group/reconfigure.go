@@ -33,7 +33,7 @@ const handlePrefix = "gloo"
 //
 // It corresponds to torch.distributed._get_reconfigure_handle.
 func (g *Group) Handle() string {
-	m := g.membership
+	m := g.lineage.membership
 	if m == nil {
 		return ""
 	}
@@ -121,7 +121,7 @@ func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (
 
 // placeIn checks the arguments of Reconfigure and returns the new rank.
 func (g *Group) placeIn(op string, uuid int64, handles []string) (int, error) {
-	if g.membership == nil {
+	if g.lineage.membership == nil {
 		return 0, dist.New(op, dist.NotSupported, "the group was not made with WithReconfigure")
 	}
 	if len(handles) == 0 {
@@ -168,19 +168,19 @@ func (g *Group) beginChange(op string) error {
 func (g *Group) successor(ctx context.Context, uuid int64, rank int, handles []string) (*Group, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := context.AfterFunc(g.life, func() { cancel(context.Cause(g.life)) })
+	stop := context.AfterFunc(g.life.ctx, func() { cancel(context.Cause(g.life.ctx)) })
 	defer stop()
 	limited, end := context.WithTimeout(ctx, g.config.ConnectTimeout)
 	defer end()
-	f := newFamily(g.store, len(handles))
-	g.family.mu.Lock()
-	f.mu.count = g.family.mu.count
-	g.family.mu.Unlock()
-	m := *g.membership
+	f := newFamily(g.lineage.store, len(handles))
+	g.lineage.family.mu.Lock()
+	f.mu.count = g.lineage.family.mu.count
+	g.lineage.family.mu.Unlock()
+	m := *g.lineage.membership
 	m.uuid = uuid
 	p := &plan{
 		config: g.config, family: f, membership: &m,
-		form: form.Plan{Store: g.store, Rank: rank, Globals: f.world, TorchName: g.torchName, Origin: form.FromReconfigure, UUID: uuid},
+		form: form.Plan{Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName, Origin: form.FromReconfigure, UUID: uuid},
 	}
 	p.config.timeout = g.Timeout()
 	f.answer(p.config.Logger)

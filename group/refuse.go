@@ -18,7 +18,7 @@ func (g *Group) argsOf(ctx context.Context) *collargs.Group {
 		return &g.args
 	}
 	args := g.args
-	args.Narrow = func() (torch.Peers, error) { return g.formed.Narrow(ctx, g.life) }
+	args.Narrow = func() (torch.Peers, error) { return g.formed.Narrow(ctx, g.life.ctx) }
 	return &args
 }
 

@@ -37,30 +37,30 @@ func (g *Group) Split(ctx context.Context, lists [][]dist.Rank, opts ...Option) 
 	if err = c.check(op); err != nil {
 		return nil, err
 	}
-	if !g.peers.SplitsGroups() {
-		return nil, dist.Newf(op, dist.NotSupported, "gloo of %v, which other ranks use, cannot split a group; use NewGroup, which is new_group there", g.peers)
+	if !g.args.Peers.SplitsGroups() {
+		return nil, dist.Newf(op, dist.NotSupported, "gloo of %v, which other ranks use, cannot split a group; use NewGroup, which is new_group there", g.args.Peers)
 	}
 	if ranks == nil {
 		return nil, nil
 	}
-	if !slices.IsSorted(ranks) && !g.peers.OrdersGroups() {
+	if !slices.IsSorted(ranks) && !g.args.Peers.OrdersGroups() {
 		return nil, dist.Newf(op, dist.NotSupported, "PyTorch before 2.14 sorts the ranks of a split, and other ranks use %v: give them in order, or say that it is 2.14 with %s or %s",
-			g.peers, torch.Option, torch.Variable)
+			g.args.Peers, torch.Option, torch.Variable)
 	}
 	globals, err := g.globalsOf(op, ranks)
 	if err != nil {
 		return nil, err
 	}
 	p := &plan{
-		config: c, family: g.family, parent: g,
-		form: form.Plan{Store: g.store, Rank: slices.Index(ranks, g.rank), Globals: globals, Origin: form.FromSplit, TorchName: c.Name, Index: g.index},
+		config: c, family: g.lineage.family, parent: g,
+		form: form.Plan{Store: g.lineage.store, Rank: slices.Index(ranks, g.rank), Globals: globals, Origin: form.FromSplit, TorchName: c.Name, Index: g.lineage.index},
 	}
 	if c.Name == "" {
-		p.form.TorchName = gloo.SplitName(g.torchName, ranks)
+		p.form.TorchName = gloo.SplitName(g.lineage.torchName, ranks)
 		p.config.Name = p.form.TorchName
 	}
 	mixed := slices.ContainsFunc(ranks, func(r dist.Rank) bool { return !g.formed.Members[r].Go })
-	if mixed && !g.family.takeName(gloo.SplitBase(g.formed.Base, p.form.TorchName)) {
+	if mixed && !g.lineage.family.takeName(gloo.SplitBase(g.formed.Base, p.form.TorchName)) {
 		return nil, dist.Newf(op, dist.InvalidArgument,
 			"a group named %q was split off before, and PyTorch ranks would read what is left of it: give every split a name of its own, with WithName here and group_name= there", p.form.TorchName)
 	}
@@ -104,7 +104,7 @@ func (f *family) takeName(name string) bool {
 func (f *family) listedLocked() int {
 	n := 0
 	for g := range f.mu.live {
-		if g.origin == form.FromPython {
+		if g.lineage.origin == form.FromPython {
 			n++
 		}
 	}
@@ -136,7 +136,7 @@ func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Opti
 		return nil, dist.Newf(op, dist.NotSupported, "gloo of %v, which other ranks use, cannot merge groups", said)
 	}
 	if c.Name == "" {
-		c.Name = g.torchName + ":merge"
+		c.Name = g.lineage.torchName + ":merge"
 	}
 	moment.At("group.merge.rank")
 	n, err := s.Add(ctx, gloo.Join(c.Prefix, gloo.MergeRankKey), 1)

@@ -109,7 +109,7 @@ func TestSplitRefuses(t *testing.T) {
 func TestSplitOrder(t *testing.T) {
 	for _, known := range []torch.Peers{torch.Exactly(torch.V2_12), {Low: torch.V2_12, High: torch.V2_14}, {Low: torch.V2_9, High: torch.V2_14, Several: true}} {
 		g := newWorld(t, 2)[0]
-		g.peers = known
+		g.args.Peers = known
 		if _, err := g.Split(ctxOf(t), [][]dist.Rank{{1, 0}}); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "give them in order") {
 			t.Errorf("%v: %v", known, err)
 		}

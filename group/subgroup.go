@@ -17,6 +17,16 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
+// lineage is where a group stands among the groups of its world.
+type lineage struct {
+	family     *family
+	store      store.Store
+	index      int    // number of the group
+	torchName  string // PyTorch's name of it
+	origin     form.Origin
+	membership *membership // nil unless the group can be reconfigured
+}
+
 // family is what the groups of one world share.
 type family struct {
 	store store.Store
@@ -110,9 +120,9 @@ func (g *Group) NewGroup(ctx context.Context, ranks []dist.Rank, opts ...Option)
 	ranks = slices.Clone(ranks)
 	if !c.rankOrder {
 		slices.Sort(ranks)
-	} else if !slices.IsSorted(ranks) && !g.peers.OrdersGroups() {
+	} else if !slices.IsSorted(ranks) && !g.args.Peers.OrdersGroups() {
 		return nil, dist.Newf(op, dist.NotSupported, "%v, which other ranks use, sorts the ranks of a group or may do so; if it is 2.14 or newer, say so with %s or %s",
-			g.peers, torch.Option, torch.Variable)
+			g.args.Peers, torch.Option, torch.Variable)
 	}
 	globals, err := g.globalsOf(op, ranks)
 	if err != nil {
@@ -122,10 +132,10 @@ func (g *Group) NewGroup(ctx context.Context, ranks []dist.Rank, opts ...Option)
 	if c.localSync && me < 0 {
 		return nil, dist.New(op, dist.InvalidArgument, "this rank is no member: with WithLocalSync only members call")
 	}
-	f := g.family
-	p := &plan{config: c, family: f, parent: g, form: form.Plan{Store: g.store, Rank: me, Globals: globals}}
+	f := g.lineage.family
+	p := &plan{config: c, family: f, parent: g, form: form.Plan{Store: g.lineage.store, Rank: me, Globals: globals}}
 	f.mu.Lock()
-	p.form.TorchName, err = f.nameLocked(op, g.peers, globals, c.localSync)
+	p.form.TorchName, err = f.nameLocked(op, g.args.Peers, globals, c.localSync)
 	p.form.Index = f.mu.count
 	f.mu.Unlock()
 	if err != nil {

@@ -41,7 +41,7 @@ func (g *Group) perform(e sched.Effect) {
 		}
 	}
 	if e&sched.Watch != 0 {
-		g.family.clock.Watch(&g.watched)
+		g.lineage.family.clock.Watch(&g.watched)
 	}
 }
 
@@ -176,7 +176,7 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	if w.message.Completed() {
 		g.reap(w) // whoever waits for Done or a callback, and not with Wait, must hear of it
 	} else {
-		g.family.clock.Watch(&g.watched)
+		g.lineage.family.clock.Watch(&g.watched)
 	}
 	return w
 }
