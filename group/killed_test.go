@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"sync"
@@ -17,15 +18,16 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// mortalEnv tells a process of this test binary that it is rank 2 of a group, over which transport, with which heartbeat, and where the
-// store is.
+// mortalEnv tells a process of this test binary that it is a rank of a group of three: which one, over which transport, with which
+// heartbeat, and where the store is.
 const mortalEnv = "COHORT_GROUP_MORTAL"
 
 // mortal is a rank that waits for its death.
 func mortal(spec string) int {
 	var transport, addr string
+	var rank dist.Rank
 	var heartbeat time.Duration
-	if _, err := fmt.Sscan(spec, &transport, (*int64)(&heartbeat), &addr); err != nil {
+	if _, err := fmt.Sscan(spec, &rank, &transport, (*int64)(&heartbeat), &addr); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
@@ -33,7 +35,7 @@ func mortal(spec string) int {
 	defer cancel()
 	s, err := tcpstore.Dial(ctx, addr)
 	if err == nil {
-		_, err = New(ctx, s, 2, 3, WithTransport(Transport(transport)), WithHeartbeat(heartbeat))
+		_, err = New(ctx, s, rank, 3, WithTransport(Transport(transport)), WithHeartbeat(heartbeat))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -43,15 +45,11 @@ func mortal(spec string) int {
 	return 0
 }
 
-// withMortal makes a group of two ranks here and one in a process, which is killed at the end of the test.
-func withMortal(t *testing.T, transport Transport, heartbeat time.Duration) (groups []*Group, process *os.Process, kill func()) {
+// startMortal starts one rank of three in a process that kill ends without a word.
+func startMortal(t *testing.T, transport Transport, heartbeat time.Duration, addr net.Addr, rank int) (process *os.Process, kill func()) {
 	t.Helper()
-	ctx := ctxOf(t)
-	server, err := tcpstore.Listen("127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { _ = server.Close() })
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %s", mortalEnv, transport, heartbeat, server.Addr()))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s %d %s", mortalEnv, rank, transport, heartbeat, addr))
 	cmd.Stderr = os.Stderr
 	must(t, cmd.Start())
 	kill = sync.OnceFunc(func() {
@@ -59,6 +57,17 @@ func withMortal(t *testing.T, transport Transport, heartbeat time.Duration) (gro
 		_ = cmd.Wait()
 	})
 	t.Cleanup(kill)
+	return cmd.Process, kill
+}
+
+// withMortal makes a group of two ranks here and one in a process, which is killed at the end of the test.
+func withMortal(t *testing.T, transport Transport, heartbeat time.Duration) (groups []*Group, process *os.Process, kill func()) {
+	t.Helper()
+	ctx := ctxOf(t)
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	process, kill = startMortal(t, transport, heartbeat, server.Addr(), 2)
 	groups = make([]*Group, 2)
 	must(t, each(2, func(r int) error {
 		s, err := tcpstore.Dial(ctx, server.Addr().String())
@@ -70,7 +79,7 @@ func withMortal(t *testing.T, transport Transport, heartbeat time.Duration) (gro
 		return err
 	}))
 	t.Cleanup(func() { closeAll(groups) })
-	return groups, cmd.Process, kill
+	return groups, process, kill
 }
 
 // noticed returns when all groups know that a rank is gone, without an operation.
@@ -152,6 +161,40 @@ func TestKilledRankIsNoticedWithinASecond(t *testing.T) {
 					}
 				}
 				t.Errorf("noticed after %v, and not sooner in other tries", took)
+			})
+		}
+	}
+}
+
+// TestDeathBeforeConnecting: a rank dies when it has taken its place, before it connects to anybody. The others do not wait for it until their
+// time is over, and all name it.
+func TestDeathBeforeConnecting(t *testing.T) {
+	t.Parallel()
+	for _, transport := range []Transport{Auto, SharedMemory, TCP, Gloo} {
+		for dead := range 3 {
+			t.Run(fmt.Sprintf("%s, rank %d", transport, dead), func(t *testing.T) {
+				t.Parallel()
+				ctx := ctxOf(t)
+				server, err := tcpstore.Listen("127.0.0.1:0")
+				must(t, err)
+				t.Cleanup(func() { _ = server.Close() })
+				_, kill := startMortal(t, transport, 10*time.Second, server.Addr(), dead)
+				s, err := tcpstore.Dial(ctx, server.Addr().String())
+				must(t, err)
+				t.Cleanup(func() { _ = s.Close() })
+				must(t, s.Wait(ctx, fmt.Sprintf("cohort/group/0/3/0/rank/%d", dead)))
+				kill()
+				_ = each(2, func(i int) error {
+					r := (dead + 1 + i) % 3
+					g, err := New(ctx, s, dist.Rank(r), 3, WithTransport(transport))
+					if g != nil {
+						_ = g.Close()
+					}
+					if e := asError(err); e == nil || e.Code != dist.PeerLost && e.Code != dist.Unavailable || e.Rank != dist.Rank(dead) {
+						t.Errorf("rank %d: %v", r, err)
+					}
+					return nil
+				})
 			})
 		}
 	}

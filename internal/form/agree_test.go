@@ -31,7 +31,7 @@ func attempts(t *testing.T, size int) []*attempt {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[r] = &attempt{p: p, Formed: &Formed{Place: place, Verdict: newVerdict(p, place, true)}}
+		all[r] = &attempt{p: p, Formed: &Formed{Members: make([]Member, p.size()), Place: place, Verdict: newVerdict(p, place, true)}}
 	}
 	return all
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -31,6 +32,7 @@ type attempt struct {
 	local     []bool // by rank: it runs on this host
 	shared    bool   // another rank is a goroutine of this process
 	listener  net.Listener
+	door      *os.File // the same listener, for knocks
 }
 
 // try makes a group in the generation that is open. A rank that fails here has told the others not to wait for it.
@@ -63,6 +65,9 @@ func (a *attempt) closeListener() {
 	if a.listener != nil {
 		_ = a.listener.Close()
 	}
+	if a.door != nil {
+		_ = a.door.Close()
+	}
 }
 
 // takeListener hands the listener over.
@@ -93,8 +98,8 @@ func (c *lagging) Err() error {
 	}
 }
 
-// connecting returns the context of the connecting, which also ends when the attempt is given up by another rank. It ends with ctx only
-// when the others know that: else they would take connections that end for a failure. stop ends it and reports whether the attempt was
+// connecting returns the context of the connecting, which also ends when the attempt is given up by another rank, and, with its loss for the
+// cause, when a rank is gone. It ends with ctx only when the others know that: else they would take connections that end for a failure. stop ends it and reports whether the attempt was
 // given up.
 func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop func() (over bool)) {
 	lag := &lagging{ctx, make(chan struct{})}
@@ -119,6 +124,12 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 		case <-limited.Done():
 		}
 	})
+	tasks.Go(func() {
+		if err := a.knock(limited); err != nil {
+			a.Verdict.giveUp(err)
+			cancel(err)
+		}
+	})
 	return limited, func() bool {
 		cancel(nil)
 		tasks.Wait()
@@ -139,6 +150,9 @@ func (a *attempt) connectAll(ctx context.Context) error {
 	}
 	err := a.connect(connecting)
 	over := stop()
+	if lost, ok := errors.AsType[*dist.Error](context.Cause(connecting)); ok && err != nil && ctx.Err() == nil {
+		err = lost
+	}
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) { // what a connection says that was cut off
 		e := dist.Ended(ctx, "group: new")
 		e.Rank, e.Detail = rankOf(err), err.Error()

@@ -125,7 +125,7 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 	const op = "group: rendezvous"
 	own := capability{Version: capabilityVersion, Transport: p.Transport, PID: os.Getpid(), Host: shm.HostID()}
 	own.Hostname, _ = os.Hostname()
-	if tcp.Supported && p.Transport != Gloo {
+	if tcp.Supported { // with gloo it is only for knocks
 		if err := a.listen(ctx, &own); err != nil {
 			return nil, err
 		}
@@ -274,7 +274,7 @@ func (a *attempt) listen(ctx context.Context, own *capability) error {
 		return dist.Newf("group: listen", dist.Unavailable, "address %s (%s): %w", addr.IP, addr.Reason, err)
 	}
 	own.Addr = a.listener.Addr().String()
-	return nil
+	return a.keepDoor()
 }
 
 // torchBase is the prefix in front of PyTorch's keys.

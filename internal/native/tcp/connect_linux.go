@@ -216,6 +216,9 @@ func greet(cfg *Config, c net.Conn, put func(int, net.Conn, uint32) bool) bool {
 	}
 	h, err := readHello(c)
 	switch {
+	case errors.Is(err, io.EOF): // another rank only looked whether this one is there
+		_ = c.Close()
+		return false
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return refuse("it did not say what it is")
 	case err != nil:
