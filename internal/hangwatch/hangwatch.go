@@ -155,7 +155,7 @@ func (w *Watch) collected(l Look) (Order, *Hang) {
 	case !still(v) || !slices.Equal(v.Places, w.stand.ranks):
 		w.stand.ranks = nil
 		return Glance, nil
-	case v.Still:
+	case v.Unseen:
 		w.full = l.Seen
 		return Repeat, nil
 	}

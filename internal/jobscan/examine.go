@@ -77,6 +77,10 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	seen.Notes = append(slices.Clip(seen.Notes), limitsOf("/", j.Ranks).since(limited)...)
 	wg.Wait()
 	var now clocks
+	owners := map[int]int{}
+	for i, r := range j.Ranks {
+		owners[pids[i]] = r.Rank
+	}
 	for i, r := range j.Ranks {
 		if second[i].process != nil {
 			r.PID = second[i].process.PID
@@ -107,9 +111,13 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 					v.Idle = now.idle(r.PID, v.Main.ID)
 				}
 				v.Sleeps = slept(before[i], after[i])
+				v.Wakes = wakes(p.PID, v.Main.ID)
 				v.Object = object(p.PID, v.Main.ID, v.Main.Kernel)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
 				v.Line = sourceLine(r.PID, v.Main)
+				if !v.Moved && verdict.WaitsForFileLock(v.Main) {
+					v.Holder = lockHolder("/proc", p.PID, owners)
+				}
 				v.Ending = len(v.Main.Frames) == 0 && hasTorch(r.PID)
 				v.GPU = !v.Moved && v.Main.State == "R" && usesGPU("/proc", p.PID)
 				if !v.Moved && waitsBelow(v.Main) {

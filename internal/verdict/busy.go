@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // busy: nobody waits for another rank.
@@ -35,11 +36,13 @@ func (c *court) busy() Verdict {
 			return Verdict{Culprits: []int{r.Rank}, Hung: true, Sentence: fmt.Sprintf("Rank %d %s; of the others no rank waits in torch.distributed: %s.", r.Rank, r.Gone, c.whereabouts(-1))}
 		}
 	}
-	text := "No rank waits in torch.distributed"
-	if len(c.waiting()) > 0 {
-		text = "Nothing moves"
+	switch {
+	case len(c.waiting()) > 0:
+		return Verdict{Hung: true, Sentence: fmt.Sprintf("Nothing moves: %s.", c.whereabouts(-1))}
+	case c.asleep():
+		return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s.", c.whereabouts(-1))}
 	}
-	return Verdict{Hung: true, Sentence: fmt.Sprintf("%s: %s.", text, c.whereabouts(-1))}
+	return Verdict{Still: true, Sentence: fmt.Sprintf(perhaps+"no rank waits in torch.distributed; %s.", c.whereabouts(-1))}
 }
 
 // atWork says what the ranks do that move, and who waits meanwhile.
@@ -117,7 +120,7 @@ func (c *court) grouped(ranks []int, say func(position) string) []string {
 	const most = 4
 	for _, where := range order[:min(len(order), most)] {
 		n := by[where]
-		part := fmt.Sprintf("%s in %s%s", lower(is(n)), where, since(c.rank(n[0]).Idle))
+		part := fmt.Sprintf("%s in %s%s", lower(is(n)), where, c.spent(n[0]))
 		if raised := c.rank(n[0]).Raised; raised != "" && len(n) == 1 {
 			part += "; the last thing it printed is " + raised
 		}
@@ -127,4 +130,25 @@ func (c *court) grouped(ranks []int, say func(position) string) []string {
 		parts = append(parts, fmt.Sprintf("the others at %d more places", more))
 	}
 	return parts
+}
+
+// leftKeys says that the store is not that of this attempt alone.
+func (c *court) leftKeys() []string {
+	if !c.job.OldKeys {
+		return nil
+	}
+	return []string{"the store at " + c.job.Store + " still has keys of an earlier attempt"}
+}
+
+// waits lists who waits for which key.
+func (c *court) waits() []string {
+	var out []string
+	for _, w := range c.job.Waits[:min(len(c.job.Waits), 8)] {
+		who := "a client"
+		if w.Rank >= 0 {
+			who = "rank " + strconv.Itoa(w.Rank)
+		}
+		out = append(out, fmt.Sprintf("%s waits for the key %s of the store for %s", who, w.Key, w.Age.Round(100*time.Millisecond)))
+	}
+	return out
 }

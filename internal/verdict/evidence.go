@@ -298,7 +298,7 @@ func (c *court) group(key string, opens map[int]open, last map[string]map[int]fr
 		return v, true
 	}
 	if c.onlyGPU(here) {
-		return Verdict{Still: true, Sentence: fmt.Sprintf("%s %s for their GPUs, in %s, and have entered %s%s: perhaps hung; the GPUs may still compute what comes before it.",
+		return Verdict{Still: true, Unseen: true, Sentence: fmt.Sprintf("%s %s for their GPUs, in %s, and have entered %s%s: perhaps hung; the GPUs may still compute what comes before it.",
 			name(here), verb(here, "wait"), c.at[here[0]].where(), numbered, c.unseenOf(unseen, members[key]))}, len(here) > 1
 	}
 	same := ""

@@ -169,12 +169,12 @@ func (c *court) devices() (Verdict, bool) {
 		return Verdict{}, false // the GPUs may be at work, too
 	case len(late) > 0:
 		v := c.late(late, "perhaps not started the operation that is waited for in "+c.at[here[0]].where(), here)
-		v.Still = true
+		v.Still, v.Unseen = true, true
 		return v, true
 	case len(others) > 0:
 		text += ", and " + c.waitIn(others)
 	}
-	return Verdict{Still: true, Sentence: text + ": perhaps hung; it may still compute, or be in a collective that not all ranks have entered" + c.perhapsBroken(here) + "."}, true
+	return Verdict{Still: true, Unseen: true, Sentence: text + ": perhaps hung; it may still compute, or be in a collective that not all ranks have entered" + c.perhapsBroken(here) + "."}, true
 }
 
 // ofOne are the errors that end one process and leave the GPU to others: of a process that is no rank they say nothing of the job.

@@ -104,7 +104,7 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"nobody waits": {
 			Job{World: 3, Ranks: []Rank{at(0, "save", 14), at(1, "load_batch", 12), at(2, "load_batch", 12)}},
-			"No rank waits in torch.distributed: rank 0 is in save (train.py:14); ranks 1 and 2 are in load_batch (train.py:12).",
+			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in save (train.py:14); ranks 1 and 2 are in load_batch (train.py:12).",
 		},
 		"the interpreter lock": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "<module>", 66), func(r *Rank) { r.Threads[0].HoldsGIL, r.Main.HoldsGIL = true, true })}},
@@ -237,7 +237,7 @@ func TestSentencesOutside(t *testing.T) {
 			Job{World: 1, Ranks: []Rank{edit(with(0, pystack.Frame{Func: "_shutdown", File: "/usr/lib/python3.14/threading.py", Line: 1583}), func(r *Rank) {
 				r.Threads = append(r.Threads, pystack.Thread{ID: 777, Frames: []pystack.Frame{{Func: "metrics", File: script, Line: 70}}})
 			})}},
-			"No rank waits in torch.distributed: rank 0 is in _shutdown (threading.py:1583), waiting at its end for its thread 777 (no daemon), which is in metrics (train.py:70).",
+			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in _shutdown (threading.py:1583), waiting at its end for its thread 777 (no daemon), which is in metrics (train.py:70).",
 		},
 		"others have failed": {
 			Job{World: 2, Ranks: []Rank{{Rank: 0, Gone: "lost its connection to another rank"}, at(1, "save", 12)}},

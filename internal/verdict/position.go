@@ -212,9 +212,12 @@ func isBackward(f pystack.Frame) bool {
 // kernelWaits say what a thread waits for that sleeps in these functions of the kernel, and with what if that is not known. A
 // name may be followed by what the compiler has made of it.
 var kernelWaits = []struct{ function, words, object string }{
-	{"locks_lock_inode_wait", "waiting for a file lock", ""},
-	{"flock_lock_inode_wait", "waiting for a file lock", ""},
-	{"posix_lock_inode_wait", "waiting for a file lock", ""},
+	{"locks_lock_inode_wait", fileLock, ""},
+	{"flock_lock_inode_wait", fileLock, ""},
+	{"posix_lock_inode_wait", fileLock, ""},
+	{"do_lock_file_wait", fileLock, ""},
+	{"fcntl_setlk", fileLock, ""},
+	{"fcntl_setlk64", fileLock, ""},
 	{"do_wait", "waiting for a child process", ""},
 	{"hrtimer_nanosleep", "sleeping", ""},
 	{"do_nanosleep", "sleeping", ""},
@@ -235,13 +238,19 @@ var kernelWaits = []struct{ function, words, object string }{
 	{"wait_on_page_bit_common", "waiting for the disk or network file system of ", "a file"},
 }
 
+// fileLock is what a thread waits for in flock or fcntl.
+const fileLock = "waiting for a file lock"
+
 // kernelWait says what a thread waits for, and with what if that is known; "" if the function of the kernel does not tell.
 func kernelWait(t *pystack.Thread, object string) string {
 	for _, w := range kernelWaits {
 		if t.Kernel != w.function && !strings.HasPrefix(t.Kernel, w.function+".") {
 			continue
 		}
-		if w.object == "" {
+		switch {
+		case w.words == fileLock && object != "":
+			return fileLock + " of " + object
+		case w.object == "":
 			return w.words
 		}
 		return w.words + cmp.Or(object, w.object)

@@ -271,7 +271,7 @@ func TestMovingRank(t *testing.T) {
 	t.Parallel()
 	moved := func(r *Rank) { r.Moved = true }
 	v := Judge(Job{World: 3, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "evaluate", 12), moved), edit(in(2, "init_process_group", "", 5), moved)}})
-	if !v.Hung || !slices.Equal(v.Moving, []int{1}) { // rank 2 asks the store again and again
+	if v.Hung || !v.Still || !slices.Equal(v.Moving, []int{1}) { // rank 2 asks the store again and again
 		t.Errorf("%v %v: %s", v.Hung, v.Moving, v.Sentence)
 	}
 }

@@ -43,12 +43,14 @@ type Rank struct {
 	Sleeps bool
 	// GPU says that it computes on a GPU, and that its main thread runs without leaving its line: so does one that waits for the GPU.
 	GPU bool
-	// Idle is how long the main thread has not run; 0: not known.
-	Idle time.Duration
+	// Idle is how long the main thread has not run, and Wakes how long it is going to sleep; 0: not known.
+	Idle, Wakes time.Duration
 	// Dump is its flight recorder, or nil.
 	Dump *frdump.Dump
 	// Object is what the main thread reads, writes or connects to, as far as the kernel tells: "10.0.0.5:443"; "" if it is not known.
 	Object string
+	// Holder is the process that holds the file lock that the main thread waits for, or nil.
+	Holder *Holder
 	// Line is the text of the line of the program that the main thread has come to, with the rest of a call; "" if it is not known.
 	Line string
 	// Dials are the addresses that it tries to connect to and has had no answer from for some time.
@@ -144,8 +146,8 @@ type Verdict struct {
 	Sentence string `json:"sentence"`
 	// Hung says that it stands still.
 	Hung bool `json:"hung"`
-	// Still says that nothing has moved, which does not prove that it hangs: a GPU may be at work.
-	Still bool `json:"-"`
+	// Still says that nothing has moved, which does not prove that it hangs. Unseen says that GPUs may be at work.
+	Still, Unseen bool `json:"-"`
 	// Culprits are the ranks that the others wait for.
 	Culprits []int `json:"culprits,omitempty"`
 	// Proof are the facts behind the sentence, a line each.
@@ -159,7 +161,7 @@ type Verdict struct {
 // Judge looks at a job.
 func Judge(j Job) Verdict {
 	c := convene(j)
-	v := c.judge()
+	v := c.tempered(c.judge())
 	v.Places = c.places()
 	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() })
 	v.Proof = slices.Concat(v.Places, c.waits(), c.leftKeys(), j.NCCL[:min(len(j.NCCL), maxNCCL)], c.logged(), j.Notes)
@@ -202,6 +204,7 @@ func convene(j Job) *court {
 			r.Object = theStore
 		}
 		c.at[r.Rank] = locate(*r)
+		c.held(r)
 		r.Moved = r.Moved && !c.at[r.Rank].thread // what its main thread does meanwhile does not count
 	}
 	if len(c.waiting()) == 0 {
@@ -403,7 +406,7 @@ func (c *court) late(late []int, what string, waiting []int) Verdict {
 	}
 	text := "; they are in " + strings.Join(sorted(places), ", ")
 	if len(late) == 1 || len(places) == 1 {
-		text = "; " + pronoun(late) + " in " + c.at[late[0]].doing() + since(c.rank(late[0]).Idle) + c.because(late[0])
+		text = "; " + pronoun(late) + " in " + c.at[late[0]].doing() + c.spent(late[0]) + c.because(late[0])
 	}
 	if r := c.rank(late[0]); c.at[late[0]].op == "" && c.at[late[0]].own == "" {
 		text = ""
@@ -475,25 +478,4 @@ func plural(text string) string {
 		}
 	}
 	return text
-}
-
-// leftKeys says that the store is not that of this attempt alone.
-func (c *court) leftKeys() []string {
-	if !c.job.OldKeys {
-		return nil
-	}
-	return []string{"the store at " + c.job.Store + " still has keys of an earlier attempt"}
-}
-
-// waits lists who waits for which key.
-func (c *court) waits() []string {
-	var out []string
-	for _, w := range c.job.Waits[:min(len(c.job.Waits), 8)] {
-		who := "a client"
-		if w.Rank >= 0 {
-			who = "rank " + strconv.Itoa(w.Rank)
-		}
-		out = append(out, fmt.Sprintf("%s waits for the key %s of the store for %s", who, w.Key, w.Age.Round(100*time.Millisecond)))
-	}
-	return out
 }

@@ -30,7 +30,7 @@ func TestSentences(t *testing.T) {
 		},
 		"all ask again and again": {
 			Job{World: 2, Ranks: []Rank{at(0, "take_lock", 12), edit(at(1, "take_lock", 13), func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.Sleeps = "R", "R", "", true })}},
-			"No rank waits in torch.distributed: rank 0 is in take_lock (train.py:12); rank 1 is in take_lock (train.py:13), sleeping again and again.",
+			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in take_lock (train.py:12); rank 1 is in take_lock (train.py:13), sleeping again and again.",
 		},
 		"one rank late, with recorders": {
 			Job{World: 3, Ranks: dumps(t, "missing", in(0, "all_reduce", "", 27), at(1, "load_batch", 12), in(2, "all_reduce", "", 27))},
