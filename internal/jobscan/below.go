@@ -168,6 +168,7 @@ func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Chil
 	}
 	main := p.Main()
 	c.Frames, c.Kernel = ownFrames(main.Frames), main.Kernel
+	c.Imports = importsProgram(c.Frames)
 	switch {
 	case slices.ContainsFunc(c.Frames, func(f pystack.Frame) bool { return !pystack.Library(f.File) }):
 		return c, works
@@ -199,8 +200,19 @@ func ownFrames(frames []pystack.Frame) []pystack.Frame {
 			return frames[:i]
 		}
 		if strings.HasSuffix(f.File, "/multiprocessing/resource_tracker.py") || strings.HasSuffix(f.File, "/multiprocessing/forkserver.py") {
+			if importsProgram(frames[:i]) {
+				return frames[:i]
+			}
 			return nil
 		}
 	}
 	return frames
+}
+
+// importsProgram reports whether a process runs the file of the program anew to get at what is defined there: so do those of the start methods
+// spawn and forkserver, and the server of the latter itself.
+func importsProgram(frames []pystack.Frame) bool {
+	return slices.ContainsFunc(frames, func(f pystack.Frame) bool {
+		return strings.HasSuffix(f.File, "/multiprocessing/spawn.py") && (f.Func == "import_main_path" || strings.HasPrefix(f.Func, "_fixup_main_from_"))
+	})
 }

@@ -101,7 +101,10 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 				v.Listens = append(v.Listens, one.String())
 			}
 		}
-		if v.State == "" || v.State == "Z" {
+		switch others, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", r.PID)); {
+		case v.State == "Z" && len(others) > 1:
+			v.Gone = "has lost its main thread, while other threads of its process go on"
+		case v.State == "" || v.State == "Z":
 			v.Gone = "has ended"
 		}
 		if p := second[i].process; p != nil {
@@ -120,8 +123,11 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 				}
 				v.Ending = len(v.Main.Frames) == 0 && hasTorch(r.PID)
 				v.GPU = !v.Moved && v.Main.State == "R" && usesGPU("/proc", p.PID)
-				if !v.Moved && waitsBelow(v.Main) {
+				if pipe := pipeOf(p.PID, v.Main); !v.Moved && waitsBelow(v.Main) {
 					v.Children, v.PoolIdle = below(ctx, &reader, r.PID)
+				} else if !v.Moved && pipe != "" {
+					v.Children, _ = below(ctx, &reader, r.PID)
+					v.Children = writing(v.Children, pipe)
 				}
 			}
 		} else if len(goroutines[i]) > 0 {

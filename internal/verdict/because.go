@@ -14,6 +14,15 @@ import (
 
 // because says what keeps a late rank where it is, as far as that is known: a clause that follows where it is.
 func (c *court) because(rank int) string {
+	text := c.cause(rank)
+	if raised := c.rank(rank).Raised; raised != "" {
+		text += "; the last thing it printed is " + raised
+	}
+	return text
+}
+
+// cause says that without what the rank has printed.
+func (c *court) cause(rank int) string {
 	r, p := c.rank(rank), c.at[rank]
 	text := ""
 	switch {
@@ -29,11 +38,7 @@ func (c *court) because(rank int) string {
 	if i := slices.IndexFunc(c.job.Waits, func(w Wait) bool { return w.Rank == rank && w.Age >= time.Second }); i >= 0 {
 		text += ", for the key " + c.job.Waits[i].Key + " of the store, which nobody has set"
 	}
-	text += threadWords(r, p)
-	if r.Raised != "" {
-		text += "; the last thing it printed is " + r.Raised
-	}
-	return text
+	return text + threadWords(r, p)
 }
 
 // inPool reports whether a call waits for what processes of a multiprocessing.Pool do.
@@ -91,6 +96,9 @@ func childWords(children []Child) string {
 			}
 			if how != "" {
 				how = ", " + how
+			}
+			if ch.Imports && p.waits() {
+				return fmt.Sprintf(", for its process %d, which runs the program anew to import it, and has come to %s there: put that under if __name__ == \"__main__\"", ch.PID, p.where())
 			}
 			return fmt.Sprintf(", for its process %d, which is in %s%s", ch.PID, p.where(), how)
 		}

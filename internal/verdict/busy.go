@@ -39,7 +39,7 @@ func (c *court) busy() Verdict {
 	switch {
 	case len(c.waiting()) > 0:
 		return Verdict{Hung: true, Sentence: fmt.Sprintf("Nothing moves: %s.", c.whereabouts(-1))}
-	case c.asleep():
+	case c.asleep() || c.importing():
 		return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s.", c.whereabouts(-1))}
 	}
 	return Verdict{Still: true, Sentence: fmt.Sprintf(perhaps+"no rank waits in torch.distributed; %s.", c.whereabouts(-1))}
@@ -91,7 +91,13 @@ func (c *court) ended() string {
 // whereabouts says where the ranks, but for one, are whose stacks could be read, those of one place together.
 func (c *court) whereabouts(but int) string {
 	all := c.ranks(func(r Rank, _ position) bool { return r.Main != nil && r.Rank != but })
-	return strings.Join(c.grouped(all, position.doing), "; ")
+	places := c.grouped(all, position.doing)
+	for _, n := range all {
+		if text, found := strings.CutPrefix(childWords(c.rank(n).Children), ","); found {
+			return strings.Join(places, "; ") + "; rank " + strconv.Itoa(n) + " waits" + text // one says enough
+		}
+	}
+	return strings.Join(places, "; ")
 }
 
 // waitIn says where ranks wait, those of one place together.

@@ -6,6 +6,8 @@ package verdict
 import (
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/pystack"
 )
 
 // sleeping returns a rank that has slept for a time in a function of the script, and is going to sleep for another.
@@ -64,5 +66,22 @@ func TestHolder(t *testing.T) {
 		"itself":          {lock(&Holder{PID: 101, Rank: 1, Command: "python3"}), before + ", held by it itself," + after},
 		"a child":         {lock(&Holder{PID: 777, Rank: 0, Command: "pt_data_worker"}), before + ", held by process 777 (pt_data_worker) below rank 0," + after},
 		"another process": {lock(&Holder{PID: 777, Rank: -1, Command: "rsync"}), before + ", held by process 777 (rsync)," + after},
+	})
+}
+
+// TestImports: a process that runs the program anew, and comes to a call that waits for other ranks, is told with what mends that.
+func TestImports(t *testing.T) {
+	t.Parallel()
+	child := Child{PID: 777, Command: "python3", Imports: true, Frames: append(in(0, "init_process_group", "", 14).Main.Frames, pystack.Frame{Func: "import_main_path", File: "/usr/lib/python3.14/multiprocessing/spawn.py"})}
+	loads := func(rank int) Rank {
+		return edit(with(rank, pystack.Frame{Func: "DataLoader.__iter__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "<module>", File: script, Line: 16}), func(r *Rank) {
+			r.Main.Kernel, r.Idle, r.Children = "unix_stream_read_generic", 3*time.Second, []Child{child}
+		})
+	}
+	const does = "in <module> (train.py:16), in DataLoader.__iter__ of dataloader.py, reading from a socket for 3 s"
+	const because = ` for its process 777, which runs the program anew to import it, and has come to init_process_group (train.py:14) there: put that under if __name__ == "__main__"`
+	wantSentences(t, map[string]sentence{
+		"all":  {Job{World: 2, Ranks: []Rank{loads(0), loads(1)}}, "No rank waits in torch.distributed: ranks 0 and 1 are " + does + "; rank 0 waits" + because + "."},
+		"late": {Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), loads(1)}}, "Rank 1 has not reached barrier (train.py:27); it is " + does + "," + because + "; rank 0 waits."},
 	})
 }

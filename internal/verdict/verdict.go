@@ -83,6 +83,8 @@ type Child struct {
 	Frames []pystack.Frame
 	// Kernel is the function of the kernel that it sleeps in.
 	Kernel string
+	// Imports says that it runs the program's file anew, to import it.
+	Imports bool
 	// Stopped says that a signal or a debugger has stopped it.
 	Stopped bool
 }
