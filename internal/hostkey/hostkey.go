@@ -19,6 +19,8 @@ const (
 	op = "launch"
 	// storeTime bounds each question to the store.
 	storeTime = 5 * time.Second
+	// maxAnew is how often a store may be started anew while it is asked.
+	maxAnew = 3
 	// remindTime is how often the host looks whether the store still knows it.
 	remindTime = time.Second
 )
@@ -36,7 +38,7 @@ type Key struct {
 // New returns the key of a job in the store at an address. It closes the store. A launcher that did not run for silence was given up by
 // the others.
 func New(store *tcpstore.Client, at, job string, silence time.Duration) *Key {
-	k := &Key{store: store, at: at, name: "cohort/run/" + job + "/host", sleep: sleep{limit: silence, now: time.Now}, quit: make(chan struct{})}
+	k := &Key{store: store, at: at, name: "cohort/run/" + job + "/host", sleep: sleep{limit: silence, now: sinceBoot}, quit: make(chan struct{})}
 	k.sleep.look()
 	k.done.Go(k.watch)
 	return k
@@ -158,26 +160,29 @@ func (k *Key) ask(ctx context.Context, f func(context.Context) ([]byte, error)) 
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	v, err := f(ctx)
-	if errors.Is(err, dist.Replaced) { // it was started anew, and has forgotten everything
+	for n := 0; errors.Is(err, dist.Replaced) && n < maxAnew; n++ { // it was started anew, and has forgotten everything
 		if _, _, err = k.store.Hello(ctx); err == nil {
 			v, err = f(ctx)
 		}
 	}
-	if err != nil {
-		e := dist.Wrap(op, dist.Unavailable, err)
-		e.Detail = "the store at " + k.at + ", through which the launchers meet: " + err.Error()
-		return nil, e
+	switch {
+	case err == nil:
+		return v, nil
+	case errors.Is(err, dist.Replaced): // that is said of the store, and must not be taken for a launcher that was replaced
+		return nil, dist.Newf(op, dist.Unavailable, "the store at %s, through which the launchers meet, is started anew again and again: %v", k.at, err)
 	}
-	return v, nil
+	e := dist.Wrap(op, dist.Unavailable, err)
+	e.Detail = "the store at " + k.at + ", through which the launchers meet: " + err.Error()
+	return nil, e
 }
 
 // sleep notices that this process did not run for a time: it was stopped, or its machine slept.
 type sleep struct {
 	limit time.Duration
-	now   func() time.Time
+	now   func() time.Duration // which goes on in a machine that sleeps, and which nobody sets
 	mu    struct {
 		sync.Mutex
-		last  time.Time
+		last  time.Duration // 0: none
 		slept bool
 	}
 }
@@ -188,7 +193,7 @@ func (s *sleep) look() bool {
 	defer s.mu.Unlock()
 	now, last := s.now(), s.mu.last
 	s.mu.last = now
-	if !last.IsZero() && max(now.Sub(last), now.Round(0).Sub(last.Round(0))) > s.limit { // the first stands still in a machine that sleeps
+	if last != 0 && now-last > s.limit {
 		s.mu.slept = true
 	}
 	return s.mu.slept

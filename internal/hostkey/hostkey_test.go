@@ -4,7 +4,9 @@
 package hostkey
 
 import (
+	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -113,39 +115,71 @@ func TestHolds(t *testing.T) {
 // knows nothing of it: the launcher does not claim the job. While the store knows it, nothing has happened.
 func TestSlept(t *testing.T) {
 	t.Parallel()
-	for name, jump := range map[string]func(time.Time) time.Time{
-		"stopped":        func(now time.Time) time.Time { return now.Add(2 * time.Hour) },
-		"machine asleep": func(now time.Time) time.Time { return now.Round(0).Add(2 * time.Hour) }, // without the clock that stood still
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := newPlace(t)
-			host, member := p.join(), p.join()
-			p.claim(host, "", "h1")
-			for _, k := range p.keys {
-				k.sleep.now = func() time.Time { return jump(time.Now()) }
-			}
-			p.wants("still known", host.Holds(t.Context(), "h1"), "")
-			if now, err := member.Current(t.Context(), true); now != "h1" || err != nil {
-				t.Errorf("a member joins again: %q, %v", now, err)
-			}
-			p.restart()
-			_, err := member.Current(t.Context(), true)
-			p.wants("a member awake since", err, "")
-			p.wants("awake since", host.Holds(t.Context(), "h1"), "")
+	const jump = 2 * time.Hour
+	p := newPlace(t)
+	host, member := p.join(), p.join()
+	p.claim(host, "", "h1")
+	for _, k := range p.keys {
+		k.sleep.now = func() time.Duration { return sinceBoot() + jump }
+	}
+	p.wants("still known", host.Holds(t.Context(), "h1"), "")
+	if now, err := member.Current(t.Context(), true); now != "h1" || err != nil {
+		t.Errorf("a member joins again: %q, %v", now, err)
+	}
+	p.restart()
+	_, err := member.Current(t.Context(), true)
+	p.wants("a member awake since", err, "")
+	p.wants("awake since", host.Holds(t.Context(), "h1"), "")
 
-			for _, k := range p.keys {
-				k.sleep.now = func() time.Time { return jump(time.Now()).Add(5 * time.Hour) }
+	for _, k := range p.keys {
+		k.sleep.now = func() time.Duration { return sinceBoot() + jump + 5*time.Hour }
+	}
+	p.restart()
+	const words = "this launcher did not run for longer than 1h0m0s, and the store at "
+	_, err = member.Current(t.Context(), true)
+	p.wants("a member", err, words)
+	if now, err := member.Current(t.Context(), false); now != "" || err != nil {
+		t.Errorf("one that never took part: %q, %v", now, err)
+	}
+	p.wants("the host", host.Holds(t.Context(), "h1"), words)
+	p.wants("is reminded", host.Remind(t.Context(), "h1"), words)
+}
+
+// TestClock: the time that passes is that of a clock which nobody sets, and which goes on.
+func TestClock(t *testing.T) {
+	t.Parallel()
+	before := sinceBoot()
+	for limit := time.Now().Add(time.Minute); sinceBoot() == before && time.Now().Before(limit); {
+	}
+	if sinceBoot() <= before {
+		t.Errorf("the clock stands still at %v", before)
+	}
+	if runtime.GOOS == "linux" && time.Duration(time.Now().UnixNano())-before < 24*time.Hour {
+		t.Errorf("%v is the time of day", before)
+	}
+}
+
+// TestStartedAnew: a store that is started anew while it is asked is asked again, and is not taken for a launcher that was replaced.
+func TestStartedAnew(t *testing.T) {
+	t.Parallel()
+	k := newPlace(t).join()
+	asked := 0
+	anew := func(times int) func(context.Context) ([]byte, error) {
+		asked = 0
+		return func(context.Context) ([]byte, error) {
+			if asked++; asked <= times {
+				return nil, dist.New("tcpstore: get", dist.Replaced, "the store was started anew")
 			}
-			p.restart()
-			const words = "this launcher did not run for longer than 1h0m0s, and the store at "
-			_, err = member.Current(t.Context(), true)
-			p.wants("a member", err, words)
-			if now, err := member.Current(t.Context(), false); now != "" || err != nil {
-				t.Errorf("one that never took part: %q, %v", now, err)
-			}
-			p.wants("the host", host.Holds(t.Context(), "h1"), words)
-			p.wants("is reminded", host.Remind(t.Context(), "h1"), words)
-		})
+			return []byte("h1"), nil
+		}
+	}
+	if v, err := k.ask(t.Context(), anew(2)); err != nil || string(v) != "h1" {
+		t.Errorf("after two times: %q, %v", v, err)
+	}
+	if _, err := k.ask(t.Context(), anew(100)); !errors.Is(err, dist.Unavailable) || errors.Is(err, dist.Replaced) {
+		t.Errorf("again and again: %v", err)
+	}
+	if asked != 1+maxAnew {
+		t.Errorf("it was asked %d times", asked)
 	}
 }
