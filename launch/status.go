@@ -159,7 +159,8 @@ func (j *job) lookForWaits(ctx context.Context) {
 			ranks[pid] = int(w.rank)
 		}
 	}
-	waits := oldestWaits(jobscan.StoreWaits(ctx, a.place.address(), ranks), time.Now())
+	found, _ := jobscan.StoreWaits(ctx, a.place.address(), ranks)
+	waits := oldestWaits(found, time.Now())
 	j.board.change(func(s *Status) {
 		if s.Attempt == a.place.attempt {
 			s.Waits = waits

@@ -56,7 +56,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	dialed := portowner.Dialing(pidsOf(j.Ranks, first))
 	limited := limitsOf("/", j.Ranks)
 	var wg sync.WaitGroup
-	wg.Go(func() { seen.Waits = storeWaits(ctx, j) })
+	wg.Go(func() { seen.Waits, seen.Polls = storeWaits(ctx, j) })
 	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
 	dumps, goroutines := make([]*frdump.Dump, len(j.Ranks)), make([][]pystack.Thread, len(j.Ranks))
 	for i, r := range j.Ranks {
@@ -117,6 +117,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 				v.Wakes = wakes(p.PID, v.Main.ID)
 				v.Object = object(p.PID, v.Main.ID, v.Main.Kernel)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
+				v.Loops = first[i].process != nil && verdict.Loops(first[i].process.Main(), v.Main)
 				v.Line = sourceLine(r.PID, v.Main)
 				if !v.Moved && verdict.WaitsForFileLock(v.Main) {
 					v.Holder = lockHolder("/proc", p.PID, owners)
@@ -255,8 +256,8 @@ func deadChild(pid int) bool {
 	})
 }
 
-// storeWaits asks the job's store, if it is one of cohort's, who waits for which key.
-func storeWaits(ctx context.Context, j Job) []verdict.Wait {
+// storeWaits asks the job's store, if it is one of cohort's, who waits for which key, and who asks for one again and again.
+func storeWaits(ctx context.Context, j Job) (waits, polls []verdict.Wait) {
 	ranks := map[int]int{}
 	for _, r := range j.Ranks {
 		ranks[r.PID] = r.Rank
@@ -264,23 +265,25 @@ func storeWaits(ctx context.Context, j Job) []verdict.Wait {
 	return StoreWaits(ctx, j.Store, ranks)
 }
 
-// StoreWaits asks a store of cohort who waits for which key; none for another store. ranks are the processes that are
-// known.
-func StoreWaits(ctx context.Context, addr string, ranks map[int]int) []verdict.Wait {
+// StoreWaits asks a store of cohort who waits for which key, and who asks for one again and again; none for another store. ranks are the
+// processes that are known.
+func StoreWaits(ctx context.Context, addr string, ranks map[int]int) (waits, polls []verdict.Wait) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	client, err := tcpstore.Dial(ctx, addr)
 	if err != nil {
-		return nil // PyTorch's own, or gone
+		return nil, nil // PyTorch's own, or gone
 	}
 	defer func() { _ = client.Close() }()
 	stats, err := client.Stats(ctx)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	_, port, _ := net.SplitHostPort(client.Addr())
 	server, _ := strconv.Atoi(port)
-	return Waiters(stats, server, ranks)
+	waits = Waiters(stats, server, ranks)
+	stats.Waits = stats.Polls
+	return waits, Waiters(stats, server, ranks)
 }
 
 // maxWaiters bounds the waits of a store that are looked at.
@@ -298,7 +301,7 @@ func Waiters(stats tcpstore.Stats, server int, ranks map[int]int) []verdict.Wait
 	owners := portowner.Clients(server, slices.DeleteFunc(slices.Clone(clients), func(a netip.AddrPort) bool { return !a.IsValid() }))
 	var waits []verdict.Wait
 	for i, w := range rows {
-		wait := verdict.Wait{Key: w.Key, Rank: -1, Age: stats.Time.Sub(w.Since)}
+		wait := verdict.Wait{Key: w.Key, Rank: -1, Age: stats.Time.Sub(w.Since), Asks: w.Asks, Answer: w.Answer}
 		owner := owners[clients[i]]
 		if rank, known := ranks[owner.PID]; known {
 			wait.Rank = rank

@@ -30,7 +30,8 @@ const maxServers = 4096
 // AskStore looks at a job through its store alone: who waits for which key, and what the ranks tell that run PyTorch's
 // debug server (torch.distributed.debug.start_debug_server).
 func AskStore(ctx context.Context, client *tcpstore.Client) verdict.Job {
-	seen := verdict.Job{Taken: time.Now(), Waits: storeWaits(ctx, Job{Store: client.Addr()})}
+	seen := verdict.Job{Taken: time.Now()}
+	seen.Waits, seen.Polls = storeWaits(ctx, Job{Store: client.Addr()})
 	limited, cancel := context.WithTimeout(ctx, launcherTime)
 	defer cancel()
 	var servers []string

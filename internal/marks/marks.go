@@ -1,18 +1,20 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package storecore
+// Package marks has a set of small numbers in which the next one is found quickly.
+package marks
 
 import (
 	"math"
 	"math/bits"
 )
 
-// marks is a set of small numbers in which the next one is found quickly, also where there are few of once many: a bit for
+// Set is a set of small numbers in which the next one is found quickly, also where there are few of once many: a bit for
 // each number, and a bit for each word of those that is not empty.
-type marks struct{ low, high []uint64 }
+type Set struct{ low, high []uint64 }
 
-func (s *marks) add(n int) {
+// Add puts a number into the set.
+func (s *Set) Add(n int) {
 	for n>>6 >= len(s.low) {
 		s.low = append(s.low, 0)
 	}
@@ -23,17 +25,18 @@ func (s *marks) add(n int) {
 	s.high[n>>12] |= 1 << (n >> 6 & 63)
 }
 
-func (s *marks) remove(n int) {
+// Remove takes a number out of the set that is in it.
+func (s *Set) Remove(n int) {
 	if s.low[n>>6] &^= 1 << (n & 63); s.low[n>>6] == 0 {
 		s.high[n>>12] &^= 1 << (n >> 6 & 63)
 	}
 }
 
-// next returns the first number from n on that is in the set, or none, and how many words it looked at.
-func (s *marks) next(n int) (found, looked int) {
+// Next returns the first number from n on that is in the set, or [None], and how many words it looked at.
+func (s *Set) Next(n int) (found, looked int) {
 	word := n >> 6
 	if word >= len(s.low) {
-		return none, 1
+		return None, 1
 	}
 	if left := s.low[word] &^ (1<<(n&63) - 1); left != 0 {
 		return word<<6 + bits.TrailingZeros64(left), 1
@@ -48,8 +51,8 @@ func (s *marks) next(n int) (found, looked int) {
 		}
 		mask = ^uint64(0)
 	}
-	return none, looked + 1
+	return None, looked + 1
 }
 
-// none is more than any number in a set.
-const none = math.MaxInt
+// None is more than any number in a set.
+const None = math.MaxInt

@@ -35,6 +35,11 @@ func Merge(all []verdict.Job) verdict.Job {
 		if len(out.Waits) == 0 || known(j) > known(out) {
 			out.Waits = j.Waits
 		}
+		for _, w := range j.Polls {
+			if w.Rank >= 0 {
+				out.Polls = append(out.Polls, w)
+			}
+		}
 		if len(out.NCCL) == 0 { // each process of NCCL answers for all
 			out.NCCL, out.Communicators = j.NCCL, j.Communicators
 		}

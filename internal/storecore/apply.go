@@ -61,6 +61,7 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 		}
 		m.replyInt(c, r.ID, n.sum)
 		m.added(r.Key, n)
+		c.poll.Added(m.clock.now, r.Key, r.Num, n.sum)
 	case wire.Check:
 		m.check(c, r)
 	case wire.Wait:
@@ -197,6 +198,7 @@ func (m *Machine) get(c *Conn, r *wire.Request) error {
 		return err
 	}
 	m.noteRead(c, r.Key)
+	c.poll.Asked(m.clock.now, r.Key, e.value())
 	m.replyValue(c, r.ID, e)
 	return nil
 }
@@ -428,6 +430,9 @@ func (m *Machine) check(c *Conn, r *wire.Request) {
 			answer = wire.NotReady
 			break
 		}
+	}
+	if list := r.List; list.Count == 1 && answer == wire.NotReady {
+		c.poll.Asked(m.clock.now, list.Next(), nil)
 	}
 	m.replyByte(c, r.ID, answer)
 }

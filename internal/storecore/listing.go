@@ -46,7 +46,7 @@ func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
 // advance goes on with a listing up to an amount of work.
 func (m *Machine) advance(l *listing, end uint64) {
 	for l.at < l.end && m.turn.work < end {
-		n, looked := l.table.used.next(l.at)
+		n, looked := l.table.used.Next(l.at)
 		m.turn.work += uint64(looked) //nolint:gosec // not negative
 		if l.at = min(n, l.end); l.at == l.end {
 			return

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort/internal/marks"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -126,21 +127,21 @@ func TestListingInParts(t *testing.T) {
 func TestMarks(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, most := range []int{1, 64, 5000, 1 << 20} {
-		var s marks
+		var s marks.Set
 		want := map[int]struct{}{}
 		for range 2000 {
 			n := r.IntN(most)
 			if _, has := want[n]; has && r.IntN(2) == 0 {
-				s.remove(n)
+				s.Remove(n)
 				delete(want, n)
 			} else {
-				s.add(n)
+				s.Add(n)
 				want[n] = struct{}{}
 			}
 		}
 		var got []int
 		work := 0
-		for n, looked := s.next(0); n != none; n, looked = s.next(n + 1) {
+		for n, looked := s.Next(0); n != marks.None; n, looked = s.Next(n + 1) {
 			got = append(got, n)
 			work += looked
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/polls"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -107,6 +108,7 @@ type Conn struct {
 
 	stakes stakes
 	back   readBack
+	poll   polls.Poll
 }
 
 // Tick begins a turn and tells the machine the time, in nanoseconds of the driver's choice. A driver that looks at its clock

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/marks"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -428,7 +429,7 @@ func TestTable(t *testing.T) {
 			}
 		}
 		got, size := map[string]string{}, int64(0)
-		for n, _ := table.used.next(0); n != none; n, _ = table.used.next(n + 1) {
+		for n, _ := table.used.Next(0); n != marks.None; n, _ = table.used.Next(n + 1) {
 			e := table.at(uint32(n))
 			got[string(e.key())] = string(e.value())
 			size += int64(cap(e.data)) + entryCost

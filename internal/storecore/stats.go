@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/polls"
 	"github.com/cohort-dist/cohort/internal/storenum"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -36,6 +37,7 @@ type Snapshot struct {
 	Left    int      // keys that clients of an earlier run left behind
 	LeftAt  int64    // when the last of them went, as told by Tick
 	Waiters []Waiter // the oldest first, at most as many as asked for
+	Pollers []Poller
 }
 
 // Waiter is a client that waits for a key.
@@ -47,7 +49,15 @@ type Waiter struct {
 	Since   int64 // as told by Tick
 }
 
+// Poller is a client that asks for a key again and again.
+type Poller struct {
+	polls.Told
+	Peer, Name string
+}
+
 const (
+	// mostPollers bounds the pollers of a Snapshot.
+	mostPollers = 256
 	// lookedAt bounds the keys that a Snapshot looks at, for each waiter that it may return.
 	lookedAt = 16
 	// shownKey is how much of a key is shown, and shownText how many bytes all waiters of a Snapshot have together, and all
@@ -120,6 +130,11 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 			if n.key != nil && (w.kind == waitPop || !m.satisfies(w.kind, []byte(n.key.key))) {
 				add(waiter, w.conn, n.key.key)
 			}
+		}
+	}
+	for _, c := range m.conns.all[:min(len(m.conns.all), lookedAt*maxWaiters)] {
+		if p, found := c.poll.GoesOn(m.clock.now); found && len(s.Pollers) < min(maxWaiters, mostPollers) {
+			s.Pollers = append(s.Pollers, Poller{p, c.Peer, m.name(c)})
 		}
 	}
 	m.turn.work += uint64(lookedAt*maxWaiters - max(looks, 0)) //nolint:gosec // not negative

@@ -7,6 +7,8 @@ import (
 	"bytes"
 	"hash/maphash"
 	"slices"
+
+	"github.com/cohort-dist/cohort/internal/marks"
 )
 
 // table is the key space: an open-addressed index over entries that sit in chunks. Key and value share one allocation,
@@ -20,7 +22,7 @@ type table struct {
 	chunks [][]entry // all of chunkSize
 	fresh  int       // entries ever used; those above are new
 	free   uint32    // number plus one of the first recycled entry
-	used   marks     // the entries that are keys
+	used   marks.Set // the entries that are keys
 
 	listings []*listing // that must know which entries come and go
 
@@ -121,7 +123,7 @@ func (t *table) insert(data []byte, keyLen int) {
 	t.keyBytes += len(key)
 	t.bytes += int64(cap(e.data)) + entryCost
 	t.slots.place(hash, n)
-	t.used.add(int(n))
+	t.used.Add(int(n))
 	for _, l := range t.listings {
 		l.came(n)
 	}
@@ -223,7 +225,7 @@ func (t *table) remove(key []byte) bool {
 	for _, l := range t.listings {
 		l.went(n, e)
 	}
-	t.used.remove(int(n))
+	t.used.Remove(int(n))
 	t.bytes -= int64(cap(e.data)) + entryCost
 	t.keyBytes -= int(e.keyLen)
 	*e = entry{keyLen: t.free}

@@ -57,6 +57,7 @@ var stages = []stage{
 		{"same", (*court).same},
 	}},
 	{"leftovers: nobody waits for another rank as far as stacks tell", []rule{
+		{"polling", (*court).polling},
 		{"store", (*court).store},
 		{"unmatched", (*court).unmatched},
 	}},

@@ -39,6 +39,8 @@ type Rank struct {
 	Main    *pystack.Thread
 	// Moved says that the main thread did something between two readings.
 	Moved bool
+	// Loops says that it has not left the function of the program that it is in.
+	Loops bool
 	// Sleeps says that the main thread slept for most of the time between two readings: it may run for a moment, to look again.
 	Sleeps bool
 	// GPU says that it computes on a GPU, and that its main thread runs without leaving its line: so does one that waits for the GPU.
@@ -69,10 +71,14 @@ type Rank struct {
 	LostChildren bool
 	// Trouble says why something could not be read.
 	Trouble string
+
+	polls *Wait // what it asks the store for again and again
 }
 
 // atWork reports whether a rank does something of its own.
-func (r Rank) atWork() bool { return r.Moved || r.State == "R" && !r.Sleeps && !r.GPU }
+func (r Rank) atWork() bool {
+	return r.polls == nil && r.Moved || r.polls == nil && r.State == "R" && !r.Sleeps && !r.GPU
+}
 
 // Child is a process below a rank.
 type Child struct {
@@ -94,6 +100,9 @@ type Wait struct {
 	Key  string
 	Rank int // -1: not known
 	Age  time.Duration
+	// Asks is how often a client has asked for it that does not wait, and Answer what it was told each time, if that is a number.
+	Asks   uint64
+	Answer string
 }
 
 // Stray is a process that runs the program of a job as a rank that the job lacks.
@@ -124,6 +133,8 @@ type Job struct {
 	Local bool
 	Ranks []Rank
 	Waits []Wait
+	// Polls are clients that ask the store for a key again and again, and have had the same answer each time.
+	Polls []Wait
 	// Store is the store's address, and StoreTrouble why it cannot be reached; "" if it can.
 	Store, StoreTrouble string
 	// OldKeys says that the store still has the keys of an earlier attempt to run the job.
@@ -207,6 +218,7 @@ func convene(j Job) *court {
 		}
 		c.at[r.Rank] = locate(*r)
 		c.held(r)
+		c.polled(r)
 		r.Moved = r.Moved && !c.at[r.Rank].thread // what its main thread does meanwhile does not count
 	}
 	if len(c.waiting()) == 0 {
@@ -436,6 +448,9 @@ func (c *court) places() []string {
 	lines := map[string][]int{}
 	for _, r := range c.job.Ranks {
 		text := c.at[r.Rank].where()
+		if r.polls != nil {
+			text = c.at[r.Rank].own + ", " + c.at[r.Rank].how // its line is another one each time
+		}
 		switch {
 		case r.Gone != "":
 			text = r.Gone
@@ -444,7 +459,7 @@ func (c *court) places() []string {
 		case r.Main == nil:
 			text = "no Python stack"
 		}
-		if r.Gone == "" && r.Main != nil {
+		if r.Gone == "" && r.Main != nil && r.polls == nil {
 			text += ", state " + r.Main.State
 			if r.Main.Kernel != "" {
 				text += " in " + r.Main.Kernel

@@ -38,6 +38,8 @@ type Stats struct {
 	// each key that is missing, a thousand rows at most, and fewer when their texts are long.
 	Waiting int    `json:"waiting"`
 	Waits   []Wait `json:"waits"`
+	// Polls are clients that ask for a key again and again, and have had the same answer each time; at most 256.
+	Polls []Wait `json:"polls,omitempty"`
 	// Identity is that of the present contents, see [Identity]. LeftBehind is the number of keys and queues that were there
 	// when the last client of an earlier run left, at LeftAt; both are zero in a new or cleared store. A second run on them
 	// is likely to fail: [Server.Clear] removes them.
@@ -60,6 +62,9 @@ type Wait struct {
 	Since time.Time `json:"since"`
 	// Barrier says that the client waits for others at a barrier of that key, not for the key itself.
 	Barrier bool `json:"barrier,omitempty"`
+	// Asks is how often a client has asked that does not wait, see [Stats.Polls], and Answer what it was told, if that is a number.
+	Asks   uint64 `json:"asks,omitempty"`
+	Answer string `json:"answer,omitempty"`
 }
 
 // Clients returns the number of open connections.
@@ -123,6 +128,9 @@ func (s *Server) stats(c *storeserve.Core) Stats {
 	}
 	for _, w := range snap.Waiters {
 		st.Waits = append(st.Waits, Wait{Key: w.Key, Waiter: w.Peer, Name: w.Name, Since: wall(w.Since), Barrier: w.Barrier})
+	}
+	for _, w := range snap.Pollers {
+		st.Polls = append(st.Polls, Wait{Key: w.Key, Waiter: w.Peer, Name: w.Name, Since: wall(w.Since), Asks: w.Asks, Answer: w.Answer})
 	}
 	return st
 }
