@@ -72,7 +72,7 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 		seen.Local = true
 		return &seen, nil
 	}
-	all := askAll[verdict.Job](ctx, a.member, a.place.nodes, "", nodesTime)
+	all := askAll[verdict.Job](ctx, a.member, a.answering(ctx), "", nodesTime)
 	if len(all) == 0 { // not even this node, which is asked through the host
 		all = append(all, a.examine(ctx, lookApart, jobscan.Examine))
 	}
@@ -82,6 +82,13 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 		seen.Notes = append(seen.Notes, a.missing(ctx, seen.Ranks, len(all)))
 	}
 	return &seen, nil
+}
+
+// answering returns how many nodes are going to answer: those that have been silent for some time are not waited for.
+func (a *attempt) answering(ctx context.Context) int {
+	heard := slices.Concat(askAll[[]nodehost.Heard](ctx, a.member, 1, nodehost.Presence, presenceTime)...)
+	silent := slices.DeleteFunc(heard, func(h nodehost.Heard) bool { return h.Ago <= silentFrom })
+	return max(1, a.place.nodes-len(silent))
 }
 
 // missing says which nodes have not answered, and when the host has heard of them.
@@ -130,7 +137,7 @@ func (j *job) recordings(ctx context.Context) ([]recorder.Dump, error) {
 	if a.member == nil || a.place.nodes == 1 {
 		return jobscan.LocalTraces(ctx, a.asJob()), nil
 	}
-	return slices.Concat(askAll[[]recorder.Dump](ctx, a.member, a.place.nodes, jobscan.Recordings, nodesTime)...), nil
+	return slices.Concat(askAll[[]recorder.Dump](ctx, a.member, a.answering(ctx), jobscan.Recordings, nodesTime)...), nil
 }
 
 // examine looks at the workers of this node.

@@ -111,6 +111,61 @@ func TestLastHeard(t *testing.T) {
 	}
 }
 
+// TestSilentNode: a node that has said nothing for some time is not waited for.
+func TestSilentNode(t *testing.T) {
+	t.Parallel()
+	cfg := Config{RunID: "nodes", Endpoint: "127.0.0.1:0", MinNodes: 2, MaxNodes: 2, Silence: time.Hour, JoinTimeout: time.Minute, LastCall: time.Minute}
+	port, release, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	cfg.Endpoint = "127.0.0.1:" + strconv.Itoa(port)
+	h, err := nodehost.Listen((&job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	j := &job{cfg: cfg, screen: newScreen(Screen{}), host: "alpha", asked: t.Context()}
+	connect := func() net.Conn {
+		conn, refused := j.connect(cfg.Endpoint, time.Minute, false)
+		if refused != nil {
+			t.Fatal(refused)
+		}
+		return conn
+	}
+	join := func(node int) nodehost.Message {
+		return nodehost.Message{Join: &nodehost.Join{RunID: cfg.RunID, Host: "node" + strconv.Itoa(node), PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 1}}, Wish: node}}
+	}
+	m, silent := newMember(j, connect(), cfg.Endpoint), nodehost.NewWire(connect(), time.Hour)
+	defer m.close()
+	defer func() { _ = silent.Close() }()
+	m.say(join(0))
+	if err = silent.Send(join(1)); err != nil {
+		t.Fatal(err)
+	}
+	for msg := range m.incoming { // both have joined once the host begins
+		if msg.Begin != nil {
+			break
+		}
+	}
+	a := &attempt{job: j, member: m, place: place{nodes: 2, world: 2, roster: []NodeStatus{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
+	a.workers, a.pids, a.ends = []*worker{{}}, make([]atomic.Int64, 1), make([]atomic.Pointer[string], 1)
+	words := "exited with code 3"
+	a.ends[0].Store(&words)
+	j.current.Store(a)
+	for limit := time.Now().Add(time.Minute); a.answering(t.Context()) != 1 && time.Now().Before(limit); time.Sleep(100 * time.Millisecond) {
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), nodesTime, errors.New("it waits for the other"))
+	defer cancel()
+	seen, err := j.examine(ctx)
+	if err != nil || ctx.Err() != nil || seen.Local || len(seen.Ranks) != 1 || !slices.ContainsFunc(seen.Notes, func(note string) bool {
+		return strings.HasPrefix(note, fmt.Sprintf("only 1 of the 2 nodes have answered, and nothing is known of node 1 on beta (rank 1), whose launcher (process %d) has not been heard of for ", os.Getpid()))
+	}) {
+		t.Errorf("%v, %v, %+v", err, context.Cause(ctx), seen)
+	}
+}
+
 // TestSilentHost: a node whose host says nothing does not wait for the others, and looks at its own workers at once. More nodes than the
 // roster holds are counted.
 func TestSilentHost(t *testing.T) {
