@@ -91,6 +91,9 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 		}
 		_, v.State = stat("/proc", r.PID)
 		v.LostChildren, v.Frozen = deadChild(r.PID), cgroup.Frozen("/", r.PID)
+		if v.State == "t" {
+			v.Tracer = tracer("/proc", r.PID)
+		}
 		for _, addr := range dials[r.PID] {
 			if slices.Contains(dialed[r.PID], addr) && !slices.Contains(v.Dials, addr.String()) {
 				v.Dials = append(v.Dials, addr.String())

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/cgroup"
@@ -19,6 +20,21 @@ import (
 	"github.com/cohort-dist/cohort/internal/ranklist"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
+
+// tracer returns the debugger that a process has been stopped by, or nil.
+func tracer(proc string, pid int) *verdict.Holder {
+	status, _ := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) //nolint:gosec // a file of the kernel
+	for line := range strings.Lines(string(status)) {
+		value, found := strings.CutPrefix(line, "TracerPid:")
+		by, err := strconv.Atoi(strings.TrimSpace(value))
+		if !found || err != nil || by == 0 {
+			continue
+		}
+		comm, _ := os.ReadFile(filepath.Join(proc, strconv.Itoa(by), "comm")) //nolint:gosec // a file of the kernel
+		return &verdict.Holder{PID: by, Command: strings.TrimSpace(string(comm)), Rank: -1}
+	}
+	return nil
+}
 
 // ticks is how many the kernel counts in a second where it tells times of processes.
 const ticks = 100

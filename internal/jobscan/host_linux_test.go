@@ -54,6 +54,26 @@ func TestGPUErrors(t *testing.T) {
 	}
 }
 
+// TestTracer: the debugger of a process is read from what the kernel tells of it.
+func TestTracer(t *testing.T) {
+	t.Parallel()
+	proc := t.TempDir()
+	for name, text := range map[string]string{"7/status": "Name:\tpython3\nTracerPid:\t9\n", "8/status": "Name:\tpython3\nTracerPid:\t0\n", "9/comm": "gdb\n"} {
+		if err := os.MkdirAll(filepath.Join(proc, filepath.Dir(name)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(proc, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d := tracer(proc, 7); d == nil || d.PID != 9 || d.Command != "gdb" {
+		t.Errorf("the debugger is %+v", d)
+	}
+	if d := tracer(proc, 8); d != nil {
+		t.Errorf("a process without a debugger has %+v", d)
+	}
+}
+
 // TestLimits: a cgroup that has nothing more to give is told, and one that has is not.
 func TestLimits(t *testing.T) {
 	t.Parallel()

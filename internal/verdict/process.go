@@ -20,6 +20,12 @@ func (c *court) stopped() (Verdict, bool) {
 	if len(stopped) == 0 {
 		return Verdict{}, false
 	}
+	if r := c.rank(stopped[0]); r.Tracer != nil { // whom a signal does not move
+		return Verdict{
+			Culprits: stopped,
+			Sentence: fmt.Sprintf("%s stopped by a debugger (process %d, %s); it goes on when that lets it%s.", is(stopped), r.Tracer.PID, r.Tracer.Command, c.others(stopped...)),
+		}, true
+	}
 	return Verdict{
 		Culprits: stopped,
 		Sentence: fmt.Sprintf("%s stopped (SIGSTOP or a debugger, process %d); kill -CONT lets it go on%s.", is(stopped), c.rank(stopped[0]).PID, c.others(stopped...)),

@@ -40,6 +40,10 @@ func TestStanding(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(sleeping(1, 4*time.Second, 3*time.Second), func(r *Rank) { r.State = "T" })}},
 			"Rank 1 is stopped (SIGSTOP or a debugger, process 101); kill -CONT lets it go on; rank 0 waits.",
 		},
+		"one is in a debugger": {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load", 12), func(r *Rank) { r.State, r.Tracer = "t", &Holder{PID: 777, Command: "gdb", Rank: -1} })}},
+			"Rank 1 is stopped by a debugger (process 777, gdb); it goes on when that lets it; rank 0 waits.",
+		},
 		"nobody has done anything for long": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "load", 12), idle), edit(at(1, "load", 12), idle)}},
 			"No rank waits in torch.distributed: ranks 0 and 1 are in load (train.py:12) for 400 s.",

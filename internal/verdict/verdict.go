@@ -51,6 +51,8 @@ type Rank struct {
 	Dump *frdump.Dump
 	// Object is what the main thread reads, writes or connects to, as far as the kernel tells: "10.0.0.5:443"; "" if it is not known.
 	Object string
+	// Tracer is the debugger that has stopped it, or nil.
+	Tracer *Holder
 	// Holder is the process that holds the file lock that the main thread waits for, or nil.
 	Holder *Holder
 	// Line is the text of the line of the program that the main thread has come to, with the rest of a call; "" if it is not known.
