@@ -11,10 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/testlog"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -121,11 +121,7 @@ func TestRendezvousRestartedRankCountsOnce(t *testing.T) {
 
 func waitReleased(t *testing.T, server *tcpstore.Server, name string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); server.Claims()[name].Held; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the claim of a closed connection is still held")
-		}
-	}
+	testwait.Until(t, "the claim of a closed connection is let go", func() bool { return !server.Claims()[name].Held })
 }
 
 func TestRendezvousClaimsAreNoKeys(t *testing.T) {

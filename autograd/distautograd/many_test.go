@@ -6,26 +6,16 @@ package distautograd_test
 import (
 	"context"
 	"flag"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
+	"github.com/cohort-dist/cohort/internal/testmem"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 var contexts = flag.Int("distautograd.contexts", 500, "how many contexts TestManyContexts opens one after the other")
-
-// heap is how much memory is in use.
-func heap() int64 {
-	var m runtime.MemStats
-	for range 3 { // pools forget what was not used between two collections
-		runtime.GC()
-	}
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
 
 // TestManyContexts opens and closes contexts over three workers: memory does not grow with their number. "make memory" runs it with ten
 // thousand.
@@ -49,7 +39,7 @@ func TestManyContexts(t *testing.T) {
 		for _, w := range ws {
 			w.noLeak(t)
 		}
-		return heap()
+		return testmem.Heap()
 	}
 	for range 200 {
 		one()
@@ -70,7 +60,7 @@ func TestThousandContexts(t *testing.T) {
 	const n, length = 1000, 2048 // more than fifty megabytes
 	ws := newWorld(t, 3, basics())
 	base := testContext(t)
-	before := heap()
+	before := testmem.Heap()
 	func() {
 		type opened struct {
 			ctx  context.Context //nolint:containedctx // of the context
@@ -113,7 +103,7 @@ func TestThousandContexts(t *testing.T) {
 	for _, w := range ws {
 		w.noLeak(t)
 	}
-	if grown := heap() - before; grown > 8<<20 {
+	if grown := testmem.Heap() - before; grown > 8<<20 {
 		t.Errorf("%d bytes are left", grown)
 	}
 }

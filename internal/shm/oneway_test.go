@@ -21,6 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -246,11 +247,7 @@ func TestDrift(t *testing.T) {
 // awaitGone returns when a rank has seen that another is gone.
 func awaitGone(t *testing.T, e *Engine, rank int) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); e.gone[rank].Load() == present; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("rank %d has not seen that rank %d is gone", e.rank, rank)
-		}
-	}
+	testwait.Until(t, fmt.Sprintf("rank %d sees that rank %d is gone", e.rank, rank), func() bool { return e.gone[rank].Load() != present })
 }
 
 // TestLossInAnOperationThatWaitsForNobody: it fails because of a rank that has left, although it needs nothing of it.
@@ -360,11 +357,7 @@ func endConnections(e *Engine) {
 func awaitAsleep(t *testing.T, e *Engine) {
 	t.Helper()
 	sleepers := &e.lines[e.rank].at(e.step + 1).sleepers
-	for end := time.Now().Add(20 * time.Second); atomic.LoadUint32(sleepers) == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("nobody waits for rank %d", e.rank)
-		}
-	}
+	testwait.Until(t, fmt.Sprintf("somebody waits for rank %d", e.rank), func() bool { return atomic.LoadUint32(sleepers) != 0 })
 }
 
 // TestWhatALeaverHasShown can still be read.

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cohort-dist/cohort/internal/storecore"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -96,16 +97,6 @@ func read(tb testing.TB, c net.Conn, n int) []byte {
 	return b
 }
 
-// eventually waits until ok.
-func eventually(tb testing.TB, what string, ok func() bool) {
-	tb.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			tb.Fatalf("never happened: %s", what)
-		}
-	}
-}
-
 // noLeaks fails the test when goroutines or descriptors are left at its end.
 func noLeaks(t *testing.T) {
 	t.Helper()
@@ -116,7 +107,7 @@ func noLeaks(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	t.Cleanup(func() {
 		goleak.VerifyNone(t, ignore)
-		eventually(t, "descriptors are closed", func() bool { return countFDs() <= before })
+		testwait.Until(t, "descriptors are closed", func() bool { return countFDs() <= before })
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cohort-dist/cohort/internal/testwait"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -23,7 +24,7 @@ func TestLoopDoesNotAskForWhatItWillNotRead(t *testing.T) {
 	for range 4000 { // one by one, so that the socket is full before the client is paused, and far more than sockets hold
 		write(t, c, get)
 	}
-	eventually(t, "the loop asks for room only, for as long as there is none", func() bool {
+	testwait.Until(t, "the loop asks for room only, for as long as there is none", func() bool {
 		if askedFor(t, s) != unix.EPOLLOUT {
 			return false
 		}

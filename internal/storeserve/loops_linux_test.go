@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cohort-dist/cohort/internal/testwait"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -111,7 +112,7 @@ func TestLoopsKnowWhatWasBefore(t *testing.T) {
 		}
 		close(stop)
 		busy.Wait()
-		eventually(t, "all are gone", func() bool { return s.clients() == 0 })
+		testwait.Until(t, "all are gone", func() bool { return s.clients() == 0 })
 	}
 }
 
@@ -142,7 +143,7 @@ func TestLoopsEndInAStorm(t *testing.T) {
 						}
 					})
 				}
-				eventually(t, "some were served", func() bool { return served.Load() > int64(round) })
+				testwait.Until(t, "some were served", func() bool { return served.Load() > int64(round) })
 				if round%2 == 1 {
 					<-s.Drain()
 				}

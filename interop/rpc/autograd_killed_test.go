@@ -21,6 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
 	fault "github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testmem"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -342,7 +343,7 @@ func killOne(t *testing.T, tr *torchtest.Torch, k killing) {
 			members = append(members, torchWorker(name, script))
 		}
 	}
-	before := heap()
+	before := testmem.Heap()
 	w := start(t, tr, settings{modules: map[string]string{"layers": layers + stuck}, tolerant: true}, members...)
 	if p := w.procs[victimName]; p != nil {
 		dies = p
@@ -359,7 +360,7 @@ func killOne(t *testing.T, tr *torchtest.Torch, k killing) {
 	for name, l := range engines {
 		k.afterwards(t, w, name, l)
 	}
-	if grown := heap() - before; grown > stuckRows*3*8/2 {
+	if grown := testmem.Heap() - before; grown > stuckRows*3*8/2 {
 		t.Errorf("%d bytes are left", grown)
 	}
 }

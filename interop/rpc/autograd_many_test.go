@@ -7,28 +7,18 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
+	"github.com/cohort-dist/cohort/internal/testmem"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 var contexts = flag.Int("rpc.contexts", 1000, "how many contexts TestAutogradManyContexts opens")
-
-// heap is how much memory is in use in this process.
-func heap() int64 {
-	var m runtime.MemStats
-	for range 3 { // pools forget what was not used between two collections
-		runtime.GC()
-	}
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
 
 // TestAutogradManyContexts opens and cleans up contexts, half of them from each side: neither grows. "make memory" runs it with
 // ten thousand.
@@ -56,7 +46,7 @@ assert memory() - before < 64 << 20, "memory grows: %%d" %% (memory() - before)
 		var before int64
 		for i := range n {
 			if i == 200 {
-				before = heap()
+				before = testmem.Heap()
 			}
 			gctx, c, err := l1.engine.Open(ctx)
 			if err != nil {
@@ -73,7 +63,7 @@ assert memory() - before < 64 << 20, "memory grows: %%d" %% (memory() - before)
 			_ = c.Close()
 		}
 		w.freed(ctx, w.agents["go1"])
-		if grown := heap() - before; grown > 8<<20 {
+		if grown := testmem.Heap() - before; grown > 8<<20 {
 			t.Errorf("the Go worker has %d bytes more than after 200 contexts", grown)
 		}
 		w.stop()
@@ -111,10 +101,10 @@ assert not failed, failed[:3]
 layers.until(lambda: layers.contexts() == 0, "contexts are left")
 `), m1)
 		w.run()
-		before := heap()
+		before := testmem.Heap()
 		l1.manyAtOnce(t, w.agents["go1"], "py0", contexts, length)
 		w.freed(testContext(t), w.agents["go1"])
-		if grown := heap() - before; grown > 8<<20 {
+		if grown := testmem.Heap() - before; grown > 8<<20 {
 			t.Errorf("%d bytes are left", grown)
 		}
 		w.stop()

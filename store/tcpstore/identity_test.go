@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -24,7 +25,7 @@ func TestClearedStoreIsAnother(t *testing.T) {
 		}
 		waited := make(chan error, 1)
 		go func() { waited <- old.Wait(ctx, "never") }()
-		eventually(t, "the wait is open", func() bool { return s.Stats().Waiting == 1 })
+		testwait.Until(t, "the wait is open", func() bool { return s.Stats().Waiting == 1 })
 		torch := dialV(t, s)
 		write(t, torch, wire.AppendAdd(nil, wire.V, "/n", 1))
 		read(t, torch, 8)
@@ -59,7 +60,7 @@ func TestClearedStoreIsAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() { waited <- operator.Wait(ctx, "never") }()
-		eventually(t, "the wait is open", func() bool { return s.Stats().Waiting == 1 })
+		testwait.Until(t, "the wait is open", func() bool { return s.Stats().Waiting == 1 })
 		if n := s.Clear(); n != 1 {
 			t.Errorf("Clear took %d keys", n)
 		}
@@ -106,7 +107,7 @@ func TestServerTellsOfAnEarlierRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = first.Close()
-	eventually(t, "the run is over", func() bool { return s.Stats().LeftBehind == 1 })
+	testwait.Until(t, "the run is over", func() bool { return s.Stats().LeftBehind == 1 })
 	if at := s.Stats().LeftAt; at.Before(s.started) {
 		t.Errorf("the run ended at %v, before the server started", at)
 	}
@@ -128,5 +129,5 @@ func TestForgettingServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	eventually(t, "the keys are gone", func() bool { return s.Stats().Keys == 0 && s.Identity() != id })
+	testwait.Until(t, "the keys are gone", func() bool { return s.Stats().Keys == 0 && s.Identity() != id })
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/storeserve"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -37,7 +38,7 @@ func TestServerCrowd(t *testing.T) {
 			crowd[i] = dialV(t, s)
 			write(t, crowd[i], get)
 		}
-		eventually(t, "the buffers are full", func() (full bool) {
+		testwait.Until(t, "the buffers are full", func() (full bool) {
 			s.serving.Do(func(c *storeserve.Core) { full = c.Machine.Crowded() })
 			return full
 		})
@@ -56,7 +57,7 @@ func TestServerCrowd(t *testing.T) {
 			write(t, c, wire.AppendPing(nil, wire.V, 1))
 			read(t, c, 4)
 		}
-		eventually(t, "the buffers are given back", func() bool { return s.Stats().Memory <= 16<<20 }) // clients may know before the server does
+		testwait.Until(t, "the buffers are given back", func() bool { return s.Stats().Memory <= 16<<20 }) // clients may know before the server does
 		if cut := s.Stats().Cut; cut != 0 {
 			t.Errorf("%d were cut", cut)
 		}
@@ -75,7 +76,7 @@ func TestServerCrowdEnds(t *testing.T) {
 		for range 4 {
 			write(t, dialV(t, s), wire.AppendKey(nil, wire.V, wire.Get, "/model"))
 		}
-		eventually(t, "all of them are cut", func() bool { return s.Stats().Clients() == 1 })
+		testwait.Until(t, "all of them are cut", func() bool { return s.Stats().Clients() == 1 })
 		write(t, writer, wire.AppendPing(nil, wire.V, 1))
 		read(t, writer, 4)
 	})
@@ -93,7 +94,7 @@ func TestServerWakesMany(t *testing.T) {
 			crowd[i] = dialV(t, s)
 			write(t, crowd[i], wire.AppendKeys(nil, wire.V, wire.Wait, "/k"))
 		}
-		eventually(t, "all wait", func() bool { return s.Stats().Waiting == len(crowd) })
+		testwait.Until(t, "all wait", func() bool { return s.Stats().Waiting == len(crowd) })
 		write(t, crowd[0], wire.AppendPlain(nil, wire.V, wire.CancelWait)) // it does not wait any more, and sets the key
 		read(t, crowd[0], 1)
 		write(t, crowd[0], wire.AppendSet(nil, wire.V, "/k", nil))

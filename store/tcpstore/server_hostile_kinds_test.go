@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/storeserve"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -166,7 +167,7 @@ func TestServerHostileKinds(t *testing.T) {
 			before := s.Stats()
 			stop := startAttack(t, a.name, addr)
 			defer stop()
-			eventually(t, a.name, func() (full bool) {
+			testwait.Until(t, a.name, func() (full bool) {
 				s.serving.Do(func(c *storeserve.Core) { full = c.Machine.Crowded() })
 				return full || s.Stats().Requests() > before.Requests()+1000
 			})

@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/testwait"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -310,7 +311,7 @@ func TestServerHostile(t *testing.T) {
 		}
 		before := s.Stats()
 		stop := startAttack(t, a.name, addr)
-		eventually(t, a.name, func() bool {
+		testwait.Until(t, a.name, func() bool {
 			now := s.Stats()
 			switch a.name {
 			case "absurd lengths", "random bytes":
@@ -335,7 +336,7 @@ func TestServerHostile(t *testing.T) {
 		} else {
 			stop()
 			stopIdle()
-			eventually(t, "the attackers are gone", func() bool { return s.Stats().Clients() == 0 })
+			testwait.Until(t, "the attackers are gone", func() bool { return s.Stats().Clients() == 0 })
 			calm = []time.Duration{p99(), p99()}
 		}
 		without = append(without, calm...)

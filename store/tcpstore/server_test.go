@@ -24,6 +24,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/testlog"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/observe"
 )
@@ -80,16 +81,6 @@ func expectClosed(tb testing.TB, c net.Conn) {
 	}
 }
 
-// eventually waits until ok.
-func eventually(tb testing.TB, what string, ok func() bool) {
-	tb.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			tb.Fatalf("never happened: %s", what)
-		}
-	}
-}
-
 func dialV(tb testing.TB, s *Server) net.Conn {
 	tb.Helper()
 	c := dialRaw(tb, s)
@@ -110,7 +101,7 @@ func TestServerClose(t *testing.T) {
 			write(t, c, wire.AppendKeys(nil, wire.V, wire.Wait, "never"))
 			_ = dialRaw(t, s) // silent
 		}
-		eventually(t, "ten waits of twenty clients", func() bool { st := s.Stats(); return st.Waiting == 10 && st.Clients() == 20 })
+		testwait.Until(t, "ten waits of twenty clients", func() bool { st := s.Stats(); return st.Waiting == 10 && st.Clients() == 20 })
 		c := dialV(t, s)
 		var all sync.WaitGroup
 		for range 3 {
@@ -147,7 +138,7 @@ func TestServerShutdown(t *testing.T) {
 		a, b := dialV(t, s), dialV(t, s)
 		done := make(chan error)
 		go func() { done <- s.Shutdown(context.Background()) }()
-		eventually(t, "the port is closed", func() bool {
+		testwait.Until(t, "the port is closed", func() bool {
 			c, err := net.Dial("tcp", s.Addr().String())
 			if err == nil {
 				_ = c.Close()
@@ -190,7 +181,7 @@ func TestServerStats(t *testing.T) {
 		write(t, v, wire.AppendKeys(nil, wire.V, wire.Wait, "/missing"))
 		native := dialV(t, s)
 		write(t, native, wire.AppendUpgrade(nil))
-		eventually(t, "all are seen", func() bool {
+		testwait.Until(t, "all are seen", func() bool {
 			st := s.Stats()
 			return st.Waiting == 1 && st.Keys == 1 && st.Connections["native"] == 1 && st.Connections["silent"] == 1
 		})
@@ -216,7 +207,7 @@ func TestServerStats(t *testing.T) {
 		}
 		_ = silent.Close()
 		_ = v.Close()
-		eventually(t, "the wait is gone", func() bool { return s.Stats().Waiting == 0 && s.Stats().Clients() == 2 })
+		testwait.Until(t, "the wait is gone", func() bool { return s.Stats().Waiting == 0 && s.Stats().Clients() == 2 })
 	})
 }
 
@@ -263,7 +254,7 @@ func TestServerCutsWithAReason(t *testing.T) {
 				conn, other := dialRaw(t, s), dialRaw(t, s)
 				write(t, conn, c.bytes)
 				expectClosed(t, conn)
-				eventually(t, "the reason is in the log", func() bool {
+				testwait.Until(t, "the reason is in the log", func() bool {
 					return log.Has(c.reason) && log.Has(conn.LocalAddr().String())
 				})
 				if s.Stats().Cut != 1 {
@@ -283,7 +274,7 @@ func TestServerConnLimit(t *testing.T) {
 		a, b := dialV(t, s), dialV(t, s)
 		expectClosed(t, dialRaw(t, s))
 		_ = a.Close()
-		eventually(t, "one has left", func() bool { return s.Stats().Clients() == 1 })
+		testwait.Until(t, "one has left", func() bool { return s.Stats().Clients() == 1 })
 		dialV(t, s)
 		_ = b
 	})
@@ -318,7 +309,7 @@ func TestServerSlowReader(t *testing.T) {
 				t.Fatalf("reply %d has changed", i)
 			}
 		}
-		eventually(t, "the one who does not read is cut", func() bool { return s.Stats().Cut == 1 })
+		testwait.Until(t, "the one who does not read is cut", func() bool { return s.Stats().Cut == 1 })
 		write(t, other, wire.AppendPing(nil, wire.V, 1))
 		read(t, other, 4)
 		if m := s.Stats().Memory; m > 20<<20 {
@@ -348,7 +339,7 @@ func TestServerHook(t *testing.T) {
 		_ = c.Close()
 		want := "store.connect  0,store.validate  0,store.ping  0,store.set /k 1,store.check /k 0," +
 			"store." + wire.NumKeys.String() + "  0,store." + wire.DeleteKey.String() + " /other 0,store.disconnect  0"
-		eventually(t, want, func() bool {
+		testwait.Until(t, want, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return strings.Join(seen, ",") == want

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -151,10 +152,10 @@ func TestCutFetch(t *testing.T) {
 			t.Errorf("got %v, %v", v, err)
 		}
 	})
-	eventually(t, "the answer is lost", func() bool { _, lost := f.count(rpcwire.PythonRRefFetchRet); return lost == 1 })
-	eventually(t, "both fetches are under way", func() bool { seen, _ := f.count(rpcwire.PythonRRefFetchCall); return seen >= 2 })
+	testwait.Until(t, "the answer is lost", func() bool { _, lost := f.count(rpcwire.PythonRRefFetchRet); return lost == 1 })
+	testwait.Until(t, "both fetches are under way", func() bool { seen, _ := f.count(rpcwire.PythonRRefFetchCall); return seen >= 2 })
 	f.cut()
-	eventually(t, "both fetches are under way again", func() bool { seen, _ := f.count(rpcwire.PythonRRefFetchCall); return seen >= 4 })
+	testwait.Until(t, "both fetches are under way again", func() bool { seen, _ := f.count(rpcwire.PythonRRefFetchCall); return seen >= 4 })
 	close(release)
 	fetches.Wait()
 	must(t, ref.Close())
@@ -169,7 +170,7 @@ func TestCutCall(t *testing.T) {
 	a := w.nodes[0].Agent
 	f.loseNext(1, rpcwire.PythonRet)
 	call := rpc.Async[any](w.ctx, a, name(1), "t.nothing")
-	eventually(t, "the answer is lost", func() bool { _, lost := f.count(rpcwire.PythonRet); return lost == 1 })
+	testwait.Until(t, "the answer is lost", func() bool { _, lost := f.count(rpcwire.PythonRet); return lost == 1 })
 	f.cut()
 	within(t, soon, "the failure", func() {
 		_, err := call.Await(w.ctx)

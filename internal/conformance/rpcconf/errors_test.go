@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -211,7 +212,7 @@ func TestWaitAllTimeout(t *testing.T) {
 		return nil
 	})
 	wantErr(t, err, dist.DeadlineExceeded)
-	eventually(t, "no call is left", func() bool { return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 0 })
+	testwait.Until(t, "no call is left", func() bool { return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 0 })
 }
 
 func TestWaitAllRaise(t *testing.T) {
@@ -231,7 +232,7 @@ func TestWaitAllRaiseInBody(t *testing.T) {
 		return mine
 	})
 	wantErr(t, err, mine)
-	eventually(t, "no call is left", func() bool { return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 0 })
+	testwait.Until(t, "no call is left", func() bool { return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 0 })
 }
 
 // A call to a worker that has gone fails soon, and says which worker.

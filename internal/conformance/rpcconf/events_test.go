@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 )
@@ -77,7 +78,7 @@ func TestEvents(t *testing.T) {
 							kind = "rpc.remote"
 						}
 						key := map[string]string{"handler": c.fn, "builtin": addOperator, "script": "t.sleep_add"}[c.name]
-						eventually(t, "the callee's event", func() bool {
+						testwait.Until(t, "the callee's event", func() bool {
 							served := find(to.observed(), "rpc.serve", observe.End, key)
 							return len(served) == 1 && served[0].Peer == name(0) && served[0].Rank == dist.Rank(to.rank) && served[0].Err == nil
 						})
@@ -126,7 +127,7 @@ func TestEventsOfCallee(t *testing.T) {
 		return err
 	})
 	for rank, n := range w.nodes {
-		eventually(t, "the callee's event", func() bool {
+		testwait.Until(t, "the callee's event", func() bool {
 			served := find(n.observed(), "rpc.serve", observe.End, "t.sleep")
 			return len(served) == 1 && served[0].Peer == name((rank+worldSize-1)%worldSize) &&
 				served[0].Rank == dist.Rank(rank) && served[0].Dur >= 20*time.Millisecond
@@ -144,7 +145,7 @@ func TestEventsOfFailedHandler(t *testing.T) {
 	ref, err := rpc.Remote[any](w.ctx, w.nodes[0].Agent, name(1), "t.raise")
 	must(t, err)
 	defer ref.Close()
-	eventually(t, "two events with an error", func() bool {
+	testwait.Until(t, "two events with an error", func() bool {
 		served := find(w.nodes[1].observed(), "rpc.serve", observe.End, "t.raise")
 		return len(served) == 2 && served[0].Err != nil && served[1].Err != nil
 	})
@@ -161,7 +162,7 @@ func TestEventsNested(t *testing.T) {
 		}
 		_, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), fn, args...)
 		must(t, err)
-		eventually(t, "nested events of "+fn, func() bool {
+		testwait.Until(t, "nested events of "+fn, func() bool {
 			events := w.nodes[1].observed()
 			outer, inner := find(events, "rpc.serve", observe.End, fn), find(events, "rpc.call", observe.End, "t.add")
 			return len(outer) == 1 && len(inner) > 0 && inner[len(inner)-1].Dur <= outer[0].Dur && inner[len(inner)-1].Peer == name(2)
@@ -182,7 +183,7 @@ func TestEventsOfUser(t *testing.T) {
 	_, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.spans")
 	must(t, err)
 	order := []observe.Kind{}
-	eventually(t, "three events", func() bool {
+	testwait.Until(t, "three events", func() bool {
 		order = order[:0]
 		for _, e := range n.observed() {
 			if e.Key == "t.spans" || e.Key == "foo" {
@@ -229,7 +230,7 @@ func TestEventsServerTwoReaders(t *testing.T) {
 	serve := func(fn string, events int) { // the event may come after the answer
 		t.Helper()
 		call(fn, ones(2), ones(2), 1)
-		eventually(t, fn, func() bool {
+		testwait.Until(t, fn, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return len(read["outer"]) == events

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -84,7 +85,7 @@ func TestFaultyControlMessages(t *testing.T) {
 		}
 	}
 	for _, n := range w.nodes {
-		eventually(t, "all objects go", func() bool { return info(n, "owner_rrefs") == 0 && info(n, "forks") == 0 })
+		testwait.Until(t, "all objects go", func() bool { return info(n, "owner_rrefs") == 0 && info(n, "forks") == 0 })
 	}
 	w.shutdown()
 }
@@ -98,7 +99,7 @@ func (w *world) reconnect() {
 			if n == to {
 				continue
 			}
-			eventually(w.T, "a link is made again", func() bool {
+			testwait.Until(w.T, "a link is made again", func() bool {
 				_, err := rpc.Call[any](w.ctx, n.Agent, to.Name(), "t.nothing")
 				return err == nil
 			})
@@ -131,7 +132,7 @@ func TestFaultyCreationLostShare(t *testing.T) {
 			}
 		}
 		must(t, ref.Close())
-		eventually(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
+		testwait.Until(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
 		w.shutdown()
 	})
 }
@@ -151,7 +152,7 @@ func TestFaultyCreationLost(t *testing.T) {
 					}
 				})
 				must(t, ref.Close())
-				eventually(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
+				testwait.Until(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
 				w.shutdown()
 			})
 		})
@@ -187,7 +188,7 @@ func TestFaultyCreationLate(t *testing.T) {
 				must(t, payload{make: func() any { return ones(2) }}.check(sum, 2))
 				must(t, slow.Close())
 				must(t, ref.Close())
-				eventually(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
+				testwait.Until(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
 				w.shutdown()
 			})
 		})

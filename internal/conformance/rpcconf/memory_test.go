@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -83,7 +84,7 @@ func TestMemory(t *testing.T) {
 	}
 	measure := func() (own, theirs int) {
 		// What is still on its way to be released, and resident memory that is garbage, would hide a leak or feign one.
-		eventually(t, "the callee owns nothing", func() bool {
+		testwait.Until(t, "the callee owns nothing", func() bool {
 			left, err := rpc.Call[int](t.Context(), agent, "m1", "m.left")
 			must(t, err)
 			return left == 0

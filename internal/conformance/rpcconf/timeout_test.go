@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -104,7 +105,7 @@ func TestRemoteTimeout(t *testing.T) {
 	case <-time.After(soon):
 		t.Error("the function did not end")
 	}
-	eventually(t, "the object goes", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
+	testwait.Until(t, "the object goes", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
 	w.shutdown()
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -33,7 +34,7 @@ func gone(t *testing.T, n *node, all ...*node) {
 			}
 		}
 	}()
-	eventually(t, fmt.Sprintf("worker %d owns nothing", n.rank), func() bool {
+	testwait.Until(t, fmt.Sprintf("worker %d owns nothing", n.rank), func() bool {
 		return info(n, "owner_rrefs") == 0 && info(n, "forks") == 0
 	})
 }
@@ -64,7 +65,7 @@ func TestW01UserCrash(t *testing.T) {
 	made, err := rpc.Remote[any](w.ctx, w.nodes[2].Agent, name(0), "t.echo", 1)
 	must(t, err)
 	must(t, made.Confirmed(w.ctx))
-	eventually(t, "three forks", func() bool { return info(owner, "forks") == 3 })
+	testwait.Until(t, "three forks", func() bool { return info(owner, "forks") == 3 })
 	must(t, ref.Close())
 	// One closes without a word to anybody, the other one is cut off first.
 	must(t, w.nodes[1].Close())
@@ -84,7 +85,7 @@ func TestW02ParentUnpinned(t *testing.T) {
 	f.loseNext(1, rpcwire.PythonCall)
 	_, err = rpc.Call[any](within50ms(w.ctx, t), a, name(2), "t.keep", ref)
 	wantErr(t, err, dist.DeadlineExceeded)
-	eventually(t, "no child pins the parent", func() bool { return info(w.nodes[0], "pending_children") == 0 })
+	testwait.Until(t, "no child pins the parent", func() bool { return info(w.nodes[0], "pending_children") == 0 })
 
 	f.delayAll(10*time.Second, rpcwire.PythonCall) // on its way when the receiver dies
 	waiting := rpc.Async[any](w.ctx, a, name(2), "t.keep", ref)
@@ -92,7 +93,7 @@ func TestW02ParentUnpinned(t *testing.T) {
 	must(t, w.nodes[2].Close())
 	_, err = waiting.Await(w.ctx)
 	wantErr(t, err, dist.PeerLost)
-	eventually(t, "no child pins the parent", func() bool { return info(w.nodes[0], "pending_children") == 0 })
+	testwait.Until(t, "no child pins the parent", func() bool { return info(w.nodes[0], "pending_children") == 0 })
 	must(t, ref.Close())
 	gone(t, w.nodes[1])
 }
@@ -146,7 +147,7 @@ func TestW04CreationErrorsVisible(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "nothing is pending", func() bool { return info(w.nodes[0], "pending_users") == 0 })
+	testwait.Until(t, "nothing is pending", func() bool { return info(w.nodes[0], "pending_users") == 0 })
 	gone(t, w.nodes[1])
 }
 
@@ -252,7 +253,7 @@ func TestW09ForkRequestFails(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	eventually(t, "nothing is pending", func() bool { return info(w.nodes[2], "pending_users") == 0 })
+	testwait.Until(t, "nothing is pending", func() bool { return info(w.nodes[2], "pending_users") == 0 })
 }
 
 // Accepts and deletes that cannot be sent now are sent when the connection is back.
@@ -347,7 +348,7 @@ func TestW13UnreadableRequest(t *testing.T) {
 	must(t, local.Close())
 	must(t, foreign.Close())
 	gone(t, w.nodes[2])
-	eventually(t, "no child pins a parent", func() bool { return info(owner, "pending_children") == 0 })
+	testwait.Until(t, "no child pins a parent", func() bool { return info(owner, "pending_children") == 0 })
 	w.shutdown()
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -38,7 +39,7 @@ func TestW15RemoteToSelf(t *testing.T) {
 	}
 	must(t, kept.Close())
 	gone(t, n)
-	eventually(t, "nothing is left", func() bool { return len(n.References().Objects) == 0 }) // the dropped one ends when its function has
+	testwait.Until(t, "nothing is left", func() bool { return len(n.References().Objects) == 0 }) // the dropped one ends when its function has
 	w.shutdown()
 }
 
@@ -243,13 +244,13 @@ func TestW21Cycles(t *testing.T) {
 		must(t, ref.Close())
 	}
 	slices.Sort(ids)
-	eventually(t, "the circle is found", func() bool {
+	testwait.Until(t, "the circle is found", func() bool {
 		found := look()
 		return len(found) == 1 && slices.Equal(found[0], ids)
 	})
 	must(t, rings[0].next.Close())
 	for i := range 3 { // dropping one object lets its references go, and so on around
-		eventually(t, "the circle goes", func() bool {
+		testwait.Until(t, "the circle goes", func() bool {
 			rings[i].mu.Lock()
 			if i > 0 && rings[i].next != nil {
 				_ = rings[i].next.Close()
@@ -281,7 +282,7 @@ func TestW22Close(t *testing.T) {
 		must(t, err)
 		must(t, ref.Confirmed(w.ctx))
 	}()
-	eventually(t, "the collector finds it", func() bool {
+	testwait.Until(t, "the collector finds it", func() bool {
 		runtime.GC()
 		return info(w.nodes[0], "collected_rrefs") == 1
 	})

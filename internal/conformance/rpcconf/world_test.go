@@ -226,16 +226,6 @@ func checkErr(err error, code error, words ...string) error {
 	return nil
 }
 
-// eventually waits until ok holds.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(3 * soon); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", 3*soon, what)
-		}
-	}
-}
-
 // within runs fn and fails when it takes longer than d.
 func within(t *testing.T, d time.Duration, what string, fn func()) {
 	t.Helper()

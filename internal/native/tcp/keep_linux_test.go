@@ -11,17 +11,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/native/wire"
+	"github.com/cohort-dist/cohort/internal/testwait"
 )
-
-// eventually waits until cond holds without doing anything for the mesh.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(20 * time.Second); !cond(); time.Sleep(100 * time.Microsecond) {
-		if time.Now().After(limit) {
-			t.Fatal(what)
-		}
-	}
-}
 
 // largeMessage is one that its receiver has to answer before it moves.
 func largeMessage(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, 300_000) }
@@ -40,7 +31,7 @@ func TestKeeperServesWhatNobodyWaitsFor(t *testing.T) {
 		send, recv := &link.Op{Peer: 1, Slot: 3, Buf: largeMessage(i)}, &link.Op{Peer: 0, Slot: 3, Buf: make([]byte, 300_000)}
 		meshes[1].Recv(recv)
 		meshes[0].Send(send)
-		eventually(t, "a message that nobody waits for does not move", func() bool { return send.Completed() && recv.Completed() })
+		testwait.Until(t, "a message that nobody waits for moves", func() bool { return send.Completed() && recv.Completed() })
 		if recv.State.Err != nil || send.State.Err != nil || !bytes.Equal(recv.Buf, send.Buf) {
 			t.Fatalf("round %d: %v, %v", i, recv.State.Err, send.State.Err)
 		}
@@ -58,7 +49,7 @@ func TestKeeperServesBesideACollectiveThatStandsStill(t *testing.T) {
 		send, recv := &link.Op{Peer: 1, Slot: 3, Buf: largeMessage(i)}, &link.Op{Peer: 0, Slot: 3, Buf: make([]byte, 300_000)}
 		meshes[1].Recv(recv)
 		meshes[0].Send(send)
-		eventually(t, "a message beside a collective does not move", func() bool { return send.Completed() && recv.Completed() })
+		testwait.Until(t, "a message beside a collective moves", func() bool { return send.Completed() && recv.Completed() })
 		if !bytes.Equal(recv.Buf, send.Buf) {
 			t.Fatalf("round %d: %v, %v", i, recv.State.Err, send.State.Err)
 		}
@@ -77,12 +68,12 @@ func TestPollerListensOnlyWhileNobodyDrives(t *testing.T) {
 		defer meshes[1].mu.Unlock()
 		return meshes[1].watch.listening
 	}
-	eventually(t, "the poller does not listen", listening)
+	testwait.Until(t, "the poller listens", listening)
 	recv := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)}
 	meshes[1].Recv(recv)
 	done := make(chan error, 1)
 	go func() { done <- wait(t, meshes[1], recv) }()
-	eventually(t, "nobody drives", func() bool {
+	testwait.Until(t, "somebody drives", func() bool {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
 		return meshes[1].mu.driving
@@ -95,7 +86,7 @@ func TestPollerListensOnlyWhileNobodyDrives(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the poller does not listen again", listening)
+	testwait.Until(t, "the poller listens again", listening)
 }
 
 func TestAnyPeerWithoutAListTakesAll(t *testing.T) {

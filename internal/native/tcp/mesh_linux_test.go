@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/native/wire"
+	"github.com/cohort-dist/cohort/internal/testwait"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -116,7 +117,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 		return bytes
 	}
 	// As many arrive as the window takes, and no more however long one waits.
-	eventually(t, "the window is not used", func() bool { return held() > DefaultWindow-2*size })
+	testwait.Until(t, "the window is used", func() bool { return held() > DefaultWindow-2*size })
 	time.Sleep(20 * time.Millisecond)
 	if n := held(); n > DefaultWindow {
 		t.Errorf("%d bytes are held", n)
