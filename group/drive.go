@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/sched"
 	"github.com/cohort-dist/cohort/internal/ticker"
 )
 
@@ -23,24 +24,22 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 	if w.p2p {
 		return g.waitMessage(ctx, w)
 	}
-	for first := true; ; first = false {
+	for first := true; !w.completed.Load(); first = false {
 		moment.At("group.wait")
 		g.mu.Lock()
-		if w.completed.Load() {
-			g.mu.Unlock()
-			return w.err
-		}
 		if first && g.mu.sched.Eager() {
 			g.mu.sched.Learn(time.Since(w.posted) < promptly)
 		}
 		run, e := g.mu.sched.Wait(&w.item, g.ableLocked(ctx))
-		g.mu.Unlock()
 		if run {
-			if !g.runNext(ctx) && !w.completed.Load() {
+			next := g.mu.sched.Start()
+			g.mu.Unlock()
+			if !g.runNext(ctx, next) && !w.completed.Load() {
 				return w.unfinished(ctx) // the operation that was run can be one before it
 			}
 			continue
 		}
+		g.mu.Unlock()
 		g.perform(e)
 		moment.At("group.wait.parked")
 		select {
@@ -50,11 +49,11 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		g.mu.Lock()
 		g.mu.sched.Leave(&w.item)
 		g.mu.Unlock()
-		if w.completed.Load() {
-			return w.err
+		if !w.completed.Load() {
+			return w.unfinished(ctx)
 		}
-		return w.unfinished(ctx)
 	}
+	return w.err
 }
 
 // ableLocked reports whether a waiter with this context may run the next operation in its own goroutine: it must be able to
@@ -67,12 +66,9 @@ func (g *Group) ableLocked(ctx context.Context) bool {
 	return g.resumable && (next == nil || next.Owner.steps == nil)
 }
 
-// runNext runs the collective that was paused, or else the next one, for a goroutine that is the runner, and gives the role back. It
+// runNext runs the collective that the scheduler has started, if there is one, for a goroutine that is the runner, and gives the role back. It
 // reports false when ctx ended before the operation was over.
-func (g *Group) runNext(ctx context.Context) (over bool) {
-	g.mu.Lock()
-	it := g.mu.sched.Start()
-	g.mu.Unlock()
+func (g *Group) runNext(ctx context.Context, it *sched.Item[Work]) (over bool) {
 	if it == nil {
 		g.release()
 		return true
@@ -188,12 +184,13 @@ func (g *Group) pump() {
 		for {
 			moment.At("group.pump")
 			g.mu.Lock()
-			run := g.mu.sched.Pump()
-			g.mu.Unlock()
-			if !run {
+			if !g.mu.sched.Pump() {
+				g.mu.Unlock()
 				break
 			}
-			g.runNext(g.life.ctx)
+			next := g.mu.sched.Start()
+			g.mu.Unlock()
+			g.runNext(g.life.ctx, next)
 		}
 	}
 }

@@ -203,7 +203,10 @@ func (g *Group) Close() error {
 	moment.At("group.close.runner")
 	switch {
 	case paused: // nobody else goes on with it
-		g.runNext(context.Background())
+		g.mu.Lock()
+		next := g.mu.sched.Start()
+		g.mu.Unlock()
+		g.runNext(context.Background(), next)
 	case held:
 		<-gone // the engine is closed: whoever runs an operation is about to end it
 	}
