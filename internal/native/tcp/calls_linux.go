@@ -26,7 +26,13 @@ type liveCall struct {
 	noticed bool
 }
 
-func (m *Mesh) entry(slot uint64) *callEntry { return &m.mu.calls[wire.TagOf(slot)%callHistory] }
+// calls is what this rank has called.
+type calls struct {
+	known [callHistory]callEntry // the last ones, by their tags
+	live  []liveCall
+}
+
+func (m *Mesh) entry(slot uint64) *callEntry { return &m.mu.calls.known[wire.TagOf(slot)%callHistory] }
 
 // Begin takes note of what this rank calls under a slot, and compares what others have said about it already.
 func (m *Mesh) Begin(slot uint64, call wire.Call) {
@@ -34,7 +40,7 @@ func (m *Mesh) Begin(slot uint64, call wire.Call) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	*m.entry(slot) = callEntry{slot, call}
-	m.mu.live = append(m.mu.live, liveCall{slot: slot})
+	m.mu.calls.live = append(m.mu.calls.live, liveCall{slot: slot})
 	if m.mu.err != nil {
 		return
 	}
@@ -72,9 +78,9 @@ func (m *Mesh) End(slot uint64) {
 	moment.At("tcp.end")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i := range m.mu.live {
-		if m.mu.live[i].slot == slot {
-			m.mu.live = append(m.mu.live[:i], m.mu.live[i+1:]...)
+	for i := range m.mu.calls.live {
+		if m.mu.calls.live[i].slot == slot {
+			m.mu.calls.live = append(m.mu.calls.live[:i], m.mu.calls.live[i+1:]...)
 			return
 		}
 	}
@@ -86,8 +92,8 @@ func (m *Mesh) notice() {
 		return
 	}
 	now := time.Now()
-	for i := range m.mu.live {
-		l := &m.mu.live[i]
+	for i := range m.mu.calls.live {
+		l := &m.mu.calls.live[i]
 		switch {
 		case l.noticed:
 		case l.began.IsZero():

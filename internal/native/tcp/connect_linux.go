@@ -393,7 +393,7 @@ func (m *Mesh) leaveAll() {
 			c.close(errClosed())
 		}
 	}
-	for _, op := range m.mu.sleepers {
+	for _, op := range m.mu.driver.sleepers {
 		op.Nudge()
 	}
 	m.mu.Unlock()
@@ -403,7 +403,7 @@ func (m *Mesh) leaveAll() {
 	// A driver may still be in the kernel with the epoll instance.
 	for {
 		m.mu.Lock()
-		busy := m.mu.driving
+		busy := m.mu.driver.taken
 		m.mu.Unlock()
 		if !busy {
 			break

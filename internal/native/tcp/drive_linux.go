@@ -16,6 +16,30 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
+// driver is the role of the goroutine that reads the sockets for all that wait.
+type driver struct {
+	taken    bool       // somebody has it
+	last     time.Time  // when somebody had it last
+	sleepers []*link.Op // ops whose waiters sleep until it is free
+}
+
+// awake forgets a waiter that does not sleep any more.
+func (d *driver) awake(op *link.Op) {
+	for i, s := range d.sleepers {
+		if s == op {
+			d.sleepers = append(d.sleepers[:i], d.sleepers[i+1:]...)
+			return
+		}
+	}
+}
+
+// passOn wakes a sleeper to drive when nobody does.
+func (d *driver) passOn() {
+	if !d.taken && len(d.sleepers) > 0 {
+		d.sleepers[0].Nudge()
+	}
+}
+
 // Wait returns when op is complete. The caller drives the mesh meanwhile, or sleeps while another goroutine does.
 func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 	for {
@@ -27,12 +51,12 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 			m.mu.Unlock()
 			return op.State.Err
 		}
-		if !m.mu.driving && !m.mu.closed {
+		if !m.mu.driver.taken && !m.mu.closed {
 			if ctx.Err() != nil {
 				m.mu.Unlock()
 				return dist.FromContext(ctx, "group: wait")
 			}
-			m.mu.driving = true
+			m.mu.driver.taken = true
 			m.watch.relieve(m.ep)
 			m.mu.Unlock()
 			err := m.drive(ctx, op)
@@ -42,7 +66,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 			}
 			continue
 		}
-		m.mu.sleepers = append(m.mu.sleepers, op)
+		m.mu.driver.sleepers = append(m.mu.driver.sleepers, op)
 		m.mu.Unlock()
 		moment.At("tcp.wait.parked")
 		select {
@@ -50,14 +74,9 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 		case <-ctx.Done():
 		}
 		m.mu.Lock()
-		for i, s := range m.mu.sleepers {
-			if s == op {
-				m.mu.sleepers = append(m.mu.sleepers[:i], m.mu.sleepers[i+1:]...)
-				break
-			}
-		}
+		m.mu.driver.awake(op)
 		if op.Completed() || ctx.Err() != nil {
-			m.passOn() // this one may have been woken to drive
+			m.mu.driver.passOn() // this one may have been woken to drive
 		}
 		m.mu.Unlock()
 		if !op.Completed() && ctx.Err() != nil {
@@ -70,17 +89,9 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 func (m *Mesh) release() {
 	moment.At("tcp.release")
 	m.mu.Lock()
-	m.mu.driving = false
-	m.mu.lastDrive = time.Now()
-	m.passOn()
+	m.mu.driver.taken, m.mu.driver.last = false, time.Now()
+	m.mu.driver.passOn()
 	m.mu.Unlock()
-}
-
-// passOn wakes a sleeper to drive when nobody does.
-func (m *Mesh) passOn() {
-	if !m.mu.driving && len(m.mu.sleepers) > 0 {
-		m.mu.sleepers[0].Nudge()
-	}
 }
 
 // slice is how long a driver waits in the kernel before it looks at its context.

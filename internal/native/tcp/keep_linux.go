@@ -78,10 +78,29 @@ const (
 	beatsPerLimit = 4
 )
 
+// pulse tells whether the goroutine that runs a collective goes on: the keeper looks now and then whether it has posted something.
+type pulse struct {
+	posts uint64 // sends and receives posted
+	seen  uint64 // of them, when the keeper looked last
+	still int    // looks in a row in which nothing was posted
+}
+
+// beats reports whether something was posted lately.
+func (p *pulse) beats() bool { return p.posts != p.seen || p.still < patience }
+
+// look is called when the keeper looks.
+func (p *pulse) look() {
+	if p.posts != p.seen {
+		p.seen, p.still = p.posts, 0
+	} else {
+		p.still++
+	}
+}
+
 // attended reports whether somebody else looks after the sockets, or did so just now. The goroutine that runs a collective
 // computes between two waits and comes back: it counts as long as it goes on posting.
 func (m *Mesh) attended() bool {
-	return m.mu.driving || len(m.mu.live) > 0 && (m.mu.posts != m.mu.seen || m.mu.still < patience) || time.Since(m.mu.lastDrive) < quiet
+	return m.mu.driver.taken || len(m.mu.calls.live) > 0 && m.mu.pulse.beats() || time.Since(m.mu.driver.last) < quiet
 }
 
 // look is attended for the keeper, who remembers what it saw.
@@ -89,11 +108,7 @@ func (m *Mesh) look() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	busy := m.attended()
-	if m.mu.posts != m.mu.seen {
-		m.mu.seen, m.mu.still = m.mu.posts, 0
-	} else {
-		m.mu.still++
-	}
+	m.mu.pulse.look()
 	return busy
 }
 

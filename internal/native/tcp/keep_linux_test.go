@@ -76,7 +76,7 @@ func TestPollerListensOnlyWhileNobodyDrives(t *testing.T) {
 	testwait.Until(t, "somebody drives", func() bool {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
-		return meshes[1].mu.driving
+		return meshes[1].mu.driver.taken
 	})
 	if listening() {
 		t.Error("the poller listens while somebody drives")

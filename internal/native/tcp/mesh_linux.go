@@ -37,24 +37,19 @@ type Mesh struct {
 	// mu guards the connections too.
 	mu struct {
 		sync.Mutex
-		conns     []*conn // by rank; nil for the own one
-		anyRecvs  link.List
-		calls     [callHistory]callEntry
-		live      []liveCall
-		early     link.EarlyPool[note]
-		err       error // why the mesh failed
-		lost      error // why collectives have ended: a rank is gone
-		leaving   bool  // Close was called
-		closed    bool  // Close has ended the connections
-		lastBeat  time.Time
-		driving   bool       // somebody drives
-		sleepers  []*link.Op // ops whose waiters sleep until the role is free
-		lastDrive time.Time
-		cores     []uint16 // where the ranks of this host ran lately, plus one
-		posts     uint64   // sends and receives posted
-		copied    int      // bytes of messages that did not come straight from the kernel to where they belong
-		seen      uint64   // posts when the keeper looked last
-		still     int      // looks in a row in which nothing was posted
+		conns    []*conn // by rank; nil for the own one
+		anyRecvs link.List
+		calls    calls
+		early    link.EarlyPool[note]
+		err      error // why the mesh failed
+		lost     error // why collectives have ended: a rank is gone
+		leaving  bool  // Close was called
+		closed   bool  // Close has ended the connections
+		lastBeat time.Time
+		driver   driver
+		pulse    pulse
+		cores    []uint16 // where the ranks of this host ran lately, plus one
+		copied   int      // bytes of messages that did not come straight from the kernel to where they belong
 	}
 }
 
@@ -70,7 +65,7 @@ func (m *Mesh) Send(op *link.Op) {
 	op.Begin()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.mu.posts++
+	m.mu.pulse.posts++
 	c, err := m.peer(op)
 	if err != nil {
 		op.Complete(err)
@@ -86,7 +81,7 @@ func (m *Mesh) Recv(op *link.Op) {
 	op.Begin()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.mu.posts++
+	m.mu.pulse.posts++
 	if op.Peer == link.AnyPeer {
 		m.recvAny(op)
 		return
@@ -269,7 +264,7 @@ func (m *Mesh) report(loss link.Loss) {
 
 // wake makes a driver that waits in the kernel look again.
 func (m *Mesh) wake() {
-	if !m.mu.driving {
+	if !m.mu.driver.taken {
 		return
 	}
 	one := [8]byte{1}
