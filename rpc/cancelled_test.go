@@ -7,6 +7,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -87,4 +88,30 @@ func TestFetchOfACancelledCreationSaysSo(t *testing.T) {
 		}
 		shutdown(t, agents)
 	})
+}
+
+// A reference that was closed is used while its creation is cancelled. It needs the race detector: both look at why it failed.
+func TestUseOfAClosedReferenceWhileItIsCancelled(t *testing.T) {
+	reg := NewRegistry().MustHandle("t.wait", func(ctx context.Context) (int, error) {
+		<-ctx.Done()
+		return 0, ctx.Err()
+	})
+	agents := world(t, 2, false, func(int) *Registry { return reg })
+	for range 50 {
+		ctx, cancel := context.WithCancel(testContext(t))
+		ref, err := Remote[int](ctx, agents[0], "w1", "t.wait")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = ref.Close()
+		var wg sync.WaitGroup
+		wg.Go(cancel)
+		for range 20 {
+			if _, err := ref.Fetch(testContext(t)); err == nil {
+				t.Error("a closed reference was fetched")
+			}
+		}
+		wg.Wait()
+	}
+	shutdown(t, agents)
 }
