@@ -8,13 +8,29 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/store"
 )
+
+// reading is a store that tells when a key was read.
+type reading struct {
+	store.Store
+	key  string
+	read func()
+}
+
+func (r *reading) Get(ctx context.Context, key string) ([]byte, error) {
+	value, err := r.Store.Get(ctx, key)
+	if err == nil && strings.HasSuffix(key, r.key) {
+		r.read()
+	}
+	return value, err
+}
 
 // TestStartAgainForgetsTheFirst: worker b dies while a static world starts, when worker a knows it and waits for x, which has died before.
 // Others come in their places. The world starts again with them, and nobody knows b.
@@ -27,7 +43,7 @@ func TestStartAgainForgetsTheFirst(t *testing.T) {
 		a   *Agent
 		err error
 	}
-	join := func(ctx context.Context, name string, rank int) chan joined {
+	join := func(ctx context.Context, st store.Store, name string, rank int) chan joined {
 		done := make(chan joined, 1)
 		go func() {
 			a, err := Join(ctx, st, name, WithRank(dist.Rank(rank)), WithWorldSize(3), WithAddr("127.0.0.1:0"))
@@ -35,10 +51,11 @@ func TestStartAgainForgetsTheFirst(t *testing.T) {
 		}()
 		return done
 	}
-	first := join(ctx, "a", 0)
+	seen := make(chan struct{})
+	first := join(ctx, &reading{Store: st, key: "cohort/b", read: sync.OnceFunc(func() { close(seen) })}, "a", 0)
 	short, die := context.WithCancel(ctx)
 	defer die()
-	second := join(short, "b", 1)
+	second := join(short, st, "b", 1)
 	x := rpcworld.New(st, rpcworld.Config{Name: "x", Rank: 2, Size: 3, Round: -1, Cohort: true, Logger: slog.New(slog.DiscardHandler)})
 	if err := x.ComeTogether(ctx); err != nil {
 		t.Fatal(err)
@@ -47,16 +64,17 @@ func TestStartAgainForgetsTheFirst(t *testing.T) {
 	if err := round.Set(ctx, "names/2", []byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	if err := round.Wait(ctx, "addrs/b"); err != nil {
-		t.Fatal(err)
+	select {
+	case <-seen:
+	case <-ctx.Done():
+		t.Fatal("a has not seen b")
 	}
-	time.Sleep(100 * time.Millisecond) // a knows it
 	die()
 	if b := <-second; !errors.Is(b.err, context.Canceled) {
 		t.Fatal(b.err)
 	}
 	var agents []*Agent
-	for _, c := range []chan joined{join(ctx, "b2", 1), join(ctx, "c", 2), first} {
+	for _, c := range []chan joined{join(ctx, st, "b2", 1), join(ctx, st, "c", 2), first} {
 		got := <-c
 		if got.err != nil {
 			t.Fatal(got.err)

@@ -316,7 +316,11 @@ func TestOwnerDies(t *testing.T) {
 			fetched <- err
 		}()
 		call := Async[int](ctx, a, "w1", "objects.slow", 60000)
-		time.Sleep(50 * time.Millisecond)
+		until(t, "all of them are under way", func() bool {
+			user, owner := a.DebugInfo(), agents[1].DebugInfo()
+			// Of the creation its caller may still wait to hear.
+			return owner["agent.server_active_calls"] == 2 && user["agent.client_active_calls"]-user["num_pending_users"] == 2
+		})
 		_ = agents[1].Close()
 		died := time.Now()
 		if err := <-fetched; !errors.Is(err, dist.PeerLost) {
@@ -338,6 +342,16 @@ func TestOwnerDies(t *testing.T) {
 		_ = ref.Close()
 		_ = slow.Close()
 	})
+}
+
+// until returns when something has come true.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: it did not come true", what)
+		}
+	}
 }
 
 func eventualError(fn func() error, want error) (err error) {

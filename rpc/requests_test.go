@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 )
@@ -43,11 +42,12 @@ func echoes(ctx context.Context, t *testing.T, a *Agent) {
 func TestLongHandlerOnPipe(t *testing.T) {
 	for _, way := range []string{"block", "compute", "call"} {
 		t.Run(way, func(t *testing.T) {
-			release := make(chan struct{}, 1)
+			release, begun := make(chan struct{}, 1), make(chan struct{}, 1)
 			released := atomic.Bool{}
 			reg := NewRegistry().
 				MustHandle("pipe.release", func() { released.Store(true); release <- struct{}{} }).
 				MustHandle("pipe.block", func(ctx context.Context) error {
+					begun <- struct{}{}
 					select {
 					case <-release:
 						return nil
@@ -56,6 +56,7 @@ func TestLongHandlerOnPipe(t *testing.T) {
 					}
 				}).
 				MustHandle("pipe.compute", func(ctx context.Context) error {
+					begun <- struct{}{}
 					for !released.Load() && ctx.Err() == nil {
 						runtime.Gosched()
 					}
@@ -70,7 +71,11 @@ func TestLongHandlerOnPipe(t *testing.T) {
 				released.Store(false)
 				done := make(chan error, 1)
 				go func() { done <- void(ctx, a, "w1", "pipe."+way) }()
-				time.Sleep(time.Millisecond)
+				select {
+				case <-begun:
+				case err := <-done:
+					t.Fatal(err)
+				}
 				echoes(ctx, t, a)
 				to := "w1"
 				if way == "call" {
