@@ -99,20 +99,21 @@ func TestDeathEndsOperations(t *testing.T) {
 	ctx := ctxOf(t)
 	var wg sync.WaitGroup
 	began := time.Now()
-	for _, r := range []int{0, 1} {
+	works := make([]*Work, 2)
+	for r := range works {
+		works[r] = groups[r].AllReduce(ctx, from(float32(1)), Sum)
 		wg.Go(func() {
-			err := groups[r].AllReduce(ctx, from(float32(1)), Sum).Wait(ctx)
-			var e *dist.Error
-			if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != 2 {
+			if err := names2(works[r].Wait(ctx)); err != nil {
 				t.Errorf("rank %d: %v", r, err)
 			}
-			err = groups[r].Recv(ctx, from(float32(1)), dist.Rank(1-r), 0).Wait(ctx)
-			if !errors.Is(err, dist.PeerLost) {
+			if err := groups[r].Recv(ctx, from(float32(1)), dist.Rank(1-r), 0).Wait(ctx); !errors.Is(err, dist.PeerLost) {
 				t.Errorf("rank %d, later: %v", r, err)
 			}
 		})
 	}
-	time.Sleep(20 * time.Millisecond)
+	for _, w := range works {
+		eventually(t, "it is run", w.runs)
+	}
 	vanish(t, groups[2])
 	wg.Wait()
 	if d := time.Since(began); d > 5*time.Second {
@@ -172,10 +173,10 @@ func messagesGoOn(t *testing.T, transport Transport, end func(*testing.T, *Group
 	}
 	early := groups[0].Recv(ctx, from(float32(1)), 2, 7) // needs the rank that dies
 	half := groups[0].Recv(ctx, from(uint8(1)), 1, 9)    // does not
+	large := groups[0].Send(ctx, from(make([]byte, 3_000_000)...), 2, 8)
 	end(t, groups[2])
-	if err := early.Wait(ctx); !errors.Is(err, dist.PeerLost) {
-		t.Errorf("%v", err)
-	}
+	must(t, names2(early.Wait(ctx)))
+	must(t, names2(large.Wait(ctx)))
 	must(t, each(2, func(r int) error {
 		for i, n := range []int{1, 100, 70_000, 0, 3_000_000, 5} {
 			if err := swap(r, n, i); err != nil {
@@ -187,17 +188,11 @@ func messagesGoOn(t *testing.T, transport Transport, end func(*testing.T, *Group
 	must(t, groups[1].Send(ctx, from(uint8(3)), 0, 9).Wait(ctx))
 	must(t, half.Wait(ctx))
 	// A message that leaves before the sender has noticed the death may well succeed, so rank 1 notices it first.
-	if err := groups[1].Recv(ctx, from(float32(1)), 2, 7).Wait(ctx); !errors.Is(err, dist.PeerLost) {
-		t.Errorf("%v", err)
-	}
-	if err := groups[1].Send(ctx, from(float32(1)), 2, 0).Wait(ctx); !errors.Is(err, dist.PeerLost) {
-		t.Errorf("a message to the dead: %v", err)
-	}
+	must(t, names2(groups[1].Recv(ctx, from(float32(1)), 2, 7).Wait(ctx)))
+	must(t, names2(groups[1].Send(ctx, from(float32(1)), 2, 0).Wait(ctx)))
 	// A collective needs everybody: one failed, the group has.
 	_ = each(2, func(r int) error {
-		err := groups[r].AllReduce(ctx, tensor.Must(tensor.New(tensor.Float32, 1)), Sum).Wait(ctx)
-		var e *dist.Error
-		if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != 2 {
+		if err := names2(groups[r].AllReduce(ctx, tensor.Must(tensor.New(tensor.Float32, 1)), Sum).Wait(ctx)); err != nil {
 			t.Errorf("rank %d: %v", r, err)
 		}
 		if err := swap(r, 1, 99); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "failed before") {
@@ -235,7 +230,9 @@ func TestTimeoutFailsTheGroup(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for r := 1; r < 3; r++ {
-		time.Sleep(20 * time.Millisecond) // until it was told
+		if err := groups[r].Recv(ctx, from(int64(1)), 0, 0).Wait(ctx); !errors.Is(err, dist.DeadlineExceeded) { // it ends when the rank is told
+			t.Errorf("rank %d: %v", r, err)
+		}
 		if err := groups[r].AllReduce(ctx, from(int64(1)), Sum).Wait(ctx); !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "told by rank 0") {
 			t.Errorf("rank %d: %v", r, err)
 		}
@@ -247,7 +244,7 @@ func TestMessageTimeoutLeavesTheGroup(t *testing.T) {
 		groups := newWorld(t, 2, WithTransport(transport))
 		ctx := ctxOf(t)
 		err := groups[0].Recv(ctx, from(int64(1)), 1, 4, WithTimeout(30*time.Millisecond)).Wait(ctx)
-		if !errors.Is(err, dist.DeadlineExceeded) {
+		if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.DeadlineExceeded || e.Rank != 1 {
 			t.Errorf("%s: %v", transport, err)
 		}
 		if transport == Gloo {
@@ -336,7 +333,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		done := make(chan error, 2)
 		go func() { done <- work.Wait(ctx) }()
 		go func() { done <- recv.Wait(ctx) }()
-		time.Sleep(5 * time.Millisecond)
+		eventually(t, "it is run", work.runs)
 		must(t, groups[0].Close())
 		for range 2 {
 			if err := <-done; !errors.Is(err, dist.Closed) {

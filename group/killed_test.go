@@ -75,7 +75,7 @@ func withMortal(t *testing.T, transport Transport, heartbeat time.Duration) (gro
 			return err
 		}
 		t.Cleanup(func() { _ = s.Close() })
-		groups[r], err = New(ctx, s, dist.Rank(r), 3, WithTransport(transport), WithHeartbeat(heartbeat))
+		groups[r], err = New(ctx, s, dist.Rank(r), 3, WithTransport(transport), WithHeartbeat(heartbeat), WithQueue(2*floodMessages))
 		return err
 	}))
 	t.Cleanup(func() { closeAll(groups) })
@@ -122,7 +122,7 @@ func TestKilledRankIsNoticedWithinASecond(t *testing.T) {
 				works[r] = g.AllReduce(ctx, from(int64(1)), Sum)
 			}
 			for _, w := range works { // until they are in it
-				for w.Duration() == 0 && ctx.Err() == nil {
+				for !w.runs() && ctx.Err() == nil {
 					time.Sleep(time.Millisecond)
 				}
 			}
@@ -138,6 +138,22 @@ func TestKilledRankIsNoticedWithinASecond(t *testing.T) {
 					return err
 				}
 				return message.Wait(ctx)
+			}
+		},
+		"with messages that it does not take": func(ctx context.Context, groups []*Group) func() error {
+			sends := flood(ctx, groups[0], 2)
+			message := groups[0].Recv(ctx, from(int64(0)), 2, 0)
+			return func() error {
+				for i, w := range sends {
+					if err := w.Wait(ctx); err != nil {
+						if err = names2(err); err != nil {
+							return err
+						}
+					} else if i == len(sends)-1 {
+						return errors.New("the rank that receives nothing has taken everything")
+					}
+				}
+				return names2(message.Wait(ctx))
 			}
 		},
 	}
