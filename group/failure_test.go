@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -112,7 +113,7 @@ func TestDeathEndsOperations(t *testing.T) {
 		})
 	}
 	for _, w := range works {
-		eventually(t, "it is run", w.runs)
+		testwait.Until(t, "it is run", w.runs)
 	}
 	vanish(t, groups[2])
 	wg.Wait()
@@ -333,7 +334,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		done := make(chan error, 2)
 		go func() { done <- work.Wait(ctx) }()
 		go func() { done <- recv.Wait(ctx) }()
-		eventually(t, "it is run", work.runs)
+		testwait.Until(t, "it is run", work.runs)
 		must(t, groups[0].Close())
 		for range 2 {
 			if err := <-done; !errors.Is(err, dist.Closed) {

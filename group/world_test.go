@@ -101,15 +101,5 @@ func ctxOf(tb testing.TB) context.Context {
 	return ctx
 }
 
-// eventually returns when something has come true.
-func eventually(tb testing.TB, what string, is func() bool) {
-	tb.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			tb.Fatalf("%s: it did not come true", what)
-		}
-	}
-}
-
 // runs reports whether the operation has begun.
 func (w *Work) runs() bool { return w.Duration() > 0 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testwait"
 )
 
 type model struct {
@@ -316,7 +317,7 @@ func TestOwnerDies(t *testing.T) {
 			fetched <- err
 		}()
 		call := Async[int](ctx, a, "w1", "objects.slow", 60000)
-		until(t, "all of them are under way", func() bool {
+		testwait.Until(t, "all of them are under way", func() bool {
 			user, owner := a.DebugInfo(), agents[1].DebugInfo()
 			// Of the creation its caller may still wait to hear.
 			return owner["agent.server_active_calls"] == 2 && user["agent.client_active_calls"]-user["num_pending_users"] == 2
@@ -342,16 +343,6 @@ func TestOwnerDies(t *testing.T) {
 		_ = ref.Close()
 		_ = slow.Close()
 	})
-}
-
-// until returns when something has come true.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: it did not come true", what)
-		}
-	}
 }
 
 func eventualError(fn func() error, want error) (err error) {
