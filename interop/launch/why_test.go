@@ -201,8 +201,16 @@ func program(t *testing.T) string {
 // why asks until the answer matches: a rank that has announced its hang may not be there yet. It returns the proof.
 func why(t *testing.T, job, want string) (proof string) {
 	t.Helper()
+	proof, _ = whether(t, job, want)
+	return proof
+}
+
+// whether does the same, and returns whether the job hangs, too.
+func whether(t *testing.T, job, want string) (proof string, hung bool) {
+	t.Helper()
 	var answer struct {
 		Sentence string
+		Hung     bool
 		Proof    []string
 	}
 	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); {
@@ -214,11 +222,11 @@ func why(t *testing.T, job, want string) (proof string) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		if regexp.MustCompile(want).MatchString(answer.Sentence) {
-			return strings.Join(answer.Proof, "\n")
+			return strings.Join(answer.Proof, "\n"), answer.Hung
 		}
 	}
 	t.Errorf("the answer is\n%s\n%s\nwant %s", answer.Sentence, strings.Join(answer.Proof, "\n"), want)
-	return ""
+	return "", answer.Hung
 }
 
 // TestHangTimeout: a job that stands still is explained by its launcher, stopped, and restarted.
