@@ -86,6 +86,9 @@ func threadWords(r *Rank, p position) string {
 	return ""
 }
 
+// stuck reports whether a process runs the program anew, and has come to a call that waits for other ranks.
+func (ch Child) stuck() bool { return ch.Imports && locateFrames(ch.Frames).waits() }
+
 // childWords names the child that a rank waits for: one that runs code of the program, else one of another program.
 func childWords(children []Child) string {
 	for _, ch := range children {
@@ -97,7 +100,7 @@ func childWords(children []Child) string {
 			if how != "" {
 				how = ", " + how
 			}
-			if ch.Imports && p.waits() {
+			if ch.stuck() {
 				return fmt.Sprintf(", for its process %d, which runs the program anew to import it, and has come to %s there: put that under if __name__ == \"__main__\"", ch.PID, p.where())
 			}
 			return fmt.Sprintf(", for its process %d, which is in %s%s", ch.PID, p.where(), how)

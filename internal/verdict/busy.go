@@ -39,7 +39,7 @@ func (c *court) busy() Verdict {
 	switch {
 	case len(c.waiting()) > 0:
 		return Verdict{Hung: true, Sentence: fmt.Sprintf("Nothing moves: %s.", c.whereabouts(-1))}
-	case c.asleep() || c.importing():
+	case c.asleep():
 		return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s.", c.whereabouts(-1))}
 	}
 	return Verdict{Still: true, Sentence: fmt.Sprintf(perhaps+"no rank waits in torch.distributed; %s.", c.whereabouts(-1))}
@@ -92,6 +92,9 @@ func (c *court) ended() string {
 func (c *court) whereabouts(but int) string {
 	all := c.ranks(func(r Rank, _ position) bool { return r.Main != nil && r.Rank != but })
 	places := c.grouped(all, position.doing)
+	if i := slices.IndexFunc(all, func(n int) bool { return slices.ContainsFunc(c.rank(n).Children, Child.stuck) }); i > 0 {
+		all[0] = all[i] // it says more
+	}
 	for _, n := range all {
 		if text, found := strings.CutPrefix(childWords(c.rank(n).Children), ","); found {
 			return strings.Join(places, "; ") + "; rank " + strconv.Itoa(n) + " waits" + text // one says enough

@@ -47,12 +47,6 @@ func (c *court) tempered(v Verdict) Verdict {
 // perhaps begins what is said of a job that stands still without a proof that it hangs.
 const perhaps = "Perhaps not hung: "
 
-// importing reports whether a process below a rank runs the program anew, and waits there for other ranks, which never come.
-func (c *court) importing() bool {
-	stuck := func(ch Child) bool { return ch.Imports && locateFrames(ch.Frames).waits() }
-	return len(c.ranks(func(r Rank, _ position) bool { return slices.ContainsFunc(r.Children, stuck) })) > 0
-}
-
 // asleep reports whether ranks that do not wait for each other stand still for good, as far as time tells: none has run for long,
 // and none sleeps until a time that it has chosen.
 func (c *court) asleep() bool {

@@ -85,7 +85,10 @@ func TestImports(t *testing.T) {
 	const does = "in <module> (train.py:16), in DataLoader.__iter__ of dataloader.py, reading from a socket for 3 s"
 	const because = ` for its process 777, which runs the program anew to import it, and has come to init_process_group (train.py:14) there: put that under if __name__ == "__main__"`
 	wantSentences(t, map[string]sentence{
-		"all":  {Job{World: 2, Ranks: []Rank{loads(0), loads(1)}}, "No rank waits in torch.distributed: ranks 0 and 1 are " + does + "; rank 0 waits" + because + "."},
+		"all": {Job{World: 2, Ranks: []Rank{loads(0), loads(1)}}, "Perhaps not hung: no rank waits in torch.distributed; ranks 0 and 1 are " + does + "; rank 0 waits" + because + "."},
+		"one": {Job{World: 2, Ranks: []Rank{edit(loads(0), func(r *Rank) {
+			r.Children = []Child{{PID: 776, Imports: true, Frames: at(0, "<module>", 1).Main.Frames}}
+		}), loads(1)}}, "Perhaps not hung: no rank waits in torch.distributed; ranks 0 and 1 are " + does + "; rank 1 waits" + because + "."},
 		"late": {Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), loads(1)}}, "Rank 1 has not reached barrier (train.py:27); it is " + does + "," + because + "; rank 0 waits."},
 	})
 }
