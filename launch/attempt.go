@@ -84,7 +84,8 @@ type worker struct {
 	refused        string
 	out, err       *joblog.Pipe
 	cause          postmortem.Cause
-	stopped        bool // it was signalled by the launcher before it ended
+	sent           []int // signals that the launcher sent before it ended
+	stopped        bool  // and that they were to end it
 }
 
 // id is the keeper's number of a worker. Those of earlier attempts have ended.
@@ -162,7 +163,9 @@ func (a *attempt) perform(e launchcore.Effect) {
 	case launchcore.TakeEvidence:
 		a.look(e.Hung)
 	case launchcore.Send:
-		a.send(e.Workers, e.Signal)
+		a.send(e.Workers, e.Signal, true)
+	case launchcore.Pass:
+		a.send(e.Workers, e.Signal, false)
 	case launchcore.Mark:
 		a.mark(e.Workers)
 	case launchcore.Waits:
@@ -281,7 +284,7 @@ func (a *attempt) told(e keeper.Event) {
 
 // explain says why a worker has ended.
 func (a *attempt) explain(w *worker) postmortem.Cause {
-	d := postmortem.Death{Code: w.exit.Code, RSS: w.exit.RSS, Stopped: w.stopped}
+	d := postmortem.Death{Code: w.exit.Code, RSS: w.exit.RSS, Stopped: w.stopped, Sent: w.sent}
 	if d.Code == 0 {
 		return postmortem.Explain(d)
 	}
@@ -376,12 +379,12 @@ func (a *attempt) signal(s os.Signal) {
 	a.step(launchcore.PassedSignal{Signal: launchcore.Signal(number)})
 }
 
-func (a *attempt) send(workers []launchcore.Worker, s launchcore.Signal) {
-	ending := a.job.cfg.ending[int(s)] || s == launchcore.SIGKILL
+func (a *attempt) send(workers []launchcore.Worker, s launchcore.Signal, ending bool) {
 	ids := make([]int, len(workers))
 	for i, w := range workers {
 		ids[i] = a.id(w)
-		a.workers[w].stopped = a.workers[w].stopped || ending
+		to := a.workers[w]
+		to.sent, to.stopped = append(to.sent, int(s)), to.stopped || ending
 		if ending {
 			a.job.board.rank(int(w), func(r *WorkerStatus) { r.Phase, r.Since = WorkerStopping, time.Now() })
 		}

@@ -234,6 +234,6 @@ func (a *attempt) end(silent leftBehind) {
 		a.job.screen.say("rank %d has given no sign of life, and the group is done without it: it is killed", a.workers[w].rank)
 	}
 	if len(silent) > 0 {
-		a.send(silent, launchcore.SIGKILL)
+		a.send(silent, launchcore.SIGKILL, true)
 	}
 }

@@ -118,6 +118,11 @@ type (
 		Workers []Worker
 		Signal  Signal
 	}
+	// Pass passes on a signal that does not end the job.
+	Pass struct {
+		Workers []Worker
+		Signal  Signal
+	}
 	// Mark asks to remember where the workers are, before they are interrupted; answered by [Marked].
 	Mark struct{ Workers []Worker }
 	// FindStuck asks which of the workers have not moved since [Mark]; answered by [Stuck].
@@ -148,6 +153,7 @@ type (
 func (Start) effect()        {}
 func (TakeEvidence) effect() {}
 func (Send) effect()         {}
+func (Pass) effect()         {}
 func (Mark) effect()         {}
 func (FindStuck) effect()    {}
 func (Waits) effect()        {}
@@ -250,7 +256,7 @@ func (g *Group) Step(ev Event) []Effect {
 		g.userSignal(ev.Signal)
 	case PassedSignal:
 		if g.living > 0 {
-			g.do(Send{g.survivors(), ev.Signal})
+			g.do(Pass{g.survivors(), ev.Signal})
 		}
 	case Marked:
 		if g.phase == marking {

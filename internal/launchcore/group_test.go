@@ -61,7 +61,7 @@ func TestGroup(t *testing.T) {
 		"unless nobody is left":          {append(slices.Clone(asked), Exited{Worker: 0}, Exited{Worker: 1}, Exited{Worker: 2}), UserSignal{SIGINT}, nil},
 		"a signal after a failure":       {append(slices.Clone(failed), UserSignal{SIGTERM}), EvidenceTaken{}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"SIGINT while stopping kills":    {stopped, UserSignal{SIGINT}, []Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{3, 5 * time.Second}}},
-		"SIGUSR1 is only passed on":      {[]Event{Begin{}, Exited{Worker: 1}}, PassedSignal{10}, []Effect{Send{[]Worker{0, 2}, 10}}},
+		"SIGUSR1 is only passed on":      {[]Event{Begin{}, Exited{Worker: 1}}, PassedSignal{10}, []Effect{Pass{[]Worker{0, 2}, 10}}},
 		"another node failed: evidence":  {[]Event{Begin{}}, Stop{}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
 		"these are stopped, too":         {[]Event{Begin{}, Stop{}}, EvidenceTaken{}, []Effect{Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
 		"another node lost a peer":       {[]Event{Begin{}, Stop{Linger: true}}, EvidenceTaken{}, []Effect{SetTimer{2, 5 * time.Second}}},

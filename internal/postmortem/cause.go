@@ -88,7 +88,8 @@ type Death struct {
 	RSS, Limit int64
 	// Output says why what it prints cannot be written, "" if it can: "its log files are on a full disk".
 	Output string
-	// Stopped says that the launcher had sent a signal before.
+	// Sent are the signals that the launcher had sent before; Stopped says that one of them was to end the worker.
+	Sent    []int
 	Stopped bool
 }
 
@@ -117,7 +118,7 @@ func Explain(d Death) Cause {
 	cause := Cause{Exception: trace.exception, Where: trace.where, Traceback: trace.text}
 	sig := signalOf(d.Code)
 	switch {
-	case d.Stopped && (sig == 15 || sig == 9 || sig == 2):
+	case d.Stopped && (sig == 15 || sig == 9 || sig == 2 || slices.Contains(d.Sent, sig)):
 		cause = stopped(d, sig, trace)
 	case d.Output != "" && (sig == 13 || trace.exception == "" && d.Code > 0 || strings.Contains(trace.exception, "Broken pipe")):
 		cause.Kind, cause.Words, cause.Advice = ExitCode, "could not print and ended with "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
@@ -147,6 +148,9 @@ func Explain(d Death) Cause {
 			cause.Kind, cause.Words = kindOf(trace.exception), "raised "+firstLine(trace.exception)+", and then "+cause.Words
 			cause.Advice = cmp.Or(adviceFor(trace.exception), cause.Advice)
 		}
+	case d.Code < 0 && trace.exception == "" && slices.Contains(d.Sent, sig):
+		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher was sent and passed on to it"
+		cause.Advice = "handle the signal in the program, or do not send it to the launcher"
 	case d.Code < 0 && trace.exception == "":
 		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher did not send"
 	case d.OutOfMemory && trace.exception != "":
