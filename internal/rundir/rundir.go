@@ -54,7 +54,7 @@ func New(o Options) (*Dir, error) {
 	}
 	d.Temporary = base == "" && !o.Keep
 	if base == "" {
-		base = filepath.Join(os.TempDir(), "cohort_run_"+random(10))
+		base = filepath.Join(temporary(), "cohort_run_"+random(10))
 	}
 	abs, err := filepath.Abs(base)
 	if err != nil {
@@ -74,9 +74,22 @@ func New(o Options) (*Dir, error) {
 		o.Passing(d.passing)
 	}
 	if err := d.make(o.Base == "" || d.null); err != nil {
-		return nil, errors.Join(err, d.Close())
+		_ = d.Close() // what was not made cannot be removed either, and says no more
+		return nil, err
 	}
 	return d, nil
+}
+
+// temporary is the first folder for temporary files that can be written. As in Python, a TMPDIR that is not there, as in a batch job that
+// inherited it from another machine, is passed over.
+func temporary() string {
+	for _, dir := range []string{os.TempDir(), "/tmp", "/var/tmp", "."} {
+		if f, err := os.CreateTemp(dir, "cohort_try_"); err == nil {
+			_, _ = f.Close(), os.Remove(f.Name())
+			return dir
+		}
+	}
+	return os.TempDir()
 }
 
 // make makes the folders. A temporary one is for this user alone.

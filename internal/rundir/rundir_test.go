@@ -76,3 +76,32 @@ func TestDir(t *testing.T) {
 		}
 	}
 }
+
+// TestNoTemporaryFolder: a TMPDIR that cannot be used is passed over, as Python does.
+func TestNoTemporaryFolder(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{filepath.Join(file, "x"), file, filepath.Join(filepath.Dir(file), "missing")} {
+		t.Setenv("TMPDIR", dir)
+		d, err := New(Options{RunID: "a"})
+		if err != nil {
+			t.Fatalf("%s: %v", dir, err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestNoLogFolder: the reason is told once.
+func TestNoLogFolder(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(Options{RunID: "a", Base: file}); err == nil || strings.Count(err.Error(), "not a directory") != 1 {
+		t.Errorf("a file as the log folder: %v", err)
+	}
+}
