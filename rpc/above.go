@@ -35,7 +35,7 @@ func (u above) Died(p *rpclink.Peer) {
 		return
 	}
 	u.a.refs.Died(p)
-	if u.a.extension != nil {
+	if u.a.extension != nil && !u.a.refs.Former(p) {
 		u.a.extension.Died(rpcserve.SeamWorker(p))
 	}
 }

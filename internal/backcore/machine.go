@@ -126,8 +126,14 @@ func (m *Machine[G]) Contexts() (contexts, unanswered int) { return len(m.contex
 // Busy reports whether something may have to be sent again: whether Tick matters.
 func (m *Machine[G]) Busy() bool { return len(m.cleaning) > 0 || len(m.busy) > 0 }
 
-// PeerBack reports that a worker with the id of one that died has come.
-func (m *Machine[G]) PeerBack(w Worker) { delete(m.dead, w) }
+// PeerBack reports that a worker with the id of one that died has come. The contexts of every PyTorch process have the same numbers, so
+// those of the dead one must not be remembered as over.
+func (m *Machine[G]) PeerBack(w Worker) {
+	if m.dead[w] {
+		delete(m.dead, w)
+		m.tombs.Forget(func(id Context) bool { return id.Origin == w })
+	}
+}
 
 // Ask asks whoever opened a context whether it is still there, until it answers. It is for contexts that have been there for
 // long.

@@ -112,6 +112,9 @@ func (r *Refs) CreateFailed(h *Handle, err error) {
 // ErrCalled is the answer to a creating call that has come before, on a link that was cut.
 var ErrCalled = errors.New("the creating call has arrived already")
 
+// errTaken is why a PyTorch worker whose ids begin anew cannot create an object: two would be one.
+var errTaken = errors.New("an object that a former worker of this rank has made has its id and is still in use")
+
 // CallArrived asks the machine whether a creating call of p may run, and returns the place of its object. life is the start
 // of a Go creator; PyTorch's have none.
 func (r *Refs) CallArrived(p *rpclink.Peer, life rrefcore.Epoch, pair rpcwire.RRefPair, fn string, cancel context.CancelCauseFunc) (*Object, error) {
@@ -125,7 +128,13 @@ func (r *Refs) CallArrived(p *rpclink.Peer, life rrefcore.Epoch, pair rpcwire.RR
 		r.mu.Unlock()
 		return nil, ErrCalled
 	}
-	code := r.mu.m.CallArrived(p.ID, id, root, pair.Key)
+	code, cause := rrefcore.LeaseExpired, error(nil)
+	if !r.Former(p) {
+		code = r.mu.m.CallArrived(p.ID, id, root, pair.Key)
+	}
+	if code == rrefcore.CreateFailed {
+		cause = errTaken
+	}
 	var o *Object
 	if code == rrefcore.OK {
 		o = r.object(id)
@@ -136,7 +145,7 @@ func (r *Refs) CallArrived(p *rpclink.Peer, life rrefcore.Epoch, pair rpcwire.RR
 	r.mu.Unlock()
 	r.perform(e)
 	if o == nil {
-		return nil, r.cfg.Failure("create", id, r.cfg.Name, code, nil)
+		return nil, r.cfg.Failure("create", id, r.cfg.Name, code, cause)
 	}
 	o.Begin(cancel)
 	return o, nil

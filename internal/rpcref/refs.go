@@ -53,9 +53,10 @@ type Refs struct {
 		m       *rrefcore.Machine
 		objects map[rrefcore.ID]*Object
 		handles map[rrefcore.ID]*Handle
-		dirty   map[rrefcore.Worker]bool     // Go peers with something to be sent, and whether somebody may wait for what it brings
-		lazy    map[rrefcore.Worker]struct{} // Go peers with something that can wait for company
-		taken   []rrefcore.Effect            // room for what a step asks for
+		lives   map[rrefcore.Worker]*rpclink.Peer // whom the machine knows under an id
+		dirty   map[rrefcore.Worker]bool          // Go peers with something to be sent, and whether somebody may wait for what it brings
+		lazy    map[rrefcore.Worker]struct{}      // Go peers with something that can wait for company
+		taken   []rrefcore.Effect                 // room for what a step asks for
 		closed  bool
 		lent    map[uint64]*Hold // on their way from this worker to itself
 		settled chan struct{}    // closed when a reference that was handed to this worker, its owner, is decided about; made on demand
@@ -68,6 +69,7 @@ func New(cfg Config) *Refs {
 	r := &Refs{cfg: cfg, begun: time.Now(), kick: make(chan struct{}, 1), later: stoppedTimer()}
 	r.mu.m = rrefcore.New(cfg.ID, cfg.Epoch, cfg.Core)
 	r.mu.objects, r.mu.handles, r.mu.lent = map[rrefcore.ID]*Object{}, map[rrefcore.ID]*Handle{}, map[uint64]*Hold{}
+	r.mu.lives = map[rrefcore.Worker]*rpclink.Peer{}
 	r.mu.dirty, r.mu.lazy = map[rrefcore.Worker]bool{}, map[rrefcore.Worker]struct{}{}
 	return r
 }
@@ -368,7 +370,7 @@ func (r *Refs) Connected(c *rpclink.Conn) {
 		q.stream = c // from here on nothing goes out on an older link, so the new one brings everything in order
 	}
 	r.step(func(m *rrefcore.Machine) {
-		m.AddPeer(p.ID, kind, epoch)
+		r.add(p, kind, epoch)
 		if c.Link != nil {
 			m.Resend(p.ID)
 			if m.PeerDead(p.ID) {
@@ -392,10 +394,30 @@ func (r *Refs) known(id rrefcore.Worker) {
 		return
 	}
 	if cohort, epoch := p.Life(); cohort {
-		r.mu.m.AddPeer(id, rrefcore.Cohort, rrefcore.Epoch(epoch))
+		r.add(p, rrefcore.Cohort, rrefcore.Epoch(epoch))
 	} else {
-		r.mu.m.AddPeer(id, rrefcore.PyTorch, 0)
+		r.add(p, rrefcore.PyTorch, 0)
 	}
+}
+
+// add makes a worker known to the machine, in the place of one that had its id before.
+func (r *Refs) add(p *rpclink.Peer, kind rrefcore.PeerKind, epoch rrefcore.Epoch) {
+	former := r.mu.lives[p.ID]
+	switch {
+	case r.Former(p): // its successor is there already
+	case former != nil && former != p:
+		r.mu.lives[p.ID] = p
+		r.mu.m.Replace(p.ID, kind, epoch)
+	default:
+		r.mu.lives[p.ID] = p
+		r.mu.m.AddPeer(p.ID, kind, epoch)
+	}
+}
+
+// Former reports whether another worker has the id of p now.
+func (r *Refs) Former(p *rpclink.Peer) bool {
+	now := r.cfg.Net.PeerByID(p.ID)
+	return now != nil && now != p
 }
 
 // epochOf returns the life that an id without epoch belongs to: PyTorch's messages carry none.
@@ -426,7 +448,9 @@ func Global(id rrefcore.ID) rpcwire.GlobalID {
 func (r *Refs) Died(p *rpclink.Peer) {
 	r.step(func(m *rrefcore.Machine) {
 		r.known(p.ID)
-		m.PeerDied(p.ID)
+		if !r.Former(p) {
+			m.PeerDied(p.ID)
+		}
 	})
 }
 

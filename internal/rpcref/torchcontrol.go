@@ -147,6 +147,8 @@ func (r *Refs) TorchControl(kind rpcwire.Type, payload []byte) (msg rrefcore.Mes
 func (r *Refs) Controlled(p *rpclink.Peer, msg rrefcore.Message) {
 	r.step(func(m *rrefcore.Machine) {
 		r.known(p.ID)
-		m.Control(p.ID, msg)
+		if !r.Former(p) {
+			m.Control(p.ID, msg)
+		}
 	})
 }

@@ -85,7 +85,7 @@ func (m *Machine) encode(b *encoder) {
 		for w := wO; w <= wD; w++ {
 			b.flags(o.open[w])
 		}
-		b.flags(o.valued, o.called, o.cancelled)
+		b.flags(o.valued, o.called, o.former, o.cancelled)
 		b.num(uint64(o.local))
 		holders := map[ID]life{}
 		for id, f := range o.forks {

@@ -7,7 +7,7 @@ package rrefcore
 // object, or it holds a fork. An object that is not here may be used by its creator, whose creating call is on its way.
 func (m *Machine) MayUse(w Worker, id ID) bool {
 	o := m.objects[id]
-	if id.On == w || o == nil {
+	if o == nil || id.On == w && !o.former {
 		return id.On == w
 	}
 	for _, holder := range o.forks {

@@ -175,6 +175,29 @@ func (m *Machine) AddPeer(id Worker, kind PeerKind, epoch Epoch) {
 	}
 }
 
+// Replace makes known that another worker has the id of one that has gone. The ids of every PyTorch process begin with 0, so what a
+// former one has left would be taken for the new one's: it is forgotten at once, without the grace period.
+func (m *Machine) Replace(id Worker, kind PeerKind, epoch Epoch) {
+	p := m.peers[id]
+	if p == nil || p.kind == Cohort && kind == Cohort {
+		m.AddPeer(id, kind, epoch)
+		return
+	}
+	if p.kind == Cohort {
+		m.bury(p)
+		m.forgetEarly(p.life())
+	} else if p.lease.state != dead {
+		p.lease.certain = true
+		m.expire(p)
+	}
+	m.tombs.Forget(func(t tomb) bool { return t.by == id })
+	for made, o := range m.objects {
+		o.former = o.former || made.On == id && p.kind == PyTorch // others hold it still
+	}
+	m.peers[id] = &peer{id: id, kind: kind, epoch: epoch, lease: newLease(m.now), buried: p.buried}
+	m.revisitOf(id)
+}
+
 // Peers returns the known workers in order.
 func (m *Machine) Peers() []Worker { return slices.Sorted(maps.Keys(m.peers)) }
 

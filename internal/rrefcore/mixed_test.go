@@ -115,7 +115,7 @@ func TestKeyKnowsAllFields(t *testing.T) {
 		want string
 	}{
 		{Machine{}, "self epoch opt now next objects handles pins peers ghosts tombs offered early unsettled effects"},
-		{object{}, "id root creatorKey ownKey open forks offers local valued called cancelled since"},
+		{object{}, "id root creatorKey ownKey open forks offers local valued called former cancelled since"},
 		{fork{}, "life since"},
 		{handle{}, "id fork root key owner ownerEpoch parent state code creator held offered accepting deletable unanswered children since"},
 		{peer{}, "id kind epoch stream lease announced session floor buried requests early"},

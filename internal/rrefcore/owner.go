@@ -21,6 +21,7 @@ type object struct {
 	local              int         // uses by code of this worker
 	valued             bool        // the value or its error is there
 	called             bool        // the creating call has arrived
+	former             bool        // a worker made it whose id another one has now, which may make one of the same id
 	cancelled          bool
 	since              Time
 }
@@ -105,6 +106,8 @@ func (m *Machine) CallArrived(from Worker, id, root ID, key Key) Code {
 			return Cancelled
 		}
 		o = m.newObject(id, root)
+	} else if o.former {
+		return CreateFailed
 	} else if _, rooted := o.forks[root]; p.kind == Cohort && id.N < p.announced && !rooted && !m.opt.NoRefusal {
 		return Cancelled // only local uses keep it: its creator has given it up
 	}

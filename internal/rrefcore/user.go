@@ -225,6 +225,9 @@ func (m *Machine) Receive(from Worker, w Wire) (owned bool, code Code) {
 				m.send(from, Message{Kind: ChildAccept, Fork: w.Fork})
 				return true, code
 			}
+		} else if o.former && !m.MayUse(from, w.ID) {
+			m.send(from, Message{Kind: ChildAccept, Fork: w.Fork})
+			return true, Gone
 		}
 		o = m.contact(w.ID, w.Root)
 		o.local++

@@ -32,6 +32,13 @@ func (s *Set[K]) Add(key K, most int) {
 	s.young[key] = struct{}{}
 }
 
+// Forget forgets the keys for which of is true.
+func (s *Set[K]) Forget(of func(K) bool) {
+	for _, table := range []map[K]struct{}{s.young, s.old} {
+		maps.DeleteFunc(table, func(key K, _ struct{}) bool { return of(key) })
+	}
+}
+
 // Tables returns the two tables: what will be remembered longer, and what is forgotten next.
 func (s *Set[K]) Tables() (young, old map[K]struct{}) { return s.young, s.old }
 

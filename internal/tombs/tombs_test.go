@@ -24,6 +24,11 @@ func TestSet(t *testing.T) {
 				t.Fatal("one that was never added")
 			}
 		}
+		less := s.Clone()
+		less.Forget(func(n int) bool { return n == 999 })
+		if less.Has(999) || !s.Has(999) || most > 3 && !less.Has(998) {
+			t.Error("another one was forgotten")
+		}
 		twin := s.Clone()
 		twin.Add(-1, most)
 		if s.Has(-1) || !twin.Has(-1) || !twin.Has(999) {

@@ -133,6 +133,11 @@ func (w *dynamicSim) leave(m *member, patience time.Duration) {
 		}
 		if err == nil {
 			w.buried(m)
+			for _, key := range []string{KeyGo, KeyCohort} {
+				if _, there := w.store[at(0, key+m.name)]; there && !m.py {
+					w.fault("%s has left, and a PyTorch worker of its name would be taken for it", m.name)
+				}
+			}
 		}
 		// whoever could not take the token stays on the list, until others find that it has gone
 		w.kill(m.proc)

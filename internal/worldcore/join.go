@@ -170,7 +170,7 @@ func (j *Join) buryMembers() {
 			j.joined()
 			return
 		}
-		j.edit(func(all []Worker) []Worker { return without(all, j.dead...) }, j.joined)
+		j.edit(func(all []Worker) []Worker { return without(all, j.dead...) }, func() { j.withdraw(j.dead, j.joined) })
 	})
 }
 
@@ -203,7 +203,7 @@ func (j *Join) undo(why error) {
 		j.do(Op{Kind: OpTellGoing, Worker: name, For: undoTell, Tidy: true}, func(Event) { done() })
 	}
 	j.failed = func(error) { done() }
-	j.edit(func(all []Worker) []Worker { return without(all, j.me.Name) }, done)
+	j.edit(func(all []Worker) []Worker { return without(all, j.me.Name) }, func() { j.withdraw([]string{j.me.Name}, done) })
 }
 
 // Leave is a worker of a dynamic world that goes. It does as much as it can in any case, and ends with the first error. Its
@@ -267,5 +267,8 @@ func (l *Leave) off(err error) {
 		})
 	}
 	l.failed = released
-	l.edit(func(all []Worker) []Worker { return without(all, append(l.dead, l.me.Name)...) }, func() { released(nil) })
+	gone := slices.Concat(l.dead, []string{l.me.Name})
+	l.edit(func(all []Worker) []Worker { return without(all, gone...) }, func() {
+		l.withdraw(gone, func() { released(nil) })
+	})
 }

@@ -161,6 +161,13 @@ func (c *course) announce(me Self, addr string, then func()) {
 	})
 }
 
+// withdraw takes back what Go workers have announced: a PyTorch worker may come under the name of one of them.
+func (c *course) withdraw(names []string, then func()) {
+	inOrder(names, func(name string, next func()) {
+		c.remove(KeyCohort+name, func() { c.remove(KeyGo+name, next) })
+	}, then)
+}
+
 // know makes other workers known here, so that they can be called.
 func (c *course) know(me Self, others []Worker, then func()) {
 	inOrder(others, func(x Worker, next func()) {

@@ -73,9 +73,11 @@ def give(ref): return ref
 `
 
 // refHandlers is the Go side of the stub.
-func refHandlers() *rpc.Registry {
+func refHandlers() *rpc.Registry { return addRefHandlers(rpc.NewRegistry()) }
+
+func addRefHandlers(reg *rpc.Registry) *rpc.Registry {
 	var kept atomic.Pointer[rpc.Ref[any]]
-	return rpc.NewRegistry().
+	return reg.
 		MustClass("refstub.Counter", (*counter)(nil)).
 		MustHandle("refstub.counter", func(start int64) *counter {
 			c := &counter{}
