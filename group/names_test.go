@@ -69,3 +69,16 @@ func TestNamesOfGroups(t *testing.T) {
 		t.Errorf("%d were refused and %d named", refused, named)
 	}
 }
+
+// TestRefusedNameSaysWhy: the error does not speak of a group with WithLocalSync if there was none.
+func TestRefusedNameSaysWhy(t *testing.T) {
+	unsure := torch.Peers{Low: torch.V2_6, High: torch.V2_14}
+	f := bare()
+	if _, err := f.nameLocked("op", unsure, []int{0, 1}, false); err != nil { // it is closed again: no group of the family lives
+		t.Fatal(err)
+	}
+	_, err := f.nameLocked("op", unsure, []int{0, 1}, true)
+	if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "once a group was closed") || strings.Contains(err.Error(), "after a group made with") {
+		t.Errorf("the first group with local synchronization: %v", err)
+	}
+}

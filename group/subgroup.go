@@ -173,8 +173,11 @@ func (f *family) nameLocked(op string, peers torch.Peers, globals []int, localSy
 		f.mu.maybe++
 	}
 	if !peers.KnowsHashedGroups() && older != newer {
-		return "", dist.Newf(op, dist.NotSupported,
-			"after a group made with WithLocalSync the names of groups depend on the version of PyTorch, %s", peers.Unsure())
+		when := "after a group made with WithLocalSync the names of groups depend"
+		if localSync {
+			when = "once a group was closed, or was made of other ranks, the name of one made with WithLocalSync depends"
+		}
+		return "", dist.Newf(op, dist.NotSupported, "%s on the version of PyTorch, %s", when, peers.Unsure())
 	}
 	return name, nil
 }
