@@ -22,7 +22,7 @@ import (
 // ranks can go on to the next, so that they need not start again.
 var hangs = [][]struct{ kind, want string }{
 	{
-		{"rpc", `^Rank 1 has not called rpc\.shutdown \(hang\.py:116\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
+		{"rpc", `^Rank 1 has not called rpc\.shutdown \(hang\.py:117\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"init", `^Rank 1 has not called init_process_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"newgroup", `^Rank 1 has not called new_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"missing", `^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
