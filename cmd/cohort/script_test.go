@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -30,6 +31,10 @@ func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"cohort": mai
 
 // TestScripts runs the command as a user would; each file in testdata is one story.
 func TestScripts(t *testing.T) {
+	// Under nohup SIGHUP is ignored, by the commands of the scripts too, unless the test catches it.
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(hup) })
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		RequireExplicitExec: true,
