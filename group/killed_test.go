@@ -206,7 +206,7 @@ func TestDeathBeforeConnecting(t *testing.T) {
 					if g != nil {
 						_ = g.Close()
 					}
-					if e := asError(err); e == nil || e.Code != dist.PeerLost && e.Code != dist.Unavailable || e.Rank != dist.Rank(dead) {
+					if e := asError(err); e == nil || e.Code != dist.PeerLost || e.Rank != dist.Rank(dead) {
 						t.Errorf("rank %d: %v", r, err)
 					}
 					return nil

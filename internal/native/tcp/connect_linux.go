@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -132,6 +133,10 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	}
 	moment.At("tcp.connect.dial")
 	c, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", cfg.Peers[rank])
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		// It listened when it took its place, and does so until the group is formed.
+		return &dist.Error{Op: "native: connect", Code: dist.PeerLost, Rank: dist.Rank(rank), Peer: cfg.Peers[rank], Detail: "its process has ended: nobody listens at its address", Err: err}
+	}
 	if err != nil {
 		return fail(err)
 	}
