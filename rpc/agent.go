@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/recycle"
+	"github.com/cohort-dist/cohort/internal/rpcasked"
 	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcref"
@@ -52,6 +53,7 @@ type Agent struct {
 	ending    ending
 	timeout   atomic.Int64  // of calls without a deadline, in nanoseconds
 	memory    *recycle.Pool // of received tensors, unless the user said otherwise
+	asked     *rpcasked.Asked
 }
 
 // Join makes this process a worker of the RPC world that meets in st, under a unique name of letters, digits, "_", ":"
@@ -98,7 +100,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 func newAgent(st store.Store, name string, cfg *config) *Agent {
 	a := &Agent{
 		name: name, id: -1, epoch: newEpoch(), secret: newSecret(), cfg: cfg,
-		ending: ending{done: make(chan struct{})},
+		ending: ending{done: make(chan struct{})}, asked: rpcasked.Serve(name, cfg.logger),
 	}
 	a.timeout.Store(int64(cfg.timeout))
 	a.world = rpcworld.New(st, rpcworld.Config{
@@ -141,7 +143,7 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 		return err
 	}
 	a.caller = rpccall.New(rpccall.Config{
-		Rank: dist.Rank(a.id), Net: a.net, Refs: a.refs, Self: a.self, Hook: a.cfg.hook, Timeout: a.Timeout,
+		Rank: dist.Rank(a.id), Net: a.net, Refs: a.refs, Self: a.self, Hook: a.cfg.hook, Calls: a.asked.Calls, Timeout: a.Timeout,
 		Outgoing: a.outgoing(), Exception: exceptionError,
 	})
 	a.server = rpcserve.New(rpcserve.Config{
@@ -277,6 +279,7 @@ func (a *Agent) Done() <-chan struct{} { return a.net.Done }
 // endSessions ends every session and everything that waits, and joins the goroutines in the background.
 func (a *Agent) endSessions() {
 	a.net.EndSessions(func() {
+		a.asked.Close()
 		if a.refs != nil {
 			a.refs.Close()
 		}

@@ -27,7 +27,9 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"cohort": main}) }
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"cohort": main, "rpcrank": rpcRank})
+}
 
 // TestScripts runs the command as a user would; each file in testdata is one story.
 func TestScripts(t *testing.T) {

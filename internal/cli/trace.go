@@ -228,6 +228,9 @@ func (a *app) printVerdict(v recorder.Verdict, verbose bool) error {
 		}
 		b.WriteString(memberTable(g, verbose))
 	}
+	if len(v.Workers) > 0 {
+		b.WriteString("\nRPC workers\n" + tui.Columns(workerRows(v.Workers)))
+	}
 	for _, note := range v.Notes {
 		b.WriteString("\nnote: " + tui.Printable(note) + "\n")
 	}
@@ -277,24 +280,21 @@ func memberTable(g recorder.GroupVerdict, verbose bool) string {
 	for _, r := range g.Missing {
 		rows = append(rows, []string{mark(r), strconv.Itoa(r), "no dump", "", "", "", ""})
 	}
-	return columns(rows)
+	return tui.Columns(rows)
 }
 
-// columns lines cells up.
-func columns(rows [][]string) string {
-	widths := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], len(tui.Printable(cell)))
+// workerRows has a row for each RPC worker.
+func workerRows(all []recorder.WorkerView) [][]string {
+	rows := [][]string{{"WORKER", "PROCESS", "WAITS", "FOR"}}
+	for _, w := range all {
+		row := []string{w.Name, strconv.Itoa(w.PID) + "@" + w.Host, "-", w.Text}
+		if w.Text != "" {
+			row[2] = recorder.Span(w.Wait)
 		}
-	}
-	var b strings.Builder
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			fmt.Fprintf(&line, "%-*s  ", widths[i], tui.Printable(cell))
+		if more := len(w.Calls) - 1 + w.More; more > 0 {
+			row[3] += fmt.Sprintf(" (and %d more)", more)
 		}
-		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+		rows = append(rows, row)
 	}
-	return b.String()
+	return rows
 }

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/cgroup"
-	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/portowner"
 	"github.com/cohort-dist/cohort/internal/pystack"
 	"github.com/cohort-dist/cohort/internal/verdict"
@@ -58,11 +57,11 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	var wg sync.WaitGroup
 	wg.Go(func() { seen.Waits, seen.Polls = storeWaits(ctx, j) })
 	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
-	dumps, goroutines := make([]*frdump.Dump, len(j.Ranks)), make([][]pystack.Thread, len(j.Ranks))
+	told := make([]goRank, len(j.Ranks))
 	for i, r := range j.Ranks {
 		wg.Go(func() {
-			if dumps[i], goroutines[i] = askGo(ctx, r); dumps[i] == nil {
-				dumps[i] = recorded(ctx, r, ask)
+			if told[i] = askGo(ctx, r); told[i].dump == nil {
+				told[i].dump = recorded(ctx, r, ask)
 			}
 		})
 	}
@@ -85,7 +84,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 		if second[i].process != nil {
 			r.PID = second[i].process.PID
 		}
-		v := verdict.Rank{Rank: r.Rank, Host: host, PID: r.PID, Dump: dumps[i]}
+		v := verdict.Rank{Rank: r.Rank, Host: host, PID: r.PID, Dump: told[i].dump, Worker: told[i].worker}
 		if v.World, _ = strconv.Atoi(r.env["WORLD_SIZE"]); r.env["MASTER_PORT"] != "" {
 			v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
 		}
@@ -134,8 +133,8 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 					v.Children = writing(v.Children, pipe)
 				}
 			}
-		} else if len(goroutines[i]) > 0 {
-			v.Threads = goroutines[i]
+		} else if len(told[i].goroutines) > 0 {
+			v.Threads = told[i].goroutines
 			v.Main = verdict.MainGoroutine(v.Threads)
 		} else {
 			v.Trouble = second[i].trouble
@@ -326,15 +325,14 @@ func Doing(ctx context.Context, j Job) []string {
 			_, state := stat("/proc", j.Ranks[i].PID)
 			all[i] = "state " + state
 		case read.process.Main() != nil:
-			all[i] = verdict.Where(read.process.Main().Frames)
+			all[i] = verdict.Where(read.process.Main().Frames, nil)
 		}
 		if read.process != nil {
 			continue
 		}
-		if _, goroutines := askGo(ctx, j.Ranks[i]); len(goroutines) > 0 {
-			if main := verdict.MainGoroutine(goroutines); main != nil {
-				all[i] = verdict.Where(main.Frames)
-			}
+		told := askGo(ctx, j.Ranks[i])
+		if main := verdict.MainGoroutine(told.goroutines); main != nil {
+			all[i] = verdict.Where(main.Frames, told.worker)
 		}
 	}
 	return all

@@ -16,19 +16,44 @@ import (
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
-// askGo asks a Go rank for its flight recorder and its goroutines; both are nil where there is no answer.
-func askGo(ctx context.Context, r Rank) (*frdump.Dump, []pystack.Thread) {
-	var dump *frdump.Dump
+// goRank is what a Go rank says of itself.
+type goRank struct {
+	dump       *frdump.Dump     // of its groups, or nil
+	worker     *verdict.Worker  // nil if it is none
+	goroutines []pystack.Thread // nil if it does not answer
+}
+
+// askGo asks a Go rank for its flight recorder, its calls and its goroutines.
+func askGo(ctx context.Context, r Rank) goRank {
+	var told goRank
 	for _, d := range Traces(ctx, r) {
-		if dump == nil {
-			dump = &frdump.Dump{Version: "cohort", Members: map[string][]int{}}
+		if told.dump == nil && len(d.Groups) > 0 {
+			told.dump = &frdump.Dump{Version: "cohort", Members: map[string][]int{}}
 		}
-		addDump(dump, d)
+		if told.dump != nil {
+			addDump(told.dump, d)
+		}
+		if d.Worker != nil {
+			told.worker = addWorker(told.worker, d)
+		}
 	}
 	for _, text := range askRank(ctx, r, "stacks") {
-		return dump, gostack.Parse(string(text))
+		told.goroutines = gostack.Parse(string(text))
+		break
 	}
-	return dump, nil
+	return told
+}
+
+// addWorker adds what one worker of a process waits for to what another does: the one that waits longest counts.
+func addWorker(to *verdict.Worker, from recorder.Dump) *verdict.Worker {
+	w := &verdict.Worker{Name: from.Worker.Name}
+	for _, x := range from.Worker.Calls {
+		w.Calls = append(w.Calls, verdict.Call{Op: x.Op, Func: x.Func, To: x.To, Rank: x.ToID, Age: max(0, from.Time.Sub(x.Since))})
+	}
+	if to != nil && (len(w.Calls) == 0 || len(to.Calls) > 0 && to.Calls[0].Age >= w.Calls[0].Age) {
+		return to
+	}
+	return w
 }
 
 // Goroutines asks a Go rank for the stacks of its goroutines as text, and says in a few words where it is; both are empty where there is
@@ -40,7 +65,7 @@ func Goroutines(ctx context.Context, r Rank) (text, where string) {
 	}
 	text = string(answers[0])
 	if main := verdict.MainGoroutine(gostack.Parse(text)); main != nil {
-		where = verdict.Where(main.Frames)
+		where = verdict.Where(main.Frames, nil)
 	}
 	return text, where
 }

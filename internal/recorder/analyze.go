@@ -47,6 +47,8 @@ type Verdict struct {
 	// Ranks are the ranks to look at.
 	Ranks  []int          `json:"ranks"`
 	Groups []GroupVerdict `json:"groups"`
+	// Workers are the RPC workers, the one that waits longest first.
+	Workers []WorkerView `json:"workers,omitempty"`
 	// Notes are about the dumps themselves: doubles, old ones.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -118,10 +120,20 @@ func Analyze(dumps []Dump) Verdict {
 	for _, t := range teams {
 		v.Groups = append(v.Groups, t.judge())
 	}
-	if len(v.Groups) == 0 {
+	v.Workers = workers(dumps)
+	if len(v.Groups) == 0 && len(v.Workers) == 0 {
 		v.Finding, v.Sentence = NoDump, "the dumps hold no group"
 		return v
 	}
+	if len(v.Groups) > 0 {
+		v.judgeGroups()
+	}
+	v.judgeCalls()
+	return v
+}
+
+// judgeGroups takes the verdict on the group that explains most.
+func (v *Verdict) judgeGroups() {
 	weights := explainWaits(v.Groups)
 	worst := 0
 	for i := range v.Groups {
@@ -139,7 +151,6 @@ func Analyze(dumps []Dump) Verdict {
 	default:
 		v.Sentence = "group " + g.Group + ": " + g.Sentence
 	}
-	return v
 }
 
 // assemble sorts the groups of all dumps by what they belong to. Of several dumps of a rank the latest counts.

@@ -23,6 +23,7 @@ type Dump struct {
 	Time    time.Time `json:"time"`
 	Reason  string    `json:"reason,omitempty"` // why it was taken: "asked", "failure", "signal"
 	Groups  []Group   `json:"groups"`
+	Worker  *Worker   `json:"worker,omitempty"` // an RPC worker of the process
 }
 
 // Group is one ring in a dump.

@@ -50,7 +50,7 @@ pure: internal/rrefcore internal/worldcore internal/backcore internal/gloo/wire 
       internal/portowner rendezvous
       group
       autograd/ddp
-      internal/aten internal/rpcseam internal/rpcworld internal/rpcplace internal/quietlog
+      internal/aten internal/rpcseam internal/rpcworld internal/rpcplace internal/quietlog internal/rpcasked
       internal/rpclink internal/rpcref internal/rpccall internal/rpcserve
       rpc rpc/operators
       autograd/distautograd optim/remote

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/recorder"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
@@ -26,7 +27,8 @@ type Config struct {
 	Net     *rpclink.Links
 	Refs    *rpcref.Refs
 	Self    *rpclink.Peer
-	Hook    observe.Hook // may be nil
+	Hook    observe.Hook    // may be nil
+	Calls   *recorder.Calls // may be nil
 	Timeout func() time.Duration
 	// Outgoing asks an extension how it takes part in a request. Nil without one.
 	Outgoing func(ctx context.Context, to *rpclink.Peer, toGo bool, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error)
@@ -242,10 +244,16 @@ func UnexpectedAnswer(fn string, p *rpclink.Peer, m *rpcwire.Message) error {
 // detail is its mode, "sync" or "async".
 func (k *Caller) Begin(ctx context.Context, o *Outgoing) time.Time {
 	k.UnderWay.Add(1)
-	if k.cfg.Hook == nil {
+	if k.cfg.Hook == nil && k.cfg.Calls == nil {
 		return time.Time{}
 	}
 	started := time.Now()
+	if k.cfg.Calls != nil {
+		o.noted = k.cfg.Calls.Begin(recorder.Call{Op: o.Op, Func: o.Func, To: o.Peer.Name, ToID: int(o.Peer.ID), Since: started})
+	}
+	if k.cfg.Hook == nil {
+		return started
+	}
 	o.trace, o.span = observe.SplitTrace(observe.Trace(ctx))
 	k.cfg.Hook.Emit(observe.Event{
 		Time: started, Kind: observe.Kind("rpc." + o.Op), Phase: observe.Begin, Rank: k.cfg.Rank, Peer: o.Peer.Name, Key: o.Func, Detail: o.Mode,
@@ -257,6 +265,9 @@ func (k *Caller) Begin(ctx context.Context, o *Outgoing) time.Time {
 // End tells that it has ended.
 func (k *Caller) End(o *Outgoing, started time.Time, err error) {
 	k.UnderWay.Add(-1)
+	if k.cfg.Calls != nil {
+		k.cfg.Calls.End(o.noted)
+	}
 	if k.cfg.Hook != nil {
 		k.cfg.Hook.Emit(observe.Event{
 			Kind: observe.Kind("rpc." + o.Op), Phase: observe.End, Rank: k.cfg.Rank, Peer: o.Peer.Name, Key: o.Func, Detail: o.Mode,

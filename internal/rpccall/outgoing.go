@@ -31,6 +31,7 @@ type Outgoing struct {
 	profiled *profiled         // by the profile in the ctx of the call
 
 	trace, span string // what its events carry
+	noted       uint64 // its number among those that wait
 }
 
 // built is a request that was built before there was a session to send it on.

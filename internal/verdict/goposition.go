@@ -99,10 +99,29 @@ func locateGo(r Rank) position {
 				p.class, p.peer = inMessage, e.Peer
 			}
 		}
+	case pkg == module && short == "RPC":
+		p.class, p.op = inRPC, "Join"
 	case strings.HasPrefix(pkg, module+"/rpc"):
 		p.class = inRPC
+		if x, found := openCall(&r); found && meeting(short) == "" {
+			p.op = x.what()
+		}
 	}
 	return p
+}
+
+// servesGo reports whether a goroutine runs the program's code for another worker.
+func servesGo(t *pystack.Thread) bool {
+	own := false
+	for i := range t.Frames {
+		f := &t.Frames[i]
+		pkg, _ := packageOf(f.Func)
+		if pkg == module+"/internal/rpcserve" {
+			return own
+		}
+		own = own || !ofCohort(pkg) && !ofGo(pkg, f)
+	}
+	return false
 }
 
 // openOf returns the oldest operation that is not finished.

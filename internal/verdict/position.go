@@ -422,10 +422,11 @@ func peerOf(f *pystack.Frame) (peer int, side, tag string) {
 	return peer, side, tag
 }
 
-// Where returns in a few words where a stack is: "all_reduce (train.py:53)". It is empty for a process that starts or ends.
-func Where(frames []pystack.Frame) string {
+// Where returns in a few words where a stack is: "all_reduce (train.py:53)". It is empty for a process that starts or ends. worker is
+// what an RPC worker of Go says of itself, or nil.
+func Where(frames []pystack.Frame, worker *Worker) string {
 	if len(frames) == 0 {
 		return ""
 	}
-	return locate(Rank{Main: &pystack.Thread{Frames: frames}}).where()
+	return locate(Rank{Main: &pystack.Thread{Frames: frames}, Worker: worker}).where()
 }

@@ -6,6 +6,7 @@ package verdict
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cohort-dist/cohort/internal/pystack"
@@ -14,13 +15,24 @@ import (
 // rpc: some ranks are at a meeting of RPC to which others have not come.
 func (c *court) rpc() (Verdict, bool) {
 	for _, op := range []string{"init_rpc", "shutdown"} {
-		here := c.ranks(func(_ Rank, p position) bool { return p.class == inRPC && p.op == op })
-		late := c.ranks(func(r Rank, p position) bool { return r.Main != nil && (p.class != inRPC || p.op != op) })
+		here := c.ranks(func(_ Rank, p position) bool { return p.class == inRPC && meeting(p.op) == op })
+		late := c.ranks(func(r Rank, p position) bool { return r.Main != nil && (p.class != inRPC || meeting(p.op) != op) })
 		if len(here) > 0 && len(late) > 0 {
-			return c.late(late, "not called rpc."+op+" ("+c.at[here[0]].line+")", here), true
+			return c.late(late, "not called rpc."+c.at[here[0]].op+" ("+c.at[here[0]].line+")", here), true
 		}
 	}
 	return Verdict{}, false
+}
+
+// meeting returns the meeting of all workers that a function of Python or Go is, "" for another one.
+func meeting(op string) string {
+	switch op {
+	case "init_rpc", "Join":
+		return "init_rpc"
+	case "shutdown", "Shutdown":
+		return "shutdown"
+	}
+	return ""
 }
 
 // handlers: a function that another rank has called stands still, and somebody waits in RPC.
@@ -33,17 +45,15 @@ func (c *court) handlers() (Verdict, bool) {
 	slices.SortStableFunc(ranks, func(a, b Rank) int { return calls(handler(a)) - calls(handler(b)) }) // one that waits for another handler explains less
 	for _, r := range ranks {
 		if t := handler(r); t != nil && r.Gone == "" {
-			p := locateFrames(t.Frames)
 			if calls(t) > 0 {
-				return c.callers(here, p), true
+				return c.callers(here, locateThread(t)), true
 			}
-			p.how, _ = manner(t, "")
 			if waiting := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return n == r.Rank }); len(waiting) > 0 {
 				here = waiting
 			}
 			return Verdict{
 				Culprits: []int{r.Rank},
-				Sentence: fmt.Sprintf("Rank %d runs a function that was called by RPC and does not end: its thread %d is in %s; %s%s.", r.Rank, t.ID, p.doing(), c.waitIn(here), since(c.waited(here))),
+				Sentence: fmt.Sprintf("Rank %d runs a function that was called by RPC and does not end: its %s is in %s; %s%s.", r.Rank, threadOf(t), doingOf(t), c.waitIn(here), since(c.waited(here))),
 			}, true
 		}
 	}
@@ -62,7 +72,7 @@ func (c *court) callers(here []int, p position) Verdict {
 
 // calls is 1 for a thread that itself waits for a call by RPC.
 func calls(t *pystack.Thread) int {
-	if t != nil && locateFrames(t.Frames).class == inRPC {
+	if t != nil && locateThread(t).class == inRPC {
 		return 1
 	}
 	return 0
@@ -74,12 +84,47 @@ func handler(r Rank) *pystack.Thread {
 	var found *pystack.Thread
 	for i := range r.Threads {
 		t := &r.Threads[i]
-		if t.Moving || t.State == "R" || r.Main == nil || t.ID == r.Main.ID || !ownCode(t.Frames) {
+		if t.Moving || t.State == "R" || r.Main == nil || t.ID == r.Main.ID || !serves(t) {
 			continue
 		}
-		if last := t.Frames[len(t.Frames)-1]; strings.HasSuffix(last.File, "/torch/distributed/rpc/internal.py") && (found == nil || calls(t) < calls(found)) {
+		if found == nil || calls(t) < calls(found) {
 			found = t
 		}
 	}
 	return found
+}
+
+// serves reports whether a thread runs the program's code for another worker.
+func serves(t *pystack.Thread) bool {
+	if goFrames(t.Frames) {
+		return servesGo(t)
+	}
+	return ownCode(t.Frames) && strings.HasSuffix(t.Frames[len(t.Frames)-1].File, "/torch/distributed/rpc/internal.py")
+}
+
+// threadOf names a thread, or a goroutine.
+func threadOf(t *pystack.Thread) string {
+	if goFrames(t.Frames) {
+		return "goroutine " + strconv.Itoa(t.ID)
+	}
+	return "thread " + strconv.Itoa(t.ID)
+}
+
+// locateThread finds where a thread is that need not be the main one.
+func locateThread(t *pystack.Thread) position {
+	if goFrames(t.Frames) {
+		return locateGo(Rank{Main: t})
+	}
+	return locateFrames(t.Frames)
+}
+
+// doingOf says where a thread is and what it does there.
+func doingOf(t *pystack.Thread) string {
+	p := locateThread(t)
+	if !goFrames(t.Frames) {
+		p.how, _ = manner(t, "")
+	} else if p.class == inProgram && t.State != "R" {
+		p.how = "in " + t.Kernel // in Go's words: "chan receive"
+	}
+	return p.doing()
 }

@@ -45,6 +45,7 @@ var stages = []stage{
 	{"absence: a rank is not where the others wait for it", []rule{
 		{"messages", (*court).messages},
 		{"starting", (*court).starting},
+		{"called", (*court).called},
 		{"handlers", (*court).handlers},
 		{"rpc", (*court).rpc},
 		{"missing", (*court).missing},

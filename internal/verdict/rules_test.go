@@ -63,6 +63,9 @@ func TestOrder(t *testing.T) {
 		// A rank that is absent explains why others differ, or why the network looks stuck.
 		{"messages", "missing", Job{World: 3, Ranks: []Rank{waits, in(1, "recv", "src=2", 30), at(2, "load", 12)}}},
 		{"starting", "missing", Job{World: 3, Ranks: []Rank{waits, in(1, "new_group", "", 5), at(2, "load", 12)}}},
+		{"called", "handlers", Job{World: 2, Ranks: []Rank{
+			worker(0, "a", openTo("b", 1, time.Minute), []pystack.Frame{goCall, goMain}), worker(1, "b", nil, []pystack.Frame{goMain}, goHandler),
+		}}},
 		{"handlers", "rpc", Job{World: 2, Ranks: []Rank{
 			with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, own),
 			inOther(at(1, "main", 33), pystack.Frame{Func: "load", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),

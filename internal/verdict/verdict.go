@@ -49,6 +49,8 @@ type Rank struct {
 	Idle, Wakes time.Duration
 	// Dump is its flight recorder, or nil.
 	Dump *frdump.Dump
+	// Worker is what it says of itself as an RPC worker of Go, or nil.
+	Worker *Worker
 	// Object is what the main thread reads, writes or connects to, as far as the kernel tells: "10.0.0.5:443"; "" if it is not known.
 	Object string
 	// Tracer is the debugger that has stopped it, or nil.
