@@ -68,6 +68,7 @@ func TestTopFrames(t *testing.T) {
 		colour        bool
 	}{
 		{"top-quiet", quiet, 100, 0, false},
+		{"top-pending", Top{Addr: "127.0.0.1:29500", Pending: true}, 100, 0, false},
 		{"top-busy", busyTop(), 100, 0, false},
 		{"top-busy-colour", busyTop(), 100, 0, true},
 		{"top-busy-narrow", busyTop(), 50, 0, false},

@@ -31,6 +31,7 @@ type Top struct {
 	Waiting  int                `json:"waiting"` // requests that wait; Waits may tell less than all
 	Waits    []Wait             `json:"waits"`
 	Err      string             `json:"error,omitempty"`
+	Pending  bool               `json:"-"` // nothing was measured yet: the numbers mean nothing
 }
 
 // Wait is one client that waits.
@@ -55,6 +56,13 @@ func (t Top) Frame(width, height int, style Style) string {
 	var lines []string
 	add := func(line string) { lines = append(lines, line) }
 
+	if t.Pending {
+		text := style.Bold(Cut("cohort store "+Printable(t.Addr), width)) + "\n" + style.Dim("measuring") + "\n"
+		if t.Err != "" {
+			text += style.Red(Cut(Printable(t.Err), width)) + "\n"
+		}
+		return text
+	}
 	add(style.Bold(Cut("cohort store "+Printable(t.Addr)+"  up "+Age(t.Uptime), width)))
 	if t.Err != "" {
 		add(style.Red(Cut(Printable(t.Err), width)))
