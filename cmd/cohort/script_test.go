@@ -52,6 +52,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"store": startStore, "freeport": freePort, "exits": exits, "signal": sendSignal, "httpget": httpGet,
 			"rpcworld": rpcWorld, "waitfor": waitFor, "nochildren": noChildren, "normalise": normalise, "eventually": eventually,
+			"jsonlines": jsonLines, "alljson": allJSON,
 		},
 	})
 }

@@ -148,7 +148,7 @@ func (a *app) benchColl(ctx context.Context, o collOptions) error {
 		return []string{
 			"coll-rank", "--store", store, "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(o.ranks), "--transport", o.transport, "--peer", o.peer,
 			"--scale", fmt.Sprint(o.scale), "--only", o.only, "--cost=" + strconv.FormatBool(o.cost), "--busy", strconv.Itoa(o.busy),
-			"--garbage", strconv.Itoa(o.garbage),
+			"--garbage", strconv.Itoa(o.garbage), "--json=" + strconv.FormatBool(a.JSON),
 		}
 	})
 }
@@ -210,7 +210,7 @@ func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, ran
 		return err
 	}
 	defer func() { _ = g.Close() }()
-	_, _ = fmt.Fprintf(a.Err, "cohort bench coll: rank %d of %d, process %d, transport %s\n", rank, o.ranks, os.Getpid(), g.Transport())
+	a.Note(fmt.Sprintf("cohort bench coll: rank %d of %d, process %d, transport %s", rank, o.ranks, os.Getpid(), g.Transport()))
 	b := &collBench{app: a, opts: o, group: g, work: new(group.Work), make: sliceTensor, quiet: rank != 0}
 	defer keepBusy(o.busy, computing)()
 	defer keepBusy(o.garbage, littering)()

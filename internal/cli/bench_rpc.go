@@ -170,7 +170,7 @@ func (a *app) benchRPCOnce(ctx context.Context, load *benchLoad, transport strin
 		return err
 	}
 	defer stop()
-	_, _ = fmt.Fprintf(a.Err, "cohort bench rpc: processes %d and %d, transport %s\n", os.Getpid(), pid, transport)
+	a.Note(fmt.Sprintf("cohort bench rpc: processes %d and %d, transport %s", os.Getpid(), pid, transport))
 	started := time.Now()
 	agent, member, err := benchWorker(ctx, addr, "w0", 0, 2, opts)
 	if err != nil {

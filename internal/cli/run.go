@@ -90,7 +90,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 	o.Keeper = []string{filepath.Base(os.Args[0]), keeperName}
 	a.catch(o.SignalNames)
 	for _, note := range o.Notes {
-		_, _ = fmt.Fprintln(a.Err, "cohort:", note)
+		a.Note("cohort: " + note)
 	}
 	if o.DryRun {
 		return a.dryRun(o.Config)

@@ -274,11 +274,16 @@ func (a *app) psCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "ps [JOB]",
 		Short: "List the jobs on this host, their ranks and what each is doing",
-		Args:  command.Between(0, 1, "JOB"),
+		Long: strings.TrimSpace(`
+List the jobs on this host, whoever started them, with a line for each rank that runs
+here: its store, its process, how often it was restarted, and what it is doing. JOB is
+the id or the store address of one of them, or the process id of one of its ranks. With
+--json each rank is one object; no line means that there is no job.`),
+		Args: command.Between(0, 1, "JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			found, err := jobs(cmd.Context(), args)
 			if errors.Is(err, dist.NotFound) && len(args) == 0 {
-				return a.Print([]psRow{}, "no jobs")
+				return a.noJobs()
 			}
 			if err != nil {
 				return err
@@ -286,6 +291,14 @@ func (a *app) psCommand() *cobra.Command {
 			return a.ps(cmd.Context(), found)
 		},
 	}
+}
+
+// noJobs says that there are none: in JSON by no line.
+func (a *app) noJobs() error {
+	if a.JSON {
+		return nil
+	}
+	return a.Print(nil, "no jobs")
 }
 
 type psRow struct {
@@ -308,7 +321,12 @@ func (a *app) ps(ctx context.Context, found []jobscan.Job) error {
 		}
 	}
 	if a.JSON {
-		return a.Print(rows, "")
+		for _, r := range rows {
+			if err := a.Print(r, ""); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

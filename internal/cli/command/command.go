@@ -120,6 +120,15 @@ func (a *App) Complain(err error) {
 	}
 }
 
+// Note says something besides the result, where errors go: in words, or as one JSON object.
+func (a *App) Note(text string) {
+	if a.JSON {
+		_ = json.NewEncoder(a.Err).Encode(map[string]any{"note": text})
+		return
+	}
+	_, _ = fmt.Fprintln(a.Err, text)
+}
+
 // Print writes v as JSON with --json, else text with a line end.
 func (a *App) Print(v any, text string) error {
 	if a.JSON {
