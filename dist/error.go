@@ -139,7 +139,7 @@ func (e *Error) Error() string {
 		b.WriteString(": ")
 	}
 	b.WriteString(e.Code.String())
-	if e.Rank > 0 || e.Rank == 0 && e.Op != "" {
+	if (e.Rank > 0 || e.Rank == 0 && e.Op != "") && (e.Peer != "" || !strings.HasPrefix(e.Detail, fmt.Sprintf("rank %d ", e.Rank))) {
 		fmt.Fprintf(&b, ": rank %d", e.Rank)
 	}
 	if e.Peer != "" {
@@ -148,7 +148,9 @@ func (e *Error) Error() string {
 	if e.Detail != "" {
 		b.WriteString(": " + e.Detail)
 	} else if e.Err != nil && !errors.Is(e.Code, e.Err) {
-		if text := e.Err.Error(); text != e.Code.String() {
+		// A cause of the same operation and code has said both already.
+		text := strings.TrimPrefix(e.Err.Error(), e.Op+": "+e.Code.String()+": ")
+		if text != e.Code.String() {
 			b.WriteString(": " + text)
 		}
 	}

@@ -32,7 +32,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	if p == nil {
 		return nil, core.Failure("fetch", rrefcore.OwnerLost)
 	}
-	o := &rpccall.Outgoing{By: a.caller, Op: "fetch", Func: "fetch " + wire.ID.String(), Peer: p}
+	o := &rpccall.Outgoing{By: a.caller, Op: "fetch", Func: wire.ID.String(), Peer: p}
 	o.Repeat = func() bool { return core.Usable("fetch") == nil }
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		kind := rpcwire.PythonRRefFetchCall
@@ -101,7 +101,7 @@ func (a *Agent) ownValue(ctx context.Context, op string, o *rpcref.Object) (any,
 	v, err := o.Get(ctx)
 	if err != nil {
 		if _, named := err.(*dist.Error); !named { //nolint:errorlint // only the outermost
-			err = rpccall.Named("rpc: "+op, op+" "+o.ID.String(), a.self, err)
+			err = rpccall.Named("rpc: "+op, o.ID.String(), a.self, err)
 		}
 		return nil, err
 	}

@@ -176,3 +176,21 @@ func TestRaisedByCall(t *testing.T) {
 		}
 	}
 }
+
+// TestFetchErrorTexts: the error of a fetch names the operation once, and the object, at the owner as elsewhere.
+func TestFetchErrorTexts(t *testing.T) {
+	reg := NewRegistry().MustHandle("m.make", func() (int, error) { return 0, errors.New("badly made") })
+	agents := world(t, 2, true, func(int) *Registry { return reg })
+	ctx := testContext(t)
+	for _, to := range []string{"w0", "w1"} {
+		ref, err := Remote[int](ctx, agents[0], to, "m.make")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = ref.Fetch(ctx)
+		if err == nil || !strings.HasPrefix(err.Error(), "rpc: fetch \"") || strings.Count(err.Error(), "fetch") != 1 {
+			t.Errorf("at %s: %v", to, err)
+		}
+		_ = ref.Close()
+	}
+}
