@@ -259,6 +259,9 @@ func nameOf(fn Function) string {
 // Apply computes a function and records it when one of its inputs requires gradients. It corresponds to
 // torch.autograd.Function.apply.
 func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
+	if fn == nil {
+		return nil, dist.New("autograd: apply", dist.InvalidArgument, "the function is nil")
+	}
 	vs := make([]Value, len(inputs))
 	c := &Context{needs: make([]bool, len(inputs))}
 	edges := make([]Edge, len(inputs))

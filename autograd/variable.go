@@ -337,6 +337,9 @@ func (v *Variable) receive(t any) error {
 // of the gradient. It corresponds to Tensor.register_hook. The returned function removes it. A sparse gradient fails the pass: see
 // [Variable.OnGradValue].
 func (v *Variable) OnGrad(f func(grad *tensor.Tensor) (*tensor.Tensor, error)) (remove func(), err error) {
+	if f == nil {
+		return nil, errNoHook
+	}
 	return v.OnGradValue(func(grad Value) (Value, error) {
 		if grad.Dense == nil {
 			return Value{}, dist.New("autograd: hook", dist.NotSupported, "the gradient is sparse, and a hook of OnGrad takes dense ones: use OnGradValue")
@@ -348,6 +351,9 @@ func (v *Variable) OnGrad(f func(grad *tensor.Tensor) (*tensor.Tensor, error)) (
 
 // OnGradValue is [Variable.OnGrad] for gradients that may be sparse.
 func (v *Variable) OnGradValue(f func(grad Value) (Value, error)) (remove func(), err error) {
+	if f == nil {
+		return nil, errNoHook
+	}
 	e := v.edge()
 	if e.Node == nil {
 		return nil, hookError(v)
@@ -358,6 +364,9 @@ func (v *Variable) OnGradValue(f func(grad Value) (Value, error)) (remove func()
 // OnAccumulated has f called each time a pass has added to the gradient of this leaf. It corresponds to
 // Tensor.register_post_accumulate_grad_hook. The returned function removes it.
 func (v *Variable) OnAccumulated(f func(ctx context.Context, pass *Pass, v *Variable) error) (remove func(), err error) {
+	if f == nil {
+		return nil, errNoHook
+	}
 	e := v.edge()
 	if e.Node == nil || e.Node.leaf == nil {
 		return nil, hookError(v)
@@ -381,6 +390,9 @@ func (v *Variable) RetainGrad() error {
 	}
 	return nil
 }
+
+// errNoHook is the error of a hook that is nil.
+var errNoHook = dist.New("autograd: hook", dist.InvalidArgument, "the function is nil")
 
 func hookError(v *Variable) error {
 	if v.err != nil {

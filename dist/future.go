@@ -119,8 +119,11 @@ func (f *Future[T]) result() (T, error) { return f.mu.value, f.mu.err }
 
 // OnDone calls fn once with the result when the future is complete, or at once if it already is. fn runs in its own
 // goroutine, so it may block and wait for other calls. Callbacks that were added before the completion run one after
-// another, in order. A panic in fn is logged to [slog.Default] and ends only fn.
+// another, in order. A panic in fn is logged to [slog.Default] and ends only fn. A nil fn is ignored.
 func (f *Future[T]) OnDone(fn func(T, error)) {
+	if fn == nil {
+		return
+	}
 	f.mu.Lock()
 	if !f.mu.completed {
 		f.mu.callbacks = append(f.mu.callbacks, fn)

@@ -16,6 +16,11 @@ import (
 // It corresponds to torch.futures.Future.then.
 func Then[T, U any](f *Future[T], fn func(T, error) (U, error)) *Future[U] {
 	next := NewPromise[U]()
+	if f == nil || fn == nil {
+		var zero U
+		next.Complete(zero, New("then", InvalidArgument, "the future or the function is nil"))
+		return next.Future()
+	}
 	f.OnDone(func(value T, err error) {
 		returned := false
 		defer func() {
@@ -50,6 +55,10 @@ func All[T any](futures ...*Future[T]) *Future[[]T] {
 	var mu sync.Mutex
 	left := len(futures)
 	for i, f := range futures {
+		if f == nil {
+			all.Complete(nil, Newf("all", InvalidArgument, "future %d of %d is nil", i, len(futures)))
+			continue
+		}
 		f.whenDone(func(value T, err error) {
 			if err != nil {
 				all.Complete(nil, err)

@@ -253,10 +253,13 @@ func (g *Group) Batch(ctx context.Context, ops []P2POp, opts ...OpOption) []*Wor
 	return works
 }
 
-// WaitAll waits until all operations or ctx have ended, and returns the first error.
+// WaitAll waits until all operations or ctx have ended, and returns the first error. A nil among them is one.
 func WaitAll(ctx context.Context, works ...*Work) error {
 	var first error
-	for _, w := range works {
+	for i, w := range works {
+		if w == nil {
+			w = failed(OpUnknown, dist.Newf("group: wait", dist.InvalidArgument, "work %d of %d is nil", i, len(works)))
+		}
 		if err := w.Wait(ctx); err != nil && first == nil {
 			first = err
 		}

@@ -17,7 +17,9 @@ import (
 // It corresponds to torch.distributed's _coalescing_manager(async_ops=True), which takes the first operator for all of them.
 func (g *Group) Coalesce(ctx context.Context, fill func(c *Coalescer), opts ...OpOption) *Work {
 	c := &Coalescer{kind: OpUnknown}
-	fill(c)
+	if fill != nil {
+		fill(c)
+	}
 	if c.err != nil {
 		return failed(c.kind, c.err)
 	}

@@ -184,8 +184,11 @@ func (w *Work) OpType() OpType { return w.op }
 
 // OnDone calls f once when the operation is complete, or at once if it is, in a goroutine of its own: f may block and may use
 // the group. Callbacks that were added before the completion run one after the other. f gets a copy of the Work that stays
-// as it is when the Work is used again; see [Reuse]. A panic in f ends f only; see [dist.Future.OnDone].
+// as it is when the Work is used again; see [Reuse]. A panic in f ends f only; see [dist.Future.OnDone]. A nil f is ignored.
 func (w *Work) OnDone(f func(*Work)) {
+	if f == nil {
+		return
+	}
 	w.mu.Lock()
 	if !w.mu.finished {
 		w.mu.callbacks = append(w.mu.callbacks, f)
@@ -236,6 +239,9 @@ func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
 // FromFuture returns a Work that completes with future. It corresponds to Work::create_from_future. Its Wait takes any
 // context; Abort does nothing, since the future belongs to its maker.
 func FromFuture(future *dist.Future[[]*tensor.Tensor]) *Work {
+	if future == nil {
+		return failed(OpUnknown, dist.New("group: from future", dist.InvalidArgument, "the future is nil"))
+	}
 	w := &Work{op: OpUnknown, source: dist.NoRank, begun: time.Now()}
 	w.mu.future = future
 	future.OnDone(func(outputs []*tensor.Tensor, err error) {

@@ -349,6 +349,9 @@ func ClipGradValue(params []*autograd.Variable, limit float64) error {
 // denseGrads refuses sparse gradients, which PyTorch cannot clip either.
 func denseGrads(op string, params []*autograd.Variable) error {
 	for i, v := range params {
+		if v == nil {
+			return dist.Newf(op, dist.InvalidArgument, "parameter %d is nil", i)
+		}
 		if v.GradValue().Sparse != nil {
 			return dist.Newf(op, dist.NotSupported, "the gradient of parameter %d is sparse: only dense ones are clipped, as in PyTorch", i)
 		}

@@ -109,6 +109,9 @@ func (r *Registry) handler(scheme string) Handler {
 func Shared(s store.Store) Handler {
 	return func(_ context.Context, call Call) (*Member, error) {
 		p := call.Plan
+		if s == nil {
+			return nil, dist.New("rendezvous: join", dist.InvalidArgument, "Shared was given a nil store")
+		}
 		if p.Rank == dist.NoRank {
 			return nil, initFailure(p.URL.Scheme, "rank parameter missing", "add rank=R to the url").asError(p.URL.String())
 		}

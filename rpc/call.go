@@ -58,6 +58,9 @@ func Async[T any](ctx context.Context, c Caller, to, fn string, args ...any) *di
 // Await waits for a future within a handler, given the handler's ctx. Meanwhile another handler can run in its place, so
 // handlers that wait for each other's calls cannot block each other.
 func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
+	if f == nil {
+		return *new(T), dist.New("rpc: await", dist.InvalidArgument, "the future is nil")
+	}
 	if !f.Completed() {
 		pl := rpcplace.Of(ctx)
 		pl.Pause()

@@ -18,6 +18,9 @@ type Cloner interface {
 // Clone returns another handle on the same keys, with its own connection and timeout, which must be closed separately. It
 // corresponds to Store.clone. It is [ErrNotSupported] on a store without it.
 func Clone(ctx context.Context, s Store) (Store, error) {
+	if s == nil {
+		return nil, noStore{}.err("clone")
+	}
 	if c, ok := s.(Cloner); ok {
 		return c.Clone(ctx)
 	}

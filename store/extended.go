@@ -128,6 +128,7 @@ func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	if worldSize < 1 {
 		return &dist.Error{Op: op, Code: dist.InvalidArgument, Rank: dist.NoRank, Key: key, Detail: "the world size must be at least 1"}
 	}
+	s = orNone(s)
 	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
 	defer cancel()
 	count := key + "/arrived"

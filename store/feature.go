@@ -62,6 +62,9 @@ type FeatureAsker interface {
 // AskSupport is [Supports] with an error for the case that the server could not be asked. The package functions use it to
 // choose between the store's own operation and a fallback.
 func AskSupport(ctx context.Context, s Store, f Feature) (bool, error) {
+	if s == nil {
+		return false, noStore{}.err(f.String())
+	}
 	if !implements(s, f) {
 		return false, nil
 	}
@@ -74,7 +77,7 @@ func AskSupport(ctx context.Context, s Store, f Feature) (bool, error) {
 // native returns the part of s that does f, if s does f by itself.
 func native[T any](ctx context.Context, s Store, f Feature) (own T, has bool, err error) {
 	own, ok := s.(T)
-	if ok {
+	if ok || s == nil {
 		has, err = AskSupport(ctx, s, f)
 	}
 	return own, has, err

@@ -35,11 +35,14 @@ var (
 func Prefix(prefix string, s Store) *PrefixStore { return &PrefixStore{prefix: prefix + "/", store: s} }
 
 // below returns the store that the view is of, or one that cannot do anything.
-func (p *PrefixStore) below() Store {
-	if p.store == nil {
+func (p *PrefixStore) below() Store { return orNone(p.store) }
+
+// orNone returns s, or for nil a store whose operations say so.
+func orNone(s Store) Store {
+	if s == nil {
 		return noStore{}
 	}
-	return p.store
+	return s
 }
 
 // Underlying returns the store that was given to [Prefix], or nil if that was nil. It corresponds to
@@ -172,7 +175,7 @@ func (p *PrefixStore) ListKeys(ctx context.Context) ([]string, error) {
 type noStore struct{}
 
 func (noStore) err(op string) error {
-	return dist.New("store: "+op, dist.InvalidArgument, "store argument cannot be None: the prefix store was made of a nil store")
+	return dist.New("store: "+op, dist.InvalidArgument, "store argument cannot be None: the store, or the one below its prefix, is nil")
 }
 
 func (n noStore) Set(context.Context, string, []byte) error         { return n.err("set") }

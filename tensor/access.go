@@ -193,6 +193,9 @@ func Equal(a, b *Tensor) bool {
 
 // SameBits reports whether both have the same type and shape and every element the same bits.
 func SameBits(a, b *Tensor) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
 	if a.dtype != b.dtype || !a.SameShape(b) {
 		return false
 	}
@@ -234,6 +237,9 @@ func asComplex(v any) complex128 {
 }
 
 func compare(a, b *Tensor, same func(x, y any) bool) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
 	if a.dtype != b.dtype || !a.SameShape(b) || a.storage.Released() || b.storage.Released() {
 		return false
 	}
@@ -254,6 +260,9 @@ func compare(a, b *Tensor, same func(x, y any) bool) bool {
 
 // Copy copies the elements of a tensor, whatever its strides and alignment, into a new Go slice.
 func Copy[T Element](t *Tensor) ([]T, error) {
+	if t == nil {
+		return nil, dist.New("tensor: copy", dist.InvalidArgument, "the tensor is nil")
+	}
 	if dt := TypeOf[T](); dt != t.dtype {
 		return nil, dist.Newf("tensor: copy", dist.InvalidArgument, "the elements are %v, not %v", t.dtype, dt)
 	}
@@ -267,6 +276,9 @@ func Copy[T Element](t *Tensor) ([]T, error) {
 
 // Overlaps reports whether two tensors may share memory: whether the byte ranges that they span meet.
 func Overlaps(a, b *Tensor) bool {
+	if a == nil || b == nil {
+		return false
+	}
 	al, ah := a.span()
 	bl, bh := b.span()
 	return al < bh && bl < ah

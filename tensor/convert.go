@@ -90,6 +90,9 @@ func sliceStorage[T Element](data []T) *Storage {
 // Data returns the elements of a contiguous tensor as a Go slice without a copy. T must be the tensor's own element type.
 // It corresponds to Tensor.numpy.
 func Data[T Element](t *Tensor) ([]T, error) {
+	if t == nil {
+		return nil, dist.New("tensor: data", dist.InvalidArgument, "the tensor is nil")
+	}
 	if dt := TypeOf[T](); dt != t.dtype {
 		return nil, dist.Newf("tensor: data", dist.InvalidArgument, "the elements are %v, not %v", t.dtype, dt)
 	}

@@ -109,7 +109,10 @@ type Sequential []Module
 
 // Forward passes x through all modules.
 func (s Sequential) Forward(x *autograd.Variable) *autograd.Variable {
-	for _, m := range s {
+	for i, m := range s {
+		if m == nil {
+			return autograd.Failed(dist.Newf("nn: sequential", dist.InvalidArgument, "module %d of %d is nil", i, len(s)))
+		}
 		x = m.Forward(x)
 	}
 	return x

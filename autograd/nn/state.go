@@ -15,6 +15,9 @@ import (
 // State returns the parameters and buffers of a module by name. The tensors are those of the module, not copies. It
 // corresponds to Module.state_dict.
 func State(m Module) (map[string]*tensor.Tensor, error) {
+	if m == nil {
+		return nil, dist.New("nn: state", dist.InvalidArgument, "the module is nil")
+	}
 	out := map[string]*tensor.Tensor{}
 	for _, p := range m.Params() {
 		if err := p.Value.Err(); err != nil {

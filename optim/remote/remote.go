@@ -62,7 +62,10 @@ func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*
 	}
 	var owners []string
 	byOwner := map[string][]any{}
-	for _, p := range params {
+	for i, p := range params {
+		if p == nil {
+			return nil, badOptimizer("parameter %d is a nil reference", i)
+		}
 		owner := p.Owner().Name
 		if byOwner[owner] == nil {
 			owners = append(owners, owner)
@@ -132,6 +135,9 @@ func (o *Optimizer) Close() error {
 // at the same time hold it too, or use a copy that was made with it. Without a lock, nil, the program sees to it that no step
 // runs while others compute.
 func Serve(reg *rpc.Registry, engine *distautograd.Engine, lock sync.Locker) error {
+	if reg == nil || engine == nil {
+		return badOptimizer("Serve needs a registry and an engine")
+	}
 	if lock == nil {
 		lock = new(sync.Mutex) // optimizers may share parameters
 	}
