@@ -21,6 +21,15 @@ func onSlice[T tensor.Element](ctx context.Context, data []T, post func(t *tenso
 	return post(t).Wait(ctx)
 }
 
+// fromSlice posts an operation from one slice into another, waits for it and returns the other one.
+func fromSlice[T tensor.Element](ctx context.Context, got, data []T, post func(out, in *tensor.Tensor) *Work) ([]T, error) {
+	out, err := tensor.From(got, len(got))
+	if err != nil {
+		return nil, err
+	}
+	return got, onSlice(ctx, data, func(in *tensor.Tensor) *Work { return post(out, in) })
+}
+
 // AllReduceSlice combines data over all ranks in place; see [Group.AllReduce].
 func AllReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, opts ...OpOption) error {
 	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.AllReduce(ctx, t, op, opts...) })
@@ -39,16 +48,7 @@ func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, r
 // AllGatherSlice returns the data of all ranks, one after another; see [Group.AllGather]. All ranks give the same number
 // of elements. PyTorch's ranks call torch.distributed.all_gather.
 func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
-	all := make([]T, len(data)*g.Size())
-	out, err := tensor.From(all, len(all))
-	if err != nil {
-		return nil, err
-	}
-	in, err := tensor.From(data, len(data))
-	if err != nil {
-		return nil, err
-	}
-	return all, g.allGatherInto(ctx, OpAllGather, out, in, opts).Wait(ctx)
+	return fromSlice(ctx, make([]T, len(data)*g.Size()), data, func(out, in *tensor.Tensor) *Work { return g.allGatherInto(ctx, OpAllGather, out, in, opts) })
 }
 
 // GatherSlice returns the data of all ranks, one after another, on rank root, and nil elsewhere; see [Group.Gather]. All
@@ -106,30 +106,12 @@ func parts[T tensor.Element](all []T, n int) ([]*tensor.Tensor, error) {
 // ReduceScatterSlice combines data over all ranks and returns this rank's part of the result; see
 // [Group.ReduceScatterInto].
 func ReduceScatterSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, opts ...OpOption) ([]T, error) {
-	part := make([]T, len(data)/g.Size())
-	out, err := tensor.From(part, len(part))
-	if err != nil {
-		return nil, err
-	}
-	in, err := tensor.From(data, len(data))
-	if err != nil {
-		return nil, err
-	}
-	return part, g.ReduceScatterInto(ctx, out, in, op, opts...).Wait(ctx)
+	return fromSlice(ctx, make([]T, len(data)/g.Size()), data, func(out, in *tensor.Tensor) *Work { return g.ReduceScatterInto(ctx, out, in, op, opts...) })
 }
 
 // AllToAllSlice sends the i-th of equal parts of data to rank i and returns what the others sent; see [Group.AllToAllInto].
 func AllToAllSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
-	got := make([]T, len(data))
-	out, err := tensor.From(got, len(got))
-	if err != nil {
-		return nil, err
-	}
-	in, err := tensor.From(data, len(data))
-	if err != nil {
-		return nil, err
-	}
-	return got, g.AllToAllInto(ctx, out, in, nil, nil, opts...).Wait(ctx)
+	return fromSlice(ctx, make([]T, len(data)), data, func(out, in *tensor.Tensor) *Work { return g.AllToAllInto(ctx, out, in, nil, nil, opts...) })
 }
 
 // SendSlice sends data to a rank; see [Group.Send].
