@@ -272,8 +272,8 @@ func planEnv(u URL, r Request) (Plan, *problem) {
 }
 
 var envAdvice = map[string]string{
-	EnvRank:       "set it to the number of this process, from 0, or start the job with a launcher such as torchrun",
-	EnvWorldSize:  "set it to the number of processes, or start the job with a launcher such as torchrun",
+	EnvRank:       "set it to the number of this process, from 0, or start the job with a launcher: cohort run or torchrun",
+	EnvWorldSize:  "set it to the number of processes, or start the job with a launcher: cohort run or torchrun",
 	EnvMasterAddr: "set it to the host name or address of rank 0, the same on every rank",
 	EnvMasterPort: "set it to a free port on the host of rank 0, the same on every rank",
 }
