@@ -101,7 +101,11 @@ func (a *Agent) ownValue(ctx context.Context, op string, o *rpcref.Object) (any,
 	v, err := o.Get(ctx)
 	if err != nil {
 		if _, named := err.(*dist.Error); !named { //nolint:errorlint // only the outermost
-			err = rpccall.Named("rpc: "+op, o.ID.String(), a.self, err)
+			e := rpccall.Named("rpc: "+op, o.ID.String(), a.self, err)
+			if dist.CodeOf(err) == dist.Unknown {
+				e.Code = dist.Remote // as another worker sees it
+			}
+			return nil, e
 		}
 		return nil, err
 	}

@@ -177,7 +177,7 @@ func TestRaisedByCall(t *testing.T) {
 	}
 }
 
-// TestFetchErrorTexts: the error of a fetch names the operation once, and the object, at the owner as elsewhere.
+// TestFetchErrorTexts: the error of a fetch names the operation once, and the object, and has one code, at the owner as elsewhere.
 func TestFetchErrorTexts(t *testing.T) {
 	reg := NewRegistry().MustHandle("m.make", func() (int, error) { return 0, errors.New("badly made") })
 	agents := world(t, 2, true, func(int) *Registry { return reg })
@@ -188,7 +188,7 @@ func TestFetchErrorTexts(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = ref.Fetch(ctx)
-		if err == nil || !strings.HasPrefix(err.Error(), "rpc: fetch \"") || strings.Count(err.Error(), "fetch") != 1 {
+		if err == nil || !strings.HasPrefix(err.Error(), "rpc: fetch \"") || strings.Count(err.Error(), "fetch") != 1 || !errors.Is(err, dist.Remote) {
 			t.Errorf("at %s: %v", to, err)
 		}
 		_ = ref.Close()
