@@ -28,9 +28,9 @@ import (
 )
 
 // survives calls f and turns a panic into an error, so that a test can tell the two apart.
-func survives(f func() error) (err error, panicked any) { //nolint:revive // the panic is the exception
+func survives(f func() error) (panicked any, err error) {
 	defer func() { panicked = recover() }()
-	return f(), nil
+	return nil, f()
 }
 
 // refusesNil checks calls that are given a nil where something is needed: each returns dist.InvalidArgument, and none panics. A nil group
@@ -38,7 +38,7 @@ func survives(f func() error) (err error, panicked any) { //nolint:revive // the
 func refusesNil(t *testing.T, calls map[string]func() error) {
 	t.Helper()
 	for name, call := range calls {
-		err, panicked := survives(call)
+		panicked, err := survives(call)
 		if panicked != nil || !errors.Is(err, dist.InvalidArgument) {
 			t.Errorf("%s: error %v, panic %v", name, err, panicked)
 		}
@@ -49,7 +49,7 @@ func refusesNil(t *testing.T, calls map[string]func() error) {
 func takesNil(t *testing.T, calls map[string]func() error) {
 	t.Helper()
 	for name, call := range calls {
-		if err, panicked := survives(call); panicked != nil || err != nil {
+		if panicked, err := survives(call); panicked != nil || err != nil {
 			t.Errorf("%s: error %v, panic %v", name, err, panicked)
 		}
 	}

@@ -31,19 +31,9 @@ func (x Call) what() string {
 
 // called: a Go worker waits for the answer to a call, and says whom it has called.
 func (c *court) called() (Verdict, bool) {
-	waiting := map[int]Call{}
 	for _, n := range c.ranks(func(r Rank, p position) bool { return p.class == inRPC && meeting(p.op) == "" && !r.Moved }) {
 		if x, found := openCall(c.rank(n)); found {
-			waiting[n] = x
-		}
-	}
-	for _, r := range c.job.Ranks {
-		x, waits := waiting[r.Rank]
-		if !waits {
-			continue
-		}
-		if v, found := c.follow(r.Rank, x); found {
-			return v, true
+			return c.follow(n, x), true
 		}
 	}
 	return Verdict{}, false
@@ -59,19 +49,19 @@ func openCall(r *Rank) (Call, bool) {
 }
 
 // follow goes from a call to who has to answer it, and on while that one waits for a call itself.
-func (c *court) follow(first int, x Call) (Verdict, bool) {
+func (c *court) follow(first int, x Call) Verdict {
 	path, callers, age, line := []string{}, []int{first}, x.Age, c.at[first].line
 	for {
 		last := callers[len(callers)-1]
 		path = append(path, fmt.Sprintf("rank %d waits for the %s (%s)", last, x.what(), line))
 		to := c.callee(x)
 		if to == nil {
-			return Verdict{Sentence: fmt.Sprintf("Worker %s has not answered%s, and was not found: %s.", x.To, since(age), strings.Join(path, ", "))}, true
+			return Verdict{Sentence: fmt.Sprintf("Worker %s has not answered%s, and was not found: %s.", x.To, since(age), strings.Join(path, ", "))}
 		}
 		t := handler(*to)
 		if next, waits := openCall(to); waits && t != nil && calls(t) > 0 {
 			if slices.Contains(callers, to.Rank) {
-				return Verdict{Culprits: callers, Sentence: upper(strings.Join(path, ", ")) + since(age) + ": in a circle."}, true
+				return Verdict{Culprits: callers, Sentence: upper(strings.Join(path, ", ")) + since(age) + ": in a circle."}
 			}
 			callers, x, line = append(callers, to.Rank), next, locateThread(t).line
 			continue
@@ -80,7 +70,7 @@ func (c *court) follow(first int, x Call) (Verdict, bool) {
 		if t != nil {
 			doing = "its " + threadOf(t) + " is in " + doingOf(t)
 		}
-		return Verdict{Culprits: []int{to.Rank}, Sentence: fmt.Sprintf("Rank %d (worker %s) has not answered %s%s; %s; %s.", to.Rank, x.To, x.Func, since(age), doing, strings.Join(path, ", "))}, true
+		return Verdict{Culprits: []int{to.Rank}, Sentence: fmt.Sprintf("Rank %d (worker %s) has not answered %s%s; %s; %s.", to.Rank, x.To, x.Func, since(age), doing, strings.Join(path, ", "))}
 	}
 }
 
