@@ -92,7 +92,12 @@ func (g *Group) Rank() dist.Rank { return g.rank }
 func (g *Group) Size() int { return g.size }
 
 // Transport returns how the group exchanges data.
-func (g *Group) Transport() Transport { return Transport(g.formed.Transport) }
+func (g *Group) Transport() Transport {
+	if g.formed == nil { // a zero Group can be printed
+		return ""
+	}
+	return Transport(g.formed.Transport)
+}
 
 // GlobalRank translates a group rank into the rank of the world, [dist.NoRank] if there is none. Ranks in this package are
 // group ranks; PyTorch's Python API takes global ranks. It corresponds to torch.distributed.get_global_rank.
