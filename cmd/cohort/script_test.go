@@ -190,7 +190,7 @@ func normalise(ts *testscript.TestScript, _ bool, args []string) {
 func eventually(ts *testscript.TestScript, _ bool, args []string) {
 	want := regexp.MustCompile(args[0])
 	var out string
-	for range 100 {
+	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); {
 		_ = ts.Exec(args[1], args[2:]...)
 		if out = ts.ReadFile("stdout"); want.MatchString(out) {
 			return
