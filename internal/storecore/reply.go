@@ -130,6 +130,7 @@ func (m *Machine) refuseRequest(c *Conn, id uint32, err error) {
 	if code == dist.Unknown {
 		code = dist.Internal
 	}
+	c.out.begin(m.clock.patience)
 	start := len(c.out.buf)
 	c.out.buf = append(wire.BeginFrame(c.out.buf, id), byte(code))
 	c.out.buf = append(c.out.buf, err.Error()...)

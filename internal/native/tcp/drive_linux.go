@@ -165,9 +165,16 @@ func (m *Mesh) linger(op *link.Op) bool {
 			m.place(now)
 		case corewait.Sleep:
 			m.place(now)
-			return false
+			return m.over(op) // place may have read the message, and then nothing would end the sleep
 		}
 	}
+}
+
+// over reports whether op is complete or the mesh closed.
+func (m *Mesh) over(op *link.Op) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return op.Completed() || m.mu.closed
 }
 
 // receive reads what has come: from the rank that op waits for, or from all.
