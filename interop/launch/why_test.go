@@ -125,8 +125,15 @@ func signalRank(t *testing.T, name string, rank int, sig syscall.Signal) {
 		t.Fatal(err)
 	}
 	var rows []struct{ Rank, PID int }
-	if err := json.Unmarshal(out, &rows); err != nil || len(rows) != 2 || rows[rank].Rank != rank {
-		t.Fatalf("%v: %s", err, out)
+	for line := range bytes.Lines(out) {
+		var row struct{ Rank, PID int }
+		if err = json.Unmarshal(line, &row); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		rows = append(rows, row)
+	}
+	if len(rows) != 2 || rows[rank].Rank != rank {
+		t.Fatalf("%s", out)
 	}
 	if err := syscall.Kill(rows[rank].PID, sig); err != nil {
 		t.Fatal(err)
