@@ -33,6 +33,7 @@ type Conn struct {
 	from   atomic.Pointer[Peer] // a guest may turn out to be a new member
 	Pipe   *tensorpipe.Pipe
 	Link   *cohortwire.Link
+	at     string           // of a pipe for our requests: where the peer listens
 	Inline *rpcplace.Inline // of a link, and of a pipe for the peer's requests
 
 	enter   sync.Mutex // one at a time makes the session known

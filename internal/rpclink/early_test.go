@@ -17,10 +17,12 @@ import (
 
 // user is who uses the sessions in tests.
 type user struct {
-	requests, controls chan string
+	requests, controls, died chan string
 }
 
-func newUser() *user { return &user{make(chan string, 100), make(chan string, 100)} }
+func newUser() *user {
+	return &user{make(chan string, 100), make(chan string, 100), make(chan string, 100)}
+}
 
 func (u *user) NewPeer() any                       { return nil }
 func (u *user) Request(in Incoming)                { u.requests <- in.Peer.Name }
@@ -29,7 +31,7 @@ func (u *user) Control(_ *Conn, payload []byte)    { u.controls <- string(payloa
 func (u *user) Discard(*Conn, *cohortwire.Frame)   {}
 func (u *user) Undelivered(*Peer, []rrefcore.Wire) {}
 func (u *user) Tied(*Peer) bool                    { return false }
-func (u *user) Died(*Peer)                         {}
+func (u *user) Died(p *Peer)                       { u.died <- p.Name }
 
 // worker starts the sessions of a worker, whose secret is its name.
 func worker(t *testing.T, u *user, name string, id int16) *Links {

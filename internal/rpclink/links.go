@@ -79,6 +79,7 @@ type Links struct {
 	Done    chan struct{} // closed when every goroutine has ended
 	Leaving atomic.Bool   // this worker is about to go
 	ep      *tensorpipe.Endpoint
+	lostFor time.Duration // see lostFor
 
 	listeners listeners
 
@@ -95,7 +96,7 @@ type Links struct {
 
 // New returns the sessions of a worker that has none yet.
 func New(cfg Config) *Links {
-	n := &Links{cfg: cfg, Done: make(chan struct{})}
+	n := &Links{cfg: cfg, Done: make(chan struct{}), lostFor: lostFor}
 	n.Context, n.cancel = context.WithCancelCause(context.Background())
 	n.mu.byName, n.mu.byID, n.mu.guests = map[string]*Peer{}, map[rrefcore.Worker]*Peer{}, map[string]*Peer{}
 	n.mu.links, n.mu.pipes = map[*cohortwire.Link]*Conn{}, map[*Conn]struct{}{}

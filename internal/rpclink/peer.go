@@ -197,6 +197,7 @@ func (n *Links) adopt(p *Peer, s *tensorpipe.Session) (*Conn, error) {
 		return c, nil
 	}
 	c := newConn(n, p, s)
+	c.at = s.Peer
 	p.mu.conn = c
 	p.mu.cohort = false
 	p.mu.Unlock()
@@ -230,27 +231,24 @@ func (n *Links) connLost(c *Conn, err error) {
 		p.mu.conn = nil
 	}
 	left := p.mu.left
+	moved := c.at != "" && c.at != strings.TrimPrefix(p.mu.addr, "uv://") // another process has its name and rank now
 	p.mu.Unlock()
 	if n.Context.Err() != nil || p.ID < 0 {
 		return
 	}
-	if c.Link == nil {
-		// A PyTorch worker closes a pipe only when it shuts down or dies.
-		if !n.Leaving.Load() && !left {
-			n.cfg.Logger.Debug("pipe ended", slog.String("peer", p.Name), slog.String("err", e.Error()))
-		}
+	if c.Link == nil && !n.Leaving.Load() && !left {
+		n.cfg.Logger.Debug("pipe ended", slog.String("peer", p.Name), slog.String("err", e.Error()))
+	}
+	if left || moved {
 		n.PeerDied(p)
 		return
 	}
-	if left {
-		n.PeerDied(p)
-		return
-	}
-	// A link that ended, whoever ended it, says nothing about the process at its other end.
+	// A session that ended, whoever ended it, says nothing about the process at its other end.
 	n.Heal(p)
 }
 
-// Heal makes sure that somebody tries to reach a Go worker to which references tie us but no link.
+// Heal makes sure that somebody tries to reach a worker to which there is no session: a Go worker to which references tie us,
+// and any PyTorch worker, because that is how its death is found.
 func (n *Links) Heal(p *Peer) {
 	if !p.healing.CompareAndSwap(false, true) {
 		return
@@ -260,24 +258,28 @@ func (n *Links) Heal(p *Peer) {
 	}
 }
 
-// reconnect tries to reach a Go worker whose link was lost, as long as references tie us to it. A refused connection is
-// certain death; otherwise its lease decides, whose end unties us.
+// lostFor is how long a PyTorch worker may be out of reach before it is taken for dead: it has no lease.
+const lostFor = 20 * time.Second
+
+// reconnect tries to reach a worker whose session was lost, as long as that is wanted. A refused connection is certain death;
+// otherwise its lease decides, whose end unties us. A process that ends may still take a pipe, so that counts once it has lasted.
 //
 //nolint:contextcheck,nolintlint // whoever noticed has nothing to do with it
 func (n *Links) reconnect(p *Peer) {
-	refused := false
+	dead := false
 	defer func() {
 		p.healing.Store(false)
-		if !refused && n.Context.Err() == nil && p.Current() == nil && n.cfg.Above.Tied(p) { // it was lost again meanwhile
+		if !dead && n.Context.Err() == nil && p.Current() == nil && n.wanted(p) { // it was lost again meanwhile
 			n.Heal(p)
 		}
 	}()
+	begun := time.Now()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		ctx, cancel := context.WithTimeout(n.Context, 5*time.Second)
-		_, err := p.Connect(ctx)
+		c, err := p.Connect(ctx)
 		cancel()
-		refused = errors.Is(err, rpcworld.ErrRefused)
-		if err == nil || n.Context.Err() != nil || refused || !n.cfg.Above.Tied(p) {
+		dead = errors.Is(err, rpcworld.ErrRefused)
+		if n.Context.Err() != nil || dead || !n.wanted(p) || err == nil && c.Link != nil {
 			return
 		}
 		moment.At("rpc.peer.heal")
@@ -286,7 +288,27 @@ func (n *Links) reconnect(p *Peer) {
 		case <-n.Context.Done():
 			return
 		}
+		if err == nil && c.Alive() {
+			return
+		}
+		if !p.SpeaksCohort() && time.Since(begun) > n.lostFor {
+			dead = true
+			n.PeerDied(p)
+			return
+		}
 	}
+}
+
+// wanted reports whether a session with a worker is worth to be made again.
+func (n *Links) wanted(p *Peer) bool {
+	moment.At("rpc.peer.wanted")
+	p.mu.Lock()
+	cohort, left := p.mu.cohort, p.mu.left
+	p.mu.Unlock()
+	if cohort {
+		return n.cfg.Above.Tied(p)
+	}
+	return !left
 }
 
 // Stats counts the traffic with one worker.

@@ -1,0 +1,103 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/faultnet"
+	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// TestPipeIsCut cuts the connections with a worker that is spoken to as PyTorch's are, and lives. Calls under way fail; references of
+// both workers, from before and after, stay usable. Then its process ends: what it held is released.
+func TestPipeIsCut(t *testing.T) {
+	const grace = 50 * time.Millisecond
+	ctx, port := testContext(t), freeport.Get(t)
+	proxy, err := faultnet.ListenTCP("127.0.0.1:" + strconv.Itoa(port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = proxy.Close() }()
+	st := store.NewMemory()
+	defer func() { _ = st.Close() }()
+	begun := make(chan struct{}, 2)
+	var kept *Ref[int]
+	reg := NewRegistry().
+		MustHandle("t.one", func() int { return 1 }).
+		MustHandle("t.hang", func(ctx context.Context) int { begun <- struct{}{}; <-ctx.Done(); return 0 }).
+		MustHandle("t.keep", func(r *Ref[int]) (err error) { kept, err = r.Clone(); return err })
+	join := func(name string, rank dist.Rank, opts ...Option) *Agent {
+		t.Helper()
+		a, failed := Join(ctx, st, name, append(opts, WithRank(rank), WithHandlers(reg), WithLogger(testLogger()), WithTransports(TransportUV), WithLease(grace, 2*grace, grace))...)
+		if failed != nil {
+			t.Fatal(failed)
+		}
+		t.Cleanup(func() { _ = a.Close() })
+		return a
+	}
+	a := join("w0", 0, WithAddr("127.0.0.1:0"))
+	b := join("w1", 1, WithAddr("127.0.0.1:"+strconv.Itoa(port)), WithAdvertise(proxy.Addr()))
+	mine, err := NewRef(a, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Call[any](ctx, a, "w1", "t.keep", mine); err != nil {
+		t.Fatal(err)
+	}
+	_ = mine.Close() // w1 alone keeps the object
+	remote := func() *Ref[int] {
+		t.Helper()
+		r, err := Remote[int](ctx, a, "w1", "t.one")
+		if err == nil {
+			err = r.Confirmed(ctx)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	refs := []*Ref[int]{remote()}
+	for range 3 {
+		hangs := Async[int](ctx, a, "w1", "t.hang")
+		<-begun
+		proxy.Cut()
+		if _, err := hangs.Await(ctx); !errors.Is(err, dist.PeerLost) {
+			t.Fatalf("a call that was under way: %v", err)
+		}
+		refs = append(refs, remote())
+	}
+	for end := time.Now().Add(10 * grace); time.Now().Before(end); time.Sleep(grace / 5) {
+		for i, r := range append(refs, remote()) {
+			if v, err := r.Fetch(ctx); err != nil || v != 1 {
+				t.Fatalf("reference %d: %v, %v", i, v, err)
+			}
+		}
+		if v, err := kept.Fetch(ctx); err != nil || v != 7 {
+			t.Fatalf("the reference that the other worker holds: %v, %v", v, err)
+		}
+	}
+	_ = proxy.Close()
+	_ = b.Close()
+	for a.refs.Counts().Forks > 0 {
+		if ctx.Err() != nil {
+			t.Fatalf("what the dead worker held stays: %+v", a.refs.Counts())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for _, r := range refs {
+		if _, err := r.Fetch(ctx); !errors.Is(err, ErrOwnerLost) {
+			t.Errorf("a reference to an object of the dead worker: %v", err)
+		}
+	}
+	if err := a.Shutdown(ctx); !errors.Is(err, dist.PeerLost) { // of one that has not said that it leaves
+		t.Errorf("shutdown: %v", err)
+	}
+}
