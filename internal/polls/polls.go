@@ -46,12 +46,17 @@ func (p *Poll) Asked(now int64, key, answer []byte) {
 	p.last = now
 }
 
+// Forget notes that the client has got what it asked for, or has changed something: it gets on.
+func (p *Poll) Forget() { p.times = 0 }
+
 // Added notes a change of a counter, and its sum. By a change of 0 counters are read.
 func (p *Poll) Added(now int64, key []byte, change, sum int64) {
-	if change == 0 {
-		var text [20]byte
-		p.Asked(now, key, strconv.AppendInt(text[:0], sum, 10))
+	if change != 0 {
+		p.Forget()
+		return
 	}
+	var text [20]byte
+	p.Asked(now, key, strconv.AppendInt(text[:0], sum, 10))
 }
 
 // GoesOn reports whether a client asks again and again, and has not stopped to: it is not silent for much longer than between two questions.

@@ -49,6 +49,9 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 }
 
 func (m *Machine) perform(c *Conn, r *wire.Request) error {
+	if changes(r.Op) {
+		c.poll.Forget() // it does something else between its questions
+	}
 	switch r.Op {
 	case wire.Set:
 		return m.set(c, r)
@@ -119,6 +122,16 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 		return dist.Newf("tcpstore: serve", dist.Protocol, "%s is not served", r.Op)
 	}
 	return nil
+}
+
+// changes reports whether a request changes something whatever is in it.
+func changes(op wire.Op) bool {
+	switch op {
+	case wire.Set, wire.CompareSet, wire.MultiSet, wire.Append, wire.DeleteKey, wire.QueuePush, wire.QueuePop, wire.Barrier:
+		return true
+	default:
+		return false
+	}
 }
 
 // validated reports whether c has sent VALIDATE before, and remembers that it now has.
@@ -431,7 +444,10 @@ func (m *Machine) check(c *Conn, r *wire.Request) {
 			break
 		}
 	}
-	if list := r.List; list.Count == 1 && answer == wire.NotReady {
+	switch list := r.List; {
+	case answer == wire.Ready:
+		c.poll.Forget()
+	case list.Count == 1:
 		c.poll.Asked(m.clock.now, list.Next(), nil)
 	}
 	m.replyByte(c, r.ID, answer)

@@ -4,6 +4,7 @@
 package storecore
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,8 @@ func TestPollers(t *testing.T) {
 	check := func(b []byte) []byte { return wire.AppendKeys(b, wire.V, wire.Check, "missing") }
 	there := func(b []byte) []byte { return wire.AppendKeys(b, wire.V, wire.Check, "counter") }
 	count := func(b []byte) []byte { return wire.AppendAdd(b, wire.V, "counter", 1) }
+	set := func(b []byte) []byte { return wire.AppendSet(b, wire.V, "progress", []byte("1")) }
+	two := func(b []byte) []byte { return wire.AppendKeys(b, wire.V, wire.Check, "counter", "long") }
 	other := func(b []byte) []byte { return wire.AppendKey(b, wire.V, wire.Get, "long") }
 	for name, c := range map[string]struct {
 		asks   []func([]byte) []byte
@@ -39,6 +42,12 @@ func TestPollers(t *testing.T) {
 		"not any more":           {asks: repeat(10, get), every: time.Second, pause: time.Minute},
 		"now and then":           {asks: repeat(10, get), every: time.Minute, pause: time.Minute, key: "counter", times: 10, answer: "2"},
 		"a long value":           {asks: repeat(10, other), every: time.Second},
+		"until it is there":      {asks: append(repeat(10, check), there), every: time.Second},
+		"until two are there":    {asks: append(repeat(10, check), two), every: time.Second},
+		"beside a count":         {asks: append(repeat(10, check), count), every: time.Second},
+		"beside a set":           {asks: append(repeat(10, check), set), every: time.Second},
+		"between sets":           {asks: slices.Concat(repeat(2, check), repeat(1, set), repeat(2, check), repeat(1, set), repeat(2, check)), every: time.Second},
+		"after a set":            {asks: append(repeat(1, set), repeat(5, check)...), every: time.Second, key: "missing", times: 5},
 		"after something else":   {asks: append(repeat(5, check), repeat(4, get)...), every: time.Second, key: "counter", times: 4, answer: "2"},
 	} {
 		t.Run(name, func(t *testing.T) {
