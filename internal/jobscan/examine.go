@@ -119,7 +119,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 				v.Wakes = wakes(p.PID, v.Main.ID)
 				v.Object = object(p.PID, v.Main.ID, v.Main.Kernel)
 				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
-				v.Loops = first[i].process != nil && verdict.Loops(first[i].process.Main(), v.Main)
+				v.Loops = loops(first[i].process, v.Main)
 				v.Line = sourceLine(r.PID, v.Main)
 				if !v.Moved && verdict.WaitsForFileLock(v.Main) {
 					v.Holder = lockHolder("/proc", p.PID, owners)
@@ -179,6 +179,14 @@ func loaded(pid int, library string) bool {
 
 func same(a, b *pystack.Thread) bool {
 	return a != nil && b != nil && reflect.DeepEqual(a.Frames, b.Frames)
+}
+
+// loops reports whether a main thread goes round in a function of the program, where it sleeps and asks a store.
+func loops(first *pystack.Process, now *pystack.Thread) bool {
+	if first == nil || first.Main() == nil {
+		return false
+	}
+	return verdict.Loops(first.Main(), now, sourceLine(first.PID, first.Main()))
 }
 
 type reading struct {

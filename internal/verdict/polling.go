@@ -5,6 +5,7 @@ package verdict
 
 import (
 	"fmt"
+	"path"
 	"reflect"
 	"regexp"
 	"slices"
@@ -14,37 +15,54 @@ import (
 	"github.com/cohort-dist/cohort/internal/pystack"
 )
 
-// Loops reports whether a thread was in the same function of the program in two readings, called from the same lines, whatever it has called
-// itself.
-func Loops(a, b *pystack.Thread) bool {
+// Loops reports whether a thread was in the same function of the program in two readings, called from the same lines, had called nothing else
+// there, and asked a store or slept at first. line is the text of the line that it was in then.
+func Loops(a, b *pystack.Thread, line string) bool {
 	if a == nil || b == nil {
 		return false
 	}
-	own := func(f pystack.Frame) bool { return !pystack.Library(f.File) }
-	i, j := slices.IndexFunc(a.Frames, own), slices.IndexFunc(b.Frames, own)
-	if i < 0 || j < 0 {
+	i, j := itself(a), itself(b)
+	if i < 0 || j < 0 || !asks.MatchString(line) && !rests(a, line) {
 		return false
 	}
 	return a.Frames[i].Func == b.Frames[j].Func && a.Frames[i].File == b.Frames[j].File && reflect.DeepEqual(a.Frames[i+1:], b.Frames[j+1:])
 }
 
+// itself returns the number of the innermost call of a thread if that is one of the program, but for a wait of Python's threading; -1 if it is not.
+func itself(t *pystack.Thread) int {
+	i := slices.IndexFunc(t.Frames, func(f pystack.Frame) bool { return path.Base(f.File) != "threading.py" })
+	if i < 0 || pystack.Library(t.Frames[i].File) {
+		return -1
+	}
+	return i
+}
+
+// rests reports whether a thread sleeps in a line of the program.
+func rests(t *pystack.Thread, line string) bool {
+	return kernelWait(t, "") == inSleep || itself(t) > 0 || sleepLine.MatchString(line)
+}
+
 var (
 	// ofTorch are keys that threads of PyTorch's own look for all the time.
 	ofTorch = regexp.MustCompile(`(dump|dump_signal|remote_error)$`)
-	// asks is a line of a program that asks a store for a key.
-	asks = regexp.MustCompile(`\.(get|add|check|num_keys)\(`)
+	// asks is a line of a program that asks a store for a key, and sleepLine one that sleeps.
+	asks      = regexp.MustCompile(`(?i)store\w*(\(\))?\.(get|add|check)\(`)
+	sleepLine = regexp.MustCompile(`\bsleep\(`)
 )
 
 // polled notes that the main thread of a rank asks the store for a key again and again, and gets nowhere: the store has given it the same
-// answer for some time, and it has not left its function. A thread of the program that asks beside a main thread at work is none of that.
+// answer for some time, and whenever it was looked at it slept or asked. A program may also look for a key in each step of its work. So one
+// that was found at something else, or has used the processor for more than a little, is at work. Beside other threads of the program,
+// which may be those who ask, it has to be found asking.
 func (c *court) polled(r *Rank) {
 	p := c.at[r.Rank]
 	i := slices.IndexFunc(c.job.Polls, func(w Wait) bool { return w.Rank == r.Rank && w.Age >= time.Second && !ofTorch.MatchString(w.Key) })
-	if i < 0 || r.Gone != "" || !r.Loops || p.class != inProgram {
+	if i < 0 || r.Gone != "" || !r.Loops || !r.Sleeps || p.class != inProgram {
 		return
 	}
 	others := slices.ContainsFunc(r.Threads, func(t pystack.Thread) bool { return t.ID != r.Main.ID && ownCode(t.Frames) })
-	if r.Object != theStore && !asks.MatchString(r.Line) && others {
+	asking := r.Object == theStore || r.Object == "" && asks.MatchString(r.Line)
+	if !asking && (others || !rests(r.Main, r.Line)) {
 		return
 	}
 	r.polls, r.Moved, r.Wakes = &c.job.Polls[i], false, 0

@@ -14,8 +14,10 @@ import (
 func TestPolling(t *testing.T) {
 	t.Parallel()
 	poll := func(rank, line int) Rank {
-		return edit(at(rank, "my_barrier", line), func(r *Rank) { r.Moved, r.Loops, r.State = true, true, "R" })
+		return edit(saying(at(rank, "my_barrier", line), "while store.add(key, 0) < n:"), func(r *Rank) { r.Moved, r.Loops, r.Sleeps, r.State = true, true, true, "R" })
 	}
+	sleeps := func(r *Rank) { r.Line, r.Main.Kernel = "pause(0.1)", "hrtimer_nanosleep" }
+	does := func(line string) func(*Rank) { return func(r *Rank) { r.Line = line } }
 	asks := func(key string, ranks ...int) (all []Wait) {
 		for _, n := range ranks {
 			all = append(all, Wait{Key: key, Rank: n, Age: 4 * time.Second, Asks: 80, Answer: "2"})
@@ -45,12 +47,36 @@ func TestPolling(t *testing.T) {
 			Job{World: 1, Ranks: []Rank{poll(0, 11)}, Polls: asks("/default_pg/0//exception_dump", 0)},
 			"Not hung: rank 0 is at work, in my_barrier (train.py:11), and no rank waits in torch.distributed.",
 		},
+		"between two questions": {
+			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), sleeps)}, Polls: asks("/epoch1", 0)},
+			"Rank 0 asks the store for the key /epoch1 again and again, in my_barrier (train.py:11) for 4 s, which is always 2: nobody changes it.",
+		},
+		"reading the answer": {
+			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), func(r *Rank) { r.Line, r.Object = "", "10.0.0.1:29500" })}, Polls: asks("/epoch1", 0), Store: "10.0.0.1:29500"},
+			"Rank 0 asks the store for the key /epoch1 again and again, in my_barrier (train.py:11) for 4 s, which is always 2: nobody changes it.",
+		},
+		"a step of a training loop": {
+			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), does("loss = model(x).sum()"))}, Polls: asks("/stop", 0)},
+			"Not hung: rank 0 is at work, in my_barrier (train.py:11), and no rank waits in torch.distributed.",
+		},
+		"a step that takes its data from a queue": {
+			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), does("batch = queue.get()"))}, Polls: asks("/stop", 0)},
+			"Not hung: rank 0 is at work, in my_barrier (train.py:11), and no rank waits in torch.distributed.",
+		},
+		"a step that reads from another host": {
+			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), func(r *Rank) { r.Line, r.Object = "batch = feature_store.get(n)", "10.0.0.5:443" })}, Polls: asks("/stop", 0), Store: "10.0.0.1:29500"},
+			"Not hung: rank 0 is at work, in my_barrier (train.py:11), and no rank waits in torch.distributed.",
+		},
+		"a question of a training loop that computes": {
+			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), func(r *Rank) { r.Sleeps = false })}, Polls: asks("/stop", 0)},
+			"Not hung: rank 0 is at work, in my_barrier (train.py:11), and no rank waits in torch.distributed.",
+		},
 		"a thread of the program": {
-			Job{World: 1, Ranks: []Rank{inOther(poll(0, 11), thread)}, Polls: asks("/stop", 0)},
+			Job{World: 1, Ranks: []Rank{inOther(edit(poll(0, 11), sleeps), thread)}, Polls: asks("/stop", 0)},
 			"Not hung: rank 0 is at work, in my_barrier (train.py:11), and no rank waits in torch.distributed.",
 		},
 		"the main thread beside a thread of the program": {
-			Job{World: 1, Ranks: []Rank{inOther(saying(poll(0, 11), "while store.add(key, 0) < n:"), thread)}, Polls: asks("/epoch1", 0)},
+			Job{World: 1, Ranks: []Rank{inOther(poll(0, 11), thread)}, Polls: asks("/epoch1", 0)},
 			"Rank 0 asks the store for the key /epoch1 again and again, in my_barrier (train.py:11) for 4 s, which is always 2: nobody changes it.",
 		},
 	})
@@ -68,19 +94,27 @@ func TestLoops(t *testing.T) {
 	main := pystack.Frame{Func: "<module>", File: script, Line: 99}
 	at11, at12 := pystack.Frame{Func: "my_barrier", File: script, Line: 11}, pystack.Frame{Func: "my_barrier", File: script, Line: 12}
 	lib := pystack.Frame{Func: "wait", File: "/usr/lib/python3.11/threading.py", Line: 3}
+	forward := pystack.Frame{Func: "Module.forward", File: "/usr/lib/python3/dist-packages/torch/nn/modules/module.py", Line: 3}
+	const ask, sleep, step = "if store.check([key]):", "time.sleep(1)", "loss = model(x)"
 	for name, c := range map[string]struct {
 		a, b *pystack.Thread
+		line string
 		want bool
 	}{
-		"the same line":         {stack(at11, main), stack(at11, main), true},
-		"another line":          {stack(at11, main), stack(at12, main), true},
-		"in a library":          {stack(lib, at11, main), stack(at12, main), true},
-		"called from elsewhere": {stack(at11, main), stack(at11, pystack.Frame{Func: "<module>", File: script, Line: 98}), false},
-		"another function":      {stack(at11, main), stack(pystack.Frame{Func: "load", File: script, Line: 11}, main), false},
-		"no program":            {stack(lib), stack(lib), false},
-		"nothing":               {nil, stack(at11), false},
+		"the same line":         {stack(at11, main), stack(at11, main), ask, true},
+		"another line":          {stack(at11, main), stack(at12, main), sleep, true},
+		"in a sleep of C":       {&pystack.Thread{Frames: []pystack.Frame{at11, main}, Kernel: "hrtimer_nanosleep"}, stack(at12, main), "pause(1)", true},
+		"in a wait":             {stack(lib, at11, main), stack(at12, main), "event.wait(1)", true},
+		"at work at first":      {stack(at11, main), stack(at12, main), step, false},
+		"a line not known":      {stack(at11, main), stack(at12, main), "", false},
+		"in a library at first": {stack(forward, at11, main), stack(at12, main), ask, false},
+		"in a library then":     {stack(at11, main), stack(forward, at12, main), ask, false},
+		"called from elsewhere": {stack(at11, main), stack(at11, pystack.Frame{Func: "<module>", File: script, Line: 98}), ask, false},
+		"another function":      {stack(at11, main), stack(pystack.Frame{Func: "load", File: script, Line: 11}, main), ask, false},
+		"no program":            {stack(lib), stack(lib), ask, false},
+		"nothing":               {nil, stack(at11), ask, false},
 	} {
-		if got := Loops(c.a, c.b); got != c.want {
+		if got := Loops(c.a, c.b, c.line); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

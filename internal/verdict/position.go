@@ -146,7 +146,7 @@ func again(r Rank, how string) string {
 	case !r.Sleeps || !runs || r.Moved:
 	case r.Object == theStore:
 		return "asking the store again and again"
-	case r.Main.State == "R" || how == "" || how == "sleeping":
+	case r.Main.State == "R" || how == "" || how == inSleep:
 		return "sleeping again and again"
 	}
 	return ""
@@ -219,8 +219,8 @@ var kernelWaits = []struct{ function, words, object string }{
 	{"fcntl_setlk", fileLock, ""},
 	{"fcntl_setlk64", fileLock, ""},
 	{"do_wait", "waiting for a child process", ""},
-	{"hrtimer_nanosleep", "sleeping", ""},
-	{"do_nanosleep", "sleeping", ""},
+	{"hrtimer_nanosleep", inSleep, ""},
+	{"do_nanosleep", inSleep, ""},
 	{"pipe_read", "reading from ", "a pipe"},
 	{"anon_pipe_read", "reading from ", "a pipe"},
 	{"pipe_write", "writing to ", "a pipe that nobody reads"},
@@ -238,8 +238,11 @@ var kernelWaits = []struct{ function, words, object string }{
 	{"wait_on_page_bit_common", "waiting for the disk or network file system of ", "a file"},
 }
 
-// fileLock is what a thread waits for in flock or fcntl.
-const fileLock = "waiting for a file lock"
+const (
+	// fileLock is what a thread waits for in flock or fcntl.
+	fileLock = "waiting for a file lock"
+	inSleep  = "sleeping"
+)
 
 // kernelWait says what a thread waits for, and with what if that is known; "" if the function of the kernel does not tell.
 func kernelWait(t *pystack.Thread, object string) string {

@@ -39,7 +39,7 @@ type Rank struct {
 	Main    *pystack.Thread
 	// Moved says that the main thread did something between two readings.
 	Moved bool
-	// Loops says that it has not left the function of the program that it is in.
+	// Loops says that it is in the function of the program that it was in at the first reading, and slept or asked a store there then.
 	Loops bool
 	// Sleeps says that the main thread slept for most of the time between two readings: it may run for a moment, to look again.
 	Sleeps bool
