@@ -19,7 +19,14 @@ func sleeping(rank int, slept, wakes time.Duration) Rank {
 func TestStanding(t *testing.T) {
 	t.Parallel()
 	idle := func(r *Rank) { r.Idle = 400 * time.Second }
+	inThread := func(rank int, op string, line int) Rank {
+		return inOther(sleeping(rank, 0, time.Second), in(rank, op, "", line).Main.Frames...)
+	}
 	wantSentences(t, map[string]sentence{
+		"main threads that watch over others": {
+			Job{World: 2, Ranks: []Rank{inThread(0, "all_reduce", 27), inThread(1, "broadcast", 55)}},
+			"Rank 0 calls all_reduce (train.py:27), rank 1 calls broadcast (train.py:55).",
+		},
 		"all sleep": {
 			Job{World: 2, Ranks: []Rank{sleeping(0, 4*time.Second, 3*time.Second), sleeping(1, 4*time.Second, 3*time.Second)}},
 			"Perhaps not hung: no rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:12), sleeping for 4 s, and for 3 s more.",

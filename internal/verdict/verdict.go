@@ -233,12 +233,13 @@ func convene(j Job) *court {
 
 // otherThreads: no main thread waits for other ranks, but those may only watch over threads that do the work.
 func (c *court) otherThreads() {
-	for _, r := range c.job.Ranks {
+	for i := range c.job.Ranks {
+		r := &c.job.Ranks[i]
 		if r.Main == nil || r.atWork() {
 			continue
 		}
-		if p, found := inThread(r, c.at[r.Rank]); found {
-			c.at[r.Rank] = p
+		if p, found := inThread(*r, c.at[r.Rank]); found {
+			c.at[r.Rank], r.Wakes = p, 0 // that the main thread wakes, to look at the others again, gets nothing on
 		}
 	}
 }
