@@ -193,6 +193,7 @@ func (w *Watch) tell(l Look, sure bool) *Hang {
 		}
 		w.told = place{v.Places, l.At}
 	}
+	v.Sentence = v.Stood()
 	return &Hang{Since: stood, Sure: sure, Ran: ran, Verdict: v, Seen: l.Seen}
 }
 

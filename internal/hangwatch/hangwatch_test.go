@@ -237,3 +237,28 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 }
+
+// TestSentence: what is told of a job that has stood still for as long as it may does not say that it perhaps does not hang.
+func TestSentence(t *testing.T) {
+	t.Parallel()
+	reads := func(rank int, idle time.Duration) verdict.Rank {
+		return verdict.Rank{Rank: rank, State: "S", Idle: idle, Main: &pystack.Thread{State: "S", Kernel: "pipe_read", Frames: []pystack.Frame{{Func: "load", File: script, Line: 9}}}}
+	}
+	for name, c := range map[string]struct {
+		idle time.Duration
+		sure bool
+		want string
+	}{
+		"sure":   {0, true, "No rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:9), reading from a pipe."},
+		"it ran": {2 * s, false, "No rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:9), reading from a pipe for 2 s."},
+	} {
+		w := hangwatch.New(80*s, 10*s)
+		var hang *hangwatch.Hang
+		for at := 10 * s; hang == nil && at < 200*s; at += 10 * s {
+			_, hang = w.Took(hangwatch.Look{At: at, Seen: verdict.Job{World: 2, Ranks: []verdict.Rank{reads(0, c.idle), reads(1, c.idle)}}})
+		}
+		if hang == nil || hang.Sure != c.sure || hang.Verdict.Sentence != c.want {
+			t.Errorf("%s: %+v, want %q", name, hang, c.want)
+		}
+	}
+}

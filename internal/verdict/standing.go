@@ -6,6 +6,7 @@ package verdict
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -46,6 +47,9 @@ func (c *court) tempered(v Verdict) Verdict {
 
 // perhaps begins what is said of a job that stands still without a proof that it hangs.
 const perhaps = "Perhaps not hung: "
+
+// Stood returns the sentence for a job that has stood still for as long as it may. Whether that is a hang is said by the time, not by one look.
+func (v Verdict) Stood() string { return upper(strings.TrimPrefix(v.Sentence, perhaps)) }
 
 // asleep reports whether ranks that do not wait for each other stand still for good, as far as time tells: none has run for long,
 // and none sleeps until a time that it has chosen.
