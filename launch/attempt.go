@@ -84,8 +84,7 @@ type worker struct {
 	refused        string
 	out, err       *joblog.Pipe
 	cause          postmortem.Cause
-	sent           []int // signals that the launcher sent before it ended
-	stopped        bool  // and that they were to end it
+	sent           postmortem.Signals
 }
 
 // id is the keeper's number of a worker. Those of earlier attempts have ended.
@@ -284,7 +283,7 @@ func (a *attempt) told(e keeper.Event) {
 
 // explain says why a worker has ended.
 func (a *attempt) explain(w *worker) postmortem.Cause {
-	d := postmortem.Death{Code: w.exit.Code, RSS: w.exit.RSS, Stopped: w.stopped, Sent: w.sent}
+	d := postmortem.Death{Code: w.exit.Code, RSS: w.exit.RSS, Sent: w.sent}
 	if d.Code == 0 {
 		return postmortem.Explain(d)
 	}
@@ -383,8 +382,7 @@ func (a *attempt) send(workers []launchcore.Worker, s launchcore.Signal, ending 
 	ids := make([]int, len(workers))
 	for i, w := range workers {
 		ids[i] = a.id(w)
-		to := a.workers[w]
-		to.sent, to.stopped = append(to.sent, int(s)), to.stopped || ending
+		a.workers[w].sent.Note(int(s), ending)
 		if ending {
 			a.job.board.rank(int(w), func(r *WorkerStatus) { r.Phase, r.Since = WorkerStopping, time.Now() })
 		}

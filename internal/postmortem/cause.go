@@ -88,9 +88,8 @@ type Death struct {
 	RSS, Limit int64
 	// Output says why what it prints cannot be written, "" if it can: "its log files are on a full disk".
 	Output string
-	// Sent are the signals that the launcher had sent before; Stopped says that one of them was to end the worker.
-	Sent    []int
-	Stopped bool
+	// Sent are the signals that the launcher had sent before.
+	Sent Signals
 }
 
 // Cause is why a worker ended.
@@ -118,7 +117,7 @@ func Explain(d Death) Cause {
 	cause := Cause{Exception: trace.exception, Where: trace.where, Traceback: trace.text}
 	sig := signalOf(d.Code)
 	switch {
-	case d.Stopped && (sig == 15 || sig == 9 || sig == 2 || slices.Contains(d.Sent, sig)):
+	case d.Sent.stopped() && (sig == 15 || sig == 9 || sig == 2 || slices.Contains(d.Sent.Ending, sig)):
 		cause = stopped(d, sig, trace)
 	case d.Output != "" && (sig == 13 || trace.exception == "" && d.Code > 0 || strings.Contains(trace.exception, "Broken pipe")):
 		cause.Kind, cause.Words, cause.Advice = ExitCode, "could not print and ended with "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
@@ -148,7 +147,7 @@ func Explain(d Death) Cause {
 			cause.Kind, cause.Words = kindOf(trace.exception), "raised "+firstLine(trace.exception)+", and then "+cause.Words
 			cause.Advice = cmp.Or(adviceFor(trace.exception), cause.Advice)
 		}
-	case d.Code < 0 && trace.exception == "" && slices.Contains(d.Sent, sig):
+	case d.Code < 0 && trace.exception == "" && slices.Contains(d.Sent.Passed, sig):
 		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher was sent and passed on to it"
 		cause.Advice = "handle the signal in the program, or do not send it to the launcher"
 	case d.Code < 0 && trace.exception == "":
@@ -189,7 +188,7 @@ func signalOf(code int) int {
 // BySIGKILL reports whether a worker, or a data loader worker that it could not do without, was killed by SIGKILL: the kernel's signal when
 // memory is short.
 func BySIGKILL(d Death) bool {
-	return signalOf(d.Code) == 9 && !d.Stopped || strings.Contains(loaderKilled.FindString(d.Stderr), "by signal: Killed")
+	return signalOf(d.Code) == 9 && !d.Sent.stopped() || strings.Contains(loaderKilled.FindString(d.Stderr), "by signal: Killed")
 }
 
 const moreMemory = "give the job more memory, or use smaller batches and fewer data loader workers"

@@ -48,6 +48,7 @@ func taskGroup(exceptions ...string) string {
 
 func TestExplain(t *testing.T) {
 	t.Parallel()
+	stops := Signals{Ending: []int{2, 15}}
 	for name, c := range map[string]struct {
 		death Death
 		kind  Kind
@@ -97,15 +98,17 @@ func TestExplain(t *testing.T) {
 			Crash, "crashed: aborted (SIGABRT) while it was in step (/srv/t.py:3); the ranks disagree about the size of the tensor: a peer sent a part of 8 bytes where it expected 4", "step (/srv/t.py:3)",
 		},
 		"a data loader without memory":    {Death{Code: 1, OutOfMemory: true, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n    x\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. \n"}, Memory, "lost a data loader worker, which the kernel killed: out of memory", "f (t.py:1)"},
-		"stopped after its own exception": {Death{Code: -15, Stopped: true, Stderr: "Traceback (most recent call last):\n  File \"/srv/train.py\", line 17, in step\n    raise ValueError(x)\nValueError: bad batch 17\n"}, Exception, "raised ValueError: bad batch 17 and did not end before it was stopped by the launcher (SIGTERM)", "step (/srv/train.py:17)"},
-		"stopped after a consequence":     {Death{Code: -15, Stopped: true, Stderr: victimTrace}, Stopped, "was stopped by the launcher (SIGTERM) after RuntimeError: [../third_party", ""},
-		"stopped by Ctrl-C":               {Death{Code: -2, Stopped: true, Stderr: "Traceback (most recent call last):\n  File \"/srv/train.py\", line 17, in step\n    x()\nKeyboardInterrupt\n"}, Stopped, "was stopped by the launcher (SIGINT)", ""},
-		"stopped":                         {Death{Code: -15, Stopped: true}, Stopped, "was stopped by the launcher (SIGTERM)", ""},
-		"stopped by SIGHUP":               {Death{Code: -1, Stopped: true, Sent: []int{1}}, Stopped, "was stopped by the launcher (SIGHUP)", ""},
-		"stopped by SIGQUIT":              {Death{Code: -3, Stopped: true, Sent: []int{3}}, Stopped, "was stopped by the launcher (SIGQUIT)", ""},
-		"a crash when it was stopped":     {Death{Code: -11, Stopped: true, Sent: []int{15}}, Crash, "crashed: segmentation fault (SIGSEGV)", ""},
-		"a signal that was passed on":     {Death{Code: -10, Sent: []int{10}}, Killed, "was ended by SIGUSR1, which the launcher was sent and passed on to it", ""},
-		"another signal":                  {Death{Code: -12, Sent: []int{10}}, Killed, "was ended by SIGUSR2, which the launcher did not send", ""},
+		"stopped after its own exception": {Death{Code: -15, Sent: stops, Stderr: "Traceback (most recent call last):\n  File \"/srv/train.py\", line 17, in step\n    raise ValueError(x)\nValueError: bad batch 17\n"}, Exception, "raised ValueError: bad batch 17 and did not end before it was stopped by the launcher (SIGTERM)", "step (/srv/train.py:17)"},
+		"stopped after a consequence":     {Death{Code: -15, Sent: stops, Stderr: victimTrace}, Stopped, "was stopped by the launcher (SIGTERM) after RuntimeError: [../third_party", ""},
+		"stopped by Ctrl-C":               {Death{Code: -2, Sent: stops, Stderr: "Traceback (most recent call last):\n  File \"/srv/train.py\", line 17, in step\n    x()\nKeyboardInterrupt\n"}, Stopped, "was stopped by the launcher (SIGINT)", ""},
+		"stopped":                         {Death{Code: -15, Sent: stops}, Stopped, "was stopped by the launcher (SIGTERM)", ""},
+		"stopped by SIGHUP":               {Death{Code: -1, Sent: Signals{Ending: []int{1}}}, Stopped, "was stopped by the launcher (SIGHUP)", ""},
+		"stopped by SIGQUIT":              {Death{Code: -3, Sent: Signals{Ending: []int{3}}}, Stopped, "was stopped by the launcher (SIGQUIT)", ""},
+		"a crash when it was stopped":     {Death{Code: -11, Sent: Signals{Ending: []int{15}}}, Crash, "crashed: segmentation fault (SIGSEGV)", ""},
+		"a signal that was passed on":     {Death{Code: -10, Sent: Signals{Passed: []int{10}}}, Killed, "was ended by SIGUSR1, which the launcher was sent and passed on to it", ""},
+		"one passed on, then stopped":     {Death{Code: -10, Sent: Signals{Ending: []int{15}, Passed: []int{10}}}, Killed, "was ended by SIGUSR1, which the launcher was sent and passed on to it", ""},
+		"passed on, and stopped by it":    {Death{Code: -1, Sent: Signals{Ending: []int{1}, Passed: []int{1}}}, Stopped, "was stopped by the launcher (SIGHUP)", ""},
+		"another signal":                  {Death{Code: -12, Sent: Signals{Passed: []int{10}}}, Killed, "was ended by SIGUSR2, which the launcher did not send", ""},
 		"terminated":                      {Death{Code: -15}, Killed, "was ended by SIGTERM, which the launcher did not send", ""},
 		"refused":                         {Death{Code: 127, Refused: "x: there is no such program in the PATH"}, NotStarted, "could not be started: x", ""},
 		"no server":                       {Death{Code: 1, Stderr: "Traceback (most recent call last):\n  File \"t.py\", line 3, in download\n    x\nrequests.exceptions.ConnectionError: HTTPConnectionPool(host='data', port=80): [Errno 111] Connection refused\n"}, Exception, "raised requests.exceptions.ConnectionError", "download (t.py:3)"},
@@ -240,5 +243,23 @@ func TestRaised(t *testing.T) {
 		if got := Raised(c.text); got != c.want {
 			t.Errorf("%q:\n got %s\nwant %s", c.text, got, c.want)
 		}
+	}
+}
+
+// TestSignals: a signal is noted once, however often it is sent.
+func TestSignals(t *testing.T) {
+	t.Parallel()
+	var s Signals
+	for range 100 {
+		s.Note(10, false)
+		s.Note(12, false)
+	}
+	if s.stopped() {
+		t.Error("signals that were passed on have stopped it")
+	}
+	s.Note(15, true)
+	s.Note(15, true)
+	if got := fmt.Sprint(s); got != "{[15] [10 12]}" || !s.stopped() {
+		t.Errorf("noted %s", got)
 	}
 }
