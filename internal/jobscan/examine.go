@@ -103,8 +103,8 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 				v.Listens = append(v.Listens, one.String())
 			}
 		}
-		switch others, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", r.PID)); {
-		case v.State == "Z" && len(others) > 1:
+		switch {
+		case v.State == "Z" && headless("/proc", r.PID):
 			v.Gone = "has lost its main thread, while other threads of its process go on"
 		case v.State == "" || v.State == "Z":
 			v.Gone = "has ended"
