@@ -28,7 +28,7 @@ def own_barrier(store):
     store.add("arrived", 1)
     try:
         while store.add("arrived", 0) < 3:
-            time.sleep(0.02)
+            time.sleep(0.1)
     except GoOn:
         store.add("arrived", 1)
 
