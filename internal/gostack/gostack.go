@@ -11,8 +11,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/pystack"
 )
 
-// Parse returns the goroutines of a text as threads: ID is the goroutine's number, Kernel what it waits for, and State R
-// for one that runs or could, else S. What makes no sense is passed over.
+// Parse returns the goroutines of a text as threads: ID is the goroutine's number, Kernel what it waits for, Minutes for
+// how long, and State R for one that runs or could, else S. What makes no sense is passed over.
 func Parse(text string) []pystack.Thread {
 	var all []pystack.Thread
 	for block := range strings.SplitSeq(text, "\n\n") {
@@ -32,10 +32,16 @@ func parseBlock(lines []string) (pystack.Thread, bool) {
 	if !found || err != nil || open < 0 || end < open {
 		return pystack.Thread{}, false
 	}
-	state, _, _ := strings.Cut(rest[open+1:end], ",")
+	state, more, _ := strings.Cut(rest[open+1:end], ",")
 	t := pystack.Thread{ID: id, Name: "goroutine", State: "S", Kernel: state}
 	if state == "running" || state == "runnable" {
 		t.State = "R"
+	}
+	for part := range strings.SplitSeq(more, ",") { // " 2 minutes", " locked to thread"
+		if n, found := strings.CutSuffix(strings.TrimSpace(part), " minutes"); found {
+			minutes, _ := strconv.ParseUint(n, 10, 16)
+			t.Minutes = int(minutes)
+		}
 	}
 	for i := 1; i+1 < len(lines); i += 2 {
 		function, created := strings.CutPrefix(lines[i], "created by ")

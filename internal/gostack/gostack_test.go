@@ -35,7 +35,7 @@ goroutine 9 nonsense
 func TestParse(t *testing.T) {
 	t.Parallel()
 	want := []pystack.Thread{
-		{ID: 1, Name: "goroutine", State: "S", Kernel: "select", Frames: []pystack.Frame{
+		{ID: 1, Name: "goroutine", State: "S", Kernel: "select", Minutes: 2, Frames: []pystack.Frame{
 			{Func: "github.com/cohort-dist/cohort/group.(*Work).Wait", File: "github.com/cohort-dist/cohort/group/work.go", Line: 120},
 			{Func: "main.step", File: "/home/u/train.go", Line: 53},
 			{Func: "main.main", File: "/home/u/train.go", Line: 20},

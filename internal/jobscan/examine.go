@@ -60,7 +60,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 	told := make([]goRank, len(j.Ranks))
 	for i, r := range j.Ranks {
 		wg.Go(func() {
-			if told[i] = askGo(ctx, r); told[i].dump == nil {
+			if told[i] = askTwice(ctx, r, apart); told[i].dump == nil {
 				told[i].dump = recorded(ctx, r, ask)
 			}
 		})
@@ -111,6 +111,9 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 		}
 		if p := second[i].process; p != nil {
 			v.Threads, v.Main = p.Threads, p.Main()
+			if first[i].process != nil {
+				verdict.MarkServing(first[i].process.Threads, v.Threads)
+			}
 			if v.Main != nil {
 				if v.Main.State != "R" {
 					v.Idle = now.idle(r.PID, v.Main.ID)
@@ -136,6 +139,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 		} else if len(told[i].goroutines) > 0 {
 			v.Threads = told[i].goroutines
 			v.Main = verdict.MainGoroutine(v.Threads)
+			v.Moved, v.Once, v.Idle = told[i].moved, told[i].once, verdict.GoIdle(v.Main)
 		} else {
 			v.Trouble = second[i].trouble
 		}

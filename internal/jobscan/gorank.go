@@ -7,6 +7,7 @@ import (
 	"context"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/frdump"
@@ -21,6 +22,8 @@ type goRank struct {
 	dump       *frdump.Dump     // of its groups, or nil
 	worker     *verdict.Worker  // nil if it is none
 	goroutines []pystack.Thread // nil if it does not answer
+	moved      bool             // since it was asked before
+	once       bool             // it has not answered again
 }
 
 // askGo asks a Go rank for its flight recorder, its calls and its goroutines.
@@ -37,11 +40,36 @@ func askGo(ctx context.Context, r Rank) goRank {
 			told.worker = addWorker(told.worker, d)
 		}
 	}
-	for _, text := range askRank(ctx, r, "stacks") {
-		told.goroutines = gostack.Parse(string(text))
-		break
-	}
+	told.goroutines = askStacks(ctx, r)
 	return told
+}
+
+// askTwice asks a Go rank, and after a pause for its goroutines again: what has moved meanwhile does not hang.
+func askTwice(ctx context.Context, r Rank, apart time.Duration) goRank {
+	told := askGo(ctx, r)
+	if len(told.goroutines) == 0 {
+		return told
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(apart):
+	}
+	again := askStacks(ctx, r)
+	if told.once = len(again) == 0; told.once {
+		return told
+	}
+	told.moved = verdict.GoMoved(told.goroutines, again)
+	verdict.MarkServing(told.goroutines, again)
+	told.goroutines = again
+	return told
+}
+
+// askStacks asks a Go rank for its goroutines; none if it does not answer.
+func askStacks(ctx context.Context, r Rank) []pystack.Thread {
+	for _, text := range askRank(ctx, r, "stacks") {
+		return gostack.Parse(string(text))
+	}
+	return nil
 }
 
 // addWorker adds what one worker of a process waits for to what another does: the one that waits longest counts.

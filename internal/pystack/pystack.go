@@ -38,6 +38,8 @@ type Thread struct {
 	Name   string `json:"name,omitempty"`
 	State  string `json:"state,omitempty"`
 	Kernel string `json:"kernel,omitempty"`
+	// Minutes is how long a goroutine has at least waited; 0: not known.
+	Minutes int `json:"-"`
 	// HoldsGIL says that the thread holds its interpreter's lock.
 	HoldsGIL bool `json:"holds_gil,omitempty"`
 	// Moving says that the stack changed during every reading, so that Frames may be a mixture of several moments.

@@ -103,8 +103,11 @@ func locateGo(r Rank) position {
 		p.class, p.op = inRPC, "Join"
 	case strings.HasPrefix(pkg, module+"/rpc"):
 		p.class = inRPC
-		if x, found := openCall(&r); found && meeting(short) == "" {
+		if x, found := openCall(&r, 0); found && meeting(short) == "" {
 			p.op = x.what()
+			if slices.ContainsFunc(r.Worker.Calls, func(y Call) bool { return y.To != x.To }) {
+				p.op += " or another"
+			}
 		}
 	}
 	return p
@@ -171,6 +174,38 @@ func MainGoroutine(all []pystack.Thread) *pystack.Thread {
 		}
 	}
 	return best
+}
+
+// GoMoved reports whether the program of a Go process did something between two readings. Where its main goroutine waits in cohort only
+// that one counts, and not what it does there: it may look for something again and again.
+func GoMoved(before, now []pystack.Thread) bool {
+	main := MainGoroutine(now)
+	if main == nil {
+		return false
+	}
+	if at := locateGo(Rank{Main: main}); at.waits() {
+		i := slices.IndexFunc(before, func(b pystack.Thread) bool { return b.ID == main.ID })
+		return i < 0 || locateGo(Rank{Main: &before[i]}) != at
+	}
+	return slices.ContainsFunc(now, func(t pystack.Thread) bool {
+		return ofProgram(&t) && (t.State == "R" || changed(before, &t))
+	})
+}
+
+// GoIdle returns how long the main goroutine of a program has at least stood still outside of cohort; 0: not known.
+func GoIdle(main *pystack.Thread) time.Duration {
+	if main == nil || locateGo(Rank{Main: main}).waits() {
+		return 0
+	}
+	return time.Duration(main.Minutes) * time.Minute
+}
+
+// ofProgram reports whether a goroutine was started by the program and runs its code.
+func ofProgram(t *pystack.Thread) bool {
+	return !ownGoroutine(t) && slices.ContainsFunc(t.Frames, func(f pystack.Frame) bool {
+		pkg, _ := packageOf(f.Func)
+		return !ofCohort(pkg) && !ofGo(pkg, &f)
+	})
 }
 
 // ownGoroutine reports whether a goroutine is one of cohort's own: it begins there, or in a function of the standard library that

@@ -102,3 +102,33 @@ func TestMainGoroutine(t *testing.T) {
 		}
 	}
 }
+
+// TestGoMoved: what a program does between two readings counts, and what a goroutine does in cohort while it waits there does not.
+func TestGoMoved(t *testing.T) {
+	t.Parallel()
+	of := func(id int, state string, frames ...pystack.Frame) pystack.Thread {
+		return pystack.Thread{ID: id, State: state, Frames: frames}
+	}
+	spins := pystack.Frame{Func: module + "/internal/shm.spin", File: module + "/internal/shm/spin.go", Line: 1}
+	joins := pystack.Frame{Func: "sync.(*WaitGroup).Wait", File: "/usr/local/go/src/sync/waitgroup.go"}
+	accepts := pystack.Frame{Func: "net.(*netFD).accept", File: "/usr/local/go/src/net/fd_unix.go"}
+	for name, c := range map[string]struct {
+		before, now []pystack.Thread
+		want        bool
+	}{
+		"it stands still":            {[]pystack.Thread{of(1, "S", goHandler, goMain)}, []pystack.Thread{of(1, "S", goHandler, goMain)}, false},
+		"it runs":                    {[]pystack.Thread{of(1, "S", goHandler, goMain)}, []pystack.Thread{of(1, "R", goHandler, goMain)}, true},
+		"it is elsewhere":            {[]pystack.Thread{of(1, "S", goHandler, goMain)}, []pystack.Thread{of(1, "S", goMain)}, true},
+		"another of the program":     {[]pystack.Thread{of(1, "S", joins, goMain), of(9, "S", goHandler)}, []pystack.Thread{of(1, "S", joins, goMain), of(9, "R", goHandler)}, true},
+		"another of Go":              {[]pystack.Thread{of(1, "S", joins, goMain)}, []pystack.Thread{of(1, "S", joins, goMain), of(9, "R", accepts)}, false},
+		"it waits in cohort":         {[]pystack.Thread{of(1, "S", goCall, goMain)}, []pystack.Thread{of(1, "R", spins, goCall, goMain)}, false},
+		"it waits beside another":    {[]pystack.Thread{of(1, "S", goCall, goMain)}, []pystack.Thread{of(1, "S", goCall, goMain), of(9, "R", goHandler)}, false},
+		"it waits at another place":  {[]pystack.Thread{of(1, "S", goCall, goMain)}, []pystack.Thread{of(1, "S", goCall, goHandler, goMain)}, true},
+		"it has come to wait":        {[]pystack.Thread{of(1, "S", goHandler, goMain)}, []pystack.Thread{of(1, "S", goCall, goMain)}, true},
+		"nothing of the program ran": {nil, nil, false},
+	} {
+		if got := GoMoved(c.before, c.now); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

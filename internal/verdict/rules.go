@@ -47,6 +47,7 @@ var stages = []stage{
 		{"starting", (*court).starting},
 		{"called", (*court).called},
 		{"handlers", (*court).handlers},
+		{"serving", (*court).serving},
 		{"rpc", (*court).rpc},
 		{"missing", (*court).missing},
 	}},

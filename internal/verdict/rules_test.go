@@ -70,6 +70,15 @@ func TestOrder(t *testing.T) {
 			with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, own),
 			inOther(at(1, "main", 33), pystack.Frame{Func: "load", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
 		}}},
+		// The meeting of those that wait is normal while one works for them.
+		{"handlers", "serving", Job{World: 3, Ranks: []Rank{
+			worker(0, "a", nil, []pystack.Frame{goCall, goMain}), worker(1, "b", nil, []pystack.Frame{goMain}, goHandler),
+			edit(worker(2, "c", nil, []pystack.Frame{goMain}, goHandler), func(r *Rank) { r.Threads[1].State = "R" }),
+		}}},
+		{"serving", "rpc", Job{World: 2, Ranks: []Rank{
+			worker(0, "a", nil, []pystack.Frame{{Func: module + "/rpc.(*Agent).Shutdown", File: module + "/rpc/shutdown.go"}, goMain}),
+			edit(worker(1, "b", nil, []pystack.Frame{goMain}, goHandler), func(r *Rank) { r.Threads[1].State = "R" }),
+		}}},
 		{"rpc", "store", Job{World: 2, Waits: []Wait{{Key: "/k", Rank: 1, Age: time.Minute}}, Ranks: []Rank{with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, own), late()}}},
 		{"missing", "mismatch", Job{World: 3, Ranks: []Rank{waits, in(1, "barrier", "", 30), at(2, "load", 12)}}},
 		{"missing", "devices", Job{World: 3, Ranks: []Rank{waits, late(), onGPU(2, own)}}},

@@ -39,6 +39,8 @@ type Rank struct {
 	Main    *pystack.Thread
 	// Moved says that the main thread did something between two readings.
 	Moved bool
+	// Once says that it could be read only once, so that Moved is not known.
+	Once bool
 	// Loops says that it is in the function of the program that it was in at the first reading, and slept or asked a store there then.
 	Loops bool
 	// Sleeps says that the main thread slept for most of the time between two readings: it may run for a moment, to look again.
@@ -180,7 +182,7 @@ func Judge(j Job) Verdict {
 	c := convene(j)
 	v := c.tempered(c.judge())
 	v.Places = c.places()
-	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() })
+	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() || working(r) != nil })
 	v.Proof = slices.Concat(v.Places, c.waits(), c.leftKeys(), j.NCCL[:min(len(j.NCCL), maxNCCL)], c.logged(), j.Notes)
 	return v
 }
