@@ -46,6 +46,7 @@ func TestScripts(t *testing.T) {
 				return strings.HasPrefix(v, "MASTER_") || strings.HasPrefix(v, "NO_COLOR")
 			})
 			env.Setenv("TERM", "xterm-256color")
+			env.Setenv("UNIQUE", strconv.Itoa(os.Getpid())) // for the names of jobs: another run of these tests may go on beside this one
 			env.Setenv("XDG_STATE_HOME", filepath.Join(env.WorkDir, ".state"))
 			return nil
 		},
