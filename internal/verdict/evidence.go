@@ -102,7 +102,9 @@ func (c *court) store() (Verdict, bool) {
 	if len(c.ranks(func(r Rank, _ position) bool { return r.atWork() })) > 0 {
 		return Verdict{}, false
 	}
-	if here := c.ranks(func(r Rank, p position) bool { return r.Object == theStore && !p.waits() && r.Main != nil }); len(here) > 0 {
+	// One that has run in between, and not only for a moment, was found twice at a question that it asks in each step of its work.
+	ran := func(r Rank) bool { return !r.Sleeps && (r.Main.State == "R" || r.Idle > 0 && r.Idle < apart) }
+	if here := c.ranks(func(r Rank, p position) bool { return r.Object == theStore && !p.waits() && r.Main != nil && !ran(r) }); len(here) > 0 {
 		return Verdict{Sentence: fmt.Sprintf("%s %s for the store, in %s%s: probably for a key that nobody has set%s.", name(here), verb(here, "wait"), c.at[here[0]].where(), since(c.rank(here[0]).Idle), c.ended())}, true
 	}
 	return Verdict{}, false

@@ -67,6 +67,10 @@ func TestPolling(t *testing.T) {
 			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), func(r *Rank) { r.Line, r.Object = "batch = feature_store.get(n)", "10.0.0.5:443" })}, Polls: asks("/stop", 0), Store: "10.0.0.1:29500"},
 			"Not hung: rank 0 is at work, in my_barrier (train.py:11), and no rank waits in torch.distributed.",
 		},
+		"the same question of one twice": {
+			Job{World: 1, Store: "10.0.0.1:29500", Ranks: []Rank{edit(at(0, "train", 11), func(r *Rank) { r.Main.Kernel, r.Object, r.Idle = "wait_woken", "10.0.0.1:29500", time.Millisecond })}},
+			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in train (train.py:11), reading from the store.",
+		},
 		"a question of a training loop that computes": {
 			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), func(r *Rank) { r.Sleeps = false })}, Polls: asks("/stop", 0)},
 			"Not hung: rank 0 is at work, in my_barrier (train.py:11), and no rank waits in torch.distributed.",
