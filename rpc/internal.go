@@ -99,7 +99,12 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), addr, entry)
+	former, err := a.net.Peer(w.Name)
+	if err == nil && former.Replaced(addr, entry) { // it has died: it would have told us that it leaves
+		a.left(w.Name, former.ID)
+	}
+	p := a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), addr, entry)
+	r.conn.Comes(former, p)
 	a.net.Admit(w.Name)
 	a.world.Gathers.Comes(w.Name)
 	return nil, nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gofunc"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -44,6 +45,8 @@ type Request struct {
 	Func   string
 	Args   []any
 	Kwargs *py.Dict
+
+	conn *rpclink.Conn // on which it came
 }
 
 // handler runs a function with decoded arguments.

@@ -64,7 +64,7 @@ func (p program) Run(ctx context.Context, c *rpcserve.Call, done func(any, error
 		return true
 	}
 	h := c.Function.(*handler) //nolint:errcheck,forcetypeassert // found by Find
-	return h.call(ctx, &Request{From: infoOf(c.From), Func: c.Func, Args: c.Args, Kwargs: c.Kwargs}, done)
+	return h.call(ctx, &Request{From: infoOf(c.From), Func: c.Func, Args: c.Args, Kwargs: c.Kwargs, conn: c.Conn}, done)
 }
 
 func (p program) Shown(fn string, args []any) string { return shown(fn, args) }

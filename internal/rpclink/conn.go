@@ -99,6 +99,13 @@ func newConn(n *Links, p *Peer, s *tensorpipe.Session) *Conn {
 // Peer returns who is at the other side.
 func (c *Conn) Peer() *Peer { return c.from.Load() }
 
+// Comes notes that p has told on this session that it joins. Until then it was taken for the former worker of that name, if there was one.
+func (c *Conn) Comes(former, p *Peer) {
+	if c != nil {
+		c.from.CompareAndSwap(former, p)
+	}
+}
+
 // Cohort reports whether the other side is a Go worker on the cohort transport.
 func (c *Conn) Cohort() bool { return c.Link != nil }
 

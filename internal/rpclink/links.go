@@ -286,7 +286,9 @@ func (n *Links) linked(l *cohortwire.Link) *Peer {
 	p := n.mu.byName[id.Name]
 	n.mu.Unlock()
 	if p != nil && p.ID == rrefcore.Worker(id.ID) && l.Proven() {
-		return p
+		if cohort, _ := p.Life(); cohort { // else it comes in the place of a PyTorch worker, and will tell us
+			return p
+		}
 	}
 	return n.guest(id.Name)
 }

@@ -82,6 +82,18 @@ func (p *Peer) learn(addr string, e rpcworld.Entry) {
 	}
 }
 
+// Replaced reports whether what a worker of this name has published now is that of another process, so that this one has ended. Of two
+// Go workers the epochs tell whoever deals with them.
+func (p *Peer) Replaced(addr string, e rpcworld.Entry) bool {
+	moment.At("rpc.peer.replaced")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if cohort := e.Epoch != 0; cohort || p.mu.cohort {
+		return cohort != p.mu.cohort
+	}
+	return p.mu.addr != "" && p.mu.addr != addr
+}
+
 // Current returns the session that exists, or nil.
 func (p *Peer) Current() *Conn {
 	p.mu.Lock() // no point: EndSessions holds Links.mu

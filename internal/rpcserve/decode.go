@@ -25,7 +25,7 @@ const scriptPrefix = "__torch__."
 func (s *Server) decodeCall(r *request, d *rpcref.Decoding) (*job, error) {
 	dec := &d.Decoder
 	j := &r.job
-	j.From = r.Peer
+	j.From, j.Conn = r.Peer, r.Conn
 	var u rpcwire.UDF
 	var x rpcwire.ScriptUDF
 	var err error

@@ -21,6 +21,7 @@ import (
 // Call is a call of a function, as it was decoded.
 type Call struct {
 	From   *rpclink.Peer
+	Conn   *rpclink.Conn // on which it came; nil for a call of this worker to itself
 	Func   string
 	Args   []any
 	Kwargs *py.Dict
