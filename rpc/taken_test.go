@@ -4,13 +4,36 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/store"
 )
+
+// dynamicWorld returns what joins a world.
+func dynamicWorld(ctx context.Context, t *testing.T) func(name string, opts ...Option) *Agent {
+	t.Helper()
+	st := store.NewMemory()
+	t.Cleanup(func() { _ = st.Close() })
+	reg := NewRegistry().MustHandle("t.seven", func() int { return 7 })
+	return func(name string, opts ...Option) *Agent {
+		t.Helper()
+		opts = append(opts, WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLogger(testLogger()), WithLease(100*time.Millisecond, 10*time.Second, time.Millisecond))
+		a, err := Join(ctx, st, name, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = a.Close() })
+		return a
+	}
+}
 
 // TestRankIsTakenAfterACrash: one worker after the other of a dynamic world ends without a word, and the next comes with its name and
 // rank, in either protocol. The worker that stays must not take it for the one before, which it may know to be dead.
@@ -22,19 +45,7 @@ func TestRankIsTakenAfterACrash(t *testing.T) {
 func takeAfterCrash(t *testing.T, noticed bool) {
 	t.Parallel()
 	ctx := testContext(t)
-	st := store.NewMemory()
-	t.Cleanup(func() { _ = st.Close() })
-	reg := NewRegistry().MustHandle("t.seven", func() int { return 7 })
-	join := func(name string, opts ...Option) *Agent {
-		t.Helper()
-		opts = append(opts, WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLogger(testLogger()), WithLease(100*time.Millisecond, 10*time.Second, time.Millisecond))
-		a, err := Join(ctx, st, name, opts...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = a.Close() })
-		return a
-	}
+	join := dynamicWorld(ctx, t)
 	create := func(from *Agent, to string) error {
 		ref, err := Remote[int](ctx, from, to, "t.seven")
 		if err == nil {
@@ -64,4 +75,58 @@ func takeAfterCrash(t *testing.T, noticed bool) {
 		}
 		join(fmt.Sprintf("c%d", life)) // finds the dead one, and takes it off the list
 	}
+}
+
+// TestReferenceOvertakesCreation: a PyTorch worker comes in the place of another one, creates an object, and passes the reference on. What
+// another worker says of it arrives before the call that creates it.
+func TestReferenceOvertakesCreation(t *testing.T) {
+	id, root := rrefcore.ID{On: 1, N: 100}, rrefcore.ID{On: 1, N: 101}
+	begin := func(t *testing.T) (stays *Agent, w2 *rpclink.Peer, create func()) {
+		t.Parallel()
+		ctx := testContext(t)
+		join := dynamicWorld(ctx, t)
+		torch := WithTransports(TransportUV)
+		stays = join("stays", WithRank(0))
+		former := join("w1", WithRank(1), torch)
+		join("w2", WithRank(2), torch)
+		ref, err := Remote[int](ctx, former, "stays", "t.seven")
+		if err == nil {
+			_, err = ref.Fetch(ctx)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = ref.Close()
+		if err := former.Shutdown(ctx); err != nil {
+			t.Fatal(err)
+		}
+		join("w1", WithRank(1), torch)
+		return stays, stays.net.PeerByID(2), func() {
+			t.Helper()
+			pair := rpcwire.RRefPair{RRef: rpcref.Global(id), Fork: rpcref.Global(root)}
+			o, err := stays.refs.CallArrived(stays.net.PeerByID(1), 0, pair, "t.seven", func(error) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stays.refs.Created(o, 7, nil, false)
+		}
+	}
+	t.Run("at its owner", func(t *testing.T) {
+		stays, w2, create := begin(t)
+		got, err := stays.refs.Decoding(w2, nil, nil).Arrive(rpcwire.RRefFork{RRef: rpcref.Global(id), Fork: rpcwire.GlobalID{On: 2, Local: 100}, Parent: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer closeRef(got)
+		create()
+	})
+	t.Run("elsewhere", func(t *testing.T) {
+		stays, w2, create := begin(t)
+		stays.refs.Controlled(w2, rrefcore.Message{Kind: rrefcore.ForkRequest, ID: id, Fork: rrefcore.ID{On: 1, N: 102}})
+		create()
+		stays.refs.Controlled(stays.net.PeerByID(1), rrefcore.Message{Kind: rrefcore.Delete, ID: id, Fork: root})
+		if _, err := stays.refs.FetchArrived(2, id); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -276,6 +276,7 @@ func (d *Decoding) arrive(f rpcwire.RRefFork) (any, error) {
 	r.mu.Lock()
 	r.known(d.peer.ID)
 	r.known(owner)
+	r.known(rrefcore.Worker(f.RRef.On)) // its creating call may be on its way
 	var w rrefcore.Wire
 	var code rrefcore.Code
 	owned := owner == r.cfg.ID

@@ -147,6 +147,7 @@ func (r *Refs) TorchControl(kind rpcwire.Type, payload []byte) (msg rrefcore.Mes
 func (r *Refs) Controlled(p *rpclink.Peer, msg rrefcore.Message) {
 	r.step(func(m *rrefcore.Machine) {
 		r.known(p.ID)
+		r.known(msg.ID.On) // its creating call may be on its way
 		if !r.Former(p) {
 			m.Control(p.ID, msg)
 		}
