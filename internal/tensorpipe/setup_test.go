@@ -4,6 +4,7 @@
 package tensorpipe
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -223,6 +224,39 @@ func TestLastAnswerIsReceived(t *testing.T) {
 	client.work.Wait() // the ends have been seen, where they are watched
 	if m, err := client.Recv(ctx); err != nil || len(m.Storages) != 1 {
 		t.Fatalf("the last answer: %v, %v", m, err)
+	}
+	if _, err := client.Recv(ctx); !errors.Is(err, dist.PeerLost) {
+		t.Fatalf("after it: %v", err)
+	}
+}
+
+// TestLongLastAnswerIsReceived: the end of the main connection cannot come before the receiver has read what stands before it, however
+// long ago the others have ended.
+func TestLongLastAnswerIsReceived(t *testing.T) {
+	client, server := pair(t)
+	ctx := within(t)
+	// The client's kernel takes less than the answer, the server's has room for the rest.
+	if err := client.main.nc.(*net.TCPConn).SetReadBuffer(128 << 10); err != nil { //nolint:forcetypeassert // the dialling side's
+		t.Fatal(err)
+	}
+	if err := client.Send(ctx, rpcMessage(0x102, 1, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.Recv(ctx); err != nil {
+		t.Fatal(err)
+	}
+	want := pattern(1 << 20)
+	if err := server.Send(ctx, rpcMessage(0x203, 1, want)); err != nil {
+		t.Fatal(err)
+	}
+	_ = server.Close()
+	select {
+	case <-client.Done():
+		t.Fatalf("the pipe has ended with an answer in it: %v", client.Err())
+	case <-time.After(2 * endGrace):
+	}
+	if m, err := client.Recv(ctx); err != nil || !bytes.Equal(m.Payloads[2], want) {
+		t.Fatalf("the last answer: %v", err)
 	}
 	if _, err := client.Recv(ctx); !errors.Is(err, dist.PeerLost) {
 		t.Fatalf("after it: %v", err)

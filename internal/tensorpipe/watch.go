@@ -20,6 +20,10 @@ import (
 // all of them, and what it sent before that is still received.
 const endGrace = 400 * time.Millisecond
 
+// endLimit bounds how often that is renewed, because the end of the main connection stands behind data that still comes or was
+// not read.
+const endLimit = 30 * time.Second
+
 // whenEnded calls fn when one of the connections ends. The returned function ends the watch; fn is not called afterwards.
 func whenEnded(fn func(), all ...*stream) (stop func()) {
 	w := newWatch(all...)
@@ -39,19 +43,28 @@ func whenEnded(fn func(), all ...*stream) (stop func()) {
 // watchEnds ends the pipe when one of its connections has ended and the main one has not. The end of that one is found by
 // whoever receives, behind what was sent before it.
 func (p *Pipe) watchEnds() {
-	var deadline time.Time
+	var deadline, limit time.Time
+	var before uint64
+	var waited bool // data was not read when the grace began: more may come when it is
 	for {
 		moment.At("tensorpipe.pipe.watch")
 		ended, err := p.ends.wait(deadline)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
+			came, unread := arrived(p.main.nc)
+			if now := time.Now(); (unread || waited || came != before) && now.Before(limit) {
+				before, waited, deadline = came, unread, now.Add(endGrace)
+				continue
+			}
 			_ = p.broken("tensorpipe: pipe", errCut)
 			return
 		case err != nil || ended == p.main:
 			return
 		}
 		if deadline.IsZero() {
-			deadline = time.Now().Add(endGrace)
+			now := time.Now()
+			deadline, limit = now.Add(endGrace), now.Add(endLimit)
+			before, waited = arrived(p.main.nc)
 		}
 	}
 }

@@ -5,6 +5,7 @@ package tensorpipe
 
 import (
 	"errors"
+	"net"
 	"os"
 	"syscall"
 	"time"
@@ -90,4 +91,24 @@ func (w *watch) close() {
 	if w != nil {
 		_ = w.file.Close()
 	}
+}
+
+// arrived asks the kernel how many bytes have come on a connection, and whether some of them were not read.
+func arrived(nc net.Conn) (n uint64, unread bool) {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return 0, false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return 0, false
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			n = info.Bytes_received
+		}
+		waiting, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
+		unread = err == nil && waiting > 0
+	})
+	return n, unread
 }
