@@ -51,15 +51,14 @@ type cutter struct {
 }
 
 // newCutter listens; serve begins to pass on.
-func newCutter(t *testing.T, at cut) *cutter {
-	t.Helper()
+func newCutter(at cut) (*cutter, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	c := &cutter{listener: l, at: at}
 	c.mu.bytes = map[cut]int{}
-	return c
+	return c, nil
 }
 
 func (c *cutter) serve(target string) {
@@ -122,13 +121,27 @@ func (c *cutter) close() {
 // setUp dials once through a cutter. Both sides must come to know the end of what was cut.
 func setUp(t *testing.T, channel string, at cut) (bytes map[cut]int) {
 	t.Helper()
-	relay := newCutter(t, at)
+	relay, err := newCutter(at)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
 	stop := sync.OnceFunc(relay.close)
 	defer stop()
 	// What is noticed by the end of a timeout is noticed too late.
 	opts := []Option{WithChannels(channel), WithHandshakeTimeout(time.Hour), WithStallTimeout(time.Hour)}
-	a := listen(t, "a", opts...)
-	b := listen(t, "b", append(opts, WithAdvertisedAddress(relay.listener.Addr().String()))...)
+	a, err := Listen("a", "127.0.0.1:0", opts...)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	defer func() { _ = a.Close() }()
+	b, err := Listen("b", "127.0.0.1:0", append(opts, WithAdvertisedAddress(relay.listener.Addr().String()))...)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	defer func() { _ = b.Close() }()
 	relay.serve(b.Addr().String())
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	defer cancel()
