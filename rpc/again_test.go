@@ -17,7 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// reading is a store that tells when a key was read.
+// reading is a store that tells when a key is about to be read.
 type reading struct {
 	store.Store
 	key  string
@@ -25,11 +25,10 @@ type reading struct {
 }
 
 func (r *reading) Get(ctx context.Context, key string) ([]byte, error) {
-	value, err := r.Store.Get(ctx, key)
-	if err == nil && strings.HasSuffix(key, r.key) {
+	if strings.HasSuffix(key, r.key) {
 		r.read()
 	}
-	return value, err
+	return r.Store.Get(ctx, key)
 }
 
 // TestStartAgainForgetsTheFirst: worker b dies while a static world starts, when worker a knows it and waits for x, which has died before.
@@ -51,8 +50,8 @@ func TestStartAgainForgetsTheFirst(t *testing.T) {
 		}()
 		return done
 	}
-	seen := make(chan struct{})
-	first := join(ctx, &reading{Store: st, key: "cohort/b", read: sync.OnceFunc(func() { close(seen) })}, "a", 0)
+	seen := make(chan struct{}) // a asks for the next worker
+	first := join(ctx, &reading{Store: st, key: "addrs/x", read: sync.OnceFunc(func() { close(seen) })}, "a", 0)
 	short, die := context.WithCancel(ctx)
 	defer die()
 	second := join(short, st, "b", 1)
