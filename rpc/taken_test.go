@@ -38,11 +38,13 @@ func dynamicWorld(ctx context.Context, t *testing.T) func(name string, opts ...O
 // TestRankIsTakenAfterACrash: one worker after the other of a dynamic world ends without a word, and the next comes with its name and
 // rank, in either protocol. The worker that stays must not take it for the one before, which it may know to be dead.
 func TestRankIsTakenAfterACrash(t *testing.T) {
+	t.Parallel()
 	t.Run("noticed", func(t *testing.T) { takeAfterCrash(t, true) })
 	t.Run("perhaps not", func(t *testing.T) { takeAfterCrash(t, false) })
 }
 
 func takeAfterCrash(t *testing.T, noticed bool) {
+	t.Helper()
 	t.Parallel()
 	ctx := testContext(t)
 	join := dynamicWorld(ctx, t)
@@ -80,9 +82,10 @@ func takeAfterCrash(t *testing.T, noticed bool) {
 // TestReferenceOvertakesCreation: a PyTorch worker comes in the place of another one, creates an object, and passes the reference on. What
 // another worker says of it arrives before the call that creates it.
 func TestReferenceOvertakesCreation(t *testing.T) {
+	t.Parallel()
 	id, root := rrefcore.ID{On: 1, N: 100}, rrefcore.ID{On: 1, N: 101}
 	begin := func(t *testing.T) (stays *Agent, w2 *rpclink.Peer, create func()) {
-		t.Parallel()
+		t.Helper()
 		ctx := testContext(t)
 		join := dynamicWorld(ctx, t)
 		torch := WithTransports(TransportUV)
@@ -112,6 +115,7 @@ func TestReferenceOvertakesCreation(t *testing.T) {
 		}
 	}
 	t.Run("at its owner", func(t *testing.T) {
+		t.Parallel()
 		stays, w2, create := begin(t)
 		got, err := stays.refs.Decoding(w2, nil, nil).Arrive(rpcwire.RRefFork{RRef: rpcref.Global(id), Fork: rpcwire.GlobalID{On: 2, Local: 100}, Parent: 2})
 		if err != nil {
@@ -121,6 +125,7 @@ func TestReferenceOvertakesCreation(t *testing.T) {
 		create()
 	})
 	t.Run("elsewhere", func(t *testing.T) {
+		t.Parallel()
 		stays, w2, create := begin(t)
 		stays.refs.Controlled(w2, rrefcore.Message{Kind: rrefcore.ForkRequest, ID: id, Fork: rrefcore.ID{On: 1, N: 102}})
 		create()

@@ -35,7 +35,7 @@ func exits(thread string) bool {
 	if len(f) <= flags {
 		return true
 	}
-	if set, err := strconv.ParseUint(string(f[flags]), 10, 64); err == nil && set&exiting != 0 {
+	if set, wrong := strconv.ParseUint(string(f[flags]), 10, 64); wrong == nil && set&exiting != 0 {
 		return true
 	}
 	status, err := os.ReadFile(filepath.Join(thread, "status")) //nolint:gosec // a file of the kernel

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 )
 
@@ -35,7 +36,7 @@ func TestHeadless(t *testing.T) {
 	} {
 		proc := t.TempDir()
 		for i, o := range append([]thread{{flags: plain}}, c.others...) {
-			dir := filepath.Join(proc, "7", "task", fmt.Sprint(7+i))
+			dir := filepath.Join(proc, "7", "task", strconv.Itoa(7+i))
 			if err := os.MkdirAll(dir, 0o700); err != nil {
 				t.Fatal(err)
 			}

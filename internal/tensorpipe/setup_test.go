@@ -249,7 +249,11 @@ func TestLongLastAnswerIsReceived(t *testing.T) {
 	client, server := pair(t)
 	ctx := within(t)
 	// The client's kernel takes less than the answer, the server's has room for the rest.
-	if err := client.main.nc.(*net.TCPConn).SetReadBuffer(128 << 10); err != nil { //nolint:forcetypeassert // the dialling side's
+	dialled, ok := client.main.nc.(*net.TCPConn)
+	if !ok {
+		t.Fatalf("the dialling side has a %T", client.main.nc)
+	}
+	if err := dialled.SetReadBuffer(128 << 10); err != nil {
 		t.Fatal(err)
 	}
 	if err := client.Send(ctx, rpcMessage(0x102, 1, nil)); err != nil {

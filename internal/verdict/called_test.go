@@ -96,35 +96,43 @@ func TestCalledInDoubt(t *testing.T) {
 	}{
 		"a handler that runs": {
 			[]Rank{caller(toB), runs(worker(1, "b", nil, idle, goHandler))},
-			"Perhaps not hung: rank 1 is at work for another worker: its goroutine 40 is in load (load.go:12); rank 0 waits in call of b.load at worker b (main.go:2).", []int{1},
+			"Perhaps not hung: rank 1 is at work for another worker: its goroutine 40 is in load (load.go:12); rank 0 waits in call of b.load at worker b (main.go:2).",
+			[]int{1},
 		},
 		"a handler of PyTorch that runs": {
 			[]Rank{caller(toB), runs(served(inShutdown(1)))},
-			"Perhaps not hung: rank 1 is at work for another worker: its thread 777 is in load (train.py:12); rank 0 waits in call of b.load at worker b (main.go:2).", []int{1},
+			"Perhaps not hung: rank 1 is at work for another worker: its thread 777 is in load (train.py:12); rank 0 waits in call of b.load at worker b (main.go:2).",
+			[]int{1},
 		},
 		"a handler that moves": {
 			[]Rank{caller(toB), edit(worker(1, "b", nil, idle, goHandler), func(r *Rank) { r.Threads[1].Moving = true })},
-			"Perhaps not hung: rank 1 is at work for another worker: its goroutine 40 is in load (load.go:12); rank 0 waits in call of b.load at worker b (main.go:2).", []int{1},
+			"Perhaps not hung: rank 1 is at work for another worker: its goroutine 40 is in load (load.go:12); rank 0 waits in call of b.load at worker b (main.go:2).",
+			[]int{1},
 		},
 		"workers of PyTorch alone": {
 			[]Rank{with(0, pystack.Frame{Func: "rpc_sync", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 33}), runs(served(inShutdown(1)))},
-			"Perhaps not hung: rank 1 is at work for another worker: its thread 777 is in load (train.py:12); rank 0 waits in rpc_sync (train.py:33).", []int{1},
+			"Perhaps not hung: rank 1 is at work for another worker: its thread 777 is in load (train.py:12); rank 0 waits in rpc_sync (train.py:33).",
+			[]int{1},
 		},
 		"calls to different workers": {
 			[]Rank{caller(toB, toC), worker(1, "b", nil, idle, goHandler), worker(2, "c", nil, idle, goHandler)},
-			"Perhaps not hung: rank 1 (worker b) has not answered b.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2); rank 0 also waits for the call of c.load at worker c.", []int{1},
+			"Perhaps not hung: rank 1 (worker b) has not answered b.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2); rank 0 also waits for the call of c.load at worker c.",
+			[]int{1},
 		},
 		"a call to another worker just now": {
 			[]Rank{caller(toB, openTo("c", 2, time.Millisecond)), worker(1, "b", nil, idle, goHandler), worker(2, "c", nil, idle)},
-			"Perhaps not hung: rank 1 (worker b) has not answered b.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2); rank 0 also waits for the call of c.load at worker c.", []int{1},
+			"Perhaps not hung: rank 1 (worker b) has not answered b.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2); rank 0 also waits for the call of c.load at worker c.",
+			[]int{1},
 		},
 		"a rank that computes": {
 			[]Rank{caller(toB), worker(1, "b", nil, idle, goHandler), edit(worker(2, "c", nil, []pystack.Frame{goHandler, goMain}), func(r *Rank) { r.Moved = true })},
-			"Perhaps not hung: rank 1 (worker b) has not answered b.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2).", []int{1},
+			"Perhaps not hung: rank 1 (worker b) has not answered b.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2).",
+			[]int{1},
 		},
 		"seen once": {
 			[]Rank{caller(toB), edit(worker(1, "b", nil, idle, goHandler), func(r *Rank) { r.Once = true })},
-			"Perhaps not hung: rank 1 (worker b) has not answered b.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2).", []int{1},
+			"Perhaps not hung: rank 1 (worker b) has not answered b.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2).",
+			[]int{1},
 		},
 		"on another host": {
 			[]Rank{caller(toB)},
