@@ -5,7 +5,6 @@ package tcp
 
 import (
 	"errors"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -65,30 +64,7 @@ func TestGoodbyeDoesNotHideADeath(t *testing.T) {
 
 // TestWindowIsEnforced: a peer that sends more than it was allowed without asking is cut off.
 func TestWindowIsEnforced(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan *Mesh, 1)
-	go func() {
-		m, failed := Connect(t.Context(), Config{Rank: 0, Size: 2, Group: [16]byte{9}, Listener: l, Peers: []string{l.Addr().String(), ""}})
-		if failed != nil {
-			t.Error(failed)
-		}
-		done <- m
-	}()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
-	hello := make([]byte, wire.HelloSize)
-	(&wire.Hello{Version: wire.Version, Group: [16]byte{9}, From: 1, Size: 2, Window: DefaultWindow}).Put(hello)
-	if _, err := c.Write(hello); err != nil {
-		t.Fatal(err)
-	}
-	m := <-done
-	defer func() { _ = m.Close() }()
+	m, c := withAttacker(t)
 	recv := &link.Op{Peer: 1, Slot: 99, Buf: make([]byte, 1)}
 	m.Recv(recv)
 	frame := make([]byte, wire.HeaderSize+EagerMax)
