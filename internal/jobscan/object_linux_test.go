@@ -180,15 +180,14 @@ func TestObject(t *testing.T) {
 	}
 }
 
-// TestHelpersAreNoWorkers: the processes that multiprocessing starts for itself run no code of the program.
-func TestHelpersAreNoWorkers(t *testing.T) {
-	t.Parallel()
+// startPython runs a program that prints when it is ready, and ends it and its children with the test.
+func startPython(t *testing.T, text string) (pid int) {
+	t.Helper()
 	python, err := exec.LookPath("/usr/bin/python3")
 	if err != nil {
 		t.Skip("there is no Python")
 	}
-	script := filepath.Join(t.TempDir(), "pool.py")
-	text := "import multiprocessing, time\n\ndef work():\n    time.sleep(600)\n\nif __name__ == '__main__':\n    c = multiprocessing.get_context('forkserver')\n    p = c.Process(target=work)\n    p.start()\n    print('ready', flush=True)\n    p.join()\n"
+	script := filepath.Join(t.TempDir(), "train.py")
 	if err = os.WriteFile(script, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -200,19 +199,27 @@ func TestHelpersAreNoWorkers(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		for _, child := range childrenOf(cmd.Process.Pid) { // the fork server and what it has forked end with their parent's pipes
-			_ = syscall.Kill(child, syscall.SIGTERM)
-		}
+	t.Cleanup(func() {
+		children := childrenOf(cmd.Process.Pid)
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-	}()
+		for _, child := range children { // what a fork server has forked ends with it
+			_ = syscall.Kill(child, syscall.SIGKILL)
+		}
+	})
 	if _, err := in.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
+	return cmd.Process.Pid
+}
+
+// TestHelpersAreNoWorkers: the processes that multiprocessing starts for itself run no code of the program.
+func TestHelpersAreNoWorkers(t *testing.T) {
+	t.Parallel()
+	pid := startPython(t, "import multiprocessing, time\n\ndef work():\n    time.sleep(600)\n\nif __name__ == '__main__':\n    c = multiprocessing.get_context('forkserver')\n    p = c.Process(target=work)\n    p.start()\n    print('ready', flush=True)\n    p.join()\n")
 	var last string
 	for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
-		seen := Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: cmd.Process.Pid}}}, 50*time.Millisecond)
+		seen := Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: pid}}}, 50*time.Millisecond)
 		children := seen.Ranks[0].Children
 		if last = ""; len(children) == 1 && len(children[0].Frames) > 0 {
 			if last = children[0].Frames[0].Func; strings.HasSuffix(last, "work") {
@@ -226,10 +233,6 @@ func TestHelpersAreNoWorkers(t *testing.T) {
 // TestIdlePool: a pool is idle only if all its processes wait for a task.
 func TestIdlePool(t *testing.T) {
 	t.Parallel()
-	python, err := exec.LookPath("/usr/bin/python3")
-	if err != nil {
-		t.Skip("there is no Python")
-	}
 	for name, c := range map[string]struct {
 		text string
 		want bool
@@ -240,33 +243,10 @@ func TestIdlePool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			script := filepath.Join(t.TempDir(), "train.py")
-			text := "import multiprocessing, multiprocessing.pool, os, signal, time\n\ndef die():\n    os.kill(os.getpid(), signal.SIGKILL)\n\n" + c.text + "print('ready', flush=True)\nr.get()\n"
-			if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			cmd := exec.Command(python, script)
-			in, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				children := childrenOf(cmd.Process.Pid)
-				_ = cmd.Process.Kill()
-				_ = cmd.Wait()
-				for _, child := range children {
-					_ = syscall.Kill(child, syscall.SIGKILL)
-				}
-			}()
-			if _, err := in.Read(make([]byte, 1)); err != nil {
-				t.Fatal(err)
-			}
+			pid := startPython(t, "import multiprocessing, multiprocessing.pool, os, signal, time\n\ndef die():\n    os.kill(os.getpid(), signal.SIGKILL)\n\n"+c.text+"print('ready', flush=True)\nr.get()\n")
 			var seen verdict.Rank
 			for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
-				seen = Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: cmd.Process.Pid}}}, 50*time.Millisecond).Ranks[0]
+				seen = Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: pid}}}, 50*time.Millisecond).Ranks[0]
 				waits := seen.Main != nil && !seen.Moved && slices.ContainsFunc(seen.Main.Frames, func(f pystack.Frame) bool { return strings.HasSuffix(f.Func, "Result.get") })
 				if waits && seen.PoolIdle == c.want {
 					return
