@@ -85,7 +85,11 @@ func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh
 // plan lists the groups to make, for each dimension in the order in which all ranks make them; nil where the world's own group
 // serves.
 func (m *Mesh) plan(op string) ([][][]dist.Rank, error) {
-	first, last := m.rows(torch.FirstFirst), m.rows(torch.LastFirst)
+	sizes := make([]int, len(m.axes))
+	for i, a := range m.axes {
+		sizes[i] = a.Size
+	}
+	first, last := torch.FirstFirst.Rows(sizes), torch.LastFirst.Rows(sizes)
 	switch m.world.args.Peers.MeshOrder() {
 	case torch.FirstFirst:
 		return first, nil
@@ -97,48 +101,6 @@ func (m *Mesh) plan(op string) ([][][]dist.Rank, error) {
 		return nil, dist.Newf(op, dist.NotSupported, "versions of PyTorch make the groups of this mesh in different orders, %s", m.world.args.Peers.Unsure())
 	}
 	return first, nil
-}
-
-// rows are the groups of each dimension.
-func (m *Mesh) rows(order torch.MeshOrder) [][][]dist.Rank {
-	all := make([][][]dist.Rank, len(m.axes))
-	for d, axis := range m.axes {
-		// PyTorch takes the default group for a mesh of one dimension, and in 2.14 for any dimension that all ranks are in.
-		if axis.Size == m.world.size && (order == torch.FirstFirst || len(m.axes) == 1) {
-			continue
-		}
-		// The sizes and the strides of the other dimensions, the slowest first.
-		var sizes, strides []int
-		stride, own := m.world.size, 0
-		for i, a := range m.axes {
-			stride /= a.Size
-			if i == d {
-				own = stride
-			}
-			sizes, strides = append(sizes, a.Size), append(strides, stride)
-		}
-		if order == torch.LastFirst { // the dimension changes places with the last one
-			end := len(sizes) - 1
-			sizes[d], sizes[end] = sizes[end], sizes[d]
-			strides[d], strides[end] = strides[end], strides[d]
-			sizes, strides = sizes[:end], strides[:end]
-		} else {
-			sizes, strides = slices.Delete(sizes, d, d+1), slices.Delete(strides, d, d+1)
-		}
-		for i := range m.world.size / axis.Size {
-			start := 0
-			for k, n := range slices.Backward(sizes) {
-				start += i % n * strides[k]
-				i /= n
-			}
-			row := make([]dist.Rank, axis.Size)
-			for j := range row {
-				row[j] = dist.Rank(start + j*own)
-			}
-			all[d] = append(all[d], row)
-		}
-	}
-	return all
 }
 
 func (m *Mesh) dimension(op, name string) (int, error) {
