@@ -218,6 +218,7 @@ func (n *Node) addHook(h hook) (remove func()) {
 	h.id = id
 	n.mu.hooks = append(slices.Clone(n.mu.hooks), h) // passes may be reading the old list
 	return func() {
+		moment.At("autograd.node.remove_hook")
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.mu.hooks = slices.DeleteFunc(slices.Clone(n.mu.hooks), func(h hook) bool { return h.id == id })

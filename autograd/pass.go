@@ -287,6 +287,7 @@ func (h hook) before(slots []slot) error {
 
 // addRetained adds to the gradient that a variable keeps.
 func (v *Variable) addRetained(g Value) (err error) {
+	moment.At("autograd.variable.retained")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.mu.grad.IsNone() {

@@ -237,6 +237,7 @@ func (v *Variable) room() *tensor.Tensor {
 
 // ZeroGrad forgets the gradient. It corresponds to Optimizer.zero_grad(set_to_none=True).
 func (v *Variable) ZeroGrad() {
+	moment.At("autograd.variable.zero_grad")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.mu.grad, v.mu.owned = Value{}, false
@@ -381,6 +382,7 @@ func (v *Variable) RetainGrad() error {
 	if e.Node == nil {
 		return hookError(v)
 	}
+	moment.At("autograd.variable.retain")
 	v.mu.Lock()
 	again := v.mu.retains
 	v.mu.retains = true

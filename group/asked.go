@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/control"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/recorder"
 )
 
@@ -27,6 +28,7 @@ func (f *family) answer(logger *slog.Logger) {
 
 // trace returns the dump of all groups of the family.
 func (f *family) trace(context.Context) ([]byte, error) {
+	moment.At("group.trace")
 	f.mu.Lock()
 	var all []*Group
 	for g := range f.mu.live {

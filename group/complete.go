@@ -7,6 +7,7 @@ import (
 	"context"
 
 	"github.com/cohort-dist/cohort/internal/aside"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -32,6 +33,7 @@ func (g *Group) ended(w *Work, err error) *report {
 	}
 	about := &report{event: g.event(w, observe.End, err)}
 	about.event.Time = now
+	moment.At("group.ended")
 	w.mu.Lock()
 	if !w.begun.IsZero() {
 		about.event.Dur = now.Sub(w.begun)

@@ -10,6 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -26,13 +27,15 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 		w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
 		return w
 	}
+	moment.At("group.check.turn")
 	select {
 	case g.checks.turn <- struct{}{}:
 	case <-ctx.Done():
 		w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
 		return w
 	}
-	defer func() { <-g.checks.turn }()
+	defer func() { <-g.checks.turn }() // no point: it has the turn
+	moment.At("group.check")
 	g.mu.Lock()
 	err := g.failedLocked(w.op)
 	limit := w.timeout
@@ -56,6 +59,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32) *Work {
 	if err := g.checks.wrapper.Check(ctx, &fingerprint, limit); err != nil {
 		if !errors.Is(err, dist.Mismatch) {
 			g.fail(err)
+			moment.At("group.check.failed")
 			g.mu.Lock()
 			err = g.mu.failure
 			g.mu.Unlock()

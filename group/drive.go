@@ -46,6 +46,7 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		case <-w.Done():
 		case <-ctx.Done():
 		}
+		moment.At("group.wait.over")
 		g.mu.Lock()
 		g.mu.sched.Leave(&w.item)
 		g.mu.Unlock()
@@ -76,6 +77,7 @@ func (g *Group) runNext(ctx context.Context, it *sched.Item[Work]) (over bool) {
 	w := it.Owner
 	if w.begun.IsZero() {
 		now := w.now()
+		moment.At("group.begin")
 		w.mu.Lock()
 		w.begun = now
 		w.mu.Unlock()
@@ -151,6 +153,7 @@ func (g *Group) execute(ctx context.Context, w *Work) error {
 
 // explain names the group's own reason where the engine only saw its consequence.
 func (g *Group) explain(w *Work, err error) error {
+	moment.At("group.explain")
 	g.mu.Lock()
 	failure := g.mu.failure
 	g.mu.Unlock()
@@ -176,6 +179,7 @@ func (g *Group) release() {
 // pump runs collectives that nobody waits for.
 func (g *Group) pump() {
 	for {
+		moment.At("group.pump.wait")
 		select {
 		case <-g.pumpWake:
 		case <-g.life.ctx.Done():
@@ -198,6 +202,7 @@ func (g *Group) pump() {
 // tick is called by the clock while operations are not over: it picks up what nobody waits for.
 func (g *Group) tick(now time.Time) (pending bool, posted uint64) {
 	g.reapAll(false)
+	moment.At("group.tick")
 	g.mu.Lock()
 	next := g.mu.sched.Current()
 	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted) > ticker.Fast/2)

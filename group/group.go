@@ -135,6 +135,7 @@ func (g *Group) Timeout() time.Duration {
 // SetTimeout changes the timeout of operations that are posted later. It corresponds to
 // torch.distributed.distributed_c10d._set_pg_timeout.
 func (g *Group) SetTimeout(d time.Duration) {
+	moment.At("group.set_timeout")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if d > 0 {
@@ -184,6 +185,7 @@ func (g *Group) Close() error {
 	g.mu.Lock()
 	if g.mu.sched.State() == sched.Closed {
 		g.mu.Unlock()
+		moment.At("group.close.again")
 		<-g.life.over
 		return nil
 	}
@@ -213,10 +215,13 @@ func (g *Group) Close() error {
 		g.mu.Unlock()
 		g.runNext(context.Background(), next)
 	case held:
+		moment.At("group.close.held")
 		<-gone // the engine is closed: whoever runs an operation is about to end it
 	}
+	moment.At("group.close.expiring")
 	g.expiring.Wait()
 	g.reapAll(true)
+	moment.At("group.close.tasks")
 	g.life.tasks.Wait()
 	g.formed.Verdict.Mute()
 	g.leaveStore()

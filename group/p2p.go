@@ -143,6 +143,7 @@ func (g *Group) reap(w *Work) {
 
 // reapAll completes all messages that the mesh has finished, or all of a group that is closed, and reports whether there were any.
 func (g *Group) reapAll(closing bool) bool {
+	moment.At("group.reap.all")
 	g.mu.Lock()
 	ready := g.takeLocked(closing)
 	g.mu.Unlock()

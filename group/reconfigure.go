@@ -152,6 +152,7 @@ func (g *Group) closedLocked() bool { return g.mu.sched.State() == sched.Closed 
 
 // beginChange keeps others from reconfiguring the group at the same time.
 func (g *Group) beginChange(op string) error {
+	moment.At("group.reconfigure.begin")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -173,6 +174,7 @@ func (g *Group) successor(ctx context.Context, uuid int64, rank int, handles []s
 	limited, end := context.WithTimeout(ctx, g.config.ConnectTimeout)
 	defer end()
 	f := newFamily(g.lineage.store, len(handles))
+	moment.At("group.reconfigure.family")
 	g.lineage.family.mu.Lock()
 	f.mu.count = g.lineage.family.mu.count
 	g.lineage.family.mu.Unlock()

@@ -93,6 +93,7 @@ func (g *Group) ownList(op string, lists [][]dist.Rank) (own []dist.Rank, err er
 
 // takeName notes a name that PyTorch's ranks can use once, and reports whether it was free.
 func (f *family) takeName(name string) bool {
+	moment.At("group.split.name")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	free := !f.mu.names[name]

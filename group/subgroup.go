@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/ticker"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -59,6 +60,7 @@ func (f *family) add(parent, g *Group) bool {
 	if parent != nil && (parent.Err() != nil || parent.formed.Verdict.Lossy()) {
 		parent = nil
 	}
+	moment.At("group.family.add")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.mu.over {
@@ -69,6 +71,7 @@ func (f *family) add(parent, g *Group) bool {
 
 // left forgets a group that was closed. The clock ends with the last one.
 func (f *family) left(g *Group) {
+	moment.At("group.family.left")
 	f.mu.Lock()
 	_, was := f.mu.live[g]
 	delete(f.mu.live, g)
@@ -87,6 +90,7 @@ func (f *family) close() {
 
 // children returns the groups that were made from g and are not closed.
 func (f *family) children(g *Group) []*Group {
+	moment.At("group.family.children")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []*Group
@@ -134,6 +138,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []dist.Rank, opts ...Option)
 	}
 	f := g.lineage.family
 	p := &plan{config: c, family: f, parent: g, form: form.Plan{Store: g.lineage.store, Rank: me, Globals: globals}}
+	moment.At("group.sub.name")
 	f.mu.Lock()
 	p.form.TorchName, err = f.nameLocked(op, g.args.Peers, globals, c.localSync)
 	p.form.Index = f.mu.count

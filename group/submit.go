@@ -35,6 +35,7 @@ func (g *Group) performLocked(e sched.Effect) {
 
 func (g *Group) perform(e sched.Effect) {
 	if e&sched.WakePump != 0 {
+		moment.At("group.pump.wake")
 		select {
 		case g.pumpWake <- struct{}{}:
 		default:
@@ -56,7 +57,7 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no sched.Refusal) 
 	}
 	room := g.mu.room
 	g.mu.Unlock()
-	defer g.mu.Lock()
+	defer g.mu.Lock() // no point: the caller has it again
 	if g.reapAll(false) {
 		return nil
 	}
@@ -114,6 +115,7 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 
 // skip takes the sequence numbers of an operation that is not run, on a group that works.
 func (g *Group) skip(numbers uint32) {
+	moment.At("group.skip")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.mu.sched.State() == sched.Open {

@@ -64,6 +64,7 @@ type step func(ctx context.Context) error
 
 // Done returns a channel that is closed when the operation is complete.
 func (w *Work) Done() <-chan struct{} {
+	moment.At("group.work.done")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.mu.done == nil {
@@ -121,6 +122,7 @@ func (w *Work) Wait(ctx context.Context) error {
 // await waits until somebody else completes the operation.
 func (w *Work) await(ctx context.Context) error {
 	if !w.completed.Load() {
+		moment.At("group.work.wait")
 		select {
 		case <-w.Done():
 		case <-ctx.Done():
@@ -164,7 +166,7 @@ func (w *Work) SourceRank() (dist.Rank, error) {
 // Duration returns the time from the start of the operation to its completion; while it runs, the time up to now, and
 // before it has started 0.
 func (w *Work) Duration() time.Duration {
-	w.mu.Lock()
+	w.mu.Lock() // no point: it only looks
 	defer w.mu.Unlock()
 	switch {
 	case w.begun.IsZero():
@@ -189,6 +191,7 @@ func (w *Work) OnDone(f func(*Work)) {
 	if f == nil {
 		return
 	}
+	moment.At("group.work.on_done")
 	w.mu.Lock()
 	if !w.mu.finished {
 		w.mu.callbacks = append(w.mu.callbacks, f)
@@ -222,6 +225,7 @@ func (w *Work) copyLocked(at time.Time, err error) *Work {
 
 // Future returns the operation as a future of its output tensors. It corresponds to Work.get_future.
 func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
+	moment.At("group.work.future")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.mu.future == nil {
@@ -305,6 +309,7 @@ func (w *Work) recycle() {
 	w.item.Reset()
 	w.withdrawn.Store(nil)
 	w.handed.Store(false)
+	moment.At("group.work.recycle")
 	w.mu.Lock()
 	w.mu.finished, w.mu.ended = false, time.Time{}
 	w.mu.done, w.mu.future, w.mu.promise, w.mu.callbacks = nil, nil, nil, nil

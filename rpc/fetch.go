@@ -8,6 +8,7 @@ import (
 	"errors"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rpcref"
@@ -84,6 +85,7 @@ func fetchFailure(ctx context.Context, core *rpcref.Hold, err error) error {
 		pl := rpcplace.Of(ctx)
 		pl.Pause()
 		defer pl.Resume()
+		moment.At("rpc.fetch.ready")
 		select {
 		case <-core.Handle.Ready:
 		case <-ctx.Done():

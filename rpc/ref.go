@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/pygo"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
@@ -217,6 +218,7 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	defer pl.Resume()
 	defer runtime.KeepAlive(r)
 	r.a.net.Recall(c.Handle.Wire.Owner)
+	moment.At("rpc.ref.confirmed")
 	select {
 	case <-c.Handle.Ready:
 		return c.State()

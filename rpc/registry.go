@@ -82,7 +82,7 @@ func (r *Registry) Handle(name string, fn any, opts ...HandleOption) error {
 		return err
 	}
 	name = py.Func(name).String()
-	r.mu.Lock()
+	r.mu.Lock() // no point: handlers are added before there are workers
 	defer r.mu.Unlock()
 	if _, taken := r.funcs[name]; taken {
 		return dist.Newf("rpc: handle", dist.AlreadyExists, "%q has a handler", name)
@@ -101,7 +101,7 @@ func (r *Registry) MustHandle(name string, fn any, opts ...HandleOption) *Regist
 
 // Names returns the names of all handlers in order.
 func (r *Registry) Names() []string {
-	r.mu.RLock()
+	r.mu.RLock() // no point: it only looks
 	defer r.mu.RUnlock()
 	names := slices.AppendSeq([]string{}, maps.Keys(r.funcs)) // a list also if there are none
 	slices.Sort(names)
@@ -109,7 +109,7 @@ func (r *Registry) Names() []string {
 }
 
 func (r *Registry) lookup(name string) *handler {
-	r.mu.RLock()
+	r.mu.RLock() // no point: it only looks
 	defer r.mu.RUnlock()
 	return r.funcs[name]
 }

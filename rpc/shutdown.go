@@ -152,6 +152,7 @@ func (a *Agent) callsEnd(ctx context.Context) error {
 		if served() == 0 && a.caller.Active.Count() == 0 {
 			return nil
 		}
+		moment.At("rpc.agent.calls.wait")
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():

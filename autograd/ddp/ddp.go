@@ -34,6 +34,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/aside"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -253,6 +254,7 @@ func (m *Model) Close() error {
 		remove()
 	}
 	m.removes = nil
+	moment.At("ddp.close")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.stage != idle {
@@ -306,6 +308,7 @@ func (m *Model) Prepare(ctx context.Context) error {
 		return err
 	}
 	err := m.prepare(ctx)
+	moment.At("ddp.prepared")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.stage = idle
@@ -317,6 +320,7 @@ func (m *Model) Prepare(ctx context.Context) error {
 
 // beginForward keeps passes out while a forward is prepared.
 func (m *Model) beginForward() error {
+	moment.At("ddp.forward")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -391,6 +395,7 @@ func (m *Model) shareBuffers(ctx context.Context, active bool) error {
 
 // Announce says at which outputs the next backward pass starts.
 func (m *Model) Announce(outputs ...*autograd.Variable) {
+	moment.At("ddp.announce")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.stage != idle {
@@ -436,6 +441,7 @@ func (m *Model) Announce(outputs ...*autograd.Variable) {
 // SetSync switches reduction off and on again, from the next forward on. While it is off, passes only accumulate on this rank; the next
 // one with reduction reduces all that was accumulated. All ranks switch alike. It corresponds to DistributedDataParallel.no_sync.
 func (m *Model) SetSync(on bool) {
+	moment.At("ddp.set_sync")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.noSync = !on

@@ -67,6 +67,7 @@ func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption
 	if m.joining.uneven != nil { // train has kept it to itself
 		return m.joining.uneven
 	}
+	moment.At("ddp.join.trained")
 	m.mu.Lock()
 	unfinished := m.mu.stage != idle
 	m.mu.Unlock()
@@ -74,6 +75,7 @@ func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption
 		return m.Prepare(ctx) // which says what is missing
 	}
 	err := m.shadow(ctx)
+	moment.At("ddp.join.ended")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.failJoin(err)
@@ -188,6 +190,7 @@ func (m *Model) shadowPass(ctx context.Context) error {
 
 // enter sets what the model is doing, and returns why it cannot be used.
 func (m *Model) enter(s stage) error {
+	moment.At("ddp.enter")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.stage = s
@@ -240,6 +243,7 @@ func (m *Model) notifySync(ctx context.Context) error {
 	if m.joining == nil {
 		return nil
 	}
+	moment.At("ddp.join.sync")
 	m.mu.Lock()
 	reduces := !m.mu.noSync
 	m.mu.Unlock()

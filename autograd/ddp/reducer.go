@@ -262,6 +262,7 @@ func (m *Model) finishFirst(ctx context.Context) error {
 }
 
 func (m *Model) reduceFirst(ctx context.Context) error {
+	moment.At("ddp.reducer.first")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.err != nil {
@@ -325,7 +326,7 @@ func (m *Model) reduceNext(ctx context.Context) error {
 	m.mu.stage = hooked
 	func() {
 		m.mu.Unlock()
-		defer m.mu.Lock()
+		defer m.mu.Lock() // no point: the caller has it again
 		b.wait = m.reduce(ctx, b)
 	}()
 	m.mu.stage = backward
@@ -389,6 +390,7 @@ func (m *Model) finish(ctx context.Context) error {
 			break
 		}
 	}
+	moment.At("ddp.reducer.finish")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -407,6 +409,7 @@ func (m *Model) finish(ctx context.Context) error {
 
 // begun returns what waits for the reductions of a pass that has had all its gradients.
 func (m *Model) begun() ([]wait, error) {
+	moment.At("ddp.reducer.begun")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {

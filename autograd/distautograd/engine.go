@@ -114,7 +114,7 @@ type Stats struct {
 
 // Stats returns what the engine holds.
 func (e *Engine) Stats() Stats {
-	e.mu.Lock()
+	e.mu.Lock() // no point: it only looks
 	defer e.mu.Unlock()
 	s := Stats{Waiting: len(e.mu.waiters) + len(e.mu.flying)}
 	if e.mu.machine != nil {
@@ -158,6 +158,7 @@ func (e *Engine) step(f func(m *machine)) work {
 }
 
 func (e *Engine) rouse() {
+	moment.At("distautograd.rouse")
 	select {
 	case e.wake <- struct{}{}:
 	default:
@@ -265,6 +266,7 @@ func (e *Engine) keep(ctx context.Context) {
 // close ends everything with the agent.
 func (e *Engine) close() {
 	var w work
+	moment.At("distautograd.close")
 	e.mu.Lock()
 	e.closeLocked(&w)
 	e.mu.Unlock()
@@ -294,6 +296,7 @@ func (e *Engine) closeLocked(w *work) {
 
 // died is told of a worker that has died.
 func (e *Engine) died(w rpcseam.Worker) {
+	moment.At("distautograd.died")
 	e.mu.Lock()
 	used := e.mu.machine != nil
 	e.mu.Unlock()

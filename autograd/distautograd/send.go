@@ -326,6 +326,7 @@ func (c *Context) fillCarried(msg message, retain bool) (all []carried, err erro
 
 // filled returns gradients of what a message has brought without any missing.
 func (c *Context) filled(call backcore.Call, some *gradient, retain bool) (*gradient, error) {
+	moment.At("distautograd.filled")
 	c.e.mu.Lock()
 	pt := c.calls[call]
 	c.e.mu.Unlock()

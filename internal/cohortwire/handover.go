@@ -31,6 +31,7 @@ func (t *turns) end(turn uint64) bool {
 	if t.now.CompareAndSwap(turn-1, turn) {
 		return true
 	}
+	moment.At("cohortwire.link.handed")
 	t.handing.Lock() // Close must find one of the two goroutines
 	defer t.handing.Unlock()
 	return false
@@ -61,6 +62,7 @@ func (l *Link) Handover(turn uint64) {
 		return
 	}
 	l.uncork()
+	moment.At("cohortwire.link.spare")
 	select {
 	case l.spare <- turn + 1: // one that waits is counted
 		l.work.Done()
@@ -90,6 +92,7 @@ func (l *Link) reading(turn uint64) {
 	timer := time.NewTimer(spareTime)
 	defer timer.Stop()
 	for {
+		moment.At("cohortwire.link.spare.wait")
 		select {
 		case turn := <-l.spare:
 			if !l.read(turn) {
@@ -118,6 +121,7 @@ func (l *Link) uncork() {
 	if !l.corked.Load() {
 		return
 	}
+	moment.At("cohortwire.link.uncork")
 	l.out.Lock()
 	l.corked.Store(false)
 	if l.out.writing || l.out.empty() {

@@ -104,6 +104,7 @@ func (l *Link) Recall() {
 	if d.state.Load() != isLent {
 		return
 	}
+	moment.At("cohortwire.link.recall")
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state.Load() == isLent {
@@ -116,7 +117,7 @@ func (l *Link) giveBack() {
 	l.calm()
 	l.lend.before, l.lend.streak = 0, 0
 	l.lend.change(readsItself)
-	select {
+	select { // no point: lend.mu is held
 	case l.lend.back <- struct{}{}:
 	default:
 	}
@@ -138,6 +139,7 @@ func (d *lending) change(state int32) {
 // mine waits until the reading goroutine reads itself.
 func (l *Link) mine() {
 	for l.lend.state.Load() != readsItself {
+		moment.At("cohortwire.link.mine")
 		<-l.lend.back
 	}
 }
@@ -165,6 +167,7 @@ func (l *Link) Await(id uint64) *Frame {
 		}
 	}
 	if f == nil || l.reader.r != l.reader.w {
+		moment.At("cohortwire.link.give_back")
 		d.mu.Lock()
 		l.giveBack()
 		d.mu.Unlock()

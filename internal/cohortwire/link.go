@@ -173,15 +173,18 @@ func (l *Link) exchange(r *frameReader, f *Frame) (*Frame, error) {
 	out := append(f.AppendHead(nil), f.Payload...)
 	sent := make(chan error, 1)
 	go func() {
+		moment.At("cohortwire.link.exchange")
 		_, err := l.conn.Write(out)
-		sent <- err
+		sent <- err // no point: it has room
 	}()
 	got, err := r.opening()
 	if err != nil {
 		_ = l.conn.Close()
+		moment.At("cohortwire.link.exchange.failed")
 		<-sent
 		return nil, err
 	}
+	moment.At("cohortwire.link.exchanged")
 	return got, <-sent
 }
 
@@ -218,6 +221,7 @@ func (l *Link) Close() error {
 // fail ends the link with the first cause and wakes everybody. The link is done when any call of it returns: whoever reports a
 // second cause reports the end, too.
 func (l *Link) fail(err error) {
+	moment.At("cohortwire.link.fail")
 	l.mu.Lock()
 	if l.mu.err != nil {
 		l.mu.Unlock()
@@ -313,6 +317,7 @@ func (l *Link) watch() {
 	defer tick.Stop()
 	last, heard := l.reads.Load(), time.Now()
 	for {
+		moment.At("cohortwire.link.watch")
 		select {
 		case <-l.closed:
 			return

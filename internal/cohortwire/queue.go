@@ -55,7 +55,7 @@ func (p posting) finish(err error) {
 		p.written()
 	}
 	if p.done != nil {
-		p.done <- err
+		p.done <- err // no point: it has room
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 
 	"github.com/cohort-dist/cohort/internal/intake"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // readBuffer takes many small frames in one read. What is longer is read straight into its own memory.
@@ -52,6 +53,7 @@ func (r *frameReader) read(b []byte) (int, error) {
 	if r.failed != nil {
 		return 0, r.failed
 	}
+	moment.At("cohortwire.link.fill")
 	return r.conn.Read(b)
 }
 

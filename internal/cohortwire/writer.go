@@ -160,6 +160,7 @@ func (l *Link) waitForRoom(ctx context.Context) error {
 		case <-ctx.Done():
 			err = dist.FromContext(ctx, "cohort transport: send")
 		}
+		moment.At("cohortwire.link.room.over")
 		l.out.Lock()
 		if err != nil {
 			return err
@@ -179,6 +180,7 @@ func (l *Link) alive() error {
 
 // control queues a frame of the transport itself. It never waits: there is at most one of each kind in the queue.
 func (l *Link) control(f *Frame) {
+	moment.At("cohortwire.link.control")
 	l.out.Lock()
 	sign := &l.out.pong
 	if f.Type == Ping {
@@ -211,6 +213,7 @@ func (l *Link) drive(here bool) {
 	b := l.out.take()
 	l.out.Unlock()
 	n := l.tryWrite(b.small)
+	moment.At("cohortwire.link.drive")
 	l.out.Lock()
 	if n < len(b.small) { // the rest goes first
 		rest := append([]byte(nil), b.small[n:]...)
@@ -236,6 +239,7 @@ func (l *Link) drive(here bool) {
 }
 
 func (l *Link) wake() {
+	moment.At("cohortwire.link.wake")
 	select {
 	case l.kick <- struct{}{}:
 	default:
@@ -268,9 +272,11 @@ func (l *Link) writeNow(fd uintptr) bool {
 // flush is the goroutine that writes what callers did not.
 func (l *Link) flush() {
 	for {
+		moment.At("cohortwire.link.flush")
 		select {
 		case <-l.kick:
 		case <-l.closed:
+			moment.At("cohortwire.link.flush.end")
 			l.out.Lock()
 			posted := l.out.posted
 			l.out.posted = nil
@@ -284,6 +290,7 @@ func (l *Link) flush() {
 			if l.load.Load() > directLoad {
 				runtime.Gosched() // let those who are ready add their frames to this write
 			}
+			moment.At("cohortwire.link.flush.take")
 			l.out.Lock()
 			if l.out.empty() {
 				l.out.writing = false
@@ -305,6 +312,7 @@ func (l *Link) flush() {
 			if err != nil {
 				break
 			}
+			moment.At("cohortwire.link.flushed")
 			l.out.Lock()
 			for _, p := range b.posted {
 				l.out.large -= p.size

@@ -22,6 +22,7 @@ func (a *attempt) agree(ctx context.Context) error {
 	waiting, end := context.WithCancelCause(ctx)
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
+		moment.At("form.agree.watch")
 		select {
 		case err := <-a.Verdict.died:
 			end(err)
@@ -33,6 +34,7 @@ func (a *attempt) agree(ctx context.Context) error {
 		err = context.Cause(waiting)
 	}
 	end(nil)
+	moment.At("form.agree.end")
 	tasks.Wait()
 	if err == nil || errors.Is(err, muster.ErrOver) || rankOf(err) != dist.NoRank {
 		return err

@@ -106,6 +106,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	limited, cancel := context.WithCancelCause(lag)
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
+		moment.At("form.connecting")
 		select {
 		case <-ctx.Done():
 			_ = a.Place.GiveUp(ctx)
@@ -116,6 +117,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	tasks.Go(func() {
 		wait := time.NewTimer(overAfter)
 		defer wait.Stop()
+		moment.At("form.connecting.over")
 		select {
 		case <-wait.C:
 			if a.Place.UntilOver(limited) == nil {
@@ -132,6 +134,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	})
 	return limited, func() bool {
 		cancel(nil)
+		moment.At("form.connecting.end")
 		tasks.Wait()
 		return errors.Is(context.Cause(limited), muster.ErrOver)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // connectGloo joins gloo's mesh the way PyTorch's ranks expect it, store barrier and sequence number included.
@@ -114,6 +115,7 @@ func pollCounter(ctx context.Context, p *Plan, key string, have, want int64, loo
 		if err := look(); err != nil {
 			return err
 		}
+		moment.At("form.poll")
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():

@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // PyTorch ranks with TORCH_DISTRIBUTED_DEBUG=DETAIL compare operations in a helper group beside the group itself.
@@ -81,6 +82,7 @@ func (f *Formed) WatchHelper(ctx context.Context, p *Plan, proven func() bool) e
 	t := time.NewTimer(pause)
 	defer t.Stop()
 	for range helperTries {
+		moment.At("form.helper")
 		select {
 		case <-ctx.Done():
 			return nil

@@ -48,6 +48,7 @@ func (a *attempt) knock(ctx context.Context) error {
 	t := time.NewTicker(knockEvery)
 	defer t.Stop()
 	for refused := 0; refused < refusals; {
+		moment.At("form.knock.wait")
 		select {
 		case <-t.C:
 		case <-ctx.Done():

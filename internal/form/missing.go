@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/ranklist"
 	"github.com/cohort-dist/cohort/observe"
@@ -37,6 +38,7 @@ func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 		t := time.NewTimer(missingFirst)
 		defer t.Stop()
 		for {
+			moment.At("form.missing")
 			select {
 			case <-t.C:
 			case <-ctx.Done():
@@ -53,6 +55,7 @@ func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 	}()
 	return func() {
 		cancel()
+		moment.At("form.missing.end")
 		<-ended
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -163,6 +164,7 @@ func untilRead(ctx context.Context, client *tcpstore.Client, keys []string) bool
 		if read, err := allRead(ctx, client, keys); read || err != nil {
 			return read
 		}
+		moment.At("form.read_back")
 		select {
 		case <-time.After(readBackPause):
 		case <-ctx.Done():

@@ -117,6 +117,7 @@ func (v *Verdict) Lost(loss link.Loss) {
 	v.lossy.Store(true)
 	if loss.How == link.Died {
 		err := v.Judge(loss.Err)
+		moment.At("form.died")
 		select {
 		case v.died <- err:
 		default:

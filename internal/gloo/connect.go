@@ -229,7 +229,10 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
-	defer wg.Wait()
+	defer func() {
+		moment.At("gloo.connect.end")
+		wg.Wait()
+	}()
 	defer cancel(nil)
 	start := func(p *pair, connect func() error) {
 		wg.Go(func() {

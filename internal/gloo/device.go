@@ -148,6 +148,7 @@ func (d *device) fail(err error) {
 				wg.Go(func() { p.giveUp(&notice, err) })
 			}
 		}
+		moment.At("gloo.fail.wait")
 		wg.Wait()
 		if d.listener != nil {
 			d.listener.stop()
@@ -178,7 +179,9 @@ func (d *device) close() {
 			wg.Go(p.close)
 		}
 	}
+	moment.At("gloo.close.pairs")
 	wg.Wait()
+	moment.At("gloo.close.tasks")
 	d.wg.Wait()
 }
 

@@ -45,6 +45,7 @@ func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, h
 	var err error
 	for attempt := range dialAttempts {
 		if attempt > 0 {
+			moment.At("gloo.dial.pause")
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():

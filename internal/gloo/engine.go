@@ -101,6 +101,7 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 const maxFree = 16
 
 func (e *Engine) take() *run {
+	moment.At("gloo.run.take")
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := len(e.mu.free)
@@ -113,6 +114,7 @@ func (e *Engine) take() *run {
 }
 
 func (e *Engine) put(x *run) {
+	moment.At("gloo.run.put")
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.mu.free) < maxFree {

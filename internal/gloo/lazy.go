@@ -14,6 +14,7 @@ import (
 
 // setLazy notes what this rank published, for the time when the pair is used first.
 func (p *pair) setLazy(own wire.Record) {
+	moment.At("gloo.lazy.set")
 	p.d.mu.Lock()
 	p.own = own
 	p.d.mu.Unlock()
@@ -33,8 +34,12 @@ func (p *pair) connectLazily() {
 func (d *device) connectWanted(life context.Context) {
 	defer d.wg.Done()
 	var pairs sync.WaitGroup
-	defer pairs.Wait()
+	defer func() {
+		moment.At("gloo.lazy.end")
+		pairs.Wait()
+	}()
 	for {
+		moment.At("gloo.lazy.next")
 		select {
 		case p := <-d.wanted:
 			pairs.Go(func() {

@@ -59,8 +59,10 @@ func (d *device) startListener(ln net.Listener) {
 func (l *listener) run() {
 	defer l.d.wg.Done()
 	for {
+		moment.At("gloo.accept.next")
 		conn, err := l.ln.Accept()
 		if err != nil {
+			moment.At("gloo.accept.failed")
 			l.mu.Lock()
 			stopped := l.mu.stopped
 			l.mu.Unlock()
@@ -68,6 +70,7 @@ func (l *listener) run() {
 				return
 			}
 			// Out of descriptors, most likely: give others a moment to free some.
+			moment.At("gloo.accept.pause")
 			select {
 			case <-time.After(20 * time.Millisecond):
 			case <-l.d.ended:
@@ -85,6 +88,7 @@ func (l *listener) run() {
 
 // admit notes a stranger. At the bound the oldest one goes, since a real peer speaks at once.
 func (l *listener) admit(conn net.Conn) bool {
+	moment.At("gloo.admit")
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mu.stopped {

@@ -89,6 +89,7 @@ func (m *Mesh) Err() error {
 func (m *Mesh) Awaited() (ranks []int, sure bool) {
 	for r := range m.size {
 		for _, d := range m.devices {
+			moment.At("gloo.awaited")
 			d.mu.Lock()
 			waits := d.machine.Pending(r)
 			d.mu.Unlock()
@@ -111,10 +112,12 @@ func (m *Mesh) Close() error {
 			wg.Go(d.close)
 		}
 		wg.Wait()
+		moment.At("gloo.mesh.close.tasks")
 		m.watch.tasks.Wait()
 		m.watch.order.close()
 		close(m.closed)
 	})
+	moment.At("gloo.mesh.closed")
 	<-m.closed
 	return nil
 }

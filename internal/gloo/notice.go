@@ -21,6 +21,7 @@ func (p *pair) readNotice(f wire.Frame, native bool) error {
 		return err
 	}
 	n := wire.ParseNotice(f, text, p.d.cfg.Size)
+	moment.At("gloo.pair.noticed")
 	p.d.mu.Lock()
 	p.left = true
 	p.d.mu.Unlock()
@@ -93,6 +94,7 @@ func (p *pair) awaitFlush() {
 	case <-p.stop:
 	case <-limit.C:
 	}
+	moment.At("gloo.pair.said")
 	p.d.mu.Lock()
 }
 
@@ -106,6 +108,7 @@ func (p *pair) endWriting(err error) bool {
 	if !ok {
 		return false
 	}
+	moment.At("gloo.pair.end_writing")
 	p.d.mu.Lock()
 	if p.mute == nil {
 		p.mute = err

@@ -39,7 +39,7 @@ func newOrder(size int) *order {
 
 // add lets a connection take part. Without a system's connection below it, raw is nil.
 func (o *order) add(rank int, raw syscall.RawConn) {
-	o.mu.Lock()
+	o.mu.Lock() // no point: attach holds device.mu
 	defer o.mu.Unlock()
 	if raw == nil || o.mu.set < 0 {
 		return
@@ -70,6 +70,7 @@ func (o *order) turn(rank int) int {
 }
 
 func (o *order) close() {
+	moment.At("gloo.order.close")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.mu.set >= 0 {

@@ -106,6 +106,7 @@ func (p *pair) attach(conn net.Conn) {
 }
 
 func (p *pair) setHost(host string) {
+	moment.At("gloo.pair.host")
 	p.d.mu.Lock()
 	p.host, p.native = strings.CutSuffix(host, wire.GoMark)
 	p.native = p.native && !p.d.cfg.plain
@@ -114,7 +115,7 @@ func (p *pair) setHost(host string) {
 
 // where names the peer in errors: host and address, as far as known.
 func (p *pair) where() string {
-	p.d.mu.Lock()
+	p.d.mu.Lock() // no point: it only looks
 	defer p.d.mu.Unlock()
 	at := p.host
 	if p.conn != nil {
@@ -224,6 +225,7 @@ func (p *pair) lose(cause error) error {
 		end.Age, end.Undated = age, !known
 	}
 	end.Seen = d.watch.now()
+	moment.At("gloo.pair.ended")
 	d.mu.Lock()
 	certain, left := p.native && !p.in.inside, p.left
 	d.mu.Unlock()
@@ -316,6 +318,7 @@ const flushLimit = 2 * time.Second
 // connection, which can destroy data that the peer has not read yet.
 func (p *pair) close() {
 	tags := p.d.watch.tags()
+	moment.At("gloo.pair.closing")
 	p.d.mu.Lock()
 	conn := p.conn
 	if conn == nil || p.dead {

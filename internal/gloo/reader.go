@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // readerSize is the size of a connection's read buffer: enough for many headers and small messages in one read.
@@ -64,6 +65,7 @@ func (r *reader) fill() error {
 		r.end = copy(r.buf, r.buf[r.start:r.end])
 		r.start = 0
 	}
+	moment.At("gloo.pair.fill")
 	n, err := r.src.Read(r.buf[r.end:])
 	r.end += n
 	if n > 0 {
@@ -82,6 +84,7 @@ func (r *reader) payload(dst []byte) error {
 	r.start += n
 	dst = dst[n:]
 	for len(dst) >= directRead {
+		moment.At("gloo.pair.body")
 		n, err := r.src.Read(dst)
 		r.count(n)
 		dst = dst[n:]

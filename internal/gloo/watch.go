@@ -48,7 +48,7 @@ type watch struct {
 
 func newWatch(m *Mesh, onLost func(link.Loss)) *watch {
 	w := &watch{mesh: m, onLost: onLost, start: time.Now(), order: newOrder(m.size), looks: make(chan int, 1), stop: make(chan struct{})}
-	w.looks <- 0
+	w.looks <- 0 // no point: nobody else has it
 	w.mu.machine = presence.New(m.rank, m.size)
 	return w
 }
@@ -104,6 +104,7 @@ func (w *watch) doubt() {
 	t := time.NewTicker(presence.LookEvery)
 	defer t.Stop()
 	for {
+		moment.At("gloo.watch.doubt.wait")
 		select {
 		case <-t.C:
 		case <-w.stop:
@@ -179,6 +180,7 @@ func (w *watch) tags() uint32 {
 }
 
 func (w *watch) close() {
+	moment.At("gloo.watch.close")
 	w.mu.Lock()
 	was := w.mu.closed
 	w.mu.closed = true
@@ -197,7 +199,7 @@ const sweeps = 200
 func (w *watch) catchUp() {
 	moment.At("gloo.watch.catchup")
 	looks := <-w.looks
-	defer func() { w.looks <- looks }()
+	defer func() { w.looks <- looks }() // no point: it has room: this one took it
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for w.mesh.unread() {
@@ -238,7 +240,7 @@ func (m *Mesh) unread() bool {
 }
 
 func (p *pair) unread() bool {
-	p.d.mu.Lock()
+	p.d.mu.Lock() // no point: it only looks
 	conn, dead := p.conn, p.dead
 	told := conn == nil || p.left || p.d.closing || p.d.machine.Err() != nil
 	p.d.mu.Unlock()

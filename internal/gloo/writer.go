@@ -139,6 +139,7 @@ func (p *pair) next(err error) bool {
 func (p *pair) writeLoop() {
 	defer p.d.wg.Done()
 	for {
+		moment.At("gloo.pair.idle")
 		select {
 		case <-p.wake:
 		case <-p.stop:

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // The values of OpState.Flag.
@@ -48,7 +49,7 @@ func (op *Op) Complete(err error) {
 func (op *Op) Nudge() { nudge(op.State.Done) }
 
 func nudge(done chan struct{}) {
-	select {
+	select { // no point: meshes end ops under their lock
 	case done <- struct{}{}:
 	default: // a signal is on its way already
 	}
@@ -65,6 +66,7 @@ func (op *Op) Await(ctx context.Context) error {
 		failed = op.Set.failed
 	}
 	for !op.Completed() {
+		moment.At("link.op.await")
 		select {
 		case <-op.State.Done: // a late signal of an earlier use wakes too: look again
 		case <-failed:
@@ -101,6 +103,7 @@ type Set struct {
 
 // Reset makes the set ready for use. No op of it may be pending.
 func (s *Set) Reset() {
+	moment.At("link.set.reset")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failed == nil || s.err != nil {
@@ -123,7 +126,7 @@ func (s *Set) Failed() <-chan struct{} { return s.failed }
 func (s *Set) Fail(err error) { s.fail(err) }
 
 func (s *Set) fail(err error) {
-	s.mu.Lock()
+	s.mu.Lock() // no point: meshes end ops under their lock
 	defer s.mu.Unlock()
 	if s.err == nil {
 		s.err = err

@@ -128,7 +128,7 @@ func (p *Place) Await(ctx context.Context, rank int, others ...string) (int, err
 		err error
 	}
 	results := make(chan found, len(others)+1)
-	wait := func(at int, key string) { results <- found{at, p.store.Wait(ctx, key)} }
+	wait := func(at int, key string) { results <- found{at, p.store.Wait(ctx, key)} } // no point: it has room
 	go wait(-1, p.Key(rank))
 	for i, key := range others {
 		go wait(i, key)
@@ -136,6 +136,7 @@ func (p *Place) Await(ctx context.Context, rank int, others ...string) (int, err
 	first := <-results
 	cancel()
 	for range others { // all have ended when this returns
+		moment.At("muster.await.rest")
 		if r := <-results; first.err != nil && r.err == nil {
 			first = r
 		}

@@ -232,6 +232,7 @@ func (r *run) reset() {
 }
 
 func (e *Engine) take() *run {
+	moment.At("native.take")
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if n := len(e.mu.free); n > 0 {
@@ -252,6 +253,7 @@ func (e *Engine) give(r *run) {
 	if len(r.second) > maxKeptScratch {
 		r.second = nil
 	}
+	moment.At("native.give")
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.free = append(e.mu.free, r)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // Context is the context of a handler. Most handlers never look at it, so the real context behind it is made only when
@@ -50,6 +51,7 @@ var ErrDone = dist.New("rpc: request", dist.Canceled, "the handler has returned"
 
 // Begin says what the context is, when the request begins to run. It may have been cancelled before.
 func (c *Context) Begin(base context.Context, o Owner, limit time.Time, holder *Place) {
+	moment.At("rpc.place.begin")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.owner, c.base, c.limit, c.holder = o, base, limit, holder
@@ -63,7 +65,7 @@ func (c *Context) Done() <-chan struct{} { return c.real().Done() }
 
 // Err says whether the context has ended, without making the real one.
 func (c *Context) Err() error {
-	c.mu.Lock()
+	c.mu.Lock() // no point: it only looks
 	inner, ended := c.mu.inner, c.mu.ended
 	c.mu.Unlock()
 	switch {
@@ -102,7 +104,7 @@ func (c *Context) Waited() error {
 }
 
 func (c *Context) real() context.Context {
-	c.mu.Lock()
+	c.mu.Lock() // no point: contexts may ask under their locks
 	defer c.mu.Unlock()
 	if c.mu.inner != nil {
 		return c.mu.inner
@@ -121,7 +123,7 @@ func (c *Context) real() context.Context {
 
 // Cancel ends the context with a cause.
 func (c *Context) Cancel(cause error) {
-	c.mu.Lock()
+	c.mu.Lock() // no point: sessions may end it under their locks
 	defer c.mu.Unlock()
 	if c.mu.ended {
 		if c.mu.overdue != nil && errors.Is(cause, ErrDone) {

@@ -144,7 +144,7 @@ func (l *Limiter) next() Task {
 
 // resume takes a place without asking.
 func (l *Limiter) resume(who any) {
-	l.mu.Lock()
+	l.mu.Lock() // no point: Place.mu is held
 	l.take(who)
 	l.mu.Unlock()
 }
@@ -152,7 +152,7 @@ func (l *Limiter) resume(who any) {
 // abandon counts a handler that runs on although nobody waits for it. It reports false when there are too many of them: then
 // they keep their places, or their goroutines would grow without bound.
 func (l *Limiter) abandon() bool {
-	l.mu.Lock()
+	l.mu.Lock() // no point: Place.mu is held
 	defer l.mu.Unlock()
 	if l.mu.abandoned >= l.limit {
 		return false
@@ -163,6 +163,7 @@ func (l *Limiter) abandon() bool {
 
 // abandonedEnds is called when such a handler has returned after all.
 func (l *Limiter) abandonedEnds() {
+	moment.At("rpc.limiter.abandoned")
 	l.mu.Lock()
 	l.mu.abandoned--
 	l.mu.Unlock()
@@ -170,7 +171,7 @@ func (l *Limiter) abandonedEnds() {
 
 // Queued returns the requests that wait, in no order that counts.
 func (l *Limiter) Queued() []Task {
-	l.mu.Lock()
+	l.mu.Lock() // no point: it only looks
 	defer l.mu.Unlock()
 	var all []Task
 	for _, q := range l.mu.queues {
@@ -203,6 +204,7 @@ type Place struct {
 
 // Take says whose place it is. The caller may give up at this moment.
 func (p *Place) Take(l *Limiter, who any) {
+	moment.At("rpc.place.take")
 	p.mu.Lock()
 	p.l, p.who = l, who
 	p.mu.Unlock()
@@ -232,6 +234,7 @@ func (p *Place) Pause() {
 
 // Return is called when the handler is about to return without an answer, which comes later: others have the place meanwhile.
 func (p *Place) Return() {
+	moment.At("rpc.place.return")
 	p.mu.Lock()
 	p.mu.waiting++
 	first := p.mu.waiting == 1 && !p.mu.gone
@@ -246,6 +249,7 @@ func (p *Place) Resume() {
 	if p == nil {
 		return
 	}
+	moment.At("rpc.place.resume")
 	p.mu.Lock()
 	p.mu.waiting--
 	last := p.mu.waiting == 0 && !p.mu.gone
@@ -257,6 +261,7 @@ func (p *Place) Resume() {
 
 // End gives the place back for good.
 func (p *Place) End() {
+	moment.At("rpc.place.end")
 	p.mu.Lock()
 	held := p.mu.waiting == 0 && !p.mu.gone
 	p.mu.gone = true
@@ -274,6 +279,7 @@ func (p *Place) End() {
 // abandon gives the place of a handler to others that does not return although its caller has gone. It reports whether it
 // did.
 func (p *Place) abandon() bool {
+	moment.At("rpc.place.abandon")
 	p.mu.Lock()
 	held := p.mu.waiting == 0 && !p.mu.gone && p.l != nil && p.l.abandon()
 	if held {

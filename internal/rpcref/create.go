@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -14,6 +15,7 @@ import (
 
 // Own makes an object of this worker that has its value from the start. It returns nil when the worker has closed.
 func (r *Refs) Own(where string) *Object {
+	moment.At("rpc.refs.own")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.mu.closed {
@@ -27,6 +29,7 @@ func (r *Refs) Own(where string) *Object {
 // OwnPending makes an object of this worker that a function of its own will make. The function holds it too, until Created or
 // Release is called. It returns nil when the worker has closed.
 func (r *Refs) OwnPending(where string) *Object {
+	moment.At("rpc.refs.own_pending")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.mu.closed {
@@ -57,6 +60,7 @@ func (r *Refs) HoldHandle(h *Handle, script bool) *Hold {
 // Create makes the handle of an object that another worker is about to be asked for. company says that so much waits to be
 // sent there that the creating call should take it along.
 func (r *Refs) Create(p *rpclink.Peer, where string) (h *Handle, company bool, err error) {
+	moment.At("rpc.refs.create")
 	r.mu.Lock()
 	if r.mu.closed {
 		r.mu.Unlock()
@@ -79,7 +83,7 @@ func (r *Refs) Create(p *rpclink.Peer, where string) (h *Handle, company bool, e
 
 // CreationPending reports whether nothing is known yet of a creating call.
 func (r *Refs) CreationPending(h *Handle) bool {
-	r.mu.Lock()
+	r.mu.Lock() // no point: it only looks
 	defer r.mu.Unlock()
 	confirmed, code := r.mu.m.State(h.Wire.Fork)
 	return !confirmed && code == rrefcore.OK
@@ -92,6 +96,7 @@ func (r *Refs) CreateConfirmed(h *Handle) {
 
 // CreateTimedOut is told that a creating call was given up; err says why.
 func (r *Refs) CreateTimedOut(h *Handle, err error) {
+	moment.At("rpc.refs.timed_out")
 	r.mu.Lock()
 	h.cause = err
 	r.mu.Unlock()
@@ -122,6 +127,7 @@ func (r *Refs) CallArrived(p *rpclink.Peer, life rrefcore.Epoch, pair rpcwire.RR
 	if life != 0 { // the creator is the sender
 		id.Epoch, root.Epoch = life, life
 	}
+	moment.At("rpc.refs.call_arrived")
 	r.mu.Lock()
 	r.known(p.ID)
 	if o := r.mu.objects[id]; o != nil && o.called && life != 0 {

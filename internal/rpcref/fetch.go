@@ -32,6 +32,7 @@ func (r *Refs) Fetched(payload []byte, exact bool) (id rrefcore.ID, err error) {
 
 // FetchArrived returns the place of an object that a worker wants to copy.
 func (r *Refs) FetchArrived(by rrefcore.Worker, id rrefcore.ID) (*Object, error) {
+	moment.At("rpc.refs.fetch")
 	r.mu.Lock()
 	r.known(by)
 	r.known(id.On)
@@ -87,7 +88,7 @@ func (r *Refs) Counts() rrefcore.Counts {
 // Find returns an own object, or nil.
 func (r *Refs) Find(g rpcwire.GlobalID) (rrefcore.ID, *Object) {
 	id := r.id(g)
-	r.mu.Lock()
+	r.mu.Lock() // no point: it only looks
 	defer r.mu.Unlock()
 	return id, r.mu.objects[id]
 }
@@ -102,7 +103,7 @@ type State struct {
 
 // State returns all that is known.
 func (r *Refs) State() State {
-	r.mu.Lock()
+	r.mu.Lock() // no point: it only looks
 	defer r.mu.Unlock()
 	s := State{Objects: r.mu.m.Objects(), Handles: r.mu.m.Handles(), Values: map[rrefcore.ID]*Object{}, Where: map[rrefcore.ID]string{}}
 	for id, o := range r.mu.objects {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
@@ -61,7 +62,7 @@ func (c *Hold) Confirmed() bool {
 	if c.Object != nil {
 		return true
 	}
-	c.Refs.mu.Lock()
+	c.Refs.mu.Lock() // no point: it only looks
 	defer c.Refs.mu.Unlock()
 	return c.Handle.settled && c.Handle.err == nil
 }
@@ -85,7 +86,7 @@ func (c *Hold) State() error {
 	if c.Object != nil {
 		return nil
 	}
-	c.Refs.mu.Lock()
+	c.Refs.mu.Lock() // no point: it only looks
 	defer c.Refs.mu.Unlock()
 	return c.Handle.err
 }
@@ -104,6 +105,7 @@ func (c *Hold) Dup() (*Hold, error) {
 		return nil, c.Failure("share", rrefcore.Closed)
 	}
 	r := c.Refs
+	moment.At("rpc.refs.dup")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	twin := &Hold{Refs: c.Refs, Object: c.Object, Handle: c.Handle, TypeName: c.TypeName, Script: c.Script}

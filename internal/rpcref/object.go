@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -48,7 +49,7 @@ func (r *Refs) object(id rrefcore.ID) *Object {
 // Set gives the object its value or error. Only the first counts.
 func (o *Object) Set(value any, err error) {
 	size, kept := tensorBytes(value, 0), o.r.referencesIn(value) // now: later its owner may change it at any time
-	o.mu.Lock()
+	o.mu.Lock()                                                  // no point: Connected holds peerState.flush
 	if o.mu.done {
 		o.mu.Unlock()
 		return
@@ -75,6 +76,7 @@ func (o *Object) freed() {
 
 // Begin makes the function that makes the value cancellable.
 func (o *Object) Begin(cancel context.CancelCauseFunc) {
+	moment.At("rpc.refs.begin")
 	o.mu.Lock()
 	if !o.mu.done {
 		o.mu.cancel = cancel
@@ -84,7 +86,7 @@ func (o *Object) Begin(cancel context.CancelCauseFunc) {
 
 // stop cancels the function that makes the value.
 func (o *Object) stop(cause error) {
-	o.mu.Lock()
+	o.mu.Lock() // no point: Connected holds peerState.flush
 	cancel := o.mu.cancel
 	o.mu.cancel = nil
 	o.mu.Unlock()
@@ -96,6 +98,7 @@ func (o *Object) stop(cause error) {
 // Then calls fn when the value is there, at once if it is. remove gives it up; it reports whether fn will not be called.
 func (o *Object) Then(fn func()) (remove func() bool) {
 	w := &waiter{fn}
+	moment.At("rpc.refs.then")
 	o.mu.Lock()
 	if o.mu.done {
 		o.mu.Unlock()
@@ -108,6 +111,7 @@ func (o *Object) Then(fn func()) (remove func() bool) {
 	o.mu.waiters[w] = struct{}{}
 	o.mu.Unlock()
 	return func() bool {
+		moment.At("rpc.refs.then.remove")
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		_, waits := o.mu.waiters[w]
@@ -125,6 +129,7 @@ func (o *Object) Waiting() int {
 
 // Get waits for the value.
 func (o *Object) Get(ctx context.Context) (any, error) {
+	moment.At("rpc.refs.get")
 	o.mu.Lock()
 	if !o.mu.done {
 		if o.mu.ready == nil {
@@ -135,11 +140,13 @@ func (o *Object) Get(ctx context.Context) (any, error) {
 		pl := rpcplace.Of(ctx)
 		pl.Pause()
 		defer pl.Resume()
+		moment.At("rpc.refs.get.wait")
 		select {
 		case <-ready:
 		case <-ctx.Done():
 			return nil, dist.FromContext(ctx, "rpc: local value")
 		}
+		moment.At("rpc.refs.got")
 		o.mu.Lock()
 	}
 	defer o.mu.Unlock()

@@ -106,7 +106,13 @@ type effects struct {
 
 // step runs fn on the machine and performs what it asks for. Flushes are left to run, unless the caller does them.
 func (r *Refs) step(fn func(m *rrefcore.Machine)) {
-	r.mu.Lock()
+	moment.At("rpc.refs.step")
+	r.stepHeld(fn)
+}
+
+// stepHeld is step for whoever holds a lock: there is no point in it.
+func (r *Refs) stepHeld(fn func(m *rrefcore.Machine)) {
+	r.mu.Lock() // no point: step has it
 	fn(r.mu.m)
 	e := r.take(false)
 	r.mu.Unlock()
@@ -166,6 +172,7 @@ func (r *Refs) take(late bool) (e effects) {
 // stepLazy is step for what need not go out at once: deletes, confirmations that an answer brings as well. It goes with
 // the next frame, or a little later.
 func (r *Refs) stepLazy(fn func(m *rrefcore.Machine)) {
+	moment.At("rpc.refs.lazy")
 	r.mu.Lock()
 	fn(r.mu.m)
 	e := r.take(true)
@@ -181,7 +188,7 @@ func (r *Refs) perform(e effects) {
 		r.enqueue(x.To, x.Msg)
 	}
 	if e.wake {
-		select {
+		select { // no point: Connected holds peerState.flush
 		case r.kick <- struct{}{}:
 		default:
 		}
@@ -208,6 +215,7 @@ func (r *Refs) Run() {
 	defer acks.Stop()
 	defer r.later.Stop()
 	for {
+		moment.At("rpc.refs.run")
 		select {
 		case <-r.kick:
 		case <-r.later.C:
@@ -234,6 +242,7 @@ const (
 
 // flushDirty sends what is waiting. A mere acknowledgement is left for the next time, which it reports.
 func (r *Refs) flushDirty() (left bool) {
+	moment.At("rpc.refs.dirty")
 	r.mu.Lock()
 	var to []rrefcore.Worker
 	for w := range r.mu.dirty {
@@ -257,6 +266,7 @@ func (r *Refs) flushDirty() (left bool) {
 			r.flushSoon(p)
 			continue
 		}
+		moment.At("rpc.refs.waiting")
 		r.mu.Lock()
 		waiting := r.mu.m.Waiting(w)
 		r.mu.Unlock()
@@ -294,6 +304,7 @@ func (r *Refs) flushSoon(p *rpclink.Peer) {
 // flushStream sends the news on the link where the stream goes.
 func (r *Refs) flushStream(p *rpclink.Peer) {
 	q := of(p)
+	moment.At("rpc.refs.stream")
 	q.flush.Lock()
 	c := q.stream
 	q.flush.Unlock()
@@ -307,23 +318,24 @@ func (r *Refs) flushStream(p *rpclink.Peer) {
 //nolint:contextcheck,nolintlint // the stream outlives whoever caused its messages
 func (r *Refs) FlushOn(p *rpclink.Peer, c *rpclink.Conn) {
 	q := of(p)
+	moment.At("rpc.refs.flush_on")
 	q.flush.Lock()
 	defer q.flush.Unlock()
 	if q.stream != c {
 		return // what went out there would be missing where the stream goes on
 	}
 	for {
-		r.mu.Lock()
+		r.mu.Lock() // no point: peerState.flush is held
 		f, ok := r.mu.m.Frame(p.ID)
 		r.mu.Unlock()
 		if !ok {
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.cfg.Net.Context, 10*time.Second)
-		err := c.Link.Send(ctx, &cohortwire.Frame{Type: rpclink.FrameControl, Payload: encodeControl(f)})
+		err := c.Link.Send(ctx, &cohortwire.Frame{Type: rpclink.FrameControl, Payload: encodeControl(f)}) // no point: peerState.flush is held
 		cancel()
 		if err != nil { // the next frame brings it again, on this link or on the next
-			r.mu.Lock()
+			r.mu.Lock() // no point: peerState.flush is held
 			r.mu.m.Resend(p.ID)
 			r.mu.Unlock()
 			return
@@ -335,7 +347,7 @@ func (r *Refs) FlushOn(p *rpclink.Peer, c *rpclink.Conn) {
 // being sent.
 func (r *Refs) Stall(p *rpclink.Peer) (flushing func() bool, release func()) {
 	q := of(p)
-	q.flush.Lock()
+	q.flush.Lock() // no point: for tests
 	return q.flushes.running.Load, q.flush.Unlock
 }
 
@@ -365,11 +377,11 @@ func (r *Refs) Connected(c *rpclink.Conn) {
 		kind, epoch = rrefcore.Cohort, rrefcore.Epoch(c.Link.Peer().Incarnation)
 	}
 	q := of(p)
-	q.flush.Lock()
+	q.flush.Lock() // no point: Conn.enter is held
 	if c.Link != nil {
 		q.stream = c // from here on nothing goes out on an older link, so the new one brings everything in order
 	}
-	r.step(func(m *rrefcore.Machine) {
+	r.stepHeld(func(m *rrefcore.Machine) {
 		r.add(p, kind, epoch)
 		if c.Link != nil {
 			m.Resend(p.ID)
@@ -471,11 +483,12 @@ func (r *Refs) Frame(c *rpclink.Conn, payload []byte) {
 		r.cfg.Logger.Warn("control frame dropped", slog.String("peer", c.Peer().Name), slog.String("err", err.Error()))
 		return
 	}
-	r.step(func(m *rrefcore.Machine) { m.ReceiveFrame(f) })
+	r.stepHeld(func(m *rrefcore.Machine) { m.ReceiveFrame(f) }) // Conn.enter may be held
 }
 
 // Close ends everything that waits for a value.
 func (r *Refs) Close() {
+	moment.At("rpc.refs.close")
 	r.mu.Lock()
 	r.mu.closed = true
 	objects := make([]*Object, 0, len(r.mu.objects))

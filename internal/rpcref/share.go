@@ -72,6 +72,7 @@ func (r *Refs) share(core *Hold, p *rpclink.Peer) (rrefcore.Wire, string, error)
 	if p == nil || p.ID < 0 {
 		return rrefcore.Wire{}, "", dist.New("rpc: share", dist.NotSupported, "a reference cannot be given to a guest, who is no worker of the world")
 	}
+	moment.At("rpc.refs.share")
 	r.mu.Lock()
 	r.known(p.ID)
 	var w rrefcore.Wire
@@ -98,6 +99,7 @@ func (r *Refs) lend(core *Hold) (rrefcore.Wire, error) {
 	if err != nil {
 		return rrefcore.Wire{}, err
 	}
+	moment.At("rpc.refs.lend")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mu.token++
@@ -107,6 +109,7 @@ func (r *Refs) lend(core *Hold) (rrefcore.Wire, error) {
 
 // reclaim takes what lend kept.
 func (r *Refs) reclaim(token uint64) *Hold {
+	moment.At("rpc.refs.reclaim")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	core := r.mu.lent[token]
@@ -203,7 +206,7 @@ func (r *Refs) Early(f *cohortwire.Frame) bool {
 	if f == nil || len(f.Forks) == 0 {
 		return false
 	}
-	r.mu.Lock()
+	r.mu.Lock() // no point: it only looks
 	defer r.mu.Unlock()
 	return r.unsettled(f) != nil
 }
@@ -215,6 +218,7 @@ func (r *Refs) AwaitEarly(ctx context.Context, f *cohortwire.Frame) {
 		return
 	}
 	for {
+		moment.At("rpc.refs.early.look")
 		r.mu.Lock()
 		settled := r.unsettled(f)
 		r.mu.Unlock()
@@ -273,7 +277,7 @@ func (d *Decoding) arrive(f rpcwire.RRefFork) (any, error) {
 	}
 	owner := rrefcore.Worker(f.Owner)
 	core := &Hold{Refs: r, TypeName: typeName, Script: typeName != "" && !IsGoType(typeName)}
-	r.mu.Lock()
+	r.mu.Lock() // no point: Refs.Creating may be held
 	r.known(d.peer.ID)
 	r.known(owner)
 	r.known(rrefcore.Worker(f.RRef.On)) // its creating call may be on its way
@@ -324,6 +328,7 @@ func (d *Decoding) Confirmed(ctx context.Context) error {
 		default:
 			pl := rpcplace.Of(ctx)
 			pl.Pause()
+			moment.At("rpc.refs.confirmed")
 			select {
 			case <-core.Handle.Ready:
 				pl.Resume()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
@@ -22,13 +23,13 @@ func (r *Refs) enqueue(to rrefcore.Worker, msg rrefcore.Message) {
 		return
 	}
 	q := of(p)
-	q.control.Lock()
+	q.control.Lock() // no point: Connected holds peerState.flush
 	q.control.queue = append(q.control.queue, msg)
 	start := !q.control.running
 	q.control.running = true
 	q.control.Unlock()
 	if start && !r.cfg.Net.Own(func() { r.sendControl(p) }) {
-		q.control.Lock()
+		q.control.Lock() // no point: Connected holds peerState.flush
 		q.control.running = false
 		q.control.Unlock()
 	}
@@ -42,6 +43,7 @@ func (r *Refs) requestDone(to rrefcore.Worker, msg rrefcore.Message, ok bool) {
 func (r *Refs) sendControl(p *rpclink.Peer) {
 	q := of(p)
 	for {
+		moment.At("rpc.refs.control")
 		q.control.Lock()
 		if len(q.control.queue) == 0 || r.cfg.Net.Context.Err() != nil {
 			q.control.running = false
@@ -82,6 +84,7 @@ func (r *Refs) sendOne(p *rpclink.Peer, msg rrefcore.Message) error {
 	var mu sync.Mutex
 	done := false
 	finish := func(ok bool) {
+		moment.At("rpc.refs.control.done")
 		mu.Lock()
 		first := !done
 		done = true
@@ -97,6 +100,7 @@ func (r *Refs) sendOne(p *rpclink.Peer, msg rrefcore.Message) error {
 	if err != nil {
 		return err
 	}
+	moment.At("rpc.refs.control.sent")
 	mu.Lock()
 	if !done {
 		timer = time.AfterFunc(limit, func() {

@@ -8,6 +8,7 @@ import (
 	"errors"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/worldcore"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
@@ -88,6 +89,7 @@ func (x *gathering) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event
 	case worldcore.OpAwait:
 		return g.await(ctx, op, x.p.Closed())
 	case worldcore.OpShare:
+		moment.At("rpcworld.share")
 		g.mu.Lock()
 		all := g.objects(op.Text)
 		g.mu.Unlock()
@@ -120,6 +122,7 @@ func (x *gathering) report(ctx context.Context, op worldcore.Op) error {
 
 // about answers a question about the all-gathers, or notes the number of the next one.
 func (g *Gathers) about(op worldcore.Op) (ev worldcore.Event) {
+	moment.At("rpcworld.about")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch op.Kind {
@@ -141,13 +144,16 @@ func (g *Gathers) about(op worldcore.Op) (ev worldcore.Event) {
 
 // await waits until an all-gather that was entered is complete.
 func (g *Gathers) await(ctx context.Context, op worldcore.Op, closed <-chan struct{}) (ev worldcore.Event) {
+	moment.At("rpcworld.await")
 	g.mu.Lock()
 	done := g.mu.done[op.Text]
 	g.mu.Unlock()
+	moment.At("rpcworld.await.wait")
 	select {
 	case <-done:
 	case <-ctx.Done():
 		ev.Err = dist.Ended(ctx, "rpc: all_gather")
+		moment.At("rpcworld.await.over")
 		g.mu.Lock()
 		ev.Names = g.mu.core.Missing(op.Text, op.Names)
 		g.mu.Unlock()

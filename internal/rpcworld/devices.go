@@ -16,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/worldcore"
 	"github.com/cohort-dist/cohort/observe"
@@ -50,9 +51,11 @@ func (w *World) ExchangeDevices(ctx context.Context, hook observe.Hook, storeAdd
 	})
 	d, err := w.exchangeDevices(ctx, hook, storeAddr)
 	if w.leftOver(ctx, err) {
+		moment.At("rpcworld.devices.look")
 		looking.Wait() // what it tries next is in another round
 	}
 	cancel()
+	moment.At("rpcworld.devices.end")
 	looking.Wait()
 	if err != nil && errors.Is(m.Err(), ErrAgain) {
 		return nil, m.Err()

@@ -29,7 +29,10 @@ func (w *World) drive(ctx context.Context, m machine, do doer) {
 	var stop, stopTidy context.CancelFunc
 	d.ctx, stop = context.WithCancel(ctx)
 	d.tidy, stopTidy = context.WithCancel(context.WithoutCancel(ctx))
-	defer d.work.Wait()
+	defer func() {
+		moment.At("rpcworld.end")
+		d.work.Wait()
+	}()
 	defer stopTidy()
 	defer stop()
 	begun := time.Now()
@@ -85,6 +88,7 @@ func (d *drive) begin(ops []worldcore.Op) (ready []worldcore.Event, ended bool) 
 			d.cancels[op.ID] = cancel
 			d.work.Go(func() {
 				ev := d.perform(ctx, op)
+				moment.At("rpcworld.answer")
 				select {
 				case d.answers <- ev:
 				case <-d.tidy.Done(): // the machine has ended
@@ -164,6 +168,7 @@ func (w *World) roundStore(k int) store.Store { return store.Prefix(RoundPrefix(
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
+	moment.At("rpcworld.pause")
 	select {
 	case <-t.C:
 		return true

@@ -6,6 +6,7 @@ package rpcworld
 import (
 	"sync"
 
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/worldcore"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
@@ -31,6 +32,7 @@ func NewGathers() *Gathers {
 
 // tell gives a message to the machine, and wakes this worker if it has waited for it.
 func (g *Gathers) tell(id string, message func(*worldcore.Gathers) (done bool, err error)) error {
+	moment.At("rpcworld.tell")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	done, err := message(g.mu.core)
@@ -55,6 +57,7 @@ func (g *Gathers) Lost(id string, names []string) string {
 
 // Comes notes that there is a worker of this name again.
 func (g *Gathers) Comes(worker string) {
+	moment.At("rpcworld.comes")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.mu.core.Comes(worker)
@@ -78,6 +81,7 @@ func (g *Gathers) Fail(id string, names []string, cause error) error {
 
 // enter enters the next all-gather of some names.
 func (g *Gathers) enter(names []string) (string, error) {
+	moment.At("rpcworld.enter")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	id, s, err := g.mu.core.Enter(names)
@@ -94,6 +98,7 @@ func (g *Gathers) enter(names []string) (string, error) {
 
 // leave leaves an all-gather and returns what has been gathered.
 func (g *Gathers) leave(id string) *py.Dict {
+	moment.At("rpcworld.leave")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	objects := g.objects(id)

@@ -89,9 +89,11 @@ func (g guard) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event) {
 	switch op.Kind {
 	case worldcore.OpWatch:
 		v := g.w.Watch(ctx, g.p, op.Names, op.Among, op.How)
-		g.watch <- v
+		g.watch <- v // no point: it has room
+		moment.At("rpcworld.watch.wait")
 		<-v.Context().Done()
 	case worldcore.OpUnwatch:
+		moment.At("rpcworld.unwatch")
 		if dead := (<-g.watch).End(); dead != nil {
 			ev.Err = dead
 		}

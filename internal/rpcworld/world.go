@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/worldcore"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -72,6 +73,7 @@ func (w *World) self() worldcore.Self {
 func (w *World) Enter(k int) {
 	w.round = k
 	w.st = store.Prefix(RoundPrefix(k), w.base)
+	moment.At("rpcworld.round")
 	w.mu.Lock()
 	w.mu.st = w.st
 	w.mu.Unlock()
@@ -102,6 +104,7 @@ func (w *World) Published(ctx context.Context, name string) (addr string, e Entr
 
 // Entry reads the entry of a worker; it is zero for one that has published none. It may be called at any time.
 func (w *World) Entry(ctx context.Context, name string) (Entry, error) {
+	moment.At("rpcworld.entry")
 	w.mu.Lock()
 	st := w.mu.st
 	w.mu.Unlock()
@@ -114,6 +117,7 @@ func (w *World) Entry(ctx context.Context, name string) (Entry, error) {
 
 // IsGo reports whether a worker is one of ours, on whichever transport. The store knows, and is asked once.
 func (w *World) IsGo(ctx context.Context, name string) bool {
+	moment.At("rpcworld.is_go")
 	w.mu.Lock()
 	isGo, known := w.mu.isGo[name]
 	w.mu.Unlock()
@@ -124,6 +128,7 @@ func (w *World) IsGo(ctx context.Context, name string) bool {
 	if err != nil {
 		return false
 	}
+	moment.At("rpcworld.is_go.known")
 	w.mu.Lock()
 	w.mu.isGo[name] = isGo
 	w.mu.Unlock()
@@ -132,6 +137,7 @@ func (w *World) IsGo(ctx context.Context, name string) bool {
 
 // Forget drops what is known about a worker that left.
 func (w *World) Forget(name string) {
+	moment.At("rpcworld.forget")
 	w.mu.Lock()
 	delete(w.mu.isGo, name)
 	w.mu.Unlock()

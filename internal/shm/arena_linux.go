@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -44,6 +45,7 @@ func (e *Engine) Alloc(n int) (*tensor.Storage, error) { return e.arena.alloc(n)
 
 func (a *arena) alloc(n int) (*tensor.Storage, error) {
 	const op = "shm: alloc"
+	moment.At("shm.arena.take")
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.closed {
@@ -87,6 +89,7 @@ func (a *arena) reserveTo(to int) error {
 }
 
 func (a *arena) giveBack(s span) {
+	moment.At("shm.arena.give_back")
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	i, _ := slices.BinarySearchFunc(a.mu.free, s.from, func(f span, from int) int { return f.from - from })
@@ -105,6 +108,7 @@ func (a *arena) giveBack(s span) {
 
 // close ends lending. The memory is unmapped now or with the last release.
 func (a *arena) close() {
+	moment.At("shm.arena.close")
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.mu.closed = true
@@ -132,7 +136,7 @@ func (a *arena) offset(b []byte) (int, bool) {
 
 // whileMapped calls f unless the memory is gone.
 func (a *arena) whileMapped(f func()) {
-	a.mu.Lock()
+	a.mu.Lock() // no point: Mesh.Close holds Mesh.mu
 	defer a.mu.Unlock()
 	if a.mu.seg != nil {
 		f()

@@ -78,6 +78,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 		failed = op.Set.Failed()
 	}
 	for !op.Completed() {
+		moment.At("shm.message.wait")
 		select {
 		case <-op.State.Done: // a late signal of an earlier use wakes too: look again
 			continue
@@ -94,7 +95,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 			continue
 		}
 		err := m.drive(ctx, op)
-		m.role <- struct{}{}
+		m.role <- struct{}{} // no point: it has room: this one took it
 		if err != nil {
 			return err
 		}
@@ -109,6 +110,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 	w.About(len(op.Buf))
 	for {
 		heard := atomic.LoadUint32(&bell.rings)
+		moment.At("shm.message.progress")
 		m.mu.Lock()
 		m.progress()
 		m.mu.Unlock()
@@ -152,6 +154,7 @@ func (m *Mesh) keep() {
 	t := time.NewTimer(time.Hour)
 	defer t.Stop()
 	for {
+		moment.At("shm.keep.idle")
 		select {
 		case <-m.engine.stop:
 			return
@@ -159,6 +162,7 @@ func (m *Mesh) keep() {
 		}
 		for busy := true; busy; {
 			t.Reset(keepPeriod)
+			moment.At("shm.keep.wait")
 			select {
 			case <-m.engine.stop:
 				return
@@ -166,11 +170,12 @@ func (m *Mesh) keep() {
 			}
 			select {
 			case <-m.role:
+				moment.At("shm.keep.progress")
 				m.mu.Lock()
 				m.progress()
 				busy = m.mu.pending > 0
 				m.mu.Unlock()
-				m.role <- struct{}{}
+				m.role <- struct{}{} // no point: it has room: this one took it
 			default: // somebody drives
 			}
 		}
@@ -222,6 +227,7 @@ func (m *Mesh) endAll(err error) {
 
 // Close ends pending operations with [dist.Closed]. The rings go with the engine.
 func (m *Mesh) Close() error {
+	moment.At("shm.message.close")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.mu.closed {
@@ -235,5 +241,6 @@ func (m *Mesh) Close() error {
 // shut closes the mesh and waits until nobody drives it, before the memory goes.
 func (m *Mesh) shut() {
 	_ = m.Close()
+	moment.At("shm.message.shut")
 	<-m.role
 }

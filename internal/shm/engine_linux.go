@@ -116,9 +116,11 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 	if err := r.Check("shm: ", e.rank, e.size); err != nil {
 		return err
 	}
+	moment.At("shm.turn")
 	select {
 	case e.turn <- struct{}{}:
 	default:
+		moment.At("shm.turn.wait")
 		select {
 		case e.turn <- struct{}{}:
 		case <-ctx.Done():
@@ -128,7 +130,7 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 		}
 	}
 	err := e.run(ctx, r)
-	<-e.turn
+	<-e.turn // no point: it has the turn
 	return err
 }
 

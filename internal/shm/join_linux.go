@@ -140,6 +140,7 @@ func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
 		t := time.NewTicker(failedPause)
 		defer t.Stop()
 		for {
+			moment.At("shm.join.look.wait")
 			select {
 			case <-t.C:
 			case <-ctx.Done():
@@ -153,6 +154,7 @@ func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
 	})
 	return ctx, func() {
 		cancel(nil)
+		moment.At("shm.join.looked")
 		tasks.Wait()
 	}
 }
@@ -252,6 +254,7 @@ func (j *joining) connect(ctx context.Context) error {
 	if j.listener != nil {
 		task(j.config.Rank, func() error { return j.accept(limited, j.listener) })
 	}
+	moment.At("shm.join.tasks")
 	tasks.Wait()
 	if ctx.Err() == nil {
 		return first // which has ended the others

@@ -71,9 +71,11 @@ func (e *Engine) Close() error {
 				_ = c.Close()
 			}
 		}
+		moment.At("shm.close.tasks")
 		e.tasks.Wait()
 		e.arena.whileMapped(e.wakeAll)
 		e.mesh.shut()
+		moment.At("shm.close.turn")
 		e.turn <- struct{}{} // the operation that runs, if any, ends first; nobody runs another
 		e.arena.close()
 		if e.release != nil {

@@ -67,7 +67,7 @@ func newMesh(e *Engine) *Mesh {
 		wait: waiter{engine: e},
 	}
 	m.mu.peers = make([]*meshPeer, e.size)
-	m.role <- struct{}{}
+	m.role <- struct{}{} // no point: nobody else has it
 	for _, p := range e.peers {
 		m.mu.peers[p] = &meshPeer{rank: p, out: e.seg.ringOf(e.rank, p), in: e.seg.ringOf(p, e.rank)}
 	}
@@ -193,7 +193,7 @@ func (m *Mesh) recvAny(op *link.Op) {
 
 func (m *Mesh) tellKeeper() {
 	if m.mu.pending > 0 {
-		select {
+		select { // no point: under Mesh.mu
 		case m.wanted <- struct{}{}:
 		default:
 		}

@@ -29,6 +29,7 @@ const (
 // watch waits for the end of the connection to rank p: with a farewell when the rank leaves, without one when it dies.
 func (e *Engine) watch(p int, c *net.UnixConn) {
 	var b [1]byte
+	moment.At("shm.watch.read")
 	n, _ := c.Read(b[:])
 	moment.At("shm.watch.ended")
 	if n == 1 && b[0] == farewell {
@@ -101,6 +102,7 @@ func (j *joining) beat() {
 		t := time.NewTicker(beatPeriod(j.config.HeartbeatLimit))
 		defer t.Stop()
 		for {
+			moment.At("shm.join.beat")
 			select {
 			case <-t.C:
 				atomic.AddUint64(&life.beats, 1)
@@ -114,6 +116,7 @@ func (j *joining) beat() {
 // endBeat returns when the segment may be unmapped.
 func (j *joining) endBeat() {
 	close(j.beaten)
+	moment.At("shm.join.beaten")
 	j.beating.Wait()
 }
 
@@ -126,6 +129,7 @@ func (e *Engine) beat() {
 	pulses := make([]pulse, e.size)
 	still := make([]int, 0, e.size)
 	for {
+		moment.At("shm.beat")
 		select {
 		case <-t.C:
 		case <-e.stop:

@@ -72,6 +72,7 @@ func (e *Engine) giveUp(err *dist.Error) error {
 	if e.failure == nil {
 		e.failure = err
 	}
+	moment.At("shm.tell")
 	e.tellAll(err)
 	return err
 }
@@ -79,7 +80,6 @@ func (e *Engine) giveUp(err *dist.Error) error {
 // tellAll leaves the reason why the group ended for all ranks, unless there is one already, and wakes them.
 func (e *Engine) tellAll(err *dist.Error) {
 	a := &e.seg.header().abort
-	moment.At("shm.tell")
 	if atomic.CompareAndSwapUint32(&a.state, 0, 1) {
 		rank := int32(e.rank) //nolint:gosec // bounded by MaxRanks
 		text := err.Error()

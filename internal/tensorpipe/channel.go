@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // channel moves storages beside the descriptors and payloads. The basic channel is one connection; mpt cuts each storage
@@ -73,6 +75,7 @@ func (r *laneReader) fill(b []byte) error {
 			r.left, r.begun = to-from, true
 		}
 		k := min(len(b), r.left)
+		moment.At("tensorpipe.lane.read")
 		if _, err := io.ReadFull(s.br, b[:k]); err != nil {
 			return err
 		}

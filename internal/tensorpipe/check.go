@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // The message types carry their direction: these bits are part of PyTorch's numbers.
@@ -76,12 +77,14 @@ func newLedger(client bool) *ledger {
 // do to a PyTorch worker, whose requests then wait in its own process; it never recovers from a pipe that ended.
 func (l *ledger) wait(ctx context.Context, limit int, closed <-chan struct{}) error {
 	for {
+		moment.At("tensorpipe.ledger.look")
 		l.mu.Lock()
 		n := len(l.mu.open)
 		l.mu.Unlock()
 		if n < limit {
 			return nil
 		}
+		moment.At("tensorpipe.ledger.wait")
 		select {
 		case <-l.answered:
 		case <-closed:
@@ -112,6 +115,7 @@ func (l *ledger) sending(m *Message) error {
 		return err
 	}
 	kind, id, _ := head(m)
+	moment.At("tensorpipe.ledger.send")
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	refuse := func(format string, args ...any) error {
@@ -137,7 +141,7 @@ func (l *ledger) sending(m *Message) error {
 		return refuse("no request with id %d waits for an answer", id)
 	}
 	delete(l.mu.open, id)
-	select {
+	select { // no point: under ledger.mu
 	case l.answered <- struct{}{}:
 	default:
 	}
@@ -153,6 +157,7 @@ func (l *ledger) received(m *Message) error {
 	if !ok {
 		return bad(dist.Protocol, "not an RPC message: %d payloads", len(m.Payloads))
 	}
+	moment.At("tensorpipe.ledger.receive")
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, known := l.mu.open[id]

@@ -30,6 +30,7 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 	var patience <-chan time.Time
 	waited := false
 	for pause := time.Duration(0); ; pause = min(max(2*pause, 5*time.Millisecond), deferPause) {
+		moment.At("tensorpipe.endpoint.place")
 		ep.mu.Lock()
 		if ep.mu.closed {
 			ep.mu.Unlock()
@@ -73,6 +74,7 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 		if ep.has(name) {
 			continue
 		}
+		moment.At("tensorpipe.endpoint.pause")
 		select { // what came has ended at once: try again, but not in a hurry
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -89,14 +91,14 @@ func connectTimeout(ctx context.Context, name string) error {
 
 // has reports whether there is a session with a worker, hopeful also whether that worker is setting one up.
 func (ep *Endpoint) has(name string) bool {
-	ep.mu.Lock()
+	ep.mu.Lock() // no point: it only looks
 	defer ep.mu.Unlock()
 	p := ep.mu.places[name]
 	return p != nil && p.alive()
 }
 
 func (ep *Endpoint) hopeful(name string) bool {
-	ep.mu.Lock()
+	ep.mu.Lock() // no point: it only looks
 	defer ep.mu.Unlock()
 	p := ep.mu.places[name]
 	return p != nil && (p.alive() || p.incoming > 0)
@@ -108,6 +110,7 @@ func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
 	cohort := name != ep.name
 	s, wait, err := ep.dial(addr, cohort, false)
 	for begin := time.Now(); wait; { // the peer's own dial is the one that counts
+		moment.At("tensorpipe.endpoint.overtaken")
 		select {
 		case <-d.overtaken:
 			return
@@ -203,6 +206,7 @@ func (ep *Endpoint) accepted(name string, p *place, number uint64, s *stream) er
 
 // arrive passes a link to Accept.
 func (ep *Endpoint) arrive(s *Session) error {
+	moment.At("tensorpipe.endpoint.arrive")
 	select {
 	case ep.sessions <- s:
 		return nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // Dial opens a pipe to the worker at addr: "host:port", or the "uv://host:port" that PyTorch publishes.
@@ -28,6 +29,7 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 	}
 	done := make(chan result, 1)
 	var settled atomic.Bool // set by whichever comes first: the result, or the end of ctx
+	moment.At("tensorpipe.dial.begin")
 	ep.mu.Lock()
 	if ep.mu.closed {
 		ep.mu.Unlock()
@@ -36,18 +38,19 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 	ep.work.Go(func() {
 		s, _, err := ep.dial(addr, false, false)
 		if settled.CompareAndSwap(false, true) {
-			done <- result{s, err}
+			done <- result{s, err} // no point: it has room
 		} else if s != nil {
 			_ = s.Close()
 		}
 	})
 	ep.mu.Unlock()
+	moment.At("tensorpipe.dial.wait")
 	select {
 	case r := <-done:
 		return r.session, r.err
 	case <-ctx.Done():
 		if !settled.CompareAndSwap(false, true) {
-			r := <-done
+			r := <-done // no point: it is about to come
 			return r.session, r.err
 		}
 		return nil, dist.FromContext(ctx, "tensorpipe: dial")

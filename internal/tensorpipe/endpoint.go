@@ -113,6 +113,7 @@ func (ep *Endpoint) Listen(addr string) error {
 	if err != nil {
 		return dist.Wrap("tensorpipe: listen", dist.Unavailable, err)
 	}
+	moment.At("tensorpipe.endpoint.listen")
 	ep.mu.Lock()
 	if ep.mu.closed || ep.mu.listener != nil {
 		ep.mu.Unlock()
@@ -127,7 +128,7 @@ func (ep *Endpoint) Listen(addr string) error {
 
 // Addr returns the address the endpoint listens on, or nil.
 func (ep *Endpoint) Addr() net.Addr {
-	ep.mu.Lock()
+	ep.mu.Lock() // no point: it only looks
 	defer ep.mu.Unlock()
 	if ep.mu.listener == nil {
 		return nil
@@ -139,6 +140,7 @@ func (ep *Endpoint) Addr() net.Addr {
 // accepted, and joins the goroutines. Accepted pipes and those of [Endpoint.Dial] go on. It is idempotent.
 func (ep *Endpoint) Close() error {
 	ep.cancel(dist.New("tensorpipe: endpoint", dist.Closed, "closed")) // first: who finds closed set reads the cause
+	moment.At("tensorpipe.endpoint.close")
 	ep.mu.Lock()
 	ep.mu.closed = true
 	if ep.mu.listener != nil {
@@ -148,6 +150,7 @@ func (ep *Endpoint) Close() error {
 		_ = nc.Close()
 	}
 	ep.mu.Unlock()
+	moment.At("tensorpipe.endpoint.close.wait")
 	ep.work.Wait()
 	ep.closeAll()
 	for {
@@ -162,6 +165,7 @@ func (ep *Endpoint) Close() error {
 
 // Accept returns the next session that another worker opened.
 func (ep *Endpoint) Accept(ctx context.Context) (*Session, error) {
+	moment.At("tensorpipe.endpoint.accept")
 	select {
 	case s := <-ep.sessions:
 		return s, nil
@@ -174,6 +178,7 @@ func (ep *Endpoint) Accept(ctx context.Context) (*Session, error) {
 
 // hold keeps a connection closable by Close while its handshake runs. It reports false when the endpoint is closed.
 func (ep *Endpoint) hold(nc net.Conn) bool {
+	moment.At("tensorpipe.endpoint.hold")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	if ep.mu.closed {
@@ -185,6 +190,7 @@ func (ep *Endpoint) hold(nc net.Conn) bool {
 }
 
 func (ep *Endpoint) release(nc net.Conn) {
+	moment.At("tensorpipe.endpoint.release")
 	ep.mu.Lock()
 	delete(ep.mu.pending, nc)
 	ep.mu.Unlock()
@@ -193,6 +199,7 @@ func (ep *Endpoint) release(nc net.Conn) {
 func (ep *Endpoint) accept(l net.Listener) {
 	var delay time.Duration
 	for {
+		moment.At("tensorpipe.endpoint.next")
 		nc, err := l.Accept()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) || ep.ctx.Err() != nil {
@@ -201,6 +208,7 @@ func (ep *Endpoint) accept(l net.Listener) {
 			// Out of file descriptors, or a connection that ended in the queue: others must still get in.
 			delay = min(max(2*delay, 5*time.Millisecond), time.Second)
 			ep.cfg.logger.Warn("accept", slog.String("err", err.Error()), slog.Duration("retry_in", delay))
+			moment.At("tensorpipe.endpoint.accept.pause")
 			select {
 			case <-time.After(delay):
 				continue
@@ -257,6 +265,7 @@ func (ep *Endpoint) serve(nc net.Conn, x *stranger) error {
 // expect registers one more connection.
 func (ep *Endpoint) expect() (uint64, chan *stream) {
 	ch := make(chan *stream, 1)
+	moment.At("tensorpipe.endpoint.expect")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	for {
@@ -270,6 +279,7 @@ func (ep *Endpoint) expect() (uint64, chan *stream) {
 
 // forget drops a registration and closes the connection if it came.
 func (ep *Endpoint) forget(id uint64, ch chan *stream) {
+	moment.At("tensorpipe.endpoint.forget")
 	ep.mu.Lock()
 	delete(ep.mu.expected, id)
 	ep.mu.Unlock()
@@ -282,11 +292,12 @@ func (ep *Endpoint) forget(id uint64, ch chan *stream) {
 
 // arrived hands a requested connection to the pipe that waits for it.
 func (ep *Endpoint) arrived(id uint64, s *stream) error {
+	moment.At("tensorpipe.endpoint.arrived")
 	ep.mu.Lock()
 	ch, ok := ep.mu.expected[id]
 	delete(ep.mu.expected, id)
 	if ok {
-		ch <- s // has room: one connection per registration; under the lock, so that forget finds it
+		ch <- s // no point: under Endpoint.mu, so that forget finds it; it has room for the one connection of a registration
 	}
 	ep.mu.Unlock()
 	if !ok {

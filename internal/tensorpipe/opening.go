@@ -78,6 +78,7 @@ func (o *opening) pipe(s *stream, plan Plan) error {
 		}
 	}
 	session := &Session{Peer: o.peer, Pipe: newPipe(o.ep, o.peer, false, s, reply, ch)}
+	moment.At("tensorpipe.opening.arrive")
 	select {
 	case o.ep.sessions <- session:
 		return nil

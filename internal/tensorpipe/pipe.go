@@ -84,12 +84,14 @@ func (p *Pipe) Err() error {
 // Close closes all connections of the pipe and waits for writes that are still under way. It is idempotent.
 func (p *Pipe) Close() error {
 	p.fail(dist.New("tensorpipe: pipe", dist.Closed, "closed"))
+	moment.At("tensorpipe.pipe.close")
 	p.work.Wait()
 	return nil
 }
 
 // fail ends the pipe with the first cause.
 func (p *Pipe) fail(err error) {
+	moment.At("tensorpipe.pipe.fail")
 	p.mu.Lock()
 	first := p.mu.err == nil
 	if first {
@@ -150,7 +152,7 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 	}
 	written := func() {
 		p.answers.Add(-size)
-		<-p.sending
+		<-p.sending // no point: it has the right
 	}
 	moment.At("tensorpipe.pipe.send")
 	select {
@@ -233,6 +235,7 @@ func interrupt(ctx context.Context, fn func()) func() bool {
 		if stop() {
 			return true
 		}
+		moment.At("tensorpipe.pipe.interrupted")
 		<-done
 		return false
 	}
@@ -305,6 +308,7 @@ func (p *Pipe) steps(m *Message) ([]step, error) {
 // Recv reads the next message. When ctx ends while no message has begun, the pipe stays usable; within a message it is
 // broken. A message over the limits, or one that is not an RPC message, breaks the pipe too.
 func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
+	moment.At("tensorpipe.pipe.recv.turn")
 	select {
 	case p.recving <- struct{}{}:
 	case <-p.closed:
@@ -312,7 +316,7 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 	case <-ctx.Done():
 		return nil, dist.FromContext(ctx, "tensorpipe: receive")
 	}
-	defer func() { <-p.recving }()
+	defer func() { <-p.recving }() // no point: it has the right
 	stop := interrupt(ctx, func() {
 		for _, s := range p.streams() {
 			_ = s.nc.SetReadDeadline(time.Unix(1, 0))

@@ -3,7 +3,10 @@
 
 package tensorpipe
 
-import "github.com/cohort-dist/cohort/internal/cohortwire"
+import (
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
+)
 
 // place is where the session with one worker is or will be. It is in the table of the endpoint as long as something
 // happens in it or its session lives, so everybody who has to do with that worker meets in the same place. Guarded by the
@@ -73,6 +76,7 @@ func (ep *Endpoint) tidy(name string, p *place) {
 // has crossed ours. A worker that insists has waited for that link and does not have it: the new one replaces it, once the
 // worker has proved who it is.
 func (ep *Endpoint) reserve(name string, offer CohortOffer) (*place, uint64) {
+	moment.At("tensorpipe.place.reserve")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	p := ep.place(name)
@@ -86,6 +90,7 @@ func (ep *Endpoint) reserve(name string, offer CohortOffer) (*place, uint64) {
 
 // unreserve ends a reservation that may or may not have been used.
 func (ep *Endpoint) unreserve(name string, p *place) {
+	moment.At("tensorpipe.place.unreserve")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	p.incoming--
@@ -104,6 +109,7 @@ func (p *place) install(s *Session, number uint64) (replaced *Session) {
 
 // keep notes a link, so that Close finds it whatever becomes of it.
 func (ep *Endpoint) keep(l *cohortwire.Link) {
+	moment.At("tensorpipe.place.keep")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	select {
@@ -115,6 +121,7 @@ func (ep *Endpoint) keep(l *cohortwire.Link) {
 
 // dropLink forgets a link that ended.
 func (ep *Endpoint) dropLink(l *cohortwire.Link) {
+	moment.At("tensorpipe.place.drop")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	delete(ep.mu.links, l)
@@ -127,6 +134,7 @@ func (ep *Endpoint) dropLink(l *cohortwire.Link) {
 
 // closeAll closes every link, and the pipes of Connect.
 func (ep *Endpoint) closeAll() {
+	moment.At("tensorpipe.endpoint.close.all")
 	ep.mu.Lock()
 	places, links := ep.mu.places, ep.mu.links
 	ep.mu.places, ep.mu.links = map[string]*place{}, map[*cohortwire.Link]struct{}{}

@@ -239,7 +239,7 @@ func (s *socket) awaitRoom(fd int) error {
 }
 
 func (s *socket) writeGate(fd int) (*gate, error) {
-	s.mu.Lock()
+	s.mu.Lock() // no point: the descriptor is in use
 	defer s.mu.Unlock()
 	if s.closed.Load() {
 		return nil, net.ErrClosed
@@ -256,7 +256,7 @@ func (s *socket) writeGate(fd int) (*gate, error) {
 
 // Close may be called at any time. Whoever lingers is found a moment later and keeps the descriptor until then.
 func (s *socket) Close() error {
-	s.mu.Lock()
+	s.mu.Lock() // no point: Endpoint.Close holds Endpoint.mu
 	defer s.mu.Unlock()
 	if s.closed.Swap(true) {
 		return net.ErrClosed
@@ -282,7 +282,7 @@ func (s *socket) SetReadDeadline(t time.Time) error { return s.readable.file.Set
 
 // SetWriteDeadline is for writes that park.
 func (s *socket) SetWriteDeadline(t time.Time) error {
-	s.mu.Lock()
+	s.mu.Lock() // no point: it only sets
 	defer s.mu.Unlock()
 	s.deadline = t
 	if s.writable == nil {

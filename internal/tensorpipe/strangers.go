@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // strangers are the arrived connections whose handshake is not done. There is a bound, and at the bound somebody has to go:
@@ -50,6 +52,7 @@ func hostOf(conn net.Conn) string {
 // admit notes a connection. It returns the one that has to go for it, or nil.
 func (s *strangers) admit(conn net.Conn) (added, evicted *stranger) {
 	added = &stranger{conn: conn, host: hostOf(conn)}
+	moment.At("tensorpipe.strangers.admit")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.mu.list) >= s.limit {
@@ -92,6 +95,7 @@ func (s *strangers) remove(x *stranger) {
 }
 
 func (s *strangers) greeted(x *stranger) {
+	moment.At("tensorpipe.strangers.greeted")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x.greeted = true
@@ -99,6 +103,7 @@ func (s *strangers) greeted(x *stranger) {
 
 // leave forgets a connection whose handshake is done or has failed.
 func (s *strangers) leave(x *stranger) {
+	moment.At("tensorpipe.strangers.leave")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.remove(x)
@@ -116,7 +121,7 @@ type complaints struct {
 }
 
 func (c *complaints) dropped(conn net.Conn, err error) {
-	c.mu.Lock()
+	c.mu.Lock() // no point: for the log
 	now := time.Now()
 	if now.Sub(c.mu.last) < time.Second {
 		c.mu.skipped++

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // frameHead is the length that precedes every frame of the uv transport.
@@ -39,7 +40,7 @@ func newStream(nc net.Conn, stall time.Duration) *stream {
 }
 
 // Read is for the buffer.
-func (s *stream) Read(b []byte) (int, error) { return s.nc.Read(b) }
+func (s *stream) Read(b []byte) (int, error) { return s.nc.Read(b) } // no point: who reads has one
 
 // takeOver lets the receiver wait by itself. Nobody may use the connection meanwhile.
 func (s *stream) takeOver(l *lingering) {
@@ -84,6 +85,7 @@ func (s *stream) readFrame(limit int64, what string) ([]byte, error) {
 			copy(grown, b)
 			b = grown
 		}
+		moment.At("tensorpipe.stream.read")
 		if _, err := io.ReadFull(s.br, b[len(b):len(b)+m]); err != nil {
 			return nil, err
 		}
@@ -107,6 +109,7 @@ func (s *stream) writeFrames(frames ...[]byte) error {
 	for _, f := range frames {
 		b = appendFrame(b, f)
 	}
+	moment.At("tensorpipe.stream.greet")
 	_, err := s.nc.Write(b)
 	return err
 }
@@ -135,6 +138,7 @@ func (st *step) run(ctx context.Context) error {
 		if ctx != nil && ctx.Err() != nil { // after the deadline was set: the end of ctx sets one in the past
 			return ctx.Err()
 		}
+		moment.At("tensorpipe.stream.write")
 		part := st.nextPart()
 		n, err := st.to.write(part)
 		st.consume(n)

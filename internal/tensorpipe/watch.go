@@ -36,6 +36,7 @@ func whenEnded(fn func(), all ...*stream) (stop func()) {
 	}()
 	return func() {
 		w.close()
+		moment.At("tensorpipe.watch.end")
 		<-done
 	}
 }

@@ -58,6 +58,7 @@ func (j *joined) beat(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
+		moment.At("tcp.connect.beat.wait")
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

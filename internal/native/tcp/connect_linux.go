@@ -77,8 +77,10 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	}
 	stop()
 	_ = cfg.Listener.Close()
+	moment.At("tcp.connect.tasks")
 	tasks.Wait()
 	hush() // the mesh beats from here on
+	moment.At("tcp.connect.beats")
 	beats.Wait()
 	conns, windows := made.all()
 	if missing := firstMissing(conns, cfg.Rank); missing != dist.NoRank || ctx.Err() != nil {
@@ -168,7 +170,10 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 // acceptHigher takes the connections of all higher ranks. What does not say the right hello is closed and logged.
 func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint32) bool) error {
 	var greetings sync.WaitGroup
-	defer greetings.Wait()
+	defer func() {
+		moment.At("tcp.connect.greeted")
+		greetings.Wait()
+	}()
 	// A connection that says nothing must not hold up the others: it ends when all ranks are here.
 	greeting, enough := context.WithCancel(ctx)
 	defer enough()
@@ -177,6 +182,7 @@ func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint
 	defer close(stop)
 	greetings.Go(func() {
 		for range cfg.Size - 1 - cfg.Rank {
+			moment.At("tcp.connect.arrived")
 			select {
 			case <-arrived:
 			case <-stop:
@@ -195,6 +201,7 @@ func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint
 		case err != nil:
 			return systemError(cfg, err)
 		}
+		moment.At("tcp.connect.limit")
 		select {
 		case limit <- struct{}{}:
 		case <-ctx.Done():
@@ -202,10 +209,11 @@ func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint
 			return nil
 		}
 		greetings.Go(func() {
-			defer func() { <-limit }()
+			defer func() { <-limit }() // no point: it has a place
 			hush := context.AfterFunc(greeting, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
 			defer hush()
 			if greet(cfg, c, put) {
+				moment.At("tcp.connect.arrives")
 				arrived <- struct{}{}
 			}
 		})
@@ -364,6 +372,7 @@ func (m *Mesh) Close() error {
 		m.leaveAll()
 		close(m.released)
 	})
+	moment.At("tcp.close.over")
 	<-m.released // of the call that did it, in whichever goroutine
 	return nil
 }
@@ -390,6 +399,7 @@ func (m *Mesh) leaveAll() {
 	m.wake()
 	m.mu.Unlock()
 	m.lingerOut()
+	moment.At("tcp.close.end")
 	m.mu.Lock()
 	m.mu.closed = true
 	m.wake()
@@ -404,10 +414,11 @@ func (m *Mesh) leaveAll() {
 	m.mu.Unlock()
 	close(m.stop)
 	_ = m.watch.file.SetReadDeadline(time.Unix(1, 0))
+	moment.At("tcp.close.keeper")
 	m.keeper.Wait()
 	// A driver may still be in the kernel with the epoll instance.
 	for {
-		m.mu.Lock()
+		m.mu.Lock() // no point: it looks again and again
 		busy := m.mu.driver.taken
 		m.mu.Unlock()
 		if !busy {
@@ -425,6 +436,7 @@ func (m *Mesh) lingerOut() {
 	shut := make([]bool, m.size)
 	for time.Now().Before(limit) {
 		open := false
+		moment.At("tcp.close.linger")
 		m.mu.Lock()
 		for rank, c := range m.mu.conns {
 			if c == nil || c.gone != nil {

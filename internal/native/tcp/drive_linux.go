@@ -46,6 +46,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 		if op.Completed() {
 			return op.State.Err
 		}
+		moment.At("tcp.wait")
 		m.mu.Lock()
 		if op.Completed() {
 			m.mu.Unlock()
@@ -73,6 +74,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 		case <-op.State.Done:
 		case <-ctx.Done():
 		}
+		moment.At("tcp.wait.woken")
 		m.mu.Lock()
 		m.mu.driver.awake(op)
 		if op.Completed() || ctx.Err() != nil {
@@ -179,7 +181,7 @@ func (m *Mesh) over(op *link.Op) bool {
 
 // receive reads what has come: from the rank that op waits for, or from all.
 func (m *Mesh) receive(op *link.Op, all bool) bool {
-	m.mu.Lock()
+	m.mu.Lock() // no point: it spins
 	defer m.mu.Unlock()
 	if op.Peer >= 0 && op.Peer < m.size && m.mu.conns[op.Peer] != nil && !all {
 		if c := m.mu.conns[op.Peer]; c.gone == nil && c.read() {
@@ -198,7 +200,7 @@ func (m *Mesh) place(now time.Duration) {
 	if m.cfg.Local == nil || m.cfg.Shared || !m.placer.Due(now) {
 		return
 	}
-	m.mu.Lock()
+	m.mu.Lock() // no point: it spins
 	defer m.mu.Unlock()
 	if n, errno := epollWait(m.ep, m.events[:], 0); errno == 0 { // some may have said where they are
 		m.handle(n)

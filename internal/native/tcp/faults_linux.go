@@ -7,7 +7,7 @@ import "golang.org/x/sys/unix"
 
 // Sever ends all connections without a goodbye, as the death of the process would. It is for tests.
 func (m *Mesh) Sever() {
-	m.mu.Lock()
+	m.mu.Lock() // no point: for tests
 	defer m.mu.Unlock()
 	for _, c := range m.mu.conns {
 		if c != nil && c.gone == nil {

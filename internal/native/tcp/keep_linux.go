@@ -105,6 +105,7 @@ func (m *Mesh) attended() bool {
 
 // look is attended for the keeper, who remembers what it saw.
 func (m *Mesh) look() bool {
+	moment.At("tcp.keep.look")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	busy := m.attended()
@@ -138,6 +139,7 @@ func (m *Mesh) keep() {
 				break
 			}
 			timer.Reset(min(lookEvery, beat))
+			moment.At("tcp.keep.wait")
 			select {
 			case <-m.stop:
 				return

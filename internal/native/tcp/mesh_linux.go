@@ -169,6 +169,7 @@ func (m *Mesh) noneLeft(op *link.Op) error {
 
 // Awaited returns the ranks that posted receives wait for. Heartbeats find silent ranks, so that those awaited are alive and late: sure is true.
 func (m *Mesh) Awaited() (ranks []int, sure bool) {
+	moment.At("tcp.awaited")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for rank, c := range m.mu.conns {
