@@ -83,8 +83,8 @@ func (m *Machine) settle(c *Conn) {
 func (m *Machine) slowReader(c *Conn) bool {
 	owed := int64(c.Owed())
 	pause := readerPause
-	if !m.crowd.empty() { // the longer others wait, the less
-		pause = max(pause-(m.clock.patience-m.crowd.since), leastPause)
+	if !m.crowd.Empty() { // the longer others wait, the less
+		pause = max(pause-(m.clock.patience-m.crowd.Since()), leastPause)
 	}
 	return owed > 0 && c.out.pace.slow(m.clock.patience, pause, owed, readerRate)
 }

@@ -50,7 +50,7 @@ func (m *Machine) enqueueReply(c *Conn) {
 		return
 	}
 	c.held.queued = true
-	m.crowd.push(c, false, m.clock.patience)
+	m.crowd.Push(c, hostOf(c.Peer), false, m.clock.patience)
 }
 
 // nextReply returns how many bytes c's next reply needs, or 0 when none waits any more.
@@ -91,19 +91,19 @@ func (m *Machine) leaveCrowd(c *Conn) {
 	c.held.request, c.held.waits = false, nil
 	if c.held.queued {
 		c.held.queued = false
-		m.turn.work += uint64(m.crowd.left(c)) //nolint:gosec // not negative
+		m.turn.work += uint64(m.crowd.Left(hostOf(c.Peer))) //nolint:gosec // not negative
 	}
 }
 
 // Crowded reports whether clients wait for room: the driver calls Admit after each step, and now and then.
-func (m *Machine) Crowded() bool { return !m.crowd.empty() || !m.senders.empty() }
+func (m *Machine) Crowded() bool { return !m.crowd.Empty() || !m.senders.Empty() }
 
 // Admit lets clients go on that wait for room, in their order, as far as there is room now.
 func (m *Machine) Admit() {
 	m.admitSenders()
-	for n := m.crowd.len(); n > 0; n-- { // once around
-		c := m.crowd.first()
-		if c == nil {
+	for n := m.crowd.Len(); n > 0; n-- { // once around
+		c, found := m.crowd.First()
+		if !found {
 			return
 		}
 		needs := m.nextReply(c)
@@ -114,7 +114,7 @@ func (m *Machine) Admit() {
 			n++ // look again: some may have been cut
 			continue
 		}
-		m.crowd.pop()
+		m.crowd.Pop()
 		c.held.queued = false
 		if needs > 0 {
 			m.reply(c)

@@ -58,7 +58,7 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 			t.Fatalf("client %d is still paused", i)
 		}
 	}
-	if b.m.Crowded() || b.m.budget.out > 1<<20 || b.m.crowd.len() != 0 {
+	if b.m.Crowded() || b.m.budget.out > 1<<20 || b.m.crowd.Len() != 0 {
 		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.Crowded(), b.m.budget.out)
 	}
 	if served := b.m.counts.ops[wire.Get]; gets >= served || served != n {
@@ -113,8 +113,8 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 		for _, c := range b.ask(3, get) {
 			b.m.Close(c)
 		}
-		if b.m.crowd.len() > 8 {
-			t.Fatalf("%d are remembered", b.m.crowd.len())
+		if b.m.crowd.Len() > 8 {
+			t.Fatalf("%d are remembered", b.m.crowd.Len())
 		}
 	}
 	last := b.ask(2, get)
@@ -124,7 +124,7 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 	}
 	b.turn()
 	if last[1].Owed() == 0 || b.m.Crowded() {
-		t.Errorf("%d bytes for the last, crowd %d", last[1].Owed(), b.m.crowd.len())
+		t.Errorf("%d bytes for the last, crowd %d", last[1].Owed(), b.m.crowd.Len())
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/lineup"
 	"github.com/cohort-dist/cohort/internal/polls"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -67,7 +68,7 @@ type Machine struct {
 	claims   claims
 
 	// Who waits for memory.
-	crowd   line // for room for a reply, see crowd.go
+	crowd   lineup.Line[*Conn] // for room for a reply, see crowd.go
 	senders senders
 
 	request wire.Request // reused, so that parsing allocates nothing
@@ -80,10 +81,12 @@ func New(config Config) *Machine {
 	if config.Identity == nil {
 		config.Identity = func() Identity { return Identity{} }
 	}
+	closed := func(c *Conn) bool { return c.closed }
 	return &Machine{
 		config: config, budget: budget{shares: divide(config.Limits.Memory)}, conns: newRoster(config.Homes),
 		table: newTable(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
 		waits: newWaits(), watchers: map[string]map[*Conn]struct{}{},
+		crowd: lineup.New(closed), senders: senders{Line: lineup.New(closed)},
 	}
 }
 

@@ -5,6 +5,7 @@ package storecore
 
 import (
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/lineup"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -18,7 +19,7 @@ import (
 // them. One client may always go on, also with a request that is larger than that, or one such as MULTI_SET that turns out
 // to be.
 type senders struct {
-	line // those that are not read from
+	lineup.Line[*Conn] // those that are not read from
 
 	granted int64 // bytes
 	active  int   // how many have room and are read from
@@ -92,7 +93,7 @@ func (m *Machine) seekRoom(c *Conn) {
 			m.senders.active--
 			m.starve(c, need)
 		}
-	case m.senders.empty() && (m.requestFits(c, need) || m.senders.active == 0):
+	case m.senders.Empty() && (m.requestFits(c, need) || m.senders.active == 0):
 		m.grant(c, need)
 	default:
 		m.starve(c, need)
@@ -101,7 +102,7 @@ func (m *Machine) seekRoom(c *Conn) {
 
 func (m *Machine) starve(c *Conn, need int) {
 	c.allowance.starved, c.allowance.wants = true, need
-	m.senders.push(c, c.allowance.granted > 0, m.clock.patience)
+	m.senders.Push(c, hostOf(c.Peer), c.allowance.granted > 0, m.clock.patience)
 }
 
 // requestFits reports whether there is room for a request of c that takes need bytes.
@@ -122,14 +123,14 @@ func (m *Machine) grant(c *Conn, n int) {
 
 // admitSenders lets those go on that there is room for.
 func (m *Machine) admitSenders() {
-	for c := m.senders.first(); c != nil; c = m.senders.first() {
+	for c, found := m.senders.First(); found; c, found = m.senders.First() {
 		if m.senders.active > 0 && !m.requestFits(c, c.allowance.wants) {
 			if !m.relieve() {
 				return
 			}
 			continue // some may have been cut
 		}
-		m.senders.pop()
+		m.senders.Pop()
 		if c.allowance.starved = false; c.allowance.granted > 0 {
 			m.senders.active++
 		}
@@ -146,7 +147,7 @@ func (m *Machine) leaveSenders(c *Conn) {
 		if c.allowance.granted > 0 {
 			m.senders.active++ // grant takes it off again
 		}
-		m.turn.work += uint64(m.senders.left(c)) //nolint:gosec // not negative
+		m.turn.work += uint64(m.senders.Left(hostOf(c.Peer))) //nolint:gosec // not negative
 	}
 	m.grant(c, 0)
 }
@@ -155,8 +156,8 @@ func (m *Machine) leaveSenders(c *Conn) {
 // never slow.
 func (m *Machine) slowSender(c *Conn) bool {
 	pause := senderPause
-	if !m.senders.empty() { // the longer others wait, the less
-		pause = max(pause-(m.clock.patience-m.senders.since), leastPause)
+	if !m.senders.Empty() { // the longer others wait, the less
+		pause = max(pause-(m.clock.patience-m.senders.Since()), leastPause)
 	}
 	return c.allowance.granted > 0 && !c.Paused() && c.in.pace.slow(m.clock.patience, pause, int64(len(c.in.buf)), senderRate)
 }
