@@ -98,10 +98,15 @@ func (m *Machine) leaveCrowd(c *Conn) {
 // Crowded reports whether clients wait for room: the driver calls Admit after each step, and now and then.
 func (m *Machine) Crowded() bool { return !m.crowd.Empty() || !m.senders.Empty() }
 
-// Admit lets clients go on that wait for room, in their order, as far as there is room now.
+// Admit lets clients go on that wait for room, in their order, as far as there is room now and this turn allows.
 func (m *Machine) Admit() {
 	m.admitSenders()
+	end := m.turn.work + heavyWork
 	for n := m.crowd.Len(); n > 0; n-- { // once around
+		if m.turn.work >= end {
+			m.turn.admit = true
+			return
+		}
 		c, found := m.crowd.First()
 		if !found {
 			return

@@ -6,6 +6,7 @@ package storecore
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -139,5 +140,54 @@ func TestReplyThatNeverFits(t *testing.T) {
 	b.send(c, wire.AppendKey(nil, wire.V, wire.Get, "/large"))
 	if !errors.Is(b.cuts[c], dist.TooLarge) || b.m.Crowded() {
 		t.Errorf("cut: %v, crowded: %v", b.cuts[c], b.m.Crowded())
+	}
+}
+
+// TestCrowdIsAdmittedInTurns: when much room becomes free at once, those who wait for it get their replies in several turns.
+func TestCrowdIsAdmittedInTurns(t *testing.T) {
+	limits := testLimits
+	limits.Memory = 1 << 30
+	b := newBench(limits)
+	var keys []string
+	var values [][]byte
+	for i := range 1000 {
+		keys, values = append(keys, fmt.Sprint("/", i)), append(values, make([]byte, 200))
+	}
+	writer := b.dial(wire.V)
+	b.send(writer, wire.AppendMultiSet(nil, wire.V, keys, values))
+	b.send(writer, wire.AppendSet(nil, wire.V, "/large", make([]byte, 8<<20)))
+	silent := b.ask(40, wire.AppendKey(nil, wire.V, wire.Get, "/large"))
+	crowd := b.ask(1000, wire.AppendKeys(nil, wire.V, wire.MultiGet, keys...))
+	var waiting []*Conn
+	for _, c := range crowd {
+		if c.Owed() == 0 {
+			waiting = append(waiting, c)
+		}
+	}
+	if len(waiting) < 200 {
+		t.Fatalf("%d of %d wait", len(waiting), len(crowd))
+	}
+	for _, c := range silent {
+		b.m.Close(c)
+	}
+	for turns := 1; ; turns++ {
+		b.m.Tick(b.m.clock.now)
+		if work := b.cost(func() {
+			b.m.Resume()
+			b.m.Admit()
+		}); work > 2*heavyWork {
+			t.Fatalf("a turn took %d units of work", work)
+		}
+		if !b.m.Busy() {
+			if turns < 5 {
+				t.Errorf("all were served in %d turns", turns)
+			}
+			break
+		}
+	}
+	for _, c := range waiting {
+		if c.Owed() == 0 {
+			t.Fatalf("one is not served: %v", c.Cut())
+		}
 	}
 }

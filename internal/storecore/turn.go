@@ -25,6 +25,7 @@ type turn struct {
 	heavy uint64  // those of large requests in this turn
 	stats []byte  // what was answered to STATS in this turn
 	later []*Conn // those whose turn was over before their requests were
+	admit bool    // some of those who wait for room were left to the next turn
 }
 
 func (t *turn) begin() { t.heavy, t.stats = 0, nil }
@@ -63,11 +64,12 @@ func (t *turn) yield(c *Conn) {
 
 // Busy reports whether connections wait for their next turn: the driver must not sleep but call Resume.
 func (m *Machine) Busy() bool {
-	return len(m.turn.later) > 0 || len(m.waits.ready) > 0 || len(m.listings) > 0 || len(m.waits.news) > 0
+	return len(m.turn.later) > 0 || m.turn.admit || len(m.waits.ready) > 0 || len(m.listings) > 0 || len(m.waits.news) > 0
 }
 
 // Resume lets connections go on whose last turn ended too early for them, in their order, as far as this turn allows.
 func (m *Machine) Resume() {
+	m.turn.admit = false // Admit follows
 	if len(m.waits.news) > 0 {
 		m.spread(m.turn.work + heavyWork)
 	}
