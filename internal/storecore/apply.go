@@ -339,6 +339,7 @@ func (m *Machine) delete(c *Conn, r *wire.Request) {
 			old = bytes.Clone(e.value())
 		}
 	}
+	m.turn.work += uint64(len(m.table.listings)) // each may have to list it now
 	if !m.table.remove(r.Key) {
 		m.replyInt(c, r.ID, 0)
 		return

@@ -10,15 +10,15 @@ import (
 )
 
 // listing is the answer to a LIST_KEYS of many keys while it is being made, a part in each turn. It has the keys of the moment
-// at which it was asked for: the table tells it of those that come and go meanwhile. Its client is not read from until it has
-// its answer.
+// at which it was asked for: those that came later say so, and the table tells it of those that go meanwhile. Its client is not read
+// from until it has its answer.
 type listing struct {
 	conn  *Conn
 	table *table
 	out   []byte
-	at    int                 // entries below are done with
-	end   int                 // those from here on are newer
-	newer map[uint32]struct{} // in between, those that were used again
+	at    int    // entries below are done with
+	end   int    // those from here on are newer
+	turn  uint64 // among all listings of the table: in between, those that came in it or later are newer, too
 }
 
 // listKeys answers LIST_KEYS.
@@ -27,7 +27,8 @@ func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
 	if err := m.replyFits(size); err != nil {
 		return err // without a look at the keys, however often it is asked
 	}
-	l := &listing{conn: c, table: m.table, end: m.table.fresh, out: make([]byte, 0, size+wire.FrameHeader+1)}
+	m.table.begun++
+	l := &listing{conn: c, table: m.table, end: m.table.fresh, turn: m.table.begun, out: make([]byte, 0, size+wire.FrameHeader+1)}
 	if c.dialect == wire.Native {
 		l.out = append(wire.BeginFrame(l.out, r.ID), 0)
 	}
@@ -51,8 +52,7 @@ func (m *Machine) advance(l *listing, end uint64) {
 		if l.at = min(n, l.end); l.at == l.end {
 			return
 		}
-		if _, newer := l.newer[uint32(n)]; !newer { //nolint:gosec // the number of an entry
-			e := l.table.at(uint32(n)) //nolint:gosec // as above
+		if e := l.table.at(uint32(n)); e.born < l.turn { //nolint:gosec // the number of an entry
 			l.list(e)
 			m.turn.copied(int(e.keyLen))
 		}
@@ -62,25 +62,11 @@ func (m *Machine) advance(l *listing, end uint64) {
 
 func (l *listing) list(e *entry) { l.out = wire.AppendBytes(l.out, e.key()) }
 
-// came is called when entry n is used, and went before it is not any more.
-func (l *listing) came(n uint32) {
-	if int(n) >= l.at && int(n) < l.end {
-		if l.newer == nil {
-			l.newer = map[uint32]struct{}{}
-		}
-		l.newer[n] = struct{}{}
-	}
-}
-
+// went is called before entry n is not used any more.
 func (l *listing) went(n uint32, e *entry) {
-	if int(n) < l.at || int(n) >= l.end {
-		return
+	if int(n) >= l.at && int(n) < l.end && e.born < l.turn {
+		l.list(e)
 	}
-	if _, newer := l.newer[n]; newer {
-		delete(l.newer, n)
-		return
-	}
-	l.list(e)
 }
 
 // resumeListings goes on with all listings, each as far as a client's turn allows.

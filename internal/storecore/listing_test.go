@@ -153,3 +153,30 @@ func TestMarks(t *testing.T) {
 		}
 	}
 }
+
+// TestKeysThatGoWhileTheyAreListed: each listing that is being made may have to list a key before it goes, which is work of the request
+// that deletes it: a client does not delete thousands of them in a turn.
+func TestKeysThatGoWhileTheyAreListed(t *testing.T) {
+	l := newLister(1, 20_000)
+	const listings = 1000
+	clients := make([]*Conn, listings+1)
+	for i := range clients {
+		clients[i] = l.dial(wire.V)
+	}
+	for _, c := range clients[1:] {
+		l.m.Receive(c, wire.AppendPlain(nil, wire.V, wire.ListKeys))
+	}
+	if len(l.m.listings) != listings {
+		t.Fatalf("%d listings are being made", len(l.m.listings))
+	}
+	var many []byte
+	for i := range 1000 {
+		many = wire.AppendKey(many, wire.V, wire.DeleteKey, fmt.Sprint("/key", 19_999-i))
+	}
+	l.m.Tick(l.m.clock.now + 1)
+	deleted := l.m.counts.ops[wire.DeleteKey]
+	l.m.Receive(clients[0], many)
+	if deleted = l.m.counts.ops[wire.DeleteKey] - deleted; deleted > 2*sliceWork/listings {
+		t.Errorf("%d keys were deleted in one turn", deleted)
+	}
+}

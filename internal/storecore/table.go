@@ -12,7 +12,7 @@ import (
 )
 
 // table is the key space: an open-addressed index over entries that sit in chunks. Key and value share one allocation,
-// so that a small pair costs its bytes and about fifty more, and the index holds no pointers for the collector to
+// so that a small pair costs its bytes and about sixty more, and the index holds no pointers for the collector to
 // follow.
 type table struct {
 	seed   maphash.Seed
@@ -24,7 +24,8 @@ type table struct {
 	free   uint32    // number plus one of the first recycled entry
 	used   marks.Set // the entries that are keys
 
-	listings []*listing // that must know which entries come and go
+	listings []*listing // that must know which entries go
+	begun    uint64     // listings ever
 
 	count    int   // keys
 	keyBytes int   // their length
@@ -39,7 +40,7 @@ const (
 	chunkSize  = 1 << 8
 	firstSlots = 1 << 6
 	// entryCost is what a key takes beside its bytes: its entry and its share of the index.
-	entryCost = 48
+	entryCost = 56
 )
 
 // entry is one key. A recycled entry links to the next one through keyLen.
@@ -47,6 +48,7 @@ type entry struct {
 	data   []byte // the key, then the value
 	keyLen uint32
 	hash   uint32
+	born   uint64 // how many listings had begun when the key came
 }
 
 func (e *entry) key() []byte   { return e.data[:e.keyLen] }
@@ -118,15 +120,12 @@ func (t *table) insert(data []byte, keyLen int) {
 	}
 	e := t.at(n)
 	e.data = data
-	e.keyLen, e.hash = uint32(len(key)), hash //nolint:gosec // a key is far below 4 GiB
+	e.keyLen, e.hash, e.born = uint32(len(key)), hash, t.begun //nolint:gosec // a key is far below 4 GiB
 	t.count++
 	t.keyBytes += len(key)
 	t.bytes += int64(cap(e.data)) + entryCost
 	t.slots.place(hash, n)
 	t.used.Add(int(n))
-	for _, l := range t.listings {
-		l.came(n)
-	}
 }
 
 func (s index) place(hash, n uint32) {
