@@ -58,15 +58,15 @@ type Poller struct {
 const (
 	// mostPollers bounds the pollers of a Snapshot.
 	mostPollers = 256
-	// lookedAt bounds the keys that a Snapshot looks at, for each waiter that it may return.
+	// lookedAt bounds the keys, and the connections, that a Snapshot looks at, for each waiter that it may return.
 	lookedAt = 16
 	// shownKey is how much of a key is shown, and shownText how many bytes all waiters of a Snapshot have together, and all
-	// claims: enough for a thousand of the usual kind.
+	// claims; pollers have a quarter of it. That is enough for as many of the usual kind as there may be.
 	shownKey  = 512
 	shownText = 128 << 10
 	// statsWork is counted for an answer to STATS before it is made. It is more than a Snapshot of a thousand waiters and the
-	// text that is made of it take, and less than a turn may.
-	statsWork = heavyWork / 2
+	// text that is made of it take, with six bytes for each that cannot be printed.
+	statsWork = heavyWork
 )
 
 // stats answers STATS. Within one turn the answer is made once, however many ask for it.
@@ -132,14 +132,28 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 			}
 		}
 	}
-	for _, c := range m.conns.all[:min(len(m.conns.all), lookedAt*maxWaiters)] {
-		if p, found := c.poll.GoesOn(m.clock.now); found && len(s.Pollers) < min(maxWaiters, mostPollers) {
-			s.Pollers = append(s.Pollers, Poller{p, c.Peer, m.name(c)})
-		}
-	}
+	s.Pollers = m.pollers(maxWaiters)
 	m.turn.work += uint64(lookedAt*maxWaiters - max(looks, 0)) //nolint:gosec // not negative
 	slices.SortFunc(s.Waiters, func(a, b Waiter) int {
 		return cmp.Or(cmp.Compare(a.Since, b.Since), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Peer, b.Peer))
 	})
 	return s
+}
+
+// pollers returns clients that ask again and again, at most as many as asked for and as have room in a Snapshot.
+func (m *Machine) pollers(most int) (all []Poller) {
+	text := shownText / 4
+	for _, c := range m.conns.all[:min(len(m.conns.all), lookedAt*most)] {
+		m.turn.work++
+		told, found := c.poll.GoesOn(m.clock.now)
+		if !found {
+			continue
+		}
+		p := Poller{told, c.Peer, m.name(c)}
+		if text -= len(p.Key) + len(p.Answer) + len(p.Peer) + len(p.Name); text < 0 || len(all) >= min(most, mostPollers) {
+			break
+		}
+		all = append(all, p)
+	}
+	return all
 }
