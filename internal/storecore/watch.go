@@ -49,16 +49,20 @@ func (m *Machine) unwatch(c *Conn) {
 }
 
 // notify tells watchers of a change. What they are told is not asked for, so nobody can wait for room: a watcher that has
-// not read what it was told before gives way.
+// not read what it was told before gives way. All of them are told by the same bytes, and each is counted as one that waited: who
+// changes a key that many watch does not do so a thousand times in a turn.
 func (m *Machine) notify(kind byte, key, old, value []byte) {
-	if len(m.watchers) == 0 {
+	if len(m.watchers) == 0 || len(m.watchers[string(key)]) == 0 {
 		return
 	}
+	size := 25 + len(key) + len(old) + len(value)
+	event := wire.AppendWatchEvent(make([]byte, 0, size), wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
+	m.turn.copied(size)
 	for c := range m.watchers[string(key)] {
+		m.turn.work += answerWork
 		if c.closed {
 			continue // it was cut for another's callback
 		}
-		size := 25 + len(key) + len(old) + len(value)
 		others := m.budget.out - int64(c.out.counted)
 		if owed := c.Owed(); owed > 0 && m.fitsBeside(others, owed+size) != nil {
 			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
@@ -69,8 +73,12 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 		if c.closed {
 			continue
 		}
-		start := m.beginLarge(c, 0, size)
-		c.out.buf = wire.AppendWatchEvent(c.out.buf, wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
+		start := m.begin(c, 0)
+		if size > sharedSize {
+			c.out.refer(event, event)
+		} else {
+			c.out.buf = append(c.out.buf, event...)
+		}
 		m.end(c, start)
 	}
 }

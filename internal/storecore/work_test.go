@@ -498,3 +498,44 @@ func shownBytes(pollers []Poller) (n int) {
 	}
 	return n
 }
+
+// TestCallbacksAreWork: a change of a key that many watch costs one reply for each of them, whatever is in it, so that few such changes
+// are made in a turn.
+func TestCallbacksAreWork(t *testing.T) {
+	b := newBench(workLimits)
+	var watchers []*Conn
+	for range 4 * sliceWork / answerWork {
+		c := b.m.Open("watcher", nil)
+		b.send(c, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, "/watched"))
+		watchers = append(watchers, c)
+	}
+	writer := b.dial(wire.V)
+	var many []byte
+	for range 1000 {
+		many = wire.AppendSet(many, wire.V, "/watched", []byte("v"))
+	}
+	b.m.Receive(writer, many)
+	if made := b.m.counts.ops[wire.Set]; made > 2 || !b.m.Busy() {
+		t.Errorf("%d changes were made in one turn", made)
+	}
+	b.flush()
+	if made := b.m.counts.ops[wire.Set]; made != 1000 {
+		t.Errorf("%d changes were made in the end", made)
+	}
+	b.take(watchers[0])
+	large := make([]byte, 64<<10)
+	b.send(writer, wire.AppendSet(nil, wire.V, "/watched", large))
+	request := wire.AppendSet(nil, wire.V, "/watched", large)
+	most := uint64(4*len(request)/unitBytes + len(watchers)*(answerWork+1))
+	if work := b.cost(func() { b.m.Receive(writer, request) }); work > most {
+		t.Errorf("a change of a large value took %d units of work, %d are enough", work, most)
+	}
+	b.flush()
+	want := string(wire.AppendWatchEvent(nil, wire.WatchEvent{Kind: wire.KeyUpdated, Key: []byte("/watched"), Old: []byte("v"), New: large})) +
+		string(wire.AppendWatchEvent(nil, wire.WatchEvent{Kind: wire.KeyUpdated, Key: []byte("/watched"), Old: large, New: large}))
+	for i, c := range watchers {
+		if got := b.take(c); i == 0 && got != want {
+			t.Errorf("a watcher was told %d bytes, want %d", len(got), len(want))
+		}
+	}
+}
