@@ -6,7 +6,6 @@
 package postmortem
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"regexp"
@@ -128,25 +127,7 @@ func Explain(d Death) Cause {
 		cause.Kind, cause.Words = Killed, "was killed by SIGKILL, not by the launcher and not for memory of its cgroup"
 		cause.Advice = "look in the kernel log (dmesg) for an out-of-memory kill of the whole host, and ask who else may kill processes here"
 	case d.Code < 0 && crashes[sig] != "":
-		cause.Kind, cause.Words = Crash, "crashed: "+crashes[sig]+" ("+signalName(sig)+")"
-		cause.Advice = crashAdvice(sig, d.Stderr)
-		if at, own := crashStack(d.Stderr); at.text != "" && trace.exception == "" {
-			cause.Where, cause.Traceback = at.where, at.text
-			switch {
-			case at.where != "" && own:
-				cause.Words += " in " + at.where
-			case at.where != "":
-				cause.Words += " while it was in " + at.where
-			}
-		}
-		if size := sizeMismatch(d.Stderr); size != "" {
-			cause.Words += "; " + size
-			cause.Advice = "compare the tensors that the ranks pass and the lines that they are in: the sizes also differ if one rank is a call ahead of the others"
-		} else if trace.exception != "" && !kindOf(trace.exception).Consequence() {
-			// Python said why before native code gave up over it.
-			cause.Kind, cause.Words = kindOf(trace.exception), "raised "+firstLine(trace.exception)+", and then "+cause.Words
-			cause.Advice = cmp.Or(adviceFor(trace.exception), cause.Advice)
-		}
+		cause = crash(d, sig, trace)
 	case d.Code < 0 && trace.exception == "" && slices.Contains(d.Sent.Passed, sig):
 		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher was sent and passed on to it"
 		cause.Advice = "handle the signal in the program, or do not send it to the launcher"

@@ -75,11 +75,11 @@ func Raised(text string) string {
 	text = strings.TrimSpace(text)
 	lines := plainLines(text)
 	blocks := parseBlocks(lines)
-	if len(blocks) == 0 || blocks[len(blocks)-1].to < len(lines) {
+	if len(blocks) == 0 || !onlyNative(lines[blocks[len(blocks)-1].to:]) {
 		return ""
 	}
 	last := blocks[len(blocks)-1]
-	if strings.Contains(last.exception, "\n") && !rankPrefix.MatchString(text[strings.LastIndexByte(text, '\n')+1:]) {
+	if strings.Contains(last.exception, "\n") && !rankPrefix.MatchString(strings.Split(text, "\n")[last.to-1]) {
 		return ""
 	}
 	if last.where == "" {
@@ -251,7 +251,7 @@ func parseBlocks(lines []string) []block {
 		}
 		b.exception = lines[i]
 		// The text of an exception may have several lines; it ends at an empty one, or where something else begins.
-		for i+1 < len(lines) && lines[i+1] != "" && strings.TrimSpace(lines[i+1]) != traceStart && len(b.exception) < 4096 {
+		for i+1 < len(lines) && lines[i+1] != "" && strings.TrimSpace(lines[i+1]) != traceStart && !nativeLog.MatchString(lines[i+1]) && len(b.exception) < 4096 {
 			i++
 			b.exception += "\n" + lines[i]
 		}

@@ -75,6 +75,7 @@ var patterns = []pattern{
 	{kind: Memory, text: "DefaultCPUAllocator: can't allocate memory"},
 	{kind: Memory, text: "DefaultCPUAllocator: not enough memory"},
 	{kind: Device, text: "CUDA error"},
+	{kind: Device, text: "ncclUnhandledCudaError"},
 	{kind: Device, text: "CUBLAS_STATUS"},
 	{kind: Device, text: "CUDNN_STATUS"},
 	{kind: Timeout, text: "Timed out waiting"},
@@ -177,6 +178,9 @@ var logLine = regexp.MustCompile(`^\[?[IW]\d{4} [0-9:.]+ |^\[\S+\.cc:\d+\] (INFO
 var barLine = regexp.MustCompile(`^([^|]*: +)?\d{1,3}%\|`)
 
 var advices = []struct{ text, advice string }{
+	{"Duplicate GPU detected", "each rank needs a GPU of its own: torch.cuda.set_device with LOCAL_RANK, and not more workers than GPUs (--nproc-per-node gpu starts one for each)"},
+	{"invalid device ordinal", "there is no such GPU: --nproc-per-node gpu starts one worker for each GPU of the host, and CUDA_VISIBLE_DEVICES may hide some"},
+	{"Failed to CUDA calloc", "the GPU has probably no memory left for NCCL: use a smaller batch, or look for another process on the GPU (nvidia-smi)"},
 	{"CUDA out of memory", "use a smaller batch, or look for another process on the GPU (nvidia-smi)"},
 	{"Address already in use", "another process has the port: leave --master-port out and a free one is taken"},
 	{"can't allocate memory", "the process may not have more memory: look at ulimit -v and at the limit of the container, or use smaller batches"},
@@ -193,7 +197,8 @@ var advices = []struct{ text, advice string }{
 	{"out of shared memory", "/dev/shm is full or too small: df /dev/shm; containers have --shm-size"},
 	{"DataLoader worker", "a data loader worker died: run with num_workers=0 to see its error"},
 	{"use_libuv was requested", "this PyTorch has no libuv: leave --no-shim out, or set USE_LIBUV=0; a program in another root (chroot) must see the launcher's temporary files (TMPDIR)"},
-	{"device-side assert", "run with CUDA_LAUNCH_BLOCKING=1 to see the call that failed"},
+	{"illegal memory access", "run with CUDA_LAUNCH_BLOCKING=1 to see the call that failed"},
+	{"device-side assert triggered", "run with CUDA_LAUNCH_BLOCKING=1 to see the call that failed"},
 	{"Name or service not known", "a host name does not resolve; if it is that of a host of the job, give its address with --local-addr or --rdzv-endpoint"},
 	{"bdb.BdbQuit", noInput},
 	{"EOFError: EOF when reading a line", noInput},
@@ -229,7 +234,7 @@ func adviceFor(text string) string {
 }
 
 func firstLine(s string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	line, _, _ := strings.Cut(strings.TrimSpace(brief(s)), "\n")
 	if len(line) > 300 {
 		line = line[:300] + "..."
 	}

@@ -1,0 +1,92 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package postmortem
+
+import (
+	"cmp"
+	"regexp"
+	"strings"
+)
+
+// thrownText is what C++ prints of an exception that nobody has caught. Its first line says why.
+var thrownText = regexp.MustCompile(`(?m)^terminate called after throwing an instance of '[^'\n]+'\r?\n  what\(\):  (.+)$`)
+
+// watchdog begins what the thread throws with which PyTorch watches over NCCL. It ends the process so because of what it has found.
+var watchdog = regexp.MustCompile(`^(?:\[[^\]]*\] )?(?:Process group|NCCL) watchdog thread terminated with exception: (?:\[Rank \d+\] )?`)
+
+// thrown returns why C++ has ended a process, "" if it has not said so. Python knows nothing of it.
+func thrown(stderr string) string {
+	all := thrownText.FindAllStringSubmatch(stderr, -1)
+	if len(all) == 0 {
+		return ""
+	}
+	return strings.TrimSuffix(watchdog.ReplaceAllString(all[len(all)-1][1], ""), ".")
+}
+
+// ncclError is how PyTorch tells of an error of NCCL: which line of PyTorch has noticed it, and what NCCL said of it some lines later.
+var ncclError = regexp.MustCompile(`NCCL error in: \S+, ([^(,\n]*[^(,\n ])(?: \(run with [^)\n]*\))?, NCCL version \S+\n(?:.*\n){0,2}Last error:\n *(\S.*)`)
+
+// brief puts what NCCL said into the first line of an exception.
+func brief(exception string) string {
+	return ncclError.ReplaceAllString(exception, "NCCL error, $1: $2")
+}
+
+// crash explains the end of a worker by a signal that it brought upon itself.
+func crash(d Death, sig int, trace traceback) Cause {
+	cause := Cause{
+		Kind: Crash, Words: "crashed: " + crashes[sig] + " (" + signalName(sig) + ")", Advice: crashAdvice(sig, d.Stderr),
+		Exception: trace.exception, Where: trace.where, Traceback: trace.text,
+	}
+	if at, own := crashStack(d.Stderr); at.text != "" && trace.exception == "" {
+		cause.Where, cause.Traceback = at.where, at.text
+		switch {
+		case at.where != "" && own:
+			cause.Words += " in " + at.where
+		case at.where != "":
+			cause.Words += " while it was in " + at.where
+		}
+	}
+	text := thrown(d.Stderr)
+	switch size := sizeMismatch(d.Stderr); {
+	case size != "":
+		cause.Words += "; " + size
+		cause.Advice = "compare the tensors that the ranks pass and the lines that they are in: the sizes also differ if one rank is a call ahead of the others"
+	case trace.exception != "" && !kindOf(trace.exception).Consequence():
+		// Python said why before native code gave up over it.
+		cause.Kind, cause.Words = kindOf(trace.exception), "raised "+firstLine(trace.exception)+", and then "+cause.Words
+		cause.Advice = cmp.Or(adviceFor(trace.exception), cause.Advice)
+	case kindOf(text).Consequence():
+		cause.Kind, cause.Exception, cause.Advice = kindOf(text), text, adviceFor(text)
+		cause.Words = consequenceWords(cause.Kind) + ": " + firstLine(text) + "; it " + cause.Words
+	case text != "":
+		if kind := kindOf(text); kind != Exception {
+			cause.Kind = kind
+		}
+		cause.Exception, cause.Advice = text, cmp.Or(adviceFor(text), cause.Advice)
+		cause.Words += ": " + firstLine(text)
+	}
+	return cause
+}
+
+// nativeLog is a message of PyTorch's own log: "[E1117 19:01:42.369975442 ProcessGroupNCCL.cpp:612] ...".
+var nativeLog = regexp.MustCompile(`^\[[IWEF]\d{4} [0-9:.]+ `)
+
+// nativeRest is a line that may follow in such a message: what NCCL said, and stacks of C++ and of the failed collective.
+var nativeRest = regexp.MustCompile(`^$|^nccl\w+: |^Last error:$|^Exception raised from |^frame #\d+: |^#\d+ \S+ from `)
+
+// onlyNative reports whether lines are messages of PyTorch's own log alone. When a rank of NCCL ends, it prints some after everything else.
+func onlyNative(lines []string) bool {
+	inside, said := false, false // in a message; NCCL's last error comes next
+	for _, line := range lines {
+		switch {
+		case nativeLog.MatchString(line):
+			inside, said = true, false
+		case line == "" || inside && (said || nativeRest.MatchString(line)):
+			said = line == "Last error:"
+		default:
+			return false
+		}
+	}
+	return true
+}
