@@ -66,9 +66,13 @@ func (c *court) unreachable() (Verdict, bool) {
 		return Verdict{}, false
 	}
 	v := Verdict{Sentence: fmt.Sprintf("%s cannot reach the store at %s: %s%s", name(here), c.job.Store, c.job.StoreTrouble, since(c.rank(here[0]).Idle))}
-	if c.rank(0) == nil {
+	switch host := c.rank(0); {
+	case host == nil:
 		v.Culprits = []int{0}
 		v.Sentence += "; rank 0, which hosts it unless a launcher does, does not run on this host"
+	case host.Gone == "" && host.Main != nil && !c.at[0].waits():
+		v.Culprits = []int{0}
+		v.Sentence += "; rank 0, which hosts it unless a launcher does, has not called init_process_group: it is in " + c.at[0].doing() + c.spent(0)
 	}
 	v.Sentence += "."
 	return v, true

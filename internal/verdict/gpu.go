@@ -174,7 +174,11 @@ func (c *court) devices() (Verdict, bool) {
 	case len(others) > 0:
 		text += ", and " + c.waitIn(others)
 	}
-	return Verdict{Still: true, Unseen: true, Sentence: text + ": perhaps hung; it may still compute, or be in a collective that not all ranks have entered" + c.perhapsBroken(here) + "."}, true
+	text += ": perhaps hung; it may still compute"
+	if c.job.World != 1 {
+		text += ", or be in a collective that not all ranks have entered"
+	}
+	return Verdict{Still: true, Unseen: true, Sentence: text + c.perhapsBroken(here) + "."}, true
 }
 
 // ofOne are the errors that end one process and leave the GPU to others: of a process that is no rank they say nothing of the job.

@@ -154,6 +154,10 @@ func TestGPU(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 5), func(r *Rank) { r.Moved = true }), moves}, GPUErrors: lost(79, -1, true)},
 			"Not hung: ranks 0 and 1 are at work: rank 0 is in step (train.py:5), rank 1 is in loads (train.py:17), and no rank waits in torch.distributed.", false, false,
 		},
+		"a job of one rank on its GPU": {
+			Job{World: 1, Ranks: []Rank{synchronizes(0)}},
+			"Rank 0 waits for a GPU, in <module> (train.py:56): perhaps hung; it may still compute.", false, true,
+		},
 		"all on their GPUs": {
 			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}},
 			"Ranks 0 and 1 wait for a GPU, in <module> (train.py:56): perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", false, true,

@@ -109,7 +109,8 @@ func (c *court) dialing() (Verdict, bool) {
 	return c.unanswered(1, func(p position) bool { return p.class == inInit || p.class == inNewGroup })
 }
 
-// dialingLater: several ranks that wait for others get no answer from the same address. One alone may have a thread that reports somewhere.
+// dialingLater: ranks that wait for others get no answer from an address. One alone may have a thread that reports somewhere, unless
+// another rank listens there.
 func (c *court) dialingLater() (Verdict, bool) { return c.unanswered(2, position.waits) }
 
 func (c *court) unanswered(least int, where func(position) bool) (Verdict, bool) {
@@ -126,9 +127,6 @@ func (c *court) unanswered(least int, where func(position) bool) (Verdict, bool)
 		}
 	}
 	here := by[addr]
-	if len(here) < least {
-		return Verdict{}, false
-	}
 	v := Verdict{}
 	what, perhaps := addr, "nobody has this address, or the host there is overloaded"
 	if sameAddress(addr, c.job.Store) {
@@ -138,7 +136,11 @@ func (c *court) unanswered(least int, where func(position) bool) (Verdict, bool)
 		elsewhere := func(n int) bool { return c.rank(n).Host != r.Host }
 		return slices.Contains(r.Listens, addr) && !slices.Contains(here, r.Rank) && (!ofHost(addr) || !slices.ContainsFunc(here, elsewhere))
 	}
-	if i := slices.IndexFunc(c.job.Ranks, listens); i >= 0 {
+	i := slices.IndexFunc(c.job.Ranks, listens)
+	if len(here) == 0 || len(here) < least && i < 0 {
+		return Verdict{}, false
+	}
+	if i >= 0 {
 		rank := c.job.Ranks[i].Rank
 		v.Culprits = []int{rank}
 		what, perhaps = fmt.Sprintf("%s, where rank %d listens", what, rank), fmt.Sprintf("rank %d takes no connections", rank)

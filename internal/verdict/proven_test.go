@@ -154,6 +154,11 @@ func TestProven(t *testing.T) {
 			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 takes no connections; rank 0 waits.",
 			[]int{0},
 		},
+		"one connection that a rank does not answer": { // NCCL's first collective: only one rank has to reach the other
+			Job{World: 2, Store: "10.0.0.1:29500", Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Listens = []string{"10.0.0.1:33449"} }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} })}},
+			"Rank 1 gets no answer from 10.0.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 takes no connections; rank 0 waits.",
+			[]int{0},
+		},
 		"connections to a bridge, and another host has one too": {
 			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Listens = "a", []string{"172.17.0.1:33449"} }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "b", []string{"172.17.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "b", []string{"172.17.0.1:33449"} })}},
 			"Ranks 1 and 2 get no answer from 172.17.0.1:33449, in all_reduce (train.py:27): a firewall is between them, or nobody has this address, or the host there is overloaded; rank 0 waits.",

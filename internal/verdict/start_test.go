@@ -113,6 +113,10 @@ func TestSentencesOfTheStart(t *testing.T) {
 			Job{World: 2, Store: "a:1", StoreTrouble: "nothing listens there", Ranks: []Rank{told(in(1, "init_process_group", "init_method=None", 5), 2, "a:1")}},
 			"Rank 1 cannot reach the store at a:1: nothing listens there; rank 0, which hosts it unless a launcher does, does not run on this host.",
 		},
+		"no store, since rank 0 has not come to it": {
+			Job{World: 2, Store: "a:1", StoreTrouble: "nothing listens there", Ranks: []Rank{told(edit(at(0, "load", 26), func(r *Rank) { r.Main.Kernel, r.Idle = "hrtimer_nanosleep", 8*time.Second }), 2, "a:1"), told(in(1, "init_process_group", "init_method=None", 5), 2, "a:1")}},
+			"Rank 1 cannot reach the store at a:1: nothing listens there; rank 0, which hosts it unless a launcher does, has not called init_process_group: it is in load (train.py:26), sleeping for 8 s.",
+		},
 		"before init": {
 			Job{World: 2, Ranks: []Rank{
 				with(0, pystack.Frame{Func: "_create_c10d_store", File: "/usr/lib/python3/dist-packages/torch/distributed/rendezvous.py", Line: 215}, pystack.Frame{Func: "init_process_group", File: c10d, Line: 2546}, pystack.Frame{Func: "<module>", File: script, Line: 5}),
