@@ -5,14 +5,13 @@ package group
 
 import (
 	"context"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/groupnames"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/sched"
 )
@@ -24,34 +23,21 @@ type membership struct {
 	addr   string
 }
 
-// handlePrefix is the first field of a handle: the name of the backend.
-const handlePrefix = "gloo"
-
 // Handle returns the string that identifies this rank in the list for [Group.Reconfigure], or "" for a group that was not
 // made with [WithReconfigure]. It changes with every reconfiguration. The format is PyTorch's, so a list can hold handles
 // of Go and PyTorch ranks.
 //
 // It corresponds to torch.distributed._get_reconfigure_handle.
 func (g *Group) Handle() string {
-	m := g.lineage.membership
-	if m == nil {
+	if g.lineage.membership == nil {
 		return ""
 	}
-	return strings.Join([]string{handlePrefix, g.rank.String(), strconv.FormatInt(m.uuid, 10), strconv.Itoa(m.stable), m.addr}, ":")
+	return g.handle().String()
 }
 
-// parseHandle checks a handle as PyTorch does: only the first four fields count.
-func parseHandle(handle string) error {
-	fields := strings.SplitN(handle, ":", 5)
-	ok := len(fields) == 5 && fields[0] == handlePrefix
-	for i := 1; ok && i < 4; i++ {
-		_, err := strconv.ParseInt(fields[i], 10, 64)
-		ok = err == nil
-	}
-	if !ok {
-		return dist.Newf("group: reconfigure", dist.InvalidArgument, "%q is no handle of a gloo group: want what Handle or _get_reconfigure_handle() returned", handle)
-	}
-	return nil
+func (g *Group) handle() groupnames.Handle {
+	m := g.lineage.membership
+	return groupnames.Handle{Rank: g.rank, UUID: m.uuid, Stable: m.stable, Addr: m.addr}
 }
 
 // checkReconfigure refuses what does not go together with changing members, as PyTorch does.
@@ -124,27 +110,10 @@ func (g *Group) placeIn(op string, uuid int64, handles []string) (int, error) {
 	if g.lineage.membership == nil {
 		return 0, dist.New(op, dist.NotSupported, "the group was not made with WithReconfigure")
 	}
-	if len(handles) == 0 {
-		return 0, dist.New(op, dist.InvalidArgument, "no handles")
-	}
 	if uuid < 0 {
 		return 0, dist.Newf(op, dist.InvalidArgument, "uuid %d: want one from 0 on", uuid)
 	}
-	seen := map[string]bool{}
-	for _, h := range handles {
-		if err := parseHandle(h); err != nil {
-			return 0, err
-		}
-		if seen[h] {
-			return 0, dist.Newf(op, dist.InvalidArgument, "handle %q is given twice: every rank needs another one, so give New different ranks", h)
-		}
-		seen[h] = true
-	}
-	rank := slices.Index(handles, g.Handle())
-	if rank < 0 {
-		return 0, dist.Newf(op, dist.InvalidArgument, "this rank's handle %q is not in the list %q", g.Handle(), handles)
-	}
-	return rank, nil
+	return g.handle().PlaceIn(op, handles)
 }
 
 // closedLocked reports whether Close was called.
@@ -176,7 +145,7 @@ func (g *Group) successor(ctx context.Context, uuid int64, rank int, handles []s
 	f := newFamily(g.lineage.store, len(handles))
 	moment.At("group.reconfigure.family")
 	g.lineage.family.mu.Lock()
-	f.mu.count = g.lineage.family.mu.count
+	f.mu.names.Groups = g.lineage.family.mu.names.Groups
 	g.lineage.family.mu.Unlock()
 	m := *g.lineage.membership
 	m.uuid = uuid

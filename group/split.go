@@ -96,9 +96,7 @@ func (f *family) takeName(name string) bool {
 	moment.At("group.split.name")
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	free := !f.mu.names[name]
-	f.mu.names[name] = true
-	return free
+	return f.mu.names.Take(name)
 }
 
 // listedLocked counts the groups that PyTorch's Python layer knows of.

@@ -11,8 +11,8 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/control"
 	"github.com/cohort-dist/cohort/internal/form"
-	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/groupnames"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/ticker"
 	"github.com/cohort-dist/cohort/store"
@@ -37,11 +37,9 @@ type family struct {
 
 	mu struct {
 		sync.Mutex
-		over  bool              // the last group was closed, and the clock with it
-		count int               // groups made by all ranks, members or not
-		maybe int               // groups that count too if the PyTorch ranks are 2.14; see nameLocked
+		over  bool // the last group was closed, and the clock with it
+		names groupnames.Counter
 		live  map[*Group]*Group // group to parent
-		names map[string]bool   // of splits, where PyTorch's ranks can use one only once
 	}
 }
 
@@ -50,7 +48,7 @@ func newFamily(s store.Store, size int) *family {
 	for i := range f.world {
 		f.world[i] = i
 	}
-	f.mu.live, f.mu.names = map[*Group]*Group{}, map[string]bool{}
+	f.mu.live = map[*Group]*Group{}
 	return f
 }
 
@@ -140,8 +138,8 @@ func (g *Group) NewGroup(ctx context.Context, ranks []dist.Rank, opts ...Option)
 	p := &plan{config: c, family: f, parent: g, form: form.Plan{Store: g.lineage.store, Rank: me, Globals: globals}}
 	moment.At("group.sub.name")
 	f.mu.Lock()
-	p.form.TorchName, err = f.nameLocked(op, g.args.Peers, globals, c.localSync)
-	p.form.Index = f.mu.count
+	p.form.TorchName, err = f.mu.names.Next(op, g.args.Peers, globals, c.localSync, f.listedLocked())
+	p.form.Index = f.mu.names.Groups
 	f.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -154,37 +152,6 @@ func (g *Group) NewGroup(ctx context.Context, ranks []dist.Rank, opts ...Option)
 	}
 	p.complete()
 	return nil, form.SettleOutside(ctx, &p.form)
-}
-
-// nameLocked counts a new group and returns PyTorch's name of it. Up to 2.13 a group that only its members make is named by the number
-// of groups that this process has; from 2.14 on by the counter of all groups, which it moves. As long as it is not known which
-// of them the PyTorch ranks are, both are followed, and a group is refused if they would give it different names.
-func (f *family) nameLocked(op string, peers torch.Peers, globals []int, localSync bool) (string, error) {
-	if localSync && peers.None() {
-		return gloo.LocalSyncName(globals, 0), nil
-	}
-	older, newer := gloo.GroupName(f.mu.count+1), gloo.GroupName(f.mu.count+f.mu.maybe+1)
-	if localSync {
-		older, newer = gloo.LocalSyncName(globals, f.listedLocked()), gloo.LocalSyncName(globals, f.mu.count+f.mu.maybe+1)
-	}
-	name := older
-	switch {
-	case peers.CountsHashedGroups():
-		name = newer
-		f.mu.count++
-	case !localSync:
-		f.mu.count++
-	case !peers.KnowsHashedGroups():
-		f.mu.maybe++
-	}
-	if !peers.KnowsHashedGroups() && older != newer {
-		when := "after a group made with WithLocalSync the names of groups depend"
-		if localSync {
-			when = "once a group was closed, or was made of other ranks, the name of one made with WithLocalSync depends"
-		}
-		return "", dist.Newf(op, dist.NotSupported, "%s on the version of PyTorch, %s", when, peers.Unsure())
-	}
-	return name, nil
 }
 
 // globalsOf returns the world ranks of some ranks of g.

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package group
+package groupnames
 
 import (
 	"errors"
@@ -10,19 +10,11 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/form"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 )
 
-// bare returns a family without a clock.
-func bare() *family {
-	f := new(family)
-	f.mu.live = map[*Group]*Group{}
-	return f
-}
-
-// TestNamesOfGroups: a name is that of every version that the PyTorch ranks may be, or there is none and the error names the option.
-func TestNamesOfGroups(t *testing.T) {
+// TestNext: a name is that of every version that the PyTorch ranks may be, or there is none and the error names the option.
+func TestNext(t *testing.T) {
 	levels := []torch.Level{torch.V2_6, torch.V2_12, torch.V2_14}
 	refused, named := 0, 0
 	for seed := range uint64(500) {
@@ -31,18 +23,16 @@ func TestNamesOfGroups(t *testing.T) {
 		if low > high {
 			low, high = high, low
 		}
-		unsure := bare()
-		exact := make([]*family, len(levels))
-		for i := range exact {
-			exact[i] = bare()
-		}
+		var unsure Counter
+		exact := make([]Counter, len(levels))
+		listed := 0
 		for range 1 + r.IntN(6) {
 			localSync, member := r.IntN(2) == 0, r.IntN(4) > 0
 			member = member || localSync
 			globals := []int{0, 1, 2}[:1+r.IntN(3)]
-			name, err := unsure.nameLocked("op", torch.Peers{Low: levels[low], High: levels[high]}, globals, localSync)
+			name, err := unsure.Next("op", torch.Peers{Low: levels[low], High: levels[high]}, globals, localSync, listed)
 			for i := low; i <= high; i++ {
-				want, failure := exact[i].nameLocked("op", torch.Exactly(levels[i]), globals, localSync)
+				want, failure := exact[i].Next("op", torch.Exactly(levels[i]), globals, localSync, listed)
 				if failure != nil {
 					t.Fatal(failure)
 				}
@@ -59,9 +49,7 @@ func TestNamesOfGroups(t *testing.T) {
 			}
 			named++
 			if member {
-				for _, f := range append(exact, unsure) {
-					f.mu.live[&Group{lineage: lineage{origin: form.FromPython}}] = nil
-				}
+				listed++
 			}
 		}
 	}
@@ -73,12 +61,19 @@ func TestNamesOfGroups(t *testing.T) {
 // TestRefusedNameSaysWhy: the error does not speak of a group with WithLocalSync if there was none.
 func TestRefusedNameSaysWhy(t *testing.T) {
 	unsure := torch.Peers{Low: torch.V2_6, High: torch.V2_14}
-	f := bare()
-	if _, err := f.nameLocked("op", unsure, []int{0, 1}, false); err != nil { // it is closed again: no group of the family lives
+	var c Counter
+	if _, err := c.Next("op", unsure, []int{0, 1}, false, 0); err != nil {
 		t.Fatal(err)
 	}
-	_, err := f.nameLocked("op", unsure, []int{0, 1}, true)
+	_, err := c.Next("op", unsure, []int{0, 1}, true, 0) // the first one is closed again
 	if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "once a group was closed") || strings.Contains(err.Error(), "after a group made with") {
 		t.Errorf("the first group with local synchronization: %v", err)
+	}
+}
+
+func TestTake(t *testing.T) {
+	var c Counter
+	if !c.Take("a") || !c.Take("b") || c.Take("a") {
+		t.Error("a name is taken once")
 	}
 }

@@ -1,0 +1,61 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package groupnames
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+// Handle identifies a rank in a list of those that form the next group of a series, in PyTorch's format.
+type Handle struct {
+	Rank   dist.Rank // in the group that comes before
+	UUID   int64     // of the reconfiguration that made that group, -1 before the first
+	Stable int       // the rank that it had at first
+	Addr   string
+}
+
+// backend is the first field.
+const backend = "gloo"
+
+// String returns the handle as ranks exchange it.
+func (h Handle) String() string {
+	return strings.Join([]string{backend, h.Rank.String(), strconv.FormatInt(h.UUID, 10), strconv.Itoa(h.Stable), h.Addr}, ":")
+}
+
+// PlaceIn checks a list of handles and returns the place of h in it.
+func (h Handle) PlaceIn(op string, list []string) (int, error) {
+	if len(list) == 0 {
+		return 0, dist.New(op, dist.InvalidArgument, "no handles")
+	}
+	seen := map[string]bool{}
+	for _, text := range list {
+		if !valid(text) {
+			return 0, dist.Newf(op, dist.InvalidArgument, "%q is no handle of a gloo group: want what Handle or _get_reconfigure_handle() returned", text)
+		}
+		if seen[text] {
+			return 0, dist.Newf(op, dist.InvalidArgument, "handle %q is given twice: every rank needs another one, so give New different ranks", text)
+		}
+		seen[text] = true
+	}
+	place := slices.Index(list, h.String())
+	if place < 0 {
+		return 0, dist.Newf(op, dist.InvalidArgument, "this rank's handle %q is not in the list %q", h, list)
+	}
+	return place, nil
+}
+
+// valid checks a handle as PyTorch does: only the first four fields count.
+func valid(text string) bool {
+	fields := strings.SplitN(text, ":", 5)
+	ok := len(fields) == 5 && fields[0] == backend
+	for i := 1; ok && i < 4; i++ {
+		_, err := strconv.ParseInt(fields[i], 10, 64)
+		ok = err == nil
+	}
+	return ok
+}

@@ -1,0 +1,29 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package groupnames
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cohort-dist/cohort/dist"
+)
+
+func TestHandle(t *testing.T) {
+	h := Handle{Rank: 2, UUID: 17, Stable: 5, Addr: "host:29500"}
+	const text, other = "gloo:2:17:5:host:29500", "gloo:0:-1:0:"
+	if h.String() != text {
+		t.Errorf("%q, want %q", h, text)
+	}
+	if place, err := h.PlaceIn("op", []string{other, text}); place != 1 || err != nil {
+		t.Errorf("place %d, %v", place, err)
+	}
+	for _, list := range [][]string{
+		nil, {other}, {text, text}, {text, ""}, {text, "nccl:0:0:0:x"}, {text, "gloo:0:0:0"}, {text, "gloo:0:x:0:a"},
+	} {
+		if _, err := h.PlaceIn("op", list); !errors.Is(err, dist.InvalidArgument) {
+			t.Errorf("%q: %v", list, err)
+		}
+	}
+}
