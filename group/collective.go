@@ -36,7 +36,7 @@ func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op Reduce
 		return g.refuse(ctx, w, err)
 	}
 	for stage := range collargs.SparseStages {
-		w.steps = append(w.steps, func(ctx context.Context) error {
+		w.steps.add(func(ctx context.Context) error {
 			moment.At("group.sparse")
 			r, err := sum.Request(stage)
 			if err != nil {
@@ -162,7 +162,7 @@ func (g *Group) run(ctx context.Context, w *Work, err error) *Work {
 		return g.refuse(ctx, w, err)
 	}
 	for i, p := range w.call.Pieces {
-		w.steps = append(w.steps, func(ctx context.Context) error {
+		w.steps.add(func(ctx context.Context) error {
 			r := w.call.Request
 			r.In, r.Out, r.Tag = p.In, p.Out, r.Tag+uint32(i) //nolint:gosec // a number of tensors
 			return g.engine.Run(ctx, &r)
@@ -174,7 +174,7 @@ func (g *Group) run(ctx context.Context, w *Work, err error) *Work {
 // newWork returns a Work for a new operation, with the options applied.
 func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 	if len(opts) == 0 {
-		return &Work{op: op, source: dist.NoRank}
+		return workOf(op)
 	}
 	var w *Work
 	var timeout time.Duration
@@ -192,11 +192,11 @@ func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 			uneven = true
 		}
 	}
-	if w == nil || !w.completed.Load() {
-		w = new(Work)
+	if w == nil || !w.outcome.over() {
+		w = workOf(op)
 	} else {
 		w.recycle()
 	}
-	w.op, w.source, w.timeout, w.call.Factor, w.call.Request.Uneven = op, dist.NoRank, timeout, factor, uneven
+	w.op, w.posted.timeout, w.call.Factor, w.call.Request.Uneven = op, timeout, factor, uneven
 	return w
 }

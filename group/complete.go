@@ -21,10 +21,10 @@ type report struct {
 // ended completes an operation that the scheduler has let go of. Its place is free before anybody can see the completion,
 // so that a loop that posts and waits never finds it taken.
 func (g *Group) ended(w *Work, err error) *report {
-	err = g.formed.Explain(w.call.Request.DType, w.p2p, err)
-	now := w.now()
-	g.records.End(w.record, now, int(w.source), err) // a collective has no source
-	if err == nil && !w.p2p && !g.args.Peers.None() {
+	err = g.formed.Explain(w.call.Request.DType, w.op.p2p(), err)
+	now := w.posted.now()
+	g.records.End(w.posted.record, now, int(w.message.source), err) // a collective has no source
+	if err == nil && !w.op.p2p() && !g.args.Peers.None() {
 		g.proven.Store(true)
 	}
 	if g.config.Hook == nil && g.config.profile == nil {
@@ -33,13 +33,14 @@ func (g *Group) ended(w *Work, err error) *report {
 	}
 	about := &report{event: g.event(w, observe.End, err)}
 	about.event.Time = now
+	o := &w.outcome
 	moment.At("group.ended")
-	w.mu.Lock()
-	if !w.begun.IsZero() {
-		about.event.Dur = now.Sub(w.begun)
+	o.mu.Lock()
+	if !o.mu.begun.IsZero() {
+		about.event.Dur = now.Sub(o.mu.begun)
 	}
 	about.seen = w.copyLocked(now, err)
-	w.mu.Unlock()
+	o.mu.Unlock()
 	w.completeAt(now, err)
 	return about
 }
@@ -58,7 +59,7 @@ func (g *Group) tell(about *report) {
 // inTrace notes which trace an operation is part of, before it is posted: it may be over when its first event is made.
 func (g *Group) inTrace(ctx context.Context, w *Work) {
 	if g.config.Hook != nil {
-		w.trace = observe.Trace(ctx)
+		w.posted.trace = observe.Trace(ctx)
 	}
 }
 
@@ -74,6 +75,6 @@ func (g *Group) event(w *Work, phase observe.Phase, err error) observe.Event {
 		Kind: observe.Kind("group." + opName(w)), Phase: phase, Rank: g.rank, Group: g.name, Seq: w.seq,
 		Bytes: int64(max(len(w.call.Request.In), len(w.call.Request.Out), len(w.message.Buf))), Err: err,
 	}
-	e.SetTrace(w.trace)
+	e.SetTrace(w.posted.trace)
 	return e
 }

@@ -21,20 +21,20 @@ const promptly = 50 * time.Microsecond
 
 // wait is Work.Wait for an operation of this group.
 func (g *Group) wait(ctx context.Context, w *Work) error {
-	if w.p2p {
+	if w.op.p2p() {
 		return g.waitMessage(ctx, w)
 	}
-	for first := true; !w.completed.Load(); first = false {
+	for first := true; !w.outcome.over(); first = false {
 		moment.At("group.wait")
 		g.mu.Lock()
 		if first && g.mu.sched.Eager() {
-			g.mu.sched.Learn(time.Since(w.posted) < promptly)
+			g.mu.sched.Learn(time.Since(w.posted.at) < promptly)
 		}
 		run, e := g.mu.sched.Wait(&w.item, g.ableLocked(ctx))
 		if run {
 			next := g.mu.sched.Start()
 			g.mu.Unlock()
-			if !g.runNext(ctx, next) && !w.completed.Load() {
+			if !g.runNext(ctx, next) && !w.outcome.over() {
 				return w.unfinished(ctx) // the operation that was run can be one before it
 			}
 			continue
@@ -50,11 +50,11 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		g.mu.Lock()
 		g.mu.sched.Leave(&w.item)
 		g.mu.Unlock()
-		if !w.completed.Load() {
+		if !w.outcome.over() {
 			return w.unfinished(ctx)
 		}
 	}
-	return w.err
+	return w.outcome.err
 }
 
 // ableLocked reports whether a waiter with this context may run the next operation in its own goroutine: it must be able to
@@ -64,7 +64,7 @@ func (g *Group) ableLocked(ctx context.Context) bool {
 		return true
 	}
 	next := g.mu.sched.Current()
-	return g.resumable && (next == nil || next.Owner.steps == nil)
+	return g.resumable && (next == nil || !next.Owner.steps.given())
 }
 
 // runNext runs the collective that the scheduler has started, if there is one, for a goroutine that is the runner, and gives the role back. It
@@ -75,13 +75,8 @@ func (g *Group) runNext(ctx context.Context, it *sched.Item[Work]) (over bool) {
 		return true
 	}
 	w := it.Owner
-	if w.begun.IsZero() {
-		now := w.now()
-		moment.At("group.begin")
-		w.mu.Lock()
-		w.begun = now
-		w.mu.Unlock()
-		g.records.Start(w.record, now)
+	if now := w.posted.now(); w.outcome.begin(now) {
+		g.records.Start(w.posted.record, now)
 	}
 	moment.At("group.run")
 	err := g.execute(ctx, w)
@@ -136,19 +131,13 @@ func (g *Group) leftEarly(ctx context.Context, err error) bool {
 
 // execute runs the operation itself.
 func (g *Group) execute(ctx context.Context, w *Work) error {
-	if w.steps == nil {
-		if !g.resumable {
-			ctx = g.life.working
-		}
-		return g.engine.Run(ctx, &w.call.Request)
+	switch {
+	case w.steps.given():
+		return w.steps.run(g.life.working)
+	case !g.resumable:
+		ctx = g.life.working
 	}
-	for w.stepped < len(w.steps) { // a step that was interrupted runs again
-		if err := w.steps[w.stepped](g.life.working); err != nil {
-			return err
-		}
-		w.stepped++
-	}
-	return nil
+	return g.engine.Run(ctx, &w.call.Request)
 }
 
 // explain names the group's own reason where the engine only saw its consequence.
@@ -205,7 +194,7 @@ func (g *Group) tick(now time.Time) (pending bool, posted uint64) {
 	moment.At("group.tick")
 	g.mu.Lock()
 	next := g.mu.sched.Current()
-	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted) > ticker.Fast/2)
+	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted.at) > ticker.Fast/2)
 	pending = g.mu.sched.Busy()
 	posted = uint64(g.mu.sched.Sequence()) + g.mu.sched.MessageSequence()
 	g.mu.Unlock()

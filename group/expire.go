@@ -39,7 +39,7 @@ func (g *Group) expire() {
 	g.mu.timerAt = time.Time{}
 	next := time.Time{}
 	over := func(w *Work) bool {
-		at := w.posted.Add(w.timeout)
+		at := w.posted.deadline()
 		if at.After(now) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
@@ -47,13 +47,13 @@ func (g *Group) expire() {
 	}
 	g.mu.sched.EachCollective(func(w *Work) {
 		if over(w) && late == nil {
-			late = dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "operation %d of group %s did not complete within %v", w.seq, g.name, w.timeout)
+			late = dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "operation %d of group %s did not complete within %v", w.seq, g.name, w.posted.timeout)
 		}
 	})
 	for _, it := range g.mu.sched.Messages() {
 		switch w := it.Owner; {
 		case !over(w):
-		case !w.handed.Load(): // it can be withdrawn in a moment
+		case !w.message.handed.Load(): // it can be withdrawn in a moment
 			next = now.Add(time.Millisecond)
 		case it.Hold():
 			messages = append(messages, w)
@@ -83,11 +83,11 @@ func (g *Group) expire() {
 func (g *Group) expireMessages(late []*Work) {
 	var half *dist.Error
 	for _, w := range late {
-		e := dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.timeout)
+		e := dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.posted.timeout)
 		if w.message.Peer >= 0 {
 			e.Rank = dist.Rank(w.message.Peer)
 		}
-		if !g.withdraw(w, e) {
+		if !w.message.withdraw(g.mesh, e) {
 			half = e
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link/monitored"
 )
 
@@ -27,7 +26,7 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 			o.applyOp(&c)
 		}
 	}
-	w := &Work{op: OpBarrier, source: dist.NoRank}
+	w := workOf(OpBarrier)
 	g.args.Barrier(&w.call)
 	limit := c.timeout
 	if limit <= 0 {
@@ -35,11 +34,11 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 	}
 	if g.rank == 0 {
 		// The barrier ends itself: the group's own watch must not come first.
-		w.timeout = limit*time.Duration(g.size) + time.Minute
+		w.posted.timeout = limit*time.Duration(g.size) + time.Minute
 	} else {
-		w.timeout = max(limit*time.Duration(2*g.size), limit+time.Hour)
+		w.posted.timeout = max(limit*time.Duration(2*g.size), limit+time.Hour)
 	}
-	w.steps = []step{func(ctx context.Context) error {
+	w.steps.add(func(ctx context.Context) error {
 		b := monitored.Barrier{Mesh: g.mesh, Limit: limit, All: c.waitAll}
 		// On gloo's wire the slots are the bare sequence numbers, as PyTorch has it; on the native wire they are out of the way
 		// of user tags.
@@ -48,6 +47,6 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 		}
 		b.Release = b.Report + 1
 		return b.Run(ctx)
-	}}
+	})
 	return g.post(ctx, w, 2).Wait(ctx)
 }

@@ -83,12 +83,8 @@ func (g *Group) exchangeSizes(ctx context.Context, name string, own int, opts []
 		return nil, 0, dist.Newf(name, dist.TooLarge, "the object has %d bytes, at most %d are taken", own, int64(MaxObject))
 	}
 	sizes := make([]int64, g.size)
-	outs := make([]*tensor.Tensor, g.size)
-	for i := range outs {
-		outs[i] = tensor.Must(tensor.From(sizes[i:i+1], 1))
-	}
 	in := tensor.Must(tensor.From([]int64{int64(own)}, 1))
-	if err := g.AllGather(ctx, outs, in, opts...).Wait(ctx); err != nil {
+	if err := g.AllGather(ctx, parts(sizes, g.size), in, opts...).Wait(ctx); err != nil {
 		return nil, 0, err
 	}
 	largest := 0
@@ -112,13 +108,9 @@ func (g *Group) AllGatherObject(ctx context.Context, object []byte, opts ...OpOp
 		return make([][]byte, g.size), nil // no pickle is empty, so PyTorch ranks are not in this case
 	}
 	all := make([]byte, largest*g.size)
-	outs := make([]*tensor.Tensor, g.size)
-	for i := range outs {
-		outs[i] = tensor.Must(tensor.From(all[i*largest:(i+1)*largest], largest))
-	}
 	in := make([]byte, largest)
 	copy(in, object)
-	if err := g.AllGather(ctx, outs, tensor.Must(tensor.From(in, largest)), opts...).Wait(ctx); err != nil {
+	if err := g.AllGather(ctx, parts(all, g.size), tensor.Must(tensor.From(in, largest)), opts...).Wait(ctx); err != nil {
 		return nil, err
 	}
 	return cut(all, largest, sizes), nil
@@ -150,10 +142,7 @@ func (g *Group) GatherObject(ctx context.Context, object []byte, root dist.Rank,
 	var all []byte
 	if g.rank == root {
 		all = make([]byte, largest*g.size)
-		outs = make([]*tensor.Tensor, g.size)
-		for i := range outs {
-			outs[i] = tensor.Must(tensor.From(all[i*largest:(i+1)*largest], largest))
-		}
+		outs = parts(all, g.size)
 	}
 	if err := g.Gather(ctx, outs, tensor.Must(tensor.From(in, largest)), root, opts...).Wait(ctx); err != nil {
 		return nil, err

@@ -63,3 +63,6 @@ const (
 
 // String returns the name of the operation in PyTorch's Python API.
 func (o OpType) String() string { return torch.Op(o).String() }
+
+// p2p reports whether the operation is a message between two ranks.
+func (o OpType) p2p() bool { return o == OpSend || o == OpRecv || o == OpRecvAny }

@@ -98,7 +98,7 @@ func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer dist.Rank, tag int
 		return nil, nil, dist.New(name, dist.InvalidArgument, "the group has no other rank")
 	}
 	w := g.newWork(op, opts)
-	w.p2p, w.call.Request.DType = true, t.DType()
+	w.call.Request.DType = t.DType()
 	if !t.IsContiguous() {
 		return w, nil, nil
 	}
@@ -112,10 +112,10 @@ func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer dist.Rank, tag int
 // waitMessage waits for a point-to-point operation, driving the mesh.
 func (g *Group) waitMessage(ctx context.Context, w *Work) error {
 	moment.At("group.wait.message")
-	err := g.mesh.Wait(ctx, &w.message)
+	err := g.mesh.Wait(ctx, &w.message.Op)
 	if err != nil && !w.message.Completed() {
-		if w.completed.Load() {
-			return w.err
+		if w.outcome.over() {
+			return w.outcome.err
 		}
 		if ctx.Err() != nil {
 			return w.unfinished(ctx)
@@ -173,13 +173,13 @@ func (g *Group) settle(w *Work, closing bool) *report {
 		return g.ended(w, dist.New("group: "+w.op.String(), dist.Closed, "the group was closed"))
 	}
 	err := w.message.State.Err
-	if cause := w.withdrawn.Load(); err != nil && cause != nil {
+	if cause := w.message.withdrawn.Load(); err != nil && cause != nil {
 		err = cause
 	} else if err != nil {
 		err = g.formed.Blame(err)
 	}
 	if w.op != OpSend {
-		w.source = dist.Rank(w.message.Source)
+		w.message.source = dist.Rank(w.message.Source)
 	}
 	if err == nil && w.call.Finish != nil {
 		err = w.call.Finish()
@@ -190,21 +190,15 @@ func (g *Group) settle(w *Work, closing bool) *report {
 // abort is Work.Abort.
 func (g *Group) abort(w *Work) {
 	reason := dist.New("group: "+w.op.String(), dist.Aborted, "the operation was aborted on rank "+g.rank.String())
-	if !w.p2p {
+	if !w.op.p2p() {
 		reason.Rank = g.rank
 		g.fail(reason)
 		return
 	}
-	if !g.withdraw(w, reason) {
+	if !w.message.withdraw(g.mesh, reason) {
 		g.fail(reason)
 	}
 	g.reap(w)
-}
-
-// withdraw takes a message back, with a reason. It cannot if the message is half way: its buffer is in use until the group fails.
-func (g *Group) withdraw(w *Work, reason *dist.Error) bool {
-	w.withdrawn.Store(reason)
-	return g.mesh.Cancel(&w.message) || w.message.Completed()
 }
 
 // P2POp is a send or a receive of [Group.Batch]. It corresponds to torch.distributed.P2POp.

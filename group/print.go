@@ -24,8 +24,8 @@ func (w *Work) String() string {
 	switch {
 	case !w.Completed():
 		return text + ": running"
-	case w.err != nil:
-		return text + ": " + w.err.Error()
+	case w.outcome.err != nil:
+		return text + ": " + w.outcome.err.Error()
 	default:
 		return text + ": complete in " + w.Duration().Round(time.Microsecond).String()
 	}

@@ -28,10 +28,9 @@ func (g *Group) argsOf(ctx context.Context) *collargs.Group {
 func (g *Group) refuse(ctx context.Context, w *Work, err error) *Work {
 	r, ok := errors.AsType[*collargs.Refusal](err)
 	if !ok {
-		w.complete(err)
-		return w
+		return w.complete(err)
 	}
-	w.refused, w.call.Subject, w.call.Sparse = r, r.Subject, r.Sparse
+	w.call.Subject, w.call.Sparse = r.Subject, r.Sparse
 	switch r.Where {
 	case torch.Nowhere:
 		end := *r.Reason
@@ -41,7 +40,7 @@ func (g *Group) refuse(ctx context.Context, w *Work, err error) *Work {
 		w.complete(&end)
 	case torch.AtTheWait, torch.AtTheCall, torch.BeforeValues, torch.BeforeSum:
 		if g.checks != nil {
-			return g.checked(ctx, w, r.Numbers())
+			return g.checked(ctx, w, r.Numbers(), r)
 		}
 		g.skip(r.Numbers())
 		w.complete(r.Reason)

@@ -62,11 +62,7 @@ func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root
 		return nil, g.Gather(ctx, nil, in, root, opts...).Wait(ctx)
 	}
 	all := make([]T, len(data)*g.Size())
-	outs, err := parts(all, g.Size())
-	if err != nil {
-		return nil, err
-	}
-	return all, g.Gather(ctx, outs, in, root, opts...).Wait(ctx)
+	return all, g.Gather(ctx, parts(all, g.Size()), in, root, opts...).Wait(ctx)
 }
 
 // ScatterSlice sends the i-th of equal parts of rank root's all to rank i, into part; see [Group.Scatter]. The other ranks give
@@ -81,26 +77,18 @@ func ScatterSlice[T tensor.Element](ctx context.Context, g *Group, part, all []T
 		if len(all) != len(part)*g.Size() {
 			return dist.Newf("group: scatter", dist.InvalidArgument, "%d elements for %d ranks with room for %d each", len(all), g.Size(), len(part))
 		}
-		if ins, err = parts(all, g.Size()); err != nil {
-			return err
-		}
+		ins = parts(all, g.Size())
 	}
 	return g.Scatter(ctx, out, ins, root, opts...).Wait(ctx)
 }
 
-// parts cuts a slice into n tensors of one size.
-func parts[T tensor.Element](all []T, n int) ([]*tensor.Tensor, error) {
-	whole, err := tensor.From(all, n, len(all)/n)
-	if err != nil {
-		return nil, err
-	}
-	list := make([]*tensor.Tensor, n)
+// parts cuts a slice into n tensors of one size. Its length is a multiple of n.
+func parts[T tensor.Element](all []T, n int) []*tensor.Tensor {
+	whole, list := tensor.Must(tensor.From(all, n, len(all)/n)), make([]*tensor.Tensor, n)
 	for i := range list {
-		if list[i], err = whole.Select(0, i); err != nil {
-			return nil, err
-		}
+		list[i] = tensor.Must(whole.Select(0, i))
 	}
-	return list, nil
+	return list
 }
 
 // ReduceScatterSlice combines data over all ranks and returns this rank's part of the result; see

@@ -75,37 +75,35 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no sched.Refusal) 
 
 // post submits a collective, after a check where the PyTorch ranks make one. It takes so many sequence numbers.
 func (g *Group) post(ctx context.Context, w *Work, numbers uint32) *Work {
-	if g.checks != nil && (w.steps == nil || w.call.Parts > 0) {
-		return g.checked(ctx, w, numbers)
+	if g.checks != nil && (!w.steps.given() || w.call.Parts > 0) {
+		return g.checked(ctx, w, numbers, nil)
 	}
 	return g.enqueue(ctx, w, numbers)
 }
 
 func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	if ctx.Err() != nil {
-		w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
-		return w
+		return w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
 	}
 	moment.At("group.submit")
 	g.inTrace(ctx, w)
-	w.item.Owner, w.posted = w, time.Now()
+	w.item.Owner, w.posted.at = w, time.Now()
 	g.mu.Lock()
 	number, e, no := g.mu.sched.Submit(&w.item, numbers)
 	for no != sched.Accepted {
 		if err := g.refusedLocked(ctx, w.op, no); err != nil {
 			g.mu.Unlock()
-			w.complete(err)
-			return w
+			return w.complete(err)
 		}
 		number, e, no = g.mu.sched.Submit(&w.item, numbers)
 	}
 	w.group, w.seq, w.call.Request.Tag = g, uint64(number), number
-	g.mu.torchSeq += g.args.TorchSteps(&w.call, w.steps != nil)
+	g.mu.torchSeq += g.args.TorchSteps(&w.call, w.steps.given())
 	g.limitLocked(w)
-	w.call.Request.Timeout = w.timeout
-	w.record = g.records.Post(recorder.Entry{
+	w.call.Request.Timeout = w.posted.timeout
+	w.posted.record = g.records.Post(recorder.Entry{
 		Seq: w.seq, Op: opName(w), Reduce: w.call.Request.Operator(), DType: w.call.Request.Elements(), In: int64(len(w.call.Request.In)), Out: int64(len(w.call.Request.Out)),
-		Peer: w.call.Request.RootRank(), Posted: w.posted, Timeout: w.timeout,
+		Peer: w.call.Request.RootRank(), Posted: w.posted.at, Timeout: w.posted.timeout,
 	})
 	g.mu.Unlock()
 	g.emit(w)
@@ -126,29 +124,28 @@ func (g *Group) skip(numbers uint32) {
 
 // limitLocked sets the time limit of an operation, and has somebody look after it.
 func (g *Group) limitLocked(w *Work) {
-	if w.timeout <= 0 {
-		w.timeout = g.mu.timeout
+	if w.posted.timeout <= 0 {
+		w.posted.timeout = g.mu.timeout
 	}
-	g.watchLocked(w.posted.Add(w.timeout))
+	g.watchLocked(w.posted.deadline())
 }
 
 // postMessage hands a point-to-point operation to the mesh.
 func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	if ctx.Err() != nil {
-		w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
-		return w
+		return w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
 	}
 	moment.At("group.post")
 	g.inTrace(ctx, w)
 	now := time.Now()
-	w.item.Owner, w.posted, w.begun = w, now, now
+	w.item.Owner, w.posted.at = w, now
+	w.outcome.begin(now)
 	g.mu.Lock()
 	number, no := g.mu.sched.Post(&w.item)
 	for no != sched.Accepted {
 		if err := g.refusedLocked(ctx, w.op, no); err != nil {
 			g.mu.Unlock()
-			w.complete(err)
-			return w
+			return w.complete(err)
 		}
 		number, no = g.mu.sched.Post(&w.item)
 	}
@@ -157,24 +154,19 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	g.limitLocked(w)
 	entry := recorder.Entry{
 		Seq: w.seq, P2P: true, Op: opName(w), DType: w.call.Request.DType.String(), Peer: w.message.Peer, Tag: uint32(w.message.Slot), //nolint:gosec // at most MaxTag
-		Posted: now, Started: now, Timeout: w.timeout,
+		Posted: now, Started: now, Timeout: w.posted.timeout,
 	}
 	if size := int64(len(w.message.Buf)); w.op == OpSend {
 		entry.In = size
 	} else {
 		entry.Out = size
 	}
-	w.record = g.records.Post(entry)
+	w.posted.record = g.records.Post(entry)
 	g.mu.Unlock()
 	g.emit(w)
-	g.records.Start(w.record, now)
+	g.records.Start(w.posted.record, now)
 	moment.At("group.post.mesh")
-	if w.op == OpSend {
-		g.mesh.Send(&w.message)
-	} else {
-		g.mesh.Recv(&w.message)
-	}
-	w.handed.Store(true)
+	w.message.hand(g.mesh, w.op)
 	if w.message.Completed() {
 		g.reap(w) // whoever waits for Done or a callback, and not with Wait, must hear of it
 	} else {

@@ -6,13 +6,10 @@ package group
 import (
 	"context"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/sched"
 	"github.com/cohort-dist/cohort/tensor"
@@ -23,81 +20,88 @@ import (
 // It corresponds to torch.distributed.Work. Differences: Success is defined only after completion (PyTorch's is_success
 // says true while the operation runs), the end of a wait never ends the operation, and Abort works.
 type Work struct {
-	op     OpType
-	seq    uint64
-	group  *Group
-	source dist.Rank // sender of a receive
+	op    OpType
+	seq   uint64
+	group *Group // nil before it is posted, and where no group runs it
 
-	// Set before the operation is queued.
-	call      collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
-	message   link.Op       // of a point-to-point operation
-	handed    atomic.Bool   // the mesh has the message
-	p2p       bool
-	steps     []step            // what to run instead of one request
-	stepped   int               // steps that have been run; the runner's
-	refused   *collargs.Refusal // it is checked and not run; see refuse.go
-	timeout   time.Duration
-	record    uint64 // in the flight recorder
-	trace     string // that it is part of, where somebody listens
-	posted    time.Time
-	begun     time.Time
-	withdrawn atomic.Pointer[dist.Error] // why the group itself took a message back
-	item      sched.Item[Work]           // the scheduler's part; guarded by the group's mutex
-
-	// err is set before completed, and read after it.
-	completed atomic.Bool
-	err       error
-
-	mu struct {
-		sync.Mutex
-		finished  bool
-		ended     time.Time
-		done      chan struct{}
-		future    *dist.Future[[]*tensor.Tensor]
-		promise   *dist.Promise[[]*tensor.Tensor]
-		callbacks []func(*Work)
-	}
+	call    collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
+	steps   steps         // what to run instead of the call's one request
+	message message
+	posted  posting
+	item    sched.Item[Work] // the scheduler's part; guarded by the group's mutex
+	outcome outcome
 }
 
-// step is a part of an operation that consists of several messages or collectives.
+// steps are an operation that consists of several messages or collectives. They belong to the runner.
+type steps struct {
+	list []step
+	over int // so many of them
+}
+
 type step func(ctx context.Context) error
 
-// Done returns a channel that is closed when the operation is complete.
-func (w *Work) Done() <-chan struct{} {
-	moment.At("group.work.done")
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.mu.done == nil {
-		w.mu.done = make(chan struct{})
-		if w.mu.finished {
-			close(w.mu.done)
+func (s *steps) add(f step) { s.list = append(s.list, f) }
+
+// given reports whether the operation has steps.
+func (s *steps) given() bool { return s.list != nil }
+
+// run goes on with the steps. One that was interrupted runs again.
+func (s *steps) run(ctx context.Context) error {
+	for s.over < len(s.list) {
+		if err := s.list[s.over](ctx); err != nil {
+			return err
 		}
+		s.over++
 	}
-	return w.mu.done
+	return nil
 }
+
+// posting is when an operation was posted, how long it may take, and where that is noted.
+type posting struct {
+	at      time.Time
+	timeout time.Duration
+	record  uint64 // in the flight recorder
+	trace   string // that it is part of, where somebody listens
+}
+
+// now is the time. It is counted from the posting, which takes one reading of a clock instead of two.
+func (p *posting) now() time.Time { return p.at.Add(time.Since(p.at)) }
+
+// deadline is when the operation must be over.
+func (p *posting) deadline() time.Time { return p.at.Add(p.timeout) }
+
+// workOf returns a Work for an operation.
+func workOf(op OpType) *Work {
+	w := &Work{op: op}
+	w.message.source = dist.NoRank
+	return w
+}
+
+// Done returns a channel that is closed when the operation is complete.
+func (w *Work) Done() <-chan struct{} { return w.outcome.done() }
 
 // Completed reports whether the operation has ended, successfully or not, and does not wait for that. Of a message that has failed it
 // first finds out which rank is the reason, which may take a moment. It corresponds to Work.is_completed.
 func (w *Work) Completed() bool {
-	if w.completed.Load() {
+	if w.outcome.over() {
 		return true
 	}
-	if w.p2p && w.group != nil {
+	if w.op.p2p() && w.group != nil {
 		w.group.reap(w)
 	}
-	return w.completed.Load()
+	return w.outcome.over()
 }
 
 // Success reports whether the operation has succeeded. It is false while it runs. It corresponds to Work.is_success,
 // which says true while the operation runs.
-func (w *Work) Success() bool { return w.Completed() && w.err == nil }
+func (w *Work) Success() bool { return w.Completed() && w.outcome.err == nil }
 
 // Err returns why the operation failed: nil while it runs and after success. It corresponds to Work.exception.
 func (w *Work) Err() error {
 	if !w.Completed() {
 		return nil
 	}
-	return w.err
+	return w.outcome.err
 }
 
 // Result returns the output tensors, or the operation's error. Before completion it is an error.
@@ -106,14 +110,14 @@ func (w *Work) Result() ([]*tensor.Tensor, error) {
 	if !w.Completed() {
 		return nil, dist.New("group: result", dist.InvalidArgument, w.op.String()+" is still running: wait for it first")
 	}
-	return w.call.Outputs, w.err
+	return w.call.Outputs, w.outcome.err
 }
 
 // Wait returns when the operation is complete, with its error. If ctx ends first, it returns the context's error; the
 // operation continues and may be waited for again. The waiting goroutine does the operation's work if no other goroutine
 // does. It corresponds to Work.wait.
 func (w *Work) Wait(ctx context.Context) error {
-	if w.group != nil && !w.completed.Load() {
+	if w.group != nil && !w.outcome.over() {
 		return w.group.wait(ctx, w)
 	}
 	return w.await(ctx)
@@ -121,17 +125,17 @@ func (w *Work) Wait(ctx context.Context) error {
 
 // await waits until somebody else completes the operation.
 func (w *Work) await(ctx context.Context) error {
-	if !w.completed.Load() {
+	if !w.outcome.over() {
 		moment.At("group.work.wait")
 		select {
 		case <-w.Done():
 		case <-ctx.Done():
-			if !w.completed.Load() {
+			if !w.outcome.over() {
 				return w.unfinished(ctx)
 			}
 		}
 	}
-	return w.err
+	return w.outcome.err
 }
 
 // unfinished is the error of a wait that ctx has ended. It names the operation, which goes on.
@@ -143,7 +147,7 @@ func (w *Work) unfinished(ctx context.Context) error {
 // collective, or a message that is partly sent, ends the whole group, on all ranks that can be reached, because the ranks
 // would be out of step. A new group can be formed afterwards. Abort of a complete operation does nothing.
 func (w *Work) Abort() {
-	if w.completed.Load() || w.group == nil {
+	if w.outcome.over() || w.group == nil {
 		return
 	}
 	w.group.abort(w)
@@ -157,25 +161,15 @@ func (w *Work) SourceRank() (dist.Rank, error) {
 		return dist.NoRank, dist.New("group: source rank", dist.InvalidArgument, w.op.String()+" has no source rank: only receives have one")
 	case !w.Completed():
 		return dist.NoRank, dist.New("group: source rank", dist.InvalidArgument, "the receive is not complete")
-	case w.err != nil:
-		return dist.NoRank, w.err
+	case w.outcome.err != nil:
+		return dist.NoRank, w.outcome.err
 	}
-	return w.source, nil
+	return w.message.source, nil
 }
 
 // Duration returns the time from the start of the operation to its completion; while it runs, the time up to now, and
 // before it has started 0.
-func (w *Work) Duration() time.Duration {
-	w.mu.Lock() // no point: it only looks
-	defer w.mu.Unlock()
-	switch {
-	case w.begun.IsZero():
-		return 0
-	case w.mu.finished:
-		return w.mu.ended.Sub(w.begun)
-	}
-	return time.Since(w.begun)
-}
+func (w *Work) Duration() time.Duration { return w.outcome.duration() }
 
 // Seq returns the number of the operation in its group. Collectives and point-to-point operations are counted apart, each
 // from 0. It corresponds to Work._get_sequence_number.
@@ -191,53 +185,35 @@ func (w *Work) OnDone(f func(*Work)) {
 	if f == nil {
 		return
 	}
+	o := &w.outcome
 	moment.At("group.work.on_done")
-	w.mu.Lock()
-	if !w.mu.finished {
-		w.mu.callbacks = append(w.mu.callbacks, f)
-		w.mu.Unlock()
+	o.mu.Lock()
+	if !o.mu.finished {
+		o.mu.audience.callbacks = append(o.mu.audience.callbacks, f)
+		o.mu.Unlock()
 		return
 	}
-	seen := w.copyLocked(w.mu.ended, w.err)
-	w.mu.Unlock()
+	seen := w.copyLocked(o.mu.ended, o.err)
+	o.mu.Unlock()
 	callBack(seen, f)
-}
-
-// callBack runs callbacks in a goroutine of their own.
-func callBack(seen *Work, callbacks ...func(*Work)) {
-	p := dist.NewPromise[*Work]()
-	for _, f := range callbacks {
-		p.Future().OnDone(func(w *Work, _ error) { f(w) })
-	}
-	p.Complete(seen, nil)
-}
-
-// copyLocked returns the operation as it is when it has ended at that time with err, for those who look at it afterwards.
-func (w *Work) copyLocked(at time.Time, err error) *Work {
-	c := &Work{op: w.op, seq: w.seq, source: w.source, p2p: w.p2p, timeout: w.timeout, posted: w.posted, begun: w.begun, err: err}
-	if err == nil {
-		c.call.Outputs = slices.Clone(w.call.Outputs)
-	}
-	c.mu.finished, c.mu.ended = true, at
-	c.completed.Store(true)
-	return c
 }
 
 // Future returns the operation as a future of its output tensors. It corresponds to Work.get_future.
 func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
+	o := &w.outcome
 	moment.At("group.work.future")
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.mu.future == nil {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.future == nil {
 		p := dist.NewPromise[[]*tensor.Tensor]()
-		w.mu.future = p.Future()
-		if w.mu.finished {
-			p.Complete(slices.Clone(w.call.Outputs), w.err)
+		o.mu.future = p.Future()
+		if o.mu.finished {
+			p.Complete(slices.Clone(w.call.Outputs), o.err)
 		} else {
-			w.mu.promise = p
+			o.mu.audience.promise = p
 		}
 	}
-	return w.mu.future
+	return o.mu.future
 }
 
 // FromFuture returns a Work that completes with future. It corresponds to Work::create_from_future. Its Wait takes any
@@ -246,8 +222,9 @@ func FromFuture(future *dist.Future[[]*tensor.Tensor]) *Work {
 	if future == nil {
 		return failed(OpUnknown, dist.New("group: from future", dist.InvalidArgument, "the future is nil"))
 	}
-	w := &Work{op: OpUnknown, source: dist.NoRank, begun: time.Now()}
-	w.mu.future = future
+	w := workOf(OpUnknown)
+	w.outcome.begin(time.Now())
+	w.outcome.mu.future = future
 	future.OnDone(func(outputs []*tensor.Tensor, err error) {
 		w.call.Outputs = outputs
 		w.complete(err)
@@ -257,62 +234,57 @@ func FromFuture(future *dist.Future[[]*tensor.Tensor]) *Work {
 
 // failed returns a Work that has ended with err without taking part in anything.
 func failed(op OpType, err error) *Work {
-	w := &Work{op: op, source: dist.NoRank}
-	w.complete(err)
-	return w
+	return workOf(op).complete(err)
 }
 
-// now is the time, for an operation that was posted. It is counted from then, which takes one reading of a clock instead of two.
-func (w *Work) now() time.Time { return w.posted.Add(time.Since(w.posted)) }
+// copyLocked returns the operation as it is when it has ended at that time with err, for those who look at it afterwards.
+func (w *Work) copyLocked(at time.Time, err error) *Work {
+	c := &Work{op: w.op, seq: w.seq}
+	if err == nil {
+		c.call.Outputs = slices.Clone(w.call.Outputs)
+	}
+	c.message.source = w.message.source
+	c.outcome.mu.begun = w.outcome.mu.begun
+	c.outcome.finishLocked(at, err)
+	c.outcome.completed.Store(true)
+	return c
+}
 
-// complete ends the operation now.
-func (w *Work) complete(err error) { w.completeAt(time.Now(), err) }
+// complete ends the operation now, and returns it.
+func (w *Work) complete(err error) *Work {
+	w.completeAt(time.Now(), err)
+	return w
+}
 
 // completeAt ends the operation, once.
 func (w *Work) completeAt(at time.Time, err error) {
 	moment.At("group.complete")
-	w.mu.Lock()
-	if w.mu.finished {
-		w.mu.Unlock()
+	o := &w.outcome
+	o.mu.Lock()
+	if o.mu.finished {
+		o.mu.Unlock()
 		return
 	}
-	w.mu.finished, w.err, w.mu.ended = true, err, at
 	if err != nil {
 		w.call.Outputs = nil
 	}
-	callbacks, done, promise := w.mu.callbacks, w.mu.done, w.mu.promise
-	w.mu.callbacks, w.mu.promise = nil, nil
+	hear := o.finishLocked(at, err)
 	var seen *Work
-	if len(callbacks) > 0 || promise != nil {
+	if hear.looks() {
 		seen = w.copyLocked(at, err)
 	}
-	w.completed.Store(true)
-	w.mu.Unlock()
+	o.completed.Store(true)
+	o.mu.Unlock()
 	// From here on the Work is its owner's, who may use it for the next operation.
-	if done != nil {
-		close(done)
-	}
-	if promise != nil {
-		promise.Complete(seen.call.Outputs, err)
-	}
-	if len(callbacks) > 0 {
-		callBack(seen, callbacks...)
-	}
+	hear.tell(seen)
 }
 
 // recycle makes a complete Work new again.
 func (w *Work) recycle() {
+	w.group = nil
 	w.call.Reset()
-	w.message = link.Op{State: link.OpState{Done: w.message.State.Done}}
-	w.group, w.p2p, w.steps, w.stepped, w.refused = nil, false, nil, 0, nil
-	w.record, w.trace, w.posted, w.begun, w.err = 0, "", time.Time{}, time.Time{}, nil
+	w.steps, w.posted = steps{}, posting{}
+	w.message.reset()
 	w.item.Reset()
-	w.withdrawn.Store(nil)
-	w.handed.Store(false)
-	moment.At("group.work.recycle")
-	w.mu.Lock()
-	w.mu.finished, w.mu.ended = false, time.Time{}
-	w.mu.done, w.mu.future, w.mu.promise, w.mu.callbacks = nil, nil, nil, nil
-	w.mu.Unlock()
-	w.completed.Store(false)
+	w.outcome.reset()
 }

@@ -28,6 +28,21 @@ type TensorPrint struct {
 	Shape  []int64
 }
 
+// Add appends a tensor. Complex numbers that go as pairs are real ones with a dimension more.
+func (f *Fingerprint) Add(dt tensor.DType, shape []int, pairs bool) {
+	p := TensorPrint{DType: uint8(dt), Shape: make([]int64, 0, len(shape)+1)}
+	for _, n := range shape {
+		p.Shape = append(p.Shape, int64(n))
+	}
+	switch {
+	case pairs && dt == tensor.Complex64:
+		p.DType, p.Shape = uint8(tensor.Float32), append(p.Shape, 2)
+	case pairs && dt == tensor.Complex128:
+		p.DType, p.Shape = uint8(tensor.Float64), append(p.Shape, 2)
+	}
+	f.Tensors = append(f.Tensors, p)
+}
+
 // Bounds of what is believed about another rank's fingerprint.
 const (
 	maxPrintTensors = 1 << 10

@@ -345,3 +345,16 @@ func (p Peers) MeshOrder() MeshOrder {
 	}
 	return AnyMeshOrder
 }
+
+// PairsComplex reports whether PyTorch's Python layer hands complex numbers to an operation as pairs of real ones: to all but those
+// that refuse them, or take them as they are.
+func (p Peers) PairsComplex(op Op) bool {
+	switch op {
+	case Reduce, Gather, ReduceScatter, ReduceScatterInto:
+		return false
+	case Broadcast:
+		return p.Low >= V2_9
+	default:
+		return true
+	}
+}
