@@ -25,7 +25,7 @@ func (m *Mesh) progress() {
 		if p == nil || p.gone != nil {
 			continue
 		}
-		p.ended = m.engine.gone[p.rank].Load() != 0
+		p.ended = m.engine.others.how(p.rank) != 0
 		m.drain(p)
 		if m.mu.err != nil {
 			return
@@ -156,7 +156,7 @@ func (m *Mesh) keep() {
 	for {
 		moment.At("shm.keep.idle")
 		select {
-		case <-m.engine.stop:
+		case <-m.engine.life.stop:
 			return
 		case <-m.wanted:
 		}
@@ -164,7 +164,7 @@ func (m *Mesh) keep() {
 			t.Reset(keepPeriod)
 			moment.At("shm.keep.wait")
 			select {
-			case <-m.engine.stop:
+			case <-m.engine.life.stop:
 				return
 			case <-t.C:
 			}

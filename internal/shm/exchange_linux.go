@@ -22,7 +22,7 @@ func (e *Engine) exchange(ctx context.Context, r *coll.Request) error {
 	if len(data) <= e.seg.slot {
 		flags |= flagInline
 	}
-	if e.fresh() {
+	if e.op.fresh() {
 		if err := e.show(ctx, r, flags, data, room); err != nil {
 			return err
 		}
@@ -81,7 +81,7 @@ func (e *Engine) show(ctx context.Context, r *coll.Request, flags uint64, data [
 		}
 	}
 	if !inline {
-		if err := e.room(ctx, e.step+1-areaTurns); err != nil {
+		if err := e.room(ctx, e.steps.last+1-areaTurns); err != nil {
 			return err
 		}
 		e.put(r, flags, 0, room)
@@ -154,7 +154,7 @@ func (e *Engine) fillTables(r *coll.Request, set uint32) {
 // compareCounts checks that what each rank sends to each is what the other expects, as far as this rank has waited for them.
 func (e *Engine) compareCounts(r *coll.Request) error {
 	differ := func(from, to int, sent, expected uint64) error {
-		return e.giveUp(dist.Newf(e.opName, dist.Mismatch, "rank %d sends %d bytes to rank %d, which expects %d (rank %d called %v, rank %d called %v)",
+		return e.giveUp(dist.Newf(e.op.name, dist.Mismatch, "rank %d sends %d bytes to rank %d, which expects %d (rank %d called %v, rank %d called %v)",
 			from, sent, to, expected, from, e.descOf(from), to, e.descOf(to)))
 	}
 	from, to := 0, e.size
@@ -236,7 +236,7 @@ func (e *Engine) pieces(r *coll.Request, room int) int {
 	largest := uint64(0)
 	for i := range e.size {
 		d := e.descOf(i)
-		if e.inline[i] = d.head&flagInline != 0; e.inline[i] {
+		if e.operands.inline[i] = d.head&flagInline != 0; e.operands.inline[i] {
 			continue
 		}
 		switch r.Kind {
@@ -264,7 +264,7 @@ func (e *Engine) put(r *coll.Request, flags uint64, k, room int) {
 	if flags&flagInline != 0 || data == nil {
 		return
 	}
-	area := e.seg.input(e.rank, e.nextArea())
+	area := e.seg.input(e.rank, e.steps.nextArea())
 	if !split(r.Kind) {
 		piece := pieceOf(data, k, room)
 		coll.Copy(area, piece)
@@ -325,7 +325,7 @@ func (e *Engine) takeFrom(r *coll.Request, p int, to []byte, k, room int) error 
 // this piece.
 func (e *Engine) offered(r *coll.Request, p, n, k, room int) ([]byte, error) {
 	if k != inlinePiece {
-		if e.inline[p] {
+		if e.operands.inline[p] {
 			return nil, nil
 		}
 		from := min(k*room, n)
@@ -334,7 +334,7 @@ func (e *Engine) offered(r *coll.Request, p, n, k, room int) ([]byte, error) {
 		if split(r.Kind) {
 			at = e.rank * room
 		}
-		return e.seg.input(p, e.lastArea())[at : at+size], nil
+		return e.seg.input(p, e.steps.lastArea())[at : at+size], nil
 	}
 	desc := e.descOf(p)
 	if desc.head&flagInline == 0 {
@@ -342,7 +342,7 @@ func (e *Engine) offered(r *coll.Request, p, n, k, room int) ([]byte, error) {
 	}
 	if has := desc.head & maskWord >> wordAt; has != 0 {
 		if has != uint64(n) || n > wordRoom { //nolint:gosec // a length
-			return nil, dist.Newf(e.opName, dist.Protocol, "rank %d has a word of %d bytes where %d are expected", p, has, n)
+			return nil, dist.Newf(e.op.name, dist.Protocol, "rank %d has a word of %d bytes where %d are expected", p, has, n)
 		}
 		return desc.word(n), nil
 	}
@@ -361,7 +361,7 @@ func (e *Engine) offered(r *coll.Request, p, n, k, room int) ([]byte, error) {
 	}
 	slot := e.seg.slotOf(p, e.setOf(p))
 	if at > uint64(len(slot)) || uint64(n) > uint64(len(slot))-at { //nolint:gosec // lengths
-		return nil, dist.Newf(e.opName, dist.Protocol, "rank %d placed %d bytes at %d of a slot of %d", p, n, at, len(slot))
+		return nil, dist.Newf(e.op.name, dist.Protocol, "rank %d placed %d bytes at %d of a slot of %d", p, n, at, len(slot))
 	}
 	return slot[at : at+uint64(n)], nil //nolint:gosec // checked above
 }
@@ -374,7 +374,7 @@ func (e *Engine) takeReduced(r *coll.Request, k, room int) error {
 		own, out = pieceOf(own, k, room), pieceOf(out, k, room)
 	}
 	for i := range e.size {
-		e.direct[i] = own
+		e.operands.direct[i] = own
 		if i == e.rank {
 			continue
 		}
@@ -382,7 +382,7 @@ func (e *Engine) takeReduced(r *coll.Request, k, room int) error {
 		if err != nil || from == nil && len(r.Out) > 0 {
 			return err
 		}
-		e.direct[i] = from
+		e.operands.direct[i] = from
 	}
 	if e.size == 1 && k != inlinePiece {
 		return nil
@@ -391,10 +391,10 @@ func (e *Engine) takeReduced(r *coll.Request, k, room int) error {
 	block := min(reduceBlock, len(scratch))
 	for from := 0; from < len(out); from += block {
 		end := min(from+block, len(out))
-		for i := range e.sources {
-			e.sources[i] = e.direct[i][from:end]
+		for i := range e.operands.sources {
+			e.operands.sources[i] = e.operands.direct[i][from:end]
 		}
-		e.combine(scratch[:end-from], r) // out may be a part of in
+		e.operands.combine(scratch[:end-from], r) // out may be a part of in
 		copy(out[from:end], scratch)
 	}
 	return nil

@@ -6,6 +6,7 @@ package shm
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,19 +15,28 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
+// lifetime is what ends with the engine.
+type lifetime struct {
+	once    sync.Once // of Close
+	closing atomic.Bool
+	stop    chan struct{} // closed by Close
+	tasks   sync.WaitGroup
+	release func() // closes the segment's file
+}
+
 // start begins to watch the others and to show life, and returns when all ranks have mapped the segment.
 func (e *Engine) start(ctx context.Context, j *joining) error {
-	e.conns = j.conns
+	e.others.conns = j.conns
 	file := j.file
 	e.arena.fd = func(from, size int) error { return reserve(file, from, size) }
-	e.release = func() { _ = file.Close() }
-	for p, c := range e.conns {
+	e.life.release = func() { _ = file.Close() }
+	for p, c := range e.others.conns {
 		if c != nil {
-			e.tasks.Go(func() { e.watch(p, c) })
+			e.life.tasks.Go(func() { e.watch(p, c) })
 		}
 	}
-	e.tasks.Go(e.beat)
-	e.tasks.Go(e.mesh.keep)
+	e.life.tasks.Go(e.beat)
+	e.life.tasks.Go(e.mesh.keep)
 	moment.At("shm.join.start")
 	err := e.advance(ctx)
 	if interrupted, ok := errors.AsType[*coll.Interrupted](err); ok {
@@ -60,11 +70,11 @@ func (e *Engine) giveUpJoining(err error) error {
 // Close leaves the group. An operation that runs ends with [dist.Closed]; the others see that this rank has left. Memory
 // from [Engine.Alloc] stays valid until it is released. It is idempotent.
 func (e *Engine) Close() error {
-	e.closed.Do(func() {
-		e.closing.Store(true)
+	e.life.once.Do(func() {
+		e.life.closing.Store(true)
 		moment.At("shm.close")
-		close(e.stop)
-		for _, c := range e.conns {
+		close(e.life.stop)
+		for _, c := range e.others.conns {
 			if c != nil {
 				_ = c.SetWriteDeadline(time.Now().Add(time.Second))
 				_, _ = c.Write([]byte{farewell})
@@ -72,14 +82,14 @@ func (e *Engine) Close() error {
 			}
 		}
 		moment.At("shm.close.tasks")
-		e.tasks.Wait()
+		e.life.tasks.Wait()
 		e.arena.whileMapped(e.wakeAll)
 		e.mesh.shut()
 		moment.At("shm.close.turn")
 		e.turn <- struct{}{} // the operation that runs, if any, ends first; nobody runs another
 		e.arena.close()
-		if e.release != nil {
-			e.release()
+		if e.life.release != nil {
+			e.life.release()
 		}
 	})
 	return nil

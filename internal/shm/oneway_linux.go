@@ -55,70 +55,54 @@ func (e *Engine) needs(r *coll.Request) needs {
 // room returns when what this rank has shown with a step may be overwritten: all ranks have taken the one after it. If they have
 // not, it waits until they have caught up altogether, once for many steps.
 func (e *Engine) room(ctx context.Context, step uint32) error {
-	if reached(e.all, step+1) {
+	if reached(e.steps.all, step+1) {
 		return nil
 	}
-	if err := e.awaitAll(ctx, e.step); err != nil {
+	if err := e.awaitAll(ctx, e.steps.last); err != nil {
 		return err
 	}
-	return e.compare(e.step)
+	return e.compare(e.steps.last)
 }
 
 // useSet returns the number of a slot and a table for the operation that is about to begin, once they may be written.
 func (e *Engine) useSet(ctx context.Context) (uint32, error) {
-	if err := e.room(ctx, e.used[e.set]); err != nil {
+	if err := e.room(ctx, e.cases.used[e.cases.next]); err != nil {
 		return 0, err
 	}
 	e.op.shown = true
-	return e.set, nil
+	return e.cases.next, nil
 }
 
 // alone looks for what ends the group in an operation that waits for nobody.
 func (e *Engine) alone() error {
-	if !e.loss.Load() {
+	if !e.others.loss.Load() {
 		return nil
 	}
-	e.target = e.step
+	e.steps.awaited = e.steps.last
 	return e.bereft()
 }
 
 // didItsPart reports whether a rank has done all that the operation that runs asks of it: in one that flows one way, it has
 // taken the step. In others it is still needed, as long as this rank waits.
 func (e *Engine) didItsPart(p int) bool {
-	if !e.op.waiting || e.op.request == nil || !e.took(p, e.op.first) {
+	if !e.op.waiting || e.op.request == nil || !e.steps.took(p, e.op.first) {
 		return false
 	}
 	_, small := e.oneWay(e.op.request)
 	return small
 }
 
-// compare checks that all ranks were asked to do the same in all steps up to last, which all have taken, as far as they were not
-// compared before. Every rank is compared with rank 0.
+// compare checks that all ranks were asked to do the same in all steps up to last, which all have taken.
 func (e *Engine) compare(last uint32) error {
-	for ; e.compared != last; e.compared++ {
-		step := e.compared + 1
-		first := &e.lines[0].at(step).desc
-		for rank := 1; rank < e.size; rank++ {
-			if !first.agrees(&e.lines[rank].at(step).desc) {
-				return e.mismatch(0, rank, step)
-			}
-		}
-		if !first.rooted() {
-			continue
-		}
-		root := int(first.extra & maskRoot)
-		for rank := range e.size {
-			if root < e.size && !e.lines[root].at(step).desc.sameShape(&e.lines[rank].at(step).desc) {
-				return e.mismatch(root, rank, step)
-			}
-		}
+	if a, b, step, found := e.steps.differ(last); found {
+		return e.mismatch(a, b, step)
 	}
 	return nil
 }
 
 // pair checks that this rank and the root were asked to do the same.
 func (e *Engine) pair(root int, step uint32) error {
-	own, other := &e.lines[e.rank].at(step).desc, &e.lines[root].at(step).desc
+	own, other := &e.steps.line(e.rank, step).desc, &e.steps.line(root, step).desc
 	if !other.agrees(own) || !other.sameShape(own) {
 		return e.mismatch(min(root, e.rank), max(root, e.rank), step)
 	}
@@ -127,7 +111,7 @@ func (e *Engine) pair(root int, step uint32) error {
 
 // mismatch names what two ranks were asked to do, here and to the others, which may not look or not yet.
 func (e *Engine) mismatch(a, b int, step uint32) error {
-	first, second := e.lines[a].at(step), e.lines[b].at(step)
-	return e.giveUp(dist.Newf(e.opName, dist.Mismatch, "rank %d called %s, rank %d called %s: all ranks must call the same operations in the same order",
+	first, second := e.steps.line(a, step), e.steps.line(b, step)
+	return e.giveUp(dist.Newf(e.op.name, dist.Mismatch, "rank %d called %s, rank %d called %s: all ranks must call the same operations in the same order",
 		a, first.desc.words(first.shape), b, second.desc.words(second.shape)))
 }

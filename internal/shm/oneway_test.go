@@ -88,7 +88,7 @@ func checkRooted(e *Engine, kind coll.Kind, tag uint32, root, n int, run func(*c
 
 // anyAsleep reports whether a rank sleeps because it waits for a step of another.
 func anyAsleep(e *Engine) bool {
-	for _, steps := range e.lines {
+	for _, steps := range e.steps.lines {
 		for i := range steps {
 			if atomic.LoadUint32(&steps[i].sleepers) != 0 {
 				return true
@@ -201,12 +201,12 @@ func TestDrift(t *testing.T) {
 			engines := world(t, ranks, func(cfg *Config) { cfg.Slot, cfg.Area = 512, 4096 })
 			near := ^uint32(0) - 300
 			each(engines, func(e *Engine) error {
-				e.step, e.all, e.compared = near, near, near
+				e.steps.last, e.steps.all, e.steps.compared = near, near, near
 				for i := range uint32(stepLines) {
-					e.lines[e.rank].at(near - i).step = near - i
+					e.steps.lines[e.rank].at(near - i).step = near - i
 				}
-				for i := range e.used {
-					e.used[i] = near
+				for i := range e.cases.used {
+					e.cases.used[i] = near
 				}
 				return nil
 			})
@@ -247,7 +247,7 @@ func TestDrift(t *testing.T) {
 // awaitGone returns when a rank has seen that another is gone.
 func awaitGone(t *testing.T, e *Engine, rank int) {
 	t.Helper()
-	testwait.Until(t, fmt.Sprintf("rank %d sees that rank %d is gone", e.rank, rank), func() bool { return e.gone[rank].Load() != present })
+	testwait.Until(t, fmt.Sprintf("rank %d sees that rank %d is gone", e.rank, rank), func() bool { return e.others.how(rank) != present })
 }
 
 // TestLossInAnOperationThatWaitsForNobody: it fails because of a rank that has left, although it needs nothing of it.
@@ -346,7 +346,7 @@ func TestDeathAfterOnesPart(t *testing.T) {
 
 // endConnections is what the others see when a rank's process ends.
 func endConnections(e *Engine) {
-	for _, c := range e.conns {
+	for _, c := range e.others.conns {
 		if c != nil {
 			_ = c.Close()
 		}
@@ -356,7 +356,7 @@ func endConnections(e *Engine) {
 // awaitAsleep returns when another rank sleeps until e, which runs nothing, takes its next step.
 func awaitAsleep(t *testing.T, e *Engine) {
 	t.Helper()
-	sleepers := &e.lines[e.rank].at(e.step + 1).sleepers
+	sleepers := &e.steps.lines[e.rank].at(e.steps.last + 1).sleepers
 	testwait.Until(t, fmt.Sprintf("somebody waits for rank %d", e.rank), func() bool { return atomic.LoadUint32(sleepers) != 0 })
 }
 

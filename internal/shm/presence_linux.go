@@ -18,13 +18,34 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
-// What Engine.gone says about a rank. The first that is found out stays.
+// others is which of the other ranks are gone.
+type others struct {
+	gone  []atomic.Uint32 // by rank; the first that is found out stays
+	loss  atomic.Bool     // somebody is gone
+	conns []*net.UnixConn // by rank; they end with the process
+}
+
+// What others.gone says about a rank.
 const (
 	present   = iota
 	goneDied  // its socket ended without a word
 	goneLeft  // it closed its engine
 	goneStill // its heartbeat stopped
 )
+
+// how is how a rank is gone.
+func (o *others) how(rank int) uint32 { return o.gone[rank].Load() }
+
+// dying reports whether the socket of a rank has ended that counts as present. A rank that closes the group because of
+// a death may be seen before the death itself, which is the one to name: its watcher is about to mark it.
+func (o *others) dying() bool {
+	for p, c := range o.conns {
+		if o.how(p) == present && hungUp(c) {
+			return true
+		}
+	}
+	return false
+}
 
 // watch waits for the end of the connection to rank p: with a farewell when the rank leaves, without one when it dies.
 func (e *Engine) watch(p int, c *net.UnixConn) {
@@ -41,13 +62,13 @@ func (e *Engine) watch(p int, c *net.UnixConn) {
 
 // mark takes note that rank p is gone, wakes whoever waits here and tells the group.
 func (e *Engine) mark(p int, how uint32) {
-	if !e.gone[p].CompareAndSwap(present, how) || e.closing.Load() {
+	if !e.others.gone[p].CompareAndSwap(present, how) || e.life.closing.Load() {
 		return
 	}
-	e.loss.Store(true)
+	e.others.loss.Store(true)
 	// Under the lock of the mapping: Close may be about to drop it.
 	e.arena.whileMapped(func() {
-		e.wakeSleepers()
+		e.steps.wakeSleepers()
 		futexWake(&e.seg.bell(e.rank).rings)
 	})
 	if e.config.OnLost == nil {
@@ -132,7 +153,7 @@ func (e *Engine) beat() {
 		moment.At("shm.beat")
 		select {
 		case <-t.C:
-		case <-e.stop:
+		case <-e.life.stop:
 			return
 		}
 		still = still[:0]
@@ -144,7 +165,7 @@ func (e *Engine) beat() {
 				if beats == 0 { // it has no segment yet, perhaps because of a stopped one, which is found first
 					patience = 2 * limit
 				}
-				if e.gone[p].Load() == present && pulses[p].look(now, beats, period, patience) {
+				if e.others.how(p) == present && pulses[p].look(now, beats, period, patience) {
 					still = append(still, p)
 				}
 			}
@@ -158,7 +179,7 @@ func (e *Engine) beat() {
 // lost reports why rank p will not come, or nil. It needs the mapping.
 func (e *Engine) lost(op string, p int) error {
 	text := ""
-	switch e.gone[p].Load() {
+	switch e.others.how(p) {
 	case present:
 		return nil
 	case goneDied:
@@ -181,47 +202,31 @@ func (e *Engine) lost(op string, p int) error {
 func (e *Engine) whoIsLost() *dist.Error {
 	left := -1
 	for _, p := range e.peers {
-		switch e.gone[p].Load() {
+		switch e.others.how(p) {
 		case goneDied, goneStill:
 			if e.missing() && !e.didItsPart(p) {
 				return e.lostError(p)
 			}
 		case goneLeft:
-			if left < 0 && !e.took(p, e.target) {
+			if left < 0 && !e.steps.took(p, e.steps.awaited) {
 				left = p
 			}
 		}
 	}
-	if left < 0 || e.anotherDies() {
+	if left < 0 || e.others.dying() {
 		return nil
 	}
 	return e.lostError(left)
 }
 
 func (e *Engine) lostError(p int) *dist.Error {
-	err, _ := e.lost(e.opName, p).(*dist.Error) //nolint:errorlint // made above
+	err, _ := e.lost(e.op.name, p).(*dist.Error) //nolint:errorlint // made above
 	return err
 }
 
 // missing reports whether a rank has not taken the step that is awaited.
 func (e *Engine) missing() bool {
-	return slices.ContainsFunc(e.peers, func(p int) bool { return !e.took(p, e.target) })
-}
-
-// took reports whether a rank has taken a step.
-func (e *Engine) took(p int, step uint32) bool {
-	return reached(atomic.LoadUint32(&e.lines[p].at(step).step), step)
-}
-
-// anotherDies reports whether the socket of a rank has ended that counts as present. A rank that closes the group because of
-// a death may be seen before the death itself, which is the one to name: its watcher is about to mark it.
-func (e *Engine) anotherDies() bool {
-	for _, p := range e.peers {
-		if e.gone[p].Load() == present && hungUp(e.conns[p]) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.peers, func(p int) bool { return !e.steps.took(p, e.steps.awaited) })
 }
 
 func hungUp(c *net.UnixConn) bool {

@@ -39,7 +39,7 @@ func init() { //nolint:gochecknoinits // roles refer to functions of this file
 			time.Sleep(time.Minute)
 		}
 		go func() {
-			for !e.took(e.Rank(), 3) { // joined, first barrier, second barrier
+			for !e.steps.took(e.Rank(), 3) { // joined, first barrier, second barrier
 				time.Sleep(time.Millisecond)
 			}
 			fmt.Println("waiting")

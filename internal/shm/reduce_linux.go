@@ -15,6 +15,26 @@ import (
 	"github.com/cohort-dist/cohort/internal/reduce"
 )
 
+// operands is room for lists of what a request reads of each rank, by rank, so that it allocates none.
+type operands struct {
+	sources [][]byte // of the reduction
+	direct  [][]byte // the ranks' buffers in the segment
+	inputs  [][]byte // of the piece that is reduced
+	inline  []bool   // the rank's data came with step 1
+}
+
+func newOperands(size int) operands {
+	return operands{sources: make([][]byte, size), direct: make([][]byte, size), inputs: make([][]byte, size), inline: make([]bool, size)}
+}
+
+// combine reduces the sources into dst, which is none of them.
+func (o *operands) combine(dst []byte, r *coll.Request) {
+	reduce.Many(dst, o.sources, r.DType, r.Op)
+	if r.Op == reduce.Avg {
+		reduce.Divide(dst, r.DType, len(o.sources))
+	}
+}
+
 // reduceAll runs AllReduce and Reduce.
 func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 	n := len(r.Out)
@@ -22,10 +42,10 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 		return e.reduceOnce(ctx, r)
 	}
 	flags := uint64(0)
-	if e.fresh() {
+	if e.op.fresh() {
 		set, err := e.useSet(ctx)
 		if err == nil {
-			err = e.room(ctx, e.step+1-areaTurns)
+			err = e.room(ctx, e.steps.last+1-areaTurns)
 		}
 		if err != nil {
 			return err
@@ -57,7 +77,7 @@ func (e *Engine) reduceAll(ctx context.Context, r *coll.Request) error {
 func (e *Engine) reduceOnce(ctx context.Context, r *coll.Request) error {
 	n := len(r.Out)
 	word := e.wordOf(r) != nil
-	if e.fresh() && !word {
+	if e.op.fresh() && !word {
 		set, err := e.useSet(ctx)
 		if err != nil {
 			return err
@@ -68,23 +88,15 @@ func (e *Engine) reduceOnce(ctx context.Context, r *coll.Request) error {
 	if err != nil || n == 0 || r.Kind == coll.Reduce && r.Root != e.rank {
 		return err
 	}
-	for i := range e.sources {
+	for i := range e.operands.sources {
 		if word {
-			e.sources[i] = e.descOf(i).word(n)
+			e.operands.sources[i] = e.descOf(i).word(n)
 		} else {
-			e.sources[i] = e.seg.slotOf(i, e.setOf(i))[:n]
+			e.operands.sources[i] = e.seg.slotOf(i, e.setOf(i))[:n]
 		}
 	}
-	e.combine(r.Out, r)
+	e.operands.combine(r.Out, r)
 	return nil
-}
-
-// combine reduces e.sources into dst, which is none of them.
-func (e *Engine) combine(dst []byte, r *coll.Request) {
-	reduce.Many(dst, e.sources, r.DType, r.Op)
-	if r.Op == reduce.Avg {
-		reduce.Divide(dst, r.DType, e.size)
-	}
 }
 
 // share is the part of a piece that rank i reduces: cut into cache lines, so that no element is split.
@@ -95,7 +107,7 @@ func share(piece, ranks, i int) (from, to int) {
 
 // reducePieces is for large buffers: a pipeline over pieces in which every rank reduces its share of each. In one turn a
 // rank copies a piece in, reduces its share of the piece before and copies out the results of the one before that; the
-// step at the end of the turn serves all three. If e.direct has the buffers of all ranks, nothing is copied in.
+// step at the end of the turn serves all three. If e.operands.direct has the buffers of all ranks, nothing is copied in.
 func (e *Engine) reducePieces(ctx context.Context, r *coll.Request) error {
 	n, direct := len(r.Out), e.op.direct
 	size := e.pieceSize()
@@ -109,11 +121,11 @@ func (e *Engine) reducePieces(ctx context.Context, r *coll.Request) error {
 				e.copyIn(piece(k))
 			}
 			if k >= 1 && k <= pieces {
-				for i := range e.inputs {
+				for i := range e.operands.inputs {
 					if direct {
-						e.inputs[i] = e.direct[i][(k-1)*size:]
+						e.operands.inputs[i] = e.operands.direct[i][(k-1)*size:]
 					} else {
-						e.inputs[i] = e.seg.input(i, e.lastArea())
+						e.operands.inputs[i] = e.seg.input(i, e.steps.lastArea())
 					}
 				}
 				e.reduceShare(piece(k-1), r, wanted)
@@ -139,7 +151,7 @@ func (e *Engine) pieceSize() int { return e.seg.area / (lineSize * e.size) * (li
 
 // copyIn shows the others their shares of a piece with the next step.
 func (e *Engine) copyIn(data []byte) {
-	room := e.seg.input(e.rank, e.nextArea())
+	room := e.seg.input(e.rank, e.steps.nextArea())
 	for _, p := range e.peers {
 		from, to := share(len(data), e.size, p)
 		copy(room[from:to], data[from:to])
@@ -149,21 +161,21 @@ func (e *Engine) copyIn(data []byte) {
 // reduceBlock keeps a block of all operands in the first-level cache.
 const reduceBlock = 8 << 10
 
-// reduceShare reduces this rank's share of a piece, which e.inputs holds of each rank, into its result area, and into its own
+// reduceShare reduces this rank's share of a piece, which e.operands.inputs holds of each rank, into its result area, and into its own
 // buffer when that is wanted.
 func (e *Engine) reduceShare(data []byte, r *coll.Request, wanted bool) {
 	from, to := share(len(data), e.size, e.rank)
-	room := e.seg.result(e.rank, e.nextArea())
+	room := e.seg.result(e.rank, e.steps.nextArea())
 	for ; from < to; from += reduceBlock {
 		end := min(from+reduceBlock, to)
-		for i := range e.sources {
+		for i := range e.operands.sources {
 			if i == e.rank {
-				e.sources[i] = data[from:end]
+				e.operands.sources[i] = data[from:end]
 			} else {
-				e.sources[i] = e.inputs[i][from:end]
+				e.operands.sources[i] = e.operands.inputs[i][from:end]
 			}
 		}
-		e.combine(room[from:end], r)
+		e.operands.combine(room[from:end], r)
 		if wanted {
 			copy(data[from:end], room[from:end])
 		}
@@ -174,7 +186,7 @@ func (e *Engine) reduceShare(data []byte, r *coll.Request, wanted bool) {
 func (e *Engine) copyOut(data []byte) {
 	for _, p := range e.peers {
 		from, to := share(len(data), e.size, p)
-		copy(data[from:to], e.seg.result(p, e.lastArea())[from:to])
+		copy(data[from:to], e.seg.result(p, e.steps.lastArea())[from:to])
 	}
 }
 
@@ -183,7 +195,7 @@ func (e *Engine) anyDirect() bool {
 	return slices.ContainsFunc(e.peers, func(p int) bool { return e.descOf(p).head&flagDirect != 0 }) || e.descOf(e.rank).head&flagDirect != 0
 }
 
-// allDirect reports whether every rank's buffer lies in the segment, where all can reach it, and fills e.direct.
+// allDirect reports whether every rank's buffer lies in the segment, where all can reach it, and fills e.operands.direct.
 func (e *Engine) allDirect(n int) bool {
 	for i := range e.size {
 		if e.descOf(i).head&flagDirect == 0 {
@@ -195,7 +207,7 @@ func (e *Engine) allDirect(n int) bool {
 		if lo, hi := uint64(e.seg.arenasAt), uint64(e.seg.totalSize); from < lo || from > hi || uint64(n) > hi-from { //nolint:gosec // sizes
 			return false
 		}
-		e.direct[i] = e.seg.mem[from : int(from)+n] //nolint:gosec // checked above
+		e.operands.direct[i] = e.seg.mem[from : int(from)+n] //nolint:gosec // checked above
 	}
 	return true
 }
@@ -216,10 +228,10 @@ func (e *Engine) reduceDirect(ctx context.Context, r *coll.Request) error {
 		e.op.turn = 1
 	}
 	if !e.op.waiting {
-		own := e.direct[e.rank]
+		own := e.operands.direct[e.rank]
 		for _, p := range e.peers {
 			from, to := share(len(own), e.size, p)
-			copy(own[from:to], e.direct[p][from:to])
+			copy(own[from:to], e.operands.direct[p][from:to])
 		}
 		if err := e.fence(); err != nil {
 			return err
@@ -235,11 +247,11 @@ func (e *Engine) reduceOwnShare(r *coll.Request) {
 	block := min(reduceBlock, len(room))
 	for ; from < to; from += block {
 		end := min(from+block, to)
-		for i := range e.sources {
-			e.sources[i] = e.direct[i][from:end]
+		for i := range e.operands.sources {
+			e.operands.sources[i] = e.operands.direct[i][from:end]
 		}
-		e.combine(room[:end-from], r)
-		copy(e.direct[e.rank][from:end], room)
+		e.operands.combine(room[:end-from], r)
+		copy(e.operands.direct[e.rank][from:end], room)
 	}
 }
 
@@ -257,6 +269,6 @@ func (e *Engine) fence() error {
 		}
 		corewait.YieldCore()
 	}
-	e.failure = dist.New(e.opName, dist.Aborted, "another rank has given the group up")
-	return e.failure
+	e.failure.err = dist.New(e.op.name, dist.Aborted, "another rank has given the group up")
+	return e.failure.err
 }

@@ -42,9 +42,9 @@ func stepsOf(t *testing.T, engines []*Engine, kind coll.Kind, bytes int, tag uin
 			}
 		default:
 		}
-		before := e.step
+		before := e.steps.last
 		err := e.Run(t.Context(), q)
-		steps[e.rank] = e.step - before
+		steps[e.rank] = e.steps.last - before
 		return err
 	})
 	for rank, err := range errs {

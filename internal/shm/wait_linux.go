@@ -20,8 +20,6 @@ const (
 	sleepSlice = 40 * time.Millisecond
 )
 
-func reached(step, target uint32) bool { return int32(step-target) >= 0 } //nolint:gosec // wrap-around order is the point
-
 // waiter is the state of waiting; only the goroutine that runs the operation uses it.
 type waiter struct {
 	corewait.Waiter
@@ -74,24 +72,18 @@ func (w *waiter) place(now time.Duration) {
 // was interrupted it only goes on waiting.
 func (e *Engine) advance(ctx context.Context) error {
 	e.publish()
-	if err := e.awaitAll(ctx, e.step); err != nil {
+	if err := e.awaitAll(ctx, e.steps.last); err != nil {
 		return err
 	}
-	e.compared, e.op.waiting = e.step, false // this step describes no request
+	e.steps.compared, e.op.waiting = e.steps.last, false // this step describes no request
 	return nil
 }
 
 // publish shows everything written so far as this rank's next step, unless it has done so.
 func (e *Engine) publish() {
-	if e.op.waiting {
-		return
-	}
-	e.op.waiting = true
-	e.step++
-	line := e.lines[e.rank].at(e.step)
-	atomic.StoreUint32(&line.step, e.step)
-	if atomic.LoadUint32(&line.sleepers) != 0 {
-		futexWake(&line.step)
+	if !e.op.waiting {
+		e.op.waiting = true
+		e.steps.take()
 	}
 }
 
@@ -102,47 +94,47 @@ func (e *Engine) awaitAll(ctx context.Context, step uint32) error {
 			return err
 		}
 	}
-	e.all = step
+	e.steps.all = step
 	return nil
 }
 
 // await returns when rank p has taken a step.
 func (e *Engine) await(ctx context.Context, p int, step uint32) error {
-	line := e.lines[p].at(step)
+	line := e.steps.line(p, step)
 	if word := &line.step; reached(atomic.LoadUint32(word), step) || e.wait.soon(word, step) {
 		return nil
 	}
-	e.target = step
+	e.steps.awaited = step
 	return e.waitLong(ctx, line)
 }
 
 // waitLong lingers, then sleeps, until a rank has taken the step that is awaited.
 func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
 	word := &line.step
-	if e.wait.linger(word, e.target) {
+	if e.wait.linger(word, e.steps.awaited) {
 		return nil
 	}
 	for {
 		now := time.Now()
-		if r := e.op.request; r != nil && r.Timeout > 0 && e.deadline.IsZero() { // most operations need no clock
-			e.deadline = now.Add(r.Timeout)
+		if r := e.op.request; r != nil && r.Timeout > 0 && e.op.deadline.IsZero() { // most operations need no clock
+			e.op.deadline = now.Add(r.Timeout)
 		}
 		err := e.trouble(ctx, now)
-		if reached(atomic.LoadUint32(word), e.target) {
+		if reached(atomic.LoadUint32(word), e.steps.awaited) {
 			return nil // what was awaited happened, whatever else did
 		}
 		if err != nil {
 			return err
 		}
 		slice := sleepSlice
-		if d := e.deadline; !d.IsZero() {
+		if d := e.op.deadline; !d.IsZero() {
 			slice = min(slice, d.Sub(now))
 		}
 		if d, ok := ctx.Deadline(); ok {
 			slice = min(slice, d.Sub(now))
 		}
 		moment.At("shm.wait.sleep")
-		sleepBelow(word, &line.sleepers, e.target, slice)
+		sleepBelow(word, &line.sleepers, e.steps.awaited, slice)
 	}
 }
 
