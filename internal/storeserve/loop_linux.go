@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/storecore"
 )
 
 // loop serves connections from one goroutine: it waits for whatever socket is ready, reads what is there, lets the machine
@@ -27,61 +26,28 @@ type loop struct {
 	number int
 	bit    uint64 // 1 << number
 	poll   int    // epoll descriptor
-	accept int    // listener, -1 once closed
 	waker  int    // eventfd
+	events []unix.EpollEvent
+	buf    []byte // what was read
 
-	conns    []*loopConn // by descriptor
-	serial   int32
-	buf      []byte
-	events   []unix.EpollEvent
-	stuck    map[*loopConn]struct{} // those whose output does not fit into their socket
-	now      int64
-	checkAt  int64 // when to look at stuck connections next
-	acceptAt int64 // when to accept again after the process ran out of descriptors; 0: accepting
-	starved  bool  // the last attempt to accept failed
-	served   int   // sockets that were ready last
-	ticked   bool  // the machine knows that this turn has begun
-	owes     int   // turns until all sockets were looked at for those who arrive; 0: nobody does
-	todo     []errand
-	pieces   [][]byte // what is to be written for errands
-	vector   []unix.Iovec
-	sent     []sent      // what went out since the last step
-	dropped  []*loopConn // who was closed since the last step
-	accepted []*loopConn
-	meter    *meter
+	turn    turn
+	owes    int // turns until all sockets were looked at for those who arrive; 0: nobody does
+	door    door
+	conns   connTable
+	stuck   stuckConns
+	errands errands
+	unsaid  unsaid
+	meter   *meter
 }
 
-// loopConn is a connection. An event names its serial as well as its descriptor, so that one that was closed and whose
-// descriptor is used again is not taken for the new one. All of it but state belongs to its loop.
-type loopConn struct {
-	state   *storecore.Conn
-	peer    string
-	fd      int32
-	serial  int32  // 0: it is not served yet
-	wants   uint32 // the events that epoll is asked for
-	paused  bool   // it is not read from
-	granted bool   // it has room for its request
-	have    []byte // the part of a large request that is here
-	size    int    // of the buffer in which that goes on; 0: it is read as usual
-	blocked bool   // its output does not fit into the socket
-	closed  bool
-	failed  error // why it cannot be served
-	movedAt int64 // when output last went out
+// turn is what a loop knows of its turn.
+type turn struct {
+	now    int64
+	ticked bool // the machine knows that it has begun
+	served int  // sockets that were ready last
 }
 
-// errand is what a step found to be done for a connection.
-type errand struct {
-	conn     *loopConn
-	from, to int // its part of the loop's pieces
-	owed     int // bytes, also those that are not among the pieces
-	cut      bool
-}
-
-// sent is what went out.
-type sent struct {
-	conn  *loopConn
-	bytes int
-}
+func (t *turn) begin(now int64) { t.now, t.ticked = now, false }
 
 const (
 	loopReadSize    = 64 << 10
@@ -94,8 +60,8 @@ const (
 
 func newLoop(d *loops, number int, listener *net.TCPListener) (*loop, error) {
 	l := &loop{
-		loops: d, number: number, bit: 1 << number, poll: -1, accept: -1, waker: -1,
-		buf: make([]byte, loopReadSize), events: make([]unix.EpollEvent, loopEvents), stuck: map[*loopConn]struct{}{},
+		loops: d, number: number, bit: 1 << number, poll: -1, waker: -1, door: door{fd: -1},
+		buf: make([]byte, loopReadSize), events: make([]unix.EpollEvent, loopEvents), stuck: stuckConns{all: map[*loopConn]struct{}{}},
 	}
 	if err := l.setUp(listener); err != nil {
 		l.closeFDs()
@@ -105,7 +71,7 @@ func newLoop(d *loops, number int, listener *net.TCPListener) (*loop, error) {
 }
 
 func (l *loop) closeFDs() {
-	for _, fd := range []*int{&l.accept, &l.poll, &l.waker} {
+	for _, fd := range []*int{&l.door.fd, &l.poll, &l.waker} {
 		if *fd >= 0 {
 			_ = unix.Close(*fd)
 			*fd = -1
@@ -124,7 +90,7 @@ func (l *loop) run() {
 			yieldNow()
 			n = pollNow(l.poll, l.events)
 		}
-		l.served = n
+		l.turn.served = n
 		timeout, goOn := l.begin(n)
 		if !goOn {
 			l.finish()
@@ -132,12 +98,12 @@ func (l *loop) run() {
 		}
 		if timeout != awake {
 			n = l.sleep(timeout)
-			l.served = n
+			l.turn.served = n
 		}
 		for i := range n {
 			l.dispatch(&l.events[i])
 		}
-		if l.acceptAt != 0 && l.now >= l.acceptAt {
+		if l.door.again != 0 && l.turn.now >= l.door.again {
 			l.acceptAgain()
 		}
 	}
@@ -146,7 +112,7 @@ func (l *loop) run() {
 // patient reports whether a loop that finds nothing ready lets others have its core before it looks again and sleeps. Clients
 // that were just served want to run and will send more. One loop rarely runs dry under load; several do all the time, since
 // each has fewer clients, and to fall asleep and be woken costs more than a request.
-func (l *loop) patient() bool { return l.served > 1 && len(l.all) > 1 }
+func (l *loop) patient() bool { return l.turn.served > 1 && len(l.all) > 1 }
 
 // awake says that a loop has something to do.
 const awake = time.Duration(-2)
@@ -154,7 +120,7 @@ const awake = time.Duration(-2)
 // begin begins a turn in which n sockets are ready. It does what is owed to whomever. If there is nothing to do it returns for
 // how long the loop may sleep, negative for ever, and else awake; false when the loop is to end.
 func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
-	l.now, l.ticked = l.core.clock.now(), false
+	l.turn.begin(l.core.clock.now())
 	l.enter()
 	m := l.core.Machine
 	if m.Busy() {
@@ -163,11 +129,11 @@ func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 	if m.Crowded() {
 		m.Admit()
 	}
-	l.expireLocked(l.now)
+	l.expireLocked(l.turn.now)
 	l.checkStuckLocked()
 	l.payLocked(n)
 	stop := l.mu.stop
-	deaf := l.mu.draining && l.accept >= 0
+	deaf := l.mu.draining && l.door.fd >= 0
 	timeout = awake
 	if n == 0 && !stop && !deaf && !m.Busy() && l.owes == 0 && (m.Mail()|l.mu.arrivals.owed)&l.bit == 0 {
 		timeout = l.timeoutLocked()
@@ -191,7 +157,7 @@ func (l *loop) payLocked(n int) {
 	case l.mu.arrivals.owed&l.bit == 0:
 		return
 	case l.owes == 0:
-		l.owes = owedTurns + len(l.conns)/loopEvents
+		l.owes = owedTurns + len(l.conns.byFD)/loopEvents
 		return
 	case n < loopEvents:
 		l.owes = min(l.owes, owedTurns)
@@ -210,8 +176,8 @@ func (l *loop) timeoutLocked() time.Duration {
 		then time.Duration
 	}{
 		{l.core.Machine.Halves(), halfCheck},
-		{len(l.stuck) > 0, time.Duration(l.stallCheck())},
-		{l.core.Machine.Crowded() || l.acceptAt != 0, retryPause},
+		{len(l.stuck.all) > 0, time.Duration(l.stallCheck())},
+		{l.core.Machine.Crowded() || l.door.again != 0, retryPause},
 	} {
 		if until.when && (timeout < 0 || until.then < timeout) {
 			timeout = until.then
@@ -230,7 +196,7 @@ func (l *loop) sleep(timeout time.Duration) int {
 	l.meter.sleep()
 	n, err := unix.EpollWait(l.poll, l.events, milliseconds)
 	l.meter.rise()
-	l.now, l.ticked = l.core.clock.now(), false
+	l.turn.begin(l.core.clock.now())
 	if err != nil {
 		return 0 // EINTR
 	}
@@ -243,19 +209,11 @@ func (l *loop) enter() {
 	l.mu.Lock()
 	l.meter.lock()
 	l.mu.asleep &^= l.bit
-	if !l.ticked {
-		l.ticked = true
-		l.core.tickAt(l.now)
+	if !l.turn.ticked {
+		l.turn.ticked = true
+		l.core.tickAt(l.turn.now)
 	}
-	for _, s := range l.sent {
-		l.core.Machine.Sent(s.conn.state, s.bytes)
-	}
-	l.sent = l.sent[:0]
-	for i, c := range l.dropped {
-		l.droppedLocked(c)
-		l.dropped[i] = nil
-	}
-	l.dropped = l.dropped[:0]
+	l.sayLocked()
 }
 
 // leave ends a step: it takes along what is to be done for connections of this loop, releases the lock, wakes other loops that
@@ -268,9 +226,7 @@ func (l *loop) leave() {
 			continue
 		}
 		c.paused, c.granted = state.Paused(), state.Granted()
-		from := len(l.pieces)
-		l.pieces = state.Pending(l.pieces, loopWriteSize)
-		l.todo = append(l.todo, errand{c, from, len(l.pieces), state.Owed(), state.Cut() != nil})
+		l.errands.add(c, state)
 		if state.Cut() != nil {
 			l.core.cut(state)
 		}
@@ -286,13 +242,10 @@ func (l *loop) leave() {
 		l.wake(who)
 	}
 	l.emit(events, ticket)
-	for i := range l.todo {
-		l.perform(&l.todo[i])
-		l.todo[i] = errand{}
+	for i := range l.errands.todo {
+		l.perform(&l.errands.todo[i])
 	}
-	l.todo = l.todo[:0]
-	clear(l.pieces)
-	l.pieces = l.pieces[:0]
+	l.errands.reset()
 }
 
 // dispatch handles one event.
@@ -304,15 +257,12 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 		l.enter()
 		l.leave()
 		return
-	case l.accept:
+	case l.door.fd:
 		l.acceptSome(acceptsPerTurn)
 		return
 	}
-	if int(ev.Fd) >= len(l.conns) {
-		return
-	}
-	c := l.conns[ev.Fd]
-	if c == nil || c.serial != ev.Pad {
+	c := l.conns.of(ev)
+	if c == nil {
 		return // closed earlier in this turn
 	}
 	if ev.Events&unix.EPOLLOUT != 0 && c.blocked {
@@ -324,56 +274,6 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 	if ev.Events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 && !c.closed {
 		l.read(c, ev.Events)
 	}
-}
-
-// perform does an errand: it writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is
-// applied with the next step: a client that reads fast does not keep others waiting. It is one function because the kernel's own
-// calls push out what the processor knows of the callers, so that each return after a system call is one that it mispredicts.
-func (l *loop) perform(e *errand) {
-	c := e.conn
-	switch {
-	case c.closed:
-		return
-	case e.cut:
-		l.drop(c)
-		return
-	case c.serial == 0 && !l.join(c):
-		return
-	case c.blocked: // it is not ready: epoll will tell
-		return
-	}
-	if e.from < e.to {
-		moment.At("storeserve.write")
-		var n int
-		var errno unix.Errno
-		if e.to-e.from == 1 {
-			n, errno = writeNow(int(c.fd), l.pieces[e.from])
-		} else {
-			n, errno = l.writePieces(c, l.pieces[e.from:e.to])
-		}
-		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
-			l.drop(c)
-			return
-		}
-		if n > 0 {
-			c.movedAt = l.now
-			l.sent = append(l.sent, sent{c, n})
-		}
-		c.blocked = n < e.owed
-	}
-	l.arm(c)
-}
-
-// writePieces writes several pieces once.
-func (l *loop) writePieces(c *loopConn, pieces [][]byte) (int, unix.Errno) {
-	for _, p := range pieces {
-		l.vector = append(l.vector, unix.Iovec{Base: &p[0]})
-		l.vector[len(l.vector)-1].SetLen(len(p))
-	}
-	n, errno := writevNow(int(c.fd), l.vector)
-	clear(l.vector)
-	l.vector = l.vector[:0]
-	return n, errno
 }
 
 // arm asks epoll for what the connection needs next.
@@ -390,13 +290,9 @@ func (l *loop) arm(c *loopConn) {
 	}
 	if had, has := c.wants&unix.EPOLLOUT, wants&unix.EPOLLOUT; has != had {
 		if has != 0 {
-			c.movedAt = l.now
-			if len(l.stuck) == 0 {
-				l.checkAt = l.now + l.stallCheck()
-			}
-			l.stuck[c] = struct{}{}
+			l.stuck.add(c, l.turn.now, l.stallCheck())
 		} else {
-			delete(l.stuck, c)
+			l.stuck.remove(c)
 		}
 	}
 	c.wants = wants
@@ -411,12 +307,11 @@ func (l *loop) stallCheck() int64 { return int64(min(time.Second, l.core.config.
 
 // checkStuckLocked cuts clients that have not read anything for too long.
 func (l *loop) checkStuckLocked() {
-	if len(l.stuck) == 0 || l.now < l.checkAt {
+	if !l.stuck.due(l.turn.now, l.stallCheck()) {
 		return
 	}
-	l.checkAt = l.now + l.stallCheck()
-	for c := range l.stuck {
-		if l.now-c.movedAt > int64(l.core.config.Stall) {
+	for c := range l.stuck.all {
+		if l.turn.now-c.movedAt > int64(l.core.config.Stall) {
 			l.core.Machine.Refuse(c.state, stalled(l.core.config.Stall, c.state.Owed()))
 		}
 	}
@@ -429,26 +324,24 @@ func (l *loop) drop(c *loopConn) {
 	}
 	c.closed = true
 	moment.At("storeserve.drop")
-	delete(l.stuck, c)
-	if c.serial != 0 {
-		l.conns[c.fd] = nil
-	}
+	l.stuck.remove(c)
+	l.conns.remove(c)
 	_ = unix.Close(int(c.fd)) // takes it out of epoll, too
-	l.dropped = append(l.dropped, c)
+	l.unsaid.dropped = append(l.unsaid.dropped, c)
 }
 
 // finish is the loop's last act.
 func (l *loop) finish() {
 	l.enter()
 	l.leave() // joins those that were given to it meanwhile
-	for _, c := range l.conns {
+	for _, c := range l.conns.byFD {
 		if c != nil {
 			l.drop(c)
 		}
 	}
 	l.enter()
 	l.leave()
-	if l.accept >= 0 {
+	if l.door.fd >= 0 {
 		l.closeListener()
 	}
 }
