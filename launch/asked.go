@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -152,54 +151,11 @@ func (a *attempt) examine(ctx context.Context, apart time.Duration, look func(co
 		}
 	}
 	for _, w := range a.workers {
-		if words := a.ends[w.local].Load(); words != nil {
+		if words := w.words.Load(); words != nil {
 			seen.Ranks = append(seen.Ranks, verdict.Rank{Rank: int(w.rank), Host: a.job.host, Gone: *words})
 		}
 	}
 	return seen
-}
-
-// questions are those of this node to the launchers of others.
-type questions struct {
-	mu struct {
-		sync.Mutex
-		next    int
-		waiting map[int]chan json.RawMessage
-	}
-	looking chan struct{}
-}
-
-func newQuestions() *questions {
-	q := &questions{looking: make(chan struct{}, maxLooking)}
-	q.mu.waiting = map[int]chan json.RawMessage{}
-	return q
-}
-
-// ask makes a question and returns where its answers arrive.
-func (q *questions) ask(nodes int) (id int, answers <-chan json.RawMessage, forget func()) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.mu.next++
-	id = q.mu.next
-	ch := make(chan json.RawMessage, nodes)
-	q.mu.waiting[id] = ch
-	return id, ch, func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		delete(q.mu.waiting, id)
-	}
-}
-
-// answered takes an answer of a node.
-func (q *questions) answered(m *nodehost.Answer) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if ch := q.mu.waiting[m.ID]; ch != nil {
-		select {
-		case ch <- m.Job:
-		default: // a node that answers twice
-		}
-	}
 }
 
 // askAll asks all nodes, this one included, through the host, unless that is silent. Answers that make no sense count, but are left out.
@@ -209,7 +165,7 @@ func askAll[T any](ctx context.Context, m *member, nodes int, what string, limit
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	id, answers, forget := m.questions.ask(nodes)
+	id, answers, forget := m.questions.Ask(nodes)
 	defer forget()
 	m.say(nodehost.Message{Examine: &nodehost.Question{ID: id, What: what}})
 	var all []T
@@ -230,12 +186,12 @@ func askAll[T any](ctx context.Context, m *member, nodes int, what string, limit
 // tell answers the question of a node.
 func (m *member) tell(q nodehost.Question) {
 	select {
-	case m.questions.looking <- struct{}{}:
+	case m.answering <- struct{}{}:
 	default:
 		return
 	}
 	m.stopped.Go(func() {
-		defer func() { <-m.questions.looking }()
+		defer func() { <-m.answering }()
 		a := m.job.current.Load()
 		if a == nil {
 			return

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,10 +58,9 @@ func TestExamineAllNodes(t *testing.T) {
 		roster := []NodeStatus{{Host: "alpha", Workers: 2}, {Host: "beta", Base: 2, Workers: 2}}
 		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port(), roster: roster}}
 		a.workers = []*worker{{local: 0, rank: dist.Rank(2 * node)}, {local: 1, rank: dist.Rank(2*node + 1)}}
-		a.pids, a.ends = make([]atomic.Int64, 2), make([]atomic.Pointer[string], 2)
-		a.pids[0].Store(int64(os.Getpid()))
+		a.workers[0].running.Store(int64(os.Getpid()))
 		words := "exited with code 3"
-		a.ends[1].Store(&words)
+		a.workers[1].words.Store(&words)
 		j.current.Store(a)
 		m.say(nodehost.Message{Join: &nodehost.Join{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
 		members = append(members, m)
@@ -146,9 +144,9 @@ func TestSilentNode(t *testing.T) {
 		}
 	}
 	a := &attempt{job: j, member: m, place: place{nodes: 2, world: 2, roster: []NodeStatus{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
-	a.workers, a.pids, a.ends = []*worker{{}}, make([]atomic.Int64, 1), make([]atomic.Pointer[string], 1)
+	a.workers = []*worker{{}}
 	words := "exited with code 3"
-	a.ends[0].Store(&words)
+	a.workers[0].words.Store(&words)
 	j.current.Store(a)
 	// The host may answer late where much else runs: then all nodes are waited for.
 	testwait.Until(t, "the other node is not waited for", func() bool {
@@ -181,9 +179,9 @@ func TestSilentHost(t *testing.T) {
 	m := newMember(j, conn, "the host")
 	defer m.close()
 	a := &attempt{job: j, member: m, place: place{nodes: 70, world: 70, roster: []NodeStatus{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
-	a.workers, a.pids, a.ends = []*worker{{}}, make([]atomic.Int64, 1), make([]atomic.Pointer[string], 1)
+	a.workers = []*worker{{}}
 	words := "exited with code 3"
-	a.ends[0].Store(&words)
+	a.workers[0].words.Store(&words)
 	j.current.Store(a)
 	if got, want := a.missing(t.Context(), []verdict.Rank{{}}, 1), "only 1 of the 70 nodes have answered, and nothing is known of node 1 on beta (rank 1); and 68 more"; got != want {
 		t.Errorf("%s, want %s", got, want)

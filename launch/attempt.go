@@ -5,17 +5,13 @@ package launch
 
 import (
 	"context"
-	"errors"
-	"net"
 	"os"
-	"regexp"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/hangwatch"
 	"github.com/cohort-dist/cohort/internal/joblog"
 	"github.com/cohort-dist/cohort/internal/keeper"
@@ -32,46 +28,52 @@ import (
 const (
 	// evidenceTime bounds the look at the workers before they are signalled.
 	evidenceTime = 100 * time.Millisecond
-	// wordsTime bounds the wait for the last words of a worker that has ended: a child of it may keep its output open.
-	wordsTime = 50 * time.Millisecond
-	// lookupTime bounds the look for a name that a worker could not reach.
-	lookupTime = 300 * time.Millisecond
 	// drainTime bounds the wait for the output of workers after everything below the keeper is gone.
 	drainTime = 2 * time.Second
 )
 
 // attempt drives the machine of one attempt. One goroutine owns it.
 type attempt struct {
-	job     *job
-	place   place
-	group   *launchcore.Group
-	workers []*worker
-	store   *tcpstore.Server
-	filters [2]*joblog.Filter
-	started time.Time
-	timer   *time.Timer
-	timerID int
-	inbox   chan any // answers of looking goroutines
-	looking sync.WaitGroup
-	before  pystack.Places // where the workers were when they were interrupted
-	found   *Evidence
-	outcome launchcore.Outcome
-	err     error
-
-	// Of the workers, for those who look at them: the processes of those that run, and how others have ended.
-	pids    []atomic.Int64
-	ends    []atomic.Pointer[string]
-	verdict string       // why the job hung
-	seen    *verdict.Job // what the watch saw then
-	events  string       // of the cgroup then
-
+	job          *job
+	place        place
+	group        *launchcore.Group
+	workers      []*worker
+	store        *tcpstore.Server
+	filters      [2]*joblog.Filter
+	started      time.Time
+	alarm        alarm
+	lookers      lookers
+	before       pystack.Places // where the workers were when they were interrupted
+	found        *Evidence
+	hang         standstill
+	outcome      launchcore.Outcome
+	err          error
 	coordination *coordination // of a job whose members change, or nil
+	member       *member       // of a job on several nodes, or nil
+}
 
-	// Of a job on several nodes.
-	member   *member
-	watched  bool // somebody looks at the job on some node
-	remotes  <-chan nodehost.Message
-	hostLost bool
+// alarm is the timer of the machine.
+type alarm struct {
+	timer *time.Timer
+	id    int
+}
+
+// lookers are goroutines that look at something for the attempt.
+type lookers struct {
+	running sync.WaitGroup
+	inbox   chan any // their answers
+}
+
+// ask has somebody look, and answer.
+func (l *lookers) ask(look func() any) {
+	l.running.Go(func() { l.inbox <- look() })
+}
+
+// standstill is why the watch took the job for hanging.
+type standstill struct {
+	verdict string
+	seen    *verdict.Job
+	events  string // of the cgroup
 }
 
 // worker is a process of the attempt.
@@ -85,6 +87,10 @@ type worker struct {
 	out, err       *joblog.Pipe
 	cause          postmortem.Cause
 	sent           postmortem.Signals
+
+	// For those who look at it meanwhile: its process, 0 unless that runs, and how it has ended.
+	running atomic.Int64
+	words   atomic.Pointer[string]
 }
 
 // id is the keeper's number of a worker. Those of earlier attempts have ended.
@@ -100,23 +106,24 @@ func (a *attempt) workerOf(id int) *worker {
 // run runs the attempt until all its workers have ended.
 func (a *attempt) run() (launchcore.Outcome, error) {
 	a.job.screen.begin(a.place.world)
-	a.timer = time.NewTimer(time.Hour)
-	defer a.timer.Stop()
+	a.alarm.timer = time.NewTimer(time.Hour)
+	defer a.alarm.timer.Stop()
 	watching, stop := context.WithCancel(context.Background())
 	defer stop()
 	if a.job.cfg.HangTimeout > 0 {
-		a.looking.Go(func() { a.watch(watching) })
+		a.lookers.running.Go(func() { a.watch(watching) })
 	}
-	if a.watched {
-		a.looking.Go(func() { a.showOthers(watching) })
+	if a.member != nil && a.member.watched {
+		a.lookers.running.Go(func() { a.showOthers(watching) })
 	}
 	a.job.current.Store(a)
 	defer a.job.current.Store(nil)
 	a.job.memory.Forget()
 	a.step(launchcore.Begin{})
 	done := a.job.asked.Done()
+	var remotes <-chan nodehost.Message
 	if a.member != nil {
-		a.remotes = a.member.incoming
+		remotes = a.member.incoming
 	}
 	for !a.group.Ended() {
 		moment.At("launch.attempt.select")
@@ -129,11 +136,14 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 			a.told(e)
 		case s := <-a.job.signals:
 			a.signal(s)
-		case <-a.timer.C:
-			a.step(launchcore.TimerFired{ID: a.timerID})
-		case answer := <-a.inbox:
+		case <-a.alarm.timer.C:
+			a.step(launchcore.TimerFired{ID: a.alarm.id})
+		case answer := <-a.lookers.inbox:
 			a.answered(answer)
-		case msg, open := <-a.remotes:
+		case msg, open := <-remotes:
+			if !open {
+				remotes = nil
+			}
 			a.remote(msg, open)
 		case <-done:
 			done = nil
@@ -141,7 +151,7 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 		}
 	}
 	stop()
-	a.looking.Wait()
+	a.lookers.running.Wait()
 	a.drain()
 	a.closeStore()
 	a.filters[0].Close()
@@ -173,11 +183,11 @@ func (a *attempt) perform(e launchcore.Effect) {
 		a.findStuck(e.Workers)
 	case launchcore.Sweep:
 		if a.job.keeper.Sweep(a.clean()) != nil {
-			a.inbox <- launchcore.Swept{}
+			a.lookers.inbox <- launchcore.Swept{}
 		}
 	case launchcore.SetTimer:
-		a.timerID = e.ID
-		a.timer.Reset(e.After)
+		a.alarm.id = e.ID
+		a.alarm.timer.Reset(e.After)
 	case launchcore.GoOn:
 		a.goOn(a.workers[e.Worker], e.Spares)
 	case launchcore.Failing:
@@ -202,7 +212,7 @@ func (a *attempt) start() {
 	for _, w := range a.workers {
 		if err := a.spawn(w); err != nil {
 			w.refused = err.Error()
-			a.inbox <- launchcore.Refused{Worker: launchcore.Worker(w.local), Rest: true}
+			a.lookers.inbox <- launchcore.Refused{Worker: launchcore.Worker(w.local), Rest: true}
 			return // the others would only be stopped
 		}
 	}
@@ -251,7 +261,7 @@ func (a *attempt) told(e keeper.Event) {
 	case e.Started != nil:
 		if w := a.workerOf(e.Started.ID); w != nil {
 			w.pid, w.started = e.Started.PID, e.Started.At
-			a.pids[w.local].Store(int64(w.pid))
+			w.running.Store(int64(w.pid))
 			a.job.events.Started(a.eventOf(w))
 			a.job.board.rank(w.local, func(r *WorkerStatus) { r.Phase, r.Since = WorkerRunning, w.started })
 		}
@@ -265,103 +275,20 @@ func (a *attempt) told(e keeper.Event) {
 	case e.Exited != nil:
 		if w := a.workerOf(e.Exited.ID); w != nil {
 			w.exit, w.ended = e.Exited, e.Exited.At
-			a.pids[w.local].Store(0)
+			w.running.Store(0)
 			w.cause = a.explain(w)
 			a.over(w)
 			words := w.cause.Words
 			if w.exit.Code == 0 {
 				words = verdict.Succeeded
 			}
-			a.ends[w.local].Store(&words)
+			w.words.Store(&words)
 			a.coordination.lost(w.local)
 			a.step(launchcore.Exited{Worker: launchcore.Worker(w.local), Code: w.exit.Code, Consequence: w.cause.Kind.Consequence()})
 		}
 	case e.Swept != nil:
 		a.step(launchcore.Swept{})
 	}
-}
-
-// explain says why a worker has ended.
-func (a *attempt) explain(w *worker) postmortem.Cause {
-	d := postmortem.Death{Code: w.exit.Code, RSS: w.exit.RSS, Sent: w.sent}
-	if d.Code == 0 {
-		return postmortem.Explain(d)
-	}
-	if w.err != nil {
-		select {
-		case <-w.err.Done():
-		case <-time.After(wordsTime):
-		}
-		d.Stderr = w.err.Last()
-	}
-	if file := a.job.run.ErrorFile(a.place.attempt, w.local); file != "" {
-		d.ErrorFile = readBounded(file, 1<<20)
-	}
-	if postmortem.BySIGKILL(d) && a.job.memory.Take() {
-		d.OutOfMemory, d.Limit = true, a.job.memory.Limit()
-	}
-	d.Output = a.unwritable(w)
-	cause := postmortem.Explain(d)
-	cause.Words += unresolved(cause.Words)
-	return cause
-}
-
-// reason returns an error without the operation and the path.
-func reason(err error) string {
-	if number, ok := errors.AsType[syscall.Errno](err); ok {
-		return number.Error()
-	}
-	return err.Error()
-}
-
-// unwritable says why what a worker prints cannot be written, "" if it can.
-func (a *attempt) unwritable(w *worker) string {
-	for _, p := range []*joblog.Pipe{w.out, w.err} {
-		if p == nil {
-			continue
-		}
-		if dir := p.Full(); dir != "" {
-			return "no space left on device for its log files in " + dir
-		}
-	}
-	if err := a.job.screen.out.Err(); err != nil {
-		return "the launcher's standard output cannot be written: " + reason(err)
-	}
-	if err := a.job.screen.err.Err(); err != nil {
-		return "the launcher's standard error output cannot be written: " + reason(err)
-	}
-	return ""
-}
-
-// unreachable is how PyTorch says that it could not connect to a store.
-var unreachable = regexp.MustCompile(`trying to connect to \(([^ ,()]+), \d+\)`)
-
-// unresolved adds what PyTorch leaves out: that it could not connect because the name of the host does not exist.
-func unresolved(words string) string {
-	m := unreachable.FindStringSubmatch(words)
-	if m == nil {
-		return ""
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), lookupTime)
-	defer cancel()
-	_, err := net.DefaultResolver.LookupHost(ctx, m[1])
-	if ctxdial.UnknownHost(err) {
-		return "; the name " + m[1] + " does not resolve on this host"
-	}
-	return ""
-}
-
-// readBounded reads at most n bytes of a file, nil if it cannot.
-func readBounded(name string, n int64) []byte {
-	info, err := os.Stat(name)
-	if err != nil || info.Size() > n || !info.Mode().IsRegular() {
-		return nil
-	}
-	b, err := os.ReadFile(name) //nolint:gosec // the worker's error file
-	if err != nil {
-		return nil
-	}
-	return b
 }
 
 // signal takes a signal that the launcher has received.
@@ -464,27 +391,28 @@ func (a *attempt) pidsOf(workers []launchcore.Worker) []int {
 // mark remembers where the workers are.
 func (a *attempt) mark(workers []launchcore.Worker) {
 	pids := a.pidsOf(workers)
-	a.looking.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), a.job.cfg.Interrupt)
-		defer cancel()
-		a.inbox <- a.job.reader.Places(ctx, pids)
-	})
+	a.lookers.ask(func() any { return a.places(pids) })
+}
+
+// places is where processes stand, as far as that can be found out before they are interrupted again.
+func (a *attempt) places(pids []int) pystack.Places {
+	ctx, cancel := context.WithTimeout(context.Background(), a.job.cfg.Interrupt)
+	defer cancel()
+	return a.job.reader.Places(ctx, pids)
 }
 
 // findStuck compares where the workers stand with where they stood when they were interrupted.
 func (a *attempt) findStuck(workers []launchcore.Worker) {
 	before, pids := a.before, a.pidsOf(workers)
-	a.looking.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), a.job.cfg.Interrupt)
-		defer cancel()
-		now := a.job.reader.Places(ctx, pids)
+	a.lookers.ask(func() any {
+		now := a.places(pids)
 		var stuck []launchcore.Worker
 		for i, w := range workers {
 			if before.Same(now, pids[i]) {
 				stuck = append(stuck, w)
 			}
 		}
-		a.inbox <- launchcore.Stuck{Workers: stuck}
+		return launchcore.Stuck{Workers: stuck}
 	})
 }
 

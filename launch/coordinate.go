@@ -119,7 +119,7 @@ func (a *attempt) coordinate() (err error) {
 			return
 		}
 		select {
-		case a.inbox <- silent:
+		case a.lookers.inbox <- silent:
 		case <-ctx.Done():
 		}
 	}()

@@ -45,7 +45,7 @@ func (a *attempt) keepEvents(ends []WorkerEnd) {
 	for i, w := range a.workers {
 		e := a.eventOf(w)
 		e.Code = ends[i].Code
-		e.Error = readBounded(a.job.run.ErrorFile(a.place.attempt, w.local), 1<<20)
+		e.Error = a.job.run.Error(a.place.attempt, w.local)
 		a.job.last = append(a.job.last, e)
 	}
 }

@@ -64,7 +64,7 @@ func (e *Evidence) Of(rank dist.Rank) *RankState {
 
 // look takes evidence in the background and puts it into the inbox.
 func (a *attempt) look(bool) {
-	c := collection{time: evidenceTime, running: &a.looking, read: func(ctx context.Context, rank dist.Rank, pid int) RankState {
+	c := collection{time: evidenceTime, running: &a.lookers.running, read: func(ctx context.Context, rank dist.Rank, pid int) RankState {
 		return readRank(ctx, &a.job.reader, rank, pid)
 	}}
 	pids := make(map[int]int, len(a.workers)) // rank of each process
@@ -77,7 +77,7 @@ func (a *attempt) look(bool) {
 	if server := a.store; server != nil {
 		c.waits = func() []StoreWait { return storeWaits(server, pids) }
 	}
-	a.looking.Go(func() { a.inbox <- c.take() })
+	a.lookers.ask(func() any { return c.take() })
 }
 
 // collection takes evidence within a time. What comes later is left out: the workers must not wait for it.

@@ -34,7 +34,7 @@ func (a *attempt) watch(ctx context.Context) {
 		case hangwatch.Repeat:
 			seen = a.examine(ctx, every, jobscan.Examine)
 		case hangwatch.Prepare:
-			prepared = behind(&a.looking, func() verdict.Job { return a.examine(ctx, lookApart, jobscan.Examine) })
+			prepared = behind(&a.lookers.running, func() verdict.Job { return a.examine(ctx, lookApart, jobscan.Examine) })
 			fallthrough
 		default:
 			seen = a.examine(ctx, every, jobscan.Glance)
@@ -47,7 +47,7 @@ func (a *attempt) watch(ctx context.Context) {
 			continue
 		}
 		select {
-		case a.inbox <- hang:
+		case a.lookers.inbox <- hang:
 		case <-ctx.Done():
 			return
 		}
@@ -64,8 +64,8 @@ func behind[T any](running *sync.WaitGroup, ask func() T) func() T {
 // asJob describes the workers that run.
 func (a *attempt) asJob() jobscan.Job {
 	j := jobscan.Job{ID: a.job.cfg.RunID, World: a.place.world, Store: a.place.address()}
-	for i, w := range a.workers {
-		if pid := int(a.pids[i].Load()); pid != 0 {
+	for _, w := range a.workers {
+		if pid := int(w.running.Load()); pid != 0 {
 			j.Ranks = append(j.Ranks, jobscan.Describe(int(w.rank), pid))
 		}
 	}
@@ -89,7 +89,7 @@ func (a *attempt) stands(h *hangwatch.Hang) {
 		for i := range h.Seen.Ranks {
 			h.Seen.Ranks[i].Line = "" // it may have a secret in it
 		}
-		a.verdict, a.seen, a.events = h.Verdict.Sentence, &h.Seen, a.job.memory.Events()
+		a.hang = standstill{h.Verdict.Sentence, &h.Seen, a.job.memory.Events()}
 		a.step(launchcore.Hung{})
 	}
 }

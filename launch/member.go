@@ -34,8 +34,10 @@ type member struct {
 	stopped  sync.WaitGroup
 	quit     chan struct{}
 	sending  sync.Mutex
-	// questions are those of "cohort why" on any node.
-	questions *questions
+	// questions are those of "cohort why" on this node.
+	questions nodehost.Questions
+	// answering is held while a question of another node is answered.
+	answering chan struct{}
 	// replaceable says that another launcher takes the place of a host that is gone.
 	replaceable bool
 	// hosts says that this launcher is the host.
@@ -43,6 +45,8 @@ type member struct {
 	// reason is why the last attempt was stopped or has failed, "" if it is not known; told says that the user knows.
 	reason string
 	told   bool
+	// watched says that somebody looks at the job on some node, gone that the host was lost during an attempt.
+	watched, gone bool
 	// dismissed is the last word of the host, or nil.
 	dismissed *nodehost.Dismiss
 }
@@ -94,7 +98,7 @@ func greets(c net.Conn) bool {
 
 // newMember makes this node a member of the job whose host is at the other end.
 func newMember(j *job, c net.Conn, addr string) *member {
-	m := &member{job: j, host: addr, wire: nodehost.NewWire(c, j.cfg.Silence), incoming: make(chan nodehost.Message, 16), quit: make(chan struct{}), questions: newQuestions()}
+	m := &member{job: j, host: addr, wire: nodehost.NewWire(c, j.cfg.Silence), incoming: make(chan nodehost.Message, 16), quit: make(chan struct{}), answering: make(chan struct{}, maxLooking)}
 	m.stopped.Go(m.read)
 	m.stopped.Go(m.live)
 	return m
@@ -114,7 +118,7 @@ func (m *member) read() {
 			m.tell(*msg.Examine)
 			continue
 		case msg.Seen != nil:
-			m.questions.answered(msg.Seen)
+			m.questions.Answered(msg.Seen)
 			continue
 		case msg.View != nil:
 			m.job.board.others(msg.View, time.Now())
@@ -279,7 +283,7 @@ func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	a.member, a.watched = m, b.Watched
+	a.member, m.watched = m, b.Watched
 	j.seen.attempt, j.seen.restarts = b.Attempt+1, b.Restarts
 	outcome, err := a.run()
 	r := a.result(outcome)
@@ -291,7 +295,7 @@ func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 		m.leave(int(outcome.Signal))
 		return true, nil
 	}
-	if a.hostLost && m.dismissed == nil {
+	if m.gone && m.dismissed == nil {
 		return true, m.hostGone()
 	}
 	failure := a.blame(outcome)
@@ -331,7 +335,7 @@ func (m *member) sayAgain(b nodehost.Begin) {
 func (a *attempt) remote(msg nodehost.Message, open bool) {
 	switch {
 	case !open:
-		a.hostLost, a.remotes = true, nil
+		a.member.gone = true
 		a.step(launchcore.Stop{})
 	case msg.Stop != nil:
 		a.member.reason = msg.Stop.Reason
@@ -359,7 +363,7 @@ func (a *attempt) failing(hung bool) {
 // blame returns the failure on this node that explains the others best. Without one the sentence is empty.
 func (a *attempt) blame(o launchcore.Outcome) launchcore.Failure {
 	if o.Hung {
-		return launchcore.Failure{Sentence: (&Attempt{Hung: true, Verdict: a.verdict}).Sentence(), Code: dist.DeadlineExceeded}
+		return launchcore.Failure{Sentence: (&Attempt{Hung: true, Verdict: a.hang.verdict}).Sentence(), Code: dist.DeadlineExceeded}
 	}
 	var failures []postmortem.Failure
 	for _, e := range o.Exits {

@@ -63,7 +63,7 @@ func TestRankOfAnotherNode(t *testing.T) {
 // TestBlameOfAHang: a node whose workers were stopped because the job stood still says so, and names none of them.
 func TestBlameOfAHang(t *testing.T) {
 	t.Parallel()
-	f := (&attempt{verdict: "Rank 1 sleeps."}).blame(launchcore.Outcome{Hung: true})
+	f := (&attempt{hang: standstill{verdict: "Rank 1 sleeps."}}).blame(launchcore.Outcome{Hung: true})
 	if f.Code != dist.DeadlineExceeded || f.Rank != nil || f.Blame != 0 || f.Sentence != "the job stood still and was stopped: Rank 1 sleeps" {
 		t.Errorf("%+v", f)
 	}
@@ -95,7 +95,7 @@ func TestFailingOfAHang(t *testing.T) {
 			}
 		}
 	}()
-	(&attempt{job: m.job, member: m, verdict: "Rank 1 sleeps."}).failing(true)
+	(&attempt{job: m.job, member: m, hang: standstill{verdict: "Rank 1 sleeps."}}).failing(true)
 	if msg := <-heard; msg.Failed == nil || msg.Failed.Code != dist.DeadlineExceeded || msg.Failed.Blame != 0 {
 		t.Errorf("%+v", msg.Failed)
 	}

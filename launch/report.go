@@ -89,8 +89,8 @@ type WorkerEnd struct {
 func (a *attempt) result(o launchcore.Outcome) Attempt {
 	r := Attempt{
 		Number: a.place.attempt, Started: a.started, Ended: time.Now(), Succeeded: o.Succeeded(), Signal: int(o.Signal),
-		Hung: o.Hung, Verdict: a.verdict, First: dist.NoRank, Evidence: a.found,
-		seen: a.seen, events: a.events,
+		Hung: o.Hung, Verdict: a.hang.verdict, First: dist.NoRank, Evidence: a.found,
+		seen: a.hang.seen, events: a.hang.events,
 	}
 	for _, w := range a.workers {
 		end := WorkerEnd{

@@ -137,7 +137,7 @@ func (j *job) attempts() error {
 
 // newAttempt prepares an attempt: its place and, unless another launcher gives both, its store.
 func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
-	a := &attempt{job: j, started: time.Now(), inbox: make(chan any, 8)}
+	a := &attempt{job: j, started: time.Now(), lookers: lookers{inbox: make(chan any, 8)}}
 	a.place = place{attempt: number, nodes: 1, world: j.cfg.Workers, roles: j.cfg.rolesAmong(0, 1)}
 	if given != nil {
 		given(&a.place)
@@ -162,7 +162,6 @@ func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
 		a.workers = append(a.workers, &worker{local: local, rank: a.place.rank(local)})
 	}
 	a.begins()
-	a.pids, a.ends = make([]atomic.Int64, len(a.workers)), make([]atomic.Pointer[string], len(a.workers))
 	a.group = launchcore.NewGroup(j.cfg.Workers, launchcore.Limits{
 		Evidence: evidenceTime, Linger: max(0, j.cfg.Linger), Grace: j.cfg.Grace, Interrupt: j.cfg.Interrupt, Kill: 5 * time.Second,
 		Spares: j.cfg.spares(),

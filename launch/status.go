@@ -154,8 +154,8 @@ func (j *job) lookForWaits(ctx context.Context) {
 		return
 	}
 	ranks := map[int]int{}
-	for i, w := range a.workers {
-		if pid := int(a.pids[i].Load()); pid != 0 {
+	for _, w := range a.workers {
+		if pid := int(w.running.Load()); pid != 0 {
 			ranks[pid] = int(w.rank)
 		}
 	}

@@ -129,6 +129,23 @@ func (d *Dir) ErrorFile(attempt, local int) string {
 	return filepath.Join(d.worker(attempt, local), "error.json")
 }
 
+// maxError bounds what is read of a worker's exception.
+const maxError = 1 << 20
+
+// Error is what @record has written about the exception of a worker, nil if nothing.
+func (d *Dir) Error(attempt, local int) []byte {
+	name := d.ErrorFile(attempt, local)
+	info, err := os.Stat(name)
+	if err != nil || info.Size() > maxError || !info.Mode().IsRegular() {
+		return nil
+	}
+	b, err := os.ReadFile(name) //nolint:gosec // the worker's error file
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
 // Prepare makes the folders of an attempt.
 func (d *Dir) Prepare(attempt, workers int) error {
 	for local := range workers {
