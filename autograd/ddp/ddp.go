@@ -27,7 +27,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
@@ -63,28 +62,15 @@ type Model struct {
 
 	// The fields below are for the forward or the pass that is under way, of which mu.stage allows one.
 
-	buckets []*bucket
-	places  []place // by parameter
-	sharing bool    // the buffers are taken from rank 0 before the next forward
-	armed   bool    // a forward has been announced whose gradients are to be reduced
-	local   bool    // the last forward was announced without reduction
-	// grads is where the running pass has its gradients; elsewhere says that these are not the parameters' own.
-	grads     autograd.Gradients
-	elsewhere bool
-	next      int // the next bucket to be reduced: all ranks reduce in the same order
-	ready     []bool
-	order     []int // parameters in the order in which they became ready, in the first pass
-	rebuilt   bool
-	unused    []int // parameters that the announced forward did not use
-	never     []int // parameters that a static graph does not use
-	used      *tensor.Tensor
-	// accumulated are the parameters that got gradients in passes without reduction since the last one with it.
-	accumulated []bool
-	waitUsed    wait
-	divide      int    // what gradients are divided by
-	joining     *join  // within Join
-	notices     []wait // what was said to ranks that have joined
-	began       time.Time
+	shelves shelves
+	arrival arrival
+	usage   usage
+	round   round
+	sharing bool   // the buffers are taken from rank 0 before the next forward
+	local   bool   // the last forward was announced without reduction
+	divide  int    // what gradients are divided by
+	joining *join  // within Join
+	notices []wait // what was said to ranks that have joined
 }
 
 // stage is what a model is doing.
@@ -108,20 +94,6 @@ const (
 
 // wait ends when something that was begun has ended.
 type wait = func(context.Context) error
-
-// bucket is the gradients that are reduced together, or one sparse gradient.
-type bucket struct {
-	params  []int
-	data    *tensor.Tensor   // nil for a sparse gradient
-	sparse  *tensor.Sparse   // of this pass
-	views   []*tensor.Tensor // by position in params
-	index   int
-	pending int
-	wait    wait
-}
-
-// place says where the gradient of a parameter lies.
-type place struct{ bucket, position int }
 
 type config struct {
 	first, rest int
@@ -213,7 +185,7 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 		m.params = append(m.params, p)
 		m.pieces = append(m.pieces, piece{p.Value.DType(), p.Value.Data().NBytes(), p.Sparse})
 	}
-	m.accumulated = make([]bool, len(m.params))
+	m.usage.accumulated = make([]bool, len(m.params))
 	if len(m.params) == 0 {
 		return nil, dist.New(op, dist.InvalidArgument, "DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient.")
 	}
@@ -273,10 +245,10 @@ func (m *Model) Close() error {
 		}
 	}
 	if quiet {
-		m.releaseBuckets()
+		m.shelves.release()
 	}
 	if m.mu.stage == idle {
-		m.buckets, m.armed = nil, false
+		m.shelves.buckets, m.round.armed = nil, false
 	}
 	return errors.Join(errs...)
 }
@@ -358,11 +330,11 @@ func (m *Model) prepare(ctx context.Context) error {
 
 // rebuild makes the buckets again, once, when it is known in which order gradients become ready.
 func (m *Model) rebuild(ctx context.Context) error {
-	if m.config.findUnused || m.rebuilt || len(m.order) == 0 {
+	if m.config.findUnused || !m.arrival.known() {
 		return nil
 	}
-	m.rebuilt = true
-	buckets, err := m.agree(ctx, assign(m.pieces, []int{m.config.first, m.config.rest}, m.order))
+	m.arrival.rebuilt = true
+	buckets, err := m.agree(ctx, assign(m.pieces, []int{m.config.first, m.config.rest}, m.arrival.order))
 	if err != nil {
 		return err
 	}
@@ -410,8 +382,8 @@ func (m *Model) Announce(outputs ...*autograd.Variable) {
 	if !m.sharing {
 		return
 	}
-	m.armed = true
-	m.unused = m.never
+	m.round.armed = true
+	m.round.unused = m.usage.never
 	if !m.config.findUnused {
 		return
 	}
@@ -433,7 +405,7 @@ func (m *Model) Announce(outputs ...*autograd.Variable) {
 	}
 	for i, p := range m.params {
 		if !reached[p.Value.Edge().Node] {
-			m.unused = append(m.unused, i)
+			m.round.unused = append(m.round.unused, i)
 		}
 	}
 }
@@ -449,8 +421,8 @@ func (m *Model) SetSync(on bool) {
 
 // Buckets returns the names of the parameters by bucket, in the order of their reduction.
 func (m *Model) Buckets() [][]string {
-	out := make([][]string, len(m.buckets))
-	for i, b := range m.buckets {
+	out := make([][]string, len(m.shelves.buckets))
+	for i, b := range m.shelves.buckets {
 		for _, k := range b.params {
 			out[i] = append(out[i], m.params[k].Name)
 		}
@@ -468,7 +440,7 @@ func (m *Model) fail(err error) error {
 
 func (m *Model) missing() []string {
 	var names []string
-	for i, ready := range m.ready {
+	for i, ready := range m.round.ready {
 		if !ready {
 			names = append(names, m.params[i].Name)
 		}

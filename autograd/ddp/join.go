@@ -157,7 +157,7 @@ func (m *Model) shadowPass(ctx context.Context) error {
 	_ = m.enter(backward)
 	defer func() { _ = m.enter(idle) }()
 	var waits []wait
-	for _, b := range m.buckets {
+	for _, b := range m.shelves.buckets {
 		if err = m.clear(b); err != nil {
 			return err
 		}
@@ -180,9 +180,9 @@ func (m *Model) shadowPass(ctx context.Context) error {
 			return err
 		}
 	}
-	if !m.rebuilt && len(m.order) == 0 { // no pass of this rank's own has seen an order
+	if !m.arrival.rebuilt && len(m.arrival.order) == 0 { // no pass of this rank's own has seen an order
 		for i := range m.params {
-			m.order = append(m.order, i)
+			m.arrival.note(i)
 		}
 	}
 	return nil

@@ -20,55 +20,25 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// install makes the memory of buckets.
+// install puts gradients into new buckets.
 func (m *Model) install(buckets [][]int) error {
-	places := make([]place, len(m.params))
-	made := make([]*bucket, len(buckets))
-	for i, params := range buckets {
-		b := &bucket{params: params, index: i}
-		made[i] = b
-		if k := params[0]; m.pieces[k].sparse {
-			places[k] = place{i, 0}
-			continue
-		}
-		n := 0
-		for _, k := range params {
-			n += m.params[k].Value.Data().Numel()
-		}
-		var err error
-		if b.data, err = m.g.NewTensor(m.pieces[params[0]].dtype, n); err != nil { // the shared segment may be full
-			if b.data, err = tensor.New(m.pieces[params[0]].dtype, n); err != nil {
-				return err
-			}
-		}
-		at := 0
-		for j, k := range params {
-			t := m.params[k].Value.Data()
-			view, err := b.data.Narrow(0, at, t.Numel())
-			if err != nil {
-				return err
-			}
-			if view, err = view.View(t.Shape()...); err != nil {
-				return err
-			}
-			b.views = append(b.views, view)
-			places[k] = place{i, j}
-			at += t.Numel()
-		}
-	}
-	if err := m.moveGrads(made, places); err != nil {
+	made, err := newShelves(m.g, m.params, m.pieces, buckets)
+	if err != nil {
 		return err
 	}
-	m.releaseBuckets()
-	m.buckets, m.places = made, places
+	if err := m.moveGrads(&made); err != nil {
+		return err
+	}
+	m.shelves.release()
+	m.shelves = made
 	m.reset()
 	return nil
 }
 
 // moveGrads has gradients computed in new buckets, and puts those there that are in the old ones.
-func (m *Model) moveGrads(made []*bucket, places []place) error {
+func (m *Model) moveGrads(made *shelves) error {
 	for i, p := range m.params {
-		to := made[places[i].bucket].view(places[i])
+		to := made.view(i)
 		if to == nil {
 			continue
 		}
@@ -90,10 +60,7 @@ func (m *Model) moveGrads(made []*bucket, places []place) error {
 
 // inBucket reports whether the gradient of a parameter is memory of its bucket.
 func (m *Model) inBucket(i int) bool {
-	if len(m.buckets) == 0 {
-		return false
-	}
-	view := m.buckets[m.places[i].bucket].view(m.places[i])
+	view := m.shelves.view(i)
 	return view != nil && m.params[i].Value.Grad() == view
 }
 
@@ -110,31 +77,10 @@ func (m *Model) takeOut(i int) error {
 	return v.SetGrad(g)
 }
 
-// view is the memory of a gradient, or nil for a sparse one.
-func (b *bucket) view(p place) *tensor.Tensor {
-	if b.data == nil {
-		return nil
-	}
-	return b.views[p.position]
-}
-
-// releaseBuckets gives back the memory of the buckets.
-func (m *Model) releaseBuckets() {
-	for _, b := range m.buckets {
-		if b.data != nil {
-			b.data.Storage().Release()
-		}
-	}
-}
-
-// reset forgets the pass that ended.
+// reset forgets the round that ended.
 func (m *Model) reset() {
-	m.next, m.armed, m.grads = 0, false, nil
-	m.ready = make([]bool, len(m.params))
-	m.unused, m.waitUsed = nil, nil
-	for _, b := range m.buckets {
-		b.pending, b.wait, b.sparse = len(b.params), nil, nil
-	}
+	m.round = round{ready: make([]bool, len(m.params))}
+	m.shelves.reset()
 }
 
 // onReady is called when a pass has accumulated the gradient of a parameter.
@@ -145,16 +91,16 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	switch {
 	case m.mu.stage == forward: // which writes what the other cases read
 		return m.fail(tooMany("ddp: backward", "a backward pass has begun during a forward"))
-	case !m.armed && (m.mu.noSync || m.local):
-		m.accumulated[i] = true
+	case !m.round.armed && (m.mu.noSync || m.local):
+		m.usage.accumulated[i] = true
 		return nil
 	case m.mu.err != nil:
 		return m.mu.err
 	case m.mu.stage == hooked, m.mu.stage == backward && m.mu.pass != pass:
 		return m.fail(tooMany("ddp: backward", fmt.Sprintf("a gradient of %s comes from another pass than the one that is being reduced", m.params[i].Name)))
-	case !m.armed:
+	case !m.round.armed:
 		return dist.Newf("ddp: backward", dist.InvalidArgument, "a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
-	case m.ready[i]:
+	case m.round.ready[i]:
 		return m.fail(m.twice(i))
 	}
 	if m.mu.stage == idle {
@@ -162,17 +108,15 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 		if err := m.begin(ctx, pass); err != nil {
 			return m.fail(err)
 		}
-		if m.ready[i] { // begin has taken it for unused
+		if m.round.ready[i] { // begin has taken it for unused
 			return m.fail(m.twice(i))
 		}
 	}
-	if m.config.static && m.used == nil {
-		m.ready[i] = true // reduced at the end of the pass, which finds out what it uses
+	if m.config.static && m.usage.used == nil {
+		m.round.ready[i] = true // reduced at the end of the pass, which finds out what it uses
 		return nil
 	}
-	if !m.rebuilt {
-		m.order = append(m.order, i)
-	}
+	m.arrival.note(i)
 	if err := m.mark(ctx, i, m.grad(i)); err != nil {
 		return m.fail(err)
 	}
@@ -180,13 +124,13 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 }
 
 // grad returns the gradient that the running pass has for a parameter.
-func (m *Model) grad(i int) autograd.Value { return m.grads.Gradient(m.params[i].Value) }
+func (m *Model) grad(i int) autograd.Value { return m.round.grads.Gradient(m.params[i].Value) }
 
 // begin is called with the first gradient of a pass.
 func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
-	m.began = time.Now()
-	m.grads, m.elsewhere = pass.Gradients(), pass.AccumulatesElsewhere()
-	if m.elsewhere { // the pass uses the buckets, and leaves the parameters' own gradients alone
+	m.round.began = time.Now()
+	m.round.grads, m.round.elsewhere = pass.Gradients(), pass.AccumulatesElsewhere()
+	if m.round.elsewhere { // the pass uses the buckets, and leaves the parameters' own gradients alone
 		for i := range m.params {
 			if err := m.takeOut(i); err != nil {
 				return err
@@ -197,21 +141,19 @@ func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 	if err := m.divisor(ctx); err != nil {
 		return err
 	}
-	if !m.rebuilt {
-		m.order = slices.Clone(m.never) // nothing to wait for, so they come first
-	}
-	if m.config.static && m.used == nil {
+	m.arrival.begin(m.usage.never)
+	if m.config.static && m.usage.used == nil {
 		pass.AtEnd(m.finishFirst)
 		return nil
 	}
 	pass.AtEnd(m.finish)
 	if m.config.findUnused {
-		if err := m.setUsed(func(i int) bool { return m.accumulated[i] || !slices.Contains(m.unused, i) }); err != nil {
+		if err := m.usage.set(func(i int) bool { return m.usage.accumulated[i] || !slices.Contains(m.round.unused, i) }); err != nil {
 			return err
 		}
-		clear(m.accumulated)
+		clear(m.usage.accumulated)
 	}
-	for _, i := range m.unused {
+	for _, i := range m.round.unused {
 		// A gradient that it has from passes without reduction counts, as in PyTorch. It stays what it is if no rank used the parameter.
 		if err := m.takeOut(i); err != nil {
 			return err
@@ -225,7 +167,7 @@ func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 
 // twice is the error of a parameter whose gradient comes when it has been reduced already.
 func (m *Model) twice(i int) error {
-	if m.config.static && slices.Contains(m.never, i) {
+	if m.config.static && slices.Contains(m.usage.never, i) {
 		return dist.Newf("ddp: backward", dist.InvalidArgument,
 			"Your training graph has changed in this iteration: the first pass did not use %s; leave out WithStaticGraph, and use WithFindUnused on all ranks", m.params[i].Name)
 	}
@@ -238,18 +180,6 @@ func (m *Model) advice() string {
 		return "Your training graph has changed in this iteration: the first pass used them; leave out WithStaticGraph, and use WithFindUnused on all ranks"
 	}
 	return "use WithFindUnused on all ranks when a forward does not use all parameters"
-}
-
-func (m *Model) setUsed(is func(i int) bool) error {
-	used := make([]int32, len(m.params))
-	for i := range used {
-		if is(i) {
-			used[i] = 1
-		}
-	}
-	var err error
-	m.used, err = tensor.From(used)
-	return err
 }
 
 // finishFirst ends the first pass over a static graph: what it did not use will not be used by any later one. As in
@@ -268,19 +198,19 @@ func (m *Model) reduceFirst(ctx context.Context) error {
 	if m.mu.err != nil {
 		return m.mu.err
 	}
-	got := m.ready
-	m.ready = make([]bool, len(m.params))
-	err := m.setUsed(func(i int) bool { return got[i] })
+	got := m.round.ready
+	m.round.ready = make([]bool, len(m.params))
+	err := m.usage.set(func(i int) bool { return got[i] })
 	if err != nil {
 		return m.fail(err)
 	}
-	m.waitUsed = m.g.AllReduce(ctx, m.used, group.Sum).Wait
+	m.round.waitUsed = m.g.AllReduce(ctx, m.usage.used, group.Sum).Wait
 	for i := range m.params {
 		var grad autograd.Value
 		if got[i] {
 			grad = m.grad(i)
 		} else {
-			m.never = append(m.never, i)
+			m.usage.never = append(m.usage.never, i)
 			if err := m.takeOut(i); err != nil {
 				return m.fail(err)
 			}
@@ -294,22 +224,21 @@ func (m *Model) reduceFirst(ctx context.Context) error {
 
 // mark puts a gradient into its bucket and reduces all buckets whose turn it is.
 func (m *Model) mark(ctx context.Context, i int, grad autograd.Value) error {
-	m.ready[i] = true
-	p := m.places[i]
-	b := m.buckets[p.bucket]
-	if err := m.fill(b, p.position, grad); err != nil {
+	m.round.ready[i] = true
+	b, position := m.shelves.of(i)
+	if err := m.fill(b, position, grad); err != nil {
 		return err
 	}
 	b.pending--
 	invariants.Check(b.pending >= 0, "a bucket has no more gradients than parameters")
-	for m.next < len(m.buckets) && m.buckets[m.next].pending == 0 {
+	for m.round.next < len(m.shelves.buckets) && m.shelves.buckets[m.round.next].pending == 0 {
 		moment.At("ddp.reducer.reduce")
 		if err := m.reduceNext(ctx); err != nil {
 			return err
 		}
 	}
-	if m.next == len(m.buckets) && m.config.findUnused {
-		m.waitUsed = m.g.AllReduce(ctx, m.used, group.Sum).Wait
+	if m.round.next == len(m.shelves.buckets) && m.config.findUnused {
+		m.round.waitUsed = m.g.AllReduce(ctx, m.usage.used, group.Sum).Wait
 	}
 	return nil
 }
@@ -317,8 +246,8 @@ func (m *Model) mark(ctx context.Context, i int, grad autograd.Value) error {
 // reduceNext begins the reduction of the next bucket. A hook that does it may call methods of the model, so it runs without mu; the
 // stage keeps others out meanwhile.
 func (m *Model) reduceNext(ctx context.Context) error {
-	b := m.buckets[m.next]
-	m.next++
+	b := m.shelves.buckets[m.round.next]
+	m.round.next++
 	if m.config.comm == nil {
 		b.wait = m.reduce(ctx, b)
 		return nil
@@ -415,18 +344,18 @@ func (m *Model) begun() ([]wait, error) {
 	switch {
 	case m.mu.err != nil:
 		return nil, m.mu.err
-	case m.next < len(m.buckets):
+	case m.round.next < len(m.shelves.buckets):
 		return nil, m.fail(dist.Newf("ddp: backward", dist.InvalidArgument,
 			"the pass ended without gradients for %v: %s", m.missing(), m.advice()))
 	}
-	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(), Dur: time.Since(m.began)})
+	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(), Dur: time.Since(m.round.began)})
 	waits := m.notices
 	m.notices = nil
-	for _, b := range m.buckets {
+	for _, b := range m.shelves.buckets {
 		waits = append(waits, b.wait)
 	}
-	if m.waitUsed != nil {
-		waits = append(waits, m.waitUsed)
+	if m.round.waitUsed != nil {
+		waits = append(waits, m.round.waitUsed)
 	}
 	return waits, nil
 }
@@ -434,13 +363,13 @@ func (m *Model) begun() ([]wait, error) {
 // putGrads puts the means of all buckets in place.
 func (m *Model) putGrads() error {
 	var used []int32
-	if m.used != nil {
+	if m.usage.used != nil {
 		var err error
-		if used, err = tensor.Data[int32](m.used); err != nil {
+		if used, err = tensor.Data[int32](m.usage.used); err != nil {
 			return err
 		}
 	}
-	for _, b := range m.buckets {
+	for _, b := range m.shelves.buckets {
 		for j, k := range b.params {
 			if used != nil && used[k] == 0 {
 				continue // no rank used it: its gradient stays what it was
@@ -459,12 +388,12 @@ func (m *Model) putGrad(b *bucket, i, position int) error {
 	mean := autograd.Value{Sparse: b.sparse}
 	if b.sparse == nil {
 		mean.Dense = b.views[position]
-		if m.elsewhere {
+		if m.round.elsewhere {
 			var err error
 			if mean.Dense, err = mean.Dense.Clone(); err != nil {
 				return err
 			}
 		}
 	}
-	return m.grads.SetGradient(m.params[i].Value, mean)
+	return m.round.grads.SetGradient(m.params[i].Value, mean)
 }

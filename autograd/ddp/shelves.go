@@ -1,0 +1,102 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ddp
+
+import (
+	"github.com/cohort-dist/cohort/autograd/nn"
+	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/tensor"
+)
+
+// bucket is the gradients that are reduced together, or one sparse gradient.
+type bucket struct {
+	params  []int
+	data    *tensor.Tensor   // nil for a sparse gradient
+	sparse  *tensor.Sparse   // of this pass
+	views   []*tensor.Tensor // by position in params
+	index   int
+	pending int
+	wait    wait
+}
+
+// place says where the gradient of a parameter lies.
+type place struct{ bucket, position int }
+
+// shelves are all buckets, in the order of their reduction, and where the gradients lie in them.
+type shelves struct {
+	buckets []*bucket
+	places  []place // by parameter
+}
+
+// newShelves makes the memory of buckets.
+func newShelves(g *group.Group, params []nn.Param, pieces []piece, buckets [][]int) (shelves, error) {
+	s := shelves{buckets: make([]*bucket, len(buckets)), places: make([]place, len(params))}
+	for i, members := range buckets {
+		b := &bucket{params: members, index: i}
+		s.buckets[i] = b
+		if k := members[0]; pieces[k].sparse {
+			s.places[k] = place{i, 0}
+			continue
+		}
+		n := 0
+		for _, k := range members {
+			n += params[k].Value.Data().Numel()
+		}
+		var err error
+		if b.data, err = g.NewTensor(pieces[members[0]].dtype, n); err != nil { // the shared segment may be full
+			if b.data, err = tensor.New(pieces[members[0]].dtype, n); err != nil {
+				return shelves{}, err
+			}
+		}
+		at := 0
+		for j, k := range members {
+			t := params[k].Value.Data()
+			view, err := b.data.Narrow(0, at, t.Numel())
+			if err != nil {
+				return shelves{}, err
+			}
+			if view, err = view.View(t.Shape()...); err != nil {
+				return shelves{}, err
+			}
+			b.views = append(b.views, view)
+			s.places[k] = place{i, j}
+			at += t.Numel()
+		}
+	}
+	return s, nil
+}
+
+// of returns the bucket of a parameter, and the position of its gradient in it.
+func (s *shelves) of(i int) (*bucket, int) {
+	p := s.places[i]
+	return s.buckets[p.bucket], p.position
+}
+
+// view is the memory of a parameter's gradient, or nil for a sparse one.
+func (s *shelves) view(i int) *tensor.Tensor {
+	if len(s.buckets) == 0 {
+		return nil
+	}
+	b, position := s.of(i)
+	if b.data == nil {
+		return nil
+	}
+	return b.views[position]
+}
+
+// reset makes the buckets ready for the next pass.
+func (s *shelves) reset() {
+	for _, b := range s.buckets {
+		b.pending, b.wait, b.sparse = len(b.params), nil, nil
+	}
+}
+
+// release gives back the memory.
+func (s *shelves) release() {
+	for _, b := range s.buckets {
+		if b.data != nil {
+			b.data.Storage().Release()
+		}
+	}
+}
