@@ -14,7 +14,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
-	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 // In a later world only a PyTorch worker knows which all-gather of some names is next. Here it dies when the Go followers have
@@ -30,17 +29,7 @@ func TestCountDiesWithItsPyTorchWorker(t *testing.T) {
 			p.Expect(t, "done "+order)
 		}
 		join := func(rank dist.Rank, name string) *rpc.Agent {
-			st, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(port))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = st.Close() })
-			a, err := rpc.Join(ctx, st, name, rpc.WithRank(rank), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(time.Minute))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = a.Close() })
-			return a
+			return joinAt(ctx, t, "127.0.0.1:"+strconv.Itoa(port), name, rpc.WithRank(rank), rpc.WithTimeout(time.Minute))
 		}
 		leader, early, late := join(0, "a"), join(1, "b"), join(2, "c")
 		names := []string{"a", "b", "c", "p"}

@@ -13,7 +13,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
-	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -24,19 +23,8 @@ func TestRankIsTakenAgain(t *testing.T) {
 		port, ctx := freeport.Get(t), testContext(t)
 		hostStore(t, port)
 		join := func(m member, rank int) *rpc.Agent {
-			t.Helper()
-			st, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(port))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = st.Close() })
-			opts := []rpc.Option{rpc.WithRank(dist.Rank(rank)), rpc.WithHandlers(addRefHandlers(m.reg)), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30 * time.Second)}
-			a, err := rpc.Join(ctx, st, m.name, append(opts, m.opts...)...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = a.Close() })
-			return a
+			opts := append([]rpc.Option{rpc.WithRank(dist.Rank(rank)), rpc.WithHandlers(addRefHandlers(m.reg))}, m.opts...)
+			return joinAt(ctx, t, "127.0.0.1:"+strconv.Itoa(port), m.name, opts...)
 		}
 		stays, layer := goLayer("go0")
 		a := join(stays, 0)

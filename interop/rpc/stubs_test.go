@@ -46,16 +46,7 @@ func TestStubs(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Close() })
-	st, err := tcpstore.Dial(ctx, server.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = st.Close() })
-	agent, err := rpc.Join(ctx, st, "go1", rpc.WithRank(0), rpc.WithWorldSize(1), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(stubbed()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = agent.Close() })
+	joinAt(ctx, t, server.Addr().String(), "go1", rpc.WithRank(0), rpc.WithWorldSize(1), rpc.WithHandlers(stubbed()))
 	dir := t.TempDir()
 	var out, complaint bytes.Buffer
 	if code := cli.Main([]string{"rpc", "stubs", "go1", "--addr", server.Addr().String(), "--out", dir},

@@ -209,6 +209,22 @@ func hostStore(t *testing.T, port int) {
 	t.Cleanup(func() { _ = s.Close() })
 }
 
+// joinAt makes a Go worker of the world whose store is at addr. It ends with the test.
+func joinAt(ctx context.Context, t *testing.T, addr, name string, opts ...rpc.Option) *rpc.Agent {
+	t.Helper()
+	st, err := tcpstore.Dial(ctx, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() })
+	a, err := rpc.Join(ctx, st, name, append([]rpc.Option{rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30 * time.Second)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close() })
+	return a
+}
+
 // run lets the scripts of the PyTorch workers run to their ends.
 func (w *running) run() {
 	w.t.Helper()
