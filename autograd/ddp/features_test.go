@@ -26,6 +26,24 @@ func step(ctx context.Context, model *ddp.Model, seed uint64) error {
 	return autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean).Backward(ctx)
 }
 
+// passes runs n passes on two ranks. Each leaves the gradients that one rank with the data of both computes.
+func passes(ctx context.Context, model *ddp.Model, reference nn.Module, n int) error {
+	for i := range uint64(n) {
+		zero(model.Module())
+		if err := step(ctx, model, 2*i+uint64(model.Group().Rank())); err != nil {
+			return err
+		}
+		want, err := single(ctx, reference, []uint64{2 * i, 2*i + 1})
+		if err != nil {
+			return err
+		}
+		if got := grads(model.Module()); !near(got, want) {
+			return fmt.Errorf("pass %d: %v, want %v", i, got, want)
+		}
+	}
+	return nil
+}
+
 // TestTraceShowsOverlap reads the events: a reduction of the pass has ended before the pass has computed its last
 // gradient. The last layer to be reached waits for that, so it is no matter of luck.
 func TestTraceShowsOverlap(t *testing.T) {
@@ -261,19 +279,8 @@ func TestStaticGraph(t *testing.T) {
 			return err
 		}
 		defer model.Close()
-		reference := newBranches(0)
-		for i := range uint64(4) {
-			zero(m)
-			if err := step(ctx, model, 2*i+uint64(g.Rank())); err != nil {
-				return err
-			}
-			want, err := single(ctx, reference, []uint64{2 * i, 2*i + 1})
-			if err != nil {
-				return err
-			}
-			if got := grads(m); !near(got, want) {
-				return fmt.Errorf("pass %d: %v, want %v", i, got, want)
-			}
+		if err := passes(ctx, model, newBranches(0), 4); err != nil {
+			return err
 		}
 		if n := len(model.Buckets()); n != len(m.Params()) {
 			return fmt.Errorf("%d buckets after the third pass: %v", n, model.Buckets())

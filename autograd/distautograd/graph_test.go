@@ -36,10 +36,8 @@ func addArgs(fn string, x, y *autograd.Variable) []any {
 
 // The functions of a call at both workers, which leaves the send function leads to, and where the result comes from.
 func TestGraphOfCalls(t *testing.T) {
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 2, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 2, reg)
 		for name, fn := range map[string]string{"function": "s.add", "operator": addSchema} {
 			t.Run(name, func(t *testing.T) {
 				ways(t, func(t *testing.T, do doing) {
@@ -71,10 +69,8 @@ func TestGraphOfCalls(t *testing.T) {
 
 // A nested call has two functions of each at the workers in between, and one that comes back to where it began has two there.
 func TestGraphOfNestedCalls(t *testing.T) {
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 4, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 4, reg)
 		// Two values go on from the receive function of the worker before, and one comes back.
 		between := func(t *testing.T, g distautograd.Graph, known ...string) {
 			t.Helper()
@@ -120,10 +116,8 @@ func TestGraphOfNestedCalls(t *testing.T) {
 
 // Nothing is recorded for values without gradients, but the context is known, and is cleaned up.
 func TestWithoutGradients(t *testing.T) {
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 3, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 3, reg)
 		plain := k.constant(1)
 		ways(t, func(t *testing.T, do doing) {
 			t.Helper()
@@ -171,10 +165,8 @@ func TestWorkersAreKnown(t *testing.T) {
 
 // A context ends everywhere when it is closed, whatever was sent in it.
 func TestContextsEnd(t *testing.T) {
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 3, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 3, reg)
 		all := func(send func(to string)) {
 			for _, w := range ws[1:] {
 				send(w.name())
@@ -227,10 +219,8 @@ func TestContextsEnd(t *testing.T) {
 
 // Of a list those that require gradients have edges, in order, and the result is that of the same computation here.
 func TestGraphOfLists(t *testing.T) {
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 2, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 2, reg)
 		ways(t, func(t *testing.T, do doing) {
 			t.Helper()
 			ctx, c := ws[0].open(t)

@@ -56,6 +56,16 @@ func kinds(t *testing.T, f func(t *testing.T, k kind)) {
 	t.Run("sparse", func(t *testing.T) { f(t, sparse) })
 }
 
+// worlds runs a test with both kinds of tensors, in a world of n workers that serve functions of them.
+func worlds(t *testing.T, n int, f func(t *testing.T, k kind, ws []*worker)) {
+	t.Helper()
+	kinds(t, func(t *testing.T, k kind) {
+		t.Helper()
+		reg, _ := tensorHandlers(k)
+		f(t, k, newWorld(t, n, reg))
+	})
+}
+
 // matrix is the sparse tensor of PyTorch's tests, multiplied by a number.
 func matrix(scale float64) *tensor.Sparse {
 	s := float32(scale)

@@ -20,10 +20,8 @@ import (
 
 // Gradients are those of the same computation here, and Grad of the variables is left alone.
 func TestBackwardSimple(t *testing.T) {
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 2, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 2, reg)
 		for name, fn := range map[string]string{"function": "s.add", "operator": addSchema, "script": "__torch__.s.add"} {
 			t.Run(name, func(t *testing.T) {
 				ways(t, func(t *testing.T, do doing) {
@@ -159,10 +157,8 @@ func TestRoundTrips(t *testing.T) {
 		}
 		return x.Add(y)
 	}
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 4, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 4, reg)
 		compute := func(vs []*autograd.Variable, do func(fn string, args ...any) *autograd.Variable) *autograd.Variable {
 			val := do("t.mul", vs[2], do("s.add", vs[0], vs[1]))
 			s1 := do("s.stack", []*autograd.Variable{vs[3], val})
@@ -203,10 +199,8 @@ func TestMixedTypes(t *testing.T) {
 		}
 		return autograd.Parameter(tensor.Must(tmath.Convert(v.Dense, tensor.Float64)))
 	}
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 2, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 2, reg)
 		ways(t, func(t *testing.T, do doing) {
 			t.Helper()
 			ctx, c := ws[0].open(t)
@@ -229,10 +223,8 @@ func TestMixedTypes(t *testing.T) {
 
 // A function that calls others: its gradients, and those of two passes through a nested call.
 func TestNested(t *testing.T) {
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 3, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 3, reg)
 		modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 			t.Helper()
 			ctx, c := ws[0].open(t)
@@ -256,10 +248,8 @@ func TestNested(t *testing.T) {
 
 // Only what requires gradients where it came from requires them where it arrives.
 func TestMixedGradients(t *testing.T) {
-	kinds(t, func(t *testing.T, k kind) {
+	worlds(t, 2, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()
-		reg, _ := tensorHandlers(k)
-		ws := newWorld(t, 2, reg)
 		ways(t, func(t *testing.T, do doing) {
 			t.Helper()
 			ctx, c := ws[0].open(t)

@@ -170,13 +170,9 @@ func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root d
 	if outs[root].Numel() != in.Numel() {
 		return dist.Newf(name, dist.InvalidArgument, "the output of this rank has %d elements, the input %d", outs[root].Numel(), in.Numel())
 	}
-	if counts, even := byteCounts(outs); !even {
-		c.Request.OutCounts = counts
-		if err := c.uneven(g, name, torch.Gather, counts); err != nil {
-			return err
-		}
+	if err := c.sized(g, name, torch.Gather, outs, &c.Request.OutCounts); err != nil {
+		return err
 	}
-	c.blocks(outs)
 	return g.gatherInto(c, outs, in)
 }
 
@@ -198,13 +194,9 @@ func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root 
 		if ins[root].Numel() != out.Numel() {
 			return dist.Newf(name, dist.InvalidArgument, "the input for this rank has %d elements, the output %d", ins[root].Numel(), out.Numel())
 		}
-		if counts, even := byteCounts(ins); !even {
-			c.Request.InCounts = counts
-			if err := c.uneven(g, name, torch.Scatter, counts); err != nil {
-				return err
-			}
+		if err := c.sized(g, name, torch.Scatter, ins, &c.Request.InCounts); err != nil {
+			return err
 		}
-		c.blocks(ins)
 		stored := make([]*tensor.Tensor, len(ins))
 		for i, t := range ins {
 			stored[i] = g.stored(t)
@@ -219,6 +211,18 @@ func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root 
 		return err
 	}
 	c.Outputs[0] = out
+	return nil
+}
+
+// sized notes the sizes and the shape of the blocks that a root has, one for each rank.
+func (c *Call) sized(g *Group, name string, op torch.Op, blocks []*tensor.Tensor, counts *[]int) error {
+	if sizes, even := byteCounts(blocks); !even {
+		*counts = sizes
+		if err := c.uneven(g, name, op, sizes); err != nil {
+			return err
+		}
+	}
+	c.blocks(blocks)
 	return nil
 }
 

@@ -80,6 +80,21 @@ func TestRemoteSelfLocalValue(t *testing.T) {
 	})
 }
 
+// fetched fetches the sums of one payload and 0, 1, 2... times it, and gives the references back.
+func (p payload) fetched(ctx context.Context, refs []*rpc.Ref[any]) error {
+	for i, ref := range refs {
+		sum, err := ref.Fetch(ctx)
+		if err != nil {
+			return err
+		}
+		if err := p.check(sum, 1+i); err != nil {
+			return err
+		}
+		_ = ref.Close()
+	}
+	return nil
+}
+
 func TestManyRemote(t *testing.T) {
 	payloads(t, func(p payload) {
 		t := p.T
@@ -94,17 +109,7 @@ func TestManyRemote(t *testing.T) {
 				}
 				refs = append(refs, ref)
 			}
-			for i, ref := range refs {
-				sum, err := ref.Fetch(w.ctx)
-				if err != nil {
-					return err
-				}
-				if err := p.check(sum, 1+i); err != nil {
-					return err
-				}
-				_ = ref.Close()
-			}
-			return nil
+			return p.fetched(w.ctx, refs)
 		})
 		w.shutdown()
 	})
@@ -138,17 +143,7 @@ func TestManyRemoteKeywords(t *testing.T) {
 					return err
 				}
 			}
-			for i, ref := range refs {
-				sum, err := ref.Fetch(w.ctx)
-				if err != nil {
-					return err
-				}
-				if err := p.check(sum, 1+i); err != nil {
-					return err
-				}
-				_ = ref.Close()
-			}
-			return nil
+			return p.fetched(w.ctx, refs)
 		})
 		w.shutdown()
 	})
