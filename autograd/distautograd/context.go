@@ -125,7 +125,7 @@ func (c *Context) Done() <-chan struct{} { return c.done }
 func (c *Context) free() { close(c.done) }
 
 // Close ends the context at this worker, and then at every worker that has seen it; that goes on in the background, and does not
-// wait for workers that are dead. Passes under way in it fail. Only the worker that opened the context can close it. It is
+// wait for workers that are dead. Passes under way in it fail with [dist.Aborted]. Only the worker that opened the context can close it. It is
 // idempotent, and corresponds to leaving PyTorch's with statement.
 func (c *Context) Close() error {
 	if c.id.Origin != c.e.self() {

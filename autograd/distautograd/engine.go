@@ -174,7 +174,7 @@ func (e *Engine) machineLocked() *machine {
 		}
 		// Numbers begin with the time, so that they differ from those of a former worker with this id.
 		first := uint64(time.Now().Unix()) << 16 & idMask //nolint:gosec // after 1970
-		e.mu.machine = backcore.New(id, merge, backcore.Options{Retry: e.retry, First: first})
+		e.mu.machine = backcore.New(id, merge, backcore.Options{Retry: e.retry, First: first, Cleaned: int(dist.Aborted)})
 	}
 	if e.mu.closed {
 		return nil

@@ -15,10 +15,11 @@ import (
 // Options are the durations and the switches of a Machine. Each switch turns one part off; the tests use them to show that
 // it is needed.
 type Options struct {
-	Retry time.Duration // after which an unanswered message is sent again (default 200 ms)
-	Tombs int           // how many cleaned contexts are remembered, or half of them (default 65536)
-	Tries int           // how often a clean-up is sent to a worker that does not answer (default 50)
-	First uint64        // what the numbers of contexts, messages and passes begin after, so that a former worker of this id had others
+	Retry   time.Duration // after which an unanswered message is sent again (default 200 ms)
+	Tombs   int           // how many cleaned contexts are remembered, or half of them (default 65536)
+	Tries   int           // how often a clean-up is sent to a worker that does not answer (default 50)
+	First   uint64        // what the numbers of contexts, messages and passes begin after, so that a former worker of this id had others
+	Cleaned int           // the code of the cause when a context is cleaned up under a pass
 
 	NoRetry, NoOnce, NoTombs, NoForward, NoTree, NoFlood, NoDeath, NoSeen, NoCarryAgain bool
 	NoCarry                                                                             bool // no answer carries messages: slower, not wrong
@@ -101,7 +102,7 @@ func (m *Machine[G]) clean(id Context, from Worker) {
 	delete(m.busy, id)
 	for _, pid := range sortedPasses(c.passes) {
 		p := c.passes[pid]
-		p.fail(m, c, Cause{Worker: from, Text: "the context was cleaned up"})
+		p.fail(m, c, Cause{Worker: from, Code: m.opt.Cleaned, Text: "the context was cleaned up"})
 	}
 	m.emit(Effect[G]{Kind: Freed, Context: id})
 	for _, to := range slices.Sorted(maps.Keys(c.known)) {

@@ -61,7 +61,7 @@ type Cause struct {
 	Worker   Worker // where it failed, or who died
 	Node     Node   // the function that failed; zero when a worker died or a message came for nothing that is known
 	Function string // its name, for the driver
-	Code     int    // of the driver's errors; zero for causes of the machine, except that Died says more
+	Code     int    // of the driver's errors; zero for causes of the machine but Options.Cleaned, except that Died says more
 	Died     bool
 	Text     string
 }
