@@ -6,7 +6,7 @@
 //
 // The points are the calls of [moment.At], compiled in by the build tag moments. A [Scenario] is a small world: it sets
 // up peers, runs a random operation among them, and says with [Run.On] how each of its events is triggered. For each seed
-// [Test] runs it twice. The first run counts the points that are hit. The second injects one or two events at one or two
+// [Test] runs it twice. The first run counts the points that are hit; the beginning is one. The second injects one or two events at one or two
 // of them, either from the goroutine that hits the point or from another while that one waits there. The seed determines
 // all of this. The scenario checks what its calls returned; [Test] checks that everything ends in time and that no
 // goroutines, descriptors or shared segments are left behind.
@@ -20,6 +20,9 @@
 //	make moments                                                      some hundreds of seeds of everything
 //	go test -tags moments ./internal/momenttest/... -moments.seeds 10000
 //	go test -tags moments ./internal/momenttest/storemoment -run /native -moments.seed 17 -moments.trace
+//	go test -tags moments ./internal/momenttest/rpcmoment -moments.seeds 2000 -moments.table -v
+//
+// The last one prints which events happened during which operations, at which points, and together with which others.
 //
 // A failure prints its seed, the point, the event, and the command that reruns it.
 //
@@ -36,6 +39,7 @@
 //				thing := newThing()
 //				ctx := r.Context()                          // ends by Cancel, CancelCause and Deadline
 //				r.On("close", func() { thing.Close() })
+//				r.Does("do")                                // for the table
 //				r.Begin()                                   // points count from here
 //				call := r.Go("do", time.Second, func() error { return thing.Do(ctx) })
 //				r.Wait()                                    // all calls have ended, or it has failed

@@ -156,6 +156,9 @@ func (p *plan) pauseAt(at place) time.Duration {
 // pauses are how long a goroutine waits at its point after an event, in virtual time and in real time.
 var pauses = []time.Duration{0, time.Nanosecond, time.Millisecond, 2 * time.Millisecond, 3 * time.Millisecond, 20 * time.Millisecond}
 
+// togetherEvery is how many second events there are for each one that happens at the place of the first: at once, in two goroutines.
+const togetherEvery = 4
+
 // choose places the events among the points that were hit. It returns nil when none was.
 func (p *plan) choose(hits map[string]int) *plan {
 	if len(hits) == 0 {
@@ -163,8 +166,11 @@ func (p *plan) choose(hits map[string]int) *plan {
 	}
 	chosen := &plan{seed: p.seed, jitter: p.jitter}
 	rng := p.rand(streamPlaces)
-	for _, in := range p.injections {
+	for i, in := range p.injections {
 		in.at = choosePlace(rng, hits)
+		if i > 0 && rng.IntN(togetherEvery) == 0 {
+			in.at = chosen.injections[0].at
+		}
 		in.inside = in.event.Where == Inside || in.event.Where == Anywhere && rng.IntN(2) == 0
 		in.pause = pauses[rng.IntN(len(pauses))]
 		chosen.injections = append(chosen.injections, in)

@@ -25,7 +25,7 @@ type ProcessScenario struct {
 	Name   string
 	Share  int // as in Scenario
 	Points []string
-	// Events are what can happen for good: KillEvent and StopEvent. LateEvent can happen in all scenarios.
+	// Events are what can happen for good: KillEvent and StopEvent. LateEvent and PauseEvent can happen in all scenarios.
 	Events []string
 	// Victims is how many processes something can happen to; zero: one.
 	Victims int
@@ -40,9 +40,10 @@ type ProcessRun struct {
 	// Victims are what happens to each of them.
 	Victims []Fate
 
-	mu       sync.Mutex
-	failures []string
-	happened bool
+	mu         sync.Mutex
+	failures   []string
+	happened   bool
+	operations []string
 }
 
 // Fate is what happens to a process.
@@ -68,6 +69,9 @@ func (p *ProcessRun) Errorf(format string, args ...any) {
 	defer p.mu.Unlock()
 	p.failures = append(p.failures, fmt.Sprintf(format, args...))
 }
+
+// Does notes an operation of the run, for the table of what was covered.
+func (p *ProcessRun) Does(operation string) { p.operations = append(p.operations, operation) }
 
 // Happened says that a point was reached. It may be called from any goroutine.
 func (p *ProcessRun) Happened() {
@@ -101,15 +105,17 @@ func (p *ProcessRun) String() string {
 
 // What happens to a process by its own hand.
 const (
-	KillEvent = "kill"
-	StopEvent = "stop"
-	LateEvent = "late" // it stands still for a moment, and goes on
+	KillEvent  = "kill"
+	StopEvent  = "stop"
+	LateEvent  = "late"  // one of its goroutines stands still for a moment, and goes on
+	PauseEvent = "pause" // it is stopped for a moment, and goes on
 )
 
 // What a process says on its standard output.
 const (
-	MomentLine = "now"  // when it is killed or stopped
-	LateLine   = "late" // when it is late
+	MomentLine = "now"   // when it is killed or stopped
+	LateLine   = "late"  // when it is late, and when it goes on after a pause
+	PauseLine  = "pause" // before a pause, see [Continue]
 )
 
 // lateTime is how long a process is late: long enough for the others to wait for it, and short enough to be no reason to give it up.
@@ -129,6 +135,10 @@ func OwnMoment(events []OwnEvent) (stop func() map[string]int) {
 			case e.Event == LateEvent:
 				_, _ = fmt.Fprintln(os.Stdout, LateLine)
 				time.Sleep(lateTime) //nolint:forbidigo // that is what the event is
+			case e.Event == PauseEvent:
+				_, _ = fmt.Fprintln(os.Stdout, PauseLine)
+				signalSelf(true)
+				_, _ = fmt.Fprintln(os.Stdout, LateLine)
 			default:
 				_, _ = fmt.Fprintln(os.Stdout, MomentLine)
 				signalSelf(e.Event == StopEvent)
@@ -141,6 +151,24 @@ func OwnMoment(events []OwnEvent) (stop func() map[string]int) {
 		defer mu.Unlock()
 		return maps.Clone(hits)
 	}
+}
+
+// Continue lets a process that has said PauseLine go on after a while. Call stop when it has said LateLine, or nothing more can come.
+func Continue(p *os.Process) (stop func()) {
+	over := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(lateTime)
+		defer tick.Stop()
+		for { // it says so before it stops, so the first signal may come too early
+			select {
+			case <-tick.C:
+				resume(p)
+			case <-over:
+				return
+			}
+		}
+	}()
+	return sync.OnceFunc(func() { close(over) })
 }
 
 // atOnce is how many seeds of a ProcessScenario run side by side: most of their time they wait for something to be noticed.
@@ -157,11 +185,12 @@ func TestProcesses(t *testing.T, s ProcessScenario) {
 		startPoller()
 		before := resources()
 		var taken, missed atomic.Uint64
+		var covered table
 		var workers sync.WaitGroup
 		for range min(atOnce, n) {
 			workers.Go(func() {
 				for i := taken.Add(1); i <= n && !t.Failed(); i = taken.Add(1) {
-					if !runProcessSeed(t, s, begin+i-1) {
+					if !runProcessSeed(t, s, begin+i-1, &covered) {
 						missed.Add(1)
 					}
 				}
@@ -174,10 +203,13 @@ func TestProcesses(t *testing.T, s ProcessScenario) {
 			t.Errorf("%s: after seeds %d to %d: %s", s.Name, begin, begin+n-1, failure)
 		}
 		t.Logf("%d seeds; in %d of them the chosen point was not reached a second time", n, missed.Load())
+		if *tabled {
+			covered.log(t, append(slices.Clone(s.Events), LateEvent, PauseEvent))
+		}
 	})
 }
 
-func runProcessSeed(t *testing.T, s ProcessScenario, seed uint64) bool {
+func runProcessSeed(t *testing.T, s ProcessScenario, seed uint64, covered *table) bool {
 	t.Helper()
 	victims := max(s.Victims, 1)
 	count := &ProcessRun{Seed: seed, Victims: make([]Fate, victims)}
@@ -201,6 +233,9 @@ func runProcessSeed(t *testing.T, s ProcessScenario, seed uint64) bool {
 	}
 	s.Run(run)
 	s.report(t, run)
+	if run.happened {
+		covered.add(run.operations, run.happenings())
+	}
 	return run.happened
 }
 
@@ -209,19 +244,27 @@ func fates(s ProcessScenario, seed uint64) []Fate {
 	rng := (&plan{seed: seed}).rand(streamEvents)
 	all := make([]Fate, max(s.Victims, 1))
 	for i := range 1 + rng.IntN(2) {
-		event, victim := append(slices.Clone(s.Events), LateEvent)[rng.IntN(len(s.Events)+1)], rng.IntN(len(all))
+		choice := append(slices.Clone(s.Events), LateEvent, PauseEvent)
+		event, victim := choice[rng.IntN(len(choice))], rng.IntN(len(all))
 		if i == 0 && rng.IntN(8) > 0 {
 			event = s.Events[rng.IntN(len(s.Events))]
 		}
 		f := &all[victim]
 		switch {
-		case event == LateEvent:
+		case event == LateEvent, event == PauseEvent:
 		case f.Event != "": // nothing more can happen to it for good
 			event = LateEvent
 		default:
 			f.Event = event
 		}
 		f.Moments = append(f.Moments, OwnEvent{Event: event})
+	}
+	for _, f := range all {
+		for k := range f.Moments {
+			if f.Event == StopEvent && f.Moments[k].Event == PauseEvent { // who lets it go on could do so once too often
+				f.Moments[k].Event = LateEvent
+			}
+		}
 	}
 	return all
 }

@@ -28,14 +28,15 @@ type Run struct {
 	// Rand decides what the scenario does. Both runs of a seed see the same numbers.
 	Rand *rand.Rand
 
-	tb       testing.TB
-	scenario Scenario
-	plan     *plan
-	beside   tally // events
-	calls    []*Call
-	cancel   context.CancelCauseFunc
-	deadline context.Context //nolint:containedctx // that of the victim, for Deadline
-	cleanups []func()
+	tb         testing.TB
+	scenario   Scenario
+	plan       *plan
+	beside     tally // events
+	calls      []*Call
+	cancel     context.CancelCauseFunc
+	deadline   context.Context //nolint:containedctx // that of the victim, for Deadline
+	cleanups   []func()
+	operations []string
 
 	mu struct {
 		sync.Mutex
@@ -46,6 +47,7 @@ type Run struct {
 		happened map[string]time.Time
 		slack    time.Duration
 		failures []string
+		injected []injection
 	}
 }
 
@@ -126,8 +128,17 @@ func (r *Run) Context() context.Context {
 	return ctx
 }
 
-// Begin lets points count.
-func (r *Run) Begin() { r.setOpen(true) }
+// beginPoint is the first point of a run: what happens there happens before the calls.
+const beginPoint = "begin"
+
+// Begin lets points count. It is one itself.
+func (r *Run) Begin() {
+	r.setOpen(true)
+	r.hit(beginPoint)
+}
+
+// Does notes an operation of the run, for the table of what was covered.
+func (r *Run) Does(operation string) { r.operations = append(r.operations, operation) }
 
 // End lets them count no more, and waits for the events that have begun meanwhile: a goroutine that belongs to no call may
 // have hit its point after Wait. A scenario that took itself apart under such an event would be two that close the same thing.
@@ -199,11 +210,14 @@ func (r *Run) realTime(d time.Duration) time.Duration {
 // Await returns when a call has ended, in time or not.
 func (r *Run) Await(c *Call) { <-c.done }
 
-// EndsSoon fails the run if a call ended later than grace after an event.
+// EndsSoon fails the run if a call ended later than grace after an event, or after its own beginning if the event came first.
 func (r *Run) EndsSoon(c *Call, event string, grace time.Duration) {
 	at, happened := r.Happened(event)
-	if !happened || at.Before(c.Began) {
+	if !happened {
 		return
+	}
+	if c.Began.After(at) {
+		at = c.Began
 	}
 	if took := c.Ended.Sub(at); took > r.realTime(grace)+r.Slack() {
 		r.Errorf("%s ended %v after %s, allowed are %v", c.Name, took, event, r.realTime(grace)+r.Slack())
@@ -328,7 +342,7 @@ func (r *Run) hit(point string) {
 }
 
 func (r *Run) counts(point string) bool {
-	if len(r.scenario.Points) == 0 {
+	if len(r.scenario.Points) == 0 || point == beginPoint {
 		return true
 	}
 	for _, prefix := range r.scenario.Points {
@@ -347,6 +361,7 @@ func (r *Run) inject(in injection) {
 	r.mu.trace = append(r.mu.trace, "<-- "+in.event.Name)
 	if do != nil {
 		r.mu.happened[in.event.Name] = began
+		r.mu.injected = append(r.mu.injected, in)
 	}
 	r.mu.Unlock()
 	if do == nil {

@@ -23,3 +23,6 @@ func signalSelf(stop bool) {
 	defer runtime.UnlockOSThread()
 	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), signal)
 }
+
+// resume lets a process go on that is stopped.
+func resume(p *os.Process) { _ = p.Signal(unix.SIGCONT) }

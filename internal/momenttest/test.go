@@ -25,6 +25,7 @@ var (
 	first   = flag.Uint64("moments.first", 1, "the first seed")
 	oneSeed = flag.Uint64("moments.seed", 0, "run this seed alone")
 	traced  = flag.Bool("moments.trace", false, "print the points that were hit")
+	tabled  = flag.Bool("moments.table", false, "print what was covered: events by operation, by point and by each other")
 )
 
 // stuckTime is how long a run may take in real time before it counts as stuck.
@@ -43,20 +44,26 @@ func Test(t *testing.T, s Scenario) {
 		}
 		n := uint64(max(*seeds/max(s.Share, 1), 1))
 		var memory memoryCheck
+		var covered table
 		missed, pairs := 0, 0
 		for seed := *first; seed < *first+n; seed++ {
-			switch runSeed(t, s, seed) {
+			r := runSeed(t, s, seed)
+			if t.Failed() {
+				return
+			}
+			switch len(r.mu.happened) {
 			case 0:
 				missed++
 			case 2:
 				pairs++
 			}
-			if t.Failed() {
-				return
-			}
+			covered.add(r.operations, r.happenings())
 			memory.look(t, seed-*first, n)
 		}
 		t.Logf("%d seeds; in %d of them two events happened, in %d the chosen point was not reached a second time", n, pairs, missed)
+		if *tabled {
+			covered.log(t, names(s.Events))
+		}
 		if n >= enoughSeeds && pairs == 0 {
 			t.Errorf("in %d seeds no two events happened together", n)
 		}
@@ -66,25 +73,25 @@ func Test(t *testing.T, s Scenario) {
 // enoughSeeds is how many seeds have certainly some with two different events.
 const enoughSeeds = 100
 
-// runSeed counts and injects. It returns how many events happened: one may have had no occasion.
-func runSeed(t *testing.T, s Scenario, seed uint64) int {
+// runSeed counts and injects. It returns the run in which events happened: one may have had no occasion.
+func runSeed(t *testing.T, s Scenario, seed uint64) *Run {
 	t.Helper()
 	p := newPlan(s, seed)
 	counted := execute(t, s, p)
 	if t.Failed() {
-		return 0
+		return counted
 	}
-	chosen := p.choose(counted.mu.hits)
-	if chosen == nil {
+	if len(counted.mu.hits) < 2 { // the first is Begin
 		t.Fatalf("%s: seed %d hits no point", s.Name, seed)
 	}
+	chosen := p.choose(counted.mu.hits)
 	before := resources()
 	injected := execute(t, s, chosen)
 	if !s.Virtual {
 		before.compare(injected)
 	}
 	report(t, injected)
-	return len(injected.mu.happened)
+	return injected
 }
 
 // Trace runs a seed once more and returns the points that it hit, for tests of the replay.

@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,6 +41,8 @@ const (
 	middleEvent  = "middle"  // the agent of a worker that the pass goes through is closed
 	lastEvent    = "last"    // that of the last one
 	openerEvent  = "opener"  // that of the worker that began
+	hookPanic    = "hook-panic"
+	hookGoexit   = "hook-goexit"
 )
 
 func TestBackward(t *testing.T) {
@@ -51,6 +55,8 @@ func TestBackward(t *testing.T) {
 				{Name: middleEvent, Where: momenttest.Beside},
 				{Name: lastEvent, Where: momenttest.Beside},
 				{Name: openerEvent, Where: momenttest.Beside},
+				{Name: hookPanic},
+				{Name: hookGoexit},
 			},
 			Run: func(r *momenttest.Run) { play(r, mode == "fast") },
 		})
@@ -62,11 +68,34 @@ type game struct {
 	r       *momenttest.Run
 	engines []*distautograd.Engine
 	agents  []*rpc.Agent
+
+	mu   sync.Mutex
+	hook func() // what the next call of a hook does
 }
 
-func handlers() *rpc.Registry {
+// called is what happens in the hook of a gradient.
+func (g *game) called() {
+	g.mu.Lock()
+	f := g.hook
+	g.hook = nil
+	g.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}
+
+func (g *game) set(f func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hook = f
+}
+
+func (g *game) handlers() *rpc.Registry {
 	return rpc.NewRegistry().MustHandle("g.via", func(ctx context.Context, path []string, x *autograd.Variable) (*autograd.Variable, error) {
 		y := x.Mul(x)
+		if _, err := y.OnGrad(func(*tensor.Tensor) (*tensor.Tensor, error) { g.called(); return nil, nil }); err != nil {
+			return nil, err
+		}
 		if len(path) == 0 {
 			return y, nil
 		}
@@ -110,7 +139,7 @@ func play(r *momenttest.Run, fast bool) {
 	defer cancel()
 	for i := range workers {
 		e := distautograd.New(distautograd.WithLease(200 * time.Millisecond))
-		a, err := rpc.Join(join, st, fmt.Sprintf("w%d", i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(handlers()), rpc.WithTimeout(timeout), e.Join())
+		a, err := rpc.Join(join, st, fmt.Sprintf("w%d", i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(g.handlers()), rpc.WithTimeout(timeout), e.Join())
 		if err != nil {
 			r.Errorf("w%d cannot join: %v", i, err)
 			return
@@ -128,20 +157,24 @@ func play(r *momenttest.Run, fast bool) {
 	r.On(middleEvent, func() { _ = g.agents[2].Close() })
 	r.On(lastEvent, func() { _ = g.agents[3].Close() })
 	r.On(openerEvent, func() { _ = g.agents[0].Close() })
+	r.On(hookPanic, func() { g.set(momenttest.Panic) })
+	r.On(hookGoexit, func() { g.set(runtime.Goexit) })
 	own := r.Context()
+	r.Does("pass")
 	r.Begin()
 	call := r.Go("a pass", timeout+5*time.Second, func() error { return g.pass(own, c, carry, fast) })
 	r.Wait()
 	r.End()
 	// On a slow machine the deadline comes by itself, at another worker perhaps a moment before it does here.
 	happened := own.Err() != nil || r.Planned(momenttest.Deadline.Name) && dist.CodeOf(call.Err) == dist.DeadlineExceeded
-	for _, event := range []string{momenttest.Cancel.Name, momenttest.CancelCause.Name, momenttest.Deadline.Name, releaseEvent, middleEvent, lastEvent, openerEvent} {
+	for _, event := range []string{momenttest.Cancel.Name, momenttest.CancelCause.Name, momenttest.Deadline.Name, releaseEvent, middleEvent, lastEvent, openerEvent, hookPanic, hookGoexit} {
 		_, did := r.Happened(event)
 		happened = happened || did
-		if did && event != momenttest.Deadline.Name {
+		if did && event != momenttest.Deadline.Name && event != hookPanic && event != hookGoexit { // which come to pass later
 			r.EndsSoon(call, event, time.Second)
 		}
 	}
+	g.judge(call)
 	if err := call.Err; err != nil && !happened {
 		r.Errorf("the pass has failed without a reason: %v", err)
 	}
@@ -171,4 +204,18 @@ func (c carrying) Value(key any) any {
 		return v
 	}
 	return c.values.Value(key)
+}
+
+// judge checks that the code of a pass that failed is one of those of what happened.
+func (g *game) judge(c *momenttest.Call) {
+	r := g.r
+	allowed := r.AllowContext(c)
+	if r.Planned(momenttest.Deadline.Name) { // the deadline of a worker that it reached first
+		allowed = append(allowed, r.Allow(dist.Canceled))
+	}
+	for _, code := range []dist.Code{dist.PeerLost, dist.Closed, dist.Unavailable, dist.Aborted, dist.NotFound} {
+		allowed = append(allowed, r.Allow(code, middleEvent, lastEvent, openerEvent))
+	}
+	allowed = append(allowed, r.Allow(dist.Closed, releaseEvent), r.Allow(dist.Aborted, releaseEvent), r.Allow(dist.Internal, hookPanic, hookGoexit), r.Allow(dist.Remote, hookPanic, hookGoexit))
+	r.Check(c, allowed...)
 }

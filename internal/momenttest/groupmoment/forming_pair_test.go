@@ -66,6 +66,7 @@ func runPair(p *momenttest.ProcessRun, transport group.Transport) []map[string]i
 		return nil
 	}
 	defer func() { _ = server.Close() }()
+	p.Does("forming")
 	pair := pairOf(p.Seed)
 	ranks := make([]*process, pairSize)
 	for rank := range ranks {

@@ -142,6 +142,7 @@ func runForming(p *momenttest.ProcessRun, transport group.Transport) []map[strin
 		}
 		ranks[rank] = start(p, o)
 	}
+	p.Does(o.After.String())
 	victim := ranks[o.Victim]
 	survivors := slices.Delete(slices.Clone(ranks), o.Victim, o.Victim+1)
 	if !p.Fatal() {

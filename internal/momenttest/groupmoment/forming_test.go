@@ -22,7 +22,7 @@ import (
 const formingTries = 4
 
 // formPoints are the points of a group that forms.
-var formPoints = []string{"group.", "form.", "muster.", "shm.", "tcp.", "gloo.", "native."}
+var formPoints = []string{"group.", "link.", "form.", "muster.", "shm.", "tcp.", "gloo.", "native."}
 
 // TestForming ends the context of a rank that joins, or closes the group that a sub-group is made from, at any moment. A rank that
 // failed joins again, as a program does, and in the end all ranks have a group that works.
@@ -69,6 +69,7 @@ func forming(r *momenttest.Run, parents []*group.Group, join func(ctx context.Co
 	late := r.Rand.IntN(2 * size) // a rank that comes late, or nobody
 	all, cancel := context.WithTimeout(context.Background(), timeout)
 	r.Cleanup(cancel)
+	r.Does("forming")
 	r.Begin()
 	calls := make([]*momenttest.Call, size)
 	for rank := range size {

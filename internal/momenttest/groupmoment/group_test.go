@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -31,7 +32,8 @@ const (
 // The events beside those of the context.
 const (
 	closeEvent     = "close"
-	peerEvent      = "peer" // another rank closes its group
+	peerEvent      = "peer"  // another rank closes its group
+	storeEvent     = "store" // the store is closed, which a group that is made does not need
 	callbackClose  = "callback-close"
 	callbackCall   = "callback-call"
 	callbackPanic  = "callback-panic"
@@ -43,11 +45,12 @@ var transports = []group.Transport{group.SharedMemory, group.TCP, group.Gloo}
 func TestGroup(t *testing.T) {
 	for _, transport := range transports {
 		momenttest.Test(t, momenttest.Scenario{
-			Name: string(transport), Share: 4, Points: []string{"group.", "shm.", "tcp.", "gloo.", "native."},
+			Name: string(transport), Share: 4, Points: []string{"group.", "link.", "form.", "shm.", "tcp.", "gloo.", "native."},
 			Events: []momenttest.Event{
 				momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline,
 				{Name: closeEvent, Where: momenttest.Beside},
 				{Name: peerEvent, Where: momenttest.Beside},
+				{Name: storeEvent},
 				{Name: callbackClose},
 				{Name: callbackCall},
 				{Name: callbackPanic},
@@ -64,14 +67,17 @@ type game struct {
 	groups []*group.Group
 	steps  []step
 	ahead  bool // operations are posted before the first is waited for
+	memory [size]buffers
 
 	mu       sync.Mutex
 	callback func(*group.Work)
+	posted   []*group.Work // by the victim
 }
 
 func play(r *momenttest.Run, transport group.Transport) {
 	s := store.NewMemory()
 	r.Cleanup(func() { _ = s.Close() })
+	r.On(storeEvent, func() { _ = s.Close() })
 	opts := []group.Option{group.WithTransport(transport), group.WithTimeout(timeout), group.WithHeartbeat(10 * time.Second)}
 	if r.Rand.IntN(3) == 0 {
 		opts = append(opts, group.WithQueue(2)) // full at once; a ring of messages needs two places
@@ -82,13 +88,26 @@ func play(r *momenttest.Run, transport group.Transport) {
 	}
 	r.Cleanup(func() { closeAll(g.groups) })
 	g.arrange()
+	for _, s := range g.steps {
+		r.Does(s.name)
+	}
 	calls := g.act()
 	r.Wait()
 	r.End()
 	g.check(calls)
 	closeAll(g.groups)
+	for rank := range size {
+		if err := g.memory[rank].untouched(); err != nil {
+			r.Errorf("rank %d: %v", rank, err)
+		}
+	}
 	// A group that ended can be followed by another over the same store.
-	if next := form(r, s, opts); next != nil {
+	after := s
+	if _, died := r.Happened(storeEvent); died {
+		after = store.NewMemory()
+		r.Cleanup(func() { _ = after.Close() })
+	}
+	if next := form(r, after, opts); next != nil {
 		defer closeAll(next)
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
@@ -143,7 +162,7 @@ func each(f func(rank int) error) []error {
 
 // run posts an operation, waits for it and checks its result.
 func run(ctx context.Context, g *group.Group, op operation, n int) error {
-	works, check := op.post(ctx, g, n)
+	works, check := op.post(ctx, g, new(buffers), n)
 	for _, w := range works {
 		if err := w.Wait(ctx); err != nil {
 			return err
@@ -155,7 +174,7 @@ func run(ctx context.Context, g *group.Group, op operation, n int) error {
 // arrange says how the events happen, all of them to one rank.
 func (g *game) arrange() {
 	v := g.groups[victim]
-	g.r.On(closeEvent, func() { _ = v.Close() })
+	g.r.On(closeEvent, g.closeVictim)
 	g.r.On(peerEvent, func() { _ = g.groups[peer].Close() })
 	set := func(f func(*group.Work)) func() {
 		return func() {
@@ -164,7 +183,7 @@ func (g *game) arrange() {
 			g.callback = f
 		}
 	}
-	g.r.On(callbackClose, set(func(*group.Work) { _ = v.Close() }))
+	g.r.On(callbackClose, set(func(*group.Work) { g.closeVictim() }))
 	g.r.On(callbackCall, set(func(w *group.Work) {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
@@ -174,6 +193,19 @@ func (g *game) arrange() {
 	}))
 	g.r.On(callbackPanic, set(func(*group.Work) { momenttest.Panic() }))
 	g.r.On(callbackGoexit, set(func(*group.Work) { runtime.Goexit() }))
+}
+
+// closeVictim closes the victim's group. Whoever does that, first or not, finds every operation ended afterwards.
+func (g *game) closeVictim() {
+	g.mu.Lock()
+	posted := slices.Clone(g.posted)
+	g.mu.Unlock()
+	_ = g.groups[victim].Close()
+	for _, w := range posted {
+		if !w.Completed() {
+			g.r.Errorf("the group is closed, and this has not ended: %v", w)
+		}
+	}
 }
 
 // done is the callback of every operation of the victim.
@@ -203,6 +235,7 @@ func (g *game) act() []*momenttest.Call {
 			if err != nil {
 				_ = g.groups[rank].Close() // as a program does: others may wait for what this rank does not send or take any more
 			}
+			g.memory[rank].takeBack() // every operation has ended
 			return err
 		})
 	}
@@ -216,7 +249,7 @@ func (g *game) rank(own context.Context, rank, watched int) error {
 	defer cancel()
 	var finish []func() error
 	for i, s := range g.steps {
-		works, check := s.post(ctx, g.groups[rank], s.n)
+		works, check := s.post(ctx, g.groups[rank], &g.memory[rank], s.n)
 		wait := func() error {
 			for _, w := range works {
 				if rank == victim && i == watched {
@@ -231,6 +264,9 @@ func (g *game) rank(own context.Context, rank, watched int) error {
 			return check()
 		}
 		if rank == victim {
+			g.mu.Lock()
+			g.posted = append(g.posted, works...)
+			g.mu.Unlock()
 			for _, w := range works {
 				w.OnDone(g.done)
 			}

@@ -106,6 +106,9 @@ func workingRank(ctx context.Context, s store.Store, o orders, res *result) erro
 	if err != nil {
 		return err
 	}
+	if err := begin(ctx, s, size); err != nil { // nothing happens before all ranks have the group
+		return err
+	}
 	stop := momenttest.OwnMoment(o.Moments)
 	err = runProgram(ctx, g, o.Seed)
 	res.end(err)
@@ -186,7 +189,7 @@ func TestProcesses(t *testing.T) {
 		}
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
 			Name: string(transport), Share: 20, Events: events, Victims: len(victims),
-			Points: []string{"group.", "shm.", "tcp.", "gloo.", "native."},
+			Points: []string{"group.", "link.", "form.", "shm.", "tcp.", "gloo.", "native."},
 			Run:    func(p *momenttest.ProcessRun) []map[string]int { return runProcesses(p, transport) },
 		})
 	}
@@ -218,6 +221,8 @@ func start(p *momenttest.ProcessRun, o orders) *process {
 	}
 	go func() {
 		defer close(child.ended)
+		goesOn := func() {}
+		defer func() { goesOn() }()
 		lines := bufio.NewScanner(stdout)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
@@ -226,7 +231,11 @@ func start(p *momenttest.ProcessRun, o orders) *process {
 				child.event = time.Now()
 				close(child.moment)
 				continue
+			case momenttest.PauseLine:
+				goesOn = momenttest.Continue(child.cmd.Process)
+				continue
 			case momenttest.LateLine:
+				goesOn()
 				if !p.Fatal() { // else what is for good has to happen
 					p.Happened()
 				}
@@ -279,13 +288,29 @@ func runProcesses(p *momenttest.ProcessRun, transport group.Transport) []map[str
 		return nil
 	}
 	defer func() { _ = server.Close() }()
+	storeDies := p.Fatal() && p.Seed%4 == 0 // with the first of the victims
+	for _, s := range program(rand.New(rand.NewPCG(p.Seed, 99))) {
+		p.Does(s.name)
+	}
 	ranks := make([]*process, size)
 	for rank := range size {
-		o := orders{Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Regroup: p.Fatal()}
+		o := orders{Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Regroup: p.Fatal() && !storeDies}
 		if i := slices.Index(victims, rank); i >= 0 {
 			o.Moments = p.Victims[i].Moments
 		}
 		ranks[rank] = start(p, o)
+	}
+	if storeDies {
+		p.Does("death of the store")
+		for _, rank := range victims {
+			go func() {
+				select {
+				case <-ranks[rank].moment:
+					_ = server.Close()
+				case <-ranks[rank].ended:
+				}
+			}()
+		}
 	}
 	left := []int{}
 	for rank, c := range ranks {
@@ -295,19 +320,20 @@ func runProcesses(p *momenttest.ProcessRun, transport group.Transport) []map[str
 			p.Happened()
 		}
 	}
-	if err := tellLeft(server.Addr().String(), left); err != nil {
-		p.Errorf("%v", err)
+	if !storeDies {
+		if err := tellLeft(server.Addr().String(), left); err != nil {
+			p.Errorf("%v", err)
+		}
 	}
 	for _, rank := range left {
 		ranks[rank].wait(p, rank)
 	}
-	for rank, c := range ranks { // those that are stopped are ended after the others
+	for rank, c := range ranks { // those that are stopped come back after the others
 		if !slices.Contains(left, rank) {
-			_ = c.cmd.Process.Kill()
-			c.wait(p, rank)
+			wake(p, c, rank, p.Victims[slices.Index(victims, rank)].Event)
 		}
 	}
-	judge(p, ranks, left)
+	judge(p, ranks, left, !storeDies)
 	hits := make([]map[string]int, len(victims))
 	for i, rank := range victims {
 		if res := ranks[rank].result; res != nil {
@@ -330,8 +356,9 @@ func tellLeft(addr string, left []int) error {
 	return s.Set(ctx, leftKey, text)
 }
 
-// judge is the oracle: the ranks that are left name one of those to which something has happened.
-func judge(p *momenttest.ProcessRun, ranks []*process, left []int) {
+// judge is the oracle: the ranks that are left name one of those to which something has happened, the same one if there is a store
+// where the first is recorded.
+func judge(p *momenttest.ProcessRun, ranks []*process, left []int, recorded bool) {
 	named := map[dist.Rank]bool{}
 	for _, rank := range left {
 		res := ranks[rank].result
@@ -358,7 +385,7 @@ func judge(p *momenttest.ProcessRun, ranks []*process, left []int) {
 			p.Errorf("rank %d noticed the end of rank %d after %v", rank, res.Rank, took)
 		}
 	}
-	if len(named) > 1 {
+	if len(named) > 1 && recorded {
 		p.Errorf("those who are left name %v", named)
 	}
 }

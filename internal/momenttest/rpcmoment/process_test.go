@@ -209,6 +209,8 @@ func startChild(p *momenttest.ProcessRun, o orders) (*child, error) {
 	}
 	go func() {
 		defer close(c.ended)
+		goesOn := func() {}
+		defer func() { goesOn() }()
 		lines := bufio.NewScanner(stdout)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
@@ -217,7 +219,12 @@ func startChild(p *momenttest.ProcessRun, o orders) (*child, error) {
 				close(c.moment)
 				continue
 			}
+			if lines.Text() == momenttest.PauseLine {
+				goesOn = momenttest.Continue(c.cmd.Process)
+				continue
+			}
 			if lines.Text() == momenttest.LateLine {
+				goesOn()
 				if !p.Fatal() { // else what is for good has to happen
 					p.Happened()
 				}

@@ -6,6 +6,7 @@
 package rpcmoment
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -48,6 +49,7 @@ const (
 	shutdownEvent  = "shutdown" // the victim leaves in order; in a static world all do
 	newcomerEvent  = "newcomer" // another worker joins, calls and leaves
 	fullEvent      = "full"     // another worker sends more requests to the one that the victim calls than can run and wait there
+	storeEvent     = "store"    // the store is closed, which workers that know each other do not need
 	callbackClose  = "callback-close"
 	callbackCall   = "callback-call"
 	callbackPanic  = "callback-panic"
@@ -64,6 +66,7 @@ func TestRPC(t *testing.T) {
 				{Name: peerEvent, Where: momenttest.Beside},
 				{Name: shutdownEvent, Where: momenttest.Beside},
 				{Name: fullEvent, Where: momenttest.Beside},
+				{Name: storeEvent},
 				{Name: callbackClose},
 				{Name: callbackCall},
 				{Name: callbackPanic},
@@ -113,7 +116,8 @@ func handlers() *rpc.Registry {
 		}).
 		MustHandle("test.panic", func() int { panic("a handler panics") }).
 		MustHandle("test.exit", func() int { runtime.Goexit(); return 0 }).
-		MustHandle("test.make", func(n int) *int { return &n })
+		MustHandle("test.make", func(n int) *int { return &n }).
+		MustHandle("test.echo", func(b []byte) []byte { return b })
 }
 
 func play(r *momenttest.Run, wire string, static bool) {
@@ -128,6 +132,9 @@ func play(r *momenttest.Run, wire string, static bool) {
 	}
 	r.Cleanup(g.closeAll)
 	g.arrange()
+	if r.Planned(storeEvent) {
+		g.goOn() // they get to know each other
+	}
 	own := r.Context()
 	r.Begin()
 	var played []*momenttest.Call
@@ -138,6 +145,7 @@ func play(r *momenttest.Run, wire string, static bool) {
 			with = context.Background()
 			op.patient = true
 		}
+		r.Does(op.name)
 		ops = append(ops, op)
 		played = append(played, r.Go(fmt.Sprintf("call %d, %s", i, op.name), timeout+5*time.Second, func() error { return op.do(with, g) }))
 	}
@@ -147,6 +155,7 @@ func play(r *momenttest.Run, wire string, static bool) {
 		g.judge(c, ops[i])
 	}
 	g.goOn()
+	g.holdsNothing()
 }
 
 // join starts the workers.
@@ -195,6 +204,7 @@ func (g *game) arrange() {
 	g.r.On(shutdownEvent, g.shutdown)
 	g.r.On(newcomerEvent, g.newcomer)
 	g.r.On(fullEvent, g.fill)
+	g.r.On(storeEvent, func() { _ = g.store.Close() })
 	set := func(f func()) func() {
 		return func() {
 			g.mu.Lock()
@@ -231,9 +241,9 @@ func (g *game) shutdown() {
 	leaving.Wait()
 }
 
-// disorder reports whether a worker is planned to go without a word.
+// disorder reports whether a worker is planned to go without a word, or the store.
 func (g *game) disorder() bool {
-	return slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose, newcomerEvent}, g.r.Planned) // a newcomer closes its agent
+	return slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose, newcomerEvent, storeEvent}, g.r.Planned) // a newcomer closes its agent
 }
 
 // newcomer is a worker that joins, calls the one that looks on, and leaves.
@@ -242,6 +252,9 @@ func (g *game) newcomer() {
 	defer cancel()
 	d, err := rpc.Join(ctx, g.store, fmt.Sprint("d", g.newcomers.Add(1)), g.opts...) // two may come at once
 	if err != nil {
+		if _, gone := g.r.Happened(storeEvent); gone {
+			return
+		}
 		// A worker that died without leaving is in the table of the world until somebody takes it out.
 		died := slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose}, func(event string) bool {
 			_, happened := g.r.Happened(event)
@@ -253,7 +266,8 @@ func (g *game) newcomer() {
 		return
 	}
 	defer func() { _ = d.Close() }()
-	if got, err := rpc.Call[int](ctx, d, "c", "test.double", 4); got != 8 || err != nil {
+	got, err := rpc.Call[int](ctx, d, "c", "test.double", 4)
+	if _, gone := g.r.Happened(storeEvent); (got != 8 || err != nil) && !gone {
 		g.r.Errorf("a newcomer's call: %d, %v", got, err)
 	}
 }
@@ -321,6 +335,7 @@ type operation struct {
 	name    string
 	remote  bool // it ends with an error of the handler's
 	patient bool // it has a context that does not end
+	self    bool // it is one of the victim to itself
 	do      func(ctx context.Context, g *game) error
 }
 
@@ -347,8 +362,16 @@ func fails(fn string) func(context.Context, *game) error {
 var operations = []operation{
 	{name: "call", do: call("test.double", "b", 3, 6)},
 	{name: "slow call", do: call("test.slow", "b", 3, 3)},
-	{name: "call to oneself", do: call("test.double", "a", 3, 6)},
-	{name: "slow call to oneself", do: call("test.slow", "a", 3, 3)},
+	{name: "large call", do: func(ctx context.Context, g *game) error {
+		sent := bytes.Repeat([]byte{7}, 1<<20)
+		got, err := rpc.Call[[]byte](ctx, g.agents["a"], "b", "test.echo", sent)
+		if err == nil && !bytes.Equal(got, sent) {
+			return fmt.Errorf("large call: %d bytes", len(got))
+		}
+		return err
+	}},
+	{name: "call to oneself", self: true, do: call("test.double", "a", 3, 6)},
+	{name: "slow call to oneself", self: true, do: call("test.slow", "a", 3, 3)},
 	{name: "handler that panics", remote: true, do: fails("test.panic")},
 	{name: "handler that ends its goroutine", remote: true, do: fails("test.exit")},
 	{name: "call with a callback", do: func(ctx context.Context, g *game) error {
@@ -402,32 +425,68 @@ func (g *game) judge(c *momenttest.Call, op operation) {
 	}
 	r.Check(c, allowed...)
 	r.EndsSoon(c, closeEvent, soon)
+	r.EndsSoon(c, peerEvent, soon)
+	to := "b"
+	if op.self {
+		to = "a"
+	}
+	if e, ok := errors.AsType[*dist.Error](c.Err); ok && e.Peer != "" && e.Peer != to {
+		r.Errorf("%s names %s: %v", c.Name, e.Peer, c.Err)
+	}
 }
 
-// goOn checks that those who are left can call each other.
-func (g *game) goOn() {
+// left returns the workers that have neither gone nor been told to.
+func (g *game) left() []string {
 	gone := map[string]bool{}
-	for event, name := range map[string]string{closeEvent: "a", callbackClose: "a", peerEvent: "b"} {
+	for event, name := range map[string]string{closeEvent: "a", callbackClose: "a", peerEvent: "b", shutdownEvent: "a"} {
 		if _, happened := g.r.Happened(event); happened {
 			gone[name] = true
 		}
 	}
-	if _, happened := g.r.Happened(shutdownEvent); happened {
-		gone["a"] = true
-		if g.static {
-			return
-		}
+	if _, happened := g.r.Happened(shutdownEvent); happened && g.static { // all of them have
+		return nil
 	}
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return gone[name] })
+}
+
+// goOn checks that those who are left can call each other.
+func (g *game) goOn() {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	for _, from := range names {
-		for _, to := range names {
-			if gone[from] || gone[to] {
-				continue
-			}
+	left := g.left()
+	for _, from := range left {
+		for _, to := range left {
 			if got, err := rpc.Call[int](ctx, g.agents[from], to, "test.double", 1); got != 2 || err != nil {
 				g.r.Errorf("%s cannot call %s any more: %v", from, to, errors.Join(err, ctx.Err()))
 			}
+		}
+	}
+}
+
+// holdsNothing checks that those who are left have no calls, requests and places in use, and no references where all are left.
+func (g *game) holdsNothing() {
+	left := g.left()
+	held := func(name string) string {
+		info := g.agents[name].DebugInfo()
+		zero := []string{"agent.client_active_calls", "agent.server_active_calls", "agent.server_waiting_calls"}
+		if len(left) == len(names) {
+			zero = append(zero, "num_owner_rrefs", "num_pending_users", "num_confirmed_users", "num_forks", "num_pending_futures", "num_pending_children", "num_offers")
+		}
+		for _, key := range zero {
+			if info[key] != 0 {
+				return fmt.Sprintf("%s is %d", key, info[key])
+			}
+		}
+		if info["agent.num_idle_threads"] != info["agent.thread_pool_size"] {
+			return fmt.Sprintf("%d of %d places are free", info["agent.num_idle_threads"], info["agent.thread_pool_size"])
+		}
+		return ""
+	}
+	for _, name := range left {
+		for end := time.Now().Add(timeout); held(name) != "" && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		}
+		if still := held(name); still != "" {
+			g.r.Errorf("%s still holds something: %s", name, still)
 		}
 	}
 }

@@ -249,6 +249,7 @@ func (g *game) act(ctx context.Context) {
 		if p.own {
 			with = own
 		}
+		r.Does(p.op.name)
 		p.Call = r.Go(fmt.Sprintf("call %d, %s", i, p.op.name), callBound(r), func() error { return p.op.do(with, g) })
 		g.calls = append(g.calls, p)
 	}

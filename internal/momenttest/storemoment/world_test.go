@@ -41,18 +41,20 @@ type world interface {
 
 // memoryWorld is a server in this process, in a bubble.
 type memoryWorld struct {
+	r       *momenttest.Run
 	network faultnet.Network
 	gate    *gate
 
 	mu     sync.Mutex
 	server *tcpstore.Server
 	conns  []*faultnet.Conn
+	open   int // connections of the victim
 }
 
 const memoryAddr = "store:1"
 
 func newMemoryWorld(r *momenttest.Run) world {
-	w := &memoryWorld{gate: newGate()}
+	w := &memoryWorld{r: r, gate: newGate()}
 	if err := w.start(); err != nil {
 		r.Errorf("%v", err)
 	}
@@ -83,10 +85,11 @@ func (w *memoryWorld) dial(ctx context.Context, network, addr string) (net.Conn,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.open++
 	if c, ok := conn.(*faultnet.Conn); ok {
 		w.conns = append(w.conns, c)
 	}
-	return conn, nil
+	return &ownConn{Conn: conn, w: w}, nil
 }
 
 func (w *memoryWorld) direct(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -119,9 +122,31 @@ func (w *memoryWorld) restart() {
 func (w *memoryWorld) stop()   { w.gate.shut() }
 func (w *memoryWorld) resume() { w.gate.open() }
 
+// close is called when the victim's client is closed.
 func (w *memoryWorld) close() {
 	w.resume()
 	w.kill()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open != 0 {
+		w.r.Errorf("the client is closed, and %d of its connections are not", w.open)
+	}
+}
+
+// ownConn is a connection of the victim's.
+type ownConn struct {
+	net.Conn
+	w    *memoryWorld
+	once sync.Once
+}
+
+func (c *ownConn) Close() error {
+	c.once.Do(func() {
+		c.w.mu.Lock()
+		defer c.w.mu.Unlock()
+		c.w.open--
+	})
+	return c.Conn.Close()
 }
 
 // gate holds a server's reads up. It blocks on channels only, as everything in a bubble has to.

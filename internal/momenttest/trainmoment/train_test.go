@@ -113,6 +113,7 @@ func train(t *testing.T, name string, run func(ctx context.Context, k *rank) err
 			}
 			ctx := r.Context()
 			r.On("close", func() { _ = ranks[0].g.Close() })
+			r.Does(name)
 			r.Begin()
 			victim := r.Go("victim", 5*time.Second, func() error { return run(ctx, ranks[0]) })
 			other := r.Go("other", 5*time.Second, func() error { return run(context.Background(), ranks[1]) })
