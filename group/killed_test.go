@@ -10,32 +10,40 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// mortalEnv tells a process of this test binary that it is a rank of a group of three: which one, over which transport, with which
-// heartbeat, and where the store is.
+// mortalEnv tells a process of this test binary that it is a rank of a group: which one of how many, over which transport, with which
+// heartbeat, where the store is, and how far it gets.
 const mortalEnv = "COHORT_GROUP_MORTAL"
 
 // mortal is a rank that waits for its death.
 func mortal(spec string) int {
-	var transport, addr string
+	var transport, addr, until string
 	var rank dist.Rank
+	var size int
 	var heartbeat time.Duration
-	if _, err := fmt.Sscan(spec, &rank, &transport, (*int64)(&heartbeat), &addr); err != nil {
+	if _, err := fmt.Sscan(spec, &rank, &size, &transport, (*int64)(&heartbeat), &addr, &until); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	s, err := tcpstore.Dial(ctx, addr)
+	client, err := tcpstore.Dial(ctx, addr)
 	if err == nil {
-		_, err = New(ctx, s, rank, 3, WithTransport(Transport(transport)), WithHeartbeat(heartbeat))
+		var s store.Store = client
+		if until == untilPlaced {
+			s = placedStore{s}
+		}
+		_, err = New(ctx, s, rank, size, WithTransport(Transport(transport)), WithHeartbeat(heartbeat))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -45,11 +53,32 @@ func mortal(spec string) int {
 	return 0
 }
 
+// How far a mortal gets.
+const (
+	untilMade   = "made"
+	untilPlaced = "placed" // it does not publish where PyTorch ranks can connect to it
+)
+
+// placedStore stands still when this rank publishes an address of gloo's wire.
+type placedStore struct{ store.Store }
+
+func (s placedStore) Set(ctx context.Context, key string, value []byte) error {
+	if strings.HasPrefix(key, gloo.DefaultPrefix) {
+		<-ctx.Done()
+	}
+	return s.Store.Set(ctx, key, value)
+}
+
 // startMortal starts one rank of three in a process that kill ends without a word.
 func startMortal(t *testing.T, transport Transport, heartbeat time.Duration, addr net.Addr, rank int) (process *os.Process, kill func()) {
 	t.Helper()
+	return startMortalOf(t, 3, transport, heartbeat, addr, rank, untilMade)
+}
+
+func startMortalOf(t *testing.T, size int, transport Transport, heartbeat time.Duration, addr net.Addr, rank int, until string) (process *os.Process, kill func()) {
+	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s %d %s", mortalEnv, rank, transport, heartbeat, addr))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %s %d %s %s", mortalEnv, rank, size, transport, heartbeat, addr, until))
 	cmd.Stderr = os.Stderr
 	must(t, cmd.Start())
 	kill = sync.OnceFunc(func() {

@@ -126,11 +126,12 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 		case <-limited.Done():
 		}
 	})
+	doors := a.doors()
 	tasks.Go(func() {
-		if err := a.knock(limited); err != nil {
+		a.watchNext(limited, doors, func(err error) {
 			a.Verdict.giveUp(err)
 			cancel(err)
-		}
+		})
 	})
 	return limited, func() bool {
 		cancel(nil)
@@ -148,8 +149,11 @@ func (a *attempt) connectAll(ctx context.Context) error {
 	p := a.p
 	alone := a.alone()
 	connecting, stop := ctx, func() bool { return false }
-	if !alone {
+	switch {
+	case !alone:
 		connecting, stop = a.connecting(ctx)
+	case a.Place != nil:
+		connecting, stop = a.amongTorch(ctx)
 	}
 	err := a.connect(connecting)
 	over := stop()
@@ -171,6 +175,9 @@ func (a *attempt) connectAll(ctx context.Context) error {
 	if err == nil && p.Origin == FromPython && p.Parent != nil && p.Parent.torch != torchNone && a.torch == torchNone {
 		// PyTorch's ranks, though not members, wait in the store for everybody who makes this group.
 		err = settle(ctx, p, p.Parent.Layout, -1, nil)
+	}
+	if alone && a.Place != nil {
+		a.saySo(ctx, err)
 	}
 	if err != nil && a.Mesh != nil {
 		_ = a.Close()

@@ -28,7 +28,8 @@ import (
 // that has published a gloo record and no capability is a PyTorch rank.
 type capability struct {
 	Version   int       `json:"version"`
-	Addr      string    `json:"addr,omitempty"` // of the native wire
+	Addr      string    `json:"addr,omitempty"` // of the native wire, and the door
+	Door      string    `json:"door,omitempty"` // of a rank without the native wire
 	Host      string    `json:"host,omitempty"` // equal on ranks that can share memory
 	Hostname  string    `json:"hostname,omitempty"`
 	PID       int       `json:"pid,omitempty"`
@@ -74,7 +75,7 @@ func (a *attempt) lookAgain(ctx context.Context) error {
 	}
 	for r, rank := range caps {
 		if rank != nil {
-			a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr}
+			a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, door: rank.doorAddr()}
 		}
 	}
 	return nil
@@ -125,10 +126,8 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 	const op = "group: rendezvous"
 	own := capability{Version: capabilityVersion, Transport: p.Transport, PID: os.Getpid(), Host: shm.HostID()}
 	own.Hostname, _ = os.Hostname()
-	if tcp.Supported { // with gloo it is only for knocks
-		if err := a.listen(ctx, &own); err != nil {
-			return nil, err
-		}
+	if err := a.listen(ctx, &own); err != nil {
+		return nil, err
 	}
 	if p.Rank == 0 {
 		var id [16]byte
@@ -258,7 +257,7 @@ func (a *attempt) present(ctx context.Context) ([]*capability, error) {
 	return a.read(ctx, here)
 }
 
-// listen opens the listener of the native wire.
+// listen opens the door, which is the listener of the native wire where there is one.
 func (a *attempt) listen(ctx context.Context, own *capability) error {
 	p := a.p
 	device := ""
@@ -273,7 +272,9 @@ func (a *attempt) listen(ctx context.Context, own *capability) error {
 	if a.listener, err = lc.Listen(ctx, "tcp", net.JoinHostPort(addr.IP.String(), "0")); err != nil {
 		return dist.Newf("group: listen", dist.Unavailable, "address %s (%s): %w", addr.IP, addr.Reason, err)
 	}
-	own.Addr = a.listener.Addr().String()
+	if own.Door = a.listener.Addr().String(); tcp.Supported {
+		own.Addr, own.Door = own.Door, ""
+	}
 	return a.keepDoor()
 }
 
@@ -296,7 +297,7 @@ func (a *attempt) decide(caps []*capability) error {
 			continue
 		}
 		goRanks++
-		a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr}
+		a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, door: rank.doorAddr()}
 		if rank.Host == "" || rank.Host != caps[p.Rank].Host {
 			sameHost = false
 		}

@@ -47,6 +47,8 @@ type Member struct {
 	Host string
 	PID  int
 	Addr string
+
+	door string // where others see whether it is there; "" for a PyTorch rank
 }
 
 // failure passes the failure of a mesh on to the group, which is made later.

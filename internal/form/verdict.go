@@ -46,15 +46,16 @@ type Verdict struct {
 	place *muster.Place
 	rank  int
 
-	forming atomic.Bool // the ranks have not all connected yet
-	died    chan error  // what is to be reported of the first rank that died, for who waits while the group forms
-	lossy   atomic.Bool // a rank of the group is gone
+	forming atomic.Bool    // the ranks have not all connected yet
+	died    chan error     // what is to be reported of the first rank that died, for who waits while the group forms
+	ended   chan link.Loss // PyTorch ranks whose connections ended, for the same
+	lossy   atomic.Bool    // a rank of the group is gone
 	once    sync.Once
 	first   *ending // nil if the store did not tell in time
 }
 
 func newVerdict(p *Plan, place *muster.Place, forming bool) *Verdict {
-	v := &Verdict{store: p.Store, place: place, rank: p.Rank, died: make(chan error, 1)}
+	v := &Verdict{store: p.Store, place: place, rank: p.Rank, died: make(chan error, 1), ended: make(chan link.Loss, p.size())}
 	v.forming.Store(forming)
 	return v
 }
@@ -115,13 +116,21 @@ func (v *Verdict) record(own *dist.Error) *ending {
 func (v *Verdict) Lost(loss link.Loss) {
 	moment.At("group.lost")
 	v.lossy.Store(true)
-	if loss.How == link.Died {
+	switch loss.How {
+	case link.Died:
 		err := v.Judge(loss.Err)
 		moment.At("form.died")
 		select {
 		case v.died <- err:
 		default:
 		}
+	case link.Ended:
+		moment.At("form.ended")
+		select {
+		case v.ended <- loss:
+		default:
+		}
+	case link.Left:
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -243,7 +242,7 @@ func (p *Place) GiveUp(ctx context.Context) error {
 	p.givingUp.Do(func() {
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 		defer cancel()
-		if p.unsaid = store.Append(limited, p.store, p.goneKey(), []byte(strconv.Itoa(p.rank)+" ")); p.unsaid == nil {
+		if p.unsaid = p.note(limited, p.goneKey(), p.rank); p.unsaid == nil {
 			p.unsaid = p.close(limited)
 		}
 	})
@@ -301,15 +300,10 @@ func (p *Place) notGivenUp(ctx context.Context) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	gone := make([]bool, p.size)
-	for word := range strings.FieldsSeq(string(said)) {
-		if r, failure := strconv.Atoi(word); failure == nil && r >= 0 && r < p.size {
-			gone[r] = true
-		}
-	}
+	gone := p.parse(said)
 	var left []int
 	for r := range p.size {
-		if !gone[r] {
+		if _, is := slices.BinarySearch(gone, r); !is {
 			left = append(left, r)
 		}
 	}
@@ -389,7 +383,7 @@ func (p *Place) forgetOlder(ctx context.Context) {
 // forgotten: it says that nothing is left to close.
 func (p *Place) forget(ctx context.Context) {
 	moment.At("muster.forget")
-	keys := []string{p.before().madeKey(), p.goneKey(), p.leftKey(0), p.leftKey(1)}
+	keys := []string{p.before().madeKey(), p.goneKey(), p.leftKey(0), p.leftKey(1), p.upKey(), p.deadKey()}
 	for _, name := range []string{"came", "left", "end"} {
 		keys = append(keys, p.Prefix()+"/"+name)
 	}

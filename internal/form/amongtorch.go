@@ -1,0 +1,135 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package form
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/ranklist"
+)
+
+// amongTorch returns the context of the connecting in a group with PyTorch ranks. It ends, with the reason for its cause, when a rank is gone
+// or a Go rank has given the group up. PyTorch's ranks know nothing of attempts, so the group cannot be formed any more: all Go ranks fail, which ends
+// their connections to PyTorch's.
+func (a *attempt) amongTorch(ctx context.Context) (limited context.Context, stop func() (over bool)) {
+	limited, cancel := context.WithCancelCause(ctx)
+	doors := a.doors() // what is known of the members is completed while they connect
+	var tasks sync.WaitGroup
+	lost := func(err error) { cancel(a.Verdict.Judge(err)) }
+	tasks.Go(func() { a.watchNext(limited, doors, lost) })
+	tasks.Go(func() { a.watchTorch(limited, lost) })
+	tasks.Go(func() {
+		if err := a.Verdict.told(limited); err != nil {
+			cancel(err)
+		}
+	})
+	return limited, func() bool {
+		cancel(nil)
+		moment.At("form.among_torch.end")
+		tasks.Wait()
+		return false
+	}
+}
+
+// watchTorch calls lost when a PyTorch rank has died: its connection has ended when it cannot have had the group yet. On a rank that has, that may be
+// the end of its program.
+func (a *attempt) watchTorch(ctx context.Context, lost func(error)) {
+	for {
+		moment.At("form.among_torch.watch")
+		select {
+		case loss := <-a.Verdict.ended:
+			if why := a.unfinished(ctx, loss.Rank); why != "" {
+				e := dist.Wrap("group: new", dist.PeerLost, loss.Err)
+				e.Rank, e.Detail = dist.Rank(loss.Rank), "it has died or given up: its connection ended before "+why
+				lost(e)
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// unfinished says why the group cannot have been made yet on a PyTorch rank, "" if it can. Up to 2.2 all ranks of the world meet in the store after they have
+// connected; later ones need the addresses of all, except those that connect at the first use.
+func (a *attempt) unfinished(ctx context.Context, rank int) string {
+	p := a.p
+	if a.Layout == gloo.Torch113 {
+		n, err := p.Store.Add(ctx, a.Layout.BarrierKey(p.torchBase(), p.Index), 0)
+		if err != nil || n >= int64(p.World) {
+			return ""
+		}
+		return "all ranks had met in the store (" + strconv.FormatInt(n, 10) + " of " + strconv.Itoa(p.World) + " had)"
+	}
+	var missing []int
+	for r := range p.size() {
+		raw, err := readIfThere(ctx, p.Store, a.Layout.FirstKey(p.meshPrefix(a.Layout), r))
+		if err != nil {
+			return ""
+		}
+		record, err := wire.ParseRecord(raw, p.size())
+		switch {
+		case raw == nil:
+			missing = append(missing, r)
+		case r == rank && (err != nil || record.IDs == nil):
+			return ""
+		}
+	}
+	if len(missing) == 0 {
+		return ""
+	}
+	return ranklist.Words(missing) + " had published an address"
+}
+
+// told waits until a rank has recorded why the group cannot be formed, and returns that, or nil when ctx ends.
+func (v *Verdict) told(ctx context.Context) error {
+	wait := time.NewTimer(overAfter)
+	defer wait.Stop()
+	moment.At("form.among_torch.wait")
+	select {
+	case <-wait.C:
+	case <-ctx.Done():
+		return nil
+	}
+	moment.At("group.verdict.told")
+	words, err := v.store.Get(ctx, v.place.EndKey())
+	first := new(ending)
+	if err != nil || json.Unmarshal(words, first) != nil {
+		return nil // a store that does not answer knows no reason
+	}
+	return first.toOthers("group: new")
+}
+
+// toOthers is the error of the ranks that find the reason of another one in the store.
+func (e *ending) toOthers(op string) *dist.Error {
+	err := &dist.Error{Op: op, Code: dist.Code(e.Code), Rank: dist.Rank(e.Rank), Peer: e.Peer, Detail: e.Detail}
+	if err.Code == dist.PeerLost {
+		return err
+	}
+	err.Detail = "rank " + strconv.Itoa(e.By) + " gave the group up: " + e.Detail
+	if err.Code == dist.Canceled || err.Code == dist.Unknown { // nobody here was cancelled
+		err.Code = dist.Aborted
+	}
+	if err.Rank == dist.NoRank && err.Code != dist.DeadlineExceeded { // whose time is over has waited for another rank
+		err.Rank = dist.Rank(e.By)
+	}
+	return err
+}
+
+// saySo tells the other Go ranks how this rank's connecting ended, before its door closes: they would take it for dead.
+func (a *attempt) saySo(ctx context.Context, err error) {
+	if err != nil {
+		_ = a.Verdict.Judge(err)
+		return
+	}
+	_ = a.Place.Up(ctx) // a store that does not answer calls nobody dead
+}

@@ -1,0 +1,83 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package muster
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/store"
+)
+
+// A rank can die before anybody has a connection to it. The others find that out by themselves, and use these notes in the store.
+
+// Up says that this rank has connected to all others. It is for groups with PyTorch ranks, where Go ranks do not wait for each
+// other with [Place.Connected].
+func (p *Place) Up(ctx context.Context) error {
+	moment.At("muster.up")
+	return p.note(ctx, p.upKey(), p.rank)
+}
+
+// Excused reports whether a rank that cannot be reached has said why before: it has connected, or given up.
+func (p *Place) Excused(ctx context.Context, rank int) (bool, error) {
+	for _, key := range []string{p.upKey(), p.goneKey()} {
+		if ranks, err := p.noted(ctx, key); err != nil || slices.Contains(ranks, rank) {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// Bury notes that a rank has died while others had not come. The ranks go on waiting: another process may take its place.
+func (p *Place) Bury(ctx context.Context, rank int) error {
+	moment.At("muster.bury")
+	return p.note(ctx, p.deadKey(), rank)
+}
+
+// Dead returns the ranks of which this was noted.
+func (p *Place) Dead(ctx context.Context) ([]int, error) { return p.noted(ctx, p.deadKey()) }
+
+// AwaitHeir waits until ctx ends, for a key that nobody sets: its name tells those who look at the store that the named ranks have died. It
+// ends for good with the generation, when other processes take their places.
+func (p *Place) AwaitHeir(ctx context.Context, ranks string) error {
+	moment.At("muster.heir")
+	return p.store.Wait(ctx, p.Prefix()+"/"+ranks+CameAndDied)
+}
+
+// CameAndDied is the end of that key.
+const CameAndDied = ", which came and died"
+
+// note appends a rank to a list.
+func (p *Place) note(ctx context.Context, key string, rank int) error {
+	return store.Append(ctx, p.store, key, []byte(strconv.Itoa(rank)+" "))
+}
+
+// noted returns the ranks in a list, none if there is no list.
+func (p *Place) noted(ctx context.Context, key string) ([]int, error) {
+	moment.At("muster.noted")
+	if has, err := p.store.Check(ctx, key); err != nil || !has {
+		return nil, err
+	}
+	said, err := p.store.Get(ctx, key)
+	return p.parse(said), err
+}
+
+// parse returns the ranks in a list, each of them once, in order.
+func (p *Place) parse(said []byte) []int {
+	var ranks []int
+	for word := range strings.FieldsSeq(string(said)) {
+		if r, err := strconv.Atoi(word); err == nil && r >= 0 && r < p.size {
+			ranks = append(ranks, r)
+		}
+	}
+	slices.Sort(ranks)
+	return slices.Compact(ranks)
+}
+
+func (p *Place) upKey() string { return p.Prefix() + "/up" }
+
+func (p *Place) deadKey() string { return p.Prefix() + "/dead" }
