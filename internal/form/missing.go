@@ -34,6 +34,8 @@ func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
+		shown := heirs{a: a}
+		defer shown.stop()
 		began := time.Now()
 		t := time.NewTimer(missingFirst)
 		defer t.Stop()
@@ -45,9 +47,11 @@ func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 				return
 			}
 			if missing, err := a.Place.Missing(ctx); err == nil && len(missing) > 0 {
+				dead := a.fallen(ctx, missing)
+				shown.await(ctx, dead)
 				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " + haveNotCome(missing) + " (" +
-					strconv.Itoa(p.size()-len(missing)) + " of " + strconv.Itoa(p.size()) + " are here)"
-				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name), slog.Any("missing", missing), slog.Duration("dur", time.Since(began)))
+					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " are here" + cameAndDied(dead) + ")"
+				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name), slog.Any("missing", missing), slog.Any("dead", dead), slog.Duration("dur", time.Since(began)))
 				p.Hook.Emit(observe.Event{Kind: "group.wait", Rank: dist.Rank(p.Rank), Group: p.Name, Dur: time.Since(began), Detail: text})
 			}
 			t.Reset(missingLater)
@@ -80,7 +84,9 @@ func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
 	if failure == nil {
 		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), missingLimit)
 		defer cancel()
-		missing, failure = a.Place.Missing(look)
+		if missing, failure = a.Place.Missing(look); failure == nil {
+			p.mourn(missing, a.fallen(look, missing))
+		}
 	}
 	switch {
 	case len(missing) == 0 && failure != nil:
@@ -115,7 +121,7 @@ func (p *Plan) tooLate(ctx context.Context) error {
 	switch {
 	case len(p.missing) > 0:
 		e.Rank = dist.Rank(p.missing[0])
-		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited
+		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited + cameAndDied(p.dead)
 	case p.silent != nil:
 		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not tell which ranks of group " + p.Name + " are missing: " + p.silent.Error()
 	}

@@ -120,6 +120,7 @@ type Plan struct {
 
 	missing []int  // ranks that had not come or connected when an attempt ended
 	awaited string // what they had not done
+	dead    []int  // ranks that had come and died
 	silent  error  // why the store did not tell who they are
 }
 

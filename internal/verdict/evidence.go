@@ -20,12 +20,15 @@ import (
 var (
 	addressKey  = regexp.MustCompile(`/0//(?:cpu|cuda)//\d+/(\d+)$|/default_pg/0/\d+/(?:rank_)?(\d+)$`) // the second of PyTorch 1.13
 	subgroupKey = regexp.MustCompile(`/0//(\d+)//(?:cpu|cuda)//\d+/(\d+)$`)
+
+	// deadKey is what Go ranks wait for besides, when ranks have died before all had come; see package muster.
+	deadKey = regexp.MustCompile(`/(ranks? [0-9,-]+), which came and died$`)
 )
 
 // keys finds the rank that sets the key that others wait for: it may run on another host.
 func (c *court) keys(waiting []int) (Verdict, bool) {
 	late := map[int]bool{}
-	group := ""
+	group, dead := "", ""
 	for _, w := range c.job.Waits {
 		if m := subgroupKey.FindStringSubmatch(w.Key); m != nil {
 			group = m[1]
@@ -34,6 +37,8 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 		} else if m := addressKey.FindStringSubmatch(w.Key); m != nil {
 			n, _ := strconv.Atoi(m[1] + m[2])
 			late[n] = true
+		} else if m := deadKey.FindStringSubmatch(w.Key); m != nil {
+			dead = "; " + m[1] + " came and died"
 		}
 	}
 	if len(late) == 0 {
@@ -56,7 +61,7 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 	for _, w := range c.job.Waits {
 		oldest = max(oldest, w.Age)
 	}
-	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s; %s%s.", name(ranks), has(ranks), what, waits(waiting), since(oldest))}, true
+	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(ranks), has(ranks), what, dead, waits(waiting), since(oldest))}, true
 }
 
 // unreachable: ranks set up a group and cannot reach the store.

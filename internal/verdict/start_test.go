@@ -128,6 +128,13 @@ func TestSentencesOfTheStart(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{in(0, "init_process_group", "", 5)}, Waits: []Wait{{Key: "/default_pg/0//cpu//0/1", Rank: 0, Age: 30 * time.Second}}},
 			"Rank 1 has not called init_process_group; rank 0 waits for 30 s.",
 		},
+		"a rank that has come and died": {
+			Job{World: 3, Ranks: []Rank{in(0, "init_process_group", "", 5)}, Waits: []Wait{
+				{Key: "/default_pg/0//cpu//0/2", Rank: 0, Age: 30 * time.Second},
+				{Key: "/cohort/group/0/3/0/rank 1, which came and died", Rank: 0, Age: 20 * time.Second},
+			}},
+			"Rank 2 has not called init_process_group; rank 1 came and died; rank 0 waits for 30 s.",
+		},
 		"a key of the program's own": {
 			Job{World: 2, Ranks: []Rank{at(0, "wait_for_config", 30), at(1, "serve", 31)}, Waits: []Wait{{Key: "/config", Rank: 0, Age: 9 * time.Second}}},
 			"Rank 0 waits for the key /config of the store for 9 s, in wait_for_config (train.py:30); nobody has set it.",
