@@ -157,8 +157,7 @@ func (a *Agent) left(name string, id rrefcore.Worker) {
 	if err != nil || p.ID != id {
 		return
 	}
-	p.Leaves()
-	a.net.PeerDied(p)
+	a.net.Left(p)
 	a.net.RemovePeer(name)
 	a.world.Forget(name)
 }

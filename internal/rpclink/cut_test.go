@@ -115,7 +115,7 @@ func TestPipeOutOfReach(t *testing.T) {
 func TestPipeOfWorkerThatLeft(t *testing.T) {
 	next := pipeWorker(t, newUser(), "b", lostFor).Addr().String()
 	for name, goes := range map[string]func(a *Links, p *Peer){
-		"left":     func(_ *Links, p *Peer) { p.Leaves() },
+		"left":     func(_ *Links, p *Peer) { p.leaves() },
 		"replaced": func(a *Links, p *Peer) { a.AddPeer(p.Name, p.ID, "uv://"+next, rpcworld.Entry{}) },
 	} {
 		t.Run(name, func(t *testing.T) {

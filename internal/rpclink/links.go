@@ -262,7 +262,7 @@ func (n *Links) RemovePeer(name string) {
 	}
 	n.mu.Unlock()
 	if p != nil {
-		p.Leaves()
+		p.leaves()
 	}
 }
 
@@ -309,13 +309,6 @@ func (n *Links) guest(name string) *Peer {
 		n.mu.guests[name] = g
 	}
 	return g
-}
-
-// PeerDied reports a worker whose process has certainly ended.
-func (n *Links) PeerDied(p *Peer) {
-	if p.ID >= 0 {
-		n.cfg.Above.Died(p)
-	}
 }
 
 // ErrClosed is the error of what a closed agent is asked for.

@@ -7,12 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -62,8 +60,8 @@ func (p *Peer) Life() (cohort bool, epoch uint64) {
 	return p.mu.cohort, p.mu.epoch
 }
 
-// Leaves notes that it has told us that it leaves.
-func (p *Peer) Leaves() {
+// leaves notes that it has told us that it leaves.
+func (p *Peer) leaves() {
 	moment.At("rpc.peer.leaves")
 	p.mu.Lock()
 	p.mu.left = true
@@ -138,11 +136,8 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.gone(addr) {
-		e := dist.New("rpc: connect", dist.PeerLost, "it does not listen at "+addr+" any more: its process has ended")
-		e.Peer, e.Err = p.Name, rpcworld.ErrRefused
-		n.PeerDied(p)
-		return nil, e
+	if s := (sign{taken: p.gone(addr)}); n.judge(p, s) {
+		return nil, s.connectError(p.Name, addr)
 	}
 	s, err := n.ep.Connect(ctx, p.Name, addr)
 	if err == nil && stale(s, p, addr) {
@@ -163,21 +158,9 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 			err = errors.Join(errHandshakeEnded, err)
 		}
 	}
-	e := dist.Wrap("rpc: connect", dist.Unavailable, err)
-	e.Peer = p.Name
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		e.Code, e.Err = dist.PeerLost, errors.Join(rpcworld.ErrRefused, err)
-		e.Detail = "nobody listens at " + addr + ": its process has ended"
-		n.PeerDied(p)
-	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EHOSTDOWN):
-		e.Err = errors.Join(rpcworld.ErrSilent, err)
-		e.Detail = "its machine does not answer at " + addr
-	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.EPIPE), errors.Is(err, errHandshakeEnded):
-		e.Code, e.Err = dist.PeerLost, errors.Join(errHandshakeEnded, err)
-		e.Detail = "the connection ended in its handshake: its process is ending, or the connection was cut"
-	}
-	return nil, e
+	failed := sign{tried: err}
+	n.judge(p, failed)
+	return nil, failed.connectError(p.Name, addr)
 }
 
 // stale reports whether a session is one with a former worker of the same name.
@@ -251,8 +234,7 @@ func (n *Links) connLost(c *Conn, err error) {
 	if c.Link == nil && !n.Leaving.Load() && !left {
 		n.cfg.Logger.Debug("pipe ended", slog.String("peer", p.Name), slog.String("err", e.Error()))
 	}
-	if left || moved {
-		n.PeerDied(p)
+	if n.judge(p, sign{left: left, moved: moved}) {
 		return
 	}
 	// A session that ended, whoever ended it, says nothing about the process at its other end.
@@ -278,10 +260,10 @@ const lostFor = 20 * time.Second
 //
 //nolint:contextcheck,nolintlint // whoever noticed has nothing to do with it
 func (n *Links) reconnect(p *Peer) {
-	dead := false
+	over := false
 	defer func() {
 		p.healing.Store(false)
-		if !dead && n.Context.Err() == nil && p.Current() == nil && n.wanted(p) { // it was lost again meanwhile
+		if !over && n.Context.Err() == nil && p.Current() == nil && n.wanted(p) { // it was lost again meanwhile
 			n.Heal(p)
 		}
 	}()
@@ -290,8 +272,8 @@ func (n *Links) reconnect(p *Peer) {
 		ctx, cancel := context.WithTimeout(n.Context, 5*time.Second)
 		c, err := p.Connect(ctx)
 		cancel()
-		dead = errors.Is(err, rpcworld.ErrRefused)
-		if n.Context.Err() != nil || dead || !n.wanted(p) || err == nil && c.Link != nil {
+		over = errors.Is(err, rpcworld.ErrRefused) // it was found dead, see open
+		if n.Context.Err() != nil || over || !n.wanted(p) || err == nil && c.Link != nil {
 			return
 		}
 		moment.At("rpc.peer.heal")
@@ -303,9 +285,7 @@ func (n *Links) reconnect(p *Peer) {
 		if err == nil && c.Alive() {
 			return
 		}
-		if !p.SpeaksCohort() && time.Since(begun) > n.lostFor {
-			dead = true
-			n.PeerDied(p)
+		if over = n.judge(p, sign{leased: p.SpeaksCohort(), away: time.Since(begun), limit: n.lostFor}); over {
 			return
 		}
 	}
