@@ -7,6 +7,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
@@ -23,7 +24,7 @@ type watcher struct {
 	until time.Time       // when the next read or write returns at the latest; zero: never
 	armed *time.Time      // the connection's deadline, as its owner knows it
 	set   func(time.Time) error
-	watch interrupt
+	watch ctxdial.Interrupt
 }
 
 // unwatched returns how long a read or write may take before ctx is watched. Nearly all are over before that, and to be
@@ -41,7 +42,7 @@ func unwatched(ctx context.Context, limit time.Time) time.Time {
 // arm prepares the next read or write. Its error says that the call is over instead.
 func (w *watcher) arm() error {
 	arm(w.armed, w.until, w.set)
-	if w.watch.stop == nil {
+	if !w.watch.Begun() {
 		return nil // until is near, or there is no context to watch
 	}
 	moment.At("tcpstore.watch.armed")
@@ -51,7 +52,7 @@ func (w *watcher) arm() error {
 // passed is called after a read or write that ended by its deadline. It returns why the call is over, or nil when it goes
 // on; then the context is watched from here on.
 func (w *watcher) passed() error {
-	*w.armed = longAgo
+	*w.armed = ctxdial.LongAgo
 	if err := endOf(w.ctx, w.limit); err != nil {
 		return err
 	}
@@ -60,7 +61,7 @@ func (w *watcher) passed() error {
 	}
 	moment.At("tcpstore.watch.begin")
 	w.until = w.limit
-	w.watch = interruptBy(w.ctx, w.set)
+	w.watch = ctxdial.InterruptBy(w.ctx, w.set)
 	moment.At("tcpstore.watch.begun")
 	return nil
 }
@@ -68,8 +69,8 @@ func (w *watcher) passed() error {
 // end stops watching. Afterwards nobody else changes the deadline.
 func (w *watcher) end() {
 	moment.At("tcpstore.watch.end")
-	if w.watch.end() {
-		*w.armed = longAgo
+	if w.watch.End() {
+		*w.armed = ctxdial.LongAgo
 	}
 }
 
@@ -86,14 +87,4 @@ func arm(armed *time.Time, limit time.Time, set func(time.Time) error) {
 	}
 	*armed = limit
 	_ = set(limit)
-}
-
-// interruptBy is interruptOn for one direction.
-func interruptBy(ctx context.Context, set func(time.Time) error) interrupt {
-	done := make(chan struct{})
-	return interrupt{done: done, stop: context.AfterFunc(ctx, func() {
-		moment.At("tcpstore.watch.interrupt")
-		_ = set(longAgo)
-		close(done)
-	})}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -46,7 +47,7 @@ func isEnd(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF 
 
 // exchange writes a request and has read read its replies. It ends with ctx; then the connection is out of step.
 func (t *torchConn) exchange(ctx context.Context, request []byte, read func() error) error {
-	watch := interruptOn(ctx, t.conn)
+	watch := ctxdial.InterruptBy(ctx, t.conn.SetDeadline)
 	moment.At("tcpstore.torch.write")
 	err := t.drain()
 	if err == nil {
@@ -57,7 +58,7 @@ func (t *torchConn) exchange(ctx context.Context, request []byte, read func() er
 		err = read()
 	}
 	moment.At("tcpstore.torch.done")
-	interrupted := watch.end()
+	interrupted := watch.End()
 	if err == nil {
 		if interrupted { // the answer was faster
 			_ = t.conn.SetDeadline(time.Time{})
@@ -192,10 +193,10 @@ func (t *torchConn) wait(ctx context.Context, request []byte, present func(conte
 
 // waitTurn reads until the answer to a WAIT or the end of ctx, which is a timeout.
 func (t *torchConn) waitTurn(ctx context.Context) error {
-	watch := interruptOn(ctx, t.conn)
+	watch := ctxdial.InterruptBy(ctx, t.conn.SetDeadline)
 	moment.At("tcpstore.torch.wait")
 	r, err := t.reply(wire.Wait, 0)
-	if watch.end() {
+	if watch.End() {
 		_ = t.conn.SetDeadline(time.Time{})
 	}
 	switch {

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -85,8 +86,8 @@ func (c *Client) watch(ctx context.Context, q *request, ready func(), changed fu
 
 // event reads the next callback of a watch.
 func (t *torchConn) event(ctx context.Context) (wire.WatchEvent, error) {
-	watch := interruptOn(ctx, t.conn)
-	defer watch.end()
+	watch := ctxdial.InterruptBy(ctx, t.conn.SetDeadline)
+	defer watch.End()
 	moment.At("tcpstore.watch.event")
 	for {
 		e, n, short, err := wire.ParseWatchEvent(t.buf[t.r:t.w], &replyLimits)

@@ -148,7 +148,7 @@ func (d *dialer) attempt(ctx context.Context, want Dialect) (found, error) {
 }
 
 // open connects and makes the context's end interrupt the handshake that follows.
-func (d *dialer) open(ctx context.Context) (net.Conn, interrupt, error) {
+func (d *dialer) open(ctx context.Context) (net.Conn, ctxdial.Interrupt, error) {
 	moment.At("tcpstore.dial.open")
 	conn, err := d.dial(ctx, "tcp", d.addr)
 	if err != nil {
@@ -160,9 +160,9 @@ func (d *dialer) open(ctx context.Context) (net.Conn, interrupt, error) {
 		if ctxdial.BadAddr(err) {
 			e.Code, e.Detail = dist.InvalidArgument, err.Error()+`: want "host:port" with a port from 1 to 65535`
 		}
-		return nil, interrupt{}, e
+		return nil, ctxdial.Interrupt{}, e
 	}
-	return conn, interruptOn(ctx, conn), nil
+	return conn, ctxdial.InterruptBy(ctx, conn.SetDeadline), nil
 }
 
 // ask writes hello and reads an answer of n bytes. closed tells that the server closed the connection instead.
@@ -178,7 +178,7 @@ func (d *dialer) ask(ctx context.Context, hello []byte, n int) (conn net.Conn, a
 		moment.At("tcpstore.dial.greeted")
 		_, err = io.ReadFull(conn, answer)
 	}
-	if interrupted := watch.end(); err == nil && interrupted {
+	if interrupted := watch.End(); err == nil && interrupted {
 		err = conn.SetDeadline(time.Time{})
 	}
 	if err != nil {
@@ -297,7 +297,7 @@ func (d *dialer) reopen(ctx context.Context, like found) (found, error) {
 		moment.At("tcpstore.dial.validate")
 		_, err = conn.Write(wire.AppendValidate(nil))
 	}
-	if watch.end() && err == nil {
+	if watch.End() && err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
@@ -319,36 +319,6 @@ func (d *dialer) stranger(conn net.Conn, answer []byte) error {
 func isClosedByPeer(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
 		errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe)
-}
-
-// interrupt makes blocked reads and writes of a connection return when a context ends. Its end must be called.
-type interrupt struct {
-	stop func() bool
-	done chan struct{}
-}
-
-// longAgo is a deadline that has passed.
-var longAgo = time.Unix(1, 0)
-
-func interruptOn(ctx context.Context, conn net.Conn) interrupt {
-	if ctx.Done() == nil {
-		return interrupt{}
-	}
-	done := make(chan struct{})
-	return interrupt{done: done, stop: context.AfterFunc(ctx, func() {
-		_ = conn.SetDeadline(longAgo)
-		close(done)
-	})}
-}
-
-// end stops watching and reports whether the context had ended: then the connection's deadlines are in the past.
-func (i interrupt) end() bool {
-	if i.stop == nil || i.stop() {
-		return false
-	}
-	moment.At("tcpstore.dial.interrupted")
-	<-i.done // so that the deadline is not changed behind the next user's back
-	return true
 }
 
 // isTimeout reports whether a read or write ended by its deadline.
