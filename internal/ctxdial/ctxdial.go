@@ -25,15 +25,7 @@ func Dial(ctx context.Context, d *net.Dialer, network, addr string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	return first(ctx, addrs, func(ctx context.Context, addr string) (net.Conn, error) {
-		return d.DialContext(undated{ctx}, network, addr)
-	})
-}
-
-// Alive is Dial with keep-alive, which finds a peer whose machine vanished.
-func Alive(ctx context.Context, network, addr string) (net.Conn, error) {
-	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 3 * time.Second, Count: 4}}
-	return Dial(ctx, &d, network, addr)
+	return dialOne(ctx, d, network, addrs)
 }
 
 // undated ends when its context does, and does not tell when that will be.

@@ -81,7 +81,7 @@ func newClientConfig(opts []ClientOption) clientConfig {
 		commonConfig: defaultCommon(),
 		timeout:      store.DefaultTimeout,
 		waitConns:    defaultWaitConns,
-		dial:         ctxdial.Alive,
+		dial:         new(ctxdial.Faithful).Alive,
 		limits:       wire.DefaultLimits,
 	}
 	for _, o := range opts {
