@@ -93,7 +93,7 @@ func dial(ctx context.Context, addr string, config clientConfig) (*Client, error
 	c.life, c.end = context.WithCancel(context.Background())
 	c.timeout.Store(int64(config.timeout))
 	if first.dialect == wire.Native {
-		c.back = newNativeStore(d, first)
+		c.back = newNativeStore(d, first, config.known)
 	} else {
 		c.back = newTorchStore(d, first, config.waitConns)
 	}
@@ -112,10 +112,14 @@ func (c *Client) String() string {
 	return "store at " + c.addr + " (" + c.Dialect().String() + " dialect)"
 }
 
-// Clone implements [store.Cloner]: it dials the same server with the same options.
+// Clone implements [store.Cloner]: it dials the same server with the same options. A server that has become another store by then
+// is refused with [dist.Replaced], as it is by this client.
 func (c *Client) Clone(ctx context.Context) (store.Store, error) {
 	config := c.config
 	config.timeout = c.Timeout()
+	if native, ok := c.back.(*nativeStore); ok {
+		config.dialect, config.known = DialectNative, native.known.get()
+	}
 	clone, err := dial(ctx, c.addr, config)
 	if err != nil {
 		return nil, err

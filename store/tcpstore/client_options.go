@@ -64,6 +64,7 @@ type clientConfig struct {
 	limits    wire.Limits // of what we send
 	raw       bool        // keys go out as they are
 	patient   bool        // a host name may come to be
+	known     []byte      // the identity of the store that is meant; nil: of whichever is there
 }
 
 const (

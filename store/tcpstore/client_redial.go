@@ -46,8 +46,11 @@ func (k *knownStore) get() []byte {
 
 func (k *knownStore) set(id []byte) { k.identity.Store(&id) }
 
-func newNativeStore(d *dialer, first found) *nativeStore {
+func newNativeStore(d *dialer, first found, known []byte) *nativeStore {
 	s := &nativeStore{dialer: d, dialing: make(chan struct{}, 1)}
+	if known != nil {
+		s.known.set(known)
+	}
 	s.current.Store(newNativeConn(first.conn, &s.helpers, &s.known))
 	return s
 }

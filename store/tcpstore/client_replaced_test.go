@@ -4,13 +4,16 @@
 package tcpstore
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/faultnet"
+	"github.com/cohort-dist/cohort/store"
 )
 
 // TestRestartedServerIsAnotherStore: a client does not go on counting in an empty store as if it were its own.
@@ -73,6 +76,72 @@ func TestRestartedServerIsAnotherStore(t *testing.T) {
 		_, _ = c.Check(ctx)
 		if n, err := c.Add(ctx, "n", 1); n != 2 || err != nil {
 			t.Errorf("in the accepted store over a further connection: %d, %v", n, err)
+		}
+	})
+}
+
+// TestFurtherConnectionsOfAReplacedStore: a clone and a watch of a client whose server was restarted do not reach the empty store either.
+func TestFurtherConnectionsOfAReplacedStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network, ctx := &faultnet.Network{}, t.Context()
+		start := func() *Server {
+			l, err := network.Listen("store:1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := Serve(l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		s := start()
+		c, err := Dial(ctx, "store:1", WithDialer(network.Dial))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err = c.Set(ctx, "k", nil); err != nil {
+			t.Fatal(err)
+		}
+		network.CutAll() // the same store is still there, but the client's own connection is not
+		watched, unwatch := context.WithCancel(ctx)
+		if err = c.Watch(watched, "k", unwatch, nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("a watch in the same store: %v", err)
+		}
+		_ = s.Close()
+		s = start()
+		defer func() { _ = s.Close() }()
+		clone, err := c.Clone(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer clone.Close()
+		second, err := store.Clone(ctx, clone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer second.Close()
+		for name, handle := range map[string]store.Store{"clone": clone, "clone of the clone": second} {
+			if n, failed := handle.Add(ctx, "n", 1); !errors.Is(failed, dist.Replaced) {
+				t.Errorf("%s: another store counts %d, %v", name, n, failed)
+			}
+		}
+		bounded, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if err = c.Watch(bounded, "k", func() { t.Error("another store is watched") }, nil); !errors.Is(err, dist.Replaced) {
+			t.Errorf("watch: %v", err)
+		}
+		if _, _, err = c.Hello(ctx); err != nil {
+			t.Fatal(err)
+		}
+		accepted, err := c.Clone(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer accepted.Close()
+		if n, err := accepted.Add(ctx, "n", 1); n != 1 || err != nil {
+			t.Errorf("a clone in the accepted store: %d, %v", n, err)
 		}
 	})
 }

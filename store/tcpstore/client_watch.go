@@ -23,7 +23,8 @@ type Change struct {
 // own connection, and only ctx bounds it.
 //
 // It corresponds to TCPStore's watchKey of PyTorch 1.13, and works on cohort's server and on that one. Later PyTorch
-// servers cannot watch; there the error is [dist.NotSupported].
+// servers cannot watch; there the error is [dist.NotSupported]. A server that has become another store is refused with
+// [dist.Replaced].
 func (c *Client) Watch(ctx context.Context, key string, ready func(), changed func(Change)) error {
 	return c.watchKey(ctx, &request{op: wire.WatchKey, key: key, raw: c.config.raw}, ready, changed)
 }
@@ -72,6 +73,9 @@ func (c *Client) watch(ctx context.Context, q *request, ready func(), changed fu
 		}
 		return readErr
 	})
+	if err == nil {
+		err = c.sameStore(ctx)
+	}
 	if err == nil && ready != nil {
 		ready()
 	}
@@ -80,6 +84,23 @@ func (c *Client) watch(ctx context.Context, q *request, ready func(), changed fu
 		if e, err = t.event(ctx); err == nil {
 			changed(Change{Old: e.Old, New: e.New})
 		}
+	}
+	return err
+}
+
+// sameStore asks over the client's own connection whether the store is still the one that it knows. The dialect of a watch cannot ask:
+// if the answer comes after the watch has begun, the watch is in that store.
+func (c *Client) sameStore(ctx context.Context) error {
+	if c.back.dialect() != wire.Native {
+		return nil
+	}
+	ask := func() error {
+		_, err := c.back.do(ctx, limitOf(ctx, c.Timeout(), false), &request{op: wire.Check, keys: []string{}})
+		return err
+	}
+	err := ask()
+	if isLost(err) { // the connection was lost before: the next one tells
+		err = ask()
 	}
 	return err
 }
