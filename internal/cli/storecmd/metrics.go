@@ -86,13 +86,25 @@ func (c *storeCollector) Collect(out chan<- prometheus.Metric) {
 	gauge(c.started, float64(s.Started.UnixNano())/1e9)
 }
 
+// inTurn lets one at a time ask. The store stands still while it is asked: however many ask over HTTP, its clients wait for one of them.
+func inTurn(stats func() tcpstore.Stats) func() tcpstore.Stats {
+	turn := make(chan struct{}, 1)
+	return func() tcpstore.Stats {
+		turn <- struct{}{}
+		defer func() { <-turn }()
+		return stats()
+	}
+}
+
 // httpHandler serves the numbers of one server.
-func httpHandler(stats func() tcpstore.Stats) http.Handler {
+func httpHandler(server func() tcpstore.Stats) http.Handler {
+	healthy := &health{ask: func() { server() }, patience: 2 * time.Second}
+	stats := inTurn(server)
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(newStoreCollector(stats), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.Handle("GET /healthz", &health{ask: func() { stats() }, patience: 2 * time.Second})
+	mux.Handle("GET /healthz", healthy)
 	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(stats())

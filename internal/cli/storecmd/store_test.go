@@ -173,3 +173,41 @@ func TestValueFromStandardInputIsBounded(t *testing.T) {
 		t.Errorf("%+v", kv)
 	}
 }
+
+// TestOneAtATimeAsks: the store stands still while it is asked for its numbers, so that those who ask over HTTP wait for each other and not
+// the store for all of them. A question for its health waits for none of them.
+func TestOneAtATimeAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asking, asked, healthy atomic.Int32
+		answer := make(chan struct{})
+		handler := httpHandler(func() tcpstore.Stats {
+			asking.Add(1)
+			defer asking.Add(-1)
+			asked.Add(1)
+			<-answer
+			return tcpstore.Stats{}
+		})
+		get := func(path string) int {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, http.NoBody))
+			return w.Code
+		}
+		for i := range 10 {
+			go get([]string{"/stats", "/metrics"}[i%2])
+		}
+		synctest.Wait()
+		if n := asking.Load(); n != 1 {
+			t.Errorf("%d ask at the same time", n)
+		}
+		go func() { healthy.Store(int32(get("/healthz"))) }()
+		synctest.Wait()
+		if n := asking.Load(); n != 2 {
+			t.Errorf("%d ask with one for its health", n)
+		}
+		close(answer)
+		synctest.Wait()
+		if asked.Load() != 11 || asking.Load() != 0 || healthy.Load() != http.StatusOK {
+			t.Errorf("%d asked, %d still do, health %d", asked.Load(), asking.Load(), healthy.Load())
+		}
+	})
+}
