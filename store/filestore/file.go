@@ -99,7 +99,7 @@ func (s *Store) lock(w *waiting, how lockMode) error {
 			return nil
 		}
 		if err := s.pause(w, pause); err != nil {
-			return err
+			return &heldError{err, s.id}
 		}
 	}
 }

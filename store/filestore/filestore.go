@@ -230,6 +230,9 @@ func (s *Store) problem(op string, w *waiting, keys []string, err error) error {
 		waited := storeop.WaitError(op, w.ctx, keys...)
 		if errors.As(waited, &done) {
 			done.Detail = fmt.Sprintf("%v (file %s)", done.Err, s.path)
+			if held, is := errors.AsType[*heldError](err); is {
+				done.Detail += "; " + held.who()
+			}
 			return done
 		}
 	}

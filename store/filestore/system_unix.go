@@ -57,3 +57,6 @@ func tryLock(f *os.File, how lockMode) (locked bool, err error) {
 }
 
 func unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
+
+// device is the number of a device as idOf tells it.
+func device(major, minor uint32) uint64 { return unix.Mkdev(major, minor) }
