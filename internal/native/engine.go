@@ -32,13 +32,18 @@ type Tuning struct {
 	// HalveFrom and HalveTo are the smallest and the largest all-reduce, in bytes, in which four or more ranks exchange halves.
 	// HalveTo holds for the input of a reduce-scatter too.
 	HalveFrom, HalveTo int
+	// Together is the block, in bytes, below which a reduce-scatter exchanges halves, and an all-reduce above HalveTo among a power of two of
+	// ranks. Larger blocks go to their owners at once.
+	Together int
 	// Tree is the largest broadcast, in bytes, that goes down a tree, whole, instead of along a chain in segments.
 	Tree int
+	// SpreadFrom is the number of ranks from which a larger one is dealt out and collected where that takes fewer steps than a chain.
+	SpreadFrom int
 	// Rise is the largest reduce, in bytes, that goes up a tree, whole, instead of block by block.
 	Rise int
-	// Relay is the largest result of a gather, or input of a scatter, in bytes, that travels along a tree.
+	// Relay is the block of a gather, in bytes, below which it travels along a tree; of a scatter half of that.
 	Relay int
-	// Doubling is the largest result of an all-gather, in bytes, that is collected in as few steps as possible.
+	// Doubling is the largest result of an all-gather, in bytes, that is collected in as few messages as possible.
 	Doubling int
 	// Segment is the piece of a large buffer that is in flight at a time.
 	Segment int
@@ -48,19 +53,29 @@ type Tuning struct {
 	RingFrom int
 }
 
-// withDefaults fills the zero fields.
-func (t Tuning) withDefaults() Tuning {
+// manyRanks is the number of ranks that are rarely on one host. Between hosts a message is late by the time of many bytes, so fewer
+// steps are worth more bytes.
+const manyRanks = 64
+
+// withDefaults fills the zero fields for a group of size ranks.
+func (t Tuning) withDefaults(size int) Tuning {
+	small, halve := 64<<10, 32<<10
+	if size >= manyRanks {
+		small, halve = 256<<10-1, 256<<10
+	}
 	return Tuning{
-		Small:     cmp.Or(t.Small, 64<<10),
-		HalveFrom: cmp.Or(t.HalveFrom, 32<<10),
-		HalveTo:   cmp.Or(t.HalveTo, 1<<20),
-		Tree:      cmp.Or(t.Tree, 256<<10),
-		Rise:      cmp.Or(t.Rise, 1<<20),
-		Relay:     cmp.Or(t.Relay, 64<<10),
-		Doubling:  cmp.Or(t.Doubling, 64<<20),
-		Segment:   cmp.Or(t.Segment, 512<<10),
-		Depth:     cmp.Or(t.Depth, 2),
-		RingFrom:  cmp.Or(t.RingFrom, 9),
+		Small:      cmp.Or(t.Small, small),
+		HalveFrom:  cmp.Or(t.HalveFrom, halve),
+		HalveTo:    cmp.Or(t.HalveTo, 1<<20),
+		Together:   cmp.Or(t.Together, leastSegment),
+		Tree:       cmp.Or(t.Tree, 256<<10),
+		SpreadFrom: cmp.Or(t.SpreadFrom, 16),
+		Rise:       cmp.Or(t.Rise, 1<<20),
+		Relay:      cmp.Or(t.Relay, 32<<10),
+		Doubling:   cmp.Or(t.Doubling, 64<<20),
+		Segment:    cmp.Or(t.Segment, 512<<10),
+		Depth:      cmp.Or(t.Depth, 2),
+		RingFrom:   cmp.Or(t.RingFrom, 9),
 	}
 }
 
@@ -88,7 +103,8 @@ type Engine struct {
 // NewEngine returns an engine over mesh.
 func NewEngine(mesh link.Mesh, tuning Tuning) *Engine {
 	checker, _ := mesh.(Checker)
-	return &Engine{mesh: mesh, checker: checker, rank: mesh.Rank(), size: mesh.Size(), tuning: tuning.withDefaults()}
+	size := mesh.Size()
+	return &Engine{mesh: mesh, checker: checker, rank: mesh.Rank(), size: size, tuning: tuning.withDefaults(size)}
 }
 
 // Run executes one collective. An error means that the group is out of step: the mesh was failed, and every peer is told

@@ -292,11 +292,11 @@ func interrupting(e *native.Engine, q *coll.Request, seed uint64) error {
 // tunings make every algorithm run at every size.
 var tunings = []native.Tuning{
 	{},
-	{Small: 1, HalveTo: 1, Tree: 1, Rise: 1, Relay: 1, Doubling: 1, Segment: 64, Depth: 1},
-	{Small: 1, HalveTo: 1, Tree: 1, Rise: 1, Segment: 1000, Depth: 4},
-	{Small: 1, HalveTo: 1, Rise: 1, Doubling: 1, Segment: 512, Depth: 3, RingFrom: 2},
+	{Small: 1, HalveTo: 1, Together: 1, Tree: 1, Rise: 1, Relay: 1, Doubling: 1, Segment: 64, Depth: 1},
+	{Small: 1, HalveTo: 1, Together: 1, Tree: 1, Rise: 1, Segment: 1000, Depth: 4},
+	{Small: 1, HalveTo: 1, Together: 1, Rise: 1, Doubling: 1, Segment: 512, Depth: 3, RingFrom: 2},
 	{Small: 1 << 20, HalveTo: 1, Relay: 1 << 24, Doubling: 1 << 24},
-	{HalveFrom: 1, HalveTo: 1 << 30},
+	{HalveFrom: 1, HalveTo: 1 << 30, Together: 1 << 30, Tree: 1, SpreadFrom: 2, Segment: 512},
 }
 
 func TestCollectivesInMemory(t *testing.T) {
@@ -312,6 +312,69 @@ func TestCollectivesInMemory(t *testing.T) {
 func TestCollectivesOf64Ranks(t *testing.T) {
 	for i, tuning := range tunings[:2] {
 		synctest.Test(t, func(t *testing.T) { runPlans(t, memWorld(64), tuning, uint64(i), 8) })
+	}
+}
+
+// A broadcast that is dealt out and collected reaches all ranks from every root, also with fewer elements than ranks.
+func TestSpread(t *testing.T) {
+	for _, n := range []int{3, 4, 5, 8, 13, 16, 31} {
+		for _, size := range []int{2, n - 1, n, 4097} {
+			synctest.Test(t, func(t *testing.T) {
+				meshes := memWorld(n)
+				want := block(tensor.Uint8, size, func(i int) int { return i % 97 })
+				var wg sync.WaitGroup
+				for r := range n {
+					wg.Go(func() {
+						e := native.NewEngine(meshes[r], native.Tuning{Tree: 1, SpreadFrom: 2, Segment: 8})
+						for root := range n {
+							q := &coll.Request{Kind: coll.Broadcast, Tag: uint32(root), DType: tensor.Uint8, Root: root, Out: make([]byte, size)}
+							if r == root {
+								copy(q.Out, want)
+							}
+							if err := interrupting(e, q, uint64(size+r+root)); err != nil || !bytes.Equal(q.Out, want) {
+								t.Errorf("%d bytes from rank %d of %d: rank %d got %v: %v", size, root, n, r, q.Out[:min(size, 20)], err)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+			})
+		}
+	}
+}
+
+// The average of what ranks give is right whichever of them divides, and for those that stay out of an exchange too.
+func TestAverage(t *testing.T) {
+	for _, n := range []int{2, 3, 4, 5, 6, 7, 12, 16} {
+		for i, tuning := range tunings {
+			synctest.Test(t, func(t *testing.T) {
+				meshes := memWorld(n)
+				var wg sync.WaitGroup
+				for r := range n {
+					wg.Go(func() {
+						e := native.NewEngine(meshes[r], tuning)
+						for tag, kind := range []coll.Kind{coll.AllReduce, coll.ReduceScatter, coll.Reduce} {
+							const count = 40
+							in := block(tensor.Float32, n*count, func(i int) int { return 2*r + i%50 })
+							from, length := 0, n*count
+							q := &coll.Request{Kind: kind, Tag: uint32(tag), DType: tensor.Float32, Op: reduce.Avg, Out: in}
+							if kind == coll.ReduceScatter {
+								q.In, q.Out = in, make([]byte, 4*count)
+								from, length = r*count, count
+							}
+							// The mean of 2r is n-1.
+							want := block(tensor.Float32, length, func(i int) int { return n - 1 + (from+i)%50 })
+							if err := interrupting(e, q, uint64(n+r+i)); err != nil || (kind != coll.Reduce || r == 0) && !bytes.Equal(q.Out, want) {
+								t.Errorf("%v, rank %d of %d, tuning %d: wrong average: %v", kind, r, n, i, err)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+			})
+		}
 	}
 }
 

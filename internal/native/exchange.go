@@ -46,8 +46,9 @@ func (r *run) sentAll(handles []handle) error {
 	return nil
 }
 
-// allGather collects blocks of one size in as few steps as possible while the result is small. Larger ones, and blocks of
-// different sizes, go to everybody at once, or around a ring where there are many ranks.
+// allGather collects blocks of one size in as few messages as possible while the result is small. Where the number of ranks is no power
+// of two that takes a copy more, which pays only while it saves steps. All others go to everybody at once, or around a ring where there are
+// many ranks.
 func (r *run) allGather() error {
 	q := r.req
 	own := coll.Block(q.Out, q.OutCounts, r.size, r.rank)
@@ -56,7 +57,7 @@ func (r *run) allGather() error {
 	case even && r.size&(r.size-1) == 0 && len(q.Out) <= r.tuning.Doubling:
 		r.place(own, q.In)
 		return r.gatherDoubling()
-	case even && len(q.Out) <= min(r.tuning.Doubling, maxRotated):
+	case even && len(q.Out) <= r.tuning.Doubling && len(q.In) < stepBytes:
 		return r.gatherRotated()
 	case even && r.size >= r.tuning.RingFrom && len(q.In) > r.tuning.Small:
 		// Blocks of one size are the even parts of the output.
@@ -113,23 +114,22 @@ func (r *run) gatherDoubling() error {
 	return r.sentAll(sends)
 }
 
-// maxRotated is the largest result that is worth a copy more to save messages.
-const maxRotated = 64 << 10
-
 // gatherRotated is the same for any number of ranks (Bruck's algorithm): each rank collects the blocks from its own on, and puts
 // them in their places at the end.
 func (r *run) gatherRotated() error {
 	q, n := r.req, r.size
 	block := len(q.Out) / n
 	all := r.buffer(n * block)
+	recvs, sends := r.handles(), r.others()
+	for distance := 1; distance < n; distance *= 2 { // room is announced before it is needed
+		right := (r.rank + distance) % n
+		recvs[right] = r.recv(phaseData, right, all[distance*block:min(2*distance, n)*block])
+	}
 	r.copy(all, q.In)
-	sends := r.others()
 	for distance := 1; distance < n; distance *= 2 {
-		count := min(distance, n-distance)
 		left, right := (r.rank-distance+n)%n, (r.rank+distance)%n
-		in := r.recv(phaseData, right, all[distance*block:(distance+count)*block])
-		sends[left] = r.send(phaseData, left, all[:count*block])
-		if err := r.received(in); err != nil {
+		sends[left] = r.send(phaseData, left, all[:min(distance, n-distance)*block])
+		if err := r.received(recvs[right]); err != nil {
 			return err
 		}
 	}
@@ -164,22 +164,14 @@ func (r *run) allToAll() error {
 	return r.sentAll(sends)
 }
 
-// reduceScatter exchanges halves while the input is small and the number of ranks a power of two. Else each block goes to its
-// owner, which reduces it in the order of ranks.
+// reduceScatter exchanges halves while blocks are small. Else each block goes to its owner, which reduces it in the order of ranks.
 func (r *run) reduceScatter() error {
 	q := r.req
 	own := coll.Block(q.In, q.InCounts, r.size, r.rank)
-	if r.size >= 4 && r.size&(r.size-1) == 0 && coll.Even(q.InCounts) && len(q.Out) > 0 && len(q.In) <= r.tuning.HalveTo {
-		h := halves{positions{own: r.rank, power: r.size}, r.evenly(q.In)}
-		sum := r.spare(len(q.In))
-		if err := r.halve(h, q.In, sum); err != nil {
-			return err
-		}
-		r.copy(q.Out, h.of(sum, r.rank, 1))
-		r.finishAverage(q.Out)
-		return nil
-	}
 	if coll.Even(q.InCounts) && len(q.Out) > 0 {
+		if r.halvesBlocks(len(q.Out)) {
+			return r.scatterHalves()
+		}
 		r.copy(q.Out, own)
 		return r.pipelined(q.In, r.evenly(q.In), q.Out, false)
 	}
@@ -207,8 +199,12 @@ func (r *run) reduceScatter() error {
 	return r.sentAll(sends)
 }
 
-// barrier is a dissemination barrier: after round k everybody knows of 2^k ranks.
+// barrier is a dissemination barrier: after round k everybody knows of 2^k ranks. With four to seven ranks the first one hears from all
+// others and answers, which takes fewer messages: ranks that share cores wait less for each other.
 func (r *run) barrier() error {
+	if r.size >= 4 && r.size < 8 {
+		return r.barrierAtOne()
+	}
 	for distance := 1; distance < r.size; distance *= 2 {
 		in := r.recv(phaseData, (r.rank-distance+r.size)%r.size, nil)
 		if err := r.sent(r.send(phaseData, (r.rank+distance)%r.size, nil)); err != nil {
@@ -219,6 +215,27 @@ func (r *run) barrier() error {
 		}
 	}
 	return nil
+}
+
+func (r *run) barrierAtOne() error {
+	if r.rank != 0 {
+		out := r.recv(phaseResult, 0, nil)
+		if err := r.sent(r.send(phaseData, 0, nil)); err != nil {
+			return err
+		}
+		return r.received(out)
+	}
+	recvs, sends := r.handles(), r.others()
+	for peer := 1; peer < r.size; peer++ {
+		recvs[peer] = r.recv(phaseData, peer, nil)
+	}
+	if err := r.receivedAll(recvs); err != nil {
+		return err
+	}
+	for peer := 1; peer < r.size; peer++ {
+		sends[peer] = r.send(phaseResult, peer, nil)
+	}
+	return r.sentAll(sends)
 }
 
 var _ coll.Engine = (*Engine)(nil)

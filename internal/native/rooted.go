@@ -24,9 +24,20 @@ func (r *run) subtree(place int) (count, span int) {
 }
 
 func (r *run) broadcast() error {
-	if len(r.req.Out) > r.tuning.Tree && r.size > 2 {
-		return r.chain()
+	bytes := len(r.req.Out)
+	if bytes <= r.tuning.Tree || r.size == 2 {
+		return r.broadcastTree()
 	}
+	size := r.segmentSize(r.req.DType.Size(), bytes)
+	segments := ceilDiv(bytes, size)
+	if r.size >= r.tuning.SpreadFrom && 2*doubled(r.size, ceilDiv(bytes, r.size)) < chained(r.size, segments, size) {
+		return r.spread()
+	}
+	return r.chain(size, segments)
+}
+
+// broadcastTree sends the whole buffer down a binomial tree.
+func (r *run) broadcastTree() error {
 	place := r.fromRoot()
 	count, span := r.subtree(place)
 	if place != 0 {
@@ -44,10 +55,8 @@ func (r *run) broadcast() error {
 }
 
 // chain is the broadcast of a large buffer: it runs through all ranks in segments, each rank passes on what it got.
-func (r *run) chain() error {
+func (r *run) chain(size, segments int) error {
 	out, place := r.req.Out, r.fromRoot()
-	size := r.segmentSize(r.req.DType.Size(), len(out))
-	segments := ceilDiv(len(out), size)
 	depth := min(r.tuning.Depth, segments)
 	before, after := r.atPlace(place-1+r.size), r.atPlace(place+1)
 	last := place == r.size-1
@@ -78,7 +87,11 @@ func (r *run) chain() error {
 }
 
 func (r *run) reduce() error {
-	if len(r.req.Out) <= r.tuning.Rise || len(r.req.Out)/r.req.DType.Size() < r.size {
+	rise := r.tuning.Rise
+	if r.size == 2 {
+		rise *= 4 // blocks take as many steps, and half as many bytes more
+	}
+	if len(r.req.Out) <= rise || len(r.req.Out)/r.req.DType.Size() < r.size {
 		return r.reduceTree()
 	}
 	return r.reduceBlocks()
@@ -86,26 +99,26 @@ func (r *run) reduce() error {
 
 // reduceTree sends buffers up a binomial tree to the root. The operands are in the order of ranks, from the root on.
 func (r *run) reduceTree() error {
-	size := len(r.req.Out)
-	scratch := r.buffer(2 * size)
-	sum, other := scratch[:size], scratch[size:]
-	if r.rank == r.req.Root {
-		sum = r.req.Out
-	} else {
-		r.copy(sum, r.req.Out) // only the root's buffer changes
+	out, place := r.req.Out, r.fromRoot()
+	count, span := r.subtree(place)
+	if count == 1 {
+		return r.sent(r.send(phaseData, r.atPlace(place-span), out))
 	}
-	place := r.fromRoot()
-	bit := 1
-	for ; bit < r.size && place&bit == 0; bit *= 2 {
-		if place+bit < r.size {
-			if err := r.received(r.recv(phaseData, r.atPlace(place+bit), other)); err != nil {
-				return err
-			}
-			r.combine(sum, sum, other)
+	scratch := r.buffer(2 * len(out))
+	sum, other := scratch[:len(out)], scratch[len(out):]
+	if place == 0 {
+		sum = out
+	} else {
+		r.copy(sum, out) // only the root's buffer changes
+	}
+	for bit := 1; bit < count; bit *= 2 {
+		if err := r.received(r.recv(phaseData, r.atPlace(place+bit), other)); err != nil {
+			return err
 		}
+		r.combine(sum, sum, other)
 	}
 	if place != 0 {
-		return r.sent(r.send(phaseData, r.atPlace(place-bit), sum))
+		return r.sent(r.send(phaseData, r.atPlace(place-span), sum))
 	}
 	r.finishAverage(sum)
 	return nil
@@ -137,15 +150,19 @@ func (r *run) reduceBlocks() error {
 	return r.receivedAll(handles)
 }
 
-// relays reports whether the blocks of a gather or scatter travel along a tree. Only the root knows the sizes of uneven blocks,
-// so no other rank could pass them on. With two or three ranks the root has as many steps either way.
-func (r *run) relays(block int) bool {
-	return !r.req.Uneven && r.size > 3 && block*r.size <= r.tuning.Relay
+// relays reports whether blocks below a limit travel along a tree. Only the root knows the sizes of uneven blocks, so no other rank
+// could pass them on. With two or three ranks the root has as many steps either way. A tree of eight or more ranks saves more of them,
+// which is worth longer blocks.
+func (r *run) relays(block, limit int) bool {
+	if r.size >= 8 {
+		limit += limit / 2
+	}
+	return !r.req.Uneven && r.size > 3 && block < limit
 }
 
 func (r *run) gather() error {
 	q := r.req
-	if r.relays(len(q.In)) {
+	if r.relays(len(q.In), r.tuning.Relay) {
 		return r.gatherTree(len(q.In))
 	}
 	if r.rank != q.Root {
@@ -167,7 +184,7 @@ func (r *run) gather() error {
 
 func (r *run) scatter() error {
 	q := r.req
-	if r.relays(len(q.Out)) {
+	if r.relays(len(q.Out), r.tuning.Relay/2) {
 		return r.scatterTree(len(q.Out))
 	}
 	if r.rank != q.Root {
