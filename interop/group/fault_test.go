@@ -84,11 +84,15 @@ const childEnv = "COHORT_INTEROP_GROUP_CHILD"
 // child is the Go rank of TestKilledGoRank, or what startGo starts, in a process of its own.
 func child(spec string) int {
 	var rank, size, port int
+	var peers string
 	if _, err := fmt.Sscanf(spec, "store %d", &port); err == nil {
 		return hostStore(port)
 	}
 	if _, err := fmt.Sscanf(spec, "member %d %d", &rank, &port); err == nil {
 		return serveMember(rank, port)
+	}
+	if _, err := fmt.Sscanf(spec, "puppet %d %d %d %s", &rank, &size, &port, &peers); err == nil {
+		return servePuppet(rank, size, port, peers)
 	}
 	if _, err := fmt.Sscanf(spec, "%d %d %d", &rank, &size, &port); err != nil {
 		return 2
