@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/hostkey"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/nodehost"
@@ -182,7 +183,7 @@ func (j *job) connect(addr string, limit time.Duration, was bool) (net.Conn, err
 	said, refused := false, 0
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		ctx, cancel := context.WithTimeout(j.asked, 5*time.Second)
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		c, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
 		cancel()
 		if err == nil {
 			return nodehost.Greeted(c), nil
