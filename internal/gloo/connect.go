@@ -350,6 +350,6 @@ func (d *device) missing(ctx context.Context, pairs []*pair) error {
 		e = dist.Ended(ctx, "gloo: connect")
 	}
 	e.Rank = first
-	e.Detail = "no connection from rank " + strings.Join(names, ", ")
+	e.Detail = "no connection from rank " + strings.Join(names, ", ") + d.listener.trouble()
 	return e
 }

@@ -96,7 +96,7 @@ func (p *pair) connectNow(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		e := dist.Ended(ctx, "gloo: connect")
-		e.Detail = "the peer did not connect"
+		e.Detail = "the peer did not connect" + d.listener.trouble()
 		return e
 	}
 }

@@ -46,6 +46,7 @@ type listener struct {
 	mu struct {
 		sync.Mutex
 		strangers []net.Conn // oldest first
+		refused   error      // why the last connection could not be taken; nil: it was
 		stopped   bool
 	}
 }
@@ -64,6 +65,7 @@ func (l *listener) run() {
 		if err != nil {
 			moment.At("gloo.accept.failed")
 			l.mu.Lock()
+			l.mu.refused = err
 			stopped := l.mu.stopped
 			l.mu.Unlock()
 			if stopped {
@@ -86,6 +88,20 @@ func (l *listener) run() {
 	}
 }
 
+// trouble says why this rank cannot take connections: "" if it can. It is nothing that the ranks that are missing could know.
+func (l *listener) trouble() string {
+	if l == nil {
+		return ""
+	}
+	moment.At("gloo.listener.trouble")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.refused == nil || l.mu.stopped {
+		return ""
+	}
+	return "; this rank cannot take connections: " + l.mu.refused.Error()
+}
+
 // admit notes a stranger. At the bound the oldest one goes, since a real peer speaks at once.
 func (l *listener) admit(conn net.Conn) bool {
 	moment.At("gloo.admit")
@@ -99,6 +115,7 @@ func (l *listener) admit(conn net.Conn) bool {
 		_ = l.mu.strangers[0].Close()
 		l.mu.strangers = append(l.mu.strangers[:0], l.mu.strangers[1:]...)
 	}
+	l.mu.refused = nil
 	l.mu.strangers = append(l.mu.strangers, conn)
 	return true
 }
