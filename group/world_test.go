@@ -5,16 +5,14 @@ package group
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testranks"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -61,19 +59,7 @@ func closeAll(groups []*Group) {
 }
 
 // each runs f for every rank at once.
-func each(size int, f func(rank int) error) error {
-	errs := make([]error, size)
-	var wg sync.WaitGroup
-	for r := range size {
-		wg.Go(func() {
-			if err := f(r); err != nil {
-				errs[r] = fmt.Errorf("rank %d: %w", r, err)
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
+var each = testranks.Each
 
 func must(tb testing.TB, err error) {
 	tb.Helper()

@@ -252,13 +252,9 @@ func (g *Group) ReduceScatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor,
 			return err
 		}
 	}
-	if err := g.output(c, out, false); err != nil {
+	if err := g.reduced(c, name, out, op); err != nil {
 		return err
 	}
-	if err := premultiply(name, c, op, out.DType()); err != nil {
-		return err
-	}
-	tidyBooleans(c, out.DType(), c.Request.Out)
 	if !g.Peers.None() {
 		c.Request.PerBlock, c.Parts = true, g.Size
 	}
@@ -282,6 +278,11 @@ func (g *Group) ReduceScatterInto(c *Call, out, in *tensor.Tensor, op reduce.Op)
 	if err := g.input(c, in); err != nil {
 		return err
 	}
+	return g.reduced(c, name, out, op)
+}
+
+// reduced is the output of a reduction whose input lies elsewhere.
+func (g *Group) reduced(c *Call, name string, out *tensor.Tensor, op reduce.Op) error {
 	if err := g.output(c, out, false); err != nil {
 		return err
 	}

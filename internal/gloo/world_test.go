@@ -20,6 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/link/memlink"
 	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/internal/testranks"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -65,17 +66,7 @@ func connectWorld(tb testing.TB, size int, change func(rank int, c *Config)) []*
 // each runs f for every rank at once and fails the test on the first error.
 func each(tb testing.TB, size int, f func(rank int) error) {
 	tb.Helper()
-	errs := make([]error, size)
-	var wg sync.WaitGroup
-	for r := range size {
-		wg.Go(func() {
-			if err := f(r); err != nil {
-				errs[r] = fmt.Errorf("rank %d: %w", r, err)
-			}
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := testranks.Each(size, f); err != nil {
 		tb.Fatal(err)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -26,6 +25,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/testranks"
 	"github.com/cohort-dist/cohort/internal/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -138,17 +138,7 @@ func (w world) tryJoin(ctx context.Context, t testing.TB, port, r int) (*group.G
 
 // eachGo runs f for every Go rank at once.
 func (w world) eachGo(f func(r int) error) error {
-	errs := make([]error, w.size)
-	var wg sync.WaitGroup
-	for _, r := range w.goRanks {
-		wg.Go(func() {
-			if err := f(r); err != nil {
-				errs[r] = fmt.Errorf("rank %d: %w", r, err)
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return testranks.Some(w.goRanks, f)
 }
 
 // run executes a plan in the world and returns the digests of all ranks.

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/testranks"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -69,19 +69,7 @@ func runOver(t *testing.T, transport group.Transport, size int, f func(ctx conte
 }
 
 // each runs f for every rank at once.
-func each(size int, f func(rank int) error) error {
-	errs := make([]error, size)
-	var wg sync.WaitGroup
-	for r := range size {
-		wg.Go(func() {
-			if err := f(r); err != nil {
-				errs[r] = fmt.Errorf("rank %d: %w", r, err)
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
+var each = testranks.Each
 
 // full returns a tensor whose elements are all v.
 func full[T tensor.Element](v T, shape ...int) *tensor.Tensor {
