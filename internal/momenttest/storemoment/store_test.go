@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,11 +60,12 @@ const (
 	hookGoexit   = "hook-goexit"
 	dialerPanic  = "dialer-panic"
 	dialerGoexit = "dialer-goexit"
+	dialerFails  = "dialer-fails"
 )
 
 func events() []momenttest.Event {
 	all := []momenttest.Event{momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: closeEvent, Where: momenttest.Beside}, {Name: killEvent, Where: momenttest.Beside, Alone: true}, {Name: restartEvent, Where: momenttest.Beside, Alone: true}, {Name: fullEvent, Where: momenttest.Beside}}
-	for _, name := range []string{cutEvent, stopEvent, hookClose, hookCall, hookPanic, hookGoexit, dialerPanic, dialerGoexit} {
+	for _, name := range []string{cutEvent, stopEvent, hookClose, hookCall, hookPanic, hookGoexit, dialerPanic, dialerGoexit, dialerFails} {
 		all = append(all, momenttest.Event{Name: name})
 	}
 	return all
@@ -113,6 +115,7 @@ type victim struct {
 	mu     sync.Mutex
 	hook   func() // what the next call of the hook does
 	dialer func() // what the next call of the dialer does
+	fails  bool   // the next call of the dialer does
 }
 
 func (v *victim) take(next *func()) func() {
@@ -129,15 +132,33 @@ func (v *victim) set(next *func(), f func()) {
 	*next = f
 }
 
+func (v *victim) setFails() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.fails = true
+}
+
+// failsNow reports whether this call of the dialer fails.
+func (v *victim) failsNow() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	fails := v.fails
+	v.fails = false
+	return fails
+}
+
 func play(r *momenttest.Run, d tcpstore.Dialect, w world) {
 	r.Cleanup(w.close)
 	ctx := context.Background()
 	v := &victim{r: r}
 	var err error
-	v.Client, err = tcpstore.Dial(ctx, w.addr(), tcpstore.WithDialect(d), tcpstore.WithTimeout(timeout(r)), tcpstore.WithWaitConns(2),
+	v.Client, err = tcpstore.Dial(ctx, w.addr(), tcpstore.WithDialect(d), tcpstore.WithTimeout(timeout(r)), tcpstore.WithWaitConns(1+r.Rand.IntN(2)),
 		tcpstore.WithDialer(func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if f := v.take(&v.dialer); f != nil {
 				f()
+			}
+			if v.failsNow() {
+				return nil, syscall.ECONNREFUSED
 			}
 			return w.dial(ctx, network, addr)
 		}),
@@ -232,6 +253,7 @@ func (g *game) arrange() {
 	r.On(hookGoexit, func() { v.set(&v.hook, runtime.Goexit) })
 	r.On(dialerPanic, func() { v.set(&v.dialer, momenttest.Panic); g.world.cut() })
 	r.On(dialerGoexit, func() { v.set(&v.dialer, runtime.Goexit); g.world.cut() })
+	r.On(dialerFails, func() { v.set(&v.dialer, func() { v.setFails() }); g.world.cut() })
 }
 
 // act runs some operations of the victim at once, and what the other client does meanwhile.
@@ -351,10 +373,10 @@ func (g *game) anyway() []momenttest.Allowance {
 	r := g.r
 	return []momenttest.Allowance{
 		r.Allow(dist.Closed, closeEvent, hookClose),
-		r.Allow(dist.PeerLost, cutEvent, killEvent, restartEvent, dialerPanic, dialerGoexit),
+		r.Allow(dist.PeerLost, cutEvent, killEvent, restartEvent, dialerPanic, dialerGoexit, dialerFails),
 		r.Allow(dist.Unavailable, killEvent, restartEvent), r.Allow(dist.Empty),
-		r.Allow(dist.Unavailable, cutEvent, dialerPanic, dialerGoexit), // the cut hit the one attempt to connect again
-		r.Allow(dist.DeadlineExceeded, stopEvent, restartEvent),        // a key that was there is gone
+		r.Allow(dist.Unavailable, cutEvent, dialerPanic, dialerGoexit, dialerFails), // the cut hit the one attempt to connect again
+		r.Allow(dist.DeadlineExceeded, stopEvent, restartEvent),                     // a key that was there is gone
 		r.Allow(dist.Replaced, restartEvent),
 	}
 }
@@ -407,6 +429,8 @@ func (g *game) prompt(p *played) {
 // goOn checks that the client of the victim works, or says that it is closed. The connections that it has may be lost
 // without its knowledge, so it may need some tries.
 func (g *game) goOn(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*callBound(g.r)) // whoever waits for a place waits as long as its context
+	defer cancel()
 	closed := false
 	for _, event := range []string{closeEvent, hookClose} {
 		_, happened := g.r.Happened(event)
@@ -426,12 +450,45 @@ func (g *game) goOn(ctx context.Context) {
 			_, err = g.v.Get(ctx, "after")
 		}
 		if err == nil {
+			err = g.v.Wait(ctx, "after")
+		}
+		if err == nil {
 			break
 		}
 	}
 	if err != nil {
 		g.r.Errorf("the client cannot go on: %v", err)
+	} else if w, ok := g.world.(*memoryWorld); ok && g.v.Dialect() != tcpstore.DialectNative {
+		g.allPlaces(ctx, w)
 	}
+}
+
+// shortConns is how many connections a client of a PyTorch server has for calls that do not wait.
+const shortConns = 4
+
+// allPlaces checks that no place for a connection is lost: while the server stands still, as many calls are under way as there are
+// places, each on a connection of its own.
+func (g *game) allPlaces(ctx context.Context, w *memoryWorld) {
+	w.cut()
+	for range 2 * (4 + 2) { // the client closes the others when it finds one cut
+		if _, err := g.v.Check(ctx, "after"); err == nil {
+			break
+		}
+	}
+	w.stop()
+	var all sync.WaitGroup
+	for range shortConns {
+		all.Go(func() { _, _ = g.v.Check(ctx, "after") })
+	}
+	time.Sleep(100 * time.Millisecond)
+	w.mu.Lock()
+	open := w.open
+	w.mu.Unlock()
+	if open < shortConns {
+		g.r.Errorf("%d calls have %d connections", shortConns, open)
+	}
+	w.resume()
+	all.Wait()
 }
 
 // count checks that no acknowledged write is lost, none has happened twice, and no item of the queue is gone but with a
