@@ -386,6 +386,26 @@ func TestRendezvousAgentStore(t *testing.T) {
 	}
 }
 
+// A launcher hosts a store, and the ranks meet at another address: rank 0 hosts that one, unless somebody does already.
+func TestRendezvousElsewhere(t *testing.T) {
+	variables := env(map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(freeport.Get(t)), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
+	port := freeport.Get(t)
+	joined := make(chan *rendezvous.Member, 1)
+	go func() { joined <- join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=1&world_size=2", port), variables) }()
+	m0 := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=2", port), variables)
+	m1 := <-joined
+	set(t, m0.Store(), "k", "v")
+	checkGet(t, m1.Store(), "k", "v")
+
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=2", server.Port()), variables)
+	set(t, m.Store(), "k", "served")
+}
+
 func TestRendezvousOpenWorld(t *testing.T) {
 	url := fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t))
 	m := join(t, url, rendezvous.WithRank(0), rendezvous.WithOpenWorld())

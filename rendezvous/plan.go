@@ -51,7 +51,7 @@ type Plan struct {
 	Port int
 	// Master is true for the rank that hosts the TCP store.
 	Master bool
-	// AgentStore is true when a launcher hosts the store, so that every rank is a client.
+	// AgentStore is true when a launcher hosts a store, at MASTER_ADDR and MASTER_PORT. Where this is that store, every rank is a client.
 	AgentStore bool
 	// Attempt is TORCHELASTIC_RESTART_COUNT: the number of the attempt, "" when it is not set.
 	Attempt string
@@ -281,7 +281,9 @@ var envAdvice = map[string]string{
 // finishTCP adds what tcp:// and env:// share: who hosts, and the launcher's variables.
 func finishTCP(p *Plan, r Request) *problem {
 	p.AgentStore = r.getenv(EnvUseAgentStore) == "True" // exactly this, as PyTorch compares it
-	p.Master = p.Rank == 0 && !p.AgentStore
+	// Up to 2.13 PyTorch takes this variable for any address, and then nobody hosts the store of a tcp:// elsewhere.
+	served := p.AgentStore && (p.URL.Scheme == "env" || r.getenv(EnvMasterAddr) == p.Host && r.getenv(EnvMasterPort) == strconv.Itoa(p.Port))
+	p.Master = p.Rank == 0 && !served
 	p.Attempt = r.getenv(EnvRestartCount)
 	if len(p.Attempt) > 64 {
 		return invalid(EnvRestartCount+" has "+strconv.Itoa(len(p.Attempt))+" bytes", "it is a small number")

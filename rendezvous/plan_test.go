@@ -183,6 +183,14 @@ func TestPlan(t *testing.T) {
 			Plan{WorldSize: 4, Host: "Node0", Port: 29500, AgentStore: true, Attempt: "3"},
 		},
 		{
+			"tcp to the launcher's store", request("tcp://h:1?rank=0&world_size=2", "MASTER_ADDR=h", "MASTER_PORT=1", EnvUseAgentStore+"=True"),
+			Plan{WorldSize: 2, Host: "h", Port: 1, AgentStore: true},
+		},
+		{
+			"tcp to another store than the launcher's", request("tcp://h:1?rank=0&world_size=2", "MASTER_ADDR=h", "MASTER_PORT=2", EnvUseAgentStore+"=True"),
+			Plan{WorldSize: 2, Host: "h", Port: 1, AgentStore: true, Master: true},
+		},
+		{
 			"agent store is exactly True", request("env://?rank=0", append(env, EnvUseAgentStore+"=true")...),
 			Plan{WorldSize: 4, Host: "Node0", Port: 29500, Master: true},
 		},

@@ -23,9 +23,15 @@ import (
 func (s *settings) joinTCP(ctx context.Context, plan Plan) (member *Member, err error) {
 	var lease *tcpstore.Lease
 	if plan.Master {
-		if lease, err = s.host(plan); err != nil {
-			return nil, err
+		lease, err = s.host(plan)
+		if plan.AgentStore && errors.Is(err, syscall.EADDRINUSE) {
+			plan.Master, err = false, nil // "cohort store serve" has it: up to PyTorch 2.13 all ranks of a launcher are clients there
 		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if lease != nil {
 		plan.Port = lease.Port() // MASTER_PORT=0 took a free one
 		defer func() {
 			if err != nil {
