@@ -63,14 +63,20 @@ func (g *Group) BroadcastCoalesced(ctx context.Context, ts []*tensor.Tensor, buc
 			return err
 		}
 	}
+	buckets := collargs.Buckets(ts, bucket)
+	p := parted{Group: g, name: name, left: len(buckets)}
 	var works []*Work
-	for _, list := range collargs.Buckets(ts, bucket) {
-		if len(works) >= inFlight {
-			if err := works[len(works)-inFlight].Wait(ctx); err != nil {
-				break // the last wait says so again
-			}
+	for i, list := range buckets {
+		if i >= inFlight && p.wait(ctx, works[i-inFlight]) != nil {
+			break // the last wait says so again
 		}
-		works = append(works, g.broadcastFlat(ctx, list, root, opts))
+		works = append(works, p.posts(g.broadcastFlat(ctx, list, root, opts)))
 	}
-	return WaitAll(ctx, works...)
+	var first error
+	for _, w := range works[max(0, len(works)-inFlight):] {
+		if err := p.wait(ctx, w); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
 }

@@ -8,24 +8,68 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // The object collectives move byte strings of any length. PyTorch's ranks put pickles into them; here they are data:
-// nothing is imported or called. The message pattern is PyTorch's, so that Go and Python ranks can mix.
+// nothing is imported or called. The message pattern is PyTorch's, so that Go and Python ranks can mix. Each consists of several
+// collectives: if ctx ends before this rank has posted the last one, the group ends.
 
 // MaxObject bounds one object that another rank announces.
 const MaxObject = 1 << 31
 
+// parted is a call that consists of several operations. The other ranks go through all of them. A rank whose ctx ends before it has
+// posted the last one would be out of step, and its next operation would meet what is left of this call: the group ends instead.
+type parted struct {
+	*Group
+	name  string
+	left  int // operations that were not posted
+	begun bool
+}
+
+// posts notes an operation that was posted, or was refused.
+func (p *parted) posts(w *Work) *Work {
+	if w.group != nil {
+		p.begun, p.left = true, p.left-1
+	}
+	return w
+}
+
+// wait waits for an operation.
+func (p *parted) wait(ctx context.Context, w *Work) error {
+	err := w.Wait(ctx)
+	if err == nil || ctx.Err() == nil || !p.begun || p.left == 0 {
+		return err
+	}
+	if w.op.p2p() && w.group != nil && w.message.withdraw(p.mesh, dist.Wrap(p.name, dist.Canceled, err)) && !w.Success() {
+		return err // it is the first message, and the other rank has seen nothing of it
+	}
+	reason := dist.Newf(p.name, dist.Aborted, "the context of rank %d ended in the middle of it, so the ranks are out of step: %w", p.rank, err)
+	reason.Rank = p.rank
+	p.fail(reason)
+	return err
+}
+
+// total adds up announced sizes before memory is taken for them. Wrong ones fail the group: the next operation cannot fit what the
+// other ranks do.
+func (p *parted) total(from dist.Rank, sizes ...int64) (int, error) {
+	n, err := collargs.Announced(p.name, from, sizes, MaxObject)
+	if err != nil {
+		p.fail(err)
+	}
+	return n, err
+}
+
 // BroadcastObjects sends the objects of rank root to all ranks. objects has the same length everywhere; the content is
 // replaced on the other ranks. It corresponds to torch.distributed.broadcast_object_list.
 func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root dist.Rank, opts ...OpOption) error {
-	const name = "group: broadcast_object_list"
-	if err := g.args.CheckRoot(name, root); err != nil {
+	p := parted{Group: g, name: "group: broadcast_object_list", left: 2}
+	if err := g.args.CheckRoot(p.name, root); err != nil {
 		return err
 	}
 	if len(objects) == 0 {
-		return dist.New(name, dist.InvalidArgument, "no objects")
+		return dist.New(p.name, dist.InvalidArgument, "no objects")
 	}
 	sizes := make([]int64, len(objects))
 	if g.rank == root {
@@ -33,10 +77,10 @@ func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root dis
 			sizes[i] = int64(len(o))
 		}
 	}
-	if err := g.Broadcast(ctx, tensor.Must(tensor.From(sizes, len(sizes))), root, opts...).Wait(ctx); err != nil {
+	if err := p.wait(ctx, p.posts(g.Broadcast(ctx, tensor.Must(tensor.From(sizes, len(sizes))), root, opts...))); err != nil {
 		return err
 	}
-	total, err := g.totalSize(name, root, sizes)
+	total, err := p.total(root, sizes...)
 	if err != nil {
 		return err
 	}
@@ -44,52 +88,28 @@ func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root dis
 	if g.rank == root {
 		copy(data, slices.Concat(objects...))
 	}
-	if err := g.Broadcast(ctx, tensor.Must(tensor.From(data, len(data))), root, opts...).Wait(ctx); err != nil {
+	if err := p.wait(ctx, p.posts(g.Broadcast(ctx, tensor.Must(tensor.From(data, len(data))), root, opts...))); err != nil {
 		return err
 	}
 	if g.rank != root {
-		share(objects, data, sizes)
+		collargs.Cut(objects, data, sizes)
 	}
 	return nil
 }
 
-// totalSize checks announced sizes before memory is taken for them. Wrong ones fail the group: the next operation cannot
-// fit what the other ranks do.
-func (g *Group) totalSize(name string, from dist.Rank, sizes []int64) (int, error) {
-	total, err := announced(name, from, sizes)
-	if err != nil {
-		g.fail(err)
-	}
-	return total, err
-}
-
-// announced adds up the sizes of the objects of a rank, and refuses what is more than any memory should be taken for.
-func announced(name string, from dist.Rank, sizes []int64) (int, error) {
-	total := int64(0)
-	for _, n := range sizes {
-		if n < 0 || n > MaxObject || total+n > MaxObject {
-			err := dist.Newf(name, dist.TooLarge, "rank %d announces an object of %d bytes, at most %d are taken", from, n, int64(MaxObject))
-			err.Rank = from
-			return 0, err
-		}
-		total += n
-	}
-	return int(total), nil
-}
-
 // exchangeSizes tells all ranks the size of everybody's object and returns the sizes and the largest one.
-func (g *Group) exchangeSizes(ctx context.Context, name string, own int, opts []OpOption) ([]int64, int, error) {
+func (p *parted) exchangeSizes(ctx context.Context, own int, opts []OpOption) ([]int64, int, error) {
 	if int64(own) > MaxObject {
-		return nil, 0, dist.Newf(name, dist.TooLarge, "the object has %d bytes, at most %d are taken", own, int64(MaxObject))
+		return nil, 0, dist.Newf(p.name, dist.TooLarge, "the object has %d bytes, at most %d are taken", own, int64(MaxObject))
 	}
-	sizes := make([]int64, g.size)
-	in := tensor.Must(tensor.From([]int64{int64(own)}, 1))
-	if err := g.AllGather(ctx, parts(sizes, g.size), in, opts...).Wait(ctx); err != nil {
+	sizes := make([]int64, p.Size())
+	in := tensor.Must(tensor.From([]int64{int64(own)}))
+	if err := p.wait(ctx, p.posts(p.AllGather(ctx, parts(sizes, p.Size()), in, opts...))); err != nil {
 		return nil, 0, err
 	}
 	largest := 0
 	for r, n := range sizes {
-		if _, err := g.totalSize(name, dist.Rank(r), []int64{n}); err != nil {
+		if _, err := p.total(dist.Rank(r), n); err != nil {
 			return nil, 0, err
 		}
 		largest = max(largest, int(n))
@@ -99,8 +119,8 @@ func (g *Group) exchangeSizes(ctx context.Context, name string, own int, opts []
 
 // AllGatherObject collects the objects of all ranks. It corresponds to torch.distributed.all_gather_object.
 func (g *Group) AllGatherObject(ctx context.Context, object []byte, opts ...OpOption) ([][]byte, error) {
-	const name = "group: all_gather_object"
-	sizes, largest, err := g.exchangeSizes(ctx, name, len(object), opts)
+	p := parted{Group: g, name: "group: all_gather_object", left: 2}
+	sizes, largest, err := p.exchangeSizes(ctx, len(object), opts)
 	if err != nil {
 		return nil, err
 	}
@@ -108,60 +128,49 @@ func (g *Group) AllGatherObject(ctx context.Context, object []byte, opts ...OpOp
 		return make([][]byte, g.size), nil // no pickle is empty, so PyTorch ranks are not in this case
 	}
 	all := make([]byte, largest*g.size)
-	in := make([]byte, largest)
-	copy(in, object)
-	if err := g.AllGather(ctx, parts(all, g.size), tensor.Must(tensor.From(in, largest)), opts...).Wait(ctx); err != nil {
+	in := tensor.Must(tensor.From(collargs.Padded(object, largest)))
+	if err := p.wait(ctx, p.posts(g.AllGather(ctx, parts(all, g.size), in, opts...))); err != nil {
 		return nil, err
 	}
-	return cut(all, largest, sizes), nil
-}
-
-func cut(all []byte, stride int, sizes []int64) [][]byte {
-	objects := make([][]byte, len(sizes))
-	for i, n := range sizes {
-		at := i * stride
-		objects[i] = all[at : at+int(n) : at+int(n)]
-	}
-	return objects
+	return collargs.Unpad(all, largest, sizes), nil
 }
 
 // GatherObject collects the objects of all ranks at rank root; other ranks get nil. It corresponds to
 // torch.distributed.gather_object.
 func (g *Group) GatherObject(ctx context.Context, object []byte, root dist.Rank, opts ...OpOption) ([][]byte, error) {
-	const name = "group: gather_object"
-	if err := g.args.CheckRoot(name, root); err != nil {
+	p := parted{Group: g, name: "group: gather_object", left: 2}
+	if err := g.args.CheckRoot(p.name, root); err != nil {
 		return nil, err
 	}
-	sizes, largest, err := g.exchangeSizes(ctx, name, len(object), opts)
+	sizes, largest, err := p.exchangeSizes(ctx, len(object), opts)
 	if err != nil {
 		return nil, err
 	}
-	in := make([]byte, largest)
-	copy(in, object)
 	var outs []*tensor.Tensor
 	var all []byte
 	if g.rank == root {
 		all = make([]byte, largest*g.size)
 		outs = parts(all, g.size)
 	}
-	if err := g.Gather(ctx, outs, tensor.Must(tensor.From(in, largest)), root, opts...).Wait(ctx); err != nil {
+	in := tensor.Must(tensor.From(collargs.Padded(object, largest)))
+	if err := p.wait(ctx, p.posts(g.Gather(ctx, outs, in, root, opts...))); err != nil {
 		return nil, err
 	}
 	if g.rank != root {
 		return nil, nil
 	}
-	return cut(all, largest, sizes), nil
+	return collargs.Unpad(all, largest, sizes), nil
 }
 
 // ScatterObjects sends objects[i] of rank root to rank i and returns this rank's object; other ranks pass nil. It
 // corresponds to torch.distributed.scatter_object_list.
 func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root dist.Rank, opts ...OpOption) ([]byte, error) {
-	const name = "group: scatter_object_list"
-	if err := g.args.CheckRoot(name, root); err != nil {
+	p := parted{Group: g, name: "group: scatter_object_list", left: 3}
+	if err := g.args.CheckRoot(p.name, root); err != nil {
 		return nil, err
 	}
 	if g.rank == root && len(objects) != g.size {
-		return nil, dist.Newf(name, dist.InvalidArgument, "%d objects for %d ranks", len(objects), g.size)
+		return nil, dist.Newf(p.name, dist.InvalidArgument, "%d objects for %d ranks", len(objects), g.size)
 	}
 	// PyTorch: the largest size to all, then the padded objects, then everybody's own size.
 	largest := []int64{0}
@@ -170,31 +179,29 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root dist.
 			largest[0] = max(largest[0], int64(len(o)))
 		}
 	}
-	if err := g.Broadcast(ctx, tensor.Must(tensor.From(largest, 1)), root, opts...).Wait(ctx); err != nil {
+	if err := p.wait(ctx, p.posts(g.Broadcast(ctx, tensor.Must(tensor.From(largest)), root, opts...))); err != nil {
 		return nil, err
 	}
-	if _, err := g.totalSize(name, root, largest); err != nil {
+	n, err := p.total(root, largest...)
+	if err != nil {
 		return nil, err
 	}
-	n := int(largest[0])
 	var padded, sizes []*tensor.Tensor
 	if g.rank == root {
 		for _, o := range objects {
-			b := make([]byte, n)
-			copy(b, o)
-			padded = append(padded, tensor.Must(tensor.From(b, n)))
-			sizes = append(sizes, tensor.Must(tensor.From([]int64{int64(len(o))}, 1)))
+			padded = append(padded, tensor.Must(tensor.From(collargs.Padded(o, n))))
+			sizes = append(sizes, tensor.Must(tensor.From([]int64{int64(len(o))})))
 		}
 	}
 	out, size := make([]byte, n), []int64{0}
-	if err := g.Scatter(ctx, tensor.Must(tensor.From(out, n)), padded, root, opts...).Wait(ctx); err != nil {
+	if err := p.wait(ctx, p.posts(g.Scatter(ctx, tensor.Must(tensor.From(out)), padded, root, opts...))); err != nil {
 		return nil, err
 	}
-	if err := g.Scatter(ctx, tensor.Must(tensor.From(size, 1)), sizes, root, opts...).Wait(ctx); err != nil {
+	if err := p.wait(ctx, p.posts(g.Scatter(ctx, tensor.Must(tensor.From(size)), sizes, root, opts...))); err != nil {
 		return nil, err
 	}
 	if size[0] < 0 || size[0] > largest[0] {
-		err := dist.Newf(name, dist.Protocol, "rank %d sent an object of %d bytes after it announced at most %d", root, size[0], largest[0])
+		err := dist.Newf(p.name, dist.Protocol, "rank %d sent an object of %d bytes after it announced at most %d", root, size[0], largest[0])
 		g.fail(err)
 		return nil, err
 	}
@@ -206,9 +213,9 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root dist.
 //
 // It corresponds to torch.distributed.send_object_list.
 func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to dist.Rank, opts ...OpOption) error {
-	const name = "group: send_object_list"
+	p := parted{Group: g, name: "group: send_object_list", left: 2}
 	if len(objects) == 0 {
-		return dist.New(name, dist.InvalidArgument, "no objects")
+		return dist.New(p.name, dist.InvalidArgument, "no objects")
 	}
 	sizes := make([]int64, len(objects))
 	total := 0
@@ -217,13 +224,12 @@ func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to dist.Rank,
 		total += len(o)
 	}
 	if int64(total) > MaxObject {
-		return dist.Newf(name, dist.TooLarge, "the objects have %d bytes, at most %d are taken", total, int64(MaxObject))
+		return dist.Newf(p.name, dist.TooLarge, "the objects have %d bytes, at most %d are taken", total, int64(MaxObject))
 	}
-	if err := g.Send(ctx, tensor.Must(tensor.From(sizes, len(sizes))), to, 0, opts...).Wait(ctx); err != nil {
+	if err := p.wait(ctx, p.posts(g.Send(ctx, tensor.Must(tensor.From(sizes)), to, 0, opts...))); err != nil {
 		return err
 	}
-	data := slices.Concat(objects...)
-	return g.Send(ctx, tensor.Must(tensor.From(data, total)), to, 0, opts...).Wait(ctx)
+	return p.wait(ctx, p.posts(g.Send(ctx, tensor.Must(tensor.From(slices.Concat(objects...), total)), to, 0, opts...)))
 }
 
 // RecvObjects fills objects with those that a rank sends with [Group.SendObjects], or any rank if from is [dist.NoRank], and
@@ -231,40 +237,32 @@ func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to dist.Rank,
 //
 // It corresponds to torch.distributed.recv_object_list.
 func (g *Group) RecvObjects(ctx context.Context, objects [][]byte, from dist.Rank, opts ...OpOption) (dist.Rank, error) {
-	const name = "group: recv_object_list"
+	p := parted{Group: g, name: "group: recv_object_list", left: 2}
 	if len(objects) == 0 {
-		return dist.NoRank, dist.New(name, dist.InvalidArgument, "no objects")
+		return dist.NoRank, dist.New(p.name, dist.InvalidArgument, "no objects")
 	}
 	sizes := make([]int64, len(objects))
-	room := tensor.Must(tensor.From(sizes, len(sizes)))
+	room := tensor.Must(tensor.From(sizes))
 	if from == dist.NoRank {
-		w := g.RecvAny(ctx, room, 0, opts...)
-		err := w.Wait(ctx)
+		w := p.posts(g.RecvAny(ctx, room, 0, opts...))
+		err := p.wait(ctx, w)
 		if err == nil {
 			from, err = w.SourceRank()
 		}
 		if err != nil {
 			return dist.NoRank, err
 		}
-	} else if err := g.Recv(ctx, room, from, 0, opts...).Wait(ctx); err != nil {
+	} else if err := p.wait(ctx, p.posts(g.Recv(ctx, room, from, 0, opts...))); err != nil {
 		return dist.NoRank, err
 	}
-	total, err := announced(name, from, sizes)
+	total, err := collargs.Announced(p.name, from, sizes, MaxObject)
 	if err != nil {
 		return dist.NoRank, err
 	}
 	data := make([]byte, total)
-	if err := g.Recv(ctx, tensor.Must(tensor.From(data, len(data))), from, 0, opts...).Wait(ctx); err != nil {
+	if err := p.wait(ctx, p.posts(g.Recv(ctx, tensor.Must(tensor.From(data, len(data))), from, 0, opts...))); err != nil {
 		return dist.NoRank, err
 	}
-	share(objects, data, sizes)
+	collargs.Cut(objects, data, sizes)
 	return from, nil
-}
-
-// share cuts data into objects of the given sizes.
-func share(objects [][]byte, data []byte, sizes []int64) {
-	for i, n := range sizes {
-		objects[i] = data[:n:n]
-		data = data[n:]
-	}
 }
