@@ -202,7 +202,7 @@ func (c *Context) wrap(m *rpcwire.Message, call backcore.Call, kind rpcwire.Type
 }
 
 // unwrap takes the wrapper off a message that has arrived, the answer to fn or a request, and records it. Its tensors become
-// variables.
+// variables. There is no context for a request of PyTorch whose context is over and that can do without.
 func (e *Engine) unwrap(from rpcseam.Worker, fn string, m *rpcwire.Message) (*Context, rpcwire.Autograd, error) {
 	const op = "distautograd: message"
 	x, inner, err := rpcwire.UnwrapAutograd(m.Payload)
@@ -238,6 +238,11 @@ func (e *Engine) unwrap(from rpcseam.Worker, fn string, m *rpcwire.Message) (*Co
 		c.points[n], c.calls[call] = p, p
 	})
 	e.after(w)
+	if c == nil && len(at) == 0 && !from.Go && m.Type == rpcwire.ForwardAutogradReq {
+		// It needs nothing of the context. PyTorch says within one, for example, that it leaves the world.
+		m.Type, m.Payload = x.Inner, inner
+		return nil, x, nil
+	}
 	if c == nil {
 		return nil, x, dist.Newf(op, dist.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
 	}
@@ -267,8 +272,14 @@ func (e *Engine) incoming(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wra
 	if err != nil {
 		return nil, err
 	}
+	if c == nil {
+		return &rpcseam.Wrapped{Message: m, Answer: func(*rpcwire.Message) error { return nil }}, nil
+	}
 	return &rpcseam.Wrapped{Message: m, Context: c.carried, Answer: func(m *rpcwire.Message) error {
 		call, recorded, err := c.recordSend(from, label{before: "the answer to ", inner: x.Inner, joint: " of ", peer: from.Name}, m)
+		if at, _ := differentiable(m); err != nil && len(at) == 0 {
+			return nil // the context is over, and the answer has nothing of it: see unwrap
+		}
 		if err != nil || !recorded {
 			return err
 		}

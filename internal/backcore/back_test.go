@@ -28,3 +28,26 @@ func TestPeerBack(t *testing.T) {
 		t.Error("the context of another worker is revived")
 	}
 }
+
+// TestOpenerIsNotCleaned: a clean-up that others began, because the worker that opened the context leaves, does not reach that worker: until it
+// has left it is within the context.
+func TestOpenerIsNotCleaned(t *testing.T) {
+	m := New(0, sum, Options{})
+	id := Context{1, 0}
+	for _, w := range []Worker{1, 2, 3} {
+		if !m.Meet(id, w) {
+			t.Fatal("no context")
+		}
+	}
+	m.Take()
+	m.Receive(Message[int64]{Kind: Cleanup, From: 2, Context: id})
+	told := map[Worker]bool{}
+	for _, e := range m.Take() {
+		if e.Kind == Send && e.Msg.Kind == Cleanup {
+			told[e.Msg.To] = true
+		}
+	}
+	if !told[3] || told[1] || len(told) != 1 {
+		t.Errorf("told %v, want 3", told)
+	}
+}

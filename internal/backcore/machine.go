@@ -91,7 +91,8 @@ func (m *Machine[G]) send(msg Message[G]) {
 // Release ends a context everywhere.
 func (m *Machine[G]) Release(id Context) { m.clean(id, m.self) }
 
-// clean forgets a context and passes that on, except to whom it is known from.
+// clean forgets a context and passes that on, except to whom it is known from, and to who opened it: that worker has ended it itself, or is taken
+// for dead. A PyTorch worker that only leaves is still within it, and would fail without it.
 func (m *Machine[G]) clean(id Context, from Worker) {
 	m.tombs.Add(id, m.opt.Tombs)
 	c := m.contexts[id]
@@ -106,7 +107,7 @@ func (m *Machine[G]) clean(id Context, from Worker) {
 	}
 	m.emit(Effect[G]{Kind: Freed, Context: id})
 	for _, to := range slices.Sorted(maps.Keys(c.known)) {
-		if to != from && to != m.self && !m.dead[to] && (!m.opt.NoForward || from == m.self) {
+		if to != from && to != m.self && to != id.Origin && !m.dead[to] && (!m.opt.NoForward || from == m.self) {
 			m.cleaning[cleaning{id, to}] = &repeated{at: m.now}
 			m.send(Message[G]{Kind: Cleanup, To: to, Context: id})
 		}
