@@ -8,6 +8,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcserve"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
@@ -25,6 +26,8 @@ func (u above) Connected(c *rpclink.Conn) { u.a.refs.Connected(c) }
 func (u above) Control(c *rpclink.Conn, payload []byte) { u.a.refs.Frame(c, payload) }
 
 func (u above) Discard(c *rpclink.Conn, f *cohortwire.Frame) { u.a.refs.Discard(c, f) }
+
+func (u above) DiscardAnswer(p *rpclink.Peer, m *rpcwire.Message) { u.a.refs.DiscardAnswer(p, m) }
 
 func (u above) Undelivered(p *rpclink.Peer, wires []rrefcore.Wire) { u.a.refs.Undelivered(p, wires) }
 

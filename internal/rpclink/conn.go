@@ -377,7 +377,9 @@ func (c *Conn) readAnswers() {
 		} else {
 			c.Peer().types.learn(m.Tensors)
 		}
-		c.answered(uint64(id), Reply{Msg: m, Err: err}) //nolint:gosec // our own counter
+		if !c.answered(uint64(id), Reply{Msg: m, Err: err}) && m != nil { //nolint:gosec // our own counter
+			c.net.cfg.Above.DiscardAnswer(c.Peer(), m) // the call was given up: what it brings is not wanted
+		}
 	}
 }
 

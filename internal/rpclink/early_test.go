@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -24,14 +25,15 @@ func newUser() *user {
 	return &user{make(chan string, 100), make(chan string, 100), make(chan string, 100)}
 }
 
-func (u *user) NewPeer() any                       { return nil }
-func (u *user) Request(in Incoming)                { u.requests <- in.Peer.Name }
-func (u *user) Connected(*Conn)                    {}
-func (u *user) Control(_ *Conn, payload []byte)    { u.controls <- string(payload) }
-func (u *user) Discard(*Conn, *cohortwire.Frame)   {}
-func (u *user) Undelivered(*Peer, []rrefcore.Wire) {}
-func (u *user) Tied(*Peer) bool                    { return false }
-func (u *user) Died(p *Peer)                       { u.died <- p.Name }
+func (u *user) NewPeer() any                          { return nil }
+func (u *user) Request(in Incoming)                   { u.requests <- in.Peer.Name }
+func (u *user) Connected(*Conn)                       {}
+func (u *user) Control(_ *Conn, payload []byte)       { u.controls <- string(payload) }
+func (u *user) Discard(*Conn, *cohortwire.Frame)      {}
+func (u *user) DiscardAnswer(*Peer, *rpcwire.Message) {}
+func (u *user) Undelivered(*Peer, []rrefcore.Wire)    {}
+func (u *user) Tied(*Peer) bool                       { return false }
+func (u *user) Died(p *Peer)                          { u.died <- p.Name }
 
 // worker starts the sessions of a worker, whose secret is its name.
 func worker(t *testing.T, u *user, name string, id int16) *Links {

@@ -35,6 +35,8 @@ type Above interface {
 	Control(c *Conn, payload []byte)
 	// Discard releases the references of a frame that nobody will decode.
 	Discard(c *Conn, f *cohortwire.Frame)
+	// DiscardAnswer does the same for an answer of a PyTorch worker that came too late. It is called in the goroutine that reads.
+	DiscardAnswer(p *Peer, m *rpcwire.Message)
 	// Undelivered is told of references in an answer that may not have arrived.
 	Undelivered(p *Peer, wires []rrefcore.Wire)
 	// Tied reports whether references tie us to a worker, so that its link is worth to be made again.

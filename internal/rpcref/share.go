@@ -186,6 +186,27 @@ func (r *Refs) Discard(c *rpclink.Conn, f *cohortwire.Frame) {
 	})
 }
 
+// DiscardAnswer releases the references in an answer of a PyTorch worker that nobody waits for any more: that worker keeps their objects until
+// it is told.
+func (r *Refs) DiscardAnswer(p *rpclink.Peer, m *rpcwire.Message) {
+	kind, payload := m.Type, m.Payload
+	if kind == rpcwire.ForwardAutogradResp {
+		w, inner, err := rpcwire.UnwrapAutograd(payload)
+		if err != nil {
+			return
+		}
+		kind, payload = w.Inner, inner
+	}
+	d := r.Decoding(p, nil, m.Tensors)
+	switch kind { //nolint:exhaustive // the others bring none
+	case rpcwire.PythonRet:
+		_, _ = d.PythonRet(payload)
+	case rpcwire.ScriptRet:
+		_, _ = d.ScriptRet(payload)
+	}
+	d.Abandon()
+}
+
 // unsettled returns what is closed when more is known about the references of a frame, or nil when they can be claimed. Called
 // with the lock.
 func (r *Refs) unsettled(f *cohortwire.Frame) <-chan struct{} {

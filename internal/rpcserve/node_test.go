@@ -86,6 +86,7 @@ func (n *node) Request(in rpclink.Incoming)                        { n.server.Ar
 func (n *node) Connected(c *rpclink.Conn)                          { n.refs.Connected(c) }
 func (n *node) Control(c *rpclink.Conn, payload []byte)            { n.refs.Frame(c, payload) }
 func (n *node) Discard(c *rpclink.Conn, f *cohortwire.Frame)       { n.refs.Discard(c, f) }
+func (n *node) DiscardAnswer(p *rpclink.Peer, m *rpcwire.Message)  { n.refs.DiscardAnswer(p, m) }
 func (n *node) Undelivered(p *rpclink.Peer, wires []rrefcore.Wire) { n.refs.Undelivered(p, wires) }
 func (n *node) Tied(p *rpclink.Peer) bool                          { return n.refs.Tied(p) }
 func (n *node) Died(p *rpclink.Peer)                               { n.refs.Died(p) }

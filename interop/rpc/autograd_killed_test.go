@@ -154,6 +154,11 @@ func beVictim(text string) error {
 	}
 	m, l := goLayer(v.Name)
 	m.reg.MustHandle("layers.stuck", l.stuck)
+	if v.When == "step" {
+		if err := serveSteps(m, l, blocked{l.begun}); err != nil {
+			return err
+		}
+	}
 	lines := bufio.NewScanner(os.Stdin)
 	go func() {
 		<-l.begun

@@ -81,18 +81,9 @@ func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*
 	for i, owner := range owners {
 		futures[i] = rpc.Async[*rpc.Ref[*local]](ctx, a, owner, create, name, byOwner[owner], kw)
 	}
-	var errs []error
-	for _, f := range futures {
-		ref, err := rpc.Await(ctx, f)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		o.parts = append(o.parts, ref)
-	}
-	if err := errors.Join(errs...); err != nil {
+	if o.parts, err = settled(ctx, "optim: remote", futures); err != nil {
 		_ = o.Close()
-		return nil, dist.Wrap("optim: remote", dist.Remote, err)
+		return nil, err
 	}
 	return o, nil
 }
@@ -109,16 +100,31 @@ func (o *Optimizer) Step(ctx context.Context, c *distautograd.Context) error {
 	for i, part := range o.parts {
 		futures[i] = rpc.Async[any](ctx, o.agent, part.Owner().Name, o.step, part, int64(c.ID()))
 	}
+	_, err := settled(ctx, "optim: step", futures)
+	return err
+}
+
+// settled waits for calls that were made with ctx, and returns the results of those that have succeeded. The error names the first worker that
+// has failed. The end of ctx ends the calls, and their own errors say at which worker: the wait itself goes on until then.
+func settled[T any](ctx context.Context, op string, futures []*dist.Future[T]) (results []T, err error) {
+	ctx = context.WithoutCancel(ctx)
 	var errs []error
 	for _, f := range futures {
-		if _, err := rpc.Await(ctx, f); err != nil {
-			errs = append(errs, err)
+		v, failed := rpc.Await(ctx, f)
+		if failed != nil {
+			errs = append(errs, failed)
+			continue
 		}
+		results = append(results, v)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return dist.Wrap("optim: step", dist.Remote, err)
+	if len(errs) == 0 {
+		return results, nil
 	}
-	return nil
+	e := dist.Wrap(op, dist.Remote, errors.Join(errs...))
+	if first, ok := errors.AsType[*dist.Error](errs[0]); ok {
+		e.Rank, e.Peer = first.Rank, first.Peer
+	}
+	return results, e
 }
 
 // Close releases the optimizer's parts on the owners.

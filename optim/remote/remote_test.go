@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ type worker struct {
 }
 
 // newWorld starts n workers that make parameters ("p.new") and multiply by them ("p.mul").
-func newWorld(t *testing.T, n int) (context.Context, []worker) {
+func newWorld(t *testing.T, n int, locks ...sync.Locker) (context.Context, []worker) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
@@ -49,7 +50,11 @@ func newWorld(t *testing.T, n int) (context.Context, []worker) {
 				}
 				return v.Mul(x).Tanh(), nil
 			})
-		if err := remote.Serve(reg, e, nil); err != nil {
+		var lock sync.Locker
+		if i < len(locks) {
+			lock = locks[i]
+		}
+		if err := remote.Serve(reg, e, lock); err != nil {
 			t.Fatal(err)
 		}
 		a, err := rpc.Join(ctx, st, fmt.Sprintf("w%d", i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), e.Join())
@@ -258,4 +263,44 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+}
+
+// TestErrorsNameTheWorker: a context ends while a worker has not yet stepped its parameters, and while it has not yet made its optimizer.
+// The errors say which one.
+func TestErrorsNameTheWorker(t *testing.T) {
+	var busy sync.Mutex
+	ctx, ws := newWorld(t, 2, nil, &busy)
+	a := ws[0].agent
+	p := newParam(ctx, t, a, "w1", 1.0)
+	opt, err := remote.New(ctx, a, optim.SGD{LR: 1}, []*rpc.Ref[*autograd.Variable]{p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = opt.Close() }()
+	gctx, c, err := ws[0].engine.Open(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	y, err := rpc.Call[*autograd.Variable](gctx, a, "w1", "p.mul", p, param(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = c.Backward(gctx, []*autograd.Variable{y.Sum()}); err != nil {
+		t.Fatal(err)
+	}
+	named := func(what string, err error) {
+		t.Helper()
+		var e *dist.Error
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || e.Peer != "w1" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	busy.Lock()
+	short, cancel := context.WithTimeout(gctx, 50*time.Millisecond)
+	defer cancel()
+	named("a step", opt.Step(short, c))
+	busy.Unlock()
+	_, err = remote.New(short, a, optim.SGD{LR: 1}, []*rpc.Ref[*autograd.Variable]{p})
+	named("a new optimizer", err)
 }
