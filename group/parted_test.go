@@ -59,7 +59,6 @@ func TestPartedCallsEndTheGroup(t *testing.T) {
 	for _, transport := range transports {
 		for name, c := range calls {
 			t.Run(string(transport)+","+name, func(t *testing.T) {
-				t.Parallel()
 				groups := newWorld(t, 2, WithTransport(transport))
 				if err := c.call(endAfter(t, groups[1], c.posted), groups[1]); !errors.Is(err, context.Canceled) {
 					t.Fatalf("rank 1, whose context has ended: %v", err)
@@ -82,7 +81,6 @@ func TestPartedCallsEndTheGroup(t *testing.T) {
 func TestPartedCallsGoOn(t *testing.T) {
 	for _, transport := range transports {
 		t.Run(string(transport), func(t *testing.T) {
-			t.Parallel()
 			groups := newWorld(t, 2, WithTransport(transport))
 			ctx := ctxOf(t)
 			over, cancel := context.WithCancel(ctx)

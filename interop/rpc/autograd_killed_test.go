@@ -155,7 +155,7 @@ func beVictim(text string) error {
 	m, l := goLayer(v.Name)
 	m.reg.MustHandle("layers.stuck", l.stuck)
 	if v.When == "step" {
-		if err := serveSteps(m, l, blocked{l.begun}); err != nil {
+		if err = serveSteps(m, l, blocked{l.begun}); err != nil {
 			return err
 		}
 	}
