@@ -122,7 +122,7 @@ func (c Config) environment(p place, local int, run *rundir.Dir) ([]string, erro
 	if _, older := os.LookupEnv("TORCH_NCCL_TRACE_BUFFER_SIZE"); !older && !given["TORCH_NCCL_TRACE_BUFFER_SIZE"] {
 		unlessSet("TORCH_FR_BUFFER_SIZE", "2000") // as newer versions have by themselves
 	}
-	unlessSet("TORCH_FR_DUMP_TEMP_FILE", filepath.Join(run.Path, "flight_recorder_"+strconv.Itoa(p.attempt)+"_rank_"))
+	unlessSet("TORCH_FR_DUMP_TEMP_FILE", filepath.Join(run.Path, recorderFiles+strconv.Itoa(p.attempt)+"_rank_"))
 	if run.Shim != "" {
 		path := run.Shim
 		if old := os.Getenv("PYTHONPATH"); old != "" {

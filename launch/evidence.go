@@ -154,11 +154,14 @@ func readRank(ctx context.Context, reader *pystack.Reader, rank dist.Rank, pid i
 // idleTime bounds the question how long a worker has stood still: where it stands matters more.
 const idleTime = 20 * time.Millisecond
 
+// recorderFiles begins the names of the files that PyTorch's flight recorders write into the folder of the run.
+const recorderFiles = "flight_recorder_"
+
 // keptBundles is how many runs' evidence the default folder holds.
 const keptBundles = 10
 
-// saveEvidence writes the bundle: the report, and for each rank its stacks and last lines; of a job that hung also what the watch has seen,
-// flight recorders included. It holds no environment and no arguments, which may have secrets in them.
+// saveEvidence writes the bundle: the report, for each rank its stacks and last lines, and the flight recorders that PyTorch has written; of a
+// job that hung also what the watch has seen, flight recorders included. It holds no environment and no arguments, which may have secrets in them.
 func (j *job) saveEvidence() {
 	root := j.cfg.EvidenceDir
 	if root == "" {
@@ -175,6 +178,7 @@ func (j *job) saveEvidence() {
 		for _, a := range slices.Backward(j.report.Attempts) { // the last one matters most
 			saveAttempt(b, &a)
 		}
+		b.Keep(j.run.Path, recorderFiles)
 		for _, a := range j.report.Attempts { // last, as it can take all the room that is left
 			saveSeen(b, &a)
 		}

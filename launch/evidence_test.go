@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/frdump"
+	"github.com/cohort-dist/cohort/internal/rundir"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
@@ -60,7 +61,7 @@ func TestEvidenceInTime(t *testing.T) {
 }
 
 // TestLargeEvidence: of several attempts that hung, what was seen of the last one is kept, and its flight recorders, however large, take
-// no room from the last lines of any attempt.
+// no room from the last lines of any attempt. What PyTorch has written by itself is kept, too.
 func TestLargeEvidence(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
@@ -77,10 +78,17 @@ func TestLargeEvidence(t *testing.T) {
 		}
 		report.add(a)
 	}
-	(&job{cfg: Config{RunID: "large", EvidenceDir: t.TempDir()}, report: report}).saveEvidence()
+	run := t.TempDir()
+	for _, name := range []string{recorderFiles + "2_rank_0", "nccl_pipe"} {
+		if err := os.WriteFile(filepath.Join(run, name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	(&job{cfg: Config{RunID: "large", EvidenceDir: t.TempDir()}, report: report, run: &rundir.Dir{Path: run}}).saveEvidence()
 	for name, want := range map[string]bool{
 		"attempt0-rank0-stderr.txt": true, "attempt1-rank0-stderr.txt": true, "attempt2-rank0-stderr.txt": true,
 		"attempt0-seen.json": false, "attempt1-seen.json": true, "attempt1-cgroup.txt": true, "attempt2-seen.json": false,
+		recorderFiles + "2_rank_0": true, "nccl_pipe": false, // what NCCL's watchdog has PyTorch write before it ends a rank
 	} {
 		if _, err := os.Stat(filepath.Join(report.Bundle, name)); (err == nil) != want {
 			t.Errorf("%s: %v", name, err)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -49,6 +50,23 @@ func (b *Bundle) Write(name string, data []byte) bool {
 	b.left -= len(data)
 	b.err = os.WriteFile(filepath.Join(b.dir, name), data, 0o600)
 	return b.err == nil
+}
+
+// Keep copies the files of a folder whose names begin with a prefix, as far as there is room.
+func (b *Bundle) Keep(dir, prefix string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !strings.HasPrefix(e.Name(), prefix) || !info.Mode().IsRegular() || info.Size() > int64(b.left) {
+			continue
+		}
+		if data, err := os.ReadFile(filepath.Join(dir, e.Name())); err == nil { //nolint:gosec // files of the run
+			b.Write(e.Name(), data)
+		}
+	}
 }
 
 // Close returns the folder, or why it could not be written.

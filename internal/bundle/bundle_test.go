@@ -56,6 +56,13 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%s: %v %v", name, err, info.Mode())
 		}
 	}
+	b.Keep(dir, "last") // there is no room left
+	other := Create(t.TempDir(), "other", time.Now())
+	other.Keep(dir, "last")
+	other.Keep(filepath.Join(dir, "none"), "last")
+	if got := names(t, other.dir); !slices.Equal(got, []string{"last"}) {
+		t.Errorf("kept %v", got)
+	}
 	broken := Create(filepath.Join(dir, "last"), "job", time.Now())
 	broken.Write("file", []byte("x"))
 	if _, err := broken.Close(); err == nil {
