@@ -159,6 +159,9 @@ var pauses = []time.Duration{0, time.Nanosecond, time.Millisecond, 2 * time.Mill
 // togetherEvery is how many second events there are for each one that happens at the place of the first: at once, in two goroutines.
 const togetherEvery = 4
 
+// beginEvery is how many events there are for each one that happens before the calls: there are many points, and that is one.
+const beginEvery = 10
+
 // choose places the events among the points that were hit. It returns nil when none was.
 func (p *plan) choose(hits map[string]int) *plan {
 	if len(hits) == 0 {
@@ -168,6 +171,9 @@ func (p *plan) choose(hits map[string]int) *plan {
 	rng := p.rand(streamPlaces)
 	for i, in := range p.injections {
 		in.at = choosePlace(rng, hits)
+		if rng.IntN(beginEvery) == 0 {
+			in.at = place{beginPoint, 1}
+		}
 		if i > 0 && rng.IntN(togetherEvery) == 0 {
 			in.at = chosen.injections[0].at
 		}
