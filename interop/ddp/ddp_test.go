@@ -91,8 +91,12 @@ func (l *lookup) Params() []nn.Param {
 	return append(out, nn.Prefix("last", l.last.Params())...)
 }
 
-// train is a Go rank; it does what rank.py does.
+// training is told when a Go rank has its model.
+var training = func() {}
+
+// train is a Go rank; it does what rank.py does. One whose mode ends with "-leave" goes without waiting for the others.
 func train(ctx context.Context, url, mode string, steps int) (digest string, buckets [][]string, err error) {
+	mode, leaves := strings.CutSuffix(mode, "-leave")
 	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
 	if err != nil {
 		return "", nil, err
@@ -130,6 +134,7 @@ func train(ctx context.Context, url, mode string, steps int) (digest string, buc
 		return "", nil, err
 	}
 	defer model.Close()
+	training()
 	opt, err := optim.New(optim.SGD{LR: 0.125}, nn.Variables(net))
 	if err != nil {
 		return "", nil, err
@@ -152,23 +157,31 @@ func train(ctx context.Context, url, mode string, steps int) (digest string, buc
 			err = nil
 		}
 	}
-	if err != nil {
+	if err != nil || leaves {
 		return "", nil, err
 	}
+	if digest, err = digestOf(net); err != nil {
+		return "", nil, err
+	}
+	if err := g.Barrier(ctx).Wait(ctx); err != nil {
+		return "", nil, err
+	}
+	return digest, model.Buckets(), w.Shutdown(ctx)
+}
+
+// digestOf is a digest of the parameters of a model.
+func digestOf(net nn.Module) (string, error) {
 	h := sha256.New()
 	for _, v := range nn.Variables(net) {
 		data, err := tensor.Copy[float32](v.Data())
 		if err != nil {
-			return "", nil, err
+			return "", err
 		}
 		for _, x := range data {
 			_ = binary.Write(h, binary.LittleEndian, x)
 		}
 	}
-	if err := g.Barrier(ctx).Wait(ctx); err != nil {
-		return "", nil, err
-	}
-	return hex.EncodeToString(h.Sum(nil)), model.Buckets(), w.Shutdown(ctx)
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 func loop(ctx context.Context, model *ddp.Model, opt *optim.Optimizer, forked *branches, r *rand.Rand, mode string, steps int) error {
