@@ -5,6 +5,7 @@ package group
 
 import (
 	"context"
+	"net"
 	"os"
 	"testing"
 	"time"
@@ -22,6 +23,8 @@ func TestMain(m *testing.M) {
 	if spec := os.Getenv(mortalEnv); spec != "" {
 		os.Exit(mortal(spec))
 	}
+	// The resolver keeps a channel that its first user makes: one made in a bubble of synctest cannot be used in another.
+	_, _ = net.DefaultResolver.LookupHost(context.Background(), "localhost")
 	goleak.VerifyTestMain(m)
 }
 
