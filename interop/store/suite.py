@@ -1,0 +1,68 @@
+# Runs a suite of PyTorch's own tests, each test over a store of its own that the parent hosts: this program prints "store" and
+# reads its port. A test that fails runs again over a file, as PyTorch runs it. A line "test" has the name and both results.
+# sys.argv = suite, a regular expression for names of tests.
+import functools, os, re, sys, tempfile, unittest
+
+said = os.fdopen(os.dup(1), "w", 1)
+os.dup2(2, 1)  # what tests print
+os.environ.update(BACKEND="gloo", WORLD_SIZE="3", TEMP_DIR=tempfile.mkdtemp(), MASTER_ADDR="127.0.0.1", TORCHELASTIC_RESTART_COUNT="0")
+suite, wanted = sys.argv[1], re.compile(sys.argv[2])
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+rendezvous = sys.modules["torch.distributed.rendezvous"]
+rendezvous.TCPStore = functools.partial(rendezvous.TCPStore, use_libuv=False)  # builds without libuv cannot be clients of a launcher's store otherwise
+
+
+class Forked:
+    """Ranks are forks of this process, which has imported everything, and meet where the environment says."""
+
+    def setUp(self):
+        super().setUp()
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    @property
+    def init_method(self):
+        return "env://" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") else "file://" + self.file_name
+
+
+if suite == "distributed":
+    from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+    class Suite(Forked, TestDistBackend, DistributedTest._DistTestBase):
+        pass
+else:
+    import importlib
+
+    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+
+    module, name = suite.rsplit(".", 1)
+    Tests = getattr(importlib.import_module("torch.testing._internal.distributed." + module), name)
+
+    class Suite(Forked, TensorPipeRpcAgentTestFixture, Tests, MultiProcessTestCase):
+        pass
+
+
+def outcome(name):
+    result = unittest.TestResult()
+    Suite(name).run(result)
+    for _, text in result.errors + result.failures:
+        sys.stderr.write(text + "\n")
+    return "failed" if result.errors or result.failures else "skipped" if result.skipped else "passed"
+
+
+for name in unittest.defaultTestLoader.getTestCaseNames(Suite):
+    if not wanted.search(name):
+        continue
+    print("store", file=said)
+    os.environ.update(MASTER_PORT=sys.stdin.readline().strip(), TORCHELASTIC_USE_AGENT_STORE="True")
+    ours, theirs = outcome(name), ""
+    if ours == "failed":
+        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+        theirs = outcome(name)
+    print("test", name, ours, theirs, file=said)
+print("done", file=said)
+said.flush()
+os._exit(0)
