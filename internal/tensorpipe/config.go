@@ -53,6 +53,7 @@ type config struct {
 	limits    Limits
 	logger    *slog.Logger
 	handshake time.Duration
+	unread    time.Duration // see unreadGrace
 	stall     time.Duration
 	alloc     func(n int) (*tensor.Storage, error)
 	accepts   []string
@@ -134,7 +135,7 @@ func WithCohort(cfg cohortwire.Config) Option {
 
 func newConfig(opts []Option) (*config, error) {
 	c := &config{
-		logger: slog.New(slog.DiscardHandler), handshake: 20 * time.Second, stall: time.Minute,
+		logger: slog.New(slog.DiscardHandler), handshake: 20 * time.Second, unread: unreadGrace, stall: time.Minute,
 		alloc: tensor.NewStorage, accepts: []string{ChannelBasic, ChannelMPT}, offers: []string{ChannelBasic},
 		// Ids are random so that a stranger cannot take the place of an expected connection.
 		register: rand.Uint64,

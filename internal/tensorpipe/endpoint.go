@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -35,6 +36,7 @@ type Endpoint struct {
 		listener net.Listener
 		pending  map[net.Conn]struct{}   // in handshake
 		expected map[uint64]chan *stream // registered connections that have not come
+		openings map[*opening]struct{}   // pipes of peers that are not complete
 		places   map[string]*place       // by worker name: see place.go
 		links    map[*cohortwire.Link]struct{}
 	}
@@ -50,7 +52,12 @@ type Session struct {
 	Pipe *Pipe
 	// Link is set with a Go worker. It carries both directions.
 	Link *cohortwire.Link
+
+	user atomic.Value // see Claim
 }
+
+// Claim makes by the one who uses the session, if nobody does yet. It reports whether by does. All who claim sessions must be of one type.
+func (s *Session) Claim(by any) bool { return s.user.CompareAndSwap(nil, by) || s.user.Load() == by }
 
 // Close ends the session.
 func (s *Session) Close() error {
@@ -88,7 +95,7 @@ func New(name string, opts ...Option) (*Endpoint, error) {
 		name: name, cfg: cfg, ctx: ctx, cancel: cancel,
 		sessions: make(chan *Session, cfg.limits.Backlog), strangers: newStrangers(cfg.limits.Halfway), refused: complaints{logger: cfg.logger},
 	}
-	ep.mu.pending, ep.mu.expected = map[net.Conn]struct{}{}, map[uint64]chan *stream{}
+	ep.mu.pending, ep.mu.expected, ep.mu.openings = map[net.Conn]struct{}{}, map[uint64]chan *stream{}, map[*opening]struct{}{}
 	ep.mu.places, ep.mu.links = map[string]*place{}, map[*cohortwire.Link]struct{}{}
 	return ep, nil
 }
@@ -246,6 +253,9 @@ func (ep *Endpoint) serve(nc net.Conn, x *stranger) error {
 	moment.At("tensorpipe.endpoint.hello")
 	frame, err := s.readFrame(maxHandshake, "a hello")
 	if err != nil {
+		if ended(err) {
+			ep.unread(nc)
+		}
 		return err
 	}
 	packet, err := ParsePacket(frame)
@@ -308,10 +318,7 @@ func (ep *Endpoint) arrived(id uint64, s *stream) error {
 
 // open answers a brochure and waits for the connections the answer asks for.
 func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
-	o := &opening{ep: ep, peer: peer, address: ep.cfg.address, expected: map[uint64]chan *stream{}}
-	if o.address == "" {
-		o.address = s.nc.LocalAddr().String()
-	}
+	o := ep.opens(peer, s)
 	defer o.forget()
 	var number uint64
 	var place *place // kept for the link, so that we do not dial the same peer meanwhile

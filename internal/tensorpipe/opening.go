@@ -5,6 +5,10 @@ package tensorpipe
 
 import (
 	"context"
+	"errors"
+	"io"
+	"net"
+	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -15,11 +19,56 @@ import (
 type opening struct {
 	ep       *Endpoint
 	peer     string
+	host     string                  // of the first connection
 	address  string                  // where the peer is asked to connect to
 	expected map[uint64]chan *stream // what it is asked for and has not come
 	got      []*stream               // what has come
-	late     <-chan time.Time
-	left     <-chan struct{} // closed when the first connection has ended
+
+	timer    *time.Timer
+	deadline time.Time     // when timer ends the wait
+	left     chan struct{} // closed when the first connection has ended
+	gone     bool          // it has
+	doubt    chan struct{} // has room for one: see unread
+}
+
+// unreadGrace is how long the connections of a pipe may take to come after one from the same host has ended without a word.
+// PyTorch opens them at once, so what has not come then was that one. But it may also have been somebody who looks whether
+// this port is open, while the worker is slow or packets are lost.
+const unreadGrace = 5 * time.Second
+
+// opens begins to wait for the connections of a pipe. It is called before the peer is asked for them.
+func (ep *Endpoint) opens(peer string, s *stream) *opening {
+	o := &opening{
+		ep: ep, peer: peer, host: hostOf(s.nc), address: ep.cfg.address, expected: map[uint64]chan *stream{}, doubt: make(chan struct{}, 1),
+	}
+	if o.address == "" {
+		o.address = s.nc.LocalAddr().String()
+	}
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	ep.mu.openings[o] = struct{}{}
+	return o
+}
+
+// unread is told of a connection that has ended before it said for which pipe it was. A PyTorch worker does not notice that,
+// and waits for answers on a pipe that will never be complete.
+func (ep *Endpoint) unread(nc net.Conn) {
+	host := hostOf(nc)
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	for o := range ep.mu.openings {
+		if o.host == host {
+			select {
+			case o.doubt <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// ended reports whether a read failed because the other side, or somebody on the way, has ended the connection.
+func ended(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // register makes the number of a connection that the peer is asked for.
@@ -34,7 +83,20 @@ func (o *opening) forget() {
 	for id, ch := range o.expected {
 		o.ep.forget(id, ch)
 	}
+	o.ep.mu.Lock()
+	defer o.ep.mu.Unlock()
+	delete(o.ep.mu.openings, o)
 }
+
+// within makes the wait end in d, if not before.
+func (o *opening) within(d time.Duration) {
+	if end := time.Now().Add(d); end.Before(o.deadline) {
+		o.deadline = end
+		o.timer.Reset(d)
+	}
+}
+
+var errNotOpened = dist.New("tensorpipe: handshake", dist.DeadlineExceeded, "the peer did not open the connections of its pipe in time, or left")
 
 // await waits for a connection.
 func (o *opening) await(id uint64) (*stream, error) {
@@ -47,9 +109,12 @@ func (o *opening) await(id uint64) (*stream, error) {
 			o.got = append(o.got, s)
 			return s, nil
 		case <-o.left: // a whole pipe that is closed already, or one that will never be whole
-			o.left, o.late = nil, time.After(endGrace)
-		case <-o.late:
-			return nil, dist.New("tensorpipe: handshake", dist.DeadlineExceeded, "the peer did not open the connections of its pipe in time, or left")
+			o.left, o.gone = nil, true
+			o.within(endGrace)
+		case <-o.doubt:
+			o.within(o.ep.cfg.unread)
+		case <-o.timer.C:
+			return nil, errNotOpened
 		case <-o.ep.ctx.Done():
 			return nil, context.Cause(o.ep.ctx)
 		}
@@ -58,19 +123,18 @@ func (o *opening) await(id uint64) (*stream, error) {
 
 // pipe waits for the connections of a pipe that begins on s, and hands it over. If it fails, those that have come are the caller's to close.
 func (o *opening) pipe(s *stream, plan Plan) error {
-	timeout := time.NewTimer(o.ep.cfg.handshake)
-	defer timeout.Stop()
-	o.late = timeout.C
+	o.timer, o.deadline = time.NewTimer(o.ep.cfg.handshake), time.Now().Add(o.ep.cfg.handshake)
+	defer o.timer.Stop()
 	left := make(chan struct{})
 	defer whenEnded(func() { close(left) }, s)()
 	o.left = left
-	reply, err := o.await(plan.Reply)
-	if err != nil {
-		return err
-	}
 	ch, err := o.channel(plan)
 	if err != nil {
 		return err
+	}
+	reply, err := o.await(plan.Reply)
+	if err != nil && (o.gone || !errors.Is(err, errNotOpened)) {
+		return err // else the pipe goes on without it, since PyTorch never uses it
 	}
 	for _, x := range append(o.got, s) {
 		if err := x.nc.SetDeadline(time.Time{}); err != nil {

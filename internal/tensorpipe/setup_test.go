@@ -168,6 +168,10 @@ func setUp(t *testing.T, channel string, at cut) (bytes map[cut]int) {
 		}
 		_ = s.Close()
 	}
+	if !relay.passed(ctx) {
+		t.Errorf("%v: the listening side does not take what has come", at)
+		return nil
+	}
 	for !b.settled() {
 		select {
 		case got := <-b.sessions:
@@ -182,6 +186,21 @@ func setUp(t *testing.T, channel string, at cut) (bytes map[cut]int) {
 		}
 	}
 	return nil
+}
+
+// passed waits until the listening side has taken all connections that the cutter passes on: it takes them in order, and drops
+// one that nobody waits for.
+func (c *cutter) passed(ctx context.Context) bool {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "tcp", c.listener.Addr().String())
+	if err != nil {
+		return false
+	}
+	defer func() { _ = nc.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = nc.Close() })()
+	_, _ = nc.Write(appendFrame(nil, Packet{Requested: true, ID: 1}.Append(nil)))
+	_, _ = io.Copy(io.Discard, nc)
+	return ctx.Err() == nil
 }
 
 // settled reports that nothing is half done.

@@ -12,9 +12,9 @@ import (
 )
 
 // A pipe has connections that nobody reads for most of its life. The listening side makes a pipe only when all of them
-// have come, and cannot know which pipe a connection was for that ended before its hello. So the dialling side watches all
-// connections that it opened, and closes the pipe when one of them ends; the listening side watches the first one, whose
-// end tells it to wait no longer. Watching reads nothing: see [watch].
+// have come, and cannot know which pipe a connection was for that ended before its hello: see [Endpoint.unread]. So the
+// dialling side watches all connections that it opened, and closes the pipe when one of them ends; the listening side watches
+// the first one, whose end tells it to wait no longer. Watching reads nothing: see [watch].
 
 // endGrace is how long the end of one connection may come before that of the others. A peer that closes a pipe closes
 // all of them, and what it sent before that is still received.
