@@ -100,7 +100,7 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 		return nil, err
 	}
 	former, err := a.net.Peer(w.Name)
-	if err == nil && former.Replaced(addr, entry) { // it has died: it would have told us that it leaves
+	if err == nil && former.Replaced(entry) { // it has died: it would have told us that it leaves
 		a.left(w.Name, former.ID)
 	}
 	p := a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), addr, entry)

@@ -159,10 +159,12 @@ func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *rpccall.Outgoing
 		switch {
 		case err == nil:
 			r.CreateConfirmed(h)
-		case errors.Is(err, tensorpipe.ErrUnsent): // the owner never hears of it
+		case x.Msg != nil, errors.Is(err, tensorpipe.ErrUnsent): // the owner has refused it, or never hears of it
 			r.CreateFailed(h, err)
 		case dist.CodeOf(err) == dist.DeadlineExceeded, dist.CodeOf(err) == dist.Canceled:
 			r.CreateTimedOut(h, err)
+		case dist.CodeOf(err) == dist.PeerLost:
+			r.CreateLost(h, err)
 		default:
 			r.CreateFailed(h, err)
 		}

@@ -15,7 +15,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpcplace"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -24,9 +23,8 @@ const shutdownRefs = 100 * time.Second
 
 // Shutdown leaves the world in order and then closes the agent. In a static world it waits for all workers to come to
 // the same point. It lets the calls and fetches of this worker end, and those of other Go workers that it serves, and only then
-// deletes the references that this worker holds. In a static world it also waits until this worker's own objects are released,
-// and the world ends when no worker has a call under way, or runs a function for [Remote]. In a dynamic world Shutdown tells the
-// others and leaves. When another worker of a static world has died it does not wait for it: the error is then dist.PeerLost, and
+// deletes the references that this worker holds. A static world ends when every worker has done so, and none has a call under way, or
+// runs a function for [Remote]. In a dynamic world Shutdown tells the others and leaves. When another worker of a static world has died it does not wait for it: the error is then dist.PeerLost, and
 // names the worker. When another Go worker has given up its own Shutdown, the error names that worker and has the code of its
 // error, such as dist.DeadlineExceeded, which is then not the caller's own deadline; dist.Aborted if it was canceled.
 //
@@ -107,7 +105,7 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := a.release(ctx, a.drainRefs); err != nil {
+	if err := a.release(ctx); err != nil {
 		return err
 	}
 	return a.phase(ctx, "wait for calls under way", func(ctx context.Context) error {
@@ -116,7 +114,7 @@ func (a *Agent) shutdownStatic(ctx context.Context) error {
 }
 
 func (a *Agent) shutdownDynamic(ctx context.Context) error {
-	if err := a.release(ctx, a.dropHeld); err != nil {
+	if err := a.release(ctx); err != nil {
 		return err
 	}
 	if err := a.phase(ctx, "wait for calls under way", a.caller.Active.Idle); err != nil { // begun meanwhile
@@ -129,9 +127,9 @@ func (a *Agent) shutdownDynamic(ctx context.Context) error {
 
 // release gives the references back when nothing that is under way can need them. When the time is over before, they are given
 // back all the same.
-func (a *Agent) release(ctx context.Context, drop func(context.Context) error) error {
+func (a *Agent) release(ctx context.Context) error {
 	calls := a.phase(ctx, "let calls end", a.callsEnd)
-	if err := a.phase(ctx, "release references", drop); err != nil {
+	if err := a.phase(ctx, "release references", a.dropHeld); err != nil {
 		a.cfg.logger.Warn("references were not released in time", slog.String("worker", a.name), slog.String("err", err.Error()))
 	}
 	return calls
@@ -163,27 +161,9 @@ func (a *Agent) callsEnd(ctx context.Context) error {
 	}
 }
 
-// drainRefs deletes the references held here and waits until the own objects are released too.
-func (a *Agent) drainRefs(ctx context.Context) error {
-	ctx, cancel := rpccall.Within(ctx, shutdownRefs)
-	defer cancel()
-	if err := a.dropHeld(ctx); err != nil {
-		return err
-	}
-	return a.refs.Await(ctx, func(c rrefcore.Counts) bool {
-		return c.PendingUsers+c.ConfirmedUsers+c.PendingChildren+c.Forks+c.Offers+c.PendingFutures == 0
-	})
-}
-
 // dropHeld deletes the references that this worker holds and waits until their owners know.
 func (a *Agent) dropHeld(ctx context.Context) error {
 	ctx, cancel := rpccall.Within(ctx, shutdownRefs)
 	defer cancel()
-	if err := a.refs.Await(ctx, func(c rrefcore.Counts) bool { return c.PendingUsers+c.PendingChildren == 0 }); err != nil {
-		a.cfg.logger.Warn("references are still pending", slog.String("worker", a.name), slog.String("err", err.Error()))
-	}
-	a.refs.DropAll()
-	return a.refs.Await(ctx, func(c rrefcore.Counts) bool {
-		return c.PendingUsers+c.ConfirmedUsers+c.PendingChildren+c.PendingFutures == 0
-	})
+	return a.refs.DropHeld(ctx)
 }

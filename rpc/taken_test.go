@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/freeport"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
@@ -25,8 +27,8 @@ func dynamicWorld(ctx context.Context, t *testing.T) func(name string, opts ...O
 	reg := NewRegistry().MustHandle("t.seven", func() int { return 7 })
 	return func(name string, opts ...Option) *Agent {
 		t.Helper()
-		opts = append(opts, WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLogger(testLogger()), WithLease(100*time.Millisecond, 10*time.Second, time.Millisecond))
-		a, err := Join(ctx, st, name, opts...)
+		defaults := []Option{WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLogger(testLogger()), WithLease(100*time.Millisecond, 10*time.Second, time.Millisecond)}
+		a, err := Join(ctx, st, name, append(defaults, opts...)...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,14 +38,17 @@ func dynamicWorld(ctx context.Context, t *testing.T) func(name string, opts ...O
 }
 
 // TestRankIsTakenAfterACrash: one worker after the other of a dynamic world ends without a word, and the next comes with its name and
-// rank, in either protocol. The worker that stays must not take it for the one before, which it may know to be dead.
+// rank, in either protocol, perhaps at the same address. The worker that stays must not take it for the one before, which it may know
+// to be dead.
 func TestRankIsTakenAfterACrash(t *testing.T) {
 	t.Parallel()
-	t.Run("noticed", func(t *testing.T) { takeAfterCrash(t, true) })
-	t.Run("perhaps not", func(t *testing.T) { takeAfterCrash(t, false) })
+	t.Run("noticed", func(t *testing.T) { takeAfterCrash(t, true, "127.0.0.1:0") })
+	t.Run("perhaps not", func(t *testing.T) { takeAfterCrash(t, false, "127.0.0.1:0") })
+	t.Run("noticed, same address", func(t *testing.T) { takeAfterCrash(t, true, "127.0.0.1:"+strconv.Itoa(freeport.Get(t))) })
+	t.Run("perhaps not, same address", func(t *testing.T) { takeAfterCrash(t, false, "127.0.0.1:"+strconv.Itoa(freeport.Get(t))) })
 }
 
-func takeAfterCrash(t *testing.T, noticed bool) {
+func takeAfterCrash(t *testing.T, noticed bool, addr string) {
 	t.Helper()
 	t.Parallel()
 	ctx := testContext(t)
@@ -59,7 +64,7 @@ func takeAfterCrash(t *testing.T, noticed bool) {
 	stays := join("stays", WithRank(0))
 	torch, both := WithTransports(TransportUV), WithTransports(TransportCohort, TransportUV)
 	for life, transports := range []Option{torch, torch, both, both, torch} {
-		w := join("w1", WithRank(1), transports)
+		w := join("w1", WithRank(1), WithAddr(addr), transports)
 		for range 2 { // the second after both have called
 			if err := create(w, "stays"); err != nil {
 				t.Errorf("life %d creates: %v", life, err)
@@ -134,4 +139,34 @@ func TestReferenceOvertakesCreation(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestIDsBeginAnew: the first word of a PyTorch worker that comes in the place of another one is a creation, with the id of an object that
+// the former has left. The new object is not freed with the old one.
+func TestIDsBeginAnew(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	join := dynamicWorld(ctx, t)
+	torch := WithTransports(TransportUV)
+	stays := join("stays", WithRank(0), WithLease(100*time.Millisecond, 10*time.Second, time.Hour))
+	id := rrefcore.ID{On: 1, N: 0}
+	pair := rpcwire.RRefPair{RRef: rpcref.Global(id), Fork: rpcref.Global(rrefcore.ID{On: 1, N: 1})}
+	for _, value := range []int{7, 8} {
+		w := join("w1", WithRank(1), torch)
+		o, err := stays.refs.CallArrived(stays.net.PeerByID(1), 0, pair, "t.seven", func(error) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stays.refs.Created(o, value, nil, false)
+		found, err := stays.refs.FetchArrived(1, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := found.Peek(); v != value || err != nil {
+			t.Errorf("the object has %v, %v; want %d", v, err, value)
+		}
+		if err := w.Shutdown(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

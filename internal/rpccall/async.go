@@ -37,7 +37,7 @@ func (k *Caller) Async(ctx context.Context, c *rpclink.Conn, o *Outgoing, done f
 	}}
 	id, err := c.Begin(ctx, m, p, rpcref.HeaderForks(wires), flags, deadline)
 	if err != nil {
-		k.cfg.Refs.Undecoded(o.Peer, wires)
+		k.unsent(c, o, wires, err)
 		finish(rpclink.Reply{}, k.Failed(o, err))
 		return
 	}

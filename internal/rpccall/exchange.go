@@ -5,6 +5,7 @@ package rpccall
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcseam"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -115,7 +117,7 @@ func (k *Caller) exchangeOn(ctx context.Context, c *rpclink.Conn, o *Outgoing, d
 	ch := answerChannels.Get().(chan rpclink.Reply) //nolint:errcheck,forcetypeassert // only channels are put there
 	id, err := c.Begin(ctx, m, &rpclink.Pending{Ch: ch}, rpcref.HeaderForks(wires), flags, deadline)
 	if err != nil {
-		k.cfg.Refs.Undecoded(o.Peer, wires)
+		k.unsent(c, o, wires, err)
 		return rpclink.Reply{}, id == rpclink.Unsent || o.again(c, err), k.Failed(o, err)
 	}
 	pl := rpcplace.Of(ctx)
@@ -156,6 +158,17 @@ func (k *Caller) exchangeOn(ctx context.Context, c *rpclink.Conn, o *Outgoing, d
 	c.Cancel(id)
 	k.cfg.Refs.Undelivered(o.Peer, wires)
 	return rpclink.Reply{}, false, k.Failed(o, err)
+}
+
+// unsent releases the references of a request that could not be sent. On a pipe, one whose caller gives up while it is written is
+// written to its end, so that the other side gets them all the same.
+func (k *Caller) unsent(c *rpclink.Conn, o *Outgoing, wires []rrefcore.Wire, err error) {
+	code := dist.CodeOf(err)
+	if gaveUp := code == dist.DeadlineExceeded || code == dist.Canceled; gaveUp && !c.Cohort() && !errors.Is(err, tensorpipe.ErrUnsent) {
+		k.cfg.Refs.Undelivered(o.Peer, wires)
+		return
+	}
+	k.cfg.Refs.Undecoded(o.Peer, wires)
 }
 
 func (k *Caller) receivedOn(c *rpclink.Conn, o *Outgoing, x rpclink.Reply, wires []rrefcore.Wire) (rpclink.Reply, bool, error) {

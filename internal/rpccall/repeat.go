@@ -5,6 +5,8 @@ package rpccall
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/tensorpipe"
 )
 
 // When the link of two Go workers is cut, nobody knows whether the requests on it arrived. A call fails then: running it
@@ -60,7 +63,7 @@ type lasting struct {
 	deadline time.Time
 	watch    watch
 	finish   func(rpclink.Reply, error)
-	late     func(rpclink.Reply, error) // what a PyTorch worker answers to a request that was given up
+	late     func(rpclink.Reply, error) // what a PyTorch worker answers to a request that was given up, or why it cannot
 
 	mu struct {
 		sync.Mutex
@@ -72,8 +75,9 @@ type lasting struct {
 }
 
 // AsyncLasting is [Caller.Async] for a request that may be repeated, and ends the count of it as active. Tensors among the
-// arguments must stay as they are until it is answered. Where a PyTorch worker answers a request that was given up, done is called a second time: such a worker
-// cannot be told, so that only its answer says that it has done what was asked.
+// arguments must stay as they are until it is answered. Where a PyTorch worker answers a request that was given up, or
+// its session ends before, done is called a second time: such a worker cannot be told, so that only its answer says that it has done
+// what was asked.
 func (k *Caller) AsyncLasting(ctx context.Context, c *rpclink.Conn, o *Outgoing, done func(rpclink.Reply, error)) {
 	started := k.Begin(ctx, o)
 	l := &lasting{k: k, ctx: ctx, o: o, deadline: k.Deadline(ctx), late: done}
@@ -122,6 +126,9 @@ func (l *lasting) send(c *rpclink.Conn) error {
 		}
 	}}
 	id, err := c.Begin(l.ctx, l.m, p, rpcref.HeaderForks(l.wires), l.flags, l.deadline)
+	if id == rpclink.Unsent && !c.Cohort() {
+		return fmt.Errorf("%w: %w", tensorpipe.ErrUnsent, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -155,19 +162,31 @@ func (l *lasting) abandon(c *rpclink.Conn, id uint64) {
 	}
 }
 
-// failed ends the request, or has it sent again if only its link is to blame. It may run in a reading goroutine.
+// failed ends the request, or has it sent again if only its session is to blame. It may run in a reading goroutine.
 func (l *lasting) failed(c *rpclink.Conn, err error) {
-	lost := func() (rpclink.Reply, error) { //nolint:unparam // the form of an outcome
-		l.k.cfg.Refs.Undelivered(l.o.Peer, l.wires)
-		return rpclink.Reply{}, l.k.Failed(l.o, err)
+	ends := func() {
+		if !l.end(func() (rpclink.Reply, error) {
+			if c.Alive() || errors.Is(err, tensorpipe.ErrUnsent) {
+				l.k.unsent(c, l.o, l.wires, err)
+			} else {
+				l.k.cfg.Refs.Undelivered(l.o.Peer, l.wires)
+			}
+			return rpclink.Reply{}, l.k.Failed(l.o, err)
+		}) && !c.Cohort() {
+			if errors.Is(err, tensorpipe.ErrUnsent) {
+				l.k.cfg.Refs.Undecoded(l.o.Peer, l.wires)
+			}
+			l.late(rpclink.Reply{}, err) // it was given up, and its answer will not come either
+		}
 	}
 	moment.At("rpc.lasting.failed")
 	l.mu.Lock()
 	tries, over := l.mu.tries, l.mu.over
 	l.mu.tries++
 	l.mu.Unlock()
-	if over || tries >= maxRepeats || !l.o.again(c, err) {
-		l.end(lost)
+	unsent := errors.Is(err, tensorpipe.ErrUnsent) && dist.CodeOf(err) == dist.PeerLost // the session had ended before
+	if over || tries >= maxRepeats || !unsent && !l.o.again(c, err) {
+		ends()
 		return
 	}
 	if !l.k.cfg.Net.Own(func() {
@@ -175,27 +194,26 @@ func (l *lasting) failed(c *rpclink.Conn, err error) {
 			if over := dist.FromContext(l.ctx, "rpc: "+l.o.Op); over != nil {
 				l.giveUp(over)
 			}
-			l.end(lost)
+			ends()
 			return
 		}
 		bounded, cancel := Until(l.ctx, l.deadline)
 		next, nextErr := l.o.Peer.Connect(bounded)
 		cancel()
-		switch {
-		case nextErr == nil && !next.Cohort():
-			l.end(lost)
-		case nextErr == nil:
+		if nextErr == nil && next.Cohort() == c.Cohort() { // else it was made for another kind of worker
 			if nextErr = l.send(next); nextErr != nil {
 				l.failed(next, nextErr)
 			}
-		case dist.CodeOf(nextErr) == dist.DeadlineExceeded, dist.CodeOf(nextErr) == dist.Canceled:
-			l.giveUp(nextErr)
-		default:
-			err = nextErr
-			l.end(lost)
+			return
 		}
+		if code := dist.CodeOf(nextErr); code == dist.DeadlineExceeded || code == dist.Canceled {
+			l.giveUp(nextErr)
+		} else if nextErr != nil && !unsent {
+			err = nextErr
+		}
+		ends()
 	}) {
-		l.end(lost)
+		ends()
 	}
 }
 

@@ -28,6 +28,7 @@ func (n *Links) accept() {
 			continue
 		}
 		c := newConn(n, n.sender(s.Peer), s)
+		c.Peer().heard.Store(true)
 		q := &requests{conn: c}
 		c.Inline = rpcplace.NewInline(q, rpcplace.PipeGuard)
 		moment.At("rpc.link.pipe")

@@ -101,8 +101,8 @@ func (c *Conn) Peer() *Peer { return c.from.Load() }
 
 // Comes notes that p has told on this session that it joins. Until then it was taken for the former worker of that name, if there was one.
 func (c *Conn) Comes(former, p *Peer) {
-	if c != nil {
-		c.from.CompareAndSwap(former, p)
+	if c != nil && c.from.CompareAndSwap(former, p) {
+		p.heard.Store(c.Pipe != nil)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 // sign is what was seen of a worker.
 type sign struct {
+	of     *uint64       // of which start of a Go worker, if that matters: another one may have come since
 	tried  error         // what an attempt to connect to it ended with
 	taken  bool          // another socket than its own listens at its address
 	left   bool          // it told us that it leaves
@@ -86,7 +87,7 @@ func (n *Links) judge(p *Peer, s sign) bool {
 	if s.fate() != dead {
 		return false
 	}
-	if p.ID >= 0 {
+	if _, life := p.Life(); p.ID >= 0 && (s.of == nil || *s.of == life) {
 		n.cfg.Above.Died(p)
 	}
 	return true

@@ -31,6 +31,7 @@ type Peer struct {
 
 	healing atomic.Bool // somebody tries to reach it again
 	Met     atomic.Bool // there was a session
+	heard   atomic.Bool // it has opened a pipe for its requests
 	enter   sync.Mutex  // one link at a time becomes the session
 
 	mu struct {
@@ -68,6 +69,12 @@ func (p *Peer) leaves() {
 	p.mu.Unlock()
 }
 
+func (p *Peer) hasLeft() bool {
+	p.mu.Lock() // no point: open has some
+	defer p.mu.Unlock()
+	return p.mu.left
+}
+
 // learn notes what a worker has published.
 func (p *Peer) learn(addr string, e rpcworld.Entry) {
 	p.mu.Lock() // no point: AddPeer holds Links.mu
@@ -80,16 +87,10 @@ func (p *Peer) learn(addr string, e rpcworld.Entry) {
 	}
 }
 
-// Replaced reports whether what a worker of this name has published now is that of another process, so that this one has ended. Of two
-// Go workers the epochs tell whoever deals with them.
-func (p *Peer) Replaced(addr string, e rpcworld.Entry) bool {
-	moment.At("rpc.peer.replaced")
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if cohort := e.Epoch != 0; cohort || p.mu.cohort {
-		return cohort != p.mu.cohort
-	}
-	return p.mu.addr != "" && p.mu.addr != addr
+// Replaced reports whether a worker of this name that tells us that it joins is another process, so that this one has ended: a worker
+// tells that once. Of two Go workers, which may repeat it, the epochs tell whoever deals with them.
+func (p *Peer) Replaced(e rpcworld.Entry) bool {
+	return e.Epoch == 0 || !p.SpeaksCohort()
 }
 
 // Current returns the session that exists, or nil.
@@ -132,14 +133,18 @@ var errHandshakeEnded = errors.New("the connection ended in its handshake")
 // open makes one attempt.
 func (p *Peer) open(ctx context.Context) (*Conn, error) {
 	n := p.net
+	_, life := p.Life()
 	addr, err := n.address(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	if s := (sign{taken: p.gone(addr)}); n.judge(p, s) {
+	if s := (sign{of: &life, taken: p.gone(addr)}); n.judge(p, s) {
 		return nil, s.connectError(p.Name, addr)
 	}
 	s, err := n.ep.Connect(ctx, p.Name, addr)
+	if p.hasLeft() { // what is there may be the session of its successor
+		return nil, n.lostError(p, dist.New("rpc: connect", dist.PeerLost, "it has left, or another worker has its place"))
+	}
 	if err == nil && stale(s, p, addr) {
 		if !n.Own(func() { _ = s.Close() }) {
 			return nil, ErrClosed("call")
@@ -158,7 +163,7 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 			err = errors.Join(errHandshakeEnded, err)
 		}
 	}
-	failed := sign{tried: err}
+	failed := sign{of: &life, tried: err}
 	n.judge(p, failed)
 	return nil, failed.connectError(p.Name, addr)
 }
@@ -168,7 +173,7 @@ func stale(s *tensorpipe.Session, p *Peer, addr string) bool {
 	if s.Link != nil {
 		return p.ID >= 0 && rrefcore.Worker(s.Link.Peer().ID) != p.ID
 	}
-	return s.Peer != strings.TrimPrefix(addr, "uv://")
+	return s.Peer != strings.TrimPrefix(addr, "uv://") || !s.Claim(p) // another one may come at the address of the former
 }
 
 // adopt makes a session the one for requests to p.

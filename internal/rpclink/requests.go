@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
 )
 
@@ -69,10 +70,28 @@ func (q *requests) ended(err error) {
 	_ = q.conn.Pipe.Close()
 }
 
+// Deaf reports whether no pipe is left on which a worker could ask for anything, after there was one. A PyTorch worker never opens another.
+func (n *Links) Deaf(w rrefcore.Worker) bool {
+	n.mu.Lock() // no point: rpcref asks under its lock
+	defer n.mu.Unlock()
+	p := n.mu.byID[w]
+	if p == nil || !p.heard.Load() {
+		return false
+	}
+	for c := range n.mu.pipes {
+		if c.Peer() == p {
+			return false
+		}
+	}
+	return true
+}
+
 // received dispatches a request of a PyTorch worker.
 func (c *Conn) received(raw *tensorpipe.Message) {
 	if c.Peer().ID < 0 { // a worker of a dynamic world becomes a member after its first calls
-		c.from.Store(c.net.sender(c.Peer().Name))
+		p := c.net.sender(c.Peer().Name)
+		p.heard.Store(true)
+		c.from.Store(p)
 	}
 	c.Peer().Stats.received(sizeOf(raw))
 	kind, id, err := rpcwire.DecodeHead(raw)

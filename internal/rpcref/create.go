@@ -105,12 +105,23 @@ func (r *Refs) CreateTimedOut(h *Handle, err error) {
 
 // CreateFailed is told that a creating call has failed.
 func (r *Refs) CreateFailed(h *Handle, err error) {
+	r.createEnds(h, err, func(m *rrefcore.Machine) { m.CreateReplied(h.Wire.Fork, false) })
+}
+
+// CreateLost is told that the session has ended before a creating call was answered.
+func (r *Refs) CreateLost(h *Handle, err error) {
+	r.createEnds(h, err, func(m *rrefcore.Machine) { m.CreateLost(h.Wire.Fork) })
+}
+
+func (r *Refs) createEnds(h *Handle, err error, fn func(m *rrefcore.Machine)) {
 	r.step(func(m *rrefcore.Machine) {
 		if confirmed, _ := m.State(h.Wire.Fork); confirmed {
 			return // only its answer was lost: the owner has said so on the control stream
 		}
-		h.cause = err
-		m.CreateReplied(h.Wire.Fork, false)
+		if h.cause == nil { // else it was given up before
+			h.cause = err
+		}
+		fn(m)
 	})
 }
 

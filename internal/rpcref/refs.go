@@ -28,6 +28,8 @@ type Config struct {
 	Net    *rpclink.Links
 	Self   *rpclink.Peer        // this worker as a destination
 	Limit  func() time.Duration // of a control message to a PyTorch worker
+	// IsGo tells whether a worker is one of ours, on whichever transport.
+	IsGo func(ctx context.Context, name string) bool
 	// Wrap makes what the program gets for a reference, Unwrap is its inverse: nil for anything else.
 	Wrap   func(*Hold) any
 	Unwrap func(any) *Hold
@@ -57,6 +59,7 @@ type Refs struct {
 		dirty   map[rrefcore.Worker]bool          // Go peers with something to be sent, and whether somebody may wait for what it brings
 		lazy    map[rrefcore.Worker]struct{}      // Go peers with something that can wait for company
 		taken   []rrefcore.Effect                 // room for what a step asks for
+		ahead   effects                           // taken before the end of a step
 		closed  bool
 		lent    map[uint64]*Hold // on their way from this worker to itself
 		settled chan struct{}    // closed when a reference that was handed to this worker, its owner, is decided about; made on demand
@@ -121,6 +124,7 @@ func (r *Refs) stepHeld(fn func(m *rrefcore.Machine)) {
 
 // take sorts the machine's effects. late says that what is to be sent can wait a little. Called with the lock.
 func (r *Refs) take(late bool) (e effects) {
+	e, r.mu.ahead = r.mu.ahead, effects{}
 	r.mu.taken = r.mu.m.Take(r.mu.taken[:0])
 	for i := range r.mu.taken {
 		x := &r.mu.taken[i] // what is kept of it must be copied
@@ -420,6 +424,7 @@ func (r *Refs) add(p *rpclink.Peer, kind rrefcore.PeerKind, epoch rrefcore.Epoch
 	case former != nil && former != p:
 		r.mu.lives[p.ID] = p
 		r.mu.m.Replace(p.ID, kind, epoch)
+		r.mu.ahead = r.take(false) // now: what is made next may have the id of what is freed
 	default:
 		r.mu.lives[p.ID] = p
 		r.mu.m.AddPeer(p.ID, kind, epoch)

@@ -115,7 +115,7 @@ func (r *request) send(m *rpcwire.Message, wires []rrefcore.Wire) {
 	_, err := c.Write(ctx, m, rpcref.HeaderForks(wires), 0, time.Time{})
 	if err != nil && c.Alive() && ctx.Err() == nil && !errors.Is(err, dist.PeerLost) {
 		// It could not be encoded or is too large: the caller must still hear something.
-		r.s.cfg.Refs.Undelivered(c.Peer(), wires)
+		r.s.cfg.Refs.Undecoded(c.Peer(), wires)
 		r.s.cfg.Logger.Warn("answer could not be sent", slog.String("peer", c.Peer().Name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
 		fail := r.failure(err)
 		fail.ID = m.ID
@@ -144,7 +144,7 @@ func (r *request) giveBack() {
 func (r *request) failure(err error) *rpcwire.Message {
 	s := r.s
 	class := rpcwire.ErrorUnknown
-	if dist.CodeOf(err) == dist.DeadlineExceeded {
+	if dist.CodeOf(err) == dist.DeadlineExceeded || r.creates() && !r.cohort() { // PyTorch settles a creation that fails only if its time is over
 		class = rpcwire.ErrorTimeout
 	}
 	text := fmt.Sprintf("Error on Node %d: %s", s.cfg.ID, err.Error())

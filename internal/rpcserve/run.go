@@ -167,6 +167,9 @@ func (s *Server) understand(r *request) (obj *rpcref.Object, err error) {
 // notUnderstood answers a call that could not be decoded, or whose object cannot be made, or is here already.
 func (s *Server) notUnderstood(r *request, err error) {
 	here := errors.Is(err, rpcref.ErrCalled)
+	// PyTorch never settles a reference whose creation is answered with an error, and its shutdown would wait for it. It is told
+	// the error when it fetches the object.
+	settles := r.job.pair != nil && !r.cohort()
 	r.decoder.Release()
 	s.drop(r)
 	if here {
@@ -174,7 +177,7 @@ func (s *Server) notUnderstood(r *request, err error) {
 	}
 	s.ended(r, err)
 	r.ctx.Cancel(rpcplace.ErrDone)
-	if here {
+	if here || settles {
 		s.answerCreated(r, &r.job)
 		return
 	}

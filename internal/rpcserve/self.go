@@ -74,17 +74,9 @@ func (s *Server) ownAnswer(o *rpccall.Outgoing, x rpclink.Reply) (rpclink.Reply,
 
 // discardOwn closes the references in an answer of this worker to itself that nobody waits for.
 func (s *Server) discardOwn(x rpclink.Reply) {
-	if x.Err != nil || x.Msg.Type == rpcwire.Exception {
-		return
+	if x.Err == nil {
+		s.cfg.Refs.DiscardAnswer(s.cfg.Self, x.Msg)
 	}
-	d := s.cfg.Refs.Decoding(s.cfg.Self, x.Frame, x.Msg.Tensors)
-	switch x.Msg.Type { //nolint:exhaustive // the answers to calls
-	case rpcwire.PythonRet:
-		_, _ = d.PythonRet(x.Msg.Payload)
-	case rpcwire.ScriptRet:
-		_, _ = d.ScriptRet(x.Msg.Payload)
-	}
-	d.Release()
 }
 
 // deliver hands a message of this worker to itself.

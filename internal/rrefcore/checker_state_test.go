@@ -81,7 +81,7 @@ func (m *Machine) clone() *Machine {
 	c.handles, c.pins = make(map[ID]*handle, len(m.handles)), map[ID]*handle{}
 	for id, h := range m.handles {
 		hc := *h
-		hc.children = maps.Clone(h.children)
+		hc.children, hc.doubtful = maps.Clone(h.children), maps.Clone(h.doubtful)
 		c.handles[id] = &hc
 		for child := range hc.children {
 			c.pins[child] = &hc
@@ -92,6 +92,7 @@ func (m *Machine) clone() *Machine {
 		pc := *p
 		pc.stream.queue = slices.Clone(p.stream.queue)
 		pc.buried = maps.Clone(p.buried)
+		pc.lost = slices.Clone(p.lost)
 		pc.requests = nil
 		for _, r := range p.requests {
 			rc := *r

@@ -100,7 +100,7 @@ func (m *Machine) encode(b *encoder) {
 		b.ids(id, h.id, h.root)
 		*b = append(*b, h.key[:]...)
 		b.num(uint64(h.owner), uint64(h.ownerEpoch), uint64(h.parent.worker), uint64(h.parent.epoch), uint64(h.state), uint64(h.code))
-		b.flags(h.creator, h.held, h.offered, h.accepting, h.deletable, h.unanswered)
+		b.flags(h.creator, h.held, h.offered, h.accepting, h.deletable, h.unanswered, h.lost)
 		b.lives(h.children)
 	}
 	for id := wO; id <= wD; id++ {
@@ -118,6 +118,10 @@ func (m *Machine) encode(b *encoder) {
 		for _, r := range p.requests {
 			b.num(208, uint64(r.tries))
 			b.messages(r.msg)
+		}
+		for _, x := range p.lost {
+			b.num(212)
+			b.messages(x.msg)
 		}
 	}
 	for _, g := range m.ghosts {

@@ -51,7 +51,7 @@ func (m *Machine) PeerDied(id Worker) {
 		p.lease.departedAt = m.now
 	}
 	p.lease.state, p.lease.certain = departed, true
-	p.requests = nil
+	p.requests, p.lost = nil, nil
 	if m.opt.NoGrace {
 		m.expire(p)
 	}
@@ -86,7 +86,7 @@ func (m *Machine) startSession(p *peer, session uint32) {
 	m.failHandlesOf(p.id, code)
 	m.forget(p.life())
 	p.session, p.floor = session, m.next
-	p.stream, p.requests, p.lease = stream{}, nil, newLease(m.now)
+	p.stream, p.requests, p.lost, p.lease = stream{}, nil, nil, newLease(m.now)
 }
 
 // forget drops the forks of a dead worker, its unclaimed hand-offs and the pins of children that it held.
@@ -141,6 +141,7 @@ func (m *Machine) Tick(now Time) {
 		}
 		if p.kind == PyTorch {
 			m.retry(p)
+			m.retryLost(p)
 			if p.lease.state == departed && m.now-p.lease.departedAt >= m.grace() {
 				m.expire(p)
 			}

@@ -114,6 +114,7 @@ type peer struct {
 	floor     uint64         // see Frame.Floor
 	buried    map[Epoch]bool // former lives
 	requests  []*request     // to a PyTorch peer, not acknowledged yet
+	lost      []lostCreation // at a PyTorch peer
 	early     int            // how many of its messages wait in Machine.early
 }
 

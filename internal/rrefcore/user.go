@@ -27,7 +27,9 @@ type handle struct {
 	accepting      bool // the parent waits for our accept
 	deletable      bool // a failed reference whose fork the owner may still have
 	unanswered     bool // a PyTorch owner has not answered the creating call
+	lost           bool // and never will: see lost.go
 	children       map[ID]life
+	doubtful       map[ID]Time // of them, since when: see stuck.go
 	since          Time
 }
 
@@ -146,6 +148,10 @@ func (m *Machine) ShareOwned(id ID, to Worker) (Wire, Code) {
 // timed out or lost its connection. It may be reported although the message did arrive: then nothing changes.
 func (m *Machine) Undelivered(to Worker, w Wire) {
 	if m.opt.NoWithdraw {
+		return
+	}
+	if m.kindOf(to) == PyTorch {
+		m.doubt(w)
 		return
 	}
 	m.send(to, Message{Kind: Withdraw, ID: w.ID, Fork: w.Fork, Owner: w.Owner})
@@ -332,6 +338,7 @@ func (m *Machine) childAccepted(child ID) {
 
 func (m *Machine) unpin(h *handle, child ID) {
 	delete(h.children, child)
+	delete(h.doubtful, child)
 	delete(m.pins, child)
 }
 
@@ -367,6 +374,9 @@ func (m *Machine) settle(h *handle) {
 				kind = Cancel
 			}
 			m.send(h.owner, Message{Kind: kind, ID: h.id, Fork: h.fork})
+			if h.lost {
+				m.repeatDelete(h.owner, Message{Kind: kind, ID: h.id, Fork: h.fork})
+			}
 		}
 		if h.held || h.offered {
 			return

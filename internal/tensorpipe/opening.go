@@ -44,6 +44,7 @@ func (ep *Endpoint) opens(peer string, s *stream) *opening {
 	if o.address == "" {
 		o.address = s.nc.LocalAddr().String()
 	}
+	moment.At("tensorpipe.endpoint.opens")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	ep.mu.openings[o] = struct{}{}
@@ -54,11 +55,12 @@ func (ep *Endpoint) opens(peer string, s *stream) *opening {
 // and waits for answers on a pipe that will never be complete.
 func (ep *Endpoint) unread(nc net.Conn) {
 	host := hostOf(nc)
+	moment.At("tensorpipe.endpoint.unread")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	for o := range ep.mu.openings {
 		if o.host == host {
-			select {
+			select { // no point: under Endpoint.mu
 			case o.doubt <- struct{}{}:
 			default:
 			}
@@ -83,6 +85,7 @@ func (o *opening) forget() {
 	for id, ch := range o.expected {
 		o.ep.forget(id, ch)
 	}
+	moment.At("tensorpipe.endpoint.opened")
 	o.ep.mu.Lock()
 	defer o.ep.mu.Unlock()
 	delete(o.ep.mu.openings, o)

@@ -18,7 +18,7 @@ import (
 // pycut ends connections of its process as if the network had: those that others have opened, and its own to a port.
 const pycut = `
 import os, socket
-def cut(port):
+def cut(port, others=True):
     listening, found = set(), []
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -39,11 +39,12 @@ def cut(port):
         s.close()
     for s in found:
         try:
-            if s.getpeername()[1] == port or s.getsockname()[1] in listening:
+            if s.getpeername()[1] == port or others and s.getsockname()[1] in listening:
                 s.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         s.close()
+def cut_own(port): cut(port, False)
 def held():
     import pyrefs
     return pyrefs.store[0].to_here()

@@ -125,6 +125,6 @@ del r
 rpc.rpc_sync("go0", refstub.drop)
 gc.collect()
 `)
-		last.Kill() // PyTorch never settles a reference whose creation was refused, and its shutdown would wait for it
+		end(last)
 	})
 }
