@@ -62,7 +62,7 @@ func TestChannelIsCutUnread(t *testing.T) {
 	b := listen(t, "b", unreadSoon()...)
 	main := blindDial(t, b.Addr().String(), func(plan Plan, id uint64) bool { return id == plan.ChannelID })
 	_ = main.nc.SetDeadline(time.Now().Add(20 * time.Second))
-	if _, err := main.br.ReadByte(); err != io.EOF { //nolint:errorlint // as it came
+	if _, err := main.br.ReadByte(); err != io.EOF {
 		t.Fatalf("the pipe goes on: %v", err)
 	}
 }

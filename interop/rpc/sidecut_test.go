@@ -31,7 +31,7 @@ func (l *cutNth) Accept() (net.Conn, error) {
 	if l.left--; err != nil || l.left != 0 {
 		return nc, err
 	}
-	seen, err := net.Dial("tcp", l.target) //nolint:noctx // a test
+	seen, err := net.Dial("tcp", l.target)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func (l *cutNth) Accept() (net.Conn, error) {
 // passOn passes connections on to target, except for the nth.
 func passOn(t *testing.T, target string, nth int) string {
 	t.Helper()
-	front, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test
+	front, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

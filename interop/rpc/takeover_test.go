@@ -34,7 +34,7 @@ type oneAddress struct {
 
 func newOneAddress(t *testing.T, st store.Store, worker string) *oneAddress {
 	t.Helper()
-	front, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test
+	front, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
