@@ -86,15 +86,16 @@ func (t *table) log(tb testing.TB, events []string) {
 }
 
 // text has a line for every row. missing tells the columns that a row does not have.
-func (c counts) text(columns []string, missing bool) string {
+func (c *counts) text(columns []string, missing bool) string {
 	var b strings.Builder
-	for _, row := range slices.Sorted(maps.Keys(c)) {
+	for _, row := range slices.Sorted(maps.Keys(*c)) {
+		cells := (*c)[row]
 		fmt.Fprintf(&b, "\n  %s:", row)
-		for _, column := range slices.Sorted(maps.Keys(c[row])) {
-			fmt.Fprintf(&b, " %s %d", column, c[row][column])
+		for _, column := range slices.Sorted(maps.Keys(cells)) {
+			fmt.Fprintf(&b, " %s %d", column, cells[column])
 		}
 		for _, column := range columns {
-			if missing && c[row][column] == 0 {
+			if missing && cells[column] == 0 {
 				fmt.Fprintf(&b, " NEVER %s", column)
 			}
 		}

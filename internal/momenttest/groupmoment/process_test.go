@@ -109,7 +109,7 @@ func workingRank(ctx context.Context, s store.Store, o orders, res *result) erro
 	if err != nil {
 		return err
 	}
-	if err := begin(ctx, s, pairSize); err != nil { // nothing happens before all ranks have the group
+	if err = begin(ctx, s, pairSize); err != nil { // nothing happens before all ranks have the group
 		return err
 	}
 	fmt.Println(begunLine)
