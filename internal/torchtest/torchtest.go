@@ -481,7 +481,7 @@ func (p *Proc) MustExit(t testing.TB, limit time.Duration) {
 // Kill ends the script with SIGKILL. It may be called at any time.
 func (p *Proc) Kill() { p.Signal(syscall.SIGKILL) }
 
-// Signal sends a signal to the script.
+// Signal sends a signal to the script. SIGSTOP has stopped it when Signal returns.
 func (p *Proc) Signal(sig syscall.Signal) {
 	select {
 	case <-p.done:
