@@ -66,11 +66,8 @@ func (g *Group) expire() {
 	g.mu.Unlock()
 	g.expireMessages(messages)
 	if m, ok := g.mesh.(interface{ Err() error }); late != nil && (!ok || m.Err() == nil) { // else it has found that itself
-		if m, ok := g.mesh.(interface{ Awaited() ([]int, bool) }); ok {
-			if ranks, sure := m.Awaited(); len(ranks) > 0 {
-				if sure {
-					late.Rank = dist.Rank(ranks[0])
-				}
+		if m, ok := g.mesh.(interface{ Awaited() []int }); ok {
+			if ranks := m.Awaited(); len(ranks) > 0 { // each of them may wait itself: none is blamed
 				late.Detail += "; it waits for " + ranklist.Words(ranks)
 			}
 		}

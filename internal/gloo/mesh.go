@@ -85,8 +85,8 @@ func (m *Mesh) Err() error {
 	return nil
 }
 
-// Awaited returns the ranks that ops wait for. Any of them may itself wait for another, which gloo does not tell: none is to blame for sure.
-func (m *Mesh) Awaited() (ranks []int, sure bool) {
+// Awaited returns the ranks that ops wait for. Any of them may itself wait for another, which gloo does not tell.
+func (m *Mesh) Awaited() (ranks []int) {
 	for r := range m.size {
 		for _, d := range m.devices {
 			moment.At("gloo.awaited")
@@ -99,7 +99,7 @@ func (m *Mesh) Awaited() (ranks []int, sure bool) {
 			}
 		}
 	}
-	return ranks, false
+	return ranks
 }
 
 // Close sends what is queued, ends all connections and joins all goroutines.

@@ -167,8 +167,9 @@ func (m *Mesh) noneLeft(op *link.Op) error {
 	return dist.New("group: receive", dist.InvalidArgument, "no rank to receive from")
 }
 
-// Awaited returns the ranks that posted receives wait for. Heartbeats find silent ranks, so that those awaited are alive and late: sure is true.
-func (m *Mesh) Awaited() (ranks []int, sure bool) {
+// Awaited returns the ranks that receives and sends wait for. Heartbeats find silent ranks, so those awaited are alive; any of them may itself
+// wait for another.
+func (m *Mesh) Awaited() (ranks []int) {
 	moment.At("tcp.awaited")
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -177,7 +178,7 @@ func (m *Mesh) Awaited() (ranks []int, sure bool) {
 			ranks = append(ranks, rank)
 		}
 	}
-	return ranks, true
+	return ranks
 }
 
 // Cancel withdraws an op that no peer has matched.
