@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -160,8 +161,8 @@ const recorderFiles = "flight_recorder_"
 // keptBundles is how many runs' evidence the default folder holds.
 const keptBundles = 10
 
-// saveEvidence writes the bundle: the report, for each rank its stacks and last lines, and the flight recorders that PyTorch has written; of a
-// job that hung also what the watch has seen, flight recorders included. It holds no environment and no arguments, which may have secrets in them.
+// saveEvidence writes the bundle: the report, for each rank its stacks and last lines; of a job that hung also what the watch has seen, flight
+// recorders included; and the flight recorders that PyTorch has written in the last attempt. It holds no environment and no arguments, which may have secrets in them.
 func (j *job) saveEvidence() {
 	root := j.cfg.EvidenceDir
 	if root == "" {
@@ -178,9 +179,11 @@ func (j *job) saveEvidence() {
 		for _, a := range slices.Backward(j.report.Attempts) { // the last one matters most
 			saveAttempt(b, &a)
 		}
-		b.Keep(j.run.Path, recorderFiles)
-		for _, a := range j.report.Attempts { // last, as it can take all the room that is left
+		for _, a := range j.report.Attempts { // late, as it can take all the room that is left
 			saveSeen(b, &a)
+		}
+		if n := len(j.report.Attempts); n > 0 { // those of others would be taken for the same ranks
+			b.Keep(j.run.Path, recorderFiles+strconv.Itoa(j.report.Attempts[n-1].Number)+"_")
 		}
 		j.report.Bundle, err = b.Close()
 	}

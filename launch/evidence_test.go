@@ -99,3 +99,27 @@ func TestLargeEvidence(t *testing.T) {
 		t.Errorf("%d bytes, %v: %.500s", len(s), err, s)
 	}
 }
+
+// TestRecordersOfTheLastAttempt: of what PyTorch's flight recorders have written, that of the last attempt is kept: others would be taken for
+// the same ranks. It takes no room from what was seen.
+func TestRecordersOfTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	const size = 33 << 20 // there is room for one such file
+	report := &Report{RunID: "again"}
+	report.add(Attempt{Number: 1})
+	report.add(Attempt{Number: 2, seen: &verdict.Job{World: 1, Notes: []string{strings.Repeat("x", size)}}})
+	run := t.TempDir()
+	for name, length := range map[string]int{"1_rank_0": 1, "2_rank_0": size, "2_rank_1": 1, "20_rank_0": 1} {
+		if err := os.WriteFile(filepath.Join(run, recorderFiles+name), make([]byte, length), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	(&job{cfg: Config{RunID: "again", EvidenceDir: t.TempDir()}, report: report, run: &rundir.Dir{Path: run}}).saveEvidence()
+	kept, err := filepath.Glob(filepath.Join(report.Bundle, recorderFiles+"*"))
+	if err != nil || len(kept) != 1 || filepath.Base(kept[0]) != recorderFiles+"2_rank_1" {
+		t.Errorf("kept %v, %v", kept, err)
+	}
+	if info, err := os.Stat(filepath.Join(report.Bundle, "attempt2-seen.json")); err != nil || info.Size() < size {
+		t.Errorf("what was seen: %v, %v", info, err)
+	}
+}
