@@ -21,13 +21,17 @@ var (
 	addressKey  = regexp.MustCompile(`/0//(?:cpu|cuda)//\d+/(\d+)$|/default_pg/0/\d+/(?:rank_)?(\d+)$`) // the second of PyTorch 1.13
 	subgroupKey = regexp.MustCompile(`/0//(\d+)//(?:cpu|cuda)//\d+/(\d+)$`)
 
+	// goKey is what the ranks of a Go group wait for, sub-groups included; see package muster. worldKey is that of the whole job.
+	goKey    = regexp.MustCompile(`\bcohort/group/.*/rank/(\d+)$`)
+	worldKey = regexp.MustCompile(`\bcohort/group/0/\d+/\d+/rank/\d+$`)
+
 	// deadKey is what Go ranks wait for besides, when ranks have died before all had come; see package muster.
 	deadKey = regexp.MustCompile(`/(ranks? [0-9,-]+), which came and died$`)
 )
 
 // keys finds the rank that sets the key that others wait for: it may run on another host.
 func (c *court) keys(waiting []int) (Verdict, bool) {
-	late := map[int]bool{}
+	late, inGo, inSub := map[int]bool{}, map[int]bool{}, map[int]bool{} // of PyTorch's keys, of the group of a Go job, of its sub-groups
 	group, dead := "", ""
 	for _, w := range c.job.Waits {
 		if m := subgroupKey.FindStringSubmatch(w.Key); m != nil {
@@ -37,29 +41,38 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 		} else if m := addressKey.FindStringSubmatch(w.Key); m != nil {
 			n, _ := strconv.Atoi(m[1] + m[2])
 			late[n] = true
+		} else if m := goKey.FindStringSubmatch(w.Key); m != nil {
+			n, _ := strconv.Atoi(m[1])
+			if worldKey.MatchString(w.Key) {
+				inGo[n] = true
+			} else {
+				inSub[n] = true
+			}
 		} else if m := deadKey.FindStringSubmatch(w.Key); m != nil {
 			dead = "; " + m[1] + " came and died"
 		}
 	}
-	if len(late) == 0 {
-		return Verdict{}, false
-	}
-	var ranks []int
-	for n := range late {
-		ranks = append(ranks, n)
-	}
-	slices.Sort(ranks)
-	what := "not called init_process_group"
-	if group != "" {
-		what = "not called new_group number " + group
-	}
-	if world := c.job.World; world > 0 && ranks[0] >= world {
-		return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("The program wants more ranks than there are: WORLD_SIZE is %d, but %s for rank %d, which does not exist; compare world_size in the program with the number of workers.",
-			world, waits(waiting), ranks[0])}, true
-	}
 	oldest := time.Duration(0)
 	for _, w := range c.job.Waits {
 		oldest = max(oldest, w.Age)
+	}
+	what := "not called init_process_group"
+	switch {
+	case group != "":
+		what = "not called new_group number " + group
+	case len(late) > 0:
+	case len(inGo) > 0:
+		late, what = inGo, "not come"
+	case len(inSub) > 0: // which ranks of the job these are, the keys do not tell
+		ranks := slices.Sorted(maps.Keys(inSub))
+		return Verdict{Sentence: fmt.Sprintf("Of a sub-group, %s %s not come%s; %s%s.", lower(name(ranks)), has(ranks), dead, waits(waiting), since(oldest))}, true
+	default:
+		return Verdict{}, false
+	}
+	ranks := slices.Sorted(maps.Keys(late))
+	if world := c.job.World; world > 0 && ranks[0] >= world {
+		return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("The program wants more ranks than there are: WORLD_SIZE is %d, but %s for rank %d, which does not exist; compare world_size in the program with the number of workers.",
+			world, waits(waiting), ranks[0])}, true
 	}
 	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(ranks), has(ranks), what, dead, waits(waiting), since(oldest))}, true
 }

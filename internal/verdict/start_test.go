@@ -135,6 +135,27 @@ func TestSentencesOfTheStart(t *testing.T) {
 			}},
 			"Rank 2 has not called init_process_group; rank 1 came and died; rank 0 waits for 30 s.",
 		},
+		"a Go rank that has come and died": {
+			Job{World: 3, Waits: []Wait{
+				{Key: "cohort/group/0/3/0/rank/2", Rank: 0, Age: 30 * time.Second},
+				{Key: "cohort/group/0/3/0/rank 1, which came and died", Rank: 0, Age: 20 * time.Second},
+			}},
+			"Rank 2 has not come; rank 1 came and died; rank 0 waits for 30 s.",
+		},
+		"a Go rank that has come to a sub-group and died": { // the ranks there are others than in the world
+			Job{World: 8, Ranks: []Rank{in(0, "init_process_group", "", 5), in(2, "init_process_group", "", 5)}, Waits: []Wait{
+				{Key: "cohort/group/0/8/0/sub/1/3161/3/0/rank/2", Rank: 0, Age: 30 * time.Second},
+				{Key: "cohort/group/0/8/0/sub/1/3161/3/0/rank 1, which came and died", Rank: 0, Age: 20 * time.Second},
+			}},
+			"Of a sub-group, rank 2 has not come; rank 1 came and died; ranks 0 and 2 wait for 30 s.",
+		},
+		"a Go rank that has come to a part of a split and died": {
+			Job{World: 8, Waits: []Wait{
+				{Key: "a/cohort/group/x/3161/3/0123456789abcdef/1/rank/2", Rank: 4, Age: 30 * time.Second},
+				{Key: "a/cohort/group/x/3161/3/0123456789abcdef/1/ranks 0,1, which came and died", Rank: 4, Age: 20 * time.Second},
+			}},
+			"Of a sub-group, rank 2 has not come; ranks 0,1 came and died; rank 4 waits for 30 s.",
+		},
 		"a key of the program's own": {
 			Job{World: 2, Ranks: []Rank{at(0, "wait_for_config", 30), at(1, "serve", 31)}, Waits: []Wait{{Key: "/config", Rank: 0, Age: 9 * time.Second}}},
 			"Rank 0 waits for the key /config of the store for 9 s, in wait_for_config (train.py:30); nobody has set it.",

@@ -226,13 +226,13 @@ func (c *court) starting() (Verdict, bool) {
 				is(past), c.at[past[0]].where(), lower(name(here)), verb(here, "call"), call, c.lines(here), since(c.waited(past)))}, true
 		}
 		if v, found := c.keys(here); found {
-			come := !slices.ContainsFunc(v.Culprits, func(n int) bool { return !slices.Contains(here, n) })
+			come := len(v.Culprits) > 0 && !slices.ContainsFunc(v.Culprits, func(n int) bool { return !slices.Contains(here, n) })
 			if come && slices.ContainsFunc(v.Culprits, func(n int) bool { return c.rank(n).atWork() }) {
 				return Verdict{}, false // it is about to set its key
 			}
 			if step == inInit && come {
-				return Verdict{Culprits: v.Culprits, Sentence: fmt.Sprintf("%s in init_process_group (%s)%s, but none says that it is %s: the program probably gives two processes the same rank.",
-					is(here), c.lines(here), since(c.waited(here)), lower(name(v.Culprits)))}, true
+				return Verdict{Culprits: v.Culprits, Sentence: fmt.Sprintf("%s in %s (%s)%s, but none says that it is %s: the program probably gives two processes the same rank.",
+					is(here), call, c.lines(here), since(c.waited(here)), lower(name(v.Culprits)))}, true
 			}
 			if step == inNewGroup && come { // to another group
 				return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s: every rank must create the same groups in the same order.",
