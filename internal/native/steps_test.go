@@ -212,30 +212,33 @@ var collectives = []struct {
 	sizes []int // of the table in docs/groups.md
 	// more tells where it may take more messages, and why; without a reason it may not. It must then take fewer steps.
 	more string
+	// rounded tells which sizes that are no power of two may take more messages, and more steps, but fewer than there are ranks: each block
+	// travels by itself, and its last step is not full. In bytes a rank receives no more.
+	rounded string
 }{
-	{"barrier", coll.Barrier, []int{0}, "no power of two of ranks: all tell each other in as few steps as possible"},
-	{"broadcast", coll.Broadcast, []int{4, 64 << 10, 1 << 20}, "many ranks: blocks are dealt out and collected"},
-	{"reduce", coll.Reduce, []int{4, 64 << 10, 1 << 20}, "large: each rank reduces a block"},
-	{"gather", coll.Gather, []int{4, 64 << 10}, ""},
-	{"scatter", coll.Scatter, []int{4, 64 << 10}, ""},
-	{"all-gather", coll.AllGather, []int{4, 64 << 10, 1 << 20}, copies},
-	{"reduce-scatter", coll.ReduceScatter, []int{4, 64 << 10}, "no power of two of ranks, or large: blocks go straight to their owners"},
-	{"all-to-all", coll.AllToAll, []int{4, 64 << 10, 1 << 20}, ""},
-	{"all-reduce", coll.AllReduce, []int{4, 64 << 10, 1 << 20}, "no power of two of ranks, and large: blocks go straight to their owners or around a ring"},
+	{"barrier", coll.Barrier, []int{0}, "no power of two of ranks: all tell each other in as few steps as possible", ""},
+	{"broadcast", coll.Broadcast, []int{4, 64 << 10, 1 << 20}, "many ranks: blocks are dealt out and collected", "above 1 MiB, from 16 ranks on"},
+	{"reduce", coll.Reduce, []int{4, 64 << 10, 1 << 20}, "large: each rank reduces a block", ""},
+	{"gather", coll.Gather, []int{4, 64 << 10}, "", "from 48 KiB and 8 ranks on"},
+	{"scatter", coll.Scatter, []int{4, 64 << 10}, "", ""},
+	{"all-gather", coll.AllGather, []int{4, 64 << 10, 1 << 20}, copies, "above 64 KiB, no power of two of ranks"},
+	{"reduce-scatter", coll.ReduceScatter, []int{4, 64 << 10}, "no power of two of ranks, or large: blocks go straight to their owners", "above 256 KiB"},
+	{"all-to-all", coll.AllToAll, []int{4, 64 << 10, 1 << 20}, "", ""},
+	{"all-reduce", coll.AllReduce, []int{4, 64 << 10, 1 << 20}, "no power of two of ranks, and large: blocks go straight to their owners or around a ring", "above 1 MiB"},
 }
 
 // copies is the reason that takes as many steps.
 const copies = "no power of two of ranks, blocks of 64 to 256 KiB: each goes to everybody, as Bruck's algorithm would copy it once more"
 
-// No collective takes more steps than OpenMPI's algorithm for the same case. It takes no more messages either, except where the table
-// above says why.
+// No collective takes more steps than OpenMPI's algorithm for the same case, in the cases compared here. It takes no more messages either.
+// Where it does, the table above says why.
 //
-// The one exception are all-to-alls where OpenMPI takes Bruck's algorithm. Ranks pass on the blocks of others there, which they can only if
+// Not compared are all-to-alls where OpenMPI takes Bruck's algorithm. Ranks pass on the blocks of others there, which they can only if
 // all or none give splits; PyTorch lets each rank choose.
 func TestStepsAndMessages(t *testing.T) {
 	for _, c := range collectives {
 		t.Run(c.name, func(t *testing.T) {
-			used, ranks := false, 64
+			used, rounded, ranks := false, false, 64
 			if raceEnabled {
 				ranks = 12 // one goroutine does all: there is nothing to find
 			}
@@ -247,14 +250,22 @@ func TestStepsAndMessages(t *testing.T) {
 					}
 					got := measure(t, c.kind, n, bytes)
 					more := got.messages > most.pieces
+					wrong := got.steps > most.steps || more && (c.more == "" || c.more != copies && got.steps == most.steps)
+					if wrong && c.rounded != "" && bytes&(bytes-1) != 0 && got.steps < most.steps+n {
+						rounded = true
+						continue
+					}
 					used = used || more
-					if got.steps > most.steps || more && (c.more == "" || c.more != copies && got.steps == most.steps) {
+					if wrong {
 						t.Errorf("%d bytes with %d ranks: %v; OpenMPI's %s takes %v, with messages of up to 256 KiB %d", bytes, n, got, name, most, most.pieces)
 					}
 				}
 			}
 			if c.more != "" && !used && !raceEnabled {
 				t.Error("it never takes more messages; remove the reason")
+			}
+			if c.rounded != "" && !rounded && !raceEnabled {
+				t.Error("other sizes take no more steps; remove the exception")
 			}
 		})
 	}
@@ -275,6 +286,12 @@ func comparedSizes(kind coll.Kind, n int) []int {
 	}
 	for bytes := 64 << 10; bytes*touched <= 24<<20; bytes *= 2 {
 		sizes = append(sizes, bytes)
+	}
+	sizes = append(sizes, 48<<10)
+	for _, bytes := range []int{65 << 10, 96 << 10, 160 << 10, 288 << 10, 1280 << 10} {
+		if bytes*touched <= 24<<20 {
+			sizes = append(sizes, bytes)
+		}
 	}
 	return sizes
 }
