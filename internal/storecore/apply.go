@@ -29,6 +29,7 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		// the wait later would put that answer in the place of another one.
 		m.dropWaits(c)
 	}
+	m.turn.passes = c.putOff && !m.turn.passed
 	err := m.perform(c, r)
 	switch why := err.(type) { //nolint:errorlint // never wrapped
 	case crowdedError:
@@ -37,8 +38,12 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		return
 	case laterError:
 		m.counts.ops[r.Op]--
+		c.putOff = true
 		m.turn.yield(c)
 		return
+	}
+	if c.putOff {
+		c.putOff, m.turn.passed = false, true
 	}
 	if m.config.Observe != nil {
 		m.config.Observe(c, r, err)

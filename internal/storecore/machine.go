@@ -100,6 +100,7 @@ type Conn struct {
 	closed   bool
 	cut      error // why the machine has closed it
 	yielded  bool  // its turn was over before its requests were; see turn.go
+	putOff   bool  // its next request had to wait for a turn that has room for it
 	place    place
 	standing standing
 

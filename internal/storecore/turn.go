@@ -21,14 +21,16 @@ const (
 
 // turn is the work that is done, and who has to go on in the next turn.
 type turn struct {
-	work  uint64  // units ever done
-	heavy uint64  // those of large requests in this turn
-	stats []byte  // what was answered to STATS in this turn
-	later []*Conn // those whose turn was over before their requests were
-	admit bool    // some of those who wait for room were left to the next turn
+	work   uint64  // units ever done
+	heavy  uint64  // those of large requests in this turn
+	stats  []byte  // what was answered to STATS in this turn
+	later  []*Conn // those whose turn was over before their requests were
+	admit  bool    // some of those who wait for room were left to the next turn
+	passed bool    // a request that was put off before was done in this turn
+	passes bool    // the present request was put off before and is the first such one of this turn
 }
 
-func (t *turn) begin() { t.heavy, t.stats = 0, nil }
+func (t *turn) begin() { t.heavy, t.stats, t.passed = 0, nil, false }
 
 // laterError says that a request has to wait for the next turn.
 type laterError struct{}
@@ -41,13 +43,14 @@ func (m *Machine) Work() uint64 { return m.turn.work }
 // copied counts the work of copying n bytes.
 func (t *turn) copied(n int) { t.work += uint64(n) / unitBytes } //nolint:gosec // not negative
 
-// mayCopy returns an error when copying n bytes has to wait for the next turn.
+// mayCopy returns an error when copying n bytes has to wait for the next turn. In each turn one request that had to wait is done whatever
+// was done before it: other clients may have their large requests done at the beginning of every turn.
 func (t *turn) mayCopy(n int) error {
 	units := uint64(n) / unitBytes //nolint:gosec // not negative
 	if units <= sliceWork {
 		return nil
 	}
-	if t.heavy != 0 && t.heavy+units > heavyWork {
+	if t.heavy != 0 && t.heavy+units > heavyWork && !t.passes {
 		return laterError{}
 	}
 	t.heavy += units
