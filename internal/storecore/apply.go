@@ -54,6 +54,9 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 }
 
 func (m *Machine) perform(c *Conn, r *wire.Request) error {
+	if err := m.mayNotify(r); err != nil {
+		return err
+	}
 	if changes(r.Op) {
 		c.poll.Forget() // it does something else between its questions
 	}
@@ -88,7 +91,7 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 	case wire.NumKeys:
 		m.replyInt(c, r.ID, int64(m.table.count))
 	case wire.DeleteKey:
-		m.delete(c, r)
+		return m.delete(c, r)
 	case wire.ListKeys:
 		return m.listKeys(c, r)
 	case wire.CancelWait:
@@ -248,10 +251,7 @@ func (m *Machine) add(key []byte, delta int64) (sum, error) {
 		return sum{}, notANumber(key, e.value())
 	}
 	n += delta // wraps, as in PyTorch
-	s := sum{sum: n}
-	if len(m.watchers) != 0 {
-		s.old = bytes.Clone(e.value())
-	}
+	s := sum{sum: n, old: m.before(e)}
 	m.table.set(e, strconv.AppendInt(text[:0], n, 10))
 	return s, nil
 }
@@ -327,31 +327,30 @@ func (m *Machine) append(c *Conn, r *wire.Request) error {
 	if err := m.room(m.table.extension(e, len(r.Value))); err != nil {
 		return err
 	}
-	var old []byte
-	if len(m.watchers) != 0 {
-		old = bytes.Clone(e.value())
-	}
+	old := m.before(e)
 	m.table.extend(e, r.Value)
 	m.notify(wire.KeyAppended, r.Key, old, e.value())
 	m.ack(c, r.ID)
 	return nil
 }
 
-func (m *Machine) delete(c *Conn, r *wire.Request) {
-	var old []byte
-	if len(m.watchers) != 0 {
-		if e := m.table.find(r.Key); e != nil {
-			old = bytes.Clone(e.value())
-		}
-	}
-	m.turn.work += uint64(len(m.table.listings)) // each may have to list it now
-	if !m.table.remove(r.Key) {
+func (m *Machine) delete(c *Conn, r *wire.Request) error {
+	e := m.table.find(r.Key)
+	if e == nil {
 		m.replyInt(c, r.ID, 0)
-		return
+		return nil
 	}
+	listed := len(m.table.listings) * (unitBytes + len(r.Key)) // each may have to list it now
+	if err := m.turn.mayCopy(listed); err != nil {
+		return err
+	}
+	m.turn.copied(listed)
+	old := m.before(e)
+	m.table.remove(r.Key)
 	m.deleted(r.Key)
 	m.notify(wire.KeyDeleted, r.Key, old, nil) // before the reply, as PyTorch does
 	m.replyInt(c, r.ID, 1)
+	return nil
 }
 
 func (m *Machine) multiSet(c *Conn, r *wire.Request) error {

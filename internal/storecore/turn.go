@@ -9,7 +9,9 @@ import "slices"
 // 64 bytes that it copies. In a turn, which begins with Tick, a connection gets sliceWork of it before others have their
 // turn, and requests that cost more than that share heavyWork among all connections. Those whose wait is over are answered
 // within the same bounds, however many they are. What is left over goes on in the next turn. So the time between two turns,
-// which is what a ping or a signal has to wait, does not depend on what clients ask for.
+// which is what a ping or a signal has to wait, does not depend on what clients ask for, but for one thing: a request is one step.
+// It may be as large as a request, and those who watch the keys that it changes are told in that step, since what they are told would
+// take memory until then. It takes the whole turn.
 const (
 	sliceWork = 1 << 12
 	heavyWork = 1 << 16

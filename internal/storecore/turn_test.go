@@ -4,7 +4,9 @@
 package storecore
 
 import (
+	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
@@ -61,5 +63,108 @@ func TestPutOffAreServed(t *testing.T) {
 		if c.Owed() == 0 && len(c.in.buf) > 0 && !c.Paused() {
 			t.Errorf("client %d is forgotten", i)
 		}
+	}
+}
+
+// TestManyCallbacksShareATurn: of changes that many watchers have to be told of, one is made in a turn, whoever asks for it and however
+// the keys are changed; all are made in the end, as they were sent.
+func TestManyCallbacksShareATurn(t *testing.T) {
+	const watches, keys, writers = 3000, 30, 10
+	names := make([]string, keys)
+	for i := range names {
+		names[i] = fmt.Sprint("/k", i)
+	}
+	value := make([]byte, 2*sharedSize)
+	for name, c := range map[string]struct {
+		watched []string
+		request []byte
+	}{
+		"multi_set": {names, wire.AppendMultiSet(nil, wire.V, names, make([][]byte, keys))},
+		"set":       {names[:1], wire.AppendSet(nil, wire.V, names[0], value)},
+		"add":       {names[:1], wire.AppendAdd(nil, wire.V, names[0], 1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(workLimits)
+			for range watches / len(c.watched) {
+				watcher := b.m.Open("watcher", nil)
+				for _, key := range c.watched {
+					b.send(watcher, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, key))
+				}
+			}
+			all := make([]*Conn, writers)
+			for i := range all {
+				all[i] = b.dial(wire.V)
+			}
+			b.m.Tick(b.m.clock.now)
+			worst, turns := b.cost(func() {
+				for _, w := range all {
+					b.m.Take(w, bytes.Clone(c.request))
+				}
+			}), 1
+			for ; b.m.Busy(); turns++ {
+				worst = max(worst, b.cost(func() {
+					b.m.Tick(b.m.clock.now)
+					b.m.Resume()
+				}))
+				for dirty := b.m.Dirty(); len(dirty) > 0; dirty = b.m.Dirty() {
+					for _, w := range dirty {
+						b.m.Sent(w, w.Owed())
+					}
+				}
+			}
+			// In a turn there may be one of those that were put off before beside one that was not.
+			if one := uint64(watches * answerWork); worst > 3*one {
+				t.Errorf("a turn took %d units of work, one change takes %d", worst, one)
+			}
+			for i, w := range all {
+				if w.Cut() != nil || len(w.in.buf) > 0 {
+					t.Errorf("writer %d: %d bytes are left, %v", i, len(w.in.buf), w.Cut())
+				}
+			}
+			if e := b.m.table.find([]byte(names[0])); e == nil || name == "set" && !bytes.Equal(e.value(), value) || name == "add" && string(e.value()) != "10" {
+				t.Errorf("the value is %v", e)
+			}
+		})
+	}
+}
+
+// TestDeletesDuringListings: a key that goes is put into each listing that has not come to it, which is as much work as it is long.
+func TestDeletesDuringListings(t *testing.T) {
+	const listings, deletes = 100, 20
+	b := newBench(workLimits)
+	writer := b.dial(wire.V)
+	for i := range 2 * sliceWork {
+		b.send(writer, wire.AppendSet(nil, wire.V, fmt.Sprint("/short", i), nil))
+	}
+	long := make([]string, deletes)
+	for i := range long {
+		long[i] = fmt.Sprint("/long", i, strings.Repeat("x", 8000))
+		b.send(writer, wire.AppendSet(nil, wire.V, long[i], nil))
+	}
+	askers, all := make([]*Conn, listings), make([]*Conn, deletes)
+	for _, conns := range [][]*Conn{askers, all} {
+		for i := range conns {
+			conns[i] = b.dial(wire.V)
+		}
+	}
+	for _, c := range askers {
+		b.m.Receive(c, wire.AppendPlain(nil, wire.V, wire.ListKeys))
+	}
+	if n := len(b.m.table.listings); n != listings {
+		t.Fatalf("%d listings are not complete", n)
+	}
+	b.m.Tick(b.m.clock.now)
+	work := b.cost(func() {
+		for i, key := range long {
+			b.m.Receive(all[i], wire.AppendKey(nil, wire.V, wire.DeleteKey, key))
+		}
+	})
+	one := uint64(listings * len(long[0]) / unitBytes)
+	if made := b.m.counts.ops[wire.DeleteKey]; work < made*one || made*one > heavyWork {
+		t.Errorf("%d deletes in one turn with %d units of work, one takes %d", made, work, one)
+	}
+	b.flush()
+	if made := b.m.counts.ops[wire.DeleteKey]; made != deletes || b.m.table.count != 2*sliceWork {
+		t.Errorf("%d deletes were made, %d keys are left", made, b.m.table.count)
 	}
 }

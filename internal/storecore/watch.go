@@ -4,6 +4,8 @@
 package storecore
 
 import (
+	"bytes"
+
 	"github.com/cohort-dist/cohort/dist"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -48,11 +50,45 @@ func (m *Machine) unwatch(c *Conn) {
 	c.stakes.watches = nil
 }
 
+// watched is how many watch a key.
+func (m *Machine) watched(key []byte) int {
+	if len(m.watchers) == 0 {
+		return 0
+	}
+	return len(m.watchers[string(key)])
+}
+
+// mayNotify returns an error when a request that may change keys has so many watchers to tell that it has to wait for the next turn.
+func (m *Machine) mayNotify(r *wire.Request) error {
+	if len(m.watchers) == 0 || !changes(r.Op) && r.Op != wire.Add {
+		return nil
+	}
+	n := 0
+	if r.Op == wire.MultiSet {
+		for list := r.List; !list.Empty(); list.Next() {
+			m.turn.work++
+			n += m.watched(list.Next())
+		}
+	} else {
+		n = m.watched(r.Key)
+	}
+	return m.turn.mayCopy(n * answerWork * unitBytes)
+}
+
+// before returns a copy of a value that is about to change, for those who watch its key.
+func (m *Machine) before(e *entry) []byte {
+	if m.watched(e.key()) == 0 {
+		return nil
+	}
+	m.turn.copied(len(e.value()))
+	return bytes.Clone(e.value())
+}
+
 // notify tells watchers of a change. What they are told is not asked for, so nobody can wait for room: a watcher that has
-// not read what it was told before gives way. All of them are told by the same bytes, and each is counted as one that waited: who
-// changes a key that many watch does not do so a thousand times in a turn.
+// not read what it was told before gives way. All of them are told by the same bytes, and each is counted as one that waited: requests
+// that many have to be told of share a turn as other large ones do, see mayNotify.
 func (m *Machine) notify(kind byte, key, old, value []byte) {
-	if len(m.watchers) == 0 || len(m.watchers[string(key)]) == 0 {
+	if m.watched(key) == 0 {
 		return
 	}
 	size := 25 + len(key) + len(old) + len(value)
