@@ -25,7 +25,7 @@ func Dial(ctx context.Context, d *net.Dialer, network, addr string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	return dialOne(ctx, d, network, addrs)
+	return first(ctx, addrs, one(d, network))
 }
 
 // undated ends when its context does, and does not tell when that will be.

@@ -45,9 +45,18 @@ func dialled(ips []net.IPAddr, network, port string) (all []string) {
 	return all
 }
 
+// dialFunc dials one address.
+type dialFunc func(ctx context.Context, addr string) (net.Conn, error)
+
+func one(d *net.Dialer, network string) dialFunc {
+	return func(ctx context.Context, addr string) (net.Conn, error) {
+		return d.DialContext(undated{ctx}, network, addr)
+	}
+}
+
 // first dials addresses one after another, without waiting for long for one that does not answer, and returns the first connection.
 // The error is that of the first address.
-func first(ctx context.Context, addrs []string, dial func(ctx context.Context, addr string) (net.Conn, error)) (net.Conn, error) {
+func first(ctx context.Context, addrs []string, dial dialFunc) (net.Conn, error) {
 	if len(addrs) == 1 {
 		return dial(ctx, addrs[0])
 	}

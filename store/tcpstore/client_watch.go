@@ -89,7 +89,9 @@ func (c *Client) watch(ctx context.Context, q *request, ready func(), changed fu
 }
 
 // sameStore asks over the client's own connection whether the store is still the one that it knows. The dialect of a watch cannot ask:
-// if the answer comes after the watch has begun, the watch is in that store.
+// if the answer comes after the watch has begun, the watch is in that store, provided that both connections lead to one server. They do
+// where the address is that of one server; of a name with several addresses, the one that the client has reached is dialled for the watch
+// as long as it answers.
 func (c *Client) sameStore(ctx context.Context) error {
 	if c.back.dialect() != wire.Native {
 		return nil
