@@ -112,8 +112,8 @@ func (c *Client) String() string {
 	return "store at " + c.addr + " (" + c.Dialect().String() + " dialect)"
 }
 
-// Clone implements [store.Cloner]: it dials the same server with the same options. A server that has become another store by then
-// is refused with [dist.Replaced], as it is by this client.
+// Clone implements [store.Cloner]: it dials the same server with the same options. If the server has become another store by then,
+// operations of the clone fail with [dist.Replaced], as those of this client do.
 func (c *Client) Clone(ctx context.Context) (store.Store, error) {
 	config := c.config
 	config.timeout = c.Timeout()
