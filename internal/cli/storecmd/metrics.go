@@ -87,12 +87,17 @@ func (c *storeCollector) Collect(out chan<- prometheus.Metric) {
 }
 
 // inTurn lets one at a time ask. The store stands still while it is asked: however many ask over HTTP, its clients wait for one of them.
-func inTurn(stats func() tcpstore.Stats) func() tcpstore.Stats {
+// Who is gone before it is his turn does not ask.
+func inTurn(stats func() tcpstore.Stats) func(context.Context) (tcpstore.Stats, error) {
 	turn := make(chan struct{}, 1)
-	return func() tcpstore.Stats {
-		turn <- struct{}{}
+	return func(ctx context.Context) (tcpstore.Stats, error) {
+		select {
+		case turn <- struct{}{}:
+		case <-ctx.Done():
+			return tcpstore.Stats{}, ctx.Err()
+		}
 		defer func() { <-turn }()
-		return stats()
+		return stats(), nil
 	}
 }
 
@@ -100,14 +105,26 @@ func inTurn(stats func() tcpstore.Stats) func() tcpstore.Stats {
 func httpHandler(server func() tcpstore.Stats) http.Handler {
 	healthy := &health{ask: func() { server() }, patience: 2 * time.Second}
 	stats := inTurn(server)
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(newStoreCollector(stats), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	process := prometheus.NewRegistry()
+	process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		s, err := stats(r.Context())
+		if err != nil {
+			return // nobody is there to be told
+		}
+		store := prometheus.NewRegistry() // a collector is asked without a context: this one knows the answer
+		store.MustRegister(newStoreCollector(func() tcpstore.Stats { return s }))
+		promhttp.HandlerFor(prometheus.Gatherers{store, process}, promhttp.HandlerOpts{}).ServeHTTP(w, r)
+	})
 	mux.Handle("GET /healthz", healthy)
-	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, r *http.Request) {
+		s, err := stats(r.Context())
+		if err != nil {
+			return
+		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(stats())
+		_ = json.NewEncoder(w).Encode(s)
 	})
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintln(w, "cohort store: /metrics (Prometheus), /healthz, /stats (JSON)")

@@ -187,11 +187,12 @@ func TestOneAtATimeAsks(t *testing.T) {
 			<-answer
 			return tcpstore.Stats{}
 		})
-		get := func(path string) int {
+		ask := func(ctx context.Context, path string) int {
 			w := httptest.NewRecorder()
-			handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, http.NoBody))
+			handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, path, http.NoBody))
 			return w.Code
 		}
+		get := func(path string) int { return ask(t.Context(), path) }
 		for i := range 10 {
 			go get([]string{"/stats", "/metrics"}[i%2])
 		}
@@ -203,6 +204,20 @@ func TestOneAtATimeAsks(t *testing.T) {
 		synctest.Wait()
 		if n := asking.Load(); n != 2 {
 			t.Errorf("%d ask with one for its health", n)
+		}
+		gone, leave := context.WithCancel(t.Context())
+		var left atomic.Int32
+		for _, path := range []string{"/stats", "/metrics"} {
+			go func() {
+				ask(gone, path)
+				left.Add(1)
+			}()
+		}
+		synctest.Wait()
+		leave()
+		synctest.Wait()
+		if n := left.Load(); n != 2 {
+			t.Errorf("%d of 2 who are gone do not wait any more", n)
 		}
 		close(answer)
 		synctest.Wait()
