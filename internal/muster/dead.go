@@ -16,10 +16,13 @@ import (
 // A rank can die before anybody has a connection to it. The others find that out by themselves, and use these notes in the store.
 
 // Up says that this rank has connected to all others. It is for groups with PyTorch ranks, where Go ranks do not wait for each
-// other with [Place.Connected].
+// other with [Place.Connected]. Like [Place.GiveUp] it does so though ctx has ended, and within a second: the others would take this rank for
+// dead.
 func (p *Place) Up(ctx context.Context) error {
 	moment.At("muster.up")
-	return p.note(ctx, p.upKey(), p.rank)
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
+	defer cancel()
+	return p.note(limited, p.upKey(), p.rank)
 }
 
 // Excused reports whether a rank that cannot be reached has said why before: it has connected, or given up.
@@ -31,6 +34,9 @@ func (p *Place) Excused(ctx context.Context, rank int) (bool, error) {
 	}
 	return false, nil
 }
+
+// Gone returns the ranks that have given the generation up.
+func (p *Place) Gone(ctx context.Context) ([]int, error) { return p.noted(ctx, p.goneKey()) }
 
 // Bury notes that a rank has died while others had not come. The ranks go on waiting: another process may take its place.
 func (p *Place) Bury(ctx context.Context, rank int) error {

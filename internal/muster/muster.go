@@ -231,7 +231,7 @@ func (p *Place) UntilOver(ctx context.Context) error {
 	return err
 }
 
-// giveUpLimit bounds how long a rank takes to say that it has given up.
+// giveUpLimit bounds how long a rank takes to say that it has given up, or connected.
 const giveUpLimit = time.Second
 
 // GiveUp says that this rank has given the generation up and closes it, in this order: whoever finds it closed can read that this rank

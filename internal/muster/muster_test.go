@@ -411,3 +411,17 @@ func simulate(t *testing.T, seed uint64) {
 	}
 	wg.Wait()
 }
+
+// TestUpAfterTheEnd: a rank that has connected says so though its context has just ended: its door closes, and the others would take it for dead.
+func TestUpAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	places := takeAll(t, store.NewMemory(), 2)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := places[1].Up(ended); err != nil {
+		t.Error(err)
+	}
+	if excused, err := places[0].Excused(t.Context(), 1); !excused || err != nil {
+		t.Errorf("excused %v, %v", excused, err)
+	}
+}
