@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
+	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -202,6 +203,53 @@ func TestTorchRankDiesWhileOthersAreMissing(t *testing.T) {
 			must(t, conn.Close())
 			err = <-ended
 			if e := asError(err); e == nil || e.Code != dist.PeerLost || e.Rank != dist.Rank(torch) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// TestGivenUpBesidePyTorch: in a group with a PyTorch rank, a Go rank gives up before it connects, while another waits for it. That one does not wait until
+// its time is over, and says who gave the group up, and why if that is known.
+func TestGivenUpBesidePyTorch(t *testing.T) {
+	t.Parallel()
+	const size, torch, other = 3, 1, 2
+	for name, c := range map[string]struct {
+		giveUp func(ctx context.Context, s *tcpstore.Client) error
+		code   dist.Code
+		words  string
+	}{
+		"it cannot be in this group": {func(ctx context.Context, s *tcpstore.Client) error {
+			if _, err := New(ctx, s, other, size, WithTransport(TCP), WithConnectTimeout(20*time.Second)); dist.CodeOf(err) != dist.Mismatch {
+				return fmt.Errorf("rank %d: %w", other, err)
+			}
+			return nil
+		}, dist.Mismatch, "rank 2 gave the group up: rank 0 wants transport"},
+		"it does not say why": {func(ctx context.Context, s *tcpstore.Client) error {
+			p, err := muster.Take(ctx, s, fmt.Sprintf("cohort/group/0/%d", size), other, size, []byte(`{"version":1,"transport":"auto"}`))
+			if err != nil {
+				return err
+			}
+			return p.GiveUp(ctx)
+		}, dist.Aborted, "rank 2 gave the group up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := ctxOf(t)
+			_, s := listenStore(t)
+			publishAsTorch(t, s, gloo.Torch26, torch, size)
+			ended := make(chan error, 1)
+			go func() {
+				g, err := New(ctx, s, 0, size, WithConnectTimeout(20*time.Second))
+				if g != nil {
+					_ = g.Close()
+				}
+				ended <- err
+			}()
+			must(t, s.Wait(ctx, gloo.Torch26.FirstKey(meshPrefixOf(gloo.Torch26), 0)))
+			must(t, c.giveUp(ctx, s))
+			err := <-ended
+			if e := asError(err); e == nil || e.Code != c.code || e.Rank != other || !strings.Contains(err.Error(), c.words) {
 				t.Errorf("%v", err)
 			}
 		})

@@ -32,6 +32,7 @@ func (a *attempt) amongTorch(ctx context.Context) (limited context.Context, stop
 			cancel(err)
 		}
 	})
+	tasks.Go(func() { a.watchGivenUp(limited, cancel) })
 	return limited, func() bool {
 		cancel(nil)
 		moment.At("form.among_torch.end")
@@ -92,12 +93,7 @@ func (a *attempt) unfinished(ctx context.Context, rank int) string {
 
 // told waits until a rank has recorded why the group cannot be formed, and returns that, or nil when ctx ends.
 func (v *Verdict) told(ctx context.Context) error {
-	wait := time.NewTimer(overAfter)
-	defer wait.Stop()
-	moment.At("form.among_torch.wait")
-	select {
-	case <-wait.C:
-	case <-ctx.Done():
+	if !takesLong(ctx) {
 		return nil
 	}
 	moment.At("group.verdict.told")
@@ -107,6 +103,36 @@ func (v *Verdict) told(ctx context.Context) error {
 		return nil // a store that does not answer knows no reason
 	}
 	return first.toOthers("group: new")
+}
+
+// takesLong waits for a while that normally suffices to connect, and reports whether ctx has not ended by then.
+func takesLong(ctx context.Context) bool {
+	wait := time.NewTimer(overAfter)
+	defer wait.Stop()
+	moment.At("form.among_torch.wait")
+	select {
+	case <-wait.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// watchGivenUp calls end when a Go rank has given the group up without a recorded reason: it did so before it knew of PyTorch's ranks.
+func (a *attempt) watchGivenUp(ctx context.Context, end func(error)) {
+	if !takesLong(ctx) || a.Place.UntilOver(ctx) != nil {
+		return
+	}
+	ranks, err := a.Place.Gone(ctx)
+	if err != nil || len(ranks) == 0 { // another process took the place of a rank: whether that one is dead is seen at its door
+		return
+	}
+	if has, err := a.p.Store.Check(ctx, a.Place.EndKey()); has || err != nil {
+		return // told reads why
+	}
+	end(&dist.Error{
+		Op: "group: new", Code: dist.Aborted, Rank: dist.Rank(ranks[0]), Detail: ranklist.Words(ranks) + " gave the group up before the others had connected",
+	})
 }
 
 // toOthers is the error of the ranks that find the reason of another one in the store.

@@ -44,6 +44,8 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 		a.Base = p.base(a.Layout)
 		a.Verdict = newVerdict(p, a.Place, !a.alone())
 		err = a.connectAll(ctx)
+	} else if a.Place != nil && a.torch != torchNone && ctx.Err() == nil {
+		newVerdict(p, a.Place, false).giveUp(err) // others may be connecting already
 	}
 	if err != nil {
 		a.abandon(ctx)
