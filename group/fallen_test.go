@@ -255,3 +255,44 @@ func TestGivenUpBesidePyTorch(t *testing.T) {
 		})
 	}
 }
+
+// slowReason is a store that does not answer yet who asks it why a group cannot be formed.
+type slowReason struct{ *tcpstore.Client }
+
+func (s slowReason) Get(ctx context.Context, key string) ([]byte, error) {
+	if strings.HasSuffix(key, "/end") {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return s.Client.Get(ctx, key)
+}
+
+// TestFirstReasonBesidePyTorch: in a group with a PyTorch rank, a rank cannot reach another, which has recorded that a third died, and left. It names the third one.
+func TestFirstReasonBesidePyTorch(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		reason string
+		code   dist.Code
+		rank   dist.Rank
+	}{
+		"a death":      {fmt.Sprintf(`{"code":%d,"rank":2,"by":1,"detail":"it died"}`, dist.PeerLost), dist.PeerLost, 2},
+		"cancellation": {fmt.Sprintf(`{"code":%d,"rank":-1,"by":1,"detail":"it was cancelled"}`, dist.Canceled), dist.Aborted, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const size = 3
+			ctx := ctxOf(t)
+			_, s := listenStore(t)
+			// Of two ports that one dials whose bytes, read backwards, are the greater number: nobody has a smaller one, and nobody listens there.
+			record := wire.Record{Generation: wire.C, Host: "torch", IDs: make([]int64, size), Addrs: []wire.Address{
+				{Addr: netip.MustParseAddrPort("127.0.0.1:256"), Sequence: wire.NoSequence},
+			}}
+			must(t, s.Set(ctx, gloo.Torch26.FirstKey(meshPrefixOf(gloo.Torch26), 1), record.Append(nil)))
+			must(t, s.Set(ctx, fmt.Sprintf("cohort/group/0/%d/0/end", size), []byte(c.reason)))
+			_, err := New(ctx, slowReason{s}, 0, size, WithConnectTimeout(20*time.Second))
+			if e := asError(err); e == nil || e.Code != c.code || e.Rank != c.rank {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}

@@ -151,11 +151,18 @@ func (e *ending) toOthers(op string) *dist.Error {
 	return err
 }
 
-// saySo tells the other Go ranks how this rank's connecting ended, before its door closes: they would take it for dead.
-func (a *attempt) saySo(ctx context.Context, err error) {
-	if err != nil {
-		_ = a.Verdict.Judge(err)
-		return
+// saySo tells the other Go ranks how this rank's connecting ended, before its door closes: they would take it for dead. It returns what to report.
+func (a *attempt) saySo(ctx context.Context, err error) error {
+	if err == nil {
+		_ = a.Place.Up(ctx) // a store that does not answer calls nobody dead
+		return nil
 	}
-	_ = a.Place.Up(ctx) // a store that does not answer calls nobody dead
+	judged := a.Verdict.Judge(err)
+	if dist.CodeOf(err) != dist.PeerLost {
+		return judged
+	}
+	if first := a.Verdict.first; first != nil && first.By != a.p.Rank {
+		return first.toOthers("group: new")
+	}
+	return judged
 }

@@ -179,7 +179,7 @@ func (a *attempt) connectAll(ctx context.Context) error {
 		err = settle(ctx, p, p.Parent.Layout, -1, nil)
 	}
 	if alone && a.Place != nil {
-		a.saySo(ctx, err)
+		err = a.saySo(ctx, err)
 	}
 	if err != nil && a.Mesh != nil {
 		_ = a.Close()
