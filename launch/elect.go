@@ -188,7 +188,7 @@ func (j *job) connect(addr string, limit time.Duration, was bool) (net.Conn, err
 		if err == nil {
 			return nodehost.Greeted(c), nil
 		}
-		if errors.Is(err, syscall.ECONNREFUSED) {
+		if ctxdial.Refused(err) {
 			refused++
 		}
 		if was && refused == mostRefused {

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 )
 
@@ -48,6 +49,14 @@ func UnknownHost(err error) bool {
 	lookup, is := errors.AsType[*net.DNSError](err)
 	return is && lookup.IsNotFound && !BadAddr(err)
 }
+
+// Refused reports whether the system of the other side says that nobody listens there.
+func Refused(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, errWindowsRefused)
+}
+
+// errWindowsRefused is WSAECONNREFUSED, which is what Windows says; package syscall has another number there. No other system has this one.
+const errWindowsRefused = syscall.Errno(10061)
 
 // IsLocal reports whether a host is this machine: it has its name, or one of its addresses. The empty name, which a listener takes for
 // all addresses, is. A name that cannot be looked up is not.

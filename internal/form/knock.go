@@ -6,10 +6,8 @@ package form
 import (
 	"cmp"
 	"context"
-	"errors"
 	"net"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -148,7 +146,7 @@ func refuses(ctx context.Context, door string, stay bool) bool {
 	conn, err := ctxdial.Dial(limited, &net.Dialer{}, "tcp", door)
 	cancel()
 	if err != nil {
-		return errors.Is(err, syscall.ECONNREFUSED)
+		return ctxdial.Refused(err)
 	}
 	defer func() { _ = conn.Close() }()
 	if stay {

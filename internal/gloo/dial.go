@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/moment"
 )
@@ -60,7 +61,7 @@ func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, h
 				dialer.LocalAddr = nil // no route from there: PyTorch does not care where we come from
 				continue
 			}
-			if errors.Is(err, syscall.ECONNREFUSED) {
+			if ctxdial.Refused(err) {
 				continue
 			}
 			break

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -71,7 +70,7 @@ func storeTrouble(ctx context.Context, addr string) string {
 	if ctxdial.UnknownHost(err) {
 		return "the name " + host + " does not resolve"
 	}
-	if errors.Is(err, syscall.ECONNREFUSED) {
+	if ctxdial.Refused(err) {
 		return "nothing listens there"
 	}
 	return ""

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 )
 
@@ -49,7 +50,7 @@ func (s sign) fate() fate {
 		return false
 	}
 	switch {
-	case s.taken, s.left, s.moved, is(syscall.ECONNREFUSED), !s.leased && s.limit > 0 && s.away > s.limit:
+	case s.taken, s.left, s.moved, ctxdial.Refused(s.tried), !s.leased && s.limit > 0 && s.away > s.limit:
 		return dead
 	case is(syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.EHOSTDOWN):
 		return silent
