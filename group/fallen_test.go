@@ -122,7 +122,7 @@ func TestDeathWhileOthersAreMissing(t *testing.T) {
 	t.Run("until the time is over", func(t *testing.T) {
 		t.Parallel()
 		_, s := begin(t)
-		_, err := New(ctxOf(t), s, 0, 3, WithConnectTimeout(time.Second))
+		_, err := New(ctxOf(t), s, 0, 3, WithConnectTimeout(5*time.Second)) // it takes its place in milliseconds, and looks after 3 s, too
 		e := asError(err)
 		if e == nil || e.Code != dist.DeadlineExceeded || e.Rank != 2 || !strings.Contains(err.Error(), "rank 2 of group 0 did not appear; rank 1 came and died") {
 			t.Errorf("%v", err)

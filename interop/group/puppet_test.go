@@ -29,6 +29,7 @@ import sys, datetime, torch, torch.distributed as dist
 rank, size, port = map(int, sys.argv[1:4])
 old = {} if torch.__version__.startswith("1.") else {"use_libuv": False}
 group = None
+print("ready", flush=True)
 for line in sys.stdin:
     what, *args = line.split()
     try:
@@ -94,6 +95,7 @@ func servePuppet(rank, size, port int, peers string) int {
 	if err != nil {
 		return 3
 	}
+	fmt.Println("ready")
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		what, _, _ := strings.Cut(lines.Text(), " ")
 		if err := p.do(ctx, lines.Text()); err != nil {
@@ -136,16 +138,19 @@ type theatre struct {
 
 const stageSize = 4
 
-// fill starts the ranks that are not there. apart says that rank 2 gets a process of its own.
+// fill starts the ranks that are not there, and returns when they can be told what to do: PyTorch takes seconds to load. apart says that rank 2 gets
+// a process of its own.
 func (s *theatre) fill(ctx context.Context, t *testing.T, apart bool) {
 	t.Helper()
+	var started []player
+	start := func(r int, p player) { s.players[r], started = p, append(started, p) }
 	for r := range stageSize {
 		switch {
 		case s.own[r] != nil || s.players[r] != nil:
 		case r%2 == 1:
-			s.players[r] = torchPlayer{s.torch.Start(t, torchtest.Script{Name: fmt.Sprintf("rank%d.py", r), Source: puppetSource, Args: []string{strconv.Itoa(r), strconv.Itoa(stageSize), strconv.Itoa(s.port)}})}
+			start(r, torchPlayer{s.torch.Start(t, torchtest.Script{Name: fmt.Sprintf("rank%d.py", r), Source: puppetSource, Args: []string{strconv.Itoa(r), strconv.Itoa(stageSize), strconv.Itoa(s.port)}})})
 		case r == 2 && apart:
-			s.players[r] = startGo(t, fmt.Sprintf("puppet %d %d %d %s", r, stageSize, s.port, s.peers))
+			start(r, startGo(t, fmt.Sprintf("puppet %d %d %d %s", r, stageSize, s.port, s.peers)))
 		default:
 			p, err := newPuppet(ctx, r, stageSize, s.port, s.peers)
 			if err != nil {
@@ -156,6 +161,11 @@ func (s *theatre) fill(ctx context.Context, t *testing.T, apart bool) {
 				_ = p.client.Close()
 			})
 			s.own[r] = p
+		}
+	}
+	for _, p := range started {
+		if line := p.Line(t); line != "ready" {
+			t.Fatalf("a rank that was started said %q", line)
 		}
 	}
 }
