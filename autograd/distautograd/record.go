@@ -272,11 +272,17 @@ func (e *Engine) incoming(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wra
 	if err != nil {
 		return nil, err
 	}
+	what := label{before: "the answer to ", inner: x.Inner, joint: " of ", peer: from.Name}
 	if c == nil {
-		return &rpcseam.Wrapped{Message: m, Answer: func(*rpcwire.Message) error { return nil }}, nil
+		return &rpcseam.Wrapped{Message: m, Answer: func(m *rpcwire.Message) error {
+			if at, _ := differentiable(m); len(at) > 0 { // they would be lost
+				return dist.Newf("distautograd: "+what.String(), dist.Closed, "the autograd context %d is closed", x.ContextID)
+			}
+			return nil
+		}}, nil
 	}
 	return &rpcseam.Wrapped{Message: m, Context: c.carried, Answer: func(m *rpcwire.Message) error {
-		call, recorded, err := c.recordSend(from, label{before: "the answer to ", inner: x.Inner, joint: " of ", peer: from.Name}, m)
+		call, recorded, err := c.recordSend(from, what, m)
 		if at, _ := differentiable(m); err != nil && len(at) == 0 {
 			return nil // the context is over, and the answer has nothing of it: see unwrap
 		}
