@@ -203,6 +203,10 @@ func (r *Refs) DiscardAnswer(p *rpclink.Peer, m *rpcwire.Message) {
 		_, _ = d.PythonRet(payload)
 	case rpcwire.ScriptRet:
 		_, _ = d.ScriptRet(payload)
+	case rpcwire.PythonRRefFetchRet:
+		_, _ = d.PythonFetchRet(payload)
+	case rpcwire.ScriptRRefFetchRet:
+		_, _ = d.ScriptFetchRet(payload)
 	}
 	d.Abandon()
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/torchtest"
@@ -125,27 +126,62 @@ rpc.rpc_sync("go1", refstub.tensor, args=(1,))
 	})
 }
 
-// TestLateReference gives a call up whose result is a reference of the PyTorch worker. The answer comes late, and what it brings is
-// released: otherwise the PyTorch worker keeps the object, and its shutdown waits.
+// TestLateReference gives up a call whose result is a reference of the PyTorch worker, or a fetch of an object that is such a reference.
+// The answer comes late, and what it brings is released: otherwise the PyTorch worker keeps the object, and its shutdown waits.
 func TestLateReference(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
-		set := refSettings(settings{static: true})
-		set.modules["pylate"] = pylate
-		w := start(t, tr, set, goWorker("go0", nil), torchWorker("py1", "pass"))
-		a, ctx := w.agents["go0"], testContext(t)
-		call, giveUp := context.WithCancel(ctx)
-		defer giveUp()
-		f := rpc.Async[any](call, a, "py1", "pylate.give")
-		askTorch(ctx, t, a, "pylate.has_begun")
-		giveUp()
-		if _, err := f.Await(ctx); err == nil || ctx.Err() != nil {
-			t.Fatalf("the call that was given up: %v", err)
-		}
-		askTorch(ctx, t, a, "pylate.finish")
-		askTorch(ctx, t, a, "pylate.is_freed")
-		w.run()
-		w.stop()
+		t.Run("call", func(t *testing.T) {
+			lateReference(t, tr, func(ctx, call context.Context, a *rpc.Agent) func() error {
+				f := rpc.Async[any](call, a, "py1", "pylate.give")
+				askTorch(ctx, t, a, "pylate.has_begun")
+				return func() error {
+					_, err := f.Await(ctx)
+					return err
+				}
+			})
+		})
+		t.Run("fetch", func(t *testing.T) {
+			lateReference(t, tr, func(ctx, call context.Context, a *rpc.Agent) func() error {
+				ref, err := rpc.Remote[any](ctx, a, "py1", "pylate.give")
+				if err != nil {
+					t.Fatal(err)
+				}
+				askTorch(ctx, t, a, "pylate.has_begun")
+				sent, fetched := a.Stats()["py1"].BytesSent, make(chan error, 1)
+				go func() {
+					_, err := ref.Fetch(call)
+					fetched <- err
+				}()
+				for a.Stats()["py1"].BytesSent == sent && ctx.Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+				return func() error {
+					defer func() { _ = ref.Close() }()
+					return <-fetched
+				}
+			})
+		})
 	})
+}
+
+// lateReference begins something with the context call, and gives it up while py1 makes the object.
+func lateReference(t *testing.T, tr *torchtest.Torch, begin func(ctx, call context.Context, a *rpc.Agent) (end func() error)) {
+	t.Helper()
+	set := refSettings(settings{static: true})
+	set.modules["pylate"] = pylate
+	w := start(t, tr, set, goWorker("go0", nil), torchWorker("py1", "pass"))
+	a, ctx := w.agents["go0"], testContext(t)
+	call, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	end := begin(ctx, call, a)
+	giveUp()
+	if err := end(); err == nil || ctx.Err() != nil {
+		t.Fatalf("what was given up: %v", err)
+	}
+	askTorch(ctx, t, a, "pylate.finish")
+	askTorch(ctx, t, a, "pylate.is_freed")
+	w.run()
+	w.stop()
 }
 
 // askTorch calls a function of py1 that must not return False.
