@@ -28,7 +28,6 @@ func (n *Links) accept() {
 			continue
 		}
 		c := newConn(n, n.sender(s.Peer), s)
-		c.Peer().heard.Store(true)
 		q := &requests{conn: c}
 		c.Inline = rpcplace.NewInline(q, rpcplace.PipeGuard)
 		moment.At("rpc.link.pipe")
@@ -39,6 +38,7 @@ func (n *Links) accept() {
 			return
 		}
 		n.mu.pipes[c] = struct{}{}
+		c.Peer().heard.Store(true) // not before: see Deaf
 		n.work.Go(func() { q.read(0) })
 		n.mu.Unlock()
 	}

@@ -5,12 +5,15 @@ package rpclink
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/faultnet"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
 // pipeWorker starts the sessions of a worker that speaks as PyTorch's do.
@@ -126,5 +129,35 @@ func TestPipeOfWorkerThatLeft(t *testing.T) {
 			proxy.Cut()
 			awaitDeath(ctx, t, told)
 		})
+	}
+}
+
+// TestNewPipeIsHeard: a worker is never taken for deaf while its first pipe comes: whoever leaves at that moment would not wait for what it
+// has to say about references.
+func TestNewPipeIsHeard(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	told := newUser()
+	a := pipeWorker(t, told, "a", lostFor)
+	for id := range rrefcore.Worker(20) {
+		name := fmt.Sprintf("b%d", id)
+		p := a.AddPeer(name, id, "uv://127.0.0.1:1", rpcworld.Entry{})
+		b := pipeWorker(t, newUser(), name, lostFor)
+		connected := make(chan error, 1)
+		go func() {
+			_, err := b.AddPeer("a", 100, "uv://"+a.Addr().String(), rpcworld.Entry{}).Connect(ctx)
+			connected <- err
+		}()
+		for !p.heard.Load() && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		for range 1000 {
+			if a.Deaf(id) {
+				t.Fatalf("%s is deaf as it comes", name)
+			}
+		}
+		if err := <-connected; err != nil {
+			t.Fatal(err)
+		}
 	}
 }

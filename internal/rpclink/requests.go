@@ -90,8 +90,8 @@ func (n *Links) Deaf(w rrefcore.Worker) bool {
 func (c *Conn) received(raw *tensorpipe.Message) {
 	if c.Peer().ID < 0 { // a worker of a dynamic world becomes a member after its first calls
 		p := c.net.sender(c.Peer().Name)
-		p.heard.Store(true)
 		c.from.Store(p)
+		p.heard.Store(true) // not before: see Deaf
 	}
 	c.Peer().Stats.received(sizeOf(raw))
 	kind, id, err := rpcwire.DecodeHead(raw)
