@@ -134,7 +134,7 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 	a.self = a.net.NewPeer(a.name, a.id)
 	a.refs = rpcref.New(rpcref.Config{
 		Name: a.name, ID: a.id, Epoch: rrefcore.Epoch(a.epoch), Core: a.cfg.core, Logger: a.cfg.logger, Net: a.net, Self: a.self, Limit: a.Timeout,
-		IsGo:    a.world.IsGo,
+		IsGo:    a.world.AskIsGo,
 		Wrap:    func(core *rpcref.Hold) any { return wrapRef[any](a, core) },
 		Unwrap:  coreOf,
 		Opaque:  func(v any) bool { _, ok := v.(Holder); return ok },

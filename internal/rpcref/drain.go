@@ -27,13 +27,19 @@ func (r *Refs) DropHeld(ctx context.Context) error {
 	})
 }
 
+// tellTime bounds how long DropHeld asks which workers are Go workers. Until it knows it releases nothing.
+const tellTime = 2 * time.Second
+
 // deaf returns what tells of which workers nothing can come any more: of a PyTorch worker whose pipe has ended. A Go worker on the
-// same transport opens another one.
+// same transport opens another one, and so may a worker of which the kind is not known.
 func (r *Refs) deaf(ctx context.Context) func(rrefcore.Worker) bool {
+	ctx, cancel := context.WithTimeout(ctx, tellTime)
+	defer cancel()
 	returns := map[rrefcore.Worker]bool{}
 	for _, p := range r.cfg.Net.Members() {
 		if !p.SpeaksCohort() {
-			returns[p.ID] = r.cfg.IsGo(ctx, p.Name)
+			isGo, err := r.cfg.IsGo(ctx, p.Name)
+			returns[p.ID] = isGo || err != nil
 		}
 	}
 	return func(w rrefcore.Worker) bool { return !returns[w] && r.cfg.Net.Deaf(w) }

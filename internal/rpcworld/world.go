@@ -115,24 +115,30 @@ func (w *World) Entry(ctx context.Context, name string) (Entry, error) {
 	return parseEntry(name, []byte(text))
 }
 
-// IsGo reports whether a worker is one of ours, on whichever transport. The store knows, and is asked once.
+// IsGo reports whether a worker is surely one of ours, on whichever transport.
 func (w *World) IsGo(ctx context.Context, name string) bool {
+	isGo, err := w.AskIsGo(ctx, name)
+	return err == nil && isGo
+}
+
+// AskIsGo is IsGo for those who need to know if the store cannot tell, which is asked once.
+func (w *World) AskIsGo(ctx context.Context, name string) (bool, error) {
 	moment.At("rpcworld.is_go")
 	w.mu.Lock()
 	isGo, known := w.mu.isGo[name]
 	w.mu.Unlock()
 	if known {
-		return isGo
+		return isGo, nil
 	}
 	isGo, err := w.st.Check(ctx, keyGo+name)
 	if err != nil {
-		return false
+		return false, err
 	}
 	moment.At("rpcworld.is_go.known")
 	w.mu.Lock()
 	w.mu.isGo[name] = isGo
 	w.mu.Unlock()
-	return isGo
+	return isGo, nil
 }
 
 // Forget drops what is known about a worker that left.
