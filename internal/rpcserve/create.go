@@ -45,6 +45,27 @@ func (s *Server) answerCreated(req *request, j *job) {
 	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
 }
 
+// createFailed makes the object of a creating call that is not run, and reports whether it did: PyTorch does not wait for the answer to
+// the call before it fetches the object, and the fetch would wait for one that nobody makes. It is called in the goroutine that reads.
+func (s *Server) createFailed(r *request, failed error) bool {
+	if !r.creates() || r.cohort() {
+		return false
+	}
+	d := s.cfg.Refs.Decoding(r.Peer, nil, r.Tensors)
+	defer d.Release()
+	j, err := s.decodeCall(r, d)
+	if err != nil {
+		return false
+	}
+	o, err := s.creationArrived(r, j, func(error) {})
+	if err != nil {
+		return false
+	}
+	s.cfg.Refs.Created(o, nil, s.cfg.Program.Raised(failed), false)
+	r.Conn.Refusals.Add(r.Conn, func() { s.answerCreated(r, j) })
+	return true
+}
+
 // countCreation counts the function of a creating call as active from before its answer. The creator counts the call itself
 // until then, and a PyTorch creator gets the answer when the function has ended. So there is no moment at which the
 // workers of a static world could leave while it runs.

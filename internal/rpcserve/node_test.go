@@ -96,6 +96,15 @@ const testEpoch = 7
 // start makes a worker whose server has that many places, and lets that many requests wait.
 func start(tb testing.TB, name string, id int16, places, queue int) *node {
 	tb.Helper()
+	return startAs(tb, name, id, places, queue, &cohortwire.Config{
+		Identity: cohortwire.Identity{Name: name, ID: id, Incarnation: testEpoch}, Secret: []byte(name),
+		Published: func(id cohortwire.Identity) ([]byte, error) { return []byte(id.Name), nil },
+	})
+}
+
+// startAs is start for a worker that speaks as PyTorch does, if there is no hello.
+func startAs(tb testing.TB, name string, id int16, places, queue int, hello *cohortwire.Config) *node {
+	tb.Helper()
 	n := &node{prog: &program{functions: map[string]function{}}}
 	quiet := slog.New(slog.DiscardHandler)
 	n.net = rpclink.New(rpclink.Config{
@@ -124,10 +133,6 @@ func start(tb testing.TB, name string, id int16, places, queue int) *node {
 		Name: name, ID: int(id), Program: n.prog, Owner: n.prog, Net: n.net, Self: self, Refs: n.refs, Caller: n.caller,
 		Concurrency: places, Queue: queue, Logger: quiet,
 	})
-	hello := &cohortwire.Config{
-		Identity: cohortwire.Identity{Name: name, ID: id, Incarnation: testEpoch}, Secret: []byte(name),
-		Published: func(id cohortwire.Identity) ([]byte, error) { return []byte(id.Name), nil },
-	}
 	if err := n.net.Listen(tb.Context(), "127.0.0.1:0", hello); err != nil {
 		tb.Fatal(err)
 	}

@@ -33,8 +33,11 @@ func (s *Server) serveCall(r *request) {
 	switch {
 	case !ok:
 		s.calls.Add(-1)
-		s.drop(r)
-		r.refuse(dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", s.cfg.Queue))
+		err := dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", s.cfg.Queue)
+		if !s.createFailed(r, err) {
+			s.drop(r)
+			r.refuse(err)
+		}
 	case now && r.inReader():
 		in := r.Conn.Inline
 		r.place.In(in.Reader)
@@ -167,8 +170,8 @@ func (s *Server) understand(r *request) (obj *rpcref.Object, err error) {
 // notUnderstood answers a call that could not be decoded, or whose object cannot be made, or is here already.
 func (s *Server) notUnderstood(r *request, err error) {
 	here := errors.Is(err, rpcref.ErrCalled)
-	// PyTorch never settles a reference whose creation is answered with an error, and its shutdown would wait for it. It is told
-	// the error when it fetches the object.
+	// PyTorch never settles a reference whose creation is answered with an error, and its shutdown would wait for it. There is no object
+	// that could keep the error: whoever fetches it is told that it is gone.
 	settles := r.job.pair != nil && !r.cohort()
 	r.decoder.Release()
 	s.drop(r)
