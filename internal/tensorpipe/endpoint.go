@@ -254,7 +254,7 @@ func (ep *Endpoint) serve(nc net.Conn, x *stranger) error {
 	frame, err := s.readFrame(maxHandshake, "a hello")
 	if err != nil {
 		if ended(err) {
-			ep.unread(nc)
+			ep.unread(x)
 		}
 		return err
 	}
@@ -307,6 +307,7 @@ func (ep *Endpoint) arrived(id uint64, s *stream) error {
 	ch, ok := ep.mu.expected[id]
 	delete(ep.mu.expected, id)
 	if ok {
+		ep.newsLocked(hostOf(s.nc))
 		ch <- s // no point: under Endpoint.mu, so that forget finds it; it has room for the one connection of a registration
 	}
 	ep.mu.Unlock()

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"syscall"
 	"time"
 
@@ -28,18 +27,21 @@ type opening struct {
 	deadline time.Time     // when timer ends the wait
 	left     chan struct{} // closed when the first connection has ended
 	gone     bool          // it has
-	doubt    chan struct{} // has room for one: see unread
+	began    time.Time
+	unread   int           // connections of the host that came afterwards and ended without a word; guarded by the lock
+	news     chan struct{} // has room for one: a connection of the host has come, or ended without a word
 }
 
-// unreadGrace is how long the connections of a pipe may take to come after one from the same host has ended without a word.
-// PyTorch opens them at once, so what has not come then was that one. But it may also have been somebody who looks whether
-// this port is open, while the worker is slow or packets are lost.
-const unreadGrace = 5 * time.Second
+// unreadGrace is how long the connections of a pipe may take to come after as many as are missing, from the same host, have ended without
+// a word. PyTorch opens them at once, so what has not come then were those. But it may also have been somebody who looks whether this
+// port is open, while packets of the worker are lost: it is time to try four times.
+const unreadGrace = 10 * time.Second
 
 // opens begins to wait for the connections of a pipe. It is called before the peer is asked for them.
 func (ep *Endpoint) opens(peer string, s *stream) *opening {
 	o := &opening{
-		ep: ep, peer: peer, host: hostOf(s.nc), address: ep.cfg.address, expected: map[uint64]chan *stream{}, doubt: make(chan struct{}, 1),
+		ep: ep, peer: peer, host: hostOf(s.nc), address: ep.cfg.address, expected: map[uint64]chan *stream{},
+		began: time.Now(), news: make(chan struct{}, 1),
 	}
 	if o.address == "" {
 		o.address = s.nc.LocalAddr().String()
@@ -53,19 +55,42 @@ func (ep *Endpoint) opens(peer string, s *stream) *opening {
 
 // unread is told of a connection that has ended before it said for which pipe it was. A PyTorch worker does not notice that,
 // and waits for answers on a pipe that will never be complete.
-func (ep *Endpoint) unread(nc net.Conn) {
-	host := hostOf(nc)
+func (ep *Endpoint) unread(x *stranger) {
 	moment.At("tensorpipe.endpoint.unread")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	for o := range ep.mu.openings {
+		if o.host == x.host && !x.came.Before(o.began) {
+			o.unread++
+		}
+	}
+	ep.newsLocked(x.host)
+}
+
+// newsLocked tells the pipes that a host opens of one of its connections.
+func (ep *Endpoint) newsLocked(host string) {
+	for o := range ep.mu.openings {
 		if o.host == host {
 			select { // no point: under Endpoint.mu
-			case o.doubt <- struct{}{}:
+			case o.news <- struct{}{}:
 			default:
 			}
 		}
 	}
+}
+
+// doubtful reports whether all connections that are missing may be ones that have ended without a word. If fewer have, others are
+// on their way, and the worker is slow.
+func (o *opening) doubtful() bool {
+	o.ep.mu.Lock() // no point: it only looks
+	defer o.ep.mu.Unlock()
+	missing := 0
+	for id := range o.expected {
+		if _, waits := o.ep.mu.expected[id]; waits {
+			missing++
+		}
+	}
+	return o.unread > 0 && o.unread >= missing
 }
 
 // ended reports whether a read failed because the other side, or somebody on the way, has ended the connection.
@@ -114,8 +139,10 @@ func (o *opening) await(id uint64) (*stream, error) {
 		case <-o.left: // a whole pipe that is closed already, or one that will never be whole
 			o.left, o.gone = nil, true
 			o.within(endGrace)
-		case <-o.doubt:
-			o.within(o.ep.cfg.unread)
+		case <-o.news:
+			if o.doubtful() {
+				o.within(o.ep.cfg.unread)
+			}
 		case <-o.timer.C:
 			return nil, errNotOpened
 		case <-o.ep.ctx.Done():

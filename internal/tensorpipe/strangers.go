@@ -28,6 +28,7 @@ type strangers struct {
 type stranger struct {
 	conn    net.Conn
 	host    string
+	came    time.Time
 	greeted bool // its hello was complete; guarded by the lock
 }
 
@@ -51,7 +52,7 @@ func hostOf(conn net.Conn) string {
 
 // admit notes a connection. It returns the one that has to go for it, or nil.
 func (s *strangers) admit(conn net.Conn) (added, evicted *stranger) {
-	added = &stranger{conn: conn, host: hostOf(conn)}
+	added = &stranger{conn: conn, host: hostOf(conn), came: time.Now()}
 	moment.At("tensorpipe.strangers.admit")
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -107,3 +107,39 @@ func TestStrangerLeavesUnread(t *testing.T) {
 	}
 	_ = s.Close()
 }
+
+// TestUnreadIsTheMissing: connections that end without a word put a pipe in doubt only if they came after it, from its host, and are as many
+// as it waits for.
+func TestUnreadIsTheMissing(t *testing.T) {
+	b := listen(t, "b")
+	main, other := net.Pipe()
+	t.Cleanup(func() { _, _ = main.Close(), other.Close() })
+	s := newStream(main, time.Hour)
+	o := b.opens("py", s)
+	defer o.forget()
+	reply, channel := o.register(), o.register()
+	unread := func(host string, came time.Time, want bool) {
+		t.Helper()
+		b.unread(&stranger{host: host, came: came})
+		if o.doubtful() != want {
+			t.Errorf("a connection of %s of %v: in doubt: %v", host, came, !want)
+		}
+	}
+	unread(o.host, o.began.Add(-time.Second), false)
+	unread("192.0.2.1", time.Now(), false)
+	unread(o.host, time.Now(), false) // one of two that are missing
+	if err := b.arrived(reply, s); err != nil {
+		t.Fatal(err)
+	}
+	if !o.doubtful() {
+		t.Error("the only one that is missing may be the one that has ended")
+	}
+	select {
+	case <-o.news:
+	default:
+		t.Error("nobody is told")
+	}
+	if err := b.arrived(channel, s); err != nil {
+		t.Fatal(err)
+	}
+}
