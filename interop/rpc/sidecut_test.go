@@ -53,13 +53,14 @@ func passOn(t *testing.T, target string, nth int) string {
 }
 
 // TestSideConnectionIsCut cuts a connection of a PyTorch worker's pipe before it has said what it is for. PyTorch does not notice. The
-// pipe works without the one for descriptors, which nobody uses; without the one for tensors it ends.
+// pipe works without the one for descriptors, which nobody uses; without the one for tensors the Go worker ends it, before PyTorch's call
+// times out. How soon is tested in package tensorpipe.
 func TestSideConnectionIsCut(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for name, x := range map[string]struct {
 			nth  int
 			want string
-		}{"descriptors": {2, "works"}, "tensors": {3, "fails"}} {
+		}{"descriptors": {2, "works"}, "tensors": {3, "is ended"}} {
 			t.Run(name, func(t *testing.T) {
 				storePort, port, ctx := freeport.Get(t), freeport.Get(t), testContext(t)
 				hostStore(t, storePort)
@@ -78,14 +79,17 @@ func TestSideConnectionIsCut(t *testing.T) {
 import os, torch
 import torch.distributed.rpc as rpc
 import refstub
-options = rpc.TensorPipeRpcBackendOptions(init_method=%q, rpc_timeout=60)
+options = rpc.TensorPipeRpcBackendOptions(init_method=%q, rpc_timeout=50)
 try:
     rpc.init_rpc("py1", rank=1, world_size=None, rpc_backend_options=options)
     assert torch.equal(rpc.rpc_sync("go0", refstub.fetch, args=(rpc.RRef(torch.ones(4)),)), torch.ones(4))
     print("works", flush=True)
 except RuntimeError as e:
-    print("fails", flush=True)
-    print(e, flush=True)
+    said = []
+    while e is not None: # what init_rpc does when it has failed fails as well
+        said.append(str(e))
+        e = e.__context__
+    print("is ended" if any("eof" in s.lower() for s in said) else said, flush=True)
 os._exit(0)
 `, "tcp://127.0.0.1:"+strconv.Itoa(storePort))})
 				p.Expect(t, x.want)
