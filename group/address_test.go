@@ -4,53 +4,16 @@
 package group
 
 import (
-	"bytes"
-	"context"
 	"net"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testnames"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
-
-// nameServer answers every question for an IPv4 address with the same ones, in this order, until the end of the test.
-func nameServer(t *testing.T, ips ...net.IP) {
-	t.Helper()
-	server, err := net.ListenPacket("udp", "127.0.0.1:0")
-	must(t, err)
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		for buf := make([]byte, 512); ; {
-			n, from, err := server.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			question := buf[12:n]
-			question = question[:bytes.IndexByte(question, 0)+5] // the name, the type and the class
-			reply := append([]byte{buf[0], buf[1], 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0}, question...)
-			if question[len(question)-3] == 1 { // not an IPv6 address
-				reply[7] = byte(len(ips))
-				for _, ip := range ips {
-					reply = append(append(reply, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4), ip.To4()...)
-				}
-			}
-			_, _ = server.WriteTo(reply, from)
-		}
-	})
-	old := net.DefaultResolver
-	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "udp", server.LocalAddr().String())
-	}}
-	t.Cleanup(func() {
-		net.DefaultResolver = old
-		_ = server.Close()
-		serving.Wait()
-	})
-}
 
 // outside returns an address of this host that is not one of the loopback interface, or one that is where it has no other.
 func outside(t *testing.T) net.IP {
@@ -70,7 +33,7 @@ func outside(t *testing.T) net.IP {
 func TestAddressOfTheStoreThatAnswers(t *testing.T) {
 	t.Setenv("GLOO_SOCKET_IFNAME", "")
 	own := outside(t)
-	nameServer(t, net.IPv4(127, 0, 0, 9), own) // nobody listens at the first
+	testnames.Resolve(t, net.IPv4(127, 0, 0, 9), own) // nobody listens at the first
 	for _, transport := range []Transport{TCP, Gloo} {
 		t.Run(string(transport), func(t *testing.T) {
 			ctx := ctxOf(t)

@@ -63,17 +63,7 @@ del far
 func TestDistributedOptimizer(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m1, l1 := goLayer("go1")
-		m1.reg.
-			MustHandle("layers.fresh", initialWeight).
-			MustHandle("layers.apply", func(ctx context.Context, w *rpc.Ref[*autograd.Variable], x *autograd.Variable) (*autograd.Variable, error) {
-				defer func() { _ = w.Close() }()
-				v, err := w.LocalValue(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return applyLayer(x, v), nil
-			})
-		if err := remote.Serve(m1.reg, l1.engine, nil); err != nil {
+		if err := serveSteps(m1, l1, nil); err != nil {
 			t.Fatal(err)
 		}
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers, tolerant: true}, torchWorker("py0", optimizers), m1)

@@ -16,22 +16,25 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
+// serveOn starts an empty store, always at the same address.
+func serveOn(t *testing.T, network *faultnet.Network) *Server {
+	t.Helper()
+	l, err := network.Listen("store:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Serve(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // TestRestartedServerIsAnotherStore: a client does not go on counting in an empty store as if it were its own.
 func TestRestartedServerIsAnotherStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network, ctx := &faultnet.Network{}, t.Context()
-		start := func() *Server {
-			l, err := network.Listen("store:1")
-			if err != nil {
-				t.Fatal(err)
-			}
-			s, err := Serve(l)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return s
-		}
-		s := start()
+		s := serveOn(t, network)
 		c, err := Dial(ctx, "store:1", WithDialer(network.Dial))
 		if err != nil {
 			t.Fatal(err)
@@ -49,7 +52,7 @@ func TestRestartedServerIsAnotherStore(t *testing.T) {
 			t.Errorf("after a cut: %d, %v", n, err)
 		}
 		_ = s.Close()
-		s = start()
+		s = serveOn(t, network)
 		defer func() { _ = s.Close() }()
 		_, _ = c.Add(ctx, "n", 1) // may find the old connection lost
 		for range 3 {
@@ -84,18 +87,7 @@ func TestRestartedServerIsAnotherStore(t *testing.T) {
 func TestFurtherConnectionsOfAReplacedStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network, ctx := &faultnet.Network{}, t.Context()
-		start := func() *Server {
-			l, err := network.Listen("store:1")
-			if err != nil {
-				t.Fatal(err)
-			}
-			s, err := Serve(l)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return s
-		}
-		s := start()
+		s := serveOn(t, network)
 		c, err := Dial(ctx, "store:1", WithDialer(network.Dial))
 		if err != nil {
 			t.Fatal(err)
@@ -110,7 +102,7 @@ func TestFurtherConnectionsOfAReplacedStore(t *testing.T) {
 			t.Errorf("a watch in the same store: %v", err)
 		}
 		_ = s.Close()
-		s = start()
+		s = serveOn(t, network)
 		defer func() { _ = s.Close() }()
 		clone, err := c.Clone(ctx)
 		if err != nil {

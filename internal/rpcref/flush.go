@@ -1,0 +1,140 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcref
+
+import (
+	"context"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
+)
+
+// flushDirty sends what is waiting. A mere acknowledgement is left for the next time, which it reports.
+func (r *Refs) flushDirty() (left bool) {
+	moment.At("rpc.refs.dirty")
+	r.mu.Lock()
+	var to []rrefcore.Worker
+	for w := range r.mu.dirty {
+		_, waited := r.mu.lazy[w]
+		if r.mu.m.Unsent(w) == 0 && !waited && !r.cfg.Net.Leaving.Load() {
+			r.mu.lazy[w] = struct{}{}
+			left = true
+			continue
+		}
+		delete(r.mu.dirty, w)
+		delete(r.mu.lazy, w)
+		to = append(to, w)
+	}
+	r.mu.Unlock()
+	for _, w := range to {
+		p := r.cfg.Net.PeerByID(w)
+		if p == nil {
+			continue
+		}
+		if c := p.Current(); c != nil && c.Link != nil {
+			r.flushSoon(p)
+			continue
+		}
+		moment.At("rpc.refs.waiting")
+		r.mu.Lock()
+		waiting := r.mu.m.Waiting(w)
+		r.mu.Unlock()
+		if waiting > 0 { // the connection brings it along
+			r.cfg.Net.Heal(p)
+		}
+	}
+	return left
+}
+
+// flushSoon sends the control stream's news to a peer in a goroutine of that peer: one that takes no data holds up nobody
+// else's signs of life.
+func (r *Refs) flushSoon(p *rpclink.Peer) {
+	q := of(p)
+	q.flushes.wanted.Store(true)
+	if !q.flushes.running.CompareAndSwap(false, true) {
+		return
+	}
+	if !r.cfg.Net.Own(func() {
+		for {
+			for q.flushes.wanted.Swap(false) {
+				moment.At("rpc.refs.flush")
+				r.flushStream(p)
+			}
+			q.flushes.running.Store(false)
+			if !q.flushes.wanted.Load() || !q.flushes.running.CompareAndSwap(false, true) {
+				return
+			}
+		}
+	}) {
+		q.flushes.running.Store(false)
+	}
+}
+
+// flushStream sends the news on the link where the stream goes.
+func (r *Refs) flushStream(p *rpclink.Peer) {
+	q := of(p)
+	moment.At("rpc.refs.stream")
+	q.flush.Lock()
+	c := q.stream
+	q.flush.Unlock()
+	if c != nil {
+		r.FlushOn(p, c)
+	}
+}
+
+// FlushOn sends the control stream's news on a link, in order.
+//
+//nolint:contextcheck,nolintlint // the stream outlives whoever caused its messages
+func (r *Refs) FlushOn(p *rpclink.Peer, c *rpclink.Conn) {
+	q := of(p)
+	moment.At("rpc.refs.flush_on")
+	q.flush.Lock()
+	defer q.flush.Unlock()
+	if q.stream != c {
+		return // what went out there would be missing where the stream goes on
+	}
+	for {
+		r.mu.Lock() // no point: peerState.flush is held
+		f, ok := r.mu.m.Frame(p.ID)
+		r.mu.Unlock()
+		if !ok {
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.cfg.Net.Context, 10*time.Second)
+		err := c.Link.Send(ctx, &cohortwire.Frame{Type: rpclink.FrameControl, Payload: encodeControl(f)}) // no point: peerState.flush is held
+		cancel()
+		if err != nil { // the next frame brings it again, on this link or on the next
+			r.mu.Lock() // no point: peerState.flush is held
+			r.mu.m.Resend(p.ID)
+			r.mu.Unlock()
+			return
+		}
+	}
+}
+
+// Stall makes what is sent to a peer go nowhere until release is called, for tests. flushing reports whether something is
+// being sent.
+func (r *Refs) Stall(p *rpclink.Peer) (flushing func() bool, release func()) {
+	q := of(p)
+	q.flush.Lock() // no point: for tests
+	return q.flushes.running.Load, q.flush.Unlock
+}
+
+// Forge sends a control message that this worker has no right to send, for tests.
+func (r *Refs) Forge(to rrefcore.Worker, msg rrefcore.Message) {
+	r.step(func(m *rrefcore.Machine) { m.Forge(to, msg) })
+}
+
+// FlushNow sends hand-offs before the message that carries the references.
+func (r *Refs) FlushNow(p *rpclink.Peer, wires []rrefcore.Wire) {
+	if len(wires) == 0 || p == nil {
+		return
+	}
+	if c := p.Current(); c != nil && c.Link != nil {
+		r.FlushOn(p, c)
+	}
+}
