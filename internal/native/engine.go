@@ -45,6 +45,9 @@ type Tuning struct {
 	Relay int
 	// Doubling is the largest result of an all-gather, in bytes, that is collected in as few messages as possible.
 	Doubling int
+	// Pass is the block of an all-gather, in bytes, from which five or more ranks pass blocks around a ring if they are more than eight of
+	// this size together.
+	Pass int
 	// Segment is the piece of a large buffer that is in flight at a time.
 	Segment int
 	// Depth is the number of segments in flight per peer.
@@ -73,6 +76,7 @@ func (t Tuning) withDefaults(size int) Tuning {
 		Rise:       cmp.Or(t.Rise, 1<<20),
 		Relay:      cmp.Or(t.Relay, 32<<10),
 		Doubling:   cmp.Or(t.Doubling, 64<<20),
+		Pass:       cmp.Or(t.Pass, 512<<10),
 		Segment:    cmp.Or(t.Segment, 512<<10),
 		Depth:      cmp.Or(t.Depth, 2),
 		RingFrom:   cmp.Or(t.RingFrom, 9),

@@ -293,7 +293,7 @@ func interrupting(e *native.Engine, q *coll.Request, seed uint64) error {
 var tunings = []native.Tuning{
 	{},
 	{Small: 1, HalveTo: 1, Together: 1, Tree: 1, Rise: 1, Relay: 1, Doubling: 1, Segment: 64, Depth: 1},
-	{Small: 1, HalveTo: 1, Together: 1, Tree: 1, Rise: 1, Segment: 1000, Depth: 4},
+	{Small: 1, HalveTo: 1, Together: 1, Tree: 1, Rise: 1, Segment: 1000, Depth: 4, Pass: 1},
 	{Small: 1, HalveTo: 1, Together: 1, Rise: 1, Doubling: 1, Segment: 512, Depth: 3, RingFrom: 2},
 	{Small: 1 << 20, HalveTo: 1, Relay: 1 << 24, Doubling: 1 << 24},
 	{HalveFrom: 1, HalveTo: 1 << 30, Together: 1 << 30, Tree: 1, SpreadFrom: 2, Segment: 512},

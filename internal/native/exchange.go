@@ -46,21 +46,23 @@ func (r *run) sentAll(handles []handle) error {
 	return nil
 }
 
-// allGather collects blocks of one size in as few messages as possible while the result is small. Where the number of ranks is no power
+// allGather collects blocks of one size in as few messages as possible while they are small. Where the number of ranks is no power
 // of two that takes a copy more, which pays only while it saves steps. All others go to everybody at once, or around a ring where there are
-// many ranks.
+// many ranks or much data: the next message of a rank is what has just come, which is in its cache, where those of half the result are not.
 func (r *run) allGather() error {
 	q := r.req
 	own := coll.Block(q.Out, q.OutCounts, r.size, r.rank)
 	even := q.OutCounts == nil
 	switch {
+	case even && r.size > 4 && len(q.In) >= r.tuning.Pass && len(q.Out) > 8*r.tuning.Pass:
+		// Blocks of one size are the even parts of the output.
+		return r.pass(r.evenly(q.Out), phaseData, r.rank, q.In)
 	case even && r.size&(r.size-1) == 0 && len(q.Out) <= r.tuning.Doubling:
 		r.place(own, q.In)
 		return r.gatherDoubling()
 	case even && len(q.Out) <= r.tuning.Doubling && len(q.In) < stepBytes:
 		return r.gatherRotated()
 	case even && r.size >= r.tuning.RingFrom && len(q.In) > r.tuning.Small:
-		// Blocks of one size are the even parts of the output.
 		return r.pass(r.evenly(q.Out), phaseData, r.rank, q.In)
 	}
 	recvs, sends := r.handles(), r.others()
