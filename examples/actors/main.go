@@ -1,12 +1,15 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command actors drives Python objects from Go. Python workers serve; Go joins their world, creates environments on each
-// of them, steps all at once and gathers the rewards:
+// Command actors drives Python objects from Go. Python workers serve; Go creates environments on each of them, steps all
+// at once and gathers the rewards:
 //
-//	python3 examples/actors/worker.py tcp://127.0.0.1:29500 0 3 &
+//	go run ./examples/actors 'tcp://127.0.0.1:29500?rank=0&world_size=3' &
 //	python3 examples/actors/worker.py tcp://127.0.0.1:29500 1 3 &
-//	go run ./examples/actors 'tcp://127.0.0.1:29500?rank=2&world_size=3'
+//	python3 examples/actors/worker.py tcp://127.0.0.1:29500 2 3
+//
+// Go is rank 0, which hosts the store, and stays until the others have gone. PyTorch's rank 0 ends with its own rpc.shutdown,
+// and another PyTorch worker that still reads the store in its own gets an error ("Connection reset by peer").
 //
 // The Python side needs no line of code for this: env.py is an ordinary module with an ordinary class.
 package main

@@ -100,6 +100,11 @@ rpc.shutdown(%s)
 print("left", flush=True)
 `
 
+// staying is the end of a PyTorch worker that hosts the store of a static world with other PyTorch workers. The last thing that PyTorch
+// does in a shutdown is to read the store, after all have met there for the last time, and raises an error if it cannot: the host must not
+// end before the others have done so. Go workers do not mind.
+const staying = "input()\n"
+
 // start starts a world of the members, in this order of ranks. Rank 0 hosts the store.
 func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *running {
 	t.Helper()
@@ -179,9 +184,12 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 			}
 			continue
 		}
+		source := fmt.Sprintf(prelude, url, set.options, m.name, rank, size) + m.script + fmt.Sprintf(epilogue, set.leave)
+		if set.static && rank == 0 && slices.ContainsFunc(members[1:], func(m member) bool { return m.script != "" }) {
+			source += staying
+		}
 		p := tr.Start(t, torchtest.Script{
-			Name: m.name + ".py", Modules: set.modules, Shared: set.shared,
-			Source: fmt.Sprintf(prelude, url, set.options, m.name, rank, size) + m.script + fmt.Sprintf(epilogue, set.leave),
+			Name: m.name + ".py", Source: source, Modules: set.modules, Shared: set.shared,
 		})
 		w.procs[m.name] = p
 		if !set.static {
@@ -269,6 +277,12 @@ func (w *running) stop() {
 		}
 	}
 	wg.Wait()
+	if host := w.procs[w.order[0]]; host != nil && w.set.static && len(w.procs) > 1 {
+		for _, p := range w.procs {
+			p.Expect(w.t, "left")
+		}
+		host.Send(w.t, "end")
+	}
 	for name, p := range w.procs {
 		p.MustExit(w.t, 30*time.Second)
 		if s := p.Stderr(); !w.set.tolerant && complains(s) {

@@ -43,6 +43,7 @@ for line in sys.stdin:
         break
 rpc.shutdown()
 print("left", flush=True)
+sys.stdin.readline()
 `
 
 // world starts PyTorch workers py0, py1 and so on.
@@ -71,6 +72,8 @@ func world(t *testing.T, tr *torchtest.Torch, count int, static bool) (port int,
 	return port, workers
 }
 
+// leave lets workers shut down, and ends their processes when all have: the last thing that PyTorch does in a static world's shutdown is to
+// read the store, after all have met there for the last time, and the store goes with the process of py0.
 func leave(t *testing.T, workers []*torchtest.Proc) {
 	t.Helper()
 	for _, p := range workers {
@@ -78,6 +81,9 @@ func leave(t *testing.T, workers []*torchtest.Proc) {
 	}
 	for _, p := range workers {
 		p.Expect(t, "left")
+	}
+	for _, p := range workers {
+		p.Send(t, "end")
 		p.MustExit(t, 30*time.Second)
 	}
 }

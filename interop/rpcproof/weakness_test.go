@@ -161,7 +161,7 @@ func TestW12PyTorchUsersOneObject(t *testing.T) {
 		w := startMixed(t, tr)
 		for _, line := range []string{
 			`r = rpc.remote("go0", gow.slow, args=(1.0,))`,
-			`f = rpc.rpc_async("go0", gow.use, args=(r,), timeout=8)`,
+			`f = rpc.rpc_async("go0", gow.use, args=(r,), timeout=25)`,
 			`time.sleep(0.2)`,
 			`print("third", rpc.rpc_sync("py2", users.noop, args=(r,)), flush=True)`,
 			`print("use", f.wait(), "fetch", r.to_here(), flush=True)`,
