@@ -1,12 +1,12 @@
-# Runs a suite of PyTorch's own tests, each test over a store of its own that the parent hosts: this program prints "store" and
-# reads its port. A test that fails runs again over a file, as PyTorch runs it. A line "test" has the name and both results.
-# sys.argv = suite, a regular expression for names of tests.
-import functools, os, re, sys, tempfile, unittest
+# Runs tests of a suite of PyTorch's own, as the parent says. It prints the names of the tests, in one line. Then it reads lines, each
+# the name of a test and the port of a store of the parent's, or "file" for a store of PyTorch's, and prints what came out.
+# sys.argv = suite, a regular expression for names of tests, a folder.
+import functools, os, re, sys, unittest
 
 said = os.fdopen(os.dup(1), "w", 1)
 os.dup2(2, 1)  # what tests print
-os.environ.update(BACKEND="gloo", WORLD_SIZE="3", TEMP_DIR=tempfile.mkdtemp(), MASTER_ADDR="127.0.0.1", TORCHELASTIC_RESTART_COUNT="0")
-suite, wanted = sys.argv[1], re.compile(sys.argv[2])
+os.environ.update(BACKEND="gloo", WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", TORCHELASTIC_RESTART_COUNT="0")
+suite, wanted, os.environ["TEMP_DIR"] = sys.argv[1], re.compile(sys.argv[2]), sys.argv[3]
 
 import torch
 import torch.distributed as dist
@@ -53,16 +53,12 @@ def outcome(name):
     return "failed" if result.errors or result.failures else "skipped" if result.skipped else "passed"
 
 
-for name in unittest.defaultTestLoader.getTestCaseNames(Suite):
-    if not wanted.search(name):
-        continue
-    print("store", file=said)
-    os.environ.update(MASTER_PORT=sys.stdin.readline().strip(), TORCHELASTIC_USE_AGENT_STORE="True")
-    ours, theirs = outcome(name), ""
-    if ours == "failed":
-        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
-        theirs = outcome(name)
-    print("test", name, ours, theirs, file=said)
-print("done", file=said)
-said.flush()
+print(*(name for name in unittest.defaultTestLoader.getTestCaseNames(Suite) if wanted.search(name)), file=said)
+for line in sys.stdin:
+    name, where = line.split()
+    if where == "file":
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    else:
+        os.environ.update(MASTER_PORT=where, TORCHELASTIC_USE_AGENT_STORE="True")
+    print(outcome(name), file=said)
 os._exit(0)

@@ -49,36 +49,41 @@ func TestServerSuites(t *testing.T) {
 				} else if torch.Name != torchtest.V26.Name && torch.Name != torchtest.Newest.Name {
 					s.passed = 1 // it was not counted
 				}
-				p := torch.Start(t, torchtest.Script{Source: suiteScript, Shared: []string{"torch._dynamo", "torch.testing._internal.common_distributed"}, Args: []string{name, s.tests}})
-				var results [][]string
-				for line := p.Line(t); line != "done"; line = p.Line(t) {
-					if line == "store" {
-						p.Send(t, strconv.Itoa(serve(t).Port()))
-						continue
+				_, dir := torch.TempDir(t)
+				p := torch.Start(t, torchtest.Script{Source: suiteScript, Shared: []string{"torch._dynamo", "torch.testing._internal.common_distributed"}, Args: []string{name, s.tests, dir}})
+				names := strings.Fields(p.Line(t))
+				wrong := s.judge(names, func(name string, ours bool) string {
+					where := "file"
+					if ours {
+						where = strconv.Itoa(serve(t).Port())
 					}
-					results = append(results, strings.Fields(line))
-					t.Log(line)
-				}
-				for _, wrong := range s.judge(results) {
-					t.Error(wrong)
+					p.Send(t, name+" "+where)
+					outcome := p.Line(t)
+					t.Logf("%s over %s: %s", name, where, outcome)
+					return outcome
+				})
+				for _, w := range wrong {
+					t.Error(w)
 				}
 			})
 		}
 	})
 }
 
-// judge returns what is wrong with results, each of which is the words of a line of suite.py.
-func (s suite) judge(results [][]string) (wrong []string) {
+// judge runs tests and returns what is wrong with their outcomes.
+func (s suite) judge(names []string, run func(name string, ours bool) string) (wrong []string) {
 	passed := 0
-	for _, words := range results {
-		name, ours := words[1], words[2]
-		switch {
-		case ours == "passed":
+	for _, name := range names {
+		switch run(name, true) {
+		case "passed":
 			passed++
-		case ours == "failed" && words[3] == "passed":
-			wrong = append(wrong, name+" fails over our store only")
-		case ours == "failed" && !failsAnyway[name]:
-			wrong = append(wrong, name+" fails over PyTorch's store, too, where it should pass: nothing was compared")
+		case "skipped":
+		default:
+			if complaint := again(name, run); complaint != "" {
+				wrong = append(wrong, complaint)
+			} else if !failsAnyway[name] {
+				passed++
+			}
 		}
 	}
 	if passed < s.passed {
@@ -87,26 +92,78 @@ func (s suite) judge(results [][]string) (wrong []string) {
 	return wrong
 }
 
-// TestSuiteVerdict: one test that passes does not make up for others that fail over both stores, or that do not run.
+// repeats is how often a test that has failed is run again over each kind of store, and excess how many more failures over ours than
+// over PyTorch's say that the store makes the difference: 4 of 8 beside 0 of 8 come about by chance less than once in twenty times.
+const repeats, excess = 8, 4
+
+// again runs a test that has failed over our store more often, over both kinds of store, and returns what is wrong. Once in thousands of
+// runs PyTorch aborts by an assertion of its own, in a thread of its autograd engine that knows no store. So one failure says nothing
+// about the store, and that the next run over the other store passes says nothing either. Only counts can be compared, and the failure that
+// made us count is not one of them. The two kinds take turns, so that a busy machine is as busy for both.
+func again(name string, run func(name string, ours bool) string) (wrong string) {
+	if failsAnyway[name] && run(name, false) != "passed" {
+		return ""
+	}
+	ours, theirs := 0, 0
+	for range repeats {
+		if run(name, true) != "passed" {
+			ours++
+		}
+		if run(name, false) != "passed" {
+			theirs++
+		}
+	}
+	switch {
+	case ours-theirs >= excess:
+		return fmt.Sprintf("%s fails over our store %d times of %d, over PyTorch's %d times", name, ours, repeats, theirs)
+	case ours == repeats:
+		return fmt.Sprintf("%s fails over PyTorch's store, too, %d times of %d, where it should pass: nothing was compared", name, theirs, repeats)
+	}
+	return ""
+}
+
+// TestSuiteVerdict: tests that fail now and then, over any store, are no failure of ours; those that fail over ours only are, and those that
+// never pass, or do not run, are not made up for by one that passes.
 func TestSuiteVerdict(t *testing.T) {
 	for _, c := range []struct {
-		lines string
+		about string
+		runs  string // of each test: its outcomes over our store and over PyTorch's; the last one is that of all later runs
 		wrong int
 	}{
-		{"test a passed,test b passed,test c skipped", 0},
-		{"test a passed,test b passed,test test_gather_object failed failed", 0},
-		{"test a passed,test b passed,test c failed passed", 1},
-		{"test a passed,test b passed,test c failed failed", 1},
-		{"test a passed,test b failed failed", 2},
-		{"test a passed,test b skipped", 1},
-		{"test a passed", 1},
+		{"all is well", "a p f,b p f,c s f", 0},
+		{"known to fail anyway", "a p f,b p f,test_gather_object f f", 0},
+		{"known to fail anyway, but over ours only", "a p f,b p f,test_gather_object f p", 1},
+		{"over ours always", "a p f,b p f,c f p", 1},
+		{"over ours always, and over PyTorch's once", "a p f,b p f,c f pfp", 1},
+		{"over ours four times more", "a p f,b p f,c fffffp p", 1},
+		{"over ours once", "a p f,b fp p", 0},
+		{"over ours a few times", "a p f,b fpfpfpfp p", 0},
+		{"over both now and then", "a p f,b ffpfffpfp pffpffpp", 0},
+		{"over both always", "a p f,b p f,c f f", 1},
+		{"over both always, and none instead", "a p f,b f f", 2},
+		{"skipped", "a p f,b s f", 1},
+		{"not run", "a p f", 1},
 	} {
-		var results [][]string
-		for line := range strings.SplitSeq(c.lines, ",") {
-			results = append(results, strings.Fields(line))
+		var names []string
+		runs := map[string][]string{}
+		for test := range strings.SplitSeq(c.runs, ",") {
+			words := strings.Fields(test)
+			names = append(names, words[0])
+			runs[words[0]] = words[1:]
 		}
-		if got := (suite{passed: 2}).judge(results); len(got) != c.wrong {
-			t.Errorf("%s: %q", c.lines, got)
+		run := func(name string, ours bool) string {
+			which := 1
+			if ours {
+				which = 0
+			}
+			left := runs[name][which]
+			if len(left) > 1 {
+				runs[name][which] = left[1:]
+			}
+			return map[byte]string{'p': "passed", 'f': "failed", 's': "skipped"}[left[0]]
+		}
+		if got := (suite{passed: 2}).judge(names, run); len(got) != c.wrong {
+			t.Errorf("%s: %q, want %d complaints", c.about, got, c.wrong)
 		}
 	}
 }
