@@ -66,7 +66,7 @@ func TestPyTorchRankKilled(t *testing.T) {
 		if !errors.As(err, &e) || e.Code != dist.PeerLost {
 			t.Fatalf("the collective: %v", err)
 		}
-		if took > 5*time.Second { // promised is one second; the machine may be busy
+		if took > limit/2 { // promised is one second; the machine may be very busy
 			t.Fatalf("took %v", took)
 		}
 		t.Logf("known %v after the kill", took.Round(time.Millisecond))
@@ -111,7 +111,7 @@ func TestGoRankGone(t *testing.T) {
 				if !strings.HasPrefix(line, "error") || !strings.Contains(line, "onnection") {
 					t.Errorf("PyTorch saw: %s", line)
 				}
-				if took := time.Since(begin); took > 5*time.Second {
+				if took := time.Since(begin); took > limit/2 {
 					t.Errorf("PyTorch noticed after %v", took)
 				}
 				ctx, cancel := context.WithTimeout(w.ctx, 10*time.Second)

@@ -35,7 +35,7 @@ var worker string
 // TestMain also fails when goroutines of a mesh are left; those of the harness live as long as the process.
 func TestMain(m *testing.M) {
 	code := m.Run()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(20 * time.Second)
 	for code == 0 {
 		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]

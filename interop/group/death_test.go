@@ -82,7 +82,7 @@ func TestAnyDeathIsNamedByAllGoRanks(t *testing.T) {
 				kill()
 				all.Wait()
 				for r := range groups {
-					if took := ends[r].Sub(killed); took > 5*time.Second {
+					if took := ends[r].Sub(killed); took > 15*time.Second { // a quarter of the timeout of an operation; the machine may be very busy
 						t.Errorf("rank %d noticed after %v", r, took)
 					} else {
 						t.Logf("rank %d noticed after %v", r, took)

@@ -66,7 +66,7 @@ func TestKilledTorchRankIsNamed(t *testing.T) {
 		for err == nil {
 			err = group.AllReduceSlice(ctx, g, x, group.Sum)
 		}
-		if took := time.Since(<-killed); took > 5*time.Second {
+		if took := time.Since(<-killed); took > 15*time.Second { // half of the timeout of an operation; the machine may be very busy
 			t.Errorf("it took %v to notice", took)
 		}
 		var e *dist.Error

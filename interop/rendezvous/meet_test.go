@@ -98,7 +98,7 @@ func TestRendezvousGoHosts(t *testing.T) {
 					t.Error(err)
 				}
 				for _, p := range others {
-					p.MustExit(t, 10*time.Second)
+					p.MustExit(t, 30*time.Second)
 					if out := p.Stdout(); !strings.Contains(out, "0 go 0 of 3\n1 torch 1 of 3\n2 torch 2 of 3\n") {
 						t.Errorf("a PyTorch rank saw\n%s", out)
 					}

@@ -28,8 +28,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// liveness bounds what has to happen within a second, on a busy machine.
-const liveness = 5 * time.Second
+// liveness bounds what has to happen within a second, on a very busy machine: far less than the timeouts of calls, which are 30 seconds.
+const liveness = 15 * time.Second
 
 // stuck is added to the module layers: a chain in which one worker waits, in its forward or its backward pass.
 const stuck = `

@@ -74,7 +74,7 @@ type history struct {
 func (h *history) live(port int, g generation, goFirst bool) {
 	t := h.t
 	t.Helper()
-	ctx, cancel := context.WithTimeout(testContext(t), 30*time.Second)
+	ctx, cancel := context.WithTimeout(testContext(t), time.Minute)
 	defer cancel()
 	url := "tcp://127.0.0.1:" + strconv.Itoa(port)
 	size := len(g.workers)

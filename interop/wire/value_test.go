@@ -268,7 +268,7 @@ func TestKilledPyTorchIsNoticed(t *testing.T) {
 			if !errors.Is(err, dist.PeerLost) {
 				t.Fatalf("the call ended with %v", err)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(15 * time.Second):
 			t.Fatal("the call still waits")
 		}
 	})
