@@ -57,18 +57,19 @@ type recorded struct {
 
 // differentiate runs an operator with variables among its arguments. It reports false when there are none.
 func differentiate(budget *aten.Budget, name string, stack []any) (any, bool, error) {
-	r := &recorded{budget: budget, name: name, stack: stack}
+	var at []int
 	var inputs []*autograd.Variable
 	for i, v := range stack {
 		if v, ok := v.(*autograd.Variable); ok {
-			r.at, inputs = append(r.at, i), append(inputs, v)
+			at, inputs = append(at, i), append(inputs, v)
 		}
 	}
 	if len(inputs) == 0 {
 		return nil, false, nil
 	}
 	base, _, _ := strings.Cut(name, ".")
-	if r.formula = formulas[base]; r.formula == nil {
+	r := &recorded{budget: budget, name: name, stack: stack, at: at, formula: formulas[base]}
+	if r.formula == nil {
 		return nil, true, dist.Newf("rpc: operator", dist.NotSupported, "this Go worker has no gradient for this operator: detach its arguments, or send the work to a PyTorch worker")
 	}
 	out, err := autograd.Apply(r, inputs...)

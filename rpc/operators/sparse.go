@@ -4,6 +4,7 @@
 package operators
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/cohort-dist/cohort/autograd"
@@ -21,10 +22,23 @@ var onSparse = map[string]func(x, y *autograd.Variable) *autograd.Variable{
 	"aten::clone": func(x, _ *autograd.Variable) *autograd.Variable { return x.Scale(1) },
 }
 
+// isSparse reports whether an argument is a sparse tensor, or a variable of one.
+func isSparse(arg any) bool {
+	switch x := arg.(type) {
+	case *tensor.Sparse:
+		return true
+	case *autograd.Variable:
+		return x.Value().Sparse != nil
+	}
+	return false
+}
+
 // sparse runs an operator with sparse tensors among its arguments. It reports false when there are none.
 func sparse(budget *aten.Budget, name string, stack []any) (any, bool, error) {
-	args := make([]*autograd.Variable, len(stack))
-	has, size := false, 0
+	if !slices.ContainsFunc(stack, isSparse) {
+		return nil, false, nil
+	}
+	args, size := make([]*autograd.Variable, len(stack)), 0
 	for i, arg := range stack {
 		v, ok := arg.(*autograd.Variable)
 		switch x := arg.(type) {
@@ -38,14 +52,10 @@ func sparse(budget *aten.Budget, name string, stack []any) (any, bool, error) {
 		}
 		args[i] = v
 		if s := v.Value().Sparse; s != nil {
-			has = true
 			size += s.Indices.NBytes() + s.Values.NBytes()
 		} else if t := v.Data(); t != nil {
 			size += t.NBytes()
 		}
-	}
-	if !has {
-		return nil, false, nil
 	}
 	base, _, _ := strings.Cut(name, ".")
 	formula := onSparse[base]
