@@ -75,7 +75,7 @@ func (m *Machine) clone() *Machine {
 	c.objects = make(map[ID]*object, len(m.objects))
 	for id, o := range m.objects {
 		oc := *o
-		oc.forks, oc.offers, oc.open = maps.Clone(o.forks), maps.Clone(o.offers), maps.Clone(o.open)
+		oc.forks.more, oc.offers, oc.open = maps.Clone(o.forks.more), maps.Clone(o.offers), maps.Clone(o.open)
 		c.objects[id] = &oc
 	}
 	c.handles, c.pins = make(map[ID]*handle, len(m.handles)), map[ID]*handle{}
@@ -151,7 +151,7 @@ func (s *state) drain(w Worker) {
 		case Flush:
 			p := m.peers[e.To]
 			if p.stream.sent < len(p.stream.queue) {
-				f := m.frame(p, p.stream.sent)
+				f := m.frame(p, p.stream.sent, nil)
 				f.Ack, f.Stamp, f.Echo = 0, 0, 0
 				m.acknowledge(p, p.stream.base+uint64(len(p.stream.queue))) // the stream is reliable: no ack frames in the net
 				s.net = append(s.net, packet{what: "frame", from: w, to: e.To, frame: f})

@@ -88,7 +88,7 @@ func (m *Machine) encode(b *encoder) {
 		b.flags(o.valued, o.called, o.former, o.cancelled)
 		b.num(uint64(o.local))
 		holders := map[ID]life{}
-		for id, f := range o.forks {
+		for id, f := range o.forks.all() {
 			holders[id] = f.life
 		}
 		b.lives(holders)

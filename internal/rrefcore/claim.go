@@ -98,7 +98,7 @@ func (m *Machine) Tied(to Worker) bool {
 		}
 	}
 	for _, o := range m.objects {
-		for _, holder := range o.forks {
+		for _, holder := range o.forks.all() {
 			if holder.worker == to {
 				return true
 			}

@@ -66,10 +66,16 @@ func (s *state) stolen() bool {
 	if s.m[wO] == nil || strings.Contains(s.shared, "D") {
 		return false
 	}
-	byD := func(l life) bool { return l.worker == wD }
 	o := s.m[wO].objects[s.object]
-	held := func(f fork) bool { return byD(f.life) }
-	return o != nil && (slices.ContainsFunc(slices.Collect(maps.Values(o.forks)), held) || slices.ContainsFunc(slices.Collect(maps.Values(o.offers)), byD))
+	if o == nil {
+		return false
+	}
+	for _, f := range o.forks.all() {
+		if f.worker == wD {
+			return true
+		}
+	}
+	return slices.ContainsFunc(slices.Collect(maps.Values(o.offers)), func(l life) bool { return l.worker == wD })
 }
 
 // TestForger lets a Go worker that was given nothing make up any control message at any moment. It gets nothing, and takes

@@ -10,7 +10,7 @@ func (m *Machine) MayUse(w Worker, id ID) bool {
 	if o == nil || id.On == w && !o.former {
 		return id.On == w
 	}
-	for _, holder := range o.forks {
+	for _, holder := range o.forks.all() {
 		if holder.worker == w {
 			return true
 		}
@@ -28,7 +28,7 @@ func (m *Machine) maySay(w Worker, msg Message) bool {
 			return false
 		}
 		if o := m.objects[msg.ID]; o != nil {
-			if holder, there := o.forks[msg.Fork]; there {
+			if holder, there := o.forks.get(msg.Fork); there {
 				return holder.worker == w
 			}
 		}

@@ -19,7 +19,11 @@ func TestOnlyHoldersEndThings(t *testing.T) {
 		m.Take(nil)
 		stands := func() bool {
 			o := m.objects[id]
-			return o != nil && !o.valued && !o.cancelled && len(o.forks) == 1 && o.forks[root].worker == 1
+			if o == nil {
+				return false
+			}
+			holder, _ := o.forks.get(root)
+			return !o.valued && !o.cancelled && o.forks.len() == 1 && holder.worker == 1
 		}
 		for _, fork := range []ID{root, id, {On: 2, N: 1, Epoch: 9}, {On: 1, N: 99, Epoch: 8}, {}} {
 			for _, attack := range []Kind{Delete, Cancel, Withdraw, ChildAccept, ForkReply, Created, Announce} {
@@ -46,7 +50,7 @@ func TestOnlyHoldersEndThings(t *testing.T) {
 		m.AddPeer(3, PyTorch, 0)
 		m.Control(2, Message{Kind: Delete, ID: id, Fork: child})
 		m.Control(3, Message{Kind: ForkRequest, ID: id, Fork: child, Root: root})
-		if holder := m.objects[id].forks[child]; holder.worker != 3 {
+		if holder, _ := m.objects[id].forks.get(child); holder.worker != 3 {
 			t.Errorf("peer kind %v: a fork that another worker deleted in advance is not registered: %+v", kind, m.objects[id])
 		}
 		m.Control(3, Message{Kind: Delete, ID: id, Fork: child})

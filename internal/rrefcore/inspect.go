@@ -3,7 +3,10 @@
 
 package rrefcore
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Counts are the sizes of the tables. The first four are PyTorch's debug keys; the others it lacks.
 type Counts struct {
@@ -23,13 +26,13 @@ type Counts struct {
 func (m *Machine) Counts() Counts {
 	var c Counts
 	for _, o := range m.objects {
-		if len(o.forks) > 0 || len(o.offers) > 0 || !o.called {
+		if o.forks.len() > 0 || len(o.offers) > 0 || !o.called {
 			c.OwnerRRefs++
 		}
 		if !o.called {
 			c.PendingOwners++
 		}
-		c.Forks += len(o.forks)
+		c.Forks += o.forks.len()
 		c.LocalUses += o.local
 		c.Offers += len(o.offers)
 	}
@@ -89,13 +92,14 @@ func (m *Machine) Objects() []ObjectInfo {
 	for _, id := range sortedKeys(m.objects) {
 		o := m.objects[id]
 		info := ObjectInfo{ID: id, Age: m.now - o.since, Valued: o.valued, Called: o.called, Local: o.local}
-		for _, fork := range sortedKeys(o.forks) {
-			f := ForkInfo{Fork: fork, Holder: o.forks[fork].worker, Age: m.now - o.forks[fork].since, Root: fork == o.root}
+		for fork, holder := range o.forks.all() {
+			f := ForkInfo{Fork: fork, Holder: holder.worker, Age: m.now - holder.since, Root: fork == o.root}
 			if p := m.peers[f.Holder]; p != nil {
 				f.Silent = m.now - p.lease.heardAt
 			}
 			info.Forks = append(info.Forks, f)
 		}
+		slices.SortFunc(info.Forks, func(a, b ForkInfo) int { return compare(a.Fork, b.Fork) })
 		all = append(all, info)
 	}
 	return all

@@ -117,6 +117,7 @@ func TestKeyKnowsAllFields(t *testing.T) {
 		{Machine{}, "self epoch opt now next objects handles pins peers ghosts tombs offered early unsettled effects"},
 		{object{}, "id root creatorKey ownKey open forks offers local valued called former cancelled since"},
 		{fork{}, "life since"},
+		{forks{}, "first of one more"},
 		{handle{}, "id fork root key owner ownerEpoch parent state code creator held offered accepting deletable unanswered lost children doubtful since"},
 		{peer{}, "id kind epoch stream lease announced session floor buried requests lost early"},
 		{stream{}, "queue base sent sentAt expect owesAck stamp"},

@@ -16,7 +16,7 @@ type object struct {
 	// worker, has announced the object; the second until this worker hands a reference out.
 	creatorKey, ownKey Key
 	open               map[Worker]bool // Go workers that were registered without a key
-	forks              map[ID]fork
+	forks              forks
 	offers             map[ID]life // handed off to this worker by whom, not claimed by a decoded message yet
 	local              int         // uses by code of this worker
 	valued             bool        // the value or its error is there
@@ -26,21 +26,15 @@ type object struct {
 	since              Time
 }
 
-// fork is who holds a fork, and since when.
-type fork struct {
-	life
-	since Time
-}
-
 func (m *Machine) newObject(id, root ID) *object {
-	o := &object{id: id, root: root, forks: map[ID]fork{}, offers: map[ID]life{}, since: m.now}
+	o := &object{id: id, root: root, since: m.now}
 	m.objects[id] = o
 	return o
 }
 
 func (m *Machine) register(o *object, id ID, holder life) {
-	if _, known := o.forks[id]; !known {
-		o.forks[id] = fork{holder, m.now}
+	if _, known := o.forks.get(id); !known {
+		o.forks.add(id, fork{holder, m.now})
 	}
 }
 
@@ -108,7 +102,7 @@ func (m *Machine) CallArrived(from Worker, id, root ID, key Key) Code {
 		o = m.newObject(id, root)
 	} else if o.former {
 		return CreateFailed
-	} else if _, rooted := o.forks[root]; p.kind == Cohort && id.N < p.announced && !rooted && !m.opt.NoRefusal {
+	} else if _, rooted := o.forks.get(root); p.kind == Cohort && id.N < p.announced && !rooted && !m.opt.NoRefusal {
 		return Cancelled // only local uses keep it: its creator has given it up
 	}
 	if deleted := m.tombs.Has(tomb{root, from}); p.kind == Cohort || !deleted || m.opt.NoTombs {
@@ -244,10 +238,10 @@ func (m *Machine) deleteFork(p *peer, id, fork ID) {
 	if o == nil {
 		return
 	}
-	if _, known := o.forks[fork]; !known {
+	if _, known := o.forks.get(fork); !known {
 		return
 	}
-	delete(o.forks, fork)
+	o.forks.remove(fork)
 	if fork == o.root && !o.called {
 		m.orphan(o, Cancelled)
 	}
@@ -264,7 +258,7 @@ func (m *Machine) orphan(o *object, code Code) {
 
 // freeIfUnused drops an object that nobody refers to.
 func (m *Machine) freeIfUnused(o *object) {
-	if len(o.forks) > 0 {
+	if o.forks.len() > 0 {
 		return
 	}
 	inUse := o.local > 0 || len(o.offers) > 0
@@ -282,9 +276,9 @@ func (m *Machine) dropForksOf(gone life, code Code) {
 	for _, id := range sortedKeys(m.objects) {
 		o := m.objects[id]
 		touched := false
-		for fork, holder := range o.forks {
+		for fork, holder := range o.forks.all() {
 			if holder.life == gone {
-				delete(o.forks, fork)
+				o.forks.remove(fork)
 				touched = true
 			}
 		}
@@ -304,13 +298,13 @@ func (m *Machine) dropForksOf(gone life, code Code) {
 	}
 }
 
-func sortedKeys[V any](table map[ID]V) []ID {
-	return slices.SortedFunc(maps.Keys(table), func(a, b ID) int {
-		if a.Less(b) {
-			return -1
-		} else if b.Less(a) {
-			return 1
-		}
-		return 0
-	})
+func sortedKeys[V any](table map[ID]V) []ID { return slices.SortedFunc(maps.Keys(table), compare) }
+
+func compare(a, b ID) int {
+	if a.Less(b) {
+		return -1
+	} else if b.Less(a) {
+		return 1
+	}
+	return 0
 }

@@ -32,7 +32,7 @@ func (s *simulation) check() {
 			if o == nil {
 				s.fail("PREMATURE", "worker %d holds a confirmed reference to %v, which its owner %d has freed", w.id, h.id, h.owner)
 			}
-			if _, registered := o.forks[fork]; !registered {
+			if _, registered := o.forks.get(fork); !registered {
 				s.fail("UNKNOWN", "worker %d holds a confirmed reference %v that its owner %d does not know", w.id, fork, h.owner)
 			}
 			if tag, tagged := owner.tags[h.id]; tagged && tag != ref.tag {

@@ -24,7 +24,10 @@ func (s *stream) push(msg Message) { s.queue = append(s.queue, msg) }
 
 // Frame returns what should go to a Cohort peer now: new messages, or an acknowledgement that is owed. ok is false when
 // there is nothing to send.
-func (m *Machine) Frame(to Worker) (f Frame, ok bool) {
+func (m *Machine) Frame(to Worker) (f Frame, ok bool) { return m.FrameIn(to, nil) }
+
+// FrameIn is [Machine.Frame] that puts the messages into room.
+func (m *Machine) FrameIn(to Worker, room []Message) (f Frame, ok bool) {
 	p := m.peers[to]
 	if p == nil || p.kind != Cohort {
 		return Frame{}, false
@@ -33,17 +36,17 @@ func (m *Machine) Frame(to Worker) (f Frame, ok bool) {
 	if s.sent >= len(s.queue) && !s.owesAck {
 		return Frame{}, false
 	}
-	return m.frame(p, s.sent), true
+	return m.frame(p, s.sent, room), true
 }
 
-// frame builds a frame with the queued messages from the given index on.
-func (m *Machine) frame(p *peer, from int) Frame {
+// frame builds a frame with the queued messages from the given index on, which are put into room.
+func (m *Machine) frame(p *peer, from int, room []Message) Frame {
 	s := &p.stream
 	end := min(len(s.queue), from+frameLimit)
 	f := Frame{
 		From: m.self, To: p.id, Epoch: m.epoch, ToEpoch: p.epoch, Session: p.session, Floor: p.floor,
 		First: s.base + uint64(from), Ack: s.expect, //nolint:gosec // an index of the queue
-		Stamp: m.now, Echo: s.stamp, Msgs: append([]Message(nil), s.queue[from:end]...),
+		Stamp: m.now, Echo: s.stamp, Msgs: append(room[:0], s.queue[from:end]...),
 	}
 	s.sent, s.sentAt, s.owesAck = max(s.sent, end), m.now, false
 	p.lease.spokeAt = m.now

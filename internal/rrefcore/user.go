@@ -57,7 +57,7 @@ func (m *Machine) Create(owner Worker) (Wire, Code) {
 	}
 	m.handles[fork] = &handle{
 		id: id, fork: fork, root: fork, key: key, owner: owner, ownerEpoch: p.epoch, parent: life{m.self, m.epoch}, creator: true, held: true, unanswered: p.kind == PyTorch,
-		children: map[ID]life{}, since: m.now,
+		since: m.now,
 	}
 	m.send(owner, Message{Kind: Announce, ID: id, Fork: fork, Root: fork, Key: key})
 	return Wire{ID: id, Fork: fork, Root: fork, Owner: owner, OwnerEpoch: p.epoch, Parent: m.self, Key: key}, OK
@@ -117,6 +117,9 @@ func (m *Machine) Share(fork ID, to Worker) (Wire, Code) {
 	}
 	child := m.newID()
 	if !m.opt.NoPins {
+		if h.children == nil {
+			h.children = map[ID]life{}
+		}
 		h.children[child] = p.life()
 		m.pins[child] = h
 	}
@@ -178,6 +181,9 @@ func (m *Machine) returned(p *peer, msg Message) bool {
 	}
 	if v == proved && msg.OwnerEpoch == m.epoch && (m.objects[msg.ID] != nil || m.absent(msg.ID) == OK) {
 		o := m.contact(msg.ID, msg.Root)
+		if o.offers == nil {
+			o.offers = map[ID]life{}
+		}
 		o.offers[msg.Fork] = p.life()
 		m.offered[msg.Fork] = o.id
 	}
@@ -188,7 +194,7 @@ func (m *Machine) returned(p *peer, msg Message) bool {
 // enter makes the handle of a reference that came from parent.
 func (m *Machine) enter(parent *peer, w Wire, key Key, offered bool) {
 	h := &handle{
-		id: w.ID, fork: w.Fork, root: w.Root, key: key, owner: w.Owner, ownerEpoch: w.OwnerEpoch, parent: parent.life(), held: true, offered: offered, children: map[ID]life{}, since: m.now,
+		id: w.ID, fork: w.Fork, root: w.Root, key: key, owner: w.Owner, ownerEpoch: w.OwnerEpoch, parent: parent.life(), held: true, offered: offered, since: m.now,
 	}
 	m.handles[w.Fork] = h
 	h.accepting = parent.id != w.Owner
