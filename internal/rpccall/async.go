@@ -5,88 +5,67 @@ package rpccall
 
 import (
 	"context"
-	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
+
+// posted is a request whose answer nobody waits for.
+type posted struct {
+	k        *Caller
+	ctx      context.Context //nolint:containedctx // of the request
+	c        *rpclink.Conn
+	o        *Outgoing
+	id       uint64 // set before it is watched
+	wires    []rrefcore.Wire
+	started  time.Time
+	deadline time.Time
+	watch    watch
+	done     func(rpclink.Reply, error)
+}
 
 // Async sends a request on a session and calls done exactly once, normally in the goroutine that reads the answer. The
 // caller has counted it as active.
 func (k *Caller) Async(ctx context.Context, c *rpclink.Conn, o *Outgoing, done func(rpclink.Reply, error)) {
-	started := k.Begin(ctx, o)
-	finish := func(x rpclink.Reply, err error) {
-		k.End(o, started, err)
-		done(x, err)
-	}
-	deadline := k.Deadline(ctx)
+	p := &posted{k: k, ctx: ctx, c: c, o: o, started: k.Begin(ctx, o), deadline: k.Deadline(ctx), done: done}
+	p.watch.k, p.watch.of = k, p
 	m, wires, flags, err := o.Make(ctx, c.Cohort())
 	if err != nil {
-		finish(rpclink.Reply{}, err)
+		p.finish(rpclink.Reply{}, err)
 		return
 	}
+	p.wires = wires
 	k.cfg.Refs.FlushNow(o.Peer, wires)
-	w := &watch{}
-	p := &rpclink.Pending{Runs: o.Runs, Fn: func(x rpclink.Reply) {
-		w.stop()
-		x.Due = deadline
-		finish(k.received(o, x, wires))
-	}}
-	id, err := c.Begin(ctx, m, p, rpcref.HeaderForks(wires), flags, deadline)
+	p.id, err = c.Begin(ctx, m, &rpclink.Pending{Runs: o.Runs, Fn: p.answered}, rpcref.HeaderForks(wires), flags, p.deadline)
 	if err != nil {
 		k.unsent(c, o, wires, err)
-		finish(rpclink.Reply{}, k.Failed(o, err))
+		p.finish(rpclink.Reply{}, k.Failed(o, err))
 		return
 	}
-	giveUp := func(err error) {
-		if !c.Forget(id) {
-			return
-		}
-		w.stop()
-		c.Cancel(id)
-		k.cfg.Refs.Undelivered(o.Peer, wires)
-		finish(rpclink.Reply{}, k.Failed(o, err))
-	}
-	w.start(ctx, deadline, giveUp, o.Op, k.cfg.Timeout())
+	p.watch.start()
 }
 
-// watch ends a call when its time is over.
-type watch struct {
-	mu struct {
-		sync.Mutex
-		stopped bool
-		timer   *time.Timer
-		after   func() bool
-	}
+func (p *posted) finish(x rpclink.Reply, err error) {
+	p.k.End(p.o, p.started, err)
+	p.done(x, err)
 }
 
-func (w *watch) start(ctx context.Context, deadline time.Time, giveUp func(error), op string, limit time.Duration) {
-	moment.At("rpc.call.watch")
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.mu.stopped {
+func (p *posted) answered(x rpclink.Reply) {
+	p.watch.stop()
+	x.Due = p.deadline
+	p.finish(p.k.received(p.o, x, p.wires))
+}
+
+func (p *posted) bounds() (context.Context, time.Time, string) { return p.ctx, p.deadline, p.o.Op }
+
+func (p *posted) giveUp(err error) {
+	if !p.c.Forget(p.id) {
 		return
 	}
-	if ctx.Done() != nil {
-		w.mu.after = context.AfterFunc(ctx, func() { giveUp(dist.FromContext(ctx, "rpc: "+op)) })
-	}
-	if _, has := ctx.Deadline(); !has && !deadline.IsZero() {
-		w.mu.timer = time.AfterFunc(time.Until(deadline), func() { giveUp(timedOut(op, limit)) })
-	}
-}
-
-func (w *watch) stop() {
-	moment.At("rpc.call.unwatch")
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.mu.stopped = true
-	if w.mu.timer != nil {
-		w.mu.timer.Stop()
-	}
-	if w.mu.after != nil {
-		w.mu.after()
-	}
+	p.watch.stop()
+	p.c.Cancel(p.id)
+	p.k.cfg.Refs.Undelivered(p.o.Peer, p.wires)
+	p.finish(rpclink.Reply{}, p.k.Failed(p.o, err))
 }

@@ -44,6 +44,7 @@ type Caller struct {
 	Active   activeCalls
 	UnderWay atomic.Int64
 	profiles atomic.Int64 // how many requests were profiled: each has its number
+	vigil    vigil
 }
 
 // New returns who sends the requests of a worker.

@@ -61,9 +61,9 @@ type lasting struct {
 	wires    []rrefcore.Wire
 	flags    uint8
 	deadline time.Time
+	started  time.Time
 	watch    watch
-	finish   func(rpclink.Reply, error)
-	late     func(rpclink.Reply, error) // what a PyTorch worker answers to a request that was given up, or why it cannot
+	done     func(rpclink.Reply, error)
 
 	mu struct {
 		sync.Mutex
@@ -79,13 +79,8 @@ type lasting struct {
 // its session ends before, done is called a second time: such a worker cannot be told, so that only its answer says that it has done
 // what was asked.
 func (k *Caller) AsyncLasting(ctx context.Context, c *rpclink.Conn, o *Outgoing, done func(rpclink.Reply, error)) {
-	started := k.Begin(ctx, o)
-	l := &lasting{k: k, ctx: ctx, o: o, deadline: k.Deadline(ctx), late: done}
-	l.finish = func(x rpclink.Reply, err error) {
-		k.End(o, started, err)
-		done(x, err)
-		k.Active.Leave()
-	}
+	l := &lasting{k: k, ctx: ctx, o: o, started: k.Begin(ctx, o), deadline: k.Deadline(ctx), done: done}
+	l.watch.k, l.watch.of = k, l
 	var err error
 	if l.m, l.wires, l.flags, err = o.Make(ctx, c.Cohort()); err != nil {
 		l.finish(rpclink.Reply{}, err)
@@ -94,7 +89,16 @@ func (k *Caller) AsyncLasting(ctx context.Context, c *rpclink.Conn, o *Outgoing,
 	if err = l.send(c); err != nil {
 		l.failed(c, err)
 	}
-	l.watch.start(ctx, l.deadline, l.giveUp, o.Op, k.cfg.Timeout())
+	l.watch.start()
+}
+
+func (l *lasting) bounds() (context.Context, time.Time, string) { return l.ctx, l.deadline, l.o.Op }
+
+// finish reports the outcome.
+func (l *lasting) finish(x rpclink.Reply, err error) {
+	l.k.End(l.o, l.started, err)
+	l.done(x, err)
+	l.k.Active.Leave()
 }
 
 // end reports the outcome, once. It returns false when it was reported before.
@@ -121,7 +125,7 @@ func (l *lasting) send(c *rpclink.Conn) error {
 		}
 		if !l.end(func() (rpclink.Reply, error) { return l.k.received(l.o, x, l.wires) }) && !c.Cohort() {
 			if late, err := unwrapLate(x); err == nil {
-				l.late(late, nil)
+				l.done(late, nil)
 			}
 		}
 	}}
@@ -176,7 +180,7 @@ func (l *lasting) failed(c *rpclink.Conn, err error) {
 			if errors.Is(err, tensorpipe.ErrUnsent) {
 				l.k.cfg.Refs.Undecoded(l.o.Peer, l.wires)
 			}
-			l.late(rpclink.Reply{}, err) // it was given up, and its answer will not come either
+			l.done(rpclink.Reply{}, err) // it was given up, and its answer will not come either
 		}
 	}
 	moment.At("rpc.lasting.failed")
