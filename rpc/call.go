@@ -30,13 +30,13 @@ func Call[T any](ctx context.Context, c Caller, to, fn string, args ...any) (T, 
 
 // convert gives a received value the type that the caller asked for.
 func convert[T any](fn string, v any, err error) (T, error) {
-	var out T
 	if err != nil {
-		return out, err
+		return *new(T), err
 	}
 	if t, ok := v.(T); ok {
 		return t, nil
 	}
+	var out T
 	if err := Assign(&out, v); err != nil {
 		e := dist.New("rpc: result", dist.Mismatch, gofunc.Detail(err))
 		e.Key = fn
@@ -78,10 +78,11 @@ func late(fn string, p *rpclink.Peer) error {
 
 // prepare returns how a call is encoded.
 func (a *Agent) prepare(p *rpclink.Peer, fn string, args []any) *rpccall.Outgoing {
-	o := &rpccall.Outgoing{By: a.caller, Op: "call", Mode: "sync", Func: shown(fn, args), Peer: p}
+	t := parseTarget(fn)
+	o := &rpccall.Outgoing{By: a.caller, Op: "call", Mode: "sync", Func: t.shown(fn, args), Peer: p}
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := a.refs.Encoder(p, toGo)
-		m, err := encodeCall(e, fn, args)
+		m, err := encodeCall(e, t, fn, args)
 		if err != nil {
 			a.refs.Undecoded(p, *wires)
 			return nil, nil, 0, err
@@ -92,18 +93,17 @@ func (a *Agent) prepare(p *rpclink.Peer, fn string, args []any) *rpccall.Outgoin
 }
 
 // encodeCall writes a call of a function by its name.
-func encodeCall(e *rpcwire.Encoder, fn string, args []any) (*rpcwire.Message, error) {
-	t := parseTarget(fn)
+func encodeCall(e *rpcwire.Encoder, t target, fn string, args []any) (*rpcwire.Message, error) {
 	positional, kwargs := splitArgs(args)
 	if err := t.check("rpc: call", fn, kwargs); err != nil {
 		return nil, err
 	}
 	if t.isScript() {
 		payload, err := e.ScriptCall(rpcwire.ScriptUDF{Schema: t.schema, Name: t.script, Stack: positional})
-		return &rpcwire.Message{Type: rpcwire.ScriptCall, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, err
+		return e.Message(rpcwire.ScriptCall, payload), err
 	}
 	payload, err := e.PythonCall(rpcwire.UDF{Func: t.udf, Args: positional, Kwargs: kwargs}, false)
-	return &rpcwire.Message{Type: rpcwire.PythonCall, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, err
+	return e.Message(rpcwire.PythonCall, payload), err
 }
 
 // result reads the answer to a call.

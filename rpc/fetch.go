@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -28,12 +29,12 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	if err := core.Usable("fetch"); err != nil {
 		return nil, err
 	}
-	wire := core.Handle.Wire
-	p := a.net.PeerByID(wire.Owner)
+	h := core.Handle
+	p := a.net.PeerByID(h.Wire.Owner)
 	if p == nil {
 		return nil, core.Failure("fetch", rrefcore.OwnerLost)
 	}
-	o := &rpccall.Outgoing{By: a.caller, Op: "fetch", Func: wire.ID.String(), Peer: p}
+	o := &rpccall.Outgoing{By: a.caller, Op: "fetch", Func: h.Wire.ID.String(), Peer: p}
 	o.Repeat = func() bool { return core.Usable("fetch") == nil }
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		kind := rpcwire.PythonRRefFetchCall
@@ -41,21 +42,25 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 			kind = rpcwire.ScriptRRefFetchCall
 		}
 		if toGo {
-			return &rpcwire.Message{Type: kind, Payload: rpcref.AppendID(nil, wire.ID, 0, 0)}, nil, rpcref.FlagExact, nil
+			return &rpcwire.Message{Type: kind, Payload: rpcref.AppendID(make([]byte, 0, 24), h.Wire.ID, 0, 0)}, nil, rpcref.FlagExact, nil
 		}
-		payload, err := rpcwire.Fetch{RRef: rpcref.Global(wire.ID), From: rpcwire.WorkerID(wire.Owner)}.Encode()
+		payload, err := rpcwire.Fetch{RRef: rpcref.Global(h.Wire.ID), From: rpcwire.WorkerID(h.Wire.Owner)}.Encode()
 		return &rpcwire.Message{Type: kind, Payload: payload}, nil, 0, err
 	}
-	bounded, cancel := rpccall.Until(ctx, a.caller.Deadline(ctx))
-	defer cancel()
-	if err := a.refs.Settled(bounded, core); err != nil {
-		return nil, err
+	due := a.caller.Deadline(ctx)
+	if !a.refs.Known(h) {
+		bounded, cancel := rpccall.Until(ctx, due)
+		err := a.refs.Settled(bounded, core)
+		cancel()
+		if err != nil {
+			return nil, err
+		}
 	}
 	started := a.caller.Begin(ctx, o)
 	x, err := a.caller.ExchangeActive(ctx, o)
 	a.caller.End(o, started, err)
 	if err != nil {
-		return nil, fetchFailure(bounded, core, err)
+		return nil, fetchFailure(ctx, due, core, err)
 	}
 	a.awaitEarly(ctx, x)
 	d := a.refs.Decoding(p, x.Frame, x.Msg.Tensors)
@@ -73,15 +78,17 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		return nil, err
 	}
 	if said, ok := v.(*rpcwire.RemoteException); ok {
-		return nil, fetchFailure(bounded, core, rpccall.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said))))
+		return nil, fetchFailure(ctx, due, core, rpccall.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said))))
 	}
 	return v, nil
 }
 
 // fetchFailure is the error of a fetch that has failed with err. If the reference has failed meanwhile, that is why. If a Go owner
 // says that the object is gone while its creation is under way here, the creation has been given up, and is about to say why.
-func fetchFailure(ctx context.Context, core *rpcref.Hold, err error) error {
+func fetchFailure(ctx context.Context, due time.Time, core *rpcref.Hold, err error) error {
 	if errors.Is(err, ErrGone) {
+		ctx, cancel := rpccall.Until(ctx, due)
+		defer cancel()
 		pl := rpcplace.Of(ctx)
 		pl.Pause()
 		defer pl.Resume()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/rpccall"
 	"github.com/cohort-dist/cohort/internal/rpcref"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
@@ -108,7 +109,9 @@ func TestMemberForgesReferences(t *testing.T) {
 		}
 		cancel()
 		h := &rpcref.Handle{Wire: w, Owner: "w0"}
-		if _, err := thief.caller.Exchange(ctx, thief.creation(thief.net.PeerByID(0), h, "t.other", nil)); err == nil {
+		o := &rpccall.Outgoing{By: thief.caller, Op: "remote", Func: "t.other", Peer: thief.net.PeerByID(0)}
+		thief.creates(o, h, parseTarget(o.Func), o.Func, nil)
+		if _, err := thief.caller.Exchange(ctx, o); err == nil {
 			t.Errorf("%v: created by another worker", w.ID)
 		}
 	}

@@ -56,14 +56,14 @@ func calledMethod(fn string, args []any) (method, object string, ok bool) {
 
 // shown is what a call is called in errors, events and interceptors. It is the same on both sides, the name of the handler, since that is
 // all that a callee knows: an operator without its schema, a TorchScript function without the prefix that makes it one.
-func shown(fn string, args []any) string {
+func shown(fn string, args []any) string { return parseTarget(fn).shown(fn, args) }
+
+func (t target) shown(fn string, args []any) string {
 	if method, _, ok := calledMethod(fn, args); ok {
 		return method
 	}
-	if strings.Contains(fn, "::") {
-		if t := parseTarget(fn); t.isScript() {
-			return t.script
-		}
+	if t.schema != "" {
+		return t.script
 	}
 	return strings.TrimPrefix(fn, scriptPrefix)
 }

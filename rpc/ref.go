@@ -75,19 +75,7 @@ func (r *Ref[T]) watch() {
 }
 
 // typeNameOf names a Go type as it travels with a reference; "" fits everything.
-func typeNameOf[T any]() string {
-	t := reflect.TypeFor[T]()
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	if t.Kind() == reflect.Interface {
-		return ""
-	}
-	if t.PkgPath() != "" && t.Name() != "" {
-		return rpcref.GoTypePrefix + t.PkgPath() + "." + t.Name()
-	}
-	return rpcref.GoTypePrefix + t.String()
-}
+func typeNameOf[T any]() string { return rpcref.TypeName(reflect.TypeFor[T]()) }
 
 // assignReference fills arguments and results of type *Ref[T] with the references that were received.
 func assignReference(dst any, v pygo.Reference) (bool, error) {
@@ -105,9 +93,9 @@ func assignReference(dst any, v pygo.Reference) (bool, error) {
 // assign makes r the reference that was received.
 func (r *Ref[T]) assign(from refHolder) error {
 	core := from.core()
-	if want := typeNameOf[T](); want != "" && rpcref.IsGoType(core.TypeName) && core.TypeName != want {
+	if want, got := typeNameOf[T](), core.TypeName(); want != "" && rpcref.IsGoType(got) && got != want {
 		return dist.Newf("rpc: assign", dist.Mismatch, "a reference to %s where one to %s is expected",
-			strings.TrimPrefix(core.TypeName, rpcref.GoTypePrefix), strings.TrimPrefix(want, rpcref.GoTypePrefix))
+			strings.TrimPrefix(got, rpcref.GoTypePrefix), strings.TrimPrefix(want, rpcref.GoTypePrefix))
 	}
 	if core.Assigned.Swap(true) { // a message names a reference once that is in it twice, but each is closed by itself
 		twin, err := core.Dup()

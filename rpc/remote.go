@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"reflect"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/rpccall"
@@ -32,7 +33,7 @@ func Remote[T any](ctx context.Context, a *Agent, to, fn string, args ...any) (*
 	if err != nil {
 		return nil, err
 	}
-	core.TypeName = typeNameOf[T]()
+	core.Type = reflect.TypeFor[T]()
 	return wrapRef[T](a, core), nil
 }
 
@@ -89,72 +90,77 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rp
 	if err != nil {
 		return nil, err
 	}
-	r := a.refs
-	h, company, err := r.Create(p, shown(fn, args))
+	r, o := a.refs, &rpccall.Outgoing{By: a.caller, Op: "remote", Peer: p}
+	t := parseTarget(fn)
+	o.Func = t.shown(fn, args)
+	h, company, err := r.Create(p, o.Func)
 	if err != nil {
 		return nil, err
 	}
-	core := r.HoldHandle(h, parseTarget(fn).isScript())
+	core := r.HoldHandle(h, t.isScript())
 	if err = a.caller.Active.Enter(ctx); err != nil { // here and not with the session that it is sent on, as for an asynchronous call
 		r.CreateFailed(h, err)
 		return core, nil
 	}
-	o := a.creation(p, h, fn, args)
+	a.creates(o, h, t, fn, args)
 	if c := p.Current(); c != nil {
 		if company && c.Link != nil {
 			r.FlushOn(p, c)
 		}
 		a.create(ctx, c, o, h)
-		return core, nil
-	}
-	giveUp := o.Early(ctx)
-	if !a.net.Own(func() {
-		creation, release := creationContext(ctx)
-		bounded, cancel := rpccall.Until(creation, a.caller.Deadline(ctx))
-		c, err := p.Connect(bounded)
-		cancel()
-		release()
-		if err != nil {
-			giveUp()
-			r.CreateFailed(h, err)
-			a.caller.Active.Leave()
-			return
-		}
-		a.create(ctx, c, o, h)
-	}) {
-		giveUp()
-		r.CreateFailed(h, rpclink.ErrClosed("remote"))
-		a.caller.Active.Leave()
+	} else {
+		a.connectAndCreate(ctx, o, h)
 	}
 	return core, nil
 }
 
-// creation returns how a creating call is encoded.
-func (a *Agent) creation(p *rpclink.Peer, h *rpcref.Handle, fn string, args []any) *rpccall.Outgoing {
+// creates says how a creating call is encoded.
+func (a *Agent) creates(o *rpccall.Outgoing, h *rpcref.Handle, t target, fn string, args []any) {
 	r := a.refs
-	pair := rpcwire.RRefPair{RRef: rpcref.Global(h.Wire.ID), Fork: rpcref.Global(h.Wire.Fork), Key: h.Wire.Key}
-	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: shown(fn, args), Peer: p}
 	o.Repeat = func() bool { return r.CreationPending(h) }
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
-		e, wires := r.Encoder(p, toGo)
-		m, err := encodeRemote(e, fn, args, pair)
+		e, wires := r.Encoder(o.Peer, toGo)
+		m, err := encodeRemote(e, t, fn, args, rpcwire.RRefPair{RRef: rpcref.Global(h.Wire.ID), Fork: rpcref.Global(h.Wire.Fork), Key: h.Wire.Key})
 		if err != nil {
-			r.Undecoded(p, *wires)
+			r.Undecoded(o.Peer, *wires)
 			return nil, nil, 0, err
 		}
 		return m, *wires, 0, nil
 	}
-	return o
+}
+
+// connectAndCreate sends the creating call when there is a session.
+func (a *Agent) connectAndCreate(ctx context.Context, o *rpccall.Outgoing, h *rpcref.Handle) {
+	giveUp := o.Early(ctx)
+	failed := func(err error) {
+		giveUp()
+		a.refs.CreateFailed(h, err)
+		a.caller.Active.Leave()
+	}
+	if !a.net.Own(func() {
+		creation, release := creationContext(ctx)
+		bounded, cancel := rpccall.Until(creation, a.caller.Deadline(ctx))
+		c, err := o.Peer.Connect(bounded)
+		cancel()
+		release()
+		if err != nil {
+			failed(err)
+			return
+		}
+		a.create(ctx, c, o, h)
+	}) {
+		failed(rpclink.ErrClosed("remote"))
+	}
 }
 
 // create sends the creating call.
 func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *rpccall.Outgoing, h *rpcref.Handle) {
-	r, p, fn := a.refs, o.Peer, o.Func
+	r := a.refs
 	ctx, release := creationContext(ctx)
 	a.caller.AsyncLasting(ctx, c, o, func(x rpclink.Reply, err error) {
 		release()
 		if err == nil && x.Msg.Type != rpcwire.RemoteRet {
-			err = rpccall.UnexpectedAnswer(fn, p, x.Msg)
+			err = rpccall.UnexpectedAnswer(o.Func, o.Peer, x.Msg)
 		}
 		switch {
 		case err == nil:
@@ -190,8 +196,7 @@ func creationContext(ctx context.Context) (creation context.Context, release fun
 	return detached, func() { stop(); cancel(nil) }
 }
 
-func encodeRemote(e *rpcwire.Encoder, fn string, args []any, pair rpcwire.RRefPair) (*rpcwire.Message, error) {
-	t := parseTarget(fn)
+func encodeRemote(e *rpcwire.Encoder, t target, fn string, args []any, pair rpcwire.RRefPair) (*rpcwire.Message, error) {
 	positional, kwargs := splitArgs(args)
 	if err := t.check("rpc: remote", fn, kwargs); err != nil {
 		return nil, err
@@ -200,24 +205,25 @@ func encodeRemote(e *rpcwire.Encoder, fn string, args []any, pair rpcwire.RRefPa
 		payload, err := e.ScriptRemoteCall(rpcwire.RemoteScriptUDF{
 			ScriptUDF: rpcwire.ScriptUDF{Schema: t.schema, Name: t.script, Stack: positional}, RRefPair: pair,
 		})
-		return &rpcwire.Message{Type: rpcwire.ScriptRemoteCall, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, err
+		return e.Message(rpcwire.ScriptRemoteCall, payload), err
 	}
 	payload, err := e.PythonRemoteCall(rpcwire.RemoteUDF{UDF: rpcwire.UDF{Func: t.udf, Args: positional, Kwargs: kwargs}, RRefPair: pair})
-	return &rpcwire.Message{Type: rpcwire.PythonRemoteCall, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, err
+	return e.Message(rpcwire.PythonRemoteCall, payload), err
 }
 
 // remoteSelf makes an object of this worker by one of its own functions.
 func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*rpcref.Hold, error) {
-	r := a.refs
-	obj := r.OwnPending(shown(fn, args))
+	r, t := a.refs, parseTarget(fn)
+	name := t.shown(fn, args)
+	obj := r.OwnPending(name)
 	if obj == nil {
 		return nil, rpclink.ErrClosed("remote")
 	}
 	core := r.HoldOwn(obj, "")
-	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: shown(fn, args), Peer: a.self}
+	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: name, Peer: a.self}
 	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := r.Encoder(a.self, true)
-		m, err := encodeRemote(e, fn, args, rpcwire.RRefPair{RRef: rpcref.Global(obj.ID)})
+		m, err := encodeRemote(e, t, fn, args, rpcwire.RRefPair{RRef: rpcref.Global(obj.ID)})
 		return m, *wires, 0, err
 	}
 	started := a.caller.Begin(ctx, o)

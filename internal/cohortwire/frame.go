@@ -62,17 +62,18 @@ type Fork struct {
 
 // Frame is one message between two Go workers.
 type Frame struct {
-	Type        Type
-	Flags       uint8
+	Type  Type
+	Flags uint8
+	// Quiet says of a received frame that nothing behind it had been read: nobody waits for OnFrame to return.
+	Quiet       bool
 	ID          uint64
 	Incarnation uint64        // set by the link when sent
 	Deadline    time.Duration // time left; zero means none
 	Forks       []Fork
 	Trace       []byte // a trace context, at most 64 bytes
+	Prefix      []byte // of a frame that is sent: bytes of the payload before Payload
 	Payload     []byte
 	Storages    []*tensor.Storage
-	// Quiet says of a received frame that nothing behind it had been read: nobody waits for OnFrame to return.
-	Quiet bool
 	// Written, when not nil, is called once the frame has been written and its memory may be used for something else. It
 	// must not block. It is not called for a frame that is not written to its end.
 	Written func()
@@ -224,9 +225,10 @@ func (f *Frame) check(limits Limits) error {
 	refuse := func(code dist.Code, format string, args ...any) error {
 		return dist.Newf("cohort transport: send", code, format, args...)
 	}
-	switch body := int64(f.extension()) + int64(len(f.Payload)); {
+	payload := len(f.Prefix) + len(f.Payload)
+	switch body := int64(f.extension()) + int64(payload); {
 	case body > limits.Body:
-		return refuse(dist.TooLarge, "a payload of %d bytes, the limit is %d", len(f.Payload), limits.Body)
+		return refuse(dist.TooLarge, "a payload of %d bytes, the limit is %d", payload, limits.Body)
 	case len(f.Storages) > maxTensor || len(f.Forks) > maxForks:
 		return refuse(dist.TooLarge, "%d tensors and %d references, the limits are %d and %d", len(f.Storages), len(f.Forks), maxTensor, maxForks)
 	case len(f.Trace) > maxTrace:
@@ -252,10 +254,10 @@ func (f *Frame) bytes() int64 {
 	return n
 }
 
-// AppendHead appends header and extension. The payload and then the storages follow. The frame must have passed check.
+// AppendHead appends header and extension. Prefix, payload and storages follow. The frame must have passed check.
 func (f *Frame) AppendHead(b []byte) []byte {
 	extension := f.extension()
-	b = binary.LittleEndian.AppendUint32(b, uint32(extension+len(f.Payload))) //nolint:gosec // checked
+	b = binary.LittleEndian.AppendUint32(b, uint32(extension+len(f.Prefix)+len(f.Payload))) //nolint:gosec // checked
 	b = binary.LittleEndian.AppendUint16(b, uint16(f.Type))
 	b = append(b, f.Flags, magic)
 	b = binary.LittleEndian.AppendUint64(b, f.ID)

@@ -126,6 +126,7 @@ func (q *queue) add(f *Frame) (large bool, err error) {
 		q.parts = append(q.parts, part{big: b})
 		large = true
 	}
+	put(f.Prefix)
 	put(f.Payload)
 	for _, s := range f.Storages {
 		b, err := s.Bytes()

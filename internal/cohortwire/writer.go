@@ -67,8 +67,10 @@ func (l *Link) Post(ctx context.Context, f *Frame) error {
 
 // bulk is how many bytes of a frame are written from the caller's memory.
 func (f *Frame) bulk() (n int64) {
-	if len(f.Payload) > inline {
-		n = int64(len(f.Payload))
+	for _, b := range [...][]byte{f.Prefix, f.Payload} {
+		if len(b) > inline {
+			n += int64(len(b))
+		}
 	}
 	for _, s := range f.Storages {
 		if s.Len() > inline {

@@ -223,7 +223,8 @@ func (n *Links) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 	if len(f.Trace) > 0 {
 		in.Trace = string(f.Trace)
 	}
-	m, err := rpcwire.DecodeFrame(f)
+	var m rpcwire.Message
+	err := m.FromFrame(f)
 	if err == nil && !m.Type.Known() {
 		err = dist.Newf("rpc: decode", dist.Protocol, "unknown message type %#x", f.Type)
 	}

@@ -204,8 +204,8 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 		}
 		return size, err
 	}
-	f, err := m.Frame()
-	if err != nil {
+	var f cohortwire.Frame
+	if err := m.ToFrame(&f); err != nil {
 		return 0, err
 	}
 	f.Forks, f.Flags = forks, flags
@@ -216,13 +216,13 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 	}
 	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
 		moment.At("rpc.link.post")
-		return frameSize(f), c.Link.Post(ctx, f)
+		return frameSize(&f), c.Link.Post(ctx, &f)
 	}
 	if t := observe.Trace(ctx); t != "" {
 		f.Trace = []byte(t)
 	}
 	moment.At("rpc.link.request")
-	return frameSize(f), c.Link.Request(ctx, f)
+	return frameSize(&f), c.Link.Request(ctx, &f)
 }
 
 // Forget gives a request up. It reports whether the request still waited: then it will not be completed.
@@ -350,7 +350,7 @@ func (n *Links) Recall(w rrefcore.Worker) {
 }
 
 func frameSize(f *cohortwire.Frame) int {
-	size := len(f.Payload)
+	size := len(f.Prefix) + len(f.Payload)
 	for _, s := range f.Storages {
 		size += s.Len()
 	}

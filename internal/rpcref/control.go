@@ -5,6 +5,7 @@ package rpcref
 
 import (
 	"encoding/binary"
+	"slices"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -28,10 +29,10 @@ const (
 	epochNone, epochSender, epochReceiver, epochGiven, idNone = 0, 1, 2, 3, 4
 )
 
-// encodeControl encodes a frame of the control stream.
-func encodeControl(f rrefcore.Frame) []byte {
+// appendControl appends a frame of the control stream.
+func appendControl(b []byte, f rrefcore.Frame) []byte {
 	le := binary.LittleEndian
-	b := make([]byte, 0, controlHead+len(f.Msgs)*(messageHead+33+len(rrefcore.Key{})))
+	b = slices.Grow(b, controlHead+len(f.Msgs)*(messageHead+33+len(rrefcore.Key{})))
 	b = le.AppendUint16(b, uint16(f.From)) //nolint:gosec // two's complement
 	b = le.AppendUint16(b, uint16(f.To))   //nolint:gosec // two's complement
 	b = le.AppendUint64(b, uint64(f.Epoch))
@@ -88,8 +89,8 @@ func badControl(format string, args ...any) error {
 	return dist.Newf("rpc: control stream", dist.Protocol, format, args...)
 }
 
-// parseControl decodes a frame of the control stream.
-func parseControl(b []byte) (rrefcore.Frame, error) {
+// parseControl decodes a frame of the control stream. Its messages are put into room, which may be nil.
+func parseControl(b []byte, room []rrefcore.Message) (rrefcore.Frame, error) {
 	le := binary.LittleEndian
 	if len(b) < controlHead {
 		return rrefcore.Frame{}, badControl("a frame of %d bytes", len(b))
@@ -105,9 +106,8 @@ func parseControl(b []byte) (rrefcore.Frame, error) {
 	if n > maxMessages || uint64(n)*(messageHead+3) > uint64(len(b)) {
 		return f, badControl("%d messages in %d bytes", n, len(b))
 	}
-	if n > 0 {
-		f.Msgs = make([]rrefcore.Message, n)
-	}
+	f.Msgs = slices.Grow(room[:0], int(n))[:n]
+	clear(f.Msgs)
 	for i := range f.Msgs {
 		if len(b) < messageHead {
 			return f, badControl("message %d ends early", i)

@@ -49,7 +49,7 @@ func (r *Refs) Release(o *Object) {
 
 // HoldOwn returns the hold that comes with an own object.
 func (r *Refs) HoldOwn(o *Object, typeName string) *Hold {
-	return &Hold{Refs: r, Object: o, TypeName: typeName}
+	return &Hold{Refs: r, Object: o, Named: typeName}
 }
 
 // HoldHandle returns the hold that comes with a handle.
@@ -156,7 +156,7 @@ func (r *Refs) CallArrived(p *rpclink.Peer, life rrefcore.Epoch, pair rpcwire.RR
 	if code == rrefcore.OK {
 		o = r.object(id)
 		o.called = true
-		o.where = fn + " for " + p.Name
+		o.where, o.by = fn, p.Name
 	}
 	e := r.take(true) // the answer confirms it as well
 	r.mu.Unlock()

@@ -29,7 +29,7 @@ func TestDocumentedControlStream(t *testing.T) {
 			ID: rrefcore.ID{On: 1, N: 0x26, Epoch: 0x13}, Fork: rrefcore.ID{On: 2, N: 0x27, Epoch: 0x14}, Root: rrefcore.ID{On: 3, N: 0x28},
 		}},
 	}
-	frame := encodeControl(f)
+	frame := appendControl(nil, f)
 	parts := map[string][]byte{"head": frame[:controlHead], "message": frame[controlHead:]}
 	number := func(v uint64) []byte { return binary.LittleEndian.AppendUint64(nil, v) }
 	id := func(how, on byte, n uint64) []byte { return append([]byte{how, on, 0}, number(n)...) }

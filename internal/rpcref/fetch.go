@@ -52,18 +52,22 @@ func (r *Refs) FetchArrived(by rrefcore.Worker, id rrefcore.ID) (*Object, error)
 	return o, nil
 }
 
-// Settled makes sure that the owner knows of a received reference before it is asked for the value: it answers only those
-// who hold one.
-func (r *Refs) Settled(ctx context.Context, core *Hold) error {
-	h := core.Handle
+// Known reports whether the owner of a reference may be asked for the value: it answers only those who hold one.
+func (r *Refs) Known(h *Handle) bool {
+	if h.Wire.ID.On == r.cfg.ID { // made here: the owner knows its creator
+		return true
+	}
 	select {
 	case <-h.Ready:
-		return nil
+		return true
 	default:
+		return false
 	}
-	if h.Wire.ID.On == r.cfg.ID { // made here: the owner knows its creator
-		return nil
-	}
+}
+
+// Settled waits until the owner knows of a received reference.
+func (r *Refs) Settled(ctx context.Context, core *Hold) error {
+	h := core.Handle
 	pl := rpcplace.Of(ctx)
 	pl.Pause()
 	defer pl.Resume()
@@ -109,6 +113,9 @@ func (r *Refs) State() State {
 	for id, o := range r.mu.objects {
 		s.Values[id] = o
 		s.Where[id] = o.where
+		if o.by != "" {
+			s.Where[id] += " for " + o.by
+		}
 	}
 	for fork, h := range r.mu.handles {
 		s.Where[fork] = h.where

@@ -86,6 +86,9 @@ func (r *Refs) flushStream(p *rpclink.Peer) {
 	}
 }
 
+// maxKept bounds the room that is kept for the bytes of the next frame.
+const maxKept = 16 << 10
+
 // FlushOn sends the control stream's news on a link, in order.
 //
 //nolint:contextcheck,nolintlint // the stream outlives whoever caused its messages
@@ -99,14 +102,19 @@ func (r *Refs) FlushOn(p *rpclink.Peer, c *rpclink.Conn) {
 	}
 	for {
 		r.mu.Lock() // no point: peerState.flush is held
-		f, ok := r.mu.m.Frame(p.ID)
+		f, ok := r.mu.m.FrameIn(p.ID, q.leaving)
 		r.mu.Unlock()
 		if !ok {
 			return
 		}
+		payload := appendControl(q.bytes, f)
+		q.leaving, q.bytes = kept(f.Msgs), nil
 		ctx, cancel := context.WithTimeout(r.cfg.Net.Context, 10*time.Second)
-		err := c.Link.Send(ctx, &cohortwire.Frame{Type: rpclink.FrameControl, Payload: encodeControl(f)}) // no point: peerState.flush is held
+		err := c.Link.Send(ctx, &cohortwire.Frame{Type: rpclink.FrameControl, Payload: payload}) // no point: peerState.flush is held
 		cancel()
+		if err == nil && cap(payload) <= maxKept {
+			q.bytes = payload[:0] // it was copied or written
+		}
 		if err != nil { // the next frame brings it again, on this link or on the next
 			r.mu.Lock() // no point: peerState.flush is held
 			r.mu.m.Resend(p.ID)

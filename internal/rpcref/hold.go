@@ -4,6 +4,7 @@
 package rpcref
 
 import (
+	"reflect"
 	"strings"
 	"sync/atomic"
 
@@ -14,10 +15,11 @@ import (
 // Hold is one hold on an object, without its Go type.
 type Hold struct {
 	Refs     *Refs
-	Object   *Object // of an own object
-	Handle   *Handle // of another worker's
-	TypeName string
-	Script   bool // a TorchScript value of a PyTorch owner
+	Object   *Object      // of an own object
+	Handle   *Handle      // of another worker's
+	Named    string       // the type of the object as a message or the program named it
+	Type     reflect.Type // where Named is empty: its Go type, nil if nobody knows it
+	Script   bool         // a TorchScript value of a PyTorch owner
 	Assigned atomic.Bool
 	Closed   atomic.Bool
 }
@@ -27,6 +29,28 @@ const GoTypePrefix = "go:"
 
 // IsGoType reports whether this names a Go type.
 func IsGoType(name string) bool { return strings.HasPrefix(name, GoTypePrefix) }
+
+// TypeName names the type of the object as it travels with a reference; "" fits everything.
+func (c *Hold) TypeName() string {
+	if c.Named != "" || c.Type == nil {
+		return c.Named
+	}
+	return TypeName(c.Type)
+}
+
+// TypeName names a Go type as it travels with a reference.
+func TypeName(t reflect.Type) string {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t.Kind() == reflect.Interface {
+		return ""
+	}
+	if t.PkgPath() != "" && t.Name() != "" {
+		return GoTypePrefix + t.PkgPath() + "." + t.Name()
+	}
+	return GoTypePrefix + t.String()
+}
 
 // Names returns the ids of the object and of the fork, which is empty for an own object. open is false when the hold was
 // closed.
@@ -108,7 +132,7 @@ func (c *Hold) Dup() (*Hold, error) {
 	moment.At("rpc.refs.dup")
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	twin := &Hold{Refs: c.Refs, Object: c.Object, Handle: c.Handle, TypeName: c.TypeName, Script: c.Script}
+	twin := &Hold{Refs: c.Refs, Object: c.Object, Handle: c.Handle, Named: c.Named, Type: c.Type, Script: c.Script}
 	if c.Object != nil {
 		if !r.mu.m.HoldLocal(c.Object.ID) {
 			return nil, c.failureLocked("share", rrefcore.Gone)

@@ -21,6 +21,7 @@ type Object struct {
 	Since time.Time
 
 	where  string // what created it; guarded by refs.mu
+	by     string // for another worker; guarded by refs.mu
 	called bool   // its creating call has come; guarded by refs.mu
 
 	mu struct {

@@ -58,6 +58,7 @@ type Refs struct {
 		dirty   map[rrefcore.Worker]bool          // Go peers with something to be sent, and whether somebody may wait for what it brings
 		lazy    map[rrefcore.Worker]struct{}      // Go peers with something that can wait for company
 		taken   []rrefcore.Effect                 // room for what a step asks for
+		arrived []rrefcore.Message                // room for the messages of a frame
 		ahead   effects                           // taken before the end of a step
 		closed  bool
 		lent    map[uint64]*Hold // on their way from this worker to itself
@@ -80,8 +81,10 @@ func New(cfg Config) *Refs {
 type peerState struct {
 	flush    sync.Mutex // keeps control frames in order
 	flushes  struct{ wanted, running atomic.Bool }
-	stream   *rpclink.Conn // where they go; guarded by flush
-	creating sync.Mutex    // keeps two copies of a creating call apart
+	stream   *rpclink.Conn      // where they go; guarded by flush
+	leaving  []rrefcore.Message // room for the messages of a frame; guarded by flush
+	bytes    []byte             // room for the frame itself; guarded by flush
+	creating sync.Mutex         // keeps two copies of a creating call apart
 
 	control struct { // messages to a PyTorch worker
 		sync.Mutex
@@ -151,7 +154,9 @@ func (r *Refs) take(late bool) (e effects) {
 		case rrefcore.Free:
 			if o := r.mu.objects[x.ID]; o != nil {
 				delete(r.mu.objects, x.ID)
-				e.calls = append(e.calls, o.freed)
+				if !o.IsDone() {
+					e.calls = append(e.calls, o.freed)
+				}
 			}
 		case rrefcore.CancelRun:
 			if o := r.mu.objects[x.ID]; o != nil {
@@ -353,15 +358,30 @@ func (r *Refs) Tied(p *rpclink.Peer) bool {
 
 // Frame handles a frame of a Go peer's control stream, in the link's reading goroutine.
 func (r *Refs) Frame(c *rpclink.Conn, payload []byte) {
-	f, err := parseControl(payload)
-	if err == nil && (f.From != c.Peer().ID || f.To != r.cfg.ID || uint64(f.Epoch) != c.Link.Peer().Incarnation) {
-		err = dist.Newf("rpc: control stream", dist.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.Peer().ID)
-	}
+	var err error
+	r.stepHeld(func(m *rrefcore.Machine) { // Conn.enter may be held
+		var f rrefcore.Frame
+		if f, err = parseControl(payload, r.mu.arrived); err != nil {
+			return
+		}
+		if f.From != c.Peer().ID || f.To != r.cfg.ID || uint64(f.Epoch) != c.Link.Peer().Incarnation {
+			err = dist.Newf("rpc: control stream", dist.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.Peer().ID)
+			return
+		}
+		m.ReceiveFrame(f)
+		r.mu.arrived = kept(f.Msgs)
+	})
 	if err != nil {
 		r.cfg.Logger.Warn("control frame dropped", slog.String("peer", c.Peer().Name), slog.String("err", err.Error()))
-		return
 	}
-	r.stepHeld(func(m *rrefcore.Machine) { m.ReceiveFrame(f) }) // Conn.enter may be held
+}
+
+// kept returns room for the messages of the next frame, unless it is too much to be kept.
+func kept(room []rrefcore.Message) []rrefcore.Message {
+	if cap(room) > 4*ControlRide {
+		return nil
+	}
+	return room[:0]
 }
 
 // Close ends everything that waits for a value.

@@ -49,7 +49,7 @@ func (s *sharing) fork(ref pygo.Reference) (rpcwire.RRefFork, error) {
 			return rpcwire.RRefFork{}, err
 		}
 		s.wires = append(s.wires, w)
-		return rpcwire.RRefFork{Owner: rpcwire.WorkerID(r.cfg.ID), Fork: Global(w.Fork), TypeName: core.TypeName}, nil
+		return rpcwire.RRefFork{Owner: rpcwire.WorkerID(r.cfg.ID), Fork: Global(w.Fork), TypeName: core.TypeName()}, nil
 	}
 	w, typeName, err := r.share(core, s.peer)
 	if err != nil {
@@ -90,7 +90,7 @@ func (r *Refs) share(core *Hold, p *rpclink.Peer) (rrefcore.Wire, string, error)
 	if code != rrefcore.OK {
 		return w, "", core.Failure("share", code)
 	}
-	return w, core.TypeName, nil
+	return w, core.TypeName(), nil
 }
 
 // lend keeps a second hold of a reference for a message of this worker to itself.
@@ -277,9 +277,15 @@ type Decoding struct {
 
 // Decoding returns the decoder of a message of p; frame is that of a link.
 func (r *Refs) Decoding(p *rpclink.Peer, frame *cohortwire.Frame, tensors []any) *Decoding {
-	d := &Decoding{r: r, peer: p, frame: frame}
-	d.Decoder = rpcwire.Decoder{Tensors: tensors, Arrive: d.arrive}
+	d := &Decoding{}
+	d.Begin(r, p, frame, tensors)
 	return d
+}
+
+// Begin makes d the decoder of a message.
+func (d *Decoding) Begin(r *Refs, p *rpclink.Peer, frame *cohortwire.Frame, tensors []any) {
+	d.r, d.peer, d.frame = r, p, frame
+	d.Decoder = rpcwire.Decoder{Tensors: tensors, Arrive: d.arrive}
 }
 
 // arrive makes the reference of a fork that a message brought.
@@ -301,7 +307,7 @@ func (d *Decoding) arrive(f rpcwire.RRefFork) (any, error) {
 		typeName = ""
 	}
 	owner := rrefcore.Worker(f.Owner)
-	core := &Hold{Refs: r, TypeName: typeName, Script: typeName != "" && !IsGoType(typeName)}
+	core := &Hold{Refs: r, Named: typeName, Script: typeName != "" && !IsGoType(typeName)}
 	r.mu.Lock() // no point: Refs.Creating may be held
 	r.known(d.peer.ID)
 	r.known(owner)

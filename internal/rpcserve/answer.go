@@ -38,7 +38,7 @@ func (s *Server) answerValue(req *request, form *answerForm, v any, err error) {
 		var payload []byte
 		if payload, err = form.encode(e, v); err == nil {
 			s.cfg.Refs.FlushNow(req.Peer, *wires)
-			req.answer(&rpcwire.Message{Type: form.kind, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}, *wires)
+			req.answer(e.Message(form.kind, payload), *wires)
 			return
 		}
 		s.cfg.Refs.Undecoded(req.Peer, *wires) // nothing of it was sent

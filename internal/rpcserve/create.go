@@ -5,7 +5,6 @@ package rpcserve
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -28,7 +27,7 @@ func (s *Server) creationArrived(r *request, j *job, cancel context.CancelCauseF
 	if r.Frame != nil {
 		life = rrefcore.Epoch(r.Frame.Incarnation)
 	}
-	return s.cfg.Refs.CallArrived(r.Peer, life, *j.pair, s.cfg.Program.Shown(j.Func, j.Args), cancel)
+	return s.cfg.Refs.CallArrived(r.Peer, life, j.pair, s.cfg.Program.Shown(j.Func, j.Args), cancel)
 }
 
 // answerCreated tells a creator that its object is here.
@@ -69,27 +68,20 @@ func (s *Server) createFailed(r *request, failed error) bool {
 // countCreation counts the function of a creating call as active from before its answer. The creator counts the call itself
 // until then, and a PyTorch creator gets the answer when the function has ended. So there is no moment at which the
 // workers of a static world could leave while it runs.
-func (s *Server) countCreation(ctx context.Context, answeredEarly bool) (uncount func()) {
-	if !answeredEarly || !s.cfg.Static || s.cfg.Caller.Active.Enter(ctx) != nil {
-		return func() {}
-	}
-	return s.cfg.Caller.Active.Leave
+func (s *Server) countCreation(ctx context.Context) (counted bool) {
+	return s.cfg.Static && s.cfg.Caller.Active.Enter(ctx) == nil
 }
 
 // runRemote runs the function of a creating call and stores its result.
 func (s *Server) runRemote(r *request, o *rpcref.Object) {
 	j, toGo, started := &r.job, r.cohort(), r.began
-	uncount := r.uncount
-	if uncount == nil {
-		uncount = s.countCreation(&r.ctx, toGo)
-	}
+	counted := toGo && r.uncount == nil && s.countCreation(&r.ctx)
 	if toGo {
 		s.answerCreated(r, j) // the object exists; its value's fate is another matter
 		started = time.Now()  // to write that takes longer than a short function, and is no part of it
 	}
-	var once atomic.Bool
 	done := func(v any, err error) {
-		if !once.CompareAndSwap(false, true) {
+		if !r.ended.CompareAndSwap(false, true) {
 			return
 		}
 		r.took(started)
@@ -99,7 +91,11 @@ func (s *Server) runRemote(r *request, o *rpcref.Object) {
 		}
 		s.ended(r, err)
 		r.ctx.Cancel(rpcplace.ErrDone)
-		uncount()
+		if r.uncount != nil {
+			r.uncount()
+		} else if counted {
+			s.cfg.Caller.Active.Leave()
+		}
 	}
 	err := j.err
 	if err == nil {
@@ -114,7 +110,7 @@ func (s *Server) runRemote(r *request, o *rpcref.Object) {
 	if !s.invoke(&r.ctx, j, done) {
 		r.decoder.Release()
 	}
-	if !once.Load() {
+	if !r.ended.Load() {
 		r.place.Pause()
 	}
 }

@@ -13,9 +13,10 @@ import (
 // job is a decoded call.
 type job struct {
 	Call
-	script bool              // it came as TorchScript and is answered so
-	pair   *rpcwire.RRefPair // of a call whose result stays here
-	err    error             // why it cannot run, although it was understood as a call
+	script   bool              // it came as TorchScript and is answered so
+	operator rpcwire.ScriptUDF // what Operator points to
+	pair     rpcwire.RRefPair  // of a call whose result stays here
+	err      error             // why it cannot run, although it was understood as a call
 }
 
 // scriptPrefix begins the qualified names of TorchScript functions.
@@ -57,7 +58,8 @@ func (s *Server) decodeCall(r *request, d *rpcref.Decoding) (*job, error) {
 	if j.script {
 		j.Func, j.Args = x.Name, x.Stack
 		if x.Schema != "" {
-			j.Operator = &x
+			j.operator = x
+			j.Operator = &j.operator
 		} else {
 			j.Func = strings.TrimPrefix(x.Name, scriptPrefix)
 		}
@@ -70,6 +72,6 @@ func (s *Server) decodeCall(r *request, d *rpcref.Decoding) (*job, error) {
 // creates notes the ids of the object that a call makes, if they could be read.
 func (j *job) creates(pair rpcwire.RRefPair, err error) {
 	if err == nil || pair != (rpcwire.RRefPair{}) {
-		j.pair, j.Remote = &pair, true
+		j.pair, j.Remote = pair, true
 	}
 }

@@ -29,15 +29,17 @@ func (s *Server) serveFetch(req *request) {
 		s.cfg.Net.Background(func() { s.answerValue(req, form, nil, err) })
 		return
 	}
-	answer := func() {
-		v, err := o.Peek()
-		s.answerValue(req, form, v, err)
-	}
 	if req.Inline && o.IsDone() {
-		req.Conn.Inline.Do(answer)
+		req.Conn.Inline.Do(func() { s.answerFetch(req, form, o) })
 		return
 	}
-	req.await(o, answer)
+	req.await(o, func() { s.answerFetch(req, form, o) })
+}
+
+// answerFetch answers a fetch with the value of the object, which is there.
+func (s *Server) answerFetch(req *request, form *answerForm, o *rpcref.Object) {
+	v, err := o.Peek()
+	s.answerValue(req, form, v, err)
 }
 
 // maxFetches bounds the fetches on one connection that wait for their objects.

@@ -23,7 +23,7 @@ func (s *Server) serveProfiled(r *request) {
 	r.derive(func(ctx context.Context) context.Context { return rpcprof.With(ctx, rec) })
 	r.wraps = append(r.wraps, func(m *rpcwire.Message) error {
 		x.Inner, x.Config = m.Type, nil
-		if !r.began.IsZero() && !r.creates() { // a creating call is answered before its function has returned
+		if r.execution != nil && !r.began.IsZero() && !r.creates() { // a creating call is answered before its function has returned
 			rec.Add(rpcprof.Span{Name: rpcprof.Name(s.cfg.Program.Shown(r.job.Func, r.job.Args)), Worker: dist.Rank(s.cfg.ID), Start: r.began, Took: time.Since(r.began)})
 		}
 		x.Spans, _ = rec.Spans()

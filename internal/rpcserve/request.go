@@ -29,16 +29,35 @@ type request struct {
 	local    func(*rpcwire.Message, error)
 	wraps    []wrapper                             // profilers and an extension around the call, outermost first
 	values   func(context.Context) context.Context // of an extension and a profiler, for the handler
-	began    time.Time                             // when it was run
 	answered atomic.Bool
-	awaited  atomic.Bool // counted in Server.awaited
-	decoder  *rpcref.Decoding
-	place    rpcplace.Place
-	ctx      rpcplace.Context
-	job      job
+	awaited  atomic.Bool    // counted in Server.awaited
 	borrowed bool           // its tensors are not needed once the answer has been written
 	own      *rpcref.Object // of a remote call of this worker to itself: where the result goes
 	uncount  func()         // of such a call: it is active no longer
+	*execution
+}
+
+// execution is the part of a request that runs something. A fetch has none.
+type execution struct {
+	began   time.Time   // when it was run
+	ended   atomic.Bool // its function has a result
+	decoder rpcref.Decoding
+	place   rpcplace.Place
+	ctx     rpcplace.Context
+	job     job
+}
+
+// newRequest returns the request that has arrived.
+func (s *Server) newRequest(in *rpclink.Incoming) *request {
+	if in.Kind == rpcwire.PythonRRefFetchCall || in.Kind == rpcwire.ScriptRRefFetchCall {
+		return &request{Incoming: *in, s: s}
+	}
+	room := &struct {
+		request
+		execution execution
+	}{request: request{Incoming: *in, s: s}}
+	room.request.execution = &room.execution
+	return &room.request
 }
 
 // Caller is who shares places: a worker, or all guests together.

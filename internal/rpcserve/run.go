@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -153,14 +152,14 @@ func (s *Server) beginContext(r *request) {
 // understand decodes a call. If it creates an object, it returns the place of that.
 func (s *Server) understand(r *request) (obj *rpcref.Object, err error) {
 	s.cfg.Refs.AwaitEarly(&r.ctx, r.Frame)
-	r.decoder = s.cfg.Refs.Decoding(r.Peer, r.Frame, r.Tensors)
+	r.decoder.Begin(s.cfg.Refs, r.Peer, r.Frame, r.Tensors)
 	if r.creates() && r.Frame != nil && len(r.Frame.Forks) > 0 { // a copy on another link claims the same references
 		moment.At("rpc.serve.creating")
 		creating := s.cfg.Refs.Creating(r.Peer)
 		creating.Lock()
 		defer creating.Unlock()
 	}
-	j, err := s.decodeCall(r, r.decoder)
+	j, err := s.decodeCall(r, &r.decoder)
 	if err == nil && j.Remote {
 		obj, err = s.creationArrived(r, j, r.ctx.Cancel)
 	}
@@ -172,7 +171,7 @@ func (s *Server) notUnderstood(r *request, err error) {
 	here := errors.Is(err, rpcref.ErrCalled)
 	// PyTorch never settles a reference whose creation is answered with an error, and its shutdown would wait for it. There is no object
 	// that could keep the error: whoever fetches it is told that it is gone.
-	settles := r.job.pair != nil && !r.cohort()
+	settles := r.job.Remote && !r.cohort()
 	r.decoder.Release()
 	s.drop(r)
 	if here {
@@ -201,9 +200,8 @@ func (s *Server) runFunction(r *request) {
 		r.ctx.Cancel(rpcplace.ErrDone)
 		return
 	}
-	var once atomic.Bool
 	done := func(v any, err error) {
-		if !once.CompareAndSwap(false, true) {
+		if !r.ended.CompareAndSwap(false, true) {
 			return
 		}
 		r.took(r.began)
@@ -215,7 +213,7 @@ func (s *Server) runFunction(r *request) {
 	if !s.invoke(&r.ctx, j, done) {
 		r.decoder.Release()
 	}
-	if !once.Load() { // an async handler gives its place to others
+	if !r.ended.Load() { // an async handler gives its place to others
 		r.place.Pause()
 	}
 }

@@ -42,7 +42,9 @@ func (s *Server) ExchangeOwn(ctx context.Context, o *rpccall.Outgoing) (rpclink.
 	case x := <-ch:
 		return s.ownAnswer(o, x)
 	case <-bounded.Done():
-		r.ctx.Cancel(rpclink.ErrGivenUp)
+		if r.execution != nil {
+			r.ctx.Cancel(rpclink.ErrGivenUp)
+		}
 		o.Lost()
 		s.cfg.Net.Background(func() { // what its answer brings is not wanted
 			moment.At("rpc.self.late")
@@ -85,7 +87,7 @@ func (s *Server) deliver(m *rpcwire.Message, deadline time.Time, trace string, c
 	if err != nil {
 		return nil, err
 	}
-	r := &request{Incoming: rpclink.Incoming{Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: tensors, Deadline: deadline, Trace: trace}, s: s}
+	r := s.newRequest(&rpclink.Incoming{Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: tensors, Deadline: deadline, Trace: trace})
 	r.local = func(m *rpcwire.Message, err error) {
 		if err == nil {
 			m.Tensors, err = cloneTensors(m.Tensors)
@@ -113,7 +115,8 @@ func (s *Server) CreateOwn(ctx context.Context, o *rpccall.Outgoing, obj *rpcref
 		s.cfg.Refs.Undelivered(s.cfg.Self, wires)
 		return err
 	}
-	r := &request{Incoming: rpclink.Incoming{Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors, Trace: observe.Trace(ctx)}, s: s, own: obj, uncount: sync.OnceFunc(s.cfg.Caller.Active.Leave)}
+	r := s.newRequest(&rpclink.Incoming{Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors, Trace: observe.Trace(ctx)})
+	r.own, r.uncount = obj, sync.OnceFunc(s.cfg.Caller.Active.Leave)
 	r.local = func(m *rpcwire.Message, _ error) {
 		if m.Type != rpcwire.Exception {
 			_ = o.Answered(m)

@@ -110,7 +110,7 @@ func (s *Server) Awaited() int { return int(s.awaited.Load()) }
 
 // Arrived takes a request of a peer. It is called by the goroutine that reads and does not block.
 func (s *Server) Arrived(in rpclink.Incoming) {
-	r := &request{Incoming: in, s: s}
+	r := s.newRequest(&in)
 	if in.Err != nil {
 		r.refuse(in.Err)
 		return

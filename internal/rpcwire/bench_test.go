@@ -26,7 +26,7 @@ func BenchmarkCall(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			m, err := DecodeFrame(f)
+			m, err := DecodeFrame(arrived(f))
 			if err != nil {
 				b.Fatal(err)
 			}

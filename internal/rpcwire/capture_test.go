@@ -196,7 +196,7 @@ func TestCapturedMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		back, err := DecodeFrame(frame)
+		back, err := DecodeFrame(arrived(frame))
 		if err != nil || !bytes.Equal(back.Payload, payload) || len(back.Tensors) != len(tensors) {
 			t.Fatalf("%s: frame: %v, %v", c.Block, back, err)
 		}

@@ -28,13 +28,23 @@ const (
 	flagGrad    = 1
 )
 
+// noTensors is the table of a message without tensors. It is only read.
+var noTensors [4]byte
+
 // Frame lays the message out for the cohort transport. The id is the link's to choose for requests.
 func (m *Message) Frame() (*cohortwire.Frame, error) {
-	room := &struct { // most messages have at most one tensor
-		cohortwire.Frame
-		storages [1]*tensor.Storage
-	}{}
-	w := compactWriter{out: make([]byte, 4, 4+32*len(m.Tensors)+len(m.Payload)+32), storages: room.storages[:0]}
+	f := &cohortwire.Frame{}
+	return f, m.ToFrame(f)
+}
+
+// ToFrame is [Message.Frame] into a frame of the caller.
+func (m *Message) ToFrame(f *cohortwire.Frame) error {
+	f.Type, f.ID = cohortwire.Type(m.Type), uint64(m.ID) //nolint:gosec // two's complement
+	f.Prefix, f.Payload, f.Written = noTensors[:], m.Payload, m.Written
+	if len(m.Tensors) == 0 {
+		return nil
+	}
+	w := compactWriter{out: make([]byte, 4, 4+(entryHead+32)*len(m.Tensors))} // of up to two dimensions each
 	for i, t := range m.Tensors {
 		var err error
 		switch t := t.(type) {
@@ -46,15 +56,12 @@ func (m *Message) Frame() (*cohortwire.Frame, error) {
 			err = dist.Newf("rpc: encode tensors", dist.InvalidArgument, "entry %d is a %T", i, t)
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
 	binary.LittleEndian.PutUint32(w.out, uint32(len(w.out)-4)) //nolint:gosec // far below 4 GiB
-	room.Frame = cohortwire.Frame{
-		Type: cohortwire.Type(m.Type), ID: uint64(m.ID), //nolint:gosec // two's complement
-		Payload: append(w.out, m.Payload...), Storages: w.storages, Written: m.Written,
-	}
-	return &room.Frame, nil
+	f.Prefix, f.Storages = w.out, w.storages
+	return nil
 }
 
 // DecodeFrame reads a message from the cohort transport. The tensors use the storages of the frame, without a copy.
@@ -63,25 +70,33 @@ func DecodeFrame(f *cohortwire.Frame) (*Message, error) {
 		Message
 		tensors [1]any
 	}{}
-	m := &room.Message
-	m.Type, m.ID, m.Tensors = Type(f.Type), int64(f.ID), room.tensors[:0] //nolint:gosec // two's complement
+	room.Tensors = room.tensors[:0]
+	if err := room.FromFrame(f); err != nil {
+		return nil, err
+	}
+	return &room.Message, nil
+}
+
+// FromFrame is [DecodeFrame] into a message that has room for its tensors, or none.
+func (m *Message) FromFrame(f *cohortwire.Frame) error {
+	m.Type, m.ID = Type(f.Type), int64(f.ID) //nolint:gosec // two's complement
 	if len(f.Payload) < 4 {
-		return nil, badTable("a payload of %d bytes has no table", len(f.Payload))
+		return badTable("a payload of %d bytes has no table", len(f.Payload))
 	}
 	n := binary.LittleEndian.Uint32(f.Payload)
 	if uint64(n) > uint64(len(f.Payload)-4) { //nolint:gosec // a length
-		return nil, badTable("a table of %d bytes in a payload of %d", n, len(f.Payload))
+		return badTable("a table of %d bytes in a payload of %d", n, len(f.Payload))
 	}
 	r := compactReader{data: f.Payload[4 : 4+n], storages: f.Storages}
 	m.Payload = f.Payload[4+n:]
 	for len(r.data) > 0 {
 		t, err := r.entry()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		m.Tensors = append(m.Tensors, t)
 	}
-	return m, nil
+	return nil
 }
 
 type compactWriter struct {

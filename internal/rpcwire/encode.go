@@ -37,6 +37,13 @@ type Encoder struct {
 	number  int           // of the next container in the short form
 	jitted  pygo.Met[int] // containers of a TorchScript value that occur more than once, as numbers of its pickle
 	again   bool          // the short form refers to a number
+	message Message       // see Message
+}
+
+// Message returns the message with a payload of this encoder.
+func (e *Encoder) Message(kind Type, payload []byte) *Message {
+	e.message = Message{Type: kind, Payload: payload, Tensors: e.Tensors, Holders: e.Holders}
+	return &e.message
 }
 
 // Pickle returns the Python pickle of a Go value.

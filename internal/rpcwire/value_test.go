@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"math/big"
+	"slices"
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -231,18 +232,23 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
+// arrived is a frame as its receiver sees it.
+func arrived(f *cohortwire.Frame) *cohortwire.Frame {
+	return &cohortwire.Frame{Type: f.Type, ID: f.ID, Payload: slices.Concat(f.Prefix, f.Payload), Storages: f.Storages}
+}
+
 func FuzzCompactTable(f *testing.F) {
 	x := tensor.Must(tensor.From([]float32{1, 2, 3, 4}, 2, 2))
 	frame, err := (&Message{Type: PythonCall, Tensors: []any{x, x}, Payload: []byte("p")}).Frame()
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(frame.Payload, 16)
+	f.Add(arrived(frame).Payload, 16)
 	s := &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)), Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
 	if frame, err = (&Message{Type: PythonCall, Tensors: []any{s}}).Frame(); err != nil {
 		f.Fatal(err)
 	}
-	f.Add(frame.Payload, 16)
+	f.Add(arrived(frame).Payload, 16)
 	f.Fuzz(func(t *testing.T, payload []byte, n int) {
 		if n < 0 || n > 1<<16 {
 			return
