@@ -48,3 +48,25 @@ func TestReferenceAllocations(t *testing.T) {
 		t.Errorf("%d objects of %d bytes for each pair, at most %d of %d were expected", objects, bytes, mostObjects, mostBytes)
 	}
 }
+
+// TestLingeringAnswer: the answer to a creation comes also when nothing else is sent, and at once to whoever waits for it.
+func TestLingeringAnswer(t *testing.T) {
+	agents := world(t, 2, true, func(int) *Registry { return NewRegistry().MustHandle("t.make", func() int { return 7 }) })
+	defer shutdown(t, agents)
+	ctx := testContext(t)
+	for _, waits := range []bool{false, true} {
+		ref, err := Remote[int](ctx, agents[0], "w1", "t.make")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waits {
+			err = ref.Confirmed(ctx)
+		} else {
+			err = agents[0].caller.Active.Idle(ctx)
+		}
+		if err != nil || !ref.ConfirmedByOwner() {
+			t.Errorf("confirmed %v: %v", ref.ConfirmedByOwner(), err)
+		}
+		_ = ref.Close()
+	}
+}

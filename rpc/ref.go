@@ -205,7 +205,7 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	pl.Pause()
 	defer pl.Resume()
 	defer runtime.KeepAlive(r)
-	r.a.net.Recall(c.Handle.Wire.Owner)
+	r.a.refs.Hasten(c.Handle)
 	moment.At("rpc.ref.confirmed")
 	select {
 	case <-c.Handle.Ready:

@@ -192,3 +192,40 @@ func TestPostIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// What lingers leaves with the next frame, when it is hastened, and when there is too much of it.
+func TestLinger(t *testing.T) {
+	bubble(t, Config{OnFrame: ignore}, func(t *testing.T, l *Link, out *counted, far net.Conn) {
+		t.Helper()
+		go drain(far)
+		one := int64(len((&Frame{Type: FirstAgentType}).AppendHead(nil)))
+		send := func(how func(context.Context, *Frame) error, times int) {
+			t.Helper()
+			for range times {
+				if err := how(context.Background(), &Frame{Type: FirstAgentType}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			synctest.Wait()
+		}
+		expect := func(when string, writes, frames int64) {
+			t.Helper()
+			if w, b := out.writes.Swap(0), out.bytes.Swap(0); w != writes || b != frames*one {
+				t.Errorf("%s: %d writes of %d bytes, want %d of %d", when, w, b, writes, frames*one)
+			}
+		}
+		send(l.Linger, 3)
+		expect("three linger", 0, 0)
+		send(l.Post, 1)
+		expect("another one is sent", 1, 4)
+		send(l.Linger, 2)
+		l.Hasten()
+		synctest.Wait()
+		expect("two are hastened", 1, 2)
+		l.Hasten()
+		synctest.Wait()
+		expect("nothing lingers", 0, 0)
+		send(l.Linger, lingerBytes/int(one)+1)
+		expect("too many linger", 1, int64(lingerBytes/int(one)+1))
+	})
+}

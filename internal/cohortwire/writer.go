@@ -52,17 +52,40 @@ func (l *Link) Send(ctx context.Context, f *Frame) error {
 
 // Request is Send for a request whose caller reads the answer itself where it may: it calls [Link.Await] at once, or
 // [Link.Recall] if the answer must not come a moment late.
-func (l *Link) Request(ctx context.Context, f *Frame) error { return l.send(ctx, f, math.MinInt64) }
+func (l *Link) Request(ctx context.Context, f *Frame) error {
+	return l.send(ctx, f, math.MinInt64, false)
+}
 
 // Post is Send for an answer. It does not wait for the write of a large frame, unless more than postedBytes wait already:
 // the memory belongs to the link until it has been written, at some time. A peer that does not read what it has asked for
 // gets errors instead: where [Limits].Waiting bytes wait already, Post refuses a large frame at once.
 func (l *Link) Post(ctx context.Context, f *Frame) error {
-	if err := l.send(ctx, f, postedBytes); err != nil {
+	if err := l.send(ctx, f, postedBytes, false); err != nil {
 		return err
 	}
 	l.Recall()
 	return nil
+}
+
+// Linger is Post for an answer that can wait for company: a small frame leaves with the next one that is sent, or when the caller or
+// somebody else calls [Link.Hasten].
+func (l *Link) Linger(ctx context.Context, f *Frame) error {
+	return l.send(ctx, f, postedBytes, true)
+}
+
+// lingerBytes is how much may linger.
+const lingerBytes = 16 << 10
+
+// Hasten writes what waits to be written, unless somebody does.
+func (l *Link) Hasten() {
+	moment.At("cohortwire.link.hasten")
+	l.out.Lock()
+	if l.out.writing || l.out.empty() {
+		l.out.Unlock()
+		return
+	}
+	l.out.writing = true
+	l.drive(true)
 }
 
 // bulk is how many bytes of a frame are written from the caller's memory.
@@ -80,8 +103,8 @@ func (f *Frame) bulk() (n int64) {
 	return n
 }
 
-// send is Send, and does not wait while at most ahead bytes of large frames do.
-func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
+// send is Send, and does not wait while at most ahead bytes of large frames do. late says that a small frame lingers.
+func (l *Link) send(ctx context.Context, f *Frame, ahead int64, late bool) error {
 	f.Incarnation = l.cfg.Identity.Incarnation
 	if err := f.check(l.cfg.Limits); err != nil {
 		return err
@@ -125,6 +148,8 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64) error {
 		l.out.Unlock()
 	case !large && ahead >= 0 && l.corked.Load():
 		l.out.Unlock()
+	case !large && late && len(l.out.small) < lingerBytes:
+		l.out.Unlock()
 	default:
 		l.out.writing = true
 		l.drive(!large && l.out.here(l.load.Load()))
@@ -154,6 +179,7 @@ func (l *Link) waitForRoom(ctx context.Context) error {
 		l.out.Unlock()
 		moment.At("cohortwire.link.room")
 		l.uncork()
+		l.Hasten()
 		var err error
 		select {
 		case <-room:

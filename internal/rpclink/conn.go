@@ -214,6 +214,10 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 			return 0, dist.New("rpc: send", dist.DeadlineExceeded, "the deadline has passed")
 		}
 	}
+	if m.Type == rpcwire.RemoteRet && c.Peer().Current() == c { // whoever waits for it hastens it: see rpcref.Refs.Hasten
+		moment.At("rpc.link.linger")
+		return frameSize(&f), c.Link.Linger(ctx, &f)
+	}
 	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
 		moment.At("rpc.link.post")
 		return frameSize(&f), c.Link.Post(ctx, &f)

@@ -97,6 +97,7 @@ func (r *Refs) FlushOn(p *rpclink.Peer, c *rpclink.Conn) {
 	moment.At("rpc.refs.flush_on")
 	q.flush.Lock()
 	defer q.flush.Unlock()
+	defer c.Link.Hasten()
 	if q.stream != c {
 		return // what went out there would be missing where the stream goes on
 	}
@@ -135,6 +136,31 @@ func (r *Refs) Stall(p *rpclink.Peer) (flushing func() bool, release func()) {
 // Forge sends a control message that this worker has no right to send, for tests.
 func (r *Refs) Forge(to rrefcore.Worker, msg rrefcore.Message) {
 	r.step(func(m *rrefcore.Machine) { m.Forge(to, msg) })
+}
+
+// Lingers is told that something lingers on the link to a Go worker. It leaves with the control stream, a little later.
+func (r *Refs) Lingers(p *rpclink.Peer) {
+	moment.At("rpc.refs.lingers")
+	r.mu.Lock()
+	if _, known := r.mu.dirty[p.ID]; !known {
+		r.mu.dirty[p.ID] = false
+	}
+	r.mu.Unlock()
+	r.perform(effects{later: true})
+}
+
+// Hasten makes the answer to a creation come at once, which otherwise lingers at the owner: the owner sends it when a control frame
+// comes, and the one that announces the creation mostly waits here.
+func (r *Refs) Hasten(h *Handle) {
+	select {
+	case <-h.Ready:
+		return
+	default:
+	}
+	if p := r.cfg.Net.PeerByID(h.Wire.Owner); p != nil && p.SpeaksCohort() {
+		r.flushSoon(p)
+	}
+	r.cfg.Net.Recall(h.Wire.Owner)
 }
 
 // FlushNow sends hand-offs before the message that carries the references.

@@ -34,6 +34,9 @@ func (s *Server) creationArrived(r *request, j *job, cancel context.CancelCauseF
 func (s *Server) answerCreated(req *request, j *job) {
 	if req.cohort() { // its type says it all
 		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet}, nil)
+		if req.Conn != nil {
+			s.cfg.Refs.Lingers(req.Peer)
+		}
 		return
 	}
 	payload, err := j.pair.Encode()
