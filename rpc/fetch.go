@@ -87,7 +87,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 // says that the object is gone while its creation is under way here, the creation has been given up, and is about to say why.
 func fetchFailure(ctx context.Context, due time.Time, core *rpcref.Hold, err error) error {
 	if errors.Is(err, ErrGone) {
-		ctx, cancel := rpccall.Until(ctx, due)
+		bounded, cancel := rpccall.Until(ctx, due)
 		defer cancel()
 		pl := rpcplace.Of(ctx)
 		pl.Pause()
@@ -95,8 +95,8 @@ func fetchFailure(ctx context.Context, due time.Time, core *rpcref.Hold, err err
 		moment.At("rpc.fetch.ready")
 		select {
 		case <-core.Handle.Ready:
-		case <-ctx.Done():
-			return dist.FromContext(ctx, "rpc: fetch")
+		case <-bounded.Done():
+			return dist.FromContext(bounded, "rpc: fetch")
 		}
 	}
 	if failed := core.State(); failed != nil {
