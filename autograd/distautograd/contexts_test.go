@@ -335,3 +335,15 @@ func TestRemoteEmbedding(t *testing.T) {
 		t.Errorf("the gradient of the table is %v, %v, want %v", sum, err, want)
 	}
 }
+
+// A worker that takes the place of another with its id, also within the same second, gives its contexts numbers that the other has not used.
+func TestNumbersOfAFormerWorker(t *testing.T) {
+	used := map[distautograd.ID]bool{}
+	for range 5 {
+		_, c := newWorld(t, 2, basics())[0].open(t)
+		if used[c.ID()] {
+			t.Fatalf("the context %d of a former worker is opened again", c.ID())
+		}
+		used[c.ID()] = true
+	}
+}

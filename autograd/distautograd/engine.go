@@ -5,6 +5,7 @@ package distautograd
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -172,15 +173,17 @@ func (e *Engine) machineLocked() *machine {
 		if id < 0 || !e.agent.Go(e.keep) {
 			return nil
 		}
-		// Numbers begin with the time, so that they differ from those of a former worker with this id.
-		first := uint64(time.Now().Unix()) << 16 & idMask //nolint:gosec // after 1970
-		e.mu.machine = backcore.New(id, merge, backcore.Options{Retry: e.retry, First: first, Cleaned: int(dist.Aborted)})
+		e.mu.machine = backcore.New(id, merge, backcore.Options{Retry: e.retry, First: firstNumber(), Cleaned: int(dist.Aborted)})
 	}
 	if e.mu.closed {
 		return nil
 	}
 	return e.mu.machine
 }
+
+// firstNumber returns where the numbers of a worker begin, so that they differ from those of a former worker with its id, which may have died in
+// this very second, or with another time. There is room for as many again.
+func firstNumber() uint64 { return rand.Uint64N(1 << (idBits - 1)) } //nolint:gosec // not secret
 
 // noteLocked does what an effect needs under the lock, and adds the rest to w.
 func (e *Engine) noteLocked(m *machine, x *backcore.Effect[*gradient], w *work) {
