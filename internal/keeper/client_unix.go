@@ -37,6 +37,8 @@ type Keeper struct {
 	// Of what the keeper has started, for the case that it is killed; read's until done is closed.
 	workers map[int]bool // processes that lead sessions
 	marks   marks
+
+	begun time.Time // when the keeper was started
 }
 
 // marks are variables of workers by which their descendants are known.
@@ -94,7 +96,7 @@ func Start(argv []string) (*Keeper, error) {
 		_ = conn.Close()
 		return nil, fmt.Errorf("keeper: start %s: %w", self, err)
 	}
-	k := &Keeper{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}), workers: map[int]bool{}}
+	k := &Keeper{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}), workers: map[int]bool{}, begun: time.Now()}
 	go k.read()
 	return k, nil
 }
@@ -117,8 +119,10 @@ func (k *Keeper) read() {
 		}
 		switch {
 		case e.Started != nil:
+			e.Started.At = k.at(e.Started.After)
 			k.workers[e.Started.PID] = true
 		case e.Exited != nil:
+			e.Exited.At = k.at(e.Exited.After)
 			delete(k.workers, e.Exited.PID)
 		}
 		select {
@@ -127,6 +131,13 @@ func (k *Keeper) read() {
 			return
 		}
 	}
+}
+
+// at returns when something happened that the keeper saw so long after its beginning. Wall times in its reports would have no meaning once
+// somebody has set the clock of the machine.
+func (k *Keeper) at(after time.Duration) time.Time {
+	now := time.Now()
+	return now.Add(after - now.Sub(k.begun))
 }
 
 // Spawn asks for a worker with these descriptors as its standard input, output and error output. The answer is a

@@ -41,9 +41,10 @@ type Event struct {
 type (
 	// Started is a worker that runs.
 	Started struct {
-		ID  int       `json:"id"`
-		PID int       `json:"pid"`
-		At  time.Time `json:"at"`
+		ID    int           `json:"id"`
+		PID   int           `json:"pid"`
+		After time.Duration `json:"after"` // since the keeper began
+		At    time.Time     `json:"-"`     // the same by the clock of the launcher, which its [Keeper] fills in
 	}
 	// Refused is a program that could not be started.
 	Refused struct {
@@ -52,9 +53,10 @@ type (
 	}
 	// Exited is a worker that has ended.
 	Exited struct {
-		ID  int       `json:"id"`
-		PID int       `json:"pid"`
-		At  time.Time `json:"at"`
+		ID    int           `json:"id"`
+		PID   int           `json:"pid"`
+		After time.Duration `json:"after"`
+		At    time.Time     `json:"-"`
 		// Code is the exit status, or -N for signal N.
 		Code int `json:"code"`
 		// CPU and RSS are what it has used: processor time and the largest resident memory, in bytes.

@@ -468,3 +468,18 @@ func TestInheritedFiles(t *testing.T) {
 		}
 	}
 }
+
+// TestTimesOfWorkers: times of workers have the reading of a clock that nobody sets, so that what ended first, and how long it ran, does not
+// depend on the wall clock.
+func TestTimesOfWorkers(t *testing.T) {
+	before := time.Now()
+	k := start(t)
+	k.spawn(t, 0, Command{Args: []string{"true"}})
+	begun, ended := k.next(t).Started.At, k.next(t).Exited.At
+	if !strings.Contains(begun.String(), " m=") || !strings.Contains(ended.String(), " m=") {
+		t.Errorf("wall times alone: began %v, ended %v", begun, ended)
+	}
+	if begun.Before(before) || ended.Before(begun) || time.Now().Before(ended) {
+		t.Errorf("asked for at %v, began %v, ended %v", before, begun, ended)
+	}
+}

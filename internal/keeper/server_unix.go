@@ -39,7 +39,7 @@ func Main() int {
 	if err != nil || !ok {
 		return 2 // started by hand
 	}
-	k := &server{conn: conn, replies: json.NewEncoder(conn), workers: map[int]int{}, ids: map[int]int{}, environ: os.Environ()}
+	k := &server{conn: conn, replies: json.NewEncoder(conn), workers: map[int]int{}, ids: map[int]int{}, environ: os.Environ(), begun: time.Now()}
 	requests, gone := make(chan delivery), make(chan struct{})
 	go readRequests(conn, requests, gone)
 	ended := make(chan os.Signal, 1)
@@ -87,6 +87,7 @@ type server struct {
 	ids     map[int]int // and the other way round
 	environ []string
 	folders []string // to remove at the end
+	begun   time.Time
 }
 
 // delivery is a request with the descriptors that came with it.
@@ -218,7 +219,7 @@ func (k *server) start(id int, c Command, fds []int) {
 		return
 	}
 	k.workers[id], k.ids[pid] = pid, id
-	k.reply(Event{Started: &Started{ID: id, PID: pid, At: time.Now()}})
+	k.reply(Event{Started: &Started{ID: id, PID: pid, After: time.Since(k.begun)}})
 }
 
 // checkFolder says what the kernel does not tell apart from a program that is missing.
@@ -324,7 +325,7 @@ func (k *server) reap() {
 			code = -int(status.Signal())
 		}
 		k.reply(Event{Exited: &Exited{
-			ID: id, PID: pid, At: time.Now(), Code: code,
+			ID: id, PID: pid, After: time.Since(k.begun), Code: code,
 			CPU: time.Duration(used.Utime.Nano() + used.Stime.Nano()), RSS: int64(used.Maxrss) * rssUnit, //nolint:unconvert // 32 bits on some systems
 		}})
 	}
