@@ -25,7 +25,11 @@ func Merge(all []verdict.Job) verdict.Job {
 	}
 	out := verdict.Job{World: all[0].World, Taken: all[0].Taken}
 	for _, j := range all {
-		out.Ranks, out.GPUErrors = append(out.Ranks, j.Ranks...), append(out.GPUErrors, j.GPUErrors...)
+		for _, r := range j.Ranks {
+			r.Taken = j.Taken // the clocks of nodes differ
+			out.Ranks = append(out.Ranks, r)
+		}
+		out.GPUErrors = append(out.GPUErrors, j.GPUErrors...)
 		for _, note := range j.Notes {
 			if !slices.Contains(out.Notes, note) {
 				out.Notes = append(out.Notes, note)

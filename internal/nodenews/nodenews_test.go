@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/pystack"
@@ -64,5 +65,27 @@ func TestMergeNCCL(t *testing.T) {
 	got := Merge([]verdict.Job{{World: 2, Notes: []string{"a"}}, {NCCL: []string{"first"}, GPUErrors: []verdict.GPUError{{Number: 79}}}, {NCCL: []string{"second"}, Notes: []string{"b", "a"}}})
 	if !slices.Equal(got.NCCL, []string{"first"}) || len(got.GPUErrors) != 1 || !slices.Equal(got.Notes, []string{"a", "b"}) {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestClocksOfNodes: how long ranks have waited does not depend on the difference between the clocks of their nodes.
+func TestClocksOfNodes(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	frames := []pystack.Frame{{Func: "github.com/cohort-dist/cohort/group.(*Work).Wait", File: "work.go", Line: 7}, {Func: "main.main", File: "/home/u/main.go", Line: 2}}
+	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour} {
+		var nodes []verdict.Job
+		for rank, clock := range []time.Time{now, now.Add(ahead)} {
+			op := frdump.Entry{Group: "0", Desc: "default_pg", Backend: "cohort", Op: []string{"all_reduce", "barrier"}[rank], Seq: 1, Open: true, Peer: -1, Created: clock.Add(-12 * time.Second).UnixNano()}
+			r := verdict.Rank{Rank: rank, State: "S", Threads: []pystack.Thread{{ID: 1, State: "S", Frames: frames}}, Dump: &frdump.Dump{Entries: []frdump.Entry{op}}}
+			r.Main = &r.Threads[0]
+			if rank == 0 { // it does something else, and the other waits for it
+				r.Dump.Entries, r.Main.Frames = nil, []pystack.Frame{{Func: "time.Sleep", File: "time.go", Line: 1}, {Func: "main.load", File: "/home/u/load.go", Line: 2}}
+			}
+			nodes = append(nodes, verdict.Job{World: 2, Taken: clock, Ranks: []verdict.Rank{r}})
+		}
+		if got := verdict.Judge(Merge(nodes)).Sentence; !strings.HasSuffix(got, "rank 1 waits for 12 s.") {
+			t.Errorf("the clock of rank 1 is ahead by %v: %s", ahead, got)
+		}
 	}
 }

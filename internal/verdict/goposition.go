@@ -4,6 +4,7 @@
 package verdict
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -145,9 +146,10 @@ func openOf(d *frdump.Dump) *frdump.Entry {
 func (c *court) waited(ranks []int) time.Duration {
 	var oldest time.Duration
 	for _, n := range ranks {
-		if r := c.rank(n); r != nil && !c.job.Taken.IsZero() {
-			if e := openOf(r.Dump); e != nil && e.Created > 0 {
-				oldest = max(oldest, c.job.Taken.Sub(time.Unix(0, e.Created)))
+		if r := c.rank(n); r != nil {
+			taken, e := cmp.Or(r.Taken, c.job.Taken), openOf(r.Dump)
+			if e != nil && e.Created > 0 && !taken.IsZero() {
+				oldest = max(oldest, taken.Sub(time.Unix(0, e.Created)))
 			}
 		}
 	}

@@ -44,6 +44,8 @@ type Rank struct {
 	Idle, Wakes time.Duration
 	// Dump is its flight recorder, or nil.
 	Dump *frdump.Dump
+	// Taken is when it was seen, by the clock of its host; zero: when the job was.
+	Taken time.Time
 	// Worker is what it says of itself as an RPC worker of Go, or nil.
 	Worker *Worker
 	// Object is what the main thread reads, writes or connects to, as far as the kernel tells: "10.0.0.5:443"; "" if it is not known.
