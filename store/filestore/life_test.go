@@ -74,6 +74,31 @@ func TestWorldSizeAndRemoval(t *testing.T) {
 	}
 }
 
+// TestLastCloseOnAFullDisk: the last of all handles removes the file though its own end cannot be written any more; one that is not the last says so.
+func TestLastCloseOnAFullDisk(t *testing.T) {
+	path := tempPath(t)
+	var all []*Store
+	for range 3 {
+		all = append(all, open(t, path, WithWorldSize(2)))
+	}
+	if err := all[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	full := func(*os.File, []byte, int64) (int, error) { return 0, unix.ENOSPC }
+	all[1].writeAt = full
+	if err := all[1].Close(); !errors.Is(err, unix.ENOSPC) || !exists(path) {
+		t.Errorf("a handle that is not the last: %v, the file exists: %v", err, exists(path))
+	}
+	if err := all[2].Close(); err != nil || !exists(path) { // it counts the one before as open
+		t.Errorf("%v, the file exists: %v", err, exists(path))
+	}
+	last := open(t, tempPath(t), WithWorldSize(1))
+	last.writeAt = full
+	if err := last.Close(); err != nil || exists(last.Path()) {
+		t.Errorf("the last handle: %v, the file exists: %v", err, exists(last.Path()))
+	}
+}
+
 // A store whose file was removed is gone for those that used it: another one at the same path is not taken for it.
 func TestFileRemovedInUse(t *testing.T) {
 	path, ctx := tempPath(t), t.Context()

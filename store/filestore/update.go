@@ -97,7 +97,14 @@ func (s *Store) updateLocked(w *waiting, op string, decide func(*change) error) 
 	if len(c.records) == 0 {
 		return nil
 	}
-	if err := s.appendAll(size, c.records); err != nil {
+	err = s.appendAll(size, c.records)
+	if c.remove { // nobody will read the records, so a full disk does not keep the last one from making room
+		if removed := os.Remove(s.path); removed != nil { //nolint:gosec // the path is the user's
+			return errors.Join(err, removed)
+		}
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	for _, r := range c.pending {
@@ -106,9 +113,6 @@ func (s *Store) updateLocked(w *waiting, op string, decide func(*change) error) 
 	s.table.pos = size + int64(len(c.records))
 	s.table.end = lastBytes(append(s.table.end, c.records...))
 	s.registered = true
-	if c.remove {
-		return os.Remove(s.path) //nolint:gosec // the path is the user's
-	}
 	return nil
 }
 
