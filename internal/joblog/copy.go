@@ -6,8 +6,10 @@ package joblog
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -37,7 +39,8 @@ type Stream struct {
 	// changes. Neither may keep the bytes.
 	Lines func(line []byte)
 	Live  func(line []byte)
-	// File gets a copy of every byte, or nil. When it cannot be written, Trouble is called once and the rest goes on.
+	// File gets a copy of every byte, or nil. When it cannot be written, Trouble is called once and the rest goes on. If only the disk is
+	// full, the file goes on when there is room, with a line that says how much is missing.
 	File    io.Writer
 	Trouble func(error)
 	// Filtered gets the lines that Keep wants, with Prefix; nil: none.
@@ -45,6 +48,9 @@ type Stream struct {
 	Keep     func(line []byte) bool
 	// Tail keeps the last lines, or nil.
 	Tail *Tail
+
+	lost int   // how much is missing at the end of the file
+	full error // why, nil if it never was
 }
 
 // Copy moves what r yields until its end. When the screen is gone (a closed pipe) it returns the error at once, so that
@@ -140,14 +146,33 @@ func (s *Stream) keep(piece []byte) {
 		s.Tail.add(piece)
 	}
 	if s.File != nil {
-		if _, err := s.File.Write(piece); err != nil {
-			s.File = nil
-			if s.Trouble != nil {
-				s.Trouble(err)
-			}
-		}
+		s.save(piece)
 	}
 }
+
+// save copies a piece to the file.
+func (s *Stream) save(piece []byte) {
+	if s.lost > 0 {
+		if _, err := fmt.Fprintf(s.File, "\n[%d bytes are missing here: %v]\n", s.lost, s.full); err != nil {
+			s.lost += len(piece)
+			return
+		}
+		s.lost = 0
+	}
+	n, err := s.File.Write(piece)
+	if err == nil {
+		return
+	}
+	if s.full == nil && s.Trouble != nil {
+		s.Trouble(err)
+	}
+	if s.lost, s.full = len(piece)-n, err; !noRoom(err) {
+		s.File = nil
+	}
+}
+
+// noRoom reports whether a file cannot be written because the disk, or the user's part of it, is full.
+func noRoom(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // show writes the whole lines of rest and piece and returns what is left of the last one.
 func (s *Stream) show(rest, piece []byte) ([]byte, error) {

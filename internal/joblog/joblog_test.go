@@ -12,6 +12,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -186,6 +187,35 @@ func TestFullDisk(t *testing.T) {
 	}
 	if got := string(s.Tail.Bytes()); got != strings.Repeat("a line of some length\n", 4) {
 		t.Errorf("the tail is %q", got)
+	}
+}
+
+// TestRoomAgain: a file on a disk that was full goes on when there is room, says how much is missing, and where. One that is broken does not.
+func TestRoomAgain(t *testing.T) {
+	t.Parallel()
+	for why, want := range map[syscall.Errno]string{
+		syscall.ENOSPC: "one\nt\n[9 bytes are missing here: no space left on device]\nfour\n",
+		syscall.EIO:    "one\nt",
+	} {
+		var file bytes.Buffer
+		room, troubles := 5, 0
+		s := &Stream{Trouble: func(error) { troubles++ }, File: writerFunc(func(b []byte) (int, error) {
+			n := min(len(b), room)
+			room -= n
+			file.Write(b[:n])
+			if n < len(b) {
+				return n, why
+			}
+			return n, nil
+		})}
+		for _, line := range []string{"one\n", "two\n", "three\n"} {
+			s.keep([]byte(line))
+		}
+		room = 1000
+		s.keep([]byte("four\n"))
+		if file.String() != want || troubles != 1 {
+			t.Errorf("%v: %d complaints, and the file is %q, want %q", why, troubles, file.String(), want)
+		}
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"syscall"
 )
 
 // tailSize is what is kept of the end of each stream.
@@ -85,7 +84,7 @@ func (p *Pipe) Full() string {
 		_, err = f.Write(make([]byte, pieceSize))
 		err = errors.Join(err, f.Close(), os.Remove(f.Name()))
 	}
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if noRoom(err) {
 		return dir
 	}
 	return ""
