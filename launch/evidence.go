@@ -171,6 +171,9 @@ func (j *job) saveEvidence() {
 	if j.cfg.NoEvidence || root == "" {
 		return
 	}
+	if j.cfg.EvidenceDir == "" { // before: that makes room, and the new one stays though the clock was set back
+		bundle.Prune(root, keptBundles-1)
+	}
 	b := bundle.Create(root, j.cfg.RunID, j.report.Started)
 	report, err := json.MarshalIndent(j.report, "", "  ")
 	if err == nil {
@@ -190,10 +193,6 @@ func (j *job) saveEvidence() {
 	if err != nil {
 		j.report.Bundle = ""
 		j.screen.say("the evidence cannot be written: %v", err)
-		return
-	}
-	if j.cfg.EvidenceDir == "" {
-		bundle.Prune(root, keptBundles)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/bundle"
 	"github.com/cohort-dist/cohort/internal/frdump"
 	"github.com/cohort-dist/cohort/internal/rundir"
 	"github.com/cohort-dist/cohort/internal/verdict"
@@ -121,5 +122,25 @@ func TestRecordersOfTheLastAttempt(t *testing.T) {
 	}
 	if info, err := os.Stat(filepath.Join(report.Bundle, "attempt2-seen.json")); err != nil || info.Size() < size {
 		t.Errorf("what was seen: %v, %v", info, err)
+	}
+}
+
+// TestEvidenceWithOlderClock: what is written now is not removed as the oldest though the clock was set back since the others were written.
+func TestEvidenceWithOlderClock(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for hour := range keptBundles {
+		b := bundle.Create(bundle.Root(), "later", now.Add(time.Duration(hour+1)*time.Hour))
+		if _, err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report := &Report{RunID: "now", Started: now}
+	(&job{cfg: Config{RunID: "now"}, report: report, run: &rundir.Dir{Path: t.TempDir()}}).saveEvidence()
+	if _, err := os.Stat(filepath.Join(report.Bundle, "report.json")); err != nil {
+		t.Error(err)
+	}
+	if all, err := os.ReadDir(bundle.Root()); err != nil || len(all) != keptBundles {
+		t.Errorf("%d bundles, %v", len(all), err)
 	}
 }

@@ -48,7 +48,10 @@ func (b *Bundle) Write(name string, data []byte) bool {
 		return false
 	}
 	b.left -= len(data)
-	b.err = os.WriteFile(filepath.Join(b.dir, name), data, 0o600) //nolint:gosec // the names are the launcher's own, or those of files in a folder of its own
+	path := filepath.Join(b.dir, name)
+	if b.err = os.WriteFile(path, data, 0o600); b.err != nil { //nolint:gosec // the names are the launcher's own, or those of files in a folder of its own
+		_ = os.Remove(path) // half a file would be taken for a whole one
+	}
 	return b.err == nil
 }
 
@@ -69,8 +72,13 @@ func (b *Bundle) Keep(dir, prefix string) {
 	}
 }
 
-// Close returns the folder, or why it could not be written.
-func (b *Bundle) Close() (string, error) { return b.dir, b.err }
+// Close returns the folder, and why it could not be written. One without anything in it is removed then.
+func (b *Bundle) Close() (string, error) {
+	if b.err != nil {
+		_ = os.Remove(b.dir)
+	}
+	return b.dir, b.err
+}
 
 // Prune removes all but the newest bundles of a folder. Their names begin with their time.
 func Prune(root string, keep int) {
