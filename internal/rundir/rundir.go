@@ -81,11 +81,15 @@ func New(o Options) (*Dir, error) {
 }
 
 // temporary is the first folder for temporary files that can be written. As in Python, a TMPDIR that is not there, as in a batch job that
-// inherited it from another machine, is passed over.
+// inherited it from another machine, is passed over, and so is a full one.
 func temporary() string {
 	for _, dir := range []string{os.TempDir(), "/tmp", "/var/tmp", "."} {
-		if f, err := os.CreateTemp(dir, "cohort_try_"); err == nil {
-			_, _ = f.Close(), os.Remove(f.Name())
+		f, err := os.CreateTemp(dir, "cohort_try_")
+		if err != nil {
+			continue
+		}
+		_, err = f.Write(shimSource) // what is going to be written there
+		if err = errors.Join(err, f.Close(), os.Remove(f.Name())); err == nil {
 			return dir
 		}
 	}
