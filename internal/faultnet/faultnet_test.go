@@ -184,6 +184,14 @@ func TestProxyFaults(t *testing.T) {
 		if _, _, err := ask(c, "hi"); err == nil {
 			t.Fatal("the connection survived the cut")
 		}
+		p.SetUp(Fault{CutAfter: 3})
+		if _, _, err := ask(dial(), "four"); err == nil {
+			t.Fatal("no connection was cut after three bytes")
+		}
+		if got, _, err := ask(dial(), "four"); got != "four" || err != nil {
+			t.Fatalf("the connection after the one that was cut: %q, %v", got, err)
+		}
+		p.Cut()
 		p.Refuse(true)
 		if _, _, err := ask(dial(), "hi"); err == nil {
 			t.Fatal("a refused connection worked")

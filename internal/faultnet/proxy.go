@@ -27,6 +27,8 @@ type Fault struct {
 	Swallow bool
 	// Garble inverts every byte.
 	Garble bool
+	// CutAfter, if it is not 0, resets one connection on both sides: the first of which so many bytes have passed. The fault is over then.
+	CutAfter int
 }
 
 // Proxy passes connections on to a server and breaks them on command.
@@ -208,10 +210,16 @@ func (c *pair) finish() {
 
 func (c *pair) copy(to, from net.Conn, fault *atomic.Pointer[Fault]) {
 	buf := make([]byte, 16<<10)
-	for {
+	for passed := 0; ; {
 		n, err := from.Read(buf)
-		f := *fault.Load()
-		chunk := buf[:n]
+		current := fault.Load()
+		f, chunk := *current, buf[:n]
+		if f.CutAfter > 0 && passed+n >= f.CutAfter && fault.CompareAndSwap(current, &Fault{}) {
+			_ = c.send(to, chunk[:max(0, f.CutAfter-passed)], 0)
+			c.cut()
+			return
+		}
+		passed += n
 		if n > 0 && !f.Swallow {
 			if f.Garble {
 				for i := range chunk {
