@@ -80,10 +80,10 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 	}
 	err := x.dispatch()
 	if e.watch != nil && x.size > 1 {
-		e.watch.Unwatch(&x.watched, err == nil && !r.More)
 		if err != nil {
-			err = e.watch.Blame(err)
+			err = e.watch.Blame(err) // while it is known which ranks the collective needs
 		}
+		e.watch.Unwatch(&x.watched, err == nil && !r.More)
 	}
 	if err != nil {
 		err = x.abandon(err)

@@ -254,3 +254,21 @@ func TestReasonTravels(t *testing.T) {
 		t.Fatal("rank 1 does not hear of it")
 	}
 }
+
+// TestLateConsequenceOfADeath: a collective waits for rank 2, which went long ago and is still in doubt, because this process did not get
+// to run. Then the connection of rank 1 ends too. Rank 2 is to blame.
+func TestLateConsequenceOfADeath(t *testing.T) {
+	t.Parallel()
+	meshes := connectWorld(t, 3, func(_ int, c *Config) { c.plain = true })
+	ended := make(chan error, 1)
+	go func() { ended <- NewEngine(meshes[0]).Run(within(t, 2*noticed), &coll.Request{Kind: coll.Barrier}) }()
+	for ctx := within(t, noticed); len(meshes[0].Awaited()) == 0; time.Sleep(time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatal("the barrier does not begin")
+		}
+	}
+	gone := &dist.Error{Op: "test", Code: dist.PeerLost, Rank: 2, Peer: "here", Detail: "it went long ago"}
+	meshes[0].watch.ended(&presence.End{Rank: 2, Seen: meshes[0].watch.now() - time.Hour, Err: gone})
+	reset(meshes[1], 0)
+	lostRank(t, <-ended, 2)
+}

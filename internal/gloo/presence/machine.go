@@ -113,11 +113,14 @@ func (m *Machine) Begin(c *Collective) {
 		m.end(c, m.given)
 		return
 	}
+	var first *fate
 	for r := range m.fates {
-		if f := &m.fates[r]; f.gone && m.misses(c, r, f) {
-			m.end(c, f.err)
-			return
+		if f := &m.fates[r]; f.gone && m.misses(c, r, f) && (first == nil || f.before(first)) {
+			first = f
 		}
+	}
+	if first != nil {
+		m.end(c, first.err)
 	}
 }
 
@@ -258,8 +261,10 @@ func (m *Machine) needed(rank int) bool {
 }
 
 // Blame returns the error to give to a collective or a message that failed because of rank: that of the rank that went first, if
-// another did within the last moment. A rank that gives up because of a death closes its connections too. But one that said
-// goodbye has not given up, and only a death that is certain is a better reason: a rank that just ended may have finished.
+// another did within the last moment, or a collective runs that needs it. A rank that gives up because of a death closes its
+// connections too, some time after it, which can be long on a busy machine. As long as a collective waits for a rank that went, who ends
+// may have followed it. But one that said goodbye has not given up, and only a death that is certain is a better reason: a rank
+// that just ended may have finished.
 func (m *Machine) Blame(rank int, err error) error {
 	if m.given != nil {
 		return m.given // a Go rank knew before
@@ -271,7 +276,10 @@ func (m *Machine) Blame(rank int, err error) error {
 	first := f
 	for r := range m.fates {
 		o := &m.fates[r]
-		if r != rank && o.gone && (o.how == link.Died || o.how == link.Ended && f.how != link.Left) && f.soonAfter(o) && o.before(first) {
+		if r == rank || !o.gone || !o.before(first) || !f.soonAfter(o) && !m.needed(r) {
+			continue
+		}
+		if o.how == link.Died || o.how == link.Ended && f.how != link.Left {
 			first = o
 		}
 	}

@@ -262,3 +262,42 @@ func TestRandomWorlds(t *testing.T) {
 		}
 	})
 }
+
+// TestLateConsequence: rank 3 dies, and rank 1 ends because of it, but only after more than Grace: the machine is busy. This process does
+// not get to run either, so that rank 3 is still in doubt. As long as a collective waits for rank 3, rank 1 is not to blame.
+func TestLateConsequence(t *testing.T) {
+	m := New(0, 5)
+	c := &Collective{Kind: coll.AllReduce, Tag: 3}
+	m.Begin(c)
+	m.Ended(&End{Rank: 3, Seen: time.Second, Turn: 1, Err: gone(3)})
+	m.Look(time.Second + LookEvery)
+	now := time.Second + 2*Grace
+	m.Look(now) // late, so that the doubt goes on
+	m.Ended(&End{Rank: 1, Seen: now, Turn: 2, Err: gone(1)})
+	if errs, _ := ends(m); len(errs) != 0 {
+		t.Fatalf("%v", errs)
+	}
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
+		t.Error(err)
+	}
+	m.End(c, false)
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 1 is gone" { // a message, say: nothing needs rank 3
+		t.Error(err)
+	}
+}
+
+// TestFirstOfSeveralBefore: who starts a collective names the rank that went first, and not the one with the lowest number, however long
+// the one went after the other.
+func TestFirstOfSeveralBefore(t *testing.T) {
+	m := New(0, 5)
+	m.Ended(&End{Rank: 3, Seen: time.Second, Turn: 1, Err: gone(3)})
+	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Turn: 2, Err: gone(1)})
+	c := &Collective{Kind: coll.AllReduce, Tag: 3}
+	m.Begin(c)
+	if errs, _ := ends(m); errs[c] == nil || errs[c].Error() != "rank 3 is gone" {
+		t.Errorf("%v", errs)
+	}
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
+		t.Error(err)
+	}
+}
