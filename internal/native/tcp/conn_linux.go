@@ -73,8 +73,8 @@ func (c *conn) leftError() error {
 // leave handles a goodbye: nothing that is not here will come.
 //
 // A rank that closes the group because of a death may be heard before the death itself, which is the one to name. So the
-// other connections are looked at first.
-func (c *conn) leave() {
+// other connections are looked at first. What the goodbye says counts if this rank has seen no death.
+func (c *conn) leave(excuse error) {
 	for _, other := range c.m.mu.conns {
 		if other != nil && other != c && other.gone == nil && !other.left {
 			other.read()
@@ -83,9 +83,32 @@ func (c *conn) leave() {
 	if c.gone != nil {
 		return
 	}
-	err := c.leftError()
-	c.close(err)
-	c.m.report(link.Loss{Rank: c.peer, How: link.Left, Err: err})
+	left := c.leftError()
+	reason := left
+	if excuse != nil {
+		reason = excuse
+		if c.m.mu.lost != nil {
+			reason = c.m.mu.lost
+		}
+	}
+	c.close(reason)
+	if dist.CodeOf(excuse) == dist.PeerLost {
+		c.m.lose(reason)
+	}
+	c.m.report(link.Loss{Rank: c.peer, How: link.Left, Err: left})
+}
+
+// excuse is why the peer leaves, or nil if its goodbye does not say it. That the peer has lost itself or this rank is nothing that this
+// rank could name.
+func (c *conn) excuse(h wire.Header) error {
+	if h.Total == 0 || h.Total >= maxCode || h.Slot > uint64(c.m.size) { //nolint:gosec // not negative
+		return nil
+	}
+	blamed := int(h.Slot) - 1 //nolint:gosec // at most the size
+	if h.Total == uint64(dist.PeerLost) && (blamed < 0 || blamed == c.peer || blamed == c.m.rank) {
+		return nil
+	}
+	return remoteFailure(c, h, "the reason why a rank has closed its end of the group")
 }
 
 // close ends the connection and every op that needs it. What has arrived stays for later receives.

@@ -381,6 +381,13 @@ func (m *Mesh) leaveAll() {
 	moment.At("tcp.close")
 	m.mu.Lock()
 	m.mu.leaving = true
+	bye := wire.Header{Type: wire.Bye}
+	switch {
+	case m.mu.err != nil:
+		bye, _ = because(wire.Bye, m.mu.err)
+	case m.mu.lost != nil:
+		bye, _ = because(wire.Bye, m.mu.lost)
+	}
 	for _, c := range m.mu.conns {
 		if c == nil {
 			continue
@@ -389,7 +396,7 @@ func (m *Mesh) leaveAll() {
 		if c.gone != nil {
 			continue
 		}
-		c.tell(wire.Header{Type: wire.Bye})
+		c.tell(bye)
 		c.flush()
 	}
 	for op := m.mu.anyRecvs.Pop(); op != nil; op = m.mu.anyRecvs.Pop() {

@@ -15,3 +15,12 @@ func (m *Mesh) Sever() {
 		}
 	}
 }
+
+// Cut ends the connection to one rank without a goodbye. It is for tests.
+func (m *Mesh) Cut(rank int) {
+	m.mu.Lock() // no point: for tests
+	defer m.mu.Unlock()
+	if c := m.mu.conns[rank]; c.gone == nil {
+		_ = unix.Shutdown(c.fd, unix.SHUT_RDWR)
+	}
+}

@@ -109,3 +109,85 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 		wg.Wait()
 	}
 }
+
+// TestGoodbyeSaysWhy: a rank that leaves because of a death is not named for it, by those that have seen nothing of the death. It may not
+// blame itself, the rank that it tells, or a rank that does not exist.
+func TestGoodbyeSaysWhy(t *testing.T) {
+	lost := uint64(dist.PeerLost)
+	for name, c := range map[string]struct {
+		slot, total uint64
+		rank        dist.Rank
+		code        dist.Code
+	}{
+		"no reason":       {0, 0, 1, dist.PeerLost},
+		"a death":         {3, lost, 2, dist.PeerLost},
+		"another failure": {3, uint64(dist.Mismatch), 2, dist.Mismatch},
+		"nobody":          {0, lost, 1, dist.PeerLost},
+		"itself":          {2, lost, 1, dist.PeerLost},
+		"who is told":     {1, lost, 1, dist.PeerLost},
+		"a rank too high": {4, lost, 1, dist.PeerLost},
+		"no rank at all":  {1<<64 - 1, lost, 1, dist.PeerLost},
+		"an unknown code": {3, 256 + lost, 1, dist.PeerLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			meshes := connect(t, 3, nil)
+			recv := &link.Op{Peer: 1, Slot: 5, Buf: make([]byte, 1)}
+			meshes[0].Recv(recv)
+			sayBye(meshes[1], 0, wire.Header{Type: wire.Bye, Slot: c.slot, Total: c.total})
+			if e, _ := errors.AsType[*dist.Error](wait(t, meshes[0], recv)); e == nil || e.Rank != c.rank || e.Code != c.code {
+				t.Errorf("%v, want %v of rank %d", e, c.code, c.rank)
+			}
+		})
+	}
+}
+
+func sayBye(m *Mesh, to int, h wire.Header) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.mu.conns[to]
+	c.tell(h)
+	c.flush()
+}
+
+// TestGoodbyeIsPassedOn: rank 1 has seen the death of rank 2 and leaves. Rank 0, which has not, names it and tells rank 3 when it leaves too.
+func TestGoodbyeIsPassedOn(t *testing.T) {
+	meshes := connect(t, 4, nil)
+	recvs := make([]*link.Op, 4)
+	for rank, from := range map[int]int{1: 2, 0: 1, 3: 0} {
+		recvs[rank] = &link.Op{Peer: from, Slot: 5, Buf: make([]byte, 1)}
+		meshes[rank].Recv(recvs[rank])
+	}
+	meshes[1].mu.Lock() // rank 3 hears of it from rank 0 only
+	meshes[3].mu.Lock()
+	meshes[1].mu.conns[3].close(errClosed())
+	meshes[3].mu.conns[1].close(errClosed())
+	meshes[3].mu.Unlock()
+	meshes[1].mu.Unlock()
+	meshes[1].Cut(2)
+	for _, rank := range []int{1, 0, 3} {
+		if e, _ := errors.AsType[*dist.Error](wait(t, meshes[rank], recvs[rank])); e == nil || e.Rank != 2 || e.Code != dist.PeerLost {
+			t.Errorf("rank %d: %v", rank, e)
+		}
+		_ = meshes[rank].Close()
+	}
+}
+
+// TestOwnLossCountsMore than what a goodbye says.
+func TestOwnLossCountsMore(t *testing.T) {
+	losses := make(chan link.Loss, 16)
+	meshes := connectWith(t, 4, nil, func(c *Config) {
+		if c.Rank == 0 {
+			c.OnLost = func(l link.Loss) { losses <- l }
+		}
+	})
+	recv := &link.Op{Peer: 1, Slot: 5, Buf: make([]byte, 1)}
+	meshes[0].Recv(recv)
+	meshes[3].Cut(0)
+	if l := told(t, losses); l.Rank != 3 {
+		t.Fatalf("%+v", l)
+	}
+	sayBye(meshes[1], 0, wire.Header{Type: wire.Bye, Slot: 3, Total: uint64(dist.PeerLost)})
+	if e, _ := errors.AsType[*dist.Error](wait(t, meshes[0], recv)); e == nil || e.Rank != 3 {
+		t.Errorf("rank 0 has lost rank 3, and says %v", e)
+	}
+}

@@ -268,7 +268,7 @@ func (c *conn) settle() {
 		c.m.fail(remoteFailure(c, h, text), false) // its finder tells everybody
 	case wire.Bye:
 		c.left = true
-		c.leave()
+		c.leave(c.excuse(h))
 	case wire.Notice:
 		// A call that this rank has begun was compared with the header.
 		if e := c.m.entry(h.Slot); e.slot != wire.BaseSlot(h.Slot) && len(c.notices) < maxNotices {
@@ -281,10 +281,13 @@ func (c *conn) settle() {
 // maxNotices bounds the notices of one peer about calls that this rank has not made yet.
 const maxNotices = 16
 
-// remoteFailure turns an Abort frame into the error that the peer met.
+// maxCode bounds the codes that peers may name, of which later versions may have more.
+const maxCode = 64
+
+// remoteFailure turns an Abort frame, or a goodbye that says why, into the error that the peer met.
 func remoteFailure(c *conn, h wire.Header, text string) error {
 	code := dist.Aborted
-	if h.Total > 0 && h.Total < 64 {
+	if h.Total > 0 && h.Total < maxCode {
 		code = dist.Code(h.Total)
 	}
 	rank := dist.Rank(c.peer)

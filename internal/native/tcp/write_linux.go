@@ -215,10 +215,9 @@ func (c *conn) arm(on bool) {
 	_ = unix.EpollCtl(c.m.ep, unix.EPOLL_CTL_MOD, c.fd, &unix.EpollEvent{Events: events, Fd: int32(c.peer)}) //nolint:gosec // a rank
 }
 
-// abort tells the peer why the group failed, as far as the socket takes it at once.
-func (c *conn) abort(err error) {
-	h := wire.Header{Type: wire.Abort, Total: uint64(dist.CodeOf(err))}
-	text := err.Error()
+// because returns a frame that says why a group failed, and the words for it.
+func because(kind wire.Type, err error) (h wire.Header, text string) {
+	h, text = wire.Header{Type: kind, Total: uint64(dist.CodeOf(err))}, err.Error()
 	if e, ok := errors.AsType[*dist.Error](err); ok {
 		if e.Rank >= 0 {
 			h.Slot = uint64(e.Rank) + 1
@@ -227,6 +226,12 @@ func (c *conn) abort(err error) {
 			text = e.Detail
 		}
 	}
+	return h, text
+}
+
+// abort tells the peer why the group failed, as far as the socket takes it at once.
+func (c *conn) abort(err error) {
+	h, text := because(wire.Abort, err)
 	if len(text) > wire.MaxText {
 		text = text[:wire.MaxText]
 	}

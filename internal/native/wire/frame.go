@@ -34,7 +34,8 @@ const (
 	Beat
 	// Abort says that the group has failed: Total is the code, Slot the rank it is about plus one, the payload the text.
 	Abort
-	// Bye says that the sender leaves and will send nothing any more.
+	// Bye says that the sender leaves and will send nothing any more. If its group has lost a rank or failed, Total and Slot say
+	// why, as in Abort; else they are 0.
 	Bye
 	// Notice says what the sender called, and nothing else. A rank that has waited for a while sends it, so that ranks
 	// which wait for each other in different operations find out.
