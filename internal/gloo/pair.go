@@ -317,7 +317,7 @@ const flushLimit = 2 * time.Second
 // close sends what is queued, then a FIN, and reads on for a moment: closing a socket with unread data resets the
 // connection, which can destroy data that the peer has not read yet.
 func (p *pair) close() {
-	tags := p.d.watch.tags()
+	farewell := p.d.watch.farewell()
 	moment.At("gloo.pair.closing")
 	p.d.mu.Lock()
 	conn := p.conn
@@ -327,7 +327,7 @@ func (p *pair) close() {
 		return
 	}
 	if p.native && p.mute == nil {
-		f, _ := (&wire.Notice{Goodbye: true, Tags: tags}).Frame()
+		f, _ := farewell.Frame()
 		p.out = append(p.out, outFrame{frame: f})
 	}
 	var flushed chan struct{}

@@ -272,3 +272,17 @@ func TestLateConsequenceOfADeath(t *testing.T) {
 	reset(meshes[1], 0)
 	lostRank(t, <-ended, 2)
 }
+
+// TestFarewellSaysWhy: rank 1 has seen the death of rank 2 and closes the group. Rank 0, which has not seen it, names rank 2 for a
+// collective and a message.
+func TestFarewellSaysWhy(t *testing.T) {
+	t.Parallel()
+	meshes := connectWorld(t, 3, nil)
+	message := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1)}
+	meshes[0].Recv(message)
+	_ = meshes[1].devices[0].pairs[2].conn.Close()
+	awaitGone(t, meshes[1], 2)
+	_ = meshes[1].Close()
+	lostRank(t, meshes[0].Blame(meshes[0].Wait(within(t, noticed), message)), 2)
+	lostRank(t, NewEngine(meshes[0]).Run(within(t, noticed), &coll.Request{Kind: coll.Barrier}), 2)
+}

@@ -4,6 +4,7 @@
 package gloo
 
 import (
+	"cmp"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -144,7 +145,7 @@ func (w *watch) heard(p *pair, n *wire.Notice) {
 		w.settle()
 		return
 	}
-	e := &dist.Error{Op: "gloo: group", Code: n.Code, Rank: dist.Rank(n.Rank), Detail: n.Text + " (told by rank " + itoa(p.peer) + ")"}
+	e := &dist.Error{Op: "gloo: group", Code: n.Code, Rank: dist.Rank(n.Rank), Detail: cmp.Or(n.Text, farewellDetail) + " (told by rank " + itoa(p.peer) + ")"}
 	dead := -1
 	switch n.Code {
 	case dist.PeerLost:
@@ -170,13 +171,21 @@ func (w *watch) heard(p *pair, n *wire.Notice) {
 	w.settle()
 }
 
-const goodbyeDetail = "it closed the group"
+const (
+	goodbyeDetail  = "it closed the group"
+	farewellDetail = "the reason why a rank has closed the group"
+)
 
-// tags is what a goodbye says.
-func (w *watch) tags() uint32 {
-	w.mu.Lock()
+// farewell is what this rank says when it closes the group: goodbye, or why it has closed it, if there is a reason.
+func (w *watch) farewell() wire.Notice {
+	w.mu.Lock() // no point: it only looks
 	defer w.mu.Unlock()
-	return w.mu.machine.Done()
+	if reason := w.mu.machine.Reason(); reason != nil {
+		n := noticeOf(reason)
+		n.Text = "" // it may be long, and the frame is sent without one
+		return n
+	}
+	return wire.Notice{Goodbye: true, Tags: w.mu.machine.Done()}
 }
 
 func (w *watch) close() {

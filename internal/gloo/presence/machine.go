@@ -103,6 +103,23 @@ func New(rank, size int) *Machine { return &Machine{rank: rank, fates: make([]fa
 // Done is the number that a goodbye carries.
 func (m *Machine) Done() uint32 { return m.done }
 
+// Reason is why the group cannot go on: what a Go rank has given it up for, or the first death. It is nil if there is none.
+func (m *Machine) Reason() error {
+	if m.given != nil {
+		return m.given
+	}
+	var first *fate
+	for r := range m.fates {
+		if f := &m.fates[r]; f.gone && f.how == link.Died && (first == nil || f.before(first)) {
+			first = f
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return first.err
+}
+
 // Gone reports whether a rank is known to be gone.
 func (m *Machine) Gone(rank int) bool { return m.fates[rank].gone }
 
