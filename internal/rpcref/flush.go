@@ -5,6 +5,7 @@ package rpcref
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/cohortwire"
@@ -111,7 +112,11 @@ func (r *Refs) FlushOn(p *rpclink.Peer, c *rpclink.Conn) {
 		payload := appendControl(q.bytes, f)
 		q.leaving, q.bytes = kept(f.Msgs), nil
 		ctx, cancel := context.WithTimeout(r.cfg.Net.Context, 10*time.Second)
-		err := c.Link.Send(ctx, &cohortwire.Frame{Type: rpclink.FrameControl, Payload: payload}) // no point: peerState.flush is held
+		send := c.Link.Request
+		if awaited(f) {
+			send = c.Link.Send
+		}
+		err := send(ctx, &cohortwire.Frame{Type: rpclink.FrameControl, Payload: payload}) // no point: peerState.flush is held
 		cancel()
 		if err == nil && cap(payload) <= maxKept {
 			q.bytes = payload[:0] // it was copied or written
@@ -123,6 +128,13 @@ func (r *Refs) FlushOn(p *rpclink.Peer, c *rpclink.Conn) {
 			return
 		}
 	}
+}
+
+// awaited reports whether somebody may wait for what a frame brings about. Only then must a link whose reading is lent go on reading.
+func awaited(f rrefcore.Frame) bool {
+	return slices.ContainsFunc(f.Msgs, func(m rrefcore.Message) bool {
+		return m.Kind != rrefcore.Announce && m.Kind != rrefcore.Created && m.Kind != rrefcore.Delete
+	})
 }
 
 // Stall makes what is sent to a peer go nowhere until release is called, for tests. flushing reports whether something is
