@@ -91,6 +91,8 @@ func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (
 	g.mu.Unlock()
 	if err == nil && closed {
 		_ = next.Close()
+	}
+	if closed && (err == nil || ctx.Err() == nil) {
 		err = dist.New(op, dist.Closed, "the group was closed while it was reconfigured")
 	}
 	if err != nil {

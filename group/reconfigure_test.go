@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/form"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -175,6 +176,48 @@ func TestReconfigureFails(t *testing.T) {
 			closeAll(c.groups)
 		}
 	})
+}
+
+// TestReconfigureEndsWithClose: the group is closed while others are waited for. That is no end of the caller's context.
+func TestReconfigureEndsWithClose(t *testing.T) {
+	c := newCrew(t, 2)
+	handles := c.handles(0, 1)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := c.groups[0].Reconfigure(ctxOf(t), 1, handles)
+		ended <- err
+	}()
+	testwait.Until(t, "the rank is there", func() bool {
+		n, err := c.store.NumKeys(ctxOf(t))
+		return err == nil && n > 1
+	})
+	must(t, c.groups[0].Close())
+	if err := <-ended; !errors.Is(err, dist.Closed) || errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestReconfigureDeclined: a rank that gives up before it has come tells the others, too.
+func TestReconfigureDeclined(t *testing.T) {
+	for declines := range 3 {
+		c := newCrew(t, 3)
+		handles := c.handles(0, 1, 2)
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = each(3, func(r int) error {
+			ctx := ctxOf(t)
+			if r == declines {
+				ctx = over
+			}
+			_, err := c.groups[r].Reconfigure(ctx, 1, handles)
+			if r == declines && !errors.Is(err, context.Canceled) || r != declines && !errors.Is(err, form.ErrGaveUp) {
+				t.Errorf("rank %d, and rank %d declines: %v", r, declines, err)
+			}
+			return nil
+		})
+		c.reconfigure(2, 2, 1, 0)
+		closeAll(c.groups)
+	}
 }
 
 // TestReconfigureTogether: when one rank gives up, the others do not wait for their own timeouts.

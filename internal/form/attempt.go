@@ -59,6 +59,8 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 func (a *attempt) abandon(ctx context.Context) {
 	if a.Place != nil {
 		_ = a.Place.GiveUp(ctx)
+	} else {
+		a.p.decline(ctx)
 	}
 	a.closeListener()
 }

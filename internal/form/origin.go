@@ -4,9 +4,11 @@
 package form
 
 import (
+	"context"
 	"errors"
 
 	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort/internal/muster"
 )
 
 // Origin is how a group came about. It decides under which keys PyTorch's ranks look for each other, and what they do in
@@ -27,6 +29,13 @@ var ErrGaveUp = errors.New("a rank gave up the making of this group")
 // once reports whether there is only one attempt to make the group: a rank that gave up cannot come again under the same
 // number.
 func (o Origin) once() bool { return o == FromMerge || o == FromReconfigure }
+
+// decline tells the others that this rank, which has not come yet, will not.
+func (p *Plan) decline(ctx context.Context) {
+	if p.Origin.once() && p.size() > 1 {
+		_ = muster.Decline(ctx, p.Store, p.keys(), p.Rank, p.size())
+	}
+}
 
 // base is the prefix of the store that PyTorch's ranks have for the group.
 func (p *Plan) base(layout gloo.Layout) string {

@@ -136,24 +136,32 @@ func Make(ctx context.Context, p *Plan) (*Formed, error) {
 	}
 	for {
 		f, err := try(ctx, p)
-		switch {
-		case err == nil:
+		if err == nil {
 			return f, nil
-		case !errors.Is(err, muster.ErrOver) && absent(dist.CodeOf(err)) && rankOf(err) != dist.NoRank:
-			return nil, err
-		case ctx.Err() != nil && len(p.missing) > 0: // wherever in the last attempt it ended
-			return nil, p.tooLate(ctx)
-		case !errors.Is(err, muster.ErrOver):
-			return nil, err
 		}
-		if p.Origin.once() {
-			return nil, dist.Wrap("group: new", dist.Unavailable, ErrGaveUp)
+		if err = p.failed(ctx, err); err != nil {
+			return nil, err
 		}
 		p.Logger.Info("a rank gave up this attempt to make the group; trying again", slog.String("group", p.Name))
-		if ctx.Err() != nil {
-			return nil, dist.FromContext(ctx, "group: new")
-		}
 	}
+}
+
+// failed returns why the group cannot be made after an attempt that has failed, or nil if it is to be tried again.
+func (p *Plan) failed(ctx context.Context, err error) error {
+	over := errors.Is(err, muster.ErrOver)
+	switch {
+	case !over && absent(dist.CodeOf(err)) && rankOf(err) != dist.NoRank:
+		return err
+	case ctx.Err() != nil && len(p.missing) > 0: // wherever in the last attempt it ended
+		return p.tooLate(ctx)
+	case !over:
+		return err
+	case ctx.Err() != nil:
+		return dist.FromContext(ctx, "group: new")
+	case p.Origin.once():
+		return dist.Wrap("group: new", dist.Unavailable, ErrGaveUp)
+	}
+	return nil
 }
 
 // route returns where the store is, for the choice of the address by which this host is reached.

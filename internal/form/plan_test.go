@@ -4,6 +4,7 @@
 package form
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/muster"
 )
 
 // TestBareStoreWithPrefix: PyTorch joins a prefix and its own keys with one slash.
@@ -73,6 +75,23 @@ func TestSaidPeers(t *testing.T) {
 	for said, want := range map[string]string{"torch-x": "torch-2.6,torch-2.14", "torch-2.6,go": "want go, or", "torch-1.13,torch-2.6": "cannot be in one group"} {
 		if err := (&Options{Transport: Auto, Peers: said}).Check("x"); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", said, err)
+		}
+	}
+}
+
+// TestTheCallersOwnEnd: an attempt is over because the caller's context has ended. That is what the caller is told, also where there is no
+// other attempt.
+func TestTheCallersOwnEnd(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, origin := range []Origin{FromPython, FromSplit, FromMerge, FromReconfigure} {
+		p := &Plan{Origin: origin}
+		if err := p.failed(ctx, muster.ErrOver); !errors.Is(err, context.Canceled) {
+			t.Errorf("origin %d: %v", origin, err)
+		}
+		if err := p.failed(t.Context(), muster.ErrOver); origin.once() != errors.Is(err, ErrGaveUp) {
+			t.Errorf("origin %d, given up by another rank: %v", origin, err)
 		}
 	}
 }

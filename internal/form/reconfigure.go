@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	"strings"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
@@ -14,39 +15,71 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
-// Claim takes the uuid, as rank 0, and makes sure on the other ranks that it was not used before.
+// Claim takes the uuid, as rank 0, and makes sure on the other ranks that it was not used before. If ctx ends meanwhile, the others are told
+// that this rank does not come.
 func (p *Plan) Claim(ctx context.Context, handles []string) error {
-	const op = "group: reconfigure"
-	key := gloo.ClaimKey(p.meshPrefix(gloo.Torch26))
-	used := func(by string) error {
-		e := dist.Newf(op, dist.AlreadyExists, "uuid %d was used before, by %q: every reconfiguration needs another one", p.UUID, by)
-		e.Key = key
-		return e
-	}
-	moment.At("group.reconfigure.claim")
+	claim := p.claimed
 	if p.Rank == 0 {
-		// PyTorch's ranks do not read it. What is random tells two claims of one rank apart.
-		own := handles[0] + " " + rand.Text()
-		got, err := p.Store.CompareAndSet(ctx, key, nil, []byte(own))
-		if err != nil {
-			return dist.Wrap(op, dist.Unavailable, err)
-		}
-		if string(got) != own {
-			return used(string(got))
-		}
-		return nil
+		claim = p.claim
 	}
-	got, err := p.Store.Get(ctx, key)
+	err := claim(ctx, handles)
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	if p.Rank == 0 { // the others wait for the claim first
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimLimit)
+		defer cancel()
+		_ = p.claim(limited, handles) // the first one may have been successful
+		if p.claimed(limited, handles) != nil {
+			return err
+		}
+	}
+	p.decline(ctx)
+	return err
+}
+
+// claimLimit bounds how long a rank 0 whose time is over takes to claim the uuid.
+const claimLimit = time.Second
+
+const claimOp = "group: reconfigure"
+
+func (p *Plan) claimKey() string { return gloo.ClaimKey(p.meshPrefix(gloo.Torch26)) }
+
+func (p *Plan) used(by string) error {
+	e := dist.Newf(claimOp, dist.AlreadyExists, "uuid %d was used before, by %q: every reconfiguration needs another one", p.UUID, by)
+	e.Key = p.claimKey()
+	return e
+}
+
+// claim takes the uuid.
+func (p *Plan) claim(ctx context.Context, handles []string) error {
+	// PyTorch's ranks do not read it. What is random tells two claims of one rank apart.
+	own := handles[0] + " " + rand.Text()
+	moment.At("group.reconfigure.claim")
+	got, err := p.Store.CompareAndSet(ctx, p.claimKey(), nil, []byte(own))
+	if err != nil {
+		return dist.Wrap(claimOp, dist.Unavailable, err)
+	}
+	if string(got) != own {
+		return p.used(string(got))
+	}
+	return nil
+}
+
+// claimed waits until the new rank 0 has taken the uuid.
+func (p *Plan) claimed(ctx context.Context, handles []string) error {
+	moment.At("group.reconfigure.claimed")
+	got, err := p.Store.Get(ctx, p.claimKey())
 	if err != nil && ctx.Err() != nil {
-		e := dist.Ended(ctx, op)
-		e.Rank, e.Key, e.Detail = 0, key, "the new rank 0, "+handles[0]+", did not appear"
+		e := dist.Ended(ctx, claimOp)
+		e.Rank, e.Key, e.Detail = 0, p.claimKey(), "the new rank 0, "+handles[0]+", did not appear"
 		return e
 	}
 	if err != nil {
-		return dist.Wrap(op, dist.Unavailable, err)
+		return dist.Wrap(claimOp, dist.Unavailable, err)
 	}
 	if by, _, _ := strings.Cut(string(got), " "); by != handles[0] {
-		return used(by)
+		return p.used(by)
 	}
 	return nil
 }

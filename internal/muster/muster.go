@@ -249,6 +249,19 @@ func (p *Place) GiveUp(ctx context.Context) error {
 	return p.unsaid
 }
 
+// Decline gives the first generation up for a rank that has not taken its place and will not. It is for what can be made in that generation
+// only: in others the next process that takes the place is waited for.
+func Decline(ctx context.Context, s store.Store, prefix string, rank, size int) error {
+	p := &Place{store: s, root: prefix, rank: rank, size: size}
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
+	defer cancel()
+	moment.At("muster.decline")
+	if open, err := s.Add(limited, p.root+"/gen", 0); err != nil || open > 0 {
+		return err
+	}
+	return p.GiveUp(ctx)
+}
+
 // Closed reports whether the generation is not open any more: a rank gave it up, or another process took its place. What the ranks
 // see of each other then is no reason to fail. It is false when the store does not tell.
 func (p *Place) Closed(ctx context.Context) bool {
