@@ -72,6 +72,7 @@ func (p *pair) say(n *wire.Notice, err error) bool {
 		done, failure = p.tryWrite()
 	}
 	if !done && failure == nil {
+		moment.At("gloo.pair.say.rest")
 		_ = p.conn.SetWriteDeadline(time.Now().Add(sayLimit))
 		failure = p.write()
 	}

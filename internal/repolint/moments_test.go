@@ -24,7 +24,7 @@ var pointed = []string{
 	"autograd", "autograd/distautograd", "autograd/ddp",
 }
 
-// TestPoints: a call of moment.At stands before every lock, wait, read, write and hand-over of the packages above, with no other
+// TestPoints: a call of moment.At stands before every lock, wait (on an epoll instance or a futex, too), read, write and hand-over of the packages above, with no other
 // site between the two. A function that only looks, that is, locks and returns something, needs none. Another site that can have none,
 // mostly because it is reached under another lock, says so in its line:
 // "// no point: why".
@@ -76,6 +76,20 @@ func TestPointless(t *testing.T) {
 		`mu.Lock(); defer mu.Unlock(); return x`:           0, // looks
 		`mu.Lock(); defer mu.Unlock(); x++; return x`:      1,
 		`_, _ = ln.Accept()`:                               1,
+		`epollWait(m.ep, m.events[:], slice)`:              1,
+		`epollWait(m.ep, m.events[:], 0)`:                  0, // looks
+		`unix.EpollWait(ep, ready[:], ms)`:                 1,
+		`unix.EpollWait(ep, ready[:], 0)`:                  0,
+		`unix.Poll(set, -1)`:                               1,
+		`unix.Poll(set, 0)`:                                0,
+		`unix.Ppoll(fds[:], &limit, nil)`:                  1,
+		`unix.Syscall6(unix.SYS_FUTEX, a, b, c, d, 0, 0)`:  1,
+		`unix.Syscall6(unix.SYS_EPOLL_PWAIT, a, b)`:        1,
+		`unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, a, b)`:     0, // cannot wait
+		`futexWait(word, v, limit); futexWake(word)`:       2,
+		`g.raw.Read(func(fd uintptr) bool { mu.Lock() })`:  2,
+		`moment.At("p"); futexWait(word, v, limit)`:        0,
+		`moment.At("p"); epollWait(ep, e, ms); mu.Lock()`:  1,
 	} {
 		missing, _ := pointless(t, "code.go", []byte("package p\nfunc f() {\n"+code+"\n}\n"))
 		if len(missing) != want {
@@ -100,7 +114,7 @@ func pointless(t *testing.T, file string, code []byte) (missing []string, sites 
 	excused := map[int]bool{} // by line
 	for _, group := range f.Comments {
 		for _, c := range group.List {
-			if why, ok := strings.CutPrefix(c.Text, "// no point: "); ok && why != "" {
+			if _, why, ok := strings.Cut(c.Text, "// no point: "); ok && why != "" {
 				excused[fset.Position(c.Pos()).Line] = true
 			}
 		}
@@ -159,7 +173,7 @@ func isPoint(n ast.Node) bool {
 }
 
 // wires are what is read from and written to, by the names that they have in the packages above.
-var wires = []string{"conn", "Conn", "Pipe", "Link", "ep", "ln", "Listener", "nc", "br", "src"}
+var wires = []string{"conn", "Conn", "Pipe", "Link", "ep", "ln", "Listener", "nc", "br", "src", "raw"}
 
 // site says what of the things that a point stands before a node is.
 func site(n ast.Node) string {
@@ -197,6 +211,9 @@ func selects(s *ast.SelectStmt) string {
 
 // calls knows locks, waits, reads and writes.
 func calls(c *ast.CallExpr) string {
+	if name := kernelWait(c); name != "" {
+		return name
+	}
 	sel, ok := c.Fun.(*ast.SelectorExpr)
 	if !ok {
 		return ""
@@ -213,6 +230,28 @@ func calls(c *ast.CallExpr) string {
 	case "ReadFull", "Copy", "ReadAll":
 		if lastName(sel.X) == "io" && slices.ContainsFunc(c.Args, func(a ast.Expr) bool { return slices.Contains(wires, lastName(a)) }) {
 			return name
+		}
+	}
+	return ""
+}
+
+// kernelWait knows the waits that the Go runtime does not see, on an epoll instance or a futex, and the wake-up of those who sleep on a futex.
+// A look at the sockets, with a time of 0, is none.
+func kernelWait(c *ast.CallExpr) string {
+	if len(c.Args) == 0 {
+		return ""
+	}
+	last, _ := c.Args[len(c.Args)-1].(*ast.BasicLit)
+	switch name := lastName(c.Fun); name {
+	case "futexWait", "futexWake", "Ppoll":
+		return name
+	case "epollWait", "EpollWait", "Poll":
+		if last == nil || last.Value != "0" {
+			return name
+		}
+	case "Syscall", "Syscall6":
+		if number := lastName(c.Args[0]); strings.HasPrefix(number, "SYS_EPOLL_") || number == "SYS_FUTEX" {
+			return number
 		}
 	}
 	return ""

@@ -23,7 +23,7 @@ const (
 func futexWait(word *uint32, value uint32, limit time.Duration) {
 	corewait.Calls.Futex.Add(1)
 	ts := unix.NsecToTimespec(int64(max(limit, time.Microsecond)))
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // the system call takes addresses
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // no point: whoever calls it has one; the system call takes addresses
 }
 
 // futexWake wakes everyone who sleeps on word.

@@ -3,7 +3,11 @@
 
 package shm
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort/internal/moment"
+)
 
 // steps is how far the ranks have come. All of them take the same steps. Except for lines and rank, it belongs to the request that runs.
 type steps struct {
@@ -35,6 +39,7 @@ func (s *steps) take() {
 	s.last++
 	line := s.line(s.rank, s.last)
 	atomic.StoreUint32(&line.step, s.last)
+	moment.At("shm.steps.wake")
 	if atomic.LoadUint32(&line.sleepers) != 0 {
 		futexWake(&line.step)
 	}
@@ -74,7 +79,7 @@ func (s *steps) wakeSleepers() {
 	for _, of := range s.lines {
 		for i := range of {
 			if l := &of[i]; atomic.LoadUint32(&l.sleepers) != 0 {
-				futexWake(&l.step)
+				futexWake(&l.step) // no point: the mapping may be locked
 			}
 		}
 	}

@@ -142,6 +142,7 @@ func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
 func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration) {
 	atomic.AddUint32(sleepers, 1)
 	if v := atomic.LoadUint32(word); !reached(v, target) {
+		moment.At("shm.sleep")
 		futexWait(word, v, limit)
 	}
 	atomic.AddUint32(sleepers, ^uint32(0))

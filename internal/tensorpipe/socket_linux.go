@@ -113,7 +113,7 @@ func (s *socket) expect(n int) { s.need = max(n, 1) }
 
 func (s *socket) Read(b []byte) (int, error) {
 	s.read.b = b
-	err := s.raw.Read(s.read.try)
+	err := s.raw.Read(s.read.try) // no point: whoever reads the connection has one
 	s.read.b = nil
 	if err != nil { // closed
 		return 0, s.failed("read", err)
@@ -175,7 +175,7 @@ func (s *socket) wakeAt(fd, n int) error {
 func linger(fd int) {
 	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
 	limit := unix.NsecToTimespec(int64(lingerTime))
-	_, _ = unix.Ppoll(fds[:], &limit, nil)
+	_, _ = unix.Ppoll(fds[:], &limit, nil) // no point: the descriptor is in use
 }
 
 func (s *socket) Write(b []byte) (int, error) {
@@ -187,7 +187,7 @@ func (s *socket) Write(b []byte) (int, error) {
 func (s *socket) writeBuffers(bufs net.Buffers) (int64, error) {
 	var total int64
 	var werr error
-	err := s.raw.Write(func(fd uintptr) bool {
+	err := s.raw.Write(func(fd uintptr) bool { // no point: whoever writes to the connection has one
 		total, werr = s.writeTo(int(fd), bufs)
 		return true
 	})

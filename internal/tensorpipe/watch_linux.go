@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/moment"
 )
 
 // watch waits for the end of connections. It is an epoll instance that is asked for ends only, so data does not wake it
@@ -69,6 +71,7 @@ func (w *watch) wait(deadline time.Time) (*stream, error) {
 	}
 	var ended *stream
 	var failure error
+	moment.At("tensorpipe.watch.wait")
 	err := w.raw.Read(func(ep uintptr) bool {
 		var ready [1]unix.EpollEvent
 		n, err := unix.EpollWait(int(ep), ready[:], 0)

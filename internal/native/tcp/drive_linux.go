@@ -107,6 +107,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		}
 		moment.At("tcp.wait.sleep")
 		n, errno := epollWait(m.ep, m.events[:], slice)
+		moment.At("tcp.wait.awake")
 		m.mu.Lock()
 		if errno == 0 {
 			m.handle(n)

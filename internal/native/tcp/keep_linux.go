@@ -147,6 +147,7 @@ func (m *Mesh) keep() {
 			}
 		}
 		_ = m.watch.file.SetReadDeadline(nextBeat)
+		moment.At("tcp.keep.sleep")
 		err := raw.Read(func(uintptr) bool { return m.serve() })
 		select {
 		case <-m.stop:

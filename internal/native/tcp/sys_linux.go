@@ -65,6 +65,6 @@ func epollWait(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
 		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0) //nolint:gosec // the kernel wants addresses
 		return int(n), errno
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0) //nolint:gosec // the kernel wants addresses
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0) //nolint:gosec // no point: whoever calls it has one; the kernel wants addresses
 	return int(n), errno
 }
