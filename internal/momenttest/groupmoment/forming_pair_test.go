@@ -6,6 +6,7 @@
 package groupmoment
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -34,7 +35,7 @@ func TestFormingPairs(t *testing.T) {
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
 			Name: string(transport), Share: 20, Events: []string{momenttest.KillEvent, momenttest.StopEvent}, Victims: 2,
 			Points: append([]string{"tcpstore."}, formPoints...),
-			Run:    func(p *momenttest.ProcessRun) []map[string]int { return runPair(p, transport) },
+			Run:    func(p *momenttest.ProcessRun) []map[string]int { return runPair(p, transport, "") },
 		})
 	}
 }
@@ -60,17 +61,17 @@ func pairRank(ctx context.Context, s store.Store, o orders, res *result) {
 }
 
 // runPair is one run.
-func runPair(p *momenttest.ProcessRun, transport group.Transport) []map[string]int {
+func runPair(p *momenttest.ProcessRun, transport group.Transport, kind change) []map[string]int {
 	server := listen(p)
 	if server == nil {
 		return nil
 	}
 	defer func() { _ = server.Close() }()
-	p.Does("forming")
+	p.Does(cmp.Or(string(kind), "forming"))
 	pair := pairOf(p.Seed)
 	ranks := make([]*process, pairSize)
 	for rank := range ranks {
-		o := orders{Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Pair: true, Regroup: p.Fatal()}
+		o := orders{Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Pair: true, Change: kind, Regroup: p.Fatal()}
 		if i := slices.Index(pair, rank); i >= 0 {
 			o.Moments = p.Victims[i].Moments
 		}
@@ -98,6 +99,9 @@ func runPair(p *momenttest.ProcessRun, transport group.Transport) []map[string]i
 	for _, rank := range hit {
 		wake(p, ranks[rank], rank, p.Victims[slices.Index(pair, rank)].Event)
 	}
+	if kind != "" { // its ranks have other numbers
+		hit = unknown(ranks, left)
+	}
 	judgePair(p, transport, ranks, left, hit, last)
 	hits := make([]map[string]int, len(pair))
 	for i, rank := range pair {
@@ -106,6 +110,16 @@ func runPair(p *momenttest.ProcessRun, transport group.Transport) []map[string]i
 		}
 	}
 	return hits
+}
+
+// unknown returns the numbers in the next group that none of the ranks that are left has.
+func unknown(ranks []*process, left []int) (hit []int) {
+	for n := range ranks {
+		if !slices.ContainsFunc(left, func(rank int) bool { return ranks[rank].result != nil && ranks[rank].result.Number == n }) {
+			hit = append(hit, n)
+		}
+	}
+	return hit
 }
 
 // judgePair is the oracle of the ranks that are left: they name one of those to which something happened, all the same.

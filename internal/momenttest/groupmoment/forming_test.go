@@ -59,7 +59,7 @@ func TestForming(t *testing.T) {
 }
 
 func joinOptions(transport group.Transport) []group.Option {
-	return []group.Option{group.WithTransport(transport), group.WithTimeout(timeout), group.WithHeartbeat(10 * time.Second)}
+	return []group.Option{group.WithTransport(transport), group.WithTimeout(timeout), group.WithHeartbeat(rarely)}
 }
 
 // forming lets all ranks join until they have a group that works. parents are the groups that it is made from, if it is a sub-group.
@@ -103,8 +103,8 @@ func joinUntilItWorks(all, own context.Context, rank int, join func(ctx context.
 		g, err := join(ctx, rank)
 		if err == nil {
 			err = run(all, g, operations[0], 10)
-			if e, ok := errors.AsType[*dist.Error](err); ok && e.Code == dist.PeerLost && e.Rank != victim {
-				err = fmt.Errorf("rank %d is blamed, and it was rank %d that left: %w", e.Rank, victim, err)
+			if e, ok := errors.AsType[*dist.Error](err); ok && e.Code == dist.PeerLost && g.GlobalRanks()[e.Rank] != victim {
+				err = fmt.Errorf("rank %d is blamed, and it was rank %d that left: %w", g.GlobalRanks()[e.Rank], victim, err)
 				return errors.Join(err, g.Close())
 			}
 			if closing := g.Close(); closing != nil && err == nil {

@@ -27,6 +27,7 @@ const (
 	peer    = 2                // that may leave, too
 	timeout = 30 * time.Second // of an operation
 	noticed = time.Second      // within which a rank's end is known to all
+	rarely  = time.Hour        // between signs of life: they would wake a goroutine whose wake-up was lost
 )
 
 // The events beside those of the context.
@@ -78,7 +79,7 @@ func play(r *momenttest.Run, transport group.Transport) {
 	s := store.NewMemory()
 	r.Cleanup(func() { _ = s.Close() })
 	r.On(storeEvent, func() { _ = s.Close() })
-	opts := []group.Option{group.WithTransport(transport), group.WithTimeout(timeout), group.WithHeartbeat(10 * time.Second)}
+	opts := []group.Option{group.WithTransport(transport), group.WithTimeout(timeout), group.WithHeartbeat(rarely)}
 	if r.Rand.IntN(3) == 0 {
 		opts = append(opts, group.WithQueue(2)) // full at once; a ring of messages needs two places
 	}
@@ -95,12 +96,15 @@ func play(r *momenttest.Run, transport group.Transport) {
 	r.Wait()
 	r.End()
 	g.check(calls)
-	closeAll(g.groups)
 	for rank := range size {
 		if err := g.memory[rank].untouched(); err != nil {
 			r.Errorf("rank %d: %v", rank, err)
 		}
 	}
+	if len(g.left()) == 0 {
+		g.letGo()
+	}
+	closeAll(g.groups)
 	// A group that ended can be followed by another over the same store.
 	after := s
 	if _, died := r.Happened(storeEvent); died {
@@ -174,7 +178,12 @@ func run(ctx context.Context, g *group.Group, op operation, n int) error {
 // arrange says how the events happen, all of them to one rank.
 func (g *game) arrange() {
 	v := g.groups[victim]
-	g.r.On(closeEvent, g.closeVictim)
+	g.r.On(closeEvent, func() {
+		var twice sync.WaitGroup
+		twice.Go(g.closeVictim)
+		g.closeVictim()
+		twice.Wait()
+	})
 	g.r.On(peerEvent, func() { _ = g.groups[peer].Close() })
 	set := func(f func(*group.Work)) func() {
 		return func() {
@@ -208,6 +217,26 @@ func (g *game) closeVictim() {
 	}
 }
 
+// letGo checks that groups that go on keep nothing of the memory that operations had.
+func (g *game) letGo() {
+	var kept []func() bool
+	for rank := range size {
+		kept = append(kept, g.memory[rank].forget()...)
+	}
+	g.posted = nil
+	still := func() bool { return slices.ContainsFunc(kept, func(f func() bool) bool { return f() }) }
+	for end := time.Now().Add(timeout); ; time.Sleep(time.Millisecond) { // a goroutine may be about to end
+		runtime.GC()
+		if !still() {
+			return
+		}
+		if time.Now().After(end) {
+			g.r.Errorf("the memory of operations that have ended is kept")
+			return
+		}
+	}
+}
+
 // done is the callback of every operation of the victim.
 func (g *game) done(w *group.Work) {
 	g.mu.Lock()
@@ -232,8 +261,12 @@ func (g *game) act() []*momenttest.Call {
 				time.Sleep(30 * time.Millisecond)
 			}
 			err := g.rank(own, rank, watched)
-			if err != nil {
-				_ = g.groups[rank].Close() // as a program does: others may wait for what this rank does not send or take any more
+			if err != nil { // as a program does: others may wait for what this rank does not send or take any more
+				if rank == victim {
+					g.closeVictim()
+				} else {
+					_ = g.groups[rank].Close()
+				}
 			}
 			g.memory[rank].takeBack() // every operation has ended
 			return err

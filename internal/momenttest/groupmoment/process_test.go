@@ -49,6 +49,10 @@ type orders struct {
 	Replaces bool // it takes the place of the victim
 	// Pair tells that something may happen to two ranks while the group forms, see forming_pair_test.go.
 	Pair bool
+	// Change tells how that group is made from another; "": it is not, see changing_process_test.go.
+	Change change
+	// Elastic tells that the process is a member whose groups a coordinator makes, see elastic_process_test.go.
+	Elastic bool
 }
 
 // What a process says: that all ranks have their first group, and that it has ended.
@@ -68,6 +72,8 @@ type result struct {
 	Rank  dist.Rank
 	Ended time.Time
 	Again string // the error of the group that the survivors form
+	// Number is the rank in the group that was made from another, or was to be.
+	Number int
 }
 
 // rankMain is a rank in a process of its own.
@@ -89,6 +95,10 @@ func rankMain(spec string) int {
 	switch {
 	case o.Forming:
 		formingRank(ctx, s, o, &res)
+	case o.Elastic:
+		elasticRank(ctx, s, o, &res)
+	case o.Change != "":
+		err = changingRank(ctx, s, o, &res)
 	case o.Pair:
 		pairRank(ctx, s, o, &res)
 	default:
@@ -126,13 +136,18 @@ func workingRank(ctx context.Context, s store.Store, o orders, res *result) erro
 	return nil
 }
 
-// regroupLeft forms another group of those that are left.
-func regroupLeft(ctx context.Context, s store.Store, o orders, res *result) {
-	var left []int // nothing happens to them any more
+// whoIsLeft returns the ranks to which nothing happens any more.
+func whoIsLeft(ctx context.Context, s store.Store) (left []int, err error) {
 	raw, err := s.Get(ctx, leftKey)
 	if err == nil {
 		err = json.Unmarshal(raw, &left)
 	}
+	return left, err
+}
+
+// regroupLeft forms another group of those that are left.
+func regroupLeft(ctx context.Context, s store.Store, o orders, res *result) {
+	left, err := whoIsLeft(ctx, s)
 	rank := slices.Index(left, o.Rank)
 	if err == nil && rank < 0 { // it was stopped, and came back
 		return

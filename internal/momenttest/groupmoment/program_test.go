@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"weak"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
@@ -40,6 +41,21 @@ func (b *buffers) filled(n int, value int64) *tensor.Tensor {
 
 // mark is what a rank writes into its memory when all its operations have ended.
 const mark = -77
+
+// manyElements are so many that their memory is a block of its own.
+const manyElements = 1000
+
+// forget lets go of all of it. What it returns tells whether somebody else has not.
+func (b *buffers) forget() (kept []func() bool) {
+	for _, t := range b.all {
+		if values, err := tensor.Data[int64](t); err == nil && len(values) >= manyElements {
+			p := weak.Make(&values[0])
+			kept = append(kept, func() bool { return p.Value() != nil })
+		}
+	}
+	b.all = nil
+	return kept
+}
 
 // takeBack writes the mark into all of it.
 func (b *buffers) takeBack() {
