@@ -200,6 +200,7 @@ type game struct {
 	calls  []*played
 	others []*momenttest.Call
 	large  []byte
+	first  []*ownConn // the victim's connections before anything happens, in memory
 
 	started  chan struct{} // all calls are
 	resuming sync.WaitGroup
@@ -235,13 +236,21 @@ func (g *game) prepare(ctx context.Context) {
 // arrange says how the events happen.
 func (g *game) arrange() {
 	v, r := g.v, g.r
-	r.On(closeEvent, func() { _ = v.Close() })
+	if w, ok := g.world.(*memoryWorld); ok {
+		g.first = w.victims()
+	}
+	r.On(closeEvent, func() {
+		var twice sync.WaitGroup
+		twice.Go(g.closeVictim)
+		g.closeVictim()
+		twice.Wait()
+	})
 	r.On(cutEvent, g.world.cut)
 	r.On(killEvent, g.world.kill)
 	r.On(restartEvent, g.world.restart)
 	r.On(stopEvent, g.stop)
 	r.On(fullEvent, g.fill)
-	r.On(hookClose, func() { v.set(&v.hook, func() { _ = v.Close() }) })
+	r.On(hookClose, func() { v.set(&v.hook, g.closeVictim) })
 	r.On(hookCall, func() {
 		v.set(&v.hook, func() {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout(r))
@@ -271,6 +280,9 @@ func (g *game) act(ctx context.Context) {
 		if p.own {
 			with = own
 		}
+		if i > 0 && r.Rand.IntN(2) == 0 { // when another one may have been given up
+			time.Sleep(time.Duration(r.Rand.IntN(60)) * time.Millisecond)
+		}
 		r.Does(p.op.name)
 		p.Call = r.Go(fmt.Sprintf("call %d, %s", i, p.op.name), callBound(r), func() error { return p.op.do(with, g) })
 		g.calls = append(g.calls, p)
@@ -295,6 +307,16 @@ func (g *game) act(ctx context.Context) {
 		}))
 	}
 	close(g.started)
+}
+
+// closeVictim closes the victim's client. Whoever does that, first or not, finds its connections closed afterwards.
+func (g *game) closeVictim() {
+	_ = g.v.Close()
+	for _, c := range g.first {
+		if !c.closed.Load() {
+			g.r.Errorf("the client is closed, and a connection that it had from the beginning is not")
+		}
+	}
 }
 
 // stop stops the server until the victim's calls have ended.

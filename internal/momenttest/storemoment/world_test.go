@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,6 +49,7 @@ type memoryWorld struct {
 	mu     sync.Mutex
 	server *tcpstore.Server
 	conns  []*faultnet.Conn
+	own    []*ownConn
 	open   int // connections of the victim
 }
 
@@ -89,7 +91,16 @@ func (w *memoryWorld) dial(ctx context.Context, network, addr string) (net.Conn,
 	if c, ok := conn.(*faultnet.Conn); ok {
 		w.conns = append(w.conns, c)
 	}
-	return &ownConn{Conn: conn, w: w}, nil
+	own := &ownConn{Conn: conn, w: w}
+	w.own = append(w.own, own)
+	return own, nil
+}
+
+// victims returns the connections of the victim.
+func (w *memoryWorld) victims() []*ownConn {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.own)
 }
 
 func (w *memoryWorld) direct(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -136,11 +147,13 @@ func (w *memoryWorld) close() {
 // ownConn is a connection of the victim's.
 type ownConn struct {
 	net.Conn
-	w    *memoryWorld
-	once sync.Once
+	w      *memoryWorld
+	once   sync.Once
+	closed atomic.Bool
 }
 
 func (c *ownConn) Close() error {
+	c.closed.Store(true)
 	c.once.Do(func() {
 		c.w.mu.Lock()
 		defer c.w.mu.Unlock()
