@@ -25,6 +25,7 @@ type queue struct {
 	alone   int   // how often in a row the flusher has found one frame
 	direct  int   // frames that their callers write, whatever is under way
 	large   int64 // bytes of the large frames that are not written yet, those that wait for room included
+	outside int64 // bytes of those that wait for room
 	writing bool  // somebody writes: the caller of a small frame, or the flusher
 	waiting int   // callers that wait for room
 	room    chan struct{}

@@ -120,7 +120,9 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64, late bool) error
 	}
 	wait := size > 0 && l.out.large > ahead
 	l.out.large += size
+	l.out.outside += size
 	err := l.waitForRoom(ctx)
+	l.out.outside -= size
 	var large bool
 	if err == nil {
 		large, err = l.out.add(f)
@@ -277,6 +279,7 @@ func (l *Link) wake() {
 // tryWrite writes what the kernel takes without waiting. An error shows at the flusher, which gets the rest.
 func (l *Link) tryWrite(b []byte) int {
 	l.try.b, l.try.n = b, 0
+	moment.At("cohortwire.link.try")
 	_ = l.raw.Write(l.try.fn)
 	l.try.b = nil
 	return l.try.n
@@ -321,6 +324,13 @@ func (l *Link) flush() {
 			moment.At("cohortwire.link.flush.take")
 			l.out.Lock()
 			if l.out.empty() {
+				if invariants.Enabled {
+					select {
+					case <-l.closed: // what could not be written still counts
+					default:
+						invariants.Check(l.out.large == l.out.outside, "cohortwire: all bytes that were counted are written")
+					}
+				}
 				l.out.writing = false
 				l.out.Unlock()
 				break
