@@ -177,6 +177,8 @@ type throughProxy struct {
 	size   int
 	suffix string
 	proxy  **faultnet.Proxy
+	// up and down are the faults that the proxy begins with.
+	up, down faultnet.Fault
 }
 
 func (k throughProxy) Get(ctx context.Context, key string) ([]byte, error) {
@@ -198,6 +200,8 @@ func (k throughProxy) Get(ctx context.Context, key string) ([]byte, error) {
 			return nil, err
 		}
 		k.t.Cleanup(func() { _ = p.Close() })
+		p.SetUp(k.up)
+		p.SetDown(k.down)
 		*k.proxy = p
 	}
 	port := netip.MustParseAddrPort((*k.proxy).Addr()).Port()
@@ -214,7 +218,7 @@ func TestBrokenNetwork(t *testing.T) {
 		var proxy *faultnet.Proxy
 		w := start(t, tr, 2, []int{1}, plan, limit, nil, func(c *gloo.Config) {
 			c.Devices = []string{"127.0.0.2"}
-			c.Store = throughProxy{c.Store, t, 2, "/0/0", &proxy}
+			c.Store = throughProxy{KV: c.Store, t: t, size: 2, suffix: "/0/0", proxy: &proxy}
 		})
 		if proxy == nil {
 			t.Fatal("the proxy is not in the way")
