@@ -1,5 +1,6 @@
 # One PyTorch rank of a job that trains with FSDP2: two layers, each sharded by itself. It prints one JSON line: for each step
-# digests of what the layers gathered and of this rank's parts after it.
+# digests of what the layers gathered and of this rank's parts after it. With the word "hosted" somebody else hosts the store, and it prints
+# "begun" after the first step.
 import datetime, hashlib, json, os, sys, warnings
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # FSDP2 would put everything on a GPU if there is one
@@ -9,8 +10,12 @@ from torch.distributed.fsdp import fully_shard
 
 warnings.filterwarnings("ignore")
 rank, size, port, steps, ins, outs_a, outs_b, batch = (int(a) for a in sys.argv[1:9])
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
-                        timeout=datetime.timedelta(seconds=60))
+hosted = "hosted" in sys.argv[9:]
+minute = datetime.timedelta(seconds=60)
+where = {"init_method": f"tcp://127.0.0.1:{port}"}
+if hosted:
+    where = {"store": dist.TCPStore("127.0.0.1", port, is_master=False, timeout=minute, use_libuv=False)}
+dist.init_process_group("gloo", rank=rank, world_size=size, timeout=minute, **where)
 log = []
 
 
@@ -50,6 +55,8 @@ for step in range(steps):
     net(x).backward()
     opt.step()
     log.append(digest(*(p.to_local() for p in net.parameters())))
+    if hosted and step == 0:
+        print("begun", flush=True)
 dist.all_reduce(torch.zeros(1))  # nobody leaves before all are done
 print(json.dumps(log), flush=True)
 dist.destroy_process_group()
