@@ -5,7 +5,7 @@
 // both are Go. A pair of workers has one connection for both directions; a frame is a header (type, id, deadline,
 // incarnation, forks, trace), a payload and the storages of tensors.
 //
-// [Frame] and [Header] are the codec, without I/O. [Link] is the driver: a caller writes its own small frames, frames of
+// [Frame] and [Header] are the codec, without I/O. [Link] is the driver: a caller writes its own frames, frames of
 // several callers are combined into one write, storages are written from and read into their own memory, and a peer that
 // is silent for the limit is disconnected.
 //

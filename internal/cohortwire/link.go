@@ -129,7 +129,7 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 			l.try.fn = l.writeNow
 		}
 	}
-	keepInCache(conn)
+	tuneLocal(conn)
 	l.reader = r
 	l.work.Add(1)
 	go l.reading(0)

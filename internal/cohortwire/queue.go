@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/invariants"
 )
 
 // part is a piece of the queue: bytes of small, or memory that belongs to a caller.
@@ -26,15 +27,16 @@ type queue struct {
 	direct  int   // frames that their callers write, whatever is under way
 	large   int64 // bytes of the large frames that are not written yet, those that wait for room included
 	outside int64 // bytes of those that wait for room
-	writing bool  // somebody writes: the caller of a small frame, or the flusher
+	writing bool  // somebody writes: the caller of a frame, or the flusher
 	waiting int   // callers that wait for room
 	room    chan struct{}
 	spare   []byte // the buffer that is not in use
+	begun   batch  // what its writer has left to the flusher: the rest of it goes first
 	// Signs of life in the queue: another one would say the same.
 	ping, pong bool
 }
 
-func (q *queue) empty() bool { return len(q.small) == 0 && len(q.parts) == 0 }
+func (q *queue) empty() bool { return len(q.small) == 0 && len(q.parts) == 0 && q.begun.rest == nil }
 
 // batch is a queue that was taken to be written.
 type batch struct {
@@ -42,6 +44,7 @@ type batch struct {
 	parts  []part
 	posted []posting
 	frames int
+	rest   net.Buffers // what is not written, if some of it is
 }
 
 // posting is a large frame on its way. done is nil when nobody waits for it.
@@ -60,11 +63,16 @@ func (p posting) finish(err error) {
 	}
 }
 
+// take takes what is to be written next: what somebody has begun, or everything.
 func (q *queue) take() batch {
+	if b := q.begun; b.rest != nil {
+		q.begun = batch{}
+		return b
+	}
 	if len(q.parts) > 0 {
 		q.seal()
 	}
-	b := batch{q.small, q.parts, q.posted, q.frames}
+	b := batch{small: q.small, parts: q.parts, posted: q.posted, frames: q.frames}
 	q.small, q.parts, q.posted, q.spare, q.frames = q.spare[:0], nil, nil, nil, 0
 	q.ping, q.pong = false, false
 	if q.waiting > 0 { // whoever takes the queue makes room, be it the flusher or a caller
@@ -94,7 +102,11 @@ func (q *queue) seal() {
 	}
 }
 
+// buffers are what is to be written of the batch.
 func (b batch) buffers() net.Buffers {
+	if b.rest != nil {
+		return b.rest
+	}
 	if len(b.parts) == 0 {
 		return net.Buffers{b.small}
 	}
@@ -107,6 +119,19 @@ func (b batch) buffers() net.Buffers {
 		}
 	}
 	return out
+}
+
+// done takes note of a batch that was written.
+func (q *queue) done(b batch) {
+	for _, p := range b.posted {
+		q.large -= p.size
+	}
+	if invariants.Enabled {
+		invariants.Check(q.large >= 0, "cohortwire: no more bytes are written than were counted")
+	}
+	if q.spare == nil && cap(b.small) <= readBuffer {
+		q.spare = b.small[:0]
+	}
 }
 
 // add appends a frame to the queue and reports whether memory of the caller is part of it.

@@ -5,8 +5,11 @@ package cohortwire
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
+	"os"
+	"syscall"
 
 	"github.com/cohort-dist/cohort/internal/intake"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -24,12 +27,19 @@ type frameReader struct {
 	conn net.Conn
 	buf  []byte
 	r, w int
+	now  struct { // what is read without waiting
+		b   []byte
+		n   int
+		err error
+		fn  func(fd uintptr) bool
+	}
 	// failed is an error that a caller has met: nothing more is read.
 	failed error
 }
 
 func newFrameReader(l *Link, conn net.Conn, buffered []byte) *frameReader {
 	r := &frameReader{link: l, conn: conn, buf: make([]byte, max(readBuffer, len(buffered)))}
+	r.now.fn = r.readNow
 	r.w = copy(r.buf, buffered)
 	return r
 }
@@ -53,8 +63,32 @@ func (r *frameReader) read(b []byte) (int, error) {
 	if r.failed != nil {
 		return 0, r.failed
 	}
-	moment.At("cohortwire.link.fill")
-	return r.conn.Read(b)
+	if r.link.raw == nil || len(b) == 0 {
+		moment.At("cohortwire.link.fill")
+		return r.conn.Read(b)
+	}
+	r.now.b = b
+	moment.At("cohortwire.link.fill.now")
+	err := r.link.raw.Read(r.now.fn)
+	r.now.b = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case r.now.err != nil:
+		return 0, os.NewSyscallError("read", r.now.err)
+	case r.now.n == 0:
+		return 0, io.EOF
+	}
+	return r.now.n, nil
+}
+
+// readNow is what read does with the socket.
+func (r *frameReader) readNow(fd uintptr) bool {
+	r.now.n, r.now.err = rawRead(fd, r.now.b)
+	for errors.Is(r.now.err, syscall.EINTR) {
+		r.now.n, r.now.err = rawRead(fd, r.now.b)
+	}
+	return !errors.Is(r.now.err, syscall.EAGAIN)
 }
 
 // take fills b, from the buffer and then from the connection.

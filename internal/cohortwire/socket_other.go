@@ -5,10 +5,19 @@
 
 package cohortwire
 
-import "errors"
+import (
+	"errors"
+	"net"
+)
 
-// rawSockets tells that rawWrite cannot be used.
+// rawSockets tells that rawRead and rawWrite cannot be used.
 const rawSockets = false
 
 // rawWrite leaves everything to the flusher: there are no writes here that do not wait.
 func rawWrite(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }
+
+// rawRead is not called.
+func rawRead(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }
+
+// withoutPacing leaves the connection as it is.
+func withoutPacing(*net.TCPConn) {}

@@ -1,14 +1,23 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build unix
+//go:build unix && !linux
 
 package cohortwire
 
-import "syscall"
+import (
+	"net"
+	"syscall"
+)
 
-// rawSockets tells that rawWrite can be used.
+// rawSockets tells that rawRead and rawWrite can be used.
 const rawSockets = true
 
 // rawWrite writes to a descriptor that does not block.
 func rawWrite(fd uintptr, b []byte) (int, error) { return syscall.Write(int(fd), b) }
+
+// rawRead reads from a descriptor that does not block.
+func rawRead(fd uintptr, b []byte) (int, error) { return syscall.Read(int(fd), b) }
+
+// withoutPacing leaves the connection as it is.
+func withoutPacing(*net.TCPConn) {}

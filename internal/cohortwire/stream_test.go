@@ -161,6 +161,79 @@ func TestHalfAWrite(t *testing.T) {
 	}
 }
 
+// TestHalfALargeWrite does the same with a large frame, of which head and payload are two pieces.
+func TestHalfALargeWrite(t *testing.T) {
+	if !rawSockets {
+		t.Skip("frames are not written by their senders here")
+	}
+	got := make(chan *Frame, 16)
+	x, _ := pair(t, Config{OnFrame: ignore, Limit: -1}, Config{Limit: -1, OnFrame: func(_ *Link, f *Frame) { got <- f }})
+	ctx := within(t)
+	small, large := bytesOf(10), bytesOf(inline+1)
+	const head = HeaderSize + 3
+	for _, taken := range []int{0, 1, HeaderSize, head - 1, head, head + 1, head + len(large) - 1, head + len(large)} {
+		written := make(chan uint64, 4)
+		send := func(id uint64, payload []byte) {
+			f := &Frame{Type: FirstAgentType, ID: id, Payload: payload, Written: func() { written <- id }}
+			if err := x.Post(ctx, f); err != nil {
+				t.Error(err)
+			}
+		}
+		left, first := taken, true
+		x.out.Lock()
+		x.try.fn = func(fd uintptr) bool {
+			if first {
+				first = false
+				send(2, small)
+				send(3, large)
+				send(4, small)
+			}
+			want := len(x.try.b)
+			x.try.b = x.try.b[:min(want, left)]
+			x.writeNow(fd)
+			if left -= x.try.n; x.try.n < want || left == 0 {
+				x.try.fn = x.writeNow
+			}
+			return true
+		}
+		x.out.Unlock()
+		send(1, large)
+		for id, want := range [][]byte{1: large, 2: small, 3: large, 4: small} {
+			if id == 0 {
+				continue
+			}
+			select {
+			case f := <-got:
+				if f.ID != uint64(id) || !bytes.Equal(f.Payload, want) {
+					t.Fatalf("%d bytes were taken: frame %d is number %d with %d bytes", taken, id, f.ID, len(f.Payload))
+				}
+			case <-ctx.Done():
+				t.Fatalf("%d bytes were taken: frame %d does not come: %v", taken, id, x.Err())
+			}
+		}
+		told := map[uint64]bool{}
+		for range 4 {
+			select {
+			case id := <-written:
+				if told[id] {
+					t.Errorf("%d bytes were taken: frame %d is written twice", taken, id)
+				}
+				told[id] = true
+			case <-ctx.Done():
+				t.Fatalf("%d bytes were taken: %v of the frames are known to be written", taken, told)
+			}
+		}
+		for rest := false; !rest; { // the flusher has written all, and says so
+			x.out.Lock()
+			rest = !x.out.writing
+			if rest && x.out.large != 0 {
+				t.Errorf("%d bytes were taken: %d bytes count as waiting", taken, x.out.large)
+			}
+			x.out.Unlock()
+		}
+	}
+}
+
 var streams = flag.Uint64("cohortwire.streams", 2, "how many random streams TestStaysInStep sends")
 
 // TestStaysInStep sends frames of all sizes from many sides at once over sockets that take and give a few bytes at a

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -154,7 +155,7 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64, late bool) error
 		l.out.Unlock()
 	default:
 		l.out.writing = true
-		l.drive(!large && l.out.here(l.load.Load()))
+		l.drive(l.out.here(l.load.Load()))
 	}
 	if !large && f.Written != nil { // it was copied
 		f.Written()
@@ -235,29 +236,25 @@ func (l *Link) control(f *Frame) {
 // drive is called with out locked and the right to write. If asked to, it writes here what the kernel takes without waiting;
 // everything else is left to the flusher. It unlocks out.
 func (l *Link) drive(here bool) {
-	if !here || l.raw == nil || len(l.out.parts) > 0 {
+	if !here || l.raw == nil {
 		l.out.Unlock()
 		l.wake()
 		return
 	}
 	b := l.out.take()
 	l.out.Unlock()
-	n := l.tryWrite(b.small)
+	l.writeHere(&b)
+	if b.rest == nil {
+		for _, p := range b.posted {
+			p.finish(nil)
+		}
+	}
 	moment.At("cohortwire.link.drive")
 	l.out.Lock()
-	if n < len(b.small) { // the rest goes first
-		rest := append([]byte(nil), b.small[n:]...)
-		for i := range l.out.parts {
-			l.out.parts[i].from += len(rest)
-			l.out.parts[i].to += len(rest)
-		}
-		if len(l.out.parts) > 0 {
-			l.out.parts[0].from = 0 // a frame begins with its header, so the first part is one of small
-		}
-		l.out.small = append(rest, l.out.small...)
-	}
-	if l.out.spare == nil && cap(b.small) <= readBuffer {
-		l.out.spare = b.small[:0]
+	if b.rest != nil {
+		l.out.begun = b
+	} else {
+		l.out.done(b)
 	}
 	if l.out.empty() {
 		l.out.writing = false
@@ -266,6 +263,25 @@ func (l *Link) drive(here bool) {
 	}
 	l.out.Unlock()
 	l.wake()
+}
+
+// writeHere writes of a batch what the kernel takes without waiting, up to writeChunk: then it is the flusher's.
+func (l *Link) writeHere(b *batch) {
+	if len(b.parts) == 0 {
+		if n := l.tryWrite(b.small); n < len(b.small) {
+			b.rest = net.Buffers{b.small[n:]}
+		}
+		return
+	}
+	bufs := b.buffers()
+	for total := 0; len(bufs) > 0; bufs = bufs[1:] {
+		n := l.tryWrite(bufs[0][:min(len(bufs[0]), writeChunk-total)])
+		if total += n; n < len(bufs[0]) {
+			bufs[0] = bufs[0][n:]
+			b.rest = bufs
+			return
+		}
+	}
 }
 
 func (l *Link) wake() {
@@ -309,7 +325,7 @@ func (l *Link) flush() {
 		case <-l.closed:
 			moment.At("cohortwire.link.flush.end")
 			l.out.Lock()
-			posted := l.out.posted
+			posted := slices.Concat(l.out.begun.posted, l.out.posted)
 			l.out.posted = nil
 			l.out.Unlock()
 			for _, p := range posted {
@@ -352,15 +368,7 @@ func (l *Link) flush() {
 			}
 			moment.At("cohortwire.link.flushed")
 			l.out.Lock()
-			for _, p := range b.posted {
-				l.out.large -= p.size
-			}
-			if invariants.Enabled {
-				invariants.Check(l.out.large >= 0, "cohortwire: no more bytes are written than were counted")
-			}
-			if l.out.spare == nil && cap(b.small) <= readBuffer {
-				l.out.spare = b.small[:0]
-			}
+			l.out.done(b)
 			l.out.Unlock()
 		}
 	}
