@@ -17,7 +17,7 @@ func TestReferenceAllocations(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates, too")
 	}
-	const mostObjects, mostBytes, rounds = 90, 9000, 2000
+	const mostObjects, mostBytes, rounds = 95, 9000, 2000
 	const add = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 	kernel := func(stack []any) (any, error) { return stack[0], nil }
 	agents := world(t, 2, true, func(int) *Registry { return NewRegistry() }, WithOperators(map[string]Kernel{"aten::add.Tensor": kernel}))

@@ -94,7 +94,7 @@ func fetchFailure(ctx context.Context, due time.Time, core *rpcref.Hold, err err
 		defer pl.Resume()
 		moment.At("rpc.fetch.ready")
 		select {
-		case <-core.Handle.Ready:
+		case <-core.Refs.Ready(core.Handle):
 		case <-bounded.Done():
 			return dist.FromContext(bounded, "rpc: fetch")
 		}

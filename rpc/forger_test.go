@@ -71,8 +71,7 @@ func TestMemberForgesReferences(t *testing.T) {
 	}
 	<-begun
 	stolen := func(id rrefcore.ID) *Ref[string] { // a reference as if it had been given
-		h := &rpcref.Handle{Wire: rrefcore.Wire{ID: id, Owner: 0, OwnerEpoch: rrefcore.Epoch(owner.epoch)}, Owner: "w0", Ready: make(chan struct{})}
-		close(h.Ready)
+		h := &rpcref.Handle{Wire: rrefcore.Wire{ID: id, Owner: 0, OwnerEpoch: rrefcore.Epoch(owner.epoch)}, Owner: "w0", Settled: true}
 		return &Ref[string]{a: thief, c: thief.refs.HoldHandle(h, false)}
 	}
 	targets := []rrefcore.Wire{ready.c.Handle.Wire, slow.c.Handle.Wire, {ID: own.c.Object.ID, Fork: own.c.Object.ID}}

@@ -39,8 +39,8 @@ func WithOperators(kernels map[string]Kernel) Option {
 const operatorOp, noKernel = "rpc: operator", "this Go worker has no kernel for this operator: start it with operators.Serve() of package rpc/operators, serve it with Registry.HandleOperator, or send the work to a PyTorch worker"
 
 // runKernel runs a builtin operator.
-func (c *config) runKernel(s *rpcwire.ScriptUDF) (any, error) {
-	name := s.Operator()
+func (c *config) runKernel(schema string, stack []any) (any, error) {
+	name := rpcwire.ScriptUDF{Schema: schema}.Operator()
 	c.registry.mu.RLock() // no point: it only looks
 	k := c.registry.kernels[name]
 	c.registry.mu.RUnlock()
@@ -50,7 +50,7 @@ func (c *config) runKernel(s *rpcwire.ScriptUDF) (any, error) {
 	if k == nil {
 		k = func([]any) (any, error) { return nil, dist.New(operatorOp, dist.NotSupported, noKernel) }
 	}
-	v, err := k(s.Stack)
+	v, err := k(stack)
 	if err == nil {
 		return v, nil
 	}

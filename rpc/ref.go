@@ -208,7 +208,7 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	r.a.refs.Hasten(c.Handle)
 	moment.At("rpc.ref.confirmed")
 	select {
-	case <-c.Handle.Ready:
+	case <-c.Refs.Ready(c.Handle):
 		return c.State()
 	case <-ctx.Done():
 		return dist.FromContext(ctx, "rpc: confirm reference")

@@ -37,7 +37,7 @@ var _ rpcserve.Program = program{}
 
 // Find looks up the function of a call: one of the agent's own, or one of the registry.
 func (p program) Find(c *rpcserve.Call) error {
-	if c.Operator != nil {
+	if c.Schema != "" {
 		return nil
 	}
 	h := p.a.internal(c.Func)
@@ -59,8 +59,8 @@ func (p program) Intercept(ctx context.Context, c *rpcserve.Call) (context.Conte
 }
 
 func (p program) Run(ctx context.Context, c *rpcserve.Call, done func(any, error)) (ran bool) {
-	if c.Operator != nil {
-		done(p.a.cfg.runKernel(c.Operator))
+	if c.Schema != "" {
+		done(p.a.cfg.runKernel(c.Schema, c.Args))
 		return true
 	}
 	h := c.Function.(*handler) //nolint:errcheck,forcetypeassert // found by Find

@@ -57,12 +57,13 @@ func (r *Refs) Known(h *Handle) bool {
 	if h.Wire.ID.On == r.cfg.ID { // made here: the owner knows its creator
 		return true
 	}
-	select {
-	case <-h.Ready:
-		return true
-	default:
-		return false
-	}
+	return r.settled(h)
+}
+
+func (r *Refs) settled(h *Handle) bool {
+	r.mu.Lock() // no point: it only looks
+	defer r.mu.Unlock()
+	return h.Settled
 }
 
 // Settled waits until the owner knows of a received reference.
@@ -73,7 +74,7 @@ func (r *Refs) Settled(ctx context.Context, core *Hold) error {
 	defer pl.Resume()
 	moment.At("rpc.refs.settled")
 	select {
-	case <-h.Ready:
+	case <-r.Ready(h):
 		return core.State()
 	case <-ctx.Done():
 		return dist.FromContext(ctx, "rpc: fetch")

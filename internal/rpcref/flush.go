@@ -164,10 +164,8 @@ func (r *Refs) Lingers(p *rpclink.Peer) {
 // Hasten makes the answer to a creation come at once, which otherwise lingers at the owner: the owner sends it when a control frame
 // comes, and the one that announces the creation mostly waits here.
 func (r *Refs) Hasten(h *Handle) {
-	select {
-	case <-h.Ready:
+	if r.settled(h) {
 		return
-	default:
 	}
 	if p := r.cfg.Net.PeerByID(h.Wire.Owner); p != nil && p.SpeaksCohort() {
 		r.flushSoon(p)

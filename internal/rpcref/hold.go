@@ -88,7 +88,7 @@ func (c *Hold) Confirmed() bool {
 	}
 	c.Refs.mu.Lock() // no point: it only looks
 	defer c.Refs.mu.Unlock()
-	return c.Handle.settled && c.Handle.err == nil
+	return c.Handle.Settled && c.Handle.err == nil
 }
 
 // Failure is the error of a reference that cannot be used.
@@ -159,7 +159,7 @@ func (c *Hold) Close() {
 		}
 		c.Handle.holders--
 		if c.Handle.holders == 0 {
-			if !c.Handle.settled { // who waits for that would wait in vain
+			if !c.Handle.Settled { // who waits for that would wait in vain
 				c.Handle.settle(r.unusable(c.Handle, rrefcore.Closed))
 			}
 			m.Drop(c.Handle.Wire.Fork)

@@ -190,20 +190,35 @@ type Handle struct {
 	holders int // Go references that share it
 	cause   error
 
-	settled bool
+	Settled bool // confirmed or failed
 	err     error
-	Ready   chan struct{} // closed when confirmed or failed
+	ready   chan struct{} // closed when it is settled; made on demand
+}
+
+// Ready returns what is closed when a reference is confirmed or has failed.
+func (r *Refs) Ready(h *Handle) <-chan struct{} {
+	r.mu.Lock() // no point: it only looks
+	defer r.mu.Unlock()
+	if h.ready == nil {
+		h.ready = make(chan struct{})
+		if h.Settled {
+			close(h.ready)
+		}
+	}
+	return h.ready
 }
 
 func (h *Handle) settle(err error) {
-	if h.settled {
+	if h.Settled {
 		if err != nil && h.err == nil {
 			h.err = err // confirmed before, unusable now
 		}
 		return
 	}
-	h.settled, h.err = true, err
-	close(h.Ready)
+	h.Settled, h.err = true, err
+	if h.ready != nil {
+		close(h.ready)
+	}
 }
 
 // unusable is the error of every use of a handle. Called with the lock.
@@ -213,7 +228,7 @@ func (r *Refs) unusable(h *Handle, code rrefcore.Code) error {
 
 // enter makes the handle of a fork. Called with the lock.
 func (r *Refs) enter(w rrefcore.Wire, where string) *Handle {
-	h := &Handle{Wire: w, where: where, holders: 1, Ready: make(chan struct{})}
+	h := &Handle{Wire: w, where: where, holders: 1}
 	if p := r.cfg.Net.PeerByID(w.Owner); p != nil {
 		h.Owner = p.Name
 	}

@@ -354,14 +354,12 @@ func (d *Decoding) Confirmed(ctx context.Context) error {
 		if core.Handle == nil {
 			continue
 		}
-		select {
-		case <-core.Handle.Ready:
-		default:
+		if !d.r.settled(core.Handle) {
 			pl := rpcplace.Of(ctx)
 			pl.Pause()
 			moment.At("rpc.refs.confirmed")
 			select {
-			case <-core.Handle.Ready:
+			case <-d.r.Ready(core.Handle):
 				pl.Resume()
 			case <-ctx.Done():
 				pl.Resume()

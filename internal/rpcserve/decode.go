@@ -13,10 +13,9 @@ import (
 // job is a decoded call.
 type job struct {
 	Call
-	script   bool              // it came as TorchScript and is answered so
-	operator rpcwire.ScriptUDF // what Operator points to
-	pair     rpcwire.RRefPair  // of a call whose result stays here
-	err      error             // why it cannot run, although it was understood as a call
+	script bool             // it came as TorchScript and is answered so
+	pair   rpcwire.RRefPair // of a call whose result stays here
+	err    error            // why it cannot run, although it was understood as a call
 }
 
 // scriptPrefix begins the qualified names of TorchScript functions.
@@ -56,11 +55,8 @@ func (s *Server) decodeCall(r *request, d *rpcref.Decoding) (*job, error) {
 		return j, err
 	}
 	if j.script {
-		j.Func, j.Args = x.Name, x.Stack
-		if x.Schema != "" {
-			j.operator = x
-			j.Operator = &j.operator
-		} else {
+		j.Func, j.Args, j.Schema = x.Name, x.Stack, x.Schema
+		if x.Schema == "" {
 			j.Func = strings.TrimPrefix(x.Name, scriptPrefix)
 		}
 		return j, nil

@@ -25,8 +25,8 @@ type Call struct {
 	Func   string
 	Args   []any
 	Kwargs *py.Dict
-	// Operator is the builtin operator that is called, nil for a function.
-	Operator *rpcwire.ScriptUDF
+	// Schema is that of the builtin operator that is called, empty for a function.
+	Schema string
 	// Remote says that the result stays here.
 	Remote bool
 	// Function is what [Program.Find] has found. Borrows says that it keeps nothing of its arguments.
