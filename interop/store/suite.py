@@ -23,6 +23,11 @@ class Forked:
         super().setUp()
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
+    @classmethod
+    def _run(cls, *args, **kwargs):
+        torch.set_num_threads(1)  # makes the pool of threads that a fork leaves broken; threads that do so at once abort: "Invalid thread pool!"
+        super()._run(*args, **kwargs)
+
     @property
     def init_method(self):
         return "env://" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") else "file://" + self.file_name
