@@ -41,12 +41,14 @@ if suite == "distributed":
 else:
     import importlib
 
-    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture as Fixture
 
     module, name = suite.rsplit(".", 1)
+    if name.startswith("Faulty"):
+        from torch.testing._internal.distributed.rpc.faulty_rpc_agent_test_fixture import FaultyRpcAgentTestFixture as Fixture
     Tests = getattr(importlib.import_module("torch.testing._internal.distributed." + module), name)
 
-    class Suite(Forked, TensorPipeRpcAgentTestFixture, Tests, MultiProcessTestCase):
+    class Suite(Forked, Fixture, Tests, MultiProcessTestCase):
         pass
 
 

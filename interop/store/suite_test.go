@@ -41,6 +41,9 @@ func TestServerSuites(t *testing.T) {
 		if torch.About(t).Has(torchtest.TensorPipe) {
 			suites["rpc.dist_autograd_test.DistAutogradTest"] = suite{"backward_(simple|rref|multiple|different|autograd)|context_cleanup", 17}
 			suites["rpc.dist_optimizer_test.DistOptimizerTest"] = suite{".", 4}
+			suites["rpc.rpc_test.RpcTest"] = suite{"duplicate_name|reinit|world_size_one|worker_id|local_shutdown|init_rpc", 9}
+			suites["rpc.jit.rpc_test.JitRpcTest"] = suite{"rref_is_owner|remote_script|user_rrefs", 6}
+			suites["rpc.faulty_agent_rpc_test.FaultyAgentRpcTest"] = suite{"no_faulty|verify_backend", 2}
 		}
 		for name, s := range suites {
 			t.Run(name, func(t *testing.T) {
