@@ -194,7 +194,7 @@ func TestGivenUpAsItIsAnswered(t *testing.T) {
 							t.Errorf("%s ended again: %v", text, err)
 						case err == nil && string(x.Msg.Payload) != text:
 							t.Errorf("%s is answered by %q", text, x.Msg.Payload)
-						case err != nil && dist.CodeOf(err) != dist.Canceled:
+						case err != nil && !late && dist.CodeOf(err) != dist.Canceled: // a late answer may not come before the agent closes
 							t.Errorf("%s: %v", text, err)
 						}
 						over <- struct{}{}
