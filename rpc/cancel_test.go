@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/testwait"
 )
 
 // TestCancellationOvertakesTheHandler gives calls up so soon that the handler may not run yet when the callee hears of it:
@@ -146,4 +147,45 @@ func TestRemoteToSelfWithoutRoom(t *testing.T) {
 	}
 	quiet(t, agents)
 	shutdown(t, agents)
+}
+
+// A request that finds no room is answered with an error, and the references that it brought are given back, whoever owns them.
+func TestReferenceWithoutRoom(t *testing.T) {
+	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
+		begun, release := make(chan struct{}, 1), make(chan struct{})
+		agents := world(t, 3, true, func(int) *Registry {
+			return refRegistry().MustHandle("t.hold", func() int { begun <- struct{}{}; <-release; return 7 })
+		}, append(opts, WithConcurrency(1), WithQueue(1))...)
+		ctx := testContext(t)
+		var refs []*Ref[int]
+		for _, owner := range []string{"w1", "w2"} {
+			ref, err := Remote[int](ctx, agents[0], owner, "objects.int", 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err = ref.Fetch(ctx); err != nil {
+				t.Fatal(err)
+			}
+			refs = append(refs, ref)
+		}
+		held := []*dist.Future[int]{Async[int](ctx, agents[0], "w1", "t.hold")}
+		<-begun
+		held = append(held, Async[int](ctx, agents[0], "w1", "t.hold")) // it waits
+		testwait.Until(t, "a request waits", func() bool { return agents[1].DebugInfo()["agent.server_waiting_calls"] > 0 })
+		for _, ref := range refs {
+			if _, err := Call[any](ctx, agents[0], "w1", "objects.fetch", ref); err == nil {
+				t.Error("there was room")
+			}
+			_ = ref.Close()
+		}
+		close(release)
+		for _, f := range held {
+			if v, err := f.Await(ctx); err != nil || v != 7 {
+				t.Errorf("%v, %v", v, err)
+			}
+		}
+		quiet(t, agents)
+		shutdown(t, agents)
+	})
 }

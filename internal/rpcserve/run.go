@@ -34,7 +34,7 @@ func (s *Server) serveCall(r *request) {
 		s.calls.Add(-1)
 		err := dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", s.cfg.Queue)
 		if !s.createFailed(r, err) {
-			s.drop(r)
+			s.unread(r)
 			r.refuse(err)
 		}
 	case now && r.inReader():
@@ -97,6 +97,18 @@ func (s *Server) serveFrom(r *request) {
 			return
 		}
 	}
+}
+
+// unread releases the references of a request that is refused before it is decoded. On PyTorch's wire only its payload names them: whoever
+// sent them keeps them until they are accepted.
+func (s *Server) unread(r *request) {
+	if r.Conn == nil || r.cohort() {
+		s.drop(r)
+		return
+	}
+	d := s.cfg.Refs.Decoding(r.Peer, nil, r.Tensors)
+	_, _ = s.decodeCall(r, d)
+	d.Release()
 }
 
 // drop releases the references of a request that is not decoded, or not to its end.
