@@ -31,6 +31,7 @@ func (a *Agent) DebugInfo() map[string]int {
 		info["num_pending_owners"] = c.PendingOwners
 		info["num_local_uses"] = c.LocalUses
 		info["num_offers"] = c.Offers
+		info["num_unsettled"] = c.Unsettled
 		info["num_collected_rrefs"] = int(a.refs.Collected.Load())
 	}
 	serving, running, waiting := a.server.Counts()

@@ -20,11 +20,12 @@ type Counts struct {
 	PendingOwners   int // placeholders whose creating call has not arrived
 	LocalUses       int
 	Offers          int // handed off to this worker, not claimed yet
+	Unsettled       int // handed off to this worker, before what proves it
 }
 
 // Counts returns the sizes of the tables.
 func (m *Machine) Counts() Counts {
-	var c Counts
+	c := Counts{Unsettled: len(m.unsettled)}
 	for _, o := range m.objects {
 		if o.forks.len() > 0 || len(o.offers) > 0 || !o.called {
 			c.OwnerRRefs++

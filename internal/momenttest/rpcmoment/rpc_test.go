@@ -24,6 +24,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/momenttest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 func TestMain(m *testing.M) {
@@ -94,6 +95,7 @@ type game struct {
 	opts   []rpc.Option
 
 	newcomers atomic.Int32
+	values    atomic.Int64
 	fills     atomic.Int32
 
 	mu       sync.Mutex
@@ -117,6 +119,15 @@ func handlers() *rpc.Registry {
 		MustHandle("test.panic", func() int { panic("a handler panics") }).
 		MustHandle("test.exit", func() int { runtime.Goexit(); return 0 }).
 		MustHandle("test.make", func(n int) *int { return &n }).
+		MustHandle("test.tensor", func(t *tensor.Tensor) *tensor.Tensor { return t }, rpc.Borrowed()).
+		MustHandle("test.fetch", func(ctx context.Context, ref *rpc.Ref[int]) (int, error) {
+			defer func() { _ = ref.Close() }()
+			return ref.Fetch(ctx)
+		}).
+		MustHandle("test.relay", func(ctx context.Context, ref *rpc.Ref[int]) (int, error) {
+			defer func() { _ = ref.Close() }()
+			return rpc.Call[int](ctx, ref.Agent(), ref.Owner().Name, "test.fetch", ref)
+		}).
 		MustHandle("test.echo", func(b []byte) []byte { return b })
 }
 
@@ -199,7 +210,12 @@ func (g *game) closeAll() {
 
 func (g *game) arrange() {
 	a := g.agents["a"]
-	g.r.On(closeEvent, func() { _ = a.Close() })
+	g.r.On(closeEvent, func() {
+		var twice sync.WaitGroup
+		twice.Go(g.closeVictim)
+		g.closeVictim()
+		twice.Wait()
+	})
 	g.r.On(peerEvent, func() { _ = g.agents["b"].Close() })
 	g.r.On(shutdownEvent, g.shutdown)
 	g.r.On(newcomerEvent, g.newcomer)
@@ -212,7 +228,7 @@ func (g *game) arrange() {
 			g.callback = f
 		}
 	}
-	g.r.On(callbackClose, set(func() { _ = a.Close() }))
+	g.r.On(callbackClose, set(func() { _ = a.Close() })) // which cannot wait for this callback
 	g.r.On(callbackCall, set(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
@@ -220,6 +236,22 @@ func (g *game) arrange() {
 	}))
 	g.r.On(callbackPanic, set(momenttest.Panic))
 	g.r.On(callbackGoexit, set(runtime.Goexit))
+}
+
+// closeGrace is how long Close waits for the program's code in goroutines of the agent.
+const closeGrace = time.Second
+
+// closeVictim closes the victim's agent. Whoever does that, first or not, finds its goroutines ended afterwards.
+func (g *game) closeVictim() {
+	a, began := g.agents["a"], time.Now()
+	_ = a.Close()
+	select {
+	case <-a.Done():
+	default:
+		if took := time.Since(began); took < closeGrace {
+			g.r.Errorf("Close returned after %v, and the agent has not ended", took)
+		}
+	}
 }
 
 // shutdown lets the victim leave in order; a static world ends as a whole. It waits for what is under way, so it succeeds
@@ -336,6 +368,7 @@ type operation struct {
 	remote  bool // it ends with an error of the handler's
 	patient bool // it has a context that does not end
 	self    bool // it is one of the victim to itself
+	third   bool // the worker that looks on takes part
 	do      func(ctx context.Context, g *game) error
 }
 
@@ -383,6 +416,25 @@ var operations = []operation{
 		}
 		return err
 	}},
+	{name: "tensor call", do: func(ctx context.Context, g *game) error {
+		value := g.values.Add(1) // another one for each call: memory that is given back too early is used by another
+		sent := make([]int64, 1<<16)
+		for i := range sent {
+			sent[i] = value
+		}
+		got, err := rpc.Call[*tensor.Tensor](ctx, g.agents["a"], "b", "test.tensor", tensor.Must(tensor.From(sent)))
+		if err != nil {
+			return err
+		}
+		defer got.Storage().Release()
+		if values, err := tensor.Copy[int64](got); err != nil || !slices.Equal(values, sent) {
+			return fmt.Errorf("tensor call: %d values, first %d, want %d: %w", len(values), values[0], value, err)
+		}
+		return nil
+	}},
+	{name: "reference passed on", third: true, do: pass("test.fetch", "c")},
+	{name: "reference given to its owner", do: pass("test.fetch", "b")},
+	{name: "reference passed on to its owner", third: true, do: pass("test.relay", "c")},
 	{name: "reference", do: func(ctx context.Context, g *game) error {
 		ref, err := rpc.Remote[int](ctx, g.agents["a"], "b", "test.double", 7)
 		if err != nil {
@@ -397,6 +449,22 @@ var operations = []operation{
 	}},
 }
 
+// pass returns an operation in which the victim makes a reference to an object of the peer, passes it to a worker and closes its own.
+func pass(fn, to string) func(context.Context, *game) error {
+	return func(ctx context.Context, g *game) error {
+		ref, err := rpc.Remote[int](ctx, g.agents["a"], "b", "test.double", 7)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = ref.Close() }()
+		got, err := rpc.Call[int](ctx, g.agents["a"], to, fn, ref)
+		if err == nil && got != 14 {
+			return fmt.Errorf("%s at %s: %d", fn, to, got)
+		}
+		return err
+	}
+}
+
 // judge checks how a call ended.
 func (g *game) judge(c *momenttest.Call, op operation) {
 	r := g.r
@@ -408,7 +476,10 @@ func (g *game) judge(c *momenttest.Call, op operation) {
 	if g.static { // the others leave too
 		allowed = append(allowed, r.Allow(dist.PeerLost, shutdownEvent), r.Allow(dist.Unavailable, shutdownEvent), r.Allow(dist.NotFound, shutdownEvent))
 	}
-	if op.name == "reference" { // whoever leaves in order gives its references back first
+	if op.third { // its error is what the other worker says
+		allowed = append(allowed, r.Allow(dist.Remote, peerEvent, shutdownEvent, closeEvent, callbackClose))
+	}
+	if strings.HasPrefix(op.name, "reference") { // whoever leaves in order gives its references back first
 		allowed = append(allowed, r.Allow(dist.NotFound, shutdownEvent), r.Allow(dist.Remote, shutdownEvent))
 	}
 	if op.remote {
@@ -426,11 +497,14 @@ func (g *game) judge(c *momenttest.Call, op operation) {
 	r.Check(c, allowed...)
 	r.EndsSoon(c, closeEvent, soon)
 	r.EndsSoon(c, peerEvent, soon)
-	to := "b"
-	if op.self {
-		to = "a"
+	to := []string{"b"}
+	switch {
+	case op.self:
+		to = []string{"a"}
+	case op.third:
+		to = []string{"b", "c"}
 	}
-	if e, ok := errors.AsType[*dist.Error](c.Err); ok && e.Peer != "" && e.Peer != to {
+	if e, ok := errors.AsType[*dist.Error](c.Err); ok && e.Peer != "" && !slices.Contains(to, e.Peer) {
 		r.Errorf("%s names %s: %v", c.Name, e.Peer, c.Err)
 	}
 }
@@ -470,7 +544,7 @@ func (g *game) holdsNothing() {
 		info := g.agents[name].DebugInfo()
 		zero := []string{"agent.client_active_calls", "agent.server_active_calls", "agent.server_waiting_calls"}
 		if len(left) == len(names) {
-			zero = append(zero, "num_owner_rrefs", "num_pending_users", "num_confirmed_users", "num_forks", "num_pending_futures", "num_pending_children", "num_offers")
+			zero = append(zero, "num_owner_rrefs", "num_pending_users", "num_confirmed_users", "num_forks", "num_pending_futures", "num_pending_children", "num_offers", "num_unsettled")
 		}
 		for _, key := range zero {
 			if info[key] != 0 {
