@@ -121,7 +121,7 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 		err = rpccall.UnexpectedAnswer(fn, p, x.Msg)
 	}
 	if err != nil {
-		d.Abandon()
+		d.Abandon(x.Msg)
 		return nil, err
 	}
 	if said, ok := v.(*rpcwire.RemoteException); ok {

@@ -74,7 +74,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		err = rpccall.UnexpectedAnswer(o.Func, p, x.Msg)
 	}
 	if err != nil {
-		d.Abandon()
+		d.Abandon(x.Msg)
 		return nil, err
 	}
 	if said, ok := v.(*rpcwire.RemoteException); ok {

@@ -140,3 +140,27 @@ func Shared(v any) bool {
 	n, _ := children(v)
 	return n != nil && n.shared
 }
+
+// Walk calls visit for each container inside a decoded value, once however often it is mentioned.
+func Walk(root any, visit func(v any)) {
+	seen := map[*node]bool{}
+	for left := []any{root}; len(left) > 0; {
+		v := left[len(left)-1]
+		left = left[:len(left)-1]
+		n, next := children(v)
+		if n == nil || seen[n] {
+			continue
+		}
+		if n.shared {
+			seen[n] = true
+		}
+		visit(v)
+		for i := 0; ; i++ {
+			child, more := next(i)
+			if !more {
+				break
+			}
+			left = append(left, child)
+		}
+	}
+}

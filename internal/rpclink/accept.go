@@ -232,7 +232,7 @@ func (n *Links) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 	if err != nil {
 		n.cfg.Above.Discard(c, f)
 		f.Release()
-		in.Err = err
+		in.Err, in.Frame = err, nil
 	} else {
 		in.Payload, in.Tensors = m.Payload, m.Tensors
 	}

@@ -371,13 +371,14 @@ func (c *Conn) readAnswers() {
 			return
 		}
 		c.Peer().Stats.received(sizeOf(raw))
-		_, id, err := rpcwire.DecodeHead(raw)
+		kind, id, err := rpcwire.DecodeHead(raw)
 		var m *rpcwire.Message
 		if err == nil {
 			m, err = rpcwire.Decode(raw)
 		}
 		if err != nil {
 			raw.Release()
+			c.net.cfg.Above.DiscardAnswer(c.Peer(), &rpcwire.Message{Type: kind, Payload: unread(raw)})
 		} else {
 			c.Peer().types.learn(m.Tensors)
 		}

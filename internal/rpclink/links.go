@@ -58,7 +58,7 @@ type Incoming struct {
 	Deadline time.Time
 	Trace    string // see observe.WithTrace
 	Inline   bool   // it may run in the goroutine that reads
-	Err      error  // why it cannot be understood; then the rest is not there
+	Err      error  // why it cannot be understood; then there is nothing else than perhaps the payload
 }
 
 // Config is what sessions need to know of their worker.

@@ -102,11 +102,19 @@ func (c *Conn) received(raw *tensorpipe.Message) {
 	}
 	if err != nil {
 		raw.Release()
-		in.Err = err
+		in.Err, in.Payload = err, unread(raw)
 	} else {
 		c.Peer().types.learn(m.Tensors)
 		in.Payload, in.Tensors = m.Payload, m.Tensors
 		in.Inline = raw.Quiet && c.Inline.Short()
 	}
 	c.net.cfg.Above.Request(in)
+}
+
+// unread returns the payload of a message that cannot be decoded, nil without one: it may bring references, see [rpcwire.Forks].
+func unread(raw *tensorpipe.Message) []byte {
+	if len(raw.Payloads) != tensorpipe.RPCPayloads {
+		return nil
+	}
+	return raw.Payloads[2]
 }

@@ -208,7 +208,7 @@ func (r *Refs) DiscardAnswer(p *rpclink.Peer, m *rpcwire.Message) {
 	case rpcwire.ScriptRRefFetchRet:
 		_, _ = d.ScriptFetchRet(payload)
 	}
-	d.Abandon()
+	d.Abandon(m)
 }
 
 // unsettled returns what is closed when more is known about the references of a frame, or nil when they can be claimed. Called
@@ -273,6 +273,7 @@ type Decoding struct {
 	peer  *rpclink.Peer
 	frame *cohortwire.Frame // of a link
 	got   []*Hold
+	came  []rpcwire.GlobalID // the forks that a PyTorch worker sent, and that have been read
 }
 
 // Decoding returns the decoder of a message of p; frame is that of a link.
@@ -302,6 +303,9 @@ func (d *Decoding) arrive(f rpcwire.RRefFork) (any, error) {
 		return nil, dist.New("rpc: decode value", dist.NotSupported, "a guest cannot pass references")
 	}
 	r := d.r
+	if d.frame == nil {
+		d.came = append(d.came, f.Fork)
+	}
 	typeName := f.TypeName
 	if typeName == rpcwire.TypePyObject {
 		typeName = ""
@@ -380,9 +384,30 @@ func (d *Decoding) Release() {
 	}
 }
 
+// Unread releases the references of a PyTorch worker's message that were not read, since something else in it could not be, or since nobody
+// wants it: that worker keeps them until it is told.
+func (d *Decoding) Unread(kind rpcwire.Type, payload []byte) {
+	if d.frame != nil || d.peer == nil || d.peer == d.r.cfg.Self || d.peer.ID < 0 {
+		return
+	}
+	came := map[rpcwire.GlobalID]bool{}
+	for _, fork := range d.came {
+		came[fork] = true
+	}
+	rest := d.r.Decoding(d.peer, nil, nil)
+	for _, f := range rpcwire.Forks(kind, payload) {
+		if !came[f.Fork] {
+			came[f.Fork] = true
+			_, _ = rest.arrive(f) // one that is refused is released by that
+		}
+	}
+	rest.Release()
+}
+
 // Abandon releases the references of an answer that could not be read to its end.
-func (d *Decoding) Abandon() {
+func (d *Decoding) Abandon(m *rpcwire.Message) {
 	d.Release()
+	d.Unread(m.Type, m.Payload)
 	if d.frame != nil && d.peer != nil {
 		if c := d.peer.Current(); c != nil {
 			d.r.Discard(c, d.frame)

@@ -53,9 +53,9 @@ func (s *Server) createFailed(r *request, failed error) bool {
 	if !r.creates() || r.cohort() {
 		return false
 	}
-	d := s.cfg.Refs.Decoding(r.Peer, nil, r.Tensors)
-	defer d.Release()
-	j, err := s.decodeCall(r, d)
+	r.decoder.Begin(s.cfg.Refs, r.Peer, nil, r.Tensors)
+	defer r.decoder.Release()
+	j, err := s.decodeCall(r, &r.decoder)
 	if err != nil {
 		return false
 	}
@@ -64,6 +64,7 @@ func (s *Server) createFailed(r *request, failed error) bool {
 		return false
 	}
 	s.cfg.Refs.Created(o, nil, s.cfg.Program.Raised(failed), false)
+	s.drop(r)
 	r.Conn.Refusals.Add(r.Conn, func() { s.answerCreated(r, j) })
 	return true
 }

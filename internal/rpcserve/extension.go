@@ -42,8 +42,10 @@ func SeamWorker(p *rpclink.Peer) rpcseam.Worker {
 func (s *Server) unwrapped(r *request) {
 	w, err := s.cfg.Extension.Unwrap(SeamWorker(r.Peer), r.message())
 	if err != nil {
-		s.drop(r)
-		r.refuse(err)
+		if a, inner, bad := rpcwire.UnwrapAutograd(r.Payload); bad == nil && r.Kind == rpcwire.ForwardAutogradReq {
+			r.Kind, r.Payload = a.Inner, inner // how a creation is refused is another matter
+		}
+		s.turnAway(r, err)
 		return
 	}
 	if w.Answer != nil {

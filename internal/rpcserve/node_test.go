@@ -77,12 +77,18 @@ type node struct {
 	caller *rpccall.Caller
 	server *Server
 	prog   *program
+	hears  func(rpclink.Incoming) // is told what others ask for
 }
 
 var _ rpclink.Above = (*node)(nil)
 
-func (n *node) NewPeer() any                                       { return rpcref.NewPeer() }
-func (n *node) Request(in rpclink.Incoming)                        { n.server.Arrived(in) }
+func (n *node) NewPeer() any { return rpcref.NewPeer() }
+func (n *node) Request(in rpclink.Incoming) {
+	if n.hears != nil {
+		n.hears(in)
+	}
+	n.server.Arrived(in)
+}
 func (n *node) Connected(c *rpclink.Conn)                          { n.refs.Connected(c) }
 func (n *node) Control(c *rpclink.Conn, payload []byte)            { n.refs.Frame(c, payload) }
 func (n *node) Discard(c *rpclink.Conn, f *cohortwire.Frame)       { n.refs.Discard(c, f) }

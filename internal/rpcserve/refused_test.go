@@ -5,11 +5,17 @@ package rpcserve
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/pygo"
+	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/rpc/py"
@@ -64,4 +70,100 @@ func TestRefusedCreation(t *testing.T) {
 	if raised, ok := v.(*rpcwire.RemoteException); !ok || !strings.Contains(raised.Msg, "wait for a place") {
 		t.Errorf("the fetch is answered with %v, %v", v, err)
 	}
+}
+
+// carried is a reference in a message of a test.
+type carried struct {
+	pygo.ReferenceMark
+	rpcwire.RRefFork
+}
+
+// TestRefusedCallReleases: whatever a call of PyTorch is refused for, the references among its arguments are released, those too that
+// come after what cannot be read. PyTorch keeps them until it is told, and its shutdown waits for that.
+func TestRefusedCallReleases(t *testing.T) {
+	server, client := start(t, "server", 0, 1, 1), startAs(t, "client", 1, 1, 4, nil)
+	controls := make(chan string, 16)
+	client.hears = func(in rpclink.Incoming) { controls <- fmt.Sprintf("%v %x", in.Kind, in.Payload) }
+	server.net.AddPeer("client", 1, "uv://"+client.net.Addr().String(), rpcworld.Entry{})
+	client.net.AddPeer("server", 0, "uv://"+server.net.Addr().String(), rpcworld.Entry{})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	busy := make(chan struct{})
+	server.prog.handle("m.busy", func(_ context.Context, _ *Call, done func(any, error)) {
+		<-busy
+		done(nil, nil)
+	})
+	encoder := func() *rpcwire.Encoder {
+		return &rpcwire.Encoder{Fork: func(r pygo.Reference) (rpcwire.RRefFork, error) { return r.(carried).RRefFork, nil }} //nolint:errcheck,forcetypeassert // see below
+	}
+	number := int64(100)
+	// check sends a call with a reference to an object of the client and one to an object of the server, and waits for both releases.
+	check := func(name string, encode func(args []any) (rpcwire.Type, []byte)) {
+		t.Helper()
+		number += 10
+		id := func(n int64) rpcwire.GlobalID { return rpcwire.GlobalID{On: 1, Local: number + n} }
+		mine := rpcwire.RRefFork{Owner: 1, RRef: id(0), Fork: id(1), Parent: 1, TypeName: rpcwire.TypePyObject}
+		yours := rpcwire.RRefFork{Owner: 0, RRef: id(2), Fork: id(3), Parent: 1, TypeName: rpcwire.TypePyObject}
+		deletion, err1 := rpcwire.RRefPair{RRef: mine.RRef, Fork: mine.Fork}.Encode()
+		accept, err2 := rpcwire.EncodeForkID(yours.Fork)
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]bool{fmt.Sprintf("%v %x", rpcwire.RRefUserDelete, deletion): true, fmt.Sprintf("%v %x", rpcwire.RRefChildAccept, accept): true}
+		kind, payload := encode([]any{carried{RRefFork: mine}, carried{RRefFork: yours}})
+		_, _ = client.send(ctx, "server", kind, payload) // how it is answered is another matter
+		for len(want) > 0 {
+			select {
+			case got := <-controls:
+				if !want[got] {
+					t.Errorf("%s: %s", name, got)
+				}
+				delete(want, got)
+			case <-ctx.Done():
+				t.Fatalf("%s: not released: %v", name, slices.Collect(maps.Keys(want)))
+			}
+		}
+	}
+	call := func(fn any, args []any) (rpcwire.Type, []byte) {
+		t.Helper()
+		e := encoder()
+		v, err := e.Pickle(&py.Object{Class: py.Global{Module: "torch.distributed.rpc.internal", Name: "PythonUDF"}, New: true, Args: py.Tuple{fn, py.Tuple(args), &py.Dict{}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rpcwire.PythonCall, append([]byte{0}, v...)
+	}
+	info := &py.Object{Class: py.Global{Module: "torch._C._distributed_rpc", Name: "WorkerInfo"}} // one without name and id cannot be read
+	check("unknown function", func(args []any) (rpcwire.Type, []byte) { return call(py.Func("m.unknown"), args) })
+	check("no name", func(args []any) (rpcwire.Type, []byte) { return call("text", args) })
+	check("unreadable argument", func(args []any) (rpcwire.Type, []byte) {
+		return call(py.Func("m.busy"), slices.Insert(args, 1, any(info)))
+	})
+	check("too many wrappers", func(args []any) (rpcwire.Type, []byte) {
+		kind, payload := call(py.Func("m.busy"), args)
+		for range 7 {
+			wrapped, err := rpcwire.Profiling{Inner: kind, Config: rpcwire.ProfileCPU()}.WrapRequest(payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kind, payload = rpcwire.RunWithProfilingReq, wrapped
+		}
+		return kind, payload
+	})
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	defer close(busy)
+	for range 2 { // one runs and one waits
+		calls.Go(func() { _, _ = client.call(ctx, "server", "m.busy") })
+	}
+	for {
+		if _, _, waiting := server.server.Counts(); waiting == 1 {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatal("nothing waits")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	check("no place", func(args []any) (rpcwire.Type, []byte) { return call(py.Func("m.busy"), args) })
 }

@@ -32,11 +32,7 @@ func (s *Server) serveCall(r *request) {
 	switch {
 	case !ok:
 		s.calls.Add(-1)
-		err := dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", s.cfg.Queue)
-		if !s.createFailed(r, err) {
-			s.unread(r)
-			r.refuse(err)
-		}
+		s.turnAway(r, dist.Newf("rpc: request", dist.Exhausted, "more than %d requests wait for a place", s.cfg.Queue))
 	case now && r.inReader():
 		in := r.Conn.Inline
 		r.place.In(in.Reader)
@@ -99,22 +95,24 @@ func (s *Server) serveFrom(r *request) {
 	}
 }
 
-// unread releases the references of a request that is refused before it is decoded. On PyTorch's wire only its payload names them: whoever
-// sent them keeps them until they are accepted.
-func (s *Server) unread(r *request) {
-	if r.Conn == nil || r.cohort() {
+// turnAway refuses a request that does not get as far as a handler. It is called in the goroutine that reads.
+func (s *Server) turnAway(r *request, err error) {
+	if !s.createFailed(r, err) {
 		s.drop(r)
-		return
+		r.refuse(err)
 	}
-	d := s.cfg.Refs.Decoding(r.Peer, nil, r.Tensors)
-	_, _ = s.decodeCall(r, d)
-	d.Release()
 }
 
 // drop releases the references of a request that is not decoded, or not to its end.
 func (s *Server) drop(r *request) {
-	if r.Frame != nil {
+	switch {
+	case r.Frame != nil:
 		s.cfg.Refs.Discard(r.Conn, r.Frame)
+	case !r.cohort(): // a PyTorch worker keeps what it has sent until it is told
+		if r.decoder.Arrive == nil { // nothing of it was read
+			r.decoder.Begin(s.cfg.Refs, r.Peer, nil, nil)
+		}
+		r.decoder.Unread(r.Kind, r.Payload)
 	}
 }
 

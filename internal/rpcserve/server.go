@@ -112,7 +112,7 @@ func (s *Server) Awaited() int { return int(s.awaited.Load()) }
 func (s *Server) Arrived(in rpclink.Incoming) {
 	r := s.newRequest(&in)
 	if in.Err != nil {
-		r.refuse(in.Err)
+		s.turnAway(r, in.Err)
 		return
 	}
 	s.dispatch(r)
@@ -164,6 +164,7 @@ func (s *Server) dispatch(r *request) {
 // unwrap dispatches the request inside a wrapper. A wrapper inside a wrapper of the same kind is refused by depth.
 func (s *Server) unwrap(r *request, inner rpcwire.Type, payload []byte) {
 	if len(r.wraps) > 4 || inner == rpcwire.ForwardAutogradReq && r.Kind == rpcwire.ForwardAutogradReq {
+		s.drop(r)
 		r.refuse(dist.New("rpc: request", dist.Protocol, "wrappers nested too deep"))
 		return
 	}

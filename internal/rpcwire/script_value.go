@@ -421,7 +421,7 @@ func (d *Decoder) jitValue(v any) (any, error) {
 				return py.Device(name), nil
 			}
 		}
-	case py.Global{Module: "torch.distributed.rpc", Name: "rref"}:
+	case scriptRRef:
 		return d.arrive(o.Args.Items)
 	}
 	return nil, dist.Newf("rpc: decode value", dist.NotSupported, "a TorchScript object of class %v: only plain values, lists, dicts, tensors and references are read", g)
