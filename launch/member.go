@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/launchcore"
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/nodehost"
@@ -262,7 +263,7 @@ func (m *member) unheard() {
 			who = owner.String() + ", which listens at the rendezvous " + m.host + ","
 		}
 	}
-	if !found && (errors.Is(m.lost, net.ErrClosed) || errors.Is(m.lost, syscall.ECONNRESET)) {
+	if !found && (errors.Is(m.lost, net.ErrClosed) || ctxdial.Reset(m.lost)) {
 		m.job.report.tell(launchcore.End{Code: dist.PeerLost, Sentence: fmt.Sprintf("the rendezvous at %s has ended the connection before it said who it is: a launcher that ended there at this moment, or another program", m.host)})
 		return
 	}

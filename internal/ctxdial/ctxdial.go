@@ -8,6 +8,7 @@ package ctxdial
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -55,8 +56,32 @@ func Refused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, errWindowsRefused)
 }
 
-// errWindowsRefused is WSAECONNREFUSED, which is what Windows says; package syscall has another number there. No other system has this one.
-const errWindowsRefused = syscall.Errno(10061)
+// Reset reports whether the system says that the other side, or somebody on the way, has ended a connection at once.
+func Reset(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, errWindowsReset) || errors.Is(err, errWindowsAborted)
+}
+
+// Ended reports whether the other side has ended a connection, in whatever way.
+func Ended(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || Reset(err)
+}
+
+// Silent reports whether the system says that the machine of the other side does not answer, or cannot be reached.
+func Silent(err error) bool {
+	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.EHOSTDOWN) ||
+		errors.Is(err, errWindowsTimedOut) || errors.Is(err, errWindowsHostDown) || errors.Is(err, errWindowsUnreachable)
+}
+
+// These are what Windows says: package syscall has other numbers there under the names that it shares with other systems. No other system has
+// these.
+const (
+	errWindowsAborted     = syscall.Errno(10053) // WSAECONNABORTED: what is written to a connection that was reset
+	errWindowsReset       = syscall.Errno(10054) // WSAECONNRESET
+	errWindowsTimedOut    = syscall.Errno(10060) // WSAETIMEDOUT
+	errWindowsRefused     = syscall.Errno(10061) // WSAECONNREFUSED
+	errWindowsHostDown    = syscall.Errno(10064) // WSAEHOSTDOWN
+	errWindowsUnreachable = syscall.Errno(10065) // WSAEHOSTUNREACH
+)
 
 // IsLocal reports whether a host is this machine: it has its name, or one of its addresses. The empty name, which a listener takes for
 // all addresses, is. A name that cannot be looked up is not.

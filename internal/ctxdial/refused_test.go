@@ -4,6 +4,7 @@
 package ctxdial
 
 import (
+	"io"
 	"net"
 	"os"
 	"syscall"
@@ -32,6 +33,39 @@ func TestRefused(t *testing.T) {
 	for _, other := range []error{nil, said(syscall.ECONNRESET), said(syscall.ETIMEDOUT), net.ErrClosed} {
 		if Refused(other) {
 			t.Errorf("taken for a refusal: %v", other)
+		}
+	}
+}
+
+// TestEnds: what each system says about a connection that has ended, or a machine that does not answer, is known, and nothing else is.
+func TestEnds(t *testing.T) {
+	t.Parallel()
+	said := func(number syscall.Errno) error {
+		return &net.OpError{Op: "read", Err: os.NewSyscallError("wsarecv", number)}
+	}
+	const windowsAborted, windowsReset, windowsTimedOut, windowsDown, windowsUnreachable = 10053, 10054, 10060, 10064, 10065
+	for _, c := range []struct {
+		err                  error
+		reset, ended, silent bool
+	}{
+		{err: nil},
+		{err: net.ErrClosed},
+		{err: os.ErrDeadlineExceeded},
+		{err: said(syscall.ECONNREFUSED)},
+		{err: io.EOF, ended: true},
+		{err: io.ErrUnexpectedEOF, ended: true},
+		{err: said(syscall.ECONNRESET), reset: true, ended: true},
+		{err: said(syscall.EPIPE), reset: true, ended: true},
+		{err: said(windowsReset), reset: true, ended: true},
+		{err: said(windowsAborted), reset: true, ended: true},
+		{err: said(syscall.ETIMEDOUT), silent: true},
+		{err: said(syscall.EHOSTUNREACH), silent: true},
+		{err: said(windowsTimedOut), silent: true},
+		{err: said(windowsDown), silent: true},
+		{err: said(windowsUnreachable), silent: true},
+	} {
+		if Reset(c.err) != c.reset || Ended(c.err) != c.ended || Silent(c.err) != c.silent {
+			t.Errorf("%v: reset %v, ended %v, silent %v", c.err, Reset(c.err), Ended(c.err), Silent(c.err))
 		}
 	}
 }

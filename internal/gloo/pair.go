@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/gloo/match"
 	"github.com/cohort-dist/cohort/internal/gloo/presence"
 	"github.com/cohort-dist/cohort/internal/gloo/wire"
@@ -216,7 +217,7 @@ func (p *pair) lose(cause error) error {
 		code = c
 	case fin:
 		detail = "the peer closed the connection"
-	case errors.Is(cause, syscall.ECONNRESET) || errors.Is(cause, syscall.EPIPE):
+	case ctxdial.Reset(cause):
 		detail = "the peer reset the connection"
 	}
 	end := presence.End{Rank: p.peer, Turn: d.watch.order.turn(p.peer), Undated: true}

@@ -5,8 +5,6 @@ package rpclink
 
 import (
 	"errors"
-	"io"
-	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -41,20 +39,12 @@ const (
 
 // fate judges a sign.
 func (s sign) fate() fate {
-	is := func(targets ...error) bool {
-		for _, target := range targets {
-			if errors.Is(s.tried, target) {
-				return true
-			}
-		}
-		return false
-	}
 	switch {
 	case s.taken, s.left, s.moved, ctxdial.Refused(s.tried), !s.leased && s.limit > 0 && s.away > s.limit:
 		return dead
-	case is(syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.EHOSTDOWN):
+	case ctxdial.Silent(s.tried):
 		return silent
-	case is(syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF, syscall.EPIPE, errHandshakeEnded):
+	case ctxdial.Ended(s.tried), errors.Is(s.tried, errHandshakeEnded):
 		return cut
 	}
 	return uncertain

@@ -46,6 +46,8 @@ func TestFates(t *testing.T) {
 		{sign{tried: syscall.EHOSTDOWN}, silent, dist.Unavailable, syscall.EHOSTDOWN, "does not answer"},
 		{sign{tried: syscall.ECONNRESET}, cut, dist.PeerLost, errHandshakeEnded, "ended in its handshake"},
 		{sign{tried: syscall.EPIPE}, cut, dist.PeerLost, errHandshakeEnded, "was cut"},
+		{sign{tried: syscall.Errno(10054)}, cut, dist.PeerLost, errHandshakeEnded, "was cut"},                // WSAECONNRESET
+		{sign{tried: syscall.Errno(10060)}, silent, dist.Unavailable, rpcworld.ErrSilent, "does not answer"}, // WSAETIMEDOUT
 		{sign{tried: io.EOF}, cut, dist.PeerLost, errHandshakeEnded, "was cut"},
 		{sign{tried: io.ErrUnexpectedEOF}, cut, dist.PeerLost, errHandshakeEnded, "was cut"},
 		{sign{tried: errHandshakeEnded}, cut, dist.PeerLost, errHandshakeEnded, "was cut"},

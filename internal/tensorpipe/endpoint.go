@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
@@ -253,7 +254,7 @@ func (ep *Endpoint) serve(nc net.Conn, x *stranger) error {
 	moment.At("tensorpipe.endpoint.hello")
 	frame, err := s.readFrame(maxHandshake, "a hello")
 	if err != nil {
-		if ended(err) {
+		if ctxdial.Ended(err) {
 			ep.unread(x)
 		}
 		return err

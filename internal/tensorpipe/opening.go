@@ -6,8 +6,6 @@ package tensorpipe
 import (
 	"context"
 	"errors"
-	"io"
-	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -91,11 +89,6 @@ func (o *opening) doubtful() bool {
 		}
 	}
 	return o.unread > 0 && o.unread >= missing
-}
-
-// ended reports whether a read failed because the other side, or somebody on the way, has ended the connection.
-func ended(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // register makes the number of a connection that the peer is asked for.

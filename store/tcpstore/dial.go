@@ -13,7 +13,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -317,8 +316,7 @@ func (d *dialer) stranger(conn net.Conn, answer []byte) error {
 
 // isClosedByPeer reports whether a connection ended by the other side's doing.
 func isClosedByPeer(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
-		errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe)
+	return ctxdial.Ended(err) || errors.Is(err, io.ErrClosedPipe)
 }
 
 // isTimeout reports whether a read or write ended by its deadline.
