@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/kernlog"
+	"github.com/cohort-dist/cohort/internal/testnames"
 	"github.com/cohort-dist/cohort/internal/verdict"
 )
 
@@ -165,5 +166,21 @@ func TestOnHost(t *testing.T) {
 	}
 	if got := onHost(netip.MustParseAddrPort("[::]:5")); !slices.Contains(got, netip.MustParseAddrPort("127.0.0.1:5")) {
 		t.Errorf("%v", got)
+	}
+}
+
+// TestSilentAddress: of a store whose name has several addresses, one that does not answer does not keep from looking at the next.
+func TestSilentAddress(t *testing.T) { // not parallel: it changes how names are looked up
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	port := l.Addr().(*net.TCPAddr).Port //nolint:errcheck,forcetypeassert // it is one
+	testnames.Silence(t, net.IPv4(127, 0, 0, 2), port)
+	testnames.Resolve(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 1))
+	addr := net.JoinHostPort("store.test", strconv.Itoa(port))
+	if got := noStore(t.Context(), addr, nil); !strings.HasSuffix(got, "listens there and has not answered as a store does") {
+		t.Errorf("%q", got)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/frdump"
 )
 
@@ -115,14 +116,16 @@ func modified(name string) time.Time {
 func askServer(ctx context.Context, server, handler string) *frdump.Dump {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	base := server
-	if !strings.HasPrefix(server, "http://") {
+	base, socket := server, !strings.HasPrefix(server, "http://")
+	if socket {
 		base = "http://worker"
-		client.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", server)
-		}}
 	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if socket {
+			network, addr = "unix", server
+		}
+		return ctxdial.Dial(ctx, &net.Dialer{}, network, addr)
+	}}}
 	// The body makes the request carry a Content-Length, without which PyTorch 2.6 never answers.
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/handler/"+handler, http.NoBody)
 	if err != nil {

@@ -62,7 +62,7 @@ func storeTrouble(ctx context.Context, addr string) string {
 	if err != nil || host == "" || port == "" {
 		return ""
 	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	conn, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
 	if err == nil {
 		_ = conn.Close()
 		return ""
@@ -110,7 +110,7 @@ func oldKeys(ctx context.Context, j Job) bool {
 func noStore(ctx context.Context, addr string, ranks []int) string {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	conn, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
 	if err != nil {
 		return ""
 	}

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/ranklist"
 )
 
@@ -60,7 +61,7 @@ type Rank struct {
 
 // Ask asks a process. ctx bounds it.
 func Ask(ctx context.Context, addr string) (*Report, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	conn, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("ncclras: %w", err)
 	}
