@@ -242,3 +242,23 @@ func TestGivingUpOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestCancelledElsewhere: rank 0 was cancelled, which ends a group that is made. Rank 1 sees that rank 0 is gone, and reports who gave the group up: nobody was
+// cancelled here.
+func TestCancelledElsewhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		all := attempts(t, 2)
+		for _, a := range all {
+			a.Verdict.forming.Store(false)
+		}
+		if err := all[0].Verdict.Judge(&dist.Error{Op: "group: barrier", Code: dist.Canceled, Rank: dist.NoRank}); !errors.Is(err, dist.Canceled) {
+			t.Errorf("rank 0 says %v", err)
+		}
+		lost := dist.New("native: read", dist.PeerLost, "the rank has closed its end")
+		lost.Rank = 0
+		if err := all[1].Verdict.Judge(lost); !errors.Is(err, dist.Aborted) || errors.Is(err, dist.Canceled) || rankOf(err) != 0 {
+			t.Errorf("rank 1 says %v", err)
+		}
+	})
+}

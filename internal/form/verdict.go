@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -79,11 +78,10 @@ func (v *Verdict) Judge(err error) error {
 	if code == dist.PeerLost && first.Rank == int(own.Rank) {
 		return err
 	}
-	e := &dist.Error{Op: own.Op, Code: code, Rank: dist.Rank(first.Rank), Peer: first.Peer, Detail: first.Detail}
-	if code != dist.PeerLost && first.By != v.rank {
-		e.Detail = "rank " + strconv.Itoa(first.By) + " gave the group up: " + first.Detail
+	if first.By != v.rank {
+		return first.toOthers(own.Op)
 	}
-	return e
+	return &dist.Error{Op: own.Op, Code: code, Rank: dist.Rank(first.Rank), Peer: first.Peer, Detail: first.Detail}
 }
 
 // record writes a reason unless there is one, and returns the one that counts.
