@@ -5,6 +5,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/cli/command"
+	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -156,7 +159,13 @@ func (a *app) benchColl(ctx context.Context, o collOptions) error {
 // benchRanks hosts a store and runs ranks of a benchmark, as processes of this program, with the arguments behind "bench".
 // When one fails the others are ended.
 func (a *app) benchRanks(ctx context.Context, n int, env []string, args func(rank int, store string) []string) error {
-	server, err := tcpstore.Listen("127.0.0.1:0")
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	server, err := tcpstore.Listen("127.0.0.1:0", tcpstore.WithHook(func(e observe.Event) {
+		if e.Kind == "store.refuse" { // the rank would wait until its time is over
+			cancel(fmt.Errorf("the store of the ranks: %s", e.Detail))
+		}
+	}))
 	if err != nil {
 		return err
 	}
@@ -165,14 +174,15 @@ func (a *app) benchRanks(ctx context.Context, n int, env []string, args func(ran
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	var ranks sync.WaitGroup
 	for r := range n {
 		cmd := exec.CommandContext(ctx, program, append([]string{"bench"}, args(r, server.Addr().String())...)...) //nolint:gosec // this program
 		cmd.Env = append(os.Environ(), env...)
 		cmd.Stdout, cmd.Stderr = a.Out, a.Err
 		release, err := startTied(cmd)
+		if errors.Is(err, syscall.EMFILE) {
+			err = fmt.Errorf("%w; raise the limit of open files (ulimit -n)", err)
+		}
 		if err != nil {
 			cancel(fmt.Errorf("rank %d: %w", r, err))
 			break

@@ -121,7 +121,7 @@ func (l *loop) pauseAccepting(err error) {
 	}
 	l.door.starved = true
 	l.enter()
-	l.core.refused("", "cannot accept: "+err.Error()+"; raise the limit of open files")
+	l.core.refused("", "cannot accept: "+err.Error()+"; raise the limit of open files (ulimit -n)")
 	l.leave()
 }
 
