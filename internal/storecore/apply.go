@@ -436,7 +436,7 @@ func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, copied int) {
 func (m *Machine) check(c *Conn, r *wire.Request) {
 	if r.List.Count == 1 {
 		list := r.List
-		if key := list.Next(); string(key) == wire.NativeKey || m.isReadBack(c, key) {
+		if key := list.Next(); string(key) == wire.NativeKey || m.isReadBack(c, key) || m.isIdentity(key) {
 			m.replyByte(c, r.ID, wire.Ready)
 			return
 		}

@@ -86,6 +86,12 @@ func (m *Machine) hello(c *Conn, r *wire.Request) error {
 	return nil
 }
 
+// isIdentity reports whether a key asks for the identity that the store has, or whether it can be asked for it: clients of all dialects can.
+func (m *Machine) isIdentity(question []byte) bool {
+	id, asks := bytes.CutPrefix(question, []byte(wire.IdentityPrefix))
+	return asks && (len(id) == 0 || bytes.Equal(id, m.run.identity[:]))
+}
+
 func (m *Machine) replyIdentity(c *Conn, id uint32, keys int) {
 	start := m.begin(c, id)
 	c.out.buf = wire.AppendInt(wire.AppendBytes(c.out.buf, m.run.identity[:]), int64(keys))

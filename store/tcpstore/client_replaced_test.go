@@ -6,6 +6,7 @@ package tcpstore
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -124,6 +125,7 @@ func TestFurtherConnectionsOfAReplacedStore(t *testing.T) {
 		if err = c.Watch(bounded, "k", func() { t.Error("another store is watched") }, nil); !errors.Is(err, dist.Replaced) {
 			t.Errorf("watch: %v", err)
 		}
+		_, _ = c.Check(ctx) // finds that its own connection is lost
 		if _, _, err = c.Hello(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -134,6 +136,50 @@ func TestFurtherConnectionsOfAReplacedStore(t *testing.T) {
 		defer accepted.Close()
 		if n, err := accepted.Add(ctx, "n", 1); n != 1 || err != nil {
 			t.Errorf("a clone in the accepted store: %d, %v", n, err)
+		}
+	})
+}
+
+// TestWatchReachesAnotherStore: the address of a store leads to another server now, while the client's own connection still leads to the
+// first one. A watch, which has a connection of its own, is not begun in the other store.
+func TestWatchReachesAnotherStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network, ctx := &faultnet.Network{}, t.Context()
+		serve := func(addr string) *Server {
+			l, err := network.Listen(addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := Serve(l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.Close() })
+			return s
+		}
+		serve("store:1")
+		serve("store:2")
+		leads := "store:1"
+		c, err := Dial(ctx, "store:1", WithDialer(func(ctx context.Context, kind, _ string) (net.Conn, error) { return network.Dial(ctx, kind, leads) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		watched, unwatch := context.WithCancel(ctx)
+		if err = c.Watch(watched, "k", unwatch, nil); !errors.Is(err, context.Canceled) { // nothing has been asked before
+			t.Errorf("a watch in the same store: %v", err)
+		}
+		if err = c.Set(ctx, "k", nil); err != nil {
+			t.Fatal(err)
+		}
+		leads = "store:2"
+		bounded, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if err = c.Watch(bounded, "k", func() { t.Error("another store is watched") }, nil); !errors.Is(err, dist.Replaced) {
+			t.Errorf("watch: %v", err)
+		}
+		if there, err := c.Check(ctx, "k"); err != nil || !there { // it goes on with the first one as long as that is there
+			t.Errorf("check: %v, %v", there, err)
 		}
 	})
 }

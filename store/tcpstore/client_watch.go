@@ -66,6 +66,9 @@ func (c *Client) watch(ctx context.Context, q *request, ready func(), changed fu
 	}
 	t := &torchConn{conn: f.conn, dialect: wire.Legacy}
 	defer func() { _ = t.conn.Close() }()
+	if err = c.sameStore(ctx, t); err != nil {
+		return err
+	}
 	err = t.exchange(ctx, q.append(nil, wire.Legacy), func() error {
 		r, readErr := t.reply(wire.WatchKey, 0)
 		if readErr == nil && r.Byte != wire.Watching {
@@ -73,9 +76,6 @@ func (c *Client) watch(ctx context.Context, q *request, ready func(), changed fu
 		}
 		return readErr
 	})
-	if err == nil {
-		err = c.sameStore(ctx)
-	}
 	if err == nil && ready != nil {
 		ready()
 	}
@@ -88,21 +88,29 @@ func (c *Client) watch(ctx context.Context, q *request, ready func(), changed fu
 	return err
 }
 
-// sameStore asks over the client's own connection whether the store is still the one that it knows. The dialect of a watch cannot ask:
-// if the answer comes after the watch has begun, the watch is in that store, provided that both connections lead to one server. They do
-// where the address is that of one server; of a name with several addresses, the one that the client has reached is dialled for the watch
-// as long as it answers.
-func (c *Client) sameStore(ctx context.Context) error {
-	if c.back.dialect() != wire.Native {
+// sameStore asks over the connection that a watch is to begin on whether the store at its end is the one that the client knows. Another
+// connection of the client may still lead to a server that was replaced.
+func (c *Client) sameStore(ctx context.Context, t *torchConn) error {
+	native, ok := c.back.(*nativeStore)
+	if !ok {
 		return nil
 	}
-	ask := func() error {
-		_, err := c.back.do(ctx, limitOf(ctx, c.Timeout(), false), &request{op: wire.Check, keys: []string{}})
-		return err
+	if native.known.get() == nil { // nothing has been asked yet
+		if _, err := native.do(ctx, limitOf(ctx, c.Timeout(), false), &request{op: wire.Check, keys: []string{}}); err != nil {
+			return err
+		}
 	}
-	err := ask()
-	if isLost(err) { // the connection was lost before: the next one tells
-		err = ask()
+	var same, asked wire.Reply
+	questions := wire.AppendKeys(nil, t.dialect, wire.Check, wire.IdentityPrefix+string(native.known.get()))
+	questions = wire.AppendKeys(questions, t.dialect, wire.Check, wire.IdentityPrefix)
+	err := t.exchange(ctx, questions, func() (err error) {
+		if same, err = t.reply(wire.Check, 0); err == nil {
+			asked, err = t.reply(wire.Check, 0)
+		}
+		return err
+	})
+	if err == nil && same.Byte != wire.Ready && asked.Byte == wire.Ready {
+		err = dist.New("tcpstore", dist.Replaced, "this is another store: the server was restarted or its keys were cleared")
 	}
 	return err
 }
@@ -119,21 +127,11 @@ func (t *torchConn) event(ctx context.Context) (wire.WatchEvent, error) {
 			return e, err
 		case !short:
 			t.r += n
-			return ownEvent(e), nil
+			e.Old, e.New = append([]byte(nil), e.Old...), append([]byte(nil), e.New...) // nil where there is none
+			return e, nil
 		}
 		if err := t.fill(); err != nil {
 			return e, t.failed(ctx, err)
 		}
 	}
-}
-
-func ownEvent(e wire.WatchEvent) wire.WatchEvent {
-	own := func(b []byte) []byte {
-		if len(b) == 0 {
-			return nil
-		}
-		return append([]byte{}, b...)
-	}
-	e.Old, e.New = own(e.Old), own(e.New)
-	return e
 }
