@@ -30,7 +30,7 @@ const layers = `
 pure: internal/gostack internal/pytemplate
       dist
       observe internal/aside
-pure: rpc/py internal/linked internal/lineup internal/islands internal/tombs internal/ranklist internal/storenum internal/marks internal/polls internal/wire/tcpstore internal/storecore internal/nop internal/pickle
+pure: rpc/py internal/linked internal/lineup internal/islands internal/tombs internal/ranklist internal/storenum internal/marks internal/polls internal/pace internal/wire/tcpstore internal/storecore internal/nop internal/pickle
       tensor internal/storeop
 pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
       internal/cgroup internal/kernlog internal/bundle internal/joblog internal/keeper internal/agentevents internal/numabind internal/oomkill internal/program internal/rundir internal/signame
@@ -68,7 +68,7 @@ var pureForbids = []string{"net", "os", "os/exec", "time", "syscall", "golang.or
 
 // pureExceptions: time.Duration in a request is a number, not a clock.
 var pureExceptions = map[string][]string{
-	"internal/coll": {"time"}, "internal/storecore": {"time"}, "internal/rrefcore": {"time"}, "internal/worldcore": {"time"}, "internal/backcore": {"time"}, "internal/launchcore": {"time"},
+	"internal/coll": {"time"}, "internal/storecore": {"time"}, "internal/pace": {"time"}, "internal/rrefcore": {"time"}, "internal/worldcore": {"time"}, "internal/backcore": {"time"}, "internal/launchcore": {"time"},
 	"internal/verdict":   {"time"},
 	"internal/hangwatch": {"time"},
 }

@@ -36,17 +36,17 @@ type budget struct {
 	in       int64 // requests that are not all there
 	out      int64 // replies that are not sent
 	waits    int64 // waits, watches, claims
+	untold   int64 // callbacks that nobody has been sent yet
 	reliefAt int64 // when to look for slow clients next
 }
 
 const (
 	// readerPause and senderPause are how long a client may make no progress while others wait for its memory, and
 	// leastPause what is left of that when they have waited long; readerRate and senderRate how many bytes a second it has
-	// to take or send when it is given slowStart more. All of them are measured by clock.patience.
+	// to take or send when it is given pace.SlowStart more. All of them are measured by clock.patience.
 	readerPause = int64(5 * time.Second)
 	senderPause = int64(2 * time.Second)
 	leastPause  = int64(time.Second)
-	slowStart   = int64(10 * time.Second)
 	readerRate  = 256 << 10
 	senderRate  = 64 << 10
 	// reliefPause is how often slow clients are looked for.
@@ -57,7 +57,9 @@ const (
 func (m *Machine) dataBytes() int64 { return m.table.bytes + m.queues.bytes }
 
 // memory is what counts against the limit.
-func (m *Machine) memory() int64 { return m.dataBytes() + m.budget.out + m.budget.in + m.budget.waits }
+func (m *Machine) memory() int64 {
+	return m.dataBytes() + m.budget.out + m.budget.in + m.budget.waits + m.budget.untold
+}
 
 // room reports an error when n more bytes of keys and values would be over their share.
 func (m *Machine) room(n int) error {
@@ -86,7 +88,7 @@ func (m *Machine) slowReader(c *Conn) bool {
 	if !m.crowd.Empty() { // the longer others wait, the less
 		pause = max(pause-(m.clock.patience-m.crowd.Since()), leastPause)
 	}
-	return owed > 0 && c.out.pace.slow(m.clock.patience, pause, owed, readerRate)
+	return owed > 0 && c.out.pace.Slow(m.clock.patience, pause, owed, readerRate)
 }
 
 // relieve cuts those that are too slow while others wait for memory. It returns whether it looked: it does so only now
@@ -126,10 +128,10 @@ func (m *Machine) enforce(n int) {
 		m.turn.work++
 		blame := 0.0
 		if len(c.in.buf) > 0 {
-			blame += c.in.pace.blame(m.clock.patience, cap(c.in.buf))
+			blame += c.in.pace.Blame(m.clock.patience, cap(c.in.buf))
 		}
 		if c.Owed() > 0 {
-			blame += c.out.pace.blame(m.clock.patience, c.out.memory())
+			blame += c.out.pace.Blame(m.clock.patience, c.out.memory())
 		}
 		if blame > 0 {
 			holders = append(holders, holder{c, blame})

@@ -22,22 +22,3 @@ func (c *clock) tick(now int64) {
 		c.now = now
 	}
 }
-
-// pace is how a client gets on with the bytes of a request or a reply. It is measured by clock.patience.
-type pace struct {
-	since int64 // when they began to wait
-	moved int64 // when some of them moved last
-}
-
-func (p *pace) start(now int64) { p.since, p.moved = now, now }
-
-// slow reports whether nothing has moved for longer than a pause, or all in all less than rate bytes a second.
-func (p *pace) slow(now, pause, bytes, rate int64) bool {
-	return now-p.moved > pause || now-p.since > slowStart+bytes*int64(time.Second)/rate
-}
-
-// blame weighs bytes by how long nothing has moved, and to a lesser part by how long they have been there: who is being
-// served holds much for a short time, and a client that moves one byte now and then is not served.
-func (p *pace) blame(now int64, bytes int) float64 {
-	return float64(bytes) * (1 + float64(now-p.moved) + float64(now-p.since)/16)
-}

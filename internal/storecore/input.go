@@ -3,13 +3,16 @@
 
 package storecore
 
-import wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+import (
+	"github.com/cohort-dist/cohort/internal/pace"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+)
 
 // input is what a client has sent of a request that is not all there, and how far that is understood.
 type input struct {
 	buf     []byte
 	lent    int // bytes of the larger buffer that the driver continues in, see Rest
-	pace    pace
+	pace    pace.Pace
 	looks   int // how often Expire has found it where it was
 	parsed  wire.Progress
 	frame   int // native: bytes of the frame that is not all there
@@ -52,7 +55,7 @@ func (m *Machine) receive(c *Conn, data []byte, size int) {
 			return
 		}
 		if used < len(data) && !c.closed {
-			c.in.pace.start(m.clock.patience)
+			c.in.pace.Start(m.clock.patience)
 			c.in.looks = 0
 			if used == 0 && size > keepBuffer {
 				if m.enforce(size); c.closed {
@@ -76,7 +79,7 @@ func (m *Machine) receive(c *Conn, data []byte, size int) {
 // goOnKept goes on with what c has sent before, to which something was added or not.
 func (m *Machine) goOnKept(c *Conn, more bool) {
 	if more {
-		c.in.pace.moved, c.in.looks = m.clock.patience, 0
+		c.in.pace.Moved, c.in.looks = m.clock.patience, 0
 	}
 	in := c.in.buf
 	used := m.consumeGiven(c, in, cap(in))
@@ -87,7 +90,7 @@ func (m *Machine) goOnKept(c *Conn, more bool) {
 		return
 	}
 	if used > 0 && !c.closed {
-		c.in.pace.since = m.clock.patience
+		c.in.pace.Since = m.clock.patience
 		m.turn.copied(len(c.in.buf) - used)
 		c.in.buf = c.in.buf[:copy(c.in.buf, c.in.buf[used:])]
 		if len(c.in.buf) == 0 && cap(c.in.buf) > keepBuffer {

@@ -65,6 +65,7 @@ type Machine struct {
 	// Who is told when something changes.
 	waits    waits
 	watchers map[string]map[*Conn]struct{} // by the key
+	tidings  []tiding                      // what watchers have not all been told
 	claims   claims
 
 	// Who waits for memory.

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 
 	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/pace"
 )
 
 // What a client is owed is one stream of bytes: those of output.buf, and between them large values, which replies refer to
@@ -22,8 +23,8 @@ type output struct {
 	firstRef int   // those before are sent
 	refOwed  int   // bytes of refs that are not sent
 	refHeld  int   // their memory
-	batch    int   // of those that were there at pace.since, how many are not gone yet
-	pace     pace
+	batch    int   // of those that were there at pace.Since, how many are not gone yet
+	pace     pace.Pace
 	paused   bool // the client has to read before its next request is applied
 	counted  int  // bytes in the machine's sum
 }
@@ -48,7 +49,7 @@ func (o *output) owed() int { return len(o.buf) - o.sent + o.refOwed }
 func (o *output) begin(now int64) {
 	if o.owed() == 0 {
 		o.batch = 0
-		o.pace.start(now)
+		o.pace.Start(now)
 	}
 }
 
@@ -180,7 +181,7 @@ func (m *Machine) Sent(c *Conn, n int) {
 		invariants.Check(n <= c.Owed(), "no more was sent than was owed")
 	}
 	c.out.shed(n)
-	c.out.pace.moved = m.clock.patience
+	c.out.pace.Moved = m.clock.patience
 	if c.Owed() == 0 {
 		c.out.sent, c.out.batch, c.out.base = 0, 0, 0
 		if cap(c.out.buf) > keepBuffer || m.budget.out > m.budget.shares.out/4 {
@@ -191,7 +192,7 @@ func (m *Machine) Sent(c *Conn, n int) {
 	} else {
 		m.turn.copied(c.out.compact())
 		if c.out.batch -= n; c.out.batch <= 0 {
-			c.out.batch, c.out.pace.since = c.Owed(), m.clock.patience
+			c.out.batch, c.out.pace.Since = c.Owed(), m.clock.patience
 		}
 	}
 	if c.out.paused && c.Owed() <= m.high()/2 {

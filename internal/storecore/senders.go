@@ -135,7 +135,7 @@ func (m *Machine) admitSenders() {
 			m.senders.active++
 		}
 		m.grant(c, c.allowance.wants)
-		c.in.pace.start(m.clock.patience)
+		c.in.pace.Start(m.clock.patience)
 		m.conns.touch(c) // it may be read from again
 	}
 }
@@ -159,7 +159,7 @@ func (m *Machine) slowSender(c *Conn) bool {
 	if !m.senders.Empty() { // the longer others wait, the less
 		pause = max(pause-(m.clock.patience-m.senders.Since()), leastPause)
 	}
-	return c.allowance.granted > 0 && !c.Paused() && c.in.pace.slow(m.clock.patience, pause, int64(len(c.in.buf)), senderRate)
+	return c.allowance.granted > 0 && !c.Paused() && c.in.pace.Slow(m.clock.patience, pause, int64(len(c.in.buf)), senderRate)
 }
 
 // Halves reports whether connections hold unfinished requests: the driver calls Expire now and then.

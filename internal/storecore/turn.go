@@ -9,9 +9,8 @@ import "slices"
 // 64 bytes that it copies. In a turn, which begins with Tick, a connection gets sliceWork of it before others have their
 // turn, and requests that cost more than that share heavyWork among all connections. Those whose wait is over are answered
 // within the same bounds, however many they are. What is left over goes on in the next turn. So the time between two turns,
-// which is what a ping or a signal has to wait, does not depend on what clients ask for, but for one thing: a request is one step.
-// It may be as large as a request, and those who watch the keys that it changes are told in that step, since what they are told would
-// take memory until then. It takes the whole turn.
+// which is what a ping or a signal has to wait, does not depend on what clients ask for, but for one thing: a request is one step. It may be
+// as large as a request, and takes the whole turn. Those who watch the keys that it changes are told of that in as many turns as it takes.
 const (
 	sliceWork = 1 << 12
 	heavyWork = 1 << 16
@@ -30,6 +29,7 @@ type turn struct {
 	admit  bool    // some of those who wait for room were left to the next turn
 	passed bool    // a request that was put off before was done in this turn
 	passes bool    // the present request was put off before and is the first such one of this turn
+	tells  uint64  // how much work may be done when the present request tells no more watchers
 }
 
 func (t *turn) begin() { t.heavy, t.stats, t.passed = 0, nil, false }
@@ -69,12 +69,14 @@ func (t *turn) yield(c *Conn) {
 
 // Busy reports whether connections wait for their next turn: the driver must not sleep but call Resume.
 func (m *Machine) Busy() bool {
-	return len(m.turn.later) > 0 || m.turn.admit || len(m.waits.ready) > 0 || len(m.listings) > 0 || len(m.waits.news) > 0
+	return len(m.turn.later) > 0 || m.turn.admit || len(m.waits.ready) > 0 || len(m.listings) > 0 || len(m.waits.news) > 0 ||
+		len(m.tidings) > 0
 }
 
 // Resume lets connections go on whose last turn ended too early for them, in their order, as far as this turn allows.
 func (m *Machine) Resume() {
 	m.turn.admit = false // Admit follows
+	m.tellUntil(m.turn.work + heavyWork)
 	if len(m.waits.news) > 0 {
 		m.spread(m.turn.work + heavyWork)
 	}

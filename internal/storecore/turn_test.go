@@ -6,6 +6,8 @@ package storecore
 import (
 	"bytes"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -166,5 +168,67 @@ func TestDeletesDuringListings(t *testing.T) {
 	b.flush()
 	if made := b.m.counts.ops[wire.DeleteKey]; made != deletes || b.m.table.count != 2*sliceWork {
 		t.Errorf("%d deletes were made, %d keys are left", made, b.m.table.count)
+	}
+}
+
+// TestCallbacksOfOneRequestTakeSeveralTurns: a MULTI_SET may change a key as often as it has pairs, and all who watch the key are told each
+// time. They are told over many turns, in order; whoever changes the key or begins to watch it meanwhile comes after that. The values are
+// there at once.
+func TestCallbacksOfOneRequestTakeSeveralTurns(t *testing.T) {
+	const watchers, pairs = 1500, 100
+	b := newBench(workLimits)
+	all := make([]*Conn, watchers)
+	for i := range all {
+		all[i] = b.m.Open("watcher", nil)
+		b.send(all[i], wire.AppendKey(nil, wire.Legacy, wire.WatchKey, "/k"))
+		b.take(all[i])
+	}
+	keys, values := slices.Repeat([]string{"/k"}, pairs), make([][]byte, pairs)
+	var want []byte
+	for i := range values {
+		values[i] = fmt.Append(nil, i)
+		event := wire.WatchEvent{Kind: wire.KeyUpdated, Key: []byte("/k"), New: values[i]}
+		if i == 0 {
+			event.Kind = wire.KeyCreated
+		} else {
+			event.Old = values[i-1]
+		}
+		want = wire.AppendWatchEvent(want, event)
+	}
+	writer, other, late, reader := b.dial(wire.Native), b.dial(wire.V), b.m.Open("late", nil), b.dial(wire.V)
+	b.m.Tick(b.m.clock.now)
+	worst := b.cost(func() {
+		b.m.Receive(writer, frame(1, func(f []byte) []byte { return wire.AppendMultiSet(f, wire.Native, keys, values) }))
+	})
+	b.m.Receive(other, wire.AppendSet(nil, wire.V, "/k", []byte("last")))
+	b.m.Receive(late, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, "/k"))
+	b.m.Receive(reader, wire.AppendKey(nil, wire.V, wire.Get, "/k"))
+	b.m.Close(all[1])
+	b.deliver()
+	if got := b.take(reader); got != str(strconv.Itoa(pairs-1)) {
+		t.Errorf("the value is %q", got)
+	}
+	turns := 0
+	for ; b.m.Busy(); turns++ {
+		worst = max(worst, b.cost(func() {
+			b.m.Tick(b.m.clock.now)
+			b.m.Resume()
+		}))
+		b.deliver()
+	}
+	if worst > 4*heavyWork || turns < pairs*watchers*answerWork/(4*heavyWork) {
+		t.Errorf("a turn took %d units of work, there were %d turns", worst, turns)
+	}
+	want = wire.AppendWatchEvent(want, wire.WatchEvent{Kind: wire.KeyUpdated, Key: []byte("/k"), Old: values[pairs-1], New: []byte("last")})
+	for i, c := range all {
+		if got := b.take(c); i != 1 && got != string(want) {
+			t.Fatalf("watcher %d was told %d bytes, want %d", i, len(got), len(want))
+		}
+	}
+	if got := b.take(late); got[:1] != "\x03" || len(got) > 1 && got[1:] != string(want[len(want)-(len(got)-1):]) {
+		t.Errorf("who came late was told %q", got)
+	}
+	if b.m.budget.untold != 0 || b.take(writer) == "" {
+		t.Errorf("%d bytes are left, or the writer has no answer", b.m.budget.untold)
 	}
 }

@@ -5,12 +5,15 @@ package storecore
 
 import (
 	"bytes"
+	"maps"
+	"math"
+	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
-// watchCost is what a watch takes beside its key.
+// watchCost is what a watch takes beside its key, and what a callback that is kept takes beside its bytes.
 const watchCost = 128
 
 // watch registers a legacy client for callbacks about a key.
@@ -58,20 +61,27 @@ func (m *Machine) watched(key []byte) int {
 	return len(m.watchers[string(key)])
 }
 
-// mayNotify returns an error when a request that may change keys has so many watchers to tell that it has to wait for the next turn.
+// mayNotify returns an error when a request that may change keys, or begins to watch one, has to wait for the next turn: it has so many
+// watchers to tell, or those of an earlier change have not all been told.
 func (m *Machine) mayNotify(r *wire.Request) error {
-	if len(m.watchers) == 0 || !changes(r.Op) && r.Op != wire.Add {
+	if len(m.watchers)+len(m.tidings) == 0 || !changes(r.Op) && r.Op != wire.Add && r.Op != wire.WatchKey {
 		return nil
 	}
 	n := 0
-	if r.Op == wire.MultiSet {
+	switch r.Op {
+	case wire.WatchKey:
+	case wire.MultiSet:
 		for list := r.List; !list.Empty(); list.Next() {
 			m.turn.work++
 			n += m.watched(list.Next())
 		}
-	} else {
+	default:
 		n = m.watched(r.Key)
 	}
+	if len(m.tidings) > 0 && (n > 0 || r.Op == wire.WatchKey) {
+		return laterError{}
+	}
+	m.turn.tells = m.turn.work + heavyWork
 	return m.turn.mayCopy(n * answerWork * unitBytes)
 }
 
@@ -84,9 +94,16 @@ func (m *Machine) before(e *entry) []byte {
 	return bytes.Clone(e.value())
 }
 
-// notify tells watchers of a change. What they are told is not asked for, so nobody can wait for room: a watcher that has
-// not read what it was told before gives way. All of them are told by the same bytes, and each is counted as one that waited: requests
-// that many have to be told of share a turn as other large ones do, see mayNotify.
+// tiding is a change that those who watch its key are told of, by the same bytes. Until all of them have been told, no key that is watched
+// changes and nobody begins to watch one. So each is told of all changes in their order, and of none from before it watched.
+type tiding struct {
+	key   string
+	event []byte
+	begun bool
+	to    []*Conn // once it has begun: those who have not been told
+}
+
+// notify tells watchers of a change, as many as the turn allows, and the others in the next turns.
 func (m *Machine) notify(kind byte, key, old, value []byte) {
 	if m.watched(key) == 0 {
 		return
@@ -94,27 +111,54 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 	size := 25 + len(key) + len(old) + len(value)
 	event := wire.AppendWatchEvent(make([]byte, 0, size), wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
 	m.turn.copied(size)
-	for c := range m.watchers[string(key)] {
-		m.turn.work += answerWork
-		if c.closed {
-			continue // it was cut for another's callback
-		}
-		others := m.budget.out - int64(c.out.counted)
-		if owed := c.Owed(); owed > 0 && m.fitsBeside(others, owed+size) != nil {
-			m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
-				"the client does not read its callbacks: %d bytes wait for it, and %d more have no room", owed, size))
-			continue
-		}
-		m.enforce(size)
-		if c.closed {
-			continue
-		}
-		start := m.begin(c, 0)
-		if size > sharedSize {
-			c.out.refer(event, event)
-		} else {
-			c.out.buf = append(c.out.buf, event...)
-		}
-		m.end(c, start)
+	m.tidings = append(m.tidings, tiding{key: string(key), event: event})
+	if m.budget.untold += int64(size + watchCost); m.budget.untold > m.budget.shares.out {
+		m.turn.tells = math.MaxUint64 // they cannot be kept
 	}
+	m.enforce(0)
+	m.tellUntil(m.turn.tells)
+}
+
+// tellUntil tells watchers up to an amount of work. Each is counted as one that waited.
+func (m *Machine) tellUntil(end uint64) {
+	for ; len(m.tidings) > 0; m.tidings = m.tidings[1:] {
+		t := &m.tidings[0]
+		if !t.begun && m.turn.work < end {
+			t.begun, t.to = true, slices.Collect(maps.Keys(m.watchers[t.key]))
+			m.budget.untold -= int64(len(t.event) + watchCost) // those who have been told are counted with it
+		}
+		for ; len(t.to) > 0 && m.turn.work < end; t.to = t.to[1:] {
+			m.turn.work += answerWork
+			m.callBack(t.to[0], t.event)
+		}
+		if !t.begun || len(t.to) > 0 {
+			return
+		}
+		*t = tiding{}
+	}
+	m.tidings = nil
+}
+
+// callBack sends a watcher a callback. It is not asked for, so nobody can wait for room: a watcher that has not read what it was told before
+// gives way.
+func (m *Machine) callBack(c *Conn, event []byte) {
+	if c.closed {
+		return // it was cut for another's callback, or has left
+	}
+	others, size := m.budget.out-int64(c.out.counted), len(event)
+	if owed := c.Owed(); owed > 0 && m.fitsBeside(others, owed+size) != nil {
+		m.Refuse(c, dist.Newf("tcpstore: serve", dist.Exhausted,
+			"the client does not read its callbacks: %d bytes wait for it, and %d more have no room", owed, size))
+		return
+	}
+	if m.enforce(size); c.closed {
+		return
+	}
+	start := m.begin(c, 0)
+	if size > sharedSize {
+		c.out.refer(event, event)
+	} else {
+		c.out.buf = append(c.out.buf, event...)
+	}
+	m.end(c, start)
 }
