@@ -33,11 +33,11 @@ func TestResetAtBytes(t *testing.T) {
 					t.Parallel()
 					port := strconv.Itoa(freeport.Get(t))
 					p := tr.Start(t, torchtest.Script{Name: "rank0.py", Source: worker, Args: []string{"0", "2", port, string(text), "5"}})
-					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // PyTorch may take a minute to start
 					defer cancel()
 					var proxy *faultnet.Proxy
 					hash := ""
-					m, err := join(ctx, tr, "127.0.0.1:"+port, 1, 2, 5*time.Second, func(c *gloo.Config) {
+					m, err := join(ctx, tr, "127.0.0.1:"+port, 1, 2, 2*time.Minute, func(c *gloo.Config) {
 						c.Devices = []string{"127.0.0.2"}
 						through := throughProxy{KV: c.Store, t: t, size: 2, suffix: "/0/0", proxy: &proxy}
 						if down {

@@ -11,7 +11,7 @@ import (
 
 // Version is the version of the wire and of the algorithms over it: which messages a collective consists of. A connection is
 // refused when the versions differ.
-const Version = 5
+const Version = 6
 
 // HelloSize is the length of a hello, and of its answer.
 const HelloSize = 48
