@@ -78,6 +78,7 @@ type node struct {
 	server *Server
 	prog   *program
 	hears  func(rpclink.Incoming) // is told what others ask for
+	spoils error                  // why nothing of that can be read
 }
 
 var _ rpclink.Above = (*node)(nil)
@@ -86,6 +87,9 @@ func (n *node) NewPeer() any { return rpcref.NewPeer() }
 func (n *node) Request(in rpclink.Incoming) {
 	if n.hears != nil {
 		n.hears(in)
+	}
+	if n.spoils != nil {
+		in.Err = n.spoils
 	}
 	n.server.Arrived(in)
 }

@@ -72,6 +72,23 @@ func TestRefusedCreation(t *testing.T) {
 	}
 }
 
+// TestBrokenFetch: a fetch of a PyTorch worker that cannot be read is refused.
+func TestBrokenFetch(t *testing.T) {
+	server, client := start(t, "server", 0, 1, 1), startAs(t, "client", 1, 1, 4, nil)
+	server.net.AddPeer("client", 1, "uv://"+client.net.Addr().String(), rpcworld.Entry{})
+	client.net.AddPeer("server", 0, "uv://"+server.net.Addr().String(), rpcworld.Entry{})
+	server.spoils = errors.New("a tensor that cannot be read")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	fetch, err := rpcwire.Fetch{RRef: rpcwire.GlobalID{On: 1, Local: 5}}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = client.send(ctx, "server", rpcwire.PythonRRefFetchCall, fetch); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+		t.Errorf("the fetch is answered with %v", err)
+	}
+}
+
 // carried is a reference in a message of a test.
 type carried struct {
 	pygo.ReferenceMark

@@ -108,7 +108,7 @@ func (s *Server) drop(r *request) {
 	switch {
 	case r.Frame != nil:
 		s.cfg.Refs.Discard(r.Conn, r.Frame)
-	case !r.cohort(): // a PyTorch worker keeps what it has sent until it is told
+	case r.execution != nil && !r.cohort(): // a PyTorch worker keeps what it has sent until it is told; a fetch brings nothing
 		if r.decoder.Arrive == nil { // nothing of it was read
 			r.decoder.Begin(s.cfg.Refs, r.Peer, nil, nil)
 		}
