@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo/presence"
+	"github.com/cohort-dist/cohort/internal/gloo/wire"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -285,4 +286,45 @@ func TestFarewellSaysWhy(t *testing.T) {
 	_ = meshes[1].Close()
 	lostRank(t, meshes[0].Blame(meshes[0].Wait(within(t, noticed), message)), 2)
 	lostRank(t, NewEngine(meshes[0]).Run(within(t, noticed), &coll.Request{Kind: coll.Barrier}), 2)
+}
+
+// TestFarewellWithoutAReason: a farewell may not blame the rank that says it, the one that hears it, or nobody. It is a goodbye then.
+func TestFarewellWithoutAReason(t *testing.T) {
+	t.Parallel()
+	for blamed, want := range map[int]dist.Rank{-1: 1, 0: 1, 1: 1, 2: 2} {
+		meshes := connectWorld(t, 3, nil)
+		message := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1)}
+		meshes[0].Recv(message)
+		meshes[1].devices[0].pairs[0].giveUp(&wire.Notice{Code: dist.PeerLost, Rank: blamed}, errClosed())
+		for _, err := range []error{
+			meshes[0].Blame(meshes[0].Wait(within(t, noticed), message)),
+			NewEngine(meshes[0]).Run(within(t, noticed), &coll.Request{Kind: coll.Barrier}),
+		} {
+			lostRank(t, err, int(want))
+			said := strings.Contains(err.Error(), farewellDetail)
+			if said != (want == 2) {
+				t.Errorf("rank 1 blames %d: %v", blamed, err)
+			}
+		}
+	}
+}
+
+// TestNobodyNamesItself: ranks 1 and 2 lose each other while both live. Rank 1 says so to rank 0 when it closes the group, and rank 0 to rank
+// 2, which names the loss that it saw.
+func TestNobodyNamesItself(t *testing.T) {
+	t.Parallel()
+	meshes := connectWorld(t, 3, nil)
+	from1, from0 := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1)}, &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, 1)}
+	meshes[0].Recv(from1)
+	meshes[2].Recv(from0)
+	_ = meshes[1].devices[0].pairs[2].conn.Close()
+	awaitGone(t, meshes[1], 2)
+	awaitGone(t, meshes[2], 1)
+	_ = meshes[1].Close()
+	lostRank(t, meshes[0].Blame(meshes[0].Wait(within(t, noticed), from1)), 2)
+	_ = meshes[0].Close()
+	if err := meshes[2].Wait(within(t, noticed), from0); err == nil {
+		t.Fatal("rank 2 does not hear that rank 0 left")
+	}
+	lostRank(t, NewEngine(meshes[2]).Run(within(t, noticed), &coll.Request{Kind: coll.Barrier}), 1)
 }

@@ -137,19 +137,23 @@ func (w *watch) ended(e *presence.End) {
 
 // heard is told of a notice.
 func (w *watch) heard(p *pair, n *wire.Notice) {
+	left := p.d.lostError(p, dist.PeerLost, nil, goodbyeDetail)
 	if n.Goodbye {
-		err := p.d.lostError(p, dist.PeerLost, nil, goodbyeDetail)
 		moment.At("gloo.watch.left")
 		w.mu.Lock()
-		w.mu.machine.Left(w.now(), p.peer, n.Tags, err)
+		w.mu.machine.Left(w.now(), p.peer, n.Tags, left)
 		w.settle()
 		return
 	}
+	farewell := n.Text == ""
 	e := &dist.Error{Op: "gloo: group", Code: n.Code, Rank: dist.Rank(n.Rank), Detail: cmp.Or(n.Text, farewellDetail) + " (told by rank " + itoa(p.peer) + ")"}
 	dead := -1
 	switch n.Code {
 	case dist.PeerLost:
 		dead = n.Rank
+		if farewell && dead < 0 {
+			dead = p.peer // it names nobody else
+		}
 	case dist.Closed:
 		e.Code, e.Detail = dist.PeerLost, goodbyeDetail+" during an operation"
 	case dist.Unknown, dist.Canceled: // nobody here was cancelled
@@ -167,7 +171,11 @@ func (w *watch) heard(p *pair, n *wire.Notice) {
 	}
 	moment.At("gloo.watch.told")
 	w.mu.Lock()
-	w.mu.machine.Told(w.now(), dead, e)
+	if farewell {
+		w.mu.machine.Farewell(w.now(), p.peer, dead, e, left)
+	} else {
+		w.mu.machine.Told(w.now(), dead, e)
+	}
 	w.settle()
 }
 

@@ -91,7 +91,7 @@ type Machine struct {
 	done    uint32 // tags of collectives that ended well here are lower
 	moved   time.Duration
 	looked  time.Duration
-	given   error // why another Go rank gave the group up
+	given   error // why the group is given up, since another Go rank has done so
 
 	// Effects are what the calls since the last reset ask for.
 	Effects []Effect
@@ -215,7 +215,19 @@ func (m *Machine) Told(now time.Duration, dead int, err error) {
 			m.report(dead)
 		}
 	}
-	m.endAll(err)
+	m.endAll(m.given)
+}
+
+// Farewell takes note that rank from, a Go rank, closes the group because of err, with the rank that it found dead, or less than 0. A
+// death that this rank has seen itself counts more. That the other one has lost itself, or this rank, is nothing that this rank could
+// name: then it has just left, with the error left, and may have missed any collective.
+func (m *Machine) Farewell(now time.Duration, from, dead int, err, left error) {
+	if dead == from || dead == m.rank {
+		m.Left(now, from, 0, left)
+		return
+	}
+	m.given = m.Reason()
+	m.Told(now, dead, err)
 }
 
 // Doubt reports when a rank that is gone without a word counts as dead if nothing moves until then, and whether there is
@@ -284,7 +296,7 @@ func (m *Machine) needed(rank int) bool {
 // that just ended may have finished.
 func (m *Machine) Blame(rank int, err error) error {
 	if m.given != nil {
-		return m.given // a Go rank knew before
+		return m.given
 	}
 	if rank < 0 || rank >= len(m.fates) || !m.fates[rank].gone {
 		return err

@@ -194,6 +194,64 @@ func TestToldEndsEverything(t *testing.T) {
 	}
 }
 
+// TestFarewellSaysWhy: a rank that leaves because of a death is not named for it. If it blames itself, or the rank that it tells, it has just
+// left.
+func TestFarewellSaysWhy(t *testing.T) {
+	told := errors.New("a rank is lost, says rank 1")
+	for dead, want := range map[int]error{-1: told, 0: gone(1), 1: gone(1), 2: told} {
+		m := New(0, 4)
+		running, later := &Collective{Kind: coll.Barrier, Tag: 1}, &Collective{Kind: coll.Barrier, Tag: 2}
+		m.Begin(running)
+		m.Farewell(time.Second, 1, dead, told, gone(1))
+		m.Begin(later)
+		errs, _ := ends(m)
+		for _, err := range []error{errs[running], errs[later], m.Blame(1, gone(1))} {
+			if err == nil || err.Error() != want.Error() {
+				t.Errorf("rank 1 blames rank %d: %v, want %v", dead, err, want)
+			}
+		}
+		left, passedOn := dead == 0 || dead == 1, m.Reason()
+		if left != (passedOn == nil) {
+			t.Errorf("rank 1 blames rank %d: the reason is %v", dead, passedOn)
+		}
+	}
+}
+
+// TestOwnLossCountsMore than what a farewell says, for collectives, for messages of the rank that said it, however late, and for those that
+// this rank tells.
+func TestOwnLossCountsMore(t *testing.T) {
+	m := New(0, 4)
+	running, later := &Collective{Kind: coll.Barrier, Tag: 1}, &Collective{Kind: coll.Broadcast, Tag: 2}
+	m.Begin(running)
+	m.Ended(&End{Rank: 3, Seen: time.Second, Certain: true, Err: gone(3)})
+	m.Farewell(time.Second+2*Grace, 1, 2, errors.New("rank 2 is lost, says rank 1"), gone(1))
+	m.Begin(later)
+	errs, _ := ends(m)
+	for _, err := range []error{errs[running], errs[later], m.Blame(1, gone(1)), m.Reason()} {
+		if err == nil || err.Error() != "rank 3 is gone" {
+			t.Errorf("rank 0 has lost rank 3, and says %v", err)
+		}
+	}
+}
+
+// TestFirstFarewellCounts: of two that say different things, and who has heard one of them does not take it for a loss that it saw itself.
+func TestFirstFarewellCounts(t *testing.T) {
+	m := New(0, 5)
+	first := errors.New("rank 2 is lost, says rank 1")
+	m.Farewell(time.Second, 1, 2, first, gone(1))
+	m.Farewell(2*time.Second, 4, 3, errors.New("rank 3 is lost, says rank 4"), gone(4))
+	m.Begin(&Collective{Kind: coll.Barrier, Tag: 1})
+	errs, _ := ends(m)
+	for _, err := range errs {
+		if !errors.Is(err, first) {
+			t.Error(err)
+		}
+	}
+	if err := m.Reason(); len(errs) != 1 || !errors.Is(err, first) {
+		t.Errorf("%v, %d collectives ended", err, len(errs))
+	}
+}
+
 // TestRandomWorlds plays collectives of ranks that finish, die and come late, and checks the machine of rank 0 against what
 // really happened: it must not end a collective that goes on to its end, and must not wait for ever for one that cannot.
 func TestRandomWorlds(t *testing.T) {
