@@ -150,13 +150,15 @@ func (r *Refs) Forge(to rrefcore.Worker, msg rrefcore.Message) {
 	r.step(func(m *rrefcore.Machine) { m.Forge(to, msg) })
 }
 
-// Lingers is told that something lingers on the link to a Go worker. It leaves with the control stream, a little later.
+// Lingers is told that something lingers on the link to a Go worker. It leaves with the next flush, also if the control stream has nothing
+// to say by then but an acknowledgement.
 func (r *Refs) Lingers(p *rpclink.Peer) {
 	moment.At("rpc.refs.lingers")
 	r.mu.Lock()
 	if _, known := r.mu.dirty[p.ID]; !known {
 		r.mu.dirty[p.ID] = false
 	}
+	r.mu.lazy[p.ID] = struct{}{}
 	r.mu.Unlock()
 	r.perform(effects{later: true})
 }

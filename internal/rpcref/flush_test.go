@@ -4,10 +4,31 @@
 package rpcref
 
 import (
+	"log/slog"
 	"testing"
 
+	"github.com/cohort-dist/cohort/internal/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
+
+// TestLingers: what lingers leaves with the next flush, also when the control stream has nothing to say. An acknowledgement waits longer.
+func TestLingers(t *testing.T) {
+	n := links(t, "a")
+	p := n.AddPeer("b", 1, "uv://127.0.0.1:1", rpcworld.Entry{})
+	r := New(Config{Name: "a", Epoch: 7, Logger: slog.New(slog.DiscardHandler), Net: n, Self: n.NewPeer("a", 0)})
+	flushed := func(when string, left bool) {
+		t.Helper()
+		if got := r.flushDirty(); got != left || (len(r.mu.dirty) > 0) != left || (len(r.mu.lazy) > 0) != left {
+			t.Errorf("%s: left for the next time: %v, want %v; dirty %v, lazy %v", when, got, left, r.mu.dirty, r.mu.lazy)
+		}
+	}
+	r.Lingers(p)
+	flushed("an answer lingers", false)
+	r.mu.dirty[p.ID] = true
+	flushed("an acknowledgement waits", true)
+	r.Lingers(p)
+	flushed("both", false)
+}
 
 // TestAwaited: what a program waits for is answered at once, what merely goes along does not end the lending of a link.
 func TestAwaited(t *testing.T) {

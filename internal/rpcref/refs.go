@@ -56,7 +56,7 @@ type Refs struct {
 		handles map[rrefcore.ID]*Handle
 		lives   map[rrefcore.Worker]*rpclink.Peer // whom the machine knows under an id
 		dirty   map[rrefcore.Worker]bool          // Go peers with something to be sent, and whether somebody may wait for what it brings
-		lazy    map[rrefcore.Worker]struct{}      // Go peers with something that can wait for company
+		lazy    map[rrefcore.Worker]struct{}      // those of them that are flushed next time even without a message
 		taken   []rrefcore.Effect                 // room for what a step asks for
 		arrived []rrefcore.Message                // room for the messages of a frame
 		ahead   effects                           // taken before the end of a step
