@@ -6,8 +6,12 @@ package rpc
 import (
 	"context"
 	"math"
+	"os"
+	"os/exec"
 	"runtime"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -54,24 +58,57 @@ func TestReferenceAllocations(t *testing.T) {
 	}
 }
 
-// TestLingeringAnswer: the answer to a creation comes also when nothing else is sent, and at once to whoever waits for it.
+// TestLingeringAnswer: the answer to a creation comes also when nothing else is sent.
 func TestLingeringAnswer(t *testing.T) {
 	agents := world(t, 2, true, func(int) *Registry { return NewRegistry().MustHandle("t.make", func() int { return 7 }) })
 	defer shutdown(t, agents)
 	ctx := testContext(t)
-	for _, waits := range []bool{false, true} {
-		ref, err := Remote[int](ctx, agents[0], "w1", "t.make")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if waits {
-			err = ref.Confirmed(ctx)
-		} else {
-			err = agents[0].caller.Active.Idle(ctx)
-		}
-		if err != nil || !ref.ConfirmedByOwner() {
-			t.Errorf("confirmed %v: %v", ref.ConfirmedByOwner(), err)
-		}
-		_ = ref.Close()
+	ref, err := Remote[int](ctx, agents[0], "w1", "t.make")
+	if err != nil {
+		t.Fatal(err)
 	}
+	if err = agents[0].caller.Active.Idle(ctx); err != nil || !ref.ConfirmedByOwner() {
+		t.Errorf("confirmed %v: %v", ref.ConfirmedByOwner(), err)
+	}
+	_ = ref.Close()
+}
+
+// TestHastenedAnswer: the answer to a creation comes at once to whoever waits for it. Goroutines that read sockets keep the clock of the
+// bubble from advancing, so nothing comes because some time has passed. It runs in a process of its own: pools of the packages below keep
+// channels of the bubble, which nobody else may use.
+func TestHastenedAnswer(t *testing.T) {
+	const child = "COHORT_TEST_HASTENED_ANSWER"
+	if os.Getenv(child) == "" {
+		cmd := exec.CommandContext(testContext(t), os.Args[0], "-test.run=^TestHastenedAnswer$")
+		cmd.Env = append(os.Environ(), child+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	limit, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	_ = limit.Done() // its channel is not of the bubble, nor is its clock
+	synctest.Test(t, func(t *testing.T) {
+		made := make(chan struct{}, 1)
+		agents := world(t, 2, true, func(int) *Registry {
+			return NewRegistry().MustHandle("t.make", func() int { made <- struct{}{}; return 7 })
+		})
+		ctx := testContext(t)
+		for range 3 {
+			ref, err := Remote[int](ctx, agents[0], "w1", "t.make")
+			if err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-made: // the answer is in the queue of the owner
+			case <-limit.Done():
+				t.Fatal("the function was not called")
+			}
+			if err := ref.Confirmed(limit); err != nil {
+				t.Fatal(err)
+			}
+			_ = ref.Close()
+		}
+	})
 }

@@ -164,12 +164,13 @@ func (r *Refs) Lingers(p *rpclink.Peer) {
 }
 
 // Hasten makes the answer to a creation come at once, which otherwise lingers at the owner: the owner sends it when a control frame
-// comes, and the one that announces the creation mostly waits here.
+// comes. Mostly the one that announces the creation waits here; else an empty one is sent.
 func (r *Refs) Hasten(h *Handle) {
 	if r.settled(h) {
 		return
 	}
 	if p := r.cfg.Net.PeerByID(h.Wire.Owner); p != nil && p.SpeaksCohort() {
+		r.stepLazy(func(m *rrefcore.Machine) { m.Greet(p.ID) })
 		r.flushSoon(p)
 	}
 	r.cfg.Net.Recall(h.Wire.Owner)

@@ -11,6 +11,24 @@ import (
 	"github.com/cohort-dist/cohort/internal/rrefcore"
 )
 
+// TestHasten: the owner gets a control frame also when there is nothing to say, because the announcement has left already.
+func TestHasten(t *testing.T) {
+	n := links(t, "a")
+	p := n.AddPeer("b", 1, "uv://127.0.0.1:1", rpcworld.Entry{Epoch: 8})
+	r := New(Config{Name: "a", Epoch: 7, Logger: slog.New(slog.DiscardHandler), Net: n, Self: n.NewPeer("a", 0)})
+	h, _, err := r.Create(p, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, ok := r.mu.m.FrameIn(p.ID, nil); !ok || len(f.Msgs) != 1 {
+		t.Fatalf("the announcement: %v, %v", f, ok)
+	}
+	r.Hasten(h)
+	if f, ok := r.mu.m.FrameIn(p.ID, nil); !ok || len(f.Msgs) != 0 {
+		t.Errorf("nothing makes the owner hurry: %v, %v", f, ok)
+	}
+}
+
 // TestLingers: what lingers leaves with the next flush, also when the control stream has nothing to say. An acknowledgement waits longer.
 func TestLingers(t *testing.T) {
 	n := links(t, "a")

@@ -57,7 +57,7 @@ func (m *Machine) Discard(from Worker, fork ID) {
 }
 
 // Greet makes the next frame to a Cohort peer go out even if there is nothing to say: after a new connection, so that
-// both sides learn where they stand.
+// both sides learn where they stand, and to hasten what waits at the peer for a frame.
 func (m *Machine) Greet(to Worker) {
 	if p := m.peers[to]; p != nil && p.kind == Cohort {
 		m.oweAck(p)
