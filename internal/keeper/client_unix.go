@@ -38,7 +38,7 @@ type Keeper struct {
 	workers map[int]bool // processes that lead sessions
 	marks   marks
 
-	begun time.Time // when the keeper was started
+	begun time.Time // when the keeper began, at the latest; of the goroutine that reads
 }
 
 // marks are variables of workers by which their descendants are known.
@@ -96,7 +96,7 @@ func Start(argv []string) (*Keeper, error) {
 		_ = conn.Close()
 		return nil, fmt.Errorf("keeper: start %s: %w", self, err)
 	}
-	k := &Keeper{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}), workers: map[int]bool{}, begun: time.Now()}
+	k := &Keeper{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}), workers: map[int]bool{}}
 	go k.read()
 	return k, nil
 }
@@ -134,10 +134,12 @@ func (k *Keeper) read() {
 }
 
 // at returns when something happened that the keeper saw so long after its beginning. Wall times in its reports would have no meaning once
-// somebody has set the clock of the machine.
+// somebody has set the clock of the machine. When it began is known from its reports: none arrives before what it reports.
 func (k *Keeper) at(after time.Duration) time.Time {
-	now := time.Now()
-	return now.Add(after - now.Sub(k.begun))
+	if begun := time.Now().Add(-after); k.begun.IsZero() || begun.Before(k.begun) {
+		k.begun = begun
+	}
+	return k.begun.Add(after)
 }
 
 // Spawn asks for a worker with these descriptors as its standard input, output and error output. The answer is a

@@ -232,3 +232,28 @@ func TestCallbacksOfOneRequestTakeSeveralTurns(t *testing.T) {
 		t.Errorf("%d bytes are left, or the writer has no answer", b.m.budget.untold)
 	}
 }
+
+// TestCallbacksThatCannotBeKept: of more changes than the memory for replies holds, as many are told at once as have no room, and no more.
+func TestCallbacksThatCannotBeKept(t *testing.T) {
+	const watchers, pairs = 300, 800
+	limits := workLimits
+	limits.Memory = 256 << 10
+	b := newBench(limits)
+	for range watchers {
+		b.send(b.m.Open("watcher", nil), wire.AppendKey(nil, wire.Legacy, wire.WatchKey, "/k"))
+	}
+	b.deliver()
+	writer := b.dial(wire.Native)
+	b.m.Tick(b.m.clock.now)
+	work := b.cost(func() {
+		b.m.Receive(writer, frame(1, func(f []byte) []byte {
+			return wire.AppendMultiSet(f, wire.Native, slices.Repeat([]string{"/k"}, pairs), slices.Repeat([][]byte{[]byte("value")}, pairs))
+		}))
+	})
+	if kept, room := b.m.budget.untold, b.m.budget.shares.out; kept > room || kept == 0 {
+		t.Errorf("callbacks of %d bytes are kept, there is room for %d", kept, room)
+	}
+	if all := uint64(watchers * pairs * answerWork); work > all*3/4 {
+		t.Errorf("%d units of work in one step, all callbacks are %d", work, all)
+	}
+}

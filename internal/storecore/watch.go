@@ -6,7 +6,6 @@ package storecore
 import (
 	"bytes"
 	"maps"
-	"math"
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -103,6 +102,9 @@ type tiding struct {
 	to    []*Conn // once it has begun: those who have not been told
 }
 
+// cost is what a tiding that has not begun takes of the memory.
+func (t *tiding) cost() int64 { return int64(len(t.key) + len(t.event) + watchCost) }
+
 // notify tells watchers of a change, as many as the turn allows, and the others in the next turns.
 func (m *Machine) notify(kind byte, key, old, value []byte) {
 	if m.watched(key) == 0 {
@@ -111,12 +113,14 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 	size := 25 + len(key) + len(old) + len(value)
 	event := wire.AppendWatchEvent(make([]byte, 0, size), wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
 	m.turn.copied(size)
-	m.tidings = append(m.tidings, tiding{key: string(key), event: event})
-	if m.budget.untold += int64(size + watchCost); m.budget.untold > m.budget.shares.out {
-		m.turn.tells = math.MaxUint64 // they cannot be kept
-	}
+	news := tiding{key: string(key), event: event}
+	m.tidings = append(m.tidings, news)
+	m.budget.untold += news.cost()
 	m.enforce(0)
 	m.tellUntil(m.turn.tells)
+	for m.budget.untold > m.budget.shares.out { // not all can be kept
+		m.tellUntil(m.turn.work + heavyWork)
+	}
 }
 
 // tellUntil tells watchers up to an amount of work. Each is counted as one that waited.
@@ -125,7 +129,7 @@ func (m *Machine) tellUntil(end uint64) {
 		t := &m.tidings[0]
 		if !t.begun && m.turn.work < end {
 			t.begun, t.to = true, slices.Collect(maps.Keys(m.watchers[t.key]))
-			m.budget.untold -= int64(len(t.event) + watchCost) // those who have been told are counted with it
+			m.budget.untold -= t.cost() // those who have been told are counted with it
 		}
 		for ; len(t.to) > 0 && m.turn.work < end; t.to = t.to[1:] {
 			m.turn.work += answerWork

@@ -32,7 +32,7 @@ func TestResetAtBytes(t *testing.T) {
 				t.Run(fmt.Sprintf("%d-down-%v", n, down), func(t *testing.T) {
 					t.Parallel()
 					port := strconv.Itoa(freeport.Get(t))
-					p := tr.Start(t, torchtest.Script{Name: "rank0.py", Source: worker, Args: []string{"0", "2", port, string(text), "5"}})
+					p := tr.Start(t, torchtest.Script{Name: "rank0.py", Source: worker, Args: []string{"0", "2", port, string(text), "20"}})
 					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // PyTorch may take a minute to start
 					defer cancel()
 					var proxy *faultnet.Proxy
