@@ -134,8 +134,8 @@ func (c *Coordinator) setSilent(member ID, silent bool) {
 	}
 }
 
-// Run answers members until all of them have finished, and then returns nil. It returns an error when too many rounds
-// have failed, when too few members are left, or when ctx ends; members that still wait are told.
+// Run answers members until all of them have finished, or some have and the others are gone, and then returns nil. It returns an
+// error when too many rounds have failed, when too few members are left, or when ctx ends; members that still wait are told.
 //
 // A coordinator that has died can be started again over the same store, also by another process: the present group
 // continues, and its members keep their order. If the earlier coordinator is alive after all, it ends with

@@ -60,6 +60,7 @@ type seat struct {
 	pending int64 // the same if it is not answered, 0 if it is
 	running bool  // in the round
 	again   bool  // it was told of the round a second time
+	back    bool  // it was in the round, and has asked for the next one
 	done    bool
 }
 
@@ -84,6 +85,7 @@ type desk struct {
 	round    *Round
 	kept     record // of the round
 	over     bool   // the round has ended, and members are on their way back
+	done     bool   // a member of the round has finished
 	waits    int    // the timer of patience, 0 for none
 	off      switches
 	now      effects
@@ -164,10 +166,17 @@ func (d *desk) asked(number int64, q question) effects {
 		}
 		s.running = false
 		if q.Done {
-			s.done = true
-			d.perform(d.job.Step(launchcore.NodeEnded{Node: s.node, OK: true}))
+			s.done, d.done = true, true
+			switch {
+			case d.finish():
+			case d.over: // it has not noticed, and does not come back
+				d.releaseDone()
+			default:
+				d.perform(d.job.Step(launchcore.NodeEnded{Node: s.node, OK: true}))
+			}
 			return
 		}
+		s.back = true
 		d.releaseDone()
 		d.end()
 		d.perform(d.job.Step(launchcore.NodeEnded{Node: s.node, Failure: launchcore.Failure{Sentence: "a member's group has failed"}}))
@@ -217,9 +226,19 @@ func (d *desk) releaseDone() {
 		if s.done {
 			d.seats = slices.DeleteFunc(d.seats, func(o *seat) bool { return o == s })
 			d.now.answers[s.pending] = answer{Done: true}
-			d.perform(d.job.Step(launchcore.Left{Node: s.node}))
+			d.perform(d.job.Step(launchcore.Left{Node: s.node, Reason: "a member has finished"}))
 		}
 	}
+}
+
+// finish ends the job if its work is done: a member of the round has finished, and the others have too, or are gone. Spares and
+// newcomers would begin again from nothing.
+func (d *desk) finish() bool {
+	if !d.done || slices.ContainsFunc(d.seats, func(s *seat) bool { return s.running || s.back }) {
+		return false
+	}
+	d.perform(d.job.End(launchcore.End{OK: true}))
+	return true
 }
 
 // latest is the number of a member's last question, 0 if it has asked none.
@@ -240,11 +259,14 @@ func (d *desk) find(member ID) *seat {
 }
 
 func (d *desk) remove(s *seat, why string) {
+	d.seats = slices.DeleteFunc(d.seats, func(o *seat) bool { return o == s })
+	if d.finish() {
+		return
+	}
 	if s.running {
 		d.releaseDone()
 		d.end() // it may be alive, and look
 	}
-	d.seats = slices.DeleteFunc(d.seats, func(o *seat) bool { return o == s })
 	d.perform(d.job.Step(launchcore.Left{Node: s.node, Reason: why}))
 }
 
@@ -267,7 +289,7 @@ func (d *desk) perform(list []launchcore.JobEffect) {
 			if d.off.sameUUID {
 				uuid = d.epoch << 32
 			}
-			d.round, d.over = &Round{UUID: uuid}, false
+			d.round, d.over, d.done = &Round{UUID: uuid}, false, false
 		case launchcore.BeginNode:
 			members, failures = append(members, d.byNode(e.Node)), e.Restarts
 		case launchcore.StopNode:
@@ -305,7 +327,7 @@ func (d *desk) begin(members []*seat, failures int) {
 	d.now.record.Handles = d.round.Handles
 	d.kept = *d.now.record
 	for _, s := range members {
-		s.running, s.again = true, false
+		s.running, s.again, s.back = true, false, false
 		d.now.answers[s.pending] = answer{Round: d.round}
 		s.pending = 0
 	}

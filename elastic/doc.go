@@ -14,6 +14,8 @@
 //  3. A member whose group or reconfiguration fails asks again. That ends the round for all: the coordinator records the end in
 //     the store, and the others ask again too, because their own operations fail or because they look ([Member.Over]).
 //  4. Members that have fallen silent are left out, and the next round begins, with a new uuid.
+//  5. A member that has finished is in no other round. When all members of a round have finished, or some have and the others are gone,
+//     the job ends: whoever still waits is told so, because it would begin again from nothing.
 //
 // A coordinator that has died can be started again over the same store: see [Coordinator.Run]. Until then the present group
 // continues, and members that ask wait.

@@ -213,10 +213,10 @@ func (j *Job) Start() []JobEffect {
 }
 
 // End ends the job for a reason outside of it.
-func (j *Job) End(code dist.Code, sentence string) []JobEffect {
+func (j *Job) End(end End) []JobEffect {
 	j.effects = nil
 	if j.phase != finished {
-		j.finish(End{Code: code, Sentence: sentence})
+		j.finish(end)
 	}
 	return j.effects
 }

@@ -191,7 +191,7 @@ func (h *Host) run() {
 		case e := <-h.events:
 			if e.leave != nil {
 				h.tellLeave(e.leave)
-				h.job.End(dist.Aborted, e.leave.reason) // without its effects
+				h.job.End(launchcore.End{Code: dist.Aborted, Sentence: e.leave.reason}) // without its effects
 				continue
 			}
 			switch {
@@ -391,7 +391,7 @@ func (h *Host) openStore(attempt int) {
 	}
 	server, err := tcpstore.Listen(net.JoinHostPort(h.storeHost(), strconv.Itoa(h.cfg.StorePort)))
 	if err != nil {
-		h.perform(h.job.End(dist.CodeOf(err), fmt.Sprintf("no store for the job: %v", err)))
+		h.perform(h.job.End(launchcore.End{Code: dist.CodeOf(err), Sentence: fmt.Sprintf("no store for the job: %v", err)}))
 		return
 	}
 	h.store = server
@@ -406,7 +406,7 @@ func (h *Host) end(reason error) {
 	if e, ok := errors.AsType[*dist.Error](reason); ok && e.Detail != "" {
 		sentence = e.Detail
 	}
-	h.perform(h.job.End(dist.CodeOf(reason), sentence))
+	h.perform(h.job.End(launchcore.End{Code: dist.CodeOf(reason), Sentence: sentence}))
 }
 
 // End ends the job on all nodes, for a reason of the host's own, if it has not ended.
