@@ -51,6 +51,8 @@ type orders struct {
 	Pair bool
 	// Change tells how that group is made from another; "": it is not, see changing_process_test.go.
 	Change change
+	// Elastic tells that the process is a member whose groups a coordinator makes, see elastic_process_test.go.
+	Elastic bool
 }
 
 // What a process says: that all ranks have their first group, and that it has ended.
@@ -93,6 +95,8 @@ func rankMain(spec string) int {
 	switch {
 	case o.Forming:
 		formingRank(ctx, s, o, &res)
+	case o.Elastic:
+		elasticRank(ctx, s, o, &res)
 	case o.Change != "":
 		err = changingRank(ctx, s, o, &res)
 	case o.Pair:
