@@ -214,7 +214,7 @@ func (c *pair) copy(to, from net.Conn, fault *atomic.Pointer[Fault]) {
 		n, err := from.Read(buf)
 		current := fault.Load()
 		f, chunk := *current, buf[:n]
-		if f.CutAfter > 0 && passed+n >= f.CutAfter && fault.CompareAndSwap(current, &Fault{}) {
+		if n > 0 && f.CutAfter > 0 && passed+n >= f.CutAfter && fault.CompareAndSwap(current, &Fault{}) {
 			_ = c.send(to, chunk[:max(0, f.CutAfter-passed)], 0)
 			c.cut()
 			return

@@ -87,11 +87,11 @@ func (s *Store) updateLocked(w *waiting, op string, decide func(*change) error) 
 	}
 	c := &change{store: s, op: op}
 	if !s.registered && op != "close" {
-		if _, err := c.add(refCountKey, 1); err != nil {
+		if _, err = c.add(refCountKey, 1); err != nil {
 			return err
 		}
 	}
-	if err := decide(c); err != nil {
+	if err = decide(c); err != nil {
 		return err
 	}
 	if len(c.records) == 0 {
