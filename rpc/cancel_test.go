@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -179,6 +180,53 @@ func TestReferenceWithoutRoom(t *testing.T) {
 			}
 			_ = ref.Close()
 		}
+		close(release)
+		for _, f := range held {
+			if v, err := f.Await(ctx); err != nil || v != 7 {
+				t.Errorf("%v, %v", v, err)
+			}
+		}
+		quiet(t, agents)
+		shutdown(t, agents)
+	})
+}
+
+// TestCreationWithoutRoom: whoever asks for an object whose creation finds no room is told so, also if its creator has passed the reference
+// on before it heard of that.
+func TestCreationWithoutRoom(t *testing.T) {
+	transports(t, func(t *testing.T, opts ...Option) {
+		t.Helper()
+		begun, release := make(chan struct{}, 1), make(chan struct{})
+		agents := world(t, 3, true, func(int) *Registry {
+			return refRegistry().MustHandle("t.hold", func() int { begun <- struct{}{}; <-release; return 7 })
+		}, append(opts, WithConcurrency(1), WithQueue(1))...)
+		ctx := testContext(t)
+		other, err := Remote[int](ctx, agents[0], "w2", "objects.int", 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := []*dist.Future[int]{Async[int](ctx, agents[0], "w1", "t.hold")}
+		<-begun
+		held = append(held, Async[int](ctx, agents[0], "w1", "t.hold")) // it waits
+		testwait.Until(t, "a request waits", func() bool { return agents[1].DebugInfo()["agent.server_waiting_calls"] > 0 })
+		for _, args := range [][]any{{"objects.int", 4}, {"objects.fetch", other}} {
+			ref, err := Remote[int](ctx, agents[0], "w1", args[0].(string), args[1]) //nolint:errcheck,forcetypeassert // see above
+			if err != nil {
+				t.Fatal(err)
+			}
+			ends(t, "the call of a third worker", func() {
+				if _, err := Call[int](ctx, agents[0], "w2", "objects.fetch", ref); err == nil || !strings.Contains(err.Error(), "wait for a place") {
+					t.Errorf("a third worker is told %v", err)
+				}
+			})
+			ends(t, "Fetch", func() {
+				if _, err := ref.Fetch(ctx); err == nil || !strings.Contains(err.Error(), "wait for a place") {
+					t.Errorf("the creator is told %v", err)
+				}
+			})
+			_ = ref.Close()
+		}
+		_ = other.Close()
 		close(release)
 		for _, f := range held {
 			if v, err := f.Await(ctx); err != nil || v != 7 {

@@ -47,14 +47,19 @@ func (s *Server) answerCreated(req *request, j *job) {
 	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
 }
 
-// createFailed makes the object of a creating call that is not run, and reports whether it did: PyTorch does not wait for the answer to
-// the call before it fetches the object, and the fetch would wait for one that nobody makes. It is called in the goroutine that reads.
+// createFailed makes the object of a creating call that is not run, and reports whether it did. Nobody waits for the answer to the call
+// before the object is fetched, or its reference passed on, and whoever asks for it would wait for one that nobody makes. It is called in the
+// goroutine that reads.
 func (s *Server) createFailed(r *request, failed error) bool {
-	if !r.creates() || r.cohort() {
+	if !r.creates() || r.Conn == nil {
 		return false
 	}
-	r.decoder.Begin(s.cfg.Refs, r.Peer, nil, r.Tensors)
-	defer r.decoder.Release()
+	if r.cohort() {
+		r.decoder.Tensors = r.Tensors // the references of the frame are not claimed
+	} else {
+		r.decoder.Begin(s.cfg.Refs, r.Peer, nil, r.Tensors)
+		defer r.decoder.Release()
+	}
 	j, err := s.decodeCall(r, &r.decoder)
 	if err != nil {
 		return false
