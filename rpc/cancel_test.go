@@ -150,14 +150,34 @@ func TestRemoteToSelfWithoutRoom(t *testing.T) {
 	shutdown(t, agents)
 }
 
+// narrowWorld has three workers with one place and room for one request each. occupy takes both at w1, until what it returns is called.
+func narrowWorld(t *testing.T, opts ...Option) (agents []*Agent, occupy func(context.Context) (release func())) {
+	t.Helper()
+	begun, over := make(chan struct{}, 1), make(chan struct{})
+	agents = world(t, 3, true, func(int) *Registry {
+		return refRegistry().MustHandle("t.hold", func() int { begun <- struct{}{}; <-over; return 7 })
+	}, append(opts, WithConcurrency(1), WithQueue(1))...)
+	return agents, func(ctx context.Context) func() {
+		held := []*dist.Future[int]{Async[int](ctx, agents[0], "w1", "t.hold")}
+		<-begun
+		held = append(held, Async[int](ctx, agents[0], "w1", "t.hold")) // it waits
+		testwait.Until(t, "a request waits", func() bool { return agents[1].DebugInfo()["agent.server_waiting_calls"] > 0 })
+		return func() {
+			close(over)
+			for _, f := range held {
+				if v, err := f.Await(ctx); err != nil || v != 7 {
+					t.Errorf("%v, %v", v, err)
+				}
+			}
+		}
+	}
+}
+
 // A request that finds no room is answered with an error, and the references that it brought are given back, whoever owns them.
 func TestReferenceWithoutRoom(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()
-		begun, release := make(chan struct{}, 1), make(chan struct{})
-		agents := world(t, 3, true, func(int) *Registry {
-			return refRegistry().MustHandle("t.hold", func() int { begun <- struct{}{}; <-release; return 7 })
-		}, append(opts, WithConcurrency(1), WithQueue(1))...)
+		agents, occupy := narrowWorld(t, opts...)
 		ctx := testContext(t)
 		var refs []*Ref[int]
 		for _, owner := range []string{"w1", "w2"} {
@@ -170,22 +190,14 @@ func TestReferenceWithoutRoom(t *testing.T) {
 			}
 			refs = append(refs, ref)
 		}
-		held := []*dist.Future[int]{Async[int](ctx, agents[0], "w1", "t.hold")}
-		<-begun
-		held = append(held, Async[int](ctx, agents[0], "w1", "t.hold")) // it waits
-		testwait.Until(t, "a request waits", func() bool { return agents[1].DebugInfo()["agent.server_waiting_calls"] > 0 })
+		release := occupy(ctx)
 		for _, ref := range refs {
 			if _, err := Call[any](ctx, agents[0], "w1", "objects.fetch", ref); err == nil {
 				t.Error("there was room")
 			}
 			_ = ref.Close()
 		}
-		close(release)
-		for _, f := range held {
-			if v, err := f.Await(ctx); err != nil || v != 7 {
-				t.Errorf("%v, %v", v, err)
-			}
-		}
+		release()
 		quiet(t, agents)
 		shutdown(t, agents)
 	})
@@ -196,19 +208,13 @@ func TestReferenceWithoutRoom(t *testing.T) {
 func TestCreationWithoutRoom(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()
-		begun, release := make(chan struct{}, 1), make(chan struct{})
-		agents := world(t, 3, true, func(int) *Registry {
-			return refRegistry().MustHandle("t.hold", func() int { begun <- struct{}{}; <-release; return 7 })
-		}, append(opts, WithConcurrency(1), WithQueue(1))...)
+		agents, occupy := narrowWorld(t, opts...)
 		ctx := testContext(t)
 		other, err := Remote[int](ctx, agents[0], "w2", "objects.int", 3)
 		if err != nil {
 			t.Fatal(err)
 		}
-		held := []*dist.Future[int]{Async[int](ctx, agents[0], "w1", "t.hold")}
-		<-begun
-		held = append(held, Async[int](ctx, agents[0], "w1", "t.hold")) // it waits
-		testwait.Until(t, "a request waits", func() bool { return agents[1].DebugInfo()["agent.server_waiting_calls"] > 0 })
+		release := occupy(ctx)
 		for _, args := range [][]any{{"objects.int", 4}, {"objects.fetch", other}} {
 			ref, err := Remote[int](ctx, agents[0], "w1", args[0].(string), args[1]) //nolint:errcheck,forcetypeassert // see above
 			if err != nil {
@@ -227,12 +233,7 @@ func TestCreationWithoutRoom(t *testing.T) {
 			_ = ref.Close()
 		}
 		_ = other.Close()
-		close(release)
-		for _, f := range held {
-			if v, err := f.Await(ctx); err != nil || v != 7 {
-				t.Errorf("%v, %v", v, err)
-			}
-		}
+		release()
 		quiet(t, agents)
 		shutdown(t, agents)
 	})

@@ -140,23 +140,26 @@ func TestHalfAWrite(t *testing.T) {
 		}
 		x.out.Unlock()
 		send(1, small)
-		for id, want := range [][]byte{1: small, 2: small, 3: large, 4: small} {
-			if id == 0 {
-				continue
-			}
-			select {
-			case f := <-got:
-				if f.ID != uint64(id) || !bytes.Equal(f.Payload, want) {
-					t.Fatalf("%d bytes were taken: frame %d is number %d with %d bytes", taken, id, f.ID, len(f.Payload))
-				}
-			case <-ctx.Done():
-				t.Fatalf("%d bytes were taken: frame %d does not come: %v", taken, id, x.Err())
-			}
-		}
+		arrive(ctx, t, got, taken, small, small, large, small)
 		for rest := false; !rest; { // the flusher has written all, and says so
 			x.out.Lock()
 			rest = !x.out.writing
 			x.out.Unlock()
+		}
+	}
+}
+
+// arrive expects frames with these payloads, numbered from 1, after the kernel took some bytes of the first.
+func arrive(ctx context.Context, t *testing.T, got <-chan *Frame, taken int, payloads ...[]byte) {
+	t.Helper()
+	for i, want := range payloads {
+		select {
+		case f := <-got:
+			if f.ID != uint64(i+1) || !bytes.Equal(f.Payload, want) {
+				t.Fatalf("%d bytes were taken: frame %d is number %d with %d bytes", taken, i+1, f.ID, len(f.Payload))
+			}
+		case <-ctx.Done():
+			t.Fatalf("%d bytes were taken: frame %d does not come", taken, i+1)
 		}
 	}
 }
@@ -198,19 +201,7 @@ func TestHalfALargeWrite(t *testing.T) {
 		}
 		x.out.Unlock()
 		send(1, large)
-		for id, want := range [][]byte{1: large, 2: small, 3: large, 4: small} {
-			if id == 0 {
-				continue
-			}
-			select {
-			case f := <-got:
-				if f.ID != uint64(id) || !bytes.Equal(f.Payload, want) {
-					t.Fatalf("%d bytes were taken: frame %d is number %d with %d bytes", taken, id, f.ID, len(f.Payload))
-				}
-			case <-ctx.Done():
-				t.Fatalf("%d bytes were taken: frame %d does not come: %v", taken, id, x.Err())
-			}
-		}
+		arrive(ctx, t, got, taken, large, small, large, small)
 		told := map[uint64]bool{}
 		for range 4 {
 			select {

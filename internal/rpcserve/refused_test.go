@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpclink"
 	"github.com/cohort-dist/cohort/internal/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpcworld"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -34,21 +35,7 @@ func TestRefusedCreation(t *testing.T) {
 		<-busy
 		done(nil, nil)
 	})
-	var calls sync.WaitGroup
-	defer calls.Wait()
-	defer close(busy)
-	for range 2 { // one runs and one waits
-		calls.Go(func() { _, _ = client.call(ctx, "server", "m.busy") })
-	}
-	for {
-		if _, _, waiting := server.server.Counts(); waiting == 1 {
-			break
-		}
-		if ctx.Err() != nil {
-			t.Fatal("nothing waits")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	defer occupy(ctx, t, server, client, busy)()
 	pair := rpcwire.RRefPair{RRef: rpcwire.GlobalID{On: 1, Local: 5}, Fork: rpcwire.GlobalID{On: 1, Local: 6}}
 	creation, err := (&rpcwire.Encoder{}).PythonRemoteCall(rpcwire.RemoteUDF{UDF: rpcwire.UDF{Func: py.Func("m.busy"), Kwargs: &py.Dict{}}, RRefPair: pair})
 	if err != nil {
@@ -69,6 +56,20 @@ func TestRefusedCreation(t *testing.T) {
 	v, err := (&rpcwire.Decoder{Tensors: x.Msg.Tensors}).PythonFetchRet(x.Msg.Payload)
 	if raised, ok := v.(*rpcwire.RemoteException); !ok || !strings.Contains(raised.Msg, "wait for a place") {
 		t.Errorf("the fetch is answered with %v, %v", v, err)
+	}
+}
+
+// occupy calls m.busy of a server with one place and room for one request until both are taken. The function that it returns lets the calls go.
+func occupy(ctx context.Context, t *testing.T, server, client *node, busy chan struct{}) func() {
+	t.Helper()
+	var calls sync.WaitGroup
+	for range 2 { // one runs and one waits
+		calls.Go(func() { _, _ = client.call(ctx, "server", "m.busy") })
+	}
+	testwait.Until(t, "a request waits", func() bool { _, _, waiting := server.server.Counts(); return waiting == 1 })
+	return func() {
+		close(busy)
+		calls.Wait()
 	}
 }
 
@@ -167,20 +168,6 @@ func TestRefusedCallReleases(t *testing.T) {
 		}
 		return kind, payload
 	})
-	var calls sync.WaitGroup
-	defer calls.Wait()
-	defer close(busy)
-	for range 2 { // one runs and one waits
-		calls.Go(func() { _, _ = client.call(ctx, "server", "m.busy") })
-	}
-	for {
-		if _, _, waiting := server.server.Counts(); waiting == 1 {
-			break
-		}
-		if ctx.Err() != nil {
-			t.Fatal("nothing waits")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	defer occupy(ctx, t, server, client, busy)()
 	check("no place", func(args []any) (rpcwire.Type, []byte) { return call(py.Func("m.busy"), args) })
 }

@@ -64,13 +64,10 @@ func TestSplitting(t *testing.T) {
 			Name: string(transport), Share: 16, Points: changePoints,
 			Events: []momenttest.Event{momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline, {Name: closeEvent, Where: momenttest.Beside}},
 			Run: func(r *momenttest.Run) {
-				s := store.NewMemory()
-				r.Cleanup(func() { _ = s.Close() })
-				parents := form(r, s, joinOptions(transport))
+				parents := formed(r, transport)
 				if parents == nil {
 					return
 				}
-				r.Cleanup(func() { closeAll(parents) })
 				all := [][][]dist.Rank{{{0, 1, 2}}, {{2, 1, 0}}, {{2, 1}, {0}}, {{1, 0}, {2}}, {{victim}, {2, 0}}}
 				lists := all[r.Rand.IntN(len(all))]
 				var opts []group.Option

@@ -43,13 +43,10 @@ func TestForming(t *testing.T) {
 			Name: string(transport) + "-sub", Share: 8, Points: formPoints,
 			Events: []momenttest.Event{momenttest.Cancel, momenttest.Deadline, {Name: closeEvent, Where: momenttest.Beside}},
 			Run: func(r *momenttest.Run) {
-				s := store.NewMemory()
-				r.Cleanup(func() { _ = s.Close() })
-				parents := form(r, s, joinOptions(transport))
+				parents := formed(r, transport)
 				if parents == nil {
 					return
 				}
-				r.Cleanup(func() { closeAll(parents) })
 				forming(r, parents, func(ctx context.Context, rank int) (*group.Group, error) {
 					return parents[rank].NewGroup(ctx, nil, group.WithLocalSync())
 				})
@@ -122,4 +119,15 @@ func joinUntilItWorks(all, own context.Context, rank int, join func(ctx context.
 		}
 	}
 	return fmt.Errorf("no group after %d tries: %w", formingTries, last)
+}
+
+// formed returns a group over a store of its own, both of which end with the run, or nil if it failed.
+func formed(r *momenttest.Run, transport group.Transport) []*group.Group {
+	s := store.NewMemory()
+	r.Cleanup(func() { _ = s.Close() })
+	groups := form(r, s, joinOptions(transport))
+	if groups != nil {
+		r.Cleanup(func() { closeAll(groups) })
+	}
+	return groups
 }
