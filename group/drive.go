@@ -189,15 +189,18 @@ func (g *Group) pump() {
 }
 
 // tick is called by the clock while operations are not over: it picks up what nobody waits for.
-func (g *Group) tick(now time.Time) (pending bool, posted uint64) {
-	g.reapAll(false)
+func (g *Group) tick(now time.Time) ticker.State {
+	reaped := g.reapAll(false)
 	moment.At("group.tick")
 	g.mu.Lock()
 	next := g.mu.sched.Current()
 	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted.at) > ticker.Fast/2)
-	pending = g.mu.sched.Busy()
-	posted = uint64(g.mu.sched.Sequence()) + g.mu.sched.MessageSequence()
+	state := ticker.State{
+		Pending: g.mu.sched.Busy(),
+		Posted:  uint64(g.mu.sched.Sequence()) + g.mu.sched.MessageSequence(),
+		Alone:   reaped || g.mu.sched.Alone(),
+	}
 	g.mu.Unlock()
 	g.perform(e)
-	return pending, posted
+	return state
 }

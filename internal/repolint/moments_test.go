@@ -55,41 +55,43 @@ func serverFile(name string) bool {
 func TestPointless(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[string]int{
-		`moment.At("p"); mu.Lock()`:                        0,
-		`mu.Lock()`:                                        1,
-		`mu.RLock()`:                                       1,
-		`moment.At("p"); a.Lock(); b.Lock()`:               1,
-		`mu.Lock() // no point: under another lock`:        0,
-		`moment.At("p"); func() { mu.Lock() }()`:           1,
-		`<-done`:                                           1,
-		`moment.At("p"); x := <-done; _ = x`:               0,
-		`ch <- 1`:                                          1,
-		`select { case <-done: case <-ctx.Done(): }`:       1,
-		`select { case <-done: default: }`:                 0, // looks
-		`select { case ch <- 1: default: }`:                1, // hands over
-		`select { case <-done: default: }; all.Wait()`:     1,
-		`moment.At("p"); select { case <-a: mu.Lock() }`:   1,
-		`_, _ = c.conn.Read(buf); _, _ = io.ReadFull(b,c)`: 1,
-		`_, _ = io.ReadFull(conn, buf)`:                    1,
-		`c.Pipe.Send(ctx, m)`:                              1,
-		`conn.SetDeadline(t)`:                              0,
-		`mu.Lock(); defer mu.Unlock(); return x`:           0, // looks
-		`mu.Lock(); defer mu.Unlock(); x++; return x`:      1,
-		`_, _ = ln.Accept()`:                               1,
-		`epollWait(m.ep, m.events[:], slice)`:              1,
-		`epollWait(m.ep, m.events[:], 0)`:                  0, // looks
-		`unix.EpollWait(ep, ready[:], ms)`:                 1,
-		`unix.EpollWait(ep, ready[:], 0)`:                  0,
-		`unix.Poll(set, -1)`:                               1,
-		`unix.Poll(set, 0)`:                                0,
-		`unix.Ppoll(fds[:], &limit, nil)`:                  1,
-		`unix.Syscall6(unix.SYS_FUTEX, a, b, c, d, 0, 0)`:  1,
-		`unix.Syscall6(unix.SYS_EPOLL_PWAIT, a, b)`:        1,
-		`unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, a, b)`:     0, // cannot wait
-		`futexWait(word, v, limit); futexWake(word)`:       2,
-		`g.raw.Read(func(fd uintptr) bool { mu.Lock() })`:  2,
-		`moment.At("p"); futexWait(word, v, limit)`:        0,
-		`moment.At("p"); epollWait(ep, e, ms); mu.Lock()`:  1,
+		`moment.At("p"); mu.Lock()`:                          0,
+		`mu.Lock()`:                                          1,
+		`mu.RLock()`:                                         1,
+		`moment.At("p"); a.Lock(); b.Lock()`:                 1,
+		`mu.Lock() // no point: under another lock`:          0,
+		`moment.At("p"); func() { mu.Lock() }()`:             1,
+		`<-done`:                                             1,
+		`moment.At("p"); x := <-done; _ = x`:                 0,
+		`ch <- 1`:                                            1,
+		`select { case <-done: case <-ctx.Done(): }`:         1,
+		`select { case <-done: default: }`:                   0, // looks
+		`select { case ch <- 1: default: }`:                  1, // hands over
+		`select { case <-done: default: }; all.Wait()`:       1,
+		`moment.At("p"); select { case <-a: mu.Lock() }`:     1,
+		`_, _ = c.conn.Read(buf); _, _ = io.ReadFull(b,c)`:   1,
+		`_, _ = io.ReadFull(conn, buf)`:                      1,
+		`c.Pipe.Send(ctx, m)`:                                1,
+		`conn.SetDeadline(t)`:                                0,
+		`mu.Lock(); defer mu.Unlock(); return x`:             0, // looks
+		`mu.Lock(); defer mu.Unlock(); x++; return x`:        1,
+		`_, _ = ln.Accept()`:                                 1,
+		`epollSleep(m.ep, m.events[:], true)`:                1,
+		`epollRaw(m.ep, m.events[:], ms)`:                    1,
+		`epollRaw(m.ep, m.events[:], 0)`:                     0, // looks
+		`epollLook(m.ep, m.events[:])`:                       0,
+		`unix.EpollWait(ep, ready[:], ms)`:                   1,
+		`unix.EpollWait(ep, ready[:], 0)`:                    0,
+		`unix.Poll(set, -1)`:                                 1,
+		`unix.Poll(set, 0)`:                                  0,
+		`unix.Ppoll(fds[:], &limit, nil)`:                    1,
+		`unix.Syscall6(unix.SYS_FUTEX, a, b, c, d, 0, 0)`:    1,
+		`unix.Syscall6(unix.SYS_EPOLL_PWAIT, a, b)`:          1,
+		`unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, a, b)`:       0, // whoever makes it wait is known by name
+		`futexWait(word, v, limit, true); futexWake(word)`:   2,
+		`g.raw.Read(func(fd uintptr) bool { mu.Lock() })`:    2,
+		`moment.At("p"); futexWait(word, v, limit, true)`:    0,
+		`moment.At("p"); epollSleep(ep, e, true); mu.Lock()`: 1,
 	} {
 		missing, _ := pointless(t, "code.go", []byte("package p\nfunc f() {\n"+code+"\n}\n"))
 		if len(missing) != want {
@@ -243,9 +245,9 @@ func kernelWait(c *ast.CallExpr) string {
 	}
 	last, _ := c.Args[len(c.Args)-1].(*ast.BasicLit)
 	switch name := lastName(c.Fun); name {
-	case "futexWait", "futexWake", "Ppoll":
+	case "futexWait", "futexWake", "Ppoll", "epollSleep":
 		return name
-	case "epollWait", "EpollWait", "Poll":
+	case "epollRaw", "EpollWait", "Poll":
 		if last == nil || last.Value != "0" {
 			return name
 		}

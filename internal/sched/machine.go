@@ -316,9 +316,12 @@ func (it *Item[T]) Hold() bool {
 // LetGo ends Hold.
 func (it *Item[T]) LetGo() { it.phase = Posted }
 
+// Alone reports whether a collective waits for a runner.
+func (m *Machine[T]) Alone() bool { return m.head != nil && !m.held }
+
 // Tick is called by the clock. stale tells that the first queued collective was submitted a while ago.
 func (m *Machine[T]) Tick(stale bool) Effect {
-	if m.head == nil || m.held || !stale {
+	if !m.Alone() || !stale {
 		return 0
 	}
 	m.eager, m.prompt = true, 0

@@ -11,10 +11,15 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/ticker"
 )
 
-// keepPeriod is how often the keeper looks after operations that nobody waits for.
-const keepPeriod = 2 * time.Millisecond
+// keepPeriod is how often the keeper looks after operations that nobody waits for, and keepSeldom how often after a long time in which
+// somebody drove.
+const (
+	keepPeriod = 2 * time.Millisecond
+	keepSeldom = 8 * keepPeriod
+)
 
 // progress reads and writes all rings as far as it goes. It runs under the lock.
 func (m *Mesh) progress() {
@@ -133,7 +138,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		if d, ok := ctx.Deadline(); ok {
 			slice = min(slice, time.Until(d))
 		}
-		sleepBelow(&bell.rings, &bell.sleepers, heard+1, slice)
+		sleepBelow(&bell.rings, &bell.sleepers, heard+1, slice, !w.shared)
 	}
 }
 
@@ -160,8 +165,9 @@ func (m *Mesh) keep() {
 			return
 		case <-m.wanted:
 		}
+		look := ticker.NewInterval(keepPeriod)
 		for busy := true; busy; {
-			t.Reset(keepPeriod)
+			t.Reset(look.Now())
 			moment.At("shm.keep.wait")
 			select {
 			case <-m.engine.life.stop:
@@ -176,7 +182,9 @@ func (m *Mesh) keep() {
 				busy = m.mu.pending > 0
 				m.mu.Unlock()
 				m.role <- struct{}{} // no point: it has room: this one took it
+				look.Reset()
 			default: // somebody drives
+				look.Grow(keepSeldom)
 			}
 		}
 	}

@@ -19,10 +19,20 @@ const (
 	futexWakeOp = 1
 )
 
-// futexWait sleeps while *word is value, at most for the given time. It may return early for no reason.
-func futexWait(word *uint32, value uint32, limit time.Duration) {
+// futexWait sleeps while *word is value, at most for the given time. It may return early for no reason. With nap, the scheduler is not told
+// at first.
+func futexWait(word *uint32, value uint32, limit time.Duration, nap bool) {
 	corewait.Calls.Futex.Add(1)
-	ts := unix.NsecToTimespec(int64(max(limit, time.Microsecond)))
+	limit = max(limit, time.Microsecond)
+	if nap && corewait.BeginNap() {
+		ts := unix.NsecToTimespec(int64(min(limit, corewait.Nap)))
+		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // no point: whoever calls it has one; the system call takes addresses
+		corewait.EndNap()
+		if limit -= corewait.Nap; errno != unix.ETIMEDOUT || limit <= 0 {
+			return
+		}
+	}
+	ts := unix.NsecToTimespec(int64(limit))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // no point: whoever calls it has one; the system call takes addresses
 }
 

@@ -134,16 +134,16 @@ func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
 			slice = min(slice, d.Sub(now))
 		}
 		moment.At("shm.wait.sleep")
-		sleepBelow(word, &line.sleepers, e.steps.awaited, slice)
+		sleepBelow(word, &line.sleepers, e.steps.awaited, slice, !e.wait.shared)
 	}
 }
 
 // sleepBelow sleeps while word has not reached target, at most for a time. Whoever moves word looks at sleepers after it.
-func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration) {
+func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration, nap bool) {
 	atomic.AddUint32(sleepers, 1)
 	if v := atomic.LoadUint32(word); !reached(v, target) {
 		moment.At("shm.sleep")
-		futexWait(word, v, limit)
+		futexWait(word, v, limit, nap)
 	}
 	atomic.AddUint32(sleepers, ^uint32(0))
 }

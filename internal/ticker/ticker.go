@@ -13,17 +13,26 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
-// Ticks start fast and become seldom while nothing new is posted.
 const (
+	// Fast is the time between ticks at first, and after one that found something that nobody attends to.
 	Fast = time.Millisecond
+	// Calm is the longest time between ticks while things are posted.
+	Calm = 16 * time.Millisecond
+	// Slow is the longest time between ticks while nothing new is posted.
 	Slow = 128 * time.Millisecond
 )
 
+// State is what a clock finds when it looks at a task.
+type State struct {
+	Pending bool   // something is not over
+	Posted  uint64 // a count that changes with everything that is posted
+	Alone   bool   // something was found that nobody attends to
+}
+
 // Task is what a clock looks at.
 type Task struct {
-	// Tick is called while the task is watched. It reports whether anything is pending, and a count that changes with everything
-	// that is posted.
-	Tick func(now time.Time) (pending bool, posted uint64)
+	// Tick is called while the task is watched.
+	Tick func(now time.Time) State
 
 	watched atomic.Bool
 }
@@ -33,7 +42,7 @@ type Clock struct {
 	wake chan struct{}
 	stop chan struct{}
 	done sync.WaitGroup
-	fast atomic.Bool // it will tick soon
+	soon atomic.Bool // it ticks within Calm
 
 	mu struct {
 		sync.Mutex
@@ -51,7 +60,7 @@ func New() *Clock {
 
 // Watch makes the clock look at a task until nothing of it is pending.
 func (c *Clock) Watch(t *Task) {
-	if c.fast.Load() && t.watched.Load() {
+	if c.soon.Load() && t.watched.Load() {
 		return
 	}
 	moment.At("ticker.watch")
@@ -76,40 +85,44 @@ func (c *Clock) Close() {
 func (c *Clock) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	interval := Fast
+	interval := NewInterval(Fast)
 	for {
 		c.mu.Lock()
 		idle := len(c.mu.tasks) == 0
 		c.mu.Unlock()
 		if idle {
-			c.fast.Store(false)
+			c.soon.Store(false)
 			select {
 			case <-c.wake:
 			case <-c.stop:
 				return
 			}
-			interval = Fast
+			interval.Reset()
 		}
-		c.fast.Store(interval == Fast)
-		timer.Reset(interval)
+		c.soon.Store(interval.Now() <= Calm)
+		timer.Reset(interval.Now())
 		select {
 		case <-timer.C:
 		case <-c.wake:
-			interval = Fast
+			interval.Reset()
 			continue
 		case <-c.stop:
 			return
 		}
-		if c.tick() {
-			interval = Fast
-		} else {
-			interval = min(2*interval, Slow)
+		switch news, alone := c.tick(); {
+		case alone:
+			interval.Reset()
+		case news:
+			interval.Grow(Calm)
+		default:
+			interval.Grow(Slow)
 		}
 	}
 }
 
-// tick looks at all tasks and reports whether anything was posted since the last time.
-func (c *Clock) tick() bool {
+// tick looks at all tasks and reports whether anything was posted since the last time, and whether anything was found that nobody
+// attends to.
+func (c *Clock) tick() (news, alone bool) {
 	now := time.Now()
 	c.mu.Lock()
 	tasks := make([]*Task, 0, len(c.mu.tasks))
@@ -117,21 +130,20 @@ func (c *Clock) tick() bool {
 		tasks = append(tasks, t)
 	}
 	c.mu.Unlock()
-	news := false
 	for _, t := range tasks {
 		t.watched.Store(false) // a post from here on has it watched again
 		moment.At("ticker.tick")
-		pending, posted := t.Tick(now)
+		state := t.Tick(now)
 		c.mu.Lock()
-		fresh := c.mu.tasks[t] != posted
-		c.mu.tasks[t] = posted
-		news = news || fresh
-		if pending || fresh || t.watched.Load() { // one that was busy just now stays for a tick more
+		fresh := c.mu.tasks[t] != state.Posted
+		c.mu.tasks[t] = state.Posted
+		news, alone = news || fresh, alone || state.Alone
+		if state.Pending || fresh || t.watched.Load() { // one that was busy just now stays for a tick more
 			t.watched.Store(true)
 		} else {
 			delete(c.mu.tasks, t)
 		}
 		c.mu.Unlock()
 	}
-	return news
+	return news, alone
 }

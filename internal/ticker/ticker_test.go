@@ -10,14 +10,15 @@ import (
 	"time"
 )
 
-// TestPace: a clock ticks fast while things are posted, seldom while they only last, and not at all when nothing is pending.
+// TestPace: a clock ticks fast while it finds what nobody attends to, less often while things are posted, seldom while they only last,
+// and not at all when nothing is pending.
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New()
 		defer c.Close()
 		var posted, ticks atomic.Uint64
-		var pending atomic.Bool
-		task := &Task{Tick: func(time.Time) (bool, uint64) { ticks.Add(1); return pending.Load(), posted.Load() }}
+		var pending, alone atomic.Bool
+		task := &Task{Tick: func(time.Time) State { ticks.Add(1); return State{pending.Load(), posted.Load(), alone.Load()} }}
 		in := func(d time.Duration) uint64 {
 			before := ticks.Load()
 			time.Sleep(d)
@@ -41,6 +42,25 @@ func TestPace(t *testing.T) {
 		if n := in(20 * time.Millisecond); n < 4 {
 			t.Errorf("%d ticks in 20 ms after another post", n)
 		}
+		busy := func(d time.Duration) uint64 { // posts all the time
+			before := ticks.Load()
+			for range d / (100 * time.Microsecond) {
+				posted.Add(1)
+				c.Watch(task)
+				time.Sleep(100 * time.Microsecond)
+			}
+			return ticks.Load() - before
+		}
+		busy(100 * time.Millisecond)
+		if n := busy(time.Second); n < 50 || n > 70 {
+			t.Errorf("%d ticks in 1 s of posts that somebody attends to", n)
+		}
+		alone.Store(true)
+		time.Sleep(Calm)
+		if n := busy(time.Second); n < 900 || n > 1100 {
+			t.Errorf("%d ticks in 1 s of posts that nobody attends to", n)
+		}
+		alone.Store(false)
 		pending.Store(false)
 		time.Sleep(time.Second)
 		if n := in(10 * time.Second); n != 0 {
@@ -57,17 +77,17 @@ func TestPostDuringATick(t *testing.T) {
 		var late atomic.Bool
 		seen := make(chan struct{})
 		var task *Task
-		task = &Task{Tick: func(time.Time) (bool, uint64) {
+		task = &Task{Tick: func(time.Time) State {
 			if late.CompareAndSwap(false, true) {
 				c.Watch(task) // as if another goroutine posted something at this moment
-				return false, 0
+				return State{}
 			}
 			select {
 			case <-seen:
 			default:
 				close(seen)
 			}
-			return false, 0
+			return State{}
 		}}
 		c.Watch(task)
 		<-seen // the test hangs, and fails, if the post is forgotten

@@ -106,7 +106,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 			return nil
 		}
 		moment.At("tcp.wait.sleep")
-		n, errno := epollWait(m.ep, m.events[:], slice)
+		n, errno := epollSleep(m.ep, m.events[:], !m.cfg.Shared)
 		moment.At("tcp.wait.awake")
 		m.mu.Lock()
 		if errno == 0 {
@@ -188,7 +188,7 @@ func (m *Mesh) receive(op *link.Op, all bool) bool {
 		if c := m.mu.conns[op.Peer]; c.gone == nil && c.read() {
 			c.flush()
 		}
-	} else if n, errno := epollWait(m.ep, m.events[:], 0); errno == 0 {
+	} else if n, errno := epollLook(m.ep, m.events[:]); errno == 0 {
 		m.handle(n)
 	}
 	return op.Completed() || m.mu.closed
@@ -203,7 +203,7 @@ func (m *Mesh) place(now time.Duration) {
 	}
 	m.mu.Lock() // no point: it spins
 	defer m.mu.Unlock()
-	if n, errno := epollWait(m.ep, m.events[:], 0); errno == 0 { // some may have said where they are
+	if n, errno := epollLook(m.ep, m.events[:]); errno == 0 { // some may have said where they are
 		m.handle(n)
 	}
 	core := m.placer.Place(m.rank, m.size, func(rank int) int { return int(m.mu.cores[rank]) - 1 })

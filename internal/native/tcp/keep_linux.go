@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/ticker"
 )
 
 // watch is what the keeper waits on: an epoll instance around the mesh's own one, known to the runtime's poller.
@@ -69,8 +70,10 @@ func (w *watch) close() {
 const (
 	// quiet is how long after the last driver the keeper takes over.
 	quiet = time.Millisecond
-	// lookEvery is how often the keeper looks whether the others are still there.
-	lookEvery = 5 * quiet
+	// lookEvery is how often the keeper looks at first whether others attend to the sockets, and lookSeldom how often after a long time in
+	// which they did.
+	lookEvery  = 5 * quiet
+	lookSeldom = 8 * lookEvery
 	// patience is how many looks in a row may find that a collective got nowhere: with more ranks than cores, a rank that is
 	// not on a core stands still for longer than one.
 	patience = 2
@@ -129,7 +132,7 @@ func (m *Mesh) keep() {
 	defer timer.Stop()
 	for {
 		// While others drive, only the clock is watched.
-		for {
+		for look := ticker.NewInterval(lookEvery); ; look.Grow(lookSeldom) {
 			busy := m.look()
 			if now := time.Now(); now.After(nextBeat) {
 				m.beat()
@@ -138,7 +141,7 @@ func (m *Mesh) keep() {
 			if !busy {
 				break
 			}
-			timer.Reset(min(lookEvery, beat))
+			timer.Reset(min(look.Now(), beat))
 			moment.At("tcp.keep.wait")
 			select {
 			case <-m.stop:
@@ -169,7 +172,7 @@ func (m *Mesh) serve() bool {
 		m.watch.listen(m.ep, false)
 		return true
 	}
-	n, errno := epollWait(m.ep, m.events[:], 0)
+	n, errno := epollLook(m.ep, m.events[:])
 	if errno != 0 {
 		return true
 	}

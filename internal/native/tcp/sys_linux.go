@@ -5,6 +5,7 @@ package tcp
 
 import (
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -58,13 +59,28 @@ func recvv(fd int, v *iovecs) (int, syscall.Errno) {
 	return int(n), errno
 }
 
-// epollWait waits for at most ms milliseconds.
-func epollWait(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
+// epollLook returns the events that are there.
+func epollLook(ep int, events []unix.EpollEvent) (int, syscall.Errno) {
 	corewait.Calls.Epoll.Add(1)
-	if ms == 0 {
-		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0) //nolint:gosec // the kernel wants addresses
-		return int(n), errno
+	return epollRaw(ep, events, 0)
+}
+
+// epollRaw waits for at most so many milliseconds, without telling the scheduler.
+func epollRaw(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0) //nolint:gosec // no point: whoever calls it has one; the kernel wants addresses
+	return int(n), errno
+}
+
+// epollSleep waits for events for at most a slice. With nap, the scheduler is not told at first.
+func epollSleep(ep int, events []unix.EpollEvent, nap bool) (int, syscall.Errno) {
+	corewait.Calls.Epoll.Add(1)
+	if nap && corewait.BeginNap() {
+		n, errno := epollRaw(ep, events, int(corewait.Nap/time.Millisecond)) // no point: whoever calls it has one
+		corewait.EndNap()
+		if n != 0 || errno != 0 {
+			return n, errno
+		}
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0) //nolint:gosec // no point: whoever calls it has one; the kernel wants addresses
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), slice, 0, 0) //nolint:gosec // no point: whoever calls it has one; the kernel wants addresses
 	return int(n), errno
 }
