@@ -128,7 +128,6 @@ func (c *conn) parse() bool {
 		}
 		if c.in.header.Type != 0 {
 			c.settle()
-			c.in.header.Type = 0
 			if c.gone != nil {
 				return false
 			}
@@ -222,11 +221,12 @@ func (c *conn) beginEager() bool {
 	return true
 }
 
-// settle handles a frame whose payload is complete.
+// settle handles a frame whose payload is complete. What it does may find that the peer is gone and read what came last; so the frame counts
+// as handled from here on.
 func (c *conn) settle() {
 	h := c.in.header
 	op := c.in.filling
-	c.in.filling = nil
+	c.in.header.Type, c.in.filling = 0, nil
 	switch h.Type {
 	case wire.Eager:
 		switch {
