@@ -166,13 +166,14 @@ func (c *conn) begin(h wire.Header) bool {
 			return false
 		}
 	}
-	if h.Flags&wire.Called != 0 && !c.m.compare(c.peer, &h) {
-		return false
-	}
 	if c.m.cfg.Local != nil && c.m.cfg.Local[c.peer] {
 		c.m.mu.cores[c.peer] = h.Core
 	}
 	c.in.begin(h)
+	// If the calls differ the mesh fails, and this frame goes on like all that follow: the peer is still to hear why.
+	if h.Flags&wire.Called != 0 && !c.m.compare(c.peer, &h) && c.gone != nil {
+		return false
+	}
 	if c.m.mu.err != nil && (h.Type == wire.Eager || h.Type == wire.Data) {
 		return true // dropped: nobody waits any more
 	}

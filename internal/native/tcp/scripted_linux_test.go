@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/native/wire"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // scripted is rank 1 of a group of two, of which a test writes and reads every frame.
@@ -28,6 +30,7 @@ func withScripted(t *testing.T) (*Mesh, *scripted) {
 	if _, err := readHello(c); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = c.Close() }) // before the mesh, which would wait for that
 	return m, &scripted{t, c}
 }
 
@@ -88,5 +91,29 @@ func TestDeathAfterReady(t *testing.T) {
 	defer m.mu.Unlock()
 	if m.mu.err != nil {
 		t.Errorf("the group fails: %v", m.mu.err)
+	}
+}
+
+// TestReasonSurvivesThePayloadOfAnotherCall: the first message of a rank that called something else fails the group. Its payload is
+// skipped and not taken for frames, which would end the connection before the reason is told.
+func TestReasonSurvivesThePayloadOfAnotherCall(t *testing.T) {
+	m, s := withScripted(t)
+	slot := wire.CollectiveSlot(7)
+	m.Begin(slot, wire.Call{Kind: coll.AllReduce, DType: tensor.Uint8, Bytes: 300})
+	op := receive(m, slot, 300)
+	theirs := wire.Header{Type: wire.Eager, Flags: wire.Called, Slot: slot, Call: wire.Call{Kind: coll.Broadcast, DType: tensor.Uint8, Bytes: 300}}
+	s.says(theirs, make([]byte, 300))
+	if err := wait(t, m, op); dist.CodeOf(err) != dist.Mismatch {
+		t.Errorf("the receive: %v", err)
+	}
+	m.mu.Lock()
+	m.mu.conns[1].read()
+	gone := m.mu.conns[1].gone
+	m.mu.Unlock()
+	if gone != nil {
+		t.Errorf("the connection has ended: %v", gone)
+	}
+	if h, _ := s.hears(); h.Type != wire.Abort || h.Total != uint64(dist.Mismatch) {
+		t.Errorf("%v instead of the reason", h)
 	}
 }
