@@ -140,10 +140,11 @@ func (c *conn) endSome(err error, ends func(slot uint64) bool) {
 		c.in.drop()
 	}
 	if op := c.out.current; op != nil && op != &c.out.orphan && ends(op.Slot) {
+		c.out.granted.Remove(op) // where it is if more frames follow
 		c.out.abandon()
 		op.Complete(err)
 	}
-	for _, l := range []*link.List{&c.recvs.posted, &c.recvs.granted, &c.out.queue, &c.sends.waiting} {
+	for _, l := range []*link.List{&c.recvs.posted, &c.recvs.granted, &c.out.fresh, &c.out.granted, &c.sends.waiting} {
 		for op := l.Head; op != nil; {
 			next := op.State.Next
 			if ends(op.Slot) {

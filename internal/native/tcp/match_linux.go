@@ -170,7 +170,8 @@ func (c *conn) admit(op *link.Op, room uint64) {
 		op.Complete(link.NoRoom(c.peer, c.addr, len(op.Buf), room))
 		return
 	}
-	c.out.queue.Push(op)
+	op.State.Aux = 0
+	c.out.granted.Push(op)
 }
 
 // match takes out the receive that a message of the peer on slot belongs to.

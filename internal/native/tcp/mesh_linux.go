@@ -193,8 +193,8 @@ func (m *Mesh) Cancel(op *link.Op) bool {
 	if !removed && op.Peer >= 0 && op.Peer < m.size && op.Peer != m.rank {
 		c := m.mu.conns[op.Peer]
 		removed = c.recvs.posted.Remove(op)
-		if !removed && c.out.queue.Remove(op) { // not written yet; a send that was announced must happen
-			c.window.credit += cost(op)
+		if !removed && c.out.fresh.Remove(op) { // a send that the peer has heard of must happen
+			c.unspend(op)
 			removed = true
 		}
 	}

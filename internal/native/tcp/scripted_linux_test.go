@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/native/wire"
+	"github.com/cohort-dist/cohort/internal/testwait"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -115,5 +116,157 @@ func TestReasonSurvivesThePayloadOfAnotherCall(t *testing.T) {
 	}
 	if h, _ := s.hears(); h.Type != wire.Abort || h.Total != uint64(dist.Mismatch) {
 		t.Errorf("%v instead of the reason", h)
+	}
+}
+
+// busy has the mesh write a message for which the socket has no room now. It returns the slot of it.
+func busy(t *testing.T, m *Mesh, s *scripted) (slot uint64) {
+	t.Helper()
+	const size = 64 << 20
+	post(m, 1, make([]byte, size))
+	s.hears()
+	s.says(wire.Header{Type: wire.Ready, Slot: 1, Total: size}, nil)
+	testwait.Until(t, "the socket is full", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.mu.conns[1].out.armed
+	})
+	return 1
+}
+
+// hearsBut returns the next frame that is not on a slot.
+func (s *scripted) hearsBut(slot uint64) (wire.Header, []byte) {
+	s.t.Helper()
+	for {
+		if h, payload := s.hears(); h.Slot != slot {
+			return h, payload
+		}
+	}
+}
+
+// TestRequestsKeepTheirPlace: what the peer hears of messages of one slot is in the order in which they were posted, if some go without
+// asking and some ask, and the socket was full.
+func TestRequestsKeepTheirPlace(t *testing.T) {
+	m, s := withScripted(t)
+	stream := busy(t, m, s)
+	sizes := []int{100, 100_000, 200, EagerMax + 1, 300}
+	for _, n := range sizes {
+		post(m, 7, make([]byte, n))
+	}
+	for i, n := range sizes {
+		h, payload := s.hearsBut(stream)
+		got := len(payload)
+		if h.Type == wire.Request {
+			got = int(h.Total)
+		}
+		if h.Slot != 7 || got != n {
+			t.Fatalf("message %d: %v, want %d bytes", i, h.String(), n)
+		}
+	}
+}
+
+// TestRequestsKeepTheirPlaceInCollectives: the same, of messages of a collective that ask because the peer holds no more.
+func TestRequestsKeepTheirPlaceInCollectives(t *testing.T) {
+	m, s := withScripted(t)
+	stream := busy(t, m, s)
+	slot := wire.CollectiveSlot(7)
+	m.Begin(slot, wire.Call{Kind: coll.AllReduce, DType: tensor.Uint8, Bytes: EagerMax})
+	const count = DefaultWindow/EagerMax + 5
+	for i := range count {
+		post(m, slot, make([]byte, EagerMax-i))
+	}
+	requests := 0
+	for i := range count {
+		h, payload := s.hearsBut(stream)
+		got := len(payload)
+		if h.Type == wire.Request {
+			got = int(h.Total)
+			requests++
+		}
+		if h.Slot != slot || got != EagerMax-i {
+			t.Fatalf("message %d: %v", i, h.String())
+		}
+	}
+	if requests == 0 {
+		t.Error("none has asked")
+	}
+}
+
+// TestSmallMessagesPassALargeOne: a small message waits for a frame of a large one, not for all of it. Nor does the large one wait for a
+// flood of small ones.
+func TestSmallMessagesPassALargeOne(t *testing.T) {
+	m, s := withScripted(t)
+	stream := busy(t, m, s)
+	op := post(m, 7, []byte{1})
+	for frames := 0; ; frames++ {
+		h, _ := s.hears()
+		if h.Slot == 7 {
+			break
+		}
+		if h.Flags&wire.More == 0 {
+			t.Fatalf("the small message comes after %d frames, with which the large one ends", frames)
+		}
+	}
+	if err := wait(t, m, op); err != nil {
+		t.Error(err)
+	}
+	m.mu.Lock()
+	m.mu.conns[1].window.credit = 8 * wire.MaxPiece
+	m.mu.Unlock()
+	for range 5 * wire.MaxPiece / EagerMax {
+		post(m, 7, make([]byte, EagerMax))
+	}
+	for row := 0; ; row += EagerMax {
+		h, _ := s.hears()
+		if h.Slot == stream {
+			if row = 0; h.Flags&wire.More == 0 {
+				break
+			}
+		}
+		if row > wire.MaxPiece {
+			t.Fatalf("%d bytes of small messages in a row", row)
+		}
+	}
+}
+
+// TestGrantedSendCannotBeWithdrawn: the peer has said that it has room for it, and waits.
+func TestGrantedSendCannotBeWithdrawn(t *testing.T) {
+	m, s := withScripted(t)
+	other := post(m, 6, make([]byte, 100_000))
+	s.hears()
+	stream := busy(t, m, s)
+	s.says(wire.Header{Type: wire.Ready, Slot: 6, Total: 100_000}, nil)
+	testwait.Until(t, "it waits for the socket", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.mu.conns[1].out.granted.Len == 2
+	})
+	if m.Cancel(other) {
+		t.Error("a message that the peer has room for is withdrawn")
+	}
+	paid := 0
+	for _, n := range []int{100, 100_000} {
+		testwait.Until(t, "a message that the peer has not heard of is withdrawn", func() bool {
+			op := post(m, 7, make([]byte, n))
+			withdrawn := m.Cancel(op)
+			if !withdrawn && n <= EagerMax { // the socket has taken more meanwhile
+				paid += cost(op)
+			}
+			return withdrawn
+		})
+	}
+	m.mu.Lock()
+	credit := m.mu.conns[1].window.credit
+	m.mu.Unlock()
+	if credit != DefaultWindow-paid {
+		t.Errorf("a credit of %d, want %d", credit, DefaultWindow-paid)
+	}
+	for {
+		if h, _ := s.hearsBut(stream); h.Slot == 6 {
+			if h.Type != wire.Data || h.Length != 100_000 {
+				t.Errorf("%v instead of the message", h.String())
+			}
+			return
+		}
 	}
 }

@@ -15,8 +15,14 @@ import (
 )
 
 // writer is the writing side of a connection. Between two frames of messages it writes the small frames that have gathered.
+//
+// The peer matches messages of a slot in the order in which it hears of them first. So what tells of a message, which is the message itself
+// or a request for room, is written in the order in which the messages were posted. Those that have room have been heard of: their order is
+// a matter of fairness.
 type writer struct {
-	queue   link.List // messages to be written
+	fresh   link.List // messages that the peer has not heard of
+	granted link.List // messages that the peer has room for
+	ahead   int       // bytes of fresh messages since the last frame of a granted one
 	control []byte    // small frames to be written before the next message
 	current *link.Op  // the message whose frame is being written
 	orphan  link.Op   // stands for a message whose owner has given up
@@ -39,8 +45,8 @@ func (w *writer) put(h *wire.Header) {
 }
 
 // begin begins a frame of a message.
-func (w *writer) begin(op *link.Op, h *wire.Header) {
-	w.current, w.headAt = op, 0
+func (w *writer) begin(op *link.Op, h *wire.Header, piece []byte) {
+	w.current, w.headAt, w.piece = op, 0, piece
 	h.Put(w.head[:])
 }
 
@@ -87,25 +93,34 @@ func (w *writer) abandon() {
 	}
 }
 
+// asks is the Aux of a fresh message that asks for room. That of a granted one is the number of bytes that were put into frames.
+const asks = 1
+
 // post queues a message: eagerly when it is small and the peer has room for it, else when the peer is ready.
 func (c *conn) post(op *link.Op) {
-	if len(op.Buf) <= EagerMax && c.window.spend(cost(op)) {
-		c.out.queue.Push(op)
-		return
-	}
-	for i, r := range c.sends.rooms {
-		if r.slot == op.Slot && len(op.Buf) > EagerMax {
-			c.sends.rooms = append(c.sends.rooms[:i], c.sends.rooms[i+1:]...)
-			c.admit2(op, r.room)
+	if len(op.Buf) > EagerMax {
+		for i, r := range c.sends.rooms {
+			if r.slot == op.Slot {
+				c.sends.rooms = append(c.sends.rooms[:i], c.sends.rooms[i+1:]...)
+				c.admit(op, r.room)
+				return
+			}
+		}
+		if c.m.sized(op.Slot) { // the peer says unasked when it has room
+			c.sends.waiting.Push(op)
 			return
 		}
 	}
-	op.State.Aux = large
-	c.sends.waiting.Push(op)
-	if len(op.Buf) <= EagerMax || !c.m.sized(op.Slot) {
-		h := wire.Header{Type: wire.Request, Slot: op.Slot, Total: uint64(len(op.Buf))}
-		c.describe(&h)
-		c.tell(h)
+	if len(op.Buf) > EagerMax || !c.window.spend(cost(op)) {
+		op.State.Aux = asks
+	}
+	c.out.fresh.Push(op)
+}
+
+// unspend takes back what a message that will not be written has paid.
+func (c *conn) unspend(op *link.Op) {
+	if op.State.Aux != asks {
+		c.window.credit += cost(op)
 	}
 }
 
@@ -122,9 +137,7 @@ func (c *conn) tell(h wire.Header) {
 func (c *conn) flush() {
 	for c.gone == nil && !c.out.broken {
 		if c.out.current == nil {
-			if op := c.out.queue.Pop(); op != nil {
-				c.open(op)
-			}
+			c.open()
 		}
 		v := iovecs{}
 		control := c.out.gather(&v)
@@ -161,48 +174,65 @@ func (c *conn) flush() {
 	}
 }
 
-// next goes on with the message of which a frame was written, or completes it.
+// next completes a message whose last frame was written.
 func (c *conn) next() {
 	op := c.out.current
-	if c.out.more {
-		c.open(op)
+	c.out.current = nil
+	if !c.out.more {
+		op.Complete(nil)
+	}
+}
+
+// open begins the next frame of a message. Fresh messages are small and go first, until they have taken as much as a frame of a granted one
+// may take.
+func (c *conn) open() {
+	if c.out.granted.Head != nil && c.out.ahead >= wire.MaxPiece || !c.openFresh() {
+		c.openGranted()
+	}
+}
+
+// openFresh begins the frame of the oldest fresh message, behind the requests of those before it. It returns false if there is none.
+func (c *conn) openFresh() bool {
+	for op := c.out.fresh.Pop(); op != nil; op = c.out.fresh.Pop() {
+		if op.State.Aux != asks {
+			h := wire.Header{Type: wire.Eager, Slot: op.Slot}
+			c.describe(&h)
+			c.out.more = false
+			c.out.ahead += cost(op)
+			c.frame(op, &h, op.Buf)
+			return true
+		}
+		c.sends.waiting.Push(op)
+		h := wire.Header{Type: wire.Request, Slot: op.Slot, Total: uint64(len(op.Buf))}
+		c.describe(&h)
+		c.tell(h)
+	}
+	return false
+}
+
+// openGranted begins the next frame of the oldest granted message.
+func (c *conn) openGranted() {
+	op := c.out.granted.Head
+	if op == nil {
 		return
 	}
-	c.out.current = nil
-	op.Complete(nil)
-}
-
-// The progress of a send is in its Aux: the bytes that were put into frames, and a mark for messages that asked first.
-const (
-	large    uint64 = 1 << 62
-	progress        = large - 1
-)
-
-// open makes the next frame of a message.
-func (c *conn) open(op *link.Op) {
-	h := wire.Header{Slot: op.Slot, Credit: c.window.payBack(), Core: c.m.mu.cores[c.m.rank]}
-	if op.State.Aux&large == 0 {
-		h.Type = wire.Eager
-		c.out.piece, c.out.more = op.Buf, false
-		c.describe(&h)
+	at := int(op.State.Aux) //nolint:gosec // at most the length
+	end := min(at+wire.MaxPiece, len(op.Buf))
+	op.State.Aux = uint64(end)
+	h := wire.Header{Type: wire.Data, Slot: op.Slot, Total: uint64(len(op.Buf))}
+	c.out.more, c.out.ahead = end < len(op.Buf), 0
+	if c.out.more {
+		h.Flags |= wire.More
 	} else {
-		at := int(op.State.Aux & progress)
-		end := min(at+wire.MaxPiece, len(op.Buf))
-		h.Type, h.Total = wire.Data, uint64(len(op.Buf))
-		c.out.piece, c.out.more = op.Buf[at:end], end < len(op.Buf)
-		if c.out.more {
-			h.Flags |= wire.More
-		}
-		op.State.Aux = large | uint64(end)
+		c.out.granted.Pop()
 	}
-	h.Length = uint32(len(c.out.piece)) //nolint:gosec // at most MaxPiece
-	c.out.begin(op, &h)
+	c.frame(op, &h, op.Buf[at:end])
 }
 
-// admit2 is admit for a message that is being posted.
-func (c *conn) admit2(op *link.Op, room uint64) {
-	op.State.Aux = large
-	c.admit(op, room)
+// frame begins a frame of a message.
+func (c *conn) frame(op *link.Op, h *wire.Header, piece []byte) {
+	h.Length, h.Credit, h.Core = uint32(len(piece)), c.window.payBack(), c.m.mu.cores[c.m.rank] //nolint:gosec // at most MaxPiece
+	c.out.begin(op, h, piece)
 }
 
 // arm tells epoll whether to report that the socket takes more.
