@@ -140,8 +140,7 @@ func (c *conn) endSome(err error, ends func(slot uint64) bool) {
 		c.in.drop()
 	}
 	if op := c.out.current; op != nil && op != &c.out.orphan && ends(op.Slot) {
-		c.out.granted.Remove(op) // where it is if more frames follow
-		c.out.abandon()
+		c.abandon(op)
 		op.Complete(err)
 	}
 	for _, l := range []*link.List{&c.recvs.posted, &c.recvs.granted, &c.out.fresh, &c.out.granted, &c.sends.waiting} {
@@ -149,6 +148,9 @@ func (c *conn) endSome(err error, ends func(slot uint64) bool) {
 			next := op.State.Next
 			if ends(op.Slot) {
 				l.Remove(op)
+				if l == &c.out.fresh {
+					c.unspend(op)
+				}
 				op.Complete(err)
 			}
 			op = next

@@ -270,3 +270,37 @@ func TestGrantedSendCannotBeWithdrawn(t *testing.T) {
 		}
 	}
 }
+
+// TestUnsentMessagesOfCollectivesCostNothing: when a rank is lost the messages of collectives that wait for the socket end. Messages between
+// the ranks that are left go on, so the credit that those have paid, and what their frames gave back to the peer, is not lost.
+func TestUnsentMessagesOfCollectivesCostNothing(t *testing.T) {
+	m, s := withScripted(t)
+	s.says(wire.Header{Type: wire.Eager, Slot: 3}, make([]byte, 100))
+	if err := wait(t, m, receive(m, 3, 100)); err != nil {
+		t.Fatal(err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.mu.conns[1]
+	before := c.window
+	if before.owed == 0 {
+		t.Fatal("nothing is owed to the peer")
+	}
+	var ops []*link.Op
+	for range 3 {
+		op := &link.Op{Peer: 1, Slot: wire.CollectiveSlot(7), Buf: make([]byte, 100)}
+		op.Begin()
+		c.post(op)
+		ops = append(ops, op)
+	}
+	c.open() // the socket does not take the first one
+	m.lose(dist.New("test", dist.PeerLost, "a rank is lost"))
+	for _, op := range ops {
+		if !op.Completed() {
+			t.Error("a message of a collective goes on")
+		}
+	}
+	if c.window != before {
+		t.Errorf("%+v, before %+v", c.window, before)
+	}
+}

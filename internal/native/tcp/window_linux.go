@@ -44,3 +44,9 @@ func (w *window) payBack() uint32 {
 	}
 	return uint32(n) //nolint:gosec // bounded by the window
 }
+
+// keep takes back a payment with a frame that was not sent.
+func (w *window) keep(n uint32) {
+	w.used += int(n)
+	w.owed += int(n)
+}

@@ -83,16 +83,6 @@ func (w *writer) wrote(n, control int) bool {
 	return true
 }
 
-// abandon gives the buffer of the message that is being written back to its owner. A frame that has begun must end before another can
-// follow, so that is written from a copy.
-func (w *writer) abandon() {
-	w.current = nil
-	if w.headAt > 0 {
-		w.piece = bytes.Clone(w.piece)
-		w.current, w.more = &w.orphan, false
-	}
-}
-
 // asks is the Aux of a fresh message that asks for room. That of a granted one is the number of bytes that were put into frames.
 const asks = 1
 
@@ -121,6 +111,23 @@ func (c *conn) post(op *link.Op) {
 func (c *conn) unspend(op *link.Op) {
 	if op.State.Aux != asks {
 		c.window.credit += cost(op)
+	}
+}
+
+// abandon gives the buffer of the message that is being written back to its owner. A frame of which a part is written must end before another
+// can follow, so the rest is written from a copy. Of any other frame the peer hears nothing, so what was paid with it is taken back.
+func (c *conn) abandon(op *link.Op) {
+	c.out.granted.Remove(op) // where it is if more frames follow
+	if c.out.headAt > 0 {
+		c.out.piece = bytes.Clone(c.out.piece)
+		c.out.current, c.out.more = &c.out.orphan, false
+		return
+	}
+	c.out.current, c.out.piece = nil, nil
+	h, _ := wire.Parse(c.out.head[:]) // its own
+	c.window.keep(h.Credit)
+	if h.Type == wire.Eager {
+		c.unspend(op)
 	}
 }
 
