@@ -8,8 +8,13 @@ import (
 	"github.com/cohort-dist/cohort/internal/native/wire"
 )
 
-// maxRequests bounds the announcements of one peer that no receive has matched.
-const maxRequests = 1 << 16
+const (
+	// maxAnnounced bounds the messages to one peer that wait for room. Those that are posted beyond it wait until the peer has received some.
+	maxAnnounced = 1 << 16
+	// maxRequests bounds the announcements of one peer that no receive has matched. It is more: when a rank is lost the sender forgets
+	// messages of collectives that it has announced.
+	maxRequests = 2 * maxAnnounced
+)
 
 // ready is room that the peer announced before the message was posted.
 type ready struct {

@@ -301,3 +301,32 @@ func receive(m *Mesh, slot uint64, n int) *link.Op {
 	m.Recv(op)
 	return op
 }
+
+// TestMoreMessagesThanMayBeAnnounced: a rank may post more messages than the other one keeps account of. What is beyond waits until some
+// were received.
+func TestMoreMessagesThanMayBeAnnounced(t *testing.T) {
+	meshes := connect(t, 2, nil)
+	const count = maxAnnounced + 5000
+	sends := make([]link.Op, count)
+	for i := range sends {
+		sends[i] = link.Op{Peer: 0, Slot: 1, Buf: []byte{byte(i), byte(i >> 8), byte(i >> 16)}}
+		meshes[1].Send(&sends[i])
+	}
+	testwait.Until(t, "as many as may be are announced", func() bool {
+		meshes[0].mu.Lock()
+		defer meshes[0].mu.Unlock()
+		return meshes[0].mu.conns[1].recvs.inbox.Announced == maxAnnounced
+	})
+	op := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 3)}
+	for i := range count {
+		meshes[0].Recv(op)
+		if err := wait(t, meshes[0], op); err != nil || op.Buf[0] != byte(i) || op.Buf[1] != byte(i>>8) || op.Buf[2] != byte(i>>16) {
+			t.Fatalf("message %d: %v, %v", i, op.Buf, err)
+		}
+	}
+	for i := range sends {
+		if err := wait(t, meshes[1], &sends[i]); err != nil {
+			t.Fatalf("send %d: %v", i, err)
+		}
+	}
+}

@@ -198,9 +198,14 @@ func (c *conn) open() {
 	}
 }
 
-// openFresh begins the frame of the oldest fresh message, behind the requests of those before it. It returns false if there is none.
+// openFresh begins the frame of the oldest fresh message, behind the requests of those before it. It returns false if there is none, or
+// the peer is to receive others first.
 func (c *conn) openFresh() bool {
-	for op := c.out.fresh.Pop(); op != nil; op = c.out.fresh.Pop() {
+	for op := c.out.fresh.Head; op != nil; op = c.out.fresh.Head {
+		if op.State.Aux == asks && c.sends.waiting.Len >= maxAnnounced {
+			return false
+		}
+		c.out.fresh.Pop()
 		if op.State.Aux != asks {
 			h := wire.Header{Type: wire.Eager, Slot: op.Slot}
 			c.describe(&h)
