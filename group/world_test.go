@@ -18,10 +18,15 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
+// roles are what a process of this binary can be instead of running tests, by the variable of the environment that tells it more.
+var roles = map[string]func(spec string) int{mortalEnv: mortal}
+
 // TestMain runs the tests, or one rank when a test started this binary again.
 func TestMain(m *testing.M) {
-	if spec := os.Getenv(mortalEnv); spec != "" {
-		os.Exit(mortal(spec))
+	for env, role := range roles {
+		if spec := os.Getenv(env); spec != "" {
+			os.Exit(role(spec))
+		}
 	}
 	// The resolver keeps a channel that its first user makes: one made in a bubble of synctest cannot be used in another.
 	_, _ = net.DefaultResolver.LookupHost(context.Background(), "localhost")

@@ -108,12 +108,13 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 	return op.State.Err
 }
 
-// drive moves messages until op is complete, its set has failed or ctx ends.
+// drive moves messages until op is complete, its set has failed or ctx ends. After a slice in which the bell did not ring it goes on
+// sleeping: a rank that waits for long uses its core only once.
 func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 	bell := m.engine.seg.bell(m.Rank())
 	w := &m.wait
 	w.About(len(op.Buf))
-	for {
+	for quiet := false; ; {
 		heard := atomic.LoadUint32(&bell.rings)
 		moment.At("shm.message.progress")
 		m.mu.Lock()
@@ -127,7 +128,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		case ctx.Err() != nil: // looked at in every turn: other messages may keep the bell ringing
 			return dist.FromContext(ctx, "shm: wait")
 		}
-		if w.soon(&bell.rings, heard+1) || w.linger(&bell.rings, heard+1) {
+		if !quiet && (w.soon(&bell.rings, heard+1) || w.linger(&bell.rings, heard+1)) {
 			continue
 		}
 		if m.over() {
@@ -138,7 +139,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		if d, ok := ctx.Deadline(); ok {
 			slice = min(slice, time.Until(d))
 		}
-		sleepBelow(&bell.rings, &bell.sleepers, heard+1, slice, !w.shared)
+		quiet = sleepBelow(&bell.rings, &bell.sleepers, heard+1, slice, !quiet && !w.shared)
 	}
 }
 

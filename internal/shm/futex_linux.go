@@ -19,9 +19,9 @@ const (
 	futexWakeOp = 1
 )
 
-// futexWait sleeps while *word is value, at most for the given time. It may return early for no reason. With nap, the scheduler is not told
-// at first.
-func futexWait(word *uint32, value uint32, limit time.Duration, nap bool) {
+// futexWait sleeps while *word is value, at most for the given time, and reports whether that was over. It may return early for no reason.
+// With nap, the scheduler is not told at first.
+func futexWait(word *uint32, value uint32, limit time.Duration, nap bool) (over bool) {
 	corewait.Calls.Futex.Add(1)
 	limit = max(limit, time.Microsecond)
 	if nap && corewait.BeginNap() {
@@ -29,11 +29,12 @@ func futexWait(word *uint32, value uint32, limit time.Duration, nap bool) {
 		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // no point: whoever calls it has one; the system call takes addresses
 		corewait.EndNap()
 		if limit -= corewait.Nap; errno != unix.ETIMEDOUT || limit <= 0 {
-			return
+			return errno == unix.ETIMEDOUT
 		}
 	}
 	ts := unix.NsecToTimespec(int64(limit))
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // no point: whoever calls it has one; the system call takes addresses
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // no point: whoever calls it has one; the system call takes addresses
+	return errno == unix.ETIMEDOUT
 }
 
 // futexWake wakes everyone who sleeps on word.

@@ -114,7 +114,7 @@ func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
 	if e.wait.linger(word, e.steps.awaited) {
 		return nil
 	}
-	for {
+	for nap := !e.wait.shared; ; {
 		now := time.Now()
 		if r := e.op.request; r != nil && r.Timeout > 0 && e.op.deadline.IsZero() { // most operations need no clock
 			e.op.deadline = now.Add(r.Timeout)
@@ -134,16 +134,20 @@ func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
 			slice = min(slice, d.Sub(now))
 		}
 		moment.At("shm.wait.sleep")
-		sleepBelow(word, &line.sleepers, e.steps.awaited, slice, !e.wait.shared)
+		if sleepBelow(word, &line.sleepers, e.steps.awaited, slice, nap) {
+			nap = false // the wait is long: another one would keep one of the GOMAXPROCS for nothing
+		}
 	}
 }
 
-// sleepBelow sleeps while word has not reached target, at most for a time. Whoever moves word looks at sleepers after it.
-func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration, nap bool) {
+// sleepBelow sleeps while word has not reached target, at most for a time, and reports whether it was over. Whoever moves word looks at
+// sleepers after it.
+func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration, nap bool) (over bool) {
 	atomic.AddUint32(sleepers, 1)
 	if v := atomic.LoadUint32(word); !reached(v, target) {
 		moment.At("shm.sleep")
-		futexWait(word, v, limit, nap)
+		over = futexWait(word, v, limit, nap)
 	}
 	atomic.AddUint32(sleepers, ^uint32(0))
+	return over
 }

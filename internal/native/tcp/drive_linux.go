@@ -99,20 +99,21 @@ func (m *Mesh) release() {
 // slice is how long a driver waits in the kernel before it looks at its context.
 const slice = 20 // ms
 
-// drive reads sockets until op is complete or ctx ends.
+// drive reads sockets until op is complete or ctx ends. After a slice in which nothing came it goes on sleeping: a rank that waits for long
+// uses its core only once.
 func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
-	for {
-		if m.linger(op) {
+	for quiet := false; ; {
+		if !quiet && m.linger(op) {
 			return nil
 		}
 		moment.At("tcp.wait.sleep")
-		n, errno := epollSleep(m.ep, m.events[:], !m.cfg.Shared)
+		n, errno := epollSleep(m.ep, m.events[:], !quiet && !m.cfg.Shared)
 		moment.At("tcp.wait.awake")
 		m.mu.Lock()
 		if errno == 0 {
 			m.handle(n)
 		}
-		if n == 0 {
+		if quiet = n == 0; quiet {
 			m.notice()
 		}
 		done, closed := op.Completed(), m.mu.closed
