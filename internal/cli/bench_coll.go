@@ -76,7 +76,8 @@ With --cost each case also prints what an operation costs the most expensive ran
 processor time over wall time of all threads (cores), processor time (cpu), context
 switches of all threads, allocations, and the system calls with which the group waits and
 wakes others: futex (shared memory), epoll (sockets) and yields of the core. The Go
-runtime's own calls show only in the context switches. A rank is a process, so more than
+runtime's own calls show only in the context switches; on gloo it makes all of them, so
+there are no such rows. A rank is a process, so more than
 1 core means that more than one of its threads ran. Goroutines of --busy and --garbage
 count as part of the rank, with their allocations.`),
 		Example: strings.Trim(`

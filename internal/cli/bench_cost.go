@@ -41,17 +41,36 @@ func (c cost) since(before cost) cost {
 	}
 }
 
+// costRow is a line of output.
+type costRow struct {
+	name  string
+	value float64
+	unit  string
+}
+
 // emitCost prints the cost of one of n operations on the rank where it was highest, each value by itself. It is collective.
 func (b *collBench) emitCost(ctx context.Context, load *benchLoad, name string, c cost, n int, wall time.Duration) error {
 	each := float64(n)
-	values := []float64{c.cpu.Seconds() / wall.Seconds(), micros(c.cpu) / each, float64(c.switches) / each, float64(c.allocations) / each, float64(c.futex) / each, float64(c.epoll) / each, float64(c.yields) / each}
+	rows := []costRow{
+		{"cores", c.cpu.Seconds() / wall.Seconds(), "cores"},
+		{"cpu", micros(c.cpu) / each, "us"},
+		{"switches", float64(c.switches) / each, "1/op"},
+		{"allocs", float64(c.allocations) / each, "1/op"},
+	}
+	if b.group.Transport() != group.Gloo { // there the Go runtime waits, and nobody counts its calls
+		rows = append(rows, costRow{"futex", float64(c.futex) / each, "1/op"}, costRow{"epoll", float64(c.epoll) / each, "1/op"}, costRow{"yields", float64(c.yields) / each, "1/op"})
+	}
+	values := make([]float64, len(rows))
+	for i, row := range rows {
+		values[i] = row.value
+	}
 	if err := group.AllReduceSlice(ctx, b.group, values, group.Max); err != nil {
 		return err
 	}
 	if b.quiet {
 		return nil
 	}
-	for i, row := range []struct{ name, unit string }{{"cores", "cores"}, {"cpu", "us"}, {"switches", "1/op"}, {"allocs", "1/op"}, {"futex", "1/op"}, {"epoll", "1/op"}, {"yields", "1/op"}} {
+	for i, row := range rows {
 		load.emit(name+"."+row.name, values[i], row.unit)
 	}
 	return nil
