@@ -5,6 +5,7 @@ package storecore
 
 import (
 	"bytes"
+	"slices"
 
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -31,7 +32,7 @@ func (q *queue) take() []byte {
 	q.items[q.first] = nil
 	q.first++
 	if q.first > 32 && q.first > len(q.items)/2 {
-		q.items = q.items[:copy(q.items, q.items[q.first:])]
+		q.items = slices.Delete(q.items, 0, q.first)
 		q.first = 0
 	}
 	return item

@@ -83,6 +83,7 @@ func (m *Machine) Dirty() []*Conn { return m.DirtyAt(0) }
 func (m *Machine) DirtyAt(home int) []*Conn {
 	h := &m.conns.homes[home]
 	d := h.dirty
+	clear(h.lastDirty) // some may be closed by now
 	h.dirty, h.lastDirty = h.lastDirty[:0], d
 	m.conns.mail &^= 1 << home
 	for _, c := range d {

@@ -70,6 +70,7 @@ func (l *loop) sayLocked() {
 	for _, s := range u.sent {
 		l.core.Machine.Sent(s.conn.state, s.bytes)
 	}
+	clear(u.sent)
 	u.sent = u.sent[:0]
 	for _, c := range u.dropped {
 		l.droppedLocked(c)

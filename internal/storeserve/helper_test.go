@@ -59,6 +59,11 @@ func (s *testServer) clients() (n int) {
 	return n
 }
 
+func (s *testServer) snapshot() (is storecore.Snapshot) {
+	s.Do(func(c *Core) { is = c.Machine.Snapshot(0) })
+	return is
+}
+
 func dialRaw(tb testing.TB, s *testServer) net.Conn {
 	tb.Helper()
 	c, err := net.Dial("tcp", s.addr)

@@ -322,7 +322,7 @@ func (l *loop) drop(c *loopConn) {
 	if c.closed {
 		return
 	}
-	c.closed = true
+	c.closed, c.have = true, nil
 	moment.At("storeserve.drop")
 	l.stuck.remove(c)
 	l.conns.remove(c)

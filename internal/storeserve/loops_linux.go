@@ -239,12 +239,11 @@ func (d *loops) lookedLocked(bit uint64) {
 		return
 	}
 	d.admitLocked(a.now)
-	clear(a.now)
 	a.now = a.now[:0]
 	d.nextRoundLocked()
 }
 
-// admitLocked gives connections to the loops that have the fewest.
+// admitLocked gives connections to the loops that have the fewest, and clears the list.
 func (d *loops) admitLocked(arrived []*loopConn) {
 	m := d.core.Machine
 	for _, c := range arrived {
@@ -252,6 +251,7 @@ func (d *loops) admitLocked(arrived []*loopConn) {
 		d.core.opened(c.peer)
 		m.Touch(c.state)
 	}
+	clear(arrived)
 }
 
 // droppedLocked forgets a connection whose socket is closed.

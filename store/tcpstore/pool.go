@@ -5,6 +5,7 @@ package tcpstore
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -88,7 +89,7 @@ func (p *pool) connection(ctx context.Context, u use) (*torchConn, error) {
 	}
 	if n := len(p.mu.idle[u]); n > 0 {
 		t := p.mu.idle[u][n-1]
-		p.mu.idle[u] = p.mu.idle[u][:n-1]
+		p.mu.idle[u] = slices.Delete(p.mu.idle[u], n-1, n)
 		p.mu.busy[t] = struct{}{}
 		p.mu.Unlock()
 		return t, nil
