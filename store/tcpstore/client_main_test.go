@@ -10,7 +10,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain takes one flag: go test ./store/tcpstore -loops 3 runs all tests with servers of three loops.
+// TestMain takes one flag: go test ./store/tcpstore -loops 3 runs all tests with servers of three loops. Without it servers have
+// one loop, and three under the race detector, so that "make check" runs all tests with both.
 func TestMain(m *testing.M) {
 	flag.IntVar(&loopsUnlessTold, "loops", loopsUnlessTold, "event loops of a server that is told nothing")
 	goleak.VerifyTestMain(m)
