@@ -82,6 +82,8 @@ func (l *loop) closeFDs() {
 // run is the loop's goroutine.
 func (l *loop) run() {
 	defer l.joined.Done()
+	l.meter.begin()
+	defer l.meter.end()
 	for {
 		// Under load something is always ready; then the kernel is asked without telling the scheduler, which costs as much as
 		// the call itself.
@@ -193,9 +195,7 @@ func (l *loop) sleep(timeout time.Duration) int {
 	if timeout >= 0 {
 		milliseconds = int(timeout/time.Millisecond) + 1
 	}
-	l.meter.sleep()
 	n, err := unix.EpollWait(l.poll, l.events, milliseconds)
-	l.meter.rise()
 	l.turn.begin(l.core.clock.now())
 	if err != nil {
 		return 0 // EINTR

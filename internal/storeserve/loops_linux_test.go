@@ -207,14 +207,7 @@ func TestLoopKeepsAClientThatWaits(t *testing.T) {
 
 // TestLoopSleepsWhileOthersServe: requests of one loop's client that concern no client of another loop do not wake that one.
 func TestLoopSleepsWhileOthersServe(t *testing.T) {
-	var meters []*meter
-	s := startServer(t, func(c *Config) {
-		c.Loops = 2
-		c.meter = func() *meter {
-			meters = append(meters, &meter{wokeAt: time.Now()})
-			return meters[len(meters)-1]
-		}
-	})
+	s, meters := metered(t, 2)
 	busy, _ := dialV(t, s), dialV(t, s)
 	const requests = 1000
 	for range requests {
@@ -222,7 +215,7 @@ func TestLoopSleepsWhileOthersServe(t *testing.T) {
 		_ = read(t, busy, 8)
 	}
 	s.close()
-	if a, b := meters[0].steps, meters[1].steps; min(a, b) > requests/10 || max(a, b) < requests {
+	if a, b := (*meters)[0].steps, (*meters)[1].steps; min(a, b) > requests/10 || max(a, b) < requests {
 		t.Errorf("after %d requests to one loop the two have taken the lock %d and %d times", requests, a, b)
 	}
 }

@@ -3,27 +3,39 @@
 
 package storeserve
 
-import "time"
+import (
+	"runtime"
+	"time"
+)
 
-// meter measures how a loop spends its time: awake, and of it with the lock. Its nil value measures nothing.
+// meter measures the processor time that a loop uses, and how much of it with the lock. Its nil value measures nothing.
 type meter struct {
-	awake, locked  time.Duration
-	steps          int
-	wokeAt, tookAt time.Time
+	cpu    func() time.Duration // that of the calling thread
+	used   time.Duration
+	locked time.Duration // in steps that were not interrupted
+	steps  int
+	whole  int // steps that were not interrupted
+	tookAt time.Time
 }
 
-// rise and sleep are called when the loop wakes up and before it sleeps.
-func (m *meter) rise() {
+// begin and end are called when the loop's goroutine begins and ends. In between it stays on one thread, so that it can be measured.
+func (m *meter) begin() {
 	if m != nil {
-		m.wokeAt = time.Now()
+		runtime.LockOSThread()
+		m.used -= m.cpu()
 	}
 }
 
-func (m *meter) sleep() {
+func (m *meter) end() {
 	if m != nil {
-		m.awake += time.Since(m.wokeAt)
+		m.used += m.cpu()
+		runtime.UnlockOSThread()
 	}
 }
+
+// interruption is how long a thread is away from its core at least when another gets it. A step takes a few microseconds. The clock of
+// the thread itself would tell it exactly, but it takes as long as a step to look at that.
+const interruption = 100 * time.Microsecond
 
 // lock and unlock are called when the loop has the lock and before it gives it back.
 func (m *meter) lock() {
@@ -34,7 +46,10 @@ func (m *meter) lock() {
 
 func (m *meter) unlock() {
 	if m != nil {
-		m.locked += time.Since(m.tookAt)
 		m.steps++
+		if took := time.Since(m.tookAt); took < interruption {
+			m.locked += took
+			m.whole++
+		}
 	}
 }
