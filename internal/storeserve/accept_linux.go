@@ -89,6 +89,7 @@ func (l *loop) acceptSome(limit int) int {
 	if len(l.door.accepted) == 0 {
 		return took
 	}
+	l.meter.accepted(len(l.door.accepted))
 	l.enter()
 	refused := l.arriveLocked(l.door.accepted)
 	clear(l.door.accepted)

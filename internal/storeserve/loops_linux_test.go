@@ -219,3 +219,47 @@ func TestLoopSleepsWhileOthersServe(t *testing.T) {
 		t.Errorf("after %d requests to one loop the two have taken the lock %d and %d times", requests, a, b)
 	}
 }
+
+// TestLoopsAcceptAStorm: clients that come all at once are all served and shared evenly, and all loops take them in. Which loop takes
+// which is up to the kernel, so there are as many storms as it takes until all have.
+func TestLoopsAcceptAStorm(t *testing.T) {
+	for _, loops := range []int{1, 3} {
+		t.Run(strconv.Itoa(loops), func(t *testing.T) {
+			noLeaks(t)
+			idle := loops
+			for range 20 {
+				s, meters := metered(t, loops)
+				storm(t, s, 1998) // which one and three divide
+				s.close()
+				if idle = meters.idle(); idle == 0 {
+					return
+				}
+			}
+			t.Errorf("in the last storm %d of %d loops have accepted nobody, as in all before it", idle, loops)
+		})
+	}
+}
+
+// storm has clients come all at once and leave again.
+func storm(t *testing.T, s *testServer, clients int) {
+	t.Helper()
+	conns := make([]net.Conn, clients)
+	var all sync.WaitGroup
+	for i := range conns {
+		all.Go(func() { conns[i] = dialV(t, s) })
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	owners := asked(t, s)
+	for i, own := range owners {
+		if len(own) != clients/len(owners) {
+			t.Errorf("loop %d has %d of %d connections", i, len(own), clients)
+		}
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	testwait.Until(t, "all are gone", func() bool { return s.clients() == 0 })
+}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// meter measures the processor time that a loop uses, and how much of it with the lock. Its nil value measures nothing.
+// meter measures what a loop does: the processor time that it uses, how much of it with the lock, and the connections that it accepts. Its nil value measures nothing.
 type meter struct {
 	cpu    func() time.Duration // that of the calling thread
 	used   time.Duration
@@ -16,6 +16,7 @@ type meter struct {
 	steps  int
 	whole  int // steps that were not interrupted
 	tookAt time.Time
+	let    int // connections that it accepted
 }
 
 // begin and end are called when the loop's goroutine begins and ends. In between it stays on one thread, so that it can be measured.
@@ -51,5 +52,12 @@ func (m *meter) unlock() {
 			m.locked += took
 			m.whole++
 		}
+	}
+}
+
+// accepted is called when the loop has accepted n connections.
+func (m *meter) accepted(n int) {
+	if m != nil {
+		m.let += n
 	}
 }

@@ -46,6 +46,16 @@ func (all meters) sum() (sum meter) {
 	return sum
 }
 
+// idle is how many loops have accepted nobody.
+func (all meters) idle() (n int) {
+	for _, m := range all {
+		if m.let == 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // exchange is a request that has a reply.
 type exchange struct {
 	name    string
