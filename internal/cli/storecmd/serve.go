@@ -76,7 +76,7 @@ use --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.BoolVar(&flags.withStdin, "exit-with-stdin", false, "also stop when standard input closes")
 	f.DurationVar(&flags.drain, "drain", 0, "when told to stop, wait up to this time for clients to disconnect")
 	f.BoolVar(&flags.forget, "forget", false, "remove all keys whenever the last client disconnects")
-	f.IntVar(&flags.loops, "loops", min(max(runtime.GOMAXPROCS(0)/2, 1), 4), "event loops that share the connections; 1 to 64")
+	f.IntVar(&flags.loops, "loops", min(max(runtime.GOMAXPROCS(0)/2, 1), storeLoopsUsual), "event loops that share the connections; 1 to 64")
 	f.BoolVarP(&flags.verbose, "verbose", "v", false, "log more than warnings, on standard error")
 	defaults := tcpstore.DefaultLimits()
 	f.IntVar(&flags.limits.Conns, "max-connections", defaults.Conns, "most connections at a time (a PyTorch 1.13 client has two)")
@@ -85,6 +85,9 @@ use --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "most bytes that the server holds for clients; half of it is for keys and values")
 	return cmd
 }
+
+// storeLoopsUsual is the largest number of loops that is used unless told otherwise: more gain little, see decision 33.
+const storeLoopsUsual = 8
 
 // storeLoopsMost is the largest number of loops that tcpstore.WithLoops takes.
 const storeLoopsMost = 64
