@@ -40,7 +40,7 @@ func (op *Op) Complete(err error) {
 	op.State.Err = err
 	atomic.StoreUint32(&op.State.Flag, opDone)
 	if err != nil && set != nil {
-		set.fail(err)
+		set.Fail(err)
 	}
 	nudge(done)
 }
@@ -123,9 +123,7 @@ func (s *Set) Err() error {
 func (s *Set) Failed() <-chan struct{} { return s.failed }
 
 // Fail ends the wait for any op of the set with err. The first failure counts.
-func (s *Set) Fail(err error) { s.fail(err) }
-
-func (s *Set) fail(err error) {
+func (s *Set) Fail(err error) {
 	s.mu.Lock() // no point: meshes end ops under their lock
 	defer s.mu.Unlock()
 	if s.err == nil {
