@@ -380,7 +380,8 @@ func TestSpread(t *testing.T) {
 		{[]int{0, 0, 0}, []int{0, 1}, map[int]int{2: 1}},
 		{[]int{0, 0, 1}, []int{0, 1}, nil}, // it would only change sides
 		{[]int{3, 3, 3, 3}, []int{0, 1, 2, 3}, map[int]int{3: 0}},
-		{[]int{0, 0, 5, 5}, []int{0, 1, 5, 7}, map[int]int{1: 1, 3: 1}},
+		{[]int{0, 0, 5, 5}, []int{0, 1, 5, 7}, map[int]int{1: 1, 3: 7}},
+		{[]int{0, 0, 1, 1, 2, 2}, []int{0, 1, 2, 3}, map[int]int{1: 3}}, // one place for three
 	} {
 		for me := range c.cores {
 			to, ok := Spread(me, c.cores, c.allowed)
@@ -388,6 +389,54 @@ func TestSpread(t *testing.T) {
 			if ok != move || ok && to != want {
 				t.Errorf("cores %v, allowed %v: rank %d goes to %d %v, want %d %v", c.cores, c.allowed, me, to, ok, want, move)
 			}
+		}
+	}
+}
+
+// Ranks that all decide by the same list, at the same time, come to rest too. No core gets so many of them that it is as crowded as
+// the most crowded one that they left, and no rank leaves a core that it has to itself.
+func TestSpreadAtOnce(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(5, 6))
+	for range 500 {
+		ranks, n := 1+random.IntN(40), 1+random.IntN(20)
+		cores, allowed := make([]int, ranks), random.Perm(n)
+		for r := range cores {
+			cores[r] = random.IntN(1 + random.IntN(n)) // many on the first ones
+		}
+		for round, rest := 0, false; !rest; round++ {
+			if round > ranks {
+				t.Fatalf("%d ranks on %d cores do not come to rest: %v", ranks, n, cores)
+			}
+			next := slices.Clone(cores)
+			rest = true
+			for me := range cores {
+				if to, ok := Spread(me, cores, allowed); ok {
+					next[me], rest = to, false
+				}
+			}
+			crowds := make([]int, n) // the largest that each core gets somebody of
+			for me, to := range next {
+				if from := ranksOn(cores, cores[me]); to != cores[me] {
+					crowds[to] = max(crowds[to], from)
+					if from < 2 {
+						t.Fatalf("rank %d leaves a core that it has to itself: %v, then %v", me, cores, next)
+					}
+				}
+			}
+			for c, crowd := range crowds {
+				if crowd > 0 && ranksOn(next, c) >= crowd {
+					t.Fatalf("ranks that go to core %d make a new crowd: %v, then %v", c, cores, next)
+				}
+			}
+			cores = next
+		}
+		perCore := make([]int, n)
+		for _, c := range cores {
+			perCore[c]++
+		}
+		if slices.Max(perCore)-slices.Min(perCore) > 1 {
+			t.Fatalf("ranks per core: %v", perCore)
 		}
 	}
 }

@@ -3,6 +3,8 @@
 
 package corewait
 
+import "slices"
+
 // Nowhere is the core of a rank that has not said where it runs.
 const Nowhere = -1
 
@@ -12,31 +14,54 @@ const Nowhere = -1
 // A rank goes when the core it goes to has at least two ranks less, and of the ranks on one core only the last goes: so
 // ranks that decide at the same time do not follow each other around. The kernel would do the same, but only at its next
 // tick, and not at all as long as ranks wake each other.
+//
+// The last ranks of several crowded cores may decide at the same time, by the same list. Each of them leaves the first places to
+// the ranks before it, so that they do not all go to the same core.
 func Spread(me int, cores []int, allowed []int) (core int, ok bool) {
 	here := cores[me]
-	if here == Nowhere {
+	if here == Nowhere || slices.Contains(cores[me+1:], here) {
 		return 0, false
 	}
-	mine := 0
-	for rank, c := range cores {
-		if c == here {
-			if rank > me {
-				return 0, false
-			}
-			mine++
-		}
-	}
-	best := mine
+	mine := ranksOn(cores, here)
+	best, places := mine, 0 // the fewest ranks on a core, and how many cores have so few
 	for _, c := range allowed {
-		n := 0
-		for _, other := range cores {
-			if other == c {
-				n++
-			}
-		}
-		if n < best {
-			best, core = n, c
+		switch n := ranksOn(cores, c); {
+		case n < best:
+			best, places = n, 1
+		case n == best:
+			places++
 		}
 	}
-	return core, mine-best >= 2
+	if mine-best < 2 {
+		return 0, false
+	}
+	before := 0 // ranks that go, too
+	for rank, c := range cores[:me] {
+		if c != Nowhere && !slices.Contains(cores[rank+1:], c) && ranksOn(cores, c)-best >= 2 {
+			before++
+		}
+	}
+	if mine-(best+before/places) < 2 { // they fill the places
+		return 0, false
+	}
+	place := before % places
+	for _, c := range allowed {
+		if ranksOn(cores, c) == best {
+			if place == 0 {
+				return c, true
+			}
+			place--
+		}
+	}
+	return 0, false
+}
+
+// ranksOn is the number of ranks on a core.
+func ranksOn(cores []int, core int) (n int) {
+	for _, c := range cores {
+		if c == core {
+			n++
+		}
+	}
+	return n
 }
