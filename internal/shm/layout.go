@@ -4,6 +4,7 @@
 package shm
 
 import (
+	"math"
 	"sync/atomic"
 	"unsafe"
 
@@ -117,22 +118,36 @@ func roundUp(n, to int) int { return (n + to - 1) / to * to }
 // ringSize is the room between two ranks for messages: less with more ranks, since there is a ring for every pair.
 func ringSize(ranks int) int {
 	size := 256 << 10
-	for size > 4<<10 && ranks*ranks*size > 16<<20 {
+	for size > 4<<10 && int64(ranks*ranks)*int64(size) > 16<<20 {
 		size /= 2
 	}
 	return size
 }
 
-func newLayout(ranks, slot, area, arena int) layout {
-	l := layout{ranks: ranks, slot: roundUp(slot, 128), area: roundUp(area, pageSize), arena: roundUp(arena, pageSize)}
-	l.control = roundUp(tablesAt+sets*2*8*ranks, 128)
-	l.slotsAt = roundUp(pageSize+ranks*l.control, pageSize)
-	l.areasAt = roundUp(l.slotsAt+ranks*sets*l.slot, pageSize)
-	l.ring = ringSize(ranks)
-	l.ringsAt = l.areasAt + ranks*4*l.area
-	l.arenasAt = roundUp(l.ringsAt+ranks*ranks*(ringControlSize+l.ring), pageSize)
-	l.totalSize = l.arenasAt + ranks*l.arena
-	return l
+// newLayout places everything. It refuses a segment of more bytes than most, which a process here cannot map.
+func newLayout(ranks, slot, area, arena int, most int64) (layout, error) {
+	l := layout{
+		ranks: ranks, slot: roundUp(slot, 128), area: roundUp(area, pageSize), arena: roundUp(arena, pageSize), ring: ringSize(ranks),
+		control: roundUp(tablesAt+sets*2*8*ranks, 128),
+	}
+	total := int64(0) // sums and products of sizes do not fit an int of 32 bits
+	place := func(n, size int) (at int64) {
+		at = total
+		total += (int64(n)*int64(size) + pageSize - 1) / pageSize * pageSize
+		return at
+	}
+	place(1, pageSize) // the header
+	place(ranks, l.control)
+	slotsAt := place(ranks*sets, l.slot)
+	areasAt := place(ranks*4, l.area)
+	ringsAt := place(ranks*ranks, ringControlSize+l.ring)
+	arenasAt := place(ranks, l.arena)
+	if total > most {
+		return layout{}, dist.Newf("shm: layout", dist.InvalidArgument, "a segment of %d bytes for %d ranks: a process here can map at most %d (lower Slot, Area or Arena of rank 0)",
+			total, ranks, most)
+	}
+	l.slotsAt, l.areasAt, l.ringsAt, l.arenasAt, l.totalSize = int(slotsAt), int(areasAt), int(ringsAt), int(arenasAt), int(total)
+	return l, nil
 }
 
 // segment is the mapped memory with its layout.
@@ -186,6 +201,12 @@ func (s *segment) arenaOf(rank int) []byte {
 	return s.mem[from : from+s.arena : from+s.arena]
 }
 
+// describe fills the header of a segment with a layout.
+func (h *header) describe(l *layout) {
+	h.magic, h.version, h.ranks = segmentMagic, segmentVersion, uint32(l.ranks)                                                     //nolint:gosec // bounded by MaxRanks
+	h.slot, h.area, h.arena, h.ring, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.ring), uint64(l.totalSize) //nolint:gosec // sizes
+}
+
 // adopt reads the layout from a header that another process wrote, trusting nothing.
 func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 	const op = "shm: join"
@@ -199,8 +220,11 @@ func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 	if h.slot > maxRoom || h.area > maxRoom*2 || h.arena > maxArena || h.arena > maxArenas/uint64(ranks) { //nolint:gosec // ranks are at least 1
 		return layout{}, dist.Newf(op, dist.Protocol, "segment with slot %d, area %d, arena %d", h.slot, h.area, h.arena)
 	}
-	l := newLayout(ranks, int(h.slot), int(h.area), int(h.arena))
-	if l.ring != int(h.ring) || l.totalSize != int(h.total) || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || l.area != int(h.area) || l.arena != int(h.arena) { //nolint:gosec // bounded above
+	l, err := newLayout(ranks, int(h.slot), int(h.area), int(h.arena), math.MaxInt)
+	if err != nil {
+		return layout{}, err
+	}
+	if uint64(l.ring) != h.ring || uint64(l.totalSize) != h.total || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || l.area != int(h.area) || l.arena != int(h.arena) { //nolint:gosec // sizes, and bounded above
 		return layout{}, dist.Newf(op, dist.Protocol, "segment of %d bytes: its header says %d, its layout %d", fileSize, h.total, l.totalSize)
 	}
 	return l, nil

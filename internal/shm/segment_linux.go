@@ -4,6 +4,7 @@
 package shm
 
 import (
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +15,10 @@ import (
 // createSegment makes the segment's file and maps it. The descriptor is the caller's to close.
 func createSegment(c *Config) (*os.File, *segment, error) {
 	const op = "shm: create segment"
-	l := newLayout(c.Size, c.Slot, c.Area, c.Arena)
+	l, err := newLayout(c.Size, c.Slot, c.Area, c.Arena, math.MaxInt)
+	if err != nil {
+		return nil, nil, err
+	}
 	f, err := createFile(c)
 	if err != nil {
 		return nil, nil, dist.Wrap(op, dist.Unavailable, err)
@@ -37,9 +41,7 @@ func createSegment(c *Config) (*os.File, *segment, error) {
 	// Nobody may shrink the file below the mappings. A plain file cannot be sealed; it has no name, which is as good.
 	_, _ = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
 	s := &segment{layout: l, mem: mem}
-	h := s.header()
-	h.magic, h.version, h.ranks = segmentMagic, segmentVersion, uint32(c.Size)                                                      //nolint:gosec // bounded by MaxRanks
-	h.slot, h.area, h.arena, h.ring, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.ring), uint64(l.totalSize) //nolint:gosec // sizes
+	s.header().describe(&l)
 	return f, s, nil
 }
 

@@ -75,7 +75,7 @@ func TestStepsTable(t *testing.T) {
 		fmt.Fprintf(&rows[i], "| %s |", kinds[i].name)
 	}
 	for _, n := range append(counts, 32) {
-		engines := world(t, n, nil)
+		engines := world(t, n, func(c *Config) { c.Arena = pageSize }) // 32 mappings in one process
 		tag := uint32(0)
 		for i, k := range kinds {
 			sizes := []int{4, 64 << 10, 1 << 20}
