@@ -69,10 +69,11 @@ func (c *Config) validate() error {
 			c.Area = 256 << 10
 		}
 	}
+	most := maxArenas / c.Size / pageSize * pageSize // an arena is whole pages
 	if c.Arena == 0 {
-		c.Arena = min(1<<30, maxArena, maxArenas/c.Size)
+		c.Arena = min(1<<30, maxArena, most)
 	}
-	if c.Arena > maxArenas/c.Size {
+	if c.Arena > most {
 		return dist.Newf(op, dist.InvalidArgument, "arena %d for %d ranks: all together have at most %d bytes here", c.Arena, c.Size, maxArenas)
 	}
 	// Every rank has a part of an area in the kinds that send something different to each.
