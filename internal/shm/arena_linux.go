@@ -4,6 +4,8 @@
 package shm
 
 import (
+	"errors"
+	"os"
 	"slices"
 	"sync"
 	"unsafe"
@@ -15,9 +17,9 @@ import (
 
 // arena lends memory of this rank's part of the segment. It keeps the mapping alive while any of it is lent.
 type arena struct {
-	memory []byte
-	base   int                        // offset of memory in the segment
-	fd     func(from, size int) error // reserves file space before first use
+	memory  []byte
+	base    int                        // offset of memory in the segment
+	reserve func(from, size int) error // gives the segment's file room before the first use; may take long
 
 	mu struct {
 		sync.Mutex
@@ -25,7 +27,10 @@ type arena struct {
 		free   []span // by offset, no two adjacent
 		lent   int
 		closed bool
-		high   int // bytes already reserved
+	}
+	reserved struct {
+		sync.Mutex
+		high int // bytes of memory that the file has room for
 	}
 }
 
@@ -45,46 +50,63 @@ func (e *Engine) Alloc(n int) (*tensor.Storage, error) { return e.arena.alloc(n)
 
 func (a *arena) alloc(n int) (*tensor.Storage, error) {
 	const op = "shm: alloc"
-	moment.At("shm.arena.take")
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.mu.closed {
-		return nil, dist.New(op, dist.Closed, "the engine is closed")
-	}
 	if n < 0 {
 		return nil, dist.Newf(op, dist.InvalidArgument, "%d bytes", n)
 	}
 	if n > len(a.memory) {
 		return nil, dist.Newf(op, dist.Exhausted, "%d bytes from an arena of %d: raise Config.Arena on rank 0", n, len(a.memory))
 	}
-	size := max(roundUp(n, 2*lineSize), 2*lineSize)
+	got, err := a.take(max(roundUp(n, 2*lineSize), 2*lineSize))
+	if err != nil {
+		return nil, err
+	}
+	if err := a.reserveTo(got.to); err != nil {
+		a.giveBack(got)
+		if errors.Is(err, os.ErrClosed) {
+			return nil, dist.New(op, dist.Closed, "the engine was closed meanwhile")
+		}
+		return nil, dist.Newf(op, dist.Exhausted, "%d bytes: %w", n, err)
+	}
+	return tensor.WrapStorage(a.memory[got.from:got.from+n], "shared segment", func() { a.giveBack(got) }), nil
+}
+
+// take lends the first part of the arena that is free and large enough.
+func (a *arena) take(size int) (span, error) {
+	const op = "shm: alloc"
+	moment.At("shm.arena.take")
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.closed {
+		return span{}, dist.New(op, dist.Closed, "the engine is closed")
+	}
 	for i, s := range a.mu.free {
 		if s.to-s.from < size {
 			continue
 		}
 		got := span{s.from, s.from + size}
-		if err := a.reserveTo(got.to); err != nil {
-			return nil, dist.Newf(op, dist.Exhausted, "%d bytes: %w", n, err)
-		}
 		if a.mu.free[i].from = got.to; got.to == s.to {
 			a.mu.free = slices.Delete(a.mu.free, i, i+1)
 		}
 		a.mu.lent++
-		return tensor.WrapStorage(a.memory[got.from:got.from+n], "shared segment", func() { a.giveBack(got) }), nil
+		return got, nil
 	}
-	return nil, dist.Newf(op, dist.Exhausted, "%d bytes: the arena of %d is used up or fragmented", n, len(a.memory))
+	return span{}, dist.Newf(op, dist.Exhausted, "%d bytes: the arena of %d is used up or fragmented", size, len(a.memory))
 }
 
-// reserveTo makes sure that the file has memory behind the arena up to an offset.
+// reserveTo makes sure that the file has memory behind the arena up to an offset. That takes the kernel a while if it is much, so
+// heartbeats and whoever ends the group must not wait for it: it has a lock of its own.
 func (a *arena) reserveTo(to int) error {
-	if to <= a.mu.high || a.fd == nil {
+	moment.At("shm.arena.reserve")
+	a.reserved.Lock()
+	defer a.reserved.Unlock()
+	if to <= a.reserved.high || a.reserve == nil {
 		return nil
 	}
 	to = min(roundUp(to, 1<<20), len(a.memory))
-	if err := a.fd(a.base+a.mu.high, to-a.mu.high); err != nil {
+	if err := a.reserve(a.base+a.reserved.high, to-a.reserved.high); err != nil {
 		return err
 	}
-	a.mu.high = to
+	a.reserved.high = to
 	return nil
 }
 

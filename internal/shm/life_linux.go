@@ -28,7 +28,7 @@ type lifetime struct {
 func (e *Engine) start(ctx context.Context, j *joining) error {
 	e.others.conns = j.conns
 	file := j.file
-	e.arena.fd = func(from, size int) error { return reserve(file, from, size) }
+	e.arena.reserve = func(from, size int) error { return reserve(file, from, size) }
 	e.life.release = func() { _ = file.Close() }
 	for p, c := range e.others.conns {
 		if c != nil {

@@ -70,18 +70,34 @@ func createFile(c *Config) (*os.File, error) {
 	return nil, first
 }
 
-// reserve allocates a range of the file. File systems without the call are taken as they are.
+// reservePart is what is reserved at a time. A signal, of a profiler for example, undoes all that a call has done so far.
+const reservePart = 16 << 20
+
+// reserve allocates a range of the file. File systems without the call are taken as they are. The file may be closed meanwhile.
 func reserve(f *os.File, from, size int) error {
-	for {
-		err := unix.Fallocate(int(f.Fd()), 0, int64(from), int64(size))
-		switch err {
-		case unix.EINTR:
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for part := 0; size > 0; from, size = from+part, size-part {
+		part = min(size, reservePart)
+		var failed error
+		if raw.Control(func(fd uintptr) {
+			for failed = unix.EINTR; failed == unix.EINTR; {
+				failed = unix.Fallocate(int(fd), 0, int64(from), int64(part))
+			}
+		}) != nil { // nothing else can go wrong
+			return os.ErrClosed
+		}
+		switch failed {
+		case nil:
 		case unix.EOPNOTSUPP, unix.ENOSYS:
 			return nil
 		default:
-			return err
+			return failed
 		}
 	}
+	return nil
 }
 
 // openSegment maps a segment whose descriptor another rank sent.
