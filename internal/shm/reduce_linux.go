@@ -257,10 +257,13 @@ func (e *Engine) reduceOwnShare(r *coll.Request) {
 
 // fence is called after the last read of other ranks' buffers. Whoever gives the group up says so before it takes its buffer
 // back, so what was read is good if nobody has.
+//
+// Only to load the state would not do: where loads are not ordered, those before it may read memory after it. A write that
+// releases is ordered behind them, and whoever gives up reads what it has written. So the state is compared and written as one.
 func (e *Engine) fence() error {
 	moment.At("shm.fence")
 	a := &e.seg.header().abort
-	if atomic.LoadUint32(&a.state) == 0 {
+	if atomic.CompareAndSwapUint32(&a.state, 0, 0) {
 		return nil
 	}
 	for range 256 { // the reason is being written
