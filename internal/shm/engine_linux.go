@@ -119,14 +119,8 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 
 func (e *Engine) run(ctx context.Context, r *coll.Request) error {
 	e.op.name = opNames[r.Kind]
-	if e.life.closing.Load() {
-		return dist.New(e.op.name, dist.Closed, "the engine is closed")
-	}
-	if e.failure.err != nil {
-		return e.failure.before(e.op.name)
-	}
-	if err := e.aborted(); err != nil {
-		e.failure.reported = true
+	if err := e.ended(); err != nil {
+		e.letGo() // one that was interrupted cannot go on any more
 		return err
 	}
 	if e.op.request != r {
@@ -143,9 +137,30 @@ func (e *Engine) run(ctx context.Context, r *coll.Request) error {
 	if err != nil && errors.As(err, new(*coll.Interrupted)) {
 		return err
 	}
-	e.op.request = nil
+	e.letGo()
 	e.failure.reported = err != nil && e.failure.err != nil
 	return err
+}
+
+// ended is why no operation can run any more, or nil.
+func (e *Engine) ended() error {
+	if e.life.closing.Load() {
+		return dist.New(e.op.name, dist.Closed, "the engine is closed")
+	}
+	if e.failure.err != nil {
+		return e.failure.before(e.op.name)
+	}
+	err := e.aborted()
+	if err != nil {
+		e.failure.reported = true
+	}
+	return err
+}
+
+// letGo forgets a request and its buffers, which may be all that keeps their memory.
+func (e *Engine) letGo() {
+	e.op.request = nil
+	e.operands.clear()
 }
 
 func (e *Engine) proceed(ctx context.Context, r *coll.Request) error {

@@ -87,6 +87,7 @@ func (e *Engine) Close() error {
 		e.mesh.shut()
 		moment.At("shm.close.turn")
 		e.turn <- struct{}{} // the operation that runs, if any, ends first; nobody runs another
+		e.letGo()
 		e.arena.close()
 		if e.life.release != nil {
 			e.life.release()

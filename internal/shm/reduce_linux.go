@@ -27,6 +27,13 @@ func newOperands(size int) operands {
 	return operands{sources: make([][]byte, size), direct: make([][]byte, size), inputs: make([][]byte, size), inline: make([]bool, size)}
 }
 
+// clear forgets the buffers.
+func (o *operands) clear() {
+	clear(o.sources)
+	clear(o.direct)
+	clear(o.inputs)
+}
+
 // combine reduces the sources into dst, which is none of them.
 func (o *operands) combine(dst []byte, r *coll.Request) {
 	reduce.Many(dst, o.sources, r.DType, r.Op)

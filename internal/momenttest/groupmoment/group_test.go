@@ -101,7 +101,7 @@ func play(r *momenttest.Run, transport group.Transport) {
 			r.Errorf("rank %d: %v", rank, err)
 		}
 	}
-	if transport == group.Gloo && len(g.left()) == 0 { // the other engines keep the memory of the last operations until the next ones
+	if transport != group.TCP && len(g.left()) == 0 { // that one keeps the memory of the last operations until the next ones
 		g.letGo()
 	}
 	closeAll(g.groups)
