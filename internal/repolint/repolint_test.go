@@ -45,7 +45,7 @@ pure: internal/gloo/torch internal/collargs
       internal/muster elastic
       internal/intake internal/cohortwire internal/tensorpipe internal/pygo internal/gofunc internal/rpcprof internal/rpcwire internal/pyexc
 pure: internal/rrefcore internal/worldcore internal/backcore internal/gloo/wire internal/gloo/match internal/native/wire
-      internal/gloo internal/groupnames internal/shm internal/native/* internal/native internal/recorder
+      internal/gloo internal/groupnames internal/shm/* internal/shm internal/native/* internal/native internal/recorder
       internal/form
       internal/portowner rendezvous
       group

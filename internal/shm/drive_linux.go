@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/shm/ring"
 	"github.com/cohort-dist/cohort/internal/ticker"
 )
 
@@ -44,10 +45,10 @@ func (m *Mesh) progress() {
 }
 
 // arrive gives a new message to its receive or keeps it. It returns false when there is no room to keep it.
-func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
-	if op := link.TakeFor(&p.recvs, &m.mu.any, f.slot, p.rank); op != nil {
-		if f.kind == frameOffer {
-			m.answer(p, op, f.id, f.total)
+func (m *Mesh) arrive(p *meshPeer, f ring.Frame, payload []byte) bool {
+	if op := link.TakeFor(&p.recvs, &m.mu.any, f.Slot, p.rank); op != nil {
+		if f.Kind == ring.Offer {
+			m.answer(p, op, f.ID, f.Total)
 		} else {
 			m.deliver(p, op, payload)
 		}
@@ -57,9 +58,9 @@ func (m *Mesh) arrive(p *meshPeer, f frame, payload []byte) bool {
 	if !p.ended && (p.inbox.Held+link.RoomFor(len(payload)) > maxUnexpected || p.inbox.Count >= maxArrivals) {
 		return false
 	}
-	a := m.mu.early.New(f.slot, len(payload))
+	a := m.mu.early.New(f.Slot, len(payload))
 	copy(a.Data, payload)
-	a.Total, a.Announced, a.Note = f.total, f.kind == frameOffer, offerID(f.id)
+	a.Total, a.Announced, a.Note = f.Total, f.Kind == ring.Offer, offerID(f.ID)
 	p.inbox.Add(a)
 	return true
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/shm/ring"
 )
 
 const (
@@ -140,7 +141,7 @@ func newLayout(ranks, slot, area, arena int, most int64) (layout, error) {
 	place(ranks, l.control)
 	slotsAt := place(ranks*sets, l.slot)
 	areasAt := place(ranks*4, l.area)
-	ringsAt := place(ranks*ranks, ringControlSize+l.ring)
+	ringsAt := place(ranks*ranks, ring.ControlSize+l.ring)
 	arenasAt := place(ranks, l.arena)
 	if total > most {
 		return layout{}, dist.Newf("shm: layout", dist.InvalidArgument, "a segment of %d bytes for %d ranks: a process here can map at most %d (lower Slot, Area or Arena of rank 0)",
@@ -169,9 +170,9 @@ func (s *segment) life(rank int) *lifeLine { return at[lifeLine](s, pageSize+ran
 func (s *segment) bell(rank int) *bellLine { return at[bellLine](s, pageSize+rank*s.control+bellAt) }
 
 // ringOf is the ring from one rank to another, as it is before anything was sent.
-func (s *segment) ringOf(from, to int) ring {
-	at0 := s.ringsAt + (from*s.ranks+to)*(ringControlSize+s.ring)
-	return ring{control: at[ringControl](s, at0), data: s.mem[at0+ringControlSize:][:s.ring:s.ring]}
+func (s *segment) ringOf(from, to int) ring.Ring {
+	at0 := s.ringsAt + (from*s.ranks+to)*(ring.ControlSize+s.ring)
+	return ring.New(at[ring.Control](s, at0), s.mem[at0+ring.ControlSize:][:s.ring:s.ring])
 }
 
 // table returns two rows of one word per rank: what rank sends to each, and what it expects from each.

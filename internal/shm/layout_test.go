@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/shm/ring"
 )
 
 // TestLayout: nothing overlaps and all of it is in the segment, for every number of ranks, also where an int has 32 bits.
@@ -34,7 +35,7 @@ func TestLayout(t *testing.T) {
 			{"control blocks", pageSize, ranks, l.control},
 			{"slots", l.slotsAt, ranks * sets, l.slot},
 			{"areas", l.areasAt, ranks * 4, l.area},
-			{"rings", l.ringsAt, ranks * ranks, ringControlSize + l.ring},
+			{"rings", l.ringsAt, ranks * ranks, ring.ControlSize + l.ring},
 			{"arenas", l.arenasAt, ranks, l.arena},
 		} {
 			if int64(part.at) < end || part.at%lineSize != 0 {

@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/shm/ring"
 )
 
 const (
@@ -47,7 +48,7 @@ type Mesh struct {
 // meshPeer is the state of the messages from and to one rank.
 type meshPeer struct {
 	rank     int
-	out, in  ring
+	out, in  ring.Ring
 	nextID   uint64
 	sends    link.List // posted, not yet in the ring
 	offered  link.List // large sends that wait for a grant
@@ -55,7 +56,7 @@ type meshPeer struct {
 	recvs    link.List // posted receives
 	grants   link.List // receives whose grant is not yet in the ring
 	incoming link.List // receives whose data is on the way
-	refusals []frame
+	refusals []ring.Frame
 	inbox    link.Inbox[offerID]
 	ended    bool // its process is gone: what is in the ring is all that will come
 	gone     error
@@ -234,7 +235,7 @@ func (m *Mesh) deliver(p *meshPeer, op *link.Op, data []byte) {
 func (m *Mesh) answer(p *meshPeer, op *link.Op, id, total uint64) {
 	op.State.Aux, op.Source = id, p.rank
 	if total > uint64(len(op.Buf)) {
-		p.refusals = append(p.refusals, frame{kind: frameRefuse, id: id, total: uint64(len(op.Buf))})
+		p.refusals = append(p.refusals, ring.Frame{Kind: ring.Refuse, ID: id, Total: uint64(len(op.Buf))})
 		m.complete(op, link.TooLong(p.rank, "", total, len(op.Buf)))
 		return
 	}
@@ -244,15 +245,15 @@ func (m *Mesh) answer(p *meshPeer, op *link.Op, id, total uint64) {
 
 // flush puts into the ring to a rank what there is to say: answers first, then messages in order, then streams.
 func (m *Mesh) flush(p *meshPeer) {
-	before := p.out.pos
+	before := p.out.Pos()
 	blocked := !m.fill(p)
 	if blocked {
 		// Ask for a bell, then look again: room may have come in between.
-		atomic.StoreUint32(&p.out.control.full, 1)
+		p.out.Want()
 		m.fill(p)
 	}
-	if p.out.pos != before {
-		p.out.publish()
+	if p.out.Pos() != before {
+		p.out.Publish()
 		m.ring(p.rank)
 	}
 }
@@ -260,42 +261,42 @@ func (m *Mesh) flush(p *meshPeer) {
 // fill writes frames until all is said (true) or the ring is full.
 func (m *Mesh) fill(p *meshPeer) bool {
 	for len(p.refusals) > 0 {
-		if !p.out.put(p.refusals[0], nil) {
+		if !p.out.Put(p.refusals[0], nil) {
 			return false
 		}
 		p.refusals = p.refusals[1:]
 	}
 	for op := p.grants.Head; op != nil; op = p.grants.Head {
-		if !p.out.put(frame{kind: frameGrant, id: op.State.Aux}, nil) {
+		if !p.out.Put(ring.Frame{Kind: ring.Grant, ID: op.State.Aux}, nil) {
 			return false
 		}
 		p.incoming.Push(p.grants.Pop())
 	}
 	for op := p.sends.Head; op != nil; op = p.sends.Head {
-		f := frame{kind: frameEager, slot: op.Slot, id: p.nextID, total: uint64(len(op.Buf))}
+		f := ring.Frame{Kind: ring.Eager, Slot: op.Slot, ID: p.nextID, Total: uint64(len(op.Buf))}
 		payload := op.Buf
 		if len(payload) > m.eager {
-			f.kind, payload = frameOffer, nil
+			f.Kind, payload = ring.Offer, nil
 		}
-		if !p.out.put(f, payload) {
+		if !p.out.Put(f, payload) {
 			return false
 		}
 		op.State.Aux = p.nextID
 		p.nextID++
 		p.sends.Pop()
-		if f.kind == frameOffer {
+		if f.Kind == ring.Offer {
 			p.offered.Push(op)
 		} else {
 			m.complete(op, nil)
 		}
 	}
 	for op := p.streams.Head; op != nil; op = p.streams.Head {
-		f := frame{kind: frameData, id: op.State.Aux}
-		part := op.Buf[op.N:min(op.N+m.engine.seg.ring/4-frameUnit, len(op.Buf))]
+		f := ring.Frame{Kind: ring.Data, ID: op.State.Aux}
+		part := op.Buf[op.N:min(op.N+m.engine.seg.ring/4-ring.Unit, len(op.Buf))]
 		if op.N+len(part) == len(op.Buf) {
-			f.total = lastPart
+			f.Total = ring.LastPart
 		}
-		if !p.out.put(f, part) {
+		if !p.out.Put(f, part) {
 			return false
 		}
 		if op.N += len(part); op.N == len(op.Buf) {
@@ -304,7 +305,7 @@ func (m *Mesh) fill(p *meshPeer) bool {
 			continue
 		}
 		// The receiver can begin while this goes on.
-		p.out.publish()
+		p.out.Publish()
 		m.ring(p.rank)
 	}
 	return true
@@ -321,9 +322,9 @@ func (m *Mesh) ring(rank int) {
 
 // drain reads the ring from a rank until it is empty or must wait.
 func (m *Mesh) drain(p *meshPeer) {
-	before := p.in.pos
+	before := p.in.Pos()
 	for {
-		f, payload, ok, broken := p.in.peek()
+		f, payload, ok, broken := p.in.Peek()
 		if broken {
 			m.fail(&dist.Error{Op: "shm: message", Code: dist.Protocol, Rank: dist.Rank(p.rank), Detail: "its ring holds no valid frame"})
 			return
@@ -331,51 +332,51 @@ func (m *Mesh) drain(p *meshPeer) {
 		if !ok || !m.handle(p, f, payload) {
 			break
 		}
-		p.in.consume(f)
-		if p.in.pos-before >= uint64(len(p.in.data))/4 {
-			before = p.in.pos
+		p.in.Consume(f)
+		if p.in.Pos()-before >= p.in.Len()/4 {
+			before = p.in.Pos()
 			m.released(p) // let the sender go on meanwhile
 		}
 	}
-	if p.in.pos != before {
+	if p.in.Pos() != before {
 		m.released(p)
 	}
 }
 
 func (m *Mesh) released(p *meshPeer) {
-	if p.in.release() {
+	if p.in.Release() {
 		m.ring(p.rank)
 	}
 }
 
 // handle serves one frame. It returns false when the frame has to stay in the ring for now.
-func (m *Mesh) handle(p *meshPeer, f frame, payload []byte) bool {
-	switch f.kind {
-	case frameEager, frameOffer:
+func (m *Mesh) handle(p *meshPeer, f ring.Frame, payload []byte) bool {
+	switch f.Kind {
+	case ring.Eager, ring.Offer:
 		return m.arrive(p, f, payload)
-	case frameGrant:
-		if op := byID(&p.offered, f.id); op != nil {
+	case ring.Grant:
+		if op := byID(&p.offered, f.ID); op != nil {
 			p.offered.Remove(op)
 			op.N = 0
 			p.streams.Push(op)
 		}
-	case frameRefuse:
-		if op := byID(&p.offered, f.id); op != nil {
+	case ring.Refuse:
+		if op := byID(&p.offered, f.ID); op != nil {
 			p.offered.Remove(op)
-			m.complete(op, link.NoRoom(p.rank, "", len(op.Buf), f.total))
+			m.complete(op, link.NoRoom(p.rank, "", len(op.Buf), f.Total))
 		}
-	case frameData:
-		op := byID(&p.incoming, f.id)
+	case ring.Data:
+		op := byID(&p.incoming, f.ID)
 		if op == nil {
 			return true // its receive has failed meanwhile
 		}
 		op.N += copy(op.Buf[op.N:], payload)
-		if f.total == lastPart {
+		if f.Total == ring.LastPart {
 			p.incoming.Remove(op)
 			m.complete(op, nil)
 		}
 	default:
-		m.fail(&dist.Error{Op: "shm: message", Code: dist.Protocol, Rank: dist.Rank(p.rank), Detail: fmt.Sprintf("frame of unknown kind %d", f.kind)})
+		m.fail(&dist.Error{Op: "shm: message", Code: dist.Protocol, Rank: dist.Rank(p.rank), Detail: fmt.Sprintf("frame of unknown kind %d", f.Kind)})
 	}
 	return true
 }

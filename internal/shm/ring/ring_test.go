@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package shm
+package ring
 
 import (
 	"bytes"
@@ -12,11 +12,11 @@ import (
 )
 
 // twoSides returns the sender's and the receiver's view of a fresh ring of the given size.
-func twoSides(size int) (sender, receiver *ring) {
-	words := make([]uint64, (ringControlSize+size)/8)
-	control := (*ringControl)(unsafe.Pointer(&words[0]))
-	data := unsafe.Slice((*byte)(unsafe.Pointer(&words[ringControlSize/8])), size)
-	return &ring{control: control, data: data}, &ring{control: control, data: data}
+func twoSides(size int) (sender, receiver *Ring) {
+	words := make([]uint64, (ControlSize+size)/8)
+	control := (*Control)(unsafe.Pointer(&words[0]))
+	data := unsafe.Slice((*byte)(unsafe.Pointer(&words[ControlSize/8])), size)
+	return &Ring{control: control, data: data}, &Ring{control: control, data: data}
 }
 
 // TestRingIsAQueue puts and takes frames at random and compares with a plain queue.
@@ -25,25 +25,26 @@ func TestRingIsAQueue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const size = 1024
 		sender, receiver := twoSides(size)
-		start := rapid.Uint64Range(0, 3).Draw(t, "start")*(1<<63) - uint64(frameUnit)*rapid.Uint64Range(0, 40).Draw(t, "before wrap")
+		start := rapid.Uint64Range(0, 3).Draw(t, "start")*(1<<63) - uint64(Unit)*rapid.Uint64Range(0, 40).Draw(t, "before wrap")
 		sender.pos, sender.other, receiver.pos, receiver.other = start, start, start, start
-		sender.control.head, sender.control.tail = start, start
+		sender.control.head.Store(start)
+		sender.control.tail.Store(start)
 		var queue [][]byte
 		used := 0
 		for i := range rapid.IntRange(1, 200).Draw(t, "steps") {
 			if rapid.Bool().Draw(t, "put") {
 				payload := bytes.Repeat([]byte{byte(i)}, rapid.IntRange(0, size/4).Draw(t, "size"))
 				switch {
-				case sender.put(frame{kind: frameEager, id: uint64(i)}, payload):
+				case sender.Put(Frame{Kind: Eager, ID: uint64(i)}, payload):
 					queue = append(queue, payload)
-					used += frameSpace(len(payload))
-					sender.publish()
+					used += space(len(payload))
+					sender.Publish()
 				case used == 0:
 					t.Fatalf("an empty ring refused %d bytes", len(payload))
 				}
 				continue
 			}
-			f, payload, ok, broken := receiver.peek()
+			f, payload, ok, broken := receiver.Peek()
 			if broken || ok != (len(queue) > 0) {
 				t.Fatalf("ok %v, broken %v with %d frames queued", ok, broken, len(queue))
 			}
@@ -51,10 +52,10 @@ func TestRingIsAQueue(t *testing.T) {
 				if !bytes.Equal(payload, queue[0]) {
 					t.Fatalf("%d bytes of %v instead of %d", len(payload), payload, len(queue[0]))
 				}
-				used -= frameSpace(len(payload))
+				used -= space(len(payload))
 				queue = queue[1:]
-				receiver.consume(f)
-				receiver.release()
+				receiver.Consume(f)
+				receiver.Release()
 			}
 		}
 	})
@@ -68,16 +69,16 @@ func FuzzRing(f *testing.F) {
 	f.Fuzz(func(t *testing.T, head uint64, data []byte) {
 		_, r := twoSides(1024)
 		copy(r.data, data)
-		r.control.head = head
+		r.control.head.Store(head)
 		for range 100 {
-			fr, payload, ok, _ := r.peek()
+			fr, payload, ok, _ := r.Peek()
 			if !ok {
 				return
 			}
 			if len(payload) > 1024 {
 				t.Fatal("a payload larger than the ring")
 			}
-			r.consume(fr)
+			r.Consume(fr)
 		}
 	})
 }
