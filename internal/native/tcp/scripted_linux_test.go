@@ -27,10 +27,10 @@ type scripted struct {
 func withScripted(t *testing.T) (*Mesh, *scripted) {
 	t.Helper()
 	m, c := withAttacker(t)
-	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := readHello(c); err != nil {
 		t.Fatal(err)
 	}
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	t.Cleanup(func() { _ = c.Close() }) // before the mesh, which would wait for that
 	return m, &scripted{t, c}
 }
