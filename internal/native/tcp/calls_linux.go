@@ -22,14 +22,15 @@ type callEntry struct {
 // liveCall is a collective that runs on this rank.
 type liveCall struct {
 	slot    uint64
-	began   time.Time // when the driver saw that it takes long
+	seen    bool // when notice looked last
 	noticed bool
 }
 
 // calls is what this rank has called.
 type calls struct {
-	known [callHistory]callEntry // the last ones, by their tags
-	live  []liveCall
+	known  [callHistory]callEntry // the last ones, by their tags
+	live   []liveCall
+	looked time.Time // when notice looked for those that take long
 }
 
 func (m *Mesh) entry(slot uint64) *callEntry { return &m.mu.calls.known[wire.TagOf(slot)%callHistory] }
@@ -86,19 +87,20 @@ func (m *Mesh) End(slot uint64) {
 	}
 }
 
-// notice tells all peers about collectives that take long, once: they may wait for this rank in another operation.
-func (m *Mesh) notice() {
-	if m.mu.err != nil {
+// notice looks every slice for collectives that take long, and tells all peers about each, once: they may wait for this rank in another
+// operation.
+func (m *Mesh) notice(now time.Time) {
+	if m.mu.err != nil || now.Sub(m.mu.calls.looked) < slice*time.Millisecond {
 		return
 	}
-	now := time.Now()
+	m.mu.calls.looked = now
 	for i := range m.mu.calls.live {
 		l := &m.mu.calls.live[i]
 		switch {
 		case l.noticed:
-		case l.began.IsZero():
-			l.began = now
-		case now.Sub(l.began) > slice*time.Millisecond/2:
+		case !l.seen:
+			l.seen = true
+		default:
 			l.noticed = true
 			for _, c := range m.mu.conns {
 				if c != nil && c.gone == nil {

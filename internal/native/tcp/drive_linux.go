@@ -92,6 +92,7 @@ func (m *Mesh) release() {
 	moment.At("tcp.release")
 	m.mu.Lock()
 	m.mu.driver.taken, m.mu.driver.last = false, time.Now()
+	m.notice(m.mu.driver.last) // if the messages of this one never let it sleep
 	m.mu.driver.passOn()
 	m.mu.Unlock()
 }
@@ -113,9 +114,8 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		if errno == 0 {
 			m.handle(n)
 		}
-		if quiet = n == 0; quiet {
-			m.notice()
-		}
+		quiet = n == 0
+		m.notice(time.Now())
 		done, closed := op.Completed(), m.mu.closed
 		m.mu.Unlock()
 		switch {
