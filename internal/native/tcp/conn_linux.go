@@ -22,8 +22,9 @@ type conn struct {
 	peer int
 	fd   int
 	addr string
-	gone error // why it cannot be used any more
-	left bool  // the peer said Bye
+	gone error  // why it cannot be used any more
+	left bool   // the peer said Bye
+	told uint16 // where this rank is, by the last frame
 
 	in      reader
 	out     writer

@@ -217,10 +217,14 @@ func (m *Mesh) moved(core uint16) {
 		return
 	}
 	m.mu.cores[m.rank] = core
-	for rank, c := range m.mu.conns {
-		if c != nil && c.gone == nil && m.cfg.Local[rank] {
-			c.tell(beatFrame)
+	for _, c := range m.mu.conns {
+		if c != nil && c.outdated() {
 			c.flush()
 		}
 	}
+}
+
+// outdated reports whether the peer is of this host and was not told where this rank is.
+func (c *conn) outdated() bool {
+	return c.told != c.m.mu.cores[c.m.rank] && c.m.cfg.Local != nil && c.m.cfg.Local[c.peer]
 }

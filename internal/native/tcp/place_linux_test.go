@@ -4,10 +4,15 @@
 package tcp
 
 import (
+	"io"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cohort-dist/cohort/internal/corewait"
+	"github.com/cohort-dist/cohort/internal/native/wire"
+	"github.com/cohort-dist/cohort/internal/testwait"
 )
 
 // TestAllOfAHostHearWhereARankRuns: a rank exchanges messages with a few others only, and all of them decide by where all are.
@@ -44,4 +49,47 @@ func heardFrom(t *testing.T, m *Mesh, rank int) uint16 {
 		}
 	}
 	return m.mu.cores[rank]
+}
+
+// TestMovesOfARankThatIsNotHeard: a rank that moves again and again while another one of its host is stopped keeps no frame for each move.
+// When the other one goes on it hears where the rank is.
+func TestMovesOfARankThatIsNotHeard(t *testing.T) {
+	m, s := withScripted(t)
+	m.mu.Lock()
+	m.cfg.Local = []bool{true, true}
+	_ = unix.SetsockoptInt(m.mu.conns[1].fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 16<<10)
+	m.mu.Unlock()
+	_ = s.SetReadBuffer(16 << 10)
+	post(m, 1, make([]byte, wire.MaxPiece)) // in one frame, which says where the rank was before
+	s.hears()
+	s.says(wire.Header{Type: wire.Ready, Slot: 1, Total: wire.MaxPiece}, nil)
+	testwait.Until(t, "the socket is full", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.mu.conns[1].out.armed
+	})
+	const last = 1000
+	m.mu.Lock()
+	for core := range uint16(last) {
+		m.moved(core + 1)
+	}
+	kept := len(m.mu.conns[1].out.control)
+	m.mu.Unlock()
+	if kept > wire.HeaderSize {
+		t.Errorf("%d bytes wait for the socket", kept)
+	}
+	var frame [wire.HeaderSize]byte
+	for {
+		if _, err := io.ReadFull(s, frame[:]); err != nil {
+			t.Fatal(err)
+		}
+		h, err := wire.Parse(frame[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Core == last {
+			return
+		}
+		_, _ = io.CopyN(io.Discard, s, int64(h.Length))
+	}
 }

@@ -126,6 +126,7 @@ func (c *conn) abandon(op *link.Op) {
 	c.out.current, c.out.piece = nil, nil
 	h, _ := wire.Parse(c.out.head[:]) // its own
 	c.window.keep(h.Credit)
+	c.told = 0
 	if h.Type == wire.Eager {
 		c.unspend(op)
 	}
@@ -136,8 +137,14 @@ func (c *conn) tell(h wire.Header) {
 	if c.gone != nil || c.out.broken {
 		return
 	}
-	h.Credit, h.Core = c.window.payBack(), c.m.mu.cores[c.m.rank]
+	c.enclose(&h)
 	c.out.put(&h)
+}
+
+// enclose adds to a frame what every frame tells.
+func (c *conn) enclose(h *wire.Header) {
+	c.told = c.m.mu.cores[c.m.rank]
+	h.Credit, h.Core = c.window.payBack(), c.told
 }
 
 // flush writes as much as the kernel takes.
@@ -149,6 +156,10 @@ func (c *conn) flush() {
 		v := iovecs{}
 		control := c.out.gather(&v)
 		if v.bytes == 0 {
+			if c.outdated() {
+				c.tell(beatFrame)
+				continue
+			}
 			if c.out.armed {
 				c.arm(false)
 			}
@@ -243,7 +254,8 @@ func (c *conn) openGranted() {
 
 // frame begins a frame of a message.
 func (c *conn) frame(op *link.Op, h *wire.Header, piece []byte) {
-	h.Length, h.Credit, h.Core = uint32(len(piece)), c.window.payBack(), c.m.mu.cores[c.m.rank] //nolint:gosec // at most MaxPiece
+	c.enclose(h)
+	h.Length = uint32(len(piece)) //nolint:gosec // at most MaxPiece
 	c.out.begin(op, h, piece)
 }
 
