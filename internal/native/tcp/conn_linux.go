@@ -121,6 +121,7 @@ func (c *conn) close(err error) {
 	_ = unix.EpollCtl(c.m.ep, unix.EPOLL_CTL_DEL, c.fd, nil)
 	_ = unix.Close(c.fd)
 	c.endAll(err)
+	c.out.current, c.out.piece, c.out.control, c.in.buf = nil, nil, nil, nil // nothing is written or read any more
 	m := c.m
 	alive := func(rank int) bool { return m.mu.conns[rank] != nil && m.mu.conns[rank].gone == nil }
 	link.EndOrphans(&m.mu.anyRecvs, alive, len(m.mu.conns), func(op *link.Op) { op.Complete(err) })

@@ -6,6 +6,7 @@ package tcp
 import (
 	"context"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,11 +26,8 @@ type driver struct {
 
 // awake forgets a waiter that does not sleep any more.
 func (d *driver) awake(op *link.Op) {
-	for i, s := range d.sleepers {
-		if s == op {
-			d.sleepers = append(d.sleepers[:i], d.sleepers[i+1:]...)
-			return
-		}
+	if i := slices.Index(d.sleepers, op); i >= 0 {
+		d.sleepers = slices.Delete(d.sleepers, i, i+1)
 	}
 }
 

@@ -18,7 +18,6 @@ const bufferSize = 16 << 10
 type reader struct {
 	buf      []byte
 	from, to int // the unread part of buf
-	iov      iovecs
 
 	header  wire.Header // of the frame whose payload is being read
 	rest    int         // payload bytes that are missing
@@ -72,15 +71,14 @@ func (c *conn) read() bool {
 		if !c.parse() {
 			return true
 		}
-		v := &c.in.iov
-		v.reset()
+		v := iovecs{}
 		c.in.tidy()
 		v.addUpTo(c.in.sink)
 		direct := v.bytes
 		if direct == 0 || direct == c.in.rest {
 			v.add(c.buffer())
 		}
-		n, errno := recvv(c.fd, v)
+		n, errno := recvv(c.fd, &v)
 		switch {
 		case errno == unix.EINTR:
 			continue
@@ -227,7 +225,7 @@ func (c *conn) beginEager() bool {
 func (c *conn) settle() {
 	h := c.in.header
 	op := c.in.filling
-	c.in.header.Type, c.in.filling = 0, nil
+	c.in.header.Type, c.in.filling, c.in.sink = 0, nil, nil
 	switch h.Type {
 	case wire.Eager:
 		switch {

@@ -21,7 +21,7 @@ import (
 // processor.
 const maxCopy = 256 << 10
 
-// iovecs is a scatter/gather list on the stack or in a connection.
+// iovecs is a scatter/gather list. It lives on the stack: elsewhere it would keep the buffers that it names.
 type iovecs struct {
 	list  [3]unix.Iovec
 	n     int
@@ -37,8 +37,6 @@ func (v *iovecs) add(b []byte) {
 	v.n++
 	v.bytes += len(b)
 }
-
-func (v *iovecs) reset() { *v = iovecs{} }
 
 // addUpTo adds as much of b as one call may copy.
 func (v *iovecs) addUpTo(b []byte) { v.add(b[:min(len(b), maxCopy)]) }

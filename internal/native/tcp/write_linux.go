@@ -195,7 +195,7 @@ func (c *conn) flush() {
 // next completes a message whose last frame was written.
 func (c *conn) next() {
 	op := c.out.current
-	c.out.current = nil
+	c.out.current, c.out.piece = nil, nil
 	if !c.out.more {
 		op.Complete(nil)
 	}
