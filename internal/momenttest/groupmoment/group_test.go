@@ -101,7 +101,7 @@ func play(r *momenttest.Run, transport group.Transport) {
 			r.Errorf("rank %d: %v", rank, err)
 		}
 	}
-	if transport != group.TCP && len(g.left()) == 0 { // that one keeps the memory of the last operations until the next ones
+	if len(g.left()) == 0 {
 		g.letGo()
 	}
 	closeAll(g.groups)
