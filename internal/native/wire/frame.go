@@ -40,7 +40,6 @@ const (
 	// Notice says what the sender called, and nothing else. A rank that has waited for a while sends it, so that ranks
 	// which wait for each other in different operations find out.
 	Notice
-	typeEnd
 )
 
 // Flags of a frame.

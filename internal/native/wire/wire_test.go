@@ -17,7 +17,7 @@ import (
 func TestHeadersTravel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := Header{
-			Type: Type(rapid.IntRange(1, int(typeEnd)-1).Draw(t, "type")), Slot: rapid.Uint64().Draw(t, "slot"),
+			Type: Type(rapid.IntRange(int(Eager), int(Notice)).Draw(t, "type")), Slot: rapid.Uint64().Draw(t, "slot"),
 			Credit: rapid.Uint32().Draw(t, "credit"), Core: rapid.Uint16().Draw(t, "core"),
 		}
 		if h.Type == Eager || h.Type == Data {
