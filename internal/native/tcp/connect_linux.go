@@ -313,7 +313,7 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 		conns[rank] = nil
 		m.mu.conns[rank] = &conn{
 			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(),
-			in: reader{buf: make([]byte, bufferSize)}, window: window{credit: windows[rank]}, signs: signs{heard: true},
+			in: reader{buf: make([]byte, bufferSize)}, window: window{theirs: windows[rank], credit: windows[rank]}, signs: signs{heard: true},
 		}
 		if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
 			return fail(err)

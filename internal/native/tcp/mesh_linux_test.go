@@ -330,3 +330,19 @@ func TestMoreMessagesThanMayBeAnnounced(t *testing.T) {
 		}
 	}
 }
+
+// TestWindowsOfDifferentSize: each rank says what it holds, and the other one goes by that.
+func TestWindowsOfDifferentSize(t *testing.T) {
+	meshes := connectWith(t, 2, nil, func(c *Config) { c.Window = (4 + 12*c.Rank) * EagerMax })
+	for rank, m := range meshes {
+		other := meshes[1-rank]
+		for i := range 40 {
+			send, recv := &link.Op{Peer: 1 - rank, Slot: 1, Buf: bytes.Repeat([]byte{byte(i)}, EagerMax)}, &link.Op{Peer: rank, Slot: 1, Buf: make([]byte, EagerMax)}
+			m.Send(send)
+			other.Recv(recv)
+			if err := errors.Join(wait(t, other, recv), wait(t, m, send)); err != nil || recv.Buf[0] != byte(i) {
+				t.Fatalf("message %d of rank %d: %v", i, rank, err)
+			}
+		}
+	}
+}

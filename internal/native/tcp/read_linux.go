@@ -154,7 +154,7 @@ func (c *conn) violated(what string) {
 
 // begin handles the header of a frame: it decides where the payload goes.
 func (c *conn) begin(h wire.Header) bool {
-	if !c.window.refund(int(h.Credit), c.m.cfg.Window) {
+	if !c.window.refund(int(h.Credit)) {
 		c.violated("more credit than the window has")
 		return false
 	}

@@ -8,7 +8,8 @@ import "github.com/cohort-dist/cohort/internal/invariants"
 // window bounds the eager messages of a connection that no receive has taken, in both directions. Who sends one pays for it
 // with credit, and gets that back when the other rank has taken the message.
 type window struct {
-	credit int // eager bytes that the peer will hold
+	theirs int // eager bytes that the peer holds at most
+	credit int // of them, those that are left
 	owed   int // credit to give back
 	used   int // eager bytes that arrived and whose credit was not given back
 }
@@ -22,13 +23,13 @@ func (w *window) spend(n int) bool {
 	return true
 }
 
-// refund adds credit that the peer gives back. It returns false if that is more than a window of size has.
-func (w *window) refund(n, size int) bool {
+// refund adds credit that the peer gives back. It returns false if that is more than its window has.
+func (w *window) refund(n int) bool {
 	w.credit += n
-	return w.credit <= size
+	return w.credit <= w.theirs
 }
 
-// take notes n bytes that arrived. It returns false if that is more than a window of size takes.
+// take notes n bytes that arrived. It returns false if that is more than the own window, of size, takes.
 func (w *window) take(n, size int) bool {
 	w.used += n
 	return w.used <= size
