@@ -217,7 +217,7 @@ func (r *run) scatterHalves() error {
 	}
 	own := h.of(sum, p.own, 1)
 	r.finishAverage(own)
-	r.copy(q.Out, own[len(own)-len(q.Out):]) // a neighbour's block is before the own one
+	r.keep(q.Out, own[len(own)-len(q.Out):]) // a neighbour's block is before the own one
 	if paired {
 		return r.sent(r.send(phaseResult, r.rank-1, own[:len(q.Out)]))
 	}

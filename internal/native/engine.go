@@ -101,6 +101,7 @@ type Engine struct {
 		sync.Mutex
 		free      []*run // as many as ever ran at the same time
 		suspended map[*coll.Request]*run
+		copied    copied // in all collectives that are over
 	}
 }
 
@@ -200,7 +201,7 @@ func (r *run) dispatch() error {
 
 // run is one collective in progress. It is reused, with its ops and scratch memory.
 //
-// An algorithm is straight code over a few primitives: send, recv, sent, received, combine, copy, average. Each use of a
+// An algorithm is straight code over a few primitives: send, recv, sent, received, combine, copy, keep, average. Each use of a
 // primitive is a numbered step. When the context ends in a wait, the algorithm returns; to go on, it runs again from the
 // start with all steps that were done before skipped. So a caller can leave the middle of a collective to another goroutine.
 type run struct {
@@ -218,6 +219,7 @@ type run struct {
 	scratch     []byte
 	second      []byte
 	pipe        pipeline
+	copied      copied
 }
 
 // first counts a step and reports whether it must be done, or was done in an earlier pass.
@@ -276,6 +278,9 @@ func (e *Engine) give(r *run) {
 	moment.At("native.give")
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.mu.copied.sent += r.copied.sent
+	e.mu.copied.kept += r.copied.kept
+	r.copied = copied{}
 	e.mu.free = append(e.mu.free, r)
 }
 
@@ -424,12 +429,26 @@ func (r *run) combine(dst, a, b []byte) {
 	}
 }
 
-// copy copies src to dst.
+// copy copies src, which was received or will be sent, to dst.
 func (r *run) copy(dst, src []byte) {
 	if r.first() {
-		coll.Copy(dst, src)
+		r.copied.sent += coll.Copy(dst, src)
 		r.ok()
 	}
+}
+
+// keep copies a block of this rank that it does not send from there, to where its result belongs.
+func (r *run) keep(dst, src []byte) {
+	if r.first() {
+		r.copied.kept += coll.Copy(dst, src)
+		r.ok()
+	}
+}
+
+// copied is the bytes that a collective copied, beside what the mesh does.
+type copied struct {
+	sent int // of messages, before they were sent or after they were received
+	kept int // of a rank's own block, on the way to its own result
 }
 
 // finishAverage divides where the operator is an average.

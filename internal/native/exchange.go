@@ -88,7 +88,7 @@ func (r *run) allGather() error {
 // place puts a block where it belongs in the result, unless it is there.
 func (r *run) place(room, block []byte) {
 	if len(block) > 0 && &room[0] != &block[0] {
-		r.copy(room, block)
+		r.keep(room, block)
 	}
 }
 
@@ -155,7 +155,7 @@ func (r *run) allToAll() error {
 		peer := (r.rank + i) % r.size
 		block := coll.Block(q.In, q.InCounts, r.size, peer)
 		if peer == r.rank {
-			r.copy(coll.Block(q.Out, q.OutCounts, r.size, peer), block)
+			r.keep(coll.Block(q.Out, q.OutCounts, r.size, peer), block)
 			continue
 		}
 		sends[peer] = r.send(phaseData, peer, block)
@@ -174,7 +174,7 @@ func (r *run) reduceScatter() error {
 		if r.halvesBlocks(len(q.Out)) {
 			return r.scatterHalves()
 		}
-		r.copy(q.Out, own)
+		r.keep(q.Out, own)
 		return r.pipelined(q.In, r.evenly(q.In), q.Out, false)
 	}
 	// Uneven blocks: one message per pair.
@@ -188,14 +188,11 @@ func (r *run) reduceScatter() error {
 	if err := r.receivedAll(recvs); err != nil {
 		return err
 	}
-	r.copy(scratch[r.rank*len(own):], own)
-	for peer := range r.size {
-		part := scratch[peer*len(own) : (peer+1)*len(own)]
-		if peer == 0 {
-			r.copy(q.Out, part)
-		} else {
-			r.combine(q.Out, q.Out, part)
-		}
+	r.keep(scratch[r.rank*len(own):], own)
+	sum := scratch[:len(own)]
+	for peer := 1; peer < r.size; peer++ {
+		r.combine(q.Out, sum, scratch[peer*len(own):(peer+1)*len(own)])
+		sum = q.Out
 	}
 	r.finishAverage(q.Out)
 	return r.sentAll(sends)

@@ -286,8 +286,8 @@ func (s *script) tree(kind coll.Kind, radix, bytes int) {
 	})
 }
 
-// scatterAllGather is a broadcast: blocks go down a binomial tree, then pairs exchange what they have. A rank without a partner gets
-// what it lacks later, which is not counted here.
+// scatterAllGather is a broadcast: blocks go down a binomial tree, then pairs exchange what they have. A rank whose partner would be behind
+// the last one gets the same from one that had a partner, along a tree of halves.
 func (s *script) scatterAllGather(bytes int) {
 	n := len(s.ranks)
 	block := (bytes + n - 1) / n
@@ -297,6 +297,15 @@ func (s *script) scatterAllGather(bytes int) {
 		for r := range n {
 			if other := r ^ distance; r < other && other < n {
 				s.swap(r, other, length(r&^(distance-1), distance), length(other&^(distance-1), distance))
+			}
+		}
+		last := (n - 1) &^ (2*distance - 1) // where the ranks begin of which some have no partner
+		have := n - last - distance         // of them
+		for half := distance / 2; half > 0 && have > 0; half /= 2 {
+			for r := last; r < last+distance; r++ {
+				if other := r | half; r < other && r < r&^(2*half-1)+have && other >= r&^(2*half-1)+have {
+					s.move(r, other, length(last+distance, distance))
+				}
 			}
 		}
 	}

@@ -107,15 +107,15 @@ func (r *run) reduceTree() error {
 	scratch := r.buffer(2 * len(out))
 	sum, other := scratch[:len(out)], scratch[len(out):]
 	if place == 0 {
-		sum = out
-	} else {
-		r.copy(sum, out) // only the root's buffer changes
+		sum = out // only the root's buffer changes
 	}
+	from := out
 	for bit := 1; bit < count; bit *= 2 {
 		if err := r.received(r.recv(phaseData, r.atPlace(place+bit), other)); err != nil {
 			return err
 		}
-		r.combine(sum, sum, other)
+		r.combine(sum, from, other)
+		from = sum
 	}
 	if place != 0 {
 		return r.sent(r.send(phaseData, r.atPlace(place-span), sum))
@@ -133,7 +133,7 @@ func (r *run) reduceBlocks() error {
 	own := q.Out[from:to]
 	if r.rank != q.Root {
 		own = r.spare(len(own))
-		r.copy(own, q.Out[from:to])
+		r.keep(own, q.Out[from:to])
 	}
 	if err := r.pipelined(q.Out, blocks, own, false); err != nil {
 		return err
@@ -173,7 +173,7 @@ func (r *run) gather() error {
 	for peer := range r.size {
 		length := coll.BlockSize(len(q.Out), q.OutCounts, r.size, peer)
 		if room := q.Out[at : at+length]; peer == r.rank {
-			r.copy(room, q.In)
+			r.keep(room, q.In)
 		} else {
 			handles[peer] = r.recv(phaseData, peer, room)
 		}
@@ -195,7 +195,7 @@ func (r *run) scatter() error {
 	for peer := range r.size {
 		length := coll.BlockSize(len(q.In), q.InCounts, r.size, peer)
 		if block := q.In[at : at+length]; peer == r.rank {
-			r.copy(q.Out, block)
+			r.keep(q.Out, block)
 		} else {
 			handles[peer] = r.send(phaseData, peer, block)
 		}

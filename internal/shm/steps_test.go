@@ -40,6 +40,10 @@ func stepsOf(t *testing.T, engines []*Engine, kind coll.Kind, bytes int, tag uin
 			if e.rank == 0 {
 				q.In = make([]byte, bytes*n)
 			}
+		case coll.ReduceScatter:
+			q.In, q.Out = make([]byte, bytes*n), make([]byte, bytes)
+		case coll.AllToAll:
+			q.In, q.Out = make([]byte, bytes*n), make([]byte, bytes*n)
 		default:
 		}
 		before := e.steps.last
@@ -67,9 +71,11 @@ func TestStepsTable(t *testing.T) {
 		{"gather", coll.Gather},
 		{"scatter", coll.Scatter},
 		{"all-gather", coll.AllGather},
+		{"reduce-scatter", coll.ReduceScatter},
+		{"all-to-all", coll.AllToAll},
 		{"all-reduce", coll.AllReduce},
 	}
-	counts := []int{2, 4, 8}
+	counts := []int{2, 4, 8, 16}
 	rows := make([]strings.Builder, len(kinds))
 	for i := range kinds {
 		fmt.Fprintf(&rows[i], "| %s |", kinds[i].name)
@@ -79,7 +85,7 @@ func TestStepsTable(t *testing.T) {
 		tag := uint32(0)
 		for i, k := range kinds {
 			sizes := []int{4, 64 << 10, 1 << 20}
-			if n > 8 {
+			if n > 16 {
 				sizes = sizes[:1]
 			}
 			for _, bytes := range sizes {
@@ -88,7 +94,7 @@ func TestStepsTable(t *testing.T) {
 				if bytes == 4 && steps != 1 {
 					t.Errorf("%s of 4 B with %d ranks takes %d steps", k.name, n, steps)
 				}
-				if n <= 8 {
+				if n <= 16 {
 					fmt.Fprintf(&rows[i], " %d |", steps)
 				}
 			}
@@ -103,6 +109,6 @@ func TestStepsTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(page), b.String()) {
-		t.Errorf("docs/groups.md does not have the table of steps in shared memory (2, 4 and 8 ranks; 4 B, 64 KiB and 1 MiB each):\n%s", b.String())
+		t.Errorf("docs/groups.md does not have the table of steps in shared memory (2, 4, 8 and 16 ranks; 4 B, 64 KiB and 1 MiB each):\n%s", b.String())
 	}
 }
