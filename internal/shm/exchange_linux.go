@@ -373,6 +373,7 @@ func (e *Engine) takeReduced(r *coll.Request, k, room int) error {
 	if k != inlinePiece {
 		own, out = pieceOf(own, k, room), pieceOf(out, k, room)
 	}
+	e.operands.callers = true
 	for i := range e.size {
 		e.operands.direct[i] = own
 		if i == e.rank {

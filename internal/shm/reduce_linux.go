@@ -21,17 +21,20 @@ type operands struct {
 	direct  [][]byte // the ranks' buffers in the segment
 	inputs  [][]byte // of the piece that is reduced
 	inline  []bool   // the rank's data came with step 1
+	callers bool     // the first two have memory of the caller, too, not only of the segment
 }
 
 func newOperands(size int) operands {
 	return operands{sources: make([][]byte, size), direct: make([][]byte, size), inputs: make([][]byte, size), inline: make([]bool, size)}
 }
 
-// clear forgets the buffers.
+// clear forgets the caller's memory. Small operations, which have to be fast, use none.
 func (o *operands) clear() {
-	clear(o.sources)
-	clear(o.direct)
-	clear(o.inputs)
+	if o.callers {
+		clear(o.sources)
+		clear(o.direct)
+		o.callers = false
+	}
 }
 
 // combine reduces the sources into dst, which is none of them.
@@ -173,6 +176,7 @@ const reduceBlock = 8 << 10
 func (e *Engine) reduceShare(data []byte, r *coll.Request, wanted bool) {
 	from, to := share(len(data), e.size, e.rank)
 	room := e.seg.result(e.rank, e.steps.nextArea())
+	e.operands.callers = true
 	for ; from < to; from += reduceBlock {
 		end := min(from+reduceBlock, to)
 		for i := range e.operands.sources {
