@@ -224,6 +224,15 @@ func (m *Mesh) fail(err error) {
 	m.ring(m.Rank()) // a driver that sleeps
 }
 
+// violated ends the group, here and on the other ranks, because of what a rank has put into its ring. It runs under the lock.
+func (m *Mesh) violated(p *meshPeer, detail string) {
+	why := &dist.Error{Op: "shm: message", Code: dist.Protocol, Rank: dist.Rank(p.rank), Detail: detail}
+	err := error(why)
+	m.engine.failure.told.CompareAndSwap(nil, &err)
+	m.fail(err)
+	m.engine.tellAll(why)
+}
+
 func (m *Mesh) endAll(err error) {
 	for _, p := range m.mu.peers {
 		if p != nil {

@@ -326,7 +326,7 @@ func (m *Mesh) drain(p *meshPeer) {
 	for {
 		f, payload, ok, broken := p.in.Peek()
 		if broken {
-			m.fail(&dist.Error{Op: "shm: message", Code: dist.Protocol, Rank: dist.Rank(p.rank), Detail: "its ring holds no valid frame"})
+			m.violated(p, "its ring holds no valid frame")
 			return
 		}
 		if !ok || !m.handle(p, f, payload) {
@@ -376,7 +376,7 @@ func (m *Mesh) handle(p *meshPeer, f ring.Frame, payload []byte) bool {
 			m.complete(op, nil)
 		}
 	default:
-		m.fail(&dist.Error{Op: "shm: message", Code: dist.Protocol, Rank: dist.Rank(p.rank), Detail: fmt.Sprintf("frame of unknown kind %d", f.Kind)})
+		m.violated(p, fmt.Sprintf("frame of unknown kind %d", f.Kind))
 	}
 	return true
 }

@@ -1,0 +1,71 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package shm
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/shm/ring"
+)
+
+// TestBrokenRingEndsTheGroup: whoever finds in a ring what no rank of ours writes ends the group, also for the ranks that wait for
+// something else.
+func TestBrokenRingEndsTheGroup(t *testing.T) {
+	t.Parallel()
+	frames := func(frames ...ring.Frame) func(*segment) {
+		return func(s *segment) {
+			r := s.ringOf(1, 0)
+			for _, f := range frames {
+				r.Put(f, nil)
+			}
+			r.Publish()
+		}
+	}
+	for name, write := range map[string]func(*segment){
+		"position": func(s *segment) {
+			atomic.StoreUint64(at[uint64](s, s.ringsAt+s.ranks*(ring.ControlSize+s.ring)), 7) // no frame ends there
+		},
+		"kind": frames(ring.Frame{Kind: 99}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			engines := world(t, 4, nil)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			write(engines[1].seg)
+			receive := func(e *Engine, from int) error {
+				op := &link.Op{Peer: from, Slot: 1, Buf: make([]byte, 1)}
+				e.mesh.Recv(op)
+				return e.mesh.Wait(ctx, op)
+			}
+			errs := each(engines[:3], func(e *Engine) error {
+				switch e.rank {
+				case 0:
+					return receive(e, 1)
+				case 1:
+					return receive(e, 3)
+				}
+				return e.Run(ctx, &coll.Request{Kind: coll.Barrier})
+			})
+			for rank, err := range errs {
+				if !errors.Is(err, dist.Protocol) || !strings.Contains(err.Error(), "rank 1") {
+					t.Errorf("rank %d: %v", rank, err)
+				}
+			}
+			if err := engines[0].Run(ctx, &coll.Request{Kind: coll.Barrier}); !errors.Is(err, dist.Protocol) {
+				t.Errorf("a later collective: %v", err)
+			}
+		})
+	}
+}
