@@ -5,6 +5,7 @@ package shm
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -44,25 +45,23 @@ func (m *Mesh) progress() {
 	}
 }
 
-// arrive gives a new message to its receive or keeps it. It returns false when there is no room to keep it.
-func (m *Mesh) arrive(p *meshPeer, f ring.Frame, payload []byte) bool {
-	if op := link.TakeFor(&p.recvs, &m.mu.any, f.Slot, p.rank); op != nil {
-		if f.Kind == ring.Offer {
-			m.answer(p, op, f.ID, f.Total)
-		} else {
-			m.deliver(p, op, payload)
-		}
-		return true
+// arrive gives a new message to its receive or keeps it.
+func (m *Mesh) arrive(p *meshPeer, f ring.Frame, payload []byte) {
+	offer := f.Kind == ring.Offer
+	op := link.TakeFor(&p.recvs, &m.mu.any, f.Slot, p.rank)
+	switch {
+	case op != nil && offer:
+		m.answer(p, op, f.ID, f.Total)
+	case op != nil:
+		m.deliver(p, op, payload)
+	case offer && p.inbox.Announced >= maxOffers:
+		m.violated(p, fmt.Sprintf("it offers more than %d messages", maxOffers))
+	default:
+		a := m.mu.early.New(f.Slot, len(payload))
+		copy(a.Data, payload)
+		a.Total, a.Announced, a.Note = f.Total, offer, offerID(f.ID)
+		p.inbox.Add(a)
 	}
-	// A rank that is gone writes no more: what is left in its ring is bounded, and this is the last look at it.
-	if !p.ended && (p.inbox.Held+link.RoomFor(len(payload)) > maxUnexpected || p.inbox.Count >= maxArrivals) {
-		return false
-	}
-	a := m.mu.early.New(f.Slot, len(payload))
-	copy(a.Data, payload)
-	a.Total, a.Announced, a.Note = f.Total, f.Kind == ring.Offer, offerID(f.ID)
-	p.inbox.Add(a)
-	return true
 }
 
 // endPeer ends all operations with a rank.

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,27 +24,32 @@ import (
 // something else.
 func TestBrokenRingEndsTheGroup(t *testing.T) {
 	t.Parallel()
-	frames := func(frames ...ring.Frame) func(*segment) {
+	frames := func(kind uint32, n int) func(*segment) {
 		return func(s *segment) {
 			r := s.ringOf(1, 0)
-			for _, f := range frames {
-				r.Put(f, nil)
+			end := time.Now().Add(20 * time.Second)
+			for i := 0; i < n && time.Now().Before(end); r.Publish() {
+				for ; i < n && r.Put(ring.Frame{Kind: kind, Slot: 5}, nil); i++ {
+				}
 			}
-			r.Publish()
 		}
 	}
 	for name, write := range map[string]func(*segment){
 		"position": func(s *segment) {
 			atomic.StoreUint64(at[uint64](s, s.ringsAt+s.ranks*(ring.ControlSize+s.ring)), 7) // no frame ends there
 		},
-		"kind": frames(ring.Frame{Kind: 99}),
+		"kind":   frames(99, 1),
+		"eager":  frames(ring.Eager, ring.WindowMessages+1),
+		"offers": frames(ring.Offer, maxOffers+1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			engines := world(t, 4, nil)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			write(engines[1].seg)
+			var writing sync.WaitGroup
+			writing.Go(func() { write(engines[1].seg) })
+			defer writing.Wait()
 			receive := func(e *Engine, from int) error {
 				op := &link.Op{Peer: from, Slot: 1, Buf: make([]byte, 1)}
 				e.mesh.Recv(op)

@@ -15,7 +15,7 @@ import (
 
 const (
 	segmentMagic   = 0x31306d6873686f63 // "cohshm01"
-	segmentVersion = 4
+	segmentVersion = 5
 
 	pageSize = 4096
 	lineSize = 64

@@ -14,21 +14,19 @@ import (
 	"github.com/cohort-dist/cohort/internal/shm/ring"
 )
 
-const (
-	// maxUnexpected bounds the memory for messages from one rank that nobody has asked for yet. Above it they stay in the
-	// ring, and the sender waits.
-	maxUnexpected = 16 << 20
-	maxArrivals   = 4096
-)
+// maxOffers bounds the offers to one rank that it has not answered. Above it, messages to that rank wait here.
+const maxOffers = 1 << 14
 
 // Mesh moves messages between pairs of ranks through rings in the segment. It implements [link.Mesh].
 //
 // Small messages are copied into the ring when they are posted. A large one is offered first and streams through the
-// ring once the receiver has room for it, so nothing large is ever buffered and no slot holds up another. Whoever waits
+// ring once the receiver has room for it, so nothing large is ever buffered. So does a small one when the receiver already keeps as
+// many that nobody has asked for as it may: what is in a ring can always be read, and no slot holds up another. Whoever waits
 // does the work; when nobody waits, a keeper looks after posted operations every few milliseconds.
 type Mesh struct {
 	engine *Engine
 	eager  int // the longest message that is sent at once
+	offers int // the most to one rank that it has not answered
 
 	role   chan struct{} // holds a token while nobody drives
 	wait   waiter        // the driver's
@@ -51,7 +49,7 @@ type meshPeer struct {
 	out, in  ring.Ring
 	nextID   uint64
 	sends    link.List // posted, not yet in the ring
-	offered  link.List // large sends that wait for a grant
+	offered  link.List // sends that wait for a grant
 	streams  link.List // granted sends
 	recvs    link.List // posted receives
 	grants   link.List // receives whose grant is not yet in the ring
@@ -64,7 +62,7 @@ type meshPeer struct {
 
 func newMesh(e *Engine) *Mesh {
 	m := &Mesh{
-		engine: e, eager: min(e.seg.ring/4, 8<<10), role: make(chan struct{}, 1), wanted: make(chan struct{}, 1),
+		engine: e, eager: min(e.seg.ring/4, 8<<10), offers: maxOffers, role: make(chan struct{}, 1), wanted: make(chan struct{}, 1),
 		wait: waiter{engine: e},
 	}
 	m.mu.peers = make([]*meshPeer, e.size)
@@ -223,6 +221,7 @@ func (m *Mesh) takeArrival(p *meshPeer, a *early, op *link.Op) {
 
 // deliver ends a receive with a whole message.
 func (m *Mesh) deliver(p *meshPeer, op *link.Op, data []byte) {
+	p.in.Taken(len(data))
 	if len(data) > len(op.Buf) {
 		m.complete(op, link.TooLong(p.rank, "", uint64(len(data)), len(op.Buf)))
 		return
@@ -272,10 +271,10 @@ func (m *Mesh) fill(p *meshPeer) bool {
 		}
 		p.incoming.Push(p.grants.Pop())
 	}
-	for op := p.sends.Head; op != nil; op = p.sends.Head {
+	for op := p.sends.Head; op != nil && p.offered.Len < m.offers; op = p.sends.Head {
 		f := ring.Frame{Kind: ring.Eager, Slot: op.Slot, ID: p.nextID, Total: uint64(len(op.Buf))}
 		payload := op.Buf
-		if len(payload) > m.eager {
+		if len(payload) > m.eager || !p.out.Affords(len(payload)) {
 			f.Kind, payload = ring.Offer, nil
 		}
 		if !p.out.Put(f, payload) {
@@ -320,7 +319,7 @@ func (m *Mesh) ring(rank int) {
 	}
 }
 
-// drain reads the ring from a rank until it is empty or must wait.
+// drain reads the ring from a rank until it is empty.
 func (m *Mesh) drain(p *meshPeer) {
 	before := p.in.Pos()
 	for {
@@ -329,10 +328,13 @@ func (m *Mesh) drain(p *meshPeer) {
 			m.violated(p, "its ring holds no valid frame")
 			return
 		}
-		if !ok || !m.handle(p, f, payload) {
+		if !ok {
 			break
 		}
-		p.in.Consume(f)
+		p.in.Consume(f) // the payload stays until the release
+		if m.handle(p, f, payload); m.mu.err != nil {
+			return
+		}
 		if p.in.Pos()-before >= p.in.Len()/4 {
 			before = p.in.Pos()
 			m.released(p) // let the sender go on meanwhile
@@ -349,11 +351,11 @@ func (m *Mesh) released(p *meshPeer) {
 	}
 }
 
-// handle serves one frame. It returns false when the frame has to stay in the ring for now.
-func (m *Mesh) handle(p *meshPeer, f ring.Frame, payload []byte) bool {
+// handle serves one frame.
+func (m *Mesh) handle(p *meshPeer, f ring.Frame, payload []byte) {
 	switch f.Kind {
 	case ring.Eager, ring.Offer:
-		return m.arrive(p, f, payload)
+		m.arrive(p, f, payload)
 	case ring.Grant:
 		if op := byID(&p.offered, f.ID); op != nil {
 			p.offered.Remove(op)
@@ -368,7 +370,7 @@ func (m *Mesh) handle(p *meshPeer, f ring.Frame, payload []byte) bool {
 	case ring.Data:
 		op := byID(&p.incoming, f.ID)
 		if op == nil {
-			return true // its receive has failed meanwhile
+			return // its receive has failed meanwhile
 		}
 		op.N += copy(op.Buf[op.N:], payload)
 		if f.Total == ring.LastPart {
@@ -378,5 +380,4 @@ func (m *Mesh) handle(p *meshPeer, f ring.Frame, payload []byte) bool {
 	default:
 		m.violated(p, fmt.Sprintf("frame of unknown kind %d", f.Kind))
 	}
-	return true
 }

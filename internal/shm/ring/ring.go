@@ -13,11 +13,12 @@ const line = 2 * 64 // bytes of a cache line, twice: the prefetcher fetches line
 
 // Control is the shared part of a ring from one rank to another beside its frames. Each side writes its own cache line.
 type Control struct {
-	head atomic.Uint64 // bytes written, by the sender
-	_    [line - 8]byte
-	tail atomic.Uint64 // bytes consumed, by the receiver
-	full atomic.Uint32 // set by a sender that waits for room
-	_    [line - 12]byte
+	head  atomic.Uint64 // bytes written, by the sender
+	_     [line - 8]byte
+	tail  atomic.Uint64 // bytes consumed, by the receiver
+	taken atomic.Uint64 // of the window, what receives have taken, by the receiver
+	full  atomic.Uint32 // set by a sender that waits for room
+	_     [line - 20]byte
 }
 
 // ControlSize is the room that a Control takes.
@@ -55,6 +56,7 @@ type Ring struct {
 	data    []byte // a power of two
 	pos     uint64 // what this side has written or consumed
 	other   uint64 // the other side's position when last read
+	window  window
 }
 
 // New returns a view of a ring in which nothing was sent yet.
@@ -98,6 +100,9 @@ func (r *Ring) Put(f Frame, payload []byte) bool {
 	*(*Frame)(unsafe.Pointer(&r.data[at])) = f //nolint:gosec // a place in the mapped segment
 	copy(r.data[at+Unit:], payload)
 	r.pos += uint64(need) //nolint:gosec // positive
+	if f.Kind == Eager {
+		r.window.used += cost(len(payload))
+	}
 	return true
 }
 
@@ -126,6 +131,9 @@ func (r *Ring) Peek() (f Frame, payload []byte, ok, broken bool) {
 		if f.Size > uint32(len(r.data)) || need > r.other-r.pos || at+int(need) > len(r.data) { //nolint:gosec // lengths
 			return f, nil, false, true
 		}
+		if f.Kind == Eager && !r.window.fits(int(f.Size)) {
+			return f, nil, false, true
+		}
 		if f.Kind != skip {
 			return f, r.data[at+Unit : at+Unit+int(f.Size)], true, false
 		}
@@ -134,7 +142,12 @@ func (r *Ring) Peek() (f Frame, payload []byte, ok, broken bool) {
 }
 
 // Consume frees the frame that Peek returned. The sender sees it after Release.
-func (r *Ring) Consume(f Frame) { r.pos += uint64(space(int(f.Size))) } //nolint:gosec // a size
+func (r *Ring) Consume(f Frame) {
+	r.pos += uint64(space(int(f.Size))) //nolint:gosec // a size
+	if f.Kind == Eager {
+		r.window.used += cost(int(f.Size))
+	}
+}
 
 // Release shows the sender what was consumed and reports whether it waits for room.
 func (r *Ring) Release() (wanted bool) {

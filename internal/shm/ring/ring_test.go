@@ -61,6 +61,75 @@ func TestRingIsAQueue(t *testing.T) {
 	})
 }
 
+// TestWindow sends messages that the window affords and takes them at random: the receiver never keeps more than the window, it reads
+// whatever comes, and what was taken can be sent again.
+func TestWindow(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		sender, receiver := twoSides(1 << 20)
+		size := rapid.SampledFrom([]int{0, 1, 4096, 4097, 8192, 100_000}).Draw(t, "size")
+		payload := make([]byte, size)
+		var kept []int
+		for range rapid.IntRange(1, 6).Draw(t, "rounds") {
+			sent := 0
+			for ; sender.Affords(size) && sent < 2*WindowMessages; sent++ {
+				if !sender.Put(Frame{Kind: Eager}, payload) {
+					t.Fatal("no room in the ring")
+				}
+				sender.Publish()
+				f, got, ok, broken := receiver.Peek()
+				if !ok || broken || len(got) != size {
+					t.Fatalf("message %d: %d bytes, ok %v, broken %v", sent, len(got), ok, broken)
+				}
+				receiver.Consume(f)
+				receiver.Release()
+				kept = append(kept, len(got))
+			}
+			if len(kept) > WindowMessages || len(kept)*size > WindowSize {
+				t.Fatalf("%d messages of %d bytes are kept", len(kept), size)
+			}
+			if most := WindowSize / int(cost(size)); len(kept) < most-most/4 {
+				t.Fatalf("the window takes only %d messages of %d bytes", len(kept), size)
+			}
+			for n := rapid.IntRange(0, len(kept)).Draw(t, "taken"); n > 0; n-- {
+				receiver.Taken(kept[0])
+				kept = kept[1:]
+			}
+		}
+	})
+}
+
+// A receiver that gives back what was not used, and a sender that sends more than the window has, harm nobody but themselves.
+func TestWindowOfABrokenPeer(t *testing.T) {
+	t.Parallel()
+	sender, receiver := twoSides(1 << 20)
+	put := func() {
+		if !sender.Put(Frame{Kind: Eager}, nil) {
+			t.Fatal("no room in the ring")
+		}
+		sender.Publish()
+	}
+	for range WindowMessages {
+		put()
+		f, _, ok, _ := receiver.Peek()
+		if !ok {
+			t.Fatal("no frame")
+		}
+		receiver.Consume(f)
+		receiver.Release()
+	}
+	for _, taken := range []uint64{WindowSize + 1, 1 << 63, ^uint64(0)} {
+		sender.control.taken.Store(taken)
+		if sender.Affords(1) {
+			t.Errorf("the receiver gave back %d of %d", taken, WindowSize)
+		}
+	}
+	put()
+	if _, _, ok, broken := receiver.Peek(); ok || !broken {
+		t.Error("more than the window was taken")
+	}
+}
+
 // FuzzRing lets the receiver read what no sender wrote: it must neither crash nor loop.
 func FuzzRing(f *testing.F) {
 	f.Add(uint64(64), []byte{1, 0, 0, 0, 5, 0, 0, 0})

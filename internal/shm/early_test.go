@@ -1,0 +1,137 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package shm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort/internal/shm/ring"
+)
+
+// sendEarly sends that many messages of a few bytes on slot 1 that nobody receives, each with its number.
+func sendEarly(m *Mesh, to, n int) []*link.Op {
+	ops := make([]*link.Op, n)
+	for i := range ops {
+		ops[i] = &link.Op{Peer: to, Slot: 1, Buf: binary.LittleEndian.AppendUint32(nil, uint32(i))}
+		m.Send(ops[i])
+	}
+	return ops
+}
+
+// takeEarly receives them, and checks that they come in order.
+func takeEarly(t *testing.T, m *Mesh, from int, ops []*link.Op) {
+	t.Helper()
+	ctx := messageContext(t)
+	for i := range ops {
+		op := &link.Op{Peer: from, Slot: 1, Buf: make([]byte, 4)}
+		m.Recv(op)
+		if err := m.Wait(ctx, op); err != nil || op.N != 4 || binary.LittleEndian.Uint32(op.Buf) != uint32(i) {
+			t.Fatalf("message %d of %d: %d bytes, % x, %v", i, len(ops), op.N, op.Buf, err)
+		}
+	}
+}
+
+// TestEarlyMessagesHoldUpNoOtherSlot: however many messages on one slot nobody has asked for, one on another slot arrives.
+func TestEarlyMessagesHoldUpNoOtherSlot(t *testing.T) {
+	t.Parallel()
+	for _, early := range []int{ring.WindowMessages, ring.WindowMessages + 1, ring.WindowMessages + 300} {
+		engines := world(t, 2, func(c *Config) { c.Arena = pageSize })
+		ctx := messageContext(t)
+		a, b := engines[0].mesh, engines[1].mesh
+		sends := sendEarly(a, 1, early)
+		for _, size := range []int{1, 100 << 10} {
+			out := &link.Op{Peer: 1, Slot: 2, Buf: bytes.Repeat([]byte{9}, size)}
+			in := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, size)}
+			a.Send(out)
+			b.Recv(in)
+			if err := b.Wait(ctx, in); err != nil || !bytes.Equal(in.Buf, out.Buf) {
+				t.Fatalf("behind %d early messages: %v", early, err)
+			}
+			if err := a.Wait(ctx, out); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if held := heldBy(b.mu.peers[0], b); held > ring.WindowSize {
+			t.Errorf("%d bytes are held", held)
+		}
+		takeEarly(t, b, 0, sends)
+		for i, op := range sends {
+			if err := a.Wait(ctx, op); err != nil {
+				t.Fatalf("send %d: %v", i, err)
+			}
+		}
+		// Receives have given the window back: small messages go at once again.
+		for _, op := range sendEarly(a, 1, ring.WindowMessages/2) {
+			if !op.Completed() {
+				t.Fatal("a small message was not sent at once")
+			}
+			takeEarlyOne(t, b)
+		}
+	}
+}
+
+// takeEarlyOne receives a message whatever its number.
+func takeEarlyOne(t *testing.T, m *Mesh) {
+	t.Helper()
+	op := &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, 4)}
+	m.Recv(op)
+	if err := m.Wait(messageContext(t), op); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestEarlyMessagesHoldUpNoGrant: a rank that has sent many early messages can receive a large one from the rank that does not take
+// them.
+func TestEarlyMessagesHoldUpNoGrant(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx := messageContext(t)
+	a, b := engines[0].mesh, engines[1].mesh
+	b.Recv(&link.Op{Peer: 0, Slot: 9, Buf: make([]byte, 1)}) // so that b reads its ring
+	sendEarly(a, 1, 3*ring.WindowMessages)
+	in := &link.Op{Peer: 1, Slot: 2, Buf: make([]byte, 1<<20)}
+	out := &link.Op{Peer: 0, Slot: 2, Buf: bytes.Repeat([]byte{9}, 1<<20)}
+	a.Recv(in)
+	b.Send(out)
+	if err := b.Wait(ctx, out); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Wait(ctx, in); err != nil || !bytes.Equal(in.Buf, out.Buf) {
+		t.Fatal(err)
+	}
+}
+
+// TestOffersAreBounded: of more messages than may be offered, the rest waits with its sender, and all of them arrive.
+func TestOffersAreBounded(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx := messageContext(t)
+	a, b := engines[0].mesh, engines[1].mesh
+	a.offers = 50
+	b.Recv(&link.Op{Peer: 0, Slot: 9, Buf: make([]byte, 1)}) // so that b reads its ring
+	sends := sendEarly(a, 1, ring.WindowMessages+a.offers+200)
+	offers := func() int {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.mu.peers[1].offered.Len
+	}
+	for offers() < a.offers && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	done := make(chan error, 1)
+	go func() { done <- a.Wait(ctx, sends[len(sends)-1]) }()
+	if n := offers(); n != a.offers {
+		t.Errorf("%d offers", n)
+	}
+	takeEarly(t, b, 0, sends)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
