@@ -16,10 +16,11 @@ import (
 	"github.com/cohort-dist/cohort/internal/ticker"
 )
 
-// keepPeriod is how often the keeper looks after operations that nobody waits for, and keepSeldom how often after a long time in which
-// somebody drove.
+// keepPeriod is how often the keeper looks after operations that nobody waits for, keepSoon after a look that has moved something, because
+// the answer may be on its way, and keepSeldom after a long time in which somebody drove.
 const (
 	keepPeriod = 2 * time.Millisecond
+	keepSoon   = keepPeriod / 20
 	keepSeldom = 8 * keepPeriod
 )
 
@@ -167,8 +168,8 @@ func (m *Mesh) keep() {
 		case <-m.wanted:
 		}
 		look := ticker.NewInterval(keepPeriod)
-		for busy := true; busy; {
-			t.Reset(look.Now())
+		for busy, pause := true, keepPeriod; busy; {
+			t.Reset(pause)
 			moment.At("shm.keep.wait")
 			select {
 			case <-m.engine.life.stop:
@@ -179,13 +180,18 @@ func (m *Mesh) keep() {
 			case <-m.role:
 				moment.At("shm.keep.progress")
 				m.mu.Lock()
+				before := m.mu.moves
 				m.progress()
-				busy = m.mu.pending > 0
+				busy, pause = m.mu.pending > 0, keepPeriod
+				if m.mu.moves != before {
+					pause = keepSoon
+				}
 				m.mu.Unlock()
 				m.role <- struct{}{} // no point: it has room: this one took it
 				look.Reset()
 			default: // somebody drives
 				look.Grow(keepSeldom)
+				pause = look.Now()
 			}
 		}
 	}

@@ -38,6 +38,7 @@ type Mesh struct {
 		any     link.List   // receives from any rank
 		early   link.EarlyPool[offerID]
 		pending int
+		moves   uint // of frames through rings
 		err     error
 		closed  bool
 	}
@@ -252,6 +253,7 @@ func (m *Mesh) flush(p *meshPeer) {
 		m.fill(p)
 	}
 	if p.out.Pos() != before {
+		m.mu.moves++
 		p.out.Publish()
 		m.ring(p.rank)
 	}
@@ -346,6 +348,7 @@ func (m *Mesh) drain(p *meshPeer) {
 }
 
 func (m *Mesh) released(p *meshPeer) {
+	m.mu.moves++
 	if p.in.Release() {
 		m.ring(p.rank)
 	}
