@@ -103,7 +103,7 @@ func (o *collOptions) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.transport, "transport", "auto", "auto, tcp, shm or gloo")
 	cmd.Flags().StringVar(&o.peer, "peer", "cohort", "the name in the column peer")
 	cmd.Flags().Float64Var(&o.scale, "scale", 1, "multiplies the number of iterations")
-	cmd.Flags().StringVar(&o.only, "only", "", "run only the cases whose name contains this")
+	cmd.Flags().StringVar(&o.only, "only", "", "run only the cases whose name contains this, or one of several parts with commas between them")
 	cmd.Flags().BoolVar(&o.cost, "cost", false, "also print what an operation costs a rank")
 	cmd.Flags().IntVar(&o.busy, "busy", 0, "goroutines in every rank that compute continuously")
 	cmd.Flags().IntVar(&o.garbage, "garbage", 0, "goroutines in every rank that keep the garbage collector busy")
@@ -266,7 +266,7 @@ func (b *collBench) all(ctx context.Context) error {
 			continue
 		}
 		for _, s := range collSizes {
-			if s.name == c.without || !strings.Contains(b.caseName(c.name, s), b.opts.only) {
+			if s.name == c.without || !b.wants(b.caseName(c.name, s)) {
 				continue
 			}
 			if err := c.run(ctx, c.name, s); err != nil {
@@ -357,7 +357,7 @@ func (b *collBench) allToAll(ctx context.Context, name string, s collSize) error
 func (b *collBench) halves(ctx context.Context) error {
 	size := b.group.Size()
 	wanted := slices.DeleteFunc(slices.Clone(collSizes), func(s collSize) bool {
-		return !strings.Contains(b.caseName("halves", s), b.opts.only)
+		return !b.wants(b.caseName("halves", s))
 	})
 	if size < 4 || len(wanted) == 0 {
 		return nil
@@ -427,11 +427,21 @@ func (b *collBench) caseName(name string, s collSize) string {
 	return full + b.suffix
 }
 
+// wants reports whether a case is one of those to run.
+func (b *collBench) wants(name string) bool {
+	for part := range strings.SplitSeq(b.opts.only, ",") {
+		if strings.Contains(name, part) {
+			return true
+		}
+	}
+	return false
+}
+
 // measure does what bench/peers does: a warm-up of a tenth, a barrier, then timed iterations; rank 0 prints the median, the
 // 99th percentile where there are enough, and payload bytes by mean time.
 func (b *collBench) measure(ctx context.Context, name string, s collSize, factor float64, steps ...func(context.Context) *group.Work) error {
 	full := b.caseName(name, s)
-	if !strings.Contains(full, b.opts.only) {
+	if !b.wants(full) {
 		return nil
 	}
 	once := func() error {
