@@ -11,10 +11,10 @@ operation (a limit delays few operations, but those for long) and its median; pr
 rank; processor time, context switches, futex calls, epoll calls and yields of an operation on that rank. Marked are rows
   core      that use more than 1.05 cores for each goroutine that computes or runs the operation; not those in which the garbage
             collector is busy, which takes every core that the rank leaves free,
-  switches  in which no other work disturbs the ranks, each has a core, and there are more context switches than the algorithm has waits; half a
-            wait and one switch in 5 ms are allowed for the Go runtime. Where ranks share a core, each yield to another rank is a switch too,
-  cliff     that take more than three times as long, for each step of the algorithm, as the best row of the same transport and operation at
-            the same ratio of ranks to cores,
+  switches  with more context switches of all threads than the algorithm has steps, in each of which a rank waits at most once. A yield to
+            another thread counts as a switch too, so most rows in which ranks share a core are marked,
+  cliff     that take more than three times as long, in the unit of counts(), as the best row of the same transport and operation at the same
+            ratio of ranks to cores,
   slow      the same, but in rows with computing goroutines or a busy garbage collector, if they are within three times of the best one of
             their kind (GOMAXPROCS=1 separately, where the Go scheduler lets goroutines take turns of 10 ms).
 A summary follows, and behind it what is marked. It ends with status 1 if something is marked."""
@@ -189,11 +189,10 @@ for key, values in medians.items():
 
 
 def marks(key, values):
-    _, place, ranks, procs, _, available, busy = key
+    _, place, _, procs, _, _, busy = key
     if place != "garbage" and values[2] > 1.05 * min(1 + (busy == "--busy"), procs):
         yield "core", values[2]
-    waits = counts(key)[0]
-    if place == "free" and ranks <= available and values[4] > 1.5 * waits + values[0] / 5000:
+    if values[4] > counts(key)[0]:
         yield "switches", values[4]
     if (factor := unit(key, values) / best.get(alike(key), math.inf)) > 3:
         yield "slow" if busy and unit(key, values) <= 3 * best_of_kind[kind(key)] else "cliff", factor
