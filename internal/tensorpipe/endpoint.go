@@ -23,7 +23,6 @@ import (
 type Endpoint struct {
 	name      string
 	cfg       *config
-	lingerers lingerers
 	ctx       context.Context //nolint:containedctx // the lifetime of the endpoint: its end cancels dials under way
 	cancel    context.CancelCauseFunc
 	sessions  chan *Session

@@ -5,8 +5,6 @@ package tensorpipe
 
 import (
 	"net"
-	"runtime"
-	"sync/atomic"
 	"time"
 )
 
@@ -18,7 +16,8 @@ import (
 // and until enough has come. Only then it parks, like everybody else.
 
 const (
-	// lingerTime is how long a receiver lingers. It occupies one of the GOMAXPROCS meanwhile, unless the runtime needs it.
+	// lingerTime is how long a receiver lingers. It occupies one of the GOMAXPROCS meanwhile, unless the runtime needs it, and
+	// counts as one of the naps of [corewait.BeginNap].
 	lingerTime = time.Millisecond
 	// lingerCredit is the number of messages that may come later than that before the receiver does not linger any more.
 	lingerCredit = 4
@@ -36,22 +35,8 @@ type patient interface {
 	writeBuffers(bufs net.Buffers) (int64, error)
 }
 
-// lingerers counts the receivers of an endpoint that linger. One of the GOMAXPROCS is always left to others.
-type lingerers struct{ n atomic.Int32 }
-
-func (l *lingerers) enter() bool {
-	if int(l.n.Add(1)) < runtime.GOMAXPROCS(0) {
-		return true
-	}
-	l.n.Add(-1)
-	return false
-}
-
-func (l *lingerers) leave() { l.n.Add(-1) }
-
-// lingering says whether the receiver of a pipe lingers. It belongs to whoever receives.
+// lingering says whether the receiver of a pipe lingers where it has to wait. It belongs to whoever receives.
 type lingering struct {
-	all    *lingerers
 	began  time.Time
 	credit int
 	on     bool
@@ -60,7 +45,7 @@ type lingering struct {
 // begin is called before the wait for a message. alone says that nothing else is under way on the pipe.
 func (l *lingering) begin(alone bool) {
 	l.began = time.Now()
-	l.on = alone && l.credit > 0 && l.all.enter()
+	l.on = alone && l.credit > 0
 }
 
 // arrived is called when a message has begun to arrive. The rest of it is waited for in the same way.
@@ -69,13 +54,5 @@ func (l *lingering) arrived() {
 		l.credit = lingerCredit
 	} else if l.credit > 0 {
 		l.credit--
-	}
-}
-
-// end is called when the message is complete, or there will be none.
-func (l *lingering) end() {
-	if l.on {
-		l.on = false
-		l.all.leave()
 	}
 }

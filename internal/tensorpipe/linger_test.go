@@ -7,31 +7,21 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
-)
 
-func TestLingerers(t *testing.T) {
-	var l lingerers
-	n := 0
-	for l.enter() {
-		n++
-	}
-	if want := runtime.GOMAXPROCS(0) - 1; n != want {
-		t.Errorf("%d linger, want %d", n, want)
-	}
-	if l.leave(); n > 0 && !l.enter() {
-		t.Error("nobody lingers in place of one that has left")
-	}
-}
+	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/corewait"
+	"github.com/cohort-dist/cohort/internal/testwait"
+)
 
 // TestLingering walks through the messages of a caller that comes and goes.
 func TestLingering(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // on one processor nobody lingers
 	synctest.Test(t, func(t *testing.T) {
-		l := lingering{all: &lingerers{}}
+		var l lingering
 		for i, step := range []struct {
 			wait  time.Duration
 			alone bool
@@ -57,12 +47,40 @@ func TestLingering(t *testing.T) {
 			}
 			time.Sleep(step.wait)
 			l.arrived()
-			l.end()
-		}
-		if n := l.all.n.Load(); n != 0 {
-			t.Errorf("%d linger after the end", n)
 		}
 	})
+}
+
+// TestIdleDoesNotLinger lets a receiver wait for long behind a message that came at once. Meanwhile others may nap.
+func TestIdleDoesNotLinger(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one may
+	client, server := pair(t)
+	ctx, cancel := context.WithCancel(within(t))
+	defer cancel()
+	if err := client.Send(ctx, rpcMessage(0x102, 1, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.Recv(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Send(ctx, rpcMessage(0x203, 1, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if !server.books.clear() || server.linger.credit == 0 {
+		t.Fatal("the receiver does not linger")
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := server.Recv(ctx)
+		done <- err
+	}()
+	time.Sleep(5 * lingerTime) // probably it has lingered
+	testwait.Until(t, "somebody may nap", corewait.BeginNap)
+	corewait.EndNap()
+	cancel()
+	if err := <-done; !errors.Is(err, dist.Canceled) {
+		t.Error(err)
+	}
 }
 
 // TestLeastMessage lays out the smallest message that PyTorch sends.

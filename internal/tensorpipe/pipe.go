@@ -52,7 +52,6 @@ func newPipe(ep *Endpoint, peer string, client bool, main, reply *stream, ch cha
 		peer: peer, client: client, cfg: ep.cfg, main: main, reply: reply, chann: ch, books: newLedger(client),
 		sending: make(chan struct{}, 1), recving: make(chan struct{}, 1), closed: make(chan struct{}),
 	}
-	p.linger.all = &ep.lingerers
 	if client {
 		p.ends = newWatch(p.streams()...)
 		p.work.Go(p.watchEnds)
@@ -339,7 +338,6 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 	}
 	moment.At("tensorpipe.pipe.recv")
 	p.linger.begin(!p.client && p.books.clear())
-	defer p.linger.end()
 	p.main.expect(leastMessage)
 	if _, err := p.main.br.Peek(1); err != nil {
 		if ctx.Err() != nil && p.Err() == nil {

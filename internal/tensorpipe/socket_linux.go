@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/corewait"
 )
 
 const (
@@ -145,12 +147,13 @@ func (s *socket) readFrom(fd int, b []byte) (int, error) {
 		case s.closed.Load():
 			return 0, net.ErrClosed
 		}
-		if s.linger.on && !lingered {
+		if s.linger.on && !lingered && corewait.BeginNap() {
 			lingered = true
-			if err := s.wakeAt(fd, min(s.need, maxExpect)); err != nil {
+			err := s.await(fd)
+			corewait.EndNap()
+			if err != nil {
 				return 0, err
 			}
-			linger(fd)
 			continue
 		}
 		if err := s.wakeAt(fd, 1); err != nil {
@@ -171,11 +174,15 @@ func (s *socket) wakeAt(fd, n int) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, n))
 }
 
-// linger waits for enough to read. Whatever comes of it is for the next read to find.
-func linger(fd int) {
+// await lingers until enough has come. Whatever comes of it is for the next read to find.
+func (s *socket) await(fd int) error {
+	if err := s.wakeAt(fd, min(s.need, maxExpect)); err != nil {
+		return err
+	}
 	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
 	limit := unix.NsecToTimespec(int64(lingerTime))
 	_, _ = unix.Ppoll(fds[:], &limit, nil) // no point: the descriptor is in use
+	return nil
 }
 
 func (s *socket) Write(b []byte) (int, error) {

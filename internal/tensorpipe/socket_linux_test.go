@@ -40,7 +40,7 @@ func sockets(t *testing.T) (*socket, *net.TCPConn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, ok := takeOver(nc, &lingering{all: &lingerers{}}).(*socket)
+	s, ok := takeOver(nc, &lingering{}).(*socket)
 	if !ok {
 		t.Fatal("the connection was not taken over")
 	}
