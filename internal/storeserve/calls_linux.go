@@ -43,6 +43,3 @@ func pollNow(fd int, events []unix.EpollEvent) int {
 	}
 	return int(n)
 }
-
-// yieldNow lets others have the core that wait for it.
-func yieldNow() { _, _, _ = syscall.RawSyscall6(unix.SYS_SCHED_YIELD, 0, 0, 0, 0, 0, 0) }

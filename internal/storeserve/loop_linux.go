@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cohort-dist/cohort/internal/corewait"
 	"github.com/cohort-dist/cohort/internal/moment"
 )
 
@@ -89,7 +90,7 @@ func (l *loop) run() {
 		// the call itself.
 		n := pollNow(l.poll, l.events)
 		if n == 0 && l.patient() {
-			yieldNow()
+			corewait.YieldCore()
 			n = pollNow(l.poll, l.events)
 		}
 		l.turn.served = n
