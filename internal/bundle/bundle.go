@@ -5,6 +5,7 @@
 package bundle
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"slices"
@@ -48,11 +49,28 @@ func (b *Bundle) Write(name string, data []byte) bool {
 		return false
 	}
 	b.left -= len(data)
-	path := filepath.Join(b.dir, name)
-	if b.err = os.WriteFile(path, data, 0o600); b.err != nil { //nolint:gosec // the names are the launcher's own, or those of files in a folder of its own
-		_ = os.Remove(path) // half a file would be taken for a whole one
-	}
+	b.err = WriteWhole(filepath.Join(b.dir, name), data)
 	return b.err == nil
+}
+
+// WriteWhole writes a file that only its owner can read. What cannot be written whole is not left behind: half a file, or an empty one,
+// would be taken for a whole one. A device or a link is never removed.
+func WriteWhole(name string, data []byte) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the user's own file, or one in a folder of the launcher's
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err != nil {
+		_ = f.Truncate(0) // for a file that cannot be removed
+	}
+	if err = cmp.Or(err, f.Close()); err == nil {
+		return nil
+	}
+	if info, gone := os.Lstat(name); gone == nil && info.Mode().IsRegular() {
+		_ = os.Remove(name)
+	}
+	return err
 }
 
 // Keep copies the files of a folder whose names begin with a prefix, as far as there is room.

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/bundle"
 	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/runflags"
 	"github.com/cohort-dist/cohort/internal/signame"
@@ -105,10 +106,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 	}
 	if o.Report != "" {
 		if failed := writeReport(o.Report, report); failed != nil {
-			if report.Succeeded {
-				return failed
-			}
-			_, _ = fmt.Fprintln(a.Err, "cohort:", failed) // why the job has failed comes last
+			a.Note("cohort: " + failed.Error()) // the exit code is the job's, and why the job has failed comes last
 		}
 	}
 	if a.JSON {
@@ -173,10 +171,10 @@ func (a *app) catch(names string) {
 
 func writeReport(name string, r *launch.Report) error {
 	b, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
+	if err == nil {
+		err = bundle.WriteWhole(name, append(b, '\n'))
 	}
-	if err := os.WriteFile(name, append(b, '\n'), 0o600); err != nil {
+	if err != nil {
 		return fmt.Errorf("--report: %w", err)
 	}
 	return nil
