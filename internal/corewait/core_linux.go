@@ -74,6 +74,7 @@ const placeEvery = 200 * time.Microsecond
 type Placer struct {
 	looked         time.Duration
 	cores, allowed []int
+	moves          moves
 }
 
 // Due reports whether it is time to call Place.
@@ -86,8 +87,8 @@ func (p *Placer) Due(now time.Duration) bool {
 }
 
 // Place returns the core of the caller, which is rank me of so many. If by what is known of the other ranks too many of them
-// are there, it goes to another one first.
-func (p *Placer) Place(me, ranks int, coreOf func(rank int) int) int {
+// are there, it goes to another one first, unless it has just done so.
+func (p *Placer) Place(now time.Duration, me, ranks int, coreOf func(rank int) int) int {
 	here := Core()
 	p.cores = p.cores[:0]
 	for rank := range ranks {
@@ -98,7 +99,7 @@ func (p *Placer) Place(me, ranks int, coreOf func(rank int) int) int {
 		return here
 	}
 	p.allowed = Allowed(p.allowed[:0])
-	if to, ok := Spread(me, p.cores, p.allowed); ok {
+	if to, ok := Spread(me, p.cores, p.allowed); ok && p.moves.allow(now) {
 		MoveTo(to)
 		return to
 	}

@@ -13,9 +13,8 @@
 //	the yield              who needs the core           what the waiter does
 //	took less than Alone   nobody                       spins, and asks again every AskEvery
 //	took up to Slice       others who wait, as it does  yields and does not spin: the one it waits for may be among them
-//	took longer            a thread that computes       spins for a Glance, then sleeps: waking up preempts that thread, a
-//	                                                    yield waits for its whole time slice. It does not yield again for a
-//	                                                    while, longer each time
+//	took longer            a thread that computes       sleeps: waking up preempts that thread, a yield waits for its whole
+//	                                                    time slice. It does not yield again for a while, longer each time
 //
 // A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn, and
 // the others come next, or a limit on the processor time stopped all of them. Whoever has used its core for Patience without success sleeps in any case.
@@ -53,10 +52,6 @@ const (
 	Longest = 4 * time.Millisecond
 	// AskEvery is how long a waiter spins before it yields once, to ask whether that is still right.
 	AskEvery = 5 * time.Microsecond
-	// Glance is how long a waiter spins where it will not yield.
-	Glance = AskEvery
-	// Blind is how many waits after a glance in vain do without one.
-	Blind = 15
 	// Patience is how much of its core a waiter uses before it sleeps; a yield counts as Alone. It is several times what waking
 	// a sleeper takes: otherwise a rank that was delayed once is awaited by sleepers, is delayed by having to wake them, and so on.
 	Patience = 200 * time.Microsecond
@@ -88,7 +83,6 @@ type finding struct {
 	until  time.Duration // no yield before
 	pause  time.Duration // the last time without yields
 	cost   time.Duration // of a yield, on average
-	blind  int           // waits to come without a glance
 	wanted int           // above 0 others who wait need this core; each yield that came back at once takes one
 }
 
@@ -111,18 +105,7 @@ func (w *Waiter) Next(now time.Duration) Act {
 	f := &w.found[w.which]
 	w.spent += now - w.last
 	w.last = now
-	if now < f.until {
-		switch {
-		case f.blind > 0:
-			f.blind--
-			return Sleep
-		case w.spent >= Glance:
-			f.blind = Blind
-			return Sleep
-		}
-		return Spin
-	}
-	if w.spent >= Patience {
+	if now < f.until || w.spent >= Patience {
 		return Sleep
 	}
 	if f.wanted > 0 || now-w.asked >= AskEvery {
@@ -146,6 +129,6 @@ func (w *Waiter) Yielded(now time.Duration) {
 		f.wanted = Sure
 	case f.wanted == 0 || f.cost > Dear:
 		f.pause = min(max(2*f.pause, Payback*took), MaxPause)
-		f.until, f.wanted, f.cost, f.blind = now+f.pause, 0, 0, 0
+		f.until, f.wanted, f.cost = now+f.pause, 0, 0
 	}
 }

@@ -92,6 +92,9 @@ func TestSomebodyComputes(t *testing.T) {
 	if yields > 15 {
 		t.Errorf("it gave its core away %d times in 2 s, %v each", yields, slice)
 	}
+	if acts := drive(&w, &now); len(acts) != 1 || acts[0] != Sleep {
+		t.Errorf("%v: it sleeps at once where a yield costs a time slice", acts)
+	}
 	// Alone again, it finds out at the next question.
 	now += MaxPause
 	drive(&w, &now, 300)
@@ -121,5 +124,26 @@ func TestComputesAmongOthers(t *testing.T) {
 	acts := drive(&w, &now, turn, slice, turn, slice, turn, slice, turn, slice, turn, slice)
 	if acts[len(acts)-1] != Sleep {
 		t.Error("every second yield took a time slice, and it went on")
+	}
+}
+
+// A rank that the kernel moves back each time gives up for longer and longer, and one that stays where it went may move at once
+// when it has to again.
+func TestMovesBecomeRare(t *testing.T) {
+	t.Parallel()
+	var m moves
+	n, start := 0, time.Hour
+	now := start
+	for ; now-start < 2*time.Second; now += 200 * time.Microsecond {
+		if m.allow(now) {
+			n++
+		}
+	}
+	if n < 5 || n > 20 {
+		t.Errorf("a rank that is moved back each time moved %d times in 2 s", n)
+	}
+	now += Payback * MaxPause
+	if !m.allow(now) || m.allow(now+firstPause/2) || !m.allow(now+firstPause) {
+		t.Error("a rank that stayed where it was for long does not move when it has to")
 	}
 }

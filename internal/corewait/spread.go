@@ -3,7 +3,10 @@
 
 package corewait
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Nowhere is the core of a rank that has not said where it runs.
 const Nowhere = -1
@@ -54,6 +57,31 @@ func Spread(me int, cores []int, allowed []int) (core int, ok bool) {
 		}
 	}
 	return 0, false
+}
+
+// moves limits how often a rank goes to another core. Where ranks sleep, the kernel chooses a core each time it wakes one. A rank that left that
+// core again each time would arrive on the other one behind whoever computes there, and wait for its time slice. So a rank that soon has to move
+// again does it less and less often. The zero value is ready.
+type moves struct {
+	last  time.Duration
+	pause time.Duration // after the last one
+}
+
+// firstPause is the time between two moves at first, MaxPause in the end.
+const firstPause = time.Millisecond
+
+// allow reports whether the rank may move now, and if so takes it that it does.
+func (m *moves) allow(now time.Duration) bool {
+	switch since := now - m.last; {
+	case since < m.pause:
+		return false
+	case since < Payback*m.pause:
+		m.pause = min(2*m.pause, MaxPause)
+	default:
+		m.pause = firstPause
+	}
+	m.last = now
+	return true
 }
 
 // ranksOn is the number of ranks on a core.

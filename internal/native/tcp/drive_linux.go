@@ -205,7 +205,7 @@ func (m *Mesh) place(now time.Duration) {
 	if n, errno := epollLook(m.ep, m.events[:]); errno == 0 { // some may have said where they are
 		m.handle(n)
 	}
-	core := m.placer.Place(m.rank, m.size, func(rank int) int { return int(m.mu.cores[rank]) - 1 })
+	core := m.placer.Place(now, m.rank, m.size, func(rank int) int { return int(m.mu.cores[rank]) - 1 })
 	m.moved(uint16(core + 1)) //nolint:gosec // a core's number; one that does not fit only crowds another
 }
 
