@@ -99,8 +99,11 @@ func (c *Clock) run() {
 			}
 			interval.Reset()
 		}
-		c.soon.Store(interval.Now() <= Calm)
-		timer.Reset(interval.Now())
+		pause := interval.Now()
+		if c.soon.Swap(pause <= Calm) {
+			pause = min(pause, Calm) // whoever has posted since the last look may have gone by it
+		}
+		timer.Reset(pause)
 		select {
 		case <-timer.C:
 		case <-c.wake:

@@ -93,3 +93,34 @@ func TestPostDuringATick(t *testing.T) {
 		<-seen // the test hangs, and fails, if the post is forgotten
 	})
 }
+
+// TestPostBehindATick: what is posted to one task while the clock looks at another one, having seen this one, is seen within Calm.
+func TestPostBehindATick(t *testing.T) {
+	for posts := range 100 { // the clock looks at the tasks in any order
+		synctest.Test(t, func(t *testing.T) {
+			c := New()
+			defer c.Close()
+			var posted [2]time.Time
+			var seen [2]int
+			tasks := [2]*Task{}
+			for i := range tasks {
+				tasks[i] = &Task{Tick: func(now time.Time) State {
+					seen[i]++
+					if at := posted[i]; !at.IsZero() && now.Sub(at) > Calm {
+						t.Errorf("looked at %v after the post", now.Sub(at))
+					}
+					posted[i] = time.Time{}
+					if other := 1 - i; seen[i] == posts%10 && seen[other] == seen[i] { // that one had its turn
+						posted[other] = now
+						c.Watch(tasks[other])
+					}
+					return State{Pending: true}
+				}}
+			}
+			for _, task := range tasks {
+				c.Watch(task)
+			}
+			time.Sleep(time.Second)
+		})
+	}
+}
