@@ -33,13 +33,13 @@ func (m *Mesh) progress() {
 		if p == nil || p.gone != nil {
 			continue
 		}
-		p.ended = m.engine.others.how(p.rank) != 0
+		ended := m.engine.others.how(p.rank) != present // then what is in the ring is all that will come
 		m.drain(p)
 		if m.mu.err != nil {
 			return
 		}
 		m.flush(p)
-		if p.ended { // what it had sent before has been read now
+		if ended { // what it had sent before has been read now
 			p.gone = m.engine.lost("shm: message", p.rank)
 			m.endPeer(p, p.gone)
 		}

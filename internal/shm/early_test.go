@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/shm/ring"
+	"github.com/cohort-dist/cohort/internal/testwait"
 )
 
 // sendEarly sends that many messages of a few bytes on slot 1 that nobody receives, each with its number.
@@ -133,5 +134,41 @@ func TestOffersAreBounded(t *testing.T) {
 	takeEarly(t, b, 0, sends)
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestNobodyWaitsForAnOfferThatCameEarly: a receive gets the message whose offer came before it, also if nobody waits for that receive.
+func TestNobodyWaitsForAnOfferThatCameEarly(t *testing.T) {
+	t.Parallel()
+	for name, from := range map[string]int{"of a rank": 0, "of any rank": link.AnyPeer} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			engines := world(t, 2, nil)
+			ctx := messageContext(t)
+			a, b := engines[0].mesh, engines[1].mesh
+			out := &link.Op{Peer: 1, Slot: 1, Buf: bytes.Repeat([]byte{9}, 1<<20)}
+			a.Send(out)
+			last, first := &link.Op{Peer: 1, Slot: 2, Buf: []byte{1}}, &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)}
+			a.Send(last)
+			b.Recv(first) // behind the offer
+			if err := b.Wait(ctx, first); err != nil {
+				t.Fatal(err)
+			}
+			testwait.Until(t, "the keeper has nothing to do", func() bool {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				return b.mu.pending == 0 && len(b.wanted) == 0
+			})
+			time.Sleep(5 * keepSeldom) // probably it knows
+			in := &link.Op{Peer: from, Slot: 1, Buf: make([]byte, len(out.Buf))}
+			b.Recv(in)
+			if err := a.Wait(ctx, out); err != nil {
+				t.Fatal(err)
+			}
+			testwait.Until(t, "the message is there", in.Completed)
+			if !bytes.Equal(in.Buf, out.Buf) {
+				t.Error("another message")
+			}
+		})
 	}
 }

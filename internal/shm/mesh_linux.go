@@ -57,7 +57,6 @@ type meshPeer struct {
 	incoming link.List // receives whose data is on the way
 	refusals []ring.Frame
 	inbox    link.Inbox[offerID]
-	ended    bool // its process is gone: what is in the ring is all that will come
 	gone     error
 }
 
@@ -140,7 +139,6 @@ func (m *Mesh) Recv(op *link.Op) {
 	op.Source = op.Peer
 	if a := p.takeable(op.Slot); a != nil {
 		m.takeArrival(p, a, op)
-		m.flush(p)
 		return
 	}
 	if err != nil {
@@ -180,7 +178,6 @@ func (m *Mesh) recvAny(op *link.Op) {
 	case best != nil:
 		op.Source = best.rank
 		m.takeArrival(best, first, op)
-		m.flush(best)
 	case alive:
 		m.mu.any.Push(op)
 		m.tellKeeper()
@@ -218,6 +215,8 @@ func (m *Mesh) takeArrival(p *meshPeer, a *early, op *link.Op) {
 		m.deliver(p, op, a.Data)
 	}
 	m.mu.early.Recycle(a)
+	m.flush(p)
+	m.tellKeeper() // what was only offered is not here yet
 }
 
 // deliver ends a receive with a whole message.
