@@ -24,6 +24,9 @@
 // PyTorch 1.13 looks only at "cleanup/" and removes the file when it equals its own world size, even while others use it.
 // NumKeys counts these two keys, as PyTorch does.
 //
+// The last Close removes the file even if the disk is full. Any other Close on a full disk fails unless the end of the file
+// has a little room left, and its error says so: the file still counts that handle, and stays. PyTorch's process aborts there.
+//
 // # Damaged and removed files
 //
 // If a path cannot be used, or a file is truncated or not a store, Open returns an error and leaves the file unchanged:

@@ -152,7 +152,7 @@ func (s *Store) close() error {
 	if _, current := last.current(); !last.registered || !current {
 		return nil
 	}
-	return last.update(ctx, "close", nil, func(c *change) error {
+	err := last.update(ctx, "close", nil, func(c *change) error {
 		if !last.registered { // lost in this very moment
 			return nil
 		}
@@ -167,6 +167,18 @@ func (s *Store) close() error {
 		c.remove = count == 0 && last.worldSize >= 0 && cleanup >= int64(last.worldSize)
 		return nil
 	})
+	return last.stillCounted(err)
+}
+
+// stillCounted says what follows from a failed Close. The file only grows, and others may have read all of it, so nothing but a new
+// record can take a handle out of the count.
+func (s *Store) stillCounted(err error) error {
+	problem, is := errors.AsType[*dist.Error](err)
+	if !is || s.worldSize < 0 || problem.Code != dist.Unavailable {
+		return err
+	}
+	problem.Detail = fmt.Sprintf("%v; the file still counts this handle, so no other one will remove it: remove %s yourself", problem.Err, s.path)
+	return err
 }
 
 // Repair cuts off the unfinished record that a killed writer left at the end of the file at path, and returns its length: 0 if
