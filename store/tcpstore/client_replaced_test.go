@@ -4,6 +4,7 @@
 package tcpstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/faultnet"
+	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -180,6 +182,75 @@ func TestWatchReachesAnotherStore(t *testing.T) {
 		}
 		if there, err := c.Check(ctx, "k"); err != nil || !there { // it goes on with the first one as long as that is there
 			t.Errorf("check: %v, %v", there, err)
+		}
+	})
+}
+
+// writing calls before with everything that is about to be written.
+type writing struct {
+	net.Conn
+	before func(b []byte)
+}
+
+func (w *writing) Write(b []byte) (int, error) {
+	w.before(b)
+	return w.Conn.Write(b)
+}
+
+// TestWatchOfAClearedStore: a store that is cleared between the question which store it is and the beginning of the watch, or later, is not
+// watched, and the error says that it is another store.
+func TestWatchOfAClearedStore(t *testing.T) {
+	for _, begun := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			network := &faultnet.Network{}
+			s := serveOn(t, network)
+			defer func() { _ = s.Close() }()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			question := wire.AppendKey(nil, wire.Legacy, wire.WatchKey, "/k")
+			c, err := Dial(ctx, "store:1", WithDialer(func(ctx context.Context, kind, addr string) (net.Conn, error) {
+				conn, err := network.Dial(ctx, kind, addr)
+				return &writing{conn, func(b []byte) {
+					if !begun && bytes.Equal(b, question) {
+						s.Clear()
+					}
+				}}, err
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err = c.Set(ctx, "k", nil); err != nil {
+				t.Fatal(err)
+			}
+			from := time.Now()
+			err = c.Watch(ctx, "k", func() {
+				if !begun {
+					t.Error("another store is watched")
+				}
+				s.Clear()
+			}, func(Change) { t.Error("a change") })
+			if took := time.Since(from); !errors.Is(err, dist.Replaced) || took > 5*time.Second {
+				t.Errorf("after the watch has begun %v: %v, after %v", begun, err, took)
+			}
+		})
+	}
+}
+
+// TestWatchOfAServerThatIsGone: the question whether the store was cleared does not hold up the end of a watch whose server is gone.
+func TestWatchOfAServerThatIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network, ctx := &faultnet.Network{}, t.Context()
+		s := serveOn(t, network)
+		c, err := Dial(ctx, "store:1", WithDialer(network.Dial))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		from := time.Now()
+		err = c.Watch(ctx, "k", func() { _ = s.Close() }, nil)
+		if took := time.Since(from); !errors.Is(err, dist.PeerLost) || took > 2*answerTime {
+			t.Errorf("%v, after %v", err, took)
 		}
 	})
 }

@@ -5,6 +5,8 @@ package tcpstore
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/ctxdial"
@@ -51,6 +53,13 @@ func (c *Client) watchKey(ctx context.Context, q *request, ready func(), changed
 	defer cancel(nil)
 	defer context.AfterFunc(c.life, func() { cancel(dist.Closed) })() // Close ends it
 	err := c.watch(ctx, q, ready, changed)
+	if native, ok := c.back.(*nativeStore); ok && errors.Is(err, dist.PeerLost) { // a server that is cleared cuts its watches, and cannot say why
+		short, cancel := context.WithTimeout(ctx, answerTime)
+		if _, asked := native.do(short, time.Time{}, &request{op: wire.Check, keys: []string{}}); errors.Is(asked, dist.Replaced) {
+			err = asked
+		}
+		cancel()
+	}
 	if ended := dist.FromContext(ctx, "tcpstore"); ended != nil {
 		err = ended
 	}
