@@ -67,6 +67,8 @@ func (m *Mesh) arrive(p *meshPeer, f ring.Frame, payload []byte) {
 
 // endPeer ends all operations with a rank.
 func (m *Mesh) endPeer(p *meshPeer, err error) {
+	m.mu.pending -= len(p.refusals)
+	p.refusals = nil
 	for _, l := range []*link.List{&p.sends, &p.offered, &p.streams, &p.recvs, &p.grants, &p.incoming} {
 		for op := l.Pop(); op != nil; op = l.Pop() {
 			m.complete(op, err)

@@ -8,9 +8,11 @@ package shm
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/shm/ring"
 	"github.com/cohort-dist/cohort/internal/testwait"
@@ -137,6 +139,9 @@ func TestOffersAreBounded(t *testing.T) {
 	}
 }
 
+// restKeeper returns when a keeper that has nothing to do has found that out, probably.
+func restKeeper() { time.Sleep(5 * keepSeldom) }
+
 // TestNobodyWaitsForAnOfferThatCameEarly: a receive gets the message whose offer came before it, also if nobody waits for that receive.
 func TestNobodyWaitsForAnOfferThatCameEarly(t *testing.T) {
 	t.Parallel()
@@ -154,12 +159,7 @@ func TestNobodyWaitsForAnOfferThatCameEarly(t *testing.T) {
 			if err := b.Wait(ctx, first); err != nil {
 				t.Fatal(err)
 			}
-			testwait.Until(t, "the keeper has nothing to do", func() bool {
-				b.mu.Lock()
-				defer b.mu.Unlock()
-				return b.mu.pending == 0 && len(b.wanted) == 0
-			})
-			time.Sleep(5 * keepSeldom) // probably it knows
+			restKeeper()
 			in := &link.Op{Peer: from, Slot: 1, Buf: make([]byte, len(out.Buf))}
 			b.Recv(in)
 			if err := a.Wait(ctx, out); err != nil {
@@ -170,5 +170,34 @@ func TestNobodyWaitsForAnOfferThatCameEarly(t *testing.T) {
 				t.Error("another message")
 			}
 		})
+	}
+}
+
+// TestRefusalBehindAFullRing: a sender hears that its message is too long for the receive, also if the receiver's ring to it was full and
+// nobody waits there any more.
+func TestRefusalBehindAFullRing(t *testing.T) {
+	t.Parallel()
+	engines := world(t, 2, nil)
+	ctx := messageContext(t)
+	a, b := engines[0].mesh, engines[1].mesh
+	<-a.role // nobody reads the ring
+	for _, size := range []int{b.eager, 0} {
+		for {
+			op := &link.Op{Peer: 0, Slot: 2, Buf: make([]byte, size)}
+			if b.Send(op); b.Cancel(op) {
+				break // no room
+			}
+		}
+	}
+	out, in := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1<<20)}, &link.Op{Peer: 0, Slot: 1, Buf: make([]byte, 1)}
+	a.Send(out)
+	b.Recv(in)
+	if err := b.Wait(ctx, in); !errors.Is(err, dist.Mismatch) {
+		t.Fatal(err)
+	}
+	restKeeper()
+	a.role <- struct{}{}
+	if err := a.Wait(ctx, out); !errors.Is(err, dist.Mismatch) {
+		t.Fatal(err)
 	}
 }

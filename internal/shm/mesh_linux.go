@@ -37,7 +37,7 @@ type Mesh struct {
 		peers   []*meshPeer // by rank; nil for the own one
 		any     link.List   // receives from any rank
 		early   link.EarlyPool[offerID]
-		pending int
+		pending int  // operations, and answers that are not in a ring yet
 		moves   uint // of frames through rings
 		err     error
 		closed  bool
@@ -235,6 +235,7 @@ func (m *Mesh) answer(p *meshPeer, op *link.Op, id, total uint64) {
 	op.State.Aux, op.Source = id, p.rank
 	if total > uint64(len(op.Buf)) {
 		p.refusals = append(p.refusals, ring.Frame{Kind: ring.Refuse, ID: id, Total: uint64(len(op.Buf))})
+		m.mu.pending++ // the receive ends, and the sender has to hear of it
 		m.complete(op, link.TooLong(p.rank, "", total, len(op.Buf)))
 		return
 	}
@@ -265,6 +266,7 @@ func (m *Mesh) fill(p *meshPeer) bool {
 			return false
 		}
 		p.refusals = p.refusals[1:]
+		m.mu.pending--
 	}
 	for op := p.grants.Head; op != nil; op = p.grants.Head {
 		if !p.out.Put(ring.Frame{Kind: ring.Grant, ID: op.State.Aux}, nil) {
