@@ -27,8 +27,8 @@ func (e *Early[T]) Before(other *Early[T]) bool { return e.order < other.order }
 // Inbox holds the early messages of one rank in the order in which they came. The zero value is an empty one.
 type Inbox[T any] struct {
 	head, tail *Early[T]
-	// Count is the number of messages, Announced that of those which are not here, Held the memory of the others.
-	Count, Announced, Held int
+	// Announced is the number of messages that are not here.
+	Announced int
 }
 
 // Add takes in the newest message.
@@ -44,8 +44,6 @@ func (b *Inbox[T]) Add(e *Early[T]) {
 }
 
 func (b *Inbox[T]) count(e *Early[T], n int) {
-	b.Count += n
-	b.Held += n * cap(e.Data)
 	if e.Announced {
 		b.Announced += n
 	}
@@ -96,8 +94,8 @@ const (
 	maxSpare     = 64 // of each size
 )
 
-// RoomFor is the memory that an early message of n bytes takes: a power of two, so that it can be used again for another.
-func RoomFor(n int) int {
+// roomFor is the memory that an early message of n bytes takes: a power of two, so that it can be used again for another.
+func roomFor(n int) int {
 	if n == 0 {
 		return 0
 	}
@@ -122,7 +120,7 @@ func (s *EarlyPool[T]) New(slot uint64, n int) *Early[T] {
 	s.order++
 	*e = Early[T]{Slot: slot, Total: uint64(n), order: s.order} //nolint:gosec // a length
 	if n > 0 {
-		e.Data = s.room(RoomFor(n))[:n]
+		e.Data = s.room(roomFor(n))[:n]
 	}
 	return e
 }
