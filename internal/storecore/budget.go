@@ -36,7 +36,7 @@ type budget struct {
 	in       int64 // requests that are not all there
 	out      int64 // replies that are not sent
 	waits    int64 // waits, watches, claims
-	untold   int64 // callbacks that nobody has been sent yet
+	untold   int64 // callbacks that not all have been sent yet
 	reliefAt int64 // when to look for slow clients next
 }
 

@@ -32,10 +32,8 @@ func (m *Machine) end(c *Conn, start int) {
 	}
 	m.conns.touch(c)
 	m.turn.copied(len(c.out.buf) - start)
-	if c.out.memory() > keepBuffer {
-		m.settle(c) // c may be one of many that are answered in this step: the next must see what this one took
-		m.enforce(0)
-	}
+	m.settle(c) // c may be one of many that are answered in this step: the next must see what this one took
+	m.enforce(0)
 	m.boundOutput(c)
 }
 

@@ -102,7 +102,7 @@ type tiding struct {
 	to    []*Conn // once it has begun: those who have not been told
 }
 
-// cost is what a tiding that has not begun takes of the memory.
+// cost is what a tiding takes of the memory until all have been told: those who have been may have read it, or left.
 func (t *tiding) cost() int64 { return int64(len(t.key) + len(t.event) + watchCost) }
 
 // notify tells watchers of a change, as many as the turn allows, and the others in the next turns.
@@ -111,14 +111,14 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 		return
 	}
 	size := 25 + len(key) + len(old) + len(value)
+	m.enforce(size)
 	event := wire.AppendWatchEvent(make([]byte, 0, size), wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
 	m.turn.copied(size)
 	news := tiding{key: string(key), event: event}
 	m.tidings = append(m.tidings, news)
 	m.budget.untold += news.cost()
-	m.enforce(0)
 	m.tellUntil(m.turn.tells)
-	for m.budget.untold > m.budget.shares.out { // not all can be kept
+	for len(m.tidings) > 1 && m.budget.untold > m.budget.shares.out { // not all can be kept
 		m.tellUntil(m.turn.work + heavyWork)
 	}
 }
@@ -129,7 +129,6 @@ func (m *Machine) tellUntil(end uint64) {
 		t := &m.tidings[0]
 		if !t.begun && m.turn.work < end {
 			t.begun, t.to = true, slices.Collect(maps.Keys(m.watchers[t.key]))
-			m.budget.untold -= t.cost() // those who have been told are counted with it
 		}
 		for ; len(t.to) > 0 && m.turn.work < end; t.to = t.to[1:] {
 			m.turn.work += answerWork
@@ -138,6 +137,7 @@ func (m *Machine) tellUntil(end uint64) {
 		if !t.begun || len(t.to) > 0 {
 			return
 		}
+		m.budget.untold -= t.cost()
 		*t = tiding{}
 	}
 	m.tidings = nil
