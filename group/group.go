@@ -55,7 +55,7 @@ type Group struct {
 		sched    sched.Machine[Work]
 		failure  error
 		dumped   bool
-		changing bool          // Reconfigure runs
+		changing bool          // Reconfigure runs, or has been successful
 		torchSeq uint64        // PyTorch's count of operations
 		timeout  time.Duration // of operations that have none of their own
 		room     chan struct{} // closed when the queue has room again; nil when nobody waits for it

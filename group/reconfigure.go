@@ -80,13 +80,21 @@ func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (
 	if err != nil {
 		return nil, err
 	}
-	if err = g.beginChange(op); err != nil {
+	left, err := g.beginChange(op)
+	if left {
+		over, end := context.WithCancel(ctx)
+		end()
+		if next, _ := g.successor(over, uuid, rank, handles); next != nil { // only tells the others that this rank does not come
+			_ = next.Close()
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
 	next, err := g.successor(ctx, uuid, rank, handles)
 	moment.At("group.reconfigure.made")
 	g.mu.Lock()
-	g.mu.changing = false
+	g.mu.changing = err == nil // then for ever: it has a successor
 	closed := g.closedLocked()
 	g.mu.Unlock()
 	if err == nil && closed {
@@ -121,19 +129,19 @@ func (g *Group) placeIn(op string, uuid int64, handles []string) (int, error) {
 // closedLocked reports whether Close was called.
 func (g *Group) closedLocked() bool { return g.mu.sched.State() == sched.Closed }
 
-// beginChange keeps others from reconfiguring the group at the same time.
-func (g *Group) beginChange(op string) error {
+// beginChange keeps others from reconfiguring the group at the same time. left tells that it was closed without a successor.
+func (g *Group) beginChange(op string) (left bool, err error) {
 	moment.At("group.reconfigure.begin")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
 	case g.closedLocked():
-		return dist.New(op, dist.Closed, "the group was closed: reconfigure the one that its last Reconfigure returned")
+		return !g.mu.changing, dist.New(op, dist.Closed, "the group was closed: reconfigure the one that its last Reconfigure returned")
 	case g.mu.changing:
-		return dist.New(op, dist.InvalidArgument, "the group is being reconfigured already")
+		return false, dist.New(op, dist.InvalidArgument, "the group is being reconfigured already")
 	}
 	g.mu.changing = true
-	return nil
+	return false, nil
 }
 
 // successor makes the next group.

@@ -220,6 +220,31 @@ func TestReconfigureDeclined(t *testing.T) {
 	}
 }
 
+// TestReconfigureOfAClosedGroup: a member whose group was closed before says so at once, and the others do not wait for it until their time
+// is over.
+func TestReconfigureOfAClosedGroup(t *testing.T) {
+	eachTransport(t, func(t *testing.T, transport Transport) {
+		t.Helper()
+		for gone := range 3 {
+			c := newCrew(t, 3, WithTransport(transport), WithConnectTimeout(time.Minute))
+			handles := c.handles(0, 1, 2)
+			must(t, c.groups[gone].Close())
+			from := time.Now()
+			_ = each(3, func(r int) error {
+				_, err := c.groups[r].Reconfigure(ctxOf(t), 1, handles)
+				if r == gone && !errors.Is(err, dist.Closed) || r != gone && (!errors.Is(err, form.ErrGaveUp) || dist.CodeOf(err) != dist.Unavailable) {
+					t.Errorf("rank %d, and that of rank %d is closed: %v", r, gone, err)
+				}
+				return nil
+			})
+			if took := time.Since(from); took > 20*time.Second {
+				t.Errorf("rank %d is closed: the others took %v", gone, took)
+			}
+			closeAll(c.groups)
+		}
+	})
+}
+
 // TestReconfigureTogether: when one rank gives up, the others do not wait for their own timeouts.
 func TestReconfigureTogether(t *testing.T) {
 	c := newCrew(t, 3)
