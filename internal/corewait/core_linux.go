@@ -75,6 +75,7 @@ type Placer struct {
 	looked         time.Duration
 	cores, allowed []int
 	moves          moves
+	others         int
 }
 
 // Due reports whether it is time to call Place.
@@ -86,6 +87,9 @@ func (p *Placer) Due(now time.Duration) bool {
 	return true
 }
 
+// Others is how many other ranks were on the caller's core when Place was called last.
+func (p *Placer) Others() int { return p.others }
+
 // Place returns the core of the caller, which is rank me of so many. If by what is known of the other ranks too many of them
 // are there, it goes to another one first, unless it has just done so.
 func (p *Placer) Place(now time.Duration, me, ranks int, coreOf func(rank int) int) int {
@@ -95,12 +99,14 @@ func (p *Placer) Place(now time.Duration, me, ranks int, coreOf func(rank int) i
 		p.cores = append(p.cores, coreOf(rank))
 	}
 	p.cores[me] = here
+	p.others = ranksOn(p.cores, here) - 1
 	if slices.Index(p.cores, here) == me && !slices.Contains(p.cores[me+1:], here) {
 		return here
 	}
 	p.allowed = Allowed(p.allowed[:0])
 	if to, ok := Spread(me, p.cores, p.allowed); ok && p.moves.allow(now) {
 		MoveTo(to)
+		p.others = ranksOn(p.cores, to)
 		return to
 	}
 	return here

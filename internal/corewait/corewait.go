@@ -16,6 +16,9 @@
 //	took longer            a thread that computes       sleeps: waking up preempts that thread, a yield waits for its whole
 //	                                                    time slice. It does not yield again for a while, longer each time
 //
+// With several other ranks of the group on the core a yield takes a turn of each, so each counts for a Turn. From eight on they cannot be
+// told from a thread that computes, and the waiter always yields.
+//
 // A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn, and
 // the others come next, or a limit on the processor time stopped all of them. Whoever has used its core for Patience without success sleeps in any case.
 //
@@ -47,6 +50,8 @@ const (
 	// Slice is longer than others take who do their part of an operation and wait again, and shorter than the time slice of one
 	// who computes: the kernels in use give 3 ms and more.
 	Slice = time.Millisecond
+	// Turn is as long as one of many ranks on a core may take for its part. Most take a tenth of it.
+	Turn = Slice / 2
 	// Longest is what counts of a yield. One that took longer came back late because a limit on the container's processor time was
 	// used up, or because the whole machine stood still, and that would have happened to a waiter that did not yield too.
 	Longest = 4 * time.Millisecond
@@ -75,6 +80,7 @@ type Waiter struct {
 	last  time.Duration // when that was counted
 	asked time.Duration // when it yielded last
 	which int           // of found is about such operations
+	crowd int           // other ranks on this core
 	found [2]finding    // in operations of little and of much data
 }
 
@@ -96,6 +102,9 @@ func (w *Waiter) About(bytes int) {
 // Wanted reports whether others who wait need this core. Then the first thing to do in a wait is Next, else a short spin is
 // worth a try.
 func (w *Waiter) Wanted() bool { return w.found[w.which].wanted > 0 }
+
+// Among tells how many other ranks of the group are on this core.
+func (w *Waiter) Among(others int) { w.crowd = others }
 
 // Begin starts a wait.
 func (w *Waiter) Begin(now time.Duration) { w.spent, w.last = 0, now }
@@ -125,7 +134,7 @@ func (w *Waiter) Yielded(now time.Duration) {
 	switch {
 	case took < Alone:
 		f.wanted, f.pause = max(f.wanted-1, 0), 0
-	case took < Slice:
+	case took < max(Slice, time.Duration(w.crowd)*Turn):
 		f.wanted = Sure
 	case f.wanted == 0 || f.cost > Dear:
 		f.pause = min(max(2*f.pause, Payback*took), MaxPause)

@@ -29,10 +29,11 @@ const (
 
 type simThread struct {
 	core    *simCore
-	rank    int           // -1 computes
-	step    int           // taken
-	waiting bool          // for the others to take it
-	asleep  bool          //
+	rank    int  // -1 computes
+	step    int  // taken
+	waiting bool // for the others to take it
+	asleep  bool
+	slept   int           // times
 	yielded bool          // has to hear how long that took
 	ready   time.Duration // not before
 	until   time.Duration // somebody who computes goes then
@@ -69,6 +70,9 @@ func newSim(ranks, cores int, place func(rank int) int) *sim {
 		t := &simThread{core: s.cores[place(r)], rank: r}
 		t.core.queue = append(t.core.queue, t)
 		s.ranks = append(s.ranks, t)
+	}
+	for _, t := range s.ranks {
+		t.w.Among(len(t.core.queue) - 1)
 	}
 	return s
 }
@@ -197,6 +201,7 @@ func (s *sim) wait(c *simCore, t *simThread) {
 		}
 	case Sleep:
 		t.asleep = true
+		t.slept++
 		c.drop(t)
 		c.now += simSwitch
 	}
@@ -280,13 +285,17 @@ func TestNoCliff(t *testing.T) {
 				if extra == "strangers" { // who gives a core to them has to be woken, one after the other
 					limit += 3*time.Duration(perCore)*simRouse + time.Duration(c.ranks-1)*simWake
 				}
+				unknown := time.Duration(perCore-1)*Turn >= Longest
+				if extra == "strangers" && unknown { // who cannot be told from so many ranks
+					limit += 2 * simSlice
+				}
 				if median > limit {
 					t.Errorf("p50 is %v, at most %v", median, limit)
 				}
 				if extra == "alone" && (median > best || mean > best) {
 					t.Errorf("p50 %v, mean %v: ranks that take turns need at most %v", median, mean, best)
 				}
-				if extra == "strangers" && mean > time.Millisecond {
+				if extra == "strangers" && !unknown && mean > time.Millisecond {
 					t.Errorf("the mean is %v: whole time slices are given away", mean)
 				}
 			})
@@ -329,6 +338,25 @@ func TestSmallAfterLarge(t *testing.T) {
 				took := slices.Sorted(slices.Values(r.took[s.large+after:]))
 				if median := took[len(took)/2]; median > turns {
 					t.Errorf("rank %d: p50 is %v; ranks that take turns need at most %v", r.rank, median, turns)
+				}
+			}
+		})
+	}
+}
+
+// Many ranks on a core that take tens of microseconds each, as over TCP, do not take each other for somebody who computes.
+func TestManyRanksOnACore(t *testing.T) {
+	t.Parallel()
+	const work = 60 * time.Microsecond
+	for _, ranks := range []int{16, 32, 64} {
+		t.Run(fmt.Sprintf("%d ranks on 2 cores", ranks), func(t *testing.T) {
+			t.Parallel()
+			s := newSim(ranks, 2, func(r int) int { return r % 2 })
+			s.noise = func() time.Duration { return work }
+			s.run(t, 200)
+			for _, r := range s.ranks {
+				if r.slept > 0 {
+					t.Fatalf("rank %d slept %d times in 200 operations", r.rank, r.slept)
 				}
 			}
 		})

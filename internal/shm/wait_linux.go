@@ -65,6 +65,7 @@ func (w *waiter) linger(word *uint32, target uint32) bool {
 func (w *waiter) place(now time.Duration) {
 	if e := w.engine; !w.shared && w.placer.Due(now) {
 		e.seg.life(e.rank).setCore(w.placer.Place(now, e.rank, e.size, func(rank int) int { return e.seg.life(rank).atCore() }))
+		w.Among(w.placer.Others())
 	}
 }
 

@@ -206,6 +206,7 @@ func (m *Mesh) place(now time.Duration) {
 		m.handle(n)
 	}
 	core := m.placer.Place(now, m.rank, m.size, func(rank int) int { return int(m.mu.cores[rank]) - 1 })
+	m.wait.Among(m.placer.Others())
 	m.moved(uint16(core + 1)) //nolint:gosec // a core's number; one that does not fit only crowds another
 }
 
