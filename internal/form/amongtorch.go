@@ -91,13 +91,16 @@ func (a *attempt) unfinished(ctx context.Context, rank int) string {
 	return ranklist.Words(missing) + " had published an address"
 }
 
-// told waits until a rank has recorded why the group cannot be formed, and returns that, or nil when ctx ends.
+// told waits until a rank has recorded why the group cannot be formed, and returns that, the loss of the store, or nil when ctx ends.
 func (v *Verdict) told(ctx context.Context) error {
 	if !takesLong(ctx) {
 		return nil
 	}
 	moment.At("group.verdict.told")
 	words, err := v.store.Get(ctx, v.place.EndKey())
+	if storeLost(err) {
+		return dist.Wrap("group: new", dist.Unavailable, err)
+	}
 	first := new(ending)
 	if err != nil || json.Unmarshal(words, first) != nil {
 		return nil //nolint:nilerr // a store that does not answer knows no reason

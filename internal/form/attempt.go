@@ -102,8 +102,14 @@ func (c *lagging) Err() error {
 	}
 }
 
+// storeLost reports whether the store itself is gone. Ranks that had all they need from it would wait in vain for those that had not, and could
+// not agree afterwards.
+func storeLost(err error) bool {
+	return errors.Is(err, dist.PeerLost) || errors.Is(err, dist.Unavailable)
+}
+
 // connecting returns the context of the connecting, which also ends when the attempt is given up by another rank, and, with its loss for the
-// cause, when a rank is gone. It ends with ctx only when the others know that: else they would take connections that end for a failure. stop ends it and reports whether the attempt was
+// cause, when a rank or the store is gone. It ends with ctx only when the others know that: else they would take connections that end for a failure. stop ends it and reports whether the attempt was
 // given up.
 func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop func() (over bool)) {
 	lag := &lagging{ctx, make(chan struct{})}
@@ -124,8 +130,10 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 		moment.At("form.connecting.over")
 		select {
 		case <-wait.C:
-			if a.Place.UntilOver(limited) == nil {
+			if err := a.Place.UntilOver(limited); err == nil {
 				cancel(muster.ErrOver)
+			} else if storeLost(err) {
+				cancel(dist.Wrap("group: new", dist.Unavailable, err))
 			}
 		case <-limited.Done():
 		}
