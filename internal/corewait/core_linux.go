@@ -6,7 +6,6 @@ package corewait
 import (
 	"math/bits"
 	"runtime"
-	"slices"
 	"time"
 	"unsafe"
 
@@ -99,8 +98,7 @@ func (p *Placer) Place(now time.Duration, me, ranks int, coreOf func(rank int) i
 		p.cores = append(p.cores, coreOf(rank))
 	}
 	p.cores[me] = here
-	p.others = ranksOn(p.cores, here) - 1
-	if slices.Index(p.cores, here) == me && !slices.Contains(p.cores[me+1:], here) {
+	if p.others = ranksOn(p.cores, here) - 1; p.others == 0 {
 		return here
 	}
 	p.allowed = Allowed(p.allowed[:0])
