@@ -12,16 +12,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/testdisk"
 )
 
 // TestFullDisk: a bundle for which there is no room has whole files only, and is not there if it has none.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	root := t.TempDir()
-	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("cannot mount a small file system: %v", err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
+	root := testdisk.Small(t)
 	for name, first := range map[string][]byte{"some": make([]byte, 1000), "nothing": nil} {
 		b := Create(root, name, time.Now())
 		b.Write("first", first)

@@ -10,18 +10,13 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cohort-dist/cohort/internal/cli/command"
+	"github.com/cohort-dist/cohort/internal/testdisk"
 )
 
 // TestReportOnAFullDisk: a report that cannot be written whole is not there, the command says so, and its exit code is the job's.
 func TestReportOnAFullDisk(t *testing.T) {
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("cannot mount a small file system: %v", err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	dir := testdisk.Small(t)
 	if err := os.WriteFile(filepath.Join(dir, "large"), make([]byte, 100_000), 0o600); err == nil {
 		t.Fatal("the disk is not full")
 	}

@@ -74,7 +74,7 @@ var pureExceptions = map[string][]string{
 }
 
 // outside the graph: helpers of tests and of the build, benchmarks, examples.
-var outside = []string{"internal/torchtest", "internal/termtest", "internal/freeport", "internal/testlog", "internal/testmem", "internal/testwait", "internal/testprog", "internal/testranks", "internal/testnames", "internal/testcount", "internal/compat", "internal/sbom", "internal/crosscheck", "internal/conformance/", "internal/conformance", "internal/faultnet", "internal/momenttest", "internal/momenttest/", "internal/wire/tcpstore/capture", "internal/tensorpipe/capture", "store/storetest", "interop/", "bench/", "examples/"}
+var outside = []string{"internal/torchtest", "internal/termtest", "internal/freeport", "internal/testlog", "internal/testmem", "internal/testdisk", "internal/testwait", "internal/testprog", "internal/testranks", "internal/testnames", "internal/testcount", "internal/compat", "internal/sbom", "internal/crosscheck", "internal/conformance/", "internal/conformance", "internal/faultnet", "internal/momenttest", "internal/momenttest/", "internal/wire/tcpstore/capture", "internal/tensorpipe/capture", "store/storetest", "interop/", "bench/", "examples/"}
 
 type layer struct {
 	pattern string

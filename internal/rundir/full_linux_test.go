@@ -11,15 +11,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/testdisk"
 )
 
 // TestFullTemporaryFolder: a folder for temporary files without room for those of a run is passed over, as Python's tempfile does.
 func TestFullTemporaryFolder(t *testing.T) {
-	tmp := t.TempDir()
-	if err := unix.Mount("tmpfs", tmp, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("cannot mount a small file system: %v", err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(tmp, unix.MNT_DETACH) })
+	tmp := testdisk.Small(t)
 	if err := os.WriteFile(filepath.Join(tmp, "large"), make([]byte, 100_000), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}

@@ -16,15 +16,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cohort-dist/cohort/internal/testdisk"
 	"github.com/cohort-dist/cohort/store"
 )
 
 func TestFullDisk(t *testing.T) {
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("cannot mount a small file system: %v", err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	dir := testdisk.Small(t)
 	path, ctx := filepath.Join(dir, "store"), t.Context()
 	s := open(t, path)
 	var full error
