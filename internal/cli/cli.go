@@ -15,7 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cohort-dist/cohort/internal/cli/benchcmd"
 	"github.com/cohort-dist/cohort/internal/cli/command"
+	"github.com/cohort-dist/cohort/internal/cli/democmd"
 	"github.com/cohort-dist/cohort/internal/cli/rpccmd"
 	"github.com/cohort-dist/cohort/internal/cli/storecmd"
 	"github.com/cohort-dist/cohort/launch"
@@ -36,7 +38,7 @@ type app struct {
 // Main runs the command line args (without the program's name) and returns the exit code. SIGINT and SIGTERM end the
 // command in order; a second one ends the process at once.
 func Main(args []string, streams IO) int {
-	if len(args) == 1 && args[0] == keeperName {
+	if len(args) == 1 && args[0] == command.KeeperName {
 		return launch.KeeperMain()
 	}
 	a := &app{App: &command.App{IO: streams}}
@@ -93,7 +95,7 @@ list and call the workers of its RPC world.`),
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return command.Usage(fmt.Errorf("%w; %q explains the flags", command.PlainFlagError(err), cmd.CommandPath()+" --help"))
 	})
-	root.AddCommand(a.runCommand(), a.coordinateCommand(), a.whyCommand(), a.psCommand(), storecmd.New(a.App), rpccmd.New(a.App), a.traceCommand(), a.benchCommand(), a.demoCommand(), a.demoWorkerCommand(), a.manCommand(), a.versionCommand(), exitCodesTopic())
+	root.AddCommand(a.runCommand(), a.coordinateCommand(), a.whyCommand(), a.psCommand(), storecmd.New(a.App), rpccmd.New(a.App), a.traceCommand(), benchcmd.New(a.App), democmd.New(a.App), democmd.NewWorker(a.App), a.manCommand(), a.versionCommand(), exitCodesTopic())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {

@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/cohort-dist/cohort/internal/cli/command"
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == keeperName { // a launcher under test has started this program again
+	if len(os.Args) == 2 && os.Args[1] == command.KeeperName { // a launcher under test has started this program again
 		os.Exit(Main(os.Args[1:], System()))
 	}
 	goleak.VerifyTestMain(m)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,9 +22,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/launch"
 )
-
-// keeperName is the hidden command that a launcher starts itself with: see package keeper.
-const keeperName = "keeper"
 
 // runName is the command that takes signals in its own way.
 const runName = "run"
@@ -88,7 +84,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	a.JSON = a.JSON || o.JSON
-	o.Keeper = []string{filepath.Base(os.Args[0]), keeperName}
+	o.Keeper = command.Keeper()
 	a.catch(o.SignalNames)
 	for _, note := range o.Notes {
 		a.Note("cohort: " + note)

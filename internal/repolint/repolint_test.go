@@ -60,7 +60,7 @@ pure: internal/frdump internal/verdict internal/hangwatch
       internal/jobscan
       internal/nodenews launch
 pure: internal/jobfile
-      internal/runflags internal/tui internal/cli/command internal/cli/storecmd internal/cli/rpccmd internal/cli cmd/*
+      internal/runflags internal/tui internal/cli/command internal/cli/tied internal/cli/storecmd internal/cli/rpccmd internal/cli/benchcmd internal/cli/democmd internal/cli cmd/*
 `
 
 // pureForbids lists what a pure package may not import: it decides, others act.

@@ -3,7 +3,7 @@
 
 //go:build unix
 
-package cli
+package democmd
 
 import (
 	"os"

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package tied
 
 import (
 	"os/exec"
@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// startTied starts cmd so that it cannot outlive this process: in a group of its own, which is killed as a whole when
+// Start starts cmd so that it cannot outlive this process: in a group of its own, which is killed as a whole when
 // the context of cmd ends, and with the kernel's word to kill it when we die. release is called after Wait.
-func startTied(cmd *exec.Cmd) (release func(), err error) {
+func Start(cmd *exec.Cmd) (release func(), err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	// The kernel acts when the thread that started the process ends, so that thread is kept.

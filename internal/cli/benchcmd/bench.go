@@ -1,7 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+// Package benchcmd is "cohort bench": it measures collectives, calls and training between processes of this machine.
+package benchcmd
 
 import (
 	"strings"
@@ -11,7 +12,12 @@ import (
 	"github.com/cohort-dist/cohort/internal/cli/command"
 )
 
-func (a *app) benchCommand() *cobra.Command {
+// app carries what the commands share.
+type app struct{ *command.App }
+
+// New returns the command.
+func New(shared *command.App) *cobra.Command {
+	a := &app{shared}
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure collectives, calls and training on this machine",
@@ -26,6 +32,6 @@ the rows can be compared with those of PyTorch, OpenMPI and others.`),
 		Args: command.NoSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.benchCollCommand(), a.benchCollRankCommand(), a.benchRPCCommand(), a.benchRPCWorkerCommand(), a.benchTrainCommand(), a.benchTrainRankCommand(), a.benchAutogradRankCommand())
+	cmd.AddCommand(a.collCommand(), a.collRankCommand(), a.rpcCommand(), a.rpcWorkerCommand(), a.trainCommand(), a.trainRankCommand(), a.hopsRankCommand())
 	return cmd
 }

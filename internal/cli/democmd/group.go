@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package democmd
 
 import (
 	"context"
@@ -61,12 +61,12 @@ func (n *notebook) Names() []string {
 	return slices.Clone(n.names)
 }
 
-func demoWorkerName(rank int) string { return fmt.Sprintf("rank%d", rank) }
+func workerName(rank int) string { return fmt.Sprintf("rank%d", rank) }
 
 // pass hands a reference to an object from rank to rank, by calls.
 func pass(ctx context.Context, s *stage) (string, error) {
 	rank, size := int(s.world.Rank()), s.world.Size()
-	next := demoWorkerName((rank + 1) % size)
+	next := workerName((rank + 1) % size)
 	var agent *rpc.Agent
 	joined, signed := make(chan struct{}), make(chan struct{}, 1)
 	reg := rpc.NewRegistry().MustClass("demo.Notebook", &notebook{}).
@@ -88,14 +88,14 @@ func pass(ctx context.Context, s *stage) (string, error) {
 			_, err := rpc.Call[any](ctx, agent, next, "demo.pass", ref, left-1)
 			return err
 		})
-	agent, err := rpc.Join(ctx, s.world.Store(), demoWorkerName(rank), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size),
+	agent, err := rpc.Join(ctx, s.world.Store(), workerName(rank), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size),
 		rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg))
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = agent.Close() }()
 	close(joined)
-	text := fmt.Sprintf("signed a notebook of %s through a reference and handed it on to %s", demoWorkerName(1%size), next)
+	text := fmt.Sprintf("signed a notebook of %s through a reference and handed it on to %s", workerName(1%size), next)
 	if rank == 0 {
 		if text, err = passAround(ctx, agent, next, size); err != nil {
 			return "", err
@@ -111,7 +111,7 @@ func pass(ctx context.Context, s *stage) (string, error) {
 
 // passAround is the part of the rank that starts: it makes the object elsewhere and reads it at the end.
 func passAround(ctx context.Context, agent *rpc.Agent, next string, size int) (string, error) {
-	owner := demoWorkerName(1 % size)
+	owner := workerName(1 % size)
 	ref, err := rpc.Remote[*notebook](ctx, agent, owner, "demo.open")
 	if err != nil {
 		return "", err

@@ -3,7 +3,7 @@
 
 //go:build unix
 
-package cli
+package benchcmd
 
 import (
 	"syscall"

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package benchcmd
 
 import (
 	"bytes"
@@ -16,9 +16,9 @@ import (
 // TestBenchTrain: the cases without other processes print their rows.
 func TestBenchTrain(t *testing.T) {
 	var out bytes.Buffer
-	a := &app{App: &command.App{IO: IO{Out: &out}}}
-	l := &benchLoad{app: a, group: "autograd", peer: "test", dur: time.Millisecond, only: regexp.MustCompile("t1|step")}
-	if err := a.benchTrain(t.Context(), l); err != nil {
+	a := &app{&command.App{IO: command.IO{Out: &out}}}
+	m := &meter{out: a.Out, group: "autograd", peer: "test", dur: time.Millisecond, only: regexp.MustCompile("t1|step")}
+	if err := a.measureTrain(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	seen := map[string]float64{}

@@ -3,7 +3,7 @@
 
 //go:build !unix
 
-package cli
+package benchcmd
 
 // processCost is unknown on this system.
 func processCost() cost { return cost{} }

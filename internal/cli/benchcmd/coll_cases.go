@@ -1,27 +1,18 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package benchcmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
-
-	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/cli/command"
-	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -41,167 +32,9 @@ type collSize struct {
 	name         string
 }
 
-type collOptions struct {
-	ranks     int
-	transport string
-	peer      string
-	scale     float64
-	only      string
-	cost      bool
-	busy      int
-	garbage   int
-}
-
-func (a *app) benchCollCommand() *cobra.Command {
-	var o collOptions
-	cmd := &cobra.Command{
-		Use:   "coll",
-		Short: "Measure collectives between processes of this machine",
-		Long: strings.TrimSpace(`
-Start --ranks processes that form a group, and measure barrier, all-reduce, broadcast,
-all-gather, reduce-scatter, all-to-all and, with two ranks, ping-pong, on ordinary Go
-slices. The size is that of the tensor of all-reduce and broadcast, of a rank's input to
-all-gather, of its output from reduce-scatter, and of what it sends in an all-to-all. With
-four or more ranks, "halves" is an all-reduce in two sub-groups at the same time, each
-with half of the ranks.
-
-Each value is one line of JSON: group, case, peer, value and unit, with the names and the
-method of bench/peers, so that they can be compared with PyTorch and OpenMPI. Process ids
-and the transport that the group chose go to standard error.
-
-With shared memory the cases run a second time on tensors in the shared segment
-(Group.NewTensor); their names contain "inseg".
-
-With --cost each case also prints what an operation costs the most expensive rank:
-processor time over wall time of all threads (cores), processor time (cpu), context
-switches of all threads, allocations, and the system calls with which the group waits and
-wakes others: futex (shared memory), epoll (sockets) and yields of the core. The Go
-runtime's own calls show only in the context switches; on gloo it makes all of them, so
-there are no such rows. A rank is a process, so more than
-1 core means that more than one of its threads ran. Goroutines of --busy and --garbage
-count as part of the rank, with their allocations.`),
-		Example: strings.Trim(`
-  cohort bench coll --ranks 2
-  cohort bench coll --ranks 4 --transport tcp --peer cohort-tcp
-  cohort bench coll --ranks 2 --only allreduce --scale 0.5
-  GOMAXPROCS=2 cohort bench coll --ranks 8 --transport shm --cost --busy 1
-  cohort bench coll --ranks 4 --cost --garbage 1`, "\n"),
-		Args: command.Exactly(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			return a.benchColl(cmd.Context(), o)
-		},
-	}
-	o.flags(cmd)
-	return cmd
-}
-
-func (o *collOptions) flags(cmd *cobra.Command) {
-	cmd.Flags().IntVar(&o.ranks, "ranks", 2, "number of processes")
-	cmd.Flags().StringVar(&o.transport, "transport", "auto", "auto, tcp, shm or gloo")
-	cmd.Flags().StringVar(&o.peer, "peer", "cohort", "the name in the column peer")
-	cmd.Flags().Float64Var(&o.scale, "scale", 1, "multiplies the number of iterations")
-	cmd.Flags().StringVar(&o.only, "only", "", "run only the cases whose name contains this, or one of several parts with commas between them")
-	cmd.Flags().BoolVar(&o.cost, "cost", false, "also print what an operation costs a rank")
-	cmd.Flags().IntVar(&o.busy, "busy", 0, "goroutines in every rank that compute continuously")
-	cmd.Flags().IntVar(&o.garbage, "garbage", 0, "goroutines in every rank that keep the garbage collector busy")
-}
-
-func (o *collOptions) check() error {
-	switch {
-	case o.ranks < 2 || o.ranks > 64:
-		return command.Usage(fmt.Errorf("--ranks %d: 2 to 64", o.ranks))
-	case !slices.Contains([]string{"auto", "tcp", "shm", "gloo"}, o.transport):
-		return command.Usage(fmt.Errorf("--transport %s: auto, tcp, shm or gloo", o.transport))
-	case o.scale <= 0:
-		return command.Usage(fmt.Errorf("--scale %g: it must be more than zero", o.scale))
-	case o.busy < 0 || o.busy > 1024:
-		return command.Usage(fmt.Errorf("--busy %d: 0 to 1024", o.busy))
-	case o.garbage < 0 || o.garbage > 1024:
-		return command.Usage(fmt.Errorf("--garbage %d: 0 to 1024", o.garbage))
-	}
-	return nil
-}
-
-// benchCollRankCommand is one rank of "cohort bench coll".
-func (a *app) benchCollRankCommand() *cobra.Command {
-	var o collOptions
-	var addr string
-	var rank int
-	cmd := &cobra.Command{
-		Use:    "coll-rank",
-		Hidden: true,
-		Args:   command.Exactly(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			return a.benchCollRank(cmd.Context(), o, addr, rank)
-		},
-	}
-	o.flags(cmd)
-	cmd.Flags().StringVar(&addr, "store", "", "address of the store")
-	cmd.Flags().IntVar(&rank, "rank", 0, "rank of this process")
-	return cmd
-}
-
-func (a *app) benchColl(ctx context.Context, o collOptions) error {
-	return a.benchRanks(ctx, o.ranks, nil, func(rank int, store string) []string {
-		return []string{
-			"coll-rank", "--store", store, "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(o.ranks), "--transport", o.transport, "--peer", o.peer,
-			"--scale", fmt.Sprint(o.scale), "--only", o.only, "--cost=" + strconv.FormatBool(o.cost), "--busy", strconv.Itoa(o.busy),
-			"--garbage", strconv.Itoa(o.garbage), "--json=" + strconv.FormatBool(a.JSON),
-		}
-	})
-}
-
-// benchRanks hosts a store and runs ranks of a benchmark, as processes of this program, with the arguments behind "bench".
-// When one fails the others are ended.
-func (a *app) benchRanks(ctx context.Context, n int, env []string, args func(rank int, store string) []string) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	server, err := tcpstore.Listen("127.0.0.1:0", tcpstore.WithHook(func(e observe.Event) {
-		if e.Kind == "store.refuse" { // the rank would wait until its time is over
-			cancel(fmt.Errorf("the store of the ranks: %s", e.Detail))
-		}
-	}))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = server.Close() }()
-	program, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	var ranks sync.WaitGroup
-	for r := range n {
-		cmd := exec.CommandContext(ctx, program, append([]string{"bench"}, args(r, server.Addr().String())...)...) //nolint:gosec // this program
-		cmd.Env = append(os.Environ(), env...)
-		cmd.Stdout, cmd.Stderr = a.Out, a.Err
-		release, err := startTied(cmd)
-		if errors.Is(err, syscall.EMFILE) {
-			err = fmt.Errorf("%w; raise the limit of open files (ulimit -n)", err)
-		}
-		if err != nil {
-			cancel(fmt.Errorf("rank %d: %w", r, err))
-			break
-		}
-		ranks.Go(func() {
-			defer release()
-			if err := cmd.Wait(); err != nil {
-				cancel(fmt.Errorf("rank %d: %w", r, err))
-			}
-		})
-	}
-	ranks.Wait()
-	return context.Cause(ctx)
-}
-
 // collBench is one rank at work.
 type collBench struct {
-	app    *app
+	meter  *meter
 	opts   collOptions
 	group  *group.Group
 	work   *group.Work
@@ -210,7 +43,7 @@ type collBench struct {
 	quiet  bool   // another rank prints
 }
 
-func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, rank int) error {
+func (a *app) collRank(ctx context.Context, o collOptions, addr string, rank int) error {
 	client, err := tcpstore.Dial(ctx, addr)
 	if err != nil {
 		return err
@@ -222,7 +55,7 @@ func (a *app) benchCollRank(ctx context.Context, o collOptions, addr string, ran
 	}
 	defer func() { _ = g.Close() }()
 	a.Note(fmt.Sprintf("cohort bench coll: rank %d of %d, process %d, transport %s", rank, o.ranks, os.Getpid(), g.Transport()))
-	b := &collBench{app: a, opts: o, group: g, work: new(group.Work), make: sliceTensor, quiet: rank != 0}
+	b := &collBench{meter: &meter{out: a.Out, group: "coll", peer: o.peer}, opts: o, group: g, work: new(group.Work), make: sliceTensor, quiet: rank != 0}
 	defer keepBusy(o.busy, computing)()
 	defer keepBusy(o.garbage, littering)()
 	ctx = context.WithoutCancel(ctx) // as a program waits that leaves the end to the group's timeout and the ranks' deaths
@@ -366,7 +199,7 @@ func (b *collBench) halves(ctx context.Context) error {
 	for i := range all {
 		all[i] = dist.Rank(i)
 	}
-	part := &collBench{app: b.app, opts: b.opts, work: new(group.Work), make: sliceTensor, quiet: b.quiet}
+	part := &collBench{meter: b.meter, opts: b.opts, work: new(group.Work), make: sliceTensor, quiet: b.quiet}
 	for _, half := range [][]dist.Rank{all[:size/2], all[size/2:]} {
 		g, err := b.group.NewGroup(ctx, half) // all ranks call it for both
 		if err != nil {
@@ -476,9 +309,8 @@ func (b *collBench) measure(ctx context.Context, name string, s collSize, factor
 		now := time.Since(began)
 		took[i], last = now-last, now
 	}
-	load := &benchLoad{app: b.app, group: "coll", peer: b.opts.peer}
 	if b.opts.cost {
-		if err := b.emitCost(ctx, load, full, costNow().since(before), n, last); err != nil {
+		if err := b.emitCost(ctx, full, costNow().since(before), n, last); err != nil {
 			return err
 		}
 	}
@@ -487,12 +319,12 @@ func (b *collBench) measure(ctx context.Context, name string, s collSize, factor
 	}
 	mean := last.Seconds() / float64(n)
 	slices.Sort(took)
-	load.emit(full+".p50", micros(took[n/2])/factor, "us")
+	b.meter.emit(full+".p50", micros(took[n/2])/factor, "us")
 	if n >= 200 {
-		load.emit(full+".p99", micros(took[n*99/100])/factor, "us")
+		b.meter.emit(full+".p99", micros(took[n*99/100])/factor, "us")
 	}
 	if s.bytes >= 1<<16 {
-		load.emit(full+".bw", float64(s.bytes)*factor/mean/1e9, "GB/s")
+		b.meter.emit(full+".bw", float64(s.bytes)*factor/mean/1e9, "GB/s")
 	}
 	return nil
 }

@@ -1,17 +1,14 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package benchcmd
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"os/exec"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/cli/command"
+	"github.com/cohort-dist/cohort/internal/cli/tied"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -27,13 +25,13 @@ import (
 
 // The functions that a benchmark worker serves. The first is what Python's benchmarks call: a function of the script.
 const (
-	benchPythonUDF = "__main__.udf"
-	benchUDF       = "bench.udf"
-	benchBorrow    = "bench.borrow"
-	benchAdd       = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
+	pythonUDF   = "__main__.udf"
+	plainUDF    = "bench.udf"
+	borrowUDF   = "bench.borrow"
+	addOperator = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 )
 
-func (a *app) benchRPCCommand() *cobra.Command {
+func (a *app) rpcCommand() *cobra.Command {
 	var transport, peer, only string
 	var dur time.Duration
 	cmd := &cobra.Command{
@@ -53,7 +51,7 @@ which they use with PyTorch workers.`),
   cohort bench rpc --only '^sync_udf'`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if _, err := benchTransports(transport); err != nil {
+			if _, err := transports(transport); err != nil {
 				return err
 			}
 			if dur <= 0 {
@@ -63,8 +61,8 @@ which they use with PyTorch workers.`),
 			if err != nil {
 				return command.Usage(fmt.Errorf("--only: %w", err))
 			}
-			load := &benchLoad{app: a, group: "rpc", peer: peer, dur: dur, only: cases}
-			return command.Explain(cmd.Context(), a.benchRPC(cmd.Context(), load, transport))
+			m := &meter{out: a.Out, group: "rpc", peer: peer, dur: dur, only: cases}
+			return command.Explain(cmd.Context(), a.measureRPC(cmd.Context(), m, transport))
 		},
 	}
 	cmd.Flags().StringVar(&transport, "transport", "auto", "auto, cohort or uv")
@@ -74,8 +72,8 @@ which they use with PyTorch workers.`),
 	return cmd
 }
 
-// benchRPCWorkerCommand is the callee: of "cohort bench rpc", and of bench/peers/rpc/pair.py, where the caller is PyTorch.
-func (a *app) benchRPCWorkerCommand() *cobra.Command {
+// rpcWorkerCommand is the callee: of "cohort bench rpc", and of bench/peers/rpc/pair.py, where the caller is PyTorch.
+func (a *app) rpcWorkerCommand() *cobra.Command {
 	var addr, name, transport string
 	var rank, size int
 	cmd := &cobra.Command{
@@ -83,14 +81,14 @@ func (a *app) benchRPCWorkerCommand() *cobra.Command {
 		Hidden: true,
 		Args:   command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts, err := benchTransports(transport)
+			opts, err := transports(transport)
 			if err != nil {
 				return err
 			}
 			if _, err := fmt.Fprintln(a.Out, "ready"); err != nil {
 				return err
 			}
-			return a.benchRPCWorker(cmd.Context(), addr, name, rank, size, opts)
+			return a.rpcWorker(cmd.Context(), addr, name, rank, size, opts)
 		},
 	}
 	cmd.Flags().StringVar(&addr, "store", "", "address of the store")
@@ -101,7 +99,7 @@ func (a *app) benchRPCWorkerCommand() *cobra.Command {
 	return cmd
 }
 
-func benchTransports(name string) ([]rpc.Option, error) {
+func transports(name string) ([]rpc.Option, error) {
 	switch name {
 	case "auto":
 		return nil, nil
@@ -111,15 +109,15 @@ func benchTransports(name string) ([]rpc.Option, error) {
 	return nil, command.Usage(fmt.Errorf("--transport %s: auto, cohort or uv", name))
 }
 
-// benchWorker joins a static world over a store at addr, which rank 0 hosts.
-func benchWorker(ctx context.Context, addr, name string, rank, size int, opts []rpc.Option) (*rpc.Agent, *rendezvous.Member, error) {
+// joinWorker joins a static world over a store at addr, which rank 0 hosts.
+func joinWorker(ctx context.Context, addr, name string, rank, size int, opts []rpc.Option) (*rpc.Agent, *rendezvous.Member, error) {
 	member, err := rendezvous.Join(ctx, fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, rank, size))
 	if err != nil {
 		return nil, nil, err
 	}
 	echo := func(x any) any { return x }
 	opts = append(opts, rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(size), operators.Serve(), rpc.WithHandlers(
-		rpc.NewRegistry().MustHandle(benchPythonUDF, echo).MustHandle(benchUDF, echo).MustHandle(benchBorrow, echo, rpc.Borrowed())))
+		rpc.NewRegistry().MustHandle(pythonUDF, echo).MustHandle(plainUDF, echo).MustHandle(borrowUDF, echo, rpc.Borrowed())))
 	if _, set := os.LookupEnv("TP_SOCKET_IFNAME"); !set {
 		opts = append(opts, rpc.WithAddr("127.0.0.1:0"))
 	}
@@ -131,12 +129,12 @@ func benchWorker(ctx context.Context, addr, name string, rank, size int, opts []
 	return agent, member, nil
 }
 
-// benchRPCWorker serves until all workers shut down, or until the parent is gone.
-func (a *app) benchRPCWorker(ctx context.Context, addr, name string, rank, size int, opts []rpc.Option) error {
+// rpcWorker serves until all workers shut down, or until the parent is gone.
+func (a *app) rpcWorker(ctx context.Context, addr, name string, rank, size int, opts []rpc.Option) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a.cancelAtEOF(cancel)
-	agent, member, err := benchWorker(ctx, addr, name, rank, size, opts)
+	tied.CancelAtEOF(a.In, cancel)
+	agent, member, err := joinWorker(ctx, addr, name, rank, size, opts)
 	if err != nil {
 		return err
 	}
@@ -145,19 +143,19 @@ func (a *app) benchRPCWorker(ctx context.Context, addr, name string, rank, size 
 	return err
 }
 
-// benchRPC measures; when another process takes the port that was free a moment ago, with another one.
-func (a *app) benchRPC(ctx context.Context, load *benchLoad, transport string) error {
+// measureRPC measures; when another process takes the port that was free a moment ago, with another one.
+func (a *app) measureRPC(ctx context.Context, m *meter, transport string) error {
 	for try := 0; ; try++ {
-		if err := a.benchRPCOnce(ctx, load, transport); try == 3 || !errors.Is(err, dist.AlreadyExists) {
+		if err := a.measureRPCOnce(ctx, m, transport); try == 3 || !errors.Is(err, dist.AlreadyExists) {
 			return err
 		}
 	}
 }
 
-func (a *app) benchRPCOnce(ctx context.Context, load *benchLoad, transport string) error {
+func (a *app) measureRPCOnce(ctx context.Context, m *meter, transport string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	opts, err := benchTransports(transport)
+	opts, err := transports(transport)
 	if err != nil {
 		return err
 	}
@@ -172,14 +170,14 @@ func (a *app) benchRPCOnce(ctx context.Context, load *benchLoad, transport strin
 	defer stop()
 	a.Note(fmt.Sprintf("cohort bench rpc: processes %d and %d, transport %s", os.Getpid(), pid, transport))
 	started := time.Now()
-	agent, member, err := benchWorker(ctx, addr, "w0", 0, 2, opts)
+	agent, member, err := joinWorker(ctx, addr, "w0", 0, 2, opts)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = member.Close() }()
 	defer func() { _ = agent.Close() }()
-	load.emit("init", float64(time.Since(started).Microseconds())/1e3, "ms")
-	if err := benchRPCCases(ctx, load, agent); err != nil {
+	m.emit("init", float64(time.Since(started).Microseconds())/1e3, "ms")
+	if err := rpcCases(ctx, m, agent); err != nil {
 		return err
 	}
 	if err := agent.Shutdown(ctx); err != nil {
@@ -188,13 +186,13 @@ func (a *app) benchRPCOnce(ctx context.Context, load *benchLoad, transport strin
 	return member.Shutdown(ctx)
 }
 
-func benchRPCCases(ctx context.Context, load *benchLoad, agent *rpc.Agent) error {
+func rpcCases(ctx context.Context, m *meter, agent *rpc.Agent) error {
 	x, err := tensor.From([]float32{1, 1})
 	if err != nil {
 		return err
 	}
 	builtin := func() error {
-		_, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", benchAdd, x, x, 1)
+		_, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", addOperator, x, x, 1)
 		return err
 	}
 	echo := func(fn string, t *tensor.Tensor, release bool) func() error {
@@ -212,16 +210,16 @@ func benchRPCCases(ctx context.Context, load *benchLoad, agent *rpc.Agent) error
 			return nil
 		}
 	}
-	if err := load.run("sync_builtin", 1, 0, builtin); err != nil {
+	if err := m.run("sync_builtin", 1, 0, builtin); err != nil {
 		return err
 	}
-	if err := load.run("sync_udf", 1, 0, echo(benchUDF, x, false)); err != nil {
+	if err := m.run("sync_udf", 1, 0, echo(plainUDF, x, false)); err != nil {
 		return err
 	}
-	if err := load.run("async_builtin.w64", 64, 0, builtin); err != nil {
+	if err := m.run("async_builtin.w64", 64, 0, builtin); err != nil {
 		return err
 	}
-	if err := load.run("async_udf.w64", 64, 0, echo(benchUDF, x, false)); err != nil {
+	if err := m.run("async_udf.w64", 64, 0, echo(plainUDF, x, false)); err != nil {
 		return err
 	}
 	for _, c := range []struct {
@@ -234,15 +232,15 @@ func benchRPCCases(ctx context.Context, load *benchLoad, agent *rpc.Agent) error
 		}
 		// Both ends say when they are done with a tensor, as reference counts do in PyTorch; then once more where they leave
 		// that to the garbage collector.
-		if err := load.run("echo_tensor."+c.name, 1, c.size, echo(benchBorrow, big, true)); err != nil {
+		if err := m.run("echo_tensor."+c.name, 1, c.size, echo(borrowUDF, big, true)); err != nil {
 			return err
 		}
-		if err := load.run("echo_tensor_gc."+c.name, 1, c.size, echo(benchUDF, big, false)); err != nil {
+		if err := m.run("echo_tensor_gc."+c.name, 1, c.size, echo(plainUDF, big, false)); err != nil {
 			return err
 		}
 	}
-	if err := load.run("rref_churn", 1, 0, func() error {
-		ref, err := rpc.Remote[*tensor.Tensor](ctx, agent, "w1", benchAdd, x, x, 1)
+	if err := m.run("rref_churn", 1, 0, func() error {
+		ref, err := rpc.Remote[*tensor.Tensor](ctx, agent, "w1", addOperator, x, x, 1)
 		if err != nil {
 			return err
 		}
@@ -253,19 +251,19 @@ func benchRPCCases(ctx context.Context, load *benchLoad, agent *rpc.Agent) error
 	}); err != nil {
 		return err
 	}
-	return benchCreateDelete(ctx, load, agent, x)
+	return createDelete(ctx, m, agent, x)
 }
 
-// benchCreateDelete makes and drops references without waiting for their values, then waits for all that was sent.
-func benchCreateDelete(ctx context.Context, load *benchLoad, agent *rpc.Agent, x *tensor.Tensor) error {
+// createDelete makes and drops references without waiting for their values, then waits for all that was sent.
+func createDelete(ctx context.Context, m *meter, agent *rpc.Agent, x *tensor.Tensor) error {
 	const name = "rref_create_delete"
-	if !load.wanted(name) {
+	if !m.wanted(name) {
 		return nil
 	}
-	for _, dur := range []time.Duration{load.dur / 5, load.dur} {
+	for _, dur := range []time.Duration{m.dur / 5, m.dur} {
 		n, start := 0, time.Now()
 		for time.Since(start) < dur {
-			ref, err := rpc.Remote[*tensor.Tensor](ctx, agent, "w1", benchAdd, x, x, 1)
+			ref, err := rpc.Remote[*tensor.Tensor](ctx, agent, "w1", addOperator, x, x, 1)
 			if err != nil {
 				return err
 			}
@@ -274,54 +272,12 @@ func benchCreateDelete(ctx context.Context, load *benchLoad, agent *rpc.Agent, x
 			}
 			n++
 		}
-		if _, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", benchAdd, x, x, 1); err != nil {
+		if _, err := rpc.Call[*tensor.Tensor](ctx, agent, "w1", addOperator, x, x, 1); err != nil {
 			return err
 		}
-		if dur == load.dur {
-			load.emit(name+".ops", float64(n)/time.Since(start).Seconds(), "op/s")
+		if dur == m.dur {
+			m.emit(name+".ops", float64(n)/time.Since(start).Seconds(), "op/s")
 		}
 	}
 	return nil
-}
-
-func freeLoopback() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed at once
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String(), nil
-}
-
-// startReady starts this program again, tied to this process, and waits for its first line. stop waits for its end.
-func startReady(ctx context.Context, args ...string) (pid int, stop func(), err error) {
-	program, err := os.Executable()
-	if err != nil {
-		return 0, nil, err
-	}
-	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // ourselves
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return 0, nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return 0, nil, err
-	}
-	release, err := startTied(cmd)
-	if err != nil {
-		return 0, nil, err
-	}
-	stop = func() {
-		_ = in.Close()
-		_ = cmd.Wait()
-		release()
-	}
-	line := make([]byte, len("ready\n"))
-	if n, err := out.Read(line); err != nil || string(line[:n]) != "ready\n" {
-		stop()
-		return 0, nil, fmt.Errorf("process %s did not start: %q", strconv.Itoa(cmd.Process.Pid), line[:n])
-	}
-	return cmd.Process.Pid, stop, nil
 }

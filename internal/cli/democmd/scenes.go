@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package democmd
 
 import (
 	"bytes"
@@ -19,14 +19,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/cli/command"
 	"github.com/cohort-dist/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/launch"
 )
 
-// demoRank is the program of the PyTorch rank.
+// rankScript is the program of the PyTorch rank.
 //
 //go:embed demo_rank.py
-var demoRank []byte
+var rankScript []byte
 
 // The scenes that a job plays under the launcher.
 const (
@@ -85,7 +86,7 @@ func (s *scenes) job(scene string) (launch.Config, error) {
 	}
 	return launch.Config{
 		Program: []string{self, "demo-worker", "--scene", scene}, How: launch.Executable, Workers: s.workers, NoEvidence: true,
-		RunID: "demo-" + strconv.Itoa(os.Getpid()) + "-" + scene, Keeper: []string{filepath.Base(os.Args[0]), keeperName},
+		RunID: "demo-" + strconv.Itoa(os.Getpid()) + "-" + scene, Keeper: command.Keeper(),
 	}, nil
 }
 
@@ -128,7 +129,7 @@ func (s *scenes) hang(ctx context.Context, python string) error {
 		}
 		defer func() { _ = os.RemoveAll(dir) }()
 		script := filepath.Join(dir, "demo_rank.py")
-		if err = os.WriteFile(script, demoRank, 0o600); err != nil {
+		if err = os.WriteFile(script, rankScript, 0o600); err != nil {
 			return err
 		}
 		cfg.Program = append(cfg.Program, "--python", python, "--script", script)

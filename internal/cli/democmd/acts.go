@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package democmd
 
 import (
 	"context"
@@ -27,7 +27,7 @@ type act struct {
 	play func(ctx context.Context, s *stage) (string, error)
 }
 
-func demoActs() []act {
+func acts() []act {
 	return []act{
 		{"meet", meet},
 		{"exchange", exchange},
@@ -41,7 +41,7 @@ func demoActs() []act {
 
 func actNames() []string {
 	var names []string
-	for _, a := range demoActs() {
+	for _, a := range acts() {
 		names = append(names, a.name)
 	}
 	return names

@@ -1,20 +1,20 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package democmd
 
 import (
 	"context"
 	"encoding/json"
-	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/internal/cli/command"
+	"github.com/cohort-dist/cohort/internal/cli/tied"
 )
 
-// demoReport is one line from a worker to the demonstration.
-type demoReport struct {
+// message is one line from a worker to the demonstration.
+type message struct {
 	Rank  int    `json:"rank"`
 	Act   int    `json:"act"`
 	Ended bool   `json:"ended"`
@@ -22,8 +22,9 @@ type demoReport struct {
 	Error string `json:"error,omitempty"`
 }
 
-// demoWorkerCommand is what "cohort demo" starts; people do not call it.
-func (a *app) demoWorkerCommand() *cobra.Command {
+// NewWorker returns the command that "cohort demo" starts; people do not call it.
+func NewWorker(shared *command.App) *cobra.Command {
+	a := &app{shared}
 	var rank int
 	var scene, python, script string
 	cmd := &cobra.Command{
@@ -36,11 +37,7 @@ func (a *app) demoWorkerCommand() *cobra.Command {
 			}
 			ctx, cancel := context.WithCancel(cmd.Context())
 			defer cancel()
-			// The parent holds our standard input open for as long as it lives.
-			go func() {
-				_, _ = io.Copy(io.Discard, a.In)
-				cancel()
-			}()
+			tied.CancelAtEOF(a.In, cancel)
 			return playAll(ctx, rank, json.NewEncoder(a.Out))
 		},
 	}
@@ -58,12 +55,12 @@ func playAll(ctx context.Context, rank int, out *json.Encoder) error {
 			_ = s.world.Close()
 		}
 	}()
-	for i, act := range demoActs() {
-		if err := out.Encode(demoReport{Rank: rank, Act: i}); err != nil {
+	for i, act := range acts() {
+		if err := out.Encode(message{Rank: rank, Act: i}); err != nil {
 			return err
 		}
 		text, err := act.play(ctx, &s)
-		report := demoReport{Rank: rank, Act: i, Ended: true, Text: text}
+		report := message{Rank: rank, Act: i, Ended: true, Text: text}
 		if err != nil {
 			report.Error = err.Error()
 		}

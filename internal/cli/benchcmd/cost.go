@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package benchcmd
 
 import (
 	"context"
@@ -49,7 +49,7 @@ type costRow struct {
 }
 
 // emitCost prints the cost of one of n operations on the rank where it was highest, each value by itself. It is collective.
-func (b *collBench) emitCost(ctx context.Context, load *benchLoad, name string, c cost, n int, wall time.Duration) error {
+func (b *collBench) emitCost(ctx context.Context, name string, c cost, n int, wall time.Duration) error {
 	each := float64(n)
 	rows := []costRow{
 		{"cores", c.cpu.Seconds() / wall.Seconds(), "cores"},
@@ -71,7 +71,7 @@ func (b *collBench) emitCost(ctx context.Context, load *benchLoad, name string, 
 		return nil
 	}
 	for i, row := range rows {
-		load.emit(name+"."+row.name, values[i], row.unit)
+		b.meter.emit(name+"."+row.name, values[i], row.unit)
 	}
 	return nil
 }

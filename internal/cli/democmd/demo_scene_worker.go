@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package democmd
 
 import (
 	"context"
@@ -20,7 +20,8 @@ import (
 // sceneSteps is how many all-reduces a job of a scene makes, sceneTrouble after how many it gets into trouble.
 const sceneSteps, sceneTrouble = 5, 3
 
-// playScene is a rank of a job under the launcher. Where python is given, the last rank is a script of PyTorch.
+// playScene is a rank of a job under the launcher. Where python is given, the last rank is a script of PyTorch. "cohort why" shows
+// the name of this file to whoever watches the demonstration.
 func (a *app) playScene(ctx context.Context, scene, python, script string) error {
 	rank, size := a.Getenv(rendezvous.EnvRank), a.Getenv(rendezvous.EnvWorldSize)
 	last, err := strconv.Atoi(size)

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package benchcmd
 
 import (
 	"context"
@@ -28,7 +28,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-func (a *app) benchTrainCommand() *cobra.Command {
+func (a *app) trainCommand() *cobra.Command {
 	var peer, only string
 	var dur time.Duration
 	cmd := &cobra.Command{
@@ -50,8 +50,8 @@ of bench/peers/autograd/torch_train.py and torch_dist_autograd.py:
 			if err != nil || dur <= 0 {
 				return command.Usage(fmt.Errorf("--only %s, --dur %s: want a regular expression and some time", only, dur))
 			}
-			load := &benchLoad{app: a, group: "autograd", peer: peer, dur: dur, only: cases}
-			return command.Explain(cmd.Context(), a.benchTrain(cmd.Context(), load))
+			m := &meter{out: a.Out, group: "autograd", peer: peer, dur: dur, only: cases}
+			return command.Explain(cmd.Context(), a.measureTrain(cmd.Context(), m))
 		},
 	}
 	cmd.Flags().StringVar(&peer, "peer", "cohort", "the name in the column peer")
@@ -60,24 +60,24 @@ of bench/peers/autograd/torch_train.py and torch_dist_autograd.py:
 	return cmd
 }
 
-func (a *app) benchTrain(ctx context.Context, l *benchLoad) error {
+func (a *app) measureTrain(ctx context.Context, m *meter) error {
 	for _, threads := range []int{1, 2} {
-		if name := fmt.Sprintf("matmul1024.t%d", threads); l.wanted(name) {
-			l.emit(name, productRate(threads, l.dur), "GFLOP/s")
+		if name := fmt.Sprintf("matmul1024.t%d", threads); m.wanted(name) {
+			m.emit(name, productRate(threads, m.dur), "GFLOP/s")
 		}
 	}
-	if l.wanted("step784") {
-		if err := a.benchStep(ctx, l); err != nil {
+	if m.wanted("step784") {
+		if err := measureStep(ctx, m); err != nil {
 			return err
 		}
 	}
-	if l.wanted("hop1") || l.wanted("chain8") {
-		if err := a.benchHops(ctx, l); err != nil {
+	if m.wanted("hop1") || m.wanted("chain8") {
+		if err := a.startHops(ctx, m); err != nil {
 			return err
 		}
 	}
-	if l.wanted("ddp100MB") {
-		return a.benchDDP(ctx, l.peer, l.dur)
+	if m.wanted("ddp100MB") {
+		return a.startDDP(ctx, m.peer, m.dur)
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func timed(dur time.Duration, f func()) time.Duration {
 	return took[len(took)/2]
 }
 
-func (a *app) benchStep(ctx context.Context, l *benchLoad) error {
+func measureStep(ctx context.Context, m *meter) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // weights and data
 	net := nn.Sequential{nn.NewLinear(r, 784, 256), nn.ReLU, nn.NewLinear(r, 256, 10)}
@@ -115,11 +115,11 @@ func (a *app) benchStep(ctx context.Context, l *benchLoad) error {
 	if err != nil {
 		return err
 	}
-	took := timed(l.dur, func() { err = step() })
+	took := timed(m.dur, func() { err = step() })
 	if err != nil {
 		return err
 	}
-	l.emit("step784.p50", micros(took), "us")
+	m.emit("step784.p50", micros(took), "us")
 	return nil
 }
 
@@ -153,22 +153,22 @@ func trainStep(ctx context.Context, r *rand.Rand, net nn.Module, forward func(*a
 	}, nil
 }
 
-// benchDDP starts two ranks.
-func (a *app) benchDDP(ctx context.Context, peer string, dur time.Duration) error {
-	return a.benchRanks(ctx, 2, []string{"GOMAXPROCS=1"}, func(rank int, store string) []string {
+// startDDP starts two ranks.
+func (a *app) startDDP(ctx context.Context, peer string, dur time.Duration) error {
+	return a.runRanks(ctx, 2, []string{"GOMAXPROCS=1"}, func(rank int, store string) []string {
 		return []string{"train-rank", "--store", store, "--rank", strconv.Itoa(rank), "--peer", peer, "--dur", dur.String()}
 	})
 }
 
-// benchTrainRankCommand is one rank of the data-parallel case.
-func (a *app) benchTrainRankCommand() *cobra.Command {
+// trainRankCommand is one rank of the data-parallel case.
+func (a *app) trainRankCommand() *cobra.Command {
 	var addr, peer string
 	var rank int
 	var dur time.Duration
 	cmd := &cobra.Command{
 		Use: "train-rank", Hidden: true, Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.benchTrainRank(cmd.Context(), &benchLoad{app: a, group: "autograd", peer: peer, dur: dur}, addr, rank)
+			return trainRank(cmd.Context(), &meter{out: a.Out, group: "autograd", peer: peer, dur: dur}, addr, rank)
 		},
 	}
 	cmd.Flags().StringVar(&addr, "store", "", "address of the store")
@@ -178,7 +178,7 @@ func (a *app) benchTrainRankCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) benchTrainRank(ctx context.Context, l *benchLoad, addr string, rank int) error {
+func trainRank(ctx context.Context, m *meter, addr string, rank int) error {
 	client, err := tcpstore.Dial(ctx, addr)
 	if err != nil {
 		return err
@@ -213,7 +213,7 @@ func (a *app) benchTrainRank(ctx context.Context, l *benchLoad, addr string, ran
 	if err := step(); err != nil {
 		return err
 	}
-	count := []int64{max(5, int64(l.dur/max(time.Since(begin), 1)))}
+	count := []int64{max(5, int64(m.dur/max(time.Since(begin), 1)))}
 	if err := group.BroadcastSlice(ctx, g, count, 0); err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (a *app) benchTrainRank(ctx context.Context, l *benchLoad, addr string, ran
 	}
 	if rank == 0 {
 		slices.Sort(took)
-		l.emit("ddp100MB.p50", micros(took[len(took)/2]), "us")
+		m.emit("ddp100MB.p50", micros(took[len(took)/2]), "us")
 	}
 	return g.Barrier(ctx).Wait(ctx)
 }

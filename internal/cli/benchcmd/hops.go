@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package benchcmd
 
 import (
 	"context"
@@ -28,15 +28,15 @@ var hops = []struct {
 	depth int
 }{{"hop1", 1}, {"chain8", 8}}
 
-// benchHops starts two workers.
-func (a *app) benchHops(ctx context.Context, l *benchLoad) error {
-	return a.benchRanks(ctx, 2, nil, func(rank int, store string) []string {
-		return []string{"autograd-rank", "--store", store, "--rank", strconv.Itoa(rank), "--peer", l.peer, "--dur", l.dur.String(), "--only", l.only.String()}
+// startHops starts two workers.
+func (a *app) startHops(ctx context.Context, m *meter) error {
+	return a.runRanks(ctx, 2, nil, func(rank int, store string) []string {
+		return []string{"autograd-rank", "--store", store, "--rank", strconv.Itoa(rank), "--peer", m.peer, "--dur", m.dur.String(), "--only", m.only.String()}
 	})
 }
 
-// benchAutogradRankCommand is one worker of the cases over hops.
-func (a *app) benchAutogradRankCommand() *cobra.Command {
+// hopsRankCommand is one worker of the cases over hops.
+func (a *app) hopsRankCommand() *cobra.Command {
 	var addr, peer, only string
 	var rank int
 	var dur time.Duration
@@ -47,7 +47,7 @@ func (a *app) benchAutogradRankCommand() *cobra.Command {
 			if err != nil {
 				return command.Usage(err)
 			}
-			return a.benchAutogradRank(cmd.Context(), &benchLoad{app: a, group: "autograd", peer: peer, dur: dur, only: cases}, addr, rank)
+			return hopsRank(cmd.Context(), &meter{out: a.Out, group: "autograd", peer: peer, dur: dur, only: cases}, addr, rank)
 		},
 	}
 	cmd.Flags().StringVar(&addr, "store", "", "address of the store")
@@ -58,7 +58,7 @@ func (a *app) benchAutogradRankCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) benchAutogradRank(ctx context.Context, l *benchLoad, addr string, rank int) error {
+func hopsRank(ctx context.Context, m *meter, addr string, rank int) error {
 	client, err := tcpstore.Dial(ctx, addr)
 	if err != nil {
 		return err
@@ -79,13 +79,13 @@ func (a *app) benchAutogradRank(ctx context.Context, l *benchLoad, addr string, 
 	}
 	defer func() { _ = agent.Close() }()
 	if rank == 0 {
-		smart := *l
+		smart := *m
 		smart.peer += "-smart"
 		for _, h := range hops {
-			if !l.wanted(h.name) {
+			if !m.wanted(h.name) {
 				continue
 			}
-			if err := measureHops(ctx, l, engine, agent, h.name, h.depth, distautograd.Fast()); err != nil {
+			if err := measureHops(ctx, m, engine, agent, h.name, h.depth, distautograd.Fast()); err != nil {
 				return err
 			}
 			if err := measureHops(ctx, &smart, engine, agent, h.name, h.depth); err != nil {
@@ -97,7 +97,7 @@ func (a *app) benchAutogradRank(ctx context.Context, l *benchLoad, addr string, 
 }
 
 // measureHops measures forward, backward and clean-up of a tiny graph.
-func measureHops(ctx context.Context, l *benchLoad, engine *distautograd.Engine, agent *rpc.Agent, name string, depth int, opts ...distautograd.PassOption) error {
+func measureHops(ctx context.Context, m *meter, engine *distautograd.Engine, agent *rpc.Agent, name string, depth int, opts ...distautograd.PassOption) error {
 	once := func() error {
 		ones, err := tensor.Full(tensor.Float32, 1.0, 4)
 		if err != nil {
@@ -119,7 +119,7 @@ func measureHops(ctx context.Context, l *benchLoad, engine *distautograd.Engine,
 		return err
 	}
 	var took []time.Duration
-	for begun := time.Now(); len(took) < 20 || time.Since(begun) < l.dur; {
+	for begun := time.Now(); len(took) < 20 || time.Since(begun) < m.dur; {
 		begin := time.Now()
 		if err := once(); err != nil {
 			return err
@@ -129,7 +129,7 @@ func measureHops(ctx context.Context, l *benchLoad, engine *distautograd.Engine,
 	took = took[min(10, len(took)/2):] // the first ones warm up
 	slices.Sort(took)
 	for _, q := range []int{50, 99} {
-		l.emit(fmt.Sprintf("%s.p%d", name, q), micros(took[len(took)*q/100]), "us")
+		m.emit(fmt.Sprintf("%s.p%d", name, q), micros(took[len(took)*q/100]), "us")
 	}
 	return nil
 }
