@@ -26,11 +26,11 @@ const module = "github.com/cohort-dist/cohort"
 //
 // A line that starts with "pure" holds packages that do no I/O and start no goroutine: see pureForbids.
 const layers = `
-      internal/standin internal/moment internal/invariants internal/pystack internal/control internal/corewait internal/ticker internal/ctxdial
+      internal/standin internal/moment internal/invariants internal/pystack internal/control internal/corewait internal/turn internal/ticker internal/ctxdial
 pure: internal/gostack internal/pytemplate
       dist
       observe internal/aside
-pure: rpc/py internal/linked internal/lineup internal/islands internal/tombs internal/ranklist internal/storenum internal/marks internal/polls internal/pace internal/wire/tcpstore internal/storecore internal/nop internal/pickle
+pure: rpc/py internal/linked internal/lineup internal/islands internal/tombs internal/ranklist internal/grid internal/storenum internal/marks internal/polls internal/pace internal/wire/tcpstore internal/storecore internal/nop internal/pickle
       tensor internal/storeop
 pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
       internal/cgroup internal/kernlog internal/bundle internal/joblog internal/keeper internal/agentevents internal/numabind internal/oomkill internal/program internal/rundir internal/signame

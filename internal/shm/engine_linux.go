@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/turn"
 )
 
 // Engine runs collectives through the segment. It implements [coll.Engine]. Requests run one at a time in the order of
@@ -25,7 +26,7 @@ type Engine struct {
 	oneShot    int   // up to this size, a reduction reads everything that everybody has
 
 	// turn is held by the request that runs; the fields below it belong to that request.
-	turn     chan struct{}
+	turn     *turn.Turn
 	op       progress
 	steps    steps
 	cases    cases
@@ -41,7 +42,7 @@ type Engine struct {
 
 func newEngine(c Config, seg *segment) *Engine {
 	e := &Engine{
-		rank: c.Rank, size: c.Size, config: c, seg: seg, turn: make(chan struct{}, 1),
+		rank: c.Rank, size: c.Size, config: c, seg: seg, turn: turn.New(),
 		op: progress{name: "shm: join"}, steps: newSteps(seg, c.Rank, c.Size), operands: newOperands(c.Size),
 		others: others{gone: make([]atomic.Uint32, c.Size), conns: make([]*net.UnixConn, c.Size)}, life: lifetime{stop: make(chan struct{})},
 	}
@@ -100,21 +101,14 @@ func (e *Engine) Run(ctx context.Context, r *coll.Request) error {
 		return err
 	}
 	moment.At("shm.turn")
-	select {
-	case e.turn <- struct{}{}:
-	default:
-		moment.At("shm.turn.wait")
-		select {
-		case e.turn <- struct{}{}:
-		case <-ctx.Done():
+	if !e.turn.Take(ctx.Done(), e.life.stop) {
+		if ctx.Err() != nil {
 			return dist.FromContext(ctx, opNames[r.Kind])
-		case <-e.life.stop:
-			return dist.New(opNames[r.Kind], dist.Closed, "the engine is closed")
 		}
+		return dist.New(opNames[r.Kind], dist.Closed, "the engine is closed")
 	}
-	err := e.run(ctx, r)
-	<-e.turn // no point: it has the turn
-	return err
+	defer e.turn.Give()
+	return e.run(ctx, r)
 }
 
 func (e *Engine) run(ctx context.Context, r *coll.Request) error {

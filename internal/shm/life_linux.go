@@ -86,7 +86,7 @@ func (e *Engine) Close() error {
 		e.arena.whileMapped(e.wakeAll)
 		e.mesh.shut()
 		moment.At("shm.close.turn")
-		e.turn <- struct{}{} // the operation that runs, if any, ends first; nobody runs another
+		e.turn.Take(nil, nil) // the operation that runs, if any, ends first; nobody runs another
 		e.letGo()
 		e.arena.close()
 		if e.life.release != nil {

@@ -1,0 +1,53 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package turn has a lock that can be waited for together with the end of something else. A channel of one place is such a lock, too, but
+// takes and gives cost as much as a small collective has to spare; here nobody else wanting it makes them as cheap as a mutex.
+package turn
+
+import (
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort/internal/moment"
+)
+
+// Turn is held by one at a time. The zero value is not usable; see [New].
+type Turn struct {
+	held    atomic.Bool
+	waiting atomic.Int32
+	free    chan struct{} // told to one of those who wait
+}
+
+// New returns a turn that is free.
+func New() *Turn { return &Turn{free: make(chan struct{}, 1)} }
+
+// Take returns true when it has the turn, and false if one of the channels ended first.
+func (t *Turn) Take(over, stop <-chan struct{}) bool {
+	if t.held.CompareAndSwap(false, true) {
+		return true
+	}
+	t.waiting.Add(1)
+	defer t.waiting.Add(-1)
+	for !t.held.CompareAndSwap(false, true) {
+		moment.At("turn.wait")
+		select {
+		case <-t.free: // somebody else may be faster
+		case <-over:
+			return false
+		case <-stop:
+			return false
+		}
+	}
+	return true
+}
+
+// Give gives the turn back. Whoever waits is counted before it looks whether the turn is free, so it sees that or is told.
+func (t *Turn) Give() {
+	t.held.Store(false)
+	if t.waiting.Load() > 0 {
+		select {
+		case t.free <- struct{}{}: // no point: it never waits
+		default:
+		}
+	}
+}
