@@ -5,6 +5,7 @@ package group
 
 import (
 	"context"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/internal/moment"
@@ -18,31 +19,41 @@ type report struct {
 	seen  *Work
 }
 
-// ended completes an operation that the scheduler has let go of. Its place is free before anybody can see the completion,
-// so that a loop that posts and waits never finds it taken.
-func (g *Group) ended(w *Work, err error) *report {
-	err = g.formed.Explain(w.call.Request.DType, w.op.p2p(), err)
-	now := w.posted.now()
-	g.records.End(w.posted.record, now, int(w.message.source), err) // a collective has no source
-	if err == nil && !w.op.p2p() && !g.args.Peers.None() {
+// end is when and how an operation has ended.
+type end struct {
+	at  time.Time
+	err error
+}
+
+// endOf is the end of an operation, now, with what can be said about its error.
+func (g *Group) endOf(w *Work, err error) end {
+	if err != nil {
+		err = g.formed.Explain(w.call.Request.DType, w.op.p2p(), err)
+	} else if !w.op.p2p() && !g.args.Peers.None() {
 		g.proven.Store(true)
 	}
-	if g.config.Hook == nil && g.config.profile == nil {
-		w.completeAt(now, err)
-		return nil
+	return end{w.posted.now(), err}
+}
+
+// endLocked completes an operation that the scheduler has let go of. Its place is free before anybody can see the completion,
+// so that a loop that posts and waits never finds it taken.
+func (g *Group) endLocked(w *Work, e end) (about *report) {
+	g.mu.records.End(w.posted.record, e.at, int(w.message.source), e.err) // a collective has no source
+	if g.config.Hook != nil || g.config.profile != nil {
+		about = &report{event: g.event(w, observe.End, e.err), seen: w.copy(e.at, e.err)}
+		about.event.Time, about.event.Dur = e.at, w.outcome.took(e.at)
 	}
-	about := &report{event: g.event(w, observe.End, err)}
-	about.event.Time = now
-	o := &w.outcome
-	moment.At("group.ended")
-	o.mu.Lock()
-	if !o.mu.begun.IsZero() {
-		about.event.Dur = now.Sub(o.mu.begun)
-	}
-	about.seen = w.copyLocked(now, err)
-	o.mu.Unlock()
-	w.completeAt(now, err)
+	w.completeAt(e.at, e.err)
 	return about
+}
+
+// ended is endLocked without the mutex.
+func (g *Group) ended(w *Work, err error) *report {
+	e := g.endOf(w, err)
+	moment.At("group.ended")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.endLocked(w, e)
 }
 
 // tell passes a report on. It is called without a lock and without a role: those who hear of it may close the group.

@@ -25,14 +25,15 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		return g.waitMessage(ctx, w)
 	}
 	for first := true; !w.outcome.over(); first = false {
+		now := w.posted.now()
 		moment.At("group.wait")
 		g.mu.Lock()
 		if first && g.mu.sched.Eager() {
-			g.mu.sched.Learn(time.Since(w.posted.at) < promptly)
+			g.mu.sched.Learn(now.Sub(w.posted.at) < promptly)
 		}
 		run, e := g.mu.sched.Wait(&w.item, g.ableLocked(ctx))
 		if run {
-			next := g.mu.sched.Start()
+			next := g.startLocked(now)
 			g.mu.Unlock()
 			if !g.runNext(ctx, next) && !w.outcome.over() {
 				return w.unfinished(ctx) // the operation that was run can be one before it
@@ -67,6 +68,15 @@ func (g *Group) ableLocked(ctx context.Context) bool {
 	return g.resumable && (next == nil || !next.Owner.steps.given())
 }
 
+// startLocked returns the collective that the runner has to run, if there is one, and notes that it runs from now on.
+func (g *Group) startLocked(now time.Time) *sched.Item[Work] {
+	next := g.mu.sched.Start()
+	if next != nil && next.Owner.outcome.begin(now) {
+		g.mu.records.Start(next.Owner.posted.record, now)
+	}
+	return next
+}
+
 // runNext runs the collective that the scheduler has started, if there is one, for a goroutine that is the runner, and gives the role back. It
 // reports false when ctx ended before the operation was over.
 func (g *Group) runNext(ctx context.Context, it *sched.Item[Work]) (over bool) {
@@ -75,9 +85,6 @@ func (g *Group) runNext(ctx context.Context, it *sched.Item[Work]) (over bool) {
 		return true
 	}
 	w := it.Owner
-	if now := w.posted.now(); w.outcome.begin(now) {
-		g.records.Start(w.posted.record, now)
-	}
 	moment.At("group.run")
 	err := g.execute(ctx, w)
 	if err != nil && g.leftEarly(ctx, err) {
@@ -98,12 +105,15 @@ func (g *Group) runNext(ctx context.Context, it *sched.Item[Work]) (over bool) {
 	if err != nil {
 		err = g.failed(w, err)
 	}
+	end := g.endOf(w, err)
 	moment.At("group.finish")
 	g.mu.Lock()
-	g.performLocked(g.mu.sched.Finish())
+	e := g.mu.sched.Finish()
+	about := g.endLocked(w, end) // before another operation can end
+	e |= g.mu.sched.Release()
+	g.performLocked(e)
 	g.mu.Unlock()
-	about := g.ended(w, err)
-	g.release()
+	g.perform(e)
 	g.tell(about)
 	return true
 }
@@ -181,7 +191,7 @@ func (g *Group) pump() {
 				g.mu.Unlock()
 				break
 			}
-			next := g.mu.sched.Start()
+			next := g.startLocked(time.Now())
 			g.mu.Unlock()
 			g.runNext(g.life.ctx, next)
 		}

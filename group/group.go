@@ -45,7 +45,6 @@ type Group struct {
 	proven atomic.Bool    // a collective with PyTorch ranks has succeeded
 	// resumable tells that a waiter may run an operation in its own goroutine whatever its context is.
 	resumable bool
-	records   *recorder.Ring
 	watched   ticker.Task // what the clock does for the group
 	pumpWake  chan struct{}
 	expiring  sync.WaitGroup // calls of expire that hold messages
@@ -53,6 +52,7 @@ type Group struct {
 	mu struct {
 		sync.Mutex
 		sched    sched.Machine[Work]
+		records  *recorder.Ring
 		failure  error
 		dumped   bool
 		changing bool          // Reconfigure runs, or has been successful
@@ -166,9 +166,12 @@ func (g *Group) trace(reason string) ([]byte, error) {
 }
 
 func (g *Group) snapshot() recorder.Group {
-	s := g.records.Snapshot()
-	if err := g.Err(); err != nil {
-		s.Failed = err.Error()
+	moment.At("group.snapshot")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := g.mu.records.Snapshot()
+	if g.mu.failure != nil {
+		s.Failed = g.mu.failure.Error()
 	}
 	return s
 }
@@ -211,7 +214,7 @@ func (g *Group) Close() error {
 	switch {
 	case paused: // nobody else goes on with it
 		g.mu.Lock()
-		next := g.mu.sched.Start()
+		next := g.startLocked(time.Now())
 		g.mu.Unlock()
 		g.runNext(context.Background(), next)
 	case held:

@@ -5,12 +5,11 @@ package group
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/grid"
 )
 
 // Axis is a dimension of a [Mesh].
@@ -26,11 +25,9 @@ type Axis struct {
 // It corresponds to torch.distributed.device_mesh.DeviceMesh.
 type Mesh struct {
 	world  *Group
-	axes   []Axis
-	groups []*Group    // of this rank's rows, by dimension
-	at     []int       // this rank's coordinates
-	grid   []dist.Rank // world ranks, the last dimension fastest
-	owned  []*Group    // made for this mesh
+	grid   grid.Grid
+	groups []*Group // of this rank's rows, by dimension
+	owned  []*Group // made for this mesh
 }
 
 // NewMesh makes a mesh of all ranks of the world. All of them call it, with the same axes. The options are those of the groups.
@@ -41,32 +38,21 @@ func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh
 	if g.size != len(g.lineage.family.world) {
 		return nil, dist.New(op, dist.InvalidArgument, "a mesh is made of the group of the whole world")
 	}
-	total := 1
+	dimensions := make([]grid.Axis, len(axes))
 	for i, a := range axes {
-		switch {
-		case a.Size < 1:
-			return nil, dist.Newf(op, dist.InvalidArgument, "dimension %q has size %d", a.Name, a.Size)
-		case a.Name == "" || slices.ContainsFunc(axes[:i], func(b Axis) bool { return b.Name == a.Name }):
-			return nil, dist.Newf(op, dist.InvalidArgument, "dimension %d is called %q: names must not be empty or used twice", i, a.Name)
-		}
-		total *= a.Size
+		dimensions[i] = grid.Axis(a)
 	}
-	if len(axes) == 0 || total != g.size {
-		return nil, dist.Newf(op, dist.InvalidArgument, "a mesh of %d ranks for a world of %d", total, g.size)
+	all, err := grid.New(op, dimensions, int(g.rank), g.size)
+	if err != nil {
+		return nil, err
 	}
-	m := &Mesh{world: g, axes: slices.Clone(axes), grid: make([]dist.Rank, total), at: make([]int, len(axes))}
-	for i := range m.grid {
-		m.grid[i] = dist.Rank(i)
-	}
-	for d, rest := len(axes)-1, int(g.rank); d >= 0; d-- {
-		m.at[d], rest = rest%axes[d].Size, rest/axes[d].Size
-	}
+	m := &Mesh{world: g, grid: all}
 	plan, err := m.plan(op)
 	if err != nil {
 		return nil, err
 	}
 	m.groups = make([]*Group, len(axes))
-	for d, axis := range m.axes {
+	for d, axis := range all.Axes {
 		if plan[d] == nil {
 			m.groups[d] = g
 			continue
@@ -85,10 +71,7 @@ func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh
 // plan lists the groups to make, for each dimension in the order in which all ranks make them; nil where the world's own group
 // serves.
 func (m *Mesh) plan(op string) ([][][]dist.Rank, error) {
-	sizes := make([]int, len(m.axes))
-	for i, a := range m.axes {
-		sizes[i] = a.Size
-	}
+	sizes := m.grid.Sizes()
 	first, last := torch.FirstFirst.Rows(sizes), torch.LastFirst.Rows(sizes)
 	switch m.world.args.Peers.MeshOrder() {
 	case torch.FirstFirst:
@@ -103,19 +86,11 @@ func (m *Mesh) plan(op string) ([][][]dist.Rank, error) {
 	return first, nil
 }
 
-func (m *Mesh) dimension(op, name string) (int, error) {
-	d := slices.IndexFunc(m.axes, func(a Axis) bool { return a.Name == name })
-	if d < 0 {
-		return 0, dist.Newf("group: "+op, dist.InvalidArgument, "no dimension %q in %v", name, m)
-	}
-	return d, nil
-}
-
 // Group returns the group of this rank's row along a dimension. Its ranks are the coordinates.
 //
 // It corresponds to DeviceMesh.get_group.
 func (m *Mesh) Group(name string) (*Group, error) {
-	d, err := m.dimension("mesh group", name)
+	d, err := m.grid.Dimension("group: mesh group", name)
 	if err != nil {
 		return nil, err
 	}
@@ -123,51 +98,33 @@ func (m *Mesh) Group(name string) (*Group, error) {
 }
 
 // Axes returns the dimensions. It corresponds to DeviceMesh.mesh_dim_names and DeviceMesh.shape.
-func (m *Mesh) Axes() []Axis { return slices.Clone(m.axes) }
+func (m *Mesh) Axes() []Axis {
+	axes := make([]Axis, len(m.grid.Axes))
+	for i, a := range m.grid.Axes {
+		axes[i] = Axis(a)
+	}
+	return axes
+}
 
 // Coordinates returns where this rank is, by dimension. It corresponds to DeviceMesh.get_coordinate; DeviceMesh.get_local_rank of
 // one dimension is the rank in its group.
-func (m *Mesh) Coordinates() []int { return slices.Clone(m.at) }
+func (m *Mesh) Coordinates() []int { return slices.Clone(m.grid.At) }
 
 // Ranks returns the world ranks of the mesh, the last dimension fastest. It corresponds to DeviceMesh.mesh.
-func (m *Mesh) Ranks() []dist.Rank { return slices.Clone(m.grid) }
+func (m *Mesh) Ranks() []dist.Rank { return slices.Clone(m.grid.Ranks) }
 
 // Slice returns the part of the mesh that this rank sees along some of the dimensions, in the order of the mesh: the ranks that
 // have its other coordinates. The groups are those of m; closing it does nothing.
 //
 // It corresponds to DeviceMesh.__getitem__, such as mesh["dp", "tp"].
 func (m *Mesh) Slice(names ...string) (*Mesh, error) {
-	const op = "mesh slice"
-	if len(names) == 0 {
-		return nil, dist.New("group: "+op, dist.InvalidArgument, "no dimensions")
+	part, kept, err := m.grid.Slice("group: mesh slice", names...)
+	if err != nil {
+		return nil, err
 	}
-	kept := make([]bool, len(m.axes))
-	before := -1
-	for _, name := range names {
-		d, err := m.dimension(op, name)
-		if err != nil {
-			return nil, err
-		}
-		if d <= before {
-			return nil, dist.Newf("group: "+op, dist.InvalidArgument, "the dimensions %q are not in the order of %v", names, m)
-		}
-		before, kept[d] = d, true
-	}
-	s := &Mesh{world: m.world}
-	for d, a := range m.axes {
-		if kept[d] {
-			s.axes, s.groups, s.at = append(s.axes, a), append(s.groups, m.groups[d]), append(s.at, m.at[d])
-		}
-	}
-	for i, rank := range m.grid {
-		here := true
-		for d, rest := len(m.axes)-1, i; d >= 0; d-- {
-			here = here && (kept[d] || rest%m.axes[d].Size == m.at[d])
-			rest /= m.axes[d].Size
-		}
-		if here {
-			s.grid = append(s.grid, rank)
-		}
+	s := &Mesh{world: m.world, grid: part}
+	for _, d := range kept {
+		s.groups = append(s.groups, m.groups[d])
 	}
 	return s, nil
 }
@@ -184,13 +141,4 @@ func (m *Mesh) Close() error {
 }
 
 // String describes the mesh.
-func (m *Mesh) String() string {
-	var b strings.Builder
-	for i, a := range m.axes {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		fmt.Fprintf(&b, "%s=%d", a.Name, a.Size)
-	}
-	return "mesh(" + b.String() + ")"
-}
+func (m *Mesh) String() string { return m.grid.String() }

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/collargs"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/grid"
 )
 
 // TestMesh runs a collective in every row of a mesh of three dimensions.
@@ -107,11 +108,11 @@ func TestMeshArguments(t *testing.T) {
 		}
 		return nil
 	}))
-	unsure := &Mesh{world: &Group{size: 8, args: collargs.Group{Peers: torch.Peers{Low: torch.V2_6, High: torch.V2_14}}}, axes: []Axis{{"a", 2}, {"b", 2}, {"c", 2}}}
+	unsure := &Mesh{world: &Group{size: 8, args: collargs.Group{Peers: torch.Peers{Low: torch.V2_6, High: torch.V2_14}}}, grid: grid.Grid{Axes: []grid.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
 	if _, err := unsure.plan("x"); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) {
 		t.Errorf("an order that is not known: %v", err)
 	}
-	unsure.axes = []Axis{{"a", 2}, {"b", 4}} // where it does not matter
+	unsure.grid.Axes = []grid.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 4}} // where it does not matter
 	if _, err := unsure.plan("x"); err != nil {
 		t.Error(err)
 	}

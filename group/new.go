@@ -139,7 +139,7 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	_, g.resumable = g.engine.(coll.Resumable)
 	g.mu.sched, g.mu.timeout = sched.New[Work](c.queue), c.timeout
 	host, _ := os.Hostname()
-	g.records = recorder.New(recorder.About{
+	g.mu.records = recorder.New(recorder.About{
 		Group: g.name, Description: g.description, Rank: int(g.rank), Size: g.size, GlobalRanks: g.globals, Transport: string(g.Transport()),
 		Host: host, PID: os.Getpid(),
 	}, c.records)

@@ -15,16 +15,16 @@ import (
 
 // outcome is how and when an operation ends, once, and who hears of it.
 type outcome struct {
-	// err is set before completed, and read after it.
+	// err and ended are set before completed, and read after it.
 	completed atomic.Bool
 	err       error
+	ended     time.Time
+	begun     time.Time // guarded by the mutex of the operation's group until then
 
 	mu struct {
 		sync.Mutex
-		begun, ended time.Time
-		finished     bool
-		future       *dist.Future[[]*tensor.Tensor]
-		audience     audience
+		future   *dist.Future[[]*tensor.Tensor]
+		audience audience
 	}
 }
 
@@ -38,40 +38,28 @@ type audience struct {
 // over reports whether the operation has ended.
 func (o *outcome) over() bool { return o.completed.Load() }
 
-// reset makes the outcome of a complete operation that of a new one.
+// reset makes the outcome of a complete operation that of a new one. It is its owner's alone, so no mutex is needed.
 func (o *outcome) reset() {
-	o.err = nil
-	moment.At("group.work.recycle")
-	o.mu.Lock()
-	o.mu.begun, o.mu.ended, o.mu.finished = time.Time{}, time.Time{}, false
+	o.err, o.ended, o.begun = nil, time.Time{}, time.Time{}
 	o.mu.future, o.mu.audience = nil, audience{}
-	o.mu.Unlock()
 	o.completed.Store(false)
 }
 
 // begin notes when the operation began. It reports false for one that was interrupted and goes on.
 func (o *outcome) begin(at time.Time) bool {
-	moment.At("group.begin")
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !o.mu.begun.IsZero() {
+	if !o.begun.IsZero() {
 		return false
 	}
-	o.mu.begun = at
+	o.begun = at
 	return true
 }
 
-// duration is the time from the beginning to the end, or to now.
-func (o *outcome) duration() time.Duration {
-	o.mu.Lock() // no point: it only looks
-	defer o.mu.Unlock()
-	switch {
-	case o.mu.begun.IsZero():
+// took is the time from the beginning to at.
+func (o *outcome) took(at time.Time) time.Duration {
+	if o.begun.IsZero() {
 		return 0
-	case o.mu.finished:
-		return o.mu.ended.Sub(o.mu.begun)
 	}
-	return time.Since(o.mu.begun)
+	return at.Sub(o.begun)
 }
 
 // done returns a channel that is closed at the end.
@@ -82,19 +70,11 @@ func (o *outcome) done() <-chan struct{} {
 	a := &o.mu.audience
 	if a.done == nil {
 		a.done = make(chan struct{})
-		if o.mu.finished {
+		if o.over() {
 			close(a.done)
 		}
 	}
 	return a.done
-}
-
-// finishLocked ends the operation and returns who has to hear of it, once the mutex is released.
-func (o *outcome) finishLocked(at time.Time, err error) audience {
-	o.mu.finished, o.mu.ended, o.err = true, at, err
-	now := o.mu.audience
-	o.mu.audience = audience{done: now.done}
-	return now
 }
 
 // looks reports whether somebody wants to see the operation, and not only hear that it has ended.

@@ -87,8 +87,9 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	}
 	moment.At("group.submit")
 	g.inTrace(ctx, w)
-	w.item.Owner, w.posted.at = w, time.Now()
+	w.item.Owner = w
 	g.mu.Lock()
+	w.posted.at = g.mu.records.Now()
 	number, e, no := g.mu.sched.Submit(&w.item, numbers)
 	for no != sched.Accepted {
 		if err := g.refusedLocked(ctx, w.op, no); err != nil {
@@ -101,10 +102,9 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	g.mu.torchSeq += g.args.TorchSteps(&w.call, w.steps.given())
 	g.limitLocked(w)
 	w.call.Request.Timeout = w.posted.timeout
-	w.posted.record = g.records.Post(recorder.Entry{
-		Seq: w.seq, Op: opName(w), Reduce: w.call.Request.Operator(), DType: w.call.Request.Elements(), In: int64(len(w.call.Request.In)), Out: int64(len(w.call.Request.Out)),
-		Peer: w.call.Request.RootRank(), Posted: w.posted.at, Timeout: w.posted.timeout,
-	})
+	r := &w.call.Request
+	entry := g.recordLocked(w)
+	entry.Reduce, entry.DType, entry.In, entry.Out, entry.Peer = r.Operator(), r.Elements(), int64(len(r.In)), int64(len(r.Out)), r.RootRank()
 	g.mu.Unlock()
 	g.emit(w)
 	g.perform(e)
@@ -130,6 +130,14 @@ func (g *Group) limitLocked(w *Work) {
 	g.watchLocked(w.posted.deadline())
 }
 
+// recordLocked enters an operation into the flight recorder.
+func (g *Group) recordLocked(w *Work) *recorder.Entry {
+	e := g.mu.records.Post(w.seq, w.op.p2p())
+	e.Op, e.Posted, e.Timeout = opName(w), w.posted.at, w.posted.timeout
+	w.posted.record = e.ID
+	return e
+}
+
 // postMessage hands a point-to-point operation to the mesh.
 func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	if ctx.Err() != nil {
@@ -139,7 +147,6 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	g.inTrace(ctx, w)
 	now := time.Now()
 	w.item.Owner, w.posted.at = w, now
-	w.outcome.begin(now)
 	g.mu.Lock()
 	number, no := g.mu.sched.Post(&w.item)
 	for no != sched.Accepted {
@@ -152,19 +159,17 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	w.group, w.seq = g, number
 	g.mu.torchSeq++
 	g.limitLocked(w)
-	entry := recorder.Entry{
-		Seq: w.seq, P2P: true, Op: opName(w), DType: w.call.Request.DType.String(), Peer: w.message.Peer, Tag: uint32(w.message.Slot), //nolint:gosec // at most MaxTag
-		Posted: now, Started: now, Timeout: w.posted.timeout,
-	}
+	entry := g.recordLocked(w)
+	entry.DType, entry.Peer, entry.Tag = w.call.Request.DType.String(), w.message.Peer, uint32(w.message.Slot) //nolint:gosec // at most MaxTag
 	if size := int64(len(w.message.Buf)); w.op == OpSend {
 		entry.In = size
 	} else {
 		entry.Out = size
 	}
-	w.posted.record = g.records.Post(entry)
+	g.mu.records.Start(w.posted.record, now)
+	w.outcome.begin(now)
 	g.mu.Unlock()
 	g.emit(w)
-	g.records.Start(w.posted.record, now)
 	moment.At("group.post.mesh")
 	w.message.hand(g.mesh, w.op)
 	if w.message.Completed() {

@@ -169,7 +169,17 @@ func (w *Work) SourceRank() (dist.Rank, error) {
 
 // Duration returns the time from the start of the operation to its completion; while it runs, the time up to now, and
 // before it has started 0.
-func (w *Work) Duration() time.Duration { return w.outcome.duration() }
+func (w *Work) Duration() time.Duration {
+	o := &w.outcome
+	if g := w.group; !o.over() && g != nil {
+		g.mu.Lock() // no point: it only looks
+		defer g.mu.Unlock()
+	}
+	if o.over() {
+		return o.took(o.ended)
+	}
+	return o.took(time.Now())
+}
 
 // Seq returns the number of the operation in its group. Collectives and point-to-point operations are counted apart, each
 // from 0. It corresponds to Work._get_sequence_number.
@@ -188,14 +198,13 @@ func (w *Work) OnDone(f func(*Work)) {
 	o := &w.outcome
 	moment.At("group.work.on_done")
 	o.mu.Lock()
-	if !o.mu.finished {
+	if !o.over() {
 		o.mu.audience.callbacks = append(o.mu.audience.callbacks, f)
 		o.mu.Unlock()
 		return
 	}
-	seen := w.copyLocked(o.mu.ended, o.err)
 	o.mu.Unlock()
-	callBack(seen, f)
+	callBack(w.copy(o.ended, o.err), f)
 }
 
 // Future returns the operation as a future of its output tensors. It corresponds to Work.get_future.
@@ -207,7 +216,7 @@ func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
 	if o.mu.future == nil {
 		p := dist.NewPromise[[]*tensor.Tensor]()
 		o.mu.future = p.Future()
-		if o.mu.finished {
+		if o.over() {
 			p.Complete(slices.Clone(w.call.Outputs), o.err)
 		} else {
 			o.mu.audience.promise = p
@@ -237,41 +246,42 @@ func failed(op OpType, err error) *Work {
 	return workOf(op).complete(err)
 }
 
-// copyLocked returns the operation as it is when it has ended at that time with err, for those who look at it afterwards.
-func (w *Work) copyLocked(at time.Time, err error) *Work {
+// copy returns the operation as it is when it has ended at that time with err, for those who look at it afterwards.
+func (w *Work) copy(at time.Time, err error) *Work {
 	c := &Work{op: w.op, seq: w.seq}
 	if err == nil {
 		c.call.Outputs = slices.Clone(w.call.Outputs)
 	}
 	c.message.source = w.message.source
-	c.outcome.mu.begun = w.outcome.mu.begun
-	c.outcome.finishLocked(at, err)
+	c.outcome.begun, c.outcome.ended, c.outcome.err = w.outcome.begun, at, err
 	c.outcome.completed.Store(true)
 	return c
 }
 
 // complete ends the operation now, and returns it.
 func (w *Work) complete(err error) *Work {
+	moment.At("group.complete")
 	w.completeAt(time.Now(), err)
 	return w
 }
 
-// completeAt ends the operation, once.
+// completeAt ends the operation, once. It calls nobody's code, so the group's mutex may be held.
 func (w *Work) completeAt(at time.Time, err error) {
-	moment.At("group.complete")
 	o := &w.outcome
-	o.mu.Lock()
-	if o.mu.finished {
+	o.mu.Lock() // no point: the callers have one
+	if o.over() {
 		o.mu.Unlock()
 		return
 	}
 	if err != nil {
 		w.call.Outputs = nil
 	}
-	hear := o.finishLocked(at, err)
+	o.ended, o.err = at, err
+	hear := o.mu.audience
+	o.mu.audience = audience{done: hear.done}
 	var seen *Work
 	if hear.looks() {
-		seen = w.copyLocked(at, err)
+		seen = w.copy(at, err)
 	}
 	o.completed.Store(true)
 	o.mu.Unlock()

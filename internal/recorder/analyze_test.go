@@ -43,7 +43,10 @@ func (s *story) post(e Entry) uint64 {
 		e.Seq = s.seq
 		s.seq++
 	}
-	return s.ring.Post(e)
+	entry := s.ring.Post(e.Seq, e.P2P)
+	e.ID = entry.ID
+	*entry = e
+	return e.ID
 }
 
 // does completes operations.

@@ -37,8 +37,6 @@ type Group struct {
 
 // Snapshot returns what the ring holds, oldest first.
 func (r *Ring) Snapshot() Group {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	n := uint64(len(r.entries))
 	from := uint64(1)
 	if r.next > n {

@@ -19,7 +19,7 @@ func TestRingForgetsTheOldest(t *testing.T) {
 	r := New(About{Group: "g", Size: 1}, 4)
 	var first uint64
 	for i := range 10 {
-		id := r.Post(Entry{Seq: uint64(i), Op: "barrier"})
+		id := r.Post(uint64(i), false).ID
 		if i == 0 {
 			first = id
 		}
@@ -40,7 +40,9 @@ func TestRingForgetsTheOldest(t *testing.T) {
 
 func TestRingStates(t *testing.T) {
 	r := New(About{Group: "g", Size: 1}, 0)
-	id := r.Post(Entry{Op: "recv_any", P2P: true, Peer: -1})
+	entry := r.Post(0, true)
+	entry.Op, entry.Peer = "recv_any", -1
+	id := entry.ID
 	r.Start(id, base)
 	r.End(id, base.Add(time.Second), 3, nil)
 	r.End(id, base, 5, errors.New("again")) // an operation ends once
@@ -57,7 +59,7 @@ func TestRingStates(t *testing.T) {
 func TestRingTakesNoMemory(t *testing.T) {
 	r := New(About{Group: "g", Size: 1}, 8)
 	if n := testing.AllocsPerRun(100, func() {
-		id := r.Post(Entry{Op: "barrier"})
+		id := r.Post(0, false).ID
 		r.Start(id, base)
 		r.End(id, base, -1, nil)
 	}); n != 0 {
