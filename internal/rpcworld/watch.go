@@ -92,6 +92,7 @@ func (g guard) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event) {
 		g.watch <- v // no point: it has room
 		moment.At("rpcworld.watch.wait")
 		<-v.Context().Done()
+		ev.OK = ctx.Err() == nil
 	case worldcore.OpUnwatch:
 		moment.At("rpcworld.unwatch")
 		if dead := (<-g.watch).End(); dead != nil {

@@ -69,14 +69,11 @@ func (e *Ending) step(op Op, then func(Event)) {
 			return
 		}
 		e.unguard(func(dead *dist.Error) {
-			switch {
-			case dead != nil:
-				e.thaw(func() { e.end(dead) })
-			case ev.Err != nil:
-				e.thaw(func() { e.end(ev.Err) })
-			default: // the time of the caller is over, which the next operation will find
-				then(ev)
+			err := ev.Err
+			if dead != nil {
+				err = dead
 			}
+			e.thaw(func() { e.end(err) })
 		})
 	})
 }

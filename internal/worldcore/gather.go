@@ -33,8 +33,8 @@ type waiting struct {
 func (w *waiting) guard(names, among []string, how Wait) {
 	w.lost = false
 	var id int
-	id = w.do(Op{Kind: OpWatch, Names: names, Among: among, How: how}, func(Event) {
-		if w.watch == id {
+	id = w.do(Op{Kind: OpWatch, Names: names, Among: among, How: how}, func(ev Event) {
+		if ev.OK && w.watch == id { // otherwise the time of the caller is over, which what it waits for finds
 			w.lost = true
 			w.cancel(w.current)
 		}

@@ -27,6 +27,7 @@ type gatherSim struct {
 	deaths   bool
 	together bool // as a world starts and ends: whoever fails goes
 	dynamic  bool // whoever is done goes
+	hurried  bool // the time of callers is over soon
 }
 
 // gatherer is a worker of it.
@@ -40,6 +41,7 @@ type gatherer struct {
 	tries []try
 	over  bool
 	left  bool // because of an error
+	all   bool // what the last all-gather that was left had got is complete
 }
 
 // try is one all-gather at one worker.
@@ -154,8 +156,13 @@ func (g *gatherer) next() {
 	}
 	gather := func() {
 		m := NewGather(w.self(g), w.round, w.names, w.together, w.opt)
-		t := &task{p: g.proc, what: "gather", m: m, do: g.do(m), deadline: w.now + timeout}
-		t.then = func() { g.finished(m.Err()) }
+		t := &task{p: g.proc, what: "gather", m: m, do: g.do(), deadline: w.now + w.patience()}
+		t.then = func() {
+			if m.Err() == nil && !g.all {
+				w.fault("%s ends its all-gather %d well, without the others", g.name, g.done)
+			}
+			g.finished(m.Err())
+		}
 		w.start(t)
 	}
 	if g.done > 0 || w.round == 0 || !w.together {
@@ -163,7 +170,7 @@ func (g *gatherer) next() {
 		return
 	}
 	c := NewCounting(w.self(g), w.round, w.names, true, w.opt)
-	t := &task{p: g.proc, what: "count", m: c, do: g.do(nil), deadline: w.now + timeout}
+	t := &task{p: g.proc, what: "count", m: c, do: g.do(), deadline: w.now + w.patience()}
 	t.then = func() {
 		if c.Err() != nil {
 			g.finished(c.Err())
@@ -172,6 +179,14 @@ func (g *gatherer) next() {
 		gather()
 	}
 	w.start(t)
+}
+
+// patience is how long a caller waits.
+func (w *gatherSim) patience() time.Duration {
+	if w.hurried {
+		return 1 + w.within(time.Second)
+	}
+	return timeout
 }
 
 // finished takes the end of an all-gather. In a world that starts or ends together whoever fails goes.
@@ -223,7 +238,7 @@ func (g *gatherer) toFollower(from *gatherer, id string, items []Item) error {
 }
 
 // do does what the machine of an all-gather asks for.
-func (g *gatherer) do(m *Gather) func(op Op, answer func(Event)) {
+func (g *gatherer) do() func(op Op, answer func(Event)) {
 	w := g.w
 	var watching guard
 	return func(op Op, answer func(Event)) {
@@ -244,7 +259,7 @@ func (g *gatherer) do(m *Gather) func(op Op, answer func(Event)) {
 		case OpGiveUpNext:
 			ev.Reports = g.table.GiveUpNext(op.Names, op.Worker)
 		case OpGatherLeave:
-			g.check(op.Text, m)
+			g.all = g.complete(op.Text)
 			g.table.Leave(op.Text)
 		case OpReport:
 			if op.Worker == g.name {
@@ -305,17 +320,18 @@ func (g *gatherer) askTorch(op Op, answer func(Event)) {
 	})
 }
 
-// check looks at what a Go worker takes out of an all-gather that has ended well.
-func (g *gatherer) check(id string, m *Gather) {
+// complete looks at what a Go worker takes out of an all-gather, and reports whether it has ended well.
+func (g *gatherer) complete(id string) bool {
 	s := g.table.Of(id)
 	if s == nil || !s.Done || s.Err != nil {
-		return
+		return false
 	}
 	for _, name := range g.w.names {
 		if !slices.Contains(s.Items, Item{name, object(name, id)}) {
 			g.w.fault("%s gets %v from %s", g.name, s.Items, id)
 		}
 	}
+	return true
 }
 
 // torch is an all-gather of a PyTorch worker. It looks after nobody.
@@ -473,6 +489,24 @@ func TestGatherSimulation(t *testing.T) {
 		}
 	}
 	t.Log(ends)
+}
+
+// TestGatherDeadlines: when the time of a caller is over, at whatever moment, its all-gather has failed or is complete.
+func TestGatherDeadlines(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(*seeds) {
+		w := newGatherSim(seed, seed%2 > 0, GatherOptions{}, WatchOptions{})
+		w.hurried = true
+		w.run(2 * timeout)
+		for _, g := range w.workers {
+			if w.wrong == nil && !g.py && !g.dead && !g.over {
+				w.fault("%s waits for ever", g.name)
+			}
+		}
+		if w.wrong != nil {
+			t.Fatalf("seed %d: %v", seed, w.wrong)
+		}
+	}
 }
 
 func TestEveryRuleOfGathersIsNeeded(t *testing.T) {

@@ -309,11 +309,14 @@ type guard struct {
 
 func (g *guard) begin(s *sim, p *proc, me Self, round int, op Op, opt WatchOptions, answer func(Event)) {
 	watch := NewWatch(me, round, op.Names, op.Among, op.How, opt)
-	g.watch, g.t = watch, &task{p: p, what: "watch", m: watch, then: func() { answer(Event{Err: watch.Err()}) }}
+	g.watch, g.t = watch, &task{p: p, what: "watch", m: watch, then: func() { answer(Event{OK: watch.Err() != nil}) }}
 	s.start(g.t)
 }
 
 func (g *guard) end() (ev Event) {
+	if g.watch == nil { // the time of the caller was over before
+		return ev
+	}
 	g.t.stop()
 	if dead := g.watch.Dead(); dead != nil {
 		ev.Err = dead
