@@ -20,6 +20,47 @@ import (
 	"github.com/cohort-dist/cohort/internal/shm/ring"
 )
 
+// TestChangingHeader: rank 0 changes the header while another rank reads it. That rank takes a layout that fits the file, or none.
+func TestChangingHeader(t *testing.T) {
+	t.Parallel()
+	c := Config{Size: 2, Exchange: newBoard(), Slot: 4 << 10, Area: 16 << 10, Arena: 64 << 10}
+	if err := c.validate(); err != nil {
+		t.Fatal(err)
+	}
+	f, seg, err := createSegment(&c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	defer seg.unmap()
+	var changing sync.WaitGroup
+	stop := make(chan struct{})
+	changing.Go(func() {
+		slot := &seg.header().slot
+		for i := uint64(0); ; i++ {
+			select {
+			case <-stop:
+				return
+			default: // so much more that 2^64 is added to the size of all slots, and the sum is the same
+				atomic.StoreUint64(slot, uint64(seg.slot)+i%2*(1<<64/2/sets))
+			}
+		}
+	})
+	defer changing.Wait()
+	defer close(stop)
+	for range 20_000 {
+		other, err := openSegment(f, c.Size)
+		if err != nil {
+			continue
+		}
+		got := other.layout
+		other.unmap()
+		if got != seg.layout {
+			t.Fatalf("got %+v, want %+v", got, seg.layout)
+		}
+	}
+}
+
 // TestBrokenRingEndsTheGroup: whoever finds in a ring what no rank of ours writes ends the group, also for the ranks that wait for
 // something else.
 func TestBrokenRingEndsTheGroup(t *testing.T) {

@@ -208,7 +208,7 @@ func (h *header) describe(l *layout) {
 	h.slot, h.area, h.arena, h.ring, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.ring), uint64(l.totalSize) //nolint:gosec // sizes
 }
 
-// adopt reads the layout from a header that another process wrote, trusting nothing.
+// adopt reads the layout from a copy of the header that another process wrote, trusting nothing.
 func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 	const op = "shm: join"
 	if h.magic != segmentMagic || h.version != segmentVersion {
