@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -356,15 +357,22 @@ func TestW13UnreadableRequest(t *testing.T) {
 func TestW14LateReply(t *testing.T) {
 	w := start(t, 2)
 	n := w.nodes[1]
-	returned := make(chan struct{}, 1)
+	var begun, returned atomic.Int64
+	late := make(chan struct{})
 	n.reg.MustHandle("t.slow_ref", func() (*rpc.Ref[int], error) {
-		time.Sleep(150 * time.Millisecond) // deaf to its context
-		defer func() { returned <- struct{}{} }()
+		begun.Add(1)
+		<-late // deaf to its context
+		defer returned.Add(1)
 		return rpc.NewRef(n.self(), 7)
 	})
-	_, err := rpc.Call[*rpc.Ref[int]](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), "t.slow_ref")
-	wantErr(t, err, dist.DeadlineExceeded)
-	<-returned
+	for short := 50 * time.Millisecond; begun.Load() == 0 && !t.Failed(); short *= 4 { // on a busy machine it does not begin at once
+		ctx, cancel := context.WithTimeout(w.ctx, short)
+		_, err := rpc.Call[*rpc.Ref[int]](ctx, w.nodes[0].Agent, name(1), "t.slow_ref")
+		cancel()
+		wantErr(t, err, dist.DeadlineExceeded)
+	}
+	close(late)
+	testwait.Until(t, "the late answer", func() bool { return begun.Load() == returned.Load() })
 	gone(t, n)
 	w.shutdown()
 }
