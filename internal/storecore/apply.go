@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/keytable"
 	"github.com/cohort-dist/cohort/internal/storenum"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -89,7 +90,7 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 	case wire.Append:
 		return m.append(c, r)
 	case wire.NumKeys:
-		m.replyInt(c, r.ID, int64(m.table.count))
+		m.replyInt(c, r.ID, int64(m.table.Len()))
 	case wire.DeleteKey:
 		return m.delete(c, r)
 	case wire.ListKeys:
@@ -171,18 +172,18 @@ func (m *Machine) set(c *Conn, r *wire.Request) error {
 
 // store sets a key and wakes who waits for it.
 func (m *Machine) store(key, value []byte) error {
-	e := m.table.find(key)
+	e := m.table.Find(key)
 	if e == nil {
 		return m.create(key, value)
 	}
-	if err := m.room(len(value) - len(e.value())); err != nil {
+	if err := m.room(len(value) - len(e.Value())); err != nil {
 		return err
 	}
-	m.notify(wire.KeyUpdated, key, e.value(), value)
+	m.notify(wire.KeyUpdated, key, e.Value(), value)
 	if data := m.take(); data != nil {
-		m.table.replace(e, data)
+		m.table.Replace(e, data)
 	} else {
-		m.table.set(e, value)
+		m.table.Set(e, value)
 	}
 	return nil
 }
@@ -192,14 +193,14 @@ func (m *Machine) create(key, value []byte) error {
 	if err := reserved(key); err != nil {
 		return err
 	}
-	if err := m.room(len(key) + len(value) + entryCost); err != nil {
+	if err := m.room(len(key) + len(value) + keytable.EntryCost); err != nil {
 		return err
 	}
 	data := m.take()
 	if data == nil {
-		data = pair(key, value)
+		data = keytable.Pair(key, value)
 	}
-	m.table.insert(data, len(key))
+	m.table.Insert(data, len(key))
 	m.waits.created(key)
 	m.wake()
 	m.notify(wire.KeyCreated, key, nil, value)
@@ -207,7 +208,7 @@ func (m *Machine) create(key, value []byte) error {
 }
 
 func (m *Machine) get(c *Conn, r *wire.Request) error {
-	e := m.table.find(r.Key)
+	e := m.table.Find(r.Key)
 	if e == nil {
 		if c.dialect == wire.Native {
 			return m.open(c, r, waitGet)
@@ -215,11 +216,11 @@ func (m *Machine) get(c *Conn, r *wire.Request) error {
 		m.replyBytes(c, r.ID, nil) // as the libuv server: the other one would cut the client
 		return nil
 	}
-	if err := m.mayReply(len(e.value()), copiedSize(e.value())); err != nil {
+	if err := m.mayReply(len(e.Value()), copiedSize(e.Value())); err != nil {
 		return err
 	}
 	m.noteRead(c, r.Key)
-	c.poll.Asked(m.clock.now, r.Key, e.value())
+	c.poll.Asked(m.clock.now, r.Key, e.Value())
 	m.replyValue(c, r.ID, e)
 	return nil
 }
@@ -234,25 +235,25 @@ type sum struct {
 // add changes a counter. Waiters are woken by added, after the caller has its reply.
 func (m *Machine) add(key []byte, delta int64) (sum, error) {
 	var text [20]byte
-	e := m.table.find(key)
+	e := m.table.Find(key)
 	if e == nil {
 		if err := reserved(key); err != nil {
 			return sum{}, err
 		}
 		digits := strconv.AppendInt(text[:0], delta, 10)
-		if err := m.room(len(key) + len(digits) + entryCost); err != nil {
+		if err := m.room(len(key) + len(digits) + keytable.EntryCost); err != nil {
 			return sum{}, err
 		}
-		m.table.insert(pair(key, digits), len(key))
+		m.table.Insert(keytable.Pair(key, digits), len(key))
 		return sum{sum: delta, created: true}, nil
 	}
-	n, err := storenum.Parse(e.value())
+	n, err := storenum.Parse(e.Value())
 	if err != nil {
-		return sum{}, notANumber(key, e.value())
+		return sum{}, notANumber(key, e.Value())
 	}
 	n += delta // wraps, as in PyTorch
 	s := sum{sum: n, old: m.before(e)}
-	m.table.set(e, strconv.AppendInt(text[:0], n, 10))
+	m.table.Set(e, strconv.AppendInt(text[:0], n, 10))
 	return s, nil
 }
 
@@ -281,14 +282,14 @@ func notANumber(key, value []byte) error {
 }
 
 func (m *Machine) compareSet(c *Conn, r *wire.Request) error {
-	e := m.table.find(r.Key)
+	e := m.table.Find(r.Key)
 	answer := len(r.Value)
 	copied := answer
 	switch {
 	case e == nil && len(r.Expected) > 0:
 		answer, copied = len(r.Expected), len(r.Expected)
-	case e != nil && !bytes.Equal(e.value(), r.Expected):
-		answer, copied = len(e.value()), copiedSize(e.value())
+	case e != nil && !bytes.Equal(e.Value(), r.Expected):
+		answer, copied = len(e.Value()), copiedSize(e.Value())
 	}
 	if err := m.mayReply(answer, copied); err != nil {
 		return err // before anything is changed
@@ -301,7 +302,7 @@ func (m *Machine) compareSet(c *Conn, r *wire.Request) error {
 			return err
 		}
 		m.replyBytes(c, r.ID, r.Value)
-	case bytes.Equal(e.value(), r.Expected):
+	case bytes.Equal(e.Value(), r.Expected):
 		if err := m.store(r.Key, r.Value); err != nil {
 			return err
 		}
@@ -313,7 +314,7 @@ func (m *Machine) compareSet(c *Conn, r *wire.Request) error {
 }
 
 func (m *Machine) append(c *Conn, r *wire.Request) error {
-	e := m.table.find(r.Key)
+	e := m.table.Find(r.Key)
 	if e == nil {
 		if err := m.create(r.Key, r.Value); err != nil {
 			return err
@@ -321,32 +322,32 @@ func (m *Machine) append(c *Conn, r *wire.Request) error {
 		m.ack(c, r.ID)
 		return nil
 	}
-	if n := len(e.value()) + len(r.Value); n > m.config.Limits.Value {
+	if n := len(e.Value()) + len(r.Value); n > m.config.Limits.Value {
 		return dist.Newf("tcpstore: append", dist.TooLarge, "a value of %d bytes is over the limit of %d", n, m.config.Limits.Value)
 	}
-	if err := m.room(m.table.extension(e, len(r.Value))); err != nil {
+	if err := m.room(m.table.Extension(e, len(r.Value))); err != nil {
 		return err
 	}
 	old := m.before(e)
-	m.table.extend(e, r.Value)
-	m.notify(wire.KeyAppended, r.Key, old, e.value())
+	m.table.Extend(e, r.Value)
+	m.notify(wire.KeyAppended, r.Key, old, e.Value())
 	m.ack(c, r.ID)
 	return nil
 }
 
 func (m *Machine) delete(c *Conn, r *wire.Request) error {
-	e := m.table.find(r.Key)
+	e := m.table.Find(r.Key)
 	if e == nil {
 		m.replyInt(c, r.ID, 0)
 		return nil
 	}
-	listed := len(m.table.listings) * (unitBytes + len(r.Key)) // each may have to list it now
+	listed := m.table.Walks() * (unitBytes + len(r.Key)) // each may have to list it now
 	if err := m.turn.mayCopy(listed); err != nil {
 		return err
 	}
 	m.turn.copied(listed)
 	old := m.before(e)
-	m.table.remove(r.Key)
+	m.table.Remove(r.Key)
 	m.deleted(r.Key)
 	m.notify(wire.KeyDeleted, r.Key, old, nil) // before the reply, as PyTorch does
 	m.replyInt(c, r.ID, 1)
@@ -360,21 +361,21 @@ func (m *Machine) multiSet(c *Conn, r *wire.Request) error {
 			return err
 		}
 	}
-	if err := m.room(r.List.Size() + r.List.Count*entryCost); err != nil {
+	if err := m.room(r.List.Size() + r.List.Count*keytable.EntryCost); err != nil {
 		return err
 	}
 	for list := r.List; !list.Empty(); {
 		key, value := list.Next(), list.Next()
 		m.turn.work++
-		e := m.table.find(key)
+		e := m.table.Find(key)
 		if e == nil {
-			m.table.insert(pair(key, value), len(key))
+			m.table.Insert(keytable.Pair(key, value), len(key))
 			m.waits.created(key)
 			m.notify(wire.KeyCreated, key, nil, value)
 			continue
 		}
-		m.notify(wire.KeyUpdated, key, e.value(), value)
-		m.table.set(e, value)
+		m.notify(wire.KeyUpdated, key, e.Value(), value)
+		m.table.Set(e, value)
 	}
 	m.wake() // only now, when all of them are there: who waits for several must see all or nothing
 	m.ack(c, r.ID)
@@ -405,9 +406,9 @@ func (m *Machine) measure(list wire.List) (x extent) {
 		m.turn.work++
 		x.size += 8
 		x.copied += 8
-		if e := m.table.find(list.Next()); e != nil {
-			x.size += len(e.value())
-			x.copied += copiedSize(e.value())
+		if e := m.table.Find(list.Next()); e != nil {
+			x.size += len(e.Value())
+			x.copied += copiedSize(e.Value())
 		} else {
 			x.missing = true
 		}
@@ -421,9 +422,9 @@ func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, copied int) {
 	start := m.beginLarge(c, id, copied)
 	for !list.Empty() {
 		key := list.Next()
-		if e := m.table.find(key); e != nil {
+		if e := m.table.Find(key); e != nil {
 			m.noteRead(c, key)
-			c.out.appendValue(e.value(), e.data)
+			c.out.appendValue(e.Value(), e.Data())
 		} else {
 			c.out.appendValue(nil, nil)
 		}
@@ -460,7 +461,7 @@ func (m *Machine) check(c *Conn, r *wire.Request) {
 
 // exists is what CHECK and WAIT mean by a key that is there: a value, or a queue with items.
 func (m *Machine) exists(key []byte) bool {
-	if m.table.find(key) != nil {
+	if m.table.Find(key) != nil {
 		return true
 	}
 	return len(m.queues.byKey) != 0 && m.queues.byKey[string(key)] != nil

@@ -36,5 +36,5 @@ func (m *Machine) audit() {
 	invariants.Check(m.budget.waits == waiting, "waits, watches and claims are counted")
 	invariants.Check(m.waits.n == waits && m.run.users == users, "waits and users are counted")
 	invariants.Check((m.waits.n == 0) == (m.waits.all.First() == nil), "the list of all waits holds them")
-	invariants.Check(m.table.count >= 0 && m.table.bytes >= 0 && m.queues.bytes >= 0, "no sum is negative")
+	invariants.Check(m.table.Len() >= 0 && m.table.Bytes() >= 0 && m.queues.bytes >= 0, "no sum is negative")
 }

@@ -37,8 +37,8 @@ func TestMemoryLimit(t *testing.T) {
 	for i := range 1000 {
 		b.send(writer, frame(3, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.DeleteKey, fmt.Sprint("key", i)) }))
 	}
-	if b.m.table.bytes != 0 || b.m.table.count != 0 {
-		t.Errorf("%d bytes, %d keys are left", b.m.table.bytes, b.m.table.count)
+	if b.m.table.Bytes() != 0 || b.m.table.Len() != 0 {
+		t.Errorf("%d bytes, %d keys are left", b.m.table.Bytes(), b.m.table.Len())
 	}
 	// Clients that stop in the middle of a request do not take more than there is.
 	for range 100 {

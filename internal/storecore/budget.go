@@ -54,7 +54,7 @@ const (
 )
 
 // dataBytes is what the store's contents take.
-func (m *Machine) dataBytes() int64 { return m.table.bytes + m.queues.bytes }
+func (m *Machine) dataBytes() int64 { return m.table.Bytes() + m.queues.bytes }
 
 // memory is what counts against the limit.
 func (m *Machine) memory() int64 {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/keytable"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -73,7 +74,7 @@ func (m *Machine) leave(c *Conn) {
 }
 
 // keys counts what the store holds: keys, and queues with items.
-func (m *Machine) keys() int { return m.table.count + len(m.queues.byKey) }
+func (m *Machine) keys() int { return m.table.Len() + len(m.queues.byKey) }
 
 // hello tells a native client which store this is.
 func (m *Machine) hello(c *Conn, r *wire.Request) error {
@@ -151,7 +152,7 @@ func (m *Machine) expel(c *Conn) {
 
 // forgetAll replaces the key space. No wait, watch or held claim is left when it is called: they end with their users.
 func (m *Machine) forgetAll() {
-	m.table, m.claims = newTable(), claims{}
+	m.table, m.claims = keytable.New(), claims{}
 	clear(m.queues.byKey)
 	m.queues.bytes, m.budget.waits = 0, 0
 	m.run.identity = m.config.Identity()

@@ -64,11 +64,11 @@ func TestHello(t *testing.T) {
 	if got, want := b.take(late), gone(1)+gone(2)+gone(3); got != want {
 		t.Errorf("after a hello to another store: %q, want %q", got, want)
 	}
-	if b.m.table.count != 0 || b.cuts[late] != nil {
-		t.Errorf("%d keys, cut %v", b.m.table.count, b.cuts[late])
+	if b.m.table.Len() != 0 || b.cuts[late] != nil {
+		t.Errorf("%d keys, cut %v", b.m.table.Len(), b.cuts[late])
 	}
 	b.send(late, append(hello(4), setFrame(5, "/k", "v")...))
-	if got, want := b.take(late), told(4, 1, 0)+reply(5, 0, nil); got != want || b.m.table.count != 1 {
+	if got, want := b.take(late), told(4, 1, 0)+reply(5, 0, nil); got != want || b.m.table.Len() != 1 {
 		t.Errorf("after a hello to this store: %q, want %q", got, want)
 	}
 }
@@ -99,8 +99,8 @@ func TestClear(t *testing.T) {
 		return frame(id, func(b []byte) []byte { return wire.AppendClear(b, identity[:]) })
 	}
 	b.send(operator, clearing(2, 7))
-	if got := b.take(operator); !strings.Contains(got, "is not that of this store") || b.m.table.count != 3 {
-		t.Fatalf("a clear of another store: %q, %d keys left", got, b.m.table.count)
+	if got := b.take(operator); !strings.Contains(got, "is not that of this store") || b.m.table.Len() != 3 {
+		t.Fatalf("a clear of another store: %q, %d keys left", got, b.m.table.Len())
 	}
 	b.send(operator, clearing(3, 1))
 	if got, want := b.take(operator), told(3, 2, 4); got != want {
@@ -177,11 +177,11 @@ func TestForgetWhenTheLastUserLeaves(t *testing.T) {
 	b.send(one, wire.AppendSet(nil, wire.V, "/a", nil))
 	b.send(two, setFrame(1, "/b", ""))
 	b.m.Close(one)
-	if b.m.table.count != 2 || b.m.Identity() != numbered(1) {
-		t.Errorf("%d keys while one user is left", b.m.table.count)
+	if b.m.table.Len() != 2 || b.m.Identity() != numbered(1) {
+		t.Errorf("%d keys while one user is left", b.m.table.Len())
 	}
 	b.m.Close(two)
-	if b.m.table.count != 0 || b.m.Identity() != numbered(2) || b.m.run.left != 0 {
-		t.Errorf("%d keys and identity %x after the last user left", b.m.table.count, b.m.Identity())
+	if b.m.table.Len() != 0 || b.m.Identity() != numbered(2) || b.m.run.left != 0 {
+		t.Errorf("%d keys and identity %x after the last user left", b.m.table.Len(), b.m.Identity())
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort/internal/keytable"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -82,20 +83,22 @@ func TestTakeIsReceive(t *testing.T) {
 				t.Fatalf("seed %d: %d bytes of answers, want %d", seed, len(got), len(want))
 			}
 			held := int64(0)
-			for i := range other.m.table.fresh {
-				if e := other.m.table.at(uint32(i)); e.data != nil {
-					held += int64(cap(e.data)) + entryCost
+			walk := other.m.table.Walk(nil)
+			for !walk.Done() {
+				if key, _, ok := walk.Next(); ok {
+					held += int64(cap(other.m.table.Find(key).Data())) + keytable.EntryCost
 				}
 			}
-			if held != other.m.table.bytes || other.m.budget.in != int64(cap(b.in.buf)+b.in.lent) {
+			walk.End()
+			if held != other.m.table.Bytes() || other.m.budget.in != int64(cap(b.in.buf)+b.in.lent) {
 				t.Fatalf("seed %d: %d bytes of keys and values are counted, %d held; %d of requests, %d held",
-					seed, other.m.table.bytes, held, other.m.budget.in, cap(b.in.buf))
+					seed, other.m.table.Bytes(), held, other.m.budget.in, cap(b.in.buf))
 			}
 		}
 		for key := range 3 {
 			name := []byte(fmt.Sprint("/", key))
-			e, f := one.m.table.find(name), other.m.table.find(name)
-			if (e == nil) != (f == nil) || e != nil && !bytes.Equal(e.data, f.data) {
+			e, f := one.m.table.Find(name), other.m.table.Find(name)
+			if (e == nil) != (f == nil) || e != nil && !bytes.Equal(e.Data(), f.Data()) {
 				t.Fatalf("seed %d: the values of %s differ", seed, name)
 			}
 		}
@@ -129,11 +132,11 @@ func TestLargeSetIsNotCopied(t *testing.T) {
 			if work := b.m.Work() - before; work > 16 {
 				t.Errorf("%v: %d units of work", d, work)
 			}
-			if e := b.m.table.find([]byte("/key")); first == end && &e.value()[0] != &part[end-len(value)] {
+			if e := b.m.table.Find([]byte("/key")); first == end && &e.Value()[0] != &part[end-len(value)] {
 				t.Errorf("%v: the value was copied", d)
 			}
 			b.m.Receive(c, stream[first:])
-			if e := b.m.table.find([]byte("/key")); !bytes.Equal(e.value(), append(bytes.Clone(value), more...)) {
+			if e := b.m.table.Find([]byte("/key")); !bytes.Equal(e.Value(), append(bytes.Clone(value), more...)) {
 				t.Errorf("%v: another value", d)
 			}
 			b.flush()
@@ -175,8 +178,8 @@ func TestLargeSetIsReadWhereItStays(t *testing.T) {
 		if work := b.m.Work() - before; work > 128 {
 			t.Errorf("%v: %d units of work", d, work)
 		}
-		e := b.m.table.find([]byte("/key"))
-		if e == nil || !bytes.Equal(e.value(), value) || &e.value()[0] != &last[len(last)-len(value)] {
+		e := b.m.table.Find([]byte("/key"))
+		if e == nil || !bytes.Equal(e.Value(), value) || &e.Value()[0] != &last[len(last)-len(value)] {
 			t.Errorf("%v: the value is not there, or was copied", d)
 		}
 		if b.m.budget.in != 0 || b.m.senders.granted != 0 {

@@ -6,39 +6,35 @@ package storecore
 import (
 	"slices"
 
+	"github.com/cohort-dist/cohort/internal/keytable"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
 // listing is the answer to a LIST_KEYS of many keys while it is being made, a part in each turn. It has the keys of the moment
-// at which it was asked for: those that came later say so, and the table tells it of those that go meanwhile. Its client is not read
-// from until it has its answer.
+// at which it was asked for. Its client is not read from until it has its answer.
 type listing struct {
-	conn  *Conn
-	table *table
-	out   []byte
-	at    int    // entries below are done with
-	end   int    // those from here on are newer
-	turn  uint64 // among all listings of the table: in between, those that came in it or later are newer, too
+	conn *Conn
+	walk *keytable.Walk
+	out  []byte
 }
 
 // listKeys answers LIST_KEYS.
 func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
-	size := 8 + 8*m.table.count + m.table.keyBytes
+	size := 8 + 8*m.table.Len() + m.table.KeyBytes()
 	if err := m.replyFits(size); err != nil {
 		return err // without a look at the keys, however often it is asked
 	}
-	m.table.begun++
-	l := &listing{conn: c, table: m.table, end: m.table.fresh, turn: m.table.begun, out: make([]byte, 0, size+wire.FrameHeader+1)}
+	l := &listing{conn: c, out: make([]byte, 0, size+wire.FrameHeader+1)}
+	l.walk = m.table.Walk(l.list)
 	if c.dialect == wire.Native {
 		l.out = append(wire.BeginFrame(l.out, r.ID), 0)
 	}
-	l.out = wire.AppendInt(l.out, int64(m.table.count))
+	l.out = wire.AppendInt(l.out, int64(m.table.Len()))
 	c.listing = l
-	if m.advance(l, m.turn.work+sliceWork); l.at == l.end {
+	if m.advance(l, m.turn.work+sliceWork); l.walk.Done() {
 		m.finishListing(l)
 		return nil
 	}
-	m.table.listings = append(m.table.listings, l)
 	m.listings = append(m.listings, l)
 	m.settle(c)
 	return nil
@@ -46,28 +42,17 @@ func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
 
 // advance goes on with a listing up to an amount of work.
 func (m *Machine) advance(l *listing, end uint64) {
-	for l.at < l.end && m.turn.work < end {
-		n, looked := l.table.used.Next(l.at)
+	for !l.walk.Done() && m.turn.work < end {
+		key, looked, ok := l.walk.Next()
 		m.turn.work += uint64(looked) //nolint:gosec // not negative
-		if l.at = min(n, l.end); l.at == l.end {
-			return
+		if ok {
+			l.list(key)
+			m.turn.copied(len(key))
 		}
-		if e := l.table.at(uint32(n)); e.born < l.turn { //nolint:gosec // the number of an entry
-			l.list(e)
-			m.turn.copied(int(e.keyLen))
-		}
-		l.at++
 	}
 }
 
-func (l *listing) list(e *entry) { l.out = wire.AppendBytes(l.out, e.key()) }
-
-// went is called before entry n is not used any more.
-func (l *listing) went(n uint32, e *entry) {
-	if int(n) >= l.at && int(n) < l.end && e.born < l.turn {
-		l.list(e)
-	}
-}
+func (l *listing) list(key []byte) { l.out = wire.AppendBytes(l.out, key) }
 
 // resumeListings goes on with all listings, each as far as a client's turn allows.
 func (m *Machine) resumeListings() {
@@ -79,9 +64,8 @@ func (m *Machine) resumeListings() {
 		if l.conn.listing != l {
 			continue // its client was cut for another's sake
 		}
-		m.forgetListing(l)
-		if m.advance(l, m.turn.work+sliceWork); l.at < l.end {
-			l.table.listings = append(l.table.listings, l)
+		m.unlist(l)
+		if m.advance(l, m.turn.work+sliceWork); !l.walk.Done() {
 			m.listings = append(m.listings, l) // behind the others
 			continue
 		}
@@ -94,6 +78,7 @@ func (m *Machine) resumeListings() {
 // finishListing sends a listing that is complete.
 func (m *Machine) finishListing(l *listing) {
 	c := l.conn
+	l.walk.End()
 	c.listing = nil
 	if c.dialect == wire.Native {
 		l.out = wire.EndFrame(l.out, 0)
@@ -105,17 +90,16 @@ func (m *Machine) finishListing(l *listing) {
 	m.boundOutput(c)
 }
 
-// forgetListing takes a listing off the lists that it is on.
-func (m *Machine) forgetListing(l *listing) {
-	is := func(o *listing) bool { return o == l }
-	m.listings = slices.DeleteFunc(m.listings, is)
-	l.table.listings = slices.DeleteFunc(l.table.listings, is)
+// unlist takes a listing off the list of those that go on in the next turns.
+func (m *Machine) unlist(l *listing) {
+	m.listings = slices.DeleteFunc(m.listings, func(o *listing) bool { return o == l })
 }
 
 // dropListing ends the listing of a client that is closed.
 func (m *Machine) dropListing(c *Conn) {
 	if c.listing != nil {
-		m.forgetListing(c.listing)
+		c.listing.walk.End()
+		m.unlist(c.listing)
 		c.listing = nil
 	}
 }

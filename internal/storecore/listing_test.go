@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort/internal/keytable"
 	"github.com/cohort-dist/cohort/internal/marks"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
@@ -101,7 +102,7 @@ func TestListingInParts(t *testing.T) {
 					l.remove(key)
 				}
 			case turns == 2 && seed%4 == 1:
-				l.m.table = newTable() // as Clear does
+				l.m.table = keytable.New() // as Clear does
 				clear(l.keys)
 			}
 			l.change(200)
@@ -118,7 +119,7 @@ func TestListingInParts(t *testing.T) {
 			t.Errorf("seed %d: the request behind the listing has %d bytes as its answer", seed, v.Owed())
 		}
 		l.m.Sent(v, 4)
-		if turns < 3 || len(l.m.table.listings)+len(l.m.listings) != 0 || l.m.budget.out > before+keepBuffer || v.Paused() || n.Paused() {
+		if turns < 3 || l.m.table.Walks()+len(l.m.listings) != 0 || l.m.budget.out > before+keepBuffer || v.Paused() || n.Paused() {
 			t.Errorf("seed %d: %d turns; %d bytes are kept, before there were %d", seed, turns, l.m.budget.out, before)
 		}
 	}

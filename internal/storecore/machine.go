@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/keytable"
 	"github.com/cohort-dist/cohort/internal/lineup"
 	"github.com/cohort-dist/cohort/internal/polls"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
@@ -57,7 +58,7 @@ type Machine struct {
 	conns  roster
 
 	// What the store holds.
-	table    *table
+	table    *keytable.Table
 	listings []*listing // answers that are made in parts
 	queues   queues
 	run      run
@@ -85,7 +86,7 @@ func New(config Config) *Machine {
 	closed := func(c *Conn) bool { return c.closed }
 	return &Machine{
 		config: config, budget: budget{shares: divide(config.Limits.Memory)}, conns: newRoster(config.Homes),
-		table: newTable(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
+		table: keytable.New(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
 		waits: newWaits(), watchers: map[string]map[*Conn]struct{}{},
 		crowd: lineup.New(closed), senders: senders{Line: lineup.New(closed)},
 	}

@@ -5,7 +5,6 @@ package storecore
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/marks"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -393,54 +391,6 @@ func TestModel(t *testing.T) {
 		}
 		if b.m.waits.n != 0 || len(b.m.waits.byKey) != 0 || len(b.m.waits.barriers) != 0 || b.m.budget.in != 0 || b.m.budget.out != 0 || b.m.budget.waits != 0 {
 			t.Fatalf("left: %d waits, %d and %d lists, %d bytes", b.m.waits.n, len(b.m.waits.byKey), len(b.m.waits.barriers), b.m.budget.in+b.m.budget.out+b.m.budget.waits)
-		}
-	})
-}
-
-// TestTable compares the key table with a map.
-func TestTable(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		table, want := newTable(), map[string]string{}
-		for range rapid.IntRange(0, 2000).Draw(t, "steps") {
-			key := fmt.Sprint("key", rapid.IntRange(0, 300).Draw(t, "key"))
-			value := string(make([]byte, rapid.SampledFrom([]int{0, 1, 30, 500, 5000}).Draw(t, "size")))
-			e := table.find([]byte(key))
-			if _, ok := want[key]; ok != (e != nil) {
-				t.Fatalf("%s: found %v", key, e != nil)
-			}
-			switch rapid.IntRange(0, 3).Draw(t, "op") {
-			case 0:
-				if table.remove([]byte(key)) != (e != nil) {
-					t.Fatalf("remove %s", key)
-				}
-				delete(want, key)
-			case 1:
-				if e != nil {
-					table.extend(e, []byte("x"))
-					want[key] += "x"
-				}
-			default:
-				if e == nil {
-					table.insert(pair([]byte(key), []byte(value)), len(key))
-				} else {
-					table.set(e, []byte(value))
-				}
-				want[key] = value
-			}
-		}
-		got, size := map[string]string{}, int64(0)
-		for n, _ := table.used.Next(0); n != marks.None; n, _ = table.used.Next(n + 1) {
-			e := table.at(uint32(n))
-			got[string(e.key())] = string(e.value())
-			size += int64(cap(e.data)) + entryCost
-		}
-		if len(got) != len(want) || table.count != len(want) || table.bytes != size {
-			t.Fatalf("%d keys, counted %d, want %d; %d bytes, counted %d", len(got), table.count, len(want), size, table.bytes)
-		}
-		for k, v := range want {
-			if got[k] != v {
-				t.Fatalf("%s: %d bytes, want %d", k, len(got[k]), len(v))
-			}
 		}
 	})
 }

@@ -7,11 +7,12 @@ import (
 	"encoding/binary"
 
 	"github.com/cohort-dist/cohort/internal/invariants"
+	"github.com/cohort-dist/cohort/internal/keytable"
 	"github.com/cohort-dist/cohort/internal/pace"
 )
 
 // What a client is owed is one stream of bytes: those of output.buf, and between them large values, which replies refer to
-// instead of copying them. A value that was referred to never changes (see table.set), and counts for the reply as a copy
+// instead of copying them. A value that was referred to never changes (see keytable.FixedSize), and counts for the reply as a copy
 // would until it is sent: also when its key has got another value meanwhile.
 
 // output is what waits to be sent to a client.
@@ -38,7 +39,7 @@ type ref struct {
 
 const (
 	// sharedSize is the largest value that is copied into a reply. A larger one is referred to.
-	sharedSize = keepBuffer
+	sharedSize = keytable.FixedSize
 	refCost    = 64
 )
 

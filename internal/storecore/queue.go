@@ -111,7 +111,7 @@ func (m *Machine) emptied(key []byte) {
 	if len(m.waits.byKey) == 0 {
 		return
 	}
-	if k := m.waits.byKey[string(key)]; k != nil && m.table.find(key) == nil {
+	if k := m.waits.byKey[string(key)]; k != nil && m.table.Find(key) == nil {
 		m.waits.is(&k.tallies[byKey], false)
 		m.spreadOwn()
 	}

@@ -5,7 +5,6 @@ package storecore
 
 import (
 	"bytes"
-	"hash/maphash"
 	"slices"
 
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
@@ -22,12 +21,12 @@ type readBack struct {
 
 func (m *Machine) noteSet(c *Conn, key []byte) {
 	if c.dialect != wire.Native {
-		c.back.set = maphash.Bytes(m.table.seed, key)
+		c.back.set = m.table.Hash(key)
 	}
 }
 
 func (m *Machine) noteRead(c *Conn, key []byte) {
-	if c.dialect == wire.Native || c.back.set == 0 || c.back.set != maphash.Bytes(m.table.seed, key) {
+	if c.dialect == wire.Native || c.back.set == 0 || c.back.set != m.table.Hash(key) {
 		return
 	}
 	c.back.read[c.back.next%len(c.back.read)] = c.back.set
@@ -41,6 +40,6 @@ func (m *Machine) isReadBack(c *Conn, question []byte) bool {
 		return false
 	}
 	m.turn.work += uint64(len(m.conns.all))
-	hash := maphash.Bytes(m.table.seed, question[len(wire.ReadBackPrefix):])
+	hash := m.table.Hash(question[len(wire.ReadBackPrefix):])
 	return slices.ContainsFunc(m.conns.all, func(c *Conn) bool { return slices.Contains(c.back.read[:], hash) })
 }

@@ -5,6 +5,7 @@ package storecore
 
 import (
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/keytable"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -71,9 +72,9 @@ func (m *Machine) replyBytes(c *Conn, id uint32, value []byte) {
 }
 
 // replyValue is replyBytes with the value of an entry.
-func (m *Machine) replyValue(c *Conn, id uint32, e *entry) {
-	start := m.beginLarge(c, id, copiedSize(e.value())+8)
-	c.out.appendValue(e.value(), e.data)
+func (m *Machine) replyValue(c *Conn, id uint32, e *keytable.Entry) {
+	start := m.beginLarge(c, id, copiedSize(e.Value())+8)
+	c.out.appendValue(e.Value(), e.Data())
 	m.end(c, start)
 }
 

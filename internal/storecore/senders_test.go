@@ -78,7 +78,7 @@ func TestTimeInWhichNobodyLookedIsNotHeldAgainstClients(t *testing.T) {
 						t.Fatalf("an honest client was cut in round %d with %d bytes left to send: %v", round, len(honest.left), err)
 					}
 				}
-				for steps := 0; b.m.table.find([]byte("/honest")) == nil; steps++ {
+				for steps := 0; b.m.table.Find([]byte("/honest")) == nil; steps++ {
 					b.pass(100 * time.Millisecond)
 					honest.push(b)
 					if honest.conn.Cut() != nil || steps > 100 {

@@ -66,7 +66,7 @@ func (m *Machine) enlist(w *wait, n *node, key []byte) {
 	k := m.waits.byKey[string(key)]
 	if k == nil {
 		k = &keyWaits{key: string(key)}
-		k.tallies[byKey].present, k.tallies[byValue].present = m.exists(key), m.table.find(key) != nil
+		k.tallies[byKey].present, k.tallies[byValue].present = m.exists(key), m.table.Find(key) != nil
 		m.waits.byKey[k.key] = k
 	}
 	n.wait, n.key = w, k

@@ -69,8 +69,8 @@ func TestCallbacksOfOneStepAreCounted(t *testing.T) {
 				b.turn()
 				most = max(most, b.holds())
 			}
-			if writer.Cut() != nil || b.m.table.count == 0 {
-				t.Errorf("the writer was cut with %v, there are %d keys", writer.Cut(), b.m.table.count)
+			if writer.Cut() != nil || b.m.table.Len() == 0 {
+				t.Errorf("the writer was cut with %v, there are %d keys", writer.Cut(), b.m.table.Len())
 			}
 			t.Logf("%d of %d bytes, %d cut", most, limits.Memory, b.m.counts.cuts)
 			if most > limits.Memory {

@@ -123,7 +123,7 @@ func TestManyCallbacksShareATurn(t *testing.T) {
 					t.Errorf("writer %d: %d bytes are left, %v", i, len(w.in.buf), w.Cut())
 				}
 			}
-			if e := b.m.table.find([]byte(names[0])); e == nil || name == "set" && !bytes.Equal(e.value(), value) || name == "add" && string(e.value()) != "10" {
+			if e := b.m.table.Find([]byte(names[0])); e == nil || name == "set" && !bytes.Equal(e.Value(), value) || name == "add" && string(e.Value()) != "10" {
 				t.Errorf("the value is %v", e)
 			}
 		})
@@ -152,7 +152,7 @@ func TestDeletesDuringListings(t *testing.T) {
 	for _, c := range askers {
 		b.m.Receive(c, wire.AppendPlain(nil, wire.V, wire.ListKeys))
 	}
-	if n := len(b.m.table.listings); n != listings {
+	if n := b.m.table.Walks(); n != listings {
 		t.Fatalf("%d listings are not complete", n)
 	}
 	b.m.Tick(b.m.clock.now)
@@ -166,8 +166,8 @@ func TestDeletesDuringListings(t *testing.T) {
 		t.Errorf("%d deletes in one turn with %d units of work, one takes %d", made, work, one)
 	}
 	b.flush()
-	if made := b.m.counts.ops[wire.DeleteKey]; made != deletes || b.m.table.count != 2*sliceWork {
-		t.Errorf("%d deletes were made, %d keys are left", made, b.m.table.count)
+	if made := b.m.counts.ops[wire.DeleteKey]; made != deletes || b.m.table.Len() != 2*sliceWork {
+		t.Errorf("%d deletes were made, %d keys are left", made, b.m.table.Len())
 	}
 }
 

@@ -135,7 +135,7 @@ func (m *Machine) satisfies(kind waitKind, key []byte) bool {
 	if kind == waitKeys || kind == waitOnce {
 		return m.exists(key)
 	}
-	return m.table.find(key) != nil
+	return m.table.Find(key) != nil
 }
 
 // list makes w known to its connection and to the list of all.

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort/internal/keytable"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -85,12 +86,12 @@ func (m *Machine) mayNotify(r *wire.Request) error {
 }
 
 // before returns a copy of a value that is about to change, for those who watch its key.
-func (m *Machine) before(e *entry) []byte {
-	if m.watched(e.key()) == 0 {
+func (m *Machine) before(e *keytable.Entry) []byte {
+	if m.watched(e.Key()) == 0 {
 		return nil
 	}
-	m.turn.copied(len(e.value()))
-	return bytes.Clone(e.value())
+	m.turn.copied(len(e.Value()))
+	return bytes.Clone(e.Value())
 }
 
 // tiding is a change that those who watch its key are told of, by the same bytes. Until all of them have been told, no key that is watched

@@ -208,21 +208,6 @@ func TestSnapshotDoesNotWalkAllWaits(t *testing.T) {
 	}
 }
 
-func TestIndexGrowsAFewSlotsAtATime(t *testing.T) {
-	table := newTable()
-	for i := range 100_000 {
-		moved, old := table.moved, len(table.old)
-		key := fmt.Append(nil, "key", i)
-		table.insert(key, len(key))
-		if old == len(table.old) && table.moved-moved > moveSlots {
-			t.Fatalf("key %d moved %d slots", i, table.moved-moved)
-		}
-		if old > 0 && len(table.old) > old {
-			t.Fatalf("key %d: the index grew again before it had been moved", i)
-		}
-	}
-}
-
 // A client that asks for as much as it can has its turn, not that of others: after each of its slices a ping is answered.
 func TestTurnsAreShort(t *testing.T) {
 	const slack = 2 * sliceWork

@@ -1,7 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package storecore
+// Package keytable is the key space of a store server: a table of keys and values that never stops for long, however large it is. Its
+// index grows and shrinks a few slots at a time, and [Table.Walk] lists the keys of one moment while they come and go.
+package keytable
 
 import (
 	"bytes"
@@ -11,21 +13,20 @@ import (
 	"github.com/cohort-dist/cohort/internal/marks"
 )
 
-// table is the key space: an open-addressed index over entries that sit in chunks. Key and value share one allocation,
-// so that a small pair costs its bytes and about sixty more, and the index holds no pointers for the collector to
-// follow.
-type table struct {
+// Table is an open-addressed index over entries that sit in chunks. Key and value share one allocation, so that a small pair costs its
+// bytes and about sixty more, and the index holds no pointers for the collector to follow.
+type Table struct {
 	seed   maphash.Seed
 	slots  index     // of all entries that are not in old
 	old    index     // a smaller index that is being moved into slots, a few entries with each key that comes
 	moved  int       // slots of old below this one are empty
-	chunks [][]entry // all of chunkSize
+	chunks [][]Entry // all of chunkSize
 	fresh  int       // entries ever used; those above are new
 	free   uint32    // number plus one of the first recycled entry
 	used   marks.Set // the entries that are keys
 
-	listings []*listing // that must know which entries go
-	begun    uint64     // listings ever
+	walks []*Walk // that must know which entries go
+	begun uint64  // walks ever
 
 	count    int   // keys
 	keyBytes int   // their length
@@ -39,33 +40,55 @@ type index []uint64
 const (
 	chunkSize  = 1 << 8
 	firstSlots = 1 << 6
-	// entryCost is what a key takes beside its bytes: its entry and its share of the index.
-	entryCost = 56
+	// EntryCost is what a key takes beside its bytes: its entry and its share of the index.
+	EntryCost = 56
+	// FixedSize is the largest value whose memory is used again for another one. That of a larger value never changes, so that others
+	// may refer to it.
+	FixedSize = 4 << 10
 )
 
-// entry is one key. A recycled entry links to the next one through keyLen.
-type entry struct {
+// Entry is one key. A recycled entry links to the next one through keyLen.
+type Entry struct {
 	data   []byte // the key, then the value
 	keyLen uint32
 	hash   uint32
-	born   uint64 // how many listings had begun when the key came
+	born   uint64 // how many walks had begun when the key came
 }
 
-func (e *entry) key() []byte   { return e.data[:e.keyLen] }
-func (e *entry) value() []byte { return e.data[e.keyLen:] }
+// Key returns the key.
+func (e *Entry) Key() []byte { return e.data[:e.keyLen] }
 
-func newTable() *table {
-	return &table{seed: maphash.MakeSeed(), slots: make(index, firstSlots)}
+// Value returns the value, which the next change may change in place unless it is larger than FixedSize.
+func (e *Entry) Value() []byte { return e.data[e.keyLen:] }
+
+// Data returns the memory of both.
+func (e *Entry) Data() []byte { return e.data }
+
+// New returns a table without keys.
+func New() *Table {
+	return &Table{seed: maphash.MakeSeed(), slots: make(index, firstSlots)}
 }
 
-func (t *table) at(n uint32) *entry { return &t.chunks[n/chunkSize][n%chunkSize] }
+// Len returns the number of keys.
+func (t *Table) Len() int { return t.count }
 
-func (t *table) hash(key []byte) uint32 {
-	return uint32(maphash.Bytes(t.seed, key)) //nolint:gosec // the low half is enough
+// KeyBytes returns the length of all keys together.
+func (t *Table) KeyBytes() int { return t.keyBytes }
+
+// Bytes returns the memory that keys and values take.
+func (t *Table) Bytes() int64 { return t.bytes }
+
+func (t *Table) at(n uint32) *Entry { return &t.chunks[n/chunkSize][n%chunkSize] }
+
+// Hash returns a number that another key hardly ever has, in this table.
+func (t *Table) Hash(key []byte) uint64 { return maphash.Bytes(t.seed, key) }
+
+func (t *Table) hash(key []byte) uint32 {
+	return uint32(t.Hash(key)) //nolint:gosec // the low half is enough
 }
 
-// find returns the entry of key, or nil.
-func (t *table) find(key []byte) *entry {
+// Find returns the entry of key, or nil.
+func (t *Table) Find(key []byte) *Entry {
 	hash := t.hash(key)
 	if e := t.findIn(t.slots, key, hash); e != nil || t.old == nil {
 		return e
@@ -73,7 +96,7 @@ func (t *table) find(key []byte) *entry {
 	return t.findIn(t.old, key, hash)
 }
 
-func (t *table) findIn(slots index, key []byte, hash uint32) *entry {
+func (t *Table) findIn(slots index, key []byte, hash uint32) *Entry {
 	mask := uint32(len(slots) - 1) //nolint:gosec // a power of two below 2^32
 	for i := hash & mask; ; i = (i + 1) & mask {
 		slot := slots[i]
@@ -83,20 +106,20 @@ func (t *table) findIn(slots index, key []byte, hash uint32) *entry {
 		if uint32(slot>>32) != hash {
 			continue
 		}
-		if e := t.at(uint32(slot) - 1); bytes.Equal(e.key(), key) { //nolint:gosec // the low half
+		if e := t.at(uint32(slot) - 1); bytes.Equal(e.Key(), key) { //nolint:gosec // the low half
 			return e
 		}
 	}
 }
 
-// pair returns key and value in memory of their own.
-func pair(key, value []byte) []byte {
+// Pair returns key and value in memory of their own.
+func Pair(key, value []byte) []byte {
 	data := slices.Grow([]byte(nil), len(key)+len(value))
 	return append(append(data, key...), value...)
 }
 
-// insert adds a key that is not there. The table keeps data, the key, of keyLen bytes, and its value.
-func (t *table) insert(data []byte, keyLen int) {
+// Insert adds a key that is not there. The table keeps data, the key, of keyLen bytes, and its value.
+func (t *Table) Insert(data []byte, keyLen int) {
 	key := data[:keyLen]
 	if (t.count+1)*8 > len(t.slots)*7 {
 		t.move(2 * len(t.old)) // all that is left, which is little or nothing: it is moved faster than keys can come
@@ -114,7 +137,7 @@ func (t *table) insert(data []byte, keyLen int) {
 	} else {
 		n = uint32(t.fresh) //nolint:gosec // bounded by memory
 		if t.fresh == len(t.chunks)*chunkSize {
-			t.chunks = append(t.chunks, make([]entry, chunkSize))
+			t.chunks = append(t.chunks, make([]Entry, chunkSize))
 		}
 		t.fresh++
 	}
@@ -123,7 +146,7 @@ func (t *table) insert(data []byte, keyLen int) {
 	e.keyLen, e.hash, e.born = uint32(len(key)), hash, t.begun //nolint:gosec // a key is far below 4 GiB
 	t.count++
 	t.keyBytes += len(key)
-	t.bytes += int64(cap(e.data)) + entryCost
+	t.bytes += int64(cap(e.data)) + EntryCost
 	t.slots.place(hash, n)
 	t.used.Add(int(n))
 }
@@ -142,7 +165,7 @@ func (s index) place(hash, n uint32) {
 const moveSlots = 8
 
 // move takes slots of the old index, at most n, into the new one.
-func (t *table) move(n int) {
+func (t *Table) move(n int) {
 	for ; n > 0 && t.moved < len(t.old); n-- {
 		slot := t.old[t.moved]
 		if slot == 0 {
@@ -175,25 +198,25 @@ func (s index) remove(i uint32) {
 	s[i] = 0
 }
 
-// set replaces the value of an entry. Memory is used again where it fits and not much of it would be wasted; never that of a
-// large value, which replies may refer to.
-func (t *table) set(e *entry, value []byte) {
+// Set replaces the value of an entry. Memory is used again where it fits and not much of it would be wasted; never that of a
+// value larger than FixedSize.
+func (t *Table) Set(e *Entry, value []byte) {
 	need := int(e.keyLen) + len(value)
-	if have := cap(e.data); len(e.value()) <= sharedSize && need <= have && have <= 2*need+256 {
+	if have := cap(e.data); len(e.Value()) <= FixedSize && need <= have && have <= 2*need+256 {
 		e.data = append(e.data[:e.keyLen], value...)
 		return
 	}
-	t.replace(e, pair(e.key(), value))
+	t.Replace(e, Pair(e.Key(), value))
 }
 
-// replace gives an entry other memory with the same key. The table keeps data.
-func (t *table) replace(e *entry, data []byte) {
+// Replace gives an entry other memory with the same key. The table keeps data.
+func (t *Table) Replace(e *Entry, data []byte) {
 	t.bytes += int64(cap(data) - cap(e.data))
 	e.data = data
 }
 
-// extension is how much more memory an entry takes when n bytes are put behind its value.
-func (t *table) extension(e *entry, n int) int {
+// Extension is how much more memory an entry takes when n bytes are put behind its value.
+func (t *Table) Extension(e *Entry, n int) int {
 	need := len(e.data) + n
 	if need <= cap(e.data) {
 		return 0
@@ -201,19 +224,19 @@ func (t *table) extension(e *entry, n int) int {
 	return max(need, cap(e.data)+cap(e.data)/4) - cap(e.data)
 }
 
-// extend puts more behind the value of an entry. What replies refer to stays as it is.
-func (t *table) extend(e *entry, more []byte) {
+// Extend puts more behind the value of an entry. What others refer to stays as it is.
+func (t *Table) Extend(e *Entry, more []byte) {
 	t.bytes -= int64(cap(e.data))
-	if n := t.extension(e, len(more)); n > 0 {
+	if n := t.Extension(e, len(more)); n > 0 {
 		e.data = append(make([]byte, 0, cap(e.data)+n), e.data...)
 	}
 	e.data = append(e.data, more...)
 	t.bytes += int64(cap(e.data))
 }
 
-// remove deletes key, if it is there.
-func (t *table) remove(key []byte) bool {
-	e := t.find(key)
+// Remove deletes key, and reports whether it was there.
+func (t *Table) Remove(key []byte) bool {
+	e := t.Find(key)
 	if e == nil {
 		return false
 	}
@@ -221,13 +244,13 @@ func (t *table) remove(key []byte) bool {
 	if !ok {
 		n, _ = t.unlink(t.old, e)
 	}
-	for _, l := range t.listings {
-		l.went(n, e)
+	for _, w := range t.walks {
+		w.went(n, e)
 	}
 	t.used.Remove(int(n))
-	t.bytes -= int64(cap(e.data)) + entryCost
+	t.bytes -= int64(cap(e.data)) + EntryCost
 	t.keyBytes -= int(e.keyLen)
-	*e = entry{keyLen: t.free}
+	*e = Entry{keyLen: t.free}
 	t.free = n + 1
 	t.count--
 	t.shrink()
@@ -235,11 +258,11 @@ func (t *table) remove(key []byte) bool {
 }
 
 // shrink gives memory back: all of it when nothing is left, and an index that is far too large, a few slots with each key
-// that goes. A listing walks the index, so its size must be that of the keys.
-func (t *table) shrink() {
+// that goes.
+func (t *Table) shrink() {
 	switch {
-	case t.count == 0 && t.fresh > chunkSize && len(t.listings) == 0:
-		*t = *newTable()
+	case t.count == 0 && t.fresh > chunkSize && len(t.walks) == 0:
+		*t = *New()
 	case t.old != nil:
 		t.move(4 * moveSlots) // the keys become fewer while it is moved: be faster than they go
 	case len(t.slots) > firstSlots && t.count*16 < len(t.slots):
@@ -249,7 +272,7 @@ func (t *table) shrink() {
 }
 
 // unlink takes an entry out of an index, if it is there, and returns its number.
-func (t *table) unlink(slots index, e *entry) (n uint32, ok bool) {
+func (t *Table) unlink(slots index, e *Entry) (n uint32, ok bool) {
 	if slots == nil {
 		return 0, false
 	}
