@@ -41,7 +41,7 @@ pure: internal/coo
       internal/gloo/presence
 pure: internal/gloo/torch internal/collargs
       internal/recycle
-      internal/fdlisten internal/storeserve store store/filestore store/tcpstore internal/nodehost internal/hostkey
+      internal/fdlisten internal/storeserve internal/storedial store store/filestore store/tcpstore internal/nodehost internal/hostkey
       internal/muster elastic
       internal/intake internal/cohortwire internal/tensorpipe internal/pygo internal/gofunc internal/rpcprof internal/rpcwire internal/pyexc
 pure: internal/rrefcore internal/worldcore internal/backcore internal/gloo/wire internal/gloo/match internal/native/wire

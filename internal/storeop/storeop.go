@@ -70,3 +70,20 @@ func CheckMultiSet(op string, keys []string, values [][]byte) error {
 func QueueEmpty(op, key string) *dist.Error {
 	return &dist.Error{Op: op, Code: dist.Empty, Rank: dist.NoRank, Key: key, Detail: "queue is empty"}
 }
+
+// Detail is an error's text without the parts that an error around it says again.
+func Detail(err error) string {
+	if e, ok := err.(*dist.Error); ok { //nolint:errorlint // only the outermost one repeats itself
+		if e.Detail != "" {
+			return e.Detail
+		}
+		if e.Err != nil {
+			return e.Err.Error()
+		}
+		return ""
+	}
+	if _, ok := err.(dist.Code); ok { //nolint:errorlint // a bare code says nothing more
+		return ""
+	}
+	return err.Error()
+}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/storedial"
 	"github.com/cohort-dist/cohort/internal/storenum"
 	"github.com/cohort-dist/cohort/internal/storeop"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
@@ -78,26 +79,26 @@ func Dial(ctx context.Context, addr string, opts ...ClientOption) (*Client, erro
 }
 
 func dial(ctx context.Context, addr string, config clientConfig) (*Client, error) {
-	if err := checkAddr(addr); err != nil {
+	if err := storedial.CheckAddr(addr); err != nil {
 		return nil, err
 	}
 	bounded, cancel := storeop.WaitContext(ctx, config.timeout)
 	defer cancel()
-	d := &dialer{addr: addr, dial: config.dial, log: config.logger, hook: config.hook, patient: config.patient}
-	first, err := d.connect(bounded, config.dialect)
+	d := config.dialer(addr)
+	first, err := d.Connect(bounded, wire.Dialect(config.dialect)) // they have the same numbers
 	if err != nil {
 		config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Err: err})
 		return nil, err
 	}
-	c := &Client{addr: addr, reached: first.conn.RemoteAddr(), config: config, ended: make(chan struct{})}
+	c := &Client{addr: addr, reached: first.Conn.RemoteAddr(), config: config, ended: make(chan struct{})}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.timeout.Store(int64(config.timeout))
-	if first.dialect == wire.Native {
+	if first.Dialect == wire.Native {
 		c.back = newNativeStore(d, first, config.known)
 	} else {
 		c.back = newTorchStore(d, first, config.waitConns)
 	}
-	config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Detail: "dialect " + first.dialect.String()})
+	config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Detail: "dialect " + first.Dialect.String()})
 	return c, nil
 }
 
@@ -132,7 +133,7 @@ func (c *Client) Dialect() Dialect {
 	if c.back == nil {
 		return DialectAuto // the zero value is no client
 	}
-	return map[wire.Dialect]Dialect{wire.Legacy: DialectLegacy, wire.V: DialectV, wire.Native: DialectNative}[c.back.dialect()]
+	return Dialect(c.back.dialect())
 }
 
 // Supports implements [store.FeatureReporter]: what the server itself can do. The client may have to ask the server,
@@ -161,7 +162,7 @@ func (c *Client) supports(ctx context.Context, op string, f store.Feature) (bool
 		if c.closed.Load() {
 			code = dist.Closed
 		}
-		return false, &dist.Error{Op: "tcpstore: " + op, Code: code, Rank: dist.NoRank, Peer: c.addr, Detail: detailOf(err), Err: err}
+		return false, &dist.Error{Op: "tcpstore: " + op, Code: code, Rank: dist.NoRank, Peer: c.addr, Detail: storeop.Detail(err), Err: err}
 	}
 	return has, nil
 }

@@ -5,6 +5,8 @@ package tcpstore
 
 import (
 	"context"
+	"errors"
+	"os"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/ctxdial"
@@ -88,3 +90,5 @@ func arm(armed *time.Time, limit time.Time, set func(time.Time) error) {
 	*armed = limit
 	_ = set(limit)
 }
+
+func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }

@@ -9,9 +9,13 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/aside"
 	"github.com/cohort-dist/cohort/internal/ctxdial"
+	"github.com/cohort-dist/cohort/internal/storedial"
+	"github.com/cohort-dist/cohort/internal/storeop"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -92,6 +96,22 @@ func newClientConfig(opts []ClientOption) clientConfig {
 	}
 	c.hook = aside.Hook(c.logger, c.hook)
 	return c
+}
+
+// EventRetry is the kind of event for a failed connection attempt that is followed by another.
+const EventRetry observe.Kind = "store.dial.retry"
+
+// dialer returns what opens connections to a server.
+func (c *clientConfig) dialer(addr string) *storedial.Dialer {
+	return &storedial.Dialer{
+		Addr: addr, Dial: c.dial, Log: c.logger, Patient: c.patient,
+		Failed: func(attempt int, took time.Duration, err error) {
+			c.hook.Emit(observe.Event{
+				Kind: EventRetry, Rank: dist.NoRank, Peer: addr, Seq: uint64(attempt), Dur: took, //nolint:gosec // counts up from 1
+				Detail: storeop.Detail(err), Err: err,
+			})
+		},
+	}
 }
 
 // WithTimeout sets the client's timeout: it bounds the connecting when the context of [Dial] has no deadline, and later

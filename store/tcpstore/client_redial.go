@@ -14,13 +14,14 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/storedial"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/store"
 )
 
 // nativeStore speaks with cohort's server over one connection, which is replaced after it was lost.
 type nativeStore struct {
-	dialer  *dialer
+	dialer  *storedial.Dialer
 	current atomic.Pointer[nativeConn]
 	dialing chan struct{}  // held by the one who connects again
 	helpers sync.WaitGroup // of all connections
@@ -46,12 +47,12 @@ func (k *knownStore) get() []byte {
 
 func (k *knownStore) set(id []byte) { k.identity.Store(&id) }
 
-func newNativeStore(d *dialer, first found, known []byte) *nativeStore {
+func newNativeStore(d *storedial.Dialer, first storedial.Conn, known []byte) *nativeStore {
 	s := &nativeStore{dialer: d, dialing: make(chan struct{}, 1)}
 	if known != nil {
 		s.known.set(known)
 	}
-	s.current.Store(newNativeConn(first.conn, &s.helpers, &s.known))
+	s.current.Store(newNativeConn(first.Conn, &s.helpers, &s.known))
 	return s
 }
 
@@ -121,10 +122,10 @@ func (s *nativeStore) again(ctx context.Context, limit time.Time) (*nativeConn, 
 	if err := s.beginDial(cancel); err != nil {
 		return nil, err
 	}
-	f, err := s.dialer.again(ctx, found{dialect: wire.Native})
+	f, err := s.dialer.Again(ctx, storedial.Conn{Dialect: wire.Native})
 	m, err := s.endDial(f, err)
 	if err == nil {
-		s.dialer.log.LogAttrs(ctx, slog.LevelInfo, "connected to the store again", slog.String("addr", s.dialer.addr),
+		s.dialer.Log.LogAttrs(ctx, slog.LevelInfo, "connected to the store again", slog.String("addr", s.dialer.Addr),
 			slog.String("lost", old.broken().Error()))
 	}
 	return m, err
@@ -143,7 +144,7 @@ func (s *nativeStore) beginDial(cancel context.CancelCauseFunc) error {
 
 // endDial takes the new connection over, or closes it when the store was closed meanwhile. The lost one before it was
 // closed when it was lost.
-func (s *nativeStore) endDial(f found, err error) (*nativeConn, error) {
+func (s *nativeStore) endDial(f storedial.Conn, err error) (*nativeConn, error) {
 	moment.At("tcpstore.redial.end")
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,13 +152,13 @@ func (s *nativeStore) endDial(f found, err error) (*nativeConn, error) {
 	switch {
 	case s.mu.closed != nil:
 		if err == nil {
-			_ = f.conn.Close()
+			_ = f.Conn.Close()
 		}
 		return nil, s.mu.closed
 	case err != nil:
 		return nil, err
 	}
-	m := newNativeConn(f.conn, &s.helpers, &s.known)
+	m := newNativeConn(f.Conn, &s.helpers, &s.known)
 	s.current.Store(m)
 	return m, nil
 }

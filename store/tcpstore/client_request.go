@@ -146,7 +146,7 @@ func (q *request) errorAt(addr string, err error) error {
 	}
 	return &dist.Error{
 		Op: q.opName(), Code: codeOr(err, dist.PeerLost), Rank: dist.NoRank, Peer: addr, Key: q.subject(),
-		Detail: detailOf(err), Err: err,
+		Detail: storeop.Detail(err), Err: err,
 	}
 }
 
@@ -155,23 +155,6 @@ func codeOr(err error, code dist.Code) dist.Code {
 		return c
 	}
 	return code
-}
-
-// detailOf is an error's text without the parts that errorAt adds again.
-func detailOf(err error) string {
-	if e, ok := err.(*dist.Error); ok { //nolint:errorlint // only the outermost one repeats itself
-		if e.Detail != "" {
-			return e.Detail
-		}
-		if e.Err != nil {
-			return e.Err.Error()
-		}
-		return ""
-	}
-	if _, ok := err.(dist.Code); ok { //nolint:errorlint // a bare code says nothing more
-		return ""
-	}
-	return err.Error()
 }
 
 // present is an empty answer as a caller sees it: there, not nil.

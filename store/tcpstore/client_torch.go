@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/storedial"
 	"github.com/cohort-dist/cohort/internal/storenum"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 	"github.com/cohort-dist/cohort/store"
@@ -19,31 +20,31 @@ import (
 
 // torchStore speaks with a PyTorch server, old or new, by the rules of its own clients.
 type torchStore struct {
-	dialer *dialer
-	like   found // what further connections are
+	dialer *storedial.Dialer
+	like   storedial.Conn // what further connections are
 	pool   *pool
 
 	mu    sync.Mutex
 	knows map[wire.Op]bool // whether this server has operations that only newer ones have
 }
 
-func newTorchStore(d *dialer, first found, waitConns int) *torchStore {
+func newTorchStore(d *storedial.Dialer, first storedial.Conn, waitConns int) *torchStore {
 	s := &torchStore{dialer: d, like: first, knows: map[wire.Op]bool{}}
-	s.like.conn = nil
+	s.like.Conn = nil
 	s.pool = newPool(waitConns, s.open)
-	s.pool.seed(&torchConn{conn: first.conn, dialect: first.dialect})
+	s.pool.seed(&torchConn{conn: first.Conn, dialect: first.Dialect})
 	return s
 }
 
 func (s *torchStore) open(ctx context.Context) (*torchConn, error) {
-	f, err := s.dialer.again(ctx, s.like)
+	f, err := s.dialer.Again(ctx, s.like)
 	if err != nil {
 		return nil, err
 	}
-	return &torchConn{conn: f.conn, dialect: f.dialect}, nil
+	return &torchConn{conn: f.Conn, dialect: f.Dialect}, nil
 }
 
-func (s *torchStore) dialect() wire.Dialect { return s.like.dialect }
+func (s *torchStore) dialect() wire.Dialect { return s.like.Dialect }
 
 func (s *torchStore) close(reason error) { s.pool.close(reason) }
 
@@ -134,8 +135,8 @@ func (s *torchStore) with(ctx context.Context, use func(*torchConn) error) error
 // giveBack returns a connection after an operation that ended with err.
 func (s *torchStore) giveBack(ctx context.Context, t *torchConn, u use, err error) {
 	if isLost(err) && s.pool.reason() == nil {
-		s.dialer.log.LogAttrs(ctx, slog.LevelDebug, "store connection lost",
-			slog.String("addr", s.dialer.addr), slog.String("connection", t.String()), slog.String("err", err.Error()))
+		s.dialer.Log.LogAttrs(ctx, slog.LevelDebug, "store connection lost",
+			slog.String("addr", s.dialer.Addr), slog.String("connection", t.String()), slog.String("err", err.Error()))
 		s.pool.purge()
 	}
 	s.pool.put(t, u)
@@ -378,7 +379,7 @@ func (s *torchStore) whyNoSum(ctx context.Context, q *request, lost error) error
 func (s *torchStore) supports(ctx context.Context, f store.Feature) (bool, error) {
 	switch f {
 	case store.FeatureAppend, store.FeatureMultiGet, store.FeatureMultiSet:
-		return s.like.dialect == wire.V, nil
+		return s.like.Dialect == wire.V, nil
 	case store.FeatureQueue:
 		return s.has(ctx, &request{op: wire.QueueLen, key: "cohort/probe"})
 	case store.FeatureListKeys:
@@ -388,7 +389,7 @@ func (s *torchStore) supports(ctx context.Context, f store.Feature) (bool, error
 }
 
 func (s *torchStore) has(ctx context.Context, probe *request) (bool, error) {
-	if s.like.dialect != wire.V || s.like.v0 {
+	if s.like.Dialect != wire.V || s.like.V0 {
 		return false, nil
 	}
 	moment.At("tcpstore.torch.knows")

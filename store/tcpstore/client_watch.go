@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/storedial"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
 )
 
@@ -68,12 +69,11 @@ func (c *Client) watchKey(ctx context.Context, q *request, ready func(), changed
 
 // watch is Watch on a connection that it opens.
 func (c *Client) watch(ctx context.Context, q *request, ready func(), changed func(Change)) error {
-	d := &dialer{addr: c.addr, dial: c.config.dial, log: c.config.logger, hook: c.config.hook}
-	f, err := d.again(ctx, found{dialect: wire.Legacy})
+	f, err := c.config.dialer(c.addr).Again(ctx, storedial.Conn{Dialect: wire.Legacy})
 	if err != nil {
 		return err
 	}
-	t := &torchConn{conn: f.conn, dialect: wire.Legacy}
+	t := &torchConn{conn: f.Conn, dialect: wire.Legacy}
 	defer func() { _ = t.conn.Close() }()
 	if err = c.sameStore(ctx, t); err != nil {
 		return err

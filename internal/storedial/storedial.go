@@ -1,7 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package tcpstore
+// Package storedial opens connections to a TCPStore server, cohort's or that of any PyTorch, and finds out which dialect it speaks.
+package storedial
 
 import (
 	"context"
@@ -11,15 +12,14 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/ctxdial"
 	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/storeop"
 	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
-	"github.com/cohort-dist/cohort/observe"
 )
 
 const (
@@ -32,28 +32,27 @@ const (
 	redialTime = 2 * time.Second
 )
 
-// dialer opens connections to one server.
-type dialer struct {
-	addr string
-	dial DialFunc
-	log  *slog.Logger
-	hook observe.Hook
-	// patient tells that a name which does not exist may come to be.
-	patient bool
+// Dialer opens connections to one server.
+type Dialer struct {
+	Addr string
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	Log  *slog.Logger
+	// Patient tells that a host name which does not exist may come to be.
+	Patient bool
+	// Failed, if not nil, is told of each attempt of Connect that is followed by another.
+	Failed func(attempt int, took time.Duration, err error)
 }
 
-// EventRetry is the kind of event for a failed connection attempt that is followed by another.
-const EventRetry observe.Kind = "store.dial.retry"
-
-// found is a connection whose dialect is known, ready for its first request.
-type found struct {
-	conn    net.Conn
-	dialect wire.Dialect
-	v0      bool // a V server without PING
+// Conn is a connection whose dialect is known, ready for its first request.
+type Conn struct {
+	Conn    net.Conn
+	Dialect wire.Dialect
+	V0      bool // a V server without PING
 }
 
-// connect tries until ctx ends. What cannot get better by waiting is not retried.
-func (d *dialer) connect(ctx context.Context, want Dialect) (found, error) {
+// Connect tries until ctx ends to reach a server that speaks the wanted dialect, wire.Undetected being any. What cannot get better by
+// waiting is not retried.
+func (d *Dialer) Connect(ctx context.Context, want wire.Dialect) (Conn, error) {
 	start := time.Now()
 	backoff := firstBackoff
 	var last error
@@ -65,16 +64,15 @@ func (d *dialer) connect(ctx context.Context, want Dialect) (found, error) {
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}
-		if hopeless(err) || ctxdial.UnknownHost(err) && !d.patient {
-			return found{}, err
+		if hopeless(err) || ctxdial.UnknownHost(err) && !d.Patient {
+			return Conn{}, err
 		}
 		if ctx.Err() == nil {
-			d.hook.Emit(observe.Event{
-				Kind: EventRetry, Rank: dist.NoRank, Peer: d.addr, Seq: uint64(attempt), Dur: time.Since(start),
-				Detail: detailOf(err), Err: err,
-			})
-			d.log.LogAttrs(ctx, slog.LevelDebug, "store does not answer yet",
-				slog.String("addr", d.addr), slog.Int("attempt", attempt), slog.String("err", err.Error()))
+			if d.Failed != nil {
+				d.Failed(attempt, time.Since(start), err)
+			}
+			d.Log.LogAttrs(ctx, slog.LevelDebug, "store does not answer yet",
+				slog.String("addr", d.Addr), slog.Int("attempt", attempt), slog.String("err", err.Error()))
 			timer := time.NewTimer(backoff/2 + rand.N(backoff)) //nolint:gosec // jitter needs no secrecy
 			moment.At("tcpstore.dial.pause")
 			select {
@@ -85,26 +83,26 @@ func (d *dialer) connect(ctx context.Context, want Dialect) (found, error) {
 			backoff = min(backoff*3/2, maxBackoff)
 		}
 		if ctx.Err() != nil {
-			return found{}, d.gaveUp(ctx, time.Since(start), last)
+			return Conn{}, d.gaveUp(ctx, time.Since(start), last)
 		}
 	}
 }
 
 // gaveUp is the error of a connect whose context ended. It has PyTorch's words, for those who search for them.
-func (d *dialer) gaveUp(ctx context.Context, took time.Duration, last error) error {
+func (d *Dialer) gaveUp(ctx context.Context, took time.Duration, last error) error {
 	e := dist.Ended(ctx, "tcpstore: dial")
-	e.Peer = d.addr
-	host, port, err := net.SplitHostPort(d.addr)
+	e.Peer = d.Addr
+	host, port, err := net.SplitHostPort(d.Addr)
 	if err != nil {
-		host, port = d.addr, "?"
+		host, port = d.Addr, "?"
 	}
 	if e.Code == dist.DeadlineExceeded {
 		e.Detail = fmt.Sprintf("The client socket has timed out after %dms while trying to connect to (%s, %s). "+
 			"The last attempt ended with: %v. Check that rank 0 (or the store) has started, that MASTER_ADDR and MASTER_PORT "+
-			"name it, and that no firewall is between", took.Milliseconds(), host, port, detailOf(last))
+			"name it, and that no firewall is between", took.Milliseconds(), host, port, storeop.Detail(last))
 	} else {
 		e.Detail = fmt.Sprintf("cancelled after %dms while trying to connect to (%s, %s); the last attempt ended with: %v",
-			took.Milliseconds(), host, port, detailOf(last))
+			took.Milliseconds(), host, port, storeop.Detail(last))
 	}
 	return e
 }
@@ -119,20 +117,20 @@ func hopeless(err error) bool {
 }
 
 // attempt connects and finds the dialect once.
-func (d *dialer) attempt(ctx context.Context, want Dialect) (found, error) {
+func (d *Dialer) attempt(ctx context.Context, want wire.Dialect) (Conn, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, handshakeTime, dist.DeadlineExceeded)
 	defer cancel()
-	if want == DialectLegacy {
+	if want == wire.Legacy {
 		return d.tryLegacy(ctx)
 	}
 	f, closed, err := d.tryV(ctx, want)
-	if !closed || want == DialectNative {
+	if !closed || want == wire.Native {
 		return f, err
 	}
 	// A PyTorch that knows no PING (2.4) or no VALIDATE (1.13) has closed the connection. The first of the two is asked
 	// first: its server, when built with libuv, would swallow a legacy request in silence.
 	older, err := d.tryV0(ctx)
-	if err != nil && want == DialectAuto && dist.CodeOf(err) != dist.Protocol {
+	if err != nil && want == wire.Undetected && dist.CodeOf(err) != dist.Protocol {
 		older, err = d.tryLegacy(ctx)
 	}
 	if err != nil {
@@ -142,18 +140,18 @@ func (d *dialer) attempt(ctx context.Context, want Dialect) (found, error) {
 	if f, closed, err = d.tryV(ctx, want); closed {
 		return older, nil
 	}
-	_ = older.conn.Close()
+	_ = older.Conn.Close()
 	return f, err
 }
 
 // open connects and makes the context's end interrupt the handshake that follows.
-func (d *dialer) open(ctx context.Context) (net.Conn, ctxdial.Interrupt, error) {
+func (d *Dialer) open(ctx context.Context) (net.Conn, ctxdial.Interrupt, error) {
 	moment.At("tcpstore.dial.open")
-	conn, err := d.dial(ctx, "tcp", d.addr)
+	conn, err := d.Dial(ctx, "tcp", d.Addr)
 	if err != nil {
-		e := &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr, Err: err}
+		e := &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.Addr, Err: err}
 		if ctxdial.UnknownHost(err) {
-			host, _, _ := net.SplitHostPort(d.addr)
+			host, _, _ := net.SplitHostPort(d.Addr)
 			e.Code, e.Detail = dist.NotFound, fmt.Sprintf("there is no host named %q: check the address (MASTER_ADDR); %v", host, err)
 		}
 		if ctxdial.BadAddr(err) {
@@ -165,7 +163,7 @@ func (d *dialer) open(ctx context.Context) (net.Conn, ctxdial.Interrupt, error) 
 }
 
 // ask writes hello and reads an answer of n bytes. closed tells that the server closed the connection instead.
-func (d *dialer) ask(ctx context.Context, hello []byte, n int) (conn net.Conn, answer []byte, closed bool, err error) {
+func (d *Dialer) ask(ctx context.Context, hello []byte, n int) (conn net.Conn, answer []byte, closed bool, err error) {
 	conn, watch, err := d.open(ctx)
 	if err != nil {
 		return nil, nil, false, err
@@ -184,7 +182,7 @@ func (d *dialer) ask(ctx context.Context, hello []byte, n int) (conn net.Conn, a
 		_ = conn.Close()
 		closed = isClosedByPeer(err)
 		return nil, nil, closed, &dist.Error{
-			Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr,
+			Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.Addr,
 			Detail: fmt.Sprintf("connected, but the greeting failed: %v", err), Err: err,
 		}
 	}
@@ -195,79 +193,79 @@ func (d *dialer) ask(ctx context.Context, hello []byte, n int) (conn net.Conn, a
 //
 // PyTorch 1.13 reads the greeting as a SET whose key length ends with the nonce's third byte: at 0x80 or more that length
 // is impossible for it, so it gives up at once instead of trying to allocate.
-func (d *dialer) tryV(ctx context.Context, want Dialect) (f found, closed bool, err error) {
+func (d *Dialer) tryV(ctx context.Context, want wire.Dialect) (f Conn, closed bool, err error) {
 	nonce := rand.Uint32() | 0x00800000 //nolint:gosec // a nonce, not a secret
 	hello := wire.AppendPing(wire.AppendValidate(nil), wire.V, nonce)
 	n := 4
-	if want != DialectV {
+	if want != wire.V {
 		hello = wire.AppendKeys(hello, wire.V, wire.Check, wire.NativeKey)
 		n = 5
 	}
 	conn, answer, closed, err := d.ask(ctx, hello, n)
 	if err != nil {
-		return found{}, closed, err
+		return Conn{}, closed, err
 	}
-	echo, _, _, err := wire.ParseReply(wire.V, wire.Ping, 0, answer, &replyLimits)
+	echo, _, _, err := wire.ParseReply(wire.V, wire.Ping, 0, answer, &wire.DefaultLimits)
 	switch {
 	case err != nil, echo.Nonce != nonce:
-		return found{}, false, d.stranger(conn, answer)
-	case want == DialectV:
-		return found{conn: conn, dialect: wire.V}, false, nil
+		return Conn{}, false, d.stranger(conn, answer)
+	case want == wire.V:
+		return Conn{Conn: conn, Dialect: wire.V}, false, nil
 	}
 	switch answer[4] {
 	case wire.Ready:
-		return found{conn: conn, dialect: wire.Native}, false, nil
+		return Conn{Conn: conn, Dialect: wire.Native}, false, nil
 	case wire.NotReady:
-		if want == DialectNative {
+		if want == wire.Native {
 			_ = conn.Close()
 			e := dist.New("tcpstore: dial", dist.NotSupported, "this is PyTorch's store, which has no native dialect: leave the dialect to Dial")
-			e.Peer = d.addr
-			return found{}, false, e
+			e.Peer = d.Addr
+			return Conn{}, false, e
 		}
-		return found{conn: conn, dialect: wire.V}, false, nil
+		return Conn{Conn: conn, Dialect: wire.V}, false, nil
 	}
-	return found{}, false, d.stranger(conn, answer)
+	return Conn{}, false, d.stranger(conn, answer)
 }
 
 // tryV0 greets without PING. The four requests for the number of keys after VALIDATE make the whole unreadable to a
 // PyTorch 1.13 server as well: it takes them for the end of a key length of 2^58 and closes.
-func (d *dialer) tryV0(ctx context.Context) (found, error) {
+func (d *Dialer) tryV0(ctx context.Context) (Conn, error) {
 	hello := wire.AppendValidate(nil)
 	for range 4 {
 		hello = wire.AppendPlain(hello, wire.V, wire.NumKeys)
 	}
 	conn, answer, _, err := d.ask(ctx, hello, 4*8)
 	if err != nil {
-		return found{}, err
+		return Conn{}, err
 	}
 	for i := range 4 {
-		if r, _, _, err := wire.ParseReply(wire.V, wire.NumKeys, 0, answer[8*i:], &replyLimits); err != nil || r.Num < 0 || r.Num > 1<<40 {
-			return found{}, d.stranger(conn, answer)
+		if r, _, _, err := wire.ParseReply(wire.V, wire.NumKeys, 0, answer[8*i:], &wire.DefaultLimits); err != nil || r.Num < 0 || r.Num > 1<<40 {
+			return Conn{}, d.stranger(conn, answer)
 		}
 	}
-	return found{conn: conn, dialect: wire.V, v0: true}, nil
+	return Conn{Conn: conn, Dialect: wire.V, V0: true}, nil
 }
 
 // tryLegacy asks a PyTorch 1.13 server for its number of keys, so that a server of another kind is found out now and not
 // at the user's first operation.
-func (d *dialer) tryLegacy(ctx context.Context) (found, error) {
+func (d *Dialer) tryLegacy(ctx context.Context) (Conn, error) {
 	conn, answer, _, err := d.ask(ctx, wire.AppendPlain(nil, wire.Legacy, wire.NumKeys), 8)
 	if err != nil {
-		return found{}, err
+		return Conn{}, err
 	}
-	if r, _, _, err := wire.ParseReply(wire.Legacy, wire.NumKeys, 0, answer, &replyLimits); err != nil || r.Num < 0 || r.Num > 1<<40 {
-		return found{}, d.stranger(conn, answer)
+	if r, _, _, err := wire.ParseReply(wire.Legacy, wire.NumKeys, 0, answer, &wire.DefaultLimits); err != nil || r.Num < 0 || r.Num > 1<<40 {
+		return Conn{}, d.stranger(conn, answer)
 	}
-	return found{conn: conn, dialect: wire.Legacy}, nil
+	return Conn{Conn: conn, Dialect: wire.Legacy}, nil
 }
 
-// again opens one more connection to a server whose dialect is known: one attempt, no patience.
-func (d *dialer) again(ctx context.Context, like found) (found, error) {
+// Again opens one more connection to a server whose dialect is known: one attempt, no patience.
+func (d *Dialer) Again(ctx context.Context, like Conn) (Conn, error) {
 	f, err := d.reopen(ctx, like)
 	if err != nil && isOver(ctx) { // the caller's time was up, which says nothing about the server
 		e := dist.Ended(ctx, "tcpstore: dial")
-		e.Peer = d.addr
-		return found{}, e
+		e.Peer = d.Addr
+		return Conn{}, e
 	}
 	return f, err
 }
@@ -281,18 +279,18 @@ func isOver(ctx context.Context) bool {
 	return ctx.Err() != nil
 }
 
-func (d *dialer) reopen(ctx context.Context, like found) (found, error) {
+func (d *Dialer) reopen(ctx context.Context, like Conn) (Conn, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, redialTime, dist.Newf("tcpstore: dial", dist.Unavailable, "no connection within %v", redialTime))
 	defer cancel()
-	if like.dialect == wire.Native {
-		f, _, err := d.tryV(ctx, DialectNative)
+	if like.Dialect == wire.Native {
+		f, _, err := d.tryV(ctx, wire.Native)
 		return f, err
 	}
 	conn, watch, err := d.open(ctx)
 	if err != nil {
-		return found{}, err
+		return Conn{}, err
 	}
-	if like.dialect == wire.V {
+	if like.Dialect == wire.V {
 		moment.At("tcpstore.dial.validate")
 		_, err = conn.Write(wire.AppendValidate(nil))
 	}
@@ -301,16 +299,16 @@ func (d *dialer) reopen(ctx context.Context, like found) (found, error) {
 	}
 	if err != nil {
 		_ = conn.Close()
-		return found{}, &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.addr, Err: err}
+		return Conn{}, &dist.Error{Op: "tcpstore: dial", Code: dist.Unavailable, Rank: dist.NoRank, Peer: d.Addr, Err: err}
 	}
-	like.conn = conn
+	like.Conn = conn
 	return like, nil
 }
 
-func (d *dialer) stranger(conn net.Conn, answer []byte) error {
+func (d *Dialer) stranger(conn net.Conn, answer []byte) error {
 	_ = conn.Close()
 	e := dist.Newf("tcpstore: dial", dist.Protocol, "no TCPStore listens here: it answered %q; check the port", answer)
-	e.Peer = d.addr
+	e.Peer = d.Addr
 	return e
 }
 
@@ -319,11 +317,8 @@ func isClosedByPeer(err error) bool {
 	return ctxdial.Ended(err) || errors.Is(err, io.ErrClosedPipe)
 }
 
-// isTimeout reports whether a read or write ended by its deadline.
-func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
-
-// checkAddr refuses an address without a port before any name is looked up.
-func checkAddr(addr string) error {
+// CheckAddr refuses an address without a port before any name is looked up.
+func CheckAddr(addr string) error {
 	_, port, err := net.SplitHostPort(addr)
 	if err == nil && port != "" {
 		return nil
