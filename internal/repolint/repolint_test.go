@@ -43,7 +43,7 @@ pure: internal/gloo/torch internal/collargs
       internal/recycle
       internal/fdlisten internal/storeserve internal/storedial store store/filestore store/tcpstore internal/nodehost internal/hostkey
       internal/muster elastic
-      internal/intake internal/cohortwire internal/tensorpipe internal/pygo internal/gofunc internal/rpcprof internal/rpcwire internal/pyexc
+      internal/intake internal/cohortwire internal/tensorpipe internal/pygo internal/gofunc internal/rpcprof internal/tensortable internal/rpcwire internal/pyexc
 pure: internal/rrefcore internal/worldcore internal/backcore internal/gloo/wire internal/gloo/match internal/native/wire
       internal/gloo internal/groupnames internal/shm/* internal/shm internal/native/* internal/native internal/recorder
       internal/form

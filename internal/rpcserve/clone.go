@@ -4,7 +4,7 @@
 package rpcserve
 
 import (
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/tensortable"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -13,7 +13,7 @@ func cloneTensors(in []any) ([]any, error) {
 	out := make([]any, len(in))
 	var copies map[*tensor.Storage]*tensor.Storage
 	dense := func(t *tensor.Tensor) (*tensor.Tensor, error) {
-		c, err := rpcwire.Compact(t)
+		c, err := tensortable.Compact(t)
 		if err != nil || c != t {
 			return c, err
 		}

@@ -130,7 +130,7 @@ func UnwrapAutograd(payload []byte) (a Autograd, inner []byte, err error) {
 	a.ContextID, ok[1] = items[1].(int64)
 	a.MessageID, ok[2] = items[2].(int64)
 	a.From, ok[3] = parseWorkerID(items[3])
-	raw, _ := untag(items[4])
+	raw, _ := pickle.Untag(items[4])
 	devices, isDict := raw.(*pickle.Dict)
 	if !ok[0] || !ok[1] || !ok[2] || !ok[3] || !isDict {
 		return a, nil, badPayload("an autograd wrapper whose parts have the wrong types")

@@ -168,7 +168,7 @@ func (d *Decoder) known(name py.Global, o *pickle.Object) (any, bool, error) {
 	switch name {
 	case tensorReceiver:
 		if len(args) == 1 {
-			if i, ok := toInt(args[0]); ok && i >= 0 && i < len(d.Tensors) {
+			if i, ok := args[0].(int64); ok && i >= 0 && i < int64(len(d.Tensors)) {
 				return d.Tensors[i], true, nil
 			}
 		}

@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rpcwire is the format of RPC messages: what each message type of torch.distributed.rpc carries, how the tensor
-// table is written, and how Go values are converted to Python's and back. It does no I/O and keeps no state.
+// Package rpcwire is the format of RPC messages: what each message type of torch.distributed.rpc carries, and how Go values
+// are converted to Python's and back. It does no I/O and keeps no state.
 //
 // # For the author of an agent
 //

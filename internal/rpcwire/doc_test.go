@@ -35,15 +35,6 @@ func TestDocumentedTypes(t *testing.T) {
 			t.Errorf("%v: the codec says %v", row, Type(n))
 		}
 	}
-	elements := capture.Table(document(t, "pickle.md"), "Element types (checked)")
-	if len(elements) != len(storageNames) {
-		t.Errorf("%d element types are documented of %d", len(elements), len(storageNames))
-	}
-	for _, row := range elements {
-		if dt, ok := storageTypes[row[1]]; !ok || dt.String() != row[0] {
-			t.Errorf("%v: the codec says %v", row, dt)
-		}
-	}
 }
 
 // TestDocumentedValues compares the pickles of the document with what the encoder writes and the decoder reads.

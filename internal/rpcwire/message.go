@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort/internal/tensortable"
 )
 
 // Message is an RPC message: its type, the id that ties an answer to its request, a payload whose form the type
@@ -29,7 +30,7 @@ func (m *Message) Encode() (*tensorpipe.Message, error) {
 	if !m.Type.Known() {
 		return nil, dist.Newf("rpc: encode", dist.Internal, "unknown message %v", m.Type)
 	}
-	table, storages, err := EncodeTensors(m.Tensors)
+	table, storages, err := tensortable.Encode(m.Tensors)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +63,7 @@ func Decode(raw *tensorpipe.Message) (*Message, error) {
 		return nil, err
 	}
 	m := &Message{Type: kind, ID: id, Payload: raw.Payloads[2]}
-	if m.Tensors, err = DecodeTensors(raw.Payloads[3], raw.Storages); err != nil {
+	if m.Tensors, err = tensortable.Decode(raw.Payloads[3], raw.Storages); err != nil {
 		return nil, err
 	}
 	return m, nil

@@ -93,7 +93,7 @@ func UnwrapProfiling(payload []byte) (p Profiling, inner []byte, err error) {
 			p.Spans, ok2 = parseSpans(items[2], items[3:])
 		}
 	} else {
-		raw, _ := untag(items[1])
+		raw, _ := pickle.Untag(items[1])
 		var list *pickle.List
 		if list, ok2 = raw.(*pickle.List); ok2 {
 			p.Config = list.Items
@@ -118,7 +118,7 @@ func parseSpans(count any, events []any) ([]rpcprof.Span, bool) {
 	var spans []rpcprof.Span
 	open := map[end]rpcprof.Span{}
 	for _, event := range events {
-		raw, _ := untag(event)
+		raw, _ := pickle.Untag(event)
 		list, ok := raw.(*pickle.List)
 		if !ok || len(list.Items) < eventParts {
 			return nil, false

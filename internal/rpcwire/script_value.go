@@ -17,8 +17,6 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-const jitPickle = "torch.jit._pickle"
-
 // jitValue pushes a Go value in TorchScript's dialect.
 func (e *Encoder) jitValue(j *pickle.JIT, v any, depth int) error {
 	if depth > pygo.MaxDepth {
@@ -357,29 +355,6 @@ func inferType(v any) (string, bool) {
 	return "Dict[" + k + ", " + t + "]", ok1 && ok2
 }
 
-// untag removes restore_type_tag(value, type).
-func untag(v any) (any, string) {
-	if o, ok := v.(*pickle.Object); ok && pickle.IsGlobal(o.Class, jitPickle, "restore_type_tag") && len(o.Args.Items) == 2 {
-		if t, ok := o.Args.Items[1].(string); ok {
-			return o.Args.Items[0], t
-		}
-	}
-	return v, ""
-}
-
-// builtList returns the items of build_<kind>list([...]).
-func builtList(v any, kind string) ([]any, bool) {
-	o, ok := v.(*pickle.Object)
-	if !ok || !pickle.IsGlobal(o.Class, jitPickle, "build_"+kind+"list") || len(o.Args.Items) != 1 {
-		return nil, false
-	}
-	l, ok := o.Args.Items[0].(*pickle.List)
-	if !ok {
-		return nil, false
-	}
-	return l.Items, true
-}
-
 // jitValue converts a TorchScript value. Lists become []any, type tags are dropped.
 func (d *Decoder) jitValue(v any) (any, error) {
 	o, ok := v.(*pickle.Object)
@@ -400,11 +375,11 @@ func (d *Decoder) jitValue(v any) (any, error) {
 	if t, found := tensorID(o, d.Tensors); found {
 		return t, nil
 	}
-	if inner, tag := untag(o); tag != "" {
+	if inner, tag := pickle.Untag(o); tag != "" {
 		return d.jitShared(inner)
 	}
 	for _, kind := range []string{"int", "double", "bool", "tensor"} {
-		if _, found := builtList(o, kind); found {
+		if _, found := pickle.BuiltList(o, kind); found {
 			return d.jitShared(o.Args.Items[0]) // not its items: many lists may be built of one
 		}
 	}

@@ -102,7 +102,7 @@ func TestWhatWasSharedIsShared(t *testing.T) {
 func TestScriptValuesAreReadOnce(t *testing.T) {
 	var v any = pickle.NewList(int64(1))
 	for range 60 {
-		build := func() any { return pickle.Call(py.Global{Module: jitPickle, Name: "build_intlist"}, v) }
+		build := func() any { return pickle.Call(py.Global{Module: "torch.jit._pickle", Name: "build_intlist"}, v) }
 		v = pickle.NewList(build(), build())
 	}
 	data, err := pickle.Encode(v)

@@ -136,14 +136,10 @@ func (d *Decoder) fromTable(items []any) ([]any, error) {
 	return tensors, nil
 }
 
-// tensorID resolves build_tensor_from_id(n).
+// tensorID resolves the number of a tensor among TorchScript values.
 func tensorID(v any, tensors []any) (any, bool) {
-	o, ok := v.(*pickle.Object)
-	if !ok || !pickle.IsGlobal(o.Class, jitPickle, "build_tensor_from_id") || len(o.Args.Items) != 1 {
-		return nil, false
-	}
-	i, ok := toInt(o.Args.Items[0])
-	if !ok || i < 0 || i >= len(tensors) {
+	i, ok := pickle.BuiltTensor(v)
+	if !ok || i < 0 || i >= int64(len(tensors)) {
 		return nil, false
 	}
 	return tensors[i], true

@@ -4,7 +4,6 @@
 package rpcwire
 
 import (
-	"bytes"
 	"errors"
 	"math/big"
 	"slices"
@@ -132,50 +131,6 @@ func TestScriptValues(t *testing.T) {
 	}
 }
 
-func TestStorageIsCutLikePyTorchs(t *testing.T) {
-	big := tensor.Must(tensor.New(tensor.Float32, 4096)) // 16 KiB
-	part, err := big.Narrow(0, 10, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, storages, err := EncodeTensors([]any{part.SetRequiresGrad(true)})
-	if err != nil || storages[0].Len() != 2048*4 {
-		t.Errorf("half of 16 KiB sends %d bytes, %v", storages[0].Len(), err)
-	}
-	part, _ = big.Narrow(0, 10, 2049)
-	if _, storages, _ = EncodeTensors([]any{part}); storages[0].Len() != 16<<10 {
-		t.Errorf("more than half sends %d bytes", storages[0].Len())
-	}
-	small := tensor.Must(tensor.New(tensor.Float32, 100))
-	part, _ = small.Narrow(0, 0, 1)
-	if _, storages, _ = EncodeTensors([]any{part, small}); len(storages) != 1 || storages[0].Len() != 400 {
-		t.Errorf("a small view sends %d storages", len(storages))
-	}
-}
-
-func TestBadTables(t *testing.T) {
-	x := tensor.Must(tensor.From([]float32{1, 2, 3, 4}, 2, 2))
-	table, storages, err := EncodeTensors([]any{x})
-	if err != nil {
-		t.Fatal(err)
-	}
-	swap := func(from, to string) []byte { return bytes.Replace(table, []byte(from), []byte(to), 1) }
-	for name, b := range map[string][]byte{
-		"another storage": swap("X\x01\x00\x00\x000", "X\x01\x00\x00\x007"), "too long": swap("K\x04tQ", "K\x09tQ"),
-		"another device": swap("X\x03\x00\x00\x00cpu", "X\x03\x00\x00\x00gpu"), "unknown type": swap("FloatStorage", "QUInt8Storage"),
-		"beyond its storage": swap("(K\x02K\x02t", "(K\x02K\x09t"), "negative": swap("(K\x02K\x02t", "(K\x02J\xff\xff\xff\xfft"),
-		"not a list": []byte("\x80\x02N."), "empty": nil, "another global": swap("_rebuild_tensor_v2", "_rebuild_tensor_v3"),
-	} {
-		if got, err := DecodeTensors(b, storages); err == nil {
-			t.Errorf("%s: %v", name, got)
-		}
-	}
-	bad := &tensor.Sparse{Shape: []int{2}, Indices: tensor.Must(tensor.From([]int64{5}, 1, 1)), Values: tensor.Must(tensor.From([]float32{1}, 1))}
-	if _, _, err := EncodeTensors([]any{bad}); !errors.Is(err, dist.InvalidArgument) {
-		t.Errorf("an index outside: %v", err)
-	}
-}
-
 func TestExceptions(t *testing.T) {
 	for _, c := range []struct {
 		class      ErrorClass
@@ -235,31 +190,4 @@ func FuzzMessage(f *testing.F) {
 // arrived is a frame as its receiver sees it.
 func arrived(f *cohortwire.Frame) *cohortwire.Frame {
 	return &cohortwire.Frame{Type: f.Type, ID: f.ID, Payload: slices.Concat(f.Prefix, f.Payload), Storages: f.Storages}
-}
-
-func FuzzCompactTable(f *testing.F) {
-	x := tensor.Must(tensor.From([]float32{1, 2, 3, 4}, 2, 2))
-	frame, err := (&Message{Type: PythonCall, Tensors: []any{x, x}, Payload: []byte("p")}).Frame()
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(arrived(frame).Payload, 16)
-	s := &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)), Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
-	if frame, err = (&Message{Type: PythonCall, Tensors: []any{s}}).Frame(); err != nil {
-		f.Fatal(err)
-	}
-	f.Add(arrived(frame).Payload, 16)
-	f.Fuzz(func(t *testing.T, payload []byte, n int) {
-		if n < 0 || n > 1<<16 {
-			return
-		}
-		st := []*tensor.Storage{tensor.WrapStorage(make([]byte, n), "fuzz", nil), tensor.WrapStorage(make([]byte, n), "fuzz", nil)}
-		m, err := DecodeFrame(&cohortwire.Frame{Type: 0x102, Payload: payload, Storages: st})
-		if err != nil {
-			return
-		}
-		if _, err := m.Frame(); err != nil {
-			t.Fatal(err)
-		}
-	})
 }

@@ -1,7 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpcwire
+// Package tensortable writes and reads the tables of the tensors of an RPC message: element types, shapes and places in the storages,
+// which travel beside the table. [Encode] and [Decode] are PyTorch's form, a pickle; [EncodeShort] and [DecodeShort] that of the cohort
+// transport. Entries are *tensor.Tensor and *tensor.Sparse.
+package tensortable
 
 import (
 	"bytes"
@@ -70,9 +73,8 @@ type tableWriter struct {
 	memo     map[storageKey]int
 }
 
-// EncodeTensors writes the tensor table of a message: payload 3, and the storages in the order it counts them. Views of
-// one storage share it.
-func EncodeTensors(tensors []any) (table []byte, storages []*tensor.Storage, err error) {
+// Encode writes a table in PyTorch's form, and returns the storages in the order it counts them. Views of one storage share it.
+func Encode(tensors []any) (table []byte, storages []*tensor.Storage, err error) {
 	if len(tensors) == 0 {
 		return emptyTable, nil, nil
 	}
@@ -172,8 +174,8 @@ func (w *tableWriter) sparse(s *tensor.Sparse) error {
 	return nil
 }
 
-// DecodeTensors reads a tensor table. The tensors use the storages without a copy.
-func DecodeTensors(table []byte, storages []*tensor.Storage) ([]any, error) {
+// Decode reads a table in PyTorch's form. The tensors use the storages without a copy.
+func Decode(table []byte, storages []*tensor.Storage) ([]any, error) {
 	if len(storages) == 0 && bytes.Equal(table, emptyTable) {
 		return nil, nil
 	}
@@ -181,7 +183,7 @@ func DecodeTensors(table []byte, storages []*tensor.Storage) ([]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	items, ok := builtList(v, "tensor")
+	items, ok := pickle.BuiltList(v, "tensor")
 	if !ok {
 		return nil, badTable("it is a %s, not a list of tensors", pickle.TypeName(v))
 	}

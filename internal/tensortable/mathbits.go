@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpcwire
+package tensortable
 
 import (
 	"encoding/binary"
@@ -13,7 +13,7 @@ import (
 
 // mathBits reads the flags of a lazy conjugate or negative, whose bytes are not the values.
 func mathBits(v any) (conj, neg bool, err error) {
-	v, _ = untag(v)
+	v, _ = pickle.Untag(v)
 	bits, ok := v.(*pickle.Dict)
 	if !ok {
 		return false, false, badTable("the flags of a tensor are a %s", pickle.TypeName(v))

@@ -1,18 +1,16 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package rpcwire
+package tensortable
 
 import (
 	"encoding/binary"
 
 	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/cohortwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// On the cohort transport the payload of a frame is the length of a tensor table (4 bytes), the table, and the message's
-// payload. The table has one entry per tensor:
+// The short form of a table is the length of its entries (4 bytes) and one entry per tensor:
 //
 //	1  kind: 0 dense, 1 sparse (then its shape, its indices and its values follow as: 1 dims, 8 per size, two entries)
 //	1  element type, PyTorch's number
@@ -31,22 +29,13 @@ const (
 // noTensors is the table of a message without tensors. It is only read.
 var noTensors [4]byte
 
-// Frame lays the message out for the cohort transport. The id is the link's to choose for requests.
-func (m *Message) Frame() (*cohortwire.Frame, error) {
-	f := &cohortwire.Frame{}
-	return f, m.ToFrame(f)
-}
-
-// ToFrame is [Message.Frame] into a frame of the caller.
-func (m *Message) ToFrame(f *cohortwire.Frame) error {
-	f.Type, f.ID = cohortwire.Type(m.Type), uint64(m.ID) //nolint:gosec // two's complement
-	f.Prefix, f.Payload, f.Written = noTensors[:], m.Payload, m.Written
-	if len(m.Tensors) == 0 {
-		return nil
+// EncodeShort writes a table in the short form, and returns the storages in the order it counts them. The table is only to be read.
+func EncodeShort(tensors []any) (table []byte, storages []*tensor.Storage, err error) {
+	if len(tensors) == 0 {
+		return noTensors[:], nil, nil
 	}
-	w := compactWriter{out: make([]byte, 4, 4+(entryHead+32)*len(m.Tensors))} // of up to two dimensions each
-	for i, t := range m.Tensors {
-		var err error
+	w := shortWriter{out: make([]byte, 4, 4+(entryHead+32)*len(tensors))} // of up to two dimensions each
+	for i, t := range tensors {
 		switch t := t.(type) {
 		case *tensor.Tensor:
 			err = w.dense(t)
@@ -56,55 +45,40 @@ func (m *Message) ToFrame(f *cohortwire.Frame) error {
 			err = dist.Newf("rpc: encode tensors", dist.InvalidArgument, "entry %d is a %T", i, t)
 		}
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 	}
 	binary.LittleEndian.PutUint32(w.out, uint32(len(w.out)-4)) //nolint:gosec // far below 4 GiB
-	f.Prefix, f.Storages = w.out, w.storages
-	return nil
+	return w.out, w.storages, nil
 }
 
-// DecodeFrame reads a message from the cohort transport. The tensors use the storages of the frame, without a copy.
-func DecodeFrame(f *cohortwire.Frame) (*Message, error) {
-	room := &struct {
-		Message
-		tensors [1]any
-	}{}
-	room.Tensors = room.tensors[:0]
-	if err := room.FromFrame(f); err != nil {
-		return nil, err
+// DecodeShort reads the table in the short form that b begins with, appends its tensors to those of the caller, and returns what is behind
+// it. The tensors use the storages without a copy.
+func DecodeShort(b []byte, storages []*tensor.Storage, tensors []any) (all []any, rest []byte, err error) {
+	if len(b) < 4 {
+		return tensors, nil, badTable("a payload of %d bytes has no table", len(b))
 	}
-	return &room.Message, nil
-}
-
-// FromFrame is [DecodeFrame] into a message that has room for its tensors, or none.
-func (m *Message) FromFrame(f *cohortwire.Frame) error {
-	m.Type, m.ID = Type(f.Type), int64(f.ID) //nolint:gosec // two's complement
-	if len(f.Payload) < 4 {
-		return badTable("a payload of %d bytes has no table", len(f.Payload))
+	n := binary.LittleEndian.Uint32(b)
+	if uint64(n) > uint64(len(b)-4) { //nolint:gosec // a length
+		return tensors, nil, badTable("a table of %d bytes in a payload of %d", n, len(b))
 	}
-	n := binary.LittleEndian.Uint32(f.Payload)
-	if uint64(n) > uint64(len(f.Payload)-4) { //nolint:gosec // a length
-		return badTable("a table of %d bytes in a payload of %d", n, len(f.Payload))
-	}
-	r := compactReader{data: f.Payload[4 : 4+n], storages: f.Storages}
-	m.Payload = f.Payload[4+n:]
+	r := shortReader{data: b[4 : 4+n], storages: storages}
 	for len(r.data) > 0 {
 		t, err := r.entry()
 		if err != nil {
-			return err
+			return tensors, nil, err
 		}
-		m.Tensors = append(m.Tensors, t)
+		tensors = append(tensors, t)
 	}
-	return nil
+	return tensors, b[4+n:], nil
 }
 
-type compactWriter struct {
+type shortWriter struct {
 	out      []byte
 	storages []*tensor.Storage
 }
 
-func (w *compactWriter) dense(t *tensor.Tensor) error {
+func (w *shortWriter) dense(t *tensor.Tensor) error {
 	t, err := Compact(t)
 	if err != nil {
 		return err
@@ -137,7 +111,7 @@ func (w *compactWriter) dense(t *tensor.Tensor) error {
 	return nil
 }
 
-func (w *compactWriter) sparse(s *tensor.Sparse) error {
+func (w *shortWriter) sparse(s *tensor.Sparse) error {
 	if err := s.Check(); err != nil {
 		return err
 	}
@@ -155,12 +129,12 @@ func (w *compactWriter) sparse(s *tensor.Sparse) error {
 	return w.dense(s.Values)
 }
 
-type compactReader struct {
+type shortReader struct {
 	data     []byte
 	storages []*tensor.Storage
 }
 
-func (r *compactReader) take(n int) ([]byte, error) {
+func (r *shortReader) take(n int) ([]byte, error) {
 	if len(r.data) < n {
 		return nil, badTable("the table ends early")
 	}
@@ -169,7 +143,7 @@ func (r *compactReader) take(n int) ([]byte, error) {
 	return b, nil
 }
 
-func (r *compactReader) entry() (any, error) {
+func (r *shortReader) entry() (any, error) {
 	if r.data[0] != entrySparse {
 		return r.dense()
 	}
@@ -200,7 +174,7 @@ func (r *compactReader) entry() (any, error) {
 	return s, nil
 }
 
-func (r *compactReader) dense() (*tensor.Tensor, error) {
+func (r *shortReader) dense() (*tensor.Tensor, error) {
 	head, err := r.take(entryHead)
 	if err != nil {
 		return nil, err
