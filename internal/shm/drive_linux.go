@@ -137,12 +137,32 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		if m.over() {
 			continue
 		}
-		moment.At("shm.message.sleep")
-		slice := sleepSlice
-		if d, ok := ctx.Deadline(); ok {
-			slice = min(slice, time.Until(d))
-		}
-		quiet = sleepBelow(&bell.rings, &bell.sleepers, heard+1, slice, !quiet && !w.shared)
+		quiet = m.sleep(ctx, bell, heard, quiet)
+	}
+}
+
+// sleep sleeps until the bell has rung again, at most for a slice, and reports whether that was over. If it was so before, the end of
+// ctx rings too; a short wait does without, because that allocates.
+func (m *Mesh) sleep(ctx context.Context, bell *bellLine, heard uint32, long bool) (over bool) {
+	moment.At("shm.message.sleep")
+	slice := sleepSlice
+	if long {
+		slice = m.slice
+		defer context.AfterFunc(ctx, m.wake)()
+	}
+	if d, ok := ctx.Deadline(); ok {
+		slice = min(slice, time.Until(d))
+	}
+	return sleepBelow(&bell.rings, &bell.sleepers, heard+1, slice, !long && !m.wait.shared)
+}
+
+// wake wakes the driver, if one sleeps.
+func (m *Mesh) wake() {
+	moment.At("shm.message.wake")
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.mu.closed { // the memory may be gone; and Close has rung
+		m.ring(m.Rank())
 	}
 }
 
@@ -214,6 +234,7 @@ func (m *Mesh) Cancel(op *link.Op) bool {
 	}
 	if removed {
 		m.complete(op, dist.New("shm: message", dist.Aborted, "the operation was withdrawn"))
+		m.ring(m.Rank()) // the driver may wait for it
 	}
 	return removed
 }

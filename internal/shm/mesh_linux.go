@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
@@ -25,8 +26,9 @@ const maxOffers = 1 << 14
 // does the work; when nobody waits, a keeper looks after posted operations every few milliseconds.
 type Mesh struct {
 	engine *Engine
-	eager  int // the longest message that is sent at once
-	offers int // the most to one rank that it has not answered
+	eager  int           // the longest message that is sent at once
+	offers int           // the most to one rank that it has not answered
+	slice  time.Duration // how long a driver sleeps at most, after the first time
 
 	role   chan struct{} // holds a token while nobody drives
 	wait   waiter        // the driver's
@@ -62,7 +64,7 @@ type meshPeer struct {
 
 func newMesh(e *Engine) *Mesh {
 	m := &Mesh{
-		engine: e, eager: min(e.seg.ring/4, 8<<10), offers: maxOffers, role: make(chan struct{}, 1), wanted: make(chan struct{}, 1),
+		engine: e, eager: min(e.seg.ring/4, 8<<10), offers: maxOffers, slice: sleepSlice, role: make(chan struct{}, 1), wanted: make(chan struct{}, 1),
 		wait: waiter{engine: e},
 	}
 	m.mu.peers = make([]*meshPeer, e.size)

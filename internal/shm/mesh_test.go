@@ -22,6 +22,7 @@ import (
 	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/link"
 	"github.com/cohort-dist/cohort/internal/shm/ring"
+	"github.com/cohort-dist/cohort/internal/testwait"
 )
 
 var _ link.Mesh = (*Mesh)(nil)
@@ -235,6 +236,41 @@ func TestWithdrawAndFail(t *testing.T) {
 		if err := other.Wait(t.Context(), bad); peer != 0 && !errors.Is(err, dist.InvalidArgument) {
 			t.Errorf("peer %d: %v", peer, err)
 		}
+	}
+}
+
+// TestDriverIsWoken: whoever does the mesh's work, and sleeps, is told at once that its message was withdrawn or that its time is over.
+func TestDriverIsWoken(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(m *Mesh, op *link.Op, cancel func()){
+		"withdrawn": func(m *Mesh, op *link.Op, _ func()) { m.Cancel(op) },
+		"canceled":  func(_ *Mesh, _ *link.Op, cancel func()) { cancel() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := world(t, 2, nil)[0].mesh
+			m.slice = time.Hour
+			ctx, cancel := context.WithCancel(messageContext(t))
+			defer cancel()
+			op := &link.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1)}
+			m.Recv(op)
+			woken := make(chan error, 1)
+			go func() { woken <- m.Wait(ctx, op) }()
+			bell := m.engine.seg.bell(0)
+			testwait.Until(t, "the driver sleeps", func() bool { return atomic.LoadUint32(&bell.sleepers) > 0 })
+			time.Sleep(2 * sleepSlice) // and has slept for long
+			end(m, op, cancel)
+			select {
+			case err := <-woken:
+				if !errors.Is(err, dist.Aborted) && !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			case <-time.After(10 * time.Second):
+				t.Error("it sleeps")
+				_ = m.Close() // wakes it
+				<-woken
+			}
+		})
 	}
 }
 
