@@ -82,16 +82,14 @@ func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (
 	}
 	left, err := g.beginChange(op)
 	if left {
-		over, end := context.WithCancel(ctx)
-		end()
-		if next, _ := g.successor(over, uuid, rank, handles); next != nil { // only tells the others that this rank does not come
-			_ = next.Close()
-		}
+		p := g.successorPlan(uuid, rank, len(handles))
+		p.form.Decline(ctx, handles)
+		p.family.close()
 	}
 	if err != nil {
 		return nil, err
 	}
-	next, err := g.successor(ctx, uuid, rank, handles)
+	next, err := g.successor(ctx, g.successorPlan(uuid, rank, len(handles)), handles)
 	moment.At("group.reconfigure.made")
 	g.mu.Lock()
 	g.mu.changing = err == nil // then for ever: it has a successor
@@ -145,14 +143,24 @@ func (g *Group) beginChange(op string) (left bool, err error) {
 }
 
 // successor makes the next group.
-func (g *Group) successor(ctx context.Context, uuid int64, rank int, handles []string) (*Group, error) {
+func (g *Group) successor(ctx context.Context, p *plan, handles []string) (*Group, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop := context.AfterFunc(g.life.ctx, func() { cancel(context.Cause(g.life.ctx)) })
 	defer stop()
 	limited, end := context.WithTimeout(ctx, g.config.ConnectTimeout)
 	defer end()
-	f := newFamily(g.lineage.store, len(handles))
+	p.family.answer(p.config.Logger)
+	if err := p.form.Claim(limited, handles); err != nil {
+		p.family.close()
+		return nil, err
+	}
+	return p.makeFirst(limited)
+}
+
+// successorPlan plans the next group.
+func (g *Group) successorPlan(uuid int64, rank, size int) *plan {
+	f := newFamily(g.lineage.store, size)
 	moment.At("group.reconfigure.family")
 	g.lineage.family.mu.Lock()
 	f.mu.names.Groups = g.lineage.family.mu.names.Groups
@@ -164,11 +172,6 @@ func (g *Group) successor(ctx context.Context, uuid int64, rank int, handles []s
 		form: form.Plan{Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName, Origin: form.FromReconfigure, UUID: uuid},
 	}
 	p.config.timeout = g.Timeout()
-	f.answer(p.config.Logger)
 	p.complete()
-	if err := p.form.Claim(limited, handles); err != nil {
-		f.close()
-		return nil, err
-	}
-	return p.makeFirst(limited)
+	return p
 }

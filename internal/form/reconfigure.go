@@ -23,19 +23,23 @@ func (p *Plan) Claim(ctx context.Context, handles []string) error {
 		claim = p.claim
 	}
 	err := claim(ctx, handles)
-	if err == nil || ctx.Err() == nil {
-		return err
+	if err != nil && ctx.Err() != nil {
+		p.Decline(ctx, handles)
 	}
+	return err
+}
+
+// Decline tells the others that this rank does not come. It does so, too, when ctx has ended.
+func (p *Plan) Decline(ctx context.Context, handles []string) {
 	if p.Rank == 0 { // the others wait for the claim first
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimLimit)
 		defer cancel()
-		_ = p.claim(limited, handles) // the first one may have been successful
+		_ = p.claim(limited, handles) // an earlier one may have been successful
 		if p.claimed(limited, handles) != nil {
-			return err
+			return
 		}
 	}
 	p.decline(ctx)
-	return err
 }
 
 // claimLimit bounds how long a rank 0 whose time is over takes to claim the uuid.
