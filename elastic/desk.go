@@ -162,6 +162,10 @@ func (d *desk) asked(number int64, q question) effects {
 		}
 		s.handle, s.pending, s.latest = q.Handle, number, number
 		if !s.running {
+			if q.Done && !s.done { // it does not wait for the next round any more
+				d.now.answers[number] = answer{Done: true}
+				d.remove(s, "a member does not wait")
+			}
 			return // it asks again: the last question counts
 		}
 		s.running = false

@@ -74,6 +74,13 @@ func TestDone(t *testing.T) {
 		"the last one asks again, and is gone": {
 			{done(4, 0), ""}, {done(5, 1), ""}, {asks(6, 2, "c2"), "over, 4 done, 5 done"}, {gone(2), "ended"},
 		},
+		"a newcomer does not wait": {
+			{asks(4, 3, "d"), "over"},
+			{done(5, 3), "5 done"},
+			{asks(6, 0, "a2"), ""},
+			{asks(7, 1, "b2"), ""},
+			{asks(8, 2, "c2"), "6 [a2 b2 c2], 7 [a2 b2 c2], 8 [a2 b2 c2]"},
+		},
 		"nobody has finished, and all are gone": {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""}},
 	} {
 		c := newConfig(nil, CoordinatorOption.applyCoordinator)

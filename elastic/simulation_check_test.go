@@ -38,6 +38,8 @@ func (s *sim) check(r *Round) {
 		case owner == nil:
 			s.problem("%q is nobody's present handle", h)
 			continue
+		case owner.finished || owner.released:
+			s.problem("member %d, which has finished, is in a round", owner.id)
 		case owner.dead && s.now-max(owner.diedAt, s.began) > simSilence+time.Second:
 			s.problem("member %d, dead since %v, is in a round", owner.id, owner.diedAt)
 		}
@@ -56,7 +58,10 @@ func (s *sim) check(r *Round) {
 	if !s.forgotten(stay) && !slices.Equal(names[:len(stay)], stay) {
 		s.problem("the order was %v and is %v", s.last, names)
 	}
-	s.last = names
+	if s.doneIn == s.lastUUID && s.doneBy == s.epoch && len(stay) == 0 {
+		s.problem("a member of round %d has finished, and round %d begins without anybody who was in it", s.lastUUID, r.UUID)
+	}
+	s.last, s.lastUUID = names, r.UUID
 }
 
 // checkAlone holds that no other group trains when a round begins, of which all members are well.
@@ -71,6 +76,35 @@ func (s *sim) checkAlone(r *Round) {
 		if uuid != r.UUID && well == len(other.Handles) {
 			s.problem("round %d begins while all members of round %d train", r.UUID, uuid)
 		}
+	}
+}
+
+// checkEnd holds that a job ends only when its work is done, and nobody is at it any more.
+func (s *sim) checkEnd(why string) {
+	if why != "" || !slices.ContainsFunc(s.members, func(m *simMember) bool { return m.finished }) {
+		s.problem("the job ends, and nobody has finished: %s", why)
+	}
+	for _, m := range s.members {
+		if m.training && !m.dead && m.cutUntil == 0 {
+			s.problem("the job ends while member %d trains", m.id)
+		}
+	}
+}
+
+// checkLeft holds that in the end nobody waits, unless too few are left for a round.
+func (s *sim) checkLeft() {
+	var left []ID
+	for _, m := range s.members {
+		if m.dead || m.released {
+			continue
+		}
+		left = append(left, m.id)
+		if m.finished {
+			s.problem("member %d has finished, and waits", m.id)
+		}
+	}
+	if len(left) >= s.low || s.ended && len(left) > 0 {
+		s.problem("members %v wait for a round, ended: %v", left, s.ended)
 	}
 }
 

@@ -53,6 +53,8 @@ type simMember struct {
 	failed   int64         // the last round that it could not reconfigure for
 	heard    time.Duration // the last sign of life that the coordinator has seen
 	known    bool          // to the coordinator
+	finished bool          // it has done its work, and says so
+	released bool          // it was told that it may go
 }
 
 type sim struct {
@@ -79,6 +81,12 @@ type sim struct {
 	rounds   map[int64]*Round
 	arrived  map[int64]map[ID]bool // members that have come to reconfigure, by round
 	last     []ID                  // members of the last round
+	lastUUID int64                 // of that round
+	doneIn   int64                 // the last round in which a member has finished
+	doneBy   int64                 // the coordinator that has noticed
+	work     bool                  // has an end in this run
+	complete bool                  // the work is done: whoever trains is about to finish
+	ending   bool                  // the end of the job is in the store
 	ended    bool
 	problems []string
 	trace    []string
@@ -112,10 +120,18 @@ func (s *sim) reach(m *simMember) time.Duration {
 }
 
 func (s *sim) ask(m *simMember) {
-	if m.dead || m.hung || s.ended {
+	if m.dead || m.hung || m.released || s.ended && !s.work {
 		return
 	}
-	s.leave(m)
+	if s.ending {
+		s.after(s.reach(m), func() { m.question, m.released = 0, true })
+		return
+	}
+	if m.finished { // the others have all that they need of it
+		m.round, m.training = nil, false
+	} else {
+		s.leave(m)
+	}
 	s.asks++
 	n := s.asks
 	m.question = n
@@ -124,6 +140,9 @@ func (s *sim) ask(m *simMember) {
 			return
 		}
 		s.asked[n] = question{Member: m.id, Handle: m.handle}
+		if m.finished {
+			s.asked[n] = question{Member: m.id, Done: true}
+		}
 		s.unread = append(s.unread, n)
 		s.readQuestions()
 	})
@@ -157,19 +176,24 @@ func (s *sim) readQuestions() {
 		q.untaken = s.untaken[s.desk.latest(q.Member)]
 		s.note("question %d of member %d, %s, the answer before it untaken: %v", n, q.Member, q.Handle, q.untaken)
 		s.perform(s.desk.asked(n, q))
+		if s.desk.done {
+			s.doneIn, s.doneBy = s.desk.round.UUID, s.epoch
+		}
 	}
 }
 
 // answer is what a coordinator writes, and a member reads.
-func (s *sim) answer(n int64, r *Round) bool {
+func (s *sim) answer(n int64, a answer) bool {
 	if !s.write() {
 		return false
 	}
-	s.check(r)
+	if a.Round != nil {
+		s.check(a.Round)
+	}
 	s.untaken[n] = true
 	for _, m := range s.members {
 		if m.question == n {
-			s.after(s.reach(m), func() { s.begin(m, n, r) })
+			s.after(s.reach(m), func() { s.begin(m, n, a.Round) })
 		}
 	}
 	if !s.write() {
@@ -215,6 +239,10 @@ func (s *sim) start() {
 		m.heard = s.now
 	}
 	s.note("coordinator %d begins with %+v", s.epoch, s.record)
+	if s.record.Ended {
+		s.ending, s.ended = true, true
+		return
+	}
 	if s.record.UUID == 0 {
 		s.perform(s.desk.start())
 	} else {
@@ -260,7 +288,10 @@ func (s *sim) perform(e effects) {
 		}
 		s.over[uuid] = true
 	}
-	if e.record != nil {
+	if e.ended && !s.end(e.why) {
+		return
+	}
+	if e.record != nil && !e.ended {
 		if !s.write() {
 			return
 		}
@@ -282,25 +313,42 @@ func (s *sim) perform(e effects) {
 			}
 		})
 	}
-	s.ended = s.ended || e.ended
 	for _, n := range slices.Sorted(maps.Keys(e.answers)) {
-		a := e.answers[n]
-		if a.Round == nil {
-			continue
-		}
-		if !s.answer(n, a.Round) {
+		if !s.answer(n, e.answers[n]) {
 			return
 		}
 	}
+	s.ended = s.ended || e.ended
 }
 
-// begin is a member that reads its answer: it reconfigures.
+// end writes down that the job has ended. false means that the coordinator is dead.
+func (s *sim) end(why string) bool {
+	s.checkEnd(why)
+	if !s.write() {
+		return false
+	}
+	s.record = record{Ended: true, Why: why}
+	if !s.write() {
+		return false
+	}
+	s.ending = true
+	return true
+}
+
+// begin is a member that reads its answer: it reconfigures, or goes if there is no round.
 func (s *sim) begin(m *simMember, n int64, r *Round) {
 	if m.dead || m.question != n {
 		return
 	}
 	delete(s.untaken, n)
 	m.question, m.round = 0, r
+	if r == nil {
+		m.released = true
+		return
+	}
+	if m.finished {
+		s.problem("member %d has finished, and is told of round %d", m.id, r.UUID)
+	}
 	if s.arrived[r.UUID] == nil {
 		s.arrived[r.UUID] = map[ID]bool{}
 	}
@@ -317,6 +365,9 @@ func (s *sim) begin(m *simMember, n int64, r *Round) {
 				if o.round == r {
 					o.training, o.handle = true, fmt.Sprintf("h%d.%d", o.id, r.UUID)
 					s.watch(o, r)
+					if s.complete {
+						s.finish(o)
+					}
 				}
 			}
 			return
@@ -333,6 +384,28 @@ func (s *sim) begin(m *simMember, n int64, r *Round) {
 	})
 }
 
+// finish has a member that trains finish within some time, unless its group fails before.
+func (s *sim) finish(m *simMember) {
+	round := m.round
+	s.after(s.random(500*time.Millisecond), func() {
+		if m.round == round && m.training && !m.dead {
+			s.note("member %d has finished", m.id)
+			m.finished = true
+			s.ask(m)
+		}
+	})
+}
+
+// workDone is the moment from which members finish.
+func (s *sim) workDone() {
+	s.complete = true
+	for _, m := range s.members {
+		if m.training {
+			s.finish(m)
+		}
+	}
+}
+
 func (s *sim) join(at time.Duration) {
 	m := &simMember{id: ID(len(s.members))}
 	m.handle = fmt.Sprintf("h%d.-1", m.id)
@@ -341,7 +414,11 @@ func (s *sim) join(at time.Duration) {
 }
 
 func (s *sim) fault(m *simMember) {
-	switch s.rng.IntN(4) {
+	kinds := 4
+	if s.work { // those who have finished wait for one that hangs
+		kinds = 3
+	}
+	switch s.rng.IntN(kinds) {
 	case 0, 1:
 		s.after(s.random(simFaults), func() {
 			m.dead, m.diedAt = true, s.now
@@ -372,9 +449,9 @@ func (s *sim) fault(m *simMember) {
 }
 
 // simulate runs one seed and returns what went wrong.
-func simulate(seed uint64, off switches) (problems, trace []string) {
+func simulate(seed uint64, work bool, off switches) (problems, trace []string) {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), off: off, over: map[int64]bool{}, asked: map[int64]question{}, untaken: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[ID]bool{},
+		rng: rand.New(rand.NewPCG(seed, 1)), work: work, off: off, over: map[int64]bool{}, asked: map[int64]question{}, untaken: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[ID]bool{},
 	}
 	s.low = 1 + s.rng.IntN(3)
 	s.high = s.low + s.rng.IntN(3)
@@ -397,6 +474,9 @@ func simulate(seed uint64, off switches) (problems, trace []string) {
 			}
 		})
 	}
+	if s.work {
+		s.after(simFaults/5+s.random(simFaults), s.workDone)
+	}
 	s.look()
 	for s.agenda.Len() > 0 && s.now < simEnd && len(s.problems) == 0 {
 		e := heap.Pop(&s.agenda).(event) //nolint:errcheck,forcetypeassert // only events are in it
@@ -404,6 +484,10 @@ func simulate(seed uint64, off switches) (problems, trace []string) {
 		e.do()
 	}
 	if len(s.problems) > 0 {
+		return s.problems, s.trace
+	}
+	if s.work {
+		s.checkLeft()
 		return s.problems, s.trace
 	}
 	// In the end everybody who can is in one group.
@@ -437,8 +521,10 @@ func TestSimulation(t *testing.T) {
 		seeds = append(seeds, seed)
 	}
 	for _, seed := range seeds {
-		if problems, trace := simulate(seed, switches{}); len(problems) > 0 {
-			t.Fatalf("seed %d: %v\n%s", seed, problems, strings.Join(trace, "\n"))
+		for _, work := range []bool{false, true} {
+			if problems, trace := simulate(seed, work, switches{}); len(problems) > 0 {
+				t.Fatalf("seed %d, with an end: %v: %v\n%s", seed, work, problems, strings.Join(trace, "\n"))
+			}
 		}
 	}
 }
@@ -453,7 +539,7 @@ func TestEveryPartIsNeeded(t *testing.T) {
 	} {
 		found := false
 		for seed := uint64(0); seed < 1000 && !found; seed++ {
-			problems, _ := simulate(seed, off)
+			problems, _ := simulate(seed, seed%2 > 0, off)
 			found = len(problems) > 0
 		}
 		if !found {
