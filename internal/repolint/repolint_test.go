@@ -30,7 +30,7 @@ const layers = `
 pure: internal/gostack internal/pytemplate
       dist
       observe internal/aside
-pure: rpc/py internal/linked internal/lineup internal/islands internal/tombs internal/ranklist internal/grid internal/storenum internal/marks internal/keytable internal/polls internal/pace internal/wire/tcpstore internal/storecore internal/nop internal/pickle
+pure: rpc/py internal/linked internal/lineup internal/islands internal/tombs internal/ranklist internal/grid internal/storenum internal/marks internal/keytable internal/unsent internal/polls internal/pace internal/wire/tcpstore internal/storecore internal/nop internal/pickle
       tensor internal/storeop
 pure: internal/reduce internal/coll internal/sched internal/launchcore internal/postmortem
       internal/cgroup internal/kernlog internal/bundle internal/joblog internal/keeper internal/agentevents internal/numabind internal/oomkill internal/program internal/rundir internal/signame

@@ -99,7 +99,7 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 		m.cancelWait(c, r)
 	case wire.Ping:
 		start := m.begin(c, r.ID)
-		c.out.buf = wire.AppendUint32(c.out.buf, r.Nonce)
+		c.out.Buf = wire.AppendUint32(c.out.Buf, r.Nonce)
 		m.end(c, start)
 	case wire.QueuePush:
 		return m.push(c, r)

@@ -127,7 +127,7 @@ func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
 		}
 		held := int64(0)
 		for _, c := range waiters {
-			held += int64(c.out.memory())
+			held += int64(c.out.Memory())
 		}
 		if held > limits.Memory {
 			t.Errorf("%d waiters of %d bytes: buffers of %d bytes, the limit is %d", len(waiters), size, held, limits.Memory)

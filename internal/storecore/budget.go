@@ -72,7 +72,7 @@ func (m *Machine) room(n int) error {
 
 // settle brings the sums of all buffers up to date.
 func (m *Machine) settle(c *Conn) {
-	in, out := cap(c.in.buf)+c.in.lent, c.out.memory()
+	in, out := cap(c.in.buf)+c.in.lent, c.out.Memory()
 	if c.listing != nil {
 		out += cap(c.listing.out)
 	}
@@ -131,12 +131,12 @@ func (m *Machine) enforce(n int) {
 			blame += c.in.pace.Blame(m.clock.patience, cap(c.in.buf))
 		}
 		if c.Owed() > 0 {
-			blame += c.out.pace.Blame(m.clock.patience, c.out.memory())
+			blame += c.out.pace.Blame(m.clock.patience, c.out.Memory())
 		}
 		if blame > 0 {
 			holders = append(holders, holder{c, blame})
 		} else if c.in.counted+c.out.counted > 0 {
-			c.in.buf, c.out.buf = nil, nil // kept for its next request
+			c.in.buf, c.out.Buf = nil, nil // kept for its next request
 			m.settle(c)
 		}
 	}
@@ -147,7 +147,7 @@ func (m *Machine) enforce(n int) {
 		}
 		m.Refuse(h.conn, dist.Newf("tcpstore: serve", dist.Exhausted,
 			"the memory limit of %d bytes is reached, and this client's unread replies and unfinished requests take %d",
-			m.config.Limits.Memory, cap(h.conn.in.buf)+h.conn.out.memory()))
+			m.config.Limits.Memory, cap(h.conn.in.buf)+h.conn.out.Memory()))
 	}
 }
 

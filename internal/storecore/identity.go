@@ -95,7 +95,7 @@ func (m *Machine) isIdentity(question []byte) bool {
 
 func (m *Machine) replyIdentity(c *Conn, id uint32, keys int) {
 	start := m.begin(c, id)
-	c.out.buf = wire.AppendInt(wire.AppendBytes(c.out.buf, m.run.identity[:]), int64(keys))
+	c.out.Buf = wire.AppendInt(wire.AppendBytes(c.out.Buf, m.run.identity[:]), int64(keys))
 	m.end(c, start)
 }
 

@@ -102,7 +102,7 @@ func (m *Machine) goOnKept(c *Conn, more bool) {
 
 // seek counts what c holds after a step and looks for room for what it has begun.
 func (m *Machine) seek(c *Conn) {
-	if !c.closed && (c.in.counted != 0 || len(c.in.buf) != 0 || len(c.out.buf) != 0 || c.out.refHeld != 0 || c.allowance.granted != 0) {
+	if !c.closed && (c.in.counted != 0 || len(c.in.buf) != 0 || c.Owed() != 0 || c.allowance.granted != 0) {
 		m.settle(c)
 		m.seekRoom(c)
 	}

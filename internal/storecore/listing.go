@@ -84,7 +84,7 @@ func (m *Machine) finishListing(l *listing) {
 		l.out = wire.EndFrame(l.out, 0)
 	}
 	c.out.begin(m.clock.patience)
-	c.out.refer(l.out, l.out)
+	c.out.Refer(l.out, l.out)
 	m.conns.touch(c)
 	m.settle(c)
 	m.boundOutput(c)

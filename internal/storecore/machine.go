@@ -147,7 +147,7 @@ func (m *Machine) Close(c *Conn) {
 	m.unwatch(c)
 	m.unclaim(c)
 	c.in.clear()
-	c.out.clear()
+	c.out.Clear()
 	m.dropListing(c)
 	m.settle(c)
 	m.leaveCrowd(c)

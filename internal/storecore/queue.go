@@ -71,7 +71,7 @@ func (m *Machine) handOver(key, item []byte) bool {
 		}
 		m.forget(w)
 		start := m.beginLarge(c, w.id, len(item)+16)
-		c.out.buf = wire.AppendBytes(wire.AppendInt(c.out.buf, 1), item)
+		c.out.Buf = wire.AppendBytes(wire.AppendInt(c.out.Buf, 1), item)
 		m.end(c, start)
 		return true
 	}
@@ -136,7 +136,7 @@ func (m *Machine) pop(c *Conn, r *wire.Request) error {
 		m.emptied(r.Key)
 	}
 	start := m.beginLarge(c, r.ID, copiedSize(item)+16)
-	c.out.buf = wire.AppendInt(c.out.buf, int64(n))
+	c.out.Buf = wire.AppendInt(c.out.Buf, int64(n))
 	c.out.appendValue(item, item)
 	m.end(c, start)
 	return nil

@@ -12,9 +12,9 @@ import (
 // begin starts a reply and end completes it: a frame in the native dialect, nothing in the others.
 func (m *Machine) begin(c *Conn, id uint32) int {
 	c.out.begin(m.clock.patience)
-	start := len(c.out.buf)
+	start := len(c.out.Buf)
 	if c.dialect == wire.Native {
-		c.out.buf = append(wire.BeginFrame(c.out.buf, id), 0)
+		c.out.Buf = append(wire.BeginFrame(c.out.Buf, id), 0)
 	}
 	return start
 }
@@ -22,17 +22,17 @@ func (m *Machine) begin(c *Conn, id uint32) int {
 // beginLarge is begin for a reply of n bytes that replyFits has room for: no more memory is taken than it needs.
 func (m *Machine) beginLarge(c *Conn, id uint32, n int) int {
 	if n > keepBuffer {
-		c.out.buf = grow(c.out.buf, n+wire.FrameHeader+1)
+		c.out.Buf = grow(c.out.Buf, n+wire.FrameHeader+1)
 	}
 	return m.begin(c, id)
 }
 
 func (m *Machine) end(c *Conn, start int) {
 	if c.dialect == wire.Native {
-		c.out.buf = wire.EndFrameBefore(c.out.buf, start, c.out.referredSince(start))
+		c.out.Buf = wire.EndFrameBefore(c.out.Buf, start, c.out.ReferredSince(start))
 	}
 	m.conns.touch(c)
-	m.turn.copied(len(c.out.buf) - start)
+	m.turn.copied(len(c.out.Buf) - start)
 	m.settle(c) // c may be one of many that are answered in this step: the next must see what this one took
 	m.enforce(0)
 	m.boundOutput(c)
@@ -55,19 +55,19 @@ func (m *Machine) ack(c *Conn, id uint32) {
 
 func (m *Machine) replyByte(c *Conn, id uint32, b byte) {
 	start := m.begin(c, id)
-	c.out.buf = append(c.out.buf, b)
+	c.out.Buf = append(c.out.Buf, b)
 	m.end(c, start)
 }
 
 func (m *Machine) replyInt(c *Conn, id uint32, n int64) {
 	start := m.begin(c, id)
-	c.out.buf = wire.AppendInt(c.out.buf, n)
+	c.out.Buf = wire.AppendInt(c.out.Buf, n)
 	m.end(c, start)
 }
 
 func (m *Machine) replyBytes(c *Conn, id uint32, value []byte) {
 	start := m.beginLarge(c, id, len(value)+8)
-	c.out.buf = wire.AppendBytes(c.out.buf, value)
+	c.out.Buf = wire.AppendBytes(c.out.Buf, value)
 	m.end(c, start)
 }
 
@@ -130,8 +130,8 @@ func (m *Machine) refuseRequest(c *Conn, id uint32, err error) {
 		code = dist.Internal
 	}
 	c.out.begin(m.clock.patience)
-	start := len(c.out.buf)
-	c.out.buf = append(wire.BeginFrame(c.out.buf, id), byte(code))
-	c.out.buf = append(c.out.buf, err.Error()...)
+	start := len(c.out.Buf)
+	c.out.Buf = append(wire.BeginFrame(c.out.Buf, id), byte(code))
+	c.out.Buf = append(c.out.Buf, err.Error()...)
 	m.end(c, start)
 }

@@ -86,7 +86,7 @@ func (m *Machine) stats(c *Conn, r *wire.Request) error {
 		return err
 	}
 	start := m.begin(c, r.ID)
-	c.out.refer(text, text)
+	c.out.Refer(text, text)
 	m.end(c, start)
 	return nil
 }

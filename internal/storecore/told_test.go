@@ -5,6 +5,7 @@ package storecore
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"unsafe"
 
@@ -22,9 +23,12 @@ func (b *bench) holds() int64 {
 		}
 	}
 	for _, c := range b.m.conns.all {
-		n += int64(cap(c.in.buf) + cap(c.out.buf))
-		for _, r := range c.out.refs {
-			once(r.data) // none of them is sent
+		n += int64(cap(c.in.buf) + cap(c.out.Buf))
+		own := uintptr(unsafe.Pointer(unsafe.SliceData(c.out.Buf)))
+		for _, piece := range c.Pending(nil, math.MaxInt) { // none of them is sent
+			if at := uintptr(unsafe.Pointer(unsafe.SliceData(piece))); at < own || at >= own+uintptr(cap(c.out.Buf)) {
+				once(piece) // it is referred to
+			}
 		}
 	}
 	for _, t := range b.m.tidings {

@@ -161,9 +161,9 @@ func (m *Machine) callBack(c *Conn, event []byte) {
 	}
 	start := m.begin(c, 0)
 	if size > sharedSize {
-		c.out.refer(event, event)
+		c.out.Refer(event, event)
 	} else {
-		c.out.buf = append(c.out.buf, event...)
+		c.out.Buf = append(c.out.Buf, event...)
 	}
 	m.end(c, start)
 }
