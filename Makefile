@@ -52,7 +52,7 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 # Packages whose code starts no goroutine, and whose parallel tests share nothing: the race detector takes ten times as long there. The first has
 # invariants to check; the others were run by "make test" as they are.
 CHECKED = ./internal/storecore
-SERIAL  = $(CHECKED) ./internal/aten ./internal/backcore ./internal/compat ./internal/crosscheck ./internal/repolint ./internal/rrefcore ./internal/sbom ./internal/testcount ./internal/wire/tcpstore ./internal/worldcore
+SERIAL  = $(CHECKED) ./internal/aten ./internal/backcore ./internal/compat ./internal/crosscheck ./internal/keytable ./internal/repolint ./internal/rrefcore ./internal/sbom ./internal/testcount ./internal/unsent ./internal/wire/tcpstore ./internal/worldcore
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
