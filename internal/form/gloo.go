@@ -5,6 +5,8 @@ package form
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -20,6 +22,7 @@ func (a *attempt) connectGloo(ctx context.Context) (link.Mesh, error) {
 	prefix := a.Place.Prefix() + "/gloo"
 	if a.torch != torchNone {
 		prefix = p.meshPrefix(a.Layout)
+		a.lookForEarlier(ctx, prefix)
 	}
 	mesh, err := gloo.Connect(ctx, gloo.Config{
 		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: prefix, Generation: a.Layout.GenerationOf(), Judge: a.Verdict.Judge, OnLost: a.Verdict.Lost,
@@ -54,6 +57,31 @@ func (a *attempt) connectGloo(ctx context.Context) (link.Mesh, error) {
 		return nil, err
 	}
 	return mesh, nil
+}
+
+// earlier is what to do where a group with PyTorch ranks was made before.
+const earlier = "this rank has published an address for PyTorch's ranks under the same keys before, in an earlier group or attempt, and they may have read that one, as this rank may have read theirs: " +
+	"give each attempt a prefix of its own, with group.WithStorePrefix here and PrefixStore in Python"
+
+// lookForEarlier looks whether this rank has been in a group under the same keys before. PyTorch's ranks cannot tell what is left of it from
+// what is new. It often goes well all the same, so nothing is refused.
+func (a *attempt) lookForEarlier(ctx context.Context, prefix string) {
+	p := a.p
+	if used, err := p.Store.Check(ctx, a.Layout.FirstKey(prefix, p.Rank)); err == nil && used && !p.repeats {
+		p.repeats = true
+		p.Logger.Warn(earlier, slog.String("group", p.Name), slog.String("keys", prefix))
+	}
+}
+
+// explainEarlier says what to do about a failure that an earlier group may have caused.
+func (p *Plan) explainEarlier(err error) error {
+	e, ok := errors.AsType[*dist.Error](err)
+	if !p.repeats || !ok {
+		return err
+	}
+	told := dist.Wrap("group: new", e.Code, err)
+	told.Rank, told.Detail = e.Rank, err.Error()+" ("+earlier+")"
+	return told
 }
 
 // SettleOutside does what PyTorch's ranks wait for from a rank that is no member of a group that they make.

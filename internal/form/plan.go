@@ -122,6 +122,7 @@ type Plan struct {
 	awaited string // what they had not done
 	dead    []int  // ranks that had come and died
 	silent  error  // why the store did not tell who they are
+	repeats bool   // this rank was in a group with PyTorch ranks under the same keys before
 }
 
 func (p *Plan) size() int { return len(p.Globals) }
@@ -140,7 +141,7 @@ func Make(ctx context.Context, p *Plan) (*Formed, error) {
 			return f, nil
 		}
 		if err = p.failed(ctx, err); err != nil {
-			return nil, err
+			return nil, p.explainEarlier(err)
 		}
 		p.Logger.Info("a rank gave up this attempt to make the group; trying again", slog.String("group", p.Name))
 	}
