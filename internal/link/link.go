@@ -36,6 +36,9 @@ type OpState struct {
 	Next *Op // intrusive list in the mesh's queues
 	Flag uint32
 	Aux  uint64
+
+	Parts []Op // of an op that is moved in parts, see Divide
+	whole *Op  // of a part
 }
 
 // Mesh connects the ranks of one group. Posting never blocks. All methods are safe for concurrent use.

@@ -30,19 +30,38 @@ func (op *Op) Begin() {
 	default:
 	}
 	op.N, op.Source = 0, op.Peer
-	op.State.Err, op.State.Next, op.State.Aux = nil, nil, 0
+	op.State.Err, op.State.Next, op.State.Aux, op.State.Parts = nil, nil, 0, op.State.Parts[:0]
 	atomic.StoreUint32(&op.State.Flag, opPending)
 }
 
 // Complete ends op. A mesh calls it exactly once per Begin, after the last access to op.Buf.
 func (op *Op) Complete(err error) {
-	done, set := op.State.Done, op.Set
+	done, set, whole := op.State.Done, op.Set, op.State.whole
 	op.State.Err = err
 	atomic.StoreUint32(&op.State.Flag, opDone)
 	if err != nil && set != nil {
 		set.Fail(err)
 	}
 	nudge(done)
+	if whole != nil {
+		whole.partDone()
+	}
+}
+
+// partDone notes that a part is complete. The last one completes op, in whichever goroutine that is.
+func (op *Op) partDone() {
+	if atomic.AddUint64(&op.State.Aux, ^uint64(0)) > 0 {
+		return
+	}
+	var err error
+	for i := range op.State.Parts {
+		p := &op.State.Parts[i]
+		op.N += p.N
+		if err == nil {
+			err = p.State.Err
+		}
+	}
+	op.Complete(err)
 }
 
 // Nudge makes whoever waits for op look again. A mesh whose waiters take turns in doing its work wakes the next one so.
