@@ -17,34 +17,34 @@ import (
 type joined struct {
 	mu struct {
 		sync.Mutex
-		conns   []net.Conn
-		windows []int
+		conns  []net.Conn
+		hellos []wire.Hello // what each rank said
 	}
 }
 
 func newJoined(size int) *joined {
 	j := &joined{}
-	j.mu.conns, j.mu.windows = make([]net.Conn, size), make([]int, size)
+	j.mu.conns, j.mu.hellos = make([]net.Conn, size), make([]wire.Hello, size)
 	return j
 }
 
 // put adds the connection to a rank. It returns false if there is one.
-func (j *joined) put(rank int, c net.Conn, window uint32) bool {
+func (j *joined) put(rank int, c net.Conn, hello *wire.Hello) bool {
 	moment.At("tcp.connect.put")
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.mu.conns[rank] != nil {
 		return false
 	}
-	j.mu.conns[rank], j.mu.windows[rank] = c, int(window)
+	j.mu.conns[rank], j.mu.hellos[rank] = c, *hello
 	return true
 }
 
 // all returns the connections, when nobody adds any more.
-func (j *joined) all() ([]net.Conn, []int) {
+func (j *joined) all() ([]net.Conn, []wire.Hello) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.mu.conns, j.mu.windows
+	return j.mu.conns, j.mu.hellos
 }
 
 // beat tells the connected ranks until ctx ends that this rank lives. One of them may have all its connections and miss heartbeats

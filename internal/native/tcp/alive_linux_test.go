@@ -81,7 +81,7 @@ func TestBeatsWhileConnecting(t *testing.T) {
 
 func sayHello(t *testing.T, c net.Conn, h wire.Hello) {
 	t.Helper()
-	h.Version, h.Size, h.Window = wire.Version, 3, DefaultWindow
+	h.Version, h.Size, h.Window, h.Lanes = wire.Version, 3, DefaultWindow, 1
 	var buf [wire.HelloSize]byte
 	h.Put(buf[:])
 	if _, err := c.Write(buf[:]); err != nil {

@@ -40,8 +40,13 @@ func (m *Mesh) Begin(slot uint64, call wire.Call) {
 	moment.At("tcp.begin")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	*m.entry(slot) = callEntry{slot, call}
 	m.mu.calls.live = append(m.mu.calls.live, liveCall{slot: slot})
+	m.know(slot, call)
+}
+
+// know takes note of a call, and compares what others have said about it already.
+func (m *Mesh) know(slot uint64, call wire.Call) {
+	*m.entry(slot) = callEntry{slot, call}
 	if m.mu.err != nil {
 		return
 	}

@@ -28,6 +28,8 @@ type Config struct {
 	Local []bool
 	// Heartbeat is how long a rank may be silent before it counts as lost. 0 means DefaultHeartbeat, less than 0 never.
 	Heartbeat time.Duration
+	// Lanes is how many connections to each rank this one wishes for, at most wire.MaxLanes. 0 means one. See Mesh.Lanes.
+	Lanes int
 	// Window is how many bytes of unexpected messages are held per peer. 0 means DefaultWindow.
 	Window int
 	// OnFail, if set, is called once with the reason when the mesh fails other than by Close, from a goroutine of the mesh
@@ -57,7 +59,10 @@ func (c *Config) check() error {
 		return dist.Newf("native: connect", dist.InvalidArgument, "%d addresses for %d ranks", len(c.Peers), c.Size)
 	case c.Local != nil && len(c.Local) != c.Size:
 		return dist.Newf("native: connect", dist.InvalidArgument, "it is known of %d ranks where they run, of %d", len(c.Local), c.Size)
+	case c.Lanes < 0 || c.Lanes > wire.MaxLanes:
+		return dist.Newf("native: connect", dist.InvalidArgument, "%d connections between two ranks, from 1 to %d are possible", c.Lanes, wire.MaxLanes)
 	}
+	c.Lanes = max(c.Lanes, 1)
 	if c.Heartbeat == 0 {
 		c.Heartbeat = DefaultHeartbeat
 	}

@@ -82,7 +82,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	hush() // the mesh beats from here on
 	moment.At("tcp.connect.beats")
 	beats.Wait()
-	conns, windows := made.all()
+	conns, hellos := made.all()
 	if missing := firstMissing(conns, cfg.Rank); missing != dist.NoRank || ctx.Err() != nil {
 		defer closeAll(conns)
 		err := whyNotConnected(caller, ctx, missing)
@@ -90,7 +90,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		return nil, err
 	}
 	moment.At("tcp.connect.made")
-	return newMesh(cfg, conns, windows)
+	return newMesh(cfg, conns, hellos)
 }
 
 // firstMissing returns the first other rank without a connection, or NoRank.
@@ -127,7 +127,7 @@ func closeAll(conns []net.Conn) {
 }
 
 // dialLower connects to a lower rank and exchanges hellos.
-func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Conn, uint32) bool) error {
+func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Conn, *wire.Hello) bool) error {
 	fail := func(err error) error {
 		e := dist.Wrap("native: connect", dist.Unavailable, err)
 		e.Rank, e.Peer = dist.Rank(rank), cfg.Peers[rank]
@@ -144,7 +144,7 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	}
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	h := wire.Hello{Version: wire.Version, Group: cfg.Group, From: uint32(cfg.Rank), To: uint32(rank), Size: uint32(cfg.Size), Window: uint32(cfg.Window)} //nolint:gosec // checked
+	h := cfg.hello(uint32(rank)) //nolint:gosec // checked
 	var buf [wire.HelloSize]byte
 	h.Put(buf[:])
 	moment.At("tcp.connect.hello")
@@ -163,12 +163,12 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 		_ = c.Close()
 		return fail(err)
 	}
-	put(rank, c, answer.Window)
+	put(rank, c, &answer)
 	return nil
 }
 
 // acceptHigher takes the connections of all higher ranks. What does not say the right hello is closed and logged.
-func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint32) bool) error {
+func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, *wire.Hello) bool) error {
 	var greetings sync.WaitGroup
 	defer func() {
 		moment.At("tcp.connect.greeted")
@@ -221,7 +221,7 @@ func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, uint
 }
 
 // greet reads a hello and answers it.
-func greet(cfg *Config, c net.Conn, put func(int, net.Conn, uint32) bool) bool {
+func greet(cfg *Config, c net.Conn, put func(int, net.Conn, *wire.Hello) bool) bool {
 	refuse := func(reason string) bool {
 		cfg.Logger.Warn("refused a connection", slog.String("peer", c.RemoteAddr().String()), slog.String("reason", reason))
 		_ = c.Close()
@@ -241,7 +241,7 @@ func greet(cfg *Config, c net.Conn, put func(int, net.Conn, uint32) bool) bool {
 	case h.To != uint32(cfg.Rank) || h.From <= uint32(cfg.Rank): //nolint:gosec // checked
 		return refuse("it is meant for another rank")
 	}
-	answer := wire.Hello{Version: wire.Version, Group: cfg.Group, From: h.To, To: h.From, Size: h.Size, Window: uint32(cfg.Window)} //nolint:gosec // checked
+	answer := cfg.hello(h.From)
 	var buf [wire.HelloSize]byte
 	answer.Put(buf[:])
 	moment.At("tcp.connect.answer")
@@ -249,10 +249,17 @@ func greet(cfg *Config, c net.Conn, put func(int, net.Conn, uint32) bool) bool {
 	if _, err := c.Write(buf[:]); err != nil {
 		return refuse(err.Error())
 	}
-	if !put(int(h.From), c, h.Window) {
+	if !put(int(h.From), c, &h) {
 		return refuse("the rank is connected already")
 	}
 	return true
+}
+
+// hello is what this rank says to another one.
+func (c *Config) hello(to uint32) wire.Hello {
+	return wire.Hello{
+		Version: wire.Version, Group: c.Group, From: uint32(c.Rank), To: to, Size: uint32(c.Size), Window: uint32(c.Window), Lanes: uint32(c.Lanes), //nolint:gosec // checked
+	}
 }
 
 func readHello(c net.Conn) (wire.Hello, error) {
@@ -275,8 +282,8 @@ func systemError(cfg *Config, err error) error {
 
 // newMesh takes the sockets over. Before it fails it says so: the other ranks are connected, and would take the end of their
 // connections for a death.
-func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
-	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{})}
+func newMesh(cfg Config, conns []net.Conn, hellos []wire.Hello) (*Mesh, error) {
+	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{}), lanes: cfg.Lanes}
 	m.mu.conns, m.mu.cores = make([]*conn, cfg.Size), make([]uint16, cfg.Size)
 	fail := func(err error) (*Mesh, error) {
 		err = systemError(&cfg, err)
@@ -311,9 +318,11 @@ func newMesh(cfg Config, conns []net.Conn, windows []int) (*Mesh, error) {
 			return fail(err)
 		}
 		conns[rank] = nil
+		m.lanes = min(m.lanes, int(hellos[rank].Lanes))
+		credit := int(hellos[rank].Window)
 		m.mu.conns[rank] = &conn{
 			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(),
-			in: reader{buf: make([]byte, bufferSize)}, window: window{theirs: windows[rank], credit: windows[rank]}, signs: signs{heard: true},
+			in: reader{buf: make([]byte, bufferSize)}, window: window{theirs: credit, credit: credit}, signs: signs{heard: true},
 		}
 		if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
 			return fail(err)

@@ -17,5 +17,7 @@
 // waits, one goroutine per mesh (the keeper) parks in the runtime's poller; it also sends the heartbeats. Sockets never
 // block: posting an operation writes as much as the kernel accepts, and the driver writes the rest.
 //
+// A mesh can be one of several of the same ranks, see package lanes. Then another goroutine drives it instead of those who wait.
+//
 // The mutex of the mesh guards everything; only non-blocking system calls are made under it.
 package tcp

@@ -58,7 +58,7 @@ func (m *Mesh) Wait(ctx context.Context, op *link.Op) error {
 			m.mu.driver.taken = true
 			m.watch.relieve(m.ep)
 			m.mu.Unlock()
-			err := m.drive(ctx, op)
+			err := m.drive(ctx, errand{op: op})
 			m.release()
 			if err != nil {
 				return err
@@ -98,15 +98,21 @@ func (m *Mesh) release() {
 // slice is how long a driver waits in the kernel before it looks at its context.
 const slice = 20 // ms
 
-// drive reads sockets until op is complete or ctx ends. After a slice in which nothing came it goes on sleeping: a rank that waits for long
+// drive reads sockets until its errand is over or ctx ends. After a slice in which nothing came it goes on sleeping: a rank that waits for long
 // uses its core only once.
-func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
+func (m *Mesh) drive(ctx context.Context, e errand) error {
 	for quiet := false; ; {
-		if !quiet && m.linger(op) {
+		if !quiet && m.linger(e) {
+			return nil
+		}
+		m.asleep.Store(true) // who posts something from here on wakes this goroutine
+		if e.idle() {
+			m.asleep.Store(false)
 			return nil
 		}
 		moment.At("tcp.wait.sleep")
 		n, errno := epollSleep(m.ep, m.events[:], !quiet && !m.cfg.Shared)
+		m.asleep.Store(false)
 		moment.At("tcp.wait.awake")
 		m.mu.Lock()
 		if errno == 0 {
@@ -114,7 +120,7 @@ func (m *Mesh) drive(ctx context.Context, op *link.Op) error {
 		}
 		quiet = n == 0
 		m.notice(time.Now())
-		done, closed := op.Completed(), m.mu.closed
+		done, closed := e.done(), m.mu.closed
 		m.mu.Unlock()
 		switch {
 		case done || closed:
@@ -144,13 +150,13 @@ func (m *Mesh) handle(n int) {
 	}
 }
 
-// linger looks at the sockets without sleeping, as long as that is right, and reports whether op is complete or the mesh closed.
-func (m *Mesh) linger(op *link.Op) bool {
-	m.wait.About(len(op.Buf))
+// linger looks at the sockets without sleeping, as long as that is right, and reports whether the errand is over or the mesh closed.
+func (m *Mesh) linger(e errand) bool {
+	m.wait.About(e.bytes())
 	now := corewait.Now()
 	m.wait.Begin(now)
 	for i := 0; ; i++ {
-		if m.receive(op, i%8 == 7) {
+		if e.idle() || m.receive(e.op, i%8 == 7) {
 			return true
 		}
 		switch m.wait.Next(now) {
@@ -167,7 +173,7 @@ func (m *Mesh) linger(op *link.Op) bool {
 			m.place(now)
 		case corewait.Sleep:
 			m.place(now)
-			return m.over(op) // place may have read the message, and then nothing would end the sleep
+			return m.over(e.op) // place may have read the message, and then nothing would end the sleep
 		}
 	}
 }
@@ -176,21 +182,21 @@ func (m *Mesh) linger(op *link.Op) bool {
 func (m *Mesh) over(op *link.Op) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return op.Completed() || m.mu.closed
+	return op != nil && op.Completed() || m.mu.closed
 }
 
 // receive reads what has come: from the rank that op waits for, or from all.
 func (m *Mesh) receive(op *link.Op, all bool) bool {
 	m.mu.Lock() // no point: it spins
 	defer m.mu.Unlock()
-	if op.Peer >= 0 && op.Peer < m.size && m.mu.conns[op.Peer] != nil && !all {
+	if op != nil && op.Peer >= 0 && op.Peer < m.size && m.mu.conns[op.Peer] != nil && !all {
 		if c := m.mu.conns[op.Peer]; c.gone == nil && c.read() {
 			c.flush()
 		}
 	} else if n, errno := epollLook(m.ep, m.events[:]); errno == 0 {
 		m.handle(n)
 	}
-	return op.Completed() || m.mu.closed
+	return op != nil && op.Completed() || m.mu.closed
 }
 
 // place takes note now and then on which core this rank runs, and goes to another one where ranks of the group crowd this one. When

@@ -41,7 +41,7 @@ func withAttacker(t *testing.T) (*Mesh, *net.TCPConn) {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	hello := make([]byte, wire.HelloSize)
-	(&wire.Hello{Version: wire.Version, Group: [16]byte{9}, From: 1, Size: 2, Window: DefaultWindow}).Put(hello)
+	(&wire.Hello{Version: wire.Version, Group: [16]byte{9}, From: 1, Size: 2, Window: DefaultWindow, Lanes: 1}).Put(hello)
 	if _, err := c.Write(hello); err != nil {
 		t.Fatal(err)
 	}

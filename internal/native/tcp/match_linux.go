@@ -97,7 +97,7 @@ func (c *conn) take(a *early, op *link.Op) {
 // grant says Ready and waits for the data.
 func (c *conn) grant(op *link.Op) {
 	c.recvs.granted.Push(op)
-	h := wire.Header{Type: wire.Ready, Slot: op.Slot, Total: uint64(len(op.Buf))}
+	h := wire.Header{Type: wire.Ready, Slot: op.Slot, Total: uint64(op.Length())} //nolint:gosec // not negative
 	c.describe(&h)
 	c.tell(h)
 }
@@ -171,8 +171,8 @@ func (c *conn) room(h wire.Header) {
 
 // admit queues a message that has room at the peer.
 func (c *conn) admit(op *link.Op, room uint64) {
-	if room < uint64(len(op.Buf)) && room < 1<<32-1 {
-		op.Complete(link.NoRoom(c.peer, c.addr, len(op.Buf), room))
+	if length := op.Length(); room < uint64(length) && room < 1<<32-1 { //nolint:gosec // not negative
+		op.Complete(link.NoRoom(c.peer, c.addr, length, room))
 		return
 	}
 	op.State.Aux = 0

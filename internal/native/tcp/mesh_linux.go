@@ -5,6 +5,7 @@ package tcp
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,7 @@ const Supported = true
 // Mesh is one rank's end of the connections of a group. It implements link.Mesh and native.Checker.
 type Mesh struct {
 	rank, size int
+	lanes      int // that all ranks wish for
 	cfg        Config
 	ep, event  int   // epoll instance; eventfd that wakes the driver
 	watch      watch // the keeper's
@@ -31,6 +33,7 @@ type Mesh struct {
 	released   chan struct{}   // closed when Close is done
 	wait       corewait.Waiter // the driver's
 	placer     corewait.Placer // the driver's
+	asleep     atomic.Bool     // somebody who attends is in the kernel
 
 	events [64]unix.EpollEvent // the driver's
 

@@ -79,7 +79,7 @@ func wait(t *testing.T, m *Mesh, op *link.Op) error {
 
 func TestGarbageAtTheListenerIsHarmless(t *testing.T) {
 	meshes := connect(t, 2, func(addrs []string) {
-		foreign := wire.Hello{Version: wire.Version, Group: [16]byte{1}, From: 1, To: 0, Size: 2}
+		foreign := wire.Hello{Version: wire.Version, Group: [16]byte{1}, From: 1, To: 0, Size: 2, Lanes: 1}
 		hello := make([]byte, wire.HelloSize)
 		foreign.Put(hello)
 		for _, junk := range [][]byte{[]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\nand more than a hello"), hello, {}} {

@@ -186,6 +186,9 @@ func (c *conn) begin(h wire.Header) bool {
 		return c.beginEager()
 	case wire.Data:
 		op := c.sameClass(&c.recvs.granted, h.Slot, h.Total)
+		if op != nil && !c.agreed(op, h.Total) {
+			return c.gone == nil
+		}
 		if op == nil || uint64(h.Length) > uint64(len(op.Buf))-op.State.Aux {
 			c.violated("data that this rank has no room for")
 			return false
@@ -291,6 +294,9 @@ func remoteFailure(c *conn, h wire.Header, text string) error {
 	}
 	rank := dist.Rank(c.peer)
 	switch {
+	case code == dist.PeerLost && h.Slot == uint64(c.m.rank)+1: //nolint:gosec // not negative
+		// It has lost this rank on another connection, and this rank has lost it there.
+		text = "it has given up this rank: " + text
 	case h.Slot > 0 && h.Slot <= wire.MaxRanks && int(h.Slot) <= c.m.size:
 		rank = dist.Rank(h.Slot - 1)
 	case code == dist.DeadlineExceeded: // whose time is over has waited for another rank

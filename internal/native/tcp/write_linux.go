@@ -242,7 +242,7 @@ func (c *conn) openGranted() {
 	at := int(op.State.Aux) //nolint:gosec // at most the length
 	end := min(at+wire.MaxPiece, len(op.Buf))
 	op.State.Aux = uint64(end)
-	h := wire.Header{Type: wire.Data, Slot: op.Slot, Total: uint64(len(op.Buf))}
+	h := wire.Header{Type: wire.Data, Slot: op.Slot, Total: uint64(op.Length())} //nolint:gosec // not negative
 	c.out.more, c.out.ahead = end < len(op.Buf), 0
 	if c.out.more {
 		h.Flags |= wire.More

@@ -148,6 +148,9 @@ const collectiveBit = 1 << 63
 // CollectiveSlot is the first slot of the collective with this tag; the low eight bits are its phases.
 func CollectiveSlot(tag uint32) uint64 { return collectiveBit | uint64(tag)<<8 }
 
+// LaneSlot is the slot of the messages with which ranks tell each other where their other lanes connect. It is nobody's tag.
+const LaneSlot = 1 << 62
+
 // IsCollective reports whether a slot belongs to a collective.
 func IsCollective(slot uint64) bool { return slot&collectiveBit != 0 }
 

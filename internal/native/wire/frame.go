@@ -28,7 +28,8 @@ const (
 	Request
 	// Ready grants it: a receive with room for Total bytes is posted. In a collective it is sent unasked.
 	Ready
-	// Data is a piece of a message of Total bytes that was granted; the flag More says that others follow.
+	// Data is a piece of a message of Total bytes that was granted; the flag More says that others follow. Where a message is cut into a part
+	// for each lane, Total is the length of the whole message here and in Ready.
 	Data
 	// Beat says that the sender is alive, and returns credit.
 	Beat

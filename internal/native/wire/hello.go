@@ -11,10 +11,13 @@ import (
 
 // Version is the version of the wire and of the algorithms over it: which messages a collective consists of. A connection is
 // refused when the versions differ.
-const Version = 6
+const Version = 7
 
 // HelloSize is the length of a hello, and of its answer.
 const HelloSize = 48
+
+// MaxLanes bounds the connections between two ranks.
+const MaxLanes = 8
 
 var helloMagic = [8]byte{'c', 'o', 'h', 'o', 'r', 't', 'n', '1'}
 
@@ -25,6 +28,7 @@ type Hello struct {
 	From, To uint32   // ranks
 	Size     uint32   // ranks in the group
 	Window   uint32   // bytes of unexpected messages that the sender of this hello will hold
+	Lanes    uint32   // connections between two ranks that the sender of this hello wishes for
 }
 
 // Put encodes h into HelloSize bytes.
@@ -37,6 +41,7 @@ func (h *Hello) Put(b []byte) {
 	binary.LittleEndian.PutUint32(b[32:], h.To)
 	binary.LittleEndian.PutUint32(b[36:], h.Size)
 	binary.LittleEndian.PutUint32(b[40:], h.Window)
+	binary.LittleEndian.PutUint32(b[44:], h.Lanes)
 }
 
 // ParseHello decodes a hello and checks what can be checked without knowing the group.
@@ -48,12 +53,16 @@ func ParseHello(b []byte) (Hello, error) {
 	h := Hello{
 		Version: binary.LittleEndian.Uint32(b[8:]), Group: [16]byte(b[12:28]), From: binary.LittleEndian.Uint32(b[28:]),
 		To: binary.LittleEndian.Uint32(b[32:]), Size: binary.LittleEndian.Uint32(b[36:]), Window: binary.LittleEndian.Uint32(b[40:]),
+		Lanes: binary.LittleEndian.Uint32(b[44:]),
 	}
 	if h.Version != Version {
 		return h, dist.Newf("native: hello", dist.Protocol, "rank %d speaks version %d of the native wire, this rank %d; use the same release on all ranks", h.From, h.Version, Version)
 	}
 	if h.Size > MaxRanks || h.From >= h.Size || h.To >= h.Size {
 		return h, dist.Newf("native: hello", dist.Protocol, "rank %d to rank %d of %d", h.From, h.To, h.Size)
+	}
+	if h.Lanes < 1 || h.Lanes > MaxLanes {
+		return h, dist.Newf("native: hello", dist.Protocol, "rank %d wishes for %d connections, from 1 to %d are possible", h.From, h.Lanes, MaxLanes)
 	}
 	return h, nil
 }

@@ -47,7 +47,7 @@ func TestHeadersTravel(t *testing.T) {
 }
 
 func TestHellosTravel(t *testing.T) {
-	want := Hello{Version: Version, Group: [16]byte{1, 2, 3}, From: 3, To: 1, Size: 4, Window: 99}
+	want := Hello{Version: Version, Group: [16]byte{1, 2, 3}, From: 3, To: 1, Size: 4, Window: 99, Lanes: 2}
 	var b [HelloSize]byte
 	want.Put(b[:])
 	got, err := ParseHello(b[:])
@@ -56,6 +56,8 @@ func TestHellosTravel(t *testing.T) {
 	}
 	for name, spoil := range map[string]func(*Hello){
 		"version": func(h *Hello) { h.Version++ },
+		"no lane": func(h *Hello) { h.Lanes = 0 },
+		"lanes":   func(h *Hello) { h.Lanes = MaxLanes + 1 },
 		"rank":    func(h *Hello) { h.From = 4 },
 		"size":    func(h *Hello) { h.Size = MaxRanks + 1 },
 	} {
