@@ -60,8 +60,9 @@ type Tuning struct {
 // steps are worth more bytes.
 const manyRanks = 64
 
-// withDefaults fills the zero fields for a group of size ranks.
-func (t Tuning) withDefaults(size int) Tuning {
+// withDefaults fills the zero fields for a group of size ranks, with so many connections between two of them. A segment that travels over
+// several is longer, and so takes as long as one that travels over one.
+func (t Tuning) withDefaults(size, lanes int) Tuning {
 	small, halve := 64<<10, 32<<10
 	if size >= manyRanks {
 		small, halve = 256<<10-1, 256<<10
@@ -77,7 +78,7 @@ func (t Tuning) withDefaults(size int) Tuning {
 		Relay:      cmp.Or(t.Relay, 32<<10),
 		Doubling:   cmp.Or(t.Doubling, 64<<20),
 		Pass:       cmp.Or(t.Pass, 512<<10),
-		Segment:    cmp.Or(t.Segment, 512<<10),
+		Segment:    cmp.Or(t.Segment, lanes*512<<10),
 		Depth:      cmp.Or(t.Depth, 2),
 		RingFrom:   cmp.Or(t.RingFrom, 9),
 	}
@@ -108,8 +109,11 @@ type Engine struct {
 // NewEngine returns an engine over mesh.
 func NewEngine(mesh link.Mesh, tuning Tuning) *Engine {
 	checker, _ := mesh.(Checker)
-	size := mesh.Size()
-	return &Engine{mesh: mesh, checker: checker, rank: mesh.Rank(), size: size, tuning: tuning.withDefaults(size)}
+	size, lanes := mesh.Size(), 1
+	if m, ok := mesh.(interface{ Lanes() int }); ok {
+		lanes = m.Lanes()
+	}
+	return &Engine{mesh: mesh, checker: checker, rank: mesh.Rank(), size: size, tuning: tuning.withDefaults(size, lanes)}
 }
 
 // Run executes one collective. An error means that the group is out of step: the mesh was failed, and every peer is told

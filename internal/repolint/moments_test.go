@@ -18,7 +18,7 @@ import (
 // pointed are the packages in which every site has a point of its own, see package moment. Of store/tcpstore it is the client.
 var pointed = []string{
 	"store/tcpstore", "internal/storedial",
-	"group", "internal/link", "internal/form", "internal/muster", "internal/native", "internal/native/tcp", "internal/shm", "internal/gloo",
+	"group", "internal/link", "internal/form", "internal/muster", "internal/native", "internal/native/tcp", "internal/native/lanes", "internal/shm", "internal/gloo",
 	"rpc", "internal/rpclink", "internal/rpccall", "internal/rpcserve", "internal/rpcref", "internal/rpcplace", "internal/rpcworld",
 	"internal/cohortwire", "internal/tensorpipe",
 	"autograd", "autograd/distautograd", "autograd/ddp",

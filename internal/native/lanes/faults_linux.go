@@ -1,0 +1,23 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package lanes
+
+import "errors"
+
+// Sever ends all connections without a goodbye, as the death of the process would. It is for tests.
+func (m *Mesh) Sever() {
+	m.first.Sever()
+	for _, v := range m.others {
+		v.lane.Sever()
+	}
+}
+
+// Pace limits the rate of each connection. It is for benchmarks.
+func (m *Mesh) Pace(rate int) error {
+	err := m.first.Pace(rate)
+	for _, v := range m.others {
+		err = errors.Join(err, v.lane.Pace(rate))
+	}
+	return err
+}
