@@ -189,6 +189,11 @@ func WithProfiler(f func(*Work)) Option { return option(func(c *config) { c.prof
 // corresponds to GLOO_SOCKET_IFNAME, which is used when this option is not given.
 func WithDevices(names ...string) Option { return option(func(c *config) { c.Devices = names }) }
 
+// WithConnections sets how many TCP connections two Go ranks have for large messages of collectives, from 1 to 8. The ranks use the fewest
+// that any of them asks for. Without it a rank asks for as many as it has cores to itself, at most 4. Where the network limits the rate of one
+// connection, more may be faster. It corresponds to NCCL_NSOCKS_PERTHREAD and COHORT_CONNECTIONS.
+func WithConnections(n int) Option { return option(func(c *config) { c.Connections = n }) }
+
 // WithInitBarrier adds PyTorch's store barrier after the making of a group: needed when the PyTorch 2.x ranks run with
 // TORCH_DIST_INIT_BARRIER=1.
 func WithInitBarrier() Option { return option(func(c *config) { c.InitBarrier = true }) }

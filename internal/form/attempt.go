@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/moment"
 	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/internal/native"
+	"github.com/cohort-dist/cohort/internal/native/lanes"
 	"github.com/cohort-dist/cohort/internal/native/tcp"
 	"github.com/cohort-dist/cohort/internal/shm"
 )
@@ -241,14 +242,34 @@ func (a *attempt) connect(ctx context.Context) error {
 	return nil
 }
 
+// lanes is how many connections to each other rank this one wishes for. Ranks of one process share its cores in a way that nobody has counted.
+func (a *attempt) lanes() int {
+	switch {
+	case a.p.Connections > 0:
+		return a.p.Connections
+	case a.shared:
+		return 1
+	}
+	here := 0
+	for _, local := range a.local {
+		if local {
+			here++
+		}
+	}
+	return lanes.Wish(here, a.p.size())
+}
+
 func (a *attempt) connectTCP(ctx context.Context) error {
 	p := a.p
-	mesh, err := tcp.Connect(ctx, tcp.Config{
-		Rank: p.Rank, Size: p.size(), Group: a.id, Listener: a.takeListener(), Peers: a.addresses, Shared: a.shared, Local: a.local,
+	mesh, err := lanes.Connect(ctx, tcp.Config{
+		Rank: p.Rank, Size: p.size(), Group: a.id, Listener: a.takeListener(), Peers: a.addresses, Shared: a.shared, Local: a.local, Lanes: a.lanes(),
 		Heartbeat: p.Heartbeat, Logger: p.Logger, OnFail: a.failure.report, OnLost: a.Verdict.Lost, OnGiveUp: a.Verdict.giveUp,
 	})
 	if err != nil {
 		return err
+	}
+	if wide, ok := mesh.(interface{ Lanes() int }); ok && wide.Lanes() > 1 {
+		p.Logger.Info("large messages move over several connections between two ranks", slog.String("group", p.Name), slog.Int("connections", wide.Lanes()))
 	}
 	a.Mesh, a.Engine = mesh, native.NewEngine(mesh, native.Tuning{})
 	return nil

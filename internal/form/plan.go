@@ -11,6 +11,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/muster"
+	"github.com/cohort-dist/cohort/internal/native/lanes"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -52,6 +54,7 @@ type Options struct {
 	Hook           observe.Hook
 	StoreAddr      string // of the store's server, "" where it is not known
 	Devices        []string
+	Connections    int // between two Go ranks; 0 if the user says nothing
 	InitBarrier    bool
 	BareStore      bool   // PyTorch's keys have no prefix of their own
 	Prefix         string // of all keys
@@ -70,6 +73,9 @@ func (o *Options) Check(op string) error {
 			return dist.Newf(op, dist.InvalidArgument, "peers %q: %v", o.Peers, err)
 		}
 	}
+	if err := o.checkConnections(op); err != nil {
+		return err
+	}
 	if len(o.Devices) == 0 {
 		o.Devices = gloo.DevicesFromEnv(os.Getenv)
 	}
@@ -80,6 +86,23 @@ func (o *Options) Check(op string) error {
 	default:
 		// PyTorch refuses it too. A typing mistake would leave this rank out of the checks that the others wait for.
 		return dist.Newf(op, dist.InvalidArgument, "%s=%q: want OFF, INFO or DETAIL", collargs.DebugVariable, level)
+	}
+	return nil
+}
+
+// connectionsVariable is the option in the environment.
+const connectionsVariable = "COHORT_CONNECTIONS"
+
+func (o *Options) checkConnections(op string) error {
+	if text := os.Getenv(connectionsVariable); o.Connections == 0 && text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > lanes.Max {
+			return dist.Newf(op, dist.InvalidArgument, "%s=%q: want a number from 1 to %d", connectionsVariable, text, lanes.Max)
+		}
+		o.Connections = n
+	}
+	if o.Connections < 0 || o.Connections > lanes.Max {
+		return dist.Newf(op, dist.InvalidArgument, "%d connections between two ranks: want 1 to %d", o.Connections, lanes.Max)
 	}
 	return nil
 }

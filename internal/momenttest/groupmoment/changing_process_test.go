@@ -48,7 +48,7 @@ type changedRank struct {
 
 // before gives the rank the group that the next one is made from.
 func (c *changedRank) before(ctx context.Context) (err error) {
-	opts := []group.Option{group.WithTransport(c.o.Transport), group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat)}
+	opts := with(c.o.Transport, group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))
 	if c.o.Change == reconfigured {
 		opts = append(opts, group.WithReconfigure(), group.WithConnectTimeout(formLimit))
 	}

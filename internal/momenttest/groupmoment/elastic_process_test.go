@@ -56,8 +56,8 @@ func train(ctx context.Context, s store.Store, o orders) error {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	g, err := group.New(ctx, s, dist.Rank(o.Rank), pairSize, group.WithReconfigure(), group.WithTransport(o.Transport),
-		group.WithConnectTimeout(formLimit), group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))
+	g, err := group.New(ctx, s, dist.Rank(o.Rank), pairSize, with(o.Transport, group.WithReconfigure(),
+		group.WithConnectTimeout(formLimit), group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))...)
 	if err != nil {
 		return err
 	}

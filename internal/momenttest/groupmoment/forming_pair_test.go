@@ -47,7 +47,7 @@ func pairRank(ctx context.Context, s store.Store, o orders, res *result) {
 		return
 	}
 	stop := momenttest.OwnMoment(o.Moments)
-	g, err := group.New(ctx, s, dist.Rank(o.Rank), pairSize, group.WithTransport(o.Transport), group.WithConnectTimeout(formLimit), group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))
+	g, err := group.New(ctx, s, dist.Rank(o.Rank), pairSize, with(o.Transport, group.WithConnectTimeout(formLimit), group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))...)
 	res.Hits = stop()
 	if err == nil {
 		err = run(ctx, g, operations[0], 10)

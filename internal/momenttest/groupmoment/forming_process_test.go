@@ -79,7 +79,7 @@ func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
 	}
 	join := func(opts ...group.Option) error {
 		opts = append([]group.Option{group.WithConnectTimeout(timeout)}, opts...)
-		g, err := group.New(ctx, s, dist.Rank(o.Rank), size, append(opts, group.WithTransport(o.Transport), group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))...)
+		g, err := group.New(ctx, s, dist.Rank(o.Rank), size, with(o.Transport, append(opts, group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))...)...)
 		if h := stop(); res.Hits == nil {
 			res.Hits = h
 		}

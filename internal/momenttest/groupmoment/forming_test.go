@@ -22,7 +22,7 @@ import (
 const formingTries = 4
 
 // formPoints are the points of a group that forms.
-var formPoints = []string{"group.", "link.", "form.", "muster.", "shm.", "tcp.", "gloo.", "native."}
+var formPoints = []string{"group.", "link.", "form.", "muster.", "shm.", "tcp.", "lanes.", "gloo.", "native."}
 
 // TestForming ends the context of a rank that joins, or closes the group that a sub-group is made from, at any moment. A rank that
 // failed joins again, as a program does, and in the end all ranks have a group that works.
@@ -56,7 +56,7 @@ func TestForming(t *testing.T) {
 }
 
 func joinOptions(transport group.Transport) []group.Option {
-	return []group.Option{group.WithTransport(transport), group.WithTimeout(timeout), group.WithHeartbeat(rarely)}
+	return with(transport, group.WithTimeout(timeout), group.WithHeartbeat(rarely))
 }
 
 // forming lets all ranks join until they have a group that works. parents are the groups that it is made from, if it is a sub-group.

@@ -41,12 +41,23 @@ const (
 	callbackGoexit = "callback-goexit"
 )
 
-var transports = []group.Transport{group.SharedMemory, group.TCP, group.Gloo}
+// lanes is the transport tcp with several connections between two ranks.
+const lanes group.Transport = "lanes"
+
+var transports = []group.Transport{group.SharedMemory, group.TCP, lanes, group.Gloo}
+
+// with returns the options of a group on a transport.
+func with(transport group.Transport, more ...group.Option) []group.Option {
+	if transport == lanes {
+		return append(more, group.WithTransport(group.TCP), group.WithConnections(3))
+	}
+	return append(more, group.WithTransport(transport))
+}
 
 func TestGroup(t *testing.T) {
 	for _, transport := range transports {
 		momenttest.Test(t, momenttest.Scenario{
-			Name: string(transport), Share: 4, Points: []string{"group.", "link.", "form.", "shm.", "tcp.", "gloo.", "native."},
+			Name: string(transport), Share: 4, Points: []string{"group.", "link.", "form.", "shm.", "tcp.", "lanes.", "gloo.", "native."},
 			Events: []momenttest.Event{
 				momenttest.Cancel, momenttest.CancelCause, momenttest.Deadline,
 				{Name: closeEvent, Where: momenttest.Beside},
@@ -79,7 +90,7 @@ func play(r *momenttest.Run, transport group.Transport) {
 	s := store.NewMemory()
 	r.Cleanup(func() { _ = s.Close() })
 	r.On(storeEvent, func() { _ = s.Close() })
-	opts := []group.Option{group.WithTransport(transport), group.WithTimeout(timeout), group.WithHeartbeat(rarely)}
+	opts := with(transport, group.WithTimeout(timeout), group.WithHeartbeat(rarely))
 	if r.Rand.IntN(3) == 0 {
 		opts = append(opts, group.WithQueue(2)) // full at once; a ring of messages needs two places
 	}

@@ -115,7 +115,7 @@ func rankMain(spec string) int {
 
 // workingRank runs a program in a group that is made before anything happens. It returns an error if the group cannot be made.
 func workingRank(ctx context.Context, s store.Store, o orders, res *result) error {
-	g, err := group.New(ctx, store.Prefix("first", s), dist.Rank(o.Rank), pairSize, group.WithTransport(o.Transport), group.WithTimeout(timeout), group.WithHeartbeat(heartbeat))
+	g, err := group.New(ctx, store.Prefix("first", s), dist.Rank(o.Rank), pairSize, with(o.Transport, group.WithTimeout(timeout), group.WithHeartbeat(heartbeat))...)
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func runProgram(ctx context.Context, g *group.Group, seed uint64) error {
 
 // regroup forms a group and uses it.
 func regroup(ctx context.Context, s store.Store, rank, size int, transport group.Transport) error {
-	g, err := group.New(ctx, s, dist.Rank(rank), size, group.WithTransport(transport), group.WithTimeout(timeout))
+	g, err := group.New(ctx, s, dist.Rank(rank), size, with(transport, group.WithTimeout(timeout))...)
 	if err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func TestProcesses(t *testing.T) {
 		}
 		momenttest.TestProcesses(t, momenttest.ProcessScenario{
 			Name: string(transport), Share: 20, Events: events, Victims: len(victims),
-			Points: []string{"group.", "link.", "form.", "shm.", "tcp.", "gloo.", "native."},
+			Points: []string{"group.", "link.", "form.", "shm.", "tcp.", "lanes.", "gloo.", "native."},
 			Run:    func(p *momenttest.ProcessRun) []map[string]int { return runProcesses(p, transport) },
 		})
 	}
