@@ -208,6 +208,8 @@ func (e *Ending) waitLast() {
 func (e *Ending) look(dead *dist.Error, until time.Duration, answered bool) {
 	e.do(Op{Kind: OpCheck, Round: e.round, Keys: []string{ReadyKey(e.n)}, For: max(until-e.now, 1)}, func(ev Event) {
 		switch {
+		case timeOver(ev.Err) && e.now < until: // that of the caller is, and the store has not told
+			e.end(ev.Err)
 		case ev.OK, ev.Err != nil && (!answered || !timeOver(ev.Err)):
 			e.end(nil)
 		case ev.Err != nil || e.now >= until:

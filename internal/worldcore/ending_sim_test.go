@@ -174,7 +174,14 @@ func (g *leaver) leave() {
 	others := except(w.names, g.name)
 	mixed := slices.ContainsFunc(w.workers, func(x *leaver) bool { return x.py })
 	m := NewEnding(g.self(), w.round, others, mixed, w.opt)
-	w.start(&task{p: g.proc, what: "end", m: m, do: g.do, deadline: w.now + g.patient, then: func() { g.end(m.Err()) }})
+	deadline := w.now + g.patient
+	w.start(&task{p: g.proc, what: "end", m: m, do: g.do, deadline: deadline, then: func() {
+		// A store that does not answer for long may have gone with whoever had hosted it.
+		if _, met := w.store[at(w.round, ReadyKey(m.n))]; m.Err() == nil && !met && !w.hosted && (!w.late || w.now >= deadline) {
+			w.fault("%s ends well, and the others have not come", g.name)
+		}
+		g.end(m.Err())
+	}})
 }
 
 func (g *leaver) self() Self { return Self{Name: g.name, Size: len(g.w.workers)} }
@@ -367,6 +374,30 @@ func TestEndingSimulation(t *testing.T) {
 	t.Log(ended)
 	if ended["in order"] == 0 || ended["told that another gave up"] == 0 || ended[dist.PeerLost.String()] == 0 {
 		t.Errorf("the simulation does not reach everything: %v", ended)
+	}
+}
+
+// TestEndingDeadlines: when the time of a worker is over, at whatever moment, it does not end as if all had come.
+func TestEndingDeadlines(t *testing.T) {
+	t.Parallel()
+	all := []uint64{7524} // the time is over when a worker is found gone, before the store has told whether it had come to its end
+	for seed := range uint64(*seeds) {
+		all = append(all, seed)
+	}
+	for _, seed := range all {
+		w := newEndSim(seed, trouble(seed%uint64(troubles)), EndOptions{})
+		for _, g := range w.workers {
+			g.patient = 1 + w.within(8*time.Second)
+		}
+		w.run(2 * timeout)
+		for _, g := range w.workers {
+			if w.wrong == nil && !g.py && !g.over && !slices.Contains(w.died, g.name) {
+				w.fault("%s waits for ever", g.name)
+			}
+		}
+		if w.wrong != nil {
+			t.Fatalf("seed %d: %v", seed, w.wrong)
+		}
 	}
 }
 
