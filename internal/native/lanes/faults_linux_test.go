@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -311,4 +312,66 @@ func alive(lane *tcp.Mesh, peer int) error {
 	op := &link.Op{Peer: peer, Slot: 3, Buf: []byte("here")}
 	lane.Send(op)
 	return lane.Wait(context.Background(), op)
+}
+
+// TestSilentLane: a network that drops what one connection sends, without a word, is noticed although the rank can be heard on the first lane.
+func TestSilentLane(t *testing.T) {
+	t.Parallel()
+	list, peers := listeners(t, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var told losses
+	config := func(rank int) tcp.Config {
+		c := tcp.Config{Rank: rank, Size: 2, Group: [16]byte{7}, Listener: list[rank], Peers: peers, Shared: true, Lanes: 2, Heartbeat: time.Second}
+		told.hooks(&c)
+		return c
+	}
+	var quiet sync.WaitGroup
+	over := make(chan struct{})
+	quiet.Go(func() { // rank 1: its second lane says hello and nothing else
+		cfg := config(1)
+		first, err := tcp.Connect(ctx, cfg)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer func() { _ = first.Close() }()
+		ports, err := exchange(ctx, first, []byte{0, 1})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		second, err := net.Dial("tcp", (&bond{cfg: cfg}).peers(ports, 0)[0])
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer func() { _ = second.Close() }()
+		hello := wire.Hello{Version: wire.Version, Group: lane(cfg.Group, 1), From: 1, Size: 2, Window: 1 << 16, Lanes: 1}
+		var buf [wire.HelloSize]byte
+		hello.Put(buf[:])
+		if _, err := second.Write(buf[:]); err != nil {
+			t.Error(err)
+		}
+		<-over
+	})
+	defer quiet.Wait()
+	defer close(over)
+	m, err := Connect(ctx, config(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = m.Close() }()
+	q := request(coll.Broadcast, 0, 0, 2, 1<<20, false)
+	q.Root = 1
+	err = native.NewEngine(m, native.Tuning{}).Run(ctx, &q)
+	if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.PeerLost || e.Rank != 1 {
+		t.Errorf("%v", err)
+	}
+	_ = m.Close() // what is told is told by then
+	told.mu.Lock()
+	defer told.mu.Unlock()
+	if lost := told.lost[0]; len(lost) != 1 || lost[0].Rank != 1 {
+		t.Errorf("lost %v", lost)
+	}
 }
