@@ -26,6 +26,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/native"
 	"github.com/cohort-dist/cohort/internal/native/tcp"
 	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/internal/testranks"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -272,21 +273,7 @@ func runPlans(t *testing.T, meshes []link.Mesh, tuning native.Tuning, seed uint6
 
 // interrupting runs a request and, for some seeds, leaves it several times in the middle.
 func interrupting(e *native.Engine, q *coll.Request, seed uint64) error {
-	rng := rand.New(rand.NewPCG(seed, 5))
-	for range rng.IntN(3) {
-		ctx, cancel := context.WithCancel(context.Background())
-		if rng.IntN(2) == 0 {
-			cancel()
-		} else {
-			time.AfterFunc(time.Duration(rng.IntN(300))*time.Microsecond, cancel)
-		}
-		err := e.Run(ctx, q)
-		cancel()
-		if _, ok := errors.AsType[*coll.Interrupted](err); !ok {
-			return err
-		}
-	}
-	return e.Run(context.Background(), q)
+	return testranks.Leave(e.Run, q, seed, 300*time.Microsecond)
 }
 
 // tunings make every algorithm run at every size.

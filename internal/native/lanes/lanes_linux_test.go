@@ -21,6 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/native"
 	"github.com/cohort-dist/cohort/internal/native/tcp"
 	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/internal/testranks"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -190,7 +191,7 @@ func results(t *testing.T, meshes []link.Mesh, size int) [][]byte {
 			for _, kind := range kinds {
 				for _, uneven := range []bool{false, true} {
 					q := request(kind, tag, r, n, size, uneven)
-					if err := leaving(e, &q, uint64(tag)+uint64(r)); err != nil {
+					if err := testranks.Leave(e.Run, &q, uint64(tag)+uint64(r), time.Millisecond); err != nil {
 						errs[r] = fmt.Errorf("rank %d: %v of %d bytes: %w", r, kind, size, err)
 						return
 					}
@@ -205,25 +206,6 @@ func results(t *testing.T, meshes []link.Mesh, size int) [][]byte {
 		t.Fatal(err)
 	}
 	return got
-}
-
-// leaving runs a request and leaves it several times in the middle.
-func leaving(e *native.Engine, q *coll.Request, seed uint64) error {
-	rng := rand.New(rand.NewPCG(seed, 5))
-	for range rng.IntN(3) {
-		ctx, cancel := context.WithCancel(context.Background())
-		if rng.IntN(2) == 0 {
-			cancel()
-		} else {
-			time.AfterFunc(time.Duration(rng.IntN(1000))*time.Microsecond, cancel)
-		}
-		err := e.Run(ctx, q)
-		cancel()
-		if _, ok := errors.AsType[*coll.Interrupted](err); !ok {
-			return err
-		}
-	}
-	return e.Run(context.Background(), q)
 }
 
 // TestSameResults: every collective gives the same over several lanes as over one, at sizes around that of a message that is cut.
