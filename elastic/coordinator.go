@@ -364,7 +364,15 @@ func (c *Coordinator) answer(ctx context.Context, n int64, a answer) error {
 		return err
 	}
 	moment.At("elastic.coordinator.answered")
-	maps.DeleteFunc(c.open, func(_ ID, open int64) bool { return open == n })
+	for member, open := range c.open {
+		if open != n {
+			continue
+		}
+		delete(c.open, member)
+		if a.Done { // it goes, and nobody has to hear of it
+			delete(c.signs, member)
+		}
+	}
 	_, err := c.store.Delete(ctx, askKey(n))
 	return err
 }

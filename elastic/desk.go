@@ -43,7 +43,7 @@ type Round struct {
 // effects are what the driver has to do, in this order.
 type effects struct {
 	over    []int64 // rounds that have ended
-	record  *record // of a round that begins, or of which a member is told again; or nil
+	record  *record // of a round that begins, of which a member is told again, or in which one has finished; or nil
 	stale   int64   // an answer that nobody looks for any more, or 0
 	answers map[int64]answer
 	timers  []launchcore.SetTimer
@@ -74,6 +74,7 @@ type switches struct {
 	askOnce    bool // members do not repeat questions that are not answered
 	forget     bool // a coordinator that is started again knows nothing of the round
 	forgetTold bool // nor that a member was told of it twice
+	forgetDone bool // nor who has finished
 }
 
 type desk struct {
@@ -120,6 +121,7 @@ func (d *desk) resume(r record, over bool, untold []int64) effects {
 		if over {
 			d.end()
 		}
+		d.resumeDone()
 		for _, s := range d.seats {
 			if slices.Contains(untold, s.latest) {
 				d.tellAgain(s)
@@ -127,6 +129,24 @@ func (d *desk) resume(r record, over bool, untold []int64) effects {
 			}
 		}
 	})
+}
+
+// resumeDone takes up that members of the round have finished. They may have been told so and be gone. A question of one that waits for
+// the others is still to come.
+func (d *desk) resumeDone() {
+	for _, s := range d.seats {
+		if !slices.Contains(d.kept.Done, s.member) || d.off.forgetDone {
+			continue
+		}
+		s.running, s.done, d.done = false, true, true
+		if d.finish() {
+			return
+		}
+		d.perform(d.job.Step(launchcore.NodeEnded{Node: s.node, OK: true}))
+	}
+	if d.over {
+		d.releaseDone()
+	}
 }
 
 func (d *desk) start() effects { return d.step(func() { d.perform(d.job.Start()) }) }
@@ -137,6 +157,11 @@ func (d *desk) asked(number int64, q question) effects {
 		s := d.find(q.Member)
 		if s == nil && q.Done {
 			d.now.answers[number] = answer{Done: true}
+			if slices.Contains(d.kept.Members, q.Member) { // it was taken for dead
+				d.done = true
+				d.keepDone(q.Member)
+				d.finish()
+			}
 			return
 		}
 		if s == nil {
@@ -171,6 +196,7 @@ func (d *desk) asked(number int64, q question) effects {
 		s.running = false
 		if q.Done {
 			s.done, d.done = true, true
+			d.keepDone(s.member)
 			switch {
 			case d.finish():
 			case d.over: // it has not noticed, and does not come back
@@ -229,7 +255,9 @@ func (d *desk) releaseDone() {
 	for _, s := range slices.Clone(d.seats) {
 		if s.done {
 			d.seats = slices.DeleteFunc(d.seats, func(o *seat) bool { return o == s })
-			d.now.answers[s.pending] = answer{Done: true}
+			if s.pending > 0 {
+				d.now.answers[s.pending] = answer{Done: true}
+			}
 			d.perform(d.job.Step(launchcore.Left{Node: s.node, Reason: "a member has finished"}))
 		}
 	}
@@ -347,6 +375,17 @@ func (d *desk) tellAgain(s *seat) {
 		s.again = true
 		d.kept.Again = append(slices.Clone(d.kept.Again), s.member)
 	}
+	kept := d.kept
+	d.now.record = &kept
+}
+
+// keepDone writes down that a member has finished: a desk that takes over does not find its question, if it was answered, and would
+// wait for the member.
+func (d *desk) keepDone(member ID) {
+	if slices.Contains(d.kept.Done, member) {
+		return
+	}
+	d.kept.Done = append(slices.Clone(d.kept.Done), member)
 	kept := d.kept
 	d.now.record = &kept
 }

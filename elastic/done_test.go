@@ -81,7 +81,8 @@ func TestDone(t *testing.T) {
 			{asks(7, 1, "b2"), ""},
 			{asks(8, 2, "c2"), "6 [a2 b2 c2], 7 [a2 b2 c2], 8 [a2 b2 c2]"},
 		},
-		"nobody has finished, and all are gone": {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""}},
+		"one that was taken for dead finishes, and the others are gone": {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""}, {done(4, 0), "4 done, ended"}},
+		"nobody has finished, and all are gone":                         {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""}},
 	} {
 		c := newConfig(nil, CoordinatorOption.applyCoordinator)
 		c.low, c.high = 2, 4

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"strconv"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -15,8 +16,8 @@ import (
 )
 
 // A coordinator that dies is started again over the same store. What the next one must know is in one record, which is
-// written before anybody is told of it: the round that may be training, and whether the job has ended. Questions stay in the store
-// until they are answered, and members repeat those that are not.
+// written before anybody is told of it: the round that may be training, which of its members have finished, and whether the job has
+// ended. Questions stay in the store until they are answered, and members repeat those that are not.
 //
 // The record is changed by compare-and-set. So a coordinator that was stopped for a while, and finds that another one has taken
 // its place, can decide nothing any more.
@@ -28,6 +29,7 @@ type record struct {
 	Handles   []string `json:"handles,omitempty"`   // of the members
 	Questions []int64  `json:"questions,omitempty"` // of the members, that the round answers
 	Again     []ID     `json:"again,omitempty"`     // members that were told of the round a second time
+	Done      []ID     `json:"done,omitempty"`      // members that have finished
 	Failures  int      `json:"failures,omitempty"`
 	Ended     bool     `json:"ended,omitempty"`
 	Why       string   `json:"why,omitempty"`
@@ -72,7 +74,9 @@ func (c *Coordinator) takeOver(ctx context.Context) error {
 	}
 	c.config.logger.Info("goes on from an earlier coordinator", slog.Int64("uuid", last.UUID), slog.Int("members", len(last.Members)))
 	for _, m := range last.Members {
-		c.signs[m] = sign{at: c.clock}
+		if !slices.Contains(last.Done, m) { // it may be gone; if it waits for the others, its question is still there
+			c.signs[m] = sign{at: c.clock}
+		}
 	}
 	over, err := c.store.Check(ctx, overKey(last.UUID))
 	if err != nil {

@@ -58,10 +58,19 @@ func (s *sim) check(r *Round) {
 	if !s.forgotten(stay) && !slices.Equal(names[:len(stay)], stay) {
 		s.problem("the order was %v and is %v", s.last, names)
 	}
-	if s.doneIn == s.lastUUID && s.doneBy == s.epoch && len(stay) == 0 {
+	if s.doneIn != 0 && s.doneIn == s.lastUUID && len(stay) == 0 {
 		s.problem("a member of round %d has finished, and round %d begins without anybody who was in it", s.lastUUID, r.UUID)
 	}
 	s.last, s.lastUUID = names, r.UUID
+}
+
+// checkReleased holds that a coordinator that was started again waits for nobody who was told that it may go.
+func (s *sim) checkReleased() {
+	for _, seat := range s.desk.seats {
+		if seat.running && s.members[seat.member].released {
+			s.problem("member %d, which may go, is waited for", seat.member)
+		}
+	}
 }
 
 // checkAlone holds that no other group trains when a round begins, of which all members are well.

@@ -83,8 +83,8 @@ type sim struct {
 	last     []ID                  // members of the last round
 	lastUUID int64                 // of that round
 	doneIn   int64                 // the last round in which a member has finished
-	doneBy   int64                 // the coordinator that has noticed
 	work     bool                  // has an end in this run
+	spread   time.Duration         // between those who finish first and last
 	complete bool                  // the work is done: whoever trains is about to finish
 	ending   bool                  // the end of the job is in the store
 	ended    bool
@@ -177,7 +177,7 @@ func (s *sim) readQuestions() {
 		s.note("question %d of member %d, %s, the answer before it untaken: %v", n, q.Member, q.Handle, q.untaken)
 		s.perform(s.desk.asked(n, q))
 		if s.desk.done {
-			s.doneIn, s.doneBy = s.desk.round.UUID, s.epoch
+			s.doneIn = s.desk.round.UUID
 		}
 	}
 }
@@ -235,7 +235,7 @@ func (s *sim) start() {
 	s.desk = newDesk(s.epoch, s.config)
 	s.desk.off = s.off
 	for _, m := range s.members {
-		m.known = slices.Contains(s.record.Members, m.id)
+		m.known = slices.Contains(s.record.Members, m.id) && !slices.Contains(s.record.Done, m.id)
 		m.heard = s.now
 	}
 	s.note("coordinator %d begins with %+v", s.epoch, s.record)
@@ -256,6 +256,7 @@ func (s *sim) start() {
 	}
 	s.unread = slices.Sorted(maps.Keys(s.asked))
 	s.readQuestions()
+	s.checkReleased()
 }
 
 // leave ends a member's part in its round; the others in it notice.
@@ -344,6 +345,9 @@ func (s *sim) begin(m *simMember, n int64, r *Round) {
 	m.question, m.round = 0, r
 	if r == nil {
 		m.released = true
+		if s.rng.IntN(2) == 0 { // the coordinator dies before the others go on
+			s.after(s.random(time.Second), s.crash)
+		}
 		return
 	}
 	if m.finished {
@@ -387,7 +391,7 @@ func (s *sim) begin(m *simMember, n int64, r *Round) {
 // finish has a member that trains finish within some time, unless its group fails before.
 func (s *sim) finish(m *simMember) {
 	round := m.round
-	s.after(s.random(500*time.Millisecond), func() {
+	s.after(s.random(s.spread), func() {
 		if m.round == round && m.training && !m.dead {
 			s.note("member %d has finished", m.id)
 			m.finished = true
@@ -475,6 +479,7 @@ func simulate(seed uint64, work bool, off switches) (problems, trace []string) {
 		})
 	}
 	if s.work {
+		s.spread = []time.Duration{500 * time.Millisecond, 10 * time.Second}[s.rng.IntN(2)]
 		s.after(simFaults/5+s.random(simFaults), s.workDone)
 	}
 	s.look()
@@ -516,7 +521,10 @@ func simulate(seed uint64, work bool, off switches) (problems, trace []string) {
 
 func TestSimulation(t *testing.T) {
 	t.Parallel()
-	seeds := []uint64{5_008_887} // the question of a member that has died arrives after the next one, and a coordinator that is started later finds it
+	seeds := []uint64{
+		5_008_887, // the question of a member that has died arrives after the next one, and a coordinator that is started later finds it
+		3399,      // a member that was taken for dead finishes, and then the coordinator dies
+	}
 	for seed := range uint64(3000) {
 		seeds = append(seeds, seed)
 	}
@@ -536,6 +544,7 @@ func TestEveryPartIsNeeded(t *testing.T) {
 		"fresh uuids": {sameUUID: true}, "leaving out the silent": {keepSilent: true}, "saying that a round is over": {noOver: true},
 		"patience": {noPatience: true}, "stable order": {shuffle: true}, "asking again": {askOnce: true},
 		"the record of the round": {forget: true}, "remembering who was told again": {forgetTold: true},
+		"remembering who has finished": {forgetDone: true},
 	} {
 		found := false
 		for seed := uint64(0); seed < 1000 && !found; seed++ {
