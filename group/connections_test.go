@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -125,5 +126,49 @@ func TestSeveredConnections(t *testing.T) {
 			return nil
 		}))
 		closeAll(groups)
+	}
+}
+
+// cutOne ends one connection between two ranks that both live.
+func cutOne(t *testing.T, g *Group, lane, peer int) {
+	t.Helper()
+	switch m := g.mesh.(type) {
+	case interface{ CutLane(lane, rank int) }:
+		m.CutLane(lane, peer)
+	case interface{ Cut(rank int) }:
+		m.Cut(peer)
+	default:
+		t.Fatalf("connections of %T cannot be cut", g.mesh)
+	}
+}
+
+// TestCutConnection: when one of the connections between two ranks ends and both live, all ranks name the same one of them, and say to whom it
+// was connected. The one that is named says that it lives.
+func TestCutConnection(t *testing.T) {
+	for _, c := range []struct{ lanes, cut int }{{1, 0}, {3, 0}, {3, 1}, {3, 2}} {
+		for _, n := range []int{1, 1 << 20} {
+			groups := newWorld(t, 3, WithTransport(TCP), WithConnections(c.lanes))
+			ctx := ctxOf(t)
+			errs := make([]*dist.Error, 3)
+			cutOne(t, groups[0], c.cut, 1)
+			must(t, each(3, func(r int) (err error) {
+				for err == nil { // a small operation may be over before anybody notices
+					err = groups[r].AllReduce(ctx, tensor.Must(tensor.New(tensor.Float32, n)), Sum).Wait(ctx)
+				}
+				errs[r], _ = errors.AsType[*dist.Error](err)
+				return nil
+			}))
+			lost := errs[2].Rank
+			for r, e := range errs {
+				want := fmt.Sprintf("its connection to rank %d ", 1-lost)
+				if r == int(lost) {
+					want = "another rank has lost this one, which lives: " + want
+				}
+				if e.Code != dist.PeerLost || e.Rank != lost || lost > 1 || !strings.Contains(e.Detail, want) {
+					t.Errorf("%d connections, %d elements, rank %d: %v", c.lanes, n, r, e)
+				}
+			}
+			closeAll(groups)
+		}
 	}
 }

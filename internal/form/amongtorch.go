@@ -105,7 +105,7 @@ func (v *Verdict) told(ctx context.Context) error {
 	if err != nil || json.Unmarshal(words, first) != nil {
 		return nil //nolint:nilerr // a store that does not answer knows no reason
 	}
-	return first.toOthers("group: new")
+	return first.toOthers("group: new", v.rank)
 }
 
 // takesLong waits for a while that normally suffices to connect, and reports whether ctx has not ended by then.
@@ -138,10 +138,14 @@ func (a *attempt) watchGivenUp(ctx context.Context, end func(error)) {
 	})
 }
 
-// toOthers is the error of the ranks that find the reason of another one in the store.
-func (e *ending) toOthers(op string) *dist.Error {
+// toOthers is the error of a rank, reader, that finds the reason of another one in the store. If it is the lost one itself it names itself, as
+// all others do, and says that it lives.
+func (e *ending) toOthers(op string, reader int) *dist.Error {
 	err := &dist.Error{Op: op, Code: dist.Code(e.Code), Rank: dist.Rank(e.Rank), Peer: e.Peer, Detail: e.Detail}
 	if err.Code == dist.PeerLost {
+		if e.Rank == reader {
+			err.Detail = "another rank has lost this one, which lives: " + e.Detail
+		}
 		return err
 	}
 	err.Detail = "rank " + strconv.Itoa(e.By) + " gave the group up: " + e.Detail
@@ -165,7 +169,7 @@ func (a *attempt) saySo(ctx context.Context, err error) error {
 		return judged
 	}
 	if first := a.Verdict.first; first != nil && first.By != a.p.Rank {
-		return first.toOthers("group: new")
+		return first.toOthers("group: new", a.p.Rank)
 	}
 	return judged
 }

@@ -79,7 +79,7 @@ func (v *Verdict) Judge(err error) error {
 		return err
 	}
 	if first.By != v.rank {
-		return first.toOthers(own.Op)
+		return first.toOthers(own.Op, v.rank)
 	}
 	return &dist.Error{Op: own.Op, Code: code, Rank: dist.Rank(first.Rank), Peer: first.Peer, Detail: first.Detail}
 }

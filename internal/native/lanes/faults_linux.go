@@ -13,6 +13,15 @@ func (m *Mesh) Sever() {
 	}
 }
 
+// CutLane ends one connection to one rank without a goodbye. It is for tests.
+func (m *Mesh) CutLane(lane, rank int) {
+	if lane == 0 {
+		m.first.Cut(rank)
+	} else {
+		m.others[lane-1].lane.Cut(rank)
+	}
+}
+
 // Pace limits the rate of each connection. It is for benchmarks.
 func (m *Mesh) Pace(rate int) error {
 	err := m.first.Pace(rate)

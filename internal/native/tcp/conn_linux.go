@@ -52,11 +52,12 @@ func (c *conn) ended(errno syscall.Errno) {
 		c.close(c.leftError())
 		return
 	}
-	detail := "the connection ended without a goodbye: the process of rank " + itoa(c.peer) + " has died"
+	// All ranks get to read this, the peer too if it lives.
+	how := "ended without a goodbye"
 	if errno != 0 {
-		detail = "the connection broke (" + errno.Error() + "): the process of rank " + itoa(c.peer) + " has died or is unreachable"
+		how = "broke (" + errno.Error() + ")"
 	}
-	c.lose(detail)
+	c.lose("its connection to rank " + itoa(c.m.rank) + " " + how + ": the process has died or was cut off")
 }
 
 // lose gives the peer up, and the collectives with it.
