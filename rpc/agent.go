@@ -163,7 +163,7 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 			Identity:  cohortwire.Identity{Name: a.name, ID: int16(a.id), Incarnation: a.epoch},
 			Secret:    a.secret,
 			Published: a.publishedSecret,
-			Heartbeat: a.cfg.core.Heartbeat, Limit: linkLimit(a.cfg.core.Lease),
+			Heartbeat: a.cfg.core.Heartbeat, Limit: linkLimit(a.cfg.core.Heartbeat, a.cfg.core.Lease),
 		}
 	}
 	if err := a.net.Listen(ctx, a.cfg.listen, hello, a.cfg.endpointOptions()...); err != nil {
@@ -194,8 +194,11 @@ func (a *Agent) publishedSecret(id cohortwire.Identity) ([]byte, error) {
 }
 
 // linkLimit is when a silent link is given up: well before a lease ends on it. The time that is left is for a new link, on
-// which leases are renewed; with the same limit live workers could lose references to a link that swallows everything.
-func linkLimit(lease time.Duration) time.Duration { return lease * 3 / 4 }
+// which leases are renewed; with the same limit live workers could lose references to a link that swallows everything. The silence is noticed
+// up to two heartbeats late. One heartbeat that is not heard in time is no silence.
+func linkLimit(heartbeat, lease time.Duration) time.Duration {
+	return max(lease/2, min(2*heartbeat, lease*3/4))
+}
 
 // WorkerInfo names a worker. Its id is its rank, as in PyTorch; a guest's is [dist.NoRank]. It corresponds to
 // torch.distributed.rpc.WorkerInfo.

@@ -190,7 +190,8 @@ func WithAlloc(alloc func(n int) (*tensor.Storage, error)) Option {
 }
 
 // WithLease sets how Go workers watch each other: a sign of life every heartbeat, a silent worker is suspected after
-// lease, and what it held is released after grace more.
+// lease, and what it held is released after grace more. A connection on which nothing comes for half of a lease is given up, so that there is
+// time for another one; that takes heartbeats of at most a quarter of a lease.
 func WithLease(heartbeat, lease, grace time.Duration) Option {
 	return option(func(c *config) error {
 		if heartbeat <= 0 || lease < 2*heartbeat || grace < 0 {

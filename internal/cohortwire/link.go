@@ -315,19 +315,26 @@ func (l *Link) watch() {
 	}
 	tick := time.NewTicker(l.cfg.Heartbeat)
 	defer tick.Stop()
-	last, heard := l.reads.Load(), time.Now()
+	l.watchWith(tick.C)
+}
+
+// watchWith is watch with the ticks of a clock. It counts ticks and not time: if this process stood still too, the time proves nothing about the
+// peer, and what has come from it may still wait to be read.
+func (l *Link) watchWith(ticks <-chan time.Time) {
+	last, silent := l.reads.Load(), time.Duration(0)
 	for {
 		moment.At("cohortwire.link.watch")
 		select {
 		case <-l.closed:
 			return
-		case <-tick.C:
+		case <-ticks:
 		}
+		silent += l.cfg.Heartbeat
 		if n := l.reads.Load(); n != last {
-			last, heard = n, time.Now()
+			last, silent = n, 0
 		}
-		if silent := time.Since(heard); silent >= l.cfg.Limit {
-			e := dist.Newf("cohort transport", dist.PeerLost, "no sign of life for %v (limit %v)", silent.Round(time.Millisecond), l.cfg.Limit)
+		if silent >= l.cfg.Limit {
+			e := dist.Newf("cohort transport", dist.PeerLost, "no sign of life for %v (limit %v)", silent, l.cfg.Limit)
 			e.Peer = l.peer.Name
 			l.fail(e)
 			return

@@ -87,6 +87,42 @@ func TestBlackholeIsFoundUnderLoad(t *testing.T) {
 	}
 }
 
+// TestOwnStallIsNoSilence: a process that stood still for longer than the limit does not take its peer for dead when it goes on, although
+// nothing has been read yet. If the peer stays silent it is given up in the end.
+func TestOwnStallIsNoSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 5
+		l := &Link{cfg: Config{Heartbeat: time.Second, Limit: limit * time.Second}.withDefaults(), conn: newBlackhole(), closed: make(chan struct{})}
+		ticks := make(chan time.Time)
+		var watching sync.WaitGroup
+		watching.Go(func() { l.watchWith(ticks) })
+		defer watching.Wait()
+		tick := func(after time.Duration) (alive bool) {
+			time.Sleep(after)
+			select {
+			case ticks <- time.Now():
+				synctest.Wait()
+				return l.Err() == nil
+			case <-l.Done():
+				return false
+			}
+		}
+		if !tick(time.Second) || !tick(time.Minute) {
+			t.Errorf("a process that stood still: %v", l.Err())
+		}
+		l.reads.Add(1)
+		for i := range limit {
+			if !tick(time.Second) {
+				t.Errorf("given up %d heartbeats after a sign of life: %v", i, l.Err())
+			}
+		}
+		if tick(time.Second) {
+			t.Error("a silent peer is not given up")
+		}
+		_ = l.conn.Close()
+	})
+}
+
 // slow is a connection that takes a while for what is written to it.
 type slow struct {
 	net.Conn
