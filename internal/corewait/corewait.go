@@ -13,19 +13,27 @@
 //	the yield              who needs the core           what the waiter does
 //	took less than Alone   nobody                       spins, and asks again every AskEvery
 //	took up to Slice       others who wait, as it does  yields and does not spin: the one it waits for may be among them
-//	took longer            a thread that computes       sleeps: waking up preempts that thread, a yield waits for its whole
-//	                                                    time slice. It does not yield again for a while, longer each time
+//	took longer            a thread that computes       spins for a Glance, then sleeps: waking up preempts that thread, a yield
+//	                                                    waits for its whole time slice. It does not yield again for a while,
+//	                                                    longer each time
+//
+// The Glance keeps ranks in step that have a core each, but for threads that compute: while all of them run, none sleeps, and when
+// the kernel gives one's core to such a thread, the others leave theirs to the threads there, until that one comes back and wakes
+// them. So they lose the time of those threads once and not each for itself. Where another rank of the group is on the core there
+// is no Glance: the one that is awaited may be that one.
 //
 // With several other ranks of the group on the core a yield takes a turn of each, so each counts for a Turn. From eight on they cannot be
 // told from a thread that computes, and the waiter always yields.
 //
 // A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn, and
 // the others come next, or a limit on the processor time stopped all of them. Whoever has used its core for Patience without success sleeps in any case.
+// If that sleep was short, Patience is too short for this machine, and doubles, up to MaxPatience: where waking a sleeper takes longer than the others
+// have patience, they all sleep in each operation, and wake each other. A long sleep ends that.
 //
 // What a waiter finds out in operations of much data holds for those only: who computes there may be a rank that copies its part,
 // and in the next small operation it does not.
 //
-// So a wait costs at most Patience of one core. Neither a spin nor a yield passes through the scheduler of the Go runtime,
+// So a wait costs at most MaxPatience of one core. Neither a spin nor a yield passes through the scheduler of the Go runtime,
 // which would wake other threads; goroutines of the same process get their turn by its preemption.
 //
 // [Waiter] is the machine: it has no clock and makes no system call.
@@ -59,7 +67,11 @@ const (
 	AskEvery = 5 * time.Microsecond
 	// Patience is how much of its core a waiter uses before it sleeps; a yield counts as Alone. It is several times what waking
 	// a sleeper takes: otherwise a rank that was delayed once is awaited by sleepers, is delayed by having to wake them, and so on.
-	Patience = 200 * time.Microsecond
+	Patience    = 200 * time.Microsecond
+	MaxPatience = 4 * Patience
+	// Glance is how long a waiter looks beside a thread that computes before it sleeps: longer than a small operation takes, and than waking
+	// a rank.
+	Glance = 50 * time.Microsecond
 	// Sure is how many yields in a row must come back at once before nobody needs the core: the kernel does not always switch
 	// when it could.
 	Sure = 4
@@ -76,12 +88,14 @@ const Much = 64 << 10
 
 // Waiter is one who waits again and again. All times are readings of one clock that never goes back. The zero value is ready.
 type Waiter struct {
-	spent time.Duration // of this core in this wait
-	last  time.Duration // when that was counted
-	asked time.Duration // when it yielded last
-	which int           // of found is about such operations
-	crowd int           // other ranks on this core
-	found [2]finding    // in operations of little and of much data
+	spent    time.Duration // of this core in this wait
+	last     time.Duration // when that was counted
+	asked    time.Duration // when it yielded last
+	patience time.Duration // beyond Patience
+	tired    bool          // the last wait ended in a sleep, for want of patience
+	which    int           // of found is about such operations
+	crowd    int           // other ranks on this core
+	found    [2]finding    // in operations of little and of much data
 }
 
 // finding is what a waiter has found out about its core.
@@ -107,14 +121,30 @@ func (w *Waiter) Wanted() bool { return w.found[w.which].wanted > 0 }
 func (w *Waiter) Among(others int) { w.crowd = others }
 
 // Begin starts a wait.
-func (w *Waiter) Begin(now time.Duration) { w.spent, w.last = 0, now }
+func (w *Waiter) Begin(now time.Duration) {
+	if w.tired {
+		w.tired = false
+		if slept := now - w.last; slept < 2*MaxPatience { // at most that: it may have done something else since
+			w.patience = min(2*w.patience+Patience, MaxPatience-Patience)
+		} else {
+			w.patience = 0
+		}
+	}
+	w.spent, w.last = 0, now
+}
 
 // Next tells what to do. After Yield the caller calls Yielded.
 func (w *Waiter) Next(now time.Duration) Act {
 	f := &w.found[w.which]
 	w.spent += now - w.last
 	w.last = now
-	if now < f.until || w.spent >= Patience {
+	switch {
+	case now < f.until && (w.crowd > 0 || w.spent >= Glance):
+		return Sleep
+	case now < f.until:
+		return Spin
+	case w.spent >= Patience+w.patience:
+		w.tired = true
 		return Sleep
 	}
 	if f.wanted > 0 || now-w.asked >= AskEvery {

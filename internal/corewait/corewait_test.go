@@ -92,9 +92,15 @@ func TestSomebodyComputes(t *testing.T) {
 	if yields > 15 {
 		t.Errorf("it gave its core away %d times in 2 s, %v each", yields, slice)
 	}
-	if acts := drive(&w, &now); len(acts) != 1 || acts[0] != Sleep {
-		t.Errorf("%v: it sleeps at once where a yield costs a time slice", acts)
+	start := now
+	if acts := drive(&w, &now); count(acts, Yield) != 0 || acts[len(acts)-1] != Sleep || now-start != Glance {
+		t.Errorf("%v, for %v: where a yield costs a time slice it looks for a moment and sleeps", acts, now-start)
 	}
+	w.Among(1)
+	if acts := drive(&w, &now); len(acts) != 1 || acts[0] != Sleep {
+		t.Errorf("%v: it sleeps at once where the one that it waits for may be on its core", acts)
+	}
+	w.Among(0)
 	// Alone again, it finds out at the next question.
 	now += MaxPause
 	drive(&w, &now, 300)

@@ -21,7 +21,7 @@ const (
 	simCall   = 300 * time.Nanosecond // of a yield without takers
 	simSwitch = 800 * time.Nanosecond // from one thread to another
 	simWake   = 1500 * time.Nanosecond
-	simRouse  = 5 * time.Microsecond // until a sleeper runs
+	simRouse  = 5 * time.Microsecond // until a sleeper runs, if the machine is not slow in that
 	simSlice  = 3 * time.Millisecond
 	simPeriod = 100 * time.Millisecond
 	simCopy   = 2 * time.Millisecond // of a rank in an operation of much data
@@ -55,6 +55,7 @@ type sim struct {
 	ranks []*simThread
 	noise func() time.Duration // what a step takes longer than usual
 	large int                  // the first steps are of much data
+	rouse time.Duration        // until a sleeper runs
 
 	limit time.Duration // of all cores together in each simPeriod, as a container has it; 0 is none
 	used  time.Duration // of it
@@ -62,7 +63,7 @@ type sim struct {
 }
 
 func newSim(ranks, cores int, place func(rank int) int) *sim {
-	s := &sim{noise: func() time.Duration { return 0 }}
+	s := &sim{noise: func() time.Duration { return 0 }, rouse: simRouse}
 	for range cores {
 		s.cores = append(s.cores, &simCore{})
 	}
@@ -166,7 +167,7 @@ func (s *sim) turn(c *simCore, t *simThread) {
 		}
 		t.step++
 		t.waiting = true
-		s.rouse(c, t)
+		s.wake(c, t)
 		t.w.About(bytes)
 		t.w.Begin(c.now)
 	default:
@@ -207,12 +208,12 @@ func (s *sim) wait(c *simCore, t *simThread) {
 	}
 }
 
-// rouse wakes the sleepers that wait for nobody else.
-func (s *sim) rouse(c *simCore, t *simThread) {
+// wake wakes the sleepers that wait for nobody else.
+func (s *sim) wake(c *simCore, t *simThread) {
 	for _, o := range s.ranks {
 		if o != t && o.asleep && s.complete(o) {
 			c.now += simWake
-			o.asleep, o.ready = false, c.now+simRouse
+			o.asleep, o.ready = false, c.now+s.rouse
 			if len(o.core.queue) == 0 {
 				o.core.now = max(o.core.now, c.now)
 			}
@@ -358,6 +359,53 @@ func TestManyRanksOnACore(t *testing.T) {
 				if r.slept > 0 {
 					t.Fatalf("rank %d slept %d times in 200 operations", r.rank, r.slept)
 				}
+			}
+		})
+	}
+}
+
+// Where a sleeper runs again only long after it was woken, longer than the others have patience at first, ranks that have lost each other once find
+// together again, and do not sleep in each operation from then on.
+func TestSlowToWake(t *testing.T) {
+	t.Parallel()
+	for _, ranks := range []int{2, 3, 8} {
+		for _, rouse := range []time.Duration{Patience / 2, Patience + 50*time.Microsecond, 2 * Patience, 3 * Patience} {
+			t.Run(fmt.Sprintf("%d ranks, %v", ranks, rouse), func(t *testing.T) {
+				t.Parallel()
+				s := newSim(ranks, ranks, func(r int) int { return r })
+				s.rouse = rouse
+				steps := 0
+				s.noise = func() time.Duration {
+					if steps++; steps == 10*ranks { // one rank, once
+						return 2 * time.Millisecond
+					}
+					return 0
+				}
+				s.run(t, 1000)
+				for _, r := range s.ranks {
+					if r.slept > 20 {
+						t.Errorf("rank %d slept %d times in 1000 operations", r.rank, r.slept)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Ranks with a core each, beside threads that compute there, get their share of the cores at the same time.
+func TestInStep(t *testing.T) {
+	t.Parallel()
+	for _, ranks := range []int{2, 4, 16} {
+		t.Run(fmt.Sprintf("%d ranks", ranks), func(t *testing.T) {
+			t.Parallel()
+			s := newSim(ranks, ranks, func(r int) int { return r })
+			for core := range s.cores {
+				s.hog(core, time.Duration(core)*simSlice/7, time.Hour) // their turns begin at different times
+			}
+			s.run(t, 40_000)
+			const alone = simWork + simLook
+			if _, mean := s.median(); mean > 3*alone {
+				t.Errorf("an operation takes %v on average, at most %v without the others", mean, alone)
 			}
 		})
 	}

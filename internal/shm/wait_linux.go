@@ -63,7 +63,11 @@ func (w *waiter) linger(word *uint32, target uint32) bool {
 
 // place says now and then on which core this rank runs, and goes to another one where ranks of the group crowd this one.
 func (w *waiter) place(now time.Duration) {
-	if e := w.engine; !w.shared && w.placer.Due(now) {
+	if w.shared {
+		w.Among(1) // the Go scheduler may want this thread for it
+		return
+	}
+	if e := w.engine; w.placer.Due(now) {
 		e.seg.life(e.rank).setCore(w.placer.Place(now, e.rank, e.size, func(rank int) int { return e.seg.life(rank).atCore() }))
 		w.Among(w.placer.Others())
 	}

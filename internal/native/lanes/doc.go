@@ -39,7 +39,7 @@ const Max = wire.MaxLanes
 
 // Wish is how many lanes a rank wishes for: as many as it has cores to itself. It is one of here ranks on its host, 0 if that is not known, and of
 // size in the group.
-func Wish(here, size int) int { return wish(runtime.GOMAXPROCS(0), here, size) }
+func Wish(here, size int) int { return wish(min(runtime.GOMAXPROCS(0), runtime.NumCPU()), here, size) }
 
 func wish(cores, here, size int) int {
 	if here < 1 {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -104,6 +105,14 @@ func TestWish(t *testing.T) {
 		if got := wish(c.cores, c.here, c.size); got != c.want {
 			t.Errorf("%d cores, %d of %d ranks on the host: %d lanes, want %d", c.cores, c.here, c.size, got, c.want)
 		}
+	}
+}
+
+// TestWishesForCoresThatThereAre: GOMAXPROCS can be larger than the number of cores.
+func TestWishesForCoresThatThereAre(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(64 * runtime.NumCPU()))
+	if got := Wish(runtime.NumCPU(), 2); got != 1 {
+		t.Errorf("a rank for each core wishes for %d lanes, want 1", got)
 	}
 }
 

@@ -203,7 +203,11 @@ func (m *Mesh) receive(op *link.Op, all bool) bool {
 // that has changed it tells all ranks of its host: an operation has messages with a few of them only, and who knows where some
 // are leaves a core that is not crowded.
 func (m *Mesh) place(now time.Duration) {
-	if m.cfg.Local == nil || m.cfg.Shared || !m.placer.Due(now) {
+	if m.cfg.Shared {
+		m.wait.Among(1) // the Go scheduler may want this thread for it
+		return
+	}
+	if m.cfg.Local == nil || !m.placer.Due(now) {
 		return
 	}
 	m.mu.Lock() // no point: it spins
