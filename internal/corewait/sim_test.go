@@ -402,7 +402,7 @@ func TestInStep(t *testing.T) {
 			for core := range s.cores {
 				s.hog(core, time.Duration(core)*simSlice/7, time.Hour) // their turns begin at different times
 			}
-			s.run(t, 40_000)
+			s.run(t, 15_000)
 			const alone = simWork + simLook
 			if _, mean := s.median(); mean > 3*alone {
 				t.Errorf("an operation takes %v on average, at most %v without the others", mean, alone)
