@@ -56,6 +56,7 @@ type Group struct {
 		failure  error
 		dumped   bool
 		changing bool          // Reconfigure runs, or has been successful
+		followed bool          // it has been, and its group is in use
 		torchSeq uint64        // PyTorch's count of operations
 		timeout  time.Duration // of operations that have none of their own
 		room     chan struct{} // closed when the queue has room again; nil when nobody waits for it
@@ -251,6 +252,13 @@ func (g *Group) leaveStore() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
 	defer cancel()
+	moment.At("group.close.store")
+	g.mu.Lock()
+	quits := g.lineage.membership != nil && !g.mu.followed
+	g.mu.Unlock()
+	if quits {
+		g.formed.Place.SayQuit(ctx)
+	}
 	g.formed.Place.Leave(ctx, g.formed.GoRanks())
 }
 

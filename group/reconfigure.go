@@ -82,18 +82,19 @@ func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (
 	}
 	left, err := g.beginChange(op)
 	if left {
-		p := g.successorPlan(uuid, rank, len(handles))
+		p := g.successorPlan(uuid, rank, handles)
 		p.form.Decline(ctx, handles)
 		p.family.close()
 	}
 	if err != nil {
 		return nil, err
 	}
-	next, err := g.successor(ctx, g.successorPlan(uuid, rank, len(handles)), handles)
+	next, err := g.successor(ctx, g.successorPlan(uuid, rank, handles), handles)
 	moment.At("group.reconfigure.made")
 	g.mu.Lock()
 	g.mu.changing = err == nil // then for ever: it has a successor
 	closed := g.closedLocked()
+	g.mu.followed = err == nil && !closed
 	g.mu.Unlock()
 	if err == nil && closed {
 		_ = next.Close()
@@ -159,17 +160,18 @@ func (g *Group) successor(ctx context.Context, p *plan, handles []string) (*Grou
 }
 
 // successorPlan plans the next group.
-func (g *Group) successorPlan(uuid int64, rank, size int) *plan {
-	f := newFamily(g.lineage.store, size)
+func (g *Group) successorPlan(uuid int64, rank int, handles []string) *plan {
+	f := newFamily(g.lineage.store, len(handles))
 	moment.At("group.reconfigure.family")
 	g.lineage.family.mu.Lock()
 	f.mu.names.Groups = g.lineage.family.mu.names.Groups
 	g.lineage.family.mu.Unlock()
 	m := *g.lineage.membership
+	former := form.Former{Place: g.formed.Place, Ranks: groupnames.RanksIn(m.uuid, handles)}
 	m.uuid = uuid
 	p := &plan{
 		config: g.config, family: f, membership: &m,
-		form: form.Plan{Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName, Origin: form.FromReconfigure, UUID: uuid},
+		form: form.Plan{Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName, Origin: form.FromReconfigure, UUID: uuid, Former: former},
 	}
 	p.config.timeout = g.Timeout()
 	p.complete()

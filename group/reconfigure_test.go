@@ -245,6 +245,54 @@ func TestReconfigureOfAClosedGroup(t *testing.T) {
 	})
 }
 
+// TestReconfigureWithAMemberThatHasLeft: a member that has closed its group, and does not call Reconfigure, is not waited for, whether the
+// group worked or had failed. What it has left in the store goes with the group.
+func TestReconfigureWithAMemberThatHasLeft(t *testing.T) {
+	eachTransport(t, func(t *testing.T, transport Transport) {
+		t.Helper()
+		for gone := range 3 {
+			for _, late := range []bool{false, true} {
+				c := newCrew(t, 3, WithTransport(transport), WithConnectTimeout(time.Minute))
+				c.reconfigure(1, 0, 1, 2)
+				handles := c.handles(2, 1, 0)
+				if late { // the others notice
+					c.groups[gone].fail(errors.New("it has failed"))
+				} else {
+					must(t, c.groups[gone].Close())
+				}
+				from := time.Now()
+				_ = each(3, func(r int) error {
+					if r == gone {
+						if late {
+							time.Sleep(500 * time.Millisecond)
+							return c.groups[gone].Close()
+						}
+						return nil
+					}
+					if _, err := c.groups[r].Reconfigure(ctxOf(t), 2, handles); !errors.Is(err, form.ErrGaveUp) || dist.CodeOf(err) != dist.Unavailable {
+						t.Errorf("rank %d, and rank %d has left: %v", r, gone, err)
+					}
+					return nil
+				})
+				if took := time.Since(from); took > 20*time.Second {
+					t.Errorf("rank %d has left: the others took %v", gone, took)
+				}
+				closeAll(c.groups)
+			}
+		}
+	})
+}
+
+// TestLeavingLeavesNothing: the keys by which members that leave say so are deleted by the last one.
+func TestLeavingLeavesNothing(t *testing.T) {
+	c := newCrew(t, 3)
+	c.reconfigure(1, 0, 1, 2)
+	closeAll(c.groups)
+	if n, err := c.store.NumKeys(ctxOf(t)); err != nil || n > 3 { // the claim, the number of the generation, its verdict
+		t.Errorf("%d keys are left, %v", n, err)
+	}
+}
+
 // TestReconfigureTogether: when one rank gives up, the others do not wait for their own timeouts.
 func TestReconfigureTogether(t *testing.T) {
 	c := newCrew(t, 3)

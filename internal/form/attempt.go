@@ -34,12 +34,14 @@ type attempt struct {
 	shared    bool   // another rank is a goroutine of this process
 	listener  net.Listener
 	door      *os.File // the same listener, for knocks
+	endQuits  func()   // ends the look for ranks that have left
 }
 
 // try makes a group in the generation that is open. A rank that fails here has told the others not to wait for it.
 func try(ctx context.Context, p *Plan) (*Formed, error) {
-	a := &attempt{p: p, Formed: &Formed{globals: p.Globals, Members: make([]Member, p.size())}}
+	a := &attempt{p: p, Formed: &Formed{globals: p.Globals, Members: make([]Member, p.size())}, endQuits: func() {}}
 	defer a.closeListener()
+	defer func() { a.endQuits() }()
 	err := a.choose(ctx)
 	if err == nil {
 		a.Base = p.base(a.Layout)

@@ -139,6 +139,9 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 		return nil, dist.Wrap(op, dist.Internal, err)
 	}
 	more := []string{"shm"}
+	if p.Origin == FromReconfigure {
+		more = append(more, muster.Quit)
+	}
 	for device := range max(1, len(p.Devices)) {
 		more = append(more, "gloo/"+strconv.Itoa(device))
 	}
@@ -148,6 +151,7 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 	if p.Origin.once() && a.Place.Generation() > 0 {
 		return nil, muster.ErrOver // this rank has been here before, or another one gave up
 	}
+	a.endQuits = a.watchQuits(ctx)
 	stop := a.sayWhoIsMissing(ctx)
 	defer stop()
 	for r := range p.Globals {

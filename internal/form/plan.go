@@ -140,6 +140,7 @@ type Plan struct {
 	TorchName string  // PyTorch's name of the group
 	Origin    Origin
 	UUID      int64 // of a reconfiguration
+	Former    Former
 
 	missing []int  // ranks that had not come or connected when an attempt ended
 	awaited string // what they had not done

@@ -18,11 +18,12 @@ import (
 // Claim takes the uuid, as rank 0, and makes sure on the other ranks that it was not used before. If ctx ends meanwhile, the others are told
 // that this rank does not come.
 func (p *Plan) Claim(ctx context.Context, handles []string) error {
-	claim := p.claimed
-	if p.Rank == 0 {
-		claim = p.claim
+	claim, stop := p.claim, func() {}
+	if p.Rank != 0 {
+		claim, stop = p.claimed, p.watchFirst(ctx, handles)
 	}
 	err := claim(ctx, handles)
+	stop()
 	if err != nil && ctx.Err() != nil {
 		p.Decline(ctx, handles)
 	}

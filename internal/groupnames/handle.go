@@ -49,6 +49,22 @@ func (h Handle) PlaceIn(op string, list []string) (int, error) {
 	return place, nil
 }
 
+// RanksIn returns the rank that each member of a list of valid handles had in the group of a reconfiguration, -1 for those that were not in it.
+func RanksIn(uuid int64, list []string) []int {
+	ranks := make([]int, len(list))
+	for i, text := range list {
+		fields := strings.SplitN(text, ":", 5)
+		ranks[i] = -1
+		if in, err := strconv.ParseInt(fields[2], 10, 64); err != nil || in != uuid || uuid < 0 {
+			continue
+		}
+		if r, err := strconv.Atoi(fields[1]); err == nil {
+			ranks[i] = r
+		}
+	}
+	return ranks
+}
+
 // valid checks a handle as PyTorch does: only the first four fields count.
 func valid(text string) bool {
 	fields := strings.SplitN(text, ":", 5)

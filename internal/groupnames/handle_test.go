@@ -5,6 +5,7 @@ package groupnames
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/cohort-dist/cohort/dist"
@@ -18,6 +19,12 @@ func TestHandle(t *testing.T) {
 	}
 	if place, err := h.PlaceIn("op", []string{other, text}); place != 1 || err != nil {
 		t.Errorf("place %d, %v", place, err)
+	}
+	if ranks := RanksIn(17, []string{other, text, "gloo:0:17:3:", "gloo:3:18:4:"}); !slices.Equal(ranks, []int{-1, 2, 0, -1}) {
+		t.Errorf("ranks %v", ranks)
+	}
+	if ranks := RanksIn(-1, []string{other}); !slices.Equal(ranks, []int{-1}) {
+		t.Errorf("ranks %v in no group", ranks)
 	}
 	for _, list := range [][]string{
 		nil, {other}, {text, text}, {text, ""}, {text, "nccl:0:0:0:x"}, {text, "gloo:0:0:0"}, {text, "gloo:0:x:0:a"},

@@ -331,6 +331,24 @@ func (p *Place) goneKey() string { return p.Prefix() + "/gone" }
 // leftKey exists once at most so many ranks, 0 or 1, have not given up.
 func (p *Place) leftKey(most int) string { return p.goneKey() + "/" + strconv.Itoa(most) }
 
+// Quit is the name of the keys of ranks that have closed the group and come to no group that follows it. Give it to [Take] for groups that
+// others follow.
+const Quit = "quit"
+
+func (p *Place) quitKey(rank int) string { return p.Prefix() + "/" + Quit + "/" + strconv.Itoa(rank) }
+
+// SayQuit says that this rank comes to no group that follows. Call it before [Place.Leave].
+func (p *Place) SayQuit(ctx context.Context) {
+	moment.At("muster.quit")
+	_ = p.store.Set(ctx, p.quitKey(p.rank), over)
+}
+
+// AwaitQuit waits until a rank has said so.
+func (p *Place) AwaitQuit(ctx context.Context, rank int) error {
+	moment.At("muster.quit.await")
+	return p.store.Wait(ctx, p.quitKey(rank))
+}
+
 // Leave says that this rank has closed the group. The last of those that took part, which may be fewer than the places,
 // deletes the keys, unless a next generation was opened: then
 // they are deleted there.
