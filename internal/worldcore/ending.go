@@ -4,6 +4,7 @@
 package worldcore
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -16,8 +17,8 @@ const (
 	barriersAhead, barriersMost = 64, 4096
 	// barrierFirst and barrierEvery are the pauses between two looks for the first barrier, from the first to the longest.
 	barrierFirst, barrierEvery = time.Millisecond, 50 * time.Millisecond
-	// lastGrace is how long the last barrier waits for the others once a worker has died in it: none of them has anything to
-	// do before it. lastEvery is how often it is looked at.
+	// lastGrace is how long the last barrier waits for the others once a worker has died in it and the store answers: none of them has
+	// anything to do before it. lastEvery is how often it is looked at.
 	lastGrace, lastEvery = 2 * time.Second, 50 * time.Millisecond
 )
 
@@ -194,7 +195,7 @@ func (e *Ending) waitLast() {
 			case dead != nil && e.NoLook:
 				e.died(dead)
 			case dead != nil: // the last ones go without waiting for those behind them
-				e.look(dead, e.now+lastGrace, false)
+				e.look(dead, 0)
 			case cutOff(ev.Err) && !e.NoLost: // whoever hosted it has gone, which it does last
 				e.end(nil)
 			default:
@@ -204,23 +205,29 @@ func (e *Ending) waitLast() {
 	})
 }
 
-// look is the state in which somebody is gone: it has died if the last barrier does not end, although the store is there to tell.
-func (e *Ending) look(dead *dist.Error, until time.Duration, answered bool) {
-	e.do(Op{Kind: OpCheck, Round: e.round, Keys: []string{ReadyKey(e.n)}, For: max(until-e.now, 1)}, func(ev Event) {
+// look is the state in which somebody is gone: it has died if the last barrier does not end, although the store is there to tell. until is
+// when it should have ended, zero while the store has told nothing: it may be slow for others too, so they are given their time from then on.
+func (e *Ending) look(dead *dist.Error, until time.Duration) {
+	limit := until
+	if until == 0 {
+		limit = e.now + silentFor
+	}
+	e.do(Op{Kind: OpCheck, Round: e.round, Keys: []string{ReadyKey(e.n)}, For: max(limit-e.now, 1)}, func(ev Event) {
 		switch {
-		case timeOver(ev.Err) && e.now < until: // that of the caller is, and the store has not told
+		case timeOver(ev.Err) && e.now < limit: // that of the caller is, and the store has not told
 			e.end(ev.Err)
-		case ev.OK, ev.Err != nil && (!answered || !timeOver(ev.Err)):
+		case ev.OK, ev.Err != nil && !timeOver(ev.Err): // or it has gone with its host, which goes last
 			e.end(nil)
-		case ev.Err != nil || e.now >= until:
+		case ev.Err != nil || until > 0 && e.now >= until:
 			e.died(dead)
 		default:
+			until = cmp.Or(until, e.now+lastGrace)
 			e.do(Op{Kind: OpPause, For: lastEvery}, func(ev Event) {
 				if ev.Err != nil {
 					e.died(dead)
 					return
 				}
-				e.look(dead, until, true)
+				e.look(dead, until)
 			})
 		}
 	})

@@ -55,6 +55,7 @@ const (
 	delays trouble = iota // workers and the store are slow
 	deaths
 	giveUp // a worker has little time
+	atOnce // a worker dies on the way to the last barrier, and the store does not answer for a while
 	troubles
 )
 
@@ -95,6 +96,8 @@ func newEndSim(seed uint64, kind trouble, opt EndOptions) *endSim {
 	switch kind {
 	case giveUp:
 		w.workers[1].patient = w.within(time.Second)
+	case atOnce:
+		w.late, w.changes = true, w.failAtOnce
 	case deaths:
 		for range 1 + w.rng.IntN(2) {
 			g := w.workers[w.rng.IntN(size)]
@@ -107,6 +110,16 @@ func newEndSim(seed uint64, kind trouble, opt EndOptions) *endSim {
 		w.after(w.within(4*time.Second), func() { w.cut(a, b) })
 	}
 	return w
+}
+
+// failAtOnce waits for the first worker on its way to the last barrier.
+func (w *endSim) failAtOnce(key, _, _ string) {
+	if key != at(w.round, KeyOver) {
+		return
+	}
+	w.changes = nil
+	w.after(w.within(w.latest), func() { w.death(w.workers[w.rng.IntN(len(w.workers))]) })
+	w.after(w.within(4*w.latest), func() { w.stalled = w.now + w.within(2*silentFor) })
 }
 
 // death ends a worker that has not left.
@@ -176,12 +189,22 @@ func (g *leaver) leave() {
 	m := NewEnding(g.self(), w.round, others, mixed, w.opt)
 	deadline := w.now + g.patient
 	w.start(&task{p: g.proc, what: "end", m: m, do: g.do, deadline: deadline, then: func() {
-		// A store that does not answer for long may have gone with whoever had hosted it.
-		if _, met := w.store[at(w.round, ReadyKey(m.n))]; m.Err() == nil && !met && !w.hosted && (!w.late || w.now >= deadline) {
-			w.fault("%s ends well, and the others have not come", g.name)
+		if m.Err() == nil {
+			w.checkMet(g, m.n)
 		}
 		g.end(m.Err())
 	}})
+}
+
+// checkMet holds that a worker ends well only if everybody has come to the end and had no calls, and if all have met in the last barrier: unless
+// the store is gone, which ends with its host.
+func (w *endSim) checkMet(g *leaver, last int) {
+	if came := w.store[at(w.round, CountKey(last-1))]; came != strconv.Itoa(len(w.workers)) {
+		w.fault("%s ends well, and %q workers have come to the end", g.name, came)
+	}
+	if _, met := w.store[at(w.round, ReadyKey(last))]; !met && !w.gone {
+		w.fault("%s ends well, and the others have not come", g.name)
+	}
 }
 
 func (g *leaver) self() Self { return Self{Name: g.name, Size: len(g.w.workers)} }
