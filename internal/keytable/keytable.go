@@ -18,7 +18,7 @@ import (
 type Table struct {
 	seed   maphash.Seed
 	slots  index     // of all entries that are not in old
-	old    index     // a smaller index that is being moved into slots, a few entries with each key that comes
+	old    index     // an index of another size that is being moved into slots, a few entries with each key that comes or goes
 	moved  int       // slots of old below this one are empty
 	chunks [][]Entry // all of chunkSize
 	fresh  int       // entries ever used; those above are new
@@ -80,7 +80,7 @@ func (t *Table) Bytes() int64 { return t.bytes }
 
 func (t *Table) at(n uint32) *Entry { return &t.chunks[n/chunkSize][n%chunkSize] }
 
-// Hash returns a number that another key hardly ever has, in this table.
+// Hash returns a number that another key hardly ever has, in this table. It stays the same for the life of the table.
 func (t *Table) Hash(key []byte) uint64 { return maphash.Bytes(t.seed, key) }
 
 func (t *Table) hash(key []byte) uint32 {
@@ -262,7 +262,7 @@ func (t *Table) Remove(key []byte) bool {
 func (t *Table) shrink() {
 	switch {
 	case t.count == 0 && t.fresh > chunkSize && len(t.walks) == 0:
-		*t = *New()
+		*t = Table{seed: t.seed, slots: make(index, firstSlots)} // hashes stay
 	case t.old != nil:
 		t.move(4 * moveSlots) // the keys become fewer while it is moved: be faster than they go
 	case len(t.slots) > firstSlots && t.count*16 < len(t.slots):

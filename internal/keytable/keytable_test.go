@@ -125,3 +125,22 @@ func TestWalk(t *testing.T) {
 		}
 	})
 }
+
+// TestHashStays: the hash of a key stays the same for the life of a table, also when all keys have gone.
+func TestHashStays(t *testing.T) {
+	table := New()
+	want := table.Hash([]byte("key"))
+	for i := range 2 * chunkSize {
+		key := fmt.Append(nil, i)
+		table.Insert(key, len(key))
+	}
+	for i := range 2 * chunkSize {
+		table.Remove(fmt.Append(nil, i))
+	}
+	if table.Len() != 0 || len(table.chunks) != 0 {
+		t.Fatalf("%d keys and %d chunks are left", table.Len(), len(table.chunks))
+	}
+	if got := table.Hash([]byte("key")); got != want {
+		t.Errorf("the hash was %x and is %x", want, got)
+	}
+}

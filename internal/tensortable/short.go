@@ -12,13 +12,15 @@ import (
 
 // The short form of a table is the length of its entries (4 bytes) and one entry per tensor:
 //
-//	1  kind: 0 dense, 1 sparse (then its shape, its indices and its values follow as: 1 dims, 8 per size, two entries)
-//	1  element type, PyTorch's number
+//	1  kind: 0 dense, 1 sparse
+//	1  element type, PyTorch's number; 0 in a sparse one
 //	1  flags: 1 requires grad
 //	1  dimensions
 //	4  storage
 //	8  offset in elements
 //	16 per dimension: size and stride
+//
+// In a sparse one 8 bytes per dimension, its size, follow the number of dimensions, and then the dense entries of its indices and its values.
 const (
 	entryDense  = 0
 	entrySparse = 1
