@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,13 +20,17 @@ import (
 // hooked is a store that lets a test into the barriers of a shutdown.
 type hooked struct {
 	store.Store
-	add  func(key string) error
-	wait func(ctx context.Context, key string) error
+	add  atomic.Pointer[func(key string) error]
+	wait atomic.Pointer[func(ctx context.Context, key string) error]
 }
 
+// onAdd and onWait set the hooks, also while the worker uses the store.
+func (h *hooked) onAdd(f func(key string) error)                       { h.add.Store(&f) }
+func (h *hooked) onWait(f func(ctx context.Context, key string) error) { h.wait.Store(&f) }
+
 func (h *hooked) Add(ctx context.Context, key string, delta int64) (int64, error) {
-	if h.add != nil {
-		if err := h.add(key); err != nil {
+	if hook := h.add.Load(); hook != nil {
+		if err := (*hook)(key); err != nil {
 			return 0, err
 		}
 	}
@@ -33,8 +38,8 @@ func (h *hooked) Add(ctx context.Context, key string, delta int64) (int64, error
 }
 
 func (h *hooked) Wait(ctx context.Context, keys ...string) error {
-	if h.wait != nil {
-		if err := h.wait(ctx, keys[0]); err != nil {
+	if hook := h.wait.Load(); hook != nil {
+		if err := (*hook)(ctx, keys[0]); err != nil {
 			return err
 		}
 	}
@@ -70,13 +75,13 @@ func TestDeathInBarrier(t *testing.T) {
 			t.Run(fmt.Sprintf("%d/%s", barrier, transport), func(t *testing.T) {
 				t.Parallel()
 				w, h := startHooked(t, dead, rpc.WithTransports(transport))
-				h.add = func(key string) error {
+				h.onAdd(func(key string) error {
 					if !strings.HasSuffix(key, fmt.Sprintf("PROCESS_COUNT_ID_%d", barrier)) {
 						return nil
 					}
 					_ = w.nodes[dead].Close()
 					return errors.New("dead")
-				}
+				})
 				within(t, 2*soon, "the shutdown", func() {
 					w.every(func(n *node) error {
 						err := n.Shutdown(w.ctx)
@@ -97,7 +102,7 @@ func TestLastBarrierIsSeenLate(t *testing.T) {
 		t.Run(transport, func(t *testing.T) {
 			w, h := startHooked(t, 1, rpc.WithTransports(transport))
 			left := make(chan struct{}, 2)
-			h.wait = func(ctx context.Context, key string) error {
+			h.onWait(func(ctx context.Context, key string) error {
 				if !strings.HasSuffix(key, "READY_ID_3") {
 					return nil
 				}
@@ -105,7 +110,7 @@ func TestLastBarrierIsSeenLate(t *testing.T) {
 				<-left
 				<-ctx.Done() // the others are found to be gone
 				return dist.FromContext(ctx, "store: wait")
-			}
+			})
 			w.every(func(n *node) error {
 				if n.rank != 1 {
 					defer func() { left <- struct{}{} }()
