@@ -32,7 +32,7 @@ const liveness = 5 * time.Second
 
 func testContext(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // many tests run at once, on a slow machine too
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -5,8 +5,8 @@
 // counts) and ends with one line of totals. With -noskip a skipped test counts as a failure, so that nothing is silently
 // left out where interop is required. With -cover it also says how much of the code the tests reach.
 //
-// With a command after the flags (testcount -as race -- go test -race), if at most three tests fail, that command reruns
-// each of them alone several times: see again.go.
+// With a command after the flags (testcount -as race -- go test -race), if only a few tests fail, that command reruns each of them
+// alone several times: see again.go.
 package main
 
 import (
@@ -52,7 +52,9 @@ func main() {
 	if flag.NArg() > 0 {
 		run = goTest(flag.Args())
 	}
+	m := watchMachine()
 	sum, ok := report(os.Stdin, os.Stdout, *noskip, run)
+	fmt.Println("machine:", m.end())
 	err := note(*log, *as, sum.String())
 	if *cover != "" {
 		total, few, coverErr := coverageOf(*cover)

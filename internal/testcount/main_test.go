@@ -6,6 +6,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -174,5 +175,17 @@ func TestGoTest(t *testing.T) {
 	}
 	if goTest([]string{"go", "test", "-nosuchflag"})(io.Discard, ".", "TestReport", 2) {
 		t.Error("a command that fails passes")
+	}
+}
+
+// TestMachine: who watches the machine sees how late a thread is woken, and says so.
+func TestMachine(t *testing.T) {
+	m := watchMachine()
+	text := m.end()
+	if !strings.HasPrefix(text, "a thread that slept was woken at most ") {
+		t.Error(text)
+	}
+	if _, total := processorTicks(); runtime.GOOS == "linux" && total == 0 {
+		t.Error("no processor time was counted")
 	}
 }

@@ -42,7 +42,7 @@ func dialRaw(tb testing.TB, s *Server) net.Conn {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	_ = c.SetDeadline(time.Now().Add(3 * time.Minute))
 	return c
 }
 

@@ -280,35 +280,37 @@ func TestServerConnLimit(t *testing.T) {
 	})
 }
 
-// TestServerSlowReader reads a large reply in small pieces, and cuts a client that reads nothing at all.
+// TestServerSlowReader: a large reply that is read in small pieces arrives as it is.
 func TestServerSlowReader(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
 		t.Helper()
-		s := startServer(t, append(opts, WithLimits(Limits{Stall: 2 * time.Second}))...)
-		value := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
-		slow, stuck, other := dialV(t, s), dialV(t, s), dialV(t, s)
-		write(t, other, wire.AppendSet(nil, wire.V, "/big", value))
-		get := wire.AppendKey(nil, wire.V, wire.Get, "/big")
-		write(t, other, get)
-		if got := read(t, other, len(value)+8); !bytes.Equal(got[8:], value) {
-			t.Error("the value has changed")
-		}
-		for _, c := range []net.Conn{slow, stuck} {
-			write(t, c, bytes.Repeat(get, 20))
-		}
-		go func() { // and stuck goes on asking
-			for {
-				if _, err := stuck.Write(get); err != nil {
-					return
-				}
-			}
-		}()
+		s := startServer(t, opts...)
+		value, get := bigValue(t, s)
+		slow := dialV(t, s)
+		write(t, slow, bytes.Repeat(get, 20))
 		for i := range 20 {
 			time.Sleep(1 * time.Millisecond)
 			if got := read(t, slow, len(value)+8); !bytes.Equal(got[8:], value) {
 				t.Fatalf("reply %d has changed", i)
 			}
 		}
+	})
+}
+
+// TestServerStuckReader cuts a client that asks again and again and reads nothing at all.
+func TestServerStuckReader(t *testing.T) {
+	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
+		t.Helper()
+		s := startServer(t, append(opts, WithLimits(Limits{Stall: 2 * time.Second}))...)
+		_, get := bigValue(t, s)
+		stuck, other := dialV(t, s), dialV(t, s)
+		go func() {
+			for {
+				if _, err := stuck.Write(get); err != nil {
+					return
+				}
+			}
+		}()
 		testwait.Until(t, "the one who does not read is cut", func() bool { return s.Stats().Cut == 1 })
 		write(t, other, wire.AppendPing(nil, wire.V, 1))
 		read(t, other, 4)
@@ -316,6 +318,20 @@ func TestServerSlowReader(t *testing.T) {
 			t.Errorf("%d bytes are held", m)
 		}
 	})
+}
+
+// bigValue stores a megabyte and returns it, with a request for it.
+func bigValue(t *testing.T, s *Server) (value, get []byte) {
+	t.Helper()
+	value = bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	c := dialV(t, s)
+	write(t, c, wire.AppendSet(nil, wire.V, "/big", value))
+	get = wire.AppendKey(nil, wire.V, wire.Get, "/big")
+	write(t, c, get)
+	if got := read(t, c, len(value)+8); !bytes.Equal(got[8:], value) {
+		t.Error("the value has changed")
+	}
+	return value, get
 }
 
 func TestServerHook(t *testing.T) {
