@@ -41,8 +41,13 @@ func (v *iovecs) add(b []byte) {
 // addUpTo adds as much of b as one call may copy.
 func (v *iovecs) addUpTo(b []byte) { v.add(b[:min(len(b), maxCopy)]) }
 
-// sendv writes what the kernel takes, without blocking and without SIGPIPE.
+// sendv writes what the kernel takes, without blocking and without SIGPIPE. For one piece the kernel need not read a list of them, which
+// makes a small operation a few hundredths faster.
 func sendv(fd int, v *iovecs) (int, syscall.Errno) {
+	if v.n == 1 {
+		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0) //nolint:gosec // the kernel wants addresses
+		return int(n), errno
+	}
 	msg := unix.Msghdr{Iov: &v.list[0]}
 	msg.SetIovlen(v.n)
 	n, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
@@ -51,6 +56,10 @@ func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 
 // recvv reads what is there.
 func recvv(fd int, v *iovecs) (int, syscall.Errno) {
+	if v.n == 1 {
+		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes), unix.MSG_DONTWAIT, 0, 0) //nolint:gosec // the kernel wants addresses
+		return int(n), errno
+	}
 	msg := unix.Msghdr{Iov: &v.list[0]}
 	msg.SetIovlen(v.n)
 	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
