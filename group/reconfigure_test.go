@@ -260,7 +260,6 @@ func TestReconfigureWithAMemberThatHasLeft(t *testing.T) {
 				} else {
 					must(t, c.groups[gone].Close())
 				}
-				from := time.Now()
 				_ = each(3, func(r int) error {
 					if r == gone {
 						if late {
@@ -274,9 +273,6 @@ func TestReconfigureWithAMemberThatHasLeft(t *testing.T) {
 					}
 					return nil
 				})
-				if took := time.Since(from); took > 20*time.Second {
-					t.Errorf("rank %d has left: the others took %v", gone, took)
-				}
 				closeAll(c.groups)
 			}
 		}
