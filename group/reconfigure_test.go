@@ -279,6 +279,27 @@ func TestReconfigureWithAMemberThatHasLeft(t *testing.T) {
 	})
 }
 
+// TestReconfigureWithANewcomerAndOneThatHasLeft: a newcomer knows nothing of the group that the others were in. A member looks after all of
+// them, wherever the newcomer stands.
+func TestReconfigureWithANewcomerAndOneThatHasLeft(t *testing.T) {
+	for _, order := range [][]int{{0, 2, 1}, {0, 1, 2}, {2, 1, 0}, {2, 0, 1}, {1, 0, 2}, {1, 2, 0}} {
+		c := newCrew(t, 3, WithTransport(TCP), WithConnectTimeout(time.Minute))
+		c.reconfigure(1, 0, 1)
+		handles := c.handles(order...) // 2 is the newcomer
+		must(t, c.groups[1].Close())
+		_ = each(3, func(r int) error {
+			if r == 1 {
+				return nil
+			}
+			if _, err := c.groups[r].Reconfigure(ctxOf(t), 2, handles); !errors.Is(err, form.ErrGaveUp) || dist.CodeOf(err) != dist.Unavailable {
+				t.Errorf("members %v, and 1 has left: %d: %v", order, r, err)
+			}
+			return nil
+		})
+		closeAll(c.groups)
+	}
+}
+
 // TestLeavingLeavesNothing: the keys by which members that leave say so are deleted by the last one.
 func TestLeavingLeavesNothing(t *testing.T) {
 	c := newCrew(t, 3)

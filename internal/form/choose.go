@@ -139,9 +139,6 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 		return nil, dist.Wrap(op, dist.Internal, err)
 	}
 	more := []string{"shm"}
-	if p.Origin == FromReconfigure {
-		more = append(more, muster.Quit)
-	}
 	for device := range max(1, len(p.Devices)) {
 		more = append(more, "gloo/"+strconv.Itoa(device))
 	}

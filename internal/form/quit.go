@@ -23,84 +23,74 @@ type Former struct {
 	Ranks []int         // by new rank: the one in that group, -1 for those that were not in it
 }
 
-// former returns the rank before of a new rank, -1 if nothing is known of it.
-func (p *Plan) former(r int) int {
-	if p.Former.Place == nil {
-		return -1
-	}
-	return p.Former.Ranks[r]
-}
-
-// quitAfter is how long the ranks may take to come before one looks whether others have left: normally it takes milliseconds.
-const quitAfter = 200 * time.Millisecond
+// Whether members have left is looked at for the first time after quitAfter, since all normally come in milliseconds, then less and less
+// often, at last every quitEvery. A look is one question to the store until somebody has left, then two, and one more for each that came
+// before it left: at most six in any second and those, however many are waited for. Every rank looks by itself, since the others may die.
+const (
+	quitAfter = 200 * time.Millisecond
+	quitEvery = 500 * time.Millisecond
+)
 
 // watchFirst declines in the name of the new rank 0, for whose claim the others wait, if it has left. stop ends that.
 func (p *Plan) watchFirst(ctx context.Context, handles []string) (stop func()) {
-	if p.former(0) < 0 {
-		return func() {}
-	}
-	first := *p
-	first.Rank = 0
-	return later(ctx, func(ctx context.Context) {
-		if first.Former.Place.AwaitQuit(ctx, first.former(0)) == nil {
-			first.Decline(ctx, handles)
+	return p.watch(ctx, func(ctx context.Context, left *Plan) (passed bool) {
+		if left.Rank == 0 {
+			left.Decline(ctx, handles)
 		}
+		return left.Rank != 0
 	})
 }
 
-// watchQuits declines in the names of ranks that have left. Each rank looks after those between it and the next one that has come, so
-// the store is asked once for each that has not.
+// watchQuits declines in the names of ranks that have left without having come. stop ends that.
 func (a *attempt) watchQuits(ctx context.Context) (stop func()) {
-	if a.p.Former.Place == nil || !slices.ContainsFunc(a.p.Former.Ranks, func(r int) bool { return r >= 0 }) {
-		return func() {}
-	}
-	p := *a.p
-	return later(ctx, func(ctx context.Context) {
-		var tasks sync.WaitGroup
-		defer func() {
-			moment.At("form.quit.all")
-			tasks.Wait()
-		}()
-		for step := 1; step < p.size(); step++ {
-			absent := p
-			absent.Rank = (p.Rank + step) % p.size()
-			if came, err := p.Store.Check(ctx, a.Place.Key(absent.Rank)); err != nil || came {
-				return
-			}
-			if absent.former(absent.Rank) >= 0 {
-				tasks.Go(func() { a.awaitQuit(ctx, &absent) })
-			}
+	return a.p.watch(ctx, func(ctx context.Context, left *Plan) (passed bool) {
+		came, err := left.Store.Check(ctx, a.Place.Key(left.Rank))
+		if err == nil && !came {
+			left.decline(ctx)
 		}
+		return came
 	})
 }
 
-// awaitQuit declines for a rank when it leaves without having come.
-func (a *attempt) awaitQuit(ctx context.Context, absent *Plan) {
-	if absent.Former.Place.AwaitQuit(ctx, absent.former(absent.Rank)) != nil {
-		return
+// watch looks for ranks that have left until stop is called. It calls judge with the plan of each, again and again until that lets it pass: a
+// store that does not answer is asked again, and one rank that does not pass is enough to end the attempt.
+func (p *Plan) watch(ctx context.Context, judge func(ctx context.Context, left *Plan) (passed bool)) (stop func()) {
+	f := p.Former
+	if f.Place == nil || !slices.ContainsFunc(f.Ranks, func(r int) bool { return r >= 0 && r != f.Ranks[p.Rank] }) {
+		return func() {}
 	}
-	if came, err := absent.Store.Check(ctx, a.Place.Key(absent.Rank)); err == nil && !came {
-		absent.decline(ctx)
-	}
-}
-
-// later calls watch after a while, unless it is stopped before. stop ends its context and waits for it.
-func later(ctx context.Context, watch func(ctx context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var task sync.WaitGroup
-	task.Go(func() {
-		moment.At("form.quit")
-		t := time.NewTimer(quitAfter)
-		defer t.Stop()
-		select {
-		case <-t.C:
-			watch(ctx)
-		case <-ctx.Done():
-		}
-	})
+	left := *p
+	task.Go(func() { left.look(ctx, judge) })
 	return func() {
 		cancel()
 		moment.At("form.quit.end")
 		task.Wait()
+	}
+}
+
+func (p *Plan) look(ctx context.Context, judge func(ctx context.Context, left *Plan) (passed bool)) {
+	var passed []int
+	t := time.NewTimer(quitAfter)
+	defer t.Stop()
+	for pause := quitAfter; ; t.Reset(pause) {
+		moment.At("form.quit")
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+		quits, _ := p.Former.Place.Quits(ctx)
+		for _, r := range quits {
+			if p.Rank = slices.Index(p.Former.Ranks, r); p.Rank < 0 || slices.Contains(passed, r) {
+				continue
+			}
+			if !judge(ctx, p) {
+				break
+			}
+			passed = append(passed, r)
+		}
+		pause = min(2*pause, quitEvery)
 	}
 }

@@ -14,7 +14,7 @@
 //	G/gone           the ranks that have given up generation G, one after the other
 //	G/gone/0, 1      there once at most so many ranks have not, for those who wait to see who it is
 //	G/left           how many ranks have closed the group
-//	G/quit/R         rank R has closed it, and comes to no group that follows it
+//	G/quit           the ranks that have closed it and come to no group that follows it, one after the other
 //	G/up             the ranks that have connected in a group with PyTorch ranks, one after the other
 //	G/dead           the ranks that died while others had not come
 //	G/end            why the attempt failed or the group ended, the first reason (written by the group)

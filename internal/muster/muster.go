@@ -331,23 +331,16 @@ func (p *Place) goneKey() string { return p.Prefix() + "/gone" }
 // leftKey exists once at most so many ranks, 0 or 1, have not given up.
 func (p *Place) leftKey(most int) string { return p.goneKey() + "/" + strconv.Itoa(most) }
 
-// Quit is the name of the keys of ranks that have closed the group and come to no group that follows it. Give it to [Take] for groups that
-// others follow.
-const Quit = "quit"
+func (p *Place) quitKey() string { return p.Prefix() + "/quit" }
 
-func (p *Place) quitKey(rank int) string { return p.Prefix() + "/" + Quit + "/" + strconv.Itoa(rank) }
-
-// SayQuit says that this rank comes to no group that follows. Call it before [Place.Leave].
+// SayQuit says that this rank has closed the group and comes to no group that follows. Call it before [Place.Leave].
 func (p *Place) SayQuit(ctx context.Context) {
 	moment.At("muster.quit")
-	_ = p.store.Set(ctx, p.quitKey(p.rank), over)
+	_ = p.note(ctx, p.quitKey(), p.rank)
 }
 
-// AwaitQuit waits until a rank has said so.
-func (p *Place) AwaitQuit(ctx context.Context, rank int) error {
-	moment.At("muster.quit.await")
-	return p.store.Wait(ctx, p.quitKey(rank))
-}
+// Quits returns the ranks that have said so.
+func (p *Place) Quits(ctx context.Context) ([]int, error) { return p.noted(ctx, p.quitKey()) }
 
 // Leave says that this rank has closed the group. The last of those that took part, which may be fewer than the places,
 // deletes the keys, unless a next generation was opened: then
@@ -414,7 +407,7 @@ func (p *Place) forgetOlder(ctx context.Context) {
 // forgotten: it says that nothing is left to close.
 func (p *Place) forget(ctx context.Context) {
 	moment.At("muster.forget")
-	keys := []string{p.before().madeKey(), p.goneKey(), p.leftKey(0), p.leftKey(1), p.upKey(), p.deadKey()}
+	keys := []string{p.before().madeKey(), p.goneKey(), p.leftKey(0), p.leftKey(1), p.upKey(), p.deadKey(), p.quitKey()}
 	for _, name := range []string{"came", "left", "end"} {
 		keys = append(keys, p.Prefix()+"/"+name)
 	}
