@@ -291,7 +291,9 @@ func TestReconfigureWithANewcomerAndOneThatHasLeft(t *testing.T) {
 			if r == 1 {
 				return nil
 			}
-			if _, err := c.groups[r].Reconfigure(ctxOf(t), 2, handles); !errors.Is(err, form.ErrGaveUp) || dist.CodeOf(err) != dist.Unavailable {
+			_, err := c.groups[r].Reconfigure(ctxOf(t), 2, handles)
+			e, _ := errors.AsType[*dist.Error](err)
+			if !errors.Is(err, form.ErrGaveUp) || e.Code != dist.Unavailable || int(e.Rank) != slices.Index(order, 1) {
 				t.Errorf("members %v, and 1 has left: %d: %v", order, r, err)
 			}
 			return nil

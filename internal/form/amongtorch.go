@@ -133,6 +133,10 @@ func (a *attempt) watchGivenUp(ctx context.Context, end func(error)) {
 	if has, err := a.p.Store.Check(ctx, a.Place.EndKey()); has || err != nil {
 		return // told reads why
 	}
+	if a.p.Origin.once() {
+		end(a.p.gaveUp(ctx)) // as where no PyTorch rank is in the group
+		return
+	}
 	end(&dist.Error{
 		Op: "group: new", Code: dist.Aborted, Rank: dist.Rank(ranks[0]), Detail: ranklist.Words(ranks) + " gave the group up before the others had connected",
 	})

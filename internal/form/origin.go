@@ -6,7 +6,9 @@ package form
 import (
 	"context"
 	"errors"
+	"strconv"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/gloo"
 	"github.com/cohort-dist/cohort/internal/muster"
 )
@@ -25,6 +27,21 @@ const (
 
 // ErrGaveUp ends an attempt that cannot be repeated.
 var ErrGaveUp = errors.New("a rank gave up the making of this group")
+
+// gaveUp is the error of an attempt that a rank gave up and that cannot be repeated. It names the rank that did so first.
+func (p *Plan) gaveUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, judgeLimit)
+	defer cancel()
+	who, rank := "a rank", dist.NoRank
+	if first, err := muster.FirstGone(ctx, p.Store, p.keys(), p.size()); err == nil && first >= 0 && first != p.Rank {
+		who, rank = "rank "+strconv.Itoa(first), dist.Rank(first)
+	}
+	does := " gave up the reconfiguration or has closed its group: reconfigure again, with another uuid, and without that rank if it has left"
+	if p.Origin == FromMerge {
+		does = " gave up the merge: merge again, over another store or with a prefix of its own"
+	}
+	return &dist.Error{Op: "group: new", Code: dist.Unavailable, Rank: rank, Detail: who + does, Err: ErrGaveUp}
+}
 
 // once reports whether there is only one attempt to make the group: a rank that gave up cannot come again under the same
 // number.

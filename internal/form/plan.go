@@ -184,7 +184,7 @@ func (p *Plan) failed(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return dist.FromContext(ctx, "group: new")
 	case p.Origin.once():
-		return dist.Wrap("group: new", dist.Unavailable, ErrGaveUp)
+		return p.gaveUp(ctx)
 	}
 	return nil
 }

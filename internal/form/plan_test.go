@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/coll"
 	"github.com/cohort-dist/cohort/internal/gloo/torch"
 	"github.com/cohort-dist/cohort/internal/muster"
+	"github.com/cohort-dist/cohort/store"
 )
 
 // TestBareStoreWithPrefix: PyTorch joins a prefix and its own keys with one slash.
@@ -85,8 +86,10 @@ func TestTheCallersOwnEnd(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
+	s := store.NewMemory()
+	defer func() { _ = s.Close() }()
 	for _, origin := range []Origin{FromPython, FromSplit, FromMerge, FromReconfigure} {
-		p := &Plan{Origin: origin}
+		p := &Plan{Origin: origin, Store: s}
 		if err := p.failed(ctx, muster.ErrOver); !errors.Is(err, context.Canceled) {
 			t.Errorf("origin %d: %v", origin, err)
 		}

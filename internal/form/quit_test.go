@@ -5,13 +5,16 @@ package form
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/internal/muster"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -197,4 +200,34 @@ func TestTheFirstHasLeft(t *testing.T) {
 			t.Errorf("generation %d is open, %v", open, err)
 		}
 	})
+}
+
+// TestWhoGaveUpIsNamed: of a group that can be made only once, all are told who gave it up first, and what to do, whether or not PyTorch ranks are among
+// them. A rank that gave up because the first one did is not named.
+func TestWhoGaveUpIsNamed(t *testing.T) {
+	t.Parallel()
+	for origin, advice := range map[Origin]string{FromReconfigure: "another uuid", FromMerge: "prefix of its own"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := store.NewMemory()
+			defer func() { _ = s.Close() }()
+			a, _ := following(t, s, 0, 1, 2)
+			if a.p.Origin = origin; origin == FromMerge { // its keys are others
+				var err error
+				if a.Place, err = muster.Take(t.Context(), s, a.p.keys(), 0, 3, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			declined := *a.p
+			declined.Rank = 2
+			declined.decline(t.Context())
+			_ = a.Place.GiveUp(t.Context())
+			var amongTorch error
+			a.watchGivenUp(t.Context(), func(err error) { amongTorch = err })
+			for _, err := range []error{a.p.failed(t.Context(), muster.ErrOver), amongTorch} {
+				if !errors.Is(err, ErrGaveUp) || dist.CodeOf(err) != dist.Unavailable || rankOf(err) != 2 || !strings.Contains(err.Error(), advice) {
+					t.Errorf("origin %d, and rank 2 gave up: %v", origin, err)
+				}
+			}
+		})
+	}
 }

@@ -38,6 +38,18 @@ func (p *Place) Excused(ctx context.Context, rank int) (bool, error) {
 // Gone returns the ranks that have given the generation up.
 func (p *Place) Gone(ctx context.Context) ([]int, error) { return p.noted(ctx, p.goneKey()) }
 
+// FirstGone returns the rank that gave the first generation up before the others did, -1 if none has said so. Another process may have taken a
+// place: then it is only the first that saw it.
+func FirstGone(ctx context.Context, s store.Store, prefix string, size int) (int, error) {
+	p := &Place{store: s, root: prefix, size: size}
+	said, err := p.said(ctx, p.goneKey())
+	first, _, _ := strings.Cut(string(said), " ")
+	if ranks := p.parse([]byte(first)); len(ranks) > 0 {
+		return ranks[0], err
+	}
+	return -1, err
+}
+
 // Bury notes that a rank has died while others had not come. The ranks go on waiting: another process may take its place.
 func (p *Place) Bury(ctx context.Context, rank int) error {
 	moment.At("muster.bury")
@@ -64,12 +76,17 @@ func (p *Place) note(ctx context.Context, key string, rank int) error {
 
 // noted returns the ranks in a list, none if there is no list.
 func (p *Place) noted(ctx context.Context, key string) ([]int, error) {
+	said, err := p.said(ctx, key)
+	return p.parse(said), err
+}
+
+// said returns a list as it stands in the store, nil if there is none.
+func (p *Place) said(ctx context.Context, key string) ([]byte, error) {
 	moment.At("muster.noted")
 	if has, err := p.store.Check(ctx, key); err != nil || !has {
 		return nil, err
 	}
-	said, err := p.store.Get(ctx, key)
-	return p.parse(said), err
+	return p.store.Get(ctx, key)
 }
 
 // parse returns the ranks in a list, each of them once, in order.
