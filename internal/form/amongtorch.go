@@ -142,14 +142,10 @@ func (a *attempt) watchGivenUp(ctx context.Context, end func(error)) {
 	})
 }
 
-// toOthers is the error of a rank, reader, that finds the reason of another one in the store. If it is the lost one itself it names itself, as
-// all others do, and says that it lives.
+// toOthers is the error of a rank, reader, that finds the reason of another one in the store.
 func (e *ending) toOthers(op string, reader int) *dist.Error {
-	err := &dist.Error{Op: op, Code: dist.Code(e.Code), Rank: dist.Rank(e.Rank), Peer: e.Peer, Detail: e.Detail}
+	err := e.to(op, reader)
 	if err.Code == dist.PeerLost {
-		if e.Rank == reader {
-			err.Detail = "another rank has lost this one, which lives: " + e.Detail
-		}
 		return err
 	}
 	err.Detail = "rank " + strconv.Itoa(e.By) + " gave the group up: " + e.Detail

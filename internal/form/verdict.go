@@ -36,6 +36,15 @@ type ending struct {
 	Detail string `json:"detail,omitempty"`
 }
 
+// to is the error of a rank, reader. The one that is lost by another names itself, as all others do, and says that it lives.
+func (e *ending) to(op string, reader int) *dist.Error {
+	err := &dist.Error{Op: op, Code: dist.Code(e.Code), Rank: dist.Rank(e.Rank), Peer: e.Peer, Detail: e.Detail}
+	if err.Code == dist.PeerLost && e.Rank == reader {
+		err.Detail = "another rank has lost this one, which lives: " + e.Detail
+	}
+	return err
+}
+
 // maxEndingText bounds the words in the store.
 const maxEndingText = 1 << 10
 
@@ -81,7 +90,7 @@ func (v *Verdict) Judge(err error) error {
 	if first.By != v.rank {
 		return first.toOthers(own.Op, v.rank)
 	}
-	return &dist.Error{Op: own.Op, Code: code, Rank: dist.Rank(first.Rank), Peer: first.Peer, Detail: first.Detail}
+	return first.to(own.Op, v.rank)
 }
 
 // record writes a reason unless there is one, and returns the one that counts.
@@ -161,7 +170,7 @@ func (v *Verdict) reason(ctx context.Context) error {
 	if err != nil || words == nil || json.Unmarshal(words, first) != nil || !absent(dist.Code(first.Code)) {
 		return nil //nolint:nilerr // a store that does not answer knows no reason
 	}
-	return &dist.Error{Op: "group: new", Code: dist.Code(first.Code), Rank: dist.Rank(first.Rank), Peer: first.Peer, Detail: first.Detail}
+	return first.to("group: new", v.rank)
 }
 
 // Lossy reports whether a rank of the group is gone.
