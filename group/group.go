@@ -242,7 +242,7 @@ func (g *Group) endAll(list *sched.Item[Work], err error) {
 	}
 }
 
-// leaveLimit bounds how long Close waits for the store.
+// leaveLimit bounds how long Close waits for the store, for each of two things.
 const leaveLimit = 500 * time.Millisecond
 
 // leaveStore tidies up what the group has left in the store.
@@ -250,15 +250,17 @@ func (g *Group) leaveStore() {
 	if g.formed.Place == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
-	defer cancel()
 	moment.At("group.close.store")
 	g.mu.Lock()
 	quits := g.lineage.membership != nil && !g.mu.followed
 	g.mu.Unlock()
 	if quits {
+		ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
 		g.formed.Place.SayQuit(ctx)
+		cancel()
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
+	defer cancel()
 	g.formed.Place.Leave(ctx, g.formed.GoRanks())
 }
 

@@ -312,6 +312,30 @@ func TestLeavingLeavesNothing(t *testing.T) {
 	}
 }
 
+// slowQuits is a store that does not answer those who say that they come to no group that follows.
+type slowQuits struct{ *store.Memory }
+
+func (s slowQuits) Append(ctx context.Context, key string, value []byte) error {
+	if strings.HasSuffix(key, "/quit") {
+		<-ctx.Done()
+		return dist.FromContext(ctx, "store: append")
+	}
+	return s.Memory.Append(ctx, key, value)
+}
+
+// TestLeavingASlowStore: a member that could not say in time that it comes to no group that follows still counts as one that has left.
+func TestLeavingASlowStore(t *testing.T) {
+	s := slowQuits{store.NewMemory()}
+	defer func() { _ = s.Close() }()
+	c := &crew{tb: t, store: s}
+	c.groups = []*Group{c.spare(0, 2), c.spare(1, 2)}
+	c.reconfigure(1, 0, 1)
+	closeAll(c.groups)
+	if n, err := s.NumKeys(ctxOf(t)); err != nil || n > 3 { // as in TestLeavingLeavesNothing
+		t.Errorf("%d keys are left, %v", n, err)
+	}
+}
+
 // TestReconfigureTogether: when one rank gives up, the others do not wait for their own timeouts.
 func TestReconfigureTogether(t *testing.T) {
 	c := newCrew(t, 3)
