@@ -15,35 +15,49 @@ import (
 // differently from tests that fail on a good one.
 type machine struct {
 	stolen, total uint64 // ticks, when it began
+	ticks         func() (stolen, total uint64)
 	longest       chan time.Duration
 	stop          chan struct{}
 }
 
-func watchMachine() *machine {
-	m := &machine{longest: make(chan time.Duration, 1), stop: make(chan struct{})}
-	m.stolen, m.total = processorTicks()
+func watchMachine() *machine { return watch(lateness, processorTicks) }
+
+// watch calls late until it says that stop is closed.
+func watch(late func(stop <-chan struct{}) (by time.Duration, ok bool), ticks func() (stolen, total uint64)) *machine {
+	m := &machine{ticks: ticks, longest: make(chan time.Duration, 1), stop: make(chan struct{})}
+	m.stolen, m.total = ticks()
 	go func() {
-		const nap = 20 * time.Millisecond
 		longest := time.Duration(0)
 		for {
-			began := time.Now()
-			select {
-			case <-m.stop:
+			by, ok := late(m.stop)
+			if !ok {
 				m.longest <- longest
 				return
-			case <-time.After(nap):
-				longest = max(longest, time.Since(began)-nap)
 			}
+			longest = max(longest, by)
 		}
 	}()
 	return m
+}
+
+// lateness sleeps for a moment and returns by how much it was woken late, or that it was stopped.
+func lateness(stop <-chan struct{}) (by time.Duration, ok bool) {
+	const nap = 20 * time.Millisecond
+	began := time.Now()
+	select {
+	case <-stop:
+		return 0, false
+	case <-time.After(nap):
+		return time.Since(began) - nap, true
+	}
 }
 
 // end says how the machine ran.
 func (m *machine) end() string {
 	close(m.stop)
 	text := fmt.Sprintf("a thread that slept was woken at most %v late", (<-m.longest).Round(time.Millisecond))
-	if stolen, total := processorTicks(); total > m.total {
+	stolen, total := m.ticks()
+	if total > m.total && stolen >= m.stolen && stolen-m.stolen <= total-m.total { // the kernel's counters go backwards at times
 		text += fmt.Sprintf("; the host took %d%% of the processors' time", 100*(stolen-m.stolen)/(total-m.total))
 	}
 	return text

@@ -1,9 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command testcount reads the output of `go test -json`, prints what a person wants to see of it (packages, failures,
-// counts) and ends with one line of totals. With -noskip a skipped test counts as a failure, so that nothing is silently
-// left out where interop is required. With -cover it also says how much of the code the tests reach.
+// Command testcount reads the output of `go test -json` and prints what a person wants to see of it: packages, failures,
+// counts, one line of totals, the names of what failed, and how well the machine ran. With -noskip a skipped test counts as
+// a failure, so that nothing is silently left out where interop is required. With -cover it also says how much of the code
+// the tests reach.
 //
 // With a command after the flags (testcount -as race -- go test -race), if only a few tests fail, that command reruns each of them
 // alone several times: see again.go.

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 )
 
 const passing = `{"Action":"output","Package":"p","Test":"TestA","Output":"    x_test.go:3: count: 7 rows\n"}
@@ -178,14 +179,53 @@ func TestGoTest(t *testing.T) {
 	}
 }
 
-// TestMachine: who watches the machine sees how late a thread is woken, and says so.
+// TestMachine: who watches the machine says how late a thread was woken at most, and what part of the processors' time was taken meanwhile. Counters
+// of the kernel that have gone backwards say nothing.
 func TestMachine(t *testing.T) {
-	m := watchMachine()
-	text := m.end()
-	if !strings.HasPrefix(text, "a thread that slept was woken at most ") {
-		t.Error(text)
+	type counters struct{ stolen, total uint64 }
+	const began = "a thread that slept was woken at most 251ms late"
+	for _, c := range []struct {
+		before, after counters
+		want          string
+	}{
+		{counters{100, 1000}, counters{150, 1200}, began + "; the host took 25% of the processors' time"},
+		{counters{0, 1000}, counters{0, 1200}, began + "; the host took 0% of the processors' time"},
+		{counters{100, 1000}, counters{90, 1200}, began},
+		{counters{100, 1000}, counters{150, 1020}, began},
+		{counters{100, 1000}, counters{150, 900}, began},
+		{counters{}, counters{}, began},
+	} {
+		late := []time.Duration{3 * time.Millisecond, 250_600 * time.Microsecond, 0}
+		seen := make(chan struct{})
+		ticks := []counters{c.before, c.after}
+		m := watch(func(stop <-chan struct{}) (time.Duration, bool) {
+			if len(late) == 0 {
+				close(seen)
+				<-stop
+				return time.Hour, false
+			}
+			next := late[0]
+			late = late[1:]
+			return next, true
+		}, func() (stolen, total uint64) {
+			next := ticks[0]
+			ticks = ticks[1:]
+			return next.stolen, next.total
+		})
+		<-seen
+		if text := m.end(); text != c.want {
+			t.Errorf("%v, then %v: %q, want %q", c.before, c.after, text, c.want)
+		}
 	}
 	if _, total := processorTicks(); runtime.GOOS == "linux" && total == 0 {
 		t.Error("no processor time was counted")
+	}
+	stop := make(chan struct{})
+	if late, ok := lateness(stop); late < 0 || !ok {
+		t.Errorf("a nap ended %v late, %v", late, ok)
+	}
+	close(stop)
+	for ok := true; ok; {
+		_, ok = lateness(stop)
 	}
 }
