@@ -19,7 +19,7 @@ const (
 	long               = 20 // seconds
 	// mostUnstable is how many tests of one run, of thousands, may be run again. On a machine that stood still for seconds four of
 	// them failed once; many more are not chance.
-	mostUnstable = 8
+	mostUnstable = 5
 )
 
 // runner runs one test of a package a number of times and reports whether it passed each time. Without a name it runs the package without the
