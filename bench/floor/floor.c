@@ -78,11 +78,19 @@ static int all_at(uint32_t step) {
 	return 1;
 }
 
+static void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
 static int spin(const way *w, uint32_t step) {
 	for (uint64_t end = now() + w->spin * 1000ull; now() < end;)
 		for (int i = 0; i < 16; i++) {
 			if (all_at(step)) return 1;
-			__builtin_ia32_pause();
+			relax();
 		}
 	return all_at(step);
 }
