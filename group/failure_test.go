@@ -269,7 +269,8 @@ func TestAbort(t *testing.T) {
 	if err := w.Wait(ctx); !errors.Is(err, dist.Aborted) {
 		t.Errorf("collective: %v", err)
 	}
-	if err := groups[1].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Aborted) {
+	// What rank 0 had sent before the abort may come first: then the ranks called different operations.
+	if err := groups[1].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Aborted) && !errors.Is(err, dist.Mismatch) {
 		t.Errorf("peer: %v", err)
 	}
 }
