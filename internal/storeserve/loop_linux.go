@@ -29,10 +29,10 @@ type loop struct {
 	poll   int    // epoll descriptor
 	waker  int    // eventfd
 	events []unix.EpollEvent
-	buf    []byte // what was read
 
 	turn    turn
 	owes    int // turns until all sockets were looked at for those who arrive; 0: nobody does
+	heard   heard
 	door    door
 	conns   connTable
 	stuck   stuckConns
@@ -62,7 +62,7 @@ const (
 func newLoop(d *loops, number int, listener *net.TCPListener) (*loop, error) {
 	l := &loop{
 		loops: d, number: number, bit: 1 << number, poll: -1, waker: -1, door: door{fd: -1},
-		buf: make([]byte, loopReadSize), events: make([]unix.EpollEvent, loopEvents), stuck: stuckConns{all: map[*loopConn]struct{}{}},
+		heard: heard{buf: make([]byte, heardSize)}, events: make([]unix.EpollEvent, loopEvents), stuck: stuckConns{all: map[*loopConn]struct{}{}},
 	}
 	if err := l.setUp(listener); err != nil {
 		l.closeFDs()
@@ -106,6 +106,7 @@ func (l *loop) run() {
 		for i := range n {
 			l.dispatch(&l.events[i])
 		}
+		l.tell()
 		if l.door.again != 0 && l.turn.now >= l.door.again {
 			l.acceptAgain()
 		}
@@ -249,16 +250,18 @@ func (l *loop) leave() {
 	l.errands.reset()
 }
 
-// dispatch handles one event.
+// dispatch handles one event. What clients have sent is told the machine before any other step, which could close their connections.
 func (l *loop) dispatch(ev *unix.EpollEvent) {
 	switch int(ev.Fd) {
 	case l.waker:
+		l.tell()
 		var count [8]byte
 		_, _ = unix.Read(l.waker, count[:])
 		l.enter()
 		l.leave()
 		return
 	case l.door.fd:
+		l.tell()
 		l.acceptSome(acceptsPerTurn)
 		return
 	}
@@ -267,6 +270,9 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 		return // closed earlier in this turn
 	}
 	if ev.Events&unix.EPOLLOUT != 0 && c.blocked {
+		if l.tell(); c.closed {
+			return
+		}
 		c.blocked = false
 		l.enter()
 		l.core.Machine.Touch(c.state)

@@ -10,6 +10,41 @@ import (
 	"github.com/cohort-dist/cohort/internal/storecore"
 )
 
+// heard is what clients have sent, until the machine is told of all of it in one step. A step for each client would have the loops take the
+// lock, and what it guards, from each other's cores for each request.
+type heard struct {
+	all  []message
+	buf  []byte // the messages of most
+	used int
+}
+
+// message is what one client has sent: a client has at most one, since no step comes between.
+type message struct {
+	conn   *loopConn
+	data   []byte
+	size   int  // of the buffer in which a large request goes on
+	begins bool // data begins one, and is the machine's to keep
+}
+
+const (
+	// heardMost is how many messages the machine is told of in one step: so many are handled in a few microseconds, in which other loops
+	// may wait for the lock.
+	heardMost = 16
+	heardSize = 2 * loopReadSize
+)
+
+// room is where the next message goes: a client can send a whole buffer.
+func (h *heard) room() []byte { return h.buf[h.used:][:loopReadSize] }
+
+// full reports whether the machine has to be told first.
+func (h *heard) full() bool { return len(h.all) == heardMost || len(h.buf)-h.used < loopReadSize }
+
+// reset forgets what the machine was told of.
+func (h *heard) reset() {
+	clear(h.all)
+	h.all, h.used = h.all[:0], 0
+}
+
 // read takes one buffer from a client.
 func (l *loop) read(c *loopConn, events uint32) {
 	if c.paused {
@@ -39,10 +74,11 @@ func (l *loop) read(c *loopConn, events uint32) {
 // waits for that.
 func (l *loop) readBuffer(c *loopConn) []byte {
 	if c.size == 0 {
+		room := l.heard.room()
 		if !c.granted && l.scarce.Load() {
-			return l.buf[:storecore.BeginningSize]
+			return room[:storecore.BeginningSize]
 		}
-		return l.buf
+		return room
 	}
 	if c.size > cap(c.have) {
 		c.have = append(make([]byte, 0, c.size), c.have...)
@@ -50,23 +86,44 @@ func (l *loop) readBuffer(c *loopConn) []byte {
 	return c.have[len(c.have):min(c.size, len(c.have)+loopReadMost)]
 }
 
-// received tells the machine what a client has sent, which is in its readBuffer.
+// received notes what a client has sent, which is in its readBuffer.
 func (l *loop) received(c *loopConn, data []byte) {
-	size := c.size
-	begins := size == 0 && !c.granted && c.state.Begins(data)
-	if begins { // it is copied here, too
-		data = append(make([]byte, 0, len(data)), data...)
+	h := &l.heard
+	m := message{conn: c, data: data, size: c.size, begins: c.size == 0 && !c.granted && c.state.Begins(data)}
+	switch {
+	case m.begins: // it is copied here, too
+		m.data = append(make([]byte, 0, len(data)), data...)
+	case m.size == 0:
+		h.used += len(data)
+	}
+	if h.all = append(h.all, m); h.full() {
+		l.tell()
+	}
+}
+
+// tell tells the machine what clients have sent.
+func (l *loop) tell() {
+	if len(l.heard.all) == 0 {
+		return
 	}
 	l.enter()
+	for i := range l.heard.all {
+		l.tellLocked(&l.heard.all[i])
+	}
+	l.heard.reset()
+	l.leave()
+}
+
+func (l *loop) tellLocked(heard *message) {
+	c := heard.conn
 	switch m := l.core.Machine; {
-	case size != 0:
-		m.Extend(c.state, c.have[:len(c.have)+len(data)])
-	case begins:
-		m.Take(c.state, data)
+	case heard.size != 0:
+		m.Extend(c.state, c.have[:len(c.have)+len(heard.data)])
+	case heard.begins:
+		m.Take(c.state, heard.data)
 	default:
-		m.Receive(c.state, data)
+		m.Receive(c.state, heard.data)
 	}
 	c.paused, c.granted = c.state.Paused(), c.state.Granted()
 	c.have, c.size = l.core.Machine.Rest(c.state)
-	l.leave()
 }

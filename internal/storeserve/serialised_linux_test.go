@@ -4,7 +4,9 @@
 package storeserve
 
 import (
+	"encoding/binary"
 	"fmt"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -96,6 +98,39 @@ func TestLittleIsDoneWithTheLock(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestOneStepForManyClients: what many clients have sent is told to the machine in a few steps.
+func TestOneStepForManyClients(t *testing.T) {
+	for _, loops := range []int{1, 3} {
+		t.Run(fmt.Sprintf("loops=%d", loops), func(t *testing.T) {
+			const clients = 3 * heardMost
+			s, meters := metered(t, loops)
+			all := make([]net.Conn, clients)
+			for i := range all {
+				all[i] = dialV(t, s)
+			}
+			var before int
+			s.Do(func(*Core) { // while it has the lock no loop can take a step
+				before = meters.sum().steps
+				for _, c := range all {
+					write(t, c, wire.AppendAdd(nil, wire.V, "/n", 1))
+				}
+			})
+			sum := uint64(0)
+			for _, c := range all {
+				sum += binary.LittleEndian.Uint64(read(t, c, 8))
+			}
+			if sum != clients*(clients+1)/2 {
+				t.Errorf("the replies add up to %d", sum)
+			}
+			s.close()
+			// Each loop takes two steps with the first client that it finds, two and one for every heardMost with the others, and a few at the end.
+			if steps, most := meters.sum().steps-before, loops*16; steps > most {
+				t.Errorf("the requests of %d clients took %d steps, at most %d were expected", clients, steps, most)
+			}
+		})
 	}
 }
 
