@@ -35,6 +35,7 @@ type costSpec struct {
 	Bytes     int           // of an all-reduce
 	Delay     time.Duration // of rank 1 before each
 	Wall      time.Duration // for which they go on; there is at least one
+	Rate      int           // bytes per second on each connection, unless it is 0
 }
 
 // costReport is what all-reduces have cost a process.
@@ -83,6 +84,11 @@ func (s *costSpec) run() (*costReport, error) {
 		return nil, err
 	}
 	defer func() { _ = g.Close() }()
+	if s.Rate > 0 {
+		if err := g.mesh.(interface{ Pace(rate int) error }).Pace(s.Rate); err != nil { //nolint:errcheck // those of TCP have it
+			return nil, err
+		}
+	}
 	warm := *s
 	warm.Delay, warm.Wall = 0, 20*time.Millisecond
 	if _, err := warm.reduce(ctx, g); err != nil {

@@ -33,7 +33,8 @@
 // What a waiter finds out in operations of much data holds for those only: who computes there may be a rank that copies its part,
 // and in the next small operation it does not.
 //
-// So a wait costs at most MaxPatience of one core. Neither a spin nor a yield passes through the scheduler of the Go runtime,
+// So a wait costs at most MaxPatience of one core. Where a large message comes in pieces, whoever slept until one was there only looks for a
+// Glance before it sleeps again. Neither a spin nor a yield passes through the scheduler of the Go runtime,
 // which would wake other threads; goroutines of the same process get their turn by its preemption.
 //
 // [Waiter] is the machine: it has no clock and makes no system call.
@@ -131,6 +132,17 @@ func (w *Waiter) Begin(now time.Duration) {
 		}
 	}
 	w.spent, w.last = 0, now
+}
+
+// GoOn starts the part of a wait that follows a sleep in which something came, but not all. In an operation of much data that is a piece of
+// it, and the next one arrives without this rank: where the network is slow a piece takes longer than a sleep, and spinning until it is
+// there would keep a core busy for nothing. So the waiter looks for a Glance and sleeps again.
+func (w *Waiter) GoOn(now time.Duration) {
+	if w.which == 0 {
+		w.Begin(now)
+		return
+	}
+	w.spent, w.last, w.tired = Patience+w.patience-Glance, now, false
 }
 
 // Next tells what to do. After Yield the caller calls Yielded.

@@ -153,3 +153,30 @@ func TestMovesBecomeRare(t *testing.T) {
 		t.Error("a rank that stayed where it was for long does not move when it has to")
 	}
 }
+
+// TestGoOn: a waiter that slept until a piece of much data came looks for a Glance and sleeps again, however often, while one for little
+// data has its whole patience each time.
+func TestGoOn(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		bytes int
+		most  time.Duration
+	}{{Much, MaxPatience}, {Much + 1, Glance}} {
+		var w Waiter
+		now := time.Hour
+		begin := w.Begin
+		for pieces := range 10 {
+			w.About(c.bytes)
+			began := now
+			for begin(now); w.Next(now) != Sleep; {
+				now += time.Microsecond
+				w.Yielded(now)
+			}
+			if looked := now - began; pieces > 0 && (looked > c.most+time.Microsecond || looked < c.most/4) {
+				t.Errorf("%d bytes: it looked for %v, not at most %v", c.bytes, looked, c.most)
+			}
+			now += 300 * time.Microsecond // until the next piece
+			begin = w.GoOn
+		}
+	}
+}

@@ -101,8 +101,8 @@ const slice = 20 // ms
 // drive reads sockets until its errand is over or ctx ends. After a slice in which nothing came it goes on sleeping: a rank that waits for long
 // uses its core only once.
 func (m *Mesh) drive(ctx context.Context, e errand) error {
-	for quiet := false; ; {
-		if !quiet && m.linger(e) {
+	for quiet, again := false, false; ; again = true {
+		if !quiet && m.linger(e, again) {
 			return nil
 		}
 		m.asleep.Store(true) // who posts something from here on wakes this goroutine
@@ -151,10 +151,15 @@ func (m *Mesh) handle(n int) {
 }
 
 // linger looks at the sockets without sleeping, as long as that is right, and reports whether the errand is over or the mesh closed.
-func (m *Mesh) linger(e errand) bool {
+// again says that the driver has slept since it began.
+func (m *Mesh) linger(e errand, again bool) bool {
 	m.wait.About(e.bytes())
 	now := corewait.Now()
-	m.wait.Begin(now)
+	if again {
+		m.wait.GoOn(now)
+	} else {
+		m.wait.Begin(now)
+	}
 	for i := 0; ; i++ {
 		if e.idle() || m.receive(e.op, i%8 == 7) {
 			return true
