@@ -18,7 +18,7 @@ type heard struct {
 	used int
 }
 
-// message is what one client has sent: a client has at most one, since no step comes between.
+// message is what one client has sent. A client has at most one, since the machine is told of it before it is read from again.
 type message struct {
 	conn   *loopConn
 	data   []byte
@@ -31,6 +31,8 @@ const (
 	// may wait for the lock.
 	heardMost = 16
 	heardSize = 2 * loopReadSize
+	// stepWork is how much work the machine may have done in a step before it is told more.
+	stepWork = 1 << 8
 )
 
 // room is where the next message goes: a client can send a whole buffer.
@@ -101,17 +103,18 @@ func (l *loop) received(c *loopConn, data []byte) {
 	}
 }
 
-// tell tells the machine what clients have sent.
+// tell tells the machine what clients have sent, in one step unless that is much work: other loops wait for the lock.
 func (l *loop) tell() {
-	if len(l.heard.all) == 0 {
-		return
-	}
-	l.enter()
-	for i := range l.heard.all {
-		l.tellLocked(&l.heard.all[i])
+	for rest := l.heard.all; len(rest) > 0; {
+		l.enter()
+		for end := l.core.Machine.Work() + stepWork; len(rest) > 0 && l.core.Machine.Work() < end; rest = rest[1:] {
+			if m := &rest[0]; !m.conn.closed { // a step before may have found that it has gone
+				l.tellLocked(m)
+			}
+		}
+		l.leave()
 	}
 	l.heard.reset()
-	l.leave()
 }
 
 func (l *loop) tellLocked(heard *message) {
