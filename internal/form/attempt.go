@@ -172,13 +172,8 @@ func (a *attempt) connectAll(ctx context.Context) error {
 	}
 	err := a.connect(connecting)
 	over := stop()
-	if lost, ok := errors.AsType[*dist.Error](context.Cause(connecting)); ok && err != nil && ctx.Err() == nil {
-		err = lost
-	}
-	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) { // what a connection says that was cut off
-		e := dist.Ended(ctx, "group: new")
-		e.Rank, e.Detail = rankOf(err), err.Error()
-		err = e
+	if err != nil {
+		err = whyEnded(ctx, connecting, err)
 	}
 	if err == nil && !alone {
 		moment.At("group.connected")
@@ -198,6 +193,21 @@ func (a *attempt) connectAll(ctx context.Context) error {
 		_ = a.Close()
 	}
 	return err
+}
+
+// whyEnded is the error to report of a connecting that failed with err: the reason for which it was ended, or that ctx ended, whichever came first,
+// also if the other has followed since.
+func whyEnded(ctx, connecting context.Context, err error) error {
+	lost, _ := errors.AsType[*dist.Error](context.Cause(connecting))
+	if above, _ := errors.AsType[*dist.Error](context.Cause(ctx)); lost != nil && lost != above {
+		return lost
+	}
+	if ctx.Err() == nil || errors.Is(err, ctx.Err()) {
+		return err
+	}
+	e := dist.Ended(ctx, "group: new") // err is what a connection says that was cut off
+	e.Rank, e.Detail = rankOf(err), err.Error()
+	return e
 }
 
 // connect makes the mesh and the engine of the chosen transport.
