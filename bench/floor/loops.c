@@ -19,11 +19,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { EVENTS = 256, ROOM = 64 << 10 };
+enum { EVENTS = 256, ROOM = 64 << 10, SET = 1 };
 
-// Of a client's hello only the ping is answered: its last five bytes are the opcode and a number that comes back.
-enum { VALIDATE = 0, SET = 1, PING = 13, HELLO = 10 };
-
+// Of a client's hello only the ping is answered, with the number that its last four bytes are.
 static char greeted[1 << 16]; // by descriptor
 
 // answer serves what is there, and reports whether the connection lives.
