@@ -8,10 +8,10 @@ BIN     ?= bin
 EXE     ?= cohort
 VERSION ?=
 COMMIT  := $(shell git describe --always --dirty --exclude '*' --abbrev=12 2>/dev/null)
-LDFLAGS := -s -w -X github.com/cohort-dist/cohort/internal/cli.version=$(VERSION) -X github.com/cohort-dist/cohort/internal/cli.commit=$(COMMIT)
+LDFLAGS := -s -w -X github.com/cohort-dist/cohort/cmd/cohort/internal/cli.version=$(VERSION) -X github.com/cohort-dist/cohort/cmd/cohort/internal/cli.commit=$(COMMIT)
 TOOLS   := .tmp/bin
 COUNTS  := .tmp/counts
-COUNT   := $(GO) run ./internal/testcount -log $(COUNTS)
+COUNT   := $(GO) run ./internal/devtools/testcount -log $(COUNTS)
 # Tests that failed are the counter's business: it runs them again. Any other end of "go test" is an error.
 COUNTED := [ $$? = 1 ]
 FUZZ    ?= 2s
@@ -36,8 +36,11 @@ build: ## build the static binary into bin/cohort
 demo: build ## run the demonstration: a store and four processes on this machine
 	@$(BIN)/cohort demo
 
+# Every target covers all modules of go.work: the library, the command, the benchmarks and the OpenTelemetry hook.
+ALL := $(shell scripts/modules packages)
+
 # All packages but those that need PyTorch. The ones that take longest come first, so that none of them runs alone at the end.
-ALONE = $(GO) list ./internal/rrefcore ./cmd/cohort ./store/tcpstore ./internal/conformance/... ./... | grep -v /interop/
+ALONE = $(GO) list ./internal/rpc/rrefcore ./cmd/cohort ./store/tcpstore ./internal/testing/conformance/... $(ALL) | grep -v /interop/
 
 # "make check" names a file for the coverage profile: then the stage says how much of each package its own tests reach.
 COVER ?=
@@ -46,28 +49,26 @@ COVER ?=
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 	@mkdir -p .tmp; export COHORT_INTEROP=; { $(GO) test -p 4 -json -timeout 10m $(COVER:%=-coverprofile=%) $$($(ALONE)) || $(COUNTED); } | $(COUNT) -as test $(COVER:%=-cover %) -- $(GO) test
-	@$(GO) test -C observe/otel ./...
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
 # Packages whose code starts no goroutine, and whose parallel tests share nothing: the race detector takes ten times as long there. The first has
 # invariants to check; the others were run by "make test" as they are.
-CHECKED = ./internal/storecore
-SERIAL  = $(CHECKED) ./internal/aten ./internal/backcore ./internal/compat ./internal/crosscheck ./internal/keytable ./internal/repolint ./internal/rrefcore ./internal/sbom ./internal/testcount ./internal/unsent ./internal/wire/tcpstore ./internal/worldcore
+CHECKED = ./internal/store/storecore
+SERIAL  = $(CHECKED) ./internal/rpc/aten ./internal/autograd/backwardcore ./internal/devtools/compat ./internal/devtools/crosscheck ./internal/store/keytable ./internal/repolint ./internal/rpc/rrefcore ./internal/devtools/sbom ./internal/devtools/testcount ./internal/store/sendbuf ./internal/store/storewire ./internal/rpc/worldcore
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
 	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -p 4 -race -tags invariants -json -timeout 15m $$($(ALONE) | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
-	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 $(GO) test -C observe/otel -race -tags invariants ./...
 	@$(GO) test -tags invariants -json -timeout 10m $(CHECKED) | $(COUNT) -as "machines with invariants"
 
 # The package that takes longest comes first, so that it does not run alone at the end.
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
-	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; { $(GO) test -p 3 -json -count=1 -timeout 30m ./interop/launch ./interop/... ./internal/torchtest/ || $(COUNTED); } | tee .tmp/interop.json | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
+	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; { $(GO) test -p 3 -json -count=1 -timeout 30m ./interop/launch ./interop/... ./internal/testing/torchtest/ || $(COUNTED); } | tee .tmp/interop.json | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
 
 .PHONY: compat
 compat: ## write the table of docs/compatibility.md from the results of make interop
-	@$(GO) run ./internal/compat .tmp/interop.json docs/compatibility.md
+	@$(GO) run ./internal/devtools/compat .tmp/interop.json docs/compatibility.md
 
 # A leak of 21 bytes per call, 84 over uv, shows. CALLS=1000000 shows half as much.
 CALLS    ?= 500000
@@ -80,13 +81,13 @@ memory: ## very many calls and references, and autograd contexts with PyTorch: m
 
 .PHONY: model
 model: ## explore the large worlds of the reference protocol, which takes minutes
-	@$(LOW) $(GO) test -json -timeout 40m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rrefcore -rref.all | $(COUNT) -as model
+	@$(LOW) $(GO) test -json -timeout 40m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rpc/rrefcore -rref.all | $(COUNT) -as model
 
 # Lint compiles the same with the same tags. The moments wait most of the time: more packages than processors run at once.
 TAGS = moments,invariants
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
-	@{ $(GO) test -p 4 -tags $(TAGS) -json -timeout 60m ./internal/momenttest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags $(TAGS)
+	@{ $(GO) test -p 4 -tags $(TAGS) -json -timeout 60m ./internal/testing/failpointtest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags $(TAGS)
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
@@ -96,36 +97,33 @@ fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
 LINT = $(LOW) $(TOOLS)/golangci-lint run
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## check format and style
-	@$(LINT) --build-tags $(TAGS) ./...
-	@$(LINT) ./internal/moment ./internal/invariants
-	@cd observe/otel && $(LOW) ../../$(TOOLS)/golangci-lint run ./...
+	@$(LINT) --build-tags $(TAGS) $(ALL)
+	@$(LINT) ./internal/util/failpoint ./internal/util/invariants
 
 $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once)"
 	@mkdir -p $(TOOLS) && GOFLAGS=-buildvcs=false $(LOW) $(GO) build -C tools -o ../$(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 .PHONY: tidy
-tidy: ## check that go.mod and go.sum are what `go mod tidy` would write
-	@GOFLAGS=-buildvcs=false $(GO) mod tidy -diff
-	@GOFLAGS=-buildvcs=false $(GO) mod tidy -C observe/otel -diff
+tidy: ## check that go.mod and go.sum of all modules are what `go mod tidy` would write
+	@scripts/tidy
 
 # What README says this builds for, with the tests, except on Windows, where many besides those of stores need what it does not have.
 # Machine code is made for one of them here, and for all by scripts/release.
-CROSS = $(LOW) $(GO) run ./internal/crosscheck
+CROSS = $(LOW) $(GO) run ./internal/devtools/crosscheck
 .PHONY: cross
 cross: ## check every package for the other platforms
-	@$(CROSS) -tests linux/386 linux/arm64 darwin/arm64 && $(CROSS) windows/amd64 && $(CROSS) -tests windows/amd64 -- ./store/...
-	@$(CROSS) -dir observe/otel -tests linux/386 linux/arm64 darwin/arm64 && $(CROSS) -dir observe/otel windows/amd64
+	@$(CROSS) -tests linux/386 linux/arm64 darwin/arm64 -- $(ALL) && $(CROSS) windows/amd64 -- $(ALL) && $(CROSS) -tests windows/amd64 -- ./store/...
 	@echo "cross linux/arm64: the command"; GOOS=linux GOARCH=arm64 $(LOW) $(GO) build -gcflags='all=-N -l' -ldflags=-s -o /dev/null ./cmd/cohort
 
 .PHONY: cover
 cover: ## print how much of the code the tests of all packages reach (make check counts each package's own)
-	@mkdir -p .tmp && COHORT_INTEROP= $(GO) test -timeout 15m -coverpkg=./... -coverprofile=.tmp/cover.out $$($(ALONE)) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
+	@mkdir -p .tmp && COHORT_INTEROP= $(GO) test -timeout 15m -coverpkg=$$(echo $(ALL) | tr ' ' ,) -coverprofile=.tmp/cover.out $$($(ALONE)) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
 	@$(GO) tool cover -func .tmp/cover.out | tail -n 1
 
 .PHONY: fmt
 fmt: $(TOOLS)/golangci-lint ## format the source
-	@$(TOOLS)/golangci-lint fmt ./...
+	@$(TOOLS)/golangci-lint fmt
 
 # Two stages run at a time: one of those that wait for sockets, processes and timeouts, and one of those that compute, at the lowest
 # priority. What measures memory, and fuzzing, whose worth is the time that it gets, come last. What a stage prints is kept together

@@ -1,33 +1,24 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cohort is torch.distributed in Go, on PyTorch's own wires.
+// Package cohort holds the vocabulary of the module, torch.distributed in Go on PyTorch's own wires: ranks, error codes, the error type
+// and futures.
 //
-// [Join] is the entry point. It joins the other processes of a job, Go or PyTorch, through one of PyTorch's init URLs,
-// and returns a [World] with the store that all of them share, this process's rank and the number of ranks:
+// A program starts with world.Join, which returns the store, the rank and the groups of a job:
 //
-//	w, err := cohort.Join(ctx, "env://")
+//	w, err := world.Join(ctx, "env://")
 //	if err != nil {
 //		return err
 //	}
 //	defer w.Close()
-//	err = w.Store().Set(ctx, fmt.Sprintf("ready/%d", w.Rank()), []byte("yes"))
 //
-// [World.Group] forms the process group of all ranks, for collectives and messages:
+// This package imports no other package of the module, so stores, groups and agents can all use it without depending on each other.
+// Programs use it mostly to inspect errors:
 //
-//	g, err := w.Group(ctx)
-//	if err != nil {
-//		return err
+//	var e *cohort.Error
+//	if errors.As(err, &e) && e.Code == cohort.PeerLost {
+//		log.Printf("rank %d on %s was lost", e.Rank, e.Peer)
 //	}
-//	err = group.AllReduceSlice(ctx, g, gradients, group.Sum)
 //
-// [World.RPC] makes the process a worker that calls functions of other workers by name and serves its own:
-//
-//	agent, err := w.RPC(ctx, "loader0", rpc.WithHandlers(reg))
-//	if err != nil {
-//		return err
-//	}
-//	mean, err := rpc.Call[float64](ctx, agent, "trainer1", "stats.mean", xs)
-//
-// The packages below it can be used on their own: store and its implementations, rendezvous, tensor, group and rpc.
+// A [Code] is itself an error, so errors.Is(err, cohort.PeerLost) does the same in one line.
 package cohort

@@ -4,7 +4,7 @@
 package autograd
 
 import (
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -18,24 +18,28 @@ func one(t *tensor.Tensor, err error) (tensors, error) {
 	return tensors{t}, nil
 }
 
-func binary(op tmath.Op, a, b *tensor.Tensor) (*tensor.Tensor, error) {
-	return tmath.Binary(op, tmath.Of(a), tmath.Of(b))
+func binary(op tensorops.Op, a, b *tensor.Tensor) (*tensor.Tensor, error) {
+	return tensorops.Binary(op, tensorops.Of(a), tensorops.Of(b))
 }
 
 func times(t *tensor.Tensor, f float64) (*tensor.Tensor, error) {
-	return tmath.Binary(tmath.Mul, tmath.Of(t), tmath.Num(f))
+	return tensorops.Binary(tensorops.Mul, tensorops.Of(t), tensorops.Num(f))
 }
 
 // Add, Sub, Mul and Div combine variables element by element. Shapes broadcast and types promote as in PyTorch.
 
 // Add returns v + w. It corresponds to torch.add.
-func (v *Variable) Add(w *Variable) *Variable { return apply(&addSub{op: tmath.Add, sign: 1}, v, w) }
+func (v *Variable) Add(w *Variable) *Variable {
+	return apply(&addSub{op: tensorops.Add, sign: 1}, v, w)
+}
 
 // Sub returns v - w. It corresponds to torch.sub.
-func (v *Variable) Sub(w *Variable) *Variable { return apply(&addSub{op: tmath.Sub, sign: -1}, v, w) }
+func (v *Variable) Sub(w *Variable) *Variable {
+	return apply(&addSub{op: tensorops.Sub, sign: -1}, v, w)
+}
 
 type addSub struct {
-	op   tmath.Op
+	op   tensorops.Op
 	sign float64
 }
 
@@ -50,7 +54,7 @@ func (f *addSub) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 	out := tensors{g[0], g[0]}
 	if f.sign < 0 && c.NeedsGrad(1) {
 		var err error
-		if out[1], err = tmath.Unary(tmath.Neg, g[0]); err != nil {
+		if out[1], err = tensorops.Unary(tensorops.Neg, g[0]); err != nil {
 			return nil, err
 		}
 	}
@@ -66,7 +70,7 @@ func (f *mul) fresh() {}
 
 func (f *mul) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	c.Save(in...)
-	return one(binary(tmath.Mul, in[0], in[1]))
+	return one(binary(tensorops.Mul, in[0], in[1]))
 }
 
 func (f *mul) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
@@ -74,7 +78,7 @@ func (f *mul) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error)
 	for i := range out {
 		if c.NeedsGrad(i) {
 			var err error
-			if out[i], err = binary(tmath.Mul, g[0], in[1-i]); err != nil {
+			if out[i], err = binary(tensorops.Mul, g[0], in[1-i]); err != nil {
 				return nil, err
 			}
 		}
@@ -91,13 +95,13 @@ func (f *div) fresh() {}
 
 func (f *div) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	c.Save(in...)
-	return one(binary(tmath.Div, in[0], in[1]))
+	return one(binary(tensorops.Div, in[0], in[1]))
 }
 
 func (f *div) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	a, b := c.Saved()[0], c.Saved()[1]
 	out := make(tensors, 2)
-	ga, err := binary(tmath.Div, g[0], b)
+	ga, err := binary(tensorops.Div, g[0], b)
 	if err != nil {
 		return nil, err
 	}
@@ -105,17 +109,17 @@ func (f *div) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error)
 		out[0] = ga
 	}
 	if c.NeedsGrad(1) { // -g * (a/b) / b, as PyTorch computes it
-		q, err := binary(tmath.Div, a, b)
+		q, err := binary(tensorops.Div, a, b)
 		if err != nil {
 			return nil, err
 		}
-		if q, err = binary(tmath.Div, q, b); err != nil {
+		if q, err = binary(tensorops.Div, q, b); err != nil {
 			return nil, err
 		}
-		if q, err = binary(tmath.Mul, g[0], q); err != nil {
+		if q, err = binary(tensorops.Mul, g[0], q); err != nil {
 			return nil, err
 		}
-		if out[1], err = tmath.Unary(tmath.Neg, q); err != nil {
+		if out[1], err = tensorops.Unary(tensorops.Neg, q); err != nil {
 			return nil, err
 		}
 	}
@@ -137,7 +141,7 @@ func (f *linearMap) Name() string { return f.name }
 
 func (f *linearMap) Forward(_ *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	if f.name == "shift" {
-		return one(tmath.Binary(tmath.Add, tmath.Of(in[0]), tmath.Num(f.plus)))
+		return one(tensorops.Binary(tensorops.Add, tensorops.Of(in[0]), tensorops.Num(f.plus)))
 	}
 	return one(times(in[0], f.factor))
 }
@@ -158,15 +162,15 @@ func (f *pow) fresh() {}
 
 func (f *pow) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	c.Save(in[0])
-	return one(tmath.Binary(tmath.Pow, tmath.Of(in[0]), tmath.Num(f.exponent)))
+	return one(tensorops.Binary(tensorops.Pow, tensorops.Of(in[0]), tensorops.Num(f.exponent)))
 }
 
 func (f *pow) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	return one(tmath.Map2("pow", g[0], c.Saved()[0], func(g, x float64) float64 {
+	return one(tensorops.Map2("pow", g[0], c.Saved()[0], func(g, x float64) float64 {
 		if f.exponent == 0 {
 			return 0
 		}
-		return g * f.exponent * tmath.Power(x, f.exponent-1)
+		return g * f.exponent * tensorops.Power(x, f.exponent-1)
 	}))
 }
 
@@ -181,7 +185,7 @@ func (v *Variable) To(dt tensor.DType) *Variable {
 type convert struct{ to tensor.DType }
 
 func (f *convert) Forward(_ *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	return one(tmath.Convert(in[0], f.to))
+	return one(tensorops.Convert(in[0], f.to))
 }
 
 // Backward leaves the conversion to the engine.

@@ -6,7 +6,7 @@ package autograd
 import (
 	"context"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -26,7 +26,7 @@ func Backward(ctx context.Context, roots []*Variable, grads []Value, opts ...Opt
 func start(ctx context.Context, roots []*Variable, grads []Value, prepare func(*Pass), opts []Option) error {
 	const op = "autograd: backward"
 	if len(roots) == 0 || grads != nil && len(grads) != len(roots) {
-		return dist.Newf(op, dist.InvalidArgument, "%d roots with %d gradients", len(roots), len(grads))
+		return cohort.Newf(op, cohort.InvalidArgument, "%d roots with %d gradients", len(roots), len(grads))
 	}
 	var nodes []*Node
 	byNode := map[*Node][]Value{}
@@ -36,7 +36,7 @@ func start(ctx context.Context, roots []*Variable, grads []Value, prepare func(*
 		}
 		e := v.edge()
 		if e.Node == nil {
-			return dist.Newf(op, dist.InvalidArgument, "root %d of %d does not require grad and does not have a grad_fn", i, len(roots))
+			return cohort.Newf(op, cohort.InvalidArgument, "root %d of %d does not require grad and does not have a grad_fn", i, len(roots))
 		}
 		var g Value
 		if grads != nil {
@@ -76,15 +76,15 @@ func rootGrad(v *Variable, g Value) (Value, error) {
 	const op = "autograd: backward"
 	switch {
 	case g.IsNone() && product(v.Shape()) != 1:
-		return g, dist.Newf(op, dist.InvalidArgument, "grad can be implicitly created only for scalar outputs, not for shape %v", v.Shape())
+		return g, cohort.Newf(op, cohort.InvalidArgument, "grad can be implicitly created only for scalar outputs, not for shape %v", v.Shape())
 	case g.IsNone():
 		one, err := tensor.Full(v.DType(), 1.0, v.Shape()...)
 		return Value{Dense: one}, err
 	case !metaOf(v.Value()).fits(g):
-		return g, dist.Newf(op, dist.InvalidArgument, "mismatch: the gradient is %v%v, its root %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
+		return g, cohort.Newf(op, cohort.InvalidArgument, "mismatch: the gradient is %v%v, its root %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
 	case g.Sparse != nil:
 		if err := g.Sparse.Check(); err != nil {
-			return g, dist.Wrap(op, dist.InvalidArgument, err)
+			return g, cohort.Wrap(op, cohort.InvalidArgument, err)
 		}
 	}
 	return g, nil
@@ -101,7 +101,7 @@ func Grad(ctx context.Context, outputs []*Variable, grads []Value, inputs []*Var
 			return nil, err
 		}
 		if edges[i] = v.edge(); edges[i].Node == nil {
-			return nil, dist.Newf("autograd: grad", dist.InvalidArgument, "input %d of %d does not require grad", i, len(inputs))
+			return nil, cohort.Newf("autograd: grad", cohort.InvalidArgument, "input %d of %d does not require grad", i, len(inputs))
 		}
 		captures[edges[i]] = new(slot)
 	}

@@ -10,7 +10,7 @@
 //	err := loss.Backward(ctx)                        // w.Grad() is d loss / d w
 //
 // An operation that fails returns a [Variable] that carries the error, and everything computed from it does too, so one
-// check at the end is enough: [Variable.Backward] and [Variable.Err] return it. Errors are *dist.Error.
+// check at the end is enough: [Variable.Backward] and [Variable.Err] return it. Errors are *cohort.Error.
 //
 // # Custom functions
 //

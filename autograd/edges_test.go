@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -46,7 +46,7 @@ func zeros(dt tensor.DType, shape ...int) edgeTensor {
 
 func (e edgeTensor) tensor(t *testing.T) *tensor.Tensor {
 	t.Helper()
-	x, err := tmath.Convert(tensor.Must(tensor.Must(tensor.From(append([]float64{}, e.values...))).Reshape(e.shape...)), e.dtype)
+	x, err := tensorops.Convert(tensor.Must(tensor.Must(tensor.From(append([]float64{}, e.values...))).Reshape(e.shape...)), e.dtype)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func (e edgeTensor) compare(t *testing.T, what string, got *tensor.Tensor) {
 		t.Errorf("%s is %v, want %v%v", what, got, e.dtype, e.shape)
 		return
 	}
-	wide, err := tmath.Convert(got, tensor.Float64)
+	wide, err := tensorops.Convert(got, tensor.Float64)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -91,7 +91,7 @@ func TestRetain(t *testing.T) {
 	backward(t, y)
 	wantGrad(t, x, 12)
 	err := y.Backward(t.Context())
-	if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "second time") {
+	if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "second time") {
 		t.Errorf("a third pass: %v", err)
 	}
 }
@@ -106,16 +106,16 @@ func TestLeaves(t *testing.T) {
 	if d := y.Detach(); d.RequiresGrad() || !d.IsLeaf() || d.Data() != y.Data() {
 		t.Error("Detach is wrong")
 	}
-	if err := y.SetRequiresGrad(false); !errors.Is(err, dist.InvalidArgument) {
+	if err := y.SetRequiresGrad(false); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("freezing what is not a leaf: %v", err)
 	}
 	if err := x.SetRequiresGrad(false); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.Mul(c).Sum().Backward(t.Context()); !errors.Is(err, dist.InvalidArgument) {
+	if err := x.Mul(c).Sum().Backward(t.Context()); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a pass without leaves: %v", err)
 	}
-	if v := autograd.Parameter(tensor.Must(tensor.From([]int64{1}))); !errors.Is(v.Err(), dist.InvalidArgument) {
+	if v := autograd.Parameter(tensor.Must(tensor.From([]int64{1}))); !errors.Is(v.Err(), cohort.InvalidArgument) {
 		t.Errorf("an integer parameter: %v", v.Err())
 	}
 }
@@ -180,7 +180,7 @@ func TestHooks(t *testing.T) {
 	if err := x.Sum().Backward(t.Context()); !errors.Is(err, failure) {
 		t.Errorf("a failing hook: %v", err)
 	}
-	if _, err := constant(1).OnGrad(double); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := constant(1).OnGrad(double); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a hook on a constant: %v", err)
 	}
 }
@@ -211,7 +211,7 @@ func TestSeveralRoots(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantGrad(t, x, 2+3+3+1, 20+3+3+10)
-	if err := a.Backward(t.Context()); !errors.Is(err, dist.InvalidArgument) {
+	if err := a.Backward(t.Context()); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a root of two elements: %v", err)
 	}
 }
@@ -221,7 +221,7 @@ func TestErrorsTravel(t *testing.T) {
 	x := leaf(1, 2)
 	bad := x.Add(constant(1, 2, 3)).Scale(2).Sum()
 	for _, err := range []error{bad.Err(), bad.Backward(t.Context()), autograd.Cat(0, x, bad).Err()} {
-		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "must match the size") {
+		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "must match the size") {
 			t.Errorf("error %v", err)
 		}
 	}
@@ -371,7 +371,7 @@ func TestPieces(t *testing.T) {
 	if p.Undelivered() != 1 || !grads[x].IsNone() || ended || p.Finishes() {
 		t.Fatalf("the pass did not wait: %d undelivered, %v", p.Undelivered(), grads[x])
 	}
-	if err := p.Deliver(send, arrived); !errors.Is(err, dist.InvalidArgument) {
+	if err := p.Deliver(send, arrived); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a second delivery: %v", err)
 	}
 	if err := p.Deliver(late, []autograd.Value{{Dense: tensor.Must(tensor.From([]float32{1, 1}))}}); err != nil {

@@ -7,7 +7,7 @@ import (
 	"context"
 	"math"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -26,7 +26,7 @@ func GradCheck(ctx context.Context, f func(inputs []*Variable) *Variable, inputs
 		leaves[i] = Parameter(t)
 		var err error
 		if values[i], err = tensor.Data[float64](t); err != nil {
-			return dist.Wrap(op, dist.InvalidArgument, err)
+			return cohort.Wrap(op, cohort.InvalidArgument, err)
 		}
 	}
 	loss := func(vs []*Variable) *Variable {
@@ -74,7 +74,7 @@ func GradCheck(ctx context.Context, f func(inputs []*Variable) *Variable, inputs
 			if math.Abs(want-grad[j]) <= atol+rtol*math.Abs(want) {
 				continue
 			}
-			return dist.Newf(op, dist.Mismatch, "input %d element %d: the gradient is %v, finite differences say %v", i, j, grad[j], want)
+			return cohort.Newf(op, cohort.Mismatch, "input %d element %d: the gradient is %v, finite differences say %v", i, j, grad[j], want)
 		}
 	}
 	return nil

@@ -9,8 +9,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -141,7 +141,7 @@ func TestGradCheckFinds(t *testing.T) {
 		}
 		return out[0]
 	}, []*tensor.Tensor{random(rand.New(rand.NewPCG(1, 1)), 0, 1, 3)}, 0, 0)
-	if !errors.Is(err, dist.Mismatch) {
+	if !errors.Is(err, cohort.Mismatch) {
 		t.Errorf("a wrong gradient passed: %v", err)
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coo"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -39,20 +39,20 @@ func CrossEntropy(logits *Variable, target *tensor.Tensor, r Reduction) *Variabl
 type crossEntropy struct {
 	target    *tensor.Tensor
 	reduction Reduction
-	nll       *tmath.NLL
+	nll       *tensorops.NLL
 }
 
 func (f *crossEntropy) fresh() {}
 
 func (f *crossEntropy) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	if f.target == nil {
-		return nil, dist.New("autograd: cross entropy", dist.InvalidArgument, "no targets")
+		return nil, cohort.New("autograd: cross entropy", cohort.InvalidArgument, "no targets")
 	}
-	logp, err := tmath.Softmax(in[0], -1, true)
+	logp, err := tensorops.Softmax(in[0], -1, true)
 	if err != nil {
 		return nil, err
 	}
-	if f.nll, err = tmath.NewNLL(logp, f.target, IgnoreIndex); err != nil {
+	if f.nll, err = tensorops.NewNLL(logp, f.target, IgnoreIndex); err != nil {
 		return nil, err
 	}
 	c.Save(logp)
@@ -60,23 +60,23 @@ func (f *crossEntropy) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tenso
 	if err != nil || f.reduction == ReduceNone {
 		return one(rows, err)
 	}
-	total, err := tmath.Sum(rows, nil, false)
+	total, err := tensorops.Sum(rows, nil, false)
 	if err != nil || f.reduction == ReduceSum {
 		return one(total, err)
 	}
-	return one(tmath.Binary(tmath.Div, tmath.Of(total), tmath.Num(float64(f.nll.Counted()))))
+	return one(tensorops.Binary(tensorops.Div, tensorops.Of(total), tensorops.Num(float64(f.nll.Counted()))))
 }
 
 func (f *crossEntropy) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	rows, logp := g[0], c.Saved()[0]
 	var err error
 	if f.reduction == ReduceMean {
-		if rows, err = tmath.Binary(tmath.Div, tmath.Of(rows), tmath.Num(float64(f.nll.Counted()))); err != nil {
+		if rows, err = tensorops.Binary(tensorops.Div, tensorops.Of(rows), tensorops.Num(float64(f.nll.Counted()))); err != nil {
 			return nil, err
 		}
 	}
 	if f.reduction != ReduceNone {
-		if rows, err = tmath.Expand(rows, f.target.Shape()); err != nil {
+		if rows, err = tensorops.Expand(rows, f.target.Shape()); err != nil {
 			return nil, err
 		}
 	}
@@ -140,16 +140,16 @@ func (f *embedding) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, 
 	if f.sparse {
 		c.SparseGrads()
 	}
-	return one(tmath.Embedding(in[0], in[1]))
+	return one(tensorops.Embedding(in[0], in[1]))
 }
 
 func (f *embedding) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	return one(tmath.EmbeddingGrad(g[0], c.Saved()[0], c.Saved()[1], f.padding))
+	return one(tensorops.EmbeddingGrad(g[0], c.Saved()[0], c.Saved()[1], f.padding))
 }
 
 // ForwardValues refuses sparse tensors: the table and the ids are dense.
 func (f *embedding) ForwardValues(*Context, []Value) ([]Value, error) {
-	return nil, dist.New("sparse", dist.NotSupported, "the table and the ids of an embedding are dense tensors")
+	return nil, cohort.New("sparse", cohort.NotSupported, "the table and the ids of an embedding are dense tensors")
 }
 
 func (f *embedding) BackwardValues(c *Context, g []Value) ([]Value, error) {
@@ -162,7 +162,7 @@ func (f *embedding) BackwardValues(c *Context, g []Value) ([]Value, error) {
 		return values(out), err
 	}
 	weight, ids := c.Saved()[0], c.Saved()[1]
-	return oneSparse(coo.Rows(grad, ids, weight.Dim(0), f.padding))
+	return oneSparse(sparseops.Rows(grad, ids, weight.Dim(0), f.padding))
 }
 
 // LayerNorm normalises over the last dims dimensions, and scales and shifts by weight and bias, which have their shape or are nil. It
@@ -175,7 +175,7 @@ func LayerNorm(x, weight, bias *Variable, dims int, eps float64) *Variable {
 	normal := x.Shape()[x.Dims()-dims:]
 	for _, v := range []*Variable{weight, bias} {
 		if v != nil && v.Err() == nil && !slices.Equal(v.Shape(), normal) {
-			return Failed(dist.Newf("autograd: layer norm", dist.InvalidArgument,
+			return Failed(cohort.Newf("autograd: layer norm", cohort.InvalidArgument,
 				"expected weight and bias to be of same shape as the normalised dimensions, but got one of shape %v for %v", v.Shape(), normal))
 		}
 	}
@@ -191,14 +191,14 @@ func LayerNorm(x, weight, bias *Variable, dims int, eps float64) *Variable {
 type layerNorm struct {
 	dims  int
 	eps   float64
-	stats *tmath.NormStats
+	stats *tensorops.NormStats
 }
 
 func (f *layerNorm) fresh() {}
 
 func (f *layerNorm) Forward(_ *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	var err error
-	if f.stats, err = tmath.LayerNorm(in[0], f.dims, f.eps); err != nil {
+	if f.stats, err = tensorops.LayerNorm(in[0], f.dims, f.eps); err != nil {
 		return nil, err
 	}
 	return tensors{f.stats.Normal}, nil

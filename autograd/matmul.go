@@ -4,8 +4,8 @@
 package autograd
 
 import (
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -19,7 +19,7 @@ func (f *matmul) fresh() {}
 
 func (f *matmul) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	c.Save(in...)
-	return one(tmath.MatMul(in[0], in[1]))
+	return one(tensorops.MatMul(in[0], in[1]))
 }
 
 func (f *matmul) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
@@ -85,7 +85,7 @@ func product2(room, a, b *tensor.Tensor, transA, transB bool, shape []int, vecto
 			return nil, err
 		}
 	}
-	out, err := tmath.MatMulInto(room, a, b)
+	out, err := tensorops.MatMulInto(room, a, b)
 	if err != nil {
 		return nil, err
 	}
@@ -94,9 +94,9 @@ func product2(room, a, b *tensor.Tensor, transA, transB bool, shape []int, vecto
 		if out, err = out.Reshape(product(out.Shape()[:out.Dims()-2]), shape[0]); err != nil {
 			return nil, err
 		}
-		return tmath.Sum(out, []int{0}, false)
+		return tensorops.Sum(out, []int{0}, false)
 	}
-	return tmath.SumTo(out, shape)
+	return tensorops.SumTo(out, shape)
 }
 
 // Linear returns x times the transposed weight plus bias, which is broadcast and may be nil. A weight with one dimension stands for one output, which has no
@@ -121,25 +121,25 @@ func (f *linear) fresh() {}
 
 func (f *linear) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	if in[1].Dims() != 2 || in[0].Dims() == 0 || in[0].Dim(-1) != in[1].Dim(1) {
-		return nil, dist.Newf("autograd: linear", dist.InvalidArgument, "an input of shape %v with a weight of shape %v", in[0].Shape(), in[1].Shape())
+		return nil, cohort.Newf("autograd: linear", cohort.InvalidArgument, "an input of shape %v with a weight of shape %v", in[0].Shape(), in[1].Shape())
 	}
 	c.Save(in[0], in[1])
 	w, err := in[1].Transpose(0, 1)
 	if err != nil {
 		return nil, err
 	}
-	out, err := tmath.MatMul(in[0], w)
+	out, err := tensorops.MatMul(in[0], w)
 	if err != nil || len(in) < 3 {
 		return one(out, err)
 	}
 	f.bias = in[2].Shape()
 	if len(f.bias) == 1 && f.bias[0] == in[1].Dim(0) {
-		return one(tmath.AddBias(out, in[2]))
+		return one(tensorops.AddBias(out, in[2]))
 	}
-	if _, err = tmath.Expand(in[2], out.Shape()); err != nil {
-		return nil, dist.Newf("autograd: linear", dist.InvalidArgument, "a bias of shape %v with outputs of shape %v", f.bias, out.Shape())
+	if _, err = tensorops.Expand(in[2], out.Shape()); err != nil {
+		return nil, cohort.Newf("autograd: linear", cohort.InvalidArgument, "a bias of shape %v with outputs of shape %v", f.bias, out.Shape())
 	}
-	return one(tmath.Binary(tmath.Add, tmath.Of(out), tmath.Of(in[2])))
+	return one(tensorops.Binary(tensorops.Add, tensorops.Of(out), tensorops.Of(in[2])))
 }
 
 func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
@@ -150,7 +150,7 @@ func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 		return nil, err
 	}
 	if c.NeedsGrad(0) {
-		if out[0], err = tmath.MatMul(grad, w); err != nil {
+		if out[0], err = tensorops.MatMul(grad, w); err != nil {
 			return nil, err
 		}
 		if out[0], err = out[0].Reshape(x.Shape()...); err != nil {
@@ -167,7 +167,7 @@ func (f *linear) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 		}
 	}
 	if c.NeedsGrad(2) {
-		if out[2], err = tmath.SumTo(g[0], f.bias); err != nil {
+		if out[2], err = tensorops.SumTo(g[0], f.bias); err != nil {
 			return nil, err
 		}
 	}

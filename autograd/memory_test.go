@@ -8,8 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -92,7 +92,7 @@ func TestGradMemory(t *testing.T) {
 		}
 	}
 	for _, bad := range []*tensor.Tensor{tensor.Must(matrix(1).Transpose(0, 1)), tensor.Must(tensor.New(tensor.Float64, 2, 3))} {
-		if err := w.SetGradMemory(bad); !errors.Is(err, dist.InvalidArgument) {
+		if err := w.SetGradMemory(bad); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}

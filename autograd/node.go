@@ -12,8 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -167,12 +167,12 @@ func NewNode(fn Function, outputs []Value, edges []Edge) *Node {
 // made with. It is for graphs that span processes.
 func (n *Node) Variables(vs []Value) ([]*Variable, error) {
 	if len(vs) != len(n.outputs) {
-		return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "%d tensors for %d outputs of %s", len(vs), len(n.outputs), n.Name())
+		return nil, cohort.Newf("autograd: variables", cohort.InvalidArgument, "%d tensors for %d outputs of %s", len(vs), len(n.outputs), n.Name())
 	}
 	out := make([]*Variable, len(vs))
 	for i, v := range vs {
 		if !n.outputs[i].fits(v) || n.outputs[i].sparse != (v.Sparse != nil) {
-			return nil, dist.Newf("autograd: variables", dist.InvalidArgument, "output %d of %s is %v%v, the tensor %v%v",
+			return nil, cohort.Newf("autograd: variables", cohort.InvalidArgument, "output %d of %s is %v%v, the tensor %v%v",
 				i, n.Name(), n.outputs[i].dtype, n.outputs[i].shape, v.DType(), v.Shape())
 		}
 		out[i] = &Variable{data: v.Dense, sparse: v.Sparse, requires: true, node: n, output: i}
@@ -210,7 +210,7 @@ func (n *Node) Leaf() *Variable { return n.leaf }
 func (n *Node) Function() Function { return n.fn }
 
 func (n *Node) addHook(h hook) (remove func()) {
-	moment.At("autograd.node.add_hook")
+	failpoint.At("autograd.node.add_hook")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.hookID++
@@ -218,7 +218,7 @@ func (n *Node) addHook(h hook) (remove func()) {
 	h.id = id
 	n.mu.hooks = append(slices.Clone(n.mu.hooks), h) // passes may be reading the old list
 	return func() {
-		moment.At("autograd.node.remove_hook")
+		failpoint.At("autograd.node.remove_hook")
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.mu.hooks = slices.DeleteFunc(slices.Clone(n.mu.hooks), func(h hook) bool { return h.id == id })
@@ -227,7 +227,7 @@ func (n *Node) addHook(h hook) (remove func()) {
 
 // snapshot returns a copy of the context as it is now.
 func (n *Node) snapshot() *Context {
-	moment.At("autograd.node.snapshot")
+	failpoint.At("autograd.node.snapshot")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c := *n.context
@@ -236,14 +236,14 @@ func (n *Node) snapshot() *Context {
 
 // release frees what the function saved.
 func (n *Node) release() {
-	moment.At("autograd.node.release")
+	failpoint.At("autograd.node.release")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.context.saved, n.context.values, n.context.released = nil, nil, true
 }
 
 func (n *Node) hooks() []hook {
-	moment.At("autograd.node.hooks")
+	failpoint.At("autograd.node.hooks")
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.mu.hooks
@@ -261,7 +261,7 @@ func nameOf(fn Function) string {
 // torch.autograd.Function.apply.
 func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
 	if fn == nil {
-		return nil, dist.New("autograd: apply", dist.InvalidArgument, "the function is nil")
+		return nil, cohort.New("autograd: apply", cohort.InvalidArgument, "the function is nil")
 	}
 	vs := make([]Value, len(inputs))
 	c := &Context{needs: make([]bool, len(inputs))}
@@ -293,7 +293,7 @@ func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
 	out := make([]*Variable, len(results))
 	for i, v := range results {
 		if v.IsNone() {
-			return nil, dist.Newf("autograd: "+nameOf(fn), dist.InvalidArgument, "output %d is nil", i)
+			return nil, cohort.Newf("autograd: "+nameOf(fn), cohort.InvalidArgument, "output %d is nil", i)
 		}
 		out[i] = &Variable{data: v.Dense, sparse: v.Sparse, noGrad: off}
 		if n == nil {
@@ -309,7 +309,7 @@ func Apply(fn Function, inputs ...*Variable) ([]*Variable, error) {
 
 // denseOnly refuses sparse inputs.
 func denseOnly() error {
-	return dist.New("sparse", dist.NotSupported, "the function takes dense tensors only: use ToDense")
+	return cohort.New("sparse", cohort.NotSupported, "the function takes dense tensors only: use ToDense")
 }
 
 // forward computes the outputs of a function.
@@ -343,11 +343,11 @@ func apply(fn Function, inputs ...*Variable) *Variable {
 
 // withOp names the operation in an error of a lower layer.
 func withOp(op string, err error) error {
-	if e, ok := err.(*dist.Error); ok && e.Op == op { //nolint:errorlint // one that is wrapped has another name in front
+	if e, ok := err.(*cohort.Error); ok && e.Op == op { //nolint:errorlint // one that is wrapped has another name in front
 		return err
 	}
-	if dist.CodeOf(err) == dist.Unknown {
-		return dist.Wrap(op, dist.InvalidArgument, err)
+	if cohort.CodeOf(err) == cohort.Unknown {
+		return cohort.Wrap(op, cohort.InvalidArgument, err)
 	}
-	return dist.Wrap(op, dist.CodeOf(err), err)
+	return cohort.Wrap(op, cohort.CodeOf(err), err)
 }

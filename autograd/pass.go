@@ -8,8 +8,8 @@ import (
 	"context"
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -132,10 +132,10 @@ func (p *Pass) Deliver(root *Node, grads []Value) error {
 		return p.err
 	}
 	if !p.roots[root] {
-		return dist.New(op, dist.InvalidArgument, "the function is no root of this pass, or has its gradients already")
+		return cohort.New(op, cohort.InvalidArgument, "the function is no root of this pass, or has its gradients already")
 	}
 	if len(grads) != len(root.outputs) {
-		return dist.Newf(op, dist.InvalidArgument, "%d gradients for %d outputs of %s", len(grads), len(root.outputs), root.Name())
+		return cohort.Newf(op, cohort.InvalidArgument, "%d gradients for %d outputs of %s", len(grads), len(root.outputs), root.Name())
 	}
 	for i, g := range grads {
 		if g.IsNone() {
@@ -165,9 +165,9 @@ func (p *Pass) AtEnd(f func(context.Context) error) { p.atEnd = append(p.atEnd, 
 // Run runs all functions that have their gradients. It returns the first error; the pass is over then.
 func (p *Pass) Run(ctx context.Context) error {
 	for p.err == nil && len(p.ready) > 0 {
-		moment.At("autograd.pass.step")
+		failpoint.At("autograd.pass.step")
 		if ctx.Err() != nil {
-			p.err = dist.FromContext(ctx, "autograd: backward")
+			p.err = cohort.FromContext(ctx, "autograd: backward")
 			break
 		}
 		n, _ := heap.Pop(&p.ready).(*Node)
@@ -198,7 +198,7 @@ func (p *Pass) Finish(ctx context.Context) error {
 
 func (p *Pass) fail(n *Node, err error) error {
 	if p.err == nil {
-		wrapped := dist.Wrap("autograd: backward", dist.CodeOf(err), err)
+		wrapped := cohort.Wrap("autograd: backward", cohort.CodeOf(err), err)
 		wrapped.Key = n.Name()
 		p.err = wrapped
 	}
@@ -208,7 +208,7 @@ func (p *Pass) fail(n *Node, err error) error {
 // add adds a gradient to what an output has got.
 func (p *Pass) add(to Edge, grad Value, owned bool) error {
 	if to.Output >= len(to.Node.outputs) {
-		return dist.Newf("autograd: backward", dist.Internal, "%s has no output %d", to.Node.Name(), to.Output)
+		return cohort.Newf("autograd: backward", cohort.Internal, "%s has no output %d", to.Node.Name(), to.Output)
 	}
 	grad, fitted, err := to.Node.outputs[to.Output].fit(grad)
 	if err != nil {
@@ -278,7 +278,7 @@ func (h hook) before(slots []slot) error {
 	s.owned = false // the hook may have kept it
 	if !g.IsNone() {
 		if !metaOf(s.grad).fits(g) {
-			return dist.Newf("autograd: hook", dist.InvalidArgument, "a hook returned %v%v for a gradient of %v%v", g.DType(), g.Shape(), s.grad.DType(), s.grad.Shape())
+			return cohort.Newf("autograd: hook", cohort.InvalidArgument, "a hook returned %v%v for a gradient of %v%v", g.DType(), g.Shape(), s.grad.DType(), s.grad.Shape())
 		}
 		s.grad = g
 	}
@@ -287,7 +287,7 @@ func (h hook) before(slots []slot) error {
 
 // addRetained adds to the gradient that a variable keeps.
 func (v *Variable) addRetained(g Value) (err error) {
-	moment.At("autograd.variable.retained")
+	failpoint.At("autograd.variable.retained")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.mu.grad.IsNone() {
@@ -341,7 +341,7 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 	// A copy of this call's own: another pass may run through the same graph.
 	c := n.snapshot()
 	if c.released {
-		return dist.New("autograd: backward", dist.InvalidArgument,
+		return cohort.New("autograd: backward", cohort.InvalidArgument,
 			"trying to backward through the graph a second time: what the function saved has been freed; pass RetainGraph to the first pass")
 	}
 	grads := make([]Value, len(slots))
@@ -358,7 +358,7 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 			return err
 		}
 		if len(results) > len(n.edges) || len(results) < len(n.edges) && slices.ContainsFunc(n.edges[len(results):], func(e Edge) bool { return e.Node != nil }) {
-			return dist.Newf("autograd: backward", dist.InvalidArgument, "%s returned %d gradients for %d inputs", n.Name(), len(results), len(n.edges))
+			return cohort.Newf("autograd: backward", cohort.InvalidArgument, "%s returned %d gradients for %d inputs", n.Name(), len(results), len(n.edges))
 		}
 	}
 	if !p.retain && c.hasSaved {

@@ -4,7 +4,7 @@
 package autograd
 
 import (
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -40,23 +40,23 @@ func (f *sum) Name() string {
 func (f *sum) Forward(_ *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	f.shape = in[0].Shape()
 	if f.mean {
-		return one(tmath.Mean(in[0], f.dims, f.keepdim))
+		return one(tensorops.Mean(in[0], f.dims, f.keepdim))
 	}
-	return one(tmath.Sum(in[0], f.dims, f.keepdim))
+	return one(tensorops.Sum(in[0], f.dims, f.keepdim))
 }
 
 func (f *sum) Backward(_ *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	grad := g[0]
 	if f.mean {
-		n, err := tmath.Reduced(f.shape, f.dims)
+		n, err := tensorops.Reduced(f.shape, f.dims)
 		if err != nil {
 			return nil, err
 		}
-		if grad, err = tmath.Binary(tmath.Div, tmath.Of(grad), tmath.Num(float64(n))); err != nil {
+		if grad, err = tensorops.Binary(tensorops.Div, tensorops.Of(grad), tensorops.Num(float64(n))); err != nil {
 			return nil, err
 		}
 	}
-	return one(tmath.Unreduce(grad, f.shape, f.dims))
+	return one(tensorops.Unreduce(grad, f.shape, f.dims))
 }
 
 // Max returns the largest element of all; several that are equal share the gradient. It corresponds to torch.max(input).
@@ -67,18 +67,18 @@ type maxAll struct{}
 func (f *maxAll) fresh() {}
 
 func (f *maxAll) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	out, err := tmath.MaxAll(in[0])
+	out, err := tensorops.MaxAll(in[0])
 	c.Save(in[0], out)
 	return one(out, err)
 }
 
 func (f *maxAll) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	in, out := c.Saved()[0], c.Saved()[1]
-	top, err := tmath.Expand(out, in.Shape())
+	top, err := tensorops.Expand(out, in.Shape())
 	if err != nil {
 		return nil, err
 	}
-	mask, err := tmath.Map2("max", in, top, func(x, m float64) float64 {
+	mask, err := tensorops.Map2("max", in, top, func(x, m float64) float64 {
 		if x == m || x != x && m != m {
 			return 1
 		}
@@ -87,15 +87,15 @@ func (f *maxAll) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 	if err != nil {
 		return nil, err
 	}
-	n, err := tmath.Sum(mask, nil, false)
+	n, err := tensorops.Sum(mask, nil, false)
 	if err != nil {
 		return nil, err
 	}
-	share, err := binary(tmath.Div, g[0], n)
+	share, err := binary(tensorops.Div, g[0], n)
 	if err != nil {
 		return nil, err
 	}
-	return one(binary(tmath.Mul, mask, share))
+	return one(binary(tensorops.Mul, mask, share))
 }
 
 // MaxDim returns the largest elements along a dimension and their indices (int64), which have no gradient. It
@@ -119,7 +119,7 @@ func (f *maxDim) fresh()       {}
 
 func (f *maxDim) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	f.shape = in[0].Shape()
-	values, indices, err := tmath.Max(in[0], f.dim, f.keepdim)
+	values, indices, err := tensorops.Max(in[0], f.dim, f.keepdim)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func (f *maxDim) Backward(c *Context, g []*tensor.Tensor) ([]*tensor.Tensor, err
 	if g[0] == nil {
 		return tensors{nil}, nil
 	}
-	return one(tmath.Scatter(f.shape, f.dim, c.Saved()[0], g[0]))
+	return one(tensorops.Scatter(f.shape, f.dim, c.Saved()[0], g[0]))
 }
 
 // ArgMax returns the index of the largest element along a dimension, as int64. It corresponds to torch.argmax.

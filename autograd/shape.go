@@ -4,7 +4,7 @@
 package autograd
 
 import (
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -44,15 +44,17 @@ func (v *Variable) Transpose(dim0, dim1 int) *Variable {
 func (v *Variable) Permute(dims ...int) *Variable {
 	return apply(&view{
 		name: "permute",
-		make: func(t *tensor.Tensor) (*tensor.Tensor, error) { return tmath.Permute(t, dims) },
-		undo: func(g *tensor.Tensor, _ []int) (*tensor.Tensor, error) { return tmath.Permute(g, tmath.Inverse(dims)) },
+		make: func(t *tensor.Tensor) (*tensor.Tensor, error) { return tensorops.Permute(t, dims) },
+		undo: func(g *tensor.Tensor, _ []int) (*tensor.Tensor, error) {
+			return tensorops.Permute(g, tensorops.Inverse(dims))
+		},
 	}, v)
 }
 
 // part is a view of some elements: the gradient of the others is 0.
 func (v *Variable) part(name string, take func(*tensor.Tensor) (*tensor.Tensor, error)) *Variable {
 	return apply(&view{name: name, make: take, undo: func(g *tensor.Tensor, shape []int) (*tensor.Tensor, error) {
-		return tmath.Pad(g, shape, take)
+		return tensorops.Pad(g, shape, take)
 	}}, v)
 }
 
@@ -72,7 +74,7 @@ func (v *Variable) Expand(shape ...int) *Variable {
 	return apply(&view{
 		name: "expand",
 		make: func(t *tensor.Tensor) (*tensor.Tensor, error) { return t.Expand(shape...) },
-		undo: tmath.SumTo,
+		undo: tensorops.SumTo,
 	}, v)
 }
 
@@ -87,12 +89,12 @@ type cat struct {
 const leftOut = -1
 
 func (f *cat) Forward(_ *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	out, err := tmath.Cat(in, f.dim)
+	out, err := tensorops.Cat(in, f.dim)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range in {
-		if tmath.NothingToCat(t) {
+		if tensorops.NothingToCat(t) {
 			f.sizes = append(f.sizes, leftOut)
 			continue
 		}
@@ -132,7 +134,7 @@ func (v *Variable) IndexSelect(ids *tensor.Tensor) *Variable {
 	shape := v.Shape()
 	if len(shape) > 0 && ids != nil {
 		var err error
-		if ids, err = tmath.WrapIndices(ids, shape[0]); err != nil {
+		if ids, err = tensorops.WrapIndices(ids, shape[0]); err != nil {
 			return failed(withOp("autograd: index select", err))
 		}
 	}

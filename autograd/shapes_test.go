@@ -7,8 +7,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -55,12 +55,12 @@ func TestRareShapes(t *testing.T) {
 			autograd.LayerNorm(autograd.Constant(row), weight, nil, 1, 1e-5),
 			autograd.LayerNorm(autograd.Constant(row), nil, weight, 1, 1e-5),
 		} {
-			if !errors.Is(out.Err(), dist.InvalidArgument) {
+			if !errors.Is(out.Err(), cohort.InvalidArgument) {
 				t.Errorf("a layer norm with a weight or bias of shape %v: %v", w.Shape(), out)
 			}
 		}
 	}
-	if _, err := scalar.Transpose(0, 1); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := scalar.Transpose(0, 1); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a scalar with two dimensions: %v", err)
 	}
 }

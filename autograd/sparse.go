@@ -6,9 +6,9 @@ package autograd
 import (
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coo"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -18,10 +18,10 @@ import (
 func SparseConstant(s *tensor.Sparse) *Variable {
 	const op = "autograd: constant"
 	if s == nil {
-		return failed(dist.New(op, dist.InvalidArgument, "no tensor"))
+		return failed(cohort.New(op, cohort.InvalidArgument, "no tensor"))
 	}
 	if err := s.Check(); err != nil {
-		return failed(dist.Wrap(op, dist.InvalidArgument, err))
+		return failed(cohort.Wrap(op, cohort.InvalidArgument, err))
 	}
 	return &Variable{sparse: s}
 }
@@ -30,8 +30,8 @@ func SparseConstant(s *tensor.Sparse) *Variable {
 // torch.sparse_coo_tensor with requires_grad=True.
 func SparseParameter(s *tensor.Sparse) *Variable {
 	v := SparseConstant(s)
-	if v.err == nil && (!v.DType().Floating() || !tmath.Computes(v.DType())) {
-		return failed(dist.Newf("autograd: parameter", dist.InvalidArgument, "only floating point tensors can require gradients, not %v", v.DType()))
+	if v.err == nil && (!v.DType().Floating() || !tensorops.Computes(v.DType())) {
+		return failed(cohort.Newf("autograd: parameter", cohort.InvalidArgument, "only floating point tensors can require gradients, not %v", v.DType()))
 	}
 	v.requires = v.err == nil
 	return v
@@ -50,17 +50,17 @@ func (v Value) scaled(by float64) (out Value, err error) {
 		out.Dense, err = times(v.Dense, by)
 		return out, err
 	}
-	out.Sparse, err = coo.Map(v.Sparse, func(t *tensor.Tensor) (*tensor.Tensor, error) { return times(t, by) })
+	out.Sparse, err = sparseops.Map(v.Sparse, func(t *tensor.Tensor) (*tensor.Tensor, error) { return times(t, by) })
 	return out, err
 }
 
 func (v Value) negated() (out Value, err error) {
-	neg := func(t *tensor.Tensor) (*tensor.Tensor, error) { return tmath.Unary(tmath.Neg, t) }
+	neg := func(t *tensor.Tensor) (*tensor.Tensor, error) { return tensorops.Unary(tensorops.Neg, t) }
 	if v.Sparse == nil {
 		out.Dense, err = neg(v.Dense)
 		return out, err
 	}
-	out.Sparse, err = coo.Map(v.Sparse, neg)
+	out.Sparse, err = sparseops.Map(v.Sparse, neg)
 	return out, err
 }
 
@@ -68,13 +68,13 @@ func (v Value) negated() (out Value, err error) {
 func (v Value) multiplied(w Value) (out Value, err error) {
 	switch {
 	case v.Sparse != nil && w.Sparse != nil:
-		out.Sparse, err = coo.Mul(v.Sparse, w.Sparse)
+		out.Sparse, err = sparseops.Mul(v.Sparse, w.Sparse)
 	case v.Sparse != nil:
-		out.Sparse, err = coo.MulDense(v.Sparse, w.Dense)
+		out.Sparse, err = sparseops.MulDense(v.Sparse, w.Dense)
 	case w.Sparse != nil:
-		out.Sparse, err = coo.MulDense(w.Sparse, v.Dense)
+		out.Sparse, err = sparseops.MulDense(w.Sparse, v.Dense)
 	default:
-		out.Dense, err = binary(tmath.Mul, v.Dense, w.Dense)
+		out.Dense, err = binary(tensorops.Mul, v.Dense, w.Dense)
 	}
 	return out, err
 }
@@ -83,7 +83,7 @@ func (v Value) multiplied(w Value) (out Value, err error) {
 func (f *addSub) ForwardValues(_ *Context, in []Value) ([]Value, error) {
 	a, b := in[0], in[1]
 	if a.Sparse != nil && b.Sparse == nil {
-		return nil, dist.New("sparse", dist.NotSupported, "a dense tensor cannot be added to a sparse one, as in PyTorch: put the dense one first")
+		return nil, cohort.New("sparse", cohort.NotSupported, "a dense tensor cannot be added to a sparse one, as in PyTorch: put the dense one first")
 	}
 	if f.sign < 0 {
 		var err error
@@ -92,10 +92,10 @@ func (f *addSub) ForwardValues(_ *Context, in []Value) ([]Value, error) {
 		}
 	}
 	if a.Sparse != nil {
-		return oneSparse(coo.Add(a.Sparse, b.Sparse))
+		return oneSparse(sparseops.Add(a.Sparse, b.Sparse))
 	}
-	dt := tmath.ResultType(tmath.Of(a.Dense), tmath.Of(b.Sparse.Values))
-	sum, err := tmath.Convert(a.Dense, dt)
+	dt := tensorops.ResultType(tensorops.Of(a.Dense), tensorops.Of(b.Sparse.Values))
+	sum, err := tensorops.Convert(a.Dense, dt)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func (f *mul) BackwardValues(c *Context, g []Value) ([]Value, error) {
 // ForwardValues scales; a sparse tensor cannot be shifted.
 func (f *linearMap) ForwardValues(_ *Context, in []Value) ([]Value, error) {
 	if f.name == "shift" {
-		return nil, dist.New("sparse", dist.NotSupported, "a number cannot be added to a sparse tensor: use ToDense")
+		return nil, cohort.New("sparse", cohort.NotSupported, "a number cannot be added to a sparse tensor: use ToDense")
 	}
 	out, err := in[0].scaled(f.factor)
 	return []Value{out}, err
@@ -166,21 +166,21 @@ func (f *elementwise) ForwardValues(*Context, []Value) ([]Value, error) { return
 
 // BackwardValues has a sparse gradient: the derivative is only needed where that has values.
 func (f *elementwise) BackwardValues(c *Context, g []Value) ([]Value, error) {
-	s, err := coo.Coalesce(g[0].Sparse)
+	s, err := sparseops.Coalesce(g[0].Sparse)
 	if err != nil {
 		return nil, err
 	}
-	at, err := coo.Take(c.Saved()[0], s)
+	at, err := sparseops.Take(c.Saved()[0], s)
 	if err != nil {
 		return nil, err
 	}
-	return oneSparse(coo.Map(s, func(values *tensor.Tensor) (*tensor.Tensor, error) {
-		return tmath.Map2(f.op.Name, values, at.Values, f.slope)
+	return oneSparse(sparseops.Map(s, func(values *tensor.Tensor) (*tensor.Tensor, error) {
+		return tensorops.Map2(f.op.Name, values, at.Values, f.slope)
 	}))
 }
 
 func (f *convert) ForwardValues(_ *Context, in []Value) ([]Value, error) {
-	return oneSparse(coo.Convert(in[0].Sparse, f.to))
+	return oneSparse(sparseops.Convert(in[0].Sparse, f.to))
 }
 
 // BackwardValues leaves the conversion to the engine.
@@ -196,12 +196,12 @@ func (f *sparseSum) Name() string { return "sparse sum" }
 func (f *sparseSum) fresh()       {}
 
 func (f *sparseSum) ForwardValues(c *Context, in []Value) ([]Value, error) {
-	s, err := coo.Coalesce(in[0].Sparse)
+	s, err := sparseops.Coalesce(in[0].Sparse)
 	if err != nil {
 		return nil, err
 	}
 	c.SaveValues(Value{Sparse: s})
-	sum, err := coo.Sum(s)
+	sum, err := sparseops.Sum(s)
 	return []Value{{Dense: sum}}, err
 }
 
@@ -210,7 +210,7 @@ func (f *sparseSum) BackwardValues(c *Context, g []Value) ([]Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	return oneSparse(coo.Map(c.SavedValues()[0].Sparse, func(like *tensor.Tensor) (*tensor.Tensor, error) {
+	return oneSparse(sparseops.Map(c.SavedValues()[0].Sparse, func(like *tensor.Tensor) (*tensor.Tensor, error) {
 		whole, err := t.Expand(like.Shape()...)
 		if err != nil {
 			return nil, err
@@ -234,12 +234,12 @@ func (f *toDense) Name() string { return "to dense" }
 func (f *toDense) fresh()       {}
 
 func (f *toDense) ForwardValues(c *Context, in []Value) ([]Value, error) {
-	s, err := coo.Coalesce(in[0].Sparse)
+	s, err := sparseops.Coalesce(in[0].Sparse)
 	if err != nil {
 		return nil, err
 	}
 	c.SaveValues(Value{Sparse: s})
-	t, err := coo.Dense(s)
+	t, err := sparseops.Dense(s)
 	return []Value{{Dense: t}}, err
 }
 
@@ -248,18 +248,18 @@ func (f *toDense) BackwardValues(c *Context, g []Value) ([]Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	return oneSparse(coo.Take(t, c.SavedValues()[0].Sparse))
+	return oneSparse(sparseops.Take(t, c.SavedValues()[0].Sparse))
 }
 
 // onlySparse is the dense part of functions that have none.
 type onlySparse struct{}
 
 func (onlySparse) Forward(*Context, []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	return nil, dist.New("sparse", dist.InvalidArgument, "the variable is dense, and the function takes a sparse one")
+	return nil, cohort.New("sparse", cohort.InvalidArgument, "the variable is dense, and the function takes a sparse one")
 }
 
 func (onlySparse) Backward(*Context, []*tensor.Tensor) ([]*tensor.Tensor, error) {
-	return nil, dist.New("sparse", dist.Internal, "a function of sparse tensors that got dense ones")
+	return nil, cohort.New("sparse", cohort.Internal, "a function of sparse tensors that got dense ones")
 }
 
 // Stack joins variables of one shape along a new dimension. They are all dense or all sparse. It corresponds to torch.stack.
@@ -278,9 +278,9 @@ func stackDense(dim int, vs []*Variable) *Variable {
 		}
 		shape := v.Shape()
 		if !slices.Equal(shape, vs[0].Shape()) {
-			return failed(dist.Newf("autograd: stack", dist.InvalidArgument, "stack expects each tensor to be equal size, but got %v at entry 0 and %v at entry %d", vs[0].Shape(), shape, i))
+			return failed(cohort.Newf("autograd: stack", cohort.InvalidArgument, "stack expects each tensor to be equal size, but got %v at entry 0 and %v at entry %d", vs[0].Shape(), shape, i))
 		}
-		at, err := tmath.Axis("stack", dim, len(shape)+1)
+		at, err := tensorops.Axis("stack", dim, len(shape)+1)
 		if err != nil {
 			return failed(withOp("autograd: stack", err))
 		}
@@ -301,16 +301,16 @@ func (f *stack) ForwardValues(_ *Context, in []Value) ([]Value, error) {
 	ss := make([]*tensor.Sparse, len(in))
 	for i, v := range in {
 		if v.Sparse == nil {
-			return nil, dist.Newf("sparse", dist.NotSupported, "input %d is dense, others are sparse", i)
+			return nil, cohort.Newf("sparse", cohort.NotSupported, "input %d is dense, others are sparse", i)
 		}
 		ss[i] = v.Sparse
 	}
 	var err error
-	if f.dim, err = tmath.Axis("stack", f.dim, len(ss[0].Shape)+1); err != nil {
+	if f.dim, err = tensorops.Axis("stack", f.dim, len(ss[0].Shape)+1); err != nil {
 		return nil, err
 	}
 	f.n = len(ss)
-	return oneSparse(coo.Stack(f.dim, ss...))
+	return oneSparse(sparseops.Stack(f.dim, ss...))
 }
 
 func (f *stack) BackwardValues(c *Context, g []Value) ([]Value, error) {
@@ -321,7 +321,7 @@ func (f *stack) BackwardValues(c *Context, g []Value) ([]Value, error) {
 		}
 		var err error
 		if s := g[0].Sparse; s != nil {
-			out[i].Sparse, err = coo.Select(s, f.dim, i)
+			out[i].Sparse, err = sparseops.Select(s, f.dim, i)
 		} else {
 			out[i].Dense, err = g[0].Dense.Select(f.dim, i)
 		}

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coo"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -123,7 +123,7 @@ func TestSparseGradients(t *testing.T) {
 			constants := make([]*autograd.Variable, len(in))
 			for i, v := range in { // copies: values are changed below
 				if v.Sparse != nil {
-					s, err := coo.Clone(v.Sparse)
+					s, err := sparseops.Clone(v.Sparse)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -265,7 +265,7 @@ func TestSparseGradientIsKept(t *testing.T) {
 	seen := 0
 	if _, err := y.OnGradValue(func(g autograd.Value) (autograd.Value, error) {
 		seen++
-		s, err := coo.Add(g.Sparse, g.Sparse)
+		s, err := sparseops.Add(g.Sparse, g.Sparse)
 		return autograd.Value{Sparse: s}, err
 	}); err != nil {
 		t.Fatal(err)
@@ -353,7 +353,7 @@ func TestSparseRoots(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, err := coo.Dense(sparseA())
+		want, err := sparseops.Dense(sparseA())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -368,7 +368,7 @@ func TestSparseRoots(t *testing.T) {
 	bad := sparseA()
 	bad.Shape = []int{1, 1}
 	for _, g := range []*tensor.Sparse{bad, {Indices: bad.Indices, Values: bad.Values, Shape: []int{3, 3, 3}}} {
-		if err := autograd.Backward(t.Context(), []*autograd.Variable{y.Scale(2)}, []autograd.Value{{Sparse: g}}); !errors.Is(err, dist.InvalidArgument) {
+		if err := autograd.Backward(t.Context(), []*autograd.Variable{y.Scale(2)}, []autograd.Value{{Sparse: g}}); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("a bad gradient: %v", err)
 		}
 	}
@@ -386,7 +386,7 @@ func values64(t *testing.T, x *tensor.Tensor) []float64 {
 // TestSparseTypes: gradients have the type of what they belong to.
 func TestSparseTypes(t *testing.T) {
 	t.Parallel()
-	s, err := coo.Convert(sparseA(), tensor.Float32)
+	s, err := sparseops.Convert(sparseA(), tensor.Float32)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -442,32 +442,32 @@ func TestSparseRefused(t *testing.T) {
 	d := autograd.Parameter(denseC())
 	for name, c := range map[string]struct {
 		v    *autograd.Variable
-		code dist.Code
+		code cohort.Code
 		says string
 	}{
-		"a function of dense tensors": {x.Exp(), dist.NotSupported, "ToDense"},
-		"sum":                         {x.Sum(), dist.NotSupported, "ToDense"},
-		"sparse plus dense":           {x.Add(d), dist.NotSupported, "put the dense one first"},
-		"shift":                       {x.Shift(1), dist.NotSupported, "ToDense"},
-		"another shape":               {x.Add(autograd.Stack(0, x, x)), dist.InvalidArgument, "not broadcast"},
-		"a mixed stack":               {autograd.Stack(0, x, d), dist.NotSupported, "input 1 is dense"},
-		"a sum of dense ones":         {d.SparseSum(), dist.InvalidArgument, "takes a sparse one"},
-		"integers":                    {autograd.SparseParameter(&tensor.Sparse{Shape: []int{1}, Indices: tensor.Must(tensor.New(tensor.Int64, 1, 0)), Values: tensor.Must(tensor.New(tensor.Int64, 0))}), dist.InvalidArgument, "floating point"},
-		"no tensor":                   {autograd.SparseConstant(nil), dist.InvalidArgument, "no tensor"},
-		"an index outside":            {autograd.SparseConstant(coordinates([]int64{3}, []int64{0}, 1)), dist.InvalidArgument, "outside"},
-		"a sparse table":              {autograd.SparseEmbedding(x, autograd.Constant(tensor.Must(tensor.From([]int64{1}))), -1), dist.NotSupported, "dense"},
+		"a function of dense tensors": {x.Exp(), cohort.NotSupported, "ToDense"},
+		"sum":                         {x.Sum(), cohort.NotSupported, "ToDense"},
+		"sparse plus dense":           {x.Add(d), cohort.NotSupported, "put the dense one first"},
+		"shift":                       {x.Shift(1), cohort.NotSupported, "ToDense"},
+		"another shape":               {x.Add(autograd.Stack(0, x, x)), cohort.InvalidArgument, "not broadcast"},
+		"a mixed stack":               {autograd.Stack(0, x, d), cohort.NotSupported, "input 1 is dense"},
+		"a sum of dense ones":         {d.SparseSum(), cohort.InvalidArgument, "takes a sparse one"},
+		"integers":                    {autograd.SparseParameter(&tensor.Sparse{Shape: []int{1}, Indices: tensor.Must(tensor.New(tensor.Int64, 1, 0)), Values: tensor.Must(tensor.New(tensor.Int64, 0))}), cohort.InvalidArgument, "floating point"},
+		"no tensor":                   {autograd.SparseConstant(nil), cohort.InvalidArgument, "no tensor"},
+		"an index outside":            {autograd.SparseConstant(coordinates([]int64{3}, []int64{0}, 1)), cohort.InvalidArgument, "outside"},
+		"a sparse table":              {autograd.SparseEmbedding(x, autograd.Constant(tensor.Must(tensor.From([]int64{1}))), -1), cohort.NotSupported, "dense"},
 	} {
 		if err := c.v.Err(); !errors.Is(err, c.code) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := x.Backward(t.Context()); !errors.Is(err, dist.InvalidArgument) {
+	if err := x.Backward(t.Context()); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a sparse root: %v", err)
 	}
 	if _, err := x.OnGrad(func(*tensor.Tensor) (*tensor.Tensor, error) { return nil, nil }); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.SparseSum().Backward(context.Background()); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "OnGradValue") {
+	if err := x.SparseSum().Backward(context.Background()); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), "OnGradValue") {
 		t.Errorf("a hook of dense gradients: %v", err)
 	}
 }

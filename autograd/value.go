@@ -6,9 +6,9 @@ package autograd
 import (
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coo"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -47,7 +47,7 @@ func (v Value) DType() tensor.DType {
 // ToDense returns the tensor in dense form, or nil when there is none.
 func (v Value) ToDense() (*tensor.Tensor, error) {
 	if v.Sparse != nil {
-		return coo.Dense(v.Sparse)
+		return sparseops.Dense(v.Sparse)
 	}
 	return v.Dense, nil
 }
@@ -71,16 +71,16 @@ func (v Value) clone() (out Value, err error) {
 	case v.Dense != nil:
 		out.Dense, err = v.Dense.Clone()
 	case v.Sparse != nil:
-		out.Sparse, err = coo.Clone(v.Sparse)
+		out.Sparse, err = sparseops.Clone(v.Sparse)
 	}
 	return out, err
 }
 
 func (v Value) convert(dt tensor.DType) (out Value, err error) {
 	if v.Sparse != nil {
-		out.Sparse, err = coo.Convert(v.Sparse, dt)
+		out.Sparse, err = sparseops.Convert(v.Sparse, dt)
 	} else {
-		out.Dense, err = tmath.Convert(v.Dense, dt)
+		out.Dense, err = tensorops.Convert(v.Dense, dt)
 	}
 	return out, err
 }
@@ -89,12 +89,12 @@ func (v Value) convert(dt tensor.DType) (out Value, err error) {
 func (v Value) plus(w Value, owned bool) (Value, error) {
 	switch {
 	case v.Sparse != nil && w.Sparse != nil:
-		sum, err := coo.Add(v.Sparse, w.Sparse)
+		sum, err := sparseops.Add(v.Sparse, w.Sparse)
 		return Value{Sparse: sum}, err
 	case v.Sparse != nil:
 		sum, err := w.Dense.Clone()
 		if err == nil {
-			err = coo.AddInto(sum, v.Sparse)
+			err = sparseops.AddInto(sum, v.Sparse)
 		}
 		return Value{Dense: sum}, err
 	case w.Sparse != nil:
@@ -105,11 +105,11 @@ func (v Value) plus(w Value, owned bool) (Value, error) {
 				return v, err
 			}
 		}
-		return Value{Dense: sum}, coo.AddInto(sum, w.Sparse)
+		return Value{Dense: sum}, sparseops.AddInto(sum, w.Sparse)
 	case owned && v.Dense.IsContiguous():
-		return v, tmath.AddInto(v.Dense, w.Dense)
+		return v, tensorops.AddInto(v.Dense, w.Dense)
 	}
-	sum, err := binary(tmath.Add, v.Dense, w.Dense)
+	sum, err := binary(tensorops.Add, v.Dense, w.Dense)
 	return Value{Dense: sum}, err
 }
 
@@ -139,7 +139,7 @@ type meta struct {
 func metaOf(v Value) meta {
 	m := meta{shape: v.Shape(), dtype: v.DType(), sparse: v.Sparse != nil}
 	if m.sparse {
-		m.dims = coo.SparseDims(v.Sparse)
+		m.dims = sparseops.SparseDims(v.Sparse)
 	}
 	return m
 }
@@ -151,7 +151,7 @@ func (m meta) fits(v Value) bool {
 // zeros is the gradient of an output that nothing depends on.
 func (m meta) zeros() (v Value, err error) {
 	if m.sparse {
-		v.Sparse, err = coo.Empty(m.dtype, m.shape, m.dims)
+		v.Sparse, err = sparseops.Empty(m.dtype, m.shape, m.dims)
 	} else {
 		v.Dense, err = tensor.New(m.dtype, m.shape...)
 	}
@@ -167,15 +167,15 @@ func (m meta) fit(grad Value) (fitted Value, changed bool, err error) {
 	switch {
 	case slices.Equal(grad.Shape(), m.shape):
 	case grad.Sparse != nil: // of any size, so it is not made dense
-		if grad.Sparse, grad.Dense, err = coo.SumTo(grad.Sparse, m.shape); err != nil {
+		if grad.Sparse, grad.Dense, err = sparseops.SumTo(grad.Sparse, m.shape); err != nil {
 			return Value{}, false, err
 		}
 	default:
-		common, failed := tmath.BroadcastShape("backward", m.shape, grad.Shape())
+		common, failed := tensorops.BroadcastShape("backward", m.shape, grad.Shape())
 		if failed != nil || !slices.Equal(common, grad.Shape()) {
-			return Value{}, false, dist.Newf("autograd: backward", dist.InvalidArgument, "a gradient has shape %v, but its variable %v", grad.Shape(), m.shape)
+			return Value{}, false, cohort.Newf("autograd: backward", cohort.InvalidArgument, "a gradient has shape %v, but its variable %v", grad.Shape(), m.shape)
 		}
-		if grad.Dense, err = tmath.SumTo(grad.Dense, m.shape); err != nil {
+		if grad.Dense, err = tensorops.SumTo(grad.Dense, m.shape); err != nil {
 			return Value{}, false, err
 		}
 	}

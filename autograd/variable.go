@@ -7,10 +7,10 @@ import (
 	"context"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/standin"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorlike"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -47,7 +47,7 @@ type Variable struct {
 // Constant returns a variable that no gradients are wanted for.
 func Constant(t *tensor.Tensor) *Variable {
 	if t == nil {
-		return failed(dist.New("autograd: constant", dist.InvalidArgument, "no tensor"))
+		return failed(cohort.New("autograd: constant", cohort.InvalidArgument, "no tensor"))
 	}
 	return &Variable{data: t}
 }
@@ -56,8 +56,8 @@ func Constant(t *tensor.Tensor) *Variable {
 // torch.nn.Parameter and to Tensor.requires_grad_.
 func Parameter(t *tensor.Tensor) *Variable {
 	v := Constant(t)
-	if v.err == nil && (!t.DType().Floating() || !tmath.Computes(t.DType())) {
-		return failed(dist.Newf("autograd: parameter", dist.InvalidArgument, "only floating point tensors can require gradients, not %v", t.DType()))
+	if v.err == nil && (!t.DType().Floating() || !tensorops.Computes(t.DType())) {
+		return failed(cohort.Newf("autograd: parameter", cohort.InvalidArgument, "only floating point tensors can require gradients, not %v", t.DType()))
 	}
 	v.requires = v.err == nil
 	return v
@@ -78,7 +78,7 @@ func failed(err error) *Variable { return &Variable{err: err} }
 // Err returns the error of the operation that failed, or nil.
 func (v *Variable) Err() error {
 	if v == nil || v.err == nil && v.Value().IsNone() {
-		return dist.New("autograd", dist.InvalidArgument, "no variable: it was made without a tensor")
+		return cohort.New("autograd", cohort.InvalidArgument, "no variable: it was made without a tensor")
 	}
 	return v.err
 }
@@ -118,9 +118,9 @@ func (v *Variable) SetRequiresGrad(on bool) error {
 	case v.err != nil:
 		return v.err
 	case v.node != nil:
-		return dist.New(op, dist.InvalidArgument, "you can only change requires_grad flags of leaf variables: use Detach")
+		return cohort.New(op, cohort.InvalidArgument, "you can only change requires_grad flags of leaf variables: use Detach")
 	case on && !v.DType().Floating():
-		return dist.Newf(op, dist.InvalidArgument, "only floating point tensors can require gradients, not %v", v.DType())
+		return cohort.Newf(op, cohort.InvalidArgument, "only floating point tensors can require gradients, not %v", v.DType())
 	}
 	v.requires = on
 	return nil
@@ -143,7 +143,7 @@ func (v *Variable) Item() float64 {
 	if v.err != nil || v.data == nil {
 		return nan
 	}
-	t, err := tmath.Convert(v.data, tensor.Float64)
+	t, err := tensorops.Convert(v.data, tensor.Float64)
 	if err != nil {
 		return nan
 	}
@@ -160,7 +160,7 @@ func (v *Variable) Grad() *tensor.Tensor { return v.GradValue().Dense }
 
 // GradValue returns the gradient that was accumulated, dense or sparse, or none.
 func (v *Variable) GradValue() Value {
-	moment.At("autograd.variable.grad")
+	failpoint.At("autograd.variable.grad")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.mu.grad
@@ -173,10 +173,10 @@ func (v *Variable) SetGrad(t *tensor.Tensor) error {
 		return v.err
 	}
 	if t != nil && (!metaOf(v.Value()).fits(Value{Dense: t}) || !t.IsContiguous()) {
-		return dist.Newf("autograd: set grad", dist.InvalidArgument,
+		return cohort.Newf("autograd: set grad", cohort.InvalidArgument,
 			"assigned grad has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(), v.DType(), v.Shape())
 	}
-	moment.At("autograd.variable.set_grad")
+	failpoint.At("autograd.variable.set_grad")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.mu.grad, v.mu.owned = Value{Dense: t}, true
@@ -193,12 +193,12 @@ func (v *Variable) SetGradValue(g Value) error {
 	}
 	const op = "autograd: set grad"
 	if err := g.Sparse.Check(); err != nil {
-		return dist.Wrap(op, dist.InvalidArgument, err)
+		return cohort.Wrap(op, cohort.InvalidArgument, err)
 	}
 	if !metaOf(v.Value()).fits(g) {
-		return dist.Newf(op, dist.InvalidArgument, "assigned grad has %v%v, the variable %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
+		return cohort.Newf(op, cohort.InvalidArgument, "assigned grad has %v%v, the variable %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
 	}
-	moment.At("autograd.variable.set_grad")
+	failpoint.At("autograd.variable.set_grad")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.mu.grad, v.mu.owned = g, true
@@ -214,10 +214,10 @@ func (v *Variable) SetGradMemory(t *tensor.Tensor) error {
 		return v.err
 	}
 	if t != nil && (!metaOf(v.Value()).fits(Value{Dense: t}) || !t.IsContiguous()) {
-		return dist.Newf("autograd: set grad memory", dist.InvalidArgument,
+		return cohort.Newf("autograd: set grad memory", cohort.InvalidArgument,
 			"the memory has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(), v.DType(), v.Shape())
 	}
-	moment.At("autograd.variable.set_memory")
+	failpoint.At("autograd.variable.set_memory")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.mu.memory = t
@@ -226,7 +226,7 @@ func (v *Variable) SetGradMemory(t *tensor.Tensor) error {
 
 // room returns the memory for a gradient that becomes the only one, or nil.
 func (v *Variable) room() *tensor.Tensor {
-	moment.At("autograd.variable.room")
+	failpoint.At("autograd.variable.room")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if !v.mu.grad.IsNone() {
@@ -237,7 +237,7 @@ func (v *Variable) room() *tensor.Tensor {
 
 // ZeroGrad forgets the gradient. It corresponds to Optimizer.zero_grad(set_to_none=True).
 func (v *Variable) ZeroGrad() {
-	moment.At("autograd.variable.zero_grad")
+	failpoint.At("autograd.variable.zero_grad")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.mu.grad, v.mu.owned = Value{}, false
@@ -245,7 +245,7 @@ func (v *Variable) ZeroGrad() {
 
 // accumulate adds a gradient to the slot of a leaf. owned says that nobody else holds it.
 func (v *Variable) accumulate(grad Value, owned bool) error {
-	moment.At("autograd.variable.accumulate")
+	failpoint.At("autograd.variable.accumulate")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch {
@@ -274,7 +274,7 @@ func (v *Variable) edge() Edge {
 	case v.node != nil:
 		return Edge{v.node, v.output}
 	}
-	moment.At("autograd.variable.sink")
+	failpoint.At("autograd.variable.sink")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.mu.sink == nil {
@@ -290,7 +290,7 @@ func (v *Variable) edge() Edge {
 // torch::autograd::impl::gradient_edge, and is for code that builds graphs of its own, such as one that spans processes.
 func (v *Variable) Edge() Edge { return v.edge() }
 
-var _ = standin.Register((*Variable).sent, (*Variable).receive)
+var _ = tensorlike.Register((*Variable).sent, (*Variable).receive)
 
 // sent returns the tensor that stands for the variable in a message to another worker: a *tensor.Tensor or *tensor.Sparse,
 // or nil. Its requires-grad bit is that of the variable. The same variable always has the same tensor, and no other variable has
@@ -299,7 +299,7 @@ func (v *Variable) sent() any {
 	if v == nil || v.Value().IsNone() {
 		return nil
 	}
-	moment.At("autograd.variable.held")
+	failpoint.At("autograd.variable.held")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.sparse != nil {
@@ -325,11 +325,11 @@ func (v *Variable) sent() any {
 func (v *Variable) receive(t any) error {
 	switch t := t.(type) {
 	case *tensor.Tensor:
-		v.data, v.requires = t, t.RequiresGrad() && tmath.Computes(t.DType())
+		v.data, v.requires = t, t.RequiresGrad() && tensorops.Computes(t.DType())
 	case *tensor.Sparse:
-		v.sparse, v.requires = t, t.RequiresGrad && tmath.Computes(t.Values.DType())
+		v.sparse, v.requires = t, t.RequiresGrad && tensorops.Computes(t.Values.DType())
 	default:
-		return dist.Newf("autograd: assign", dist.InvalidArgument, "a variable is made of a tensor, not of a %T", t)
+		return cohort.Newf("autograd: assign", cohort.InvalidArgument, "a variable is made of a tensor, not of a %T", t)
 	}
 	return nil
 }
@@ -343,7 +343,7 @@ func (v *Variable) OnGrad(f func(grad *tensor.Tensor) (*tensor.Tensor, error)) (
 	}
 	return v.OnGradValue(func(grad Value) (Value, error) {
 		if grad.Dense == nil {
-			return Value{}, dist.New("autograd: hook", dist.NotSupported, "the gradient is sparse, and a hook of OnGrad takes dense ones: use OnGradValue")
+			return Value{}, cohort.New("autograd: hook", cohort.NotSupported, "the gradient is sparse, and a hook of OnGrad takes dense ones: use OnGradValue")
 		}
 		t, err := f(grad.Dense)
 		return Value{Dense: t}, err
@@ -382,7 +382,7 @@ func (v *Variable) RetainGrad() error {
 	if e.Node == nil {
 		return hookError(v)
 	}
-	moment.At("autograd.variable.retain")
+	failpoint.At("autograd.variable.retain")
 	v.mu.Lock()
 	again := v.mu.retains
 	v.mu.retains = true
@@ -394,13 +394,13 @@ func (v *Variable) RetainGrad() error {
 }
 
 // errNoHook is the error of a hook that is nil.
-var errNoHook = dist.New("autograd: hook", dist.InvalidArgument, "the function is nil")
+var errNoHook = cohort.New("autograd: hook", cohort.InvalidArgument, "the function is nil")
 
 func hookError(v *Variable) error {
 	if v.err != nil {
 		return v.err
 	}
-	return dist.New("autograd: hook", dist.InvalidArgument, "cannot register a hook on a variable that doesn't require gradient")
+	return cohort.New("autograd: hook", cohort.InvalidArgument, "cannot register a hook on a variable that doesn't require gradient")
 }
 
 // String is the text of the tensor, or of the error.
@@ -414,7 +414,7 @@ func (v *Variable) String() string {
 // Failed returns a variable that carries an error, for code outside this package that computes as its operations do.
 func Failed(err error) *Variable {
 	if err == nil {
-		err = dist.New("autograd", dist.InvalidArgument, "a failure without an error")
+		err = cohort.New("autograd", cohort.InvalidArgument, "a failure without an error")
 	}
 	return failed(err)
 }

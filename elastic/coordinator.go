@@ -15,8 +15,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -68,11 +68,11 @@ func New(s store.Store, low, high int, opts ...CoordinatorOption) (*Coordinator,
 	c := newConfig(opts, CoordinatorOption.applyCoordinator)
 	switch {
 	case s == nil:
-		return nil, dist.New(op, dist.InvalidArgument, "no store")
+		return nil, cohort.New(op, cohort.InvalidArgument, "no store")
 	case low < 1 || high < low || high > maxMembers:
-		return nil, dist.Newf(op, dist.InvalidArgument, "%d to %d members: the first must be at least 1, and at most the second, which may be %d at most", low, high, maxMembers)
+		return nil, cohort.Newf(op, cohort.InvalidArgument, "%d to %d members: the first must be at least 1, and at most the second, which may be %d at most", low, high, maxMembers)
 	case c.silence <= 0 || c.patience <= 0 || c.join <= 0 || c.lastCall < 0 || c.failures < 0:
-		return nil, dist.New(op, dist.InvalidArgument, "silence, patience and join timeout must be positive, last call and failures not negative")
+		return nil, cohort.New(op, cohort.InvalidArgument, "silence, patience and join timeout must be positive, last call and failures not negative")
 	}
 	c.low, c.high = low, high
 	c.poll = min(c.poll, c.silence/10)
@@ -89,11 +89,11 @@ func (c *Coordinator) Reserve(ctx context.Context, n int) (ID, error) {
 
 func reserve(ctx context.Context, s store.Store, n int) (ID, error) {
 	if n < 1 || n > maxMembers {
-		return 0, dist.Newf("elastic: reserve", dist.InvalidArgument, "%d members: want 1 to %d", n, maxMembers)
+		return 0, cohort.Newf("elastic: reserve", cohort.InvalidArgument, "%d members: want 1 to %d", n, maxMembers)
 	}
 	last, err := s.Add(ctx, membersKey, int64(n))
 	if err != nil {
-		return 0, dist.Wrap("elastic: reserve", dist.Unavailable, err)
+		return 0, cohort.Wrap("elastic: reserve", cohort.Unavailable, err)
 	}
 	return ID(last - int64(n)), nil
 }
@@ -104,7 +104,7 @@ func (c *Coordinator) Lost(member ID) {
 	c.mu.Lock()
 	c.mu.lost = append(c.mu.lost, member)
 	c.mu.Unlock()
-	moment.At("elastic.coordinator.lost")
+	failpoint.At("elastic.coordinator.lost")
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -139,7 +139,7 @@ func (c *Coordinator) setSilent(member ID, silent bool) {
 //
 // A coordinator that has died can be started again over the same store, also by another process: the present group
 // continues, and its members keep their order. If the earlier coordinator is alive after all, it ends with
-// [dist.Aborted].
+// [cohort.Aborted].
 func (c *Coordinator) Run(ctx context.Context) error {
 	const op = "elastic: coordinator"
 	c.ticked = time.Now()
@@ -148,7 +148,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	tick := time.NewTicker(c.config.poll)
 	defer tick.Stop()
 	for err == nil && !c.ended {
-		moment.At("elastic.coordinator.look")
+		failpoint.At("elastic.coordinator.look")
 		if err = c.look(ctx); err != nil || c.ended {
 			break
 		}
@@ -156,18 +156,18 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		case <-tick.C:
 		case <-c.wake:
 		case <-ctx.Done():
-			return dist.Ended(ctx, op)
+			return cohort.Ended(ctx, op)
 		}
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return dist.Ended(ctx, op)
+		return cohort.Ended(ctx, op)
 	case errors.Is(err, errReplaced):
 		return err
 	case err != nil:
-		return dist.Wrap(op, dist.Unavailable, err)
+		return cohort.Wrap(op, cohort.Unavailable, err)
 	case c.why != "":
-		return dist.New(op, dist.Aborted, c.why)
+		return cohort.New(op, cohort.Aborted, c.why)
 	}
 	return nil
 }
@@ -359,11 +359,11 @@ func (c *Coordinator) read(ctx context.Context, n int64) (q *question, there boo
 // answer writes the answer and then removes the question, so that a coordinator that takes over answers the questions that are
 // left.
 func (c *Coordinator) answer(ctx context.Context, n int64, a answer) error {
-	moment.At("elastic.coordinator.answer")
+	failpoint.At("elastic.coordinator.answer")
 	if err := c.set(ctx, answerKey(n), a); err != nil {
 		return err
 	}
-	moment.At("elastic.coordinator.answered")
+	failpoint.At("elastic.coordinator.answered")
 	for member, open := range c.open {
 		if open != n {
 			continue
@@ -390,7 +390,7 @@ const overKept = 16
 
 func (c *Coordinator) perform(ctx context.Context, e effects) error {
 	for _, uuid := range e.over {
-		moment.At("elastic.coordinator.over")
+		failpoint.At("elastic.coordinator.over")
 		if err := c.store.Set(ctx, overKey(uuid), []byte("1")); err != nil {
 			return err
 		}
@@ -417,7 +417,7 @@ func (c *Coordinator) perform(ctx context.Context, e effects) error {
 		}
 	}
 	if e.stale != 0 {
-		moment.At("elastic.coordinator.stale")
+		failpoint.At("elastic.coordinator.stale")
 		if _, err := c.store.Delete(ctx, answerKey(e.stale)); err != nil {
 			return err
 		}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 )
 
 // The desk is the pure part of the coordinator: questions and silences in, answers out. Who takes part is decided by

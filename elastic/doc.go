@@ -40,5 +40,5 @@
 //	record         the coordinator's last decision, for the one that is started when it dies
 //	looked         the number up to which questions were looked at
 //
-// The launcher's rendezvous and this package use the same membership machine, internal/launchcore.Job.
+// The launcher's rendezvous and this package use the same membership machine, internal/launch/launchcore.Job.
 package elastic

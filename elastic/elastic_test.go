@@ -17,7 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/store"
@@ -48,7 +48,7 @@ func (w *worker) run(ctx context.Context, s store.Store) error {
 	}
 	defer func() { _ = m.Close() }()
 	w.id = m.ID()
-	g, err := group.New(ctx, s, dist.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure(), group.WithTimeout(20*time.Second))
+	g, err := group.New(ctx, s, cohort.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure(), group.WithTimeout(20*time.Second))
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func TestTraining(t *testing.T) {
 					finished++
 				case errors.Is(ends[i], errDies):
 					dead++
-				case errors.Is(ends[i], dist.Closed):
+				case errors.Is(ends[i], cohort.Closed):
 				default:
 					t.Errorf("worker %d at step %d: %v", i, w.step, ends[i])
 				}
@@ -202,14 +202,14 @@ func TestRefuses(t *testing.T) {
 	s := store.NewMemory()
 	defer func() { _ = s.Close() }()
 	for _, size := range [][2]int{{0, 1}, {2, 1}, {1, 1 << 20}} {
-		if _, err := elastic.New(s, size[0], size[1]); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := elastic.New(s, size[0], size[1]); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%v: %v", size, err)
 		}
 	}
-	if _, err := elastic.New(nil, 1, 1); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := elastic.New(nil, 1, 1); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("%v", err)
 	}
-	if _, err := elastic.Join(t.Context(), nil); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := elastic.Join(t.Context(), nil); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("%v", err)
 	}
 }
@@ -257,12 +257,12 @@ func TestTooManyFailures(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := ended(); !errors.Is(err, dist.Aborted) {
+	if err := ended(); !errors.Is(err, cohort.Aborted) {
 		t.Errorf("the coordinator ended with %v", err)
 	}
 	told := 0
 	for _, e := range ends {
-		if errors.Is(e, dist.Aborted) {
+		if errors.Is(e, cohort.Aborted) {
 			told++
 		}
 	}
@@ -284,7 +284,7 @@ func TestQuestionCrossesTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	late := worker{steps: 1}
-	if err := late.run(ctx, s); !errors.Is(err, dist.Closed) {
+	if err := late.run(ctx, s); !errors.Is(err, cohort.Closed) {
 		t.Errorf("%v", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/store"
@@ -30,7 +30,7 @@ func Example() {
 			return err
 		}
 		defer func() { _ = m.Close() }()
-		g, err := group.New(ctx, s, dist.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure())
+		g, err := group.New(ctx, s, cohort.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure())
 		if err != nil {
 			return err
 		}

@@ -12,8 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -39,14 +39,14 @@ type Member struct {
 func Join(ctx context.Context, s store.Store, opts ...MemberOption) (*Member, error) {
 	const op = "elastic: join"
 	if s == nil {
-		return nil, dist.New(op, dist.InvalidArgument, "no store")
+		return nil, cohort.New(op, cohort.InvalidArgument, "no store")
 	}
 	c := newConfig(opts, MemberOption.applyMember)
 	m := &Member{store: store.Prefix(c.prefix, s), repeat: c.silence}
 	if m.id = c.id; c.id < 0 {
 		n, err := m.store.Add(ctx, membersKey, 1)
 		if err != nil {
-			return nil, dist.Wrap(op, dist.Unavailable, err)
+			return nil, cohort.Wrap(op, cohort.Unavailable, err)
 		}
 		m.id = ID(n - 1)
 	}
@@ -62,7 +62,7 @@ func (m *Member) beat(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(max(every, time.Millisecond))
 	defer tick.Stop()
 	for {
-		moment.At("elastic.member.beat")
+		failpoint.At("elastic.member.beat")
 		_, _ = m.store.Add(ctx, aliveKey(m.id), 1) // a store that is back hears the next one
 		select {
 		case <-tick.C:
@@ -82,16 +82,16 @@ func (m *Member) String() string { return "elastic.Member(" + m.id.String() + ")
 // the present one of its group. Call it at the start, after an operation or a reconfiguration has failed, and when
 // [Member.Over] reports true.
 //
-// It returns [dist.Aborted] when the coordinator has ended the job, and [dist.Closed] when all members have finished.
+// It returns [cohort.Aborted] when the coordinator has ended the job, and [cohort.Closed] when all members have finished.
 func (m *Member) Next(ctx context.Context, handle string) (Round, error) {
 	a, err := m.ask(ctx, question{Member: m.id, Handle: handle})
 	switch {
 	case err != nil:
 		return Round{}, err
 	case a.Error != "":
-		return Round{}, dist.New("elastic: next", dist.Aborted, a.Error)
+		return Round{}, cohort.New("elastic: next", cohort.Aborted, a.Error)
 	case a.Round == nil:
-		return Round{}, dist.New("elastic: next", dist.Closed, "all members have finished")
+		return Round{}, cohort.New("elastic: next", cohort.Closed, "all members have finished")
 	}
 	m.round.Store(a.UUID)
 	return *a.Round, nil
@@ -102,7 +102,7 @@ func (m *Member) Next(ctx context.Context, handle string) (Round, error) {
 func (m *Member) Done(ctx context.Context) error {
 	a, err := m.ask(ctx, question{Member: m.id, Done: true})
 	if err == nil && a.Error != "" {
-		err = dist.New("elastic: done", dist.Aborted, a.Error)
+		err = cohort.New("elastic: done", cohort.Aborted, a.Error)
 	}
 	return err
 }
@@ -134,7 +134,7 @@ func (m *Member) read(ctx context.Context, key string) (a answer, err error) {
 		return a, m.failed(ctx, "elastic: ask", err)
 	}
 	if err = json.Unmarshal(raw, &a); err != nil {
-		return a, dist.Wrap("elastic: ask", dist.Protocol, err)
+		return a, cohort.Wrap("elastic: ask", cohort.Protocol, err)
 	}
 	return a, nil
 }
@@ -144,14 +144,14 @@ func (m *Member) askOnce(ctx context.Context, q question) (a answer, err error) 
 	const op = "elastic: ask"
 	data, err := json.Marshal(q)
 	if err != nil {
-		return a, dist.Wrap(op, dist.Internal, err)
+		return a, cohort.Wrap(op, cohort.Internal, err)
 	}
-	moment.At("elastic.member.ask")
+	failpoint.At("elastic.member.ask")
 	n, err := m.store.Add(ctx, "asks", 1)
 	if err != nil {
 		return a, m.failed(ctx, op, err)
 	}
-	moment.At("elastic.member.set")
+	failpoint.At("elastic.member.set")
 	if err = m.store.Set(ctx, askKey(n), data); err != nil {
 		return a, m.failed(ctx, op, err)
 	}
@@ -176,11 +176,11 @@ func (m *Member) askOnce(ctx context.Context, q question) (a answer, err error) 
 
 func (m *Member) failed(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
-		e := dist.Ended(ctx, op)
+		e := cohort.Ended(ctx, op)
 		e.Detail = "the coordinator has not answered"
 		return e
 	}
-	return dist.Wrap(op, dist.Unavailable, err)
+	return cohort.Wrap(op, cohort.Unavailable, err)
 }
 
 // Over reports whether the round has ended, because another member has failed or a new one is to be taken in. Members

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/aside"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
 )
 
 // DefaultPrefix is the prefix of the keys in the store.
@@ -120,5 +120,5 @@ const EnvMember = "COHORT_MEMBER"
 
 // WithLogger sets the logger for the coordinator's decisions.
 func WithLogger(l *slog.Logger) CoordinatorOption {
-	return coordinatorOption(func(c *config) { c.logger = aside.Logger(l) })
+	return coordinatorOption(func(c *config) { c.logger = safecall.Logger(l) })
 }

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // A coordinator that dies is started again over the same store. What the next one must know is in one record, which is
@@ -49,7 +49,7 @@ func (c *Coordinator) takeOver(ctx context.Context) error {
 		return err
 	}
 	c.epoch, c.desk = epoch, newDesk(epoch, c.config)
-	moment.At("elastic.coordinator.epoch")
+	failpoint.At("elastic.coordinator.epoch")
 	if c.seen, err = c.store.Add(ctx, lookedKey, 0); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (c *Coordinator) readRecord(ctx context.Context) (r record, err error) {
 		return r, err
 	}
 	if err = json.Unmarshal(c.kept, &r); err != nil || len(r.Members) > maxMembers || len(r.Handles) != len(r.Members) || len(r.Questions) != len(r.Members) {
-		return r, dist.Newf("elastic: coordinator", dist.Protocol, "the record of an earlier coordinator, key %q, cannot be read: %q", recordKey, shorten(c.kept))
+		return r, cohort.Newf("elastic: coordinator", cohort.Protocol, "the record of an earlier coordinator, key %q, cannot be read: %q", recordKey, shorten(c.kept))
 	}
 	return r, nil
 }
@@ -117,7 +117,7 @@ func (c *Coordinator) keep(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	moment.At("elastic.coordinator.keep")
+	failpoint.At("elastic.coordinator.keep")
 	now, err := c.store.CompareAndSet(ctx, recordKey, c.kept, data)
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func (c *Coordinator) keep(ctx context.Context, r record) error {
 	return nil
 }
 
-var errReplaced = dist.New("elastic: coordinator", dist.Aborted, "another coordinator has taken over")
+var errReplaced = cohort.New("elastic: coordinator", cohort.Aborted, "another coordinator has taken over")
 
 // stillMine looks whether another coordinator was started.
 func (c *Coordinator) stillMine(ctx context.Context) error {

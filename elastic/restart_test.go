@@ -15,7 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -194,7 +194,7 @@ func (p *troupe) perform(t *testing.T, operations int) bool {
 		})
 	}
 	wg.Wait()
-	bad := slices.ContainsFunc(ends, func(err error) bool { return err != nil && !errors.Is(err, dist.Closed) })
+	bad := slices.ContainsFunc(ends, func(err error) bool { return err != nil && !errors.Is(err, cohort.Closed) })
 	if bad || trained != 2 {
 		t.Errorf("dead after %d operations: %d trained to the end; %v", operations, trained, ends)
 	}
@@ -245,7 +245,7 @@ func TestTwoCoordinators(t *testing.T) {
 		}
 		cancel()
 		wg.Wait()
-		if !errors.Is(ends[0], dist.Aborted) || !strings.Contains(ends[0].Error(), "another coordinator") || !errors.Is(ends[1], context.Canceled) {
+		if !errors.Is(ends[0], cohort.Aborted) || !strings.Contains(ends[0].Error(), "another coordinator") || !errors.Is(ends[1], context.Canceled) {
 			t.Errorf("%v", ends)
 		}
 	})

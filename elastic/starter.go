@@ -8,7 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -20,7 +20,7 @@ type Starter struct{ store store.Store }
 // matters here.
 func NewStarter(s store.Store, opts ...Option) (*Starter, error) {
 	if s == nil {
-		return nil, dist.New("elastic: starter", dist.InvalidArgument, "no store")
+		return nil, cohort.New("elastic: starter", cohort.InvalidArgument, "no store")
 	}
 	return &Starter{store.Prefix(newConfig(opts, Option.applyMember).prefix, s)}, nil
 }
@@ -36,14 +36,14 @@ func (s *Starter) Lost(ctx context.Context, member ID) error {
 	const op = "elastic: lost"
 	data, err := json.Marshal(question{Member: member, Lost: true})
 	if err != nil {
-		return dist.Wrap(op, dist.Internal, err)
+		return cohort.Wrap(op, cohort.Internal, err)
 	}
 	n, err := s.store.Add(ctx, "asks", 1)
 	if err == nil {
 		err = s.store.Set(ctx, askKey(n), data)
 	}
 	if err != nil {
-		return dist.Wrap(op, dist.Unavailable, err)
+		return cohort.Wrap(op, cohort.Unavailable, err)
 	}
 	return nil
 }
@@ -56,16 +56,16 @@ func (s *Starter) Ended(ctx context.Context) (silent []ID, err error) {
 			break
 		}
 		if ctx.Err() != nil || !errors.Is(err, store.ErrTimeout) {
-			return nil, dist.Wrap(op, dist.Unavailable, err)
+			return nil, cohort.Wrap(op, cohort.Unavailable, err)
 		}
 	}
 	raw, err := s.store.Get(ctx, endKey)
 	if err != nil {
-		return nil, dist.Wrap(op, dist.Unavailable, err)
+		return nil, cohort.Wrap(op, cohort.Unavailable, err)
 	}
 	var a answer
 	if err = json.Unmarshal(raw, &a); err != nil {
-		return nil, dist.Wrap(op, dist.Protocol, err)
+		return nil, cohort.Wrap(op, cohort.Protocol, err)
 	}
 	return a.Silent, nil
 }

@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -82,7 +82,7 @@ func TestStarter(t *testing.T) {
 			t.Errorf("what was said of a member that is lost is still there: %v", err)
 		}
 	})
-	if _, err := elastic.NewStarter(nil); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := elastic.NewStarter(nil); !errors.Is(err, cohort.InvalidArgument) {
 		t.Error(err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testnames"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/testdns"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -33,7 +33,7 @@ func outside(t *testing.T) net.IP {
 func TestAddressOfTheStoreThatAnswers(t *testing.T) {
 	t.Setenv("GLOO_SOCKET_IFNAME", "")
 	own := outside(t)
-	testnames.Resolve(t, net.IPv4(127, 0, 0, 9), own) // nobody listens at the first
+	testdns.Resolve(t, net.IPv4(127, 0, 0, 9), own) // nobody listens at the first
 	for _, transport := range []Transport{TCP, Gloo} {
 		t.Run(string(transport), func(t *testing.T) {
 			ctx := ctxOf(t)
@@ -56,7 +56,7 @@ func TestAddressOfTheStoreThatAnswers(t *testing.T) {
 					return err
 				}
 				t.Cleanup(func() { _ = client.Close() })
-				g, err := New(ctx, client, dist.Rank(r), 2, WithTransport(transport), WithHook(hook))
+				g, err := New(ctx, client, cohort.Rank(r), 2, WithTransport(transport), WithHook(hook))
 				if err != nil {
 					return err
 				}

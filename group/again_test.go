@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -71,7 +71,7 @@ func TestHalfAnAttempt(t *testing.T) {
 			short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 			defer cancel()
 			_, err := New(short, s, 0, 3, WithTransport(transport))
-			if e := asError(err); e == nil || e.Code != dist.DeadlineExceeded || e.Rank != 1 || !strings.Contains(err.Error(), "ranks 1 and 2") {
+			if e := asError(err); e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 1 || !strings.Contains(err.Error(), "ranks 1 and 2") {
 				t.Fatalf("alone: %v", err)
 			}
 			// Rank 1 is patient; rank 0 gives up twice more before all come.
@@ -92,7 +92,7 @@ func TestHalfAnAttempt(t *testing.T) {
 				cancel()
 			}
 			must(t, each(2, func(i int) error {
-				g, err := New(ctx, s, dist.Rank(2*i), 3, WithTransport(transport))
+				g, err := New(ctx, s, cohort.Rank(2*i), 3, WithTransport(transport))
 				if err != nil {
 					return err
 				}
@@ -113,7 +113,7 @@ func TestRecoveryGroup(t *testing.T) {
 			must(t, groups[2].Close())
 			_ = each(4, func(r int) error {
 				if r != 2 {
-					if err := groups[r].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.PeerLost) {
+					if err := groups[r].Barrier(ctx).Wait(ctx); !errors.Is(err, cohort.PeerLost) {
 						t.Errorf("rank %d: %v", r, err)
 					}
 				}
@@ -125,7 +125,7 @@ func TestRecoveryGroup(t *testing.T) {
 					if r == 2 {
 						return nil
 					}
-					if rest[r], err = groups[r].NewGroup(ctx, []dist.Rank{0, 1, 3}, WithLocalSync()); err != nil {
+					if rest[r], err = groups[r].NewGroup(ctx, []cohort.Rank{0, 1, 3}, WithLocalSync()); err != nil {
 						return err
 					}
 					made := rest[r]

@@ -9,35 +9,35 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/control"
-	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/internal/sys/controlsock"
 )
 
 // TestDumpDirVariable: with COHORT_DUMP_DIR and no code, ranks can be asked where they stand, and a group that fails
 // leaves a dump.
 func TestDumpDirVariable(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv(control.EnvDump, dir)
+	t.Setenv(controlsock.EnvDump, dir)
 	ctx := ctxOf(t)
 	groups := newWorld(t, 2, WithTransport(TCP))
 	late := groups[0].Barrier(ctx)
 	folder := filepath.Join(dir, "control")
-	answers := control.Ask(ctx, folder, control.Prefix(os.Getpid()), "trace")
+	answers := controlsock.Ask(ctx, folder, controlsock.Prefix(os.Getpid()), "trace")
 	if len(answers) != 2 {
 		t.Fatalf("%d ranks answer", len(answers))
 	}
-	var dumps []recorder.Dump
+	var dumps []flightrec.Dump
 	for _, b := range answers {
-		d, err := recorder.Parse(b)
+		d, err := flightrec.Parse(b)
 		if err != nil {
 			t.Fatal(err)
 		}
 		dumps = append(dumps, d)
 	}
-	if s := recorder.Analyze(dumps).Sentence; !strings.Contains(s, "rank 1 never entered #0") {
+	if s := flightrec.Analyze(dumps).Sentence; !strings.Contains(s, "rank 1 never entered #0") {
 		t.Errorf("the verdict is %q", s)
 	}
-	stacks := control.Ask(ctx, folder, control.Prefix(os.Getpid()), "stacks")
+	stacks := controlsock.Ask(ctx, folder, controlsock.Prefix(os.Getpid()), "stacks")
 	if len(stacks) != 2 {
 		t.Errorf("%d ranks tell their stacks", len(stacks))
 	}

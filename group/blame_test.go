@@ -6,7 +6,7 @@ package group
 import (
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -20,7 +20,7 @@ func TestWhoClosedAfterAFailureIsNotBlamed(t *testing.T) {
 			groups := newWorld(t, 3, WithTransport(transport))
 			ctx := ctxOf(t)
 			message := groups[0].Recv(ctx, from(int64(0)), 1, 0)
-			lost := &dist.Error{Op: "test", Code: dist.PeerLost, Rank: 2, Detail: "it died"}
+			lost := &cohort.Error{Op: "test", Code: cohort.PeerLost, Rank: 2, Detail: "it died"}
 			must(t, names2(groups[1].formed.Verdict.Judge(lost)))
 			must(t, groups[1].Close())
 			must(t, names2(message.Wait(ctx)))

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -67,7 +67,7 @@ func TestCallbacksWithoutALogger(t *testing.T) {
 	defer slog.SetDefault(before)
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	g := newWorld(t, 1, WithProfiler(func(*Work) { panic("profiler") }), WithHook(func(e observe.Event) { panic("hook of " + e.Group) }))[0]
-	sub, err := g.NewGroup(ctxOf(t), []dist.Rank{0}, WithName("part"))
+	sub, err := g.NewGroup(ctxOf(t), []cohort.Rank{0}, WithName("part"))
 	must(t, err)
 	for _, g := range []*Group{sub, g} {
 		must(t, g.AllReduce(ctxOf(t), from(int64(1)), Sum).Wait(ctxOf(t)))

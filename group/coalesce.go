@@ -6,9 +6,9 @@ package group
 import (
 	"context"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/tensor/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -41,7 +41,7 @@ func (g *Group) ReduceScatterIntoCoalesced(ctx context.Context, outs, ins []*ten
 }
 
 // broadcastFlat broadcasts several tensors of one type, one behind the other.
-func (g *Group) broadcastFlat(ctx context.Context, ts []*tensor.Tensor, root dist.Rank, opts []OpOption) *Work {
+func (g *Group) broadcastFlat(ctx context.Context, ts []*tensor.Tensor, root cohort.Rank, opts []OpOption) *Work {
 	w := g.newWork(OpBroadcast, opts)
 	return g.run(ctx, w, g.argsOf(ctx).BroadcastCoalesced(&w.call, ts, root))
 }
@@ -53,7 +53,7 @@ const BroadcastBucket = 250 << 20
 // type, until they have bucket bytes or more. At most two buckets are on their way at once, which bounds the memory.
 //
 // It corresponds to torch.distributed._broadcast_coalesced, which DistributedDataParallel starts with.
-func (g *Group) BroadcastCoalesced(ctx context.Context, ts []*tensor.Tensor, bucket int, root dist.Rank, opts ...OpOption) error {
+func (g *Group) BroadcastCoalesced(ctx context.Context, ts []*tensor.Tensor, bucket int, root cohort.Rank, opts ...OpOption) error {
 	const name, inFlight = "group: broadcast_coalesced", 2
 	if err := g.args.CheckRoot(name, root); err != nil {
 		return err

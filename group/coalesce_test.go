@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -17,7 +17,7 @@ import (
 func same[T tensor.Element](what string, x *tensor.Tensor, want ...T) error {
 	got, err := tensor.Copy[T](x)
 	if err == nil && !slices.Equal(got, want) {
-		err = dist.Newf(what, dist.Internal, "%v, want %v", got, want)
+		err = cohort.Newf(what, cohort.Internal, "%v, want %v", got, want)
 	}
 	return err
 }
@@ -110,7 +110,7 @@ func TestCoalescerTakesOneKind(t *testing.T) {
 		default:
 			w = g.Coalesce(ctx, fill)
 		}
-		if err := w.Wait(ctx); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), name) {
+		if err := w.Wait(ctx); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -147,20 +147,20 @@ func TestObjectsBetweenTwoRanks(t *testing.T) {
 				if r != 0 {
 					return g.SendObjects(ctx, [][]byte{[]byte("from"), nil, {byte('0' + r)}}, 0)
 				}
-				for _, from := range []dist.Rank{2, dist.NoRank} {
+				for _, from := range []cohort.Rank{2, cohort.NoRank} {
 					list := make([][]byte, 3)
 					source, err := g.RecvObjects(ctx, list, from)
 					if err != nil {
 						return err
 					}
 					if want := string([]byte{'f', 'r', 'o', 'm', '0' + byte(source)}); string(slices.Concat(list...)) != want || from == 2 && source != 2 {
-						return dist.Newf("received", dist.Internal, "%q from %d", list, source)
+						return cohort.Newf("received", cohort.Internal, "%q from %d", list, source)
 					}
 				}
 				return nil
 			}))
 			for _, err := range []error{groups[0].SendObjects(ctx, nil, 1), groups[0].SendObjects(ctx, [][]byte{{1}}, 0), recvError(groups[0].RecvObjects(ctx, nil, 1))} {
-				if !errors.Is(err, dist.InvalidArgument) {
+				if !errors.Is(err, cohort.InvalidArgument) {
 					t.Error(err)
 				}
 			}
@@ -168,7 +168,7 @@ func TestObjectsBetweenTwoRanks(t *testing.T) {
 	}
 }
 
-func recvError(_ dist.Rank, err error) error { return err }
+func recvError(_ cohort.Rank, err error) error { return err }
 
 // TestObjectsThatAreTooLarge: no memory is taken for what a rank announces and cannot have.
 func TestObjectsThatAreTooLarge(t *testing.T) {
@@ -180,8 +180,8 @@ func TestObjectsThatAreTooLarge(t *testing.T) {
 				return groups[1].Send(ctx, from[int64](size), 0, 0).Wait(ctx)
 			}
 			_, err := groups[0].RecvObjects(ctx, make([][]byte, 1), 1)
-			if !errors.Is(err, dist.TooLarge) || dist.CodeOf(err) != dist.TooLarge {
-				return dist.Newf("received", dist.Internal, "%v", err)
+			if !errors.Is(err, cohort.TooLarge) || cohort.CodeOf(err) != cohort.TooLarge {
+				return cohort.Newf("received", cohort.Internal, "%v", err)
 			}
 			return nil
 		}))

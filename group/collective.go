@@ -7,11 +7,11 @@ import (
 	"context"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/tensor/reduce"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -37,7 +37,7 @@ func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op Reduce
 	}
 	for stage := range collargs.SparseStages {
 		w.steps.add(func(ctx context.Context) error {
-			moment.At("group.sparse")
+			failpoint.At("group.sparse")
 			r, err := sum.Request(stage)
 			if err != nil {
 				return err
@@ -61,7 +61,7 @@ func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op 
 // Broadcast sends t of rank root to all ranks.
 //
 // It corresponds to torch.distributed.broadcast.
-func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root dist.Rank, opts ...OpOption) *Work {
+func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root cohort.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpBroadcast, opts)
 	return g.run(ctx, w, g.argsOf(ctx).Broadcast(&w.call, t, root))
 }
@@ -70,7 +70,7 @@ func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, root dist.Rank,
 // with PyTorch ranks it holds partial results afterwards, as in PyTorch.
 //
 // It corresponds to torch.distributed.reduce.
-func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root dist.Rank, opts ...OpOption) *Work {
+func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, root cohort.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpReduce, opts)
 	return g.run(ctx, w, g.argsOf(ctx).Reduce(&w.call, t, reduce.Op(op), root))
 }
@@ -94,13 +94,13 @@ func (g *Group) AllGatherInto(ctx context.Context, out, in *tensor.Tensor, opts 
 
 func (g *Group) allGatherInto(ctx context.Context, op OpType, out, in *tensor.Tensor, opts []OpOption) *Work {
 	w := g.newWork(op, opts)
-	return g.run(ctx, w, g.argsOf(ctx).AllGatherInto(&w.call, torch.Op(op), out, in))
+	return g.run(ctx, w, g.argsOf(ctx).AllGatherInto(&w.call, torchcaps.Op(op), out, in))
 }
 
 // Gather collects in of every rank into outs at rank root; other ranks pass nil. Tensors of different sizes need [Uneven].
 //
 // It corresponds to torch.distributed.gather.
-func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, root dist.Rank, opts ...OpOption) *Work {
+func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Tensor, root cohort.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpGather, opts)
 	return g.run(ctx, w, g.argsOf(ctx).Gather(&w.call, outs, in, root))
 }
@@ -109,7 +109,7 @@ func (g *Group) Gather(ctx context.Context, outs []*tensor.Tensor, in *tensor.Te
 // need [Uneven].
 //
 // It corresponds to torch.distributed.scatter.
-func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, root dist.Rank, opts ...OpOption) *Work {
+func (g *Group) Scatter(ctx context.Context, out *tensor.Tensor, ins []*tensor.Tensor, root cohort.Rank, opts ...OpOption) *Work {
 	w := g.newWork(OpScatter, opts)
 	return g.run(ctx, w, g.argsOf(ctx).Scatter(&w.call, out, ins, root))
 }

@@ -7,8 +7,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -50,7 +50,7 @@ func (g *Group) endLocked(w *Work, e end) (about *report) {
 // ended is endLocked without the mutex.
 func (g *Group) ended(w *Work, err error) *report {
 	e := g.endOf(w, err)
-	moment.At("group.ended")
+	failpoint.At("group.ended")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.endLocked(w, e)
@@ -63,7 +63,7 @@ func (g *Group) tell(about *report) {
 	}
 	g.config.Hook.Emit(about.event)
 	if g.config.profile != nil {
-		aside.Call(g.config.Logger, func() { g.config.profile(about.seen) })
+		safecall.Call(g.config.Logger, func() { g.config.profile(about.seen) })
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -77,7 +77,7 @@ func TestImpossibleConnections(t *testing.T) {
 		opts []Option
 	}{{"0", nil}, {"9", nil}, {"many", nil}, {"", []Option{WithConnections(-1)}}, {"", []Option{WithConnections(9)}}} {
 		t.Setenv("COHORT_CONNECTIONS", c.env)
-		if g, err := New(ctxOf(t), store.NewMemory(), 0, 1, c.opts...); !errors.Is(err, dist.InvalidArgument) {
+		if g, err := New(ctxOf(t), store.NewMemory(), 0, 1, c.opts...); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("environment %q: %v, %v", c.env, g, err)
 		}
 	}
@@ -99,8 +99,8 @@ func TestKilledAmongConnections(t *testing.T) {
 			}
 			time.AfterFunc(time.Duration(i*i)*time.Millisecond, kill)
 			must(t, each(2, func(r int) error {
-				e, ok := errors.AsType[*dist.Error](works[r].Wait(ctx))
-				if !ok || e.Code != dist.PeerLost || e.Rank != 2 {
+				e, ok := errors.AsType[*cohort.Error](works[r].Wait(ctx))
+				if !ok || e.Code != cohort.PeerLost || e.Rank != 2 {
 					return fmt.Errorf("rank %d: %w", r, works[r].Err())
 				}
 				return nil
@@ -120,7 +120,7 @@ func TestSeveredConnections(t *testing.T) {
 				return nil
 			}
 			err := groups[r].AllReduce(ctx, tensor.Must(tensor.New(tensor.Float32, n)), Sum).Wait(ctx)
-			if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.PeerLost || e.Rank != 1 {
+			if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != cohort.PeerLost || e.Rank != 1 {
 				return fmt.Errorf("rank %d: %w", r, err)
 			}
 			return nil
@@ -149,13 +149,13 @@ func TestCutConnection(t *testing.T) {
 		for _, n := range []int{1, 1 << 20} {
 			groups := newWorld(t, 3, WithTransport(TCP), WithConnections(c.lanes))
 			ctx := ctxOf(t)
-			errs := make([]*dist.Error, 3)
+			errs := make([]*cohort.Error, 3)
 			cutOne(t, groups[0], c.cut, 1)
 			must(t, each(3, func(r int) (err error) {
 				for err == nil { // a small operation may be over before anybody notices
 					err = groups[r].AllReduce(ctx, tensor.Must(tensor.New(tensor.Float32, n)), Sum).Wait(ctx)
 				}
-				errs[r], _ = errors.AsType[*dist.Error](err)
+				errs[r], _ = errors.AsType[*cohort.Error](err)
 				return nil
 			}))
 			lost := errs[2].Rank
@@ -164,7 +164,7 @@ func TestCutConnection(t *testing.T) {
 				if r == int(lost) {
 					want = "another rank has lost this one, which lives: " + want
 				}
-				if e.Code != dist.PeerLost || e.Rank != lost || lost > 1 || !strings.Contains(e.Detail, want) {
+				if e.Code != cohort.PeerLost || e.Rank != lost || lost > 1 || !strings.Contains(e.Detail, want) {
 					t.Errorf("%d connections, %d elements, rank %d: %v", c.lanes, n, r, e)
 				}
 			}

@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/corewait"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/sys/spinwait"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -29,7 +29,7 @@ const costEnv = "COHORT_GROUP_COST"
 func init() { roles[costEnv] = func(spec string) int { return reportCost(spec) } } //nolint:gochecknoinits // a role
 
 type costSpec struct {
-	Rank      dist.Rank
+	Rank      cohort.Rank
 	Transport Transport
 	Store     string
 	Bytes     int           // of an all-reduce
@@ -121,7 +121,7 @@ func (s *costSpec) reduce(ctx context.Context, g *Group) (*costReport, error) {
 		if err := work.Wait(ctx); err != nil {
 			return nil, err
 		}
-		if time.Since(posted) > corewait.Nap {
+		if time.Since(posted) > spinwait.Nap {
 			report.Long++
 		}
 	}
@@ -168,7 +168,7 @@ func costs(t *testing.T, s costSpec, procs int) [2]costReport {
 	var reports [2]costReport
 	must(t, each(2, func(rank int) error {
 		mine := s
-		mine.Rank = dist.Rank(rank)
+		mine.Rank = cohort.Rank(rank)
 		spec, err := json.Marshal(mine)
 		if err != nil {
 			return err

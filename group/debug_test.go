@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/collargs"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -30,7 +30,7 @@ func TestDebugLevel(t *testing.T) {
 		t.Setenv(collargs.DebugVariable, value)
 		s := store.NewMemory()
 		g, err := New(context.Background(), s, 0, 1)
-		if g != nil || !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), collargs.DebugVariable) || !strings.Contains(err.Error(), "OFF, INFO or DETAIL") {
+		if g != nil || !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), collargs.DebugVariable) || !strings.Contains(err.Error(), "OFF, INFO or DETAIL") {
 			t.Errorf("%q: %v", value, err)
 		}
 		_ = s.Close()

@@ -7,11 +7,11 @@ import (
 	"context"
 	"errors"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // checks is the part of a group with PyTorch ranks that run with TORCH_DISTRIBUTED_DEBUG=DETAIL.
@@ -24,16 +24,16 @@ type checks struct {
 // no sequence number and leaves the group as it was, on all ranks; any other failure of the check fails the group.
 func (g *Group) checked(ctx context.Context, w *Work, tags uint32, refused *collargs.Refusal) *Work {
 	if err := ctx.Err(); err != nil {
-		return w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
+		return w.complete(cohort.FromContext(ctx, "group: "+w.op.String()))
 	}
-	moment.At("group.check.turn")
+	failpoint.At("group.check.turn")
 	select {
 	case g.checks.turn <- struct{}{}:
 	case <-ctx.Done():
-		return w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
+		return w.complete(cohort.FromContext(ctx, "group: "+w.op.String()))
 	}
 	defer func() { <-g.checks.turn }() // no point: it has the turn
-	moment.At("group.check")
+	failpoint.At("group.check")
 	g.mu.Lock()
 	err := g.failedLocked(w.op)
 	limit := w.posted.timeout
@@ -45,7 +45,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32, refused *coll
 	if err != nil {
 		return w.complete(err)
 	}
-	pairs := g.args.Peers.PairsComplex(torch.Op(w.op))
+	pairs := g.args.Peers.PairsComplex(torchcaps.Op(w.op))
 	for _, t := range w.call.Subject {
 		if t != nil {
 			fingerprint.Add(t.DType(), t.Shape(), pairs)
@@ -55,9 +55,9 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32, refused *coll
 		fingerprint.Add(s.Values.DType(), s.Shape, pairs)
 	}
 	if err := g.checks.wrapper.Check(ctx, &fingerprint, limit); err != nil {
-		if !errors.Is(err, dist.Mismatch) {
+		if !errors.Is(err, cohort.Mismatch) {
 			g.fail(err)
-			moment.At("group.check.failed")
+			failpoint.At("group.check.failed")
 			g.mu.Lock()
 			err = g.mu.failure
 			g.mu.Unlock()

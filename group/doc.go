@@ -26,12 +26,12 @@
 //
 // # Failure
 //
-// When a rank dies, every operation that needs it fails at once with [dist.PeerLost] and its rank. Among Go ranks,
+// When a rank dies, every operation that needs it fails at once with [cohort.PeerLost] and its rank. Among Go ranks,
 // heartbeats ([WithHeartbeat]) find a process that is stopped or cut off, and ranks that call different operations,
-// operators, types, sizes or roots all get [dist.Mismatch] with both sides in its text. A failed collective leaves the
+// operators, types, sizes or roots all get [cohort.Mismatch] with both sides in its text. A failed collective leaves the
 // ranks out of step, so the group fails too, and every later call returns the reason. Close the group and form a new one;
 // the same processes can do that. With PyTorch ranks, an operation that their version cannot do is refused with
-// [dist.NotSupported] before anything is sent.
+// [cohort.NotSupported] before anything is sent.
 //
 // # Correspondence
 //

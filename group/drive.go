@@ -8,12 +8,12 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coll"
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/sched"
-	"github.com/cohort-dist/cohort/internal/ticker"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
+	"github.com/cohort-dist/cohort/internal/group/opsched"
+	"github.com/cohort-dist/cohort/internal/util/background"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // promptly is how soon after its submission an operation is waited for by a program that waits for each.
@@ -26,7 +26,7 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 	}
 	for first := true; !w.outcome.over(); first = false {
 		now := w.posted.now()
-		moment.At("group.wait")
+		failpoint.At("group.wait")
 		g.mu.Lock()
 		if first && g.mu.sched.Eager() {
 			g.mu.sched.Learn(now.Sub(w.posted.at) < promptly)
@@ -42,12 +42,12 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		}
 		g.mu.Unlock()
 		g.perform(e)
-		moment.At("group.wait.parked")
+		failpoint.At("group.wait.parked")
 		select {
 		case <-w.Done():
 		case <-ctx.Done():
 		}
-		moment.At("group.wait.over")
+		failpoint.At("group.wait.over")
 		g.mu.Lock()
 		g.mu.sched.Leave(&w.item)
 		g.mu.Unlock()
@@ -69,7 +69,7 @@ func (g *Group) ableLocked(ctx context.Context) bool {
 }
 
 // startLocked returns the collective that the runner has to run, if there is one, and notes that it runs from now on.
-func (g *Group) startLocked(now time.Time) *sched.Item[Work] {
+func (g *Group) startLocked(now time.Time) *opsched.Item[Work] {
 	next := g.mu.sched.Start()
 	if next != nil && next.Owner.outcome.begin(now) {
 		g.mu.records.Start(next.Owner.posted.record, now)
@@ -79,16 +79,16 @@ func (g *Group) startLocked(now time.Time) *sched.Item[Work] {
 
 // runNext runs the collective that the scheduler has started, if there is one, for a goroutine that is the runner, and gives the role back. It
 // reports false when ctx ended before the operation was over.
-func (g *Group) runNext(ctx context.Context, it *sched.Item[Work]) (over bool) {
+func (g *Group) runNext(ctx context.Context, it *opsched.Item[Work]) (over bool) {
 	if it == nil {
 		g.release()
 		return true
 	}
 	w := it.Owner
-	moment.At("group.run")
+	failpoint.At("group.run")
 	err := g.execute(ctx, w)
 	if err != nil && g.leftEarly(ctx, err) {
-		moment.At("group.pause")
+		failpoint.At("group.pause")
 		g.mu.Lock()
 		paused, e := g.mu.sched.Pause()
 		g.performLocked(e)
@@ -106,7 +106,7 @@ func (g *Group) runNext(ctx context.Context, it *sched.Item[Work]) (over bool) {
 		err = g.failed(w, err)
 	}
 	end := g.endOf(w, err)
-	moment.At("group.finish")
+	failpoint.At("group.finish")
 	g.mu.Lock()
 	e := g.mu.sched.Finish()
 	about := g.endLocked(w, end) // before another operation can end
@@ -135,7 +135,7 @@ func (g *Group) leftEarly(ctx context.Context, err error) bool {
 	if ctx.Err() == nil {
 		return false
 	}
-	var interrupted *coll.Interrupted
+	var interrupted *collective.Interrupted
 	return errors.As(err, &interrupted) || g.resumable && errors.Is(err, ctx.Err())
 }
 
@@ -152,7 +152,7 @@ func (g *Group) execute(ctx context.Context, w *Work) error {
 
 // explain names the group's own reason where the engine only saw its consequence.
 func (g *Group) explain(w *Work, err error) error {
-	moment.At("group.explain")
+	failpoint.At("group.explain")
 	g.mu.Lock()
 	failure := g.mu.failure
 	g.mu.Unlock()
@@ -160,14 +160,14 @@ func (g *Group) explain(w *Work, err error) error {
 		return failure
 	}
 	if asError(err) == nil {
-		err = dist.Wrap("group: "+w.op.String(), dist.Internal, err)
+		err = cohort.Wrap("group: "+w.op.String(), cohort.Internal, err)
 	}
 	return g.formed.Verdict.Judge(err)
 }
 
 // release gives the role of the runner back.
 func (g *Group) release() {
-	moment.At("group.release")
+	failpoint.At("group.release")
 	g.mu.Lock()
 	e := g.mu.sched.Release()
 	g.performLocked(e)
@@ -178,14 +178,14 @@ func (g *Group) release() {
 // pump runs collectives that nobody waits for.
 func (g *Group) pump() {
 	for {
-		moment.At("group.pump.wait")
+		failpoint.At("group.pump.wait")
 		select {
 		case <-g.pumpWake:
 		case <-g.life.ctx.Done():
 			return
 		}
 		for {
-			moment.At("group.pump")
+			failpoint.At("group.pump")
 			g.mu.Lock()
 			if !g.mu.sched.Pump() {
 				g.mu.Unlock()
@@ -199,13 +199,13 @@ func (g *Group) pump() {
 }
 
 // tick is called by the clock while operations are not over: it picks up what nobody waits for.
-func (g *Group) tick(now time.Time) ticker.State {
+func (g *Group) tick(now time.Time) background.State {
 	reaped := g.reapAll(false)
-	moment.At("group.tick")
+	failpoint.At("group.tick")
 	g.mu.Lock()
 	next := g.mu.sched.Current()
-	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted.at) > ticker.Fast/2)
-	state := ticker.State{
+	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted.at) > background.Fast/2)
+	state := background.State{
 		Pending: g.mu.sched.Busy(),
 		Posted:  uint64(g.mu.sched.Sequence()) + g.mu.sched.MessageSequence(),
 		Alone:   reaped || g.mu.sched.Alone(),

@@ -7,8 +7,8 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
 )
 
 // WithDumpFiles writes the flight recorder's dump into dir when the group fails, and whenever one of the signals arrives:
@@ -32,10 +32,10 @@ func (g *Group) deliver(reason string) {
 		return
 	}
 	if g.config.dump != nil {
-		aside.Call(g.config.Logger, func() { g.config.dump(reason, data) })
+		safecall.Call(g.config.Logger, func() { g.config.dump(reason, data) })
 	}
 	if g.config.dumpDir != "" {
-		recorder.Save(g.config.Logger, g.config.dumpDir, reason, g.name, g.globals[g.rank], data)
+		flightrec.Save(g.config.Logger, g.config.dumpDir, reason, g.name, g.globals[g.rank], data)
 	}
 }
 
@@ -44,6 +44,6 @@ func (g *Group) watchSignals() {
 	if len(g.config.dumpSignals) == 0 || g.config.dumpDir == "" {
 		return
 	}
-	wait := recorder.OnSignals(g.life.ctx, g.config.dumpSignals, func() { g.deliver("signal") })
+	wait := flightrec.OnSignals(g.life.ctx, g.config.dumpSignals, func() { g.deliver("signal") })
 	g.life.tasks.Go(wait)
 }

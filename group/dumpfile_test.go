@@ -14,21 +14,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
 )
 
 // dumpsIn reads the dumps in a folder once there are as many as expected for a reason.
-func dumpsIn(t *testing.T, dir, reason string, want int) []recorder.Dump {
+func dumpsIn(t *testing.T, dir, reason string, want int) []flightrec.Dump {
 	t.Helper()
 	for range 500 {
 		names, err := filepath.Glob(filepath.Join(dir, "group-*.json"))
 		must(t, err)
-		var dumps []recorder.Dump
+		var dumps []flightrec.Dump
 		for _, name := range names {
 			data, err := os.ReadFile(name)
 			must(t, err)
-			d, err := recorder.Parse(data)
+			d, err := flightrec.Parse(data)
 			must(t, err) // a file is whole whenever it is seen
 			if d.Reason == reason {
 				dumps = append(dumps, d)
@@ -49,12 +49,12 @@ func TestDumpFiles(t *testing.T) {
 	must(t, each(3, func(r int) error { return groups[r].Barrier(ctxOf(t)).Wait(ctxOf(t)) }))
 	work := groups[0].Barrier(ctxOf(t))
 	must(t, syscall.Kill(os.Getpid(), syscall.SIGUSR1))
-	v := recorder.Analyze(dumpsIn(t, dir, "signal", 3))
-	if v.Finding != recorder.LateRank || !strings.HasPrefix(v.Sentence, "ranks 1 and 2 never entered #1") {
+	v := flightrec.Analyze(dumpsIn(t, dir, "signal", 3))
+	if v.Finding != flightrec.LateRank || !strings.HasPrefix(v.Sentence, "ranks 1 and 2 never entered #1") {
 		t.Errorf("%s: %s", v.Finding, v.Sentence)
 	}
 	work.Abort()
-	if err := work.Wait(ctxOf(t)); !errors.Is(err, dist.Aborted) {
+	if err := work.Wait(ctxOf(t)); !errors.Is(err, cohort.Aborted) {
 		t.Fatal(err)
 	}
 	if n := len(dumpsIn(t, dir, "failure", 3)); n != 3 {

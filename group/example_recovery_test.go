@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -20,7 +20,7 @@ func ExampleNew_again() {
 	ctx := context.Background()
 	shared := store.NewMemory() // a tcpstore.Client in a real job
 	var ranks sync.WaitGroup
-	for rank := range dist.Rank(2) {
+	for rank := range cohort.Rank(2) {
 		ranks.Go(func() {
 			for attempt := 1; ; attempt++ {
 				g, err := group.New(ctx, shared, rank, 2)
@@ -34,7 +34,7 @@ func ExampleNew_again() {
 				}
 				sum := []int64{int64(rank) + 1}
 				err = group.AllReduceSlice(ctx, g, sum, group.Sum)
-				if e, ok := errors.AsType[*dist.Error](err); ok && e.Code == dist.PeerLost {
+				if e, ok := errors.AsType[*cohort.Error](err); ok && e.Code == cohort.PeerLost {
 					fmt.Printf("rank %d lost rank %d\n", rank, e.Rank)
 					_ = g.Close()
 					continue

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
@@ -20,7 +20,7 @@ func world(f func(ctx context.Context, g *group.Group) error) {
 	s := store.NewMemory()
 	defer func() { _ = s.Close() }()
 	var ranks sync.WaitGroup
-	for rank := range dist.Rank(3) {
+	for rank := range cohort.Rank(3) {
 		ranks.Go(func() {
 			g, err := group.New(ctx, s, rank, 3)
 			if err != nil {
@@ -77,8 +77,8 @@ func ExampleAllReduceSlice() {
 
 func ExampleGroup_NewGroup() {
 	world(func(ctx context.Context, g *group.Group) error {
-		sub, err := g.NewGroup(ctx, []dist.Rank{0, 2}) // all ranks call it
-		if err != nil || sub == nil {                  // nil: not a member
+		sub, err := g.NewGroup(ctx, []cohort.Rank{0, 2}) // all ranks call it
+		if err != nil || sub == nil {                    // nil: not a member
 			return err
 		}
 		defer func() { _ = sub.Close() }()
@@ -137,7 +137,7 @@ func ExampleGroup_Batch() {
 	world(func(ctx context.Context, g *group.Group) error {
 		in := tensor.Must(tensor.Of([]float32{float32(g.Rank()), 1}))
 		out := tensor.Must(tensor.New(tensor.Float32, 2))
-		ops := []group.P2POp{ // in Python: dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), ...])
+		ops := []group.P2POp{ // in Python: dist.batch_isend_irecv([cohort.P2POp(dist.isend, ...), ...])
 			{Op: group.OpSend, Tensor: in, Peer: (g.Rank() + 1) % 3},
 			{Op: group.OpRecv, Tensor: out, Peer: (g.Rank() + 2) % 3},
 		}

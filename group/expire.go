@@ -6,15 +6,15 @@ package group
 import (
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/ranklist"
-	"github.com/cohort-dist/cohort/internal/sched"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/opsched"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
 // watchLocked makes sure that the group looks at its deadlines no later than at.
 func (g *Group) watchLocked(at time.Time) {
-	if g.mu.sched.State() == sched.Closed || (!g.mu.timerAt.IsZero() && !at.Before(g.mu.timerAt)) {
+	if g.mu.sched.State() == opsched.Closed || (!g.mu.timerAt.IsZero() && !at.Before(g.mu.timerAt)) {
 		return
 	}
 	g.mu.timerAt = at
@@ -27,12 +27,12 @@ func (g *Group) watchLocked(at time.Time) {
 
 // expire ends operations whose time is over. A collective takes the group with it.
 func (g *Group) expire() {
-	moment.At("group.expire")
+	failpoint.At("group.expire")
 	now := time.Now()
-	var late *dist.Error
+	var late *cohort.Error
 	var messages []*Work
 	g.mu.Lock()
-	if g.mu.sched.State() == sched.Closed {
+	if g.mu.sched.State() == opsched.Closed {
 		g.mu.Unlock()
 		return
 	}
@@ -47,7 +47,7 @@ func (g *Group) expire() {
 	}
 	g.mu.sched.EachCollective(func(w *Work) {
 		if over(w) && late == nil {
-			late = dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "operation %d of group %s did not complete within %v", w.seq, g.name, w.posted.timeout)
+			late = cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded, "operation %d of group %s did not complete within %v", w.seq, g.name, w.posted.timeout)
 		}
 	})
 	for _, it := range g.mu.sched.Messages() {
@@ -78,17 +78,17 @@ func (g *Group) expire() {
 // expireMessages ends messages that expire holds: nobody else completes them, and so nobody uses a Work again meanwhile. Close waits until
 // they are let go; those who hear of it may close the group.
 func (g *Group) expireMessages(late []*Work) {
-	var half *dist.Error
+	var half *cohort.Error
 	for _, w := range late {
-		e := dist.Newf("group: "+w.op.String(), dist.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.posted.timeout)
+		e := cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.posted.timeout)
 		if w.message.Peer >= 0 {
-			e.Rank = dist.Rank(w.message.Peer)
+			e.Rank = cohort.Rank(w.message.Peer)
 		}
 		if !w.message.withdraw(g.mesh, e) {
 			half = e
 		}
 	}
-	moment.At("group.expire.held")
+	failpoint.At("group.expire.held")
 	g.mu.Lock()
 	for _, w := range late {
 		w.item.LetGo()

@@ -9,17 +9,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/link"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/transport"
 )
 
 // meddled is a mesh on which something happens just before an op is withdrawn.
 type meddled struct {
-	link.Mesh
-	before func(*link.Op)
+	transport.Mesh
+	before func(*transport.Op)
 }
 
-func (m meddled) Cancel(op *link.Op) bool {
+func (m meddled) Cancel(op *transport.Op) bool {
 	m.before(op)
 	return m.Mesh.Cancel(op)
 }
@@ -33,7 +33,7 @@ func TestLateMessageIsNotTakenForTheNext(t *testing.T) {
 	mesh, first, next := groups[0].mesh, from(int64(0)), from(int64(0))
 	var work *Work
 	posted, met, reused := make(chan struct{}), make(chan error, 1), false
-	groups[0].mesh = meddled{mesh, func(op *link.Op) {
+	groups[0].mesh = meddled{mesh, func(op *transport.Op) {
 		<-posted
 		sent := groups[1].Send(ctx, from(int64(7)), 0, 0)
 		met <- errors.Join(sent.Wait(ctx), mesh.Wait(ctx, op))
@@ -56,16 +56,16 @@ func TestLateMessageIsNotTakenForTheNext(t *testing.T) {
 
 // hurried is a mesh on which something happens just before an op is posted.
 type hurried struct {
-	link.Mesh
+	transport.Mesh
 	before func()
 }
 
-func (m hurried) Recv(op *link.Op) {
+func (m hurried) Recv(op *transport.Op) {
 	m.before()
 	m.Mesh.Recv(op)
 }
 
-func (m hurried) Send(op *link.Op) {
+func (m hurried) Send(op *transport.Op) {
 	m.before()
 	m.Mesh.Send(op)
 }
@@ -73,16 +73,16 @@ func (m hurried) Send(op *link.Op) {
 // TestLateBeforeItIsPosted: the time of a message is over before the mesh has it. It ends alone, and nothing of it is left.
 func TestLateBeforeItIsPosted(t *testing.T) {
 	t.Parallel()
-	for _, transport := range transports {
-		t.Run(string(transport), func(t *testing.T) {
+	for _, kind := range transports {
+		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
-			groups := newWorld(t, 2, WithTransport(transport))
+			groups := newWorld(t, 2, WithTransport(kind))
 			ctx := ctxOf(t)
 			groups[0].mesh = hurried{groups[0].mesh, groups[0].expire}
 			late := groups[0].Recv(ctx, from(int64(0)), 1, 3, WithTimeout(time.Nanosecond))
 			err := late.Wait(ctx)
-			e, ok := errors.AsType[*dist.Error](err)
-			if !ok || e.Code != dist.DeadlineExceeded || e.Rank != 1 || late.Err() == nil {
+			e, ok := errors.AsType[*cohort.Error](err)
+			if !ok || e.Code != cohort.DeadlineExceeded || e.Rank != 1 || late.Err() == nil {
 				t.Errorf("%v", err)
 			}
 			groups[0].mu.Lock()
@@ -91,12 +91,12 @@ func TestLateBeforeItIsPosted(t *testing.T) {
 			if left != 0 {
 				t.Errorf("%d messages are left", left)
 			}
-			if transport == Gloo {
+			if kind == Gloo {
 				return // the peer was told of the receive: withdrawing it takes the connection
 			}
 			// A small send may have left: it is over, one way or the other.
 			sent := groups[0].Send(ctx, from(int64(5)), 1, 4, WithTimeout(time.Nanosecond))
-			if sendErr := sent.Wait(ctx); sendErr != nil && !errors.Is(sendErr, dist.DeadlineExceeded) {
+			if sendErr := sent.Wait(ctx); sendErr != nil && !errors.Is(sendErr, cohort.DeadlineExceeded) {
 				t.Error(sendErr)
 			}
 			got := from(int64(0))
@@ -116,7 +116,7 @@ func TestClosedGroupLeavesTheStoreAlone(t *testing.T) {
 	groups := newWorld(t, 2, WithTransport(TCP))
 	g := groups[0]
 	must(t, g.Close())
-	lost := &dist.Error{Op: "test", Code: dist.PeerLost, Rank: 1, Detail: "it is gone"}
+	lost := &cohort.Error{Op: "test", Code: cohort.PeerLost, Rank: 1, Detail: "it is gone"}
 	g.fail(lost)
 	_ = g.formed.Blame(lost)
 	ctx, cancel := context.WithTimeout(ctxOf(t), 5*time.Second)

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/recorder"
-	"github.com/cohort-dist/cohort/internal/testwait"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -61,7 +61,7 @@ func TestMismatchNamesBothSides(t *testing.T) {
 					return nil
 				})
 				for r, err := range errs {
-					if !errors.Is(err, dist.Mismatch) {
+					if !errors.Is(err, cohort.Mismatch) {
 						t.Errorf("rank %d: %v", r, err)
 						continue
 					}
@@ -74,7 +74,7 @@ func TestMismatchNamesBothSides(t *testing.T) {
 						}
 					}
 				}
-				if err := groups[0].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "failed before") {
+				if err := groups[0].Barrier(ctx).Wait(ctx); !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "failed before") {
 					t.Errorf("later: %v", err)
 				}
 			})
@@ -87,9 +87,9 @@ func TestMismatchOfRoots(t *testing.T) {
 		groups := newWorld(t, 2, WithTransport(TCP))
 		ctx := ctxOf(t)
 		err := each(2, func(r int) error {
-			return groups[r].Broadcast(ctx, tensor.Must(tensor.New(tensor.Float32, n)), dist.Rank(1-r)).Wait(ctx)
+			return groups[r].Broadcast(ctx, tensor.Must(tensor.New(tensor.Float32, n)), cohort.Rank(1-r)).Wait(ctx)
 		})
-		if !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "root 0") || !strings.Contains(err.Error(), "root 1") {
+		if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "root 0") || !strings.Contains(err.Error(), "root 1") {
 			t.Errorf("%d elements: %v", n, err)
 		}
 	}
@@ -107,7 +107,7 @@ func TestDeathEndsOperations(t *testing.T) {
 			if err := names2(works[r].Wait(ctx)); err != nil {
 				t.Errorf("rank %d: %v", r, err)
 			}
-			if err := groups[r].Recv(ctx, from(float32(1)), dist.Rank(1-r), 0).Wait(ctx); !errors.Is(err, dist.PeerLost) {
+			if err := groups[r].Recv(ctx, from(float32(1)), cohort.Rank(1-r), 0).Wait(ctx); !errors.Is(err, cohort.PeerLost) {
 				t.Errorf("rank %d, later: %v", r, err)
 			}
 		})
@@ -139,7 +139,7 @@ func TestMessagesGoOnWithoutTheDead(t *testing.T) {
 type knowing struct{ *gloo.Mesh }
 
 func (knowing) Blame(error) error {
-	return &dist.Error{Op: "test", Code: dist.PeerLost, Rank: 2, Detail: "it went first"}
+	return &cohort.Error{Op: "test", Code: cohort.PeerLost, Rank: 2, Detail: "it went first"}
 }
 
 // TestMessageNamesTheRankThatWentFirst, as a collective does, and not the one that only followed.
@@ -163,8 +163,8 @@ func messagesGoOn(t *testing.T, transport Transport, end func(*testing.T, *Group
 	ctx := ctxOf(t)
 	swap := func(r, n, tag int) error {
 		got := make([]byte, n)
-		send := groups[r].Send(ctx, from(bytes.Repeat([]byte{byte(r + 1)}, n)...), dist.Rank(1-r), tag)
-		if err := groups[r].Recv(ctx, from(got...), dist.Rank(1-r), tag).Wait(ctx); err != nil {
+		send := groups[r].Send(ctx, from(bytes.Repeat([]byte{byte(r + 1)}, n)...), cohort.Rank(1-r), tag)
+		if err := groups[r].Recv(ctx, from(got...), cohort.Rank(1-r), tag).Wait(ctx); err != nil {
 			return err
 		}
 		if n > 0 && (got[0] != byte(2-r) || got[n-1] != byte(2-r)) {
@@ -196,7 +196,7 @@ func messagesGoOn(t *testing.T, transport Transport, end func(*testing.T, *Group
 		if err := names2(groups[r].AllReduce(ctx, tensor.Must(tensor.New(tensor.Float32, 1)), Sum).Wait(ctx)); err != nil {
 			t.Errorf("rank %d: %v", r, err)
 		}
-		if err := swap(r, 1, 99); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "failed before") {
+		if err := swap(r, 1, 99); !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), "failed before") {
 			t.Errorf("rank %d, later: %v", r, err)
 		}
 		return nil
@@ -213,10 +213,10 @@ func TestTheRankWhoseTimeIsOverIsNotBlamed(t *testing.T) {
 			groups := newWorld(t, 3, WithTransport(transport))
 			ctx := ctxOf(t)
 			work := groups[2].AllReduce(ctx, from(int64(1)), Sum)
-			groups[0].fail(dist.New("group: test", dist.DeadlineExceeded, "it took too long"))
+			groups[0].fail(cohort.New("group: test", cohort.DeadlineExceeded, "it took too long"))
 			err := work.Wait(ctx)
-			var e *dist.Error
-			if !errors.As(err, &e) || e.Code != dist.DeadlineExceeded || e.Rank != dist.NoRank || !strings.Contains(err.Error(), "rank 0") {
+			var e *cohort.Error
+			if !errors.As(err, &e) || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.NoRank || !strings.Contains(err.Error(), "rank 0") {
 				t.Errorf("%v (rank %v)", err, e.Rank)
 			}
 		})
@@ -227,14 +227,14 @@ func TestTimeoutFailsTheGroup(t *testing.T) {
 	groups := newWorld(t, 3, WithTransport(TCP))
 	ctx := ctxOf(t)
 	err := groups[0].AllReduce(ctx, from(int64(1)), Sum, WithTimeout(50*time.Millisecond)).Wait(ctx)
-	if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "waits for rank") {
+	if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "waits for rank") {
 		t.Errorf("%v", err)
 	}
 	for r := 1; r < 3; r++ {
-		if err := groups[r].Recv(ctx, from(int64(1)), 0, 0).Wait(ctx); !errors.Is(err, dist.DeadlineExceeded) { // it ends when the rank is told
+		if err := groups[r].Recv(ctx, from(int64(1)), 0, 0).Wait(ctx); !errors.Is(err, cohort.DeadlineExceeded) { // it ends when the rank is told
 			t.Errorf("rank %d: %v", r, err)
 		}
-		if err := groups[r].AllReduce(ctx, from(int64(1)), Sum).Wait(ctx); !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "told by rank 0") {
+		if err := groups[r].AllReduce(ctx, from(int64(1)), Sum).Wait(ctx); !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "told by rank 0") {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
@@ -245,7 +245,7 @@ func TestMessageTimeoutLeavesTheGroup(t *testing.T) {
 		groups := newWorld(t, 2, WithTransport(transport))
 		ctx := ctxOf(t)
 		err := groups[0].Recv(ctx, from(int64(1)), 1, 4, WithTimeout(30*time.Millisecond)).Wait(ctx)
-		if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.DeadlineExceeded || e.Rank != 1 {
+		if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != cohort.DeadlineExceeded || e.Rank != 1 {
 			t.Errorf("%s: %v", transport, err)
 		}
 		if transport == Gloo {
@@ -260,17 +260,17 @@ func TestAbort(t *testing.T) {
 	ctx := ctxOf(t)
 	recv := groups[0].Recv(ctx, from(int64(0)), 1, 1)
 	recv.Abort()
-	if err := recv.Wait(ctx); !errors.Is(err, dist.Aborted) {
+	if err := recv.Wait(ctx); !errors.Is(err, cohort.Aborted) {
 		t.Errorf("receive: %v", err)
 	}
 	must(t, each(2, func(r int) error { return groups[r].Barrier(ctx).Wait(ctx) }))
 	w := groups[0].AllReduce(ctx, from(int64(0)), Sum)
 	w.Abort()
-	if err := w.Wait(ctx); !errors.Is(err, dist.Aborted) {
+	if err := w.Wait(ctx); !errors.Is(err, cohort.Aborted) {
 		t.Errorf("collective: %v", err)
 	}
 	// What rank 0 had sent before the abort may come first: then the ranks called different operations.
-	if err := groups[1].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Aborted) && !errors.Is(err, dist.Mismatch) {
+	if err := groups[1].Barrier(ctx).Wait(ctx); !errors.Is(err, cohort.Aborted) && !errors.Is(err, cohort.Mismatch) {
 		t.Errorf("peer: %v", err)
 	}
 }
@@ -286,7 +286,7 @@ func TestNewGroupAfterFailure(t *testing.T) {
 			if r == 1 {
 				return nil
 			}
-			sub, err := groups[r].NewGroup(ctx, []dist.Rank{0, 2}, WithLocalSync())
+			sub, err := groups[r].NewGroup(ctx, []cohort.Rank{0, 2}, WithLocalSync())
 			if err != nil {
 				return err
 			}
@@ -316,7 +316,7 @@ func TestMonitoredBarrierNamesTheLate(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			if err := errs[0]; !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 1 and 3 did not reach") || !strings.Contains(err.Error(), "rank 2 did") {
+			if err := errs[0]; !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 1 and 3 did not reach") || !strings.Contains(err.Error(), "rank 2 did") {
 				t.Errorf("rank 0: %v", err)
 			}
 			if errs[2] == nil {
@@ -338,14 +338,14 @@ func TestCloseEndsEverything(t *testing.T) {
 		testwait.Until(t, "it is run", work.runs)
 		must(t, groups[0].Close())
 		for range 2 {
-			if err := <-done; !errors.Is(err, dist.Closed) {
+			if err := <-done; !errors.Is(err, cohort.Closed) {
 				t.Errorf("%s: %v", transport, err)
 			}
 		}
-		if err := groups[0].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Closed) {
+		if err := groups[0].Barrier(ctx).Wait(ctx); !errors.Is(err, cohort.Closed) {
 			t.Errorf("%s: after Close: %v", transport, err)
 		}
-		if err := groups[1].Recv(ctx, from(int64(1)), 0, 7).Wait(ctx); !errors.Is(err, dist.PeerLost) {
+		if err := groups[1].Recv(ctx, from(int64(1)), 0, 7).Wait(ctx); !errors.Is(err, cohort.PeerLost) {
 			t.Errorf("%s: the other rank: %v", transport, err)
 		}
 	}
@@ -360,11 +360,11 @@ func TestDumpOnFailure(t *testing.T) {
 	must(t, each(2, func(r int) error { return groups[r].Barrier(ctx).Wait(ctx) }))
 	groups[0].AllReduce(ctx, from(int64(1)), Sum).Abort()
 	for range 2 { // both ranks dump
-		d, err := recorder.Parse(<-dumps)
+		d, err := flightrec.Parse(<-dumps)
 		must(t, err)
 		g := d.Groups[0]
 		want := 2 - g.Rank // rank 1 has only the barrier
-		if len(g.Entries) != want || g.Entries[0].State != recorder.Completed || g.Entries[0].Op != "barrier" || !strings.Contains(g.Failed, "aborted") {
+		if len(g.Entries) != want || g.Entries[0].State != flightrec.Completed || g.Entries[0].Op != "barrier" || !strings.Contains(g.Failed, "aborted") {
 			t.Errorf("%+v", g)
 		}
 	}
@@ -376,7 +376,7 @@ func TestMissingRankIsNamed(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 	defer cancel()
 	_, err := New(ctx, s, 0, 3)
-	if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 1 and 2") {
+	if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 1 and 2") {
 		t.Errorf("%v", err)
 	}
 }
@@ -414,8 +414,8 @@ func timesOut(t *testing.T, why string, call func(ctx context.Context, timeout t
 			break
 		}
 	}
-	e, ok := errors.AsType[*dist.Error](err)
-	if !ok || e.Code != dist.DeadlineExceeded || e.Rank != dist.NoRank || !strings.Contains(err.Error(), why) {
+	e, ok := errors.AsType[*cohort.Error](err)
+	if !ok || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.NoRank || !strings.Contains(err.Error(), why) {
 		t.Errorf("%v", err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -39,7 +39,7 @@ func TestFallsBackToTCP(t *testing.T) {
 			if r == 1 {
 				mine = wrongAddress{s}
 			}
-			groups[r], err = New(ctx, mine, dist.Rank(r), 3, WithTransport(transport))
+			groups[r], err = New(ctx, mine, cohort.Rank(r), 3, WithTransport(transport))
 			return err
 		})
 		t.Cleanup(func() { closeAll(groups) })

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/gloo/wire"
-	"github.com/cohort-dist/cohort/internal/muster"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/assemble"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
+	"github.com/cohort-dist/cohort/internal/group/gloo/gloowire"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -42,8 +42,8 @@ func publishAsTorch(t *testing.T, s *tcpstore.Client, layout gloo.Layout, rank, 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
-	record := wire.Record{Generation: wire.C, Host: "torch", IDs: make([]int64, size), Addrs: []wire.Address{
-		{Addr: netip.MustParseAddrPort(l.Addr().String()), Sequence: wire.NoSequence},
+	record := gloowire.Record{Generation: gloowire.C, Host: "torch", IDs: make([]int64, size), Addrs: []gloowire.Address{
+		{Addr: netip.MustParseAddrPort(l.Addr().String()), Sequence: gloowire.NoSequence},
 	}}
 	must(t, s.Set(t.Context(), layout.FirstKey(meshPrefixOf(layout), rank), record.Append(nil)))
 	return l
@@ -80,11 +80,11 @@ func TestDeathBeforeConnectingBesidePyTorch(t *testing.T) {
 					ended := make(chan error, 1)
 					go func() {
 						ended <- each(len(rest), func(i int) error {
-							g, err := New(ctx, s, dist.Rank(rest[i]), size, WithConnectTimeout(20*time.Second))
+							g, err := New(ctx, s, cohort.Rank(rest[i]), size, WithConnectTimeout(20*time.Second))
 							if g != nil {
 								_ = g.Close()
 							}
-							if e := asError(err); e == nil || e.Code != dist.PeerLost || e.Rank != dist.Rank(dead) {
+							if e := asError(err); e == nil || e.Code != cohort.PeerLost || e.Rank != cohort.Rank(dead) {
 								return fmt.Errorf("rank %d: %w", rest[i], err)
 							}
 							return nil
@@ -124,7 +124,7 @@ func TestDeathWhileOthersAreMissing(t *testing.T) {
 		_, s := begin(t)
 		_, err := New(ctxOf(t), s, 0, 3, WithConnectTimeout(5*time.Second)) // it takes its place in milliseconds, and looks after 3 s, too
 		e := asError(err)
-		if e == nil || e.Code != dist.DeadlineExceeded || e.Rank != 2 || !strings.Contains(err.Error(), "rank 2 of group 0 did not appear; rank 1 came and died") {
+		if e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 2 || !strings.Contains(err.Error(), "rank 2 of group 0 did not appear; rank 1 came and died") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -177,7 +177,7 @@ func TestTorchRankDiesWhileOthersAreMissing(t *testing.T) {
 			l := publishAsTorch(t, s, gloo.Torch26, torch, size)
 			ended := make(chan error, 1)
 			go func() {
-				g, err := New(ctx, s, dist.Rank(rank), size, WithConnectTimeout(20*time.Second), WithPeers("torch-2.6"))
+				g, err := New(ctx, s, cohort.Rank(rank), size, WithConnectTimeout(20*time.Second), WithPeers("torch-2.6"))
 				if g != nil {
 					_ = g.Close()
 				}
@@ -185,24 +185,24 @@ func TestTorchRankDiesWhileOthersAreMissing(t *testing.T) {
 			}()
 			raw, err := s.Get(ctx, gloo.Torch26.FirstKey(meshPrefixOf(gloo.Torch26), rank))
 			must(t, err)
-			record, err := wire.ParseRecord(raw, size)
+			record, err := gloowire.ParseRecord(raw, size)
 			must(t, err)
 			theirs, id, _, err := record.For(torch, rank)
 			must(t, err)
-			dials, err := wire.Dials(netip.MustParseAddrPort(l.Addr().String()), theirs.Addr)
+			dials, err := gloowire.Dials(netip.MustParseAddrPort(l.Addr().String()), theirs.Addr)
 			must(t, err)
 			var conn net.Conn
 			if dials {
 				conn, err = net.Dial("tcp", theirs.Addr.String())
 				must(t, err)
-				_, err = conn.Write(wire.AppendPreamble(nil, id))
+				_, err = conn.Write(gloowire.AppendPreamble(nil, id))
 			} else {
 				conn, err = l.Accept()
 			}
 			must(t, err)
 			must(t, conn.Close())
 			err = <-ended
-			if e := asError(err); e == nil || e.Code != dist.PeerLost || e.Rank != dist.Rank(torch) {
+			if e := asError(err); e == nil || e.Code != cohort.PeerLost || e.Rank != cohort.Rank(torch) {
 				t.Errorf("%v", err)
 			}
 		})
@@ -216,22 +216,22 @@ func TestGivenUpBesidePyTorch(t *testing.T) {
 	const size, torch, other = 3, 1, 2
 	for name, c := range map[string]struct {
 		giveUp func(ctx context.Context, s *tcpstore.Client) error
-		code   dist.Code
+		code   cohort.Code
 		words  string
 	}{
 		"it cannot be in this group": {func(ctx context.Context, s *tcpstore.Client) error {
-			if _, err := New(ctx, s, other, size, WithTransport(TCP), WithConnectTimeout(20*time.Second)); dist.CodeOf(err) != dist.Mismatch {
+			if _, err := New(ctx, s, other, size, WithTransport(TCP), WithConnectTimeout(20*time.Second)); cohort.CodeOf(err) != cohort.Mismatch {
 				return fmt.Errorf("rank %d: %w", other, err)
 			}
 			return nil
-		}, dist.Mismatch, "rank 2 gave the group up: rank 0 wants transport"},
+		}, cohort.Mismatch, "rank 2 gave the group up: rank 0 wants transport"},
 		"it does not say why": {func(ctx context.Context, s *tcpstore.Client) error {
-			p, err := muster.Take(ctx, s, fmt.Sprintf("cohort/group/0/%d", size), other, size, []byte(`{"version":1,"transport":"auto"}`))
+			p, err := assemble.Take(ctx, s, fmt.Sprintf("cohort/group/0/%d", size), other, size, []byte(`{"version":1,"transport":"auto"}`))
 			if err != nil {
 				return err
 			}
 			return p.GiveUp(ctx)
-		}, dist.Aborted, "rank 2 gave the group up"},
+		}, cohort.Aborted, "rank 2 gave the group up"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -272,11 +272,11 @@ func TestFirstReasonBesidePyTorch(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		reason string
-		code   dist.Code
-		rank   dist.Rank
+		code   cohort.Code
+		rank   cohort.Rank
 	}{
-		"a death":      {fmt.Sprintf(`{"code":%d,"rank":2,"by":1,"detail":"it died"}`, dist.PeerLost), dist.PeerLost, 2},
-		"cancellation": {fmt.Sprintf(`{"code":%d,"rank":-1,"by":1,"detail":"it was cancelled"}`, dist.Canceled), dist.Aborted, 1},
+		"a death":      {fmt.Sprintf(`{"code":%d,"rank":2,"by":1,"detail":"it died"}`, cohort.PeerLost), cohort.PeerLost, 2},
+		"cancellation": {fmt.Sprintf(`{"code":%d,"rank":-1,"by":1,"detail":"it was cancelled"}`, cohort.Canceled), cohort.Aborted, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -284,8 +284,8 @@ func TestFirstReasonBesidePyTorch(t *testing.T) {
 			ctx := ctxOf(t)
 			_, s := listenStore(t)
 			// Of two ports that one dials whose bytes, read backwards, are the greater number: nobody has a smaller one, and nobody listens there.
-			record := wire.Record{Generation: wire.C, Host: "torch", IDs: make([]int64, size), Addrs: []wire.Address{
-				{Addr: netip.MustParseAddrPort("127.0.0.1:256"), Sequence: wire.NoSequence},
+			record := gloowire.Record{Generation: gloowire.C, Host: "torch", IDs: make([]int64, size), Addrs: []gloowire.Address{
+				{Addr: netip.MustParseAddrPort("127.0.0.1:256"), Sequence: gloowire.NoSequence},
 			}}
 			must(t, s.Set(ctx, gloo.Torch26.FirstKey(meshPrefixOf(gloo.Torch26), 1), record.Append(nil)))
 			must(t, s.Set(ctx, fmt.Sprintf("cohort/group/0/%d/0/end", size), []byte(c.reason)))

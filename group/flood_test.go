@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // flood sends a rank more than it takes without receiving: rings and windows are full.
-func flood(ctx context.Context, g *Group, to dist.Rank) (works []*Work) {
+func flood(ctx context.Context, g *Group, to cohort.Rank) (works []*Work) {
 	for range floodMessages {
 		works = append(works, g.Send(ctx, from(make([]byte, floodSize)...), to, 5))
 	}

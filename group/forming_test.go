@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -44,12 +44,12 @@ func TestGivenUpWhileConnecting(t *testing.T) {
 			t.Cleanup(func() { closeAll(groups) })
 			must(t, each(size, func(r int) (err error) {
 				if r == 1 {
-					_, err = New(short, endingStore{s, new(sync.Once), end}, dist.Rank(r), size, WithTransport(transport))
+					_, err = New(short, endingStore{s, new(sync.Once), end}, cohort.Rank(r), size, WithTransport(transport))
 					if !errors.Is(err, context.Canceled) {
 						t.Errorf("the rank that gave up: %v", err)
 					}
 				}
-				groups[r], err = New(ctx, s, dist.Rank(r), size, WithTransport(transport))
+				groups[r], err = New(ctx, s, cohort.Rank(r), size, WithTransport(transport))
 				return err
 			}))
 			must(t, each(size, func(r int) error { return sumOf(ctx, groups[r]) }))
@@ -64,7 +64,7 @@ func TestNoGroupFromAClosedOne(t *testing.T) {
 	closeAll(groups)
 	_ = each(2, func(r int) error {
 		g, err := groups[r].NewGroup(ctx, nil, WithLocalSync())
-		if g != nil || !errors.Is(err, dist.Closed) {
+		if g != nil || !errors.Is(err, cohort.Closed) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 		if g != nil {
@@ -106,11 +106,11 @@ func TestStoppedWhileConnecting(t *testing.T) {
 				own, end := context.WithCancel(ctx)
 				defer end()
 				var rest sync.WaitGroup
-				rest.Go(func() { _, _ = New(own, standingStore{s}, dist.Rank(stopped), 3, WithTransport(transport)) })
+				rest.Go(func() { _, _ = New(own, standingStore{s}, cohort.Rank(stopped), 3, WithTransport(transport)) })
 				_ = each(2, func(i int) error {
 					r := (stopped + 1 + i) % 3
-					_, err := New(ctx, s, dist.Rank(r), 3, WithTransport(transport), WithConnectTimeout(3*time.Second+time.Duration(i)*100*time.Millisecond))
-					if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.DeadlineExceeded || e.Rank != dist.Rank(stopped) {
+					_, err := New(ctx, s, cohort.Rank(r), 3, WithTransport(transport), WithConnectTimeout(3*time.Second+time.Duration(i)*100*time.Millisecond))
+					if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.Rank(stopped) {
 						t.Errorf("rank %d: %v", r, err)
 					}
 					return nil

@@ -12,15 +12,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coll"
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/form"
-	"github.com/cohort-dist/cohort/internal/link"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/recorder"
-	"github.com/cohort-dist/cohort/internal/sched"
-	"github.com/cohort-dist/cohort/internal/ticker"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/bootstrap"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
+	"github.com/cohort-dist/cohort/internal/group/opsched"
+	"github.com/cohort-dist/cohort/internal/group/transport"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/internal/util/background"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -30,29 +30,29 @@ import (
 // It corresponds to torch.distributed.ProcessGroup with the gloo backend.
 type Group struct {
 	name, description string
-	rank              dist.Rank
+	rank              cohort.Rank
 	size              int
 	globals           []int // world ranks of the members, by group rank
 	config            config
 	lineage           lineage
 	life              lifetime
 
-	formed *form.Formed   // its connections, and what the ranks found out about each other
-	mesh   link.Mesh      // of formed
-	engine coll.Engine    // of formed
-	args   collargs.Group // what the requests of collectives depend on
-	checks *checks        // of operations before they run; nil unless PyTorch ranks make them
-	proven atomic.Bool    // a collective with PyTorch ranks has succeeded
+	formed *bootstrap.Formed // its connections, and what the ranks found out about each other
+	mesh   transport.Mesh    // of formed
+	engine collective.Engine // of formed
+	args   collargs.Group    // what the requests of collectives depend on
+	checks *checks           // of operations before they run; nil unless PyTorch ranks make them
+	proven atomic.Bool       // a collective with PyTorch ranks has succeeded
 	// resumable tells that a waiter may run an operation in its own goroutine whatever its context is.
 	resumable bool
-	watched   ticker.Task // what the clock does for the group
+	watched   background.Task // what the clock does for the group
 	pumpWake  chan struct{}
 	expiring  sync.WaitGroup // calls of expire that hold messages
 
 	mu struct {
 		sync.Mutex
-		sched    sched.Machine[Work]
-		records  *recorder.Ring
+		sched    opsched.Machine[Work]
+		records  *flightrec.Ring
 		failure  error
 		dumped   bool
 		changing bool          // Reconfigure runs, or has been successful
@@ -87,7 +87,7 @@ func (g *Group) Name() string { return g.name }
 func (g *Group) Description() string { return g.description }
 
 // Rank returns this process's rank in the group.
-func (g *Group) Rank() dist.Rank { return g.rank }
+func (g *Group) Rank() cohort.Rank { return g.rank }
 
 // Size returns the number of ranks in the group.
 func (g *Group) Size() int { return g.size }
@@ -100,28 +100,28 @@ func (g *Group) Transport() Transport {
 	return Transport(g.formed.Transport)
 }
 
-// GlobalRank translates a group rank into the rank of the world, [dist.NoRank] if there is none. Ranks in this package are
+// GlobalRank translates a group rank into the rank of the world, [cohort.NoRank] if there is none. Ranks in this package are
 // group ranks; PyTorch's Python API takes global ranks. It corresponds to torch.distributed.get_global_rank.
-func (g *Group) GlobalRank(groupRank dist.Rank) dist.Rank {
+func (g *Group) GlobalRank(groupRank cohort.Rank) cohort.Rank {
 	if groupRank < 0 || int(groupRank) >= g.size {
-		return dist.NoRank
+		return cohort.NoRank
 	}
-	return dist.Rank(g.globals[groupRank])
+	return cohort.Rank(g.globals[groupRank])
 }
 
-// GroupRank translates a rank of the world into the group's rank, [dist.NoRank] for a rank that is not a member. It
+// GroupRank translates a rank of the world into the group's rank, [cohort.NoRank] for a rank that is not a member. It
 // corresponds to torch.distributed.get_group_rank.
-func (g *Group) GroupRank(globalRank dist.Rank) dist.Rank {
-	return dist.Rank(slices.Index(g.globals, int(globalRank)))
+func (g *Group) GroupRank(globalRank cohort.Rank) cohort.Rank {
+	return cohort.Rank(slices.Index(g.globals, int(globalRank)))
 }
 
 // GlobalRanks returns the world ranks of the members. It corresponds to torch.distributed.get_process_group_ranks.
-func (g *Group) GlobalRanks() []dist.Rank { return ranksOf(g.globals) }
+func (g *Group) GlobalRanks() []cohort.Rank { return ranksOf(g.globals) }
 
-func ranksOf(numbers []int) []dist.Rank {
-	ranks := make([]dist.Rank, len(numbers))
+func ranksOf(numbers []int) []cohort.Rank {
+	ranks := make([]cohort.Rank, len(numbers))
 	for i, n := range numbers {
-		ranks[i] = dist.Rank(n)
+		ranks[i] = cohort.Rank(n)
 	}
 	return ranks
 }
@@ -136,7 +136,7 @@ func (g *Group) Timeout() time.Duration {
 // SetTimeout changes the timeout of operations that are posted later. It corresponds to
 // torch.distributed.distributed_c10d._set_pg_timeout.
 func (g *Group) SetTimeout(d time.Duration) {
-	moment.At("group.set_timeout")
+	failpoint.At("group.set_timeout")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if d > 0 {
@@ -163,11 +163,11 @@ func (g *Group) Seq() uint64 {
 func (g *Group) Trace() ([]byte, error) { return g.trace("asked") }
 
 func (g *Group) trace(reason string) ([]byte, error) {
-	return json.MarshalIndent(recorder.NewDump(time.Now(), reason, g.snapshot()), "", " ")
+	return json.MarshalIndent(flightrec.NewDump(time.Now(), reason, g.snapshot()), "", " ")
 }
 
-func (g *Group) snapshot() recorder.Group {
-	moment.At("group.snapshot")
+func (g *Group) snapshot() flightrec.Group {
+	failpoint.At("group.snapshot")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := g.mu.records.Snapshot()
@@ -177,19 +177,19 @@ func (g *Group) snapshot() recorder.Group {
 	return s
 }
 
-// Close leaves the group: incomplete operations end with [dist.Closed], connections are closed and goroutines joined.
-// Other ranks that still need this one get [dist.PeerLost], so a program should call Barrier before Close. Close also
+// Close leaves the group: incomplete operations end with [cohort.Closed], connections are closed and goroutines joined.
+// Other ranks that still need this one get [cohort.PeerLost], so a program should call Barrier before Close. Close also
 // closes the sub-groups that were made from the group while it was intact; those that were made after it had failed or
 // lost a rank stay open. It is idempotent.
 //
 // It corresponds to torch.distributed.destroy_process_group.
 func (g *Group) Close() error {
-	moment.At("group.close")
-	closing := dist.New("group "+g.name, dist.Closed, "the group was closed")
+	failpoint.At("group.close")
+	closing := cohort.New("group "+g.name, cohort.Closed, "the group was closed")
 	g.mu.Lock()
-	if g.mu.sched.State() == sched.Closed {
+	if g.mu.sched.State() == opsched.Closed {
 		g.mu.Unlock()
-		moment.At("group.close.again")
+		failpoint.At("group.close.again")
 		<-g.life.over
 		return nil
 	}
@@ -211,7 +211,7 @@ func (g *Group) Close() error {
 	g.endAll(queued, closing)
 	err := g.formed.Close() // ends what runs
 	g.life.end(closing)
-	moment.At("group.close.runner")
+	failpoint.At("group.close.runner")
 	switch {
 	case paused: // nobody else goes on with it
 		g.mu.Lock()
@@ -219,13 +219,13 @@ func (g *Group) Close() error {
 		g.mu.Unlock()
 		g.runNext(context.Background(), next)
 	case held:
-		moment.At("group.close.held")
+		failpoint.At("group.close.held")
 		<-gone // the engine is closed: whoever runs an operation is about to end it
 	}
-	moment.At("group.close.expiring")
+	failpoint.At("group.close.expiring")
 	g.expiring.Wait()
 	g.reapAll(true)
-	moment.At("group.close.tasks")
+	failpoint.At("group.close.tasks")
 	g.life.tasks.Wait()
 	g.formed.Verdict.Mute()
 	g.leaveStore()
@@ -234,7 +234,7 @@ func (g *Group) Close() error {
 }
 
 // endAll completes a list of collectives that did not run.
-func (g *Group) endAll(list *sched.Item[Work], err error) {
+func (g *Group) endAll(list *opsched.Item[Work], err error) {
 	for list != nil {
 		w := list.Owner
 		list = list.Next() // its owner may use it again once it is complete
@@ -250,7 +250,7 @@ func (g *Group) leaveStore() {
 	if g.formed.Place == nil {
 		return
 	}
-	moment.At("group.close.store")
+	failpoint.At("group.close.store")
 	g.mu.Lock()
 	quits := g.lineage.membership != nil && !g.mu.followed
 	g.mu.Unlock()
@@ -270,7 +270,7 @@ func (g *Group) fail(err error) {
 		return // what is recorded is left alone, and a closed group does not touch the store
 	}
 	err = g.formed.Verdict.Judge(err)
-	moment.At("group.fail")
+	failpoint.At("group.fail")
 	g.mu.Lock()
 	if g.mu.failure != nil {
 		g.mu.Unlock()
@@ -303,10 +303,10 @@ func (g *Group) failedLocked(op OpType) error {
 	if g.mu.failure == nil {
 		return nil
 	}
-	if g.mu.sched.State() == sched.Closed && dist.CodeOf(g.mu.failure) == dist.Closed {
-		return dist.New("group: "+op.String(), dist.Closed, "group "+g.name+" was closed")
+	if g.mu.sched.State() == opsched.Closed && cohort.CodeOf(g.mu.failure) == cohort.Closed {
+		return cohort.New("group: "+op.String(), cohort.Closed, "group "+g.name+" was closed")
 	}
-	e := &dist.Error{Op: "group: " + op.String(), Code: dist.CodeOf(g.mu.failure), Rank: dist.NoRank, Err: g.mu.failure}
+	e := &cohort.Error{Op: "group: " + op.String(), Code: cohort.CodeOf(g.mu.failure), Rank: cohort.NoRank, Err: g.mu.failure}
 	switch {
 	case g.lineage.membership != nil && g.lineage.membership.uuid < 0 && errors.Is(g.mu.failure, errUnconnected):
 		e.Err, e.Detail = nil, errUnconnected.Detail

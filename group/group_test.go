@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -54,13 +54,13 @@ func TestEveryOperation(t *testing.T) {
 					want("coalesced", append(values[int64](t, a), values[int64](t, b)...), []int64{int64(n - 1), int64(2 * (n - 1)), int64(3 * (n - 1))})
 
 					x = from(int64(r))
-					if err := g.Broadcast(ctx, x, dist.Rank(n-1)).Wait(ctx); err != nil {
+					if err := g.Broadcast(ctx, x, cohort.Rank(n-1)).Wait(ctx); err != nil {
 						return err
 					}
 					want("broadcast", values[int64](t, x), []int64{int64(n - 1)})
 
 					x = from(int64(r + 1))
-					if err := g.Reduce(ctx, x, Sum, dist.Rank(n-1)).Wait(ctx); err != nil {
+					if err := g.Reduce(ctx, x, Sum, cohort.Rank(n-1)).Wait(ctx); err != nil {
 						return err
 					}
 					if r == n-1 {
@@ -108,7 +108,7 @@ func TestEveryOperation(t *testing.T) {
 						}
 					}
 					x = from(int64(0))
-					if err := g.Scatter(ctx, x, list, dist.Rank(n-1)).Wait(ctx); err != nil {
+					if err := g.Scatter(ctx, x, list, cohort.Rank(n-1)).Wait(ctx); err != nil {
 						return err
 					}
 					want("scatter", values[int64](t, x), []int64{int64(7 * r)})
@@ -216,7 +216,7 @@ func TestUnevenMustBeSaid(t *testing.T) {
 		list = append(list, tensor.Must(tensor.New(tensor.Float32, i+1)))
 	}
 	for _, w := range []*Work{groups[0].Gather(ctx, list, list[0], 0), groups[0].Scatter(ctx, list[0], list, 0)} {
-		if err := w.Wait(ctx); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "Uneven") {
+		if err := w.Wait(ctx); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "Uneven") {
 			t.Error(err)
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -28,7 +28,7 @@ const mortalEnv = "COHORT_GROUP_MORTAL"
 // mortal is a rank that waits for its death.
 func mortal(spec string) int {
 	var transport, addr, until string
-	var rank dist.Rank
+	var rank cohort.Rank
 	var size int
 	var heartbeat time.Duration
 	if _, err := fmt.Sscan(spec, &rank, &size, &transport, (*int64)(&heartbeat), &addr, &until); err != nil {
@@ -104,7 +104,7 @@ func withMortal(t *testing.T, transport Transport, heartbeat time.Duration) (gro
 			return err
 		}
 		t.Cleanup(func() { _ = s.Close() })
-		groups[r], err = New(ctx, s, dist.Rank(r), 3, WithTransport(transport), WithHeartbeat(heartbeat), WithQueue(2*floodMessages))
+		groups[r], err = New(ctx, s, cohort.Rank(r), 3, WithTransport(transport), WithHeartbeat(heartbeat), WithQueue(2*floodMessages))
 		return err
 	}))
 	t.Cleanup(func() { closeAll(groups) })
@@ -127,7 +127,7 @@ func noticed(ctx context.Context, groups []*Group) error {
 
 // names2 returns nil if err says that rank 2 is lost.
 func names2(err error) error {
-	if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.PeerLost || e.Rank != 2 {
+	if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != cohort.PeerLost || e.Rank != 2 {
 		return fmt.Errorf("rank 2 is dead: %w", err)
 	}
 	return nil
@@ -231,11 +231,11 @@ func TestDeathBeforeConnecting(t *testing.T) {
 				kill()
 				_ = each(2, func(i int) error {
 					r := (dead + 1 + i) % 3
-					g, err := New(ctx, s, dist.Rank(r), 3, WithTransport(transport))
+					g, err := New(ctx, s, cohort.Rank(r), 3, WithTransport(transport))
 					if g != nil {
 						_ = g.Close()
 					}
-					if e := asError(err); e == nil || e.Code != dist.PeerLost || e.Rank != dist.Rank(dead) {
+					if e := asError(err); e == nil || e.Code != cohort.PeerLost || e.Rank != cohort.Rank(dead) {
 						t.Errorf("rank %d: %v", r, err)
 					}
 					return nil

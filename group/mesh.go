@@ -7,9 +7,9 @@ import (
 	"context"
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/grid"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/devicemesh"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 )
 
 // Axis is a dimension of a [Mesh].
@@ -25,7 +25,7 @@ type Axis struct {
 // It corresponds to torch.distributed.device_mesh.DeviceMesh.
 type Mesh struct {
 	world  *Group
-	grid   grid.Grid
+	grid   devicemesh.Grid
 	groups []*Group // of this rank's rows, by dimension
 	owned  []*Group // made for this mesh
 }
@@ -36,13 +36,13 @@ type Mesh struct {
 func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh, error) {
 	const op = "group: new mesh"
 	if g.size != len(g.lineage.family.world) {
-		return nil, dist.New(op, dist.InvalidArgument, "a mesh is made of the group of the whole world")
+		return nil, cohort.New(op, cohort.InvalidArgument, "a mesh is made of the group of the whole world")
 	}
-	dimensions := make([]grid.Axis, len(axes))
+	dimensions := make([]devicemesh.Axis, len(axes))
 	for i, a := range axes {
-		dimensions[i] = grid.Axis(a)
+		dimensions[i] = devicemesh.Axis(a)
 	}
-	all, err := grid.New(op, dimensions, int(g.rank), g.size)
+	all, err := devicemesh.New(op, dimensions, int(g.rank), g.size)
 	if err != nil {
 		return nil, err
 	}
@@ -70,18 +70,18 @@ func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh
 
 // plan lists the groups to make, for each dimension in the order in which all ranks make them; nil where the world's own group
 // serves.
-func (m *Mesh) plan(op string) ([][][]dist.Rank, error) {
+func (m *Mesh) plan(op string) ([][][]cohort.Rank, error) {
 	sizes := m.grid.Sizes()
-	first, last := torch.FirstFirst.Rows(sizes), torch.LastFirst.Rows(sizes)
+	first, last := torchcaps.FirstFirst.Rows(sizes), torchcaps.LastFirst.Rows(sizes)
 	switch m.world.args.Peers.MeshOrder() {
-	case torch.FirstFirst:
+	case torchcaps.FirstFirst:
 		return first, nil
-	case torch.LastFirst:
+	case torchcaps.LastFirst:
 		return last, nil
-	case torch.AnyMeshOrder:
+	case torchcaps.AnyMeshOrder:
 	}
-	if !slices.EqualFunc(first, last, func(a, b [][]dist.Rank) bool { return slices.EqualFunc(a, b, slices.Equal) }) {
-		return nil, dist.Newf(op, dist.NotSupported, "versions of PyTorch make the groups of this mesh in different orders, %s", m.world.args.Peers.Unsure())
+	if !slices.EqualFunc(first, last, func(a, b [][]cohort.Rank) bool { return slices.EqualFunc(a, b, slices.Equal) }) {
+		return nil, cohort.Newf(op, cohort.NotSupported, "versions of PyTorch make the groups of this mesh in different orders, %s", m.world.args.Peers.Unsure())
 	}
 	return first, nil
 }
@@ -111,7 +111,7 @@ func (m *Mesh) Axes() []Axis {
 func (m *Mesh) Coordinates() []int { return slices.Clone(m.grid.At) }
 
 // Ranks returns the world ranks of the mesh, the last dimension fastest. It corresponds to DeviceMesh.mesh.
-func (m *Mesh) Ranks() []dist.Rank { return slices.Clone(m.grid.Ranks) }
+func (m *Mesh) Ranks() []cohort.Rank { return slices.Clone(m.grid.Ranks) }
 
 // Slice returns the part of the mesh that this rank sees along some of the dimensions, in the order of the mesh: the ranks that
 // have its other coordinates. The groups are those of m; closing it does nothing.

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/grid"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/devicemesh"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 )
 
 // TestMesh runs a collective in every row of a mesh of three dimensions.
@@ -41,7 +41,7 @@ func TestMesh(t *testing.T) {
 					if bad := errors.Join(row.AllReduce(ctx, x, Sum).Wait(ctx), same(name, x, want)); bad != nil {
 						return bad
 					}
-					if row.Rank() != dist.Rank(at[i]) || row.Description() != "mesh_"+name {
+					if row.Rank() != cohort.Rank(at[i]) || row.Description() != "mesh_"+name {
 						return fmt.Errorf("rank %d of %q at %v", row.Rank(), row.Description(), at)
 					}
 				}
@@ -49,8 +49,8 @@ func TestMesh(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				base := dist.Rank(r / 2 % 2 * 2)
-				if want := []dist.Rank{base, base + 1, base + 4, base + 5}; !slices.Equal(s.Ranks(), want) || !slices.Equal(s.Coordinates(), []int{at[0], at[2]}) || len(s.Axes()) != 2 {
+				base := cohort.Rank(r / 2 % 2 * 2)
+				if want := []cohort.Rank{base, base + 1, base + 4, base + 5}; !slices.Equal(s.Ranks(), want) || !slices.Equal(s.Coordinates(), []int{at[0], at[2]}) || len(s.Axes()) != 2 {
 					return fmt.Errorf("slice %v at %v of %v, want %v", s, s.Coordinates(), s.Ranks(), want)
 				}
 				a, _ := m.Group("tp")
@@ -85,7 +85,7 @@ func TestMeshArguments(t *testing.T) {
 	for want, axes := range map[string][]Axis{
 		"a mesh of 1 ranks": nil, "a mesh of 4 ranks": {{"a", 2}, {"b", 2}}, "has size 0": {{"a", 0}}, "used twice": {{"a", 1}, {"a", 2}}, "empty": {{"", 2}},
 	} {
-		if _, err := groups[0].NewMesh(ctx, axes); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := groups[0].NewMesh(ctx, axes); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", axes, err)
 		}
 	}
@@ -95,24 +95,24 @@ func TestMeshArguments(t *testing.T) {
 			return err
 		}
 		for _, names := range [][]string{nil, {"c"}, {"b", "a"}, {"a", "a"}} {
-			if _, err := m.Slice(names...); !errors.Is(err, dist.InvalidArgument) {
+			if _, err := m.Slice(names...); !errors.Is(err, cohort.InvalidArgument) {
 				return fmt.Errorf("slice %q: %w", names, err)
 			}
 		}
-		if _, err := m.Group("c"); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := m.Group("c"); !errors.Is(err, cohort.InvalidArgument) {
 			return err
 		}
 		sub, _ := m.Group("b")
-		if _, err := sub.NewMesh(ctx, []Axis{{"a", 1}}); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := sub.NewMesh(ctx, []Axis{{"a", 1}}); !errors.Is(err, cohort.InvalidArgument) {
 			return err
 		}
 		return nil
 	}))
-	unsure := &Mesh{world: &Group{size: 8, args: collargs.Group{Peers: torch.Peers{Low: torch.V2_6, High: torch.V2_14}}}, grid: grid.Grid{Axes: []grid.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
-	if _, err := unsure.plan("x"); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) {
+	unsure := &Mesh{world: &Group{size: 8, args: collargs.Group{Peers: torchcaps.Peers{Low: torchcaps.V2_6, High: torchcaps.V2_14}}}, grid: devicemesh.Grid{Axes: []devicemesh.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
+	if _, err := unsure.plan("x"); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) {
 		t.Errorf("an order that is not known: %v", err)
 	}
-	unsure.grid.Axes = []grid.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 4}} // where it does not matter
+	unsure.grid.Axes = []devicemesh.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 4}} // where it does not matter
 	if _, err := unsure.plan("x"); err != nil {
 		t.Error(err)
 	}
@@ -129,29 +129,29 @@ func TestRankOrder(t *testing.T) {
 				if local {
 					opts = append(opts, WithLocalSync())
 				}
-				sub, err := groups[r].NewGroup(ctx, []dist.Rank{2, 0, 1}, opts...)
+				sub, err := groups[r].NewGroup(ctx, []cohort.Rank{2, 0, 1}, opts...)
 				if err != nil {
 					return err
 				}
-				if want := []dist.Rank{2, 0, 1}; !slices.Equal(sub.GlobalRanks(), want) || sub.GlobalRank(sub.Rank()) != dist.Rank(r) || sub.GroupRank(2) != 0 {
+				if want := []cohort.Rank{2, 0, 1}; !slices.Equal(sub.GlobalRanks(), want) || sub.GlobalRank(sub.Rank()) != cohort.Rank(r) || sub.GroupRank(2) != 0 {
 					return fmt.Errorf("rank %d of %v", sub.Rank(), sub.GlobalRanks())
 				}
 				x := from(int64(r))
 				if err = errors.Join(sub.Broadcast(ctx, x, 0).Wait(ctx), same[int64]("root", x, 2)); err != nil {
 					return err
 				}
-				again, err := sub.NewGroup(ctx, []dist.Rank{1, 0}, WithRankOrder()) // of its ranks: 0 and 2 of the world
+				again, err := sub.NewGroup(ctx, []cohort.Rank{1, 0}, WithRankOrder()) // of its ranks: 0 and 2 of the world
 				if err != nil || again == nil {
 					if r == 1 && err == nil {
 						continue
 					}
 					return fmt.Errorf("a group of the group: %w", err)
 				}
-				if want := []dist.Rank{0, 2}; !slices.Equal(again.GlobalRanks(), want) {
+				if want := []cohort.Rank{0, 2}; !slices.Equal(again.GlobalRanks(), want) {
 					return fmt.Errorf("%v, want %v", again.GlobalRanks(), want)
 				}
 			}
-			if _, err := groups[r].NewGroup(ctx, []dist.Rank{1, 0, 1}, WithRankOrder()); !errors.Is(err, dist.InvalidArgument) {
+			if _, err := groups[r].NewGroup(ctx, []cohort.Rank{1, 0, 1}, WithRankOrder()); !errors.Is(err, cohort.InvalidArgument) {
 				return fmt.Errorf("a rank twice: %w", err)
 			}
 			return nil

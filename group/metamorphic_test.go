@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -91,9 +91,9 @@ func (a action) begin(ctx context.Context, g *Group, k int) ([]*Work, func() err
 	case 0:
 		return []*Work{g.AllReduce(ctx, own, a.op)}, expect(own, a.n, reduced)
 	case 1:
-		return []*Work{g.Broadcast(ctx, own, dist.Rank(a.root))}, expect(own, a.n, func(i int) int { return value(k, a.root, i) })
+		return []*Work{g.Broadcast(ctx, own, cohort.Rank(a.root))}, expect(own, a.n, func(i int) int { return value(k, a.root, i) })
 	case 2:
-		w := g.Reduce(ctx, own, a.op, dist.Rank(a.root))
+		w := g.Reduce(ctx, own, a.op, cohort.Rank(a.root))
 		if me != a.root {
 			return []*Work{w}, nothing
 		}
@@ -115,7 +115,7 @@ func (a action) begin(ctx context.Context, g *Group, k int) ([]*Work, func() err
 		}
 		out := vector(a.float, a.n, func(int) int { return -1 })
 		left := (me - 1 + n) % n
-		return g.Batch(ctx, []P2POp{{OpSend, own, dist.Rank((me + 1) % n), k}, {OpRecv, out, dist.Rank(left), k}}), expect(out, a.n, func(i int) int { return value(k, left, i) })
+		return g.Batch(ctx, []P2POp{{OpSend, own, cohort.Rank((me + 1) % n), k}, {OpRecv, out, cohort.Rank(left), k}}), expect(out, a.n, func(i int) int { return value(k, left, i) })
 	case 7:
 		var ins []*tensor.Tensor
 		if me == a.root {
@@ -124,7 +124,7 @@ func (a action) begin(ctx context.Context, g *Group, k int) ([]*Work, func() err
 			}
 		}
 		out := vector(a.float, a.n, func(int) int { return -1 })
-		return []*Work{g.Scatter(ctx, out, ins, dist.Rank(a.root))}, expect(out, a.n, func(i int) int { return value(k, me, i) })
+		return []*Work{g.Scatter(ctx, out, ins, cohort.Rank(a.root))}, expect(out, a.n, func(i int) int { return value(k, me, i) })
 	default:
 		return []*Work{g.Barrier(ctx)}, nothing
 	}

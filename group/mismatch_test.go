@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -21,7 +21,7 @@ type call struct {
 	shape  []int
 	dtype  tensor.DType
 	op     ReduceOp
-	root   dist.Rank
+	root   cohort.Rank
 	uneven bool
 }
 
@@ -168,7 +168,7 @@ func mismatch(t *testing.T, transport Transport, ranks int, base, odd call) {
 		return nil
 	})
 	for r, err := range errs {
-		if !errors.Is(err, dist.Mismatch) {
+		if !errors.Is(err, cohort.Mismatch) {
 			t.Errorf("rank %d: %v", r, err)
 			continue
 		}
@@ -223,8 +223,8 @@ func TestShapesAreFreeWhereTheyMeanNothing(t *testing.T) {
 					return fmt.Errorf("scatter: %w", err)
 				}
 				// Messages have no shape.
-				w := g.Send(ctx, in, dist.Rank((r+1)%3), 0)
-				if err := g.Recv(ctx, of(6), dist.Rank((r+2)%3), 0).Wait(ctx); err != nil {
+				w := g.Send(ctx, in, cohort.Rank((r+1)%3), 0)
+				if err := g.Recv(ctx, of(6), cohort.Rank((r+2)%3), 0).Wait(ctx); err != nil {
 					return err
 				}
 				return w.Wait(ctx)
@@ -242,7 +242,7 @@ func TestDetailComparesFlatBuffers(t *testing.T) {
 			in := tensor.Must(tensor.New(tensor.Float32, 2+r, 3-r))
 			return groups[r].AllGatherInto(ctx, tensor.Must(tensor.New(tensor.Float32, 12)), in).Wait(ctx)
 		})
-		if !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "[2, 3]") || !strings.Contains(err.Error(), "[3, 2]") {
+		if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "[2, 3]") || !strings.Contains(err.Error(), "[3, 2]") {
 			t.Errorf("%s: %v", transport, err)
 		}
 	}

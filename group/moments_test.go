@@ -12,16 +12,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // TestWaitEndsWithAnyCause: the end of a wait ends the wait and nothing else, whatever the cause of its context is.
 func TestWaitEndsWithAnyCause(t *testing.T) {
 	causes := map[string]error{
-		"none": nil, "plain": errors.New("enough"), "lost": &dist.Error{Op: "another group", Code: dist.PeerLost, Rank: 1},
-		"aborted": dist.Aborted, "late": dist.DeadlineExceeded, "closed": dist.New("x", dist.Closed, ""),
+		"none": nil, "plain": errors.New("enough"), "lost": &cohort.Error{Op: "another group", Code: cohort.PeerLost, Rank: 1},
+		"aborted": cohort.Aborted, "late": cohort.DeadlineExceeded, "closed": cohort.New("x", cohort.Closed, ""),
 	}
 	for _, transport := range transports {
 		for name, cause := range causes {
@@ -87,10 +87,10 @@ func TestMessageDoneInsideTheCall(t *testing.T) {
 			for r, g := range groups {
 				data, err := g.Trace()
 				must(t, err)
-				dump, err := recorder.Parse(data)
+				dump, err := flightrec.Parse(data)
 				must(t, err)
 				for _, e := range dump.Groups[0].Entries {
-					if e.State != recorder.Completed {
+					if e.State != flightrec.Completed {
 						t.Fatalf("rank %d: the flight recorder shows %s %d, which is over, as %v", r, e.Op, e.Seq, e.State)
 					}
 				}
@@ -166,7 +166,7 @@ func TestCloseEndsAnInterruptedOperation(t *testing.T) {
 					waiters.Go(cancel)
 					must(t, groups[0].Close())
 					for i, w := range works {
-						if !w.Completed() || !errors.Is(w.Err(), dist.Closed) {
+						if !w.Completed() || !errors.Is(w.Err(), cohort.Closed) {
 							t.Fatalf("operation %d after Close: completed %v, %v", i, w.Completed(), w.Err())
 						}
 					}

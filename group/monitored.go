@@ -7,7 +7,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/link/monitored"
+	"github.com/cohort-dist/cohort/internal/group/monitoredbarrier"
 )
 
 // MonitoredBarrier is a barrier whose error names the ranks that did not arrive. Rank 0 hears from every other rank and
@@ -39,7 +39,7 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 		w.posted.timeout = max(limit*time.Duration(2*g.size), limit+time.Hour)
 	}
 	w.steps.add(func(ctx context.Context) error {
-		b := monitored.Barrier{Mesh: g.mesh, Limit: limit, All: c.waitAll}
+		b := monitoredbarrier.Barrier{Mesh: g.mesh, Limit: limit, All: c.waitAll}
 		// On gloo's wire the slots are the bare sequence numbers, as PyTorch has it; on the native wire they are out of the way
 		// of user tags.
 		if b.Report = uint64(w.call.Request.Tag); g.Transport() != Gloo {

@@ -11,14 +11,14 @@ import (
 	"os"
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coll"
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/control"
-	"github.com/cohort-dist/cohort/internal/form"
-	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/recorder"
-	"github.com/cohort-dist/cohort/internal/sched"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/bootstrap"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
+	"github.com/cohort-dist/cohort/internal/group/opsched"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/internal/sys/controlsock"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -29,15 +29,15 @@ import (
 //
 // It corresponds to torch.distributed.init_process_group(backend="gloo"). The other ranks may be Go processes, PyTorch
 // processes or both; see [WithTransport] and [WithPeers].
-func New(ctx context.Context, s store.Store, rank dist.Rank, size int, opts ...Option) (*Group, error) {
+func New(ctx context.Context, s store.Store, rank cohort.Rank, size int, opts ...Option) (*Group, error) {
 	const op = "group: new"
 	switch {
 	case s == nil:
-		return nil, dist.New(op, dist.InvalidArgument, "no store")
+		return nil, cohort.New(op, cohort.InvalidArgument, "no store")
 	case size < 1:
-		return nil, dist.Newf(op, dist.InvalidArgument, "world size %d", size)
+		return nil, cohort.Newf(op, cohort.InvalidArgument, "world size %d", size)
 	case rank < 0 || int(rank) >= size:
-		return nil, dist.Newf(op, dist.InvalidArgument, "rank %d of %d", rank, size)
+		return nil, cohort.Newf(op, cohort.InvalidArgument, "rank %d of %d", rank, size)
 	}
 	c := newConfig(opts)
 	if err := c.check(op); err != nil {
@@ -49,7 +49,7 @@ func New(ctx context.Context, s store.Store, rank dist.Rank, size int, opts ...O
 	f := newFamily(s, size)
 	f.answer(c.Logger)
 	p := &plan{
-		config: c, family: f, form: form.Plan{Store: s, Rank: int(rank), Globals: f.world, TorchName: gloo.GroupName(0)},
+		config: c, family: f, form: bootstrap.Plan{Store: s, Rank: int(rank), Globals: f.world, TorchName: gloo.GroupName(0)},
 	}
 	if c.reconfigure {
 		return unconnected(p), nil
@@ -62,7 +62,7 @@ func (c *config) check(op string) error {
 		return err
 	}
 	if c.dumpDir == "" {
-		c.dumpDir = os.Getenv(control.EnvDump)
+		c.dumpDir = os.Getenv(controlsock.EnvDump)
 	}
 	if c.reconfigure {
 		return c.checkReconfigure(op)
@@ -73,7 +73,7 @@ func (c *config) check(op string) error {
 // plan is a group that is to be made.
 type plan struct {
 	config config
-	form   form.Plan
+	form   bootstrap.Plan
 	family *family
 	parent *Group
 	// membership is where the group stands in a series of reconfigurations; nil without them.
@@ -100,7 +100,7 @@ func (p *plan) makeFirst(ctx context.Context) (*Group, error) {
 // make connects the ranks of the group and takes it into use.
 func (p *plan) make(ctx context.Context) (*Group, error) {
 	p.complete()
-	formed, err := form.Make(ctx, &p.form)
+	formed, err := bootstrap.Make(ctx, &p.form)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (p *plan) make(ctx context.Context) (*Group, error) {
 	})
 	if !g.start(p) {
 		_ = g.Close()
-		return nil, dist.New("group: new group", dist.Closed, "the group was closed while another was made from it")
+		return nil, cohort.New("group: new group", cohort.Closed, "the group was closed while another was made from it")
 	}
 	p.config.Logger.Info("group made", slog.String("group", g.name), slog.Int("rank", int(g.rank)), slog.Int("world", g.size),
 		slog.String("transport", string(g.Transport())), slog.String("reason", formed.Reason))
@@ -121,9 +121,9 @@ func (p *plan) make(ctx context.Context) (*Group, error) {
 }
 
 // newGroup returns a group that is not in use yet.
-func (p *plan) newGroup(formed *form.Formed) *Group {
+func (p *plan) newGroup(formed *bootstrap.Formed) *Group {
 	c := &p.config
-	rank, size := dist.Rank(p.form.Rank), len(p.form.Globals)
+	rank, size := cohort.Rank(p.form.Rank), len(p.form.Globals)
 	g := &Group{
 		name: c.Name, description: c.description, rank: rank, size: size, globals: slices.Clone(p.form.Globals), config: *c,
 		formed: formed, mesh: formed.Mesh, engine: formed.Engine,
@@ -136,10 +136,10 @@ func (p *plan) newGroup(formed *form.Formed) *Group {
 	if formed.Wrapper != nil {
 		g.checks = &checks{wrapper: formed.Wrapper, turn: make(chan struct{}, 1)}
 	}
-	_, g.resumable = g.engine.(coll.Resumable)
-	g.mu.sched, g.mu.timeout = sched.New[Work](c.queue), c.timeout
+	_, g.resumable = g.engine.(collective.Resumable)
+	g.mu.sched, g.mu.timeout = opsched.New[Work](c.queue), c.timeout
 	host, _ := os.Hostname()
-	g.mu.records = recorder.New(recorder.About{
+	g.mu.records = flightrec.New(flightrec.About{
 		Group: g.name, Description: g.description, Rank: int(g.rank), Size: g.size, GlobalRanks: g.globals, Transport: string(g.Transport()),
 		Host: host, PID: os.Getpid(),
 	}, c.records)
@@ -168,12 +168,12 @@ func (g *Group) NewTensor(dt tensor.DType, shape ...int) (*tensor.Tensor, error)
 	n := dt.Size()
 	for _, d := range shape {
 		if d < 0 || d > 0 && n > math.MaxInt/d {
-			return nil, dist.Newf("group: new tensor", dist.InvalidArgument, "shape %v", shape)
+			return nil, cohort.Newf("group: new tensor", cohort.InvalidArgument, "shape %v", shape)
 		}
 		n *= d
 	}
 	storage, err := arena.Alloc(n)
-	if errors.Is(err, dist.Exhausted) {
+	if errors.Is(err, cohort.Exhausted) {
 		return tensor.New(dt, shape...)
 	}
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"context"
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/collargs"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -42,10 +42,10 @@ func (p *parted) wait(ctx context.Context, w *Work) error {
 	if err == nil || ctx.Err() == nil || !p.begun || p.left == 0 {
 		return err
 	}
-	if w.op.p2p() && w.group != nil && w.message.withdraw(p.mesh, dist.Wrap(p.name, dist.Canceled, err)) && !w.Success() {
+	if w.op.p2p() && w.group != nil && w.message.withdraw(p.mesh, cohort.Wrap(p.name, cohort.Canceled, err)) && !w.Success() {
 		return err // it is the first message, and the other rank has seen nothing of it
 	}
-	reason := dist.Newf(p.name, dist.Aborted, "the context of rank %d ended in the middle of it, so the ranks are out of step: %w", p.rank, err)
+	reason := cohort.Newf(p.name, cohort.Aborted, "the context of rank %d ended in the middle of it, so the ranks are out of step: %w", p.rank, err)
 	reason.Rank = p.rank
 	p.fail(reason)
 	return err
@@ -53,7 +53,7 @@ func (p *parted) wait(ctx context.Context, w *Work) error {
 
 // total adds up announced sizes before memory is taken for them. Wrong ones fail the group: the next operation cannot fit what the
 // other ranks do.
-func (p *parted) total(from dist.Rank, sizes ...int64) (int, error) {
+func (p *parted) total(from cohort.Rank, sizes ...int64) (int, error) {
 	n, err := collargs.Announced(p.name, from, sizes, MaxObject)
 	if err != nil {
 		p.fail(err)
@@ -63,13 +63,13 @@ func (p *parted) total(from dist.Rank, sizes ...int64) (int, error) {
 
 // BroadcastObjects sends the objects of rank root to all ranks. objects has the same length everywhere; the content is
 // replaced on the other ranks. It corresponds to torch.distributed.broadcast_object_list.
-func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root dist.Rank, opts ...OpOption) error {
+func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root cohort.Rank, opts ...OpOption) error {
 	p := parted{Group: g, name: "group: broadcast_object_list", left: 2}
 	if err := g.args.CheckRoot(p.name, root); err != nil {
 		return err
 	}
 	if len(objects) == 0 {
-		return dist.New(p.name, dist.InvalidArgument, "no objects")
+		return cohort.New(p.name, cohort.InvalidArgument, "no objects")
 	}
 	sizes := make([]int64, len(objects))
 	if g.rank == root {
@@ -100,7 +100,7 @@ func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root dis
 // exchangeSizes tells all ranks the size of everybody's object and returns the sizes and the largest one.
 func (p *parted) exchangeSizes(ctx context.Context, own int, opts []OpOption) ([]int64, int, error) {
 	if int64(own) > MaxObject {
-		return nil, 0, dist.Newf(p.name, dist.TooLarge, "the object has %d bytes, at most %d are taken", own, int64(MaxObject))
+		return nil, 0, cohort.Newf(p.name, cohort.TooLarge, "the object has %d bytes, at most %d are taken", own, int64(MaxObject))
 	}
 	sizes := make([]int64, p.Size())
 	in := tensor.Must(tensor.From([]int64{int64(own)}))
@@ -109,7 +109,7 @@ func (p *parted) exchangeSizes(ctx context.Context, own int, opts []OpOption) ([
 	}
 	largest := 0
 	for r, n := range sizes {
-		if _, err := p.total(dist.Rank(r), n); err != nil {
+		if _, err := p.total(cohort.Rank(r), n); err != nil {
 			return nil, 0, err
 		}
 		largest = max(largest, int(n))
@@ -137,7 +137,7 @@ func (g *Group) AllGatherObject(ctx context.Context, object []byte, opts ...OpOp
 
 // GatherObject collects the objects of all ranks at rank root; other ranks get nil. It corresponds to
 // torch.distributed.gather_object.
-func (g *Group) GatherObject(ctx context.Context, object []byte, root dist.Rank, opts ...OpOption) ([][]byte, error) {
+func (g *Group) GatherObject(ctx context.Context, object []byte, root cohort.Rank, opts ...OpOption) ([][]byte, error) {
 	p := parted{Group: g, name: "group: gather_object", left: 2}
 	if err := g.args.CheckRoot(p.name, root); err != nil {
 		return nil, err
@@ -164,13 +164,13 @@ func (g *Group) GatherObject(ctx context.Context, object []byte, root dist.Rank,
 
 // ScatterObjects sends objects[i] of rank root to rank i and returns this rank's object; other ranks pass nil. It
 // corresponds to torch.distributed.scatter_object_list.
-func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root dist.Rank, opts ...OpOption) ([]byte, error) {
+func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root cohort.Rank, opts ...OpOption) ([]byte, error) {
 	p := parted{Group: g, name: "group: scatter_object_list", left: 3}
 	if err := g.args.CheckRoot(p.name, root); err != nil {
 		return nil, err
 	}
 	if g.rank == root && len(objects) != g.size {
-		return nil, dist.Newf(p.name, dist.InvalidArgument, "%d objects for %d ranks", len(objects), g.size)
+		return nil, cohort.Newf(p.name, cohort.InvalidArgument, "%d objects for %d ranks", len(objects), g.size)
 	}
 	// PyTorch: the largest size to all, then the padded objects, then everybody's own size.
 	largest := []int64{0}
@@ -201,7 +201,7 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root dist.
 		return nil, err
 	}
 	if size[0] < 0 || size[0] > largest[0] {
-		err := dist.Newf(p.name, dist.Protocol, "rank %d sent an object of %d bytes after it announced at most %d", root, size[0], largest[0])
+		err := cohort.Newf(p.name, cohort.Protocol, "rank %d sent an object of %d bytes after it announced at most %d", root, size[0], largest[0])
 		g.fail(err)
 		return nil, err
 	}
@@ -212,10 +212,10 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root dist.
 // modified again.
 //
 // It corresponds to torch.distributed.send_object_list.
-func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to dist.Rank, opts ...OpOption) error {
+func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to cohort.Rank, opts ...OpOption) error {
 	p := parted{Group: g, name: "group: send_object_list", left: 2}
 	if len(objects) == 0 {
-		return dist.New(p.name, dist.InvalidArgument, "no objects")
+		return cohort.New(p.name, cohort.InvalidArgument, "no objects")
 	}
 	sizes := make([]int64, len(objects))
 	total := 0
@@ -224,7 +224,7 @@ func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to dist.Rank,
 		total += len(o)
 	}
 	if int64(total) > MaxObject {
-		return dist.Newf(p.name, dist.TooLarge, "the objects have %d bytes, at most %d are taken", total, int64(MaxObject))
+		return cohort.Newf(p.name, cohort.TooLarge, "the objects have %d bytes, at most %d are taken", total, int64(MaxObject))
 	}
 	if err := p.wait(ctx, p.posts(g.Send(ctx, tensor.Must(tensor.From(sizes)), to, 0, opts...))); err != nil {
 		return err
@@ -232,36 +232,36 @@ func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to dist.Rank,
 	return p.wait(ctx, p.posts(g.Send(ctx, tensor.Must(tensor.From(slices.Concat(objects...), total)), to, 0, opts...)))
 }
 
-// RecvObjects fills objects with those that a rank sends with [Group.SendObjects], or any rank if from is [dist.NoRank], and
+// RecvObjects fills objects with those that a rank sends with [Group.SendObjects], or any rank if from is [cohort.NoRank], and
 // returns who it was.
 //
 // It corresponds to torch.distributed.recv_object_list.
-func (g *Group) RecvObjects(ctx context.Context, objects [][]byte, from dist.Rank, opts ...OpOption) (dist.Rank, error) {
+func (g *Group) RecvObjects(ctx context.Context, objects [][]byte, from cohort.Rank, opts ...OpOption) (cohort.Rank, error) {
 	p := parted{Group: g, name: "group: recv_object_list", left: 2}
 	if len(objects) == 0 {
-		return dist.NoRank, dist.New(p.name, dist.InvalidArgument, "no objects")
+		return cohort.NoRank, cohort.New(p.name, cohort.InvalidArgument, "no objects")
 	}
 	sizes := make([]int64, len(objects))
 	room := tensor.Must(tensor.From(sizes))
-	if from == dist.NoRank {
+	if from == cohort.NoRank {
 		w := p.posts(g.RecvAny(ctx, room, 0, opts...))
 		err := p.wait(ctx, w)
 		if err == nil {
 			from, err = w.SourceRank()
 		}
 		if err != nil {
-			return dist.NoRank, err
+			return cohort.NoRank, err
 		}
 	} else if err := p.wait(ctx, p.posts(g.Recv(ctx, room, from, 0, opts...))); err != nil {
-		return dist.NoRank, err
+		return cohort.NoRank, err
 	}
 	total, err := collargs.Announced(p.name, from, sizes, MaxObject)
 	if err != nil {
-		return dist.NoRank, err
+		return cohort.NoRank, err
 	}
 	data := make([]byte, total)
 	if err := p.wait(ctx, p.posts(g.Recv(ctx, tensor.Must(tensor.From(data, len(data))), from, 0, opts...))); err != nil {
-		return dist.NoRank, err
+		return cohort.NoRank, err
 	}
 	collargs.Cut(objects, data, sizes)
 	return from, nil

@@ -4,8 +4,8 @@
 package group
 
 import (
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/tensor/reduce"
 )
 
 // ReduceOp is a reduction operator. It corresponds to torch.distributed.ReduceOp.
@@ -39,30 +39,30 @@ type OpType uint8
 
 // The operations.
 const (
-	OpBroadcast                  = OpType(torch.Broadcast)
-	OpAllReduce                  = OpType(torch.AllReduce)
-	OpAllReduceCoalesced         = OpType(torch.AllReduceCoalesced)
-	OpReduce                     = OpType(torch.Reduce)
-	OpAllGather                  = OpType(torch.AllGather)
-	OpAllGatherInto              = OpType(torch.AllGatherInto)
-	OpAllGatherCoalesced         = OpType(torch.AllGatherCoalesced)
-	OpGather                     = OpType(torch.Gather)
-	OpScatter                    = OpType(torch.Scatter)
-	OpReduceScatter              = OpType(torch.ReduceScatter)
-	OpAllToAllInto               = OpType(torch.AllToAllInto)
-	OpAllToAll                   = OpType(torch.AllToAll)
-	OpSend                       = OpType(torch.Send)
-	OpRecv                       = OpType(torch.Recv)
-	OpRecvAny                    = OpType(torch.RecvAny)
-	OpBarrier                    = OpType(torch.Barrier)
-	OpReduceScatterInto          = OpType(torch.ReduceScatterInto)
-	OpReduceScatterIntoCoalesced = OpType(torch.ReduceScatterIntoCoalesced)
-	OpAllGatherIntoCoalesced     = OpType(torch.AllGatherIntoCoalesced)
-	OpUnknown                    = OpType(torch.Unknown)
+	OpBroadcast                  = OpType(torchcaps.Broadcast)
+	OpAllReduce                  = OpType(torchcaps.AllReduce)
+	OpAllReduceCoalesced         = OpType(torchcaps.AllReduceCoalesced)
+	OpReduce                     = OpType(torchcaps.Reduce)
+	OpAllGather                  = OpType(torchcaps.AllGather)
+	OpAllGatherInto              = OpType(torchcaps.AllGatherInto)
+	OpAllGatherCoalesced         = OpType(torchcaps.AllGatherCoalesced)
+	OpGather                     = OpType(torchcaps.Gather)
+	OpScatter                    = OpType(torchcaps.Scatter)
+	OpReduceScatter              = OpType(torchcaps.ReduceScatter)
+	OpAllToAllInto               = OpType(torchcaps.AllToAllInto)
+	OpAllToAll                   = OpType(torchcaps.AllToAll)
+	OpSend                       = OpType(torchcaps.Send)
+	OpRecv                       = OpType(torchcaps.Recv)
+	OpRecvAny                    = OpType(torchcaps.RecvAny)
+	OpBarrier                    = OpType(torchcaps.Barrier)
+	OpReduceScatterInto          = OpType(torchcaps.ReduceScatterInto)
+	OpReduceScatterIntoCoalesced = OpType(torchcaps.ReduceScatterIntoCoalesced)
+	OpAllGatherIntoCoalesced     = OpType(torchcaps.AllGatherIntoCoalesced)
+	OpUnknown                    = OpType(torchcaps.Unknown)
 )
 
 // String returns the name of the operation in PyTorch's Python API.
-func (o OpType) String() string { return torch.Op(o).String() }
+func (o OpType) String() string { return torchcaps.Op(o).String() }
 
 // p2p reports whether the operation is a message between two ranks.
 func (o OpType) p2p() bool { return o == OpSend || o == OpRecv || o == OpRecvAny }

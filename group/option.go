@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/form"
+	"github.com/cohort-dist/cohort/internal/group/bootstrap"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -75,23 +75,23 @@ type option func(*config)
 func (o option) apply(c *config) { o(c) }
 
 type config struct {
-	form.Options // with a Hook that calls hook
-	hook         observe.Hook
-	description  string
-	timeout      time.Duration
-	queue        int
-	records      int
-	dump         func(reason string, json []byte)
-	dumpDir      string
-	dumpSignals  []os.Signal
-	localSync    bool
-	rankOrder    bool // of a sub-group: as given
-	reconfigure  bool
-	profile      func(*Work)
+	bootstrap.Options // with a Hook that calls hook
+	hook              observe.Hook
+	description       string
+	timeout           time.Duration
+	queue             int
+	records           int
+	dump              func(reason string, json []byte)
+	dumpDir           string
+	dumpSignals       []os.Signal
+	localSync         bool
+	rankOrder         bool // of a sub-group: as given
+	reconfigure       bool
+	profile           func(*Work)
 }
 
 func newConfig(opts []Option) config {
-	c := config{Options: form.Options{Transport: form.Auto, Logger: aside.Logger(nil)}, timeout: DefaultTimeout, queue: DefaultQueue}
+	c := config{Options: bootstrap.Options{Transport: bootstrap.Auto, Logger: safecall.Logger(nil)}, timeout: DefaultTimeout, queue: DefaultQueue}
 	for _, o := range opts {
 		if o != nil {
 			o.apply(&c)
@@ -106,7 +106,7 @@ func newConfig(opts []Option) config {
 	if c.ConnectTimeout <= 0 {
 		c.ConnectTimeout = c.timeout
 	}
-	c.Hook = aside.Hook(c.Logger, c.hook)
+	c.Hook = safecall.Hook(c.Logger, c.hook)
 	return c
 }
 
@@ -119,7 +119,7 @@ func WithDescription(text string) Option { return option(func(c *config) { c.des
 
 // WithTransport forces a transport. All ranks must agree.
 func WithTransport(t Transport) Option {
-	return option(func(c *config) { c.Transport = form.Transport(t) })
+	return option(func(c *config) { c.Transport = bootstrap.Transport(t) })
 }
 
 // WithPeers says what the other ranks are. PyTorch's version is not on the wire, and detection may leave several versions
@@ -175,7 +175,7 @@ func WithDump(f func(reason string, json []byte)) Option {
 
 // WithLogger sets the logger that gets which transport and address the group chose, and why.
 func WithLogger(l *slog.Logger) Option {
-	return option(func(c *config) { c.Logger = aside.Logger(l) })
+	return option(func(c *config) { c.Logger = safecall.Logger(l) })
 }
 
 // WithHook sets the hook that receives an event for every operation. A panic in it is logged, as in all functions that a group

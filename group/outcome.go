@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -23,7 +23,7 @@ type outcome struct {
 
 	mu struct {
 		sync.Mutex
-		future   *dist.Future[[]*tensor.Tensor]
+		future   *cohort.Future[[]*tensor.Tensor]
 		audience audience
 	}
 }
@@ -31,7 +31,7 @@ type outcome struct {
 // audience is who hears of the end of an operation.
 type audience struct {
 	done      chan struct{}
-	promise   *dist.Promise[[]*tensor.Tensor]
+	promise   *cohort.Promise[[]*tensor.Tensor]
 	callbacks []func(*Work)
 }
 
@@ -64,7 +64,7 @@ func (o *outcome) took(at time.Time) time.Duration {
 
 // done returns a channel that is closed at the end.
 func (o *outcome) done() <-chan struct{} {
-	moment.At("group.work.done")
+	failpoint.At("group.work.done")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	a := &o.mu.audience
@@ -95,7 +95,7 @@ func (a *audience) tell(seen *Work) {
 
 // callBack runs callbacks in a goroutine of their own.
 func callBack(seen *Work, callbacks ...func(*Work)) {
-	p := dist.NewPromise[*Work]()
+	p := cohort.NewPromise[*Work]()
 	for _, f := range callbacks {
 		p.Future().OnDone(func(w *Work, _ error) { f(w) })
 	}

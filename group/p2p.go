@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/link"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/transport"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -21,7 +21,7 @@ const MaxTag = 1<<31 - 1
 // when t may be changed, which may be before the other side has received it.
 //
 // It corresponds to torch.distributed.isend.
-func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to dist.Rank, tag int, opts ...OpOption) *Work {
+func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to cohort.Rank, tag int, opts ...OpOption) *Work {
 	w, buf, err := g.messageWork(OpSend, t, to, tag, opts)
 	if err != nil {
 		return failed(OpSend, err)
@@ -43,7 +43,7 @@ func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to dist.Rank, tag in
 // one is an error.
 //
 // It corresponds to torch.distributed.irecv.
-func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, from dist.Rank, tag int, opts ...OpOption) *Work {
+func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, from cohort.Rank, tag int, opts ...OpOption) *Work {
 	return g.receive(ctx, OpRecv, t, from, tag, opts)
 }
 
@@ -51,10 +51,10 @@ func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, from dist.Rank, tag 
 //
 // It corresponds to torch.distributed.irecv with src=None.
 func (g *Group) RecvAny(ctx context.Context, t *tensor.Tensor, tag int, opts ...OpOption) *Work {
-	return g.receive(ctx, OpRecvAny, t, link.AnyPeer, tag, opts)
+	return g.receive(ctx, OpRecvAny, t, transport.AnyPeer, tag, opts)
 }
 
-func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from dist.Rank, tag int, opts []OpOption) *Work {
+func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from cohort.Rank, tag int, opts []OpOption) *Work {
 	w, buf, err := g.messageWork(op, t, from, tag, opts)
 	if err != nil {
 		return failed(op, err)
@@ -71,7 +71,7 @@ func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from d
 	}
 	w.call.Outputs = append(w.call.Outputs[:0], t)
 	w.message.Peer, w.message.Slot, w.message.Buf = int(from), uint64(tag), buf //nolint:gosec // checked
-	if from == link.AnyPeer {
+	if from == transport.AnyPeer {
 		for r := range g.size {
 			if r != int(g.rank) {
 				w.message.From = append(w.message.From, r)
@@ -82,20 +82,20 @@ func (g *Group) receive(ctx context.Context, op OpType, t *tensor.Tensor, from d
 }
 
 // messageWork checks the arguments of a point-to-point operation. The buffer is nil when t is not contiguous.
-func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer dist.Rank, tag int, opts []OpOption) (*Work, []byte, error) {
+func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer cohort.Rank, tag int, opts []OpOption) (*Work, []byte, error) {
 	name := "group: " + op.String()
 	if err := g.args.CheckTensor(name, t); err != nil {
 		return nil, nil, err
 	}
 	switch {
-	case peer != link.AnyPeer && (peer < 0 || int(peer) >= g.size):
-		return nil, nil, dist.Newf(name, dist.InvalidArgument, "rank %d: the group has ranks 0 to %d", peer, g.size-1)
+	case peer != transport.AnyPeer && (peer < 0 || int(peer) >= g.size):
+		return nil, nil, cohort.Newf(name, cohort.InvalidArgument, "rank %d: the group has ranks 0 to %d", peer, g.size-1)
 	case peer == g.rank:
-		return nil, nil, dist.Newf(name, dist.InvalidArgument, "rank %d is this rank itself", peer)
+		return nil, nil, cohort.Newf(name, cohort.InvalidArgument, "rank %d is this rank itself", peer)
 	case tag < 0 || tag > MaxTag:
-		return nil, nil, dist.Newf(name, dist.InvalidArgument, "tag %d: want 0 to %d", tag, MaxTag)
+		return nil, nil, cohort.Newf(name, cohort.InvalidArgument, "tag %d: want 0 to %d", tag, MaxTag)
 	case g.size == 1:
-		return nil, nil, dist.New(name, dist.InvalidArgument, "the group has no other rank")
+		return nil, nil, cohort.New(name, cohort.InvalidArgument, "the group has no other rank")
 	}
 	w := g.newWork(op, opts)
 	w.call.Request.DType = t.DType()
@@ -111,7 +111,7 @@ func (g *Group) messageWork(op OpType, t *tensor.Tensor, peer dist.Rank, tag int
 
 // waitMessage waits for a point-to-point operation, driving the mesh.
 func (g *Group) waitMessage(ctx context.Context, w *Work) error {
-	moment.At("group.wait.message")
+	failpoint.At("group.wait.message")
 	err := g.mesh.Wait(ctx, &w.message.Op)
 	if err != nil && !w.message.Completed() {
 		if w.outcome.over() {
@@ -131,7 +131,7 @@ func (g *Group) reap(w *Work) {
 	if !w.message.Completed() {
 		return
 	}
-	moment.At("group.reap")
+	failpoint.At("group.reap")
 	g.mu.Lock()
 	mine, e := g.mu.sched.Settle(&w.item)
 	g.performLocked(e)
@@ -143,7 +143,7 @@ func (g *Group) reap(w *Work) {
 
 // reapAll completes all messages that the mesh has finished, or all of a group that is closed, and reports whether there were any.
 func (g *Group) reapAll(closing bool) bool {
-	moment.At("group.reap.all")
+	failpoint.At("group.reap.all")
 	g.mu.Lock()
 	ready := g.takeLocked(closing)
 	g.mu.Unlock()
@@ -170,7 +170,7 @@ func (g *Group) takeLocked(all bool) (ready []*Work) {
 // settle completes a point-to-point operation with what the mesh says about it.
 func (g *Group) settle(w *Work, closing bool) *report {
 	if closing && !w.message.Completed() {
-		return g.ended(w, dist.New("group: "+w.op.String(), dist.Closed, "the group was closed"))
+		return g.ended(w, cohort.New("group: "+w.op.String(), cohort.Closed, "the group was closed"))
 	}
 	err := w.message.State.Err
 	if cause := w.message.withdrawn.Load(); err != nil && cause != nil {
@@ -179,7 +179,7 @@ func (g *Group) settle(w *Work, closing bool) *report {
 		err = g.formed.Blame(err)
 	}
 	if w.op != OpSend {
-		w.message.source = dist.Rank(w.message.Source)
+		w.message.source = cohort.Rank(w.message.Source)
 	}
 	if err == nil && w.call.Finish != nil {
 		err = w.call.Finish()
@@ -189,7 +189,7 @@ func (g *Group) settle(w *Work, closing bool) *report {
 
 // abort is Work.Abort.
 func (g *Group) abort(w *Work) {
-	reason := dist.New("group: "+w.op.String(), dist.Aborted, "the operation was aborted on rank "+g.rank.String())
+	reason := cohort.New("group: "+w.op.String(), cohort.Aborted, "the operation was aborted on rank "+g.rank.String())
 	if !w.op.p2p() {
 		reason.Rank = g.rank
 		g.fail(reason)
@@ -205,7 +205,7 @@ func (g *Group) abort(w *Work) {
 type P2POp struct {
 	Op     OpType // OpSend or OpRecv
 	Tensor *tensor.Tensor
-	Peer   dist.Rank
+	Peer   cohort.Rank
 	Tag    int
 }
 
@@ -227,7 +227,7 @@ func (g *Group) Batch(ctx context.Context, ops []P2POp, opts ...OpOption) []*Wor
 	for i, op := range ops {
 		var err error
 		if op.Op != OpSend && op.Op != OpRecv {
-			err = dist.Newf("group: batch", dist.InvalidArgument, "operation %d is %v: a batch takes sends and receives", i, op.Op)
+			err = cohort.Newf("group: batch", cohort.InvalidArgument, "operation %d is %v: a batch takes sends and receives", i, op.Op)
 		} else {
 			_, _, err = g.messageWork(op.Op, op.Tensor, op.Peer, op.Tag, nil)
 		}
@@ -253,7 +253,7 @@ func WaitAll(ctx context.Context, works ...*Work) error {
 	var first error
 	for i, w := range works {
 		if w == nil {
-			w = failed(OpUnknown, dist.Newf("group: wait", dist.InvalidArgument, "work %d of %d is nil", i, len(works)))
+			w = failed(OpUnknown, cohort.Newf("group: wait", cohort.InvalidArgument, "work %d of %d is nil", i, len(works)))
 		}
 		if err := w.Wait(ctx); err != nil && first == nil {
 			first = err

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -63,13 +63,13 @@ func TestPartedCallsEndTheGroup(t *testing.T) {
 				if err := c.call(endAfter(t, groups[1], c.posted), groups[1]); !errors.Is(err, context.Canceled) {
 					t.Fatalf("rank 1, whose context has ended: %v", err)
 				}
-				if err := groups[1].Barrier(ctxOf(t)).Wait(ctxOf(t)); !errors.Is(err, dist.Aborted) {
+				if err := groups[1].Barrier(ctxOf(t)).Wait(ctxOf(t)); !errors.Is(err, cohort.Aborted) {
 					t.Errorf("rank 1, afterwards: %v", err)
 				}
 				ctx := ctxOf(t)
 				err := errors.Join(c.call(ctx, groups[0]), groups[0].Barrier(ctx).Wait(ctx)) // a root may be done before it hears of it
-				var e *dist.Error
-				if !errors.As(err, &e) || !errors.Is(err, dist.Aborted) || e.Rank != 1 {
+				var e *cohort.Error
+				if !errors.As(err, &e) || !errors.Is(err, cohort.Aborted) || e.Rank != 1 {
 					t.Errorf("rank 0: %v", err)
 				}
 			})
@@ -94,7 +94,7 @@ func TestPartedCallsGoOn(t *testing.T) {
 					return groups[0].AllGather(ctx, parts(sizes, 2), from[int64](1)).Wait(ctx)
 				}
 				if _, err := groups[1].AllGatherObject(endAfter(t, groups[1], 2), []byte{7}); !errors.Is(err, context.Canceled) {
-					return dist.Newf("rank 1", dist.Internal, "%v", err)
+					return cohort.Newf("rank 1", cohort.Internal, "%v", err)
 				}
 				return nil
 			}))
@@ -102,7 +102,7 @@ func TestPartedCallsGoOn(t *testing.T) {
 			must(t, each(2, func(r int) error {
 				all, err := groups[r].AllGatherObject(ctx, []byte{byte(r)})
 				if err == nil && (len(all) != 2 || string(all[0])+string(all[1]) != "\x00\x01") {
-					err = dist.Newf("gathered", dist.Internal, "%q", all)
+					err = cohort.Newf("gathered", cohort.Internal, "%q", all)
 				}
 				return err
 			}))

@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -75,7 +75,7 @@ func TestPremulSumArguments(t *testing.T) {
 		g.AllReduce(ctx, x, PremulSum), g.AllReduce(ctx, x, Sum, WithFactor(2)), g.AllReduce(ctx, from[int64](3), PremulSum, WithFactor(2)),
 		g.Reduce(ctx, x, PremulSum, 0), g.ReduceScatterInto(ctx, x, from[float32](1, 2), PremulSum), g.AllReduceCoalesced(ctx, []*tensor.Tensor{x}, PremulSum),
 	} {
-		if err := w.Wait(ctx); !errors.Is(err, dist.InvalidArgument) {
+		if err := w.Wait(ctx); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}

@@ -7,13 +7,13 @@ import (
 	"context"
 	"strconv"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/form"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/groupnames"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/sched"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/bootstrap"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/group/groupnames"
+	"github.com/cohort-dist/cohort/internal/group/opsched"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // membership is where a group stands in the series of groups that reconfigurations make.
@@ -43,19 +43,19 @@ func (g *Group) handle() groupnames.Handle {
 // checkReconfigure refuses what does not go together with changing members, as PyTorch does.
 func (c *config) checkReconfigure(op string) error {
 	switch said := c.Said(); {
-	case !said.None() && said.Low < torch.V2_14:
-		return dist.Newf(op, dist.NotSupported, "a group with %v ranks cannot be reconfigured: it needs PyTorch 2.14", said)
+	case !said.None() && said.Low < torchcaps.V2_14:
+		return cohort.Newf(op, cohort.NotSupported, "a group with %v ranks cannot be reconfigured: it needs PyTorch 2.14", said)
 	case c.Detail:
-		return dist.New(op, dist.NotSupported, "a group whose operations are checked beforehand ("+collargs.DebugVariable+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
+		return cohort.New(op, cohort.NotSupported, "a group whose operations are checked beforehand ("+collargs.DebugVariable+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
 	}
 	return nil
 }
 
 // unconnected returns a group that waits for its first reconfiguration.
 func unconnected(p *plan) *Group {
-	p.membership = &membership{stable: p.form.Rank, uuid: -1, addr: form.AddrOf(p.form.Store)}
+	p.membership = &membership{stable: p.form.Rank, uuid: -1, addr: bootstrap.AddrOf(p.form.Store)}
 	p.complete()
-	g := p.newGroup(form.Unconnected(&p.form))
+	g := p.newGroup(bootstrap.Unconnected(&p.form))
 	g.mu.failure = errUnconnected
 	_, _ = g.mu.sched.Fail()
 	g.start(p)
@@ -63,7 +63,7 @@ func unconnected(p *plan) *Group {
 }
 
 // errUnconnected is the failure of a group that was never connected.
-var errUnconnected = dist.New("group", dist.Aborted, "the group has no members yet: it was made with WithReconfigure, so call Reconfigure first")
+var errUnconnected = cohort.New("group", cohort.Aborted, "the group has no members yet: it was made with WithReconfigure, so call Reconfigure first")
 
 // Reconfigure makes the group that follows g, with other members: g's place in handles is the rank in it. All members call it with
 // the same list and a uuid that was never used with this store. It returns when all of them are connected; then g is closed, and so are
@@ -90,7 +90,7 @@ func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (
 		return nil, err
 	}
 	next, err := g.successor(ctx, g.successorPlan(uuid, rank, handles), handles)
-	moment.At("group.reconfigure.made")
+	failpoint.At("group.reconfigure.made")
 	g.mu.Lock()
 	g.mu.changing = err == nil // then for ever: it has a successor
 	closed := g.closedLocked()
@@ -100,11 +100,11 @@ func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (
 		_ = next.Close()
 	}
 	if closed && (err == nil || ctx.Err() == nil) {
-		err = dist.New(op, dist.Closed, "the group was closed while it was reconfigured")
+		err = cohort.New(op, cohort.Closed, "the group was closed while it was reconfigured")
 	}
 	if err != nil {
 		if !closed {
-			e := dist.Wrap(op, dist.Unavailable, err)
+			e := cohort.Wrap(op, cohort.Unavailable, err)
 			e.Detail = "reconfiguration " + strconv.FormatInt(uuid, 10) + " failed (" + err.Error() + "); reconfigure again, with another uuid"
 			g.fail(e)
 		}
@@ -117,27 +117,27 @@ func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (
 // placeIn checks the arguments of Reconfigure and returns the new rank.
 func (g *Group) placeIn(op string, uuid int64, handles []string) (int, error) {
 	if g.lineage.membership == nil {
-		return 0, dist.New(op, dist.NotSupported, "the group was not made with WithReconfigure")
+		return 0, cohort.New(op, cohort.NotSupported, "the group was not made with WithReconfigure")
 	}
 	if uuid < 0 {
-		return 0, dist.Newf(op, dist.InvalidArgument, "uuid %d: want one from 0 on", uuid)
+		return 0, cohort.Newf(op, cohort.InvalidArgument, "uuid %d: want one from 0 on", uuid)
 	}
 	return g.handle().PlaceIn(op, handles)
 }
 
 // closedLocked reports whether Close was called.
-func (g *Group) closedLocked() bool { return g.mu.sched.State() == sched.Closed }
+func (g *Group) closedLocked() bool { return g.mu.sched.State() == opsched.Closed }
 
 // beginChange keeps others from reconfiguring the group at the same time. left tells that it was closed without a successor.
 func (g *Group) beginChange(op string) (left bool, err error) {
-	moment.At("group.reconfigure.begin")
+	failpoint.At("group.reconfigure.begin")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
 	case g.closedLocked():
-		return !g.mu.changing, dist.New(op, dist.Closed, "the group was closed: reconfigure the one that its last Reconfigure returned")
+		return !g.mu.changing, cohort.New(op, cohort.Closed, "the group was closed: reconfigure the one that its last Reconfigure returned")
 	case g.mu.changing:
-		return false, dist.New(op, dist.InvalidArgument, "the group is being reconfigured already")
+		return false, cohort.New(op, cohort.InvalidArgument, "the group is being reconfigured already")
 	}
 	g.mu.changing = true
 	return false, nil
@@ -162,16 +162,16 @@ func (g *Group) successor(ctx context.Context, p *plan, handles []string) (*Grou
 // successorPlan plans the next group.
 func (g *Group) successorPlan(uuid int64, rank int, handles []string) *plan {
 	f := newFamily(g.lineage.store, len(handles))
-	moment.At("group.reconfigure.family")
+	failpoint.At("group.reconfigure.family")
 	g.lineage.family.mu.Lock()
 	f.mu.names.Groups = g.lineage.family.mu.names.Groups
 	g.lineage.family.mu.Unlock()
 	m := *g.lineage.membership
-	former := form.Former{Place: g.formed.Place, Ranks: groupnames.RanksIn(m.uuid, handles)}
+	former := bootstrap.Former{Place: g.formed.Place, Ranks: groupnames.RanksIn(m.uuid, handles)}
 	m.uuid = uuid
 	p := &plan{
 		config: g.config, family: f, membership: &m,
-		form: form.Plan{Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName, Origin: form.FromReconfigure, UUID: uuid, Former: former},
+		form: bootstrap.Plan{Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName, Origin: bootstrap.FromReconfigure, UUID: uuid, Former: former},
 	}
 	p.config.timeout = g.Timeout()
 	p.complete()

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/form"
-	"github.com/cohort-dist/cohort/internal/testwait"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/bootstrap"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -42,7 +42,7 @@ func newCrew(tb testing.TB, size int, opts ...Option) *crew {
 
 func (c *crew) spare(r, size int, opts ...Option) *Group {
 	c.tb.Helper()
-	g, err := New(context.Background(), c.store, dist.Rank(r), size, append(opts, WithReconfigure())...)
+	g, err := New(context.Background(), c.store, cohort.Rank(r), size, append(opts, WithReconfigure())...)
 	must(c.tb, err)
 	return g
 }
@@ -67,7 +67,7 @@ func (c *crew) reconfigure(uuid int64, members ...int) {
 			return err
 		}
 		c.groups[m] = next
-		if next.Rank() != dist.Rank(i) || next.Size() != len(members) || next.Seq() != 0 {
+		if next.Rank() != cohort.Rank(i) || next.Size() != len(members) || next.Seq() != 0 {
 			return fmt.Errorf("rank %d of %d, %d operations", next.Rank(), next.Size(), next.Seq())
 		}
 		got, err := AllGatherSlice(ctx, next, []int{m})
@@ -107,7 +107,7 @@ func TestReconfigureBeforeTheFirst(t *testing.T) {
 	c := newCrew(t, 2)
 	ctx := ctxOf(t)
 	for _, w := range []*Work{c.groups[0].AllReduce(ctx, from(1.0), Sum), c.groups[0].Send(ctx, from(1.0), 1, 0)} {
-		if err := w.Wait(ctx); !errors.Is(err, dist.Aborted) || !strings.Contains(err.Error(), "call Reconfigure first") {
+		if err := w.Wait(ctx); !errors.Is(err, cohort.Aborted) || !strings.Contains(err.Error(), "call Reconfigure first") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -115,11 +115,11 @@ func TestReconfigureBeforeTheFirst(t *testing.T) {
 	if plain[0].Handle() != "" {
 		t.Error("a group that cannot be reconfigured has a handle")
 	}
-	if _, err := plain[0].Reconfigure(ctx, 1, []string{"gloo:0:-1:0:"}); !errors.Is(err, dist.NotSupported) {
+	if _, err := plain[0].Reconfigure(ctx, 1, []string{"gloo:0:-1:0:"}); !errors.Is(err, cohort.NotSupported) {
 		t.Errorf("%v", err)
 	}
 	for _, o := range []Option{WithDetail(), WithPeers(Torch26)} {
-		if _, err := New(ctx, c.store, 0, 1, WithReconfigure(), o); !errors.Is(err, dist.NotSupported) {
+		if _, err := New(ctx, c.store, 0, 1, WithReconfigure(), o); !errors.Is(err, cohort.NotSupported) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -143,7 +143,7 @@ func TestReconfigureAfterDeath(t *testing.T) {
 			return nil
 		}))
 		c.reconfigure(2, 0, 3, 2)
-		if _, err := dead.Reconfigure(ctx, 3, []string{dead.Handle()}); !errors.Is(err, dist.Closed) {
+		if _, err := dead.Reconfigure(ctx, 3, []string{dead.Handle()}); !errors.Is(err, cohort.Closed) {
 			t.Errorf("a group that was closed: %v", err)
 		}
 	})
@@ -192,7 +192,7 @@ func TestReconfigureEndsWithClose(t *testing.T) {
 		return err == nil && n > 1
 	})
 	must(t, c.groups[0].Close())
-	if err := <-ended; !errors.Is(err, dist.Closed) || errors.Is(err, context.Canceled) {
+	if err := <-ended; !errors.Is(err, cohort.Closed) || errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }
@@ -210,7 +210,7 @@ func TestReconfigureDeclined(t *testing.T) {
 				ctx = over
 			}
 			_, err := c.groups[r].Reconfigure(ctx, 1, handles)
-			if r == declines && !errors.Is(err, context.Canceled) || r != declines && !errors.Is(err, form.ErrGaveUp) {
+			if r == declines && !errors.Is(err, context.Canceled) || r != declines && !errors.Is(err, bootstrap.ErrGaveUp) {
 				t.Errorf("rank %d, and rank %d declines: %v", r, declines, err)
 			}
 			return nil
@@ -232,7 +232,7 @@ func TestReconfigureOfAClosedGroup(t *testing.T) {
 			from := time.Now()
 			_ = each(3, func(r int) error {
 				_, err := c.groups[r].Reconfigure(ctxOf(t), 1, handles)
-				if r == gone && !errors.Is(err, dist.Closed) || r != gone && (!errors.Is(err, form.ErrGaveUp) || dist.CodeOf(err) != dist.Unavailable) {
+				if r == gone && !errors.Is(err, cohort.Closed) || r != gone && (!errors.Is(err, bootstrap.ErrGaveUp) || cohort.CodeOf(err) != cohort.Unavailable) {
 					t.Errorf("rank %d, and that of rank %d is closed: %v", r, gone, err)
 				}
 				return nil
@@ -268,7 +268,7 @@ func TestReconfigureWithAMemberThatHasLeft(t *testing.T) {
 						}
 						return nil
 					}
-					if _, err := c.groups[r].Reconfigure(ctxOf(t), 2, handles); !errors.Is(err, form.ErrGaveUp) || dist.CodeOf(err) != dist.Unavailable {
+					if _, err := c.groups[r].Reconfigure(ctxOf(t), 2, handles); !errors.Is(err, bootstrap.ErrGaveUp) || cohort.CodeOf(err) != cohort.Unavailable {
 						t.Errorf("rank %d, and rank %d has left: %v", r, gone, err)
 					}
 					return nil
@@ -292,8 +292,8 @@ func TestReconfigureWithANewcomerAndOneThatHasLeft(t *testing.T) {
 				return nil
 			}
 			_, err := c.groups[r].Reconfigure(ctxOf(t), 2, handles)
-			e, _ := errors.AsType[*dist.Error](err)
-			if !errors.Is(err, form.ErrGaveUp) || e.Code != dist.Unavailable || int(e.Rank) != slices.Index(order, 1) {
+			e, _ := errors.AsType[*cohort.Error](err)
+			if !errors.Is(err, bootstrap.ErrGaveUp) || e.Code != cohort.Unavailable || int(e.Rank) != slices.Index(order, 1) {
 				t.Errorf("members %v, and 1 has left: %d: %v", order, r, err)
 			}
 			return nil
@@ -318,7 +318,7 @@ type slowQuits struct{ *store.Memory }
 func (s slowQuits) Append(ctx context.Context, key string, value []byte) error {
 	if strings.HasSuffix(key, "/quit") {
 		<-ctx.Done()
-		return dist.FromContext(ctx, "store: append")
+		return cohort.FromContext(ctx, "store: append")
 	}
 	return s.Memory.Append(ctx, key, value)
 }
@@ -369,7 +369,7 @@ func TestReconfigureUUIDOnce(t *testing.T) {
 			_ = each(2, func(r int) error {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
-				if _, err := c.groups[r].Reconfigure(ctx, 1, handles); !errors.Is(err, dist.AlreadyExists) && !errors.Is(err, form.ErrGaveUp) {
+				if _, err := c.groups[r].Reconfigure(ctx, 1, handles); !errors.Is(err, cohort.AlreadyExists) && !errors.Is(err, bootstrap.ErrGaveUp) {
 					t.Errorf("rank %d: %v", r, err)
 				}
 				return nil
@@ -390,11 +390,11 @@ func TestReconfigureRefusesLists(t *testing.T) {
 		"no handles": nil, "is no handle": {own, "nonsense"}, "given twice": {own, own}, "not in the list": {other},
 		`"nccl2:1:-1:1:x" is no handle`: {own, "nccl2:1:-1:1:x"}, `"gloo:0:-1" is no handle`: {own, "gloo:0:-1"},
 	} {
-		if _, err := c.groups[0].Reconfigure(ctxOf(t), 5, handles); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := c.groups[0].Reconfigure(ctxOf(t), 5, handles); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", handles, err)
 		}
 	}
-	if _, err := c.groups[0].Reconfigure(ctxOf(t), -1, []string{own}); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := c.groups[0].Reconfigure(ctxOf(t), -1, []string{own}); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("uuid -1: %v", err)
 	}
 	must(t, each(2, func(r int) error { return c.groups[r].Barrier(ctxOf(t)).Wait(ctxOf(t)) })) // nothing has happened
@@ -440,7 +440,7 @@ func TestReconfigureSubgroups(t *testing.T) {
 	ctx := ctxOf(t)
 	subs := make([]*Group, 3)
 	make2 := func(r int) (err error) {
-		if subs[r], err = c.groups[r].NewGroup(ctx, []dist.Rank{0, 1}); err != nil || subs[r] == nil {
+		if subs[r], err = c.groups[r].NewGroup(ctx, []cohort.Rank{0, 1}); err != nil || subs[r] == nil {
 			return err
 		}
 		return subs[r].Barrier(ctx).Wait(ctx)
@@ -448,7 +448,7 @@ func TestReconfigureSubgroups(t *testing.T) {
 	must(t, each(3, make2))
 	old := slices.Clone(subs)
 	c.reconfigure(2, 2, 1, 0)
-	if err := old[0].Barrier(ctx).Wait(ctx); !errors.Is(err, dist.Closed) {
+	if err := old[0].Barrier(ctx).Wait(ctx); !errors.Is(err, cohort.Closed) {
 		t.Errorf("sub-group of the group before: %v", err)
 	}
 	must(t, each(3, make2))

@@ -7,8 +7,8 @@ import (
 	"context"
 	"errors"
 
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 )
 
 // argsOf is what the request of an operation with this context depends on. What the PyTorch ranks can do may have to be asked for, and
@@ -18,7 +18,7 @@ func (g *Group) argsOf(ctx context.Context) *collargs.Group {
 		return &g.args
 	}
 	args := g.args
-	args.Narrow = func() (torch.Peers, error) { return g.formed.Narrow(ctx, g.life.ctx) }
+	args.Narrow = func() (torchcaps.Peers, error) { return g.formed.Narrow(ctx, g.life.ctx) }
 	return &args
 }
 
@@ -32,19 +32,19 @@ func (g *Group) refuse(ctx context.Context, w *Work, err error) *Work {
 	}
 	w.call.Subject, w.call.Sparse = r.Subject, r.Sparse
 	switch r.Where {
-	case torch.Nowhere:
+	case torchcaps.Nowhere:
 		end := *r.Reason
 		end.Rank = g.rank
 		end.Detail = "rank " + g.rank.String() + " cannot take part in what the PyTorch ranks perform, so the group ends: " + end.Detail
 		g.fail(&end)
 		w.complete(&end)
-	case torch.AtTheWait, torch.AtTheCall, torch.BeforeValues, torch.BeforeSum:
+	case torchcaps.AtTheWait, torchcaps.AtTheCall, torchcaps.BeforeValues, torchcaps.BeforeSum:
 		if g.checks != nil {
 			return g.checked(ctx, w, r.Numbers(), r)
 		}
 		g.skip(r.Numbers())
 		w.complete(r.Reason)
-	case torch.InPython:
+	case torchcaps.InPython:
 		w.complete(r.Reason)
 	}
 	return w

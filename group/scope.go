@@ -7,7 +7,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -33,7 +33,7 @@ func (g *Group) Coalesce(ctx context.Context, fill func(c *Coalescer), opts ...O
 	case OpBroadcast:
 		return g.broadcastFlat(ctx, c.outs, c.root, opts)
 	default:
-		return failed(c.kind, dist.New("group: coalesce", dist.InvalidArgument, "no operations"))
+		return failed(c.kind, cohort.New("group: coalesce", cohort.InvalidArgument, "no operations"))
 	}
 }
 
@@ -41,7 +41,7 @@ func (g *Group) Coalesce(ctx context.Context, fill func(c *Coalescer), opts ...O
 type Coalescer struct {
 	kind      OpType
 	op        ReduceOp
-	root      dist.Rank
+	root      cohort.Rank
 	outs, ins []*tensor.Tensor
 	err       error
 }
@@ -58,22 +58,22 @@ func (c *Coalescer) ReduceScatterInto(out, in *tensor.Tensor, op ReduceOp) {
 }
 
 // Broadcast adds a broadcast. PyTorch's scope has none; its ranks take part with _broadcast_coalesced of one bucket.
-func (c *Coalescer) Broadcast(t *tensor.Tensor, root dist.Rank) {
+func (c *Coalescer) Broadcast(t *tensor.Tensor, root cohort.Rank) {
 	c.add(OpBroadcast, Sum, root, t, nil)
 }
 
-func (c *Coalescer) add(kind OpType, op ReduceOp, root dist.Rank, out, in *tensor.Tensor) {
+func (c *Coalescer) add(kind OpType, op ReduceOp, root cohort.Rank, out, in *tensor.Tensor) {
 	const name = "group: coalesce"
 	switch {
 	case c.err != nil:
 	case len(c.outs) == 0:
 		c.kind, c.op, c.root = kind, op, root
 	case c.kind != kind:
-		c.err = dist.Newf(name, dist.InvalidArgument, "operation %d is %v, the first is %v: a scope takes one kind", len(c.outs), kind, c.kind)
+		c.err = cohort.Newf(name, cohort.InvalidArgument, "operation %d is %v, the first is %v: a scope takes one kind", len(c.outs), kind, c.kind)
 	case c.op != op:
-		c.err = dist.Newf(name, dist.InvalidArgument, "operation %d has the operator %v, the first has %v: a scope takes one", len(c.outs), op, c.op)
+		c.err = cohort.Newf(name, cohort.InvalidArgument, "operation %d has the operator %v, the first has %v: a scope takes one", len(c.outs), op, c.op)
 	case c.root != root:
-		c.err = dist.Newf(name, dist.InvalidArgument, "operation %d has the root %d, the first has %d: a scope takes one", len(c.outs), root, c.root)
+		c.err = cohort.Newf(name, cohort.InvalidArgument, "operation %d has the root %d, the first has %d: a scope takes one", len(c.outs), root, c.root)
 	}
 	c.outs, c.ins = append(c.outs, out), append(c.ins, in)
 }

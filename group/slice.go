@@ -6,7 +6,7 @@ package group
 import (
 	"context"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -36,12 +36,12 @@ func AllReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, o
 }
 
 // ReduceSlice combines data over all ranks into root's data; see [Group.Reduce].
-func ReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, root dist.Rank, opts ...OpOption) error {
+func ReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, root cohort.Rank, opts ...OpOption) error {
 	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Reduce(ctx, t, op, root, opts...) })
 }
 
 // BroadcastSlice sends root's data to all ranks; see [Group.Broadcast].
-func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root dist.Rank, opts ...OpOption) error {
+func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root cohort.Rank, opts ...OpOption) error {
 	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Broadcast(ctx, t, root, opts...) })
 }
 
@@ -53,7 +53,7 @@ func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, o
 
 // GatherSlice returns the data of all ranks, one after another, on rank root, and nil elsewhere; see [Group.Gather]. All
 // ranks give the same number of elements.
-func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root dist.Rank, opts ...OpOption) ([]T, error) {
+func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root cohort.Rank, opts ...OpOption) ([]T, error) {
 	in, err := tensor.From(data, len(data))
 	if err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root
 
 // ScatterSlice sends the i-th of equal parts of rank root's all to rank i, into part; see [Group.Scatter]. The other ranks give
 // nil as all.
-func ScatterSlice[T tensor.Element](ctx context.Context, g *Group, part, all []T, root dist.Rank, opts ...OpOption) error {
+func ScatterSlice[T tensor.Element](ctx context.Context, g *Group, part, all []T, root cohort.Rank, opts ...OpOption) error {
 	out, err := tensor.From(part, len(part))
 	if err != nil {
 		return err
@@ -75,7 +75,7 @@ func ScatterSlice[T tensor.Element](ctx context.Context, g *Group, part, all []T
 	var ins []*tensor.Tensor
 	if g.Rank() == root {
 		if len(all) != len(part)*g.Size() {
-			return dist.Newf("group: scatter", dist.InvalidArgument, "%d elements for %d ranks with room for %d each", len(all), g.Size(), len(part))
+			return cohort.Newf("group: scatter", cohort.InvalidArgument, "%d elements for %d ranks with room for %d each", len(all), g.Size(), len(part))
 		}
 		ins = parts(all, g.Size())
 	}
@@ -103,11 +103,11 @@ func AllToAllSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op
 }
 
 // SendSlice sends data to a rank; see [Group.Send].
-func SendSlice[T tensor.Element](ctx context.Context, g *Group, data []T, to dist.Rank, tag int, opts ...OpOption) error {
+func SendSlice[T tensor.Element](ctx context.Context, g *Group, data []T, to cohort.Rank, tag int, opts ...OpOption) error {
 	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Send(ctx, t, to, tag, opts...) })
 }
 
 // RecvSlice receives into data from a rank; see [Group.Recv].
-func RecvSlice[T tensor.Element](ctx context.Context, g *Group, data []T, from dist.Rank, tag int, opts ...OpOption) error {
+func RecvSlice[T tensor.Element](ctx context.Context, g *Group, data []T, from cohort.Rank, tag int, opts ...OpOption) error {
 	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Recv(ctx, t, from, tag, opts...) })
 }

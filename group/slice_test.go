@@ -8,8 +8,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/recorder"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
 )
 
 // TestSlices: what a slice is sent with or reduced into is the slice itself, whether a collective or a message.
@@ -31,7 +31,7 @@ func TestSlices(t *testing.T) {
 				}
 
 				got := make([]int64, 2)
-				next, before := dist.Rank((r+1)%size), dist.Rank((r+size-1)%size)
+				next, before := cohort.Rank((r+1)%size), cohort.Rank((r+size-1)%size)
 				sent := groups[r].Send(ctx, from(int64(r), int64(r*r)), next, 7)
 				if err := RecvSlice(ctx, groups[r], got, before, 7); err != nil {
 					return err
@@ -61,7 +61,7 @@ func TestFlightRecorderSize(t *testing.T) {
 	}))
 	data, err := groups[0].Trace()
 	must(t, err)
-	dump, err := recorder.Parse(data)
+	dump, err := flightrec.Parse(data)
 	must(t, err)
 	entries := dump.Groups[0].Entries
 	if len(entries) != kept || entries[kept-1].Seq != done-1 {

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coll"
-	"github.com/cohort-dist/cohort/internal/coo"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collective"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -56,7 +56,7 @@ func TestSparseSums(t *testing.T) {
 								values[k] = rng.Int64N(100)
 							}
 							parts[i] = sparse([]int{rows, width}, index, values...)
-							if err := coo.AddInto(sum, parts[i]); err != nil {
+							if err := sparseops.AddInto(sum, parts[i]); err != nil {
 								return err
 							}
 						}
@@ -64,11 +64,11 @@ func TestSparseSums(t *testing.T) {
 						if err := groups[r].AllReduceSparse(ctx, s, Sum).Wait(ctx); err != nil {
 							return err
 						}
-						got, err := coo.Dense(s)
+						got, err := sparseops.Dense(s)
 						if err != nil {
 							return err
 						}
-						if whole, err := coo.Coalesce(s); err != nil || whole != s || !tensor.Equal(got, sum) {
+						if whole, err := sparseops.Coalesce(s); err != nil || whole != s || !tensor.Equal(got, sum) {
 							return fmt.Errorf("round %d: %v, want %v, coalesced (%w)", round, s, sum, err)
 						}
 					}
@@ -81,13 +81,13 @@ func TestSparseSums(t *testing.T) {
 
 // after runs f once, when an engine has run so many requests.
 type after struct {
-	coll.Engine
+	collective.Engine
 
 	left int
 	f    func()
 }
 
-func (a *after) Run(ctx context.Context, r *coll.Request) error {
+func (a *after) Run(ctx context.Context, r *collective.Request) error {
 	if a.left == 0 {
 		a.f()
 	}
@@ -105,7 +105,7 @@ func TestSparseDeath(t *testing.T) {
 			_ = each(3, func(r int) error {
 				s := sparse([]int{4}, []int64{int64(r)}, 1.0)
 				err := groups[r].AllReduceSparse(ctx, s, Sum).Wait(ctx)
-				if e := asError(err); r != 1 && (e == nil || e.Code != dist.PeerLost || e.Rank != 1) {
+				if e := asError(err); r != 1 && (e == nil || e.Code != cohort.PeerLost || e.Rank != 1) {
 					t.Errorf("rank %d: %v", r, err)
 				}
 				return nil
@@ -130,7 +130,7 @@ func TestSparseAbort(t *testing.T) {
 					if r == 0 {
 						works <- w
 					}
-					if err := w.Wait(ctx); !errors.Is(err, dist.Aborted) && !errors.Is(err, dist.PeerLost) {
+					if err := w.Wait(ctx); !errors.Is(err, cohort.Aborted) && !errors.Is(err, cohort.PeerLost) {
 						return fmt.Errorf("the sum ended with %w", err)
 					}
 					if s.Values != before {

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/form"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/bootstrap"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -33,15 +33,15 @@ func TestSplit(t *testing.T) {
 			world := newWorld(t, 4, WithTransport(transport))
 			for range 3 { // a name may be used again among Go ranks
 				must(t, each(4, func(r int) error {
-					half, err := world[r].Split(ctx, [][]dist.Rank{{2, 0}, {3, 1}})
+					half, err := world[r].Split(ctx, [][]cohort.Rank{{2, 0}, {3, 1}})
 					if err != nil {
 						return err
 					}
 					want := [][]int32{{2, 0}, {3, 1}}[r%2]
-					if got := membersOf(ctx, t, half, int32(r)); !slices.Equal(got, want) || half.GlobalRanks()[0] != dist.Rank(want[0]) {
+					if got := membersOf(ctx, t, half, int32(r)); !slices.Equal(got, want) || half.GlobalRanks()[0] != cohort.Rank(want[0]) {
 						return errors.New("wrong members")
 					}
-					inner, err := half.Split(ctx, [][]dist.Rank{{1, 0}})
+					inner, err := half.Split(ctx, [][]cohort.Rank{{1, 0}})
 					if err != nil {
 						return err
 					}
@@ -52,7 +52,7 @@ func TestSplit(t *testing.T) {
 				}))
 			}
 			must(t, each(4, func(r int) error {
-				part, err := world[r].Split(ctx, [][]dist.Rank{{1, 2}}, WithName("part"))
+				part, err := world[r].Split(ctx, [][]cohort.Rank{{1, 2}}, WithName("part"))
 				if err == nil && (part != nil) != (r == 1 || r == 2) {
 					err = errors.New("who is a member?")
 				}
@@ -69,15 +69,15 @@ func TestSplitWithOneName(t *testing.T) {
 			ctx := ctxOf(t)
 			world := newWorld(t, 4, WithTransport(transport))
 			for range 3 {
-				for _, lists := range [][][]dist.Rank{{{0, 1}, {2, 3}}, {{2, 0}, {1, 3}}, {{0}, {1}, {2}, {3}}} {
+				for _, lists := range [][][]cohort.Rank{{{0, 1}, {2, 3}}, {{2, 0}, {1, 3}}, {{0}, {1}, {2}, {3}}} {
 					must(t, each(4, func(r int) error {
 						part, err := world[r].Split(ctx, lists, WithName("part"))
 						if err != nil {
 							return err
 						}
-						own := slices.IndexFunc(lists, func(list []dist.Rank) bool { return slices.Contains(list, dist.Rank(r)) })
+						own := slices.IndexFunc(lists, func(list []cohort.Rank) bool { return slices.Contains(list, cohort.Rank(r)) })
 						for i, got := range membersOf(ctx, t, part, int32(r)) {
-							if dist.Rank(got) != lists[own][i] {
+							if cohort.Rank(got) != lists[own][i] {
 								return fmt.Errorf("rank %d of %v is %d", i, lists[own], got)
 							}
 						}
@@ -91,7 +91,7 @@ func TestSplitWithOneName(t *testing.T) {
 
 func TestSplitRefuses(t *testing.T) {
 	world := newWorld(t, 3)
-	for want, lists := range map[string][][]dist.Rank{
+	for want, lists := range map[string][][]cohort.Rank{
 		"no lists":                   {},
 		"no ranks":                   {{0, 1}, {}},
 		"rank 3: the group":          {{0, 3}},
@@ -99,7 +99,7 @@ func TestSplitRefuses(t *testing.T) {
 		"rank 1 is in lists 0 and 1": {{0, 1}, {1, 2}},
 	} {
 		_, err := world[0].Split(ctxOf(t), lists)
-		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
+		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", lists, err, want)
 		}
 	}
@@ -107,10 +107,10 @@ func TestSplitRefuses(t *testing.T) {
 
 // TestSplitOrder: PyTorch sorts the ranks of a split before 2.14, so that a list in another order would give ranks other numbers there.
 func TestSplitOrder(t *testing.T) {
-	for _, known := range []torch.Peers{torch.Exactly(torch.V2_12), {Low: torch.V2_12, High: torch.V2_14}, {Low: torch.V2_9, High: torch.V2_14, Several: true}} {
+	for _, known := range []torchcaps.Peers{torchcaps.Exactly(torchcaps.V2_12), {Low: torchcaps.V2_12, High: torchcaps.V2_14}, {Low: torchcaps.V2_9, High: torchcaps.V2_14, Several: true}} {
 		g := newWorld(t, 2)[0]
 		g.args.Peers = known
-		if _, err := g.Split(ctxOf(t), [][]dist.Rank{{1, 0}}); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "give them in order") {
+		if _, err := g.Split(ctxOf(t), [][]cohort.Rank{{1, 0}}); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), "give them in order") {
 			t.Errorf("%v: %v", known, err)
 		}
 	}
@@ -123,12 +123,12 @@ func TestSplitEndsWithItsContext(t *testing.T) {
 			world := newWorld(t, 3, WithTransport(transport))
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
-			_, err := world[0].Split(ctx, [][]dist.Rank{{0, 2}})
+			_, err := world[0].Split(ctx, [][]cohort.Rank{{0, 2}})
 			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "rank 1 of group") {
 				t.Fatalf("%v", err)
 			}
 			must(t, each(3, func(r int) error {
-				sub, err := world[r].Split(ctxOf(t), [][]dist.Rank{{0, 2}})
+				sub, err := world[r].Split(ctxOf(t), [][]cohort.Rank{{0, 2}})
 				if sub != nil {
 					membersOf(ctxOf(t), t, sub, int32(r))
 				}
@@ -172,20 +172,20 @@ func TestMergeRefuses(t *testing.T) {
 	meet := store.NewMemory()
 	defer func() { _ = meet.Close() }()
 	for _, size := range []int{0, -1} {
-		if _, err := world[0].Merge(ctxOf(t), meet, size); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := world[0].Merge(ctxOf(t), meet, size); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("size %d: %v", size, err)
 		}
 	}
-	if _, err := world[0].Merge(ctxOf(t), nil, 1); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := world[0].Merge(ctxOf(t), nil, 1); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("no store: %v", err)
 	}
-	if _, err := world[0].Merge(ctxOf(t), meet, 2, WithPeers(Torch26)); !errors.Is(err, dist.NotSupported) {
+	if _, err := world[0].Merge(ctxOf(t), meet, 2, WithPeers(Torch26)); !errors.Is(err, cohort.NotSupported) {
 		t.Errorf("PyTorch 2.6: %v", err)
 	}
 	alone, err := world[0].Merge(ctxOf(t), meet, 1)
 	must(t, err)
 	defer func() { _ = alone.Close() }()
-	if _, err := world[0].Merge(ctxOf(t), meet, 1); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "prefix of its own") {
+	if _, err := world[0].Merge(ctxOf(t), meet, 1); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "prefix of its own") {
 		t.Errorf("a store that was used: %v", err)
 	}
 }
@@ -204,7 +204,7 @@ func TestMergeIsGivenUp(t *testing.T) {
 			ctx = short
 		}
 		_, err := world[r].Merge(ctx, meet, 3)
-		if err == nil || r == 1 && !errors.Is(err, form.ErrGaveUp) {
+		if err == nil || r == 1 && !errors.Is(err, bootstrap.ErrGaveUp) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 		return nil

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/gloo"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -76,13 +76,13 @@ func TestStoreDiesWhileForming(t *testing.T) {
 				failed := make([]error, size)
 				started := time.Now()
 				_ = each(size, func(r int) error {
-					groups[r], failed[r] = New(ctx, clients[r], dist.Rank(r), size, WithTransport(transport), WithConnectTimeout(time.Minute))
+					groups[r], failed[r] = New(ctx, clients[r], cohort.Rank(r), size, WithTransport(transport), WithConnectTimeout(time.Minute))
 					return nil
 				})
 				took := time.Since(started)
 				closeAll(groups)
 				for r, err := range failed {
-					if err != nil && !errors.Is(err, dist.PeerLost) && !errors.Is(err, dist.Unavailable) && !errors.Is(err, dist.Aborted) {
+					if err != nil && !errors.Is(err, cohort.PeerLost) && !errors.Is(err, cohort.Unavailable) && !errors.Is(err, cohort.Aborted) {
 						t.Errorf("rank %d: %v", r, err)
 					}
 				}
@@ -116,11 +116,11 @@ func TestStoreDiesBesidePyTorch(t *testing.T) {
 						return err
 					}
 					defer func() { _ = c.Close() }()
-					g, err := New(ctx, c, dist.Rank(r), size, WithConnectTimeout(time.Minute))
+					g, err := New(ctx, c, cohort.Rank(r), size, WithConnectTimeout(time.Minute))
 					if g != nil {
 						_ = g.Close()
 					}
-					if !errors.Is(err, dist.PeerLost) && !errors.Is(err, dist.Unavailable) {
+					if !errors.Is(err, cohort.PeerLost) && !errors.Is(err, cohort.Unavailable) {
 						return fmt.Errorf("rank %d: %w", r, err)
 					}
 					return nil

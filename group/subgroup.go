@@ -8,13 +8,13 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/control"
-	"github.com/cohort-dist/cohort/internal/form"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/groupnames"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/ticker"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/bootstrap"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/group/groupnames"
+	"github.com/cohort-dist/cohort/internal/sys/controlsock"
+	"github.com/cohort-dist/cohort/internal/util/background"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -24,7 +24,7 @@ type lineage struct {
 	store      store.Store
 	index      int    // number of the group
 	torchName  string // PyTorch's name of it
-	origin     form.Origin
+	origin     bootstrap.Origin
 	membership *membership // nil unless the group can be reconfigured
 }
 
@@ -32,8 +32,8 @@ type lineage struct {
 type family struct {
 	store store.Store
 	world []int // its ranks
-	clock *ticker.Clock
-	asked *control.Server // or nil
+	clock *background.Clock
+	asked *controlsock.Server // or nil
 
 	mu struct {
 		sync.Mutex
@@ -44,7 +44,7 @@ type family struct {
 }
 
 func newFamily(s store.Store, size int) *family {
-	f := &family{store: s, world: make([]int, size), clock: ticker.New()}
+	f := &family{store: s, world: make([]int, size), clock: background.New()}
 	for i := range f.world {
 		f.world[i] = i
 	}
@@ -58,7 +58,7 @@ func (f *family) add(parent, g *Group) bool {
 	if parent != nil && (parent.Err() != nil || parent.formed.Verdict.Lossy()) {
 		parent = nil
 	}
-	moment.At("group.family.add")
+	failpoint.At("group.family.add")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.mu.over {
@@ -69,7 +69,7 @@ func (f *family) add(parent, g *Group) bool {
 
 // left forgets a group that was closed. The clock ends with the last one.
 func (f *family) left(g *Group) {
-	moment.At("group.family.left")
+	failpoint.At("group.family.left")
 	f.mu.Lock()
 	_, was := f.mu.live[g]
 	delete(f.mu.live, g)
@@ -88,7 +88,7 @@ func (f *family) close() {
 
 // children returns the groups that were made from g and are not closed.
 func (f *family) children(g *Group) []*Group {
-	moment.At("group.family.children")
+	failpoint.At("group.family.children")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []*Group
@@ -107,24 +107,24 @@ func (f *family) children(g *Group) []*Group {
 // given. With [WithLocalSync], the remaining ranks of a failed group can form a new one.
 //
 // It corresponds to torch.distributed.new_group.
-func (g *Group) NewGroup(ctx context.Context, ranks []dist.Rank, opts ...Option) (*Group, error) {
+func (g *Group) NewGroup(ctx context.Context, ranks []cohort.Rank, opts ...Option) (*Group, error) {
 	const op = "group: new group"
 	c := newConfig(append(g.inherited(), opts...))
 	if err := c.check(op); err != nil {
 		return nil, err
 	}
 	if ranks == nil {
-		ranks = make([]dist.Rank, g.size)
+		ranks = make([]cohort.Rank, g.size)
 		for i := range ranks {
-			ranks[i] = dist.Rank(i)
+			ranks[i] = cohort.Rank(i)
 		}
 	}
 	ranks = slices.Clone(ranks)
 	if !c.rankOrder {
 		slices.Sort(ranks)
 	} else if !slices.IsSorted(ranks) && !g.args.Peers.OrdersGroups() {
-		return nil, dist.Newf(op, dist.NotSupported, "%v, which other ranks use, sorts the ranks of a group or may do so; if it is 2.14 or newer, say so with %s or %s",
-			g.args.Peers, torch.Option, torch.Variable)
+		return nil, cohort.Newf(op, cohort.NotSupported, "%v, which other ranks use, sorts the ranks of a group or may do so; if it is 2.14 or newer, say so with %s or %s",
+			g.args.Peers, torchcaps.Option, torchcaps.Variable)
 	}
 	globals, err := g.globalsOf(op, ranks)
 	if err != nil {
@@ -132,11 +132,11 @@ func (g *Group) NewGroup(ctx context.Context, ranks []dist.Rank, opts ...Option)
 	}
 	me := slices.Index(ranks, g.rank)
 	if c.localSync && me < 0 {
-		return nil, dist.New(op, dist.InvalidArgument, "this rank is no member: with WithLocalSync only members call")
+		return nil, cohort.New(op, cohort.InvalidArgument, "this rank is no member: with WithLocalSync only members call")
 	}
 	f := g.lineage.family
-	p := &plan{config: c, family: f, parent: g, form: form.Plan{Store: g.lineage.store, Rank: me, Globals: globals}}
-	moment.At("group.sub.name")
+	p := &plan{config: c, family: f, parent: g, form: bootstrap.Plan{Store: g.lineage.store, Rank: me, Globals: globals}}
+	failpoint.At("group.sub.name")
 	f.mu.Lock()
 	p.form.TorchName, err = f.mu.names.Next(op, g.args.Peers, globals, c.localSync, f.listedLocked())
 	p.form.Index = f.mu.names.Groups
@@ -151,21 +151,21 @@ func (g *Group) NewGroup(ctx context.Context, ranks []dist.Rank, opts ...Option)
 		return p.make(ctx)
 	}
 	p.complete()
-	return nil, form.SettleOutside(ctx, &p.form)
+	return nil, bootstrap.SettleOutside(ctx, &p.form)
 }
 
 // globalsOf returns the world ranks of some ranks of g.
-func (g *Group) globalsOf(op string, ranks []dist.Rank) ([]int, error) {
+func (g *Group) globalsOf(op string, ranks []cohort.Rank) ([]int, error) {
 	if len(ranks) == 0 {
-		return nil, dist.New(op, dist.InvalidArgument, "no ranks")
+		return nil, cohort.New(op, cohort.InvalidArgument, "no ranks")
 	}
 	globals := make([]int, len(ranks))
 	for i, r := range ranks {
 		if r < 0 || int(r) >= g.size {
-			return nil, dist.Newf(op, dist.InvalidArgument, "rank %d: the group has ranks 0 to %d", r, g.size-1)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "rank %d: the group has ranks 0 to %d", r, g.size-1)
 		}
 		if slices.Contains(ranks[:i], r) {
-			return nil, dist.Newf(op, dist.InvalidArgument, "rank %d is given twice", r)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "rank %d is given twice", r)
 		}
 		globals[i] = g.globals[r]
 	}
@@ -180,8 +180,8 @@ func (g *Group) inherited() []Option {
 		name, description := n.Name, n.description
 		*n = c
 		n.Name, n.description, n.localSync, n.rankOrder, n.reconfigure = name, description, false, false, false
-		n.Transport = form.Auto
-		if c.Transport != form.SharedMemory {
+		n.Transport = bootstrap.Auto
+		if c.Transport != bootstrap.SharedMemory {
 			n.Transport = c.Transport
 		}
 	})}
@@ -192,13 +192,13 @@ func (g *Group) inherited() []Option {
 // It corresponds to torch.distributed.new_subgroups.
 func (g *Group) NewSubgroups(ctx context.Context, size int, opts ...Option) (*Group, error) {
 	if size < 1 || g.size%size != 0 {
-		return nil, dist.Newf("group: new subgroups", dist.InvalidArgument, "%d ranks cannot be cut into groups of %d", g.size, size)
+		return nil, cohort.Newf("group: new subgroups", cohort.InvalidArgument, "%d ranks cannot be cut into groups of %d", g.size, size)
 	}
-	var all [][]dist.Rank
+	var all [][]cohort.Rank
 	for from := 0; from < g.size; from += size {
-		ranks := make([]dist.Rank, size)
+		ranks := make([]cohort.Rank, size)
 		for i := range ranks {
-			ranks[i] = dist.Rank(from + i)
+			ranks[i] = cohort.Rank(from + i)
 		}
 		all = append(all, ranks)
 	}
@@ -209,7 +209,7 @@ func (g *Group) NewSubgroups(ctx context.Context, size int, opts ...Option) (*Gr
 // nil where there is none.
 //
 // It corresponds to torch.distributed.new_subgroups_by_enumeration.
-func (g *Group) NewSubgroupsByEnumeration(ctx context.Context, lists [][]dist.Rank, opts ...Option) (*Group, error) {
+func (g *Group) NewSubgroupsByEnumeration(ctx context.Context, lists [][]cohort.Rank, opts ...Option) (*Group, error) {
 	if _, err := g.ownList("group: new subgroups", lists); err != nil {
 		return nil, err
 	}

@@ -8,48 +8,48 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/recorder"
-	"github.com/cohort-dist/cohort/internal/sched"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/opsched"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // The files submit.go, drive.go and complete.go are the driver of the group's scheduler: package sched decides, they act.
 
-func asError(err error) *dist.Error {
-	e, _ := errors.AsType[*dist.Error](err)
+func asError(err error) *cohort.Error {
+	e, _ := errors.AsType[*cohort.Error](err)
 	return e
 }
 
 // performLocked does what can be done with the mutex held; perform does the rest, without it.
-func (g *Group) performLocked(e sched.Effect) {
-	if e&sched.Room != 0 && g.mu.room != nil {
+func (g *Group) performLocked(e opsched.Effect) {
+	if e&opsched.Room != 0 && g.mu.room != nil {
 		close(g.mu.room)
 		g.mu.room = nil
 	}
-	if e&sched.Gone != 0 && g.mu.gone != nil {
+	if e&opsched.Gone != 0 && g.mu.gone != nil {
 		close(g.mu.gone)
 		g.mu.gone = nil
 	}
 }
 
-func (g *Group) perform(e sched.Effect) {
-	if e&sched.WakePump != 0 {
-		moment.At("group.pump.wake")
+func (g *Group) perform(e opsched.Effect) {
+	if e&opsched.WakePump != 0 {
+		failpoint.At("group.pump.wake")
 		select {
 		case g.pumpWake <- struct{}{}:
 		default:
 		}
 	}
-	if e&sched.Watch != 0 {
+	if e&opsched.Watch != 0 {
 		g.lineage.family.clock.Watch(&g.watched)
 	}
 }
 
 // refusedLocked deals with a submission that was not taken: it returns the reason, or nil when it is worth another try. It is
 // called with the mutex held and returns so.
-func (g *Group) refusedLocked(ctx context.Context, op OpType, no sched.Refusal) error {
-	if no == sched.Over {
+func (g *Group) refusedLocked(ctx context.Context, op OpType, no opsched.Refusal) error {
+	if no == opsched.Over {
 		return g.failedLocked(op)
 	}
 	if g.mu.room == nil {
@@ -61,13 +61,13 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no sched.Refusal) 
 	if g.reapAll(false) {
 		return nil
 	}
-	g.perform(sched.WakePump) // somebody must run what is submitted
-	moment.At("group.submit.full")
+	g.perform(opsched.WakePump) // somebody must run what is submitted
+	failpoint.At("group.submit.full")
 	select {
 	case <-room:
 		return nil
 	case <-ctx.Done():
-		e := dist.Ended(ctx, "group: "+op.String())
+		e := cohort.Ended(ctx, "group: "+op.String())
 		e.Detail = "the context ended while the operation waited for its place: as many are posted as the group's queue takes"
 		return e
 	}
@@ -83,15 +83,15 @@ func (g *Group) post(ctx context.Context, w *Work, numbers uint32) *Work {
 
 func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	if ctx.Err() != nil {
-		return w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
+		return w.complete(cohort.FromContext(ctx, "group: "+w.op.String()))
 	}
-	moment.At("group.submit")
+	failpoint.At("group.submit")
 	g.inTrace(ctx, w)
 	w.item.Owner = w
 	g.mu.Lock()
 	w.posted.at = g.mu.records.Now()
 	number, e, no := g.mu.sched.Submit(&w.item, numbers)
-	for no != sched.Accepted {
+	for no != opsched.Accepted {
 		if err := g.refusedLocked(ctx, w.op, no); err != nil {
 			g.mu.Unlock()
 			return w.complete(err)
@@ -113,10 +113,10 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 
 // skip takes the sequence numbers of an operation that is not run, on a group that works.
 func (g *Group) skip(numbers uint32) {
-	moment.At("group.skip")
+	failpoint.At("group.skip")
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.mu.sched.State() == sched.Open {
+	if g.mu.sched.State() == opsched.Open {
 		g.mu.sched.Skip(numbers)
 		g.mu.torchSeq += uint64(numbers)
 	}
@@ -131,7 +131,7 @@ func (g *Group) limitLocked(w *Work) {
 }
 
 // recordLocked enters an operation into the flight recorder.
-func (g *Group) recordLocked(w *Work) *recorder.Entry {
+func (g *Group) recordLocked(w *Work) *flightrec.Entry {
 	e := g.mu.records.Post(w.seq, w.op.p2p())
 	e.Op, e.Posted, e.Timeout = opName(w), w.posted.at, w.posted.timeout
 	w.posted.record = e.ID
@@ -141,15 +141,15 @@ func (g *Group) recordLocked(w *Work) *recorder.Entry {
 // postMessage hands a point-to-point operation to the mesh.
 func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	if ctx.Err() != nil {
-		return w.complete(dist.FromContext(ctx, "group: "+w.op.String()))
+		return w.complete(cohort.FromContext(ctx, "group: "+w.op.String()))
 	}
-	moment.At("group.post")
+	failpoint.At("group.post")
 	g.inTrace(ctx, w)
 	now := time.Now()
 	w.item.Owner, w.posted.at = w, now
 	g.mu.Lock()
 	number, no := g.mu.sched.Post(&w.item)
-	for no != sched.Accepted {
+	for no != opsched.Accepted {
 		if err := g.refusedLocked(ctx, w.op, no); err != nil {
 			g.mu.Unlock()
 			return w.complete(err)
@@ -170,7 +170,7 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	w.outcome.begin(now)
 	g.mu.Unlock()
 	g.emit(w)
-	moment.At("group.post.mesh")
+	failpoint.At("group.post.mesh")
 	w.message.hand(g.mesh, w.op)
 	if w.message.Completed() {
 		g.reap(w) // whoever waits for Done or a callback, and not with Wait, must hear of it

@@ -6,16 +6,16 @@ package group
 import (
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coll"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // fullArena is an engine whose segment has no room.
-type fullArena struct{ coll.Engine }
+type fullArena struct{ collective.Engine }
 
 func (fullArena) Alloc(n int) (*tensor.Storage, error) {
-	return nil, dist.Newf("shm: alloc", dist.Exhausted, "%d bytes", n)
+	return nil, cohort.Newf("shm: alloc", cohort.Exhausted, "%d bytes", n)
 }
 
 // TestNewTensorOfAFullSegment: a tensor for which the segment has no room is on the heap.
@@ -25,7 +25,7 @@ func TestNewTensorOfAFullSegment(t *testing.T) {
 	if err != nil || x.Numel() != 6 || x.Storage().Origin() == "shared segment" {
 		t.Errorf("%v, %v", x, err)
 	}
-	if _, err = (&Group{engine: fullArena{}}).NewTensor(tensor.Float32, -1); dist.CodeOf(err) != dist.InvalidArgument {
+	if _, err = (&Group{engine: fullArena{}}).NewTensor(tensor.Float32, -1); cohort.CodeOf(err) != cohort.InvalidArgument {
 		t.Errorf("a negative dimension: %v", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -24,7 +24,7 @@ func TestTypesThatGroupsDoNotCarry(t *testing.T) {
 				for name, w := range map[string]*Work{
 					"broadcast": groups[0].Broadcast(ctx, x, 0), "all_reduce": groups[0].AllReduce(ctx, x, Sum), "send": groups[0].Send(ctx, x, 1, 0),
 				} {
-					if err := w.Wait(ctx); !errors.Is(err, dist.NotSupported) {
+					if err := w.Wait(ctx); !errors.Is(err, cohort.NotSupported) {
 						t.Errorf("%s of %v: %v", name, dt, err)
 					}
 				}

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coll"
-	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/reduce"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collective"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/tensor/reduce"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -66,7 +66,7 @@ func besideTorch(ctx context.Context, t *testing.T, opts ...Option) (g *Group, m
 // sumWith is what the other rank does in a sum of one number, its 1.
 func sumWith(ctx context.Context, mesh *gloo.Mesh, tag uint32) error {
 	out := binary.LittleEndian.AppendUint32(nil, math.Float32bits(1))
-	return gloo.NewEngine(mesh).Run(ctx, &coll.Request{Kind: coll.AllReduce, DType: tensor.Float32, Op: reduce.Sum, Out: out, Tag: tag})
+	return gloo.NewEngine(mesh).Run(ctx, &collective.Request{Kind: collective.AllReduce, DType: tensor.Float32, Op: reduce.Sum, Out: out, Tag: tag})
 }
 
 // TestRefusedTakesItsNumber: PyTorch ranks of 2.6 take a number for an operation that they refuse. So does this rank, and the next operation
@@ -75,7 +75,7 @@ func TestRefusedTakesItsNumber(t *testing.T) {
 	t.Parallel()
 	ctx := ctxOf(t)
 	g, mesh, _ := besideTorch(ctx, t, WithPeers("torch-2.6"))
-	if err := AllReduceSlice(ctx, g, []float32{3}, Avg); !errors.Is(err, dist.NotSupported) || g.Err() != nil {
+	if err := AllReduceSlice(ctx, g, []float32{3}, Avg); !errors.Is(err, cohort.NotSupported) || g.Err() != nil {
 		t.Fatalf("an average: %v, the group: %v", err, g.Err())
 	}
 	x := []float32{3}
@@ -111,7 +111,7 @@ func TestVersionIsAskedForWhenItMatters(t *testing.T) {
 		must(t, each(2, func(r int) error {
 			if r == 0 {
 				err := AllReduceSlice(ctx, g, x, Avg)
-				if !reads && errors.Is(err, dist.NotSupported) {
+				if !reads && errors.Is(err, cohort.NotSupported) {
 					return nil
 				}
 				return err

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/collargs"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/sched"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/opsched"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -28,7 +28,7 @@ type Work struct {
 	steps   steps         // what to run instead of the call's one request
 	message message
 	posted  posting
-	item    sched.Item[Work] // the scheduler's part; guarded by the group's mutex
+	item    opsched.Item[Work] // the scheduler's part; guarded by the group's mutex
 	outcome outcome
 }
 
@@ -73,7 +73,7 @@ func (p *posting) deadline() time.Time { return p.at.Add(p.timeout) }
 // workOf returns a Work for an operation.
 func workOf(op OpType) *Work {
 	w := &Work{op: op}
-	w.message.source = dist.NoRank
+	w.message.source = cohort.NoRank
 	return w
 }
 
@@ -108,7 +108,7 @@ func (w *Work) Err() error {
 // It corresponds to Work.result.
 func (w *Work) Result() ([]*tensor.Tensor, error) {
 	if !w.Completed() {
-		return nil, dist.New("group: result", dist.InvalidArgument, w.op.String()+" is still running: wait for it first")
+		return nil, cohort.New("group: result", cohort.InvalidArgument, w.op.String()+" is still running: wait for it first")
 	}
 	return w.call.Outputs, w.outcome.err
 }
@@ -126,7 +126,7 @@ func (w *Work) Wait(ctx context.Context) error {
 // await waits until somebody else completes the operation.
 func (w *Work) await(ctx context.Context) error {
 	if !w.outcome.over() {
-		moment.At("group.work.wait")
+		failpoint.At("group.work.wait")
 		select {
 		case <-w.Done():
 		case <-ctx.Done():
@@ -140,10 +140,10 @@ func (w *Work) await(ctx context.Context) error {
 
 // unfinished is the error of a wait that ctx has ended. It names the operation, which goes on.
 func (w *Work) unfinished(ctx context.Context) error {
-	return dist.Ended(ctx, "group: wait for "+w.name())
+	return cohort.Ended(ctx, "group: wait for "+w.name())
 }
 
-// Abort ends the operation. A point-to-point operation that no peer has matched ends alone, with [dist.Aborted]. A
+// Abort ends the operation. A point-to-point operation that no peer has matched ends alone, with [cohort.Aborted]. A
 // collective, or a message that is partly sent, ends the whole group, on all ranks that can be reached, because the ranks
 // would be out of step. A new group can be formed afterwards. Abort of a complete operation does nothing.
 func (w *Work) Abort() {
@@ -155,14 +155,14 @@ func (w *Work) Abort() {
 
 // SourceRank returns the group rank that sent what a receive got. It is an error before completion and for operations
 // other than receives.
-func (w *Work) SourceRank() (dist.Rank, error) {
+func (w *Work) SourceRank() (cohort.Rank, error) {
 	switch {
 	case w.op != OpRecv && w.op != OpRecvAny:
-		return dist.NoRank, dist.New("group: source rank", dist.InvalidArgument, w.op.String()+" has no source rank: only receives have one")
+		return cohort.NoRank, cohort.New("group: source rank", cohort.InvalidArgument, w.op.String()+" has no source rank: only receives have one")
 	case !w.Completed():
-		return dist.NoRank, dist.New("group: source rank", dist.InvalidArgument, "the receive is not complete")
+		return cohort.NoRank, cohort.New("group: source rank", cohort.InvalidArgument, "the receive is not complete")
 	case w.outcome.err != nil:
-		return dist.NoRank, w.outcome.err
+		return cohort.NoRank, w.outcome.err
 	}
 	return w.message.source, nil
 }
@@ -190,13 +190,13 @@ func (w *Work) OpType() OpType { return w.op }
 
 // OnDone calls f once when the operation is complete, or at once if it is, in a goroutine of its own: f may block and may use
 // the group. Callbacks that were added before the completion run one after the other. f gets a copy of the Work that stays
-// as it is when the Work is used again; see [Reuse]. A panic in f ends f only; see [dist.Future.OnDone]. A nil f is ignored.
+// as it is when the Work is used again; see [Reuse]. A panic in f ends f only; see [cohort.Future.OnDone]. A nil f is ignored.
 func (w *Work) OnDone(f func(*Work)) {
 	if f == nil {
 		return
 	}
 	o := &w.outcome
-	moment.At("group.work.on_done")
+	failpoint.At("group.work.on_done")
 	o.mu.Lock()
 	if !o.over() {
 		o.mu.audience.callbacks = append(o.mu.audience.callbacks, f)
@@ -208,13 +208,13 @@ func (w *Work) OnDone(f func(*Work)) {
 }
 
 // Future returns the operation as a future of its output tensors. It corresponds to Work.get_future.
-func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
+func (w *Work) Future() *cohort.Future[[]*tensor.Tensor] {
 	o := &w.outcome
-	moment.At("group.work.future")
+	failpoint.At("group.work.future")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.mu.future == nil {
-		p := dist.NewPromise[[]*tensor.Tensor]()
+		p := cohort.NewPromise[[]*tensor.Tensor]()
 		o.mu.future = p.Future()
 		if o.over() {
 			p.Complete(slices.Clone(w.call.Outputs), o.err)
@@ -227,9 +227,9 @@ func (w *Work) Future() *dist.Future[[]*tensor.Tensor] {
 
 // FromFuture returns a Work that completes with future. It corresponds to Work::create_from_future. Its Wait takes any
 // context; Abort does nothing, since the future belongs to its maker.
-func FromFuture(future *dist.Future[[]*tensor.Tensor]) *Work {
+func FromFuture(future *cohort.Future[[]*tensor.Tensor]) *Work {
 	if future == nil {
-		return failed(OpUnknown, dist.New("group: from future", dist.InvalidArgument, "the future is nil"))
+		return failed(OpUnknown, cohort.New("group: from future", cohort.InvalidArgument, "the future is nil"))
 	}
 	w := workOf(OpUnknown)
 	w.outcome.begin(time.Now())
@@ -260,7 +260,7 @@ func (w *Work) copy(at time.Time, err error) *Work {
 
 // complete ends the operation now, and returns it.
 func (w *Work) complete(err error) *Work {
-	moment.At("group.complete")
+	failpoint.At("group.complete")
 	w.completeAt(time.Now(), err)
 	return w
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -23,7 +23,7 @@ func TestWorkLife(t *testing.T) {
 	if w.Completed() || w.Success() || w.Err() != nil {
 		t.Errorf("a running operation: completed %v, success %v, error %v", w.Completed(), w.Success(), w.Err())
 	}
-	if _, err := w.Result(); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := w.Result(); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("result of a running operation: %v", err)
 	}
 	short, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
@@ -60,7 +60,7 @@ func TestWorkLife(t *testing.T) {
 	if !w.Success() || w.OpType() != OpAllReduce || w.Seq() != 0 || w.Duration() <= 0 {
 		t.Errorf("success %v, %v %d, %v", w.Success(), w.OpType(), w.Seq(), w.Duration())
 	}
-	if _, err := w.SourceRank(); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := w.SourceRank(); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("source of a collective: %v", err)
 	}
 	w.Abort() // nothing happens
@@ -83,7 +83,7 @@ func TestAWaitThatEndedNamesItsOperation(t *testing.T) {
 				{"all_reduce 0 of group 0", g.AllReduce(ctx, from(int64(1)), Sum)},
 				{"broadcast 1 of group 0", g.Broadcast(ctx, from(int64(1)), 1)}, // whoever waits for it runs the first
 				{"recv 0 of group 0", g.Recv(ctx, from(int64(1)), 1, 7)},
-				{"unknown", FromFuture(dist.NewPromise[[]*tensor.Tensor]().Future())},
+				{"unknown", FromFuture(cohort.NewPromise[[]*tensor.Tensor]().Future())},
 			} {
 				short, cancel := context.WithTimeoutCause(ctx, 5*time.Millisecond, preempted)
 				defer cancel()
@@ -97,7 +97,7 @@ func TestAWaitThatEndedNamesItsOperation(t *testing.T) {
 }
 
 func TestFromFuture(t *testing.T) {
-	f := dist.NewPromise[[]*tensor.Tensor]()
+	f := cohort.NewPromise[[]*tensor.Tensor]()
 	w := FromFuture(f.Future())
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
@@ -132,7 +132,7 @@ func TestArgumentErrorsTakeNoNumber(t *testing.T) {
 		"no root":   g.Gather(ctx, []*tensor.Tensor{x, x}, x, 1),
 		"coalesced": g.AllReduceCoalesced(ctx, nil, Sum),
 	} {
-		if !w.Completed() || !errors.Is(w.Err(), dist.InvalidArgument) {
+		if !w.Completed() || !errors.Is(w.Err(), cohort.InvalidArgument) {
 			t.Errorf("%s: %v", name, w.Err())
 		}
 	}

@@ -12,8 +12,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testranks"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/testranks"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -50,7 +50,7 @@ func newWorldOver(tb testing.TB, s store.Store, size int, opts ...Option) []*Gro
 	defer cancel()
 	groups := make([]*Group, size)
 	must(tb, each(size, func(r int) (err error) {
-		groups[r], err = New(ctx, s, dist.Rank(r), size, opts...)
+		groups[r], err = New(ctx, s, cohort.Rank(r), size, opts...)
 		return err
 	}))
 	tb.Cleanup(func() { closeAll(groups) })

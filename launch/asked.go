@@ -11,16 +11,16 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/control"
-	"github.com/cohort-dist/cohort/internal/joblog"
-	"github.com/cohort-dist/cohort/internal/jobscan"
-	"github.com/cohort-dist/cohort/internal/nodehost"
-	"github.com/cohort-dist/cohort/internal/nodenews"
-	"github.com/cohort-dist/cohort/internal/postmortem"
-	"github.com/cohort-dist/cohort/internal/ranklist"
-	"github.com/cohort-dist/cohort/internal/recorder"
-	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
+	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/launch/joblog"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/launch/nodereport"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/internal/sys/controlsock"
+	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
 const (
@@ -35,13 +35,13 @@ const (
 	// maxLooking bounds the questions of other nodes that are answered at a time.
 	maxLooking = 4
 	// maxSeen bounds what a node tells of its workers, so that it fits into a message.
-	maxSeen = nodehost.MaxMessage - 4096
+	maxSeen = nodecoord.MaxMessage - 4096
 )
 
 // answer lets "cohort why" ask what the workers are doing: this process may read them where others may not, and reaches
 // the launchers of other nodes.
-func (j *job) answer() (*control.Server, error) {
-	return control.Serve(j.run.Control, jobscan.LauncherSocket, control.Answers{
+func (j *job) answer() (*controlsock.Server, error) {
+	return controlsock.Serve(j.run.Control, jobscan.LauncherSocket, controlsock.Answers{
 		jobscan.Examination: func(ctx context.Context) ([]byte, error) {
 			seen, err := j.examine(ctx)
 			if err != nil {
@@ -56,7 +56,7 @@ func (j *job) answer() (*control.Server, error) {
 			}
 			return json.Marshal(dumps)
 		},
-		"stacks": control.Stacks,
+		"stacks": controlsock.Stacks,
 	})
 }
 
@@ -64,7 +64,7 @@ func (j *job) answer() (*control.Server, error) {
 func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 	a := j.current.Load()
 	if a == nil {
-		return nil, dist.New(op, dist.Unavailable, "no attempt runs")
+		return nil, cohort.New(op, cohort.Unavailable, "no attempt runs")
 	}
 	if a.member == nil || a.place.nodes == 1 {
 		seen := a.examine(ctx, lookApart, jobscan.Examine)
@@ -75,7 +75,7 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 	if len(all) == 0 { // not even this node, which is asked through the host
 		all = append(all, a.examine(ctx, lookApart, jobscan.Examine))
 	}
-	seen := nodenews.Merge(all)
+	seen := nodereport.Merge(all)
 	seen.Local = len(all) == a.place.nodes // nobody is missing: a rank that was not seen does not run
 	if !seen.Local {
 		seen.Notes = append(seen.Notes, a.missing(ctx, seen.Ranks, len(all)))
@@ -85,8 +85,8 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 
 // answering returns how many nodes are going to answer: those that have been silent for some time are not waited for.
 func (a *attempt) answering(ctx context.Context) int {
-	heard := slices.Concat(askAll[[]nodehost.Heard](ctx, a.member, 1, nodehost.Presence, presenceTime)...)
-	silent := slices.DeleteFunc(heard, func(h nodehost.Heard) bool { return h.Ago <= silentFrom })
+	heard := slices.Concat(askAll[[]nodecoord.Heard](ctx, a.member, 1, nodecoord.Presence, presenceTime)...)
+	silent := slices.DeleteFunc(heard, func(h nodecoord.Heard) bool { return h.Ago <= silentFrom })
 	return max(1, a.place.nodes-len(silent))
 }
 
@@ -95,15 +95,15 @@ func (a *attempt) missing(ctx context.Context, seen []verdict.Rank, answered int
 	if quiet := a.member.wire.Quiet(); quiet > silentFrom {
 		return fmt.Sprintf("the launcher that hosts the rendezvous at %s has not been heard of for %d s: nothing is known of ranks on other nodes", a.member.host, int(quiet.Seconds()))
 	}
-	heard := slices.Concat(askAll[[]nodehost.Heard](context.WithoutCancel(ctx), a.member, 1, nodehost.Presence, presenceTime)...)
+	heard := slices.Concat(askAll[[]nodecoord.Heard](context.WithoutCancel(ctx), a.member, 1, nodecoord.Presence, presenceTime)...)
 	var nodes []string
 	for i, n := range a.place.roster {
 		if slices.ContainsFunc(seen, func(r verdict.Rank) bool { return r.Rank >= int(n.Base) && r.Rank < int(n.Base)+n.Workers }) {
 			continue
 		}
-		ranks := make([]dist.Rank, n.Workers)
+		ranks := make([]cohort.Rank, n.Workers)
 		for k := range ranks {
-			ranks[k] = n.Base + dist.Rank(k)
+			ranks[k] = n.Base + cohort.Rank(k)
 		}
 		nodes = append(nodes, fmt.Sprintf("node %d on %s (%s)%s", i, n.Host, ranklist.Named(ranks), lastHeard(heard, i)))
 	}
@@ -116,8 +116,8 @@ func (a *attempt) missing(ctx context.Context, seen []verdict.Rank, answered int
 }
 
 // lastHeard says when the host has heard of a node, "" if it is not known.
-func lastHeard(heard []nodehost.Heard, node int) string {
-	i := slices.IndexFunc(heard, func(h nodehost.Heard) bool { return h.Node == node })
+func lastHeard(heard []nodecoord.Heard, node int) string {
+	i := slices.IndexFunc(heard, func(h nodecoord.Heard) bool { return h.Node == node })
 	switch {
 	case i < 0:
 		return ""
@@ -128,15 +128,15 @@ func lastHeard(heard []nodehost.Heard, node int) string {
 }
 
 // recordings returns the flight recorder dumps of the Go workers of all nodes.
-func (j *job) recordings(ctx context.Context) ([]recorder.Dump, error) {
+func (j *job) recordings(ctx context.Context) ([]flightrec.Dump, error) {
 	a := j.current.Load()
 	if a == nil {
-		return nil, dist.New(op, dist.Unavailable, "no attempt runs")
+		return nil, cohort.New(op, cohort.Unavailable, "no attempt runs")
 	}
 	if a.member == nil || a.place.nodes == 1 {
 		return jobscan.LocalTraces(ctx, a.asJob()), nil
 	}
-	return slices.Concat(askAll[[]recorder.Dump](ctx, a.member, a.answering(ctx), jobscan.Recordings, nodesTime)...), nil
+	return slices.Concat(askAll[[]flightrec.Dump](ctx, a.member, a.answering(ctx), jobscan.Recordings, nodesTime)...), nil
 }
 
 // examine looks at the workers of this node.
@@ -167,7 +167,7 @@ func askAll[T any](ctx context.Context, m *member, nodes int, what string, limit
 	defer cancel()
 	id, answers, forget := m.questions.Ask(nodes)
 	defer forget()
-	m.say(nodehost.Message{Examine: &nodehost.Question{ID: id, What: what}})
+	m.say(nodecoord.Message{Examine: &nodecoord.Question{ID: id, What: what}})
 	var all []T
 	for range nodes {
 		select {
@@ -184,7 +184,7 @@ func askAll[T any](ctx context.Context, m *member, nodes int, what string, limit
 }
 
 // tell answers the question of a node.
-func (m *member) tell(q nodehost.Question) {
+func (m *member) tell(q nodecoord.Question) {
 	select {
 	case m.answering <- struct{}{}:
 	default:
@@ -201,12 +201,12 @@ func (m *member) tell(q nodehost.Question) {
 		var answer json.RawMessage
 		switch q.What {
 		case "":
-			answer = nodenews.Trimmed(a.examine(ctx, lookApart, jobscan.Examine), maxSeen)
+			answer = nodereport.Trimmed(a.examine(ctx, lookApart, jobscan.Examine), maxSeen)
 		case jobscan.Recordings:
-			answer = nodenews.Shortened(jobscan.LocalTraces(ctx, a.asJob()), maxSeen)
+			answer = nodereport.Shortened(jobscan.LocalTraces(ctx, a.asJob()), maxSeen)
 		}
 		if answer != nil {
-			m.say(nodehost.Message{Seen: &nodehost.Answer{Question: q, Job: answer}})
+			m.say(nodecoord.Message{Seen: &nodecoord.Answer{Question: q, Job: answer}})
 		}
 	})
 }

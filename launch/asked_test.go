@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/nodehost"
-	"github.com/cohort-dist/cohort/internal/testwait"
-	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -36,7 +36,7 @@ func TestExamineAllNodes(t *testing.T) {
 	cfg := Config{
 		RunID: "nodes", Endpoint: "127.0.0.1:" + strconv.Itoa(port), MinNodes: 2, MaxNodes: 2, Silence: time.Minute, JoinTimeout: time.Minute, LastCall: time.Minute,
 	}
-	h, err := nodehost.Listen((&job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
+	h, err := nodecoord.Listen((&job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,12 +57,12 @@ func TestExamineAllNodes(t *testing.T) {
 		defer m.close()
 		roster := []NodeStatus{{Host: "alpha", Workers: 2}, {Host: "beta", Base: 2, Workers: 2}}
 		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port(), roster: roster}}
-		a.workers = []*worker{{local: 0, rank: dist.Rank(2 * node)}, {local: 1, rank: dist.Rank(2*node + 1)}}
+		a.workers = []*worker{{local: 0, rank: cohort.Rank(2 * node)}, {local: 1, rank: cohort.Rank(2*node + 1)}}
 		a.workers[0].running.Store(int64(os.Getpid()))
 		words := "exited with code 3"
 		a.workers[1].words.Store(&words)
 		j.current.Store(a)
-		m.say(nodehost.Message{Join: &nodehost.Join{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
+		m.say(nodecoord.Message{Join: &nodecoord.Join{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
 		members = append(members, m)
 	}
 	for _, m := range members { // both have joined once the host begins
@@ -102,7 +102,7 @@ func TestExamineAllNodes(t *testing.T) {
 // TestLastHeard: what is said of a node depends on when the host has heard of it.
 func TestLastHeard(t *testing.T) {
 	t.Parallel()
-	heard := []nodehost.Heard{{Node: 2, PID: 7, Ago: 90 * time.Second}, {Node: 1, PID: 8, Ago: silentFrom}}
+	heard := []nodecoord.Heard{{Node: 2, PID: 7, Ago: 90 * time.Second}, {Node: 1, PID: 8, Ago: silentFrom}}
 	for node, want := range []string{"", ", whose launcher (process 8) is there", ", whose launcher (process 7) has not been heard of for 90 s"} {
 		if got := lastHeard(heard, node); got != want {
 			t.Errorf("node %d%s, want %s", node, got, want)
@@ -115,7 +115,7 @@ func TestSilentNode(t *testing.T) {
 	t.Parallel()
 	cfg := Config{RunID: "nodes", Endpoint: "127.0.0.1:0", MinNodes: 2, MaxNodes: 2, Silence: time.Hour, JoinTimeout: time.Minute, LastCall: time.Minute}
 	cfg.Endpoint = "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
-	h, err := nodehost.Listen((&job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
+	h, err := nodecoord.Listen((&job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,10 +128,10 @@ func TestSilentNode(t *testing.T) {
 		}
 		return conn
 	}
-	join := func(node int) nodehost.Message {
-		return nodehost.Message{Join: &nodehost.Join{RunID: cfg.RunID, Host: "node" + strconv.Itoa(node), PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 1}}, Wish: node}}
+	join := func(node int) nodecoord.Message {
+		return nodecoord.Message{Join: &nodecoord.Join{RunID: cfg.RunID, Host: "node" + strconv.Itoa(node), PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 1}}, Wish: node}}
 	}
-	m, silent := newMember(j, connect(), cfg.Endpoint), nodehost.NewWire(connect(), time.Hour)
+	m, silent := newMember(j, connect(), cfg.Endpoint), nodecoord.NewWire(connect(), time.Hour)
 	defer m.close()
 	defer func() { _ = silent.Close() }()
 	m.say(join(0))

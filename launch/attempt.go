@@ -11,17 +11,17 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/hangwatch"
-	"github.com/cohort-dist/cohort/internal/joblog"
-	"github.com/cohort-dist/cohort/internal/keeper"
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/nodehost"
-	"github.com/cohort-dist/cohort/internal/postmortem"
-	"github.com/cohort-dist/cohort/internal/pystack"
-	"github.com/cohort-dist/cohort/internal/ranklist"
-	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/hangwatch"
+	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
+	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/launch/joblog"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/launch/supervisor"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/ranklist"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -79,10 +79,10 @@ type standstill struct {
 // worker is a process of the attempt.
 type worker struct {
 	local          int
-	rank           dist.Rank
+	rank           cohort.Rank
 	pid            int
 	started, ended time.Time
-	exit           *keeper.Exited
+	exit           *supervisor.Exited
 	refused        string
 	out, err       *joblog.Pipe
 	cause          postmortem.Cause
@@ -121,12 +121,12 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 	a.job.memory.Forget()
 	a.step(launchcore.Begin{})
 	done := a.job.asked.Done()
-	var remotes <-chan nodehost.Message
+	var remotes <-chan nodecoord.Message
 	if a.member != nil {
 		remotes = a.member.incoming
 	}
 	for !a.group.Ended() {
-		moment.At("launch.attempt.select")
+		failpoint.At("launch.attempt.select")
 		select {
 		case e, open := <-a.job.keeper.Events():
 			if !open {
@@ -240,7 +240,7 @@ func (a *attempt) spawn(w *worker) error {
 		w.out = nil
 		return err
 	}
-	command := keeper.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.Path, CPUs: c.cpus[w.local]}
+	command := supervisor.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.Path, CPUs: c.cpus[w.local]}
 	err = a.job.keeper.Spawn(a.id(launchcore.Worker(w.local)), command, [3]*os.File{in, w.out.Worker(), w.err.Worker()})
 	if err != nil {
 		w.out.Abandon()
@@ -256,7 +256,7 @@ func (a *attempt) spawn(w *worker) error {
 }
 
 // told takes a report of the keeper.
-func (a *attempt) told(e keeper.Event) {
+func (a *attempt) told(e supervisor.Event) {
 	switch {
 	case e.Started != nil:
 		if w := a.workerOf(e.Started.ID); w != nil {
@@ -344,14 +344,14 @@ func (a *attempt) answered(answer any) {
 
 // keeperGone ends the attempt when the keeper was killed: the kernel has killed the workers with it.
 func (a *attempt) keeperGone() {
-	gone := dist.New(op, dist.PeerLost, "the keeper of the workers was killed, and the workers with it")
+	gone := cohort.New(op, cohort.PeerLost, "the keeper of the workers was killed, and the workers with it")
 	if err := a.job.keeper.Close(); err != nil {
 		gone.Detail += ": " + err.Error()
 	}
 	a.err = gone
 	for _, w := range a.workers {
 		if w.exit == nil && w.refused == "" {
-			w.exit, w.ended = &keeper.Exited{Code: -9}, time.Now()
+			w.exit, w.ended = &supervisor.Exited{Code: -9}, time.Now()
 			w.cause = postmortem.Cause{Kind: postmortem.Killed, Words: "was killed with the keeper of the workers"}
 			a.step(launchcore.Exited{Worker: launchcore.Worker(w.local), Code: -9})
 		}
@@ -418,7 +418,7 @@ func (a *attempt) findStuck(workers []launchcore.Worker) {
 
 // waits says whom the user is waiting for.
 func (a *attempt) waits(workers []launchcore.Worker, left time.Duration) {
-	ranks := make([]dist.Rank, len(workers))
+	ranks := make([]cohort.Rank, len(workers))
 	for i, w := range workers {
 		ranks[i] = a.workers[w].rank
 	}

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/numabind"
-	"github.com/cohort-dist/cohort/internal/pytemplate"
-	"github.com/cohort-dist/cohort/internal/signame"
+	"github.com/cohort-dist/cohort/internal/launch/pytemplate"
+	"github.com/cohort-dist/cohort/internal/sys/numabind"
+	"github.com/cohort-dist/cohort/internal/sys/signame"
 )
 
 // How says how the program of a job is run.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/elastic"
-	"github.com/cohort-dist/cohort/internal/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/program"
-	"github.com/cohort-dist/cohort/internal/ranklist"
-	"github.com/cohort-dist/cohort/internal/rundir"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/launch/program"
+	"github.com/cohort-dist/cohort/internal/launch/rundir"
+	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
 // Plan describes what a job would start.
@@ -24,9 +24,9 @@ type Plan struct {
 
 // PlanWorker is a worker of a [Plan].
 type PlanWorker struct {
-	Rank    dist.Rank `json:"rank"`
-	Command []string  `json:"command"`
-	Set     []string  `json:"set"`
+	Rank    cohort.Rank `json:"rank"`
+	Command []string    `json:"command"`
+	Set     []string    `json:"set"`
 	// Dir is the folder that it runs in, "" for that of the launcher.
 	Dir string `json:"dir,omitempty"`
 	// CPUs are the processors that it is bound to.

@@ -12,12 +12,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/ctxdial"
-	"github.com/cohort-dist/cohort/internal/hostkey"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/nodehost"
-	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
+	"github.com/cohort-dist/cohort/internal/launch/hostlease"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -38,12 +38,12 @@ const (
 // election is a launcher's part in the choice.
 type election struct {
 	job *job
-	key *hostkey.Key
+	key *hostlease.Key
 	own string // the address of this node: as the user gave it, or as the store sees it
 }
 
 // errHostLost says that the launcher that hosts the rendezvous is gone and another one may take its place.
-var errHostLost = dist.New(op, dist.PeerLost, "the launcher that hosts the rendezvous is gone")
+var errHostLost = cohort.New(op, cohort.PeerLost, "the launcher that hosts the rendezvous is gone")
 
 // findStore returns the election through the store at the endpoint, nil if something else listens there. c is a
 // connection to it, which says how this node is seen.
@@ -60,9 +60,9 @@ func (j *job) findStore(c net.Conn) (*election, error) {
 	}
 	if _, err := client.Stats(ctx); err != nil {
 		_ = client.Close()
-		return nil, dist.Newf(op, dist.NotSupported, "what listens at %s is neither a launcher nor a store of \"cohort store serve\"; torchrun and cohort run cannot launch parts of one job: %w", j.cfg.Endpoint, err)
+		return nil, cohort.Newf(op, cohort.NotSupported, "what listens at %s is neither a launcher nor a store of \"cohort store serve\"; torchrun and cohort run cannot launch parts of one job: %w", j.cfg.Endpoint, err)
 	}
-	return &election{job: j, key: hostkey.New(client, j.cfg.Endpoint, j.cfg.RunID, j.cfg.Silence), own: cmp.Or(j.cfg.LocalAddr, host)}, nil
+	return &election{job: j, key: hostlease.New(client, j.cfg.Endpoint, j.cfg.RunID, j.cfg.Silence), own: cmp.Or(j.cfg.LocalAddr, host)}, nil
 }
 
 // run takes part in the job, as its host or not, until it has ended.
@@ -91,15 +91,15 @@ func (e *election) run() error {
 }
 
 // attend takes part with the host at addr until it is gone or the job has ended. why is what it said when it left, "" for nothing.
-func (e *election) attend(h *nodehost.Host, addr string) (why string, err error) {
+func (e *election) attend(h *nodecoord.Host, addr string) (why string, err error) {
 	j := e.job
 	conn, err := j.connect(addr, 2*j.cfg.Silence, true)
 	if err != nil {
 		switch {
-		case !errors.Is(err, dist.Unavailable):
+		case !errors.Is(err, cohort.Unavailable):
 			return "", err
 		case loopback(addr) && !loopback(net.JoinHostPort(e.own, "")):
-			return "", dist.Newf(op, dist.Unavailable, "the launcher that hosts the rendezvous is known as %s, which only its own machine reaches: start it with --local-addr and an address that all nodes reach: %w", addr, err)
+			return "", cohort.Newf(op, cohort.Unavailable, "the launcher that hosts the rendezvous is known as %s, which only its own machine reaches: start it with --local-addr and an address that all nodes reach: %w", addr, err)
 		}
 		return "", errHostLost
 	}
@@ -131,7 +131,7 @@ func loopback(addr string) bool {
 }
 
 // leave has other launchers take over from a host that the user has ended. It reports whether there are any.
-func (e *election) leave(h *nodehost.Host, own string) bool {
+func (e *election) leave(h *nodecoord.Host, own string) bool {
 	reason := e.job.endedBy()
 	return h != nil && reason != "" && h.Leave(reason, own)
 }
@@ -148,7 +148,7 @@ func (j *job) endedBy() string {
 }
 
 // choose returns the address of the host, and the host itself if it is this launcher.
-func (e *election) choose(lost string) (*nodehost.Host, string, error) {
+func (e *election) choose(lost string) (*nodecoord.Host, string, error) {
 	for {
 		current, err := e.key.Current(e.job.asked, e.job.seen.attempt > 0)
 		if err != nil {
@@ -157,12 +157,12 @@ func (e *election) choose(lost string) (*nodehost.Host, string, error) {
 		if current != "" && current != lost {
 			return nil, current, nil
 		}
-		h, err := nodehost.Listen(e.job.forHost(), net.JoinHostPort(e.own, "0"))
+		h, err := nodecoord.Listen(e.job.forHost(), net.JoinHostPort(e.own, "0"))
 		if err != nil {
 			return nil, "", unavailable("a rendezvous on "+e.own, err)
 		}
 		mine := h.Addr()
-		moment.At("launch.elect.set")
+		failpoint.At("launch.elect.set")
 		won, err := e.key.Claim(e.job.asked, current, mine)
 		if err == nil && won == mine {
 			h.Confirm(func() error { return e.key.Holds(e.job.asked, mine) })
@@ -186,13 +186,13 @@ func (j *job) connect(addr string, limit time.Duration, was bool) (net.Conn, err
 		c, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
 		cancel()
 		if err == nil {
-			return nodehost.Greeted(c), nil
+			return nodecoord.Greeted(c), nil
 		}
 		if ctxdial.Refused(err) {
 			refused++
 		}
 		if was && refused == mostRefused {
-			return nil, dist.Newf(op, dist.Unavailable, "no rendezvous at %s any more: %w", addr, err)
+			return nil, cohort.Newf(op, cohort.Unavailable, "no rendezvous at %s any more: %w", addr, err)
 		}
 		if !said && pause > 500*time.Millisecond {
 			said = true
@@ -206,9 +206,9 @@ func (j *job) connect(addr string, limit time.Duration, was bool) (net.Conn, err
 				return nil, errEnded
 			}
 		case <-j.asked.Done():
-			return nil, dist.Ended(j.asked, op)
+			return nil, cohort.Ended(j.asked, op)
 		case <-over.C:
-			return nil, dist.Newf(op, dist.Unavailable, "no rendezvous at %s within %v: nobody answers: %w", addr, limit, err)
+			return nil, cohort.Newf(op, cohort.Unavailable, "no rendezvous at %s within %v: nobody answers: %w", addr, limit, err)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testnames"
+	"github.com/cohort-dist/cohort/internal/testing/testdns"
 )
 
 // TestEndpointWithDeadAddresses: the name of an endpoint has four addresses. Three of them swallow what is sent to them, and the rendezvous
@@ -24,9 +24,9 @@ func TestEndpointWithDeadAddresses(t *testing.T) { // not parallel: it changes h
 	var ips []net.IP
 	for last := range byte(3) {
 		ips = append(ips, net.IPv4(127, 0, 0, 2+last))
-		testnames.Silence(t, ips[last], port)
+		testdns.Silence(t, ips[last], port)
 	}
-	testnames.Resolve(t, append(ips, net.IPv4(127, 0, 0, 5))...)
+	testdns.Resolve(t, append(ips, net.IPv4(127, 0, 0, 5))...)
 	j := newElection(t, "127.0.0.1").job
 	conn, err := j.connect(net.JoinHostPort("endpoint.test", strconv.Itoa(port)), 20*time.Second, false)
 	if err != nil {

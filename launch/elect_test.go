@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/hostkey"
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort/internal/launch/hostlease"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -33,7 +33,7 @@ func newElection(t *testing.T, own string) *election {
 	}
 	cfg := Config{RunID: "job", MinNodes: 9, MaxNodes: 9, JoinTimeout: time.Hour, Silence: time.Minute, ending: map[int]bool{int(syscall.SIGTERM): true}}
 	j := &job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), report: &Report{}, asked: t.Context()}
-	e := &election{job: j, key: hostkey.New(client, server.Addr().String(), "job", time.Minute), own: own}
+	e := &election{job: j, key: hostlease.New(client, server.Addr().String(), "job", time.Minute), own: own}
 	t.Cleanup(e.key.Close)
 	return e
 }
@@ -54,7 +54,7 @@ func TestHostEndedBySignal(t *testing.T) {
 	}
 	other := newMember(e.job, conn, addr)
 	defer other.close()
-	other.say(nodehost.Message{Join: &nodehost.Join{RunID: "job", Roles: []launchcore.Role{{Name: "default", Workers: 1}}}})
+	other.say(nodecoord.Message{Join: &nodecoord.Join{RunID: "job", Roles: []launchcore.Role{{Name: "default", Workers: 1}}}})
 	<-other.incoming // it waits for more
 	signals := make(chan os.Signal, 1)
 	signals <- syscall.SIGTERM
@@ -91,11 +91,11 @@ func TestRulesOfAnOlderHost(t *testing.T) {
 	t.Parallel()
 	e := newElection(t, "127.0.0.1")
 	m := &member{job: e.job}
-	m.obey(nodehost.Rules{})
-	if got := e.job.cfg.rules(); got != (nodehost.Rules{MinNodes: 9, MaxNodes: 9}) {
+	m.obey(nodecoord.Rules{})
+	if got := e.job.cfg.rules(); got != (nodecoord.Rules{MinNodes: 9, MaxNodes: 9}) {
 		t.Errorf("without rules: %+v", got)
 	}
-	want := nodehost.Rules{MinNodes: 1, MaxNodes: 2, MaxRestarts: 3}
+	want := nodecoord.Rules{MinNodes: 1, MaxNodes: 2, MaxRestarts: 3}
 	if m.obey(want); e.job.cfg.rules() != want {
 		t.Errorf("%+v, want %+v", e.job.cfg.rules(), want)
 	}

@@ -10,10 +10,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/elastic"
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/rundir"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/rundir"
 )
 
 // place is where the workers of this node stand in an attempt of the job.
@@ -52,7 +52,7 @@ func (c Config) rolesAmong(node, nodes int) []launchcore.RolePlace {
 }
 
 // rank returns the global rank of a worker.
-func (p place) rank(local int) dist.Rank { return dist.Rank(p.base + local) }
+func (p place) rank(local int) cohort.Rank { return cohort.Rank(p.base + local) }
 
 // environment returns the variables that a worker gets on top of the launcher's own environment. They are those of
 // torchrun, of all versions, and the additions that docs/launcher.md lists.

@@ -3,19 +3,19 @@
 
 package launch
 
-import "github.com/cohort-dist/cohort/dist"
+import "github.com/cohort-dist/cohort"
 
 // op begins the text of every error of this package.
 const op = "launch"
 
 // refuse returns the error of a configuration that cannot be run.
 func refuse(format string, args ...any) error {
-	return dist.Newf(op, dist.InvalidArgument, format, args...)
+	return cohort.Newf(op, cohort.InvalidArgument, format, args...)
 }
 
 // unavailable returns the error of something that the launcher needs and does not get. The code is that of err, if it has one.
 func unavailable(what string, err error) error {
-	e := dist.Wrap(op, dist.Unavailable, err)
+	e := cohort.Wrap(op, cohort.Unavailable, err)
 	e.Detail = what + ": " + err.Error()
 	return e
 }

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/agentevents"
-	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
+	"github.com/cohort-dist/cohort/internal/launch/torchevents"
 )
 
 // openEvents begins the log of events, if one is wanted.
 func (j *job) openEvents() {
 	if j.cfg.Events {
-		j.events = agentevents.New(j.screen.err, agentevents.Job{
+		j.events = torchevents.New(j.screen.err, torchevents.Job{
 			RunID: j.cfg.RunID, Role: j.cfg.Role, Host: j.host, Backend: j.cfg.Backend, Program: filepath.Base(j.cfg.command(0)[0]), Started: j.report.Started,
 		})
 	}
@@ -26,14 +26,14 @@ func (j *job) beginEvents(p place) {
 	if n := len(j.report.Attempts); n > 0 {
 		since = j.report.Attempts[n-1].Ended
 	}
-	j.events.Begun(agentevents.Place{Restarts: p.attempt, Node: p.node, Nodes: p.nodes}, time.Since(since))
+	j.events.Begun(torchevents.Place{Restarts: p.attempt, Node: p.node, Nodes: p.nodes}, time.Since(since))
 }
 
 // eventOf describes a worker for the log of events.
-func (a *attempt) eventOf(w *worker) agentevents.Worker {
+func (a *attempt) eventOf(w *worker) torchevents.Worker {
 	role, number := a.job.cfg.roleOf(w.local)
 	in := a.place.role(role.Name)
-	return agentevents.Worker{Role: role.Name, Rank: int(w.rank), Local: w.local, RoleRank: in.Base + number, RoleWorld: in.World, PID: w.pid}
+	return torchevents.Worker{Role: role.Name, Rank: int(w.rank), Local: w.local, RoleRank: in.Base + number, RoleWorld: in.World, PID: w.pid}
 }
 
 // keepEvents remembers how the workers of an attempt have ended, while what they have left in their files is there.

@@ -13,11 +13,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/bundle"
-	"github.com/cohort-dist/cohort/internal/jobscan"
-	"github.com/cohort-dist/cohort/internal/pystack"
-	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/bundle"
+	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
+	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -32,8 +32,8 @@ type Evidence struct {
 
 // RankState is what a live worker was doing.
 type RankState struct {
-	Rank dist.Rank `json:"rank"`
-	PID  int       `json:"pid"`
+	Rank cohort.Rank `json:"rank"`
+	PID  int         `json:"pid"`
 	// Doing is the line of the program that matters most, in words; empty where there is none.
 	Doing string `json:"doing,omitempty"`
 	// Idle is how long its main thread had not run, so that it had been there for at least as long; 0: not known.
@@ -45,13 +45,13 @@ type RankState struct {
 
 // StoreWait is a client of the job's store that waits for a key.
 type StoreWait struct {
-	Key   string    `json:"key"`
-	Rank  dist.Rank `json:"rank"` // [dist.NoRank]: not known
-	Since time.Time `json:"since"`
+	Key   string      `json:"key"`
+	Rank  cohort.Rank `json:"rank"` // [cohort.NoRank]: not known
+	Since time.Time   `json:"since"`
 }
 
 // Of returns the state of a rank, or nil.
-func (e *Evidence) Of(rank dist.Rank) *RankState {
+func (e *Evidence) Of(rank cohort.Rank) *RankState {
 	if e == nil {
 		return nil
 	}
@@ -65,7 +65,7 @@ func (e *Evidence) Of(rank dist.Rank) *RankState {
 
 // look takes evidence in the background and puts it into the inbox.
 func (a *attempt) look(bool) {
-	c := collection{time: evidenceTime, running: &a.lookers.running, read: func(ctx context.Context, rank dist.Rank, pid int) RankState {
+	c := collection{time: evidenceTime, running: &a.lookers.running, read: func(ctx context.Context, rank cohort.Rank, pid int) RankState {
 		return readRank(ctx, &a.job.reader, rank, pid)
 	}}
 	pids := make(map[int]int, len(a.workers)) // rank of each process
@@ -85,7 +85,7 @@ func (a *attempt) look(bool) {
 type collection struct {
 	time    time.Duration
 	ranks   []RankState // to be read; each says that it was not
-	read    func(ctx context.Context, rank dist.Rank, pid int) RankState
+	read    func(ctx context.Context, rank cohort.Rank, pid int) RankState
 	waits   func() []StoreWait // nil: there is no store
 	running *sync.WaitGroup    // of those who still look when the time is over
 }
@@ -124,12 +124,12 @@ func storeWaits(server *tcpstore.Server, ranks map[int]int) []StoreWait {
 	stats := server.Stats()
 	var waits []StoreWait
 	for _, w := range jobscan.Waiters(stats, server.Port(), ranks) {
-		waits = append(waits, StoreWait{Key: w.Key, Rank: dist.Rank(w.Rank), Since: stats.Time.Add(-w.Age)})
+		waits = append(waits, StoreWait{Key: w.Key, Rank: cohort.Rank(w.Rank), Since: stats.Time.Add(-w.Age)})
 	}
 	return waits
 }
 
-func readRank(ctx context.Context, reader *pystack.Reader, rank dist.Rank, pid int) RankState {
+func readRank(ctx context.Context, reader *pystack.Reader, rank cohort.Rank, pid int) RankState {
 	s := RankState{Rank: rank, PID: pid}
 	p, err := reader.Read(ctx, pid)
 	if errors.Is(err, pystack.ErrNotPython) { // perhaps it is Go, with a socket to ask it

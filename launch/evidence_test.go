@@ -13,11 +13,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/bundle"
-	"github.com/cohort-dist/cohort/internal/frdump"
-	"github.com/cohort-dist/cohort/internal/rundir"
-	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/bundle"
+	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/launch/rundir"
 )
 
 // TestEvidenceInTime: the look at the workers ends in time, whatever keeps one of the readers, and has what the others found.
@@ -41,7 +41,7 @@ func TestEvidenceInTime(t *testing.T) {
 				e := collection{
 					time: evidenceTime, running: &running,
 					ranks: []RankState{{Rank: 0}, {Rank: 1, Error: "it was not read in time"}},
-					read: func(_ context.Context, rank dist.Rank, _ int) RankState {
+					read: func(_ context.Context, rank cohort.Rank, _ int) RankState {
 						if rank == 1 {
 							time.Sleep(c.slow) // it does not notice the end of its context
 						}
@@ -68,7 +68,7 @@ func TestLargeEvidence(t *testing.T) {
 	const mib = 1 << 20
 	seen := func(size int) *verdict.Job {
 		return &verdict.Job{World: 1, Ranks: []verdict.Rank{{
-			Object: "10.0.0.5:443", Dump: &frdump.Dump{Version: "2.10", Entries: []frdump.Entry{{Desc: strings.Repeat("x", size)}}},
+			Object: "10.0.0.5:443", Dump: &torchdump.Dump{Version: "2.10", Entries: []torchdump.Entry{{Desc: strings.Repeat("x", size)}}},
 		}}}
 	}
 	report := &Report{RunID: "large"}

@@ -10,7 +10,7 @@ import (
 	"log"
 	"os"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/launch"
 )
 
@@ -42,7 +42,7 @@ func ExampleRun() {
 	switch {
 	case err == nil:
 		fmt.Println("done after", len(report.Attempts), "attempts")
-	case errors.Is(err, dist.Remote):
+	case errors.Is(err, cohort.Remote):
 		fmt.Println("a worker failed:", report.Sentence)
 	default:
 		log.Fatal(err)

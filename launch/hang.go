@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/hangwatch"
-	"github.com/cohort-dist/cohort/internal/jobscan"
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort/internal/diagnose/hangwatch"
+	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 )
 
 const (

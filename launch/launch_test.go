@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 func TestDevices(t *testing.T) {
@@ -37,7 +37,7 @@ func TestConfigErrors(t *testing.T) {
 		"no local rank 3":   {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 2, ShowRanks: []int{3}},
 		"node rank 2":       {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 2, MaxNodes: 2, Endpoint: "x:1", NodeRank: new(2)},
 	} {
-		if _, err := c.withDefaults(); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := c.withDefaults(); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
@@ -86,7 +86,7 @@ func TestReportErr(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	failed := Attempt{First: 1, Workers: []WorkerEnd{{Rank: 1, Code: 1, Words: "raised ValueError: bad batch 17"}}}
-	stopped := Attempt{First: dist.NoRank, Signal: 15}
+	stopped := Attempt{First: cohort.NoRank, Signal: 15}
 	for name, c := range map[string]struct {
 		report  Report
 		trouble error
@@ -94,13 +94,13 @@ func TestReportErr(t *testing.T) {
 		text    string
 	}{
 		"success":              {Report{Attempts: []Attempt{failed, {Succeeded: true}}}, nil, nil, ""},
-		"a worker failed":      {Report{Attempts: []Attempt{failed}}, nil, dist.Remote, "launch: remote error: rank 1: raised ValueError: bad batch 17"},
-		"it hung":              {Report{Attempts: []Attempt{{First: dist.NoRank, Hung: true, Verdict: "rank 1 sleeps."}}}, nil, dist.DeadlineExceeded, "launch: timeout: the job stood still and was stopped: rank 1 sleeps"},
-		"a signal":             {Report{Signal: 15, Attempts: []Attempt{stopped}}, nil, dist.Aborted, "launch: aborted: the job was ended by SIGTERM"},
-		"a signal, early":      {Report{Signal: 2}, nil, dist.Aborted, "launch: aborted: the job was ended by SIGINT"},
-		"a signal, in between": {Report{Signal: 2, Attempts: []Attempt{failed}}, nil, dist.Aborted, "launch: aborted: the job was ended by SIGINT"},
+		"a worker failed":      {Report{Attempts: []Attempt{failed}}, nil, cohort.Remote, "launch: remote error: rank 1: raised ValueError: bad batch 17"},
+		"it hung":              {Report{Attempts: []Attempt{{First: cohort.NoRank, Hung: true, Verdict: "rank 1 sleeps."}}}, nil, cohort.DeadlineExceeded, "launch: timeout: the job stood still and was stopped: rank 1 sleeps"},
+		"a signal":             {Report{Signal: 15, Attempts: []Attempt{stopped}}, nil, cohort.Aborted, "launch: aborted: the job was ended by SIGTERM"},
+		"a signal, early":      {Report{Signal: 2}, nil, cohort.Aborted, "launch: aborted: the job was ended by SIGINT"},
+		"a signal, in between": {Report{Signal: 2, Attempts: []Attempt{failed}}, nil, cohort.Aborted, "launch: aborted: the job was ended by SIGINT"},
 		"cancelled":            {Report{Attempts: []Attempt{stopped}}, nil, context.Canceled, "launch: cancelled: context canceled"},
-		"no store":             {Report{}, refuse("no store"), dist.InvalidArgument, "launch: invalid argument: no store"},
+		"no store":             {Report{}, refuse("no store"), cohort.InvalidArgument, "launch: invalid argument: no store"},
 	} {
 		ctx := t.Context()
 		if name == "cancelled" {

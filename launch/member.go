@@ -15,28 +15,28 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/ctxdial"
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/nodehost"
-	"github.com/cohort-dist/cohort/internal/portowner"
-	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // member is this node's part of a job on several nodes.
 type member struct {
 	job      *job
 	host     string // its address
-	wire     *nodehost.Wire
-	incoming chan nodehost.Message // closed when the connection has ended
-	lost     error                 // why, and left what the host said before; valid after that
+	wire     *nodecoord.Wire
+	incoming chan nodecoord.Message // closed when the connection has ended
+	lost     error                  // why, and left what the host said before; valid after that
 	left     string
 	stopped  sync.WaitGroup
 	quit     chan struct{}
 	sending  sync.Mutex
 	// questions are those of "cohort why" on this node.
-	questions nodehost.Questions
+	questions nodecoord.Questions
 	// answering is held while a question of another node is answered.
 	answering chan struct{}
 	// replaceable says that another launcher takes the place of a host that is gone.
@@ -49,18 +49,18 @@ type member struct {
 	// watched says that somebody looks at the job on some node, gone that the host was lost during an attempt.
 	watched, gone bool
 	// dismissed is the last word of the host, or nil.
-	dismissed *nodehost.Dismiss
+	dismissed *nodecoord.Dismiss
 }
 
 // errEnded says that a signal ended the wait for other nodes.
-var errEnded = dist.New(op, dist.Aborted, "ended by a signal while waiting for other nodes")
+var errEnded = cohort.New(op, cohort.Aborted, "ended by a signal while waiting for other nodes")
 
 // nodes runs a job on several nodes.
 func (j *job) nodes() error {
-	var h *nodehost.Host
+	var h *nodecoord.Host
 	if j.cfg.hosts(j.asked) {
 		var err error
-		if h, err = nodehost.Listen(j.forHost(), j.cfg.Endpoint); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+		if h, err = nodecoord.Listen(j.forHost(), j.cfg.Endpoint); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 			return unavailable("the rendezvous at "+j.cfg.Endpoint, err)
 		}
 	}
@@ -93,13 +93,13 @@ func (j *job) nodes() error {
 
 // greets reports whether a launcher is at the other end: it says at once that it is there, and a store says nothing.
 func greets(c net.Conn) bool {
-	first, ok := c.(*nodehost.Greeting)
+	first, ok := c.(*nodecoord.Greeting)
 	return ok && first.Wait(greetTime)
 }
 
 // newMember makes this node a member of the job whose host is at the other end.
 func newMember(j *job, c net.Conn, addr string) *member {
-	m := &member{job: j, host: addr, wire: nodehost.NewWire(c, j.cfg.Silence), incoming: make(chan nodehost.Message, 16), quit: make(chan struct{}), answering: make(chan struct{}, maxLooking)}
+	m := &member{job: j, host: addr, wire: nodecoord.NewWire(c, j.cfg.Silence), incoming: make(chan nodecoord.Message, 16), quit: make(chan struct{}), answering: make(chan struct{}, maxLooking)}
 	m.stopped.Go(m.read)
 	m.stopped.Go(m.live)
 	return m
@@ -128,7 +128,7 @@ func (m *member) read() {
 			left = msg.Leave.Reason
 			continue
 		}
-		moment.At("launch.member.incoming")
+		failpoint.At("launch.member.incoming")
 		select {
 		case m.incoming <- msg:
 		case <-m.quit:
@@ -144,7 +144,7 @@ func (m *member) live() {
 	for {
 		select {
 		case <-tick.C:
-			m.say(nodehost.Message{Alive: true})
+			m.say(nodecoord.Message{Alive: true})
 		case <-m.quit:
 			return
 		}
@@ -152,7 +152,7 @@ func (m *member) live() {
 }
 
 // say tells the host. A host that is gone is noticed by read.
-func (m *member) say(msg nodehost.Message) {
+func (m *member) say(msg nodecoord.Message) {
 	m.sending.Lock()
 	defer m.sending.Unlock()
 	_ = m.wire.Send(msg)
@@ -167,7 +167,7 @@ func (m *member) close() {
 // run takes part in attempts until the host dismisses this node.
 func (m *member) run() error {
 	j := m.job
-	m.say(nodehost.Message{Join: &nodehost.Join{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.nodeRank(), Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
+	m.say(nodecoord.Message{Join: &nodecoord.Join{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.nodeRank(), Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
 	for m.dismissed == nil {
 		select {
 		case msg, open := <-m.incoming:
@@ -195,29 +195,29 @@ func (m *member) run() error {
 				return nil
 			}
 		case <-j.asked.Done():
-			return dist.Ended(j.asked, op)
+			return cohort.Ended(j.asked, op)
 		}
 	}
 	d := m.dismissed
 	if d.OtherJob && m.replaceable { // the host died without a word, and its port has another owner
 		return errHostLost
 	}
-	j.report.tell(launchcore.End{OK: d.OK, Code: dist.Code(d.Code), Sentence: d.Sentence, Rank: d.Rank})
+	j.report.tell(launchcore.End{OK: d.OK, Code: cohort.Code(d.Code), Sentence: d.Sentence, Rank: d.Rank})
 	return nil
 }
 
 // leave tells the host that a signal has ended this node. A host leaves by itself, and begins nothing before that.
 func (m *member) leave(signal int) {
 	if !m.hosts {
-		m.say(nodehost.Message{Leave: &nodehost.Leave{Reason: "was ended by " + postmortem.Code(-signal)}})
+		m.say(nodecoord.Message{Leave: &nodecoord.Leave{Reason: "was ended by " + postmortem.Code(-signal)}})
 	}
 }
 
 // waits tells the board that the job waits for nodes.
-func (m *member) waits(w nodehost.Waiting) {
+func (m *member) waits(w nodecoord.Waiting) {
 	g := &Gathering{Here: w.Here, Min: w.Min, Max: w.Max, Since: time.Now()}
 	if len(w.Numbers) == w.Here {
-		for n := range min(w.Max, nodehost.MaxRoster) {
+		for n := range min(w.Max, nodecoord.MaxRoster) {
 			if !slices.Contains(w.Numbers, n) {
 				g.Missing = append(g.Missing, n)
 			}
@@ -246,7 +246,7 @@ func (m *member) hostGone() error {
 		return errHostLost
 	}
 	if m.wire.Heard() {
-		m.job.report.tell(launchcore.End{Code: dist.PeerLost, Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodehost.GoneWords(m.lost, m.job.cfg.Silence))})
+		m.job.report.tell(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodecoord.GoneWords(m.lost, m.job.cfg.Silence))})
 	} else {
 		m.unheard()
 	}
@@ -264,14 +264,14 @@ func (m *member) unheard() {
 		}
 	}
 	if !found && (errors.Is(m.lost, net.ErrClosed) || ctxdial.Reset(m.lost)) {
-		m.job.report.tell(launchcore.End{Code: dist.PeerLost, Sentence: fmt.Sprintf("the rendezvous at %s has ended the connection before it said who it is: a launcher that ended there at this moment, or another program", m.host)})
+		m.job.report.tell(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the rendezvous at %s has ended the connection before it said who it is: a launcher that ended there at this moment, or another program", m.host)})
 		return
 	}
-	m.job.report.tell(launchcore.End{Code: dist.Protocol, Sentence: fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who, nodehost.GoneWords(m.lost, m.job.cfg.Silence))})
+	m.job.report.tell(launchcore.End{Code: cohort.Protocol, Sentence: fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who, nodecoord.GoneWords(m.lost, m.job.cfg.Silence))})
 }
 
 // attempt runs the workers of this node. ended says that this node leaves the job.
-func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
+func (m *member) attempt(b nodecoord.Begin) (ended bool, err error) {
 	j := m.job
 	m.obey(b.Rules)
 	m.sayAgain(b)
@@ -301,12 +301,12 @@ func (m *member) attempt(b nodehost.Begin) (ended bool, err error) {
 	}
 	failure := a.blame(outcome)
 	m.reason = cmp.Or(m.reason, failure.Sentence)
-	m.say(nodehost.Message{Ended: &nodehost.Ended{Failed: nodehost.Failed{Attempt: b.Attempt, Failure: failure}, OK: outcome.Succeeded()}})
+	m.say(nodecoord.Message{Ended: &nodecoord.Ended{Failed: nodecoord.Failed{Attempt: b.Attempt, Failure: failure}, OK: outcome.Succeeded()}})
 	return false, nil
 }
 
 // obey takes the rules of the host, and says where they are not those of this node.
-func (m *member) obey(r nodehost.Rules) {
+func (m *member) obey(r nodecoord.Rules) {
 	c := &m.job.cfg
 	if r.MaxNodes < 1 { // a launcher of an older version does not tell them
 		return
@@ -321,7 +321,7 @@ func (m *member) obey(r nodehost.Rules) {
 }
 
 // sayAgain says why the job begins anew.
-func (m *member) sayAgain(b nodehost.Begin) {
+func (m *member) sayAgain(b nodecoord.Begin) {
 	switch {
 	case m.reason == "":
 	case b.Restarts > m.job.seen.restarts:
@@ -333,7 +333,7 @@ func (m *member) sayAgain(b nodehost.Begin) {
 }
 
 // remote takes a message of the host during an attempt.
-func (a *attempt) remote(msg nodehost.Message, open bool) {
+func (a *attempt) remote(msg nodecoord.Message, open bool) {
 	switch {
 	case !open:
 		a.member.gone = true
@@ -358,13 +358,13 @@ func (a *attempt) failing(hung bool) {
 			exits.Exits = append(exits.Exits, launchcore.Exit{Worker: launchcore.Worker(w.local), Code: 1})
 		}
 	}
-	a.member.say(nodehost.Message{Failed: &nodehost.Failed{Attempt: a.place.attempt, Failure: a.blame(exits)}})
+	a.member.say(nodecoord.Message{Failed: &nodecoord.Failed{Attempt: a.place.attempt, Failure: a.blame(exits)}})
 }
 
 // blame returns the failure on this node that explains the others best. Without one the sentence is empty.
 func (a *attempt) blame(o launchcore.Outcome) launchcore.Failure {
 	if o.Hung {
-		return launchcore.Failure{Sentence: (&Attempt{Hung: true, Verdict: a.hang.verdict}).Sentence(), Code: dist.DeadlineExceeded}
+		return launchcore.Failure{Sentence: (&Attempt{Hung: true, Verdict: a.hang.verdict}).Sentence(), Code: cohort.DeadlineExceeded}
 	}
 	var failures []postmortem.Failure
 	for _, e := range o.Exits {
@@ -377,7 +377,7 @@ func (a *attempt) blame(o launchcore.Outcome) launchcore.Failure {
 		return launchcore.Failure{Blame: 9}
 	}
 	f := failures[i]
-	rank := dist.Rank(f.Rank)
+	rank := cohort.Rank(f.Rank)
 	return launchcore.Failure{
 		Sentence: fmt.Sprintf("rank %d on %s %s", f.Rank, a.job.host, f.Cause.Words), Blame: postmortem.Blame(f.Cause.Kind), Rank: &rank,
 	}

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // TestStranger: a program that has the port of the rendezvous and is no launcher is not taken for a launcher that is gone.
@@ -41,7 +41,7 @@ func TestStranger(t *testing.T) {
 		for range m.incoming { // until it gives up
 			continue
 		}
-		if err := m.hostGone(); !errors.Is(j.report.Err(), dist.Protocol) || err != nil || !strings.HasPrefix(j.report.Sentence, want) || !strings.HasSuffix(j.report.Sentence, "does not answer as a launcher of the job does: it has not been heard of for 100ms") {
+		if err := m.hostGone(); !errors.Is(j.report.Err(), cohort.Protocol) || err != nil || !strings.HasPrefix(j.report.Sentence, want) || !strings.HasSuffix(j.report.Sentence, "does not answer as a launcher of the job does: it has not been heard of for 100ms") {
 			t.Errorf("host %v: %v, %s", host, err, j.report.Sentence)
 		}
 		m.close()

@@ -8,14 +8,14 @@ import (
 	"net"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/ctxdial"
-	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 )
 
 // checkNodes checks what concerns several nodes.
 func (c Config) checkNodes() error {
-	if c.MinNodes < 1 || c.MaxNodes < c.MinNodes || c.MaxNodes > nodehost.MaxNodes {
+	if c.MinNodes < 1 || c.MaxNodes < c.MinNodes || c.MaxNodes > nodecoord.MaxNodes {
 		return refuse("%d to %d nodes: the first must be at least 1 and at most the second", c.MinNodes, c.MaxNodes)
 	}
 	if c.MaxNodes == 1 {
@@ -47,14 +47,14 @@ func (c Config) nodeRank() int {
 	return *c.NodeRank
 }
 
-func (c Config) rules() nodehost.Rules {
-	return nodehost.Rules{MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts}
+func (c Config) rules() nodecoord.Rules {
+	return nodecoord.Rules{MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts}
 }
 
 // forHost is what the host of the rendezvous needs to know.
-func (j *job) forHost() nodehost.Config {
+func (j *job) forHost() nodecoord.Config {
 	c := j.cfg
-	return nodehost.Config{
+	return nodecoord.Config{
 		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
 		Stranger: func(addr string) {
@@ -64,14 +64,14 @@ func (j *job) forHost() nodehost.Config {
 }
 
 // tellEnd ends the job on all nodes if this launcher hosts it and was ended by the user.
-func (j *job) tellEnd(h *nodehost.Host) {
+func (j *job) tellEnd(h *nodecoord.Host) {
 	if how := j.endedBy(); h != nil && how != "" {
-		h.End(dist.New(op, dist.Aborted, "the launcher that hosts the rendezvous "+how))
+		h.End(cohort.New(op, cohort.Aborted, "the launcher that hosts the rendezvous "+how))
 	}
 }
 
 // statuses are the nodes of a roster.
-func statuses(roster []nodehost.Node) []NodeStatus {
+func statuses(roster []nodecoord.Node) []NodeStatus {
 	all := make([]NodeStatus, len(roster))
 	for i, n := range roster {
 		all[i] = NodeStatus(n)

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/nodehost"
-	"github.com/cohort-dist/cohort/internal/pystack"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 )
 
 const testKeeper = "launch-test-keeper"
@@ -51,8 +51,8 @@ func TestRankOfAnotherNode(t *testing.T) {
 				t.Errorf("node %d: %v", node, err)
 				return
 			}
-			e, ok := errors.AsType[*dist.Error](report.Err())
-			if !ok || e.Code != dist.Remote || e.Rank != 3 || !strings.Contains(e.Detail, "exited with code 5") || strings.Contains(e.Detail, "rank 3") {
+			e, ok := errors.AsType[*cohort.Error](report.Err())
+			if !ok || e.Code != cohort.Remote || e.Rank != 3 || !strings.Contains(e.Detail, "exited with code 5") || strings.Contains(e.Detail, "rank 3") {
 				t.Errorf("node %d: %v, %+v", node, report.Err(), e)
 			}
 		})
@@ -64,12 +64,12 @@ func TestRankOfAnotherNode(t *testing.T) {
 func TestBlameOfAHang(t *testing.T) {
 	t.Parallel()
 	f := (&attempt{hang: standstill{verdict: "Rank 1 sleeps."}}).blame(launchcore.Outcome{Hung: true})
-	if f.Code != dist.DeadlineExceeded || f.Rank != nil || f.Blame != 0 || f.Sentence != "the job stood still and was stopped: Rank 1 sleeps" {
+	if f.Code != cohort.DeadlineExceeded || f.Rank != nil || f.Blame != 0 || f.Sentence != "the job stood still and was stopped: Rank 1 sleeps" {
 		t.Errorf("%+v", f)
 	}
 	var r Report
 	r.tell(launchcore.End{Code: f.Code, Sentence: f.Sentence})
-	if e, ok := errors.AsType[*dist.Error](r.Err()); !ok || e.Code != dist.DeadlineExceeded || e.Rank != dist.NoRank {
+	if e, ok := errors.AsType[*cohort.Error](r.Err()); !ok || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.NoRank {
 		t.Errorf("%v", r.Err())
 	}
 }
@@ -81,11 +81,11 @@ func TestFailingOfAHang(t *testing.T) {
 	defer func() { _ = theirs.Close() }()
 	m := newMember(&job{cfg: Config{Silence: time.Minute}, asked: t.Context()}, ours, "host")
 	defer m.close()
-	heard := make(chan nodehost.Message, 1)
+	heard := make(chan nodecoord.Message, 1)
 	go func() {
 		defer close(heard)
 		for in := json.NewDecoder(theirs); ; {
-			var msg nodehost.Message
+			var msg nodecoord.Message
 			if in.Decode(&msg) != nil {
 				return
 			}
@@ -96,7 +96,7 @@ func TestFailingOfAHang(t *testing.T) {
 		}
 	}()
 	(&attempt{job: m.job, member: m, hang: standstill{verdict: "Rank 1 sleeps."}}).failing(true)
-	if msg := <-heard; msg.Failed == nil || msg.Failed.Code != dist.DeadlineExceeded || msg.Failed.Blame != 0 {
+	if msg := <-heard; msg.Failed == nil || msg.Failed.Code != cohort.DeadlineExceeded || msg.Failed.Blame != 0 {
 		t.Errorf("%+v", msg.Failed)
 	}
 }

@@ -11,11 +11,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/postmortem"
-	"github.com/cohort-dist/cohort/internal/ranklist"
-	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
 // Report says how a job ended.
@@ -54,9 +54,9 @@ type Attempt struct {
 	Verdict string `json:"verdict,omitempty"`
 	// Workers are in the order of ranks.
 	Workers []WorkerEnd `json:"workers"`
-	// First is the rank that failed first, [dist.NoRank] if none has.
-	First    dist.Rank `json:"first"`
-	Evidence *Evidence `json:"evidence,omitempty"`
+	// First is the rank that failed first, [cohort.NoRank] if none has.
+	First    cohort.Rank `json:"first"`
+	Evidence *Evidence   `json:"evidence,omitempty"`
 
 	seen   *verdict.Job // by the watch, if it hung and no later one has
 	events string       // of its cgroup then
@@ -64,10 +64,10 @@ type Attempt struct {
 
 // WorkerEnd is how a worker ended.
 type WorkerEnd struct {
-	Rank  dist.Rank `json:"rank"`
-	Local int       `json:"local_rank"`
-	Host  string    `json:"host"`
-	PID   int       `json:"pid"`
+	Rank  cohort.Rank `json:"rank"`
+	Local int         `json:"local_rank"`
+	Host  string      `json:"host"`
+	PID   int         `json:"pid"`
 	// Code is the exit status, or -N for signal N.
 	Code int `json:"code"`
 	// Kind is the class of the cause ("exception", "lost_peer", ...), Words says it: "raised ValueError: bad batch 17".
@@ -89,7 +89,7 @@ type WorkerEnd struct {
 func (a *attempt) result(o launchcore.Outcome) Attempt {
 	r := Attempt{
 		Number: a.place.attempt, Started: a.started, Ended: time.Now(), Succeeded: o.Succeeded(), Signal: int(o.Signal),
-		Hung: o.Hung, Verdict: a.hang.verdict, First: dist.NoRank, Evidence: a.found,
+		Hung: o.Hung, Verdict: a.hang.verdict, First: cohort.NoRank, Evidence: a.found,
 		seen: a.hang.seen, events: a.hang.events,
 	}
 	for _, w := range a.workers {
@@ -130,7 +130,7 @@ func (a *attempt) result(o launchcore.Outcome) Attempt {
 		}
 	}
 	if i := postmortem.First(failures); i >= 0 {
-		r.First = dist.Rank(failures[i].Rank)
+		r.First = cohort.Rank(failures[i].Rank)
 	}
 	return r
 }
@@ -146,7 +146,7 @@ func (r *Report) add(a Attempt) {
 }
 
 // Of returns the end of a rank, or nil.
-func (a *Attempt) Of(rank dist.Rank) *WorkerEnd {
+func (a *Attempt) Of(rank cohort.Rank) *WorkerEnd {
 	for i := range a.Workers {
 		if a.Workers[i].Rank == rank {
 			return &a.Workers[i]
@@ -183,12 +183,12 @@ const leaving = time.Second
 
 // early returns the ranks that had ended with 0, or were about to, when the first failure came, if all failures are consequences:
 // they left while others needed them.
-func (a *Attempt) early() []dist.Rank {
+func (a *Attempt) early() []cohort.Rank {
 	first := a.Of(a.First)
 	if first == nil || !consequence(first) {
 		return nil
 	}
-	var all []dist.Rank
+	var all []cohort.Rank
 	for _, w := range a.Workers {
 		if w.Kind == postmortem.Success.String() && !w.Ended.IsZero() && w.Ended.Before(first.Ended.Add(leaving)) {
 			all = append(all, w.Rank)
@@ -222,14 +222,14 @@ func (a *Attempt) suspect() *RankState {
 
 // judge fills in what the attempts say together. trouble is an error of the launcher itself, or nil; ctx is that of the caller.
 func (r *Report) judge(ctx context.Context, trouble error) {
-	last := &Attempt{Signal: r.Signal, First: dist.NoRank}
+	last := &Attempt{Signal: r.Signal, First: cohort.NoRank}
 	if n := len(r.Attempts); n > 0 && (r.Signal == 0 || r.Attempts[n-1].Signal != 0 || r.Attempts[n-1].Succeeded) {
 		last = &r.Attempts[n-1]
 	}
 	switch {
 	case trouble != nil:
 		r.Succeeded, r.Sentence, r.err = false, trouble.Error(), trouble
-		if e, ok := errors.AsType[*dist.Error](trouble); ok && e.Detail != "" {
+		if e, ok := errors.AsType[*cohort.Error](trouble); ok && e.Detail != "" {
 			r.Sentence = e.Detail
 		}
 	case r.told:
@@ -243,14 +243,14 @@ func (r *Report) judge(ctx context.Context, trouble error) {
 
 // err returns the error of an attempt that failed. signal is what the launcher was sent: an attempt can also be ended by ctx.
 func (a *Attempt) err(ctx context.Context, signal int, sentence string) error {
-	e := dist.New(op, dist.Remote, strings.TrimPrefix(sentence, "rank "+a.First.String()+" "))
+	e := cohort.New(op, cohort.Remote, strings.TrimPrefix(sentence, "rank "+a.First.String()+" "))
 	switch {
 	case a.Signal != 0 && signal == 0 && ctx.Err() != nil:
-		return dist.Ended(ctx, op)
+		return cohort.Ended(ctx, op)
 	case a.Signal != 0:
-		e.Code = dist.Aborted
+		e.Code = cohort.Aborted
 	case a.Hung:
-		e.Code = dist.DeadlineExceeded
+		e.Code = cohort.DeadlineExceeded
 	default:
 		e.Rank = a.First
 	}
@@ -263,22 +263,22 @@ func (r *Report) tell(end launchcore.End) {
 	if end.OK {
 		return
 	}
-	e := dist.New(op, end.Code, end.Sentence)
+	e := cohort.New(op, end.Code, end.Sentence)
 	if end.Rank != nil {
 		e.Rank, e.Detail = *end.Rank, strings.TrimPrefix(e.Detail, "rank "+end.Rank.String()+" ")
 	}
 	r.err = e
 }
 
-// Err returns nil if the job succeeded. Otherwise the code of the error says why it failed: [dist.Remote] for a worker that
-// failed, with its rank; [dist.DeadlineExceeded] for a job that hung and was stopped, or for nodes that did not come in time;
-// [dist.Aborted] for a signal; [dist.Canceled] for the end of the context; [dist.PeerLost] for a node or keeper that is gone.
+// Err returns nil if the job succeeded. Otherwise the code of the error says why it failed: [cohort.Remote] for a worker that
+// failed, with its rank; [cohort.DeadlineExceeded] for a job that hung and was stopped, or for nodes that did not come in time;
+// [cohort.Aborted] for a signal; [cohort.Canceled] for the end of the context; [cohort.PeerLost] for a node or keeper that is gone.
 func (r *Report) Err() error {
 	if r.Succeeded {
 		return nil
 	}
 	if r.err == nil { // it was read from a file
-		return dist.New(op, dist.Unknown, r.Sentence)
+		return cohort.New(op, cohort.Unknown, r.Sentence)
 	}
 	return r.err
 }
@@ -368,7 +368,7 @@ func describeFirst(b *strings.Builder, w *WorkerEnd) {
 
 // describeOthers says what became of the other ranks, those with the same fate in one line.
 func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
-	fates := map[string][]dist.Rank{}
+	fates := map[string][]cohort.Rank{}
 	var order []string
 	for _, w := range a.Workers {
 		if w.Rank == a.First && a.Signal == 0 && !a.Hung {
@@ -401,7 +401,7 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 }
 
 // doing returns what a rank was doing that had to be stopped, or nil if that is not known.
-func (a *Attempt) doing(rank dist.Rank) *RankState {
+func (a *Attempt) doing(rank cohort.Rank) *RankState {
 	s, w := a.Evidence.Of(rank), a.Of(rank)
 	if s == nil || s.Doing == "" || w.Where != "" {
 		return nil
@@ -413,7 +413,7 @@ func (a *Attempt) doing(rank dist.Rank) *RankState {
 }
 
 // since says how long at least ranks had been where they were when the first failure came; "" if that is not known of all, or too short to matter.
-func (a *Attempt) since(ranks []dist.Rank) string {
+func (a *Attempt) since(ranks []cohort.Rank) string {
 	var least, most time.Duration
 	for i, rank := range ranks {
 		s := a.doing(rank)

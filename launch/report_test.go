@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/postmortem"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
 )
 
 // TestEarlyEnd: a rank that ended well while others needed it is the cause of their failure; one that ended well after it,
@@ -41,10 +41,10 @@ func TestEarlyEnd(t *testing.T) {
 func TestSinceWhen(t *testing.T) {
 	t.Parallel()
 	const reduce = "all_reduce (train.py:5)"
-	state := func(rank dist.Rank, doing string, idle time.Duration) RankState {
+	state := func(rank cohort.Rank, doing string, idle time.Duration) RankState {
 		return RankState{Rank: rank, Doing: doing, Idle: idle}
 	}
-	stopped := func(rank dist.Rank) WorkerEnd {
+	stopped := func(rank cohort.Rank) WorkerEnd {
 		return WorkerEnd{Rank: rank, Kind: postmortem.Stopped.String(), Words: "was stopped", Code: -15}
 	}
 	for name, c := range map[string]struct {

@@ -6,8 +6,8 @@ package launch
 import (
 	"slices"
 
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/program"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/program"
 )
 
 // Role is a group of workers of a job that run the same program.

@@ -14,19 +14,19 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/agentevents"
-	"github.com/cohort-dist/cohort/internal/keeper"
-	"github.com/cohort-dist/cohort/internal/launchcore"
-	"github.com/cohort-dist/cohort/internal/oomkill"
-	"github.com/cohort-dist/cohort/internal/pystack"
-	"github.com/cohort-dist/cohort/internal/rundir"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/rundir"
+	"github.com/cohort-dist/cohort/internal/launch/supervisor"
+	"github.com/cohort-dist/cohort/internal/launch/torchevents"
+	"github.com/cohort-dist/cohort/internal/sys/oomkill"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 // KeeperMain runs the keeper. A program that was started with the arguments of [Config].Keeper must call it and exit with
 // the code that it returns.
-func KeeperMain() int { return keeper.Main() }
+func KeeperMain() int { return supervisor.Main() }
 
 // job is a run of a Config.
 type job struct {
@@ -34,22 +34,22 @@ type job struct {
 	screen  *screen
 	signals <-chan os.Signal
 	run     *rundir.Dir
-	keeper  *keeper.Keeper
+	keeper  *supervisor.Keeper
 	reader  pystack.Reader
 	memory  oomkill.Count
 	host    string
 	report  *Report
 	asked   context.Context //nolint:containedctx // the caller's wish to end, which attempts watch
 	current atomic.Pointer[attempt]
-	events  *agentevents.Log
-	last    []agentevents.Worker // of the last attempt
+	events  *torchevents.Log
+	last    []torchevents.Worker // of the last attempt
 	board   board
 	// seen is how far the job had got when this node last took part: a new host goes on from there.
 	seen struct{ attempt, restarts int }
 }
 
 // Run runs a job until it has ended and reports how. The error is nil if the job succeeded, else that of [Report.Err]. The
-// report is nil if nothing was tried, because cfg is wrong ([dist.InvalidArgument]) or the keeper does not start. The end
+// report is nil if nothing was tried, because cfg is wrong ([cohort.InvalidArgument]) or the keeper does not start. The end
 // of ctx stops the job as SIGTERM does.
 //
 // It corresponds to torch.distributed.launcher.api.launch_agent, and the error to its ChildFailedError.
@@ -61,7 +61,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	if err != nil {
 		return nil, err
 	}
-	k, err := keeper.Start(cfg.Keeper) // first: it starts while the rest is prepared
+	k, err := supervisor.Start(cfg.Keeper) // first: it starts while the rest is prepared
 	if err != nil {
 		return nil, unavailable("the keeper of the workers", err)
 	}
@@ -228,7 +228,7 @@ func (a *attempt) shareStore() error {
 
 func storeError(address string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return dist.Newf(op, dist.AlreadyExists, "the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, err)
+		return cohort.Newf(op, cohort.AlreadyExists, "the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, err)
 	}
 	return unavailable("a store on "+address, err)
 }

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/joblog"
-	"github.com/cohort-dist/cohort/internal/jobscan"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/verdict"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/launch/joblog"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // Status describes a job at one moment, as one of its launchers sees it.
@@ -43,8 +43,8 @@ type (
 	// NodeStatus is a node that takes part.
 	NodeStatus struct {
 		Host    string
-		Base    dist.Rank // its first rank
-		Workers int       // how many it has
+		Base    cohort.Rank // its first rank
+		Workers int         // how many it has
 	}
 	// Gathering is the wait for nodes.
 	Gathering struct {
@@ -55,7 +55,7 @@ type (
 	}
 	// WorkerStatus describes a worker.
 	WorkerStatus struct {
-		Rank  dist.Rank
+		Rank  cohort.Rank
 		Phase WorkerPhase
 		Since time.Time
 		// Words say how it ended.
@@ -103,7 +103,7 @@ type board struct {
 
 // change lets f change the status.
 func (b *board) change(f func(s *Status)) {
-	moment.At("launch.board.lock")
+	failpoint.At("launch.board.lock")
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	f(&b.mu.status)
@@ -178,7 +178,7 @@ func oldestWaits(all []verdict.Wait, now time.Time) []StoreWait {
 	}
 	var waits []StoreWait
 	for _, w := range byRank {
-		waits = append(waits, StoreWait{Rank: dist.Rank(w.Rank), Key: w.Key, Since: now.Add(-w.Age)})
+		waits = append(waits, StoreWait{Rank: cohort.Rank(w.Rank), Key: w.Key, Since: now.Add(-w.Age)})
 	}
 	slices.SortFunc(waits, func(a, b StoreWait) int { return cmp.Compare(a.Rank, b.Rank) })
 	return waits

@@ -10,10 +10,10 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/joblog"
-	"github.com/cohort-dist/cohort/internal/pytemplate"
-	"github.com/cohort-dist/cohort/internal/rundir"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/launch/joblog"
+	"github.com/cohort-dist/cohort/internal/launch/pytemplate"
+	"github.com/cohort-dist/cohort/internal/launch/rundir"
 )
 
 // Screen is where the output of a job goes.
@@ -25,7 +25,7 @@ type Screen struct {
 	// Ranks puts the rank before every line and joins identical lines of several ranks: for people, not for programs.
 	Ranks bool
 	// Paint colours a rank's prefix, if set.
-	Paint func(rank dist.Rank, text string) string
+	Paint func(rank cohort.Rank, text string) string
 	// Show, if set, is given the status of the job again and again, by one goroutine, until Run returns. Out and Err then
 	// get whole lines only, and lines that are not finished are part of the status.
 	Show func(Status)

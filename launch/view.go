@@ -8,13 +8,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // showOthers tells the host the state of this node's ranks until ctx ends, and then once more.
 func (a *attempt) showOthers(ctx context.Context) {
-	tick := time.NewTicker(nodehost.ViewEvery)
+	tick := time.NewTicker(nodecoord.ViewEvery)
 	defer tick.Stop()
 	asked := time.Now()
 	for ctx.Err() == nil {
@@ -26,33 +26,33 @@ func (a *attempt) showOthers(ctx context.Context) {
 			}
 		case <-ctx.Done():
 		}
-		moment.At("launch.view.show")
+		failpoint.At("launch.view.show")
 		shown := a.job.board.snapshot().shown(time.Now())
 		if shown.Attempt == a.place.attempt {
-			a.member.say(nodehost.Message{Shown: &shown})
+			a.member.say(nodecoord.Message{Shown: &shown})
 		}
 	}
 }
 
 // shown returns what other nodes are told.
-func (s Status) shown(now time.Time) nodehost.Shown {
-	m := nodehost.Shown{Attempt: s.Attempt, Node: s.Node}
-	left := nodehost.MaxShownTexts
+func (s Status) shown(now time.Time) nodecoord.Shown {
+	m := nodecoord.Shown{Attempt: s.Attempt, Node: s.Node}
+	left := nodecoord.MaxShownTexts
 	shortened := func(text string) string {
-		text = strings.ToValidUTF8(text[:min(len(text), nodehost.MaxShownText, left)], "")
+		text = strings.ToValidUTF8(text[:min(len(text), nodecoord.MaxShownText, left)], "")
 		left -= len(text)
 		return text
 	}
-	for _, r := range s.Ranks[:min(len(s.Ranks), nodehost.MaxShown)] {
+	for _, r := range s.Ranks[:min(len(s.Ranks), nodecoord.MaxShown)] {
 		r.look()
-		to := nodehost.ShownRank{Rank: r.Rank, Phase: int(r.Phase), Age: now.Sub(r.Since), Quiet: -1, Words: shortened(r.Words), Line: shortened(r.Line)}
+		to := nodecoord.ShownRank{Rank: r.Rank, Phase: int(r.Phase), Age: now.Sub(r.Since), Quiet: -1, Words: shortened(r.Words), Line: shortened(r.Line)}
 		if !r.Printed.IsZero() {
 			to.Quiet = max(0, now.Sub(r.Printed))
 		}
 		m.Ranks = append(m.Ranks, to)
 	}
-	for _, w := range s.Waits[:min(len(s.Waits), nodehost.MaxShown)] {
-		m.Waits = append(m.Waits, nodehost.ShownWait{Rank: w.Rank, Key: shortened(w.Key), Age: now.Sub(w.Since)})
+	for _, w := range s.Waits[:min(len(s.Waits), nodecoord.MaxShown)] {
+		m.Waits = append(m.Waits, nodecoord.ShownWait{Rank: w.Rank, Key: shortened(w.Key), Age: now.Sub(w.Since)})
 	}
 	return m
 }
@@ -81,7 +81,7 @@ func (r *WorkerStatus) look() {
 func (r *WorkerStatus) line() string { return strings.TrimSpace(r.lines[0] + " " + r.lines[1]) }
 
 // others takes what other nodes tell. What is of another attempt is old.
-func (b *board) others(m *nodehost.View, now time.Time) {
+func (b *board) others(m *nodecoord.View, now time.Time) {
 	b.change(func(s *Status) {
 		var ranks []WorkerStatus
 		var waits []StoreWait

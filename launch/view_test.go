@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/joblog"
-	"github.com/cohort-dist/cohort/internal/nodehost"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/launch/joblog"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
 )
 
 // TestShownIsBounded: whatever the ranks of a node print and wait for, its message fits.
@@ -21,13 +21,13 @@ func TestShownIsBounded(t *testing.T) {
 	now := time.Now()
 	evil := strings.Repeat("\x1b[31m\x00<é", 1000)
 	s := Status{Attempt: 3, Node: 7, World: 1}
-	for rank := range dist.Rank(3 * nodehost.MaxShown) {
+	for rank := range cohort.Rank(3 * nodecoord.MaxShown) {
 		s.Ranks = append(s.Ranks, WorkerStatus{Rank: rank, Phase: WorkerFailed, Since: now, Printed: now, Words: evil, Line: evil})
 		s.Waits = append(s.Waits, StoreWait{Rank: rank, Key: evil, Since: now})
 	}
 	shown := s.shown(now)
-	b, err := json.Marshal(nodehost.Message{Shown: &shown})
-	if err != nil || len(b) > nodehost.MaxMessage || len(shown.Ranks) != nodehost.MaxShown {
+	b, err := json.Marshal(nodecoord.Message{Shown: &shown})
+	if err != nil || len(b) > nodecoord.MaxMessage || len(shown.Ranks) != nodecoord.MaxShown {
 		t.Errorf("%v: %d bytes for %d ranks", err, len(b), len(shown.Ranks))
 	}
 }
@@ -42,15 +42,15 @@ func TestOthers(t *testing.T) {
 		shown := theirs.shown(time.Now())
 		var b board
 		b.change(func(s *Status) { s.Attempt, s.World, s.Node = 1, 2, 0 })
-		own := &nodehost.Shown{Attempt: 1, Node: 0, Ranks: []nodehost.ShownRank{{Rank: 0}}}
-		b.others(&nodehost.View{Nodes: []*nodehost.Shown{own, nil, &shown}}, time.Now().Add(time.Hour)) // an hour ahead of theirs
+		own := &nodecoord.Shown{Attempt: 1, Node: 0, Ranks: []nodecoord.ShownRank{{Rank: 0}}}
+		b.others(&nodecoord.View{Nodes: []*nodecoord.Shown{own, nil, &shown}}, time.Now().Add(time.Hour)) // an hour ahead of theirs
 		got := b.snapshot()
 		if len(got.Others) != 1 || got.Others[0].Rank != 1 || got.Others[0].Phase != WorkerRunning || !got.Others[0].Printed.IsZero() ||
 			got.Others[0].Since != time.Now().Add(59*time.Minute) || len(got.OtherWaits) != 1 || got.OtherWaits[0].Since != time.Now().Add(time.Hour-time.Second) {
 			t.Errorf("%+v", got)
 		}
 		b.change(func(s *Status) { s.Attempt = 2 })
-		b.others(&nodehost.View{Nodes: []*nodehost.Shown{&shown}}, time.Now())
+		b.others(&nodecoord.View{Nodes: []*nodecoord.Shown{&shown}}, time.Now())
 		if got = b.snapshot(); got.Others != nil || got.OtherWaits != nil {
 			t.Errorf("of an old attempt: %+v", got)
 		}

@@ -11,7 +11,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Kind says what an Event is about.
@@ -22,7 +22,7 @@ type Event struct {
 	Time   time.Time     `json:"time"`
 	Kind   Kind          `json:"kind"`             // such as "store.wait", "group.allreduce", "rpc.call"
 	Phase  Phase         `json:"phase"`            // begin, end or a single point
-	Rank   dist.Rank     `json:"rank"`             // the rank that reports this
+	Rank   cohort.Rank   `json:"rank"`             // the rank that reports this
 	Group  string        `json:"group,omitempty"`  // group or world name
 	Seq    uint64        `json:"seq,omitempty"`    // sequence number in its group
 	Peer   string        `json:"peer,omitempty"`   // address or name of the other side
@@ -95,7 +95,7 @@ func Log(logger *slog.Logger) Hook {
 		level := slog.LevelDebug
 		attrs := make([]slog.Attr, 0, 10)
 		attrs = append(attrs, slog.String("kind", string(e.Kind)), slog.String("phase", e.Phase.String()))
-		if e.Rank != dist.NoRank {
+		if e.Rank != cohort.NoRank {
 			attrs = append(attrs, slog.Int("rank", int(e.Rank)))
 		}
 		for _, a := range []struct{ key, value string }{

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"math"
 
-	"github.com/cohort-dist/cohort/internal/blas"
+	"github.com/cohort-dist/cohort/internal/tensor/blas"
 )
 
 // Adam keeps running means of gradients and of their squares; with AMSGrad it divides by the largest of the latter. Beta1, Beta2 and

@@ -21,10 +21,10 @@ import (
 	"math"
 	"slices"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coo"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -70,9 +70,9 @@ func New(rule Rule, params []*autograd.Variable) (*Optimizer, error) {
 	const op = "optim: new"
 	switch {
 	case rule == nil:
-		return nil, dist.New(op, dist.InvalidArgument, "no rule: give one such as optim.SGD{LR: 0.1}")
+		return nil, cohort.New(op, cohort.InvalidArgument, "no rule: give one such as optim.SGD{LR: 0.1}")
 	case len(params) == 0:
-		return nil, dist.New(op, dist.InvalidArgument, "optimizer got an empty parameter list")
+		return nil, cohort.New(op, cohort.InvalidArgument, "optimizer got an empty parameter list")
 	}
 	if err := rule.check(); err != nil {
 		return nil, err
@@ -86,13 +86,13 @@ func New(rule Rule, params []*autograd.Variable) (*Optimizer, error) {
 		dt := v.DType()
 		switch {
 		case v.Data() == nil:
-			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %d is sparse: parameters are dense, only their gradients may be sparse", i)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %d is sparse: parameters are dense, only their gradients may be sparse", i)
 		case !v.IsLeaf():
-			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %d: can't optimize a non-leaf variable", i)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %d: can't optimize a non-leaf variable", i)
 		case seen[v]:
-			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %d appears twice", i)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %d appears twice", i)
 		case dt != tensor.Float32 && dt != tensor.Float64 || !v.Data().IsContiguous():
-			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %d is %v with strides %v: want dense float32 or float64", i, dt, v.Data().Strides())
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %d is %v with strides %v: want dense float32 or float64", i, dt, v.Data().Strides())
 		}
 		seen[v] = true
 		o.params = append(o.params, &param{v: v})
@@ -125,7 +125,7 @@ func (o *Optimizer) StepWith(grad func(*autograd.Variable) autograd.Value) error
 			continue
 		}
 		if g.DType() != p.v.DType() || !slices.Equal(g.Shape(), p.v.Shape()) {
-			return dist.Newf("optim: step", dist.InvalidArgument, "parameter %d is %v%v, its gradient %v%v", i, p.v.DType(), p.v.Shape(), g.DType(), g.Shape())
+			return cohort.Newf("optim: step", cohort.InvalidArgument, "parameter %d is %v%v, its gradient %v%v", i, p.v.DType(), p.v.Shape(), g.DType(), g.Shape())
 		}
 		if err := o.step(p, g); err != nil {
 			return err
@@ -143,7 +143,7 @@ func (o *Optimizer) step(p *param, grad autograd.Value) error {
 	}
 	if grad.Sparse != nil {
 		if reason := o.rule.sparse(); reason != "" {
-			return dist.New("optim: step", dist.NotSupported, reason)
+			return cohort.New("optim: step", cohort.NotSupported, reason)
 		}
 		switch r := o.rule.(type) {
 		case SGD:
@@ -154,7 +154,7 @@ func (o *Optimizer) step(p *param, grad autograd.Value) error {
 			return o.stepRows(p, grad.Sparse)
 		}
 	} else if _, ok := o.rule.(SparseAdam); ok {
-		return dist.New("optim: step", dist.NotSupported, "SparseAdam does not support dense gradients, please consider Adam instead")
+		return cohort.New("optim: step", cohort.NotSupported, "SparseAdam does not support dense gradients, please consider Adam instead")
 	}
 	// Momentum moves all of a parameter: with zeros it computes what PyTorch computes without them.
 	g, err := grad.ToDense()
@@ -173,9 +173,9 @@ func (o *Optimizer) step(p *param, grad autograd.Value) error {
 
 // negative is a gradient with the other sign.
 func negative(grad autograd.Value) (out autograd.Value, err error) {
-	neg := func(t *tensor.Tensor) (*tensor.Tensor, error) { return tmath.Unary(tmath.Neg, t) }
+	neg := func(t *tensor.Tensor) (*tensor.Tensor, error) { return tensorops.Unary(tensorops.Neg, t) }
 	if grad.Sparse != nil {
-		out.Sparse, err = coo.Map(grad.Sparse, neg)
+		out.Sparse, err = sparseops.Map(grad.Sparse, neg)
 	} else {
 		out.Dense, err = neg(grad.Dense)
 	}
@@ -185,7 +185,7 @@ func negative(grad autograd.Value) (out autograd.Value, err error) {
 // stepRows applies the rule where a sparse gradient has values, and leaves the rest of the parameter and of what the rule remembers
 // about it as they are. The time it takes depends on the gradient, not on the parameter.
 func (o *Optimizer) stepRows(p *param, grad *tensor.Sparse) error {
-	grad, err := coo.Coalesce(grad) // the rules are not linear, so every index must come once
+	grad, err := sparseops.Coalesce(grad) // the rules are not linear, so every index must come once
 	if err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func (o *Optimizer) stepRows(p *param, grad *tensor.Sparse) error {
 		if t == nil {
 			continue
 		}
-		if parts[i], err = coo.Take(t, grad); err != nil {
+		if parts[i], err = sparseops.Take(t, grad); err != nil {
 			return err
 		}
 		if i > 0 {
@@ -218,7 +218,7 @@ func (o *Optimizer) stepRows(p *param, grad *tensor.Sparse) error {
 		if part == nil {
 			continue
 		}
-		if err := coo.Put(wholes[i], part); err != nil {
+		if err := sparseops.Put(wholes[i], part); err != nil {
 			return err
 		}
 	}
@@ -236,14 +236,14 @@ func (o *Optimizer) run(p *param, w, g *tensor.Tensor) error {
 // add adds a sparse tensor times a number to the parameter in place: all there is to do where a gradient of a few rows meets a
 // table of many.
 func (p *param) add(s *tensor.Sparse, by float64) error {
-	change, err := coo.Map(s, func(v *tensor.Tensor) (*tensor.Tensor, error) {
-		return tmath.Binary(tmath.Mul, tmath.Of(v), tmath.Num(by))
+	change, err := sparseops.Map(s, func(v *tensor.Tensor) (*tensor.Tensor, error) {
+		return tensorops.Binary(tensorops.Mul, tensorops.Of(v), tensorops.Num(by))
 	})
 	if err != nil {
 		return err
 	}
 	p.steps++
-	return coo.AddInto(p.v.Data(), change)
+	return sparseops.AddInto(p.v.Data(), change)
 }
 
 // remember makes the tensors of a rule that are not there yet.
@@ -294,7 +294,7 @@ func ClipGradNorm(params []*autograd.Variable, limit, norm float64) (float64, er
 	}
 	for _, v := range params {
 		if g := v.Grad(); g != nil {
-			n, err := tmath.Norm(g, norm)
+			n, err := tensorops.Norm(g, norm)
 			if err != nil {
 				return 0, err
 			}
@@ -304,7 +304,7 @@ func ClipGradNorm(params []*autograd.Variable, limit, norm float64) (float64, er
 	if len(norms) == 0 {
 		return 0, nil
 	}
-	total, err := tmath.Norm(tensor.Must(tensor.From(norms)), norm)
+	total, err := tensorops.Norm(tensor.Must(tensor.From(norms)), norm)
 	if err != nil {
 		return 0, err
 	}
@@ -314,7 +314,7 @@ func ClipGradNorm(params []*autograd.Variable, limit, norm float64) (float64, er
 	}
 	for _, v := range params {
 		if g := v.Grad(); g != nil {
-			if err := tmath.Scale(g, scale); err != nil {
+			if err := tensorops.Scale(g, scale); err != nil {
 				return 0, err
 			}
 		}
@@ -350,10 +350,10 @@ func ClipGradValue(params []*autograd.Variable, limit float64) error {
 func denseGrads(op string, params []*autograd.Variable) error {
 	for i, v := range params {
 		if v == nil {
-			return dist.Newf(op, dist.InvalidArgument, "parameter %d is nil", i)
+			return cohort.Newf(op, cohort.InvalidArgument, "parameter %d is nil", i)
 		}
 		if v.GradValue().Sparse != nil {
-			return dist.Newf(op, dist.NotSupported, "the gradient of parameter %d is sparse: only dense ones are clipped, as in PyTorch", i)
+			return cohort.Newf(op, cohort.NotSupported, "the gradient of parameter %d is sparse: only dense ones are clipped, as in PyTorch", i)
 		}
 	}
 	return nil
@@ -377,7 +377,7 @@ func clamp[T float32 | float64](g *tensor.Tensor, limit float64) error {
 }
 
 func badRule(format string, args ...any) error {
-	return dist.Newf("optim: new", dist.InvalidArgument, format, args...)
+	return cohort.Newf("optim: new", cohort.InvalidArgument, format, args...)
 }
 
 // notNegative checks numbers of a rule; NaN is refused too.

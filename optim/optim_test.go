@@ -11,8 +11,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -76,7 +76,7 @@ func TestWhatIsRefused(t *testing.T) {
 		{optim.RMSprop{LR: 1, Alpha: -1}, []*autograd.Variable{x}},
 		{optim.SGD{LR: 1}, []*autograd.Variable{autograd.Constant(tensor.Must(tensor.From([]int64{1})))}},
 	} {
-		if _, err := optim.New(c.rule, c.params); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := optim.New(c.rule, c.params); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%T%+v: %v", c.rule, c.rule, err)
 		}
 	}
@@ -85,7 +85,7 @@ func TestWhatIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrong := tensor.Must(tensor.From([]float64{1, 2}))
-	if err := opt.StepWith(func(*autograd.Variable) autograd.Value { return autograd.Value{Dense: wrong} }); !errors.Is(err, dist.InvalidArgument) {
+	if err := opt.StepWith(func(*autograd.Variable) autograd.Value { return autograd.Value{Dense: wrong} }); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a gradient of another shape: %v", err)
 	}
 	if err := opt.Step(); err != nil || x.Item() != 1 {

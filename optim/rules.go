@@ -7,7 +7,7 @@ import (
 	"errors"
 	"math"
 
-	"github.com/cohort-dist/cohort/internal/blas"
+	"github.com/cohort-dist/cohort/internal/tensor/blas"
 )
 
 // SGD is gradient descent, with momentum when that is not 0. It corresponds to torch.optim.SGD.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -89,7 +89,7 @@ func TestSparseRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		lookUp(t, w)
-		if err := opt.Step(); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), strings.TrimSuffix(says, " too")) {
+		if err := opt.Step(); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), strings.TrimSuffix(says, " too")) {
 			t.Errorf("%T: %v", rule, err)
 		}
 	}
@@ -101,21 +101,21 @@ func TestSparseRefused(t *testing.T) {
 	if err = w.Sum().Backward(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := opt.Step(); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "SparseAdam does not support dense gradients") {
+	if err := opt.Step(); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), "SparseAdam does not support dense gradients") {
 		t.Errorf("a dense gradient for SparseAdam: %v", err)
 	}
 	w.ZeroGrad()
 	lookUp(t, w)
-	if _, err := optim.ClipGradNorm([]*autograd.Variable{w}, 1, 2); !errors.Is(err, dist.NotSupported) {
+	if _, err := optim.ClipGradNorm([]*autograd.Variable{w}, 1, 2); !errors.Is(err, cohort.NotSupported) {
 		t.Errorf("clipping the norm: %v", err)
 	}
-	if err := optim.ClipGradValue([]*autograd.Variable{w}, 1); !errors.Is(err, dist.NotSupported) {
+	if err := optim.ClipGradValue([]*autograd.Variable{w}, 1); !errors.Is(err, cohort.NotSupported) {
 		t.Errorf("clipping values: %v", err)
 	}
 	s := autograd.SparseParameter(&tensor.Sparse{
 		Shape: []int{2}, Indices: tensor.Must(tensor.From([]int64{1}, 1, 1)), Values: tensor.Must(tensor.From([]float32{1})),
 	})
-	if _, err := optim.New(optim.SGD{LR: 1}, []*autograd.Variable{s}); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := optim.New(optim.SGD{LR: 1}, []*autograd.Variable{s}); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a sparse parameter: %v", err)
 	}
 }

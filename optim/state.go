@@ -12,8 +12,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 	"github.com/cohort-dist/cohort/tensor/safetensors"
 )
@@ -27,7 +27,7 @@ const paramGroups = "param_groups"
 // It corresponds to Optimizer.state_dict.
 func (o *Optimizer) State() (*safetensors.File, error) {
 	if o.rule == nil {
-		return nil, dist.New("optim: state", dist.InvalidArgument, "no rule: make an optimizer with New")
+		return nil, cohort.New("optim: state", cohort.InvalidArgument, "no rule: make an optimizer with New")
 	}
 	f := &safetensors.File{Tensors: map[string]*tensor.Tensor{}, Metadata: map[string]string{"format": "pt"}}
 	s := o.rule.slots()
@@ -71,7 +71,7 @@ func key(i int, name string) string { return fmt.Sprintf("state.%d.%s", i, name)
 // learning rate. If something does not fit, it changes nothing. It corresponds to Optimizer.load_state_dict.
 func (o *Optimizer) LoadState(f *safetensors.File) error {
 	if f == nil || o.rule == nil {
-		return dist.New("optim: load state", dist.InvalidArgument, "no file, or no rule: make an optimizer with New")
+		return cohort.New("optim: load state", cohort.InvalidArgument, "no file, or no rule: make an optimizer with New")
 	}
 	rule, err := o.loadGroup(f.Metadata[paramGroups])
 	if err != nil {
@@ -146,7 +146,7 @@ func load(params []*param, s slots, name string, t *tensor.Tensor) error {
 	if !t.SameShape(p.v.Data()) || !t.DType().Floating() {
 		return badState("%s is %v%v, the parameter %v%v", name, t.DType(), t.Shape(), p.v.DType(), p.v.Shape())
 	}
-	if t, err = tmath.Convert(t, p.v.DType()); err != nil {
+	if t, err = tensorops.Convert(t, p.v.DType()); err != nil {
 		return err
 	}
 	p.state[at], err = t.Clone()
@@ -155,8 +155,8 @@ func load(params []*param, s slots, name string, t *tensor.Tensor) error {
 
 // steps reads the number of steps: a whole number in a tensor of one element.
 func steps(name string, t *tensor.Tensor) (int, error) {
-	if t.Numel() == 1 && tmath.Computes(t.DType()) {
-		if wide, err := tmath.Convert(t, tensor.Float64); err == nil {
+	if t.Numel() == 1 && tensorops.Computes(t.DType()) {
+		if wide, err := tensorops.Convert(t, tensor.Float64); err == nil {
 			if n, err := tensor.Copy[float64](wide); err == nil && n[0] >= 0 && n[0] < 1<<53 && n[0] == math.Trunc(n[0]) {
 				return int(n[0]), nil
 			}
@@ -194,7 +194,7 @@ func (s slots) list() []string {
 const loadOp = "optim: load state"
 
 func badState(format string, args ...any) error {
-	return dist.Newf(loadOp, dist.InvalidArgument, format, args...)
+	return cohort.Newf(loadOp, cohort.InvalidArgument, format, args...)
 }
 
 // Save writes what the optimizer remembers to a safetensors file. docs/autograd.md shows the few lines that make a

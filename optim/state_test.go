@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
 	"github.com/cohort-dist/cohort/tensor/safetensors"
@@ -179,14 +179,14 @@ func TestBadState(t *testing.T) {
 		}
 		c.change(f)
 		err = opt.LoadState(f)
-		if code := dist.CodeOf(err); code != dist.InvalidArgument && code != dist.NotSupported || !strings.Contains(err.Error(), c.want) {
+		if code := cohort.CodeOf(err); code != cohort.InvalidArgument && code != cohort.NotSupported || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)
 		}
 	}
 	if f, err := opt.State(); err != nil || opt.LR() != 0.1 || len(f.Tensors) != 6 {
 		t.Errorf("afterwards: %v, learning rate %v", err, opt.LR())
 	}
-	if err := opt.Load(filepath.Join(t.TempDir(), "none")); !errors.Is(err, dist.NotFound) {
+	if err := opt.Load(filepath.Join(t.TempDir(), "none")); !errors.Is(err, cohort.NotFound) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }
@@ -236,7 +236,7 @@ func TestZerosInState(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, etas := range []string{`[0,1.2]`, `[0.5,0]`} { // which PyTorch refuses
-		if err := opt.LoadState(&safetensors.File{Metadata: map[string]string{"param_groups": `[{"params":[0,1],"etas":` + etas + `}]`}}); !errors.Is(err, dist.InvalidArgument) {
+		if err := opt.LoadState(&safetensors.File{Metadata: map[string]string{"param_groups": `[{"params":[0,1],"etas":` + etas + `}]`}}); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("etas %s: %v", etas, err)
 		}
 	}

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/testlog"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testlog"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"
 )
@@ -34,7 +34,7 @@ func TestFunctionsGivenToAJoin(t *testing.T) {
 			joined := [2]bool{}
 			for r := range 2 {
 				wg.Go(func() {
-					m, err := rendezvous.Join(ctx, url, noEnv(), rendezvous.WithRank(dist.Rank(r)), rendezvous.WithWorldSize(2),
+					m, err := rendezvous.Join(ctx, url, noEnv(), rendezvous.WithRank(cohort.Rank(r)), rendezvous.WithWorldSize(2),
 						rendezvous.WithHook(func(observe.Event) { end() }), rendezvous.WithLogger(testlog.Bad(end)))
 					if err != nil {
 						t.Error(err)

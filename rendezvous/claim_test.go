@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testlog"
-	"github.com/cohort-dist/cohort/internal/testwait"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -69,8 +69,8 @@ func TestRendezvousRankJoinedTwice(t *testing.T) {
 	server, variables := agentStore(t, "2")
 	otherProcess(t, server, "attempt/0/rank/2", "hosta pid 1 #7.7, joined")
 	_, err := rendezvous.Join(t.Context(), "env://", env(variables))
-	var e *dist.Error
-	if !errors.As(err, &e) || e.Code != dist.AlreadyExists || e.Rank != 2 {
+	var e *cohort.Error
+	if !errors.As(err, &e) || e.Code != cohort.AlreadyExists || e.Rank != 2 {
 		t.Fatalf("got %v", err)
 	}
 	host, _ := os.Hostname()

@@ -10,7 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -37,7 +37,7 @@ func ExampleJoin() {
 func ExampleRegistry_Plan() {
 	environment := map[string]string{"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 	plan, err := rendezvous.NewRegistry().Plan(rendezvous.Request{
-		URL: "env://", Rank: dist.NoRank, WorldSize: rendezvous.NoWorldSize,
+		URL: "env://", Rank: cohort.NoRank, WorldSize: rendezvous.NoWorldSize,
 		Env: func(name string) (string, bool) { value, set := environment[name]; return value, set },
 	})
 	fmt.Println(plan.Rank, plan.WorldSize, plan.Addr(), plan.Master, err)

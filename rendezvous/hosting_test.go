@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )

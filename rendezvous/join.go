@@ -9,7 +9,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/filestore"
 )
@@ -60,17 +60,17 @@ func (s *settings) warn(ctx context.Context, what string) {
 		logger = slog.Default()
 	}
 	logger.LogAttrs(ctx, slog.LevelWarn, "rendezvous: "+what) //nolint:sloglint // a whole sentence about this url
-	s.hook.Emit(observe.Event{Kind: EventWarning, Rank: dist.NoRank, Detail: what})
+	s.hook.Emit(observe.Event{Kind: EventWarning, Rank: cohort.NoRank, Detail: what})
 }
 
 func (s *settings) join(ctx context.Context, plan Plan) (*Member, error) {
-	if e := dist.FromContext(ctx, opJoin); e != nil {
+	if e := cohort.FromContext(ctx, opJoin); e != nil {
 		return nil, e
 	}
 	if h := s.registry.handler(plan.URL.Scheme); h != nil {
 		member, err := h(ctx, Call{Plan: plan, Timeout: s.timeout, Hook: s.hook, Logger: s.logger})
 		if err == nil && member == nil {
-			err = dist.New(opJoin, dist.Internal, "the handler of "+plan.URL.Scheme+":// returned neither a member nor an error")
+			err = cohort.New(opJoin, cohort.Internal, "the handler of "+plan.URL.Scheme+":// returned neither a member nor an error")
 		}
 		return member, err
 	}

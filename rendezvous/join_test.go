@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -66,7 +66,7 @@ func checkGet(t *testing.T, s store.Store, key, want string) {
 	}
 }
 
-func checkMember(t *testing.T, m *rendezvous.Member, rank dist.Rank, size int) {
+func checkMember(t *testing.T, m *rendezvous.Member, rank cohort.Rank, size int) {
 	t.Helper()
 	if m.Rank() != rank || m.Size() != size {
 		t.Errorf("rank %d of %d, want %d of %d", m.Rank(), m.Size(), rank, size)
@@ -147,7 +147,7 @@ func TestRendezvousTCPNominal(t *testing.T) {
 func TestRendezvousTCPDNSTimeout(t *testing.T) {
 	_, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://dnsnotexist.invalid:%d?world_size=2&rank=0", freeport.Get(t)),
 		noEnv(), rendezvous.WithTimeout(time.Second), rendezvous.WithDialOptions(tcpstore.WithNameRetry()))
-	if !errors.Is(err, dist.DeadlineExceeded) {
+	if !errors.Is(err, cohort.DeadlineExceeded) {
 		t.Fatalf("got %v", err)
 	}
 	for _, words := range []string{"client socket has timed out after", "dnsnotexist", "rank 0 must run on the machine"} {
@@ -319,7 +319,7 @@ func TestRendezvousAddressInUse(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	port := portOf(t, l)
 	_, err = rendezvous.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=1", port), noEnv())
-	if !errors.Is(err, dist.AlreadyExists) {
+	if !errors.Is(err, cohort.AlreadyExists) {
 		t.Fatalf("got %v", err)
 	}
 	for _, words := range []string{
@@ -347,7 +347,7 @@ func TestRendezvousSharedServers(t *testing.T) {
 		t.Error(err)
 	}
 	checkGet(t, m1.Store(), "k", "v")
-	if _, err := rendezvous.Join(t.Context(), url, noEnv()); !errors.Is(err, dist.AlreadyExists) {
+	if _, err := rendezvous.Join(t.Context(), url, noEnv()); !errors.Is(err, cohort.AlreadyExists) {
 		t.Errorf("a join that does not share: %v", err)
 	}
 }
@@ -381,7 +381,7 @@ func TestRendezvousAgentStore(t *testing.T) {
 
 	delete(variables, "TORCHELASTIC_RESTART_COUNT")
 	_, err = rendezvous.Join(t.Context(), "env://", env(variables), rendezvous.WithAttemptPrefix(rendezvous.AttemptPrefixAlways))
-	if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "TORCHELASTIC_RESTART_COUNT expected, but not set") {
+	if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "TORCHELASTIC_RESTART_COUNT expected, but not set") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -442,7 +442,7 @@ func TestRendezvousRegisteredScheme(t *testing.T) {
 	if err := registry.Register("nothing", func(context.Context, rendezvous.Call) (*rendezvous.Member, error) { return nil, nil }); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := rendezvous.Join(t.Context(), "nothing://", with, noEnv()); !errors.Is(err, dist.Internal) {
+	if _, err := rendezvous.Join(t.Context(), "nothing://", with, noEnv()); !errors.Is(err, cohort.Internal) {
 		t.Errorf("a handler that returns nothing: %v", err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -16,7 +16,7 @@ import (
 // It corresponds to the triple that torch.distributed.rendezvous yields.
 type Member struct {
 	store   store.Store
-	rank    dist.Rank
+	rank    cohort.Rank
 	size    int
 	release Release
 
@@ -36,7 +36,7 @@ type Release struct {
 }
 
 // NewMember returns a Member. Handlers of user-registered schemes call it.
-func NewMember(s store.Store, rank dist.Rank, size int, release Release) *Member {
+func NewMember(s store.Store, rank cohort.Rank, size int, release Release) *Member {
 	if release.Close == nil {
 		release.Close = s.Close
 	}
@@ -47,7 +47,7 @@ func NewMember(s store.Store, rank dist.Rank, size int, release Release) *Member
 func (m *Member) Store() store.Store { return m.store }
 
 // Rank returns the number of this process in the world.
-func (m *Member) Rank() dist.Rank { return m.rank }
+func (m *Member) Rank() cohort.Rank { return m.rank }
 
 // Size returns the number of ranks, or NoWorldSize in an open world.
 func (m *Member) Size() int { return m.size }
@@ -62,7 +62,7 @@ func (m *Member) Shutdown(ctx context.Context) error {
 		case <-ended:
 			return m.result()
 		case <-ctx.Done():
-			return dist.FromContext(ctx, "rendezvous: shutdown")
+			return cohort.FromContext(ctx, "rendezvous: shutdown")
 		}
 	}
 	var err error

@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -27,7 +27,7 @@ func TestMemberSecondShutdownEndsWithItsContext(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := m.Shutdown(ctx); !errors.Is(err, dist.DeadlineExceeded) {
+		if err := m.Shutdown(ctx); !errors.Is(err, cohort.DeadlineExceeded) {
 			t.Errorf("the second Shutdown: %v", err)
 		}
 		if err := m.Close(); err != nil {

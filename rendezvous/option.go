@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/aside"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -38,7 +38,7 @@ type settings struct {
 
 func newSettings(url string, opts []Option) settings {
 	s := settings{
-		request: Request{URL: url, Rank: dist.NoRank, WorldSize: NoWorldSize, Env: os.LookupEnv},
+		request: Request{URL: url, Rank: cohort.NoRank, WorldSize: NoWorldSize, Env: os.LookupEnv},
 		timeout: DefaultTimeout,
 		logger:  slog.New(slog.DiscardHandler),
 	}
@@ -58,7 +58,9 @@ type optionFunc func(*settings)
 func (f optionFunc) apply(s *settings) { f(s) }
 
 // WithRank sets the rank; the URL must then not contain rank or world_size.
-func WithRank(rank dist.Rank) Option { return optionFunc(func(s *settings) { s.request.Rank = rank }) }
+func WithRank(rank cohort.Rank) Option {
+	return optionFunc(func(s *settings) { s.request.Rank = rank })
+}
 
 // WithWorldSize sets the number of ranks; the URL must then not contain rank or world_size.
 func WithWorldSize(size int) Option {
@@ -84,7 +86,7 @@ func WithEnv(lookup func(name string) (string, bool)) Option {
 // WithHook sends the progress of the join to hook: [EventJoin], [EventHost] and [EventWait].
 func WithHook(hook observe.Hook) Option {
 	return optionFunc(func(s *settings) {
-		s.hook = observe.Tee(s.hook, func(e observe.Event) { aside.Hook(s.logger, hook).Emit(e) }) // the logger may come later
+		s.hook = observe.Tee(s.hook, func(e observe.Event) { safecall.Hook(s.logger, hook).Emit(e) }) // the logger may come later
 	})
 }
 
@@ -93,7 +95,7 @@ func WithHook(hook observe.Hook) Option {
 func WithLogger(logger *slog.Logger) Option {
 	return optionFunc(func(s *settings) {
 		if logger != nil {
-			s.logger, s.logging = aside.Logger(logger), true
+			s.logger, s.logging = safecall.Logger(logger), true
 		}
 	})
 }

@@ -7,7 +7,7 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Names of the environment variables that PyTorch and its launcher use.
@@ -27,8 +27,8 @@ const NoWorldSize = -1
 type Request struct {
 	// URL is the init method, such as "env://" or "tcp://host:29500?rank=0&world_size=2".
 	URL string
-	// Rank and WorldSize are arguments beside the URL: dist.NoRank and NoWorldSize when not given.
-	Rank      dist.Rank
+	// Rank and WorldSize are arguments beside the URL: cohort.NoRank and NoWorldSize when not given.
+	Rank      cohort.Rank
 	WorldSize int
 	// Open allows a world without a fixed size, as PyTorch's RPC does: a world size that nobody gives becomes
 	// NoWorldSize instead of an error.
@@ -42,8 +42,8 @@ type Request struct {
 type Plan struct {
 	// URL is the init URL with the rank and world size of the request added to its query.
 	URL URL
-	// Rank is the rank of this process. A scheme of the user's may leave it dist.NoRank for its handler to decide.
-	Rank dist.Rank
+	// Rank is the rank of this process. A scheme of the user's may leave it cohort.NoRank for its handler to decide.
+	Rank cohort.Rank
 	// WorldSize is the number of ranks, or NoWorldSize.
 	WorldSize int
 	// Host and Port are where the TCP store is, for tcp:// and env://.
@@ -80,14 +80,14 @@ func resolve(r Request, known func(scheme string) bool) (Plan, *problem) {
 			return Plan{URL: u}, bad
 		}
 	}
-	if rank != dist.NoRank || size != NoWorldSize || r.Open {
+	if rank != cohort.NoRank || size != NoWorldSize || r.Open {
 		if bad = addNode(&u, rank, size, r.Open); bad != nil {
 			return Plan{URL: u}, bad
 		}
 	}
 	if !known(u.Scheme) {
 		return Plan{URL: u}, &problem{
-			code: dist.NotSupported, what: "No rendezvous handler for " + u.Scheme + "://",
+			code: cohort.NotSupported, what: "No rendezvous handler for " + u.Scheme + "://",
 			advice: "use env://, tcp:// or file://, or register a handler for this scheme",
 		}
 	}
@@ -112,13 +112,13 @@ func (r Request) getenv(name string) string {
 }
 
 // openEnv reads RANK and WORLD_SIZE of an open world, where both may be missing.
-func (r Request) openEnv(rank dist.Rank, size int) (dist.Rank, int, *problem) {
+func (r Request) openEnv(rank cohort.Rank, size int) (cohort.Rank, int, *problem) {
 	if text := r.getenv(EnvRank); text != "" {
 		n, bad := number(EnvRank, text)
 		if bad != nil {
 			return rank, size, bad
 		}
-		rank = dist.Rank(n)
+		rank = cohort.Rank(n)
 	}
 	if text := r.getenv(EnvWorldSize); text != "" {
 		n, bad := number(EnvWorldSize, text)
@@ -131,14 +131,14 @@ func (r Request) openEnv(rank dist.Rank, size int) (dist.Rank, int, *problem) {
 }
 
 // addNode puts the arguments beside the URL into its query.
-func addNode(u *URL, rank dist.Rank, size int, open bool) *problem {
+func addNode(u *URL, rank cohort.Rank, size int, open bool) *problem {
 	_, hasRank := u.Query["rank"]
 	_, hasSize := u.Query["world_size"]
 	if hasRank || hasSize {
 		return invalid("The url: "+u.text+" has node-specific arguments(rank, world_size) already.",
 			"give rank and world size either in the url or as arguments, not both")
 	}
-	if rank != dist.NoRank {
+	if rank != cohort.NoRank {
 		u.Query["rank"] = strconv.Itoa(int(rank))
 	}
 	if size != NoWorldSize || open {
@@ -162,7 +162,7 @@ func node(u URL, p *Plan, missing func(item string) (string, *problem)) *problem
 			return bad
 		}
 		if item == "rank" {
-			p.Rank = dist.Rank(n)
+			p.Rank = cohort.Rank(n)
 		} else {
 			p.WorldSize = max(n, NoWorldSize)
 		}
@@ -171,7 +171,7 @@ func node(u URL, p *Plan, missing func(item string) (string, *problem)) *problem
 }
 
 // checkNode finds ranks and sizes that no world can have. PyTorch notices most of these much later or never.
-func checkNode(scheme string, rank dist.Rank, size int) *problem {
+func checkNode(scheme string, rank cohort.Rank, size int) *problem {
 	switch {
 	case size == 0:
 		return initFailure(scheme, "TCPStore world size cannot be 0", "world_size is the number of processes, at least 1")
@@ -293,13 +293,13 @@ func finishTCP(p *Plan, r Request) *problem {
 
 // planCustom takes rank and world size where the URL has them and leaves the rest to the handler.
 func planCustom(u URL, _ Request) (Plan, *problem) {
-	p := Plan{URL: u, Rank: dist.NoRank, WorldSize: NoWorldSize, Host: u.Host, Port: u.Port, Path: u.Path}
+	p := Plan{URL: u, Rank: cohort.NoRank, WorldSize: NoWorldSize, Host: u.Host, Port: u.Port, Path: u.Path}
 	if text, found := u.Query["rank"]; found {
 		n, bad := number("rank", text)
 		if bad != nil {
 			return p, bad
 		}
-		p.Rank = dist.Rank(max(n, int(dist.NoRank)))
+		p.Rank = cohort.Rank(max(n, int(cohort.NoRank)))
 	}
 	if text, found := u.Query["world_size"]; found {
 		n, bad := number("world_size", text)
@@ -308,7 +308,7 @@ func planCustom(u URL, _ Request) (Plan, *problem) {
 		}
 		p.WorldSize = max(n, NoWorldSize)
 	}
-	if p.Rank != dist.NoRank && p.WorldSize != NoWorldSize {
+	if p.Rank != cohort.NoRank && p.WorldSize != NoWorldSize {
 		return p, checkNode(u.Scheme, p.Rank, p.WorldSize)
 	}
 	return p, nil

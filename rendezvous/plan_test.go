@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // environment returns a lookup over "NAME=value" words.
@@ -28,11 +28,11 @@ func environment(words ...string) func(string) (string, bool) {
 }
 
 func request(url string, words ...string) Request {
-	return Request{URL: url, Rank: dist.NoRank, WorldSize: NoWorldSize, Env: environment(words...)}
+	return Request{URL: url, Rank: cohort.NoRank, WorldSize: NoWorldSize, Env: environment(words...)}
 }
 
 // checkRefused runs a plan that must fail and compares the words of its error.
-func checkRefused(t *testing.T, r Request, code dist.Code, words ...string) {
+func checkRefused(t *testing.T, r Request, code cohort.Code, words ...string) {
 	t.Helper()
 	plan, err := NewRegistry().Plan(r)
 	if err == nil {
@@ -46,7 +46,7 @@ func checkRefused(t *testing.T, r Request, code dist.Code, words ...string) {
 			t.Errorf("%s: the error lacks %q: %v", r.URL, word, err)
 		}
 	}
-	var e *dist.Error
+	var e *cohort.Error
 	if !errors.As(err, &e) || !strings.Contains(e.Detail, "; ") {
 		t.Errorf("%s: the error does not say what to do: %v", r.URL, err)
 	}
@@ -54,8 +54,8 @@ func checkRefused(t *testing.T, r Request, code dist.Code, words ...string) {
 
 // RendezvousTest.test_unknown_handler.
 func TestRendezvousUnknownHandler(t *testing.T) {
-	checkRefused(t, request("invalid://"), dist.NotSupported, "No rendezvous handler for invalid://", "register")
-	checkRefused(t, request("INVALID://x"), dist.NotSupported, "No rendezvous handler for invalid://")
+	checkRefused(t, request("invalid://"), cohort.NotSupported, "No rendezvous handler for invalid://", "register")
+	checkRefused(t, request("INVALID://x"), cohort.NotSupported, "No rendezvous handler for invalid://")
 	for _, url := range []string{"", "tcp", "//host:1", "1tcp://h:1", "/tmp/x", "host:29500"} {
 		if _, err := NewRegistry().Plan(request(url)); err == nil || !strings.Contains(err.Error(), "No rendezvous handler for ") {
 			t.Errorf("%q: %v", url, err)
@@ -70,11 +70,11 @@ func TestRendezvousURLWithNodeParams(t *testing.T) {
 	} {
 		r := request(url)
 		r.Rank, r.WorldSize = 12, 16
-		checkRefused(t, r, dist.InvalidArgument, "The url: "+url+" has node-specific arguments(rank, world_size) already.", "not both")
-		r.Rank = dist.NoRank
-		checkRefused(t, r, dist.InvalidArgument, "has node-specific arguments")
+		checkRefused(t, r, cohort.InvalidArgument, "The url: "+url+" has node-specific arguments(rank, world_size) already.", "not both")
+		r.Rank = cohort.NoRank
+		checkRefused(t, r, cohort.InvalidArgument, "has node-specific arguments")
 		r.Rank, r.WorldSize = 12, NoWorldSize
-		checkRefused(t, r, dist.InvalidArgument, "has node-specific arguments")
+		checkRefused(t, r, cohort.InvalidArgument, "has node-specific arguments")
 	}
 	r := request("tcp://h:1?use_libuv=0")
 	r.Rank, r.WorldSize = 12, 16
@@ -87,11 +87,11 @@ func TestRendezvousURLWithNodeParams(t *testing.T) {
 // RendezvousFileTest.test_common_errors.
 func TestRendezvousFileCommonErrors(t *testing.T) {
 	const start = "Error initializing torch.distributed using file:// rendezvous: "
-	checkRefused(t, request("file://?rank=0&world_size=1"), dist.InvalidArgument, start+"path missing", "file:///")
-	checkRefused(t, request("file:///tmp/foo?world_size=1"), dist.InvalidArgument, start+"rank parameter missing", "rank=")
-	checkRefused(t, request("file:///tmp/foo?rank=0"), dist.InvalidArgument, start+"world size parameter missing", "world_size=")
-	checkRefused(t, request("file://foo?rank=0&world_size=1"), dist.InvalidArgument, "path missing", `"foo" was read as a host name`)
-	checkRefused(t, request("file:///tmp/foo?rank=1&world_size=1"), dist.InvalidArgument, "rank 1 is not in a world of 1")
+	checkRefused(t, request("file://?rank=0&world_size=1"), cohort.InvalidArgument, start+"path missing", "file:///")
+	checkRefused(t, request("file:///tmp/foo?world_size=1"), cohort.InvalidArgument, start+"rank parameter missing", "rank=")
+	checkRefused(t, request("file:///tmp/foo?rank=0"), cohort.InvalidArgument, start+"world size parameter missing", "world_size=")
+	checkRefused(t, request("file://foo?rank=0&world_size=1"), cohort.InvalidArgument, "path missing", `"foo" was read as a host name`)
+	checkRefused(t, request("file:///tmp/foo?rank=1&world_size=1"), cohort.InvalidArgument, "rank 1 is not in a world of 1")
 }
 
 // RendezvousTCPTest.test_common_errors.
@@ -125,7 +125,7 @@ func TestRendezvousTCPCommonErrors(t *testing.T) {
 		{"tcp://h:1?rank=2&world_size=2", "rank 2 is not in a world of 2; ranks go from 0 to 1"},
 		{"tcp://h:1?x=" + strings.Repeat("y", maxURL), "the limit is 8192"},
 	} {
-		checkRefused(t, request(c.url), dist.InvalidArgument, c.words)
+		checkRefused(t, request(c.url), cohort.InvalidArgument, c.words)
 	}
 }
 
@@ -135,21 +135,21 @@ func TestRendezvousEnvCommonErrors(t *testing.T) {
 	for i, word := range whole {
 		name, _, _ := strings.Cut(word, "=")
 		rest := append(append([]string{}, whole[:i]...), whole[i+1:]...)
-		checkRefused(t, request("env://", rest...), dist.InvalidArgument, start+name+" expected, but not set", "set it to")
-		checkRefused(t, request("env://", append(rest, name+"=")...), dist.InvalidArgument, start+name+" expected, but not set")
+		checkRefused(t, request("env://", rest...), cohort.InvalidArgument, start+name+" expected, but not set", "set it to")
+		checkRefused(t, request("env://", append(rest, name+"=")...), cohort.InvalidArgument, start+name+" expected, but not set")
 	}
 	with := func(words ...string) Request { return request("env://", append(words, whole...)...) }
-	checkRefused(t, with("MASTER_PORT=65536"), dist.InvalidArgument, "port must have value from 0 to 65535 but was 65536.")
-	checkRefused(t, with("MASTER_PORT=-1"), dist.InvalidArgument, "port must have value from 0 to 65535 but was -1.")
-	checkRefused(t, with("MASTER_PORT=http"), dist.InvalidArgument, "MASTER_PORT: invalid literal for int()")
-	checkRefused(t, with("MASTER_PORT=0"), dist.InvalidArgument, "port number missing")
-	checkRefused(t, with("RANK=x"), dist.InvalidArgument, "rank: invalid literal for int()")
-	checkRefused(t, with("RANK=2"), dist.InvalidArgument, "rank 2 is not in a world of 2")
-	checkRefused(t, with("WORLD_SIZE=0"), dist.InvalidArgument, "world size cannot be 0")
-	checkRefused(t, with(EnvRestartCount+"="+strings.Repeat("9", 65)), dist.InvalidArgument, EnvRestartCount)
+	checkRefused(t, with("MASTER_PORT=65536"), cohort.InvalidArgument, "port must have value from 0 to 65535 but was 65536.")
+	checkRefused(t, with("MASTER_PORT=-1"), cohort.InvalidArgument, "port must have value from 0 to 65535 but was -1.")
+	checkRefused(t, with("MASTER_PORT=http"), cohort.InvalidArgument, "MASTER_PORT: invalid literal for int()")
+	checkRefused(t, with("MASTER_PORT=0"), cohort.InvalidArgument, "port number missing")
+	checkRefused(t, with("RANK=x"), cohort.InvalidArgument, "rank: invalid literal for int()")
+	checkRefused(t, with("RANK=2"), cohort.InvalidArgument, "rank 2 is not in a world of 2")
+	checkRefused(t, with("WORLD_SIZE=0"), cohort.InvalidArgument, "world size cannot be 0")
+	checkRefused(t, with(EnvRestartCount+"="+strings.Repeat("9", 65)), cohort.InvalidArgument, EnvRestartCount)
 	open := with("RANK=one")
 	open.Open = true
-	checkRefused(t, open, dist.InvalidArgument, "RANK: invalid literal for int()")
+	checkRefused(t, open, cohort.InvalidArgument, "RANK: invalid literal for int()")
 }
 
 func TestPlan(t *testing.T) {
@@ -214,7 +214,7 @@ func TestPlan(t *testing.T) {
 			Plan{Rank: 3, WorldSize: NoWorldSize, Host: "h", Port: 1},
 		},
 		{"own scheme", request("mine+x://H:7/p?rank=1"), Plan{Rank: 1, WorldSize: NoWorldSize, Host: "h", Port: 7, Path: "/p"}},
-		{"own scheme, nothing given", request("mine+x://"), Plan{Rank: dist.NoRank, WorldSize: NoWorldSize}},
+		{"own scheme, nothing given", request("mine+x://"), Plan{Rank: cohort.NoRank, WorldSize: NoWorldSize}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			registry := NewRegistry()
@@ -249,22 +249,22 @@ func TestRegistry(t *testing.T) {
 	}
 	for _, scheme := range []string{"mine", "tcp", "env", "file"} {
 		err := registry.Register(scheme, none)
-		if !errors.Is(err, dist.AlreadyExists) || !strings.Contains(err.Error(), "Rendezvous handler for "+scheme+":// already registered") {
+		if !errors.Is(err, cohort.AlreadyExists) || !strings.Contains(err.Error(), "Rendezvous handler for "+scheme+":// already registered") {
 			t.Errorf("%s: %v", scheme, err)
 		}
 	}
 	for _, scheme := range []string{"", "Mine", "1x", "a b", "x://"} {
-		if err := registry.Register(scheme, none); !errors.Is(err, dist.InvalidArgument) {
+		if err := registry.Register(scheme, none); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%q: %v", scheme, err)
 		}
 	}
-	if err := registry.Register("other", nil); !errors.Is(err, dist.InvalidArgument) {
+	if err := registry.Register("other", nil); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("nil handler: %v", err)
 	}
 	if diff := cmp.Diff([]string{"env", "file", "mine", "tcp"}, registry.Schemes()); diff != "" {
 		t.Error(diff)
 	}
-	if _, err := NewRegistry().Plan(request("mine://")); !errors.Is(err, dist.NotSupported) {
+	if _, err := NewRegistry().Plan(request("mine://")); !errors.Is(err, cohort.NotSupported) {
 		t.Errorf("registries are not separate: %v", err)
 	}
 }
@@ -278,10 +278,10 @@ func FuzzPlan(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, url string, rank, size int, open bool) {
 		r := request(url, "RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=h", "MASTER_PORT=1")
-		r.Rank, r.WorldSize, r.Open = dist.Rank(rank), size, open
+		r.Rank, r.WorldSize, r.Open = cohort.Rank(rank), size, open
 		plan, err := NewRegistry().Plan(r)
 		if err != nil {
-			if dist.CodeOf(err) == dist.Unknown || len(err.Error()) > 3*maxURL {
+			if cohort.CodeOf(err) == cohort.Unknown || len(err.Error()) > 3*maxURL {
 				t.Fatalf("a poor error: %v", err)
 			}
 			return

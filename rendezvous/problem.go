@@ -6,18 +6,18 @@ package rendezvous
 import (
 	"strconv"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // problem is why a plan cannot be made: PyTorch's words first, then what to do.
 type problem struct {
-	code   dist.Code
+	code   cohort.Code
 	what   string
 	advice string
 }
 
 func invalid(what, advice string) *problem {
-	return &problem{code: dist.InvalidArgument, what: what, advice: advice}
+	return &problem{code: cohort.InvalidArgument, what: what, advice: advice}
 }
 
 // initFailure has the text of PyTorch's ValueError for a URL or environment that a built-in scheme cannot use.
@@ -33,11 +33,11 @@ func (p *problem) text() string {
 }
 
 // asError makes the public error about url.
-func (p *problem) asError(url string) *dist.Error {
+func (p *problem) asError(url string) *cohort.Error {
 	if len(url) > 256 {
 		url = url[:256] + "..."
 	}
-	return &dist.Error{Op: opJoin, Code: p.code, Rank: dist.NoRank, Key: url, Detail: p.text()}
+	return &cohort.Error{Op: opJoin, Code: p.code, Rank: cohort.NoRank, Key: url, Detail: p.text()}
 }
 
 // number reads a decimal as Python's int does, within what a rank or size can be.

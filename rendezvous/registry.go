@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -55,19 +55,19 @@ func NewRegistry() *Registry {
 func (r *Registry) Register(scheme string, h Handler) error {
 	const op = "rendezvous: register"
 	if !isScheme(scheme) || strings.ToLower(scheme) != scheme {
-		return &dist.Error{
-			Op: op, Code: dist.InvalidArgument, Rank: dist.NoRank, Key: scheme,
+		return &cohort.Error{
+			Op: op, Code: cohort.InvalidArgument, Rank: cohort.NoRank, Key: scheme,
 			Detail: `a scheme is lower-case letters, digits, "+", "-" and ".", and starts with a letter`,
 		}
 	}
 	if h == nil {
-		return &dist.Error{Op: op, Code: dist.InvalidArgument, Rank: dist.NoRank, Key: scheme, Detail: "the handler is nil"}
+		return &cohort.Error{Op: op, Code: cohort.InvalidArgument, Rank: cohort.NoRank, Key: scheme, Detail: "the handler is nil"}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, taken := r.handlers[scheme]; taken {
-		return &dist.Error{
-			Op: op, Code: dist.AlreadyExists, Rank: dist.NoRank, Key: scheme,
+		return &cohort.Error{
+			Op: op, Code: cohort.AlreadyExists, Rank: cohort.NoRank, Key: scheme,
 			Detail: fmt.Sprintf("Rendezvous handler for %s:// already registered; pick another scheme or another Registry", scheme),
 		}
 	}
@@ -110,9 +110,9 @@ func Shared(s store.Store) Handler {
 	return func(_ context.Context, call Call) (*Member, error) {
 		p := call.Plan
 		if s == nil {
-			return nil, dist.New("rendezvous: join", dist.InvalidArgument, "Shared was given a nil store")
+			return nil, cohort.New("rendezvous: join", cohort.InvalidArgument, "Shared was given a nil store")
 		}
-		if p.Rank == dist.NoRank {
+		if p.Rank == cohort.NoRank {
 			return nil, initFailure(p.URL.Scheme, "rank parameter missing", "add rank=R to the url").asError(p.URL.String())
 		}
 		if p.WorldSize == NoWorldSize {

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // identity says which process a rank is. Ranks of this module claim their rank at the store with it when they join,
@@ -74,17 +74,17 @@ func (id identity) String() string {
 // roster is who joined a world of a known size, as far as the host can tell.
 type roster struct {
 	size   int
-	joined int64                  // PyTorch's counter
-	known  map[dist.Rank]identity // ranks that told who they are
+	joined int64                    // PyTorch's counter
+	known  map[cohort.Rank]identity // ranks that told who they are
 }
 
 // full reports whether the counter has reached the world size, which is all that PyTorch looks at.
 func (r roster) full() bool { return r.joined >= int64(r.size) }
 
 // missing returns the ranks that did not tell that they joined.
-func (r roster) missing() []dist.Rank {
-	var ranks []dist.Rank
-	for rank := range dist.Rank(r.size) {
+func (r roster) missing() []cohort.Rank {
+	var ranks []cohort.Rank
+	for rank := range cohort.Rank(r.size) {
 		if _, ok := r.known[rank]; !ok {
 			ranks = append(ranks, rank)
 		}
@@ -98,7 +98,7 @@ func (r roster) strangers() int64 { return max(r.joined-int64(len(r.known)), 0) 
 // absent says in words who is missing, and who came and went: that one is counted, but will not take part.
 func (r roster) absent() string {
 	words := r.lacking()
-	var left []dist.Rank
+	var left []cohort.Rank
 	for rank, id := range r.known {
 		if id.Gone {
 			left = append(left, rank)
@@ -145,7 +145,7 @@ func (r roster) awaited() string {
 
 // present lists the ranks that told who they are, for the error of a join that failed.
 func (r roster) present() string {
-	ranks := make([]dist.Rank, 0, len(r.known))
+	ranks := make([]cohort.Rank, 0, len(r.known))
 	for rank := range r.known {
 		ranks = append(ranks, rank)
 	}
@@ -163,7 +163,7 @@ func (r roster) present() string {
 }
 
 // rankList writes ranks shortly: "rank 3", "ranks 1, 4-7 and 9".
-func rankList(ranks []dist.Rank) string {
+func rankList(ranks []cohort.Rank) string {
 	if len(ranks) == 0 {
 		return "no rank"
 	}

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/portowner"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -99,7 +99,7 @@ func (s *settings) host(plan Plan) (*tcpstore.Lease, error) {
 
 // bindError names the port and who has it.
 func bindError(plan Plan, err error) error {
-	e := dist.Wrap(opJoin, dist.Unavailable, err)
+	e := cohort.Wrap(opJoin, cohort.Unavailable, err)
 	e.Rank = plan.Rank
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return e // the server's own words say it all
@@ -118,7 +118,7 @@ func dialError(plan Plan, err error) error {
 	if !plan.Master {
 		return err
 	}
-	e := dist.Wrap(opJoin, dist.Unavailable, err)
+	e := cohort.Wrap(opJoin, cohort.Unavailable, err)
 	e.Rank = plan.Rank
 	e.Detail = fmt.Sprintf("rank 0 serves the store on port %d of this machine but cannot reach it under the address that "+
 		"all ranks use, so the others could not either; rank 0 must run on the machine that the address names: %v", plan.Port, err)
@@ -219,7 +219,7 @@ type claimant interface {
 // claimRank takes the rank for this process. Another living process that has it is an error that names both. counted
 // says that a predecessor of this rank, now gone, is part of PyTorch's counter already, so that a rank that was started
 // again does not count twice.
-func claimRank(ctx context.Context, c claimant, name string, rank dist.Rank, me identity) (counted bool, err error) {
+func claimRank(ctx context.Context, c claimant, name string, rank cohort.Rank, me identity) (counted bool, err error) {
 	expected := ""
 	for range 8 { // each round somebody else was faster; that many at once is a storm of duplicates
 		got, err := c.Claim(ctx, name, expected, me.text())
@@ -241,16 +241,16 @@ func claimRank(ctx context.Context, c claimant, name string, rank dist.Rank, me 
 	return false, twiceError(rank, parseIdentity(expected), me)
 }
 
-func twiceError(rank dist.Rank, first, second identity) error {
-	return &dist.Error{
-		Op: opJoin, Code: dist.AlreadyExists, Rank: rank,
+func twiceError(rank cohort.Rank, first, second identity) error {
+	return &cohort.Error{
+		Op: opJoin, Code: cohort.AlreadyExists, Rank: rank,
 		Detail: fmt.Sprintf("rank %d joined twice: %s, %s; give each process its own rank, and end what is left of an earlier run",
 			rank, first, second),
 	}
 }
 
 // claimName is the name of a rank's claim. Each attempt of a launcher has ranks of its own.
-func claimName(attempt string, rank dist.Rank) string {
+func claimName(attempt string, rank cohort.Rank) string {
 	name := "rank/" + strconv.Itoa(int(rank))
 	if attempt != "" {
 		name = "attempt/" + attempt + "/" + name
@@ -277,9 +277,9 @@ func (b hostBoard) Show(ctx context.Context, who string) {
 	_ = b.client.Wait(ctx, who)
 }
 
-func (b hostBoard) Known(_ context.Context, size int) (map[dist.Rank]identity, error) {
+func (b hostBoard) Known(_ context.Context, size int) (map[cohort.Rank]identity, error) {
 	prefix := strings.TrimSuffix(claimName(b.attempt, 0), "0")
-	known := map[dist.Rank]identity{}
+	known := map[cohort.Rank]identity{}
 	for name, claim := range b.server.Claims() {
 		number, found := strings.CutPrefix(name, prefix)
 		rank, err := strconv.Atoi(number)
@@ -288,7 +288,7 @@ func (b hostBoard) Known(_ context.Context, size int) (map[dist.Rank]identity, e
 		}
 		if id := parseIdentity(claim.Text); claim.Held || id.Counted {
 			id.Gone = !claim.Held
-			known[dist.Rank(rank)] = id
+			known[cohort.Rank(rank)] = id
 		}
 	}
 	return known, nil

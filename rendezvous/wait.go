@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -41,7 +41,7 @@ type board interface {
 	// Joined returns PyTorch's counter of clients.
 	Joined(ctx context.Context) (int64, error)
 	// Known returns the ranks below size that told who they are.
-	Known(ctx context.Context, size int) (map[dist.Rank]identity, error)
+	Known(ctx context.Context, size int) (map[cohort.Rank]identity, error)
 	// Watch calls changed when the counter may have changed, until ctx ends. It returns early if the store cannot tell.
 	Watch(ctx context.Context, changed func())
 	// Show lets the store show that this process waits for who, until ctx ends.
@@ -170,9 +170,9 @@ func lateError(ctx context.Context, b board, seen roster, start time.Time) error
 		seen.joined = joined
 	}
 	verb := "Timed out"
-	code := dist.DeadlineExceeded
+	code := cohort.DeadlineExceeded
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		verb, code = "Cancelled", dist.Canceled
+		verb, code = "Cancelled", cohort.Canceled
 	}
 	detail := fmt.Sprintf("%s after %d seconds waiting for clients. %d/%d clients joined. %s",
 		verb, int(time.Since(start).Seconds()), seen.joined, seen.size, seen.absent())
@@ -180,7 +180,7 @@ func lateError(ctx context.Context, b board, seen roster, start time.Time) error
 		detail += "; here: " + names
 	}
 	detail += "; look at the logs of the missing processes, and check that they use the same address, port and world size"
-	e := &dist.Error{Op: opJoin, Code: code, Rank: dist.NoRank, Detail: detail, Err: context.Cause(ctx)}
+	e := &cohort.Error{Op: opJoin, Code: code, Rank: cohort.NoRank, Detail: detail, Err: context.Cause(ctx)}
 	if missing := seen.missing(); len(missing) == 1 {
 		e.Rank = missing[0]
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -31,7 +31,7 @@ type script struct {
 
 type arrival struct {
 	after time.Duration
-	rank  dist.Rank // NoRank for a PyTorch client
+	rank  cohort.Rank // NoRank for a PyTorch client
 }
 
 func (s *script) Joined(ctx context.Context) (int64, error) {
@@ -47,10 +47,10 @@ func (s *script) Joined(ctx context.Context) (int64, error) {
 	return n, ctx.Err()
 }
 
-func (s *script) Known(ctx context.Context, size int) (map[dist.Rank]identity, error) {
-	known := map[dist.Rank]identity{}
+func (s *script) Known(ctx context.Context, size int) (map[cohort.Rank]identity, error) {
+	known := map[cohort.Rank]identity{}
 	for _, a := range s.come {
-		if a.rank != dist.NoRank && int(a.rank) < size && time.Since(s.start) >= a.after {
+		if a.rank != cohort.NoRank && int(a.rank) < size && time.Since(s.start) >= a.after {
 			known[a.rank] = identity{Host: "node" + string(rune('a'+a.rank)), PID: 100 + int(a.rank)}
 		}
 	}
@@ -86,7 +86,7 @@ func TestAwaitWorldLogsWhoIsMissing(t *testing.T) {
 func TestAwaitWorldTellsWhoIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		board := &script{start: time.Now(), come: []arrival{
-			{0, 0}, {500 * time.Millisecond, 3}, {2 * time.Second, 1}, {12500 * time.Millisecond, dist.NoRank}, {13 * time.Second, 2},
+			{0, 0}, {500 * time.Millisecond, 3}, {2 * time.Second, 1}, {12500 * time.Millisecond, cohort.NoRank}, {13 * time.Second, 2},
 		}}
 		var mu sync.Mutex
 		var told []string
@@ -124,7 +124,7 @@ func TestAwaitWorldTimesOutWithNames(t *testing.T) {
 		defer cancel()
 		board := &script{start: time.Now(), come: []arrival{{0, 0}, {time.Second, 2}}}
 		err := awaitWorld(ctx, board, 4, nil, silent)
-		if !errors.Is(err, dist.DeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
+		if !errors.Is(err, cohort.DeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("got %v", err)
 		}
 		for _, words := range []string{
@@ -146,8 +146,8 @@ func TestAwaitWorldNamesTheLastMissingRank(t *testing.T) {
 			cancel()
 		}()
 		err := awaitWorld(ctx, &script{start: time.Now(), come: []arrival{{0, 0}, {0, 1}}}, 3, nil, silent)
-		var e *dist.Error
-		if !errors.As(err, &e) || e.Rank != 2 || e.Code != dist.Canceled || !errors.Is(err, context.Canceled) {
+		var e *cohort.Error
+		if !errors.As(err, &e) || e.Rank != 2 || e.Code != cohort.Canceled || !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
 		}
 		if !strings.Contains(err.Error(), "Cancelled after 3 seconds waiting for clients. 2/3 clients joined. missing: rank 2") {
@@ -157,8 +157,8 @@ func TestAwaitWorldNamesTheLastMissingRank(t *testing.T) {
 }
 
 func TestAwaitWorldPassesAFailureOn(t *testing.T) {
-	fail := dist.New("test", dist.PeerLost, "gone")
-	if err := awaitWorld(t.Context(), &script{start: time.Now(), fail: fail}, 3, nil, silent); !errors.Is(err, dist.PeerLost) {
+	fail := cohort.New("test", cohort.PeerLost, "gone")
+	if err := awaitWorld(t.Context(), &script{start: time.Now(), fail: fail}, 3, nil, silent); !errors.Is(err, cohort.PeerLost) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -172,16 +172,16 @@ func TestRosterWords(t *testing.T) {
 		{roster{size: 2, joined: 2}, "nobody is missing"},
 		{roster{size: 2, joined: 5}, "nobody is missing"},
 		{roster{size: 3}, "missing: ranks 0-2"},
-		{roster{size: 3, joined: 1, known: map[dist.Rank]identity{0: id}}, "missing: ranks 1 and 2"},
-		{roster{size: 2, joined: 1, known: map[dist.Rank]identity{0: id}}, "missing: rank 1"},
+		{roster{size: 3, joined: 1, known: map[cohort.Rank]identity{0: id}}, "missing: ranks 1 and 2"},
+		{roster{size: 2, joined: 1, known: map[cohort.Rank]identity{0: id}}, "missing: rank 1"},
 		// A rank that announced itself and is not counted yet is not missing.
-		{roster{size: 3, joined: 1, known: map[dist.Rank]identity{0: id, 1: id}}, "missing: rank 2"},
+		{roster{size: 3, joined: 1, known: map[cohort.Rank]identity{0: id, 1: id}}, "missing: rank 2"},
 		{
-			roster{size: 9, joined: 6, known: map[dist.Rank]identity{0: id, 4: id}},
+			roster{size: 9, joined: 6, known: map[cohort.Rank]identity{0: id, 4: id}},
 			"3 of ranks 1-3 and 5-8 are missing (4 clients joined without telling a rank, as PyTorch's do)",
 		},
 		{
-			roster{size: 3, joined: 2, known: map[dist.Rank]identity{0: id, 2: {Host: "h", PID: 2, Gone: true}}},
+			roster{size: 3, joined: 2, known: map[cohort.Rank]identity{0: id, 2: {Host: "h", PID: 2, Gone: true}}},
 			"missing: rank 1; joined and gone again: rank 2",
 		},
 		{roster{size: 3, joined: 2}, "1 of ranks 0-2 is missing (2 clients joined without telling a rank, as PyTorch's do)"},
@@ -193,8 +193,8 @@ func TestRosterWords(t *testing.T) {
 }
 
 func TestRosterListsAreBounded(t *testing.T) {
-	r := roster{size: 100000, known: map[dist.Rank]identity{}}
-	for rank := dist.Rank(0); rank < 100000; rank += 2 {
+	r := roster{size: 100000, known: map[cohort.Rank]identity{}}
+	for rank := cohort.Rank(0); rank < 100000; rank += 2 {
 		r.known[rank] = identity{Host: "h", PID: int(rank)}
 	}
 	r.joined = int64(len(r.known))

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testlog"
 	"github.com/cohort-dist/cohort/observe"
 )
 

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -40,7 +40,7 @@ func TestAddresses(t *testing.T) {
 	} {
 		st := store.NewMemory()
 		a, err := Join(testContext(t), st, "x", WithAddr("127.0.0.1:0"), WithAdvertise(advertise))
-		if (err == nil) != ok || err != nil && dist.CodeOf(err) != dist.InvalidArgument {
+		if (err == nil) != ok || err != nil && cohort.CodeOf(err) != cohort.InvalidArgument {
 			t.Errorf("advertise %q: %v", advertise, err)
 		}
 		if err == nil {
@@ -58,7 +58,7 @@ func TestLookupEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := Join(ctx, store.NewMemory(), "x", WithRank(0), WithWorldSize(2), WithAddr("127.0.0.1:0"), WithAdvertise("worker.invalid:99"))
-	if dist.CodeOf(err) != dist.Canceled {
+	if cohort.CodeOf(err) != cohort.Canceled {
 		t.Errorf("a name that is looked up in vain: %v", err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcworld"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -45,7 +45,7 @@ func TestStartAgainForgetsTheFirst(t *testing.T) {
 	join := func(ctx context.Context, st store.Store, name string, rank int) chan joined {
 		done := make(chan joined, 1)
 		go func() {
-			a, err := Join(ctx, st, name, WithRank(dist.Rank(rank)), WithWorldSize(3), WithAddr("127.0.0.1:0"))
+			a, err := Join(ctx, st, name, WithRank(cohort.Rank(rank)), WithWorldSize(3), WithAddr("127.0.0.1:0"))
 			done <- joined{a, err}
 		}()
 		return done

@@ -13,18 +13,18 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/cohortwire"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/recycle"
-	"github.com/cohort-dist/cohort/internal/rpcasked"
-	"github.com/cohort-dist/cohort/internal/rpccall"
-	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rpcserve"
-	"github.com/cohort-dist/cohort/internal/rpcworld"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
-	"github.com/cohort-dist/cohort/internal/storeop"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcdebug"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcserver"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorpool"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -42,18 +42,18 @@ type Agent struct {
 	cfg    *config
 	world  *rpcworld.World
 	addr   string
-	net    *rpclink.Links // to the other workers
-	self   *rpclink.Peer  // this worker as a destination
+	net    *rpcsession.Links // to the other workers
+	self   *rpcsession.Peer  // this worker as a destination
 
 	refs      *rpcref.Refs
-	server    *rpcserve.Server
-	extension *rpcserve.Extension
-	caller    *rpccall.Caller
+	server    *rpcserver.Server
+	extension *rpcserver.Extension
+	caller    *rpcclient.Caller
 	joined    atomic.Bool // Join has returned
 	ending    ending
-	timeout   atomic.Int64  // of calls without a deadline, in nanoseconds
-	memory    *recycle.Pool // of received tensors, unless the user said otherwise
-	asked     *rpcasked.Asked
+	timeout   atomic.Int64     // of calls without a deadline, in nanoseconds
+	memory    *tensorpool.Pool // of received tensors, unless the user said otherwise
+	asked     *rpcdebug.Asked
 }
 
 // Join makes this process a worker of the RPC world that meets in st, under a unique name of letters, digits, "_", ":"
@@ -67,10 +67,10 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 		return nil, err
 	}
 	if st == nil {
-		return nil, dist.New("rpc: join", dist.InvalidArgument, "no store")
+		return nil, cohort.New("rpc: join", cohort.InvalidArgument, "no store")
 	}
 	if !validName.MatchString(name) {
-		return nil, dist.Newf("rpc: join", dist.InvalidArgument,
+		return nil, cohort.Newf("rpc: join", cohort.InvalidArgument,
 			"worker name %q: want 1 to 127 letters, digits, '_', ':' or '-'", name)
 	}
 	a := newAgent(st, name, cfg)
@@ -89,7 +89,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 	}
 	if err != nil {
 		_ = a.Close()
-		e := dist.Wrap("rpc: join", dist.Unavailable, err)
+		e := cohort.Wrap("rpc: join", cohort.Unavailable, err)
 		e.Key = name
 		return nil, e
 	}
@@ -100,16 +100,16 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 func newAgent(st store.Store, name string, cfg *config) *Agent {
 	a := &Agent{
 		name: name, id: -1, epoch: newEpoch(), secret: newSecret(), cfg: cfg,
-		ending: ending{done: make(chan struct{})}, asked: rpcasked.Serve(name, cfg.logger),
+		ending: ending{done: make(chan struct{})}, asked: rpcdebug.Serve(name, cfg.logger),
 	}
 	a.timeout.Store(int64(cfg.timeout))
 	a.world = rpcworld.New(st, rpcworld.Config{
 		Name: name, Rank: int(cfg.rank), Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
 		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: a.secret}, Cohort: slices.Contains(cfg.transports, TransportCohort),
 	})
-	a.net = rpclink.New(rpclink.Config{Name: name, Logger: cfg.logger, Types: cfg.types, Above: above{a}, Published: a.world.Published})
+	a.net = rpcsession.New(rpcsession.Config{Name: name, Logger: cfg.logger, Types: cfg.types, Above: above{a}, Published: a.world.Published})
 	if cfg.alloc == nil {
-		a.memory = recycle.New()
+		a.memory = tensorpool.New()
 		cfg.alloc = a.memory.Get
 	}
 	return a
@@ -143,17 +143,17 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 	if err := a.attach(); err != nil {
 		return err
 	}
-	a.caller = rpccall.New(rpccall.Config{
-		Rank: dist.Rank(a.id), Net: a.net, Refs: a.refs, Self: a.self, Hook: a.cfg.hook, Calls: a.asked.Calls, Timeout: a.Timeout,
+	a.caller = rpcclient.New(rpcclient.Config{
+		Rank: cohort.Rank(a.id), Net: a.net, Refs: a.refs, Self: a.self, Hook: a.cfg.hook, Calls: a.asked.Calls, Timeout: a.Timeout,
 		Outgoing: a.outgoing(), Exception: exceptionError,
 	})
-	a.server = rpcserve.New(rpcserve.Config{
+	a.server = rpcserver.New(rpcserver.Config{
 		Name: a.name, ID: id, Program: program{a}, Owner: owner{a}, Net: a.net, Self: a.self, Refs: a.refs, Caller: a.caller, Extension: a.extension,
 		Static: a.cfg.worldSize > 0, Concurrency: a.cfg.concurrency, Queue: a.cfg.queue, Logger: a.cfg.logger, Hook: a.cfg.hook,
 	})
 	if a.cfg.advertise != "" {
 		var err error
-		if a.cfg.advertise, err = rpclink.Numeric(ctx, a.cfg.advertise); err != nil {
+		if a.cfg.advertise, err = rpcsession.Numeric(ctx, a.cfg.advertise); err != nil {
 			return err
 		}
 	}
@@ -171,7 +171,7 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 	}
 	var err error
 	if a.addr = a.cfg.advertise; a.addr == "" {
-		a.addr, err = rpclink.Dialable(ctx, a.net.Addr())
+		a.addr, err = rpcsession.Dialable(ctx, a.net.Addr())
 	}
 	a.net.Own(a.refs.Run)
 	return err
@@ -185,10 +185,10 @@ const proofTime = 10 * time.Second
 func (a *Agent) publishedSecret(id cohortwire.Identity) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(a.net.Context, proofTime)
 	defer cancel()
-	moment.At("rpc.agent.proof")
+	failpoint.At("rpc.agent.proof")
 	e, err := a.world.Entry(ctx, id.Name)
 	if err == nil && e.Epoch != 0 && e.Epoch != id.Incarnation {
-		err = dist.Newf("rpc: connection", dist.Protocol, "it is another start of worker %q than the one in the store", id.Name)
+		err = cohort.Newf("rpc: connection", cohort.Protocol, "it is another start of worker %q than the one in the store", id.Name)
 	}
 	return e.Secret, err
 }
@@ -200,20 +200,20 @@ func linkLimit(heartbeat, lease time.Duration) time.Duration {
 	return max(lease/2, min(2*heartbeat, lease*3/4))
 }
 
-// WorkerInfo names a worker. Its id is its rank, as in PyTorch; a guest's is [dist.NoRank]. It corresponds to
+// WorkerInfo names a worker. Its id is its rank, as in PyTorch; a guest's is [cohort.NoRank]. It corresponds to
 // torch.distributed.rpc.WorkerInfo.
 type WorkerInfo struct {
 	Name string
-	ID   dist.Rank
+	ID   cohort.Rank
 }
 
-func infoOf(p *rpclink.Peer) WorkerInfo { return WorkerInfo{Name: p.Name, ID: dist.Rank(p.ID)} }
+func infoOf(p *rpcsession.Peer) WorkerInfo { return WorkerInfo{Name: p.Name, ID: cohort.Rank(p.ID)} }
 
 // Name returns the worker's name.
 func (a *Agent) Name() string { return a.name }
 
 // ID returns the worker's id, its rank.
-func (a *Agent) ID() dist.Rank { return dist.Rank(a.id) }
+func (a *Agent) ID() cohort.Rank { return cohort.Rank(a.id) }
 
 // Self returns name and id. It corresponds to torch.distributed.rpc.get_worker_info().
 func (a *Agent) Self() WorkerInfo { return WorkerInfo{Name: a.name, ID: a.ID()} }
@@ -247,7 +247,7 @@ func (a *Agent) Worker(name string) (WorkerInfo, error) {
 }
 
 // WorkerByID returns the worker with an id.
-func (a *Agent) WorkerByID(id dist.Rank) (WorkerInfo, error) {
+func (a *Agent) WorkerByID(id cohort.Rank) (WorkerInfo, error) {
 	p, err := a.memberByID(int(id))
 	if err != nil {
 		return WorkerInfo{}, err
@@ -264,7 +264,7 @@ const closeGrace = time.Second
 // if a handler is still running: it may be the one that called Close. [Agent.Done] tells when the last one has ended. It
 // corresponds to shutdown(graceful=False).
 func (a *Agent) Close() error {
-	moment.At("rpc.agent.close")
+	failpoint.At("rpc.agent.close")
 	if a.net.BeginClose() {
 		a.endSessions()
 	}

@@ -14,7 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -42,7 +42,7 @@ func world(tb testing.TB, n int, static bool, reg func(i int) *Registry, opts ..
 	agents := make([]*Agent, n)
 	errs := make([]error, n)
 	join := func(i int) {
-		o := append([]Option{WithRank(dist.Rank(i)), WithAddr("127.0.0.1:0"), WithLogger(testLogger())}, opts...)
+		o := append([]Option{WithRank(cohort.Rank(i)), WithAddr("127.0.0.1:0"), WithLogger(testLogger())}, opts...)
 		if static {
 			o = append(o, WithWorldSize(n))
 		}

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testlog"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/testlog"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -41,15 +41,15 @@ func TestFunctionsGivenToAnAgent(t *testing.T) {
 		}
 		for where, c := range map[string]struct {
 			opt   Option
-			codes []dist.Code // of a call that fails
+			codes []cohort.Code // of a call that fails
 		}{
 			"hook":                       {WithHook(func(observe.Event) { end() }), nil},
 			"logger":                     {WithLogger(testlog.Bad(end)), nil},
-			"call interceptor":           {WithCallInterceptors(interceptor), []dist.Code{dist.Internal}},
+			"call interceptor":           {WithCallInterceptors(interceptor), []cohort.Code{cohort.Internal}},
 			"end of a call interceptor":  {WithCallInterceptors(endsBadly(end)), nil},
-			"serve interceptor":          {WithServeInterceptors(interceptor), []dist.Code{dist.Internal, dist.Remote}},
+			"serve interceptor":          {WithServeInterceptors(interceptor), []cohort.Code{cohort.Internal, cohort.Remote}},
 			"end of a serve interceptor": {WithServeInterceptors(endsBadly(end)), nil},
-			"allocator":                  {WithAlloc(func(int) (*tensor.Storage, error) { end(); return nil, nil }), []dist.Code{dist.PeerLost, dist.Unavailable}},
+			"allocator":                  {WithAlloc(func(int) (*tensor.Storage, error) { end(); return nil, nil }), []cohort.Code{cohort.PeerLost, cohort.Unavailable}},
 		} {
 			t.Run(how+" in "+where, func(t *testing.T) {
 				transports(t, func(t *testing.T, opts ...Option) {
@@ -63,7 +63,7 @@ func TestFunctionsGivenToAnAgent(t *testing.T) {
 					x := tensor.Must(tensor.New(tensor.Float32, 1<<10))
 					want := func(what string, err error) {
 						t.Helper()
-						if c.codes == nil && err != nil || c.codes != nil && !slices.Contains(c.codes, dist.CodeOf(err)) {
+						if c.codes == nil && err != nil || c.codes != nil && !slices.Contains(c.codes, cohort.CodeOf(err)) {
 							t.Errorf("%s: %v, want %v", what, err, c.codes)
 						}
 					}
@@ -116,7 +116,7 @@ func TestPanicsAreTold(t *testing.T) {
 			end(nil)
 		}},
 		"allocator": {WithAlloc(func(int) (*tensor.Storage, error) { bug(); return nil, nil }), func(c *config) {
-			if _, err := c.alloc(1); dist.CodeOf(err) != dist.Internal {
+			if _, err := c.alloc(1); cohort.CodeOf(err) != cohort.Internal {
 				t.Errorf("an allocator that panics: %v", err)
 			}
 		}},

@@ -6,8 +6,8 @@ package rpc
 import (
 	"context"
 
-	"github.com/cohort-dist/cohort/internal/rpccall"
-	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 )
 
 // async starts a call and reports its result exactly once. The call counts as active when async returns, although there may
@@ -33,7 +33,7 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 	}
 	if to == a.name {
 		if a.self == nil {
-			done(nil, rpclink.ErrClosed("call"))
+			done(nil, rpcsession.ErrClosed("call"))
 			return
 		}
 		o := a.prepare(a.self, fn, args)
@@ -41,7 +41,7 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 		giveUp := o.Early(ctx)
 		if !a.net.Own(func() { done(a.callSelf(ctx, o)) }) {
 			giveUp()
-			done(nil, rpclink.ErrClosed("call"))
+			done(nil, rpcsession.ErrClosed("call"))
 		}
 		return
 	}
@@ -52,14 +52,14 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 	}
 	o := a.prepare(p, fn, args)
 	o.Mode = "async"
-	read := func(x rpclink.Reply, err error) {
+	read := func(x rpcsession.Reply, err error) {
 		var v any
 		if err == nil {
 			v, err = a.result(o.Func, p, x)
 		}
 		done(v, err)
 	}
-	a.post(ctx, o, func(x rpclink.Reply, err error) {
+	a.post(ctx, o, func(x rpcsession.Reply, err error) {
 		if err != nil || !a.refs.Early(x.Frame) || !a.net.Own(func() { a.awaitEarly(ctx, x); read(x, nil) }) {
 			read(x, err)
 		}
@@ -67,24 +67,24 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 }
 
 // post sends a request that is counted as active, and calls done exactly once. The message is made before it returns.
-func (a *Agent) post(ctx context.Context, o *rpccall.Outgoing, done func(rpclink.Reply, error)) {
+func (a *Agent) post(ctx context.Context, o *rpcclient.Outgoing, done func(rpcsession.Reply, error)) {
 	if c := o.Peer.Current(); c != nil {
 		a.caller.Async(ctx, c, o, done)
 		return
 	}
 	giveUp := o.Early(ctx)
 	if !a.net.Own(func() {
-		bounded, cancel := rpccall.Until(ctx, a.caller.Deadline(ctx))
+		bounded, cancel := rpcclient.Until(ctx, a.caller.Deadline(ctx))
 		c, err := o.Peer.Connect(bounded)
 		cancel()
 		if err != nil {
 			giveUp()
-			done(rpclink.Reply{}, a.caller.Failed(o, err))
+			done(rpcsession.Reply{}, a.caller.Failed(o, err))
 			return
 		}
 		a.caller.Async(ctx, c, o, done)
 	}) {
 		giveUp()
-		done(rpclink.Reply{}, rpclink.ErrClosed("call"))
+		done(rpcsession.Reply{}, rpcsession.ErrClosed("call"))
 	}
 }

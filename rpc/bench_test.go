@@ -7,7 +7,7 @@ import (
 	"context"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -42,7 +42,7 @@ func BenchmarkEcho64MiB(b *testing.B)   { benchSync(b, 16<<20) }
 func BenchmarkAsyncWindow64(b *testing.B) {
 	a := benchPair(b)
 	x := tensor.Must(tensor.New(tensor.Float32, 2))
-	window := make(chan *dist.Future[*tensor.Tensor], 64)
+	window := make(chan *cohort.Future[*tensor.Tensor], 64)
 	b.ReportAllocs()
 	for b.Loop() {
 		if len(window) == cap(window) {

@@ -7,14 +7,14 @@ import (
 	"context"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/gofunc"
-	"github.com/cohort-dist/cohort/internal/pyexc"
-	"github.com/cohort-dist/cohort/internal/rpccall"
-	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcplace"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/python/pycall"
+	"github.com/cohort-dist/cohort/internal/rpc/pyexc"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcslots"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 )
 
 // Call runs a function at another worker, or at this one, and returns its result. It corresponds to
@@ -38,7 +38,7 @@ func convert[T any](fn string, v any, err error) (T, error) {
 	}
 	var out T
 	if err := Assign(&out, v); err != nil {
-		e := dist.New("rpc: result", dist.Mismatch, gofunc.Detail(err))
+		e := cohort.New("rpc: result", cohort.Mismatch, pycall.Detail(err))
 		e.Key = fn
 		var zero T
 		return zero, e
@@ -47,8 +47,8 @@ func convert[T any](fn string, v any, err error) (T, error) {
 }
 
 // Async is [Call] that returns at once. It corresponds to torch.distributed.rpc.rpc_async.
-func Async[T any](ctx context.Context, c Caller, to, fn string, args ...any) *dist.Future[T] {
-	p := dist.NewPromise[T]()
+func Async[T any](ctx context.Context, c Caller, to, fn string, args ...any) *cohort.Future[T] {
+	p := cohort.NewPromise[T]()
 	c.callsBy().async(ctx, to, fn, args, func(v any, err error) {
 		p.Complete(convert[T](fn, v, err))
 	})
@@ -57,12 +57,12 @@ func Async[T any](ctx context.Context, c Caller, to, fn string, args ...any) *di
 
 // Await waits for a future within a handler, given the handler's ctx. Meanwhile another handler can run in its place, so
 // handlers that wait for each other's calls cannot block each other.
-func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
+func Await[T any](ctx context.Context, f *cohort.Future[T]) (T, error) {
 	if f == nil {
-		return *new(T), dist.New("rpc: await", dist.InvalidArgument, "the future is nil")
+		return *new(T), cohort.New("rpc: await", cohort.InvalidArgument, "the future is nil")
 	}
 	if !f.Completed() {
-		pl := rpcplace.Of(ctx)
+		pl := rpcslots.Of(ctx)
 		pl.Pause()
 		defer pl.Resume()
 	}
@@ -70,16 +70,16 @@ func Await[T any](ctx context.Context, f *dist.Future[T]) (T, error) {
 }
 
 // late is the error of a call whose deadline has passed.
-func late(fn string, p *rpclink.Peer) error {
-	e := dist.New("rpc: call", dist.DeadlineExceeded, "the deadline has passed")
+func late(fn string, p *rpcsession.Peer) error {
+	e := cohort.New("rpc: call", cohort.DeadlineExceeded, "the deadline has passed")
 	e.Key, e.Peer = fn, p.Name
 	return e
 }
 
 // prepare returns how a call is encoded.
-func (a *Agent) prepare(p *rpclink.Peer, fn string, args []any) *rpccall.Outgoing {
+func (a *Agent) prepare(p *rpcsession.Peer, fn string, args []any) *rpcclient.Outgoing {
 	t := parseTarget(fn)
-	o := &rpccall.Outgoing{By: a.caller, Op: "call", Mode: "sync", Func: t.shown(fn, args), Peer: p}
+	o := &rpcclient.Outgoing{By: a.caller, Op: "call", Mode: "sync", Func: t.shown(fn, args), Peer: p}
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := a.refs.Encoder(p, toGo)
 		m, err := encodeCall(e, t, fn, args)
@@ -107,7 +107,7 @@ func encodeCall(e *rpcwire.Encoder, t target, fn string, args []any) (*rpcwire.M
 }
 
 // result reads the answer to a call.
-func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error) {
+func (a *Agent) result(fn string, p *rpcsession.Peer, x rpcsession.Reply) (any, error) {
 	d := a.refs.Decoding(p, x.Frame, x.Msg.Tensors)
 	dec := &d.Decoder
 	var v any
@@ -118,7 +118,7 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 	case rpcwire.ScriptRet:
 		v, err = dec.ScriptRet(x.Msg.Payload)
 	default:
-		err = rpccall.UnexpectedAnswer(fn, p, x.Msg)
+		err = rpcclient.UnexpectedAnswer(fn, p, x.Msg)
 	}
 	if err != nil {
 		d.Abandon(x.Msg)
@@ -130,10 +130,10 @@ func (a *Agent) result(fn string, p *rpclink.Peer, x rpclink.Reply) (any, error)
 		if x.Frame != nil || pyexc.NotDecoded(said.Msg) { // a Go worker ignores it for what it has decoded
 			a.refs.Undecoded(p, x.Wires)
 		}
-		if err.Code == dist.DeadlineExceeded && !x.Due.IsZero() && !time.Now().Before(x.Due) {
+		if err.Code == cohort.DeadlineExceeded && !x.Due.IsZero() && !time.Now().Before(x.Due) {
 			return nil, late(fn, p) // the callee was only faster to notice the caller's deadline
 		}
-		return nil, rpccall.Named("rpc: call", fn, p, restoreReason(err))
+		return nil, rpcclient.Named("rpc: call", fn, p, restoreReason(err))
 	}
 	return v, nil
 }
@@ -157,9 +157,9 @@ func (a *Agent) call(ctx context.Context, to, fn string, args []any) (v any, err
 }
 
 // awaitEarly waits, within the time of its call, until the references in an answer can be claimed.
-func (a *Agent) awaitEarly(ctx context.Context, x rpclink.Reply) {
+func (a *Agent) awaitEarly(ctx context.Context, x rpcsession.Reply) {
 	if a.refs.Early(x.Frame) {
-		bounded, cancel := rpccall.Until(ctx, x.Due)
+		bounded, cancel := rpcclient.Until(ctx, x.Due)
 		defer cancel()
 		a.refs.AwaitEarly(bounded, x.Frame)
 	}
@@ -177,7 +177,7 @@ func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) error 
 	return err
 }
 
-func (a *Agent) callPeer(ctx context.Context, o *rpccall.Outgoing) (any, error) {
+func (a *Agent) callPeer(ctx context.Context, o *rpcclient.Outgoing) (any, error) {
 	started := a.caller.Begin(ctx, o)
 	x, err := a.caller.Exchange(ctx, o)
 	var v any
@@ -190,9 +190,9 @@ func (a *Agent) callPeer(ctx context.Context, o *rpccall.Outgoing) (any, error) 
 }
 
 // transact sends a request to any worker and returns the answer as it came.
-func (a *Agent) transact(ctx context.Context, o *rpccall.Outgoing) (rpclink.Reply, error) {
+func (a *Agent) transact(ctx context.Context, o *rpcclient.Outgoing) (rpcsession.Reply, error) {
 	started := a.caller.Begin(ctx, o)
-	var x rpclink.Reply
+	var x rpcsession.Reply
 	var err error
 	if o.Peer != a.self {
 		x, err = a.caller.Exchange(ctx, o)
@@ -215,7 +215,7 @@ func (a *Agent) isGo(name string) bool {
 
 func (a *Agent) callOwn(ctx context.Context, fn string, args []any) (any, error) {
 	if a.self == nil {
-		return nil, rpclink.ErrClosed("call")
+		return nil, rpcsession.ErrClosed("call")
 	}
 	if err := a.caller.Active.Enter(ctx); err != nil {
 		return nil, err
@@ -225,7 +225,7 @@ func (a *Agent) callOwn(ctx context.Context, fn string, args []any) (any, error)
 }
 
 // destination finds a worker by name; a guest asks the store.
-func (a *Agent) destination(ctx context.Context, to string) (*rpclink.Peer, error) {
+func (a *Agent) destination(ctx context.Context, to string) (*rpcsession.Peer, error) {
 	p, err := a.net.Peer(to)
 	if err != nil && a.cfg.guest {
 		return a.lookup(ctx, to)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
@@ -42,7 +42,7 @@ func TestNested(t *testing.T) {
 		})
 		agents := world(t, 2, true, func(int) *Registry { return reg }, append(opts, WithConcurrency(2))...)
 		ctx := testContext(t)
-		futures := make([]*dist.Future[int], 64)
+		futures := make([]*cohort.Future[int], 64)
 		for i := range futures {
 			futures[i] = Async[int](ctx, agents[0], "w1", "nest.down", 1+i%8)
 		}
@@ -75,7 +75,7 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	})
 	agents := world(t, 2, true, func(int) *Registry { return reg }, WithConcurrency(3))
 	ctx := testContext(t)
-	var futures []*dist.Future[any]
+	var futures []*cohort.Future[any]
 	for range 20 {
 		futures = append(futures, Async[any](ctx, agents[0], "w1", "work.wait"))
 	}
@@ -111,7 +111,7 @@ func TestDeadlineTravels(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		_, err := Call[any](ctx, agents[0], to, "work.hang")
 		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dist.DeadlineExceeded) {
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, cohort.DeadlineExceeded) {
 			t.Fatalf("to %s: %v", to, err)
 		}
 		<-started
@@ -128,7 +128,7 @@ func TestDeadlineTravels(t *testing.T) {
 	f := Async[any](ctx, agents[0], "w1", "work.hang")
 	<-started
 	cancel()
-	if _, err := f.Await(context.Background()); !errors.Is(err, dist.Canceled) {
+	if _, err := f.Await(context.Background()); !errors.Is(err, cohort.Canceled) {
 		t.Fatalf("cancelled: %v", err)
 	}
 	select {
@@ -145,7 +145,7 @@ func TestErrors(t *testing.T) {
 		reg := NewRegistry().
 			MustHandle("bad.plain", func() error { return errors.New("just wrong") }).
 			MustHandle("bad.typed", func() error { return Raise("mymod.MyError", "mine") }).
-			MustHandle("bad.missing", func() error { return dist.New("disk: open", dist.NotFound, "no file") }).
+			MustHandle("bad.missing", func() error { return cohort.New("disk: open", cohort.NotFound, "no file") }).
 			MustHandle("bad.panic", func() { panic("a bug") }).
 			MustHandle("bad.value", func() any { return make(chan int) }).
 			MustHandle("bad.args", func(a int, b string) string { return b }, Params("a", "b"))
@@ -160,7 +160,7 @@ func TestErrors(t *testing.T) {
 			if err := call("bad.plain"); !errors.As(err, &remote) || remote.Kind != "RuntimeError" || remote.Message != "just wrong" || remote.Worker != to {
 				t.Errorf("plain: %#v", err)
 			}
-			if err := call("bad.typed"); !errors.As(err, &remote) || remote.Kind != "mymod.MyError" || !errors.Is(err, dist.Remote) {
+			if err := call("bad.typed"); !errors.As(err, &remote) || remote.Kind != "mymod.MyError" || !errors.Is(err, cohort.Remote) {
 				t.Errorf("typed: %#v", err)
 			}
 			if err := call("bad.panic"); !errors.As(err, &remote) || !strings.Contains(remote.Message, "a bug") || strings.Contains(remote.Stack, "call_test.go") {
@@ -169,31 +169,31 @@ func TestErrors(t *testing.T) {
 			if err := call("bad.value"); !errors.As(err, &remote) || !strings.Contains(remote.Message, "chan int") {
 				t.Errorf("value: %v", err)
 			}
-			if err := call("bad.nothing"); !errors.Is(err, dist.NotFound) {
+			if err := call("bad.nothing"); !errors.Is(err, cohort.NotFound) {
 				t.Errorf("unknown function: %v", err)
 			}
 			for _, args := range [][]any{{1}, {"x", "y"}, {1, "b", 3}, {1, Kw{"c": 2}}, {1, "b", Kw{"b": "c"}}} {
-				if err := call("bad.args", args...); !errors.Is(err, dist.InvalidArgument) {
+				if err := call("bad.args", args...); !errors.Is(err, cohort.InvalidArgument) {
 					t.Errorf("arguments %v: %v", args, err)
 				}
 			}
 			if len(opts) == 0 { // codes travel on the cohort transport
-				if err := call("bad.missing"); !errors.Is(err, dist.NotFound) {
+				if err := call("bad.missing"); !errors.Is(err, cohort.NotFound) {
 					t.Errorf("missing: %v", err)
 				}
 			}
 		}
-		if _, err := Call[int](ctx, agents[0], "w1", "bad.args", 1, "text"); !errors.Is(err, dist.Mismatch) {
+		if _, err := Call[int](ctx, agents[0], "w1", "bad.args", 1, "text"); !errors.Is(err, cohort.Mismatch) {
 			t.Errorf("result of another type: %v", err)
 		}
-		if _, err := Call[int](ctx, agents[0], "nobody", "bad.args"); !errors.Is(err, dist.NotFound) {
+		if _, err := Call[int](ctx, agents[0], "nobody", "bad.args"); !errors.Is(err, cohort.NotFound) {
 			t.Errorf("unknown worker: %v", err)
 		}
-		if _, err := Call[any](ctx, agents[0], "w1", "bad.args", make(chan int)); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "bad.args") || !strings.Contains(err.Error(), "w1") {
+		if _, err := Call[any](ctx, agents[0], "w1", "bad.args", make(chan int)); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "bad.args") || !strings.Contains(err.Error(), "w1") {
 			t.Errorf("argument without form: %v", err)
 		}
 		shutdown(t, agents)
-		if _, err := Call[any](ctx, agents[0], "w1", "bad.plain"); !errors.Is(err, dist.Closed) {
+		if _, err := Call[any](ctx, agents[0], "w1", "bad.plain"); !errors.Is(err, cohort.Closed) {
 			t.Errorf("after shutdown: %v", err)
 		}
 	})
@@ -265,10 +265,10 @@ func TestValues(t *testing.T) {
 func TestAsyncHandler(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()
-		waiting := make(chan *dist.Promise[int], 10)
+		waiting := make(chan *cohort.Promise[int], 10)
 		reg := NewRegistry().
-			MustHandle("later.get", func() *dist.Future[int] {
-				f := dist.NewPromise[int]()
+			MustHandle("later.get", func() *cohort.Future[int] {
+				f := cohort.NewPromise[int]()
 				waiting <- f
 				return f.Future()
 			}).
@@ -332,16 +332,16 @@ func TestJoinErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		worker string
 		opts   []Option
-		code   dist.Code
+		code   cohort.Code
 	}{
-		"no rank":    {"a", []Option{WithWorldSize(2)}, dist.InvalidArgument},
-		"bad rank":   {"a", []Option{WithRank(-1)}, dist.InvalidArgument},
-		"rank range": {"a", []Option{WithRank(3), WithWorldSize(2)}, dist.InvalidArgument},
-		"empty name": {"", nil, dist.InvalidArgument},
-		"bad name":   {"a b", nil, dist.InvalidArgument},
-		"long name":  {strings.Repeat("a", 128), nil, dist.InvalidArgument},
-		"dash":       {"a-b", nil, dist.InvalidArgument},
-		"transport":  {"a", []Option{WithTransports("rdma")}, dist.InvalidArgument},
+		"no rank":    {"a", []Option{WithWorldSize(2)}, cohort.InvalidArgument},
+		"bad rank":   {"a", []Option{WithRank(-1)}, cohort.InvalidArgument},
+		"rank range": {"a", []Option{WithRank(3), WithWorldSize(2)}, cohort.InvalidArgument},
+		"empty name": {"", nil, cohort.InvalidArgument},
+		"bad name":   {"a b", nil, cohort.InvalidArgument},
+		"long name":  {strings.Repeat("a", 128), nil, cohort.InvalidArgument},
+		"dash":       {"a-b", nil, cohort.InvalidArgument},
+		"transport":  {"a", []Option{WithTransports("rdma")}, cohort.InvalidArgument},
 	} {
 		if a, err := Join(ctx, st, c.worker, c.opts...); !errors.Is(err, c.code) {
 			t.Errorf("%s: %v", name, err)
@@ -355,15 +355,15 @@ func TestJoinErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = first.Close() }()
-	if _, err := Join(ctx, st, "a", WithAddr("127.0.0.1:0")); !errors.Is(err, dist.AlreadyExists) {
+	if _, err := Join(ctx, st, "a", WithAddr("127.0.0.1:0")); !errors.Is(err, cohort.AlreadyExists) {
 		t.Errorf("the same name: %v", err)
 	}
-	if _, err := Join(ctx, st, "b", WithRank(0), WithAddr("127.0.0.1:0")); !errors.Is(err, dist.AlreadyExists) {
+	if _, err := Join(ctx, st, "b", WithRank(0), WithAddr("127.0.0.1:0")); !errors.Is(err, cohort.AlreadyExists) {
 		t.Errorf("the same id: %v", err)
 	}
 	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancel()
-	if _, err := Join(short, st, "s", WithRank(1), WithWorldSize(2), WithAddr("127.0.0.1:0")); !errors.Is(err, dist.DeadlineExceeded) && !errors.Is(err, dist.Mismatch) {
+	if _, err := Join(short, st, "s", WithRank(1), WithWorldSize(2), WithAddr("127.0.0.1:0")); !errors.Is(err, cohort.DeadlineExceeded) && !errors.Is(err, cohort.Mismatch) {
 		t.Errorf("static into dynamic: %v", err)
 	}
 }
@@ -402,7 +402,7 @@ func TestComeAndGo(t *testing.T) {
 			if len(a.Workers()) != 1 {
 				t.Fatalf("round %d: b is still known: %v", i, a.Workers())
 			}
-			if _, err := Call[int](ctx, a, "b", "v.echo", i); !errors.Is(err, dist.NotFound) {
+			if _, err := Call[int](ctx, a, "b", "v.echo", i); !errors.Is(err, cohort.NotFound) {
 				t.Fatalf("call of a worker that left: %v", err)
 			}
 		}

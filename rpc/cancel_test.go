@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testwait"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 )
 
 // TestCancellationOvertakesTheHandler gives calls up so soon that the handler may not run yet when the callee hears of it:
@@ -61,11 +61,11 @@ func TestCancellationToSelf(t *testing.T) {
 	f := Async[any](ctx, agents[0], "w0", "cancel.wait")
 	<-begun
 	cancel()
-	if _, err := f.Await(testContext(t)); dist.CodeOf(err) != dist.Canceled {
+	if _, err := f.Await(testContext(t)); cohort.CodeOf(err) != cohort.Canceled {
 		t.Errorf("the caller got %v", err)
 	}
 	ends(t, "the handler", func() {
-		if cause := <-ended; !errors.Is(cause, dist.Canceled) {
+		if cause := <-ended; !errors.Is(cause, cohort.Canceled) {
 			t.Errorf("the handler's context ended by %v", cause)
 		}
 	})
@@ -93,7 +93,7 @@ func TestCancellationInTheQueue(t *testing.T) {
 			}
 		})
 		cancel()
-		if _, err := late.Await(ctx); dist.CodeOf(err) != dist.Canceled {
+		if _, err := late.Await(ctx); cohort.CodeOf(err) != cohort.Canceled {
 			t.Errorf("to %s: %v", to, err)
 		}
 		ends(t, "the news for the callee", func() {
@@ -105,7 +105,7 @@ func TestCancellationInTheQueue(t *testing.T) {
 		if _, err := hold.Await(ctx); err != nil {
 			t.Error(err)
 		}
-		if _, err := Call[any](ctx, agents[0], to, "t.nobody"); dist.CodeOf(err) != dist.NotFound { // it comes after the late one
+		if _, err := Call[any](ctx, agents[0], to, "t.nobody"); cohort.CodeOf(err) != cohort.NotFound { // it comes after the late one
 			t.Error(err)
 		}
 		if ran.Load() {
@@ -133,7 +133,7 @@ func TestRemoteToSelfWithoutRoom(t *testing.T) {
 		}
 	}
 	ends(t, "Fetch", func() {
-		if _, err := refs[2].Fetch(ctx); dist.CodeOf(err) != dist.Exhausted {
+		if _, err := refs[2].Fetch(ctx); cohort.CodeOf(err) != cohort.Exhausted {
 			t.Errorf("refused with %v", err)
 		}
 	})
@@ -158,7 +158,7 @@ func narrowWorld(t *testing.T, opts ...Option) (agents []*Agent, occupy func(con
 		return refRegistry().MustHandle("t.hold", func() int { begun <- struct{}{}; <-over; return 7 })
 	}, append(opts, WithConcurrency(1), WithQueue(1))...)
 	return agents, func(ctx context.Context) func() {
-		held := []*dist.Future[int]{Async[int](ctx, agents[0], "w1", "t.hold")}
+		held := []*cohort.Future[int]{Async[int](ctx, agents[0], "w1", "t.hold")}
 		<-begun
 		held = append(held, Async[int](ctx, agents[0], "w1", "t.hold")) // it waits
 		testwait.Until(t, "a request waits", func() bool { return agents[1].DebugInfo()["agent.server_waiting_calls"] > 0 })

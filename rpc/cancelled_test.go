@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Creations that are cancelled at any moment leave no object at their owners.
@@ -80,7 +80,7 @@ func TestFetchOfACancelledCreationSaysSo(t *testing.T) {
 			time.AfterFunc(time.Duration(rng.IntN(100))*time.Microsecond, cancel)
 			_, err = ref.Fetch(testContext(t))
 			// PyTorch's wire has a text for that, and no code.
-			if err != nil && dist.CodeOf(err) != dist.Canceled && !strings.Contains(err.Error(), "its creation was cancelled") {
+			if err != nil && cohort.CodeOf(err) != cohort.Canceled && !strings.Contains(err.Error(), "its creation was cancelled") {
 				t.Errorf("fetch: %v", err)
 			}
 			_ = ref.Close()

@@ -8,8 +8,8 @@ import (
 	"reflect"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/pygo"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/python/pyconv"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -38,12 +38,12 @@ func (r *Registry) Class(name string, sample any) error {
 			continue
 		}
 		c.methods[m.Name] = h
-		c.methods[pygo.SnakeName(m.Name)] = h
+		c.methods[pyconv.SnakeName(m.Name)] = h
 	}
 	r.mu.Lock() // no point: handlers are added before there are workers
 	defer r.mu.Unlock()
 	if _, taken := r.classes[t]; taken {
-		return dist.Newf("rpc: handle", dist.AlreadyExists, "%v has a class", t)
+		return cohort.Newf("rpc: handle", cohort.AlreadyExists, "%v has a class", t)
 	}
 	put(&r.classes, t, c)
 	return nil
@@ -75,11 +75,11 @@ func (r *Registry) method(value any, name string) (*handler, error) {
 	c := r.classes[t]
 	r.mu.RUnlock()
 	if c == nil {
-		return nil, &RemoteError{Kind: "TypeError", Code: dist.NotSupported, Message: "methods of a " + typeText(t) + " are not served: register it with Registry.Class"}
+		return nil, &RemoteError{Kind: "TypeError", Code: cohort.NotSupported, Message: "methods of a " + typeText(t) + " are not served: register it with Registry.Class"}
 	}
 	h := c.methods[name]
 	if h == nil {
-		return nil, &RemoteError{Kind: "AttributeError", Code: dist.NotFound, Message: "'" + c.name.Name + "' object has no attribute '" + name + "'"}
+		return nil, &RemoteError{Kind: "AttributeError", Code: cohort.NotFound, Message: "'" + c.name.Name + "' object has no attribute '" + name + "'"}
 	}
 	return h.bound(reflect.ValueOf(value), h.name[strings.LastIndexByte(h.name, '.')+1:]), nil
 }
@@ -131,7 +131,7 @@ func (r *Registry) classOf(value any) (py.Global, error) {
 	case reflect.Map, reflect.Struct:
 		return builtin("dict")
 	}
-	return py.Global{}, &RemoteError{Kind: "TypeError", Code: dist.NotSupported, Message: "a " + typeText(t) + " has no Python class: register it with Registry.Class"}
+	return py.Global{}, &RemoteError{Kind: "TypeError", Code: cohort.NotSupported, Message: "a " + typeText(t) + " has no Python class: register it with Registry.Class"}
 }
 
 func typeText(t reflect.Type) string {

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpccall"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
 )
 
 // AllGather sends value to all workers and returns the values of all of them, by name. With names it runs among these
@@ -34,12 +34,12 @@ func AllGather[T any](ctx context.Context, a *Agent, value T, names ...string) (
 		}
 	}
 	if !slices.Contains(names, a.name) {
-		return nil, dist.Newf("rpc: all_gather", dist.InvalidArgument, "%q is not one of the workers that take part", a.name)
+		return nil, cohort.Newf("rpc: all_gather", cohort.InvalidArgument, "%q is not one of the workers that take part", a.name)
 	}
 	if len(names) == 1 {
 		return map[string]T{a.name: value}, nil
 	}
-	ctx, cancel := rpccall.Within(ctx, a.Timeout())
+	ctx, cancel := rpcclient.Within(ctx, a.Timeout())
 	defer cancel()
 	got, err := a.world.AllGather(ctx, members{a}, value, names, false)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -34,7 +34,7 @@ func TestPipeIsCut(t *testing.T) {
 		MustHandle("t.one", func() int { return 1 }).
 		MustHandle("t.hang", func(ctx context.Context) int { begun <- struct{}{}; <-ctx.Done(); return 0 }).
 		MustHandle("t.keep", func(r *Ref[int]) (err error) { kept, err = r.Clone(); return err })
-	join := func(name string, rank dist.Rank, opts ...Option) *Agent {
+	join := func(name string, rank cohort.Rank, opts ...Option) *Agent {
 		t.Helper()
 		a, failed := Join(ctx, st, name, append(opts, WithRank(rank), WithHandlers(reg), WithLogger(testLogger()), WithTransports(TransportUV), WithLease(grace, 2*grace, grace))...)
 		if failed != nil {
@@ -69,7 +69,7 @@ func TestPipeIsCut(t *testing.T) {
 		hangs := Async[int](ctx, a, "w1", "t.hang")
 		<-begun
 		proxy.Cut()
-		if _, err := hangs.Await(ctx); !errors.Is(err, dist.PeerLost) {
+		if _, err := hangs.Await(ctx); !errors.Is(err, cohort.PeerLost) {
 			t.Fatalf("a call that was under way: %v", err)
 		}
 		refs = append(refs, remote())
@@ -97,7 +97,7 @@ func TestPipeIsCut(t *testing.T) {
 			t.Errorf("a reference to an object of the dead worker: %v", err)
 		}
 	}
-	if err := a.Shutdown(ctx); !errors.Is(err, dist.PeerLost) { // of one that has not said that it leaves
+	if err := a.Shutdown(ctx); !errors.Is(err, cohort.PeerLost) { // of one that has not said that it leaves
 		t.Errorf("shutdown: %v", err)
 	}
 }

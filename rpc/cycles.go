@@ -6,9 +6,9 @@ package rpc
 import (
 	"slices"
 
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/islands"
-	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/util/components"
 )
 
 // AnyRef is a *[Ref] of any type.
@@ -72,7 +72,7 @@ func Cycles(workers ...ReferenceInfo) [][]string {
 			}
 		}
 	}
-	return islands.Of(near)
+	return components.Of(near)
 }
 
 // keptBy reports whether an object is kept by members of the set only.
@@ -94,7 +94,7 @@ func (c *config) holds(o *rpcref.Object) []HoldInfo {
 	value, cores := o.Held()
 	if h, ok := value.(Holder); ok {
 		cores = nil
-		refs, _ := aside.Get(c.panics, "rpc: holder", func() ([]AnyRef, error) { return h.HeldReferences(), nil })
+		refs, _ := safecall.Get(c.panics, "rpc: holder", func() ([]AnyRef, error) { return h.HeldReferences(), nil })
 		for _, ref := range refs {
 			if core := coreOf(ref); core != nil {
 				cores = append(cores, core)

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 )
 
 // DebugInfo returns the sizes of the agent's tables. Keys that PyTorch has too have its names. It corresponds to
@@ -172,7 +172,7 @@ func (a *Agent) leakError() error {
 	if !a.cfg.strict {
 		return nil
 	}
-	e := dist.Newf("rpc: shutdown", dist.Aborted, "leaking %d references: %s", len(lines), strings.Join(lines, "; "))
+	e := cohort.Newf("rpc: shutdown", cohort.Aborted, "leaking %d references: %s", len(lines), strings.Join(lines, "; "))
 	e.Key = a.name
 	return e
 }

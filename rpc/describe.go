@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/gofunc"
-	"github.com/cohort-dist/cohort/internal/pygo"
+	"github.com/cohort-dist/cohort/internal/python/pycall"
+	"github.com/cohort-dist/cohort/internal/python/pyconv"
 )
 
 // FunctionInfo describes a function, or a method of a class, to callers in Python.
@@ -46,7 +46,7 @@ func (r *Registry) Describe() []FunctionInfo {
 	}
 	for _, c := range r.classes {
 		for name, h := range c.methods {
-			if name != pygo.SnakeName(name) {
+			if name != pyconv.SnakeName(name) {
 				continue // the Go name of a method that has a Python one too
 			}
 			info := r.describe(c.name.String()+"."+name, h)
@@ -68,7 +68,7 @@ func (r *Registry) Describe() []FunctionInfo {
 
 func (r *Registry) describe(name string, h *handler) FunctionInfo {
 	info := FunctionInfo{Name: name, Doc: h.doc, Params: []ParamInfo{}, Result: "None"}
-	params, known := []gofunc.Param(nil), false
+	params, known := []pycall.Param(nil), false
 	if h.raw == nil {
 		params, known = h.fn.Parameters()
 	}
@@ -92,7 +92,7 @@ func (r *Registry) describe(name string, h *handler) FunctionInfo {
 
 // python is the type hint of a Go type: the name of its class if it has one here.
 func (r *Registry) python(t reflect.Type) string {
-	return pygo.Hint(t, func(t reflect.Type) string {
+	return pyconv.Hint(t, func(t reflect.Type) string {
 		switch c := r.classes[t]; {
 		case c != nil:
 			return c.name.String()

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcworld"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -52,7 +52,7 @@ func TestDescribe(t *testing.T) {
 		MustHandle("m.config", func(config) (*described, error) { return nil, nil }).
 		MustHandle("m.rest", func(first any, _ ...float64) {}).
 		MustHandle("m.raw", func(context.Context, *Request) (any, error) { return nil, nil }, Doc("raw")).
-		MustHandle("m.later", func(*Ref[int]) *dist.Future[[]string] { return nil }).
+		MustHandle("m.later", func(*Ref[int]) *cohort.Future[[]string] { return nil }).
 		MustClass("m.Server", &described{})
 	if err := Handle(r, "m.typed", func(_ context.Context, n int) (string, error) { return strconv.Itoa(n), nil }, Params("n")); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestWrongArgumentsInside(t *testing.T) {
 	agents := world(t, 2, true, func(int) *Registry { return NewRegistry() })
 	for _, name := range []string{rpcworld.FuncToLeader, rpcworld.FuncToFollowers, rpcworld.FuncGatherLost, updateMembership} {
 		_, err := Call[any](t.Context(), agents[0], agents[1].Name(), name, "only one")
-		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "TypeError: "+name+": wrong arguments") {
+		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "TypeError: "+name+": wrong arguments") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -130,9 +130,9 @@ func TestHandleOperator(t *testing.T) {
 	}{
 		{"aten::a", kernel, nil},
 		{"aten::a.Tensor", kernel, nil},
-		{"aten::a", kernel, dist.AlreadyExists},
-		{"aten::b", nil, dist.InvalidArgument},
-		{"torch.add", kernel, dist.InvalidArgument},
+		{"aten::a", kernel, cohort.AlreadyExists},
+		{"aten::b", nil, cohort.InvalidArgument},
+		{"torch.add", kernel, cohort.InvalidArgument},
 	} {
 		if err := reg.HandleOperator(c.name, c.k); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)

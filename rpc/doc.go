@@ -34,11 +34,11 @@
 //
 // # Failure
 //
-// Errors are *[dist.Error], with the operation, the function or object, the worker and the code. If the called function
+// Errors are *[cohort.Error], with the operation, the function or object, the worker and the code. If the called function
 // failed, the cause is a *[RemoteError], with the class and the stack; if a reference cannot be used, the cause is a
-// [Reason]. Use [errors.Is] to test for a code: [dist.DeadlineExceeded], [dist.Canceled], [dist.PeerLost],
-// [dist.NotFound] (no such worker or function), [dist.InvalidArgument] (the arguments do not fit), [dist.Mismatch] (the
-// result does not fit the requested type), [dist.Remote] (the function itself failed).
+// [Reason]. Use [errors.Is] to test for a code: [cohort.DeadlineExceeded], [cohort.Canceled], [cohort.PeerLost],
+// [cohort.NotFound] (no such worker or function), [cohort.InvalidArgument] (the arguments do not fit), [cohort.Mismatch] (the
+// result does not fit the requested type), [cohort.Remote] (the function itself failed).
 //
 // Nothing waits for ever: if its context has no deadline, a call ends after the agent's timeout, 60 seconds by default.
 // Among Go workers the deadline travels with the call: the callee's context ends with the caller's.

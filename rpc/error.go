@@ -10,16 +10,16 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/pyexc"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/pyexc"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 )
 
 // RemoteError is what a function at another worker failed with: a Python exception or the error of a Go handler. It is the
-// cause of the *[dist.Error] that a call returns, which has the same code and names the call. A Go handler that returns one,
+// cause of the *[cohort.Error] that a call returns, which has the same code and names the call. A Go handler that returns one,
 // or what [Raise] makes, raises that exception in a Python caller.
 //
-// errors.Is holds for [dist.Remote] and for Code.
+// errors.Is holds for [cohort.Remote] and for Code.
 type RemoteError struct {
 	// Kind is the class of the exception: "ValueError", or "module.Class" outside Python's builtins.
 	Kind string
@@ -31,7 +31,7 @@ type RemoteError struct {
 	Stack string
 	// Code is the code of a Go worker's error, or the one that belongs to a Python exception: NotFound for a function
 	// that does not exist, InvalidArgument for wrong arguments, Remote otherwise.
-	Code dist.Code
+	Code cohort.Code
 
 	hint string // what PyTorch adds for its callers
 	near bool   // Worker is the callee, which the error around this one names
@@ -40,7 +40,7 @@ type RemoteError struct {
 // Raise returns the error of a handler that a Python caller sees as an exception of the given class, such as
 // "ValueError" or "mymodule.MyError". It is a RuntimeError with the same text if the caller does not have that class.
 func Raise(kind, format string, args ...any) *RemoteError {
-	return &RemoteError{Kind: kind, Message: fmt.Sprintf(format, args...), Code: dist.Remote}
+	return &RemoteError{Kind: kind, Message: fmt.Sprintf(format, args...), Code: cohort.Remote}
 }
 
 // Error returns kind and message, and the worker if it is another one than the callee.
@@ -56,24 +56,24 @@ func (e *RemoteError) Error() string {
 	return b.String()
 }
 
-// Is reports whether target is dist.Remote or the error's code.
+// Is reports whether target is cohort.Remote or the error's code.
 func (e *RemoteError) Is(target error) bool {
-	code, ok := target.(dist.Code)
+	code, ok := target.(cohort.Code)
 	if ok {
-		return code == dist.Remote || code == e.Code
+		return code == cohort.Remote || code == e.Code
 	}
 	switch target {
 	case context.DeadlineExceeded:
-		return e.Code == dist.DeadlineExceeded
+		return e.Code == cohort.DeadlineExceeded
 	case context.Canceled:
-		return e.Code == dist.Canceled
+		return e.Code == cohort.Canceled
 	}
 	return false
 }
 
 // As lets errors.As find the code of a RemoteError.
 func (e *RemoteError) As(target any) bool {
-	if p, ok := target.(*dist.Code); ok {
+	if p, ok := target.(*cohort.Code); ok {
 		*p = e.Code
 		return true
 	}
@@ -81,29 +81,29 @@ func (e *RemoteError) As(target any) bool {
 }
 
 // pythonKinds are the exceptions that a Python caller gets for the codes of a handler's error.
-var pythonKinds = map[dist.Code]string{
-	dist.InvalidArgument: "ValueError", dist.NotFound: "AttributeError", dist.NotSupported: "NotImplementedError",
-	dist.Mismatch: "TypeError", dist.DeadlineExceeded: "TimeoutError",
+var pythonKinds = map[cohort.Code]string{
+	cohort.InvalidArgument: "ValueError", cohort.NotFound: "AttributeError", cohort.NotSupported: "NotImplementedError",
+	cohort.Mismatch: "TypeError", cohort.DeadlineExceeded: "TimeoutError",
 }
 
 // describe turns the error of a handler into an exception.
 func describe(err error) pyexc.Exception {
 	if remote, ok := errors.AsType[*RemoteError](err); ok {
 		out := pyexc.Exception{Kind: remote.Kind, Message: remote.Message, Worker: remote.Worker, Stack: remote.Stack, Code: remote.Code, Hint: remote.hint}
-		if out.Code == dist.Unknown {
-			out.Code = dist.Remote
+		if out.Code == cohort.Unknown {
+			out.Code = cohort.Remote
 		}
 		if out.Kind == "" {
 			out.Kind = "RuntimeError"
 		}
 		return out
 	}
-	out := pyexc.Exception{Kind: "RuntimeError", Message: err.Error(), Code: dist.CodeOf(err)}
+	out := pyexc.Exception{Kind: "RuntimeError", Message: err.Error(), Code: cohort.CodeOf(err)}
 	if kind := pythonKinds[out.Code]; kind != "" {
 		out.Kind = kind
 	}
-	if out.Code == dist.Unknown {
-		out.Code = dist.Remote
+	if out.Code == cohort.Unknown {
+		out.Code = cohort.Remote
 	}
 	return out
 }
@@ -133,11 +133,11 @@ func remoteError(worker string, e pyexc.Exception) *RemoteError {
 func exceptionError(op, fn, worker string, payload []byte) error {
 	class, text := rpcwire.DecodeException(payload)
 	if class == rpcwire.ErrorTimeout {
-		e := dist.New(op, dist.DeadlineExceeded, text)
+		e := cohort.New(op, cohort.DeadlineExceeded, text)
 		e.Peer, e.Key = worker, fn
 		return e
 	}
 	return restoreReason(remoteError(worker, pyexc.FromLine(worker, text)))
 }
 
-func isNotFound(err error) bool { return errors.Is(err, dist.NotFound) }
+func isNotFound(err error) bool { return errors.Is(err, cohort.NotFound) }

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
-// TestOneErrorType: whatever fails, errors.As on *dist.Error gives the operation, the code, the worker and the function or
+// TestOneErrorType: whatever fails, errors.As on *cohort.Error gives the operation, the code, the worker and the function or
 // object, at the outermost error; what a function raised and why a reference is of no use are in its chain.
 func TestOneErrorType(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
@@ -44,29 +44,29 @@ func TestOneErrorType(t *testing.T) {
 			_ = closed.Close()
 			for name, c := range map[string]struct {
 				do     func() error
-				code   dist.Code
+				code   cohort.Code
 				raised string
 				reason error
 			}{
-				"plain":    {do: func() error { _, err := Call[int](ctx, a, to, "e.plain"); return err }, code: dist.Remote, raised: "RuntimeError"},
-				"raised":   {do: func() error { _, err := Call[int](ctx, a, to, "e.raise"); return err }, code: dist.Remote, raised: "ValueError"},
-				"async":    {do: func() error { _, err := Async[int](ctx, a, to, "e.raise").Await(ctx); return err }, code: dist.Remote, raised: "ValueError"},
-				"missing":  {do: func() error { _, err := Call[int](ctx, a, to, "e.nothing"); return err }, code: dist.NotFound, raised: "AttributeError"},
-				"fetch":    {do: func() error { _, err := failed.Fetch(ctx); return err }, code: dist.Remote, raised: "ValueError"},
-				"closed":   {do: func() error { _, err := closed.Fetch(ctx); return err }, code: dist.Closed, reason: ErrRefClosed},
-				"deadline": {do: func() error { _, err := Call[any](short(), a, to, "e.wait"); return err }, code: dist.DeadlineExceeded},
+				"plain":    {do: func() error { _, err := Call[int](ctx, a, to, "e.plain"); return err }, code: cohort.Remote, raised: "RuntimeError"},
+				"raised":   {do: func() error { _, err := Call[int](ctx, a, to, "e.raise"); return err }, code: cohort.Remote, raised: "ValueError"},
+				"async":    {do: func() error { _, err := Async[int](ctx, a, to, "e.raise").Await(ctx); return err }, code: cohort.Remote, raised: "ValueError"},
+				"missing":  {do: func() error { _, err := Call[int](ctx, a, to, "e.nothing"); return err }, code: cohort.NotFound, raised: "AttributeError"},
+				"fetch":    {do: func() error { _, err := failed.Fetch(ctx); return err }, code: cohort.Remote, raised: "ValueError"},
+				"closed":   {do: func() error { _, err := closed.Fetch(ctx); return err }, code: cohort.Closed, reason: ErrRefClosed},
+				"deadline": {do: func() error { _, err := Call[any](short(), a, to, "e.wait"); return err }, code: cohort.DeadlineExceeded},
 			} {
 				err := c.do()
-				e, ok := err.(*dist.Error) //nolint:errorlint // the outermost one
+				e, ok := err.(*cohort.Error) //nolint:errorlint // the outermost one
 				if !ok {
 					t.Errorf("%s at %s: a %T: %v", name, to, err, err)
 					continue
 				}
-				if e.Code != c.code || !errors.Is(err, c.code) || e.Peer != to || e.Op == "" || e.Key == "" || dist.CodeOf(err) != c.code {
+				if e.Code != c.code || !errors.Is(err, c.code) || e.Peer != to || e.Op == "" || e.Key == "" || cohort.CodeOf(err) != c.code {
 					t.Errorf("%s at %s: %+v", name, to, e)
 				}
 				remote, isRemote := errors.AsType[*RemoteError](err)
-				if isRemote != (c.raised != "") || isRemote && (remote.Kind != c.raised || remote.Worker != to || remote.Code != c.code || !errors.Is(err, dist.Remote)) {
+				if isRemote != (c.raised != "") || isRemote && (remote.Kind != c.raised || remote.Worker != to || remote.Code != c.code || !errors.Is(err, cohort.Remote)) {
 					t.Errorf("%s at %s: the cause is %#v", name, to, remote)
 				}
 				if c.reason != nil && !errors.Is(err, c.reason) {
@@ -82,8 +82,8 @@ func TestOneErrorType(t *testing.T) {
 
 // A creation that its caller cancelled did not time out.
 func TestCancelledCreation(t *testing.T) {
-	for cause, want := range map[dist.Code]Reason{dist.Canceled: ErrCanceled, dist.DeadlineExceeded: ErrCreateTimeout} {
-		err := reasonError("use", "ref", "w1", ErrCreateTimeout, dist.New("rpc: remote", cause, "given up"))
+	for cause, want := range map[cohort.Code]Reason{cohort.Canceled: ErrCanceled, cohort.DeadlineExceeded: ErrCreateTimeout} {
+		err := reasonError("use", "ref", "w1", ErrCreateTimeout, cohort.New("rpc: remote", cause, "given up"))
 		if err.Code != cause || !errors.Is(err, want) || !strings.Contains(err.Error(), want.String()) {
 			t.Errorf("given up with %v: %v", cause, err)
 		}

@@ -10,7 +10,7 @@ import (
 	"log"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
@@ -38,7 +38,7 @@ func ExampleJoin() {
 	st := store.NewMemory() // in a job: the store that the rendezvous gave
 	defer func() { _ = st.Close() }()
 	worker := func(rank int) error {
-		agent, err := rpc.Join(ctx, st, fmt.Sprintf("worker%d", rank), rpc.WithRank(dist.Rank(rank)), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"))
+		agent, err := rpc.Join(ctx, st, fmt.Sprintf("worker%d", rank), rpc.WithRank(cohort.Rank(rank)), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"))
 		if err != nil {
 			return err
 		}
@@ -71,9 +71,9 @@ func ExampleCall() {
 	r, err := rpc.Call[Report](ctx, a, "b", "train.report", 3, rpc.Kw{"scale": 2})
 	fmt.Println(r, err)
 	_, err = rpc.Call[Report](ctx, a, "b", "train.report", "three", 2)
-	fmt.Println(errors.Is(err, dist.InvalidArgument), err)
+	fmt.Println(errors.Is(err, cohort.InvalidArgument), err)
 	_, err = rpc.Call[Report](ctx, a, "b", "train.stop")
-	fmt.Println(errors.Is(err, dist.NotFound), err)
+	fmt.Println(errors.Is(err, cohort.NotFound), err)
 	// Output:
 	// {3 0.5} <nil>
 	// true rpc: call "train.report": invalid argument: rank 1 (peer b): TypeError: rpc: arguments "train.report": invalid argument: argument "epoch": a Python str does not fit a Go int
@@ -85,11 +85,11 @@ func ExampleAsync() {
 	defer stop()
 
 	ctx := context.Background()
-	squares := make([]*dist.Future[int], 4)
+	squares := make([]*cohort.Future[int], 4)
 	for i := range squares {
 		squares[i] = rpc.Async[int](ctx, a, "b", "math.square", i) // all are under way
 	}
-	all, err := dist.All(squares...).Await(ctx)
+	all, err := cohort.All(squares...).Await(ctx)
 	fmt.Println(all, err)
 	// Output: [0 1 4 9] <nil>
 }
@@ -122,8 +122,8 @@ func ExampleRegistry_Handle() {
 			}
 			return in.Xs, nil
 		}).
-		MustHandle("m.count", func(r *rpc.Request) int { return len(r.Args) }).    // whatever was given
-		MustHandle("m.relay", func(ctx context.Context, n int) *dist.Future[int] { // answered later, without a goroutine
+		MustHandle("m.count", func(r *rpc.Request) int { return len(r.Args) }).      // whatever was given
+		MustHandle("m.relay", func(ctx context.Context, n int) *cohort.Future[int] { // answered later, without a goroutine
 			return rpc.Async[int](ctx, rpc.AgentFrom(ctx), "a", "m.add", n, 1)
 		})
 	a, _, stop := pair(reg)

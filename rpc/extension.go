@@ -7,25 +7,25 @@ import (
 	"context"
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpccall"
-	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
-	"github.com/cohort-dist/cohort/internal/rpcserve"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcserver"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-var _ = rpcseam.Provide(func(x rpcseam.Extension) any { return withExtension(x) })
+var _ = rpcext.Provide(func(x rpcext.Extension) any { return withExtension(x) })
 
 // withExtension lets another package of this module take part in calls and serve further types of messages. Distributed
 // autograd is one; programs use the option that it offers. There can be one extension.
-func withExtension(x rpcseam.Extension) Option {
+func withExtension(x rpcext.Extension) Option {
 	return option(func(c *config) error {
 		if c.extension != nil && x != nil {
-			return dist.New("rpc: join", dist.InvalidArgument, "more than one extension")
+			return cohort.New("rpc: join", cohort.InvalidArgument, "more than one extension")
 		}
 		c.extension = x
 		return nil
@@ -35,18 +35,18 @@ func withExtension(x rpcseam.Extension) Option {
 // attach introduces the extension to the agent.
 func (a *Agent) attach() (err error) {
 	if a.cfg.extension != nil {
-		a.extension, err = rpcserve.Attach(a.cfg.extension, seam{a})
+		a.extension, err = rpcserver.Attach(a.cfg.extension, seam{a})
 	}
 	return err
 }
 
 // outgoing returns how the extension is asked about requests that leave, or nil.
-func (a *Agent) outgoing() func(context.Context, *rpclink.Peer, bool, string, *rpcwire.Message) (*rpcseam.Exchange, error) {
+func (a *Agent) outgoing() func(context.Context, *rpcsession.Peer, bool, string, *rpcwire.Message) (*rpcext.Exchange, error) {
 	if a.extension == nil {
 		return nil
 	}
-	return func(ctx context.Context, to *rpclink.Peer, toGo bool, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
-		w := rpcserve.SeamWorker(to)
+	return func(ctx context.Context, to *rpcsession.Peer, toGo bool, fn string, m *rpcwire.Message) (*rpcext.Exchange, error) {
+		w := rpcserver.SeamWorker(to)
 		w.Go = toGo // as the session says on which it is sent
 		return a.extension.Outgoing(ctx, w, fn, m)
 	}
@@ -55,29 +55,29 @@ func (a *Agent) outgoing() func(context.Context, *rpclink.Peer, bool, string, *r
 // seam is the agent as its extension sees it.
 type seam struct{ a *Agent }
 
-var _ rpcseam.Agent = seam{}
+var _ rpcext.Agent = seam{}
 
-func (s seam) Self() rpcseam.Worker { return rpcseam.Worker{Name: s.a.name, ID: int(s.a.id), Go: true} }
+func (s seam) Self() rpcext.Worker { return rpcext.Worker{Name: s.a.name, ID: int(s.a.id), Go: true} }
 
-func (s seam) Workers() []rpcseam.Worker {
-	all := []rpcseam.Worker{s.Self()}
+func (s seam) Workers() []rpcext.Worker {
+	all := []rpcext.Worker{s.Self()}
 	for _, p := range s.a.net.Members() {
-		all = append(all, rpcserve.SeamWorker(p))
+		all = append(all, rpcserver.SeamWorker(p))
 	}
-	slices.SortFunc(all, func(x, y rpcseam.Worker) int { return x.ID - y.ID })
+	slices.SortFunc(all, func(x, y rpcext.Worker) int { return x.ID - y.ID })
 	return all
 }
 
-func (s seam) Worker(id int) (rpcseam.Worker, error) {
+func (s seam) Worker(id int) (rpcext.Worker, error) {
 	p, err := s.a.memberByID(id)
 	if err != nil {
-		return rpcseam.Worker{}, err
+		return rpcext.Worker{}, err
 	}
-	return rpcserve.SeamWorker(p), nil
+	return rpcserver.SeamWorker(p), nil
 }
 
 // memberByID returns a worker of the world, perhaps this one.
-func (a *Agent) memberByID(id int) (*rpclink.Peer, error) {
+func (a *Agent) memberByID(id int) (*rpcsession.Peer, error) {
 	if id == int(a.id) && a.self != nil {
 		return a.self, nil
 	}
@@ -86,7 +86,7 @@ func (a *Agent) memberByID(id int) (*rpclink.Peer, error) {
 			return p, nil
 		}
 	}
-	return nil, dist.Newf("rpc: worker", dist.NotFound, "no worker has id %d", id)
+	return nil, cohort.Newf("rpc: worker", cohort.NotFound, "no worker has id %d", id)
 }
 
 func (s seam) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Message, error) {
@@ -102,12 +102,12 @@ func (s seam) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Me
 }
 
 // plain is a message of the extension itself.
-func (s seam) plain(to int, mode string, m *rpcwire.Message) (*rpccall.Outgoing, error) {
+func (s seam) plain(to int, mode string, m *rpcwire.Message) (*rpcclient.Outgoing, error) {
 	p, err := s.a.memberByID(to)
 	if err != nil {
 		return nil, err
 	}
-	o := &rpccall.Outgoing{By: s.a.caller, Op: "call", Mode: mode, Func: m.Type.String(), Peer: p, Plain: true, Runs: true}
+	o := &rpcclient.Outgoing{By: s.a.caller, Op: "call", Mode: mode, Func: m.Type.String(), Peer: p, Plain: true, Runs: true}
 	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		sent := *m
 		return &sent, nil, 0, nil
@@ -139,7 +139,7 @@ func (s seam) Post(ctx context.Context, to int, m *rpcwire.Message, done func(*r
 		done(nil, err)
 		return
 	}
-	report := func(x rpclink.Reply, err error) {
+	report := func(x rpcsession.Reply, err error) {
 		if err != nil {
 			x.Msg = nil
 		}
@@ -167,7 +167,7 @@ func (s seam) Post(ctx context.Context, to int, m *rpcwire.Message, done func(*r
 		if entered {
 			a.caller.Active.Leave()
 		}
-		done(nil, rpclink.ErrClosed("call"))
+		done(nil, rpcsession.ErrClosed("call"))
 	}
 }
 
@@ -193,10 +193,10 @@ func (s seam) Object(ctx context.Context, holder int, gid rpcwire.GlobalID) (any
 	return o.Get(ctx)
 }
 
-func (s seam) Reference(ref any) (rpcwire.GlobalID, rpcseam.Worker, error) {
+func (s seam) Reference(ref any) (rpcwire.GlobalID, rpcext.Worker, error) {
 	core := coreOf(ref)
 	if core == nil || core.Refs != s.a.refs {
-		return rpcwire.GlobalID{}, rpcseam.Worker{}, dist.Newf("rpc: reference", dist.InvalidArgument, "a %T is not a reference of this agent", ref)
+		return rpcwire.GlobalID{}, rpcext.Worker{}, cohort.Newf("rpc: reference", cohort.InvalidArgument, "a %T is not a reference of this agent", ref)
 	}
 	if core.Object != nil {
 		return rpcref.Global(core.Object.ID), s.Self(), nil

@@ -14,10 +14,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/standin"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorlike"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -27,7 +27,7 @@ type tracked struct {
 	how string
 }
 
-var _ = standin.Register((*tracked).sent, (*tracked).receive)
+var _ = tensorlike.Register((*tracked).sent, (*tracked).receive)
 
 func (x *tracked) sent() any { return x.t }
 
@@ -45,7 +45,7 @@ type passKey struct{}
 // tracer is an extension that does what autograd does with a forward pass: it wraps messages of a context, marks the tensors
 // of those that arrive, and notes what it sees.
 type tracer struct {
-	agent rpcseam.Agent
+	agent rpcext.Agent
 	next  atomic.Int64
 	open  atomic.Int64 // exchanges without outcome
 
@@ -65,9 +65,9 @@ func (x *tracer) has(note string) bool {
 	return slices.Contains(x.notes, note)
 }
 
-func (x *tracer) Attach(a rpcseam.Agent) error { x.agent = a; return nil }
+func (x *tracer) Attach(a rpcext.Agent) error { x.agent = a; return nil }
 
-func (x *tracer) Died(w rpcseam.Worker) { x.note("%s died", w.Name) }
+func (x *tracer) Died(w rpcext.Worker) { x.note("%s died", w.Name) }
 
 func (x *tracer) Wrappers() []rpcwire.Type { return []rpcwire.Type{rpcwire.ForwardAutogradReq} }
 
@@ -98,13 +98,13 @@ func unwrapInto(m *rpcwire.Message, how string) (rpcwire.Autograd, error) {
 	return w, err
 }
 
-func (x *tracer) Unwrap(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapped, error) {
+func (x *tracer) Unwrap(from rpcext.Worker, m *rpcwire.Message) (*rpcext.Wrapped, error) {
 	w, err := unwrapInto(m, "received")
 	if err != nil {
 		return nil, err
 	}
 	x.note("%v of pass %d from %s", w.Inner, w.ContextID, from.Name)
-	return &rpcseam.Wrapped{
+	return &rpcext.Wrapped{
 		Message: m,
 		Context: func(ctx context.Context) context.Context { return context.WithValue(ctx, passKey{}, w.ContextID) },
 		Answer: func(m *rpcwire.Message) error {
@@ -114,11 +114,11 @@ func (x *tracer) Unwrap(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapp
 	}, nil
 }
 
-func (x *tracer) Serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Message, answer func(*rpcwire.Message, error)) {
+func (x *tracer) Serve(ctx context.Context, from rpcext.Worker, m *rpcwire.Message, answer func(*rpcwire.Message, error)) {
 	answer(x.serve(ctx, from, m))
 }
 
-func (x *tracer) serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Message) (*rpcwire.Message, error) {
+func (x *tracer) serve(ctx context.Context, from rpcext.Worker, m *rpcwire.Message) (*rpcwire.Message, error) {
 	if m.Type == rpcwire.BackwardAutogradReq {
 		b, err := (&rpcwire.Decoder{Tensors: m.Tensors}).Backward(m.Payload)
 		switch {
@@ -132,7 +132,7 @@ func (x *tracer) serve(ctx context.Context, from rpcseam.Worker, m *rpcwire.Mess
 			n, err := x.agent.Call(ctx, from.ID, "t.twice", 21)
 			return &rpcwire.Message{Type: rpcwire.BackwardAutogradResp}, errors.Join(err, wrongUnless(n == int64(42)))
 		}
-		return nil, dist.Newf("distautograd: backward", dist.NotFound, "context %d has %d gradients", b.ContextID, len(b.Gradients))
+		return nil, cohort.Newf("distautograd: backward", cohort.NotFound, "context %d has %d gradients", b.ContextID, len(b.Gradients))
 	}
 	id, err := rpcwire.DecodeCleanup(m.Payload)
 	x.note("cleanup %d by %s", id, from.Name)
@@ -148,7 +148,7 @@ func wrongUnless(ok bool) error {
 
 func (x *tracer) Counts() map[string]int { return nil }
 
-func (x *tracer) Outgoing(ctx context.Context, to rpcseam.Worker, _ string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+func (x *tracer) Outgoing(ctx context.Context, to rpcext.Worker, _ string, m *rpcwire.Message) (*rpcext.Exchange, error) {
 	pass, ok := ctx.Value(passKey{}).(int64)
 	if !ok {
 		return nil, nil //nolint:nilnil // not of a pass
@@ -159,7 +159,7 @@ func (x *tracer) Outgoing(ctx context.Context, to rpcseam.Worker, _ string, m *r
 	if err := x.wrap(&sent, pass, rpcwire.ForwardAutogradReq); err != nil {
 		return nil, err
 	}
-	return &rpcseam.Exchange{
+	return &rpcext.Exchange{
 		Message: &sent,
 		Answered: func(m *rpcwire.Message) error {
 			x.open.Add(-1)
@@ -357,7 +357,7 @@ func TestExtensionServes(t *testing.T) {
 				t.Errorf("a Goexit at %d: %v", to, err)
 			}
 		}
-		if _, err := me.Worker(5); !errors.Is(err, dist.NotFound) {
+		if _, err := me.Worker(5); !errors.Is(err, cohort.NotFound) {
 			t.Errorf("no such worker: %v", err)
 		}
 		free(t, agents[1])

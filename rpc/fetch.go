@@ -8,13 +8,13 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/rpccall"
-	"github.com/cohort-dist/cohort/internal/rpcplace"
-	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcslots"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // fetch copies the value of a reference's object to here.
@@ -34,7 +34,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	if p == nil {
 		return nil, core.Failure("fetch", rrefcore.OwnerLost)
 	}
-	o := &rpccall.Outgoing{By: a.caller, Op: "fetch", Func: h.Wire.ID.String(), Peer: p}
+	o := &rpcclient.Outgoing{By: a.caller, Op: "fetch", Func: h.Wire.ID.String(), Peer: p}
 	o.Repeat = func() bool { return core.Usable("fetch") == nil }
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		kind := rpcwire.PythonRRefFetchCall
@@ -49,7 +49,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	}
 	due := a.caller.Deadline(ctx)
 	if !a.refs.Known(h) {
-		bounded, cancel := rpccall.Until(ctx, due)
+		bounded, cancel := rpcclient.Until(ctx, due)
 		err := a.refs.Settled(bounded, core)
 		cancel()
 		if err != nil {
@@ -71,14 +71,14 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	case rpcwire.ScriptRRefFetchRet:
 		v, err = d.ScriptFetchRet(x.Msg.Payload)
 	default:
-		err = rpccall.UnexpectedAnswer(o.Func, p, x.Msg)
+		err = rpcclient.UnexpectedAnswer(o.Func, p, x.Msg)
 	}
 	if err != nil {
 		d.Abandon(x.Msg)
 		return nil, err
 	}
 	if said, ok := v.(*rpcwire.RemoteException); ok {
-		return nil, fetchFailure(ctx, due, core, rpccall.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said))))
+		return nil, fetchFailure(ctx, due, core, rpcclient.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said))))
 	}
 	return v, nil
 }
@@ -87,16 +87,16 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 // says that the object is gone while its creation is under way here, the creation has been given up, and is about to say why.
 func fetchFailure(ctx context.Context, due time.Time, core *rpcref.Hold, err error) error {
 	if errors.Is(err, ErrGone) {
-		bounded, cancel := rpccall.Until(ctx, due)
+		bounded, cancel := rpcclient.Until(ctx, due)
 		defer cancel()
-		pl := rpcplace.Of(ctx)
+		pl := rpcslots.Of(ctx)
 		pl.Pause()
 		defer pl.Resume()
-		moment.At("rpc.fetch.ready")
+		failpoint.At("rpc.fetch.ready")
 		select {
 		case <-core.Refs.Ready(core.Handle):
 		case <-bounded.Done():
-			return dist.FromContext(bounded, "rpc: fetch")
+			return cohort.FromContext(bounded, "rpc: fetch")
 		}
 	}
 	if failed := core.State(); failed != nil {
@@ -109,10 +109,10 @@ func fetchFailure(ctx context.Context, due time.Time, core *rpcref.Hold, err err
 func (a *Agent) ownValue(ctx context.Context, op string, o *rpcref.Object) (any, error) {
 	v, err := o.Get(ctx)
 	if err != nil {
-		if _, named := err.(*dist.Error); !named { //nolint:errorlint // only the outermost
-			e := rpccall.Named("rpc: "+op, o.ID.String(), a.self, err)
-			if dist.CodeOf(err) == dist.Unknown {
-				e.Code = dist.Remote // as another worker sees it
+		if _, named := err.(*cohort.Error); !named { //nolint:errorlint // only the outermost
+			e := rpcclient.Named("rpc: "+op, o.ID.String(), a.self, err)
+			if cohort.CodeOf(err) == cohort.Unknown {
+				e.Code = cohort.Remote // as another worker sees it
 			}
 			return nil, e
 		}

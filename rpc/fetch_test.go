@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // slowly creates a reference to an object that is there, 7, once release is closed.
@@ -94,7 +94,7 @@ func TestFetchesAreBounded(t *testing.T) {
 	})
 	const more = 1 << 20 // as if that many had come
 	waiting.Add(more)
-	if _, err := ref.Fetch(ctx); dist.CodeOf(err) != dist.Exhausted {
+	if _, err := ref.Fetch(ctx); cohort.CodeOf(err) != cohort.Exhausted {
 		t.Errorf("one more: %v", err)
 	}
 	waiting.Add(-more)

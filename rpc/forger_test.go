@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/rpccall"
-	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 )
 
 // forge lets a worker send control messages, and waits until their receivers have them.
@@ -108,7 +108,7 @@ func TestMemberForgesReferences(t *testing.T) {
 		}
 		cancel()
 		h := &rpcref.Handle{Wire: w, Owner: "w0"}
-		o := &rpccall.Outgoing{By: thief.caller, Op: "remote", Func: "t.other", Peer: thief.net.PeerByID(0)}
+		o := &rpcclient.Outgoing{By: thief.caller, Op: "remote", Func: "t.other", Peer: thief.net.PeerByID(0)}
 		thief.creates(o, h, parseTarget(o.Func), o.Func, nil)
 		if _, err := thief.caller.Exchange(ctx, o); err == nil {
 			t.Errorf("%v: created by another worker", w.ID)

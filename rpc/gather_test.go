@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // TestAllGatherComesTooLate: a worker that comes to an all-gather after its leader has given it up is told so. There is no
@@ -24,7 +24,7 @@ func TestAllGatherComesTooLate(t *testing.T) {
 	for _, a := range agents[:2] {
 		begun := time.Now()
 		_, err := AllGather(ctx, a, 1)
-		if e, ok := errors.AsType[*dist.Error](err); !ok || e.Code != dist.PeerLost || e.Peer != "w2" {
+		if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != cohort.PeerLost || e.Peer != "w2" {
 			t.Errorf("%s: %v", a.Name(), err)
 		}
 		if waited := time.Since(begun); waited > 20*time.Second {

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcworld"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -81,7 +81,7 @@ func (a *Agent) startGuest(ctx context.Context) error {
 }
 
 // lookup finds a worker for a guest.
-func (a *Agent) lookup(ctx context.Context, name string) (*rpclink.Peer, error) {
+func (a *Agent) lookup(ctx context.Context, name string) (*rpcsession.Peer, error) {
 	workers, err := rpcworld.List(ctx, a.world.Store())
 	if err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func (a *Agent) lookup(ctx context.Context, name string) (*rpclink.Peer, error) 
 		}
 		return a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), w.Addr, w.Entry), nil //nolint:gosec // checked
 	}
-	e := dist.New("rpc: worker", dist.NotFound, "no such worker in the store")
+	e := cohort.New("rpc: worker", cohort.NotFound, "no such worker in the store")
 	e.Key = name
 	return nil, e
 }
@@ -117,7 +117,7 @@ func listWorkers(ctx context.Context, st store.Store) ([]WorkerEntry, error) {
 	}
 	out := make([]WorkerEntry, len(all))
 	for i, w := range all {
-		out[i] = WorkerEntry{WorkerInfo: WorkerInfo{Name: w.Name, ID: dist.Rank(w.ID)}, Addr: w.Addr, Go: w.Go}
+		out[i] = WorkerEntry{WorkerInfo: WorkerInfo{Name: w.Name, ID: cohort.Rank(w.ID)}, Addr: w.Addr, Go: w.Go}
 	}
 	return out, nil
 }

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -31,7 +31,7 @@ func TestGivenUpHalfSent(t *testing.T) {
 	defer func() { _ = st.Close() }()
 	got := make(chan *Ref[int], 1)
 	reg := NewRegistry().MustHandle("t.take", func(_ *tensor.Tensor, r *Ref[int]) { got <- r })
-	join := func(name string, rank dist.Rank, opts ...Option) *Agent {
+	join := func(name string, rank cohort.Rank, opts ...Option) *Agent {
 		t.Helper()
 		a, failed := Join(ctx, st, name, append(opts, WithRank(rank), WithHandlers(reg), WithLogger(testLogger()), WithTransports(TransportUV))...)
 		if failed != nil {
@@ -59,7 +59,7 @@ func TestGivenUpHalfSent(t *testing.T) {
 		_, err := Call[any](limited, a, "w1", "t.take", big, mine)
 		cancel()
 		proxy.SetUp(faultnet.Fault{})
-		if !errors.Is(err, dist.DeadlineExceeded) {
+		if !errors.Is(err, cohort.DeadlineExceeded) {
 			t.Fatalf("the call that takes too long: %v", err)
 		}
 		if !errors.Is(err, tensorpipe.ErrUnsent) {

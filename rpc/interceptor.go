@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/aside"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
 )
 
 // CallInfo describes a call to an [Interceptor].
@@ -80,11 +80,11 @@ func (c *config) intercept(ctx context.Context, list []Interceptor, call CallInf
 	var ends []func(error)
 	end := func(err error) {
 		for _, e := range slices.Backward(ends) {
-			aside.Call(c.panics, func() { e(err) }) // in nobody's goroutine: it may be the reader's of a connection
+			safecall.Call(c.panics, func() { e(err) }) // in nobody's goroutine: it may be the reader's of a connection
 		}
 	}
 	for _, i := range list {
-		next, err := aside.Get(c.panics, "rpc: interceptor", func() (next context.Context, err error) {
+		next, err := safecall.Get(c.panics, "rpc: interceptor", func() (next context.Context, err error) {
 			next, e, err := i(ctx, call)
 			if e != nil && err == nil {
 				ends = append(ends, e)

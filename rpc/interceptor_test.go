@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -44,7 +44,7 @@ func (n *notes) interceptor(name string) Interceptor {
 			return nil, nil, nil // the workers' own
 		}
 		n.add("%s %s %s %v [%s]", name, call.Peer, call.Func, call.Remote, observe.Trace(ctx))
-		return observe.WithTrace(ctx, observe.Trace(ctx)+name), func(err error) { n.add("%s ends: %v", name, dist.CodeOf(err)) }, nil
+		return observe.WithTrace(ctx, observe.Trace(ctx)+name), func(err error) { n.add("%s ends: %v", name, cohort.CodeOf(err)) }, nil
 	}
 }
 
@@ -56,10 +56,10 @@ func TestInterceptors(t *testing.T) {
 	var n notes
 	reg := NewRegistry().
 		MustHandle("m.trace", func(ctx context.Context) string { return observe.Trace(ctx) }).
-		MustHandle("m.fail", func() error { return dist.New("m", dist.NotFound, "nothing here") }).
+		MustHandle("m.fail", func() error { return cohort.New("m", cohort.NotFound, "nothing here") }).
 		MustHandle("m.panic", func() { panic("a bug") }).
-		MustHandle("m.later", func(ctx context.Context) *dist.Future[string] {
-			p := dist.NewPromise[string]()
+		MustHandle("m.later", func(ctx context.Context) *cohort.Future[string] {
+			p := cohort.NewPromise[string]()
 			go p.Complete(observe.Trace(ctx), nil)
 			return p.Future()
 		})
@@ -123,7 +123,7 @@ func TestInterceptorsRefuse(t *testing.T) {
 	var n notes
 	refuse := func(ctx context.Context, call CallInfo) (context.Context, func(error), error) {
 		if call.Func == "m.secret" {
-			return ctx, nil, dist.New("auth", dist.InvalidArgument, "not for "+call.Peer)
+			return ctx, nil, cohort.New("auth", cohort.InvalidArgument, "not for "+call.Peer)
 		}
 		return nil, nil, nil
 	}
@@ -133,10 +133,10 @@ func TestInterceptorsRefuse(t *testing.T) {
 	there := world(t, 2, true, func(int) *Registry { return reg }, WithServeInterceptors(n.interceptor("S"), refuse))
 	for _, agents := range [][]*Agent{here, there} {
 		_, err := Call[any](t.Context(), agents[0], agents[1].Name(), "m.secret")
-		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "not for") {
+		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "not for") {
 			t.Errorf("call: %v", err)
 		}
-		if _, err = Async[any](t.Context(), agents[0], agents[1].Name(), "m.secret").Await(t.Context()); !errors.Is(err, dist.InvalidArgument) {
+		if _, err = Async[any](t.Context(), agents[0], agents[1].Name(), "m.secret").Await(t.Context()); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("async: %v", err)
 		}
 		for _, line := range n.take() {
@@ -149,14 +149,14 @@ func TestInterceptorsRefuse(t *testing.T) {
 		}
 		n.take()
 	}
-	if _, err := Remote[any](t.Context(), here[0], here[1].Name(), "m.secret"); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := Remote[any](t.Context(), here[0], here[1].Name(), "m.secret"); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("remote: %v", err)
 	}
 	if ran {
 		t.Error("a call that was refused has run")
 	}
 	long := observe.WithTrace(t.Context(), strings.Repeat("x", 65))
-	if _, err := Call[int](long, there[0], there[1].Name(), "m.open"); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := Call[int](long, there[0], there[1].Name(), "m.open"); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a trace that is too long: %v", err)
 	}
 }

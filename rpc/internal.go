@@ -7,11 +7,11 @@ import (
 	"context"
 	"errors"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/pygo"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/rpcworld"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/python/pyconv"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -60,7 +60,7 @@ func (a *Agent) internal(name string) *handler {
 }
 
 func wrongArguments(r *Request) error {
-	return &RemoteError{Kind: "TypeError", Message: r.Func + ": wrong arguments", Code: dist.InvalidArgument}
+	return &RemoteError{Kind: "TypeError", Message: r.Func + ": wrong arguments", Code: cohort.InvalidArgument}
 }
 
 // serveGather takes a message of an all-gather.
@@ -117,7 +117,7 @@ func ownObject(ctx context.Context, r *Request, v any) (any, error) {
 		return nil, wrongArguments(r)
 	}
 	if core.Object == nil {
-		return nil, &RemoteError{Kind: "RuntimeError", Message: "the reference belongs to another worker", Code: dist.InvalidArgument}
+		return nil, &RemoteError{Kind: "RuntimeError", Message: "the reference belongs to another worker", Code: cohort.InvalidArgument}
 	}
 	return core.Object.Get(ctx)
 }
@@ -140,7 +140,7 @@ func (a *Agent) serveMethod(ctx context.Context, r *Request) (any, error) {
 	if len(r.Args) != 4 {
 		return nil, wrongArguments(r)
 	}
-	if !pygo.Contains(r.Args[2:], r.Args[0]) { // the method owns what is among its arguments
+	if !pyconv.Contains(r.Args[2:], r.Args[0]) { // the method owns what is among its arguments
 		defer closeRef(r.Args[0])
 	}
 	name, ok1 := r.Args[1].(string)
@@ -158,7 +158,7 @@ func (a *Agent) serveMethod(ctx context.Context, r *Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	promise := dist.NewPromise[any]()
+	promise := cohort.NewPromise[any]()
 	h.call(ctx, &Request{From: r.From, Func: h.name, Args: args, Kwargs: kwargs}, func(v any, err error) { promise.Complete(v, err) })
 	out := promise.Future()
 	if out.Completed() {

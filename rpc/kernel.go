@@ -6,26 +6,26 @@ package rpc
 import (
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 )
 
 // Kernel computes a builtin operator: the arguments are the operator's whole stack, defaults filled in.
 type Kernel func(stack []any) (any, error)
 
 // HandleOperator serves a builtin operator, by its name and overload: "aten::add.Tensor". It takes the place of that of
-// [WithOperators]. A second kernel for one name is [dist.AlreadyExists].
+// [WithOperators]. A second kernel for one name is [cohort.AlreadyExists].
 func (r *Registry) HandleOperator(name string, k Kernel) error {
 	if k == nil {
-		return dist.Newf("rpc: handle", dist.InvalidArgument, "the kernel of %q is nil", name)
+		return cohort.Newf("rpc: handle", cohort.InvalidArgument, "the kernel of %q is nil", name)
 	}
 	if !strings.Contains(name, "::") {
-		return dist.Newf("rpc: handle", dist.InvalidArgument, "%q is not the name of an operator: want one such as aten::add.Tensor", name)
+		return cohort.Newf("rpc: handle", cohort.InvalidArgument, "%q is not the name of an operator: want one such as aten::add.Tensor", name)
 	}
 	r.mu.Lock() // no point: handlers are added before there are workers
 	defer r.mu.Unlock()
 	if r.kernels[name] != nil {
-		return dist.Newf("rpc: handle", dist.AlreadyExists, "%q has a kernel", name)
+		return cohort.Newf("rpc: handle", cohort.AlreadyExists, "%q has a kernel", name)
 	}
 	put(&r.kernels, name, k)
 	return nil
@@ -48,15 +48,15 @@ func (c *config) runKernel(schema string, stack []any) (any, error) {
 		k = c.operators[name]
 	}
 	if k == nil {
-		k = func([]any) (any, error) { return nil, dist.New(operatorOp, dist.NotSupported, noKernel) }
+		k = func([]any) (any, error) { return nil, cohort.New(operatorOp, cohort.NotSupported, noKernel) }
 	}
 	v, err := k(stack)
 	if err == nil {
 		return v, nil
 	}
-	e, ours := err.(*dist.Error) //nolint:errorlint // of a kernel itself
+	e, ours := err.(*cohort.Error) //nolint:errorlint // of a kernel itself
 	if !ours || e.Op != operatorOp {
-		e = dist.Wrap(operatorOp, dist.InvalidArgument, err)
+		e = cohort.Wrap(operatorOp, cohort.InvalidArgument, err)
 	}
 	e.Key = name
 	return nil, e

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // TestAfterASeriesOfCalls does all kinds of things right after calls that came alone, when the next caller reads its own
@@ -110,7 +110,7 @@ func TestAfterASeriesOfCalls(t *testing.T) {
 	_ = b.Close()
 	select {
 	case err := <-done:
-		if err == nil || errors.Is(err, dist.DeadlineExceeded) {
+		if err == nil || errors.Is(err, cohort.DeadlineExceeded) {
 			t.Fatalf("a call to a worker that ends: %v", err)
 		}
 	case <-ctx.Done():

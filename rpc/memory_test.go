@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 var memoryRounds = flag.Int("rpc.rounds", 20_000, "calls and references of the memory test, after a tenth of them as warm-up")
@@ -62,7 +62,7 @@ func testMemory(t *testing.T, rounds int, opts ...Option) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 	defer cancel()
 	round := func(n int) {
-		window := make(chan *dist.Future[int], 64)
+		window := make(chan *cohort.Future[int], 64)
 		for i := range n {
 			if len(window) == cap(window) {
 				if _, err := (<-window).Await(ctx); err != nil {

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -84,7 +84,7 @@ func TestMethodsHaveTheirNames(t *testing.T) {
 				t.Fatalf("%d, %v", n, failed)
 			}
 			_, err = CallMethod[any](ctx, ref, "fail")
-			if e, ok := errors.AsType[*dist.Error](err); !ok || e.Key != "fail" || e.Peer != to {
+			if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Key != "fail" || e.Peer != to {
 				t.Errorf("the error names another function: %v", err)
 			}
 			mu.Lock()
@@ -135,12 +135,12 @@ func TestMethodTimeouts(t *testing.T) {
 				t.Fatal(err)
 			}
 			short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-			if _, err = CallMethod[any](short, ref, "slow"); !errors.Is(err, dist.DeadlineExceeded) {
+			if _, err = CallMethod[any](short, ref, "slow"); !errors.Is(err, cohort.DeadlineExceeded) {
 				t.Errorf("call at %s: %v", to, err)
 			}
 			cancel()
 			short, cancel = context.WithTimeout(ctx, 20*time.Millisecond)
-			if _, err = AsyncMethod[any](short, ref, "slow").Await(ctx); !errors.Is(err, dist.DeadlineExceeded) {
+			if _, err = AsyncMethod[any](short, ref, "slow").Await(ctx); !errors.Is(err, cohort.DeadlineExceeded) {
 				t.Errorf("async at %s: %v", to, err)
 			}
 			cancel()
@@ -148,7 +148,7 @@ func TestMethodTimeouts(t *testing.T) {
 				t.Errorf("the object afterwards: %d, %v", n, failed)
 			}
 			agents[0].SetTimeout(20 * time.Millisecond) // of calls without a deadline
-			if _, err = CallMethod[any](context.WithoutCancel(ctx), ref, "slow"); !errors.Is(err, dist.DeadlineExceeded) {
+			if _, err = CallMethod[any](context.WithoutCancel(ctx), ref, "slow"); !errors.Is(err, cohort.DeadlineExceeded) {
 				t.Errorf("the worker's timeout at %s: %v", to, err)
 			}
 			agents[0].SetTimeout(DefaultTimeout)

@@ -7,12 +7,12 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/quietlog"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
-	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/observe/lograte"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -25,7 +25,7 @@ const DefaultTimeout = 60 * time.Second
 const DefaultConcurrency = 256
 
 type config struct {
-	rank        dist.Rank
+	rank        cohort.Rank
 	worldSize   int
 	round       int
 	listen      string
@@ -35,7 +35,7 @@ type config struct {
 	queue       int
 	registry    *Registry
 	operators   map[string]Kernel
-	extension   rpcseam.Extension
+	extension   rpcext.Extension
 	logger      *slog.Logger
 	panics      *slog.Logger // gets those of the program's functions, also where nothing else is logged
 	hook        observe.Hook
@@ -59,10 +59,10 @@ func (o option) apply(c *config) error { return o(c) }
 
 // WithRank sets the worker's id, which must be unique. In a static world it is required. In a dynamic world the default
 // is the lowest number that no worker has had: PyTorch workers never reconnect to an id that was used before.
-func WithRank(rank dist.Rank) Option {
+func WithRank(rank cohort.Rank) Option {
 	return option(func(c *config) error {
 		if rank < 0 || rank > maxWorkerID {
-			return dist.Newf("rpc: join", dist.InvalidArgument, "rank %d: a worker's id is 0 to %d", rank, maxWorkerID)
+			return cohort.Newf("rpc: join", cohort.InvalidArgument, "rank %d: a worker's id is 0 to %d", rank, maxWorkerID)
 		}
 		c.rank = rank
 		return nil
@@ -73,7 +73,7 @@ func WithRank(rank dist.Rank) Option {
 func WithWorldSize(n int) Option {
 	return option(func(c *config) error {
 		if n < 1 || n > maxWorkerID+1 {
-			return dist.Newf("rpc: join", dist.InvalidArgument, "a world of %d workers", n)
+			return cohort.Newf("rpc: join", cohort.InvalidArgument, "a world of %d workers", n)
 		}
 		c.worldSize = n
 		return nil
@@ -91,7 +91,7 @@ func WithWorldSize(n int) Option {
 func WithRound(k int) Option {
 	return option(func(c *config) error {
 		if k < 0 {
-			return dist.Newf("rpc: join", dist.InvalidArgument, "round %d: the first is 0", k)
+			return cohort.Newf("rpc: join", cohort.InvalidArgument, "round %d: the first is 0", k)
 		}
 		c.round = k
 		return nil
@@ -133,7 +133,7 @@ func WithTransports(names ...string) Option {
 	return option(func(c *config) error {
 		for _, n := range names {
 			if n != TransportCohort && n != TransportUV {
-				return dist.Newf("rpc: join", dist.InvalidArgument, "unknown transport %q: want cohort or uv", n)
+				return cohort.Newf("rpc: join", cohort.InvalidArgument, "unknown transport %q: want cohort or uv", n)
 			}
 		}
 		c.transports = names
@@ -169,13 +169,13 @@ func WithConcurrency(n int) Option {
 }
 
 // WithQueue bounds how many requests wait for a handler's place; the default is 65,536. One caller gets three quarters of them at
-// most. Requests beyond it end with [dist.Exhausted]; PyTorch's workers queue without a bound.
+// most. Requests beyond it end with [cohort.Exhausted]; PyTorch's workers queue without a bound.
 func WithQueue(n int) Option { return atLeastOne("queue", n, func(c *config) { c.queue = n }) }
 
 func atLeastOne(what string, n int, set func(*config)) Option {
 	return option(func(c *config) error {
 		if n < 1 {
-			return dist.Newf("rpc: join", dist.InvalidArgument, "%s %d", what, n)
+			return cohort.Newf("rpc: join", cohort.InvalidArgument, "%s %d", what, n)
 		}
 		set(c)
 		return nil
@@ -195,7 +195,7 @@ func WithAlloc(alloc func(n int) (*tensor.Storage, error)) Option {
 func WithLease(heartbeat, lease, grace time.Duration) Option {
 	return option(func(c *config) error {
 		if heartbeat <= 0 || lease < 2*heartbeat || grace < 0 {
-			return dist.Newf("rpc: join", dist.InvalidArgument, "heartbeat %v, lease %v, grace %v: a lease is at least two heartbeats", heartbeat, lease, grace)
+			return cohort.Newf("rpc: join", cohort.InvalidArgument, "heartbeat %v, lease %v, grace %v: a lease is at least two heartbeats", heartbeat, lease, grace)
 		}
 		c.core.Heartbeat, c.core.Lease, c.core.Grace = heartbeat, lease, grace
 		return nil
@@ -210,7 +210,7 @@ func WithLeakCheck() Option {
 
 func newConfig(opts []Option) (*config, error) {
 	c := &config{
-		rank: dist.NoRank, round: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16, logger: slog.New(slog.DiscardHandler),
+		rank: cohort.NoRank, round: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16, logger: slog.New(slog.DiscardHandler),
 		transports: []string{TransportCohort, TransportUV},
 	}
 	for _, o := range opts {
@@ -229,11 +229,11 @@ func newConfig(opts []Option) (*config, error) {
 		c.panics = slog.Default()
 	}
 	// Peers decide how often the functions below are called.
-	c.panics = slog.New(quietlog.New(aside.Logger(c.panics).Handler()))
-	c.logger = slog.New(quietlog.New(aside.Logger(c.logger).Handler()))
-	c.hook, c.alloc = aside.Hook(c.panics, c.hook), aside.Func(c.panics, "rpc: alloc", c.alloc)
+	c.panics = slog.New(lograte.New(safecall.Logger(c.panics).Handler()))
+	c.logger = slog.New(lograte.New(safecall.Logger(c.logger).Handler()))
+	c.hook, c.alloc = safecall.Hook(c.panics, c.hook), safecall.Func(c.panics, "rpc: alloc", c.alloc)
 	if c.worldSize > 0 && (c.rank < 0 || int(c.rank) >= c.worldSize) {
-		return nil, dist.Newf("rpc: join", dist.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)
+		return nil, cohort.Newf("rpc: join", cohort.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)
 	}
 	return c, nil
 }

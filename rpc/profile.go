@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcprof"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcprof"
 )
 
 // Profile collects what calls took: how long the caller waited, and what ran where meanwhile. It is safe for concurrent use.
@@ -22,8 +22,8 @@ type Profile struct{ rec rpcprof.Recorder }
 // and what its callee reports is "<the call>#remote_op: <what ran>".
 type ProfileEvent struct {
 	Name     string
-	Worker   dist.Rank // the worker that it ran at
-	Start    time.Time // by that worker's clock
+	Worker   cohort.Rank // the worker that it ran at
+	Start    time.Time   // by that worker's clock
 	Duration time.Duration
 }
 
@@ -46,7 +46,7 @@ func RecordFunction(ctx context.Context, name string) (end func()) {
 	if rec == nil {
 		return func() {}
 	}
-	start, worker := time.Now(), dist.NoRank
+	start, worker := time.Now(), cohort.NoRank
 	if a := AgentFrom(ctx); a != nil {
 		worker = a.ID()
 	}

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // names returns the names of the events that ran at a worker.
-func (p *Profile) names(worker dist.Rank) []string {
+func (p *Profile) names(worker cohort.Rank) []string {
 	var all []string
 	for _, e := range p.Events() {
 		if e.Worker == worker {
@@ -38,7 +38,7 @@ func TestProfile(t *testing.T) {
 			MustHandle("p.relay", func(ctx context.Context) (int, error) {
 				return Call[int](ctx, AgentFrom(ctx), "w2", "p.leaf")
 			}).
-			MustHandle("p.later", func(ctx context.Context) *dist.Future[int] { return Async[int](ctx, AgentFrom(ctx), "w2", "p.leaf") }).
+			MustHandle("p.later", func(ctx context.Context) *cohort.Future[int] { return Async[int](ctx, AgentFrom(ctx), "w2", "p.leaf") }).
 			MustHandle("p.fail", func() error { return errors.New("no") })
 		agents := world(t, 3, true, func(int) *Registry { return reg }, opts...)
 		background := testContext(t)
@@ -52,7 +52,7 @@ func TestProfile(t *testing.T) {
 			{outer + "#remote_op: p.relay", outer + inner},
 			{outer + inner + "#remote_op: inner", outer + inner + "#remote_op: p.leaf"},
 		} {
-			if got := p.names(dist.Rank(worker)); !slices.Equal(got, want) {
+			if got := p.names(cohort.Rank(worker)); !slices.Equal(got, want) {
 				t.Errorf("at worker %d: %q, want %q", worker, got, want)
 			}
 		}
@@ -72,7 +72,7 @@ func TestProfile(t *testing.T) {
 		}
 		const later, leaf = "rpc_async#p.later(w0 -> w1)", "#remote_op: rpc_async#p.leaf(w1 -> w2)"
 		for worker, want := range [][]string{{later}, {later + "#remote_op: p.later", later + leaf}, {later + leaf + "#remote_op: inner", later + leaf + "#remote_op: p.leaf"}} {
-			if got := p.names(dist.Rank(worker)); !slices.Equal(got, want) {
+			if got := p.names(cohort.Rank(worker)); !slices.Equal(got, want) {
 				t.Errorf("at worker %d: %q, want %q", worker, got, want)
 			}
 		}
@@ -128,7 +128,7 @@ func TestProfileOfLostCall(t *testing.T) {
 		t.Errorf("while it runs: %+v", events)
 	}
 	cancel()
-	if _, err := f.Await(testContext(t)); !errors.Is(err, dist.Canceled) {
+	if _, err := f.Await(testContext(t)); !errors.Is(err, cohort.Canceled) {
 		t.Error(err)
 	}
 	if got := p.names(0); !slices.Equal(got, []string{"rpc_async#p.hang(w0 -> w1)"}) {

@@ -9,13 +9,13 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/pygo"
-	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcplace"
-	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/python/pyconv"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcslots"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // Ref is a reference to an object of type T that lives at one worker, the owner. It corresponds to
@@ -36,9 +36,9 @@ type Ref[T any] struct {
 	cleanup runtime.Cleanup
 }
 
-type refMark = pygo.ReferenceMark //nolint:unused // embedded by Ref
+type refMark = pyconv.ReferenceMark //nolint:unused // embedded by Ref
 
-var _ pygo.Reference = (*Ref[any])(nil)
+var _ pyconv.Reference = (*Ref[any])(nil)
 
 // refHolder is any *Ref[T].
 type refHolder interface {
@@ -78,14 +78,14 @@ func (r *Ref[T]) watch() {
 func typeNameOf[T any]() string { return rpcref.TypeName(reflect.TypeFor[T]()) }
 
 // assignReference fills arguments and results of type *Ref[T] with the references that were received.
-func assignReference(dst any, v pygo.Reference) (bool, error) {
+func assignReference(dst any, v pyconv.Reference) (bool, error) {
 	to, ok := dst.(refHolder)
 	if !ok {
 		return false, nil
 	}
 	from, ok := v.(refHolder)
 	if !ok || from.core() == nil {
-		return false, dist.Newf("rpc: assign", dist.Mismatch, "a %T is not a reference", v)
+		return false, cohort.Newf("rpc: assign", cohort.Mismatch, "a %T is not a reference", v)
 	}
 	return true, to.assign(from)
 }
@@ -94,7 +94,7 @@ func assignReference(dst any, v pygo.Reference) (bool, error) {
 func (r *Ref[T]) assign(from refHolder) error {
 	core := from.core()
 	if want, got := typeNameOf[T](), core.TypeName(); want != "" && rpcref.IsGoType(got) && got != want {
-		return dist.Newf("rpc: assign", dist.Mismatch, "a reference to %s where one to %s is expected",
+		return cohort.Newf("rpc: assign", cohort.Mismatch, "a reference to %s where one to %s is expected",
 			strings.TrimPrefix(got, rpcref.GoTypePrefix), strings.TrimPrefix(want, rpcref.GoTypePrefix))
 	}
 	if core.Assigned.Swap(true) { // a message names a reference once that is in it twice, but each is closed by itself
@@ -120,7 +120,7 @@ func NewRef[T any](a *Agent, value T) (*Ref[T], error) { return newRef(a, value,
 // torch.distributed.rpc.RRef(value, type_hint).
 func NewScriptRef[T any](a *Agent, value T, scriptType string) (*Ref[T], error) {
 	if !strings.HasPrefix(scriptType, scriptPrefix) {
-		return nil, dist.Newf("rpc: reference", dist.InvalidArgument, "%q is no TorchScript type: want __torch__.module.Interface", scriptType)
+		return nil, cohort.Newf("rpc: reference", cohort.InvalidArgument, "%q is no TorchScript type: want __torch__.module.Interface", scriptType)
 	}
 	return newRef(a, value, scriptType)
 }
@@ -128,7 +128,7 @@ func NewScriptRef[T any](a *Agent, value T, scriptType string) (*Ref[T], error) 
 func newRef[T any](a *Agent, value T, typeName string) (*Ref[T], error) {
 	obj := a.refs.Own("NewRef")
 	if obj == nil {
-		return nil, rpclink.ErrClosed("reference")
+		return nil, rpcsession.ErrClosed("reference")
 	}
 	obj.Set(value, nil)
 	return wrapRef[T](a, a.refs.HoldOwn(obj, typeName)), nil
@@ -139,7 +139,7 @@ func (r *Ref[T]) held(op string) (*rpcref.Hold, error) {
 	if c := r.core(); c != nil {
 		return c, nil
 	}
-	return nil, dist.New("rpc: "+op, dist.InvalidArgument, "the reference refers to nothing: use one that NewRef, Remote or a call has returned")
+	return nil, cohort.New("rpc: "+op, cohort.InvalidArgument, "the reference refers to nothing: use one that NewRef, Remote or a call has returned")
 }
 
 // Fetch copies the value to here and returns it; at the owner it is the value itself. It waits until the object has been
@@ -165,7 +165,7 @@ func (r *Ref[T]) LocalValue(ctx context.Context) (T, error) {
 		return zero, err
 	}
 	if c.Object == nil {
-		return zero, dist.Newf("rpc: local value", dist.InvalidArgument,
+		return zero, cohort.Newf("rpc: local value", cohort.InvalidArgument,
 			"%v is held by %q, its object lives at %q: use Fetch, or call a function there", r, r.a.name, c.Handle.Owner)
 	}
 	if c.Closed.Load() {
@@ -180,11 +180,11 @@ func (r *Ref[T]) LocalValue(ctx context.Context) (T, error) {
 func (r *Ref[T]) Owner() WorkerInfo {
 	switch {
 	case r.core() == nil:
-		return WorkerInfo{ID: dist.NoRank}
+		return WorkerInfo{ID: cohort.NoRank}
 	case r.c.Object != nil:
 		return r.a.Self()
 	}
-	return WorkerInfo{Name: r.c.Handle.Owner, ID: dist.Rank(r.c.Handle.Wire.Owner)}
+	return WorkerInfo{Name: r.c.Handle.Owner, ID: cohort.Rank(r.c.Handle.Wire.Owner)}
 }
 
 // IsOwner reports whether the object lives here. It corresponds to RRef.is_owner.
@@ -201,17 +201,17 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	if err != nil || c.Object != nil {
 		return err
 	}
-	pl := rpcplace.Of(ctx)
+	pl := rpcslots.Of(ctx)
 	pl.Pause()
 	defer pl.Resume()
 	defer runtime.KeepAlive(r)
 	r.a.refs.Hasten(c.Handle)
-	moment.At("rpc.ref.confirmed")
+	failpoint.At("rpc.ref.confirmed")
 	select {
 	case <-c.Refs.Ready(c.Handle):
 		return c.State()
 	case <-ctx.Done():
-		return dist.FromContext(ctx, "rpc: confirm reference")
+		return cohort.FromContext(ctx, "rpc: confirm reference")
 	}
 }
 

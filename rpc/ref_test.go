@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testwait"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 )
 
 type model struct {
@@ -37,8 +37,8 @@ func (b *box) Add(k int) int {
 
 func (b *box) Explode() error { return Raise("ValueError", "boom") }
 
-func (b *box) Later(k int) *dist.Future[int] {
-	f := dist.NewPromise[int]()
+func (b *box) Later(k int) *cohort.Future[int] {
+	f := cohort.NewPromise[int]()
 	go func() { f.Complete(b.Add(k), nil) }()
 	return f.Future()
 }
@@ -158,7 +158,7 @@ func TestReferences(t *testing.T) {
 			}
 			_ = ref.Close()
 			_ = ref.Close()
-			if _, err := ref.Fetch(ctx); !errors.Is(err, ErrRefClosed) || !errors.Is(err, dist.Closed) {
+			if _, err := ref.Fetch(ctx); !errors.Is(err, ErrRefClosed) || !errors.Is(err, cohort.Closed) {
 				t.Fatalf("fetch after close: %v", err)
 			}
 			if _, err := Call[any](ctx, a, "w1", "objects.keep", ref); !errors.Is(err, ErrRefClosed) {
@@ -203,7 +203,7 @@ func TestReferenceErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, failed := missing.Fetch(ctx); !errors.Is(failed, dist.NotFound) {
+		if _, failed := missing.Fetch(ctx); !errors.Is(failed, cohort.NotFound) {
 			t.Fatalf("fetch of what an unknown function makes: %v", failed)
 		}
 		m, err := Remote[model](ctx, a, "w1", "objects.model", "m")
@@ -214,18 +214,18 @@ func TestReferenceErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := wrong.Fetch(ctx); !errors.Is(err, dist.Mismatch) {
+		if _, err := wrong.Fetch(ctx); !errors.Is(err, cohort.Mismatch) {
 			t.Fatalf("fetch as another type: %v", err)
 		}
 		if len(opts) == 0 { // the Go type travels on the cohort transport
-			if _, err := Call[string](ctx, a, "w1", "objects.model_name", wrong); !errors.Is(err, dist.Mismatch) {
+			if _, err := Call[string](ctx, a, "w1", "objects.model_name", wrong); !errors.Is(err, cohort.Mismatch) {
 				t.Fatalf("another type as argument: %v", err)
 			}
-			if _, err := Call[*Ref[other]](ctx, a, "w1", "objects.give", m); !errors.Is(err, dist.Mismatch) {
+			if _, err := Call[*Ref[other]](ctx, a, "w1", "objects.give", m); !errors.Is(err, cohort.Mismatch) {
 				t.Fatalf("another type as result: %v", err)
 			}
 		}
-		if _, err := m.LocalValue(ctx); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := m.LocalValue(ctx); !errors.Is(err, cohort.InvalidArgument) {
 			t.Fatalf("local value elsewhere: %v", err)
 		}
 		for _, c := range []interface{ Close() error }{ref, missing, m, wrong} {
@@ -264,7 +264,7 @@ func TestMethods(t *testing.T) {
 		if _, err := CallMethod[any](ctx, ref, "explode"); !errors.As(err, &remote) || remote.Kind != "ValueError" {
 			t.Fatalf("explode: %v", err)
 		}
-		if _, err := CallMethod[any](ctx, ref, "missing"); !errors.Is(err, dist.NotFound) {
+		if _, err := CallMethod[any](ctx, ref, "missing"); !errors.Is(err, cohort.NotFound) {
 			t.Fatalf("missing: %v", err)
 		}
 		_ = ref.Close()
@@ -324,10 +324,10 @@ func TestOwnerDies(t *testing.T) {
 		})
 		_ = agents[1].Close()
 		died := time.Now()
-		if err := <-fetched; !errors.Is(err, dist.PeerLost) {
+		if err := <-fetched; !errors.Is(err, cohort.PeerLost) {
 			t.Fatalf("fetch under way: %v", err)
 		}
-		if _, err := call.Await(ctx); !errors.Is(err, dist.PeerLost) {
+		if _, err := call.Await(ctx); !errors.Is(err, cohort.PeerLost) {
 			t.Fatalf("call under way: %v", err)
 		}
 		if took := time.Since(died); took > 5*time.Second {
@@ -337,7 +337,7 @@ func TestOwnerDies(t *testing.T) {
 			t.Fatalf("later fetch: %v", err)
 		}
 		_, shared := Call[any](ctx, a, "w2", "objects.keep", ref)
-		if about, ok := errors.AsType[*dist.Error](shared); !ok || !errors.Is(shared, ErrOwnerLost) || about.Peer != "w1" {
+		if about, ok := errors.AsType[*cohort.Error](shared); !ok || !errors.Is(shared, ErrOwnerLost) || about.Peer != "w1" {
 			t.Fatalf("share: %v", shared)
 		}
 		_ = ref.Close()
@@ -453,7 +453,7 @@ func TestConfirmedEnds(t *testing.T) {
 			go func() { ended <- ref.Confirmed(ctx) }()
 			runtime.Gosched()
 			_ = ref.Close()
-			if err := <-ended; err != nil && !errors.Is(err, dist.Closed) {
+			if err := <-ended; err != nil && !errors.Is(err, cohort.Closed) {
 				t.Fatalf("closed while it is waited for: %v", err)
 			}
 		}

@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 )
 
 // Reason says why a reference cannot be used. A Reason is an error, so that errors.Is(err, rpc.ErrOwnerLost) works on
@@ -36,15 +36,15 @@ func (r Reason) String() string { return rrefcore.Code(r).String() }
 // Error makes a Reason usable with errors.Is.
 func (r Reason) Error() string { return r.String() }
 
-var reasonCodes = map[Reason]dist.Code{
-	ErrGone: dist.NotFound, ErrCanceled: dist.Canceled, ErrLeaseExpired: dist.PeerLost, ErrOwnerLost: dist.PeerLost,
-	ErrOwnerRestarted: dist.PeerLost, ErrCreateFailed: dist.Remote, ErrCreateTimeout: dist.DeadlineExceeded,
-	ErrRefClosed: dist.Closed, ErrPeerDead: dist.PeerLost, ErrWithdrawn: dist.Aborted, ErrCreatorLost: dist.PeerLost,
+var reasonCodes = map[Reason]cohort.Code{
+	ErrGone: cohort.NotFound, ErrCanceled: cohort.Canceled, ErrLeaseExpired: cohort.PeerLost, ErrOwnerLost: cohort.PeerLost,
+	ErrOwnerRestarted: cohort.PeerLost, ErrCreateFailed: cohort.Remote, ErrCreateTimeout: cohort.DeadlineExceeded,
+	ErrRefClosed: cohort.Closed, ErrPeerDead: cohort.PeerLost, ErrWithdrawn: cohort.Aborted, ErrCreatorLost: cohort.PeerLost,
 }
 
-// Is reports whether target is the [dist.Code] that belongs to the reason.
+// Is reports whether target is the [cohort.Code] that belongs to the reason.
 func (r Reason) Is(target error) bool {
-	code, ok := target.(dist.Code)
+	code, ok := target.(cohort.Code)
 	return ok && code == reasonCodes[r]
 }
 
@@ -54,16 +54,16 @@ func refFailure(op string, id rrefcore.ID, owner string, code rrefcore.Code, cau
 	return reasonError(op, id.String(), owner, Reason(code), cause)
 }
 
-func reasonError(op, ref, owner string, reason Reason, cause error) *dist.Error {
-	if reason == ErrCreateTimeout && dist.CodeOf(cause) == dist.Canceled {
+func reasonError(op, ref, owner string, reason Reason, cause error) *cohort.Error {
+	if reason == ErrCreateTimeout && cohort.CodeOf(cause) == cohort.Canceled {
 		reason = ErrCanceled // the creating call was given up before its time was over
 	}
-	e := dist.New("rpc: "+op+" reference", reasonCodes[reason], reason.String())
+	e := cohort.New("rpc: "+op+" reference", reasonCodes[reason], reason.String())
 	e.Key, e.Peer, e.Err = ref, owner, reason
 	if cause != nil {
 		e.Detail += ": " + cause.Error()
 		e.Err = fmt.Errorf("%w: %w", reason, cause)
-		if code := dist.CodeOf(cause); reason == ErrCreateFailed && code != dist.Unknown {
+		if code := cohort.CodeOf(cause); reason == ErrCreateFailed && code != cohort.Unknown {
 			e.Code = code // it says more than that something failed
 		}
 	}

@@ -6,8 +6,8 @@ package rpc
 import (
 	"fmt"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 )
 
 // String returns the reference as PyTorch prints it, with the ids that its debug output uses.
@@ -28,5 +28,5 @@ func globalText(id rrefcore.ID) string {
 
 // MarshalJSON refuses: a reference lives only as long as somebody holds it, so it can be passed in calls but not stored.
 func (r *Ref[T]) MarshalJSON() ([]byte, error) {
-	return nil, dist.New("rpc: reference", dist.NotSupported, "a reference cannot be stored: pass it in a call, or store what Fetch returns")
+	return nil, cohort.New("rpc: reference", cohort.NotSupported, "a reference cannot be stored: pass it in a call, or store what Fetch returns")
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/cohortwire"
 )
 
 // TestBadFramesCostNoGoroutines sends requests that cannot be read to a worker and does not read the answers: their number
@@ -42,7 +42,7 @@ func TestBadFramesCostNoGoroutines(t *testing.T) {
 		t.Errorf("%d goroutines, %d before", most, before)
 	}
 	v, err := Call[int](ctx, agents[0], "w1", "bad.echo", 2)
-	if dist.CodeOf(err) == dist.PeerLost { // the link was cut after the last frame: the next call makes another
+	if cohort.CodeOf(err) == cohort.PeerLost { // the link was cut after the last frame: the next call makes another
 		v, err = Call[int](ctx, agents[0], "w1", "bad.echo", 2)
 	}
 	if err != nil || v != 2 {

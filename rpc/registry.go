@@ -11,9 +11,9 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/gofunc"
-	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/python/pycall"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -46,14 +46,14 @@ type Request struct {
 	Args   []any
 	Kwargs *py.Dict
 
-	conn *rpclink.Conn // on which it came
+	conn *rpcsession.Conn // on which it came
 }
 
 // handler runs a function with decoded arguments.
 type handler struct {
 	name   string
 	raw    func(ctx context.Context, r *Request) (any, error) // takes the call as it arrived
-	fn     *gofunc.Func                                       // otherwise
+	fn     *pycall.Func                                       // otherwise
 	params []string                                           // names of plain parameters
 	borrow bool                                               // keeps nothing of its arguments
 	doc    string
@@ -71,11 +71,11 @@ type handler struct {
 //	func(ctx, *Request) (any, error)    the call as it arrived
 //
 // ctx and error may be left out, and so may the result. A function may keep what it is given, unless it has [Borrowed] it.
-// A handler that returns a *[dist.Future] is answered when the future completes, without holding a place
+// A handler that returns a *[cohort.Future] is answered when the future completes, without holding a place
 // (rpc.functions.async_execution).
 func (r *Registry) Handle(name string, fn any, opts ...HandleOption) error {
 	if !strings.ContainsAny(name, ".:") {
-		return dist.Newf("rpc: handle", dist.InvalidArgument, "%q is not a qualified name: want module.function", name)
+		return cohort.Newf("rpc: handle", cohort.InvalidArgument, "%q is not a qualified name: want module.function", name)
 	}
 	h, err := newHandler(name, reflect.ValueOf(fn), opts)
 	if err != nil {
@@ -85,7 +85,7 @@ func (r *Registry) Handle(name string, fn any, opts ...HandleOption) error {
 	r.mu.Lock() // no point: handlers are added before there are workers
 	defer r.mu.Unlock()
 	if _, taken := r.funcs[name]; taken {
-		return dist.Newf("rpc: handle", dist.AlreadyExists, "%q has a handler", name)
+		return cohort.Newf("rpc: handle", cohort.AlreadyExists, "%q has a handler", name)
 	}
 	put(&r.funcs, name, h)
 	return nil
@@ -115,18 +115,18 @@ func (r *Registry) lookup(name string) *handler {
 }
 
 func badHandler(name, format string, args ...any) error {
-	e := dist.Newf("rpc: handle", dist.InvalidArgument, format, args...)
+	e := cohort.Newf("rpc: handle", cohort.InvalidArgument, format, args...)
 	e.Key = name
 	return e
 }
 
 // badArguments is the error of a call whose arguments do not fit; it keeps the code of the cause.
 func badArguments(name string, err error) error {
-	code := dist.CodeOf(err)
-	if code == dist.Unknown {
-		code = dist.InvalidArgument
+	code := cohort.CodeOf(err)
+	if code == cohort.Unknown {
+		code = cohort.InvalidArgument
 	}
-	e := dist.New("rpc: arguments", code, gofunc.Detail(err))
+	e := cohort.New("rpc: arguments", code, pycall.Detail(err))
 	e.Key = name
 	return &RemoteError{Kind: "TypeError", Message: e.Error(), Code: e.Code}
 }
@@ -145,12 +145,12 @@ func newHandler(name string, fn reflect.Value, opts []HandleOption) (*handler, e
 		}
 	}
 	var err error
-	h.fn, err = gofunc.New(fn, gofunc.Shape{
+	h.fn, err = pycall.New(fn, pycall.Shape{
 		Params: h.params, Whole: reflect.TypeFor[*Request](), Single: []reflect.Type{reflect.TypeFor[WorkerInfo]()},
 		References: assignReference,
 	})
 	if err != nil {
-		return nil, badHandler(name, "%s", gofunc.Detail(err))
+		return nil, badHandler(name, "%s", pycall.Detail(err))
 	}
 	return h, nil
 }
@@ -160,7 +160,7 @@ func newHandler(name string, fn reflect.Value, opts []HandleOption) (*handler, e
 func (h *handler) call(ctx context.Context, req *Request, done func(any, error)) (ran bool) {
 	if h.raw != nil {
 		v, err := h.raw(ctx, req)
-		gofunc.Finish(v, err, done)
+		pycall.Finish(v, err, done)
 		return true
 	}
 	if h.fn.Plain(ctx, req.Args, req.Kwargs, done) {

@@ -8,14 +8,14 @@ import (
 	"errors"
 	"reflect"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpccall"
-	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcplace"
-	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
-	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcslots"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -49,9 +49,9 @@ func CallMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args 
 }
 
 // AsyncMethod is [CallMethod] that returns at once. It corresponds to rref.rpc_async(timeout).method(...).
-func AsyncMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) *dist.Future[R] {
+func AsyncMethod[R, T any](ctx context.Context, ref *Ref[T], method string, args ...any) *cohort.Future[R] {
 	if _, err := ref.held("call method"); err != nil {
-		failed := dist.NewPromise[R]()
+		failed := cohort.NewPromise[R]()
 		failed.Complete(*new(R), err)
 		return failed.Future()
 	}
@@ -90,7 +90,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rp
 	if err != nil {
 		return nil, err
 	}
-	r, o := a.refs, &rpccall.Outgoing{By: a.caller, Op: "remote", Peer: p}
+	r, o := a.refs, &rpcclient.Outgoing{By: a.caller, Op: "remote", Peer: p}
 	t := parseTarget(fn)
 	o.Func = t.shown(fn, args)
 	h, company, err := r.Create(p, o.Func)
@@ -115,7 +115,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rp
 }
 
 // creates says how a creating call is encoded.
-func (a *Agent) creates(o *rpccall.Outgoing, h *rpcref.Handle, t target, fn string, args []any) {
+func (a *Agent) creates(o *rpcclient.Outgoing, h *rpcref.Handle, t target, fn string, args []any) {
 	r := a.refs
 	o.Repeat = func() bool { return r.CreationPending(h) }
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
@@ -130,7 +130,7 @@ func (a *Agent) creates(o *rpccall.Outgoing, h *rpcref.Handle, t target, fn stri
 }
 
 // connectAndCreate sends the creating call when there is a session.
-func (a *Agent) connectAndCreate(ctx context.Context, o *rpccall.Outgoing, h *rpcref.Handle) {
+func (a *Agent) connectAndCreate(ctx context.Context, o *rpcclient.Outgoing, h *rpcref.Handle) {
 	giveUp := o.Early(ctx)
 	failed := func(err error) {
 		giveUp()
@@ -139,7 +139,7 @@ func (a *Agent) connectAndCreate(ctx context.Context, o *rpccall.Outgoing, h *rp
 	}
 	if !a.net.Own(func() {
 		creation, release := creationContext(ctx)
-		bounded, cancel := rpccall.Until(creation, a.caller.Deadline(ctx))
+		bounded, cancel := rpcclient.Until(creation, a.caller.Deadline(ctx))
 		c, err := o.Peer.Connect(bounded)
 		cancel()
 		release()
@@ -149,27 +149,27 @@ func (a *Agent) connectAndCreate(ctx context.Context, o *rpccall.Outgoing, h *rp
 		}
 		a.create(ctx, c, o, h)
 	}) {
-		failed(rpclink.ErrClosed("remote"))
+		failed(rpcsession.ErrClosed("remote"))
 	}
 }
 
 // create sends the creating call.
-func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *rpccall.Outgoing, h *rpcref.Handle) {
+func (a *Agent) create(ctx context.Context, c *rpcsession.Conn, o *rpcclient.Outgoing, h *rpcref.Handle) {
 	r := a.refs
 	ctx, release := creationContext(ctx)
-	a.caller.AsyncLasting(ctx, c, o, func(x rpclink.Reply, err error) {
+	a.caller.AsyncLasting(ctx, c, o, func(x rpcsession.Reply, err error) {
 		release()
 		if err == nil && x.Msg.Type != rpcwire.RemoteRet {
-			err = rpccall.UnexpectedAnswer(o.Func, o.Peer, x.Msg)
+			err = rpcclient.UnexpectedAnswer(o.Func, o.Peer, x.Msg)
 		}
 		switch {
 		case err == nil:
 			r.CreateConfirmed(h)
 		case x.Msg != nil, errors.Is(err, tensorpipe.ErrUnsent): // the owner has refused it, or never hears of it
 			r.CreateFailed(h, err)
-		case dist.CodeOf(err) == dist.DeadlineExceeded, dist.CodeOf(err) == dist.Canceled:
+		case cohort.CodeOf(err) == cohort.DeadlineExceeded, cohort.CodeOf(err) == cohort.Canceled:
 			r.CreateTimedOut(h, err)
-		case dist.CodeOf(err) == dist.PeerLost:
+		case cohort.CodeOf(err) == cohort.PeerLost:
 			r.CreateLost(h, err)
 		default:
 			r.CreateFailed(h, err)
@@ -180,12 +180,12 @@ func (a *Agent) create(ctx context.Context, c *rpclink.Conn, o *rpccall.Outgoing
 // creationContext is the context of a creation that a handler begins: it ends when the handler's caller gives up, but
 // not when the handler returns, perhaps with the reference as its result.
 func creationContext(ctx context.Context) (creation context.Context, release func()) {
-	if rpcplace.Of(ctx) == nil {
+	if rpcslots.Of(ctx) == nil {
 		return ctx, func() {}
 	}
 	detached, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		if cause := context.Cause(ctx); !errors.Is(cause, rpcplace.ErrDone) {
+		if cause := context.Cause(ctx); !errors.Is(cause, rpcslots.ErrDone) {
 			cancel(cause)
 		}
 	})
@@ -217,10 +217,10 @@ func (a *Agent) remoteSelf(ctx context.Context, fn string, args []any) (*rpcref.
 	name := t.shown(fn, args)
 	obj := r.OwnPending(name)
 	if obj == nil {
-		return nil, rpclink.ErrClosed("remote")
+		return nil, rpcsession.ErrClosed("remote")
 	}
 	core := r.HoldOwn(obj, "")
-	o := &rpccall.Outgoing{By: a.caller, Op: "remote", Func: name, Peer: a.self}
+	o := &rpcclient.Outgoing{By: a.caller, Op: "remote", Func: name, Peer: a.self}
 	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := r.Encoder(a.self, true)
 		m, err := encodeRemote(e, t, fn, args, rpcwire.RRefPair{RRef: rpcref.Global(obj.ID)})

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // pipes returns two workers that are connected by pipes, as with PyTorch workers, after calls that were short and came
@@ -98,7 +98,7 @@ func TestHandlerEndsItsGoroutine(t *testing.T) {
 	reg := NewRegistry().MustHandle("pipe.exit", func() { runtime.Goexit() })
 	ctx, a := pipes(t, reg)
 	for range 3 {
-		if err := void(ctx, a, "w1", "pipe.exit"); !errors.Is(err, dist.Remote) {
+		if err := void(ctx, a, "w1", "pipe.exit"); !errors.Is(err, cohort.Remote) {
 			t.Errorf("a call of a handler that does not return: %v", err)
 		}
 		echoes(ctx, t, a)

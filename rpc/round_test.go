@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -25,7 +25,7 @@ func liveOn(t *testing.T, st store.Store, n int, static bool) []*Agent {
 		join := func() {
 			opts := []Option{WithAddr("127.0.0.1:0"), WithHandlers(reg), WithTimeout(20 * time.Second)}
 			if static {
-				opts = append(opts, WithRank(dist.Rank(i)), WithWorldSize(n))
+				opts = append(opts, WithRank(cohort.Rank(i)), WithWorldSize(n))
 			}
 			var err error
 			if agents[i], err = Join(ctx, st, fmt.Sprintf("w%d", i), opts...); err != nil {

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 )
 
 // TestAfterASeriesOfReferences does all kinds of things right after references that were made, fetched and closed one after
@@ -155,7 +155,7 @@ func TestCutInASeriesOfReferences(t *testing.T) {
 		t.Fatal(err)
 	}
 	for round := range 10 {
-		side := []*rpclink.Peer{here, there}[round%2]
+		side := []*rpcsession.Peer{here, there}[round%2]
 		for n := range 40 {
 			ref, err := Remote[int](ctx, a, "w1", "series.echo", n)
 			if err != nil {

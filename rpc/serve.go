@@ -8,16 +8,16 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcplace"
-	"github.com/cohort-dist/cohort/internal/rpcserve"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcserver"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcslots"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 )
 
 // owner is the agent in the contexts of its handlers.
 type owner struct{ a *Agent }
 
-var _ rpcplace.Owner = owner{}
+var _ rpcslots.Owner = owner{}
 
 func (o owner) Overdue() {
 	o.a.cfg.logger.Warn("a handler does not return although its caller is gone: its slot is given to others", slog.String("worker", o.a.name))
@@ -26,17 +26,17 @@ func (o owner) Overdue() {
 // AgentFrom returns the agent that runs a handler, given the handler's ctx or one derived from it; otherwise nil. It
 // corresponds to the process-wide agent that a PyTorch function finds.
 func AgentFrom(ctx context.Context) *Agent {
-	o, _ := ctx.Value(rpcplace.OwnerKey{}).(owner)
+	o, _ := ctx.Value(rpcslots.OwnerKey{}).(owner)
 	return o.a
 }
 
 // program is the agent as it serves calls.
 type program struct{ a *Agent }
 
-var _ rpcserve.Program = program{}
+var _ rpcserver.Program = program{}
 
 // Find looks up the function of a call: one of the agent's own, or one of the registry.
-func (p program) Find(c *rpcserve.Call) error {
+func (p program) Find(c *rpcserver.Call) error {
 	if c.Schema != "" {
 		return nil
 	}
@@ -51,14 +51,14 @@ func (p program) Find(c *rpcserve.Call) error {
 	return nil
 }
 
-func (p program) Intercept(ctx context.Context, c *rpcserve.Call) (context.Context, func(error), error) {
+func (p program) Intercept(ctx context.Context, c *rpcserver.Call) (context.Context, func(error), error) {
 	if len(p.a.cfg.serving) == 0 {
 		return ctx, nil, nil
 	}
 	return p.a.cfg.intercept(ctx, p.a.cfg.serving, callInfo(c.From.Name, c.Func, c.Args, c.Remote))
 }
 
-func (p program) Run(ctx context.Context, c *rpcserve.Call, done func(any, error)) (ran bool) {
+func (p program) Run(ctx context.Context, c *rpcserver.Call, done func(any, error)) (ran bool) {
 	if c.Schema != "" {
 		done(p.a.cfg.runKernel(c.Schema, c.Args))
 		return true
@@ -85,7 +85,7 @@ func (p program) Raised(err error) error {
 
 func (a *Agent) unknownFunction(name string) error {
 	return &RemoteError{
-		Kind: "AttributeError", Code: dist.NotFound,
+		Kind: "AttributeError", Code: cohort.NotFound,
 		Message: fmt.Sprintf("the Go worker %q has no handler %q", a.name, name),
 		hint: ". Default RPC pickler does not serialize function code. " +
 			"Ensure that function definitions match on both caller and callee modules.",

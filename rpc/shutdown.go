@@ -11,10 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/rpccall"
-	"github.com/cohort-dist/cohort/internal/rpcplace"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcslots"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -24,21 +24,21 @@ const shutdownRefs = 100 * time.Second
 // Shutdown leaves the world in order and then closes the agent. In a static world it waits for all workers to come to
 // the same point. It lets the calls and fetches of this worker end, and those of other Go workers that it serves, and only then
 // deletes the references that this worker holds. A static world ends when every worker has done so, and none has a call under way, or
-// runs a function for [Remote]. In a dynamic world Shutdown tells the others and leaves. When another worker of a static world has died it does not wait for it: the error is then dist.PeerLost, and
+// runs a function for [Remote]. In a dynamic world Shutdown tells the others and leaves. When another worker of a static world has died it does not wait for it: the error is then cohort.PeerLost, and
 // names the worker. When another Go worker has given up its own Shutdown, the error names that worker and has the code of its
-// error, such as dist.DeadlineExceeded, which is then not the caller's own deadline; dist.Aborted if it was canceled.
+// error, such as cohort.DeadlineExceeded, which is then not the caller's own deadline; cohort.Aborted if it was canceled.
 //
 // ctx bounds all of it, and up to a second and a half more in which a worker that gives up asks the store who did so first, and
 // tells the others. The agent is closed in any case when Shutdown returns; the error says which phase was not completed, and who
 // was missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx if that ends before. It corresponds to torch.distributed.rpc.shutdown.
 func (a *Agent) Shutdown(ctx context.Context) error {
-	moment.At("rpc.agent.shutdown")
+	failpoint.At("rpc.agent.shutdown")
 	if !a.ending.begun.CompareAndSwap(false, true) {
 		select {
 		case <-a.ending.done:
 			return a.ending.err
 		case <-ctx.Done():
-			return dist.FromContext(ctx, "rpc: shutdown")
+			return cohort.FromContext(ctx, "rpc: shutdown")
 		}
 	}
 	defer close(a.ending.done)
@@ -85,11 +85,11 @@ func (a *Agent) phase(ctx context.Context, name string, fn func(context.Context)
 	err := fn(ctx)
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{
-			Kind: "rpc.shutdown", Phase: observe.End, Rank: dist.Rank(a.id), Key: a.name, Detail: name, Dur: time.Since(started), Err: err,
+			Kind: "rpc.shutdown", Phase: observe.End, Rank: cohort.Rank(a.id), Key: a.name, Detail: name, Dur: time.Since(started), Err: err,
 		})
 	}
 	if err != nil {
-		e := dist.Wrap("rpc: shutdown", dist.Aborted, err)
+		e := cohort.Wrap("rpc: shutdown", cohort.Aborted, err)
 		e.Key, e.Detail = a.name, fmt.Sprintf("phase %q after %v: %v", name, time.Since(started).Round(time.Millisecond), err)
 		return e
 	}
@@ -139,22 +139,22 @@ func (a *Agent) release(ctx context.Context) error {
 // own worker down does not wait for itself.
 func (a *Agent) callsEnd(ctx context.Context) error {
 	served := func() int { return a.server.Awaited() }
-	if rpcplace.Of(ctx) != nil {
+	if rpcslots.Of(ctx) != nil {
 		served = func() int { return 0 }
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		moment.At("rpc.agent.calls")
+		failpoint.At("rpc.agent.calls")
 		if err := a.caller.Active.Idle(ctx); err != nil {
 			return err
 		}
 		if served() == 0 && a.caller.Active.Count() == 0 {
 			return nil
 		}
-		moment.At("rpc.agent.calls.wait")
+		failpoint.At("rpc.agent.calls.wait")
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			e := dist.Ended(ctx, "rpc: shutdown")
+			e := cohort.Ended(ctx, "rpc: shutdown")
 			e.Detail = fmt.Sprintf("%d calls of other workers are served", served())
 			return e
 		}
@@ -163,7 +163,7 @@ func (a *Agent) callsEnd(ctx context.Context) error {
 
 // dropHeld deletes the references that this worker holds and waits until their owners know.
 func (a *Agent) dropHeld(ctx context.Context) error {
-	ctx, cancel := rpccall.Within(ctx, shutdownRefs)
+	ctx, cancel := rpcclient.Within(ctx, shutdownRefs)
 	defer cancel()
 	return a.refs.DropHeld(ctx)
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // A second Shutdown waits for the first one, which it does not disturb.
@@ -28,7 +28,7 @@ func TestShutdownTwice(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		short, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-		if err := agents[0].Shutdown(short); !errors.Is(err, dist.DeadlineExceeded) {
+		if err := agents[0].Shutdown(short); !errors.Is(err, cohort.DeadlineExceeded) {
 			t.Errorf("a second shutdown with little time: %v", err)
 		}
 		cancel()
@@ -165,13 +165,13 @@ func TestShutdownWaitsForNobody(t *testing.T) {
 		}
 		short, end := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		ends(t, "callsEnd", func() {
-			if err := agents[1].callsEnd(short); !errors.Is(err, dist.DeadlineExceeded) {
+			if err := agents[1].callsEnd(short); !errors.Is(err, cohort.DeadlineExceeded) {
 				t.Errorf("static=%v: with a caller that waits: %v", static, err)
 			}
 		})
 		end()
 		cancel()
-		if _, err := call.Await(testContext(t)); !errors.Is(err, dist.Canceled) {
+		if _, err := call.Await(testContext(t)); !errors.Is(err, cohort.Canceled) {
 			t.Errorf("static=%v: the call: %v", static, err)
 		}
 		shutdown(t, agents)
@@ -185,12 +185,12 @@ func TestShutdownGivenUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		first  int // who gives up
 		cancel bool
-		code   dist.Code // of the other
+		code   cohort.Code // of the other
 	}{
-		"the leader's deadline":  {0, false, dist.DeadlineExceeded},
-		"a follower's deadline":  {1, false, dist.DeadlineExceeded},
-		"the leader's cancel":    {0, true, dist.Aborted},
-		"a follower is canceled": {1, true, dist.Aborted},
+		"the leader's deadline":  {0, false, cohort.DeadlineExceeded},
+		"a follower's deadline":  {1, false, cohort.DeadlineExceeded},
+		"the leader's cancel":    {0, true, cohort.Aborted},
+		"a follower is canceled": {1, true, cohort.Aborted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -209,7 +209,7 @@ func TestShutdownGivenUp(t *testing.T) {
 				t.Errorf("%s: %v", first.Name(), err)
 			}
 			err := <-ended
-			if dist.CodeOf(err) != c.code || !strings.Contains(err.Error(), "given up its shutdown") || !strings.Contains(err.Error(), first.Name()) {
+			if cohort.CodeOf(err) != c.code || !strings.Contains(err.Error(), "given up its shutdown") || !strings.Contains(err.Error(), first.Name()) {
 				t.Errorf("%s: %v", other.Name(), err)
 			}
 		})
@@ -228,10 +228,10 @@ func TestCloseIsNoGivingUp(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	_ = agents[0].Close()
-	if err := <-ended[0]; !errors.Is(err, dist.Closed) {
+	if err := <-ended[0]; !errors.Is(err, cohort.Closed) {
 		t.Errorf("w0: %v", err)
 	}
-	if err := <-ended[1]; !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "w0") {
+	if err := <-ended[1]; !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), "w0") {
 		t.Errorf("w1: %v", err)
 	}
 }

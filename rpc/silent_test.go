@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpc/cohortwire"
 )
 
 // swallowing is a connection that takes everything and, once it is told so, passes nothing on.

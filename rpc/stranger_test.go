@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/cohortwire"
-	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -183,7 +183,7 @@ func TestStrangerOnALink(t *testing.T) {
 	st, ctx := store.NewMemory(), testContext(t)
 	agents := make([]*Agent, 2)
 	for i, speaks := range [][]string{{TransportCohort, TransportUV}, {TransportUV}} {
-		a, err := Join(ctx, st, fmt.Sprint("w", i), WithRank(dist.Rank(i)), WithAddr("127.0.0.1:0"), WithTransports(speaks...), WithHandlers(reg))
+		a, err := Join(ctx, st, fmt.Sprint("w", i), WithRank(cohort.Rank(i)), WithAddr("127.0.0.1:0"), WithTransports(speaks...), WithHandlers(reg))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,7 +246,7 @@ func TestStrangerOfAnotherStart(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(secret), err)
 	}
 	id.Incarnation += 2
-	if _, err := agents[0].publishedSecret(id); !errors.Is(err, dist.Protocol) {
+	if _, err := agents[0].publishedSecret(id); !errors.Is(err, cohort.Protocol) {
 		t.Errorf("another start: %v", err)
 	}
 }

@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/rpclink"
-	"github.com/cohort-dist/cohort/internal/rpcref"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/rrefcore"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -89,7 +89,7 @@ func takeAfterCrash(t *testing.T, noticed bool, addr string) {
 func TestReferenceOvertakesCreation(t *testing.T) {
 	t.Parallel()
 	id, root := rrefcore.ID{On: 1, N: 100}, rrefcore.ID{On: 1, N: 101}
-	begin := func(t *testing.T) (stays *Agent, w2 *rpclink.Peer, create func()) {
+	begin := func(t *testing.T) (stays *Agent, w2 *rpcsession.Peer, create func()) {
 		t.Helper()
 		ctx := testContext(t)
 		join := dynamicWorld(ctx, t)

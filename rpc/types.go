@@ -4,8 +4,8 @@
 package rpc
 
 import (
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpclink"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -16,9 +16,9 @@ func WithElementTypes(types ...tensor.DType) Option {
 	return option(func(c *config) error {
 		for _, dt := range types {
 			if !dt.Valid() {
-				return dist.Newf("rpc: join", dist.InvalidArgument, "%v is not an element type", dt)
+				return cohort.Newf("rpc: join", cohort.InvalidArgument, "%v is not an element type", dt)
 			}
-			c.types |= rpclink.LaterType(dt)
+			c.types |= rpcsession.LaterType(dt)
 		}
 		return nil
 	})

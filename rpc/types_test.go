@@ -7,7 +7,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -39,7 +39,7 @@ func TestElementTypes(t *testing.T) {
 				}
 			}
 			for _, x := range []any{made, &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 1}, 1, 2)), Values: made}} {
-				if _, err := Call[any](ctx, agents[0], "w1", "v.echo", x); (err == nil) != c.open || err != nil && !errors.Is(err, dist.NotSupported) {
+				if _, err := Call[any](ctx, agents[0], "w1", "v.echo", x); (err == nil) != c.open || err != nil && !errors.Is(err, cohort.NotSupported) {
 					t.Errorf("%T as an argument: %v", x, err)
 				}
 			}
@@ -49,7 +49,7 @@ func TestElementTypes(t *testing.T) {
 			shutdown(t, agents)
 		})
 	}
-	if _, err := Join(testContext(t), store.NewMemory(), "w", WithElementTypes(99)); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := Join(testContext(t), store.NewMemory(), "w", WithElementTypes(99)); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("no element type: %v", err)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/pygo"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/python/pyconv"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -17,7 +17,7 @@ import (
 type Kw map[string]any
 
 // Assign stores a received value in the variable that dst points to, converting as results and arguments are.
-func Assign(dst, v any) error { return pygo.Assign(dst, v, assignReference) }
+func Assign(dst, v any) error { return pyconv.Assign(dst, v, assignReference) }
 
 // splitArgs separates positional and keyword arguments.
 func splitArgs(args []any) ([]any, *py.Dict) {
@@ -51,16 +51,16 @@ func (t target) isScript() bool { return t.script != "" }
 
 // check refuses what no worker could be asked for.
 func (t target) check(op, fn string, kwargs *py.Dict) error {
-	var e *dist.Error
+	var e *cohort.Error
 	switch {
 	case t.isScript() && kwargs.Len() > 0:
-		e = dist.New(op, dist.InvalidArgument, "TorchScript functions and operators take positional arguments only")
+		e = cohort.New(op, cohort.InvalidArgument, "TorchScript functions and operators take positional arguments only")
 	case t.isScript():
 		return nil
 	case strings.HasPrefix(t.udf.Name, ":"):
-		e = dist.New(op, dist.InvalidArgument, "an operator is called by its whole schema, such as aten::mul.Tensor(Tensor self, Tensor other) -> Tensor")
+		e = cohort.New(op, cohort.InvalidArgument, "an operator is called by its whole schema, such as aten::mul.Tensor(Tensor self, Tensor other) -> Tensor")
 	case t.udf.Module == "" || t.udf.Name == "":
-		e = dist.New(op, dist.InvalidArgument, "not the name of a function: want module.function")
+		e = cohort.New(op, cohort.InvalidArgument, "not the name of a function: want module.function")
 	default:
 		return nil
 	}

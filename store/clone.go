@@ -7,7 +7,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Cloner is a store that can return another handle on the same keys.
@@ -24,7 +24,7 @@ func Clone(ctx context.Context, s Store) (Store, error) {
 	if c, ok := s.(Cloner); ok {
 		return c.Clone(ctx)
 	}
-	return nil, dist.New("store: clone", dist.NotSupported, fmt.Sprintf("a %T has no further handles", s))
+	return nil, cohort.New("store: clone", cohort.NotSupported, fmt.Sprintf("a %T has no further handles", s))
 }
 
 // Clone implements [Cloner]: the same prefix of a further handle on the store below.

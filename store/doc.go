@@ -45,7 +45,7 @@
 //
 // # Errors
 //
-// Errors are *dist.Error values that name operation and key; compare with errors.Is and the Err... constants here.
+// Errors are *cohort.Error values that name operation and key; compare with errors.Is and the Err... constants here.
 //
 // # Numbers
 //

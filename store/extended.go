@@ -9,8 +9,8 @@ import (
 	"errors"
 	"strconv"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/storeop"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 )
 
 // Append appends value to what key holds, creating it. It corresponds to Store.append.
@@ -114,7 +114,7 @@ func ListKeys(ctx context.Context, s Store) ([]string, error) {
 	} else if has {
 		return own.ListKeys(ctx)
 	}
-	return nil, dist.New("store: list keys", dist.NotSupported, "this store cannot list its keys")
+	return nil, cohort.New("store: list keys", cohort.NotSupported, "this store cannot list its keys")
 }
 
 // Barrier returns when it has been called worldSize times for key, through any handles. The key may be used again, for
@@ -126,7 +126,7 @@ func ListKeys(ctx context.Context, s Store) ([]string, error) {
 func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	const op = "store: barrier"
 	if worldSize < 1 {
-		return &dist.Error{Op: op, Code: dist.InvalidArgument, Rank: dist.NoRank, Key: key, Detail: "the world size must be at least 1"}
+		return &cohort.Error{Op: op, Code: cohort.InvalidArgument, Rank: cohort.NoRank, Key: key, Detail: "the world size must be at least 1"}
 	}
 	s = orNone(s)
 	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
@@ -158,7 +158,7 @@ func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 		return err
 	}
 	arrived := min(now-round*int64(worldSize), int64(worldSize))
-	e := dist.Newf(op, dist.DeadlineExceeded, "%d of %d have arrived: %w", arrived, worldSize, err)
+	e := cohort.Newf(op, cohort.DeadlineExceeded, "%d of %d have arrived: %w", arrived, worldSize, err)
 	e.Key = key
 	return e
 }

@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/storenum"
-	"github.com/cohort-dist/cohort/internal/storeop"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storecounter"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 )
 
 // Memory is a store inside one process, for ranks that are goroutines and for tests. It corresponds to
@@ -89,11 +89,11 @@ func (m *Memory) Add(ctx context.Context, key string, delta int64) (sum int64, e
 	const op = "store: add"
 	err = m.do(op, ctx, key, func() error {
 		old := m.table().values[key]
-		n, bad := storenum.AddEmptyIsZero(old, delta)
+		n, bad := storecounter.AddEmptyIsZero(old, delta)
 		if bad != nil {
-			return storenum.Error(op, key, old, bad)
+			return storecounter.Error(op, key, old, bad)
 		}
-		m.table().putLocked(key, storenum.Format(n))
+		m.table().putLocked(key, storecounter.Format(n))
 		sum = n
 		return nil
 	})
@@ -277,7 +277,7 @@ func (m *Memory) usable(op string, ctx context.Context, keys ...string) error { 
 	m.table()
 	select {
 	case <-m.closed:
-		return &dist.Error{Op: op, Code: dist.Closed, Rank: dist.NoRank, Key: strings.Join(keys, ", ")}
+		return &cohort.Error{Op: op, Code: cohort.Closed, Rank: cohort.NoRank, Key: strings.Join(keys, ", ")}
 	default:
 	}
 	return storeop.WaitError(op, ctx, keys...)
@@ -318,7 +318,7 @@ func (m *Memory) await(op string, ctx context.Context, keys []string, ready func
 		case <-w.changed:
 			continue // woken: w is no longer in the map
 		case <-m.closed:
-			err = &dist.Error{Op: op, Code: dist.Closed, Rank: dist.NoRank, Key: key}
+			err = &cohort.Error{Op: op, Code: cohort.Closed, Rank: cohort.NoRank, Key: key}
 		case <-ctx.Done():
 			err = storeop.WaitError(op, ctx, keys[missing:]...)
 		}

@@ -14,8 +14,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/storeop"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 )
 
 func TestMemoryTimesOutToTheMillisecond(t *testing.T) {
@@ -122,7 +122,7 @@ func TestQueueFallbackModel(t *testing.T) {
 			"pop": func(t *rapid.T) {
 				a, errA := QueuePop(ctx, own, "q", false)
 				b, errB := QueuePop(ctx, plain, "q", false)
-				if string(a) != string(b) || dist.CodeOf(errA) != dist.CodeOf(errB) {
+				if string(a) != string(b) || cohort.CodeOf(errA) != cohort.CodeOf(errB) {
 					t.Fatalf("%q, %v and %q, %v", a, errA, b, errB)
 				}
 			},
@@ -146,10 +146,10 @@ func TestQueueFallbackRefusesForeignValues(t *testing.T) {
 		string(good) + "\x01\x00\x00\x00xy",
 	} {
 		_ = s.Set(ctx, "q"+queueSuffix, []byte(value))
-		if _, err := QueuePop(ctx, s, "q", true); !errors.Is(err, dist.Protocol) {
+		if _, err := QueuePop(ctx, s, "q", true); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("pop on %q: %v", value, err)
 		}
-		if err := QueuePush(ctx, s, "q", nil); !errors.Is(err, dist.Protocol) {
+		if err := QueuePush(ctx, s, "q", nil); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("push on %q: %v", value, err)
 		}
 	}
@@ -198,7 +198,7 @@ func TestBarrierTellsHowManyCame(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		synctest.Wait()
-		if err := Barrier(context.Background(), m, "b", 0); !errors.Is(err, dist.InvalidArgument) {
+		if err := Barrier(context.Background(), m, "b", 0); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("a world of nobody: %v", err)
 		}
 	})

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/filestore"
 	"github.com/cohort-dist/cohort/store/storetest"
@@ -72,7 +72,7 @@ func TestPrefixOfNil(t *testing.T) {
 		p.Set(ctx, "k", nil), get, add, cas, check, p.Wait(ctx, "k"), remove, count, p.Close(),
 		multi, p.Append(ctx, "k", []byte("x")), p.MultiSet(ctx, []string{"k"}, [][]byte{nil}), p.QueuePush(ctx, "k", nil),
 	} {
-		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "store argument cannot be None") {
+		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "store argument cannot be None") {
 			t.Errorf("operation %d: %v", i, err)
 		}
 	}
@@ -130,7 +130,7 @@ type denying struct{ *store.Memory }
 func (denying) Supports(store.Feature) bool { return false }
 
 func (denying) Append(context.Context, string, []byte) error {
-	return dist.New("denying: append", dist.NotSupported, "it said so")
+	return cohort.New("denying: append", cohort.NotSupported, "it said so")
 }
 
 func TestDeniedFeatureFallsBack(t *testing.T) {
@@ -166,7 +166,7 @@ func TestOptionalMethodsFail(t *testing.T) {
 
 type nothing struct{ store.Store }
 
-var errNothing = dist.New("nothing", dist.NotSupported, "not implemented")
+var errNothing = cohort.New("nothing", cohort.NotSupported, "not implemented")
 
 func (nothing) Set(context.Context, string, []byte) error   { return errNothing }
 func (nothing) Get(context.Context, string) ([]byte, error) { return nil, errNothing }

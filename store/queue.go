@@ -10,8 +10,8 @@ import (
 	"encoding/binary"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/storeop"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 )
 
 // A store without queues keeps a whole queue in the value of one key, changed by compare-and-set:
@@ -161,5 +161,5 @@ func parseQueue(op, key string, state []byte) ([]byte, error) {
 			return items, nil
 		}
 	}
-	return nil, &dist.Error{Op: op, Code: dist.Protocol, Rank: dist.NoRank, Key: key, Detail: "the value is not a queue: something else writes this key"}
+	return nil, &cohort.Error{Op: op, Code: cohort.Protocol, Rank: cohort.NoRank, Key: key, Detail: "the value is not a queue: something else writes this key"}
 }

@@ -7,28 +7,28 @@ import (
 	"context"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // DefaultTimeout bounds a waiting operation whose context has no deadline. It is PyTorch's default.
 const DefaultTimeout = 300 * time.Second
 
-// Errors for errors.Is. Each is a [dist.Code], so errors.Is holds for every *dist.Error that carries it.
+// Errors for errors.Is. Each is a [cohort.Code], so errors.Is holds for every *cohort.Error that carries it.
 const (
 	// ErrTimeout ends a wait whose deadline passed. Such an error also matches context.DeadlineExceeded.
-	ErrTimeout = dist.DeadlineExceeded
+	ErrTimeout = cohort.DeadlineExceeded
 	// ErrClosed is returned by every operation after Close.
-	ErrClosed = dist.Closed
+	ErrClosed = cohort.Closed
 	// ErrNotFound is returned where a key must exist and does not.
-	ErrNotFound = dist.NotFound
+	ErrNotFound = cohort.NotFound
 	// ErrNotSupported is returned by an operation that the store cannot do, not even by a fallback.
-	ErrNotSupported = dist.NotSupported
+	ErrNotSupported = cohort.NotSupported
 	// ErrNotANumber is returned by Add on a key whose value is not a decimal number.
-	ErrNotANumber = dist.NotANumber
+	ErrNotANumber = cohort.NotANumber
 	// ErrTooLarge is returned for a key or value over the store's limit.
-	ErrTooLarge = dist.TooLarge
+	ErrTooLarge = cohort.TooLarge
 	// ErrQueueEmpty is returned by a pop that does not wait, on an empty queue.
-	ErrQueueEmpty = dist.Empty
+	ErrQueueEmpty = cohort.Empty
 )
 
 // Store is what every store can do: the core operations of torch.distributed.Store. All methods are safe for concurrent

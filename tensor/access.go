@@ -10,7 +10,7 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // index returns the storage index of an element.
@@ -20,7 +20,7 @@ func (t *Tensor) index(op string, idx []int) (int, error) {
 		return 0, err
 	}
 	if len(idx) != len(t.shape) {
-		return 0, dist.Newf(op, dist.InvalidArgument, "%d indices for a tensor of shape %v", len(idx), t.shape)
+		return 0, cohort.Newf(op, cohort.InvalidArgument, "%d indices for a tensor of shape %v", len(idx), t.shape)
 	}
 	at := t.offset
 	for d, i := range idx {
@@ -28,7 +28,7 @@ func (t *Tensor) index(op string, idx []int) (int, error) {
 			i += t.shape[d]
 		}
 		if i < 0 || i >= t.shape[d] {
-			return 0, dist.Newf(op, dist.InvalidArgument, "index %d of dimension %d of size %d", idx[d], d, t.shape[d])
+			return 0, cohort.Newf(op, cohort.InvalidArgument, "index %d of dimension %d of size %d", idx[d], d, t.shape[d])
 		}
 		at += i * t.strides[d]
 	}
@@ -56,7 +56,7 @@ func (t *Tensor) Set(value any, idx ...int) error {
 // Item returns the only element. It corresponds to Tensor.item.
 func (t *Tensor) Item() (any, error) {
 	if t.numel != 1 {
-		return nil, dist.Newf("tensor: item", dist.InvalidArgument, "a tensor of %d elements has no single value", t.numel)
+		return nil, cohort.Newf("tensor: item", cohort.InvalidArgument, "a tensor of %d elements has no single value", t.numel)
 	}
 	return t.At(make([]int, len(t.shape))...)
 }
@@ -124,10 +124,10 @@ func (t *Tensor) Clone() (*Tensor, error) {
 func (t *Tensor) CopyFrom(src *Tensor) error {
 	const op = "tensor: copy"
 	if src == nil {
-		return dist.New(op, dist.InvalidArgument, "no tensor to copy from")
+		return cohort.New(op, cohort.InvalidArgument, "no tensor to copy from")
 	}
 	if t.dtype != src.dtype || !t.SameShape(src) {
-		return dist.Newf(op, dist.InvalidArgument, "%s into %s", src.describe(), t.describe())
+		return cohort.Newf(op, cohort.InvalidArgument, "%s into %s", src.describe(), t.describe())
 	}
 	from, err := src.storage.Bytes()
 	if err != nil {
@@ -261,10 +261,10 @@ func compare(a, b *Tensor, same func(x, y any) bool) bool {
 // Copy copies the elements of a tensor, whatever its strides and alignment, into a new Go slice.
 func Copy[T Element](t *Tensor) ([]T, error) {
 	if t == nil {
-		return nil, dist.New("tensor: copy", dist.InvalidArgument, "the tensor is nil")
+		return nil, cohort.New("tensor: copy", cohort.InvalidArgument, "the tensor is nil")
 	}
 	if dt := TypeOf[T](); dt != t.dtype {
-		return nil, dist.Newf("tensor: copy", dist.InvalidArgument, "the elements are %v, not %v", t.dtype, dt)
+		return nil, cohort.Newf("tensor: copy", cohort.InvalidArgument, "the elements are %v, not %v", t.dtype, dt)
 	}
 	out := make([]T, t.numel)
 	dense := contiguous(sliceStorage(out), t.dtype, t.shape)

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Element is the set of Go types that tensors hold. An int is an [Int64] element (an [Int32] one on 32-bit machines).
@@ -76,7 +76,7 @@ func From[T Element](data []T, shape ...int) (*Tensor, error) {
 		return nil, err
 	}
 	if n != len(data)*dt.Size() {
-		return nil, dist.Newf("tensor: from", dist.InvalidArgument, "shape %v does not fit a slice of %d elements", shape, len(data))
+		return nil, cohort.Newf("tensor: from", cohort.InvalidArgument, "shape %v does not fit a slice of %d elements", shape, len(data))
 	}
 	return contiguous(sliceStorage(data), dt, slices.Clone(shape)), nil
 }
@@ -91,10 +91,10 @@ func sliceStorage[T Element](data []T) *Storage {
 // It corresponds to Tensor.numpy.
 func Data[T Element](t *Tensor) ([]T, error) {
 	if t == nil {
-		return nil, dist.New("tensor: data", dist.InvalidArgument, "the tensor is nil")
+		return nil, cohort.New("tensor: data", cohort.InvalidArgument, "the tensor is nil")
 	}
 	if dt := TypeOf[T](); dt != t.dtype {
-		return nil, dist.Newf("tensor: data", dist.InvalidArgument, "the elements are %v, not %v", t.dtype, dt)
+		return nil, cohort.Newf("tensor: data", cohort.InvalidArgument, "the elements are %v, not %v", t.dtype, dt)
 	}
 	bytes, err := t.Bytes()
 	if err != nil {
@@ -103,7 +103,7 @@ func Data[T Element](t *Tensor) ([]T, error) {
 	p := unsafe.Pointer(unsafe.SliceData(bytes)) //nolint:gosec // a view of elements as bytes; lengths are checked
 	var zero T
 	if uintptr(p)%unsafe.Alignof(zero) != 0 {
-		return nil, dist.Newf("tensor: data", dist.InvalidArgument, "the memory is not aligned for %v: use Clone first", t.dtype)
+		return nil, cohort.Newf("tensor: data", cohort.InvalidArgument, "the memory is not aligned for %v: use Clone first", t.dtype)
 	}
 	return unsafe.Slice((*T)(p), t.numel), nil //nolint:gosec // a view of elements as bytes; lengths are checked
 }
@@ -121,7 +121,7 @@ func Of(x any) (*Tensor, error) {
 	elem := v
 	for elem.IsValid() && (elem.Kind() == reflect.Slice || elem.Kind() == reflect.Array) {
 		if len(shape) == MaxDims {
-			return nil, dist.Newf(op, dist.InvalidArgument, "more than %d dimensions", MaxDims)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "more than %d dimensions", MaxDims)
 		}
 		shape = append(shape, elem.Len())
 		if elem.Len() == 0 {
@@ -131,11 +131,11 @@ func Of(x any) (*Tensor, error) {
 		elem = elem.Index(0)
 	}
 	if !elem.IsValid() {
-		return nil, dist.Newf(op, dist.InvalidArgument, "%T is not a number, a bool or slices of them", x)
+		return nil, cohort.Newf(op, cohort.InvalidArgument, "%T is not a number, a bool or slices of them", x)
 	}
 	dt, ok := typeOfValue(elem.Interface())
 	if !ok {
-		return nil, dist.Newf(op, dist.InvalidArgument, "%T is not a number, a bool or slices of them", x)
+		return nil, cohort.Newf(op, cohort.InvalidArgument, "%T is not a number, a bool or slices of them", x)
 	}
 	t, err := New(dt, shape...)
 	if err != nil {
@@ -202,7 +202,7 @@ func (t *Tensor) gather(v reflect.Value, depth int, i *int) error {
 		return nil
 	}
 	if v.Len() != t.shape[depth] {
-		return dist.Newf("tensor: of", dist.InvalidArgument,
+		return cohort.Newf("tensor: of", cohort.InvalidArgument,
 			"a slice of %d elements at depth %d beside one of %d: all must have the same length", v.Len(), depth, t.shape[depth])
 	}
 	for j := range v.Len() {

@@ -24,5 +24,5 @@
 //
 // The half-precision types have their own Go types, [F16] and [BF16], with conversions that round to nearest even.
 //
-// Reading a tensor is safe for concurrent use; writes must be synchronised by the caller. Errors are *dist.Error.
+// Reading a tensor is safe for concurrent use; writes must be synchronised by the caller. Errors are *cohort.Error.
 package tensor

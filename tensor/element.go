@@ -8,7 +8,7 @@ import (
 	"math"
 	"reflect"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Elements are read and written byte by byte here, so that memory of any alignment works.
@@ -73,7 +73,7 @@ func (t *Tensor) store(i int, v any) error {
 	}
 	f, ok := asFloat(v)
 	if !ok {
-		return dist.Newf("tensor: set", dist.InvalidArgument, "a %T is not a value for %v", v, t.dtype)
+		return cohort.Newf("tensor: set", cohort.InvalidArgument, "a %T is not a value for %v", v, t.dtype)
 	}
 	le := binary.NativeEndian
 	switch t.dtype {
@@ -101,7 +101,7 @@ func (t *Tensor) store(i int, v any) error {
 		le.PutUint16(b, uint16(ToBF16(float32(f))))
 	default:
 		if f != math.Trunc(f) || math.Abs(f) > 1<<53 {
-			return dist.Newf("tensor: set", dist.InvalidArgument, "%v is not a whole number for %v", f, t.dtype)
+			return cohort.Newf("tensor: set", cohort.InvalidArgument, "%v is not a whole number for %v", f, t.dtype)
 		}
 		return t.storeInt(b, int64(f))
 	}
@@ -111,7 +111,7 @@ func (t *Tensor) store(i int, v any) error {
 func (t *Tensor) storeInt(b []byte, n int64) error {
 	lo, hi := t.dtype.intRange()
 	if n < lo || n > hi {
-		return dist.Newf("tensor: set", dist.InvalidArgument, "%d is out of range for %v", n, t.dtype)
+		return cohort.Newf("tensor: set", cohort.InvalidArgument, "%d is out of range for %v", n, t.dtype)
 	}
 	le := binary.NativeEndian
 	switch len(b) {
@@ -137,7 +137,7 @@ func (t *Tensor) storeComplex(b []byte, v any) error {
 	default:
 		f, ok := asFloat(v)
 		if !ok {
-			return dist.Newf("tensor: set", dist.InvalidArgument, "a %T is not a value for %v", v, t.dtype)
+			return cohort.Newf("tensor: set", cohort.InvalidArgument, "a %T is not a value for %v", v, t.dtype)
 		}
 		c = complex(f, 0)
 	}

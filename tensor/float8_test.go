@@ -8,7 +8,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // TestFloat8 reads every code and writes its number again, and rounds as PyTorch does.
@@ -93,14 +93,14 @@ func TestLaterTypes(t *testing.T) {
 		t.Error(err)
 	}
 	for _, bad := range []any{-1, -0.5, "a"} {
-		if err := x.Set(bad, 0); !errors.Is(err, dist.InvalidArgument) {
+		if err := x.Set(bad, 0); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%v in a %v: %v", bad, x.DType(), err)
 		}
 	}
-	if err := Must(New(Uint16, 1)).Set(65536, 0); !errors.Is(err, dist.InvalidArgument) {
+	if err := Must(New(Uint16, 1)).Set(65536, 0); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("65536 in a uint16: %v", err)
 	}
-	if err := Must(New(Int64, 1)).Set(uint64(math.MaxUint64), 0); !errors.Is(err, dist.InvalidArgument) {
+	if err := Must(New(Int64, 1)).Set(uint64(math.MaxUint64), 0); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("the largest uint64 in an int64: %v", err)
 	}
 }

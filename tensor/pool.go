@@ -7,7 +7,7 @@ import (
 	"math/bits"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Pool lends aligned storages and takes them back when they are released, so that a loop that needs a buffer per step leaves no
@@ -26,7 +26,7 @@ func NewPool(keep int) *Pool { return &Pool{keep: keep, free: map[int][][]byte{}
 // Get returns a storage of n bytes. Its contents are whatever the last user left. [Storage.Release] gives it back.
 func (p *Pool) Get(n int) (*Storage, error) {
 	if n < 0 || n > maxBytes {
-		return nil, dist.Newf("tensor: pool", dist.InvalidArgument, "%d bytes: want 0 to %d", n, maxBytes)
+		return nil, cohort.Newf("tensor: pool", cohort.InvalidArgument, "%d bytes: want 0 to %d", n, maxBytes)
 	}
 	size := max(Alignment, 1<<bits.Len(uint(max(n, 1)-1)))
 	p.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Sparse is a tensor in coordinate form: the values at the columns of indices, zero elsewhere. It is carried by RPC as it is
@@ -37,7 +37,7 @@ func (s *Sparse) String() string {
 // shape. RPC does it for every tensor that is sent or received.
 func (s *Sparse) Check() error {
 	bad := func(format string, args ...any) error {
-		return dist.Newf("tensor: sparse", dist.InvalidArgument, format, args...)
+		return cohort.Newf("tensor: sparse", cohort.InvalidArgument, format, args...)
 	}
 	if s.Indices == nil || s.Values == nil {
 		return bad("indices or values are missing")

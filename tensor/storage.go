@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Alignment is where the memory of a [NewStorage] begins: a multiple of a cache line, which suits every vector unit.
@@ -31,7 +31,7 @@ const storageReleased = 1
 // NewStorage returns n zeroed bytes from the heap, aligned to [Alignment].
 func NewStorage(n int) (*Storage, error) {
 	if n < 0 || n > maxBytes {
-		return nil, dist.Newf("tensor: new storage", dist.InvalidArgument, "%d bytes: want 0 to %d", n, maxBytes)
+		return nil, cohort.Newf("tensor: new storage", cohort.InvalidArgument, "%d bytes: want 0 to %d", n, maxBytes)
 	}
 	return &Storage{data: alignedBytes(n), origin: "heap"}, nil
 }
@@ -67,9 +67,9 @@ func (s *Storage) Released() bool { return s == nil || s.state.Load() == storage
 func (s *Storage) Bytes() ([]byte, error) {
 	switch {
 	case s == nil:
-		return nil, dist.New("tensor: storage", dist.InvalidArgument, "the tensor has no memory: it was not made by this package")
+		return nil, cohort.New("tensor: storage", cohort.InvalidArgument, "the tensor has no memory: it was not made by this package")
 	case s.Released():
-		return nil, dist.New("tensor: storage", dist.Closed, "the "+s.origin+" memory was released")
+		return nil, cohort.New("tensor: storage", cohort.Closed, "the "+s.origin+" memory was released")
 	}
 	return s.data, nil
 }

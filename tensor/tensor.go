@@ -8,7 +8,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // MaxDims is the largest number of dimensions, PyTorch's own limit.
@@ -73,7 +73,7 @@ func contiguous(s *Storage, dt DType, shape []int) *Tensor {
 func FromStorage(storage *Storage, dt DType, shape, strides []int, offset int) (*Tensor, error) {
 	const op = "tensor: from storage"
 	if storage == nil {
-		return nil, dist.New(op, dist.InvalidArgument, "no storage")
+		return nil, cohort.New(op, cohort.InvalidArgument, "no storage")
 	}
 	logical, err := bytesOf(op, dt, shape)
 	if err != nil {
@@ -86,7 +86,7 @@ func FromStorage(storage *Storage, dt DType, shape, strides []int, offset int) (
 		return nil, err
 	}
 	if logical > storage.Len() && logical > maxExpanded {
-		return nil, dist.Newf(op, dist.TooLarge, "shape %v with strides %v stands for %d bytes over a storage of %d: limit %d",
+		return nil, cohort.Newf(op, cohort.TooLarge, "shape %v with strides %v stands for %d bytes over a storage of %d: limit %d",
 			shape, strides, logical, storage.Len(), maxExpanded)
 	}
 	return &Tensor{
@@ -98,20 +98,20 @@ func FromStorage(storage *Storage, dt DType, shape, strides []int, offset int) (
 // bytesOf returns the size of a dense tensor, having checked type, dimensions and overflow.
 func bytesOf(op string, dt DType, shape []int) (int, error) {
 	if !dt.Valid() {
-		return 0, dist.Newf(op, dist.InvalidArgument, "%v is not an element type", dt)
+		return 0, cohort.Newf(op, cohort.InvalidArgument, "%v is not an element type", dt)
 	}
 	if len(shape) > MaxDims {
-		return 0, dist.Newf(op, dist.InvalidArgument, "%d dimensions: limit %d", len(shape), MaxDims)
+		return 0, cohort.Newf(op, cohort.InvalidArgument, "%d dimensions: limit %d", len(shape), MaxDims)
 	}
 	n, empty := dt.Size(), false
 	for _, d := range shape {
 		switch {
 		case d < 0:
-			return 0, dist.Newf(op, dist.InvalidArgument, "shape %v has a negative dimension", shape)
+			return 0, cohort.Newf(op, cohort.InvalidArgument, "shape %v has a negative dimension", shape)
 		case d == 0:
 			empty = true
 		case d > maxBytes/n:
-			return 0, dist.Newf(op, dist.TooLarge, "shape %v of %v exceeds %d bytes", shape, dt, maxBytes)
+			return 0, cohort.Newf(op, cohort.TooLarge, "shape %v of %v exceeds %d bytes", shape, dt, maxBytes)
 		default:
 			n *= d
 		}
@@ -125,23 +125,23 @@ func bytesOf(op string, dt DType, shape []int) (int, error) {
 // checkLayout checks that every element lies inside storage bytes. The shape has passed bytesOf.
 func checkLayout(op string, storage int, dt DType, shape, strides []int, offset int) error {
 	if len(strides) != len(shape) {
-		return dist.Newf(op, dist.InvalidArgument, "%d strides for %d dimensions", len(strides), len(shape))
+		return cohort.Newf(op, cohort.InvalidArgument, "%d strides for %d dimensions", len(strides), len(shape))
 	}
 	elements := storage / dt.Size()
 	if offset < 0 || offset > elements {
-		return dist.Newf(op, dist.InvalidArgument, "offset %d lies outside a storage of %d %v elements", offset, elements, dt)
+		return cohort.Newf(op, cohort.InvalidArgument, "offset %d lies outside a storage of %d %v elements", offset, elements, dt)
 	}
 	last := offset
 	for i, d := range shape {
 		s := strides[i]
 		if s < 0 {
-			return dist.Newf(op, dist.InvalidArgument, "strides %v: negative strides are not supported", strides)
+			return cohort.Newf(op, cohort.InvalidArgument, "strides %v: negative strides are not supported", strides)
 		}
 		if d == 0 {
 			return nil // no element at all
 		}
 		if s != 0 && d-1 > (math.MaxInt-last)/s {
-			return dist.Newf(op, dist.InvalidArgument, "shape %v with strides %v overflows", shape, strides)
+			return cohort.Newf(op, cohort.InvalidArgument, "shape %v with strides %v overflows", shape, strides)
 		}
 		last += (d - 1) * s
 	}
@@ -149,7 +149,7 @@ func checkLayout(op string, storage int, dt DType, shape, strides []int, offset 
 		return nil
 	}
 	if last >= elements {
-		return dist.Newf(op, dist.InvalidArgument,
+		return cohort.Newf(op, cohort.InvalidArgument,
 			"shape %v with strides %v and offset %d needs %d %v elements, the storage has %d", shape, strides, offset, last+1, dt, elements)
 	}
 	return nil
@@ -243,7 +243,7 @@ func (t *Tensor) Bytes() ([]byte, error) {
 		return nil, err
 	}
 	if !t.IsContiguous() {
-		return nil, dist.Newf("tensor: bytes", dist.InvalidArgument,
+		return nil, cohort.Newf("tensor: bytes", cohort.InvalidArgument,
 			"shape %v with strides %v is not contiguous: use Contiguous first", t.shape, t.strides)
 	}
 	from := t.offset * t.dtype.Size()

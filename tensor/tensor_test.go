@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 func TestSlicesInAndOutWithoutCopy(t *testing.T) {
@@ -31,10 +31,10 @@ func TestSlicesInAndOutWithoutCopy(t *testing.T) {
 	if err != nil || &back[0] != &data[0] || len(back) != 6 {
 		t.Fatalf("Data: %v, other memory: %v", err, &back[0] != &data[0])
 	}
-	if _, err := Data[float64](x); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := Data[float64](x); !errors.Is(err, cohort.InvalidArgument) {
 		t.Fatalf("Data of the wrong type: %v", err)
 	}
-	if _, err := From(data, 4, 2); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := From(data, 4, 2); !errors.Is(err, cohort.InvalidArgument) {
 		t.Fatalf("From with the wrong shape: %v", err)
 	}
 }
@@ -49,7 +49,7 @@ func TestZeroTensor(t *testing.T) {
 	for name, err := range map[string]error{
 		"At": second(zero.At()), "Set": zero.Set(1), "CopyFrom": zero.CopyFrom(Must(From([]float32{1}))), "Data": second(Data[float32](&zero)),
 	} {
-		if !errors.Is(err, dist.InvalidArgument) {
+		if !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -90,7 +90,7 @@ func TestEveryTypeGoesThroughOf(t *testing.T) {
 		}
 	}
 	for _, bad := range []any{nil, "x", []string{"a"}, [][]int{{1}, {2, 3}}, map[int]int{}, struct{}{}, []any{[]int{1}}} {
-		if _, err := Of(bad); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := Of(bad); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("Of(%#v): %v", bad, err)
 		}
 	}
@@ -100,7 +100,7 @@ func TestSetConvertsAndRefuses(t *testing.T) {
 	t.Parallel()
 	x := Must(New(Int8, 1))
 	for _, v := range []any{200, -129, 1.5, "1", math.NaN(), 1i} {
-		if err := x.Set(v, 0); !errors.Is(err, dist.InvalidArgument) {
+		if err := x.Set(v, 0); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("int8 took %v: %v", v, err)
 		}
 	}
@@ -114,10 +114,10 @@ func TestSetConvertsAndRefuses(t *testing.T) {
 	if _, err := x.Item(); err != nil {
 		t.Error(err)
 	}
-	if _, err := h.Item(); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := h.Item(); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("item of two: %v", err)
 	}
-	if _, err := x.At(1); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := x.At(1); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("index outside: %v", err)
 	}
 }
@@ -153,7 +153,7 @@ func TestReleaseEndsAccess(t *testing.T) {
 	_, err2 := x.At(0, 0)
 	_, err3 := x.Clone()
 	for _, err := range []error{err1, err2, err3, x.Set(1, 0, 0), x.Fill(0)} {
-		if !errors.Is(err, dist.Closed) {
+		if !errors.Is(err, cohort.Closed) {
 			t.Errorf("released storage: %v", err)
 		}
 	}
@@ -181,7 +181,7 @@ func TestPoolLendsAgain(t *testing.T) {
 	if p.kept != 0 {
 		t.Errorf("the pool keeps %d bytes over its limit", p.kept)
 	}
-	if _, err := p.Get(-1); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := p.Get(-1); !errors.Is(err, cohort.InvalidArgument) {
 		t.Error(err)
 	}
 }
@@ -194,34 +194,34 @@ func TestGeometryFromThePeerIsChecked(t *testing.T) {
 		dt             DType
 		shape, strides []int
 		offset         int
-		code           dist.Code
+		code           cohort.Code
 	}{
 		{Float32, []int{16}, nil, 0, 0},
-		{Float32, []int{16}, nil, 1, dist.InvalidArgument},
-		{Float32, []int{17}, nil, 0, dist.InvalidArgument},
-		{Float32, []int{-1}, nil, 0, dist.InvalidArgument},
+		{Float32, []int{16}, nil, 1, cohort.InvalidArgument},
+		{Float32, []int{17}, nil, 0, cohort.InvalidArgument},
+		{Float32, []int{-1}, nil, 0, cohort.InvalidArgument},
 		{Float32, []int{2, 8}, []int{8, 1}, 0, 0},
-		{Float32, []int{2, 8}, []int{9, 1}, 0, dist.InvalidArgument},
-		{Float32, []int{2}, []int{-1}, 5, dist.InvalidArgument},
-		{Float32, []int{2}, []int{1, 1}, 5, dist.InvalidArgument},
-		{Float32, []int{2}, []int{huge}, 1, dist.InvalidArgument},
-		{Float32, []int{3}, []int{huge}, 0, dist.InvalidArgument},
+		{Float32, []int{2, 8}, []int{9, 1}, 0, cohort.InvalidArgument},
+		{Float32, []int{2}, []int{-1}, 5, cohort.InvalidArgument},
+		{Float32, []int{2}, []int{1, 1}, 5, cohort.InvalidArgument},
+		{Float32, []int{2}, []int{huge}, 1, cohort.InvalidArgument},
+		{Float32, []int{3}, []int{huge}, 0, cohort.InvalidArgument},
 		{Float32, []int{1}, []int{huge}, 15, 0},
-		{Float32, []int{1}, nil, huge, dist.InvalidArgument},
-		{Float32, []int{1}, nil, -1, dist.InvalidArgument},
-		{Float32, []int{huge, huge}, nil, 0, dist.TooLarge},
-		{Float32, []int{0, huge}, nil, 0, dist.TooLarge},
+		{Float32, []int{1}, nil, huge, cohort.InvalidArgument},
+		{Float32, []int{1}, nil, -1, cohort.InvalidArgument},
+		{Float32, []int{huge, huge}, nil, 0, cohort.TooLarge},
+		{Float32, []int{0, huge}, nil, 0, cohort.TooLarge},
 		{Float32, []int{1 << 20, 1}, []int{0, 0}, 0, 0},
-		{Float32, []int{1 << 29}, []int{0}, 0, dist.TooLarge},
-		{DType(12), []int{1}, nil, 0, dist.InvalidArgument},
-		{Float32, make([]int, 65), nil, 0, dist.InvalidArgument},
+		{Float32, []int{1 << 29}, []int{0}, 0, cohort.TooLarge},
+		{DType(12), []int{1}, nil, 0, cohort.InvalidArgument},
+		{Float32, make([]int, 65), nil, 0, cohort.InvalidArgument},
 	} {
 		x, err := FromStorage(s, c.dt, c.shape, c.strides, c.offset)
-		if dist.CodeOf(err) != c.code || (err == nil) != (x != nil) {
+		if cohort.CodeOf(err) != c.code || (err == nil) != (x != nil) {
 			t.Errorf("%v %v %v %d: %v", c.dt, c.shape, c.strides, c.offset, err)
 		}
 	}
-	if _, err := FromStorage(nil, Float32, nil, nil, 0); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := FromStorage(nil, Float32, nil, nil, 0); !errors.Is(err, cohort.InvalidArgument) {
 		t.Error(err)
 	}
 }
@@ -386,7 +386,7 @@ func TestViewsRefuse(t *testing.T) {
 			return nil, err
 		},
 	} {
-		if _, err := f(); !errors.Is(err, dist.InvalidArgument) && !errors.Is(err, dist.TooLarge) {
+		if _, err := f(); !errors.Is(err, cohort.InvalidArgument) && !errors.Is(err, cohort.TooLarge) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -417,7 +417,7 @@ func TestUnalignedMemory(t *testing.T) {
 	if err = x.Set(2.5, 1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = Data[float64](x); !errors.Is(err, dist.InvalidArgument) {
+	if _, err = Data[float64](x); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("unaligned data: %v", err)
 	}
 	got, err := Copy[float64](x)

@@ -6,7 +6,7 @@ package tensor
 import (
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Views share storage with their source; none of them copies. They keep the requires-grad bit off: only a leaf carries it.
@@ -21,7 +21,7 @@ func (t *Tensor) axis(op string, dim int) (int, error) {
 		d += len(t.shape)
 	}
 	if d < 0 || d >= len(t.shape) {
-		return 0, dist.Newf(op, dist.InvalidArgument, "dimension %d of a tensor with %d dimensions", dim, len(t.shape))
+		return 0, cohort.Newf(op, cohort.InvalidArgument, "dimension %d of a tensor with %d dimensions", dim, len(t.shape))
 	}
 	return d, nil
 }
@@ -33,7 +33,7 @@ func (t *Tensor) Narrow(dim, start, length int) (*Tensor, error) {
 		return nil, err
 	}
 	if start < 0 || length < 0 || start > t.shape[d] || length > t.shape[d]-start {
-		return nil, dist.Newf("tensor: narrow", dist.InvalidArgument,
+		return nil, cohort.Newf("tensor: narrow", cohort.InvalidArgument,
 			"start %d and length %d lie outside dimension %d of size %d", start, length, dim, t.shape[d])
 	}
 	shape := slices.Clone(t.shape)
@@ -53,7 +53,7 @@ func (t *Tensor) Slice(dim, start, end, step int) (*Tensor, error) {
 		return nil, err
 	}
 	if step < 1 {
-		return nil, dist.Newf("tensor: slice", dist.InvalidArgument, "[%d:%d:%d]: the step must be positive", start, end, step)
+		return nil, cohort.Newf("tensor: slice", cohort.InvalidArgument, "[%d:%d:%d]: the step must be positive", start, end, step)
 	}
 	start, end = place(start, t.shape[d]), place(end, t.shape[d])
 	end = max(start, end)
@@ -92,7 +92,7 @@ func (t *Tensor) Select(dim, index int) (*Tensor, error) {
 		i += t.shape[d]
 	}
 	if i < 0 || i >= t.shape[d] {
-		return nil, dist.Newf("tensor: select", dist.InvalidArgument, "index %d of dimension %d of size %d", index, dim, t.shape[d])
+		return nil, cohort.Newf("tensor: select", cohort.InvalidArgument, "index %d of dimension %d of size %d", index, dim, t.shape[d])
 	}
 	v, err := t.Narrow(d, i, 1)
 	if err != nil {
@@ -127,7 +127,7 @@ func (t *Tensor) Expand(shape ...int) (*Tensor, error) {
 	const op = "tensor: expand"
 	lead := len(shape) - len(t.shape)
 	if lead < 0 {
-		return nil, dist.Newf(op, dist.InvalidArgument, "%v has fewer dimensions than %v", shape, t.shape)
+		return nil, cohort.Newf(op, cohort.InvalidArgument, "%v has fewer dimensions than %v", shape, t.shape)
 	}
 	shape = slices.Clone(shape)
 	strides := make([]int, len(shape))
@@ -140,7 +140,7 @@ func (t *Tensor) Expand(shape ...int) (*Tensor, error) {
 		case shape[i] == -1 || shape[i] == d:
 			shape[i], strides[i] = d, t.strides[i-lead]
 		case d != 1:
-			return nil, dist.Newf(op, dist.InvalidArgument, "%v cannot be expanded to %v: dimension %d has size %d", t.shape, shape, i, d)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "%v cannot be expanded to %v: dimension %d has size %d", t.shape, shape, i, d)
 		}
 	}
 	return FromStorage(t.storage, t.dtype, shape, strides, t.offset)
@@ -155,22 +155,22 @@ func (t *Tensor) inferShape(op string, shape []int) ([]int, error) {
 		case d == -1 && hole < 0:
 			hole = i
 		case d < 0:
-			return nil, dist.Newf(op, dist.InvalidArgument, "shape %v: at most one dimension may be -1", shape)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "shape %v: at most one dimension may be -1", shape)
 		case d > 0 && known > maxBytes/d:
-			return nil, dist.Newf(op, dist.TooLarge, "shape %v overflows", shape)
+			return nil, cohort.Newf(op, cohort.TooLarge, "shape %v overflows", shape)
 		default:
 			known *= d
 		}
 	}
 	if hole >= 0 {
 		if known == 0 || t.numel%known != 0 {
-			return nil, dist.Newf(op, dist.InvalidArgument, "shape %v does not divide %d elements", shape, t.numel)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "shape %v does not divide %d elements", shape, t.numel)
 		}
 		shape[hole] = t.numel / known
 		known *= shape[hole]
 	}
 	if known != t.numel || len(shape) > MaxDims {
-		return nil, dist.Newf(op, dist.InvalidArgument, "shape %v does not fit %d elements", shape, t.numel)
+		return nil, cohort.Newf(op, cohort.InvalidArgument, "shape %v does not fit %d elements", shape, t.numel)
 	}
 	return shape, nil
 }
@@ -185,7 +185,7 @@ func (t *Tensor) View(shape ...int) (*Tensor, error) {
 	}
 	strides, ok := viewStrides(t.shape, t.strides, shape)
 	if !ok {
-		return nil, dist.Newf(op, dist.InvalidArgument,
+		return nil, cohort.Newf(op, cohort.InvalidArgument,
 			"shape %v with strides %v cannot be seen as %v without a copy: use Reshape", t.shape, t.strides, shape)
 	}
 	return t.view(shape, strides, t.offset), nil

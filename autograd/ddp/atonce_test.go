@@ -10,17 +10,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // atOnce checks that an error says that two passes met.
 func atOnce(err error) error {
-	if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "one pass at a time") {
+	if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "one pass at a time") {
 		return fmt.Errorf("%w, want an error about two passes", err)
 	}
 	return nil

@@ -8,8 +8,8 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -66,7 +66,7 @@ func TestCut(t *testing.T) {
 		{{0, 1, 2}, {-1, 1}},
 		{{0, 1, 2}, {}},
 	} {
-		if got, err := m.cut(c[0], c[1]); !errors.Is(err, dist.Protocol) {
+		if got, err := m.cut(c[0], c[1]); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("order %v sizes %v: %v, %v", c[0], c[1], got, err)
 		}
 	}

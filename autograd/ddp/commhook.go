@@ -6,9 +6,9 @@ package ddp
 import (
 	"context"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -51,12 +51,12 @@ func BF16(ctx context.Context, g *group.Group, b Bucket) func(context.Context) e
 func compressed(ctx context.Context, g *group.Group, b Bucket, dt tensor.DType) func(context.Context) error {
 	if b.Sparse != nil {
 		return func(context.Context) error {
-			return dist.Newf("ddp: hook", dist.NotSupported, "sparse gradients are not sent as %v: gloo cannot add them", dt)
+			return cohort.Newf("ddp: hook", cohort.NotSupported, "sparse gradients are not sent as %v: gloo cannot add them", dt)
 		}
 	}
-	small, err := tmath.Convert(b.Data, dt)
+	small, err := tensorops.Convert(b.Data, dt)
 	if err == nil {
-		small, err = tmath.Binary(tmath.Div, tmath.Of(small), tmath.Num(float64(g.Size())))
+		small, err = tensorops.Binary(tensorops.Div, tensorops.Of(small), tensorops.Num(float64(g.Size())))
 	}
 	if err != nil {
 		return func(context.Context) error { return err }
@@ -66,7 +66,7 @@ func compressed(ctx context.Context, g *group.Group, b Bucket, dt tensor.DType) 
 		if err := work.Wait(ctx); err != nil {
 			return err
 		}
-		wide, err := tmath.Convert(small, b.Data.DType())
+		wide, err := tensorops.Convert(small, b.Data.DType())
 		if err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (m *Model) reduce(ctx context.Context, b *bucket) wait {
 	case m.config.comm != nil:
 		end := m.config.comm(ctx, m.g, Bucket{b.index, b.index == len(m.shelves.buckets)-1, b.data, b.views, b.sparse})
 		if end == nil {
-			err := dist.Newf("ddp: hook", dist.InvalidArgument, "the hook returned nothing to wait for bucket %d with", b.index)
+			err := cohort.Newf("ddp: hook", cohort.InvalidArgument, "the hook returned nothing to wait for bucket %d with", b.index)
 			return func(context.Context) error { return err }
 		}
 		return end

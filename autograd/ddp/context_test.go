@@ -11,11 +11,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
@@ -101,7 +101,7 @@ func TestGradientsInContext(t *testing.T) {
 	t.Parallel()
 	for _, opts := range [][]distautograd.PassOption{nil, {distautograd.Fast()}} {
 		contextWorld(t, 3, func(ctx context.Context, w member, serve *rpc.Registry) error {
-			trainers, err := w.g.NewGroup(ctx, []dist.Rank{0, 1})
+			trainers, err := w.g.NewGroup(ctx, []cohort.Rank{0, 1})
 			if err != nil {
 				return err
 			}
@@ -253,7 +253,7 @@ func TestOneContextForAllRanks(t *testing.T) {
 		}
 		names := []string{"w1", "w2"}
 		pass := func(ctx context.Context, c *distautograd.Context) error {
-			others := make([]*dist.Future[*autograd.Variable], len(names))
+			others := make([]*cohort.Future[*autograd.Variable], len(names))
 			for i, name := range names { // their forwards may be collective with this rank's
 				others[i] = rpc.Async[*autograd.Variable](ctx, w.agent, name, "t.loss", int64(i+1))
 			}

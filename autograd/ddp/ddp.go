@@ -28,12 +28,12 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -139,7 +139,7 @@ func WithBuffersAtEnds() Option { return optionFunc(func(c *config) { c.buffers 
 // WithHook sends events "ddp.backward" to h: the beginning of the first gradient and the end of the last of each pass. With
 // the events of the group they show which reductions overlap with the pass.
 func WithHook(h observe.Hook) Option {
-	return optionFunc(func(c *config) { c.hook = aside.Hook(nil, h) })
+	return optionFunc(func(c *config) { c.hook = safecall.Hook(nil, h) })
 }
 
 // New compares the parameters of all ranks, gives every rank those of rank 0, and prepares the reduction of their
@@ -147,7 +147,7 @@ func WithHook(h observe.Hook) Option {
 func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) (*Model, error) {
 	const op = "ddp: new"
 	if g == nil || module == nil {
-		return nil, dist.New(op, dist.InvalidArgument, "no group, or no module")
+		return nil, cohort.New(op, cohort.InvalidArgument, "no group, or no module")
 	}
 	m := &Model{module: module, g: g, config: config{first: DefaultFirstBucket, rest: DefaultBucket}, divide: g.Size(), sharing: true}
 	for _, o := range opts {
@@ -157,11 +157,11 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 	}
 	switch {
 	case m.config.first < 1 || m.config.rest < 1:
-		return nil, dist.Newf(op, dist.InvalidArgument, "buckets of %d and %d bytes", m.config.first, m.config.rest)
+		return nil, cohort.Newf(op, cohort.InvalidArgument, "buckets of %d and %d bytes", m.config.first, m.config.rest)
 	case m.config.badComm:
-		return nil, dist.New(op, dist.InvalidArgument, "WithCommHook can be given once, with a hook")
+		return nil, cohort.New(op, cohort.InvalidArgument, "WithCommHook can be given once, with a hook")
 	case m.config.static && m.config.findUnused:
-		return nil, dist.New(op, dist.InvalidArgument, "WithStaticGraph finds unused parameters by itself: leave out WithFindUnused")
+		return nil, cohort.New(op, cohort.InvalidArgument, "WithStaticGraph finds unused parameters by itself: leave out WithFindUnused")
 	}
 	seen := map[*autograd.Variable]bool{}
 	for _, p := range module.Params() {
@@ -173,21 +173,21 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 		}
 		seen[p.Value] = true
 		if p.Value.Data() == nil {
-			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %s is sparse: want a dense one", p.Name)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %s is sparse: want a dense one", p.Name)
 		}
 		m.all = append(m.all, p.Value.Data())
 		if !p.Value.RequiresGrad() {
 			continue
 		}
 		if !p.Value.Data().IsContiguous() {
-			return nil, dist.Newf(op, dist.InvalidArgument, "parameter %s has strides %v: want a dense one", p.Name, p.Value.Data().Strides())
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %s has strides %v: want a dense one", p.Name, p.Value.Data().Strides())
 		}
 		m.params = append(m.params, p)
 		m.pieces = append(m.pieces, piece{p.Value.DType(), p.Value.Data().NBytes(), p.Sparse})
 	}
 	m.usage.accumulated = make([]bool, len(m.params))
 	if len(m.params) == 0 {
-		return nil, dist.New(op, dist.InvalidArgument, "DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient.")
+		return nil, cohort.New(op, cohort.InvalidArgument, "DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient.")
 	}
 	if err := m.compare(ctx); err != nil {
 		return nil, err
@@ -226,11 +226,11 @@ func (m *Model) Close() error {
 		remove()
 	}
 	m.removes = nil
-	moment.At("ddp.close")
+	failpoint.At("ddp.close")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.stage != idle {
-		_ = m.fail(dist.New("ddp: close", dist.InvalidArgument, "the model was closed during a forward or a pass")) // which returns it
+		_ = m.fail(cohort.New("ddp: close", cohort.InvalidArgument, "the model was closed during a forward or a pass")) // which returns it
 	}
 	quiet := m.mu.err == nil // else a reduction may still be writing
 	var errs []error
@@ -240,7 +240,7 @@ func (m *Model) Close() error {
 			continue
 		}
 		if err := m.takeOut(i); err != nil {
-			errs = append(errs, dist.Newf("ddp: close", dist.CodeOf(err), "the gradient of %s: %w", p.Name, err))
+			errs = append(errs, cohort.Newf("ddp: close", cohort.CodeOf(err), "the gradient of %s: %w", p.Name, err))
 			p.Value.ZeroGrad()
 		}
 	}
@@ -280,7 +280,7 @@ func (m *Model) Prepare(ctx context.Context) error {
 		return err
 	}
 	err := m.prepare(ctx)
-	moment.At("ddp.prepared")
+	failpoint.At("ddp.prepared")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.stage = idle
@@ -292,7 +292,7 @@ func (m *Model) Prepare(ctx context.Context) error {
 
 // beginForward keeps passes out while a forward is prepared.
 func (m *Model) beginForward() error {
-	moment.At("ddp.forward")
+	failpoint.At("ddp.forward")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -303,7 +303,7 @@ func (m *Model) beginForward() error {
 	case m.mu.stage == hooked:
 		return m.fail(tooMany("ddp: forward", "a hook has begun a forward"))
 	case m.mu.stage == backward:
-		return m.fail(dist.Newf("ddp: forward", dist.InvalidArgument,
+		return m.fail(cohort.Newf("ddp: forward", cohort.InvalidArgument,
 			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; %s, and run one pass at a time", m.missing(), m.advice()))
 	}
 	m.mu.stage = forward
@@ -311,7 +311,7 @@ func (m *Model) beginForward() error {
 }
 
 func tooMany(op, what string) error {
-	return dist.Newf(op, dist.InvalidArgument, "%s: run one pass at a time through a wrapped model", what)
+	return cohort.Newf(op, cohort.InvalidArgument, "%s: run one pass at a time through a wrapped model", what)
 }
 
 // prepare does what ranks do together before a forward, in PyTorch's order.
@@ -355,7 +355,7 @@ func (m *Model) shareBuffers(ctx context.Context, active bool) error {
 	if m.config.buffers != eachForward || len(m.buffers) == 0 || !m.sharing {
 		return nil
 	}
-	from := dist.Rank(0)
+	from := cohort.Rank(0)
 	if m.joining != nil { // rank 0's may be old
 		var err error
 		if from, err = m.commonRank(ctx, active); err != nil {
@@ -367,7 +367,7 @@ func (m *Model) shareBuffers(ctx context.Context, active bool) error {
 
 // Announce says at which outputs the next backward pass starts.
 func (m *Model) Announce(outputs ...*autograd.Variable) {
-	moment.At("ddp.announce")
+	failpoint.At("ddp.announce")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.stage != idle {
@@ -413,7 +413,7 @@ func (m *Model) Announce(outputs ...*autograd.Variable) {
 // SetSync switches reduction off and on again, from the next forward on. While it is off, passes only accumulate on this rank; the next
 // one with reduction reduces all that was accumulated. All ranks switch alike. It corresponds to DistributedDataParallel.no_sync.
 func (m *Model) SetSync(on bool) {
-	moment.At("ddp.set_sync")
+	failpoint.At("ddp.set_sync")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.noSync = !on

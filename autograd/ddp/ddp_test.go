@@ -13,10 +13,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
@@ -164,7 +164,7 @@ func TestUnused(t *testing.T) {
 		defer model.Close()
 		x, y := batch(1, 8)
 		err = autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean).Backward(ctx)
-		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "never.weight") {
+		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "never.weight") {
 			return fmt.Errorf("unused parameters: %w", err)
 		}
 		if err := model.Forward(ctx, x).Err(); err == nil {

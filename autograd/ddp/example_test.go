@@ -9,10 +9,10 @@ import (
 	"math/rand/v2"
 	"sync"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
@@ -25,7 +25,7 @@ func ExampleNew() {
 	s := store.NewMemory()
 	defer func() { _ = s.Close() }()
 	run := func(rank int) error {
-		g, err := group.New(ctx, s, dist.Rank(rank), 2)
+		g, err := group.New(ctx, s, cohort.Rank(rank), 2)
 		if err != nil {
 			return err
 		}

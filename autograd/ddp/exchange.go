@@ -7,9 +7,9 @@ import (
 	"context"
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -23,9 +23,9 @@ func (m *Model) compare(ctx context.Context) error {
 	}
 	for rank, n := range counts {
 		if n != int64(len(m.params)) {
-			e := dist.Newf(op, dist.Mismatch, "DDP expects same model across all ranks, but rank %d has %d params, while rank %d has inconsistent %d params.",
+			e := cohort.Newf(op, cohort.Mismatch, "DDP expects same model across all ranks, but rank %d has %d params, while rank %d has inconsistent %d params.",
 				m.g.Rank(), len(m.params), rank, n)
-			e.Rank = dist.Rank(rank)
+			e.Rank = cohort.Rank(rank)
 			return e
 		}
 	}
@@ -52,7 +52,7 @@ func (m *Model) compare(ctx context.Context) error {
 	for i, p := range m.params {
 		n := 2 * p.Value.Dims()
 		if !slices.Equal(own[at:at+n], first[at:at+n]) {
-			e := dist.Newf(op, dist.Mismatch, "params[%d] (%s) in this process with sizes and strides %v appears not to match those of rank 0: %v", i, p.Name, own[at:at+n], first[at:at+n])
+			e := cohort.Newf(op, cohort.Mismatch, "params[%d] (%s) in this process with sizes and strides %v appears not to match those of rank 0: %v", i, p.Name, own[at:at+n], first[at:at+n])
 			e.Rank = 0
 			return e
 		}
@@ -62,7 +62,7 @@ func (m *Model) compare(ctx context.Context) error {
 }
 
 // takeFrom gives all ranks the tensors of one, many in one message.
-func (m *Model) takeFrom(ctx context.Context, from dist.Rank, all []*tensor.Tensor) error {
+func (m *Model) takeFrom(ctx context.Context, from cohort.Rank, all []*tensor.Tensor) error {
 	pieces := make([]piece, len(all))
 	for i, t := range all {
 		pieces[i] = piece{dtype: t.DType(), bytes: t.NBytes()}
@@ -76,7 +76,7 @@ func (m *Model) takeFrom(ctx context.Context, from dist.Rank, all []*tensor.Tens
 			}
 			parts = append(parts, flat)
 		}
-		flat, err := tmath.Cat(parts, 0)
+		flat, err := tensorops.Cat(parts, 0)
 		if err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func (m *Model) agree(ctx context.Context, buckets [][]int) ([][]int, error) {
 		sizes = append(sizes, int32(len(b))) //nolint:gosec // a number of parameters
 	}
 	if len(order) != len(m.params) {
-		return nil, dist.Newf("ddp: forward", dist.Internal, "%d of %d parameters are in buckets", len(order), len(m.params))
+		return nil, cohort.Newf("ddp: forward", cohort.Internal, "%d of %d parameters are in buckets", len(order), len(m.params))
 	}
 	order = append(order, int32(len(buckets))) //nolint:gosec // fewer than parameters
 	if err := group.BroadcastSlice(ctx, m.g, order, 0); err != nil {
@@ -123,7 +123,7 @@ func (m *Model) agree(ctx context.Context, buckets [][]int) ([][]int, error) {
 	}
 	n := int(order[len(m.params)])
 	if n < 1 || n > len(m.params) {
-		return nil, dist.Newf("ddp: forward", dist.Protocol, "rank 0 has %d buckets for %d parameters", n, len(m.params))
+		return nil, cohort.Newf("ddp: forward", cohort.Protocol, "rank 0 has %d buckets for %d parameters", n, len(m.params))
 	}
 	sizes = append(sizes[:min(n, len(sizes)):min(n, len(sizes))], make([]int32, max(0, n-len(sizes)))...)
 	if err := group.BroadcastSlice(ctx, m.g, sizes, 0); err != nil {
@@ -135,7 +135,7 @@ func (m *Model) agree(ctx context.Context, buckets [][]int) ([][]int, error) {
 // cut checks what rank 0 sent: every parameter once, one element type per bucket, sparse gradients alone.
 func (m *Model) cut(order, sizes []int32) ([][]int, error) {
 	bad := func() error {
-		return dist.Newf("ddp: forward", dist.Protocol, "rank 0 sent buckets of sizes %v with order %v", sizes, order)
+		return cohort.Newf("ddp: forward", cohort.Protocol, "rank 0 sent buckets of sizes %v with order %v", sizes, order)
 	}
 	seen := make([]bool, len(m.params))
 	var out [][]int
@@ -166,5 +166,5 @@ func scaleInto(dst, grad *tensor.Tensor, factor float64) error {
 	if grad == nil {
 		return dst.Fill(0)
 	}
-	return tmath.ScaleInto(dst, grad, factor)
+	return tensorops.ScaleInto(dst, grad, factor)
 }

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 )
 
@@ -22,7 +22,7 @@ func TestMisuse(t *testing.T) {
 	t.Parallel()
 	world(t, 1, func(ctx context.Context, g *group.Group) error {
 		m := net(1)
-		if _, err := ddp.New(ctx, nil, m); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := ddp.New(ctx, nil, m); !errors.Is(err, cohort.InvalidArgument) {
 			return fmt.Errorf("no group: %w", err)
 		}
 		model, err := ddp.New(ctx, g, m)
@@ -34,7 +34,7 @@ func TestMisuse(t *testing.T) {
 		if err := loss.Backward(ctx, autograd.RetainGraph()); err != nil {
 			return err
 		}
-		if err := loss.Backward(ctx); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "without a forward") {
+		if err := loss.Backward(ctx); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "without a forward") {
 			return fmt.Errorf("a second pass: %w", err)
 		}
 		if err := errors.Join(model.Close(), model.Close()); err != nil {
@@ -46,11 +46,11 @@ func TestMisuse(t *testing.T) {
 			return fmt.Errorf("after Close: %w", err)
 		}
 		for _, opts := range [][]ddp.Option{{ddp.WithBuckets(0, 1)}} {
-			if _, err := ddp.New(ctx, g, m, opts...); !errors.Is(err, dist.InvalidArgument) {
+			if _, err := ddp.New(ctx, g, m, opts...); !errors.Is(err, cohort.InvalidArgument) {
 				return fmt.Errorf("options: %w", err)
 			}
 		}
-		if _, err := ddp.New(ctx, g, nn.ReLU); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := ddp.New(ctx, g, nn.ReLU); !errors.Is(err, cohort.InvalidArgument) {
 			return fmt.Errorf("no parameters: %w", err)
 		}
 		return nil
@@ -88,16 +88,16 @@ func TestOtherModels(t *testing.T) {
 		if g.Rank() == 1 {
 			m = append(m, nn.NewLinear(r, 2, 2))
 		}
-		if _, err := ddp.New(ctx, g, m); !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "DDP expects same model across all ranks") {
+		if _, err := ddp.New(ctx, g, m); !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "DDP expects same model across all ranks") {
 			return fmt.Errorf("another number of parameters: %w", err)
 		}
 		_, err := ddp.New(ctx, g, nn.NewLinear(r, int(2+g.Rank()), 2))
-		if g.Rank() == 1 && (!errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "appears not to match")) {
+		if g.Rank() == 1 && (!errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "appears not to match")) {
 			return fmt.Errorf("other shapes: %w", err)
 		}
 		if g.Rank() == 0 { // whose shapes the others compare with theirs: it learns of it when they leave
 			err = errors.Join(err, g.Barrier(ctx).Wait(ctx))
-			if e, ok := errors.AsType[*dist.Error](err); !ok || e.Rank != 1 || ctx.Err() != nil {
+			if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Rank != 1 || ctx.Err() != nil {
 				return fmt.Errorf("other shapes: %w", err)
 			}
 		}

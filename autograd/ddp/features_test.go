@@ -11,10 +11,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
@@ -285,10 +285,10 @@ func TestStaticGraph(t *testing.T) {
 		if n := len(model.Buckets()); n != len(m.Params()) {
 			return fmt.Errorf("%d buckets after the third pass: %v", n, model.Buckets())
 		}
-		if _, err := ddp.New(ctx, g, m, ddp.WithStaticGraph(), ddp.WithFindUnused()); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := ddp.New(ctx, g, m, ddp.WithStaticGraph(), ddp.WithFindUnused()); !errors.Is(err, cohort.InvalidArgument) {
 			return fmt.Errorf("both ways to find unused parameters: %w", err)
 		}
-		if err := model.Join(ctx, func() error { return nil }); !errors.Is(err, dist.NotSupported) {
+		if err := model.Join(ctx, func() error { return nil }); !errors.Is(err, cohort.NotSupported) {
 			return fmt.Errorf("Join with a static graph: %w", err)
 		}
 		return nil
@@ -360,7 +360,7 @@ func joinRun(t *testing.T, active, unused bool, short int) {
 		err = model.Join(ctx, func() error {
 			for i := range steps {
 				zero(m)
-				if failure := step(ctx, model, uint64(dist.Rank(10*i)+g.Rank())); failure != nil {
+				if failure := step(ctx, model, uint64(cohort.Rank(10*i)+g.Rank())); failure != nil {
 					return failure
 				}
 				var seeds []uint64

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -31,7 +31,7 @@ func TestControlFlow(t *testing.T) {
 	t.Parallel()
 	for _, everywhere := range []bool{true, false} {
 		wrapped(t, 3, newChain, []ddp.Option{ddp.WithFindUnused()}, func(ctx context.Context, g *group.Group, m *chain, model *ddp.Model) error {
-			uses := func(rank dist.Rank, pass int) bool { return pass%2 == 1 && (everywhere || rank == 1) }
+			uses := func(rank cohort.Rank, pass int) bool { return pass%2 == 1 && (everywhere || rank == 1) }
 			for pass := range 6 {
 				zero(m)
 				m.skip = !uses(g.Rank(), pass)
@@ -39,7 +39,7 @@ func TestControlFlow(t *testing.T) {
 					return err
 				}
 				want := newChain(1)
-				for rank := range dist.Rank(g.Size()) {
+				for rank := range cohort.Rank(g.Size()) {
 					want.skip = !uses(rank, pass)
 					x, y := batch(uint64(10*pass)+uint64(rank), 8)
 					if err := autograd.CrossEntropy(want.Forward(x), y, autograd.ReduceMean).Scale(1 / float64(g.Size())).Backward(ctx); err != nil {
@@ -67,7 +67,7 @@ func TestGraphChanged(t *testing.T) {
 					return err
 				}
 			}
-			if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "Your training graph has changed in this iteration") || !strings.Contains(err.Error(), "first.") {
+			if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "Your training graph has changed in this iteration") || !strings.Contains(err.Error(), "first.") {
 				return fmt.Errorf("more=%v: %w", more, err)
 			}
 			return nil
@@ -88,7 +88,7 @@ func TestGraphChangedAtOnce(t *testing.T) {
 		}
 		m.goRight = true
 		err := step(ctx, model, uint64(g.Rank()))
-		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "the first pass did not use right") {
+		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "the first pass did not use right") {
 			return fmt.Errorf("another layer: %w", err)
 		}
 		return nil

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -53,7 +53,7 @@ func TestHookCallsModel(t *testing.T) {
 			return fmt.Errorf("the pass after it has reduced: %w", err)
 		}
 		_, err = hooked(ctx, g, func(_ context.Context, m *ddp.Model) bool { return m.Close() == nil })
-		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "closed during") {
+		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "closed during") {
 			return fmt.Errorf("Close in a hook: %w", err)
 		}
 		model, err = hooked(ctx, g, func(ctx context.Context, m *ddp.Model) bool { return m.Forward(ctx, x).Err() != nil })
@@ -67,7 +67,7 @@ func TestHookCallsModel(t *testing.T) {
 			return fmt.Errorf("a pass in a hook: %w", failure)
 		}
 		model, err = hooked(ctx, g, func(context.Context, *ddp.Model) bool { return false })
-		if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "nothing to wait") {
+		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "nothing to wait") {
 			return fmt.Errorf("a hook that returns nil: %w", err)
 		}
 		return model.Close()
@@ -137,7 +137,7 @@ func TestHookClosesModelInAnotherRanksPass(t *testing.T) {
 			}
 			return step(ctx, model, 1)
 		})
-		if done && (!errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "closed during")) {
+		if done && (!errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "closed during")) {
 			return fmt.Errorf("Close in a hook: %w", err)
 		}
 		_ = g.Close() // the other rank waits for this one to go on
@@ -160,7 +160,7 @@ func TestAccumulateWithHook(t *testing.T) {
 		return tensor.From(values, x.Shape()...)
 	}
 	// into ends a hook: the future's tensor becomes the bucket's.
-	into := func(b ddp.Bucket, f *dist.Future[*tensor.Tensor]) func(context.Context) error {
+	into := func(b ddp.Bucket, f *cohort.Future[*tensor.Tensor]) func(context.Context) error {
 		return func(ctx context.Context) error {
 			x, err := f.Await(ctx)
 			if err != nil {
@@ -175,18 +175,18 @@ func TestAccumulateWithHook(t *testing.T) {
 			if err != nil {
 				return func(context.Context) error { return err }
 			}
-			return into(b, dist.Then(g.AllReduce(ctx, part, group.Sum).Future(), func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
+			return into(b, cohort.Then(g.AllReduce(ctx, part, group.Sum).Future(), func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
 				return part, errors.Join(err, sameTensor(outs, part))
 			}))
 		},
 		"doubled and divided": func(ctx context.Context, g *group.Group, b ddp.Bucket) func(context.Context) error {
-			twice := dist.Then(g.AllReduce(ctx, b.Data, group.Sum).Future(), func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
+			twice := cohort.Then(g.AllReduce(ctx, b.Data, group.Sum).Future(), func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
 				if err = errors.Join(err, sameTensor(outs, b.Data)); err != nil {
 					return nil, err
 				}
 				return scaled(outs[0], 2)
 			})
-			return into(b, dist.Then(twice, func(x *tensor.Tensor, err error) (*tensor.Tensor, error) {
+			return into(b, cohort.Then(twice, func(x *tensor.Tensor, err error) (*tensor.Tensor, error) {
 				if err != nil {
 					return nil, err
 				}

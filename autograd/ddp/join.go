@@ -7,9 +7,9 @@ import (
 	"context"
 	"errors"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -50,9 +50,9 @@ func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption
 	case m.failure() != nil:
 		return m.failure()
 	case m.joining != nil:
-		return dist.New(op, dist.InvalidArgument, "Join within Join")
+		return cohort.New(op, cohort.InvalidArgument, "Join within Join")
 	case m.config.static:
-		return dist.New(op, dist.NotSupported, "a model with WithStaticGraph")
+		return cohort.New(op, cohort.NotSupported, "a model with WithStaticGraph")
 	}
 	m.joining = &join{}
 	for _, o := range opts {
@@ -67,7 +67,7 @@ func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption
 	if m.joining.uneven != nil { // train has kept it to itself
 		return m.joining.uneven
 	}
-	moment.At("ddp.join.trained")
+	failpoint.At("ddp.join.trained")
 	m.mu.Lock()
 	unfinished := m.mu.stage != idle
 	m.mu.Unlock()
@@ -75,7 +75,7 @@ func (m *Model) Join(ctx context.Context, train func() error, opts ...JoinOption
 		return m.Prepare(ctx) // which says what is missing
 	}
 	err := m.shadow(ctx)
-	moment.At("ddp.join.ended")
+	failpoint.At("ddp.join.ended")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.failJoin(err)
@@ -132,7 +132,7 @@ func (m *Model) shadow(ctx context.Context) error {
 
 // shadowPass takes part in one forward and backward pass.
 func (m *Model) shadowPass(ctx context.Context) error {
-	moment.At("ddp.join.shadow")
+	failpoint.At("ddp.join.shadow")
 	if err := m.rebuild(ctx); err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func (m *Model) shadowPass(ctx context.Context) error {
 		waits = append(waits, m.g.AllReduce(ctx, none, group.Sum).Wait)
 	}
 	for _, wait := range waits {
-		moment.At("ddp.join.wait")
+		failpoint.At("ddp.join.wait")
 		if err := wait(ctx); err != nil {
 			return err
 		}
@@ -190,7 +190,7 @@ func (m *Model) shadowPass(ctx context.Context) error {
 
 // enter sets what the model is doing, and returns why it cannot be used.
 func (m *Model) enter(s stage) error {
-	moment.At("ddp.enter")
+	failpoint.At("ddp.enter")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.stage = s
@@ -221,7 +221,7 @@ func (m *Model) endTogether(ctx context.Context, ranOut bool) error {
 	if !m.joining.together {
 		return nil
 	}
-	moment.At("ddp.join.together")
+	failpoint.At("ddp.join.together")
 	ended, err := m.count(ctx, ranOut)
 	if err != nil {
 		return err
@@ -231,9 +231,9 @@ func (m *Model) endTogether(ctx context.Context, ranOut bool) error {
 	case err != nil:
 		return err
 	case ranOut:
-		m.joining.uneven = dist.Newf(op, dist.Mismatch, "%w: rank %d exhausted all inputs before the others", ErrUneven, m.g.Rank())
+		m.joining.uneven = cohort.Newf(op, cohort.Mismatch, "%w: rank %d exhausted all inputs before the others", ErrUneven, m.g.Rank())
 	case n > 0:
-		m.joining.uneven = dist.Newf(op, dist.Mismatch, "%w: %d of %d ranks exhausted their inputs, and this one has more", ErrUneven, n, m.g.Size())
+		m.joining.uneven = cohort.Newf(op, cohort.Mismatch, "%w: %d of %d ranks exhausted their inputs, and this one has more", ErrUneven, n, m.g.Size())
 	}
 	return m.joining.uneven
 }
@@ -243,7 +243,7 @@ func (m *Model) notifySync(ctx context.Context) error {
 	if m.joining == nil {
 		return nil
 	}
-	moment.At("ddp.join.sync")
+	failpoint.At("ddp.join.sync")
 	m.mu.Lock()
 	reduces := !m.mu.noSync
 	m.mu.Unlock()
@@ -307,7 +307,7 @@ func (m *Model) divisor(ctx context.Context) error {
 }
 
 // commonRank agrees on one of the ranks that offer themselves: the highest.
-func (m *Model) commonRank(ctx context.Context, offer bool) (dist.Rank, error) {
+func (m *Model) commonRank(ctx context.Context, offer bool) (cohort.Rank, error) {
 	own := int64(-1)
 	if offer {
 		own = int64(m.g.Rank())
@@ -317,7 +317,7 @@ func (m *Model) commonRank(ctx context.Context, offer bool) (dist.Rank, error) {
 		return 0, err
 	}
 	if highest[0] < 0 || highest[0] >= int64(m.g.Size()) {
-		return 0, dist.Newf("ddp: join", dist.Protocol, "no rank to take the model from: %d", highest[0])
+		return 0, cohort.Newf("ddp: join", cohort.Protocol, "no rank to take the model from: %d", highest[0])
 	}
-	return dist.Rank(highest[0]), nil
+	return cohort.Rank(highest[0]), nil
 }

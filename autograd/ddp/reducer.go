@@ -9,13 +9,13 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/coo"
-	"github.com/cohort-dist/cohort/internal/invariants"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/invariants"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -85,7 +85,7 @@ func (m *Model) reset() {
 
 // onReady is called when a pass has accumulated the gradient of a parameter.
 func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
-	moment.At("ddp.reducer.ready")
+	failpoint.At("ddp.reducer.ready")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -99,7 +99,7 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	case m.mu.stage == hooked, m.mu.stage == backward && m.mu.pass != pass:
 		return m.fail(tooMany("ddp: backward", fmt.Sprintf("a gradient of %s comes from another pass than the one that is being reduced", m.params[i].Name)))
 	case !m.round.armed:
-		return dist.Newf("ddp: backward", dist.InvalidArgument, "a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
+		return cohort.Newf("ddp: backward", cohort.InvalidArgument, "a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
 	case m.round.ready[i]:
 		return m.fail(m.twice(i))
 	}
@@ -168,10 +168,10 @@ func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 // twice is the error of a parameter whose gradient comes when it has been reduced already.
 func (m *Model) twice(i int) error {
 	if m.config.static && slices.Contains(m.usage.never, i) {
-		return dist.Newf("ddp: backward", dist.InvalidArgument,
+		return cohort.Newf("ddp: backward", cohort.InvalidArgument,
 			"Your training graph has changed in this iteration: the first pass did not use %s; leave out WithStaticGraph, and use WithFindUnused on all ranks", m.params[i].Name)
 	}
-	return dist.Newf("ddp: backward", dist.InvalidArgument, "Expected to mark a variable ready only once: %s", m.params[i].Name)
+	return cohort.Newf("ddp: backward", cohort.InvalidArgument, "Expected to mark a variable ready only once: %s", m.params[i].Name)
 }
 
 // advice is what to do about a pass that does not use all parameters.
@@ -192,7 +192,7 @@ func (m *Model) finishFirst(ctx context.Context) error {
 }
 
 func (m *Model) reduceFirst(ctx context.Context) error {
-	moment.At("ddp.reducer.first")
+	failpoint.At("ddp.reducer.first")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.err != nil {
@@ -232,7 +232,7 @@ func (m *Model) mark(ctx context.Context, i int, grad autograd.Value) error {
 	b.pending--
 	invariants.Check(b.pending >= 0, "a bucket has no more gradients than parameters")
 	for m.round.next < len(m.shelves.buckets) && m.shelves.buckets[m.round.next].pending == 0 {
-		moment.At("ddp.reducer.reduce")
+		failpoint.At("ddp.reducer.reduce")
 		if err := m.reduceNext(ctx); err != nil {
 			return err
 		}
@@ -269,7 +269,7 @@ func (m *Model) fill(b *bucket, position int, grad autograd.Value) error {
 	name := m.params[b.params[position]].Name
 	if b.data != nil {
 		if grad.Sparse != nil {
-			return dist.Newf(op, dist.NotSupported, "the gradient of %s is sparse, and the module does not say so: set nn.Param.Sparse", name)
+			return cohort.Newf(op, cohort.NotSupported, "the gradient of %s is sparse, and the module does not say so: set nn.Param.Sparse", name)
 		}
 		factor := 1 / float64(m.divide)
 		if m.config.comm != nil || m.operator(b) == group.Avg {
@@ -283,16 +283,16 @@ func (m *Model) fill(b *bucket, position int, grad autograd.Value) error {
 	}
 	switch {
 	case grad.IsNone():
-		return dist.Newf(op, dist.InvalidArgument, "Expected sparse gradient to be defined: the pass did not use %s", name)
+		return cohort.Newf(op, cohort.InvalidArgument, "Expected sparse gradient to be defined: the pass did not use %s", name)
 	case grad.Sparse == nil:
-		return dist.Newf(op, dist.InvalidArgument, "Expected variable to have sparse gradient: that of %s is dense", name)
+		return cohort.Newf(op, cohort.InvalidArgument, "Expected variable to have sparse gradient: that of %s is dense", name)
 	}
 	var err error
-	b.sparse, err = coo.Map(grad.Sparse, func(v *tensor.Tensor) (*tensor.Tensor, error) {
+	b.sparse, err = sparseops.Map(grad.Sparse, func(v *tensor.Tensor) (*tensor.Tensor, error) {
 		if m.config.comm != nil {
 			return v.Clone() // a hook may change it
 		}
-		return tmath.Binary(tmath.Div, tmath.Of(v), tmath.Num(float64(m.divide)))
+		return tensorops.Binary(tensorops.Div, tensorops.Of(v), tensorops.Num(float64(m.divide)))
 	})
 	return err
 }
@@ -303,7 +303,7 @@ func (m *Model) clear(b *bucket) (err error) {
 		return b.data.Fill(0)
 	}
 	v := m.params[b.params[0]].Value
-	b.sparse, err = coo.Empty(v.DType(), v.Shape(), 1) // as that of a table
+	b.sparse, err = sparseops.Empty(v.DType(), v.Shape(), 1) // as that of a table
 	return err
 }
 
@@ -314,12 +314,12 @@ func (m *Model) finish(ctx context.Context) error {
 		return err
 	}
 	for _, wait := range waits {
-		moment.At("ddp.reducer.wait")
+		failpoint.At("ddp.reducer.wait")
 		if err = wait(ctx); err != nil {
 			break
 		}
 	}
-	moment.At("ddp.reducer.finish")
+	failpoint.At("ddp.reducer.finish")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -338,14 +338,14 @@ func (m *Model) finish(ctx context.Context) error {
 
 // begun returns what waits for the reductions of a pass that has had all its gradients.
 func (m *Model) begun() ([]wait, error) {
-	moment.At("ddp.reducer.begun")
+	failpoint.At("ddp.reducer.begun")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
 	case m.mu.err != nil:
 		return nil, m.mu.err
 	case m.round.next < len(m.shelves.buckets):
-		return nil, m.fail(dist.Newf("ddp: backward", dist.InvalidArgument,
+		return nil, m.fail(cohort.Newf("ddp: backward", cohort.InvalidArgument,
 			"the pass ended without gradients for %v: %s", m.missing(), m.advice()))
 	}
 	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(), Dur: time.Since(m.round.began)})

@@ -12,12 +12,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/coo"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -34,7 +34,7 @@ func ids(list ...int64) *autograd.Variable {
 }
 
 // rowsOf are the ids of a rank: some of its own, one that all have, and one twice.
-func rowsOf(rank dist.Rank) []int64 { return []int64{int64(rank), int64(rank), 7, int64(rank + 2)} }
+func rowsOf(rank cohort.Rank) []int64 { return []int64{int64(rank), int64(rank), 7, int64(rank + 2)} }
 
 // tableGrads are the gradients of both layers, the table's in dense form; it must be sparse.
 func tableGrads(m nn.Module) ([][]float32, error) {
@@ -103,7 +103,7 @@ func TestSparseGradients(t *testing.T) {
 						if err := model.Forward(ctx, ids(rowsOf(g.Rank())...)).Sum().Backward(ctx); err != nil {
 							return fmt.Errorf("pass %d: %w", pass, err)
 						}
-						for rank := range dist.Rank(g.Size()) {
+						for rank := range cohort.Rank(g.Size()) {
 							out := reference.Forward(ids(rowsOf(rank)...)).Sum().Scale(1 / float64(g.Size()))
 							if err := out.Backward(ctx); err != nil {
 								return err
@@ -122,7 +122,7 @@ func TestSparseGradients(t *testing.T) {
 						return fmt.Errorf("pass %d: %v, want %v", pass, got, want)
 					}
 					s := nn.Variables(m)[0].GradValue().Sparse
-					if whole, err := coo.Coalesce(s); err != nil || whole != s {
+					if whole, err := sparseops.Coalesce(s); err != nil || whole != s {
 						return fmt.Errorf("the gradient is not coalesced: %v, %w", s, err)
 					}
 				}
@@ -169,7 +169,7 @@ func TestSparseRefused(t *testing.T) {
 			}
 			out := c.forward(m)
 			model.Announce(out)
-			if err := out.Sum().Backward(ctx); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), says) {
+			if err := out.Sum().Backward(ctx); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), says) {
 				return fmt.Errorf("%s: %w", says, err)
 			}
 			return nil

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
@@ -218,7 +218,7 @@ func TestUnusedWithoutSync(t *testing.T) {
 		defer model.Close()
 		for pass := range 2 {
 			model.SetSync(pass == 1)
-			m.use = int(2*g.Rank() + dist.Rank(pass))
+			m.use = int(2*g.Rank() + cohort.Rank(pass))
 			if err = step(ctx, model, uint64(g.Rank())); err != nil {
 				return err
 			}
@@ -310,7 +310,7 @@ func TestOneCommHook(t *testing.T) {
 			{ddp.WithCommHook(ddp.FP16), ddp.WithCommHook(ddp.BF16)},
 			{ddp.WithCommHook(nil)},
 		} {
-			if _, err := ddp.New(ctx, g, net(1), opts...); !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), "WithCommHook") {
+			if _, err := ddp.New(ctx, g, net(1), opts...); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "WithCommHook") {
 				return fmt.Errorf("%d hooks: %w", len(opts), err)
 			}
 		}

@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd/ddp"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 )
 
@@ -41,7 +41,7 @@ func unevenRun(t *testing.T, unused bool, steps []int) {
 		taken := 0
 		one := func() error {
 			zero(m)
-			if failure := step(ctx, model, uint64(dist.Rank(10*taken)+g.Rank())); failure != nil {
+			if failure := step(ctx, model, uint64(cohort.Rank(10*taken)+g.Rank())); failure != nil {
 				return failure
 			}
 			want, failure := single(ctx, reference, []uint64{uint64(10 * taken), uint64(10*taken + 1), uint64(10*taken + 2)})
@@ -65,7 +65,7 @@ func unevenRun(t *testing.T, unused bool, steps []int) {
 			}
 			return nil
 		}, ddp.FailUneven())
-		switch uneven := errors.Is(err, ddp.ErrUneven) && errors.Is(err, dist.Mismatch); {
+		switch uneven := errors.Is(err, ddp.ErrUneven) && errors.Is(err, cohort.Mismatch); {
 		case fewest == most && err != nil:
 			return fmt.Errorf("steps %v: %w", steps, err)
 		case fewest < most && !uneven:

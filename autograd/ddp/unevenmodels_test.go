@@ -10,10 +10,10 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
@@ -33,8 +33,8 @@ func unevenSteps() (all [][]int) {
 // whatever the numbers of passes.
 func TestJoinModels(t *testing.T) {
 	t.Parallel()
-	chained := func(skips dist.Rank) func(rank dist.Rank) nn.Module {
-		return func(rank dist.Rank) nn.Module {
+	chained := func(skips cohort.Rank) func(rank cohort.Rank) nn.Module {
+		return func(rank cohort.Rank) nn.Module {
 			r := rand.New(rand.NewPCG(1, uint64(rank)))
 			return &chain{first: nn.NewLinear(r, 4, 4), second: nn.NewLinear(r, 4, 2), skip: rank == skips}
 		}
@@ -43,15 +43,17 @@ func TestJoinModels(t *testing.T) {
 		return g.AllReduce(ctx, b.Data, group.Avg).Wait
 	}
 	for name, c := range map[string]struct {
-		make func(rank dist.Rank) nn.Module
+		make func(rank cohort.Rank) nn.Module
 		opts []ddp.Option
 	}{
-		"layers":                {func(rank dist.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithBuckets(100, 100)}},
-		"statistics":            {func(rank dist.Rank) nn.Module { return append(nn.Sequential{nn.NewBatchNorm(4)}, net(uint64(rank))...) }, nil},
+		"layers": {func(rank cohort.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithBuckets(100, 100)}},
+		"statistics": {func(rank cohort.Rank) nn.Module {
+			return append(nn.Sequential{nn.NewBatchNorm(4)}, net(uint64(rank))...)
+		}, nil},
 		"unused by the first":   {chained(0), []ddp.Option{ddp.WithFindUnused()}},
 		"unused by the last":    {chained(2), []ddp.Option{ddp.WithFindUnused()}},
-		"hook":                  {func(rank dist.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithCommHook(mean)}},
-		"hook, several buckets": {func(rank dist.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithCommHook(mean), ddp.WithBuckets(100, 100)}},
+		"hook":                  {func(rank cohort.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithCommHook(mean)}},
+		"hook, several buckets": {func(rank cohort.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithCommHook(mean), ddp.WithBuckets(100, 100)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -66,7 +68,7 @@ func TestJoinModels(t *testing.T) {
 
 // joinModel trains a model within Join. Every interval-th pass is reduced; every pass changes the parameters, so that they differ between ranks
 // unless all are reduced.
-func joinModel(t *testing.T, module func(rank dist.Rank) nn.Module, opts []ddp.Option, interval int, steps []int) {
+func joinModel(t *testing.T, module func(rank cohort.Rank) nn.Module, opts []ddp.Option, interval int, steps []int) {
 	t.Helper()
 	world(t, len(steps), func(ctx context.Context, g *group.Group) error {
 		m := module(g.Rank())

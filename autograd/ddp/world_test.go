@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
@@ -40,7 +40,7 @@ func worldWith(t *testing.T, size int, opts []group.Option, f func(ctx context.C
 	var ranks sync.WaitGroup
 	for rank := range size {
 		ranks.Go(func() {
-			g, err := group.New(ctx, s, dist.Rank(rank), size, append([]group.Option{group.WithTransport(group.TCP)}, opts...)...)
+			g, err := group.New(ctx, s, cohort.Rank(rank), size, append([]group.Option{group.WithTransport(group.TCP)}, opts...)...)
 			if err != nil {
 				t.Error(err)
 				return

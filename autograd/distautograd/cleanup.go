@@ -7,10 +7,10 @@ import (
 	"encoding/binary"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // Whoever trains opens and closes a context per step. Among Go workers the clean-ups of a few steps leave in one message: one for
@@ -32,18 +32,18 @@ func (e *Engine) cleanupLocked(msg message, w *work) {
 }
 
 // takeCleanupsLocked makes one message of the clean-ups for a worker.
-func (e *Engine) takeCleanupsLocked(to backcore.Worker, w *work) {
+func (e *Engine) takeCleanupsLocked(to backwardcore.Worker, w *work) {
 	batch := e.mu.cleanups[to]
 	delete(e.mu.cleanups, to)
 	w.sends = append(w.sends, sending{
-		key: exchange{kind: backcore.Cleanup, peer: to, context: batch[0]},
-		msg: message{Kind: backcore.Cleanup, From: e.self(), To: to}, batch: batch,
+		key: exchange{kind: backwardcore.Cleanup, peer: to, context: batch[0]},
+		msg: message{Kind: backwardcore.Cleanup, From: e.self(), To: to}, batch: batch,
 	})
 }
 
 // sendCleanups sends all clean-ups that wait.
 func (e *Engine) sendCleanups() {
-	moment.At("distautograd.cleanups")
+	failpoint.At("distautograd.cleanups")
 	var w work
 	e.mu.Lock()
 	if e.mu.due != nil {
@@ -63,19 +63,19 @@ func (e *Engine) sendCleanups() {
 func (e *Engine) cleanedLocked(m *machine, s sending, err error) {
 	batch := s.batch
 	if batch == nil {
-		batch = []backcore.Context{s.msg.Context}
+		batch = []backwardcore.Context{s.msg.Context}
 	}
 	for _, c := range batch {
-		delete(e.mu.flying, exchange{kind: backcore.Cleanup, peer: s.msg.To, context: c})
-		if err == nil || dist.CodeOf(err) == dist.Remote {
-			m.Receive(message{Kind: backcore.Cleaned, From: s.msg.To, To: s.msg.From, Context: c})
+		delete(e.mu.flying, exchange{kind: backwardcore.Cleanup, peer: s.msg.To, context: c})
+		if err == nil || cohort.CodeOf(err) == cohort.Remote {
+			m.Receive(message{Kind: backwardcore.Cleaned, From: s.msg.To, To: s.msg.From, Context: c})
 		}
 	}
 }
 
 // encodeCleanups is the message of several clean-ups: goForm kind contexts(4), per context its id(8).
-func encodeCleanups(all []backcore.Context) *rpcwire.Message {
-	b := append(make([]byte, 0, 6+8*len(all)), goForm, byte(backcore.Cleanup))
+func encodeCleanups(all []backwardcore.Context) *rpcwire.Message {
+	b := append(make([]byte, 0, 6+8*len(all)), goForm, byte(backwardcore.Cleanup))
 	b = binary.BigEndian.AppendUint32(b, uint32(len(all))) //nolint:gosec // a batch
 	for _, c := range all {
 		b = binary.BigEndian.AppendUint64(b, uint64(idOf(c))) //nolint:gosec // two's complement
@@ -85,15 +85,15 @@ func encodeCleanups(all []backcore.Context) *rpcwire.Message {
 
 // isCleanups reports whether a message is one of clean-ups.
 func isCleanups(m *rpcwire.Message) bool {
-	return len(m.Payload) > 1 && m.Payload[0] == goForm && m.Payload[1] == byte(backcore.Cleanup)
+	return len(m.Payload) > 1 && m.Payload[0] == goForm && m.Payload[1] == byte(backwardcore.Cleanup)
 }
 
-func decodeCleanups(m *rpcwire.Message) ([]backcore.Context, error) {
+func decodeCleanups(m *rpcwire.Message) ([]backwardcore.Context, error) {
 	b := m.Payload[2:]
 	if len(b) < 4 || len(m.Tensors) > 0 || int64(len(b)-4) != 8*int64(binary.BigEndian.Uint32(b)) {
 		return nil, badMessage("%d bytes and %d tensors are no clean-up", len(m.Payload), len(m.Tensors))
 	}
-	var all []backcore.Context
+	var all []backwardcore.Context
 	for b = b[4:]; len(b) > 0; b = b[8:] {
 		all = append(all, ID(binary.BigEndian.Uint64(b)).context()) //nolint:gosec // two's complement
 	}

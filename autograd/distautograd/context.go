@@ -9,10 +9,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -24,20 +24,20 @@ const (
 	idMask = 1<<idBits - 1
 )
 
-func idOf(c backcore.Context) ID {
+func idOf(c backwardcore.Context) ID {
 	return ID(uint64(uint16(c.Origin))<<idBits | c.N&idMask) //nolint:gosec // two's complement
 }
 
-func (id ID) context() backcore.Context {
-	return backcore.Context{Origin: backcore.Worker(uint64(id) >> idBits), N: uint64(id) & idMask} //nolint:gosec // two's complement
+func (id ID) context() backwardcore.Context {
+	return backwardcore.Context{Origin: backwardcore.Worker(uint64(id) >> idBits), N: uint64(id) & idMask} //nolint:gosec // two's complement
 }
 
 // callOf and number translate between the ids of PyTorch's messages and calls.
-func callOf(from int, id int64) backcore.Call {
-	return backcore.Call{From: backcore.Worker(from), N: uint64(id) & idMask} //nolint:gosec // two's complement
+func callOf(from int, id int64) backwardcore.Call {
+	return backwardcore.Call{From: backwardcore.Worker(from), N: uint64(id) & idMask} //nolint:gosec // two's complement
 }
 
-func number(c backcore.Call) int64 {
+func number(c backwardcore.Call) int64 {
 	return int64(uint64(uint16(c.From))<<idBits | c.N&idMask) //nolint:gosec // two's complement
 }
 
@@ -49,15 +49,15 @@ func number(c backcore.Call) int64 {
 // with [From].
 type Context struct {
 	e    *Engine
-	id   backcore.Context
+	id   backwardcore.Context
 	seen time.Time
 	done chan struct{} // closed when the context is over
 
 	// Guarded by the engine's lock.
-	nodes  map[*autograd.Node]backcore.Node // send functions and roots
-	points map[backcore.Node]*point
-	calls  map[backcore.Call]*point // of send functions, and of receive functions
-	passes map[backcore.PassID]*pass
+	nodes  map[*autograd.Node]backwardcore.Node // send functions and roots
+	points map[backwardcore.Node]*point
+	calls  map[backwardcore.Call]*point // of send functions, and of receive functions
+	passes map[backwardcore.PassID]*pass
 
 	mu struct {
 		sync.Mutex
@@ -82,25 +82,25 @@ func (c *Context) carried(ctx context.Context) context.Context {
 func (e *Engine) Open(ctx context.Context) (context.Context, *Context, error) {
 	const op = "distautograd: open context"
 	if From(ctx) != nil {
-		return nil, nil, dist.New(op, dist.InvalidArgument, "already inside an autograd context: close it first, or use a ctx without one")
+		return nil, nil, cohort.New(op, cohort.InvalidArgument, "already inside an autograd context: close it first, or use a ctx without one")
 	}
 	var c *Context
 	w := e.step(func(m *machine) { c = e.contextLocked(m.Open()) })
 	e.after(w)
 	if c == nil {
-		return nil, nil, dist.New(op, dist.Closed, "the engine has no agent, or its agent is closed: pass Engine.Join to rpc.Join")
+		return nil, nil, cohort.New(op, cohort.Closed, "the engine has no agent, or its agent is closed: pass Engine.Join to rpc.Join")
 	}
 	return c.carried(ctx), c, nil
 }
 
 // contextLocked returns what there is about a context that the machine knows.
-func (e *Engine) contextLocked(id backcore.Context) *Context {
+func (e *Engine) contextLocked(id backwardcore.Context) *Context {
 	c := e.mu.contexts[id]
 	if c == nil {
 		c = &Context{
 			e: e, id: id, seen: time.Now(), done: make(chan struct{}),
-			nodes: map[*autograd.Node]backcore.Node{}, points: map[backcore.Node]*point{}, calls: map[backcore.Call]*point{},
-			passes: map[backcore.PassID]*pass{},
+			nodes: map[*autograd.Node]backwardcore.Node{}, points: map[backwardcore.Node]*point{}, calls: map[backwardcore.Call]*point{},
+			passes: map[backwardcore.PassID]*pass{},
 		}
 		c.mu.grads = map[*autograd.Variable]autograd.Value{}
 		e.mu.contexts[id] = c
@@ -125,11 +125,11 @@ func (c *Context) Done() <-chan struct{} { return c.done }
 func (c *Context) free() { close(c.done) }
 
 // Close ends the context at this worker, and then at every worker that has seen it; that goes on in the background, and does not
-// wait for workers that are dead. Passes under way in it fail with [dist.Aborted]. Only the worker that opened the context can close it. It is
+// wait for workers that are dead. Passes under way in it fail with [cohort.Aborted]. Only the worker that opened the context can close it. It is
 // idempotent, and corresponds to leaving PyTorch's with statement.
 func (c *Context) Close() error {
 	if c.id.Origin != c.e.self() {
-		return dist.Newf("distautograd: close context", dist.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)
+		return cohort.Newf("distautograd: close context", cohort.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)
 	}
 	c.e.after(c.e.step(func(m *machine) { m.Release(c.id) }))
 	return nil
@@ -137,13 +137,13 @@ func (c *Context) Close() error {
 
 // over is the error of whoever uses a context that is over.
 func (c *Context) over(op string) error {
-	return dist.Newf(op, dist.Closed, "the autograd context %d is closed", c.ID())
+	return cohort.Newf(op, cohort.Closed, "the autograd context %d is closed", c.ID())
 }
 
 // Gradients returns the gradients that passes in this context have computed for variables of this worker. [autograd.Variable.Grad]
 // is left alone by them. Tensors are shared: do not change them. It corresponds to torch.distributed.autograd.get_gradients.
 func (c *Context) Gradients() (map[*autograd.Variable]autograd.Value, error) {
-	moment.At("distautograd.gradients")
+	failpoint.At("distautograd.gradients")
 	select {
 	case <-c.done:
 		return nil, c.over("distautograd: gradients")
@@ -173,7 +173,7 @@ var _ autograd.Gradients = gradients{}
 func (c gradients) Gradient(leaf *autograd.Variable) autograd.Value { return c.GradientValue(leaf) }
 
 func (c gradients) SetGradient(leaf *autograd.Variable, grad autograd.Value) error {
-	moment.At("distautograd.set_gradient")
+	failpoint.At("distautograd.set_gradient")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.grads[leaf] = grad
@@ -182,7 +182,7 @@ func (c gradients) SetGradient(leaf *autograd.Variable, grad autograd.Value) err
 
 // Accumulate adds a gradient of a leaf. What is there may be somebody else's too, so a sum is a new tensor.
 func (c gradients) Accumulate(leaf *autograd.Variable, grad autograd.Value) error {
-	moment.At("distautograd.accumulate")
+	failpoint.At("distautograd.accumulate")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if old := c.mu.grads[leaf]; !old.IsNone() {

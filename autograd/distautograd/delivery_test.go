@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
@@ -50,8 +50,8 @@ func TestFunctionDoesNotReturn(t *testing.T) {
 				y := call(ctx, t, ws[0], to, "t.rude", param(1))
 				begun := time.Now()
 				err := onItsOwn(func() error { return c.Backward(ctx, []*autograd.Variable{y.Sum()}) })
-				var e *dist.Error
-				if !errors.As(err, &e) || e.Code != dist.Internal {
+				var e *cohort.Error
+				if !errors.As(err, &e) || e.Code != cohort.Internal {
 					t.Errorf("%d, at %s: %v", i, to, err)
 				}
 				if d := time.Since(begun); d > liveness {
@@ -70,7 +70,7 @@ func TestFunctionDoesNotReturn(t *testing.T) {
 func onItsOwn(f func() error) error {
 	out := make(chan error, 1)
 	go func() {
-		err := error(dist.New("distautograd: backward", dist.Internal, "the goroutine of the caller has ended"))
+		err := error(cohort.New("distautograd: backward", cohort.Internal, "the goroutine of the caller has ended"))
 		defer func() { out <- err }()
 		err = f()
 	}()

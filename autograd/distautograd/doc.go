@@ -26,7 +26,7 @@
 // part. With a PyTorch worker in the world every pass is FAST, as in PyTorch, and a context can have only one pass at a
 // time.
 //
-// If a function fails or a worker dies, the pass ends on all Go workers, with a *dist.Error that names the worker (Peer)
+// If a function fails or a worker dies, the pass ends on all Go workers, with a *cohort.Error that names the worker (Peer)
 // and the function (Key). PyTorch's wire has no message for that: its workers learn of it from the answer they wait for,
 // or by their timeout.
 //

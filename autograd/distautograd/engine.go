@@ -9,12 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 )
@@ -25,25 +25,25 @@ type Engine struct {
 	retry, lease, timeout time.Duration
 	hook                  observe.Hook
 
-	agent rpcseam.Agent
+	agent rpcext.Agent
 	wake  chan struct{} // something may have to be repeated
 
 	mu struct {
 		sync.Mutex
 		machine  *machine // nil before the first use: only then is the id of this worker known
-		contexts map[backcore.Context]*Context
+		contexts map[backwardcore.Context]*Context
 		waiters  map[exchange]answer // requests of others that are answered later
 		flying   map[exchange]bool   // messages that are being sent
-		cleanups map[backcore.Worker][]backcore.Context
+		cleanups map[backwardcore.Worker][]backwardcore.Context
 		due      *time.Timer // when cleanups are sent; nil while there are none
 		awake    bool        // the keeper looks again soon
 		closed   bool
 	}
 }
 
-type machine = backcore.Machine[*gradient]
+type machine = backwardcore.Machine[*gradient]
 
-type message = backcore.Message[*gradient]
+type message = backwardcore.Message[*gradient]
 
 // gradient is the gradients of one message, or of the outputs of one root, some of which may be none; so does nil for all.
 type gradient struct {
@@ -78,32 +78,32 @@ func WithTimeout(d time.Duration) Option { return option(func(e *Engine) { e.tim
 // New returns the engine of a worker that is about to join a world.
 func New(opts ...Option) *Engine {
 	e := &Engine{retry: 200 * time.Millisecond, lease: 30 * time.Second, timeout: time.Minute, wake: make(chan struct{}, 1)}
-	e.mu.contexts, e.mu.waiters, e.mu.flying = map[backcore.Context]*Context{}, map[exchange]answer{}, map[exchange]bool{}
-	e.mu.cleanups = map[backcore.Worker][]backcore.Context{}
+	e.mu.contexts, e.mu.waiters, e.mu.flying = map[backwardcore.Context]*Context{}, map[exchange]answer{}, map[exchange]bool{}
+	e.mu.cleanups = map[backwardcore.Worker][]backwardcore.Context{}
 	for _, o := range opts {
 		if o != nil {
 			o.apply(e)
 		}
 	}
-	e.hook = aside.Hook(nil, e.hook)
+	e.hook = safecall.Hook(nil, e.hook)
 	return e
 }
 
 // Join is the option of [rpc.Join] that lets an agent take part in distributed autograd with this engine. An engine
 // belongs to one agent.
-func (e *Engine) Join() rpc.Option { return rpcseam.Option(seam{e}).(rpc.Option) } //nolint:errcheck,forcetypeassert // package rpc made it
+func (e *Engine) Join() rpc.Option { return rpcext.Option(seam{e}).(rpc.Option) } //nolint:errcheck,forcetypeassert // package rpc made it
 
 // attach gives the engine the agent that it belongs to.
-func (e *Engine) attach(a rpcseam.Agent) error {
+func (e *Engine) attach(a rpcext.Agent) error {
 	if e.agent != nil {
-		return dist.New("distautograd: join", dist.InvalidArgument, "the engine belongs to another agent: make one per agent")
+		return cohort.New("distautograd: join", cohort.InvalidArgument, "the engine belongs to another agent: make one per agent")
 	}
 	e.agent = a
 	return nil
 }
 
 // self is the id of this worker.
-func (e *Engine) self() backcore.Worker { return backcore.Worker(e.agent.Self().ID) } //nolint:gosec // 16 bits
+func (e *Engine) self() backwardcore.Worker { return backwardcore.Worker(e.agent.Self().ID) } //nolint:gosec // 16 bits
 
 // Stats are counts of what an engine holds. They correspond to torch.distributed.autograd._get_debug_info.
 type Stats struct {
@@ -137,7 +137,7 @@ type work struct {
 // step lets the machine handle something and notes the effects. What is left has to be done by one of [Engine.drive],
 // [Engine.serve] and [Engine.after].
 func (e *Engine) step(f func(m *machine)) work {
-	moment.At("distautograd.step")
+	failpoint.At("distautograd.step")
 	var w work
 	e.mu.Lock()
 	m := e.machineLocked()
@@ -159,7 +159,7 @@ func (e *Engine) step(f func(m *machine)) work {
 }
 
 func (e *Engine) rouse() {
-	moment.At("distautograd.rouse")
+	failpoint.At("distautograd.rouse")
 	select {
 	case e.wake <- struct{}{}:
 	default:
@@ -173,7 +173,7 @@ func (e *Engine) machineLocked() *machine {
 		if id < 0 || !e.agent.Go(e.keep) {
 			return nil
 		}
-		e.mu.machine = backcore.New(id, merge, backcore.Options{Retry: e.retry, First: firstNumber(), Cleaned: int(dist.Aborted)})
+		e.mu.machine = backwardcore.New(id, merge, backwardcore.Options{Retry: e.retry, First: firstNumber(), Cleaned: int(cohort.Aborted)})
 	}
 	if e.mu.closed {
 		return nil
@@ -186,16 +186,16 @@ func (e *Engine) machineLocked() *machine {
 func firstNumber() uint64 { return rand.Uint64N(1 << (idBits - 1)) } //nolint:gosec // not secret
 
 // noteLocked does what an effect needs under the lock, and adds the rest to w.
-func (e *Engine) noteLocked(m *machine, x *backcore.Effect[*gradient], w *work) {
+func (e *Engine) noteLocked(m *machine, x *backwardcore.Effect[*gradient], w *work) {
 	c := e.mu.contexts[x.Context]
 	switch x.Kind {
-	case backcore.Send:
+	case backwardcore.Send:
 		e.sendLocked(m, x.Msg, w)
-	case backcore.Enter:
+	case backwardcore.Enter:
 		if p := c.pass(x.Pass); p != nil {
 			p.starts = x.Nodes
 		}
-	case backcore.Run:
+	case backwardcore.Run:
 		if p := c.pass(x.Pass); p != nil {
 			p.queue = append(p.queue, job{x.Node, x.Gradient})
 			if !p.active {
@@ -203,7 +203,7 @@ func (e *Engine) noteLocked(m *machine, x *backcore.Effect[*gradient], w *work) 
 				w.runs = append(w.runs, p)
 			}
 		}
-	case backcore.Ended, backcore.Left:
+	case backwardcore.Ended, backwardcore.Left:
 		if p := c.pass(x.Pass); p != nil {
 			delete(c.passes, x.Pass)
 			var err error
@@ -212,12 +212,12 @@ func (e *Engine) noteLocked(m *machine, x *backcore.Effect[*gradient], w *work) 
 			}
 			p.end(err)
 		}
-	case backcore.Freed:
+	case backwardcore.Freed:
 		if c == nil {
 			return
 		}
 		delete(e.mu.contexts, x.Context)
-		cause := backcore.Cause{Worker: e.self(), Code: int(dist.Aborted), Text: "the context was cleaned up"}
+		cause := backwardcore.Cause{Worker: e.self(), Code: int(cohort.Aborted), Text: "the context was cleaned up"}
 		for id, p := range c.passes {
 			delete(c.passes, id)
 			p.end(e.failure(cause))
@@ -234,7 +234,7 @@ func (e *Engine) keep(ctx context.Context) {
 	defer timer.Stop()
 	asked := begun
 	for {
-		moment.At("distautograd.keep")
+		failpoint.At("distautograd.keep")
 		select {
 		case <-ctx.Done():
 			e.close()
@@ -269,7 +269,7 @@ func (e *Engine) keep(ctx context.Context) {
 // close ends everything with the agent.
 func (e *Engine) close() {
 	var w work
-	moment.At("distautograd.close")
+	failpoint.At("distautograd.close")
 	e.mu.Lock()
 	e.closeLocked(&w)
 	e.mu.Unlock()
@@ -277,7 +277,7 @@ func (e *Engine) close() {
 }
 
 func (e *Engine) closeLocked(w *work) {
-	err := dist.New("distautograd: backward", dist.Closed, "the agent is closed")
+	err := cohort.New("distautograd: backward", cohort.Closed, "the agent is closed")
 	e.mu.closed = true
 	if e.mu.due != nil {
 		e.mu.due.Stop()
@@ -289,7 +289,7 @@ func (e *Engine) closeLocked(w *work) {
 		}
 		c.free()
 	}
-	cause := backcore.Cause{Code: int(dist.Closed), Text: "the agent is closed"}
+	cause := backwardcore.Cause{Code: int(cohort.Closed), Text: "the agent is closed"}
 	if m := e.mu.machine; m != nil {
 		cause.Worker = e.self()
 		e.mu.machine = nil
@@ -298,27 +298,27 @@ func (e *Engine) closeLocked(w *work) {
 }
 
 // died is told of a worker that has died.
-func (e *Engine) died(w rpcseam.Worker) {
-	moment.At("distautograd.died")
+func (e *Engine) died(w rpcext.Worker) {
+	failpoint.At("distautograd.died")
 	e.mu.Lock()
 	used := e.mu.machine != nil
 	e.mu.Unlock()
 	if used && w.ID >= 0 {
-		e.after(e.step(func(m *machine) { m.PeerDied(backcore.Worker(w.ID)) })) //nolint:gosec // 16 bits
+		e.after(e.step(func(m *machine) { m.PeerDied(backwardcore.Worker(w.ID)) })) //nolint:gosec // 16 bits
 	}
 }
 
 // failure is the error of a pass that ended for a reason.
-func (e *Engine) failure(cause backcore.Cause) error {
-	code := dist.Code(cause.Code) //nolint:gosec // checked where it arrives
+func (e *Engine) failure(cause backwardcore.Cause) error {
+	code := cohort.Code(cause.Code) //nolint:gosec // checked where it arrives
 	switch {
 	case cause.Died:
-		code = dist.PeerLost
-	case code == dist.Unknown:
-		code = dist.Remote
+		code = cohort.PeerLost
+	case code == cohort.Unknown:
+		code = cohort.Remote
 	}
-	err := dist.New("distautograd: backward", code, cause.Text)
-	err.Key, err.Rank = cause.Function, dist.Rank(cause.Worker)
+	err := cohort.New("distautograd: backward", code, cause.Text)
+	err.Key, err.Rank = cause.Function, cohort.Rank(cause.Worker)
 	if w, unknown := e.agent.Worker(int(cause.Worker)); unknown == nil {
 		err.Peer = w.Name
 	}

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -167,7 +167,7 @@ func TestUnusedSend(t *testing.T) {
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		err := c.Backward(short, []*autograd.Variable{loss}, distautograd.Fast())
-		if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "t.square") && !strings.Contains(err.Error(), "PYTHON_CALL") {
+		if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "t.square") && !strings.Contains(err.Error(), "PYTHON_CALL") {
 			t.Errorf("an unused send: %v", err)
 		}
 	})
@@ -221,7 +221,7 @@ func TestContextTravels(t *testing.T) {
 			t.Errorf("context %d at %s, %v; want none", id, to, err)
 		}
 	}
-	if _, _, err := ws[0].engine.Open(ctx); !errors.Is(err, dist.InvalidArgument) {
+	if _, _, err := ws[0].engine.Open(ctx); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a context inside another one: %v", err)
 	}
 	if n := ws[1].engine.Stats().Contexts; n != 1 {
@@ -235,13 +235,13 @@ func TestContextTravels(t *testing.T) {
 	if !eventually(func() bool { return ws[1].engine.Stats().Contexts == 0 }) {
 		t.Error("w1 still has the context")
 	}
-	if _, err := rpc.Call[int64](ctx, ws[0].agent, "w1", "t.context"); !errors.Is(err, dist.Closed) {
+	if _, err := rpc.Call[int64](ctx, ws[0].agent, "w1", "t.context"); !errors.Is(err, cohort.Closed) {
 		t.Errorf("a call in a closed context: %v", err)
 	}
-	if _, err := c.Gradients(); !errors.Is(err, dist.Closed) {
+	if _, err := c.Gradients(); !errors.Is(err, cohort.Closed) {
 		t.Errorf("the gradients of a closed context: %v", err)
 	}
-	if err := c.Backward(ctx, []*autograd.Variable{param(1).Sum()}); !errors.Is(err, dist.Closed) {
+	if err := c.Backward(ctx, []*autograd.Variable{param(1).Sum()}); !errors.Is(err, cohort.Closed) {
 		t.Errorf("a pass in a closed context: %v", err)
 	}
 }
@@ -319,7 +319,7 @@ func functionFails(t *testing.T, ws []*worker, at string, compute func(context.C
 		mid := compute(ctx, t, x)
 		begun := time.Now()
 		err := c.Backward(ctx, []*autograd.Variable{mid.Sum()}, append(opts, distautograd.RetainGraph())...)
-		var e *dist.Error
+		var e *cohort.Error
 		if !errors.As(err, &e) || e.Peer != at || e.Key != "Failing" || !strings.Contains(err.Error(), "simulated error") {
 			t.Errorf("the error is %v", err)
 		}

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/internal/backcore"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
 )
 
 // Graph is what a worker has recorded in a context, for tests.
@@ -25,7 +25,7 @@ func (c *Context) Graph() (g Graph) {
 	e := c.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	at := map[backcore.Node]int64{}
+	at := map[backwardcore.Node]int64{}
 	for call, p := range c.calls {
 		if call.From != e.self() || p.node.Function() == nil {
 			continue

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -88,8 +88,8 @@ func TestWorkerDies(t *testing.T) {
 			if d := time.Since(died); d > liveness {
 				t.Errorf("it took %v", d)
 			}
-			var e *dist.Error
-			if !errors.Is(err, dist.PeerLost) || !errors.As(err, &e) || e.Peer != ws[victim].name() {
+			var e *cohort.Error
+			if !errors.Is(err, cohort.PeerLost) || !errors.As(err, &e) || e.Peer != ws[victim].name() {
 				t.Errorf("the death of %s: %v", ws[victim].name(), err)
 			}
 			passEnds(t, ws)
@@ -153,7 +153,7 @@ func TestCloseDuringPass(t *testing.T) {
 			}
 		}
 		_ = c.Close()
-		if err := <-result; !errors.Is(err, dist.Aborted) {
+		if err := <-result; !errors.Is(err, cohort.Aborted) {
 			t.Errorf("a pass whose context was closed: %v", err)
 		}
 	})
@@ -192,7 +192,7 @@ func TestLateMessage(t *testing.T) {
 		close(arrived)
 		<-goOn
 		_, err := rpc.Call[any](ctx, rpc.AgentFrom(ctx), to, "t.square", x)
-		if errors.Is(err, dist.Closed) {
+		if errors.Is(err, cohort.Closed) {
 			answers.Add(1)
 		}
 		return err
@@ -282,8 +282,8 @@ func TestFunctionPanics(t *testing.T) {
 	ctx, c := ws[0].open(t)
 	y := call(ctx, t, ws[0], "w1", "t.panics", param(1))
 	err := c.Backward(ctx, []*autograd.Variable{y.Sum()})
-	var e *dist.Error
-	if !errors.As(err, &e) || e.Peer != "w1" || !errors.Is(err, dist.Internal) {
+	var e *cohort.Error
+	if !errors.As(err, &e) || e.Peer != "w1" || !errors.Is(err, cohort.Internal) {
 		t.Errorf("a panic: %v", err)
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -32,7 +32,7 @@ const faultyTimes = 3
 func (e *Engine) FaultyJoin(f Fault) (option rpc.Option, count func() int) {
 	e.retry = 20 * time.Millisecond
 	x := &faultyAgent{fault: f, times: map[string]int{}}
-	option, _ = rpcseam.Option(faultySeam{seam{e}, x}).(rpc.Option)
+	option, _ = rpcext.Option(faultySeam{seam{e}, x}).(rpc.Option)
 	return option, func() int {
 		x.mu.Lock()
 		defer x.mu.Unlock()
@@ -45,13 +45,13 @@ type faultySeam struct {
 	faulty *faultyAgent
 }
 
-func (s faultySeam) Attach(a rpcseam.Agent) error {
+func (s faultySeam) Attach(a rpcext.Agent) error {
 	s.faulty.Agent = a
 	return s.e.attach(s.faulty)
 }
 
 type faultyAgent struct {
-	rpcseam.Agent
+	rpcext.Agent
 	fault Fault
 
 	mu     sync.Mutex
@@ -72,7 +72,7 @@ func (a *faultyAgent) fails(to int, m *rpcwire.Message) bool {
 }
 
 func (a *faultyAgent) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Message, error) {
-	lost := dist.New("faulty", dist.Unavailable, "the message fails on purpose")
+	lost := cohort.New("faulty", cohort.Unavailable, "the message fails on purpose")
 	if !a.fails(to, m) {
 		return a.Agent.Send(ctx, to, m)
 	}
@@ -92,6 +92,6 @@ func (a *faultyAgent) Send(ctx context.Context, to int, m *rpcwire.Message) (*rp
 
 func (a *faultyAgent) Post(ctx context.Context, to int, m *rpcwire.Message, done func(*rpcwire.Message, error)) {
 	if !a.Go(func(context.Context) { done(a.Send(ctx, to, m)) }) {
-		done(nil, dist.New("faulty", dist.Closed, "the agent is closed"))
+		done(nil, cohort.New("faulty", cohort.Closed, "the agent is closed"))
 	}
 }

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -156,8 +156,8 @@ func TestKilled(t *testing.T) {
 			if took := time.Since(begun); took > delay+liveness {
 				t.Errorf("round %d: it took %v", i, took)
 			}
-			var e *dist.Error
-			if inPass := !strings.HasPrefix(err.Error(), "forward"); inPass && (!errors.Is(err, dist.PeerLost) || !errors.As(err, &e) || e.Peer != victimName) ||
+			var e *cohort.Error
+			if inPass := !strings.HasPrefix(err.Error(), "forward"); inPass && (!errors.Is(err, cohort.PeerLost) || !errors.As(err, &e) || e.Peer != victimName) ||
 				!strings.Contains(err.Error(), victimName) {
 				t.Errorf("round %d, killed after %v: %v", i, delay, err)
 			}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/internal/coo"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -92,11 +92,11 @@ func same(t *testing.T, what string, got, want autograd.Value) {
 			t.Errorf("%s: %v, want %v", what, got, want)
 		}
 	case got.Sparse != nil && want.Sparse != nil:
-		x, err := coo.Coalesce(got.Sparse)
+		x, err := sparseops.Coalesce(got.Sparse)
 		if err != nil {
 			t.Fatal(err)
 		}
-		y, err := coo.Coalesce(want.Sparse)
+		y, err := sparseops.Coalesce(want.Sparse)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,17 +8,17 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // idleAgent is the agent of worker 0, which runs nothing.
-type idleAgent struct{ rpcseam.Agent }
+type idleAgent struct{ rpcext.Agent }
 
-func (idleAgent) Self() rpcseam.Worker          { return rpcseam.Worker{Name: "go0", Go: true} }
+func (idleAgent) Self() rpcext.Worker           { return rpcext.Worker{Name: "go0", Go: true} }
 func (idleAgent) Go(func(context.Context)) bool { return true }
 
 // TestLateRequest: a request of PyTorch that comes after its context was cleaned up here is served without it, but not if its answer
@@ -28,16 +28,16 @@ func TestLateRequest(t *testing.T) {
 	if err := e.attach(idleAgent{}); err != nil {
 		t.Fatal(err)
 	}
-	id := backcore.Context{Origin: 1, N: 5}
+	id := backwardcore.Context{Origin: 1, N: 5}
 	e.step(func(m *machine) {
 		m.Meet(id, 1)
-		m.Receive(message{Kind: backcore.Cleanup, From: 1, Context: id})
+		m.Receive(message{Kind: backwardcore.Cleanup, From: 1, Context: id})
 	})
 	payload, err := rpcwire.Autograd{Inner: rpcwire.PythonCall, ContextID: int64(1<<idBits | id.N), MessageID: 1<<idBits | 9, From: 1}.Wrap(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := e.incoming(rpcseam.Worker{Name: "py1", ID: 1}, &rpcwire.Message{Type: rpcwire.ForwardAutogradReq, Payload: payload})
+	w, err := e.incoming(rpcext.Worker{Name: "py1", ID: 1}, &rpcwire.Message{Type: rpcwire.ForwardAutogradReq, Payload: payload})
 	if err != nil || w.Context != nil {
 		t.Fatalf("the request: %+v, %v", w, err)
 	}
@@ -46,7 +46,7 @@ func TestLateRequest(t *testing.T) {
 		t.Errorf("an answer without gradients: %v", err)
 	}
 	weight.SetRequiresGrad(true)
-	if err := w.Answer(&rpcwire.Message{Type: rpcwire.PythonRet, Tensors: []any{weight}}); !errors.Is(err, dist.Closed) {
+	if err := w.Answer(&rpcwire.Message{Type: rpcwire.PythonRet, Tensors: []any{weight}}); !errors.Is(err, cohort.Closed) {
 		t.Errorf("an answer that requires gradients: %v", err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/internal/testmem"
+	"github.com/cohort-dist/cohort/internal/testing/testmem"
 	"github.com/cohort-dist/cohort/tensor"
 )
 

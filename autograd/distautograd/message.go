@@ -6,10 +6,10 @@ package distautograd
 import (
 	"encoding/binary"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -53,7 +53,7 @@ func encodeMessage(m message) *rpcwire.Message {
 	b = binary.BigEndian.AppendUint64(b, m.Call.N)
 	out := &rpcwire.Message{Type: rpcwire.BackwardAutogradReq}
 	b = appendGradients(b, grads, out)
-	if m.Kind == backcore.Fail {
+	if m.Kind == backwardcore.Fail {
 		b = appendCause(b, m.Cause)
 	}
 	out.Payload = b
@@ -61,7 +61,7 @@ func encodeMessage(m message) *rpcwire.Message {
 }
 
 func badMessage(format string, args ...any) error {
-	return dist.Newf("distautograd: message", dist.Protocol, format, args...)
+	return cohort.Newf("distautograd: message", cohort.Protocol, format, args...)
 }
 
 func decodeMessage(in *rpcwire.Message) (m message, err error) {
@@ -69,19 +69,19 @@ func decodeMessage(in *rpcwire.Message) (m message, err error) {
 	if len(b) < headSize || b[0] != goForm {
 		return m, badMessage("%d bytes are no message of a pass", len(b))
 	}
-	m.Kind, m.Mode = backcore.Kind(b[1]), backcore.Mode(b[2])
+	m.Kind, m.Mode = backwardcore.Kind(b[1]), backwardcore.Mode(b[2])
 	retain := b[3] != 0
-	m.Context = ID(binary.BigEndian.Uint64(b[4:])).context()                                                               //nolint:gosec // two's complement
-	m.Pass = backcore.PassID{Origin: backcore.Worker(binary.BigEndian.Uint16(b[12:])), N: binary.BigEndian.Uint64(b[14:])} //nolint:gosec // two's complement
-	m.Call = backcore.Call{From: backcore.Worker(binary.BigEndian.Uint16(b[22:])), N: binary.BigEndian.Uint64(b[24:])}     //nolint:gosec // two's complement
+	m.Context = ID(binary.BigEndian.Uint64(b[4:])).context()                                                                       //nolint:gosec // two's complement
+	m.Pass = backwardcore.PassID{Origin: backwardcore.Worker(binary.BigEndian.Uint16(b[12:])), N: binary.BigEndian.Uint64(b[14:])} //nolint:gosec // two's complement
+	m.Call = backwardcore.Call{From: backwardcore.Worker(binary.BigEndian.Uint16(b[22:])), N: binary.BigEndian.Uint64(b[24:])}     //nolint:gosec // two's complement
 	n := binary.BigEndian.Uint32(b[32:])
 	b = b[headSize:]
-	if m.Mode > backcore.Foreign || (m.Mode == backcore.Foreign) != (m.Pass == backcore.NoID) && m.Kind != backcore.Seen {
+	if m.Mode > backwardcore.Foreign || (m.Mode == backwardcore.Foreign) != (m.Pass == backwardcore.NoID) && m.Kind != backwardcore.Seen {
 		return m, badMessage("mode %d with pass %v", m.Mode, m.Pass)
 	}
 	tensors := in.Tensors
 	switch {
-	case m.Kind == backcore.Grad:
+	case m.Kind == backwardcore.Grad:
 		if m.Gradient, b, tensors, err = cutGradients(n, b, tensors); err != nil {
 			return m, err
 		}
@@ -89,7 +89,7 @@ func decodeMessage(in *rpcwire.Message) (m message, err error) {
 	case n > 0:
 		return m, badMessage("a message of kind %d with gradients", m.Kind)
 	}
-	if m.Kind == backcore.Fail {
+	if m.Kind == backwardcore.Fail {
 		if m.Cause, b, err = cutCause(b); err != nil {
 			return m, err
 		}
@@ -159,7 +159,7 @@ func cutGradients(n uint32, b []byte, tensors []any) (g *gradient, rest []byte, 
 }
 
 // encodeAnswer is the answer to a Mark or Grad.
-func encodeAnswer(failed *backcore.Cause, all []carried) *rpcwire.Message {
+func encodeAnswer(failed *backwardcore.Cause, all []carried) *rpcwire.Message {
 	out := &rpcwire.Message{Type: rpcwire.BackwardAutogradResp}
 	switch {
 	case failed != nil:
@@ -185,14 +185,14 @@ func encodeAnswer(failed *backcore.Cause, all []carried) *rpcwire.Message {
 }
 
 // decodeAnswer reads the answer to a Mark or Grad.
-func decodeAnswer(kind backcore.Kind, in *rpcwire.Message) (failed *backcore.Cause, all []carried, err error) {
+func decodeAnswer(kind backwardcore.Kind, in *rpcwire.Message) (failed *backwardcore.Cause, all []carried, err error) {
 	if in == nil || len(in.Payload) == 0 {
 		return nil, nil, nil
 	}
 	b, tensors := in.Payload[1:], in.Tensors
 	switch {
 	case in.Payload[0] == 0:
-		failed = new(backcore.Cause)
+		failed = new(backwardcore.Cause)
 		*failed, _, err = cutCause(b)
 		return failed, nil, err
 	case in.Payload[0] != 1 || len(b) < 4:
@@ -207,12 +207,12 @@ func decodeAnswer(kind backcore.Kind, in *rpcwire.Message) (failed *backcore.Cau
 		if len(b) < fixed {
 			return nil, nil, badMessage("an answer that ends in a message")
 		}
-		x := carried{Call: backcore.Call{From: backcore.Worker(binary.BigEndian.Uint16(b)), N: binary.BigEndian.Uint64(b[2:])}} //nolint:gosec // two's complement
+		x := carried{Call: backwardcore.Call{From: backwardcore.Worker(binary.BigEndian.Uint16(b)), N: binary.BigEndian.Uint64(b[2:])}} //nolint:gosec // two's complement
 		retain, count := b[10] != 0, binary.BigEndian.Uint32(b[11:])
 		if x.Gradient, b, tensors, err = cutGradients(count, b[fixed:], tensors); err != nil {
 			return nil, nil, err
 		}
-		if x.Gradient.retain = retain; kind != backcore.Grad {
+		if x.Gradient.retain = retain; kind != backwardcore.Grad {
 			x.Gradient = nil
 		}
 		all = append(all, x)
@@ -223,7 +223,7 @@ func decodeAnswer(kind backcore.Kind, in *rpcwire.Message) (failed *backcore.Cau
 	return nil, all, nil
 }
 
-func appendCause(b []byte, c backcore.Cause) []byte {
+func appendCause(b []byte, c backwardcore.Cause) []byte {
 	died := byte(0)
 	if c.Died {
 		died = 1
@@ -238,11 +238,11 @@ func appendCause(b []byte, c backcore.Cause) []byte {
 	return b
 }
 
-func cutCause(b []byte) (c backcore.Cause, rest []byte, err error) {
+func cutCause(b []byte) (c backwardcore.Cause, rest []byte, err error) {
 	if len(b) < 4 {
 		return c, nil, badMessage("%d bytes are no cause", len(b))
 	}
-	c.Worker = backcore.Worker(binary.BigEndian.Uint16(b)) //nolint:gosec // two's complement
+	c.Worker = backwardcore.Worker(binary.BigEndian.Uint16(b)) //nolint:gosec // two's complement
 	c.Code, c.Died = int(b[2]), b[3] != 0
 	b = b[4:]
 	for _, s := range []*string{&c.Function, &c.Text} {

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -17,17 +17,17 @@ func sampleMessages() []message {
 	one := tensor.Must(tensor.From([]float32{1, 2}, 2))
 	two := &tensor.Sparse{Shape: []int{3}, Indices: tensor.Must(tensor.From([]int64{2, 0}, 1, 2)), Values: one}
 	return []message{
-		{Kind: backcore.Mark, Mode: backcore.Smart, Context: backcore.Context{Origin: 3, N: 77}, Pass: backcore.PassID{Origin: 2, N: 9}, Call: backcore.Call{From: 1, N: 5}},
+		{Kind: backwardcore.Mark, Mode: backwardcore.Smart, Context: backwardcore.Context{Origin: 3, N: 77}, Pass: backwardcore.PassID{Origin: 2, N: 9}, Call: backwardcore.Call{From: 1, N: 5}},
 		{
-			Kind: backcore.Grad, Mode: backcore.Fast, Context: backcore.Context{Origin: 3, N: 77}, Pass: backcore.PassID{Origin: 2, N: 9}, Call: backcore.Call{From: 1, N: 5},
+			Kind: backwardcore.Grad, Mode: backwardcore.Fast, Context: backwardcore.Context{Origin: 3, N: 77}, Pass: backwardcore.PassID{Origin: 2, N: 9}, Call: backwardcore.Call{From: 1, N: 5},
 			Gradient: &gradient{ts: []autograd.Value{{}, {Dense: one}, {Sparse: two}, {}}, retain: true},
 		},
-		{Kind: backcore.Grad, Mode: backcore.Foreign, Context: backcore.Context{Origin: 0, N: 1}, Pass: backcore.NoID, Gradient: &gradient{ts: []autograd.Value{}}},
+		{Kind: backwardcore.Grad, Mode: backwardcore.Foreign, Context: backwardcore.Context{Origin: 0, N: 1}, Pass: backwardcore.NoID, Gradient: &gradient{ts: []autograd.Value{}}},
 		{
-			Kind: backcore.Fail, Mode: backcore.Fast, Context: backcore.Context{Origin: 3, N: 77}, Pass: backcore.PassID{Origin: 2, N: 9},
-			Cause: backcore.Cause{Worker: 4, Code: 9, Died: true, Function: "MulBackward", Text: "it died"},
+			Kind: backwardcore.Fail, Mode: backwardcore.Fast, Context: backwardcore.Context{Origin: 3, N: 77}, Pass: backwardcore.PassID{Origin: 2, N: 9},
+			Cause: backwardcore.Cause{Worker: 4, Code: 9, Died: true, Function: "MulBackward", Text: "it died"},
 		},
-		{Kind: backcore.Seen, Context: backcore.Context{Origin: 3, N: 1<<48 - 1}},
+		{Kind: backwardcore.Seen, Context: backwardcore.Context{Origin: 3, N: 1<<48 - 1}},
 	}
 }
 
@@ -52,10 +52,10 @@ func sampleAnswers() [][]carried {
 	one := tensor.Must(tensor.From([]float32{1, 2}, 2))
 	return [][]carried{
 		nil,
-		{{Call: backcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []autograd.Value{{Dense: one}}, retain: true}}},
+		{{Call: backwardcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []autograd.Value{{Dense: one}}, retain: true}}},
 		{
-			{Call: backcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []autograd.Value{{}, {Dense: one}}}},
-			{Call: backcore.Call{From: 3, N: 1<<48 - 1}, Gradient: &gradient{ts: []autograd.Value{}}},
+			{Call: backwardcore.Call{From: 2, N: 7}, Gradient: &gradient{ts: []autograd.Value{{}, {Dense: one}}}},
+			{Call: backwardcore.Call{From: 3, N: 1<<48 - 1}, Gradient: &gradient{ts: []autograd.Value{}}},
 		},
 	}
 }
@@ -63,26 +63,26 @@ func sampleAnswers() [][]carried {
 func TestAnswersAsSent(t *testing.T) {
 	for _, all := range sampleAnswers() {
 		sent := encodeAnswer(nil, all)
-		failed, got, err := decodeAnswer(backcore.Grad, sent)
+		failed, got, err := decodeAnswer(backwardcore.Grad, sent)
 		if err != nil || failed != nil || !reflect.DeepEqual(got, all) {
 			t.Errorf("%+v is read as %+v, %v, %v", all, got, failed, err)
 		}
 		for n := range sent.Payload {
 			short := *sent
 			short.Payload = sent.Payload[:n]
-			if _, _, err := decodeAnswer(backcore.Grad, &short); err == nil && n > 0 {
+			if _, _, err := decodeAnswer(backwardcore.Grad, &short); err == nil && n > 0 {
 				t.Errorf("%d of %d bytes are read as an answer", n, len(sent.Payload))
 			}
 		}
 	}
-	cause := backcore.Cause{Worker: 4, Code: 9, Died: true, Function: "MulBackward", Text: "it died"}
-	if failed, _, err := decodeAnswer(backcore.Mark, encodeAnswer(&cause, nil)); err != nil || failed == nil || *failed != cause {
+	cause := backwardcore.Cause{Worker: 4, Code: 9, Died: true, Function: "MulBackward", Text: "it died"}
+	if failed, _, err := decodeAnswer(backwardcore.Mark, encodeAnswer(&cause, nil)); err != nil || failed == nil || *failed != cause {
 		t.Errorf("%+v is read as %+v, %v", cause, failed, err)
 	}
 }
 
 func TestCleanupsAsSent(t *testing.T) {
-	all := []backcore.Context{{Origin: 0, N: 1}, {Origin: 3, N: 1<<48 - 1}}
+	all := []backwardcore.Context{{Origin: 0, N: 1}, {Origin: 3, N: 1<<48 - 1}}
 	sent := encodeCleanups(all)
 	if got, err := decodeCleanups(sent); err != nil || !isCleanups(sent) || !reflect.DeepEqual(got, all) {
 		t.Errorf("%v are read as %v, %v", all, got, err)
@@ -95,12 +95,12 @@ func TestCleanupsAsSent(t *testing.T) {
 }
 
 func TestContextIDs(t *testing.T) {
-	for _, c := range []backcore.Context{{Origin: 0, N: 1}, {Origin: 1, N: 1<<48 - 1}, {Origin: 32767, N: 42}} {
+	for _, c := range []backwardcore.Context{{Origin: 0, N: 1}, {Origin: 1, N: 1<<48 - 1}, {Origin: 32767, N: 42}} {
 		if got := idOf(c).context(); got != c {
 			t.Errorf("%v is %v after the wire", c, got)
 		}
 	}
-	if id := idOf(backcore.Context{Origin: 3, N: 5}); id != 3<<48|5 {
+	if id := idOf(backwardcore.Context{Origin: 3, N: 5}); id != 3<<48|5 {
 		t.Errorf("the id is %x", int64(id))
 	}
 }
@@ -137,11 +137,11 @@ func FuzzAnswer(f *testing.F) {
 		for range tensors & 3 {
 			in.Tensors = append(in.Tensors, tensor.Must(tensor.From([]float32{1}, 1)))
 		}
-		failed, all, err := decodeAnswer(backcore.Grad, in)
+		failed, all, err := decodeAnswer(backwardcore.Grad, in)
 		if err != nil {
 			return
 		}
-		failedAgain, again, err := decodeAnswer(backcore.Grad, encodeAnswer(failed, all))
+		failedAgain, again, err := decodeAnswer(backwardcore.Grad, encodeAnswer(failed, all))
 		if err != nil || !reflect.DeepEqual(again, all) || !reflect.DeepEqual(failedAgain, failed) {
 			t.Errorf("%x is read as %+v, %+v, and again as %+v, %+v, %v", payload, failed, all, failedAgain, again, err)
 		}
@@ -150,7 +150,7 @@ func FuzzAnswer(f *testing.F) {
 
 // The same of clean-ups.
 func FuzzCleanups(f *testing.F) {
-	f.Add(encodeCleanups([]backcore.Context{{Origin: 1, N: 2}}).Payload)
+	f.Add(encodeCleanups([]backwardcore.Context{{Origin: 1, N: 2}}).Payload)
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		in := &rpcwire.Message{Payload: payload}
 		if !isCleanups(in) {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -20,7 +20,7 @@ func WithHook(h observe.Hook) Option { return option(func(e *Engine) { e.hook = 
 // note reports that gradients of a message arrive or leave.
 func (e *Engine) note(kind observe.Kind, what label) {
 	if e.hook != nil {
-		e.hook.Emit(observe.Event{Kind: kind, Rank: dist.Rank(e.self()), Peer: what.peer, Key: what.String()})
+		e.hook.Emit(observe.Event{Kind: kind, Rank: cohort.Rank(e.self()), Peer: what.peer, Key: what.String()})
 	}
 }
 
@@ -29,7 +29,7 @@ func (c *Context) began() (ended func(error)) {
 	if c.e.hook == nil {
 		return func(error) {}
 	}
-	x := observe.Event{Kind: "autograd.backward", Phase: observe.Begin, Time: time.Now(), Rank: dist.Rank(c.e.self()), Key: strconv.FormatInt(int64(c.ID()), 10)}
+	x := observe.Event{Kind: "autograd.backward", Phase: observe.Begin, Time: time.Now(), Rank: cohort.Rank(c.e.self()), Key: strconv.FormatInt(int64(c.ID()), 10)}
 	c.e.hook.Emit(x)
 	return func(err error) {
 		end := x

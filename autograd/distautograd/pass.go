@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -21,25 +21,25 @@ import (
 // pass is this worker's part of a pass.
 type pass struct {
 	c      *Context
-	id     backcore.PassID
+	id     backwardcore.PassID
 	retain bool
 	ctx    context.Context //nolint:containedctx // it ends with the pass, and is what its functions run with
 	cancel context.CancelCauseFunc
 	expiry *time.Timer
-	ended  *dist.Promise[struct{}]
+	ended  *cohort.Promise[struct{}]
 
 	// Guarded by the engine's lock.
-	starts []backcore.Node // functions that will be run with gradients from elsewhere
+	starts []backwardcore.Node // functions that will be run with gradients from elsewhere
 	queue  []job
 	active bool // somebody runs the queue
 
 	// Of whoever runs the queue.
 	local *autograd.Pass
-	out   map[backcore.Node]*gradient // of receive functions that have run
+	out   map[backwardcore.Node]*gradient // of receive functions that have run
 }
 
 type job struct {
-	node backcore.Node
+	node backwardcore.Node
 	grad *gradient
 }
 
@@ -48,7 +48,7 @@ type passKey struct{}
 var errOver = errors.New("the pass is over")
 
 // pass returns a pass under way.
-func (c *Context) pass(id backcore.PassID) *pass {
+func (c *Context) pass(id backwardcore.PassID) *pass {
 	if c == nil {
 		return nil
 	}
@@ -56,10 +56,10 @@ func (c *Context) pass(id backcore.PassID) *pass {
 }
 
 // enterLocked returns a pass that is under way, or begins with ctx.
-func (c *Context) enterLocked(ctx context.Context, id backcore.PassID, retain bool) *pass {
+func (c *Context) enterLocked(ctx context.Context, id backwardcore.PassID, retain bool) *pass {
 	p := c.passes[id]
 	if p == nil {
-		p = &pass{c: c, id: id, retain: retain, ended: dist.NewPromise[struct{}](), out: map[backcore.Node]*gradient{}}
+		p = &pass{c: c, id: id, retain: retain, ended: cohort.NewPromise[struct{}](), out: map[backwardcore.Node]*gradient{}}
 		deadline, ok := ctx.Deadline()
 		if !ok {
 			deadline = time.Now().Add(c.e.timeout)
@@ -69,22 +69,22 @@ func (c *Context) enterLocked(ctx context.Context, id backcore.PassID, retain bo
 		p.ctx, p.cancel = bounded, func(err error) { cancel(err); stop() }
 		// A little before the deadline, so that the error which says what is missing arrives in time.
 		left := time.Until(deadline)
-		p.expiry = time.AfterFunc(left-min(time.Second, left/10), func() { p.giveUp(dist.DeadlineExceeded) })
+		p.expiry = time.AfterFunc(left-min(time.Second, left/10), func() { p.giveUp(cohort.DeadlineExceeded) })
 		c.passes[id] = p
 	}
 	return p
 }
 
 // giveUp ends the pass everywhere because this worker does not wait for it any longer.
-func (p *pass) giveUp(code dist.Code) {
+func (p *pass) giveUp(code cohort.Code) {
 	e := p.c.e
-	moment.At("distautograd.give_up")
+	failpoint.At("distautograd.give_up")
 	e.after(e.step(func(m *machine) {
 		if p.c.passes[p.id] != p {
 			return
 		}
-		cause := backcore.Cause{Worker: e.self(), Code: int(code), Text: "the pass was cancelled"}
-		if code == dist.DeadlineExceeded {
+		cause := backwardcore.Cause{Worker: e.self(), Code: int(code), Text: "the pass was cancelled"}
+		if code == cohort.DeadlineExceeded {
 			cause = p.lateLocked(m)
 		}
 		m.Failed(p.c.id, p.id, cause)
@@ -137,23 +137,23 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 		return err
 	}
 	if ctx.Err() != nil {
-		return dist.FromContext(ctx, op)
+		return cohort.FromContext(ctx, op)
 	}
 	e := c.e
 	mode := e.mode(o)
-	next := make([][]backcore.Node, len(nodes))
+	next := make([][]backwardcore.Node, len(nodes))
 	for i, n := range nodes {
 		next[i] = c.reachable(n)
 	}
 	var p *pass
 	begun := false
-	moment.At("distautograd.backward")
+	failpoint.At("distautograd.backward")
 	w := e.step(func(m *machine) {
 		if e.mu.contexts[c.id] != c {
 			return
 		}
 		begun = true
-		start := map[backcore.Node]*gradient{}
+		start := map[backwardcore.Node]*gradient{}
 		for i, n := range nodes {
 			at, known := c.nodes[n]
 			if !known {
@@ -172,13 +172,13 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 		return c.over(op)
 	}
 	if p == nil {
-		return dist.New(op, dist.InvalidArgument, "another pass is under way in this context: with PyTorch workers there can be one at a time")
+		return cohort.New(op, cohort.InvalidArgument, "another pass is under way in this context: with PyTorch workers there can be one at a time")
 	}
-	defer context.AfterFunc(ctx, func() { p.giveUp(dist.CodeOf(dist.FromContext(ctx, op))) })()
+	defer context.AfterFunc(ctx, func() { p.giveUp(cohort.CodeOf(cohort.FromContext(ctx, op))) })()
 	waits := context.WithoutCancel(ctx) // its end is the end of the pass, everywhere
 	ended := c.began()
 	e.drive(waits, w)
-	moment.At("distautograd.await")
+	failpoint.At("distautograd.await")
 	_, err = rpc.Await(waits, p.ended.Future())
 	ended(err)
 	return err
@@ -188,7 +188,7 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads map[*autograd.Node][]autograd.Value, err error) {
 	const op = "distautograd: backward"
 	if len(roots) == 0 {
-		return nil, nil, dist.New(op, dist.InvalidArgument, "no tensors provided for gradient computation")
+		return nil, nil, cohort.New(op, cohort.InvalidArgument, "no tensors provided for gradient computation")
 	}
 	grads = map[*autograd.Node][]autograd.Value{}
 	counts := map[autograd.Edge]float64{}
@@ -199,11 +199,11 @@ func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads ma
 		edge := v.Edge()
 		switch {
 		case edge.Node == nil:
-			return nil, nil, dist.Newf(op, dist.InvalidArgument, "root %d of %d: requires_grad not set on it", i, len(roots))
+			return nil, nil, cohort.Newf(op, cohort.InvalidArgument, "root %d of %d: requires_grad not set on it", i, len(roots))
 		case v.Data() == nil || v.Data().Numel() != 1:
-			return nil, nil, dist.Newf(op, dist.InvalidArgument, "root %d of %d is not a scalar: all roots need to be, and dense; this one is %v", i, len(roots), v.Shape())
+			return nil, nil, cohort.Newf(op, cohort.InvalidArgument, "root %d of %d is not a scalar: all roots need to be, and dense; this one is %v", i, len(roots), v.Shape())
 		case edge.Node.Leaf() != nil:
-			return nil, nil, dist.Newf(op, dist.InvalidArgument, "root %d of %d is a leaf: it does not have a valid gradient function", i, len(roots))
+			return nil, nil, cohort.Newf(op, cohort.InvalidArgument, "root %d of %d is a leaf: it does not have a valid gradient function", i, len(roots))
 		}
 		if grads[edge.Node] == nil {
 			nodes = append(nodes, edge.Node)
@@ -218,21 +218,21 @@ func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads ma
 }
 
 // mode is how a pass of this worker runs.
-func (e *Engine) mode(o passOptions) backcore.Mode {
+func (e *Engine) mode(o passOptions) backwardcore.Mode {
 	for _, w := range e.agent.Workers() {
 		if !w.Go {
-			return backcore.Foreign
+			return backwardcore.Foreign
 		}
 	}
 	if o.fast {
-		return backcore.Fast
+		return backwardcore.Fast
 	}
-	return backcore.Smart
+	return backwardcore.Smart
 }
 
 // lateLocked is the cause of a pass that has not ended in time: it says what it still waits for.
-func (p *pass) lateLocked(m *machine) backcore.Cause {
-	return backcore.Cause{Worker: p.c.e.self(), Code: int(dist.DeadlineExceeded), Text: p.missingLocked(m)}
+func (p *pass) lateLocked(m *machine) backwardcore.Cause {
+	return backwardcore.Cause{Worker: p.c.e.self(), Code: int(cohort.DeadlineExceeded), Text: p.missingLocked(m)}
 }
 
 // missingLocked says what a pass still waits for.
@@ -257,7 +257,7 @@ func (p *pass) missingLocked(m *machine) string {
 // run.
 func (e *Engine) run(w *work) {
 	for len(w.runs) > 0 {
-		moment.At("distautograd.run")
+		failpoint.At("distautograd.run")
 		p := w.runs[0]
 		e.mu.Lock()
 		if len(p.queue) == 0 {
@@ -292,7 +292,7 @@ func (e *Engine) run(w *work) {
 }
 
 // ran tells the machine that a function has run, or has failed.
-func (e *Engine) ran(p *pass, node backcore.Node, pt *point, err error) work {
+func (e *Engine) ran(p *pass, node backwardcore.Node, pt *point, err error) work {
 	finish := false
 	w := e.step(func(m *machine) {
 		switch {
@@ -358,10 +358,10 @@ func protected(exited func(error), f func() error) (err error) {
 			return
 		}
 		if v := recover(); v != nil {
-			err = dist.Newf("distautograd: backward", dist.Internal, "a function panicked: %v", v)
+			err = cohort.Newf("distautograd: backward", cohort.Internal, "a function panicked: %v", v)
 			return
 		}
-		exited(dist.New("distautograd: backward", dist.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
+		exited(cohort.New("distautograd: backward", cohort.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
 	}()
 	err = f()
 	returned = true
@@ -369,9 +369,9 @@ func protected(exited func(error), f func() error) (err error) {
 }
 
 // cause says why a function of this worker failed.
-func (e *Engine) cause(err error) backcore.Cause {
-	c := backcore.Cause{Worker: e.self(), Code: int(dist.CodeOf(err)), Text: err.Error()}
-	if e, ok := err.(*dist.Error); ok { //nolint:errorlint // the one of the pass, which names the function
+func (e *Engine) cause(err error) backwardcore.Cause {
+	c := backwardcore.Cause{Worker: e.self(), Code: int(cohort.CodeOf(err)), Text: err.Error()}
+	if e, ok := err.(*cohort.Error); ok { //nolint:errorlint // the one of the pass, which names the function
 		c.Function = e.Key
 		if e.Err != nil {
 			c.Text = e.Err.Error()

@@ -9,11 +9,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/coo"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -120,7 +120,7 @@ func TestParameterServers(t *testing.T) {
 		for name, fn := range map[string]string{"function": "s.refadd", "script": "__torch__.s.refadd"} {
 			t.Run(name, func(t *testing.T) {
 				ctx := testContext(t)
-				futures := make([][]*dist.Future[int64], n)
+				futures := make([][]*cohort.Future[int64], n)
 				for i, server := range ws {
 					ref := remote(ctx, t, server, server.name(), "s.make", server.name())
 					for away := 1; away < n; away++ {
@@ -191,13 +191,13 @@ func TestRoundTrips(t *testing.T) {
 func TestMixedTypes(t *testing.T) {
 	wide := func(v autograd.Value) *autograd.Variable {
 		if v.Sparse != nil {
-			s, err := coo.Convert(v.Sparse, tensor.Float64)
+			s, err := sparseops.Convert(v.Sparse, tensor.Float64)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return autograd.SparseParameter(s)
 		}
-		return autograd.Parameter(tensor.Must(tmath.Convert(v.Dense, tensor.Float64)))
+		return autograd.Parameter(tensor.Must(tensorops.Convert(v.Dense, tensor.Float64)))
 	}
 	worlds(t, 2, func(t *testing.T, k kind, ws []*worker) {
 		t.Helper()

@@ -7,19 +7,19 @@ import (
 	"context"
 	"strconv"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/standin"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorlike"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // point is a function of a context that the machine knows: a send or receive function, or a root.
 type point struct {
 	node *autograd.Node
-	next []backcore.Node // receive functions that its gradients can reach
+	next []backwardcore.Node // receive functions that its gradients can reach
 	what label
 	kind []autograd.Value
 }
@@ -70,7 +70,7 @@ func (s *sent) BackwardValues(_ *autograd.Context, grads []autograd.Value) ([]au
 // received is the receive function of a message: gradients of what it carried leave from here.
 type received struct {
 	c    *Context
-	at   backcore.Node
+	at   backwardcore.Node
 	what label
 }
 
@@ -97,10 +97,10 @@ func (r *received) BackwardValues(c *autograd.Context, grads []autograd.Value) (
 	p, _ := c.Ctx().Value(passKey{}).(*pass)
 	switch {
 	case p == nil:
-		return nil, dist.New("distautograd: backward", dist.InvalidArgument,
+		return nil, cohort.New("distautograd: backward", cohort.InvalidArgument,
 			"the value came from another worker: use Backward of its distributed autograd context instead of Variable.Backward")
 	case p.c != r.c:
-		return nil, dist.Newf("distautograd: backward", dist.InvalidArgument,
+		return nil, cohort.Newf("distautograd: backward", cohort.InvalidArgument,
 			"the value was received in autograd context %d, and the pass runs in context %d", r.c.ID(), p.c.ID())
 	}
 	r.c.e.note("autograd.recv", r.what)
@@ -109,11 +109,11 @@ func (r *received) BackwardValues(c *autograd.Context, grads []autograd.Value) (
 }
 
 func notForward() error {
-	return dist.New("distautograd: forward", dist.Internal, "a send or receive function has no forward part")
+	return cohort.New("distautograd: forward", cohort.Internal, "a send or receive function has no forward part")
 }
 
 // reachable returns the receive functions of a context that gradients can reach from some functions.
-func (c *Context) reachable(from ...*autograd.Node) (found []backcore.Node) {
+func (c *Context) reachable(from ...*autograd.Node) (found []backwardcore.Node) {
 	seen := map[*autograd.Node]bool{}
 	var todo []*autograd.Node
 	begin := func(n *autograd.Node) {
@@ -154,14 +154,14 @@ func differentiable(m *rpcwire.Message) (at []int, kinds []autograd.Value) {
 }
 
 // recordSend records that a message leaves in the context. It returns its number.
-func (c *Context) recordSend(to rpcseam.Worker, what label, m *rpcwire.Message) (call backcore.Call, recorded bool, err error) {
+func (c *Context) recordSend(to rpcext.Worker, what label, m *rpcwire.Message) (call backwardcore.Call, recorded bool, err error) {
 	_, kinds := differentiable(m)
 	var edges []autograd.Edge
 	if len(kinds) > 0 {
 		of := make(map[any]autograd.Edge, len(m.Holders))
 		for _, h := range m.Holders {
 			if v, ok := h.(*autograd.Variable); ok {
-				of[standin.Tensor(v)] = v.Edge()
+				of[tensorlike.Tensor(v)] = v.Edge()
 			}
 		}
 		for _, t := range kinds {
@@ -176,11 +176,11 @@ func (c *Context) recordSend(to rpcseam.Worker, what label, m *rpcwire.Message) 
 	over := true
 	w := c.e.step(func(m *machine) {
 		if p.node == nil {
-			call, over = m.Number(), !m.Meet(c.id, backcore.Worker(to.ID)) //nolint:gosec // 16 bits
+			call, over = m.Number(), !m.Meet(c.id, backwardcore.Worker(to.ID)) //nolint:gosec // 16 bits
 			return
 		}
 		var ok bool
-		if call, ok = m.RecordSend(c.id, backcore.Worker(to.ID), p.next...); ok { //nolint:gosec // 16 bits
+		if call, ok = m.RecordSend(c.id, backwardcore.Worker(to.ID), p.next...); ok { //nolint:gosec // 16 bits
 			over = false
 			at, _ := m.Sent(c.id, call)
 			c.nodes[p.node], c.points[at], c.calls[call] = at, p, p
@@ -194,7 +194,7 @@ func (c *Context) recordSend(to rpcseam.Worker, what label, m *rpcwire.Message) 
 }
 
 // wrap puts the wrapper of a context around a message, in the compact form for a Go worker.
-func (c *Context) wrap(m *rpcwire.Message, call backcore.Call, kind rpcwire.Type, compact bool) error {
+func (c *Context) wrap(m *rpcwire.Message, call backwardcore.Call, kind rpcwire.Type, compact bool) error {
 	x := rpcwire.Autograd{Inner: m.Type, ContextID: int64(c.ID()), MessageID: number(call), From: rpcwire.WorkerID(c.e.agent.Self().ID), Compact: compact} //nolint:gosec // 16 bits
 	payload, err := x.Wrap(m.Payload)
 	m.Type, m.Payload = kind, payload
@@ -203,14 +203,14 @@ func (c *Context) wrap(m *rpcwire.Message, call backcore.Call, kind rpcwire.Type
 
 // unwrap takes the wrapper off a message that has arrived, the answer to fn or a request, and records it. Its tensors become
 // variables. There is no context for a request of PyTorch whose context is over and that can do without.
-func (e *Engine) unwrap(from rpcseam.Worker, fn string, m *rpcwire.Message) (*Context, rpcwire.Autograd, error) {
+func (e *Engine) unwrap(from rpcext.Worker, fn string, m *rpcwire.Message) (*Context, rpcwire.Autograd, error) {
 	const op = "distautograd: message"
 	x, inner, err := rpcwire.UnwrapAutograd(m.Payload)
 	if err != nil {
 		return nil, x, err
 	}
 	if from.ID < 0 || int(x.From) != from.ID {
-		return nil, x, dist.Newf(op, dist.Protocol, "%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
+		return nil, x, cohort.Newf(op, cohort.Protocol, "%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
 	}
 	at, kinds := differentiable(m)
 	what := label{inner: x.Inner, joint: " from ", peer: from.Name}
@@ -244,7 +244,7 @@ func (e *Engine) unwrap(from rpcseam.Worker, fn string, m *rpcwire.Message) (*Co
 		return nil, x, nil
 	}
 	if c == nil {
-		return nil, x, dist.Newf(op, dist.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
+		return nil, x, cohort.Newf(op, cohort.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
 	}
 	if node != nil {
 		for _, v := range kinds { // the variable says so from now on
@@ -267,21 +267,21 @@ func (e *Engine) unwrap(from rpcseam.Worker, fn string, m *rpcwire.Message) (*Co
 }
 
 // incoming handles a request that belongs to a context.
-func (e *Engine) incoming(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wrapped, error) {
+func (e *Engine) incoming(from rpcext.Worker, m *rpcwire.Message) (*rpcext.Wrapped, error) {
 	c, x, err := e.unwrap(from, "", m)
 	if err != nil {
 		return nil, err
 	}
 	what := label{before: "the answer to ", inner: x.Inner, joint: " of ", peer: from.Name}
 	if c == nil {
-		return &rpcseam.Wrapped{Message: m, Answer: func(m *rpcwire.Message) error {
+		return &rpcext.Wrapped{Message: m, Answer: func(m *rpcwire.Message) error {
 			if at, _ := differentiable(m); len(at) > 0 { // they would be lost
-				return dist.Newf("distautograd: "+what.String(), dist.Closed, "the autograd context %d is closed", x.ContextID)
+				return cohort.Newf("distautograd: "+what.String(), cohort.Closed, "the autograd context %d is closed", x.ContextID)
 			}
 			return nil
 		}}, nil
 	}
-	return &rpcseam.Wrapped{Message: m, Context: c.carried, Answer: func(m *rpcwire.Message) error {
+	return &rpcext.Wrapped{Message: m, Context: c.carried, Answer: func(m *rpcwire.Message) error {
 		call, recorded, err := c.recordSend(from, what, m)
 		if at, _ := differentiable(m); err != nil && len(at) == 0 {
 			return nil // the context is over, and the answer has nothing of it: see unwrap
@@ -294,13 +294,13 @@ func (e *Engine) incoming(from rpcseam.Worker, m *rpcwire.Message) (*rpcseam.Wra
 }
 
 // outgoing is asked about every request that leaves.
-func (e *Engine) outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *rpcwire.Message) (*rpcseam.Exchange, error) {
+func (e *Engine) outgoing(ctx context.Context, to rpcext.Worker, fn string, m *rpcwire.Message) (*rpcext.Exchange, error) {
 	c := From(ctx)
 	if c == nil || to.ID < 0 {
 		return nil, nil //nolint:nilnil // it is of no context
 	}
 	if c.e != e {
-		return nil, dist.Newf("distautograd: call", dist.InvalidArgument, "the ctx has autograd context %d of another agent", c.ID())
+		return nil, cohort.Newf("distautograd: call", cohort.InvalidArgument, "the ctx has autograd context %d of another agent", c.ID())
 	}
 	switch m.Type { //nolint:exhaustive // a builtin operator has no result with gradients unless an argument has
 	case rpcwire.ScriptCall, rpcwire.ScriptRemoteCall:
@@ -321,7 +321,7 @@ func (e *Engine) outgoing(ctx context.Context, to rpcseam.Worker, fn string, m *
 			e.after(e.step(func(m *machine) { m.Lost(c.id, call) }))
 		}
 	}
-	return &rpcseam.Exchange{
+	return &rpcext.Exchange{
 		Message: &out,
 		Answered: func(m *rpcwire.Message) error {
 			if m.Type != rpcwire.ForwardAutogradResp { // nothing in it requires gradients

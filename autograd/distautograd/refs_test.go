@@ -10,9 +10,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -125,7 +125,7 @@ func TestBackwardRef(t *testing.T) {
 	if err := c.BackwardRef(base, loss); err == nil || !strings.Contains(err.Error(), "could not find autograd context") {
 		t.Errorf("in a context that the owner does not know: %v", err)
 	}
-	if err := c.BackwardRef(base, nil); !errors.Is(err, dist.InvalidArgument) {
+	if err := c.BackwardRef(base, nil); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("from no reference: %v", err)
 	}
 }

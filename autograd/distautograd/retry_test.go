@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -72,7 +72,7 @@ func TestFaultyAgent(t *testing.T) {
 					if err := c.Close(); err != nil {
 						t.Fatal(err)
 					}
-					if err := c.Backward(ctx, []*autograd.Variable{loss}); !errors.Is(err, dist.Closed) {
+					if err := c.Backward(ctx, []*autograd.Variable{loss}); !errors.Is(err, cohort.Closed) {
 						t.Errorf("a pass of a closed context: %v", err)
 					}
 				}

@@ -9,29 +9,29 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // exchange names a message and its answer.
 type exchange struct {
-	kind    backcore.Kind
-	peer    backcore.Worker
-	context backcore.Context
-	pass    backcore.PassID
-	call    backcore.Call
+	kind    backwardcore.Kind
+	peer    backwardcore.Worker
+	context backwardcore.Context
+	pass    backwardcore.PassID
+	call    backwardcore.Call
 }
 
 // answer answers a request of another worker: with why it failed, or with nil and what the answer carries.
-type answer func(failed *backcore.Cause, carried []carried)
+type answer func(failed *backwardcore.Cause, carried []carried)
 
-type carried = backcore.Carried[*gradient]
+type carried = backwardcore.Carried[*gradient]
 
 // failLocked answers requests that can have no other answer any more.
-func (e *Engine) failLocked(w *work, cause backcore.Cause, which func(exchange) bool) (failed bool) {
+func (e *Engine) failLocked(w *work, cause backwardcore.Cause, which func(exchange) bool) (failed bool) {
 	for key, reply := range e.mu.waiters {
 		if which(key) {
 			delete(e.mu.waiters, key)
@@ -46,21 +46,21 @@ func (e *Engine) failLocked(w *work, cause backcore.Cause, which func(exchange) 
 type sending struct {
 	key   exchange
 	msg   message
-	p     *pass              // of a Mark or Grad
-	batch []backcore.Context // of a Cleanup of several contexts
+	p     *pass                  // of a Mark or Grad
+	batch []backwardcore.Context // of a Cleanup of several contexts
 }
 
 // sendLocked decides what happens to a message of the machine.
 func (e *Engine) sendLocked(m *machine, msg message, w *work) {
-	if msg.To == msg.From && msg.Kind != backcore.Fail {
+	if msg.To == msg.From && msg.Kind != backwardcore.Fail {
 		m.Receive(msg)
 		return
 	}
 	s := sending{key: exchange{msg.Kind, msg.To, msg.Context, msg.Pass, msg.Call}, msg: msg}
 	switch msg.Kind { //nolint:exhaustive // the others are sent as they are
-	case backcore.Told, backcore.Cleaned, backcore.Noted:
+	case backwardcore.Told, backwardcore.Cleaned, backwardcore.Noted:
 		return // the request is answered where it is served
-	case backcore.Done:
+	case backwardcore.Done:
 		key := exchange{msg.Wave, msg.To, msg.Context, msg.Pass, msg.Call}
 		if reply := e.mu.waiters[key]; reply != nil {
 			delete(e.mu.waiters, key)
@@ -79,15 +79,15 @@ func (e *Engine) sendLocked(m *machine, msg message, w *work) {
 			})
 		}
 		return
-	case backcore.Fail:
+	case backwardcore.Fail:
 		told := e.failLocked(w, msg.Cause, func(key exchange) bool {
 			return key.peer == msg.To && key.context == msg.Context && key.pass == msg.Pass
 		})
 		if told || msg.To == msg.From || !e.isGo(msg.To) {
-			m.Receive(message{Kind: backcore.Told, From: msg.To, To: msg.From, Context: msg.Context, Pass: msg.Pass})
+			m.Receive(message{Kind: backwardcore.Told, From: msg.To, To: msg.From, Context: msg.Context, Pass: msg.Pass})
 			return
 		}
-	case backcore.Mark, backcore.Grad:
+	case backwardcore.Mark, backwardcore.Grad:
 		if s.p = e.mu.contexts[msg.Context].pass(msg.Pass); s.p == nil {
 			return
 		}
@@ -96,14 +96,14 @@ func (e *Engine) sendLocked(m *machine, msg message, w *work) {
 		return
 	}
 	e.mu.flying[s.key] = true
-	if msg.Kind == backcore.Cleanup && e.isGo(msg.To) {
+	if msg.Kind == backwardcore.Cleanup && e.isGo(msg.To) {
 		e.cleanupLocked(msg, w)
 		return
 	}
 	w.sends = append(w.sends, s)
 }
 
-func (e *Engine) isGo(id backcore.Worker) bool {
+func (e *Engine) isGo(id backwardcore.Worker) bool {
 	w, err := e.agent.Worker(int(id))
 	return err == nil && w.Go
 }
@@ -122,7 +122,7 @@ func (e *Engine) drive(ctx context.Context, w work) {
 		if last == nil {
 			return
 		}
-		moment.At("distautograd.send")
+		failpoint.At("distautograd.send")
 		m, err := e.encode(*last)
 		if err == nil {
 			m, err = e.agent.Send(both{last.p.ctx, ctx}, int(last.msg.To), m)
@@ -160,7 +160,7 @@ func (e *Engine) after(w work) {
 		e.post(s)
 	}
 	for _, reply := range w.answers {
-		moment.At("distautograd.answer")
+		failpoint.At("distautograd.answer")
 		reply()
 	}
 }
@@ -170,7 +170,7 @@ const controlTimeout = 5 * time.Second
 
 // post sends a message. What its answer brings about is done by the goroutine that reads it.
 func (e *Engine) post(s sending) {
-	moment.At("distautograd.post")
+	failpoint.At("distautograd.post")
 	ctx, cancel := context.Background(), func() {}
 	if s.p != nil {
 		ctx = s.p.ctx // it ends with the pass, not with the request that brought it here: that may be sent again
@@ -181,7 +181,7 @@ func (e *Engine) post(s sending) {
 		cancel()
 		e.serve(e.sent(s, back, err))
 	}
-	if s.msg.Kind == backcore.Seen && !e.isGo(s.msg.To) {
+	if s.msg.Kind == backwardcore.Seen && !e.isGo(s.msg.To) {
 		if !e.agent.Go(func(context.Context) { done(e.askTorch(ctx, s)) }) {
 			cancel()
 		}
@@ -206,12 +206,12 @@ func (e *Engine) askTorch(ctx context.Context, s sending) (*rpcwire.Message, err
 
 // sent tells the machine what became of a message.
 func (e *Engine) sent(s sending, back *rpcwire.Message, err error) work {
-	moment.At("distautograd.sent")
+	failpoint.At("distautograd.sent")
 	return e.step(func(m *machine) {
 		delete(e.mu.flying, s.key)
 		reply := message{From: s.msg.To, To: s.msg.From, Context: s.msg.Context, Pass: s.msg.Pass, Call: s.msg.Call}
 		switch s.msg.Kind { //nolint:exhaustive // the requests
-		case backcore.Mark, backcore.Grad:
+		case backwardcore.Mark, backwardcore.Grad:
 			if s.p.c.passes[s.p.id] != s.p {
 				return // it is over
 			}
@@ -225,32 +225,32 @@ func (e *Engine) sent(s sending, back *rpcwire.Message, err error) work {
 				failed, carried, bad := decodeAnswer(s.msg.Kind, back)
 				switch {
 				case bad != nil:
-					m.Failed(s.msg.Context, s.msg.Pass, backcore.Cause{Worker: s.msg.To, Code: int(dist.Protocol), Text: bad.Error()})
+					m.Failed(s.msg.Context, s.msg.Pass, backwardcore.Cause{Worker: s.msg.To, Code: int(cohort.Protocol), Text: bad.Error()})
 				case failed != nil:
 					m.Failed(s.msg.Context, s.msg.Pass, *failed)
 				default:
-					reply.Kind, reply.Wave, reply.Mode, reply.Carried = backcore.Done, s.msg.Kind, s.msg.Mode, carried
+					reply.Kind, reply.Wave, reply.Mode, reply.Carried = backwardcore.Done, s.msg.Kind, s.msg.Mode, carried
 					m.Receive(reply)
 				}
 			}
-		case backcore.Fail:
+		case backwardcore.Fail:
 			if err == nil {
-				reply.Kind = backcore.Told
+				reply.Kind = backwardcore.Told
 				m.Receive(reply)
 			}
-		case backcore.Cleanup:
+		case backwardcore.Cleanup:
 			e.cleanedLocked(m, s, err)
-		case backcore.Seen:
+		case backwardcore.Seen:
 			switch {
 			case err != nil:
 			case len(back.Payload) > 0 && back.Payload[0] == 0:
-				reply.Kind = backcore.Cleanup
+				reply.Kind = backwardcore.Cleanup
 				m.Receive(reply)
 			default:
 				if c := e.mu.contexts[s.msg.Context]; c != nil {
 					c.seen = time.Now()
 				}
-				reply.Kind = backcore.Noted
+				reply.Kind = backwardcore.Noted
 				m.Receive(reply)
 			}
 		}
@@ -258,19 +258,19 @@ func (e *Engine) sent(s sending, back *rpcwire.Message, err error) work {
 }
 
 // lostCause says why a pass cannot go on, or nil when it can: when there is no error, or one that passes.
-func (e *Engine) lostCause(s sending, err error) *backcore.Cause {
+func (e *Engine) lostCause(s sending, err error) *backwardcore.Cause {
 	if err == nil {
 		return nil
 	}
-	code := dist.CodeOf(err)
-	cause := &backcore.Cause{Worker: s.msg.To, Code: int(code), Text: err.Error()}
-	if f, ok := err.(*dist.Error); ok && f.Detail != "" { //nolint:errorlint // of the agent itself
+	code := cohort.CodeOf(err)
+	cause := &backwardcore.Cause{Worker: s.msg.To, Code: int(code), Text: err.Error()}
+	if f, ok := err.(*cohort.Error); ok && f.Detail != "" { //nolint:errorlint // of the agent itself
 		cause.Text = f.Detail
 	}
 	switch {
-	case code == dist.Closed:
+	case code == cohort.Closed:
 		return nil // this agent is: whoever waits for it sees that
-	case e.isGo(s.msg.To) && (code == dist.PeerLost || code == dist.Unavailable):
+	case e.isGo(s.msg.To) && (code == cohort.PeerLost || code == cohort.Unavailable):
 		return nil // a link was lost; whether the worker was, will be seen
 	}
 	return cause
@@ -281,11 +281,11 @@ func (e *Engine) encode(s sending) (*rpcwire.Message, error) {
 	if s.batch != nil {
 		return encodeCleanups(s.batch), nil
 	}
-	if s.msg.Kind == backcore.Cleanup {
+	if s.msg.Kind == backwardcore.Cleanup {
 		payload, err := rpcwire.EncodeCleanup(int64(idOf(s.msg.Context)))
 		return &rpcwire.Message{Type: rpcwire.CleanupAutogradReq, Payload: payload}, err
 	}
-	if s.msg.Kind == backcore.Grad {
+	if s.msg.Kind == backwardcore.Grad {
 		if err := s.fill(); err != nil {
 			return nil, err
 		}
@@ -293,8 +293,8 @@ func (e *Engine) encode(s sending) (*rpcwire.Message, error) {
 	if e.isGo(s.msg.To) {
 		return encodeMessage(s.msg), nil
 	}
-	if s.msg.Kind != backcore.Grad {
-		return nil, dist.Newf("distautograd: message", dist.Internal, "a message of kind %d to a PyTorch worker", s.msg.Kind)
+	if s.msg.Kind != backwardcore.Grad {
+		return nil, cohort.Newf("distautograd: message", cohort.Internal, "a message of kind %d to a PyTorch worker", s.msg.Kind)
 	}
 	enc := &rpcwire.Encoder{}
 	b := rpcwire.Backward{ContextID: int64(idOf(s.msg.Context)), MessageID: number(s.msg.Call), RetainGraph: s.msg.Gradient.retain}
@@ -314,7 +314,7 @@ func (s *sending) fill() (err error) {
 // fillCarried does the same with the gradients that an answer carries.
 func (c *Context) fillCarried(msg message, retain bool) (all []carried, err error) {
 	for _, x := range msg.Carried {
-		if msg.Wave == backcore.Grad {
+		if msg.Wave == backwardcore.Grad {
 			if x.Gradient, err = c.filled(x.Call, x.Gradient, retain); err != nil {
 				return nil, err
 			}
@@ -325,13 +325,13 @@ func (c *Context) fillCarried(msg message, retain bool) (all []carried, err erro
 }
 
 // filled returns gradients of what a message has brought without any missing.
-func (c *Context) filled(call backcore.Call, some *gradient, retain bool) (*gradient, error) {
-	moment.At("distautograd.filled")
+func (c *Context) filled(call backwardcore.Call, some *gradient, retain bool) (*gradient, error) {
+	failpoint.At("distautograd.filled")
 	c.e.mu.Lock()
 	pt := c.calls[call]
 	c.e.mu.Unlock()
 	if pt == nil {
-		return nil, dist.New("distautograd: backward", dist.Internal, "the message is not known")
+		return nil, cohort.New("distautograd: backward", cohort.Internal, "the message is not known")
 	}
 	g := gradient{ts: make([]autograd.Value, len(pt.kind)), retain: retain}
 	if some != nil {

@@ -6,19 +6,19 @@ package distautograd
 import (
 	"context"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/backcore"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/rpcseam"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
+	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
 // dispatch handles the messages of passes and clean-ups.
-func (e *Engine) dispatch(ctx context.Context, from rpcseam.Worker, in *rpcwire.Message, reply func(*rpcwire.Message, error)) {
+func (e *Engine) dispatch(ctx context.Context, from rpcext.Worker, in *rpcwire.Message, reply func(*rpcwire.Message, error)) {
 	if from.ID < 0 {
-		reply(nil, dist.Newf("distautograd: message", dist.Protocol, "%q is no worker of this world", from.Name))
+		reply(nil, cohort.Newf("distautograd: message", cohort.Protocol, "%q is no worker of this world", from.Name))
 		return
 	}
 	switch {
@@ -36,7 +36,7 @@ func (e *Engine) dispatch(ctx context.Context, from rpcseam.Worker, in *rpcwire.
 			reply(nil, err)
 			return
 		}
-		e.serveWave(ctx, from, msg, func(failed *backcore.Cause, _ []carried) {
+		e.serveWave(ctx, from, msg, func(failed *backwardcore.Cause, _ []carried) {
 			if failed != nil {
 				reply(nil, e.failure(*failed))
 				return
@@ -47,31 +47,31 @@ func (e *Engine) dispatch(ctx context.Context, from rpcseam.Worker, in *rpcwire.
 }
 
 // serveCleanup handles PyTorch's form of a clean-up.
-func (e *Engine) serveCleanup(from rpcseam.Worker, in *rpcwire.Message) (*rpcwire.Message, error) {
+func (e *Engine) serveCleanup(from rpcext.Worker, in *rpcwire.Message) (*rpcwire.Message, error) {
 	id, err := rpcwire.DecodeCleanup(in.Payload)
 	if err != nil {
 		return nil, err
 	}
-	e.received(from, message{Kind: backcore.Cleanup, Context: ID(id).context()})
+	e.received(from, message{Kind: backwardcore.Cleanup, Context: ID(id).context()})
 	return &rpcwire.Message{Type: rpcwire.CleanupAutogradResp}, nil
 }
 
 // serveCleanups handles the clean-ups of a Go worker.
-func (e *Engine) serveCleanups(from rpcseam.Worker, in *rpcwire.Message) (*rpcwire.Message, error) {
+func (e *Engine) serveCleanups(from rpcext.Worker, in *rpcwire.Message) (*rpcwire.Message, error) {
 	all, err := decodeCleanups(in)
 	if err != nil {
 		return nil, err
 	}
 	msgs := make([]message, len(all))
 	for i, c := range all {
-		msgs[i] = message{Kind: backcore.Cleanup, Context: c}
+		msgs[i] = message{Kind: backwardcore.Cleanup, Context: c}
 	}
 	e.received(from, msgs...)
 	return &rpcwire.Message{Type: rpcwire.BackwardAutogradResp}, nil
 }
 
 // serveGo handles a message of a Go worker about a pass.
-func (e *Engine) serveGo(ctx context.Context, from rpcseam.Worker, in *rpcwire.Message, reply func(*rpcwire.Message, error)) {
+func (e *Engine) serveGo(ctx context.Context, from rpcext.Worker, in *rpcwire.Message, reply func(*rpcwire.Message, error)) {
 	msg, err := decodeMessage(in)
 	if err != nil {
 		reply(nil, err)
@@ -79,14 +79,14 @@ func (e *Engine) serveGo(ctx context.Context, from rpcseam.Worker, in *rpcwire.M
 	}
 	back := &rpcwire.Message{Type: rpcwire.BackwardAutogradResp}
 	switch msg.Kind {
-	case backcore.Mark, backcore.Grad:
-		e.serveWave(ctx, from, msg, func(failed *backcore.Cause, all []carried) {
+	case backwardcore.Mark, backwardcore.Grad:
+		e.serveWave(ctx, from, msg, func(failed *backwardcore.Cause, all []carried) {
 			reply(encodeAnswer(failed, all), nil)
 		})
-	case backcore.Fail:
+	case backwardcore.Fail:
 		e.received(from, msg)
 		reply(back, nil)
-	case backcore.Seen:
+	case backwardcore.Seen:
 		e.received(from, msg)
 		back.Payload = []byte{0}
 		if e.Context(idOf(msg.Context)) != nil {
@@ -99,8 +99,8 @@ func (e *Engine) serveGo(ctx context.Context, from rpcseam.Worker, in *rpcwire.M
 }
 
 // received tells the machine of messages that are answered at once.
-func (e *Engine) received(from rpcseam.Worker, msgs ...message) {
-	peer := backcore.Worker(from.ID) //nolint:gosec // 16 bits
+func (e *Engine) received(from rpcext.Worker, msgs ...message) {
+	peer := backwardcore.Worker(from.ID) //nolint:gosec // 16 bits
 	e.after(e.step(func(m *machine) {
 		m.PeerBack(peer)
 		for _, msg := range msgs {
@@ -111,12 +111,12 @@ func (e *Engine) received(from rpcseam.Worker, msgs ...message) {
 }
 
 // serveWave handles a Mark or Grad. It is answered when all that it has brought about is done.
-func (e *Engine) serveWave(ctx context.Context, from rpcseam.Worker, msg message, reply answer) {
-	msg.From, msg.To = backcore.Worker(from.ID), e.self() //nolint:gosec // 16 bits
+func (e *Engine) serveWave(ctx context.Context, from rpcext.Worker, msg message, reply answer) {
+	msg.From, msg.To = backwardcore.Worker(from.ID), e.self() //nolint:gosec // 16 bits
 	key := exchange{msg.Kind, msg.From, msg.Context, msg.Pass, msg.Call}
 	var former answer
 	serves := false
-	moment.At("distautograd.serve")
+	failpoint.At("distautograd.serve")
 	w := e.step(func(m *machine) {
 		serves = true
 		m.PeerBack(msg.From)
@@ -135,10 +135,10 @@ func (e *Engine) serveWave(ctx context.Context, from rpcseam.Worker, msg message
 		}
 	})
 	if former != nil { // its sender waits for the new one
-		former(&backcore.Cause{Worker: msg.To, Code: int(dist.Aborted), Text: "the message came again"}, nil)
+		former(&backwardcore.Cause{Worker: msg.To, Code: int(cohort.Aborted), Text: "the message came again"}, nil)
 	}
 	if !serves {
-		reply(&backcore.Cause{Worker: msg.To, Code: int(dist.Closed), Text: "the agent is closed"}, nil)
+		reply(&backwardcore.Cause{Worker: msg.To, Code: int(cohort.Closed), Text: "the agent is closed"}, nil)
 	}
 	e.serve(w)
 }
@@ -157,13 +157,13 @@ func torchGradient(self int, in *rpcwire.Message) (m message, err error) {
 		}
 	}
 	return message{
-		Kind: backcore.Grad, Mode: backcore.Foreign, Pass: backcore.NoID, Context: ID(b.ContextID).context(),
+		Kind: backwardcore.Grad, Mode: backwardcore.Foreign, Pass: backwardcore.NoID, Context: ID(b.ContextID).context(),
 		Call: callOf(self, b.MessageID), Gradient: g,
 	}, nil
 }
 
 // serveRef runs a pass from an object of this worker, for the holder of a reference.
-func (e *Engine) serveRef(ctx context.Context, from rpcseam.Worker, in *rpcwire.Message) (*rpcwire.Message, error) {
+func (e *Engine) serveRef(ctx context.Context, from rpcext.Worker, in *rpcwire.Message) (*rpcwire.Message, error) {
 	b, err := rpcwire.DecodeRRefBackward(in.Payload)
 	if err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (e *Engine) serveRef(ctx context.Context, from rpcseam.Worker, in *rpcwire.
 	}
 	c := e.Context(ID(b.ContextID))
 	if c == nil {
-		return nil, dist.Newf("distautograd: backward", dist.NotFound, "could not find autograd context with id %d: no message of it has reached this worker, or it is closed", b.ContextID)
+		return nil, cohort.Newf("distautograd: backward", cohort.NotFound, "could not find autograd context with id %d: no message of it has reached this worker, or it is closed", b.ContextID)
 	}
 	if err := c.backwardOwn(ctx, from.ID, b.RRef, opts); err != nil {
 		return nil, err
@@ -190,7 +190,7 @@ func (c *Context) backwardOwn(ctx context.Context, holder int, id rpcwire.Global
 	}
 	root, ok := v.(*autograd.Variable)
 	if !ok {
-		return dist.Newf("distautograd: backward", dist.InvalidArgument, "the RRef should contain a tensor for .backward(): it refers to a %T", v)
+		return cohort.Newf("distautograd: backward", cohort.InvalidArgument, "the RRef should contain a tensor for .backward(): it refers to a %T", v)
 	}
 	return c.Backward(ctx, []*autograd.Variable{root}, opts...)
 }

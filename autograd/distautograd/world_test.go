@@ -11,7 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/store"
@@ -156,8 +156,8 @@ func closeTo(a, b *tensor.Tensor) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	x, err1 := tmath.Convert(a, tensor.Float64)
-	y, err2 := tmath.Convert(b, tensor.Float64)
+	x, err1 := tensorops.Convert(a, tensor.Float64)
+	y, err2 := tensorops.Convert(b, tensor.Float64)
 	if err1 != nil || err2 != nil || !x.SameShape(y) {
 		return false
 	}

@@ -7,8 +7,8 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -26,7 +26,7 @@ type Attention struct {
 func NewAttention(r *rand.Rand, width, heads int, causal bool) *Attention {
 	a := &Attention{Heads: heads, Causal: causal, InWeight: parameter(3*width, width), InBias: parameter(3 * width), Out: NewLinear(r, width, width)}
 	if heads < 1 || width%heads != 0 {
-		a.InWeight = autograd.Failed(dist.Newf("nn: attention", dist.InvalidArgument, "embed_dim %d must be divisible by num_heads %d", width, heads))
+		a.InWeight = autograd.Failed(cohort.Newf("nn: attention", cohort.InvalidArgument, "embed_dim %d must be divisible by num_heads %d", width, heads))
 	}
 	XavierUniform(r, a.InWeight)
 	Fill(a.Out.Bias, 0)
@@ -43,7 +43,7 @@ func (a *Attention) Forward(x *autograd.Variable) *autograd.Variable {
 	}
 	s := x.Shape()
 	if len(s) != 3 {
-		return autograd.Failed(dist.Newf("nn: attention", dist.InvalidArgument, "an input of shape %v: want batch x length x width", s))
+		return autograd.Failed(cohort.Newf("nn: attention", cohort.InvalidArgument, "an input of shape %v: want batch x length x width", s))
 	}
 	batch, length, width := s[0], s[1], s[2]
 	size := width / a.Heads

@@ -4,9 +4,9 @@
 package nn
 
 import (
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/tmath"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -44,11 +44,11 @@ func (l *BatchNorm) Forward(x *autograd.Variable) *autograd.Variable {
 	case x.Err() != nil:
 		return x
 	case x.Dims() != 2 || x.Shape()[1] != l.mean.Dim(0):
-		return autograd.Failed(dist.Newf(op, dist.InvalidArgument, "input of shape %v: want (N, %d)", x.Shape(), l.mean.Dim(0)))
+		return autograd.Failed(cohort.Newf(op, cohort.InvalidArgument, "input of shape %v: want (N, %d)", x.Shape(), l.mean.Dim(0)))
 	case l.Evaluation:
 		return l.normal(x.Sub(autograd.Constant(l.mean)), autograd.Constant(l.variance))
 	case x.Shape()[0] < 2:
-		return autograd.Failed(dist.Newf(op, dist.InvalidArgument, "expected more than 1 value per channel when training, got input size %v", x.Shape()))
+		return autograd.Failed(cohort.Newf(op, cohort.InvalidArgument, "expected more than 1 value per channel when training, got input size %v", x.Shape()))
 	}
 	mean := x.Mean(0)
 	centred := x.Sub(mean)
@@ -74,10 +74,10 @@ func (l *BatchNorm) track(mean, variance *tensor.Tensor, sample float64) error {
 		running, batch *tensor.Tensor
 		factor         float64
 	}{{l.mean, mean, l.Momentum}, {l.variance, variance, l.Momentum * sample}} {
-		if err := tmath.Scale(s.running, 1-l.Momentum); err != nil {
+		if err := tensorops.Scale(s.running, 1-l.Momentum); err != nil {
 			return err
 		}
-		if err := tmath.AXPY(s.factor, s.batch, s.running); err != nil {
+		if err := tensorops.AXPY(s.factor, s.batch, s.running); err != nil {
 			return err
 		}
 	}

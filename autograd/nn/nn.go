@@ -15,8 +15,8 @@ import (
 	"math/rand/v2"
 	"strconv"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -88,7 +88,7 @@ type Func func(*autograd.Variable) *autograd.Variable
 // Forward calls f.
 func (f Func) Forward(x *autograd.Variable) *autograd.Variable {
 	if f == nil {
-		return autograd.Failed(dist.New("nn: func", dist.InvalidArgument, "no function"))
+		return autograd.Failed(cohort.New("nn: func", cohort.InvalidArgument, "no function"))
 	}
 	return f(x)
 }
@@ -111,7 +111,7 @@ type Sequential []Module
 func (s Sequential) Forward(x *autograd.Variable) *autograd.Variable {
 	for i, m := range s {
 		if m == nil {
-			return autograd.Failed(dist.Newf("nn: sequential", dist.InvalidArgument, "module %d of %d is nil", i, len(s)))
+			return autograd.Failed(cohort.Newf("nn: sequential", cohort.InvalidArgument, "module %d of %d is nil", i, len(s)))
 		}
 		x = m.Forward(x)
 	}

@@ -11,9 +11,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -81,7 +81,7 @@ func TestCausal(t *testing.T) {
 		nn.NewLinear(r, 3, 2).Forward(autograd.Constant(tensor.Must(tensor.New(tensor.Float32, 2, 4)))),
 		nn.NewLinear(r, -3, 2).Forward(autograd.Constant(tensor.Must(tensor.New(tensor.Float32, 2, 4)))),
 	} {
-		if !errors.Is(a.Err(), dist.InvalidArgument) {
+		if !errors.Is(a.Err(), cohort.InvalidArgument) {
 			t.Errorf("error %v", a.Err())
 		}
 	}
@@ -118,7 +118,7 @@ func TestSaveAndLoad(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := nn.LoadState(b, state); !errors.Is(err, dist.InvalidArgument) {
+		if err := nn.LoadState(b, state); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("another model was loaded: %v", err)
 		}
 	}
@@ -201,7 +201,7 @@ func TestBatchNorm(t *testing.T) {
 		t.Errorf("running mean %v, %v", v, err)
 	}
 	for _, bad := range []*tensor.Tensor{tensor.Must(tensor.New(tensor.Float32, 1, 2)), tensor.Must(tensor.New(tensor.Float32, 3, 3)), tensor.Must(tensor.New(tensor.Float32, 2))} {
-		if err := m.Forward(autograd.Constant(bad)).Err(); !errors.Is(err, dist.InvalidArgument) {
+		if err := m.Forward(autograd.Constant(bad)).Err(); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("input of %v: %v", bad.Shape(), err)
 		}
 	}
@@ -209,7 +209,7 @@ func TestBatchNorm(t *testing.T) {
 	if err := m.Forward(autograd.Constant(tensor.Must(tensor.New(tensor.Float32, 1, 2)))).Err(); err != nil {
 		t.Error(err)
 	}
-	if err := nn.NewBatchNorm(-1).Forward(x).Err(); !errors.Is(err, dist.InvalidArgument) {
+	if err := nn.NewBatchNorm(-1).Forward(x).Err(); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("a layer of -1 features: %v", err)
 	}
 }

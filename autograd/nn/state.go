@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 	"github.com/cohort-dist/cohort/tensor/safetensors"
 )
@@ -16,7 +16,7 @@ import (
 // corresponds to Module.state_dict.
 func State(m Module) (map[string]*tensor.Tensor, error) {
 	if m == nil {
-		return nil, dist.New("nn: state", dist.InvalidArgument, "the module is nil")
+		return nil, cohort.New("nn: state", cohort.InvalidArgument, "the module is nil")
 	}
 	out := map[string]*tensor.Tensor{}
 	for _, p := range m.Params() {
@@ -24,15 +24,15 @@ func State(m Module) (map[string]*tensor.Tensor, error) {
 			return nil, err
 		}
 		if out[p.Name] != nil {
-			return nil, dist.Newf("nn: state", dist.InvalidArgument, "two parameters are called %q", p.Name)
+			return nil, cohort.Newf("nn: state", cohort.InvalidArgument, "two parameters are called %q", p.Name)
 		}
 		if out[p.Name] = p.Value.Data(); out[p.Name] == nil {
-			return nil, dist.Newf("nn: state", dist.NotSupported, "parameter %q is sparse: only dense ones have a state", p.Name)
+			return nil, cohort.Newf("nn: state", cohort.NotSupported, "parameter %q is sparse: only dense ones have a state", p.Name)
 		}
 	}
 	for _, b := range Buffers(m) {
 		if out[b.Name] != nil {
-			return nil, dist.Newf("nn: state", dist.InvalidArgument, "a buffer and something else are called %q", b.Name)
+			return nil, cohort.Newf("nn: state", cohort.InvalidArgument, "a buffer and something else are called %q", b.Name)
 		}
 		out[b.Name] = b.Value
 	}
@@ -49,16 +49,16 @@ func LoadState(m Module, state map[string]*tensor.Tensor) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(state)) {
 		if own[name] == nil {
-			return dist.Newf(op, dist.InvalidArgument, "unexpected key %q: the model has %v", name, slices.Sorted(maps.Keys(own)))
+			return cohort.Newf(op, cohort.InvalidArgument, "unexpected key %q: the model has %v", name, slices.Sorted(maps.Keys(own)))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(own)) {
 		t, p := state[name], own[name]
 		switch {
 		case t == nil:
-			return dist.Newf(op, dist.InvalidArgument, "missing key %q: there are %v", name, slices.Sorted(maps.Keys(state)))
+			return cohort.Newf(op, cohort.InvalidArgument, "missing key %q: there are %v", name, slices.Sorted(maps.Keys(state)))
 		case t.DType() != p.DType() || !t.SameShape(p):
-			return dist.Newf(op, dist.InvalidArgument, "size mismatch for %s: %v%v, the model has %v%v", name, t.DType(), t.Shape(), p.DType(), p.Shape())
+			return cohort.Newf(op, cohort.InvalidArgument, "size mismatch for %s: %v%v, the model has %v%v", name, t.DType(), t.Shape(), p.DType(), p.Shape())
 		}
 	}
 	for name, p := range own {

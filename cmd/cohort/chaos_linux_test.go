@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 )
 
 var (

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 )
 
 // shows waits until the screen has a line that matches each of the patterns, and returns its lines.

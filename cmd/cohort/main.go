@@ -8,7 +8,7 @@ package main
 import (
 	"os"
 
-	"github.com/cohort-dist/cohort/internal/cli"
+	"github.com/cohort-dist/cohort/cmd/cohort/internal/cli"
 )
 
 func main() { os.Exit(cli.Main(os.Args[1:], cli.System())) }

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testprog"
 )
 
 // TestManyWorkers: 64 small workers on one machine, all of which print, keep the launcher below 40 MB, and nothing that they

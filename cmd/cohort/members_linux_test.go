@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testprog"
 )
 
 // TestMembersOnNodes: three launchers have two workers each, of which four are members of one group. A node that is killed, or whose

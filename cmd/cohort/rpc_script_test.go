@@ -9,7 +9,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -28,7 +28,7 @@ func rpcWorld(ts *testscript.TestScript, _ bool, args []string) {
 	agents := make([]*rpc.Agent, 2)
 	errs := make(chan error, 2)
 	for i, name := range []string{"ps", "trainer"} {
-		opts := []rpc.Option{rpc.WithRank(dist.Rank(i)), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(scriptHandlers())}
+		opts := []rpc.Option{rpc.WithRank(cohort.Rank(i)), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(scriptHandlers())}
 		if args[1] == "static" {
 			opts = append(opts, rpc.WithWorldSize(2))
 		}
@@ -80,6 +80,6 @@ func scriptHandlers() *rpc.Registry {
 		MustHandle("stats.crash", func() { panic("a bug") }).
 		MustHandle("stats.slow", func(ctx context.Context) error {
 			<-ctx.Done()
-			return dist.FromContext(ctx, "stats: slow")
+			return cohort.FromContext(ctx, "stats: slow")
 		})
 }

@@ -10,8 +10,8 @@ import (
 	"strconv"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/world"
 )
 
 // rpcRank is a program whose ranks use RPC alone and hang, in the scene that its argument names:
@@ -28,7 +28,7 @@ func rpcRank() {
 }
 
 func hangInRPC(ctx context.Context, scene string) error {
-	w, err := cohort.Join(ctx, "env://")
+	w, err := world.Join(ctx, "env://")
 	if err != nil {
 		return err
 	}
@@ -79,5 +79,5 @@ func pass(ctx context.Context, agent *rpc.Agent, fn string, to []string) error {
 // stuck does not return while somebody waits for it.
 func stuck(ctx context.Context) error {
 	<-ctx.Done()
-	return dist.FromContext(ctx, "scene")
+	return cohort.FromContext(ctx, "scene")
 }

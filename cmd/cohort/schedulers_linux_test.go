@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 )
 
 // runs runs a program and returns what it prints and its exit code.

@@ -23,7 +23,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/portowner"
-	"github.com/cohort-dist/cohort/internal/testprog"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testprog"
 )
 
 // listening returns the addresses at which a process or one of its descendants accepts connections.

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/internal/termtest"
+	"github.com/cohort-dist/cohort/cmd/cohort/internal/termtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 

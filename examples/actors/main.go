@@ -21,10 +21,10 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/examples/internal/launch"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/world"
 )
 
 // Step is what Env.step returns: a dict, by the names of the fields.
@@ -37,7 +37,7 @@ type Step struct {
 func main() { launch.Main(run) }
 
 func run(ctx context.Context, url string, out io.Writer) error {
-	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
+	w, err := world.Join(ctx, url, world.WithTimeout(time.Minute))
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func run(ctx context.Context, url string, out io.Writer) error {
 	}
 	total := 0.0
 	for range 5 {
-		steps := make([]*dist.Future[Step], len(envs))
+		steps := make([]*cohort.Future[Step], len(envs))
 		for i, env := range envs {
 			steps[i] = rpc.AsyncMethod[Step](ctx, env, "step", 1)
 		}

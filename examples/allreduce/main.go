@@ -16,15 +16,15 @@ import (
 	"io"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/examples/internal/launch"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/world"
 )
 
 func main() { launch.Main(run) }
 
 func run(ctx context.Context, url string, out io.Writer) error {
-	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
+	w, err := world.Join(ctx, url, world.WithTimeout(time.Minute))
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
 )
 
 func TestMeansAgree(t *testing.T) {

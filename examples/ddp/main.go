@@ -26,12 +26,12 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/world"
 )
 
 func main() {
@@ -61,7 +61,7 @@ const (
 )
 
 func run(ctx context.Context, url string, steps int, out io.Writer) error {
-	w, err := cohort.Join(ctx, url, cohort.WithTimeout(2*time.Minute))
+	w, err := world.Join(ctx, url, world.WithTimeout(2*time.Minute))
 	if err != nil {
 		return err
 	}

@@ -23,13 +23,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/examples/internal/curve"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/optim"
+	"github.com/cohort-dist/cohort/world"
 )
 
 const (
@@ -84,7 +84,7 @@ func local(ctx context.Context, size, epochs int, out io.Writer) (*result, error
 }
 
 func train(ctx context.Context, url string, epochs int, out io.Writer) (*result, error) {
-	w, err := cohort.Join(ctx, url, cohort.WithTimeout(2*time.Minute))
+	w, err := world.Join(ctx, url, world.WithTimeout(2*time.Minute))
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
@@ -32,6 +31,7 @@ import (
 	"github.com/cohort-dist/cohort/optim/remote"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/world"
 )
 
 const (
@@ -49,7 +49,7 @@ func main() {
 
 // run trains and returns the losses of all steps.
 func run(ctx context.Context, url string, out io.Writer) ([]float64, error) {
-	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
+	w, err := world.Join(ctx, url, world.WithTimeout(time.Minute))
 	if err != nil {
 		return nil, err
 	}

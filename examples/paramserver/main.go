@@ -18,10 +18,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/examples/internal/launch"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/world"
 )
 
 // Server holds the parameters. Python reaches it through an RRef, by the stub class paramserver.Server.
@@ -69,7 +69,7 @@ func newServer(args struct {
 func main() { launch.Main(run) }
 
 func run(ctx context.Context, url string, out io.Writer) error {
-	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
+	w, err := world.Join(ctx, url, world.WithTimeout(time.Minute))
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -49,7 +49,7 @@ func train(ctx context.Context, addr string, steps int) error {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	g, err := group.New(ctx, s, dist.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure(), group.WithTimeout(10*time.Second), group.WithPeers(group.Torch214))
+	g, err := group.New(ctx, s, cohort.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure(), group.WithTimeout(10*time.Second), group.WithPeers(group.Torch214))
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func train(ctx context.Context, addr string, steps int) error {
 	var now state
 	for {
 		round, err := m.Next(ctx, g.Handle())
-		if errors.Is(err, dist.Closed) {
+		if errors.Is(err, cohort.Closed) {
 			return nil // a spare that was not needed
 		}
 		if err != nil {
@@ -117,7 +117,7 @@ func (now *state) share(ctx context.Context, g *group.Group) error {
 	}
 	furthest := slices.Index(all, slices.Max(all))
 	flat := slices.Concat(now.parameters[:], now.velocity[:])
-	if err := group.BroadcastSlice(ctx, g, flat, dist.Rank(furthest)); err != nil {
+	if err := group.BroadcastSlice(ctx, g, flat, cohort.Rank(furthest)); err != nil {
 		return err
 	}
 	now.step = int(all[furthest])

@@ -22,10 +22,10 @@ import (
 	"os"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/examples/internal/launch"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"
+	"github.com/cohort-dist/cohort/world"
 )
 
 func main() { launch.Main(run) }
@@ -37,7 +37,7 @@ func run(ctx context.Context, url string, out io.Writer) error {
 			_, _ = fmt.Fprintln(out, e.Detail)
 		}
 	}
-	w, err := cohort.Join(ctx, url, cohort.WithHook(progress), cohort.WithTimeout(time.Minute))
+	w, err := world.Join(ctx, url, world.WithHook(progress), world.WithTimeout(time.Minute))
 	if err != nil {
 		return err
 	}

@@ -19,9 +19,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/examples/internal/launch"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/world"
 )
 
 // Diary is an object that others write into through references.
@@ -66,7 +66,7 @@ func pass(ctx context.Context, diary *rpc.Ref[*Diary], size int) error {
 }
 
 func run(ctx context.Context, url string, out io.Writer) error {
-	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
+	w, err := world.Join(ctx, url, world.WithTimeout(time.Minute))
 	if err != nil {
 		return err
 	}

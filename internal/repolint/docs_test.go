@@ -72,7 +72,7 @@ func TestPagesNameWhatExists(t *testing.T) {
 	}
 }
 
-// TestErrorsPage: every code of package dist has its row in docs/errors.md, in their order.
+// TestErrorsPage: every code of package cohort has its row in docs/errors.md, in their order.
 func TestErrorsPage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/errors.md")
@@ -83,7 +83,7 @@ func TestErrorsPage(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z]\\w+)` \\|").FindAllSubmatch(page, -1) {
 		rows = append(rows, string(m[1]))
 	}
-	f, err := parser.ParseFile(token.NewFileSet(), "../../dist/error.go", nil, 0)
+	f, err := parser.ParseFile(token.NewFileSet(), "../../error.go", nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestEnvironmentPage(t *testing.T) {
 		}
 	}
 	for _, s := range sources(t) {
-		if s.test || isOutside(s.pkg) && s.pkg != "internal/torchtest" {
+		if s.test || isOutside(s.pkg) && s.pkg != "internal/testing/torchtest" {
 			continue
 		}
 		f, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", "..", s.file), nil, 0)

@@ -17,14 +17,14 @@ import (
 
 // pointed are the packages in which every site has a point of its own, see package moment. Of store/tcpstore it is the client.
 var pointed = []string{
-	"store/tcpstore", "internal/storedial",
-	"group", "internal/link", "internal/form", "internal/muster", "internal/native", "internal/native/tcp", "internal/native/lanes", "internal/shm", "internal/gloo",
-	"rpc", "internal/rpclink", "internal/rpccall", "internal/rpcserve", "internal/rpcref", "internal/rpcplace", "internal/rpcworld",
-	"internal/cohortwire", "internal/tensorpipe",
+	"store/tcpstore", "internal/store/storedial",
+	"group", "internal/group/transport", "internal/group/bootstrap", "internal/group/assemble", "internal/group/native", "internal/group/native/nativetcp", "internal/group/native/lanes", "internal/group/shm", "internal/group/gloo",
+	"rpc", "internal/rpc/rpcsession", "internal/rpc/rpcclient", "internal/rpc/rpcserver", "internal/rpc/rpcref", "internal/rpc/rpcslots", "internal/rpc/rpcworld",
+	"internal/rpc/cohortwire", "internal/rpc/tensorpipe",
 	"autograd", "autograd/distautograd", "autograd/ddp",
 }
 
-// TestPoints: a call of moment.At stands before every lock, wait (on an epoll instance or a futex, too), read, write and hand-over of the packages above, with no other
+// TestPoints: a call of failpoint.At stands before every lock, wait (on an epoll instance or a futex, too), read, write and hand-over of the packages above, with no other
 // site between the two. A function that only looks, that is, locks and returns something, needs none. Another site that can have none,
 // mostly because it is reached under another lock, says so in its line:
 // "// no point: why".
@@ -55,43 +55,43 @@ func serverFile(name string) bool {
 func TestPointless(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[string]int{
-		`moment.At("p"); mu.Lock()`:                          0,
-		`mu.Lock()`:                                          1,
-		`mu.RLock()`:                                         1,
-		`moment.At("p"); a.Lock(); b.Lock()`:                 1,
-		`mu.Lock() // no point: under another lock`:          0,
-		`moment.At("p"); func() { mu.Lock() }()`:             1,
-		`<-done`:                                             1,
-		`moment.At("p"); x := <-done; _ = x`:                 0,
-		`ch <- 1`:                                            1,
-		`select { case <-done: case <-ctx.Done(): }`:         1,
-		`select { case <-done: default: }`:                   0, // looks
-		`select { case ch <- 1: default: }`:                  1, // hands over
-		`select { case <-done: default: }; all.Wait()`:       1,
-		`moment.At("p"); select { case <-a: mu.Lock() }`:     1,
-		`_, _ = c.conn.Read(buf); _, _ = io.ReadFull(b,c)`:   1,
-		`_, _ = io.ReadFull(conn, buf)`:                      1,
-		`c.Pipe.Send(ctx, m)`:                                1,
-		`conn.SetDeadline(t)`:                                0,
-		`mu.Lock(); defer mu.Unlock(); return x`:             0, // looks
-		`mu.Lock(); defer mu.Unlock(); x++; return x`:        1,
-		`_, _ = ln.Accept()`:                                 1,
-		`epollSleep(m.ep, m.events[:], true)`:                1,
-		`epollRaw(m.ep, m.events[:], ms)`:                    1,
-		`epollRaw(m.ep, m.events[:], 0)`:                     0, // looks
-		`epollLook(m.ep, m.events[:])`:                       0,
-		`unix.EpollWait(ep, ready[:], ms)`:                   1,
-		`unix.EpollWait(ep, ready[:], 0)`:                    0,
-		`unix.Poll(set, -1)`:                                 1,
-		`unix.Poll(set, 0)`:                                  0,
-		`unix.Ppoll(fds[:], &limit, nil)`:                    1,
-		`unix.Syscall6(unix.SYS_FUTEX, a, b, c, d, 0, 0)`:    1,
-		`unix.Syscall6(unix.SYS_EPOLL_PWAIT, a, b)`:          1,
-		`unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, a, b)`:       0, // whoever makes it wait is known by name
-		`futexWait(word, v, limit, true); futexWake(word)`:   2,
-		`g.raw.Read(func(fd uintptr) bool { mu.Lock() })`:    2,
-		`moment.At("p"); futexWait(word, v, limit, true)`:    0,
-		`moment.At("p"); epollSleep(ep, e, true); mu.Lock()`: 1,
+		`failpoint.At("p"); mu.Lock()`:              0,
+		`mu.Lock()`:                                 1,
+		`mu.RLock()`:                                1,
+		`failpoint.At("p"); a.Lock(); b.Lock()`:     1,
+		`mu.Lock() // no point: under another lock`: 0,
+		`failpoint.At("p"); func() { mu.Lock() }()`: 1,
+		`<-done`:                                1,
+		`failpoint.At("p"); x := <-done; _ = x`: 0,
+		`ch <- 1`:                               1,
+		`select { case <-done: case <-ctx.Done(): }`:            1,
+		`select { case <-done: default: }`:                      0, // looks
+		`select { case ch <- 1: default: }`:                     1, // hands over
+		`select { case <-done: default: }; all.Wait()`:          1,
+		`failpoint.At("p"); select { case <-a: mu.Lock() }`:     1,
+		`_, _ = c.conn.Read(buf); _, _ = io.ReadFull(b,c)`:      1,
+		`_, _ = io.ReadFull(conn, buf)`:                         1,
+		`c.Pipe.Send(ctx, m)`:                                   1,
+		`conn.SetDeadline(t)`:                                   0,
+		`mu.Lock(); defer mu.Unlock(); return x`:                0, // looks
+		`mu.Lock(); defer mu.Unlock(); x++; return x`:           1,
+		`_, _ = ln.Accept()`:                                    1,
+		`epollSleep(m.ep, m.events[:], true)`:                   1,
+		`epollRaw(m.ep, m.events[:], ms)`:                       1,
+		`epollRaw(m.ep, m.events[:], 0)`:                        0, // looks
+		`epollLook(m.ep, m.events[:])`:                          0,
+		`unix.EpollWait(ep, ready[:], ms)`:                      1,
+		`unix.EpollWait(ep, ready[:], 0)`:                       0,
+		`unix.Poll(set, -1)`:                                    1,
+		`unix.Poll(set, 0)`:                                     0,
+		`unix.Ppoll(fds[:], &limit, nil)`:                       1,
+		`unix.Syscall6(unix.SYS_FUTEX, a, b, c, d, 0, 0)`:       1,
+		`unix.Syscall6(unix.SYS_EPOLL_PWAIT, a, b)`:             1,
+		`unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, a, b)`:          0, // whoever makes it wait is known by name
+		`futexWait(word, v, limit, true); futexWake(word)`:      2,
+		`g.raw.Read(func(fd uintptr) bool { mu.Lock() })`:       2,
+		`failpoint.At("p"); futexWait(word, v, limit, true)`:    0,
+		`failpoint.At("p"); epollSleep(ep, e, true); mu.Lock()`: 1,
 	} {
 		missing, _ := pointless(t, "code.go", []byte("package p\nfunc f() {\n"+code+"\n}\n"))
 		if len(missing) != want {
@@ -171,7 +171,7 @@ func isPoint(n ast.Node) bool {
 		return false
 	}
 	sel, ok := call.Fun.(*ast.SelectorExpr)
-	return ok && sel.Sel.Name == "At" && lastName(sel.X) == "moment"
+	return ok && sel.Sel.Name == "At" && lastName(sel.X) == "failpoint"
 }
 
 // wires are what is read from and written to, by the names that they have in the packages above.

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	ag "github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/internal/tmath"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -96,7 +96,7 @@ func oddCases(t *testing.T) (all []oddCase) {
 	empty := func(dt tensor.DType, shape ...int) argument { return of(dt, []float64{}, shape...) }
 	for _, dt := range append(floats, tensor.BFloat16, tensor.Int64, tensor.Bool) {
 		values := odd
-		if tmath.KindOf(dt) != tmath.Real {
+		if tensorops.KindOf(dt) != tensorops.Real {
 			values = []float64{0, 1, 1, 0, 1, 1}
 		}
 		unary := []string{"neg", "abs", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "gelutanh", "sum", "mean", "max"}
@@ -105,7 +105,7 @@ func oddCases(t *testing.T) (all []oddCase) {
 		}
 		for _, op := range unary {
 			some := values
-			if strings.HasPrefix(op, "gelu") && tmath.KindOf(dt) == tmath.Real { // PyTorch's kernels overflow, each in its own way
+			if strings.HasPrefix(op, "gelu") && tensorops.KindOf(dt) == tensorops.Real { // PyTorch's kernels overflow, each in its own way
 				some = slices.DeleteFunc(slices.Clone(values), func(v float64) bool { return math.IsInf(v, 0) || v > 1e30 })
 			}
 			add(op, nil, of(dt, some))
@@ -323,7 +323,7 @@ func (want *oddResult) differs(t *testing.T, got *tensor.Tensor) string {
 	if got.DType().String() != want.DType || !slices.Equal(got.Shape(), want.Shape) {
 		return got.DType().String() + text(got.Shape()) + ", PyTorch " + want.DType + text(want.Shape)
 	}
-	wide, err := tmath.Convert(got, tensor.Float64)
+	wide, err := tensorops.Convert(got, tensor.Float64)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -357,7 +357,7 @@ func TestOddValues(t *testing.T) {
 				inputs = append(inputs, a.json)
 				x, _ := a.value.(*tensor.Tensor)
 				v := ag.Constant(x)
-				if tmath.KindOf(x.DType()) == tmath.Real {
+				if tensorops.KindOf(x.DType()) == tensorops.Real {
 					v = ag.Parameter(x)
 				}
 				vs = append(vs, v)
@@ -405,7 +405,7 @@ func oddRun(t *testing.T, c oddCase, vs []register) (register, error) {
 	for i := range w {
 		w[i] = c.weights[i%len(c.weights)]
 	}
-	g, err := tmath.Convert(tensor.Must(tensor.Must(tensor.From(w)).Reshape(y.Shape()...)), y.DType())
+	g, err := tensorops.Convert(tensor.Must(tensor.Must(tensor.From(w)).Reshape(y.Shape()...)), y.DType())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/aten"
-	"github.com/cohort-dist/cohort/internal/tmath"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/rpc/aten"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -28,7 +28,7 @@ func tensorArgument(t *testing.T, dt tensor.DType, transposed bool, values []flo
 	if shape != nil {
 		x = tensor.Must(x.Reshape(shape...)) // From makes a list of one of a number
 	}
-	x, err := tmath.Convert(x, dt)
+	x, err := tensorops.Convert(x, dt)
 	if err == nil && transposed {
 		x, err = x.Transpose(0, 1)
 	}
@@ -80,7 +80,7 @@ func TestOperators(t *testing.T) {
 			}
 			add(op, x)
 			add(op, y)
-			if tmath.KindOf(dt) == tmath.Real && dt != tensor.Float16 { // the versions of PyTorch differ in what they know of halves
+			if tensorops.KindOf(dt) == tensorops.Real && dt != tensor.Float16 { // the versions of PyTorch differ in what they know of halves
 				add(op, tensorArgument(t, dt, false, []float64{math.Copysign(0, -1), 0, -1.5, nan, inf, -inf, 88, -104}))
 			}
 		}
@@ -153,7 +153,7 @@ func TestOperators(t *testing.T) {
 				t.Errorf("%s is %v, PyTorch %s%v", where(), got, want.DType, want.Shape)
 				continue
 			}
-			wide, err := tmath.Convert(x, tensor.Complex128)
+			wide, err := tensorops.Convert(x, tensor.Complex128)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,8 +15,8 @@ import (
 
 	ag "github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/internal/tmath"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -327,7 +327,7 @@ func TestPromotion(t *testing.T) {
 	}
 	type operand struct {
 		json object
-		o    tmath.Operand
+		o    tensorops.Operand
 	}
 	var all []operand
 	for _, dt := range types {
@@ -341,17 +341,17 @@ func TestPromotion(t *testing.T) {
 			if dims == 0 {
 				x = tensor.Must(x.Reshape())
 			}
-			x, err := tmath.Convert(x, dt)
+			x, err := tensorops.Convert(x, dt)
 			if err != nil {
 				t.Fatal(err)
 			}
-			all = append(all, operand{object{"dtype": dt.String(), "values": values}, tmath.Of(x)})
+			all = append(all, operand{object{"dtype": dt.String(), "values": values}, tensorops.Of(x)})
 		}
 	}
-	all = append(all, operand{object{"number": true}, tmath.Num(true)}, operand{object{"number": 2}, tmath.Num(int64(2))}, operand{object{"number": 2.5}, tmath.Num(2.5)})
+	all = append(all, operand{object{"number": true}, tensorops.Num(true)}, operand{object{"number": 2}, tensorops.Num(int64(2))}, operand{object{"number": 2.5}, tensorops.Num(2.5)})
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := torch.Start(t, torchtest.Script{Source: partsScript})
-		for _, op := range []tmath.Op{tmath.Add, tmath.Sub, tmath.Mul, tmath.Div} {
+		for _, op := range []tensorops.Op{tensorops.Add, tensorops.Sub, tensorops.Mul, tensorops.Div} {
 			for _, a := range all {
 				if a.json["number"] != nil {
 					continue
@@ -361,7 +361,7 @@ func TestPromotion(t *testing.T) {
 					if want.DType == "complex32" || strings.Contains(want.Error, "BComplex32") {
 						continue // types of half precision that are not computed here; the second is new in PyTorch 2.14
 					}
-					got, err := tmath.Binary(op, a.o, b.o)
+					got, err := tensorops.Binary(op, a.o, b.o)
 					if (err != nil) != (want.Error != "") {
 						t.Errorf("%v of %v and %v: %v, PyTorch %q", op, a.json, b.json, err, want.Error)
 						continue
@@ -373,7 +373,7 @@ func TestPromotion(t *testing.T) {
 						t.Errorf("%v of %v and %v is %v, PyTorch %s", op, a.json, b.json, got.DType(), want.DType)
 						continue
 					}
-					wide, err := tmath.Convert(got, tensor.Complex128)
+					wide, err := tensorops.Convert(got, tensor.Complex128)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -384,7 +384,7 @@ func TestPromotion(t *testing.T) {
 					per, tolerance := 1, 0.0
 					if got.DType().Complex() {
 						per = 2
-						if op == tmath.Div { // PyTorch's versions differ in the last bit
+						if op == tensorops.Div { // PyTorch's versions differ in the last bit
 							tolerance = 1e-7
 						}
 					}

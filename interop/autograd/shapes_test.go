@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	ag "github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/internal/tmath"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -114,7 +114,7 @@ func firstDim(v register) int {
 
 // wide returns the elements of a tensor as float64.
 func wide(x *tensor.Tensor) []float64 {
-	values, err := tensor.Copy[float64](tensor.Must(tmath.Convert(x, tensor.Float64)))
+	values, err := tensor.Copy[float64](tensor.Must(tensorops.Convert(x, tensor.Float64)))
 	if err != nil {
 		panic(err)
 	}
@@ -159,7 +159,7 @@ func arguments(r *rand.Rand, op string, x register) []int {
 
 func (g *anyGraph) leaves(dt tensor.DType) (regs []register) {
 	for _, l := range g.Leaves {
-		x := tensor.Must(tmath.Convert(tensor.Must(tensor.Must(tensor.From(l.data)).Reshape(l.Shape...)), dt))
+		x := tensor.Must(tensorops.Convert(tensor.Must(tensor.Must(tensor.From(l.data)).Reshape(l.Shape...)), dt))
 		v := ag.Constant(x)
 		if l.Grad {
 			v = ag.Parameter(x)
@@ -266,7 +266,7 @@ func (g *anyGraph) run(t *testing.T, dt tensor.DType) (regs []register, grads []
 			continue
 		}
 		if _, err := regs[k].OnGrad(func(x *tensor.Tensor) (*tensor.Tensor, error) {
-			return tmath.Binary(tmath.Mul, tmath.Of(x), tmath.Num(-2.0))
+			return tensorops.Binary(tensorops.Mul, tensorops.Of(x), tensorops.Num(-2.0))
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	ag "github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
 )

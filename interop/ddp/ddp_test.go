@@ -24,11 +24,11 @@ import (
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/world"
 )
 
 //go:embed rank.py
@@ -97,7 +97,7 @@ var training = func() {}
 // train is a Go rank; it does what rank.py does. One whose mode ends with "-leave" goes without waiting for the others.
 func train(ctx context.Context, url, mode string, steps int) (digest string, buckets [][]string, err error) {
 	mode, leaves := strings.CutSuffix(mode, "-leave")
-	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
+	w, err := world.Join(ctx, url, world.WithTimeout(time.Minute))
 	if err != nil {
 		return "", nil, err
 	}
@@ -241,7 +241,7 @@ func TestTogether(t *testing.T) {
 					digest, buckets, err := train(ctx, fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, own, size), mode, steps)
 					if mode == "join-sparse" && torch == torchtest.V113 {
 						// Its ranks that have joined send empty gradients with indices in all dimensions. A job of its own aborts.
-						if !errors.Is(err, dist.Mismatch) || !strings.Contains(err.Error(), "indices in some dimensions") {
+						if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "indices in some dimensions") {
 							t.Fatal(err)
 						}
 						return

@@ -16,16 +16,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/tmath"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/world"
 )
 
 //go:embed models.py
@@ -155,10 +155,12 @@ func numbers(seed int, shape ...int) *tensor.Tensor {
 }
 
 func quarter(t *tensor.Tensor) *tensor.Tensor {
-	return tensor.Must(tmath.Binary(tmath.Mul, tmath.Of(t), tmath.Num(0.25)))
+	return tensor.Must(tensorops.Binary(tensorops.Mul, tensorops.Of(t), tensorops.Num(0.25)))
 }
 
-func of(t *tensor.Tensor, dt tensor.DType) *tensor.Tensor { return tensor.Must(tmath.Convert(t, dt)) }
+func of(t *tensor.Tensor, dt tensor.DType) *tensor.Tensor {
+	return tensor.Must(tensorops.Convert(t, dt))
+}
 
 func typeOf(p specPart) tensor.DType {
 	if p.Type == "float64" {
@@ -413,7 +415,7 @@ func randomModels(t *testing.T, torch *torchtest.Torch, size, own, count int) {
 		}
 		reference[rank] = begin(alone, rank, both)
 	}
-	w, err := cohort.Join(ctx, fmt.Sprintf("tcp://127.0.0.1:%d?rank=%d&world_size=%d", mixed, own, size), cohort.WithTimeout(time.Minute))
+	w, err := world.Join(ctx, fmt.Sprintf("tcp://127.0.0.1:%d?rank=%d&world_size=%d", mixed, own, size), world.WithTimeout(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}

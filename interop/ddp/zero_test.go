@@ -20,12 +20,12 @@ import (
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/world"
 )
 
 //go:embed zero.py
@@ -45,7 +45,7 @@ func shards(params []*autograd.Variable, size int) [][]*autograd.Variable {
 
 // trainZero is a Go rank; it does what zero.py does.
 func trainZero(ctx context.Context, url string, steps int) (string, error) {
-	w, err := cohort.Join(ctx, url, cohort.WithTimeout(time.Minute))
+	w, err := world.Join(ctx, url, world.WithTimeout(time.Minute))
 	if err != nil {
 		return "", err
 	}
@@ -87,7 +87,7 @@ func trainZero(ctx context.Context, url string, steps int) (string, error) {
 		var works []*group.Work
 		for rank, params := range all {
 			for _, p := range params {
-				works = append(works, g.Broadcast(ctx, p.Data(), dist.Rank(rank)))
+				works = append(works, g.Broadcast(ctx, p.Data(), cohort.Rank(rank)))
 			}
 		}
 		if err = group.WaitAll(ctx, works...); err != nil {

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/testprog"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // fewer are arguments that make an example quick; its header is run as it stands but for them.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 var fence = regexp.MustCompile("(?s)```([a-z]+)\n(.*?)```")

@@ -18,9 +18,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/testprog"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // trainee is a process of examples/reconfigure that trains: in Go, or in Python.

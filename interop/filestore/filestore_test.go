@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/filestore"
 )
@@ -409,7 +409,7 @@ func TestReferenceCount(t *testing.T) {
 				if exists(host) {
 					t.Fatal("1.13 has learned to count references")
 				}
-				if err := s.Set(t.Context(), "k", []byte("v")); !errors.Is(err, dist.Replaced) {
+				if err := s.Set(t.Context(), "k", []byte("v")); !errors.Is(err, cohort.Replaced) {
 					t.Fatalf("set in a store that is gone: %v", err)
 				}
 				if err := s.Close(); err != nil || exists(host) {

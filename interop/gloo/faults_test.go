@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/gloo/wire"
-	"github.com/cohort-dist/cohort/internal/link"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
+	"github.com/cohort-dist/cohort/internal/group/gloo/gloowire"
+	"github.com/cohort-dist/cohort/internal/group/transport"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // stepLine reads a worker's line about step i.
@@ -43,9 +43,9 @@ func TestPyTorchRankKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		stepLine(t, w.procs[2], 0)
-		fromDead := &link.Op{Peer: 2, Slot: 77, Buf: make([]byte, 4)}
-		toDead := &link.Op{Peer: 2, Slot: 78, Buf: make([]byte, 4)}
-		fromAlive := &link.Op{Peer: 1, Slot: 77, Buf: make([]byte, 4)}
+		fromDead := &transport.Op{Peer: 2, Slot: 77, Buf: make([]byte, 4)}
+		toDead := &transport.Op{Peer: 2, Slot: 78, Buf: make([]byte, 4)}
+		fromAlive := &transport.Op{Peer: 1, Slot: 77, Buf: make([]byte, 4)}
 		m.mesh.Recv(fromDead)
 		m.mesh.Send(toDead)
 		m.mesh.Recv(fromAlive)
@@ -57,13 +57,13 @@ func TestPyTorchRankKilled(t *testing.T) {
 		time.Sleep(50 * time.Millisecond) // let the operations get under way
 		begin := time.Now()
 		w.procs[2].Kill()
-		for _, op := range []*link.Op{fromDead, toDead} {
+		for _, op := range []*transport.Op{fromDead, toDead} {
 			checkLost(t, m.mesh.Wait(w.ctx, op), 2)
 		}
 		err := <-collective
 		took := time.Since(begin)
-		var e *dist.Error
-		if !errors.As(err, &e) || e.Code != dist.PeerLost {
+		var e *cohort.Error
+		if !errors.As(err, &e) || e.Code != cohort.PeerLost {
 			t.Fatalf("the collective: %v", err)
 		}
 		if took > limit/2 { // promised is one second; the machine may be very busy
@@ -75,8 +75,8 @@ func TestPyTorchRankKilled(t *testing.T) {
 
 func checkLost(t *testing.T, err error, rank int) {
 	t.Helper()
-	var e *dist.Error
-	if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != dist.Rank(rank) || e.Peer == "" {
+	var e *cohort.Error
+	if !errors.As(err, &e) || e.Code != cohort.PeerLost || e.Rank != cohort.Rank(rank) || e.Peer == "" {
 		t.Fatalf("want peer lost of rank %d: %v", rank, err)
 	}
 }
@@ -102,7 +102,7 @@ func TestGoRankGone(t *testing.T) {
 				} else {
 					// More elements than PyTorch has room for: it would abort if they were sent.
 					_, err := m.run(w.ctx, 1, step{Op: "all_reduce", DType: "float32", N: 5000})
-					if c := dist.CodeOf(err); c != dist.Mismatch && c != dist.Protocol {
+					if c := cohort.CodeOf(err); c != cohort.Mismatch && c != cohort.Protocol {
 						t.Fatalf("want a mismatch: %v", err)
 					}
 				}
@@ -131,11 +131,11 @@ func TestPyTorchSendsTooMuch(t *testing.T) {
 		w := start(t, tr, 2, []int{0}, plan, limit, nil, nil)
 		m := w.members[0]
 		room := make([]byte, 64)
-		op := &link.Op{Peer: 1, Slot: 3, Buf: room[:40]}
+		op := &transport.Op{Peer: 1, Slot: 3, Buf: room[:40]}
 		m.mesh.Recv(op)
 		err := m.mesh.Wait(w.ctx, op)
-		var e *dist.Error
-		if !errors.As(err, &e) || e.Code != dist.Protocol || e.Rank != 1 {
+		var e *cohort.Error
+		if !errors.As(err, &e) || e.Code != cohort.Protocol || e.Rank != 1 {
 			t.Fatalf("want a protocol error of rank 1: %v", err)
 		}
 		for i, b := range room {
@@ -162,8 +162,8 @@ func TestStoppedPyTorchRank(t *testing.T) {
 		defer w.procs[1].Signal(syscall.SIGCONT)
 		m.timeout = 300 * time.Millisecond
 		_, err := m.run(w.ctx, 1, step{Op: "all_reduce", DType: "float32", N: 10})
-		var e *dist.Error
-		if !errors.As(err, &e) || e.Code != dist.DeadlineExceeded || e.Rank != dist.NoRank || !strings.Contains(err.Error(), "it waits for rank 1") {
+		var e *cohort.Error
+		if !errors.As(err, &e) || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.NoRank || !strings.Contains(err.Error(), "it waits for rank 1") {
 			t.Fatalf("want a timeout that says that rank 1 is awaited and blames none: %v", err)
 		}
 	})
@@ -186,7 +186,7 @@ func (k throughProxy) Get(ctx context.Context, key string) ([]byte, error) {
 	if err != nil || !strings.HasSuffix(key, k.suffix) {
 		return raw, err
 	}
-	r, err := wire.ParseRecord(raw, k.size)
+	r, err := gloowire.ParseRecord(raw, k.size)
 	if err != nil {
 		return nil, err
 	}
@@ -236,7 +236,7 @@ func TestBrokenNetwork(t *testing.T) {
 				t.Fatalf("step %d: PyTorch %s, Go %s", i, got, want[i])
 			}
 		}
-		op := &link.Op{Peer: 0, Slot: 9, Buf: make([]byte, 4)}
+		op := &transport.Op{Peer: 0, Slot: 9, Buf: make([]byte, 4)}
 		m.mesh.Recv(op)
 		proxy.Cut()
 		checkLost(t, m.mesh.Wait(w.ctx, op), 0)
@@ -262,7 +262,7 @@ type knocking struct {
 }
 
 func (k knocking) Set(ctx context.Context, key string, value []byte) error {
-	if r, err := wire.ParseRecord(value, 2); err == nil {
+	if r, err := gloowire.ParseRecord(value, 2); err == nil {
 		for i := range 20 {
 			d := net.Dialer{}
 			if k.generation == gloo.A {

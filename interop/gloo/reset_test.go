@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // TestResetAtBytes resets the connection of a Go rank and a PyTorch rank after some bytes, while they connect or within a collective. Both end

@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -98,7 +98,7 @@ func speedRank(addr string, rank, size int) error {
 	if _, err = client.JoinWorker(ctx); err != nil {
 		return err
 	}
-	g, err := group.New(ctx, client, dist.Rank(rank), size)
+	g, err := group.New(ctx, client, cohort.Rank(rank), size)
 	if err != nil {
 		return err
 	}

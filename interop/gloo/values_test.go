@@ -9,7 +9,7 @@ import (
 	"encoding/hex"
 	"math"
 
-	"github.com/cohort-dist/cohort/internal/reduce"
+	"github.com/cohort-dist/cohort/internal/tensor/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
 

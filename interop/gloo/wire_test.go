@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 const limit = 30 * time.Second

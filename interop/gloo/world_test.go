@@ -19,13 +19,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/coll"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/gloo"
-	"github.com/cohort-dist/cohort/internal/link"
-	"github.com/cohort-dist/cohort/internal/link/monitored"
-	"github.com/cohort-dist/cohort/internal/reduce"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/group/collective"
+	"github.com/cohort-dist/cohort/internal/group/gloo"
+	"github.com/cohort-dist/cohort/internal/group/monitoredbarrier"
+	"github.com/cohort-dist/cohort/internal/group/transport"
+	"github.com/cohort-dist/cohort/internal/tensor/reduce"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	for code == 0 {
 		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]
-		if !strings.Contains(string(stacks), "cohort/internal/gloo.") {
+		if !strings.Contains(string(stacks), "cohort/internal/group/gloo.") {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -156,7 +156,7 @@ func (m *member) run(ctx context.Context, i int, s step) (string, error) {
 	}
 	dt := dtypes[s.DType]
 	mine := values(s.DType, s.N, m.rank, i, 0)
-	q := coll.Request{Root: s.Root, DType: dt, Op: redOps[s.Red], Timeout: m.timeout}
+	q := collective.Request{Root: s.Root, DType: dt, Op: redOps[s.Red], Timeout: m.timeout}
 	parts := func(n func(p int) int) (all []byte, counts []int) {
 		for p := range m.size {
 			part := values(s.DType, n(p), m.rank, i, p)
@@ -177,15 +177,15 @@ func (m *member) run(ctx context.Context, i int, s step) (string, error) {
 	}
 	switch s.Op {
 	case "all_reduce":
-		q.Kind, q.Out = coll.AllReduce, mine
+		q.Kind, q.Out = collective.AllReduce, mine
 		err := do()
 		return digest(q.Out), err
 	case "broadcast":
-		q.Kind, q.Out = coll.Broadcast, mine
+		q.Kind, q.Out = collective.Broadcast, mine
 		err := do()
 		return digest(q.Out), err
 	case "reduce":
-		q.Kind, q.Out = coll.Reduce, mine
+		q.Kind, q.Out = collective.Reduce, mine
 		before := slices.Clone(mine)
 		err := do()
 		if err == nil && m.rank != s.Root && !slices.Equal(before, mine) {
@@ -193,64 +193,64 @@ func (m *member) run(ctx context.Context, i int, s step) (string, error) {
 		}
 		return rooted(q.Out), err
 	case "all_gather":
-		q.Kind, q.In, q.Out = coll.AllGather, mine, make([]byte, len(mine)*m.size)
+		q.Kind, q.In, q.Out = collective.AllGather, mine, make([]byte, len(mine)*m.size)
 		err := do()
 		return digest(q.Out), err
 	case "gather":
-		q.Kind, q.In = coll.Gather, mine
+		q.Kind, q.In = collective.Gather, mine
 		if m.rank == s.Root {
 			q.Out = make([]byte, len(mine)*m.size)
 		}
 		err := do()
 		return rooted(q.Out), err
 	case "scatter":
-		q.Kind, q.Out = coll.Scatter, make([]byte, len(mine))
+		q.Kind, q.Out = collective.Scatter, make([]byte, len(mine))
 		if m.rank == s.Root {
 			q.In, _ = parts(same)
 		}
 		err := do()
 		return digest(q.Out), err
 	case "all_to_all":
-		q.Kind = coll.AllToAll
+		q.Kind = collective.AllToAll
 		q.In, _ = parts(same)
 		q.Out = make([]byte, len(q.In))
 		err := do()
 		return digest(q.Out), err
 	case "all_to_all_v":
-		q.Kind = coll.AllToAll
+		q.Kind = collective.AllToAll
 		q.In, q.InCounts = parts(func(p int) int { return s.N + (m.rank+p)%3 })
 		q.OutCounts, q.Out = q.InCounts, make([]byte, len(q.In))
 		err := do()
 		return digest(q.Out), err
 	case "reduce_scatter":
-		q.Kind, q.Op = coll.ReduceScatter, reduce.Sum
+		q.Kind, q.Op = collective.ReduceScatter, reduce.Sum
 		q.In, _ = parts(same)
 		q.Out = make([]byte, len(mine))
 		err := do()
 		return digest(q.Out), err
 	case "barrier":
-		q.Kind = coll.Barrier
+		q.Kind = collective.Barrier
 		return "-", do()
 	case "monitored_barrier":
 		t1, t2 := m.nextTag(), m.nextTag()
-		return "-", (&monitored.Barrier{Mesh: m.mesh, Report: uint64(t1), Release: uint64(t2), Limit: m.timeout, All: true}).Run(ctx)
+		return "-", (&monitoredbarrier.Barrier{Mesh: m.mesh, Report: uint64(t1), Release: uint64(t2), Limit: m.timeout, All: true}).Run(ctx)
 	case "ring":
 		out := make([]byte, len(mine))
-		send := &link.Op{Peer: (m.rank + 1) % m.size, Slot: uint64(s.Tag), Buf: mine}
-		recv := &link.Op{Peer: (m.rank + m.size - 1) % m.size, Slot: uint64(s.Tag), Buf: out}
+		send := &transport.Op{Peer: (m.rank + 1) % m.size, Slot: uint64(s.Tag), Buf: mine}
+		recv := &transport.Op{Peer: (m.rank + m.size - 1) % m.size, Slot: uint64(s.Tag), Buf: out}
 		m.mesh.Send(send)
 		m.mesh.Recv(recv)
 		err := errors.Join(m.mesh.Wait(ctx, send), m.mesh.Wait(ctx, recv))
 		return digest(out), err
 	case "recv_any":
 		if m.rank != s.Root {
-			send := &link.Op{Peer: s.Root, Slot: uint64(s.Tag), Buf: mine}
+			send := &transport.Op{Peer: s.Root, Slot: uint64(s.Tag), Buf: mine}
 			m.mesh.Send(send)
 			return "-", m.mesh.Wait(ctx, send)
 		}
 		outs := make([][]byte, m.size)
 		for range m.size - 1 {
-			recv := &link.Op{Peer: link.AnyPeer, Slot: uint64(s.Tag), Buf: make([]byte, len(mine))}
+			recv := &transport.Op{Peer: transport.AnyPeer, Slot: uint64(s.Tag), Buf: make([]byte, len(mine))}
 			m.mesh.Recv(recv)
 			if err := m.mesh.Wait(ctx, recv); err != nil {
 				return "", err
@@ -264,7 +264,7 @@ func (m *member) run(ctx context.Context, i int, s step) (string, error) {
 		for k := range s.Count {
 			q := q
 			outs[k] = values(s.DType, s.N+k, m.rank, i, k)
-			q.Kind, q.Out, q.Tag = coll.AllReduce, outs[k], m.nextTag()
+			q.Kind, q.Out, q.Tag = collective.AllReduce, outs[k], m.nextTag()
 			wg.Go(func() { errs[k] = m.engine.Run(ctx, &q) })
 		}
 		wg.Wait()
@@ -301,11 +301,11 @@ func (m *member) subGroups(ctx context.Context, i int, s step) (string, error) {
 			continue
 		}
 		e := gloo.NewEngine(mesh)
-		q := coll.Request{Kind: coll.AllReduce, DType: dtypes[s.DType], Out: values(s.DType, s.N, m.rank, i, 0), Timeout: m.timeout}
+		q := collective.Request{Kind: collective.AllReduce, DType: dtypes[s.DType], Out: values(s.DType, s.N, m.rank, i, 0), Timeout: m.timeout}
 		if err := e.Run(ctx, &q); err != nil {
 			return "", err
 		}
-		if err := e.Run(ctx, &coll.Request{Kind: coll.Barrier, Tag: 1, Timeout: m.timeout}); err != nil {
+		if err := e.Run(ctx, &collective.Request{Kind: collective.Barrier, Tag: 1, Timeout: m.timeout}); err != nil {
 			return "", err
 		}
 		hashes = append(hashes, digest(q.Out))

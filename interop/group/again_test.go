@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -68,7 +68,7 @@ func TestSecondGroupUnderTheSameKeys(t *testing.T) {
 		} else if !strings.Contains(err.Error(), words) {
 			t.Errorf("the error does not say what to do: %v", err)
 		}
-		if code := dist.CodeOf(err); code != dist.PeerLost && code != dist.DeadlineExceeded {
+		if code := cohort.CodeOf(err); code != cohort.PeerLost && code != cohort.DeadlineExceeded {
 			t.Errorf("the second group: %v", err)
 		}
 		if !strings.Contains(said.String(), words) {

@@ -20,10 +20,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -107,7 +107,7 @@ func serveMember(id, port int) int {
 	if err != nil {
 		return 3
 	}
-	g, err := group.New(ctx, client, dist.Rank(id), most, group.WithReconfigure())
+	g, err := group.New(ctx, client, cohort.Rank(id), most, group.WithReconfigure())
 	if err != nil {
 		return 4
 	}

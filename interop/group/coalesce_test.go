@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -66,10 +66,10 @@ func objectLists(ctx context.Context, g *group.Group, k int, s step) (string, er
 	}
 	if g.Rank() == s.Root {
 		for r := range g.Size() {
-			if dist.Rank(r) == s.Root {
+			if cohort.Rank(r) == s.Root {
 				continue
 			}
-			if err := g.SendObjects(ctx, list, dist.Rank(r)); err != nil {
+			if err := g.SendObjects(ctx, list, cohort.Rank(r)); err != nil {
 				return "", err
 			}
 		}
@@ -77,7 +77,7 @@ func objectLists(ctx context.Context, g *group.Group, k int, s step) (string, er
 	}
 	from := s.Root
 	if s.N == 0 {
-		from = dist.NoRank
+		from = cohort.NoRank
 	}
 	got := make([][]byte, 3)
 	source, err := g.RecvObjects(ctx, got, from)
@@ -94,7 +94,7 @@ func objectLists(ctx context.Context, g *group.Group, k int, s step) (string, er
 // coalescePlan has what a version knows of the operations on several tensors.
 func coalescePlan(size int, version string, checked bool) []step {
 	plan := []step{{Op: "barrier"}}
-	for root := range dist.Rank(size) {
+	for root := range cohort.Rank(size) {
 		plan = append(plan, step{Op: "broadcast_coalesced", N: 5, DType: "float32", Root: root})
 	}
 	for _, n := range []int{1, 6, 1000} {
@@ -113,7 +113,7 @@ func coalescePlan(size int, version string, checked bool) []step {
 	if version == "1.13" {
 		return append(plan, refused...)
 	}
-	for root := range dist.Rank(size) {
+	for root := range cohort.Rank(size) {
 		plan = append(plan, step{Op: "objects", Root: root})
 	}
 	if version == "newest" || !checked { // 2.6 and 2.11 have no check of these
@@ -130,7 +130,7 @@ func coalescePlan(size int, version string, checked bool) []step {
 		}, refused...)
 	}
 	if !checked { // which counts messages, and the ranks send and receive different numbers of them
-		for root := range dist.Rank(size) {
+		for root := range cohort.Rank(size) {
 			plan = append(plan, step{Op: "object_lists", Root: root}, step{Op: "barrier"}, step{Op: "object_lists", N: 1, Root: root}, step{Op: "barrier"})
 		}
 	}
@@ -141,7 +141,7 @@ func coalescePlan(size int, version string, checked bool) []step {
 func twice(plan []step, name string, ranks []int) []step {
 	both := append(slices.Clone(plan), step{Op: "new_group", Name: name, Ranks: ranks})
 	for _, s := range plan {
-		s.Group, s.Ranks, s.Root = name, ranks, s.Root%dist.Rank(len(ranks))
+		s.Group, s.Ranks, s.Root = name, ranks, s.Root%cohort.Rank(len(ranks))
 		both = append(both, s)
 	}
 	return both

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 //go:embed dcp.py
@@ -75,9 +75,9 @@ func TestCheckpoints(t *testing.T) {
 				port := freeport.Get(t)
 				procs := w.startTorch(t, torch, port, dcpSource, strconv.Itoa(c.goRank), folder, c.what)
 				g := w.joinGo(ctx, t, port)[c.goRank]
-				var torches []dist.Rank
+				var torches []cohort.Rank
 				for r := range procs {
-					torches = append(torches, dist.Rank(r))
+					torches = append(torches, cohort.Rank(r))
 				}
 				if sub, err := g.NewGroup(ctx, torches); err != nil || sub != nil {
 					t.Fatalf("a group of the others: %v, %v", sub, err)

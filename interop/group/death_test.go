@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // deathSource is a PyTorch rank that reduces until something breaks, and then ends when it is told to; the late one stops after the first time.
@@ -108,7 +108,7 @@ func TestAnyDeathIsNamedByAllGoRanks(t *testing.T) {
 					} else {
 						t.Logf("rank %d noticed after %v", r, took)
 					}
-					if e := new(dist.Error); !errors.As(errs[r], &e) || e.Code != dist.PeerLost || e.Rank != dist.Rank(d.victim) {
+					if e := new(cohort.Error); !errors.As(errs[r], &e) || e.Code != cohort.PeerLost || e.Rank != cohort.Rank(d.victim) {
 						t.Errorf("rank %d: %v", r, errs[r])
 					}
 				}

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -126,8 +126,8 @@ func TestDetailNamesBothSides(t *testing.T) {
 							t.Fatalf("%s: %v", c.name, err)
 						}
 					} else {
-						var e *dist.Error
-						if !errors.As(err, &e) || e.Code != dist.Mismatch || int(e.Rank) == goRank || g.Seq() != before {
+						var e *cohort.Error
+						if !errors.As(err, &e) || e.Code != cohort.Mismatch || int(e.Rank) == goRank || g.Seq() != before {
 							t.Fatalf("%s: %v, sequence %d after %d", c.name, err, g.Seq(), before)
 						}
 						for _, text := range append(c.want, fmt.Sprintf("rank %d runs", goRank), fmt.Sprintf("rank %d runs", int(e.Rank))) {
@@ -171,8 +171,8 @@ func TestUntoldDetail(t *testing.T) {
 		if took := time.Since(began); err == nil || took > 20*time.Second && tr.Name != "1.13" {
 			t.Fatalf("after %v: %v", took, err)
 		}
-		var e *dist.Error
-		if !errors.As(err, &e) || e.Code != dist.Mismatch || e.Rank != 0 || !strings.Contains(err.Error(), "TORCH_DISTRIBUTED_DEBUG=DETAIL") {
+		var e *cohort.Error
+		if !errors.As(err, &e) || e.Code != cohort.Mismatch || e.Rank != 0 || !strings.Contains(err.Error(), "TORCH_DISTRIBUTED_DEBUG=DETAIL") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -255,7 +255,7 @@ func countOnGo(ctx context.Context, t *testing.T, g *group.Group) []string {
 		switch err := g.AllReduce(ctx, x, group.Sum).Wait(ctx); {
 		case err == nil:
 			return "ok"
-		case errors.Is(err, dist.Mismatch):
+		case errors.Is(err, cohort.Mismatch):
 			return "mismatch"
 		default:
 			return err.Error()

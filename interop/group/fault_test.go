@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -69,11 +69,11 @@ func TestKilledTorchRankIsNamed(t *testing.T) {
 		if took := time.Since(<-killed); took > 15*time.Second { // half of the timeout of an operation; the machine may be very busy
 			t.Errorf("it took %v to notice", took)
 		}
-		var e *dist.Error
-		if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Rank != 2 && e.Rank != 1 { // rank 1 may end first: it lost rank 2 too
+		var e *cohort.Error
+		if !errors.As(err, &e) || e.Code != cohort.PeerLost || e.Rank != 2 && e.Rank != 1 { // rank 1 may end first: it lost rank 2 too
 			t.Errorf("%v", err)
 		}
-		if err := g.Barrier(ctx).Wait(ctx); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "failed before") {
+		if err := g.Barrier(ctx).Wait(ctx); !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), "failed before") {
 			t.Errorf("later: %v", err)
 		}
 	})
@@ -105,7 +105,7 @@ func child(spec string) int {
 	if _, err = client.JoinWorker(ctx); err != nil {
 		return 4
 	}
-	g, err := group.New(ctx, client, dist.Rank(rank), size)
+	g, err := group.New(ctx, client, cohort.Rank(rank), size)
 	if err != nil {
 		return 5
 	}

@@ -20,11 +20,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -228,7 +228,7 @@ func TestFSDP2Untold(t *testing.T) {
 			port := freeport.Get(t)
 			procs := w.startTorch(t, tr, port, fsdpSource, s.args(fsdpSteps)...)
 			log, err := fsdpRank(ctx, w.joinGo(ctx, t, port)[goRank], s, fsdpSteps)
-			if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || !strings.Contains(err.Error(), torch.Variable) || len(log) != 2 {
+			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || !strings.Contains(err.Error(), torchcaps.Variable) || len(log) != 2 {
 				t.Errorf("after %d gathered layers: %v", len(log), err)
 			}
 			for r, p := range procs {
@@ -237,7 +237,7 @@ func TestFSDP2Untold(t *testing.T) {
 				}
 			}
 			t.Log(err)
-			t.Setenv(torch.Variable, tr.About(t).Version)
+			t.Setenv(torchcaps.Variable, tr.About(t).Version)
 			for r, log := range runFSDP(t, tr, s, w) {
 				if len(log) != 3*fsdpSteps {
 					t.Errorf("with the variable rank %d has %v", r, log)

@@ -14,11 +14,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/reduce"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/tensor/reduce"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -107,7 +107,7 @@ func post(ctx context.Context, g *group.Group, k int, s step) (works []*group.Wo
 		return none(g.Barrier(ctx))
 	case "ring":
 		y := empty(0)
-		works := []*group.Work{g.Send(ctx, x, (me+1)%dist.Rank(g.Size()), s.Tag), g.Recv(ctx, y, (me-1+dist.Rank(g.Size()))%dist.Rank(g.Size()), s.Tag)}
+		works := []*group.Work{g.Send(ctx, x, (me+1)%cohort.Rank(g.Size()), s.Tag), g.Recv(ctx, y, (me-1+cohort.Rank(g.Size()))%cohort.Rank(g.Size()), s.Tag)}
 		return works, func() string { return digest(y, x) }
 	}
 	panic("unknown operation " + s.Op)
@@ -117,8 +117,8 @@ func post(ctx context.Context, g *group.Group, k int, s step) (works []*group.Wo
 type fuzzer struct {
 	*rand.Rand
 	version string
-	peers   torch.Peers // what the PyTorch ranks are
-	halves  bool        // all builds have them
+	peers   torchcaps.Peers // what the PyTorch ranks are
+	halves  bool            // all builds have them
 	detail  bool
 	size    int
 	goRanks []int
@@ -164,7 +164,7 @@ func (f *fuzzer) somewhere(s step) step {
 		s.Group, s.Ranks = g.Name, g.Ranks
 		members = len(g.Ranks)
 	}
-	s.Root = dist.Rank(f.IntN(members))
+	s.Root = cohort.Rank(f.IntN(members))
 	return s
 }
 
@@ -210,7 +210,7 @@ func (f *fuzzer) rarer(s step) step {
 		if !known || !f.halves && (dt == "float16" || dt == "bfloat16") {
 			continue
 		}
-		if f.peers.Check("x", torch.Call{Op: number, DType: dtypeOf(dt), Reduce: reduce.Op(reduceOps[op]), Numel: s.N, Parts: members}) == nil {
+		if f.peers.Check("x", torchcaps.Call{Op: number, DType: dtypeOf(dt), Reduce: reduce.Op(reduceOps[op]), Numel: s.N, Parts: members}) == nil {
 			s.DType, s.Reduce = dt, op
 			return s
 		}
@@ -219,10 +219,10 @@ func (f *fuzzer) rarer(s step) step {
 }
 
 // refusable are operations of which PyTorch refuses some types and operators, with their numbers.
-var refusable = map[string]torch.Op{
-	"all_reduce": torch.AllReduce, "all_reduce_coalesced": torch.AllReduceCoalesced, "reduce": torch.Reduce, "broadcast": torch.Broadcast,
-	"all_gather": torch.AllGather, "gather": torch.Gather, "scatter": torch.Scatter, "all_to_all_single": torch.AllToAllInto,
-	"reduce_scatter_tensor": torch.ReduceScatterInto, "reduce_scatter": torch.ReduceScatter, "all_to_all": torch.AllToAll,
+var refusable = map[string]torchcaps.Op{
+	"all_reduce": torchcaps.AllReduce, "all_reduce_coalesced": torchcaps.AllReduceCoalesced, "reduce": torchcaps.Reduce, "broadcast": torchcaps.Broadcast,
+	"all_gather": torchcaps.AllGather, "gather": torchcaps.Gather, "scatter": torchcaps.Scatter, "all_to_all_single": torchcaps.AllToAllInto,
+	"reduce_scatter_tensor": torchcaps.ReduceScatterInto, "reduce_scatter": torchcaps.ReduceScatter, "all_to_all": torchcaps.AllToAll,
 }
 
 // refusal is an operation that all ranks refuse alike, if it finds one.
@@ -242,9 +242,9 @@ func (f *fuzzer) refusal() (step, bool) {
 		if f.onlyGo(s) {
 			continue // it does everything
 		}
-		var r *torch.Refusal
-		err := f.peers.Check("x", torch.Call{Op: refusable[s.Op], DType: dtypeOf(s.DType), Reduce: reduce.Op(reduceOps[s.Reduce]), Numel: s.N, Parts: members})
-		if errors.As(err, &r) && r.Where != torch.Nowhere {
+		var r *torchcaps.Refusal
+		err := f.peers.Check("x", torchcaps.Call{Op: refusable[s.Op], DType: dtypeOf(s.DType), Reduce: reduce.Op(reduceOps[s.Reduce]), Numel: s.N, Parts: members})
+		if errors.As(err, &r) && r.Where != torchcaps.Nowhere {
 			return s, true
 		}
 	}
@@ -297,7 +297,7 @@ func (f *fuzzer) step() step {
 				return s
 			}
 		}
-		objects := step{Op: "objects", Root: dist.Rank(f.IntN(f.size))}
+		objects := step{Op: "objects", Root: cohort.Rank(f.IntN(f.size))}
 		if f.version != "1.13" { // which takes world ranks for the ranks of a group
 			objects = f.somewhere(objects)
 		}
@@ -319,7 +319,7 @@ func (f *fuzzer) step() step {
 // randomWorld returns the world and the plan of a seed.
 func randomWorld(seed uint64, version string, about torchtest.About) (world, []step) {
 	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 7)), version: version, halves: about.Has(torchtest.Halves)}
-	f.peers, _, _ = torch.ParsePeers(about.Version)
+	f.peers, _, _ = torchcaps.ParsePeers(about.Version)
 	f.size = 2 + f.IntN(5)
 	f.joined = make([]int, f.size)
 	w := world{size: f.size}

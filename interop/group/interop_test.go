@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // shortPlan has every operation once or a few times.
@@ -24,7 +24,7 @@ func shortPlan(size int) []step {
 		add(step{Op: "all_to_all_uneven", N: n, DType: "float64"})
 		add(step{Op: "ring", N: n, DType: "float32"})
 	}
-	for root := range dist.Rank(size) {
+	for root := range cohort.Rank(size) {
 		add(step{Op: "broadcast", N: 7, DType: "float32", Root: root})
 		add(step{Op: "reduce", N: 100, DType: "float32", Root: root})
 		add(step{Op: "gather", N: 3, DType: "float32", Root: root})
@@ -43,7 +43,7 @@ func shortPlan(size int) []step {
 		add(step{Op: "all_reduce", N: 11, DType: "float32", Group: name, Ranks: ranks})
 		add(step{Op: "broadcast", N: 11, DType: "float32", Group: name, Ranks: ranks, Root: 1})
 		for _, op := range []string{"barrier", "ring", "batch", "any", "async"} {
-			add(step{Op: op, N: 300, DType: "float32", Group: name, Ranks: ranks, Root: dist.Rank(i % 2)})
+			add(step{Op: op, N: 300, DType: "float32", Group: name, Ranks: ranks, Root: cohort.Rank(i % 2)})
 		}
 		if i == 0 { // PyTorch 1.13 takes world ranks for the ranks of a group there; see coalescePlan for the others
 			add(step{Op: "objects", Group: name, Ranks: ranks, Root: 0})

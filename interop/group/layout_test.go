@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -79,9 +79,9 @@ func TestTransposedTensors(t *testing.T) {
 		check("all_reduce", g.AllReduce(ctx, x, group.Sum), x, total)
 		for root := range w.size {
 			x := matrix(100*me, 1)
-			check("broadcast", g.Broadcast(ctx, x, dist.Rank(root)), x, matrix(100*root, 1))
+			check("broadcast", g.Broadcast(ctx, x, cohort.Rank(root)), x, matrix(100*root, 1))
 			x, want := matrix(100*me, 1), total
-			work := g.Reduce(ctx, x, group.Sum, dist.Rank(root))
+			work := g.Reduce(ctx, x, group.Sum, cohort.Rank(root))
 			if me != root {
 				want = x // whatever is left there
 			}
@@ -91,7 +91,7 @@ func TestTransposedTensors(t *testing.T) {
 			if me == root {
 				ins = []*tensor.Tensor{matrix(0, 1), matrix(7, 1), matrix(14, 1)}
 			}
-			check("scatter", g.Scatter(ctx, x, ins, dist.Rank(root)), x, matrix(7*me, 1))
+			check("scatter", g.Scatter(ctx, x, ins, cohort.Rank(root)), x, matrix(7*me, 1))
 			outs := []*tensor.Tensor{matrix(0, 1), matrix(0, 1), matrix(0, 1)}
 			check("all_gather", g.AllGather(ctx, outs, matrix(100*me, 1)), outs[2], matrix(200, 1))
 		}

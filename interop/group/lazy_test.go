@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // TestLazyConnections has Go ranks among PyTorch ranks that connect at the first use of a pair, name themselves by their rank, or read

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // meshStep makes a mesh of the sizes in Ranks, with dimensions a, b and so on, and says where this rank is.

@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // mixedWorld returns a world with PyTorch ranks of two versions and the plan of a seed. A few have no Go rank: what
@@ -24,7 +24,7 @@ func mixedWorld(t *testing.T, seed uint64) (world, []step) {
 	t.Helper()
 	old, recent := torchtest.V26.About(t), torchtest.Newest.About(t)
 	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 11)), version: "several", halves: old.Has(torchtest.Halves) && recent.Has(torchtest.Halves)}
-	f.peers, _, _ = torch.ParsePeers(old.Version + "," + recent.Version)
+	f.peers, _, _ = torchcaps.ParsePeers(old.Version + "," + recent.Version)
 	f.size = 3 + f.IntN(3)
 	f.joined = make([]int, f.size)
 	w := world{size: f.size, env: map[string]string{}, torches: map[int]*torchtest.Torch{}, untold: f.IntN(3) == 0}

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -83,11 +83,11 @@ func TestMixedSurvivors(t *testing.T) {
 					w.goRanks = gos[:1]
 				}
 				groups := w.joinGo(ctx, t, port)
-				var rest []dist.Rank
+				var rest []cohort.Rank
 				want := 0
 				for r, power := 0, 1; r < w.size; r, power = r+1, 10*power {
 					if r != victim {
-						rest = append(rest, dist.Rank(r))
+						rest = append(rest, cohort.Rank(r))
 						want += power
 					}
 				}
@@ -107,14 +107,14 @@ func TestMixedSurvivors(t *testing.T) {
 						}
 						took := time.Since(began)
 						t.Logf("rank %d after %v: %v", r, took, err)
-						e := new(dist.Error)
+						e := new(cohort.Error)
 						if !errors.As(err, &e) || took > 5*liveness {
 							t.Errorf("rank %d: after %v: %v", r, took, err)
 						}
-						if strings.HasPrefix(fault, "kill") && (e.Code != dist.PeerLost || e.Rank != dist.Rank(victim)) {
+						if strings.HasPrefix(fault, "kill") && (e.Code != cohort.PeerLost || e.Rank != cohort.Rank(victim)) {
 							t.Errorf("rank %d does not say that %d was lost: %v", r, victim, err)
 						}
-						if strings.HasPrefix(fault, "stop") && (e.Code != dist.DeadlineExceeded || !strings.Contains(err.Error(), "it waits for rank") || !strings.Contains(err.Error(), "see what the PyTorch ranks say")) {
+						if strings.HasPrefix(fault, "stop") && (e.Code != cohort.DeadlineExceeded || !strings.Contains(err.Error(), "it waits for rank") || !strings.Contains(err.Error(), "see what the PyTorch ranks say")) {
 							t.Errorf("rank %d does not say for whom it waited: %v", r, err)
 						}
 						next, err := g.NewGroup(ctx, rest, group.WithLocalSync())
@@ -201,7 +201,7 @@ func TestMixedVersionsUntold(t *testing.T) {
 				t.Fatalf("the sum is %v, %v", out, err)
 			}
 			out, err := group.ReduceScatterSlice(ctx, g, in, group.Max)
-			if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || !strings.Contains(err.Error(), torch.Variable) {
+			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || !strings.Contains(err.Error(), torchcaps.Variable) {
 				t.Errorf("a maximum was scattered: %v, %v", out, err)
 			}
 			for _, p := range procs {
@@ -253,10 +253,10 @@ func TestMixedPart(t *testing.T) {
 	newest := group.Peers("torch-" + torchtest.Newest.About(t).Version)
 	err := w.eachGo(func(r int) error {
 		g := groups[r]
-		if _, err := g.Split(ctx, [][]dist.Rank{{0, 1, 2, 3}}); !errors.Is(err, dist.NotSupported) {
+		if _, err := g.Split(ctx, [][]cohort.Rank{{0, 1, 2, 3}}); !errors.Is(err, cohort.NotSupported) {
 			t.Errorf("rank %d: a split with a rank of PyTorch 2.6: %v", r, err)
 		}
-		part, err := g.NewGroup(ctx, []dist.Rank{0, 2, 3}, group.WithPeers(newest))
+		part, err := g.NewGroup(ctx, []cohort.Rank{0, 2, 3}, group.WithPeers(newest))
 		if err != nil {
 			return err
 		}
@@ -269,7 +269,7 @@ func TestMixedPart(t *testing.T) {
 		if err != nil || most[0] != 3 {
 			return fmt.Errorf("maximum %v: %w", most, err)
 		}
-		split, err := part.Split(ctx, [][]dist.Rank{{2, 0, 1}})
+		split, err := part.Split(ctx, [][]cohort.Rank{{2, 0, 1}})
 		if err != nil {
 			return err
 		}
@@ -321,7 +321,7 @@ func TestLauncherOfAnotherVersion(t *testing.T) {
 		t.Fatalf("the sum is %v, %v", out, err)
 	}
 	out, err := group.ReduceScatterSlice(ctx, g, []float32{2, 2}, group.Max)
-	if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || !strings.Contains(err.Error(), torch.Variable) {
+	if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || !strings.Contains(err.Error(), torchcaps.Variable) {
 		t.Errorf("a maximum was scattered: %v, %v", out, err)
 	}
 	procs[0].Expect(t, "3.0")

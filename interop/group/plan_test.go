@@ -15,30 +15,30 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
 // step is one operation of a plan, as rank.py reads it.
 type step struct {
-	Op        string    `json:"op"`
-	N         int       `json:"n"`
-	DType     string    `json:"dtype,omitempty"`
-	Root      dist.Rank `json:"root"`
-	Reduce    string    `json:"reduce,omitempty"`
-	Group     string    `json:"group,omitempty"`
-	Name      string    `json:"name,omitempty"`
-	Ranks     []int     `json:"ranks,omitempty"`
-	MayRefuse bool      `json:"may_refuse,omitempty"` // an error before anything is sent is a result
-	Local     bool      `json:"local,omitempty"`      // a new group that only its members know of
-	Order     bool      `json:"order,omitempty"`      // a new group with its ranks as they are given
-	Tag       int       `json:"tag,omitempty"`
-	Parts     []step    `json:"parts,omitempty"` // of an overlap: posted one after the other
-	Waits     []int     `json:"waits,omitempty"` // the order in which they are waited for
-	Shape     []int     `json:"shape,omitempty"` // of a sparse tensor
-	Dims      int       `json:"dims,omitempty"`  // of it that have indices
-	Holes     bool      `json:"holes,omitempty"` // some ranks have no entries
+	Op        string      `json:"op"`
+	N         int         `json:"n"`
+	DType     string      `json:"dtype,omitempty"`
+	Root      cohort.Rank `json:"root"`
+	Reduce    string      `json:"reduce,omitempty"`
+	Group     string      `json:"group,omitempty"`
+	Name      string      `json:"name,omitempty"`
+	Ranks     []int       `json:"ranks,omitempty"`
+	MayRefuse bool        `json:"may_refuse,omitempty"` // an error before anything is sent is a result
+	Local     bool        `json:"local,omitempty"`      // a new group that only its members know of
+	Order     bool        `json:"order,omitempty"`      // a new group with its ranks as they are given
+	Tag       int         `json:"tag,omitempty"`
+	Parts     []step      `json:"parts,omitempty"` // of an overlap: posted one after the other
+	Waits     []int       `json:"waits,omitempty"` // the order in which they are waited for
+	Shape     []int       `json:"shape,omitempty"` // of a sparse tensor
+	Dims      int         `json:"dims,omitempty"`  // of it that have indices
+	Holes     bool        `json:"holes,omitempty"` // some ranks have no entries
 }
 
 func dtypeOf(name string) tensor.DType {
@@ -56,7 +56,7 @@ var reduceOps = map[string]group.ReduceOp{
 }
 
 // data makes the same numbers as data in rank.py.
-func data(k int, r dist.Rank, n int, dt tensor.DType, salt int) *tensor.Tensor {
+func data(k int, r cohort.Rank, n int, dt tensor.DType, salt int) *tensor.Tensor {
 	return special(k, r, n, dt, salt, false)
 }
 
@@ -65,7 +65,7 @@ func data(k int, r dist.Rank, n int, dt tensor.DType, salt int) *tensor.Tensor {
 const period = 10_007
 
 // special makes some elements NaN and some a negative zero.
-func special(k int, r dist.Rank, n int, dt tensor.DType, salt int, on bool) *tensor.Tensor {
+func special(k int, r cohort.Rank, n int, dt tensor.DType, salt int, on bool) *tensor.Tensor {
 	t := tensor.Must(tensor.New(dt, n))
 	whole := raw(t)
 	b := whole[:0]
@@ -119,7 +119,7 @@ func special(k int, r dist.Rank, n int, dt tensor.DType, salt int, on bool) *ten
 }
 
 // sparseData makes the same tensor as sparse in rank.py.
-func sparseData(k int, rank dist.Rank, s step) *tensor.Sparse {
+func sparseData(k int, rank cohort.Rank, s step) *tensor.Sparse {
 	n, r := s.N, int(rank)
 	if s.Holes && (r+k)%3 == 0 || s.Tag == 1 && r != 0 {
 		n = 0
@@ -177,7 +177,7 @@ func runPlan(ctx context.Context, world *group.Group, plan []step) ([]string, er
 			}
 		}
 		got, err := runStep(ctx, g, groups, k, s)
-		if s.MayRefuse && g.Err() == nil && (errors.Is(err, dist.NotSupported) || errors.Is(err, dist.InvalidArgument)) {
+		if s.MayRefuse && g.Err() == nil && (errors.Is(err, cohort.NotSupported) || errors.Is(err, cohort.InvalidArgument)) {
 			got, err = "refused", nil
 		}
 		if err != nil {
@@ -275,15 +275,15 @@ func runStep(ctx context.Context, g *group.Group, groups map[string]*group.Group
 			tag = 0
 		}
 		works := g.Batch(ctx, []group.P2POp{
-			{Op: group.OpSend, Tensor: x, Peer: (me + 1) % dist.Rank(g.Size()), Tag: tag},
-			{Op: group.OpRecv, Tensor: y, Peer: (me - 1 + dist.Rank(g.Size())) % dist.Rank(g.Size()), Tag: tag},
+			{Op: group.OpSend, Tensor: x, Peer: (me + 1) % cohort.Rank(g.Size()), Tag: tag},
+			{Op: group.OpRecv, Tensor: y, Peer: (me - 1 + cohort.Rank(g.Size())) % cohort.Rank(g.Size()), Tag: tag},
 		})
 		return digestAfter(group.WaitAll(ctx, works...), y)
 	case "any":
 		if me != s.Root {
 			return "-", g.Send(ctx, x, s.Root, 1000+k).Wait(ctx)
 		}
-		got := map[dist.Rank]*tensor.Tensor{}
+		got := map[cohort.Rank]*tensor.Tensor{}
 		for range g.Size() - 1 {
 			y := empty(n)
 			w := g.RecvAny(ctx, y, 1000+k)
@@ -359,9 +359,9 @@ func unpickled(b []byte) string {
 	return strings.TrimSuffix(strings.TrimSuffix(s[at:], "."), "\x94")
 }
 
-func objects(ctx context.Context, g *group.Group, k int, root dist.Rank) (string, error) {
+func objects(ctx context.Context, g *group.Group, k int, root cohort.Rank) (string, error) {
 	me := g.Rank()
-	text := func(r dist.Rank, i int) []byte {
+	text := func(r cohort.Rank, i int) []byte {
 		return pickled(strings.Repeat(fmt.Sprintf("object %d of %d.%d", k, r, i), int(r)+1))
 	}
 	objs := make([][]byte, 3)
@@ -396,10 +396,10 @@ func objects(ctx context.Context, g *group.Group, k int, root dist.Rank) (string
 	return strings.Join(all, "|"), nil
 }
 
-func ranksOf(numbers []int) []dist.Rank {
-	ranks := make([]dist.Rank, len(numbers))
+func ranksOf(numbers []int) []cohort.Rank {
+	ranks := make([]cohort.Rank, len(numbers))
 	for i, n := range numbers {
-		ranks[i] = dist.Rank(n)
+		ranks[i] = cohort.Rank(n)
 	}
 	return ranks
 }

@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -67,7 +67,7 @@ func (p *puppet) do(ctx context.Context, line string) (err error) {
 	limit := time.Duration(seconds) * time.Second
 	switch words[0] {
 	case "init":
-		p.world, err = group.New(ctx, p.client, dist.Rank(p.rank), p.size, group.WithBareStore(), group.WithStorePrefix(words[1]), group.WithConnectTimeout(limit), group.WithPeers(p.peers))
+		p.world, err = group.New(ctx, p.client, cohort.Rank(p.rank), p.size, group.WithBareStore(), group.WithStorePrefix(words[1]), group.WithConnectTimeout(limit), group.WithPeers(p.peers))
 		p.current = p.world
 	case "group":
 		p.current, err = p.world.NewGroup(ctx, nil, group.WithConnectTimeout(limit))
@@ -270,15 +270,15 @@ func TestFaultAtAMoment(t *testing.T) {
 							if err == nil && making && sig == syscall.SIGSTOP {
 								continue // the system connects for a stopped process
 							}
-							e := new(dist.Error)
-							if !errors.As(err, &e) || e.Code != dist.PeerLost && e.Code != dist.DeadlineExceeded {
+							e := new(cohort.Error)
+							if !errors.As(err, &e) || e.Code != cohort.PeerLost && e.Code != cohort.DeadlineExceeded {
 								t.Errorf("rank %d: %v", r, err)
 								continue
 							}
-							if sig == syscall.SIGKILL && !making && e.Code != dist.PeerLost {
+							if sig == syscall.SIGKILL && !making && e.Code != cohort.PeerLost {
 								t.Errorf("rank %d does not say that a rank was lost: %v", r, err)
 							}
-							if (sig == syscall.SIGKILL || making) && e.Rank != dist.Rank(victim) {
+							if (sig == syscall.SIGKILL || making) && e.Rank != cohort.Rank(victim) {
 								t.Errorf("rank %d does not name rank %d: %v", r, victim, err)
 							}
 						}

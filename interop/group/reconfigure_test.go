@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -125,7 +125,7 @@ func (s *stage) start(isGo func(id int) bool, ids ...int) {
 			s.Fatal(err)
 		}
 		s.Cleanup(func() { _ = client.Close() })
-		if c.group, err = group.New(s.Context(), client, dist.Rank(id), most, group.WithReconfigure()); err != nil {
+		if c.group, err = group.New(s.Context(), client, cohort.Rank(id), most, group.WithReconfigure()); err != nil {
 			s.Fatal(err)
 		}
 		s.Cleanup(func() { _ = c.group.Close() })
@@ -339,9 +339,9 @@ func reconfigureRandomly(t *testing.T, seed uint64) {
 		default:
 			f.Shuffle(len(alive), func(i, j int) { alive[i], alive[j] = alive[j], alive[i] })
 			f.size = min(2+f.IntN(4), len(alive))
-			members, f.peers = slices.Clone(alive[:f.size]), torch.Peers{}
+			members, f.peers = slices.Clone(alive[:f.size]), torchcaps.Peers{}
 			if slices.ContainsFunc(members, func(id int) bool { return s.all[id].proc != nil }) {
-				f.peers, _, _ = torch.ParsePeers(about.Version)
+				f.peers, _, _ = torchcaps.ParsePeers(about.Version)
 			}
 			plan := f.flat()
 			t.Logf("%v of %v form a group and run %d steps", members, alive, len(plan))
@@ -379,7 +379,7 @@ func TestReconfigureRefusesLazyRanks(t *testing.T) {
 	wg.Go(func() { _ = c.reconfigure(t, 1, handles, 5*time.Second) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if _, err := g.Reconfigure(ctx, 1, handles); !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "TORCH_GLOO_LAZY_INIT") {
+	if _, err := g.Reconfigure(ctx, 1, handles); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), "TORCH_GLOO_LAZY_INIT") {
 		t.Errorf("%v", err)
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -83,7 +83,7 @@ func TestAttemptsWithPyTorch(t *testing.T) {
 			for err == nil {
 				err = group.AllReduceSlice(ctx, g, x, group.Sum)
 			}
-			if !errors.Is(err, dist.PeerLost) {
+			if !errors.Is(err, cohort.PeerLost) {
 				t.Errorf("attempt %d: %v", attempt, err)
 			}
 			_ = g.Close()
@@ -131,10 +131,10 @@ func TestGoingOnWithPyTorch(t *testing.T) {
 	for err == nil {
 		err = group.AllReduceSlice(ctx, g, x, group.Sum)
 	}
-	if !errors.Is(err, dist.PeerLost) {
+	if !errors.Is(err, cohort.PeerLost) {
 		t.Errorf("%v", err)
 	}
-	rest, err := g.NewGroup(ctx, []dist.Rank{0, 1}, group.WithLocalSync())
+	rest, err := g.NewGroup(ctx, []cohort.Rank{0, 1}, group.WithLocalSync())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // sparsePlan has, unless it is to be short, every element type with every operator, and shapes with all that is special: no entries on some ranks or on

@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -29,7 +29,7 @@ import (
 var splitSource string
 
 // useGroup does what use in split.py does.
-func useGroup(ctx context.Context, g *group.Group, world dist.Rank) (string, error) {
+func useGroup(ctx context.Context, g *group.Group, world cohort.Rank) (string, error) {
 	if g == nil {
 		return "-", nil
 	}
@@ -78,26 +78,26 @@ func splitAndMerge(ctx context.Context, world *group.Group, port int) (out []str
 		return g
 	}
 	// g may be nil: a rank that is no member splits nothing.
-	split := func(g *group.Group, lists [][]dist.Rank, opts ...group.Option) *group.Group {
+	split := func(g *group.Group, lists [][]cohort.Rank, opts ...group.Option) *group.Group {
 		if g == nil {
 			return note(nil, nil)
 		}
 		return note(g.Split(ctx, lists, opts...))
 	}
-	half := split(world, [][]dist.Rank{{2, 0}, {1, 3}})
-	if errors.Is(err, dist.NotSupported) {
+	half := split(world, [][]cohort.Rank{{2, 0}, {1, 3}})
+	if errors.Is(err, cohort.NotSupported) {
 		out, err = []string{"refused"}, nil
 		note(world, nil)
 		return out, err
 	}
-	split(half, [][]dist.Rank{{1, 0}})
-	split(half, [][]dist.Rank{{1}, {0}}, group.WithName("named"))
-	sub, made := world.NewGroup(ctx, []dist.Rank{0, 1, 2})
+	split(half, [][]cohort.Rank{{1, 0}})
+	split(half, [][]cohort.Rank{{1}, {0}}, group.WithName("named"))
+	sub, made := world.NewGroup(ctx, []cohort.Rank{0, 1, 2})
 	err = errors.Join(err, made)
-	split(sub, [][]dist.Rank{{2, 0, 1}})
-	split(world, [][]dist.Rank{{3, 2, 1}})
+	split(sub, [][]cohort.Rank{{2, 0, 1}})
+	split(world, [][]cohort.Rank{{3, 2, 1}})
 	note(world.NewGroup(ctx, nil, group.WithLocalSync()))
-	note(world.NewGroup(ctx, []dist.Rank{1, 3}))
+	note(world.NewGroup(ctx, []cohort.Rank{1, 3}))
 	if err != nil {
 		return out, err
 	}
@@ -120,11 +120,11 @@ func splitAndMerge(ctx context.Context, world *group.Group, port int) (out []str
 		return out, err
 	}
 	out = append(out, fmt.Sprintf("%d: %d", merged.Size(), int(first(total))))
-	everyone := make([]dist.Rank, merged.Size())
+	everyone := make([]cohort.Rank, merged.Size())
 	for i := range everyone {
-		everyone[i] = dist.Rank(i)
+		everyone[i] = cohort.Rank(i)
 	}
-	whole, err := merged.Split(ctx, [][]dist.Rank{everyone})
+	whole, err := merged.Split(ctx, [][]cohort.Rank{everyone})
 	if err != nil {
 		return out, err
 	}

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -50,12 +50,12 @@ func count(size, dtype string) int {
 // table lists every cell. exclude says which cells must not be run against a version because the PyTorch side would
 // crash, or would compute something else than it was asked for: those the Go rank refuses on its own.
 func table(about torchtest.About, ranks int) (cells []cell) {
-	level, _, _ := torch.Parse(about.Version)
+	level, _, _ := torchcaps.Parse(about.Version)
 	exclude := func(c cell) bool {
 		switch {
-		case level == torch.V1_13:
+		case level == torchcaps.V1_13:
 			return c.op == "all_gather" && c.size == "0" || c.op == "all_gather_into_tensor" // a Go rank may pair it with all_gather
-		case level < torch.V2_9:
+		case level < torchcaps.V2_9:
 			return c.op == "reduce_scatter_tensor" && c.reduce != "sum"
 		case !about.Has(torchtest.Halves) && (c.dtype == "float16" || c.dtype == "bfloat16"):
 			return true // it cannot be told from outside that this build has no halves
@@ -74,7 +74,7 @@ func table(about torchtest.About, ranks int) (cells []cell) {
 			for _, reduce := range allReduces {
 				add(cell{op: "all_reduce", dtype: dt, reduce: reduce, size: size})
 				add(cell{op: "reduce_scatter_tensor", dtype: dt, reduce: reduce, size: size})
-				if level >= torch.V2_9 {
+				if level >= torchcaps.V2_9 {
 					add(cell{op: "reduce_scatter", dtype: dt, reduce: reduce, size: size})
 				}
 				for root := range ranks {
@@ -112,7 +112,7 @@ func TestTable(t *testing.T) {
 					t.Parallel()
 					plan := make([]step, len(chunk))
 					for i, c := range chunk {
-						plan[i] = step{Op: c.op, N: count(c.size, c.dtype), DType: c.dtype, Reduce: c.reduce, Root: dist.Rank(c.root), MayRefuse: true}
+						plan[i] = step{Op: c.op, N: count(c.size, c.dtype), DType: c.dtype, Reduce: c.reduce, Root: cohort.Rank(c.root), MayRefuse: true}
 					}
 					want := world{size: ranks}.run(t, tr, plan)
 					got := world{size: ranks, goRanks: []int{goRank}}.run(t, tr, plan)
@@ -223,7 +223,7 @@ except RuntimeError as e:
 `
 
 // TestPerformedEndsTheGroup: what PyTorch's ranks perform, or some of them, and the Go rank refuses ends the group at once. 1.13 performs
-// nothing that a Go rank refuses: see TestTable of internal/gloo/torch.
+// nothing that a Go rank refuses: see TestTable of internal/group/gloo/torchcaps.
 func TestPerformedEndsTheGroup(t *testing.T) {
 	largest := func(ctx context.Context, g *group.Group) error {
 		in, out := tensor.Must(tensor.New(tensor.Float32, 16)), tensor.Must(tensor.New(tensor.Float32, 4))
@@ -257,7 +257,7 @@ func TestPerformedEndsTheGroup(t *testing.T) {
 			if err := group.AllReduceSlice(ctx, g, []float32{0}, group.Sum); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.refused(ctx, g); !errors.Is(err, dist.NotSupported) || g.Err() == nil || !strings.Contains(err.Error(), c.why) {
+			if err := c.refused(ctx, g); !errors.Is(err, cohort.NotSupported) || g.Err() == nil || !strings.Contains(err.Error(), c.why) {
 				t.Errorf("refused with %v, the group says %v", err, g.Err())
 			}
 			for r, p := range procs {

@@ -14,11 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/gloo/torch"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -43,7 +43,7 @@ sys.stdin.readline()
 // option is missing, and ends the group instead of letting anybody wait.
 func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
-		level, _, _ := torch.Parse(tr.About(t).Version)
+		level, _, _ := torchcaps.Parse(tr.About(t).Version)
 		for _, goRank := range []int{0, 1} { // rank 0 hosts the store
 			for _, untold := range []bool{false, true} {
 				t.Run(fmt.Sprintf("go=%d,untold=%v", goRank, untold), func(t *testing.T) {
@@ -62,17 +62,17 @@ func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 					if took := time.Since(began); took > 20*time.Second {
 						t.Errorf("it took %v", took)
 					}
-					asked := errors.Is(err, dist.NotSupported) && strings.Contains(err.Error(), torch.Option) && strings.Contains(err.Error(), torch.Variable)
+					asked := errors.Is(err, cohort.NotSupported) && strings.Contains(err.Error(), torchcaps.Option) && strings.Contains(err.Error(), torchcaps.Variable)
 					since := 10 // that the store of a PyTorch rank tells
 					if goRank == 0 {
 						since = 8 // that the ranks tell the store of a Go rank
 					}
-					switch known := !untold || level == torch.V1_13 || tr.About(t).Since(2, since); {
+					switch known := !untold || level == torchcaps.V1_13 || tr.About(t).Since(2, since); {
 					case !known && !asked:
 						t.Errorf("the version cannot be known: %v", err)
-					case known && level >= torch.V2_8 && (err != nil || x[0] != 0.5):
+					case known && level >= torchcaps.V2_8 && (err != nil || x[0] != 0.5):
 						t.Errorf("%v %v", x, err)
-					case known && level < torch.V2_8 && (!errors.Is(err, dist.NotSupported) || asked):
+					case known && level < torchcaps.V2_8 && (!errors.Is(err, cohort.NotSupported) || asked):
 						t.Errorf("this PyTorch has no average: %v", err)
 					}
 					line := procs[1-goRank].Line(t) // nobody waits for anybody
@@ -129,7 +129,7 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 		port := freeport.Get(t)
 		procs := w.startTorch(t, tr, port, hashedSource)
 		g := w.joinGo(ctx, t, port)[1]
-		a, err := g.NewGroup(ctx, []dist.Rank{0, 1}, group.WithLocalSync())
+		a, err := g.NewGroup(ctx, []cohort.Rank{0, 1}, group.WithLocalSync())
 		if err != nil {
 			t.Fatal(err) // all versions name the first one alike
 		}
@@ -137,9 +137,9 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		b, err := g.NewGroup(ctx, []dist.Rank{0, 1})
+		b, err := g.NewGroup(ctx, []cohort.Rank{0, 1})
 		if tr.About(t).Since(2, 12) {
-			if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), torch.Option) || time.Since(began) > 20*time.Second {
+			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || time.Since(began) > 20*time.Second {
 				t.Errorf("%v after %v", err, time.Since(began))
 			}
 			return
@@ -235,7 +235,7 @@ func TestHalvesThatABuildLacks(t *testing.T) {
 					}
 					return
 				}
-				want := map[string]error{"stays": dist.DeadlineExceeded, "ends": dist.PeerLost}[what]
+				want := map[string]error{"stays": cohort.DeadlineExceeded, "ends": cohort.PeerLost}[what]
 				if !errors.Is(err, want) || !strings.Contains(err.Error(), "no half types") {
 					t.Errorf("%v", err)
 				}

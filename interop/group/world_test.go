@@ -22,11 +22,11 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/testranks"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testranks"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -128,7 +128,7 @@ func (w world) tryJoin(ctx context.Context, t testing.TB, port, r int) (*group.G
 	if v, ok := versions.Load(port); ok && !w.untold {
 		options = append([]group.Option{group.WithPeers(group.Peers(fmt.Sprint(v)))}, options...)
 	}
-	g, err := group.New(ctx, client, dist.Rank(r), w.size, options...)
+	g, err := group.New(ctx, client, cohort.Rank(r), w.size, options...)
 	if err != nil {
 		return nil, err
 	}

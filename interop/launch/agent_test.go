@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // agentEvent is an event of torchrun's log, its details unpacked.
@@ -89,7 +89,7 @@ func TestSameEvents(t *testing.T) {
 		}
 		dir := place(t, torch)
 		for _, code := range []string{"0", "3"} {
-			j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "job", "--rdzv-backend", "c10d", "--max-restarts", "1", "--event-log-handler", "console"}, "-u", dir+"/end.py", code)
+			j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "job", "--rdzv-backend", "c10d", "--max-restarts", "1", "--event-log-handler", "console"}, "-u", dir+"/end.py", code)
 			cmd, path := withTorchrun(t, torch, dir, "--max_restarts", "1", "--event_log_handler", "console", dir+"/end.py", code)
 			k := begin(t, dir, cmd, path)
 			if ours, theirs := j.end(), k.end(); ours != theirs {
@@ -111,7 +111,7 @@ func TestSameFailures(t *testing.T) {
 		for _, kind := range []string{"disk-text", "killed", "segfault"} {
 			t.Run(kind, func(t *testing.T) {
 				dir := place(t, torch)
-				j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/fail.py", kind)
+				j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/fail.py", kind)
 				cmd, path := withTorchrun(t, torch, dir, dir+"/fail.py", kind)
 				k := begin(t, dir, cmd, path)
 				if ours, theirs := j.end(), k.end(); ours != theirs || ours != 1 {
@@ -132,7 +132,7 @@ func TestSameFailures(t *testing.T) {
 		}
 		t.Run("hang", func(t *testing.T) {
 			dir := place(t, torch)
-			j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/hang.py", "mismatch")
+			j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/hang.py", "mismatch")
 			cmd, path := withTorchrun(t, torch, dir, dir+"/hang.py", "mismatch")
 			k := begin(t, dir, cmd, path)
 			codes := []int{}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // TestDemo: where a Python has torch, a PyTorch rank takes part in the training of "cohort demo", and is found when it hangs.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // TestBesideTorchfrtrace: of the same dumps of NCCL ranks "cohort why" says at least what torchfrtrace says, and something

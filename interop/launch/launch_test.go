@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/launch"
 )
 
@@ -138,8 +138,8 @@ func (j *job) wait(l *lines, pattern string, n int) {
 	}
 }
 
-// cohort starts a job; args are options and the script with its arguments.
-func cohort(t *testing.T, torch *torchtest.Torch, dir string, options []string, program ...string) *job {
+// cohortRun starts a job; args are options and the script with its arguments.
+func cohortRun(t *testing.T, torch *torchtest.Torch, dir string, options []string, program ...string) *job {
 	t.Helper()
 	return cohortWith(t, torch, dir, nil, options, program...)
 }
@@ -249,7 +249,7 @@ func TestSameAsTorchrun(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "job"}, "-u", dir+"/reduce.py", ours)
+		j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "job"}, "-u", dir+"/reduce.py", ours)
 		if code := j.end(); code != 0 {
 			t.Fatalf("cohort run: exit code %d\n%s%s", code, j.out, j.err)
 		}
@@ -362,7 +362,7 @@ func TestFailures(t *testing.T) {
 					needNames(t)
 				}
 				dir := place(t, torch)
-				j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/fail.py", kind)
+				j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/fail.py", kind)
 				j.end()
 				if s := j.report().Sentence; !regexp.MustCompile(want).MatchString(s) {
 					t.Errorf("%s\nwant %s\n%s", s, want, j.err)

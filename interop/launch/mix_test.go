@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/testwait"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -24,7 +24,7 @@ func TestLaunchersDoNotMix(t *testing.T) {
 		dir := place(t, torch)
 		endpoint := func() string { return fmt.Sprintf("127.0.0.1:%d", freeport.Get(t)) }
 		ours := func(at string) *job {
-			return cohort(t, torch, dir, []string{"--nproc-per-node", "1", "--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", at}, "-u", dir+"/end.py", "0")
+			return cohortRun(t, torch, dir, []string{"--nproc-per-node", "1", "--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", at}, "-u", dir+"/end.py", "0")
 		}
 		theirs := func(at string) *job {
 			cmd, path := withTorchrun(t, torch, dir, "--nnodes", "2", "--nproc_per_node", "1", "--rdzv_endpoint", at, "--rdzv_conf", "read_timeout=5", dir+"/end.py", "0")

@@ -16,8 +16,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/numabind"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/sys/numabind"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // numaMachine is a machine of which only the files in /proc and /sys exist.

@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // loudMB is what each of two ranks prints.
@@ -73,7 +73,7 @@ func (c *tally) String() string {
 func withTorchrun(t *testing.T, torch *torchtest.Torch, dir string, script ...string) (*exec.Cmd, string) {
 	t.Helper()
 	shim := filepath.Join(dir, "shim")
-	source, err := os.ReadFile("../../internal/rundir/shim/sitecustomize.py")
+	source, err := os.ReadFile("../../internal/launch/rundir/shim/sitecustomize.py")
 	if err == nil {
 		err = os.MkdirAll(shim, 0o755)
 	}
@@ -238,7 +238,7 @@ func TestLoaderWorkers(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/loader.py", ours)
+		j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/loader.py", ours)
 		if code := j.end(); code != 0 {
 			t.Fatalf("cohort run: exit code %d\n%s%s", code, j.out, j.err)
 		}
@@ -298,7 +298,7 @@ func TestEvidenceOfFailure(t *testing.T) {
 			e := r.Attempts[0].Evidence
 			noSecrets(t, r.Bundle)
 			var missing []string
-			for _, rank := range []dist.Rank{0, 2} {
+			for _, rank := range []cohort.Rank{0, 2} {
 				if s := e.Of(rank); s == nil || !strings.Contains(s.Doing, "wait_for_others") || !strings.Contains(s.Stack, "evidence.py") {
 					missing = append(missing, fmt.Sprintf("rank %d: %+v", rank, s))
 				}

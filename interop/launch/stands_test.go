@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // TestStands: ranks at a barrier of the program's own hang though they run, who holds a file lock is named, and a job that sleeps is not called hung.
@@ -15,7 +15,7 @@ func TestStands(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		name, dir := jobID("stands"), place(t, torch)
-		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", name}, "-u", dir+"/stands.py", dir+"/lock")
+		j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", name}, "-u", dir+"/stands.py", dir+"/lock")
 		for _, part := range []struct {
 			kind, want string
 			hung       bool

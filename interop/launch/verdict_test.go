@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // byHand starts ranks without a launcher, as people do in several windows, and waits until they have come to the meeting.

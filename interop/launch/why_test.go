@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // hangs are the jobs of TestWhy: the kinds of hang.py in their order, and what is said of them. From all kinds but the last of a job its
@@ -56,7 +56,7 @@ func TestWhy(t *testing.T) {
 			for _, part := range parts {
 				args = append(args, part.kind)
 			}
-			j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", name}, args...)
+			j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", name}, args...)
 			for _, part := range parts {
 				j.wait(j.out, "at "+part.kind+"\n", 2)
 				t.Run(part.kind, func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestInterruptDeaf(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/deaf.py")
+		j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/deaf.py")
 		j.wait(j.out, "waits\n", 2)
 		interrupt(t, j)
 	})
@@ -241,7 +241,7 @@ func TestHangTimeout(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		j := cohort(t, torch, dir, []string{"--nproc-per-node", "2", "--hang-timeout", "2", "--on-hang", "kill"}, "-u", dir+"/hang.py", "missing")
+		j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--hang-timeout", "2", "--on-hang", "kill"}, "-u", dir+"/hang.py", "missing")
 		if code := j.end(); code != 1 {
 			t.Errorf("exit code %d", code)
 		}

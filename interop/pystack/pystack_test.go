@@ -21,8 +21,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/pystack"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 //go:embed victim.py

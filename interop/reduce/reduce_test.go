@@ -15,8 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/reduce"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/tensor/reduce"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
 

@@ -4,19 +4,18 @@
 package rendezvous_test
 
 import (
-	"bytes"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/cli"
-	"github.com/cohort-dist/cohort/internal/cli/command"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // TestCommandsOnTorchStore runs the store commands on PyTorch's own servers.
 func TestCommandsOnTorchStore(t *testing.T) {
+	program := testprog.Build(t, "cmd/cohort")
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		port := freeport.Get(t)
 		p := torch.Start(t, torchtest.Script{Source: `
@@ -34,7 +33,7 @@ sys.stdin.readline()
 			line, out, err string
 			code           int
 		}
-		keys := step{line: "keys", err: "this server cannot list its keys", code: command.ExitFailure}
+		keys := step{line: "keys", err: "this server cannot list its keys", code: 1}
 		if torch.About(t).Since(2, 10) {
 			keys = step{line: "keys", out: "from-python\nleader\nsteps\n"}
 		}
@@ -45,26 +44,25 @@ sys.stdin.readline()
 			{line: "add --raw init/ 0", out: "1\n"},
 			{line: "add steps 5", out: "5\n"},
 			{line: "cas leader  a", out: "a\n"},
-			{line: "cas leader b c", out: "a\n", code: command.ExitUnchanged},
+			{line: "cas leader b c", out: "a\n", code: 5},
 			{line: "append log one"},
 			{line: "append log two"},
 			{line: "get log", out: "onetwo\n"},
 			{line: "wait log steps"},
-			{line: "wait --timeout 300ms never", err: "timeout", code: command.ExitTimeout},
-			{line: "get --now never", err: "not found", code: command.ExitNotFound},
+			{line: "wait --timeout 300ms never", err: "timeout", code: 3},
+			{line: "get --now never", err: "not found", code: 4},
 			{line: "delete log", out: ""},
-			{line: "delete log", err: "not found", code: command.ExitNotFound},
+			{line: "delete log", err: "not found", code: 4},
 			keys,
-			{line: "top --once", err: "is PyTorch's own and does not tell who waits", code: command.ExitFailure},
-			{line: "clear --yes", err: "is PyTorch's own, which cannot be cleared", code: command.ExitFailure},
+			{line: "top --once", err: "is PyTorch's own and does not tell who waits", code: 1},
+			{line: "clear --yes", err: "is PyTorch's own, which cannot be cleared", code: 1},
 			{line: "set from-go bonjour"},
 		} {
 			args := append([]string{"store"}, strings.Split(step.line, " ")...)
 			args = append(args[:2:2], append([]string{"--addr", "127.0.0.1:" + strconv.Itoa(port)}, args[2:]...)...)
-			var out, complaint bytes.Buffer
-			code := cli.Main(args, cli.IO{In: strings.NewReader(""), Out: &out, Err: &complaint, Getenv: func(string) string { return "" }})
-			if code != step.code || out.String() != step.out || !strings.Contains(complaint.String(), step.err) {
-				t.Errorf("%s: exit %d, %q, %q; want %d, %q, %q", step.line, code, out.String(), complaint.String(), step.code, step.out, step.err)
+			code, out, complaint := testprog.Run(t, program, args...)
+			if code != step.code || out != step.out || !strings.Contains(complaint, step.err) {
+				t.Errorf("%s: exit %d, %q, %q; want %d, %q, %q", step.line, code, out, complaint, step.code, step.out, step.err)
 			}
 		}
 		p.Expect(t, "bonjour")

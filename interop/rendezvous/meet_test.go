@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
+	"github.com/cohort-dist/cohort/world"
 )
 
 // rankScript is a PyTorch rank: it joins by the URL in its arguments, publishes its rank and reads everybody's.
@@ -34,9 +34,9 @@ if rank == 0:
         pass
 `
 
-func join(t *testing.T, url string, env map[string]string, opts ...rendezvous.Option) *cohort.World {
+func join(t *testing.T, url string, env map[string]string, opts ...rendezvous.Option) *world.World {
 	t.Helper()
-	w, err := cohort.Join(t.Context(), url, cohort.WithTimeout(30*time.Second), cohort.WithRendezvous(
+	w, err := world.Join(t.Context(), url, world.WithTimeout(30*time.Second), world.WithRendezvous(
 		append(opts, rendezvous.WithEnv(func(name string) (string, bool) { value, set := env[name]; return value, set }))...))
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func join(t *testing.T, url string, env map[string]string, opts ...rendezvous.Op
 }
 
 // exchange is what rankScript does, for a Go rank.
-func exchange(t *testing.T, w *cohort.World) {
+func exchange(t *testing.T, w *world.World) {
 	t.Helper()
 	ctx := t.Context()
 	if err := w.Store().Set(ctx, fmt.Sprintf("from/%d", w.Rank()), fmt.Appendf(nil, "go %d of %d", w.Rank(), w.Size())); err != nil {
@@ -185,8 +185,8 @@ store, rank, size = next(dist.rendezvous("env://"))
 print("joined", flush=True)
 sys.stdin.readline()
 `, Env: rankEnv(1, 3, port)})
-		_, err := cohort.Join(t.Context(), "env://", cohort.WithTimeout(4*time.Second),
-			cohort.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) { v, set := rankEnv(0, 3, port)[name]; return v, set })))
+		_, err := world.Join(t.Context(), "env://", world.WithTimeout(4*time.Second),
+			world.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) { v, set := rankEnv(0, 3, port)[name]; return v, set })))
 		if !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "2/3 clients joined. 1 of ranks 1 and 2 is missing (1 client joined without telling a rank") {
 			t.Errorf("got %v", err)
 		}
@@ -250,7 +250,7 @@ sys.stdin.readline()
 		env := rankEnv(0, 2, port)
 		env["TORCHELASTIC_USE_AGENT_STORE"], env["TORCHELASTIC_RESTART_COUNT"] = "True", "3"
 		w := join(t, "env://", env)
-		if w.Rank() != dist.Rank(0) {
+		if w.Rank() != cohort.Rank(0) {
 			t.Errorf("rank %d", w.Rank())
 		}
 		if err := w.Store().Set(t.Context(), "k", []byte("v")); err != nil {

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rendezvous"
 )
 
@@ -151,7 +151,7 @@ func TestRendezvousPlansAsPyTorch(t *testing.T) {
 				t.Fatalf("%q: %v", answers[i], err)
 			}
 			got, err := rendezvous.NewRegistry().Plan(rendezvous.Request{
-				URL: c.URL, Rank: dist.Rank(c.Rank), WorldSize: c.Size, Open: c.Open,
+				URL: c.URL, Rank: cohort.Rank(c.Rank), WorldSize: c.Size, Open: c.Open,
 				Env: func(name string) (string, bool) { value, set := c.Env[name]; return value, set },
 			})
 			if strings.HasPrefix(c.URL, "tcp://127.0.0.1:0?") {

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	fault "github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	fault "github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )

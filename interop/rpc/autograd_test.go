@@ -15,7 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )

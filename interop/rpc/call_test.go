@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
@@ -177,19 +177,19 @@ func TestGoCallsPyTorch(t *testing.T) {
 		if !errors.As(err, &remote) || remote.Kind != "pymod.MyError" {
 			t.Fatalf("mine: %#v", err)
 		}
-		if _, err = rpc.Call[any](ctx, a, "py0", "pymod.nothing"); !errors.Is(err, dist.NotFound) {
+		if _, err = rpc.Call[any](ctx, a, "py0", "pymod.nothing"); !errors.Is(err, cohort.NotFound) {
 			t.Fatalf("nothing: %v", err)
 		}
-		if _, err = rpc.Call[any](ctx, a, "py0", "pymod.twice", 1, 2, 3); !errors.Is(err, dist.InvalidArgument) {
+		if _, err = rpc.Call[any](ctx, a, "py0", "pymod.twice", 1, 2, 3); !errors.Is(err, cohort.InvalidArgument) {
 			t.Fatalf("twice with three arguments: %v", err)
 		}
 		for kind, arg := range map[string]any{"TypeError": 1, "AttributeError": nil} { // it was found, and called as it should be
 			_, err = rpc.Call[any](ctx, a, "py0", "pymod.buggy", arg)
-			if !errors.As(err, &remote) || remote.Kind != kind || remote.Code != dist.Remote {
+			if !errors.As(err, &remote) || remote.Kind != kind || remote.Code != cohort.Remote {
 				t.Fatalf("buggy(%v): %#v", arg, err)
 			}
 		}
-		futures := make([]*dist.Future[float64], 50)
+		futures := make([]*cohort.Future[float64], 50)
 		for i := range futures {
 			futures[i] = rpc.Async[float64](ctx, a, "py0", "pymod.total", x, i)
 		}
@@ -222,11 +222,11 @@ func TestErrorsOfTheFramework(t *testing.T) {
 		a, ctx := w.agents["go1"], testContext(t)
 		for _, c := range []struct {
 			fn, kind, message string
-			code              dist.Code
+			code              cohort.Code
 		}{
-			{"nomodule.nothing", "ModuleNotFoundError", "No module named 'nomodule'", dist.NotFound},
-			{"aten::nothing(Tensor self) -> Tensor", "RuntimeError", "Cannot find matching operator for schema aten::nothing(Tensor self) -> Tensor", dist.NotFound},
-			{"pymod.local", "AttributeError", "local object 'local.<locals>.<lambda>'", dist.Remote},
+			{"nomodule.nothing", "ModuleNotFoundError", "No module named 'nomodule'", cohort.NotFound},
+			{"aten::nothing(Tensor self) -> Tensor", "RuntimeError", "Cannot find matching operator for schema aten::nothing(Tensor self) -> Tensor", cohort.NotFound},
+			{"pymod.local", "AttributeError", "local object 'local.<locals>.<lambda>'", cohort.Remote},
 		} {
 			_, err := rpc.Call[any](ctx, a, "py0", c.fn)
 			var remote *rpc.RemoteError

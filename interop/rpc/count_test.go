@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -28,7 +28,7 @@ func TestCountDiesWithItsPyTorchWorker(t *testing.T) {
 			p.Send(t, order+" p 3 0 tcp://127.0.0.1:"+strconv.Itoa(port))
 			p.Expect(t, "done "+order)
 		}
-		join := func(rank dist.Rank, name string) *rpc.Agent {
+		join := func(rank cohort.Rank, name string) *rpc.Agent {
 			return joinAt(ctx, t, "127.0.0.1:"+strconv.Itoa(port), name, rpc.WithRank(rank), rpc.WithTimeout(time.Minute))
 		}
 		leader, early, late := join(0, "a"), join(1, "b"), join(2, "c")
@@ -40,7 +40,7 @@ func TestCountDiesWithItsPyTorchWorker(t *testing.T) {
 		}
 		short, cancel := context.WithTimeout(ctx, time.Second) // c learns the number and goes
 		defer cancel()
-		if err := <-enter(short, late); !errors.Is(err, dist.DeadlineExceeded) {
+		if err := <-enter(short, late); !errors.Is(err, cohort.DeadlineExceeded) {
 			t.Fatalf("nobody else has come, and the barrier of c ends: %v", err)
 		}
 		waits := enter(ctx, early)
@@ -51,8 +51,8 @@ func TestCountDiesWithItsPyTorchWorker(t *testing.T) {
 			t.Helper()
 			select {
 			case err := <-ended:
-				var e *dist.Error
-				if !errors.As(err, &e) || e.Code != dist.PeerLost || e.Peer != "p" {
+				var e *cohort.Error
+				if !errors.As(err, &e) || e.Code != cohort.PeerLost || e.Peer != "p" {
 					t.Errorf("%s: %v", who, err)
 				}
 				t.Logf("%s after %v: %v", who, time.Since(begun).Round(time.Millisecond), err)

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -89,7 +89,7 @@ func TestPipesAreCut(t *testing.T) {
 				_ = mine.Close() // the PyTorch worker alone keeps the object
 				refs := []*rpc.Ref[*tensor.Tensor]{remote()}
 				for range 3 {
-					if _, err := rpc.Call[any](ctx, a, "py1", "pycut.cut", port); !errors.Is(err, dist.PeerLost) {
+					if _, err := rpc.Call[any](ctx, a, "py1", "pycut.cut", port); !errors.Is(err, cohort.PeerLost) {
 						t.Fatalf("the call that cuts its own connection: %v", err)
 					}
 					refs = append(refs, remote())
@@ -105,7 +105,7 @@ func TestPipesAreCut(t *testing.T) {
 					eventually(t, a, "num_owner_rrefs", 1)
 					w.procs["py1"].Kill()
 					eventually(t, a, "num_owner_rrefs", 0)
-					if err := a.Shutdown(ctx); !errors.Is(err, dist.PeerLost) { // of one that has not said that it leaves
+					if err := a.Shutdown(ctx); !errors.Is(err, cohort.PeerLost) { // of one that has not said that it leaves
 						t.Errorf("shutdown: %v", err)
 					}
 					return

@@ -9,14 +9,14 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/world"
 )
 
 // hybridTrainer is a trainer of PyTorch: a model with parameters before and behind a layer that another worker has, wrapped by
@@ -75,7 +75,7 @@ func hybridData(step, rank int) *autograd.Variable {
 
 // trainHybrid does as rank 1 what PyTorch's trainer does as rank 0.
 func (l *layerOf) trainHybrid(ctx context.Context, a *rpc.Agent, url string, servers []string) (err error) {
-	w, err := cohort.Join(ctx, url)
+	w, err := world.Join(ctx, url)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,7 @@ package rpc_test
 import (
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // TestDeviceMapOfCPU: a PyTorch worker that maps its CPU to that of a Go worker; its tensors arrive and come back as without a map.

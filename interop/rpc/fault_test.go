@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -46,10 +46,10 @@ func TestPyTorchWorkerDies(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		w.procs["py2"].Kill()
 		killed := time.Now()
-		if _, err := call.Await(ctx); !errors.Is(err, dist.PeerLost) {
+		if _, err := call.Await(ctx); !errors.Is(err, cohort.PeerLost) {
 			t.Fatalf("call: %v", err)
 		}
-		if _, err := ref.Fetch(ctx); !errors.Is(err, dist.PeerLost) {
+		if _, err := ref.Fetch(ctx); !errors.Is(err, cohort.PeerLost) {
 			t.Fatalf("fetch: %v", err)
 		}
 		if _, err := ready.Fetch(ctx); !errors.Is(err, rpc.ErrOwnerLost) {
@@ -58,14 +58,14 @@ func TestPyTorchWorkerDies(t *testing.T) {
 		if took := time.Since(killed); took > liveness {
 			t.Errorf("it took %v to notice", took)
 		}
-		if _, err := rpc.Call[int](ctx, a, "py2", "pyrefs.slow", 4); !errors.Is(err, dist.PeerLost) {
+		if _, err := rpc.Call[int](ctx, a, "py2", "pyrefs.slow", 4); !errors.Is(err, cohort.PeerLost) {
 			t.Fatalf("later call: %v", err)
 		}
 		if n, err := rpc.Call[int](ctx, a, "py0", "pyrefs.slow", 4); err != nil || n != 4 {
 			t.Fatalf("the other worker: %v, %v", n, err)
 		}
 		left := time.Now()
-		if err := a.Shutdown(ctx); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "py2") {
+		if err := a.Shutdown(ctx); !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), "py2") {
 			t.Errorf("shutdown: %v", err)
 		}
 		if took := time.Since(left); took > liveness {
@@ -127,12 +127,12 @@ eq(rpc.rpc_sync("go1", gostub.echo, args=(2,)), 2)
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		defer cancel()
 		_, err := rpc.Call[float64](ctx, a, "py0", "pyslow.sleep", 0.5)
-		if !errors.Is(err, dist.DeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
+		if !errors.Is(err, cohort.DeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("call: %v", err)
 		}
 		ctx2, cancel2 := context.WithCancel(context.Background())
 		time.AfterFunc(50*time.Millisecond, cancel2)
-		if _, err := rpc.Call[float64](ctx2, a, "py0", "pyslow.sleep", 0.5); !errors.Is(err, dist.Canceled) {
+		if _, err := rpc.Call[float64](ctx2, a, "py0", "pyslow.sleep", 0.5); !errors.Is(err, cohort.Canceled) {
 			t.Fatalf("cancelled call: %v", err)
 		}
 		time.Sleep(600 * time.Millisecond) // the late answers come and harm nobody

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -38,7 +38,7 @@ func TestGuestCallsPyTorch(t *testing.T) {
 		if data, err := tensor.Copy[float32](y); err != nil || !slices.Equal(data, []float32{2, 4}) {
 			t.Errorf("%v, %v", data, err)
 		}
-		if _, err := rpc.Call[any](ctx, guest, "py0", "operator.nothing"); !errors.Is(err, dist.NotFound) {
+		if _, err := rpc.Call[any](ctx, guest, "py0", "operator.nothing"); !errors.Is(err, cohort.NotFound) {
 			t.Errorf("no such function: %v", err)
 		}
 		if n, err := rpc.Call[int](ctx, w.agents["go1"], "py0", "operator.add", 1, 2); err != nil || n != 3 {

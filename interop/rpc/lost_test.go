@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -57,7 +57,7 @@ func TestCreationIsCut(t *testing.T) {
 						t.Fatalf("the creation that was given up: %v", err)
 					}
 				}
-				if _, err := rpc.Call[any](ctx, a, "py1", "pycut.cut", 0); !errors.Is(err, dist.PeerLost) {
+				if _, err := rpc.Call[any](ctx, a, "py1", "pycut.cut", 0); !errors.Is(err, cohort.PeerLost) {
 					t.Fatalf("the call that cuts its own connection: %v", err)
 				}
 				if err := ref.Confirmed(ctx); err == nil {

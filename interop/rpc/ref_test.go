@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -22,8 +22,8 @@ type counter struct{ n atomic.Int64 }
 func (c *counter) Add(k int64) int64 { return c.n.Add(k) }
 func (c *counter) Value() int64      { return c.n.Load() }
 func (c *counter) Fail() error       { return rpc.Raise("ValueError", "this one always fails") }
-func (c *counter) LearnLater(k int64) *dist.Future[int64] {
-	f := dist.NewPromise[int64]()
+func (c *counter) LearnLater(k int64) *cohort.Future[int64] {
+	f := cohort.NewPromise[int64]()
 	go func() { f.Complete(c.n.Add(k), nil) }()
 	return f.Future()
 }

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -23,7 +23,7 @@ func TestRankIsTakenAgain(t *testing.T) {
 		port, ctx := freeport.Get(t), testContext(t)
 		hostStore(t, port)
 		join := func(m member, rank int) *rpc.Agent {
-			opts := append([]rpc.Option{rpc.WithRank(dist.Rank(rank)), rpc.WithHandlers(addRefHandlers(m.reg))}, m.opts...)
+			opts := append([]rpc.Option{rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(addRefHandlers(m.reg))}, m.opts...)
 			return joinAt(ctx, t, "127.0.0.1:"+strconv.Itoa(port), m.name, opts...)
 		}
 		stays, layer := goLayer("go0")

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/rpc/py"
@@ -264,10 +264,10 @@ del r
 			t.Fatalf("fetch: %v, %v", y, err)
 		}
 		_ = ref.Close()
-		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.missing", x); !errors.Is(err, dist.NotFound) || !strings.Contains(err.Error(), "missing") {
+		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.missing", x); !errors.Is(err, cohort.NotFound) || !strings.Contains(err.Error(), "missing") {
 			t.Fatalf("missing: %v", err)
 		}
-		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.double", x); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.double", x); !errors.Is(err, cohort.InvalidArgument) {
 			t.Fatalf("an argument too few: %v", err)
 		}
 		w.stop()

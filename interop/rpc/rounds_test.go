@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -109,7 +109,7 @@ func (h *history) live(port int, g generation, goFirst bool) {
 				return
 			}
 			t.Cleanup(func() { _ = st.Close() })
-			opts := []rpc.Option{rpc.WithRank(dist.Rank(rank)), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30 * time.Second)}
+			opts := []rpc.Option{rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30 * time.Second)}
 			if size > 0 {
 				opts = append(opts, rpc.WithWorldSize(size))
 				_, err = st.JoinWorker(ctx)

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // pausing lets a PyTorch worker say when it has passed the all-gather of its shutdown, and wait there.
@@ -32,20 +32,20 @@ func TestShutdownMoments(t *testing.T) {
 		for _, names := range [][2]string{{"a_go", "b_py"}, {"b_go", "a_py"}} {
 			for _, moment := range []struct {
 				name string
-				how  string    // arguments of PyTorch's shutdown
-				py   string    // when something happens to the PyTorch worker: "before", "inside" or "after" the all-gather
-				kill bool      // it is killed then; else it goes on, after the Go worker
-				rude bool      // the first Go worker closes its agent then
-				want dist.Code // 0 if the shutdown has to succeed
+				how  string      // arguments of PyTorch's shutdown
+				py   string      // when something happens to the PyTorch worker: "before", "inside" or "after" the all-gather
+				kill bool        // it is killed then; else it goes on, after the Go worker
+				rude bool        // the first Go worker closes its agent then
+				want cohort.Code // 0 if the shutdown has to succeed
 			}{
-				{name: "before, alive", py: "before", want: dist.DeadlineExceeded},
-				{name: "before, killed", py: "before", kill: true, want: dist.PeerLost},
-				{name: "rude", how: "graceful=False", py: "inside", want: dist.PeerLost},
-				{name: "inside, killed", py: "inside", kill: true, want: dist.PeerLost},
+				{name: "before, alive", py: "before", want: cohort.DeadlineExceeded},
+				{name: "before, killed", py: "before", kill: true, want: cohort.PeerLost},
+				{name: "rude", how: "graceful=False", py: "inside", want: cohort.PeerLost},
+				{name: "inside, killed", py: "inside", kill: true, want: cohort.PeerLost},
 				{name: "after, alive", py: "after"},
-				{name: "after, killed", py: "after", kill: true, want: dist.PeerLost},
-				{name: "inside, a Go worker closes", py: "inside", rude: true, want: dist.PeerLost},
-				{name: "after, a Go worker closes", py: "after", rude: true, want: dist.PeerLost},
+				{name: "after, killed", py: "after", kill: true, want: cohort.PeerLost},
+				{name: "inside, a Go worker closes", py: "inside", rude: true, want: cohort.PeerLost},
+				{name: "after, a Go worker closes", py: "after", rude: true, want: cohort.PeerLost},
 			} {
 				t.Run(names[0]+"/"+moment.name, func(t *testing.T) {
 					w := start(t, tr, stubSettings(settings{static: true, tolerant: true, leave: moment.how}),
@@ -63,7 +63,7 @@ func TestShutdownMoments(t *testing.T) {
 						p.Kill()
 					}
 					limit := 20 * time.Second
-					if moment.want == dist.DeadlineExceeded {
+					if moment.want == cohort.DeadlineExceeded {
 						limit = 2 * time.Second
 					}
 					ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -85,7 +85,7 @@ func TestShutdownMoments(t *testing.T) {
 						time.Sleep(300 * time.Millisecond) // the other Go worker waits
 						_ = w.agents[names[0]].Close()
 						if ch := ended[names[0]]; ch != nil {
-							if err := <-ch; !errors.Is(err, dist.Closed) {
+							if err := <-ch; !errors.Is(err, cohort.Closed) {
 								t.Errorf("%s closes, and its shutdown ends with %v", names[0], err)
 							}
 							delete(ended, names[0])
@@ -106,9 +106,9 @@ func TestShutdownMoments(t *testing.T) {
 							t.Errorf("%s: %v", name, err)
 						case moment.want != 0 && !errors.Is(err, moment.want):
 							t.Errorf("%s: %v, want %v", name, err, moment.want)
-						case moment.want == dist.PeerLost && !strings.Contains(err.Error(), "(peer "+lost+")"):
+						case moment.want == cohort.PeerLost && !strings.Contains(err.Error(), "(peer "+lost+")"):
 							t.Errorf("%s: %v does not name %s", name, err, lost)
-						case moment.want == dist.PeerLost && time.Since(begun) > 10*time.Second:
+						case moment.want == cohort.PeerLost && time.Since(begun) > 10*time.Second:
 							t.Errorf("%s took %v", name, time.Since(begun))
 						}
 					}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -24,7 +24,7 @@ func endsWith(t *testing.T, w *running, dead string, kill func(), wait func(a *r
 	var wg sync.WaitGroup
 	for _, a := range w.agents {
 		wg.Go(func() {
-			if err := wait(a); !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), dead) {
+			if err := wait(a); !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), dead) {
 				t.Errorf("%s: got error %v, want one that says that %s is lost", a.Name(), err, dead)
 			}
 		})

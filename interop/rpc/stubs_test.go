@@ -4,14 +4,12 @@
 package rpc_test
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/cli"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -48,10 +46,8 @@ func TestStubs(t *testing.T) {
 	t.Cleanup(func() { _ = server.Close() })
 	joinAt(ctx, t, server.Addr().String(), "go1", rpc.WithRank(0), rpc.WithWorldSize(1), rpc.WithHandlers(stubbed()))
 	dir := t.TempDir()
-	var out, complaint bytes.Buffer
-	if code := cli.Main([]string{"rpc", "stubs", "go1", "--addr", server.Addr().String(), "--out", dir},
-		cli.IO{In: strings.NewReader(""), Out: &out, Err: &complaint, Getenv: func(string) string { return "" }}); code != 0 {
-		t.Fatalf("exit %d: %s", code, complaint.String())
+	if code, _, complaint := testprog.Run(t, testprog.Build(t, "cmd/cohort"), "rpc", "stubs", "go1", "--addr", server.Addr().String(), "--out", dir); code != 0 {
+		t.Fatalf("exit %d: %s", code, complaint)
 	}
 	module, err := os.ReadFile(filepath.Join(dir, "served.py"))
 	if err != nil {

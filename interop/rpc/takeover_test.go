@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -70,7 +70,7 @@ func takeAfterCrash(t *testing.T, tr *torchtest.Torch, sameAddress bool) {
 	t.Helper()
 	port, ctx := freeport.Get(t), testContext(t)
 	hostStore(t, port)
-	join := func(name string, rank dist.Rank, wrap func(store.Store) store.Store) *rpc.Agent {
+	join := func(name string, rank cohort.Rank, wrap func(store.Store) store.Store) *rpc.Agent {
 		t.Helper()
 		dialled, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(port))
 		if err != nil {
@@ -81,7 +81,7 @@ func takeAfterCrash(t *testing.T, tr *torchtest.Torch, sameAddress bool) {
 			rpc.WithHandlers(refHandlers()), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30 * time.Second),
 			rpc.WithLease(200*time.Millisecond, 2*time.Second, 200*time.Millisecond),
 		}
-		if rank != dist.NoRank {
+		if rank != cohort.NoRank {
 			opts = append(opts, rpc.WithRank(rank))
 		}
 		a, err := rpc.Join(ctx, wrap(dialled), name, opts...)
@@ -151,7 +151,7 @@ eq(rpc.rpc_sync("go0", refstub.fetch, args=(mine,)), 7)
 			works(life, "refstub.tensor")
 			_ = w.Close()
 		}
-		c := join(fmt.Sprintf("c%d", life), dist.NoRank, plain) // finds the dead one, and takes it off the list
+		c := join(fmt.Sprintf("c%d", life), cohort.NoRank, plain) // finds the dead one, and takes it off the list
 		if err := c.Shutdown(ctx); err != nil {
 			t.Fatal(err)
 		}

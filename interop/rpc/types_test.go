@@ -7,8 +7,8 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -66,12 +66,12 @@ except RuntimeError as e:
     assert "WithElementTypes" in str(e), str(e)
 `+script), goWorker("go1", reg))
 		a, ctx, x := w.agents["go1"], testContext(t), tensor.Must(tensor.Of([]uint16{1, 65535}))
-		if _, err := rpc.Call[any](ctx, a, "py0", "gostub.same", x); !errors.Is(err, dist.NotSupported) {
+		if _, err := rpc.Call[any](ctx, a, "py0", "gostub.same", x); !errors.Is(err, cohort.NotSupported) {
 			t.Errorf("to a worker of unknown version: %v", err)
 		}
 		w.run()
 		y, err := rpc.Call[*tensor.Tensor](ctx, a, "py0", "gostub.same", x) // PyTorch 2.6 has sent some by now
-		if known := tr.Name != "1.13"; known && (err != nil || !tensor.Equal(x, y)) || !known && !errors.Is(err, dist.NotSupported) {
+		if known := tr.Name != "1.13"; known && (err != nil || !tensor.Equal(x, y)) || !known && !errors.Is(err, cohort.NotSupported) {
 			t.Errorf("after a tensor of that type: %v, %v", y, err)
 		}
 		w.stop()

@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/testlog"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/store"
@@ -143,7 +143,7 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 				return err
 			}
 		}
-		opts := []rpc.Option{rpc.WithRank(dist.Rank(rank)), rpc.WithHandlers(m.reg), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(logger), rpc.WithTimeout(30 * time.Second)}
+		opts := []rpc.Option{rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(m.reg), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(logger), rpc.WithTimeout(30 * time.Second)}
 		if set.static {
 			opts = append(opts, rpc.WithWorldSize(len(members)))
 		}

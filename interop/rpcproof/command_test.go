@@ -6,25 +6,16 @@
 package rpcproof_test
 
 import (
-	"bytes"
 	"fmt"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/cli"
-	"github.com/cohort-dist/cohort/internal/cli/command"
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
-
-// runCommand runs the cohort command in this process.
-func runCommand(args ...string) (code int, out, complaint string) {
-	var stdout, stderr bytes.Buffer
-	code = cli.Main(args, cli.IO{In: strings.NewReader(""), Out: &stdout, Err: &stderr, Getenv: func(string) string { return "" }})
-	return code, stdout.String(), stderr.String()
-}
 
 // member is a PyTorch worker that serves until it is told to leave.
 const member = `
@@ -90,10 +81,11 @@ func leave(t *testing.T, workers []*torchtest.Proc) {
 
 // TestCallIntoDynamicWorld joins a running PyTorch world from the command line, calls and leaves.
 func TestCallIntoDynamicWorld(t *testing.T) {
+	program := testprog.Build(t, "cmd/cohort")
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		port, workers := world(t, tr, 2, false)
 		addr := "127.0.0.1:" + strconv.Itoa(port)
-		code, out, complaint := runCommand("rpc", "ls", "--addr", addr)
+		code, out, complaint := testprog.Run(t, program, "rpc", "ls", "--addr", addr)
 		if code != 0 || !strings.Contains(out, "dynamic world, round 0, 2 workers") || !strings.Contains(out, "py1") {
 			t.Errorf("ls: %d, %s %s", code, out, complaint)
 		}
@@ -105,11 +97,11 @@ func TestCallIntoDynamicWorld(t *testing.T) {
 			{[]string{"py0", "math.sqrt", "2.25"}, 0, "1.5\n"},
 			{[]string{"py1", "jobs.greet", `"you"`, "--kw", "times=2"}, 0, `["hello you","hello you"]` + "\n"},
 			{[]string{"py0", "torch.ones", "2"}, 0, `{"tensor":{"dtype":"float32","elements":[1,1],"shape":[2]}}` + "\n"},
-			{[]string{"py0", "jobs.fail"}, command.ExitFailure, "ValueError: on purpose"},
-			{[]string{"py0", "jobs.nosuch"}, command.ExitNotFound, "nosuch"},
+			{[]string{"py0", "jobs.fail"}, 1, "ValueError: on purpose"},
+			{[]string{"py0", "jobs.nosuch"}, 4, "nosuch"},
 		} {
 			args := append([]string{"rpc", "call", "--addr", addr, "--listen", "127.0.0.1:0", "--timeout", "30s"}, c.args...)
-			code, out, complaint := runCommand(args...)
+			code, out, complaint := testprog.Run(t, program, args...)
 			if code != c.code || !strings.Contains(out+complaint, c.want) {
 				t.Errorf("%v: exit %d, %q, %q; want %d, %q", c.args, code, out, complaint, c.code, c.want)
 			}
@@ -119,7 +111,7 @@ func TestCallIntoDynamicWorld(t *testing.T) {
 			p.Send(t, "who")
 			p.Expect(t, "py0 py1")
 		}
-		if _, out, _ := runCommand("rpc", "ls", "--addr", addr); strings.Contains(out, "cohort_cli") {
+		if _, out, _ := testprog.Run(t, program, "rpc", "ls", "--addr", addr); strings.Contains(out, "cohort_cli") {
 			t.Errorf("the visitor is still listed: %s", out)
 		}
 		// Nobody waits for the others when they leave a dynamic world, and py0 hosts the store: it is the last.
@@ -130,20 +122,21 @@ func TestCallIntoDynamicWorld(t *testing.T) {
 
 // TestListStaticWorld reads a static world of PyTorch workers, and calls one from outside.
 func TestListStaticWorld(t *testing.T) {
+	program := testprog.Build(t, "cmd/cohort")
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		port, workers := world(t, tr, 2, true)
 		addr := "127.0.0.1:" + strconv.Itoa(port)
-		code, out, complaint := runCommand("rpc", "ls", "--addr", addr, "--json")
+		code, out, complaint := testprog.Run(t, program, "rpc", "ls", "--addr", addr, "--json")
 		for rank := range 2 {
 			if entry := fmt.Sprintf(`{"id":%d,"name":"py%d","addr":"127.0.0.1:`, rank, rank); code != 0 || !strings.Contains(out, entry) {
 				t.Errorf("ls: %d, %s %s; want %s", code, out, complaint, entry)
 			}
 		}
-		code, out, complaint = runCommand("rpc", "call", "--addr", addr, "py0", "math.sqrt", "4")
+		code, out, complaint = testprog.Run(t, program, "rpc", "call", "--addr", addr, "py0", "math.sqrt", "4")
 		if code != 0 || strings.TrimSpace(out) != "2" {
 			t.Errorf("call: %d, %s %s", code, out, complaint)
 		}
-		code, out, complaint = runCommand("rpc", "refs", "--addr", addr)
+		code, out, complaint = testprog.Run(t, program, "rpc", "refs", "--addr", addr)
 		if code != 0 || !strings.Contains(out, "PyTorch workers do not tell: py0, py1") {
 			t.Errorf("refs: %d, %s %s", code, out, complaint)
 		}

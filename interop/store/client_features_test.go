@@ -15,8 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -80,7 +80,7 @@ func TestClientBarrierOnPyTorch(t *testing.T) {
 		m := startMasters(t, torch)
 		c := dial(t, m.fresh(t))
 		if !torch.About(t).Since(2, 12) {
-			if err := c.Barrier(t.Context(), "b", 1); !errors.Is(err, dist.NotSupported) {
+			if err := c.Barrier(t.Context(), "b", 1); !errors.Is(err, cohort.NotSupported) {
 				t.Fatalf("on a server without barriers: %v", err)
 			}
 			return

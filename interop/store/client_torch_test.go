@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/storetest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -323,7 +323,7 @@ func TestClientSeesTheServerDie(t *testing.T) {
 		for range waits {
 			select {
 			case err := <-errs:
-				if code := dist.CodeOf(err); (code != dist.PeerLost && code != dist.Unavailable) || !strings.Contains(err.Error(), c.Addr()) ||
+				if code := cohort.CodeOf(err); (code != cohort.PeerLost && code != cohort.Unavailable) || !strings.Contains(err.Error(), c.Addr()) ||
 					!strings.Contains(err.Error(), "wait") {
 					t.Fatalf("error of a pending wait: %v", err)
 				}
@@ -339,7 +339,7 @@ func TestClientSeesTheServerDie(t *testing.T) {
 		} {
 			start := time.Now()
 			err := call()
-			if code := dist.CodeOf(err); code != dist.PeerLost && code != dist.Unavailable {
+			if code := cohort.CodeOf(err); code != cohort.PeerLost && code != cohort.Unavailable {
 				t.Fatalf("%s after the death: %v", name, err)
 			}
 			if d := time.Since(start); d > 15*time.Second {

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/cohortwire"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/tensorpipe"
+	"github.com/cohort-dist/cohort/internal/rpc/cohortwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
 )

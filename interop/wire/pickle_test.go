@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/pickle"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/python/pickle"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // canonical is the one pickle of a value, whatever protocol it came from; equal values have equal ones.

@@ -13,10 +13,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/rpcwire"
-	"github.com/cohort-dist/cohort/internal/tensorpipe"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -265,7 +265,7 @@ func TestKilledPyTorchIsNoticed(t *testing.T) {
 		p.Kill()
 		select {
 		case err := <-done:
-			if !errors.Is(err, dist.PeerLost) {
+			if !errors.Is(err, cohort.PeerLost) {
 				t.Fatalf("the call ended with %v", err)
 			}
 		case <-time.After(15 * time.Second):

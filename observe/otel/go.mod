@@ -3,7 +3,7 @@ module github.com/cohort-dist/cohort/observe/otel
 go 1.26.0
 
 require (
-	github.com/cohort-dist/cohort v0.0.0
+	github.com/cohort-dist/cohort v0.1.0
 	go.opentelemetry.io/otel v1.46.0
 	go.opentelemetry.io/otel/sdk v1.46.0
 	go.opentelemetry.io/otel/trace v1.46.0
@@ -18,5 +18,3 @@ require (
 	go.opentelemetry.io/otel/metric v1.46.0 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 )
-
-replace github.com/cohort-dist/cohort => ../..

@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -18,7 +18,7 @@ import (
 // with: a collective and a store's wait inside a handler show up in the trace of the call. Operations outside of a recorded
 // trace are left out.
 //
-//	w, err := cohort.Join(ctx, "env://", cohort.WithHook(otel.Hook(provider)))
+//	w, err := world.Join(ctx, "env://", world.WithHook(otel.Hook(provider)))
 func Hook(provider trace.TracerProvider) observe.Hook {
 	tracer := provider.Tracer(operations)
 	return func(e observe.Event) {
@@ -39,7 +39,7 @@ func Hook(provider trace.TracerProvider) observe.Hook {
 		_, span := tracer.Start(ctx, string(e.Kind), trace.WithTimestamp(e.Time.Add(-e.Dur)), trace.WithAttributes(details(e)...))
 		if e.Err != nil {
 			span.RecordError(e.Err)
-			span.SetStatus(codes.Error, dist.CodeOf(e.Err).String())
+			span.SetStatus(codes.Error, cohort.CodeOf(e.Err).String())
 		}
 		span.End(trace.WithTimestamp(e.Time))
 	}
@@ -51,7 +51,7 @@ const operations = "github.com/cohort-dist/cohort"
 // details are what is known of an operation.
 func details(e observe.Event) []attribute.KeyValue {
 	var list []attribute.KeyValue
-	if e.Rank != dist.NoRank {
+	if e.Rank != cohort.NoRank {
 		list = append(list, attribute.Int("cohort.rank", int(e.Rank)))
 	}
 	for _, a := range []struct{ key, value string }{{"cohort.group", e.Group}, {"cohort.key", e.Key}, {"cohort.peer", e.Peer}} {

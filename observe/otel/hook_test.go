@@ -14,7 +14,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/observe/otel"
@@ -57,7 +57,7 @@ func TestOperationsInHandler(t *testing.T) {
 	groups := make(chan *group.Group, 2)
 	for rank := range 2 {
 		go func() {
-			g, failed := group.New(ctx, meeting, dist.Rank(rank), 2, group.WithHook(hook))
+			g, failed := group.New(ctx, meeting, cohort.Rank(rank), 2, group.WithHook(hook))
 			if failed != nil {
 				t.Error(failed)
 			}
@@ -80,7 +80,7 @@ func TestOperationsInHandler(t *testing.T) {
 		}
 		short, cancel := context.WithTimeoutCause(ctx, time.Millisecond, late)
 		defer cancel()
-		if failed := client.Wait(short, "never"); !errors.Is(failed, dist.DeadlineExceeded) {
+		if failed := client.Wait(short, "never"); !errors.Is(failed, cohort.DeadlineExceeded) {
 			return errors.New("the wait does not end with its context")
 		}
 		return nil
@@ -142,7 +142,7 @@ func TestHookKeepsToSampledTraces(t *testing.T) {
 	const ids = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
 	for flags, want := range map[string]int{"00": 0, "01": 1, "02": 0, "03": 1} {
 		spans.Reset()
-		e := observe.Event{Kind: "store.get", Phase: observe.Begin, Rank: dist.NoRank}
+		e := observe.Event{Kind: "store.get", Phase: observe.Begin, Rank: cohort.NoRank}
 		e.SetTrace(ids + flags)
 		hook.Emit(e)
 		e.Phase = observe.End

@@ -20,7 +20,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 )
@@ -58,7 +58,7 @@ func intercept(tracer trace.Tracer, kind trace.SpanKind) rpc.Interceptor {
 		return ctx, func(err error) {
 			if err != nil {
 				span.RecordError(err)
-				span.SetStatus(codes.Error, dist.CodeOf(err).String())
+				span.SetStatus(codes.Error, cohort.CodeOf(err).String())
 			}
 			span.End()
 		}, nil

@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/observe/otel"
 	"github.com/cohort-dist/cohort/rpc"
@@ -41,7 +41,7 @@ func TestOneTrace(t *testing.T) {
 	}
 	st := store.NewMemory()
 	defer func() { _ = st.Close() }()
-	join := func(name string, rank dist.Rank, reg *rpc.Registry) <-chan *rpc.Agent {
+	join := func(name string, rank cohort.Rank, reg *rpc.Registry) <-chan *rpc.Agent {
 		joined := make(chan *rpc.Agent, 1)
 		go func() {
 			opts := append(otel.Tracing(provider), rpc.WithHandlers(reg), rpc.WithRank(rank), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"), rpc.WithHook(hook))

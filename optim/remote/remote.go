@@ -19,10 +19,10 @@ import (
 	"errors"
 	"sync"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/py"
@@ -77,7 +77,7 @@ func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*
 	if name.Module == ordinary { // PyTorch cannot make TorchScript of it
 		create, o.step = newPlain, stepPlain
 	}
-	futures := make([]*dist.Future[*rpc.Ref[*local]], len(owners))
+	futures := make([]*cohort.Future[*rpc.Ref[*local]], len(owners))
 	for i, owner := range owners {
 		futures[i] = rpc.Async[*rpc.Ref[*local]](ctx, a, owner, create, name, byOwner[owner], kw)
 	}
@@ -93,10 +93,10 @@ func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*
 func (o *Optimizer) Step(ctx context.Context, c *distautograd.Context) error {
 	select {
 	case <-c.Done():
-		return dist.Newf("optim: step", dist.Closed, "the autograd context %d is closed", c.ID())
+		return cohort.Newf("optim: step", cohort.Closed, "the autograd context %d is closed", c.ID())
 	default:
 	}
-	futures := make([]*dist.Future[any], len(o.parts))
+	futures := make([]*cohort.Future[any], len(o.parts))
 	for i, part := range o.parts {
 		futures[i] = rpc.Async[any](ctx, o.agent, part.Owner().Name, o.step, part, int64(c.ID()))
 	}
@@ -106,7 +106,7 @@ func (o *Optimizer) Step(ctx context.Context, c *distautograd.Context) error {
 
 // settled waits for calls that were made with ctx, and returns the results of those that have succeeded. The error names the first worker that
 // has failed. The end of ctx ends the calls, and their own errors say at which worker: the wait itself goes on until then.
-func settled[T any](ctx context.Context, op string, futures []*dist.Future[T]) (results []T, err error) {
+func settled[T any](ctx context.Context, op string, futures []*cohort.Future[T]) (results []T, err error) {
 	ctx = context.WithoutCancel(ctx)
 	var errs []error
 	for _, f := range futures {
@@ -120,8 +120,8 @@ func settled[T any](ctx context.Context, op string, futures []*dist.Future[T]) (
 	if len(errs) == 0 {
 		return results, nil
 	}
-	e := dist.Wrap(op, dist.Remote, errors.Join(errs...))
-	if first, ok := errors.AsType[*dist.Error](errs[0]); ok {
+	e := cohort.Wrap(op, cohort.Remote, errors.Join(errs...))
+	if first, ok := errors.AsType[*cohort.Error](errs[0]); ok {
 		e.Rank, e.Peer = first.Rank, first.Peer
 	}
 	return results, e
@@ -184,7 +184,7 @@ func (s *server) create(script string) func(ctx context.Context, r *rpc.Request)
 		for i, ref := range refs {
 			v, failed := ref.LocalValue(ctx)
 			if failed != nil {
-				return nil, dist.Wrap("optim: remote", dist.CodeOf(failed), failed)
+				return nil, cohort.Wrap("optim: remote", cohort.CodeOf(failed), failed)
 			}
 			if v == nil {
 				return nil, badOptimizer("parameter %d is nothing", i)
@@ -218,9 +218,9 @@ func (s *server) step(ctx context.Context, ref *rpc.Ref[*local], id int64) error
 	}
 	c := s.engine.Context(distautograd.ID(id))
 	if c == nil {
-		return dist.Newf("optim: step", dist.NotFound, "could not find autograd context with id: %d", id)
+		return cohort.Newf("optim: step", cohort.NotFound, "could not find autograd context with id: %d", id)
 	}
-	moment.At("optim.remote.step")
+	failpoint.At("optim.remote.step")
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	return l.opt.StepWith(c.GradientValue)

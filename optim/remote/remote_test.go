@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/optim/remote"
 	"github.com/cohort-dist/cohort/rpc"
@@ -246,7 +246,7 @@ func TestRefused(t *testing.T) {
 		t.Errorf("a context that the owner has not seen: %v", err)
 	}
 	_ = c.Close()
-	if err := opt.Step(ctx, c); !errors.Is(err, dist.Closed) {
+	if err := opt.Step(ctx, c); !errors.Is(err, cohort.Closed) {
 		t.Errorf("a closed context: %v", err)
 	}
 	for what, args := range map[string][]any{
@@ -291,7 +291,7 @@ func TestErrorsNameTheWorker(t *testing.T) {
 	}
 	named := func(what string, err error) {
 		t.Helper()
-		var e *dist.Error
+		var e *cohort.Error
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || e.Peer != "w1" {
 			t.Errorf("%s: %v", what, err)
 		}

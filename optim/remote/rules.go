@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/py"
@@ -131,7 +131,7 @@ var classes = map[string]class{
 var quick = map[string]bool{"foreach": true, "fused": true, "capturable": true, "differentiable": true, "coalesce_grad": true, "_allow_empty_param_list": true}
 
 func badOptimizer(format string, args ...any) error {
-	return dist.Newf("optim: remote", dist.InvalidArgument, format, args...)
+	return cohort.Newf("optim: remote", cohort.InvalidArgument, format, args...)
 }
 
 // parse makes the rule of a PyTorch class from the arguments of its constructor.

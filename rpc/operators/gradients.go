@@ -6,9 +6,9 @@ package operators
 import (
 	"strings"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/aten"
+	"github.com/cohort-dist/cohort/internal/rpc/aten"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -70,7 +70,7 @@ func differentiate(budget *aten.Budget, name string, stack []any) (any, bool, er
 	base, _, _ := strings.Cut(name, ".")
 	r := &recorded{budget: budget, name: name, stack: stack, at: at, formula: formulas[base]}
 	if r.formula == nil {
-		return nil, true, dist.Newf("rpc: operator", dist.NotSupported, "this Go worker has no gradient for this operator: detach its arguments, or send the work to a PyTorch worker")
+		return nil, true, cohort.Newf("rpc: operator", cohort.NotSupported, "this Go worker has no gradient for this operator: detach its arguments, or send the work to a PyTorch worker")
 	}
 	out, err := autograd.Apply(r, inputs...)
 	if err != nil {
@@ -94,7 +94,7 @@ func (r *recorded) Forward(c *autograd.Context, inputs []*tensor.Tensor) ([]*ten
 	}
 	t, ok := v.(*tensor.Tensor)
 	if !ok {
-		return nil, dist.Newf("rpc: operator", dist.Internal, "the result is a %T", v)
+		return nil, cohort.Newf("rpc: operator", cohort.Internal, "the result is a %T", v)
 	}
 	c.Save(inputs...)
 	return []*tensor.Tensor{t}, nil

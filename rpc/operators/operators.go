@@ -14,7 +14,7 @@
 package operators
 
 import (
-	"github.com/cohort-dist/cohort/internal/aten"
+	"github.com/cohort-dist/cohort/internal/rpc/aten"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -31,9 +31,9 @@ type option func(*config)
 func (o option) apply(c *config) { o(c) }
 
 // WithBudget bounds the memory of all operators that run at the same time, arguments not counted. A call that would need more
-// fails with [dist.Exhausted] before it allocates.
+// fails with [cohort.Exhausted] before it allocates.
 //
-// [dist.Exhausted]: https://pkg.go.dev/github.com/cohort-dist/cohort/dist#Exhausted
+// [cohort.Exhausted]: https://pkg.go.dev/github.com/cohort-dist/cohort#Exhausted
 func WithBudget(bytes int64) Option { return option(func(c *config) { c.budget = bytes }) }
 
 // Serve makes a worker serve the operators of [Names]. [rpc.Registry.HandleOperator] adds others, or takes the place of some.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/store"
@@ -41,7 +41,7 @@ func pair(t *testing.T, opts ...rpc.Option) (context.Context, *rpc.Agent) {
 	var work sync.WaitGroup
 	for i := range agents {
 		work.Go(func() {
-			all := append([]rpc.Option{rpc.WithRank(dist.Rank(i)), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0")}, opts...)
+			all := append([]rpc.Option{rpc.WithRank(cohort.Rank(i)), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0")}, opts...)
 			agents[i], errs[i] = rpc.Join(ctx, st, fmt.Sprintf("w%d", i), all...)
 		})
 	}
@@ -57,7 +57,7 @@ func TestOffByDefault(t *testing.T) {
 	ctx, a := pair(t)
 	x := tensor.Must(tensor.From([]float32{1, 2}, 2))
 	_, err := rpc.Call[any](ctx, a, "w1", mul, x, x)
-	if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "operators.Serve()") {
+	if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), "operators.Serve()") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -97,7 +97,7 @@ func TestBudget(t *testing.T) {
 		"expanded sum":       {sum, []any{expanded, nil}},
 		"product":            {matmul, []any{tall, wide}},
 	} {
-		if _, err := rpc.Call[any](ctx, a, "w1", c.fn, c.args...); !errors.Is(err, dist.Exhausted) {
+		if _, err := rpc.Call[any](ctx, a, "w1", c.fn, c.args...); !errors.Is(err, cohort.Exhausted) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -119,7 +119,7 @@ func TestBudgetIsShared(t *testing.T) {
 	var work sync.WaitGroup
 	for range 64 {
 		work.Go(func() {
-			if _, err := rpc.Call[any](ctx, a, "w1", mul, x, x); err != nil && !errors.Is(err, dist.Exhausted) {
+			if _, err := rpc.Call[any](ctx, a, "w1", mul, x, x); err != nil && !errors.Is(err, cohort.Exhausted) {
 				t.Error(err)
 			}
 		})

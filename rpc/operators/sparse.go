@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/aten"
+	"github.com/cohort-dist/cohort/internal/rpc/aten"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -60,7 +60,7 @@ func sparse(budget *aten.Budget, name string, stack []any) (any, bool, error) {
 	base, _, _ := strings.Cut(name, ".")
 	formula := onSparse[base]
 	if formula == nil {
-		return nil, true, dist.New("rpc: operator", dist.NotSupported, "this Go worker has no such operator of sparse tensors: send the work to a PyTorch worker")
+		return nil, true, cohort.New("rpc: operator", cohort.NotSupported, "this Go worker has no such operator of sparse tensors: send the work to a PyTorch worker")
 	}
 	// The parts of a result are joined before they are added up.
 	release, err := budget.Reserve(4 * int64(size))
@@ -90,7 +90,7 @@ func compute(name string, formula func(x, y *autograd.Variable) *autograd.Variab
 		if n, ok := toFloat(stack[i]); ok && i == 1 && strings.HasPrefix(name, "aten::mul") {
 			return args[0].Scale(n)
 		}
-		return autograd.Failed(dist.Newf("rpc: operator", dist.NotSupported, "argument %d is a %T: want a tensor", i+1, stack[i]))
+		return autograd.Failed(cohort.Newf("rpc: operator", cohort.NotSupported, "argument %d is a %T: want a tensor", i+1, stack[i]))
 	}
 	if len(args) == 1 {
 		return formula(args[0], nil)

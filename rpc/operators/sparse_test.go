@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/tensor"
@@ -53,13 +53,13 @@ func TestSparse(t *testing.T) {
 	for name, c := range map[string]struct {
 		schema string
 		args   []any
-		code   dist.Code
+		code   cohort.Code
 	}{
-		"too large":           {add, []any{big, big, 1}, dist.Exhausted},
-		"an operator of none": {"aten::exp(Tensor self) -> Tensor", []any{x}, dist.NotSupported},
-		"sparse plus dense":   {add, []any{x, dense, 1}, dist.NotSupported},
-		"plus a number":       {"aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", []any{x, 1, 1}, dist.NotSupported},
-		"another shape":       {mul, []any{x, &tensor.Sparse{Shape: []int{3}, Indices: y.Indices, Values: y.Values}}, dist.InvalidArgument},
+		"too large":           {add, []any{big, big, 1}, cohort.Exhausted},
+		"an operator of none": {"aten::exp(Tensor self) -> Tensor", []any{x}, cohort.NotSupported},
+		"sparse plus dense":   {add, []any{x, dense, 1}, cohort.NotSupported},
+		"plus a number":       {"aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", []any{x, 1, 1}, cohort.NotSupported},
+		"another shape":       {mul, []any{x, &tensor.Sparse{Shape: []int{3}, Indices: y.Indices, Values: y.Values}}, cohort.InvalidArgument},
 	} {
 		if got, err := rpc.Call[any](ctx, a, "w1", c.schema, c.args...); !errors.Is(err, c.code) {
 			t.Errorf("%s: %v, %v", name, got, err)

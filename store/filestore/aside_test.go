@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testlog"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/filestore"
 )

@@ -39,10 +39,10 @@
 // cannot tell it from a damaged file and returns an error; [Repair] truncates it on demand. PyTorch itself spins for ever
 // on such a file while it holds the lock; operations here then end at their deadline or timeout.
 //
-// If the file is removed or replaced while it is in use, the store is lost: its handles return [dist.Replaced] from then
+// If the file is removed or replaced while it is in use, the store is lost: its handles return [cohort.Replaced] from then
 // on, instead of continuing with an empty store. So they do if the file is emptied and written anew, which they notice at the latest
 // when they write, because the bytes that they have already read have changed. A file that is shorter than it was is damaged:
-// [dist.Protocol].
+// [cohort.Protocol].
 //
 // # No checksums
 //

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/internal/testdisk"
+	"github.com/cohort-dist/cohort/internal/testing/testdisk"
 	"github.com/cohort-dist/cohort/store"
 )
 

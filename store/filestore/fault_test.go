@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -46,7 +46,7 @@ func TestBadPath(t *testing.T) {
 	} {
 		quickly(t, func() {
 			s, err := Open(t.Context(), path)
-			var e *dist.Error
+			var e *cohort.Error
 			if !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "filestore: open: ") {
 				t.Errorf("%s: %v, %v", name, s, err)
 			}
@@ -72,7 +72,7 @@ func TestTruncatedFile(t *testing.T) {
 				_ = s.Close()
 				return
 			}
-			if !errors.Is(err, dist.Protocol) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "Repair") {
+			if !errors.Is(err, cohort.Protocol) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "Repair") {
 				t.Fatalf("cut at %d: %v", cut, err)
 			}
 			if got := content(t, path); got != whole[:cut] {
@@ -100,7 +100,7 @@ func TestForeignFile(t *testing.T) {
 		quickly(t, func() {
 			for range 2 {
 				_, err := Open(t.Context(), path)
-				if !errors.Is(err, dist.Protocol) {
+				if !errors.Is(err, cohort.Protocol) {
 					t.Errorf("%s: %v", name, err)
 				}
 				t.Log(err)
@@ -124,7 +124,7 @@ func TestHugeFile(t *testing.T) {
 		t.Skipf("no sparse files here: %v", err)
 	}
 	quickly(t, func() {
-		if _, err := Open(t.Context(), path); !errors.Is(err, dist.Protocol) {
+		if _, err := Open(t.Context(), path); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -143,7 +143,7 @@ func TestFailedWriteLeavesNoTrace(t *testing.T) {
 			return n, unix.ENOSPC
 		}
 		err := s.Set(ctx, "k", []byte("new"))
-		if !errors.Is(err, unix.ENOSPC) || dist.CodeOf(err) != dist.Unavailable {
+		if !errors.Is(err, unix.ENOSPC) || cohort.CodeOf(err) != cohort.Unavailable {
 			t.Errorf("set: %v", err)
 		}
 		if _, err := s.Add(ctx, "n", 1); !errors.Is(err, unix.ENOSPC) {
@@ -179,7 +179,7 @@ func TestTornTailIsCutByAHandleThatWasOpen(t *testing.T) {
 		_, _ = f.WriteString(piece[:cut])
 		_ = f.Close()
 		// A handle that opens now cannot know.
-		if _, err := Open(ctx, path); !errors.Is(err, dist.Protocol) || content(t, path) != good+piece[:cut] {
+		if _, err := Open(ctx, path); !errors.Is(err, cohort.Protocol) || content(t, path) != good+piece[:cut] {
 			t.Fatalf("cut at %d: open: %v", cut, err)
 		}
 		if cut%2 == 0 {
@@ -269,17 +269,17 @@ func TestShrunkenFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := s.Set(ctx, "k", nil); !errors.Is(err, dist.Protocol) {
+		if err := s.Set(ctx, "k", nil); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("set: %v", err)
 		}
-		if _, err := s.Get(ctx, "k"); !errors.Is(err, dist.Protocol) {
+		if _, err := s.Get(ctx, "k"); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("get: %v", err)
 		}
 	}
 	if len(content(t, path)) != 5 {
 		t.Error("the file was changed")
 	}
-	if err := s.Close(); !errors.Is(err, dist.Protocol) {
+	if err := s.Close(); !errors.Is(err, cohort.Protocol) {
 		t.Errorf("close: %v", err)
 	}
 }
@@ -299,10 +299,10 @@ func TestRewrittenFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if v, err := s.Get(ctx, "k"); !errors.Is(err, dist.Replaced) {
+		if v, err := s.Get(ctx, "k"); !errors.Is(err, cohort.Replaced) {
 			t.Errorf("get: %q, %v", v, err)
 		}
-		if err := s.Set(ctx, "k", nil); !errors.Is(err, dist.Replaced) {
+		if err := s.Set(ctx, "k", nil); !errors.Is(err, cohort.Replaced) {
 			t.Errorf("set: %v", err)
 		}
 	}
@@ -325,7 +325,7 @@ func TestRewrittenToTheSameSize(t *testing.T) {
 	if err := os.WriteFile(path, []byte(other), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Set(ctx, "k2", nil); !errors.Is(err, dist.Replaced) {
+	if err := s.Set(ctx, "k2", nil); !errors.Is(err, cohort.Replaced) {
 		t.Errorf("set: %v", err)
 	}
 	if content(t, path) != other {

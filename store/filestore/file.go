@@ -12,8 +12,8 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/storeop"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 )
 
 const (
@@ -27,8 +27,8 @@ type fileID struct{ device, inode uint64 }
 // attach opens the file that the path leads to and checks that it is one that can be locked and appended to.
 func (s *Store) attach(create bool) error {
 	if !supported {
-		return &dist.Error{
-			Op: "filestore: open", Code: dist.NotSupported, Rank: dist.NoRank,
+		return &cohort.Error{
+			Op: "filestore: open", Code: cohort.NotSupported, Rank: cohort.NoRank,
 			Detail: "a file store needs flock, which this system (" + runtime.GOOS + ") does not have; use a tcp:// store",
 		}
 	}
@@ -83,7 +83,7 @@ func (s *Store) lost() error {
 
 // goneError says that this handle's store does not exist any more.
 func (s *Store) goneError() error {
-	return dist.Newf("filestore", dist.Replaced,
+	return cohort.Newf("filestore", cohort.Replaced,
 		"the file %s was removed or replaced while it was used, and what was stored in it is gone: start all processes again, or open a new store",
 		s.path)
 }
@@ -156,7 +156,7 @@ func (s *Store) pause(w *waiting, d time.Duration) error {
 	case <-w.bounded().Done():
 		return w.ctx.Err()
 	case <-s.closed:
-		return dist.Closed
+		return cohort.Closed
 	}
 }
 
@@ -164,7 +164,7 @@ func (s *Store) pause(w *waiting, d time.Duration) error {
 func (s *Store) takeTurn(w *waiting) error {
 	select {
 	case <-s.closed:
-		return dist.Closed
+		return cohort.Closed
 	default:
 	}
 	if err := w.ctx.Err(); err != nil {
@@ -181,7 +181,7 @@ func (s *Store) takeTurn(w *waiting) error {
 	case <-w.bounded().Done():
 		return w.ctx.Err()
 	case <-s.closed:
-		return dist.Closed
+		return cohort.Closed
 	}
 }
 

@@ -16,9 +16,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/storeop"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -76,7 +76,7 @@ func Open(ctx context.Context, path string, opts ...Option) (*Store, error) {
 			o.apply(s)
 		}
 	}
-	s.hook = aside.Hook(s.logger, s.hook)
+	s.hook = safecall.Hook(s.logger, s.hook)
 	return begin(ctx, s)
 }
 
@@ -173,8 +173,8 @@ func (s *Store) close() error {
 // stillCounted says what follows from a failed Close. The file only grows, and others may have read all of it, so nothing but a new
 // record can take a handle out of the count.
 func (s *Store) stillCounted(err error) error {
-	problem, is := errors.AsType[*dist.Error](err)
-	if !is || s.worldSize < 0 || problem.Code != dist.Unavailable {
+	problem, is := errors.AsType[*cohort.Error](err)
+	if !is || s.worldSize < 0 || problem.Code != cohort.Unavailable {
 		return err
 	}
 	problem.Detail = fmt.Sprintf("%v; the file still counts this handle, so no other one will remove it: remove %s yourself", problem.Err, s.path)
@@ -217,7 +217,7 @@ func (s *Store) observe(ctx context.Context, op string, keys []string) func(err 
 		return func(*error) {}
 	}
 	e := observe.Event{
-		Time: time.Now(), Kind: observe.Kind("store." + op), Phase: observe.Begin, Rank: dist.NoRank, Key: strings.Join(keys, ", "),
+		Time: time.Now(), Kind: observe.Kind("store." + op), Phase: observe.Begin, Rank: cohort.NoRank, Key: strings.Join(keys, ", "),
 	}
 	e.SetTrace(observe.Trace(ctx))
 	s.hook.Emit(e)
@@ -231,9 +231,9 @@ func (s *Store) observe(ctx context.Context, op string, keys []string) func(err 
 // problem gives an error its operation, key, file and, where there is one, advice.
 func (s *Store) problem(op string, w *waiting, keys []string, err error) error {
 	op = "filestore: " + op
-	var done *dist.Error
+	var done *cohort.Error
 	if errors.As(err, &done) {
-		if done.Code == dist.Replaced {
+		if done.Code == cohort.Replaced {
 			done.Op, done.Key = op, strings.Join(keys, ", ")
 		}
 		return done
@@ -248,18 +248,18 @@ func (s *Store) problem(op string, w *waiting, keys []string, err error) error {
 			return done
 		}
 	}
-	e := dist.Wrap(op, dist.Unavailable, err)
+	e := cohort.Wrap(op, cohort.Unavailable, err)
 	e.Key = strings.Join(keys, ", ")
 	switch {
-	case errors.Is(err, dist.Closed):
+	case errors.Is(err, cohort.Closed):
 	case errors.Is(err, errTorn):
-		e.Code = dist.Protocol
+		e.Code = cohort.Protocol
 		e.Detail = fmt.Sprintf("file %s: %v; remove it and start again, or cut the end off with filestore.Repair", s.path, err)
 	case errors.Is(err, errForeign):
-		e.Code = dist.Protocol
+		e.Code = cohort.Protocol
 		e.Detail = fmt.Sprintf("file %s: %v; it was not changed, give another path", s.path, err)
 	case errors.Is(err, fs.ErrNotExist):
-		e.Code = dist.NotFound
+		e.Code = cohort.NotFound
 	}
 	return e
 }

@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -109,12 +109,12 @@ func TestFileRemovedInUse(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-waits; !errors.Is(err, dist.Replaced) {
+	if err := <-waits; !errors.Is(err, cohort.Replaced) {
 		t.Errorf("a wait: %v", err)
 	}
 	gone := func(what string, err error) {
 		t.Helper()
-		if !errors.Is(err, dist.Replaced) || !strings.Contains(err.Error(), path+" was removed or replaced") {
+		if !errors.Is(err, cohort.Replaced) || !strings.Contains(err.Error(), path+" was removed or replaced") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

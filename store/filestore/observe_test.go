@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -58,7 +58,7 @@ func TestLogger(t *testing.T) {
 		t.Errorf("log: %s", &log)
 	}
 	_ = os.Remove(path)
-	if err := s.Set(t.Context(), "k", nil); !errors.Is(err, dist.Replaced) {
+	if err := s.Set(t.Context(), "k", nil); !errors.Is(err, cohort.Replaced) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(log.String(), "removed or replaced") {

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/storeop"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 )
 
 // Set implements [store.Store].
@@ -159,7 +159,7 @@ func (s *Store) checkSizes(op, key string, value []byte) error {
 }
 
 func (s *Store) tooLarge(op, key, what string, n, limit int64) error {
-	e := dist.Newf("filestore: "+op, dist.TooLarge, "the %s has %d bytes, the limit is %d", what, n, limit)
+	e := cohort.Newf("filestore: "+op, cohort.TooLarge, "the %s has %d bytes, the limit is %d", what, n, limit)
 	e.Key = key
 	return e
 }

@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/aside"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -35,7 +35,7 @@ func WithMaxValue(n int64) Option {
 func WithLogger(logger *slog.Logger) Option {
 	return optionFunc(func(s *Store) {
 		if logger != nil {
-			s.logger = aside.Logger(logger)
+			s.logger = safecall.Logger(logger)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -40,8 +40,8 @@ var extendedCases = []testCase{
 		if got, err := store.MultiGet(s.ctx, st); err != nil || len(got) != 0 {
 			s.Fatalf("multi-get of nothing: %q, %v", got, err)
 		}
-		if err := store.MultiSet(s.ctx, st, []string{"a", "b"}, [][]byte{nil}); !errors.Is(err, dist.InvalidArgument) {
-			s.Fatalf("two keys and one value: %v; want dist.InvalidArgument", err)
+		if err := store.MultiSet(s.ctx, st, []string{"a", "b"}, [][]byte{nil}); !errors.Is(err, cohort.InvalidArgument) {
+			s.Fatalf("two keys and one value: %v; want cohort.InvalidArgument", err)
 		}
 		s.wantCheck(st, false, "a")
 		keys, values := make([]string, 500), make([][]byte, 500)

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/storeop"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 	"github.com/cohort-dist/cohort/store"
 )
 

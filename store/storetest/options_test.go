@@ -7,7 +7,7 @@ import (
 	"context"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -28,7 +28,7 @@ type lesser struct{ store.Store }
 
 func (l lesser) Set(ctx context.Context, key string, value []byte) error {
 	if len(value) > lessersLimit {
-		return dist.Newf("set", dist.TooLarge, "%d bytes", len(value))
+		return cohort.Newf("set", cohort.TooLarge, "%d bytes", len(value))
 	}
 	return l.Store.Set(ctx, key, value)
 }

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testlog"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/testlog"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -70,7 +70,7 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				for range 2 { // the first one may only find out that it has no connection
-					if err := c.Set(ctx, "k", nil); err == nil || dist.CodeOf(err) == dist.Unknown {
+					if err := c.Set(ctx, "k", nil); err == nil || cohort.CodeOf(err) == cohort.Unknown {
 						t.Errorf("with a dialer that does not return: %v", err)
 					}
 				}

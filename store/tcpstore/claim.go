@@ -6,9 +6,9 @@ package tcpstore
 import (
 	"context"
 
-	"github.com/cohort-dist/cohort/internal/storecore"
-	"github.com/cohort-dist/cohort/internal/storeserve"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/internal/store/storecore"
+	"github.com/cohort-dist/cohort/internal/store/storeserve"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
 // Claim takes name for this client for as long as its connection lives, with a text that says who it is, and returns the
@@ -21,7 +21,7 @@ import (
 //
 // Claims are not keys: they are neither counted nor listed. [Server.Claims] returns them, and [Stats] names a waiting
 // client by its claim. A client that lost its connection and connected again has lost its claims. Only cohort's server
-// has claims; on PyTorch's the error is [dist.NotSupported].
+// has claims; on PyTorch's the error is [cohort.NotSupported].
 func (c *Client) Claim(ctx context.Context, name, expected, text string) (string, error) {
 	q := &request{op: wire.CompareSet, key: wire.ClaimPrefix + name, raw: true, expected: []byte(expected), value: []byte(text)}
 	if err := c.nativeOnly("claim", "claims"); err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -25,7 +25,7 @@ func TestClaimNeedsCohortsServer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Claim(t.Context(), "n", "", "me"); !errors.Is(err, dist.NotSupported) {
+		if _, err := c.Claim(t.Context(), "n", "", "me"); !errors.Is(err, cohort.NotSupported) {
 			t.Errorf("%v: %v", dialect, err)
 		}
 		_ = c.Close()

@@ -11,12 +11,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/storedial"
-	"github.com/cohort-dist/cohort/internal/storenum"
-	"github.com/cohort-dist/cohort/internal/storeop"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storecounter"
+	"github.com/cohort-dist/cohort/internal/store/storedial"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -30,10 +30,10 @@ import (
 //
 // An operation that returns without error has taken effect: a write that PyTorch's protocol does not answer is sent
 // together with a request that it does answer, in one round trip. When the connection is lost, every operation in flight
-// fails at once with [dist.PeerLost]; a write may or may not have taken effect. Only the reading part of Get is repeated
-// silently. Later operations reconnect, in one attempt: they fail at once with [dist.Unavailable] while the server is
+// fails at once with [cohort.PeerLost]; a write may or may not have taken effect. Only the reading part of Get is repeated
+// silently. Later operations reconnect, in one attempt: they fail at once with [cohort.Unavailable] while the server is
 // unreachable, and work again when the same store is back. A cohort server that was restarted or cleared is a different
-// store: every operation fails with [dist.Replaced] until [Client.Hello] accepts it. PyTorch's servers have no identity;
+// store: every operation fails with [cohort.Replaced] until [Client.Hello] accepts it. PyTorch's servers have no identity;
 // there the client uses whatever store it finds.
 type Client struct {
 	addr    string
@@ -87,7 +87,7 @@ func dial(ctx context.Context, addr string, config clientConfig) (*Client, error
 	d := config.dialer(addr)
 	first, err := d.Connect(bounded, wire.Dialect(config.dialect)) // they have the same numbers
 	if err != nil {
-		config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Err: err})
+		config.hook.Emit(observe.Event{Kind: "store.dial", Rank: cohort.NoRank, Peer: addr, Err: err})
 		return nil, err
 	}
 	c := &Client{addr: addr, reached: first.Conn.RemoteAddr(), config: config, ended: make(chan struct{})}
@@ -98,7 +98,7 @@ func dial(ctx context.Context, addr string, config clientConfig) (*Client, error
 	} else {
 		c.back = newTorchStore(d, first, config.waitConns)
 	}
-	config.hook.Emit(observe.Event{Kind: "store.dial", Rank: dist.NoRank, Peer: addr, Detail: "dialect " + first.Dialect.String()})
+	config.hook.Emit(observe.Event{Kind: "store.dial", Rank: cohort.NoRank, Peer: addr, Detail: "dialect " + first.Dialect.String()})
 	return c, nil
 }
 
@@ -114,7 +114,7 @@ func (c *Client) String() string {
 }
 
 // Clone implements [store.Cloner]: it dials the same server with the same options. If the server has become another store by then,
-// operations of the clone fail with [dist.Replaced], as those of this client do.
+// operations of the clone fail with [cohort.Replaced], as those of this client do.
 func (c *Client) Clone(ctx context.Context) (store.Store, error) {
 	config := c.config
 	config.timeout = c.Timeout()
@@ -151,18 +151,18 @@ func (c *Client) AskSupport(ctx context.Context, f store.Feature) (bool, error) 
 // supports is AskSupport on behalf of an operation.
 func (c *Client) supports(ctx context.Context, op string, f store.Feature) (bool, error) {
 	var has bool
-	var err error = dist.Closed
+	var err error = cohort.Closed
 	if !c.closed.Load() {
 		bounded, cancel := c.withinTimeout(ctx)
 		has, err = c.back.supports(bounded, f)
 		cancel()
 	}
 	if err != nil {
-		code := codeOr(err, dist.PeerLost)
+		code := codeOr(err, cohort.PeerLost)
 		if c.closed.Load() {
-			code = dist.Closed
+			code = cohort.Closed
 		}
-		return false, &dist.Error{Op: "tcpstore: " + op, Code: code, Rank: dist.NoRank, Peer: c.addr, Detail: storeop.Detail(err), Err: err}
+		return false, &cohort.Error{Op: "tcpstore: " + op, Code: code, Rank: cohort.NoRank, Peer: c.addr, Detail: storeop.Detail(err), Err: err}
 	}
 	return has, nil
 }
@@ -177,12 +177,12 @@ func (c *Client) SetTimeout(d time.Duration) { c.timeout.Store(int64(d)) }
 // ended.
 func (c *Client) Close() error {
 	if c.closed.Swap(true) {
-		moment.At("tcpstore.close.wait")
+		failpoint.At("tcpstore.close.wait")
 		<-c.ended
 		return nil
 	}
 	c.end()
-	c.back.close(dist.Closed)
+	c.back.close(cohort.Closed)
 	close(c.ended)
 	return nil
 }
@@ -327,8 +327,8 @@ func (c *Client) ListKeys(ctx context.Context) ([]string, error) {
 	if has, err := c.supports(ctx, "list keys", store.FeatureListKeys); err != nil {
 		return nil, err
 	} else if !has {
-		return nil, &dist.Error{
-			Op: "tcpstore: list keys", Code: dist.NotSupported, Rank: dist.NoRank, Peer: c.addr,
+		return nil, &cohort.Error{
+			Op: "tcpstore: list keys", Code: cohort.NotSupported, Rank: cohort.NoRank, Peer: c.addr,
 			Detail: "this server cannot list its keys",
 		}
 	}
@@ -359,9 +359,9 @@ func (c *Client) Workers(ctx context.Context) (int64, error) {
 	if r, err = c.do(ctx, q); err != nil {
 		return 0, err
 	}
-	n, err := storenum.Parse(r.Value)
+	n, err := storecounter.Parse(r.Value)
 	if err != nil {
-		return 0, storenum.Error("tcpstore: workers", wire.WorkerCountKey, r.Value, err)
+		return 0, storecounter.Error("tcpstore: workers", wire.WorkerCountKey, r.Value, err)
 	}
 	return n, nil
 }
@@ -378,7 +378,7 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	}
 	var stats Stats
 	if err := json.Unmarshal(r.Value, &stats); err != nil {
-		return Stats{}, dist.Newf("tcpstore: stats", dist.Protocol, "the server's statistics cannot be read: %w", err)
+		return Stats{}, cohort.Newf("tcpstore: stats", cohort.Protocol, "the server's statistics cannot be read: %w", err)
 	}
 	return stats, nil
 }
@@ -397,9 +397,9 @@ func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) 
 		return r, err
 	}
 	if c.closed.Load() {
-		return r, c.explain(q, dist.Closed)
+		return r, c.explain(q, cohort.Closed)
 	}
-	if e := dist.FromContext(ctx, "tcpstore"); e != nil {
+	if e := cohort.FromContext(ctx, "tcpstore"); e != nil {
 		return r, c.explain(q, e)
 	}
 	if r, err = c.back.do(ctx, limitOf(ctx, c.Timeout(), q.wait), q); err != nil {
@@ -411,7 +411,7 @@ func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) 
 // observed is run with an event before and after it.
 func (c *Client) observed(ctx context.Context, q *request) (wire.Reply, error) {
 	event := observe.Event{
-		Time: time.Now(), Kind: observe.Kind("store." + q.op.String()), Phase: observe.Begin, Rank: dist.NoRank,
+		Time: time.Now(), Kind: observe.Kind("store." + q.op.String()), Phase: observe.Begin, Rank: cohort.NoRank,
 		Peer: c.addr, Key: q.subject(), Bytes: int64(len(q.value)),
 	}
 	event.SetTrace(observe.Trace(ctx))
@@ -429,13 +429,13 @@ func (c *Client) observed(ctx context.Context, q *request) (wire.Reply, error) {
 func (c *Client) explain(q *request, err error) error {
 	switch {
 	case c.closed.Load():
-		return &dist.Error{
-			Op: q.opName(), Code: dist.Closed, Rank: dist.NoRank, Peer: c.addr, Key: q.subject(),
+		return &cohort.Error{
+			Op: q.opName(), Code: cohort.Closed, Rank: cohort.NoRank, Peer: c.addr, Key: q.subject(),
 			Detail: "the client was closed",
 		}
 	case errors.Is(err, error(errLimit)), errors.Is(err, error(errSilent)):
-		return &dist.Error{
-			Op: q.opName(), Code: dist.DeadlineExceeded, Rank: dist.NoRank, Peer: c.addr, Key: q.subject(),
+		return &cohort.Error{
+			Op: q.opName(), Code: cohort.DeadlineExceeded, Rank: cohort.NoRank, Peer: c.addr, Key: q.subject(),
 			Detail: timeoutDetail(q, c.Timeout(), errors.Is(err, error(errSilent))),
 		}
 	}

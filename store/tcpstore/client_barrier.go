@@ -6,9 +6,9 @@ package tcpstore
 import (
 	"context"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // Barrier returns when it has been called size times for key, by any clients. The server counts, in one round trip, and
@@ -16,18 +16,18 @@ import (
 // every store and can be repeated; the two do not work together.
 //
 // It corresponds to TCPStore.barrier of PyTorch 2.12 and later, and Go and PyTorch clients meet at one key. Servers of
-// earlier PyTorch have no barrier; there the error is [dist.NotSupported].
+// earlier PyTorch have no barrier; there the error is [cohort.NotSupported].
 func (c *Client) Barrier(ctx context.Context, key string, size int) error {
 	q := &request{op: wire.Barrier, key: key, num: int64(size), wait: true}
 	if size < 1 {
-		e := dist.New(q.opName(), dist.InvalidArgument, "the size must be at least 1")
+		e := cohort.New(q.opName(), cohort.InvalidArgument, "the size must be at least 1")
 		e.Key = key
 		return e
 	}
 	if has, err := c.hasBarrier(ctx); err != nil {
 		return c.explain(q, err)
 	} else if !has {
-		e := dist.New(q.opName(), dist.NotSupported, "this is PyTorch's own store, of a version before 2.12, which has no barrier: "+
+		e := cohort.New(q.opName(), cohort.NotSupported, "this is PyTorch's own store, of a version before 2.12, which has no barrier: "+
 			"use store.Barrier, which works on every store")
 		e.Peer, e.Key = c.addr, key
 		return e
@@ -51,7 +51,7 @@ func (c *Client) hasBarrier(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	if c.closed.Load() {
-		return false, dist.Closed
+		return false, cohort.Closed
 	}
 	ctx, cancel := c.withinTimeout(ctx)
 	defer cancel()
@@ -63,7 +63,7 @@ const barrierProbe = "cohort/probe/barrier"
 
 // hasBarrier asks once, and removes the key that the question leaves behind.
 func (s *torchStore) hasBarrier(ctx context.Context) (bool, error) {
-	moment.At("tcpstore.torch.knows")
+	failpoint.At("tcpstore.torch.knows")
 	s.mu.Lock()
 	known, ok := s.knows[wire.Barrier]
 	s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *torchStore) hasBarrier(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if _, err = s.short(ctx, &request{op: wire.DeleteKey, key: barrierProbe}); err != nil {
-		moment.At("tcpstore.torch.forget")
+		failpoint.At("tcpstore.torch.forget")
 		s.mu.Lock()
 		delete(s.knows, wire.Barrier) // so that it is removed another time
 		s.mu.Unlock()

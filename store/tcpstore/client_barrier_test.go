@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testwait"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 )
 
 // TestBarrier: the last of its members lets all go on, whoever has given up meanwhile, in every dialect that has it.
@@ -41,12 +41,12 @@ func TestBarrier(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if err := c.Barrier(t.Context(), "b", 0); !errors.Is(err, dist.InvalidArgument) {
+			if err := c.Barrier(t.Context(), "b", 0); !errors.Is(err, cohort.InvalidArgument) {
 				t.Errorf("of nobody: %v", err)
 			}
 			c.SetTimeout(50 * time.Millisecond)
 			err := c.Barrier(context.Background(), "alone", 2)
-			if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "barrier timeout after 50ms, key: alone; fewer than 2 have come") {
+			if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "barrier timeout after 50ms, key: alone; fewer than 2 have come") {
 				t.Errorf("alone: %v", err)
 			}
 			c.SetTimeout(time.Minute)
@@ -54,7 +54,7 @@ func TestBarrier(t *testing.T) {
 				t.Errorf("%d keys, %v", keys, err)
 			}
 			_ = c.Close()
-			if err := c.Barrier(t.Context(), "c", 1); !errors.Is(err, dist.Closed) {
+			if err := c.Barrier(t.Context(), "c", 1); !errors.Is(err, cohort.Closed) {
 				t.Errorf("after Close: %v", err)
 			}
 		})
@@ -73,7 +73,7 @@ func TestBarrierEndsWithTheClient(t *testing.T) {
 		testwait.Until(t, "they wait", func() bool { return s.Stats().Waiting == cap(all) })
 		_ = c.Close()
 		for range cap(all) {
-			if err := <-all; !errors.Is(err, dist.Closed) {
+			if err := <-all; !errors.Is(err, cohort.Closed) {
 				t.Errorf("%v: %v", d, err)
 			}
 		}
@@ -85,7 +85,7 @@ func TestBarrierIsRefused(t *testing.T) {
 	s := startServer(t)
 	c := dialTest(t, s, WithDialect(DialectLegacy))
 	err := c.Barrier(t.Context(), "b", 2)
-	if !errors.Is(err, dist.NotSupported) || !strings.Contains(err.Error(), "store.Barrier") {
+	if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), "store.Barrier") {
 		t.Errorf("refused with %v", err)
 	}
 	if err := c.Set(t.Context(), "k", nil); err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 )
 
 // Many ranks that wait for one large value all get it, though the server may not hold a copy for each at the same time.
@@ -74,7 +74,7 @@ func TestReadWithoutRoomSaysWhy(t *testing.T) {
 		}
 	}
 	client.SetTimeout(time.Minute) // it is at once, and not at the end of this time
-	if _, err := client.Get(t.Context(), "large"); !errors.Is(err, dist.TooLarge) || !strings.Contains(err.Error(), "raise the memory limit") {
+	if _, err := client.Get(t.Context(), "large"); !errors.Is(err, cohort.TooLarge) || !strings.Contains(err.Error(), "raise the memory limit") {
 		t.Errorf("got %v", err)
 	}
 }

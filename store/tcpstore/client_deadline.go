@@ -9,8 +9,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/ctxdial"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // watcher ends the reads or writes of one call when its context ends or its limit passes. It belongs to the goroutine
@@ -47,7 +47,7 @@ func (w *watcher) arm() error {
 	if !w.watch.Begun() {
 		return nil // until is near, or there is no context to watch
 	}
-	moment.At("tcpstore.watch.armed")
+	failpoint.At("tcpstore.watch.armed")
 	return endOf(w.ctx, w.limit)
 }
 
@@ -61,16 +61,16 @@ func (w *watcher) passed() error {
 	if w.until.Equal(w.limit) {
 		return nil // a deadline that somebody else had left, or a timer that was early
 	}
-	moment.At("tcpstore.watch.begin")
+	failpoint.At("tcpstore.watch.begin")
 	w.until = w.limit
 	w.watch = ctxdial.InterruptBy(w.ctx, w.set)
-	moment.At("tcpstore.watch.begun")
+	failpoint.At("tcpstore.watch.begun")
 	return nil
 }
 
 // end stops watching. Afterwards nobody else changes the deadline.
 func (w *watcher) end() {
-	moment.At("tcpstore.watch.end")
+	failpoint.At("tcpstore.watch.end")
 	if w.watch.End() {
 		*w.armed = ctxdial.LongAgo
 	}

@@ -13,8 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/faultnet"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -29,7 +29,7 @@ func TestDialUnknownHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		_, err := Dial(t.Context(), "nowhere:29500", WithDialer(unknownHost))
-		if !errors.Is(err, dist.NotFound) || !strings.Contains(err.Error(), `no host named "nowhere"`) || time.Since(start) != 0 {
+		if !errors.Is(err, cohort.NotFound) || !strings.Contains(err.Error(), `no host named "nowhere"`) || time.Since(start) != 0 {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
 		if _, err = Dial(t.Context(), "nowhere:29500", WithDialer(unknownHost), WithNameRetry(), WithTimeout(time.Minute)); !errors.Is(err, store.ErrTimeout) {
@@ -120,7 +120,7 @@ func TestWatch(t *testing.T) {
 	}
 	<-changes
 	_ = c.Close()
-	if err := <-over; !errors.Is(err, dist.Closed) {
+	if err := <-over; !errors.Is(err, cohort.Closed) {
 		t.Errorf("closed: %v", err)
 	}
 	v, err := Dial(t.Context(), s.Addr().String(), WithDialect(DialectV))
@@ -128,7 +128,7 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer v.Close()
-	if err := v.Watch(t.Context(), "k", nil, nil); !errors.Is(err, dist.NotSupported) {
+	if err := v.Watch(t.Context(), "k", nil, nil); !errors.Is(err, cohort.NotSupported) {
 		t.Errorf("on a server that cannot: %v", err)
 	}
 }

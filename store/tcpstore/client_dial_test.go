@@ -15,9 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -174,7 +174,7 @@ func TestDialGivesUpOnStrangers(t *testing.T) {
 		start := time.Now()
 		_, err := Dial(t.Context(), "web:80", WithDialer(network.Dial))
 		// It may have to ask again, since the other end can be closed before it has read the question.
-		if !errors.Is(err, dist.Protocol) || !strings.Contains(err.Error(), "HTTP/") || time.Since(start) > time.Second {
+		if !errors.Is(err, cohort.Protocol) || !strings.Contains(err.Error(), "HTTP/") || time.Since(start) > time.Second {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
 		_ = l.Close()
@@ -186,7 +186,7 @@ func TestDialRefusesBadAddresses(t *testing.T) {
 	for _, addr := range []string{"", "localhost", "localhost:", "a:b:c", "localhost:99999", "localhost:80x"} {
 		start := time.Now()
 		_, err := Dial(t.Context(), addr, WithTimeout(time.Minute))
-		if !errors.Is(err, dist.InvalidArgument) || time.Since(start) > 10*time.Second {
+		if !errors.Is(err, cohort.InvalidArgument) || time.Since(start) > 10*time.Second {
 			t.Errorf("%q: %v", addr, err)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
 )
 
 // fakeStore is a server of a test: it greets as one kind of PyTorch server does and leaves the rest to a script.

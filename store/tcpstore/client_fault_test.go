@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	"github.com/cohort-dist/cohort/internal/testwait"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -85,7 +85,9 @@ func endSoon(t *testing.T, errs <-chan error, n int, ok func(error) bool) {
 	}
 }
 
-func isGone(err error) bool { return errors.Is(err, dist.PeerLost) || errors.Is(err, dist.Unavailable) }
+func isGone(err error) bool {
+	return errors.Is(err, cohort.PeerLost) || errors.Is(err, cohort.Unavailable)
+}
 
 func TestClientCloseEndsWaits(t *testing.T) {
 	t.Parallel()
@@ -284,7 +286,7 @@ func TestClientTellsWhatItDoes(t *testing.T) {
 		{"store.get", observe.End, "never"},
 	} {
 		e := events[i]
-		if e.Kind != want.kind || e.Phase != want.phase || e.Key != want.key || e.Peer != addr || e.Rank != dist.NoRank {
+		if e.Kind != want.kind || e.Phase != want.phase || e.Key != want.key || e.Peer != addr || e.Rank != cohort.NoRank {
 			t.Errorf("event %d: %+v", i, e)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -273,7 +273,7 @@ func TestWickedAnswers(t *testing.T) {
 			w.set(false, -1, attack)
 			start := time.Now()
 			got, err := ask()
-			if err == nil && got != q.want || errors.Is(err, dist.DeadlineExceeded) || time.Since(start) > soon {
+			if err == nil && got != q.want || errors.Is(err, cohort.DeadlineExceeded) || time.Since(start) > soon {
 				t.Errorf("%s, %s: %v, %v after %v", q.name, name, got, err, time.Since(start))
 			}
 			w.set(false, -1, nil)

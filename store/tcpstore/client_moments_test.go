@@ -13,8 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
 	"github.com/cohort-dist/cohort/store"
 )
 

@@ -13,10 +13,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/linked"
-	"github.com/cohort-dist/cohort/internal/moment"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/ilist"
 )
 
 const (
@@ -55,8 +55,8 @@ type nativeConn struct {
 		spare     []byte // the other buffer, while it is not being written
 		writing   bool
 		reading   bool
-		followers linked.List[nativeCall] // the calls that wait for a token, the oldest first
-		space     chan struct{}           // not nil: somebody waits for out to shrink
+		followers ilist.List[nativeCall] // the calls that wait for a token, the oldest first
+		space     chan struct{}          // not nil: somebody waits for out to shrink
 	}
 	helpers *sync.WaitGroup // the store's; nothing is added once mu.err is set
 
@@ -75,7 +75,7 @@ type nativeCall struct {
 	keys      int
 	wake      chan struct{} // holds a token after following was reset by another goroutine
 	following bool          // waits for a token, and is in the list of followers
-	place     linked.Place[nativeCall]
+	place     ilist.Place[nativeCall]
 	lead      bool // with the token: read the connection
 	done      bool
 	given     bool // given up by its caller
@@ -86,7 +86,7 @@ type nativeCall struct {
 
 // newNativeConn takes over a connection on which the server has shown to be cohort's. The switch to frames is sent with
 // the first request, and with it the question whether this is the store that is known: if it is not, the server answers
-// every request with dist.Replaced.
+// every request with cohort.Replaced.
 func newNativeConn(conn net.Conn, helpers *sync.WaitGroup, known *knownStore) *nativeConn {
 	m := &nativeConn{
 		conn: conn, helpers: helpers, known: known, setRead: conn.SetReadDeadline, setWrite: conn.SetWriteDeadline,
@@ -104,7 +104,7 @@ func newNativeConn(conn net.Conn, helpers *sync.WaitGroup, known *knownStore) *n
 func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
 	c, _ := m.callers.Get().(*nativeCall)
 	*c = nativeCall{op: q.op, keys: len(q.keys), wake: c.wake}
-	moment.At("tcpstore.native.call")
+	failpoint.At("tcpstore.native.call")
 	m.mu.Lock()
 	if err := m.awaitSpace(ctx, limit); err != nil {
 		m.mu.Unlock()
@@ -150,7 +150,7 @@ func (m *nativeConn) lastChance(ctx context.Context, q *request, c *nativeCall, 
 		return ended
 	}
 	switch silent := m.await(ctx, time.Now().Add(grace), c); {
-	case silent == nil && dist.CodeOf(c.err) == dist.Canceled: // the server has confirmed that nothing came
+	case silent == nil && cohort.CodeOf(c.err) == cohort.Canceled: // the server has confirmed that nothing came
 		c.err = ended
 	case silent != nil && !errors.Is(silent, error(errLimit)):
 		return silent
@@ -177,7 +177,7 @@ func (m *nativeConn) giveUp(c *nativeCall) {
 	}
 	c.given = true
 	if m.mu.abandoned++; m.mu.abandoned > maxAbandoned {
-		m.failLocked(dist.Newf("tcpstore", dist.PeerLost, "the server has left %d requests without an answer", m.mu.abandoned))
+		m.failLocked(cohort.Newf("tcpstore", cohort.PeerLost, "the server has left %d requests without an answer", m.mu.abandoned))
 	}
 	if !m.mu.reading {
 		m.passLead()
@@ -186,7 +186,7 @@ func (m *nativeConn) giveUp(c *nativeCall) {
 
 // fail ends the connection and every call on it. The first reason stays.
 func (m *nativeConn) fail(err error) {
-	moment.At("tcpstore.native.fail")
+	failpoint.At("tcpstore.native.fail")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.failLocked(err)
@@ -196,7 +196,7 @@ func (m *nativeConn) failLocked(err error) {
 	if m.mu.err != nil {
 		return
 	}
-	if dist.CodeOf(err) == dist.Unknown {
+	if cohort.CodeOf(err) == cohort.Unknown {
 		err = &lostError{cause: err}
 	}
 	m.mu.err = err
@@ -221,7 +221,7 @@ func (m *nativeConn) failLocked(err error) {
 
 // broken returns why the connection ended, or nil.
 func (m *nativeConn) broken() error {
-	moment.At("tcpstore.native.broken")
+	failpoint.At("tcpstore.native.broken")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.mu.err

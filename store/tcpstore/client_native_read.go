@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // This file is the reading half of a nativeConn: one of those that wait leads, and passes the lead on.
@@ -23,7 +23,7 @@ func (m *nativeConn) await(ctx context.Context, limit time.Time, c *nativeCall) 
 			m.mu.reading = true
 			m.mu.Unlock()
 			ended = m.lead(ctx, limit, c)
-			moment.At("tcpstore.native.led")
+			failpoint.At("tcpstore.native.led")
 			m.mu.Lock()
 			m.passLead()
 			continue
@@ -31,9 +31,9 @@ func (m *nativeConn) await(ctx context.Context, limit time.Time, c *nativeCall) 
 		c.following = true
 		m.mu.followers.Add(&c.place, c)
 		m.mu.Unlock()
-		moment.At("tcpstore.native.follow")
+		failpoint.At("tcpstore.native.follow")
 		ended = sleepUntil(ctx, limit, c.wake)
-		moment.At("tcpstore.native.followed")
+		failpoint.At("tcpstore.native.followed")
 		m.mu.Lock()
 		if ended != nil {
 			if c.following {
@@ -71,7 +71,7 @@ func (m *nativeConn) passLead() {
 // connection some day.
 func (m *nativeConn) drain() {
 	for {
-		moment.At("tcpstore.native.leads")
+		failpoint.At("tcpstore.native.leads")
 		m.mu.Lock()
 		if m.mu.abandoned == 0 || m.mu.err != nil {
 			m.passLead()
@@ -79,7 +79,7 @@ func (m *nativeConn) drain() {
 			return
 		}
 		m.mu.Unlock()
-		moment.At("tcpstore.native.drain")
+		failpoint.At("tcpstore.native.drain")
 		arm(&m.readArmed, time.Time{}, m.setRead)
 		err := m.fill()
 		if err == nil {
@@ -110,7 +110,7 @@ func (m *nativeConn) lead(ctx context.Context, limit time.Time, c *nativeCall) (
 		if ended = w.arm(); ended != nil {
 			return ended
 		}
-		moment.At("tcpstore.native.read")
+		failpoint.At("tcpstore.native.read")
 		err := m.fill()
 		if err == nil {
 			var mine bool
@@ -133,7 +133,7 @@ func (m *nativeConn) lead(ctx context.Context, limit time.Time, c *nativeCall) (
 
 // deliver hands out the answers that have arrived whole and reports whether c's was among them.
 func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
-	moment.At("tcpstore.native.deliver")
+	failpoint.At("tcpstore.native.deliver")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
@@ -147,7 +147,7 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 		}
 		call := m.mu.calls[id]
 		if call == nil {
-			return false, dist.Newf("tcpstore: decode", dist.Protocol, "an answer to request %d, which was not asked", id)
+			return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "an answer to request %d, which was not asked", id)
 		}
 		delete(m.mu.calls, id)
 		if call.given {
@@ -168,12 +168,12 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 
 // decodeReply reads status and body of an answer. whole tells that the body is nobody else's.
 func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error) {
-	if code := dist.Code(b[0]); code != 0 {
+	if code := cohort.Code(b[0]); code != 0 {
 		detail := string(b[1:min(len(b), 1024)])
 		if _, rest, ok := strings.Cut(detail, code.String()+": "); ok {
 			detail = rest // the client says operation and code itself
 		}
-		return wire.Reply{}, &dist.Error{Op: "tcpstore", Code: code, Rank: dist.NoRank, Detail: detail}
+		return wire.Reply{}, &cohort.Error{Op: "tcpstore", Code: code, Rank: cohort.NoRank, Detail: detail}
 	}
 	body := b[1:]
 	switch op { //nolint:exhaustive // the others have no bytes in their replies
@@ -184,14 +184,14 @@ func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error)
 	}
 	r, n, short, err := wire.ParseReply(wire.Native, op, keys, body, &replyLimits)
 	if err == nil && (short || n != len(body)) {
-		err = dist.Newf("tcpstore: decode", dist.Protocol, "an answer to %s with a body of %d bytes that does not fit it", op, len(body))
+		err = cohort.Newf("tcpstore: decode", cohort.Protocol, "an answer to %s with a body of %d bytes that does not fit it", op, len(body))
 	}
 	return r, err
 }
 
 // fill reads once.
 func (m *nativeConn) fill() error {
-	moment.At("tcpstore.native.fill")
+	failpoint.At("tcpstore.native.fill")
 	n, err := m.conn.Read(m.in.Space())
 	m.in.Filled(n)
 	return readResult(n, err)

@@ -15,9 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
-	"github.com/cohort-dist/cohort/internal/wire/tcpstore/capture"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/store/storewire/storecapture"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -44,7 +44,7 @@ func (h *held) on(_ int, conn net.Conn, r *wire.Request) bool {
 		for key, id := range h.waiting {
 			if id == r.Nonce {
 				delete(h.waiting, key)
-				_, _ = conn.Write(frameReply(id, byte(dist.Canceled), []byte("cancelled")))
+				_, _ = conn.Write(frameReply(id, byte(cohort.Canceled), []byte("cancelled")))
 			}
 		}
 	case wire.Add:
@@ -277,7 +277,7 @@ func TestNativeErrorsComeFromTheServer(t *testing.T) {
 	on := func(_ int, conn net.Conn, r *wire.Request) bool {
 		switch r.Op {
 		case wire.Add:
-			_, _ = conn.Write(frameReply(r.ID, byte(dist.NotANumber), []byte(`the value "abc" is text`)))
+			_, _ = conn.Write(frameReply(r.ID, byte(cohort.NotANumber), []byte(`the value "abc" is text`)))
 		case wire.CompareSet:
 			_, _ = conn.Write(frameReply(r.ID, 0, []byte("short"))) // a body that does not fit
 		case wire.DeleteKey:
@@ -292,10 +292,10 @@ func TestNativeErrorsComeFromTheServer(t *testing.T) {
 		if !errors.Is(err, store.ErrNotANumber) || !strings.Contains(err.Error(), `tcpstore: add "n": not a number (peer fake:1): the value "abc" is text`) {
 			t.Errorf("add: %v", err)
 		}
-		if _, err := c.CompareAndSet(t.Context(), "k", nil, nil); !errors.Is(err, dist.Protocol) {
+		if _, err := c.CompareAndSet(t.Context(), "k", nil, nil); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("compare-and-set: %v", err)
 		}
-		if _, err := c.Delete(t.Context(), "k"); !errors.Is(err, dist.Protocol) {
+		if _, err := c.Delete(t.Context(), "k"); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("delete: %v", err)
 		}
 		if _, err := c.Add(t.Context(), "n", 1); !errors.Is(err, store.ErrNotANumber) { // on a new connection
@@ -376,7 +376,7 @@ func FuzzNativeReplies(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(frameReply(1, 0, bytesReply("value")))
 	f.Add(frameReply(1, 0, bytesReply("value"))[:9])
-	f.Add(frameReply(1, byte(dist.TooLarge), []byte("text")))
+	f.Add(frameReply(1, byte(cohort.TooLarge), []byte("text")))
 	f.Add(frameReply(2, 0, nil))
 	f.Add([]byte{255, 255, 255, 63, 1, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -403,7 +403,7 @@ func FuzzNativeReplies(f *testing.F) {
 			if err == nil && len(r.Value) > len(data) {
 				t.Errorf("a value of %d bytes from %d", len(r.Value), len(data))
 			}
-			m.fail(dist.Closed)
+			m.fail(cohort.Closed)
 			helpers.Wait()
 		}
 	})
@@ -418,7 +418,7 @@ func FuzzTorchReplies(f *testing.F) {
 	f.Add(uint8(wire.ListKeys), append(intReply(2), append(bytesReply("/a"), bytesReply("init/")...)...))
 	f.Add(uint8(wire.Add), intReply(-1))
 	f.Add(uint8(wire.CancelWait), []byte{0, 1})
-	blocks, err := capture.Load("2.6")
+	blocks, err := storecapture.Load("2.6")
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/moment"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // This file is the writing half of a nativeConn: who finds nobody writing writes for all.
@@ -22,7 +22,7 @@ func (m *nativeConn) awaitSpace(ctx context.Context, limit time.Time) error {
 		}
 		space := m.mu.space
 		m.mu.Unlock()
-		moment.At("tcpstore.native.full")
+		failpoint.At("tcpstore.native.full")
 		err := sleepUntil(ctx, limit, space)
 		m.mu.Lock()
 		if err != nil {
@@ -39,7 +39,7 @@ func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) 
 		m.mu.out, m.mu.spare = m.mu.spare[:0], nil
 		m.mu.Unlock()
 		n, err := m.write(ctx, limit, buf)
-		moment.At("tcpstore.native.written")
+		failpoint.At("tcpstore.native.written")
 		m.mu.Lock()
 		switch {
 		case err == nil:
@@ -69,7 +69,7 @@ func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) 
 
 // flushRest writes what a caller that left was writing for others. It ends when all is written or with the connection.
 func (m *nativeConn) flushRest(rest []byte) {
-	moment.At("tcpstore.native.rest")
+	failpoint.At("tcpstore.native.rest")
 	if _, err := m.write(context.Background(), time.Time{}, rest); err != nil {
 		m.fail(err)
 	}
@@ -86,7 +86,7 @@ func (m *nativeConn) write(ctx context.Context, limit time.Time, buf []byte) (n 
 			err = os.ErrDeadlineExceeded
 			break
 		}
-		moment.At("tcpstore.native.write")
+		failpoint.At("tcpstore.native.write")
 		var k int
 		k, err = m.conn.Write(buf[n:])
 		n += k

@@ -9,12 +9,12 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/ctxdial"
-	"github.com/cohort-dist/cohort/internal/storedial"
-	"github.com/cohort-dist/cohort/internal/storeop"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
+	"github.com/cohort-dist/cohort/internal/store/storedial"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -94,7 +94,7 @@ func newClientConfig(opts []ClientOption) clientConfig {
 			o.applyClient(&c)
 		}
 	}
-	c.hook = aside.Hook(c.logger, c.hook)
+	c.hook = safecall.Hook(c.logger, c.hook)
 	return c
 }
 
@@ -107,7 +107,7 @@ func (c *clientConfig) dialer(addr string) *storedial.Dialer {
 		Addr: addr, Dial: c.dial, Log: c.logger, Patient: c.patient,
 		Failed: func(attempt int, took time.Duration, err error) {
 			c.hook.Emit(observe.Event{
-				Kind: EventRetry, Rank: dist.NoRank, Peer: addr, Seq: uint64(attempt), Dur: took, //nolint:gosec // counts up from 1
+				Kind: EventRetry, Rank: cohort.NoRank, Peer: addr, Seq: uint64(attempt), Dur: took, //nolint:gosec // counts up from 1
 				Detail: storeop.Detail(err), Err: err,
 			})
 		},
@@ -151,7 +151,7 @@ func WithDialer(dial DialFunc) ClientOption {
 	return clientOption(func(c *clientConfig) {
 		if dial != nil {
 			c.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				return aside.Get(c.logger, "dialer", func() (net.Conn, error) { return dial(ctx, network, addr) })
+				return safecall.Get(c.logger, "dialer", func() (net.Conn, error) { return dial(ctx, network, addr) })
 			}
 		}
 	})

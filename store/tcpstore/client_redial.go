@@ -12,10 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/storedial"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storedial"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -67,10 +67,10 @@ func (s *nativeStore) do(ctx context.Context, limit time.Time, q *request) (wire
 	var full error
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		r, err := s.once(ctx, limit, q)
-		if full != nil && (errors.Is(err, error(errLimit)) || errors.Is(err, dist.DeadlineExceeded)) {
+		if full != nil && (errors.Is(err, error(errLimit)) || errors.Is(err, cohort.DeadlineExceeded)) {
 			return r, full // the last attempt got no answer in time; the ones before say why it took so long
 		}
-		if dist.CodeOf(err) != dist.Exhausted || q.op != wire.Get && q.op != wire.MultiGet {
+		if cohort.CodeOf(err) != cohort.Exhausted || q.op != wire.Get && q.op != wire.MultiGet {
 			return r, err
 		}
 		full = err
@@ -103,15 +103,15 @@ func (s *nativeStore) again(ctx context.Context, limit time.Time) (*nativeConn, 
 		ctx, stop = context.WithDeadlineCause(ctx, limit, errLimit)
 		defer stop()
 	}
-	moment.At("tcpstore.redial.turn")
+	failpoint.At("tcpstore.redial.turn")
 	select {
 	case s.dialing <- struct{}{}:
 		defer func() {
-			moment.At("tcpstore.redial.over")
+			failpoint.At("tcpstore.redial.over")
 			<-s.dialing
 		}()
 	case <-ctx.Done():
-		return nil, dist.FromContext(ctx, "tcpstore")
+		return nil, cohort.FromContext(ctx, "tcpstore")
 	}
 	old := s.current.Load()
 	if !old.lost.Load() {
@@ -133,7 +133,7 @@ func (s *nativeStore) again(ctx context.Context, limit time.Time) (*nativeConn, 
 
 // beginDial makes close end the connect that begins, by cancel.
 func (s *nativeStore) beginDial(cancel context.CancelCauseFunc) error {
-	moment.At("tcpstore.redial.begin")
+	failpoint.At("tcpstore.redial.begin")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed == nil {
@@ -145,7 +145,7 @@ func (s *nativeStore) beginDial(cancel context.CancelCauseFunc) error {
 // endDial takes the new connection over, or closes it when the store was closed meanwhile. The lost one before it was
 // closed when it was lost.
 func (s *nativeStore) endDial(f storedial.Conn, err error) (*nativeConn, error) {
-	moment.At("tcpstore.redial.end")
+	failpoint.At("tcpstore.redial.end")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.gone = nil
@@ -165,7 +165,7 @@ func (s *nativeStore) endDial(f storedial.Conn, err error) (*nativeConn, error) 
 
 // close ends all calls with reason and waits for what was started.
 func (s *nativeStore) close(reason error) {
-	moment.At("tcpstore.close.begin")
+	failpoint.At("tcpstore.close.begin")
 	s.mu.Lock()
 	s.mu.closed = reason
 	if s.mu.gone != nil {
@@ -173,8 +173,8 @@ func (s *nativeStore) close(reason error) {
 	}
 	m := s.current.Load()
 	s.mu.Unlock()
-	moment.At("tcpstore.close.fail")
+	failpoint.At("tcpstore.close.fail")
 	m.fail(reason)
-	moment.At("tcpstore.close.join")
+	failpoint.At("tcpstore.close.join")
 	s.helpers.Wait()
 }

@@ -13,9 +13,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/faultnet"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -59,16 +59,16 @@ func TestRestartedServerIsAnotherStore(t *testing.T) {
 		defer func() { _ = s.Close() }()
 		_, _ = c.Add(ctx, "n", 1) // may find the old connection lost
 		for range 3 {
-			if n, err = c.Add(ctx, "n", 1); !errors.Is(err, dist.Replaced) || !strings.Contains(err.Error(), "another store") {
+			if n, err = c.Add(ctx, "n", 1); !errors.Is(err, cohort.Replaced) || !strings.Contains(err.Error(), "another store") {
 				t.Errorf("another store counts %d, %v", n, err)
 			}
 		}
-		if _, err = c.Get(ctx, "n"); !errors.Is(err, dist.Replaced) {
+		if _, err = c.Get(ctx, "n"); !errors.Is(err, cohort.Replaced) {
 			t.Errorf("get of a key that is gone: %v", err)
 		}
 		network.CutAll()
 		_, _ = c.Check(ctx)
-		if err = c.Set(ctx, "k", nil); !errors.Is(err, dist.Replaced) {
+		if err = c.Set(ctx, "k", nil); !errors.Is(err, cohort.Replaced) {
 			t.Errorf("over a further connection: %v", err)
 		}
 		id, _, err := c.Hello(ctx)
@@ -118,13 +118,13 @@ func TestFurtherConnectionsOfAReplacedStore(t *testing.T) {
 		}
 		defer second.Close()
 		for name, handle := range map[string]store.Store{"clone": clone, "clone of the clone": second} {
-			if n, failed := handle.Add(ctx, "n", 1); !errors.Is(failed, dist.Replaced) {
+			if n, failed := handle.Add(ctx, "n", 1); !errors.Is(failed, cohort.Replaced) {
 				t.Errorf("%s: another store counts %d, %v", name, n, failed)
 			}
 		}
 		bounded, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		if err = c.Watch(bounded, "k", func() { t.Error("another store is watched") }, nil); !errors.Is(err, dist.Replaced) {
+		if err = c.Watch(bounded, "k", func() { t.Error("another store is watched") }, nil); !errors.Is(err, cohort.Replaced) {
 			t.Errorf("watch: %v", err)
 		}
 		_, _ = c.Check(ctx) // finds that its own connection is lost
@@ -177,7 +177,7 @@ func TestWatchReachesAnotherStore(t *testing.T) {
 		leads = "store:2"
 		bounded, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		if err = c.Watch(bounded, "k", func() { t.Error("another store is watched") }, nil); !errors.Is(err, dist.Replaced) {
+		if err = c.Watch(bounded, "k", func() { t.Error("another store is watched") }, nil); !errors.Is(err, cohort.Replaced) {
 			t.Errorf("watch: %v", err)
 		}
 		if there, err := c.Check(ctx, "k"); err != nil || !there { // it goes on with the first one as long as that is there
@@ -230,7 +230,7 @@ func TestWatchOfAClearedStore(t *testing.T) {
 				}
 				s.Clear()
 			}, func(Change) { t.Error("a change") })
-			if took := time.Since(from); !errors.Is(err, dist.Replaced) || took > 5*time.Second {
+			if took := time.Since(from); !errors.Is(err, cohort.Replaced) || took > 5*time.Second {
 				t.Errorf("after the watch has begun %v: %v, after %v", begun, err, took)
 			}
 		})
@@ -249,7 +249,7 @@ func TestWatchOfAServerThatIsGone(t *testing.T) {
 		defer c.Close()
 		from := time.Now()
 		err = c.Watch(ctx, "k", func() { _ = s.Close() }, nil)
-		if took := time.Since(from); !errors.Is(err, dist.PeerLost) || took > 2*answerTime {
+		if took := time.Since(from); !errors.Is(err, cohort.PeerLost) || took > 2*answerTime {
 			t.Errorf("%v, after %v", err, took)
 		}
 	})

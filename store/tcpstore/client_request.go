@@ -7,9 +7,9 @@ import (
 	"bytes"
 	"strings"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/storeop"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
 // request is one operation of a user, before it is put into a dialect.
@@ -100,7 +100,7 @@ func (q *request) append(b []byte, d wire.Dialect) []byte {
 // check refuses what the server would cut the connection for.
 func (q *request) check(limits *wire.Limits) error {
 	tooLarge := func(what string, n, limit int) error {
-		e := dist.Newf(q.opName(), dist.TooLarge, "%s of %d is over the limit of %d: store less, split it, or raise the limit "+
+		e := cohort.Newf(q.opName(), cohort.TooLarge, "%s of %d is over the limit of %d: store less, split it, or raise the limit "+
 			"here (WithMaxSizes) and at the server", what, n, limit)
 		if len(q.key) <= 256 {
 			e.Key = q.key
@@ -144,14 +144,14 @@ func (q *request) errorAt(addr string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &dist.Error{
-		Op: q.opName(), Code: codeOr(err, dist.PeerLost), Rank: dist.NoRank, Peer: addr, Key: q.subject(),
+	return &cohort.Error{
+		Op: q.opName(), Code: codeOr(err, cohort.PeerLost), Rank: cohort.NoRank, Peer: addr, Key: q.subject(),
 		Detail: storeop.Detail(err), Err: err,
 	}
 }
 
-func codeOr(err error, code dist.Code) dist.Code {
-	if c := dist.CodeOf(err); c != dist.Unknown {
+func codeOr(err error, code cohort.Code) cohort.Code {
+	if c := cohort.CodeOf(err); c != cohort.Unknown {
 		return c
 	}
 	return code

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/storedial"
-	"github.com/cohort-dist/cohort/internal/storenum"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storecounter"
+	"github.com/cohort-dist/cohort/internal/store/storedial"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -205,7 +205,7 @@ func (s *torchStore) popNow(ctx context.Context, q *request) (r wire.Reply, err 
 
 // pop sends a pop. Once it is sent it takes an item, which must not be lost because ctx ends now.
 func (t *torchConn) pop(ctx context.Context, q *request) (r wire.Reply, err error) {
-	if e := dist.FromContext(ctx, "tcpstore"); e != nil {
+	if e := cohort.FromContext(ctx, "tcpstore"); e != nil {
 		return r, e
 	}
 	sure, cancel := outlive(ctx, popGrace)
@@ -215,7 +215,7 @@ func (t *torchConn) pop(ctx context.Context, q *request) (r wire.Reply, err erro
 		r = own(got)
 		return readErr
 	})
-	if e := dist.FromContext(ctx, "tcpstore"); err != nil && e != nil && sure.Err() != nil {
+	if e := cohort.FromContext(ctx, "tcpstore"); err != nil && e != nil && sure.Err() != nil {
 		err = e
 		if errors.Is(err, error(errLimit)) {
 			err = errSilent
@@ -230,7 +230,7 @@ func outlive(ctx context.Context, grace time.Duration) (context.Context, context
 	stop := context.AfterFunc(ctx, func() {
 		timer := time.NewTimer(grace)
 		defer timer.Stop()
-		moment.At("tcpstore.torch.grace")
+		failpoint.At("tcpstore.torch.grace")
 		select {
 		case <-timer.C:
 			cancel(context.Cause(ctx))
@@ -276,11 +276,11 @@ func (s *torchStore) whenPresent(ctx context.Context, keys []string) (*torchConn
 			return t, forShort, err
 		}
 		timer := time.NewTimer(pause)
-		moment.At("tcpstore.torch.poll")
+		failpoint.At("tcpstore.torch.poll")
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			err = dist.FromContext(ctx, "tcpstore")
+			err = cohort.FromContext(ctx, "tcpstore")
 		case s.pool.slots[forWait] <- struct{}{}:
 			t, err = s.pool.connection(ctx, forWait)
 		}
@@ -333,7 +333,7 @@ func (s *torchStore) lastLook(ctx context.Context, q *request) error {
 	last, cancel := context.WithTimeout(ctx, lastWord)
 	defer cancel()
 	_, err := s.present(last, keys)
-	if e := dist.FromContext(ctx, "tcpstore"); e != nil {
+	if e := cohort.FromContext(ctx, "tcpstore"); e != nil {
 		return e
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -368,8 +368,8 @@ func (s *torchStore) whyNoSum(ctx context.Context, q *request, lost error) error
 	if err != nil {
 		return lost
 	}
-	if _, err := storenum.Parse(value); err != nil {
-		return storenum.Error(q.opName(), q.key, value, err)
+	if _, err := storecounter.Parse(value); err != nil {
+		return storecounter.Error(q.opName(), q.key, value, err)
 	}
 	return lost
 }
@@ -392,7 +392,7 @@ func (s *torchStore) has(ctx context.Context, probe *request) (bool, error) {
 	if s.like.Dialect != wire.V || s.like.V0 {
 		return false, nil
 	}
-	moment.At("tcpstore.torch.knows")
+	failpoint.At("tcpstore.torch.knows")
 	s.mu.Lock()
 	known, ok := s.knows[probe.op]
 	s.mu.Unlock()
@@ -410,7 +410,7 @@ func (s *torchStore) has(ctx context.Context, probe *request) (bool, error) {
 			break
 		}
 	}
-	moment.At("tcpstore.torch.known")
+	failpoint.At("tcpstore.torch.known")
 	s.mu.Lock()
 	s.knows[probe.op] = known
 	s.mu.Unlock()

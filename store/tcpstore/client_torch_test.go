@@ -15,9 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
-	"github.com/cohort-dist/cohort/internal/wire/tcpstore/capture"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/store/storewire/storecapture"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -72,7 +72,7 @@ func TestClientSendsWhatPyTorchSends(t *testing.T) {
 		{op: wire.Append, key: "app", value: []byte("ab")},
 	}
 	for version, dialect := range map[string]wire.Dialect{"1.13": wire.Legacy, "2.6": wire.V} {
-		blocks, err := capture.Load(version)
+		blocks, err := storecapture.Load(version)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -329,7 +329,7 @@ func TestSetIsConfirmed(t *testing.T) {
 			t.Fatalf("set: %v, %d seen", err, seen)
 		}
 		err := c.Set(t.Context(), "bad", []byte("x"))
-		if !errors.Is(err, dist.PeerLost) || !strings.Contains(err.Error(), "fake:1") || !strings.Contains(err.Error(), `tcpstore: set "bad"`) {
+		if !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), "fake:1") || !strings.Contains(err.Error(), `tcpstore: set "bad"`) {
 			t.Fatalf("set: %v", err)
 		}
 		if err := c.Set(t.Context(), "good", nil); err != nil { // on a new connection

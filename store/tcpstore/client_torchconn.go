@@ -10,10 +10,10 @@ import (
 	"net"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/ctxdial"
-	"github.com/cohort-dist/cohort/internal/moment"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // torchConn is a connection to a PyTorch server (or to ours, spoken to as if it were one). One operation uses it at a
@@ -41,23 +41,23 @@ func (e *lostError) Error() string {
 
 func (e *lostError) Unwrap() error { return e.cause }
 
-func (e *lostError) Is(target error) bool { return target == error(dist.PeerLost) }
+func (e *lostError) Is(target error) bool { return target == error(cohort.PeerLost) }
 
 func isEnd(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF } //nolint:errorlint // as read returns them
 
 // exchange writes a request and has read read its replies. It ends with ctx; then the connection is out of step.
 func (t *torchConn) exchange(ctx context.Context, request []byte, read func() error) error {
 	watch := ctxdial.InterruptBy(ctx, t.conn.SetDeadline)
-	moment.At("tcpstore.torch.write")
+	failpoint.At("tcpstore.torch.write")
 	err := t.drain()
 	if err == nil {
 		_, err = t.conn.Write(request)
 	}
 	if err == nil {
-		moment.At("tcpstore.torch.read")
+		failpoint.At("tcpstore.torch.read")
 		err = read()
 	}
-	moment.At("tcpstore.torch.done")
+	failpoint.At("tcpstore.torch.done")
 	interrupted := watch.End()
 	if err == nil {
 		if interrupted { // the answer was faster
@@ -73,11 +73,11 @@ func (t *torchConn) exchange(ctx context.Context, request []byte, read func() er
 // failed tells what ended an exchange: ctx, a reply that makes no sense, or the connection.
 func (t *torchConn) failed(ctx context.Context, err error) error {
 	if isTimeout(err) {
-		if e := dist.FromContext(ctx, "tcpstore"); e != nil {
+		if e := cohort.FromContext(ctx, "tcpstore"); e != nil {
 			return e
 		}
 	}
-	if dist.CodeOf(err) != dist.Unknown {
+	if cohort.CodeOf(err) != cohort.Unknown {
 		return err
 	}
 	return &lostError{cause: err}
@@ -97,7 +97,7 @@ func (t *torchConn) drain() error {
 			}
 		}
 		if b.Byte != wire.WaitCanceled {
-			return dist.Newf("tcpstore: decode", dist.Protocol, "byte %d in answer to cancel_wait, want %d", b.Byte, wire.WaitCanceled)
+			return cohort.Newf("tcpstore: decode", cohort.Protocol, "byte %d in answer to cancel_wait, want %d", b.Byte, wire.WaitCanceled)
 		}
 		t.cancelled--
 	}
@@ -140,7 +140,7 @@ func (t *torchConn) fill() error {
 		copy(grown, t.buf)
 		t.buf = grown
 	}
-	moment.At("tcpstore.torch.fill")
+	failpoint.At("tcpstore.torch.fill")
 	n, err := t.conn.Read(t.buf[t.w:])
 	t.w += n
 	return readResult(n, err)
@@ -179,11 +179,11 @@ func (t *torchConn) wait(ctx context.Context, request []byte, present func(conte
 		if !isTimeout(err) {
 			return err
 		}
-		if e := dist.FromContext(ctx, "tcpstore"); e != nil {
+		if e := cohort.FromContext(ctx, "tcpstore"); e != nil {
 			t.cancelWait()
 			return e
 		}
-		moment.At("tcpstore.torch.look")
+		failpoint.At("tcpstore.torch.look")
 		if there, err := present(ctx); err != nil || there {
 			t.cancelWait()
 			return err
@@ -194,7 +194,7 @@ func (t *torchConn) wait(ctx context.Context, request []byte, present func(conte
 // waitTurn reads until the answer to a WAIT or the end of ctx, which is a timeout.
 func (t *torchConn) waitTurn(ctx context.Context) error {
 	watch := ctxdial.InterruptBy(ctx, t.conn.SetDeadline)
-	moment.At("tcpstore.torch.wait")
+	failpoint.At("tcpstore.torch.wait")
 	r, err := t.reply(wire.Wait, 0)
 	if watch.End() {
 		_ = t.conn.SetDeadline(time.Time{})
@@ -207,7 +207,7 @@ func (t *torchConn) waitTurn(ctx context.Context) error {
 		return t.failed(ctx, err)
 	case r.Byte != wire.StopWaiting:
 		t.unusable = true
-		return dist.Newf("tcpstore: decode", dist.Protocol, "byte %d in answer to wait, want %d", r.Byte, wire.StopWaiting)
+		return cohort.Newf("tcpstore: decode", cohort.Protocol, "byte %d in answer to wait, want %d", r.Byte, wire.StopWaiting)
 	}
 	return nil
 }
@@ -222,7 +222,7 @@ func (t *torchConn) cancelWait() {
 	default:
 		// One byte fits into any socket's buffer, or the server has been hanging for long.
 		_ = t.conn.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
-		moment.At("tcpstore.torch.cancel")
+		failpoint.At("tcpstore.torch.cancel")
 		if _, err := t.conn.Write(wire.AppendPlain(nil, t.dialect, wire.CancelWait)); err != nil {
 			t.unusable = true
 			return

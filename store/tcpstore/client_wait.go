@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/storeop"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -60,13 +60,13 @@ func boundOf(timeout time.Duration, waits bool) time.Duration {
 
 // The ends of an operation by the store's timeout.
 var (
-	errLimit  = dist.New("tcpstore", dist.DeadlineExceeded, "no answer within the store's timeout")
-	errSilent = dist.New("tcpstore", dist.DeadlineExceeded, "no answer within the store's timeout, and none to the question why")
+	errLimit  = cohort.New("tcpstore", cohort.DeadlineExceeded, "no answer within the store's timeout")
+	errSilent = cohort.New("tcpstore", cohort.DeadlineExceeded, "no answer within the store's timeout, and none to the question why")
 )
 
 // endOf returns why an operation must end now, or nil.
 func endOf(ctx context.Context, limit time.Time) error {
-	if e := dist.FromContext(ctx, "tcpstore"); e != nil {
+	if e := cohort.FromContext(ctx, "tcpstore"); e != nil {
 		return e
 	}
 	if !limit.IsZero() && time.Until(limit) <= 0 {
@@ -83,12 +83,12 @@ func sleepUntil(ctx context.Context, limit time.Time, wake <-chan struct{}) erro
 		defer timer.Stop()
 		alarm = timer.C
 	}
-	moment.At("tcpstore.wait.sleep")
+	failpoint.At("tcpstore.wait.sleep")
 	select {
 	case <-wake:
 		return nil
 	case <-ctx.Done():
-		return dist.FromContext(ctx, "tcpstore")
+		return cohort.FromContext(ctx, "tcpstore")
 	case <-alarm:
 		return errLimit
 	}

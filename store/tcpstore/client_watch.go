@@ -8,11 +8,11 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/ctxdial"
-	"github.com/cohort-dist/cohort/internal/moment"
-	"github.com/cohort-dist/cohort/internal/storedial"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storedial"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // Change is what happened to a key that is watched.
@@ -26,8 +26,8 @@ type Change struct {
 // own connection, and only ctx bounds it.
 //
 // It corresponds to TCPStore's watchKey of PyTorch 1.13, and works on cohort's server and on that one. Later PyTorch
-// servers cannot watch; there the error is [dist.NotSupported]. A server that has become another store is refused with
-// [dist.Replaced].
+// servers cannot watch; there the error is [cohort.NotSupported]. A server that has become another store is refused with
+// [cohort.Replaced].
 func (c *Client) Watch(ctx context.Context, key string, ready func(), changed func(Change)) error {
 	return c.watchKey(ctx, &request{op: wire.WatchKey, key: key, raw: c.config.raw}, ready, changed)
 }
@@ -43,25 +43,25 @@ func (c *Client) watchKey(ctx context.Context, q *request, ready func(), changed
 		return err
 	}
 	if c.back.dialect() == wire.V {
-		e := dist.New(q.opName(), dist.NotSupported, "PyTorch's servers since 2.0 cannot watch keys: wait for a key instead")
+		e := cohort.New(q.opName(), cohort.NotSupported, "PyTorch's servers since 2.0 cannot watch keys: wait for a key instead")
 		e.Peer, e.Key = c.addr, q.key
 		return e
 	}
 	if c.closed.Load() {
-		return c.explain(q, dist.Closed)
+		return c.explain(q, cohort.Closed)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(c.life, func() { cancel(dist.Closed) })() // Close ends it
+	defer context.AfterFunc(c.life, func() { cancel(cohort.Closed) })() // Close ends it
 	err := c.watch(ctx, q, ready, changed)
-	if native, ok := c.back.(*nativeStore); ok && errors.Is(err, dist.PeerLost) { // a server that is cleared cuts its watches, and cannot say why
+	if native, ok := c.back.(*nativeStore); ok && errors.Is(err, cohort.PeerLost) { // a server that is cleared cuts its watches, and cannot say why
 		short, cancel := context.WithTimeout(ctx, answerTime)
-		if _, asked := native.do(short, time.Time{}, &request{op: wire.Check, keys: []string{}}); errors.Is(asked, dist.Replaced) {
+		if _, asked := native.do(short, time.Time{}, &request{op: wire.Check, keys: []string{}}); errors.Is(asked, cohort.Replaced) {
 			err = asked
 		}
 		cancel()
 	}
-	if ended := dist.FromContext(ctx, "tcpstore"); ended != nil {
+	if ended := cohort.FromContext(ctx, "tcpstore"); ended != nil {
 		err = ended
 	}
 	return c.explain(q, err)
@@ -81,7 +81,7 @@ func (c *Client) watch(ctx context.Context, q *request, ready func(), changed fu
 	err = t.exchange(ctx, q.append(nil, wire.Legacy), func() error {
 		r, readErr := t.reply(wire.WatchKey, 0)
 		if readErr == nil && r.Byte != wire.Watching {
-			readErr = dist.Newf("tcpstore: decode", dist.Protocol, "byte %d in answer to watch_key, want %d", r.Byte, wire.Watching)
+			readErr = cohort.Newf("tcpstore: decode", cohort.Protocol, "byte %d in answer to watch_key, want %d", r.Byte, wire.Watching)
 		}
 		return readErr
 	})
@@ -119,7 +119,7 @@ func (c *Client) sameStore(ctx context.Context, t *torchConn) error {
 		return err
 	})
 	if err == nil && same.Byte != wire.Ready && asked.Byte == wire.Ready {
-		err = dist.New("tcpstore", dist.Replaced, "this is another store: the server was restarted or its keys were cleared")
+		err = cohort.New("tcpstore", cohort.Replaced, "this is another store: the server was restarted or its keys were cleared")
 	}
 	return err
 }
@@ -128,7 +128,7 @@ func (c *Client) sameStore(ctx context.Context, t *torchConn) error {
 func (t *torchConn) event(ctx context.Context) (wire.WatchEvent, error) {
 	watch := ctxdial.InterruptBy(ctx, t.conn.SetDeadline)
 	defer watch.End()
-	moment.At("tcpstore.watch.event")
+	failpoint.At("tcpstore.watch.event")
 	for {
 		e, n, short, err := wire.ParseWatchEvent(t.buf[t.r:t.w], &replyLimits)
 		switch {

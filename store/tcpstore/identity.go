@@ -8,10 +8,10 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/storecore"
-	"github.com/cohort-dist/cohort/internal/storeserve"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storecore"
+	"github.com/cohort-dist/cohort/internal/store/storeserve"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
 // Identity names the contents of a store of cohort's server. It is drawn at random when the server starts and again when
@@ -41,7 +41,7 @@ func (s *Server) Identity() Identity {
 // Clear forgets all keys, queues and claims and gives the store a new identity, as if it had been started anew. It returns
 // the number of keys and queues that there were.
 //
-// Clients that used the store before do not reach the new one: those of Go get [dist.Replaced] for what they wait for and
+// Clients that used the store before do not reach the new one: those of Go get [cohort.Replaced] for what they wait for and
 // for everything they ask from then on, those of PyTorch are cut. After Close it does nothing.
 func (s *Server) Clear() int {
 	n := 0
@@ -50,7 +50,7 @@ func (s *Server) Clear() int {
 }
 
 // Hello returns the identity of the store and how many keys clients of an earlier run left in it: 0 in a new or cleared
-// store. PyTorch's servers have no identity; there the error is [dist.NotSupported].
+// store. PyTorch's servers have no identity; there the error is [cohort.NotSupported].
 //
 // A client whose store was replaced accepts the new one with this call; only then do other operations reach it.
 func (c *Client) Hello(ctx context.Context) (id Identity, leftBehind int, err error) {
@@ -68,7 +68,7 @@ func (c *Client) Hello(ctx context.Context) (id Identity, leftBehind int, err er
 // Clear removes all keys, queues and claims from the server: see [Server.Clear]. The identity, from [Client.Hello], must
 // be that of the store's current contents, so that two clients that clear at the same time do not remove each other's new
 // keys. It returns the number of keys and queues removed. PyTorch's servers cannot be cleared; there the error is
-// [dist.NotSupported].
+// [cohort.NotSupported].
 func (c *Client) Clear(ctx context.Context, id Identity) (int, error) {
 	if err := c.nativeOnly("clear", "operation that clears it"); err != nil {
 		return 0, err
@@ -82,8 +82,8 @@ func (c *Client) nativeOnly(op, what string) error {
 	if c.back.dialect() == wire.Native {
 		return nil
 	}
-	return &dist.Error{
-		Op: "tcpstore: " + op, Code: dist.NotSupported, Rank: dist.NoRank, Peer: c.addr,
+	return &cohort.Error{
+		Op: "tcpstore: " + op, Code: cohort.NotSupported, Rank: cohort.NoRank, Peer: c.addr,
 		Detail: "this is PyTorch's own store, which has no " + what + "; only cohort's has (cohort store serve)",
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testwait"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 )
 
 // TestClearedStoreIsAnother shows both drivers what Clear does to clients that used the store before.
@@ -34,7 +34,7 @@ func TestClearedStoreIsAnother(t *testing.T) {
 		if err != nil || left != 0 || id != s.Identity() {
 			t.Fatalf("hello: %v, %d, %v", id, left, err)
 		}
-		if _, err = operator.Clear(ctx, Identity{1}); !errors.Is(err, dist.InvalidArgument) {
+		if _, err = operator.Clear(ctx, Identity{1}); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("a clear of another store: %v", err)
 		}
 		var n int
@@ -42,10 +42,10 @@ func TestClearedStoreIsAnother(t *testing.T) {
 		if n != 2 || err != nil {
 			t.Errorf("clear: %d, %v", n, err)
 		}
-		if err = <-waited; !errors.Is(err, dist.Replaced) {
+		if err = <-waited; !errors.Is(err, cohort.Replaced) {
 			t.Errorf("a wait for the old store's key: %v", err)
 		}
-		if err := old.Set(ctx, "k", nil); !errors.Is(err, dist.Replaced) {
+		if err := old.Set(ctx, "k", nil); !errors.Is(err, cohort.Replaced) {
 			t.Errorf("a set of an old client: %v", err)
 		}
 		expectClosed(t, torch)
@@ -64,7 +64,7 @@ func TestClearedStoreIsAnother(t *testing.T) {
 		if n := s.Clear(); n != 1 {
 			t.Errorf("Clear took %d keys", n)
 		}
-		if err := <-waited; !errors.Is(err, dist.Replaced) {
+		if err := <-waited; !errors.Is(err, cohort.Replaced) {
 			t.Errorf("a wait that Server.Clear ended: %v", err)
 		}
 		if stats, err := operator.Stats(ctx); err != nil || stats.Keys != 0 || stats.Identity != s.Identity().String() {

@@ -18,8 +18,8 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/faultnet"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -255,10 +255,10 @@ func (h *recorder) run(t *testing.T, c *tcpstore.Client, client int, a action) {
 	defer h.mu.Unlock()
 	switch {
 	case err == nil:
-	case a.kind == "get" || a.kind == "check", errors.Is(err, dist.Unavailable):
+	case a.kind == "get" || a.kind == "check", errors.Is(err, cohort.Unavailable):
 		h.dropped++ // it changed nothing
 		return
-	case errors.Is(err, dist.PeerLost):
+	case errors.Is(err, cohort.PeerLost):
 		h.unknown++
 		out, end = answer{unknown: true}, math.MaxInt64
 	case errors.Is(err, store.ErrTimeout):

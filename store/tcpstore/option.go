@@ -6,7 +6,7 @@ package tcpstore
 import (
 	"log/slog"
 
-	"github.com/cohort-dist/cohort/internal/aside"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -39,7 +39,7 @@ func (o Option) applyCommon(c *commonConfig) {
 func WithLogger(logger *slog.Logger) Option {
 	return Option{apply: func(c *commonConfig) {
 		if logger != nil {
-			c.logger = aside.Logger(logger)
+			c.logger = safecall.Logger(logger)
 		}
 	}}
 }

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/moment"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // use is what a pooled connection is taken for. Operations that wait have connections of their own, so that they never
@@ -52,15 +52,15 @@ func newPool(waitConns int, open func(context.Context) (*torchConn, error)) *poo
 
 // take waits for a connection.
 func (p *pool) take(ctx context.Context, u use) (*torchConn, error) {
-	moment.At("tcpstore.pool.take")
+	failpoint.At("tcpstore.pool.take")
 	select {
 	case p.slots[u] <- struct{}{}:
 	default:
-		moment.At("tcpstore.pool.wait")
+		failpoint.At("tcpstore.pool.wait")
 		select {
 		case p.slots[u] <- struct{}{}:
 		case <-ctx.Done():
-			return nil, dist.FromContext(ctx, "tcpstore")
+			return nil, cohort.FromContext(ctx, "tcpstore")
 		}
 	}
 	return p.connection(ctx, u)
@@ -68,7 +68,7 @@ func (p *pool) take(ctx context.Context, u use) (*torchConn, error) {
 
 // try is take when a connection of this use is free, and nil otherwise.
 func (p *pool) try(ctx context.Context, u use) (*torchConn, error) {
-	moment.At("tcpstore.pool.try")
+	failpoint.At("tcpstore.pool.try")
 	select {
 	case p.slots[u] <- struct{}{}:
 		return p.connection(ctx, u)
@@ -79,11 +79,11 @@ func (p *pool) try(ctx context.Context, u use) (*torchConn, error) {
 
 // connection returns an idle connection or opens one; the caller has a slot.
 func (p *pool) connection(ctx context.Context, u use) (*torchConn, error) {
-	moment.At("tcpstore.pool.connection")
+	failpoint.At("tcpstore.pool.connection")
 	p.mu.Lock()
 	if err := p.mu.closed; err != nil {
 		p.mu.Unlock()
-		moment.At("tcpstore.pool.refused")
+		failpoint.At("tcpstore.pool.refused")
 		<-p.slots[u]
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (p *pool) connection(ctx context.Context, u use) (*torchConn, error) {
 	kept := false
 	defer func() { // also when the user's dialer panics
 		if !kept {
-			moment.At("tcpstore.pool.failed")
+			failpoint.At("tcpstore.pool.failed")
 			<-p.slots[u]
 		}
 	}()
@@ -112,7 +112,7 @@ func (p *pool) openOne(ctx context.Context) (*torchConn, error) {
 	alive, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(p.life, func() { cancel(context.Cause(p.life)) })()
-	moment.At("tcpstore.pool.open")
+	failpoint.At("tcpstore.pool.open")
 	t, err := p.open(alive)
 	if err == nil {
 		err = p.adopt(t)
@@ -122,7 +122,7 @@ func (p *pool) openOne(ctx context.Context) (*torchConn, error) {
 
 // adopt makes a new connection one that close ends.
 func (p *pool) adopt(t *torchConn) error {
-	moment.At("tcpstore.pool.adopt")
+	failpoint.At("tcpstore.pool.adopt")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.closed != nil {
@@ -135,7 +135,7 @@ func (p *pool) adopt(t *torchConn) error {
 
 // put gives a connection back. One that is unusable is closed.
 func (p *pool) put(t *torchConn, u use) {
-	moment.At("tcpstore.pool.put")
+	failpoint.At("tcpstore.pool.put")
 	p.mu.Lock()
 	delete(p.mu.busy, t)
 	if t.unusable || p.mu.closed != nil {
@@ -144,13 +144,13 @@ func (p *pool) put(t *torchConn, u use) {
 		p.mu.idle[u] = append(p.mu.idle[u], t)
 	}
 	p.mu.Unlock()
-	moment.At("tcpstore.pool.free")
+	failpoint.At("tcpstore.pool.free")
 	<-p.slots[u]
 }
 
 // drop closes a connection that was adopted and has no slot.
 func (p *pool) drop(t *torchConn) {
-	moment.At("tcpstore.pool.drop")
+	failpoint.At("tcpstore.pool.drop")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.mu.busy, t)
@@ -159,7 +159,7 @@ func (p *pool) drop(t *torchConn) {
 
 // seed adds a connection that is open already.
 func (p *pool) seed(t *torchConn) {
-	moment.At("tcpstore.pool.seed")
+	failpoint.At("tcpstore.pool.seed")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.idle[forShort] = append(p.mu.idle[forShort], t)
@@ -167,7 +167,7 @@ func (p *pool) seed(t *torchConn) {
 
 // purge closes the idle connections: one has shown that the server is gone, or was.
 func (p *pool) purge() {
-	moment.At("tcpstore.pool.purge")
+	failpoint.At("tcpstore.pool.purge")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.purgeLocked()
@@ -184,7 +184,7 @@ func (p *pool) purgeLocked() {
 
 // close ends all connections, those in use too, and refuses new ones with reason.
 func (p *pool) close(reason error) {
-	moment.At("tcpstore.close.begin")
+	failpoint.At("tcpstore.close.begin")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.closed != nil {
@@ -200,7 +200,7 @@ func (p *pool) close(reason error) {
 
 // reason returns why the pool was closed, or nil.
 func (p *pool) reason() error {
-	moment.At("tcpstore.pool.reason")
+	failpoint.At("tcpstore.pool.reason")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.closed

@@ -12,10 +12,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/ctxdial"
-	"github.com/cohort-dist/cohort/internal/fdlisten"
-	"github.com/cohort-dist/cohort/internal/storeserve"
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storeserve"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/sys/fdlisten"
 )
 
 // Server is a store that PyTorch processes of every version and Go processes use at the same time: the server half of
@@ -51,16 +51,16 @@ func Listen(addr string, opts ...ServerOption) (*Server, error) {
 // listenError says what PyTorch's users look for, then what to do.
 func listenError(addr string, err error) error {
 	hint := "check that the host names an address of this machine"
-	code := dist.Unavailable
+	code := cohort.Unavailable
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		code, hint = dist.AlreadyExists, "end the process that has it, choose another port, or 0 for a free one"
+		code, hint = cohort.AlreadyExists, "end the process that has it, choose another port, or 0 for a free one"
 	case errors.Is(err, syscall.EACCES):
 		hint = "ports below 1024 need privileges: choose a higher one"
 	case ctxdial.BadAddr(err):
-		code, hint = dist.InvalidArgument, `the address must be "host:port" with a port from 0 to 65535`
+		code, hint = cohort.InvalidArgument, `the address must be "host:port" with a port from 0 to 65535`
 	}
-	return dist.Newf("tcpstore: listen", code, "The server socket has failed to listen on any local network address: %q: %w; %s",
+	return cohort.Newf("tcpstore: listen", code, "The server socket has failed to listen on any local network address: %q: %w; %s",
 		addr, err, hint)
 }
 
@@ -68,13 +68,13 @@ func listenError(addr string, err error) error {
 // listener from then on, also when Serve fails.
 func Serve(l net.Listener, opts ...ServerOption) (*Server, error) {
 	if l == nil {
-		return nil, dist.New("tcpstore: serve", dist.InvalidArgument, "the listener is nil")
+		return nil, cohort.New("tcpstore: serve", cohort.InvalidArgument, "the listener is nil")
 	}
 	config := newServerConfig(opts)
 	s := &Server{addr: l.Addr(), started: time.Now(), closed: make(chan struct{})}
 	serving, err := storeserve.Start(l, config.serving(s))
 	if err != nil {
-		return nil, dist.Wrap("tcpstore: serve", dist.Unavailable, err)
+		return nil, cohort.Wrap("tcpstore: serve", cohort.Unavailable, err)
 	}
 	s.serving = serving
 	return s, nil
@@ -120,7 +120,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	if left == 0 {
 		return nil
 	}
-	e := dist.Ended(ctx, "tcpstore: shutdown")
+	e := cohort.Ended(ctx, "tcpstore: shutdown")
 	e.Detail = strconv.Itoa(left) + " connections were still open and have been closed, among them " + some
 	return e
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/wire/tcpstore/capture"
+	"github.com/cohort-dist/cohort/internal/store/storewire/storecapture"
 )
 
 // eachDriver runs a test on all ways to serve: one event loop, several, and goroutines.
@@ -49,7 +49,7 @@ func dialRaw(tb testing.TB, s *Server) net.Conn {
 // TestServerCaptures replays what real PyTorch clients sent and compares each answer, byte by byte, with that of the
 // real server: all versions, all at once and one byte at a time.
 func TestServerCaptures(t *testing.T) {
-	for _, version := range capture.Versions {
+	for _, version := range storecapture.Versions {
 		for _, piece := range []int{1 << 20, 1} {
 			name := version + "/whole"
 			if piece == 1 {
@@ -67,7 +67,7 @@ func TestServerCaptures(t *testing.T) {
 
 func replayCapture(t *testing.T, version string, piece int, opts ...ServerOption) {
 	t.Helper()
-	blocks, err := capture.Load(version)
+	blocks, err := storecapture.Load(version)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func replayCapture(t *testing.T, version string, piece int, opts ...ServerOption
 			// These blocks belong to a second server, where the master was counted already.
 			s = startServer(t, opts...)
 			conns = map[string]net.Conn{}
-			join, err := capture.Load(version)
+			join, err := storecapture.Load(version)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +110,7 @@ func replayCapture(t *testing.T, version string, piece int, opts ...ServerOption
 }
 
 // countJoin returns how many items of a master's block belong to its start: everything up to the reply to its ADD.
-func countJoin(b capture.Block) int {
+func countJoin(b storecapture.Block) int {
 	for i, item := range b.Items {
 		if strings.HasPrefix(item.Note, "ADD") {
 			return i + 2
@@ -134,7 +134,7 @@ func sortedKeys(t *testing.T, reply []byte) []byte {
 	return append(bytes.Clone(reply[:8]), strings.Join(keys, "\x00")...)
 }
 
-func exchange(t *testing.T, c net.Conn, title string, item capture.Item, piece int) {
+func exchange(t *testing.T, c net.Conn, title string, item storecapture.Item, piece int) {
 	t.Helper()
 	if item.Request {
 		for rest := item.Data; len(rest) > 0; {

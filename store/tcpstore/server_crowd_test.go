@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/storeserve"
-	"github.com/cohort-dist/cohort/internal/testwait"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/internal/store/storeserve"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 )
 
 // TestServerCrowd: PyTorch clients ask for a large value at once, more of them than the server may hold copies for. All

@@ -5,7 +5,7 @@
 
 package tcpstore
 
-import "github.com/cohort-dist/cohort/internal/fdlisten"
+import "github.com/cohort-dist/cohort/internal/sys/fdlisten"
 
 // ListenFD starts a server on an inherited descriptor: a bound TCP socket, listening already or not. When port is not 0
 // the socket must be bound to it. The server owns the descriptor from then on, unless ListenFD fails. It corresponds to

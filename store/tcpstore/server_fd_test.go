@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/dist"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
 // boundSocket returns a socket that is bound and does not listen, as PyTorch's master_listen_fd often is.
@@ -45,7 +45,7 @@ func TestListenFD(t *testing.T) {
 	fd, port := boundSocket(t)
 	_, err := ListenFD(fd, port+1)
 	want := fmt.Sprintf("listen fd %d is bound to port %d, expected to be bound to port %d", fd, port, port+1)
-	if !errors.Is(err, dist.InvalidArgument) || !strings.Contains(err.Error(), want) {
+	if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
 		t.Errorf("another port: %v", err)
 	}
 	s, err := ListenFD(fd, port)
@@ -83,7 +83,7 @@ func TestListenFDErrors(t *testing.T) {
 	}
 	defer unix.Close(local)
 	for _, fd := range []int{int(f.Fd()), udp, local, 1 << 20} {
-		if _, err := ListenFD(fd, 0); !errors.Is(err, dist.InvalidArgument) {
+		if _, err := ListenFD(fd, 0); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("descriptor %d: %v", fd, err)
 		}
 	}

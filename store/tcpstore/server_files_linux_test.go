@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
 const fewFilesEnv = "COHORT_TEST_FEW_FILES"

@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/storeserve"
-	"github.com/cohort-dist/cohort/internal/testwait"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/internal/store/storeserve"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 )
 
-// kinds are attacks by requests that are small to send and large, or long, to serve. internal/storecore counts what each of
+// kinds are attacks by requests that are small to send and large, or long, to serve. internal/store/storecore counts what each of
 // them costs; here they come over sockets.
 func kinds() []attack {
 	return []attack{

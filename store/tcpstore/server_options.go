@@ -7,10 +7,10 @@ import (
 	"cmp"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/aside"
-	"github.com/cohort-dist/cohort/internal/storecore"
-	"github.com/cohort-dist/cohort/internal/storeserve"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
+	"github.com/cohort-dist/cohort/internal/store/storecore"
+	"github.com/cohort-dist/cohort/internal/store/storeserve"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
 // Limits bound what a [Server] holds for its clients. A PyTorch client that exceeds one is disconnected, with the reason
@@ -102,7 +102,7 @@ func (c serverConfig) serving(s *Server) storeserve.Config {
 		Stats:   s.statsJSON,
 		Conns:   c.limits.Conns, Stall: c.limits.Stall,
 		Loops: c.loops, Portable: c.portable,
-		Logger: c.logger, Hook: aside.Hook(c.logger, c.hook),
+		Logger: c.logger, Hook: safecall.Hook(c.logger, c.hook),
 	}
 }
 

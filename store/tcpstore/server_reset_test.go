@@ -8,8 +8,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testwait"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 )
 
 // requestsOf returns one request of each kind that a dialect has and that changes the store or waits.

@@ -7,8 +7,8 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/storeserve"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort/internal/store/storeserve"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
 // Stats says what a [Server] does.

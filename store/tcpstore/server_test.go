@@ -22,10 +22,10 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cohort-dist/cohort/dist"
-	"github.com/cohort-dist/cohort/internal/testlog"
-	"github.com/cohort-dist/cohort/internal/testwait"
-	wire "github.com/cohort-dist/cohort/internal/wire/tcpstore"
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testwait"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -164,7 +164,7 @@ func TestServerShutdown(t *testing.T) {
 		defer cancel()
 		err := s.Shutdown(ctx)
 		who := "among them " + c.LocalAddr().String()
-		if !errors.Is(err, dist.DeadlineExceeded) || !strings.Contains(err.Error(), "1 connections") || !strings.Contains(err.Error(), who) {
+		if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "1 connections") || !strings.Contains(err.Error(), who) {
 			t.Errorf("shut down by force: %v", err)
 		}
 		expectClosed(t, c)
@@ -392,15 +392,15 @@ func TestListenAddresses(t *testing.T) {
 		_ = c.Close()
 	}
 	_, err = Listen(fmt.Sprint("127.0.0.1:", s.Port()))
-	if !errors.Is(err, dist.AlreadyExists) || !strings.Contains(err.Error(), "The server socket has failed to listen on any local network address") || !strings.Contains(err.Error(), "address already in use") {
+	if !errors.Is(err, cohort.AlreadyExists) || !strings.Contains(err.Error(), "The server socket has failed to listen on any local network address") || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("a port in use: %v", err)
 	}
 	for _, bad := range []string{"no port", "127.0.0.1:99999", "127.0.0.1:80x"} {
-		if _, err = Listen(bad); !errors.Is(err, dist.InvalidArgument) {
+		if _, err = Listen(bad); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
-	if _, err := Serve(nil); !errors.Is(err, dist.InvalidArgument) {
+	if _, err := Serve(nil); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("no listener: %v", err)
 	}
 }
@@ -438,7 +438,7 @@ func TestShared(t *testing.T) {
 		t.Error("still open")
 	}
 	var another Shared
-	if _, err = another.Acquire(c.Addr().String()); !errors.Is(err, dist.AlreadyExists) {
+	if _, err = another.Acquire(c.Addr().String()); !errors.Is(err, cohort.AlreadyExists) {
 		t.Errorf("two values share nothing: %v", err)
 	}
 	_ = c.Close()

@@ -22,7 +22,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -101,28 +101,28 @@ func (e *entry) UnmarshalJSON(text []byte) error {
 const metadataKey = "__metadata__"
 
 func bad(format string, args ...any) error {
-	return dist.Newf("safetensors: read", dist.Protocol, format, args...)
+	return cohort.Newf("safetensors: read", cohort.Protocol, format, args...)
 }
 
 // Load reads a file.
 func Load(path string) (*File, error) {
 	f, err := os.Open(path) //nolint:gosec // the caller names it
 	if err != nil {
-		return nil, dist.Wrap("safetensors: load", codeOf(err), err)
+		return nil, cohort.Wrap("safetensors: load", codeOf(err), err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, dist.Wrap("safetensors: load", dist.Unavailable, err)
+		return nil, cohort.Wrap("safetensors: load", cohort.Unavailable, err)
 	}
 	return Read(f, info.Size())
 }
 
-func codeOf(err error) dist.Code {
+func codeOf(err error) cohort.Code {
 	if errors.Is(err, os.ErrNotExist) {
-		return dist.NotFound
+		return cohort.NotFound
 	}
-	return dist.Unavailable
+	return cohort.Unavailable
 }
 
 // Read reads size bytes of r.
@@ -310,7 +310,7 @@ func (f *File) Write(w io.Writer) error {
 	binary.LittleEndian.PutUint64(prefix[:], uint64(len(header)))
 	for _, part := range [][]byte{prefix[:], header} {
 		if _, err := w.Write(part); err != nil {
-			return dist.Wrap(op, dist.Unavailable, err)
+			return cohort.Wrap(op, cohort.Unavailable, err)
 		}
 	}
 	for _, name := range order {
@@ -327,7 +327,7 @@ func (f *File) Write(w io.Writer) error {
 			swap(data, t.DType())
 		}
 		if _, err := w.Write(data); err != nil {
-			return dist.Wrap(op, dist.Unavailable, err)
+			return cohort.Wrap(op, cohort.Unavailable, err)
 		}
 	}
 	return nil
@@ -347,13 +347,13 @@ func (f *File) header() ([]byte, []string, error) {
 	out.WriteByte('{')
 	for key, value := range f.Metadata {
 		if !utf8.ValidString(key) || !utf8.ValidString(value) {
-			return nil, nil, dist.Newf(op, dist.InvalidArgument, "metadata %q: %q is not UTF-8", key, value)
+			return nil, nil, cohort.Newf(op, cohort.InvalidArgument, "metadata %q: %q is not UTF-8", key, value)
 		}
 	}
 	if f.Metadata != nil {
 		text, err := json.Marshal(f.Metadata)
 		if err != nil {
-			return nil, nil, dist.Wrap(op, dist.InvalidArgument, err)
+			return nil, nil, cohort.Wrap(op, cohort.InvalidArgument, err)
 		}
 		fmt.Fprintf(&out, "%q:%s", metadataKey, text)
 	}
@@ -361,19 +361,19 @@ func (f *File) header() ([]byte, []string, error) {
 	for _, name := range order {
 		t := f.Tensors[name]
 		if t == nil || name == metadataKey || !utf8.ValidString(name) {
-			return nil, nil, dist.Newf(op, dist.InvalidArgument, "tensor %q: no tensor, or not a name", name)
+			return nil, nil, cohort.Newf(op, cohort.InvalidArgument, "tensor %q: no tensor, or not a name", name)
 		}
 		dt, ok := names[t.DType()]
 		if !ok {
-			return nil, nil, dist.Newf(op, dist.InvalidArgument, "tensor %q: the format has no %v", name, t.DType())
+			return nil, nil, cohort.Newf(op, cohort.InvalidArgument, "tensor %q: the format has no %v", name, t.DType())
 		}
 		key, err := json.Marshal(name)
 		if err != nil {
-			return nil, nil, dist.Wrap(op, dist.InvalidArgument, err)
+			return nil, nil, cohort.Wrap(op, cohort.InvalidArgument, err)
 		}
 		text, err := json.Marshal(entry{dt, append([]int{}, t.Shape()...), []int{at, at + t.NBytes()}})
 		if err != nil {
-			return nil, nil, dist.Wrap(op, dist.InvalidArgument, err)
+			return nil, nil, cohort.Wrap(op, cohort.InvalidArgument, err)
 		}
 		if out.Len() > 1 {
 			out.WriteByte(',')
@@ -388,7 +388,7 @@ func (f *File) header() ([]byte, []string, error) {
 		out.WriteByte(' ')
 	}
 	if out.Len() > MaxHeader {
-		return nil, nil, dist.Newf(op, dist.TooLarge, "the header has %d bytes: limit %d", out.Len(), MaxHeader)
+		return nil, nil, cohort.Newf(op, cohort.TooLarge, "the header has %d bytes: limit %d", out.Len(), MaxHeader)
 	}
 	return out.Bytes(), order, nil
 }
@@ -398,7 +398,7 @@ func (f *File) Save(path string) error {
 	const op = "safetensors: save"
 	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
-		return dist.Wrap(op, dist.Unavailable, err)
+		return cohort.Wrap(op, cohort.Unavailable, err)
 	}
 	defer os.Remove(tmp.Name())
 	err = f.Write(tmp)
@@ -415,7 +415,7 @@ func (f *File) Save(path string) error {
 		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
-		return dist.Wrap(op, dist.Unavailable, err)
+		return cohort.Wrap(op, cohort.Unavailable, err)
 	}
 	return nil
 }

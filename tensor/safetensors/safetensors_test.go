@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cohort-dist/cohort/dist"
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/tensor"
 	"github.com/cohort-dist/cohort/tensor/safetensors"
 )
@@ -54,12 +54,12 @@ func TestRoundTrip(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, g, want)
 		}
 	}
-	if _, err := safetensors.Load(path + "x"); !errors.Is(err, dist.NotFound) {
+	if _, err := safetensors.Load(path + "x"); !errors.Is(err, cohort.NotFound) {
 		t.Errorf("a missing file: %v", err)
 	}
 	for _, broken := range []*tensor.Tensor{nil, tensor.Must(tensor.New(tensor.Complex128, 1))} {
 		f := &safetensors.File{Tensors: map[string]*tensor.Tensor{"x": broken}}
-		if err := f.Write(&bytes.Buffer{}); !errors.Is(err, dist.InvalidArgument) {
+		if err := f.Write(&bytes.Buffer{}); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%v was written: %v", broken, err)
 		}
 	}
@@ -102,7 +102,7 @@ func TestHostile(t *testing.T) {
 		"not an entry":   file(`{"a":7}`, 0),
 		"fractured JSON": file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}`, 1),
 	} {
-		if f, err := safetensors.Decode(data); !errors.Is(err, dist.Protocol) {
+		if f, err := safetensors.Decode(data); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("%s: %v, %v", name, f, err)
 		}
 	}
@@ -119,11 +119,11 @@ func TestTruncated(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range whole.Len() {
-		if f, err := safetensors.Decode(whole.Bytes()[:n]); !errors.Is(err, dist.Protocol) {
+		if f, err := safetensors.Decode(whole.Bytes()[:n]); !errors.Is(err, cohort.Protocol) {
 			t.Fatalf("%d of %d bytes: %v, %v", n, whole.Len(), f, err)
 		}
 	}
-	if f, err := safetensors.Decode(append(whole.Bytes(), 0)); !errors.Is(err, dist.Protocol) {
+	if f, err := safetensors.Decode(append(whole.Bytes(), 0)); !errors.Is(err, cohort.Protocol) {
 		t.Errorf("one byte more: %v, %v", f, err)
 	}
 }
@@ -152,13 +152,13 @@ func TestOddLayouts(t *testing.T) {
 		t.Error(err)
 	}
 	bad := &safetensors.File{Metadata: map[string]string{"made by": "\xff"}}
-	if err := bad.Write(&again); !errors.Is(err, dist.InvalidArgument) {
+	if err := bad.Write(&again); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("metadata that are not UTF-8: %v", err)
 	}
-	if f, err := safetensors.Decode(file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"dtype":"I8"}}`, 1)); !errors.Is(err, dist.Protocol) {
+	if f, err := safetensors.Decode(file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"dtype":"I8"}}`, 1)); !errors.Is(err, cohort.Protocol) {
 		t.Errorf("two types of one tensor: %v, %v", f, err)
 	}
-	if f, err := safetensors.Decode(file(`{"a":{"DType":"U8","shape":[1],"data_offsets":[0,1]}}`, 1)); !errors.Is(err, dist.Protocol) {
+	if f, err := safetensors.Decode(file(`{"a":{"DType":"U8","shape":[1],"data_offsets":[0,1]}}`, 1)); !errors.Is(err, cohort.Protocol) {
 		t.Errorf("a key in other letters: %v, %v", f, err)
 	}
 }

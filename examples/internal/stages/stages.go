@@ -12,10 +12,10 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/optim/remote"
 	"github.com/cohort-dist/cohort/rpc"
@@ -120,7 +120,7 @@ func (p *Pipeline) Forward(ctx context.Context, x *autograd.Variable) (*autograd
 	return p.forward(ctx, x).Await(ctx)
 }
 
-func (p *Pipeline) forward(ctx context.Context, x *autograd.Variable) *dist.Future[*autograd.Variable] {
+func (p *Pipeline) forward(ctx context.Context, x *autograd.Variable) *cohort.Future[*autograd.Variable] {
 	return rpc.Async[*autograd.Variable](ctx, p.agents[0], p.names[0], "stage.forward", p.names[1:], x)
 }
 
@@ -154,7 +154,7 @@ func (p *Pipeline) step(ctx context.Context, inputs, classes *tensor.Tensor, par
 		return 0, err
 	}
 	defer func() { _ = c.Close() }()
-	futures := make([]*dist.Future[*autograd.Variable], parts)
+	futures := make([]*cohort.Future[*autograd.Variable], parts)
 	for i := range futures {
 		x, err := part(inputs, i, parts)
 		if err != nil {

@@ -11,9 +11,9 @@ import (
 	"os"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/rpc"
+	"github.com/cohort-dist/cohort/world"
 )
 
 func main() { os.Exit(peer()) }
@@ -35,7 +35,7 @@ func peer() int {
 
 // runGroup takes part in what gloo.py does: an all-reduce, a broadcast from the Go rank and an all-gather.
 func runGroup(ctx context.Context) error {
-	w, err := cohort.Join(ctx, "env://")
+	w, err := world.Join(ctx, "env://")
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func runGroup(ctx context.Context) error {
 
 // runRPC serves peer.echo until the world shuts down.
 func runRPC(ctx context.Context) error {
-	w, err := cohort.Join(ctx, "env://")
+	w, err := world.Join(ctx, "env://")
 	if err != nil {
 		return err
 	}

@@ -18,12 +18,12 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/dist"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/tensor"
+	"github.com/cohort-dist/cohort/world"
 )
 
 // command is one operation of one worker; worker.py reads the same.
@@ -77,7 +77,7 @@ type driver struct {
 	logger *slog.Logger
 
 	mu    sync.Mutex
-	world *cohort.World
+	world *world.World
 	host  bool // it hosts the store
 	agent *rpc.Agent
 	slots map[string][]*rpc.Ref[any]
@@ -98,13 +98,13 @@ func (d *driver) run(ctx context.Context, c command) reply {
 
 // failureText writes an error for comparison; raised in worker.py writes the same for what PyTorch raises.
 func failureText(err error) string {
-	if errors.Is(err, dist.DeadlineExceeded) {
+	if errors.Is(err, cohort.DeadlineExceeded) {
 		return "!timeout"
 	}
 	if remote, ok := errors.AsType[*rpc.RemoteError](err); ok {
 		return fmt.Sprintf("!%s|%s|%s", remote.Kind, remote.Message, remote.Worker)
 	}
-	return fmt.Sprintf("!%v: %v", dist.CodeOf(err), err)
+	return fmt.Sprintf("!%v: %v", cohort.CodeOf(err), err)
 }
 
 func (d *driver) execute(ctx context.Context, c command) (string, int, error) {
@@ -336,13 +336,13 @@ func (d *driver) join(ctx context.Context, c command) error {
 	if d.world == nil {
 		env := map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(c.Port)}
 		opts := []rendezvous.Option{rendezvous.WithEnv(func(name string) (string, bool) { v, ok := env[name]; return v, ok })}
-		joining := []cohort.Option{cohort.WithRank(dist.Rank(c.Rank)), cohort.WithLogger(d.logger)}
+		joining := []world.Option{world.WithRank(cohort.Rank(c.Rank)), world.WithLogger(d.logger)}
 		if c.Size == 0 {
 			opts = append(opts, rendezvous.WithOpenWorld())
 		} else {
-			joining = append(joining, cohort.WithWorldSize(c.Size))
+			joining = append(joining, world.WithWorldSize(c.Size))
 		}
-		w, err := cohort.Join(ctx, c.URL, append(joining, cohort.WithRendezvous(opts...))...)
+		w, err := world.Join(ctx, c.URL, append(joining, world.WithRendezvous(opts...))...)
 		if err != nil {
 			return err
 		}

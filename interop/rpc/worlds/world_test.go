@@ -24,8 +24,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cohort-dist/cohort/internal/freeport"
-	"github.com/cohort-dist/cohort/internal/torchtest"
+	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 func TestMain(m *testing.M) {

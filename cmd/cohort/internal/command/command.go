@@ -1,0 +1,139 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package command holds what the commands of the cohort binary share: streams, exit codes, errors, and the way to a store.
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/rpc"
+)
+
+// Exit codes, as "cohort help exit-codes" explains them.
+const (
+	ExitOK        = 0
+	ExitFailure   = 1
+	ExitUsage     = 2
+	ExitTimeout   = 3
+	ExitNotFound  = 4
+	ExitUnchanged = 5
+	ExitNoStore   = 6
+)
+
+// IO is what a command may touch of the outside.
+type IO struct {
+	In     io.Reader
+	Out    io.Writer
+	Err    io.Writer
+	Getenv func(string) string
+}
+
+// System is the IO of this process.
+func System() IO { return IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv} }
+
+// App carries what all commands share.
+type App struct {
+	IO
+	JSON bool // --json
+}
+
+// ExitError ends the command with a code after everything was said.
+type ExitError struct{ Code int }
+
+func (e *ExitError) Error() string { return fmt.Sprintf("exit %d", e.Code) }
+
+// Exit returns an [ExitError].
+func Exit(code int) error { return &ExitError{code} }
+
+// usageError is a mistake on the command line.
+type usageError struct{ error }
+
+func (e *usageError) Unwrap() error { return e.error }
+
+// Usage marks err as a mistake on the command line.
+func Usage(err error) error { return &usageError{err} }
+
+// WrongOptions marks err as a mistake in options, which help explains, unless a signal came before they were read.
+func WrongOptions(err error, help string) error {
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	return Usage(fmt.Errorf("%w; %q explains the options", err, help))
+}
+
+// unreachableError says that no store could be reached at all.
+type unreachableError struct{ error }
+
+func (e *unreachableError) Unwrap() error { return e.error }
+
+// Unreachable marks err as that of a store which cannot be reached.
+func Unreachable(err error) error { return &unreachableError{err} }
+
+// ExitCode returns the exit code that belongs to err.
+func ExitCode(err error) int {
+	var usage *usageError
+	var unreachable *unreachableError
+	switch {
+	case errors.As(err, &usage), errors.Is(err, cohort.InvalidArgument):
+		return ExitUsage
+	case errors.As(err, &unreachable):
+		return ExitNoStore
+	case errors.Is(err, cohort.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return ExitTimeout
+	case errors.Is(err, cohort.NotFound):
+		return ExitNotFound
+	}
+	return ExitFailure
+}
+
+// Complain prints err: one line, and below it the stack of a function that failed; or one JSON object with --json.
+func (a *App) Complain(err error) {
+	text := err.Error()
+	remote, _ := errors.AsType[*rpc.RemoteError](err)
+	if a.JSON {
+		code := cohort.CodeOf(err)
+		if ExitCode(err) == ExitUsage {
+			code = cohort.InvalidArgument
+		}
+		report := map[string]any{"error": text, "code": code.String(), "exit": ExitCode(err)}
+		if remote != nil {
+			report["kind"], report["stack"] = remote.Kind, remote.Stack
+		}
+		_ = json.NewEncoder(a.Err).Encode(report)
+		return
+	}
+	style := tui.StyleFor(a.Err, a.Getenv)
+	_, _ = fmt.Fprintln(a.Err, style.Red("cohort:")+" "+tui.Printable(text))
+	if remote != nil {
+		for line := range strings.Lines(remote.Stack) {
+			_, _ = fmt.Fprintln(a.Err, "  "+tui.Printable(strings.ReplaceAll(strings.TrimRight(line, "\r\n"), "\t", "    ")))
+		}
+	}
+}
+
+// Note says something besides the result, where errors go: in words, or as one JSON object.
+func (a *App) Note(text string) {
+	if a.JSON {
+		_ = json.NewEncoder(a.Err).Encode(map[string]any{"note": text})
+		return
+	}
+	_, _ = fmt.Fprintln(a.Err, text)
+}
+
+// Print writes v as JSON with --json, else text with a line end.
+func (a *App) Print(v any, text string) error {
+	if a.JSON {
+		return json.NewEncoder(a.Out).Encode(v)
+	}
+	_, err := fmt.Fprintln(a.Out, text)
+	return err
+}

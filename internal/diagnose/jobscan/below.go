@@ -1,0 +1,218 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+)
+
+const (
+	// maxChildren bounds the processes below a rank that are looked at, and maxBelow how far below.
+	maxChildren, maxBelow = 32, 3
+	// maxSource bounds what is read of a source file, maxCall the lines of a call, and maxLine what is told of them.
+	maxSource, maxCall, maxLine = 4 << 20, 16, 160
+)
+
+// sourceLine returns the line of the program that a thread has come to, and the rest of the call that it begins; "" if it cannot be read.
+func sourceLine(pid int, t *pystack.Thread) string {
+	for _, f := range t.Frames {
+		if pystack.Library(f.File) || f.Line <= 0 {
+			continue
+		}
+		dir := "root"
+		if !filepath.IsAbs(f.File) {
+			dir = "cwd"
+		}
+		own := filepath.Join("/proc", strconv.Itoa(pid), dir, f.File)
+		return lineOf(own, f.Line)
+	}
+	return ""
+}
+
+func lineOf(name string, number int) string {
+	info, err := os.Stat(name)
+	if err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	f, err := os.Open(name) //nolint:gosec // a file that the process runs
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	sc := bufio.NewScanner(io.LimitReader(f, maxSource))
+	for n := 1; sc.Scan(); n++ {
+		if n == number {
+			return call(sc)
+		}
+	}
+	return ""
+}
+
+// call returns the line that was read, and those after it that belong to the same call.
+func call(sc *bufio.Scanner) string {
+	line, open := code(sc.Text())
+	text := line
+	for n := 1; open > 0 && n < maxCall && sc.Scan(); n++ {
+		more, opens := code(sc.Text())
+		text, open = strings.TrimSpace(text+" "+more), open+opens
+	}
+	if open > 0 {
+		text = line // no end in sight
+	}
+	if len(text) > maxLine {
+		text = strings.ToValidUTF8(text[:maxLine], "") + "..."
+	}
+	return text
+}
+
+// code returns a line of Python without its comment, and how many brackets it opens and does not close.
+func code(line string) (text string, open int) {
+	quote := rune(0)
+	for i, r := range line {
+		switch {
+		case quote != 0:
+			if r == quote {
+				quote = 0
+			}
+		case r == '"' || r == '\'':
+			quote = r
+		case r == '#':
+			return strings.TrimSpace(line[:i]), open
+		case strings.ContainsRune("([{", r):
+			open++
+		case strings.ContainsRune(")]}", r):
+			open--
+		}
+	}
+	return strings.TrimSpace(line), open
+}
+
+// waitsBelow reports whether a thread waits for a process below its own: it is in a library that starts some.
+func waitsBelow(t *pystack.Thread) bool {
+	for _, f := range t.Frames {
+		if !pystack.Library(f.File) {
+			break
+		}
+		if strings.Contains(f.File, "/multiprocessing/") || strings.Contains(f.File, "/concurrent/futures/") ||
+			strings.Contains(f.File, "/torch/utils/data/") || strings.HasSuffix(f.File, "/subprocess.py") {
+			return true
+		}
+	}
+	return t.Kernel == "do_wait"
+}
+
+// below looks at the processes below a rank: it returns those that run code of the program, and other programs, and whether the
+// rank has a multiprocessing.Pool and all of them wait for a task of it.
+func below(ctx context.Context, reader *pystack.Reader, pid int) (all []verdict.Child, poolIdle bool) {
+	workers, busy := 0, 0
+	level := []int{pid}
+	for depth := 0; depth < maxBelow && len(level) > 0; depth++ {
+		var next []int
+		for _, parent := range level {
+			next = append(next, childrenOf(parent)...)
+		}
+		for _, child := range next {
+			if len(all) >= maxChildren || ctx.Err() != nil {
+				return all, false
+			}
+			switch c, does := childOf(ctx, reader, child); does {
+			case works:
+				all = append(all, c)
+			case waitsForTask:
+				workers++
+			case unclear:
+				busy++
+			case helps:
+			}
+		}
+		level = next
+	}
+	return all, workers > 0 && busy == 0 && len(all) == 0
+}
+
+// duty is what a process below a rank is there for.
+type duty int
+
+const (
+	unclear      duty = iota // it runs the code of libraries alone
+	works                    // it runs code of the program, or is another program
+	waitsForTask             // of a multiprocessing.Pool
+	helps                    // multiprocessing itself, or has ended
+)
+
+func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Child, duty) {
+	_, state := stat("/proc", pid)
+	if state == "" || state == "Z" {
+		return verdict.Child{}, helps
+	}
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	comm, _ := os.ReadFile(filepath.Join(dir, "comm")) //nolint:gosec // a file of the kernel
+	c := verdict.Child{PID: pid, Command: strings.TrimSpace(string(comm)), Stopped: state == "T" || state == "t"}
+	p, err := reader.Read(ctx, pid)
+	if err != nil && c.Command != "" {
+		return c, works
+	}
+	if err != nil || p.Main() == nil || len(p.Main().Frames) == 0 {
+		return c, unclear
+	}
+	main := p.Main()
+	c.Frames, c.Kernel = ownFrames(main.Frames), main.Kernel
+	c.Imports = importsProgram(c.Frames)
+	switch {
+	case slices.ContainsFunc(c.Frames, func(f pystack.Frame) bool { return !pystack.Library(f.File) }):
+		return c, works
+	case len(c.Frames) == 0:
+		return c, helps
+	case main.State != "R" && getsTask(c.Frames):
+		return c, waitsForTask
+	}
+	return c, unclear
+}
+
+// getsTask reports whether a process of a multiprocessing.Pool waits for its next task: it is in the queue that its worker reads.
+func getsTask(frames []pystack.Frame) bool {
+	for i, f := range frames {
+		if !strings.Contains(f.File, "/multiprocessing/") {
+			return false
+		}
+		if f.Func == "worker" && strings.HasSuffix(f.File, "/multiprocessing/pool.py") {
+			return i > 0 && strings.HasSuffix(frames[i-1].Func, "Queue.get") && strings.HasSuffix(frames[i-1].File, "/multiprocessing/queues.py")
+		}
+	}
+	return false
+}
+
+// ownFrames cuts off the calls that a forked process has of its parent. None are left of a helper of multiprocessing.
+func ownFrames(frames []pystack.Frame) []pystack.Frame {
+	for i, f := range frames {
+		if strings.HasSuffix(f.File, "/multiprocessing/process.py") && strings.HasSuffix(f.Func, "_bootstrap") {
+			return frames[:i]
+		}
+		if strings.HasSuffix(f.File, "/multiprocessing/resource_tracker.py") || strings.HasSuffix(f.File, "/multiprocessing/forkserver.py") {
+			if importsProgram(frames[:i]) {
+				return frames[:i]
+			}
+			return nil
+		}
+	}
+	return frames
+}
+
+// importsProgram reports whether a process runs the file of the program anew to get at what is defined there: so do those of the start methods
+// spawn and forkserver, and the server of the latter itself.
+func importsProgram(frames []pystack.Frame) bool {
+	return slices.ContainsFunc(frames, func(f pystack.Frame) bool {
+		return strings.HasSuffix(f.File, "/multiprocessing/spawn.py") && (f.Func == "import_main_path" || strings.HasPrefix(f.Func, "_fixup_main_from_"))
+	})
+}

@@ -1,0 +1,351 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/sys/cgroup"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// askTime bounds each question to a store or a worker server.
+const askTime = 2 * time.Second
+
+// Examine looks at a job as [Glance] does, reads what the kernel has logged of GPUs, and asks NCCL and the flight recorders of its ranks. That
+// takes some seconds the first time, and the ranks write into their logs that they were asked.
+func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
+	var told ncclTold
+	var wg sync.WaitGroup
+	wg.Go(func() { told = askNCCL(ctx, j) })
+	seen := look(ctx, j, apart, true)
+	wg.Wait()
+	seen.NCCL, seen.Communicators = told.lines, told.communicators
+	return seen
+}
+
+// Glance looks at a job twice, apart from each other, and returns what was seen. The job does not notice.
+func Glance(ctx context.Context, j Job, apart time.Duration) verdict.Job {
+	return look(ctx, j, apart, false)
+}
+
+func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job {
+	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Strays: j.Strays, Notes: j.Notes, Taken: time.Now()}
+	var reader pystack.Reader
+	host, _ := os.Hostname()
+	first := readAll(ctx, &reader, j.Ranks)
+	before := usesOf(first)
+	dialed := portowner.Dialing(pidsOf(j.Ranks, first))
+	limited := limitsOf("/", j.Ranks)
+	var wg sync.WaitGroup
+	wg.Go(func() { seen.Waits, seen.Polls = storeWaits(ctx, j) })
+	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
+	told := make([]goRank, len(j.Ranks))
+	for i, r := range j.Ranks {
+		wg.Go(func() {
+			if told[i] = askTwice(ctx, r, apart); told[i].dump == nil {
+				told[i].dump = recorded(ctx, r, ask)
+			}
+		})
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(apart):
+	}
+	second := readAll(ctx, &reader, j.Ranks)
+	after := usesOf(second)
+	pids := pidsOf(j.Ranks, second)
+	dials, listens := portowner.Dialing(pids), portowner.Listening(pids)
+	seen.Notes = append(slices.Clip(seen.Notes), limitsOf("/", j.Ranks).since(limited)...)
+	wg.Wait()
+	var now clocks
+	owners := map[int]int{}
+	for i, r := range j.Ranks {
+		owners[pids[i]] = r.Rank
+	}
+	for i, r := range j.Ranks {
+		if second[i].process != nil {
+			r.PID = second[i].process.PID
+		}
+		v := verdict.Rank{Rank: r.Rank, Host: host, PID: r.PID, Dump: told[i].dump, Worker: told[i].worker}
+		if v.World, _ = strconv.Atoi(r.env["WORLD_SIZE"]); r.env["MASTER_PORT"] != "" {
+			v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
+		}
+		_, v.State = stat("/proc", r.PID)
+		v.LostChildren, v.Frozen = deadChild(r.PID), cgroup.Frozen("/", r.PID)
+		if v.State == "t" {
+			v.Tracer = tracer("/proc", r.PID)
+		}
+		for _, addr := range dials[r.PID] {
+			if slices.Contains(dialed[r.PID], addr) && !slices.Contains(v.Dials, addr.String()) {
+				v.Dials = append(v.Dials, addr.String())
+			}
+		}
+		for _, addr := range listens[r.PID] {
+			for _, one := range onHost(addr) {
+				v.Listens = append(v.Listens, one.String())
+			}
+		}
+		switch {
+		case v.State == "Z" && headless("/proc", r.PID):
+			v.Gone = "has lost its main thread, while other threads of its process go on"
+		case v.State == "" || v.State == "Z":
+			v.Gone = "has ended"
+		}
+		if p := second[i].process; p != nil {
+			v.Threads, v.Main = p.Threads, p.Main()
+			if first[i].process != nil {
+				verdict.MarkServing(first[i].process.Threads, v.Threads)
+			}
+			if v.Main != nil {
+				if v.Main.State != "R" {
+					v.Idle = now.idle(r.PID, v.Main.ID)
+				}
+				v.Sleeps = slept(before[i], after[i])
+				v.Wakes = wakes(p.PID, v.Main.ID)
+				v.Object = object(p.PID, v.Main.ID, v.Main.Kernel)
+				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
+				v.Loops = loops(first[i].process, v.Main)
+				v.Line = sourceLine(r.PID, v.Main)
+				if !v.Moved && verdict.WaitsForFileLock(v.Main) {
+					v.Holder = lockHolder("/proc", p.PID, owners)
+				}
+				v.Ending = len(v.Main.Frames) == 0 && hasTorch(r.PID)
+				v.GPU = !v.Moved && v.Main.State == "R" && usesGPU("/proc", p.PID)
+				if pipe := pipeOf(p.PID, v.Main); !v.Moved && waitsBelow(v.Main) {
+					v.Children, v.PoolIdle = below(ctx, &reader, r.PID)
+				} else if !v.Moved && pipe != "" {
+					v.Children, _ = below(ctx, &reader, r.PID)
+					v.Children = writing(v.Children, pipe)
+				}
+			}
+		} else if len(told[i].goroutines) > 0 {
+			v.Threads = told[i].goroutines
+			v.Main = verdict.MainGoroutine(v.Threads)
+			v.Moved, v.Once, v.Idle = told[i].moved, told[i].once, verdict.GoIdle(v.Main)
+		} else {
+			v.Trouble = second[i].trouble
+		}
+		seen.Ranks = append(seen.Ranks, v)
+	}
+	if addr := verdict.ProgramStore(seen.Ranks); addr != "" && addr != seen.Store {
+		seen.Store, seen.StoreTrouble = addr, storeTrouble(ctx, addr)
+	}
+	if seen.StoreTrouble == "" && len(seen.Waits) == 0 && verdict.Starting(seen.Ranks) {
+		seen.StoreTrouble = noStore(ctx, seen.Store, pids)
+	}
+	if verdict.Starting(seen.Ranks) {
+		seen.OldKeys = oldKeys(ctx, j)
+	}
+	if ask && slices.ContainsFunc(pids, func(pid int) bool { return usesGPU("/proc", pid) }) {
+		seen.GPUErrors = gpuErrors("/dev/kmsg", host, seen.Ranks)
+	}
+	return seen
+}
+
+// pidsOf returns the processes of ranks.
+func pidsOf(ranks []Rank, read []reading) []int {
+	pids := make([]int, len(ranks))
+	for i, r := range ranks {
+		pids[i] = r.PID
+		if p := read[i].process; p != nil {
+			pids[i] = p.PID
+		}
+	}
+	return pids
+}
+
+// hasTorch reports whether a process has loaded PyTorch. If it runs no Python code then, it is not starting.
+func hasTorch(pid int) bool { return loaded(pid, "/libtorch") }
+
+// loaded reports whether a process has loaded a library.
+func loaded(pid int, library string) bool {
+	all, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps")) // a file of the kernel
+	return err == nil && bytes.Contains(all, []byte(library))
+}
+
+func same(a, b *pystack.Thread) bool {
+	return a != nil && b != nil && reflect.DeepEqual(a.Frames, b.Frames)
+}
+
+// loops reports whether a main thread goes round in a function of the program, where it sleeps and asks a store.
+func loops(first *pystack.Process, now *pystack.Thread) bool {
+	if first == nil || first.Main() == nil {
+		return false
+	}
+	return verdict.Loops(first.Main(), now, sourceLine(first.PID, first.Main()))
+}
+
+type reading struct {
+	process *pystack.Process
+	trouble string
+}
+
+func readAll(ctx context.Context, reader *pystack.Reader, ranks []Rank) []reading {
+	all := make([]reading, len(ranks))
+	var wg sync.WaitGroup
+	for i, r := range ranks {
+		wg.Go(func() {
+			p, err := readBelow(ctx, reader, r.PID)
+			all[i].process = p
+			switch {
+			case errors.Is(err, pystack.ErrNoInterpreter):
+				_, state := stat("/proc", r.PID)
+				all[i].process = &pystack.Process{PID: r.PID, Threads: []pystack.Thread{{ID: r.PID, State: state}}}
+			case errors.Is(err, pystack.ErrForbidden):
+				all[i].trouble = forbidden("/proc", r.PID, os.Geteuid())
+			case err != nil:
+				all[i].trouble = strings.TrimPrefix(err.Error(), "pystack: ")
+			}
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// maxWrappers bounds the programs between a rank's first process and its Python.
+const maxWrappers = 4
+
+// readBelow reads a process, or the only child of one that is no Python: a shell, or a program such as timeout, that has
+// started it.
+func readBelow(ctx context.Context, reader *pystack.Reader, pid int) (*pystack.Process, error) {
+	p, err := reader.Read(ctx, pid)
+	for below, n := pid, 0; errors.Is(err, pystack.ErrNotPython) && n < maxWrappers; n++ {
+		children := childrenOf(below)
+		if len(children) != 1 {
+			return nil, err
+		}
+		below = children[0]
+		q, failed := reader.Read(ctx, below)
+		if failed == nil || !errors.Is(failed, pystack.ErrNotPython) {
+			return q, failed
+		}
+	}
+	return p, err
+}
+
+// childrenOf lists the children of a process.
+func childrenOf(pid int) []int {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return nil
+	}
+	var all []int
+	for _, name := range tasks {
+		b, err := os.ReadFile(name) //nolint:gosec // a file of the kernel
+		if err != nil {
+			continue
+		}
+		for child := range strings.FieldsSeq(string(b)) {
+			if n, err := strconv.Atoi(child); err == nil {
+				all = append(all, n)
+			}
+		}
+	}
+	return all
+}
+
+// deadChild reports whether a child of the process has ended and was not waited for.
+func deadChild(pid int) bool {
+	return slices.ContainsFunc(childrenOf(pid), func(child int) bool {
+		_, state := stat("/proc", child)
+		return state == "Z"
+	})
+}
+
+// storeWaits asks the job's store, if it is one of cohort's, who waits for which key, and who asks for one again and again.
+func storeWaits(ctx context.Context, j Job) (waits, polls []verdict.Wait) {
+	ranks := map[int]int{}
+	for _, r := range j.Ranks {
+		ranks[r.PID] = r.Rank
+	}
+	return StoreWaits(ctx, j.Store, ranks)
+}
+
+// StoreWaits asks a store of cohort who waits for which key, and who asks for one again and again; none for another store. ranks are the
+// processes that are known.
+func StoreWaits(ctx context.Context, addr string, ranks map[int]int) (waits, polls []verdict.Wait) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	client, err := tcpstore.Dial(ctx, addr)
+	if err != nil {
+		return nil, nil // PyTorch's own, or gone
+	}
+	defer func() { _ = client.Close() }()
+	stats, err := client.Stats(ctx)
+	if err != nil {
+		return nil, nil
+	}
+	_, port, _ := net.SplitHostPort(client.Addr())
+	server, _ := strconv.Atoi(port)
+	waits = Waiters(stats, server, ranks)
+	stats.Waits = stats.Polls
+	return waits, Waiters(stats, server, ranks)
+}
+
+// maxWaiters bounds the waits of a store that are looked at.
+const maxWaiters = 256
+
+// Waiters tells the ranks of those who wait for keys of a store. server is its port, and ranks are the processes that are known.
+func Waiters(stats tcpstore.Stats, server int, ranks map[int]int) []verdict.Wait {
+	rows := stats.Waits[:min(len(stats.Waits), maxWaiters)]
+	clients := make([]netip.AddrPort, len(rows))
+	for i, w := range rows {
+		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
+			clients[i] = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+		}
+	}
+	owners := portowner.Clients(server, slices.DeleteFunc(slices.Clone(clients), func(a netip.AddrPort) bool { return !a.IsValid() }))
+	var waits []verdict.Wait
+	for i, w := range rows {
+		wait := verdict.Wait{Key: w.Key, Rank: -1, Age: stats.Time.Sub(w.Since), Asks: w.Asks, Answer: w.Answer}
+		owner := owners[clients[i]]
+		if rank, known := ranks[owner.PID]; known {
+			wait.Rank = rank
+		} else if rank, err := strconv.Atoi(owner.Rank); err == nil {
+			wait.Rank = rank
+		}
+		waits = append(waits, wait)
+	}
+	return waits
+}
+
+// Doing returns in a few words what each rank of a job does now.
+func Doing(ctx context.Context, j Job) []string {
+	var reader pystack.Reader
+	all := make([]string, len(j.Ranks))
+	for i, read := range readAll(ctx, &reader, j.Ranks) {
+		switch {
+		case read.process == nil:
+			_, state := stat("/proc", j.Ranks[i].PID)
+			all[i] = "state " + state
+		case read.process.Main() != nil:
+			all[i] = verdict.Where(read.process.Main().Frames, nil)
+		}
+		if read.process != nil {
+			continue
+		}
+		told := askGo(ctx, j.Ranks[i])
+		if main := verdict.MainGoroutine(told.goroutines); main != nil {
+			all[i] = verdict.Where(main.Frames, told.worker)
+		}
+	}
+	return all
+}

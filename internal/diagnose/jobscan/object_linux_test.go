@@ -1,0 +1,258 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+)
+
+// TestPolled: what a thread polls is told if it is one file.
+func TestPolled(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	cmd := exec.Command("python3", "-c", "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=600).recv(1)", strings.TrimPrefix(ln.Addr().String(), "127.0.0.1:"))
+	if err := cmd.Start(); err != nil {
+		t.Skipf("this machine has no Python: %v", err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	got := ""
+	for limit := time.Now().Add(30 * time.Second); got != ln.Addr().String() && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
+		got = object(cmd.Process.Pid, cmd.Process.Pid, "")
+	}
+	if got != ln.Addr().String() {
+		t.Errorf("it waits for %q, want %q", got, ln.Addr())
+	}
+}
+
+// TestSelectedObject: a thread in select waits for the files in its sets, not for the one that has their number. Of several none is told.
+func TestSelectedObject(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	const script = `import os, select, socket, sys
+c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+null = os.open("/dev/null", os.O_RDONLY)
+os.dup2(null, c.fileno() + 1)  # the number of files in the sets
+pipes = [os.pipe()[0]] if sys.argv[2] == "2" else []
+print("ready", flush=True)
+select.select([c] + pipes, [], [])`
+	for files, want := range map[string]string{"1": ln.Addr().String(), "2": ""} {
+		cmd := exec.Command("python3", "-c", script, strings.TrimPrefix(ln.Addr().String(), "127.0.0.1:"), files)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Skipf("this machine has no Python: %v", err)
+		}
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		pid, kernel := cmd.Process.Pid, ""
+		for limit := time.Now().Add(30 * time.Second); !strings.HasPrefix(kernel, "poll_schedule_timeout") && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
+			b, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "wchan"))
+			kernel = string(b)
+		}
+		if !strings.HasPrefix(kernel, "poll_schedule_timeout") {
+			t.Skipf("this kernel says %q of a process in select", kernel)
+		}
+		if got := object(pid, pid, kernel); got != want {
+			t.Errorf("of %s files: it waits for %q in %s, want %q", files, got, kernel, want)
+		}
+	}
+}
+
+// TestSelected: the only file in the sets of a select is found in the memory of the process, whatever the kernel tells of its threads.
+func TestSelected(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	memory := make([]byte, 64)
+	memory[16] = 1 << 5                 // a set with file 5
+	memory[24], memory[25] = 1<<5, 1<<1 // with files 5 and 9
+	memory[33] = 1 << 1                 // with file 9
+	if err := os.WriteFile(filepath.Join(dir, "mem"), memory, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		files uint64
+		sets  string
+		want  int // -1: none
+	}{
+		"to be read":                       {10, "0x10 0x0 0x0", 5},
+		"to be written":                    {10, "0x0 0x20 0x0", 9},
+		"exceptional":                      {10, "0x0 0x0 0x10", 5},
+		"in two sets":                      {10, "0x10 0x0 0x10", 5},
+		"two files":                        {10, "0x18 0x0 0x0", -1},
+		"two files, the second is no more": {9, "0x18 0x0 0x0", 5},
+		"two files in two sets":            {10, "0x10 0x20 0x0", -1},
+		"none":                             {10, "0x0 0x0 0x0", -1},
+		"no files":                         {0, "0x10 0x0 0x0", -1},
+		"too many":                         {1025, "0x10 0x0 0x0", -1},
+		"no such memory":                   {10, "0x4000 0x0 0x0", -1},
+		"no number":                        {10, "x 0x0 0x0", -1},
+		"too few arguments":                {10, "0x10", -1},
+	} {
+		got := -1
+		if fd, err := selected(dir, c.files, append([]string{"23", fmt.Sprintf("%#x", c.files)}, strings.Fields(c.sets)...)); err == nil {
+			got = int(fd)
+		}
+		if got != c.want {
+			t.Errorf("%s: file %d, want %d", name, got, c.want)
+		}
+	}
+	if _, err := selected(t.TempDir(), 10, strings.Fields("23 0xa 0x10 0x0 0x0")); err == nil {
+		t.Error("a process without memory")
+	}
+}
+
+// TestObject: the kernel tells from what a thread reads: the other end of a connection, or a file.
+func TestObject(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err = syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := os.OpenFile(fifo, os.O_RDWR, 0) // so that the reader gets past its opening
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = pipe.Close() }()
+	to, err := net.ResolveTCPAddr("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.DialTCP("tcp", nil, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	socket, err := conn.File() // in blocking mode, so that its reader sleeps in the read itself
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = socket.Close() }()
+	_ = socket.Fd()
+	for want, in := range map[string]*os.File{fifo: pipe, ln.Addr().String(): socket} {
+		cmd := exec.Command("cat")
+		cmd.Stdin = in
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for limit := time.Now().Add(30 * time.Second); got != want && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
+			got = object(cmd.Process.Pid, cmd.Process.Pid, "")
+		}
+		if got != want {
+			t.Errorf("it reads from %q, want %q", got, want)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	if got := object(1<<30, 1<<30, ""); got != "" {
+		t.Errorf("a process that is not there reads from %q", got)
+	}
+}
+
+// startPython runs a program that prints when it is ready, and ends it and its children with the test.
+func startPython(t *testing.T, text string) (pid int) {
+	t.Helper()
+	python, err := exec.LookPath("/usr/bin/python3")
+	if err != nil {
+		t.Skip("there is no Python")
+	}
+	script := filepath.Join(t.TempDir(), "train.py")
+	if err = os.WriteFile(script, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(python, script)
+	in, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		children := childrenOf(cmd.Process.Pid)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		for _, child := range children { // what a fork server has forked ends with it
+			_ = syscall.Kill(child, syscall.SIGKILL)
+		}
+	})
+	if _, err := in.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	return cmd.Process.Pid
+}
+
+// TestHelpersAreNoWorkers: the processes that multiprocessing starts for itself run no code of the program.
+func TestHelpersAreNoWorkers(t *testing.T) {
+	t.Parallel()
+	pid := startPython(t, "import multiprocessing, time\n\ndef work():\n    time.sleep(600)\n\nif __name__ == '__main__':\n    c = multiprocessing.get_context('forkserver')\n    p = c.Process(target=work)\n    p.start()\n    print('ready', flush=True)\n    p.join()\n")
+	var last string
+	for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+		seen := Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: pid}}}, 50*time.Millisecond)
+		children := seen.Ranks[0].Children
+		if last = ""; len(children) == 1 && len(children[0].Frames) > 0 {
+			if last = children[0].Frames[0].Func; strings.HasSuffix(last, "work") {
+				return
+			}
+		}
+	}
+	t.Errorf("the worker was not found, but %q", last)
+}
+
+// TestIdlePool: a pool is idle only if all its processes wait for a task.
+func TestIdlePool(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		text string
+		want bool
+	}{
+		"killed":            {"p = multiprocessing.Pool(2)\nr = p.apply_async(die)\n", true},
+		"code of libraries": {"p = multiprocessing.Pool(1)\np.apply(abs, (1,))\nr = p.apply_async(time.sleep, (600,))\n", false},
+		"threads":           {"p = multiprocessing.pool.ThreadPool(2)\nr = p.apply_async(time.sleep, (600,))\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pid := startPython(t, "import multiprocessing, multiprocessing.pool, os, signal, time\n\ndef die():\n    os.kill(os.getpid(), signal.SIGKILL)\n\n"+c.text+"print('ready', flush=True)\nr.get()\n")
+			var seen verdict.Rank
+			for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+				seen = Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: pid}}}, 50*time.Millisecond).Ranks[0]
+				waits := seen.Main != nil && !seen.Moved && slices.ContainsFunc(seen.Main.Frames, func(f pystack.Frame) bool { return strings.HasSuffix(f.Func, "Result.get") })
+				if waits && seen.PoolIdle == c.want {
+					return
+				}
+			}
+			t.Errorf("idle %v, want %v: %v", seen.PoolIdle, c.want, seen.Main)
+		})
+	}
+}

@@ -1,0 +1,148 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+)
+
+// maxRecorder bounds a dump that is asked for.
+const maxRecorder = 64 << 20
+
+// pipeTime bounds the wait for the dump of a rank that was asked through its pipe: it looks once a second, and before its first
+// dump PyTorch imports what finds the lines of the program, which takes about six seconds.
+const pipeTime = 10 * time.Second
+
+// recorded returns the flight recorder of a rank of PyTorch: from its worker server, or from the file that it has written. A rank of
+// NCCL writes it when it is asked, and a line into its log; so it is asked only if wanted.
+func recorded(ctx context.Context, r Rank, ask bool) *torchdump.Dump {
+	if server := r.env["TORCH_WORKER_SERVER_SOCKET"]; server != "" {
+		for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
+			if d := askServer(ctx, server, handler); d != nil && len(d.Entries) > 0 {
+				return d
+			}
+		}
+	}
+	file := cmp.Or(r.env["TORCH_FR_DUMP_TEMP_FILE"], r.env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
+	if file == "" {
+		return nil
+	}
+	number := strconv.Itoa(r.Rank)
+	for _, root := range []string{filepath.Join("/proc", strconv.Itoa(r.PID), "root"), "/"} { // the rank may see another one
+		written := filepath.Join(root, file+number)
+		pipe := filepath.Join(root, r.env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]+number+".pipe")
+		info, err := os.Stat(pipe)
+		listens := r.env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] != "" && err == nil && info.Mode()&os.ModeNamedPipe != 0
+		switch {
+		case listens && ask && !stoppedNow(r.PID):
+			askPipe(ctx, pipe, written)
+			return readDump(written)
+		case listens:
+			return nil // what is in the file may have been long ago
+		}
+		if d := readDump(written); d != nil {
+			return d
+		}
+	}
+	return nil
+}
+
+// stoppedNow reports whether a process is stopped: it answers nothing.
+func stoppedNow(pid int) bool {
+	_, state := stat("/proc", pid)
+	return state == "T" || state == "t"
+}
+
+// readDump reads the file of a flight recorder, nil if it is old or none.
+func readDump(name string) *torchdump.Dump {
+	info, err := os.Stat(name)
+	if err != nil || info.Size() > maxRecorder || time.Since(info.ModTime()) > 10*time.Minute {
+		return nil
+	}
+	b, err := os.ReadFile(name) //nolint:gosec // the rank itself names it
+	if err != nil {
+		return nil
+	}
+	d, err := torchdump.Parse(b)
+	if err != nil {
+		return nil
+	}
+	return d
+}
+
+// askPipe has an NCCL rank write its flight recorder, which it does after any byte in its pipe, and waits until the file has changed.
+func askPipe(ctx context.Context, pipe, file string) {
+	before := modified(file)
+	f, err := os.OpenFile(pipe, os.O_WRONLY|nonblock, 0) //nolint:gosec // the rank names it; it fails where nobody reads
+	if err != nil {
+		return
+	}
+	_, err = f.WriteString("1\n")
+	_ = f.Close()
+	for limit := time.Now().Add(pipeTime); err == nil && time.Now().Before(limit); {
+		if !modified(file).Equal(before) && readDump(file) != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func modified(name string) time.Time {
+	info, err := os.Stat(name)
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
+// askServer asks PyTorch's worker server, on a socket or at an address ("http://host:port").
+func askServer(ctx context.Context, server, handler string) *torchdump.Dump {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	base, socket := server, !strings.HasPrefix(server, "http://")
+	if socket {
+		base = "http://worker"
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if socket {
+			network, addr = "unix", server
+		}
+		return ctxdial.Dial(ctx, &net.Dialer{}, network, addr)
+	}}}
+	// The body makes the request carry a Content-Length, without which PyTorch 2.6 never answers.
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/handler/"+handler, http.NoBody)
+	if err != nil {
+		return nil
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = response.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(response.Body, maxRecorder))
+	if err != nil || response.StatusCode != http.StatusOK {
+		return nil
+	}
+	d, err := torchdump.Parse(b)
+	if err != nil {
+		return nil
+	}
+	return d
+}

@@ -1,0 +1,159 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package jobscan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/sys/controlsock"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
+	"github.com/cohort-dist/cohort/store/tcpstore"
+)
+
+// maxServers bounds the ranks that are asked over the network.
+const maxServers = 4096
+
+// AskStore looks at a job through its store alone: who waits for which key, and what the ranks tell that run PyTorch's
+// debug server (torch.distributed.debug.start_debug_server).
+func AskStore(ctx context.Context, client *tcpstore.Client) verdict.Job {
+	seen := verdict.Job{Taken: time.Now()}
+	seen.Waits, seen.Polls = storeWaits(ctx, Job{Store: client.Addr()})
+	limited, cancel := context.WithTimeout(ctx, launcherTime)
+	defer cancel()
+	var servers []string
+	for len(servers) < maxServers {
+		key := "debug_server/rank" + strconv.Itoa(len(servers))
+		if there, failed := client.Check(limited, key); failed != nil || !there {
+			break
+		}
+		value, failed := client.Get(limited, key)
+		if failed != nil {
+			break
+		}
+		servers = append(servers, string(value))
+	}
+	seen.Ranks = make([]verdict.Rank, len(servers))
+	var wg sync.WaitGroup
+	for rank, server := range servers {
+		wg.Go(func() { seen.Ranks[rank] = askDebugServer(ctx, rank, server) })
+	}
+	wg.Wait()
+	return seen
+}
+
+// storeTrouble says why nobody can reach a store, "" if somebody can or it is not known.
+func storeTrouble(ctx context.Context, addr string) string {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || host == "" || port == "" {
+		return ""
+	}
+	conn, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
+	if err == nil {
+		_ = conn.Close()
+		return ""
+	}
+	if ctxdial.UnknownHost(err) {
+		return "the name " + host + " does not resolve"
+	}
+	if ctxdial.Refused(err) {
+		return "nothing listens there"
+	}
+	return ""
+}
+
+// oldKeys reports whether the store of a restarted job has keys of an attempt before: torchrun goes on with the store of its
+// rendezvous, in which more workers have joined than the job has. A launcher of cohort begins each attempt with an empty one, and an
+// older PyTorch, 1.13 among them, has a prefix of its own for the keys of each attempt.
+func oldKeys(ctx context.Context, j Job) bool {
+	first := j.Ranks[0].env
+	restarts, _ := strconv.Atoi(first["TORCHELASTIC_RESTART_COUNT"])
+	if restarts == 0 || first["TORCHELASTIC_USE_AGENT_STORE"] != "True" || first[controlsock.EnvRun] != "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	client, err := tcpstore.Dial(ctx, j.Store)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = client.Close() }()
+	if joined, err := client.Workers(ctx); err != nil || joined <= int64(j.World) {
+		return false
+	}
+	return slices.ContainsFunc(j.Ranks, func(r Rank) bool {
+		for _, key := range []string{"cpu//0/" + strconv.Itoa(r.Rank), "cuda//0/" + strconv.Itoa(r.Rank), "cuda//0"} { // gloo's, and NCCL's
+			if there, err := client.Check(ctx, "default_pg/0//"+key); err == nil && there {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// noStore says who listens at the address of a store on this host and does not answer as one, "" if that is not known. ranks are the processes of the job,
+// one of which may host it.
+func noStore(ctx context.Context, addr string, ranks []int) string {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	conn, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
+	if err != nil {
+		return ""
+	}
+	local, remote := conn.LocalAddr(), conn.RemoteAddr()
+	_ = conn.Close()
+	here, ok := local.(*net.TCPAddr)
+	there, too := remote.(*net.TCPAddr)
+	if !ok || !too || !here.IP.Equal(there.IP) {
+		return "" // on another host
+	}
+	owner, found := portowner.Find(there.Port)
+	if !found || slices.Contains(ranks, owner.PID) || hasTorch(owner.PID) {
+		return ""
+	}
+	client, err := tcpstore.Dial(ctx, addr)
+	switch {
+	case err == nil:
+		_ = client.Close()
+		return ""
+	case errors.Is(err, cohort.Protocol): // what it answered is nothing that a store says
+		return owner.String() + " listens there and is no store"
+	}
+	return owner.String() + " listens there and has not answered as a store does" // a store that is stopped or slow does not either
+}
+
+// askDebugServer asks the debug server of a rank for its flight recorder.
+func askDebugServer(ctx context.Context, rank int, server string) verdict.Rank {
+	r := verdict.Rank{Rank: rank, State: "S"}
+	if u, err := url.Parse(server); err == nil {
+		r.Host = u.Hostname()
+	}
+	if !strings.HasPrefix(server, "http://") {
+		r.Trouble = fmt.Sprintf("its debug server is %.100q, which is no address", server)
+		return r
+	}
+	for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
+		if d := askServer(ctx, strings.TrimSuffix(server, "/"), handler); d != nil && (r.Dump == nil || len(d.Entries) > 0) {
+			r.Dump = d
+		}
+	}
+	r.Trouble = "its debug server does not answer"
+	if r.Dump != nil {
+		r.Trouble = fmt.Sprintf("%d operations recorded", len(r.Dump.Entries))
+	}
+	return r
+}

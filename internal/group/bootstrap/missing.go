@@ -1,0 +1,136 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/assemble"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/ranklist"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+// The pace at which a waiting rank says who is missing.
+const (
+	missingFirst = 3 * time.Second
+	missingLater = 30 * time.Second
+)
+
+// missingLimit bounds how long a rank that gives up takes to find out who is missing.
+const missingLimit = time.Second
+
+// sayWhoIsMissing tells the logger and the hook who is missing until stop is called.
+func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
+	p := a.p
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		shown := heirs{a: a}
+		defer shown.stop()
+		began := time.Now()
+		t := time.NewTimer(missingFirst)
+		defer t.Stop()
+		for {
+			failpoint.At("form.missing")
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+				return
+			}
+			if missing, err := a.Place.Missing(ctx); err == nil && len(missing) > 0 {
+				dead := a.fallen(ctx, missing)
+				shown.await(ctx, dead)
+				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " + haveNotCome(missing) + " (" +
+					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " are here" + cameAndDied(dead) + ")"
+				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name), slog.Any("missing", missing), slog.Any("dead", dead), slog.Duration("dur", time.Since(began)))
+				p.Hook.Emit(observe.Event{Kind: "group.wait", Rank: cohort.Rank(p.Rank), Group: p.Name, Dur: time.Since(began), Detail: text})
+			}
+			t.Reset(missingLater)
+		}
+	}()
+	return func() {
+		cancel()
+		failpoint.At("form.missing.end")
+		<-ended
+	}
+}
+
+func haveNotCome(ranks []int) string {
+	if len(ranks) == 1 {
+		return "which has not come"
+	}
+	return "which have not come"
+}
+
+// notCome is the error of a wait for other ranks that ended, one of them or, with -1, all. It says who is missing, as far as
+// the store tells in time.
+func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
+	p := a.p
+	const op = "group: rendezvous"
+	if ctx.Err() == nil && !errors.Is(err, assemble.ErrOver) {
+		return cohort.Wrap(op, cohort.Unavailable, err)
+	}
+	var missing []int
+	failure := a.Place.GiveUp(ctx)
+	if failure == nil {
+		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), missingLimit)
+		defer cancel()
+		if missing, failure = a.Place.Missing(look); failure == nil {
+			p.mourn(missing, a.fallen(look, missing))
+		}
+	}
+	switch {
+	case len(missing) == 0 && failure != nil:
+		p.silent = failure
+	case len(missing) == 0 && waitedFor >= 0:
+		missing = []int{waitedFor}
+	}
+	p.narrow("appear", missing...)
+	if ctx.Err() == nil {
+		return err // the next attempt may have them
+	}
+	return p.tooLate(ctx)
+}
+
+// narrow keeps which ranks did not do what this one waits for. Who was there in an attempt before is not missing because it is not in
+// this one yet.
+func (p *Plan) narrow(what string, missing ...int) {
+	still := slices.DeleteFunc(slices.Clone(p.missing), func(r int) bool { return !slices.Contains(missing, r) })
+	switch {
+	case len(missing) == 0:
+	case len(still) > 0:
+		p.missing = still
+	default:
+		p.missing, p.awaited = missing, what
+	}
+}
+
+// tooLate is the error of a rank whose time to make the group is over. All ranks have the same time as a rule, so the ranks
+// that were missing may be known from an attempt that another rank gave up a moment before.
+func (p *Plan) tooLate(ctx context.Context) error {
+	e := cohort.Ended(ctx, "group: rendezvous")
+	switch {
+	case len(p.missing) > 0:
+		e.Rank = cohort.Rank(p.missing[0])
+		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited + cameAndDied(p.dead)
+	case p.silent != nil:
+		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not tell which ranks of group " + p.Name + " are missing: " + p.silent.Error()
+	}
+	return e
+}
+
+func atAddress(addr string) string {
+	if addr == "" {
+		return ""
+	}
+	return " at " + addr
+}

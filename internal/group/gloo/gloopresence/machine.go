@@ -1,0 +1,346 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gloopresence decides what the end of a connection means on gloo's wire, without I/O, goroutines or a clock.
+//
+// PyTorch ranks do not say goodbye: a process that finished its program and one that was killed look the same. A
+// collective often does not communicate with the rank that is gone, so a death would go unnoticed for as long as another
+// rank is late. But most collectives finish on no rank before all ranks have entered them. If such a collective runs here
+// and a rank is gone, there are two cases. Either that rank died before the end, and the collective never finishes; or it
+// saw the end, so all others are in it, and it finishes here as fast as messages travel. So after a short time in which
+// no byte has moved, the rank counts as dead.
+//
+// Go ranks say goodbye on this wire, with the number of collectives they took part in, and say why they gave up. For them
+// the answer is exact and immediate.
+package gloopresence
+
+import (
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/group/collective"
+	"github.com/cohort-dist/cohort/internal/group/transport"
+)
+
+// Grace is how long nothing may move after a rank has gone without a word, while a collective runs that needs it.
+const Grace = 600 * time.Millisecond
+
+// LookEvery is how often a driver looks while there is a doubt.
+const LookEvery = Grace / 12
+
+// Collective is one that runs on this rank. It belongs to whoever runs it.
+type Collective struct {
+	Kind collective.Kind
+	Root int
+	Tag  uint32
+	Set  *transport.Set // its ops
+}
+
+// Effect is something that the driver must do: fail the set of a collective with Err, or tell the group of a loss.
+type Effect struct {
+	Collective *Collective
+	Err        error
+	Loss       *transport.Loss
+}
+
+// End is how the connection to a rank has ended without a goodbye.
+type End struct {
+	Rank    int
+	Seen    time.Duration // when
+	Age     time.Duration // for how long the connection had ended by then, as far as known
+	Undated bool          // nothing is known of Age
+	Turn    int           // connections with lower turns have ended before; 0: unknown
+	Certain bool          // the rank would have said goodbye
+	Err     error
+}
+
+// fate is what is known about a rank.
+type fate struct {
+	how     transport.How
+	gone    bool
+	seen    time.Duration
+	at      time.Duration // when it went, or was seen to be gone
+	undated bool          // at is no more than seen
+	turn    int           // of its connection, 0 if unknown
+	tags    uint32        // of a rank that left: the collectives that it took part in have lower tags
+	err     error
+}
+
+// before reports whether f is the end that came first. Connections are not read in the order in which they ended, and the time
+// of a reset is not known: turns tell more than times.
+func (f *fate) before(o *fate) bool {
+	if f.turn > 0 && o.turn > 0 {
+		return f.turn < o.turn
+	}
+	return f.at < o.at
+}
+
+// soonAfter reports whether f may be a consequence of o. When the time of f is not known, it counts when the two were seen: if this
+// process did not run in between, o may look much older than f.
+func (f *fate) soonAfter(o *fate) bool {
+	if f.undated {
+		return f.seen-o.seen <= Grace
+	}
+	return f.at-o.at <= Grace
+}
+
+// Machine knows who is there and what runs. Times are since any fixed moment. It is not safe for concurrent use.
+type Machine struct {
+	rank    int
+	fates   []fate
+	running []*Collective
+	done    uint32 // tags of collectives that ended well here are lower
+	moved   time.Duration
+	looked  time.Duration
+	given   error // why the group is given up, since another Go rank has done so
+
+	// Effects are what the calls since the last reset ask for.
+	Effects []Effect
+}
+
+// New returns the machine of one rank.
+func New(rank, size int) *Machine { return &Machine{rank: rank, fates: make([]fate, size)} }
+
+// Done is the number that a goodbye carries.
+func (m *Machine) Done() uint32 { return m.done }
+
+// Reason is why the group cannot go on: what a Go rank has given it up for, or the first death. It is nil if there is none.
+func (m *Machine) Reason() error {
+	if m.given != nil {
+		return m.given
+	}
+	var first *fate
+	for r := range m.fates {
+		if f := &m.fates[r]; f.gone && f.how == transport.Died && (first == nil || f.before(first)) {
+			first = f
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return first.err
+}
+
+// Gone reports whether a rank is known to be gone.
+func (m *Machine) Gone(rank int) bool { return m.fates[rank].gone }
+
+// Begin takes note that a collective starts here.
+func (m *Machine) Begin(c *Collective) {
+	m.running = append(m.running, c)
+	if m.given != nil {
+		m.end(c, m.given)
+		return
+	}
+	var first *fate
+	for r := range m.fates {
+		if f := &m.fates[r]; f.gone && m.misses(c, r, f) && (first == nil || f.before(first)) {
+			first = f
+		}
+	}
+	if first != nil {
+		m.end(c, first.err)
+	}
+}
+
+// misses reports whether c, which starts here, can never end because rank r is gone already.
+func (m *Machine) misses(c *Collective, r int, f *fate) bool {
+	switch f.how {
+	case transport.Died:
+		return true
+	case transport.Left:
+		return c.Tag >= f.tags && endsWithAll(c, r)
+	case transport.Ended:
+		return endsWithAll(c, r) // it would have needed this rank
+	}
+	return false
+}
+
+// End takes note that a collective is over.
+func (m *Machine) End(c *Collective, ok bool) {
+	for i, r := range m.running {
+		if r == c {
+			m.running = append(m.running[:i], m.running[i+1:]...)
+			break
+		}
+	}
+	if ok && c.Tag >= m.done {
+		m.done = c.Tag + 1
+	}
+}
+
+// Moved takes note that bytes of collectives have arrived since the last call.
+func (m *Machine) Moved(now time.Duration) { m.moved = max(m.moved, now) }
+
+// Ended takes note that the connection to a rank has ended without a goodbye.
+func (m *Machine) Ended(e *End) {
+	f := &m.fates[e.Rank]
+	if f.gone {
+		return
+	}
+	*f = fate{gone: true, how: transport.Ended, seen: e.Seen, at: e.Seen - e.Age, undated: e.Undated, turn: e.Turn, err: e.Err}
+	if e.Certain {
+		f.how = transport.Died
+	}
+	m.report(e.Rank)
+	if e.Certain {
+		m.endAll(e.Err)
+	}
+}
+
+// Left takes note of a goodbye: the rank took part in all collectives with a tag below tags, and in no other.
+func (m *Machine) Left(now time.Duration, rank int, tags uint32, err error) {
+	f := &m.fates[rank]
+	if f.gone {
+		return
+	}
+	*f = fate{gone: true, how: transport.Left, seen: now, at: now, tags: tags, err: err}
+	m.report(rank)
+	for _, c := range m.running {
+		if c.Tag >= tags && endsWithAll(c, rank) {
+			m.end(c, err)
+		}
+	}
+}
+
+// Told takes note that a Go rank has given the group up, with the rank that it found dead, or less than 0.
+func (m *Machine) Told(now time.Duration, dead int, err error) {
+	if m.given == nil {
+		m.given = err
+	}
+	if dead >= 0 && dead < len(m.fates) && dead != m.rank {
+		if f := &m.fates[dead]; !f.gone || f.how == transport.Ended {
+			if !f.gone {
+				f.seen, f.at = now, now
+			}
+			f.gone, f.how, f.err = true, transport.Died, err
+			m.report(dead)
+		}
+	}
+	m.endAll(m.given)
+}
+
+// Farewell takes note that rank from, a Go rank, closes the group because of err, with the rank that it found dead, or less than 0. A
+// death that this rank has seen itself counts more. That the other one has lost itself, or this rank, is nothing that this rank could
+// name: then it has just left, with the error left, and may have missed any collective.
+func (m *Machine) Farewell(now time.Duration, from, dead int, err, left error) {
+	if dead == from || dead == m.rank {
+		m.Left(now, from, 0, left)
+		return
+	}
+	m.given = m.Reason()
+	m.Told(now, dead, err)
+}
+
+// Doubt reports when a rank that is gone without a word counts as dead if nothing moves until then, and whether there is
+// one at all that a collective needs.
+func (m *Machine) Doubt() (at time.Duration, doubt bool) {
+	for r := range m.fates {
+		f := &m.fates[r]
+		if !f.gone || f.how != transport.Ended {
+			continue
+		}
+		for _, c := range m.running {
+			if endsWithAll(c, r) {
+				return max(f.seen, m.moved) + Grace, true
+			}
+		}
+	}
+	return 0, false
+}
+
+// Look is Tick for a driver that looks every [LookEvery]. One that comes late did not run meanwhile, and what has arrived may
+// not have been read: that time does not count.
+func (m *Machine) Look(now time.Duration) {
+	if at, doubt := m.Doubt(); doubt {
+		quiet := at - Grace
+		if late := now - max(quiet, m.looked) - 2*LookEvery; late > 0 {
+			m.moved = quiet + late
+		}
+	}
+	m.looked = now
+	m.Tick(now)
+}
+
+// Tick decides what was in doubt.
+func (m *Machine) Tick(now time.Duration) {
+	at, doubt := m.Doubt()
+	if !doubt || now < at {
+		return
+	}
+	// The one that went first is the cause; others may have gone because of it.
+	dead := -1
+	for r := range m.fates {
+		f := &m.fates[r]
+		if f.gone && f.how == transport.Ended && (dead < 0 || f.before(&m.fates[dead])) && m.needed(r) {
+			dead = r
+		}
+	}
+	f := &m.fates[dead]
+	f.how = transport.Died
+	m.report(dead)
+	m.endAll(f.err)
+}
+
+func (m *Machine) needed(rank int) bool {
+	for _, c := range m.running {
+		if endsWithAll(c, rank) {
+			return true
+		}
+	}
+	return false
+}
+
+// Blame returns the error to give to a collective or a message that failed because of rank: that of the rank that went first, if
+// another did within the last moment, or a collective runs that needs it. A rank that gives up because of a death closes its
+// connections too, some time after it, which can be long on a busy machine. As long as a collective waits for a rank that went, who ends
+// may have followed it. But one that said goodbye has not given up, and only a death that is certain is a better reason: a rank
+// that just ended may have finished.
+func (m *Machine) Blame(rank int, err error) error {
+	if m.given != nil {
+		return m.given
+	}
+	if rank < 0 || rank >= len(m.fates) || !m.fates[rank].gone {
+		return err
+	}
+	f := &m.fates[rank]
+	first := f
+	for r := range m.fates {
+		o := &m.fates[r]
+		if r == rank || !o.gone || !o.before(first) || !f.soonAfter(o) && !m.needed(r) {
+			continue
+		}
+		if o.how == transport.Died || o.how == transport.Ended && f.how != transport.Left {
+			first = o
+		}
+	}
+	if first == f {
+		return err
+	}
+	return first.err
+}
+
+func (m *Machine) report(rank int) {
+	f := &m.fates[rank]
+	m.Effects = append(m.Effects, Effect{Loss: &transport.Loss{Rank: rank, How: f.how, Err: f.err}})
+}
+
+func (m *Machine) end(c *Collective, err error) {
+	m.Effects = append(m.Effects, Effect{Collective: c, Err: err})
+}
+
+func (m *Machine) endAll(err error) {
+	for _, c := range m.running {
+		m.end(c, err)
+	}
+}
+
+// endsWithAll reports whether a collective ends on rank only after all ranks have entered it.
+func endsWithAll(c *Collective, rank int) bool {
+	switch c.Kind {
+	case collective.AllReduce, collective.AllGather, collective.AllGatherV, collective.ReduceScatter, collective.AllToAll, collective.Barrier:
+		return true
+	case collective.Gather, collective.Scatter, collective.Reduce:
+		return rank == c.Root
+	case collective.Broadcast: // ends at each rank when those below it have their data
+	}
+	return false
+}

@@ -1,0 +1,94 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+// order knows in which order the connections of a mesh ended. Connections end in the order of deaths, since a rank that gives
+// up because of another's death closes its own later; but they are not read in that order, least of all by a process that
+// did not run meanwhile. The kernel keeps the order: it appends every connection whose state changes to the ready list of an
+// epoll set. Data is not subscribed to, so it does not touch the list.
+type order struct {
+	mu struct {
+		sync.Mutex
+		set   int   // less than 0 if there is none
+		turns []int // by rank; 0 as long as its connections are there
+		last  int
+	}
+}
+
+func newOrder(size int) *order {
+	o := new(order)
+	o.mu.turns = make([]int, size)
+	set, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		set = -1
+	}
+	o.mu.set = set
+	return o
+}
+
+// add lets a connection take part. Without a system's connection below it, raw is nil.
+func (o *order) add(rank int, raw syscall.RawConn) {
+	o.mu.Lock() // no point: attach holds device.mu
+	defer o.mu.Unlock()
+	if raw == nil || o.mu.set < 0 {
+		return
+	}
+	event := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(rank)} //nolint:gosec // a rank, not a descriptor
+	_ = raw.Control(func(fd uintptr) { _ = unix.EpollCtl(o.mu.set, unix.EPOLL_CTL_ADD, int(fd), &event) })
+}
+
+// turn returns the place of a rank in the order, 0 if its connections have not ended or nothing is known.
+func (o *order) turn(rank int) int {
+	failpoint.At("gloo.order")
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var events [16]unix.EpollEvent
+	for o.mu.set >= 0 {
+		n, err := unix.EpollWait(o.mu.set, events[:], 0)
+		if err != nil || n <= 0 {
+			break
+		}
+		for _, e := range events[:n] {
+			if o.mu.turns[e.Fd] == 0 {
+				o.mu.last++
+				o.mu.turns[e.Fd] = o.mu.last
+			}
+		}
+	}
+	return o.mu.turns[rank]
+}
+
+func (o *order) close() {
+	failpoint.At("gloo.order.close")
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.set >= 0 {
+		_ = unix.Close(o.mu.set)
+		o.mu.set = -1
+	}
+}
+
+// sinceLastPacket returns how long ago the last packet came, and whether that is known. If the peer has ended the connection with
+// a FIN, it is the packet that ended it.
+func sinceLastPacket(raw syscall.RawConn) (age time.Duration, known bool) {
+	if raw == nil {
+		return 0, false
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			age, known = time.Duration(info.Last_ack_recv)*time.Millisecond, true
+		}
+	})
+	return age, known
+}

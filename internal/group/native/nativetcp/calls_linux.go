@@ -1,0 +1,150 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nativetcp
+
+import (
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+// callHistory is how many calls back a late message of another rank is still compared.
+const callHistory = 1024
+
+type callEntry struct {
+	slot uint64
+	call nativewire.Call
+}
+
+// liveCall is a collective that runs on this rank.
+type liveCall struct {
+	slot    uint64
+	seen    bool // when notice looked last
+	noticed bool
+}
+
+// calls is what this rank has called.
+type calls struct {
+	known  [callHistory]callEntry // the last ones, by their tags
+	live   []liveCall
+	looked time.Time // when notice looked for those that take long
+}
+
+func (m *Mesh) entry(slot uint64) *callEntry {
+	return &m.mu.calls.known[nativewire.TagOf(slot)%callHistory]
+}
+
+// Begin takes note of what this rank calls under a slot, and compares what others have said about it already.
+func (m *Mesh) Begin(slot uint64, call nativewire.Call) {
+	failpoint.At("tcp.begin")
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.calls.live = append(m.mu.calls.live, liveCall{slot: slot})
+	m.know(slot, call)
+}
+
+// know takes note of a call, and compares what others have said about it already.
+func (m *Mesh) know(slot uint64, call nativewire.Call) {
+	*m.entry(slot) = callEntry{slot, call}
+	if m.mu.err != nil {
+		return
+	}
+	for _, c := range m.mu.conns {
+		if c == nil {
+			continue
+		}
+		for a := range c.recvs.inbox.All() {
+			if a.Note.called && nativewire.BaseSlot(a.Slot) == slot && !call.Agrees(&a.Note.call, m.rank, c.peer) {
+				m.fail(m.mismatch(c.peer, slot, a.Note.call, call), true)
+				return
+			}
+		}
+		for _, r := range c.sends.rooms {
+			if nativewire.BaseSlot(r.slot) == slot && !call.Agrees(&r.call, m.rank, c.peer) {
+				m.fail(m.mismatch(c.peer, slot, r.call, call), true)
+				return
+			}
+		}
+		kept := c.notices[:0]
+		for _, n := range c.notices {
+			if n.slot != slot {
+				kept = append(kept, n)
+			} else if !call.Agrees(&n.call, m.rank, c.peer) {
+				m.fail(m.mismatch(c.peer, slot, n.call, call), true)
+				return
+			}
+		}
+		c.notices = kept
+	}
+}
+
+// End takes note that the collective is over on this rank. What it called stays known for latecomers.
+func (m *Mesh) End(slot uint64) {
+	failpoint.At("tcp.end")
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.mu.calls.live {
+		if m.mu.calls.live[i].slot == slot {
+			m.mu.calls.live = append(m.mu.calls.live[:i], m.mu.calls.live[i+1:]...)
+			return
+		}
+	}
+}
+
+// notice looks every slice for collectives that take long, and tells all peers about each, once: they may wait for this rank in another
+// operation.
+func (m *Mesh) notice(now time.Time) {
+	if m.mu.err != nil || now.Sub(m.mu.calls.looked) < slice*time.Millisecond {
+		return
+	}
+	m.mu.calls.looked = now
+	for i := range m.mu.calls.live {
+		l := &m.mu.calls.live[i]
+		switch {
+		case l.noticed:
+		case !l.seen:
+			l.seen = true
+		default:
+			l.noticed = true
+			for _, c := range m.mu.conns {
+				if c != nil && c.gone == nil {
+					h := nativewire.Header{Type: nativewire.Notice, Slot: l.slot}
+					c.describe(&h)
+					c.tell(h)
+					c.flush()
+				}
+			}
+		}
+	}
+}
+
+// compare checks what a peer says it called under a slot. A slot that this rank has not begun is compared in Begin.
+func (m *Mesh) compare(peer int, h *nativewire.Header) bool {
+	base := nativewire.BaseSlot(h.Slot)
+	e := m.entry(base)
+	if e.slot != base || e.call.Agrees(&h.Call, m.rank, peer) {
+		return true
+	}
+	m.fail(m.mismatch(peer, base, h.Call, e.call), true)
+	return false
+}
+
+func (m *Mesh) mismatch(peer int, slot uint64, theirs, ours nativewire.Call) error {
+	return &cohort.Error{
+		Op: "group: " + ours.Kind.String(), Code: cohort.Mismatch, Rank: cohort.Rank(peer), Peer: m.mu.conns[peer].addr,
+		Detail: "operation " + itoa(int(nativewire.TagOf(slot))) + ": rank " + itoa(peer) + " called " + theirs.String() + ", rank " +
+			itoa(m.rank) + " called " + ours.String() + "; all ranks must call the same operations in the same order",
+	}
+}
+
+// sized reports whether slot is a collective whose message lengths all ranks agree on, so that room is announced unasked.
+func (m *Mesh) sized(slot uint64) bool {
+	if !nativewire.IsCollective(slot) {
+		return false
+	}
+	e := m.entry(slot)
+	return e.slot == nativewire.BaseSlot(slot) && e.call.Bytes != 0
+}

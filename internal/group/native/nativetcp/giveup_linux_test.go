@@ -1,0 +1,79 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nativetcp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort"
+)
+
+// poorListener is the listener of a process that has no file descriptors left, at once or after some connections.
+type poorListener struct {
+	net.Listener
+	accept bool // but the socket cannot be taken over
+}
+
+// poorConn is a connection whose socket cannot be duplicated.
+type poorConn struct{ net.Conn }
+
+func (l poorListener) Accept() (net.Conn, error) {
+	if !l.accept {
+		return nil, &net.OpError{Op: "accept", Err: unix.EMFILE}
+	}
+	c, err := l.Listener.Accept()
+	return poorConn{c}, err
+}
+
+// TestConnectFailureIsTold: a rank that the operating system refuses something says what and tells the others why it gives up before
+// its connections end, which they would take for its death.
+func TestConnectFailureIsTold(t *testing.T) {
+	t.Parallel()
+	for name, accept := range map[string]bool{"accept": false, "take over": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			var listeners []net.Listener
+			var peers []string
+			for range 2 {
+				l, err := net.Listen("tcp", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				listeners, peers = append(listeners, l), append(peers, l.Addr().String())
+			}
+			var other sync.WaitGroup
+			other.Go(func() {
+				m, err := Connect(ctx, Config{Rank: 1, Size: 2, Listener: listeners[1], Peers: peers, Shared: true})
+				if err == nil {
+					_ = m.Close()
+				}
+			})
+			var told error
+			_, err := Connect(ctx, Config{
+				Rank: 0, Size: 2, Listener: poorListener{listeners[0], accept}, Peers: peers, Shared: true,
+				OnGiveUp: func(err error) { told = err },
+			})
+			cancel()
+			other.Wait()
+			switch {
+			case err == nil || !errors.Is(told, err):
+				t.Errorf("it failed with %v, and told %v", err, told)
+			case !accept && !errors.Is(err, unix.EMFILE):
+				t.Errorf("the reason is lost: %v", err)
+			}
+			if e, _ := errors.AsType[*cohort.Error](err); e == nil || e.Code != cohort.Unavailable || e.Rank != 0 {
+				t.Errorf("it is rank 0 that is not there: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,298 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nativetcp
+
+import (
+	"bytes"
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
+	"github.com/cohort-dist/cohort/internal/group/transport"
+)
+
+// writer is the writing side of a connection. Between two frames of messages it writes the small frames that have gathered.
+//
+// The peer matches messages of a slot in the order in which it hears of them first. So what tells of a message, which is the message itself
+// or a request for room, is written in the order in which the messages were posted. Those that have room have been heard of: their order is
+// a matter of fairness.
+type writer struct {
+	fresh   transport.List // messages that the peer has not heard of
+	granted transport.List // messages that the peer has room for
+	ahead   int            // bytes of fresh messages since the last frame of a granted one
+	control []byte         // small frames to be written before the next message
+	current *transport.Op  // the message whose frame is being written
+	orphan  transport.Op   // stands for a message whose owner has given up
+	head    [nativewire.HeaderSize]byte
+	headAt  int    // bytes of head written
+	piece   []byte // payload of the frame that is missing
+	more    bool   // the message goes on after this frame
+	armed   bool   // epoll tells when the socket takes more
+	broken  bool   // a write failed
+}
+
+// idle reports whether all is written that was begun.
+func (w *writer) idle() bool { return len(w.control) == 0 && w.current == nil }
+
+// put adds a small frame.
+func (w *writer) put(h *nativewire.Header) {
+	n := len(w.control)
+	w.control = append(w.control, make([]byte, nativewire.HeaderSize)...)
+	h.Put(w.control[n:])
+}
+
+// begin begins a frame of a message.
+func (w *writer) begin(op *transport.Op, h *nativewire.Header, piece []byte) {
+	w.current, w.headAt, w.piece = op, 0, piece
+	h.Put(w.head[:])
+}
+
+// gather adds to v what is to be written next. It returns how many bytes of that are small frames.
+func (w *writer) gather(v *iovecs) (control int) {
+	if w.headAt == 0 || w.current == nil { // between frames
+		v.add(w.control)
+		control = len(w.control)
+	}
+	if w.current != nil {
+		v.add(w.head[w.headAt:])
+		v.addUpTo(w.piece)
+	}
+	return control
+}
+
+// wrote notes that the kernel took n bytes, of which the first are small frames. It reports whether the frame of a message ends there.
+func (w *writer) wrote(n, control int) bool {
+	if control > 0 {
+		k := min(n, control)
+		w.control = w.control[:copy(w.control, w.control[k:])]
+		n -= k
+	}
+	if w.current == nil {
+		return false
+	}
+	k := min(n, nativewire.HeaderSize-w.headAt)
+	w.headAt += k
+	w.piece = w.piece[n-k:]
+	if w.headAt < nativewire.HeaderSize || len(w.piece) > 0 {
+		return false
+	}
+	w.headAt = 0
+	return true
+}
+
+// asks is the Aux of a fresh message that asks for room. That of a granted one is the number of bytes that were put into frames.
+const asks = 1
+
+// post queues a message: eagerly when it is small and the peer has room for it, else when the peer is ready.
+func (c *conn) post(op *transport.Op) {
+	if len(op.Buf) > EagerMax {
+		for i, r := range c.sends.rooms {
+			if r.slot == op.Slot {
+				c.sends.rooms = append(c.sends.rooms[:i], c.sends.rooms[i+1:]...)
+				c.admit(op, r.room)
+				return
+			}
+		}
+		if c.m.sized(op.Slot) { // the peer says unasked when it has room
+			c.sends.waiting.Push(op)
+			return
+		}
+	}
+	if len(op.Buf) > EagerMax || !c.window.spend(cost(op)) {
+		op.State.Aux = asks
+	}
+	c.out.fresh.Push(op)
+}
+
+// unspend takes back what a message that will not be written has paid.
+func (c *conn) unspend(op *transport.Op) {
+	if op.State.Aux != asks {
+		c.window.credit += cost(op)
+	}
+}
+
+// abandon gives the buffer of the message that is being written back to its owner. A frame of which a part is written must end before another
+// can follow, so the rest is written from a copy. Of any other frame the peer hears nothing, so what was paid with it is taken back.
+func (c *conn) abandon(op *transport.Op) {
+	c.out.granted.Remove(op) // where it is if more frames follow
+	if c.out.headAt > 0 {
+		c.out.piece = bytes.Clone(c.out.piece)
+		c.out.current, c.out.more = &c.out.orphan, false
+		return
+	}
+	c.out.current, c.out.piece = nil, nil
+	h, _ := nativewire.Parse(c.out.head[:]) // its own
+	c.window.keep(h.Credit)
+	c.told = 0
+	if h.Type == nativewire.Eager {
+		c.unspend(op)
+	}
+}
+
+// tell queues a frame without payload.
+func (c *conn) tell(h nativewire.Header) {
+	if c.gone != nil || c.out.broken {
+		return
+	}
+	c.enclose(&h)
+	c.out.put(&h)
+}
+
+// enclose adds to a frame what every frame tells.
+func (c *conn) enclose(h *nativewire.Header) {
+	c.told = c.m.mu.cores[c.m.rank]
+	h.Credit, h.Core = c.window.payBack(), c.told
+}
+
+// flush writes as much as the kernel takes.
+func (c *conn) flush() {
+	for c.gone == nil && !c.out.broken {
+		if c.out.current == nil {
+			c.open()
+		}
+		v := iovecs{}
+		control := c.out.gather(&v)
+		if v.bytes == 0 {
+			if c.outdated() {
+				c.tell(beatFrame)
+				continue
+			}
+			if c.out.armed {
+				c.arm(false)
+			}
+			return
+		}
+		n, errno := sendv(c.fd, &v)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno == unix.EAGAIN {
+			if !c.out.armed {
+				c.arm(true)
+			}
+			return
+		}
+		if errno != 0 {
+			// The reader finds out why: a goodbye or the reason of the loss may still be in the socket.
+			c.out.broken = true
+			c.out.control = c.out.control[:0]
+			c.read()
+			if c.gone == nil {
+				c.ended(errno)
+			}
+			return
+		}
+		c.signs.spoke = true
+		if c.out.wrote(n, control) {
+			c.next()
+		}
+	}
+}
+
+// next completes a message whose last frame was written.
+func (c *conn) next() {
+	op := c.out.current
+	c.out.current, c.out.piece = nil, nil
+	if !c.out.more {
+		op.Complete(nil)
+	}
+}
+
+// open begins the next frame of a message. Fresh messages are small and go first, until they have taken as much as a frame of a granted one
+// may take.
+func (c *conn) open() {
+	if c.out.granted.Head != nil && c.out.ahead >= nativewire.MaxPiece || !c.openFresh() {
+		c.openGranted()
+	}
+}
+
+// openFresh begins the frame of the oldest fresh message, behind the requests of those before it. It returns false if there is none, or
+// the peer is to receive others first.
+func (c *conn) openFresh() bool {
+	for op := c.out.fresh.Head; op != nil; op = c.out.fresh.Head {
+		if op.State.Aux == asks && c.sends.waiting.Len >= maxAnnounced {
+			return false
+		}
+		c.out.fresh.Pop()
+		if op.State.Aux != asks {
+			h := nativewire.Header{Type: nativewire.Eager, Slot: op.Slot}
+			c.describe(&h)
+			c.out.more = false
+			c.out.ahead += cost(op)
+			c.frame(op, &h, op.Buf)
+			return true
+		}
+		c.sends.waiting.Push(op)
+		h := nativewire.Header{Type: nativewire.Request, Slot: op.Slot, Total: uint64(len(op.Buf))}
+		c.describe(&h)
+		c.tell(h)
+	}
+	return false
+}
+
+// openGranted begins the next frame of the oldest granted message.
+func (c *conn) openGranted() {
+	op := c.out.granted.Head
+	if op == nil {
+		return
+	}
+	at := int(op.State.Aux) //nolint:gosec // at most the length
+	end := min(at+nativewire.MaxPiece, len(op.Buf))
+	op.State.Aux = uint64(end)
+	h := nativewire.Header{Type: nativewire.Data, Slot: op.Slot, Total: uint64(op.Length())} //nolint:gosec // not negative
+	c.out.more, c.out.ahead = end < len(op.Buf), 0
+	if c.out.more {
+		h.Flags |= nativewire.More
+	} else {
+		c.out.granted.Pop()
+	}
+	c.frame(op, &h, op.Buf[at:end])
+}
+
+// frame begins a frame of a message.
+func (c *conn) frame(op *transport.Op, h *nativewire.Header, piece []byte) {
+	c.enclose(h)
+	h.Length = uint32(len(piece)) //nolint:gosec // at most MaxPiece
+	c.out.begin(op, h, piece)
+}
+
+// arm tells epoll whether to report that the socket takes more.
+func (c *conn) arm(on bool) {
+	c.out.armed = on
+	events := uint32(unix.EPOLLIN | unix.EPOLLRDHUP)
+	if on {
+		events |= unix.EPOLLOUT
+	}
+	_ = unix.EpollCtl(c.m.ep, unix.EPOLL_CTL_MOD, c.fd, &unix.EpollEvent{Events: events, Fd: int32(c.peer)}) //nolint:gosec // a rank
+}
+
+// because returns a frame that says why a group failed, and the words for it.
+func because(kind nativewire.Type, err error) (h nativewire.Header, text string) {
+	h, text = nativewire.Header{Type: kind, Total: uint64(cohort.CodeOf(err))}, err.Error()
+	if e, ok := errors.AsType[*cohort.Error](err); ok {
+		if e.Rank >= 0 {
+			h.Slot = uint64(e.Rank) + 1
+		}
+		if e.Detail != "" {
+			text = e.Detail
+		}
+	}
+	return h, text
+}
+
+// abort tells the peer why the group failed, as far as the socket takes it at once.
+func (c *conn) abort(err error) {
+	h, text := because(nativewire.Abort, err)
+	if len(text) > nativewire.MaxText {
+		text = text[:nativewire.MaxText]
+	}
+	h.Length = uint32(len(text)) //nolint:gosec // at most MaxText
+	c.tell(h)
+	if !c.out.broken {
+		c.out.control = append(c.out.control, text...)
+	}
+	c.flush()
+}

@@ -1,0 +1,130 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nativewire
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collective"
+)
+
+// HeaderSize is the length of every frame's header.
+const HeaderSize = 56
+
+// MaxRanks bounds the ranks of a group on this wire.
+const MaxRanks = 1 << 16
+
+// Type is the type of a frame.
+type Type uint8
+
+// The frames.
+const (
+	// Eager is a whole small message, sent without asking. It uses up credit until the receiver has taken it.
+	Eager Type = 1 + iota
+	// Request asks for room for a message of Total bytes.
+	Request
+	// Ready grants it: a receive with room for Total bytes is posted. In a collective it is sent unasked.
+	Ready
+	// Data is a piece of a message of Total bytes that was granted; the flag More says that others follow. Where a message is cut into a part
+	// for each lane, Total is the length of the whole message here and in Ready.
+	Data
+	// Beat says that the sender is alive, and returns credit.
+	Beat
+	// Abort says that the group has failed: Total is the code, Slot the rank it is about plus one, the payload the text.
+	Abort
+	// Bye says that the sender leaves and will send nothing any more. If its group has lost a rank or failed, Total and Slot say
+	// why, as in Abort; else they are 0.
+	Bye
+	// Notice says what the sender called, and nothing else. A rank that has waited for a while sends it, so that ranks
+	// which wait for each other in different operations find out.
+	Notice
+)
+
+// Flags of a frame.
+const (
+	// More follows in the next Data frame of the slot.
+	More uint8 = 1 << iota
+	// Called says that Call is set.
+	Called
+)
+
+// Header is the fixed part of a frame.
+type Header struct {
+	Type   Type
+	Flags  uint8
+	Core   uint16 // where the sender ran lately, plus one; 0 is not known
+	Length uint32 // payload bytes that follow
+	Credit uint32 // eager bytes of the other side that were taken since the last frame
+	Slot   uint64
+	Total  uint64 // see the types
+	Call   Call
+}
+
+// MaxText bounds the text of an Abort.
+const MaxText = 4 << 10
+
+// MaxPiece bounds the payload of one frame.
+const MaxPiece = 1 << 20
+
+// Put encodes h into b, which has HeaderSize bytes.
+func (h *Header) Put(b []byte) {
+	_ = b[HeaderSize-1]
+	b[0], b[1] = byte(h.Type), h.Flags
+	binary.LittleEndian.PutUint16(b[2:], h.Core)
+	binary.LittleEndian.PutUint32(b[4:], h.Length)
+	binary.LittleEndian.PutUint32(b[8:], h.Credit)
+	b[12], b[13], b[14], b[15] = 0, 0, 0, 0
+	binary.LittleEndian.PutUint64(b[16:], h.Slot)
+	if h.Flags&Called != 0 {
+		binary.LittleEndian.PutUint64(b[24:], h.Call.pack())
+		binary.LittleEndian.PutUint64(b[32:], h.Call.Bytes)
+		lo, hi := h.Call.Shape.Words()
+		binary.LittleEndian.PutUint64(b[40:], lo)
+		binary.LittleEndian.PutUint64(b[48:], hi)
+		binary.LittleEndian.PutUint32(b[12:], uint32(min(h.Total, 1<<32-1)))
+	} else {
+		binary.LittleEndian.PutUint64(b[24:], h.Total)
+		clear(b[32:HeaderSize])
+	}
+}
+
+// Parse decodes and checks a header.
+func Parse(b []byte) (Header, error) {
+	_ = b[HeaderSize-1]
+	h := Header{
+		Type: Type(b[0]), Flags: b[1], Core: binary.LittleEndian.Uint16(b[2:]), Length: binary.LittleEndian.Uint32(b[4:]), Credit: binary.LittleEndian.Uint32(b[8:]),
+		Slot: binary.LittleEndian.Uint64(b[16:]),
+	}
+	if h.Flags&Called != 0 {
+		h.Call = unpack(binary.LittleEndian.Uint64(b[24:]), binary.LittleEndian.Uint64(b[32:]),
+			collective.ShapeFrom(binary.LittleEndian.Uint64(b[40:]), binary.LittleEndian.Uint64(b[48:])))
+		h.Total = uint64(binary.LittleEndian.Uint32(b[12:]))
+	} else {
+		h.Total = binary.LittleEndian.Uint64(b[24:])
+	}
+	limit := uint32(0)
+	switch h.Type {
+	case Eager, Data:
+		limit = MaxPiece
+	case Abort:
+		limit = MaxText
+	case Request, Ready, Beat, Bye, Notice:
+	default:
+		return h, cohort.Newf("native: frame", cohort.Protocol, "unknown frame type %d", b[0])
+	}
+	if h.Length > limit {
+		return h, cohort.Newf("native: frame", cohort.Protocol, "frame of type %d with %d payload bytes, at most %d are allowed", h.Type, h.Length, limit)
+	}
+	if h.Flags&^(More|Called) != 0 {
+		return h, cohort.Newf("native: frame", cohort.Protocol, "frame of type %d with unknown flags %#x", h.Type, b[1])
+	}
+	return h, nil
+}
+
+// String is for logs and tests.
+func (h *Header) String() string {
+	return fmt.Sprintf("type %d flags %d length %d slot %#x total %d call %v", h.Type, h.Flags, h.Length, h.Slot, h.Total, h.Call.String())
+}

@@ -1,0 +1,158 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/sys/spinwait"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+const (
+	// spinTurns are the turns of the spin loop, a pause instruction of 10 to 60 ns each, between looks at the clock.
+	spinTurns = 64
+	// sleepSlice is how often a sleeper looks for what no futex reports: a dead rank, the end of a context.
+	sleepSlice = 40 * time.Millisecond
+)
+
+// waiter is the state of waiting; only the goroutine that runs the operation uses it.
+type waiter struct {
+	spinwait.Waiter
+	engine *Engine
+	shared bool // another rank is a goroutine of this process
+	placer spinwait.Placer
+}
+
+// soon looks at word for a moment, unless others need this core.
+func (w *waiter) soon(word *uint32, target uint32) bool {
+	return !w.Wanted() && spinUntil(word, target, spinTurns)
+}
+
+// linger waits without sleeping, as long as that is right, and reports whether word reached target.
+func (w *waiter) linger(word *uint32, target uint32) bool {
+	now := spinwait.Now()
+	for w.Begin(now); ; now = spinwait.Now() {
+		switch w.Next(now) {
+		case spinwait.Spin:
+			if spinUntil(word, target, spinTurns) {
+				return true
+			}
+		case spinwait.Yield:
+			if w.shared { // only the Go scheduler can let it run
+				runtime.Gosched()
+			} else {
+				spinwait.YieldCore()
+			}
+			now = spinwait.Now()
+			w.Yielded(now)
+			w.place(now)
+			if reached(atomic.LoadUint32(word), target) {
+				return true
+			}
+		case spinwait.Sleep:
+			w.place(now)
+			return false
+		}
+	}
+}
+
+// place says now and then on which core this rank runs, and goes to another one where ranks of the group crowd this one.
+func (w *waiter) place(now time.Duration) {
+	if w.shared {
+		w.Among(1) // the Go scheduler may want this thread for it
+		return
+	}
+	if e := w.engine; w.placer.Due(now) {
+		e.seg.life(e.rank).setCore(w.placer.Place(now, e.rank, e.size, func(rank int) int { return e.seg.life(rank).atCore() }))
+		w.Among(w.placer.Others())
+	}
+}
+
+// advance publishes everything written so far as this rank's next step and returns when all ranks have taken it. When it
+// was interrupted it only goes on waiting.
+func (e *Engine) advance(ctx context.Context) error {
+	e.publish()
+	if err := e.awaitAll(ctx, e.steps.last); err != nil {
+		return err
+	}
+	e.steps.compared, e.op.waiting = e.steps.last, false // this step describes no request
+	return nil
+}
+
+// publish shows everything written so far as this rank's next step, unless it has done so.
+func (e *Engine) publish() {
+	if !e.op.waiting {
+		e.op.waiting = true
+		e.steps.take()
+	}
+}
+
+// awaitAll returns when all ranks have taken a step.
+func (e *Engine) awaitAll(ctx context.Context, step uint32) error {
+	for _, p := range e.peers {
+		if err := e.await(ctx, p, step); err != nil {
+			return err
+		}
+	}
+	e.steps.all = step
+	return nil
+}
+
+// await returns when rank p has taken a step.
+func (e *Engine) await(ctx context.Context, p int, step uint32) error {
+	line := e.steps.line(p, step)
+	if word := &line.step; reached(atomic.LoadUint32(word), step) || e.wait.soon(word, step) {
+		return nil
+	}
+	e.steps.awaited = step
+	return e.waitLong(ctx, line)
+}
+
+// waitLong lingers, then sleeps, until a rank has taken the step that is awaited.
+func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
+	word := &line.step
+	if e.wait.linger(word, e.steps.awaited) {
+		return nil
+	}
+	for nap := !e.wait.shared; ; {
+		now := time.Now()
+		if r := e.op.request; r != nil && r.Timeout > 0 && e.op.deadline.IsZero() { // most operations need no clock
+			e.op.deadline = now.Add(r.Timeout)
+		}
+		err := e.trouble(ctx, now)
+		if reached(atomic.LoadUint32(word), e.steps.awaited) {
+			return nil // what was awaited happened, whatever else did
+		}
+		if err != nil {
+			return err
+		}
+		slice := sleepSlice
+		if d := e.op.deadline; !d.IsZero() {
+			slice = min(slice, d.Sub(now))
+		}
+		if d, ok := ctx.Deadline(); ok {
+			slice = min(slice, d.Sub(now))
+		}
+		failpoint.At("shm.wait.sleep")
+		if sleepBelow(word, &line.sleepers, e.steps.awaited, slice, nap) {
+			nap = false // the wait is long: another one would keep one of the GOMAXPROCS for nothing
+		}
+	}
+}
+
+// sleepBelow sleeps while word has not reached target, at most for a time, and reports whether it was over. Whoever moves word looks at
+// sleepers after it.
+func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration, nap bool) (over bool) {
+	atomic.AddUint32(sleepers, 1)
+	if v := atomic.LoadUint32(word); !reached(v, target) {
+		failpoint.At("shm.sleep")
+		over = futexWait(word, v, limit, nap)
+	}
+	atomic.AddUint32(sleepers, ^uint32(0))
+	return over
+}

@@ -1,0 +1,32 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+// How is how a rank was lost.
+type How uint8
+
+// The ways.
+const (
+	// Died means that its process has ended, its connection broke or its heartbeat stopped: the group cannot go on.
+	Died How = iota
+	// Left means that it closed its end of the group: only what needs it fails.
+	Left
+	// Ended means that its connection ended on a wire without a goodbye (a PyTorch rank on gloo's): it may have finished its
+	// program or died. An engine that finds out later that it died says so in a second Loss.
+	Ended
+)
+
+// String says how.
+func (h How) String() string { return [...]string{"died", "left", "ended"}[h] }
+
+// Loss is what an engine tells its group about a rank that is gone, whether or not an operation runs. Err is a *cohort.Error
+// that names the rank, its host or process, and the reason.
+//
+// Engines call the function that their Config.OnLost holds from a goroutine that their Close waits for, without a lock held.
+// It must not call Close, and it may be called before the function that made the engine has returned.
+type Loss struct {
+	Rank int
+	How  How
+	Err  error
+}

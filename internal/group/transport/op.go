@@ -1,0 +1,152 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+// The values of OpState.Flag.
+const (
+	opIdle uint32 = iota
+	opPending
+	opDone
+)
+
+// Begin marks op as posted. A mesh calls it first in Send and Recv.
+func (op *Op) Begin() {
+	if op.State.Done == nil {
+		op.State.Done = make(chan struct{}, 1)
+	}
+	select {
+	case <-op.State.Done: // nobody waited for the last use
+	default:
+	}
+	op.N, op.Source = 0, op.Peer
+	op.State.Err, op.State.Next, op.State.Aux, op.State.Parts = nil, nil, 0, op.State.Parts[:0]
+	atomic.StoreUint32(&op.State.Flag, opPending)
+}
+
+// Complete ends op. A mesh calls it exactly once per Begin, after the last access to op.Buf.
+func (op *Op) Complete(err error) {
+	done, set, whole := op.State.Done, op.Set, op.State.whole
+	op.State.Err = err
+	atomic.StoreUint32(&op.State.Flag, opDone)
+	if err != nil && set != nil {
+		set.Fail(err)
+	}
+	nudge(done)
+	if whole != nil {
+		whole.partDone()
+	}
+}
+
+// partDone notes that a part is complete. The last one completes op, in whichever goroutine that is.
+func (op *Op) partDone() {
+	if atomic.AddUint64(&op.State.Aux, ^uint64(0)) > 0 {
+		return
+	}
+	var err error
+	for i := range op.State.Parts {
+		p := &op.State.Parts[i]
+		op.N += p.N
+		if err == nil {
+			err = p.State.Err
+		}
+	}
+	op.Complete(err)
+}
+
+// Nudge makes whoever waits for op look again. A mesh whose waiters take turns in doing its work wakes the next one so.
+func (op *Op) Nudge() { nudge(op.State.Done) }
+
+func nudge(done chan struct{}) {
+	select { // no point: meshes end ops under their lock
+	case done <- struct{}{}:
+	default: // a signal is on its way already
+	}
+}
+
+// Completed reports whether op is complete, without waiting.
+func (op *Op) Completed() bool { return atomic.LoadUint32(&op.State.Flag) == opDone }
+
+// Await returns when op is complete, with its error, when another op of its set failed, with that one's error, or when
+// ctx ends, with the context's.
+func (op *Op) Await(ctx context.Context) error {
+	var failed chan struct{}
+	if op.Set != nil {
+		failed = op.Set.failed
+	}
+	for !op.Completed() {
+		failpoint.At("link.op.await")
+		select {
+		case <-op.State.Done: // a late signal of an earlier use wakes too: look again
+		case <-failed:
+			if op.Completed() {
+				return op.State.Err
+			}
+			return op.Set.Err()
+		case <-ctx.Done():
+			if op.Completed() {
+				return op.State.Err
+			}
+			return cohort.FromContext(ctx, "link: wait")
+		}
+	}
+	return op.State.Err
+}
+
+// Accepts reports whether a receive from any rank takes messages of this one.
+func (op *Op) Accepts(rank int) bool { return len(op.From) == 0 || slices.Contains(op.From, rank) }
+
+// Posted reports whether op was posted since the last Reset.
+func (op *Op) Posted() bool { return atomic.LoadUint32(&op.State.Flag) != opIdle }
+
+// Reset makes a complete op look like one that was never posted.
+func (op *Op) Reset() { atomic.StoreUint32(&op.State.Flag, opIdle) }
+
+// Set ties the ops of one collective together: when one of them fails, waiting for any other ends at once, because the
+// collective cannot succeed any more.
+type Set struct {
+	mu     sync.Mutex
+	err    error
+	failed chan struct{} // closed at the first failure
+}
+
+// Reset makes the set ready for use. No op of it may be pending.
+func (s *Set) Reset() {
+	failpoint.At("link.set.reset")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed == nil || s.err != nil {
+		s.failed = make(chan struct{})
+	}
+	s.err = nil
+}
+
+// Err returns the first failure, or nil.
+func (s *Set) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// Failed is closed when an op of the set has failed.
+func (s *Set) Failed() <-chan struct{} { return s.failed }
+
+// Fail ends the wait for any op of the set with err. The first failure counts.
+func (s *Set) Fail(err error) {
+	s.mu.Lock() // no point: meshes end ops under their lock
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+		close(s.failed)
+	}
+}

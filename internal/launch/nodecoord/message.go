@@ -1,0 +1,226 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodecoord
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+)
+
+// Launchers of a job talk in lines of JSON over one connection for each node.
+
+// Message is a line. Exactly one of its fields is set.
+type Message struct {
+	// Of a node.
+	Join   *Join   `json:"join,omitempty"`
+	Failed *Failed `json:"failed,omitempty"`
+	Ended  *Ended  `json:"ended,omitempty"`
+	// Of the host.
+	Begin   *Begin   `json:"begin,omitempty"`
+	Stop    *Stop    `json:"stop,omitempty"`
+	Dismiss *Dismiss `json:"dismiss,omitempty"`
+	Waiting *Waiting `json:"waiting,omitempty"`
+	// Of a node, passed on by the host: a question to all nodes, and an answer to the one that asked.
+	Examine *Question `json:"examine,omitempty"`
+	Seen    *Answer   `json:"seen,omitempty"`
+	// Of a node whose job is watched: the state of its ranks. Of the host, to those who watch: that of all nodes.
+	Shown *Shown `json:"shown,omitempty"`
+	View  *View  `json:"view,omitempty"`
+	// Of a node, or of a host that is to be replaced.
+	Leave *Leave `json:"leave,omitempty"`
+	// Of both, again and again.
+	Alive bool `json:"alive,omitempty"`
+}
+
+type (
+	// Join is how a node begins: who it is, and which workers it has.
+	Join struct {
+		RunID string            `json:"run_id"`
+		Host  string            `json:"host"`
+		PID   int               `json:"pid"`
+		Roles []launchcore.Role `json:"roles"`
+		Wish  int               `json:"wish"`
+		// Attempt and Restarts say how far the job had got with a host that is gone.
+		Attempt  int `json:"attempt,omitempty"`
+		Restarts int `json:"restarts,omitempty"`
+		// Watches says that somebody looks at the job on this node.
+		Watches bool `json:"watches,omitempty"`
+	}
+	// Failed says that a worker of the node has failed.
+	Failed struct {
+		Attempt int `json:"attempt"`
+		launchcore.Failure
+	}
+	// Ended says that all workers of the node have ended.
+	Ended struct {
+		Failed
+		OK bool `json:"ok"`
+	}
+	// Leave says that the node leaves the job, and why: "was ended by SIGTERM".
+	Leave struct {
+		Reason string `json:"reason"`
+	}
+	// Begin starts the workers of the node.
+	Begin struct {
+		launchcore.Assignment
+		Addr string `json:"addr"`
+		Port int    `json:"port"`
+		// Roster has the first of the nodes.
+		Roster []Node `json:"roster,omitempty"`
+		// Rules are those of the host: they count for all nodes.
+		Rules Rules `json:"rules"`
+		// Watched asks this node to tell the state of its ranks again and again.
+		Watched bool `json:"watched,omitempty"`
+	}
+	// Rules are what the launchers of a job should agree on.
+	Rules struct {
+		MinNodes    int `json:"min_nodes"`
+		MaxNodes    int `json:"max_nodes"`
+		MaxRestarts int `json:"max_restarts"`
+	}
+	// Node is a node that takes part, its first rank and how many it has.
+	Node struct {
+		Host    string `json:"host"`
+		Base    cohort.Rank
+		Workers int
+	}
+	// Stop stops the workers of the node.
+	Stop struct {
+		Reason string `json:"reason"`
+		Linger bool   `json:"linger,omitempty"`
+	}
+	// Dismiss says how the job has ended, to a node that has no part in it any more.
+	Dismiss struct {
+		OK       bool         `json:"ok"`
+		Code     uint8        `json:"code,omitempty"` // the number of a [cohort.Code]
+		Sentence string       `json:"sentence"`
+		Rank     *cohort.Rank `json:"rank,omitempty"` // of the worker that failed first
+		// OtherJob says that the node has asked for another job than that of this host.
+		OtherJob bool `json:"otherJob,omitempty"`
+	}
+	// Waiting says how many nodes are there while the job waits for more.
+	Waiting struct {
+		Here int `json:"here"`
+		Min  int `json:"min"`
+		Max  int `json:"max"`
+		// Numbers are those that the nodes which are here wish to have, if all of them wish for one.
+		Numbers []int `json:"numbers,omitempty"`
+	}
+	// Question asks all nodes about their workers: what they are doing, or, with What, something else. [Presence] is for the host.
+	Question struct {
+		ID    int             `json:"id"`
+		What  string          `json:"what,omitempty"`
+		Asker launchcore.Node `json:"asker"` // filled in by the host
+	}
+	// Answer is what one node says: a verdict.Job of what its workers are doing, or what else was asked for.
+	Answer struct {
+		Question
+		Job json.RawMessage `json:"job"`
+	}
+)
+
+// workers counts the workers of a node; negative for one that makes no sense.
+func (m *Join) workers() int {
+	n := 0
+	for _, r := range m.Roles {
+		if r.Workers < 1 || n+r.Workers > 1<<16 {
+			return -1
+		}
+		n += r.Workers
+	}
+	return n
+}
+
+const (
+	// MaxMessage bounds a line.
+	MaxMessage = 1 << 20
+	// lastLook bounds the wait for what should be there already.
+	lastLook = 50 * time.Millisecond
+	// sayTime bounds a write.
+	sayTime = 5 * time.Second
+)
+
+// Wire is a connection between launchers.
+type Wire struct {
+	net.Conn
+	lines   *bufio.Scanner
+	silence time.Duration // after which the other side is given up
+	heard   bool
+	last    atomic.Int64 // when something was received last, since the process began
+}
+
+// began is when this process did: the clock of the computer may be set.
+var began = time.Now()
+
+// Quiet returns how long ago the other side has said something.
+func (w *Wire) Quiet() time.Duration { return time.Since(began) - time.Duration(w.last.Load()) }
+
+// Heard reports whether the other side has ever said something that a launcher says. It may be asked when Receive has failed.
+func (w *Wire) Heard() bool { return w.heard }
+
+// AliveEvery is how often each side says that it is there: several times within the silence that is allowed.
+func (w *Wire) AliveEvery() time.Duration {
+	return max(time.Millisecond, min(time.Second, w.silence/4))
+}
+
+// NewWire talks over a connection. silence is after which time without a message the other side is given up.
+func NewWire(c net.Conn, silence time.Duration) *Wire {
+	w := &Wire{Conn: c, lines: bufio.NewScanner(patient{c}), silence: silence}
+	w.lines.Buffer(make([]byte, 0, 4096), MaxMessage)
+	w.last.Store(int64(time.Since(began)))
+	return w
+}
+
+// patient reads once more when the time is over. A process that was stopped itself, or whose machine slept, finds that its time is over
+// and what the other side has said in the meantime.
+type patient struct{ net.Conn }
+
+func (p patient) Read(b []byte) (int, error) {
+	n, err := p.Conn.Read(b)
+	if n > 0 || !silent(err) {
+		return n, err
+	}
+	_ = p.SetReadDeadline(time.Now().Add(lastLook))
+	return p.Conn.Read(b)
+}
+
+// Receive returns the next message that is more than a sign of life.
+func (w *Wire) Receive() (Message, error) {
+	for {
+		var m Message
+		_ = w.SetReadDeadline(time.Now().Add(w.silence))
+		if !w.lines.Scan() {
+			if err := w.lines.Err(); err != nil {
+				return m, err
+			}
+			return m, net.ErrClosed
+		}
+		if err := json.Unmarshal(w.lines.Bytes(), &m); err != nil {
+			return m, fmt.Errorf("nodehost: a message that makes no sense: %w", err)
+		}
+		w.heard = true
+		w.last.Store(int64(time.Since(began)))
+		if !m.Alive {
+			return m, nil
+		}
+	}
+}
+
+// Send sends a message.
+func (w *Wire) Send(m Message) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	_ = w.SetWriteDeadline(time.Now().Add(sayTime))
+	_, err = w.Write(append(b, '\n'))
+	return err
+}

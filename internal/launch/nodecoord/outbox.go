@@ -1,0 +1,103 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodecoord
+
+import (
+	"sync"
+
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+const (
+	// maxWords bounds the host's own messages to a node that does not read.
+	maxWords = 64
+	// maxAnswers bounds the bytes of other nodes' answers to a node that does not read.
+	maxAnswers = 64 << 20
+)
+
+// outbox holds what the host has for a node until it is written. Its own words come first and in order. Then come other
+// nodes' answers to a question of this one, of which there may be as many as nodes, and the latest view.
+type outbox struct {
+	ready chan struct{} // has room for one: something was put, or the box was closed
+	mu    struct {
+		sync.Mutex
+		words, answers []Message
+		bytes          int // of the answers
+		view           *View
+		closed         bool
+	}
+}
+
+func newOutbox() *outbox { return &outbox{ready: make(chan struct{}, 1)} }
+
+func (o *outbox) wake() {
+	select {
+	case o.ready <- struct{}{}:
+	default:
+	}
+}
+
+// put queues a message of the host's own. It reports false if too many wait.
+func (o *outbox) put(m Message) bool {
+	failpoint.At("nodehost.outbox.lock")
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.mu.words) >= maxWords {
+		return false
+	}
+	o.mu.words = append(o.mu.words, m)
+	o.wake()
+	return true
+}
+
+// answer queues another node's answer, or drops it if too much waits: whoever asked does not wait for ever.
+func (o *outbox) answer(m Message) {
+	failpoint.At("nodehost.outbox.lock")
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.bytes += len(m.Seen.Job); o.mu.bytes > maxAnswers {
+		o.mu.bytes -= len(m.Seen.Job)
+		return
+	}
+	o.mu.answers = append(o.mu.answers, m)
+	o.wake()
+}
+
+// show replaces the view.
+func (o *outbox) show(v *View) {
+	failpoint.At("nodehost.outbox.lock")
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.mu.view = v
+	o.wake()
+}
+
+// close says that nothing more comes.
+func (o *outbox) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.mu.closed = true
+	o.wake()
+}
+
+// next takes the next message. ok is false if there is none, closed then says whether there will be one.
+func (o *outbox) next() (m Message, ok, closed bool) {
+	failpoint.At("nodehost.outbox.lock")
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case len(o.mu.words) > 0:
+		m, o.mu.words = o.mu.words[0], o.mu.words[1:]
+	case o.mu.closed: // the rest is of no use any more
+		return m, false, true
+	case len(o.mu.answers) > 0:
+		m, o.mu.answers = o.mu.answers[0], o.mu.answers[1:]
+		o.mu.bytes -= len(m.Seen.Job)
+	case o.mu.view != nil:
+		m.View, o.mu.view = o.mu.view, nil
+	default:
+		return m, false, false
+	}
+	return m, true, false
+}

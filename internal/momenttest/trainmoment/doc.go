@@ -1,6 +1,0 @@
-// Copyright The cohort Authors
-// SPDX-License-Identifier: Apache-2.0
-
-// Package trainmoment holds the moment tests of data-parallel backward passes: contexts end and groups close at every
-// point.
-package trainmoment

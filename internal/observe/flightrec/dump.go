@@ -1,0 +1,82 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flightrec
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+)
+
+// Version is the version of the dump's format.
+const Version = 1
+
+// Format names the format in a dump.
+const Format = "cohort-flight-recorder"
+
+// Dump is a picture of one or more rings of one process.
+type Dump struct {
+	Format  string    `json:"format"`
+	Version int       `json:"version"`
+	Time    time.Time `json:"time"`
+	Reason  string    `json:"reason,omitempty"` // why it was taken: "asked", "failure", "signal"
+	Groups  []Group   `json:"groups"`
+	Worker  *Worker   `json:"worker,omitempty"` // an RPC worker of the process
+}
+
+// Group is one ring in a dump.
+type Group struct {
+	About
+	Status  Status  `json:"status"`
+	Failed  string  `json:"failed,omitempty"` // why the group failed
+	Lost    uint64  `json:"lost,omitempty"`   // older operations that were overwritten
+	Entries []Entry `json:"entries"`
+}
+
+// Snapshot returns what the ring holds, oldest first.
+func (r *Ring) Snapshot() Group {
+	n := uint64(len(r.entries))
+	from := uint64(1)
+	if r.next > n {
+		from = r.next - n
+	}
+	g := Group{About: r.about, Status: r.status, Lost: from - 1, Entries: make([]Entry, 0, r.next-from)}
+	for id := from; id < r.next; id++ {
+		g.Entries = append(g.Entries, r.entries[id%n])
+	}
+	return g
+}
+
+// NewDump puts groups into a dump.
+func NewDump(at time.Time, reason string, groups ...Group) Dump {
+	return Dump{Format: Format, Version: Version, Time: at, Reason: reason, Groups: groups}
+}
+
+// maxDump bounds a dump that is read.
+const maxDump = 256 << 20
+
+// Parse reads a dump.
+func Parse(data []byte) (Dump, error) {
+	const op = "recorder: read dump"
+	var d Dump
+	if len(data) > maxDump {
+		return d, cohort.Newf(op, cohort.TooLarge, "%d bytes, at most %d are read", len(data), maxDump)
+	}
+	if err := json.Unmarshal(data, &d); err != nil {
+		return d, cohort.Newf(op, cohort.Protocol, "this is not a dump of the flight recorder: %w", err)
+	}
+	if d.Format != Format {
+		return d, cohort.Newf(op, cohort.Protocol, "this is not a dump of the flight recorder: its format is %q", d.Format)
+	}
+	if d.Version != Version {
+		return d, cohort.Newf(op, cohort.NotSupported, "dump version %d, this program reads version %d", d.Version, Version)
+	}
+	for _, g := range d.Groups {
+		if g.Size < 1 || g.Rank < 0 || g.Rank >= g.Size {
+			return d, cohort.Newf(op, cohort.Protocol, "group %q has rank %d of %d", g.Group, g.Rank, g.Size)
+		}
+	}
+	return d, nil
+}

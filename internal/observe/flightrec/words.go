@@ -1,0 +1,118 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flightrec
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/util/ranklist"
+)
+
+// label is the short name of an operation: "all_reduce #17", "recv from rank 2".
+func (e *Entry) label() string {
+	if e.P2P {
+		return e.Op
+	}
+	return e.Op + " #" + strconv.FormatUint(e.Seq, 10)
+}
+
+// text is the operation with what it works on: "all_reduce #17 (sum of float32, 4.0 KiB)".
+func (e *Entry) text(about *About) string {
+	var facts []string
+	if e.Reduce != "" {
+		facts = append(facts, e.Reduce+" of "+e.DType)
+	} else if e.DType != "" {
+		facts = append(facts, e.DType)
+	}
+	if n := max(e.In, e.Out); n > 0 {
+		facts = append(facts, Bytes(n))
+	}
+	if !e.P2P && e.Peer >= 0 {
+		facts = append(facts, "root "+strconv.Itoa(about.globalOf(e.Peer)))
+	}
+	if e.Tag != 0 {
+		facts = append(facts, "tag "+strconv.FormatUint(uint64(e.Tag), 10))
+	}
+	s := e.label()
+	if e.P2P {
+		s = e.towards(about)
+	}
+	if len(facts) > 0 {
+		s += " (" + strings.Join(facts, ", ") + ")"
+	}
+	return s
+}
+
+// towards is the label of a message with its peer.
+func (e *Entry) towards(about *About) string {
+	switch {
+	case e.Peer < 0:
+		return e.Op
+	case e.sends():
+		return e.Op + " to rank " + strconv.Itoa(about.globalOf(e.Peer))
+	}
+	return e.Op + " from rank " + strconv.Itoa(about.globalOf(e.Peer))
+}
+
+func (e *Entry) sends() bool { return e.Op == "send" }
+
+// Bytes writes a size as people read it.
+func Bytes(n int64) string {
+	const unit = 1024
+	if n < unit {
+		return strconv.FormatInt(n, 10) + " B"
+	}
+	x, names := float64(n), []string{"KiB", "MiB", "GiB", "TiB"}
+	for i, name := range names {
+		x /= unit
+		if x < unit || i == len(names)-1 {
+			return fmt.Sprintf("%.4g %s", x, name)
+		}
+	}
+	return ""
+}
+
+// Span writes a duration with as many digits as matter.
+func Span(d time.Duration) string {
+	switch {
+	case d >= time.Minute:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	case d >= time.Millisecond:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	}
+	return fmt.Sprintf("%d us", d.Microseconds())
+}
+
+// Ranks writes "rank 1", "ranks 1 and 2" or "ranks 0 to 5 and 7".
+func Ranks(ranks []int) string {
+	if len(ranks) == 1 {
+		return "rank " + strconv.Itoa(ranks[0])
+	}
+	parts := ranklist.Parts(ranks, " to ")
+	if n := len(parts); n > 1 {
+		return "ranks " + strings.Join(parts[:n-1], ", ") + " and " + parts[n-1]
+	}
+	return "ranks " + strings.Join(parts, "")
+}
+
+// verb is the verb's form for so many ranks.
+func verb(ranks []int, one, many string) string {
+	if len(ranks) == 1 {
+		return one
+	}
+	return many
+}
+
+// more is "s" after a number other than one.
+func more(n int) string {
+	if n == 1 {
+		return ""
+	}
+	return "s"
+}

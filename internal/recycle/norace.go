@@ -1,8 +1,0 @@
-// Copyright The cohort Authors
-// SPDX-License-Identifier: Apache-2.0
-
-//go:build !race
-
-package recycle
-
-const raceDetector = false

@@ -1,0 +1,264 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cohortwire
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/invariants"
+)
+
+// A caller that waits for its answer is woken by the goroutine that reads, and the runtime wakes a thread for that. When
+// calls follow one another without anything beside them, the reading goroutine therefore lends the reading: it does not
+// go on after an answer, and the next caller reads its own. The caller reads nothing else except what Config.Aside names:
+// whatever it finds that is not its answer, whole and small, stays in the buffer, and the reading goroutine goes on from
+// there. So does it when the link was left alone, or a caller has waited, for a moment.
+
+const (
+	// lendAfter is the number of calls without anything beside them after which the reading is lent.
+	lendAfter = 16
+	// lendTick is how long nobody reads, or a caller reads, before the reading goroutine goes on; it may be found up to as
+	// much later.
+	lendTick = time.Millisecond
+	// lendSize is the size of the answers that callers read.
+	lendSize = 16 << 10
+)
+
+// Who reads.
+const (
+	readsItself int32 = iota // the reading goroutine
+	isLent                   // nobody: the next caller may
+	isTaken                  // a caller
+)
+
+// lending is who reads a link. The reader, the streak and what is said below belong to whoever that is.
+type lending struct {
+	state  atomic.Int32  // changes with mu held
+	back   chan struct{} // wakes the reading goroutine, which looks at state
+	before int           // the streak up to the frame before this one
+	streak int           // answers that were the only thing under way
+	guard  *time.Timer
+
+	mu struct {
+		sync.Mutex
+		changes uint64
+		seen    uint64 // changes at the guard's last look
+		hurried bool   // the guard has set a deadline in the past, so that the caller stops
+		armed   bool
+	}
+}
+
+// Answered says that an answer is about to reach a caller that waits for it and has called [Link.Await]: if calls have come
+// alone for a while, the next one may read its answer itself. It is for OnFrame, before the caller is woken, and the last
+// thing that this OnFrame does with the link: a turn that has lent the reading is never handed over (see [Link.Handover]).
+func (l *Link) Answered(f *Frame) {
+	d := &l.lend
+	if !f.Quiet || l.raw == nil || l.load.Load() != 0 || int64(len(f.Payload))+f.bytes() > lendSize {
+		return
+	}
+	turn := l.turns.now.Load()
+	if invariants.Enabled {
+		invariants.Check(f.isAnswer(), "cohortwire: only an answer lends the reading")
+		invariants.Check(turn%2 == 1, "cohortwire: the reading is lent inside an OnFrame")
+		invariants.Check(d.state.Load() == readsItself, "cohortwire: the reading goroutine lends what it has")
+	}
+	if d.streak = d.before + 1; d.streak < lendAfter {
+		return
+	}
+	l.uncork()
+	l.turns.lent.Store(turn) // before anybody else may read
+	l.lendOut(readsItself)
+}
+
+// lendOut lets the next caller read, unless something is under way already.
+func (l *Link) lendOut(from int32) {
+	d := &l.lend
+	failpoint.At("cohortwire.link.lend")
+	d.mu.Lock()
+	if d.state.Load() != from {
+		d.mu.Unlock()
+		return
+	}
+	d.change(isLent)
+	l.calm()
+	if !d.mu.armed {
+		d.mu.armed, d.mu.seen = true, d.mu.changes
+		d.guard.Reset(lendTick)
+	}
+	d.mu.Unlock()
+	if l.load.Load() != 0 || l.alive() != nil { // whoever comes after this look sees that the reading is lent
+		l.Recall()
+	}
+}
+
+// Recall lets the reading goroutine go on, if nobody reads: somebody waits for what will arrive, and does not read it.
+func (l *Link) Recall() {
+	d := &l.lend
+	if d.state.Load() != isLent {
+		return
+	}
+	failpoint.At("cohortwire.link.recall")
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state.Load() == isLent {
+		l.giveBack()
+	}
+}
+
+// giveBack makes the reading goroutine go on. It is called with mu held.
+func (l *Link) giveBack() {
+	l.calm()
+	l.lend.before, l.lend.streak = 0, 0
+	l.lend.change(readsItself)
+	select { // no point: lend.mu is held
+	case l.lend.back <- struct{}{}:
+	default:
+	}
+}
+
+// calm takes the guard's deadline back. It is called with mu held.
+func (l *Link) calm() {
+	if l.lend.mu.hurried {
+		l.lend.mu.hurried = false
+		_ = l.conn.SetReadDeadline(time.Time{}) // fails only when closed
+	}
+}
+
+func (d *lending) change(state int32) {
+	d.mu.changes++
+	d.state.Store(state)
+}
+
+// mine waits until the reading goroutine reads itself.
+func (l *Link) mine() {
+	for l.lend.state.Load() != readsItself {
+		failpoint.At("cohortwire.link.mine")
+		<-l.lend.back
+	}
+}
+
+// Await reads the answer to the request with this id, which was sent, in the caller's goroutine. It returns nil when the
+// reading is not lent or something else happened: then the answer comes to OnFrame, if it comes. It waits for a moment only,
+// so it needs no context.
+func (l *Link) Await(id uint64) *Frame {
+	d := &l.lend
+	if d.state.Load() != isLent {
+		return nil
+	}
+	failpoint.At("cohortwire.link.await")
+	d.mu.Lock()
+	if d.state.Load() != isLent {
+		d.mu.Unlock()
+		return nil
+	}
+	d.change(isTaken)
+	d.mu.Unlock()
+	f := l.reader.answer(id)
+	if f != nil {
+		l.load.Add(-1)
+		for l.reader.whole() && l.reader.passOn() { // what came along
+		}
+	}
+	if f == nil || l.reader.r != l.reader.w {
+		failpoint.At("cohortwire.link.give_back")
+		d.mu.Lock()
+		l.giveBack()
+		d.mu.Unlock()
+		return f
+	}
+	l.lendOut(isTaken)
+	return f
+}
+
+// aside reports whether a frame of this type may be passed on by a caller.
+func (l *Link) aside(t Type) bool { return l.cfg.Aside != nil && l.cfg.Aside(t) }
+
+// answer reads the answer to a request if it is the next frame, and small. What may be passed on may precede it.
+func (r *frameReader) answer(id uint64) *Frame {
+	for {
+		for !r.whole() {
+			if r.r < r.w && !r.fits() {
+				return nil
+			}
+			if err := r.fill(); err != nil {
+				if !errors.Is(err, os.ErrDeadlineExceeded) { // else it is the guard's
+					r.failed = err
+				}
+				return nil
+			}
+		}
+		b := r.buf[r.r:]
+		if !Type(binary.LittleEndian.Uint16(b[4:])).IsResponse() || binary.LittleEndian.Uint64(b[8:]) != id {
+			if !r.passOn() {
+				return nil
+			}
+			continue
+		}
+		return r.present()
+	}
+}
+
+// passOn passes the next frame, which is whole, to OnFrame if that deals with it at once. It reports whether it did.
+func (r *frameReader) passOn() bool {
+	if !r.link.aside(Type(binary.LittleEndian.Uint16(r.buf[r.r+4:]))) {
+		return false
+	}
+	f := r.present()
+	if f == nil {
+		return false
+	}
+	if f.isAnswer() {
+		r.link.load.Add(-1)
+	}
+	r.link.cfg.OnFrame(r.link, f)
+	return true
+}
+
+// present returns the next frame, which is whole, or nil when it is not understood.
+func (r *frameReader) present() *Frame {
+	f, err := r.next()
+	if err != nil { // nothing behind it can be understood
+		r.r, r.w, r.failed = 0, 0, err
+		return nil
+	}
+	return f
+}
+
+// fits reports whether the next frame, as far as it is known, is one that a caller reads.
+func (r *frameReader) fits() bool {
+	b := r.buf[r.r:r.w]
+	if len(b) < HeaderSize {
+		return true
+	}
+	return binary.LittleEndian.Uint32(b) <= lendSize && binary.LittleEndian.Uint64(b[40:]) <= lendSize
+}
+
+// look is the guard.
+func (l *Link) look() {
+	d := &l.lend
+	failpoint.At("cohortwire.link.guard")
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch state := d.state.Load(); {
+	case state == readsItself:
+		d.mu.armed = false
+		return
+	case state == isLent && d.mu.changes == d.mu.seen:
+		d.mu.armed = false
+		l.giveBack()
+		return
+	case d.mu.changes != d.mu.seen:
+		d.mu.seen = d.mu.changes
+	case !d.mu.hurried:
+		d.mu.hurried = true
+		_ = l.conn.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
+	}
+	d.guard.Reset(lendTick)
+}

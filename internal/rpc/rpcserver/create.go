@@ -1,0 +1,125 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcserver
+
+import (
+	"context"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcslots"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+)
+
+// creationArrived returns the place of the object that a creating call makes, if it may run.
+func (s *Server) creationArrived(r *request, j *job, cancel context.CancelCauseFunc) (*rpcref.Object, error) {
+	if r.own != nil {
+		r.own.Begin(cancel)
+		return r.own, nil
+	}
+	if r.Peer.ID < 0 {
+		return nil, cohort.New("rpc: remote", cohort.NotSupported, "a guest holds no references")
+	}
+	var life rrefcore.Epoch
+	if r.Frame != nil {
+		life = rrefcore.Epoch(r.Frame.Incarnation)
+	}
+	return s.cfg.Refs.CallArrived(r.Peer, life, j.pair, s.cfg.Program.Shown(j.Func, j.Args), cancel)
+}
+
+// answerCreated tells a creator that its object is here.
+func (s *Server) answerCreated(req *request, j *job) {
+	if req.goPeer() { // its type says it all
+		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet}, nil)
+		if req.Conn != nil {
+			s.cfg.Refs.Lingers(req.Peer)
+		}
+		return
+	}
+	payload, err := j.pair.Encode()
+	if err != nil {
+		req.answer(req.failure(err), nil)
+		return
+	}
+	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
+}
+
+// createFailed makes the object of a creating call that is not run, and reports whether it did. Nobody waits for the answer to the call
+// before the object is fetched, or its reference passed on, and whoever asks for it would wait for one that nobody makes. It is called in the
+// goroutine that reads.
+func (s *Server) createFailed(r *request, failed error) bool {
+	if !r.creates() || r.Conn == nil {
+		return false
+	}
+	if r.goPeer() {
+		r.decoder.Tensors = r.Tensors // the references of the frame are not claimed
+	} else {
+		r.decoder.Begin(s.cfg.Refs, r.Peer, nil, r.Tensors)
+		defer r.decoder.Release()
+	}
+	j, err := s.decodeCall(r, &r.decoder)
+	if err != nil {
+		return false
+	}
+	o, err := s.creationArrived(r, j, func(error) {})
+	if err != nil {
+		return false
+	}
+	s.cfg.Refs.Created(o, nil, s.cfg.Program.Raised(failed), false)
+	s.drop(r)
+	r.Conn.Refusals.Add(r.Conn, func() { s.answerCreated(r, j) })
+	return true
+}
+
+// countCreation counts the function of a creating call as active from before its answer. The creator counts the call itself
+// until then, and a PyTorch creator gets the answer when the function has ended. So there is no moment at which the
+// workers of a static world could leave while it runs.
+func (s *Server) countCreation(ctx context.Context) (counted bool) {
+	return s.cfg.Static && s.cfg.Caller.Active.Enter(ctx) == nil
+}
+
+// runRemote runs the function of a creating call and stores its result.
+func (s *Server) runRemote(r *request, o *rpcref.Object) {
+	j, toGo, started := &r.job, r.goPeer(), r.began
+	counted := toGo && r.uncount == nil && s.countCreation(&r.ctx)
+	if toGo {
+		s.answerCreated(r, j) // the object exists; its value's fate is another matter
+		started = time.Now()  // to write that takes longer than a short function, and is no part of it
+	}
+	done := func(v any, err error) {
+		if !r.ended.CompareAndSwap(false, true) {
+			return
+		}
+		r.took(started)
+		s.cfg.Refs.Created(o, v, s.cfg.Program.Raised(err), r.own != nil)
+		if !toGo {
+			s.answerCreated(r, j)
+		}
+		s.ended(r, err)
+		r.ctx.Cancel(rpcslots.ErrDone)
+		if r.uncount != nil {
+			r.uncount()
+		} else if counted {
+			s.cfg.Caller.Active.Leave()
+		}
+	}
+	err := j.err
+	if err == nil {
+		err = s.find(r)
+	}
+	if err != nil {
+		r.decoder.Release()
+		s.drop(r)
+		done(nil, err)
+		return
+	}
+	if !s.invoke(&r.ctx, j, done) {
+		r.decoder.Release()
+	}
+	if !r.ended.Load() {
+		r.place.Pause()
+	}
+}

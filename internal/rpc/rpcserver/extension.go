@@ -1,0 +1,90 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcserver
+
+import (
+	"context"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+)
+
+// Extension is a worker's extension with what it has said about itself.
+type Extension struct {
+	rpcext.Extension
+	wrappers, kinds map[rpcwire.Type]bool
+}
+
+// Attach introduces an extension to its agent.
+func Attach(x rpcext.Extension, to rpcext.Agent) (*Extension, error) {
+	if err := x.Attach(to); err != nil {
+		return nil, err
+	}
+	set := func(types []rpcwire.Type) map[rpcwire.Type]bool {
+		m := map[rpcwire.Type]bool{}
+		for _, t := range types {
+			m[t] = true
+		}
+		return m
+	}
+	return &Extension{Extension: x, wrappers: set(x.Wrappers()), kinds: set(x.Kinds())}, nil
+}
+
+// SeamWorker is a worker as extensions know it.
+func SeamWorker(p *rpcsession.Peer) rpcext.Worker {
+	return rpcext.Worker{Name: p.Name, ID: int(p.ID), Go: p.SpeaksCohort()}
+}
+
+// unwrapped takes a wrapped request apart and dispatches what is inside.
+func (s *Server) unwrapped(r *request) {
+	w, err := s.cfg.Extension.Unwrap(SeamWorker(r.Peer), r.message())
+	if err != nil {
+		if a, inner, bad := rpcwire.UnwrapAutograd(r.Payload); bad == nil && r.Kind == rpcwire.ForwardAutogradReq {
+			r.Kind, r.Payload = a.Inner, inner // how a creation is refused is another matter
+		}
+		s.turnAway(r, err)
+		return
+	}
+	if w.Answer != nil {
+		r.wraps = append(r.wraps, w.Answer)
+	}
+	if w.Context != nil {
+		r.derive(w.Context)
+	}
+	r.Tensors = w.Message.Tensors
+	s.unwrap(r, w.Message.Type, w.Message.Payload)
+}
+
+// message is the request as a message.
+func (r *request) message() *rpcwire.Message {
+	return &rpcwire.Message{Type: r.Kind, ID: int64(r.ID), Payload: r.Payload, Tensors: r.Tensors} //nolint:gosec // echoed as it came
+}
+
+// serveKind runs a request that the extension answers, in the place of a handler.
+func (s *Server) serveKind(ctx context.Context, r *request, end func()) {
+	answer := func(m *rpcwire.Message, err error) {
+		if err == nil && m == nil {
+			err = cohort.New("rpc: request", cohort.Internal, "the extension has no answer")
+		}
+		if err != nil {
+			m = r.failure(err)
+		}
+		if r.answer(m, nil) {
+			end()
+		}
+	}
+	returned := false
+	defer func() {
+		if !returned {
+			s.recovered(r.Kind.String(), recover(), func(_ any, err error) { answer(nil, err) })
+		}
+	}()
+	s.cfg.Extension.Serve(ctx, SeamWorker(r.Peer), r.message(), answer)
+	returned = true
+	if !r.answered.Load() {
+		r.place.Return()
+	}
+}

@@ -1,0 +1,163 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcsession
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+	"github.com/cohort-dist/cohort/internal/testing/faultnet"
+)
+
+// pipeWorker starts the sessions of a worker that speaks as PyTorch's do.
+func pipeWorker(t *testing.T, u *user, name string, patience time.Duration) *Links {
+	t.Helper()
+	n := New(Config{Name: name, Logger: slog.New(slog.DiscardHandler), Above: u})
+	n.lostFor = patience
+	if err := n.Listen(t.Context(), "127.0.0.1:0", nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(n) })
+	return n
+}
+
+// pipeThrough connects a worker to another one whose connections can be cut.
+func pipeThrough(ctx context.Context, t *testing.T, patience time.Duration) (told *user, a *Links, p *Peer, proxy *faultnet.Proxy) {
+	t.Helper()
+	told = newUser()
+	a = pipeWorker(t, told, "a", patience)
+	proxy, err := faultnet.ListenTCP(pipeWorker(t, newUser(), "b", lostFor).Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proxy.Close() })
+	p = a.AddPeer("b", 1, "uv://"+proxy.Addr(), rpcworld.Entry{})
+	if _, err = p.Connect(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return told, a, p, proxy
+}
+
+// lost waits until the pipe of a worker has ended.
+func lost(ctx context.Context, t *testing.T, c *Conn) {
+	t.Helper()
+	for c.Alive() {
+		if ctx.Err() != nil {
+			t.Fatal("the pipe lives")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func awaitDeath(ctx context.Context, t *testing.T, told *user) {
+	t.Helper()
+	select {
+	case <-told.died:
+	case <-ctx.Done():
+		t.Fatal("its death is not noticed")
+	}
+}
+
+// The end of a pipe is no proof that the process at its other end has ended: it is when nobody listens there any more.
+func TestPipeIsCut(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	told, _, p, proxy := pipeThrough(ctx, t, lostFor)
+	for range 3 {
+		c := p.Current()
+		proxy.Cut()
+		lost(ctx, t, c)
+		for p.Current() == nil || p.healing.Load() {
+			if ctx.Err() != nil {
+				t.Fatal("there is no pipe again")
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if len(told.died) > 0 {
+		t.Fatal("a worker that lives was taken for dead")
+	}
+	_ = proxy.Close()
+	awaitDeath(ctx, t, told)
+}
+
+// A process that is ending may take connections for a moment.
+func TestPipeOfProcessThatEnds(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	told, _, p, proxy := pipeThrough(ctx, t, lostFor)
+	c := p.Current()
+	proxy.Refuse(true)
+	proxy.Cut()
+	lost(ctx, t, c)
+	if len(told.died) > 0 {
+		t.Error("it was taken for dead although it takes connections")
+	}
+	_ = proxy.Close()
+	awaitDeath(ctx, t, told)
+}
+
+// Who cannot be reached is taken for dead at last, though nobody refuses.
+func TestPipeOutOfReach(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	told, _, _, proxy := pipeThrough(ctx, t, time.Millisecond)
+	proxy.Refuse(true)
+	proxy.Cut()
+	awaitDeath(ctx, t, told)
+}
+
+// Who has said that it leaves, and the process in whose place another one has come, are not asked.
+func TestPipeOfWorkerThatLeft(t *testing.T) {
+	next := pipeWorker(t, newUser(), "b", lostFor).Addr().String()
+	for name, goes := range map[string]func(a *Links, p *Peer){
+		"left":     func(_ *Links, p *Peer) { p.leaves() },
+		"replaced": func(a *Links, p *Peer) { a.AddPeer(p.Name, p.ID, "uv://"+next, rpcworld.Entry{}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			told, a, p, proxy := pipeThrough(ctx, t, lostFor)
+			goes(a, p)
+			proxy.Cut()
+			awaitDeath(ctx, t, told)
+		})
+	}
+}
+
+// TestNewPipeIsHeard: a worker is never taken for deaf while its first pipe comes: whoever leaves at that moment would not wait for what it
+// has to say about references.
+func TestNewPipeIsHeard(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	told := newUser()
+	a := pipeWorker(t, told, "a", lostFor)
+	for id := range rrefcore.Worker(20) {
+		name := fmt.Sprintf("b%d", id)
+		p := a.AddPeer(name, id, "uv://127.0.0.1:1", rpcworld.Entry{})
+		b := pipeWorker(t, newUser(), name, lostFor)
+		connected := make(chan error, 1)
+		go func() {
+			_, err := b.AddPeer("a", 100, "uv://"+a.Addr().String(), rpcworld.Entry{}).Connect(ctx)
+			connected <- err
+		}()
+		for !p.heard.Load() && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		for range 1000 {
+			if a.Deaf(id) {
+				t.Fatalf("%s is deaf as it comes", name)
+			}
+		}
+		if err := <-connected; err != nil {
+			t.Fatal(err)
+		}
+	}
+}

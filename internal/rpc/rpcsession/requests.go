@@ -1,0 +1,120 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcsession
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
+	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+// requests is who reads the requests of a pipe that a peer opened: a goroutine that runs short handlers itself and, when
+// one takes longer, another goroutine in its place. It does for a pipe what a link does for itself.
+type requests struct {
+	conn *Conn
+	turn atomic.Uint64
+}
+
+// Turn returns the number of the request that is being dispatched. It is odd then, and even between two requests.
+func (q *requests) Turn() uint64 { return q.turn.Load() }
+
+// Handover lets another goroutine read on while the request of that turn is dispatched, unless that has ended or another
+// one reads already.
+func (q *requests) Handover(turn uint64) {
+	if turn%2 == 0 || !q.turn.CompareAndSwap(turn, turn+1) {
+		return
+	}
+	if !q.conn.net.Own(func() { q.read(turn + 1) }) {
+		q.ended(ErrClosed("agent"))
+	}
+}
+
+// read reads requests, until the pipe ends or another goroutine reads on.
+func (q *requests) read(turn uint64) {
+	dispatching := false
+	defer func() {
+		if dispatching { // the handler has ended this goroutine
+			q.Handover(turn + 1)
+		}
+	}()
+	for {
+		failpoint.At("rpc.link.requests")
+		raw, err := q.conn.Pipe.Recv(context.Background())
+		if err != nil {
+			q.ended(err)
+			return
+		}
+		q.turn.Store(turn + 1)
+		dispatching = true
+		q.conn.received(raw)
+		dispatching = false
+		if turn += 2; !q.turn.CompareAndSwap(turn-1, turn) {
+			return
+		}
+	}
+}
+
+// ended is called when the pipe has ended, or nobody reads it any more.
+func (q *requests) ended(err error) {
+	n := q.conn.net
+	n.connLost(q.conn, err)
+	failpoint.At("rpc.link.ended")
+	n.mu.Lock()
+	delete(n.mu.pipes, q.conn)
+	n.mu.Unlock()
+	_ = q.conn.Pipe.Close()
+}
+
+// Deaf reports whether no pipe is left on which a worker could ask for anything, after there was one. A PyTorch worker never opens another.
+func (n *Links) Deaf(w rrefcore.Worker) bool {
+	n.mu.Lock() // no point: rpcref asks under its lock
+	defer n.mu.Unlock()
+	p := n.mu.byID[w]
+	if p == nil || !p.heard.Load() {
+		return false
+	}
+	for c := range n.mu.pipes {
+		if c.Peer() == p {
+			return false
+		}
+	}
+	return true
+}
+
+// received dispatches a request of a PyTorch worker.
+func (c *Conn) received(raw *tensorpipe.Message) {
+	if c.Peer().ID < 0 { // a worker of a dynamic world becomes a member after its first calls
+		p := c.net.sender(c.Peer().Name)
+		c.from.Store(p)
+		p.heard.Store(true) // not before: see Deaf
+	}
+	c.Peer().Stats.received(sizeOf(raw))
+	kind, id, err := rpcwire.DecodeHead(raw)
+	in := Incoming{Conn: c, Peer: c.Peer(), ID: uint64(id), Kind: kind} //nolint:gosec // echoed as it came
+	var m *rpcwire.Message
+	if err == nil {
+		m, err = rpcwire.Decode(raw)
+	}
+	if err != nil {
+		raw.Release()
+		in.Err, in.Payload = err, unread(raw)
+	} else {
+		c.Peer().types.learn(m.Tensors)
+		in.Payload, in.Tensors = m.Payload, m.Tensors
+		in.Inline = raw.Quiet && c.Inline.Short()
+	}
+	c.net.cfg.Above.Request(in)
+}
+
+// unread returns the payload of a message that cannot be decoded, nil without one: it may bring references, see [rpcwire.Forks].
+func unread(raw *tensorpipe.Message) []byte {
+	if len(raw.Payloads) != tensorpipe.RPCPayloads {
+		return nil
+	}
+	return raw.Payloads[2]
+}

@@ -1,0 +1,88 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rpcworld
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/worldcore"
+)
+
+// Caller is how a worker deals with the others while it joins and leaves.
+type Caller interface {
+	// Listen makes this worker reachable under its id, and returns the address for others.
+	Listen(ctx context.Context, id int) (addr string, err error)
+	// Add makes another worker known, so that it can be called. Drop forgets it.
+	Add(w Worker, addr string, e Entry)
+	Drop(name string)
+	// AskDevices asks a worker for its devices, Tell tells it that this worker comes, or goes.
+	AskDevices(ctx context.Context, name string) error
+	Tell(ctx context.Context, name string, comes bool) error
+	// Reach connects to a worker. Its errors and those of the calls wrap [ErrRefused] if the worker's process has certainly ended.
+	Reach(ctx context.Context, name string) error
+}
+
+// reachLimit bounds the attempt to reach a worker whose connection has ended.
+const reachLimit = 5 * time.Second
+
+// gone reports whether a call that failed with err went to a process that has ended. A connection that ended under the call leaves that
+// open: a process that has ended does not take another one.
+func gone(ctx context.Context, c Caller, name string, err error) bool {
+	if err != nil && cohort.CodeOf(err) == cohort.PeerLost && !errors.Is(err, ErrRefused) && ctx.Err() == nil {
+		limited, cancel := context.WithTimeout(ctx, reachLimit)
+		defer cancel()
+		err = c.Reach(limited, name)
+	}
+	return errors.Is(err, ErrRefused)
+}
+
+// Join joins a world whose workers come and go. When it fails, also because ctx ends, the world is as it was before. Package
+// worldcore decides.
+func (w *World) Join(ctx context.Context, c Caller) error {
+	m := worldcore.NewJoin(w.self(), worldcore.DynamicOptions{})
+	w.drive(ctx, m, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.deal(ctx, c, nil, op) })
+	return m.Err()
+}
+
+// Leave tells the other workers of a dynamic world that this one goes, and takes it off the list. It does as much as it can
+// in any case, and returns the first error.
+func (w *World) Leave(ctx context.Context, c Caller, others func() []string) error {
+	m := worldcore.NewLeave(w.self(), w.round, worldcore.DynamicOptions{})
+	w.drive(ctx, m, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.deal(ctx, c, others, op) })
+	return m.Err()
+}
+
+// deal deals with the other workers of a world.
+func (w *World) deal(ctx context.Context, c Caller, others func() []string, op worldcore.Op) (ev worldcore.Event) {
+	switch op.Kind {
+	case worldcore.OpEnter:
+		w.Enter(op.Round)
+	case worldcore.OpListen:
+		ev.Text, ev.Err = c.Listen(ctx, op.N)
+	case worldcore.OpKnow:
+		var e Entry
+		if op.Key != "" {
+			e, ev.Err = parseEntry(op.Worker, []byte(op.Key))
+		}
+		if ev.Err == nil {
+			c.Add(Worker{Name: op.Worker, ID: op.N}, op.Text, e)
+		}
+	case worldcore.OpDrop:
+		c.Drop(op.Worker)
+	case worldcore.OpOthers:
+		ev.Names = others()
+	case worldcore.OpAskDevices:
+		ev.Err = c.AskDevices(ctx, op.Worker)
+		ev.Gone = gone(ctx, c, op.Worker, ev.Err)
+	case worldcore.OpTellComing, worldcore.OpTellGoing:
+		ev.Err = c.Tell(ctx, op.Worker, op.Kind == worldcore.OpTellComing)
+		ev.Gone = gone(ctx, c, op.Worker, ev.Err)
+	default:
+		ev.Err = cohort.Newf("rpc: world", cohort.Internal, "operation %d is unknown here", op.Kind)
+	}
+	return ev
+}

@@ -1,0 +1,334 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"math"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/rpc/nop"
+)
+
+// Bounds of the handshake and of descriptors. A default PyTorch brochure is 293 bytes.
+const (
+	maxHandshake  = 64 << 10 // bytes of a hello, brochure or answer
+	maxName       = 1 << 10
+	maxDescriptor = 16 << 20
+	maxPayloads   = 16
+	maxStorages   = 64 << 10
+	maxEntries    = 64 // transports, channels, devices
+)
+
+// Packet is the first frame of every connection.
+type Packet struct {
+	// Requested is set on a connection that an answer asked for; ID then says which. Else it opens a pipe and Name is
+	// the context name of the side that dials: its worker name.
+	Requested bool
+	Name      string
+	ID        uint64
+}
+
+// Append appends the encoded packet.
+func (p Packet) Append(b []byte) []byte {
+	if p.Requested {
+		return nop.AppendUint(nop.AppendStruct(nop.AppendVariant(b, 1), 1), p.ID)
+	}
+	return nop.AppendString(nop.AppendStruct(nop.AppendVariant(b, 0), 1), p.Name)
+}
+
+// ParsePacket decodes the first frame of a connection.
+func ParsePacket(data []byte) (Packet, error) {
+	r := nop.NewReader(data)
+	p := Packet{Requested: r.Variant(2) == 1}
+	r.Struct(1)
+	if p.Requested {
+		p.ID = r.Uint(64)
+	} else {
+		p.Name = r.String(maxName)
+	}
+	return p, r.Close()
+}
+
+// Device is where a tensor lives. RPC without CUDA knows only the CPU.
+type Device struct {
+	Type  string
+	Index int
+}
+
+// CPU is the one device of a Go worker.
+var CPU = Device{Type: "cpu"}
+
+func (d Device) append(b []byte) []byte {
+	return nop.AppendInt(nop.AppendString(nop.AppendStruct(b, 2), d.Type), int64(d.Index))
+}
+
+func parseDevice(r *nop.Reader) Device {
+	r.Struct(2)
+	return Device{Type: r.String(maxName), Index: int(r.Int(32))}
+}
+
+// Named is a transport and its domain descriptor: two sides can use it when their descriptors are equal.
+type Named struct{ Name, Domain string }
+
+// ChannelAd is a channel with the descriptor of each device it serves.
+type ChannelAd struct {
+	Name    string
+	Devices []DeviceDescriptor
+}
+
+// DeviceDescriptor is what a channel says about one device.
+type DeviceDescriptor struct {
+	Device     Device
+	Descriptor string
+}
+
+// Brochure is what the dialling side can do.
+type Brochure struct {
+	Transports []Named
+	Channels   []ChannelAd
+}
+
+// Append appends the encoded brochure.
+func (br Brochure) Append(b []byte) []byte {
+	b = nop.AppendStruct(b, 2)
+	b = nop.AppendMap(b, len(br.Transports))
+	for _, t := range br.Transports {
+		b = nop.AppendString(nop.AppendString(b, t.Name), t.Domain)
+	}
+	return appendChannels(b, br.Channels)
+}
+
+func appendChannels(b []byte, channels []ChannelAd) []byte {
+	b = nop.AppendMap(b, len(channels))
+	for _, c := range channels {
+		b = nop.AppendString(b, c.Name)
+		b = nop.AppendMap(b, len(c.Devices))
+		for _, d := range c.Devices {
+			b = nop.AppendString(d.Device.append(b), d.Descriptor)
+		}
+	}
+	return b
+}
+
+// ParseBrochure decodes a brochure.
+func ParseBrochure(data []byte) (Brochure, error) {
+	r := nop.NewReader(data)
+	r.Struct(2)
+	var br Brochure
+	for range r.Map(maxEntries) {
+		br.Transports = append(br.Transports, Named{Name: r.String(maxName), Domain: r.String(maxName)})
+	}
+	br.Channels = parseChannels(r)
+	return br, r.Close()
+}
+
+func parseChannels(r *nop.Reader) []ChannelAd {
+	var channels []ChannelAd
+	for range r.Map(maxEntries) {
+		c := ChannelAd{Name: r.String(maxName)}
+		for range r.Map(maxEntries) {
+			c.Devices = append(c.Devices, DeviceDescriptor{Device: parseDevice(r), Descriptor: r.String(maxName)})
+		}
+		channels = append(channels, c)
+	}
+	return channels
+}
+
+// The connections of a pipe that an answer may ask for.
+const (
+	ConnDescriptor      uint64 = 0 // present only when the pipe moves to another transport
+	ConnDescriptorReply uint64 = 1
+)
+
+// Registration asks for a connection: what it is for, and the id it must announce.
+type Registration struct{ Conn, ID uint64 }
+
+// ChannelRegistration asks for the connections of a channel.
+type ChannelRegistration struct {
+	Name string
+	IDs  []uint64
+}
+
+// Selection names the channel for tensors between two devices.
+type Selection struct {
+	Server, Client Device
+	Channel        string
+}
+
+// Answer is what the listening side picked from a brochure.
+type Answer struct {
+	Transport, Address string
+	Registrations      []Registration
+	Domain             string
+	ChannelIDs         []ChannelRegistration
+	Channels           []ChannelAd
+	Selections         []Selection
+}
+
+// Append appends the encoded answer.
+func (a Answer) Append(b []byte) []byte {
+	b = nop.AppendStruct(b, 7)
+	b = nop.AppendString(nop.AppendString(b, a.Transport), a.Address)
+	b = nop.AppendMap(b, len(a.Registrations))
+	for _, reg := range a.Registrations {
+		b = nop.AppendUint(nop.AppendUint(b, reg.Conn), reg.ID)
+	}
+	b = nop.AppendString(b, a.Domain)
+	b = nop.AppendMap(b, len(a.ChannelIDs))
+	for _, c := range a.ChannelIDs {
+		b = nop.AppendUint64s(nop.AppendString(b, c.Name), c.IDs)
+	}
+	b = appendChannels(b, a.Channels)
+	b = nop.AppendMap(b, len(a.Selections))
+	for _, s := range a.Selections {
+		b = s.Client.append(s.Server.append(nop.AppendArray(b, 2)))
+		b = nop.AppendString(b, s.Channel)
+	}
+	return b
+}
+
+// ParseAnswer decodes an answer.
+func ParseAnswer(data []byte) (Answer, error) {
+	r := nop.NewReader(data)
+	r.Struct(7)
+	a := Answer{Transport: r.String(maxName), Address: r.String(maxName)}
+	for range r.Map(maxEntries) {
+		a.Registrations = append(a.Registrations, Registration{Conn: r.Uint(64), ID: r.Uint(64)})
+	}
+	a.Domain = r.String(maxName)
+	for range r.Map(maxEntries) {
+		a.ChannelIDs = append(a.ChannelIDs, ChannelRegistration{Name: r.String(maxName), IDs: r.Uint64s(maxEntries)})
+	}
+	a.Channels = parseChannels(r)
+	for range r.Map(maxEntries) {
+		if n := r.Array(2); r.Err() == nil && n != 2 {
+			r.Fail("a pair of %d devices", n)
+		}
+		a.Selections = append(a.Selections, Selection{Server: parseDevice(r), Client: parseDevice(r), Channel: r.String(maxName)})
+	}
+	return a, r.Close()
+}
+
+// StorageDescriptor announces one storage of a message.
+type StorageDescriptor struct {
+	Length uint64
+	Source Device
+	// Target is the device at the receiver; PyTorch always names it.
+	Target   Device
+	NoTarget bool
+}
+
+// Descriptor announces a message: the lengths of its payloads and storages.
+type Descriptor struct {
+	Payloads []uint64
+	Storages []StorageDescriptor
+}
+
+// Append appends the encoded descriptor.
+func (d Descriptor) Append(b []byte) []byte {
+	b = nop.AppendString(nop.AppendStruct(b, 3), "")
+	b = nop.AppendArray(b, len(d.Payloads))
+	for _, n := range d.Payloads {
+		b = nop.AppendString(nop.AppendUint(nop.AppendStruct(b, 2), n), "")
+	}
+	b = nop.AppendArray(b, len(d.Storages))
+	for _, s := range d.Storages {
+		b = s.Source.append(nop.AppendUint(nop.AppendStruct(b, 4), s.Length))
+		if s.NoTarget {
+			b = nop.AppendEmpty(b)
+		} else {
+			b = s.Target.append(b)
+		}
+		b = nop.AppendString(b, "")
+	}
+	return b
+}
+
+// ParseDescriptor decodes a descriptor.
+func ParseDescriptor(data []byte) (Descriptor, error) {
+	r := nop.NewReader(data)
+	r.Struct(3)
+	_ = r.String(maxName)
+	var d Descriptor
+	if n := r.Array(maxPayloads); n > 0 {
+		d.Payloads = make([]uint64, 0, n)
+		for range n {
+			r.Struct(2)
+			d.Payloads = append(d.Payloads, r.Uint(64))
+			_ = r.String(maxName)
+		}
+	}
+	if n := r.Array(maxStorages); n > 0 {
+		d.Storages = make([]StorageDescriptor, 0, min(n, 1024))
+		for range n {
+			if r.Err() != nil {
+				break
+			}
+			r.Struct(4)
+			s := StorageDescriptor{Length: r.Uint(64), Source: parseDevice(r)}
+			if r.Empty() {
+				s.NoTarget = true
+			} else {
+				s.Target = parseDevice(r)
+			}
+			_ = r.String(maxName)
+			d.Storages = append(d.Storages, s)
+		}
+	}
+	return d, r.Close()
+}
+
+// check bounds what a descriptor asks us to receive, before any memory is taken.
+func (d Descriptor) check(limits Limits) error {
+	total := uint64(0)
+	for _, n := range d.Payloads {
+		if n > uint64(limits.Payload) { //nolint:gosec // positive by construction
+			return cohort.Newf("tensorpipe: receive", cohort.TooLarge, "a payload of %d bytes, the limit is %d", n, limits.Payload)
+		}
+		total += n
+	}
+	for _, s := range d.Storages {
+		if s.Length > uint64(limits.Message) { //nolint:gosec // positive by construction
+			return cohort.Newf("tensorpipe: receive", cohort.TooLarge, "a tensor storage of %d bytes, the limit is %d", s.Length, limits.Message)
+		}
+		if s.Source.Type != "cpu" || !s.NoTarget && s.Target.Type != "cpu" {
+			return cohort.Newf("tensorpipe: receive", cohort.NotSupported, "a tensor for device %q: a Go worker has only the CPU", s.Target.Type)
+		}
+		total += s.Length
+	}
+	if total > uint64(limits.Message) || total > math.MaxInt { //nolint:gosec // positive by construction
+		return cohort.Newf("tensorpipe: receive", cohort.TooLarge, "a message of %d bytes, the limit is %d", total, limits.Message)
+	}
+	return nil
+}
+
+// LaneAddress is one lane of an mpt channel: where to dial and the id to announce there.
+type LaneAddress struct {
+	Address string
+	ID      uint64
+}
+
+// AppendLanes appends the hello of an mpt channel's listening end.
+func AppendLanes(b []byte, lanes []LaneAddress) []byte {
+	b = nop.AppendArray(nop.AppendStruct(nop.AppendVariant(b, 0), 1), len(lanes))
+	for _, l := range lanes {
+		b = nop.AppendUint(nop.AppendString(nop.AppendStruct(b, 2), l.Address), l.ID)
+	}
+	return b
+}
+
+// ParseLanes decodes the hello of an mpt channel's listening end.
+func ParseLanes(data []byte) ([]LaneAddress, error) {
+	r := nop.NewReader(data)
+	if r.Variant(2) != 0 {
+		r.Fail("the hello of a dialling end where that of a listening end is expected")
+	}
+	r.Struct(1)
+	var lanes []LaneAddress
+	for range r.Array(maxEntries) {
+		r.Struct(2)
+		lanes = append(lanes, LaneAddress{Address: r.String(maxName), ID: r.Uint(64)})
+	}
+	return lanes, r.Close()
+}

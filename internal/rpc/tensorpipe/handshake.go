@@ -1,0 +1,210 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-dist/cohort"
+)
+
+// Names and domains of the transports and channels we speak. PyTorch compares the domains for equality.
+const (
+	transportUV     = "uv"
+	domainUV        = "uv:*"
+	transportCohort = "cohort"
+	domainCohort    = "cohort:3" // with the version: 3 has keys in the control stream and in creating calls
+	addressDefer    = "defer"    // the address of a cohort answer that says: use the connection that exists or comes
+
+	// ChannelBasic sends storages on one connection; ChannelMPT on 16.
+	ChannelBasic = "basic"
+	ChannelMPT   = "mpt_uv"
+	mptLanes     = 16
+)
+
+var channelDescriptors = map[string]string{
+	ChannelBasic: "any",
+	ChannelMPT:   "16" + strings.Repeat(":uv:*", mptLanes),
+}
+
+// Plan is the outcome of a handshake: how the pipe goes on.
+type Plan struct {
+	// Cohort is set when both sides are Go: the dialled connection carries cohort frames from here on, or with Defer the
+	// connection that the other side is dialling does.
+	Cohort, Defer bool
+	// Address is where the dialling side opens the other connections.
+	Address string
+	// Reply is the registration of the descriptor-reply connection, if HasReply.
+	Reply    uint64
+	HasReply bool
+	// Channel is the channel for tensors, and ChannelID the registration of its connection.
+	Channel   string
+	ChannelID uint64
+}
+
+// Offer is the pure machine of the dialling side. It offers, then reads the answer; it does no I/O.
+type Offer struct {
+	// Name is this side's worker name.
+	Name string
+	// Channels are the channels to offer, the preferred first. The other side decides.
+	Channels []string
+	// Cohort is the offer of the cohort transport, or nil.
+	Cohort *CohortOffer
+}
+
+// CohortOffer is what a dialling side says with its offer of the cohort transport.
+type CohortOffer struct {
+	// Incarnation says which start of the worker it is.
+	Incarnation uint64
+	// Insist says that it was told to wait for another connection, has waited and has none.
+	Insist bool
+}
+
+// The domain of the cohort transport in a brochure is "cohort:3:", the incarnation in hexadecimal, and ":insist" if so.
+const insistSuffix = ":insist"
+
+func (o CohortOffer) domain() string {
+	text := domainCohort + ":" + strconv.FormatUint(o.Incarnation, 16)
+	if o.Insist {
+		text += insistSuffix
+	}
+	return text
+}
+
+func cohortOffer(transports []Named) (offer CohortOffer, ok bool) {
+	for _, t := range transports {
+		if text, found := strings.CutPrefix(t.Domain, domainCohort+":"); found && t.Name == transportCohort {
+			text, offer.Insist = strings.CutSuffix(text, insistSuffix)
+			n, err := strconv.ParseUint(text, 16, 64)
+			offer.Incarnation = n
+			return offer, err == nil
+		}
+	}
+	return CohortOffer{}, false
+}
+
+// Hello returns the two frames that a dialling side writes at once: packet and brochure.
+func (o Offer) Hello() (packet, brochure []byte) {
+	br := Brochure{Transports: []Named{{transportUV, domainUV}}}
+	if o.Cohort != nil {
+		br.Transports = append(br.Transports, Named{transportCohort, o.Cohort.domain()})
+	}
+	for _, c := range o.Channels {
+		br.Channels = append(br.Channels, ChannelAd{c, []DeviceDescriptor{{CPU, channelDescriptors[c]}}})
+	}
+	return Packet{Name: o.Name}.Append(nil), br.Append(nil)
+}
+
+// Answered decides what the answer means.
+func (o Offer) Answered(frame []byte) (Plan, error) {
+	a, err := ParseAnswer(frame)
+	if err != nil {
+		return Plan{}, err
+	}
+	refuse := func(format string, args ...any) (Plan, error) {
+		return Plan{}, cohort.Newf("tensorpipe: handshake", cohort.Protocol, format, args...)
+	}
+	if a.Transport == transportCohort {
+		if o.Cohort == nil || a.Domain != domainCohort {
+			return refuse("the peer answered with transport %q (%q), which was not offered", a.Transport, a.Domain)
+		}
+		return Plan{Cohort: true, Defer: a.Address == addressDefer}, nil
+	}
+	if a.Transport != transportUV || a.Domain != domainUV {
+		return refuse("the peer answered with transport %q (%q), which was not offered", a.Transport, a.Domain)
+	}
+	p := Plan{Address: a.Address}
+	for _, reg := range a.Registrations {
+		switch reg.Conn {
+		case ConnDescriptorReply:
+			p.Reply, p.HasReply = reg.ID, true
+		default:
+			return refuse("the peer asks for connection %d, but the pipe stays on its transport", reg.Conn)
+		}
+	}
+	for _, s := range a.Selections {
+		if s.Server == CPU && s.Client == CPU {
+			p.Channel = s.Channel
+		}
+	}
+	if !slices.Contains(o.Channels, p.Channel) {
+		return refuse("the peer picked channel %q for CPU tensors, which was not offered", p.Channel)
+	}
+	for _, c := range a.Channels {
+		if c.Name != p.Channel {
+			continue
+		}
+		for _, d := range c.Devices {
+			if d.Device == CPU && d.Descriptor != channelDescriptors[p.Channel] {
+				return refuse("channel %q with descriptor %q, ours is %q", p.Channel, d.Descriptor, channelDescriptors[p.Channel])
+			}
+		}
+	}
+	i := slices.IndexFunc(a.ChannelIDs, func(c ChannelRegistration) bool { return c.Name == p.Channel })
+	if i < 0 || len(a.ChannelIDs[i].IDs) != 1 || len(a.ChannelIDs) != 1 {
+		return refuse("the answer does not name exactly one connection for channel %q", p.Channel)
+	}
+	p.ChannelID = a.ChannelIDs[i].IDs[0]
+	return p, nil
+}
+
+// Choice is the pure machine of the listening side.
+type Choice struct {
+	// Channels are the channels we accept, the preferred first.
+	Channels []string
+	// Cohort accepts the cohort transport when it is offered.
+	Cohort bool
+	// Defer is asked when the cohort transport is picked: true tells the peer to use the connection that exists already
+	// or that we are dialling. Nil is false.
+	Defer func(CohortOffer) bool
+	// Address is where the peer reaches this listener.
+	Address string
+	// Register hands out the id of one more connection to expect.
+	Register func() uint64
+}
+
+// Choose reads a brochure and returns the answer frame and the plan.
+func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
+	br, err := ParseBrochure(frame)
+	if err != nil {
+		return nil, Plan{}, err
+	}
+	offers := func(name, domain string) bool { return slices.Contains(br.Transports, Named{name, domain}) }
+	if offer, ok := cohortOffer(br.Transports); ok && c.Cohort {
+		a := Answer{Transport: transportCohort, Domain: domainCohort, Address: c.Address}
+		p = Plan{Cohort: true, Defer: c.Defer != nil && c.Defer(offer)}
+		if p.Defer {
+			a.Address = addressDefer
+		}
+		return a.Append(nil), p, nil
+	}
+	if i := slices.IndexFunc(br.Transports, func(t Named) bool { return t.Name == transportCohort }); i >= 0 && c.Cohort {
+		return nil, Plan{}, cohort.Newf("tensorpipe: handshake", cohort.Mismatch,
+			"the peer is a Go worker of another version: its cohort transport is %q, ours is %q: build all workers from one version", br.Transports[i].Domain, domainCohort)
+	}
+	if !offers(transportUV, domainUV) {
+		return nil, Plan{}, cohort.New("tensorpipe: handshake", cohort.Mismatch,
+			"the peer does not offer the uv transport: start it with transport \"uv\" enabled (the default)")
+	}
+	for _, name := range c.Channels {
+		want := DeviceDescriptor{CPU, channelDescriptors[name]}
+		i := slices.IndexFunc(br.Channels, func(ad ChannelAd) bool { return ad.Name == name && slices.Contains(ad.Devices, want) })
+		if i < 0 {
+			continue
+		}
+		p = Plan{Address: c.Address, HasReply: true, Reply: c.Register(), Channel: name, ChannelID: c.Register()}
+		a := Answer{
+			Transport: transportUV, Address: c.Address, Domain: domainUV,
+			Registrations: []Registration{{ConnDescriptorReply, p.Reply}},
+			ChannelIDs:    []ChannelRegistration{{name, []uint64{p.ChannelID}}},
+			Channels:      []ChannelAd{{name, []DeviceDescriptor{want}}},
+			Selections:    []Selection{{CPU, CPU, name}},
+		}
+		return a.Append(nil), p, nil
+	}
+	return nil, Plan{}, cohort.Newf("tensorpipe: handshake", cohort.Mismatch,
+		"the peer offers none of the channels %v for CPU tensors", c.Channels)
+}

@@ -1,0 +1,299 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/sys/spinwait"
+)
+
+const (
+	// maxExpect bounds what a receiver waits for at once.
+	maxExpect = 4 << 10
+	// maxVector is how many buffers the kernel takes at once.
+	maxVector = 1024
+)
+
+// socket is a TCP connection that the runtime does not watch; see linger.go. One goroutine may read and another write.
+type socket struct {
+	local, remote net.Addr
+	file          *os.File // keeps the descriptor while it is used; of the kind that package os does not watch
+	raw           syscall.RawConn
+	linger        *lingering
+	readable      *gate
+	closed        atomic.Bool
+
+	// Of whoever reads.
+	need int // bytes that will come for certain
+	low  int // bytes for which the kernel wakes us
+	read struct {
+		b   []byte
+		n   int
+		err error
+		try func(fd uintptr) bool
+	}
+
+	mu       sync.Mutex
+	deadline time.Time // of writes
+	writable *gate     // made when the kernel's buffer is full for the first time
+}
+
+// takeOver makes a connection one that the runtime does not watch. It returns the one it got where that cannot be done.
+func takeOver(nc net.Conn, l *lingering) net.Conn {
+	tcp, ok := nc.(*net.TCPConn)
+	if !ok {
+		return nc
+	}
+	s, err := newSocket(tcp, l)
+	if err != nil {
+		return nc
+	}
+	_ = nc.Close()
+	return s
+}
+
+func newSocket(tcp *net.TCPConn, l *lingering) (*socket, error) {
+	rc, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var fd int
+	var dupErr error
+	if err = rc.Control(func(old uintptr) { fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) }); err == nil {
+		err = os.NewSyscallError("fcntl", dupErr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	readable, err := newGate(fd, unix.EPOLLIN|unix.EPOLLRDHUP)
+	if err == nil {
+		err = unix.SetNonblock(fd, false) // what does not block would be watched
+	}
+	if err != nil {
+		readable.close()
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	s := &socket{
+		local: tcp.LocalAddr(), remote: tcp.RemoteAddr(), linger: l, readable: readable, need: 1, low: 1,
+		file: os.NewFile(uintptr(fd), "tensorpipe"),
+	}
+	s.read.try = s.tryRead
+	if s.raw, err = s.file.SyscallConn(); err == nil {
+		err = unix.SetNonblock(fd, true)
+	}
+	if err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// failed wraps an error as package net does.
+func (s *socket) failed(op string, err error) error {
+	switch {
+	case err == nil, errors.Is(err, io.EOF):
+		return err
+	case s.closed.Load():
+		err = net.ErrClosed
+	}
+	return &net.OpError{Op: op, Net: "tcp", Source: s.local, Addr: s.remote, Err: err}
+}
+
+func (s *socket) expect(n int) { s.need = max(n, 1) }
+
+func (s *socket) Read(b []byte) (int, error) {
+	s.read.b = b
+	err := s.raw.Read(s.read.try) // no point: whoever reads the connection has one
+	s.read.b = nil
+	if err != nil { // closed
+		return 0, s.failed("read", err)
+	}
+	return s.read.n, s.failed("read", s.read.err)
+}
+
+func (s *socket) tryRead(fd uintptr) bool {
+	s.read.n, s.read.err = s.readFrom(int(fd), s.read.b)
+	return true
+}
+
+func (s *socket) readFrom(fd int, b []byte) (int, error) {
+	lingered := false
+	for {
+		n, err := unix.Read(fd, b)
+		switch {
+		case n > 0:
+			s.need = max(s.need-n, 1)
+			return n, nil
+		case err == nil && len(b) > 0:
+			return 0, io.EOF
+		case err == nil:
+			return 0, nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case !errors.Is(err, unix.EAGAIN):
+			return 0, os.NewSyscallError("read", err)
+		case s.closed.Load():
+			return 0, net.ErrClosed
+		}
+		if s.linger.on && !lingered && spinwait.BeginNap() {
+			lingered = true
+			err := s.await(fd)
+			spinwait.EndNap()
+			if err != nil {
+				return 0, err
+			}
+			continue
+		}
+		if err := s.wakeAt(fd, 1); err != nil {
+			return 0, err
+		}
+		if err := s.readable.wait(fd); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// wakeAt sets how many bytes must have come before the kernel wakes us.
+func (s *socket) wakeAt(fd, n int) error {
+	if s.low == n {
+		return nil
+	}
+	s.low = n
+	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, n))
+}
+
+// await lingers until enough has come. Whatever comes of it is for the next read to find.
+func (s *socket) await(fd int) error {
+	if err := s.wakeAt(fd, min(s.need, maxExpect)); err != nil {
+		return err
+	}
+	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
+	limit := unix.NsecToTimespec(int64(lingerTime))
+	_, _ = unix.Ppoll(fds[:], &limit, nil) // no point: the descriptor is in use
+	return nil
+}
+
+func (s *socket) Write(b []byte) (int, error) {
+	n, err := s.writeBuffers(net.Buffers{b})
+	return int(n), err
+}
+
+// writeBuffers writes all of the buffers. It uses up the slice.
+func (s *socket) writeBuffers(bufs net.Buffers) (int64, error) {
+	var total int64
+	var werr error
+	err := s.raw.Write(func(fd uintptr) bool { // no point: whoever writes to the connection has one
+		total, werr = s.writeTo(int(fd), bufs)
+		return true
+	})
+	if err == nil {
+		err = werr
+	}
+	return total, s.failed("write", err)
+}
+
+func (s *socket) writeTo(fd int, bufs net.Buffers) (int64, error) {
+	var total int64
+	for {
+		for len(bufs) > 0 && len(bufs[0]) == 0 {
+			bufs = bufs[1:]
+		}
+		if len(bufs) == 0 {
+			return total, nil
+		}
+		n, err := unix.Writev(fd, bufs[:min(len(bufs), maxVector)])
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			if err = s.awaitRoom(fd); err != nil {
+				return total, err
+			}
+			continue
+		case err != nil:
+			return total, os.NewSyscallError("writev", err)
+		}
+		total += int64(n)
+		for n > 0 {
+			m := min(n, len(bufs[0]))
+			n -= m
+			if bufs[0] = bufs[0][m:]; len(bufs[0]) == 0 {
+				bufs = bufs[1:]
+			}
+		}
+	}
+}
+
+// awaitRoom parks until the kernel takes more.
+func (s *socket) awaitRoom(fd int) error {
+	g, err := s.writeGate(fd)
+	if err != nil {
+		return err
+	}
+	return g.wait(fd)
+}
+
+func (s *socket) writeGate(fd int) (*gate, error) {
+	s.mu.Lock() // no point: the descriptor is in use
+	defer s.mu.Unlock()
+	if s.closed.Load() {
+		return nil, net.ErrClosed
+	}
+	if s.writable == nil {
+		g, err := newGate(fd, unix.EPOLLOUT)
+		if err != nil {
+			return nil, err
+		}
+		s.writable = g
+	}
+	return s.writable, s.writable.file.SetReadDeadline(s.deadline)
+}
+
+// Close may be called at any time. Whoever lingers is found a moment later and keeps the descriptor until then.
+func (s *socket) Close() error {
+	s.mu.Lock() // no point: Endpoint.Close holds Endpoint.mu
+	defer s.mu.Unlock()
+	if s.closed.Swap(true) {
+		return net.ErrClosed
+	}
+	s.readable.close()
+	s.writable.close()
+	return s.file.Close()
+}
+
+// SyscallConn is [syscall.Conn]'s.
+func (s *socket) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }
+
+func (s *socket) LocalAddr() net.Addr { return s.local }
+
+func (s *socket) RemoteAddr() net.Addr { return s.remote }
+
+func (s *socket) SetDeadline(t time.Time) error {
+	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
+}
+
+// SetReadDeadline is for reads that park.
+func (s *socket) SetReadDeadline(t time.Time) error { return s.readable.file.SetReadDeadline(t) }
+
+// SetWriteDeadline is for writes that park.
+func (s *socket) SetWriteDeadline(t time.Time) error {
+	s.mu.Lock() // no point: it only sets
+	defer s.mu.Unlock()
+	s.deadline = t
+	if s.writable == nil {
+		return nil
+	}
+	return s.writable.file.SetReadDeadline(t)
+}

@@ -1,0 +1,189 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tensorpipe
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+// frameHead is the length that precedes every frame of the uv transport.
+const frameHead = 8
+
+// readBuffer suits a message of a few small payloads; longer ones are read straight into their memory.
+const readBuffer = 16 << 10
+
+// writeChunk is how much is handed to the kernel between two looks at the clock.
+const writeChunk = 4 << 20
+
+// stream is one TCP connection of a pipe, cut into frames.
+type stream struct {
+	nc    net.Conn
+	br    *bufio.Reader
+	stall time.Duration
+	set   time.Time // when the write deadline was set; owned by whoever writes
+	own   patient   // nc, where the runtime does not watch it; else nil
+}
+
+func newStream(nc net.Conn, stall time.Duration) *stream {
+	s := &stream{nc: nc, stall: stall}
+	s.br = bufio.NewReaderSize(s, readBuffer)
+	return s
+}
+
+// Read is for the buffer.
+func (s *stream) Read(b []byte) (int, error) { return s.nc.Read(b) } // no point: who reads has one
+
+// takeOver lets the receiver wait by itself. Nobody may use the connection meanwhile.
+func (s *stream) takeOver(l *lingering) {
+	s.nc = takeOver(s.nc, l)
+	s.own, _ = s.nc.(patient)
+}
+
+// expect says how many bytes will come for certain, those in the buffer included.
+func (s *stream) expect(n int) {
+	if s.own != nil {
+		s.own.expect(n - s.br.Buffered())
+	}
+}
+
+// readHead reads the length of the next frame.
+func (s *stream) readHead(limit int64, what string) (int, error) {
+	head, err := s.br.Peek(frameHead)
+	if err != nil {
+		return 0, err
+	}
+	n := binary.LittleEndian.Uint64(head)
+	if n > uint64(limit) { //nolint:gosec // limits are positive
+		return 0, cohort.Newf("tensorpipe: receive", cohort.Protocol, "a frame of %d bytes (%q) where %s of at most %d is expected", n, head, what, limit)
+	}
+	_, _ = s.br.Discard(frameHead)
+	return int(n), nil //nolint:gosec // at most limit
+}
+
+// readFrame reads one frame of at most limit bytes into memory of its own.
+func (s *stream) readFrame(limit int64, what string) ([]byte, error) {
+	n, err := s.readHead(limit, what)
+	if err != nil {
+		return nil, err
+	}
+	// A frame is announced by its sender, so memory is taken as the bytes come, not by what was announced.
+	const step = 1 << 20
+	b := make([]byte, 0, min(n, step))
+	for len(b) < n {
+		m := min(n-len(b), max(step, len(b)))
+		if cap(b)-len(b) < m {
+			grown := make([]byte, len(b), len(b)+m)
+			copy(grown, b)
+			b = grown
+		}
+		failpoint.At("tensorpipe.stream.read")
+		if _, err := io.ReadFull(s.br, b[len(b):len(b)+m]); err != nil {
+			return nil, err
+		}
+		b = b[:len(b)+m]
+	}
+	return b, nil
+}
+
+// readLength reads the length of a frame that must be want bytes long.
+func (s *stream) readLength(want int, what string) error {
+	n, err := s.readHead(int64(want), what)
+	if err == nil && n != want {
+		err = cohort.Newf("tensorpipe: receive", cohort.Protocol, "%s of %d bytes where %d were announced", what, n, want)
+	}
+	return err
+}
+
+// writeFrames writes small frames in one piece; used by the handshake, where a deadline is set on the connection.
+func (s *stream) writeFrames(frames ...[]byte) error {
+	var b []byte
+	for _, f := range frames {
+		b = appendFrame(b, f)
+	}
+	failpoint.At("tensorpipe.stream.greet")
+	_, err := s.nc.Write(b)
+	return err
+}
+
+func appendFrame(b, frame []byte) []byte {
+	return append(binary.LittleEndian.AppendUint64(b, uint64(len(frame))), frame...)
+}
+
+// step is a part of a message that goes to one connection.
+type step struct {
+	to   *stream
+	bufs net.Buffers
+}
+
+// run writes the step. When ctx ends meanwhile, it stops and leaves in the step what was not written; a nil ctx never
+// ends. A peer that takes nothing for the stall limit is an error.
+func (st *step) run(ctx context.Context) error {
+	for len(st.bufs) > 0 {
+		now := time.Now()
+		if now.Sub(st.to.set) > st.to.stall/4 || ctx == nil {
+			st.to.set = now
+			if err := st.to.nc.SetWriteDeadline(now.Add(st.to.stall)); err != nil {
+				return err
+			}
+		}
+		if ctx != nil && ctx.Err() != nil { // after the deadline was set: the end of ctx sets one in the past
+			return ctx.Err()
+		}
+		failpoint.At("tensorpipe.stream.write")
+		part := st.nextPart()
+		n, err := st.to.write(part)
+		st.consume(n)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *stream) write(bufs net.Buffers) (int64, error) {
+	if s.own != nil {
+		return s.own.writeBuffers(bufs)
+	}
+	return bufs.WriteTo(s.nc)
+}
+
+// nextPart returns the first buffers, about writeChunk bytes of them.
+func (st *step) nextPart() net.Buffers {
+	var part net.Buffers
+	total := 0
+	for _, b := range st.bufs {
+		if total+len(b) > writeChunk {
+			if total == 0 {
+				part = append(part, b[:writeChunk])
+			}
+			break
+		}
+		part = append(part, b)
+		total += len(b)
+	}
+	return part
+}
+
+func (st *step) consume(n int64) {
+	for n > 0 && len(st.bufs) > 0 {
+		if first := int64(len(st.bufs[0])); first <= n {
+			n -= first
+			st.bufs = st.bufs[1:]
+			continue
+		}
+		st.bufs[0] = st.bufs[0][n:]
+		return
+	}
+	for len(st.bufs) > 0 && len(st.bufs[0]) == 0 {
+		st.bufs = st.bufs[1:]
+	}
+}

@@ -1,0 +1,274 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package worldcore
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+)
+
+// undoTell bounds how long a member is told that a worker does not join after all.
+const undoTell = time.Second
+
+// Join is a worker that joins a world whose workers come and go. When it fails, also because the time of the caller is over,
+// the world is as it was before. Its states are:
+//
+//	finding the round → taking the token → reading the list → claiming an id → announcing → listed → knowing the members →
+//	asking them for their devices → telling them → releasing the token → joined
+//
+// From listed on a failure leads to undoing, and from holding the token on to releasing it. A member whose process has ended is
+// taken off the list: nobody else does it, and nobody could join any more.
+type Join struct {
+	token
+	id     int
+	listed bool
+	all    []Worker // the members before
+	told   []string
+	dead   []string
+}
+
+// NewJoin returns the machine.
+func NewJoin(me Self, opt DynamicOptions) *Join {
+	j := &Join{token: token{DynamicOptions: opt, me: me}}
+	j.begin(func() {
+		if me.Round >= 0 {
+			j.enter(me.Round)
+			return
+		}
+		j.dynamicRound(j.enter)
+	})
+	return j
+}
+
+// enter is the state in which the round is known.
+func (j *Join) enter(k int) {
+	j.round = k
+	j.must(Op{Kind: OpEnter, Round: k}, func(Event) {
+		if strings.Contains(j.me.Name, "-") {
+			j.end(cohort.Newf("rpc: join", cohort.InvalidArgument, "worker name %q: PyTorch workers cannot read a '-' in the list of a dynamic world", j.me.Name))
+			return
+		}
+		j.take("join", func() {
+			j.failed = j.undo
+			j.chooseMode("false", func() { j.members(k, j.claimID) })
+		})
+	})
+}
+
+// claimID takes the id that was asked for, or one that no worker has or had.
+func (j *Join) claimID(all []Worker) {
+	j.all = all
+	if j.me.Rank >= 0 {
+		j.claimThis(j.me.Rank)
+		return
+	}
+	next := 0
+	for _, m := range all {
+		next = max(next, m.ID+1)
+	}
+	j.free(next, j.claimThis)
+}
+
+// free looks for an id that no worker had.
+func (j *Join) free(id int, then func(int)) {
+	if id > MaxWorkerID {
+		j.failed(cohort.New("rpc: join", cohort.Exhausted, "no worker id is left"))
+		return
+	}
+	j.check(func(taken bool) {
+		if taken {
+			j.free(id+1, then)
+			return
+		}
+		then(id)
+	}, KeyNames+strconv.Itoa(id))
+}
+
+func (j *Join) claimThis(id int) {
+	for _, m := range j.all {
+		if m.Name == j.me.Name {
+			j.failed(cohort.Newf("rpc: join", cohort.AlreadyExists, "worker name %q is taken", j.me.Name))
+			return
+		}
+		if m.ID == id {
+			j.failed(cohort.Newf("rpc: join", cohort.AlreadyExists, "id %d is worker %q's", id, m.Name))
+			return
+		}
+	}
+	key := KeyNames + strconv.Itoa(id)
+	j.swap(key, "", j.me.Name, func(got string) {
+		if got != j.me.Name {
+			j.failed(cohort.Newf("rpc: join", cohort.AlreadyExists, "id %d was worker %q's: PyTorch workers never reconnect to an id, take a fresh one", id, got))
+			return
+		}
+		j.id = id
+		j.set(key, j.me.Name, j.listen)
+	})
+}
+
+// listen is the state in which this worker has an id.
+func (j *Join) listen() {
+	j.must(Op{Kind: OpListen, N: j.id}, func(ev Event) { j.announce(j.me, ev.Text, j.list) })
+}
+
+// list is the state in which others can see this worker, perhaps.
+func (j *Join) list() {
+	j.listed = true
+	me := Worker{j.me.Name, j.id}
+	j.edit(func(all []Worker) []Worker {
+		j.all = without(all, me.Name)
+		return append(slices.Clone(j.all), me)
+	}, func() { j.know(j.me, j.all, j.ask) })
+}
+
+// ask asks the members for their devices, as PyTorch does.
+func (j *Join) ask() {
+	inOrder(j.all, func(m Worker, next func()) {
+		j.do(Op{Kind: OpAskDevices, Worker: m.Name}, j.answered("ask worker %q for its devices: %w", m.Name, next))
+	}, j.tell)
+}
+
+// tell tells the members that this worker comes.
+func (j *Join) tell() {
+	inOrder(j.all, func(m Worker, next func()) {
+		if slices.Contains(j.dead, m.Name) {
+			next()
+			return
+		}
+		j.told = append(j.told, m.Name)
+		j.do(Op{Kind: OpTellComing, Worker: m.Name}, j.answered("tell worker %q: %w", m.Name, next))
+	}, j.buryMembers)
+}
+
+// answered is the state after a member was called.
+func (j *Join) answered(what, name string, next func()) func(Event) {
+	return func(ev Event) {
+		switch {
+		case ev.Err == nil:
+			next()
+		case ev.Gone && !j.NoGone:
+			j.dead = append(j.dead, name)
+			next()
+		default:
+			j.failed(fmt.Errorf(what, name, ev.Err))
+		}
+	}
+}
+
+// buryMembers takes those off the list whose process has ended.
+func (j *Join) buryMembers() {
+	inOrder(j.dead, func(name string, next func()) {
+		j.must(Op{Kind: OpDrop, Worker: name}, func(Event) { next() })
+	}, func() {
+		if len(j.dead) == 0 {
+			j.joined()
+			return
+		}
+		j.edit(func(all []Worker) []Worker { return without(all, j.dead...) }, func() { j.withdraw(j.dead, j.joined) })
+	})
+}
+
+// joined is the state in which everybody knows this worker.
+func (j *Join) joined() {
+	j.noteRound(func() { j.release(j.end) })
+}
+
+// undo takes back what others can see of a join that has failed.
+func (j *Join) undo(why error) {
+	over := func(error) {
+		if j.NoRelease {
+			j.end(why)
+			return
+		}
+		j.release(func(error) { j.end(why) })
+	}
+	if !j.listed || j.NoUndo {
+		over(nil)
+		return
+	}
+	j.tidy = j.now + tidyTime
+	left := len(j.told) + 1
+	done := func() {
+		if left--; left == 0 {
+			over(nil)
+		}
+	}
+	for _, name := range j.told {
+		j.do(Op{Kind: OpTellGoing, Worker: name, For: undoTell, Tidy: true}, func(Event) { done() })
+	}
+	j.failed = func(error) { done() }
+	j.edit(func(all []Worker) []Worker { return without(all, j.me.Name) }, func() { j.withdraw([]string{j.me.Name}, done) })
+}
+
+// Leave is a worker of a dynamic world that goes. It does as much as it can in any case, and ends with the first error. Its
+// states are:
+//
+//	taking the token → telling the others → off the list → releasing the token → left
+type Leave struct {
+	token
+	dead  []string
+	first error
+}
+
+// NewLeave returns the machine.
+func NewLeave(me Self, round int, opt DynamicOptions) *Leave {
+	l := &Leave{token: token{DynamicOptions: opt, me: me}}
+	l.round = round
+	l.begin(func() { l.take("leave", l.tell) })
+	return l
+}
+
+// fails notes the first error.
+func (l *Leave) fails(err error) {
+	if l.first == nil {
+		l.first = err
+	}
+}
+
+// tell tells the others that this worker goes: those of now, since another one may have left before.
+func (l *Leave) tell() {
+	l.failed = l.off
+	l.must(Op{Kind: OpOthers}, func(ev Event) {
+		inOrder(ev.Names, func(name string, next func()) {
+			l.do(Op{Kind: OpTellGoing, Worker: name}, func(ev Event) {
+				if ev.Err != nil && ev.Gone {
+					l.dead = append(l.dead, name) // nobody else takes it off the list
+				}
+				if ev.Err != nil {
+					l.fails(fmt.Errorf("tell worker %q: %w", name, ev.Err))
+				}
+				next()
+			})
+		}, func() { l.off(nil) })
+	})
+}
+
+// off takes this worker and those that have died off the list.
+func (l *Leave) off(err error) {
+	if err != nil {
+		l.fails(err)
+	}
+	l.tidy = l.now + tidyTime
+	released := func(err error) {
+		if err != nil {
+			l.fails(err)
+		}
+		l.release(func(err error) {
+			if err != nil {
+				l.fails(err)
+			}
+			l.end(l.first)
+		})
+	}
+	l.failed = released
+	gone := slices.Concat(l.dead, []string{l.me.Name})
+	l.edit(func(all []Worker) []Worker { return without(all, gone...) }, func() {
+		l.withdraw(gone, func() { released(nil) })
+	})
+}

@@ -1,0 +1,468 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"bytes"
+	"strconv"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/keytable"
+	"github.com/cohort-dist/cohort/internal/store/storecounter"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+)
+
+// apply performs one request.
+func (m *Machine) apply(c *Conn, r *wire.Request) {
+	m.counts.ops[r.Op]++
+	if !c.standing.user {
+		if c.standing.stale && !neutral(r) {
+			if r.Op != wire.CancelWait { // which has no reply
+				m.refuseRequest(c, r.ID, replaced())
+			}
+			return
+		}
+		m.use(c, r)
+	}
+	if c.dialect == wire.Legacy && c.stakes.nWaits > 0 && r.Op != wire.CancelWait {
+		// A legacy client that timed out in a wait does not say so; it just goes on with its next request. Answering
+		// the wait later would put that answer in the place of another one.
+		m.dropWaits(c)
+	}
+	m.turn.passes = c.putOff && !m.turn.passed
+	err := m.perform(c, r)
+	switch why := err.(type) { //nolint:errorlint // never wrapped
+	case crowdedError:
+		m.counts.ops[r.Op]--
+		m.hold(c, int(why))
+		return
+	case laterError:
+		m.counts.ops[r.Op]--
+		c.putOff = true
+		m.turn.yield(c)
+		return
+	}
+	if c.putOff {
+		c.putOff, m.turn.passed = false, true
+	}
+	if m.config.Observe != nil {
+		m.config.Observe(c, r, err)
+	}
+	if err != nil {
+		m.refuseRequest(c, r.ID, err)
+	}
+}
+
+func (m *Machine) perform(c *Conn, r *wire.Request) error {
+	if err := m.mayNotify(r); err != nil {
+		return err
+	}
+	if changes(r.Op) {
+		c.poll.Forget() // it does something else between its questions
+	}
+	switch r.Op {
+	case wire.Set:
+		return m.set(c, r)
+	case wire.Get:
+		return m.get(c, r)
+	case wire.Add:
+		n, err := m.add(r.Key, r.Num)
+		if err != nil {
+			return err
+		}
+		m.replyInt(c, r.ID, n.sum)
+		m.added(r.Key, n)
+		c.poll.Added(m.clock.now, r.Key, r.Num, n.sum)
+	case wire.Check:
+		m.check(c, r)
+	case wire.Wait:
+		return m.wait(c, r)
+	case wire.CompareSet:
+		if isClaim(r.Key) {
+			return m.claim(c, r)
+		}
+		return m.compareSet(c, r)
+	case wire.MultiGet:
+		return m.multiGet(c, r)
+	case wire.MultiSet:
+		return m.multiSet(c, r)
+	case wire.Append:
+		return m.append(c, r)
+	case wire.NumKeys:
+		m.replyInt(c, r.ID, int64(m.table.Len()))
+	case wire.DeleteKey:
+		return m.delete(c, r)
+	case wire.ListKeys:
+		return m.listKeys(c, r)
+	case wire.CancelWait:
+		m.cancelWait(c, r)
+	case wire.Ping:
+		start := m.begin(c, r.ID)
+		c.out.Buf = wire.AppendUint32(c.out.Buf, r.Nonce)
+		m.end(c, start)
+	case wire.QueuePush:
+		return m.push(c, r)
+	case wire.QueuePop:
+		return m.pop(c, r)
+	case wire.QueueLen:
+		n := 0
+		if q := m.queues.byKey[string(r.Key)]; q != nil {
+			n = q.len()
+		}
+		m.replyInt(c, r.ID, int64(n))
+	case wire.Barrier:
+		return m.arrive(c, r)
+	case wire.WatchKey:
+		return m.watch(c, r)
+	case wire.Validate:
+		if m.validated(c) {
+			return cohort.New("tcpstore: serve", cohort.Protocol, "a second validate")
+		}
+	case wire.Upgrade:
+		return m.upgrade(c, r)
+	case wire.Hello:
+		return m.hello(c, r)
+	case wire.Clear:
+		return m.clear(c, r)
+	case wire.Stats:
+		return m.stats(c, r)
+	default:
+		return cohort.Newf("tcpstore: serve", cohort.Protocol, "%s is not served", r.Op)
+	}
+	return nil
+}
+
+// changes reports whether a request changes something whatever is in it.
+func changes(op wire.Op) bool {
+	switch op {
+	case wire.Set, wire.CompareSet, wire.MultiSet, wire.Append, wire.DeleteKey, wire.QueuePush, wire.QueuePop, wire.Barrier:
+		return true
+	default:
+		return false
+	}
+}
+
+// validated reports whether c has sent VALIDATE before, and remembers that it now has.
+func (m *Machine) validated(c *Conn) bool {
+	before := c.standing.greeted
+	c.standing.greeted = true
+	return before
+}
+
+func (m *Machine) upgrade(c *Conn, r *wire.Request) error {
+	if r.Nonce != wire.NativeVersion {
+		return cohort.Newf("tcpstore: serve", cohort.Protocol, "native version %d, this server has %d", r.Nonce, wire.NativeVersion)
+	}
+	if c.stakes.nWaits > 0 {
+		return cohort.New("tcpstore: serve", cohort.Protocol, "native mode asked for while a wait is open")
+	}
+	m.speak(c, wire.Native)
+	return nil
+}
+
+func (m *Machine) set(c *Conn, r *wire.Request) error {
+	if err := m.store(r.Key, r.Value); err != nil {
+		return err
+	}
+	m.noteSet(c, r.Key)
+	m.ack(c, r.ID)
+	return nil
+}
+
+// store sets a key and wakes who waits for it.
+func (m *Machine) store(key, value []byte) error {
+	e := m.table.Find(key)
+	if e == nil {
+		return m.create(key, value)
+	}
+	if err := m.room(len(value) - len(e.Value())); err != nil {
+		return err
+	}
+	m.notify(wire.KeyUpdated, key, e.Value(), value)
+	if data := m.take(); data != nil {
+		m.table.Replace(e, data)
+	} else {
+		m.table.Set(e, value)
+	}
+	return nil
+}
+
+// create adds a key that is not there.
+func (m *Machine) create(key, value []byte) error {
+	if err := reserved(key); err != nil {
+		return err
+	}
+	if err := m.room(len(key) + len(value) + keytable.EntryCost); err != nil {
+		return err
+	}
+	data := m.take()
+	if data == nil {
+		data = keytable.Pair(key, value)
+	}
+	m.table.Insert(data, len(key))
+	m.waits.created(key)
+	m.wake()
+	m.notify(wire.KeyCreated, key, nil, value)
+	return nil
+}
+
+func (m *Machine) get(c *Conn, r *wire.Request) error {
+	e := m.table.Find(r.Key)
+	if e == nil {
+		if c.dialect == wire.Native {
+			return m.open(c, r, waitGet)
+		}
+		m.replyBytes(c, r.ID, nil) // as the libuv server: the other one would cut the client
+		return nil
+	}
+	if err := m.mayReply(len(e.Value()), copiedSize(e.Value())); err != nil {
+		return err
+	}
+	m.noteRead(c, r.Key)
+	c.poll.Asked(m.clock.now, r.Key, e.Value())
+	m.replyValue(c, r.ID, e)
+	return nil
+}
+
+// sum is the outcome of an ADD that is done but not told yet.
+type sum struct {
+	old     []byte // for watchers; only when there are any
+	sum     int64
+	created bool
+}
+
+// add changes a counter. Waiters are woken by added, after the caller has its reply.
+func (m *Machine) add(key []byte, delta int64) (sum, error) {
+	var text [20]byte
+	e := m.table.Find(key)
+	if e == nil {
+		if err := reserved(key); err != nil {
+			return sum{}, err
+		}
+		digits := strconv.AppendInt(text[:0], delta, 10)
+		if err := m.room(len(key) + len(digits) + keytable.EntryCost); err != nil {
+			return sum{}, err
+		}
+		m.table.Insert(keytable.Pair(key, digits), len(key))
+		return sum{sum: delta, created: true}, nil
+	}
+	n, err := storecounter.Parse(e.Value())
+	if err != nil {
+		return sum{}, notANumber(key, e.Value())
+	}
+	n += delta // wraps, as in PyTorch
+	s := sum{sum: n, old: m.before(e)}
+	m.table.Set(e, strconv.AppendInt(text[:0], n, 10))
+	return s, nil
+}
+
+func (m *Machine) added(key []byte, n sum) {
+	if n.created {
+		m.waits.created(key)
+		m.wake()
+	}
+	if len(m.watchers) == 0 {
+		return
+	}
+	kind := wire.KeyUpdated
+	if n.created {
+		kind = wire.KeyCreated
+	}
+	m.notify(kind, key, n.old, strconv.AppendInt(nil, n.sum, 10))
+}
+
+func notANumber(key, value []byte) error {
+	if len(value) > 32 {
+		value = value[:32]
+	}
+	e := cohort.Newf("tcpstore: add", cohort.NotANumber, "the value is %q", value)
+	e.Key = string(key)
+	return e
+}
+
+func (m *Machine) compareSet(c *Conn, r *wire.Request) error {
+	e := m.table.Find(r.Key)
+	answer := len(r.Value)
+	copied := answer
+	switch {
+	case e == nil && len(r.Expected) > 0:
+		answer, copied = len(r.Expected), len(r.Expected)
+	case e != nil && !bytes.Equal(e.Value(), r.Expected):
+		answer, copied = len(e.Value()), copiedSize(e.Value())
+	}
+	if err := m.mayReply(answer, copied); err != nil {
+		return err // before anything is changed
+	}
+	switch {
+	case e == nil && len(r.Expected) > 0:
+		m.replyBytes(c, r.ID, r.Expected)
+	case e == nil:
+		if err := m.create(r.Key, r.Value); err != nil {
+			return err
+		}
+		m.replyBytes(c, r.ID, r.Value)
+	case bytes.Equal(e.Value(), r.Expected):
+		if err := m.store(r.Key, r.Value); err != nil {
+			return err
+		}
+		m.replyBytes(c, r.ID, r.Value)
+	default:
+		m.replyValue(c, r.ID, e)
+	}
+	return nil
+}
+
+func (m *Machine) append(c *Conn, r *wire.Request) error {
+	e := m.table.Find(r.Key)
+	if e == nil {
+		if err := m.create(r.Key, r.Value); err != nil {
+			return err
+		}
+		m.ack(c, r.ID)
+		return nil
+	}
+	if n := len(e.Value()) + len(r.Value); n > m.config.Limits.Value {
+		return cohort.Newf("tcpstore: append", cohort.TooLarge, "a value of %d bytes is over the limit of %d", n, m.config.Limits.Value)
+	}
+	if err := m.room(m.table.Extension(e, len(r.Value))); err != nil {
+		return err
+	}
+	old := m.before(e)
+	m.table.Extend(e, r.Value)
+	m.notify(wire.KeyAppended, r.Key, old, e.Value())
+	m.ack(c, r.ID)
+	return nil
+}
+
+func (m *Machine) delete(c *Conn, r *wire.Request) error {
+	e := m.table.Find(r.Key)
+	if e == nil {
+		m.replyInt(c, r.ID, 0)
+		return nil
+	}
+	listed := m.table.Walks() * (unitBytes + len(r.Key)) // each may have to list it now
+	if err := m.turn.mayCopy(listed); err != nil {
+		return err
+	}
+	m.turn.copied(listed)
+	old := m.before(e)
+	m.table.Remove(r.Key)
+	m.deleted(r.Key)
+	m.notify(wire.KeyDeleted, r.Key, old, nil) // before the reply, as PyTorch does
+	m.replyInt(c, r.ID, 1)
+	return nil
+}
+
+func (m *Machine) multiSet(c *Conn, r *wire.Request) error {
+	// Everything that could fail is looked at first: either all pairs are stored or none.
+	for list := r.List; !list.Empty(); list.Next() {
+		if err := reserved(list.Next()); err != nil {
+			return err
+		}
+	}
+	if err := m.room(r.List.Size() + r.List.Count*keytable.EntryCost); err != nil {
+		return err
+	}
+	for list := r.List; !list.Empty(); {
+		key, value := list.Next(), list.Next()
+		m.turn.work++
+		e := m.table.Find(key)
+		if e == nil {
+			m.table.Insert(keytable.Pair(key, value), len(key))
+			m.waits.created(key)
+			m.notify(wire.KeyCreated, key, nil, value)
+			continue
+		}
+		m.notify(wire.KeyUpdated, key, e.Value(), value)
+		m.table.Set(e, value)
+	}
+	m.wake() // only now, when all of them are there: who waits for several must see all or nothing
+	m.ack(c, r.ID)
+	return nil
+}
+
+func (m *Machine) multiGet(c *Conn, r *wire.Request) error {
+	values := m.measure(r.List)
+	if values.missing && c.dialect == wire.Native {
+		return m.open(c, r, waitMultiGet)
+	}
+	if err := m.mayReply(values.size, values.copied); err != nil {
+		return err
+	}
+	m.sendValues(c, r.ID, r.List, values.copied)
+	return nil
+}
+
+// extent is what the values of keys take in a reply.
+type extent struct {
+	size    int  // bytes
+	copied  int  // of these, those that are copied into it
+	missing bool // one of the keys is not there
+}
+
+func (m *Machine) measure(list wire.List) (x extent) {
+	for !list.Empty() {
+		m.turn.work++
+		x.size += 8
+		x.copied += 8
+		if e := m.table.Find(list.Next()); e != nil {
+			x.size += len(e.Value())
+			x.copied += copiedSize(e.Value())
+		} else {
+			x.missing = true
+		}
+	}
+	return x
+}
+
+// sendValues replies with the values of keys, of which copied bytes are copied.
+func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, copied int) {
+	empty := list.Empty()
+	start := m.beginLarge(c, id, copied)
+	for !list.Empty() {
+		key := list.Next()
+		if e := m.table.Find(key); e != nil {
+			m.noteRead(c, key)
+			c.out.appendValue(e.Value(), e.Data())
+		} else {
+			c.out.appendValue(nil, nil)
+		}
+	}
+	if !empty || c.dialect == wire.Native {
+		m.end(c, start)
+	}
+}
+
+func (m *Machine) check(c *Conn, r *wire.Request) {
+	if r.List.Count == 1 {
+		list := r.List
+		if key := list.Next(); string(key) == wire.NativeKey || m.isReadBack(c, key) || m.isIdentity(key) {
+			m.replyByte(c, r.ID, wire.Ready)
+			return
+		}
+	}
+	answer := wire.Ready
+	for list := r.List; !list.Empty(); {
+		m.turn.work++
+		if !m.exists(list.Next()) {
+			answer = wire.NotReady
+			break
+		}
+	}
+	switch list := r.List; {
+	case answer == wire.Ready:
+		c.poll.Forget()
+	case list.Count == 1:
+		c.poll.Asked(m.clock.now, list.Next(), nil)
+	}
+	m.replyByte(c, r.ID, answer)
+}
+
+// exists is what CHECK and WAIT mean by a key that is there: a value, or a queue with items.
+func (m *Machine) exists(key []byte) bool {
+	if m.table.Find(key) != nil {
+		return true
+	}
+	return len(m.queues.byKey) != 0 && m.queues.byKey[string(key)] != nil
+}

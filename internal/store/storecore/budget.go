@@ -1,0 +1,188 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+)
+
+// shares are the parts of the memory limit. Each has rules of its own for when it is full, so that what fills one of them
+// does not stop others:
+//
+//   - data, half of it: keys, values, queues. A request that does not fit is refused.
+//   - out, a quarter: replies that clients have not read yet. A reply that does not fit waits (crowd.go).
+//   - in, an eighth: requests that are not all there yet. Large ones are read in turn (senders.go).
+//   - waits, an eighth: open waits, watches, claims. The client with the most of them is cut.
+//
+// While somebody waits for out or in, those that read or send too slowly are cut: slow is relative, and nobody is slow as
+// long as there is room for all. The limit itself holds always: when the parts together are over it, whoever holds the
+// most for the longest time is cut.
+type shares struct {
+	data, out, in, waits int64
+}
+
+func divide(memory int64) shares {
+	return shares{data: memory / 2, out: memory / 4, in: memory / 8, waits: memory / 8}
+}
+
+// budget is the memory that clients take and may take. What data takes is known to table and queues.
+type budget struct {
+	shares   shares
+	in       int64 // requests that are not all there
+	out      int64 // replies that are not sent
+	waits    int64 // waits, watches, claims
+	untold   int64 // callbacks that not all have been sent yet
+	reliefAt int64 // when to look for slow clients next
+}
+
+const (
+	// readerPause and senderPause are how long a client may make no progress while others wait for its memory, and
+	// leastPause what is left of that when they have waited long; readerRate and senderRate how many bytes a second it has
+	// to take or send when it is given pace.SlowStart more. All of them are measured by clock.patience.
+	readerPause = int64(5 * time.Second)
+	senderPause = int64(2 * time.Second)
+	leastPause  = int64(time.Second)
+	readerRate  = 256 << 10
+	senderRate  = 64 << 10
+	// reliefPause is how often slow clients are looked for.
+	reliefPause = int64(100 * time.Millisecond)
+)
+
+// dataBytes is what the store's contents take.
+func (m *Machine) dataBytes() int64 { return m.table.Bytes() + m.queues.bytes }
+
+// memory is what counts against the limit.
+func (m *Machine) memory() int64 {
+	return m.dataBytes() + m.budget.out + m.budget.in + m.budget.waits + m.budget.untold
+}
+
+// room reports an error when n more bytes of keys and values would be over their share.
+func (m *Machine) room(n int) error {
+	if m.dataBytes()+int64(n) <= m.budget.shares.data {
+		return nil
+	}
+	return cohort.Newf("tcpstore: serve", cohort.Exhausted, "keys, values and queues take %d of %d bytes: delete some or raise the memory limit",
+		m.dataBytes(), m.budget.shares.data)
+}
+
+// settle brings the sums of all buffers up to date.
+func (m *Machine) settle(c *Conn) {
+	in, out := cap(c.in.buf)+c.in.lent, c.out.Memory()
+	if c.listing != nil {
+		out += cap(c.listing.out)
+	}
+	m.budget.in += int64(in - c.in.counted)
+	m.budget.out += int64(out - c.out.counted)
+	c.in.counted, c.out.counted = in, out
+}
+
+// slowReader reports whether c leaves its replies unread.
+func (m *Machine) slowReader(c *Conn) bool {
+	owed := int64(c.Owed())
+	pause := readerPause
+	if !m.crowd.Empty() { // the longer others wait, the less
+		pause = max(pause-(m.clock.patience-m.crowd.Since()), leastPause)
+	}
+	return owed > 0 && c.out.pace.Slow(m.clock.patience, pause, owed, readerRate)
+}
+
+// relieve cuts those that are too slow while others wait for memory. It returns whether it looked: it does so only now
+// and then.
+func (m *Machine) relieve() bool {
+	if m.clock.patience < m.budget.reliefAt {
+		return false
+	}
+	m.budget.reliefAt = m.clock.patience + reliefPause
+	for i := len(m.conns.all) - 1; i >= 0; i-- { // a connection that is cut is replaced by the last one
+		m.turn.work++
+		switch c := m.conns.all[i]; {
+		case m.slowReader(c):
+			m.Refuse(c, cohort.Newf("tcpstore: serve", cohort.Exhausted,
+				"the client reads too slowly: %d bytes wait for it, and others need the memory", c.Owed()))
+		case m.slowSender(c):
+			m.Refuse(c, cohort.Newf("tcpstore: serve", cohort.Exhausted,
+				"the client is too slow with its request: %d bytes of it are here, and others need the memory", len(c.in.buf)))
+		}
+		i = min(i, len(m.conns.all))
+	}
+	return true
+}
+
+// enforce makes sure that n more bytes are within the limit, whatever it takes: those that hold the most bytes for the
+// longest time are cut. It frees more than needed, so that it is not called again for every byte.
+func (m *Machine) enforce(n int) {
+	if m.memory()+int64(n) <= m.config.Limits.Memory {
+		return
+	}
+	type holder struct {
+		conn  *Conn
+		blame float64
+	}
+	var holders []holder
+	for _, c := range m.conns.all {
+		m.turn.work++
+		blame := 0.0
+		if len(c.in.buf) > 0 {
+			blame += c.in.pace.Blame(m.clock.patience, cap(c.in.buf))
+		}
+		if c.Owed() > 0 {
+			blame += c.out.pace.Blame(m.clock.patience, c.out.Memory())
+		}
+		if blame > 0 {
+			holders = append(holders, holder{c, blame})
+		} else if c.in.counted+c.out.counted > 0 {
+			c.in.buf, c.out.Buf = nil, nil // kept for its next request
+			m.settle(c)
+		}
+	}
+	slices.SortFunc(holders, func(a, b holder) int { return cmp.Compare(b.blame, a.blame) })
+	for _, h := range holders {
+		if m.memory()+int64(n) <= m.config.Limits.Memory-m.config.Limits.Memory/16 {
+			return
+		}
+		m.Refuse(h.conn, cohort.Newf("tcpstore: serve", cohort.Exhausted,
+			"the memory limit of %d bytes is reached, and this client's unread replies and unfinished requests take %d",
+			m.config.Limits.Memory, cap(h.conn.in.buf)+h.conn.out.Memory()))
+	}
+}
+
+// roomToWait makes room for a wait, watch or claim of c. When there is none the client that has the most of them is cut,
+// and if that is c its request is refused.
+func (m *Machine) roomToWait(c *Conn, cost int64) error {
+	if m.budget.waits+cost <= m.budget.shares.waits {
+		return nil
+	}
+	holders := slices.DeleteFunc(slices.Clone(m.conns.all), func(o *Conn) bool { return o.stakes.bytes <= c.stakes.bytes+cost })
+	m.turn.work += uint64(len(m.conns.all))
+	slices.SortFunc(holders, func(a, b *Conn) int { return cmp.Compare(b.stakes.bytes, a.stakes.bytes) })
+	for _, o := range holders {
+		if m.budget.waits+cost <= m.budget.shares.waits-m.budget.shares.waits/8 {
+			break
+		}
+		m.Refuse(o, cohort.Newf("tcpstore: serve", cohort.Exhausted,
+			"its waits, watches and claims take %d bytes, more than those of any other client, and all of them together have %d",
+			o.stakes.bytes, m.budget.shares.waits))
+	}
+	if m.budget.waits+cost <= m.budget.shares.waits {
+		return nil
+	}
+	return cohort.Newf("tcpstore: serve", cohort.Exhausted, "waits, watches and claims of all clients take %d of %d bytes: raise the memory limit",
+		m.budget.waits, m.budget.shares.waits)
+}
+
+// grow returns b with room for n bytes more. It takes little more memory than there is data.
+func grow(b []byte, n int) []byte {
+	need := len(b) + n
+	if need <= cap(b) {
+		return b
+	}
+	if need > keepBuffer {
+		need = max(need, cap(b)+cap(b)/4)
+	}
+	return append(make([]byte, 0, need), b...)
+}

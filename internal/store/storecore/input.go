@@ -1,0 +1,178 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"github.com/cohort-dist/cohort/internal/store/slowclient"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+)
+
+// input is what a client has sent of a request that is not all there, and how far that is understood.
+type input struct {
+	buf     []byte
+	lent    int // bytes of the larger buffer that the driver continues in, see Rest
+	pace    slowclient.Pace
+	looks   int // how often Expire has found it where it was
+	parsed  wire.Progress
+	frame   int // native: bytes of the frame that is not all there
+	skip    int // native: bytes of a refused frame that are still to come
+	counted int // bytes in the machine's sum
+}
+
+func (i *input) clear() { i.buf, i.lent = nil, 0 }
+
+// given is a buffer of requests that belongs to the machine. A large value that makes up most of it is not copied into the
+// table: the buffer becomes the entry's memory.
+type given struct {
+	size  int    // of the buffer; 0: it is not the machine's
+	data  []byte // key and value of the present request, if the table may have the buffer
+	taken bool   // it has it
+}
+
+// Begins reports whether data, the next bytes that c has sent, begins with a large value to be stored: a driver should pass
+// it to Take. It may be called without the driver's lock by the part of the driver that is c's home, as long as c is not
+// paused, and changes nothing.
+func (c *Conn) Begins(data []byte) bool {
+	return len(data) > sharedSize && wire.SetSize(c.dialect, data) > sharedSize
+}
+
+// Receive takes what a client sent. data is not kept.
+func (m *Machine) Receive(c *Conn, data []byte) { m.receive(c, data, 0) }
+
+// Take is Receive of data that the machine may keep and change. So a driver can copy what it has read before it holds a lock.
+func (m *Machine) Take(c *Conn, data []byte) { m.receive(c, data, cap(data)) }
+
+// receive is Receive of data in a buffer of which size bytes are the machine's.
+func (m *Machine) receive(c *Conn, data []byte, size int) {
+	if c.closed {
+		return
+	}
+	if len(c.in.buf) == 0 {
+		used := m.consumeGiven(c, data, size)
+		if m.given.taken {
+			m.goOn(c, data[used:])
+			return
+		}
+		if used < len(data) && !c.closed {
+			c.in.pace.Start(m.clock.patience)
+			c.in.looks = 0
+			if used == 0 && size > keepBuffer {
+				if m.enforce(size); c.closed {
+					return
+				}
+				c.in.buf = data
+			} else if !m.keep(c, data[used:]) {
+				return
+			}
+		}
+	} else {
+		if len(data) > 0 && !m.keep(c, data) {
+			return
+		}
+		m.goOnKept(c, len(data) > 0)
+		return
+	}
+	m.seek(c)
+}
+
+// goOnKept goes on with what c has sent before, to which something was added or not.
+func (m *Machine) goOnKept(c *Conn, more bool) {
+	if more {
+		c.in.pace.Moved, c.in.looks = m.clock.patience, 0
+	}
+	in := c.in.buf
+	used := m.consumeGiven(c, in, cap(in))
+	if m.given.taken {
+		c.in.buf = nil
+		m.settle(c)
+		m.goOn(c, in[used:])
+		return
+	}
+	if used > 0 && !c.closed {
+		c.in.pace.Since = m.clock.patience
+		m.turn.copied(len(c.in.buf) - used)
+		c.in.buf = c.in.buf[:copy(c.in.buf, c.in.buf[used:])]
+		if len(c.in.buf) == 0 && cap(c.in.buf) > keepBuffer {
+			c.in.buf = nil
+		}
+	}
+	m.seek(c)
+}
+
+// seek counts what c holds after a step and looks for room for what it has begun.
+func (m *Machine) seek(c *Conn) {
+	if !c.closed && (c.in.counted != 0 || len(c.in.buf) != 0 || c.Owed() != 0 || c.allowance.granted != 0) {
+		m.settle(c)
+		m.seekRoom(c)
+	}
+}
+
+// Rest tells how a driver should read the rest of a request that c has room for: have is the part that is here, and the whole
+// goes into a buffer of size bytes, that of have or a larger one to which the driver has copied it. So neither the reading nor
+// the copying needs the driver's lock. The buffer grows with what arrives; size is 0 when the driver should read as usual. It is
+// asked in the step in which c was read from, and the answer holds until c is read from again.
+func (m *Machine) Rest(c *Conn) (have []byte, size int) {
+	if c.closed || c.Paused() || c.allowance.granted <= len(c.in.buf) {
+		return nil, 0
+	}
+	if c.in.lent == 0 && len(c.in.buf) == cap(c.in.buf) {
+		larger := min(4*cap(c.in.buf), c.allowance.granted)
+		if m.enforce(larger); c.closed { // both are there for a moment
+			return nil, 0
+		}
+		c.in.lent = larger - cap(c.in.buf)
+		m.settle(c)
+	}
+	return c.in.buf, min(cap(c.in.buf)+c.in.lent, c.allowance.granted)
+}
+
+// Extend goes on with a request as Rest has told: buf is what it returned, with more behind it.
+func (m *Machine) Extend(c *Conn, buf []byte) {
+	if c.closed {
+		return
+	}
+	c.in.buf, c.in.lent = buf, 0
+	m.goOnKept(c, true)
+}
+
+// consumeGiven is consume of a buffer of which size bytes are the machine's.
+func (m *Machine) consumeGiven(c *Conn, data []byte, size int) int {
+	m.given = given{size: size}
+	used := m.consume(c, data)
+	m.given.size, m.given.data = 0, nil
+	return used
+}
+
+// goOn goes on with the rest of a buffer that the table has taken, which is little: the bytes are copied, since the entry's
+// value may grow over them.
+func (m *Machine) goOn(c *Conn, rest []byte) {
+	m.given = given{}
+	rest = append([]byte(nil), rest...)
+	m.turn.copied(len(rest))
+	m.Receive(c, rest)
+}
+
+// offer says that the table may have the buffer of a request, which has left more bytes behind it.
+func (m *Machine) offer(r *wire.Request, raw []byte, left int) {
+	m.given.data = nil // that of a request that was refused
+	if m.given.size == 0 || r.Op != wire.Set || len(r.Value) <= sharedSize || m.watched(r.Key) > 0 {
+		return // a change that is watched may have to wait for the next turn, and the request must stay as it is
+	}
+	n := len(r.Key) + len(r.Value)
+	if left > n/8 || m.given.size-left > n+n/8 {
+		return
+	}
+	// The table has key and value in one piece. Here the value's length is between them: the key moves over it.
+	data := raw[len(raw)-n:]
+	copy(data, r.Key)
+	r.Key, r.Value = data[:len(r.Key):len(r.Key)], data[len(r.Key):len(data):len(data)]
+	m.given.data = data
+}
+
+// take returns the memory of key and value of the present request if the table may have it, and nil otherwise.
+func (m *Machine) take() []byte {
+	data := m.given.data
+	m.given.data, m.given.taken = nil, data != nil
+	return data
+}

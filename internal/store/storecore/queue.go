@@ -1,0 +1,143 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"bytes"
+	"slices"
+
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+)
+
+// queue holds items in the order they came. An empty queue does not exist.
+type queue struct {
+	items [][]byte
+	first int
+}
+
+// queues is all queues.
+type queues struct {
+	byKey map[string]*queue
+	bytes int64
+}
+
+// itemCost is what an item or a watch takes beside its bytes.
+const itemCost = 48
+
+func (q *queue) len() int { return len(q.items) - q.first }
+
+func (q *queue) take() []byte {
+	item := q.items[q.first]
+	q.items[q.first] = nil
+	q.first++
+	if q.first > 32 && q.first > len(q.items)/2 {
+		q.items = slices.Delete(q.items, 0, q.first)
+		q.first = 0
+	}
+	return item
+}
+
+// push adds an item, or hands it to the first who waits for one.
+func (m *Machine) push(c *Conn, r *wire.Request) error {
+	if err := reserved(r.Key); err != nil {
+		return err
+	}
+	if err := m.room(len(r.Key) + len(r.Value) + 2*itemCost); err != nil {
+		return err
+	}
+	if !m.handOver(r.Key, r.Value) {
+		m.enqueue(r.Key, r.Value)
+		m.wake()
+	}
+	m.ack(c, r.ID)
+	return nil
+}
+
+// handOver gives an item to the oldest pop that waits. Only native clients have pops that wait, and while one does, the
+// queue is empty. A WAIT does not come into it: its client may want to pop or may not, and a queue that holds an item
+// while a pop waits for one would be wrong.
+func (m *Machine) handOver(key, item []byte) bool {
+	for len(m.waits.byKey) != 0 {
+		k := m.waits.byKey[string(key)]
+		if k == nil || k.pops.First() == nil {
+			return false
+		}
+		w := k.pops.First().Of().wait
+		c := w.conn
+		if owed := c.Owed(); owed > highWater && owed+len(item) > m.config.Limits.Output {
+			m.Refuse(c, m.replyTooLarge(owed+len(item))) // the item would be lost with it
+			continue
+		}
+		m.forget(w)
+		start := m.beginLarge(c, w.id, len(item)+16)
+		c.out.Buf = wire.AppendBytes(wire.AppendInt(c.out.Buf, 1), item)
+		m.end(c, start)
+		return true
+	}
+	return false
+}
+
+// enqueue puts an item into a queue and tells who waits for that key. Of PyTorch's clients only the oldest hears of it: they
+// wait in order to pop, and the others would find the queue empty. Native clients have a pop that waits, so their WAIT means
+// just what it says. They are answered by wake.
+func (m *Machine) enqueue(key, item []byte) {
+	q := m.queues.byKey[string(key)]
+	first := q == nil
+	if first {
+		q = &queue{}
+		m.queues.byKey[string(key)] = q
+		m.queues.bytes += int64(len(key)) + itemCost
+	}
+	q.items = append(q.items, bytes.Clone(item))
+	m.queues.bytes += int64(len(item)) + itemCost
+	if len(m.waits.byKey) == 0 {
+		return
+	}
+	if k := m.waits.byKey[string(key)]; k != nil {
+		if first {
+			m.waits.isThere(k)
+		}
+		if k.once != nil && k.once.First() != nil {
+			m.came(k.once.First().Of())
+		}
+	}
+}
+
+// emptied forgets a queue without items and tells who waits for that key.
+func (m *Machine) emptied(key []byte) {
+	delete(m.queues.byKey, string(key))
+	m.queues.bytes -= int64(len(key)) + itemCost
+	if len(m.waits.byKey) == 0 {
+		return
+	}
+	if k := m.waits.byKey[string(key)]; k != nil && m.table.Find(key) == nil {
+		m.waits.is(&k.tallies[byKey], false)
+		m.spreadOwn()
+	}
+}
+
+func (m *Machine) pop(c *Conn, r *wire.Request) error {
+	q := m.queues.byKey[string(r.Key)]
+	if q == nil {
+		if c.dialect == wire.Native && r.Wait {
+			return m.open(c, r, waitPop)
+		}
+		m.replyInt(c, r.ID, 0)
+		return nil
+	}
+	n := q.len()
+	if err := m.mayReply(len(q.items[q.first]), copiedSize(q.items[q.first])); err != nil {
+		return err
+	}
+	item := q.take()
+	m.queues.bytes -= int64(len(item)) + itemCost
+	if n == 1 {
+		m.emptied(r.Key)
+	}
+	start := m.beginLarge(c, r.ID, copiedSize(item)+16)
+	c.out.Buf = wire.AppendInt(c.out.Buf, int64(n))
+	c.out.appendValue(item, item)
+	m.end(c, start)
+	return nil
+}

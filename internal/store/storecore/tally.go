@@ -1,0 +1,247 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"slices"
+
+	"github.com/cohort-dist/cohort/internal/util/ilist"
+)
+
+// Any number of waits may be for one key, so that telling all of them that it has come or gone is not one step. What happens to
+// a key is noted at once, in constant time, and the waits are told of it in turns, within the work that a turn allows.
+//
+// A WAIT for one key is over when the key has been there, so its list is taken off the key and is worked off, whatever
+// becomes of the key. Others count how many of their keys are missing: they are on one of two lists of each key, by what they
+// have been told of it last, and are moved to the other one until the lists agree with the key. A key that comes and goes
+// faster than that costs nothing more.
+
+// node stands for one wait in a list of one key.
+type node struct {
+	wait  *wait
+	key   *keyWaits
+	in    *ilist.List[node]
+	tally *tally // nil for those that do not count
+	at    ilist.Place[node]
+}
+
+// keyWaits holds who waits for a key, in each list the oldest first.
+type keyWaits struct {
+	key     string
+	once    *ilist.List[node] // WAIT of PyTorch's clients
+	alone   *ilist.List[node] // WAIT of native clients for this key only
+	pops    ilist.List[node]
+	tallies [2]tally
+}
+
+// A key is there for a WAIT when it has a value or is a queue, and for a GET when it has a value.
+const (
+	byKey = iota
+	byValue
+)
+
+// tally holds waits that count.
+type tally struct {
+	present bool
+	queued  bool
+	told    [2]ilist.List[node] // who counts the key as missing, and who as present
+}
+
+func (t *tally) list(present bool) *ilist.List[node] {
+	if present {
+		return &t.told[1]
+	}
+	return &t.told[0]
+}
+
+// news is what waits are to be told: all in a list that the key has been there, or those of a tally how it is.
+type news struct {
+	list  *ilist.List[node]
+	tally *tally
+}
+
+// enlist puts w into a list of a key.
+func (m *Machine) enlist(w *wait, n *node, key []byte) {
+	k := m.waits.byKey[string(key)]
+	if k == nil {
+		k = &keyWaits{key: string(key)}
+		k.tallies[byKey].present, k.tallies[byValue].present = m.exists(key), m.table.Find(key) != nil
+		m.waits.byKey[k.key] = k
+	}
+	n.wait, n.key = w, k
+	switch {
+	case w.kind == waitOnce:
+		n.in = made(&k.once)
+	case w.kind == waitPop:
+		n.in = &k.pops
+	case w.kind != waitKeys:
+		n.tally = &k.tallies[byValue]
+	case w.keys.Count == 1:
+		n.in = made(&k.alone)
+	default:
+		n.tally = &k.tallies[byKey]
+	}
+	if n.tally != nil {
+		n.in = n.tally.list(n.tally.present)
+	}
+	n.in.Add(&n.at, n)
+}
+
+func made(l **ilist.List[node]) *ilist.List[node] {
+	if *l == nil {
+		*l = &ilist.List[node]{}
+	}
+	return *l
+}
+
+// delist takes n off its list, if it is on one.
+func (ws *waits) delist(n *node) {
+	k := n.key
+	if k == nil {
+		return
+	}
+	n.in.Remove(&n.at)
+	n.key, n.in, n.tally = nil, nil, nil
+	if k.empty() && ws.byKey[k.key] == k {
+		delete(ws.byKey, k.key)
+	}
+}
+
+func (k *keyWaits) empty() bool {
+	none := func(l *ilist.List[node]) bool { return l == nil || l.First() == nil }
+	for i := range k.tallies {
+		if t := &k.tallies[i]; !none(&t.told[0]) || !none(&t.told[1]) {
+			return false
+		}
+	}
+	return none(k.once) && none(k.alone) && none(&k.pops)
+}
+
+// been notes that a key has been there for all in a list.
+func (ws *waits) been(l **ilist.List[node]) {
+	if *l != nil && (*l).First() != nil {
+		ws.news = append(ws.news, news{list: *l})
+		*l = nil
+	}
+}
+
+// is notes how a key is.
+func (ws *waits) is(t *tally, present bool) {
+	t.present = present
+	if !t.queued && t.list(!present).First() != nil {
+		t.queued = true
+		ws.news = append(ws.news, news{tally: t})
+	}
+}
+
+// spread tells waits the news up to an amount of work. In a step it tells its own, unless there are older ones.
+func (m *Machine) spread(end uint64) {
+	done := 0
+	for done < len(m.waits.news) && m.turn.work < end {
+		m.turn.work++
+		if !m.tell(m.waits.news[done], end) {
+			break
+		}
+		done++
+	}
+	m.waits.news = slices.Delete(m.waits.news, 0, done)
+	m.waits.oldNews = len(m.waits.news) > 0
+}
+
+// tell tells waits one piece of news, and returns whether all of them know it.
+func (m *Machine) tell(what news, end uint64) bool {
+	if t := what.tally; t != nil {
+		for p := t.list(!t.present).First(); p != nil; p = t.list(!t.present).First() {
+			if m.turn.work >= end {
+				return false
+			}
+			n := p.Of()
+			if m.correct(n); n.wait.missing == 0 {
+				m.makeReady(n.wait)
+			}
+		}
+		t.queued = false
+		return true
+	}
+	for p := what.list.First(); p != nil; p = what.list.First() {
+		if m.turn.work >= end {
+			return false
+		}
+		m.came(p.Of())
+	}
+	return true
+}
+
+// came tells a wait that a key has been there, which is all that it wants of it.
+func (m *Machine) came(n *node) {
+	w := n.wait
+	m.turn.work++
+	m.waits.delist(n)
+	if w.missing--; w.missing == 0 {
+		m.makeReady(w)
+	}
+}
+
+// correct has a wait count a key as it is.
+func (m *Machine) correct(n *node) {
+	m.turn.work++
+	if n.tally == nil || n.in == n.tally.list(n.tally.present) {
+		return
+	}
+	n.in.Remove(&n.at)
+	n.in = n.tally.list(n.tally.present)
+	n.in.Add(&n.at, n)
+	if n.tally.present {
+		n.wait.missing--
+	} else {
+		n.wait.missing++
+	}
+}
+
+// lacks has a wait that counts look at all of its keys, and returns whether one is missing.
+func (m *Machine) lacks(w *wait) bool {
+	for i := range w.nodes {
+		m.correct(&w.nodes[i])
+	}
+	return w.missing > 0
+}
+
+// created notes that a key has a value now. Those who wait for it are answered by wake.
+func (ws *waits) created(key []byte) {
+	if len(ws.byKey) == 0 {
+		return
+	}
+	k := ws.byKey[string(key)]
+	if k == nil {
+		return
+	}
+	ws.isThere(k)
+	ws.is(&k.tallies[byValue], true)
+	ws.been(&k.once)
+}
+
+// isThere notes that a key has a value or is a queue.
+func (ws *waits) isThere(k *keyWaits) {
+	ws.been(&k.alone)
+	ws.is(&k.tallies[byKey], true)
+}
+
+// deleted notes that a key has no value any more.
+func (m *Machine) deleted(key []byte) {
+	if len(m.waits.byKey) == 0 {
+		return
+	}
+	if k := m.waits.byKey[string(key)]; k != nil {
+		m.waits.is(&k.tallies[byValue], false)
+		m.waits.is(&k.tallies[byKey], m.queues.byKey[k.key] != nil)
+		m.spreadOwn()
+	}
+}
+
+// spreadOwn tells waits the news of a step, unless there are older ones.
+func (m *Machine) spreadOwn() {
+	if !m.waits.oldNews {
+		m.spread(m.turn.work + sliceWork)
+	}
+}

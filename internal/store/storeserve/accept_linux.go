@@ -1,0 +1,165 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storeserve
+
+import (
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+// door is where a loop lets connections in.
+type door struct {
+	fd       int         // of the listener, -1 once closed
+	accepted []*loopConn // of whom the machine does not know yet
+	again    int64       // when to accept again after the process ran out of descriptors; 0: accepting
+	starved  bool        // the last attempt to accept failed
+}
+
+// take accepts up to limit connections, fewer if no more have come. An error is a lack of descriptors.
+func (d *door) take(limit int) (int, error) {
+	for took := range limit {
+		failpoint.At("storeserve.accept")
+		fd, from, err := unix.Accept4(d.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		switch err {
+		case nil:
+			d.starved = false
+			d.accepted = append(d.accepted, &loopConn{fd: int32(fd), peer: peerName(from)}) //nolint:gosec // descriptors are small
+		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:
+		case unix.EAGAIN:
+			return took, nil
+		default:
+			return took, err
+		}
+	}
+	return limit, nil
+}
+
+// setUp makes the loop's descriptors. All loops accept from one listening socket: one that was inherited can be used as well,
+// and two servers cannot share a port by mistake, as they could with a socket for each loop (SO_REUSEPORT).
+func (l *loop) setUp(listener *net.TCPListener) error {
+	raw, err := listener.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var dup error
+	if err = raw.Control(func(fd uintptr) {
+		l.door.fd, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+	}); err != nil {
+		return err
+	}
+	if dup != nil {
+		return dup
+	}
+	if err = unix.SetNonblock(l.door.fd, true); err != nil {
+		return err
+	}
+	// Accepted sockets inherit these from the listener.
+	_ = unix.SetsockoptInt(l.door.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	_ = unix.SetsockoptInt(l.door.fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+	_ = unix.SetsockoptInt(l.door.fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, nodelayKeepIdle)
+	if l.poll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return err
+	}
+	if l.waker, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return err
+	}
+	if err = unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, l.waker, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(l.waker)}); err != nil { //nolint:gosec // descriptors are small
+		return err
+	}
+	return l.listen()
+}
+
+// listen asks to be told of new connections. One loop is told of each, not all of them.
+func (l *loop) listen() error {
+	return unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, l.door.fd,
+		&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLEXCLUSIVE, Fd: int32(l.door.fd)}) //nolint:gosec // descriptors are small
+}
+
+// acceptSome takes up to limit new connections and returns how many it took.
+func (l *loop) acceptSome(limit int) int {
+	took, err := l.door.take(limit)
+	if err != nil {
+		l.pauseAccepting(err)
+	}
+	if len(l.door.accepted) == 0 {
+		return took
+	}
+	l.meter.accepted(len(l.door.accepted))
+	l.enter()
+	refused := l.arriveLocked(l.door.accepted)
+	clear(l.door.accepted)
+	l.door.accepted = l.door.accepted[:0]
+	l.leave()
+	for _, c := range refused {
+		_ = unix.Close(int(c.fd))
+	}
+	return took
+}
+
+// join begins to serve a connection that was given to this loop. It returns false when it cannot.
+func (l *loop) join(c *loopConn) bool {
+	l.conns.add(c)
+	c.wants = unix.EPOLLIN
+	ev := unix.EpollEvent{Events: c.wants, Fd: c.fd, Pad: c.serial}
+	if c.failed = unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, int(c.fd), &ev); c.failed != nil {
+		l.drop(c)
+		return false
+	}
+	return true
+}
+
+// pauseAccepting waits for descriptors to become free instead of asking for one again and again.
+func (l *loop) pauseAccepting(err error) {
+	_ = unix.EpollCtl(l.poll, unix.EPOLL_CTL_DEL, l.door.fd, nil)
+	l.door.again = l.turn.now + int64(retryPause)
+	if l.door.starved {
+		return // it was told already
+	}
+	l.door.starved = true
+	l.enter()
+	l.core.refused("", "cannot accept: "+err.Error()+"; raise the limit of open files (ulimit -n)")
+	l.leave()
+}
+
+func (l *loop) acceptAgain() {
+	l.door.again = 0
+	if l.door.fd >= 0 {
+		_ = l.listen()
+	}
+}
+
+// stopAccepting takes those that are connected already but were not accepted yet, which are clients, too, and closes the
+// listener.
+func (l *loop) stopAccepting() {
+	for l.door.again == 0 && l.acceptSome(acceptsPerTurn) > 0 {
+	}
+	l.closeListener()
+}
+
+// closeListener closes this loop's copy of the listener. The last one ends it.
+func (l *loop) closeListener() {
+	_ = unix.Close(l.door.fd)
+	l.door.fd = -1
+	l.enter()
+	if l.mu.accepting--; l.mu.accepting == 0 {
+		close(l.deaf)
+	}
+	l.checkGoneLocked()
+	l.leave()
+}
+
+func peerName(from unix.Sockaddr) string {
+	switch a := from.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)).String() //nolint:gosec // a port
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port)).String() //nolint:gosec // a port
+	default:
+		return "unknown"
+	}
+}

@@ -1,0 +1,135 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storeserve
+
+import (
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storecore"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/observe"
+)
+
+const (
+	// halfCheck is how often requests that are not all there are looked at, and halfLooks how often one may be found where it
+	// was: a client has ten minutes. Where memory is short it has seconds, see internal/store/storecore.
+	halfCheck = 30 * time.Second
+	halfLooks = 20
+	// retryPause is how often what waits for memory or descriptors is tried again when nothing else happens.
+	retryPause = 100 * time.Millisecond
+)
+
+// Core is what every driver has: the machine, and the events that it owes to the hook. A driver calls it from one goroutine at
+// a time; outside of this package it is used inside [Server.Do] only.
+type Core struct {
+	// Machine is the store.
+	Machine *storecore.Machine
+
+	config Config
+	report *reporter
+	hook   observe.Hook
+	events []observe.Event
+	clock  clock
+}
+
+// tick begins a turn.
+func (c *Core) tick() (now int64) {
+	now = c.clock.now()
+	c.tickAt(now)
+	return now
+}
+
+func (c *Core) tickAt(now int64) {
+	c.Machine.Tick(now)
+}
+
+// clock is the time that the machine is told: monotonic, so that a wall clock that is set neither cuts clients nor keeps
+// silent ones alive.
+type clock struct{ start time.Time }
+
+// now returns the nanoseconds since the server's start, never zero.
+func (c clock) now() int64 { return int64(time.Since(c.start)) + 1 }
+
+// Wall returns the wall time of moments that the machine tells, the same for equal ones.
+func (c *Core) Wall() func(moment int64) time.Time {
+	wall, now := time.Now(), c.clock.now()
+	return func(moment int64) time.Time { return wall.Add(time.Duration(moment - now)) }
+}
+
+func newCore(config Config, report *reporter) *Core {
+	c := &Core{config: config, report: report, hook: config.Hook, clock: clock{time.Now()}}
+	mc := config.Machine
+	mc.Homes = config.Loops
+	if config.Stats != nil {
+		mc.Stats = func() []byte { return config.Stats(c) }
+	}
+	if c.hook != nil {
+		mc.Observe = c.observe
+	}
+	c.Machine = storecore.New(mc)
+	c.tick()
+	return c
+}
+
+// observe notes one request for the hook, which is called later: never inside the machine or under a lock.
+func (c *Core) observe(conn *storecore.Conn, r *wire.Request, err error) {
+	key := string(r.Key)
+	if r.List.Count > 0 {
+		list := r.List
+		key = string(list.Next())
+	}
+	c.events = append(c.events, observe.Event{
+		Time: time.Now(), Kind: observe.Kind("store." + r.Op.String()), Rank: cohort.NoRank, Peer: conn.Peer, Key: key,
+		Bytes: int64(len(r.Value)), Err: err,
+	})
+}
+
+func (c *Core) point(kind, peer, detail string, err error) {
+	if c.hook != nil {
+		c.events = append(c.events, observe.Event{
+			Time: time.Now(), Kind: observe.Kind(kind), Rank: cohort.NoRank, Peer: peer, Detail: detail, Err: err,
+		})
+	}
+}
+
+// takeEvents returns what is owed to the hook.
+func (c *Core) takeEvents() []observe.Event {
+	e := c.events
+	c.events = nil
+	return e
+}
+
+func (c *Core) emit(events []observe.Event) {
+	for _, e := range events {
+		c.hook.Emit(e)
+	}
+}
+
+// opened, gone and cut note what happened to a connection.
+func (c *Core) opened(peer string) { c.point("store.connect", peer, "", nil) }
+
+func (c *Core) gone(conn *storecore.Conn) {
+	c.point("store.disconnect", conn.Peer, conn.Dialect().String(), nil)
+}
+
+func (c *Core) cut(conn *storecore.Conn) {
+	c.point("store.cut", conn.Peer, conn.Dialect().String(), conn.Cut())
+	c.report.warn("client cut", cohort.CodeOf(conn.Cut()).String(), slog.String("peer", conn.Peer), slog.String("dialect", conn.Dialect().String()),
+		slog.String("reason", conn.Cut().Error()))
+}
+
+// Clear empties the store at the wish of this process and returns how many keys and queues there were.
+func (c *Core) Clear() int {
+	n := c.Machine.Clear()
+	c.point("store.clear", "", strconv.Itoa(n)+" keys", nil)
+	return n
+}
+
+func (c *Core) refused(peer, reason string) {
+	c.point("store.refuse", peer, reason, nil)
+	c.report.warn("connection refused", "", slog.String("peer", peer), slog.String("reason", reason))
+}

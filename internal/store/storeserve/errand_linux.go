@@ -1,0 +1,119 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storeserve
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/store/storecore"
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+// errands are what a step found to be done for connections, and is done after it.
+type errands struct {
+	todo   []errand
+	pieces [][]byte // what is to be written for them
+	vector []unix.Iovec
+}
+
+// errand is what a step found to be done for a connection.
+type errand struct {
+	conn     *loopConn
+	from, to int // its part of the pieces
+	owed     int // bytes, also those that are not among the pieces
+	cut      bool
+}
+
+// add notes what is to be done for a connection.
+func (e *errands) add(c *loopConn, state *storecore.Conn) {
+	from := len(e.pieces)
+	e.pieces = state.Pending(e.pieces, loopWriteSize)
+	e.todo = append(e.todo, errand{c, from, len(e.pieces), state.Owed(), state.Cut() != nil})
+}
+
+// reset forgets errands that are done.
+func (e *errands) reset() {
+	clear(e.todo)
+	e.todo = e.todo[:0]
+	clear(e.pieces)
+	e.pieces = e.pieces[:0]
+}
+
+// writePieces writes several pieces once.
+func (e *errands) writePieces(fd int, pieces [][]byte) (int, unix.Errno) {
+	for _, p := range pieces {
+		e.vector = append(e.vector, unix.Iovec{Base: &p[0]})
+		e.vector[len(e.vector)-1].SetLen(len(p))
+	}
+	n, errno := writevNow(fd, e.vector)
+	clear(e.vector)
+	e.vector = e.vector[:0]
+	return n, errno
+}
+
+// unsaid is what a loop has done since its last step. The machine learns of it with the next one.
+type unsaid struct {
+	sent    []sent
+	dropped []*loopConn // whose sockets are closed
+}
+
+// sent is what went out.
+type sent struct {
+	conn  *loopConn
+	bytes int
+}
+
+// sayLocked tells the machine what this loop has done.
+func (l *loop) sayLocked() {
+	u := &l.unsaid
+	for _, s := range u.sent {
+		l.core.Machine.Sent(s.conn.state, s.bytes)
+	}
+	clear(u.sent)
+	u.sent = u.sent[:0]
+	for _, c := range u.dropped {
+		l.droppedLocked(c)
+	}
+	clear(u.dropped)
+	u.dropped = u.dropped[:0]
+}
+
+// perform does an errand: it writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is
+// applied with the next step: a client that reads fast does not keep others waiting. It is one function because the kernel's own
+// calls push out what the processor knows of the callers, so that each return after a system call is one that it mispredicts.
+func (l *loop) perform(e *errand) {
+	c := e.conn
+	switch {
+	case c.closed:
+		return
+	case e.cut:
+		l.drop(c)
+		return
+	case c.serial == 0 && !l.join(c):
+		return
+	case c.blocked: // it is not ready: epoll will tell
+		return
+	}
+	if e.from < e.to {
+		failpoint.At("storeserve.write")
+		pieces := l.errands.pieces[e.from:e.to]
+		var n int
+		var errno unix.Errno
+		if len(pieces) == 1 {
+			n, errno = writeNow(int(c.fd), pieces[0])
+		} else {
+			n, errno = l.errands.writePieces(int(c.fd), pieces)
+		}
+		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
+			l.drop(c)
+			return
+		}
+		if n > 0 {
+			c.movedAt = l.turn.now
+			l.unsaid.sent = append(l.unsaid.sent, sent{c, n})
+		}
+		c.blocked = n < e.owed
+	}
+	l.arm(c)
+}

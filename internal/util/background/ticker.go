@@ -1,0 +1,152 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package background looks after work that nobody waits for. Waking a goroutine for every operation of a group would cost more than
+// a small operation takes, so as long as the program waits for each operation itself, only a clock ticks beside it.
+package background
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
+)
+
+const (
+	// Fast is the time between ticks at first, and after one that found something that nobody attends to.
+	Fast = time.Millisecond
+	// Calm is the longest time between ticks while things are posted.
+	Calm = 16 * time.Millisecond
+	// Slow is the longest time between ticks while nothing new is posted.
+	Slow = 128 * time.Millisecond
+)
+
+// State is what a clock finds when it looks at a task.
+type State struct {
+	Pending bool   // something is not over
+	Posted  uint64 // a count that changes with everything that is posted
+	Alone   bool   // something was found that nobody attends to
+}
+
+// Task is what a clock looks at.
+type Task struct {
+	// Tick is called while the task is watched.
+	Tick func(now time.Time) State
+
+	watched atomic.Bool
+}
+
+// Clock looks at the tasks that it was told to watch, until nothing of them is pending.
+type Clock struct {
+	wake chan struct{}
+	stop chan struct{}
+	done sync.WaitGroup
+	soon atomic.Bool // it ticks within Calm
+
+	mu struct {
+		sync.Mutex
+		tasks map[*Task]uint64 // to what was posted when it was looked at last
+	}
+}
+
+// New starts a clock.
+func New() *Clock {
+	c := &Clock{wake: make(chan struct{}, 1), stop: make(chan struct{})}
+	c.mu.tasks = map[*Task]uint64{}
+	c.done.Go(c.run)
+	return c
+}
+
+// Watch makes the clock look at a task until nothing of it is pending.
+func (c *Clock) Watch(t *Task) {
+	if c.soon.Load() && t.watched.Load() {
+		return
+	}
+	failpoint.At("ticker.watch")
+	c.mu.Lock()
+	if _, ok := c.mu.tasks[t]; !ok {
+		c.mu.tasks[t] = 0
+	}
+	t.watched.Store(true)
+	c.mu.Unlock()
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Close ends the clock. No task is looked at any more when it returns.
+func (c *Clock) Close() {
+	close(c.stop)
+	c.done.Wait()
+}
+
+func (c *Clock) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	interval := NewInterval(Fast)
+	for {
+		c.mu.Lock()
+		idle := len(c.mu.tasks) == 0
+		c.mu.Unlock()
+		if idle {
+			c.soon.Store(false)
+			select {
+			case <-c.wake:
+			case <-c.stop:
+				return
+			}
+			interval.Reset()
+		}
+		pause := interval.Now()
+		if c.soon.Swap(pause <= Calm) {
+			pause = min(pause, Calm) // whoever has posted since the last look may have gone by it
+		}
+		timer.Reset(pause)
+		select {
+		case <-timer.C:
+		case <-c.wake:
+			interval.Reset()
+			continue
+		case <-c.stop:
+			return
+		}
+		switch news, alone := c.tick(); {
+		case alone:
+			interval.Reset()
+		case news:
+			interval.Grow(Calm)
+		default:
+			interval.Grow(Slow)
+		}
+	}
+}
+
+// tick looks at all tasks and reports whether anything was posted since the last time, and whether anything was found that nobody
+// attends to.
+func (c *Clock) tick() (news, alone bool) {
+	now := time.Now()
+	c.mu.Lock()
+	tasks := make([]*Task, 0, len(c.mu.tasks))
+	for t := range c.mu.tasks {
+		tasks = append(tasks, t)
+	}
+	c.mu.Unlock()
+	for _, t := range tasks {
+		t.watched.Store(false) // a post from here on has it watched again
+		failpoint.At("ticker.tick")
+		state := t.Tick(now)
+		c.mu.Lock()
+		fresh := c.mu.tasks[t] != state.Posted
+		c.mu.tasks[t] = state.Posted
+		news, alone = news || fresh, alone || state.Alone
+		if state.Pending || fresh || t.watched.Load() { // one that was busy just now stays for a tick more
+			t.watched.Store(true)
+		} else {
+			delete(c.mu.tasks, t)
+		}
+		c.mu.Unlock()
+	}
+	return news, alone
+}
