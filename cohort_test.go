@@ -175,7 +175,7 @@ func TestBadCallbacks(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := panicked.Await(t.Context()); !strings.Contains(err.Error(), "ouch") || !strings.Contains(err.Error(), "dist_test.go") {
+	if _, err := panicked.Await(t.Context()); !strings.Contains(err.Error(), "ouch") || !strings.Contains(err.Error(), "cohort_test.go") {
 		t.Errorf("the panic's text and stack are missing: %v", err)
 	}
 	if !strings.Contains(log.String(), "ouch") {

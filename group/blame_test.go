@@ -21,7 +21,7 @@ func TestWhoClosedAfterAFailureIsNotBlamed(t *testing.T) {
 			ctx := ctxOf(t)
 			message := groups[0].Recv(ctx, from(int64(0)), 1, 0)
 			lost := &cohort.Error{Op: "test", Code: cohort.PeerLost, Rank: 2, Detail: "it died"}
-			must(t, names2(groups[1].formed.Verdict.Judge(lost)))
+			must(t, names2(groups[1].formed.Failure.Judge(lost)))
 			must(t, groups[1].Close())
 			must(t, names2(message.Wait(ctx)))
 		})

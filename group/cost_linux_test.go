@@ -121,7 +121,7 @@ func (s *costSpec) reduce(ctx context.Context, g *Group) (*costReport, error) {
 		if err := work.Wait(ctx); err != nil {
 			return nil, err
 		}
-		if time.Since(posted) > spinwait.Nap {
+		if time.Since(posted) > spinwait.RawSleep {
 			report.Long++
 		}
 	}

@@ -162,7 +162,7 @@ func (g *Group) explain(w *Work, err error) error {
 	if asError(err) == nil {
 		err = cohort.Wrap("group: "+w.op.String(), cohort.Internal, err)
 	}
-	return g.formed.Verdict.Judge(err)
+	return g.formed.Failure.Judge(err)
 }
 
 // release gives the role of the runner back.

@@ -27,7 +27,7 @@ func vanish(t *testing.T, g *Group) {
 	if !ok {
 		t.Fatalf("mesh %T cannot be severed", g.mesh)
 	}
-	g.formed.Verdict.Mute() // the dead write nothing into the store
+	g.formed.Failure.Mute() // the dead write nothing into the store
 	m.Sever()
 }
 

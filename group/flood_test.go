@@ -40,7 +40,7 @@ func TestSlowReceiverIsNotBlamed(t *testing.T) {
 				t.Fatalf("the last message: %v", err)
 			}
 			for r, g := range groups {
-				if g.Err() != nil || g.formed.Verdict.Lossy() {
+				if g.Err() != nil || g.formed.Failure.Lossy() {
 					t.Fatalf("rank %d: %v", r, g.Err())
 				}
 			}

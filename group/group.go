@@ -227,7 +227,7 @@ func (g *Group) Close() error {
 	g.reapAll(true)
 	failpoint.At("group.close.tasks")
 	g.life.tasks.Wait()
-	g.formed.Verdict.Mute()
+	g.formed.Failure.Mute()
 	g.leaveStore()
 	g.lineage.family.left(g)
 	return err
@@ -269,7 +269,7 @@ func (g *Group) fail(err error) {
 	if g.Err() != nil {
 		return // what is recorded is left alone, and a closed group does not touch the store
 	}
-	err = g.formed.Verdict.Judge(err)
+	err = g.formed.Failure.Judge(err)
 	failpoint.At("group.fail")
 	g.mu.Lock()
 	if g.mu.failure != nil {

@@ -114,7 +114,7 @@ func withMortal(t *testing.T, transport Transport, heartbeat time.Duration) (gro
 // noticed returns when all groups know that a rank is gone, without an operation.
 func noticed(ctx context.Context, groups []*Group) error {
 	for _, g := range groups {
-		for !g.formed.Verdict.Lossy() {
+		for !g.formed.Failure.Lossy() {
 			select {
 			case <-time.After(time.Millisecond):
 			case <-ctx.Done():

@@ -55,7 +55,7 @@ func newFamily(s store.Store, size int) *family {
 // add takes a new group in. One that was made from a group that had failed or lost a rank already, to go on without it, is
 // nobody's child. It reports false when all groups were closed meanwhile.
 func (f *family) add(parent, g *Group) bool {
-	if parent != nil && (parent.Err() != nil || parent.formed.Verdict.Lossy()) {
+	if parent != nil && (parent.Err() != nil || parent.formed.Failure.Lossy()) {
 		parent = nil
 	}
 	failpoint.At("group.family.add")

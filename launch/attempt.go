@@ -42,7 +42,7 @@ type attempt struct {
 	filters      [2]*joblog.Filter
 	started      time.Time
 	alarm        alarm
-	lookers      lookers
+	inspectors   inspectors
 	before       pystack.Places // where the workers were when they were interrupted
 	found        *Evidence
 	hang         standstill
@@ -58,14 +58,14 @@ type alarm struct {
 	id    int
 }
 
-// lookers are goroutines that look at something for the attempt.
-type lookers struct {
+// inspectors are goroutines that look at something for the attempt.
+type inspectors struct {
 	running sync.WaitGroup
 	inbox   chan any // their answers
 }
 
 // ask has somebody look, and answer.
-func (l *lookers) ask(look func() any) {
+func (l *inspectors) ask(look func() any) {
 	l.running.Go(func() { l.inbox <- look() })
 }
 
@@ -111,10 +111,10 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 	watching, stop := context.WithCancel(context.Background())
 	defer stop()
 	if a.job.cfg.HangTimeout > 0 {
-		a.lookers.running.Go(func() { a.watch(watching) })
+		a.inspectors.running.Go(func() { a.watch(watching) })
 	}
 	if a.member != nil && a.member.watched {
-		a.lookers.running.Go(func() { a.showOthers(watching) })
+		a.inspectors.running.Go(func() { a.showOthers(watching) })
 	}
 	a.job.current.Store(a)
 	defer a.job.current.Store(nil)
@@ -138,7 +138,7 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 			a.signal(s)
 		case <-a.alarm.timer.C:
 			a.step(launchcore.TimerFired{ID: a.alarm.id})
-		case answer := <-a.lookers.inbox:
+		case answer := <-a.inspectors.inbox:
 			a.answered(answer)
 		case msg, open := <-remotes:
 			if !open {
@@ -151,7 +151,7 @@ func (a *attempt) run() (launchcore.Outcome, error) {
 		}
 	}
 	stop()
-	a.lookers.running.Wait()
+	a.inspectors.running.Wait()
 	a.drain()
 	a.closeStore()
 	a.filters[0].Close()
@@ -183,7 +183,7 @@ func (a *attempt) perform(e launchcore.Effect) {
 		a.findStuck(e.Workers)
 	case launchcore.Sweep:
 		if a.job.keeper.Sweep(a.clean()) != nil {
-			a.lookers.inbox <- launchcore.Swept{}
+			a.inspectors.inbox <- launchcore.Swept{}
 		}
 	case launchcore.SetTimer:
 		a.alarm.id = e.ID
@@ -212,7 +212,7 @@ func (a *attempt) start() {
 	for _, w := range a.workers {
 		if err := a.spawn(w); err != nil {
 			w.refused = err.Error()
-			a.lookers.inbox <- launchcore.Refused{Worker: launchcore.Worker(w.local), Rest: true}
+			a.inspectors.inbox <- launchcore.Refused{Worker: launchcore.Worker(w.local), Rest: true}
 			return // the others would only be stopped
 		}
 	}
@@ -391,7 +391,7 @@ func (a *attempt) pidsOf(workers []launchcore.Worker) []int {
 // mark remembers where the workers are.
 func (a *attempt) mark(workers []launchcore.Worker) {
 	pids := a.pidsOf(workers)
-	a.lookers.ask(func() any { return a.places(pids) })
+	a.inspectors.ask(func() any { return a.places(pids) })
 }
 
 // places is where processes stand, as far as that can be found out before they are interrupted again.
@@ -404,7 +404,7 @@ func (a *attempt) places(pids []int) pystack.Places {
 // findStuck compares where the workers stand with where they stood when they were interrupted.
 func (a *attempt) findStuck(workers []launchcore.Worker) {
 	before, pids := a.before, a.pidsOf(workers)
-	a.lookers.ask(func() any {
+	a.inspectors.ask(func() any {
 		now := a.places(pids)
 		var stuck []launchcore.Worker
 		for i, w := range workers {

@@ -119,7 +119,7 @@ func (a *attempt) coordinate() (err error) {
 			return
 		}
 		select {
-		case a.lookers.inbox <- silent:
+		case a.inspectors.inbox <- silent:
 		case <-ctx.Done():
 		}
 	}()

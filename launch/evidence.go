@@ -65,7 +65,7 @@ func (e *Evidence) Of(rank cohort.Rank) *RankState {
 
 // look takes evidence in the background and puts it into the inbox.
 func (a *attempt) look(bool) {
-	c := collection{time: evidenceTime, running: &a.lookers.running, read: func(ctx context.Context, rank cohort.Rank, pid int) RankState {
+	c := collection{time: evidenceTime, running: &a.inspectors.running, read: func(ctx context.Context, rank cohort.Rank, pid int) RankState {
 		return readRank(ctx, &a.job.reader, rank, pid)
 	}}
 	pids := make(map[int]int, len(a.workers)) // rank of each process
@@ -78,7 +78,7 @@ func (a *attempt) look(bool) {
 	if server := a.store; server != nil {
 		c.waits = func() []StoreWait { return storeWaits(server, pids) }
 	}
-	a.lookers.ask(func() any { return c.take() })
+	a.inspectors.ask(func() any { return c.take() })
 }
 
 // collection takes evidence within a time. What comes later is left out: the workers must not wait for it.

@@ -23,7 +23,7 @@ const (
 
 // watch looks at the workers again and again until ctx ends, and tells when they hang.
 func (a *attempt) watch(ctx context.Context) {
-	every := max(leastBetween, a.job.cfg.HangTimeout/hangwatch.LooksPerHang)
+	every := max(leastBetween, a.job.cfg.HangTimeout/hangwatch.SamplesPerHang)
 	var prepared func() verdict.Job
 	w, begun := hangwatch.New(a.job.cfg.HangTimeout, max(fullLook, every)), time.Now()
 	for order := hangwatch.Glance; ; {
@@ -34,7 +34,7 @@ func (a *attempt) watch(ctx context.Context) {
 		case hangwatch.Repeat:
 			seen = a.examine(ctx, every, jobscan.Examine)
 		case hangwatch.Prepare:
-			prepared = behind(&a.lookers.running, func() verdict.Job { return a.examine(ctx, lookApart, jobscan.Examine) })
+			prepared = behind(&a.inspectors.running, func() verdict.Job { return a.examine(ctx, lookApart, jobscan.Examine) })
 			fallthrough
 		default:
 			seen = a.examine(ctx, every, jobscan.Glance)
@@ -47,7 +47,7 @@ func (a *attempt) watch(ctx context.Context) {
 			continue
 		}
 		select {
-		case a.lookers.inbox <- hang:
+		case a.inspectors.inbox <- hang:
 		case <-ctx.Done():
 			return
 		}

@@ -246,7 +246,7 @@ func (m *member) hostGone() error {
 		return errHostLost
 	}
 	if m.wire.Heard() {
-		m.job.report.tell(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodecoord.GoneWords(m.lost, m.job.cfg.Silence))})
+		m.job.report.tell(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
 	} else {
 		m.unheard()
 	}
@@ -267,7 +267,7 @@ func (m *member) unheard() {
 		m.job.report.tell(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the rendezvous at %s has ended the connection before it said who it is: a launcher that ended there at this moment, or another program", m.host)})
 		return
 	}
-	m.job.report.tell(launchcore.End{Code: cohort.Protocol, Sentence: fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who, nodecoord.GoneWords(m.lost, m.job.cfg.Silence))})
+	m.job.report.tell(launchcore.End{Code: cohort.Protocol, Sentence: fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who, nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
 }
 
 // attempt runs the workers of this node. ended says that this node leaves the job.

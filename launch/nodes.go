@@ -57,7 +57,7 @@ func (j *job) forHost() nodecoord.Config {
 	return nodecoord.Config{
 		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
-		Stranger: func(addr string) {
+		OnUnidentified: func(addr string) {
 			j.screen.say("somebody at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch parts of one job", addr)
 		},
 	}

@@ -137,7 +137,7 @@ func (j *job) attempts() error {
 
 // newAttempt prepares an attempt: its place and, unless another launcher gives both, its store.
 func (j *job) newAttempt(number int, given func(*place)) (*attempt, error) {
-	a := &attempt{job: j, started: time.Now(), lookers: lookers{inbox: make(chan any, 8)}}
+	a := &attempt{job: j, started: time.Now(), inspectors: inspectors{inbox: make(chan any, 8)}}
 	a.place = place{attempt: number, nodes: 1, world: j.cfg.Workers, roles: j.cfg.rolesAmong(0, 1)}
 	if given != nil {
 		given(&a.place)

@@ -39,6 +39,6 @@ func (u above) Died(p *rpcsession.Peer) {
 	}
 	u.a.refs.Died(p)
 	if u.a.extension != nil && !u.a.refs.Former(p) {
-		u.a.extension.Died(rpcserver.SeamWorker(p))
+		u.a.extension.Died(rpcserver.ExtensionWorker(p))
 	}
 }

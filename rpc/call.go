@@ -224,10 +224,10 @@ func (a *Agent) callOwn(ctx context.Context, fn string, args []any) (any, error)
 	return a.callSelf(ctx, a.prepare(a.self, fn, args))
 }
 
-// destination finds a worker by name; a guest asks the store.
+// destination finds a worker by name; a client asks the store.
 func (a *Agent) destination(ctx context.Context, to string) (*rpcsession.Peer, error) {
 	p, err := a.net.Peer(to)
-	if err != nil && a.cfg.guest {
+	if err != nil && a.cfg.client {
 		return a.lookup(ctx, to)
 	}
 	return p, err

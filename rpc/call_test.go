@@ -426,7 +426,7 @@ func testGuest(t *testing.T, opts ...Option) {
 		t.Fatal(err)
 	}
 	defer func() { _ = a.Close() }()
-	g, err := NewGuest(ctx, st, "visitor", WithAddr("127.0.0.1:0"))
+	g, err := NewClient(ctx, st, "visitor", WithAddr("127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -164,7 +164,7 @@ func ExampleAllGather() {
 }
 
 // A tool looks into a running world without being one of its workers.
-func ExampleGuest() {
+func ExampleClient() {
 	st := store.NewMemory()
 	defer func() { _ = st.Close() }()
 	ctx := context.Background()
@@ -177,12 +177,12 @@ func ExampleGuest() {
 
 	workers, err := rpc.ListWorkers(ctx, st, 0)
 	fmt.Println(len(workers), workers[0].Name, workers[0].Go, err)
-	guest, err := rpc.NewGuest(ctx, st, "tool", rpc.WithAddr("127.0.0.1:0"))
+	client, err := rpc.NewClient(ctx, st, "tool", rpc.WithAddr("127.0.0.1:0"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer func() { _ = guest.Close() }()
-	epoch, err := rpc.Call[int](ctx, guest, "trainer", "train.epoch")
+	defer func() { _ = client.Close() }()
+	epoch, err := rpc.Call[int](ctx, client, "trainer", "train.epoch")
 	fmt.Println(epoch, err, len(trainer.Workers()))
 	// Output:
 	// 1 trainer true <nil>

@@ -46,7 +46,7 @@ func (a *Agent) outgoing() func(context.Context, *rpcsession.Peer, bool, string,
 		return nil
 	}
 	return func(ctx context.Context, to *rpcsession.Peer, toGo bool, fn string, m *rpcwire.Message) (*rpcext.Exchange, error) {
-		w := rpcserver.SeamWorker(to)
+		w := rpcserver.ExtensionWorker(to)
 		w.Go = toGo // as the session says on which it is sent
 		return a.extension.Outgoing(ctx, w, fn, m)
 	}
@@ -62,7 +62,7 @@ func (s seam) Self() rpcext.Worker { return rpcext.Worker{Name: s.a.name, ID: in
 func (s seam) Workers() []rpcext.Worker {
 	all := []rpcext.Worker{s.Self()}
 	for _, p := range s.a.net.Members() {
-		all = append(all, rpcserver.SeamWorker(p))
+		all = append(all, rpcserver.ExtensionWorker(p))
 	}
 	slices.SortFunc(all, func(x, y rpcext.Worker) int { return x.ID - y.ID })
 	return all
@@ -73,7 +73,7 @@ func (s seam) Worker(id int) (rpcext.Worker, error) {
 	if err != nil {
 		return rpcext.Worker{}, err
 	}
-	return rpcserver.SeamWorker(p), nil
+	return rpcserver.ExtensionWorker(p), nil
 }
 
 // memberByID returns a worker of the world, perhaps this one.

@@ -205,7 +205,7 @@ func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	pl.Pause()
 	defer pl.Resume()
 	defer runtime.KeepAlive(r)
-	r.a.refs.Hasten(c.Handle)
+	r.a.refs.RequestAnswerNow(c.Handle)
 	failpoint.At("rpc.ref.confirmed")
 	select {
 	case <-c.Refs.Ready(c.Handle):

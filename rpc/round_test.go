@@ -86,13 +86,13 @@ func TestRounds(t *testing.T) {
 			}
 		}
 	}
-	guest, err := NewGuest(testContext(t), st, "guest", WithAddr("127.0.0.1:0"))
+	client, err := NewClient(testContext(t), st, "client", WithAddr("127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = guest.Close() }()
-	if guest.a.world.Round() != 4 {
-		t.Errorf("a guest looks at round %d", guest.a.world.Round())
+	defer func() { _ = client.Close() }()
+	if client.a.world.Round() != 4 {
+		t.Errorf("a client looks at round %d", client.a.world.Round())
 	}
 }
 

@@ -63,7 +63,7 @@ func (a *Agent) leave(ctx context.Context) error {
 	defer context.AfterFunc(a.net.Context, func() { cancel(context.Cause(a.net.Context)) })()
 	var err error
 	switch {
-	case a.cfg.guest:
+	case a.cfg.client:
 		err = a.caller.Active.Idle(ctx)
 	case a.cfg.worldSize > 0:
 		err = a.shutdownStatic(ctx)

@@ -50,7 +50,7 @@ var zeroValues = []any{
 	new(observe.Event), new(observe.Hook), new(observe.Phase),
 	new(optim.Optimizer), new(optim.Adadelta), new(optim.Adagrad), new(optim.Adam), new(optim.AdamW), new(optim.Adamax), new(optim.RMSprop), new(optim.Rprop), new(optim.SGD), new(optim.SparseAdam), new(remote.Optimizer),
 	new(rendezvous.Member), new(rendezvous.AttemptPrefix), new(rendezvous.Plan), new(rendezvous.Registry), new(rendezvous.URL),
-	new(rpc.Agent), new(rpc.RemoteError), new(rpc.Guest), new(rpc.Profile), new(rpc.Ref[int]), new(rpc.Registry), new(rpc.Reason),
+	new(rpc.Agent), new(rpc.RemoteError), new(rpc.Client), new(rpc.Profile), new(rpc.Ref[int]), new(rpc.Registry), new(rpc.Reason),
 	new(py.ByteArray), new(py.Dict), new(py.Device), new(py.Global), new(py.Object), new(py.Pair), new(py.FrozenSet), new(py.Set), new(py.Tuple), new(py.Typed),
 	new(store.Feature), new(store.Memory), new(store.PrefixStore), new(filestore.Store),
 	new(tcpstore.Client), new(tcpstore.Dialect), new(tcpstore.Identity), new(tcpstore.Server), new(tcpstore.Shared), new(tcpstore.Stats),

@@ -78,7 +78,7 @@ func compressed(ctx context.Context, g *group.Group, b Bucket, dt tensor.DType) 
 func (m *Model) reduce(ctx context.Context, b *bucket) wait {
 	switch {
 	case m.config.comm != nil:
-		end := m.config.comm(ctx, m.g, Bucket{b.index, b.index == len(m.shelves.buckets)-1, b.data, b.views, b.sparse})
+		end := m.config.comm(ctx, m.g, Bucket{b.index, b.index == len(m.pools.buckets)-1, b.data, b.views, b.sparse})
 		if end == nil {
 			err := cohort.Newf("ddp: hook", cohort.InvalidArgument, "the hook returned nothing to wait for bucket %d with", b.index)
 			return func(context.Context) error { return err }

@@ -62,7 +62,7 @@ type Model struct {
 
 	// The fields below are for the forward or the pass that is under way, of which mu.stage allows one.
 
-	shelves shelves
+	pools   bucketPool
 	arrival arrival
 	usage   usage
 	round   round
@@ -245,10 +245,10 @@ func (m *Model) Close() error {
 		}
 	}
 	if quiet {
-		m.shelves.release()
+		m.pools.release()
 	}
 	if m.mu.stage == idle {
-		m.shelves.buckets, m.round.armed = nil, false
+		m.pools.buckets, m.round.armed = nil, false
 	}
 	return errors.Join(errs...)
 }
@@ -421,8 +421,8 @@ func (m *Model) SetSync(on bool) {
 
 // Buckets returns the names of the parameters by bucket, in the order of their reduction.
 func (m *Model) Buckets() [][]string {
-	out := make([][]string, len(m.shelves.buckets))
-	for i, b := range m.shelves.buckets {
+	out := make([][]string, len(m.pools.buckets))
+	for i, b := range m.pools.buckets {
 		for _, k := range b.params {
 			out[i] = append(out[i], m.params[k].Name)
 		}

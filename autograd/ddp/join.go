@@ -157,7 +157,7 @@ func (m *Model) shadowPass(ctx context.Context) error {
 	_ = m.enter(backward)
 	defer func() { _ = m.enter(idle) }()
 	var waits []wait
-	for _, b := range m.shelves.buckets {
+	for _, b := range m.pools.buckets {
 		if err = m.clear(b); err != nil {
 			return err
 		}

@@ -22,21 +22,21 @@ import (
 
 // install puts gradients into new buckets.
 func (m *Model) install(buckets [][]int) error {
-	made, err := newShelves(m.g, m.params, m.pieces, buckets)
+	made, err := newBucketPool(m.g, m.params, m.pieces, buckets)
 	if err != nil {
 		return err
 	}
 	if err := m.moveGrads(&made); err != nil {
 		return err
 	}
-	m.shelves.release()
-	m.shelves = made
+	m.pools.release()
+	m.pools = made
 	m.reset()
 	return nil
 }
 
 // moveGrads has gradients computed in new buckets, and puts those there that are in the old ones.
-func (m *Model) moveGrads(made *shelves) error {
+func (m *Model) moveGrads(made *bucketPool) error {
 	for i, p := range m.params {
 		to := made.view(i)
 		if to == nil {
@@ -60,7 +60,7 @@ func (m *Model) moveGrads(made *shelves) error {
 
 // inBucket reports whether the gradient of a parameter is memory of its bucket.
 func (m *Model) inBucket(i int) bool {
-	view := m.shelves.view(i)
+	view := m.pools.view(i)
 	return view != nil && m.params[i].Value.Grad() == view
 }
 
@@ -80,7 +80,7 @@ func (m *Model) takeOut(i int) error {
 // reset forgets the round that ended.
 func (m *Model) reset() {
 	m.round = round{ready: make([]bool, len(m.params))}
-	m.shelves.reset()
+	m.pools.reset()
 }
 
 // onReady is called when a pass has accumulated the gradient of a parameter.
@@ -225,19 +225,19 @@ func (m *Model) reduceFirst(ctx context.Context) error {
 // mark puts a gradient into its bucket and reduces all buckets whose turn it is.
 func (m *Model) mark(ctx context.Context, i int, grad autograd.Value) error {
 	m.round.ready[i] = true
-	b, position := m.shelves.of(i)
+	b, position := m.pools.of(i)
 	if err := m.fill(b, position, grad); err != nil {
 		return err
 	}
 	b.pending--
 	invariants.Check(b.pending >= 0, "a bucket has no more gradients than parameters")
-	for m.round.next < len(m.shelves.buckets) && m.shelves.buckets[m.round.next].pending == 0 {
+	for m.round.next < len(m.pools.buckets) && m.pools.buckets[m.round.next].pending == 0 {
 		failpoint.At("ddp.reducer.reduce")
 		if err := m.reduceNext(ctx); err != nil {
 			return err
 		}
 	}
-	if m.round.next == len(m.shelves.buckets) && m.config.findUnused {
+	if m.round.next == len(m.pools.buckets) && m.config.findUnused {
 		m.round.waitUsed = m.g.AllReduce(ctx, m.usage.used, group.Sum).Wait
 	}
 	return nil
@@ -246,7 +246,7 @@ func (m *Model) mark(ctx context.Context, i int, grad autograd.Value) error {
 // reduceNext begins the reduction of the next bucket. A hook that does it may call methods of the model, so it runs without mu; the
 // stage keeps others out meanwhile.
 func (m *Model) reduceNext(ctx context.Context) error {
-	b := m.shelves.buckets[m.round.next]
+	b := m.pools.buckets[m.round.next]
 	m.round.next++
 	if m.config.comm == nil {
 		b.wait = m.reduce(ctx, b)
@@ -344,14 +344,14 @@ func (m *Model) begun() ([]wait, error) {
 	switch {
 	case m.mu.err != nil:
 		return nil, m.mu.err
-	case m.round.next < len(m.shelves.buckets):
+	case m.round.next < len(m.pools.buckets):
 		return nil, m.fail(cohort.Newf("ddp: backward", cohort.InvalidArgument,
 			"the pass ended without gradients for %v: %s", m.missing(), m.advice()))
 	}
 	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(), Dur: time.Since(m.round.began)})
 	waits := m.notices
 	m.notices = nil
-	for _, b := range m.shelves.buckets {
+	for _, b := range m.pools.buckets {
 		waits = append(waits, b.wait)
 	}
 	if m.round.waitUsed != nil {
@@ -369,7 +369,7 @@ func (m *Model) putGrads() error {
 			return err
 		}
 	}
-	for _, b := range m.shelves.buckets {
+	for _, b := range m.pools.buckets {
 		for j, k := range b.params {
 			if used != nil && used[k] == 0 {
 				continue // no rank used it: its gradient stays what it was

@@ -23,15 +23,15 @@ type bucket struct {
 // place says where the gradient of a parameter lies.
 type place struct{ bucket, position int }
 
-// shelves are all buckets, in the order of their reduction, and where the gradients lie in them.
-type shelves struct {
+// pools are all buckets, in the order of their reduction, and where the gradients lie in them.
+type bucketPool struct {
 	buckets []*bucket
 	places  []place // by parameter
 }
 
-// newShelves makes the memory of buckets.
-func newShelves(g *group.Group, params []nn.Param, pieces []piece, buckets [][]int) (shelves, error) {
-	s := shelves{buckets: make([]*bucket, len(buckets)), places: make([]place, len(params))}
+// newBucketPool makes the memory of buckets.
+func newBucketPool(g *group.Group, params []nn.Param, pieces []piece, buckets [][]int) (bucketPool, error) {
+	s := bucketPool{buckets: make([]*bucket, len(buckets)), places: make([]place, len(params))}
 	for i, members := range buckets {
 		b := &bucket{params: members, index: i}
 		s.buckets[i] = b
@@ -46,7 +46,7 @@ func newShelves(g *group.Group, params []nn.Param, pieces []piece, buckets [][]i
 		var err error
 		if b.data, err = g.NewTensor(pieces[members[0]].dtype, n); err != nil { // the shared segment may be full
 			if b.data, err = tensor.New(pieces[members[0]].dtype, n); err != nil {
-				return shelves{}, err
+				return bucketPool{}, err
 			}
 		}
 		at := 0
@@ -54,10 +54,10 @@ func newShelves(g *group.Group, params []nn.Param, pieces []piece, buckets [][]i
 			t := params[k].Value.Data()
 			view, err := b.data.Narrow(0, at, t.Numel())
 			if err != nil {
-				return shelves{}, err
+				return bucketPool{}, err
 			}
 			if view, err = view.View(t.Shape()...); err != nil {
-				return shelves{}, err
+				return bucketPool{}, err
 			}
 			b.views = append(b.views, view)
 			s.places[k] = place{i, j}
@@ -68,13 +68,13 @@ func newShelves(g *group.Group, params []nn.Param, pieces []piece, buckets [][]i
 }
 
 // of returns the bucket of a parameter, and the position of its gradient in it.
-func (s *shelves) of(i int) (*bucket, int) {
+func (s *bucketPool) of(i int) (*bucket, int) {
 	p := s.places[i]
 	return s.buckets[p.bucket], p.position
 }
 
 // view is the memory of a parameter's gradient, or nil for a sparse one.
-func (s *shelves) view(i int) *tensor.Tensor {
+func (s *bucketPool) view(i int) *tensor.Tensor {
 	if len(s.buckets) == 0 {
 		return nil
 	}
@@ -86,14 +86,14 @@ func (s *shelves) view(i int) *tensor.Tensor {
 }
 
 // reset makes the buckets ready for the next pass.
-func (s *shelves) reset() {
+func (s *bucketPool) reset() {
 	for _, b := range s.buckets {
 		b.pending, b.wait, b.sparse = len(b.params), nil, nil
 	}
 }
 
 // release gives back the memory.
-func (s *shelves) release() {
+func (s *bucketPool) release() {
 	for _, b := range s.buckets {
 		if b.data != nil {
 			b.data.Storage().Release()

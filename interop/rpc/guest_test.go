@@ -20,7 +20,7 @@ func TestGuestCallsPyTorch(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := start(t, tr, settings{static: true}, torchWorker("py0", "pass"), goWorker("go1", nil))
 		ctx := testContext(t)
-		guest, err := rpc.NewGuest(ctx, w.stores[0], "a_guest", rpc.WithAddr("127.0.0.1:0"))
+		guest, err := rpc.NewClient(ctx, w.stores[0], "a_guest", rpc.WithAddr("127.0.0.1:0"))
 		if err != nil {
 			t.Fatal(err)
 		}

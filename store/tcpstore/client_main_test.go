@@ -13,6 +13,6 @@ import (
 // TestMain takes one flag: go test ./store/tcpstore -loops 3 runs all tests with servers of three loops. Without it servers have
 // one loop, and three under the race detector, so that "make check" runs all tests with both.
 func TestMain(m *testing.M) {
-	flag.IntVar(&loopsUnlessTold, "loops", loopsUnlessTold, "event loops of a server that is told nothing")
+	flag.IntVar(&defaultLoops, "loops", defaultLoops, "event loops of a server that is told nothing")
 	goleak.VerifyTestMain(m)
 }

@@ -39,7 +39,7 @@ func TestServerCrowd(t *testing.T) {
 			write(t, crowd[i], get)
 		}
 		testwait.Until(t, "the buffers are full", func() (full bool) {
-			s.serving.Do(func(c *storeserve.Core) { full = c.Machine.Crowded() })
+			s.serving.Do(func(c *storeserve.Core) { full = c.Machine.OverBudget() })
 			return full
 		})
 		ping() // others are served all the while

@@ -79,9 +79,9 @@ type serverConfig struct {
 	forget   bool
 }
 
-// loopsUnlessTold is the number of loops of a server without [WithLoops]. Tests change it, so that all of them can be run with
+// defaultLoops is the number of loops of a server without [WithLoops]. Tests change it, so that all of them can be run with
 // several.
-var loopsUnlessTold = 1
+var defaultLoops = 1
 
 func newServerConfig(opts []ServerOption) serverConfig {
 	c := serverConfig{commonConfig: defaultCommon()}
@@ -91,7 +91,7 @@ func newServerConfig(opts []ServerOption) serverConfig {
 		}
 	}
 	c.limits = c.limits.withDefaults()
-	c.loops = min(max(cmp.Or(c.loops, loopsUnlessTold), 1), storecore.MaxHomes)
+	c.loops = min(max(cmp.Or(c.loops, defaultLoops), 1), storecore.MaxHomes)
 	return c
 }
 

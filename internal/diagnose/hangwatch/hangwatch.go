@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// LooksPerHang is how often a job is looked at within the time after which it counts as hung.
-	LooksPerHang = 8
-	// leastLooks is how many looks in a row must find a job at the same place. Where looking takes long, there are few within the time,
+	// SamplesPerHang is how often a job is looked at within the time after which it counts as hung.
+	SamplesPerHang = 8
+	// minSamples is how many looks in a row must find a job at the same place. Where looking takes long, there are few within the time,
 	// and a job that works can be found at the same line by chance.
-	leastLooks = LooksPerHang / 2
+	minSamples = SamplesPerHang / 2
 	// notAgain is for how many times that time a hang that is not sure is not told again. A rank that looks for something again and again
 	// may be found elsewhere for a moment.
 	notAgain = 10
@@ -116,7 +116,7 @@ func (w *Watch) glanced(l Look) Order {
 	switch {
 	case s.due == 0:
 		return Glance
-	case s.prepared && stood >= s.due && s.looks >= leastLooks:
+	case s.prepared && stood >= s.due && s.looks >= minSamples:
 		s.prepared = false
 		return Collect
 	case !s.prepared && stood >= max(s.due/2, s.due-w.lead):

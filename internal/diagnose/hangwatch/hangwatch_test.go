@@ -80,7 +80,7 @@ type told struct {
 
 // watched looks at a job as it is told to, until a time.
 func (j *simulated) watched(timeout, until time.Duration, restart bool) []told {
-	lead := max(8*s, timeout/hangwatch.LooksPerHang)
+	lead := max(8*s, timeout/hangwatch.SamplesPerHang)
 	w := hangwatch.New(timeout, lead)
 	var all []told
 	var now time.Duration
@@ -97,7 +97,7 @@ func (j *simulated) watched(timeout, until time.Duration, restart bool) []told {
 			if order == hangwatch.Prepare {
 				prepared, ready = j.seen(now, now+j.full), now+j.full
 			}
-			took := max(timeout/hangwatch.LooksPerHang, j.glance)
+			took := max(timeout/hangwatch.SamplesPerHang, j.glance)
 			seen, now = j.seen(now, now+took), now+took
 		}
 		var hang *hangwatch.Hang
@@ -229,7 +229,7 @@ func TestSimulation(t *testing.T) {
 			}
 		}
 		for i := 1; i < len(moves); i++ {
-			late := timeout + 3*timeout/hangwatch.LooksPerHang + 3*j.full + s // when it is told at the latest
+			late := timeout + 3*timeout/hangwatch.SamplesPerHang + 3*j.full + s // when it is told at the latest
 			heard := slices.ContainsFunc(all, func(one told) bool { return one.at > moves[i-1] && one.at <= moves[i-1]+late })
 			if moves[i]-moves[i-1] > late && !heard {
 				t.Fatalf("seed %d: stood still from %s to %s with a timeout of %s, and nobody told: %v", seed, moves[i-1], moves[i], timeout, all)

@@ -47,7 +47,7 @@ func Glance(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 }
 
 func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job {
-	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Strays: j.Strays, Notes: j.Notes, Taken: time.Now()}
+	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Orphans: j.Orphans, Notes: j.Notes, Taken: time.Now()}
 	var reader pystack.Reader
 	host, _ := os.Hostname()
 	first := readAll(ctx, &reader, j.Ranks)

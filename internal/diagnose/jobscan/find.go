@@ -29,8 +29,8 @@ type Job struct {
 	// Local says that all ranks run on this host: their number says so, or the store has an address that no other host reaches.
 	Local bool   `json:"local"`
 	Ranks []Rank `json:"ranks"`
-	// Strays are processes that run the same program as a rank that this job lacks, and use another store.
-	Strays []verdict.Stray `json:"strays,omitempty"`
+	// Orphans are processes that run the same program as a rank that this job lacks, and use another store.
+	Orphans []verdict.Stray `json:"strays,omitempty"`
 	// Notes say what is not certain about it.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -59,7 +59,7 @@ type process struct {
 func Find(ctx context.Context) []Job {
 	known := processes("/proc")
 	all := group(known)
-	findStrays(ctx, all)
+	findOrphans(ctx, all)
 	return append(all, findSpawned(ctx, "/proc", known)...)
 }
 

@@ -81,8 +81,8 @@ func TestStrays(t *testing.T) {
 		"jobs of a launcher": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000 TORCHELASTIC_RUN_ID=a", "11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001 TORCHELASTIC_RUN_ID=b"}, 2, nil},
 	} {
 		jobs := group(processes(fakeProc(t, c.processes...)))
-		findStrays(t.Context(), jobs)
-		if diff := cmp.Diff(c.want, jobs[0].Strays); len(jobs) != c.jobs || diff != "" {
+		findOrphans(t.Context(), jobs)
+		if diff := cmp.Diff(c.want, jobs[0].Orphans); len(jobs) != c.jobs || diff != "" {
 			t.Errorf("%s: %d jobs, strays of the first (-want +got):\n%s", name, len(jobs), diff)
 		}
 	}
@@ -98,10 +98,10 @@ func TestStraysWithoutNames(t *testing.T) {
 		ranks = append(ranks, fmt.Sprintf("%d 1 RANK=%d WORLD_SIZE=8 MASTER_ADDR=node%d.invalid MASTER_PORT=4000", 10+n, n, n))
 	}
 	jobs := group(processes(fakeProc(t, ranks...)))
-	findStrays(ctx, jobs)
+	findOrphans(ctx, jobs)
 	for _, j := range jobs {
-		if len(jobs) != 8 || j.Strays != nil {
-			t.Errorf("%d jobs, strays of %s: %v", len(jobs), j.ID, j.Strays)
+		if len(jobs) != 8 || j.Orphans != nil {
+			t.Errorf("%d jobs, strays of %s: %v", len(jobs), j.ID, j.Orphans)
 		}
 	}
 }

@@ -15,8 +15,8 @@ import (
 // namesTime bounds the resolution of all names.
 const namesTime = time.Second
 
-// findStrays looks for ranks of one program that have ended up in different jobs because they use different stores.
-func findStrays(ctx context.Context, all []Job) {
+// findOrphans looks for ranks of one program that have ended up in different jobs because they use different stores.
+func findOrphans(ctx context.Context, all []Job) {
 	ctx, cancel := context.WithTimeout(ctx, namesTime)
 	defer cancel()
 	n := names{}
@@ -24,7 +24,7 @@ func findStrays(ctx context.Context, all []Job) {
 		for k := range all {
 			if i != k && parted(&all[i], &all[k]) && !n.sameServer(ctx, all[i].Store, all[k].Store) {
 				for _, r := range all[k].Ranks {
-					all[i].Strays = append(all[i].Strays, verdict.Stray{Rank: r.Rank, PID: r.PID, Store: all[k].Store})
+					all[i].Orphans = append(all[i].Orphans, verdict.Stray{Rank: r.Rank, PID: r.PID, Store: all[k].Store})
 				}
 			}
 		}

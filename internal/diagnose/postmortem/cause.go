@@ -143,7 +143,7 @@ func Explain(d Death) Cause {
 		}
 		cause.Advice = adviceFor(trace.exception)
 		if cause.Kind.Consequence() {
-			cause.Words = consequenceWords(cause.Kind) + ": " + firstLine(trace.exception)
+			cause.Words = consequenceText(cause.Kind) + ": " + firstLine(trace.exception)
 		}
 	default:
 		cause.Kind, cause.Words = ExitCode, "exited with code "+strconv.Itoa(d.Code)
@@ -191,7 +191,7 @@ func stopped(d Death, sig int, trace traceback) Cause {
 	}
 }
 
-func consequenceWords(k Kind) string {
+func consequenceText(k Kind) string {
 	if k == Timeout {
 		return "gave up waiting for another rank"
 	}

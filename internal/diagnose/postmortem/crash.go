@@ -58,7 +58,7 @@ func crash(d Death, sig int, trace traceback) Cause {
 		cause.Advice = cmp.Or(adviceFor(trace.exception), cause.Advice)
 	case kindOf(text).Consequence():
 		cause.Kind, cause.Exception, cause.Advice = kindOf(text), text, adviceFor(text)
-		cause.Words = consequenceWords(cause.Kind) + ": " + firstLine(text) + "; it " + cause.Words
+		cause.Words = consequenceText(cause.Kind) + ": " + firstLine(text) + "; it " + cause.Words
 	case text != "":
 		if kind := kindOf(text); kind != Exception {
 			cause.Kind = kind

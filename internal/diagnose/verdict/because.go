@@ -13,7 +13,7 @@ import (
 )
 
 // because says what keeps a late rank where it is, as far as that is known: a clause that follows where it is.
-func (c *court) because(rank int) string {
+func (c *analysis) because(rank int) string {
 	text := c.cause(rank)
 	if raised := c.rank(rank).Raised; raised != "" {
 		text += "; the last thing it printed is " + raised
@@ -22,7 +22,7 @@ func (c *court) because(rank int) string {
 }
 
 // cause says that without what the rank has printed.
-func (c *court) cause(rank int) string {
+func (c *analysis) cause(rank int) string {
 	r, p := c.rank(rank), c.at[rank]
 	text := ""
 	switch {

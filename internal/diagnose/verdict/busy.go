@@ -12,7 +12,7 @@ import (
 )
 
 // busy: nobody waits for another rank.
-func (c *court) busy() Verdict {
+func (c *analysis) busy() Verdict {
 	if len(c.all()) == 0 {
 		return Verdict{Sentence: "Not hung: all ranks that were found have ended."}
 	}
@@ -46,7 +46,7 @@ func (c *court) busy() Verdict {
 }
 
 // atWork says what the ranks do that move, and who waits meanwhile.
-func (c *court) atWork(moving []int) string {
+func (c *analysis) atWork(moving []int) string {
 	r, p := c.rank(moving[0]), c.at[moving[0]]
 	text := fmt.Sprintf("Not hung: %s at work, in %s", lower(is(moving)), p.where())
 	if places := c.grouped(moving, position.where); len(places) > 1 {
@@ -75,7 +75,7 @@ func (c *court) atWork(moving []int) string {
 }
 
 // ended says which ranks have ended, or do not run.
-func (c *court) ended() string {
+func (c *analysis) ended() string {
 	var text strings.Builder
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" {
@@ -89,7 +89,7 @@ func (c *court) ended() string {
 }
 
 // whereabouts says where the ranks, but for one, are whose stacks could be read, those of one place together.
-func (c *court) whereabouts(but int) string {
+func (c *analysis) whereabouts(but int) string {
 	all := c.ranks(func(r Rank, _ position) bool { return r.Main != nil && r.Rank != but })
 	places := c.grouped(all, position.doing)
 	if i := slices.IndexFunc(all, func(n int) bool { return slices.ContainsFunc(c.rank(n).Children, Child.stuck) }); i > 0 {
@@ -104,7 +104,7 @@ func (c *court) whereabouts(but int) string {
 }
 
 // waitIn says where ranks wait, those of one place together.
-func (c *court) waitIn(ranks []int) string {
+func (c *analysis) waitIn(ranks []int) string {
 	var parts []string
 	for len(ranks) > 0 {
 		where := c.at[ranks[0]].where()
@@ -116,7 +116,7 @@ func (c *court) waitIn(ranks []int) string {
 }
 
 // grouped says where ranks are, those of one place together, and no more than four places.
-func (c *court) grouped(ranks []int, say func(position) string) []string {
+func (c *analysis) grouped(ranks []int, say func(position) string) []string {
 	var order, parts []string
 	by := map[string][]int{}
 	for _, n := range ranks {
@@ -142,7 +142,7 @@ func (c *court) grouped(ranks []int, say func(position) string) []string {
 }
 
 // leftKeys says that the store is not that of this attempt alone.
-func (c *court) leftKeys() []string {
+func (c *analysis) leftKeys() []string {
 	if !c.job.OldKeys {
 		return nil
 	}
@@ -150,7 +150,7 @@ func (c *court) leftKeys() []string {
 }
 
 // waits lists who waits for which key.
-func (c *court) waits() []string {
+func (c *analysis) waits() []string {
 	var out []string
 	for _, w := range c.job.Waits[:min(len(c.job.Waits), 8)] {
 		who := "a client"

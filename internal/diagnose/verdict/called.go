@@ -33,7 +33,7 @@ func (x Call) what() string {
 }
 
 // called: a Go worker waits for the answer to a call, and says whom it has called.
-func (c *court) called() (Verdict, bool) {
+func (c *analysis) called() (Verdict, bool) {
 	for _, n := range c.ranks(func(r Rank, p position) bool { return p.class == inRPC && meeting(p.op) == "" && !r.Moved }) {
 		if _, found := openCall(c.rank(n), 0); found {
 			return c.doubt(c.follow(n)), true
@@ -53,7 +53,7 @@ func openCall(r *Rank, known int) (Call, bool) {
 
 // follow goes from the oldest call of a worker to who has to answer it, and on while that one waits for a call itself. A worker that it comes
 // to again waits for its next call there.
-func (c *court) follow(first int) Verdict {
+func (c *analysis) follow(first int) Verdict {
 	var path []string
 	followed := map[int]int{} // how many calls of a rank
 	x, _ := openCall(c.rank(first), 0)
@@ -96,7 +96,7 @@ func (c *court) follow(first int) Verdict {
 
 // left names the first call of these ranks to a worker that no followed call of the same rank goes to: it is not known which of them is
 // waited for.
-func (c *court) left(followed map[int]int) string {
+func (c *analysis) left(followed map[int]int) string {
 	for _, n := range slices.Sorted(maps.Keys(followed)) {
 		all := c.rank(n).Worker.Calls
 		for _, x := range all[followed[n]:] {
@@ -117,7 +117,7 @@ func uncertain(v Verdict, left string) Verdict {
 }
 
 // doubt takes it back that a job hangs where somebody is at work whom the others may wait for, or was seen only once.
-func (c *court) doubt(v Verdict) Verdict {
+func (c *analysis) doubt(v Verdict) Verdict {
 	if some := c.ranks(func(r Rank, p position) bool { return r.Once || r.atWork() && !p.waits() || working(r) != nil }); !v.Still && len(some) > 0 {
 		v.Still, v.Sentence = true, perhaps+lower(v.Sentence)
 	}
@@ -126,7 +126,7 @@ func (c *court) doubt(v Verdict) Verdict {
 
 // callee finds who has to answer a call. A worker of PyTorch does not tell its name, and its number need not be its rank: it is known
 // only if there is no other.
-func (c *court) callee(x Call) *Rank {
+func (c *analysis) callee(x Call) *Rank {
 	for i := range c.job.Ranks {
 		if r := &c.job.Ranks[i]; r.Worker != nil && r.Worker.Name == x.To {
 			return r
@@ -139,6 +139,6 @@ func (c *court) callee(x Call) *Rank {
 }
 
 // unnamed returns the ranks that do not tell the name of their worker.
-func (c *court) unnamed() []int {
+func (c *analysis) unnamed() []int {
 	return c.ranks(func(r Rank, _ position) bool { return r.Worker == nil })
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // missing: some ranks are in a collective and others are not.
-func (c *court) missing() (Verdict, bool) {
+func (c *analysis) missing() (Verdict, bool) {
 	here := c.still(inCollective)
 	late := c.ranks(func(r Rank, p position) bool { return r.Main != nil && !p.meets() })
 	if len(here) > 0 && len(late) > 0 {
@@ -56,7 +56,7 @@ func (c *court) missing() (Verdict, bool) {
 }
 
 // betweenLate: all that have not come wait for messages of each other, and one of these does not find its receiver.
-func (c *court) betweenLate(late []int) (Verdict, bool) {
+func (c *analysis) betweenLate(late []int) (Verdict, bool) {
 	if slices.ContainsFunc(late, func(n int) bool { return c.at[n].class != inMessage || c.rank(n).Moved }) {
 		return Verdict{}, false
 	}
@@ -75,7 +75,7 @@ var leaves = map[string]bool{
 }
 
 // oneSided: several ranks are not in a collective that some of them may have left already.
-func (c *court) oneSided(here, late []int) (Verdict, bool) {
+func (c *analysis) oneSided(here, late []int) (Verdict, bool) {
 	late = slices.DeleteFunc(slices.Clone(late), func(n int) bool { return c.at[n].class == unknown })
 	if len(late) < 2 || !leaves[c.at[here[0]].op] {
 		return Verdict{}, false
@@ -85,7 +85,7 @@ func (c *court) oneSided(here, late []int) (Verdict, bool) {
 }
 
 // mismatch: the ranks are in different collectives.
-func (c *court) mismatch() (Verdict, bool) {
+func (c *analysis) mismatch() (Verdict, bool) {
 	ops := map[string][]int{}
 	for _, n := range c.still(inCollective) {
 		ops[c.at[n].op] = append(ops[c.at[n].op], n)
@@ -111,7 +111,7 @@ func (c *court) mismatch() (Verdict, bool) {
 const modelForward = "DistributedDataParallel.forward"
 
 // rooted: ranks are in the same collective and name different ranks as its source or its destination. Others may have left it.
-func (c *court) rooted() (Verdict, bool) {
+func (c *analysis) rooted() (Verdict, bool) {
 	here := c.still(inCollective)
 	roots := map[string]map[string][]int{} // by operation and root
 	for _, n := range here {
@@ -141,7 +141,7 @@ func (c *court) rooted() (Verdict, bool) {
 }
 
 // differ names the minority. Where there is none, nobody can tell who is right, and all are named.
-func (c *court) differ(kinds map[string][]int, say func(int) string, suffix string) Verdict {
+func (c *analysis) differ(kinds map[string][]int, say func(int) string, suffix string) Verdict {
 	odd, rule := minority(kinds)
 	if len(odd) == len(rule) {
 		groups := slices.SortedFunc(maps.Values(kinds), func(a, b []int) int { return a[0] - b[0] })
@@ -159,7 +159,7 @@ func (c *court) differ(kinds map[string][]int, say func(int) string, suffix stri
 }
 
 // same: all ranks are in the same collective.
-func (c *court) same() (Verdict, bool) {
+func (c *analysis) same() (Verdict, bool) {
 	here := c.still(inCollective, inWork)
 	if len(here) == 0 || len(here) < len(c.ranks(func(_ Rank, p position) bool { return p.class == inCollective })) {
 		return Verdict{}, false
@@ -193,7 +193,7 @@ func (c *court) same() (Verdict, bool) {
 }
 
 // apart: the ranks wait in calls that look alike, and the text of the program tells how they differ.
-func (c *court) apart(here []int) (Verdict, bool) {
+func (c *analysis) apart(here []int) (Verdict, bool) {
 	if v, found := c.message(here); found {
 		return v, true
 	}
@@ -219,7 +219,7 @@ func (c *court) apart(here []int) (Verdict, bool) {
 
 // message: one of the ranks waits for a message that it has started to send or to take in the same line, and others for something
 // else. Whether they have sent or will take one cannot be seen.
-func (c *court) message(here []int) (Verdict, bool) {
+func (c *analysis) message(here []int) (Verdict, bool) {
 	started := func(n int) string {
 		if c.at[n].class != inWork {
 			return ""
@@ -256,7 +256,7 @@ func (c *court) message(here []int) (Verdict, bool) {
 var messageWait = regexp.MustCompile(`\b(irecv|isend|batch_isend_irecv)\b`)
 
 // lines returns the lines of the program in which ranks are: "train.py:27 and train.py:29".
-func (c *court) lines(ranks []int) string {
+func (c *analysis) lines(ranks []int) string {
 	lines := map[string]bool{}
 	for _, n := range ranks {
 		lines[c.at[n].line] = true

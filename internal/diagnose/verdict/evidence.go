@@ -30,7 +30,7 @@ var (
 )
 
 // keys finds the rank that sets the key that others wait for: it may run on another host.
-func (c *court) keys(waiting []int) (Verdict, bool) {
+func (c *analysis) keys(waiting []int) (Verdict, bool) {
 	late, inGo, inSub := map[int]bool{}, map[int]bool{}, map[int]bool{} // of PyTorch's keys, of the group of a Go job, of its sub-groups
 	group, dead := "", ""
 	for _, w := range c.job.Waits {
@@ -78,7 +78,7 @@ func (c *court) keys(waiting []int) (Verdict, bool) {
 }
 
 // unreachable: ranks set up a group and cannot reach the store.
-func (c *court) unreachable() (Verdict, bool) {
+func (c *analysis) unreachable() (Verdict, bool) {
 	here := c.ranks(func(r Rank, p position) bool { return p.class == inInit && !c.elsewhere(r) })
 	if c.job.StoreTrouble == "" || len(here) == 0 {
 		return Verdict{}, false
@@ -97,14 +97,14 @@ func (c *court) unreachable() (Verdict, bool) {
 }
 
 // elsewhere reports whether a rank has another store than that of the job: the program names it, or the rank has a connection.
-func (c *court) elsewhere(r Rank) bool {
+func (c *analysis) elsewhere(r Rank) bool {
 	_, err := netip.ParseAddrPort(r.Object)
 	store := settingsOf(r).store
 	return err == nil || store != c.job.Store && (store != "" || r.Store != "")
 }
 
 // store: ranks wait for a key of the store outside of what torch.distributed does by itself.
-func (c *court) store() (Verdict, bool) {
+func (c *analysis) store() (Verdict, bool) {
 	for _, w := range c.job.Waits {
 		if w.Rank < 0 || w.Age < time.Second {
 			continue
@@ -153,7 +153,7 @@ type open struct {
 }
 
 // recorders judges by flight recorder dumps: PyTorch's own record of what each rank has called.
-func (c *court) recorders() (Verdict, bool) {
+func (c *analysis) recorders() (Verdict, bool) {
 	opens := map[int]open{}
 	last := map[string]map[int]torchdump.Entry{} // by group and rank
 	members := map[string][]int{}
@@ -213,7 +213,7 @@ func groupsOf(opens map[int]open) []string {
 }
 
 // crossed: two ranks wait for each other in different groups.
-func (c *court) crossed(opens map[int]open, last map[string]map[int]torchdump.Entry, members map[string][]int) (Verdict, bool) {
+func (c *analysis) crossed(opens map[int]open, last map[string]map[int]torchdump.Entry, members map[string][]int) (Verdict, bool) {
 	for _, a := range c.job.Ranks {
 		for _, b := range c.job.Ranks {
 			oa, foundA := opens[a.Rank]
@@ -235,7 +235,7 @@ func (c *court) crossed(opens map[int]open, last map[string]map[int]torchdump.En
 
 // belongs reports whether a rank is known to be in the group of an unfinished collective. gloo's recorder does not tell the members of
 // its groups.
-func (c *court) belongs(rank int, o open, last map[string]map[int]torchdump.Entry, members map[string][]int) bool {
+func (c *analysis) belongs(rank int, o open, last map[string]map[int]torchdump.Entry, members map[string][]int) bool {
 	if _, called := last[o.group][rank]; called || o.entry.Desc == "default_pg" || slices.Contains(members[o.group], rank) {
 		return true
 	}
@@ -250,7 +250,7 @@ func title(e torchdump.Entry) string {
 	return "group " + e.Group
 }
 
-func (c *court) lineOf(rank int, e torchdump.Entry) string {
+func (c *analysis) lineOf(rank int, e torchdump.Entry) string {
 	if e.Where != "" {
 		return e.Where
 	}
@@ -258,7 +258,7 @@ func (c *court) lineOf(rank int, e torchdump.Entry) string {
 }
 
 // group judges one group: who has not come to the oldest unfinished collective, or came with another one.
-func (c *court) group(key string, opens map[int]open, last map[string]map[int]torchdump.Entry, members map[string][]int) (Verdict, bool) {
+func (c *analysis) group(key string, opens map[int]open, last map[string]map[int]torchdump.Entry, members map[string][]int) (Verdict, bool) {
 	var oldest open
 	for _, o := range opens {
 		if o.group == key && (oldest.group == "" || o.entry.Seq < oldest.entry.Seq) {
@@ -333,7 +333,7 @@ func (c *court) group(key string, opens map[int]open, last map[string]map[int]to
 }
 
 // unseenOf says which ranks of a group may not have entered what the others have: nothing is known of them. members are nil if all ranks are.
-func (c *court) unseenOf(unread []Rank, members []int) string {
+func (c *analysis) unseenOf(unread []Rank, members []int) string {
 	ranks := slices.DeleteFunc(c.absent(), func(n int) bool { return members != nil && !slices.Contains(members, n) })
 	for _, r := range unread {
 		ranks = append(ranks, r.Rank)

@@ -143,7 +143,7 @@ func openOf(d *torchdump.Dump) *torchdump.Entry {
 
 // waited returns how long the oldest unfinished operation of these ranks has been going on, as their recorders tell, else how
 // long one of them has not run; 0: not known.
-func (c *court) waited(ranks []int) time.Duration {
+func (c *analysis) waited(ranks []int) time.Duration {
 	var oldest time.Duration
 	for _, n := range ranks {
 		if r := c.rank(n); r != nil {

@@ -36,7 +36,7 @@ func (s Started) total() int {
 }
 
 // communicators judges by what NCCL itself has counted. A rank that moves is not waiting for those that are behind.
-func (c *court) communicators() (Verdict, bool) {
+func (c *analysis) communicators() (Verdict, bool) {
 	for _, comm := range c.job.Communicators {
 		if len(comm.Started) < 2 {
 			continue
@@ -84,7 +84,7 @@ func (c *court) communicators() (Verdict, bool) {
 }
 
 // lagging says that ranks are behind. NCCL knows of ranks on other hosts, too, of which no more was seen.
-func (c *court) lagging(behind []int, what string, ahead []int) Verdict {
+func (c *analysis) lagging(behind []int, what string, ahead []int) Verdict {
 	unseen := func(n int) bool { return c.rank(n) == nil }
 	seen := slices.DeleteFunc(slices.Clone(behind), unseen)
 	rest := slices.DeleteFunc(slices.Clone(behind), func(n int) bool { return !unseen(n) })
@@ -151,12 +151,12 @@ func onGPU(r Rank) bool {
 }
 
 // onlyGPU reports whether ranks wait for nothing but their GPUs, as far as can be told.
-func (c *court) onlyGPU(ranks []int) bool {
+func (c *analysis) onlyGPU(ranks []int) bool {
 	return len(ranks) > 0 && !slices.ContainsFunc(ranks, func(n int) bool { return !c.at[n].gpu })
 }
 
 // devices: ranks wait for their GPUs. What those compute cannot be seen, so nobody can be sure that the job hangs.
-func (c *court) devices() (Verdict, bool) {
+func (c *analysis) devices() (Verdict, bool) {
 	here := c.ranks(func(r Rank, p position) bool { return p.gpu && !r.Moved && p.meets() })
 	if len(here) == 0 {
 		return Verdict{}, false
@@ -185,7 +185,7 @@ func (c *court) devices() (Verdict, bool) {
 var ofOne = []int{13, 31, 45, 74, 94}
 
 // failed returns the first fatal error that may be why ranks wait: others may follow from it. One that came long before they waited is not.
-func (c *court) failed(waiting []int, of func(GPUError) bool) *GPUError {
+func (c *analysis) failed(waiting []int, of func(GPUError) bool) *GPUError {
 	waited := c.waited(waiting)
 	i := slices.IndexFunc(c.job.GPUErrors, func(e GPUError) bool {
 		old := waited > 0 && e.Age > 2*waited+time.Minute
@@ -198,7 +198,7 @@ func (c *court) failed(waiting []int, of func(GPUError) bool) *GPUError {
 }
 
 // broken: a GPU has failed in the process of a rank, and ranks wait. The kernel knows more of it than the ranks.
-func (c *court) broken() (Verdict, bool) {
+func (c *analysis) broken() (Verdict, bool) {
 	waiting := c.waiting()
 	e := c.failed(waiting, func(e GPUError) bool { return e.Rank >= 0 })
 	if e == nil || len(waiting) == 0 {
@@ -216,7 +216,7 @@ func (c *court) broken() (Verdict, bool) {
 }
 
 // perhapsBroken names a GPU that has failed and may be one that ranks wait for: the kernel does not say whose it was.
-func (c *court) perhapsBroken(waiting []int) string {
+func (c *analysis) perhapsBroken(waiting []int) string {
 	e := c.failed(waiting, func(e GPUError) bool { return e.Rank < 0 && !slices.Contains(ofOne, e.Number) })
 	if e == nil {
 		return ""
@@ -233,7 +233,7 @@ func ago(d time.Duration) string {
 }
 
 // logged lists what the kernel has logged of GPUs.
-func (c *court) logged() []string {
+func (c *analysis) logged() []string {
 	const most = 8
 	var out []string
 	for _, e := range c.job.GPUErrors[:min(len(c.job.GPUErrors), most)] {

@@ -22,7 +22,7 @@ type Holder struct {
 func WaitsForFileLock(t *pystack.Thread) bool { return kernelWait(t, "") == fileLock }
 
 // held says of a rank that waits for a file lock who holds it.
-func (c *court) held(r *Rank) {
+func (c *analysis) held(r *Rank) {
 	p, h := c.at[r.Rank], r.Holder
 	if h == nil || p.how == "" {
 		return

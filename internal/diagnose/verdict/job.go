@@ -140,8 +140,8 @@ type Job struct {
 	Store, StoreTrouble string
 	// OldKeys says that the store still has the keys of an earlier attempt to run the job.
 	OldKeys bool
-	// Strays are processes that are perhaps ranks of this job and use another store.
-	Strays []Stray
+	// Orphans are processes that are perhaps ranks of this job and use another store.
+	Orphans []Stray
 	// NCCL is what NCCL's own network says of its communicators, a line each.
 	NCCL []string
 	// Communicators are those of them whose ranks have started different collectives.

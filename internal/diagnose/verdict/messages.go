@@ -9,7 +9,7 @@ import (
 )
 
 // messages: a rank waits for a message that nobody sends. Where its peer itself waits for a message of a third rank, that says more.
-func (c *court) messages() (Verdict, bool) {
+func (c *analysis) messages() (Verdict, bool) {
 	var chained *Verdict
 	for _, r := range c.job.Ranks {
 		p := c.at[r.Rank]
@@ -72,7 +72,7 @@ func (c *court) messages() (Verdict, bool) {
 
 // ring returns the ranks that stand in the same kind of message call, each with the next and the last with the first; nil
 // if there is no such ring from a rank on.
-func (c *court) ring(from int) []int {
+func (c *analysis) ring(from int) []int {
 	var all []int
 	for n := from; ; n = c.at[n].peer {
 		r, p := c.rank(n), c.at[n]
@@ -91,7 +91,7 @@ func (c *court) ring(from int) []int {
 }
 
 // unmatched: nothing moves, and a message does not find its receiver.
-func (c *court) unmatched() (Verdict, bool) {
+func (c *analysis) unmatched() (Verdict, bool) {
 	if moving := c.ranks(func(r Rank, _ position) bool { return r.atWork() }); len(moving) > 0 {
 		return Verdict{}, false
 	}

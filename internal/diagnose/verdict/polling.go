@@ -54,7 +54,7 @@ var (
 // answer for some time, and whenever it was looked at it slept or asked. A program may also look for a key in each step of its work. So one
 // that was found at something else, or has used the processor for more than a little, is at work. Beside other threads of the program,
 // which may be those who ask, it has to be found asking.
-func (c *court) polled(r *Rank) {
+func (c *analysis) polled(r *Rank) {
 	p := c.at[r.Rank]
 	i := slices.IndexFunc(c.job.Polls, func(w Wait) bool { return w.Rank == r.Rank && w.Age >= time.Second && !ofTorch.MatchString(w.Key) })
 	if i < 0 || r.Gone != "" || !r.Loops || !r.Sleeps || p.class != inProgram {
@@ -79,7 +79,7 @@ func always(w *Wait) string {
 }
 
 // polling: ranks ask the store for a key again and again, which nobody changes.
-func (c *court) polling() (Verdict, bool) {
+func (c *analysis) polling() (Verdict, bool) {
 	here := c.ranks(func(r Rank, _ position) bool { return r.polls != nil })
 	if len(here) == 0 || len(c.ranks(func(r Rank, _ position) bool { return r.atWork() })) > 0 {
 		return Verdict{}, false // who is at work may change it

@@ -15,7 +15,7 @@ import (
 // The rules of this file judge by the state of one process, whatever the other ranks do.
 
 // stopped: a rank was stopped by a signal or a debugger.
-func (c *court) stopped() (Verdict, bool) {
+func (c *analysis) stopped() (Verdict, bool) {
 	stopped := c.ranks(func(r Rank, _ position) bool { return r.State == "T" || r.State == "t" })
 	if len(stopped) == 0 {
 		return Verdict{}, false
@@ -33,7 +33,7 @@ func (c *court) stopped() (Verdict, bool) {
 }
 
 // frozen: a rank is in a cgroup that was frozen. Its threads stand wherever they were.
-func (c *court) frozen() (Verdict, bool) {
+func (c *analysis) frozen() (Verdict, bool) {
 	frozen := c.ranks(func(r Rank, _ position) bool { return r.Frozen })
 	if len(frozen) == 0 {
 		return Verdict{}, false
@@ -49,7 +49,7 @@ func (c *court) frozen() (Verdict, bool) {
 const atOnce = time.Second
 
 // kernel: a rank is in the kernel's hands. One that ran a moment ago only reads or writes much.
-func (c *court) kernel() (Verdict, bool) {
+func (c *analysis) kernel() (Verdict, bool) {
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" || r.Main == nil || r.Main.State != "D" || r.Moved || r.Idle > 0 && r.Idle < atOnce {
 			continue
@@ -74,7 +74,7 @@ func (c *court) kernel() (Verdict, bool) {
 }
 
 // lock: a rank holds its interpreter lock inside a call of C.
-func (c *court) lock() (Verdict, bool) {
+func (c *analysis) lock() (Verdict, bool) {
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" || len(r.Threads) < 1 {
 			continue
@@ -105,15 +105,15 @@ func (c *court) lock() (Verdict, bool) {
 }
 
 // dialing: ranks that set up a group get no answer to their connections.
-func (c *court) dialing() (Verdict, bool) {
+func (c *analysis) dialing() (Verdict, bool) {
 	return c.unanswered(1, func(p position) bool { return p.class == inInit || p.class == inNewGroup })
 }
 
 // dialingLater: ranks that wait for others get no answer from an address. One alone may have a thread that reports somewhere, unless
 // another rank listens there.
-func (c *court) dialingLater() (Verdict, bool) { return c.unanswered(2, position.waits) }
+func (c *analysis) dialingLater() (Verdict, bool) { return c.unanswered(2, position.waits) }
 
-func (c *court) unanswered(least int, where func(position) bool) (Verdict, bool) {
+func (c *analysis) unanswered(least int, where func(position) bool) (Verdict, bool) {
 	by := map[string][]int{}
 	for _, n := range c.ranks(func(r Rank, p position) bool { return len(r.Dials) > 0 && where(p) }) {
 		for _, addr := range c.rank(n).Dials {

@@ -13,7 +13,7 @@ import (
 )
 
 // rpc: some ranks are at a meeting of RPC to which others have not come.
-func (c *court) rpc() (Verdict, bool) {
+func (c *analysis) rpc() (Verdict, bool) {
 	for _, op := range []string{"init_rpc", "shutdown"} {
 		here := c.ranks(func(_ Rank, p position) bool { return p.class == inRPC && meeting(p.op) == op })
 		late := c.ranks(func(r Rank, p position) bool { return r.Main != nil && (p.class != inRPC || meeting(p.op) != op) })
@@ -29,13 +29,13 @@ func (c *court) rpc() (Verdict, bool) {
 }
 
 // brief reports whether a Go rank is not known to have stood still for long. Those that serve it are in their shutdown all the time.
-func (c *court) brief(rank int) bool {
+func (c *analysis) brief(rank int) bool {
 	r := c.rank(rank)
 	return goFrames(r.Main.Frames) && r.Idle < soon
 }
 
 // serving: somebody waits in RPC, and a function that another rank has called is at work.
-func (c *court) serving() (Verdict, bool) {
+func (c *analysis) serving() (Verdict, bool) {
 	if len(c.still(inRPC, inWork)) == 0 {
 		return Verdict{}, false
 	}
@@ -48,7 +48,7 @@ func (c *court) serving() (Verdict, bool) {
 }
 
 // atWorkFor says that a rank serves another one.
-func (c *court) atWorkFor(r Rank, t *pystack.Thread) Verdict {
+func (c *analysis) atWorkFor(r Rank, t *pystack.Thread) Verdict {
 	waiting := slices.DeleteFunc(c.still(inRPC, inWork), func(n int) bool { return n == r.Rank })
 	if len(waiting) == 0 {
 		waiting = []int{r.Rank}
@@ -68,7 +68,7 @@ func meeting(op string) string {
 }
 
 // handlers: a function that another rank has called stands still, and somebody waits in RPC.
-func (c *court) handlers() (Verdict, bool) {
+func (c *analysis) handlers() (Verdict, bool) {
 	here := c.ranks(func(r Rank, p position) bool { return !r.Moved && (p.class == inRPC || p.class == inWork) })
 	if len(here) == 0 {
 		return Verdict{}, false
@@ -93,7 +93,7 @@ func (c *court) handlers() (Verdict, bool) {
 }
 
 // callers: all functions that were called by RPC wait for such calls themselves.
-func (c *court) callers(here []int, p position) Verdict {
+func (c *analysis) callers(here []int, p position) Verdict {
 	ranks := c.ranks(func(r Rank, _ position) bool { return handler(r) != nil })
 	if waiting := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return slices.Contains(ranks, n) }); len(waiting) > 0 {
 		here = waiting

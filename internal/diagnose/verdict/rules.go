@@ -6,7 +6,7 @@ package verdict
 // rule finds one kind of hang.
 type rule struct {
 	name string
-	find func(*court) (Verdict, bool)
+	find func(*analysis) (Verdict, bool)
 }
 
 // stage is a kind of evidence.
@@ -21,52 +21,52 @@ type stage struct {
 // not ask whether a rank has ended, is stopped or was told another store. Within a stage a rule that says more comes before one that says less.
 var stages = []stage{
 	{"settings: what the ranks were told does not fit together, so they cannot meet", []rule{
-		{"worlds", (*court).worlds},
-		{"numbers", (*court).numbers},
-		{"stores", (*court).stores},
-		{"strays", (*court).strays},
+		{"worlds", (*analysis).worlds},
+		{"numbers", (*analysis).numbers},
+		{"stores", (*analysis).stores},
+		{"strays", (*analysis).strays},
 	}},
 	{"processes: one that is gone, or cannot go on whatever the others do", []rule{
-		{"broken", (*court).broken},
-		{"gone", (*court).gone},
-		{"twice", (*court).twice},
-		{"unreachable", (*court).unreachable},
-		{"lacking", (*court).lacking},
-		{"stopped", (*court).stopped},
-		{"frozen", (*court).frozen},
-		{"kernel", (*court).kernel},
-		{"lock", (*court).lock},
-		{"dialing", (*court).dialing},
+		{"broken", (*analysis).broken},
+		{"gone", (*analysis).gone},
+		{"twice", (*analysis).twice},
+		{"unreachable", (*analysis).unreachable},
+		{"lacking", (*analysis).lacking},
+		{"stopped", (*analysis).stopped},
+		{"frozen", (*analysis).frozen},
+		{"kernel", (*analysis).kernel},
+		{"lock", (*analysis).lock},
+		{"dialing", (*analysis).dialing},
 	}},
 	{"records: what PyTorch and NCCL have counted", []rule{
-		{"recorders", (*court).recorders},
-		{"communicators", (*court).communicators},
+		{"recorders", (*analysis).recorders},
+		{"communicators", (*analysis).communicators},
 	}},
 	{"absence: a rank is not where the others wait for it", []rule{
-		{"messages", (*court).messages},
-		{"starting", (*court).starting},
-		{"called", (*court).called},
-		{"handlers", (*court).handlers},
-		{"serving", (*court).serving},
-		{"rpc", (*court).rpc},
-		{"missing", (*court).missing},
+		{"messages", (*analysis).messages},
+		{"starting", (*analysis).starting},
+		{"called", (*analysis).called},
+		{"handlers", (*analysis).handlers},
+		{"serving", (*analysis).serving},
+		{"rpc", (*analysis).rpc},
+		{"missing", (*analysis).missing},
 	}},
 	{"disagreement: all have come, to different things", []rule{
-		{"rooted", (*court).rooted},
-		{"mismatch", (*court).mismatch},
-		{"dialingLater", (*court).dialingLater},
-		{"devices", (*court).devices},
-		{"same", (*court).same},
+		{"rooted", (*analysis).rooted},
+		{"mismatch", (*analysis).mismatch},
+		{"dialingLater", (*analysis).dialingLater},
+		{"devices", (*analysis).devices},
+		{"same", (*analysis).same},
 	}},
 	{"leftovers: nobody waits for another rank as far as stacks tell", []rule{
-		{"polling", (*court).polling},
-		{"store", (*court).store},
-		{"unmatched", (*court).unmatched},
+		{"polling", (*analysis).polling},
+		{"store", (*analysis).store},
+		{"unmatched", (*analysis).unmatched},
 	}},
 }
 
 // judge asks the rules.
-func (c *court) judge() Verdict {
+func (c *analysis) judge() Verdict {
 	if len(c.job.Ranks) == 0 {
 		return c.fromStore()
 	}

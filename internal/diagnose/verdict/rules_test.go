@@ -14,7 +14,7 @@ import (
 // TestOrder: of two rules that both find something the one decides that says what is certain, or says more.
 func TestOrder(t *testing.T) {
 	t.Parallel()
-	find := map[string]func(*court) (Verdict, bool){}
+	find := map[string]func(*analysis) (Verdict, bool){}
 	place := map[string]int{} // of its stage
 	for i, s := range stages {
 		for _, r := range s.rules {
@@ -41,7 +41,7 @@ func TestOrder(t *testing.T) {
 		{"worlds", "starting", Job{World: 2, Ranks: []Rank{told(starts, 2, "a:1"), told(at(1, "load", 12), 3, "a:1")}}},
 		{"worlds", "lacking", Job{World: 3, Local: true, Ranks: []Rank{told(starts, 2, "a:1"), told(in(1, "init_process_group", "", 5), 3, "a:1")}}},
 		{"stores", "unreachable", Job{World: 2, Store: "a:1", StoreTrouble: "nothing listens there", Ranks: []Rank{told(starts, 2, "a:1"), told(in(1, "init_process_group", "", 5), 2, "a:2")}}},
-		{"strays", "lacking", Job{World: 2, Local: true, Strays: []Stray{{Rank: 1, PID: 5, Store: "a:2"}}, Ranks: []Rank{starts}}},
+		{"strays", "lacking", Job{World: 2, Local: true, Orphans: []Stray{{Rank: 1, PID: 5, Store: "a:2"}}, Ranks: []Rank{starts}}},
 		{"numbers", "starting", Job{World: 2, Ranks: []Rank{in(0, "init_process_group", "rank=0 world_size=2", 5), in(1, "init_process_group", "rank=0 world_size=2", 5)}}},
 		// A GPU that has failed explains why its rank is gone, or stands still.
 		{"broken", "gone", Job{World: 2, GPUErrors: lost, Ranks: []Rank{waits, {Rank: 1, Gone: "was killed by SIGABRT"}}}},

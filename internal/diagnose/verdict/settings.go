@@ -101,7 +101,7 @@ func argument(f *pystack.Frame, name string) string {
 }
 
 // worlds: the ranks have different values of WORLD_SIZE.
-func (c *court) worlds() (Verdict, bool) {
+func (c *analysis) worlds() (Verdict, bool) {
 	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
 	// What the environment of a rank says is not its world if the program says another one: it may not have come to that.
 	named := slices.ContainsFunc(here, func(rank int) bool { return settingsOf(*c.rank(rank)).program })
@@ -126,7 +126,7 @@ func (c *court) worlds() (Verdict, bool) {
 }
 
 // numbers: the program gives two processes the same rank.
-func (c *court) numbers() (Verdict, bool) {
+func (c *analysis) numbers() (Verdict, bool) {
 	given := map[int][]int{}
 	for _, n := range c.ranks(func(_ Rank, p position) bool { return p.class == inInit }) {
 		if s := settingsOf(*c.rank(n)); s.rank >= 0 {
@@ -143,7 +143,7 @@ func (c *court) numbers() (Verdict, bool) {
 }
 
 // stores: a rank uses another store than the others.
-func (c *court) stores() (Verdict, bool) {
+func (c *analysis) stores() (Verdict, bool) {
 	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
 	// What the environment of a rank says is no store of it if the program names another one: it may not have come to that.
 	named := slices.ContainsFunc(here, func(rank int) bool { r := c.rank(rank); return settingsOf(*r).store != r.Store })
@@ -168,7 +168,7 @@ func (c *court) stores() (Verdict, bool) {
 }
 
 // tooMany: the program wants a larger world than there are workers.
-func (c *court) tooMany(here []int) (Verdict, bool) {
+func (c *analysis) tooMany(here []int) (Verdict, bool) {
 	s := settingsOf(*c.rank(here[0]))
 	if !s.program || c.job.World == 0 || s.world <= c.job.World {
 		return Verdict{}, false
@@ -178,14 +178,14 @@ func (c *court) tooMany(here []int) (Verdict, bool) {
 }
 
 // strays: a rank that is missing runs, but was told of another store.
-func (c *court) strays() (Verdict, bool) {
+func (c *analysis) strays() (Verdict, bool) {
 	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
-	if len(here) == 0 || len(c.job.Strays) == 0 {
+	if len(here) == 0 || len(c.job.Orphans) == 0 {
 		return Verdict{}, false
 	}
-	other := c.job.Strays[0]
+	other := c.job.Orphans[0]
 	var ranks []int
-	for _, s := range c.job.Strays {
+	for _, s := range c.job.Orphans {
 		if s.Store == other.Store {
 			ranks = append(ranks, s.Rank)
 		}

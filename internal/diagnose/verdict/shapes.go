@@ -41,7 +41,7 @@ func elements(tensor string) string {
 }
 
 // shapes: the ranks are in the same collective with tensors that do not fit together.
-func (c *court) shapes(here []int) (Verdict, bool) {
+func (c *analysis) shapes(here []int) (Verdict, bool) {
 	kinds := map[string][]int{}
 	for _, n := range here {
 		if c.at[n].tensor == "" || c.at[n].class != inCollective {

@@ -19,7 +19,7 @@ const (
 
 // slowest says which rank has come last to the latest collectives of a group, if it was the same one each time: a job that does not
 // hang is as fast as this rank. Recorders of different hosts are not compared, as their clocks differ.
-func (c *court) slowest() string {
+func (c *analysis) slowest() string {
 	untold := func(r Rank) bool { return r.Gone == "" && r.Dump == nil }
 	if len(c.job.Ranks) < c.job.World || slices.ContainsFunc(c.job.Ranks, untold) {
 		return "" // that one may have come later

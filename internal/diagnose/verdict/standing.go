@@ -18,7 +18,7 @@ const (
 )
 
 // spent says for how long a rank has not run, and for how long it is going to sleep.
-func (c *court) spent(rank int) string {
+func (c *analysis) spent(rank int) string {
 	r := c.rank(rank)
 	if r.Wakes < time.Second || r.Moved {
 		return since(r.Idle)
@@ -27,7 +27,7 @@ func (c *court) spent(rank int) string {
 }
 
 // goesOn reports whether a rank is going to get on with its program, whatever the others do.
-func (c *court) goesOn(rank int) bool {
+func (c *analysis) goesOn(rank int) bool {
 	r := c.rank(rank)
 	if r == nil || r.Gone != "" || r.Frozen || r.State == "T" || r.State == "t" {
 		return false
@@ -36,7 +36,7 @@ func (c *court) goesOn(rank int) bool {
 }
 
 // tempered takes it back that a job hangs where all ranks that the others wait for go on by themselves.
-func (c *court) tempered(v Verdict) Verdict {
+func (c *analysis) tempered(v Verdict) Verdict {
 	if !v.Hung || len(v.Culprits) == 0 || slices.ContainsFunc(v.Culprits, func(n int) bool { return !c.goesOn(n) }) {
 		return v
 	}
@@ -53,6 +53,6 @@ func (v Verdict) Stood() string { return upper(strings.TrimPrefix(v.Sentence, pe
 
 // asleep reports whether ranks that do not wait for each other stand still for good, as far as time tells: none has run for long,
 // and none sleeps until a time that it has chosen.
-func (c *court) asleep() bool {
+func (c *analysis) asleep() bool {
 	return len(c.ranks(func(r Rank, _ position) bool { return r.Main != nil && (r.Idle < long || r.Wakes > 0) })) == 0
 }

@@ -42,7 +42,7 @@ func TestSentencesOfTheStart(t *testing.T) {
 			"Rank 1 uses the store at a:2 where rank 0 uses a:1: all ranks must have the same MASTER_ADDR and MASTER_PORT; ranks 0 and 1 wait in init_process_group (train.py:5).",
 		},
 		"another port": {
-			Job{World: 2, Local: true, Store: "a:1", Strays: []Stray{{1, 107, "a:2"}}, Ranks: []Rank{told(in(0, "init_process_group", "", 5), 2, "a:1")}},
+			Job{World: 2, Local: true, Store: "a:1", Orphans: []Stray{{1, 107, "a:2"}}, Ranks: []Rank{told(in(0, "init_process_group", "", 5), 2, "a:1")}},
 			"Rank 0 uses the store at a:1, and rank 1 of the same program (process 107) uses a:2: all ranks must have the same MASTER_ADDR and MASTER_PORT; rank 0 waits in init_process_group (train.py:5).",
 		},
 		"ranks on other hosts": {

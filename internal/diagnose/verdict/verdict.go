@@ -60,17 +60,17 @@ func withoutChildren(ranks []Rank) []Rank {
 	return out
 }
 
-// court holds a job and where its ranks are.
-type court struct {
+// analysis holds a job and where its ranks are.
+type analysis struct {
 	job Job
 	at  map[int]position
 }
 
 // convene finds out where the ranks of a job are.
-func convene(j Job) *court {
+func convene(j Job) *analysis {
 	slices.SortFunc(j.Ranks, func(a, b Rank) int { return a.Rank - b.Rank })
 	j.Ranks = withoutChildren(j.Ranks)
-	c := &court{job: j, at: map[int]position{}}
+	c := &analysis{job: j, at: map[int]position{}}
 	for i := range j.Ranks {
 		r := &j.Ranks[i]
 		if sameAddress(r.Object, j.Store) {
@@ -88,7 +88,7 @@ func convene(j Job) *court {
 }
 
 // otherThreads: no main thread waits for other ranks, but those may only watch over threads that do the work.
-func (c *court) otherThreads() {
+func (c *analysis) otherThreads() {
 	for i := range c.job.Ranks {
 		r := &c.job.Ranks[i]
 		if r.Main == nil || r.atWork() {
@@ -101,7 +101,7 @@ func (c *court) otherThreads() {
 }
 
 // fromStore judges a job of which only the store was seen.
-func (c *court) fromStore() Verdict {
+func (c *analysis) fromStore() Verdict {
 	known := map[int]bool{}
 	for _, w := range c.job.Waits {
 		if w.Rank >= 0 {
@@ -119,7 +119,7 @@ func (c *court) fromStore() Verdict {
 }
 
 // ranks returns the ranks whose position satisfies want.
-func (c *court) ranks(want func(Rank, position) bool) []int {
+func (c *analysis) ranks(want func(Rank, position) bool) []int {
 	var all []int
 	for _, r := range c.job.Ranks {
 		if r.Gone == "" && want(r, c.at[r.Rank]) {
@@ -129,7 +129,7 @@ func (c *court) ranks(want func(Rank, position) bool) []int {
 	return all
 }
 
-func (c *court) rank(n int) *Rank {
+func (c *analysis) rank(n int) *Rank {
 	for i := range c.job.Ranks {
 		if c.job.Ranks[i].Rank == n {
 			return &c.job.Ranks[i]
@@ -139,17 +139,17 @@ func (c *court) rank(n int) *Rank {
 }
 
 // waiting returns the ranks that stand still in a call that waits for others.
-func (c *court) waiting() []int {
+func (c *analysis) waiting() []int {
 	return c.ranks(func(r Rank, p position) bool { return p.waits() && (!r.Moved || p.class <= inNewGroup) })
 }
 
 // still returns the ranks that stand still in a class of calls.
-func (c *court) still(in ...class) []int {
+func (c *analysis) still(in ...class) []int {
 	return c.ranks(func(r Rank, p position) bool { return slices.Contains(in, p.class) && !r.Moved })
 }
 
 // gone: a rank has ended while others wait.
-func (c *court) gone() (Verdict, bool) {
+func (c *analysis) gone() (Verdict, bool) {
 	waiting := c.waiting()
 	if len(waiting) == 0 {
 		return Verdict{}, false
@@ -166,7 +166,7 @@ func (c *court) gone() (Verdict, bool) {
 }
 
 // lacking: all ranks run on this host, and some do not run.
-func (c *court) lacking() (Verdict, bool) {
+func (c *analysis) lacking() (Verdict, bool) {
 	waiting, absent := c.waiting(), c.absent()
 	if !c.job.Local || len(waiting) == 0 || len(absent) == 0 {
 		return Verdict{}, false
@@ -182,7 +182,7 @@ func (c *court) lacking() (Verdict, bool) {
 }
 
 // absent returns the ranks of which no process was found.
-func (c *court) absent() []int {
+func (c *analysis) absent() []int {
 	var all []int
 	for n := range min(c.job.World, 1<<16) {
 		if c.rank(n) == nil {
@@ -192,10 +192,10 @@ func (c *court) absent() []int {
 	return all
 }
 
-func (c *court) all() []int { return c.ranks(func(Rank, position) bool { return true }) }
+func (c *analysis) all() []int { return c.ranks(func(Rank, position) bool { return true }) }
 
 // twice: two processes are the same rank, and both take part.
-func (c *court) twice() (Verdict, bool) {
+func (c *analysis) twice() (Verdict, bool) {
 	for i := 1; i < len(c.job.Ranks); i++ { // they are sorted
 		a, b := c.job.Ranks[i-1], c.job.Ranks[i]
 		if a.Rank != b.Rank || a.Gone != "" || b.Gone != "" || !locate(a).waits() || !locate(b).waits() {
@@ -210,7 +210,7 @@ func (c *court) twice() (Verdict, bool) {
 }
 
 // starting: some ranks set up a group that others have not come to.
-func (c *court) starting() (Verdict, bool) {
+func (c *analysis) starting() (Verdict, bool) {
 	for _, step := range []class{inInit, inNewGroup} {
 		here := c.ranks(func(_ Rank, p position) bool { return p.class == step }) // it asks the store again and again, and so moves
 		if len(here) == 0 {
@@ -263,7 +263,7 @@ func (c *court) starting() (Verdict, bool) {
 }
 
 // late says that ranks have not done what others wait for.
-func (c *court) late(late []int, what string, waiting []int) Verdict {
+func (c *analysis) late(late []int, what string, waiting []int) Verdict {
 	idle := func(n int) bool { return c.at[n].class == unknown && c.rank(n).Main != nil } // no Python code
 	if some := slices.DeleteFunc(slices.Clone(late), idle); len(some) > 0 && len(some) < len(late) {
 		rest := slices.DeleteFunc(slices.Clone(late), func(n int) bool { return !idle(n) })
@@ -296,7 +296,7 @@ func (c *court) late(late []int, what string, waiting []int) Verdict {
 }
 
 // others says who waits besides.
-func (c *court) others(but ...int) string {
+func (c *analysis) others(but ...int) string {
 	rest := slices.DeleteFunc(c.waiting(), func(n int) bool { return slices.Contains(but, n) })
 	if len(rest) == 0 {
 		return ""
@@ -305,7 +305,7 @@ func (c *court) others(but ...int) string {
 }
 
 // places lists what each rank does, those that do the same in one line.
-func (c *court) places() []string {
+func (c *analysis) places() []string {
 	lines := map[string][]int{}
 	for _, r := range c.job.Ranks {
 		text := c.at[r.Rank].where()

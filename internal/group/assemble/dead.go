@@ -25,8 +25,8 @@ func (p *Place) Up(ctx context.Context) error {
 	return p.note(limited, p.upKey(), p.rank)
 }
 
-// Excused reports whether a rank that cannot be reached has said why before: it has connected, or given up.
-func (p *Place) Excused(ctx context.Context, rank int) (bool, error) {
+// LeftOnPurpose reports whether a rank that cannot be reached has said why before: it has connected, or given up.
+func (p *Place) LeftOnPurpose(ctx context.Context, rank int) (bool, error) {
 	for _, key := range []string{p.upKey(), p.goneKey()} {
 		if ranks, err := p.noted(ctx, key); err != nil || slices.Contains(ranks, rank) {
 			return true, err
@@ -50,8 +50,8 @@ func FirstGone(ctx context.Context, s store.Store, prefix string, size int) (int
 	return -1, err
 }
 
-// Bury notes that a rank has died while others had not come. The ranks go on waiting: another process may take its place.
-func (p *Place) Bury(ctx context.Context, rank int) error {
+// MarkDead notes that a rank has died while others had not come. The ranks go on waiting: another process may take its place.
+func (p *Place) MarkDead(ctx context.Context, rank int) error {
 	failpoint.At("muster.bury")
 	return p.note(ctx, p.deadKey(), rank)
 }
@@ -59,9 +59,9 @@ func (p *Place) Bury(ctx context.Context, rank int) error {
 // Dead returns the ranks of which this was noted.
 func (p *Place) Dead(ctx context.Context) ([]int, error) { return p.noted(ctx, p.deadKey()) }
 
-// AwaitHeir waits until ctx ends, for a key that nobody sets: its name tells those who look at the store that the named ranks have died. It
+// AwaitReplacement waits until ctx ends, for a key that nobody sets: its name tells those who look at the store that the named ranks have died. It
 // ends for good with the generation, when other processes take their places.
-func (p *Place) AwaitHeir(ctx context.Context, ranks string) error {
+func (p *Place) AwaitReplacement(ctx context.Context, ranks string) error {
 	failpoint.At("muster.heir")
 	return p.store.Wait(ctx, p.Prefix()+"/"+ranks+CameAndDied)
 }

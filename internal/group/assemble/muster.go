@@ -18,8 +18,8 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// ErrOver is the error of a step in a generation that was given up: the caller tries again, in the next one.
-var ErrOver = errors.New("muster: this attempt was given up by a rank")
+// ErrAttemptAbandoned is the error of a step in a generation that was given up: the caller tries again, in the next one.
+var ErrAttemptAbandoned = errors.New("muster: this attempt was given up by a rank")
 
 // The values of made, and the one of a place that nobody will take.
 var (
@@ -91,7 +91,7 @@ func (p *Place) Key(rank int) string { return p.Prefix() + "/rank/" + strconv.It
 func (p *Place) EndKey() string { return p.Prefix() + "/end" }
 
 // Words returns what the given ranks said about themselves. All of them must have taken their places: it waits. It returns
-// [ErrOver] when the generation was given up.
+// [ErrAttemptAbandoned] when the generation was given up.
 func (p *Place) Words(ctx context.Context, ranks ...int) ([][]byte, error) {
 	keys := make([]string, len(ranks))
 	for i, r := range ranks {
@@ -104,7 +104,7 @@ func (p *Place) Words(ctx context.Context, ranks ...int) ([][]byte, error) {
 	}
 	for i, v := range values {
 		if bytes.Equal(v, over) {
-			return nil, ErrOver
+			return nil, ErrAttemptAbandoned
 		}
 		if len(v) < stampSize {
 			return nil, cohort.Newf("muster: read", cohort.Protocol, "%q holds something else than what a rank says about itself", keys[i])
@@ -194,7 +194,7 @@ func (p *Place) free(ctx context.Context, from, to int) ([]int, error) {
 	return append(low, high...), err
 }
 
-// Connected says that this rank has connected to all others, and returns when all have said so. It returns [ErrOver] when
+// Connected says that this rank has connected to all others, and returns when all have said so. It returns [ErrAttemptAbandoned] when
 // the generation was given up instead.
 func (p *Place) Connected(ctx context.Context) error {
 	failpoint.At("muster.connected")
@@ -212,7 +212,7 @@ func (p *Place) Connected(ctx context.Context) error {
 		return err
 	}
 	if !bytes.Equal(verdict, made) {
-		return ErrOver
+		return ErrAttemptAbandoned
 	}
 	if p.rank == 0 {
 		p.forgetOlder(ctx)

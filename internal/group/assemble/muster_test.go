@@ -25,7 +25,7 @@ import (
 func attempt(ctx context.Context, s store.Store, rank, size int, words string) (*Place, string, error) {
 	for {
 		p, said, err := once(ctx, s, rank, size, words)
-		if !errors.Is(err, ErrOver) || ctx.Err() != nil {
+		if !errors.Is(err, ErrAttemptAbandoned) || ctx.Err() != nil {
 			return p, said, err
 		}
 	}
@@ -421,7 +421,7 @@ func TestUpAfterTheEnd(t *testing.T) {
 	if err := places[1].Up(ended); err != nil {
 		t.Error(err)
 	}
-	if excused, err := places[0].Excused(t.Context(), 1); !excused || err != nil {
+	if excused, err := places[0].LeftOnPurpose(t.Context(), 1); !excused || err != nil {
 		t.Errorf("excused %v, %v", excused, err)
 	}
 }

@@ -24,7 +24,7 @@ func (a *attempt) agree(ctx context.Context) error {
 	tasks.Go(func() {
 		failpoint.At("form.agree.watch")
 		select {
-		case err := <-a.Verdict.died:
+		case err := <-a.Failure.died:
 			end(err)
 		case <-waiting.Done():
 		}
@@ -36,7 +36,7 @@ func (a *attempt) agree(ctx context.Context) error {
 	end(nil)
 	failpoint.At("form.agree.end")
 	tasks.Wait()
-	if err == nil || errors.Is(err, assemble.ErrOver) || rankOf(err) != cohort.NoRank {
+	if err == nil || errors.Is(err, assemble.ErrAttemptAbandoned) || rankOf(err) != cohort.NoRank {
 		return err
 	}
 	return cohort.Wrap("group: new", cohort.Unavailable, err)
@@ -48,16 +48,16 @@ func (a *attempt) explain(ctx context.Context, err error, over bool) error {
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), judgeLimit)
 	defer cancel()
 	if ctx.Err() == nil {
-		if reason := a.Verdict.reason(look); reason != nil {
+		if reason := a.Failure.reason(look); reason != nil {
 			return reason
 		}
-		over = over || errors.Is(err, assemble.ErrOver) || a.Place.Closed(look)
+		over = over || errors.Is(err, assemble.ErrAttemptAbandoned) || a.Place.Closed(look)
 	}
 	if over || ctx.Err() != nil {
 		a.remember(ctx, err)
 	}
 	if over {
-		return errors.Join(assemble.ErrOver, err)
+		return errors.Join(assemble.ErrAttemptAbandoned, err)
 	}
 	return err
 }
@@ -76,7 +76,7 @@ func (a *attempt) remember(ctx context.Context, err error) {
 		suspects = []int{int(r)}
 	}
 	if known && len(suspects) > 0 {
-		suspects = a.Verdict.late(look, suspects)
+		suspects = a.Failure.late(look, suspects)
 	}
 	a.p.narrow("connect", suspects...)
 }

@@ -31,7 +31,7 @@ func attempts(t *testing.T, size int) []*attempt {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[r] = &attempt{p: p, Formed: &Formed{Members: make([]Member, p.size()), Place: place, Verdict: newVerdict(p, place, true)}}
+		all[r] = &attempt{p: p, Formed: &Formed{Members: make([]Member, p.size()), Place: place, Failure: newVerdict(p, place, true)}}
 	}
 	return all
 }
@@ -51,7 +51,7 @@ func TestWhoGaveUpIsNotBlamed(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), left)
 				defer cancel()
 				err := all[1].explain(ctx, ended, false)
-				if left > 0 && !errors.Is(err, assemble.ErrOver) {
+				if left > 0 && !errors.Is(err, assemble.ErrAttemptAbandoned) {
 					t.Errorf("the attempt is over, and not only for this rank: %v", err)
 				}
 				if missing := all[1].p.missing; !slices.Equal(missing, []int{2}) {
@@ -139,8 +139,8 @@ func TestLateForAGroupThatIsMade(t *testing.T) {
 		}
 		lost := cohort.New("native: read", cohort.PeerLost, "the rank has closed its end")
 		lost.Rank = 0
-		all[1].Verdict.forming.Store(false)
-		if err := all[1].Verdict.Judge(lost); !errors.Is(err, cohort.PeerLost) || rankOf(err) != 0 {
+		all[1].Failure.forming.Store(false)
+		if err := all[1].Failure.Judge(lost); !errors.Is(err, cohort.PeerLost) || rankOf(err) != 0 {
 			t.Errorf("rank 1 says %v, and rank 0 is gone", err)
 		}
 	})
@@ -227,7 +227,7 @@ func TestGivingUpOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.p.Store, a.Place = s, place
-		a.Verdict = newVerdict(a.p, place, true)
+		a.Failure = newVerdict(a.p, place, true)
 		s.now.Store(true)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -250,14 +250,14 @@ func TestCancelledElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := attempts(t, 2)
 		for _, a := range all {
-			a.Verdict.forming.Store(false)
+			a.Failure.forming.Store(false)
 		}
-		if err := all[0].Verdict.Judge(&cohort.Error{Op: "group: barrier", Code: cohort.Canceled, Rank: cohort.NoRank}); !errors.Is(err, cohort.Canceled) {
+		if err := all[0].Failure.Judge(&cohort.Error{Op: "group: barrier", Code: cohort.Canceled, Rank: cohort.NoRank}); !errors.Is(err, cohort.Canceled) {
 			t.Errorf("rank 0 says %v", err)
 		}
 		lost := cohort.New("native: read", cohort.PeerLost, "the rank has closed its end")
 		lost.Rank = 0
-		if err := all[1].Verdict.Judge(lost); !errors.Is(err, cohort.Aborted) || errors.Is(err, cohort.Canceled) || rankOf(err) != 0 {
+		if err := all[1].Failure.Judge(lost); !errors.Is(err, cohort.Aborted) || errors.Is(err, cohort.Canceled) || rankOf(err) != 0 {
 			t.Errorf("rank 1 says %v", err)
 		}
 	})

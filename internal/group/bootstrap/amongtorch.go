@@ -24,11 +24,11 @@ func (a *attempt) amongTorch(ctx context.Context) (limited context.Context, stop
 	limited, cancel := context.WithCancelCause(ctx)
 	doors := a.doors() // what is known of the members is completed while they connect
 	var tasks sync.WaitGroup
-	lost := func(err error) { cancel(a.Verdict.Judge(err)) }
-	tasks.Go(func() { a.watchNext(limited, doors, lost) })
+	lost := func(err error) { cancel(a.Failure.Judge(err)) }
+	tasks.Go(func() { a.probeNextRank(limited, doors, lost) })
 	tasks.Go(func() { a.watchTorch(limited, lost) })
 	tasks.Go(func() {
-		if err := a.Verdict.told(limited); err != nil {
+		if err := a.Failure.told(limited); err != nil {
 			cancel(err)
 		}
 	})
@@ -47,7 +47,7 @@ func (a *attempt) watchTorch(ctx context.Context, lost func(error)) {
 	for {
 		failpoint.At("form.among_torch.watch")
 		select {
-		case loss := <-a.Verdict.ended:
+		case loss := <-a.Failure.ended:
 			if why := a.unfinished(ctx, loss.Rank); why != "" {
 				e := cohort.Wrap("group: new", cohort.PeerLost, loss.Err)
 				e.Rank, e.Detail = cohort.Rank(loss.Rank), "it has died or given up: its connection ended before "+why
@@ -92,7 +92,7 @@ func (a *attempt) unfinished(ctx context.Context, rank int) string {
 }
 
 // told waits until a rank has recorded why the group cannot be formed, and returns that, the loss of the store, or nil when ctx ends.
-func (v *Verdict) told(ctx context.Context) error {
+func (v *Failure) told(ctx context.Context) error {
 	if !takesLong(ctx) {
 		return nil
 	}
@@ -164,11 +164,11 @@ func (a *attempt) saySo(ctx context.Context, err error) error {
 		_ = a.Place.Up(ctx) // a store that does not answer calls nobody dead
 		return nil
 	}
-	judged := a.Verdict.Judge(err)
+	judged := a.Failure.Judge(err)
 	if cohort.CodeOf(err) != cohort.PeerLost {
 		return judged
 	}
-	if first := a.Verdict.first; first != nil && first.By != a.p.Rank {
+	if first := a.Failure.first; first != nil && first.By != a.p.Rank {
 		return first.toOthers("group: new", a.p.Rank)
 	}
 	return judged

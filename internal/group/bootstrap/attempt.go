@@ -28,13 +28,13 @@ type attempt struct {
 	p *Plan
 	*Formed
 
-	id        [16]byte
-	addresses []string
-	local     []bool // by rank: it runs on this host
-	shared    bool   // another rank is a goroutine of this process
-	listener  net.Listener
-	door      *os.File // the same listener, for knocks
-	endQuits  func()   // ends the look for ranks that have left
+	id               [16]byte
+	addresses        []string
+	local            []bool // by rank: it runs on this host
+	shared           bool   // another rank is a goroutine of this process
+	listener         net.Listener
+	livenessListener *os.File // the same listener, for knocks
+	endQuits         func()   // ends the look for ranks that have left
 }
 
 // try makes a group in the generation that is open. A rank that fails here has told the others not to wait for it.
@@ -45,7 +45,7 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 	err := a.choose(ctx)
 	if err == nil {
 		a.Base = p.base(a.Layout)
-		a.Verdict = newVerdict(p, a.Place, !a.alone())
+		a.Failure = newVerdict(p, a.Place, !a.alone())
 		err = a.connectAll(ctx)
 	} else if a.Place != nil && a.torch != torchNone && ctx.Err() == nil {
 		newVerdict(p, a.Place, false).giveUp(err) // others may be connecting already
@@ -54,7 +54,7 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 		a.abandon(ctx)
 		return nil, err
 	}
-	a.Verdict.forming.Store(false)
+	a.Failure.forming.Store(false)
 	return a.Formed, nil
 }
 
@@ -72,8 +72,8 @@ func (a *attempt) closeListener() {
 	if a.listener != nil {
 		_ = a.listener.Close()
 	}
-	if a.door != nil {
-		_ = a.door.Close()
+	if a.livenessListener != nil {
+		_ = a.livenessListener.Close()
 	}
 }
 
@@ -134,7 +134,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 		select {
 		case <-wait.C:
 			if err := a.Place.UntilOver(limited); err == nil {
-				cancel(assemble.ErrOver)
+				cancel(assemble.ErrAttemptAbandoned)
 			} else if storeLost(err) {
 				cancel(cohort.Wrap("group: new", cohort.Unavailable, err))
 			}
@@ -143,8 +143,8 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	})
 	doors := a.doors()
 	tasks.Go(func() {
-		a.watchNext(limited, doors, func(err error) {
-			a.Verdict.giveUp(err)
+		a.probeNextRank(limited, doors, func(err error) {
+			a.Failure.giveUp(err)
 			cancel(err)
 		})
 	})
@@ -152,7 +152,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 		cancel(nil)
 		failpoint.At("form.connecting.end")
 		tasks.Wait()
-		return errors.Is(context.Cause(limited), assemble.ErrOver)
+		return errors.Is(context.Cause(limited), assemble.ErrAttemptAbandoned)
 	}
 }
 
@@ -230,11 +230,11 @@ func (a *attempt) connect(ctx context.Context) error {
 		return a.connectTCP(ctx)
 	case SharedMemory:
 		cfg := shm.Config{
-			Rank: p.Rank, Size: p.size(), Name: a.Place.Prefix(), Exchange: p.Store, HeartbeatLimit: p.Heartbeat, OnLost: a.Verdict.Lost, OnGiveUp: a.Verdict.giveUp,
+			Rank: p.Rank, Size: p.size(), Name: a.Place.Prefix(), Exchange: p.Store, HeartbeatLimit: p.Heartbeat, OnLost: a.Failure.Lost, OnGiveUp: a.Failure.giveUp,
 		}
 		var held heldLosses
 		if p.Transport == Auto { // a rank that cannot share memory is no reason for the group to end
-			held.to, cfg.OnLost, cfg.OnGiveUp = a.Verdict.Lost, held.lost, nil
+			held.to, cfg.OnLost, cfg.OnGiveUp = a.Failure.Lost, held.lost, nil
 		}
 		engine, err := shm.Join(ctx, cfg)
 		if err != nil && p.Transport == Auto && ctx.Err() == nil {
@@ -275,7 +275,7 @@ func (a *attempt) connectTCP(ctx context.Context) error {
 	p := a.p
 	mesh, err := lanes.Connect(ctx, nativetcp.Config{
 		Rank: p.Rank, Size: p.size(), Group: a.id, Listener: a.takeListener(), Peers: a.addresses, Shared: a.shared, Local: a.local, Lanes: a.lanes(),
-		Heartbeat: p.Heartbeat, Logger: p.Logger, OnFail: a.failure.report, OnLost: a.Verdict.Lost, OnGiveUp: a.Verdict.giveUp,
+		Heartbeat: p.Heartbeat, Logger: p.Logger, OnFail: a.failure.report, OnLost: a.Failure.Lost, OnGiveUp: a.Failure.giveUp,
 	})
 	if err != nil {
 		return err

@@ -75,7 +75,7 @@ func (a *attempt) lookAgain(ctx context.Context) error {
 	}
 	for r, rank := range caps {
 		if rank != nil {
-			a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, door: rank.doorAddr()}
+			a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.doorAddr()}
 		}
 	}
 	return nil
@@ -146,7 +146,7 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 		return nil, cohort.Wrap(op, cohort.Unavailable, err)
 	}
 	if p.Origin.once() && a.Place.Generation() > 0 {
-		return nil, assemble.ErrOver // this rank has been here before, or another one gave up
+		return nil, assemble.ErrAttemptAbandoned // this rank has been here before, or another one gave up
 	}
 	a.endQuits = a.watchQuits(ctx)
 	stop := a.sayWhoIsMissing(ctx)
@@ -166,7 +166,7 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 		all[r] = r
 	}
 	caps, err := a.read(ctx, all)
-	if err != nil && (ctx.Err() != nil || errors.Is(err, assemble.ErrOver)) {
+	if err != nil && (ctx.Err() != nil || errors.Is(err, assemble.ErrAttemptAbandoned)) {
 		return nil, a.notCome(ctx, -1, err)
 	}
 	return caps, err
@@ -223,7 +223,7 @@ func (a *attempt) read(ctx context.Context, ranks []int) ([]*capability, error) 
 	const op = "group: rendezvous"
 	words, err := a.Place.Words(ctx, ranks...)
 	if err != nil {
-		if errors.Is(err, assemble.ErrOver) {
+		if errors.Is(err, assemble.ErrAttemptAbandoned) {
 			return nil, err
 		}
 		return nil, cohort.Wrap(op, cohort.Unavailable, err)
@@ -276,7 +276,7 @@ func (a *attempt) listen(ctx context.Context, own *capability) error {
 	if own.Door = a.listener.Addr().String(); nativetcp.Supported {
 		own.Addr, own.Door = own.Door, ""
 	}
-	return a.keepDoor()
+	return a.keepLivenessListener()
 }
 
 // torchBase is the prefix in front of PyTorch's keys.
@@ -298,7 +298,7 @@ func (a *attempt) decide(caps []*capability) error {
 			continue
 		}
 		goRanks++
-		a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, door: rank.doorAddr()}
+		a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.doorAddr()}
 		if rank.Host == "" || rank.Host != caps[p.Rank].Host {
 			sameHost = false
 		}

@@ -17,8 +17,8 @@ import (
 // A rank may die when it has come and others have not. That ends no attempt: another process may take its place, as it may for a rank that has
 // not come. But whoever waits, or has waited in vain, must be told.
 
-// fallen returns the ranks that came and died. Each rank looks after the next one that is there, and, where that is dead, after the one behind it.
-func (a *attempt) fallen(ctx context.Context, missing []int) []int {
+// deadMembers returns the ranks that came and died. Each rank looks after the next one that is there, and, where that is dead, after the one behind it.
+func (a *attempt) deadMembers(ctx context.Context, missing []int) []int {
 	dead, err := a.Place.Dead(ctx)
 	if err != nil {
 		return nil
@@ -31,7 +31,7 @@ func (a *attempt) fallen(ctx context.Context, missing []int) []int {
 		if !a.hasDied(ctx, r) {
 			break
 		}
-		_ = a.Place.Bury(ctx, r)
+		_ = a.Place.MarkDead(ctx, r)
 		dead = append(dead, r)
 	}
 	slices.Sort(dead)
@@ -48,12 +48,12 @@ func (a *attempt) hasDied(ctx context.Context, r int) bool {
 	if door == "" || !refuses(ctx, door, false) {
 		return false
 	}
-	excused, err := a.Place.Excused(ctx, r)
+	excused, err := a.Place.LeftOnPurpose(ctx, r)
 	return err == nil && !excused
 }
 
-// mourn keeps which ranks came and died: in this attempt, or in one before if nobody has taken their places since.
-func (p *Plan) mourn(missing, dead []int) {
+// recordDead keeps which ranks came and died: in this attempt, or in one before if nobody has taken their places since.
+func (p *Plan) recordDead(missing, dead []int) {
 	before := slices.DeleteFunc(p.dead, func(r int) bool { return !slices.Contains(missing, r) })
 	p.dead = slices.Compact(slices.Sorted(slices.Values(append(before, dead...))))
 }
@@ -66,8 +66,8 @@ func cameAndDied(ranks []int) string {
 	return "; " + ranklist.Words(ranks) + " came and died"
 }
 
-// heirs waits in the store for the processes that may take the places of dead ranks, for those who ask the store who waits for what.
-type heirs struct {
+// successors waits in the store for the processes that may take the places of dead ranks, for those who ask the store who waits for what.
+type successors struct {
 	a     *attempt
 	of    []int
 	end   context.CancelFunc
@@ -78,7 +78,7 @@ type heirs struct {
 const shownDead = 16
 
 // await waits for those of the given ranks, and for no others any more.
-func (h *heirs) await(ctx context.Context, ranks []int) {
+func (h *successors) await(ctx context.Context, ranks []int) {
 	client, ok := store.UnderlyingNonPrefix(h.a.p.Store).(*tcpstore.Client)
 	if !ok || client.Dialect() != tcpstore.DialectNative || slices.Equal(ranks, h.of) { // other stores do not tell
 		return
@@ -90,10 +90,10 @@ func (h *heirs) await(ctx context.Context, ranks []int) {
 	}
 	waiting, end := context.WithCancel(ctx)
 	h.end = end
-	h.tasks.Go(func() { _ = h.a.Place.AwaitHeir(waiting, ranklist.Named(ranks[:min(len(ranks), shownDead)])) })
+	h.tasks.Go(func() { _ = h.a.Place.AwaitReplacement(waiting, ranklist.Named(ranks[:min(len(ranks), shownDead)])) })
 }
 
-func (h *heirs) stop() {
+func (h *successors) stop() {
 	if h.end != nil {
 		h.end()
 	}

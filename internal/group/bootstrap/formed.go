@@ -27,7 +27,7 @@ type Formed struct {
 	Members   []Member        // by rank
 	Place     *assemble.Place // among the Go ranks in the store; nil in a group of one
 	Base      string          // prefix of PyTorch's keys of it
-	Verdict   *Verdict        // why the group ended, as all ranks report it
+	Failure   *Failure        // why the group ended, as all ranks report it
 	Mesh      transport.Mesh
 	Engine    collective.Engine
 	Wrapper   *gloo.Wrapper // compares operations before they run; nil unless PyTorch ranks do
@@ -48,7 +48,7 @@ type Member struct {
 	PID  int
 	Addr string
 
-	door string // where others see whether it is there; "" for a PyTorch rank
+	livenessListener string // where others see whether it is there; "" for a PyTorch rank
 }
 
 // failure passes the failure of a mesh on to the group, which is made later.
@@ -127,7 +127,7 @@ func (f *Formed) Blame(err error) error {
 	if cohort.CodeOf(err) != cohort.PeerLost {
 		return err // it ended alone: that is no reason for the group to end
 	}
-	return f.Verdict.Judge(err)
+	return f.Failure.Judge(err)
 }
 
 // Explain adds to the error of an operation what most likely led to it, if PyTorch ranks can: they are not why a Go rank is gone.
@@ -142,7 +142,7 @@ func (f *Formed) Explain(dt tensor.DType, message bool, err error) error {
 func Unconnected(p *Plan) *Formed {
 	f := &Formed{
 		Transport: p.Transport, Layout: gloo.Torch26, Members: make([]Member, p.size()), globals: p.Globals, Base: p.base(gloo.Torch26),
-		Verdict: &Verdict{store: p.Store, rank: p.Rank},
+		Failure: &Failure{store: p.Store, rank: p.Rank},
 	}
 	f.single()
 	return f
@@ -150,6 +150,6 @@ func Unconnected(p *Plan) *Formed {
 
 // single makes it a group that has nobody to talk to.
 func (f *Formed) single() {
-	f.Mesh = lonely{}
+	f.Mesh = singleRankMesh{}
 	f.Engine = native.NewEngine(f.Mesh, native.Tuning{})
 }

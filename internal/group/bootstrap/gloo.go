@@ -25,7 +25,7 @@ func (a *attempt) connectGloo(ctx context.Context) (transport.Mesh, error) {
 		a.lookForEarlier(ctx, prefix)
 	}
 	mesh, err := gloo.Connect(ctx, gloo.Config{
-		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: prefix, Generation: a.Layout.GenerationOf(), Judge: a.Verdict.Judge, OnLost: a.Verdict.Lost,
+		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: prefix, Generation: a.Layout.GenerationOf(), Judge: a.Failure.Judge, OnLost: a.Failure.Lost,
 		Devices: p.Devices, StoreAddr: p.route(), Timeout: p.ConnectTimeout, Logger: p.Logger,
 		Hook: p.Hook, Group: p.Name,
 	})

@@ -22,12 +22,12 @@ import (
 // finds a rank gone records it, and the others read it there. One knock per rank is enough, however many ranks there are.
 
 const (
-	knockEvery = 250 * time.Millisecond // normally the ranks have connected before the first
-	refusals   = 2                      // in a row, until a rank is taken for dead
+	probeInterval = 250 * time.Millisecond // normally the ranks have connected before the first
+	refusals      = 2                      // in a row, until a rank is taken for dead
 )
 
-// keepDoor keeps the door open until the attempt is over: it is the listener of the native wire too, which closes that before.
-func (a *attempt) keepDoor() error {
+// keepLivenessListener keeps the door open until the attempt is over: it is the listener of the native wire too, which closes that before.
+func (a *attempt) keepLivenessListener() error {
 	l, ok := a.listener.(*net.TCPListener)
 	if !ok || !nativetcp.Supported { // nobody else closes it
 		return nil
@@ -36,7 +36,7 @@ func (a *attempt) keepDoor() error {
 	if err != nil {
 		return &cohort.Error{Op: "group: listen", Code: cohort.Unavailable, Rank: cohort.Rank(a.p.Rank), Err: err}
 	}
-	a.door = door
+	a.livenessListener = door
 	return nil
 }
 
@@ -47,15 +47,15 @@ func (c *capability) doorAddr() string { return cmp.Or(c.Addr, c.Door) }
 func (a *attempt) doors() []string {
 	doors := make([]string, a.p.size())
 	for r, m := range a.Members {
-		doors[r] = m.door
+		doors[r] = m.livenessListener
 	}
 	return doors
 }
 
-// watchNext calls lost when the process of the next Go rank is gone. It returns when that was so, ctx has ended, or there is nobody to watch.
-func (a *attempt) watchNext(ctx context.Context, doors []string, lost func(error)) {
+// probeNextRank calls lost when the process of the next Go rank is gone. It returns when that was so, ctx has ended, or there is nobody to watch.
+func (a *attempt) probeNextRank(ctx context.Context, doors []string, lost func(error)) {
 	watch := func(r int, door string) {
-		if err := a.knock(ctx, r, door); err != nil {
+		if err := a.probe(ctx, r, door); err != nil {
 			lost(err)
 		}
 	}
@@ -79,7 +79,7 @@ func (a *attempt) watchNext(ctx context.Context, doors []string, lost func(error
 func (a *attempt) watchBetween(ctx context.Context, known int, watch func(r int, door string)) {
 	failpoint.At("form.watch.between")
 	select {
-	case <-time.After(knockEvery): // normally the ranks have connected by then
+	case <-time.After(probeInterval): // normally the ranks have connected by then
 	case <-ctx.Done():
 	}
 	for step := 1; step < a.p.size() && ctx.Err() == nil; step++ {
@@ -110,11 +110,11 @@ func (a *attempt) doorOf(ctx context.Context, r int) string {
 	return caps[r].doorAddr()
 }
 
-// knock returns the loss of a rank when its process is gone, or nil when ctx ends or the rank has said before that its door would close.
-func (a *attempt) knock(ctx context.Context, rank int, door string) error {
+// probe returns the loss of a rank when its process is gone, or nil when ctx ends or the rank has said before that its door would close.
+func (a *attempt) probe(ctx context.Context, rank int, door string) error {
 	// With PyTorch ranks the connecting can take long: then the connection is kept.
 	stay := a.torch != torchNone
-	t := time.NewTicker(knockEvery)
+	t := time.NewTicker(probeInterval)
 	defer t.Stop()
 	for refused := 0; refused < refusals; {
 		failpoint.At("form.knock.wait")
@@ -129,7 +129,7 @@ func (a *attempt) knock(ctx context.Context, rank int, door string) error {
 			refused = 0
 		}
 	}
-	if excused, err := a.Place.Excused(ctx, rank); excused || err != nil {
+	if excused, err := a.Place.LeftOnPurpose(ctx, rank); excused || err != nil {
 		return nil // nobody is taken for dead without the store's word
 	}
 	return &cohort.Error{
@@ -142,7 +142,7 @@ func (a *attempt) knock(ctx context.Context, rank int, door string) error {
 // so that one is enough.
 func refuses(ctx context.Context, door string, stay bool) bool {
 	failpoint.At("form.knock")
-	limited, cancel := context.WithTimeout(ctx, knockEvery)
+	limited, cancel := context.WithTimeout(ctx, probeInterval)
 	conn, err := ctxdial.Dial(limited, &net.Dialer{}, "tcp", door)
 	cancel()
 	if err != nil {

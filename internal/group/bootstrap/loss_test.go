@@ -46,11 +46,11 @@ func TestWhoWasCutOffSaysThatItLives(t *testing.T) {
 			e.Rank = rank
 			return e
 		}
-		_ = all[0].Verdict.Judge(loss(1))
+		_ = all[0].Failure.Judge(loss(1))
 		for name, ways := range map[string]func(a *attempt) error{
 			"explained": func(a *attempt) error { return a.explain(t.Context(), loss(0), false) },
-			"judged":    func(a *attempt) error { return a.Verdict.Judge(loss(0)) },
-			"told":      func(a *attempt) error { return a.Verdict.told(t.Context()) },
+			"judged":    func(a *attempt) error { return a.Failure.Judge(loss(0)) },
+			"told":      func(a *attempt) error { return a.Failure.told(t.Context()) },
 		} {
 			for r := 1; r < 3; r++ {
 				err := ways(all[r])

@@ -34,7 +34,7 @@ func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		shown := heirs{a: a}
+		shown := successors{a: a}
 		defer shown.stop()
 		began := time.Now()
 		t := time.NewTimer(missingFirst)
@@ -47,7 +47,7 @@ func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 				return
 			}
 			if missing, err := a.Place.Missing(ctx); err == nil && len(missing) > 0 {
-				dead := a.fallen(ctx, missing)
+				dead := a.deadMembers(ctx, missing)
 				shown.await(ctx, dead)
 				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " + haveNotCome(missing) + " (" +
 					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " are here" + cameAndDied(dead) + ")"
@@ -76,7 +76,7 @@ func haveNotCome(ranks []int) string {
 func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
 	p := a.p
 	const op = "group: rendezvous"
-	if ctx.Err() == nil && !errors.Is(err, assemble.ErrOver) {
+	if ctx.Err() == nil && !errors.Is(err, assemble.ErrAttemptAbandoned) {
 		return cohort.Wrap(op, cohort.Unavailable, err)
 	}
 	var missing []int
@@ -85,7 +85,7 @@ func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
 		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), missingLimit)
 		defer cancel()
 		if missing, failure = a.Place.Missing(look); failure == nil {
-			p.mourn(missing, a.fallen(look, missing))
+			p.recordDead(missing, a.deadMembers(look, missing))
 		}
 	}
 	switch {

@@ -173,7 +173,7 @@ func Make(ctx context.Context, p *Plan) (*Formed, error) {
 
 // failed returns why the group cannot be made after an attempt that has failed, or nil if it is to be tried again.
 func (p *Plan) failed(ctx context.Context, err error) error {
-	over := errors.Is(err, assemble.ErrOver)
+	over := errors.Is(err, assemble.ErrAttemptAbandoned)
 	switch {
 	case !over && absent(cohort.CodeOf(err)) && rankOf(err) != cohort.NoRank:
 		return err

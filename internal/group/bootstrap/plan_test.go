@@ -90,10 +90,10 @@ func TestTheCallersOwnEnd(t *testing.T) {
 	defer func() { _ = s.Close() }()
 	for _, origin := range []Origin{FromPython, FromSplit, FromMerge, FromReconfigure} {
 		p := &Plan{Origin: origin, Store: s}
-		if err := p.failed(ctx, assemble.ErrOver); !errors.Is(err, context.Canceled) {
+		if err := p.failed(ctx, assemble.ErrAttemptAbandoned); !errors.Is(err, context.Canceled) {
 			t.Errorf("origin %d: %v", origin, err)
 		}
-		if err := p.failed(t.Context(), assemble.ErrOver); origin.once() != errors.Is(err, ErrGaveUp) {
+		if err := p.failed(t.Context(), assemble.ErrAttemptAbandoned); origin.once() != errors.Is(err, ErrGaveUp) {
 			t.Errorf("origin %d, given up by another rank: %v", origin, err)
 		}
 	}

@@ -223,7 +223,7 @@ func TestWhoGaveUpIsNamed(t *testing.T) {
 			_ = a.Place.GiveUp(t.Context())
 			var amongTorch error
 			a.watchGivenUp(t.Context(), func(err error) { amongTorch = err })
-			for _, err := range []error{a.p.failed(t.Context(), assemble.ErrOver), amongTorch} {
+			for _, err := range []error{a.p.failed(t.Context(), assemble.ErrAttemptAbandoned), amongTorch} {
 				if !errors.Is(err, ErrGaveUp) || cohort.CodeOf(err) != cohort.Unavailable || rankOf(err) != 2 || !strings.Contains(err.Error(), advice) {
 					t.Errorf("origin %d, and rank 2 gave up: %v", origin, err)
 				}

@@ -48,8 +48,8 @@ func (e *ending) to(op string, reader int) *cohort.Error {
 // maxEndingText bounds the words in the store.
 const maxEndingText = 1 << 10
 
-// Verdict is the reason that was recorded first by any rank of the group.
-type Verdict struct {
+// Failure is the reason that was recorded first by any rank of the group.
+type Failure struct {
 	store store.Store
 	place *assemble.Place
 	rank  int
@@ -62,15 +62,15 @@ type Verdict struct {
 	first   *ending // nil if the store did not tell in time
 }
 
-func newVerdict(p *Plan, place *assemble.Place, forming bool) *Verdict {
-	v := &Verdict{store: p.Store, place: place, rank: p.Rank, died: make(chan error, 1), ended: make(chan transport.Loss, p.size())}
+func newVerdict(p *Plan, place *assemble.Place, forming bool) *Failure {
+	v := &Failure{store: p.Store, place: place, rank: p.Rank, died: make(chan error, 1), ended: make(chan transport.Loss, p.size())}
 	v.forming.Store(forming)
 	return v
 }
 
 // Judge records why this rank's group fails, if nobody has recorded a reason before, and returns what to report: the first
 // reason if err only says that a rank is gone, else err itself. It implements [transport.Judge].
-func (v *Verdict) Judge(err error) error {
+func (v *Failure) Judge(err error) error {
 	own, _ := errors.AsType[*cohort.Error](err)
 	if own != nil && own.Code == cohort.PeerLost {
 		v.lossy.Store(true)
@@ -94,7 +94,7 @@ func (v *Verdict) Judge(err error) error {
 }
 
 // record writes a reason unless there is one, and returns the one that counts.
-func (v *Verdict) record(own *cohort.Error) *ending {
+func (v *Failure) record(own *cohort.Error) *ending {
 	failpoint.At("group.verdict.record")
 	reason := ending{Code: uint8(own.Code), Rank: int(own.Rank), By: v.rank, Peer: own.Peer, Detail: own.Detail}
 	if reason.Detail == "" && own.Err != nil {
@@ -120,7 +120,7 @@ func (v *Verdict) record(own *cohort.Error) *ending {
 
 // Lost is told by the engine of every rank that is gone. A death is recorded at once, whether or not an operation runs;
 // a rank that left or whose connection ended is of interest only to operations that need it.
-func (v *Verdict) Lost(loss transport.Loss) {
+func (v *Failure) Lost(loss transport.Loss) {
 	failpoint.At("group.lost")
 	v.lossy.Store(true)
 	switch loss.How {
@@ -142,14 +142,14 @@ func (v *Verdict) Lost(loss transport.Loss) {
 }
 
 // giveUp is told why this rank cannot connect.
-func (v *Verdict) giveUp(err error) { _ = v.Judge(err) }
+func (v *Failure) giveUp(err error) { _ = v.Judge(err) }
 
 // absent reports whether a code says that a rank is not there.
 func absent(code cohort.Code) bool { return code == cohort.PeerLost || code == cohort.Unavailable }
 
 // late records one of the ranks for which this one waited in an attempt that has ended, unless a rank is recorded, and returns them with
 // the recorded one first.
-func (v *Verdict) late(ctx context.Context, ranks []int) []int {
+func (v *Failure) late(ctx context.Context, ranks []int) []int {
 	failpoint.At("group.verdict.late")
 	first := ending{Code: uint8(cohort.DeadlineExceeded), Rank: ranks[0], By: v.rank}
 	words, err := json.Marshal(first)
@@ -164,7 +164,7 @@ func (v *Verdict) late(ctx context.Context, ranks []int) []int {
 }
 
 // reason returns the reason that was recorded for the end of an attempt, or nil.
-func (v *Verdict) reason(ctx context.Context) error {
+func (v *Failure) reason(ctx context.Context) error {
 	words, err := readIfThere(ctx, v.store, v.place.EndKey())
 	first := new(ending)
 	if err != nil || words == nil || json.Unmarshal(words, first) != nil || !absent(cohort.Code(first.Code)) {
@@ -174,8 +174,8 @@ func (v *Verdict) reason(ctx context.Context) error {
 }
 
 // Lossy reports whether a rank of the group is gone.
-func (v *Verdict) Lossy() bool { return v.lossy.Load() }
+func (v *Failure) Lossy() bool { return v.lossy.Load() }
 
 // Mute keeps this rank from recording a reason from now on: it has left the group, or its process is dead to a test. A record that is
 // being written is complete when Mute returns.
-func (v *Verdict) Mute() { v.once.Do(func() {}) }
+func (v *Failure) Mute() { v.once.Do(func() {}) }

@@ -46,7 +46,7 @@ func TestStrangersAreHarmless(t *testing.T) {
 			}
 			port := record.Addrs[0].Addr.String()
 			var visitors []net.Conn
-			for i := range maxStrangers + 20 {
+			for i := range maxUnidentifiedConns + 20 {
 				conn, err := net.Dial("tcp", port)
 				if err != nil {
 					t.Fatal(err)

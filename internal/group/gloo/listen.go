@@ -22,8 +22,8 @@ import (
 
 // Bounds on strangers at our port.
 const (
-	maxStrangers = 256              // connections that have not said who they are
-	helloLimit   = 10 * time.Second // time to say it
+	maxUnidentifiedConns = 256              // connections that have not said who they are
+	helloLimit           = 10 * time.Second // time to say it
 )
 
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
@@ -111,7 +111,7 @@ func (l *listener) admit(conn net.Conn) bool {
 		_ = conn.Close()
 		return false
 	}
-	if len(l.mu.strangers) >= maxStrangers {
+	if len(l.mu.strangers) >= maxUnidentifiedConns {
 		_ = l.mu.strangers[0].Close()
 		l.mu.strangers = append(l.mu.strangers[:0], l.mu.strangers[1:]...)
 	}

@@ -26,7 +26,7 @@ func (p *pair) readNotice(f gloowire.Frame, native bool) error {
 	p.left = true
 	p.d.mu.Unlock()
 	failpoint.At("gloo.pair.notice")
-	p.d.watch.heard(p, &n)
+	p.d.watch.received(p, &n)
 	return nil
 }
 

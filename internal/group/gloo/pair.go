@@ -318,7 +318,7 @@ const flushLimit = 2 * time.Second
 // close sends what is queued, then a FIN, and reads on for a moment: closing a socket with unread data resets the
 // connection, which can destroy data that the peer has not read yet.
 func (p *pair) close() {
-	farewell := p.d.watch.farewell()
+	farewell := p.d.watch.goodbye()
 	failpoint.At("gloo.pair.closing")
 	p.d.mu.Lock()
 	conn := p.conn

@@ -86,7 +86,7 @@ func (w *watch) settle() {
 		}
 	}
 	m.Effects = m.Effects[:0]
-	if _, doubt := m.Doubt(); doubt && !w.mu.doubting && !w.mu.closed {
+	if _, doubt := m.SuspectDeadline(); doubt && !w.mu.doubting && !w.mu.closed {
 		w.mu.doubting = true
 		w.tasks.Go(w.doubt)
 	}
@@ -118,7 +118,7 @@ func (w *watch) doubt() {
 			w.mu.machine.Moved(w.now())
 		}
 		w.mu.machine.Look(w.now())
-		_, doubt := w.mu.machine.Doubt()
+		_, doubt := w.mu.machine.SuspectDeadline()
 		w.mu.doubting = doubt
 		w.settle()
 		if !doubt {
@@ -135,8 +135,8 @@ func (w *watch) ended(e *gloopresence.End) {
 	w.settle()
 }
 
-// heard is told of a notice.
-func (w *watch) heard(p *pair, n *gloowire.Notice) {
+// received is told of a notice.
+func (w *watch) received(p *pair, n *gloowire.Notice) {
 	left := p.d.lostError(p, cohort.PeerLost, nil, goodbyeDetail)
 	if n.Goodbye {
 		failpoint.At("gloo.watch.left")
@@ -184,8 +184,8 @@ const (
 	farewellDetail = "the reason why a rank has closed the group"
 )
 
-// farewell is what this rank says when it closes the group: goodbye, or why it has closed it, if there is a reason.
-func (w *watch) farewell() gloowire.Notice {
+// goodbye is what this rank says when it closes the group: goodbye, or why it has closed it, if there is a reason.
+func (w *watch) goodbye() gloowire.Notice {
 	w.mu.Lock() // no point: it only looks
 	defer w.mu.Unlock()
 	if reason := w.mu.machine.Reason(); reason != nil {

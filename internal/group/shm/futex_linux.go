@@ -24,11 +24,11 @@ const (
 func futexWait(word *uint32, value uint32, limit time.Duration, nap bool) (over bool) {
 	spinwait.Calls.Futex.Add(1)
 	limit = max(limit, time.Microsecond)
-	if nap && spinwait.BeginNap() {
-		ts := unix.NsecToTimespec(int64(min(limit, spinwait.Nap)))
+	if nap && spinwait.BeginRawSleep() {
+		ts := unix.NsecToTimespec(int64(min(limit, spinwait.RawSleep)))
 		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // no point: whoever calls it has one; the system call takes addresses
 		spinwait.EndNap()
-		if limit -= spinwait.Nap; errno != unix.ETIMEDOUT || limit <= 0 {
+		if limit -= spinwait.RawSleep; errno != unix.ETIMEDOUT || limit <= 0 {
 			return errno == unix.ETIMEDOUT
 		}
 	}

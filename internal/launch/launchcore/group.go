@@ -367,8 +367,8 @@ func (g *Group) userSignal(s Signal) {
 	}
 }
 
-// losePatience does what follows when workers that were signalled still run.
-func (g *Group) losePatience() {
+// escalateToKill does what follows when workers that were signalled still run.
+func (g *Group) escalateToKill() {
 	switch {
 	case g.patience == 0:
 		g.kill()
@@ -391,7 +391,7 @@ func (g *Group) timeUp() {
 	case marking: // the machine is busy: whoever could not be looked at has to react by itself
 		g.signal(SIGINT)
 	case stopping:
-		g.losePatience()
+		g.escalateToKill()
 	case killing: // some worker does not end
 		g.sweep()
 	case sweeping:

@@ -27,8 +27,8 @@ type Config struct {
 	StoreAddr                      string // of this node, where the store listens; "": that of the endpoint
 	StorePort                      int
 	JoinTimeout, LastCall, Silence time.Duration
-	// Stranger, if set, is told once of the address of somebody who has connected and does not speak as a launcher does.
-	Stranger func(addr string)
+	// OnUnidentified, if set, is told once of the address of somebody who has connected and does not speak as a launcher does.
+	OnUnidentified func(addr string)
 }
 
 // Host is the rendezvous of a job on several nodes. It runs in one of the launchers.
@@ -233,15 +233,15 @@ func (h *Host) take(e event) {
 	c := e.conn
 	switch m := e.message; {
 	case e.gone != nil && c.join == nil:
-		if h.cfg.Stranger != nil && !c.wire.Heard() && !errors.Is(e.gone, net.ErrClosed) { // who says nothing may only have looked
-			h.cfg.Stranger(c.wire.RemoteAddr().String())
-			h.cfg.Stranger = nil
+		if h.cfg.OnUnidentified != nil && !c.wire.Heard() && !errors.Is(e.gone, net.ErrClosed) { // who says nothing may only have looked
+			h.cfg.OnUnidentified(c.wire.RemoteAddr().String())
+			h.cfg.OnUnidentified = nil
 		}
 	case e.gone != nil:
 		if silent(e.gone) { // it may only have been stopped for a while, and must know then that it has no part any more
 			c.say(Message{Dismiss: &Dismiss{Code: uint8(cohort.PeerLost), Sentence: "this node was given up: the launcher that hosts the rendezvous had not heard of it for " + h.cfg.Silence.String()}})
 		}
-		h.left(c, fmt.Sprintf("node %s is gone: %s", c.name, GoneWords(e.gone, h.cfg.Silence)))
+		h.left(c, fmt.Sprintf("node %s is gone: %s", c.name, NodeLostText(e.gone, h.cfg.Silence)))
 	case c.join == nil && m.Join != nil:
 		h.joined(c, m.Join)
 	case c.join == nil:
@@ -272,8 +272,8 @@ func silent(err error) bool {
 	return ok && timeout.Timeout()
 }
 
-// GoneWords says how a connection ended.
-func GoneWords(err error, silence time.Duration) string {
+// NodeLostText says how a connection ended.
+func NodeLostText(err error, silence time.Duration) string {
 	if silent(err) {
 		return "it has not been heard of for " + silence.String()
 	}

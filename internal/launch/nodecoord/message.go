@@ -173,17 +173,17 @@ func (w *Wire) AliveEvery() time.Duration {
 
 // NewWire talks over a connection. silence is after which time without a message the other side is given up.
 func NewWire(c net.Conn, silence time.Duration) *Wire {
-	w := &Wire{Conn: c, lines: bufio.NewScanner(patient{c}), silence: silence}
+	w := &Wire{Conn: c, lines: bufio.NewScanner(longTimeout{c}), silence: silence}
 	w.lines.Buffer(make([]byte, 0, 4096), MaxMessage)
 	w.last.Store(int64(time.Since(began)))
 	return w
 }
 
-// patient reads once more when the time is over. A process that was stopped itself, or whose machine slept, finds that its time is over
+// longTimeout reads once more when the time is over. A process that was stopped itself, or whose machine slept, finds that its time is over
 // and what the other side has said in the meantime.
-type patient struct{ net.Conn }
+type longTimeout struct{ net.Conn }
 
-func (p patient) Read(b []byte) (int, error) {
+func (p longTimeout) Read(b []byte) (int, error) {
 	n, err := p.Conn.Read(b)
 	if n > 0 || !silent(err) {
 		return n, err

@@ -39,22 +39,22 @@ var severity = map[Finding]int{
 	OutOfStep: 9, Deadlock: 8, MissingRank: 7, LateRank: 7, StuckMessage: 5, Unfinished: 4, Behind: 3, NoDump: 2, InStep: 0,
 }
 
-// Verdict is what the dumps of all ranks say together. Ranks are global ranks.
-type Verdict struct {
+// Diagnosis is what the dumps of all ranks say together. Ranks are global ranks.
+type Diagnosis struct {
 	Finding Finding `json:"finding"`
 	// Sentence says in plain words who is late, missing or out of step.
 	Sentence string `json:"sentence"`
 	// Ranks are the ranks to look at.
-	Ranks  []int          `json:"ranks"`
-	Groups []GroupVerdict `json:"groups"`
+	Ranks  []int            `json:"ranks"`
+	Groups []GroupDiagnosis `json:"groups"`
 	// Workers are the RPC workers, the one that waits longest first.
 	Workers []WorkerView `json:"workers,omitempty"`
 	// Notes are about the dumps themselves: doubles, old ones.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// GroupVerdict is the verdict on one group. Ranks are global ranks.
-type GroupVerdict struct {
+// GroupDiagnosis is the verdict on one group. Ranks are global ranks.
+type GroupDiagnosis struct {
 	Group       string  `json:"group"`
 	Description string  `json:"description,omitempty"`
 	Size        int     `json:"size"`
@@ -114,9 +114,9 @@ type team struct {
 // Analyze merges the dumps of the ranks of a job and says who is late, missing or out of step.
 //
 // Times are only compared with times of the same dump, so the clocks of the machines may differ.
-func Analyze(dumps []Dump) Verdict {
+func Analyze(dumps []Dump) Diagnosis {
 	teams, notes := assemble(dumps)
-	v := Verdict{Finding: InStep, Notes: notes, Ranks: []int{}, Groups: make([]GroupVerdict, 0, len(teams))}
+	v := Diagnosis{Finding: InStep, Notes: notes, Ranks: []int{}, Groups: make([]GroupDiagnosis, 0, len(teams))}
 	for _, t := range teams {
 		v.Groups = append(v.Groups, t.judge())
 	}
@@ -133,7 +133,7 @@ func Analyze(dumps []Dump) Verdict {
 }
 
 // judgeGroups takes the verdict on the group that explains most.
-func (v *Verdict) judgeGroups() {
+func (v *Diagnosis) judgeGroups() {
 	weights := explainWaits(v.Groups)
 	worst := 0
 	for i := range v.Groups {
@@ -265,8 +265,8 @@ func (v *view) openCall() *Entry {
 }
 
 // judge finds out what is wrong with one group.
-func (t *team) judge() GroupVerdict {
-	g := GroupVerdict{
+func (t *team) judge() GroupDiagnosis {
+	g := GroupDiagnosis{
 		Group: t.Group, Description: t.Description, Size: t.Size, Transport: t.Transport, Missing: t.globals(t.missing), team: t, Ranks: []int{},
 	}
 	for _, v := range t.present {
@@ -277,7 +277,7 @@ func (t *team) judge() GroupVerdict {
 		}
 		g.Members = append(g.Members, view)
 	}
-	for _, look := range []func(*team, *GroupVerdict) bool{
+	for _, look := range []func(*team, *GroupDiagnosis) bool{
 		(*team).differences, (*team).absence, (*team).messages, (*team).progress,
 	} {
 		if look(t, &g) {
@@ -290,7 +290,7 @@ func (t *team) judge() GroupVerdict {
 
 // explainWaits looks for ranks that are late in one group because they wait in another. It returns the weight of each
 // group's verdict: the cause weighs more than its consequence.
-func explainWaits(groups []GroupVerdict) []int {
+func explainWaits(groups []GroupDiagnosis) []int {
 	weights := make([]int, len(groups))
 	waits := make([]map[int]*Entry, len(groups)) // by group: global rank -> what it waits in
 	for i, g := range groups {

@@ -61,7 +61,7 @@ func workers(dumps []Dump) []WorkerView {
 const longCall = time.Second
 
 // judgeCalls says which call has waited longest, if the groups do not explain more.
-func (v *Verdict) judgeCalls() {
+func (v *Diagnosis) judgeCalls() {
 	waits := len(v.Workers) > 0 && v.Workers[0].Wait >= longCall
 	switch {
 	case waits && v.Finding == InStep:

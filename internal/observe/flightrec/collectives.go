@@ -32,7 +32,7 @@ func signatureOf(e *Entry) signature {
 }
 
 // differences looks for the first collective that ranks called differently.
-func (t *team) differences(g *GroupVerdict) bool {
+func (t *team) differences(g *GroupDiagnosis) bool {
 	for _, seq := range t.sequences() {
 		kinds := map[signature][]*view{}
 		for _, v := range t.present {
@@ -68,7 +68,7 @@ func (t *team) sequences() []uint64 {
 }
 
 // explainDifference says who called what. Where most ranks agree, the others are the ones to look at.
-func (t *team) explainDifference(g *GroupVerdict, seq uint64, kinds map[signature][]*view) {
+func (t *team) explainDifference(g *GroupDiagnosis, seq uint64, kinds map[signature][]*view) {
 	sides := make([][]*view, 0, len(kinds))
 	for _, side := range kinds {
 		sides = append(sides, side)
@@ -114,7 +114,7 @@ func shifted(seq uint64, most, odd *view) string {
 }
 
 // sums checks operations whose parts may differ from rank to rank but must add up. It needs all ranks.
-func (t *team) sums(g *GroupVerdict, seq uint64) bool {
+func (t *team) sums(g *GroupDiagnosis, seq uint64) bool {
 	if len(t.missing) > 0 {
 		return false
 	}
@@ -146,7 +146,7 @@ func (t *team) sums(g *GroupVerdict, seq uint64) bool {
 }
 
 // absence looks for the first collective that somebody waits in and somebody else never entered.
-func (t *team) absence(g *GroupVerdict) bool {
+func (t *team) absence(g *GroupDiagnosis) bool {
 	seq, waiting := t.firstOpen()
 	if len(waiting) == 0 {
 		return false
@@ -252,7 +252,7 @@ func (t *team) firstOpen() (seq uint64, waiting []*view) {
 }
 
 // progress describes a group in which everybody has entered what the others wait in.
-func (t *team) progress(g *GroupVerdict) bool {
+func (t *team) progress(g *GroupDiagnosis) bool {
 	if seq, waiting := t.firstOpen(); len(waiting) > 0 {
 		t.unfinished(g, seq, waiting)
 		return true
@@ -296,7 +296,7 @@ func (t *team) progress(g *GroupVerdict) bool {
 }
 
 // unfinished describes a collective that all ranks have entered.
-func (t *team) unfinished(g *GroupVerdict, seq uint64, waiting []*view) {
+func (t *team) unfinished(g *GroupDiagnosis, seq uint64, waiting []*view) {
 	g.Finding, g.Ranks = Unfinished, globalsOf(waiting)
 	first := waiting[0].calls[seq]
 	failed := ""

@@ -9,7 +9,7 @@ import (
 )
 
 // messages looks for sends without a receive and receives without a send.
-func (t *team) messages(g *GroupVerdict) bool {
+func (t *team) messages(g *GroupDiagnosis) bool {
 	var oldest *Entry
 	var owner *view
 	waitsFor := map[int]int{} // group rank -> group rank that it wants a message from
@@ -50,7 +50,7 @@ func (t *team) messages(g *GroupVerdict) bool {
 }
 
 // missingHalf says what the peer of a stuck message does.
-func (t *team) missingHalf(g *GroupVerdict, owner *view, e *Entry) string {
+func (t *team) missingHalf(g *GroupDiagnosis, owner *view, e *Entry) string {
 	if e.Peer < 0 {
 		g.Ranks = []int{owner.global}
 		return "no rank has sent to it"

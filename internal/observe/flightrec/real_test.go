@@ -55,7 +55,7 @@ func world(t *testing.T, transport group.Transport, size int, opts ...group.Opti
 }
 
 // analyze takes the dumps of groups and judges them as the command does, through JSON.
-func analyze(t *testing.T, groups ...*group.Group) flightrec.Verdict {
+func analyze(t *testing.T, groups ...*group.Group) flightrec.Diagnosis {
 	t.Helper()
 	var dumps []flightrec.Dump
 	for _, g := range groups {
@@ -76,7 +76,7 @@ func analyze(t *testing.T, groups ...*group.Group) flightrec.Verdict {
 	return flightrec.Analyze(dumps)
 }
 
-func expect(t *testing.T, v flightrec.Verdict, finding flightrec.Finding, ranks []int, words ...string) {
+func expect(t *testing.T, v flightrec.Diagnosis, finding flightrec.Finding, ranks []int, words ...string) {
 	t.Helper()
 	if v.Finding != finding || !slices.Equal(v.Ranks, ranks) {
 		t.Errorf("%s %v, want %s %v: %s", v.Finding, v.Ranks, finding, ranks, v.Sentence)

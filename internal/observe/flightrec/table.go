@@ -10,7 +10,7 @@ import (
 )
 
 // Table has a row for each rank; the ranks that the verdict names are marked.
-func (g GroupVerdict) Table(verbose bool) [][]string {
+func (g GroupDiagnosis) Table(verbose bool) [][]string {
 	rows := [][]string{{"", "RANK", "PROCESS", "COMPLETE", "POSTED", "WAITS", "IN"}}
 	mark := func(rank int) string {
 		if g.Finding != InStep && slices.Contains(g.Ranks, rank) {

@@ -74,11 +74,11 @@ func (l *Link) Answered(f *Frame) {
 	}
 	l.uncork()
 	l.turns.lent.Store(turn) // before anybody else may read
-	l.lendOut(readsItself)
+	l.borrowReader(readsItself)
 }
 
-// lendOut lets the next caller read, unless something is under way already.
-func (l *Link) lendOut(from int32) {
+// borrowReader lets the next caller read, unless something is under way already.
+func (l *Link) borrowReader(from int32) {
 	d := &l.lend
 	failpoint.At("cohortwire.link.lend")
 	d.mu.Lock()
@@ -173,7 +173,7 @@ func (l *Link) Await(id uint64) *Frame {
 		d.mu.Unlock()
 		return f
 	}
-	l.lendOut(isTaken)
+	l.borrowReader(isTaken)
 	return f
 }
 

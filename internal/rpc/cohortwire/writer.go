@@ -69,7 +69,7 @@ func (l *Link) Post(ctx context.Context, f *Frame) error {
 }
 
 // Linger is Post for an answer that can wait for company: a small frame leaves with the next one that is sent, or when the caller or
-// somebody else calls [Link.Hasten].
+// somebody else calls [Link.FlushNow].
 func (l *Link) Linger(ctx context.Context, f *Frame) error {
 	return l.send(ctx, f, postedBytes, true)
 }
@@ -77,8 +77,8 @@ func (l *Link) Linger(ctx context.Context, f *Frame) error {
 // lingerBytes is how much may linger.
 const lingerBytes = 16 << 10
 
-// Hasten writes what waits to be written, unless somebody does.
-func (l *Link) Hasten() {
+// FlushNow writes what waits to be written, unless somebody does.
+func (l *Link) FlushNow() {
 	failpoint.At("cohortwire.link.hasten")
 	l.out.Lock()
 	if l.out.writing || l.out.empty() {
@@ -182,7 +182,7 @@ func (l *Link) waitForRoom(ctx context.Context) error {
 		l.out.Unlock()
 		failpoint.At("cohortwire.link.room")
 		l.uncork()
-		l.Hasten()
+		l.FlushNow()
 		var err error
 		select {
 		case <-room:

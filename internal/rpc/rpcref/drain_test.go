@@ -62,7 +62,7 @@ func TestSilentStore(t *testing.T) {
 	}
 	await(ctx, t, p.Met.Load)
 	endLinks(b)
-	await(ctx, t, func() bool { return a.Deaf(1) })
+	await(ctx, t, func() bool { return a.StopReading(1) })
 	for name, x := range map[string]struct {
 		isGo bool
 		err  error

@@ -98,7 +98,7 @@ func (r *Refs) FlushOn(p *rpcsession.Peer, c *rpcsession.Conn) {
 	failpoint.At("rpc.refs.flush_on")
 	q.flush.Lock()
 	defer q.flush.Unlock()
-	defer c.Link.Hasten()
+	defer c.Link.FlushNow()
 	if q.stream != c {
 		return // what went out there would be missing where the stream goes on
 	}
@@ -150,9 +150,9 @@ func (r *Refs) Forge(to rrefcore.Worker, msg rrefcore.Message) {
 	r.step(func(m *rrefcore.Machine) { m.Forge(to, msg) })
 }
 
-// Lingers is told that something lingers on the link to a Go worker. It leaves with the next flush, also if the control stream has nothing
+// SendWithNextFlush is told that something lingers on the link to a Go worker. It leaves with the next flush, also if the control stream has nothing
 // to say by then but an acknowledgement.
-func (r *Refs) Lingers(p *rpcsession.Peer) {
+func (r *Refs) SendWithNextFlush(p *rpcsession.Peer) {
 	failpoint.At("rpc.refs.lingers")
 	r.mu.Lock()
 	if _, known := r.mu.dirty[p.ID]; !known {
@@ -163,9 +163,9 @@ func (r *Refs) Lingers(p *rpcsession.Peer) {
 	r.perform(effects{later: true})
 }
 
-// Hasten makes the answer to a creation come at once, which otherwise lingers at the owner: the owner sends it when a control frame
+// RequestAnswerNow makes the answer to a creation come at once, which otherwise lingers at the owner: the owner sends it when a control frame
 // comes. Mostly the one that announces the creation waits here; else an empty one is sent.
-func (r *Refs) Hasten(h *Handle) {
+func (r *Refs) RequestAnswerNow(h *Handle) {
 	if r.settled(h) {
 		return
 	}

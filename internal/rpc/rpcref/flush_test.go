@@ -23,7 +23,7 @@ func TestHasten(t *testing.T) {
 	if f, ok := r.mu.m.FrameIn(p.ID, nil); !ok || len(f.Msgs) != 1 {
 		t.Fatalf("the announcement: %v, %v", f, ok)
 	}
-	r.Hasten(h)
+	r.RequestAnswerNow(h)
 	if f, ok := r.mu.m.FrameIn(p.ID, nil); !ok || len(f.Msgs) != 0 {
 		t.Errorf("nothing makes the owner hurry: %v, %v", f, ok)
 	}
@@ -40,11 +40,11 @@ func TestLingers(t *testing.T) {
 			t.Errorf("%s: left for the next time: %v, want %v; dirty %v, lazy %v", when, got, left, r.mu.dirty, r.mu.lazy)
 		}
 	}
-	r.Lingers(p)
+	r.SendWithNextFlush(p)
 	flushed("an answer lingers", false)
 	r.mu.dirty[p.ID] = true
 	flushed("an acknowledgement waits", true)
-	r.Lingers(p)
+	r.SendWithNextFlush(p)
 	flushed("both", false)
 }
 

@@ -35,7 +35,7 @@ func (s *Server) answerCreated(req *request, j *job) {
 	if req.goPeer() { // its type says it all
 		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet}, nil)
 		if req.Conn != nil {
-			s.cfg.Refs.Lingers(req.Peer)
+			s.cfg.Refs.SendWithNextFlush(req.Peer)
 		}
 		return
 	}

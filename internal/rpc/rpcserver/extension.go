@@ -33,14 +33,14 @@ func Attach(x rpcext.Extension, to rpcext.Agent) (*Extension, error) {
 	return &Extension{Extension: x, wrappers: set(x.Wrappers()), kinds: set(x.Kinds())}, nil
 }
 
-// SeamWorker is a worker as extensions know it.
-func SeamWorker(p *rpcsession.Peer) rpcext.Worker {
+// ExtensionWorker is a worker as extensions know it.
+func ExtensionWorker(p *rpcsession.Peer) rpcext.Worker {
 	return rpcext.Worker{Name: p.Name, ID: int(p.ID), Go: p.SpeaksCohort()}
 }
 
 // unwrapped takes a wrapped request apart and dispatches what is inside.
 func (s *Server) unwrapped(r *request) {
-	w, err := s.cfg.Extension.Unwrap(SeamWorker(r.Peer), r.message())
+	w, err := s.cfg.Extension.Unwrap(ExtensionWorker(r.Peer), r.message())
 	if err != nil {
 		if a, inner, bad := rpcwire.UnwrapAutograd(r.Payload); bad == nil && r.Kind == rpcwire.ForwardAutogradReq {
 			r.Kind, r.Payload = a.Inner, inner // how a creation is refused is another matter
@@ -82,7 +82,7 @@ func (s *Server) serveKind(ctx context.Context, r *request, end func()) {
 			s.recovered(r.Kind.String(), recover(), func(_ any, err error) { answer(nil, err) })
 		}
 	}()
-	s.cfg.Extension.Serve(ctx, SeamWorker(r.Peer), r.message(), answer)
+	s.cfg.Extension.Serve(ctx, ExtensionWorker(r.Peer), r.message(), answer)
 	returned = true
 	if !r.answered.Load() {
 		r.place.Return()

@@ -135,7 +135,7 @@ func (s *Server) runCall(r *request) {
 	s.emit(r, observe.Begin, nil)
 	switch {
 	case err != nil:
-		s.notUnderstood(r, err)
+		s.unknownMessage(r, err)
 	case obj != nil:
 		s.runRemote(r, obj)
 	default:
@@ -176,8 +176,8 @@ func (s *Server) understand(r *request) (obj *rpcref.Object, err error) {
 	return obj, err
 }
 
-// notUnderstood answers a call that could not be decoded, or whose object cannot be made, or is here already.
-func (s *Server) notUnderstood(r *request, err error) {
+// unknownMessage answers a call that could not be decoded, or whose object cannot be made, or is here already.
+func (s *Server) unknownMessage(r *request, err error) {
 	here := errors.Is(err, rpcref.ErrCalled)
 	// PyTorch never settles a reference whose creation is answered with an error, and its shutdown would wait for it. There is no object
 	// that could keep the error: whoever fetches it is told that it is gone.

@@ -204,7 +204,7 @@ func (n *Links) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		if !c.tooEarly(f.Payload) {
 			n.cfg.Above.Control(c, f.Payload)
 		}
-		l.Hasten() // whoever waits for the answer to a creation has sent it
+		l.FlushNow() // whoever waits for the answer to a creation has sent it
 		return
 	case f.Type == frameCancel:
 		c.givenUp(f.ID)

@@ -152,7 +152,7 @@ func TestNewPipeIsHeard(t *testing.T) {
 			runtime.Gosched()
 		}
 		for range 1000 {
-			if a.Deaf(id) {
+			if a.StopReading(id) {
 				t.Fatalf("%s is deaf as it comes", name)
 			}
 		}

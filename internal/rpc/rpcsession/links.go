@@ -295,8 +295,8 @@ func (n *Links) linked(l *cohortwire.Link) *Peer {
 	return n.guest(id.Name)
 }
 
-// maxGuests bounds the guests that are remembered.
-const maxGuests = 4096
+// maxClients bounds the guests that are remembered.
+const maxClients = 4096
 
 // guest returns a peer that is no member.
 func (n *Links) guest(name string) *Peer {
@@ -304,7 +304,7 @@ func (n *Links) guest(name string) *Peer {
 	defer n.mu.Unlock()
 	g := n.mu.guests[name]
 	if g == nil {
-		if len(n.mu.guests) >= maxGuests {
+		if len(n.mu.guests) >= maxClients {
 			clear(n.mu.guests)
 		}
 		g = n.NewPeer(name, -1)

@@ -70,8 +70,8 @@ func (q *requests) ended(err error) {
 	_ = q.conn.Pipe.Close()
 }
 
-// Deaf reports whether no pipe is left on which a worker could ask for anything, after there was one. A PyTorch worker never opens another.
-func (n *Links) Deaf(w rrefcore.Worker) bool {
+// StopReading reports whether no pipe is left on which a worker could ask for anything, after there was one. A PyTorch worker never opens another.
+func (n *Links) StopReading(w rrefcore.Worker) bool {
 	n.mu.Lock() // no point: rpcref asks under its lock
 	defer n.mu.Unlock()
 	p := n.mu.byID[w]

@@ -100,7 +100,7 @@ func (m *Machine) clone() *Machine {
 		}
 		c.peers[id] = &pc
 	}
-	c.ghosts = slices.Clone(m.ghosts)
+	c.staleMembers = slices.Clone(m.staleMembers)
 	c.tombs, c.offered, c.early = m.tombs.Clone(), maps.Clone(m.offered), make(map[ID][]earlyMessage, len(m.early))
 	c.unsettled = maps.Clone(m.unsettled)
 	for id, waiting := range m.early {

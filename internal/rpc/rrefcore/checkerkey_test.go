@@ -124,7 +124,7 @@ func (m *Machine) encode(b *encoder) {
 			b.messages(x.msg)
 		}
 	}
-	for _, g := range m.ghosts {
+	for _, g := range m.staleMembers {
 		b.num(209, uint64(g.life.worker), uint64(g.life.epoch))
 	}
 	b.num(205)

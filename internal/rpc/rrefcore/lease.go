@@ -122,7 +122,7 @@ type ghost struct {
 // bury ends a former life of a peer that has restarted. Its objects are gone; its forks stay for the grace period.
 func (m *Machine) bury(p *peer) {
 	m.failHandlesOf(p.id, OwnerRestarted)
-	m.ghosts = append(m.ghosts, ghost{p.life(), m.now})
+	m.staleMembers = append(m.staleMembers, ghost{p.life(), m.now})
 	if p.buried == nil || len(p.buried) >= 1024 {
 		p.buried = map[Epoch]bool{}
 	}
@@ -156,9 +156,9 @@ func (m *Machine) Tick(now Time) {
 
 // ExpireGhosts forgets the former lives that ended at least age ago.
 func (m *Machine) ExpireGhosts(age time.Duration) {
-	for len(m.ghosts) > 0 && m.now-m.ghosts[0].since >= age {
-		gone := m.ghosts[0].life
-		m.ghosts = m.ghosts[1:]
+	for len(m.staleMembers) > 0 && m.now-m.staleMembers[0].since >= age {
+		gone := m.staleMembers[0].life
+		m.staleMembers = m.staleMembers[1:]
 		m.forget(gone)
 	}
 }

@@ -87,14 +87,14 @@ type Machine struct {
 	now   Time
 	next  uint64
 
-	objects map[ID]*object // what this worker owns
-	handles map[ID]*handle // what this worker refers to, by fork
-	pins    map[ID]*handle // children that have not accepted yet, with their parent
-	peers   map[Worker]*peer
-	ghosts  []ghost
-	tombs   tombstone.Set[tomb]   // forks of PyTorch peers that were deleted
-	offered map[ID]ID             // forks that were handed off to this worker as the owner, with their objects
-	early   map[ID][]earlyMessage // messages about an object that wait for what proves them
+	objects      map[ID]*object // what this worker owns
+	handles      map[ID]*handle // what this worker refers to, by fork
+	pins         map[ID]*handle // children that have not accepted yet, with their parent
+	peers        map[Worker]*peer
+	staleMembers []ghost
+	tombs        tombstone.Set[tomb]   // forks of PyTorch peers that were deleted
+	offered      map[ID]ID             // forks that were handed off to this worker as the owner, with their objects
+	early        map[ID][]earlyMessage // messages about an object that wait for what proves them
 	// unsettled are the forks of the hand-offs in early, with their objects.
 	unsettled map[ID]ID
 	effects   []Effect

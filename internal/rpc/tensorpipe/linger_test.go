@@ -75,7 +75,7 @@ func TestIdleDoesNotLinger(t *testing.T) {
 		done <- err
 	}()
 	time.Sleep(5 * lingerTime) // probably it has lingered
-	testwait.Until(t, "somebody may nap", spinwait.BeginNap)
+	testwait.Until(t, "somebody may nap", spinwait.BeginRawSleep)
 	spinwait.EndNap()
 	cancel()
 	if err := <-done; !errors.Is(err, cohort.Canceled) {

@@ -147,7 +147,7 @@ func (s *socket) readFrom(fd int, b []byte) (int, error) {
 		case s.closed.Load():
 			return 0, net.ErrClosed
 		}
-		if s.linger.on && !lingered && spinwait.BeginNap() {
+		if s.linger.on && !lingered && spinwait.BeginRawSleep() {
 			lingered = true
 			err := s.await(fd)
 			spinwait.EndNap()

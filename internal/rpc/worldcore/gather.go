@@ -176,7 +176,7 @@ func (c *Counting) question(op Op, then func(Event)) {
 			return
 		}
 		c.unguard(func(dead *cohort.Error) {
-			why := func(dead *cohort.Error) { c.blame(c.me, dead, c.others(), c.uncounted) }
+			why := func(dead *cohort.Error) { c.blame(c.me, dead, c.others(), c.unreportedDeaths) }
 			switch {
 			case dead != nil:
 				why(dead)
@@ -191,9 +191,9 @@ func (c *Counting) question(op Op, then func(Event)) {
 	})
 }
 
-// uncounted is the state in which nobody can tell the number any more. The leader tells those who wait for it, and notes it for
+// unreportedDeaths is the state in which nobody can tell the number any more. The leader tells those who wait for it, and notes it for
 // those who come. The others find out by themselves.
-func (c *Counting) uncounted(dead *cohort.Error) {
+func (c *Counting) unreportedDeaths(dead *cohort.Error) {
 	why := gatherError(dead)
 	if c.names[0] != c.me.Name || c.NoUncounted {
 		c.failed(why)

@@ -28,8 +28,8 @@ type Gathers struct {
 	counts map[string]int // by names: the next one
 	all    map[string]*Gathering
 	lost   map[string][]lostGather // by names: the last ones that this worker has given up as the leader
-	// uncounted is who has died before it could tell this worker, the leader, which all-gather is next, by names.
-	uncounted map[string]string
+	// unreportedDeaths is who has died before it could tell this worker, the leader, which all-gather is next, by names.
+	unreportedDeaths map[string]string
 }
 
 // lostGather is an all-gather that could not be completed, because a worker has died.
@@ -72,7 +72,7 @@ func (g *Gathering) has(name string) bool {
 // NewGathers returns the state of a worker that has entered none.
 func NewGathers(opt GatherOptions) *Gathers {
 	return &Gathers{
-		GatherOptions: opt, counts: map[string]int{}, all: map[string]*Gathering{}, lost: map[string][]lostGather{}, uncounted: map[string]string{},
+		GatherOptions: opt, counts: map[string]int{}, all: map[string]*Gathering{}, lost: map[string][]lostGather{}, unreportedDeaths: map[string]string{},
 	}
 }
 
@@ -91,7 +91,7 @@ func (g *Gathers) Known(names []string) bool {
 func (g *Gathers) First(names []string, n int) {
 	if !g.Known(names) {
 		g.counts[gatherName(names)] = n
-		delete(g.uncounted, gatherName(names))
+		delete(g.unreportedDeaths, gatherName(names))
 	}
 }
 
@@ -123,7 +123,7 @@ func (g *Gathers) GiveUpNext(names []string, dead string) []Report {
 	if g.Known(names) {
 		return nil
 	}
-	g.uncounted[name] = dead
+	g.unreportedDeaths[name] = dead
 	var reports []Report
 	for _, id := range slices.Sorted(maps.Keys(g.all)) {
 		if s := g.all[id]; s.names == name {
@@ -138,7 +138,7 @@ func (g *Gathers) GiveUpNext(names []string, dead string) []Report {
 
 // Comes notes that there is a worker of this name again: it can be asked.
 func (g *Gathers) Comes(worker string) {
-	maps.DeleteFunc(g.uncounted, func(_, dead string) bool { return dead == worker })
+	maps.DeleteFunc(g.unreportedDeaths, func(_, dead string) bool { return dead == worker })
 }
 
 // Of returns an all-gather, or nil.
@@ -169,7 +169,7 @@ func (g *Gathers) gathering(id string) (*Gathering, error) {
 // was lost with the connection, or too late. It is over too if this worker, the leader, cannot enter it.
 func (g *Gathers) over(id string, names []string) bool {
 	name := gatherName(names)
-	if g.uncounted[name] != "" {
+	if g.unreportedDeaths[name] != "" {
 		return true
 	}
 	n, err := strconv.Atoi(strings.TrimPrefix(id, name))
@@ -184,7 +184,7 @@ func (g *Gathers) Lost(id string, names []string) string {
 			return lost.dead
 		}
 	}
-	return g.uncounted[gatherName(names)]
+	return g.unreportedDeaths[gatherName(names)]
 }
 
 // ToLeader is _gather_to_leader at the leader. again says that the sender may repeat what it has said. done reports that

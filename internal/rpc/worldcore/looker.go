@@ -13,22 +13,22 @@ import (
 const (
 	// lookFirst and lookEvery are the pauses between two looks for PyTorch ranks of this round, from the first to the longest.
 	lookFirst, lookEvery = time.Millisecond, 100 * time.Millisecond
-	// lookAround is how often the looker looks for PyTorch ranks of other rounds: of the first ones, and of farRounds others. Every
+	// scanPeers is how often the looker looks for PyTorch ranks of other rounds: of the first ones, and of farRounds others. Every
 	// other time these are the next ones, else ones that are farther away, up to manyRounds: a look takes long if the store is slow.
-	lookAround, farRounds, manyRounds = 500 * time.Millisecond, 48, 1024
+	scanPeers, farRounds, manyRounds = 500 * time.Millisecond, 48, 1024
 	// lookerBeat is how often the looker says that it lives, lookerGone when another rank takes over.
 	lookerBeat, lookerGone = time.Second, 3 * time.Second
-	// lookerTidy bounds how long the looker takes its word back.
-	lookerTidy = time.Second
+	// cleanupPeers bounds how long the looker takes its word back.
+	cleanupPeers = time.Second
 	// nextRounds is how many rounds from the latest known one on a PyTorch rank may be in, if its sign in another round is old.
 	nextRounds = 4
 )
 
-// looker looks for PyTorch ranks during a start, if no other Go rank does, and says in the store what it has found. PyTorch
+// peerMonitor looks for PyTorch ranks during a start, if no other Go rank does, and says in the store what it has found. PyTorch
 // ranks wait for nothing that could be waited for with them, so one has to look again and again; but only one. Its states are:
 //
 //	claiming ⇄ watching the looker → looking at this round ⇄ looking around ⇄ saying that it lives → found or left
-type looker struct {
+type peerMonitor struct {
 	s       *Start
 	wait    int    // the operation that waits for Go ranks
 	word    int    // the operation that waits for the word of a looker
@@ -45,10 +45,10 @@ type looker struct {
 }
 
 // me is how this looker begins what it says about itself.
-func (l *looker) me() string { return fmt.Sprintf("%d.%x.", l.s.me.Rank, l.s.me.Epoch) }
+func (l *peerMonitor) me() string { return fmt.Sprintf("%d.%x.", l.s.me.Rank, l.s.me.Epoch) }
 
 // ask does an operation, unless the looker is not needed any more.
-func (l *looker) ask(op Op, then func(Event)) {
+func (l *peerMonitor) ask(op Op, then func(Event)) {
 	l.current = l.s.do(op, func(ev Event) {
 		l.current = 0
 		switch {
@@ -63,7 +63,7 @@ func (l *looker) ask(op Op, then func(Event)) {
 }
 
 // say says that this looker lives, instead of what was said before.
-func (l *looker) say(old string, then func(got string, mine bool)) {
+func (l *peerMonitor) say(old string, then func(got string, mine bool)) {
 	text := l.me() + strconv.Itoa(l.beats)
 	l.beats++
 	l.claims = true
@@ -77,7 +77,7 @@ func (l *looker) say(old string, then func(got string, mine bool)) {
 
 // claim is the state in which another rank may be the looker. held is what that one has said when we looked last: if it says
 // the same now, it is gone.
-func (l *looker) claim(held string) {
+func (l *peerMonitor) claim(held string) {
 	l.say(held, func(got string, mine bool) {
 		switch {
 		case mine:
@@ -95,7 +95,7 @@ func (l *looker) claim(held string) {
 }
 
 // look is the state in which the ranks that have shown nothing yet are looked at.
-func (l *looker) look() {
+func (l *peerMonitor) look() {
 	left := []int{}
 	inOrder(l.unknown, func(r int, next func()) {
 		l.ask(Op{Kind: OpCheck, Round: l.s.round, Keys: []string{RankKey(r)}}, func(ev Event) {
@@ -120,15 +120,15 @@ func (l *looker) look() {
 }
 
 // tell tells all Go ranks where PyTorch rank r is.
-func (l *looker) tell(round, r int) {
+func (l *peerMonitor) tell(round, r int) {
 	word := strconv.Itoa(round) + " " + strconv.Itoa(r)
 	l.ask(Op{Kind: OpSet, Round: l.s.round, Key: keyMixed, Text: word}, func(Event) {})
 }
 
 // around is the state in which nobody new was seen in this round.
-func (l *looker) around() {
+func (l *peerMonitor) around() {
 	s := l.s
-	if s.me.Round >= 0 || s.NoFollow || s.now-l.looked < lookAround {
+	if s.me.Round >= 0 || s.NoFollow || s.now-l.looked < scanPeers {
 		l.rest()
 		return
 	}
@@ -154,7 +154,7 @@ func (l *looker) around() {
 }
 
 // rest is the state before the next look.
-func (l *looker) rest() {
+func (l *peerMonitor) rest() {
 	again := func() {
 		l.ask(Op{Kind: OpPause, For: l.pauses}, func(Event) { l.look() })
 		l.pauses = min(2*l.pauses, lookEvery)
@@ -171,7 +171,7 @@ func (l *looker) rest() {
 }
 
 // leave is the state in which the looker is not needed any more.
-func (l *looker) leave(then func()) {
+func (l *peerMonitor) leave(then func()) {
 	l.left = then
 	if l.current != 0 {
 		l.s.cancel(l.current)
@@ -181,12 +181,12 @@ func (l *looker) leave(then func()) {
 }
 
 // drop takes back what this looker has said about itself, for a start that is tried again.
-func (l *looker) drop(value string) {
+func (l *peerMonitor) drop(value string) {
 	if !l.claims {
 		l.left()
 		return
 	}
-	l.s.do(Op{Kind: OpSwap, Round: l.s.round, Key: keyLooker, Old: value, For: lookerTidy, Tidy: true}, func(ev Event) {
+	l.s.do(Op{Kind: OpSwap, Round: l.s.round, Key: keyLooker, Old: value, For: cleanupPeers, Tidy: true}, func(ev Event) {
 		if ev.Err == nil && ev.Text != value && strings.HasPrefix(ev.Text, l.me()) { // it did not learn that it has said so
 			l.drop(ev.Text)
 			return

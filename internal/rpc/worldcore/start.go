@@ -75,16 +75,16 @@ func (s *Start) unusedRound(k int) {
 	}
 	usedUp(s.must, s.me, k, func(used bool) {
 		if used {
-			s.comeAgain(k, func() { s.unusedRound(k + 1) })
+			s.announceRestart(k, func() { s.unusedRound(k + 1) })
 			return
 		}
 		s.enter(k)
 	})
 }
 
-// comeAgain tells those who wait in a used round for the address of this rank that it will not come there any more: its former start has
+// announceRestart tells those who wait in a used round for the address of this rank that it will not come there any more: its former start has
 // ended between its name and its address. Nobody can have started in that round, so all can start in another one.
-func (s *Start) comeAgain(k int, then func()) {
+func (s *Start) announceRestart(k int, then func()) {
 	if s.NoAgain {
 		then()
 		return
@@ -143,7 +143,7 @@ func (s *Start) waitForRanks() {
 	for r := range keys {
 		keys[r] = RankKey(r)
 	}
-	l := &looker{s: s, pauses: lookFirst}
+	l := &peerMonitor{s: s, pauses: lookFirst}
 	l.wait = s.do(Op{Kind: OpWait, Round: s.round, Keys: keys}, func(ev Event) {
 		s.waited(l, ev.Err, func() { s.together(false) })
 	})
@@ -154,7 +154,7 @@ func (s *Start) waitForRanks() {
 }
 
 // waited ends the wait. What else is under way is cancelled, and its answers do not count any more.
-func (s *Start) waited(l *looker, err error, then func()) {
+func (s *Start) waited(l *peerMonitor, err error, then func()) {
 	if l.left != nil {
 		return
 	}

@@ -132,10 +132,10 @@ func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
 		if held > limits.Memory {
 			t.Errorf("%d waiters of %d bytes: buffers of %d bytes, the limit is %d", len(waiters), size, held, limits.Memory)
 		}
-		if !b.m.Crowded() && size > 64<<10 {
+		if !b.m.OverBudget() && size > 64<<10 {
 			t.Errorf("%d waiters of %d bytes have room at once", len(waiters), size)
 		}
-		for b.m.Crowded() {
+		for b.m.OverBudget() {
 			b.flush()
 			b.m.Admit()
 		}

@@ -33,12 +33,12 @@ type claim struct {
 
 type claims struct {
 	byName map[string]*claim
-	gone   map[string]*bygone // by host
+	gone   map[string]*releasedClaim // by host
 	nGone  int
 }
 
-// bygone are the claims that clients of one host left behind, the oldest first. Some may have been taken again.
-type bygone struct {
+// releasedClaim are the claims that clients of one host left behind, the oldest first. Some may have been taken again.
+type releasedClaim struct {
 	list []bygoneClaim
 	live int // of them still without a holder
 }
@@ -53,11 +53,11 @@ const (
 	maxClaims = 64
 	// maxBygone is how many claims without a holder are remembered of one host.
 	maxBygone = 1 << 12
-	// allBygone is how many are remembered of all hosts. When there are more, the host with the most loses.
-	allBygone    = 1 << 16
-	maxClaimName = 256
-	maxClaimText = 1 << 10
-	claimCost    = 256
+	// maxReleasedClaims is how many are remembered of all hosts. When there are more, the host with the most loses.
+	maxReleasedClaims = 1 << 16
+	maxClaimName      = 256
+	maxClaimText      = 1 << 10
+	claimCost         = 256
 )
 
 // isClaim reports whether key names a claim.
@@ -94,7 +94,7 @@ func (m *Machine) claim(c *Conn, r *wire.Request) error {
 	if have == nil {
 		have = &claim{name: string(name)}
 		if m.claims.byName == nil {
-			m.claims.byName, m.claims.gone = map[string]*claim{}, map[string]*bygone{}
+			m.claims.byName, m.claims.gone = map[string]*claim{}, map[string]*releasedClaim{}
 		}
 		m.claims.byName[have.name] = have
 	}
@@ -126,13 +126,13 @@ func (m *Machine) unclaim(c *Conn) {
 		c.stakes.bytes -= have.cost
 		b := m.claims.gone[have.host]
 		if b == nil {
-			b = &bygone{}
+			b = &releasedClaim{}
 			m.claims.gone[have.host] = b
 		}
 		have.turn++
 		b.list = append(b.list, bygoneClaim{have, have.turn})
 		b.live++
-		if m.claims.nGone++; m.claims.nGone > allBygone {
+		if m.claims.nGone++; m.claims.nGone > maxReleasedClaims {
 			for _, other := range m.claims.gone {
 				m.turn.work++
 				if other.live > b.live {
@@ -148,7 +148,7 @@ func (m *Machine) unclaim(c *Conn) {
 }
 
 // forgetBygone drops the oldest of a host's claims until there are no more than most.
-func (m *Machine) forgetBygone(b *bygone, most int) {
+func (m *Machine) forgetBygone(b *releasedClaim, most int) {
 	for len(b.list) > 0 && (b.live > most || len(b.list) > 2*maxBygone || b.list[0].stale()) {
 		first := b.list[0]
 		b.list[0] = bygoneClaim{}

@@ -86,8 +86,8 @@ func (m *Machine) reply(c *Conn) {
 	m.Receive(c, nil)
 }
 
-// leaveCrowd forgets a client that is closed.
-func (m *Machine) leaveCrowd(c *Conn) {
+// leaveOverBudget forgets a client that is closed.
+func (m *Machine) leaveOverBudget(c *Conn) {
 	c.held.request, c.held.waits = false, nil
 	if c.held.queued {
 		c.held.queued = false
@@ -95,8 +95,8 @@ func (m *Machine) leaveCrowd(c *Conn) {
 	}
 }
 
-// Crowded reports whether clients wait for room: the driver calls Admit after each step, and now and then.
-func (m *Machine) Crowded() bool { return !m.crowd.Empty() || !m.senders.Empty() }
+// OverBudget reports whether clients wait for room: the driver calls Admit after each step, and now and then.
+func (m *Machine) OverBudget() bool { return !m.crowd.Empty() || !m.senders.Empty() }
 
 // Admit lets clients go on that wait for room, in their order, as far as there is room now and this turn allows.
 func (m *Machine) Admit() {

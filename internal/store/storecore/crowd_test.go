@@ -43,8 +43,8 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 	ping := wire.AppendPing(nil, wire.V, 7)
 	const n = 24
 	crowd := b.ask(n, append(bytes.Clone(get), ping...))
-	if !b.m.Crowded() || len(b.cuts) != 0 || b.m.budget.out > b.m.budget.shares.out {
-		t.Fatalf("crowded: %v, %d cut, %d bytes of buffers", b.m.Crowded(), len(b.cuts), b.m.budget.out)
+	if !b.m.OverBudget() || len(b.cuts) != 0 || b.m.budget.out > b.m.budget.shares.out {
+		t.Fatalf("crowded: %v, %d cut, %d bytes of buffers", b.m.OverBudget(), len(b.cuts), b.m.budget.out)
 	}
 	gets := b.m.counts.ops[wire.Get]
 	for i, c := range crowd {
@@ -59,8 +59,8 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 			t.Fatalf("client %d is still paused", i)
 		}
 	}
-	if b.m.Crowded() || b.m.budget.out > 1<<20 || b.m.crowd.Len() != 0 {
-		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.Crowded(), b.m.budget.out)
+	if b.m.OverBudget() || b.m.budget.out > 1<<20 || b.m.crowd.Len() != 0 {
+		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.OverBudget(), b.m.budget.out)
 	}
 	if served := b.m.counts.ops[wire.Get]; gets >= served || served != n {
 		t.Errorf("%d and then %d gets were counted, want %d in the end", gets, served, n)
@@ -124,7 +124,7 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 		b.m.Sent(c, c.Owed())
 	}
 	b.turn()
-	if last[1].Owed() == 0 || b.m.Crowded() {
+	if last[1].Owed() == 0 || b.m.OverBudget() {
 		t.Errorf("%d bytes for the last, crowd %d", last[1].Owed(), b.m.crowd.Len())
 	}
 }
@@ -138,8 +138,8 @@ func TestReplyThatNeverFits(t *testing.T) {
 	b.send(b.dial(wire.Legacy), wire.AppendKeyValue(nil, wire.Legacy, wire.Append, "/large", make([]byte, 300<<10))) // over a quarter
 	c := b.dial(wire.V)
 	b.send(c, wire.AppendKey(nil, wire.V, wire.Get, "/large"))
-	if !errors.Is(b.cuts[c], cohort.TooLarge) || b.m.Crowded() {
-		t.Errorf("cut: %v, crowded: %v", b.cuts[c], b.m.Crowded())
+	if !errors.Is(b.cuts[c], cohort.TooLarge) || b.m.OverBudget() {
+		t.Errorf("cut: %v, crowded: %v", b.cuts[c], b.m.OverBudget())
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 
 // TestHomesHaveTheirOwnDirtyOnes: what a request does to a connection of another home is told to that home.
 func TestHomesHaveTheirOwnDirtyOnes(t *testing.T) {
-	m := New(Config{Limits: testLimits, Homes: 3})
+	m := New(Config{Limits: testLimits, Loops: 3})
 	var conns []*Conn
 	for i := range 6 {
 		home := m.Quietest()

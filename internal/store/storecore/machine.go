@@ -31,9 +31,9 @@ type Config struct {
 	Identity func() Identity
 	// Forget empties the store whenever its last user leaves.
 	Forget bool
-	// Homes is into how many parts the driver has divided the connections, each with a list of its own of those that are
+	// Loops is into how many parts the driver has divided the connections, each with a list of its own of those that are
 	// dirty. 0 is 1, MaxHomes is the most.
-	Homes int
+	Loops int
 	// Observe, when set, is called after every request that was applied.
 	Observe func(c *Conn, r *wire.Request, err error)
 }
@@ -66,7 +66,7 @@ type Machine struct {
 	// Who is told when something changes.
 	waits    waits
 	watchers map[string]map[*Conn]struct{} // by the key
-	tidings  []tiding                      // what watchers have not all been told
+	tidings  []keyChange                   // what watchers have not all been told
 	claims   claims
 
 	// Who waits for memory.
@@ -85,7 +85,7 @@ func New(config Config) *Machine {
 	}
 	closed := func(c *Conn) bool { return c.closed }
 	return &Machine{
-		config: config, budget: budget{shares: divide(config.Limits.Memory)}, conns: newRoster(config.Homes),
+		config: config, budget: budget{shares: divide(config.Limits.Memory)}, conns: newRoster(config.Loops),
 		table: keytable.New(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
 		waits: newWaits(), watchers: map[string]map[*Conn]struct{}{},
 		crowd: fairqueue.New(closed), senders: senders{Line: fairqueue.New(closed)},
@@ -150,7 +150,7 @@ func (m *Machine) Close(c *Conn) {
 	c.out.Clear()
 	m.dropListing(c)
 	m.settle(c)
-	m.leaveCrowd(c)
+	m.leaveOverBudget(c)
 	m.leaveSenders(c)
 	m.conns.remove(c)
 	m.leave(c)

@@ -6,7 +6,7 @@ package storecore
 // roster is the open connections, and which of them the driver has to look at.
 type roster struct {
 	all   []*Conn
-	homes []home
+	loops []home
 	mail  uint64 // a bit for each home that has dirty connections
 }
 
@@ -24,17 +24,17 @@ type place struct {
 	dirty bool
 }
 
-func newRoster(homes int) roster { return roster{homes: make([]home, max(homes, 1))} }
+func newRoster(homes int) roster { return roster{loops: make([]home, max(homes, 1))} }
 
 func (r *roster) add(c *Conn, home int) {
 	c.place = place{pos: len(r.all), home: home}
 	r.all = append(r.all, c)
-	r.homes[home].conns++
+	r.loops[home].conns++
 }
 
 // remove takes c off the list of all. It may still be dirty.
 func (r *roster) remove(c *Conn) {
-	r.homes[c.place.home].conns--
+	r.loops[c.place.home].conns--
 	last := len(r.all) - 1
 	moved := r.all[last]
 	r.all[c.place.pos], moved.place.pos = moved, c.place.pos
@@ -46,7 +46,7 @@ func (r *roster) remove(c *Conn) {
 func (r *roster) touch(c *Conn) {
 	if !c.place.dirty {
 		c.place.dirty = true
-		h := &r.homes[c.place.home]
+		h := &r.loops[c.place.home]
 		h.dirty = append(h.dirty, c)
 		r.mail |= 1 << c.place.home
 	}
@@ -67,8 +67,8 @@ func (m *Machine) Peers(most int) []string {
 // Quietest returns the home with the fewest connections.
 func (m *Machine) Quietest() int {
 	least := 0
-	for i := range m.conns.homes {
-		if m.conns.homes[i].conns < m.conns.homes[least].conns {
+	for i := range m.conns.loops {
+		if m.conns.loops[i].conns < m.conns.loops[least].conns {
 			least = i
 		}
 	}
@@ -81,7 +81,7 @@ func (m *Machine) Dirty() []*Conn { return m.DirtyAt(0) }
 
 // DirtyAt is Dirty for a home. No connection is in the list twice, so that is bounded by their number.
 func (m *Machine) DirtyAt(home int) []*Conn {
-	h := &m.conns.homes[home]
+	h := &m.conns.loops[home]
 	d := h.dirty
 	clear(h.lastDirty) // some may be closed by now
 	h.dirty, h.lastDirty = h.lastDirty[:0], d

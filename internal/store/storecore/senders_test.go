@@ -135,7 +135,7 @@ func TestCrowdOfSendersIsServedInTurn(t *testing.T) {
 					t.Fatalf("%d are not served", left)
 				}
 			}
-			if b.m.Crowded() {
+			if b.m.OverBudget() {
 				t.Error("somebody still waits")
 			}
 		})

@@ -19,11 +19,11 @@ import (
 
 // node stands for one wait in a list of one key.
 type node struct {
-	wait  *wait
-	key   *keyWaits
-	in    *ilist.List[node]
-	tally *tally // nil for those that do not count
-	at    ilist.Place[node]
+	wait         *wait
+	key          *keyWaits
+	in           *ilist.List[node]
+	countedWaits *countedWaits // nil for those that do not count
+	at           ilist.Place[node]
 }
 
 // keyWaits holds who waits for a key, in each list the oldest first.
@@ -32,7 +32,7 @@ type keyWaits struct {
 	once    *ilist.List[node] // WAIT of PyTorch's clients
 	alone   *ilist.List[node] // WAIT of native clients for this key only
 	pops    ilist.List[node]
-	tallies [2]tally
+	tallies [2]countedWaits
 }
 
 // A key is there for a WAIT when it has a value or is a queue, and for a GET when it has a value.
@@ -41,24 +41,24 @@ const (
 	byValue
 )
 
-// tally holds waits that count.
-type tally struct {
-	present bool
-	queued  bool
-	told    [2]ilist.List[node] // who counts the key as missing, and who as present
+// countedWaits holds waits that count.
+type countedWaits struct {
+	present  bool
+	queued   bool
+	notified [2]ilist.List[node] // who counts the key as missing, and who as present
 }
 
-func (t *tally) list(present bool) *ilist.List[node] {
+func (t *countedWaits) list(present bool) *ilist.List[node] {
 	if present {
-		return &t.told[1]
+		return &t.notified[1]
 	}
-	return &t.told[0]
+	return &t.notified[0]
 }
 
-// news is what waits are to be told: all in a list that the key has been there, or those of a tally how it is.
-type news struct {
+// pendingNotification is what waits are to be told: all in a list that the key has been there, or those of a tally how it is.
+type pendingNotification struct {
 	list  *ilist.List[node]
-	tally *tally
+	tally *countedWaits
 }
 
 // enlist puts w into a list of a key.
@@ -76,14 +76,14 @@ func (m *Machine) enlist(w *wait, n *node, key []byte) {
 	case w.kind == waitPop:
 		n.in = &k.pops
 	case w.kind != waitKeys:
-		n.tally = &k.tallies[byValue]
+		n.countedWaits = &k.tallies[byValue]
 	case w.keys.Count == 1:
 		n.in = made(&k.alone)
 	default:
-		n.tally = &k.tallies[byKey]
+		n.countedWaits = &k.tallies[byKey]
 	}
-	if n.tally != nil {
-		n.in = n.tally.list(n.tally.present)
+	if n.countedWaits != nil {
+		n.in = n.countedWaits.list(n.countedWaits.present)
 	}
 	n.in.Add(&n.at, n)
 }
@@ -102,7 +102,7 @@ func (ws *waits) delist(n *node) {
 		return
 	}
 	n.in.Remove(&n.at)
-	n.key, n.in, n.tally = nil, nil, nil
+	n.key, n.in, n.countedWaits = nil, nil, nil
 	if k.empty() && ws.byKey[k.key] == k {
 		delete(ws.byKey, k.key)
 	}
@@ -111,7 +111,7 @@ func (ws *waits) delist(n *node) {
 func (k *keyWaits) empty() bool {
 	none := func(l *ilist.List[node]) bool { return l == nil || l.First() == nil }
 	for i := range k.tallies {
-		if t := &k.tallies[i]; !none(&t.told[0]) || !none(&t.told[1]) {
+		if t := &k.tallies[i]; !none(&t.notified[0]) || !none(&t.notified[1]) {
 			return false
 		}
 	}
@@ -121,17 +121,17 @@ func (k *keyWaits) empty() bool {
 // been notes that a key has been there for all in a list.
 func (ws *waits) been(l **ilist.List[node]) {
 	if *l != nil && (*l).First() != nil {
-		ws.news = append(ws.news, news{list: *l})
+		ws.news = append(ws.news, pendingNotification{list: *l})
 		*l = nil
 	}
 }
 
 // is notes how a key is.
-func (ws *waits) is(t *tally, present bool) {
+func (ws *waits) is(t *countedWaits, present bool) {
 	t.present = present
 	if !t.queued && t.list(!present).First() != nil {
 		t.queued = true
-		ws.news = append(ws.news, news{tally: t})
+		ws.news = append(ws.news, pendingNotification{tally: t})
 	}
 }
 
@@ -146,11 +146,11 @@ func (m *Machine) spread(end uint64) {
 		done++
 	}
 	m.waits.news = slices.Delete(m.waits.news, 0, done)
-	m.waits.oldNews = len(m.waits.news) > 0
+	m.waits.stalePending = len(m.waits.news) > 0
 }
 
 // tell tells waits one piece of news, and returns whether all of them know it.
-func (m *Machine) tell(what news, end uint64) bool {
+func (m *Machine) tell(what pendingNotification, end uint64) bool {
 	if t := what.tally; t != nil {
 		for p := t.list(!t.present).First(); p != nil; p = t.list(!t.present).First() {
 			if m.turn.work >= end {
@@ -186,13 +186,13 @@ func (m *Machine) came(n *node) {
 // correct has a wait count a key as it is.
 func (m *Machine) correct(n *node) {
 	m.turn.work++
-	if n.tally == nil || n.in == n.tally.list(n.tally.present) {
+	if n.countedWaits == nil || n.in == n.countedWaits.list(n.countedWaits.present) {
 		return
 	}
 	n.in.Remove(&n.at)
-	n.in = n.tally.list(n.tally.present)
+	n.in = n.countedWaits.list(n.countedWaits.present)
 	n.in.Add(&n.at, n)
-	if n.tally.present {
+	if n.countedWaits.present {
 		n.wait.missing--
 	} else {
 		n.wait.missing++
@@ -241,7 +241,7 @@ func (m *Machine) deleted(key []byte) {
 
 // spreadOwn tells waits the news of a step, unless there are older ones.
 func (m *Machine) spreadOwn() {
-	if !m.waits.oldNews {
+	if !m.waits.stalePending {
 		m.spread(m.turn.work + sliceWork)
 	}
 }

@@ -38,14 +38,14 @@ type wait struct {
 
 // waits is all open waits, by what they wait for, and those that are to be told something.
 type waits struct {
-	byKey    map[string]*keyWaits
-	barriers map[string]*barrier
-	all      ilist.List[wait]
-	n        int
-	news     []news  // what waits are to be told of their keys, see tally.go
-	oldNews  bool    // some are left of earlier steps
-	ready    []*wait // found to lack nothing, to be answered by wake
-	woken    int     // how many of them are done with
+	byKey        map[string]*keyWaits
+	barriers     map[string]*barrier
+	all          ilist.List[wait]
+	n            int
+	news         []pendingNotification // what waits are to be told of their keys, see tally.go
+	stalePending bool                  // some are left of earlier steps
+	ready        []*wait               // found to lack nothing, to be answered by wake
+	woken        int                   // how many of them are done with
 }
 
 func newWaits() waits { return waits{byKey: map[string]*keyWaits{}, barriers: map[string]*barrier{}} }

@@ -94,9 +94,9 @@ func (m *Machine) before(e *keytable.Entry) []byte {
 	return bytes.Clone(e.Value())
 }
 
-// tiding is a change that those who watch its key are told of, by the same bytes. Until all of them have been told, no key that is watched
+// keyChange is a change that those who watch its key are told of, by the same bytes. Until all of them have been told, no key that is watched
 // changes and nobody begins to watch one. So each is told of all changes in their order, and of none from before it watched.
-type tiding struct {
+type keyChange struct {
 	key   string
 	event []byte
 	begun bool
@@ -104,7 +104,7 @@ type tiding struct {
 }
 
 // cost is what a tiding takes of the memory until all have been told: those who have been may have read it, or left.
-func (t *tiding) cost() int64 { return int64(len(t.key) + len(t.event) + watchCost) }
+func (t *keyChange) cost() int64 { return int64(len(t.key) + len(t.event) + watchCost) }
 
 // notify tells watchers of a change, as many as the turn allows, and the others in the next turns.
 func (m *Machine) notify(kind byte, key, old, value []byte) {
@@ -115,7 +115,7 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 	m.enforce(size)
 	event := wire.AppendWatchEvent(make([]byte, 0, size), wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
 	m.turn.copied(size)
-	news := tiding{key: string(key), event: event}
+	news := keyChange{key: string(key), event: event}
 	m.tidings = append(m.tidings, news)
 	m.budget.untold += news.cost()
 	m.tellUntil(m.turn.tells)
@@ -139,7 +139,7 @@ func (m *Machine) tellUntil(end uint64) {
 			return
 		}
 		m.budget.untold -= t.cost()
-		*t = tiding{}
+		*t = keyChange{}
 	}
 	m.tidings = nil
 }

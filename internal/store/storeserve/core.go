@@ -63,7 +63,7 @@ func (c *Core) Wall() func(moment int64) time.Time {
 func newCore(config Config, report *reporter) *Core {
 	c := &Core{config: config, report: report, hook: config.Hook, clock: clock{time.Now()}}
 	mc := config.Machine
-	mc.Homes = config.Loops
+	mc.Loops = config.Loops
 	if config.Stats != nil {
 		mc.Stats = func() []byte { return config.Stats(c) }
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// errands are what a step found to be done for connections, and is done after it.
-type errands struct {
+// crossLoopCalls are what a step found to be done for connections, and is done after it.
+type crossLoopCalls struct {
 	todo   []errand
 	pieces [][]byte // what is to be written for them
 	vector []unix.Iovec
@@ -26,14 +26,14 @@ type errand struct {
 }
 
 // add notes what is to be done for a connection.
-func (e *errands) add(c *loopConn, state *storecore.Conn) {
+func (e *crossLoopCalls) add(c *loopConn, state *storecore.Conn) {
 	from := len(e.pieces)
 	e.pieces = state.Pending(e.pieces, loopWriteSize)
 	e.todo = append(e.todo, errand{c, from, len(e.pieces), state.Owed(), state.Cut() != nil})
 }
 
 // reset forgets errands that are done.
-func (e *errands) reset() {
+func (e *crossLoopCalls) reset() {
 	clear(e.todo)
 	e.todo = e.todo[:0]
 	clear(e.pieces)
@@ -41,7 +41,7 @@ func (e *errands) reset() {
 }
 
 // writePieces writes several pieces once.
-func (e *errands) writePieces(fd int, pieces [][]byte) (int, unix.Errno) {
+func (e *crossLoopCalls) writePieces(fd int, pieces [][]byte) (int, unix.Errno) {
 	for _, p := range pieces {
 		e.vector = append(e.vector, unix.Iovec{Base: &p[0]})
 		e.vector[len(e.vector)-1].SetLen(len(p))
@@ -64,8 +64,8 @@ type sent struct {
 	bytes int
 }
 
-// sayLocked tells the machine what this loop has done.
-func (l *loop) sayLocked() {
+// postLocked tells the machine what this loop has done.
+func (l *loop) postLocked() {
 	u := &l.unsaid
 	for _, s := range u.sent {
 		l.core.Machine.Sent(s.conn.state, s.bytes)
@@ -97,13 +97,13 @@ func (l *loop) perform(e *errand) {
 	}
 	if e.from < e.to {
 		failpoint.At("storeserve.write")
-		pieces := l.errands.pieces[e.from:e.to]
+		pieces := l.crossLoopCalls.pieces[e.from:e.to]
 		var n int
 		var errno unix.Errno
 		if len(pieces) == 1 {
 			n, errno = writeNow(int(c.fd), pieces[0])
 		} else {
-			n, errno = l.errands.writePieces(int(c.fd), pieces)
+			n, errno = l.crossLoopCalls.writePieces(int(c.fd), pieces)
 		}
 		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
 			l.drop(c)

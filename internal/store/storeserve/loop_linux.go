@@ -30,15 +30,15 @@ type loop struct {
 	waker  int    // eventfd
 	events []unix.EpollEvent
 
-	turn    turn
-	owes    int // turns until all sockets were looked at for those who arrive; 0: nobody does
-	heard   heard
-	door    door
-	conns   connTable
-	stuck   stuckConns
-	errands errands
-	unsaid  unsaid
-	meter   *meter
+	turn           turn
+	owes           int // turns until all sockets were looked at for those who arrive; 0: nobody does
+	heard          heard
+	door           door
+	conns          connTable
+	stuck          stuckConns
+	crossLoopCalls crossLoopCalls
+	unsaid         unsaid
+	meter          *meter
 }
 
 // turn is what a loop knows of its turn.
@@ -130,12 +130,12 @@ func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 	if m.Busy() {
 		m.Resume()
 	}
-	if m.Crowded() {
+	if m.OverBudget() {
 		m.Admit()
 	}
 	l.expireLocked(l.turn.now)
 	l.checkStuckLocked()
-	l.payLocked(n)
+	l.settleTurnLocked(n)
 	stop := l.mu.stop
 	deaf := l.mu.draining && l.door.fd >= 0
 	timeout = awake
@@ -150,21 +150,21 @@ func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 	return timeout, !stop
 }
 
-// owedTurns is how many turns a loop owes to those who arrive: one that finds what was sent before, one that finds the end of
+// pendingSteps is how many turns a loop owes to those who arrive: one that finds what was sent before, one that finds the end of
 // the connection behind it, and one that tells the machine.
-const owedTurns = 3
+const pendingSteps = 3
 
-// payLocked counts the turns until all sockets were looked at for those who arrive, from the one in which it is known that
+// settleTurnLocked counts the turns until all sockets were looked at for those who arrive, from the one in which it is known that
 // this is owed; more where more sockets are ready than a turn looks at.
-func (l *loop) payLocked(n int) {
+func (l *loop) settleTurnLocked(n int) {
 	switch {
 	case l.mu.arrivals.owed&l.bit == 0:
 		return
 	case l.owes == 0:
-		l.owes = owedTurns + len(l.conns.byFD)/loopEvents
+		l.owes = pendingSteps + len(l.conns.byFD)/loopEvents
 		return
 	case n < loopEvents:
-		l.owes = min(l.owes, owedTurns)
+		l.owes = min(l.owes, pendingSteps)
 	}
 	// What this turn has found ready is looked at before the next one begins.
 	if l.owes--; l.owes == 0 {
@@ -181,7 +181,7 @@ func (l *loop) timeoutLocked() time.Duration {
 	}{
 		{l.core.Machine.Halves(), halfCheck},
 		{len(l.stuck.all) > 0, time.Duration(l.stallCheck())},
-		{l.core.Machine.Crowded() || l.door.again != 0, retryPause},
+		{l.core.Machine.OverBudget() || l.door.again != 0, retryPause},
 	} {
 		if until.when && (timeout < 0 || until.then < timeout) {
 			timeout = until.then
@@ -215,7 +215,7 @@ func (l *loop) enter() {
 		l.turn.ticked = true
 		l.core.tickAt(l.turn.now)
 	}
-	l.sayLocked()
+	l.postLocked()
 }
 
 // leave ends a step: it takes along what is to be done for connections of this loop, releases the lock, wakes other loops that
@@ -228,7 +228,7 @@ func (l *loop) leave() {
 			continue
 		}
 		c.paused, c.granted = state.Paused(), state.Granted()
-		l.errands.add(c, state)
+		l.crossLoopCalls.add(c, state)
 		if state.Cut() != nil {
 			l.core.cut(state)
 		}
@@ -244,10 +244,10 @@ func (l *loop) leave() {
 		l.wake(who)
 	}
 	l.emit(events, ticket)
-	for i := range l.errands.todo {
-		l.perform(&l.errands.todo[i])
+	for i := range l.crossLoopCalls.todo {
+		l.perform(&l.crossLoopCalls.todo[i])
 	}
-	l.errands.reset()
+	l.crossLoopCalls.reset()
 }
 
 // dispatch handles one event. What clients have sent is told the machine before any other step, which could close their connections.

@@ -116,7 +116,7 @@ func (d *loops) do(fn func(*Core)) bool {
 	d.core.tick()
 	fn(d.core)
 	who := d.toWakeLocked()
-	if d.core.Machine.Busy() || d.core.Machine.Crowded() || len(d.core.events) > 0 {
+	if d.core.Machine.Busy() || d.core.Machine.OverBudget() || len(d.core.events) > 0 {
 		who |= 1 // somebody has to go on with it
 	}
 	d.wake(who)

@@ -120,7 +120,7 @@ func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
 	if d.core.Machine.Busy() {
 		d.core.Machine.Resume()
 	}
-	if d.core.Machine.Crowded() {
+	if d.core.Machine.OverBudget() {
 		d.core.Machine.Admit()
 	}
 	if now >= d.mu.expireAt {

@@ -109,7 +109,7 @@ func (l *loop) tell() {
 		l.enter()
 		for end := l.core.Machine.Work() + stepWork; len(rest) > 0 && l.core.Machine.Work() < end; rest = rest[1:] {
 			if m := &rest[0]; !m.conn.closed { // a step before may have found that it has gone
-				l.tellLocked(m)
+				l.deliverLocked(m)
 			}
 		}
 		l.leave()
@@ -117,7 +117,7 @@ func (l *loop) tell() {
 	l.heard.reset()
 }
 
-func (l *loop) tellLocked(heard *message) {
+func (l *loop) deliverLocked(heard *message) {
 	c := heard.conn
 	switch m := l.core.Machine; {
 	case heard.size != 0:

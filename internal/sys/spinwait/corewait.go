@@ -54,34 +54,34 @@ const (
 
 // The times of the rule.
 const (
-	// Alone is the longest that a yield takes which nobody makes use of: a system call.
-	Alone = time.Microsecond
-	// Slice is longer than others take who do their part of an operation and wait again, and shorter than the time slice of one
+	// NoContention is the longest that a yield takes which nobody makes use of: a system call.
+	NoContention = time.Microsecond
+	// SchedulerSlice is longer than others take who do their part of an operation and wait again, and shorter than the time slice of one
 	// who computes: the kernels in use give 3 ms and more.
-	Slice = time.Millisecond
+	SchedulerSlice = time.Millisecond
 	// Turn is as long as one of many ranks on a core may take for its part. Most take a tenth of it.
-	Turn = Slice / 2
+	Turn = SchedulerSlice / 2
 	// Longest is what counts of a yield. One that took longer came back late because a limit on the container's processor time was
 	// used up, or because the whole machine stood still, and that would have happened to a waiter that did not yield too.
 	Longest = 4 * time.Millisecond
 	// AskEvery is how long a waiter spins before it yields once, to ask whether that is still right.
 	AskEvery = 5 * time.Microsecond
-	// Patience is how much of its core a waiter uses before it sleeps; a yield counts as Alone. It is several times what waking
+	// MaxSpin is how much of its core a waiter uses before it sleeps; a yield counts as Alone. It is several times what waking
 	// a sleeper takes: otherwise a rank that was delayed once is awaited by sleepers, is delayed by having to wake them, and so on.
-	Patience    = 200 * time.Microsecond
-	MaxPatience = 4 * Patience
-	// Glance is how long a waiter looks beside a thread that computes before it sleeps: longer than a small operation takes, and than waking
+	MaxSpin     = 200 * time.Microsecond
+	MaxPatience = 4 * MaxSpin
+	// SpinProbe is how long a waiter looks beside a thread that computes before it sleeps: longer than a small operation takes, and than waking
 	// a rank.
-	Glance = 50 * time.Microsecond
-	// Sure is how many yields in a row must come back at once before nobody needs the core: the kernel does not always switch
+	SpinProbe = 50 * time.Microsecond
+	// MinSamples is how many yields in a row must come back at once before nobody needs the core: the kernel does not always switch
 	// when it could.
-	Sure = 4
-	// Dear is what a yield may cost on average, among others who wait, before sleeping is cheaper.
-	Dear = 100 * time.Microsecond
-	// Payback is how many times longer than a yield that took long a waiter does not yield again; each further one that takes
+	MinSamples = 4
+	// ExpensiveWake is what a yield may cost on average, among others who wait, before sleeping is cheaper.
+	ExpensiveWake = 100 * time.Microsecond
+	// YieldCredit is how many times longer than a yield that took long a waiter does not yield again; each further one that takes
 	// long doubles that, up to MaxPause. With many ranks there is always one that asks, and all wait for it.
-	Payback  = 8
-	MaxPause = 320 * time.Millisecond
+	YieldCredit = 8
+	MaxPause    = 320 * time.Millisecond
 )
 
 // Much is the number of bytes above which ranks may take a good part of a Slice to copy or reduce what they have.
@@ -126,7 +126,7 @@ func (w *Waiter) Begin(now time.Duration) {
 	if w.tired {
 		w.tired = false
 		if slept := now - w.last; slept < 2*MaxPatience { // at most that: it may have done something else since
-			w.patience = min(2*w.patience+Patience, MaxPatience-Patience)
+			w.patience = min(2*w.patience+MaxSpin, MaxPatience-MaxSpin)
 		} else {
 			w.patience = 0
 		}
@@ -142,7 +142,7 @@ func (w *Waiter) GoOn(now time.Duration) {
 		w.Begin(now)
 		return
 	}
-	w.spent, w.last, w.tired = Patience+w.patience-Glance, now, false
+	w.spent, w.last, w.tired = MaxSpin+w.patience-SpinProbe, now, false
 }
 
 // Next tells what to do. After Yield the caller calls Yielded.
@@ -151,11 +151,11 @@ func (w *Waiter) Next(now time.Duration) Act {
 	w.spent += now - w.last
 	w.last = now
 	switch {
-	case now < f.until && (w.crowd > 0 || w.spent >= Glance):
+	case now < f.until && (w.crowd > 0 || w.spent >= SpinProbe):
 		return Sleep
 	case now < f.until:
 		return Spin
-	case w.spent >= Patience+w.patience:
+	case w.spent >= MaxSpin+w.patience:
 		w.tired = true
 		return Sleep
 	}
@@ -171,15 +171,15 @@ func (w *Waiter) Yielded(now time.Duration) {
 	f := &w.found[w.which]
 	took := min(now-w.asked, Longest)
 	w.asked, w.last = now, now
-	w.spent += min(took, Alone)
+	w.spent += min(took, NoContention)
 	f.cost += (took - f.cost) / 64
 	switch {
-	case took < Alone:
+	case took < NoContention:
 		f.wanted, f.pause = max(f.wanted-1, 0), 0
-	case took < max(Slice, time.Duration(w.crowd)*Turn):
-		f.wanted = Sure
-	case f.wanted == 0 || f.cost > Dear:
-		f.pause = min(max(2*f.pause, Payback*took), MaxPause)
+	case took < max(SchedulerSlice, time.Duration(w.crowd)*Turn):
+		f.wanted = MinSamples
+	case f.wanted == 0 || f.cost > ExpensiveWake:
+		f.pause = min(max(2*f.pause, YieldCredit*took), MaxPause)
 		f.until, f.wanted, f.cost = now+f.pause, 0, 0
 	}
 }

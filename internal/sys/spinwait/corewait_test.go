@@ -50,7 +50,7 @@ func TestNobodyElse(t *testing.T) {
 	if spins, yields := count(acts, Spin), count(acts, Yield); spins < 4*yields || acts[len(acts)-1] != Sleep {
 		t.Errorf("%d spins, %d yields, then %v: it spins, asks now and then, and sleeps in the end", spins, yields, acts[len(acts)-1])
 	}
-	if waited := now - time.Hour; waited < Patience || waited > Patience+20*time.Microsecond {
+	if waited := now - time.Hour; waited < MaxSpin || waited > MaxSpin+20*time.Microsecond {
 		t.Errorf("it slept after %v", waited)
 	}
 }
@@ -93,7 +93,7 @@ func TestSomebodyComputes(t *testing.T) {
 		t.Errorf("it gave its core away %d times in 2 s, %v each", yields, slice)
 	}
 	start := now
-	if acts := drive(&w, &now); count(acts, Yield) != 0 || acts[len(acts)-1] != Sleep || now-start != Glance {
+	if acts := drive(&w, &now); count(acts, Yield) != 0 || acts[len(acts)-1] != Sleep || now-start != SpinProbe {
 		t.Errorf("%v, for %v: where a yield costs a time slice it looks for a moment and sleeps", acts, now-start)
 	}
 	w.Among(1)
@@ -101,7 +101,7 @@ func TestSomebodyComputes(t *testing.T) {
 		t.Errorf("%v: it sleeps at once where the one that it waits for may be on its core", acts)
 	}
 	w.Among(0)
-	// Alone again, it finds out at the next question.
+	// NoContention again, it finds out at the next question.
 	now += MaxPause
 	drive(&w, &now, 300)
 	if a := drive(&w, &now, 300, 300); count(a, Sleep) != 0 {
@@ -148,7 +148,7 @@ func TestMovesBecomeRare(t *testing.T) {
 	if n < 5 || n > 20 {
 		t.Errorf("a rank that is moved back each time moved %d times in 2 s", n)
 	}
-	now += Payback * MaxPause
+	now += YieldCredit * MaxPause
 	if !m.allow(now) || m.allow(now+firstPause/2) || !m.allow(now+firstPause) {
 		t.Error("a rank that stayed where it was for long does not move when it has to")
 	}
@@ -161,7 +161,7 @@ func TestGoOn(t *testing.T) {
 	for _, c := range []struct {
 		bytes int
 		most  time.Duration
-	}{{Much, MaxPatience}, {Much + 1, Glance}} {
+	}{{Much, MaxPatience}, {Much + 1, SpinProbe}} {
 		var w Waiter
 		now := time.Hour
 		begin := w.Begin

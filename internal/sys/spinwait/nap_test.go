@@ -13,7 +13,7 @@ func TestNapsLeaveOne(t *testing.T) {
 	for _, procs := range []int{1, 2, 5} {
 		before := runtime.GOMAXPROCS(procs)
 		naps := 0
-		for BeginNap() {
+		for BeginRawSleep() {
 			naps++
 		}
 		if naps != procs-1 {
@@ -23,7 +23,7 @@ func TestNapsLeaveOne(t *testing.T) {
 			EndNap()
 		}
 		if procs > 1 {
-			if !BeginNap() {
+			if !BeginRawSleep() {
 				t.Error("nobody may nap after all have ended")
 			}
 			EndNap()

@@ -369,7 +369,7 @@ func TestManyRanksOnACore(t *testing.T) {
 func TestSlowToWake(t *testing.T) {
 	t.Parallel()
 	for _, ranks := range []int{2, 3, 8} {
-		for _, rouse := range []time.Duration{Patience / 2, Patience + 50*time.Microsecond, 2 * Patience, 3 * Patience} {
+		for _, rouse := range []time.Duration{MaxSpin / 2, MaxSpin + 50*time.Microsecond, 2 * MaxSpin, 3 * MaxSpin} {
 			t.Run(fmt.Sprintf("%d ranks, %v", ranks, rouse), func(t *testing.T) {
 				t.Parallel()
 				s := newSim(ranks, ranks, func(r int) int { return r })
@@ -418,7 +418,7 @@ func TestLongWait(t *testing.T) {
 	late := s.ranks[1]
 	late.ready = 50 * time.Millisecond
 	s.run(t, 1)
-	if used := s.ranks[0].used; used > Patience+10*time.Microsecond {
+	if used := s.ranks[0].used; used > MaxSpin+10*time.Microsecond {
 		t.Errorf("a rank that waited for 50 ms used %v of its core", used)
 	}
 }

@@ -75,7 +75,7 @@ func (m *moves) allow(now time.Duration) bool {
 	switch since := now - m.last; {
 	case since < m.pause:
 		return false
-	case since < Payback*m.pause:
+	case since < YieldCredit*m.pause:
 		m.pause = min(2*m.pause, MaxPause)
 	default:
 		m.pause = firstPause

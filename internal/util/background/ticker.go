@@ -16,8 +16,8 @@ import (
 const (
 	// Fast is the time between ticks at first, and after one that found something that nobody attends to.
 	Fast = time.Millisecond
-	// Calm is the longest time between ticks while things are posted.
-	Calm = 16 * time.Millisecond
+	// MaxIdleInterval is the longest time between ticks while things are posted.
+	MaxIdleInterval = 16 * time.Millisecond
 	// Slow is the longest time between ticks while nothing new is posted.
 	Slow = 128 * time.Millisecond
 )
@@ -100,8 +100,8 @@ func (c *Clock) run() {
 			interval.Reset()
 		}
 		pause := interval.Now()
-		if c.soon.Swap(pause <= Calm) {
-			pause = min(pause, Calm) // whoever has posted since the last look may have gone by it
+		if c.soon.Swap(pause <= MaxIdleInterval) {
+			pause = min(pause, MaxIdleInterval) // whoever has posted since the last look may have gone by it
 		}
 		timer.Reset(pause)
 		select {
@@ -116,7 +116,7 @@ func (c *Clock) run() {
 		case alone:
 			interval.Reset()
 		case news:
-			interval.Grow(Calm)
+			interval.Grow(MaxIdleInterval)
 		default:
 			interval.Grow(Slow)
 		}

@@ -196,7 +196,7 @@ func writePerfetto(name string, dumps []flightrec.Dump) error {
 	return os.WriteFile(name, append(trace, '\n'), 0o644) //nolint:gosec // for everybody to open
 }
 
-func (a *app) printVerdict(v flightrec.Verdict, verbose bool) error {
+func (a *app) printVerdict(v flightrec.Diagnosis, verbose bool) error {
 	if a.JSON {
 		return a.Print(v, "")
 	}

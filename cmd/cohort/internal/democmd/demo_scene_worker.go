@@ -50,7 +50,7 @@ func (a *app) playScene(ctx context.Context, scene, python, script string) error
 			return err
 		}
 		if scene == sceneKill && step == sceneTrouble && int(w.Rank()) == last && a.Getenv(rendezvous.EnvRestartCount) == "0" {
-			return killMyself()
+			return exitNow()
 		}
 	}
 	return g.Barrier(ctx).Wait(ctx)
@@ -91,15 +91,15 @@ func (a *app) trainStep(ctx context.Context, g *group.Group, step int) error {
 
 // loadBatch hangs.
 func (a *app) loadBatch(ctx context.Context) {
-	_, _ = fmt.Fprintln(a.Out, hangWords+", and that takes for ever")
+	_, _ = fmt.Fprintln(a.Out, hangText+", and that takes for ever")
 	select {
 	case <-ctx.Done():
 	case <-time.After(10 * time.Minute):
 	}
 }
 
-// killMyself is what the kernel does to a process when memory runs out.
-func killMyself() error {
+// exitNow is what the kernel does to a process when memory runs out.
+func exitNow() error {
 	self, err := os.FindProcess(os.Getpid())
 	if err != nil {
 		return err

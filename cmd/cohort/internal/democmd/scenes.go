@@ -208,8 +208,8 @@ func (o *sceneOutput) silence() {
 	o.mu.silent = true
 }
 
-// hangWords is what a rank says before it hangs.
-const hangWords = "loads the next batch"
+// hangText is what a rank says before it hangs.
+const hangText = "loads the next batch"
 
 func (o *sceneOutput) Write(text []byte) (int, error) {
 	o.mu.Lock()
@@ -220,7 +220,7 @@ func (o *sceneOutput) Write(text []byte) (int, error) {
 	for line := range strings.Lines(string(text)) {
 		o.tell("line", "  "+tui.Printable(strings.TrimRight(line, "\n")))
 	}
-	if o.hangs != nil && !o.mu.hung && bytes.Contains(text, []byte(hangWords)) {
+	if o.hangs != nil && !o.mu.hung && bytes.Contains(text, []byte(hangText)) {
 		o.mu.hung = true
 		close(o.hangs)
 	}

@@ -97,7 +97,7 @@ func (v *view) report(r message) {
 // draw replaces the board on the terminal; elsewhere it tells when others wait than before.
 func (v *view) draw() {
 	if !v.live {
-		if words := tui.WaitWords(storecmd.WaitsOf(v.server.Stats(), false)); words != v.waits {
+		if words := tui.WaitText(storecmd.WaitsOf(v.server.Stats(), false)); words != v.waits {
 			v.waits = words
 			if words != "" {
 				v.say("wait", -1, words)

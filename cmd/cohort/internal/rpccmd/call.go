@@ -182,8 +182,8 @@ func (f *rpcFlags) options(world *rpcWorld) []rpc.Option {
 }
 
 // guest returns who calls workers without being a member.
-func (f *rpcFlags) guest(ctx context.Context, s store.Store, world *rpcWorld) (*rpc.Guest, error) {
-	return rpc.NewGuest(ctx, s, visitorName(), append(f.options(world), rpc.WithAddr("127.0.0.1:0"))...)
+func (f *rpcFlags) guest(ctx context.Context, s store.Store, world *rpcWorld) (*rpc.Client, error) {
+	return rpc.NewClient(ctx, s, visitorName(), append(f.options(world), rpc.WithAddr("127.0.0.1:0"))...)
 }
 
 func (w *rpcWorld) names() string {

@@ -49,13 +49,13 @@ func (d Demo) Frame(width int, style Style) string {
 	case 0:
 		line(style.Dim("store: nobody waits"))
 	default:
-		line(style.Yellow(Cut("store: "+WaitWords(d.Waits), width)))
+		line(style.Yellow(Cut("store: "+WaitText(d.Waits), width)))
 	}
 	return b.String()
 }
 
-// WaitWords says in one line who waits for what, or nothing if nobody does.
-func WaitWords(waits []Wait) string {
+// WaitText says in one line who waits for what, or nothing if nobody does.
+func WaitText(waits []Wait) string {
 	if len(waits) == 0 {
 		return ""
 	}

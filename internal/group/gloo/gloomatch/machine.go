@@ -76,8 +76,8 @@ type pairSlot struct {
 	rooms []uint64
 	// spare counts announcements of ours whose send was withdrawn: the next send uses them up.
 	spare int
-	// ghosts counts entries of recvs whose receive was withdrawn.
-	ghosts int
+	// staleMembers counts entries of recvs whose receive was withdrawn.
+	staleMembers int
 }
 
 func (p *pairSlot) idle() bool {
@@ -208,9 +208,9 @@ func (m *Machine) Recv(op *transport.Op) {
 		return
 	}
 	p := m.pair(op.Slot, op.Peer)
-	if p.ghosts > 0 { // the peer still has the offer of a withdrawn receive
+	if p.staleMembers > 0 { // the peer still has the offer of a withdrawn receive
 		p.recvs.Replace(p.recvs.First(isWithdrawn), op)
-		p.ghosts--
+		p.staleMembers--
 		return
 	}
 	if p.waiting > 0 {
@@ -321,7 +321,7 @@ func (m *Machine) Cancel(op *transport.Op) bool {
 	ghost := &transport.Op{}
 	ghost.State.Aux = isGhost
 	p.recvs.Replace(op, ghost)
-	p.ghosts++
+	p.staleMembers++
 	m.complete(op, cohort.New("gloo: receive", cohort.Aborted, "withdrawn"))
 	return true
 }
@@ -398,7 +398,7 @@ func (m *Machine) onData(peer int, f gloowire.Frame) (*transport.Op, error) {
 	op := p.recvs.Head
 	if op.State.Aux&isGhost != 0 {
 		p.recvs.Pop()
-		p.ghosts--
+		p.staleMembers--
 		m.settlePair(f.Slot, peer, p)
 		return nil, nil
 	}
@@ -449,7 +449,7 @@ func (m *Machine) Err() error { return m.failed }
 // Pending reports whether an op waits for peer.
 func (m *Machine) Pending(peer int) bool {
 	for key, p := range m.pairs {
-		if key.peer == peer && (p.sends.Head != nil || p.recvs.Len > p.ghosts) {
+		if key.peer == peer && (p.sends.Head != nil || p.recvs.Len > p.staleMembers) {
 			return true
 		}
 	}

@@ -53,8 +53,8 @@ type End struct {
 	Err     error
 }
 
-// fate is what is known about a rank.
-type fate struct {
+// outcome is what is known about a rank.
+type outcome struct {
 	how     transport.How
 	gone    bool
 	seen    time.Duration
@@ -67,7 +67,7 @@ type fate struct {
 
 // before reports whether f is the end that came first. Connections are not read in the order in which they ended, and the time
 // of a reset is not known: turns tell more than times.
-func (f *fate) before(o *fate) bool {
+func (f *outcome) before(o *outcome) bool {
 	if f.turn > 0 && o.turn > 0 {
 		return f.turn < o.turn
 	}
@@ -76,7 +76,7 @@ func (f *fate) before(o *fate) bool {
 
 // soonAfter reports whether f may be a consequence of o. When the time of f is not known, it counts when the two were seen: if this
 // process did not run in between, o may look much older than f.
-func (f *fate) soonAfter(o *fate) bool {
+func (f *outcome) soonAfter(o *outcome) bool {
 	if f.undated {
 		return f.seen-o.seen <= Grace
 	}
@@ -86,7 +86,7 @@ func (f *fate) soonAfter(o *fate) bool {
 // Machine knows who is there and what runs. Times are since any fixed moment. It is not safe for concurrent use.
 type Machine struct {
 	rank    int
-	fates   []fate
+	fates   []outcome
 	running []*Collective
 	done    uint32 // tags of collectives that ended well here are lower
 	moved   time.Duration
@@ -98,7 +98,7 @@ type Machine struct {
 }
 
 // New returns the machine of one rank.
-func New(rank, size int) *Machine { return &Machine{rank: rank, fates: make([]fate, size)} }
+func New(rank, size int) *Machine { return &Machine{rank: rank, fates: make([]outcome, size)} }
 
 // Done is the number that a goodbye carries.
 func (m *Machine) Done() uint32 { return m.done }
@@ -108,7 +108,7 @@ func (m *Machine) Reason() error {
 	if m.given != nil {
 		return m.given
 	}
-	var first *fate
+	var first *outcome
 	for r := range m.fates {
 		if f := &m.fates[r]; f.gone && f.how == transport.Died && (first == nil || f.before(first)) {
 			first = f
@@ -130,7 +130,7 @@ func (m *Machine) Begin(c *Collective) {
 		m.end(c, m.given)
 		return
 	}
-	var first *fate
+	var first *outcome
 	for r := range m.fates {
 		if f := &m.fates[r]; f.gone && m.misses(c, r, f) && (first == nil || f.before(first)) {
 			first = f
@@ -142,7 +142,7 @@ func (m *Machine) Begin(c *Collective) {
 }
 
 // misses reports whether c, which starts here, can never end because rank r is gone already.
-func (m *Machine) misses(c *Collective, r int, f *fate) bool {
+func (m *Machine) misses(c *Collective, r int, f *outcome) bool {
 	switch f.how {
 	case transport.Died:
 		return true
@@ -176,7 +176,7 @@ func (m *Machine) Ended(e *End) {
 	if f.gone {
 		return
 	}
-	*f = fate{gone: true, how: transport.Ended, seen: e.Seen, at: e.Seen - e.Age, undated: e.Undated, turn: e.Turn, err: e.Err}
+	*f = outcome{gone: true, how: transport.Ended, seen: e.Seen, at: e.Seen - e.Age, undated: e.Undated, turn: e.Turn, err: e.Err}
 	if e.Certain {
 		f.how = transport.Died
 	}
@@ -192,7 +192,7 @@ func (m *Machine) Left(now time.Duration, rank int, tags uint32, err error) {
 	if f.gone {
 		return
 	}
-	*f = fate{gone: true, how: transport.Left, seen: now, at: now, tags: tags, err: err}
+	*f = outcome{gone: true, how: transport.Left, seen: now, at: now, tags: tags, err: err}
 	m.report(rank)
 	for _, c := range m.running {
 		if c.Tag >= tags && endsWithAll(c, rank) {
@@ -230,9 +230,9 @@ func (m *Machine) Farewell(now time.Duration, from, dead int, err, left error) {
 	m.Told(now, dead, err)
 }
 
-// Doubt reports when a rank that is gone without a word counts as dead if nothing moves until then, and whether there is
+// SuspectDeadline reports when a rank that is gone without a word counts as dead if nothing moves until then, and whether there is
 // one at all that a collective needs.
-func (m *Machine) Doubt() (at time.Duration, doubt bool) {
+func (m *Machine) SuspectDeadline() (at time.Duration, doubt bool) {
 	for r := range m.fates {
 		f := &m.fates[r]
 		if !f.gone || f.how != transport.Ended {
@@ -250,7 +250,7 @@ func (m *Machine) Doubt() (at time.Duration, doubt bool) {
 // Look is Tick for a driver that looks every [LookEvery]. One that comes late did not run meanwhile, and what has arrived may
 // not have been read: that time does not count.
 func (m *Machine) Look(now time.Duration) {
-	if at, doubt := m.Doubt(); doubt {
+	if at, doubt := m.SuspectDeadline(); doubt {
 		quiet := at - Grace
 		if late := now - max(quiet, m.looked) - 2*LookEvery; late > 0 {
 			m.moved = quiet + late
@@ -262,7 +262,7 @@ func (m *Machine) Look(now time.Duration) {
 
 // Tick decides what was in doubt.
 func (m *Machine) Tick(now time.Duration) {
-	at, doubt := m.Doubt()
+	at, doubt := m.SuspectDeadline()
 	if !doubt || now < at {
 		return
 	}

@@ -28,8 +28,8 @@ const (
 	leastSplit = 256 << 10
 	// leastPart is the shortest part. It is longer than what is sent without room for it.
 	leastPart = 64 << 10
-	// mostWished is how many lanes a rank wishes for that was not told a number.
-	mostWished = 4
+	// maxRequestedLanes is how many lanes a rank wishes for that was not told a number.
+	maxRequestedLanes = 4
 	// mostConnections is how many connections such a rank has at most.
 	mostConnections = 256
 )
@@ -45,5 +45,5 @@ func wish(cores, here, size int) int {
 	if here < 1 {
 		return 1
 	}
-	return max(1, min(cores/here, mostWished, mostConnections/max(size-1, 1)))
+	return max(1, min(cores/here, maxRequestedLanes, mostConnections/max(size-1, 1)))
 }

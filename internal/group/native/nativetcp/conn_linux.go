@@ -100,9 +100,9 @@ func (c *conn) leave(excuse error) {
 	c.m.report(transport.Loss{Rank: c.peer, How: transport.Left, Err: left})
 }
 
-// excuse is why the peer leaves, or nil if its goodbye does not say it. That the peer has lost itself or this rank is nothing that this
+// lossReason is why the peer leaves, or nil if its goodbye does not say it. That the peer has lost itself or this rank is nothing that this
 // rank could name.
-func (c *conn) excuse(h nativewire.Header) error {
+func (c *conn) lossReason(h nativewire.Header) error {
 	if h.Total == 0 || h.Total >= maxCode || h.Slot > uint64(c.m.size) { //nolint:gosec // not negative
 		return nil
 	}

@@ -270,7 +270,7 @@ func (c *conn) settle() {
 		c.m.fail(remoteFailure(c, h, text), false) // its finder tells everybody
 	case nativewire.Bye:
 		c.left = true
-		c.leave(c.excuse(h))
+		c.leave(c.lossReason(h))
 	case nativewire.Notice:
 		// A call that this rank has begun was compared with the header.
 		if e := c.m.entry(h.Slot); e.slot != nativewire.BaseSlot(h.Slot) && len(c.notices) < maxNotices {

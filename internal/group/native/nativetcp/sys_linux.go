@@ -81,8 +81,8 @@ func epollRaw(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
 // epollSleep waits for events for at most a slice. With nap, the scheduler is not told at first.
 func epollSleep(ep int, events []unix.EpollEvent, nap bool) (int, syscall.Errno) {
 	spinwait.Calls.Epoll.Add(1)
-	if nap && spinwait.BeginNap() {
-		n, errno := epollRaw(ep, events, int(spinwait.Nap/time.Millisecond)) // no point: whoever calls it has one
+	if nap && spinwait.BeginRawSleep() {
+		n, errno := epollRaw(ep, events, int(spinwait.RawSleep/time.Millisecond)) // no point: whoever calls it has one
 		spinwait.EndNap()
 		if n != 0 || errno != 0 {
 			return n, errno

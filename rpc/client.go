@@ -15,12 +15,12 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// Caller can call workers: it is an *[Agent] or a *[Guest].
+// Caller can call workers: it is an *[Agent] or a *[Client].
 type Caller interface {
 	// Name returns the name under which it calls.
 	Name() string
 	String() string
-	// Shutdown ends it in order: a worker leaves the world, a guest waits for its calls.
+	// Shutdown ends it in order: a worker leaves the world, a client waits for its calls.
 	Shutdown(ctx context.Context) error
 	// Close ends it at once; calls under way fail.
 	Close() error
@@ -30,44 +30,44 @@ type Caller interface {
 
 func (a *Agent) callsBy() *Agent { return a }
 
-// Guest calls the workers of a world without being one of them. They need not know it; it serves nothing and holds no
+// Client calls the workers of a world without being one of them. They need not know it; it serves nothing and holds no
 // references. Tools use it to look into a running world.
-type Guest struct{ a *Agent }
+type Client struct{ a *Agent }
 
-// NewGuest returns a guest of the RPC world that meets in st. The name must not be that of a worker. Of the options those about
+// NewClient returns a client of the RPC world that meets in st. The name must not be that of a worker. Of the options those about
 // addresses, transports, timeouts, logs and calls have a meaning for it, and [WithRound].
-func NewGuest(ctx context.Context, st store.Store, name string, opts ...Option) (*Guest, error) {
-	opts = append(slices.Clone(opts), option(func(c *config) error { c.guest, c.rank, c.worldSize = true, -1, 0; return nil }))
+func NewClient(ctx context.Context, st store.Store, name string, opts ...Option) (*Client, error) {
+	opts = append(slices.Clone(opts), option(func(c *config) error { c.client, c.rank, c.worldSize = true, -1, 0; return nil }))
 	a, err := Join(ctx, st, name, opts...)
 	if err != nil {
 		return nil, err
 	}
-	return &Guest{a}, nil
+	return &Client{a}, nil
 }
 
-func (g *Guest) callsBy() *Agent { return g.a }
+func (g *Client) callsBy() *Agent { return g.a }
 
-// Name returns the guest's name.
-func (g *Guest) Name() string { return g.a.name }
+// Name returns the client's name.
+func (g *Client) Name() string { return g.a.name }
 
-// String names the guest.
-func (g *Guest) String() string {
+// String names the client.
+func (g *Client) String() string {
 	if g.a == nil {
-		return "no rpc guest"
+		return "no rpc client"
 	}
-	return "rpc guest " + strconv.Quote(g.a.name)
+	return "rpc client " + strconv.Quote(g.a.name)
 }
 
 // Workers reads the workers of the world from its store.
-func (g *Guest) Workers(ctx context.Context) ([]WorkerEntry, error) {
+func (g *Client) Workers(ctx context.Context) ([]WorkerEntry, error) {
 	return listWorkers(ctx, g.a.world.Store())
 }
 
-// Shutdown waits until no call of the guest is under way, or ctx ends, and closes it.
-func (g *Guest) Shutdown(ctx context.Context) error { return g.a.Shutdown(ctx) }
+// Shutdown waits until no call of the client is under way, or ctx ends, and closes it.
+func (g *Client) Shutdown(ctx context.Context) error { return g.a.Shutdown(ctx) }
 
-// Close ends the guest. It is idempotent and returns when its goroutines have ended.
-func (g *Guest) Close() error { return g.a.Close() }
+// Close ends the client. It is idempotent and returns when its goroutines have ended.
+func (g *Client) Close() error { return g.a.Close() }
 
 func (a *Agent) startGuest(ctx context.Context) error {
 	if a.cfg.round < 0 {
@@ -80,7 +80,7 @@ func (a *Agent) startGuest(ctx context.Context) error {
 	return a.listen(ctx, -1)
 }
 
-// lookup finds a worker for a guest.
+// lookup finds a worker for a client.
 func (a *Agent) lookup(ctx context.Context, name string) (*rpcsession.Peer, error) {
 	workers, err := rpcworld.List(ctx, a.world.Store())
 	if err != nil {
