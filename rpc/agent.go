@@ -80,7 +80,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 		defer cancel()
 	}
 	switch {
-	case cfg.guest:
+	case cfg.client:
 		err = a.startGuest(ctx)
 	case cfg.worldSize > 0:
 		err = a.startStatic(ctx)

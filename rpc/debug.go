@@ -155,7 +155,7 @@ func (a *Agent) nameOf(id rrefcore.Worker) string {
 
 // leakError reports references to own objects that nobody released.
 func (a *Agent) leakError() error {
-	if a.refs == nil || a.cfg.guest {
+	if a.refs == nil || a.cfg.client {
 		return nil
 	}
 	var lines []string
