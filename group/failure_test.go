@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/gloo"
 	"github.com/cohort-dist/cohort/internal/observe/flightrec"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -113,7 +113,7 @@ func TestDeathEndsOperations(t *testing.T) {
 		})
 	}
 	for _, w := range works {
-		testwait.Until(t, "it is run", w.runs)
+		testkit.Until(t, "it is run", w.runs)
 	}
 	vanish(t, groups[2])
 	wg.Wait()
@@ -335,7 +335,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		done := make(chan error, 2)
 		go func() { done <- work.Wait(ctx) }()
 		go func() { done <- recv.Wait(ctx) }()
-		testwait.Until(t, "it is run", work.runs)
+		testkit.Until(t, "it is run", work.runs)
 		must(t, groups[0].Close())
 		for range 2 {
 			if err := <-done; !errors.Is(err, cohort.Closed) {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/bootstrap"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -187,7 +187,7 @@ func TestReconfigureEndsWithClose(t *testing.T) {
 		_, err := c.groups[0].Reconfigure(ctxOf(t), 1, handles)
 		ended <- err
 	}()
-	testwait.Until(t, "the rank is there", func() bool {
+	testkit.Until(t, "the rank is there", func() bool {
 		n, err := c.store.NumKeys(ctxOf(t))
 		return err == nil && n > 1
 	})

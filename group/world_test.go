@@ -13,7 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testranks"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -67,7 +67,7 @@ func closeAll(groups []*Group) {
 }
 
 // each runs f for every rank at once.
-var each = testranks.Each
+var each = testkit.EachRank
 
 func must(tb testing.TB, err error) {
 	tb.Helper()

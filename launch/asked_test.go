@@ -19,8 +19,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -28,7 +28,7 @@ import (
 // have ended did.
 func TestExamineAllNodes(t *testing.T) {
 	t.Parallel()
-	port, release, err := freeport.Take()
+	port, release, err := testkit.TakePort()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestLastHeard(t *testing.T) {
 func TestSilentNode(t *testing.T) {
 	t.Parallel()
 	cfg := Config{RunID: "nodes", Endpoint: "127.0.0.1:0", MinNodes: 2, MaxNodes: 2, Silence: time.Hour, JoinTimeout: time.Minute, LastCall: time.Minute}
-	cfg.Endpoint = "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+	cfg.Endpoint = "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 	h, err := nodecoord.Listen((&job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestSilentNode(t *testing.T) {
 	a.workers[0].words.Store(&words)
 	j.current.Store(a)
 	// The host may answer late where much else runs: then all nodes are waited for.
-	testwait.Until(t, "the other node is not waited for", func() bool {
+	testkit.Until(t, "the other node is not waited for", func() bool {
 		if a.answering(t.Context()) != 1 { // not silent for long enough
 			return false
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/testdns"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestEndpointWithDeadAddresses: the name of an endpoint has four addresses. Three of them swallow what is sent to them, and the rendezvous
@@ -24,9 +24,9 @@ func TestEndpointWithDeadAddresses(t *testing.T) { // not parallel: it changes h
 	var ips []net.IP
 	for last := range byte(3) {
 		ips = append(ips, net.IPv4(127, 0, 0, 2+last))
-		testdns.Silence(t, ips[last], port)
+		testkit.SilentServer(t, ips[last], port)
 	}
-	testdns.Resolve(t, append(ips, net.IPv4(127, 0, 0, 5))...)
+	testkit.ResolveTo(t, append(ips, net.IPv4(127, 0, 0, 5))...)
 	j := newElection(t, "127.0.0.1").job
 	conn, err := j.connect(net.JoinHostPort("endpoint.test", strconv.Itoa(port)), 20*time.Second, false)
 	if err != nil {

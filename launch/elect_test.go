@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launch/hostlease"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -75,7 +75,7 @@ func TestHostEndedBySignal(t *testing.T) {
 // own machine for it.
 func TestHostThatRefuses(t *testing.T) {
 	t.Parallel()
-	addr := "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+	addr := "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 	began := time.Now()
 	if _, err := newElection(t, "127.0.0.1").attend(nil, addr); !errors.Is(err, errHostLost) || time.Since(began) < time.Second {
 		t.Errorf("after %v: %v", time.Since(began), err)

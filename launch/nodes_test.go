@@ -19,7 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 const testKeeper = "launch-test-keeper"
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 // TestRankOfAnotherNode: the errors of all launchers name the rank that failed, on whichever node it was.
 func TestRankOfAnotherNode(t *testing.T) {
 	t.Parallel()
-	port, release, err := freeport.Take()
+	port, release, err := testkit.TakePort()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"
 )
@@ -29,13 +29,13 @@ func TestFunctionsGivenToAJoin(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
-			url := fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t))
+			url := fmt.Sprintf("tcp://127.0.0.1:%d", testkit.FreePort(t))
 			var wg sync.WaitGroup
 			joined := [2]bool{}
 			for r := range 2 {
 				wg.Go(func() {
 					m, err := rendezvous.Join(ctx, url, noEnv(), rendezvous.WithRank(cohort.Rank(r)), rendezvous.WithWorldSize(2),
-						rendezvous.WithHook(func(observe.Event) { end() }), rendezvous.WithLogger(testlog.Bad(end)))
+						rendezvous.WithHook(func(observe.Event) { end() }), rendezvous.WithLogger(testkit.BadLogger(end)))
 					if err != nil {
 						t.Error(err)
 						return
@@ -59,12 +59,12 @@ func TestFunctionsGivenToAJoin(t *testing.T) {
 // TestPanicOfAHook is told to the logger, in whatever order the two are given; other hooks are called all the same.
 func TestPanicOfAHook(t *testing.T) {
 	t.Parallel()
-	var log testlog.Log
+	var log testkit.Log
 	hook, logger := rendezvous.WithHook(func(observe.Event) { panic("a bug") }), rendezvous.WithLogger(log.Logger(slog.LevelInfo))
 	for n, opts := range [][]rendezvous.Option{{hook, logger}, {logger, hook}} {
 		calls := 0
 		opts = append(opts, noEnv(), rendezvous.WithRank(0), rendezvous.WithWorldSize(1), rendezvous.WithHook(func(observe.Event) { calls++ }))
-		m, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t)), opts...)
+		m, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d", testkit.FreePort(t)), opts...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -121,7 +121,7 @@ func TestRendezvousRestartedRankCountsOnce(t *testing.T) {
 
 func waitReleased(t *testing.T, server *tcpstore.Server, name string) {
 	t.Helper()
-	testwait.Until(t, "the claim of a closed connection is let go", func() bool { return !server.Claims()[name].Held })
+	testkit.Until(t, "the claim of a closed connection is let go", func() bool { return !server.Claims()[name].Held })
 }
 
 func TestRendezvousClaimsAreNoKeys(t *testing.T) {
@@ -146,7 +146,7 @@ func TestRendezvousTellsOfAnotherWorldSize(t *testing.T) {
 	other := otherProcess(t, server, "attempt/0/world", "3: rank 1 on hosta pid 1 #7.7")
 	told := func() string {
 		t.Helper()
-		var log testlog.Log
+		var log testkit.Log
 		m := join(t, "env://", env(variables), rendezvous.WithLogger(log.Logger(slog.LevelWarn)))
 		_ = m.Close()
 		return log.String()
@@ -176,7 +176,7 @@ func TestRendezvousTellsOfAnotherWorldSize(t *testing.T) {
 // TestRendezvousOfOneProcessInTwoWorlds: a process may be in a group and in a larger RPC world.
 func TestRendezvousOfOneProcessInTwoWorlds(t *testing.T) {
 	_, variables := agentStore(t, "1")
-	var log testlog.Log
+	var log testkit.Log
 	logger := rendezvous.WithLogger(log.Logger(slog.LevelWarn))
 	join(t, "env://", env(variables), logger)
 	variables["WORLD_SIZE"] = "6"

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -21,7 +21,7 @@ func TestBindHost(t *testing.T) {
 		t.Skip("only Linux has all of 127.0.0.0/8 on its loopback")
 	}
 	for host, reached := range map[string]bool{"": true, "127.0.0.1": false} {
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=1", port), rendezvous.WithBindHost(host))
 		conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.2", strconv.Itoa(port)))
 		if (err == nil) != reached {
@@ -37,7 +37,7 @@ func TestBindHost(t *testing.T) {
 func TestServerOptions(t *testing.T) {
 	limits := tcpstore.DefaultLimits()
 	limits.Value = 100
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=1", freeport.Get(t)), rendezvous.WithServerOptions(tcpstore.WithLimits(limits)))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=1", testkit.FreePort(t)), rendezvous.WithServerOptions(tcpstore.WithLimits(limits)))
 	set(t, m.Store(), "key", "value")
 	if err := m.Store().Set(t.Context(), "key", make([]byte, 101)); err == nil {
 		t.Error("a value over the limit was taken")

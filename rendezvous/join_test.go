@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -76,7 +76,7 @@ func checkMember(t *testing.T, m *rendezvous.Member, rank cohort.Rank, size int)
 // RendezvousEnvTest.test_nominal.
 func TestRendezvousEnvNominal(t *testing.T) {
 	m := join(t, "env://", env(map[string]string{
-		"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(freeport.Get(t)),
+		"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(testkit.FreePort(t)),
 	}))
 	checkMember(t, m, 0, 1)
 	set(t, m.Store(), "key0", "value0")
@@ -137,7 +137,7 @@ func TestRendezvousFileBadPath(t *testing.T) {
 
 // RendezvousTCPTest.test_nominal.
 func TestRendezvousTCPNominal(t *testing.T) {
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freeport.Get(t)))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", testkit.FreePort(t)))
 	checkMember(t, m, 0, 1)
 	set(t, m.Store(), "key0", "value0")
 	checkGet(t, m.Store(), "key0", "value0")
@@ -145,7 +145,7 @@ func TestRendezvousTCPNominal(t *testing.T) {
 
 // RendezvousTCPTest.test_dns_timeout.
 func TestRendezvousTCPDNSTimeout(t *testing.T) {
-	_, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://dnsnotexist.invalid:%d?world_size=2&rank=0", freeport.Get(t)),
+	_, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://dnsnotexist.invalid:%d?world_size=2&rank=0", testkit.FreePort(t)),
 		noEnv(), rendezvous.WithTimeout(time.Second), rendezvous.WithDialOptions(tcpstore.WithNameRetry()))
 	if !errors.Is(err, cohort.DeadlineExceeded) {
 		t.Fatalf("got %v", err)
@@ -159,7 +159,7 @@ func TestRendezvousTCPDNSTimeout(t *testing.T) {
 
 // RendezvousTCPTest.test_tcp_store_timeout_set.
 func TestRendezvousTCPStoreTimeoutSet(t *testing.T) {
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freeport.Get(t)), rendezvous.WithTimeout(time.Second))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", testkit.FreePort(t)), rendezvous.WithTimeout(time.Second))
 	start := time.Now()
 	_, err := m.Store().Get(t.Context(), "nonexistant key")
 	if !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "timeout") {
@@ -172,7 +172,7 @@ func TestRendezvousTCPStoreTimeoutSet(t *testing.T) {
 
 // RendezvousTCPTest.test_tcp_store_timeout_doest_break_client.
 func TestRendezvousTCPStoreTimeoutDoesntBreakClient(t *testing.T) {
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freeport.Get(t)), rendezvous.WithTimeout(time.Second))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", testkit.FreePort(t)), rendezvous.WithTimeout(time.Second))
 	if _, err := m.Store().Get(t.Context(), "the_key"); !errors.Is(err, store.ErrTimeout) {
 		t.Fatalf("got %v", err)
 	}
@@ -185,7 +185,7 @@ func TestRendezvousTCPStoreTimeoutDoesntBreakClient(t *testing.T) {
 func TestRendezvousTCPStoreURLWithLibuv(t *testing.T) {
 	for _, choice := range []string{"&use_libuv=1", "&use_libuv=0", ""} {
 		for _, variable := range []map[string]string{nil, {"USE_LIBUV": "0"}, {"USE_LIBUV": "1"}} {
-			m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0%s", freeport.Get(t), choice), env(variable))
+			m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0%s", testkit.FreePort(t), choice), env(variable))
 			set(t, m.Store(), "k", "v")
 			checkGet(t, m.Store(), "k", "v")
 			_ = m.Close()
@@ -196,7 +196,7 @@ func TestRendezvousTCPStoreURLWithLibuv(t *testing.T) {
 // TestRendezvousWorld gathers a world in one process: rank 0 comes last, so the others have to be patient.
 func TestRendezvousWorld(t *testing.T) {
 	const size = 8
-	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=%d&rank=", freeport.Get(t), size)
+	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=%d&rank=", testkit.FreePort(t), size)
 	var wg sync.WaitGroup
 	members := make([]*rendezvous.Member, size)
 	for rank := size - 1; rank >= 0; rank-- {
@@ -259,7 +259,7 @@ func TestRendezvousWorld(t *testing.T) {
 }
 
 func TestRendezvousShutdownEndsWithItsContext(t *testing.T) {
-	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=", freeport.Get(t))
+	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=", testkit.FreePort(t))
 	client := make(chan *rendezvous.Member, 1)
 	go func() {
 		m, err := rendezvous.Join(t.Context(), url+"1", noEnv())
@@ -284,7 +284,7 @@ func TestRendezvousShutdownEndsWithItsContext(t *testing.T) {
 }
 
 func TestRendezvousCloseEndsAShutdown(t *testing.T) {
-	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=", freeport.Get(t))
+	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=", testkit.FreePort(t))
 	client := make(chan *rendezvous.Member, 1)
 	go func() {
 		m, err := rendezvous.Join(t.Context(), url+"1", noEnv())
@@ -337,7 +337,7 @@ func TestRendezvousAddressInUse(t *testing.T) {
 
 // Two masters of one process share a server: PyTorch's multi-tenancy.
 func TestRendezvousSharedServers(t *testing.T) {
-	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", freeport.Get(t))
+	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=1&rank=0", testkit.FreePort(t))
 	var shared tcpstore.Shared
 	m0 := join(t, url, rendezvous.WithSharedServers(&shared))
 	m1 := join(t, url, rendezvous.WithSharedServers(&shared))
@@ -388,8 +388,8 @@ func TestRendezvousAgentStore(t *testing.T) {
 
 // A launcher hosts a store, and the ranks meet at another address: rank 0 hosts that one, unless somebody does already.
 func TestRendezvousElsewhere(t *testing.T) {
-	variables := env(map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(freeport.Get(t)), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
-	port := freeport.Get(t)
+	variables := env(map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(testkit.FreePort(t)), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
+	port := testkit.FreePort(t)
 	joined := make(chan *rendezvous.Member, 1)
 	go func() { joined <- join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=1&world_size=2", port), variables) }()
 	m0 := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=2", port), variables)
@@ -407,7 +407,7 @@ func TestRendezvousElsewhere(t *testing.T) {
 }
 
 func TestRendezvousOpenWorld(t *testing.T) {
-	url := fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t))
+	url := fmt.Sprintf("tcp://127.0.0.1:%d", testkit.FreePort(t))
 	m := join(t, url, rendezvous.WithRank(0), rendezvous.WithOpenWorld())
 	checkMember(t, m, 0, rendezvous.NoWorldSize)
 	if n, err := m.Store().NumKeys(t.Context()); n != 0 || err != nil {

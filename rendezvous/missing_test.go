@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
@@ -65,7 +65,7 @@ func (c *expiring) Err() error {
 }
 
 func TestRendezvousTimeout(t *testing.T) {
-	_, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=0", freeport.Get(t)), noEnv(),
+	_, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d?world_size=2&rank=0", testkit.FreePort(t)), noEnv(),
 		rendezvous.WithTimeout(time.Second))
 	if !errors.Is(err, store.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("got %v", err)
@@ -77,7 +77,7 @@ func TestRendezvousTimeout(t *testing.T) {
 
 // TCPStoreTest.test_store_timeout_on_missing_clients, with the names.
 func TestRendezvousTellsWhoIsMissing(t *testing.T) {
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	url := fmt.Sprintf("tcp://127.0.0.1:%d?world_size=4&rank=", port)
 	others := make(chan error, 1)
 	go func() {
@@ -139,7 +139,7 @@ func TestRendezvousCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	start := time.Now()
-	_, err := rendezvous.Join(ctx, fmt.Sprintf("tcp://127.0.0.1:%d?rank=1&world_size=2", freeport.Get(t)), noEnv())
+	_, err := rendezvous.Join(ctx, fmt.Sprintf("tcp://127.0.0.1:%d?rank=1&world_size=2", testkit.FreePort(t)), noEnv())
 	if !errors.Is(err, context.Canceled) || time.Since(start) > 5*time.Second {
 		t.Errorf("after %v: %v", time.Since(start), err)
 	}

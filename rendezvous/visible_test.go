@@ -10,15 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 // TestTheHostWaitsInTheStore: whoever looks at the store sees whom rank 0 waits for, and rank 0 asks for nothing meanwhile.
 func TestTheHostWaitsInTheStore(t *testing.T) {
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	url := func(rank int) string { return fmt.Sprintf("tcp://127.0.0.1:%d?world_size=3&rank=%d", port, rank) }
 	members := make(chan *rendezvous.Member, 3)
 	start := func(rank int) {
@@ -88,7 +87,7 @@ func TestUsedStoreIsRecognised(t *testing.T) {
 		})
 	}
 	run := func(attempt string) string {
-		var log testlog.Log
+		var log testkit.Log
 		m, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://%s?rank=0&world_size=1", server.Addr()), env(attempt),
 			rendezvous.WithLogger(log.Logger(slog.LevelWarn)))
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -18,7 +18,7 @@ import (
 // than the user wrote, so a warning says which.
 func TestFileURLWithAHost(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
-	var log testlog.Log
+	var log testkit.Log
 	var told []string
 	hook := func(e observe.Event) {
 		if e.Kind == EventWarning {

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -44,7 +44,7 @@ func TestFunctionsGivenToAnAgent(t *testing.T) {
 			codes []cohort.Code // of a call that fails
 		}{
 			"hook":                       {WithHook(func(observe.Event) { end() }), nil},
-			"logger":                     {WithLogger(testlog.Bad(end)), nil},
+			"logger":                     {WithLogger(testkit.BadLogger(end)), nil},
 			"call interceptor":           {WithCallInterceptors(interceptor), []cohort.Code{cohort.Internal}},
 			"end of a call interceptor":  {WithCallInterceptors(endsBadly(end)), nil},
 			"serve interceptor":          {WithServeInterceptors(interceptor), []cohort.Code{cohort.Internal, cohort.Remote}},
@@ -122,7 +122,7 @@ func TestPanicsAreTold(t *testing.T) {
 		}},
 	} {
 		for _, own := range []bool{true, false} {
-			var agents, programs testlog.Log
+			var agents, programs testkit.Log
 			before := slog.Default()
 			defer slog.SetDefault(before)
 			slog.SetDefault(programs.Logger(slog.LevelInfo))

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestCancellationOvertakesTheHandler gives calls up so soon that the handler may not run yet when the callee hears of it:
@@ -161,7 +161,7 @@ func narrowWorld(t *testing.T, opts ...Option) (agents []*Agent, occupy func(con
 		held := []*cohort.Future[int]{Async[int](ctx, agents[0], "w1", "t.hold")}
 		<-begun
 		held = append(held, Async[int](ctx, agents[0], "w1", "t.hold")) // it waits
-		testwait.Until(t, "a request waits", func() bool { return agents[1].DebugInfo()["agent.server_waiting_calls"] > 0 })
+		testkit.Until(t, "a request waits", func() bool { return agents[1].DebugInfo()["agent.server_waiting_calls"] > 0 })
 		return func() {
 			close(over)
 			for _, f := range held {

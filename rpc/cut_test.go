@@ -12,7 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -20,7 +20,7 @@ import (
 // both workers, from before and after, stay usable. Then its process ends: what it held is released.
 func TestPipeIsCut(t *testing.T) {
 	const grace = 50 * time.Millisecond
-	ctx, port := testContext(t), freeport.Get(t)
+	ctx, port := testContext(t), testkit.FreePort(t)
 	proxy, err := faultnet.ListenTCP("127.0.0.1:" + strconv.Itoa(port))
 	if err != nil {
 		t.Fatal(err)

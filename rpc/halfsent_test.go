@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -21,7 +21,7 @@ import (
 // TestGivenUpHalfSent gives a call up while it is written to a worker that is spoken to as PyTorch's are. It is written to its end, so
 // the worker gets the reference in it, and may use it.
 func TestGivenUpHalfSent(t *testing.T) {
-	ctx, port := testContext(t), freeport.Get(t)
+	ctx, port := testContext(t), testkit.FreePort(t)
 	proxy, err := faultnet.ListenTCP("127.0.0.1:" + strconv.Itoa(port))
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 type model struct {
@@ -317,7 +317,7 @@ func TestOwnerDies(t *testing.T) {
 			fetched <- err
 		}()
 		call := Async[int](ctx, a, "w1", "objects.slow", 60000)
-		testwait.Until(t, "all of them are under way", func() bool {
+		testkit.Until(t, "all of them are under way", func() bool {
 			user, owner := a.DebugInfo(), agents[1].DebugInfo()
 			// Of the creation its caller may still wait to hear.
 			return owner["agent.server_active_calls"] == 2 && user["agent.client_active_calls"]-user["num_pending_users"] == 2

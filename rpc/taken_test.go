@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -44,8 +44,8 @@ func TestRankIsTakenAfterACrash(t *testing.T) {
 	t.Parallel()
 	t.Run("noticed", func(t *testing.T) { takeAfterCrash(t, true, "127.0.0.1:0") })
 	t.Run("perhaps not", func(t *testing.T) { takeAfterCrash(t, false, "127.0.0.1:0") })
-	t.Run("noticed, same address", func(t *testing.T) { takeAfterCrash(t, true, "127.0.0.1:"+strconv.Itoa(freeport.Get(t))) })
-	t.Run("perhaps not, same address", func(t *testing.T) { takeAfterCrash(t, false, "127.0.0.1:"+strconv.Itoa(freeport.Get(t))) })
+	t.Run("noticed, same address", func(t *testing.T) { takeAfterCrash(t, true, "127.0.0.1:"+strconv.Itoa(testkit.FreePort(t))) })
+	t.Run("perhaps not, same address", func(t *testing.T) { takeAfterCrash(t, false, "127.0.0.1:"+strconv.Itoa(testkit.FreePort(t))) })
 }
 
 func takeAfterCrash(t *testing.T, noticed bool, addr string) {

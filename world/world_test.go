@@ -19,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestWorld(t *testing.T) {
-	url := fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t))
+	url := fmt.Sprintf("tcp://127.0.0.1:%d", testkit.FreePort(t))
 	const size = 4
 	var ranks sync.WaitGroup
 	var mu sync.Mutex

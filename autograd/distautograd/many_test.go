@@ -11,7 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/internal/testing/testmem"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -39,7 +39,7 @@ func TestManyContexts(t *testing.T) {
 		for _, w := range ws {
 			w.noLeak(t)
 		}
-		return testmem.Heap()
+		return testkit.HeapBytes()
 	}
 	for range 200 {
 		one()
@@ -60,7 +60,7 @@ func TestThousandContexts(t *testing.T) {
 	const n, length = 1000, 2048 // more than fifty megabytes
 	ws := newWorld(t, 3, basics())
 	base := testContext(t)
-	before := testmem.Heap()
+	before := testkit.HeapBytes()
 	func() {
 		type opened struct {
 			ctx  context.Context //nolint:containedctx // of the context
@@ -103,7 +103,7 @@ func TestThousandContexts(t *testing.T) {
 	for _, w := range ws {
 		w.noLeak(t)
 	}
-	if grown := testmem.Heap() - before; grown > 8<<20 {
+	if grown := testkit.HeapBytes() - before; grown > 8<<20 {
 		t.Errorf("%d bytes are left", grown)
 	}
 }

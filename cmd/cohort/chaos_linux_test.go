@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 var (
@@ -67,7 +67,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 	r := rand.New(rand.NewPCG(seed, 7))
 	return &chaos{
 		t: t, r: r, chance: fmt.Sprint("CHANCE=", r.IntN(105)), mark: fmt.Sprintf("COHORT_CHAOS=%d-%d", os.Getpid(), seed), tmp: t.TempDir(),
-		endpoint: net.JoinHostPort("127.0.0.1", strconv.Itoa(freeport.Get(t))), began: time.Now(),
+		endpoint: net.JoinHostPort("127.0.0.1", strconv.Itoa(testkit.FreePort(t))), began: time.Now(),
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // shows waits until the screen has a line that matches each of the patterns, and returns its lines.
@@ -291,7 +291,7 @@ func TestNoLiveView(t *testing.T) {
 // TestLiveViewWaits: who is missing, and since when: a node that has not come, a rank that has not come to the store.
 func TestLiveViewWaits(t *testing.T) {
 	t.Parallel()
-	port, release, err := freeport.Take()
+	port, release, err := testkit.TakePort()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +315,7 @@ func TestLiveViewWaits(t *testing.T) {
 // to the store, though the other node has no terminal.
 func TestLiveViewOfOtherNodes(t *testing.T) {
 	t.Parallel()
-	port, release, err := freeport.Take()
+	port, release, err := testkit.TakePort()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestManyWorkers: 64 small workers on one machine, all of which print, keep the launcher below 40 MB, and nothing that they
@@ -24,7 +24,7 @@ func TestManyWorkers(t *testing.T) {
 	t.Parallel()
 	const workers, lines, limit = 64, 200, 40 << 20
 	dir := t.TempDir()
-	program := testprog.Build(t, "cmd/cohort") // this test's own is larger
+	program := testkit.BuildProgram(t, "cmd/cohort") // this test's own is larger
 	script := fmt.Sprintf(`for i in $(seq %d); do echo rank $RANK line $i; done; touch %s/here.$RANK; while [ ! -e %s/go ]; do sleep 0.2; done`, lines, dir, dir)
 	cmd := exec.Command(program, "run", "--nproc-per-node", strconv.Itoa(workers), "--evidence", "-", "sh", "-c", strings.ReplaceAll(script, "$", "$$"))
 	var out, problems bytes.Buffer

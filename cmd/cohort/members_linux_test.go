@@ -11,14 +11,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestMembersOnNodes: three launchers have two workers each, of which four are members of one group. A node that is killed, or whose
 // network is gone, takes its members out, and spares of the other nodes come in. Nobody is restarted.
 func TestMembersOnNodes(t *testing.T) {
 	t.Parallel()
-	program := testprog.Build(t, "examples/reconfigure")
+	program := testkit.BuildProgram(t, "examples/reconfigure")
 	for _, how := range []string{"kill", "cut"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()

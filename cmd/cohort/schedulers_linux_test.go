@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // runs runs a program and returns what it prints and its exit code.
@@ -67,7 +67,7 @@ func slurmCluster(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	var ports [3]int
 	for i := range ports {
-		port, release, taken := freeport.Take()
+		port, release, taken := testkit.TakePort()
 		if taken != nil {
 			t.Fatal(taken)
 		}
@@ -149,7 +149,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 // TestUnderSlurm: launchers that srun has started, one on each node, take their places from Slurm.
 func TestUnderSlurm(t *testing.T) { //nolint:paralleltest // it sets a variable
 	slurmCluster(t)
-	port, release, err := freeport.Take()
+	port, release, err := testkit.TakePort()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -68,7 +68,7 @@ func startStore(ts *testscript.TestScript, _ bool, args []string) {
 
 // freeport VAR: puts the address of a port that is free into VAR.
 func freePort(ts *testscript.TestScript, _ bool, args []string) {
-	port, release, err := freeport.Take()
+	port, release, err := testkit.TakePort()
 	ts.Check(err)
 	ts.Defer(release)
 	ts.Setenv(args[0], net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))

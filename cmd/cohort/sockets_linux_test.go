@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // listening returns the addresses at which a process or one of its descendants accepts connections.
@@ -63,7 +63,7 @@ func listening(t *testing.T, root int) []string {
 // rendezvous and the store, both at the address that the user named.
 func TestListening(t *testing.T) {
 	t.Parallel()
-	program := testprog.Build(t, "cmd/cohort")
+	program := testkit.BuildProgram(t, "cmd/cohort")
 	dir := t.TempDir()
 	start := func(name string, options ...string) (pid int, port func() string) {
 		script := fmt.Sprintf(`echo $MASTER_PORT > %s/%s.tmp; mv %s/%s.tmp %s/%s; sleep 1000`, dir, name, dir, name, dir, name)
@@ -90,7 +90,7 @@ func TestListening(t *testing.T) {
 		t.Errorf("a job on one node listens at %v, want %v", got, want)
 	}
 	// 127.0.0.2 stands for the address of a network.
-	endpoint := fmt.Sprintf("127.0.0.2:%d", freeport.Get(t))
+	endpoint := fmt.Sprintf("127.0.0.2:%d", testkit.FreePort(t))
 	options := []string{"--nnodes", "2", "--rdzv-endpoint", endpoint}
 	host, atHost := start("host", options...)
 	other, atOther := start("other", append(options, "--rdzv-conf", "is_host=0")...)

@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 func TestMeansAgree(t *testing.T) {
-	addr := fmt.Sprintf("127.0.0.1:%d", freeport.Get(t))
+	addr := fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	const size = 3

@@ -11,13 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 func TestRing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	addr := fmt.Sprintf("127.0.0.1:%d", freeport.Get(t))
+	addr := fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t))
 	const size = 4
 	outs := make([]bytes.Buffer, size)
 	var wg sync.WaitGroup

@@ -24,7 +24,7 @@ import (
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
@@ -229,7 +229,7 @@ func TestTogether(t *testing.T) {
 				t.Run(fmt.Sprintf("%s,go=%d", mode, own), func(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 					defer cancel()
-					port := strconv.Itoa(freeport.Get(t))
+					port := strconv.Itoa(testkit.FreePort(t))
 					var procs []*torchtest.Proc
 					for rank := range size {
 						if rank != own {

@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/autograd/nn"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/tensor/tensorops"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/optim"
 	"github.com/cohort-dist/cohort/tensor"
@@ -407,7 +407,7 @@ func randomModels(t *testing.T, torch *torchtest.Torch, size, own, count int) {
 			"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port),
 		}})
 	}
-	mixed, alone := freeport.Get(t), freeport.Get(t)
+	mixed, alone := testkit.FreePort(t), testkit.FreePort(t)
 	others, reference := make([]*torchtest.Proc, size), make([]*torchtest.Proc, size)
 	for rank := range size {
 		if rank != own {

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -91,7 +91,7 @@ func TestPace(t *testing.T) {
 				if ends {
 					steps = 1_000_000
 				}
-				port := strconv.Itoa(freeport.Get(t))
+				port := strconv.Itoa(testkit.FreePort(t))
 				url := fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, own, size)
 				procs := map[int]*torchtest.Proc{}
 				for rank := range size {

@@ -15,8 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -41,7 +40,7 @@ var memberProcess = regexp.MustCompile(`member (\d+) \(process (\d+)\): rank (\d
 func TestLaunchedReconfigure(t *testing.T) {
 	torchtest.Newest.Need(t)
 	args := append([]string{"run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
-	job := startGo(t, testprog.Build(t, "cmd/cohort"), append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")...)
+	job := startGo(t, testkit.BuildProgram(t, "cmd/cohort"), append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")...)
 	all := []trainee{job}
 	until(t, "step 20", all, func() bool { return strings.Count(job.said(), "step 20 loss") == 4 })
 	victim := ""
@@ -93,9 +92,9 @@ func TestLaunchedReconfigure(t *testing.T) {
 // group goes on with the spare, whichever launcher started it.
 func TestLaunchedOnNodes(t *testing.T) {
 	torchtest.Newest.Need(t)
-	args := append([]string{"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + strconv.Itoa(freeport.Get(t)), "--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
+	args := append([]string{"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t)), "--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
 	args = append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")
-	program := testprog.Build(t, "cmd/cohort")
+	program := testkit.BuildProgram(t, "cmd/cohort")
 	nodes := []trainee{startGo(t, program, args...), startGo(t, program, args...)}
 	said := func() string { return nodes[0].said() + nodes[1].said() }
 	until(t, "step 20", nodes, func() bool { return strings.Count(said(), "step 20 loss") == 3 })
@@ -124,7 +123,7 @@ func TestLaunchedHang(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
-	job := startGo(t, testprog.Build(t, "cmd/cohort"), "run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", testprog.Build(t, "examples/reconfigure"), "-steps", "100")
+	job := startGo(t, testkit.BuildProgram(t, "cmd/cohort"), "run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", testkit.BuildProgram(t, "examples/reconfigure"), "-steps", "100")
 	until(t, "step 20", []trainee{job}, func() bool { return strings.Count(job.said(), "step 20 loss") == 4 })
 	m := regexp.MustCompile(`go member \d+ \(process (\d+)\): rank 1 of 4`).FindStringSubmatch(job.said())
 	if m == nil {
@@ -145,13 +144,13 @@ func TestCoordinatorRestarts(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
-	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
+	cohort, program := testkit.BuildProgram(t, "cmd/cohort"), testkit.BuildProgram(t, "examples/reconfigure")
 	for _, c := range []struct {
 		kinds  string
 		before bool // a member dies while there is no coordinator
 	}{{"tgtgt", false}, {"ggggg", true}} {
 		t.Run(fmt.Sprint(c.kinds, c.before), func(t *testing.T) {
-			addr := "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+			addr := "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 			store := startGo(t, cohort, "store", "serve", "--addr", addr)
 			begin := func() trainee {
 				return startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4", "--silence", "3s")
@@ -209,10 +208,10 @@ func TestStoreDies(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
-	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
+	cohort, program := testkit.BuildProgram(t, "cmd/cohort"), testkit.BuildProgram(t, "examples/reconfigure")
 	for _, forming := range []bool{false, true} {
 		t.Run(fmt.Sprint("forming=", forming), func(t *testing.T) {
-			addr := "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+			addr := "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 			store := startGo(t, cohort, "store", "serve", "--addr", addr)
 			coordinator := startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4")
 			all := startTrainees(t, program, addr, "tgtgt", 1<<20)
@@ -256,9 +255,9 @@ func TestStoreStops(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
-	cohort, program := testprog.Build(t, "cmd/cohort"), testprog.Build(t, "examples/reconfigure")
+	cohort, program := testkit.BuildProgram(t, "cmd/cohort"), testkit.BuildProgram(t, "examples/reconfigure")
 	const silence = 5 * time.Second
-	addr := "127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+	addr := "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 	store := startGo(t, cohort, "store", "serve", "--addr", addr)
 	coordinator := startGo(t, cohort, "coordinate", "--addr", addr, "--members", "4", "--silence", silence.String())
 	all := startTrainees(t, program, addr, "tgtgt", 200)

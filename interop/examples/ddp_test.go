@@ -17,8 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -44,7 +43,7 @@ func TestDDP(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
-	program := testprog.Build(t, "examples/ddp")
+	program := testkit.BuildProgram(t, "examples/ddp")
 	script, err := os.ReadFile(filepath.Join("..", "..", "examples", "ddp", "train.py"))
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +68,7 @@ func trainTogether(t *testing.T, tr *torchtest.Torch, program, script, goRanks s
 	const size, steps = 3, "60"
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
-	port := strconv.Itoa(freeport.Get(t))
+	port := strconv.Itoa(testkit.FreePort(t))
 	var procs []*torchtest.Proc
 	var programs []*exec.Cmd
 	var outs []*bytes.Buffer

@@ -15,8 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -50,7 +49,7 @@ func TestHeaders(t *testing.T) {
 				torchtest.Newest.Need(t) // older ones cannot
 				command := strings.Join(torchtest.Newest.Command(), " ") + " " + trainScript(t, torchtest.Newest)
 				if strings.Contains(block, "cohort run") {
-					runBlock(t, name, block, "cohort run", testprog.Build(t, "cmd/cohort")+" run", "examples/"+name+"/train.py", command)
+					runBlock(t, name, block, "cohort run", testkit.BuildProgram(t, "cmd/cohort")+" run", "examples/"+name+"/train.py", command)
 					return
 				}
 				runBlock(t, name, block, "python3 examples/"+name+"/train.py", command)
@@ -61,7 +60,7 @@ func TestHeaders(t *testing.T) {
 
 func runBlock(t *testing.T, name, block string, replace ...string) {
 	t.Helper()
-	out := paste(t, filepath.Join("..", ".."), block, append(replace, "go run ./examples/"+name, testprog.Build(t, "examples/"+name)+fewer[name])...)
+	out := paste(t, filepath.Join("..", ".."), block, append(replace, "go run ./examples/"+name, testkit.BuildProgram(t, "examples/"+name)+fewer[name])...)
 	if out == "" {
 		t.Error("it says nothing")
 	}
@@ -71,7 +70,7 @@ func runBlock(t *testing.T, name, block string, replace ...string) {
 // started. replace has pairs of what is written and what is run for it.
 func paste(t *testing.T, folder, commands string, replace ...string) string {
 	t.Helper()
-	script := strings.NewReplacer(append(replace, "29500", strconv.Itoa(freeport.Get(t)))...).Replace(commands)
+	script := strings.NewReplacer(append(replace, "29500", strconv.Itoa(testkit.FreePort(t)))...).Replace(commands)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-euc", script+"\nfor p in $(jobs -p); do wait $p; done")

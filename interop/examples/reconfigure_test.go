@@ -18,8 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -153,7 +152,7 @@ func TestReconfigure(t *testing.T) {
 	}
 	for _, kinds := range []string{"ttttt", "ggggg", "tgtgt"} {
 		t.Run(kinds, func(t *testing.T) {
-			program, addr := testprog.Build(t, "examples/reconfigure"), "127.0.0.1:"+strconv.Itoa(freeport.Get(t))
+			program, addr := testkit.BuildProgram(t, "examples/reconfigure"), "127.0.0.1:"+strconv.Itoa(testkit.FreePort(t))
 			coordinator := startGo(t, program, "-listen", addr, "-members", "4", "-silence", "3s")
 			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.said(), "coordinator at") })
 			all := startTrainees(t, program, addr, kinds, 150)
@@ -201,7 +200,7 @@ func TestReconfigureTwice(t *testing.T) {
 	}
 	for _, kinds := range []string{"ggggggg", "tgtggtg"} {
 		t.Run(kinds, func(t *testing.T) {
-			program, addr := testprog.Build(t, "examples/reconfigure"), "127.0.0.1:"+strconv.Itoa(freeport.Get(t))
+			program, addr := testkit.BuildProgram(t, "examples/reconfigure"), "127.0.0.1:"+strconv.Itoa(testkit.FreePort(t))
 			coordinator := startGo(t, program, "-listen", addr, "-members", "4", "-silence", "3s")
 			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.said(), "coordinator at") })
 			all := startTrainees(t, program, addr, kinds, 150)

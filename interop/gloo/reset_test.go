@@ -14,7 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/group/gloo"
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -31,7 +31,7 @@ func TestResetAtBytes(t *testing.T) {
 			for _, down := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%d-down-%v", n, down), func(t *testing.T) {
 					t.Parallel()
-					port := strconv.Itoa(freeport.Get(t))
+					port := strconv.Itoa(testkit.FreePort(t))
 					p := tr.Start(t, torchtest.Script{Name: "rank0.py", Source: worker, Args: []string{"0", "2", port, string(text), "20"}})
 					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // PyTorch may take a minute to start
 					defer cancel()

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -61,7 +61,7 @@ func startSpeedWorld(tb testing.TB, tr *torchtest.Torch, mixed bool) *speedWorld
 	tb.Helper()
 	const size = 3
 	w := &speedWorld{tb: tb}
-	port := strconv.Itoa(freeport.Get(tb))
+	port := strconv.Itoa(testkit.FreePort(tb))
 	addr := net.JoinHostPort("127.0.0.1", port)
 	torch := size
 	if mixed {

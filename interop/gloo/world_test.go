@@ -24,7 +24,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/monitoredbarrier"
 	"github.com/cohort-dist/cohort/internal/group/transport"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -347,7 +347,7 @@ func start(tb testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []s
 		tb.Cleanup(func() { _ = server.Close() })
 		w.server, port = server, server.Port()
 	} else {
-		port = freeport.Get(tb)
+		port = testkit.FreePort(tb)
 	}
 	text, err := json.Marshal(plan)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -256,7 +256,7 @@ func TestReconfigureUnderFaults(t *testing.T) {
 func changeWithFault(t *testing.T, seed uint64) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 17))
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	host := startGo(t, fmt.Sprintf("store %d", port))
 	host.Line(t)
 	var members []*changing

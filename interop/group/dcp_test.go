@@ -14,7 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -72,7 +72,7 @@ func TestCheckpoints(t *testing.T) {
 				defer cancel()
 				_, folder := torch.TempDir(t)
 				w := world{size: 3, goRanks: []int{c.goRank}, shared: []string{"torch.distributed.checkpoint"}}
-				port := freeport.Get(t)
+				port := testkit.FreePort(t)
 				procs := w.startTorch(t, torch, port, dcpSource, strconv.Itoa(c.goRank), folder, c.what)
 				g := w.joinGo(ctx, t, port)[c.goRank]
 				var torches []cohort.Rank

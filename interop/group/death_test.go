@@ -14,7 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -57,7 +57,7 @@ func TestAnyDeathIsNamedByAllGoRanks(t *testing.T) {
 				w := world{size: 5, goRanks: []int{0, 2}}
 				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // PyTorch may take a minute to start
 				defer cancel()
-				port := freeport.Get(t)
+				port := testkit.FreePort(t)
 				procs := w.startTorch(t, tr, port, deathSource, strconv.Itoa(d.late))
 				kill := func() {
 					procs[d.victim].Kill()

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -102,7 +102,7 @@ func TestDetailNamesBothSides(t *testing.T) {
 		for _, goRank := range []int{0, 2} {
 			w := world{size: 3, goRanks: []int{goRank}, env: detailEnv, options: []group.Option{group.WithDetail()}}
 			t.Run(w.String(), func(t *testing.T) {
-				port := freeport.Get(t)
+				port := testkit.FreePort(t)
 				procs := w.startTorch(t, tr, port, detailSource)
 				g := w.joinGo(ctx, t, port)[goRank]
 				ones := func(dt tensor.DType, dims ...int) *tensor.Tensor { return tensor.Must(tensor.New(dt, dims...)) }
@@ -160,7 +160,7 @@ func TestUntoldDetail(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		w := world{size: 2, goRanks: []int{1}, env: detailEnv}
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		w.startTorch(t, tr, port, loopSource)
 		began := time.Now()
 		g, err := w.tryJoin(ctx, t, port, 1)
@@ -211,7 +211,7 @@ func TestDetailCountsAsPyTorch(t *testing.T) {
 		for _, goRanks := range [][]int{nil, {0}, {1}, {2}} {
 			w := world{size: 3, goRanks: goRanks, env: detailEnv, options: []group.Option{group.WithDetail()}}
 			t.Run(w.String(), func(t *testing.T) {
-				port := freeport.Get(t)
+				port := testkit.FreePort(t)
 				procs := w.startTorch(t, tr, port, countSource)
 				got := make([][]string, w.size)
 				for r, g := range w.joinGo(ctx, t, port) {

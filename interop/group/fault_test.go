@@ -17,7 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -46,7 +46,7 @@ func TestKilledTorchRankIsNamed(t *testing.T) {
 		w := world{size: 3, goRanks: []int{0}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		procs := w.startTorch(t, tr, port, loopSource)
 		g := w.joinGo(ctx, t, port)[0]
 		x := []float32{1, 1, 1, 1, 1}
@@ -133,7 +133,7 @@ func startChild(t *testing.T, rank, size, port int) *exec.Cmd {
 
 func TestKilledGoRank(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		w := world{size: 3, goRanks: []int{1}}
 		procs := w.startTorch(t, tr, port, loopSource)
 		cmd := startChild(t, 1, 3, port)

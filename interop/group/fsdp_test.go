@@ -23,7 +23,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -195,7 +195,7 @@ func runFSDP(t *testing.T, tr *torchtest.Torch, s fsdpShape, w world) [][]string
 	w.shared = slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	procs := w.startTorch(t, tr, port, fsdpSource, s.args(fsdpSteps)...)
 	logs := make([][]string, s.size)
 	groups := w.joinGo(ctx, t, port)
@@ -225,7 +225,7 @@ func TestFSDP2Untold(t *testing.T) {
 			w := world{size: s.size, goRanks: []int{goRank}, untold: true, shared: slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"})}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			port := freeport.Get(t)
+			port := testkit.FreePort(t)
 			procs := w.startTorch(t, tr, port, fsdpSource, s.args(fsdpSteps)...)
 			log, err := fsdpRank(ctx, w.joinGo(ctx, t, port)[goRank], s, fsdpSteps)
 			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || !strings.Contains(err.Error(), torchcaps.Variable) || len(log) != 2 {

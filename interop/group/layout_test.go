@@ -10,7 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -61,7 +61,7 @@ func TestTransposedTensors(t *testing.T) {
 		w := world{size: 3, goRanks: []int{1}}
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		procs := w.startTorch(t, tr, port, layoutSource)
 		g := w.joinGo(ctx, t, port)[1]
 		me := int(g.Rank())

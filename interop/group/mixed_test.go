@@ -14,7 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -69,7 +69,7 @@ func oracle(t *testing.T, transport group.Transport, size int, plan []step) [][]
 			all[k] = step{Op: "barrier", Group: s.Group, Ranks: s.Ranks}
 		}
 	}
-	groups := w.joinGo(ctx, t, freeport.Get(t))
+	groups := w.joinGo(ctx, t, testkit.FreePort(t))
 	want := make([][]string, size)
 	err := w.eachGo(func(r int) (err error) {
 		want[r], err = runPlan(ctx, groups[r], all)

@@ -18,7 +18,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -74,7 +74,7 @@ func TestMixedSurvivors(t *testing.T) {
 					last = append(last, group.WithTimeout(liveness)) // nothing else ends it
 				}
 				w.options = append(w.options, group.WithTimeout(2*time.Minute), group.WithConnectTimeout(2*time.Minute))
-				port := freeport.Get(t)
+				port := testkit.FreePort(t)
 				procs := w.startTorch(t, nil, port, survivorSource, strconv.Itoa(victim), strconv.Itoa(limit))
 				signal := func(s syscall.Signal) { procs[victim].Signal(s) }
 				if victim == gos[1] {
@@ -193,7 +193,7 @@ func TestMixedVersionsUntold(t *testing.T) {
 		t.Run(w.String(), func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			port := freeport.Get(t)
+			port := testkit.FreePort(t)
 			procs := w.startTorch(t, nil, port, scatterSource)
 			g := w.joinGo(ctx, t, port)[w.goRanks[0]]
 			in := slices.Repeat([]float32{float32(g.Rank() + 1)}, w.size)
@@ -247,7 +247,7 @@ func TestMixedPart(t *testing.T) {
 	w := world{size: 4, goRanks: []int{0, 3}, torches: map[int]*torchtest.Torch{1: torchtest.V26, 2: torchtest.Newest}}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	procs := w.startTorch(t, nil, port, partSource)
 	groups := w.joinGo(ctx, t, port)
 	newest := group.Peers("torch-" + torchtest.Newest.About(t).Version)
@@ -310,7 +310,7 @@ func TestLauncherOfAnotherVersion(t *testing.T) {
 	w := world{size: 2, goRanks: []int{1}, torches: map[int]*torchtest.Torch{0: torchtest.V26}, untold: true}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	torchtest.Newest.Start(t, torchtest.Script{Source: hostSource, Args: []string{strconv.Itoa(port)}}).Expect(t, "ready")
 	w.env = map[string]string{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port)}
 	// Debian's build lacks libuv, and PyTorch takes it here without asking.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -118,7 +118,7 @@ func TestGoingOnWithPyTorch(t *testing.T) {
 	w := world{size: 3, goRanks: []int{0}}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	procs := w.startTorch(t, tr, port, restSource)
 	g := w.joinGo(ctx, t, port)[0]
 	x := []float32{1, 1, 1}

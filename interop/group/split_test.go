@@ -18,7 +18,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -145,7 +145,7 @@ func TestSplitAndMerge(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 		defer cancel()
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		procs := w.startTorch(t, tr, port, splitSource)
 		results := make([][]string, w.size)
 		groups := w.joinGo(ctx, t, port)

@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -249,7 +249,7 @@ func TestPerformedEndsTheGroup(t *testing.T) {
 			for _, tr := range c.torches {
 				tr.Need(t)
 			}
-			port := freeport.Get(t)
+			port := testkit.FreePort(t)
 			procs := w.startTorch(t, nil, port, performedSource, c.call)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()

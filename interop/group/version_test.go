@@ -17,7 +17,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -50,7 +50,7 @@ func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 					w := world{size: 2, goRanks: []int{goRank}, untold: untold}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					defer cancel()
-					port := freeport.Get(t)
+					port := testkit.FreePort(t)
 					procs := w.startTorch(t, tr, port, averageSource)
 					g := w.joinGo(ctx, t, port)[goRank]
 					if err := group.AllReduceSlice(ctx, g, make([]float32, 5), group.Sum); err != nil {
@@ -126,7 +126,7 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 		w := world{size: 2, goRanks: []int{1}, untold: true}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		procs := w.startTorch(t, tr, port, hashedSource)
 		g := w.joinGo(ctx, t, port)[1]
 		a, err := g.NewGroup(ctx, []cohort.Rank{0, 1}, group.WithLocalSync())
@@ -224,7 +224,7 @@ func TestHalvesThatABuildLacks(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 				defer cancel()
-				port := freeport.Get(t)
+				port := testkit.FreePort(t)
 				w.startTorch(t, tr, port, halvesSource, what)
 				g := w.joinGo(ctx, t, port)[1]
 				x := tensor.Must(tensor.New(tensor.Float16, 5))

@@ -24,8 +24,8 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testranks"
+
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 	"github.com/cohort-dist/cohort/tensor"
@@ -138,7 +138,7 @@ func (w world) tryJoin(ctx context.Context, t testing.TB, port, r int) (*group.G
 
 // eachGo runs f for every Go rank at once.
 func (w world) eachGo(f func(r int) error) error {
-	return testranks.Some(w.goRanks, f)
+	return testkit.SomeRanks(w.goRanks, f)
 }
 
 // run executes a plan in the world and returns the digests of all ranks.
@@ -146,7 +146,7 @@ func (w world) run(t *testing.T, tr *torchtest.Torch, plan []step) [][]string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	text, err := json.Marshal(plan)
 	if err != nil {
 		t.Fatal(err)

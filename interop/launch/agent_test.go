@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -174,7 +174,7 @@ func TestNodeJoins(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		options := []string{"--nproc-per-node", "1", "--nnodes", "1:2", "--rdzv-id", "joins", "--rdzv-endpoint", fmt.Sprintf("127.0.0.1:%d", freeport.Get(t)), "--rdzv-conf", "last_call_timeout=1,heartbeat_timeout=30"}
+		options := []string{"--nproc-per-node", "1", "--nnodes", "1:2", "--rdzv-id", "joins", "--rdzv-endpoint", fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t)), "--rdzv-conf", "last_call_timeout=1,heartbeat_timeout=30"}
 		env := []string{"STEPS=1000000"}
 		first := cohortWith(t, torch, dir, env, options, "-u", dir+"/loop.py")
 		first.wait(first.out, "joined", 1)

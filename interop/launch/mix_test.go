@@ -9,8 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -22,7 +21,7 @@ func TestLaunchersDoNotMix(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		const words = "torchrun and cohort run cannot launch parts of one job"
 		dir := place(t, torch)
-		endpoint := func() string { return fmt.Sprintf("127.0.0.1:%d", freeport.Get(t)) }
+		endpoint := func() string { return fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t)) }
 		ours := func(at string) *job {
 			return cohortRun(t, torch, dir, []string{"--nproc-per-node", "1", "--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", at}, "-u", dir+"/end.py", "0")
 		}
@@ -41,7 +40,7 @@ func TestLaunchersDoNotMix(t *testing.T) {
 		}
 		at = endpoint()
 		first = theirs(at)
-		testwait.Until(t, "torchrun hosts its store", func() bool {
+		testkit.Until(t, "torchrun hosts its store", func() bool {
 			c, err := net.Dial("tcp", at)
 			if err == nil {
 				_ = c.Close()
@@ -66,7 +65,7 @@ func TestTwoLaunchersMeet(t *testing.T) {
 		if !torch.About(t).Since(2, 0) {
 			torch.NotApplicable(t, "puts the number of torchrun's attempt before its keys")
 		}
-		dir, at := place(t, torch), fmt.Sprintf("127.0.0.1:%d", freeport.Get(t))
+		dir, at := place(t, torch), fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t))
 		if !torch.About(t).Since(2, 14) { // else rank 0 hosts the store
 			s, err := tcpstore.Listen(at)
 			if err != nil {

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -62,22 +62,22 @@ func TestWhyByHand(t *testing.T) {
 			if torch.Name == "1.13" {
 				torch.NotApplicable(t, "may end one of the two by the other's address, and nothing is left to see")
 			}
-			port := freeport.Get(t)
+			port := testkit.FreePort(t)
 			byHand(t, torch, "127.0.0.1", port, 3, 0, 1, 1)
 			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 was started twice, as the processes \d+ and \d+: give each process a RANK of its own, from 0 to 2\.$`)
 		})
 		t.Run("another WORLD_SIZE", func(t *testing.T) {
-			port := freeport.Get(t)
+			port := testkit.FreePort(t)
 			start(t, torch, told(0, 3, "127.0.0.1", port), told(1, 2, "127.0.0.1", port)) // else rank 0 meets nobody and ends
 			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 has WORLD_SIZE 2 where rank 0 has 3: all ranks must have the same; rank.* in init_process_group \(meet\.py:\d+\)`)
 		})
 		t.Run("another MASTER_PORT", func(t *testing.T) {
-			port, other := freeport.Get(t), freeport.Get(t)
+			port, other := testkit.FreePort(t), testkit.FreePort(t)
 			start(t, torch, told(0, 2, "127.0.0.1", port), told(1, 2, "127.0.0.1", other))
 			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(other)), `^Rank 1 uses the store at 127\.0\.0\.1:\d+, and rank 0 of the same program \(process \d+\) uses 127\.0\.0\.1:\d+: all ranks must have the same MASTER_ADDR and MASTER_PORT; rank 1 waits in init_process_group`)
 		})
 		t.Run("a dead store", func(t *testing.T) {
-			port := freeport.Get(t)
+			port := testkit.FreePort(t)
 			byHand(t, torch, "127.0.0.1", port, 2, 1)
 			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: nothing listens there.*; rank 0, which hosts it unless a launcher does, does not run on this host\.$`)
 		})
@@ -94,7 +94,7 @@ func TestWhyByHand(t *testing.T) {
 		})
 		t.Run("a host that does not resolve", func(t *testing.T) {
 			needNames(t)
-			port := freeport.Get(t)
+			port := testkit.FreePort(t)
 			byHand(t, torch, noHost, port, 2, 1)
 			why(t, net.JoinHostPort(noHost, strconv.Itoa(port)), `^Rank 1 cannot reach the store at no-such-host\.invalid:\d+: the name no-such-host\.invalid does not resolve`)
 		})

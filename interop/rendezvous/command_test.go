@@ -8,16 +8,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
 // TestCommandsOnTorchStore runs the store commands on PyTorch's own servers.
 func TestCommandsOnTorchStore(t *testing.T) {
-	program := testprog.Build(t, "cmd/cohort")
+	program := testkit.BuildProgram(t, "cmd/cohort")
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		p := torch.Start(t, torchtest.Script{Source: `
 import sys
 import torch, torch.distributed as dist
@@ -60,7 +59,7 @@ sys.stdin.readline()
 		} {
 			args := append([]string{"store"}, strings.Split(step.line, " ")...)
 			args = append(args[:2:2], append([]string{"--addr", "127.0.0.1:" + strconv.Itoa(port)}, args[2:]...)...)
-			code, out, complaint := testprog.Run(t, program, args...)
+			code, out, complaint := testkit.RunProgram(t, program, args...)
 			if code != step.code || out != step.out || !strings.Contains(complaint, step.err) {
 				t.Errorf("%s: exit %d, %q, %q; want %d, %q, %q", step.line, code, out, complaint, step.code, step.out, step.err)
 			}

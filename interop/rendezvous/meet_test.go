@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
@@ -81,7 +81,7 @@ func TestRendezvousGoHosts(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, scheme := range []string{"env", "tcp"} {
 			t.Run(scheme, func(t *testing.T) {
-				port := freeport.Get(t)
+				port := testkit.FreePort(t)
 				url := func(rank int) string {
 					if scheme == "env" {
 						return "env://"
@@ -113,7 +113,7 @@ func TestRendezvousTorchHosts(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for _, scheme := range []string{"env", "tcp"} {
 			t.Run(scheme, func(t *testing.T) {
-				port := freeport.Get(t)
+				port := testkit.FreePort(t)
 				url := func(rank int) string {
 					if scheme == "env" {
 						return "env://"
@@ -136,7 +136,7 @@ func TestRendezvousTorchHosts(t *testing.T) {
 
 func TestRendezvousNumKeysAsPyTorchSeesThem(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		p := torch.Start(t, torchtest.Script{Source: `
 import torch.distributed as dist
 store, rank, size = next(dist.rendezvous("env://"))
@@ -177,7 +177,7 @@ func TestRendezvousFileShared(t *testing.T) {
 // TestRendezvousTellsTorchClientsApart: PyTorch ranks do not tell their rank, and the host says so.
 func TestRendezvousTellsTorchClientsApart(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		p := torch.Start(t, torchtest.Script{Source: `
 import sys
 import torch.distributed as dist
@@ -233,7 +233,7 @@ func TestRendezvousAgentStore(t *testing.T) {
 // TestRendezvousTorchAgentStore has a store of PyTorch's as the launcher's; that of 1.13 tells the prefix by its dialect.
 func TestRendezvousTorchAgentStore(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		port, key := freeport.Get(t), "k"
+		port, key := testkit.FreePort(t), "k"
 		if torch.Name == "1.13" {
 			key = "/worker/attempt_3/k"
 		}

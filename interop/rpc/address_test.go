@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 )
@@ -20,7 +20,7 @@ func TestAddresses(t *testing.T) {
 		addresses := map[string]func() []rpc.Option{
 			"ipv6": func() []rpc.Option { return []rpc.Option{rpc.WithAddr("[::1]:0")} },
 			"name": func() []rpc.Option {
-				port := strconv.Itoa(freeport.Get(t))
+				port := strconv.Itoa(testkit.FreePort(t))
 				return []rpc.Option{rpc.WithAddr("127.0.0.1:" + port), rpc.WithAdvertise("localhost:" + port)}
 			},
 		}

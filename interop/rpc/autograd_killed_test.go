@@ -21,7 +21,7 @@ import (
 	fault "github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/internal/testing/testmem"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -348,7 +348,7 @@ func killOne(t *testing.T, tr *torchtest.Torch, k killing) {
 			members = append(members, torchWorker(name, script))
 		}
 	}
-	before := testmem.Heap()
+	before := testkit.HeapBytes()
 	w := start(t, tr, settings{modules: map[string]string{"layers": layers + stuck}, tolerant: true}, members...)
 	if p := w.procs[victimName]; p != nil {
 		dies = p
@@ -365,7 +365,7 @@ func killOne(t *testing.T, tr *torchtest.Torch, k killing) {
 	for name, l := range engines {
 		k.afterwards(t, w, name, l)
 	}
-	if grown := testmem.Heap() - before; grown > stuckRows*3*8/2 {
+	if grown := testkit.HeapBytes() - before; grown > stuckRows*3*8/2 {
 		t.Errorf("%d bytes are left", grown)
 	}
 }

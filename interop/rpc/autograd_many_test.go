@@ -12,7 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
-	"github.com/cohort-dist/cohort/internal/testing/testmem"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
@@ -46,7 +46,7 @@ assert memory() - before < 64 << 20, "memory grows: %%d" %% (memory() - before)
 		var before int64
 		for i := range n {
 			if i == 200 {
-				before = testmem.Heap()
+				before = testkit.HeapBytes()
 			}
 			gctx, c, err := l1.engine.Open(ctx)
 			if err != nil {
@@ -63,7 +63,7 @@ assert memory() - before < 64 << 20, "memory grows: %%d" %% (memory() - before)
 			_ = c.Close()
 		}
 		w.freed(ctx, w.agents["go1"])
-		if grown := testmem.Heap() - before; grown > 8<<20 {
+		if grown := testkit.HeapBytes() - before; grown > 8<<20 {
 			t.Errorf("the Go worker has %d bytes more than after 200 contexts", grown)
 		}
 		w.stop()
@@ -101,10 +101,10 @@ assert not failed, failed[:3]
 layers.until(lambda: layers.contexts() == 0, "contexts are left")
 `), m1)
 		w.run()
-		before := testmem.Heap()
+		before := testkit.HeapBytes()
 		l1.manyAtOnce(t, w.agents["go1"], "py0", contexts, length)
 		w.freed(testContext(t), w.agents["go1"])
-		if grown := testmem.Heap() - before; grown > 8<<20 {
+		if grown := testkit.HeapBytes() - before; grown > 8<<20 {
 			t.Errorf("%d bytes are left", grown)
 		}
 		w.stop()

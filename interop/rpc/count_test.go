@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 )
@@ -21,7 +21,7 @@ import (
 func TestCountDiesWithItsPyTorchWorker(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		ctx := testContext(t)
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		hostStore(t, port)
 		p := tr.Start(t, torchtest.Script{Name: "p.py", Modules: map[string]string{"gostub": gostub}, Source: obeys})
 		for _, order := range []string{"init", "leave", "init"} {

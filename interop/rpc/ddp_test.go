@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/ddp"
 	"github.com/cohort-dist/cohort/autograd/nn"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
@@ -133,7 +133,7 @@ func TestDataParallelInContexts(t *testing.T) {
 		servers := []string{"go2", "py3"}
 		m1, l1 := goLayer("go1")
 		m2, _ := goLayer("go2")
-		address := fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t))
+		address := fmt.Sprintf("tcp://127.0.0.1:%d", testkit.FreePort(t))
 		trainer := torchWorker("py0", fmt.Sprintf(hybridTrainer, address, pyList(servers)))
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, trainer, m1, m2, torchWorker("py3", "import layers\n"))
 		ctx := testContext(t)

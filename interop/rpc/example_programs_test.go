@@ -14,8 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -28,7 +27,7 @@ type program struct {
 
 func startExample(t *testing.T, name, url string) *program {
 	t.Helper()
-	p := &program{cmd: exec.CommandContext(t.Context(), testprog.Build(t, "examples/"+name), url)}
+	p := &program{cmd: exec.CommandContext(t.Context(), testkit.BuildProgram(t, "examples/"+name), url)}
 	p.cmd.Env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "TP_SOCKET_IFNAME=lo")
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	if err := p.cmd.Start(); err != nil {
@@ -50,7 +49,7 @@ func source(t *testing.T, parts ...string) string {
 func TestExamples(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		t.Run("paramserver", func(t *testing.T) {
-			url := "tcp://127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+			url := "tcp://127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 			ps := startExample(t, "paramserver", url+"?rank=0&world_size=3")
 			var trainers []*torchtest.Proc
 			for _, rank := range []string{"1", "2"} {
@@ -70,7 +69,7 @@ func TestExamples(t *testing.T) {
 			}
 		})
 		t.Run("actors", func(t *testing.T) {
-			url := "tcp://127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+			url := "tcp://127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 			var workers []*torchtest.Proc
 			for _, rank := range []string{"1", "2"} {
 				workers = append(workers, tr.Start(t, torchtest.Script{
@@ -90,7 +89,7 @@ func TestExamples(t *testing.T) {
 			}
 		})
 		t.Run("mixed", func(t *testing.T) {
-			url := "tcp://127.0.0.1:" + strconv.Itoa(freeport.Get(t))
+			url := "tcp://127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 			worker := tr.Start(t, torchtest.Script{
 				Source: source(t, "mixed", "worker.py"), Args: []string{url, "0", "2"},
 				Modules: map[string]string{"features": source(t, "mixed", "features.py")},

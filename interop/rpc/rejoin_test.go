@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
@@ -20,7 +20,7 @@ import (
 // references and contexts of every PyTorch process begin anew; those of the former ones must not stand in their way.
 func TestRankIsTakenAgain(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
-		port, ctx := freeport.Get(t), testContext(t)
+		port, ctx := testkit.FreePort(t), testContext(t)
 		hostStore(t, port)
 		join := func(m member, rank int) *rpc.Agent {
 			opts := append([]rpc.Option{rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(addRefHandlers(m.reg))}, m.opts...)

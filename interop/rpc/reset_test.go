@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -43,7 +43,7 @@ func TestPipeIsResetAtBytes(t *testing.T) {
 			for _, down := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%d-down-%v", n, down), func(t *testing.T) {
 					t.Parallel()
-					storePort, port, ctx := freeport.Get(t), freeport.Get(t), testContext(t)
+					storePort, port, ctx := testkit.FreePort(t), testkit.FreePort(t), testContext(t)
 					hostStore(t, storePort)
 					st, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(storePort))
 					if err != nil {

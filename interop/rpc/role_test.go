@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -287,7 +287,7 @@ func testSecondWorld(t *testing.T, tr *torchtest.Torch, told bool) {
 	t.Helper()
 	set := stubSettings(settings{static: true})
 	ctx := testContext(t)
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	url := "tcp://127.0.0.1:" + strconv.Itoa(port)
 	p := tr.Start(t, torchtest.Script{Modules: set.modules, Source: fmt.Sprintf(`
 import torch, gostub

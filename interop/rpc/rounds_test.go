@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -232,7 +232,7 @@ func TestRounds(t *testing.T) {
 				port := 0
 				for k, g := range generations {
 					if port == 0 || fresh {
-						port = freeport.Get(t)
+						port = testkit.FreePort(t)
 						hostStore(t, port)
 					}
 					begun := time.Now()
@@ -250,7 +250,7 @@ func TestRounds(t *testing.T) {
 func TestFailedStartIsFollowed(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		p := tr.Start(t, torchtest.Script{Name: "p.py", Modules: map[string]string{"gostub": gostub}, Source: obeys})
-		port := freeport.Get(t)
+		port := testkit.FreePort(t)
 		hostStore(t, port)
 		order := "1 2 tcp://127.0.0.1:" + strconv.Itoa(port)
 		for range 4 {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -62,7 +62,7 @@ func TestSideConnectionIsCut(t *testing.T) {
 			want string
 		}{"descriptors": {2, "works"}, "tensors": {3, "is ended"}} {
 			t.Run(name, func(t *testing.T) {
-				storePort, port, ctx := freeport.Get(t), freeport.Get(t), testContext(t)
+				storePort, port, ctx := testkit.FreePort(t), testkit.FreePort(t), testContext(t)
 				hostStore(t, storePort)
 				st, err := tcpstore.Dial(ctx, "127.0.0.1:"+strconv.Itoa(storePort))
 				if err != nil {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
@@ -68,7 +68,7 @@ func TestRankIsTakenAfterACrash(t *testing.T) {
 
 func takeAfterCrash(t *testing.T, tr *torchtest.Torch, sameAddress bool) {
 	t.Helper()
-	port, ctx := freeport.Get(t), testContext(t)
+	port, ctx := testkit.FreePort(t), testContext(t)
 	hostStore(t, port)
 	join := func(name string, rank cohort.Rank, wrap func(store.Store) store.Store) *rpc.Agent {
 		t.Helper()

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -68,7 +68,7 @@ type running struct {
 	procs  map[string]*torchtest.Proc
 	order  []string // by rank
 	stores []store.Store
-	logs   *testlog.Log
+	logs   *testkit.Log
 	set    settings
 }
 
@@ -109,9 +109,9 @@ const staying = "input()\n"
 func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *running {
 	t.Helper()
 	ctx := testContext(t)
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	url := "tcp://127.0.0.1:" + strconv.Itoa(port)
-	w := &running{t: t, agents: map[string]*rpc.Agent{}, procs: map[string]*torchtest.Proc{}, logs: &testlog.Log{}, set: set}
+	w := &running{t: t, agents: map[string]*rpc.Agent{}, procs: map[string]*torchtest.Proc{}, logs: &testkit.Log{}, set: set}
 	level := slog.LevelWarn
 	if os.Getenv("RPC_TEST_LOG") != "" {
 		level = slog.LevelDebug

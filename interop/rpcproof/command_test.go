@@ -12,8 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
-	"github.com/cohort-dist/cohort/internal/testing/testprog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -40,7 +39,7 @@ sys.stdin.readline()
 // world starts PyTorch workers py0, py1 and so on.
 func world(t *testing.T, tr *torchtest.Torch, count int, static bool) (port int, workers []*torchtest.Proc) {
 	t.Helper()
-	port = freeport.Get(t)
+	port = testkit.FreePort(t)
 	size := 0
 	if static {
 		size = count
@@ -81,11 +80,11 @@ func leave(t *testing.T, workers []*torchtest.Proc) {
 
 // TestCallIntoDynamicWorld joins a running PyTorch world from the command line, calls and leaves.
 func TestCallIntoDynamicWorld(t *testing.T) {
-	program := testprog.Build(t, "cmd/cohort")
+	program := testkit.BuildProgram(t, "cmd/cohort")
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		port, workers := world(t, tr, 2, false)
 		addr := "127.0.0.1:" + strconv.Itoa(port)
-		code, out, complaint := testprog.Run(t, program, "rpc", "ls", "--addr", addr)
+		code, out, complaint := testkit.RunProgram(t, program, "rpc", "ls", "--addr", addr)
 		if code != 0 || !strings.Contains(out, "dynamic world, round 0, 2 workers") || !strings.Contains(out, "py1") {
 			t.Errorf("ls: %d, %s %s", code, out, complaint)
 		}
@@ -101,7 +100,7 @@ func TestCallIntoDynamicWorld(t *testing.T) {
 			{[]string{"py0", "jobs.nosuch"}, 4, "nosuch"},
 		} {
 			args := append([]string{"rpc", "call", "--addr", addr, "--listen", "127.0.0.1:0", "--timeout", "30s"}, c.args...)
-			code, out, complaint := testprog.Run(t, program, args...)
+			code, out, complaint := testkit.RunProgram(t, program, args...)
 			if code != c.code || !strings.Contains(out+complaint, c.want) {
 				t.Errorf("%v: exit %d, %q, %q; want %d, %q", c.args, code, out, complaint, c.code, c.want)
 			}
@@ -111,7 +110,7 @@ func TestCallIntoDynamicWorld(t *testing.T) {
 			p.Send(t, "who")
 			p.Expect(t, "py0 py1")
 		}
-		if _, out, _ := testprog.Run(t, program, "rpc", "ls", "--addr", addr); strings.Contains(out, "cohort_cli") {
+		if _, out, _ := testkit.RunProgram(t, program, "rpc", "ls", "--addr", addr); strings.Contains(out, "cohort_cli") {
 			t.Errorf("the visitor is still listed: %s", out)
 		}
 		// Nobody waits for the others when they leave a dynamic world, and py0 hosts the store: it is the last.
@@ -122,21 +121,21 @@ func TestCallIntoDynamicWorld(t *testing.T) {
 
 // TestListStaticWorld reads a static world of PyTorch workers, and calls one from outside.
 func TestListStaticWorld(t *testing.T) {
-	program := testprog.Build(t, "cmd/cohort")
+	program := testkit.BuildProgram(t, "cmd/cohort")
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		port, workers := world(t, tr, 2, true)
 		addr := "127.0.0.1:" + strconv.Itoa(port)
-		code, out, complaint := testprog.Run(t, program, "rpc", "ls", "--addr", addr, "--json")
+		code, out, complaint := testkit.RunProgram(t, program, "rpc", "ls", "--addr", addr, "--json")
 		for rank := range 2 {
 			if entry := fmt.Sprintf(`{"id":%d,"name":"py%d","addr":"127.0.0.1:`, rank, rank); code != 0 || !strings.Contains(out, entry) {
 				t.Errorf("ls: %d, %s %s; want %s", code, out, complaint, entry)
 			}
 		}
-		code, out, complaint = testprog.Run(t, program, "rpc", "call", "--addr", addr, "py0", "math.sqrt", "4")
+		code, out, complaint = testkit.RunProgram(t, program, "rpc", "call", "--addr", addr, "py0", "math.sqrt", "4")
 		if code != 0 || strings.TrimSpace(out) != "2" {
 			t.Errorf("call: %d, %s %s", code, out, complaint)
 		}
-		code, out, complaint = testprog.Run(t, program, "rpc", "refs", "--addr", addr)
+		code, out, complaint = testkit.RunProgram(t, program, "rpc", "refs", "--addr", addr)
 		if code != 0 || !strings.Contains(out, "PyTorch workers do not tell: py0, py1") {
 			t.Errorf("refs: %d, %s %s", code, out, complaint)
 		}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -52,7 +52,7 @@ func TestServerResetAtEveryByte(t *testing.T) {
 				t.Fatal(err)
 			}
 			proxy.Cut()
-			testwait.Until(t, "the store forgets its client", func() bool { return s.Stats().Clients() == 0 })
+			testkit.Until(t, "the store forgets its client", func() bool { return s.Stats().Clients() == 0 })
 			return got[:len(got)-1], got[len(got)-1] == "end"
 		}
 		want, whole := trial(0, 0)
@@ -113,6 +113,6 @@ func TestServerResetAtRandom(t *testing.T) {
 			t.Errorf("%s; %d connections were cut", line, cuts)
 		}
 		proxy.Cut()
-		testwait.Until(t, "the store forgets its clients", func() bool { return s.Stats().Clients() == 0 })
+		testkit.Until(t, "the store forgets its clients", func() bool { return s.Stats().Clients() == 0 })
 	})
 }

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc/py"
 	"github.com/cohort-dist/cohort/store"
@@ -27,7 +27,7 @@ import (
 // worker "go1" join.
 func world(t *testing.T, tr *torchtest.Torch, rpcOptions, script string, modules map[string]string, opts ...tensorpipe.Option) (*worker, *client, *torchtest.Proc) {
 	t.Helper()
-	port := freeport.Get(t)
+	port := testkit.FreePort(t)
 	p := tr.Start(t, torchtest.Script{
 		Modules: modules,
 		Source: `

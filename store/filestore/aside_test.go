@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/filestore"
 )
@@ -27,7 +27,7 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
 			s, err := filestore.Open(ctx, filepath.Join(t.TempDir(), "f"),
-				filestore.WithHook(func(observe.Event) { end() }), filestore.WithLogger(testlog.Bad(end)))
+				filestore.WithHook(func(observe.Event) { end() }), filestore.WithLogger(testkit.BadLogger(end)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -56,7 +56,7 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 // TestPanicOfAHook is told to the store's logger, in whatever order the two are given.
 func TestPanicOfAHook(t *testing.T) {
 	t.Parallel()
-	var log testlog.Log
+	var log testkit.Log
 	calls := 0
 	hook, logger := filestore.WithHook(func(observe.Event) { calls++; panic("a bug") }), filestore.WithLogger(log.Logger(slog.LevelInfo))
 	for _, opts := range [][]filestore.Option{{hook, logger}, {logger, hook}} {

@@ -16,12 +16,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/internal/testing/testdisk"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 )
 
 func TestFullDisk(t *testing.T) {
-	dir := testdisk.Small(t)
+	dir := testkit.SmallDisk(t)
 	path, ctx := filepath.Join(dir, "store"), t.Context()
 	s := open(t, path)
 	var full error

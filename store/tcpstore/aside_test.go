@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -29,7 +29,7 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 	t.Parallel()
 	for how, end := range map[string]func(){"panic": func() { panic("a bug") }, "exit": runtime.Goexit} {
 		hook := tcpstore.WithHook(func(observe.Event) { end() })
-		log := tcpstore.WithLogger(testlog.Bad(end))
+		log := tcpstore.WithLogger(testkit.BadLogger(end))
 		for _, dialect := range dialects {
 			t.Run(fmt.Sprintf("%s, %s", how, dialect), func(t *testing.T) {
 				t.Parallel()
@@ -54,7 +54,7 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 				t.Parallel()
 				s := serve(t)
 				var bad atomic.Bool
-				var log testlog.Log
+				var log testkit.Log
 				var last atomic.Pointer[net.Conn]
 				dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
 					if bad.Load() {

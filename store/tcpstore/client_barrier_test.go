@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestBarrier: the last of its members lets all go on, whoever has given up meanwhile, in every dialect that has it.
@@ -25,16 +25,16 @@ func TestBarrier(t *testing.T) {
 			early, cancel := context.WithCancel(t.Context())
 			all := make(chan error, size)
 			go func() { all <- c.Barrier(early, "b", size) }()
-			testwait.Until(t, "one waits", func() bool { return s.Stats().Waiting == 1 })
+			testkit.Until(t, "one waits", func() bool { return s.Stats().Waiting == 1 })
 			cancel()
 			if err := <-all; !errors.Is(err, context.Canceled) {
 				t.Errorf("cancelled: %v", err)
 			}
-			testwait.Until(t, "the server knows", func() bool { return s.Stats().Waiting == 0 })
+			testkit.Until(t, "the server knows", func() bool { return s.Stats().Waiting == 0 })
 			for range size - 2 {
 				go func() { all <- c.Barrier(t.Context(), "b", size) }()
 			}
-			testwait.Until(t, "all but one wait", func() bool { return s.Stats().Waiting == size-2 })
+			testkit.Until(t, "all but one wait", func() bool { return s.Stats().Waiting == size-2 })
 			go func() { all <- c.Barrier(t.Context(), "b", size) }()
 			for range size - 1 {
 				if err := <-all; err != nil {
@@ -70,7 +70,7 @@ func TestBarrierEndsWithTheClient(t *testing.T) {
 		for range cap(all) {
 			go func() { all <- c.Barrier(t.Context(), "b", 9) }()
 		}
-		testwait.Until(t, "they wait", func() bool { return s.Stats().Waiting == cap(all) })
+		testkit.Until(t, "they wait", func() bool { return s.Stats().Waiting == cap(all) })
 		_ = c.Close()
 		for range cap(all) {
 			if err := <-all; !errors.Is(err, cohort.Closed) {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -345,7 +345,7 @@ func TestClientTimesOutWhileItConnects(t *testing.T) {
 			c := connect(t, p.Addr(), tcpstore.WithDialect(dialect), tcpstore.WithDialer(dial))
 			hang.Store(true)
 			p.Cut()
-			testwait.Until(t, "a call that connects", func() bool { // some of the first, on a busy machine many, do not know yet that the connection is gone
+			testkit.Until(t, "a call that connects", func() bool { // some of the first, on a busy machine many, do not know yet that the connection is gone
 				before := hung.Load()
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 				defer cancel()

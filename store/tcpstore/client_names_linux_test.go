@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/testdns"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestNameOfTwoServers: the name of a store has two addresses. Nobody listens at the first when the client connects; later another store
@@ -24,7 +24,7 @@ func TestNameOfTwoServers(t *testing.T) { // not parallel: it changes how names 
 			}
 			defer s.Close()
 			port := strconv.Itoa(s.Port())
-			testdns.Resolve(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 3))
+			testkit.ResolveTo(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 3))
 			c, err := Dial(ctx, net.JoinHostPort("store.test", port), WithDialect(dialect), WithTimeout(5*time.Second))
 			if err != nil {
 				t.Fatal(err)
@@ -63,8 +63,8 @@ func TestStoreBehindSilentAddresses(t *testing.T) { // not parallel: it changes 
 		t.Fatal(err)
 	}
 	defer s.Close()
-	testdns.Silence(t, net.IPv4(127, 0, 0, 2), s.Port())
-	testdns.Resolve(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 3), net.IPv4(127, 0, 0, 4)) // nobody listens at the second
+	testkit.SilentServer(t, net.IPv4(127, 0, 0, 2), s.Port())
+	testkit.ResolveTo(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 3), net.IPv4(127, 0, 0, 4)) // nobody listens at the second
 	for _, dialect := range []Dialect{DialectLegacy, DialectV, DialectNative} {
 		c, failed := Dial(t.Context(), net.JoinHostPort("store.test", strconv.Itoa(s.Port())), WithDialect(dialect))
 		if failed != nil {

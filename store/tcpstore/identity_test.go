@@ -9,7 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestClearedStoreIsAnother shows both drivers what Clear does to clients that used the store before.
@@ -25,7 +25,7 @@ func TestClearedStoreIsAnother(t *testing.T) {
 		}
 		waited := make(chan error, 1)
 		go func() { waited <- old.Wait(ctx, "never") }()
-		testwait.Until(t, "the wait is open", func() bool { return s.Stats().Waiting == 1 })
+		testkit.Until(t, "the wait is open", func() bool { return s.Stats().Waiting == 1 })
 		torch := dialV(t, s)
 		write(t, torch, wire.AppendAdd(nil, wire.V, "/n", 1))
 		read(t, torch, 8)
@@ -60,7 +60,7 @@ func TestClearedStoreIsAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() { waited <- operator.Wait(ctx, "never") }()
-		testwait.Until(t, "the wait is open", func() bool { return s.Stats().Waiting == 1 })
+		testkit.Until(t, "the wait is open", func() bool { return s.Stats().Waiting == 1 })
 		if n := s.Clear(); n != 1 {
 			t.Errorf("Clear took %d keys", n)
 		}
@@ -107,7 +107,7 @@ func TestServerTellsOfAnEarlierRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = first.Close()
-	testwait.Until(t, "the run is over", func() bool { return s.Stats().LeftBehind == 1 })
+	testkit.Until(t, "the run is over", func() bool { return s.Stats().LeftBehind == 1 })
 	if at := s.Stats().LeftAt; at.Before(s.started) {
 		t.Errorf("the run ended at %v, before the server started", at)
 	}
@@ -129,5 +129,5 @@ func TestForgettingServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	testwait.Until(t, "the keys are gone", func() bool { return s.Stats().Keys == 0 && s.Identity() != id })
+	testkit.Until(t, "the keys are gone", func() bool { return s.Stats().Keys == 0 && s.Identity() != id })
 }

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/store/storeserve"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestServerCrowd: PyTorch clients ask for a large value at once, more of them than the server may hold copies for. All
@@ -38,7 +38,7 @@ func TestServerCrowd(t *testing.T) {
 			crowd[i] = dialV(t, s)
 			write(t, crowd[i], get)
 		}
-		testwait.Until(t, "the buffers are full", func() (full bool) {
+		testkit.Until(t, "the buffers are full", func() (full bool) {
 			s.serving.Do(func(c *storeserve.Core) { full = c.Machine.OverBudget() })
 			return full
 		})
@@ -57,7 +57,7 @@ func TestServerCrowd(t *testing.T) {
 			write(t, c, wire.AppendPing(nil, wire.V, 1))
 			read(t, c, 4)
 		}
-		testwait.Until(t, "the buffers are given back", func() bool { return s.Stats().Memory <= 16<<20 }) // clients may know before the server does
+		testkit.Until(t, "the buffers are given back", func() bool { return s.Stats().Memory <= 16<<20 }) // clients may know before the server does
 		if cut := s.Stats().Cut; cut != 0 {
 			t.Errorf("%d were cut", cut)
 		}
@@ -76,7 +76,7 @@ func TestServerCrowdEnds(t *testing.T) {
 		for range 4 {
 			write(t, dialV(t, s), wire.AppendKey(nil, wire.V, wire.Get, "/model"))
 		}
-		testwait.Until(t, "all of them are cut", func() bool { return s.Stats().Clients() == 1 })
+		testkit.Until(t, "all of them are cut", func() bool { return s.Stats().Clients() == 1 })
 		write(t, writer, wire.AppendPing(nil, wire.V, 1))
 		read(t, writer, 4)
 	})
@@ -94,7 +94,7 @@ func TestServerWakesMany(t *testing.T) {
 			crowd[i] = dialV(t, s)
 			write(t, crowd[i], wire.AppendKeys(nil, wire.V, wire.Wait, "/k"))
 		}
-		testwait.Until(t, "all wait", func() bool { return s.Stats().Waiting == len(crowd) })
+		testkit.Until(t, "all wait", func() bool { return s.Stats().Waiting == len(crowd) })
 		write(t, crowd[0], wire.AppendPlain(nil, wire.V, wire.CancelWait)) // it does not wait any more, and sets the key
 		read(t, crowd[0], 1)
 		write(t, crowd[0], wire.AppendSet(nil, wire.V, "/k", nil))

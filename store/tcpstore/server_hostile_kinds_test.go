@@ -15,7 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/store/storeserve"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // kinds are attacks by requests that are small to send and large, or long, to serve. internal/store/storecore counts what each of
@@ -163,7 +163,7 @@ func TestServerHostileKinds(t *testing.T) {
 			before := s.Stats()
 			stop := startAttack(t, a.name, addr)
 			defer stop()
-			testwait.Until(t, a.name, func() (full bool) {
+			testkit.Until(t, a.name, func() (full bool) {
 				s.serving.Do(func(c *storeserve.Core) { full = c.Machine.OverBudget() })
 				return full || s.Stats().Requests() > before.Requests()+1000
 			})

@@ -23,7 +23,7 @@ import (
 	"time"
 
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // honest has eight clients count for a while and returns the 99th percentile of their round trips. Every reply is
@@ -311,7 +311,7 @@ func TestServerHostile(t *testing.T) {
 		}
 		before := s.Stats()
 		stop := startAttack(t, a.name, addr)
-		testwait.Until(t, a.name, func() bool {
+		testkit.Until(t, a.name, func() bool {
 			now := s.Stats()
 			switch a.name {
 			case "absurd lengths", "random bytes":
@@ -336,7 +336,7 @@ func TestServerHostile(t *testing.T) {
 		} else {
 			stop()
 			stopIdle()
-			testwait.Until(t, "the attackers are gone", func() bool { return s.Stats().Clients() == 0 })
+			testkit.Until(t, "the attackers are gone", func() bool { return s.Stats().Clients() == 0 })
 			calm = []time.Duration{p99(), p99()}
 		}
 		without = append(without, calm...)

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // requestsOf returns one request of each kind that a dialect has and that changes the store or waits.
@@ -61,7 +61,7 @@ func TestRequestResetAtEveryByte(t *testing.T) {
 			}
 		}
 	}
-	testwait.Until(t, "all connections end", func() bool { return s.Stats().Clients() == before.Clients() })
+	testkit.Until(t, "all connections end", func() bool { return s.Stats().Clients() == before.Clients() })
 	after := s.Stats()
 	if after.Keys != before.Keys || after.Queues != 0 || after.Bytes != before.Bytes || after.Memory != before.Memory || after.Waiting != 0 {
 		t.Errorf("before %+v, afterwards %+v", before, after)

@@ -24,8 +24,8 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -101,7 +101,7 @@ func TestServerClose(t *testing.T) {
 			write(t, c, wire.AppendKeys(nil, wire.V, wire.Wait, "never"))
 			_ = dialRaw(t, s) // silent
 		}
-		testwait.Until(t, "ten waits of twenty clients", func() bool { st := s.Stats(); return st.Waiting == 10 && st.Clients() == 20 })
+		testkit.Until(t, "ten waits of twenty clients", func() bool { st := s.Stats(); return st.Waiting == 10 && st.Clients() == 20 })
 		c := dialV(t, s)
 		var all sync.WaitGroup
 		for range 3 {
@@ -138,7 +138,7 @@ func TestServerShutdown(t *testing.T) {
 		a, b := dialV(t, s), dialV(t, s)
 		done := make(chan error)
 		go func() { done <- s.Shutdown(context.Background()) }()
-		testwait.Until(t, "the port is closed", func() bool {
+		testkit.Until(t, "the port is closed", func() bool {
 			c, err := net.Dial("tcp", s.Addr().String())
 			if err == nil {
 				_ = c.Close()
@@ -181,7 +181,7 @@ func TestServerStats(t *testing.T) {
 		write(t, v, wire.AppendKeys(nil, wire.V, wire.Wait, "/missing"))
 		native := dialV(t, s)
 		write(t, native, wire.AppendUpgrade(nil))
-		testwait.Until(t, "all are seen", func() bool {
+		testkit.Until(t, "all are seen", func() bool {
 			st := s.Stats()
 			return st.Waiting == 1 && st.Keys == 1 && st.Connections["native"] == 1 && st.Connections["silent"] == 1
 		})
@@ -207,7 +207,7 @@ func TestServerStats(t *testing.T) {
 		}
 		_ = silent.Close()
 		_ = v.Close()
-		testwait.Until(t, "the wait is gone", func() bool { return s.Stats().Waiting == 0 && s.Stats().Clients() == 2 })
+		testkit.Until(t, "the wait is gone", func() bool { return s.Stats().Waiting == 0 && s.Stats().Clients() == 2 })
 	})
 }
 
@@ -249,12 +249,12 @@ func TestServerCutsWithAReason(t *testing.T) {
 			{"validate", Limits{}, wire.AppendValidate(wire.AppendValidate(nil)), "second validate"},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				var log testlog.Log
+				var log testkit.Log
 				s := startServer(t, append(opts, WithLimits(c.limits), WithLogger(log.Logger(slog.LevelInfo)))...)
 				conn, other := dialRaw(t, s), dialRaw(t, s)
 				write(t, conn, c.bytes)
 				expectClosed(t, conn)
-				testwait.Until(t, "the reason is in the log", func() bool {
+				testkit.Until(t, "the reason is in the log", func() bool {
 					return log.Has(c.reason) && log.Has(conn.LocalAddr().String())
 				})
 				if s.Stats().Cut != 1 {
@@ -274,7 +274,7 @@ func TestServerConnLimit(t *testing.T) {
 		a, b := dialV(t, s), dialV(t, s)
 		expectClosed(t, dialRaw(t, s))
 		_ = a.Close()
-		testwait.Until(t, "one has left", func() bool { return s.Stats().Clients() == 1 })
+		testkit.Until(t, "one has left", func() bool { return s.Stats().Clients() == 1 })
 		dialV(t, s)
 		_ = b
 	})
@@ -311,7 +311,7 @@ func TestServerStuckReader(t *testing.T) {
 				}
 			}
 		}()
-		testwait.Until(t, "the one who does not read is cut", func() bool { return s.Stats().Cut == 1 })
+		testkit.Until(t, "the one who does not read is cut", func() bool { return s.Stats().Cut == 1 })
 		write(t, other, wire.AppendPing(nil, wire.V, 1))
 		read(t, other, 4)
 		if m := s.Stats().Memory; m > 20<<20 {
@@ -355,7 +355,7 @@ func TestServerHook(t *testing.T) {
 		_ = c.Close()
 		want := "store.connect  0,store.validate  0,store.ping  0,store.set /k 1,store.check /k 0," +
 			"store." + wire.NumKeys.String() + "  0,store." + wire.DeleteKey.String() + " /other 0,store.disconnect  0"
-		testwait.Until(t, want, func() bool {
+		testkit.Until(t, want, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return strings.Join(seen, ",") == want

@@ -13,13 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/internal/testing/testdisk"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestFullDisk: a bundle for which there is no room has whole files only, and is not there if it has none.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	root := testdisk.Small(t)
+	root := testkit.SmallDisk(t)
 	for name, first := range map[string][]byte{"some": make([]byte, 1000), "nothing": nil} {
 		b := Create(root, name, time.Now())
 		b.Write("first", first)

@@ -17,7 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/sys/kernlog"
-	"github.com/cohort-dist/cohort/internal/testing/testdns"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestGPUErrors: what the kernel has logged since the job began is told, with the rank whose process it was.
@@ -177,8 +177,8 @@ func TestSilentAddress(t *testing.T) { // not parallel: it changes how names are
 	}
 	defer func() { _ = l.Close() }()
 	port := l.Addr().(*net.TCPAddr).Port //nolint:errcheck,forcetypeassert // it is one
-	testdns.Silence(t, net.IPv4(127, 0, 0, 2), port)
-	testdns.Resolve(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 1))
+	testkit.SilentServer(t, net.IPv4(127, 0, 0, 2), port)
+	testkit.ResolveTo(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 1))
 	addr := net.JoinHostPort("store.test", strconv.Itoa(port))
 	if got := noStore(t.Context(), addr, nil); !strings.HasSuffix(got, "listens there and has not answered as a store does") {
 		t.Errorf("%q", got)

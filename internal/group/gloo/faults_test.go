@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/gloo/gloowire"
 	"github.com/cohort-dist/cohort/internal/group/transport"
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -84,7 +84,7 @@ func TestDeathOfAPeerEndsOnlyItsOps(t *testing.T) {
 }
 
 func TestEndOfLifeIsQuiet(t *testing.T) {
-	var log testlog.Log
+	var log testkit.Log
 	meshes := connectWorld(t, 3, func(_ int, c *Config) {
 		c.Logger = log.Logger(slog.LevelWarn)
 	})

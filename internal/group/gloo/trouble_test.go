@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // starved is a listener of a process that has no descriptors left.
@@ -26,7 +26,7 @@ func (starved) Close() error { return nil }
 func TestTroubleOfAListener(t *testing.T) {
 	d := newDevice(&Config{Rank: 0, Size: 2, Logger: slog.New(slog.DiscardHandler)}, 0, "")
 	d.startListener(starved{})
-	testwait.Until(t, "an attempt to accept", func() bool { return d.listener.trouble() != "" })
+	testkit.Until(t, "an attempt to accept", func() bool { return d.listener.trouble() != "" })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := d.missing(ctx, d.pairs[1:])

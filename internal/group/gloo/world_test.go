@@ -20,7 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/transport"
 	"github.com/cohort-dist/cohort/internal/group/transport/memtransport"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
-	"github.com/cohort-dist/cohort/internal/testing/testranks"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -66,7 +66,7 @@ func connectWorld(tb testing.TB, size int, change func(rank int, c *Config)) []*
 // each runs f for every rank at once and fails the test on the first error.
 func each(tb testing.TB, size int, f func(rank int) error) {
 	tb.Helper()
-	if err := testranks.Each(size, f); err != nil {
+	if err := testkit.EachRank(size, f); err != nil {
 		tb.Fatal(err)
 	}
 }

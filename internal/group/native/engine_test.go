@@ -26,7 +26,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/transport"
 	"github.com/cohort-dist/cohort/internal/group/transport/memtransport"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
-	"github.com/cohort-dist/cohort/internal/testing/testranks"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -273,7 +273,7 @@ func runPlans(t *testing.T, meshes []transport.Mesh, tuning native.Tuning, seed 
 
 // interrupting runs a request and, for some seeds, leaves it several times in the middle.
 func interrupting(e *native.Engine, q *collective.Request, seed uint64) error {
-	return testranks.Leave(e.Run, q, seed, 300*time.Microsecond)
+	return testkit.Interrupt[*collective.Interrupted](func(ctx context.Context) error { return e.Run(ctx, q) }, seed, 300*time.Microsecond)
 }
 
 // tunings make every algorithm run at every size.

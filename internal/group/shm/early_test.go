@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/shm/shmring"
 	"github.com/cohort-dist/cohort/internal/group/transport"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // sendEarly sends that many messages of a few bytes on slot 1 that nobody receives, each with its number.
@@ -165,7 +165,7 @@ func TestNobodyWaitsForAnOfferThatCameEarly(t *testing.T) {
 			if err := a.Wait(ctx, out); err != nil {
 				t.Fatal(err)
 			}
-			testwait.Until(t, "the message is there", in.Completed)
+			testkit.Until(t, "the message is there", in.Completed)
 			if !bytes.Equal(in.Buf, out.Buf) {
 				t.Error("another message")
 			}

@@ -22,7 +22,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/shm/shmring"
 	"github.com/cohort-dist/cohort/internal/group/transport"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 var _ transport.Mesh = (*Mesh)(nil)
@@ -257,7 +257,7 @@ func TestDriverIsWoken(t *testing.T) {
 			woken := make(chan error, 1)
 			go func() { woken <- m.Wait(ctx, op) }()
 			bell := m.engine.seg.bell(0)
-			testwait.Until(t, "the driver sleeps", func() bool { return atomic.LoadUint32(&bell.sleepers) > 0 })
+			testkit.Until(t, "the driver sleeps", func() bool { return atomic.LoadUint32(&bell.sleepers) > 0 })
 			time.Sleep(2 * sleepSlice) // and has slept for long
 			end(m, op, cancel)
 			select {

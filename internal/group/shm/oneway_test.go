@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -247,7 +247,7 @@ func TestDrift(t *testing.T) {
 // awaitGone returns when a rank has seen that another is gone.
 func awaitGone(t *testing.T, e *Engine, rank int) {
 	t.Helper()
-	testwait.Until(t, fmt.Sprintf("rank %d sees that rank %d is gone", e.rank, rank), func() bool { return e.others.how(rank) != present })
+	testkit.Until(t, fmt.Sprintf("rank %d sees that rank %d is gone", e.rank, rank), func() bool { return e.others.how(rank) != present })
 }
 
 // TestLossInAnOperationThatWaitsForNobody: it fails because of a rank that has left, although it needs nothing of it.
@@ -357,7 +357,7 @@ func endConnections(e *Engine) {
 func awaitAsleep(t *testing.T, e *Engine) {
 	t.Helper()
 	sleepers := &e.steps.lines[e.rank].at(e.steps.last + 1).sleepers
-	testwait.Until(t, fmt.Sprintf("somebody waits for rank %d", e.rank), func() bool { return atomic.LoadUint32(sleepers) != 0 })
+	testkit.Until(t, fmt.Sprintf("somebody waits for rank %d", e.rank), func() bool { return atomic.LoadUint32(sleepers) != 0 })
 }
 
 // TestWhatALeaverHasShown can still be read.

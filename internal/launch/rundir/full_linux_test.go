@@ -12,12 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/internal/testing/testdisk"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestFullTemporaryFolder: a folder for temporary files without room for those of a run is passed over, as Python's tempfile does.
 func TestFullTemporaryFolder(t *testing.T) {
-	tmp := testdisk.Small(t)
+	tmp := testkit.SmallDisk(t)
 	if err := os.WriteFile(filepath.Join(tmp, "large"), make([]byte, 100_000), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -53,7 +53,7 @@ func TestLogger(t *testing.T) {
 	defer slog.SetDefault(before)
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	for _, end := range []func(){func() { panic("a bug") }, runtime.Goexit} {
-		l := Logger(testlog.Bad(end))
+		l := Logger(testkit.BadLogger(end))
 		if Logger(l) != l {
 			t.Error("what is protected is protected again")
 		}
@@ -63,8 +63,8 @@ func TestLogger(t *testing.T) {
 	if n := strings.Count(log.String(), "a bug"); n != 2 {
 		t.Errorf("%d panics are told: %s", n, &log)
 	}
-	slog.SetDefault(testlog.Bad(func() { panic("the default logger's") }))
-	Logger(testlog.Bad(func() { panic("a bug") })).Info("a line") // nobody is left but the standard error
+	slog.SetDefault(testkit.BadLogger(func() { panic("the default logger's") }))
+	Logger(testkit.BadLogger(func() { panic("a bug") })).Info("a line") // nobody is left but the standard error
 	Logger(nil).Info("a line")
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -66,7 +66,7 @@ func occupy(ctx context.Context, t *testing.T, server, client *node, busy chan s
 	for range 2 { // one runs and one waits
 		calls.Go(func() { _, _ = client.call(ctx, "server", "m.busy") })
 	}
-	testwait.Until(t, "a request waits", func() bool { _, _, waiting := server.server.Counts(); return waiting == 1 })
+	testkit.Until(t, "a request waits", func() bool { _, _, waiting := server.server.Counts(); return waiting == 1 })
 	return func() {
 		close(busy)
 		calls.Wait()

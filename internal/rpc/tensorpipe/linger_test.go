@@ -15,7 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/sys/spinwait"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestLingering walks through the messages of a caller that comes and goes.
@@ -75,7 +75,7 @@ func TestIdleDoesNotLinger(t *testing.T) {
 		done <- err
 	}()
 	time.Sleep(5 * lingerTime) // probably it has lingered
-	testwait.Until(t, "somebody may nap", spinwait.BeginRawSleep)
+	testkit.Until(t, "somebody may nap", spinwait.BeginRawSleep)
 	spinwait.EndNap()
 	cancel()
 	if err := <-done; !errors.Is(err, cohort.Canceled) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestClientsThatLeftHoldNoMemory: clients are answered together, then each sends most of a large request and leaves. What they
@@ -31,7 +31,7 @@ func TestClientsThatLeftHoldNoMemory(t *testing.T) {
 				conns[i] = dialV(t, s)
 				write(t, conns[i], wire.AppendKeys(nil, wire.V, wire.Wait, "/k"))
 			}
-			testwait.Until(t, "all wait", func() bool { return s.snapshot().NWaits == clients })
+			testkit.Until(t, "all wait", func() bool { return s.snapshot().NWaits == clients })
 			write(t, dialV(t, s), wire.AppendSet(nil, wire.V, "/k", nil))
 			for _, c := range conns {
 				read(t, c, 1)
@@ -41,9 +41,9 @@ func TestClientsThatLeftHoldNoMemory(t *testing.T) {
 			before := heap()
 			for i, c := range conns {
 				write(t, c, most)
-				testwait.Until(t, "it is read", func() bool { return s.snapshot().Memory >= size })
+				testkit.Until(t, "it is read", func() bool { return s.snapshot().Memory >= size })
 				_ = c.Close()
-				testwait.Until(t, "the client is gone", func() bool { return s.clients() == clients-i })
+				testkit.Until(t, "the client is gone", func() bool { return s.clients() == clients-i })
 			}
 			if after := heap(); after > before+limit {
 				t.Errorf("the heap has grown from %d to %d MiB, the limit is %d MiB", before>>20, after>>20, limit>>20)

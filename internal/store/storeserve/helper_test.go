@@ -17,7 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/store/storecore"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -112,7 +112,7 @@ func noLeaks(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	t.Cleanup(func() {
 		goleak.VerifyNone(t, ignore)
-		testwait.Until(t, "descriptors are closed", func() bool { return countFDs() <= before })
+		testkit.Until(t, "descriptors are closed", func() bool { return countFDs() <= before })
 	})
 }
 

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestLoopDoesNotAskForWhatItWillNotRead: a client whose output is waiting goes on sending until it is paused. From then on
@@ -24,7 +24,7 @@ func TestLoopDoesNotAskForWhatItWillNotRead(t *testing.T) {
 	for range 4000 { // one by one, so that the socket is full before the client is paused, and far more than sockets hold
 		write(t, c, get)
 	}
-	testwait.Until(t, "the loop asks for room only, for as long as there is none", func() bool {
+	testkit.Until(t, "the loop asks for room only, for as long as there is none", func() bool {
 		if askedFor(t, s) != unix.EPOLLOUT {
 			return false
 		}

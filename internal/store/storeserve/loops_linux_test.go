@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // asked are the events that the kernel is asked for about each connection, by loop.
@@ -112,7 +112,7 @@ func TestLoopsKnowWhatWasBefore(t *testing.T) {
 		}
 		close(stop)
 		busy.Wait()
-		testwait.Until(t, "all are gone", func() bool { return s.clients() == 0 })
+		testkit.Until(t, "all are gone", func() bool { return s.clients() == 0 })
 	}
 }
 
@@ -143,7 +143,7 @@ func TestLoopsEndInAStorm(t *testing.T) {
 						}
 					})
 				}
-				testwait.Until(t, "some were served", func() bool { return served.Load() > int64(round) })
+				testkit.Until(t, "some were served", func() bool { return served.Load() > int64(round) })
 				if round%2 == 1 {
 					<-s.Drain()
 				}
@@ -261,5 +261,5 @@ func storm(t *testing.T, s *testServer, clients int) {
 	for _, c := range conns {
 		_ = c.Close()
 	}
-	testwait.Until(t, "all are gone", func() bool { return s.clients() == 0 })
+	testkit.Until(t, "all are gone", func() bool { return s.clients() == 0 })
 }

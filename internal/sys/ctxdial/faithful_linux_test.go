@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/testing/testdns"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestFaithful: once the second address of a name was reached, the first one is not dialled although somebody answers there now, until the
@@ -20,7 +20,7 @@ func TestFaithful(t *testing.T) { // not parallel: it changes how names are look
 	}
 	defer func() { _ = second.Close() }()
 	port := strconv.Itoa(second.Addr().(*net.TCPAddr).Port) //nolint:errcheck // it is one
-	testdns.Resolve(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 3))
+	testkit.ResolveTo(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 3))
 	var f Faithful
 	reach := func(host string) {
 		t.Helper()

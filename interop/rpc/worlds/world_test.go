@@ -24,7 +24,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -127,7 +127,7 @@ func newStage(t *testing.T) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{t: t, listener: l, arrivals: map[string]chan net.Conn{}, logs: &logs{}, dirs: map[*torchtest.Torch][2]string{}, port: freeport.Get(t)}
+	s := &stage{t: t, listener: l, arrivals: map[string]chan net.Conn{}, logs: &logs{}, dirs: map[*torchtest.Torch][2]string{}, port: testkit.FreePort(t)}
 	s.wg.Go(s.accept)
 	t.Cleanup(s.end)
 	return s

@@ -11,12 +11,12 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
-	"github.com/cohort-dist/cohort/internal/testing/testdisk"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestReportOnAFullDisk: a report that cannot be written whole is not there, the command says so, and its exit code is the job's.
 func TestReportOnAFullDisk(t *testing.T) {
-	dir := testdisk.Small(t)
+	dir := testkit.SmallDisk(t)
 	if err := os.WriteFile(filepath.Join(dir, "large"), make([]byte, 100_000), 0o600); err == nil {
 		t.Fatal("the disk is not full")
 	}

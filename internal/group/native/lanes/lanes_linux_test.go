@@ -22,7 +22,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/native/nativetcp"
 	"github.com/cohort-dist/cohort/internal/group/transport"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
-	"github.com/cohort-dist/cohort/internal/testing/testranks"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -200,7 +200,7 @@ func results(t *testing.T, meshes []transport.Mesh, size int) [][]byte {
 			for _, kind := range kinds {
 				for _, uneven := range []bool{false, true} {
 					q := request(kind, tag, r, n, size, uneven)
-					if err := testranks.Leave(e.Run, &q, uint64(tag)+uint64(r), time.Millisecond); err != nil {
+					if err := testkit.Interrupt[*collective.Interrupted](func(ctx context.Context) error { return e.Run(ctx, &q) }, uint64(tag)+uint64(r), time.Millisecond); err != nil {
 						errs[r] = fmt.Errorf("rank %d: %v of %d bytes: %w", r, kind, size, err)
 						return
 					}

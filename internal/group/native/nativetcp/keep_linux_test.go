@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
 	"github.com/cohort-dist/cohort/internal/group/transport"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // largeMessage is one that its receiver has to answer before it moves.
@@ -31,7 +31,7 @@ func TestKeeperServesWhatNobodyWaitsFor(t *testing.T) {
 		send, recv := &transport.Op{Peer: 1, Slot: 3, Buf: largeMessage(i)}, &transport.Op{Peer: 0, Slot: 3, Buf: make([]byte, 300_000)}
 		meshes[1].Recv(recv)
 		meshes[0].Send(send)
-		testwait.Until(t, "a message that nobody waits for moves", func() bool { return send.Completed() && recv.Completed() })
+		testkit.Until(t, "a message that nobody waits for moves", func() bool { return send.Completed() && recv.Completed() })
 		if recv.State.Err != nil || send.State.Err != nil || !bytes.Equal(recv.Buf, send.Buf) {
 			t.Fatalf("round %d: %v, %v", i, recv.State.Err, send.State.Err)
 		}
@@ -49,7 +49,7 @@ func TestKeeperServesBesideACollectiveThatStandsStill(t *testing.T) {
 		send, recv := &transport.Op{Peer: 1, Slot: 3, Buf: largeMessage(i)}, &transport.Op{Peer: 0, Slot: 3, Buf: make([]byte, 300_000)}
 		meshes[1].Recv(recv)
 		meshes[0].Send(send)
-		testwait.Until(t, "a message beside a collective moves", func() bool { return send.Completed() && recv.Completed() })
+		testkit.Until(t, "a message beside a collective moves", func() bool { return send.Completed() && recv.Completed() })
 		if !bytes.Equal(recv.Buf, send.Buf) {
 			t.Fatalf("round %d: %v, %v", i, recv.State.Err, send.State.Err)
 		}
@@ -68,12 +68,12 @@ func TestPollerListensOnlyWhileNobodyDrives(t *testing.T) {
 		defer meshes[1].mu.Unlock()
 		return meshes[1].watch.listening
 	}
-	testwait.Until(t, "the poller listens", listening)
+	testkit.Until(t, "the poller listens", listening)
 	recv := &transport.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)}
 	meshes[1].Recv(recv)
 	done := make(chan error, 1)
 	go func() { done <- wait(t, meshes[1], recv) }()
-	testwait.Until(t, "somebody drives", func() bool {
+	testkit.Until(t, "somebody drives", func() bool {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
 		return meshes[1].mu.driver.taken
@@ -86,7 +86,7 @@ func TestPollerListensOnlyWhileNobodyDrives(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	testwait.Until(t, "the poller listens again", listening)
+	testkit.Until(t, "the poller listens again", listening)
 }
 
 func TestAnyPeerWithoutAListTakesAll(t *testing.T) {

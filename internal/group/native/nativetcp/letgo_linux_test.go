@@ -12,7 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/transport"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // watched returns a buffer, and what tells whether somebody has it.
@@ -24,7 +24,7 @@ func watched(n int) (buf []byte, kept func() bool) {
 
 func isLetGo(t *testing.T, what string, kept func() bool) {
 	t.Helper()
-	testwait.Until(t, what+" is let go", func() bool {
+	testkit.Until(t, what+" is let go", func() bool {
 		runtime.GC()
 		return !kept()
 	})
@@ -81,7 +81,7 @@ func TestBuffersOfSleepersAreLetGo(t *testing.T) {
 			ended <- err
 		}()
 	}
-	testwait.Until(t, "all wait", func() bool {
+	testkit.Until(t, "all wait", func() bool {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
 		return len(meshes[1].mu.driver.sleepers) == count-1

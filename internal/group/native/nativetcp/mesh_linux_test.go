@@ -17,7 +17,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
 	"github.com/cohort-dist/cohort/internal/group/transport"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -117,7 +117,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 		return bytes
 	}
 	// As many arrive as the window takes, and no more however long one waits.
-	testwait.Until(t, "the window is used", func() bool { return held() > DefaultWindow-2*size })
+	testkit.Until(t, "the window is used", func() bool { return held() > DefaultWindow-2*size })
 	time.Sleep(20 * time.Millisecond)
 	if n := held(); n > DefaultWindow {
 		t.Errorf("%d bytes are held", n)
@@ -312,7 +312,7 @@ func TestMoreMessagesThanMayBeAnnounced(t *testing.T) {
 		sends[i] = transport.Op{Peer: 0, Slot: 1, Buf: []byte{byte(i), byte(i >> 8), byte(i >> 16)}}
 		meshes[1].Send(&sends[i])
 	}
-	testwait.Until(t, "as many as may be are announced", func() bool {
+	testkit.Until(t, "as many as may be are announced", func() bool {
 		meshes[0].mu.Lock()
 		defer meshes[0].mu.Unlock()
 		return meshes[0].mu.conns[1].recvs.inbox.Announced == maxAnnounced

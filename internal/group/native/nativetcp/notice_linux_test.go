@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
 	"github.com/cohort-dist/cohort/internal/group/transport"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // stuck begins a collective that does not go on, and waits for it.
@@ -65,7 +65,7 @@ func TestNoticeAmongMessages(t *testing.T) {
 			}
 		})
 	}
-	testwait.Until(t, "the other rank hears of it", func() bool {
+	testkit.Until(t, "the other rank hears of it", func() bool {
 		meshes[0].mu.Lock()
 		defer meshes[0].mu.Unlock()
 		return len(meshes[0].mu.conns[1].notices) == 1

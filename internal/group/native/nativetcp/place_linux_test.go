@@ -12,7 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
 	"github.com/cohort-dist/cohort/internal/sys/spinwait"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
 // TestAllOfAHostHearWhereARankRuns: a rank exchanges messages with a few others only, and all of them decide by where all are.
@@ -63,7 +63,7 @@ func TestMovesOfARankThatIsNotHeard(t *testing.T) {
 	post(m, 1, make([]byte, nativewire.MaxPiece)) // in one frame, which says where the rank was before
 	s.hears()
 	s.says(nativewire.Header{Type: nativewire.Ready, Slot: 1, Total: nativewire.MaxPiece}, nil)
-	testwait.Until(t, "the socket is full", func() bool {
+	testkit.Until(t, "the socket is full", func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		return m.mu.conns[1].out.armed

@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
 	"github.com/cohort-dist/cohort/internal/group/transport"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -126,7 +126,7 @@ func busy(t *testing.T, m *Mesh, s *scripted) (slot uint64) {
 	post(m, 1, make([]byte, size))
 	s.hears()
 	s.says(nativewire.Header{Type: nativewire.Ready, Slot: 1, Total: size}, nil)
-	testwait.Until(t, "the socket is full", func() bool {
+	testkit.Until(t, "the socket is full", func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		return m.mu.conns[1].out.armed
@@ -236,7 +236,7 @@ func TestGrantedSendCannotBeWithdrawn(t *testing.T) {
 	s.hears()
 	stream := busy(t, m, s)
 	s.says(nativewire.Header{Type: nativewire.Ready, Slot: 6, Total: 100_000}, nil)
-	testwait.Until(t, "it waits for the socket", func() bool {
+	testkit.Until(t, "it waits for the socket", func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		return m.mu.conns[1].out.granted.Len == 2
@@ -246,7 +246,7 @@ func TestGrantedSendCannotBeWithdrawn(t *testing.T) {
 	}
 	paid := 0
 	for _, n := range []int{100, 100_000} {
-		testwait.Until(t, "a message that the peer has not heard of is withdrawn", func() bool {
+		testkit.Until(t, "a message that the peer has not heard of is withdrawn", func() bool {
 			op := post(m, 7, make([]byte, n))
 			withdrawn := m.Cancel(op)
 			if !withdrawn && n <= EagerMax { // the socket has taken more meanwhile

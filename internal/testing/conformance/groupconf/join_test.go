@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -25,7 +25,7 @@ import (
 func TestStoreTimeout(t *testing.T) {
 	for _, url := range []string{
 		"file://" + filepath.Join(t.TempDir(), "store"),
-		fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t)),
+		fmt.Sprintf("tcp://127.0.0.1:%d", testkit.FreePort(t)),
 	} {
 		w, err := world.Join(t.Context(), url, world.WithRank(0), world.WithWorldSize(1), world.WithTimeout(time.Second))
 		if err != nil {
@@ -45,7 +45,7 @@ func TestStoreTimeout(t *testing.T) {
 // TestLoggingInit: joining leaves the program's log alone.
 func TestLoggingInit(t *testing.T) {
 	logger, writer, flags := slog.Default(), log.Writer(), log.Flags()
-	vars := map[string]string{"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(freeport.Get(t))}
+	vars := map[string]string{"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(testkit.FreePort(t))}
 	w, err := world.Join(t.Context(), "env://", world.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) { v, ok := vars[name]; return v, ok })))
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func TestLoggingInit(t *testing.T) {
 // the prefixes of its group, and the group works.
 func TestChoiceOfServer(t *testing.T) {
 	for _, choice := range []string{"0", "1"} {
-		port := strconv.Itoa(freeport.Get(t))
+		port := strconv.Itoa(testkit.FreePort(t))
 		for url, env := range map[string]map[string]string{
 			"tcp://127.0.0.1:" + port + "?use_libuv=" + choice: nil,
 			"env://": {"USE_LIBUV": choice, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},

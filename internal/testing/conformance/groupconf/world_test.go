@@ -16,7 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/testranks"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -69,7 +69,7 @@ func runOver(t *testing.T, transport group.Transport, size int, f func(ctx conte
 }
 
 // each runs f for every rank at once.
-var each = testranks.Each
+var each = testkit.EachRank
 
 // full returns a tensor whose elements are all v.
 func full[T tensor.Element](v T, shape ...int) *tensor.Tensor {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -152,10 +152,10 @@ func TestCutFetch(t *testing.T) {
 			t.Errorf("got %v, %v", v, err)
 		}
 	})
-	testwait.Until(t, "the answer is lost", func() bool { _, lost := f.count(rpcwire.PythonRRefFetchRet); return lost == 1 })
-	testwait.Until(t, "both fetches are under way", func() bool { seen, _ := f.count(rpcwire.PythonRRefFetchCall); return seen >= 2 })
+	testkit.Until(t, "the answer is lost", func() bool { _, lost := f.count(rpcwire.PythonRRefFetchRet); return lost == 1 })
+	testkit.Until(t, "both fetches are under way", func() bool { seen, _ := f.count(rpcwire.PythonRRefFetchCall); return seen >= 2 })
 	f.cut()
-	testwait.Until(t, "both fetches are under way again", func() bool { seen, _ := f.count(rpcwire.PythonRRefFetchCall); return seen >= 4 })
+	testkit.Until(t, "both fetches are under way again", func() bool { seen, _ := f.count(rpcwire.PythonRRefFetchCall); return seen >= 4 })
 	close(release)
 	fetches.Wait()
 	must(t, ref.Close())
@@ -170,7 +170,7 @@ func TestCutCall(t *testing.T) {
 	a := w.nodes[0].Agent
 	f.loseNext(1, rpcwire.PythonRet)
 	call := rpc.Async[any](w.ctx, a, name(1), "t.nothing")
-	testwait.Until(t, "the answer is lost", func() bool { _, lost := f.count(rpcwire.PythonRet); return lost == 1 })
+	testkit.Until(t, "the answer is lost", func() bool { _, lost := f.count(rpcwire.PythonRet); return lost == 1 })
 	f.cut()
 	within(t, soon, "the failure", func() {
 		_, err := call.Await(w.ctx)

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -212,7 +212,7 @@ func TestWaitAllTimeout(t *testing.T) {
 		return nil
 	})
 	wantErr(t, err, cohort.DeadlineExceeded)
-	testwait.Until(t, "no call is left", func() bool { return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 0 })
+	testkit.Until(t, "no call is left", func() bool { return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 0 })
 }
 
 func TestWaitAllRaise(t *testing.T) {
@@ -232,7 +232,7 @@ func TestWaitAllRaiseInBody(t *testing.T) {
 		return mine
 	})
 	wantErr(t, err, mine)
-	testwait.Until(t, "no call is left", func() bool { return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 0 })
+	testkit.Until(t, "no call is left", func() bool { return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 0 })
 }
 
 // A call to a worker that has gone fails soon, and says which worker.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 )
@@ -78,7 +78,7 @@ func TestEvents(t *testing.T) {
 							kind = "rpc.remote"
 						}
 						key := map[string]string{"handler": c.fn, "builtin": addOperator, "script": "t.sleep_add"}[c.name]
-						testwait.Until(t, "the callee's event", func() bool {
+						testkit.Until(t, "the callee's event", func() bool {
 							served := find(to.observed(), "rpc.serve", observe.End, key)
 							return len(served) == 1 && served[0].Peer == name(0) && served[0].Rank == cohort.Rank(to.rank) && served[0].Err == nil
 						})
@@ -127,7 +127,7 @@ func TestEventsOfCallee(t *testing.T) {
 		return err
 	})
 	for rank, n := range w.nodes {
-		testwait.Until(t, "the callee's event", func() bool {
+		testkit.Until(t, "the callee's event", func() bool {
 			served := find(n.observed(), "rpc.serve", observe.End, "t.sleep")
 			return len(served) == 1 && served[0].Peer == name((rank+worldSize-1)%worldSize) &&
 				served[0].Rank == cohort.Rank(rank) && served[0].Dur >= 20*time.Millisecond
@@ -145,7 +145,7 @@ func TestEventsOfFailedHandler(t *testing.T) {
 	ref, err := rpc.Remote[any](w.ctx, w.nodes[0].Agent, name(1), "t.raise")
 	must(t, err)
 	defer ref.Close()
-	testwait.Until(t, "two events with an error", func() bool {
+	testkit.Until(t, "two events with an error", func() bool {
 		served := find(w.nodes[1].observed(), "rpc.serve", observe.End, "t.raise")
 		return len(served) == 2 && served[0].Err != nil && served[1].Err != nil
 	})
@@ -162,7 +162,7 @@ func TestEventsNested(t *testing.T) {
 		}
 		_, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), fn, args...)
 		must(t, err)
-		testwait.Until(t, "nested events of "+fn, func() bool {
+		testkit.Until(t, "nested events of "+fn, func() bool {
 			events := w.nodes[1].observed()
 			outer, inner := find(events, "rpc.serve", observe.End, fn), find(events, "rpc.call", observe.End, "t.add")
 			return len(outer) == 1 && len(inner) > 0 && inner[len(inner)-1].Dur <= outer[0].Dur && inner[len(inner)-1].Peer == name(2)
@@ -183,7 +183,7 @@ func TestEventsOfUser(t *testing.T) {
 	_, err := rpc.Call[any](w.ctx, w.nodes[0].Agent, name(1), "t.spans")
 	must(t, err)
 	order := []observe.Kind{}
-	testwait.Until(t, "three events", func() bool {
+	testkit.Until(t, "three events", func() bool {
 		order = order[:0]
 		for _, e := range n.observed() {
 			if e.Key == "t.spans" || e.Key == "foo" {
@@ -230,7 +230,7 @@ func TestEventsServerTwoReaders(t *testing.T) {
 	serve := func(fn string, events int) { // the event may come after the answer
 		t.Helper()
 		call(fn, ones(2), ones(2), 1)
-		testwait.Until(t, fn, func() bool {
+		testkit.Until(t, fn, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return len(read["outer"]) == events

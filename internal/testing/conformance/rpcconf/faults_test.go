@@ -11,7 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -85,7 +85,7 @@ func TestFaultyControlMessages(t *testing.T) {
 		}
 	}
 	for _, n := range w.nodes {
-		testwait.Until(t, "all objects go", func() bool { return info(n, "owner_rrefs") == 0 && info(n, "forks") == 0 })
+		testkit.Until(t, "all objects go", func() bool { return info(n, "owner_rrefs") == 0 && info(n, "forks") == 0 })
 	}
 	w.shutdown()
 }
@@ -99,7 +99,7 @@ func (w *world) reconnect() {
 			if n == to {
 				continue
 			}
-			testwait.Until(w.T, "a link is made again", func() bool {
+			testkit.Until(w.T, "a link is made again", func() bool {
 				_, err := rpc.Call[any](w.ctx, n.Agent, to.Name(), "t.nothing")
 				return err == nil
 			})
@@ -132,7 +132,7 @@ func TestFaultyCreationLostShare(t *testing.T) {
 			}
 		}
 		must(t, ref.Close())
-		testwait.Until(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
+		testkit.Until(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
 		w.shutdown()
 	})
 }
@@ -152,7 +152,7 @@ func TestFaultyCreationLost(t *testing.T) {
 					}
 				})
 				must(t, ref.Close())
-				testwait.Until(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
+				testkit.Until(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
 				w.shutdown()
 			})
 		})
@@ -188,7 +188,7 @@ func TestFaultyCreationLate(t *testing.T) {
 				must(t, payload{make: func() any { return ones(2) }}.check(sum, 2))
 				must(t, slow.Close())
 				must(t, ref.Close())
-				testwait.Until(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
+				testkit.Until(t, "nothing is left", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
 				w.shutdown()
 			})
 		})

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
@@ -175,7 +175,7 @@ func TestGroupAndRPCSameSocket(t *testing.T) {
 	for _, groupFirst := range []bool{true, false} {
 		for _, uv := range []string{"0", "1"} {
 			for _, size := range []int{1, 2} {
-				ctx, port := bounded(t), strconv.Itoa(freeport.Get(t))
+				ctx, port := bounded(t), strconv.Itoa(testkit.FreePort(t))
 				var shared tcpstore.Shared // of each process; here all ranks are one
 				env := rendezvous.WithEnv(func(name string) (string, bool) {
 					value, ok := map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "USE_LIBUV": uv}[name]

@@ -16,7 +16,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -84,7 +84,7 @@ func TestMemory(t *testing.T) {
 	}
 	measure := func() (own, theirs int) {
 		// What is still on its way to be released, and resident memory that is garbage, would hide a leak or feign one.
-		testwait.Until(t, "the callee owns nothing", func() bool {
+		testkit.Until(t, "the callee owns nothing", func() bool {
 			left, err := rpc.Call[int](t.Context(), agent, "m1", "m.left")
 			must(t, err)
 			return left == 0

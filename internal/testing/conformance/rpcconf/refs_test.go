@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -324,9 +324,9 @@ func TestRefDebugInfo(t *testing.T) {
 	if got := info(owner, "owner_rrefs"); got != 1 {
 		t.Errorf("after sharing: %d objects", got)
 	}
-	testwait.Until(t, "the fork is there", func() bool { return info(owner, "forks") == 1 })
+	testkit.Until(t, "the fork is there", func() bool { return info(owner, "forks") == 1 })
 	must(t, user.closeKept())
-	testwait.Until(t, "the entry goes", func() bool { return info(owner, "owner_rrefs") == 0 })
+	testkit.Until(t, "the entry goes", func() bool { return info(owner, "owner_rrefs") == 0 })
 
 	one, err := rpc.Remote[int](w.ctx, owner.Agent, name(2), "t.echo", 1)
 	must(t, err)
@@ -339,7 +339,7 @@ func TestRefDebugInfo(t *testing.T) {
 	}
 	must(t, one.Close())
 	must(t, two.Close())
-	testwait.Until(t, "both go", func() bool { return info(w.nodes[2], "owner_rrefs") == 0 })
+	testkit.Until(t, "both go", func() bool { return info(w.nodes[2], "owner_rrefs") == 0 })
 	must(t, local.Close())
 	w.shutdown()
 }
@@ -386,7 +386,7 @@ func TestForgottenRef(t *testing.T) {
 		must(t, err)
 		must(t, ref.Confirmed(w.ctx))
 	}()
-	testwait.Until(t, "the object is freed", func() bool {
+	testkit.Until(t, "the object is freed", func() bool {
 		runtime.GC()
 		return info(w.nodes[1], "owner_rrefs") == 0
 	})

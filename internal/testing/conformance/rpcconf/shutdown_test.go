@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -282,7 +282,7 @@ func TestLeakCheck(t *testing.T) {
 			must(t, err)
 			_, err = rpc.Call[any](w.ctx, owner.Agent, name(1), "t.keep", ref)
 			must(t, err)
-			testwait.Until(t, "the fork is there", func() bool { return info(owner, "forks") == 1 })
+			testkit.Until(t, "the fork is there", func() bool { return info(owner, "forks") == 1 })
 			ctx, cancel := context.WithTimeout(w.ctx, 100*time.Millisecond)
 			defer cancel()
 			err = owner.Shutdown(ctx) // alone: the user does not release what it holds
@@ -348,13 +348,13 @@ func TestDebugInfo(t *testing.T) {
 	release := make(chan struct{})
 	w.nodes[1].reg.MustHandle("t.block", func() { <-release })
 	f := rpc.Async[any](w.ctx, w.nodes[0].Agent, name(1), "t.block")
-	testwait.Until(t, "the call is counted", func() bool {
+	testkit.Until(t, "the call is counted", func() bool {
 		return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 1 && w.nodes[1].DebugInfo()["agent.server_active_calls"] == 1
 	})
 	close(release)
 	_, err := f.Await(w.ctx)
 	must(t, err)
-	testwait.Until(t, "and not any more", func() bool {
+	testkit.Until(t, "and not any more", func() bool {
 		return w.nodes[0].DebugInfo()["agent.client_active_calls"] == 0 && w.nodes[1].DebugInfo()["agent.server_active_calls"] == 0
 	})
 }

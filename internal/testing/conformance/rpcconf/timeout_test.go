@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -105,7 +105,7 @@ func TestRemoteTimeout(t *testing.T) {
 	case <-time.After(soon):
 		t.Error("the function did not end")
 	}
-	testwait.Until(t, "the object goes", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
+	testkit.Until(t, "the object goes", func() bool { return info(w.nodes[1], "owner_rrefs") == 0 })
 	w.shutdown()
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -35,7 +35,7 @@ func gone(t *testing.T, n *node, all ...*node) {
 			}
 		}
 	}()
-	testwait.Until(t, fmt.Sprintf("worker %d owns nothing", n.rank), func() bool {
+	testkit.Until(t, fmt.Sprintf("worker %d owns nothing", n.rank), func() bool {
 		return info(n, "owner_rrefs") == 0 && info(n, "forks") == 0
 	})
 }
@@ -66,7 +66,7 @@ func TestW01UserCrash(t *testing.T) {
 	made, err := rpc.Remote[any](w.ctx, w.nodes[2].Agent, name(0), "t.echo", 1)
 	must(t, err)
 	must(t, made.Confirmed(w.ctx))
-	testwait.Until(t, "three forks", func() bool { return info(owner, "forks") == 3 })
+	testkit.Until(t, "three forks", func() bool { return info(owner, "forks") == 3 })
 	must(t, ref.Close())
 	// One closes without a word to anybody, the other one is cut off first.
 	must(t, w.nodes[1].Close())
@@ -86,7 +86,7 @@ func TestW02ParentUnpinned(t *testing.T) {
 	f.loseNext(1, rpcwire.PythonCall)
 	_, err = rpc.Call[any](within50ms(w.ctx, t), a, name(2), "t.keep", ref)
 	wantErr(t, err, cohort.DeadlineExceeded)
-	testwait.Until(t, "no child pins the parent", func() bool { return info(w.nodes[0], "pending_children") == 0 })
+	testkit.Until(t, "no child pins the parent", func() bool { return info(w.nodes[0], "pending_children") == 0 })
 
 	f.delayAll(10*time.Second, rpcwire.PythonCall) // on its way when the receiver dies
 	waiting := rpc.Async[any](w.ctx, a, name(2), "t.keep", ref)
@@ -94,7 +94,7 @@ func TestW02ParentUnpinned(t *testing.T) {
 	must(t, w.nodes[2].Close())
 	_, err = waiting.Await(w.ctx)
 	wantErr(t, err, cohort.PeerLost)
-	testwait.Until(t, "no child pins the parent", func() bool { return info(w.nodes[0], "pending_children") == 0 })
+	testkit.Until(t, "no child pins the parent", func() bool { return info(w.nodes[0], "pending_children") == 0 })
 	must(t, ref.Close())
 	gone(t, w.nodes[1])
 }
@@ -148,7 +148,7 @@ func TestW04CreationErrorsVisible(t *testing.T) {
 			}
 		})
 	}
-	testwait.Until(t, "nothing is pending", func() bool { return info(w.nodes[0], "pending_users") == 0 })
+	testkit.Until(t, "nothing is pending", func() bool { return info(w.nodes[0], "pending_users") == 0 })
 	gone(t, w.nodes[1])
 }
 
@@ -254,7 +254,7 @@ func TestW09ForkRequestFails(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	testwait.Until(t, "nothing is pending", func() bool { return info(w.nodes[2], "pending_users") == 0 })
+	testkit.Until(t, "nothing is pending", func() bool { return info(w.nodes[2], "pending_users") == 0 })
 }
 
 // Accepts and deletes that cannot be sent now are sent when the connection is back.
@@ -349,7 +349,7 @@ func TestW13UnreadableRequest(t *testing.T) {
 	must(t, local.Close())
 	must(t, foreign.Close())
 	gone(t, w.nodes[2])
-	testwait.Until(t, "no child pins a parent", func() bool { return info(owner, "pending_children") == 0 })
+	testkit.Until(t, "no child pins a parent", func() bool { return info(owner, "pending_children") == 0 })
 	w.shutdown()
 }
 
@@ -372,7 +372,7 @@ func TestW14LateReply(t *testing.T) {
 		wantErr(t, err, cohort.DeadlineExceeded)
 	}
 	close(late)
-	testwait.Until(t, "the late answer", func() bool { return begun.Load() == returned.Load() })
+	testkit.Until(t, "the late answer", func() bool { return begun.Load() == returned.Load() })
 	gone(t, n)
 	w.shutdown()
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testwait"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -39,7 +39,7 @@ func TestW15RemoteToSelf(t *testing.T) {
 	}
 	must(t, kept.Close())
 	gone(t, n)
-	testwait.Until(t, "nothing is left", func() bool { return len(n.References().Objects) == 0 }) // the dropped one ends when its function has
+	testkit.Until(t, "nothing is left", func() bool { return len(n.References().Objects) == 0 }) // the dropped one ends when its function has
 	w.shutdown()
 }
 
@@ -244,13 +244,13 @@ func TestW21Cycles(t *testing.T) {
 		must(t, ref.Close())
 	}
 	slices.Sort(ids)
-	testwait.Until(t, "the circle is found", func() bool {
+	testkit.Until(t, "the circle is found", func() bool {
 		found := look()
 		return len(found) == 1 && slices.Equal(found[0], ids)
 	})
 	must(t, rings[0].next.Close())
 	for i := range 3 { // dropping one object lets its references go, and so on around
-		testwait.Until(t, "the circle goes", func() bool {
+		testkit.Until(t, "the circle goes", func() bool {
 			rings[i].mu.Lock()
 			if i > 0 && rings[i].next != nil {
 				_ = rings[i].next.Close()
@@ -282,7 +282,7 @@ func TestW22Close(t *testing.T) {
 		must(t, err)
 		must(t, ref.Confirmed(w.ctx))
 	}()
-	testwait.Until(t, "the collector finds it", func() bool {
+	testkit.Until(t, "the collector finds it", func() bool {
 		runtime.GC()
 		return info(w.nodes[0], "collected_rrefs") == 1
 	})

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/testlog"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/rpc/operators"
@@ -36,7 +36,7 @@ type node struct {
 	*rpc.Agent
 	rank   int
 	reg    *rpc.Registry
-	log    *testlog.Log
+	log    *testkit.Log
 	ready  chan struct{} // closed when Agent is set
 	mu     sync.Mutex
 	events []observe.Event
@@ -89,7 +89,7 @@ func name(rank int) string { return fmt.Sprintf("worker%d", rank) }
 func (w *world) next(n *node) string { return name((n.rank + 1) % len(w.nodes)) }
 
 func newNode(rank int) *node {
-	n := &node{rank: rank, reg: rpc.NewRegistry(), log: &testlog.Log{}, ready: make(chan struct{})}
+	n := &node{rank: rank, reg: rpc.NewRegistry(), log: &testkit.Log{}, ready: make(chan struct{})}
 	serve(n)
 	return n
 }

@@ -22,7 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/testing/freeport"
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/filestore"
@@ -281,7 +281,7 @@ func TestTCPStoreTimeoutOnMissingClients(t *testing.T) {
 
 func freeURL(t *testing.T) string {
 	t.Helper()
-	return fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Get(t))
+	return fmt.Sprintf("tcp://127.0.0.1:%d", testkit.FreePort(t))
 }
 
 func join(t *testing.T, url string, opts ...rendezvous.Option) *rendezvous.Member {

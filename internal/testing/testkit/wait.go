@@ -1,10 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testwait waits in tests for what nothing announces.
-package testwait
+// Package testkit has the small helpers of tests: free ports, waiting for a condition, logs that can be read, ranks that run at once, disks
+// that are soon full, host names with several addresses, programs of this module. It imports nothing of the module, so that every test
+// can use it.
+package testkit
 
 import (
+	"runtime"
 	"testing"
 	"time"
 )
@@ -20,4 +23,14 @@ func Until(tb testing.TB, what string, ok func() bool) {
 			tb.Fatalf("not within %v: %s", limit, what)
 		}
 	}
+}
+
+// HeapBytes returns the bytes that can be reached.
+func HeapBytes() int64 {
+	for range 3 { // pools forget what was not used between two collections
+		runtime.GC()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc) //nolint:gosec // far below 2^63
 }

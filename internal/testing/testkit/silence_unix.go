@@ -3,7 +3,7 @@
 
 //go:build unix
 
-package testdns
+package testkit
 
 import (
 	"net"
@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// Silence makes an address of this machine one at which a dial waits until the end of the test, as if its packets were lost: the backlog
+// SilentServer makes an address of this machine one at which a dial waits until the end of the test, as if its packets were lost: the backlog
 // of the listener is full and nobody accepts.
-func Silence(tb testing.TB, ip net.IP, port int) {
+func SilentServer(tb testing.TB, ip net.IP, port int) {
 	tb.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	if err != nil {

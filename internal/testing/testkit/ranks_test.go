@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package testranks
+package testkit
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 func TestEach(t *testing.T) {
 	t.Parallel()
 	bad, met := errors.New("bad"), make(chan struct{})
-	err := Each(3, func(rank int) error {
+	err := EachRank(3, func(rank int) error {
 		switch rank {
 		case 0:
 			<-met // all of them run at once
@@ -25,7 +25,7 @@ func TestEach(t *testing.T) {
 	if !errors.Is(err, bad) || err.Error() != "rank 2: bad" {
 		t.Error(err)
 	}
-	if err := Each(0, func(int) error { return bad }); err != nil {
+	if err := EachRank(0, func(int) error { return bad }); err != nil {
 		t.Errorf("no ranks: %v", err)
 	}
 }

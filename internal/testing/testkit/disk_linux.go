@@ -1,8 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testdisk has a disk that is soon full, for tests.
-package testdisk
+package testkit
 
 import (
 	"testing"
@@ -10,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Small returns a folder with room for 64 KiB, until the test ends. Where the test may not mount one, which needs root, it skips the test.
-func Small(tb testing.TB) string {
+// SmallDisk returns a folder with room for 64 KiB, until the test ends. Where the test may not mount one, which needs root, it skips the test.
+func SmallDisk(tb testing.TB) string {
 	tb.Helper()
 	dir := tb.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {

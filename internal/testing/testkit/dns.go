@@ -1,8 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testdns gives tests host names with several addresses, of which some may be dead.
-package testdns
+package testkit
 
 import (
 	"bytes"
@@ -12,9 +11,9 @@ import (
 	"testing"
 )
 
-// Resolve answers every question of this process for a host name with the same IPv4 addresses, in this order, until the end of the test.
+// ResolveTo answers every question of this process for a host name with the same IPv4 addresses, in this order, until the end of the test.
 // Tests that use it cannot run in parallel with others that look up names.
-func Resolve(tb testing.TB, ips ...net.IP) {
+func ResolveTo(tb testing.TB, ips ...net.IP) {
 	tb.Helper()
 	var config net.ListenConfig
 	server, err := config.ListenPacket(context.Background(), "udp", "127.0.0.1:0")

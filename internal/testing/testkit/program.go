@@ -1,8 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testprog builds programs of this module for tests that run them as processes.
-package testprog
+package testkit
 
 import (
 	"bytes"
@@ -14,9 +13,9 @@ import (
 	"time"
 )
 
-// Build compiles the program in a folder of the module, such as "cmd/cohort", without cgo, as a release does. It returns the
+// BuildProgram compiles the program in a folder of the module, such as "cmd/cohort", without cgo, as a release does. It returns the
 // path of the executable, which is removed when the test ends.
-func Build(tb testing.TB, folder string) string {
+func BuildProgram(tb testing.TB, folder string) string {
 	tb.Helper()
 	program := filepath.Join(tb.TempDir(), filepath.Base(folder))
 	build := exec.CommandContext(tb.Context(), "go", "build", "-ldflags=-s", "-o", program, "github.com/cohort-dist/cohort/"+folder) //nolint:gosec // a folder that the test names
@@ -27,8 +26,8 @@ func Build(tb testing.TB, folder string) string {
 	return program
 }
 
-// Run runs a program to its end, without input, and returns its exit status and what it has written to standard output and standard error.
-func Run(tb testing.TB, program string, args ...string) (code int, out, complaint string) {
+// RunProgram runs a program to its end, without input, and returns its exit status and what it has written to standard output and standard error.
+func RunProgram(tb testing.TB, program string, args ...string) (code int, out, complaint string) {
 	tb.Helper()
 	var stdout, stderr bytes.Buffer
 	ctx, cancel := context.WithTimeout(tb.Context(), time.Minute)

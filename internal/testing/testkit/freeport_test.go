@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package freeport
+package testkit
 
 import (
 	"net"
@@ -14,7 +14,7 @@ func TestPortsAreFreeAndDiffer(t *testing.T) {
 	t.Parallel()
 	seen := map[int]bool{}
 	for range 50 {
-		port := Get(t)
+		port := FreePort(t)
 		if seen[port] && runtime.GOOS == "linux" {
 			t.Errorf("port %d twice", port)
 		}
@@ -32,7 +32,7 @@ func TestReservation(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("reservations need abstract sockets")
 	}
-	port, release, err := Take()
+	port, release, err := TakePort()
 	if err != nil {
 		t.Fatal(err)
 	}

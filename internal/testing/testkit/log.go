@@ -1,11 +1,11 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testlog keeps what a test's workers log, so that the test can inspect it while they run.
-package testlog
+package testkit
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"strings"
 	"sync"
@@ -38,3 +38,19 @@ func (l *Log) String() string {
 
 // Has reports whether a text stands in the log.
 func (l *Log) Has(text string) bool { return strings.Contains(l.String(), text) }
+
+// BadLogger returns a logger whose handler calls end for every line, which may panic or end its goroutine.
+func BadLogger(end func()) *slog.Logger { return slog.New(bad{end}) }
+
+type bad struct{ end func() }
+
+func (bad) Enabled(context.Context, slog.Level) bool { return true }
+
+func (b bad) Handle(context.Context, slog.Record) error {
+	b.end()
+	return nil
+}
+
+func (b bad) WithAttrs([]slog.Attr) slog.Handler { return b }
+
+func (b bad) WithGroup(string) slog.Handler { return b }

@@ -1,12 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package freeport finds ports for tests that have to know a port before anything listens on it.
-//
-// If a test listens on port 0 and closes the listener, the kernel may give that port to the next connection of any
-// process, and with thousands of connections in other tests it sometimes does. The ports here are outside the range from
-// which the kernel chooses, and no two tests of any process have the same one at the same time.
-package freeport
+package testkit
 
 import (
 	"errors"
@@ -25,10 +20,10 @@ const (
 	highest = 32000
 )
 
-// Get returns a port on which nobody listens. Until the test ends no other test gets it.
-func Get(tb testing.TB) int {
+// FreePort returns a port on which nobody listens. Until the test ends no other test gets it.
+func FreePort(tb testing.TB) int {
 	tb.Helper()
-	port, release, err := Take()
+	port, release, err := TakePort()
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -36,8 +31,8 @@ func Get(tb testing.TB) int {
 	return port
 }
 
-// Take is [Get] for other places than tests. The port is kept from others until release is called.
-func Take() (port int, release func(), err error) {
+// TakePort is [FreePort] for other places than tests. The port is kept from others until release is called.
+func TakePort() (port int, release func(), err error) {
 	top := ceiling()
 	for range 1000 {
 		port = lowest + rand.IntN(top-lowest) //nolint:gosec // no secret
