@@ -32,7 +32,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32, refused *coll
 	case <-ctx.Done():
 		return w.complete(cohort.FromContext(ctx, "group: "+w.op.String()))
 	}
-	defer func() { <-g.checks.turn }() // no point: it has the turn
+	defer func() { <-g.checks.turn }()
 	failpoint.At("group.check")
 	g.mu.Lock()
 	err := g.failedLocked(w.op)

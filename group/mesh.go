@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/devicemesh"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/group/subgroup"
 )
 
 // Axis is a dimension of a [Mesh].
@@ -25,7 +25,7 @@ type Axis struct {
 // It corresponds to torch.distributed.device_mesh.DeviceMesh.
 type Mesh struct {
 	world  *Group
-	grid   devicemesh.Grid
+	grid   subgroup.Grid
 	groups []*Group // of this rank's rows, by dimension
 	owned  []*Group // made for this mesh
 }
@@ -38,11 +38,11 @@ func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh
 	if g.size != len(g.lineage.family.world) {
 		return nil, cohort.New(op, cohort.InvalidArgument, "a mesh is made of the group of the whole world")
 	}
-	dimensions := make([]devicemesh.Axis, len(axes))
+	dimensions := make([]subgroup.Axis, len(axes))
 	for i, a := range axes {
-		dimensions[i] = devicemesh.Axis(a)
+		dimensions[i] = subgroup.Axis(a)
 	}
-	all, err := devicemesh.New(op, dimensions, int(g.rank), g.size)
+	all, err := subgroup.New(op, dimensions, int(g.rank), g.size)
 	if err != nil {
 		return nil, err
 	}

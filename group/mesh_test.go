@@ -12,8 +12,8 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/collargs"
-	"github.com/cohort-dist/cohort/internal/group/devicemesh"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
+	"github.com/cohort-dist/cohort/internal/group/subgroup"
 )
 
 // TestMesh runs a collective in every row of a mesh of three dimensions.
@@ -108,11 +108,11 @@ func TestMeshArguments(t *testing.T) {
 		}
 		return nil
 	}))
-	unsure := &Mesh{world: &Group{size: 8, args: collargs.Group{Peers: torchcaps.Peers{Low: torchcaps.V2_6, High: torchcaps.V2_14}}}, grid: devicemesh.Grid{Axes: []devicemesh.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
+	unsure := &Mesh{world: &Group{size: 8, args: collargs.Group{Peers: torchcaps.Peers{Low: torchcaps.V2_6, High: torchcaps.V2_14}}}, grid: subgroup.Grid{Axes: []subgroup.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
 	if _, err := unsure.plan("x"); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) {
 		t.Errorf("an order that is not known: %v", err)
 	}
-	unsure.grid.Axes = []devicemesh.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 4}} // where it does not matter
+	unsure.grid.Axes = []subgroup.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 4}} // where it does not matter
 	if _, err := unsure.plan("x"); err != nil {
 		t.Error(err)
 	}

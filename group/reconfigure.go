@@ -11,8 +11,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/bootstrap"
 	"github.com/cohort-dist/cohort/internal/group/collargs"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
-	"github.com/cohort-dist/cohort/internal/group/groupnames"
 	"github.com/cohort-dist/cohort/internal/group/opsched"
+	"github.com/cohort-dist/cohort/internal/group/subgroup"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -35,9 +35,9 @@ func (g *Group) Handle() string {
 	return g.handle().String()
 }
 
-func (g *Group) handle() groupnames.Handle {
+func (g *Group) handle() subgroup.GroupHandle {
 	m := g.lineage.membership
-	return groupnames.Handle{Rank: g.rank, UUID: m.uuid, Stable: m.stable, Addr: m.addr}
+	return subgroup.GroupHandle{Rank: g.rank, UUID: m.uuid, Stable: m.stable, Addr: m.addr}
 }
 
 // checkReconfigure refuses what does not go together with changing members, as PyTorch does.
@@ -167,7 +167,7 @@ func (g *Group) successorPlan(uuid int64, rank int, handles []string) *plan {
 	f.mu.names.Groups = g.lineage.family.mu.names.Groups
 	g.lineage.family.mu.Unlock()
 	m := *g.lineage.membership
-	former := bootstrap.Former{Place: g.formed.Place, Ranks: groupnames.RanksIn(m.uuid, handles)}
+	former := bootstrap.Former{Place: g.formed.Place, Ranks: subgroup.RanksIn(m.uuid, handles)}
 	m.uuid = uuid
 	p := &plan{
 		config: g.config, family: f, membership: &m,

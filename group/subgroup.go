@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/bootstrap"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
-	"github.com/cohort-dist/cohort/internal/group/groupnames"
+	"github.com/cohort-dist/cohort/internal/group/subgroup"
 	"github.com/cohort-dist/cohort/internal/sys/controlsock"
 	"github.com/cohort-dist/cohort/internal/util/background"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
@@ -38,7 +38,7 @@ type family struct {
 	mu struct {
 		sync.Mutex
 		over  bool // the last group was closed, and the clock with it
-		names groupnames.Counter
+		names subgroup.NameCounter
 		live  map[*Group]*Group // group to parent
 	}
 }

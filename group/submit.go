@@ -57,7 +57,7 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no opsched.Refusal
 	}
 	room := g.mu.room
 	g.mu.Unlock()
-	defer g.mu.Lock() // no point: the caller has it again
+	defer g.mu.Lock()
 	if g.reapAll(false) {
 		return nil
 	}

@@ -172,7 +172,7 @@ func (w *Work) SourceRank() (cohort.Rank, error) {
 func (w *Work) Duration() time.Duration {
 	o := &w.outcome
 	if g := w.group; !o.over() && g != nil {
-		g.mu.Lock() // no point: it only looks
+		g.mu.Lock()
 		defer g.mu.Unlock()
 	}
 	if o.over() {
@@ -268,7 +268,7 @@ func (w *Work) complete(err error) *Work {
 // completeAt ends the operation, once. It calls nobody's code, so the group's mutex may be held.
 func (w *Work) completeAt(at time.Time, err error) {
 	o := &w.outcome
-	o.mu.Lock() // no point: the callers have one
+	o.mu.Lock()
 	if o.over() {
 		o.mu.Unlock()
 		return

@@ -17,7 +17,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/launch/joblog"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
-	"github.com/cohort-dist/cohort/internal/launch/nodereport"
 	"github.com/cohort-dist/cohort/internal/observe/flightrec"
 	"github.com/cohort-dist/cohort/internal/sys/controlsock"
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
@@ -75,7 +74,7 @@ func (j *job) examine(ctx context.Context) (*verdict.Job, error) {
 	if len(all) == 0 { // not even this node, which is asked through the host
 		all = append(all, a.examine(ctx, lookApart, jobscan.Examine))
 	}
-	seen := nodereport.Merge(all)
+	seen := nodecoord.MergeReports(all)
 	seen.Local = len(all) == a.place.nodes // nobody is missing: a rank that was not seen does not run
 	if !seen.Local {
 		seen.Notes = append(seen.Notes, a.missing(ctx, seen.Ranks, len(all)))
@@ -201,9 +200,9 @@ func (m *member) tell(q nodecoord.Question) {
 		var answer json.RawMessage
 		switch q.What {
 		case "":
-			answer = nodereport.Trimmed(a.examine(ctx, lookApart, jobscan.Examine), maxSeen)
+			answer = nodecoord.TrimReport(a.examine(ctx, lookApart, jobscan.Examine), maxSeen)
 		case jobscan.Recordings:
-			answer = nodereport.Shortened(jobscan.LocalTraces(ctx, a.asJob()), maxSeen)
+			answer = nodecoord.ShortenDumps(jobscan.LocalTraces(ctx, a.asJob()), maxSeen)
 		}
 		if answer != nil {
 			m.say(nodecoord.Message{Seen: &nodecoord.Answer{Question: q, Job: answer}})

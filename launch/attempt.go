@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/diagnose/hangwatch"
 	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/launch/joblog"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
@@ -43,7 +43,7 @@ type attempt struct {
 	started      time.Time
 	alarm        alarm
 	inspectors   inspectors
-	before       pystack.Places // where the workers were when they were interrupted
+	before       stacks.Places // where the workers were when they were interrupted
 	found        *Evidence
 	hang         standstill
 	outcome      launchcore.Outcome
@@ -324,7 +324,7 @@ func (a *attempt) answered(answer any) {
 		a.stands(answer)
 	case leftBehind:
 		a.end(answer)
-	case pystack.Places:
+	case stacks.Places:
 		if a.group.Marking() { // else some were interrupted before they were read
 			a.before = answer
 		}
@@ -395,7 +395,7 @@ func (a *attempt) mark(workers []launchcore.Worker) {
 }
 
 // places is where processes stand, as far as that can be found out before they are interrupted again.
-func (a *attempt) places(pids []int) pystack.Places {
+func (a *attempt) places(pids []int) stacks.Places {
 	ctx, cancel := context.WithTimeout(context.Background(), a.job.cfg.Interrupt)
 	defer cancel()
 	return a.job.reader.Places(ctx, pids)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
-	"github.com/cohort-dist/cohort/internal/launch/hostlease"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
@@ -38,7 +37,7 @@ const (
 // election is a launcher's part in the choice.
 type election struct {
 	job *job
-	key *hostlease.Key
+	key *nodecoord.HostLease
 	own string // the address of this node: as the user gave it, or as the store sees it
 }
 
@@ -62,7 +61,7 @@ func (j *job) findStore(c net.Conn) (*election, error) {
 		_ = client.Close()
 		return nil, cohort.Newf(op, cohort.NotSupported, "what listens at %s is neither a launcher nor a store of \"cohort store serve\"; torchrun and cohort run cannot launch parts of one job: %w", j.cfg.Endpoint, err)
 	}
-	return &election{job: j, key: hostlease.New(client, j.cfg.Endpoint, j.cfg.RunID, j.cfg.Silence), own: cmp.Or(j.cfg.LocalAddr, host)}, nil
+	return &election{job: j, key: nodecoord.NewHostLease(client, j.cfg.Endpoint, j.cfg.RunID, j.cfg.Silence), own: cmp.Or(j.cfg.LocalAddr, host)}, nil
 }
 
 // run takes part in the job, as its host or not, until it has ended.

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/launch/hostlease"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
@@ -33,7 +32,7 @@ func newElection(t *testing.T, own string) *election {
 	}
 	cfg := Config{RunID: "job", MinNodes: 9, MaxNodes: 9, JoinTimeout: time.Hour, Silence: time.Minute, ending: map[int]bool{int(syscall.SIGTERM): true}}
 	j := &job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), report: &Report{}, asked: t.Context()}
-	e := &election{job: j, key: hostlease.New(client, server.Addr().String(), "job", time.Minute), own: own}
+	e := &election{job: j, key: nodecoord.NewHostLease(client, server.Addr().String(), "job", time.Minute), own: own}
 	t.Cleanup(e.key.Close)
 	return e
 }

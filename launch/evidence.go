@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/diagnose/bundle"
 	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -129,10 +129,10 @@ func storeWaits(server *tcpstore.Server, ranks map[int]int) []StoreWait {
 	return waits
 }
 
-func readRank(ctx context.Context, reader *pystack.Reader, rank cohort.Rank, pid int) RankState {
+func readRank(ctx context.Context, reader *stacks.Reader, rank cohort.Rank, pid int) RankState {
 	s := RankState{Rank: rank, PID: pid}
 	p, err := reader.Read(ctx, pid)
-	if errors.Is(err, pystack.ErrNotPython) { // perhaps it is Go, with a socket to ask it
+	if errors.Is(err, stacks.ErrNotPython) { // perhaps it is Go, with a socket to ask it
 		s.Stack, s.Doing = jobscan.Goroutines(ctx, jobscan.Describe(int(rank), pid))
 		return s
 	}

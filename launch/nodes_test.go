@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
@@ -108,7 +108,7 @@ func TestLateMark(t *testing.T) {
 	for _, ev := range []launchcore.Event{launchcore.Begin{}, launchcore.UserSignal{Signal: launchcore.SIGINT}, launchcore.EvidenceTaken{}, launchcore.TimerFired{ID: 2}} {
 		a.group.Step(ev)
 	}
-	if a.answered(pystack.Places{7: "in the handler of SIGINT"}); a.before != nil {
+	if a.answered(stacks.Places{7: "in the handler of SIGINT"}); a.before != nil {
 		t.Errorf("before: %v", a.before)
 	}
 }

@@ -15,12 +15,12 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/rundir"
 	"github.com/cohort-dist/cohort/internal/launch/supervisor"
 	"github.com/cohort-dist/cohort/internal/launch/torchevents"
-	"github.com/cohort-dist/cohort/internal/sys/oomkill"
+	"github.com/cohort-dist/cohort/internal/sys/cgroup"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -35,8 +35,8 @@ type job struct {
 	signals <-chan os.Signal
 	run     *rundir.Dir
 	keeper  *supervisor.Keeper
-	reader  pystack.Reader
-	memory  oomkill.Count
+	reader  stacks.Reader
+	memory  cgroup.OOMKills
 	host    string
 	report  *Report
 	asked   context.Context //nolint:containedctx // the caller's wish to end, which attempts watch
@@ -67,7 +67,7 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 	}
 	host, _ := os.Hostname()
 	j := &job{
-		cfg: cfg, screen: newScreen(screen), signals: signals, keeper: k, memory: oomkill.New("/"), host: host, asked: ctx,
+		cfg: cfg, screen: newScreen(screen), signals: signals, keeper: k, memory: cgroup.WatchOOMKills("/"), host: host, asked: ctx,
 		report: &Report{RunID: cfg.RunID, Host: host, Program: cfg.Program[0], Workers: cfg.Workers, MaxRestarts: cfg.MaxRestarts, Started: time.Now()},
 	}
 	defer func() { _ = k.Close() }()

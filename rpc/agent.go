@@ -16,7 +16,6 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/rpc/cohortwire"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
-	"github.com/cohort-dist/cohort/internal/rpc/rpcdebug"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcserver"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
@@ -53,7 +52,7 @@ type Agent struct {
 	ending    ending
 	timeout   atomic.Int64     // of calls without a deadline, in nanoseconds
 	memory    *tensorpool.Pool // of received tensors, unless the user said otherwise
-	asked     *rpcdebug.Asked
+	asked     *debugServer
 }
 
 // Join makes this process a worker of the RPC world that meets in st, under a unique name of letters, digits, "_", ":"
@@ -100,7 +99,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 func newAgent(st store.Store, name string, cfg *config) *Agent {
 	a := &Agent{
 		name: name, id: -1, epoch: newEpoch(), secret: newSecret(), cfg: cfg,
-		ending: ending{done: make(chan struct{})}, asked: rpcdebug.Serve(name, cfg.logger),
+		ending: ending{done: make(chan struct{})}, asked: serveDebug(name, cfg.logger),
 	}
 	a.timeout.Store(int64(cfg.timeout))
 	a.world = rpcworld.New(st, rpcworld.Config{

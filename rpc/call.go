@@ -9,7 +9,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/python/pycall"
-	"github.com/cohort-dist/cohort/internal/rpc/pyexc"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcclient"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcslots"
@@ -127,7 +126,7 @@ func (a *Agent) result(fn string, p *rpcsession.Peer, x rpcsession.Reply) (any, 
 	if said, ok := v.(*rpcwire.RemoteException); ok {
 		p.Stats.Errors.Add(1)
 		err := raised(p.Name, said)
-		if x.Frame != nil || pyexc.NotDecoded(said.Msg) { // a Go worker ignores it for what it has decoded
+		if x.Frame != nil || rpcwire.NotDecoded(said.Msg) { // a Go worker ignores it for what it has decoded
 			a.refs.Undecoded(p, x.Wires)
 		}
 		if err.Code == cohort.DeadlineExceeded && !x.Due.IsZero() && !time.Now().Before(x.Due) {

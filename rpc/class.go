@@ -40,7 +40,7 @@ func (r *Registry) Class(name string, sample any) error {
 		c.methods[m.Name] = h
 		c.methods[pyconv.SnakeName(m.Name)] = h
 	}
-	r.mu.Lock() // no point: handlers are added before there are workers
+	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, taken := r.classes[t]; taken {
 		return cohort.Newf("rpc: handle", cohort.AlreadyExists, "%v has a class", t)
@@ -71,7 +71,7 @@ func (h *handler) bound(value reflect.Value, method string) *handler {
 // method finds the handler of a method of value.
 func (r *Registry) method(value any, name string) (*handler, error) {
 	t := reflect.TypeOf(value)
-	r.mu.RLock() // no point: it only looks
+	r.mu.RLock()
 	c := r.classes[t]
 	r.mu.RUnlock()
 	if c == nil {
@@ -87,7 +87,7 @@ func (r *Registry) method(value any, name string) (*handler, error) {
 // classOf names the Python class of an object: the registered stub, or the builtin type of a plain value.
 func (r *Registry) classOf(value any) (py.Global, error) {
 	t := reflect.TypeOf(value)
-	r.mu.RLock() // no point: it only looks
+	r.mu.RLock()
 	c := r.classes[t]
 	r.mu.RUnlock()
 	if c != nil {

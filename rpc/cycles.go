@@ -8,7 +8,6 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/observe/safecall"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
-	"github.com/cohort-dist/cohort/internal/util/components"
 )
 
 // AnyRef is a *[Ref] of any type.
@@ -72,7 +71,7 @@ func Cycles(workers ...ReferenceInfo) [][]string {
 			}
 		}
 	}
-	return components.Of(near)
+	return connectedComponents(near)
 }
 
 // keptBy reports whether an object is kept by members of the set only.

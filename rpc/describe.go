@@ -38,7 +38,7 @@ type ParamInfo struct {
 // Describe returns what the registry serves, functions first, then the methods of its classes by their Python names. Workers
 // answer the function "cohort.rpc.describe" with it; `cohort rpc stubs` writes Python modules from it.
 func (r *Registry) Describe() []FunctionInfo {
-	r.mu.RLock() // no point: it only looks
+	r.mu.RLock()
 	defer r.mu.RUnlock()
 	all := []FunctionInfo{}
 	for name, h := range r.funcs {

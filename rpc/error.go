@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/rpc/pyexc"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 )
 
@@ -87,9 +86,9 @@ var pythonKinds = map[cohort.Code]string{
 }
 
 // describe turns the error of a handler into an exception.
-func describe(err error) pyexc.Exception {
+func describe(err error) rpcwire.PythonError {
 	if remote, ok := errors.AsType[*RemoteError](err); ok {
-		out := pyexc.Exception{Kind: remote.Kind, Message: remote.Message, Worker: remote.Worker, Stack: remote.Stack, Code: remote.Code, Hint: remote.hint}
+		out := rpcwire.PythonError{Kind: remote.Kind, Message: remote.Message, Worker: remote.Worker, Stack: remote.Stack, Code: remote.Code, Hint: remote.hint}
 		if out.Code == cohort.Unknown {
 			out.Code = cohort.Remote
 		}
@@ -98,7 +97,7 @@ func describe(err error) pyexc.Exception {
 		}
 		return out
 	}
-	out := pyexc.Exception{Kind: "RuntimeError", Message: err.Error(), Code: cohort.CodeOf(err)}
+	out := rpcwire.PythonError{Kind: "RuntimeError", Message: err.Error(), Code: cohort.CodeOf(err)}
 	if kind := pythonKinds[out.Code]; kind != "" {
 		out.Kind = kind
 	}
@@ -122,10 +121,10 @@ func (a *Agent) exception(err error, toGo bool) *rpcwire.RemoteException {
 
 // raised is the caller's side of exception.
 func raised(worker string, x *rpcwire.RemoteException) *RemoteError {
-	return remoteError(worker, pyexc.Raised(worker, x))
+	return remoteError(worker, rpcwire.RaisedError(worker, x))
 }
 
-func remoteError(worker string, e pyexc.Exception) *RemoteError {
+func remoteError(worker string, e rpcwire.PythonError) *RemoteError {
 	return &RemoteError{Kind: e.Kind, Message: e.Message, Worker: e.Worker, Stack: e.Stack, Code: e.Code, near: e.Worker == worker}
 }
 
@@ -137,7 +136,7 @@ func exceptionError(op, fn, worker string, payload []byte) error {
 		e.Peer, e.Key = worker, fn
 		return e
 	}
-	return restoreReason(remoteError(worker, pyexc.FromLine(worker, text)))
+	return restoreReason(remoteError(worker, rpcwire.ErrorFromLine(worker, text)))
 }
 
 func isNotFound(err error) bool { return errors.Is(err, cohort.NotFound) }

@@ -22,7 +22,7 @@ func (r *Registry) HandleOperator(name string, k Kernel) error {
 	if !strings.Contains(name, "::") {
 		return cohort.Newf("rpc: handle", cohort.InvalidArgument, "%q is not the name of an operator: want one such as aten::add.Tensor", name)
 	}
-	r.mu.Lock() // no point: handlers are added before there are workers
+	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.kernels[name] != nil {
 		return cohort.Newf("rpc: handle", cohort.AlreadyExists, "%q has a kernel", name)
@@ -41,7 +41,7 @@ const operatorOp, noKernel = "rpc: operator", "this Go worker has no kernel for 
 // runKernel runs a builtin operator.
 func (c *config) runKernel(schema string, stack []any) (any, error) {
 	name := rpcwire.ScriptUDF{Schema: schema}.Operator()
-	c.registry.mu.RLock() // no point: it only looks
+	c.registry.mu.RLock()
 	k := c.registry.kernels[name]
 	c.registry.mu.RUnlock()
 	if k == nil {

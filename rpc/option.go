@@ -45,7 +45,7 @@ type config struct {
 	channels    []string
 	alloc       func(n int) (*tensor.Storage, error)
 	core        rrefcore.Options
-	client       bool
+	client      bool
 	strict      bool
 	types       uint32 // later element types that every PyTorch worker knows
 }

@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/rpc/rpcprof"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 )
 
 // Profile collects what calls took: how long the caller waited, and what ran where meanwhile. It is safe for concurrent use.
-type Profile struct{ rec rpcprof.Recorder }
+type Profile struct{ rec rpcwire.ProfileRecorder }
 
 // ProfileEvent is something that has taken time. A call is named as by PyTorch's profiler, "rpc_sync#function(caller -> callee)",
 // and what its callee reports is "<the call>#remote_op: <what ran>".
@@ -34,7 +34,7 @@ type ProfileEvent struct {
 // serves profiled calls of PyTorch as well: its handlers appear in the profile there.
 func WithProfile(ctx context.Context) (context.Context, *Profile) {
 	p := new(Profile)
-	return rpcprof.With(ctx, &p.rec), p
+	return rpcwire.WithProfile(ctx, &p.rec), p
 }
 
 // RecordFunction makes what happens until end is called an event of the profile in ctx. In a handler that is the profile of its
@@ -42,7 +42,7 @@ func WithProfile(ctx context.Context) (context.Context, *Profile) {
 //
 //	defer rpc.RecordFunction(ctx, "load rows")()
 func RecordFunction(ctx context.Context, name string) (end func()) {
-	rec := rpcprof.From(ctx)
+	rec := rpcwire.ProfileFrom(ctx)
 	if rec == nil {
 		return func() {}
 	}
@@ -50,7 +50,7 @@ func RecordFunction(ctx context.Context, name string) (end func()) {
 	if a := AgentFrom(ctx); a != nil {
 		worker = a.ID()
 	}
-	return func() { rec.Add(rpcprof.Span{Name: name, Worker: worker, Start: start, Took: time.Since(start)}) }
+	return func() { rec.Add(rpcwire.Span{Name: name, Worker: worker, Start: start, Took: time.Since(start)}) }
 }
 
 // Events returns what has ended so far, by start.

@@ -82,7 +82,7 @@ func (r *Registry) Handle(name string, fn any, opts ...HandleOption) error {
 		return err
 	}
 	name = py.Func(name).String()
-	r.mu.Lock() // no point: handlers are added before there are workers
+	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, taken := r.funcs[name]; taken {
 		return cohort.Newf("rpc: handle", cohort.AlreadyExists, "%q has a handler", name)
@@ -101,7 +101,7 @@ func (r *Registry) MustHandle(name string, fn any, opts ...HandleOption) *Regist
 
 // Names returns the names of all handlers in order.
 func (r *Registry) Names() []string {
-	r.mu.RLock() // no point: it only looks
+	r.mu.RLock()
 	defer r.mu.RUnlock()
 	names := slices.AppendSeq([]string{}, maps.Keys(r.funcs)) // a list also if there are none
 	slices.Sort(names)
@@ -109,7 +109,7 @@ func (r *Registry) Names() []string {
 }
 
 func (r *Registry) lookup(name string) *handler {
-	r.mu.RLock() // no point: it only looks
+	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.funcs[name]
 }

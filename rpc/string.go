@@ -15,7 +15,7 @@ func (a *Agent) String() string {
 
 // String says how many functions, classes and operators are served.
 func (r *Registry) String() string {
-	r.mu.RLock() // no point: it only looks
+	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return fmt.Sprintf("registry of %d functions, %d classes and %d operators", len(r.funcs), len(r.classes), len(r.kernels))
 }

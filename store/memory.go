@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/store/storecounter"
 	"github.com/cohort-dist/cohort/internal/store/storeop"
 )
 
@@ -89,11 +88,11 @@ func (m *Memory) Add(ctx context.Context, key string, delta int64) (sum int64, e
 	const op = "store: add"
 	err = m.do(op, ctx, key, func() error {
 		old := m.table().values[key]
-		n, bad := storecounter.AddEmptyIsZero(old, delta)
+		n, bad := storeop.AddCounterEmptyIsZero(old, delta)
 		if bad != nil {
-			return storecounter.Error(op, key, old, bad)
+			return storeop.CounterError(op, key, old, bad)
 		}
-		m.table().putLocked(key, storecounter.Format(n))
+		m.table().putLocked(key, storeop.FormatCounter(n))
 		sum = n
 		return nil
 	})

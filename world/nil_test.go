@@ -165,7 +165,7 @@ func TestNilInRPC(t *testing.T) {
 	var future *cohort.Future[int]
 	refusesNil(t, map[string]func() error{
 		"Join, store":            func() error { return onlyErr(rpc.Join(ctx, nil, "x", rpc.WithWorldSize(1))) },
-		"NewClient, store":        func() error { return onlyErr(rpc.NewClient(ctx, nil, "x")) },
+		"NewClient, store":       func() error { return onlyErr(rpc.NewClient(ctx, nil, "x")) },
 		"ListWorkers, store":     func() error { return onlyErr(rpc.ListWorkers(ctx, nil, 0)) },
 		"CallMethod, reference":  func() error { return onlyErr(rpc.CallMethod[int](ctx, ref, "m")) },
 		"AsyncMethod, reference": func() error { return onlyErr(rpc.AsyncMethod[int](ctx, ref, "m").Await(ctx)) },

@@ -255,7 +255,7 @@ func (m *Model) reduceNext(ctx context.Context) error {
 	m.mu.stage = hooked
 	func() {
 		m.mu.Unlock()
-		defer m.mu.Lock() // no point: the caller has it again
+		defer m.mu.Lock()
 		b.wait = m.reduce(ctx, b)
 	}()
 	m.mu.stage = backward

@@ -115,7 +115,7 @@ type Stats struct {
 
 // Stats returns what the engine holds.
 func (e *Engine) Stats() Stats {
-	e.mu.Lock() // no point: it only looks
+	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := Stats{Waiting: len(e.mu.waiters) + len(e.mu.flying)}
 	if e.mu.machine != nil {

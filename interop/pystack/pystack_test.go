@@ -21,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
@@ -95,7 +95,7 @@ func (p *process) faulthandler(t *testing.T) [][]place {
 	}
 }
 
-func places(frames []pystack.Frame) []place {
+func places(frames []stacks.Frame) []place {
 	var all []place
 	for _, f := range frames {
 		all = append(all, place{path.Base(f.File), f.Line})
@@ -106,7 +106,7 @@ func places(frames []pystack.Frame) []place {
 func TestBesideFaulthandler(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := start(t, torch)
-		var r pystack.Reader
+		var r stacks.Reader
 		mine, err := r.Read(t.Context(), p.Process.Pid)
 		if err != nil {
 			t.Fatal(err)
@@ -154,7 +154,7 @@ func TestBesideFaulthandler(t *testing.T) {
 func TestWhileItRuns(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := start(t, torch, "spin")
-		var r pystack.Reader
+		var r stacks.Reader
 		killed := make(chan struct{})
 		time.AfterFunc(500*time.Millisecond, func() {
 			close(killed)
@@ -204,7 +204,7 @@ func TestForkingProcess(t *testing.T) {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
 		}()
-		var r pystack.Reader
+		var r stacks.Reader
 		lines := bufio.NewScanner(out)
 		for n := 0; n < 300 && lines.Scan(); n++ {
 			pid, err := strconv.Atoi(lines.Text())

@@ -15,7 +15,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/store/storecounter"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 )
 
 // change is what an update adds to the file.
@@ -53,11 +53,11 @@ func (c *change) put(key string, value []byte) {
 // add counts key up. An empty value counts as 0, as in PyTorch's FileStore.
 func (c *change) add(key string, delta int64) (int64, error) {
 	old, _ := c.value(key)
-	sum, err := storecounter.AddEmptyIsZero(old, delta)
+	sum, err := storeop.AddCounterEmptyIsZero(old, delta)
 	if err != nil {
-		return 0, storecounter.Error("filestore: "+c.op, strings.TrimPrefix(key, userPrefix), old, err)
+		return 0, storeop.CounterError("filestore: "+c.op, strings.TrimPrefix(key, userPrefix), old, err)
 	}
-	c.put(key, storecounter.Format(sum))
+	c.put(key, storeop.FormatCounter(sum))
 	return sum, nil
 }
 

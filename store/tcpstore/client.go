@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/store/storecounter"
 	"github.com/cohort-dist/cohort/internal/store/storedial"
 	"github.com/cohort-dist/cohort/internal/store/storeop"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
@@ -359,9 +358,9 @@ func (c *Client) Workers(ctx context.Context) (int64, error) {
 	if r, err = c.do(ctx, q); err != nil {
 		return 0, err
 	}
-	n, err := storecounter.Parse(r.Value)
+	n, err := storeop.ParseCounter(r.Value)
 	if err != nil {
-		return 0, storecounter.Error("tcpstore: workers", wire.WorkerCountKey, r.Value, err)
+		return 0, storeop.CounterError("tcpstore: workers", wire.WorkerCountKey, r.Value, err)
 	}
 	return n, nil
 }

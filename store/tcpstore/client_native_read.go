@@ -39,7 +39,7 @@ func (m *nativeConn) await(ctx context.Context, limit time.Time, c *nativeCall) 
 			if c.following {
 				m.unfollow(c)
 			} else {
-				<-c.wake // no point: under mu, and it was woken at the same moment
+				<-c.wake
 			}
 		}
 		if c.lead {
@@ -94,7 +94,7 @@ func (m *nativeConn) drain() {
 // signal wakes a follower. The caller holds mu and has checked following.
 func (m *nativeConn) signal(c *nativeCall) {
 	m.unfollow(c)
-	c.wake <- struct{}{} // no point: under mu; it never blocks, since a token is taken before following is set again
+	c.wake <- struct{}{}
 }
 
 func (m *nativeConn) unfollow(c *nativeCall) {

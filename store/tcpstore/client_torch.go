@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/store/storecounter"
 	"github.com/cohort-dist/cohort/internal/store/storedial"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
@@ -368,8 +368,8 @@ func (s *torchStore) whyNoSum(ctx context.Context, q *request, lost error) error
 	if err != nil {
 		return lost
 	}
-	if _, err := storecounter.Parse(value); err != nil {
-		return storecounter.Error(q.opName(), q.key, value, err)
+	if _, err := storeop.ParseCounter(value); err != nil {
+		return storeop.CounterError(q.opName(), q.key, value, err)
 	}
 	return lost
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storeserve"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
-	"github.com/cohort-dist/cohort/internal/sys/fdlisten"
 )
 
 // Server is a store that PyTorch processes of every version and Go processes use at the same time: the server half of
@@ -41,7 +40,7 @@ type finalState struct {
 // Listen starts a server on addr, "host:port". Port 0 takes a free port, see [Server.Port]; an empty host means all
 // addresses, IPv4 and IPv6, which is what PyTorch's server always does.
 func Listen(addr string, opts ...ServerOption) (*Server, error) {
-	l, err := fdlisten.Addr(addr)
+	l, err := storeserve.Addr(addr)
 	if err != nil {
 		return nil, listenError(addr, err)
 	}

@@ -86,12 +86,12 @@ type Carried[G any] struct {
 	Gradient G
 }
 
-// EffectKind is what the driver has to do.
-type EffectKind uint8
+// effectKind is what the driver has to do.
+type effectKind uint8
 
 // The effects.
 const (
-	Send  EffectKind = 1 + iota // send Msg; it may be lost, late or repeated
+	Send  effectKind = 1 + iota // send Msg; it may be lost, late or repeated
 	Enter                       // Nodes of Context will be run in Pass, each once
 	Run                         // run Node of Context in Pass with Gradient, then call Ran
 	Ended                       // the pass that this worker began has ended; Failed and Cause say how
@@ -101,7 +101,7 @@ const (
 
 // Effect is one thing that the driver has to do.
 type Effect[G any] struct {
-	Kind     EffectKind
+	Kind     effectKind
 	Msg      Message[G]
 	Context  Context
 	Pass     PassID

@@ -6,7 +6,7 @@ package hangwatch
 import (
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 )
@@ -16,14 +16,14 @@ import (
 func TestCompared(t *testing.T) {
 	t.Parallel()
 	onGPU := func(rank, line, seq int) verdict.Rank {
-		main := &pystack.Thread{State: "R", Frames: []pystack.Frame{{Func: "step", File: "/home/train.py", Line: line}}}
+		main := &stacks.Thread{State: "R", Frames: []stacks.Frame{{Func: "step", File: "/home/train.py", Line: line}}}
 		r := verdict.Rank{Rank: rank, State: "R", GPU: true, Main: main}
 		if seq > 0 {
 			r.Dump = &torchdump.Dump{Entries: []torchdump.Entry{{Group: "0", Seq: seq, Backend: "nccl", Op: "all_reduce", Open: true}}}
 		}
 		return r
 	}
-	sleeps := verdict.Rank{Rank: 1, State: "S", Main: &pystack.Thread{State: "S", Kernel: "hrtimer_nanosleep", Frames: []pystack.Frame{{Func: "load", File: "/home/train.py", Line: 9}}}}
+	sleeps := verdict.Rank{Rank: 1, State: "S", Main: &stacks.Thread{State: "S", Kernel: "hrtimer_nanosleep", Frames: []stacks.Frame{{Func: "load", File: "/home/train.py", Line: 9}}}}
 	for name, c := range map[string]struct {
 		first, second []verdict.Rank
 		wentOn, sure  bool

@@ -49,8 +49,8 @@ type Hang struct {
 	Seen    verdict.Job
 }
 
-// Watch is the watch over one attempt to run a job.
-type Watch struct {
+// watch is the watch over one attempt to run a job.
+type watch struct {
 	timeout, lead time.Duration
 	order         Order
 	stand         stand
@@ -83,11 +83,11 @@ type stand struct {
 
 // New returns a watch that tells a hang when nothing has moved for a time. Lead is how long a full look can take: it is begun that much
 // earlier, so that the job does not stand still for as much longer.
-func New(timeout, lead time.Duration) *Watch { return &Watch{timeout: timeout, lead: lead} }
+func New(timeout, lead time.Duration) *watch { return &watch{timeout: timeout, lead: lead} }
 
 // Took takes a look of the kind that was ordered last, at first a glance. It returns how to look next, and a hang that has to be told now:
 // each hang is told once, or twice where it could not be sure at first.
-func (w *Watch) Took(l Look) (Order, *Hang) {
+func (w *watch) Took(l Look) (Order, *Hang) {
 	var found *Hang
 	switch w.order {
 	case Collect:
@@ -101,7 +101,7 @@ func (w *Watch) Took(l Look) (Order, *Hang) {
 }
 
 // glanced takes a look that costs nothing.
-func (w *Watch) glanced(l Look) Order {
+func (w *watch) glanced(l Look) Order {
 	if w.fails(l.Seen) {
 		return Glance
 	}
@@ -128,7 +128,7 @@ func (w *Watch) glanced(l Look) Order {
 
 // fails reports whether a rank could not be read that could be before. Such a look says nothing, and is left out; the next one counts in
 // any case.
-func (w *Watch) fails(seen verdict.Job) bool {
+func (w *watch) fails(seen verdict.Job) bool {
 	troubled := 0
 	for _, r := range seen.Ranks {
 		if r.Gone == "" && r.Main == nil && r.Trouble != "" {
@@ -146,7 +146,7 @@ func (w *Watch) fails(seen verdict.Job) bool {
 func still(v verdict.Verdict) bool { return (v.Hung || v.Still) && len(v.Moving) == 0 }
 
 // collected takes the full look that was begun before the time was over.
-func (w *Watch) collected(l Look) (Order, *Hang) {
+func (w *watch) collected(l Look) (Order, *Hang) {
 	if w.fails(l.Seen) {
 		return Glance, nil
 	}
@@ -163,7 +163,7 @@ func (w *Watch) collected(l Look) (Order, *Hang) {
 }
 
 // repeated takes the second full look at a job that stood still as far as could be seen, while GPUs may compute.
-func (w *Watch) repeated(l Look) *Hang {
+func (w *watch) repeated(l Look) *Hang {
 	if w.fails(l.Seen) {
 		return nil
 	}
@@ -177,7 +177,7 @@ func (w *Watch) repeated(l Look) *Hang {
 }
 
 // tell tells the hang. One that is not sure is looked at once more after as much time again.
-func (w *Watch) tell(l Look, sure bool) *Hang {
+func (w *watch) tell(l Look, sure bool) *Hang {
 	stood, first := l.At-w.stand.at, w.stand.due == w.timeout
 	ran := lively(l.Seen, stood) && !w.recorded(l)
 	sure = sure && !ran
@@ -199,7 +199,7 @@ func (w *Watch) tell(l Look, sure bool) *Hang {
 
 // recorded reports whether the recorders of all ranks prove that the job has stood still for as long as it may: it has run, perhaps to look
 // for something again and again, and has started nothing.
-func (w *Watch) recorded(l Look) bool {
+func (w *watch) recorded(l Look) bool {
 	none := func(r verdict.Rank) bool { return r.Gone == "" && (r.Dump == nil || len(r.Dump.Entries) == 0) }
 	if slices.ContainsFunc(l.Seen.Ranks, none) {
 		w.recorders = progress{}

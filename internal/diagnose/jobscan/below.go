@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 )
 
@@ -25,9 +25,9 @@ const (
 )
 
 // sourceLine returns the line of the program that a thread has come to, and the rest of the call that it begins; "" if it cannot be read.
-func sourceLine(pid int, t *pystack.Thread) string {
+func sourceLine(pid int, t *stacks.Thread) string {
 	for _, f := range t.Frames {
-		if pystack.Library(f.File) || f.Line <= 0 {
+		if stacks.Library(f.File) || f.Line <= 0 {
 			continue
 		}
 		dir := "root"
@@ -99,9 +99,9 @@ func code(line string) (text string, open int) {
 }
 
 // waitsBelow reports whether a thread waits for a process below its own: it is in a library that starts some.
-func waitsBelow(t *pystack.Thread) bool {
+func waitsBelow(t *stacks.Thread) bool {
 	for _, f := range t.Frames {
-		if !pystack.Library(f.File) {
+		if !stacks.Library(f.File) {
 			break
 		}
 		if strings.Contains(f.File, "/multiprocessing/") || strings.Contains(f.File, "/concurrent/futures/") ||
@@ -114,7 +114,7 @@ func waitsBelow(t *pystack.Thread) bool {
 
 // below looks at the processes below a rank: it returns those that run code of the program, and other programs, and whether the
 // rank has a multiprocessing.Pool and all of them wait for a task of it.
-func below(ctx context.Context, reader *pystack.Reader, pid int) (all []verdict.Child, poolIdle bool) {
+func below(ctx context.Context, reader *stacks.Reader, pid int) (all []verdict.Child, poolIdle bool) {
 	workers, busy := 0, 0
 	level := []int{pid}
 	for depth := 0; depth < maxBelow && len(level) > 0; depth++ {
@@ -151,7 +151,7 @@ const (
 	helps                    // multiprocessing itself, or has ended
 )
 
-func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Child, duty) {
+func childOf(ctx context.Context, reader *stacks.Reader, pid int) (verdict.Child, duty) {
 	_, state := stat("/proc", pid)
 	if state == "" || state == "Z" {
 		return verdict.Child{}, helps
@@ -170,7 +170,7 @@ func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Chil
 	c.Frames, c.Kernel = ownFrames(main.Frames), main.Kernel
 	c.Imports = importsProgram(c.Frames)
 	switch {
-	case slices.ContainsFunc(c.Frames, func(f pystack.Frame) bool { return !pystack.Library(f.File) }):
+	case slices.ContainsFunc(c.Frames, func(f stacks.Frame) bool { return !stacks.Library(f.File) }):
 		return c, works
 	case len(c.Frames) == 0:
 		return c, helps
@@ -181,7 +181,7 @@ func childOf(ctx context.Context, reader *pystack.Reader, pid int) (verdict.Chil
 }
 
 // getsTask reports whether a process of a multiprocessing.Pool waits for its next task: it is in the queue that its worker reads.
-func getsTask(frames []pystack.Frame) bool {
+func getsTask(frames []stacks.Frame) bool {
 	for i, f := range frames {
 		if !strings.Contains(f.File, "/multiprocessing/") {
 			return false
@@ -194,7 +194,7 @@ func getsTask(frames []pystack.Frame) bool {
 }
 
 // ownFrames cuts off the calls that a forked process has of its parent. None are left of a helper of multiprocessing.
-func ownFrames(frames []pystack.Frame) []pystack.Frame {
+func ownFrames(frames []stacks.Frame) []stacks.Frame {
 	for i, f := range frames {
 		if strings.HasSuffix(f.File, "/multiprocessing/process.py") && strings.HasSuffix(f.Func, "_bootstrap") {
 			return frames[:i]
@@ -211,8 +211,8 @@ func ownFrames(frames []pystack.Frame) []pystack.Frame {
 
 // importsProgram reports whether a process runs the file of the program anew to get at what is defined there: so do those of the start methods
 // spawn and forkserver, and the server of the latter itself.
-func importsProgram(frames []pystack.Frame) bool {
-	return slices.ContainsFunc(frames, func(f pystack.Frame) bool {
+func importsProgram(frames []stacks.Frame) bool {
+	return slices.ContainsFunc(frames, func(f stacks.Frame) bool {
 		return strings.HasSuffix(f.File, "/multiprocessing/spawn.py") && (f.Func == "import_main_path" || strings.HasPrefix(f.Func, "_fixup_main_from_"))
 	})
 }

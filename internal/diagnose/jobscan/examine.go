@@ -19,7 +19,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/sys/cgroup"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
@@ -48,7 +48,7 @@ func Glance(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 
 func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job {
 	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Orphans: j.Orphans, Notes: j.Notes, Taken: time.Now()}
-	var reader pystack.Reader
+	var reader stacks.Reader
 	host, _ := os.Hostname()
 	first := readAll(ctx, &reader, j.Ranks)
 	before := usesOf(first)
@@ -181,12 +181,12 @@ func loaded(pid int, library string) bool {
 	return err == nil && bytes.Contains(all, []byte(library))
 }
 
-func same(a, b *pystack.Thread) bool {
+func same(a, b *stacks.Thread) bool {
 	return a != nil && b != nil && reflect.DeepEqual(a.Frames, b.Frames)
 }
 
 // loops reports whether a main thread goes round in a function of the program, where it sleeps and asks a store.
-func loops(first *pystack.Process, now *pystack.Thread) bool {
+func loops(first *stacks.Process, now *stacks.Thread) bool {
 	if first == nil || first.Main() == nil {
 		return false
 	}
@@ -194,11 +194,11 @@ func loops(first *pystack.Process, now *pystack.Thread) bool {
 }
 
 type reading struct {
-	process *pystack.Process
+	process *stacks.Process
 	trouble string
 }
 
-func readAll(ctx context.Context, reader *pystack.Reader, ranks []Rank) []reading {
+func readAll(ctx context.Context, reader *stacks.Reader, ranks []Rank) []reading {
 	all := make([]reading, len(ranks))
 	var wg sync.WaitGroup
 	for i, r := range ranks {
@@ -206,13 +206,13 @@ func readAll(ctx context.Context, reader *pystack.Reader, ranks []Rank) []readin
 			p, err := readBelow(ctx, reader, r.PID)
 			all[i].process = p
 			switch {
-			case errors.Is(err, pystack.ErrNoInterpreter):
+			case errors.Is(err, stacks.ErrNoInterpreter):
 				_, state := stat("/proc", r.PID)
-				all[i].process = &pystack.Process{PID: r.PID, Threads: []pystack.Thread{{ID: r.PID, State: state}}}
-			case errors.Is(err, pystack.ErrForbidden):
+				all[i].process = &stacks.Process{PID: r.PID, Threads: []stacks.Thread{{ID: r.PID, State: state}}}
+			case errors.Is(err, stacks.ErrForbidden):
 				all[i].trouble = forbidden("/proc", r.PID, os.Geteuid())
 			case err != nil:
-				all[i].trouble = strings.TrimPrefix(err.Error(), "pystack: ")
+				all[i].trouble = strings.TrimPrefix(err.Error(), "stacks: ")
 			}
 		})
 	}
@@ -225,16 +225,16 @@ const maxWrappers = 4
 
 // readBelow reads a process, or the only child of one that is no Python: a shell, or a program such as timeout, that has
 // started it.
-func readBelow(ctx context.Context, reader *pystack.Reader, pid int) (*pystack.Process, error) {
+func readBelow(ctx context.Context, reader *stacks.Reader, pid int) (*stacks.Process, error) {
 	p, err := reader.Read(ctx, pid)
-	for below, n := pid, 0; errors.Is(err, pystack.ErrNotPython) && n < maxWrappers; n++ {
+	for below, n := pid, 0; errors.Is(err, stacks.ErrNotPython) && n < maxWrappers; n++ {
 		children := childrenOf(below)
 		if len(children) != 1 {
 			return nil, err
 		}
 		below = children[0]
 		q, failed := reader.Read(ctx, below)
-		if failed == nil || !errors.Is(failed, pystack.ErrNotPython) {
+		if failed == nil || !errors.Is(failed, stacks.ErrNotPython) {
 			return q, failed
 		}
 	}
@@ -329,7 +329,7 @@ func Waiters(stats tcpstore.Stats, server int, ranks map[int]int) []verdict.Wait
 
 // Doing returns in a few words what each rank of a job does now.
 func Doing(ctx context.Context, j Job) []string {
-	var reader pystack.Reader
+	var reader stacks.Reader
 	all := make([]string, len(j.Ranks))
 	for i, read := range readAll(ctx, &reader, j.Ranks) {
 		switch {

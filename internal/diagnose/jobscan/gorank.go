@@ -9,8 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/gostack"
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/observe/flightrec"
@@ -19,17 +18,17 @@ import (
 
 // goRank is what a Go rank says of itself.
 type goRank struct {
-	dump       *torchdump.Dump  // of its groups, or nil
-	worker     *verdict.Worker  // nil if it is none
-	goroutines []pystack.Thread // nil if it does not answer
-	moved      bool             // since it was asked before
-	once       bool             // it has not answered again
+	dump       *torchdump.Dump // of its groups, or nil
+	worker     *verdict.Worker // nil if it is none
+	goroutines []stacks.Thread // nil if it does not answer
+	moved      bool            // since it was asked before
+	once       bool            // it has not answered again
 }
 
 // askGo asks a Go rank for its flight recorder, its calls and its goroutines.
 func askGo(ctx context.Context, r Rank) goRank {
 	var told goRank
-	for _, d := range Traces(ctx, r) {
+	for _, d := range traces(ctx, r) {
 		if told.dump == nil && len(d.Groups) > 0 {
 			told.dump = &torchdump.Dump{Version: "cohort", Members: map[string][]int{}}
 		}
@@ -65,9 +64,9 @@ func askTwice(ctx context.Context, r Rank, apart time.Duration) goRank {
 }
 
 // askStacks asks a Go rank for its goroutines; none if it does not answer.
-func askStacks(ctx context.Context, r Rank) []pystack.Thread {
+func askStacks(ctx context.Context, r Rank) []stacks.Thread {
 	for _, text := range askRank(ctx, r, "stacks") {
-		return gostack.Parse(string(text))
+		return stacks.ParseGo(string(text))
 	}
 	return nil
 }
@@ -92,14 +91,14 @@ func Goroutines(ctx context.Context, r Rank) (text, where string) {
 		return "", ""
 	}
 	text = string(answers[0])
-	if main := verdict.MainGoroutine(gostack.Parse(text)); main != nil {
+	if main := verdict.MainGoroutine(stacks.ParseGo(text)); main != nil {
 		where = verdict.Where(main.Frames, nil)
 	}
 	return text, where
 }
 
-// Traces asks a Go rank for the dumps of its flight recorder, one for each world that it is in.
-func Traces(ctx context.Context, r Rank) []flightrec.Dump {
+// traces asks a Go rank for the dumps of its flight recorder, one for each world that it is in.
+func traces(ctx context.Context, r Rank) []flightrec.Dump {
 	var all []flightrec.Dump
 	for _, data := range askRank(ctx, r, "trace") {
 		if d, err := flightrec.Parse(data); err == nil {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/sys/cgroup"
-	"github.com/cohort-dist/cohort/internal/sys/kernlog"
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
@@ -62,11 +61,11 @@ func gpuErrors(log, host string, ranks []verdict.Rank) (all []verdict.GPUError) 
 			begun, known = start, true
 		}
 	}
-	now := kernlog.SinceBoot()
+	now := sinceBoot()
 	if !known || now == 0 {
 		return nil
 	}
-	for _, x := range kernlog.Xids(kernlog.Read(log)) {
+	for _, x := range Xids(ReadKernelLog(log)) {
 		if x.At < begun {
 			continue
 		}

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
-	"github.com/cohort-dist/cohort/internal/sys/kernlog"
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
@@ -24,7 +23,7 @@ import (
 func TestGPUErrors(t *testing.T) {
 	t.Parallel()
 	log := filepath.Join(t.TempDir(), "kmsg")
-	now := kernlog.SinceBoot().Microseconds()
+	now := sinceBoot().Microseconds()
 	for name, c := range map[string]struct {
 		micros int64
 		text   string

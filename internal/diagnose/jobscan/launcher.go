@@ -51,7 +51,7 @@ func Recorded(ctx context.Context, j Job) []flightrec.Dump {
 func LocalTraces(ctx context.Context, j Job) []flightrec.Dump {
 	var dumps []flightrec.Dump
 	for _, r := range j.Ranks {
-		dumps = append(dumps, Traces(ctx, r)...)
+		dumps = append(dumps, traces(ctx, r)...)
 	}
 	return dumps
 }

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 )
 
@@ -247,7 +247,7 @@ func TestIdlePool(t *testing.T) {
 			var seen verdict.Rank
 			for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
 				seen = Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: pid}}}, 50*time.Millisecond).Ranks[0]
-				waits := seen.Main != nil && !seen.Moved && slices.ContainsFunc(seen.Main.Frames, func(f pystack.Frame) bool { return strings.HasSuffix(f.Func, "Result.get") })
+				waits := seen.Main != nil && !seen.Moved && slices.ContainsFunc(seen.Main.Frames, func(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "Result.get") })
 				if waits && seen.PoolIdle == c.want {
 					return
 				}

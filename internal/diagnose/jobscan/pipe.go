@@ -10,12 +10,12 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 )
 
 // pipeOf returns the pipe that a thread reads from, as the kernel names it; "" if it reads from none.
-func pipeOf(pid int, t *pystack.Thread) string {
+func pipeOf(pid int, t *stacks.Thread) string {
 	if t.Kernel != "pipe_read" && t.Kernel != "anon_pipe_read" {
 		return ""
 	}

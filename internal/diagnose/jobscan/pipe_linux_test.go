@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 )
 
@@ -42,7 +42,7 @@ func TestPipe(t *testing.T) {
 	_, _ = read.Close(), write.Close()
 	pipe := ""
 	for limit := time.Now().Add(time.Minute); pipe == "" && time.Now().Before(limit); time.Sleep(time.Millisecond) { // until it reads
-		pipe = pipeOf(reader, &pystack.Thread{ID: reader, Kernel: "anon_pipe_read"})
+		pipe = pipeOf(reader, &stacks.Thread{ID: reader, Kernel: "anon_pipe_read"})
 	}
 	if pipe == "" {
 		t.Fatal("the pipe is not found")
@@ -50,7 +50,7 @@ func TestPipe(t *testing.T) {
 	if all := writing([]verdict.Child{{PID: other}, {PID: writer}, {PID: 1<<22 + 1}}, pipe); len(all) != 1 || all[0].PID != writer {
 		t.Errorf("%v could write to %s, want process %d alone", all, pipe, writer)
 	}
-	if got := pipeOf(reader, &pystack.Thread{ID: reader, Kernel: "futex_do_wait"}); got != "" {
+	if got := pipeOf(reader, &stacks.Thread{ID: reader, Kernel: "futex_do_wait"}); got != "" {
 		t.Errorf("a thread that waits for a lock reads from %s", got)
 	}
 }
@@ -59,12 +59,12 @@ func TestPipe(t *testing.T) {
 func TestForkServer(t *testing.T) {
 	t.Parallel()
 	const lib = "/usr/lib/python3.14/multiprocessing/"
-	server := pystack.Frame{Func: "main", File: lib + "forkserver.py", Line: 200}
-	if got := ownFrames([]pystack.Frame{{Func: "EpollSelector.select", File: "/usr/lib/python3.14/selectors.py"}, server}); got != nil {
+	server := stacks.Frame{Func: "main", File: lib + "forkserver.py", Line: 200}
+	if got := ownFrames([]stacks.Frame{{Func: "EpollSelector.select", File: "/usr/lib/python3.14/selectors.py"}, server}); got != nil {
 		t.Errorf("a server that waits has calls of its own: %v", got)
 	}
-	program := pystack.Frame{Func: "<module>", File: "/srv/train.py", Line: 14}
-	got := ownFrames([]pystack.Frame{program, {Func: "import_main_path", File: lib + "spawn.py"}, server})
+	program := stacks.Frame{Func: "<module>", File: "/srv/train.py", Line: 14}
+	got := ownFrames([]stacks.Frame{program, {Func: "import_main_path", File: lib + "spawn.py"}, server})
 	if len(got) != 2 || got[0] != program || !importsProgram(got) {
 		t.Errorf("a server that imports the program has the calls %v", got)
 	}

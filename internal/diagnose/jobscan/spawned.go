@@ -13,14 +13,14 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // Spawned returns the job of a program that starts its ranks with torch.multiprocessing.spawn or multiprocessing.Process: they set
 // RANK and MASTER_ADDR for themselves, which nobody sees from outside, so the process of the program, or of a rank, must be known. ok
 // is false where there are none.
 func Spawned(ctx context.Context, pid int) (j Job, ok bool) {
-	var reader pystack.Reader
+	var reader stacks.Reader
 	for above, n := pid, 0; n < 2; n++ { // a fork server may be between them
 		if above, _ = stat("/proc", above); above <= 1 {
 			break
@@ -36,7 +36,7 @@ func Spawned(ctx context.Context, pid int) (j Job, ok bool) {
 // findSpawned returns the jobs of programs that start their ranks themselves, beside those that are known: a process that uses PyTorch
 // below one that has no rank. Processes of which none has the number of a rank or is in a call of torch.distributed are no job.
 func findSpawned(ctx context.Context, proc string, known map[int]process) []Job {
-	var reader pystack.Reader
+	var reader stacks.Reader
 	var programs []int
 	entries, err := os.ReadDir(proc)
 	if err != nil {
@@ -66,7 +66,7 @@ func findSpawned(ctx context.Context, proc string, known map[int]process) []Job 
 }
 
 // spawnedBy returns the job of a program. Its processes are surely ranks if they have numbers or are in calls of torch.distributed.
-func spawnedBy(ctx context.Context, reader *pystack.Reader, pid int) (j Job, sure bool) {
+func spawnedBy(ctx context.Context, reader *stacks.Reader, pid int) (j Job, sure bool) {
 	j = Job{ID: strconv.Itoa(pid), Local: true}
 	var all []spawned
 	children := childrenOf(pid)
@@ -77,7 +77,7 @@ func spawnedBy(ctx context.Context, reader *pystack.Reader, pid int) (j Job, sur
 			switch _, state := stat("/proc", child); {
 			case state == "Z":
 				all = append(all, spawned{rank: -1}) // it may have been one: those after it keep their numbers
-			case errors.Is(err, pystack.ErrNoInterpreter) && spawnMain(child):
+			case errors.Is(err, stacks.ErrNoInterpreter) && spawnMain(child):
 				all = append(all, spawned{pid: child, rank: -1, starts: true})
 			}
 			continue
@@ -153,13 +153,13 @@ func trusted(all []spawned) []spawned {
 }
 
 // nprocs returns how many processes a program has started with torch.multiprocessing.spawn, which waits for them now; 0: not known.
-func nprocs(t *pystack.Thread) int {
+func nprocs(t *stacks.Thread) int {
 	if t == nil {
 		return 0
 	}
 	joins, n := false, 0
 	for _, f := range t.Frames {
-		if strings.HasSuffix(f.File, pystack.SpawnFile) {
+		if strings.HasSuffix(f.File, stacks.SpawnFile) {
 			joins = joins || strings.HasSuffix(f.Func, ".join")
 			n = max(n, number(f.Args, "nprocs"))
 		}
@@ -171,8 +171,8 @@ func nprocs(t *pystack.Thread) int {
 }
 
 // imports reports whether a process that multiprocessing has started reads the program anew, before it calls its function.
-func imports(frames []pystack.Frame) bool {
-	return !slices.ContainsFunc(frames, pystack.StartsTarget) && slices.ContainsFunc(frames, func(f pystack.Frame) bool {
+func imports(frames []stacks.Frame) bool {
+	return !slices.ContainsFunc(frames, stacks.StartsTarget) && slices.ContainsFunc(frames, func(f stacks.Frame) bool {
 		return strings.HasSuffix(f.File, "/multiprocessing/spawn.py") && (f.Func == "spawn_main" || f.Func == "_main")
 	})
 }
@@ -183,13 +183,13 @@ func spawnMain(pid int) bool {
 	return err == nil && bytes.Contains(cmdline, []byte("spawn_main(")) && bytes.Contains(cmdline, []byte("--multiprocessing-fork"))
 }
 
-func distributed(t pystack.Thread) bool {
-	return slices.ContainsFunc(t.Frames, func(f pystack.Frame) bool { return strings.Contains(f.File, "/torch/distributed/") })
+func distributed(t stacks.Thread) bool {
+	return slices.ContainsFunc(t.Frames, func(f stacks.Frame) bool { return strings.Contains(f.File, "/torch/distributed/") })
 }
 
 // forkServer reports whether a process is the one that multiprocessing has start all others. Those have calls of it, too.
-func forkServer(frames []pystack.Frame) bool {
-	return len(frames) > 0 && !slices.ContainsFunc(frames, pystack.StartsTarget) && !imports(frames) && slices.ContainsFunc(frames, func(f pystack.Frame) bool {
+func forkServer(frames []stacks.Frame) bool {
+	return len(frames) > 0 && !slices.ContainsFunc(frames, stacks.StartsTarget) && !imports(frames) && slices.ContainsFunc(frames, func(f stacks.Frame) bool {
 		return strings.HasSuffix(f.File, "/multiprocessing/forkserver.py")
 	})
 }
@@ -212,14 +212,14 @@ type spawned struct {
 
 // spawnedAs looks for what has started a process. Processes that run a library's code are no ranks: they serve a pool or a data
 // loader.
-func spawnedAs(frames []pystack.Frame) (s spawned, found bool) {
+func spawnedAs(frames []stacks.Frame) (s spawned, found bool) {
 	for i, f := range frames {
 		switch {
-		case f.Func == "_wrap" && strings.HasSuffix(f.File, pystack.SpawnFile):
+		case f.Func == "_wrap" && strings.HasSuffix(f.File, stacks.SpawnFile):
 			n := number(f.Args, "i")
 			return spawned{by: torchSpawn, rank: n}, n >= 0
-		case pystack.StartsTarget(f):
-			if i == 0 || pystack.Library(frames[i-1].File) {
+		case stacks.StartsTarget(f):
+			if i == 0 || stacks.Library(frames[i-1].File) {
 				return spawned{}, false
 			}
 			args := frames[i-1].Args

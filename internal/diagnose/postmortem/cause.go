@@ -22,16 +22,16 @@ type Kind int
 const (
 	// Exception is an error in the program's own code.
 	Exception Kind = iota
-	// Memory is an end for lack of memory, of the host, the cgroup or a device.
-	Memory
-	// Device is an error of an accelerator.
-	Device
-	// NotStarted is a program that could not be started.
-	NotStarted
+	// memory is an end for lack of memory, of the host, the cgroup or a device.
+	memory
+	// device is an error of an accelerator.
+	device
+	// notStarted is a program that could not be started.
+	notStarted
 	// Crash is a fatal signal of the worker's own: a segmentation fault, an abort.
 	Crash
-	// ExitCode is an exit status that nothing explains.
-	ExitCode
+	// exitCode is an exit status that nothing explains.
+	exitCode
 	// Killed is a signal from outside.
 	Killed
 	// Timeout is the end of a wait for another worker.
@@ -107,7 +107,7 @@ type Cause struct {
 // Explain says why a worker ended.
 func Explain(d Death) Cause {
 	if d.Refused != "" {
-		return Cause{Kind: NotStarted, Words: "could not be started: " + d.Refused, Advice: refusalAdvice(d.Refused)}
+		return Cause{Kind: notStarted, Words: "could not be started: " + d.Refused, Advice: refusalAdvice(d.Refused)}
 	}
 	if d.Code == 0 {
 		return Cause{Kind: Success, Words: "succeeded"}
@@ -119,9 +119,9 @@ func Explain(d Death) Cause {
 	case d.Sent.stopped() && (sig == 15 || sig == 9 || sig == 2 || slices.Contains(d.Sent.Ending, sig)):
 		cause = stopped(d, sig, trace)
 	case d.Output != "" && (sig == 13 || trace.exception == "" && d.Code > 0 || strings.Contains(trace.exception, "Broken pipe")):
-		cause.Kind, cause.Words, cause.Advice = ExitCode, "could not print and ended with "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
+		cause.Kind, cause.Words, cause.Advice = exitCode, "could not print and ended with "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
 	case sig == 9 && d.OutOfMemory:
-		cause.Kind, cause.Words = Memory, "was killed by the kernel: out of memory"+sizes(d)
+		cause.Kind, cause.Words = memory, "was killed by the kernel: out of memory"+sizes(d)
 		cause.Advice = moreMemory
 	case sig == 9:
 		cause.Kind, cause.Words = Killed, "was killed by SIGKILL, not by the launcher and not for memory of its cgroup"
@@ -134,7 +134,7 @@ func Explain(d Death) Cause {
 	case d.Code < 0 && trace.exception == "":
 		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher did not send"
 	case d.OutOfMemory && trace.exception != "":
-		cause.Kind, cause.Words, cause.Advice = Memory, "lost a data loader worker, which the kernel killed: out of memory", moreMemory
+		cause.Kind, cause.Words, cause.Advice = memory, "lost a data loader worker, which the kernel killed: out of memory", moreMemory
 	case trace.exception != "":
 		cause.Kind = kindOf(trace.exception)
 		cause.Words = "raised " + firstLine(trace.exception)
@@ -146,7 +146,7 @@ func Explain(d Death) Cause {
 			cause.Words = consequenceText(cause.Kind) + ": " + firstLine(trace.exception)
 		}
 	default:
-		cause.Kind, cause.Words = ExitCode, "exited with code "+strconv.Itoa(d.Code)
+		cause.Kind, cause.Words = exitCode, "exited with code "+strconv.Itoa(d.Code)
 		if kind, line := spoken(d.Stderr); line != "" {
 			cause.Kind, cause.Exception = kind, line
 			cause.Words += ": " + firstLine(line)
@@ -201,15 +201,15 @@ func consequenceText(k Kind) string {
 func sizes(d Death) string {
 	switch {
 	case d.RSS > 0 && d.Limit > 0:
-		return fmt.Sprintf(" (%s resident, limit %s)", Bytes(d.RSS), Bytes(d.Limit))
+		return fmt.Sprintf(" (%s resident, limit %s)", bytes(d.RSS), bytes(d.Limit))
 	case d.RSS > 0:
-		return fmt.Sprintf(" (%s resident)", Bytes(d.RSS))
+		return fmt.Sprintf(" (%s resident)", bytes(d.RSS))
 	}
 	return ""
 }
 
-// Bytes returns a size as people write it: "81 GiB".
-func Bytes(n int64) string {
+// bytes returns a size as people write it: "81 GiB".
+func bytes(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
 	v, i := float64(n), 0
 	for v >= 1024 && i < len(units)-1 {

@@ -101,7 +101,7 @@ func TestOnGPU(t *testing.T) {
 		},
 		"a GPU that failed": {
 			Death{Code: -6, Stderr: watchdogIllegal},
-			Device,
+			device,
 			"crashed: aborted (SIGABRT) while it was in <module> (/srv/train.py:306): CUDA error: an illegal memory access was encountered", "CUDA_LAUNCH_BLOCKING",
 		},
 		"an exception of C++ that nobody knows": {
@@ -116,10 +116,10 @@ func TestOnGPU(t *testing.T) {
 		},
 		"no memory for NCCL": {
 			Death{Code: 1, Stderr: noMemoryForNCCL},
-			Device,
+			device,
 			"raised torch.distributed.DistBackendError: NCCL error, unhandled cuda error: Failed to CUDA calloc async 608 bytes", "no memory left",
 		},
-		"no such GPU": {Death{Code: 1, Stderr: noSuchGPU}, Device, "raised torch.AcceleratorError: CUDA error: invalid device ordinal", "--nproc-per-node gpu"},
+		"no such GPU": {Death{Code: 1, Stderr: noSuchGPU}, device, "raised torch.AcceleratorError: CUDA error: invalid device ordinal", "--nproc-per-node gpu"},
 		"a rank whose process did not end": {
 			Death{Code: -2, Stderr: raisedOnGPU, Sent: Signals{Ending: []int{2}}},
 			Exception,

@@ -7,7 +7,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // traceback is a Python traceback found in text.
@@ -106,7 +106,7 @@ func crashStack(stderr string) (t traceback, own bool) {
 		t = traceback{}
 		end := i + 1
 		for ; end < len(lines) && strings.HasPrefix(lines[end], "  "); end++ {
-			if m := crashLine.FindStringSubmatch(lines[end]); m != nil && t.where == "" && !pystack.Library(m[1]) {
+			if m := crashLine.FindStringSubmatch(lines[end]); m != nil && t.where == "" && !stacks.Library(m[1]) {
 				t.where = m[3] + " (" + m[1] + ":" + m[2] + ")"
 			}
 		}
@@ -129,10 +129,10 @@ type block struct {
 // passes takes a line of a traceback. The innermost line of the program itself is where it was raised, or the innermost of all.
 func (b *block) passes(line string) {
 	m := fileLine.FindStringSubmatch(line)
-	if m == nil || b.own && pystack.Library(m[1]) {
+	if m == nil || b.own && stacks.Library(m[1]) {
 		return
 	}
-	b.own = b.own || !pystack.Library(m[1])
+	b.own = b.own || !stacks.Library(m[1])
 	b.where = m[1] + ":" + m[2]
 	if m[3] != "" {
 		b.where = m[3] + " (" + b.where + ")"

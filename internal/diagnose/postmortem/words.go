@@ -69,15 +69,15 @@ type pattern struct {
 
 // patterns are looked for in order. The texts are those of PyTorch, gloo, NCCL and cohort.
 var patterns = []pattern{
-	{kind: Memory, text: "CUDA out of memory"},
-	{kind: Memory, text: "OutOfMemoryError"},
-	{kind: Memory, text: "MemoryError"},
-	{kind: Memory, text: "DefaultCPUAllocator: can't allocate memory"},
-	{kind: Memory, text: "DefaultCPUAllocator: not enough memory"},
-	{kind: Device, text: "CUDA error"},
-	{kind: Device, text: "ncclUnhandledCudaError"},
-	{kind: Device, text: "CUBLAS_STATUS"},
-	{kind: Device, text: "CUDNN_STATUS"},
+	{kind: memory, text: "CUDA out of memory"},
+	{kind: memory, text: "OutOfMemoryError"},
+	{kind: memory, text: "MemoryError"},
+	{kind: memory, text: "DefaultCPUAllocator: can't allocate memory"},
+	{kind: memory, text: "DefaultCPUAllocator: not enough memory"},
+	{kind: device, text: "CUDA error"},
+	{kind: device, text: "ncclUnhandledCudaError"},
+	{kind: device, text: "CUBLAS_STATUS"},
+	{kind: device, text: "CUDNN_STATUS"},
 	{kind: Timeout, text: "Timed out waiting"},
 	{kind: Timeout, text: "wait timeout after"},
 	{kind: Timeout, text: "Watchdog caught collective operation timeout"},
@@ -135,7 +135,7 @@ func spoken(stderr string) (Kind, string) {
 		if kind := kindOf(line); kind != Exception {
 			return kind, line
 		}
-		return ExitCode, line
+		return exitCode, line
 	}
 	for i := len(lines) - 1; i >= max(0, len(lines)-20); i-- {
 		if kind := kindOf(lines[i]); kind != Exception {
@@ -144,10 +144,10 @@ func spoken(stderr string) (Kind, string) {
 	}
 	for _, text := range slices.Backward(lines) {
 		if line := strings.TrimSpace(text); line != "" && !logLine.MatchString(line) && !barLine.MatchString(line) {
-			return ExitCode, line
+			return exitCode, line
 		}
 	}
-	return ExitCode, ""
+	return exitCode, ""
 }
 
 // afterPanic is a line that a Go program prints after the words of a panic, and "go run" after the program.

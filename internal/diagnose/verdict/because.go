@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // because says what keeps a late rank where it is, as far as that is known: a clause that follows where it is.
@@ -32,7 +32,7 @@ func (c *analysis) cause(rank int) string {
 		text = childWords(r.Children)
 	case r.PoolIdle && r.Main != nil && slices.ContainsFunc(r.Main.Frames, inPool) && !slices.ContainsFunc(r.Threads, poolThread):
 		text = ", and no process of the pool is at work: one that was has probably been killed, which the pool does not notice"
-	case r.LostChildren && r.Main != nil && slices.ContainsFunc(r.Main.Frames, func(f pystack.Frame) bool { return strings.Contains(f.File, "/multiprocessing/") }):
+	case r.LostChildren && r.Main != nil && slices.ContainsFunc(r.Main.Frames, func(f stacks.Frame) bool { return strings.Contains(f.File, "/multiprocessing/") }):
 		text = ", and a process that it had started has ended"
 	}
 	if i := slices.IndexFunc(c.job.Waits, func(w Wait) bool { return w.Rank == rank && w.Age >= time.Second }); i >= 0 {
@@ -42,14 +42,14 @@ func (c *analysis) cause(rank int) string {
 }
 
 // inPool reports whether a call waits for what processes of a multiprocessing.Pool do.
-func inPool(f pystack.Frame) bool {
+func inPool(f stacks.Frame) bool {
 	return strings.HasSuffix(f.File, "/multiprocessing/pool.py") && strings.HasSuffix(f.Func, "Result.get")
 }
 
 // poolThread reports whether a thread does the work of a pool: that of a ThreadPool, which has no processes, or a callback of the
 // program for what a process has done.
-func poolThread(t pystack.Thread) bool {
-	return slices.ContainsFunc(t.Frames, func(f pystack.Frame) bool {
+func poolThread(t stacks.Thread) bool {
+	return slices.ContainsFunc(t.Frames, func(f stacks.Frame) bool {
 		return strings.HasSuffix(f.File, "/multiprocessing/pool.py") && (f.Func == "worker" || strings.Contains(f.Func, "_handle_") && ownCode(t.Frames))
 	})
 }
@@ -93,7 +93,7 @@ func (ch Child) stuck() bool { return ch.Imports && locateFrames(ch.Frames).wait
 func childWords(children []Child) string {
 	for _, ch := range children {
 		if p := locateFrames(ch.Frames); len(ch.Frames) > 0 && p.own != "" {
-			how, _ := manner(&pystack.Thread{Frames: ch.Frames, Kernel: ch.Kernel}, "")
+			how, _ := manner(&stacks.Thread{Frames: ch.Frames, Kernel: ch.Kernel}, "")
 			if ch.Stopped {
 				how = "stopped (SIGSTOP or a debugger)"
 			}
@@ -129,10 +129,10 @@ func ending(r Rank) string {
 }
 
 // otherLock finds a second thread of a rank that waits for a lock in the program's own code.
-func otherLock(r *Rank) *pystack.Thread {
+func otherLock(r *Rank) *stacks.Thread {
 	for i := range r.Threads {
 		t := &r.Threads[i]
-		if r.Main == nil || t.ID == r.Main.ID || t.Moving || len(t.Frames) == 0 || pystack.Library(t.Frames[0].File) || !strings.HasPrefix(t.Kernel, "futex_") {
+		if r.Main == nil || t.ID == r.Main.ID || t.Moving || len(t.Frames) == 0 || stacks.Library(t.Frames[0].File) || !strings.HasPrefix(t.Kernel, "futex_") {
 			continue
 		}
 		return t

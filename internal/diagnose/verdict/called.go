@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // Call is a request of a Go RPC worker that waits for its answer.
@@ -87,7 +87,7 @@ func (c *analysis) follow(first int) Verdict {
 			doing = "its " + threadOf(t) + " is in " + doingOf(t)
 		}
 		left := c.left(followed)
-		if to.Worker != nil && left == "" && slices.ContainsFunc(serving(*to), func(t *pystack.Thread) bool { return calls(t) > 0 }) {
+		if to.Worker != nil && left == "" && slices.ContainsFunc(serving(*to), func(t *stacks.Thread) bool { return calls(t) > 0 }) {
 			left = c.left(map[int]int{to.Rank: followed[to.Rank]}) // it may wait for one that it has called
 		}
 		return uncertain(Verdict{Culprits: []int{to.Rank}, Sentence: fmt.Sprintf("Rank %d (worker %s) has not answered %s%s; %s; %s.", to.Rank, x.To, x.Func, since(age), doing, strings.Join(path, ", "))}, left)

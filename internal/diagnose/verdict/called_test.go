@@ -9,22 +9,22 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 var (
-	goCall      = pystack.Frame{Func: module + "/rpc.Call", File: module + "/rpc/call.go", Line: 9}
-	goMain      = pystack.Frame{Func: "main.main", File: "/home/u/main.go", Line: 2}
-	goHandler   = pystack.Frame{Func: "main.load", File: "/home/u/load.go", Line: 12}
+	goCall      = stacks.Frame{Func: module + "/rpc.Call", File: module + "/rpc/call.go", Line: 9}
+	goMain      = stacks.Frame{Func: "main.main", File: "/home/u/main.go", Line: 2}
+	goHandler   = stacks.Frame{Func: "main.load", File: "/home/u/load.go", Line: 12}
 	rpcInternal = "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"
-	goServer    = pystack.Frame{Func: module + "/internal/rpc/rpcserver.(*Server).runCall", File: module + "/internal/rpc/rpcserver/run.go", Line: 1}
+	goServer    = stacks.Frame{Func: module + "/internal/rpc/rpcserver.(*Server).runCall", File: module + "/internal/rpc/rpcserver/run.go", Line: 1}
 )
 
 // worker is a Go rank that is a worker of RPC. Its handler, if it has one, is another goroutine than the program's.
-func worker(rank int, name string, calls []Call, main []pystack.Frame, handler ...pystack.Frame) Rank {
-	threads := []pystack.Thread{{ID: 1, State: "S", Kernel: "select", Frames: main}}
+func worker(rank int, name string, calls []Call, main []stacks.Frame, handler ...stacks.Frame) Rank {
+	threads := []stacks.Thread{{ID: 1, State: "S", Kernel: "select", Frames: main}}
 	if len(handler) > 0 {
-		threads = append(threads, pystack.Thread{ID: 40, State: "S", Kernel: "chan receive", Frames: append(handler, goServer)})
+		threads = append(threads, stacks.Thread{ID: 40, State: "S", Kernel: "chan receive", Frames: append(handler, goServer)})
 	}
 	return Rank{Rank: rank, State: "S", Threads: threads, Main: MainGoroutine(threads), Worker: &Worker{Name: name, Calls: calls}}
 }
@@ -36,8 +36,8 @@ func openTo(to string, rank int, age time.Duration) []Call {
 // TestCalled: who has to answer a call that a Go worker waits for is named, with what it does instead.
 func TestCalled(t *testing.T) {
 	t.Parallel()
-	idle := []pystack.Frame{{Func: module + "/rpc.(*Agent).Shutdown", File: module + "/rpc/shutdown.go"}, goMain}
-	waits := []pystack.Frame{goCall, goMain}
+	idle := []stacks.Frame{{Func: module + "/rpc.(*Agent).Shutdown", File: module + "/rpc/shutdown.go"}, goMain}
+	waits := []stacks.Frame{goCall, goMain}
 	for name, c := range map[string]struct {
 		ranks []Rank
 		want  string
@@ -55,7 +55,7 @@ func TestCalled(t *testing.T) {
 			"Rank 0 waits for the call of b.load at worker b (main.go:2), rank 1 waits for the call of a.load at worker a (load.go:12) for 12 s: in a circle.",
 		},
 		"no handler": {
-			[]Rank{worker(0, "a", openTo("b", 1, 12*time.Second), waits), worker(1, "b", nil, []pystack.Frame{goHandler, goMain})},
+			[]Rank{worker(0, "a", openTo("b", 1, 12*time.Second), waits), worker(1, "b", nil, []stacks.Frame{goHandler, goMain})},
 			"Rank 1 (worker b) has not answered b.load for 12 s; it runs no function for another worker, and is in load (load.go:12); rank 0 waits for the call of b.load at worker b (main.go:2).",
 		},
 		"through the caller": {
@@ -63,7 +63,7 @@ func TestCalled(t *testing.T) {
 			"Rank 2 (worker c) has not answered c.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2), rank 1 waits for the call of a.load at worker a (load.go:12), rank 0 waits for the call of c.load at worker c (load.go:12).",
 		},
 		"a worker of PyTorch": {
-			[]Rank{worker(0, "a", openTo("b", 1, 12*time.Second), waits), inOther(at(1, "main", 33), pystack.Frame{Func: "load", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"})},
+			[]Rank{worker(0, "a", openTo("b", 1, 12*time.Second), waits), inOther(at(1, "main", 33), stacks.Frame{Func: "load", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"})},
 			"Rank 1 (worker b) has not answered b.load for 12 s; its thread 777 is in load (train.py:12), reading from a pipe; rank 0 waits for the call of b.load at worker b (main.go:2).",
 		},
 	} {
@@ -76,18 +76,18 @@ func TestCalled(t *testing.T) {
 // TestCalledInDoubt: where a worker may be at work, or another one may have to answer, nothing is said for certain.
 func TestCalledInDoubt(t *testing.T) {
 	t.Parallel()
-	idle := []pystack.Frame{{Func: module + "/rpc.(*Agent).Shutdown", File: module + "/rpc/shutdown.go"}, goMain}
-	waits := []pystack.Frame{goCall, goMain}
+	idle := []stacks.Frame{{Func: module + "/rpc.(*Agent).Shutdown", File: module + "/rpc/shutdown.go"}, goMain}
+	waits := []stacks.Frame{goCall, goMain}
 	caller := func(calls ...[]Call) Rank { return worker(0, "a", slices.Concat(calls...), waits) }
 	toB, toC := openTo("b", 1, 12*time.Second), openTo("c", 2, 11*time.Second)
 	served := func(r Rank) Rank {
-		return inOther(r, pystack.Frame{Func: "load", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: rpcInternal})
+		return inOther(r, stacks.Frame{Func: "load", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: rpcInternal})
 	}
 	runs := func(r Rank) Rank {
 		return edit(r, func(r *Rank) { r.Threads[1].State, r.Threads[1].Kernel = "R", "" })
 	}
 	inShutdown := func(rank int) Rank {
-		return with(rank, pystack.Frame{Func: "shutdown", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 40})
+		return with(rank, stacks.Frame{Func: "shutdown", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 40})
 	}
 	for name, c := range map[string]struct {
 		ranks    []Rank
@@ -110,7 +110,7 @@ func TestCalledInDoubt(t *testing.T) {
 			[]int{1},
 		},
 		"workers of PyTorch alone": {
-			[]Rank{with(0, pystack.Frame{Func: "rpc_sync", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 33}), runs(served(inShutdown(1)))},
+			[]Rank{with(0, stacks.Frame{Func: "rpc_sync", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 33}), runs(served(inShutdown(1)))},
 			"Perhaps not hung: rank 1 is at work for another worker: its thread 777 is in load (train.py:12); rank 0 waits in rpc_sync (train.py:33).",
 			[]int{1},
 		},
@@ -125,7 +125,7 @@ func TestCalledInDoubt(t *testing.T) {
 			[]int{1},
 		},
 		"a rank that computes": {
-			[]Rank{caller(toB), worker(1, "b", nil, idle, goHandler), edit(worker(2, "c", nil, []pystack.Frame{goHandler, goMain}), func(r *Rank) { r.Moved = true })},
+			[]Rank{caller(toB), worker(1, "b", nil, idle, goHandler), edit(worker(2, "c", nil, []stacks.Frame{goHandler, goMain}), func(r *Rank) { r.Moved = true })},
 			"Perhaps not hung: rank 1 (worker b) has not answered b.load for 12 s; its goroutine 40 is in load (load.go:12), in chan receive; rank 0 waits for the call of b.load at worker b (main.go:2).",
 			[]int{1},
 		},
@@ -153,9 +153,9 @@ func TestCalledInDoubt(t *testing.T) {
 // TestShutdownOfServers: a worker that serves is in its shutdown, and one that computes comes to it later.
 func TestShutdownOfServers(t *testing.T) {
 	t.Parallel()
-	server := worker(0, "ps", nil, []pystack.Frame{{Func: module + "/rpc.(*Agent).Shutdown", File: module + "/rpc/shutdown.go"}, goMain})
+	server := worker(0, "ps", nil, []stacks.Frame{{Func: module + "/rpc.(*Agent).Shutdown", File: module + "/rpc/shutdown.go"}, goMain})
 	trainer := func(change func(*Rank)) Rank {
-		return edit(worker(1, "trainer", nil, []pystack.Frame{goHandler, goMain}), change)
+		return edit(worker(1, "trainer", nil, []stacks.Frame{goHandler, goMain}), change)
 	}
 	for name, c := range map[string]struct {
 		trainer Rank
@@ -176,7 +176,7 @@ func TestShutdownOfServers(t *testing.T) {
 func TestCalledJustNow(t *testing.T) {
 	t.Parallel()
 	c := convene(Job{World: 2, Ranks: []Rank{
-		worker(0, "a", openTo("b", 1, time.Millisecond), []pystack.Frame{goCall, goMain}), worker(1, "b", nil, []pystack.Frame{goHandler, goMain}),
+		worker(0, "a", openTo("b", 1, time.Millisecond), []stacks.Frame{goCall, goMain}), worker(1, "b", nil, []stacks.Frame{goHandler, goMain}),
 	}})
 	if v, found := c.called(); found {
 		t.Error(v.Sentence)

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 )
 
@@ -23,23 +23,23 @@ const (
 
 // in returns a rank whose main thread is in a call of torch.distributed that the script makes in a line.
 func in(rank int, op, args string, line int) Rank {
-	return with(rank, pystack.Frame{Func: op, File: c10d, Line: 1, Args: args}, pystack.Frame{Func: "_exception_logger.<locals>.wrapper", File: logger, Line: 83},
-		pystack.Frame{Func: "step", File: script, Line: line}, pystack.Frame{Func: "<module>", File: script, Line: 99})
+	return with(rank, stacks.Frame{Func: op, File: c10d, Line: 1, Args: args}, stacks.Frame{Func: "_exception_logger.<locals>.wrapper", File: logger, Line: 83},
+		stacks.Frame{Func: "step", File: script, Line: line}, stacks.Frame{Func: "<module>", File: script, Line: 99})
 }
 
 // at returns a rank that is in a function of the script.
 func at(rank int, function string, line int) Rank {
-	return with(rank, pystack.Frame{Func: function, File: script, Line: line}, pystack.Frame{Func: "<module>", File: script, Line: 99})
+	return with(rank, stacks.Frame{Func: function, File: script, Line: line}, stacks.Frame{Func: "<module>", File: script, Line: 99})
 }
 
-func with(rank int, frames ...pystack.Frame) Rank {
-	t := pystack.Thread{ID: 100 + rank, State: "S", Kernel: "futex_do_wait", Frames: frames}
-	return Rank{Rank: rank, PID: 100 + rank, State: "S", Threads: []pystack.Thread{t}, Main: &t}
+func with(rank int, frames ...stacks.Frame) Rank {
+	t := stacks.Thread{ID: 100 + rank, State: "S", Kernel: "futex_do_wait", Frames: frames}
+	return Rank{Rank: rank, PID: 100 + rank, State: "S", Threads: []stacks.Thread{t}, Main: &t}
 }
 
 // inOther adds a second thread that reads from a pipe.
-func inOther(r Rank, frames ...pystack.Frame) Rank {
-	r.Threads = append(r.Threads, pystack.Thread{ID: 777, State: "S", Kernel: "anon_pipe_read", Frames: frames})
+func inOther(r Rank, frames ...stacks.Frame) Rank {
+	r.Threads = append(r.Threads, stacks.Thread{ID: 777, State: "S", Kernel: "anon_pipe_read", Frames: frames})
 	return r
 }
 

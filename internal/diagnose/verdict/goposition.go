@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 )
 
@@ -20,7 +20,7 @@ const module = "github.com/cohort-dist/cohort"
 var programs = []string{"/cmd/", "/examples/", "/interop/", "/cmd/cohort/internal/cli"}
 
 // goFrames reports whether a stack is that of a goroutine.
-func goFrames(frames []pystack.Frame) bool {
+func goFrames(frames []stacks.Frame) bool {
 	return len(frames) > 0 && strings.HasSuffix(frames[0].File, ".go")
 }
 
@@ -47,7 +47,7 @@ func ofCohort(pkg string) bool {
 }
 
 // ofGo reports whether a function belongs to the standard library or a module of others.
-func ofGo(pkg string, f *pystack.Frame) bool {
+func ofGo(pkg string, f *stacks.Frame) bool {
 	if strings.Contains(f.File, "/pkg/mod/") || strings.Contains(f.File, "@v") {
 		return true
 	}
@@ -67,7 +67,7 @@ func ofGo(pkg string, f *pystack.Frame) bool {
 // locateGo finds the innermost function of the program's own code and what it called of cohort.
 func locateGo(r Rank) position {
 	p := position{peer: -1}
-	var call *pystack.Frame
+	var call *stacks.Frame
 	for i := range r.Main.Frames {
 		f := &r.Main.Frames[i]
 		pkg, short := packageOf(f.Func)
@@ -115,7 +115,7 @@ func locateGo(r Rank) position {
 }
 
 // servesGo reports whether a goroutine runs the program's code for another worker.
-func servesGo(t *pystack.Thread) bool {
+func servesGo(t *stacks.Thread) bool {
 	own := false
 	for i := range t.Frames {
 		f := &t.Frames[i]
@@ -163,8 +163,8 @@ func (c *analysis) waited(ranks []int) time.Duration {
 
 // MainGoroutine returns the goroutine that tells most about a process: one of the program's own that waits in cohort,
 // else the first.
-func MainGoroutine(all []pystack.Thread) *pystack.Thread {
-	var best *pystack.Thread
+func MainGoroutine(all []stacks.Thread) *stacks.Thread {
+	var best *stacks.Thread
 	for i := range all {
 		t := &all[i]
 		if ownGoroutine(t) {
@@ -180,22 +180,22 @@ func MainGoroutine(all []pystack.Thread) *pystack.Thread {
 
 // GoMoved reports whether the program of a Go process did something between two readings. Where its main goroutine waits in cohort only
 // that one counts, and not what it does there: it may look for something again and again.
-func GoMoved(before, now []pystack.Thread) bool {
+func GoMoved(before, now []stacks.Thread) bool {
 	main := MainGoroutine(now)
 	if main == nil {
 		return false
 	}
 	if at := locateGo(Rank{Main: main}); at.waits() {
-		i := slices.IndexFunc(before, func(b pystack.Thread) bool { return b.ID == main.ID })
+		i := slices.IndexFunc(before, func(b stacks.Thread) bool { return b.ID == main.ID })
 		return i < 0 || locateGo(Rank{Main: &before[i]}) != at
 	}
-	return slices.ContainsFunc(now, func(t pystack.Thread) bool {
+	return slices.ContainsFunc(now, func(t stacks.Thread) bool {
 		return ofProgram(&t) && (t.State == "R" || changed(before, &t))
 	})
 }
 
 // GoIdle returns how long the main goroutine of a program has at least stood still outside of cohort; 0: not known.
-func GoIdle(main *pystack.Thread) time.Duration {
+func GoIdle(main *stacks.Thread) time.Duration {
 	if main == nil || locateGo(Rank{Main: main}).waits() {
 		return 0
 	}
@@ -203,8 +203,8 @@ func GoIdle(main *pystack.Thread) time.Duration {
 }
 
 // ofProgram reports whether a goroutine was started by the program and runs its code.
-func ofProgram(t *pystack.Thread) bool {
-	return !ownGoroutine(t) && slices.ContainsFunc(t.Frames, func(f pystack.Frame) bool {
+func ofProgram(t *stacks.Thread) bool {
+	return !ownGoroutine(t) && slices.ContainsFunc(t.Frames, func(f stacks.Frame) bool {
 		pkg, _ := packageOf(f.Func)
 		return !ofCohort(pkg) && !ofGo(pkg, &f)
 	})
@@ -212,7 +212,7 @@ func ofProgram(t *pystack.Thread) bool {
 
 // ownGoroutine reports whether a goroutine is one of cohort's own: it begins there, or in a function of the standard library that
 // cohort has started it with, such as sync.WaitGroup.Go.
-func ownGoroutine(t *pystack.Thread) bool {
+func ownGoroutine(t *stacks.Thread) bool {
 	for i := range slices.Backward(t.Frames) {
 		f := &t.Frames[i]
 		pkg, _ := packageOf(f.Func)

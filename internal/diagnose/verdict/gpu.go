@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // Communicator is a group of ranks of NCCL, as its own network knows it.
@@ -147,7 +147,7 @@ func onGPU(r Rank) bool {
 		return false
 	}
 	file := r.Main.Frames[0].File
-	return !pystack.Library(file) || strings.Contains(file, "/torch/") && !strings.Contains(file, "/torch/utils/data/") && !strings.HasSuffix(file, "/torch/serialization.py")
+	return !stacks.Library(file) || strings.Contains(file, "/torch/") && !strings.Contains(file, "/torch/utils/data/") && !strings.HasSuffix(file, "/torch/serialization.py")
 }
 
 // onlyGPU reports whether ranks wait for nothing but their GPUs, as far as can be told.

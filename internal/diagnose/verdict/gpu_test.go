@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 )
 
@@ -17,7 +17,7 @@ func TestGPU(t *testing.T) {
 	t.Parallel()
 	// On a GPU, as seen on a real one: three ranks, rank 1 stayed away from the sixth all_reduce.
 	synchronizes := func(rank int) Rank {
-		r := with(rank, pystack.Frame{Func: "synchronize", File: "/usr/lib/python3/dist-packages/torch/cuda/__init__.py", Line: 1}, pystack.Frame{Func: "<module>", File: script, Line: 56})
+		r := with(rank, stacks.Frame{Func: "synchronize", File: "/usr/lib/python3/dist-packages/torch/cuda/__init__.py", Line: 1}, stacks.Frame{Func: "<module>", File: script, Line: 56})
 		return edit(r, func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.GPU = "R", "R", "", true })
 	}
 	meets := func(rank int) Rank {
@@ -25,7 +25,7 @@ func TestGPU(t *testing.T) {
 	}
 	sleeps := edit(at(1, "loads", 17), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" })
 	moves := edit(at(1, "loads", 17), func(r *Rank) { r.Moved = true })
-	computes := edit(with(1, pystack.Frame{Func: "svd", File: "/usr/lib/python3/dist-packages/numpy/linalg/linalg.py", Line: 9}, pystack.Frame{Func: "loads", File: script, Line: 17}),
+	computes := edit(with(1, stacks.Frame{Func: "svd", File: "/usr/lib/python3/dist-packages/numpy/linalg/linalg.py", Line: 9}, stacks.Frame{Func: "loads", File: script, Line: 17}),
 		func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.GPU = "R", "R", "", true })
 	counts := func(all, one map[string]int) []Communicator {
 		return []Communicator{{Size: 3, Started: []Started{{Counts: all, Ranks: []int{2, 0}}, {Counts: one, Ranks: []int{1}}}}}

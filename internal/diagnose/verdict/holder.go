@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // Holder is a process that holds a file lock.
@@ -19,7 +19,7 @@ type Holder struct {
 }
 
 // WaitsForFileLock reports whether a thread waits for a file lock.
-func WaitsForFileLock(t *pystack.Thread) bool { return kernelWait(t, "") == fileLock }
+func WaitsForFileLock(t *stacks.Thread) bool { return kernelWait(t, "") == fileLock }
 
 // held says of a rank that waits for a file lock who holds it.
 func (c *analysis) held(r *Rank) {

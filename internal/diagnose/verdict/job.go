@@ -6,7 +6,7 @@ package verdict
 import (
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 )
 
@@ -28,8 +28,8 @@ type Rank struct {
 	// Frozen says that its cgroup is frozen.
 	Frozen bool
 	// Threads are its Python threads, Main the main one; nil if it is no Python or could not be read.
-	Threads []pystack.Thread
-	Main    *pystack.Thread
+	Threads []stacks.Thread
+	Main    *stacks.Thread
 	// Moved says that the main thread did something between two readings.
 	Moved bool
 	// Once says that it could be read only once, so that Moved is not known.
@@ -87,7 +87,7 @@ type Child struct {
 	// Command is the name of its program.
 	Command string
 	// Frames are the calls of its main thread, as far as they are its own: a child that was forked has those of its parent, too.
-	Frames []pystack.Frame
+	Frames []stacks.Frame
 	// Kernel is the function of the kernel that it sleeps in.
 	Kernel string
 	// Imports says that it runs the program's file anew, to import it.

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // eventLoop is how a program runs asyncio.
-var eventLoop = []pystack.Frame{
+var eventLoop = []stacks.Frame{
 	{Func: "BaseEventLoop.run_forever", File: "/usr/lib/python3.14/asyncio/base_events.py"},
 	{Func: "Runner.run", File: "/usr/lib/python3.14/asyncio/runners.py"},
 	{Func: "run", File: "/usr/lib/python3.14/asyncio/runners.py"},
@@ -21,7 +21,7 @@ var eventLoop = []pystack.Frame{
 const poolFile = "/usr/lib/python3.14/multiprocessing/pool.py"
 
 // inMap is how a program waits for a multiprocessing.Pool.
-var inMap = []pystack.Frame{
+var inMap = []stacks.Frame{
 	{Func: "Event.wait", File: "/usr/lib/python3.14/threading.py"},
 	{Func: "ApplyResult.get", File: poolFile},
 	{Func: "Pool.map", File: poolFile},
@@ -91,7 +91,7 @@ func TestSentencesOutside(t *testing.T) {
 			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Pool.map of pool.py, and no process of the pool is at work: one that was has probably been killed, which the pool does not notice; rank 0 waits.",
 		},
 		"a pool of threads": {
-			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), inOther(edit(with(1, inMap...), func(r *Rank) { r.PoolIdle = true }), pystack.Frame{Func: "worker", File: poolFile})}},
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), inOther(edit(with(1, inMap...), func(r *Rank) { r.PoolIdle = true }), stacks.Frame{Func: "worker", File: poolFile})}},
 			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Pool.map of pool.py; rank 0 waits.",
 		},
 		"a pool whose processes run the code of libraries": {
@@ -99,7 +99,7 @@ func TestSentencesOutside(t *testing.T) {
 			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Pool.map of pool.py; rank 0 waits.",
 		},
 		"a queue that nobody fills any more": {
-			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.11/multiprocessing/queues.py", Line: 9}, pystack.Frame{Func: "load", File: script, Line: 12}), func(r *Rank) { r.LostChildren = true })}},
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, stacks.Frame{Func: "Queue.get", File: "/usr/lib/python3.11/multiprocessing/queues.py", Line: 9}, stacks.Frame{Func: "load", File: script, Line: 12}), func(r *Rank) { r.LostChildren = true })}},
 			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Queue.get of queues.py, and a process that it had started has ended; rank 0 waits.",
 		},
 		"nobody waits": {
@@ -112,7 +112,7 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"a thread with the interpreter lock": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "join", 66), func(r *Rank) {
-				r.Threads = append(r.Threads, pystack.Thread{ID: 777, State: "S", HoldsGIL: true, Frames: []pystack.Frame{{Func: "write", File: script, Line: 70}}})
+				r.Threads = append(r.Threads, stacks.Thread{ID: 777, State: "S", HoldsGIL: true, Frames: []stacks.Frame{{Func: "write", File: script, Line: 70}}})
 			})}},
 			"Rank 1's thread 777 holds the interpreter lock in a call of C at train.py:70; nothing else in it can run; rank 0 waits.",
 		},
@@ -121,17 +121,17 @@ func TestSentencesOutside(t *testing.T) {
 			"Rank 1 holds the interpreter lock in a call of C at train.py:66, opening a named pipe whose other end nobody opens; nothing else in it can run; rank 0 waits.",
 		},
 		"a debugger": {
-			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 40), edit(with(1, pystack.Frame{Func: "Pdb.interaction", File: "/usr/lib/python3.13/pdb.py"}, pystack.Frame{Func: "Bdb.trace_dispatch", File: "/usr/lib/python3.13/bdb.py"}, pystack.Frame{Func: "step", File: script, Line: 30}), func(r *Rank) { r.Main.Kernel = "n_tty_read" })}},
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 40), edit(with(1, stacks.Frame{Func: "Pdb.interaction", File: "/usr/lib/python3.13/pdb.py"}, stacks.Frame{Func: "Bdb.trace_dispatch", File: "/usr/lib/python3.13/bdb.py"}, stacks.Frame{Func: "step", File: script, Line: 30}), func(r *Rank) { r.Main.Kernel = "n_tty_read" })}},
 			"Rank 1 has not reached barrier (train.py:40); it is in step (train.py:30), in the debugger, reading from the terminal; rank 0 waits.",
 		},
 		"a data loader worker that is stopped": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "_BaseDataLoaderIter.__next__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) {
-				r.Children = []Child{{PID: 901, Frames: []pystack.Frame{{Func: "Data.__getitem__", File: script, Line: 8}}, Kernel: "do_signal_stop", Stopped: true}}
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, stacks.Frame{Func: "_BaseDataLoaderIter.__next__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, stacks.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) {
+				r.Children = []Child{{PID: 901, Frames: []stacks.Frame{{Func: "Data.__getitem__", File: script, Line: 8}}, Kernel: "do_signal_stop", Stopped: true}}
 			})}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in train (train.py:40), in _BaseDataLoaderIter.__next__ of dataloader.py, for its process 901, which is in Data.__getitem__ (train.py:8), stopped (SIGSTOP or a debugger); rank 0 waits.",
 		},
 		"a queue": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, pystack.Frame{Func: "Condition.wait", File: "/usr/lib/python3.13/threading.py"}, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py"}, pystack.Frame{Func: "load", File: script, Line: 30})}},
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, stacks.Frame{Func: "Condition.wait", File: "/usr/lib/python3.13/threading.py"}, stacks.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py"}, stacks.Frame{Func: "load", File: script, Line: 30})}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), in Queue.get of queue.py, and it has no other thread that could fill the queue; rank 0 waits.",
 		},
 		"a file lock": {
@@ -140,7 +140,7 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"two locks": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load", 30), func(r *Rank) {
-				r.Threads = append(r.Threads, pystack.Thread{ID: 777, State: "S", Kernel: "futex_do_wait", Frames: []pystack.Frame{{Func: "write", File: script, Line: 70}}})
+				r.Threads = append(r.Threads, stacks.Thread{ID: 777, State: "S", Kernel: "futex_do_wait", Frames: []stacks.Frame{{Func: "write", File: script, Line: 70}}})
 			})}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), and its thread 777 in write (train.py:70): perhaps each holds a lock that the other waits for; rank 0 waits.",
 		},
@@ -149,38 +149,38 @@ func TestSentencesOutside(t *testing.T) {
 			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30); the last thing it printed is RuntimeError: no data (work (train.py:9)); rank 0 waits.",
 		},
 		"a data loader worker that hangs": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "_MultiProcessingDataLoaderIter.__next__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) {
-				r.Children = []Child{{PID: 900, Command: "helper"}, {PID: 901, Frames: []pystack.Frame{{Func: "Data.__getitem__", File: script, Line: 8}}, Kernel: "hrtimer_nanosleep"}}
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, stacks.Frame{Func: "_MultiProcessingDataLoaderIter.__next__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, stacks.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) {
+				r.Children = []Child{{PID: 900, Command: "helper"}, {PID: 901, Frames: []stacks.Frame{{Func: "Data.__getitem__", File: script, Line: 8}}, Kernel: "hrtimer_nanosleep"}}
 			})}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in train (train.py:40), in _MultiProcessingDataLoaderIter.__next__ of dataloader.py, for its process 901, which is in Data.__getitem__ (train.py:8), sleeping; rank 0 waits.",
 		},
 		"another program": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "run", File: "/usr/lib/python3.13/subprocess.py"}, pystack.Frame{Func: "unpack", File: script, Line: 40}), func(r *Rank) {
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, stacks.Frame{Func: "run", File: "/usr/lib/python3.13/subprocess.py"}, stacks.Frame{Func: "unpack", File: script, Line: 40}), func(r *Rank) {
 				r.Main.Kernel, r.Children = "do_wait", []Child{{PID: 900, Command: "tar"}}
 			})}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in unpack (train.py:40), in run of subprocess.py, waiting for a child process, for its process 900 (tar); rank 0 waits.",
 		},
 		"a collective in a thread": {
-			Job{World: 2, Ranks: []Rank{inOther(with(0, pystack.Frame{Func: "Thread.join", File: "/usr/lib/python3.13/threading.py"}, pystack.Frame{Func: "main", File: script, Line: 40}), pystack.Frame{Func: "all_reduce", File: c10d}, pystack.Frame{Func: "sync", File: script, Line: 9}), at(1, "load", 12)}},
+			Job{World: 2, Ranks: []Rank{inOther(with(0, stacks.Frame{Func: "Thread.join", File: "/usr/lib/python3.13/threading.py"}, stacks.Frame{Func: "main", File: script, Line: 40}), stacks.Frame{Func: "all_reduce", File: c10d}, stacks.Frame{Func: "sync", File: script, Line: 9}), at(1, "load", 12)}},
 			"Rank 1 has not reached all_reduce (train.py:9); it is in load (train.py:12); rank 0 waits.",
 		},
 		"a thread that is waited for": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), inOther(with(1, pystack.Frame{Func: "Thread.join", File: "/usr/lib/python3.13/threading.py"}, pystack.Frame{Func: "main", File: script, Line: 40}), pystack.Frame{Func: "download", File: script, Line: 9})}},
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), inOther(with(1, stacks.Frame{Func: "Thread.join", File: "/usr/lib/python3.13/threading.py"}, stacks.Frame{Func: "main", File: script, Line: 40}), stacks.Frame{Func: "download", File: script, Line: 9})}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in main (train.py:40), in Thread.join of threading.py, for its thread 777, which is in download (train.py:9), reading from a pipe; rank 0 waits.",
 		},
 		"threads of event loops": {
 			Job{World: 2, Ranks: []Rank{
-				edit(with(0, append([]pystack.Frame{{Func: "EpollSelector.select", File: "/usr/lib/python3.14/selectors.py"}}, eventLoop...)...), func(r *Rank) {
+				edit(with(0, append([]stacks.Frame{{Func: "EpollSelector.select", File: "/usr/lib/python3.14/selectors.py"}}, eventLoop...)...), func(r *Rank) {
 					r.Main.Kernel, r.Moved = "ep_poll", true
-					r.Threads = append(r.Threads, pystack.Thread{ID: 777, State: "S", Frames: []pystack.Frame{{Func: "all_reduce", File: c10d}, {Func: "_WorkItem.run", File: "/usr/lib/python3.14/concurrent/futures/thread.py"}}})
+					r.Threads = append(r.Threads, stacks.Thread{ID: 777, State: "S", Frames: []stacks.Frame{{Func: "all_reduce", File: c10d}, {Func: "_WorkItem.run", File: "/usr/lib/python3.14/concurrent/futures/thread.py"}}})
 				}),
-				edit(with(1, append([]pystack.Frame{{Func: "EpollSelector.select", File: "/usr/lib/python3.14/selectors.py"}}, eventLoop...)...), func(r *Rank) { r.Main.Kernel = "ep_poll" }),
+				edit(with(1, append([]stacks.Frame{{Func: "EpollSelector.select", File: "/usr/lib/python3.14/selectors.py"}}, eventLoop...)...), func(r *Rank) { r.Main.Kernel = "ep_poll" }),
 			}},
 			"Rank 1 has not reached all_reduce (train.py:40); it is in main (train.py:40), in run of runners.py, waiting in its event loop; rank 0 waits.",
 		},
 		"threads of main threads that only watch": {
 			Job{World: 2, Ranks: []Rank{
-				edit(inOther(at(0, "watch", 40), pystack.Frame{Func: "all_reduce", File: c10d}, pystack.Frame{Func: "train", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" }),
+				edit(inOther(at(0, "watch", 40), stacks.Frame{Func: "all_reduce", File: c10d}, stacks.Frame{Func: "train", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" }),
 				edit(at(1, "watch", 40), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" }),
 			}},
 			"Rank 1 has not reached all_reduce (train.py:9); it is in watch (train.py:40), sleeping; rank 0 waits.",
@@ -188,12 +188,12 @@ func TestSentencesOutside(t *testing.T) {
 		"a thread of a rank that others wait for": {
 			Job{World: 2, Ranks: []Rank{
 				in(0, "barrier", "", 30),
-				edit(inOther(at(1, "load", 40), pystack.Frame{Func: "gather_object", File: c10d}, pystack.Frame{Func: "save", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" }),
+				edit(inOther(at(1, "load", 40), stacks.Frame{Func: "gather_object", File: c10d}, stacks.Frame{Func: "save", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" }),
 			}},
 			"Rank 1 has not reached barrier (train.py:30); it is in load (train.py:40), sleeping; rank 0 waits.",
 		},
 		"a thread beside": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), inOther(with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py"}, pystack.Frame{Func: "main", File: script, Line: 40}), pystack.Frame{Func: "produce", File: script, Line: 9})}},
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), inOther(with(1, stacks.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py"}, stacks.Frame{Func: "main", File: script, Line: 40}), stacks.Frame{Func: "produce", File: script, Line: 9})}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in main (train.py:40), in Queue.get of queue.py, while its thread 777 is in produce (train.py:9), reading from a pipe; rank 0 waits.",
 		},
 		"its own lock": {
@@ -218,24 +218,24 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"a function that was called": {
 			Job{World: 2, Ranks: []Rank{
-				with(0, pystack.Frame{Func: "rpc_sync", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 33}),
-				inOther(with(1, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 40}),
-					pystack.Frame{Func: "fetch", File: script, Line: 9}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
+				with(0, stacks.Frame{Func: "rpc_sync", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, stacks.Frame{Func: "main", File: script, Line: 33}),
+				inOther(with(1, stacks.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, stacks.Frame{Func: "main", File: script, Line: 40}),
+					stacks.Frame{Func: "fetch", File: script, Line: 9}, stacks.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
 			}},
 			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in fetch (train.py:9), reading from a pipe; rank 0 waits in rpc_sync (train.py:33).",
 		},
 		"a handler that waits for another handler": {
 			Job{World: 2, Ranks: []Rank{
-				inOther(with(0, pystack.Frame{Func: "rpc_sync", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 33}),
-					pystack.Frame{Func: "rpc_sync", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "middle", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
-				inOther(with(1, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 40}),
-					pystack.Frame{Func: "inner", File: script, Line: 6}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
+				inOther(with(0, stacks.Frame{Func: "rpc_sync", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, stacks.Frame{Func: "main", File: script, Line: 33}),
+					stacks.Frame{Func: "rpc_sync", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, stacks.Frame{Func: "middle", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
+				inOther(with(1, stacks.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, stacks.Frame{Func: "main", File: script, Line: 40}),
+					stacks.Frame{Func: "inner", File: script, Line: 6}, stacks.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
 			}},
 			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in inner (train.py:6), reading from a pipe; rank 0 waits in rpc_sync (train.py:33).",
 		},
 		"a thread that does not end": {
-			Job{World: 1, Ranks: []Rank{edit(with(0, pystack.Frame{Func: "_shutdown", File: "/usr/lib/python3.14/threading.py", Line: 1583}), func(r *Rank) {
-				r.Threads = append(r.Threads, pystack.Thread{ID: 777, Frames: []pystack.Frame{{Func: "metrics", File: script, Line: 70}}})
+			Job{World: 1, Ranks: []Rank{edit(with(0, stacks.Frame{Func: "_shutdown", File: "/usr/lib/python3.14/threading.py", Line: 1583}), func(r *Rank) {
+				r.Threads = append(r.Threads, stacks.Thread{ID: 777, Frames: []stacks.Frame{{Func: "metrics", File: script, Line: 70}}})
 			})}},
 			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in _shutdown (threading.py:1583), waiting at its end for its thread 777 (no daemon), which is in metrics (train.py:70).",
 		},
@@ -256,11 +256,11 @@ func TestSentencesOutside(t *testing.T) {
 			"Rank 1 is stopped (SIGSTOP or a debugger, process 101); kill -CONT lets it go on; rank 0 waits.",
 		},
 		"a checkpoint": {
-			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, pystack.Frame{Func: "_open_zipfile_writer_file.__exit__", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, pystack.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, pystack.Frame{Func: "checkpoint", File: script, Line: 88}), func(r *Rank) { r.Main.State, r.Main.Kernel = "D", "nfs_wait_bit_killable" })}},
+			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, stacks.Frame{Func: "_open_zipfile_writer_file.__exit__", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, stacks.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, stacks.Frame{Func: "checkpoint", File: script, Line: 88}), func(r *Rank) { r.Main.State, r.Main.Kernel = "D", "nfs_wait_bit_killable" })}},
 			"Rank 1 writes a checkpoint and is stuck in the file system at train.py:88; rank 0 waits.",
 		},
 		"a dead data loader": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/multiprocessing/queues.py"}, pystack.Frame{Func: "_MultiProcessingDataLoaderIter._try_get_data", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) { r.LostChildren = true })}},
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, stacks.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/multiprocessing/queues.py"}, stacks.Frame{Func: "_MultiProcessingDataLoaderIter._try_get_data", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, stacks.Frame{Func: "train", File: script, Line: 40}), func(r *Rank) { r.LostChildren = true })}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in train (train.py:40), in _MultiProcessingDataLoaderIter._try_get_data of dataloader.py, for a data loader worker that has died; rank 0 waits.",
 		},
 		"the network": {
@@ -288,8 +288,8 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"a program that is an installed package": {
 			Job{World: 2, Ranks: []Rank{
-				with(0, pystack.Frame{Func: "all_reduce", File: c10d, Line: 1}, pystack.Frame{Func: "step", File: "/opt/venv/lib/python3.13/site-packages/trainer/loop.py", Line: 7}, pystack.Frame{Func: "_run_code", File: "<frozen runpy>", Line: 88}),
-				with(1, pystack.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py", Line: 1}, pystack.Frame{Func: "load", File: "/opt/venv/lib/python3.13/site-packages/trainer/data.py", Line: 3}, pystack.Frame{Func: "_run_code", File: "<frozen runpy>", Line: 88}),
+				with(0, stacks.Frame{Func: "all_reduce", File: c10d, Line: 1}, stacks.Frame{Func: "step", File: "/opt/venv/lib/python3.13/site-packages/trainer/loop.py", Line: 7}, stacks.Frame{Func: "_run_code", File: "<frozen runpy>", Line: 88}),
+				with(1, stacks.Frame{Func: "Queue.get", File: "/usr/lib/python3.13/queue.py", Line: 1}, stacks.Frame{Func: "load", File: "/opt/venv/lib/python3.13/site-packages/trainer/data.py", Line: 3}, stacks.Frame{Func: "_run_code", File: "<frozen runpy>", Line: 88}),
 			}},
 			"Rank 1 has not reached all_reduce (loop.py:7); it is in load (data.py:3), in Queue.get of queue.py, and it has no other thread that could fill the queue; rank 0 waits.",
 		},

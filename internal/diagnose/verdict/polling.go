@@ -12,12 +12,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // Loops reports whether a thread was in the same function of the program in two readings, called from the same lines, had called nothing else
 // there, and asked a store or slept at first. line is the text of the line that it was in then.
-func Loops(a, b *pystack.Thread, line string) bool {
+func Loops(a, b *stacks.Thread, line string) bool {
 	if a == nil || b == nil {
 		return false
 	}
@@ -29,16 +29,16 @@ func Loops(a, b *pystack.Thread, line string) bool {
 }
 
 // itself returns the number of the innermost call of a thread if that is one of the program, but for a wait of Python's threading; -1 if it is not.
-func itself(t *pystack.Thread) int {
-	i := slices.IndexFunc(t.Frames, func(f pystack.Frame) bool { return path.Base(f.File) != "threading.py" })
-	if i < 0 || pystack.Library(t.Frames[i].File) {
+func itself(t *stacks.Thread) int {
+	i := slices.IndexFunc(t.Frames, func(f stacks.Frame) bool { return path.Base(f.File) != "threading.py" })
+	if i < 0 || stacks.Library(t.Frames[i].File) {
 		return -1
 	}
 	return i
 }
 
 // rests reports whether a thread sleeps in a line of the program.
-func rests(t *pystack.Thread, line string) bool {
+func rests(t *stacks.Thread, line string) bool {
 	return kernelWait(t, "") == inSleep || itself(t) > 0 || sleepLine.MatchString(line)
 }
 
@@ -60,7 +60,7 @@ func (c *analysis) polled(r *Rank) {
 	if i < 0 || r.Gone != "" || !r.Loops || !r.Sleeps || p.class != inProgram {
 		return
 	}
-	others := slices.ContainsFunc(r.Threads, func(t pystack.Thread) bool { return t.ID != r.Main.ID && ownCode(t.Frames) })
+	others := slices.ContainsFunc(r.Threads, func(t stacks.Thread) bool { return t.ID != r.Main.ID && ownCode(t.Frames) })
 	asking := r.Object == theStore || r.Object == "" && asks.MatchString(r.Line)
 	if !asking && (others || !rests(r.Main, r.Line)) {
 		return

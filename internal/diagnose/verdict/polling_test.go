@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // TestPolling: ranks that ask the store for a key again and again, whose answer never changes, are found though they move.
@@ -25,7 +25,7 @@ func TestPolling(t *testing.T) {
 		return all
 	}
 	moved := func(r *Rank) { r.Moved = true }
-	thread := pystack.Frame{Func: "watch", File: script, Line: 70}
+	thread := stacks.Frame{Func: "watch", File: script, Line: 70}
 	wantSentences(t, map[string]sentence{
 		"all": {
 			Job{World: 2, Ranks: []Rank{poll(0, 11), poll(1, 12)}, Polls: asks("/epoch1", 0, 1)},
@@ -94,27 +94,27 @@ func TestPolling(t *testing.T) {
 
 func TestLoops(t *testing.T) {
 	t.Parallel()
-	stack := func(frames ...pystack.Frame) *pystack.Thread { return &pystack.Thread{Frames: frames} }
-	main := pystack.Frame{Func: "<module>", File: script, Line: 99}
-	at11, at12 := pystack.Frame{Func: "my_barrier", File: script, Line: 11}, pystack.Frame{Func: "my_barrier", File: script, Line: 12}
-	lib := pystack.Frame{Func: "wait", File: "/usr/lib/python3.11/threading.py", Line: 3}
-	forward := pystack.Frame{Func: "Module.forward", File: "/usr/lib/python3/dist-packages/torch/nn/modules/module.py", Line: 3}
+	stack := func(frames ...stacks.Frame) *stacks.Thread { return &stacks.Thread{Frames: frames} }
+	main := stacks.Frame{Func: "<module>", File: script, Line: 99}
+	at11, at12 := stacks.Frame{Func: "my_barrier", File: script, Line: 11}, stacks.Frame{Func: "my_barrier", File: script, Line: 12}
+	lib := stacks.Frame{Func: "wait", File: "/usr/lib/python3.11/threading.py", Line: 3}
+	forward := stacks.Frame{Func: "Module.forward", File: "/usr/lib/python3/dist-packages/torch/nn/modules/module.py", Line: 3}
 	const ask, sleep, step = "if store.check([key]):", "time.sleep(1)", "loss = model(x)"
 	for name, c := range map[string]struct {
-		a, b *pystack.Thread
+		a, b *stacks.Thread
 		line string
 		want bool
 	}{
 		"the same line":         {stack(at11, main), stack(at11, main), ask, true},
 		"another line":          {stack(at11, main), stack(at12, main), sleep, true},
-		"in a sleep of C":       {&pystack.Thread{Frames: []pystack.Frame{at11, main}, Kernel: "hrtimer_nanosleep"}, stack(at12, main), "pause(1)", true},
+		"in a sleep of C":       {&stacks.Thread{Frames: []stacks.Frame{at11, main}, Kernel: "hrtimer_nanosleep"}, stack(at12, main), "pause(1)", true},
 		"in a wait":             {stack(lib, at11, main), stack(at12, main), "event.wait(1)", true},
 		"at work at first":      {stack(at11, main), stack(at12, main), step, false},
 		"a line not known":      {stack(at11, main), stack(at12, main), "", false},
 		"in a library at first": {stack(forward, at11, main), stack(at12, main), ask, false},
 		"in a library then":     {stack(at11, main), stack(forward, at12, main), ask, false},
-		"called from elsewhere": {stack(at11, main), stack(at11, pystack.Frame{Func: "<module>", File: script, Line: 98}), ask, false},
-		"another function":      {stack(at11, main), stack(pystack.Frame{Func: "load", File: script, Line: 11}, main), ask, false},
+		"called from elsewhere": {stack(at11, main), stack(at11, stacks.Frame{Func: "<module>", File: script, Line: 98}), ask, false},
+		"another function":      {stack(at11, main), stack(stacks.Frame{Func: "load", File: script, Line: 11}, main), ask, false},
 		"no program":            {stack(lib), stack(lib), ask, false},
 		"nothing":               {nil, stack(at11), ask, false},
 	} {

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // class is what a rank is busy with, in the order of a job's life.
@@ -161,7 +161,7 @@ var lockLine = regexp.MustCompile(`^with |\.acquire\(`)
 
 // waitsForThreads reports whether the main thread waits for other threads, or runs an event loop that calls functions in others.
 func waitsForThreads(r Rank) bool {
-	return !r.Moved && strings.HasPrefix(r.Main.Kernel, "futex_") || slices.ContainsFunc(r.Main.Frames, func(f pystack.Frame) bool {
+	return !r.Moved && strings.HasPrefix(r.Main.Kernel, "futex_") || slices.ContainsFunc(r.Main.Frames, func(f stacks.Frame) bool {
 		return f.Func == "BaseEventLoop.run_forever" && strings.HasSuffix(f.File, "/asyncio/base_events.py")
 	})
 }
@@ -183,14 +183,14 @@ func inThread(r Rank, main position) (position, bool) {
 }
 
 // ownCode reports whether a call is one of the program itself.
-func ownCode(frames []pystack.Frame) bool {
-	return slices.ContainsFunc(frames, func(f pystack.Frame) bool { return !pystack.Library(f.File) })
+func ownCode(frames []stacks.Frame) bool {
+	return slices.ContainsFunc(frames, func(f stacks.Frame) bool { return !stacks.Library(f.File) })
 }
 
 // inBackward reports whether a thread waits in a backward pass. What it waits for is in C++.
-func inBackward(t *pystack.Thread) bool {
+func inBackward(t *stacks.Thread) bool {
 	for _, f := range t.Frames {
-		if !pystack.Library(f.File) || t.State == "R" {
+		if !stacks.Library(f.File) || t.State == "R" {
 			return false
 		}
 		if isBackward(f) {
@@ -201,11 +201,11 @@ func inBackward(t *pystack.Thread) bool {
 }
 
 // withinBackward reports whether a thread runs a function that a backward pass has called.
-func withinBackward(t *pystack.Thread) bool {
+func withinBackward(t *stacks.Thread) bool {
 	return t != nil && slices.ContainsFunc(t.Frames, isBackward)
 }
 
-func isBackward(f pystack.Frame) bool {
+func isBackward(f stacks.Frame) bool {
 	return strings.HasSuffix(f.File, "/torch/autograd/__init__.py") && f.Func == "backward"
 }
 
@@ -245,7 +245,7 @@ const (
 )
 
 // kernelWait says what a thread waits for, and with what if that is known; "" if the function of the kernel does not tell.
-func kernelWait(t *pystack.Thread, object string) string {
+func kernelWait(t *stacks.Thread, object string) string {
 	for _, w := range kernelWaits {
 		if t.Kernel != w.function && !strings.HasPrefix(t.Kernel, w.function+".") {
 			continue
@@ -270,18 +270,18 @@ var libraryWaits = []struct{ file, function, words string }{
 
 // manner says what a thread does in the line of the program that it has come to, and with what if that is known. lock says that
 // it is in a lock, or waits for another thread in some other way, by a call of C that the line itself makes.
-func manner(t *pystack.Thread, object string) (how string, lock bool) {
+func manner(t *stacks.Thread, object string) (how string, lock bool) {
 	if t.State == "R" {
 		return "computing", false
 	}
 	how = kernelWait(t, object)
-	var called, program *pystack.Frame // by the line
+	var called, program *stacks.Frame // by the line
 	if !ownCode(t.Frames) {
 		program = installed(t.Frames)
 	}
 	for i := range t.Frames {
 		f := &t.Frames[i]
-		if !pystack.Library(f.File) || f == program {
+		if !stacks.Library(f.File) || f == program {
 			break
 		}
 		called = f
@@ -308,9 +308,9 @@ func manner(t *pystack.Thread, object string) (how string, lock bool) {
 }
 
 // locateFrames finds the program's own innermost line and the call of torch.distributed that it made.
-func locateFrames(frames []pystack.Frame) position {
+func locateFrames(frames []stacks.Frame) position {
 	p := position{peer: -1}
-	var call, via *pystack.Frame
+	var call, via *stacks.Frame
 	for i := range frames {
 		f := &frames[i]
 		p.saves = p.saves || strings.HasSuffix(f.File, "/torch/serialization.py") && strings.Contains(f.Func, "save")
@@ -323,7 +323,7 @@ func locateFrames(frames []pystack.Frame) position {
 			}
 			continue
 		}
-		if pystack.Library(f.File) {
+		if stacks.Library(f.File) {
 			continue
 		}
 		p.own, p.line = f.Func, line(f)
@@ -352,7 +352,7 @@ func locateFrames(frames []pystack.Frame) position {
 
 // installed returns the call that stands for the program where all of it is installed as packages: the innermost that is neither
 // Python's nor PyTorch's, or nil.
-func installed(frames []pystack.Frame) *pystack.Frame {
+func installed(frames []stacks.Frame) *stacks.Frame {
 	for i := range frames {
 		file := frames[i].File
 		if (strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/")) && !strings.Contains(file, "-packages/torch/") {
@@ -362,7 +362,7 @@ func installed(frames []pystack.Frame) *pystack.Frame {
 	return nil
 }
 
-func line(f *pystack.Frame) string { return path.Base(f.File) + ":" + strconv.Itoa(f.Line) }
+func line(f *stacks.Frame) string { return path.Base(f.File) + ":" + strconv.Itoa(f.Line) }
 
 func distributed(file string) bool {
 	return strings.Contains(file, "/torch/distributed/") || strings.HasSuffix(file, "/torch/nn/parallel/distributed.py")
@@ -405,7 +405,7 @@ func classOf(function, file string) (class, bool) {
 }
 
 // peerOf reads the other side of a message, and its tag, from the plain arguments of the call.
-func peerOf(f *pystack.Frame) (peer int, side, tag string) {
+func peerOf(f *stacks.Frame) (peer int, side, tag string) {
 	peer = -1
 	for arg := range strings.FieldsSeq(f.Args) {
 		name, value, _ := strings.Cut(arg, "=")
@@ -427,9 +427,9 @@ func peerOf(f *pystack.Frame) (peer int, side, tag string) {
 
 // Where returns in a few words where a stack is: "all_reduce (train.py:53)". It is empty for a process that starts or ends. worker is
 // what an RPC worker of Go says of itself, or nil.
-func Where(frames []pystack.Frame, worker *Worker) string {
+func Where(frames []stacks.Frame, worker *Worker) string {
 	if len(frames) == 0 {
 		return ""
 	}
-	return locate(Rank{Main: &pystack.Thread{Frames: frames}, Worker: worker}).where()
+	return locate(Rank{Main: &stacks.Thread{Frames: frames}, Worker: worker}).where()
 }

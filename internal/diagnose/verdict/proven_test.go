@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 )
 
@@ -200,9 +200,9 @@ func TestProven(t *testing.T) {
 		},
 		"ranks that wait for a function at different places": {
 			Job{World: 3, Ranks: []Rank{
-				with(0, pystack.Frame{Func: "rpc_sync", File: strings.Replace(c10d, "distributed_c10d", "rpc/api", 1)}, pystack.Frame{Func: "main", File: script, Line: 20}),
-				inOther(at(1, "main", 33), pystack.Frame{Func: "load", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(c10d, "distributed_c10d", "rpc/internal", 1)}),
-				with(2, pystack.Frame{Func: "shutdown", File: strings.Replace(c10d, "distributed_c10d", "rpc/api", 1)}, pystack.Frame{Func: "main", File: script, Line: 33}),
+				with(0, stacks.Frame{Func: "rpc_sync", File: strings.Replace(c10d, "distributed_c10d", "rpc/api", 1)}, stacks.Frame{Func: "main", File: script, Line: 20}),
+				inOther(at(1, "main", 33), stacks.Frame{Func: "load", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(c10d, "distributed_c10d", "rpc/internal", 1)}),
+				with(2, stacks.Frame{Func: "shutdown", File: strings.Replace(c10d, "distributed_c10d", "rpc/api", 1)}, stacks.Frame{Func: "main", File: script, Line: 33}),
 			}},
 			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in load (train.py:12), reading from a pipe; rank 0 waits in rpc_sync (train.py:20), rank 2 waits in shutdown (train.py:33).",
 			[]int{1},
@@ -317,7 +317,7 @@ func TestTensorOf(t *testing.T) {
 		{"all_to_all_single", "output=float32[8] input=float32[4]", ""},
 		{"broadcast", "src=0", ""},
 	} {
-		if got := tensorOf(&pystack.Frame{Func: c.op, Args: c.args}); got != c.want {
+		if got := tensorOf(&stacks.Frame{Func: c.op, Args: c.args}); got != c.want {
 			t.Errorf("%s %s: %q", c.op, c.args, got)
 		}
 	}
@@ -326,7 +326,7 @@ func TestTensorOf(t *testing.T) {
 // TestWith: the evidence of a failure has the sizes of the tensors that ranks pass.
 func TestWith(t *testing.T) {
 	t.Parallel()
-	for want, frames := range map[string][]pystack.Frame{
+	for want, frames := range map[string][]stacks.Frame{
 		"all_reduce (train.py:27) with 8 elements of float32": in(0, "all_reduce", "tensor=float32[4,2]", 27).Main.Frames,
 		"all_reduce (train.py:27) with 1 element of int64":    in(0, "all_reduce", "tensor=int64[1]", 27).Main.Frames,
 		"barrier (train.py:27)":                               in(0, "barrier", "", 27).Main.Frames,

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // rpc: some ranks are at a meeting of RPC to which others have not come.
@@ -48,7 +48,7 @@ func (c *analysis) serving() (Verdict, bool) {
 }
 
 // atWorkFor says that a rank serves another one.
-func (c *analysis) atWorkFor(r Rank, t *pystack.Thread) Verdict {
+func (c *analysis) atWorkFor(r Rank, t *stacks.Thread) Verdict {
 	waiting := slices.DeleteFunc(c.still(inRPC, inWork), func(n int) bool { return n == r.Rank })
 	if len(waiting) == 0 {
 		waiting = []int{r.Rank}
@@ -103,7 +103,7 @@ func (c *analysis) callers(here []int, p position) Verdict {
 }
 
 // calls is 1 for a thread that itself waits for a call by RPC.
-func calls(t *pystack.Thread) int {
+func calls(t *stacks.Thread) int {
 	if t != nil && locateThread(t).class == inRPC {
 		return 1
 	}
@@ -112,8 +112,8 @@ func calls(t *pystack.Thread) int {
 
 // handler finds a thread of a rank that runs the program's code for another rank and stands still, rather one that does not itself
 // wait for a call.
-func handler(r Rank) *pystack.Thread {
-	var found *pystack.Thread
+func handler(r Rank) *stacks.Thread {
+	var found *stacks.Thread
 	for _, t := range serving(r) {
 		if !runs(t) && (found == nil || calls(t) < calls(found)) {
 			found = t
@@ -123,18 +123,18 @@ func handler(r Rank) *pystack.Thread {
 }
 
 // working finds a thread of a rank that runs the program's code for another rank and gets on with it.
-func working(r Rank) *pystack.Thread {
+func working(r Rank) *stacks.Thread {
 	if i := slices.IndexFunc(serving(r), runs); i >= 0 {
 		return serving(r)[i]
 	}
 	return nil
 }
 
-func runs(t *pystack.Thread) bool { return t.Moving || t.State == "R" }
+func runs(t *stacks.Thread) bool { return t.Moving || t.State == "R" }
 
 // serving returns the threads of a rank that run the program's code for others.
-func serving(r Rank) []*pystack.Thread {
-	var all []*pystack.Thread
+func serving(r Rank) []*stacks.Thread {
+	var all []*stacks.Thread
 	for i := range r.Threads {
 		if t := &r.Threads[i]; r.Main != nil && t.ID != r.Main.ID && serves(t) {
 			all = append(all, t)
@@ -144,7 +144,7 @@ func serving(r Rank) []*pystack.Thread {
 }
 
 // MarkServing marks the threads of a process that run the program's code for others and did something between two readings.
-func MarkServing(before, now []pystack.Thread) {
+func MarkServing(before, now []stacks.Thread) {
 	for i := range now {
 		if t := &now[i]; serves(t) && changed(before, t) {
 			t.Moving = true
@@ -153,13 +153,13 @@ func MarkServing(before, now []pystack.Thread) {
 }
 
 // changed reports whether a thread was not there before, or was elsewhere.
-func changed(before []pystack.Thread, t *pystack.Thread) bool {
-	i := slices.IndexFunc(before, func(b pystack.Thread) bool { return b.ID == t.ID })
+func changed(before []stacks.Thread, t *stacks.Thread) bool {
+	i := slices.IndexFunc(before, func(b stacks.Thread) bool { return b.ID == t.ID })
 	return i < 0 || !slices.Equal(before[i].Frames, t.Frames)
 }
 
 // serves reports whether a thread runs the program's code for another worker.
-func serves(t *pystack.Thread) bool {
+func serves(t *stacks.Thread) bool {
 	if goFrames(t.Frames) {
 		return servesGo(t)
 	}
@@ -167,7 +167,7 @@ func serves(t *pystack.Thread) bool {
 }
 
 // threadOf names a thread, or a goroutine.
-func threadOf(t *pystack.Thread) string {
+func threadOf(t *stacks.Thread) string {
 	if goFrames(t.Frames) {
 		return "goroutine " + strconv.Itoa(t.ID)
 	}
@@ -175,7 +175,7 @@ func threadOf(t *pystack.Thread) string {
 }
 
 // locateThread finds where a thread is that need not be the main one.
-func locateThread(t *pystack.Thread) position {
+func locateThread(t *stacks.Thread) position {
 	if goFrames(t.Frames) {
 		return locateGo(Rank{Main: t})
 	}
@@ -183,7 +183,7 @@ func locateThread(t *pystack.Thread) position {
 }
 
 // doingOf says where a thread is and what it does there.
-func doingOf(t *pystack.Thread) string {
+func doingOf(t *stacks.Thread) string {
 	p := locateThread(t)
 	if !goFrames(t.Frames) {
 		p.how, _ = manner(t, "")

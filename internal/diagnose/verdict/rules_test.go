@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 )
 
@@ -25,11 +25,11 @@ func TestOrder(t *testing.T) {
 	late := func() Rank { return at(1, "load", 12) }
 	starts := in(0, "init_process_group", "", 5)
 	open := func(r Rank, seq int) Rank { return recorded(r, nil, entry("0", "default_pg", seq, true)) }
-	onGPU := func(rank int, frames ...pystack.Frame) Rank {
+	onGPU := func(rank int, frames ...stacks.Frame) Rank {
 		return edit(with(rank, frames...), func(r *Rank) { r.State, r.GPU, r.Main.State, r.Main.Kernel = "R", true, "R", "" })
 	}
-	collective := pystack.Frame{Func: "barrier", File: c10d, Line: 1}
-	own := pystack.Frame{Func: "step", File: script, Line: 30}
+	collective := stacks.Frame{Func: "barrier", File: c10d, Line: 1}
+	own := stacks.Frame{Func: "step", File: script, Line: 30}
 	dials := func(r Rank) Rank { return edit(r, func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} }) }
 	lost := []GPUError{{Host: "b", Device: "0000:3b:00", Number: 79, Words: "it has fallen off the bus", Fatal: true, Rank: 1, Age: 40 * time.Second}}
 	used := map[string]bool{}
@@ -54,7 +54,7 @@ func TestOrder(t *testing.T) {
 		{"stopped", "recorders", Job{World: 2, Ranks: []Rank{open(waits, 4), recorded(edit(late(), func(r *Rank) { r.State = "T" }), nil, entry("0", "default_pg", 3, false))}}},
 		{"frozen", "kernel", Job{World: 2, Ranks: []Rank{waits, edit(late(), func(r *Rank) { r.Main.State, r.Frozen = "D", true })}}},
 		{"kernel", "missing", Job{World: 2, Ranks: []Rank{waits, edit(late(), func(r *Rank) { r.Main.State = "D" })}}},
-		{"lock", "missing", Job{World: 2, Ranks: []Rank{waits, edit(late(), func(r *Rank) { r.Main.HoldsGIL = true; r.Threads = []pystack.Thread{*r.Main} })}}},
+		{"lock", "missing", Job{World: 2, Ranks: []Rank{waits, edit(late(), func(r *Rank) { r.Main.HoldsGIL = true; r.Threads = []stacks.Thread{*r.Main} })}}},
 		{"dialing", "starting", Job{World: 2, Ranks: []Rank{dials(starts), late()}}},
 		// What was counted has a number; a stack has a line.
 		{"recorders", "missing", Job{World: 2, Ranks: []Rank{open(waits, 4), recorded(late(), nil, entry("0", "default_pg", 3, false))}}},
@@ -64,22 +64,22 @@ func TestOrder(t *testing.T) {
 		{"messages", "missing", Job{World: 3, Ranks: []Rank{waits, in(1, "recv", "src=2", 30), at(2, "load", 12)}}},
 		{"starting", "missing", Job{World: 3, Ranks: []Rank{waits, in(1, "new_group", "", 5), at(2, "load", 12)}}},
 		{"called", "handlers", Job{World: 2, Ranks: []Rank{
-			worker(0, "a", openTo("b", 1, time.Minute), []pystack.Frame{goCall, goMain}), worker(1, "b", nil, []pystack.Frame{goMain}, goHandler),
+			worker(0, "a", openTo("b", 1, time.Minute), []stacks.Frame{goCall, goMain}), worker(1, "b", nil, []stacks.Frame{goMain}, goHandler),
 		}}},
 		{"handlers", "rpc", Job{World: 2, Ranks: []Rank{
-			with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, own),
-			inOther(at(1, "main", 33), pystack.Frame{Func: "load", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
+			with(0, stacks.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, own),
+			inOther(at(1, "main", 33), stacks.Frame{Func: "load", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
 		}}},
 		// The meeting of those that wait is normal while one works for them.
 		{"handlers", "serving", Job{World: 3, Ranks: []Rank{
-			worker(0, "a", nil, []pystack.Frame{goCall, goMain}), worker(1, "b", nil, []pystack.Frame{goMain}, goHandler),
-			edit(worker(2, "c", nil, []pystack.Frame{goMain}, goHandler), func(r *Rank) { r.Threads[1].State = "R" }),
+			worker(0, "a", nil, []stacks.Frame{goCall, goMain}), worker(1, "b", nil, []stacks.Frame{goMain}, goHandler),
+			edit(worker(2, "c", nil, []stacks.Frame{goMain}, goHandler), func(r *Rank) { r.Threads[1].State = "R" }),
 		}}},
 		{"serving", "rpc", Job{World: 2, Ranks: []Rank{
-			worker(0, "a", nil, []pystack.Frame{{Func: module + "/rpc.(*Agent).Shutdown", File: module + "/rpc/shutdown.go"}, goMain}),
-			edit(worker(1, "b", nil, []pystack.Frame{goMain}, goHandler), func(r *Rank) { r.Threads[1].State = "R" }),
+			worker(0, "a", nil, []stacks.Frame{{Func: module + "/rpc.(*Agent).Shutdown", File: module + "/rpc/shutdown.go"}, goMain}),
+			edit(worker(1, "b", nil, []stacks.Frame{goMain}, goHandler), func(r *Rank) { r.Threads[1].State = "R" }),
 		}}},
-		{"rpc", "store", Job{World: 2, Waits: []Wait{{Key: "/k", Rank: 1, Age: time.Minute}}, Ranks: []Rank{with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, own), late()}}},
+		{"rpc", "store", Job{World: 2, Waits: []Wait{{Key: "/k", Rank: 1, Age: time.Minute}}, Ranks: []Rank{with(0, stacks.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, own), late()}}},
 		{"missing", "mismatch", Job{World: 3, Ranks: []Rank{waits, in(1, "barrier", "", 30), at(2, "load", 12)}}},
 		{"missing", "devices", Job{World: 3, Ranks: []Rank{waits, late(), onGPU(2, own)}}},
 		{"missing", "store", Job{World: 2, Waits: []Wait{{Key: "/k", Rank: 1, Age: time.Minute}}, Ranks: []Rank{waits, late()}}},

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // The rules of this file compare what the ranks were told about their world. They hold while a rank sets up the group of all: it
@@ -91,7 +91,7 @@ func Starting(ranks []Rank) bool {
 }
 
 // argument returns an argument of a call as Python writes it, "" if it is not known.
-func argument(f *pystack.Frame, name string) string {
+func argument(f *stacks.Frame, name string) string {
 	for arg := range strings.FieldsSeq(f.Args) {
 		if value, found := strings.CutPrefix(arg, name+"="); found {
 			return value

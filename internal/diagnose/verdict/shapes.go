@@ -7,14 +7,14 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // tensorArguments are what collectives call the tensor whose size must be the same on all ranks.
 var tensorArguments = []string{"tensor", "input_tensor", "output"}
 
 // tensorOf returns the tensor that is passed to a collective: "float32[4,2]"; "" if it is not known.
-func tensorOf(f *pystack.Frame) string {
+func tensorOf(f *stacks.Frame) string {
 	if strings.HasPrefix(f.Func, "all_to_all") {
 		return "" // each rank may have its own
 	}
@@ -57,11 +57,11 @@ func (c *analysis) shapes(here []int) (Verdict, bool) {
 }
 
 // With is [Where] with the size of the tensor of a collective, where it is known: "all_reduce (train.py:53) with 8 elements of float32".
-func With(frames []pystack.Frame) string {
+func With(frames []stacks.Frame) string {
 	if len(frames) == 0 {
 		return ""
 	}
-	p := locate(Rank{Main: &pystack.Thread{Frames: frames}})
+	p := locate(Rank{Main: &stacks.Thread{Frames: frames}})
 	if p.tensor == "" {
 		return p.where()
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // sleeping returns a rank that has slept for a time in a function of the script, and is going to sleep for another.
@@ -83,9 +83,9 @@ func TestHolder(t *testing.T) {
 // TestImports: a process that runs the program anew, and comes to a call that waits for other ranks, is told with what mends that.
 func TestImports(t *testing.T) {
 	t.Parallel()
-	child := Child{PID: 777, Command: "python3", Imports: true, Frames: append(in(0, "init_process_group", "", 14).Main.Frames, pystack.Frame{Func: "import_main_path", File: "/usr/lib/python3.14/multiprocessing/spawn.py"})}
+	child := Child{PID: 777, Command: "python3", Imports: true, Frames: append(in(0, "init_process_group", "", 14).Main.Frames, stacks.Frame{Func: "import_main_path", File: "/usr/lib/python3.14/multiprocessing/spawn.py"})}
 	loads := func(rank int) Rank {
-		return edit(with(rank, pystack.Frame{Func: "DataLoader.__iter__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, pystack.Frame{Func: "<module>", File: script, Line: 16}), func(r *Rank) {
+		return edit(with(rank, stacks.Frame{Func: "DataLoader.__iter__", File: "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py"}, stacks.Frame{Func: "<module>", File: script, Line: 16}), func(r *Rank) {
 			r.Main.Kernel, r.Idle, r.Children = "unix_stream_read_generic", 3*time.Second, []Child{child}
 		})
 	}

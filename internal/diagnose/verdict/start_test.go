@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 )
 
 // TestSentencesOfTheStart: ranks that have not met: stores, worlds, init_process_group.
@@ -37,7 +37,7 @@ func TestSentencesOfTheStart(t *testing.T) {
 		},
 		"another port of the program": {
 			Job{World: 2, Store: "a:1", Ranks: []Rank{told(in(0, "init_process_group", "world_size=2", 5), 2, "a:1"), edit(told(in(1, "init_process_group", "world_size=-1", 5), 2, "a:1"), func(r *Rank) {
-				r.Main.Frames = append([]pystack.Frame{{Func: "_create_c10d_store", File: strings.Replace(c10d, "distributed_c10d", "rendezvous", 1), Line: 1, Args: `hostname="a" port=2 rank=1 world_size=2`}}, r.Main.Frames...)
+				r.Main.Frames = append([]stacks.Frame{{Func: "_create_c10d_store", File: strings.Replace(c10d, "distributed_c10d", "rendezvous", 1), Line: 1, Args: `hostname="a" port=2 rank=1 world_size=2`}}, r.Main.Frames...)
 			})}},
 			"Rank 1 uses the store at a:2 where rank 0 uses a:1: all ranks must have the same MASTER_ADDR and MASTER_PORT; ranks 0 and 1 wait in init_process_group (train.py:5).",
 		},
@@ -79,7 +79,7 @@ func TestSentencesOfTheStart(t *testing.T) {
 		},
 		"a store that the program names": {
 			Job{World: 2, Store: "a:1", Ranks: []Rank{
-				told(with(0, pystack.Frame{Func: "_create_c10d_store", File: strings.Replace(c10d, "distributed_c10d", "rendezvous", 1), Line: 1, Args: `hostname="a" port=2 rank=0 world_size=4`}, pystack.Frame{Func: "init_process_group", File: c10d, Args: `init_method="tcp://a:2" world_size=4`}, pystack.Frame{Func: "main", File: script, Line: 5}), 2, "a:1"),
+				told(with(0, stacks.Frame{Func: "_create_c10d_store", File: strings.Replace(c10d, "distributed_c10d", "rendezvous", 1), Line: 1, Args: `hostname="a" port=2 rank=0 world_size=4`}, stacks.Frame{Func: "init_process_group", File: c10d, Args: `init_method="tcp://a:2" world_size=4`}, stacks.Frame{Func: "main", File: script, Line: 5}), 2, "a:1"),
 				told(in(1, "init_process_group", `init_method="tcp://a:2" world_size=4 rank=1`, 5), 2, "a:1"),
 			}},
 			"The program wants more ranks than there are: WORLD_SIZE is 2, but it calls init_process_group with world_size=4 (train.py:5); ranks 0 and 1 wait.",
@@ -89,11 +89,11 @@ func TestSentencesOfTheStart(t *testing.T) {
 			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), for the key /config of the store, which nobody has set; rank 0 waits.",
 		},
 		"a server that does not answer": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "urlopen", File: "/usr/lib/python3.13/urllib/request.py"}, pystack.Frame{Func: "download", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel, r.Object = "wait_woken", "10.0.0.5:443" })}},
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, stacks.Frame{Func: "urlopen", File: "/usr/lib/python3.13/urllib/request.py"}, stacks.Frame{Func: "download", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel, r.Object = "wait_woken", "10.0.0.5:443" })}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in download (train.py:9), in urlopen of request.py, reading from 10.0.0.5:443; rank 0 waits.",
 		},
 		"a name": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, pystack.Frame{Func: "getaddrinfo", File: "/usr/lib/python3.13/socket.py"}, pystack.Frame{Func: "urlopen", File: "/usr/lib/python3.13/urllib/request.py"}, pystack.Frame{Func: "download", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "poll_schedule_timeout.constprop.0" })}},
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, stacks.Frame{Func: "getaddrinfo", File: "/usr/lib/python3.13/socket.py"}, stacks.Frame{Func: "urlopen", File: "/usr/lib/python3.13/urllib/request.py"}, stacks.Frame{Func: "download", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel = "poll_schedule_timeout.constprop.0" })}},
 			"Rank 1 has not reached all_reduce (train.py:27); it is in download (train.py:9), in urlopen of request.py, resolving a host name; rank 0 waits.",
 		},
 		"a store of the program's own": {
@@ -119,7 +119,7 @@ func TestSentencesOfTheStart(t *testing.T) {
 		},
 		"before init": {
 			Job{World: 2, Ranks: []Rank{
-				with(0, pystack.Frame{Func: "_create_c10d_store", File: "/usr/lib/python3/dist-packages/torch/distributed/rendezvous.py", Line: 215}, pystack.Frame{Func: "init_process_group", File: c10d, Line: 2546}, pystack.Frame{Func: "<module>", File: script, Line: 5}),
+				with(0, stacks.Frame{Func: "_create_c10d_store", File: "/usr/lib/python3/dist-packages/torch/distributed/rendezvous.py", Line: 215}, stacks.Frame{Func: "init_process_group", File: c10d, Line: 2546}, stacks.Frame{Func: "<module>", File: script, Line: 5}),
 				at(1, "load_batch", 12),
 			}},
 			"Rank 1 has not called init_process_group; it is in load_batch (train.py:12); rank 0 waits.",

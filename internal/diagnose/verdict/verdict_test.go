@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/pystack"
+	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 )
 
@@ -105,11 +105,11 @@ func TestSentences(t *testing.T) {
 			"Rank 1 has not started the operation that is waited for in step (train.py:30); it is in load (train.py:12); ranks 0 and 2 wait.",
 		},
 		"a backward pass": {
-			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "Tensor.backward", File: "/usr/lib/python3/dist-packages/torch/_tensor.py"}, pystack.Frame{Func: "step", File: script, Line: 30}), at(1, "load", 12)}},
+			Job{World: 2, Ranks: []Rank{with(0, stacks.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, stacks.Frame{Func: "Tensor.backward", File: "/usr/lib/python3/dist-packages/torch/_tensor.py"}, stacks.Frame{Func: "step", File: script, Line: 30}), at(1, "load", 12)}},
 			"Rank 1 has not reached backward (train.py:30), or has left it without gradients of all parameters; it is in load (train.py:12); rank 0 waits.",
 		},
 		"a tensor that is still being computed by all": {
-			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "AsyncCollectiveTensor.wait", File: functional}, pystack.Frame{Func: "AsyncCollectiveTensor.__torch_dispatch__", File: functional}, pystack.Frame{Func: "step", File: script, Line: 30}), at(1, "load", 12)}},
+			Job{World: 2, Ranks: []Rank{with(0, stacks.Frame{Func: "AsyncCollectiveTensor.wait", File: functional}, stacks.Frame{Func: "AsyncCollectiveTensor.__torch_dispatch__", File: functional}, stacks.Frame{Func: "step", File: script, Line: 30}), at(1, "load", 12)}},
 			"Rank 1 has not started the operation that is waited for in step (train.py:30); it is in load (train.py:12); rank 0 waits.",
 		},
 		"messages that wait for each other in one line": {
@@ -117,7 +117,7 @@ func TestSentences(t *testing.T) {
 			"Ranks 0 and 1 wait for each other: both are in recv (train.py:62).",
 		},
 		"a backward pass beside a collective": {
-			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "step", File: script, Line: 30})}},
+			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), with(1, stacks.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, stacks.Frame{Func: "step", File: script, Line: 30})}},
 			"Rank 0 calls all_reduce (train.py:27) where rank 1 is in backward (train.py:30), which in DDP needs all ranks: did rank 0 get fewer batches?",
 		},
 		"different roots": {
@@ -125,11 +125,11 @@ func TestSentences(t *testing.T) {
 			"Rank 1 calls broadcast with src=1 (train.py:27) where ranks 0 and 2 call broadcast with src=0 (train.py:27) for 9 s.",
 		},
 		"the model on one rank": {
-			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "DistributedDataParallel.forward", File: "/usr/lib/python3/dist-packages/torch/nn/parallel/distributed.py"}, pystack.Frame{Func: "evaluate", File: script, Line: 27}), in(1, "barrier", "", 30)}},
+			Job{World: 2, Ranks: []Rank{with(0, stacks.Frame{Func: "DistributedDataParallel.forward", File: "/usr/lib/python3/dist-packages/torch/nn/parallel/distributed.py"}, stacks.Frame{Func: "evaluate", File: script, Line: 27}), in(1, "barrier", "", 30)}},
 			"Rank 0 calls DistributedDataParallel.forward (train.py:27), rank 1 calls barrier (train.py:30); if rank 1 did not get fewer batches, let rank 0 use the model's .module, which needs no other rank.",
 		},
 		"a checkpoint of one rank": {
-			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "gather_object", File: c10d}, pystack.Frame{Func: "_DistWrapper.reduce_scatter", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/utils.py"}, pystack.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/state_dict_saver.py"}, pystack.Frame{Func: "_dcp_method_logger.<locals>.wrapper", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/logger.py"}, pystack.Frame{Func: "main", File: script, Line: 27}), in(1, "barrier", "", 30)}},
+			Job{World: 2, Ranks: []Rank{with(0, stacks.Frame{Func: "gather_object", File: c10d}, stacks.Frame{Func: "_DistWrapper.reduce_scatter", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/utils.py"}, stacks.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/state_dict_saver.py"}, stacks.Frame{Func: "_dcp_method_logger.<locals>.wrapper", File: "/usr/lib/python3/dist-packages/torch/distributed/checkpoint/logger.py"}, stacks.Frame{Func: "main", File: script, Line: 27}), in(1, "barrier", "", 30)}},
 			"Rank 0 calls gather_object in checkpoint.save (train.py:27), rank 1 calls barrier (train.py:30).",
 		},
 		"groups in another order": {
@@ -138,8 +138,8 @@ func TestSentences(t *testing.T) {
 		},
 		"a function that backward calls": {
 			Job{World: 2, Ranks: []Rank{
-				with(0, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "step", File: script, Line: 30}),
-				with(1, pystack.Frame{Func: "hook", File: script, Line: 12}, pystack.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, pystack.Frame{Func: "step", File: script, Line: 30}),
+				with(0, stacks.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, stacks.Frame{Func: "step", File: script, Line: 30}),
+				with(1, stacks.Frame{Func: "hook", File: script, Line: 12}, stacks.Frame{Func: "backward", File: "/usr/lib/python3/dist-packages/torch/autograd/__init__.py"}, stacks.Frame{Func: "step", File: script, Line: 30}),
 			}},
 			"Rank 1 has not finished backward (train.py:30); it is in hook (train.py:12); rank 0 waits.",
 		},
@@ -206,26 +206,26 @@ func TestSentences(t *testing.T) {
 		"a reference whose value does not come": {
 			Job{World: 2, Ranks: []Rank{
 				saying(at(0, "main", 20), "x = r.to_here()"),
-				inOther(with(1, pystack.Frame{Func: "shutdown", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 33}), pystack.Frame{Func: "build", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
+				inOther(with(1, stacks.Frame{Func: "shutdown", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 33}), stacks.Frame{Func: "build", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
 			}},
 			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in build (train.py:12), reading from a pipe; rank 0 waits in to_here (train.py:20).",
 		},
 		"futures of calls": {
 			Job{World: 2, Ranks: []Rank{
-				with(0, pystack.Frame{Func: "wait_all", File: "/usr/lib/python3/dist-packages/torch/futures/__init__.py"}, pystack.Frame{Func: "main", File: script, Line: 20}),
-				inOther(with(1, pystack.Frame{Func: "shutdown", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 33}), pystack.Frame{Func: "build", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
+				with(0, stacks.Frame{Func: "wait_all", File: "/usr/lib/python3/dist-packages/torch/futures/__init__.py"}, stacks.Frame{Func: "main", File: script, Line: 20}),
+				inOther(with(1, stacks.Frame{Func: "shutdown", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 33}), stacks.Frame{Func: "build", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
 			}},
 			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in build (train.py:12), reading from a pipe; rank 0 waits in main (train.py:20).",
 		},
 		"calls in a circle": {
 			Job{World: 2, Ranks: []Rank{
-				inOther(with(0, pystack.Frame{Func: "rpc_sync", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 20}), pystack.Frame{Func: "rpc_sync", File: rpcAPI}, pystack.Frame{Func: "ping", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
-				inOther(with(1, pystack.Frame{Func: "shutdown", File: rpcAPI}, pystack.Frame{Func: "main", File: script, Line: 33}), pystack.Frame{Func: "rpc_sync", File: rpcAPI}, pystack.Frame{Func: "ping", File: script, Line: 12}, pystack.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
+				inOther(with(0, stacks.Frame{Func: "rpc_sync", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 20}), stacks.Frame{Func: "rpc_sync", File: rpcAPI}, stacks.Frame{Func: "ping", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
+				inOther(with(1, stacks.Frame{Func: "shutdown", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 33}), stacks.Frame{Func: "rpc_sync", File: rpcAPI}, stacks.Frame{Func: "ping", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
 			}},
 			"Ranks 0 and 1 run functions that were called by RPC and wait for calls by RPC themselves, in rpc_sync (train.py:12): perhaps in a circle, with no thread left to serve one (num_worker_threads); rank 0 waits in rpc_sync (train.py:20), rank 1 waits in shutdown (train.py:33).",
 		},
 		"the end of RPC": {
-			Job{World: 2, Ranks: []Rank{with(0, pystack.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, pystack.Frame{Func: "main", File: script, Line: 33}), at(1, "load_batch", 12)}},
+			Job{World: 2, Ranks: []Rank{with(0, stacks.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, stacks.Frame{Func: "main", File: script, Line: 33}), at(1, "load_batch", 12)}},
 			"Rank 1 has not called rpc.shutdown (train.py:33); it is in load_batch (train.py:12); rank 0 waits.",
 		},
 	})

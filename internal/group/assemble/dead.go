@@ -63,11 +63,11 @@ func (p *Place) Dead(ctx context.Context) ([]int, error) { return p.noted(ctx, p
 // ends for good with the generation, when other processes take their places.
 func (p *Place) AwaitReplacement(ctx context.Context, ranks string) error {
 	failpoint.At("muster.heir")
-	return p.store.Wait(ctx, p.Prefix()+"/"+ranks+CameAndDied)
+	return p.store.Wait(ctx, p.Prefix()+"/"+ranks+cameAndDied)
 }
 
-// CameAndDied is the end of that key.
-const CameAndDied = ", which came and died"
+// cameAndDied is the end of that key.
+const cameAndDied = ", which came and died"
 
 // note appends a rank to a list.
 func (p *Place) note(ctx context.Context, key string, rank int) error {

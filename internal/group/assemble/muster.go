@@ -127,7 +127,7 @@ func (p *Place) Await(ctx context.Context, rank int, others ...string) (int, err
 		err error
 	}
 	results := make(chan found, len(others)+1)
-	wait := func(at int, key string) { results <- found{at, p.store.Wait(ctx, key)} } // no point: it has room
+	wait := func(at int, key string) { results <- found{at, p.store.Wait(ctx, key)} }
 	go wait(-1, p.Key(rank))
 	for i, key := range others {
 		go wait(i, key)

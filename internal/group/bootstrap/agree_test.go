@@ -31,7 +31,7 @@ func attempts(t *testing.T, size int) []*attempt {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[r] = &attempt{p: p, Formed: &Formed{Members: make([]Member, p.size()), Place: place, Failure: newVerdict(p, place, true)}}
+		all[r] = &attempt{p: p, Formed: &Formed{Members: make([]member, p.size()), Place: place, Failure: newVerdict(p, place, true)}}
 	}
 	return all
 }

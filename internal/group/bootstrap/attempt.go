@@ -39,7 +39,7 @@ type attempt struct {
 
 // try makes a group in the generation that is open. A rank that fails here has told the others not to wait for it.
 func try(ctx context.Context, p *Plan) (*Formed, error) {
-	a := &attempt{p: p, Formed: &Formed{globals: p.Globals, Members: make([]Member, p.size())}, endQuits: func() {}}
+	a := &attempt{p: p, Formed: &Formed{globals: p.Globals, Members: make([]member, p.size())}, endQuits: func() {}}
 	defer a.closeListener()
 	defer func() { a.endQuits() }()
 	err := a.choose(ctx)
@@ -226,7 +226,7 @@ func (a *attempt) connect(ctx context.Context) error {
 		// Where it is not known whether the ranks compute halves as torch does, they are refused; it can only turn out that they do.
 		halves := a.Peers.AtLeast(torchcaps.V2_8).TorchHalves()
 		a.Mesh, a.Engine = mesh, gloo.NewEngine(mesh, gloo.WithTorchHalves(halves), gloo.WithEmptyGathers(a.Peers.EmptyGathers()))
-	case TCP:
+	case tcp:
 		return a.connectTCP(ctx)
 	case SharedMemory:
 		cfg := shm.Config{
@@ -240,7 +240,7 @@ func (a *attempt) connect(ctx context.Context) error {
 		if err != nil && p.Transport == Auto && ctx.Err() == nil {
 			// All ranks join or none does, so all of them come here.
 			p.Logger.Warn("shared memory does not work here, so the ranks use tcp", slog.String("group", p.Name), slog.String("err", err.Error()))
-			a.Transport = TCP
+			a.Transport = tcp
 			return a.connectTCP(ctx)
 		}
 		if err != nil {

@@ -47,7 +47,7 @@ func (a *attempt) choose(ctx context.Context) error {
 	p := a.p
 	a.known()
 	if p.size() == 1 && p.Said().None() && p.Transport != Gloo {
-		a.Transport, a.Reason = TCP, "a single rank needs none"
+		a.Transport, a.Reason = tcp, "a single rank needs none"
 		a.Members[0].Go = true
 		return nil
 	}
@@ -75,7 +75,7 @@ func (a *attempt) lookAgain(ctx context.Context) error {
 	}
 	for r, rank := range caps {
 		if rank != nil {
-			a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.doorAddr()}
+			a.Members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.doorAddr()}
 		}
 	}
 	return nil
@@ -298,7 +298,7 @@ func (a *attempt) decide(caps []*capability) error {
 			continue
 		}
 		goRanks++
-		a.Members[r] = Member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.doorAddr()}
+		a.Members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.doorAddr()}
 		if rank.Host == "" || rank.Host != caps[p.Rank].Host {
 			sameHost = false
 		}
@@ -344,7 +344,7 @@ func (a *attempt) decide(caps []*capability) error {
 	case sameHost && len(caps) <= shm.MaxRanks:
 		a.Transport, a.Reason = SharedMemory, "all ranks are Go processes of one host"
 	default:
-		a.Transport, a.Reason = TCP, "all ranks are Go processes"
+		a.Transport, a.Reason = tcp, "all ranks are Go processes"
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ type Formed struct {
 	Reason    string          // why this transport
 	Layout    gloo.Layout     // how its PyTorch ranks name their keys
 	Peers     torchcaps.Peers // what they can do; none without them
-	Members   []Member        // by rank
+	Members   []member        // by rank
 	Place     *assemble.Place // among the Go ranks in the store; nil in a group of one
 	Base      string          // prefix of PyTorch's keys of it
 	Failure   *Failure        // why the group ended, as all ranks report it
@@ -41,8 +41,8 @@ type Formed struct {
 	failure failure
 }
 
-// Member is what is known about a rank.
-type Member struct {
+// member is what is known about a rank.
+type member struct {
 	Go   bool
 	Host string
 	PID  int
@@ -141,7 +141,7 @@ func (f *Formed) Explain(dt tensor.DType, message bool, err error) error {
 // Unconnected returns a group that waits for its first reconfiguration.
 func Unconnected(p *Plan) *Formed {
 	f := &Formed{
-		Transport: p.Transport, Layout: gloo.Torch26, Members: make([]Member, p.size()), globals: p.Globals, Base: p.base(gloo.Torch26),
+		Transport: p.Transport, Layout: gloo.Torch26, Members: make([]member, p.size()), globals: p.Globals, Base: p.base(gloo.Torch26),
 		Failure: &Failure{store: p.Store, rank: p.Rank},
 	}
 	f.single()

@@ -94,7 +94,7 @@ func SettleOutside(ctx context.Context, p *Plan) error {
 
 // settle does what PyTorch does in the store after a group was made: a barrier of the whole world, and in 1.13 the sequence
 // number. rank is the own rank in the group, less than 0 for a rank that is no member; members are only given to a member.
-func settle(ctx context.Context, p *Plan, layout gloo.Layout, rank int, members []Member) error {
+func settle(ctx context.Context, p *Plan, layout gloo.Layout, rank int, members []member) error {
 	const op = "group: store barrier"
 	base := p.torchBase()
 	sequence := layout.SequenceKey(base, p.TorchName)

@@ -51,7 +51,7 @@ func errDetail(rank int) error {
 }
 
 // helperSeen looks for a PyTorch rank that waits in the helper group.
-func helperSeen(ctx context.Context, p *Plan, layout gloo.Layout, members []Member) error {
+func helperSeen(ctx context.Context, p *Plan, layout gloo.Layout, members []member) error {
 	prefix := layout.WrapperPrefix(p.torchBase(), p.TorchName)
 	for r := range members {
 		if members[r].Go {

@@ -16,7 +16,7 @@ import (
 // TestLossesOfGoRanksAreTheirOwn: that a build of PyTorch has no half types does not explain why a Go rank is gone. It can explain the
 // loss of a PyTorch rank or of one that nobody can name, and why a Go rank is late, which may wait for another one itself.
 func TestLossesOfGoRanksAreTheirOwn(t *testing.T) {
-	f := &Formed{Peers: torchcaps.Exactly(torchcaps.Newest), Members: []Member{{Go: true}, {Go: true}, {}}}
+	f := &Formed{Peers: torchcaps.Exactly(torchcaps.Newest), Members: []member{{Go: true}, {Go: true}, {}}}
 	for _, c := range []struct {
 		code cohort.Code
 		rank cohort.Rank

@@ -32,7 +32,7 @@ type Transport string
 // The transports.
 const (
 	Auto         Transport = "auto"
-	TCP          Transport = "tcp"
+	tcp          Transport = "tcp"
 	SharedMemory Transport = "shm"
 	Gloo         Transport = "gloo"
 )
@@ -64,7 +64,7 @@ type Options struct {
 // Check checks the options, and adds what the environment says.
 func (o *Options) Check(op string) error {
 	switch o.Transport {
-	case Auto, TCP, SharedMemory, Gloo:
+	case Auto, tcp, SharedMemory, Gloo:
 	default:
 		return cohort.Newf(op, cohort.InvalidArgument, "transport %q: want auto, tcp, shm or gloo", o.Transport)
 	}

@@ -140,7 +140,7 @@ func (g *Group) ReduceScatterIntoCoalesced(c *Call, outs, ins []*tensor.Tensor, 
 		if err != nil {
 			return err
 		}
-		c.Pieces = append(c.Pieces, Piece{In: part, Out: room[at:][:out.NBytes()]})
+		c.Pieces = append(c.Pieces, piece{In: part, Out: room[at:][:out.NBytes()]})
 		at += out.NBytes()
 	}
 	return nil

@@ -31,12 +31,12 @@ type Call struct {
 	Finish  func() error      // after success: moves results to where the user wants them; or nil
 	Subject [2]*tensor.Tensor // what a check before the operation compares
 	Parts   int               // collectives that PyTorch ranks count for it; 0 for the usual one
-	Sparse  *tensor.Sparse    // the subject of a [SparseSum], instead
-	Pieces  []Piece           // what to run one after the other instead of the request as a whole
+	Sparse  *tensor.Sparse    // the subject of a [sparseSum], instead
+	Pieces  []piece           // what to run one after the other instead of the request as a whole
 }
 
-// Piece is one of several collectives that an operation consists of for PyTorch ranks. Each has a tag of its own.
-type Piece struct{ In, Out []byte }
+// piece is one of several collectives that an operation consists of for PyTorch ranks. Each has a tag of its own.
+type piece struct{ In, Out []byte }
 
 // Reset empties the Call, and keeps its memory.
 func (c *Call) Reset() { *c = Call{Outputs: c.Outputs[:0]} }

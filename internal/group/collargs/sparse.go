@@ -19,12 +19,12 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// SparseSum is an all-reduce of a sparse tensor. It consists of three all-gathers, each of which depends on what the one before
-// has brought: what every rank has, their indices, their values. Then every rank adds them up by itself. Run what [SparseSum.Request]
-// returns for each of [SparseStages], then call [SparseSum.Finish].
+// sparseSum is an all-reduce of a sparse tensor. It consists of three all-gathers, each of which depends on what the one before
+// has brought: what every rank has, their indices, their values. Then every rank adds them up by itself. Run what [sparseSum.Request]
+// returns for each of [SparseStages], then call [sparseSum.Finish].
 //
 // A [Refusal] on the way comes on all ranks at the same place: they are in step, and the group goes on.
-type SparseSum struct {
+type sparseSum struct {
 	g        *Group
 	call     *Call
 	to       *tensor.Sparse // the caller's
@@ -55,7 +55,7 @@ const (
 const maxSparse = 1 << 36
 
 // AllReduceSparse prepares the sum of s over all ranks, which replaces the indices and values of s in the end.
-func (g *Group) AllReduceSparse(c *Call, s *tensor.Sparse, op reduce.Op) (*SparseSum, error) {
+func (g *Group) AllReduceSparse(c *Call, s *tensor.Sparse, op reduce.Op) (*sparseSum, error) {
 	const name = "group: all_reduce (sparse)"
 	if s == nil {
 		return nil, cohort.New(name, cohort.InvalidArgument, "no tensor")
@@ -64,7 +64,7 @@ func (g *Group) AllReduceSparse(c *Call, s *tensor.Sparse, op reduce.Op) (*Spars
 		return nil, cohort.Wrap(name, cohort.InvalidArgument, err)
 	}
 	dt := s.Values.DType()
-	x := &SparseSum{g: g, call: c, to: s}
+	x := &sparseSum{g: g, call: c, to: s}
 	err := g.Peers.Check(name, torchcaps.Call{
 		Op: torchcaps.AllReduce, DType: dt, Reduce: op, Sparse: &torchcaps.Sparse{Indexed: sparseops.SparseDims(s), Dense: s.Values.Dims() - 1},
 	})
@@ -116,7 +116,7 @@ func refuseSparse(name string, s *tensor.Sparse, op reduce.Op) error {
 }
 
 // describe makes the first request.
-func (x *SparseSum) describe() {
+func (x *sparseSum) describe() {
 	dt, indexed := x.own.Values.DType(), sparseops.SparseDims(x.own)
 	dense := x.own.Shape[indexed:]
 	if dt.Complex() && !x.g.Peers.None() {
@@ -143,7 +143,7 @@ func sizeWords(sizes []int) []int64 {
 }
 
 // Request returns what to run in a stage, the same again if it is asked again. The stages come in their order.
-func (x *SparseSum) Request(stage int) (*collective.Request, error) {
+func (x *sparseSum) Request(stage int) (*collective.Request, error) {
 	r := &x.requests[stage]
 	if stage > sparseSizes && r.Out == nil {
 		if err := x.prepare(stage); err != nil {
@@ -160,7 +160,7 @@ func (x *SparseSum) Request(stage int) (*collective.Request, error) {
 }
 
 // prepare makes the request of a stage from what the first has brought.
-func (x *SparseSum) prepare(stage int) error {
+func (x *sparseSum) prepare(stage int) error {
 	own, dt := x.own.Indices, tensor.Int64
 	if stage == sparseIndices {
 		if err := x.compare(); err != nil {
@@ -202,14 +202,14 @@ func (x *SparseSum) prepare(stage int) error {
 	return nil
 }
 
-func (x *SparseSum) fault(rank cohort.Rank, code cohort.Code, format string, args ...any) error {
+func (x *sparseSum) fault(rank cohort.Rank, code cohort.Code, format string, args ...any) error {
 	e := cohort.Newf("group: all_reduce (sparse)", code, format, args...)
 	e.Rank = rank
 	return e
 }
 
 // compare looks at what the ranks have.
-func (x *SparseSum) compare() error {
+func (x *sparseSum) compare() error {
 	all, own := x.requests[sparseSizes].Out, x.requests[sparseSizes].In
 	words := make([][]int64, x.g.Size)
 	for rank := range words {
@@ -245,7 +245,7 @@ func (x *SparseSum) compare() error {
 
 // sameSizes refuses tensors that differ where all ranks see that they do: PyTorch's compare the sizes that are not zero, Go's
 // among themselves everything.
-func (x *SparseSum) sameSizes(words [][]int64) error {
+func (x *sparseSum) sameSizes(words [][]int64) error {
 	seen := torchSizes
 	if x.g.Peers.None() {
 		seen = described
@@ -293,7 +293,7 @@ func sparseText(words []int64) string {
 }
 
 // Finish adds up what the ranks have sent.
-func (x *SparseSum) Finish() error {
+func (x *sparseSum) Finish() error {
 	parts := make([]*tensor.Sparse, x.g.Size)
 	index, values := x.requests[sparseIndices].Out, x.requests[sparseValues].Out
 	indexed, some := sparseops.SparseDims(x.own), 0

@@ -26,8 +26,8 @@ func Block(buf []byte, counts []int, n, i int) []byte {
 	return buf[from : from+counts[i]]
 }
 
-// Fits reports whether a buffer of total bytes is exactly as long as counts say, or divides evenly.
-func Fits(total int, counts []int, n int) bool {
+// fits reports whether a buffer of total bytes is exactly as long as counts say, or divides evenly.
+func fits(total int, counts []int, n int) bool {
 	if counts == nil {
 		return total%n == 0
 	}

@@ -35,10 +35,10 @@ func TestBlocksCoverTheBuffer(t *testing.T) {
 		for i := range buf {
 			buf[i] = byte(i)
 		}
-		if !Fits(total, counts, n) {
+		if !fits(total, counts, n) {
 			t.Fatal("does not fit")
 		}
-		if Fits(total+1, counts, n) && (counts != nil || n > 1) || total > 0 && Fits(total-1, counts, n) && (counts != nil || n > 1) {
+		if fits(total+1, counts, n) && (counts != nil || n > 1) || total > 0 && fits(total-1, counts, n) && (counts != nil || n > 1) {
 			t.Fatal("another length fits too")
 		}
 		var all []byte

@@ -56,15 +56,15 @@ func (r *Request) lengthsFit(rank, size int) bool {
 	case AllGather:
 		return len(r.Out) == size*len(r.In)
 	case AllGatherV:
-		return r.OutCounts != nil && Fits(len(r.Out), r.OutCounts, size) && out() == len(r.In)
+		return r.OutCounts != nil && fits(len(r.Out), r.OutCounts, size) && out() == len(r.In)
 	case Gather:
-		return !root || Fits(len(r.Out), r.OutCounts, size) && out() == len(r.In)
+		return !root || fits(len(r.Out), r.OutCounts, size) && out() == len(r.In)
 	case Scatter:
-		return !root || Fits(len(r.In), r.InCounts, size) && in() == len(r.Out)
+		return !root || fits(len(r.In), r.InCounts, size) && in() == len(r.Out)
 	case ReduceScatter:
-		return Fits(len(r.In), r.InCounts, size) && in() == len(r.Out)
+		return fits(len(r.In), r.InCounts, size) && in() == len(r.Out)
 	case AllToAll:
-		return Fits(len(r.In), r.InCounts, size) && Fits(len(r.Out), r.OutCounts, size) && in() == out()
+		return fits(len(r.In), r.InCounts, size) && fits(len(r.Out), r.OutCounts, size) && in() == out()
 	case AllReduce, Broadcast, Reduce, Barrier:
 	}
 	return true

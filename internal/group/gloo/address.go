@@ -28,8 +28,8 @@ func DevicesFromEnv(getenv func(string) string) []string {
 	return devices
 }
 
-// Address is the address that a device binds to and publishes, and why it was chosen.
-type Address struct {
+// address is the address that a device binds to and publishes, and why it was chosen.
+type address struct {
 	IP     netip.Addr
 	Reason string
 }
@@ -37,10 +37,10 @@ type Address struct {
 // ChooseAddress resolves a device: an IP address, an interface's name, or "" for the address that this host uses
 // towards storeAddr ("host:port"), which is the one the peers can most likely reach. Without a store address, as with a file
 // that several hosts share, it is that of the host's name, as in PyTorch.
-func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, error) {
+func ChooseAddress(ctx context.Context, device, storeAddr string) (address, error) {
 	if device != "" {
 		if ip, err := netip.ParseAddr(device); err == nil {
-			return Address{ip.Unmap(), "given as bind address"}, nil
+			return address{ip.Unmap(), "given as bind address"}, nil
 		}
 		return interfaceAddress(device)
 	}
@@ -56,18 +56,18 @@ func ChooseAddress(ctx context.Context, device, storeAddr string) (Address, erro
 		local, ok := conn.LocalAddr().(*net.UDPAddr)
 		_ = conn.Close()
 		if ok {
-			return Address{local.AddrPort().Addr().Unmap(), "source address of the route towards the store at " + storeAddr}, nil
+			return address{local.AddrPort().Addr().Unmap(), "source address of the route towards the store at " + storeAddr}, nil
 		}
 	}
 	if ctx.Err() != nil {
-		return Address{}, cohort.Ended(ctx, "gloo: choose address")
+		return address{}, cohort.Ended(ctx, "gloo: choose address")
 	}
-	return Address{}, cohort.Newf("gloo: choose address", cohort.Unavailable,
+	return address{}, cohort.Newf("gloo: choose address", cohort.Unavailable,
 		"no route towards the store at %s: set the bind address or %s", storeAddr, IfnameEnv)
 }
 
 // hostAddress is the first address of the host's name that can be bound to, else that of the loopback interface.
-func hostAddress(ctx context.Context, name string, lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)) Address {
+func hostAddress(ctx context.Context, name string, lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)) address {
 	for _, network := range []string{"ip4", "ip6"} {
 		ips, err := lookup(ctx, network, name)
 		if err != nil {
@@ -80,20 +80,20 @@ func hostAddress(ctx context.Context, name string, lookup func(ctx context.Conte
 				continue
 			}
 			_ = ln.Close()
-			return Address{ip, "address of the host's name " + name}
+			return address{ip, "address of the host's name " + name}
 		}
 	}
-	return Address{netip.AddrFrom4([4]byte{127, 0, 0, 1}), "the host's name " + name + " has no address here: loopback, which other hosts cannot reach; set the bind address or " + IfnameEnv}
+	return address{netip.AddrFrom4([4]byte{127, 0, 0, 1}), "the host's name " + name + " has no address here: loopback, which other hosts cannot reach; set the bind address or " + IfnameEnv}
 }
 
-func interfaceAddress(name string) (Address, error) {
+func interfaceAddress(name string) (address, error) {
 	iface, err := net.InterfaceByName(name)
 	if err != nil {
-		return Address{}, cohort.Newf("gloo: choose address", cohort.InvalidArgument, "device %q is neither an IP address nor an interface of this host: %w", name, err)
+		return address{}, cohort.Newf("gloo: choose address", cohort.InvalidArgument, "device %q is neither an IP address nor an interface of this host: %w", name, err)
 	}
 	addrs, err := iface.Addrs()
 	if err != nil {
-		return Address{}, cohort.Wrap("gloo: choose address", cohort.Unavailable, err)
+		return address{}, cohort.Wrap("gloo: choose address", cohort.Unavailable, err)
 	}
 	var v6 netip.Addr
 	for _, a := range addrs {
@@ -103,13 +103,13 @@ func interfaceAddress(name string) (Address, error) {
 		}
 		switch ip := prefix.Addr().Unmap(); {
 		case ip.Is4():
-			return Address{ip, "first address of interface " + name}, nil
+			return address{ip, "first address of interface " + name}, nil
 		case !v6.IsValid() && !ip.IsLinkLocalUnicast():
 			v6 = ip
 		}
 	}
 	if v6.IsValid() {
-		return Address{v6, "first IPv6 address of interface " + name + ", which has no IPv4 address"}, nil
+		return address{v6, "first IPv6 address of interface " + name + ", which has no IPv4 address"}, nil
 	}
-	return Address{}, cohort.Newf("gloo: choose address", cohort.Unavailable, "interface %s has no address", name)
+	return address{}, cohort.Newf("gloo: choose address", cohort.Unavailable, "interface %s has no address", name)
 }

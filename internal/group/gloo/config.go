@@ -21,7 +21,7 @@ type Generation = gloowire.Generation
 
 // The generations.
 const (
-	Auto = gloowire.Auto
+	auto = gloowire.Auto
 	A    = gloowire.A
 	B    = gloowire.B
 	C    = gloowire.C
@@ -35,13 +35,13 @@ type KV interface {
 	Get(ctx context.Context, key string) ([]byte, error)
 }
 
-// Checker is a KV that can look for a key without waiting. Generation Auto needs it.
-type Checker interface {
+// checker is a KV that can look for a key without waiting. Generation Auto needs it.
+type checker interface {
 	Check(ctx context.Context, keys ...string) (bool, error)
 }
 
-// DefaultTimeout bounds Connect, and later the connecting of a lazy pair, when Config.Timeout is zero.
-const DefaultTimeout = 5 * time.Minute
+// defaultTimeout bounds Connect, and later the connecting of a lazy pair, when Config.Timeout is zero.
+const defaultTimeout = 5 * time.Minute
 
 // Config says how to join a group.
 type Config struct {
@@ -100,7 +100,7 @@ func (c *Config) prepare() error {
 		return bad("lazy connections need generation D, not %s", c.Generation)
 	}
 	if c.Timeout <= 0 {
-		c.Timeout = DefaultTimeout
+		c.Timeout = defaultTimeout
 	}
 	if c.Linger <= 0 {
 		c.Linger = 100 * time.Millisecond

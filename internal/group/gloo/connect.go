@@ -72,7 +72,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 
 // join publishes the device's record and connects its pairs.
 func (d *device) join(ctx context.Context, ip netip.Addr) error {
-	if d.cfg.Generation == Auto {
+	if d.cfg.Generation == auto {
 		g, err := d.detect(ctx)
 		if err != nil {
 			return err

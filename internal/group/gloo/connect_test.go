@@ -379,7 +379,7 @@ func TestConnectEndsAsItsContext(t *testing.T) {
 func TestWorldOfOne(t *testing.T) {
 	kv := store.NewMemory()
 	defer func() { _ = kv.Close() }()
-	m, err := Connect(within(t, soon), Config{Rank: 0, Size: 1, Store: kv, Generation: Auto})
+	m, err := Connect(within(t, soon), Config{Rank: 0, Size: 1, Store: kv, Generation: auto})
 	if err != nil {
 		t.Fatal(err)
 	}

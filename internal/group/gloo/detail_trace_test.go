@@ -18,9 +18,9 @@ import (
 // order of the capture. Messages and monitored barriers are not checked; messages count.
 func session214Detail(rank int, m *Mesh) error {
 	const float32s = 6
-	tensors := func(dtype uint8, shapes ...[]int64) (all []TensorPrint) {
+	tensors := func(dtype uint8, shapes ...[]int64) (all []tensorPrint) {
 		for _, s := range shapes {
-			all = append(all, TensorPrint{DType: dtype, Shape: s})
+			all = append(all, tensorPrint{DType: dtype, Shape: s})
 		}
 		return all
 	}

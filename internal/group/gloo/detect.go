@@ -22,9 +22,9 @@ const (
 // detect finds the generation by what peers put into the store. A rank of generation A or B sets its host name before
 // anything else; one of C or D sets only its record.
 func (d *device) detect(ctx context.Context) (Generation, error) {
-	check, ok := d.cfg.Store.(Checker)
+	check, ok := d.cfg.Store.(checker)
 	if !ok {
-		return Auto, cohort.New("gloo: detect generation", cohort.NotSupported, "the store cannot look for keys without waiting: set the generation")
+		return auto, cohort.New("gloo: detect generation", cohort.NotSupported, "the store cannot look for keys without waiting: set the generation")
 	}
 	limit, cancel := context.WithTimeout(ctx, detectLimit)
 	defer cancel()
@@ -50,7 +50,7 @@ func (d *device) detect(ctx context.Context) (Generation, error) {
 	}
 	// A or B: the records tell, but a peer with a higher rank waits for our host name first.
 	if err = d.announceHost(ctx); err != nil {
-		return Auto, err
+		return auto, err
 	}
 	var found Generation
 	_, err = d.poll(limit, func(r int) (bool, bool, error) {
@@ -99,5 +99,5 @@ func (d *device) undecided(ctx context.Context, err error, fallback Generation) 
 	if ctx.Err() == nil && cohort.CodeOf(err) == cohort.DeadlineExceeded {
 		return fallback, nil
 	}
-	return Auto, err
+	return auto, err
 }

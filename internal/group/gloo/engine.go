@@ -37,11 +37,11 @@ type Engine struct {
 
 var _ collective.Engine = (*Engine)(nil)
 
-// EngineOption changes how an Engine works.
-type EngineOption func(*Engine)
+// engineOption changes how an Engine works.
+type engineOption func(*Engine)
 
 // WithTorchHalves computes float16 as torch does and not as gloo did up to PyTorch 2.7. All ranks must do the same.
-func WithTorchHalves(on bool) EngineOption {
+func WithTorchHalves(on bool) engineOption {
 	return func(e *Engine) {
 		if on {
 			e.into = reduce.Torch
@@ -51,10 +51,10 @@ func WithTorchHalves(on bool) EngineOption {
 
 // WithEmptyGathers exchanges empty messages where all ranks have nothing to gather, as gloo did before 2023. All ranks must do the
 // same.
-func WithEmptyGathers(on bool) EngineOption { return func(e *Engine) { e.empties = on } }
+func WithEmptyGathers(on bool) engineOption { return func(e *Engine) { e.empties = on } }
 
 // NewEngine returns an engine over mesh.
-func NewEngine(mesh transport.Mesh, opts ...EngineOption) *Engine {
+func NewEngine(mesh transport.Mesh, opts ...engineOption) *Engine {
 	e := &Engine{mesh: mesh, into: reduce.Gloo}
 	e.watch, _ = mesh.(Watcher)
 	for _, o := range opts {

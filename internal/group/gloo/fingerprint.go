@@ -18,11 +18,11 @@ import (
 type Fingerprint struct {
 	Op       uint8  // PyTorch's number of the operation
 	Sequence uint64 // operations of the group so far; not in Torch113
-	Tensors  []TensorPrint
+	Tensors  []tensorPrint
 }
 
-// TensorPrint is what a fingerprint says about one tensor.
-type TensorPrint struct {
+// tensorPrint is what a fingerprint says about one tensor.
+type tensorPrint struct {
 	DType  uint8 // PyTorch's number of the element type
 	Device uint8 // PyTorch's number of the device type; 0 is the CPU
 	Shape  []int64
@@ -30,7 +30,7 @@ type TensorPrint struct {
 
 // Add appends a tensor. Complex numbers that go as pairs are real ones with a dimension more.
 func (f *Fingerprint) Add(dt tensor.DType, shape []int, pairs bool) {
-	p := TensorPrint{DType: uint8(dt), Shape: make([]int64, 0, len(shape)+1)}
+	p := tensorPrint{DType: uint8(dt), Shape: make([]int64, 0, len(shape)+1)}
 	for _, n := range shape {
 		p.Shape = append(p.Shape, int64(n))
 	}
@@ -69,8 +69,8 @@ func (f *Fingerprint) Words(l Layout) []int64 {
 	return words
 }
 
-// ParseFingerprint reads what another rank sent.
-func ParseFingerprint(l Layout, words []int64) (Fingerprint, error) {
+// parseFingerprint reads what another rank sent.
+func parseFingerprint(l Layout, words []int64) (Fingerprint, error) {
 	var f Fingerprint
 	bad := func(what string) (Fingerprint, error) {
 		return Fingerprint{}, cohort.Newf("gloo: fingerprint", cohort.Protocol, "%d words: %s", len(words), what)
@@ -99,7 +99,7 @@ func ParseFingerprint(l Layout, words []int64) (Fingerprint, error) {
 	if !ok || n < 0 || n > maxPrintTensors || int64(len(words)) < 3*n {
 		return bad("impossible number of tensors")
 	}
-	f.Tensors = make([]TensorPrint, n)
+	f.Tensors = make([]tensorPrint, n)
 	for i := range f.Tensors {
 		dt, _ := next()
 		f.Tensors[i].DType = uint8(dt) //nolint:gosec // for people

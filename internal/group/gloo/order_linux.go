@@ -39,7 +39,7 @@ func newOrder(size int) *order {
 
 // add lets a connection take part. Without a system's connection below it, raw is nil.
 func (o *order) add(rank int, raw syscall.RawConn) {
-	o.mu.Lock() // no point: attach holds device.mu
+	o.mu.Lock()
 	defer o.mu.Unlock()
 	if raw == nil || o.mu.set < 0 {
 		return

@@ -116,7 +116,7 @@ func (p *pair) setHost(host string) {
 
 // where names the peer in errors: host and address, as far as known.
 func (p *pair) where() string {
-	p.d.mu.Lock() // no point: it only looks
+	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	at := p.host
 	if p.conn != nil {

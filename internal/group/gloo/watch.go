@@ -49,7 +49,7 @@ type watch struct {
 
 func newWatch(m *Mesh, onLost func(transport.Loss)) *watch {
 	w := &watch{mesh: m, onLost: onLost, start: time.Now(), order: newOrder(m.size), looks: make(chan int, 1), stop: make(chan struct{})}
-	w.looks <- 0 // no point: nobody else has it
+	w.looks <- 0
 	w.mu.machine = gloopresence.New(m.rank, m.size)
 	return w
 }
@@ -186,7 +186,7 @@ const (
 
 // goodbye is what this rank says when it closes the group: goodbye, or why it has closed it, if there is a reason.
 func (w *watch) goodbye() gloowire.Notice {
-	w.mu.Lock() // no point: it only looks
+	w.mu.Lock()
 	defer w.mu.Unlock()
 	if reason := w.mu.machine.Reason(); reason != nil {
 		n := noticeOf(reason)
@@ -216,7 +216,7 @@ const sweeps = 200
 func (w *watch) catchUp() {
 	failpoint.At("gloo.watch.catchup")
 	looks := <-w.looks
-	defer func() { w.looks <- looks }() // no point: it has room: this one took it
+	defer func() { w.looks <- looks }()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for w.mesh.unread() {
@@ -257,7 +257,7 @@ func (m *Mesh) unread() bool {
 }
 
 func (p *pair) unread() bool {
-	p.d.mu.Lock() // no point: it only looks
+	p.d.mu.Lock()
 	conn, dead := p.conn, p.dead
 	told := conn == nil || p.left || p.d.closing || p.d.machine.Err() != nil
 	p.d.mu.Unlock()

@@ -274,17 +274,17 @@ func TestCollectivesOverSockets(t *testing.T) {
 		{"IPv6-3", 3, func(_ int, c *Config) { c.Devices = []string{"::1"} }},
 		{"auto-3", 3, func(r int, c *Config) {
 			if r != 1 {
-				c.Generation = Auto
+				c.Generation = auto
 			}
 		}},
 		{"auto-A-3", 3, func(r int, c *Config) {
-			c.Generation = Auto
+			c.Generation = auto
 			if r == 1 {
 				c.Generation = A
 			}
 		}},
 		{"auto-B-3", 3, func(r int, c *Config) {
-			c.Generation = Auto
+			c.Generation = auto
 			if r == 2 {
 				c.Generation = B
 			}

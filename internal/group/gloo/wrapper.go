@@ -60,7 +60,7 @@ func (w *Wrapper) Check(ctx context.Context, own *Fingerprint, limit time.Durati
 		if slices.Equal(theirs, words) {
 			continue
 		}
-		other, err := ParseFingerprint(w.layout, theirs)
+		other, err := parseFingerprint(w.layout, theirs)
 		if err != nil {
 			return w.differ(own, r, "something whose fingerprint cannot be read: "+err.Error())
 		}

@@ -26,18 +26,18 @@ import (
 // float32 [2, 3] as the second operation of a group, a barrier as the first, and reduce_scatter_tensor of float32 [6] to [3]
 // as the eighth. The document has the first.
 func TestFingerprintsAreThoseOfPyTorch(t *testing.T) {
-	float := func(dims ...int64) TensorPrint { return TensorPrint{DType: 6, Shape: dims} }
+	float := func(dims ...int64) tensorPrint { return tensorPrint{DType: 6, Shape: dims} }
 	for _, c := range []struct {
 		layout Layout
 		print  Fingerprint
 		words  []int64
 		text   string
 	}{
-		{Torch113, Fingerprint{Op: 1, Tensors: []TensorPrint{float(2, 3)}}, []int64{1, 1, 6, 0, 2, 2, 3}, "all_reduce(float32[2 3])"},
-		{Torch26, Fingerprint{Op: 1, Sequence: 1, Tensors: []TensorPrint{float(2, 3)}}, []int64{1, 1, 1, 6, 0, 2, 2, 3}, "all_reduce(float32[2 3]) as operation 1"},
+		{Torch113, Fingerprint{Op: 1, Tensors: []tensorPrint{float(2, 3)}}, []int64{1, 1, 6, 0, 2, 2, 3}, "all_reduce(float32[2 3])"},
+		{Torch26, Fingerprint{Op: 1, Sequence: 1, Tensors: []tensorPrint{float(2, 3)}}, []int64{1, 1, 1, 6, 0, 2, 2, 3}, "all_reduce(float32[2 3]) as operation 1"},
 		{Torch113, Fingerprint{Op: 15}, []int64{15, 0}, "barrier()"},
 		{Torch26, Fingerprint{Op: 15}, []int64{15, 0, 0}, "barrier()"},
-		{Torch26, Fingerprint{Op: 16, Sequence: 7, Tensors: []TensorPrint{float(6), float(3)}}, []int64{16, 7, 2, 6, 6, 0, 0, 1, 6, 1, 3}, "reduce_scatter_tensor(float32[6], float32[3]) as operation 7"},
+		{Torch26, Fingerprint{Op: 16, Sequence: 7, Tensors: []tensorPrint{float(6), float(3)}}, []int64{16, 7, 2, 6, 6, 0, 0, 1, 6, 1, 3}, "reduce_scatter_tensor(float32[6], float32[3]) as operation 7"},
 	} {
 		if d := cmp.Diff(c.words, c.print.Words(c.layout)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", c.text, d)
@@ -63,7 +63,7 @@ func TestFingerprintsAreThoseOfPyTorch(t *testing.T) {
 		}
 		documented = append(documented, word)
 	}
-	example := Fingerprint{Op: 1, Sequence: 1, Tensors: []TensorPrint{float(2, 3)}}
+	example := Fingerprint{Op: 1, Sequence: 1, Tensors: []tensorPrint{float(2, 3)}}
 	if d := cmp.Diff(example.Words(Torch26), documented); d != "" {
 		t.Errorf("the document differs:\n%s", d)
 	}
@@ -72,18 +72,18 @@ func TestFingerprintsAreThoseOfPyTorch(t *testing.T) {
 func TestFingerprintsTravel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		layout := rapid.SampledFrom([]Layout{Torch113, Torch26}).Draw(t, "layout")
-		f := Fingerprint{Op: rapid.Uint8().Draw(t, "op"), Tensors: []TensorPrint{}}
+		f := Fingerprint{Op: rapid.Uint8().Draw(t, "op"), Tensors: []tensorPrint{}}
 		if layout == Torch26 {
 			f.Sequence = rapid.Uint64Range(0, 1<<62).Draw(t, "sequence")
 		}
 		for range rapid.IntRange(0, 4).Draw(t, "tensors") {
-			f.Tensors = append(f.Tensors, TensorPrint{
+			f.Tensors = append(f.Tensors, tensorPrint{
 				DType: rapid.Uint8Range(0, 30).Draw(t, "type"), Device: rapid.Uint8Range(0, 20).Draw(t, "device"),
 				Shape: append([]int64{}, rapid.SliceOfN(rapid.Int64Range(0, 1<<40), 0, 6).Draw(t, "shape")...),
 			})
 		}
 		words := f.Words(layout)
-		got, err := ParseFingerprint(layout, getWords(putWords(words)))
+		got, err := parseFingerprint(layout, getWords(putWords(words)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +97,7 @@ func TestFingerprintsTravel(t *testing.T) {
 		}
 		_ = got.String()
 		cut := words[:rapid.IntRange(0, len(words)-1).Draw(t, "cut")]
-		if _, err := ParseFingerprint(layout, cut); !errors.Is(err, cohort.Protocol) {
+		if _, err := parseFingerprint(layout, cut); !errors.Is(err, cohort.Protocol) {
 			t.Fatalf("%v of %v was taken: %v", cut, words, err)
 		}
 	})
@@ -109,7 +109,7 @@ func FuzzFingerprint(f *testing.F) {
 	f.Add(putWords([]int64{1, 1, 1 << 40, 6, 0, 2, 2, 3}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, l := range []Layout{Torch113, Torch26} {
-			if p, err := ParseFingerprint(l, getWords(data)); err == nil {
+			if p, err := parseFingerprint(l, getWords(data)); err == nil {
 				if got, want := len(p.Words(l)), len(getWords(data)); got != want {
 					t.Errorf("%d words of %d", got, want)
 				}
@@ -128,9 +128,9 @@ func TestWrapperInStep(t *testing.T) {
 		steps := rapid.SliceOfN(rapid.SliceOfN(rapid.IntRange(0, 3), size, size), 1, 6).Draw(rt, "steps")
 		w := memtransport.New(size)
 		calls := []Fingerprint{
-			{Op: 1, Tensors: []TensorPrint{{DType: 6, Shape: []int64{2, 3}}}},
-			{Op: 1, Tensors: []TensorPrint{{DType: 6, Shape: []int64{3, 2}}}},
-			{Op: 1, Tensors: []TensorPrint{{DType: 6, Shape: []int64{6}}}},
+			{Op: 1, Tensors: []tensorPrint{{DType: 6, Shape: []int64{2, 3}}}},
+			{Op: 1, Tensors: []tensorPrint{{DType: 6, Shape: []int64{3, 2}}}},
+			{Op: 1, Tensors: []tensorPrint{{DType: 6, Shape: []int64{6}}}},
 			{Op: 15},
 		}
 		var wg sync.WaitGroup

@@ -21,7 +21,7 @@ func (p *pair) tryWrite() (done bool, err error) {
 		}
 	}
 	b.err = nil
-	if err := p.raw.Write(b.attempt); err != nil { // no point: whoever pushes the batch has one
+	if err := p.raw.Write(b.attempt); err != nil {
 		return false, err
 	}
 	if b.err == syscall.EAGAIN { //nolint:errorlint // straight from the kernel
@@ -37,7 +37,7 @@ func (p *pair) write() error {
 	}
 	b := &p.batch
 	b.err = nil
-	err := p.raw.Write(func(fd uintptr) bool { // no point: whoever has the batch has one
+	err := p.raw.Write(func(fd uintptr) bool {
 		b.err = b.writev(fd)
 		return b.err != syscall.EAGAIN //nolint:errorlint // straight from the kernel
 	})

@@ -53,5 +53,5 @@
 // A program that waits for each operation right after submitting it needs no pump, and waking the pump costs more than a
 // small operation takes. So submissions wake the pump only while the machine is eager. It becomes eager when an operation
 // is submitted behind another, or when the clock finds one that nobody has picked up, and stops being eager after
-// [PromptWaits] operations in a row that were waited for at once.
+// [promptWaits] operations in a row that were waited for at once.
 package opsched

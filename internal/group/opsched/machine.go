@@ -5,20 +5,20 @@ package opsched
 
 import "github.com/cohort-dist/cohort/internal/util/invariants"
 
-// PromptWaits is how many operations in a row must be waited for at once before submissions stop to wake the pump.
-const PromptWaits = 8
+// promptWaits is how many operations in a row must be waited for at once before submissions stop to wake the pump.
+const promptWaits = 8
 
 // Phase is the state of an operation.
 type Phase uint8
 
 // The phases; see the package documentation.
 const (
-	Fresh Phase = iota
-	Queued
+	fresh Phase = iota
+	queued
 	Running
 	Posted
 	Held
-	Ended
+	ended
 )
 
 // State is the state of the group.
@@ -27,7 +27,7 @@ type State uint8
 // The states.
 const (
 	Open State = iota
-	Failed
+	failed
 	Closed
 )
 
@@ -140,7 +140,7 @@ func (m *Machine[T]) admit(it *Item[T]) Refusal {
 	case m.pending >= m.limit:
 		return Full
 	}
-	invariants.Check(it.phase == Fresh, "sched: an operation is submitted twice")
+	invariants.Check(it.phase == fresh, "sched: an operation is submitted twice")
 	m.pending++
 	return Accepted
 }
@@ -152,7 +152,7 @@ func (m *Machine[T]) Submit(it *Item[T], numbers uint32) (uint32, Effect, Refusa
 	}
 	first := m.collectives
 	m.collectives += numbers
-	it.phase, it.next = Queued, nil
+	it.phase, it.next = queued, nil
 	if m.tail == nil {
 		m.head = it
 	} else {
@@ -188,7 +188,7 @@ func (m *Machine[T]) Post(it *Item[T]) (uint64, Refusal) {
 // Wait is called by a goroutine that waits for an operation. If it returns true the goroutine is the runner now. Else it
 // waits for the completion and calls Leave afterwards. able tells whether it may run operations at all.
 func (m *Machine[T]) Wait(it *Item[T], able bool) (run bool, e Effect) {
-	if it.phase == Ended { // another goroutine is about to complete it
+	if it.phase == ended { // another goroutine is about to complete it
 		it.waiters++
 		return false, 0
 	}
@@ -215,7 +215,7 @@ func (m *Machine[T]) Learn(prompt bool) {
 		m.prompt = 0
 		return
 	}
-	if m.prompt++; m.prompt >= PromptWaits {
+	if m.prompt++; m.prompt >= promptWaits {
 		m.eager, m.prompt = false, 0
 	}
 }
@@ -262,7 +262,7 @@ func (m *Machine[T]) Pause() (bool, Effect) {
 func (m *Machine[T]) Finish() Effect {
 	it := m.running
 	invariants.Check(m.held && it != nil, "sched: an operation ends that does not run")
-	it.phase, m.running = Ended, nil
+	it.phase, m.running = ended, nil
 	return m.over(1)
 }
 
@@ -299,7 +299,7 @@ func (m *Machine[T]) Settle(it *Item[T]) (bool, Effect) {
 	m.messages[it.at].at = it.at
 	m.messages[last] = nil
 	m.messages = m.messages[:last]
-	it.phase = Ended
+	it.phase = ended
 	return true, m.over(1)
 }
 
@@ -335,7 +335,7 @@ func (m *Machine[T]) Fail() (*Item[T], Effect) {
 	if m.state != Open {
 		return nil, 0
 	}
-	m.state = Failed
+	m.state = failed
 	return m.drop()
 }
 
@@ -357,7 +357,7 @@ func (m *Machine[T]) drop() (*Item[T], Effect) {
 	m.head, m.tail = nil, nil
 	n := 0
 	for it := list; it != nil; it = it.next {
-		it.phase = Ended
+		it.phase = ended
 		n++
 	}
 	return list, m.over(n) | Room
@@ -371,7 +371,7 @@ func (m *Machine[T]) check() {
 	n := len(m.messages)
 	for it := m.head; it != nil; it = it.next {
 		n++
-		invariants.Check(it.phase == Queued, "sched: what is in the queue is queued")
+		invariants.Check(it.phase == queued, "sched: what is in the queue is queued")
 	}
 	if m.running != nil {
 		n++

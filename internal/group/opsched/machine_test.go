@@ -64,7 +64,7 @@ func (s *sim) complete(o *op) {
 	if o.completed++; o.completed > 1 {
 		s.fail("operation %d is completed twice", o.id)
 	}
-	if o.item.Phase() != Ended {
+	if o.item.Phase() != ended {
 		s.fail("operation %d is completed in phase %d", o.id, o.item.Phase())
 	}
 }
@@ -390,7 +390,7 @@ func TestEager(t *testing.T) {
 	if _, e, _ := m.Submit(&b.item, 1); e != WakePump {
 		t.Errorf("a second one behind it: effects %d", e)
 	}
-	for i := range PromptWaits {
+	for i := range promptWaits {
 		if !m.Eager() {
 			t.Fatalf("not eager after %d prompt waits", i)
 		}

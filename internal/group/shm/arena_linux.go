@@ -158,7 +158,7 @@ func (a *arena) offset(b []byte) (int, bool) {
 
 // whileMapped calls f unless the memory is gone.
 func (a *arena) whileMapped(f func()) {
-	a.mu.Lock() // no point: Mesh.Close holds Mesh.mu
+	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.seg != nil {
 		f()

@@ -103,7 +103,7 @@ func (m *Mesh) Wait(ctx context.Context, op *transport.Op) error {
 			continue
 		}
 		err := m.drive(ctx, op)
-		m.role <- struct{}{} // no point: it has room: this one took it
+		m.role <- struct{}{}
 		if err != nil {
 			return err
 		}
@@ -209,7 +209,7 @@ func (m *Mesh) keep() {
 					pause = keepSoon
 				}
 				m.mu.Unlock()
-				m.role <- struct{}{} // no point: it has room: this one took it
+				m.role <- struct{}{}
 				look.Reset()
 			default: // somebody drives
 				look.Grow(keepSeldom)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/collective"
-	"github.com/cohort-dist/cohort/internal/util/ctxmutex"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -26,7 +25,7 @@ type Engine struct {
 	oneShot    int   // up to this size, a reduction reads everything that everybody has
 
 	// turn is held by the request that runs; the fields below it belong to that request.
-	turn     *ctxmutex.Turn
+	turn     *ctxMutex
 	op       progress
 	steps    steps
 	cases    cases
@@ -42,7 +41,7 @@ type Engine struct {
 
 func newEngine(c Config, seg *segment) *Engine {
 	e := &Engine{
-		rank: c.Rank, size: c.Size, config: c, seg: seg, turn: ctxmutex.New(),
+		rank: c.Rank, size: c.Size, config: c, seg: seg, turn: NewCtxMutex(),
 		op: progress{name: "shm: join"}, steps: newSteps(seg, c.Rank, c.Size), operands: newOperands(c.Size),
 		others: others{gone: make([]atomic.Uint32, c.Size), conns: make([]*net.UnixConn, c.Size)}, life: lifetime{stop: make(chan struct{})},
 	}

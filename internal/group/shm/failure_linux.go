@@ -84,7 +84,7 @@ func (e *Engine) tellAll(err *cohort.Error) {
 func (e *Engine) wakeAll() {
 	e.steps.wakeSleepers()
 	for r := range e.steps.lines {
-		futexWake(&e.seg.bell(r).rings) // no point: the mapping may be locked
+		futexWake(&e.seg.bell(r).rings)
 	}
 }
 

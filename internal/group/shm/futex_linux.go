@@ -26,14 +26,14 @@ func futexWait(word *uint32, value uint32, limit time.Duration, nap bool) (over 
 	limit = max(limit, time.Microsecond)
 	if nap && spinwait.BeginRawSleep() {
 		ts := unix.NsecToTimespec(int64(min(limit, spinwait.RawSleep)))
-		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // no point: whoever calls it has one; the system call takes addresses
+		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec
 		spinwait.EndNap()
 		if limit -= spinwait.RawSleep; errno != unix.ETIMEDOUT || limit <= 0 {
 			return errno == unix.ETIMEDOUT
 		}
 	}
 	ts := unix.NsecToTimespec(int64(limit))
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // no point: whoever calls it has one; the system call takes addresses
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec
 	return errno == unix.ETIMEDOUT
 }
 

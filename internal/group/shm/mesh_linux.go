@@ -68,7 +68,7 @@ func newMesh(e *Engine) *Mesh {
 		wait: waiter{engine: e},
 	}
 	m.mu.peers = make([]*meshPeer, e.size)
-	m.role <- struct{}{} // no point: nobody else has it
+	m.role <- struct{}{}
 	for _, p := range e.peers {
 		m.mu.peers[p] = &meshPeer{rank: p, out: e.seg.ringOf(e.rank, p), in: e.seg.ringOf(p, e.rank)}
 	}
@@ -192,7 +192,7 @@ func (m *Mesh) recvAny(op *transport.Op) {
 
 func (m *Mesh) tellKeeper() {
 	if m.mu.pending > 0 {
-		select { // no point: under Mesh.mu
+		select {
 		case m.wanted <- struct{}{}:
 		default:
 		}
@@ -320,7 +320,7 @@ func (m *Mesh) ring(rank int) {
 	b := m.engine.seg.bell(rank)
 	atomic.AddUint32(&b.rings, 1)
 	if atomic.LoadUint32(&b.sleepers) != 0 {
-		futexWake(&b.rings) // no point: mu is held
+		futexWake(&b.rings)
 	}
 }
 

@@ -69,7 +69,7 @@ func (e *Engine) mark(p int, how uint32) {
 	// Under the lock of the mapping: Close may be about to drop it.
 	e.arena.whileMapped(func() {
 		e.steps.wakeSleepers()
-		futexWake(&e.seg.bell(e.rank).rings) // no point: the mapping may be locked
+		futexWake(&e.seg.bell(e.rank).rings)
 	})
 	if e.config.OnLost == nil {
 		return

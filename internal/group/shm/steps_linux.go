@@ -79,7 +79,7 @@ func (s *steps) wakeSleepers() {
 	for _, of := range s.lines {
 		for i := range of {
 			if l := &of[i]; atomic.LoadUint32(&l.sleepers) != 0 {
-				futexWake(&l.step) // no point: the mapping may be locked
+				futexWake(&l.step)
 			}
 		}
 	}

@@ -68,7 +68,7 @@ func (op *Op) partDone() {
 func (op *Op) Nudge() { nudge(op.State.Done) }
 
 func nudge(done chan struct{}) {
-	select { // no point: meshes end ops under their lock
+	select {
 	case done <- struct{}{}:
 	default: // a signal is on its way already
 	}
@@ -143,7 +143,7 @@ func (s *Set) Failed() <-chan struct{} { return s.failed }
 
 // Fail ends the wait for any op of the set with err. The first failure counts.
 func (s *Set) Fail(err error) {
-	s.mu.Lock() // no point: meshes end ops under their lock
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err == nil {
 		s.err = err

@@ -13,15 +13,15 @@ import (
 type Folder struct {
 	ranks  int
 	window time.Duration
-	queue  []Folded
+	queue  []folded
 	// next counts, for each rank, the entries up to and including the last that has a line of it: a line may only join
 	// an entry behind that one.
 	next  map[int]int
 	first int // number of entries that have left the queue
 }
 
-// Folded is a line of one or more ranks.
-type Folded struct {
+// folded is a line of one or more ranks.
+type folded struct {
 	Ranks []int
 	Text  string
 	since time.Time
@@ -30,13 +30,13 @@ type Folded struct {
 // maxFolded bounds the lines that wait for others.
 const maxFolded = 4096
 
-// NewFolder returns a Folder for so many ranks. A line waits for those of other ranks as long as window.
-func NewFolder(ranks int, window time.Duration) *Folder {
+// newFolder returns a Folder for so many ranks. A line waits for those of other ranks as long as window.
+func newFolder(ranks int, window time.Duration) *Folder {
 	return &Folder{ranks: ranks, window: window, next: map[int]int{}}
 }
 
 // Add takes a line of a rank and returns the lines that are ready.
-func (f *Folder) Add(rank int, text string, now time.Time) []Folded {
+func (f *Folder) Add(rank int, text string, now time.Time) []folded {
 	at := max(0, f.next[rank]-f.first)
 	joined := false
 	for i := at; i < len(f.queue); i++ {
@@ -48,14 +48,14 @@ func (f *Folder) Add(rank int, text string, now time.Time) []Folded {
 		}
 	}
 	if !joined {
-		f.queue = append(f.queue, Folded{Ranks: []int{rank}, Text: text, since: now})
+		f.queue = append(f.queue, folded{Ranks: []int{rank}, Text: text, since: now})
 		f.next[rank] = f.first + len(f.queue)
 	}
 	return f.Ready(now)
 }
 
 // Ready returns the lines that have waited long enough or that all ranks have said.
-func (f *Folder) Ready(now time.Time) []Folded {
+func (f *Folder) Ready(now time.Time) []folded {
 	n := 0
 	for n < len(f.queue) && (len(f.queue[n].Ranks) == f.ranks || now.Sub(f.queue[n].since) >= f.window || len(f.queue)-n > maxFolded) {
 		n++
@@ -64,12 +64,12 @@ func (f *Folder) Ready(now time.Time) []Folded {
 }
 
 // Flush returns all lines.
-func (f *Folder) Flush() []Folded { return f.take(len(f.queue)) }
+func (f *Folder) Flush() []folded { return f.take(len(f.queue)) }
 
 // Pending reports whether lines wait.
 func (f *Folder) Pending() bool { return len(f.queue) > 0 }
 
-func (f *Folder) take(n int) []Folded {
+func (f *Folder) take(n int) []folded {
 	if n == 0 {
 		return nil
 	}

@@ -32,7 +32,7 @@ type Folding struct {
 // NewFolding returns a Folding for so many ranks. paint, if set, colours the prefix of a line by its first rank.
 func NewFolding(out *Output, ranks int, paint func(cohort.Rank, string) string) *Folding {
 	f := &Folding{out: out, paint: paint}
-	f.mu.folder = NewFolder(ranks, foldWindow)
+	f.mu.folder = newFolder(ranks, foldWindow)
 	return f
 }
 
@@ -68,7 +68,7 @@ func (f *Folding) Close() {
 }
 
 // print writes lines in one piece.
-func (f *Folding) print(lines []Folded) {
+func (f *Folding) print(lines []folded) {
 	var b bytes.Buffer
 	for _, l := range lines {
 		prefix := "[rank " + strconv.Itoa(l.Ranks[0]) + "]"

@@ -275,9 +275,9 @@ func TestFilter(t *testing.T) {
 func TestFold(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(0, 0)
-	f := NewFolder(3, time.Second)
+	f := newFolder(3, time.Second)
 	var got []string
-	take := func(lines []Folded) {
+	take := func(lines []folded) {
 		for _, l := range lines {
 			got = append(got, fmt.Sprint(l.Ranks, l.Text))
 		}
@@ -310,10 +310,10 @@ func TestFoldKeepsOrder(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 3))
-		f := NewFolder(4, 5*time.Millisecond)
+		f := newFolder(4, 5*time.Millisecond)
 		said, heard := make([][]string, 4), make([][]string, 4)
 		now := time.Unix(0, 0)
-		take := func(lines []Folded) {
+		take := func(lines []folded) {
 			for _, l := range lines {
 				for _, rank := range l.Ranks {
 					heard[rank] = append(heard[rank], l.Text)

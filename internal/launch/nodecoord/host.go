@@ -357,7 +357,7 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 			}
 		case launchcore.StopNode:
 			if c := h.nodes[e.Node]; c != nil {
-				c.say(Message{Stop: &Stop{Reason: e.Reason, Linger: e.Linger}})
+				c.say(Message{Stop: &stop{Reason: e.Reason, Linger: e.Linger}})
 			}
 		case launchcore.Dismiss:
 			if c := h.nodes[e.Node]; c != nil {

@@ -101,7 +101,7 @@ func TestAnswersOfManyNodes(t *testing.T) {
 	for n := range nodes {
 		h.take(event{conn: &conn{id: launchcore.Node(n + 2), join: &Join{}}, message: Message{Seen: seen}})
 	}
-	asker.say(Message{Stop: &Stop{}})
+	asker.say(Message{Stop: &stop{}})
 	if m, ok, _ := asker.out.next(); !ok || m.Stop == nil {
 		t.Errorf("first comes %+v", m)
 	}

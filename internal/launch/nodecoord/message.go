@@ -25,7 +25,7 @@ type Message struct {
 	Ended  *Ended  `json:"ended,omitempty"`
 	// Of the host.
 	Begin   *Begin   `json:"begin,omitempty"`
-	Stop    *Stop    `json:"stop,omitempty"`
+	Stop    *stop    `json:"stop,omitempty"`
 	Dismiss *Dismiss `json:"dismiss,omitempty"`
 	Waiting *Waiting `json:"waiting,omitempty"`
 	// Of a node, passed on by the host: a question to all nodes, and an answer to the one that asked.
@@ -92,8 +92,8 @@ type (
 		Base    cohort.Rank
 		Workers int
 	}
-	// Stop stops the workers of the node.
-	Stop struct {
+	// stop stops the workers of the node.
+	stop struct {
 		Reason string `json:"reason"`
 		Linger bool   `json:"linger,omitempty"`
 	}

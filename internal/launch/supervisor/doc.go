@@ -33,9 +33,9 @@ type Command struct {
 // Event is what the keeper reports. Exactly one of its fields is set.
 type Event struct {
 	Started *Started `json:"started,omitempty"`
-	Refused *Refused `json:"refused,omitempty"`
+	Refused *refused `json:"refused,omitempty"`
 	Exited  *Exited  `json:"exited,omitempty"`
-	Swept   *Swept   `json:"swept,omitempty"`
+	Swept   *swept   `json:"swept,omitempty"`
 }
 
 type (
@@ -46,8 +46,8 @@ type (
 		After time.Duration `json:"after"` // since the keeper began
 		At    time.Time     `json:"-"`     // the same by the clock of the launcher, which its [Keeper] fills in
 	}
-	// Refused is a program that could not be started.
-	Refused struct {
+	// refused is a program that could not be started.
+	refused struct {
 		ID    int    `json:"id"`
 		Error string `json:"error"`
 	}
@@ -63,8 +63,8 @@ type (
 		CPU time.Duration `json:"cpu"`
 		RSS int64         `json:"rss"`
 	}
-	// Swept says that a sweep is done.
-	Swept struct {
+	// swept says that a sweep is done.
+	swept struct {
 		// Killed is the number of processes that were left over, Left that of those that did not end.
 		Killed int `json:"killed"`
 		Left   int `json:"left"`

@@ -186,7 +186,7 @@ func (k *server) serve(d delivery) {
 		}
 	case d.Sweep != nil:
 		killed, left := sweep(k.below(k.ids), d.Sweep.Gentle, k.more)
-		k.reply(Event{Swept: &Swept{Killed: killed, Left: left}})
+		k.reply(Event{Swept: &swept{Killed: killed, Left: left}})
 	case d.Remove != nil:
 		k.folders = append(k.folders, convert[string](d.Remove.Folders)...)
 	}
@@ -215,7 +215,7 @@ func (k *server) start(id int, c Command, fds []int) {
 		})
 	}
 	if err != nil {
-		k.reply(Event{Refused: &Refused{ID: id, Error: err.Error()}})
+		k.reply(Event{Refused: &refused{ID: id, Error: err.Error()}})
 		return
 	}
 	k.workers[id], k.ids[pid] = pid, id

@@ -18,7 +18,7 @@ const (
 	// OutOfStep: ranks called different operations, operators, types, sizes or roots under one sequence number.
 	OutOfStep Finding = "out_of_step"
 	// Deadlock: ranks wait for each other in different groups, or each for a message of the other.
-	Deadlock Finding = "deadlock"
+	deadlock Finding = "deadlock"
 	// MissingRank: there is no dump of a rank that others wait for.
 	MissingRank Finding = "missing"
 	// LateRank: a rank never entered a collective that others wait in.
@@ -36,7 +36,7 @@ const (
 )
 
 var severity = map[Finding]int{
-	OutOfStep: 9, Deadlock: 8, MissingRank: 7, LateRank: 7, StuckMessage: 5, Unfinished: 4, Behind: 3, NoDump: 2, InStep: 0,
+	OutOfStep: 9, deadlock: 8, MissingRank: 7, LateRank: 7, StuckMessage: 5, Unfinished: 4, Behind: 3, NoDump: 2, InStep: 0,
 }
 
 // Diagnosis is what the dumps of all ranks say together. Ranks are global ranks.
@@ -46,15 +46,15 @@ type Diagnosis struct {
 	Sentence string `json:"sentence"`
 	// Ranks are the ranks to look at.
 	Ranks  []int            `json:"ranks"`
-	Groups []GroupDiagnosis `json:"groups"`
+	Groups []groupDiagnosis `json:"groups"`
 	// Workers are the RPC workers, the one that waits longest first.
-	Workers []WorkerView `json:"workers,omitempty"`
+	Workers []workerView `json:"workers,omitempty"`
 	// Notes are about the dumps themselves: doubles, old ones.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// GroupDiagnosis is the verdict on one group. Ranks are global ranks.
-type GroupDiagnosis struct {
+// groupDiagnosis is the verdict on one group. Ranks are global ranks.
+type groupDiagnosis struct {
 	Group       string  `json:"group"`
 	Description string  `json:"description,omitempty"`
 	Size        int     `json:"size"`
@@ -64,26 +64,26 @@ type GroupDiagnosis struct {
 	Ranks       []int   `json:"ranks"`
 	// Missing are the members without a dump.
 	Missing []int      `json:"missing,omitempty"`
-	Members []RankView `json:"members"`
+	Members []rankView `json:"members"`
 
 	team  *team
 	since time.Duration // how long the longest wait has lasted
 }
 
-// RankView is one rank of a group as its dump shows it.
-type RankView struct {
+// rankView is one rank of a group as its dump shows it.
+type rankView struct {
 	Rank      int    `json:"rank"`       // global
 	GroupRank int    `json:"group_rank"` // in the group
 	Host      string `json:"host,omitempty"`
 	PID       int    `json:"pid,omitempty"`
 	Status
 	// Doing are the operations that are not complete, oldest first; at most a few.
-	Doing  []Pending `json:"doing,omitempty"`
+	Doing  []pending `json:"doing,omitempty"`
 	Failed string    `json:"failed,omitempty"`
 }
 
-// Pending is an operation that is not complete.
-type Pending struct {
+// pending is an operation that is not complete.
+type pending struct {
 	Entry
 	// Text is the operation in words, with global ranks.
 	Text string `json:"text"`
@@ -91,7 +91,7 @@ type Pending struct {
 	Wait time.Duration `json:"wait_ns"`
 }
 
-// maxDoing bounds the operations that a RankView lists.
+// maxDoing bounds the operations that a rankView lists.
 const maxDoing = 8
 
 // view is one rank's dump of one group.
@@ -116,7 +116,7 @@ type team struct {
 // Times are only compared with times of the same dump, so the clocks of the machines may differ.
 func Analyze(dumps []Dump) Diagnosis {
 	teams, notes := assemble(dumps)
-	v := Diagnosis{Finding: InStep, Notes: notes, Ranks: []int{}, Groups: make([]GroupDiagnosis, 0, len(teams))}
+	v := Diagnosis{Finding: InStep, Notes: notes, Ranks: []int{}, Groups: make([]groupDiagnosis, 0, len(teams))}
 	for _, t := range teams {
 		v.Groups = append(v.Groups, t.judge())
 	}
@@ -265,19 +265,19 @@ func (v *view) openCall() *Entry {
 }
 
 // judge finds out what is wrong with one group.
-func (t *team) judge() GroupDiagnosis {
-	g := GroupDiagnosis{
+func (t *team) judge() groupDiagnosis {
+	g := groupDiagnosis{
 		Group: t.Group, Description: t.Description, Size: t.Size, Transport: t.Transport, Missing: t.globals(t.missing), team: t, Ranks: []int{},
 	}
 	for _, v := range t.present {
-		view := RankView{Rank: v.global, GroupRank: v.Rank, Host: v.Host, PID: v.PID, Status: v.Status, Failed: v.Failed}
+		view := rankView{Rank: v.global, GroupRank: v.Rank, Host: v.Host, PID: v.PID, Status: v.Status, Failed: v.Failed}
 		for _, e := range v.open[:min(len(v.open), maxDoing)] {
-			view.Doing = append(view.Doing, Pending{*e, e.text(&t.About), v.age(e)})
+			view.Doing = append(view.Doing, pending{*e, e.text(&t.About), v.age(e)})
 			g.since = max(g.since, v.age(e))
 		}
 		g.Members = append(g.Members, view)
 	}
-	for _, look := range []func(*team, *GroupDiagnosis) bool{
+	for _, look := range []func(*team, *groupDiagnosis) bool{
 		(*team).differences, (*team).absence, (*team).messages, (*team).progress,
 	} {
 		if look(t, &g) {
@@ -290,7 +290,7 @@ func (t *team) judge() GroupDiagnosis {
 
 // explainWaits looks for ranks that are late in one group because they wait in another. It returns the weight of each
 // group's verdict: the cause weighs more than its consequence.
-func explainWaits(groups []GroupDiagnosis) []int {
+func explainWaits(groups []groupDiagnosis) []int {
 	weights := make([]int, len(groups))
 	waits := make([]map[int]*Entry, len(groups)) // by group: global rank -> what it waits in
 	for i, g := range groups {
@@ -326,13 +326,13 @@ func explainWaits(groups []GroupDiagnosis) []int {
 		for j := range blames[i] {
 			if i < j && blames[j][i] {
 				a, b := &groups[i], &groups[j]
-				a.Finding, b.Finding = Deadlock, Deadlock
+				a.Finding, b.Finding = deadlock, deadlock
 				a.Ranks = union(a.Ranks, b.Ranks)
 				b.Ranks = a.Ranks
 				text := fmt.Sprintf("deadlock between group %s and group %s: %s; operations of groups that share ranks must be posted in one order",
 					a.Group, b.Group, a.Sentence)
 				a.Sentence, b.Sentence = text, text
-				weights[i], weights[j] = 2*severity[Deadlock], 2*severity[Deadlock]
+				weights[i], weights[j] = 2*severity[deadlock], 2*severity[deadlock]
 			}
 		}
 	}

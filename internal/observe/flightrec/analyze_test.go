@@ -229,13 +229,13 @@ func TestVerdicts(t *testing.T) {
 		},
 		{
 			"both receive", dumpsOf(tell("0", 0, 2).enters(message("recv", 1, 0)), tell("0", 1, 2).enters(message("recv", 0, 0))),
-			Deadlock,
+			deadlock,
 			[]int{0, 1},
 			"deadlock: ranks 0 and 1 both wait to receive from the other",
 		},
 		{
 			"a ring of receives", dumpsOf(tell("0", 0, 3).enters(message("recv", 1, 0)), tell("0", 1, 3).enters(message("recv", 2, 0)), tell("0", 2, 3).enters(message("recv", 0, 0))),
-			Deadlock,
+			deadlock,
 			[]int{0, 1, 2},
 			"deadlock: ranks 0 to 2 all wait to receive, each from another one of them",
 		},
@@ -289,7 +289,7 @@ func TestGroupsOverlap(t *testing.T) {
 	world := []*story{tell("world", 0, 3).enters(r), tell("world", 1, 3), tell("world", 2, 3).enters(r)}
 	sub := []*story{tell("sub", 0, 2, 1, 2).enters(barrier), tell("sub", 1, 2, 1, 2)}
 	v := Analyze(dumpsOf(slices.Concat(world, sub)...))
-	if v.Finding != Deadlock || !strings.HasPrefix(v.Sentence, "group world: deadlock between group world and group sub") {
+	if v.Finding != deadlock || !strings.HasPrefix(v.Sentence, "group world: deadlock between group world and group sub") {
 		t.Errorf("ranks 1 and 2 wait in different groups: %s: %s", v.Finding, v.Sentence)
 	}
 	// Without rank 2's wait in the world there is one cause only.

@@ -30,8 +30,8 @@ type Worker struct {
 	More  int    `json:"more,omitempty"`
 }
 
-// WorkerView is one RPC worker as its dump shows it.
-type WorkerView struct {
+// workerView is one RPC worker as its dump shows it.
+type workerView struct {
 	Worker
 	// Text is the request that has waited longest in words, "" if none waits.
 	Text string `json:"text,omitempty"`
@@ -40,20 +40,20 @@ type WorkerView struct {
 }
 
 // workers lists the RPC workers of dumps.
-func workers(dumps []Dump) []WorkerView {
-	var all []WorkerView
+func workers(dumps []Dump) []workerView {
+	var all []workerView
 	for _, d := range dumps {
 		if d.Worker == nil {
 			continue
 		}
-		v := WorkerView{Worker: *d.Worker}
+		v := workerView{Worker: *d.Worker}
 		if len(v.Calls) > 0 {
 			x := v.Calls[0]
 			v.Text, v.Wait = fmt.Sprintf("%s of %s at worker %s", x.Op, x.Func, x.To), max(0, d.Time.Sub(x.Since))
 		}
 		all = append(all, v)
 	}
-	slices.SortStableFunc(all, func(a, b WorkerView) int { return cmp.Or(cmp.Compare(b.Wait, a.Wait), cmp.Compare(a.Name, b.Name)) })
+	slices.SortStableFunc(all, func(a, b workerView) int { return cmp.Or(cmp.Compare(b.Wait, a.Wait), cmp.Compare(a.Name, b.Name)) })
 	return all
 }
 
@@ -66,7 +66,7 @@ func (v *Diagnosis) judgeCalls() {
 	switch {
 	case waits && v.Finding == InStep:
 		w := v.Workers[0]
-		text := fmt.Sprintf("worker %s waits for the %s for %s", w.Name, w.Text, Span(w.Wait))
+		text := fmt.Sprintf("worker %s waits for the %s for %s", w.Name, w.Text, span(w.Wait))
 		if v.Sentence != "" {
 			text = v.Sentence + "; " + text
 		}

@@ -32,7 +32,7 @@ func signatureOf(e *Entry) signature {
 }
 
 // differences looks for the first collective that ranks called differently.
-func (t *team) differences(g *GroupDiagnosis) bool {
+func (t *team) differences(g *groupDiagnosis) bool {
 	for _, seq := range t.sequences() {
 		kinds := map[signature][]*view{}
 		for _, v := range t.present {
@@ -68,7 +68,7 @@ func (t *team) sequences() []uint64 {
 }
 
 // explainDifference says who called what. Where most ranks agree, the others are the ones to look at.
-func (t *team) explainDifference(g *GroupDiagnosis, seq uint64, kinds map[signature][]*view) {
+func (t *team) explainDifference(g *groupDiagnosis, seq uint64, kinds map[signature][]*view) {
 	sides := make([][]*view, 0, len(kinds))
 	for _, side := range kinds {
 		sides = append(sides, side)
@@ -114,7 +114,7 @@ func shifted(seq uint64, most, odd *view) string {
 }
 
 // sums checks operations whose parts may differ from rank to rank but must add up. It needs all ranks.
-func (t *team) sums(g *GroupDiagnosis, seq uint64) bool {
+func (t *team) sums(g *groupDiagnosis, seq uint64) bool {
 	if len(t.missing) > 0 {
 		return false
 	}
@@ -146,7 +146,7 @@ func (t *team) sums(g *GroupDiagnosis, seq uint64) bool {
 }
 
 // absence looks for the first collective that somebody waits in and somebody else never entered.
-func (t *team) absence(g *GroupDiagnosis) bool {
+func (t *team) absence(g *groupDiagnosis) bool {
 	seq, waiting := t.firstOpen()
 	if len(waiting) == 0 {
 		return false
@@ -161,7 +161,7 @@ func (t *team) absence(g *GroupDiagnosis) bool {
 		return false
 	}
 	wait := fmt.Sprintf("%s %s in %s", Ranks(globalsOf(waiting)), verb(globalsOf(waiting), "waits", "wait"), waiting[0].calls[seq].text(&t.About))
-	wait += " for " + Span(longest(waiting, seq))
+	wait += " for " + span(longest(waiting, seq))
 	if len(t.missing) > 0 {
 		// Who is late on its side may well be so because of the missing one.
 		g.Finding, g.Ranks = MissingRank, t.globals(t.missing)
@@ -195,7 +195,7 @@ func (t *team) lateness(late []*view, seq uint64) string {
 	}
 	switch {
 	case len(v.open) > 0 && v.open[0].P2P:
-		text += fmt.Sprintf(" (%s is in %s for %s)", who, v.open[0].text(&t.About), Span(v.age(v.open[0])))
+		text += fmt.Sprintf(" (%s is in %s for %s)", who, v.open[0].text(&t.About), span(v.age(v.open[0])))
 	case v.Status.LastPosted < 0:
 		text += fmt.Sprintf(" (%s has entered nothing at all)", who)
 	default:
@@ -205,7 +205,7 @@ func (t *team) lateness(late []*view, seq uint64) string {
 		}
 		text += fmt.Sprintf(" (%s last entered %s", who, last.label())
 		if last.State == Completed && !last.Ended.IsZero() {
-			text += ", complete for " + Span(max(0, v.taken.Sub(last.Ended)))
+			text += ", complete for " + span(max(0, v.taken.Sub(last.Ended)))
 		}
 		text += ")"
 	}
@@ -252,7 +252,7 @@ func (t *team) firstOpen() (seq uint64, waiting []*view) {
 }
 
 // progress describes a group in which everybody has entered what the others wait in.
-func (t *team) progress(g *GroupDiagnosis) bool {
+func (t *team) progress(g *groupDiagnosis) bool {
 	if seq, waiting := t.firstOpen(); len(waiting) > 0 {
 		t.unfinished(g, seq, waiting)
 		return true
@@ -296,7 +296,7 @@ func (t *team) progress(g *GroupDiagnosis) bool {
 }
 
 // unfinished describes a collective that all ranks have entered.
-func (t *team) unfinished(g *GroupDiagnosis, seq uint64, waiting []*view) {
+func (t *team) unfinished(g *groupDiagnosis, seq uint64, waiting []*view) {
 	g.Finding, g.Ranks = Unfinished, globalsOf(waiting)
 	first := waiting[0].calls[seq]
 	failed := ""
@@ -306,7 +306,7 @@ func (t *team) unfinished(g *GroupDiagnosis, seq uint64, waiting []*view) {
 			break
 		}
 	}
-	age := Span(longest(waiting, seq))
+	age := span(longest(waiting, seq))
 	switch {
 	case len(waiting) == len(t.present) && failed != "":
 		g.Sentence = fmt.Sprintf("all ranks entered %s, and it failed after %s%s", first.text(&t.About), age, failed)

@@ -10,11 +10,11 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// Version is the version of the dump's format.
-const Version = 1
+// version is the version of the dump's format.
+const version = 1
 
-// Format names the format in a dump.
-const Format = "cohort-flight-recorder"
+// format names the format in a dump.
+const format = "cohort-flight-recorder"
 
 // Dump is a picture of one or more rings of one process.
 type Dump struct {
@@ -51,7 +51,7 @@ func (r *Ring) Snapshot() Group {
 
 // NewDump puts groups into a dump.
 func NewDump(at time.Time, reason string, groups ...Group) Dump {
-	return Dump{Format: Format, Version: Version, Time: at, Reason: reason, Groups: groups}
+	return Dump{Format: format, Version: version, Time: at, Reason: reason, Groups: groups}
 }
 
 // maxDump bounds a dump that is read.
@@ -67,11 +67,11 @@ func Parse(data []byte) (Dump, error) {
 	if err := json.Unmarshal(data, &d); err != nil {
 		return d, cohort.Newf(op, cohort.Protocol, "this is not a dump of the flight recorder: %w", err)
 	}
-	if d.Format != Format {
+	if d.Format != format {
 		return d, cohort.Newf(op, cohort.Protocol, "this is not a dump of the flight recorder: its format is %q", d.Format)
 	}
-	if d.Version != Version {
-		return d, cohort.Newf(op, cohort.NotSupported, "dump version %d, this program reads version %d", d.Version, Version)
+	if d.Version != version {
+		return d, cohort.Newf(op, cohort.NotSupported, "dump version %d, this program reads version %d", d.Version, version)
 	}
 	for _, g := range d.Groups {
 		if g.Size < 1 || g.Rank < 0 || g.Rank >= g.Size {

@@ -9,7 +9,7 @@ import (
 )
 
 // messages looks for sends without a receive and receives without a send.
-func (t *team) messages(g *GroupDiagnosis) bool {
+func (t *team) messages(g *groupDiagnosis) bool {
 	var oldest *Entry
 	var owner *view
 	waitsFor := map[int]int{} // group rank -> group rank that it wants a message from
@@ -32,7 +32,7 @@ func (t *team) messages(g *GroupDiagnosis) bool {
 		return false
 	}
 	if ring := circle(waitsFor); len(ring) > 0 {
-		g.Finding, g.Ranks = Deadlock, t.globals(ring)
+		g.Finding, g.Ranks = deadlock, t.globals(ring)
 		slices.Sort(g.Ranks)
 		g.Sentence = fmt.Sprintf("deadlock: %s all wait to receive, each from another one of them", Ranks(g.Ranks))
 		if len(ring) == 2 {
@@ -41,16 +41,16 @@ func (t *team) messages(g *GroupDiagnosis) bool {
 		return true
 	}
 	g.Finding = StuckMessage
-	g.Sentence = fmt.Sprintf("rank %d is stuck in %s for %s: %s", owner.global, oldest.text(&t.About), Span(owner.age(oldest)), t.missingHalf(g, owner, oldest))
+	g.Sentence = fmt.Sprintf("rank %d is stuck in %s for %s: %s", owner.global, oldest.text(&t.About), span(owner.age(oldest)), t.missingHalf(g, owner, oldest))
 	if oldest.State == Failed {
-		g.Sentence = fmt.Sprintf("rank %d's %s failed after %s (%s): %s", owner.global, oldest.text(&t.About), Span(owner.age(oldest)), oldest.Err,
+		g.Sentence = fmt.Sprintf("rank %d's %s failed after %s (%s): %s", owner.global, oldest.text(&t.About), span(owner.age(oldest)), oldest.Err,
 			t.missingHalf(g, owner, oldest))
 	}
 	return true
 }
 
 // missingHalf says what the peer of a stuck message does.
-func (t *team) missingHalf(g *GroupDiagnosis, owner *view, e *Entry) string {
+func (t *team) missingHalf(g *groupDiagnosis, owner *view, e *Entry) string {
 	if e.Peer < 0 {
 		g.Ranks = []int{owner.global}
 		return "no rank has sent to it"
@@ -72,7 +72,7 @@ func (t *team) missingHalf(g *GroupDiagnosis, owner *view, e *Entry) string {
 		}
 	}
 	if len(v.open) > 0 {
-		return text + fmt.Sprintf(", it is in %s for %s", v.open[0].text(&t.About), Span(v.age(v.open[0])))
+		return text + fmt.Sprintf(", it is in %s for %s", v.open[0].text(&t.About), span(v.age(v.open[0])))
 	}
 	return text + ", it waits for nothing"
 }

@@ -50,7 +50,7 @@ func Perfetto(dumps []Dump) ([]byte, error) {
 	teams, _ := assemble(dumps)
 	offsets := alignClocks(teams)
 	start := earliest(teams, offsets)
-	file := traceFile{Events: []traceEvent{}, Unit: "ms", Other: map[string]string{"source": Format}}
+	file := traceFile{Events: []traceEvent{}, Unit: "ms", Other: map[string]string{"source": format}}
 	if !start.IsZero() {
 		file.Other["start"] = start.UTC().Format(time.RFC3339Nano)
 	}

@@ -10,12 +10,12 @@ package flightrec
 
 import "time"
 
-// State is how far an operation has come.
-type State uint8
+// state is how far an operation has come.
+type state uint8
 
 // The states.
 const (
-	Posted State = iota
+	Posted state = iota
 	Started
 	Completed
 	Failed
@@ -24,7 +24,7 @@ const (
 var stateNames = [...]string{"posted", "started", "completed", "failed"}
 
 // String returns the state's name.
-func (s State) String() string {
+func (s state) String() string {
 	if int(s) < len(stateNames) {
 		return stateNames[s]
 	}
@@ -32,14 +32,14 @@ func (s State) String() string {
 }
 
 // MarshalText writes the state's name.
-func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+func (s state) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalText reads a state's name; unknown ones count as posted.
-func (s *State) UnmarshalText(text []byte) error {
+func (s *state) UnmarshalText(text []byte) error {
 	*s = Posted
 	for i, name := range stateNames {
 		if name == string(text) {
-			*s = State(i)
+			*s = state(i)
 		}
 	}
 	return nil
@@ -66,7 +66,7 @@ type Entry struct {
 	// Tag is the user's tag of a point-to-point operation.
 	Tag uint32 `json:"tag,omitempty"`
 
-	State   State         `json:"state"`
+	State   state         `json:"state"`
 	Posted  time.Time     `json:"posted"`
 	Started time.Time     `json:"started,omitzero"`
 	Ended   time.Time     `json:"ended,omitzero"`
@@ -74,8 +74,8 @@ type Entry struct {
 	Err     string        `json:"error,omitempty"`
 }
 
-// DefaultSize is the number of operations that a group remembers.
-const DefaultSize = 1024
+// defaultSize is the number of operations that a group remembers.
+const defaultSize = 1024
 
 // Ring remembers the last operations of one group on one rank. Its memory is taken once. It is guarded by its user: a group has its own
 // mutex whenever an operation changes its state.
@@ -107,10 +107,10 @@ type Status struct {
 	LastCompleted int64 `json:"last_completed"`
 }
 
-// New returns a ring of size entries; 0 means DefaultSize.
+// New returns a ring of size entries; 0 means defaultSize.
 func New(about About, size int) *Ring {
 	if size <= 0 {
-		size = DefaultSize
+		size = defaultSize
 	}
 	return &Ring{about: about, entries: make([]Entry, size), next: 1, status: Status{-1, -1, -1}}
 }

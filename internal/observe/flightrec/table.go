@@ -10,7 +10,7 @@ import (
 )
 
 // Table has a row for each rank; the ranks that the verdict names are marked.
-func (g GroupDiagnosis) Table(verbose bool) [][]string {
+func (g groupDiagnosis) Table(verbose bool) [][]string {
 	rows := [][]string{{"", "RANK", "PROCESS", "COMPLETE", "POSTED", "WAITS", "IN"}}
 	mark := func(rank int) string {
 		if g.Finding != InStep && slices.Contains(g.Ranks, rank) {
@@ -38,7 +38,7 @@ func (g GroupDiagnosis) Table(verbose bool) [][]string {
 			if i > 0 {
 				row = []string{"", "", "", "", "", "", ""}
 			}
-			row[5], row[6] = Span(doing[i].Wait), doing[i].Text
+			row[5], row[6] = span(doing[i].Wait), doing[i].Text
 			if doing[i].Err != "" {
 				row[6] += ": " + doing[i].Err
 			}
@@ -55,12 +55,12 @@ func (g GroupDiagnosis) Table(verbose bool) [][]string {
 }
 
 // WorkerTable has a row for each RPC worker.
-func WorkerTable(all []WorkerView) [][]string {
+func WorkerTable(all []workerView) [][]string {
 	rows := [][]string{{"WORKER", "PROCESS", "WAITS", "FOR"}}
 	for _, w := range all {
 		row := []string{w.Name, strconv.Itoa(w.PID) + "@" + w.Host, "-", w.Text}
 		if w.Text != "" {
-			row[2] = Span(w.Wait)
+			row[2] = span(w.Wait)
 		}
 		if more := len(w.Calls) - 1 + w.More; more > 0 {
 			row[3] += fmt.Sprintf(" (and %d more)", more)

@@ -76,8 +76,8 @@ func Bytes(n int64) string {
 	return ""
 }
 
-// Span writes a duration with as many digits as matter.
-func Span(d time.Duration) string {
+// span writes a duration with as many digits as matter.
+func span(d time.Duration) string {
 	switch {
 	case d >= time.Minute:
 		return d.Round(time.Second).String()

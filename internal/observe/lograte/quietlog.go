@@ -18,8 +18,8 @@ const (
 	logWindow = 10 * time.Second
 )
 
-// Handler writes no more than so many lines of the same text.
-type Handler struct {
+// handler writes no more than so many lines of the same text.
+type handler struct {
 	slog.Handler
 	lines *lineCounts
 }
@@ -38,8 +38,8 @@ type lineCount struct {
 }
 
 // New returns a handler that passes lines on to h.
-func New(h slog.Handler) *Handler {
-	q := &Handler{Handler: h, lines: &lineCounts{}}
+func New(h slog.Handler) *handler {
+	q := &handler{Handler: h, lines: &lineCounts{}}
 	q.lines.mu.of = map[string]*lineCount{}
 	return q
 }
@@ -65,7 +65,7 @@ func (l *lineCounts) allow(text string, now time.Time) (leftOut int, ok bool) {
 }
 
 // Handle writes a line, unless there were too many like it.
-func (q *Handler) Handle(ctx context.Context, r slog.Record) error {
+func (q *handler) Handle(ctx context.Context, r slog.Record) error {
 	leftOut, ok := q.lines.allow(r.Message, r.Time)
 	if !ok {
 		return nil
@@ -78,11 +78,11 @@ func (q *Handler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs keeps the counts.
-func (q *Handler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &Handler{Handler: q.Handler.WithAttrs(attrs), lines: q.lines}
+func (q *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &handler{Handler: q.Handler.WithAttrs(attrs), lines: q.lines}
 }
 
 // WithGroup keeps the counts.
-func (q *Handler) WithGroup(name string) slog.Handler {
-	return &Handler{Handler: q.Handler.WithGroup(name), lines: q.lines}
+func (q *handler) WithGroup(name string) slog.Handler {
+	return &handler{Handler: q.Handler.WithGroup(name), lines: q.lines}
 }

@@ -47,7 +47,7 @@ func (l Limits) withDefaults() Limits {
 
 // Decode reads a pickle that fills data exactly.
 func Decode(data []byte, limits Limits) (any, error) {
-	v, rest, err := DecodePrefix(data, limits)
+	v, rest, err := decodePrefix(data, limits)
 	if err == nil && len(rest) > 0 {
 		err = cohort.Newf("pickle: decode", cohort.Protocol, "%d bytes follow the end of the pickle", len(rest))
 	}
@@ -57,8 +57,8 @@ func Decode(data []byte, limits Limits) (any, error) {
 	return v, nil
 }
 
-// DecodePrefix reads the pickle at the start of data and returns what follows it.
-func DecodePrefix(data []byte, limits Limits) (v any, rest []byte, err error) {
+// decodePrefix reads the pickle at the start of data and returns what follows it.
+func decodePrefix(data []byte, limits Limits) (v any, rest []byte, err error) {
 	limits = limits.withDefaults()
 	if len(data) > limits.Bytes {
 		return nil, nil, cohort.Newf("pickle: decode", cohort.TooLarge, "a pickle of %d bytes, the limit is %d", len(data), limits.Bytes)

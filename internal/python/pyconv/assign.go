@@ -183,7 +183,7 @@ type made struct {
 }
 
 // again sets dst to what the same source was turned into before, if it was.
-func (a *assigner) again(dst reflect.Value, v any) (id Identity, shareable, done bool) {
+func (a *assigner) again(dst reflect.Value, v any) (id identity, shareable, done bool) {
 	if id, shareable = Identify(v); !shareable {
 		return id, false, false
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
-// Field is one field of a struct that travels as a dict, as Python callers know it.
-type Field struct {
+// field is one field of a struct that travels as a dict, as Python callers know it.
+type field struct {
 	Name     string
 	Type     reflect.Type
 	Index    []int // for reflect.Value.FieldByIndex
@@ -29,9 +29,9 @@ var fieldCache sync.Map // reflect.Type -> []Field: a pure function of the type
 // `rpc:"name"`, else the field's name in snake case. `rpc:"-"` leaves a field out; `rpc:"name,required"` makes an
 // argument that must be given. The fields of an embedded struct count as the struct's own, as in Go, unless a tag gives
 // the embedded struct a name.
-func Fields(t reflect.Type) ([]Field, error) {
+func Fields(t reflect.Type) ([]field, error) {
 	if cached, ok := fieldCache.Load(t); ok {
-		return cached.([]Field), nil //nolint:errcheck,forcetypeassert // only this function stores
+		return cached.([]field), nil //nolint:errcheck,forcetypeassert // only this function stores
 	}
 	fields, err := collectFields(t, nil)
 	if err != nil {
@@ -48,7 +48,7 @@ func Fields(t reflect.Type) ([]Field, error) {
 }
 
 // collectFields lists the fields of a struct and, in their place, those of the structs that it embeds.
-func collectFields(t reflect.Type, at []int) (fields []Field, err error) {
+func collectFields(t reflect.Type, at []int) (fields []field, err error) {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		name, options, _ := strings.Cut(f.Tag.Get("rpc"), ",")
@@ -75,14 +75,14 @@ func collectFields(t reflect.Type, at []int) (fields []Field, err error) {
 		if name == "" {
 			name = SnakeName(f.Name)
 		}
-		fields = append(fields, Field{name, f.Type, index, options == "required", f.Name})
+		fields = append(fields, field{name, f.Type, index, options == "required", f.Name})
 	}
 	return fields, nil
 }
 
 // visible leaves out what a field further outside hides, and refuses two fields of one name.
-func visible(t reflect.Type, all []Field) ([]Field, error) {
-	var fields []Field
+func visible(t reflect.Type, all []field) ([]field, error) {
+	var fields []field
 	for _, f := range all {
 		hidden := false
 		for _, other := range all {
@@ -121,11 +121,11 @@ func badType(format string, args ...any) error {
 	return cohort.Newf("rpc: encode value", cohort.InvalidArgument, format, args...)
 }
 
-func fieldIndex(fields []Field, name string) int {
-	return slices.IndexFunc(fields, func(f Field) bool { return f.Name == name })
+func fieldIndex(fields []field, name string) int {
+	return slices.IndexFunc(fields, func(f field) bool { return f.Name == name })
 }
 
-func fieldNames(fields []Field) string {
+func fieldNames(fields []field) string {
 	names := make([]string, len(fields))
 	for i, f := range fields {
 		names[i] = f.Name

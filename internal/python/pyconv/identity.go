@@ -14,8 +14,8 @@ import (
 // ShortText is the length up to which a string is written again: a reference to it would not be much shorter.
 const ShortText = 32
 
-// Identity tells whether two Go values are the same memory. It keeps that memory alive, so that no other value can have it.
-type Identity struct {
+// identity tells whether two Go values are the same memory. It keeps that memory alive, so that no other value can have it.
+type identity struct {
 	kind reflect.Type
 	at   unsafe.Pointer
 	n    int
@@ -38,55 +38,55 @@ var (
 // reports false.
 //
 //nolint:gosec // addresses are compared, never followed
-func Identify(v any) (id Identity, ok bool) {
+func Identify(v any) (id identity, ok bool) {
 	switch v := v.(type) {
 	case []any:
-		return Identity{anyList, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
+		return identity{anyList, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
 	case py.Tuple:
-		return Identity{anyTuple, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
+		return identity{anyTuple, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
 	case py.Set:
-		return Identity{anySet, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
+		return identity{anySet, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
 	case py.FrozenSet:
-		return Identity{anyFrozen, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
+		return identity{anyFrozen, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
 	case py.ByteArray:
-		return Identity{anyArray, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
+		return identity{anyArray, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > 0
 	case []byte:
-		return Identity{anyBytes, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > ShortText
+		return identity{anyBytes, unsafe.Pointer(unsafe.SliceData(v)), len(v)}, len(v) > ShortText
 	case string:
-		return Identity{anyText, unsafe.Pointer(unsafe.StringData(v)), len(v)}, len(v) > ShortText
+		return identity{anyText, unsafe.Pointer(unsafe.StringData(v)), len(v)}, len(v) > ShortText
 	case *py.Dict:
-		return Identity{anyDict, unsafe.Pointer(v), 0}, v != nil
+		return identity{anyDict, unsafe.Pointer(v), 0}, v != nil
 	case *py.Object:
-		return Identity{anyObject, unsafe.Pointer(v), 0}, v != nil
+		return identity{anyObject, unsafe.Pointer(v), 0}, v != nil
 	case *big.Int:
-		return Identity{anyBig, unsafe.Pointer(v), 0}, v != nil && v.BitLen() > 8*ShortText
+		return identity{anyBig, unsafe.Pointer(v), 0}, v != nil && v.BitLen() > 8*ShortText
 	}
 	r := reflect.ValueOf(v)
 	switch r.Kind() {
 	case reflect.Slice:
-		return Identity{r.Type(), r.UnsafePointer(), r.Len()}, r.Len() > 0 && r.Type().Elem().Size() > 0
+		return identity{r.Type(), r.UnsafePointer(), r.Len()}, r.Len() > 0 && r.Type().Elem().Size() > 0
 	case reflect.Map:
-		return Identity{r.Type(), r.UnsafePointer(), 0}, r.Len() > 0
+		return identity{r.Type(), r.UnsafePointer(), 0}, r.Len() > 0
 	case reflect.Pointer:
-		return Identity{r.Type(), r.UnsafePointer(), 0}, !r.IsNil() && r.Type().Elem().Size() > 0
+		return identity{r.Type(), r.UnsafePointer(), 0}, !r.IsNil() && r.Type().Elem().Size() > 0
 	default:
-		return Identity{}, false
+		return identity{}, false
 	}
 }
 
 // Met is what became of the values that were met so far. A table is only made when there are many.
 type Met[V any] struct {
 	few  []entry[V]
-	many map[Identity]V
+	many map[identity]V
 }
 
 type entry[V any] struct {
-	id Identity
+	id identity
 	v  V
 }
 
 // Get returns what became of a value, if it was met.
-func (m *Met[V]) Get(id Identity) (v V, ok bool) {
+func (m *Met[V]) Get(id identity) (v V, ok bool) {
 	if m.many != nil {
 		v, ok = m.many[id]
 		return v, ok
@@ -100,7 +100,7 @@ func (m *Met[V]) Get(id Identity) (v V, ok bool) {
 }
 
 // Set notes what became of a value.
-func (m *Met[V]) Set(id Identity, v V) {
+func (m *Met[V]) Set(id identity, v V) {
 	if m.many != nil {
 		m.many[id] = v
 		return
@@ -112,7 +112,7 @@ func (m *Met[V]) Set(id Identity, v V) {
 		}
 	}
 	if m.few = append(m.few, entry[V]{id, v}); len(m.few) > 16 {
-		m.many = make(map[Identity]V, 4*len(m.few))
+		m.many = make(map[identity]V, 4*len(m.few))
 		for _, e := range m.few {
 			m.many[e.id] = e.v
 		}

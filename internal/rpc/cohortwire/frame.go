@@ -20,7 +20,7 @@ const (
 	Hello   Type = 0x1000 // the first frame of each side
 	Ping    Type = 0x1001
 	Pong    Type = 0x1002
-	Goodbye Type = 0x1003 // the sender closes on purpose; the payload says why
+	goodbye Type = 0x1003 // the sender closes on purpose; the payload says why
 	Proof   Type = 0x1004 // the second frame of each side: it knows the secret of the name in its hello
 	// FirstAgentType is the first number that the agents may use for messages of their own: cancellation, the control
 	// stream of references, and so on.
@@ -79,8 +79,8 @@ type Frame struct {
 	Written func()
 }
 
-// Header is the fixed part of a frame.
-type Header struct {
+// header is the fixed part of a frame.
+type header struct {
 	Body        uint32
 	Type        Type
 	Flags       uint8
@@ -126,15 +126,15 @@ func bad(format string, args ...any) error {
 }
 
 // ParseHeader decodes and bounds a header.
-func ParseHeader(b []byte, limits Limits) (Header, error) {
+func ParseHeader(b []byte, limits Limits) (header, error) {
 	limits = limits.withDefaults()
 	if len(b) < HeaderSize {
-		return Header{}, bad("a header of %d bytes", len(b))
+		return header{}, bad("a header of %d bytes", len(b))
 	}
 	if b[7] != magic {
-		return Header{}, bad("the stream is out of step: %x where %x is expected", b[7], magic)
+		return header{}, bad("the stream is out of step: %x where %x is expected", b[7], magic)
 	}
-	h := Header{
+	h := header{
 		Body: binary.LittleEndian.Uint32(b), Type: Type(binary.LittleEndian.Uint16(b[4:])), Flags: b[6],
 		ID: binary.LittleEndian.Uint64(b[8:]), Incarnation: binary.LittleEndian.Uint64(b[16:]),
 		Deadline:  time.Duration(binary.LittleEndian.Uint64(b[24:])), //nolint:gosec // negative is refused below
@@ -158,7 +158,7 @@ func ParseHeader(b []byte, limits Limits) (Header, error) {
 
 // Parse decodes the body that belongs to a header. Payload and trace are parts of body. It returns the lengths of the
 // storages that follow, for which the frame has room.
-func (h Header) Parse(body []byte) (*Frame, []int, error) {
+func (h header) Parse(body []byte) (*Frame, []int, error) {
 	if int64(len(body)) != int64(h.Body) {
 		return nil, nil, bad("a body of %d bytes where %d were announced", len(body), h.Body)
 	}

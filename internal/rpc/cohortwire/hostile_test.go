@@ -198,7 +198,7 @@ func TestLentTurnIsNotHandedOver(t *testing.T) {
 func hostile() map[string][]byte {
 	all := map[string][]byte{}
 	types := map[string]Type{
-		"hello": Hello, "ping": Ping, "pong": Pong, "goodbye": Goodbye, "proof": Proof, "later version": 0x10ff, "request": 0x102,
+		"hello": Hello, "ping": Ping, "pong": Pong, "goodbye": goodbye, "proof": Proof, "later version": 0x10ff, "request": 0x102,
 		"response": 0x203, "wrapped": 0x10f, "agent": FirstAgentType, "control": FirstAgentType + 1, "zero": 0, "last": 0xffff,
 	}
 	for name, kind := range types {

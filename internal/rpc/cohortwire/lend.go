@@ -117,7 +117,7 @@ func (l *Link) giveBack() {
 	l.calm()
 	l.lend.before, l.lend.streak = 0, 0
 	l.lend.change(readsItself)
-	select { // no point: lend.mu is held
+	select {
 	case l.lend.back <- struct{}{}:
 	default:
 	}

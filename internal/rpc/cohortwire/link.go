@@ -175,7 +175,7 @@ func (l *Link) exchange(r *frameReader, f *Frame) (*Frame, error) {
 	go func() {
 		failpoint.At("cohortwire.link.exchange")
 		_, err := l.conn.Write(out)
-		sent <- err // no point: it has room
+		sent <- err
 	}()
 	got, err := r.opening()
 	if err != nil {
@@ -211,7 +211,7 @@ func (l *Link) Err() error {
 // OnClose.
 func (l *Link) Close() error {
 	failpoint.At("cohortwire.link.close")
-	bye := &Frame{Type: Goodbye, Payload: []byte("closed"), Incarnation: l.cfg.Identity.Incarnation}
+	bye := &Frame{Type: goodbye, Payload: []byte("closed"), Incarnation: l.cfg.Identity.Incarnation}
 	l.control(bye)
 	l.fail(cohort.New("cohort transport: link", cohort.Closed, "closed"))
 	l.work.Wait()
@@ -268,7 +268,7 @@ func (l *Link) read(turn uint64) (handed bool) {
 			continue
 		case Pong:
 			continue
-		case Goodbye:
+		case goodbye:
 			e := cohort.New("cohort transport", cohort.PeerLost, "the peer said goodbye")
 			e.Peer = l.peer.Name
 			cause = e

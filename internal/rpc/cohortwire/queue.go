@@ -59,7 +59,7 @@ func (p posting) finish(err error) {
 		p.written()
 	}
 	if p.done != nil {
-		p.done <- err // no point: it has room
+		p.done <- err
 	}
 }
 

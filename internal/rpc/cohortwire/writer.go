@@ -217,7 +217,7 @@ func (l *Link) control(f *Frame) {
 	if f.Type == Ping {
 		sign = &l.out.ping
 	}
-	if f.Type != Goodbye {
+	if f.Type != goodbye {
 		if *sign { // a peer that asks and does not read gets one answer
 			l.out.Unlock()
 			return

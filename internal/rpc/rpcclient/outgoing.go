@@ -9,7 +9,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
-	"github.com/cohort-dist/cohort/internal/rpc/rpcprof"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
@@ -85,7 +84,7 @@ func (o *Outgoing) Make(ctx context.Context, toGo bool) (*rpcwire.Message, []rre
 			m = o.exchange.Message
 		}
 	}
-	if rec := rpcprof.From(ctx); rec != nil { // outside of what the extension wraps, as in PyTorch
+	if rec := rpcwire.ProfileFrom(ctx); rec != nil { // outside of what the extension wraps, as in PyTorch
 		if m, err = o.profile(rec, m); err != nil {
 			o.Lost()
 			o.By.cfg.Refs.Undecoded(o.Peer, wires)

@@ -7,13 +7,12 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/rpc/rpcprof"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 )
 
 // profiled is a request that a profile records.
 type profiled struct {
-	rec   *rpcprof.Recorder
+	rec   *rpcwire.ProfileRecorder
 	name  string
 	start time.Time
 }
@@ -25,14 +24,14 @@ func (o *Outgoing) profileName() string {
 	case "fetch":
 		return "to_here#(" + self + ")->(" + peer + ")"
 	case "call":
-		return "rpc_" + o.Mode + "#" + rpcprof.Name(o.Func) + "(" + self + " -> " + peer + ")"
+		return "rpc_" + o.Mode + "#" + rpcwire.ProfileName(o.Func) + "(" + self + " -> " + peer + ")"
 	}
-	return "rpc_" + o.Op + "#" + rpcprof.Name(o.Func) + "(" + self + " -> " + peer + ")"
+	return "rpc_" + o.Op + "#" + rpcwire.ProfileName(o.Func) + "(" + self + " -> " + peer + ")"
 }
 
 // profile wraps a request so that its callee profiles it too. A fetch runs nothing at its owner and is not wrapped, as in
 // PyTorch.
-func (o *Outgoing) profile(rec *rpcprof.Recorder, m *rpcwire.Message) (*rpcwire.Message, error) {
+func (o *Outgoing) profile(rec *rpcwire.ProfileRecorder, m *rpcwire.Message) (*rpcwire.Message, error) {
 	if o.profiled == nil {
 		o.profiled = &profiled{rec: rec, name: o.profileName(), start: time.Now()}
 	}
@@ -53,11 +52,11 @@ func (o *Outgoing) profile(rec *rpcprof.Recorder, m *rpcwire.Message) (*rpcwire.
 }
 
 // end records the request, and what ran at its callee.
-func (p *profiled) end(k *Caller, spans []rpcprof.Span) {
+func (p *profiled) end(k *Caller, spans []rpcwire.Span) {
 	for i := range spans {
 		spans[i].Name = p.name + "#remote_op: " + spans[i].Name
 	}
-	p.rec.Add(rpcprof.Span{Name: p.name, Worker: k.cfg.Rank, Start: p.start, Took: time.Since(p.start)})
+	p.rec.Add(rpcwire.Span{Name: p.name, Worker: k.cfg.Rank, Start: p.start, Took: time.Since(p.start)})
 	p.rec.Add(spans...)
 }
 

@@ -83,7 +83,7 @@ func (r *Refs) Create(p *rpcsession.Peer, where string) (h *Handle, company bool
 
 // CreationPending reports whether nothing is known yet of a creating call.
 func (r *Refs) CreationPending(h *Handle) bool {
-	r.mu.Lock() // no point: it only looks
+	r.mu.Lock()
 	defer r.mu.Unlock()
 	confirmed, code := r.mu.m.State(h.Wire.Fork)
 	return !confirmed && code == rrefcore.OK

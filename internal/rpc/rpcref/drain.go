@@ -63,7 +63,7 @@ func (r *Refs) dropAll(deaf func(rrefcore.Worker) bool) {
 // await polls the machine until it has come to rest, but for what is stuck.
 func (r *Refs) await(ctx context.Context, deaf func(rrefcore.Worker) bool, done func(rrefcore.Counts) bool) error {
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		r.mu.Lock() // no point: it looks again and again
+		r.mu.Lock()
 		c := r.mu.m.Counts()
 		c.PendingChildren -= r.mu.m.Stuck(deaf)
 		r.mu.Unlock()

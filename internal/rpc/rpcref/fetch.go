@@ -61,7 +61,7 @@ func (r *Refs) Known(h *Handle) bool {
 }
 
 func (r *Refs) settled(h *Handle) bool {
-	r.mu.Lock() // no point: it only looks
+	r.mu.Lock()
 	defer r.mu.Unlock()
 	return h.Settled
 }
@@ -93,24 +93,24 @@ func (r *Refs) Counts() rrefcore.Counts {
 // Find returns an own object, or nil.
 func (r *Refs) Find(g rpcwire.GlobalID) (rrefcore.ID, *Object) {
 	id := r.id(g)
-	r.mu.Lock() // no point: it only looks
+	r.mu.Lock()
 	defer r.mu.Unlock()
 	return id, r.mu.objects[id]
 }
 
-// State is everything that is known about references at a moment.
-type State struct {
+// state is everything that is known about references at a moment.
+type state struct {
 	Objects []rrefcore.ObjectInfo
 	Handles []rrefcore.HandleInfo
 	Values  map[rrefcore.ID]*Object
 	Where   map[rrefcore.ID]string // what created an object or a fork
 }
 
-// State returns all that is known.
-func (r *Refs) State() State {
-	r.mu.Lock() // no point: it only looks
+// state returns all that is known.
+func (r *Refs) State() state {
+	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := State{Objects: r.mu.m.Objects(), Handles: r.mu.m.Handles(), Values: map[rrefcore.ID]*Object{}, Where: map[rrefcore.ID]string{}}
+	s := state{Objects: r.mu.m.Objects(), Handles: r.mu.m.Handles(), Values: map[rrefcore.ID]*Object{}, Where: map[rrefcore.ID]string{}}
 	for id, o := range r.mu.objects {
 		s.Values[id] = o
 		s.Where[id] = o.where

@@ -103,7 +103,7 @@ func (r *Refs) FlushOn(p *rpcsession.Peer, c *rpcsession.Conn) {
 		return // what went out there would be missing where the stream goes on
 	}
 	for {
-		r.mu.Lock() // no point: peerState.flush is held
+		r.mu.Lock()
 		f, ok := r.mu.m.FrameIn(p.ID, q.leaving)
 		r.mu.Unlock()
 		if !ok {
@@ -116,13 +116,13 @@ func (r *Refs) FlushOn(p *rpcsession.Peer, c *rpcsession.Conn) {
 		if awaited(f) {
 			send = c.Link.Send
 		}
-		err := send(ctx, &cohortwire.Frame{Type: rpcsession.FrameControl, Payload: payload}) // no point: peerState.flush is held
+		err := send(ctx, &cohortwire.Frame{Type: rpcsession.FrameControl, Payload: payload})
 		cancel()
 		if err == nil && cap(payload) <= maxKept {
 			q.bytes = payload[:0] // it was copied or written
 		}
 		if err != nil { // the next frame brings it again, on this link or on the next
-			r.mu.Lock() // no point: peerState.flush is held
+			r.mu.Lock()
 			r.mu.m.Resend(p.ID)
 			r.mu.Unlock()
 			return
@@ -141,7 +141,7 @@ func awaited(f rrefcore.Frame) bool {
 // being sent.
 func (r *Refs) Stall(p *rpcsession.Peer) (flushing func() bool, release func()) {
 	q := of(p)
-	q.flush.Lock() // no point: for tests
+	q.flush.Lock()
 	return q.flushes.running.Load, q.flush.Unlock
 }
 

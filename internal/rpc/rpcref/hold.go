@@ -86,7 +86,7 @@ func (c *Hold) Confirmed() bool {
 	if c.Object != nil {
 		return true
 	}
-	c.Refs.mu.Lock() // no point: it only looks
+	c.Refs.mu.Lock()
 	defer c.Refs.mu.Unlock()
 	return c.Handle.Settled && c.Handle.err == nil
 }
@@ -105,12 +105,12 @@ func (c *Hold) failureLocked(op string, code rrefcore.Code) error {
 	return c.Refs.cfg.Failure(op, c.Handle.Wire.ID, c.Handle.Owner, code, c.Handle.cause)
 }
 
-// State returns why the reference cannot be used, or nil.
+// state returns why the reference cannot be used, or nil.
 func (c *Hold) State() error {
 	if c.Object != nil {
 		return nil
 	}
-	c.Refs.mu.Lock() // no point: it only looks
+	c.Refs.mu.Lock()
 	defer c.Refs.mu.Unlock()
 	return c.Handle.err
 }

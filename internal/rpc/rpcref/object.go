@@ -50,7 +50,7 @@ func (r *Refs) object(id rrefcore.ID) *Object {
 // Set gives the object its value or error. Only the first counts.
 func (o *Object) Set(value any, err error) {
 	size, kept := tensorBytes(value, 0), o.r.referencesIn(value) // now: later its owner may change it at any time
-	o.mu.Lock()                                                  // no point: Connected holds peerState.flush
+	o.mu.Lock()
 	if o.mu.done {
 		o.mu.Unlock()
 		return
@@ -87,7 +87,7 @@ func (o *Object) Begin(cancel context.CancelCauseFunc) {
 
 // stop cancels the function that makes the value.
 func (o *Object) stop(cause error) {
-	o.mu.Lock() // no point: Connected holds peerState.flush
+	o.mu.Lock()
 	cancel := o.mu.cancel
 	o.mu.cancel = nil
 	o.mu.Unlock()
@@ -197,7 +197,7 @@ type Handle struct {
 
 // Ready returns what is closed when a reference is confirmed or has failed.
 func (r *Refs) Ready(h *Handle) <-chan struct{} {
-	r.mu.Lock() // no point: it only looks
+	r.mu.Lock()
 	defer r.mu.Unlock()
 	if h.ready == nil {
 		h.ready = make(chan struct{})

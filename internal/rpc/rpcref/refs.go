@@ -117,7 +117,7 @@ func (r *Refs) step(fn func(m *rrefcore.Machine)) {
 
 // stepHeld is step for whoever holds a lock: there is no point in it.
 func (r *Refs) stepHeld(fn func(m *rrefcore.Machine)) {
-	r.mu.Lock() // no point: step has it
+	r.mu.Lock()
 	fn(r.mu.m)
 	e := r.take(false)
 	r.mu.Unlock()
@@ -198,7 +198,7 @@ func (r *Refs) perform(e effects) {
 		r.enqueue(x.To, x.Msg)
 	}
 	if e.wake {
-		select { // no point: Connected holds peerState.flush
+		select {
 		case r.kick <- struct{}{}:
 		default:
 		}
@@ -261,7 +261,7 @@ func (r *Refs) Connected(c *rpcsession.Conn) {
 		kind, epoch = rrefcore.Cohort, rrefcore.Epoch(c.Link.Peer().Incarnation)
 	}
 	q := of(p)
-	q.flush.Lock() // no point: Conn.enter is held
+	q.flush.Lock()
 	if c.Link != nil {
 		q.stream = c // from here on nothing goes out on an older link, so the new one brings everything in order
 	}

@@ -231,7 +231,7 @@ func (r *Refs) Early(f *cohortwire.Frame) bool {
 	if f == nil || len(f.Forks) == 0 {
 		return false
 	}
-	r.mu.Lock() // no point: it only looks
+	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unsettled(f) != nil
 }
@@ -312,7 +312,7 @@ func (d *Decoding) arrive(f rpcwire.RRefFork) (any, error) {
 	}
 	owner := rrefcore.Worker(f.Owner)
 	core := &Hold{Refs: r, Named: typeName, Script: typeName != "" && !IsGoType(typeName)}
-	r.mu.Lock() // no point: Refs.Creating may be held
+	r.mu.Lock()
 	r.known(d.peer.ID)
 	r.known(owner)
 	r.known(rrefcore.Worker(f.RRef.On)) // its creating call may be on its way

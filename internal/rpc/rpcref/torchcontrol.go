@@ -23,13 +23,13 @@ func (r *Refs) enqueue(to rrefcore.Worker, msg rrefcore.Message) {
 		return
 	}
 	q := of(p)
-	q.control.Lock() // no point: Connected holds peerState.flush
+	q.control.Lock()
 	q.control.queue = append(q.control.queue, msg)
 	start := !q.control.running
 	q.control.running = true
 	q.control.Unlock()
 	if start && !r.cfg.Net.Own(func() { r.sendControl(p) }) {
-		q.control.Lock() // no point: Connected holds peerState.flush
+		q.control.Lock()
 		q.control.running = false
 		q.control.Unlock()
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/rpc/rpcprof"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 )
 
@@ -19,12 +18,12 @@ func (s *Server) serveProfiled(r *request) {
 		r.refuse(err)
 		return
 	}
-	rec := &rpcprof.Recorder{}
-	r.derive(func(ctx context.Context) context.Context { return rpcprof.With(ctx, rec) })
+	rec := &rpcwire.ProfileRecorder{}
+	r.derive(func(ctx context.Context) context.Context { return rpcwire.WithProfile(ctx, rec) })
 	r.wraps = append(r.wraps, func(m *rpcwire.Message) error {
 		x.Inner, x.Config = m.Type, nil
 		if r.execution != nil && !r.began.IsZero() && !r.creates() { // a creating call is answered before its function has returned
-			rec.Add(rpcprof.Span{Name: rpcprof.Name(s.cfg.Program.Shown(r.job.Func, r.job.Args)), Worker: cohort.Rank(s.cfg.ID), Start: r.began, Took: time.Since(r.began)})
+			rec.Add(rpcwire.Span{Name: rpcwire.ProfileName(s.cfg.Program.Shown(r.job.Func, r.job.Args)), Worker: cohort.Rank(s.cfg.ID), Start: r.began, Took: time.Since(r.began)})
 		}
 		x.Spans, _ = rec.Spans()
 		payload, err := x.WrapResponse(m.Payload)

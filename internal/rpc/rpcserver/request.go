@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/rpc/pyexc"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcref"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcslots"
@@ -168,7 +167,7 @@ func (r *request) failure(err error) *rpcwire.Message {
 	}
 	text := fmt.Sprintf("Error on Node %d: %s", s.cfg.ID, err.Error())
 	if r.goPeer() && class == rpcwire.ErrorUnknown {
-		text = pyexc.Line(s.cfg.Program.Exception(err, true))
+		text = rpcwire.ErrorLine(s.cfg.Program.Exception(err, true))
 	}
 	return &rpcwire.Message{Type: rpcwire.Exception, Payload: rpcwire.EncodeException(class, text)}
 }

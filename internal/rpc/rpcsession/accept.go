@@ -155,9 +155,9 @@ func (n *Links) Admit(name string) {
 // have two links for a moment; nothing changes over while the first one lives, since what was sent on it could be overtaken.
 func (n *Links) prefer(c *Conn) bool {
 	p, id := c.Peer(), c.Link.Peer()
-	p.enter.Lock() // no point: startLink holds Conn.enter
+	p.enter.Lock()
 	defer p.enter.Unlock()
-	p.mu.Lock() // no point: under Peer.enter
+	p.mu.Lock()
 	old := p.mu.conn
 	p.mu.Unlock()
 	if old == c || !c.Alive() || old != nil && old.Alive() && old.Link != nil && old.Link.Peer().Incarnation == id.Incarnation {
@@ -165,7 +165,7 @@ func (n *Links) prefer(c *Conn) bool {
 	}
 	// References first: what was not acknowledged on an older link goes out before anything new.
 	n.cfg.Above.Connected(c)
-	p.mu.Lock() // no point: under Peer.enter
+	p.mu.Lock()
 	if p.mu.epoch != id.Incarnation {
 		p.mu.listener = ""
 	}

@@ -118,7 +118,7 @@ func (c *Conn) Alive() bool {
 		default:
 		}
 	}
-	c.mu.Lock() // no point: Current holds Peer.mu
+	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.err == nil
 }

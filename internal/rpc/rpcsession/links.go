@@ -233,7 +233,7 @@ func (n *Links) Peer(name string) (*Peer, error) {
 
 // PeerByID returns the worker with an id, or nil.
 func (n *Links) PeerByID(id rrefcore.Worker) *Peer {
-	n.mu.Lock() // no point: rpcref asks under its lock
+	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.mu.byID[id]
 }
@@ -284,7 +284,7 @@ func (n *Links) sender(name string) *Peer {
 // linked returns the peer at the other side of a link: a member that has proved it, or a guest.
 func (n *Links) linked(l *cohortwire.Link) *Peer {
 	id := l.Peer()
-	n.mu.Lock() // no point: startLink holds Conn.enter
+	n.mu.Lock()
 	p := n.mu.byName[id.Name]
 	n.mu.Unlock()
 	if p != nil && p.ID == rrefcore.Worker(id.ID) && l.Proven() {
@@ -300,7 +300,7 @@ const maxClients = 4096
 
 // guest returns a peer that is no member.
 func (n *Links) guest(name string) *Peer {
-	n.mu.Lock() // no point: startLink holds Conn.enter
+	n.mu.Lock()
 	defer n.mu.Unlock()
 	g := n.mu.guests[name]
 	if g == nil {

@@ -25,7 +25,7 @@ type Peer struct {
 	net   *Links
 	Name  string
 	ID    rrefcore.Worker // -1 for a guest, who is no member
-	Stats Counters
+	Stats counters
 	types knownTypes // of a PyTorch worker
 	State any        // of whoever is above; see [Above]
 
@@ -56,7 +56,7 @@ func (p *Peer) SpeaksCohort() bool {
 
 // Life says whether this is a Go worker on the cohort transport, and which start of it.
 func (p *Peer) Life() (goPeer bool, epoch uint64) {
-	p.mu.Lock() // no point: rpcref asks under its lock
+	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.goPeer, p.mu.epoch
 }
@@ -70,14 +70,14 @@ func (p *Peer) leaves() {
 }
 
 func (p *Peer) hasLeft() bool {
-	p.mu.Lock() // no point: open has some
+	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.left
 }
 
 // learn notes what a worker has published.
 func (p *Peer) learn(addr string, e rpcworld.Entry) {
-	p.mu.Lock() // no point: AddPeer holds Links.mu
+	p.mu.Lock()
 	defer p.mu.Unlock()
 	if addr != "" {
 		p.mu.addr, p.mu.listener = addr, "" // a new start of it may have the same address
@@ -95,7 +95,7 @@ func (p *Peer) Replaced(e rpcworld.Entry) bool {
 
 // Current returns the session that exists, or nil.
 func (p *Peer) Current() *Conn {
-	p.mu.Lock() // no point: EndSessions holds Links.mu
+	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.conn != nil && p.mu.conn.Alive() {
 		return p.mu.conn
@@ -308,8 +308,8 @@ func (n *Links) wanted(p *Peer) bool {
 	return !left
 }
 
-// Stats counts the traffic with one worker.
-type Stats struct {
+// stats counts the traffic with one worker.
+type stats struct {
 	Calls         uint64 // requests sent
 	Served        uint64 // requests received
 	Errors        uint64 // calls that failed
@@ -317,19 +317,19 @@ type Stats struct {
 	BytesReceived uint64
 }
 
-// Counters are behind [Stats].
-type Counters struct{ calls, Served, Errors, bytesOut, bytesIn atomic.Uint64 }
+// counters are behind [Stats].
+type counters struct{ calls, Served, Errors, bytesOut, bytesIn atomic.Uint64 }
 
-func (s *Counters) sent(n int) {
+func (s *counters) sent(n int) {
 	s.calls.Add(1)
 	s.bytesOut.Add(uint64(n)) //nolint:gosec // a length
 }
 
-func (s *Counters) received(n int) { s.bytesIn.Add(uint64(n)) } //nolint:gosec // a length
+func (s *counters) received(n int) { s.bytesIn.Add(uint64(n)) } //nolint:gosec // a length
 
 // Snapshot returns what they are now.
-func (s *Counters) Snapshot() Stats {
-	return Stats{
+func (s *counters) Snapshot() stats {
+	return stats{
 		Calls: s.calls.Load(), Served: s.Served.Load(), Errors: s.Errors.Load(),
 		BytesSent: s.bytesOut.Load(), BytesReceived: s.bytesIn.Load(),
 	}

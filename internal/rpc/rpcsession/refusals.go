@@ -36,7 +36,7 @@ func (q *refusals) Add(c *Conn, answer func()) {
 
 // queued queues an answer, and returns what has to be started for it.
 func (q *refusals) queued(c *Conn, answer func()) (start func()) {
-	q.mu.Lock() // no point: Add has it
+	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
 	case len(q.mu.queue) < maxRefusals:

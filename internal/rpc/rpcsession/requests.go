@@ -72,7 +72,7 @@ func (q *requests) ended(err error) {
 
 // StopReading reports whether no pipe is left on which a worker could ask for anything, after there was one. A PyTorch worker never opens another.
 func (n *Links) StopReading(w rrefcore.Worker) bool {
-	n.mu.Lock() // no point: rpcref asks under its lock
+	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.mu.byID[w]
 	if p == nil || !p.heard.Load() {

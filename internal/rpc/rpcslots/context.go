@@ -65,7 +65,7 @@ func (c *Context) Done() <-chan struct{} { return c.real().Done() }
 
 // Err says whether the context has ended, without making the real one.
 func (c *Context) Err() error {
-	c.mu.Lock() // no point: it only looks
+	c.mu.Lock()
 	inner, ended := c.mu.inner, c.mu.ended
 	c.mu.Unlock()
 	switch {
@@ -104,7 +104,7 @@ func (c *Context) Waited() error {
 }
 
 func (c *Context) real() context.Context {
-	c.mu.Lock() // no point: contexts may ask under their locks
+	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.inner != nil {
 		return c.mu.inner
@@ -123,7 +123,7 @@ func (c *Context) real() context.Context {
 
 // Cancel ends the context with a cause.
 func (c *Context) Cancel(cause error) {
-	c.mu.Lock() // no point: sessions may end it under their locks
+	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.ended {
 		if c.mu.overdue != nil && errors.Is(cause, ErrDone) {

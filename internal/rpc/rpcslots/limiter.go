@@ -144,7 +144,7 @@ func (l *Limiter) next() Task {
 
 // resume takes a place without asking.
 func (l *Limiter) resume(who any) {
-	l.mu.Lock() // no point: Place.mu is held
+	l.mu.Lock()
 	l.take(who)
 	l.mu.Unlock()
 }
@@ -152,7 +152,7 @@ func (l *Limiter) resume(who any) {
 // abandon counts a handler that runs on although nobody waits for it. It reports false when there are too many of them: then
 // they keep their places, or their goroutines would grow without bound.
 func (l *Limiter) abandon() bool {
-	l.mu.Lock() // no point: Place.mu is held
+	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mu.abandoned >= l.limit {
 		return false
@@ -171,7 +171,7 @@ func (l *Limiter) abandonedEnds() {
 
 // Queued returns the requests that wait, in no order that counts.
 func (l *Limiter) Queued() []Task {
-	l.mu.Lock() // no point: it only looks
+	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []Task
 	for _, q := range l.mu.queues {

@@ -241,20 +241,20 @@ func DecodeRRefBackward(payload []byte) (RRefBackward, error) {
 	return b, nil
 }
 
-// ErrorClass is what PyTorch's EXCEPTION text may carry in its prefix.
-type ErrorClass int
+// errorClass is what PyTorch's EXCEPTION text may carry in its prefix.
+type errorClass int
 
 // The classes that PyTorch knows.
 const (
-	ErrorUnknown  ErrorClass = 0
-	ErrorTimeout  ErrorClass = 1
-	ErrorInjected ErrorClass = 2
+	ErrorUnknown  errorClass = 0
+	ErrorTimeout  errorClass = 1
+	errorInjected errorClass = 2
 )
 
 const errorPrefix = "RPCErr:"
 
 // EncodeException returns the payload of an EXCEPTION. A text of ours never carries the prefix by accident.
-func EncodeException(class ErrorClass, text string) []byte {
+func EncodeException(class errorClass, text string) []byte {
 	if class == ErrorUnknown && !strings.HasPrefix(text, errorPrefix) {
 		return []byte(text)
 	}
@@ -262,7 +262,7 @@ func EncodeException(class ErrorClass, text string) []byte {
 }
 
 // DecodeException reads the payload of an EXCEPTION.
-func DecodeException(payload []byte) (ErrorClass, string) {
+func DecodeException(payload []byte) (errorClass, string) {
 	text := string(payload)
 	rest, ok := strings.CutPrefix(text, errorPrefix)
 	if !ok {
@@ -273,7 +273,7 @@ func DecodeException(payload []byte) (ErrorClass, string) {
 	if !ok || err != nil || n < 0 {
 		return ErrorUnknown, text
 	}
-	return ErrorClass(n), rest
+	return errorClass(n), rest
 }
 
 // ExceptionError turns an EXCEPTION into the error of the call it answers.

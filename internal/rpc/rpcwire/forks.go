@@ -24,7 +24,7 @@ func Forks(kind Type, payload []byte) []RRefFork { return forks(kind, payload, 0
 
 // forks is Forks inside so many wrappers.
 func forks(kind Type, payload []byte, wrappers int) []RRefFork {
-	if IsNative(payload) || wrappers > maxWrappers || len(payload) == 0 {
+	if isNative(payload) || wrappers > maxWrappers || len(payload) == 0 {
 		return nil
 	}
 	switch kind { //nolint:exhaustive // the others bring none

@@ -54,8 +54,8 @@ const (
 	tagAgain // a value that occurred before, by its number
 )
 
-// IsNative reports whether a payload is in the form of Go workers.
-func IsNative(payload []byte) bool {
+// isNative reports whether a payload is in the form of Go workers.
+func isNative(payload []byte) bool {
 	return len(payload) > 0 && (payload[0] == nativeMark || payload[0] == nativeAgain)
 }
 

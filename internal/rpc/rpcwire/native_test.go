@@ -76,7 +76,7 @@ func TestNativeMeansThePickle(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%#v: %v", v, err)
 		}
-		if !IsNative(got) || IsNative(want) {
+		if !isNative(got) || isNative(want) {
 			t.Fatal("the forms cannot be told apart")
 		}
 		a, err := (&Decoder{Tensors: pickled.Tensors}).PythonRet(want)
@@ -138,7 +138,7 @@ func TestNativeScript(t *testing.T) {
 	for i, native := range []bool{false, true} {
 		e := &Encoder{Native: native}
 		payload, err := e.ScriptRemoteCall(RemoteScriptUDF{ScriptUDF: s, RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}, [16]byte{4, 15: 5}}})
-		if err != nil || IsNative(payload) != native {
+		if err != nil || isNative(payload) != native {
 			t.Fatalf("native=%v: %v", native, err)
 		}
 		if got[i], err = (&Decoder{Tensors: e.Tensors}).ScriptRemoteCall(payload); err != nil {
@@ -163,7 +163,7 @@ func FuzzNative(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		if !IsNative(data) {
+		if !isNative(data) {
 			data = append([]byte{nativeMark}, data...)
 		}
 		d := &Decoder{Arrive: func(RRefFork) (any, error) { return 1, nil }}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/python/pickle"
-	"github.com/cohort-dist/cohort/internal/rpc/rpcprof"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -19,7 +18,7 @@ type Profiling struct {
 	Config []any
 	ID     GlobalID
 	// Spans are the profiled events of an answer.
-	Spans []rpcprof.Span
+	Spans []Span
 }
 
 // ProfileCPU is the configuration of PyTorch's legacy profiler that takes times on the CPU: its state, whether shapes and
@@ -70,7 +69,7 @@ func (p Profiling) WrapResponse(inner []byte) ([]byte, error) {
 
 // eventOf is one end of a span: kind, name, thread, handle, node, memory, time, and of a GPU whether it was looked at, memory,
 // device and time; then the shapes of the inputs.
-func eventOf(s rpcprof.Span, handle int, kind int64, at time.Time) []any {
+func eventOf(s Span, handle int, kind int64, at time.Time) []any {
 	return []any{
 		kind, "", int64(1), float64(handle), int64(s.Worker), int64(0), at.UnixNano(), false, int64(0), int64(-1), int64(-1),
 		py.Typed{Type: "List[List[int]]", Value: []any{}},
@@ -107,7 +106,7 @@ func UnwrapProfiling(payload []byte) (p Profiling, inner []byte, err error) {
 }
 
 // parseSpans puts the two ends of each span together. Marks, allocations and spans without an end are left out.
-func parseSpans(count any, events []any) ([]rpcprof.Span, bool) {
+func parseSpans(count any, events []any) ([]Span, bool) {
 	if n, ok := count.(int64); !ok || n != int64(len(events)) {
 		return nil, false
 	}
@@ -115,8 +114,8 @@ func parseSpans(count any, events []any) ([]rpcprof.Span, bool) {
 		handle float64
 		node   int64
 	}
-	var spans []rpcprof.Span
-	open := map[end]rpcprof.Span{}
+	var spans []Span
+	open := map[end]Span{}
 	for _, event := range events {
 		raw, _ := pickle.Untag(event)
 		list, ok := raw.(*pickle.List)
@@ -134,7 +133,7 @@ func parseSpans(count any, events []any) ([]rpcprof.Span, bool) {
 		at, key := time.Unix(0, ns), end{handle, node}
 		switch kind {
 		case eventPush:
-			open[key] = rpcprof.Span{Name: name, Worker: cohort.Rank(node), Start: at}
+			open[key] = Span{Name: name, Worker: cohort.Rank(node), Start: at}
 		case eventPop:
 			if s, ok := open[key]; ok {
 				s.Took = at.Sub(s.Start)

@@ -75,7 +75,7 @@ func (d *Decoder) script(items []any) (ScriptUDF, error) {
 
 // ScriptCall reads the payload of a SCRIPT_CALL.
 func (d *Decoder) ScriptCall(payload []byte) (ScriptUDF, error) {
-	if IsNative(payload) {
+	if isNative(payload) {
 		r := newNativeReader(d, payload)
 		s := r.script()
 		return s, r.finish()
@@ -115,7 +115,7 @@ func (e *Encoder) ScriptRemoteCall(r RemoteScriptUDF) ([]byte, error) {
 
 // ScriptRemoteCall reads the payload of a SCRIPT_REMOTE_CALL.
 func (d *Decoder) ScriptRemoteCall(payload []byte) (RemoteScriptUDF, error) {
-	if IsNative(payload) {
+	if isNative(payload) {
 		n := newNativeReader(d, payload)
 		r := RemoteScriptUDF{RRefPair: n.pair()}
 		if n.err != nil {
@@ -156,7 +156,7 @@ func (e *Encoder) ScriptRet(v any) ([]byte, error) {
 
 // ScriptRet reads the payload of a SCRIPT_RET.
 func (d *Decoder) ScriptRet(payload []byte) (any, error) {
-	if IsNative(payload) {
+	if isNative(payload) {
 		return d.nativeValue(payload)
 	}
 	v, err := jitDecode(payload)
@@ -176,7 +176,7 @@ func (e *Encoder) ScriptFetchRet(v any) ([]byte, error) {
 
 // ScriptFetchRet reads the payload of a SCRIPT_RREF_FETCH_RET.
 func (d *Decoder) ScriptFetchRet(payload []byte) (any, error) {
-	if IsNative(payload) {
+	if isNative(payload) {
 		return d.nativeValue(payload)
 	}
 	items, err := jitTuple(payload, 1)

@@ -90,7 +90,7 @@ func (d *Decoder) PythonCall(payload []byte) (u UDF, async bool, err error) {
 	if len(payload) == 0 {
 		return UDF{}, false, badPayload("an empty PYTHON_CALL")
 	}
-	if IsNative(payload) {
+	if isNative(payload) {
 		r := newNativeReader(d, payload)
 		u = r.udf()
 		return u, false, r.finish()
@@ -109,7 +109,7 @@ func (e *Encoder) PythonRet(v any) ([]byte, error) {
 
 // PythonRet reads the payload of a PYTHON_RET; a *RemoteException is a value here, for the caller to raise.
 func (d *Decoder) PythonRet(payload []byte) (any, error) {
-	if IsNative(payload) {
+	if isNative(payload) {
 		return d.nativeValue(payload)
 	}
 	return d.Unpickle(payload)
@@ -176,7 +176,7 @@ func (e *Encoder) PythonRemoteCall(r RemoteUDF) ([]byte, error) {
 // PythonRemoteCall reads the payload of a PYTHON_REMOTE_CALL. Even when the call itself cannot be read, the ids are
 // returned if they can, so that the failure can be stored under them.
 func (d *Decoder) PythonRemoteCall(payload []byte) (RemoteUDF, error) {
-	if IsNative(payload) {
+	if isNative(payload) {
 		n := newNativeReader(d, payload)
 		r := RemoteUDF{RRefPair: n.pair()}
 		if n.err != nil {
@@ -235,7 +235,7 @@ func (e *Encoder) PythonFetchRet(v any) ([]byte, error) {
 
 // PythonFetchRet reads the payload of a PYTHON_RREF_FETCH_RET.
 func (d *Decoder) PythonFetchRet(payload []byte) (any, error) {
-	if IsNative(payload) {
+	if isNative(payload) {
 		return d.nativeValue(payload)
 	}
 	items, err := jitTuple(payload, -1)

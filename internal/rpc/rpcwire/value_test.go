@@ -133,7 +133,7 @@ func TestScriptValues(t *testing.T) {
 
 func TestExceptions(t *testing.T) {
 	for _, c := range []struct {
-		class      ErrorClass
+		class      errorClass
 		text, wire string
 	}{{ErrorUnknown, "bad", "bad"}, {ErrorTimeout, "late", "RPCErr:1:late"}, {ErrorUnknown, "RPCErr:1:fake", "RPCErr:0:RPCErr:1:fake"}} {
 		b := EncodeException(c.class, c.text)

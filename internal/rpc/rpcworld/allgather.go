@@ -15,7 +15,7 @@ import (
 
 // Party is the other workers as whoever exchanges something with them sees them.
 type Party interface {
-	Watched
+	watched
 	// Call calls a function of the agents themselves, which may arrive twice at a Go worker.
 	Call(ctx context.Context, name, fn string, args []any) error
 	// Ask calls a function and stores its result in what into points to.
@@ -121,7 +121,7 @@ func (x *gathering) report(ctx context.Context, op worldcore.Op) error {
 }
 
 // about answers a question about the all-gathers, or notes the number of the next one.
-func (g *Gathers) about(op worldcore.Op) (ev worldcore.Event) {
+func (g *gathers) about(op worldcore.Op) (ev worldcore.Event) {
 	failpoint.At("rpcworld.about")
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -143,7 +143,7 @@ func (g *Gathers) about(op worldcore.Op) (ev worldcore.Event) {
 }
 
 // await waits until an all-gather that was entered is complete.
-func (g *Gathers) await(ctx context.Context, op worldcore.Op, closed <-chan struct{}) (ev worldcore.Event) {
+func (g *gathers) await(ctx context.Context, op worldcore.Op, closed <-chan struct{}) (ev worldcore.Event) {
 	failpoint.At("rpcworld.await")
 	g.mu.Lock()
 	done := g.mu.done[op.Text]

@@ -22,7 +22,7 @@ type Calls interface {
 	Thaw()
 }
 
-// EndStatic leaves a static world in order: when no worker has a call under way; see [worldcore.Ending].
+// EndStatic leaves a static world in order: when no worker has a call under way; see [worldcore.ending].
 func (w *World) EndStatic(ctx context.Context, p Party, calls Calls) error {
 	m := worldcore.NewEnding(w.self(), w.round, w.Others(p), w.mixed, worldcore.EndOptions{})
 	w.drive(ctx, m, departure{w.guard(p), calls}.do)
@@ -50,7 +50,7 @@ func (d departure) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event)
 }
 
 // Others are the names of all workers but this one, in order.
-func (w *World) Others(p Watched) []string {
+func (w *World) Others(p watched) []string {
 	var names []string
 	for _, x := range p.Workers() {
 		if x.Name != w.cfg.Name {
@@ -63,7 +63,7 @@ func (w *World) Others(p Watched) []string {
 
 // GaveUp tells the other workers of a static world that this one gives up its shutdown and why, before they find that it is gone: the
 // reason is the worker whose death this one has found, if it has. If they know of a loss before, that is the cause.
-func (w *World) GaveUp(ctx context.Context, p Watched, err error) {
+func (w *World) GaveUp(ctx context.Context, p watched, err error) {
 	if err == nil || !w.Static() {
 		return
 	}
@@ -94,7 +94,7 @@ func deadIn(err error) string {
 const gaveUpTime = 500 * time.Millisecond
 
 // Death is the error of whoever waited for a worker that died.
-func Death(p Watched, worker, how string) *cohort.Error {
+func Death(p watched, worker, how string) *cohort.Error {
 	e := cohort.New("rpc: worker", cohort.PeerLost, how)
 	e.Peer = worker
 	if rank, known := rankOf(p, worker); known {
@@ -103,7 +103,7 @@ func Death(p Watched, worker, how string) *cohort.Error {
 	return e
 }
 
-func rankOf(p Watched, worker string) (rank int, known bool) {
+func rankOf(p watched, worker string) (rank int, known bool) {
 	for _, x := range p.Workers() {
 		if x.Name == worker {
 			return x.ID, true

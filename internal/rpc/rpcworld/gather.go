@@ -14,8 +14,8 @@ import (
 // RefusedError is the answer to a message that the state of an all-gather forbids.
 type RefusedError = worldcore.RefusedError
 
-// Gathers are the all-gathers of this worker, which start and end a static world. Package worldcore decides.
-type Gathers struct {
+// gathers are the all-gathers of this worker, which start and end a static world. Package worldcore decides.
+type gathers struct {
 	mu struct {
 		sync.Mutex
 		core *worldcore.Gathers
@@ -23,15 +23,15 @@ type Gathers struct {
 	}
 }
 
-// NewGathers returns the state of a worker that has entered none.
-func NewGathers() *Gathers {
-	g := &Gathers{}
+// newGathers returns the state of a worker that has entered none.
+func newGathers() *gathers {
+	g := &gathers{}
 	g.mu.core, g.mu.done = worldcore.NewGathers(worldcore.GatherOptions{}), map[string]chan struct{}{}
 	return g
 }
 
 // tell gives a message to the machine, and wakes this worker if it has waited for it.
-func (g *Gathers) tell(id string, message func(*worldcore.Gathers) (done bool, err error)) error {
+func (g *gathers) tell(id string, message func(*worldcore.Gathers) (done bool, err error)) error {
 	failpoint.At("rpcworld.tell")
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -43,20 +43,20 @@ func (g *Gathers) tell(id string, message func(*worldcore.Gathers) (done bool, e
 }
 
 // ToLeader is _gather_to_leader at the leader. again says that the sender may repeat what it has said.
-func (g *Gathers) ToLeader(id, from string, object any, names []string, again bool) error {
+func (g *gathers) ToLeader(id, from string, object any, names []string, again bool) error {
 	return g.tell(id, func(c *worldcore.Gathers) (bool, error) { return c.ToLeader(id, from, object, names, again) })
 }
 
 // Lost is who has died, if this worker, the leader of an all-gather, has given it up for that. Whoever reports to it then has
 // to be told.
-func (g *Gathers) Lost(id string, names []string) string {
+func (g *gathers) Lost(id string, names []string) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.mu.core.Lost(id, names)
 }
 
 // Comes notes that there is a worker of this name again.
-func (g *Gathers) Comes(worker string) {
+func (g *gathers) Comes(worker string) {
 	failpoint.At("rpcworld.comes")
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -64,7 +64,7 @@ func (g *Gathers) Comes(worker string) {
 }
 
 // ToFollower is _broadcast_to_followers at a follower.
-func (g *Gathers) ToFollower(id string, objects *py.Dict, again bool) error {
+func (g *gathers) ToFollower(id string, objects *py.Dict, again bool) error {
 	items := make([]worldcore.Item, 0, len(objects.Pairs))
 	for _, item := range objects.Pairs {
 		if name, ok := item.Key.(string); ok {
@@ -75,12 +75,12 @@ func (g *Gathers) ToFollower(id string, objects *py.Dict, again bool) error {
 }
 
 // Fail ends an all-gather that cannot be completed, also one that this worker has not entered yet.
-func (g *Gathers) Fail(id string, names []string, cause error) error {
+func (g *gathers) Fail(id string, names []string, cause error) error {
 	return g.tell(id, func(c *worldcore.Gathers) (bool, error) { return c.Fail(id, names, cause) })
 }
 
 // enter enters the next all-gather of some names.
-func (g *Gathers) enter(names []string) (string, error) {
+func (g *gathers) enter(names []string) (string, error) {
 	failpoint.At("rpcworld.enter")
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -97,7 +97,7 @@ func (g *Gathers) enter(names []string) (string, error) {
 }
 
 // leave leaves an all-gather and returns what has been gathered.
-func (g *Gathers) leave(id string) *py.Dict {
+func (g *gathers) leave(id string) *py.Dict {
 	failpoint.At("rpcworld.leave")
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -108,7 +108,7 @@ func (g *Gathers) leave(id string) *py.Dict {
 }
 
 // objects are those of an all-gather so far. Called with the lock.
-func (g *Gathers) objects(id string) *py.Dict {
+func (g *gathers) objects(id string) *py.Dict {
 	objects := &py.Dict{}
 	if s := g.mu.core.Of(id); s != nil {
 		for _, x := range s.Items {

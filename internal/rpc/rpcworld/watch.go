@@ -23,8 +23,8 @@ var (
 // State is how this worker stands with another one.
 type State = worldcore.State
 
-// Watched is who can be looked after.
-type Watched interface {
+// watched is who can be looked after.
+type watched interface {
 	State(name string) State
 	// Reach connects to a worker. Its errors wrap [ErrRefused] and [ErrSilent].
 	Reach(ctx context.Context, name string) error
@@ -32,18 +32,18 @@ type Watched interface {
 	Workers() []Worker
 }
 
-// Wait says what it means when a worker is gone.
-type Wait = worldcore.Wait
+// wait says what it means when a worker is gone.
+type wait = worldcore.Wait
 
 // The kinds of waits.
 const (
-	ClosedWait = worldcore.ClosedWait
-	OpenWait   = worldcore.OpenWait
-	LastWait   = worldcore.LastWait
+	closedWait = worldcore.ClosedWait
+	openWait   = worldcore.OpenWait
+	lastWait   = worldcore.LastWait
 )
 
-// Watcher looks after workers that somebody waits for; see [worldcore.Watch].
-type Watcher struct {
+// watcher looks after workers that somebody waits for; see [worldcore.Watch].
+type watcher struct {
 	ctx    context.Context //nolint:containedctx // what is done while it watches
 	cancel context.CancelCauseFunc
 	core   *worldcore.Watch
@@ -52,8 +52,8 @@ type Watcher struct {
 
 // Watch begins to look after workers, on behalf of a wait in which all of among take part. Its context ends with ctx, or when
 // one of the workers is certainly dead.
-func (w *World) Watch(ctx context.Context, others Watched, names, among []string, how Wait) *Watcher {
-	v := &Watcher{core: worldcore.NewWatch(w.self(), w.round, names, among, how, worldcore.WatchOptions{})}
+func (w *World) Watch(ctx context.Context, others watched, names, among []string, how wait) *watcher {
+	v := &watcher{core: worldcore.NewWatch(w.self(), w.round, names, among, how, worldcore.WatchOptions{})}
 	v.ctx, v.cancel = context.WithCancelCause(ctx)
 	v.work.Go(func() {
 		w.drive(v.ctx, v.core, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.lookAt(ctx, others, op) })
@@ -65,10 +65,10 @@ func (w *World) Watch(ctx context.Context, others Watched, names, among []string
 }
 
 // Context is the context of the wait.
-func (v *Watcher) Context() context.Context { return v.ctx }
+func (v *watcher) Context() context.Context { return v.ctx }
 
 // End ends it and says who died, if somebody did.
-func (v *Watcher) End() *cohort.Error {
+func (v *watcher) End() *cohort.Error {
 	failpoint.At("rpcworld.watch.end")
 	v.cancel(nil)
 	v.work.Wait()
@@ -78,18 +78,18 @@ func (v *Watcher) End() *cohort.Error {
 // guard looks after other workers while a machine waits.
 type guard struct {
 	w     *World
-	p     Watched
-	watch chan *Watcher
+	p     watched
+	watch chan *watcher
 }
 
-func (w *World) guard(p Watched) guard { return guard{w: w, p: p, watch: make(chan *Watcher, 1)} }
+func (w *World) guard(p watched) guard { return guard{w: w, p: p, watch: make(chan *watcher, 1)} }
 
 // do does what a machine asks for about other workers.
 func (g guard) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event) {
 	switch op.Kind {
 	case worldcore.OpWatch:
 		v := g.w.Watch(ctx, g.p, op.Names, op.Among, op.How)
-		g.watch <- v // no point: it has room
+		g.watch <- v
 		failpoint.At("rpcworld.watch.wait")
 		<-v.Context().Done()
 		ev.OK = ctx.Err() == nil
@@ -105,7 +105,7 @@ func (g guard) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event) {
 }
 
 // lookAt looks at other workers.
-func (w *World) lookAt(ctx context.Context, others Watched, op worldcore.Op) (ev worldcore.Event) {
+func (w *World) lookAt(ctx context.Context, others watched, op worldcore.Op) (ev worldcore.Event) {
 	switch op.Kind {
 	case worldcore.OpStates:
 		ev.States = make([]State, len(op.Names))

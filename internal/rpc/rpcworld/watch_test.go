@@ -61,7 +61,7 @@ func (s *scene) Reach(_ context.Context, name string) error {
 func (s *scene) Workers() []Worker { return s.all }
 
 // watch watches until somebody is dead, or a minute has passed.
-func watch(t *testing.T, w *World, s *scene, how Wait, names ...string) (*cohort.Error, time.Duration) {
+func watch(t *testing.T, w *World, s *scene, how wait, names ...string) (*cohort.Error, time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -75,20 +75,20 @@ func TestWatcher(t *testing.T) {
 	lost := func(s *State) { s.Connected = false }
 	for name, c := range map[string]struct {
 		set  func(s *scene)
-		how  Wait
+		how  wait
 		dead string
 		from time.Duration
 		to   time.Duration
 	}{
-		"all is well":                    {func(*scene) {}, ClosedWait, "", 0, 0},
-		"a process has ended":            {func(s *scene) { s.change("b", lost, ErrRefused) }, ClosedWait, "b", 0, time.Second},
-		"one that may have left":         {func(s *scene) { s.change("b", lost, ErrRefused) }, OpenWait, "b", time.Second, 2 * time.Second},
-		"a connection was cut":           {func(s *scene) { s.change("b", lost, nil) }, ClosedWait, "", 0, 0},
-		"a machine is silent":            {func(s *scene) { s.change("b", func(x *State) { x.Silence = 20 * time.Second }, nil) }, ClosedWait, "b", 0, time.Second},
-		"a machine cannot be reached":    {func(s *scene) { s.change("b", lost, ErrSilent) }, ClosedWait, "b", 10 * time.Second, 20 * time.Second},
-		"a member has left":              {func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, ClosedWait, "b", 0, time.Second},
-		"somebody that was never called": {func(s *scene) { s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused) }, ClosedWait, "b", 500 * time.Millisecond, 2 * time.Second},
-		"somebody nobody waits for":      {func(s *scene) { s.change("c", lost, ErrRefused) }, ClosedWait, "", 0, 0},
+		"all is well":                    {func(*scene) {}, closedWait, "", 0, 0},
+		"a process has ended":            {func(s *scene) { s.change("b", lost, ErrRefused) }, closedWait, "b", 0, time.Second},
+		"one that may have left":         {func(s *scene) { s.change("b", lost, ErrRefused) }, openWait, "b", time.Second, 2 * time.Second},
+		"a connection was cut":           {func(s *scene) { s.change("b", lost, nil) }, closedWait, "", 0, 0},
+		"a machine is silent":            {func(s *scene) { s.change("b", func(x *State) { x.Silence = 20 * time.Second }, nil) }, closedWait, "b", 0, time.Second},
+		"a machine cannot be reached":    {func(s *scene) { s.change("b", lost, ErrSilent) }, closedWait, "b", 10 * time.Second, 20 * time.Second},
+		"a member has left":              {func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, closedWait, "b", 0, time.Second},
+		"somebody that was never called": {func(s *scene) { s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused) }, closedWait, "b", 500 * time.Millisecond, 2 * time.Second},
+		"somebody nobody waits for":      {func(s *scene) { s.change("c", lost, ErrRefused) }, closedWait, "", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestWatcherNamesTheFirstDeath(t *testing.T) {
 		s := newScene("a", "b", "c")
 		recordDeath(t, st, "b")
 		s.change("c", func(x *State) { x.Connected = false }, ErrRefused) // c ended because b died
-		e, _ := watch(t, New(st, config("a", 0, 3)), s, ClosedWait, "b", "c")
+		e, _ := watch(t, New(st, config("a", 0, 3)), s, closedWait, "b", "c")
 		if e == nil || e.Peer != "b" || e.Rank != 1 {
 			t.Errorf("got %v", e)
 		}
@@ -136,7 +136,7 @@ func TestWatcherHearsOfADeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := store.NewMemory()
 		time.AfterFunc(3*time.Second, func() { recordDeath(t, st, "b") })
-		e, after := watch(t, New(st, config("a", 0, 3)), newScene("a", "b", "c"), ClosedWait, "b")
+		e, after := watch(t, New(st, config("a", 0, 3)), newScene("a", "b", "c"), closedWait, "b")
 		if e == nil || e.Peer != "b" || after > 5*time.Second {
 			t.Errorf("got %v after %v", e, after)
 		}
@@ -161,7 +161,7 @@ func TestWatcherWithoutStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene("a", "b", "c")
 		time.AfterFunc(5*time.Second, func() { s.change("b", func(x *State) { x.Connected = false }, ErrRefused) })
-		e, after := watch(t, New(stuck{store.NewMemory()}, config("a", 0, 3)), s, ClosedWait, "b")
+		e, after := watch(t, New(stuck{store.NewMemory()}, config("a", 0, 3)), s, closedWait, "b")
 		if e == nil || e.Peer != "b" || after > 8*time.Second {
 			t.Errorf("got %v after %v", e, after)
 		}
@@ -186,7 +186,7 @@ func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 				cancel()
 				New(st, config("b", 1, 3)).GaveUp(expired, s, c.why)
 				s.change("b", func(x *State) { x.Connected = false }, ErrRefused)
-				e, after := watch(t, New(st, config("a", 0, 3)), s, ClosedWait, "b", "c")
+				e, after := watch(t, New(st, config("a", 0, 3)), s, closedWait, "b", "c")
 				if e == nil || e.Peer != "b" || e.Rank != 1 || e.Code != c.code || !strings.Contains(e.Detail, "given up its shutdown: ") || !strings.Contains(e.Detail, "w2 did not report") || after > time.Second {
 					t.Errorf("got %v after %v", e, after)
 				}
@@ -212,7 +212,7 @@ func TestWatcherHearsWhoseDeathOneFound(t *testing.T) {
 				death.Peer = c.lost
 				New(st, config("b", 1, 3)).GaveUp(t.Context(), s, cohort.Wrap("rpc: shutdown", cohort.Aborted, death))
 				s.change("b", func(x *State) { x.Connected = false }, ErrRefused)
-				e, _ := watch(t, New(st, config("a", 0, 3)), s, ClosedWait, "b", "c")
+				e, _ := watch(t, New(st, config("a", 0, 3)), s, closedWait, "b", "c")
 				if e == nil || e.Code != cohort.PeerLost || e.Peer != c.want {
 					t.Errorf("got %v, want %s", e, c.want)
 				}

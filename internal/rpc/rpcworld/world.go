@@ -42,8 +42,8 @@ type World struct {
 	mixed bool // a static world with PyTorch workers
 	torch int  // the rank of one of them
 
-	// Gathers are the all-gathers of this worker.
-	Gathers *Gathers
+	// gathers are the all-gathers of this worker.
+	Gathers *gathers
 
 	mu struct {
 		sync.Mutex
@@ -54,7 +54,7 @@ type World struct {
 
 // New returns the view of a worker that has not joined.
 func New(st store.Store, cfg Config) *World {
-	w := &World{cfg: cfg, base: st, Gathers: NewGathers()}
+	w := &World{cfg: cfg, base: st, Gathers: newGathers()}
 	w.mu.isGo = map[string]bool{}
 	w.Enter(max(cfg.Round, 0))
 	return w

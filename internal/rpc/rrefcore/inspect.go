@@ -63,11 +63,11 @@ type ObjectInfo struct {
 	Valued bool
 	Called bool
 	Local  int
-	Forks  []ForkInfo
+	Forks  []forkInfo
 }
 
-// ForkInfo describes one fork of an own object.
-type ForkInfo struct {
+// forkInfo describes one fork of an own object.
+type forkInfo struct {
 	Fork   ID
 	Holder Worker
 	Age    time.Duration
@@ -94,13 +94,13 @@ func (m *Machine) Objects() []ObjectInfo {
 		o := m.objects[id]
 		info := ObjectInfo{ID: id, Age: m.now - o.since, Valued: o.valued, Called: o.called, Local: o.local}
 		for fork, holder := range o.forks.all() {
-			f := ForkInfo{Fork: fork, Holder: holder.worker, Age: m.now - holder.since, Root: fork == o.root}
+			f := forkInfo{Fork: fork, Holder: holder.worker, Age: m.now - holder.since, Root: fork == o.root}
 			if p := m.peers[f.Holder]; p != nil {
 				f.Silent = m.now - p.lease.heardAt
 			}
 			info.Forks = append(info.Forks, f)
 		}
-		slices.SortFunc(info.Forks, func(a, b ForkInfo) int { return compare(a.Fork, b.Fork) })
+		slices.SortFunc(info.Forks, func(a, b forkInfo) int { return compare(a.Fork, b.Fork) })
 		all = append(all, info)
 	}
 	return all

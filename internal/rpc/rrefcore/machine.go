@@ -53,12 +53,12 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// EffectKind is what the driver has to do.
-type EffectKind uint8
+// effectKind is what the driver has to do.
+type effectKind uint8
 
 // The effects.
 const (
-	Send      EffectKind = 1 + iota // send Msg to the PyTorch peer To and report RequestDone
+	Send      effectKind = 1 + iota // send Msg to the PyTorch peer To and report RequestDone
 	Flush                           // there is something for the Cohort peer To: take it with Frame
 	Confirmed                       // the reference Fork is known to its owner
 	Failed                          // the reference Fork is unusable: Code says why
@@ -70,7 +70,7 @@ const (
 
 // Effect is one thing that the driver has to do. See the kinds for the fields that are set.
 type Effect struct {
-	Kind EffectKind
+	Kind effectKind
 	To   Worker
 	ID   ID
 	Fork ID

@@ -141,7 +141,7 @@ func (l *ledger) sending(m *Message) error {
 		return refuse("no request with id %d waits for an answer", id)
 	}
 	delete(l.mu.open, id)
-	select { // no point: under ledger.mu
+	select {
 	case l.answered <- struct{}{}:
 	default:
 	}

@@ -37,8 +37,8 @@ func (p Packet) Append(b []byte) []byte {
 	return nop.AppendString(nop.AppendStruct(nop.AppendVariant(b, 0), 1), p.Name)
 }
 
-// ParsePacket decodes the first frame of a connection.
-func ParsePacket(data []byte) (Packet, error) {
+// parsePacket decodes the first frame of a connection.
+func parsePacket(data []byte) (Packet, error) {
 	r := nop.NewReader(data)
 	p := Packet{Requested: r.Variant(2) == 1}
 	r.Struct(1)
@@ -50,43 +50,43 @@ func ParsePacket(data []byte) (Packet, error) {
 	return p, r.Close()
 }
 
-// Device is where a tensor lives. RPC without CUDA knows only the CPU.
-type Device struct {
+// device is where a tensor lives. RPC without CUDA knows only the CPU.
+type device struct {
 	Type  string
 	Index int
 }
 
-// CPU is the one device of a Go worker.
-var CPU = Device{Type: "cpu"}
+// cpu is the one device of a Go worker.
+var cpu = device{Type: "cpu"}
 
-func (d Device) append(b []byte) []byte {
+func (d device) append(b []byte) []byte {
 	return nop.AppendInt(nop.AppendString(nop.AppendStruct(b, 2), d.Type), int64(d.Index))
 }
 
-func parseDevice(r *nop.Reader) Device {
+func parseDevice(r *nop.Reader) device {
 	r.Struct(2)
-	return Device{Type: r.String(maxName), Index: int(r.Int(32))}
+	return device{Type: r.String(maxName), Index: int(r.Int(32))}
 }
 
-// Named is a transport and its domain descriptor: two sides can use it when their descriptors are equal.
-type Named struct{ Name, Domain string }
+// named is a transport and its domain descriptor: two sides can use it when their descriptors are equal.
+type named struct{ Name, Domain string }
 
-// ChannelAd is a channel with the descriptor of each device it serves.
-type ChannelAd struct {
+// channelAd is a channel with the descriptor of each device it serves.
+type channelAd struct {
 	Name    string
-	Devices []DeviceDescriptor
+	Devices []deviceDescriptor
 }
 
-// DeviceDescriptor is what a channel says about one device.
-type DeviceDescriptor struct {
-	Device     Device
+// deviceDescriptor is what a channel says about one device.
+type deviceDescriptor struct {
+	Device     device
 	Descriptor string
 }
 
 // Brochure is what the dialling side can do.
 type Brochure struct {
-	Transports []Named
-	Channels   []ChannelAd
+	Transports []named
+	Channels   []channelAd
 }
 
 // Append appends the encoded brochure.
@@ -99,7 +99,7 @@ func (br Brochure) Append(b []byte) []byte {
 	return appendChannels(b, br.Channels)
 }
 
-func appendChannels(b []byte, channels []ChannelAd) []byte {
+func appendChannels(b []byte, channels []channelAd) []byte {
 	b = nop.AppendMap(b, len(channels))
 	for _, c := range channels {
 		b = nop.AppendString(b, c.Name)
@@ -111,24 +111,24 @@ func appendChannels(b []byte, channels []ChannelAd) []byte {
 	return b
 }
 
-// ParseBrochure decodes a brochure.
-func ParseBrochure(data []byte) (Brochure, error) {
+// parseBrochure decodes a brochure.
+func parseBrochure(data []byte) (Brochure, error) {
 	r := nop.NewReader(data)
 	r.Struct(2)
 	var br Brochure
 	for range r.Map(maxEntries) {
-		br.Transports = append(br.Transports, Named{Name: r.String(maxName), Domain: r.String(maxName)})
+		br.Transports = append(br.Transports, named{Name: r.String(maxName), Domain: r.String(maxName)})
 	}
 	br.Channels = parseChannels(r)
 	return br, r.Close()
 }
 
-func parseChannels(r *nop.Reader) []ChannelAd {
-	var channels []ChannelAd
+func parseChannels(r *nop.Reader) []channelAd {
+	var channels []channelAd
 	for range r.Map(maxEntries) {
-		c := ChannelAd{Name: r.String(maxName)}
+		c := channelAd{Name: r.String(maxName)}
 		for range r.Map(maxEntries) {
-			c.Devices = append(c.Devices, DeviceDescriptor{Device: parseDevice(r), Descriptor: r.String(maxName)})
+			c.Devices = append(c.Devices, deviceDescriptor{Device: parseDevice(r), Descriptor: r.String(maxName)})
 		}
 		channels = append(channels, c)
 	}
@@ -137,33 +137,33 @@ func parseChannels(r *nop.Reader) []ChannelAd {
 
 // The connections of a pipe that an answer may ask for.
 const (
-	ConnDescriptor      uint64 = 0 // present only when the pipe moves to another transport
-	ConnDescriptorReply uint64 = 1
+	connDescriptor      uint64 = 0 // present only when the pipe moves to another transport
+	connDescriptorReply uint64 = 1
 )
 
-// Registration asks for a connection: what it is for, and the id it must announce.
-type Registration struct{ Conn, ID uint64 }
+// registration asks for a connection: what it is for, and the id it must announce.
+type registration struct{ Conn, ID uint64 }
 
-// ChannelRegistration asks for the connections of a channel.
-type ChannelRegistration struct {
+// channelRegistration asks for the connections of a channel.
+type channelRegistration struct {
 	Name string
 	IDs  []uint64
 }
 
-// Selection names the channel for tensors between two devices.
-type Selection struct {
-	Server, Client Device
+// selection names the channel for tensors between two devices.
+type selection struct {
+	Server, Client device
 	Channel        string
 }
 
 // Answer is what the listening side picked from a brochure.
 type Answer struct {
 	Transport, Address string
-	Registrations      []Registration
+	Registrations      []registration
 	Domain             string
-	ChannelIDs         []ChannelRegistration
-	Channels           []ChannelAd
-	Selections         []Selection
+	ChannelIDs         []channelRegistration
+	Channels           []channelAd
+	Selections         []selection
 }
 
 // Append appends the encoded answer.
@@ -188,45 +188,45 @@ func (a Answer) Append(b []byte) []byte {
 	return b
 }
 
-// ParseAnswer decodes an answer.
-func ParseAnswer(data []byte) (Answer, error) {
+// parseAnswer decodes an answer.
+func parseAnswer(data []byte) (Answer, error) {
 	r := nop.NewReader(data)
 	r.Struct(7)
 	a := Answer{Transport: r.String(maxName), Address: r.String(maxName)}
 	for range r.Map(maxEntries) {
-		a.Registrations = append(a.Registrations, Registration{Conn: r.Uint(64), ID: r.Uint(64)})
+		a.Registrations = append(a.Registrations, registration{Conn: r.Uint(64), ID: r.Uint(64)})
 	}
 	a.Domain = r.String(maxName)
 	for range r.Map(maxEntries) {
-		a.ChannelIDs = append(a.ChannelIDs, ChannelRegistration{Name: r.String(maxName), IDs: r.Uint64s(maxEntries)})
+		a.ChannelIDs = append(a.ChannelIDs, channelRegistration{Name: r.String(maxName), IDs: r.Uint64s(maxEntries)})
 	}
 	a.Channels = parseChannels(r)
 	for range r.Map(maxEntries) {
 		if n := r.Array(2); r.Err() == nil && n != 2 {
 			r.Fail("a pair of %d devices", n)
 		}
-		a.Selections = append(a.Selections, Selection{Server: parseDevice(r), Client: parseDevice(r), Channel: r.String(maxName)})
+		a.Selections = append(a.Selections, selection{Server: parseDevice(r), Client: parseDevice(r), Channel: r.String(maxName)})
 	}
 	return a, r.Close()
 }
 
-// StorageDescriptor announces one storage of a message.
-type StorageDescriptor struct {
+// storageDescriptor announces one storage of a message.
+type storageDescriptor struct {
 	Length uint64
-	Source Device
+	Source device
 	// Target is the device at the receiver; PyTorch always names it.
-	Target   Device
+	Target   device
 	NoTarget bool
 }
 
-// Descriptor announces a message: the lengths of its payloads and storages.
-type Descriptor struct {
+// descriptor announces a message: the lengths of its payloads and storages.
+type descriptor struct {
 	Payloads []uint64
-	Storages []StorageDescriptor
+	Storages []storageDescriptor
 }
 
 // Append appends the encoded descriptor.
-func (d Descriptor) Append(b []byte) []byte {
+func (d descriptor) Append(b []byte) []byte {
 	b = nop.AppendString(nop.AppendStruct(b, 3), "")
 	b = nop.AppendArray(b, len(d.Payloads))
 	for _, n := range d.Payloads {
@@ -245,12 +245,12 @@ func (d Descriptor) Append(b []byte) []byte {
 	return b
 }
 
-// ParseDescriptor decodes a descriptor.
-func ParseDescriptor(data []byte) (Descriptor, error) {
+// parseDescriptor decodes a descriptor.
+func parseDescriptor(data []byte) (descriptor, error) {
 	r := nop.NewReader(data)
 	r.Struct(3)
 	_ = r.String(maxName)
-	var d Descriptor
+	var d descriptor
 	if n := r.Array(maxPayloads); n > 0 {
 		d.Payloads = make([]uint64, 0, n)
 		for range n {
@@ -260,13 +260,13 @@ func ParseDescriptor(data []byte) (Descriptor, error) {
 		}
 	}
 	if n := r.Array(maxStorages); n > 0 {
-		d.Storages = make([]StorageDescriptor, 0, min(n, 1024))
+		d.Storages = make([]storageDescriptor, 0, min(n, 1024))
 		for range n {
 			if r.Err() != nil {
 				break
 			}
 			r.Struct(4)
-			s := StorageDescriptor{Length: r.Uint(64), Source: parseDevice(r)}
+			s := storageDescriptor{Length: r.Uint(64), Source: parseDevice(r)}
 			if r.Empty() {
 				s.NoTarget = true
 			} else {
@@ -280,7 +280,7 @@ func ParseDescriptor(data []byte) (Descriptor, error) {
 }
 
 // check bounds what a descriptor asks us to receive, before any memory is taken.
-func (d Descriptor) check(limits Limits) error {
+func (d descriptor) check(limits Limits) error {
 	total := uint64(0)
 	for _, n := range d.Payloads {
 		if n > uint64(limits.Payload) { //nolint:gosec // positive by construction
@@ -303,14 +303,14 @@ func (d Descriptor) check(limits Limits) error {
 	return nil
 }
 
-// LaneAddress is one lane of an mpt channel: where to dial and the id to announce there.
-type LaneAddress struct {
+// laneAddress is one lane of an mpt channel: where to dial and the id to announce there.
+type laneAddress struct {
 	Address string
 	ID      uint64
 }
 
-// AppendLanes appends the hello of an mpt channel's listening end.
-func AppendLanes(b []byte, lanes []LaneAddress) []byte {
+// appendLanes appends the hello of an mpt channel's listening end.
+func appendLanes(b []byte, lanes []laneAddress) []byte {
 	b = nop.AppendArray(nop.AppendStruct(nop.AppendVariant(b, 0), 1), len(lanes))
 	for _, l := range lanes {
 		b = nop.AppendUint(nop.AppendString(nop.AppendStruct(b, 2), l.Address), l.ID)
@@ -318,17 +318,17 @@ func AppendLanes(b []byte, lanes []LaneAddress) []byte {
 	return b
 }
 
-// ParseLanes decodes the hello of an mpt channel's listening end.
-func ParseLanes(data []byte) ([]LaneAddress, error) {
+// parseLanes decodes the hello of an mpt channel's listening end.
+func parseLanes(data []byte) ([]laneAddress, error) {
 	r := nop.NewReader(data)
 	if r.Variant(2) != 0 {
 		r.Fail("the hello of a dialling end where that of a listening end is expected")
 	}
 	r.Struct(1)
-	var lanes []LaneAddress
+	var lanes []laneAddress
 	for range r.Array(maxEntries) {
 		r.Struct(2)
-		lanes = append(lanes, LaneAddress{Address: r.String(maxName), ID: r.Uint(64)})
+		lanes = append(lanes, laneAddress{Address: r.String(maxName), ID: r.Uint(64)})
 	}
 	return lanes, r.Close()
 }

@@ -33,16 +33,16 @@ func captured(tb testing.TB) []tpcapture.Frame {
 func recode(note string, data []byte) ([]byte, error) {
 	switch {
 	case strings.HasPrefix(note, "Packet"):
-		p, err := ParsePacket(data)
+		p, err := parsePacket(data)
 		return p.Append(nil), err
 	case strings.HasPrefix(note, "BrochureAnswer"):
-		a, err := ParseAnswer(data)
+		a, err := parseAnswer(data)
 		return a.Append(nil), err
 	case strings.HasPrefix(note, "Brochure"):
-		b, err := ParseBrochure(data)
+		b, err := parseBrochure(data)
 		return b.Append(nil), err
 	case strings.HasPrefix(note, "Descriptor"):
-		d, err := ParseDescriptor(data)
+		d, err := parseDescriptor(data)
 		return d.Append(nil), err
 	}
 	return data, nil
@@ -120,7 +120,7 @@ func TestDefaultPyTorchIsAnsweredWithUV(t *testing.T) {
 		if err != nil || plan.Channel != channel || plan.Cohort {
 			t.Fatalf("%s: %+v, %v", channel, plan, err)
 		}
-		if a, err := ParseAnswer(answer); err != nil || a.Transport != "uv" || a.Selections[0].Channel != channel {
+		if a, err := parseAnswer(answer); err != nil || a.Transport != "uv" || a.Selections[0].Channel != channel {
 			t.Fatalf("%+v, %v", a, err)
 		}
 	}
@@ -129,14 +129,14 @@ func TestDefaultPyTorchIsAnsweredWithUV(t *testing.T) {
 // TestHandshakeRefuses lists what neither side lets pass.
 func TestHandshakeRefuses(t *testing.T) {
 	register := func() uint64 { return 1 }
-	uv := []Named{{"uv", "uv:*"}}
-	basic := []ChannelAd{{"basic", []DeviceDescriptor{{CPU, "any"}}}}
+	uv := []named{{"uv", "uv:*"}}
+	basic := []channelAd{{"basic", []deviceDescriptor{{cpu, "any"}}}}
 	for name, br := range map[string]Brochure{
-		"no common transport": {Transports: []Named{{"shm", "shm:x"}}, Channels: basic},
-		"another domain":      {Transports: []Named{{"uv", "uv:other"}}, Channels: basic},
-		"no common channel":   {Transports: uv, Channels: []ChannelAd{{"cma", []DeviceDescriptor{{CPU, "x"}}}}},
-		"other descriptor":    {Transports: uv, Channels: []ChannelAd{{"basic", []DeviceDescriptor{{CPU, "some"}}}}},
-		"only a GPU":          {Transports: uv, Channels: []ChannelAd{{"basic", []DeviceDescriptor{{Device{"cuda", 0}, "any"}}}}},
+		"no common transport": {Transports: []named{{"shm", "shm:x"}}, Channels: basic},
+		"another domain":      {Transports: []named{{"uv", "uv:other"}}, Channels: basic},
+		"no common channel":   {Transports: uv, Channels: []channelAd{{"cma", []deviceDescriptor{{cpu, "x"}}}}},
+		"other descriptor":    {Transports: uv, Channels: []channelAd{{"basic", []deviceDescriptor{{cpu, "some"}}}}},
+		"only a GPU":          {Transports: uv, Channels: []channelAd{{"basic", []deviceDescriptor{{device{"cuda", 0}, "any"}}}}},
 		"nothing":             {},
 	} {
 		if _, _, err := (Choice{Channels: []string{ChannelBasic, ChannelMPT}, Register: register}).Choose(br.Append(nil)); !errors.Is(err, cohort.Mismatch) {
@@ -144,15 +144,15 @@ func TestHandshakeRefuses(t *testing.T) {
 		}
 	}
 	for _, domain := range []string{"cohort:2:7", "cohort:4:7", "cohort:3:", "else"} {
-		older := Brochure{Transports: append(uv, Named{"cohort", domain}), Channels: basic}
+		older := Brochure{Transports: append(uv, named{"cohort", domain}), Channels: basic}
 		_, _, err := (Choice{Channels: []string{ChannelBasic}, Cohort: true, Register: register}).Choose(older.Append(nil))
 		if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), strconv.Quote(domain)) {
 			t.Errorf("a Go worker with the domain %q: %v, want a mismatch that says so", domain, err)
 		}
 	}
 	good := Answer{
-		Transport: "uv", Address: "a:1", Domain: "uv:*", Registrations: []Registration{{ConnDescriptorReply, 1}},
-		ChannelIDs: []ChannelRegistration{{"basic", []uint64{2}}}, Channels: basic, Selections: []Selection{{CPU, CPU, "basic"}},
+		Transport: "uv", Address: "a:1", Domain: "uv:*", Registrations: []registration{{connDescriptorReply, 1}},
+		ChannelIDs: []channelRegistration{{"basic", []uint64{2}}}, Channels: basic, Selections: []selection{{cpu, cpu, "basic"}},
 	}
 	offer := Offer{Name: "x", Channels: []string{ChannelBasic}}
 	if _, err := offer.Answered(good.Append(nil)); err != nil {
@@ -162,16 +162,16 @@ func TestHandshakeRefuses(t *testing.T) {
 		"cohort not offered":  func(a *Answer) { a.Transport, a.Domain = "cohort", "cohort:1" },
 		"shm":                 func(a *Answer) { a.Transport = "shm" },
 		"another domain":      func(a *Answer) { a.Domain = "uv:x" },
-		"switch of transport": func(a *Answer) { a.Registrations = append(a.Registrations, Registration{ConnDescriptor, 9}) },
+		"switch of transport": func(a *Answer) { a.Registrations = append(a.Registrations, registration{connDescriptor, 9}) },
 		"channel not offered": func(a *Answer) { a.Selections[0].Channel = "mpt_uv" },
 		"no selection":        func(a *Answer) { a.Selections = nil },
 		"no registration":     func(a *Answer) { a.ChannelIDs = nil },
 		"two registrations":   func(a *Answer) { a.ChannelIDs[0].IDs = []uint64{1, 2} },
-		"other descriptor":    func(a *Answer) { a.Channels = []ChannelAd{{"basic", []DeviceDescriptor{{CPU, "odd"}}}} },
+		"other descriptor":    func(a *Answer) { a.Channels = []channelAd{{"basic", []deviceDescriptor{{cpu, "odd"}}}} },
 	} {
 		a := good
-		a.Selections = append([]Selection{}, good.Selections...)
-		a.ChannelIDs = append([]ChannelRegistration{}, good.ChannelIDs...)
+		a.Selections = append([]selection{}, good.Selections...)
+		a.ChannelIDs = append([]channelRegistration{}, good.ChannelIDs...)
 		change(&a)
 		if _, err := offer.Answered(a.Append(nil)); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("%s: %v, want a protocol error", name, err)
@@ -186,33 +186,33 @@ func FuzzFrames(f *testing.F) {
 			f.Add(frame.Data)
 		}
 	}
-	f.Add(AppendLanes(nil, []LaneAddress{{"127.0.0.1:1", 2}}))
+	f.Add(appendLanes(nil, []laneAddress{{"127.0.0.1:1", 2}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if p, err := ParsePacket(data); err == nil {
-			if q, err := ParsePacket(p.Append(nil)); err != nil || q != p {
+		if p, err := parsePacket(data); err == nil {
+			if q, err := parsePacket(p.Append(nil)); err != nil || q != p {
 				t.Fatalf("%+v became %+v, %v", p, q, err)
 			}
 		}
-		if b, err := ParseBrochure(data); err == nil {
-			if c, err := ParseBrochure(b.Append(nil)); err != nil || !cmp.Equal(b, c) {
+		if b, err := parseBrochure(data); err == nil {
+			if c, err := parseBrochure(b.Append(nil)); err != nil || !cmp.Equal(b, c) {
 				t.Fatalf("%+v became %+v, %v", b, c, err)
 			}
 			_, _, _ = Choice{Channels: []string{ChannelBasic}, Cohort: true, Register: func() uint64 { return 1 }}.Choose(data)
 		}
-		if a, err := ParseAnswer(data); err == nil {
-			if b, err := ParseAnswer(a.Append(nil)); err != nil || !cmp.Equal(a, b) {
+		if a, err := parseAnswer(data); err == nil {
+			if b, err := parseAnswer(a.Append(nil)); err != nil || !cmp.Equal(a, b) {
 				t.Fatalf("%+v became %+v, %v", a, b, err)
 			}
 			_, _ = Offer{Channels: []string{ChannelBasic}, Cohort: &CohortOffer{}}.Answered(data)
 		}
-		if d, err := ParseDescriptor(data); err == nil {
-			if e, err := ParseDescriptor(d.Append(nil)); err != nil || !cmp.Equal(d, e) {
+		if d, err := parseDescriptor(data); err == nil {
+			if e, err := parseDescriptor(d.Append(nil)); err != nil || !cmp.Equal(d, e) {
 				t.Fatalf("%+v became %+v, %v", d, e, err)
 			}
 			_ = d.check(Limits{}.withDefaults())
 		}
-		if l, err := ParseLanes(data); err == nil {
-			if m, err := ParseLanes(AppendLanes(nil, l)); err != nil || !cmp.Equal(l, m) {
+		if l, err := parseLanes(data); err == nil {
+			if m, err := parseLanes(appendLanes(nil, l)); err != nil || !cmp.Equal(l, m) {
 				t.Fatalf("%+v became %+v, %v", l, m, err)
 			}
 		}

@@ -71,8 +71,8 @@ type option func(*config) error
 
 func (o option) apply(c *config) error { return o(c) }
 
-// WithLimits bounds what peers may send.
-func WithLimits(l Limits) Option {
+// withLimits bounds what peers may send.
+func withLimits(l Limits) Option {
 	return option(func(c *config) error { c.limits = l; return nil })
 }
 
@@ -86,13 +86,13 @@ func WithLogger(l *slog.Logger) Option {
 	})
 }
 
-// WithHandshakeTimeout bounds how long a peer may take to establish a pipe. The default is 20 seconds.
-func WithHandshakeTimeout(d time.Duration) Option {
+// withHandshakeTimeout bounds how long a peer may take to establish a pipe. The default is 20 seconds.
+func withHandshakeTimeout(d time.Duration) Option {
 	return option(func(c *config) error { c.handshake = d; return nil })
 }
 
-// WithStallTimeout is how long a peer may take no data before it is cut. The default is 60 seconds.
-func WithStallTimeout(d time.Duration) Option {
+// withStallTimeout is how long a peer may take no data before it is cut. The default is 60 seconds.
+func withStallTimeout(d time.Duration) Option {
 	return option(func(c *config) error { c.stall = d; return nil })
 }
 

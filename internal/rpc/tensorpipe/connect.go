@@ -91,14 +91,14 @@ func connectTimeout(ctx context.Context, name string) error {
 
 // has reports whether there is a session with a worker, hopeful also whether that worker is setting one up.
 func (ep *Endpoint) has(name string) bool {
-	ep.mu.Lock() // no point: it only looks
+	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	p := ep.mu.places[name]
 	return p != nil && p.alive()
 }
 
 func (ep *Endpoint) hopeful(name string) bool {
-	ep.mu.Lock() // no point: it only looks
+	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	p := ep.mu.places[name]
 	return p != nil && (p.alive() || p.incoming > 0)

@@ -38,7 +38,7 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 	ep.work.Go(func() {
 		s, _, err := ep.dial(addr, false, false)
 		if settled.CompareAndSwap(false, true) {
-			done <- result{s, err} // no point: it has room
+			done <- result{s, err}
 		} else if s != nil {
 			_ = s.Close()
 		}
@@ -50,7 +50,7 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 		return r.session, r.err
 	case <-ctx.Done():
 		if !settled.CompareAndSwap(false, true) {
-			r := <-done // no point: it is about to come
+			r := <-done
 			return r.session, r.err
 		}
 		return nil, cohort.FromContext(ctx, "tensorpipe: dial")
@@ -191,7 +191,7 @@ func (ep *Endpoint) establish(addr string, s *stream, plan Plan, more func(strin
 
 // readLanes reads where the lanes of an mpt channel are. It does not come if the other side waits for a connection that
 // was cut.
-func readLanes(control *stream, others ...*stream) ([]LaneAddress, error) {
+func readLanes(control *stream, others ...*stream) ([]laneAddress, error) {
 	var ended atomic.Bool
 	stop := whenEnded(func() {
 		ended.Store(true)
@@ -205,7 +205,7 @@ func readLanes(control *stream, others ...*stream) ([]LaneAddress, error) {
 	if err != nil {
 		return nil, err
 	}
-	lanes, err := ParseLanes(frame)
+	lanes, err := parseLanes(frame)
 	if err == nil && len(lanes) != mptLanes {
 		err = cohort.Newf("tensorpipe: handshake", cohort.Protocol, "an mpt channel of %d lanes, %d are agreed", len(lanes), mptLanes)
 	}

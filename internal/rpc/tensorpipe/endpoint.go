@@ -135,7 +135,7 @@ func (ep *Endpoint) Listen(addr string) error {
 
 // Addr returns the address the endpoint listens on, or nil.
 func (ep *Endpoint) Addr() net.Addr {
-	ep.mu.Lock() // no point: it only looks
+	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	if ep.mu.listener == nil {
 		return nil
@@ -258,7 +258,7 @@ func (ep *Endpoint) serve(nc net.Conn, x *stranger) error {
 		}
 		return err
 	}
-	packet, err := ParsePacket(frame)
+	packet, err := parsePacket(frame)
 	if err != nil {
 		return err
 	}
@@ -308,7 +308,7 @@ func (ep *Endpoint) arrived(id uint64, s *stream) error {
 	delete(ep.mu.expected, id)
 	if ok {
 		ep.newsLocked(hostOf(s.nc))
-		ch <- s // no point: under Endpoint.mu, so that forget finds it; it has room for the one connection of a registration
+		ch <- s
 	}
 	ep.mu.Unlock()
 	if !ok {

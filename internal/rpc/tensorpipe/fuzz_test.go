@@ -62,13 +62,13 @@ func fedPipe(t *testing.T, client bool, main, channelBytes []byte) (received int
 }
 
 // wireOf is a message as it stands on the connection of a pipe.
-func wireOf(m *Message, change func(*Descriptor)) []byte {
-	var d Descriptor
+func wireOf(m *Message, change func(*descriptor)) []byte {
+	var d descriptor
 	for _, b := range m.Payloads {
 		d.Payloads = append(d.Payloads, uint64(len(b)))
 	}
 	for _, s := range m.Storages {
-		d.Storages = append(d.Storages, StorageDescriptor{Length: uint64(s.Len()), Source: CPU, Target: CPU})
+		d.Storages = append(d.Storages, storageDescriptor{Length: uint64(s.Len()), Source: cpu, Target: cpu})
 	}
 	if change != nil {
 		change(&d)
@@ -100,7 +100,7 @@ func TestHostileMessages(t *testing.T) {
 			}
 		}
 	}
-	with := func(change func(*Descriptor)) []byte {
+	with := func(change func(*descriptor)) []byte {
 		return wireOf(rpcMessage(0x102, 1, []byte("payload"), make([]byte, 8)), change)
 	}
 	storage := append(binary.LittleEndian.AppendUint64(nil, 8), make([]byte, 8)...)
@@ -113,17 +113,17 @@ func TestHostileMessages(t *testing.T) {
 		"half a storage":     {with(nil), storage[:12], 0},
 		"a longer storage":   {with(nil), binary.LittleEndian.AppendUint64(nil, 9), 0},
 		"a shorter storage":  {with(nil), append(binary.LittleEndian.AppendUint64(nil, 7), make([]byte, 8)...), 0},
-		"a payload too many": {with(func(d *Descriptor) { d.Payloads = append(d.Payloads, 0) }), storage, 0},
-		"a longer payload":   {with(func(d *Descriptor) { d.Payloads[2]++ }), storage, 0},
-		"an endless payload": {with(func(d *Descriptor) { d.Payloads[2] = 1 << 62 }), storage, 0},
-		"an endless storage": {with(func(d *Descriptor) { d.Storages[0].Length = 1 << 62 }), storage, 0},
-		"sizes whose sum wraps": {with(func(d *Descriptor) {
-			d.Storages = append(d.Storages, StorageDescriptor{Length: 1<<64 - 4, Source: CPU, Target: CPU})
+		"a payload too many": {with(func(d *descriptor) { d.Payloads = append(d.Payloads, 0) }), storage, 0},
+		"a longer payload":   {with(func(d *descriptor) { d.Payloads[2]++ }), storage, 0},
+		"an endless payload": {with(func(d *descriptor) { d.Payloads[2] = 1 << 62 }), storage, 0},
+		"an endless storage": {with(func(d *descriptor) { d.Storages[0].Length = 1 << 62 }), storage, 0},
+		"sizes whose sum wraps": {with(func(d *descriptor) {
+			d.Storages = append(d.Storages, storageDescriptor{Length: 1<<64 - 4, Source: cpu, Target: cpu})
 		}), storage, 0},
-		"a storage of a device":     {with(func(d *Descriptor) { d.Storages[0].Source = Device{"cuda", 0} }), storage, 0},
+		"a storage of a device":     {with(func(d *descriptor) { d.Storages[0].Source = device{"cuda", 0} }), storage, 0},
 		"a descriptor cut short":    {with(nil)[:10], storage, 0},
 		"an endless descriptor":     {binary.LittleEndian.AppendUint64(nil, 1<<63), nil, 0},
-		"bytes behind a descriptor": {appendFrame(nil, append(Descriptor{}.Append(nil), 0)), nil, 0},
+		"bytes behind a descriptor": {appendFrame(nil, append(descriptor{}.Append(nil), 0)), nil, 0},
 		"a packet":                  {appendFrame(nil, Packet{Name: "x"}.Append(nil)), nil, 0},
 		"http":                      {[]byte("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"), nil, 0},
 	} {

@@ -44,7 +44,7 @@ func newGate(fd int, events uint32) (*gate, error) {
 func (g *gate) wait(fd int) error {
 	armed := false
 	var failure error
-	err := g.raw.Read(func(ep uintptr) bool { // no point: the descriptor is in use
+	err := g.raw.Read(func(ep uintptr) bool {
 		if !armed {
 			armed = true
 			once := unix.EpollEvent{Events: g.events | unix.EPOLLONESHOT}

@@ -74,7 +74,7 @@ func (o CohortOffer) domain() string {
 	return text
 }
 
-func cohortOffer(transports []Named) (offer CohortOffer, ok bool) {
+func cohortOffer(transports []named) (offer CohortOffer, ok bool) {
 	for _, t := range transports {
 		if text, found := strings.CutPrefix(t.Domain, domainCohort+":"); found && t.Name == transportCohort {
 			text, offer.Insist = strings.CutSuffix(text, insistSuffix)
@@ -88,19 +88,19 @@ func cohortOffer(transports []Named) (offer CohortOffer, ok bool) {
 
 // Hello returns the two frames that a dialling side writes at once: packet and brochure.
 func (o Offer) Hello() (packet, brochure []byte) {
-	br := Brochure{Transports: []Named{{transportUV, domainUV}}}
+	br := Brochure{Transports: []named{{transportUV, domainUV}}}
 	if o.Cohort != nil {
-		br.Transports = append(br.Transports, Named{transportCohort, o.Cohort.domain()})
+		br.Transports = append(br.Transports, named{transportCohort, o.Cohort.domain()})
 	}
 	for _, c := range o.Channels {
-		br.Channels = append(br.Channels, ChannelAd{c, []DeviceDescriptor{{CPU, channelDescriptors[c]}}})
+		br.Channels = append(br.Channels, channelAd{c, []deviceDescriptor{{cpu, channelDescriptors[c]}}})
 	}
 	return Packet{Name: o.Name}.Append(nil), br.Append(nil)
 }
 
 // Answered decides what the answer means.
 func (o Offer) Answered(frame []byte) (Plan, error) {
-	a, err := ParseAnswer(frame)
+	a, err := parseAnswer(frame)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -119,14 +119,14 @@ func (o Offer) Answered(frame []byte) (Plan, error) {
 	p := Plan{Address: a.Address}
 	for _, reg := range a.Registrations {
 		switch reg.Conn {
-		case ConnDescriptorReply:
+		case connDescriptorReply:
 			p.Reply, p.HasReply = reg.ID, true
 		default:
 			return refuse("the peer asks for connection %d, but the pipe stays on its transport", reg.Conn)
 		}
 	}
 	for _, s := range a.Selections {
-		if s.Server == CPU && s.Client == CPU {
+		if s.Server == cpu && s.Client == cpu {
 			p.Channel = s.Channel
 		}
 	}
@@ -138,12 +138,12 @@ func (o Offer) Answered(frame []byte) (Plan, error) {
 			continue
 		}
 		for _, d := range c.Devices {
-			if d.Device == CPU && d.Descriptor != channelDescriptors[p.Channel] {
+			if d.Device == cpu && d.Descriptor != channelDescriptors[p.Channel] {
 				return refuse("channel %q with descriptor %q, ours is %q", p.Channel, d.Descriptor, channelDescriptors[p.Channel])
 			}
 		}
 	}
-	i := slices.IndexFunc(a.ChannelIDs, func(c ChannelRegistration) bool { return c.Name == p.Channel })
+	i := slices.IndexFunc(a.ChannelIDs, func(c channelRegistration) bool { return c.Name == p.Channel })
 	if i < 0 || len(a.ChannelIDs[i].IDs) != 1 || len(a.ChannelIDs) != 1 {
 		return refuse("the answer does not name exactly one connection for channel %q", p.Channel)
 	}
@@ -168,11 +168,11 @@ type Choice struct {
 
 // Choose reads a brochure and returns the answer frame and the plan.
 func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
-	br, err := ParseBrochure(frame)
+	br, err := parseBrochure(frame)
 	if err != nil {
 		return nil, Plan{}, err
 	}
-	offers := func(name, domain string) bool { return slices.Contains(br.Transports, Named{name, domain}) }
+	offers := func(name, domain string) bool { return slices.Contains(br.Transports, named{name, domain}) }
 	if offer, ok := cohortOffer(br.Transports); ok && c.Cohort {
 		a := Answer{Transport: transportCohort, Domain: domainCohort, Address: c.Address}
 		p = Plan{Cohort: true, Defer: c.Defer != nil && c.Defer(offer)}
@@ -181,7 +181,7 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 		}
 		return a.Append(nil), p, nil
 	}
-	if i := slices.IndexFunc(br.Transports, func(t Named) bool { return t.Name == transportCohort }); i >= 0 && c.Cohort {
+	if i := slices.IndexFunc(br.Transports, func(t named) bool { return t.Name == transportCohort }); i >= 0 && c.Cohort {
 		return nil, Plan{}, cohort.Newf("tensorpipe: handshake", cohort.Mismatch,
 			"the peer is a Go worker of another version: its cohort transport is %q, ours is %q: build all workers from one version", br.Transports[i].Domain, domainCohort)
 	}
@@ -190,18 +190,18 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 			"the peer does not offer the uv transport: start it with transport \"uv\" enabled (the default)")
 	}
 	for _, name := range c.Channels {
-		want := DeviceDescriptor{CPU, channelDescriptors[name]}
-		i := slices.IndexFunc(br.Channels, func(ad ChannelAd) bool { return ad.Name == name && slices.Contains(ad.Devices, want) })
+		want := deviceDescriptor{cpu, channelDescriptors[name]}
+		i := slices.IndexFunc(br.Channels, func(ad channelAd) bool { return ad.Name == name && slices.Contains(ad.Devices, want) })
 		if i < 0 {
 			continue
 		}
 		p = Plan{Address: c.Address, HasReply: true, Reply: c.Register(), Channel: name, ChannelID: c.Register()}
 		a := Answer{
 			Transport: transportUV, Address: c.Address, Domain: domainUV,
-			Registrations: []Registration{{ConnDescriptorReply, p.Reply}},
-			ChannelIDs:    []ChannelRegistration{{name, []uint64{p.ChannelID}}},
-			Channels:      []ChannelAd{{name, []DeviceDescriptor{want}}},
-			Selections:    []Selection{{CPU, CPU, name}},
+			Registrations: []registration{{connDescriptorReply, p.Reply}},
+			ChannelIDs:    []channelRegistration{{name, []uint64{p.ChannelID}}},
+			Channels:      []channelAd{{name, []deviceDescriptor{want}}},
+			Selections:    []selection{{cpu, cpu, name}},
 		}
 		return a.Append(nil), p, nil
 	}

@@ -43,7 +43,7 @@ func TestManyOpenRequests(t *testing.T) {
 
 // TestRequestsOverTheLimitWait: at the limit no more requests are read until one is answered; nothing is cut.
 func TestRequestsOverTheLimitWait(t *testing.T) {
-	client, server := pair(t, WithLimits(Limits{Requests: 8}))
+	client, server := pair(t, withLimits(Limits{Requests: 8}))
 	ctx := within(t)
 	for i := range uint64(9) {
 		if err := client.Send(ctx, rpcMessage(0x102, i, nil)); err != nil {
@@ -84,7 +84,7 @@ func TestRequestsOverTheLimitWait(t *testing.T) {
 // TestAnswersThatNobodyReads: the bytes of answers to a peer that does not read are bounded, and a refusal still gets through.
 func TestAnswersThatNobodyReads(t *testing.T) {
 	const size, limit = 8 << 20, 32<<20 + 4096
-	client, server := pair(t, WithLimits(Limits{Waiting: limit}))
+	client, server := pair(t, withLimits(Limits{Waiting: limit}))
 	ctx, cancel := context.WithCancel(within(t))
 	defer cancel()
 	const n = 20
@@ -130,7 +130,7 @@ func TestClaimedStorages(t *testing.T) {
 				largest.Store(max(largest.Load(), int64(n)))
 				return tensor.NewStorage(min(n, 128<<20))
 			}))
-			d := Descriptor{Payloads: []uint64{4, 8, 0, uint64(len(emptyTable))}, Storages: []StorageDescriptor{{Length: 1 << 30, Source: CPU, Target: CPU}}}
+			d := descriptor{Payloads: []uint64{4, 8, 0, uint64(len(emptyTable))}, Storages: []storageDescriptor{{Length: 1 << 30, Source: cpu, Target: cpu}}}
 			if err := client.main.writeFrames(d.Append(nil)); err != nil {
 				t.Fatal(err)
 			}
@@ -164,7 +164,7 @@ func TestHalfHellosKeepNobodyOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ep := listen(t, "b", WithLimits(Limits{Halfway: limit}))
+			ep := listen(t, "b", withLimits(Limits{Halfway: limit}))
 			var conns []net.Conn
 			defer func() {
 				for _, c := range conns {

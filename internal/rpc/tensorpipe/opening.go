@@ -69,7 +69,7 @@ func (ep *Endpoint) unread(x *stranger) {
 func (ep *Endpoint) newsLocked(host string) {
 	for o := range ep.mu.openings {
 		if o.host == host {
-			select { // no point: under Endpoint.mu
+			select {
 			case o.news <- struct{}{}:
 			default:
 			}
@@ -80,7 +80,7 @@ func (ep *Endpoint) newsLocked(host string) {
 // doubtful reports whether all connections that are missing may be ones that have ended without a word. If fewer have, others are
 // on their way, and the worker is slow.
 func (o *opening) doubtful() bool {
-	o.ep.mu.Lock() // no point: it only looks
+	o.ep.mu.Lock()
 	defer o.ep.mu.Unlock()
 	missing := 0
 	for id := range o.expected {
@@ -184,11 +184,11 @@ func (o *opening) channel(plan Plan) (channel, error) {
 	if plan.Channel != ChannelMPT {
 		return channel{control: control, lanes: []*stream{control}}, nil
 	}
-	lanes := make([]LaneAddress, mptLanes)
+	lanes := make([]laneAddress, mptLanes)
 	for i := range lanes {
-		lanes[i] = LaneAddress{o.address, o.register()}
+		lanes[i] = laneAddress{o.address, o.register()}
 	}
-	if err := control.writeFrames(AppendLanes(nil, lanes)); err != nil {
+	if err := control.writeFrames(appendLanes(nil, lanes)); err != nil {
 		return channel{}, err
 	}
 	ch := channel{control: control}

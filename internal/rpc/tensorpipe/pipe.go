@@ -151,7 +151,7 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 	}
 	written := func() {
 		p.answers.Add(-size)
-		<-p.sending // no point: it has the right
+		<-p.sending
 	}
 	failpoint.At("tensorpipe.pipe.send")
 	select {
@@ -265,15 +265,15 @@ const inlinePayload = 16 << 10
 
 // steps lays out the writes of a message: descriptor and payloads, then the storages.
 func (p *Pipe) steps(m *Message) ([]step, error) {
-	d := Descriptor{Payloads: make([]uint64, len(m.Payloads))}
+	d := descriptor{Payloads: make([]uint64, len(m.Payloads))}
 	for i, b := range m.Payloads {
 		d.Payloads[i] = uint64(len(b))
 	}
 	if len(m.Storages) > 0 {
-		d.Storages = make([]StorageDescriptor, len(m.Storages))
+		d.Storages = make([]storageDescriptor, len(m.Storages))
 	}
 	for i, s := range m.Storages {
-		d.Storages[i] = StorageDescriptor{Length: uint64(s.Len()), Source: CPU, Target: CPU} //nolint:gosec // a length
+		d.Storages[i] = storageDescriptor{Length: uint64(s.Len()), Source: cpu, Target: cpu} //nolint:gosec // a length
 	}
 	if err := d.check(p.cfg.limits); err != nil {
 		e := cohort.Wrap("tensorpipe: send", cohort.TooLarge, err)
@@ -315,7 +315,7 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 	case <-ctx.Done():
 		return nil, cohort.FromContext(ctx, "tensorpipe: receive")
 	}
-	defer func() { <-p.recving }() // no point: it has the right
+	defer func() { <-p.recving }()
 	stop := interrupt(ctx, func() {
 		for _, s := range p.streams() {
 			_ = s.nc.SetReadDeadline(time.Unix(1, 0))
@@ -362,7 +362,7 @@ func (p *Pipe) read() (*Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := ParseDescriptor(frame)
+	d, err := parseDescriptor(frame)
 	if err != nil {
 		return nil, err
 	}
@@ -405,7 +405,7 @@ func (p *Pipe) readPayloads(m *Message, sizes []uint64) (err error) {
 	return nil
 }
 
-func (p *Pipe) readStorages(m *Message, all []StorageDescriptor) error {
+func (p *Pipe) readStorages(m *Message, all []storageDescriptor) error {
 	if len(all) > 0 {
 		m.Storages = make([]*tensor.Storage, 0, len(all))
 	}

@@ -214,7 +214,7 @@ func TestSendOutlivesItsContext(t *testing.T) {
 }
 
 func TestStalledPeerIsCut(t *testing.T) {
-	client, _ := pair(t, WithStallTimeout(100*time.Millisecond))
+	client, _ := pair(t, withStallTimeout(100*time.Millisecond))
 	m := rpcMessage(0x102, 1, nil, pattern(64<<20)) // takes its time
 	err := client.Send(within(t), m)
 	if !errors.Is(err, cohort.PeerLost) {
@@ -252,7 +252,7 @@ func raw(t *testing.T, ep *Endpoint, frames ...[]byte) net.Conn {
 
 // TestBadPeerLosesItsOwnConnection throws garbage at a listener that serves somebody else meanwhile.
 func TestBadPeerLosesItsOwnConnection(t *testing.T) {
-	b := listen(t, "b", WithHandshakeTimeout(200*time.Millisecond))
+	b := listen(t, "b", withHandshakeTimeout(200*time.Millisecond))
 	a := listen(t, "a")
 	ctx := within(t)
 	s, err := a.Dial(ctx, b.Addr().String())
@@ -306,9 +306,9 @@ func TestBadPeerLosesItsOwnConnection(t *testing.T) {
 func TestBadMessagesBreakThePipe(t *testing.T) {
 	for name, frame := range map[string][]byte{
 		"not nop":           {1},
-		"huge payload":      Descriptor{Payloads: []uint64{4, 8, 1 << 62, 47}}.Append(nil),
-		"huge storage":      Descriptor{Payloads: []uint64{4, 8, 0, 47}, Storages: []StorageDescriptor{{Length: 1 << 62, Source: CPU, Target: CPU}}}.Append(nil),
-		"a GPU":             Descriptor{Payloads: []uint64{4, 8, 0, 47}, Storages: []StorageDescriptor{{Length: 8, Source: CPU, Target: Device{"cuda", 0}}}}.Append(nil),
+		"huge payload":      descriptor{Payloads: []uint64{4, 8, 1 << 62, 47}}.Append(nil),
+		"huge storage":      descriptor{Payloads: []uint64{4, 8, 0, 47}, Storages: []storageDescriptor{{Length: 1 << 62, Source: cpu, Target: cpu}}}.Append(nil),
+		"a GPU":             descriptor{Payloads: []uint64{4, 8, 0, 47}, Storages: []storageDescriptor{{Length: 8, Source: cpu, Target: device{"cuda", 0}}}}.Append(nil),
 		"too many storages": append([]byte{0xb9, 3, 0xbd, 0, 0xba, 0, 0xba, 0x82}, 0xff, 0xff, 0xff, 0x7f),
 		"another frame":     bytes.Repeat([]byte{0xff}, 16),
 	} {

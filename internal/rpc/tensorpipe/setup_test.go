@@ -129,7 +129,7 @@ func setUp(t *testing.T, channel string, at cut) (bytes map[cut]int) {
 	stop := sync.OnceFunc(relay.close)
 	defer stop()
 	// What is noticed by the end of a timeout is noticed too late.
-	opts := []Option{WithChannels(channel), WithHandshakeTimeout(time.Hour), WithStallTimeout(time.Hour)}
+	opts := []Option{WithChannels(channel), withHandshakeTimeout(time.Hour), withStallTimeout(time.Hour)}
 	a, err := Listen("a", "127.0.0.1:0", opts...)
 	if err != nil {
 		t.Error(err)

@@ -115,7 +115,7 @@ func (s *socket) expect(n int) { s.need = max(n, 1) }
 
 func (s *socket) Read(b []byte) (int, error) {
 	s.read.b = b
-	err := s.raw.Read(s.read.try) // no point: whoever reads the connection has one
+	err := s.raw.Read(s.read.try)
 	s.read.b = nil
 	if err != nil { // closed
 		return 0, s.failed("read", err)
@@ -181,7 +181,7 @@ func (s *socket) await(fd int) error {
 	}
 	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
 	limit := unix.NsecToTimespec(int64(lingerTime))
-	_, _ = unix.Ppoll(fds[:], &limit, nil) // no point: the descriptor is in use
+	_, _ = unix.Ppoll(fds[:], &limit, nil)
 	return nil
 }
 
@@ -194,7 +194,7 @@ func (s *socket) Write(b []byte) (int, error) {
 func (s *socket) writeBuffers(bufs net.Buffers) (int64, error) {
 	var total int64
 	var werr error
-	err := s.raw.Write(func(fd uintptr) bool { // no point: whoever writes to the connection has one
+	err := s.raw.Write(func(fd uintptr) bool {
 		total, werr = s.writeTo(int(fd), bufs)
 		return true
 	})
@@ -246,7 +246,7 @@ func (s *socket) awaitRoom(fd int) error {
 }
 
 func (s *socket) writeGate(fd int) (*gate, error) {
-	s.mu.Lock() // no point: the descriptor is in use
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed.Load() {
 		return nil, net.ErrClosed
@@ -263,7 +263,7 @@ func (s *socket) writeGate(fd int) (*gate, error) {
 
 // Close may be called at any time. Whoever lingers is found a moment later and keeps the descriptor until then.
 func (s *socket) Close() error {
-	s.mu.Lock() // no point: Endpoint.Close holds Endpoint.mu
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed.Swap(true) {
 		return net.ErrClosed
@@ -289,7 +289,7 @@ func (s *socket) SetReadDeadline(t time.Time) error { return s.readable.file.Set
 
 // SetWriteDeadline is for writes that park.
 func (s *socket) SetWriteDeadline(t time.Time) error {
-	s.mu.Lock() // no point: it only sets
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.deadline = t
 	if s.writable == nil {

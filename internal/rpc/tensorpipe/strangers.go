@@ -122,7 +122,7 @@ type complaints struct {
 }
 
 func (c *complaints) dropped(conn net.Conn, err error) {
-	c.mu.Lock() // no point: for the log
+	c.mu.Lock()
 	now := time.Now()
 	if now.Sub(c.mu.last) < time.Second {
 		c.mu.skipped++

@@ -40,7 +40,7 @@ func newStream(nc net.Conn, stall time.Duration) *stream {
 }
 
 // Read is for the buffer.
-func (s *stream) Read(b []byte) (int, error) { return s.nc.Read(b) } // no point: who reads has one
+func (s *stream) Read(b []byte) (int, error) { return s.nc.Read(b) }
 
 // takeOver lets the receiver wait by itself. Nobody may use the connection meanwhile.
 func (s *stream) takeOver(l *lingering) {

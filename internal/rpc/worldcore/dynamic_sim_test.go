@@ -248,7 +248,7 @@ func (m *member) torch(what string, then func(error)) {
 			list = append(slices.Clone(others), Worker{m.name, m.id})
 		}
 		set(KeyAddrs+m.name, "address of "+m.name, func() {
-			set(KeyInfos, FormatInfos(list), func() {
+			set(KeyInfos, formatInfos(list), func() {
 				inOrder(others, func(x Worker, next func()) {
 					m.tells(x.Name, what == "join", func(Event) { next() })
 				}, release)

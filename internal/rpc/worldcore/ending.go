@@ -32,7 +32,7 @@ type EndOptions struct {
 	NoLost    bool // a store that is lost in the last wait is a failure
 }
 
-// Ending is a worker that leaves a static world in order. Its states are:
+// ending is a worker that leaves a static world in order. Its states are:
 //
 //	finding the first barrier → idle → met → counted → (again, if there were calls) → arrived → waiting for the last ones → left
 //
@@ -41,7 +41,7 @@ type EndOptions struct {
 // each other's way out.
 //
 // Before the last barrier nobody leaves before this worker, so whoever is gone has died. In the last one it may have left.
-type Ending struct {
+type ending struct {
 	waiting
 	EndOptions
 	me     Self
@@ -52,8 +52,8 @@ type Ending struct {
 }
 
 // NewEnding returns the machine of a worker among others. mixed says that there are PyTorch workers.
-func NewEnding(me Self, round int, others []string, mixed bool, opt EndOptions) *Ending {
-	e := &Ending{EndOptions: opt, me: me, others: slices.Sorted(slices.Values(others)), mixed: mixed}
+func NewEnding(me Self, round int, others []string, mixed bool, opt EndOptions) *ending {
+	e := &ending{EndOptions: opt, me: me, others: slices.Sorted(slices.Values(others)), mixed: mixed}
 	e.round = round
 	e.begin(func() {
 		e.guard(e.others, e.others, ClosedWait)
@@ -63,7 +63,7 @@ func NewEnding(me Self, round int, others []string, mixed bool, opt EndOptions) 
 }
 
 // step does an operation before the last barrier, while the others are looked after.
-func (e *Ending) step(op Op, then func(Event)) {
+func (e *ending) step(op Op, then func(Event)) {
 	e.current = e.do(op, func(ev Event) {
 		if ev.Err == nil && !e.lost {
 			then(ev)
@@ -81,7 +81,7 @@ func (e *Ending) step(op Op, then func(Event)) {
 
 // find is the state in which the first barrier of this end is not known. PyTorch counts the barriers of all worlds of a process,
 // so in a later world one has to look which of them a PyTorch worker has entered. It does not wait for others to do so.
-func (e *Ending) find(ahead int, again time.Duration) {
+func (e *ending) find(ahead int, again time.Duration) {
 	likely := 3*e.round + 1
 	if e.round == 0 || !e.mixed {
 		likely = 1
@@ -96,7 +96,7 @@ func (e *Ending) find(ahead int, again time.Duration) {
 		all = append(all, (3*e.round+n)%cap(all)+1)
 	}
 	inOrder(all, func(n int, next func()) {
-		e.step(Op{Kind: OpCheck, Round: e.round, Keys: []string{ActiveKey(n)}}, func(ev Event) {
+		e.step(Op{Kind: OpCheck, Round: e.round, Keys: []string{activeKey(n)}}, func(ev Event) {
 			if ev.OK {
 				e.n = n
 				e.idle()
@@ -112,7 +112,7 @@ func (e *Ending) find(ahead int, again time.Duration) {
 }
 
 // idle is the state in which calls of this worker may be under way.
-func (e *Ending) idle() {
+func (e *ending) idle() {
 	e.step(Op{Kind: OpIdle}, func(Event) {
 		if e.NoMeeting {
 			e.n++
@@ -124,7 +124,7 @@ func (e *Ending) idle() {
 }
 
 // count is the state in which everybody was idle since the last count. No call begins until all have counted.
-func (e *Ending) count() {
+func (e *ending) count() {
 	e.must(Op{Kind: OpFreeze}, func(ev Event) {
 		e.frozen = true
 		if e.NoFreeze {
@@ -143,7 +143,7 @@ func (e *Ending) count() {
 }
 
 // thaw lets calls begin again.
-func (e *Ending) thaw(then func()) {
+func (e *ending) thaw(then func()) {
 	if !e.frozen {
 		then()
 		return
@@ -153,41 +153,41 @@ func (e *Ending) thaw(then func()) {
 }
 
 // barrier enters the next barrier with a number to add up, and waits for all.
-func (e *Ending) barrier(add int, then func(sum int)) {
+func (e *ending) barrier(add int, then func(sum int)) {
 	n := e.n
 	e.n++
 	sum := func(Event) {
-		e.step(Op{Kind: OpAdd, Round: e.round, Key: ActiveKey(n)}, func(ev Event) { then(ev.N) })
+		e.step(Op{Kind: OpAdd, Round: e.round, Key: activeKey(n)}, func(ev Event) { then(ev.N) })
 	}
 	e.enter(e.step, n, add, func() { sum(Event{}) }, func() {
-		e.step(Op{Kind: OpWait, Round: e.round, Keys: []string{ReadyKey(n)}}, sum)
+		e.step(Op{Kind: OpWait, Round: e.round, Keys: []string{readyKey(n)}}, sum)
 	})
 }
 
 // enter enters a barrier. last is the state if everybody else has entered it before, wait otherwise.
-func (e *Ending) enter(ask asker, n, add int, last, wait func()) {
-	ask(Op{Kind: OpAdd, Round: e.round, Key: ActiveKey(n), N: add}, func(Event) {
-		ask(Op{Kind: OpAdd, Round: e.round, Key: CountKey(n), N: 1}, func(ev Event) {
+func (e *ending) enter(ask asker, n, add int, last, wait func()) {
+	ask(Op{Kind: OpAdd, Round: e.round, Key: activeKey(n), N: add}, func(Event) {
+		ask(Op{Kind: OpAdd, Round: e.round, Key: countKey(n), N: 1}, func(ev Event) {
 			if ev.N != e.me.Size {
 				wait()
 				return
 			}
-			ask(Op{Kind: OpSet, Round: e.round, Key: ReadyKey(n)}, func(Event) { last() })
+			ask(Op{Kind: OpSet, Round: e.round, Key: readyKey(n)}, func(Event) { last() })
 		})
 	})
 }
 
 // arrive is the state before the last barrier. It tells worlds that come later that this one is over.
-func (e *Ending) arrive() {
+func (e *ending) arrive() {
 	e.do(Op{Kind: OpSet, Round: e.round, Key: KeyOver}, func(Event) {
 		e.enter(e.must, e.n, 0, func() { e.end(nil) }, e.waitLast)
 	})
 }
 
 // waitLast is the state in which this worker has come to its end, and others may be on their way.
-func (e *Ending) waitLast() {
+func (e *ending) waitLast() {
 	e.guard(e.others, e.others, LastWait)
-	e.current = e.do(Op{Kind: OpWait, Round: e.round, Keys: []string{ReadyKey(e.n)}}, func(ev Event) {
+	e.current = e.do(Op{Kind: OpWait, Round: e.round, Keys: []string{readyKey(e.n)}}, func(ev Event) {
 		e.unguard(func(dead *cohort.Error) {
 			switch {
 			case ev.Err == nil:
@@ -207,12 +207,12 @@ func (e *Ending) waitLast() {
 
 // look is the state in which somebody is gone: it has died if the last barrier does not end, although the store is there to tell. until is
 // when it should have ended, zero while the store has told nothing: it may be slow for others too, so they are given their time from then on.
-func (e *Ending) look(dead *cohort.Error, until time.Duration) {
+func (e *ending) look(dead *cohort.Error, until time.Duration) {
 	limit := until
 	if until == 0 {
 		limit = e.now + silentFor
 	}
-	e.do(Op{Kind: OpCheck, Round: e.round, Keys: []string{ReadyKey(e.n)}, For: max(limit-e.now, 1)}, func(ev Event) {
+	e.do(Op{Kind: OpCheck, Round: e.round, Keys: []string{readyKey(e.n)}, For: max(limit-e.now, 1)}, func(ev Event) {
 		switch {
 		case timeOver(ev.Err) && e.now < limit: // that of the caller is, and the store has not told
 			e.end(ev.Err)
@@ -234,7 +234,7 @@ func (e *Ending) look(dead *cohort.Error, until time.Duration) {
 }
 
 // died is the state in which a worker has died before its end.
-func (e *Ending) died(dead *cohort.Error) {
+func (e *ending) died(dead *cohort.Error) {
 	if e.NoFirst {
 		e.end(dead)
 		return

@@ -199,10 +199,10 @@ func (g *leaver) leave() {
 // checkMet holds that a worker ends well only if everybody has come to the end and had no calls, and if all have met in the last barrier: unless
 // the store is gone, which ends with its host.
 func (w *endSim) checkMet(g *leaver, last int) {
-	if came := w.store[at(w.round, CountKey(last-1))]; came != strconv.Itoa(len(w.workers)) {
+	if came := w.store[at(w.round, countKey(last-1))]; came != strconv.Itoa(len(w.workers)) {
 		w.fault("%s ends well, and %q workers have come to the end", g.name, came)
 	}
-	if _, met := w.store[at(w.round, ReadyKey(last))]; !met && !w.gone {
+	if _, met := w.store[at(w.round, readyKey(last))]; !met && !w.gone {
 		w.fault("%s ends well, and the others have not come", g.name)
 	}
 }
@@ -271,14 +271,14 @@ func (g *leaver) torch() {
 	barrier := func(add int, then func(sum int)) {
 		n := g.n
 		g.n++
-		passed := func(Event) { ask(Op{Kind: OpAdd, Key: ActiveKey(n)}, func(ev Event) { then(ev.N) }) }
-		ask(Op{Kind: OpAdd, Key: ActiveKey(n), N: add}, func(Event) {
-			ask(Op{Kind: OpAdd, Key: CountKey(n), N: 1}, func(ev Event) {
+		passed := func(Event) { ask(Op{Kind: OpAdd, Key: activeKey(n)}, func(ev Event) { then(ev.N) }) }
+		ask(Op{Kind: OpAdd, Key: activeKey(n), N: add}, func(Event) {
+			ask(Op{Kind: OpAdd, Key: countKey(n), N: 1}, func(ev Event) {
 				if ev.N == len(w.workers) {
-					ask(Op{Kind: OpSet, Key: ReadyKey(n)}, passed)
+					ask(Op{Kind: OpSet, Key: readyKey(n)}, passed)
 					return
 				}
-				ask(Op{Kind: OpWait, Keys: []string{ReadyKey(n)}}, passed)
+				ask(Op{Kind: OpWait, Keys: []string{readyKey(n)}}, passed)
 			})
 		})
 	}
@@ -348,7 +348,7 @@ func (w *endSim) simulate() error {
 			return fmt.Errorf("%s waits for ever", g.name)
 		case g.err == nil || noStore:
 		case len(w.died) == 0 && g.py && w.hosted: // the store may end before it has read the sum of the last barrier
-		case len(w.gave) > 0 && dead != nil && dead.Code == cohort.DeadlineExceeded && ParseLoss(first).Worker == dead.Peer && g.ended <= w.lastBegun()+slack:
+		case len(w.gave) > 0 && dead != nil && dead.Code == cohort.DeadlineExceeded && parseLoss(first).Worker == dead.Peer && g.ended <= w.lastBegun()+slack:
 		case len(w.died) == 0:
 			return fmt.Errorf("nobody has died, and %s ends with %w", g.name, g.err)
 		case g.ended > w.lastBegun()+slack:
@@ -441,7 +441,7 @@ func TestFirstBarrier(t *testing.T) {
 		s.process("a", false)
 		s.process("b", true)
 		e := NewEnding(Self{Name: "a", Size: 2}, 2, []string{"b"}, true, EndOptions{})
-		s.after(10*time.Millisecond, func() { s.put(at(2, ActiveKey(n)), "0") })
+		s.after(10*time.Millisecond, func() { s.put(at(2, activeKey(n)), "0") })
 		idle := 0
 		g := &guard{}
 		s.start(&task{p: s.procs["a"], what: "end", m: e, do: func(op Op, answer func(Event)) {

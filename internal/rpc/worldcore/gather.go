@@ -65,7 +65,7 @@ func (w *waiting) blame(me Self, dead *cohort.Error, among []string, then func(f
 		return
 	}
 	w.do(Op{Kind: OpSwap, Round: w.round, Key: KeyLost, Text: dead.Peer, For: recordTime, Tidy: true}, func(ev Event) {
-		first := ParseLoss(ev.Text)
+		first := parseLoss(ev.Text)
 		if ev.Err != nil || ev.Text == dead.Peer || !first.among(among) {
 			then(dead)
 			return
@@ -79,13 +79,13 @@ func (w *waiting) ended(name, how string, cause error, then func(*cohort.Error))
 	w.do(Op{Kind: OpStates, Names: []string{name}}, func(ev Event) { then(deathOf(name, ev.States[0].rank(), how, cause)) })
 }
 
-// Counting finds out which all-gather of some names is next. Go workers begin with 0, and so do the first worlds of
+// counting finds out which all-gather of some names is next. Go workers begin with 0, and so do the first worlds of
 // PyTorch's processes. In later ones a PyTorch worker is asked. Its states are:
 //
 //	counting → looking for a PyTorch worker → asking it, until it says the same twice → known
 //
 // A PyTorch worker that is about to enter the all-gather does so once its leader answers, so all are looked after.
-type Counting struct {
+type counting struct {
 	waiting
 	GatherOptions
 	me      Self
@@ -99,20 +99,20 @@ type Counting struct {
 
 // NewCounting returns the machine. entered says that the PyTorch worker is about to enter the all-gather, if it has not, and
 // waits for us there. Otherwise it may enter it at any time.
-func NewCounting(me Self, round int, names []string, entered bool, opt GatherOptions) *Counting {
-	c := &Counting{GatherOptions: opt, me: me, names: slices.Sorted(slices.Values(names)), entered: entered, said: -1}
+func NewCounting(me Self, round int, names []string, entered bool, opt GatherOptions) *counting {
+	c := &counting{GatherOptions: opt, me: me, names: slices.Sorted(slices.Values(names)), entered: entered, said: -1}
 	c.round = round
 	c.begin(func() { c.count(func() { c.end(nil) }) })
 	return c
 }
 
 // others are the names of all workers but this one.
-func (c *Counting) others() []string {
+func (c *counting) others() []string {
 	return slices.DeleteFunc(slices.Clone(c.names), func(name string) bool { return name == c.me.Name })
 }
 
 // count is the state in which it is not known whether the number is known.
-func (c *Counting) count(then func()) {
+func (c *counting) count(then func()) {
 	c.then = then
 	c.must(Op{Kind: OpGatherCount, Names: c.names}, func(ev Event) {
 		switch {
@@ -127,7 +127,7 @@ func (c *Counting) count(then func()) {
 }
 
 // isPyTorch asks the first PyTorch worker, or goes on to the next worker.
-func (c *Counting) isPyTorch(name string, next func()) {
+func (c *counting) isPyTorch(name string, next func()) {
 	c.do(Op{Kind: OpIsGo, Worker: name}, func(ev Event) {
 		if ev.OK {
 			next()
@@ -142,7 +142,7 @@ func (c *Counting) isPyTorch(name string, next func()) {
 }
 
 // ask is the state in which the PyTorch worker is asked.
-func (c *Counting) ask() {
+func (c *counting) ask() {
 	name := gatherName(c.names)
 	c.question(Op{Kind: OpAskCount, Worker: c.who, Text: name}, func(ev Event) {
 		n := ev.N
@@ -161,7 +161,7 @@ func (c *Counting) ask() {
 
 // question asks, unless somebody has died. A connection that has ended says nothing about the process behind it: so the worker is
 // asked again, and does not listen any more if it is dead. One whose connections end every time is as good as dead: the others are told.
-func (c *Counting) question(op Op, then func(Event)) {
+func (c *counting) question(op Op, then func(Event)) {
 	c.current = c.do(op, func(ev Event) {
 		switch {
 		case ev.Err == nil && !c.lost:
@@ -193,7 +193,7 @@ func (c *Counting) question(op Op, then func(Event)) {
 
 // unreportedDeaths is the state in which nobody can tell the number any more. The leader tells those who wait for it, and notes it for
 // those who come. The others find out by themselves.
-func (c *Counting) unreportedDeaths(dead *cohort.Error) {
+func (c *counting) unreportedDeaths(dead *cohort.Error) {
 	why := gatherError(dead)
 	if c.names[0] != c.me.Name || c.NoUncounted {
 		c.failed(why)
@@ -206,7 +206,7 @@ func (c *Counting) unreportedDeaths(dead *cohort.Error) {
 
 // tell is the state in which a leader tells the Go workers that wait why an all-gather fails. A PyTorch worker waits until its
 // time is over, as for a leader of its own kind.
-func (c *Counting) tell(waits []Report, dead string, then func()) {
+func (c *counting) tell(waits []Report, dead string, then func()) {
 	until := c.now + tellTime
 	left := 1
 	told := func(Event) {
@@ -228,7 +228,7 @@ func (c *Counting) tell(waits []Report, dead string, then func()) {
 }
 
 // told takes the answer if it was the same before: a worker that enters an all-gather counts it a moment earlier.
-func (c *Counting) told(next int, inside bool) {
+func (c *counting) told(next int, inside bool) {
 	if (next == c.said || c.NoTwice) && (inside || !c.entered) {
 		c.unguard(func(*cohort.Error) { c.first(next) })
 		return
@@ -237,7 +237,7 @@ func (c *Counting) told(next int, inside bool) {
 	c.question(Op{Kind: OpPause, For: countEvery}, func(Event) { c.ask() })
 }
 
-func (c *Counting) first(n int) {
+func (c *counting) first(n int) {
 	c.must(Op{Kind: OpGatherFirst, Names: c.names, N: n}, func(Event) { c.then() })
 }
 
@@ -249,7 +249,7 @@ func (c *Counting) first(n int) {
 // after all others, since none of them can have left, and tells them. They look after the leader. A PyTorch leader looks
 // after nobody, so all look after all, although others may be further than they are.
 type Gather struct {
-	Counting
+	counting
 	leader   string
 	together bool
 	id       string
@@ -258,7 +258,7 @@ type Gather struct {
 
 // NewGather returns the machine. together says that nobody can leave before this worker.
 func NewGather(me Self, round int, names []string, together bool, opt GatherOptions) *Gather {
-	g := &Gather{Counting: Counting{GatherOptions: opt, me: me, names: slices.Sorted(slices.Values(names)), said: -1}, together: together}
+	g := &Gather{counting: counting{GatherOptions: opt, me: me, names: slices.Sorted(slices.Values(names)), said: -1}, together: together}
 	g.leader, g.round = g.names[0], round
 	g.begin(func() { g.count(g.enter) })
 	return g
@@ -307,7 +307,7 @@ func (g *Gather) report(waited []string) {
 	how := ClosedWait
 	switch {
 	case g.leads():
-		how = LeaderWait
+		how = leaderWait
 	case !g.together:
 		how = OpenWait
 	}

@@ -39,14 +39,14 @@ const (
 // RankKey is the key by which a Go rank of a static world shows itself.
 func RankKey(r int) string { return keyGoRanks + strconv.Itoa(r) }
 
-// ReadyKey is the key of a barrier of a world's end that everybody has entered.
-func ReadyKey(n int) string { return "shutdown/READY_ID_" + strconv.Itoa(n) }
+// readyKey is the key of a barrier of a world's end that everybody has entered.
+func readyKey(n int) string { return "shutdown/READY_ID_" + strconv.Itoa(n) }
 
-// ActiveKey is the key of the sum that the workers add up in a barrier. The first one that enters it makes it.
-func ActiveKey(n int) string { return "shutdown/ACTIVE_CALLS_ID_" + strconv.Itoa(n) }
+// activeKey is the key of the sum that the workers add up in a barrier. The first one that enters it makes it.
+func activeKey(n int) string { return "shutdown/ACTIVE_CALLS_ID_" + strconv.Itoa(n) }
 
-// CountKey is the key of how many workers have entered a barrier.
-func CountKey(n int) string { return "shutdown/PROCESS_COUNT_ID_" + strconv.Itoa(n) }
+// countKey is the key of how many workers have entered a barrier.
+func countKey(n int) string { return "shutdown/PROCESS_COUNT_ID_" + strconv.Itoa(n) }
 
 // ParseInfos reads PyTorch's list of the members of a dynamic world.
 func ParseInfos(raw string) ([]Worker, error) {
@@ -68,8 +68,8 @@ func ParseInfos(raw string) ([]Worker, error) {
 	return members, nil
 }
 
-// FormatInfos writes it.
-func FormatInfos(members []Worker) string {
+// formatInfos writes it.
+func formatInfos(members []Worker) string {
 	var b strings.Builder
 	for _, m := range members {
 		fmt.Fprintf(&b, "%s-%d,", m.Name, m.ID)

@@ -40,8 +40,8 @@ func (l Loss) Text() string {
 	return l.Worker + "\n" + strconv.Itoa(int(l.Code)) + "\n" + l.Detail
 }
 
-// ParseLoss reads it.
-func ParseLoss(text string) Loss {
+// parseLoss reads it.
+func parseLoss(text string) Loss {
 	worker, why, gaveUp := strings.Cut(text, "\n")
 	l := Loss{Worker: worker}
 	if !gaveUp {

@@ -9,12 +9,12 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// OpKind is the kind of an [Op].
-type OpKind uint8
+// opKind is the kind of an [Op].
+type opKind uint8
 
 // The operations, with what the answer has. Each may be answered with Err instead.
 const (
-	OpEnd    OpKind = 1 + iota // the machine has ended: everything else is to be cancelled; no answer
+	OpEnd    opKind = 1 + iota // the machine has ended: everything else is to be cancelled; no answer
 	OpCancel                   // cancel operation N, which is answered all the same; no answer itself
 	OpPause                    // let For pass
 
@@ -74,7 +74,7 @@ const NoRound = -1
 // and reports the answer as an [Event] with the same ID.
 type Op struct {
 	ID    int
-	Kind  OpKind
+	Kind  opKind
 	Round int
 	Key   string
 	Keys  []string
@@ -248,7 +248,7 @@ func deathOf(worker string, id int, how string, cause error) *cohort.Error {
 }
 
 // Instant reports whether an operation is answered at once: the driver need not do anything else meanwhile.
-func (k OpKind) Instant() bool {
+func (k opKind) Instant() bool {
 	switch k {
 	case OpStates, OpWorkers, OpEnter, OpKnow, OpDrop, OpOthers, OpFreeze, OpThaw, OpGatherCount, OpGatherFirst, OpGatherEnter, OpGatherSeen, OpGatherLeave, OpGiveUp, OpGiveUpNext:
 		return true

@@ -230,12 +230,12 @@ func (s *Start) lost(err error) {
 	})
 }
 
-// Naming is how the workers of a static world learn each other's names and addresses. Its states are:
+// naming is how the workers of a static world learn each other's names and addresses. Its states are:
 //
 //	agreeing on the mode → named → knowing all names → announced → knowing all addresses
 //
 // In a world of Go ranks it ends with [ErrAgain] if one of them comes again that has not announced itself.
-type Naming struct {
+type naming struct {
 	course
 	me   Self
 	addr string
@@ -243,8 +243,8 @@ type Naming struct {
 }
 
 // NewNaming returns the machine for a worker at an address.
-func NewNaming(me Self, round int, addr string, mixed bool) *Naming {
-	n := &Naming{me: me, addr: addr}
+func NewNaming(me Self, round int, addr string, mixed bool) *naming {
+	n := &naming{me: me, addr: addr}
 	n.round = round
 	n.begin(func() {
 		if !mixed && me.Round < 0 {
@@ -260,10 +260,10 @@ func NewNaming(me Self, round int, addr string, mixed bool) *Naming {
 }
 
 // Workers are all workers, in the order of their ranks.
-func (n *Naming) Workers() []Worker { return n.all }
+func (n *naming) Workers() []Worker { return n.all }
 
 // names waits for the names of all ranks.
-func (n *Naming) names() {
+func (n *naming) names() {
 	n.all = make([]Worker, n.me.Size)
 	for r := range n.all {
 		n.all[r].ID = r

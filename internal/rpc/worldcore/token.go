@@ -196,7 +196,7 @@ func (t *token) edit(change func([]Worker) []Worker, then func()) {
 			t.failed(err)
 			return
 		}
-		text := FormatInfos(change(all))
+		text := formatInfos(change(all))
 		t.swap(KeyInfos, raw, text, func(got string) {
 			if got == text {
 				then()

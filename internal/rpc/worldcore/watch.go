@@ -59,8 +59,8 @@ const (
 	ClosedWait Wait = iota
 	// OpenWait is one that others may leave before: what they have seen is on its way to us, and the wait goes on a little.
 	OpenWait
-	// LeaderWait is a closed one in which only this worker looks after all the others: it calls every one of them.
-	LeaderWait
+	// leaderWait is a closed one in which only this worker looks after all the others: it calls every one of them.
+	leaderWait
 	// LastWait is the last one, after which everybody goes: the caller decides what it means.
 	LastWait
 )
@@ -147,7 +147,7 @@ func (w *Watch) tick(err error) {
 		w.asking = true
 		w.do(Op{Kind: OpRead, Round: w.round, Key: KeyLost}, func(ev Event) {
 			w.asking = false
-			if loss := ParseLoss(ev.Text); loss.among(w.among) {
+			if loss := parseLoss(ev.Text); loss.among(w.among) {
 				w.known(loss)
 			}
 		})
@@ -214,7 +214,7 @@ func (w *Watch) gone(name, how string, cause error) {
 		w.found = e
 	}
 	w.do(Op{Kind: OpSwap, Round: w.round, Key: KeyLost, Text: name, For: recordTime}, func(ev Event) {
-		if first := ParseLoss(ev.Text); ev.Err == nil && ev.Text != name && first.among(w.among) {
+		if first := parseLoss(ev.Text); ev.Err == nil && ev.Text != name && first.among(w.among) {
 			w.known(first)
 			return
 		}
@@ -250,7 +250,7 @@ func (w *Watch) lost(e *cohort.Error, grace time.Duration) {
 // static world, unless nobody else does it, it is those behind it in the order of ranks up to the second Go worker: so everybody is looked after by two,
 // and a large world does not end with a connection of everybody to everybody.
 func (w *Watch) findUnconnected() {
-	if !w.me.Static() || w.how == LeaderWait && !w.NoLeader {
+	if !w.me.Static() || w.how == leaderWait && !w.NoLeader {
 		w.call = w.names
 		return
 	}

@@ -9,21 +9,19 @@ import (
 	"bytes"
 	"hash/maphash"
 	"slices"
-
-	"github.com/cohort-dist/cohort/internal/util/bitset"
 )
 
 // Table is an open-addressed index over entries that sit in chunks. Key and value share one allocation, so that a small pair costs its
 // bytes and about sixty more, and the index holds no pointers for the collector to follow.
 type Table struct {
 	seed   maphash.Seed
-	slots  index      // of all entries that are not in old
-	old    index      // an index of another size that is being moved into slots, a few entries with each key that comes or goes
-	moved  int        // slots of old below this one are empty
-	chunks [][]Entry  // all of chunkSize
-	fresh  int        // entries ever used; those above are new
-	free   uint32     // number plus one of the first recycled entry
-	used   bitset.Set // the entries that are keys
+	slots  index     // of all entries that are not in old
+	old    index     // an index of another size that is being moved into slots, a few entries with each key that comes or goes
+	moved  int       // slots of old below this one are empty
+	chunks [][]Entry // all of chunkSize
+	fresh  int       // entries ever used; those above are new
+	free   uint32    // number plus one of the first recycled entry
+	used   Bitset    // the entries that are keys
 
 	walks []*Walk // that must know which entries go
 	begun uint64  // walks ever

@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
-
-	"github.com/cohort-dist/cohort/internal/util/bitset"
 )
 
 // TestTable compares the key table with a map.
@@ -46,7 +44,7 @@ func TestTable(t *testing.T) {
 			}
 		}
 		got, size := map[string]string{}, int64(0)
-		for n, _ := table.used.Next(0); n != bitset.None; n, _ = table.used.Next(n + 1) {
+		for n, _ := table.used.Next(0); n != NoBit; n, _ = table.used.Next(n + 1) {
 			e := table.at(uint32(n))
 			got[string(e.Key())] = string(e.Value())
 			size += int64(cap(e.data)) + EntryCost

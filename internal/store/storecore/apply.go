@@ -9,7 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/keytable"
-	"github.com/cohort-dist/cohort/internal/store/storecounter"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
@@ -247,7 +247,7 @@ func (m *Machine) add(key []byte, delta int64) (sum, error) {
 		m.table.Insert(keytable.Pair(key, digits), len(key))
 		return sum{sum: delta, created: true}, nil
 	}
-	n, err := storecounter.Parse(e.Value())
+	n, err := storeop.ParseCounter(e.Value())
 	if err != nil {
 		return sum{}, notANumber(key, e.Value())
 	}

@@ -4,7 +4,6 @@
 package storecore
 
 import (
-	"github.com/cohort-dist/cohort/internal/store/slowclient"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
@@ -12,7 +11,7 @@ import (
 type input struct {
 	buf     []byte
 	lent    int // bytes of the larger buffer that the driver continues in, see Rest
-	pace    slowclient.Pace
+	pace    Pace
 	looks   int // how often Expire has found it where it was
 	parsed  wire.Progress
 	frame   int // native: bytes of the frame that is not all there

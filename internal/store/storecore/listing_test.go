@@ -12,7 +12,6 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/store/keytable"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-	"github.com/cohort-dist/cohort/internal/util/bitset"
 )
 
 // lister is a machine with many keys that change, and what they are.
@@ -128,7 +127,7 @@ func TestListingInParts(t *testing.T) {
 func TestMarks(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, most := range []int{1, 64, 5000, 1 << 20} {
-		var s bitset.Set
+		var s keytable.Bitset
 		want := map[int]struct{}{}
 		for range 2000 {
 			n := r.IntN(most)
@@ -142,7 +141,7 @@ func TestMarks(t *testing.T) {
 		}
 		var got []int
 		work := 0
-		for n, looked := s.Next(0); n != bitset.None; n, looked = s.Next(n + 1) {
+		for n, looked := s.Next(0); n != keytable.NoBit; n, looked = s.Next(n + 1) {
 			got = append(got, n)
 			work += looked
 		}

@@ -7,9 +7,7 @@ import (
 	"bytes"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/store/fairqueue"
 	"github.com/cohort-dist/cohort/internal/store/keytable"
-	"github.com/cohort-dist/cohort/internal/store/pollwatch"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/util/invariants"
 )
@@ -70,7 +68,7 @@ type Machine struct {
 	claims   claims
 
 	// Who waits for memory.
-	crowd   fairqueue.Line[*Conn] // for room for a reply, see crowd.go
+	crowd   fairQueue[*Conn] // for room for a reply, see crowd.go
 	senders senders
 
 	request wire.Request // reused, so that parsing allocates nothing
@@ -88,7 +86,7 @@ func New(config Config) *Machine {
 		config: config, budget: budget{shares: divide(config.Limits.Memory)}, conns: newRoster(config.Loops),
 		table: keytable.New(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
 		waits: newWaits(), watchers: map[string]map[*Conn]struct{}{},
-		crowd: fairqueue.New(closed), senders: senders{Line: fairqueue.New(closed)},
+		crowd: newFairQueue(closed), senders: senders{fairQueue: newFairQueue(closed)},
 	}
 }
 
@@ -114,7 +112,7 @@ type Conn struct {
 
 	stakes stakes
 	back   readBack
-	poll   pollwatch.Poll
+	poll   Poll
 }
 
 // Tick begins a turn and tells the machine the time, in nanoseconds of the driver's choice. A driver that looks at its clock

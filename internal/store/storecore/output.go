@@ -8,7 +8,6 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/store/keytable"
 	"github.com/cohort-dist/cohort/internal/store/sendbuf"
-	"github.com/cohort-dist/cohort/internal/store/slowclient"
 	"github.com/cohort-dist/cohort/internal/util/invariants"
 )
 
@@ -17,8 +16,8 @@ import (
 type output struct {
 	sendbuf.Stream
 
-	batch   int // of those that were there at slowclient.Since, how many bytes are not gone yet
-	pace    slowclient.Pace
+	batch   int // of those that were there at pace.Since, how many bytes are not gone yet
+	pace    Pace
 	paused  bool // the client has to read before its next request is applied
 	counted int  // bytes in the machine's sum
 }

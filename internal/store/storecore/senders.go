@@ -5,7 +5,6 @@ package storecore
 
 import (
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/store/fairqueue"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
@@ -19,7 +18,7 @@ import (
 // them. One client may always go on, also with a request that is larger than that, or one such as MULTI_SET that turns out
 // to be.
 type senders struct {
-	fairqueue.Line[*Conn] // those that are not read from
+	fairQueue[*Conn] // those that are not read from
 
 	granted int64 // bytes
 	active  int   // how many have room and are read from

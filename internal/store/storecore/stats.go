@@ -8,8 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/store/pollwatch"
-	"github.com/cohort-dist/cohort/internal/store/storecounter"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
@@ -37,7 +36,7 @@ type Snapshot struct {
 	Left    int      // keys that clients of an earlier run left behind
 	LeftAt  int64    // when the last of them went, as told by Tick
 	Waiters []Waiter // the oldest first, at most as many as asked for
-	Pollers []Poller
+	Pollers []poller
 }
 
 // Waiter is a client that waits for a key.
@@ -49,9 +48,9 @@ type Waiter struct {
 	Since   int64 // as told by Tick
 }
 
-// Poller is a client that asks for a key again and again.
-type Poller struct {
-	pollwatch.Told
+// poller is a client that asks for a key again and again.
+type poller struct {
+	pollHint
 	Peer, Name string
 }
 
@@ -99,7 +98,7 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 		Memory: m.memory(), Data: m.table.Bytes(), NWaits: m.waits.n, Left: m.run.left, LeftAt: m.run.leftAt, Work: m.turn.work,
 	}
 	if e := m.table.Find([]byte(wire.WorkerCountKey)); e != nil {
-		s.Workers, _ = storecounter.Parse(e.Value())
+		s.Workers, _ = storeop.ParseCounter(e.Value())
 	}
 	looks, text := lookedAt*maxWaiters, shownText
 	add := func(w Waiter, c *Conn, key string) {
@@ -141,7 +140,7 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 }
 
 // pollers returns clients that ask again and again, at most as many as asked for and as have room in a Snapshot.
-func (m *Machine) pollers(most int) (all []Poller) {
+func (m *Machine) pollers(most int) (all []poller) {
 	text := shownText / 4
 	for _, c := range m.conns.all[:min(len(m.conns.all), lookedAt*most)] {
 		m.turn.work++
@@ -149,7 +148,7 @@ func (m *Machine) pollers(most int) (all []Poller) {
 		if !found {
 			continue
 		}
-		p := Poller{told, c.Peer, m.name(c)}
+		p := poller{told, c.Peer, m.name(c)}
 		if text -= len(p.Key) + len(p.Answer) + len(p.Peer) + len(p.Name); text < 0 || len(all) >= min(most, mostPollers) {
 			break
 		}

@@ -477,7 +477,7 @@ func TestStatsAreBelowATurn(t *testing.T) {
 }
 
 // shownBytes is how many bytes of text pollers have.
-func shownBytes(pollers []Poller) (n int) {
+func shownBytes(pollers []poller) (n int) {
 	for _, p := range pollers {
 		n += len(p.Key) + len(p.Answer) + len(p.Peer) + len(p.Name)
 	}

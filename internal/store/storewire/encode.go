@@ -14,7 +14,7 @@ import (
 
 // AppendValidate is the first message of a V client.
 func AppendValidate(b []byte) []byte {
-	return binary.LittleEndian.AppendUint32(append(b, byte(Validate)), Magic)
+	return binary.LittleEndian.AppendUint32(append(b, byte(Validate)), magic)
 }
 
 // AppendPing asks for nonce back.

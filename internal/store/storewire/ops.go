@@ -153,8 +153,8 @@ func CodeOf(d Dialect, o Op) (byte, bool) {
 
 // Constants of the wire.
 const (
-	// Magic follows the VALIDATE code.
-	Magic uint32 = 0x3C85F7CE
+	// magic follows the VALIDATE code.
+	magic uint32 = 0x3C85F7CE
 	// NativeVersion follows the Upgrade code.
 	NativeVersion uint32 = 1
 	// NativeKey is the reserved raw key by which a V client recognises cohort's server: CHECK of it alone answers
@@ -206,7 +206,7 @@ func Detect(b []byte) Dialect {
 		return Legacy
 	case len(b) < 5:
 		return Undetected
-	case u32(b[1:]) == Magic:
+	case u32(b[1:]) == magic:
 		return V
 	default:
 		return Legacy

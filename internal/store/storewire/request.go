@@ -189,7 +189,7 @@ func parseWhole(d Dialect, b []byte, limits *Limits, r *Request) int {
 			return 0
 		}
 	}
-	if at > limits.Request || (op == Validate && r.Nonce != Magic) {
+	if at > limits.Request || (op == Validate && r.Nonce != magic) {
 		return 0
 	}
 	return at
@@ -284,8 +284,8 @@ func (p *Progress) field(op Op, f field, b []byte, limits *Limits) (done bool, e
 		if len(b)-p.at < 4 {
 			return false, nil
 		}
-		if op == Validate && u32(b[p.at:]) != Magic {
-			return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "validate with magic 0x%08x, want 0x%08x", u32(b[p.at:]), Magic)
+		if op == Validate && u32(b[p.at:]) != magic {
+			return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "validate with magic 0x%08x, want 0x%08x", u32(b[p.at:]), magic)
 		}
 		return p.fixed(b, 4), nil
 	case fWait:

@@ -62,8 +62,8 @@ func MemoryOf(root string, pid int) Memory {
 		return Memory{}
 	}
 	m := Memory{Dir: dir, Used: number(filepath.Join(dir, pick(v2, "memory.current", "memory.usage_in_bytes"))), Limit: Limit(filepath.Join(dir, pick(v2, "memory.max", "memory.limit_in_bytes")))}
-	m.Used = max(0, m.Used-Field(filepath.Join(dir, "memory.stat"), pick(v2, "inactive_file", "total_inactive_file")))
-	m.Kills = Field(filepath.Join(dir, pick(v2, "memory.events", "memory.oom_control")), "oom_kill")
+	m.Used = max(0, m.Used-field(filepath.Join(dir, "memory.stat"), pick(v2, "inactive_file", "total_inactive_file")))
+	m.Kills = field(filepath.Join(dir, pick(v2, "memory.events", "memory.oom_control")), "oom_kill")
 	return m
 }
 
@@ -80,9 +80,9 @@ func ThrottledOf(root string, pid int) Throttled {
 		return Throttled{}
 	}
 	if v2 {
-		return Throttled{dir, time.Duration(Field(filepath.Join(dir, "cpu.stat"), "throttled_usec")) * time.Microsecond}
+		return Throttled{dir, time.Duration(field(filepath.Join(dir, "cpu.stat"), "throttled_usec")) * time.Microsecond}
 	}
-	return Throttled{dir, time.Duration(Field(filepath.Join(dir, "cpu.stat"), "throttled_time"))}
+	return Throttled{dir, time.Duration(field(filepath.Join(dir, "cpu.stat"), "throttled_time"))}
 }
 
 // Frozen reports whether the cgroup of a process is frozen, as docker pause does it: none of its processes runs.
@@ -94,7 +94,7 @@ func Frozen(root string, pid int) bool {
 		}
 	}
 	dir, _ := Dir(root, strconv.Itoa(pid), "freezer", func(v2 bool) string { return pick(v2, "cgroup.events", none) })
-	return dir != "" && Field(filepath.Join(dir, "cgroup.events"), "frozen") == 1
+	return dir != "" && field(filepath.Join(dir, "cgroup.events"), "frozen") == 1
 }
 
 func pick(v2 bool, two, one string) string {
@@ -123,8 +123,8 @@ func number(file string) int64 {
 	return max(0, n)
 }
 
-// Field reads "name N" of a file, 0 if it is not there.
-func Field(file, name string) int64 {
+// field reads "name N" of a file, 0 if it is not there.
+func field(file, name string) int64 {
 	b, err := os.ReadFile(file) //nolint:gosec // a file of the kernel
 	if err != nil {
 		return 0

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Here is the machine that this process runs on.
-func Here() (Machine, error) {
+// here is the machine that this process runs on.
+func here() (Machine, error) {
 	m := Machine{Root: "/", Lookup: os.LookupEnv}
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {

@@ -7,7 +7,7 @@ package numabind
 
 import "errors"
 
-// Here is the machine that this process runs on.
-func Here() (Machine, error) {
+// here is the machine that this process runs on.
+func here() (Machine, error) {
 	return Machine{}, errors.New("this system does not say where its devices are")
 }

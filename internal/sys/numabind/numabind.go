@@ -241,14 +241,14 @@ func (m Machine) list(name string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ParseList(text)
+	return parseList(text)
 }
 
 // mostCPUs bounds the numbers of a list; Linux knows no more processors.
 const mostCPUs = 1 << 16
 
-// ParseList reads a list of numbers as the kernel writes them: "0-2,4".
-func ParseList(text string) ([]int, error) {
+// parseList reads a list of numbers as the kernel writes them: "0-2,4".
+func parseList(text string) ([]int, error) {
 	var all []int
 	for part := range strings.SplitSeq(text, ",") {
 		if part = strings.TrimSpace(part); part == "" {

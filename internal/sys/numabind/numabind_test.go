@@ -148,7 +148,7 @@ func FuzzParseList(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		all, err := ParseList(s)
+		all, err := parseList(s)
 		if err == nil && len(all) > 0 && (slices.Min(all) < 0 || slices.Max(all) >= mostCPUs) {
 			t.Errorf("%q: %v", s, all)
 		}

@@ -9,7 +9,7 @@ func Plan(mode string, workers int) ([][]int, error) {
 	if mode == "" {
 		return all, nil
 	}
-	m, err := Here()
+	m, err := here()
 	if err != nil {
 		return nil, err
 	}

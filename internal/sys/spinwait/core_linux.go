@@ -28,7 +28,7 @@ func YieldCore() {
 func Core() int {
 	var cpu uint32
 	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 { //nolint:gosec // the system call takes addresses
-		return Nowhere
+		return nowhere
 	}
 	return int(cpu)
 }
@@ -52,8 +52,8 @@ func members(set *unix.CPUSet, list []int) []int {
 	return list
 }
 
-// MoveTo moves the calling thread to another core. It may leave it again: the cores it may use are those of before.
-func MoveTo(core int) {
+// moveTo moves the calling thread to another core. It may leave it again: the cores it may use are those of before.
+func moveTo(core int) {
 	runtime.LockOSThread() // both calls must be about the same thread
 	defer runtime.UnlockOSThread()
 	var before, only unix.CPUSet
@@ -102,8 +102,8 @@ func (p *Placer) Place(now time.Duration, me, ranks int, coreOf func(rank int) i
 		return here
 	}
 	p.allowed = Allowed(p.allowed[:0])
-	if to, ok := Spread(me, p.cores, p.allowed); ok && p.moves.allow(now) {
-		MoveTo(to)
+	if to, ok := spread(me, p.cores, p.allowed); ok && p.moves.allow(now) {
+		moveTo(to)
 		p.others = ranksOn(p.cores, to)
 		return to
 	}

@@ -33,7 +33,7 @@ func TestAllowedAfterMove(t *testing.T) {
 		t.Fatal("no core is allowed")
 	}
 	for _, core := range before {
-		MoveTo(core)
+		moveTo(core)
 		if after := Allowed(nil); !slices.Equal(after, before) {
 			t.Errorf("after a move to core %d it may use %v, before %v", core, after, before)
 		}

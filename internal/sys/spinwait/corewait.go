@@ -11,7 +11,7 @@
 // yield asks it. A waiter therefore yields now and then, and goes by how long that took:
 //
 //	the yield              who needs the core           what the waiter does
-//	took less than Alone   nobody                       spins, and asks again every AskEvery
+//	took less than Alone   nobody                       spins, and asks again every askEvery
 //	took up to Slice       others who wait, as it does  yields and does not spin: the one it waits for may be among them
 //	took longer            a thread that computes       spins for a Glance, then sleeps: waking up preempts that thread, a yield
 //	                                                    waits for its whole time slice. It does not yield again for a while,
@@ -27,13 +27,13 @@
 //
 // A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn, and
 // the others come next, or a limit on the processor time stopped all of them. Whoever has used its core for Patience without success sleeps in any case.
-// If that sleep was short, Patience is too short for this machine, and doubles, up to MaxPatience: where waking a sleeper takes longer than the others
+// If that sleep was short, Patience is too short for this machine, and doubles, up to maxPatience: where waking a sleeper takes longer than the others
 // have patience, they all sleep in each operation, and wake each other. A long sleep ends that.
 //
 // What a waiter finds out in operations of much data holds for those only: who computes there may be a rank that copies its part,
 // and in the next small operation it does not.
 //
-// So a wait costs at most MaxPatience of one core. Where a large message comes in pieces, whoever slept until one was there only looks for a
+// So a wait costs at most maxPatience of one core. Where a large message comes in pieces, whoever slept until one was there only looks for a
 // Glance before it sleeps again. Neither a spin nor a yield passes through the scheduler of the Go runtime,
 // which would wake other threads; goroutines of the same process get their turn by its preemption.
 //
@@ -42,46 +42,46 @@ package spinwait
 
 import "time"
 
-// Act is what a waiter does next, before it looks again.
-type Act uint8
+// act is what a waiter does next, before it looks again.
+type act uint8
 
 // The acts.
 const (
-	Spin  Act = iota // look again, for a microsecond or so
+	Spin  act = iota // look again, for a microsecond or so
 	Yield            // give the core away once
 	Sleep            // until somebody wakes it
 )
 
 // The times of the rule.
 const (
-	// NoContention is the longest that a yield takes which nobody makes use of: a system call.
-	NoContention = time.Microsecond
-	// SchedulerSlice is longer than others take who do their part of an operation and wait again, and shorter than the time slice of one
+	// noContention is the longest that a yield takes which nobody makes use of: a system call.
+	noContention = time.Microsecond
+	// schedulerSlice is longer than others take who do their part of an operation and wait again, and shorter than the time slice of one
 	// who computes: the kernels in use give 3 ms and more.
-	SchedulerSlice = time.Millisecond
+	schedulerSlice = time.Millisecond
 	// Turn is as long as one of many ranks on a core may take for its part. Most take a tenth of it.
-	Turn = SchedulerSlice / 2
-	// Longest is what counts of a yield. One that took longer came back late because a limit on the container's processor time was
+	Turn = schedulerSlice / 2
+	// longest is what counts of a yield. One that took longer came back late because a limit on the container's processor time was
 	// used up, or because the whole machine stood still, and that would have happened to a waiter that did not yield too.
-	Longest = 4 * time.Millisecond
-	// AskEvery is how long a waiter spins before it yields once, to ask whether that is still right.
-	AskEvery = 5 * time.Microsecond
-	// MaxSpin is how much of its core a waiter uses before it sleeps; a yield counts as Alone. It is several times what waking
+	longest = 4 * time.Millisecond
+	// askEvery is how long a waiter spins before it yields once, to ask whether that is still right.
+	askEvery = 5 * time.Microsecond
+	// maxSpin is how much of its core a waiter uses before it sleeps; a yield counts as Alone. It is several times what waking
 	// a sleeper takes: otherwise a rank that was delayed once is awaited by sleepers, is delayed by having to wake them, and so on.
-	MaxSpin     = 200 * time.Microsecond
-	MaxPatience = 4 * MaxSpin
-	// SpinProbe is how long a waiter looks beside a thread that computes before it sleeps: longer than a small operation takes, and than waking
+	maxSpin     = 200 * time.Microsecond
+	maxPatience = 4 * maxSpin
+	// spinProbe is how long a waiter looks beside a thread that computes before it sleeps: longer than a small operation takes, and than waking
 	// a rank.
-	SpinProbe = 50 * time.Microsecond
-	// MinSamples is how many yields in a row must come back at once before nobody needs the core: the kernel does not always switch
+	spinProbe = 50 * time.Microsecond
+	// minSamples is how many yields in a row must come back at once before nobody needs the core: the kernel does not always switch
 	// when it could.
-	MinSamples = 4
-	// ExpensiveWake is what a yield may cost on average, among others who wait, before sleeping is cheaper.
-	ExpensiveWake = 100 * time.Microsecond
-	// YieldCredit is how many times longer than a yield that took long a waiter does not yield again; each further one that takes
-	// long doubles that, up to MaxPause. With many ranks there is always one that asks, and all wait for it.
-	YieldCredit = 8
-	MaxPause    = 320 * time.Millisecond
+	minSamples = 4
+	// expensiveWake is what a yield may cost on average, among others who wait, before sleeping is cheaper.
+	expensiveWake = 100 * time.Microsecond
+	// yieldCredit is how many times longer than a yield that took long a waiter does not yield again; each further one that takes
+	// long doubles that, up to maxPause. With many ranks there is always one that asks, and all wait for it.
+	yieldCredit = 8
+	maxPause    = 320 * time.Millisecond
 )
 
 // Much is the number of bytes above which ranks may take a good part of a Slice to copy or reduce what they have.
@@ -125,8 +125,8 @@ func (w *Waiter) Among(others int) { w.crowd = others }
 func (w *Waiter) Begin(now time.Duration) {
 	if w.tired {
 		w.tired = false
-		if slept := now - w.last; slept < 2*MaxPatience { // at most that: it may have done something else since
-			w.patience = min(2*w.patience+MaxSpin, MaxPatience-MaxSpin)
+		if slept := now - w.last; slept < 2*maxPatience { // at most that: it may have done something else since
+			w.patience = min(2*w.patience+maxSpin, maxPatience-maxSpin)
 		} else {
 			w.patience = 0
 		}
@@ -142,24 +142,24 @@ func (w *Waiter) GoOn(now time.Duration) {
 		w.Begin(now)
 		return
 	}
-	w.spent, w.last, w.tired = MaxSpin+w.patience-SpinProbe, now, false
+	w.spent, w.last, w.tired = maxSpin+w.patience-spinProbe, now, false
 }
 
 // Next tells what to do. After Yield the caller calls Yielded.
-func (w *Waiter) Next(now time.Duration) Act {
+func (w *Waiter) Next(now time.Duration) act {
 	f := &w.found[w.which]
 	w.spent += now - w.last
 	w.last = now
 	switch {
-	case now < f.until && (w.crowd > 0 || w.spent >= SpinProbe):
+	case now < f.until && (w.crowd > 0 || w.spent >= spinProbe):
 		return Sleep
 	case now < f.until:
 		return Spin
-	case w.spent >= MaxSpin+w.patience:
+	case w.spent >= maxSpin+w.patience:
 		w.tired = true
 		return Sleep
 	}
-	if f.wanted > 0 || now-w.asked >= AskEvery {
+	if f.wanted > 0 || now-w.asked >= askEvery {
 		w.asked = now
 		return Yield
 	}
@@ -169,17 +169,17 @@ func (w *Waiter) Next(now time.Duration) Act {
 // Yielded tells that the yield has come back.
 func (w *Waiter) Yielded(now time.Duration) {
 	f := &w.found[w.which]
-	took := min(now-w.asked, Longest)
+	took := min(now-w.asked, longest)
 	w.asked, w.last = now, now
-	w.spent += min(took, NoContention)
+	w.spent += min(took, noContention)
 	f.cost += (took - f.cost) / 64
 	switch {
-	case took < NoContention:
+	case took < noContention:
 		f.wanted, f.pause = max(f.wanted-1, 0), 0
-	case took < max(SchedulerSlice, time.Duration(w.crowd)*Turn):
-		f.wanted = MinSamples
-	case f.wanted == 0 || f.cost > ExpensiveWake:
-		f.pause = min(max(2*f.pause, YieldCredit*took), MaxPause)
+	case took < max(schedulerSlice, time.Duration(w.crowd)*Turn):
+		f.wanted = minSamples
+	case f.wanted == 0 || f.cost > expensiveWake:
+		f.pause = min(max(2*f.pause, yieldCredit*took), maxPause)
 		f.until, f.wanted, f.cost = now+f.pause, 0, 0
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // drive lets a waiter wait and answers its yields with the times given, until they are used up; it returns the acts.
-func drive(w *Waiter, now *time.Duration, yields ...time.Duration) (acts []Act) {
+func drive(w *Waiter, now *time.Duration, yields ...time.Duration) (acts []act) {
 	for w.Begin(*now); ; {
 		a := w.Next(*now)
 		acts = append(acts, a)
@@ -29,7 +29,7 @@ func drive(w *Waiter, now *time.Duration, yields ...time.Duration) (acts []Act) 
 	}
 }
 
-func count(acts []Act, a Act) (n int) {
+func count(acts []act, a act) (n int) {
 	for _, x := range acts {
 		if x == a {
 			n++
@@ -50,7 +50,7 @@ func TestNobodyElse(t *testing.T) {
 	if spins, yields := count(acts, Spin), count(acts, Yield); spins < 4*yields || acts[len(acts)-1] != Sleep {
 		t.Errorf("%d spins, %d yields, then %v: it spins, asks now and then, and sleeps in the end", spins, yields, acts[len(acts)-1])
 	}
-	if waited := now - time.Hour; waited < MaxSpin || waited > MaxSpin+20*time.Microsecond {
+	if waited := now - time.Hour; waited < maxSpin || waited > maxSpin+20*time.Microsecond {
 		t.Errorf("it slept after %v", waited)
 	}
 }
@@ -93,7 +93,7 @@ func TestSomebodyComputes(t *testing.T) {
 		t.Errorf("it gave its core away %d times in 2 s, %v each", yields, slice)
 	}
 	start := now
-	if acts := drive(&w, &now); count(acts, Yield) != 0 || acts[len(acts)-1] != Sleep || now-start != SpinProbe {
+	if acts := drive(&w, &now); count(acts, Yield) != 0 || acts[len(acts)-1] != Sleep || now-start != spinProbe {
 		t.Errorf("%v, for %v: where a yield costs a time slice it looks for a moment and sleeps", acts, now-start)
 	}
 	w.Among(1)
@@ -101,8 +101,8 @@ func TestSomebodyComputes(t *testing.T) {
 		t.Errorf("%v: it sleeps at once where the one that it waits for may be on its core", acts)
 	}
 	w.Among(0)
-	// NoContention again, it finds out at the next question.
-	now += MaxPause
+	// noContention again, it finds out at the next question.
+	now += maxPause
 	drive(&w, &now, 300)
 	if a := drive(&w, &now, 300, 300); count(a, Sleep) != 0 {
 		t.Errorf("%v: it sleeps though it is alone", a)
@@ -148,7 +148,7 @@ func TestMovesBecomeRare(t *testing.T) {
 	if n < 5 || n > 20 {
 		t.Errorf("a rank that is moved back each time moved %d times in 2 s", n)
 	}
-	now += YieldCredit * MaxPause
+	now += yieldCredit * maxPause
 	if !m.allow(now) || m.allow(now+firstPause/2) || !m.allow(now+firstPause) {
 		t.Error("a rank that stayed where it was for long does not move when it has to")
 	}
@@ -161,7 +161,7 @@ func TestGoOn(t *testing.T) {
 	for _, c := range []struct {
 		bytes int
 		most  time.Duration
-	}{{Much, MaxPatience}, {Much + 1, SpinProbe}} {
+	}{{Much, maxPatience}, {Much + 1, spinProbe}} {
 		var w Waiter
 		now := time.Hour
 		begin := w.Begin

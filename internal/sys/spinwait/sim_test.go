@@ -286,7 +286,7 @@ func TestNoCliff(t *testing.T) {
 				if extra == "strangers" { // who gives a core to them has to be woken, one after the other
 					limit += 3*time.Duration(perCore)*simRouse + time.Duration(c.ranks-1)*simWake
 				}
-				unknown := time.Duration(perCore-1)*Turn >= Longest
+				unknown := time.Duration(perCore-1)*Turn >= longest
 				if extra == "strangers" && unknown { // who cannot be told from so many ranks
 					limit += 2 * simSlice
 				}
@@ -369,7 +369,7 @@ func TestManyRanksOnACore(t *testing.T) {
 func TestSlowToWake(t *testing.T) {
 	t.Parallel()
 	for _, ranks := range []int{2, 3, 8} {
-		for _, rouse := range []time.Duration{MaxSpin / 2, MaxSpin + 50*time.Microsecond, 2 * MaxSpin, 3 * MaxSpin} {
+		for _, rouse := range []time.Duration{maxSpin / 2, maxSpin + 50*time.Microsecond, 2 * maxSpin, 3 * maxSpin} {
 			t.Run(fmt.Sprintf("%d ranks, %v", ranks, rouse), func(t *testing.T) {
 				t.Parallel()
 				s := newSim(ranks, ranks, func(r int) int { return r })
@@ -418,7 +418,7 @@ func TestLongWait(t *testing.T) {
 	late := s.ranks[1]
 	late.ready = 50 * time.Millisecond
 	s.run(t, 1)
-	if used := s.ranks[0].used; used > MaxSpin+10*time.Microsecond {
+	if used := s.ranks[0].used; used > maxSpin+10*time.Microsecond {
 		t.Errorf("a rank that waited for 50 ms used %v of its core", used)
 	}
 }
@@ -451,7 +451,7 @@ func TestSpread(t *testing.T) {
 		{[]int{0, 0}, []int{0, 1}, map[int]int{1: 1}},
 		{[]int{0, 1}, []int{0, 1}, nil},
 		{[]int{0, 0}, []int{0}, nil},
-		{[]int{0, Nowhere}, []int{0, 1}, nil},
+		{[]int{0, nowhere}, []int{0, 1}, nil},
 		{[]int{0, 0, 0, 1}, []int{0, 1}, map[int]int{2: 1}},
 		{[]int{0, 0, 0}, []int{0, 1}, map[int]int{2: 1}},
 		{[]int{0, 0, 1}, []int{0, 1}, nil}, // it would only change sides
@@ -460,7 +460,7 @@ func TestSpread(t *testing.T) {
 		{[]int{0, 0, 1, 1, 2, 2}, []int{0, 1, 2, 3}, map[int]int{1: 3}}, // one place for three
 	} {
 		for me := range c.cores {
-			to, ok := Spread(me, c.cores, c.allowed)
+			to, ok := spread(me, c.cores, c.allowed)
 			want, move := c.moves[me]
 			if ok != move || ok && to != want {
 				t.Errorf("cores %v, allowed %v: rank %d goes to %d %v, want %d %v", c.cores, c.allowed, me, to, ok, want, move)
@@ -487,7 +487,7 @@ func TestSpreadAtOnce(t *testing.T) {
 			next := slices.Clone(cores)
 			rest = true
 			for me := range cores {
-				if to, ok := Spread(me, cores, allowed); ok {
+				if to, ok := spread(me, cores, allowed); ok {
 					next[me], rest = to, false
 				}
 			}
@@ -534,7 +534,7 @@ func TestSpreadSettles(t *testing.T) {
 		for moved := true; moved; {
 			moved = false
 			for me := range cores {
-				if to, ok := Spread(me, cores, allowed); ok {
+				if to, ok := spread(me, cores, allowed); ok {
 					cores[me], moved = to, true
 					moves++
 				}

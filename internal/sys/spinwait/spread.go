@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Nowhere is the core of a rank that has not said where it runs.
-const Nowhere = -1
+// nowhere is the core of a rank that has not said where it runs.
+const nowhere = -1
 
-// Spread tells a rank that shares its core with others of its group whether to go to another one, and to which. cores has
+// spread tells a rank that shares its core with others of its group whether to go to another one, and to which. cores has
 // the core of each rank, allowed the cores that this rank may use.
 //
 // A rank goes when the core it goes to has at least two ranks less, and of the ranks on one core only the last goes: so
@@ -20,9 +20,9 @@ const Nowhere = -1
 //
 // The last ranks of several crowded cores may decide at the same time, by the same list. Each of them leaves the first places to
 // the ranks before it, so that they do not all go to the same core.
-func Spread(me int, cores []int, allowed []int) (core int, ok bool) {
+func spread(me int, cores []int, allowed []int) (core int, ok bool) {
 	here := cores[me]
-	if here == Nowhere || slices.Contains(cores[me+1:], here) {
+	if here == nowhere || slices.Contains(cores[me+1:], here) {
 		return 0, false
 	}
 	mine := ranksOn(cores, here)
@@ -40,7 +40,7 @@ func Spread(me int, cores []int, allowed []int) (core int, ok bool) {
 	}
 	before := 0 // ranks that go, too
 	for rank, c := range cores[:me] {
-		if c != Nowhere && !slices.Contains(cores[rank+1:], c) && ranksOn(cores, c)-best >= 2 {
+		if c != nowhere && !slices.Contains(cores[rank+1:], c) && ranksOn(cores, c)-best >= 2 {
 			before++
 		}
 	}
@@ -67,7 +67,7 @@ type moves struct {
 	pause time.Duration // after the last one
 }
 
-// firstPause is the time between two moves at first, MaxPause in the end.
+// firstPause is the time between two moves at first, maxPause in the end.
 const firstPause = time.Millisecond
 
 // allow reports whether the rank may move now, and if so takes it that it does.
@@ -75,8 +75,8 @@ func (m *moves) allow(now time.Duration) bool {
 	switch since := now - m.last; {
 	case since < m.pause:
 		return false
-	case since < YieldCredit*m.pause:
-		m.pause = min(2*m.pause, MaxPause)
+	case since < yieldCredit*m.pause:
+		m.pause = min(2*m.pause, maxPause)
 	default:
 		m.pause = firstPause
 	}

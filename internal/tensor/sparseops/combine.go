@@ -12,8 +12,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Join returns a tensor with the indices and values of all, one after the other: their sum, not coalesced.
-func Join(ss ...*tensor.Sparse) (*tensor.Sparse, error) {
+// join returns a tensor with the indices and values of all, one after the other: their sum, not coalesced.
+func join(ss ...*tensor.Sparse) (*tensor.Sparse, error) {
 	var index, values []*tensor.Tensor
 	for _, s := range ss {
 		if err := alike("add", ss[0], s); err != nil {
@@ -130,7 +130,7 @@ func Total(ss ...*tensor.Sparse) (*tensor.Sparse, error) {
 	if len(some) < 2 {
 		return append(some, ss[0])[0], nil
 	}
-	all, err := Join(some...)
+	all, err := join(some...)
 	if err != nil {
 		return nil, err
 	}
@@ -240,7 +240,7 @@ func Stack(dim int, ss ...*tensor.Sparse) (*tensor.Sparse, error) {
 			return nil, err
 		}
 	}
-	all, err := Join(parts...)
+	all, err := join(parts...)
 	if err != nil {
 		return nil, err
 	}

@@ -21,8 +21,8 @@ const (
 	Mul
 	Div
 	Pow
-	Maximum
-	Minimum
+	maximum
+	minimum
 )
 
 var opNames = [...]string{"add", "sub", "mul", "div", "pow", "maximum", "minimum"}
@@ -64,7 +64,7 @@ func Binary(op Op, a, b Operand) (*tensor.Tensor, error) {
 		return nil, bad(name, "the operands promote to %v, which is not implemented: convert them to complex64 first", dt)
 	case KindOf(dt) < Real && op == Pow:
 		return nil, unsupported(name, dt, realComplex)
-	case KindOf(dt) == Complex && (op == Maximum || op == Minimum):
+	case KindOf(dt) == Complex && (op == maximum || op == minimum):
 		return nil, unsupported(name, dt, notComplex)
 	}
 	shape, err := BroadcastShape(name, sa, sb)
@@ -127,13 +127,13 @@ func refuseBools(op Op, a, b Operand) error {
 // checkAlpha refuses what torch refuses.
 func checkAlpha(op string, alpha any, dt tensor.DType) error {
 	switch kind, of := KindOf(numberType(alpha)), KindOf(dt); {
-	case kind == Boolean && of != Boolean:
+	case kind == boolean && of != boolean:
 		return bad(op, "Boolean alpha only supported for Boolean results.")
 	case kind == Real && of < Real:
 		return bad(op, "For integral input tensors, argument alpha must not be a floating point number.")
 	case kind == Complex && of != Complex:
 		return bad(op, "For non-complex input tensors, argument alpha must not be a complex number.")
-	case kind == Integer && of == Integer:
+	case kind == integer && of == integer:
 		n, _ := alpha.(int64)
 		top := int64(1)<<(8*dt.Size()-1) - 1
 		low := -top - 1
@@ -242,7 +242,7 @@ func scalarOp[T number](op Op, pow func(x, y T) T) func(x, y T) T {
 		return func(x, y T) T { return x / y }
 	case Pow:
 		return pow
-	case Maximum:
+	case maximum:
 		return func(x, y T) T {
 			if isNaN(x) || greater(x, y) {
 				return x

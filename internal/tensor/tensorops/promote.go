@@ -56,8 +56,8 @@ type Kind uint8
 
 // The kinds of numbers.
 const (
-	Boolean Kind = iota
-	Integer
+	boolean Kind = iota
+	integer
 	Real
 	Complex
 )
@@ -66,13 +66,13 @@ const (
 func KindOf(dt tensor.DType) Kind {
 	switch {
 	case dt == tensor.Bool:
-		return Boolean
+		return boolean
 	case dt.Complex():
 		return Complex
 	case dt.Floating():
 		return Real
 	}
-	return Integer
+	return integer
 }
 
 func numberType(v any) tensor.DType {

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Document is the page.
-type Document struct {
+// document is the page.
+type document struct {
 	// Reasons are the allowed reasons for a row without a Go test, with their meanings.
 	Reasons map[string]string
 	// Sections are the PyTorch test files, in their order.
@@ -62,9 +62,9 @@ var (
 	goTest     = regexp.MustCompile("^`([\\w/.-]+)` `((?:Test|Fuzz|Example)\\w*)(?:/([^`]+))?`$")
 )
 
-// Parse reads the page. It returns all its mistakes.
-func Parse(text string) (*Document, []error) {
-	doc := &Document{Reasons: map[string]string{}}
+// parse reads the page. It returns all its mistakes.
+func parse(text string) (*document, []error) {
+	doc := &document{Reasons: map[string]string{}}
 	var problems []error
 	var section *Section
 	heading := ""

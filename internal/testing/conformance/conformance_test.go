@@ -25,12 +25,12 @@ func read(t *testing.T, path string) string {
 
 // TestConformancePage checks docs/conformance.md against PyTorch's tests and ours, and prints the counts.
 func TestConformancePage(t *testing.T) {
-	doc, problems := Parse(read(t, filepath.Join(root, "docs/conformance.md")))
+	doc, problems := parse(read(t, filepath.Join(root, "docs/conformance.md")))
 	lists, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(lists) == 0 {
 		t.Fatalf("no lists of PyTorch's tests: %v", err)
 	}
-	tree := NewTree(root, "store/storetest")
+	tree := newTree(root, "store/storetest")
 	used := map[string]bool{}
 	var files []string
 	for _, s := range doc.Sections {
@@ -90,7 +90,7 @@ const sample = `
 `
 
 func TestParse(t *testing.T) {
-	doc, problems := Parse(sample)
+	doc, problems := parse(sample)
 	if len(problems) != 0 || len(doc.Sections) != 1 || len(doc.Reasons) != 2 {
 		t.Fatalf("%+v, %v", doc, problems)
 	}
@@ -120,8 +120,8 @@ func TestMistakesAreFound(t *testing.T) {
 		{"`store` `TestSupports`", "`nowhere` `TestSupports`", "no such package"},
 		{"`store` `TestSupports`", "`../x` `TestSupports`", "leads out of the repository"},
 	} {
-		doc, problems := Parse(strings.Replace(sample, c.old, c.new, 1))
-		tree := NewTree(root, "store/storetest")
+		doc, problems := parse(strings.Replace(sample, c.old, c.new, 1))
+		tree := newTree(root, "store/storetest")
 		for _, s := range doc.Sections {
 			problems = append(problems, s.Compare([]string{"A.test_x", "A.test_y"})...)
 			for _, row := range s.Rows {

@@ -28,8 +28,8 @@ type tests struct {
 	literals  map[string]bool
 }
 
-// NewTree returns the tree below root. Subtests may also come from the cases in the folders suites.
-func NewTree(root string, suites ...string) *Tree {
+// newTree returns the tree below root. Subtests may also come from the cases in the folders suites.
+func newTree(root string, suites ...string) *Tree {
 	return &Tree{root: root, packages: map[string]*tests{}, suites: suites}
 }
 

@@ -18,19 +18,19 @@ import (
 // Event is something that a scenario can make happen. Its action is given by [Run.On].
 type Event struct {
 	Name string
-	// Where says from where it can happen.
-	Where Where
+	// where says from where it can happen.
+	Where where
 	// Alone keeps a second event away from it.
 	Alone bool
 }
 
-// Where is from where an event can be made to happen.
-type Where uint8
+// where is from where an event can be made to happen.
+type where uint8
 
 // The places.
 const (
-	// Anywhere is the default: the goroutine at the point, or another one while that one waits.
-	Anywhere Where = iota
+	// anywhere is the default: the goroutine at the point, or another one while that one waits.
+	anywhere where = iota
 	// Beside is for what may wait for the goroutine at the point, such as Close.
 	Beside
 	// Inside is for what has to hold up the goroutine at the point.
@@ -177,7 +177,7 @@ func (p *plan) choose(hits map[string]int) *plan {
 		if i > 0 && rng.IntN(togetherEvery) == 0 {
 			in.at = chosen.injections[0].at
 		}
-		in.inside = in.event.Where == Inside || in.event.Where == Anywhere && rng.IntN(2) == 0
+		in.inside = in.event.Where == Inside || in.event.Where == anywhere && rng.IntN(2) == 0
 		in.pause = pauses[rng.IntN(len(pauses))]
 		chosen.injections = append(chosen.injections, in)
 	}

@@ -25,7 +25,7 @@ type ProcessScenario struct {
 	Name   string
 	Share  int // as in Scenario
 	Points []string
-	// Events are what can happen for good: KillEvent and StopEvent. LateEvent and PauseEvent can happen in all scenarios.
+	// Events are what can happen for good: KillEvent and StopEvent. lateEvent and pauseEvent can happen in all scenarios.
 	Events []string
 	// Victims is how many processes something can happen to; zero: one.
 	Victims int
@@ -107,8 +107,8 @@ func (p *ProcessRun) String() string {
 const (
 	KillEvent  = "kill"
 	StopEvent  = "stop"
-	LateEvent  = "late"  // one of its goroutines stands still for a moment, and goes on
-	PauseEvent = "pause" // it is stopped for a moment, and goes on
+	lateEvent  = "late"  // one of its goroutines stands still for a moment, and goes on
+	pauseEvent = "pause" // it is stopped for a moment, and goes on
 )
 
 // What a process says on its standard output.
@@ -132,10 +132,10 @@ func OwnMoment(events []OwnEvent) (stop func() map[string]int) {
 		for _, e := range events {
 			switch {
 			case hit != e.Point || hits[hit] != e.N:
-			case e.Event == LateEvent:
+			case e.Event == lateEvent:
 				_, _ = fmt.Fprintln(os.Stdout, LateLine)
 				time.Sleep(lateTime) //nolint:forbidigo // that is what the event is
-			case e.Event == PauseEvent:
+			case e.Event == pauseEvent:
 				_, _ = fmt.Fprintln(os.Stdout, PauseLine)
 				signalSelf(true)
 				_, _ = fmt.Fprintln(os.Stdout, LateLine)
@@ -204,7 +204,7 @@ func TestProcesses(t *testing.T, s ProcessScenario) {
 		}
 		t.Logf("%d seeds; in %d of them the chosen point was not reached a second time", n, missed.Load())
 		if *tabled {
-			covered.log(t, append(slices.Clone(s.Events), LateEvent, PauseEvent))
+			covered.log(t, append(slices.Clone(s.Events), lateEvent, pauseEvent))
 		}
 	})
 }
@@ -244,16 +244,16 @@ func fates(s ProcessScenario, seed uint64) []Fate {
 	rng := (&plan{seed: seed}).rand(streamEvents)
 	all := make([]Fate, max(s.Victims, 1))
 	for i := range 1 + rng.IntN(2) {
-		choice := append(slices.Clone(s.Events), LateEvent, PauseEvent)
+		choice := append(slices.Clone(s.Events), lateEvent, pauseEvent)
 		event, victim := choice[rng.IntN(len(choice))], rng.IntN(len(all))
 		if i == 0 && rng.IntN(8) > 0 {
 			event = s.Events[rng.IntN(len(s.Events))]
 		}
 		f := &all[victim]
 		switch {
-		case event == LateEvent, event == PauseEvent:
+		case event == lateEvent, event == pauseEvent:
 		case f.Event != "": // nothing more can happen to it for good
-			event = LateEvent
+			event = lateEvent
 		default:
 			f.Event = event
 		}
@@ -261,8 +261,8 @@ func fates(s ProcessScenario, seed uint64) []Fate {
 	}
 	for _, f := range all {
 		for k := range f.Moments {
-			if f.Event == StopEvent && f.Moments[k].Event == PauseEvent { // who lets it go on could do so once too often
-				f.Moments[k].Event = LateEvent
+			if f.Event == StopEvent && f.Moments[k].Event == pauseEvent { // who lets it go on could do so once too often
+				f.Moments[k].Event = lateEvent
 			}
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// DialFunc opens a connection, as net.Dialer's DialContext does.
-type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
+// dialFunc opens a connection, as net.Dialer's DialContext does.
+type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // Fault is what a Proxy does to the bytes of one direction. The zero value passes them on.
 type Fault struct {
@@ -34,7 +34,7 @@ type Fault struct {
 // Proxy passes connections on to a server and breaks them on command.
 type Proxy struct {
 	listener net.Listener
-	dial     DialFunc
+	dial     dialFunc
 	target   string
 
 	up, down atomic.Pointer[Fault]
@@ -49,7 +49,7 @@ type Proxy struct {
 }
 
 // NewProxy accepts on listener and connects each client to target with dial (nil: TCP). Close ends it.
-func NewProxy(listener net.Listener, target string, dial DialFunc) *Proxy {
+func NewProxy(listener net.Listener, target string, dial dialFunc) *Proxy {
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
 	}

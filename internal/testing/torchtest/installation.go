@@ -13,21 +13,21 @@ import (
 	"testing"
 )
 
-// Feature is something that a build of PyTorch may lack.
-type Feature string
+// feature is something that a build of PyTorch may lack.
+type feature string
 
 // The features.
 const (
-	TensorPipe Feature = "TensorPipe" // and so RPC
-	LibUV      Feature = "libuv"      // the store server
-	Halves     Feature = "half types" // float16 in gloo, and bfloat16 where the version has it
+	TensorPipe feature = "TensorPipe" // and so RPC
+	libUV      feature = "libuv"      // the store server
+	Halves     feature = "half types" // float16 in gloo, and bfloat16 where the version has it
 )
 
 // About is what an installation says about itself.
 type About struct {
 	Version  string    `json:"version"`
 	Python   int       `json:"python"` // 12 for Python 3.12
-	Features []Feature `json:"features"`
+	Features []feature `json:"features"`
 }
 
 // Since reports whether the version is at least major.minor.
@@ -38,7 +38,7 @@ func (a About) Since(major, minor int) bool {
 }
 
 // Has reports whether the build has a feature.
-func (a About) Has(f Feature) bool { return slices.Contains(a.Features, f) }
+func (a About) Has(f feature) bool { return slices.Contains(a.Features, f) }
 
 func inFolder(name, folder string) *Torch {
 	return &Torch{Name: name, Root: folder, command: []string{"chroot", folder, "/usr/bin/python3"}}
@@ -73,7 +73,7 @@ func Each(t *testing.T, test func(t *testing.T, torch *Torch)) {
 
 // EachWith is [Each] for a test that needs a feature. An installation whose build lacks it is skipped with words that the count
 // of tests knows: it is no failure, and nothing that is missing here.
-func EachWith(t *testing.T, f Feature, test func(t *testing.T, torch *Torch)) {
+func EachWith(t *testing.T, f feature, test func(t *testing.T, torch *Torch)) {
 	t.Helper()
 	Each(t, func(t *testing.T, torch *Torch) {
 		t.Helper()

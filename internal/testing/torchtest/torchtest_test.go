@@ -71,7 +71,7 @@ func TestInstallationsSayWhatTheyAre(t *testing.T) {
 	Each(t, func(t *testing.T, torch *Torch) {
 		about := torch.About(t)
 		says := []string{"PyTorch " + about.Version}
-		for _, f := range []Feature{TensorPipe, LibUV, Halves} {
+		for _, f := range []feature{TensorPipe, libUV, Halves} {
 			if !about.Has(f) {
 				says = append(says, "no "+string(f))
 			}

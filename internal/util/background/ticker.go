@@ -16,10 +16,10 @@ import (
 const (
 	// Fast is the time between ticks at first, and after one that found something that nobody attends to.
 	Fast = time.Millisecond
-	// MaxIdleInterval is the longest time between ticks while things are posted.
-	MaxIdleInterval = 16 * time.Millisecond
-	// Slow is the longest time between ticks while nothing new is posted.
-	Slow = 128 * time.Millisecond
+	// maxIdleInterval is the longest time between ticks while things are posted.
+	maxIdleInterval = 16 * time.Millisecond
+	// slow is the longest time between ticks while nothing new is posted.
+	slow = 128 * time.Millisecond
 )
 
 // State is what a clock finds when it looks at a task.
@@ -100,8 +100,8 @@ func (c *Clock) run() {
 			interval.Reset()
 		}
 		pause := interval.Now()
-		if c.soon.Swap(pause <= MaxIdleInterval) {
-			pause = min(pause, MaxIdleInterval) // whoever has posted since the last look may have gone by it
+		if c.soon.Swap(pause <= maxIdleInterval) {
+			pause = min(pause, maxIdleInterval) // whoever has posted since the last look may have gone by it
 		}
 		timer.Reset(pause)
 		select {
@@ -116,9 +116,9 @@ func (c *Clock) run() {
 		case alone:
 			interval.Reset()
 		case news:
-			interval.Grow(MaxIdleInterval)
+			interval.Grow(maxIdleInterval)
 		default:
-			interval.Grow(Slow)
+			interval.Grow(slow)
 		}
 	}
 }

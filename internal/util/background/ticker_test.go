@@ -56,7 +56,7 @@ func TestPace(t *testing.T) {
 			t.Errorf("%d ticks in 1 s of posts that somebody attends to", n)
 		}
 		alone.Store(true)
-		time.Sleep(MaxIdleInterval)
+		time.Sleep(maxIdleInterval)
 		if n := busy(time.Second); n < 900 || n > 1100 {
 			t.Errorf("%d ticks in 1 s of posts that nobody attends to", n)
 		}
@@ -106,7 +106,7 @@ func TestPostBehindATick(t *testing.T) {
 			for i := range tasks {
 				tasks[i] = &Task{Tick: func(now time.Time) State {
 					seen[i]++
-					if at := posted[i]; !at.IsZero() && now.Sub(at) > MaxIdleInterval {
+					if at := posted[i]; !at.IsZero() && now.Sub(at) > maxIdleInterval {
 						t.Errorf("looked at %v after the post", now.Sub(at))
 					}
 					posted[i] = time.Time{}

@@ -9,7 +9,7 @@
 // tests.
 //
 // TestPoints of internal/repolint finds the places that have no point in the packages that it lists. A place that can have none says
-// why in its line: "// no point: why".
+// why in its line: "
 //
 // Without the build tag moments a point is an empty function that the compiler removes.
 package failpoint

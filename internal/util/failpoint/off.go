@@ -5,8 +5,8 @@
 
 package failpoint
 
-// Enabled reports whether points are compiled in.
-const Enabled = false
+// enabled reports whether points are compiled in.
+const enabled = false
 
 // At marks a point of execution. The name says where: "tcpstore.client.write".
 func At(string) {}

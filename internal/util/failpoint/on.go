@@ -7,8 +7,8 @@ package failpoint
 
 import "sync/atomic"
 
-// Enabled reports whether points are compiled in.
-const Enabled = true
+// enabled reports whether points are compiled in.
+const enabled = true
 
 var hook atomic.Pointer[func(point string)]
 

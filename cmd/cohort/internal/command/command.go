@@ -22,11 +22,11 @@ import (
 const (
 	ExitOK        = 0
 	ExitFailure   = 1
-	ExitUsage     = 2
-	ExitTimeout   = 3
-	ExitNotFound  = 4
+	exitUsage     = 2
+	exitTimeout   = 3
+	exitNotFound  = 4
 	ExitUnchanged = 5
-	ExitNoStore   = 6
+	exitNoStore   = 6
 )
 
 // IO is what a command may touch of the outside.
@@ -84,13 +84,13 @@ func ExitCode(err error) int {
 	var unreachable *unreachableError
 	switch {
 	case errors.As(err, &usage), errors.Is(err, cohort.InvalidArgument):
-		return ExitUsage
+		return exitUsage
 	case errors.As(err, &unreachable):
-		return ExitNoStore
+		return exitNoStore
 	case errors.Is(err, cohort.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-		return ExitTimeout
+		return exitTimeout
 	case errors.Is(err, cohort.NotFound):
-		return ExitNotFound
+		return exitNotFound
 	}
 	return ExitFailure
 }
@@ -101,7 +101,7 @@ func (a *App) Complain(err error) {
 	remote, _ := errors.AsType[*rpc.RemoteError](err)
 	if a.JSON {
 		code := cohort.CodeOf(err)
-		if ExitCode(err) == ExitUsage {
+		if ExitCode(err) == exitUsage {
 			code = cohort.InvalidArgument
 		}
 		report := map[string]any{"error": text, "code": code.String(), "exit": ExitCode(err)}

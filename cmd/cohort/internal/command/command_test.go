@@ -49,13 +49,13 @@ func TestExitCodes(t *testing.T) {
 		want int
 	}{
 		{errors.New("x"), ExitFailure},
-		{Usage(errors.New("x")), ExitUsage},
-		{fmt.Errorf("a: %w", cohort.DeadlineExceeded), ExitTimeout},
-		{context.DeadlineExceeded, ExitTimeout},
-		{cohort.New("x", cohort.NotFound, "y"), ExitNotFound},
-		{cohort.New("x", cohort.InvalidArgument, "y"), ExitUsage},
+		{Usage(errors.New("x")), exitUsage},
+		{fmt.Errorf("a: %w", cohort.DeadlineExceeded), exitTimeout},
+		{context.DeadlineExceeded, exitTimeout},
+		{cohort.New("x", cohort.NotFound, "y"), exitNotFound},
+		{cohort.New("x", cohort.InvalidArgument, "y"), exitUsage},
 		{cohort.New("x", cohort.PeerLost, "y"), ExitFailure},
-		{Unreachable(fmt.Errorf("a: %w", cohort.DeadlineExceeded)), ExitNoStore},
+		{Unreachable(fmt.Errorf("a: %w", cohort.DeadlineExceeded)), exitNoStore},
 	} {
 		if got := ExitCode(c.err); got != c.want {
 			t.Errorf("%v: exit %d, want %d", c.err, got, c.want)

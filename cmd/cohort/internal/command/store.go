@@ -114,7 +114,7 @@ func (a *App) tellConnecting(addr string, done <-chan struct{}) {
 
 // WithStore connects, runs f and closes, all within the timeout.
 func (f *StoreFlags) WithStore(ctx context.Context, a *App, run func(ctx context.Context, s *tcpstore.Client) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, TimeUpError(f.Timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, timeUpError(f.Timeout))
 	defer cancel()
 	opts := []tcpstore.ClientOption{tcpstore.WithTimeout(f.Timeout)}
 	if f.Raw {
@@ -131,12 +131,12 @@ func (f *StoreFlags) WithStore(ctx context.Context, a *App, run func(ctx context
 	return Explain(ctx, err)
 }
 
-// TimeUpError is the end of a command by --timeout.
-type TimeUpError time.Duration
+// timeUpError is the end of a command by --timeout.
+type timeUpError time.Duration
 
-func (t TimeUpError) Error() string {
+func (t timeUpError) Error() string {
 	return fmt.Sprintf("not within %s; --timeout gives it more", time.Duration(t))
 }
 
 // Is makes it a context.DeadlineExceeded.
-func (t TimeUpError) Is(target error) bool { return target == context.DeadlineExceeded }
+func (t timeUpError) Is(target error) bool { return target == context.DeadlineExceeded }

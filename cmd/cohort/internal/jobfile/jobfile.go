@@ -24,35 +24,35 @@ type File struct {
 	// Name is the job's id, "" for none.
 	Name string `yaml:"name"`
 	// Options are those of "cohort run", by their names without dashes in front.
-	Options map[string]Scalar `yaml:"options"`
-	Roles   []Role            `yaml:"roles"`
+	Options map[string]scalar `yaml:"options"`
+	Roles   []role            `yaml:"roles"`
 
 	lines map[string]int // of the options
 }
 
-// Role is a part of the workers.
-type Role struct {
+// role is a part of the workers.
+type role struct {
 	Name string `yaml:"name"`
 	// Workers is a number, or auto, cpu or gpu; "" is 1.
-	Workers Scalar            `yaml:"workers"`
+	Workers scalar            `yaml:"workers"`
 	Program Words             `yaml:"program"`
 	Module  bool              `yaml:"module"`
 	Python  string            `yaml:"python"`
 	Dir     string            `yaml:"dir"`
-	Env     map[string]Scalar `yaml:"env"`
+	Env     map[string]scalar `yaml:"env"`
 	// Line is where the role begins.
 	Line int `yaml:"-"`
 }
 
-// Scalar is a value as it is written: 3, true, text.
-type Scalar string
+// scalar is a value as it is written: 3, true, text.
+type scalar string
 
 // UnmarshalYAML takes a scalar of any type.
-func (s *Scalar) UnmarshalYAML(n *yaml.Node) error {
+func (s *scalar) UnmarshalYAML(n *yaml.Node) error {
 	if n.Kind != yaml.ScalarNode {
 		return fmt.Errorf("line %d: a single value is wanted here", n.Line)
 	}
-	*s = Scalar(n.Value)
+	*s = scalar(n.Value)
 	return nil
 }
 
@@ -67,7 +67,7 @@ func (w *Words) UnmarshalYAML(n *yaml.Node) error {
 	}
 	*w = nil
 	for _, word := range words {
-		var s Scalar
+		var s scalar
 		if err := word.Decode(&s); err != nil {
 			return err
 		}
@@ -114,13 +114,13 @@ func Parse(data []byte) (*File, error) {
 }
 
 // check says what is wrong with a role.
-func (r Role) check(i int, before []Role) error {
+func (r role) check(i int, before []role) error {
 	switch {
 	case r.Name == "":
 		return fmt.Errorf("role %d has no name", i+1)
 	case len(r.Program) == 0 || r.Program[0] == "":
 		return fmt.Errorf("role %s has no program", r.Name)
-	case slices.ContainsFunc(before, func(o Role) bool { return o.Name == r.Name }):
+	case slices.ContainsFunc(before, func(o role) bool { return o.Name == r.Name }):
 		return fmt.Errorf("two roles have the name %s", r.Name)
 	}
 	for name, value := range r.Env {
@@ -201,7 +201,7 @@ func (f *File) OptionNames() []string { return slices.Sorted(maps.Keys(f.Options
 func (f *File) OptionLine(name string) int { return f.lines[name] }
 
 // Flag says what a value means for an option that takes none.
-func (s Scalar) Flag() (bool, error) {
+func (s scalar) Flag() (bool, error) {
 	b, err := strconv.ParseBool(string(s))
 	if err != nil {
 		return false, fmt.Errorf("%q is neither true nor false", string(s))

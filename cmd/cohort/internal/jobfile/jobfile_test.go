@@ -28,9 +28,9 @@ roles:
     dir: /srv
 `))
 	want := &File{
-		Name: "mixed", Options: map[string]Scalar{"max-restarts": "3", "standalone": "true"},
-		Roles: []Role{
-			{Name: "trainer", Workers: "2", Program: Words{"train.py", "--lr", "0.1", "--flag", "yes"}, Env: map[string]Scalar{"OMP_NUM_THREADS": "4"}},
+		Name: "mixed", Options: map[string]scalar{"max-restarts": "3", "standalone": "true"},
+		Roles: []role{
+			{Name: "trainer", Workers: "2", Program: Words{"train.py", "--lr", "0.1", "--flag", "yes"}, Env: map[string]scalar{"OMP_NUM_THREADS": "4"}},
 			{Name: "loader", Program: Words{"./loader"}, Dir: "/srv"},
 		},
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/transport"
 )
 
-// MaxNotices bounds the announcements and offers of one peer that no local op has answered yet.
-const MaxNotices = 1 << 20
+// maxNotices bounds the announcements and offers of one peer that no local op has answered yet.
+const maxNotices = 1 << 20
 
 // Effect is something that the driver must do, in order. With a Frame the frame is sent to Peer, followed by Op.Buf when
 // it is a Data frame, and Op is complete once its last byte was handed over. Without one, Op is complete with Err.
@@ -384,8 +384,8 @@ func (m *Machine) onAnnouncement(peer int, f gloowire.Frame) error {
 }
 
 func (m *Machine) noticed(peer int) error {
-	if m.notices[peer]++; m.notices[peer] > MaxNotices {
-		return cohort.Newf("gloo: read frame", cohort.Exhausted, "more than %d messages were announced or asked for that this rank did not post", MaxNotices)
+	if m.notices[peer]++; m.notices[peer] > maxNotices {
+		return cohort.Newf("gloo: read frame", cohort.Exhausted, "more than %d messages were announced or asked for that this rank did not post", maxNotices)
 	}
 	return nil
 }

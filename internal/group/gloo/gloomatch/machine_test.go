@@ -406,7 +406,7 @@ func TestFramesAfterFailure(t *testing.T) {
 func TestNoticesAreBounded(t *testing.T) {
 	m := New(0, 2)
 	var err error
-	for i := range MaxNotices + 1 {
+	for i := range maxNotices + 1 {
 		op := gloowire.RecvReady
 		if i%2 == 0 {
 			op = gloowire.SendReady

@@ -35,8 +35,8 @@ type Collective struct {
 	Set  *transport.Set // its ops
 }
 
-// Effect is something that the driver must do: fail the set of a collective with Err, or tell the group of a loss.
-type Effect struct {
+// effect is something that the driver must do: fail the set of a collective with Err, or tell the group of a loss.
+type effect struct {
 	Collective *Collective
 	Err        error
 	Loss       *transport.Loss
@@ -94,7 +94,7 @@ type Machine struct {
 	given   error // why the group is given up, since another Go rank has done so
 
 	// Effects are what the calls since the last reset ask for.
-	Effects []Effect
+	Effects []effect
 }
 
 // New returns the machine of one rank.
@@ -320,11 +320,11 @@ func (m *Machine) Blame(rank int, err error) error {
 
 func (m *Machine) report(rank int) {
 	f := &m.fates[rank]
-	m.Effects = append(m.Effects, Effect{Loss: &transport.Loss{Rank: rank, How: f.how, Err: f.err}})
+	m.Effects = append(m.Effects, effect{Loss: &transport.Loss{Rank: rank, How: f.how, Err: f.err}})
 }
 
 func (m *Machine) end(c *Collective, err error) {
-	m.Effects = append(m.Effects, Effect{Collective: c, Err: err})
+	m.Effects = append(m.Effects, effect{Collective: c, Err: err})
 }
 
 func (m *Machine) endAll(err error) {

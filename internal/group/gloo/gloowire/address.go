@@ -53,8 +53,8 @@ func (a Address) Append(b []byte) []byte {
 	return b
 }
 
-// ParseAddress reads 136 bytes. The padding of a socket address is garbage in real records and is not looked at.
-func ParseAddress(b []byte) (Address, error) {
+// parseAddress reads 136 bytes. The padding of a socket address is garbage in real records and is not looked at.
+func parseAddress(b []byte) (Address, error) {
 	if len(b) != AddressSize {
 		return Address{}, cohort.Newf("gloo: read address", cohort.Protocol, "%d bytes, want %d", len(b), AddressSize)
 	}

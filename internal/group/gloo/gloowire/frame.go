@@ -16,8 +16,8 @@ const HeaderSize = 48
 // PreambleSize is the length of the identifier that a dialler writes first in generations B to D.
 const PreambleSize = 8
 
-// MaxPayload bounds the payload of one frame. gloo itself has no bound; this one keeps 48+length within an int64.
-const MaxPayload = 1 << 46
+// maxPayload bounds the payload of one frame. gloo itself has no bound; this one keeps 48+length within an int64.
+const maxPayload = 1 << 46
 
 // Opcode says what a frame is.
 type Opcode uint64
@@ -86,11 +86,11 @@ func ParseFrame(b []byte) (Frame, error) {
 	}
 	switch f.Opcode {
 	case Data:
-		if f.Length > MaxPayload || total != HeaderSize+f.Length {
+		if f.Length > maxPayload || total != HeaderSize+f.Length {
 			return f, cohort.Newf("gloo: read frame", cohort.Protocol, "data frame of %d bytes with a payload of %d", total, f.Length)
 		}
 	case NoticeOpcode:
-		if f.Length > MaxNotice || total != HeaderSize+f.Length {
+		if f.Length > maxNotice || total != HeaderSize+f.Length {
 			return f, cohort.Newf("gloo: read frame", cohort.Protocol, "notice of %d bytes with a text of %d", total, f.Length)
 		}
 	case SendReady, RecvReady:

@@ -9,8 +9,8 @@ import "github.com/cohort-dist/cohort"
 // makes the host names of a world differ, which keeps PyTorch from taking a way between its ranks that leaves others out.
 const GoMark = "#cohort"
 
-// MaxNotice bounds the text of a notice.
-const MaxNotice = 1 << 10
+// maxNotice bounds the text of a notice.
+const maxNotice = 1 << 10
 
 // Notice is what a Go rank says before it ends a connection: goodbye, or why it has given the group up.
 type Notice struct {
@@ -26,8 +26,8 @@ type Notice struct {
 // Frame returns the frame of the notice. Its payload is the text, cut where it is too long.
 func (n *Notice) Frame() (f Frame, text []byte) {
 	text = []byte(n.Text)
-	if len(text) > MaxNotice {
-		text = text[:MaxNotice]
+	if len(text) > maxNotice {
+		text = text[:maxNotice]
 	}
 	f = Frame{Opcode: NoticeOpcode, Length: uint64(len(text))}
 	if n.Goodbye {

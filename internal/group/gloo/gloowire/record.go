@@ -97,7 +97,7 @@ func ParseRecord(b []byte, size int) (Record, error) {
 func parseList(b []byte, size int) (Record, error) {
 	r := Record{Generation: A, Addrs: make([]Address, 0, size-1)}
 	for ; len(b) > 0; b = b[AddressSize:] {
-		a, err := ParseAddress(b[:AddressSize])
+		a, err := parseAddress(b[:AddressSize])
 		if err != nil {
 			return Record{}, err
 		}
@@ -137,7 +137,7 @@ func looksLikeRank(b []byte, size int) bool {
 	if err != nil {
 		return false
 	}
-	_, err = ParseAddress(addr)
+	_, err = parseAddress(addr)
 	return err == nil
 }
 
@@ -146,7 +146,7 @@ func parseRank(b []byte, size int) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
-	a, err := ParseAddress(addr)
+	a, err := parseAddress(addr)
 	if err != nil {
 		return Record{}, err
 	}

@@ -8,7 +8,7 @@ type SlotKind uint8
 
 // The kinds. Uneven variants share the kind of the even one.
 const (
-	PointToPoint SlotKind = iota
+	pointToPoint SlotKind = iota
 	Gather
 	AllGather
 	Reduce
@@ -31,4 +31,4 @@ func TagOf(slot uint64) uint64 {
 }
 
 // IsPointToPoint reports whether a slot is that of a message, and not of a collective.
-func IsPointToPoint(slot uint64) bool { return slot>>56 == uint64(PointToPoint) }
+func IsPointToPoint(slot uint64) bool { return slot>>56 == uint64(pointToPoint) }

@@ -20,7 +20,7 @@ type Level uint8
 
 // The levels, oldest first.
 const (
-	None  Level = iota // all ranks are Go: everything works
+	none  Level = iota // all ranks are Go: everything works
 	V1_13              // 1.13 to 2.2
 	V2_6               // 2.3 to 2.7
 	V2_8               // 2.8: average, reduce_scatter of lists, torch's own float16
@@ -57,14 +57,14 @@ func Parse(version string) (l Level, newer, ok bool) {
 	major, err := strconv.Atoi(majorText)
 	minor, err2 := strconv.Atoi(minorText)
 	if err != nil || err2 != nil {
-		return None, false, false
+		return none, false, false
 	}
 	for at, first := range firsts {
-		if at != int(None) && (major > first[0] || major == first[0] && minor >= first[1]) {
+		if at != int(none) && (major > first[0] || major == first[0] && minor >= first[1]) {
 			l = Level(at)
 		}
 	}
-	return l, major > 2 || major == 2 && minor > newestMinor, l != None
+	return l, major > 2 || major == 2 && minor > newestMinor, l != none
 }
 
 // Peers is what is known about the PyTorch ranks of a group: that their level is one from Low to High. The zero value means that
@@ -97,8 +97,8 @@ func ParsePeers(versions string) (p Peers, newer, ok bool) {
 	return p, newer, true
 }
 
-// None reports whether all ranks are Go.
-func (p Peers) None() bool { return p.High == None }
+// none reports whether all ranks are Go.
+func (p Peers) None() bool { return p.High == none }
 
 // AtLeast narrows what is known by a lower bound.
 func (p Peers) AtLeast(l Level) Peers { return Peers{Low: max(p.Low, min(l, p.High)), High: p.High} }

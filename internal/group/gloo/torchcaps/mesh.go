@@ -11,7 +11,7 @@ import (
 
 // Rows lists the groups of a device mesh with these sizes, for each dimension in the order in which all ranks make them; nil where
 // the world's own group serves.
-func (order MeshOrder) Rows(mesh []int) [][][]cohort.Rank {
+func (order meshOrder) Rows(mesh []int) [][][]cohort.Rank {
 	world := 1
 	for _, n := range mesh {
 		world *= n

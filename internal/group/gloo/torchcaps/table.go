@@ -327,16 +327,16 @@ func (p Peers) OrdersGroups() bool { return p.None() || p.Low >= V2_14 }
 // The orders in which versions of PyTorch make the groups of a device mesh: by the last dimension first, with that of the group
 // in its place, up to 2.9; by the first dimension first from 2.10 on.
 const (
-	LastFirst MeshOrder = iota
+	LastFirst meshOrder = iota
 	FirstFirst
 	AnyMeshOrder
 )
 
-// MeshOrder is an order of the groups of a device mesh.
-type MeshOrder uint8
+// meshOrder is an order of the groups of a device mesh.
+type meshOrder uint8
 
-// MeshOrder returns the order of these ranks.
-func (p Peers) MeshOrder() MeshOrder {
+// meshOrder returns the order of these ranks.
+func (p Peers) MeshOrder() meshOrder {
 	switch {
 	case p.None(), p.Low >= V2_10:
 		return FirstFirst

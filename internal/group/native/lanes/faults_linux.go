@@ -6,7 +6,7 @@ package lanes
 import "errors"
 
 // Sever ends all connections without a goodbye, as the death of the process would. It is for tests.
-func (m *Mesh) Sever() {
+func (m *mesh) Sever() {
 	m.first.Sever()
 	for _, v := range m.others {
 		v.lane.Sever()
@@ -14,7 +14,7 @@ func (m *Mesh) Sever() {
 }
 
 // CutLane ends one connection to one rank without a goodbye. It is for tests.
-func (m *Mesh) CutLane(lane, rank int) {
+func (m *mesh) CutLane(lane, rank int) {
 	if lane == 0 {
 		m.first.Cut(rank)
 	} else {
@@ -23,7 +23,7 @@ func (m *Mesh) CutLane(lane, rank int) {
 }
 
 // Pace limits the rate of each connection. It is for benchmarks.
-func (m *Mesh) Pace(rate int) error {
+func (m *mesh) Pace(rate int) error {
 	err := m.first.Pace(rate)
 	for _, v := range m.others {
 		err = errors.Join(err, v.lane.Pace(rate))

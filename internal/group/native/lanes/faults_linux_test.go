@@ -86,7 +86,7 @@ func TestEveryLaneCounts(t *testing.T) {
 				errs := busy(t, meshes, func() {
 					soon(rng)
 					if lane == lanes {
-						meshes[victim].(*Mesh).Sever() //nolint:errcheck,forcetypeassert // a test
+						meshes[victim].(*mesh).Sever() //nolint:errcheck,forcetypeassert // a test
 					} else {
 						of(meshes[victim])[lane].Sever()
 					}
@@ -193,7 +193,7 @@ func TestPostAfterTheEnd(t *testing.T) {
 		"close": func(m transport.Mesh) { _ = m.Close() },
 	} {
 		meshes := world(t, 2, 3, nil)
-		m := meshes[0].(*Mesh) //nolint:errcheck,forcetypeassert // a test
+		m := meshes[0].(*mesh) //nolint:errcheck,forcetypeassert // a test
 		slot := nativewire.CollectiveSlot(3)
 		m.Begin(slot, nativewire.Call{Kind: collective.AllReduce, Bytes: 4 << 20})
 		before := &transport.Op{Peer: 1, Slot: slot, Buf: make([]byte, 1<<20)}

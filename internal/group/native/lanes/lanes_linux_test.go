@@ -26,7 +26,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-var _ native.Checker = (*Mesh)(nil)
+var _ native.Checker = (*mesh)(nil)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -78,7 +78,7 @@ func closeWorld(meshes []transport.Mesh) {
 
 // of returns the lanes of a mesh.
 func of(m transport.Mesh) []*nativetcp.Mesh {
-	wide := m.(*Mesh) //nolint:errcheck,forcetypeassert // a test
+	wide := m.(*mesh) //nolint:errcheck,forcetypeassert // a test
 	all := []*nativetcp.Mesh{wide.first}
 	for _, v := range wide.others {
 		all = append(all, v.lane)
@@ -122,7 +122,7 @@ func TestFewestWishes(t *testing.T) {
 		meshes := world(t, 3, 1, func(c *nativetcp.Config) { c.Lanes = wishes[c.Rank] })
 		want := max(min(wishes[0], wishes[1], wishes[2]), 1)
 		for r, m := range meshes {
-			if wide, ok := m.(*Mesh); ok != (want > 1) || ok && wide.Lanes() != want {
+			if wide, ok := m.(*mesh); ok != (want > 1) || ok && wide.Lanes() != want {
 				t.Errorf("wishes %v: rank %d has a %T, want %d lanes", wishes, r, m, want)
 			}
 		}
@@ -254,7 +254,7 @@ func TestSameResults(t *testing.T) {
 func idle(t *testing.T, meshes []transport.Mesh) {
 	t.Helper()
 	for r, m := range meshes {
-		wide := m.(*Mesh) //nolint:errcheck,forcetypeassert // a test
+		wide := m.(*mesh) //nolint:errcheck,forcetypeassert // a test
 		wide.mu.Lock()
 		told := len(wide.mu.told)
 		wide.mu.Unlock()
@@ -291,7 +291,7 @@ func TestSmallOnesStayOnTheFirst(t *testing.T) {
 	}
 	wg.Wait()
 	for r, m := range meshes {
-		for i, v := range m.(*Mesh).others { //nolint:errcheck,forcetypeassert // a test
+		for i, v := range m.(*mesh).others { //nolint:errcheck,forcetypeassert // a test
 			v.mu.Lock()
 			if cap(v.mu.queue) > 0 || v.mu.awake {
 				t.Errorf("rank %d, lane %d: small messages came here", r, i+1)
@@ -306,7 +306,7 @@ func TestLargeOnesAreMovedInParts(t *testing.T) {
 	meshes := world(t, 2, 4, nil)
 	results(t, meshes, 1<<20)
 	for r, m := range meshes {
-		for i, v := range m.(*Mesh).others { //nolint:errcheck,forcetypeassert // a test
+		for i, v := range m.(*mesh).others { //nolint:errcheck,forcetypeassert // a test
 			v.mu.Lock()
 			if cap(v.mu.queue) == 0 && cap(v.taken) == 0 {
 				t.Errorf("rank %d, lane %d has moved nothing", r, i+1)

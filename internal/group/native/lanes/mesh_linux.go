@@ -16,8 +16,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Mesh is several meshes of the same ranks. It implements transport.Mesh and native.Checker.
-type Mesh struct {
+// mesh is several meshes of the same ranks. It implements transport.Mesh and native.Checker.
+type mesh struct {
 	first  *nativetcp.Mesh
 	others []*mover
 	split  int // the shortest message that is cut
@@ -34,8 +34,8 @@ type Mesh struct {
 }
 
 // newMesh makes one mesh of several. They are driven from now on.
-func newMesh(lanes []*nativetcp.Mesh, shared bool) *Mesh {
-	m := &Mesh{first: lanes[0], split: max(leastSplit, leastPart*len(lanes)), shared: shared}
+func newMesh(lanes []*nativetcp.Mesh, shared bool) *mesh {
+	m := &mesh{first: lanes[0], split: max(leastSplit, leastPart*len(lanes)), shared: shared}
 	for _, lane := range lanes[1:] {
 		v := newMover(lane, &m.live)
 		m.others = append(m.others, v)
@@ -45,19 +45,19 @@ func newMesh(lanes []*nativetcp.Mesh, shared bool) *Mesh {
 }
 
 // Rank is the own rank.
-func (m *Mesh) Rank() int { return m.first.Rank() }
+func (m *mesh) Rank() int { return m.first.Rank() }
 
 // Size is the number of ranks.
-func (m *Mesh) Size() int { return m.first.Size() }
+func (m *mesh) Size() int { return m.first.Size() }
 
 // Lanes is how many connections there are between two ranks.
-func (m *Mesh) Lanes() int { return 1 + len(m.others) }
+func (m *mesh) Lanes() int { return 1 + len(m.others) }
 
 // Begin takes note of what this rank calls. The other lanes hear of it with the first message that is cut.
-func (m *Mesh) Begin(slot uint64, call nativewire.Call) { m.first.Begin(slot, call) }
+func (m *mesh) Begin(slot uint64, call nativewire.Call) { m.first.Begin(slot, call) }
 
 // End takes note that the collective is over on this rank.
-func (m *Mesh) End(slot uint64) {
+func (m *mesh) End(slot uint64) {
 	m.first.End(slot)
 	if m.live.Load() > 0 && m.untell(slot) {
 		for _, v := range m.others {
@@ -68,7 +68,7 @@ func (m *Mesh) End(slot uint64) {
 }
 
 // untell reports whether the other lanes were told of a call.
-func (m *Mesh) untell(slot uint64) bool {
+func (m *mesh) untell(slot uint64) bool {
 	failpoint.At("lanes.untell")
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,7 +80,7 @@ func (m *Mesh) untell(slot uint64) bool {
 }
 
 // tell tells the other lanes of a call, once.
-func (m *Mesh) tell(slot uint64, call nativewire.Call) {
+func (m *mesh) tell(slot uint64, call nativewire.Call) {
 	failpoint.At("lanes.tell")
 	m.mu.Lock()
 	known := slices.Contains(m.mu.told, slot)
@@ -97,7 +97,7 @@ func (m *Mesh) tell(slot uint64, call nativewire.Call) {
 }
 
 // cut makes parts of a message that is to be cut. It returns nil for all others.
-func (m *Mesh) cut(op *transport.Op) []transport.Op {
+func (m *mesh) cut(op *transport.Op) []transport.Op {
 	if len(op.Buf) < m.split || !nativewire.IsCollective(op.Slot) {
 		return nil
 	}
@@ -110,7 +110,7 @@ func (m *Mesh) cut(op *transport.Op) []transport.Op {
 }
 
 // Send posts a message.
-func (m *Mesh) Send(op *transport.Op) {
+func (m *mesh) Send(op *transport.Op) {
 	if parts := m.cut(op); parts != nil {
 		m.post(parts, true)
 		op = &parts[0]
@@ -119,7 +119,7 @@ func (m *Mesh) Send(op *transport.Op) {
 }
 
 // Recv posts room for a message.
-func (m *Mesh) Recv(op *transport.Op) {
+func (m *mesh) Recv(op *transport.Op) {
 	if parts := m.cut(op); parts != nil {
 		m.post(parts, false)
 		op = &parts[0]
@@ -128,14 +128,14 @@ func (m *Mesh) Recv(op *transport.Op) {
 }
 
 // post hands all parts but the first to the movers.
-func (m *Mesh) post(parts []transport.Op, send bool) {
+func (m *mesh) post(parts []transport.Op, send bool) {
 	for i, v := range m.others {
 		v.push(posted{&parts[i+1], send})
 	}
 }
 
 // Wait returns when op is complete. The caller drives the first lane until its part there is.
-func (m *Mesh) Wait(ctx context.Context, op *transport.Op) error {
+func (m *mesh) Wait(ctx context.Context, op *transport.Op) error {
 	if !op.Divided() {
 		return m.first.Wait(ctx, op)
 	}
@@ -179,10 +179,10 @@ func await(op *transport.Op) bool {
 }
 
 // Cancel withdraws an op that no peer has matched. One that was cut is not withdrawn: its peers hear of it when it is posted.
-func (m *Mesh) Cancel(op *transport.Op) bool { return !op.Divided() && m.first.Cancel(op) }
+func (m *mesh) Cancel(op *transport.Op) bool { return !op.Divided() && m.first.Cancel(op) }
 
 // Awaited returns the ranks that receives and sends wait for.
-func (m *Mesh) Awaited() []int {
+func (m *mesh) Awaited() []int {
 	ranks := m.first.Awaited()
 	for _, v := range m.others {
 		ranks = append(ranks, v.lane.Awaited()...)
@@ -193,7 +193,7 @@ func (m *Mesh) Awaited() []int {
 
 // Fail ends every op with err. The peers hear of it on the first lane. An operation that a lane ended because it was closed is no failure that
 // the peers should hear of, if another lane has not said goodbye yet; Close ends all others too.
-func (m *Mesh) Fail(err error) {
+func (m *mesh) Fail(err error) {
 	if m.leaves.Load() {
 		return
 	}
@@ -204,7 +204,7 @@ func (m *Mesh) Fail(err error) {
 }
 
 // Close says goodbye on all lanes at once and releases everything.
-func (m *Mesh) Close() error {
+func (m *mesh) Close() error {
 	m.close.Do(func() {
 		m.leaves.Store(true)
 		var lanes sync.WaitGroup
@@ -223,4 +223,4 @@ func (m *Mesh) Close() error {
 	return nil
 }
 
-var _ transport.Mesh = (*Mesh)(nil)
+var _ transport.Mesh = (*mesh)(nil)

@@ -81,7 +81,7 @@ func TestBeatsWhileConnecting(t *testing.T) {
 
 func sayHello(t *testing.T, c net.Conn, h nativewire.Hello) {
 	t.Helper()
-	h.Version, h.Size, h.Window, h.Lanes = nativewire.Version, 3, DefaultWindow, 1
+	h.Version, h.Size, h.Window, h.Lanes = nativewire.Version, 3, defaultWindow, 1
 	var buf [nativewire.HelloSize]byte
 	h.Put(buf[:])
 	if _, err := c.Write(buf[:]); err != nil {

@@ -26,11 +26,11 @@ type Config struct {
 	Shared bool
 	// Local tells which ranks run on this host, and so on cores that this rank may share. Nil means that none is known to.
 	Local []bool
-	// Heartbeat is how long a rank may be silent before it counts as lost. 0 means DefaultHeartbeat, less than 0 never.
+	// Heartbeat is how long a rank may be silent before it counts as lost. 0 means defaultHeartbeat, less than 0 never.
 	Heartbeat time.Duration
 	// Lanes is how many connections to each rank this one wishes for, at most nativewire.MaxLanes. 0 means one. See Mesh.Lanes.
 	Lanes int
-	// Window is how many bytes of unexpected messages are held per peer. 0 means DefaultWindow.
+	// Window is how many bytes of unexpected messages are held per peer. 0 means defaultWindow.
 	Window int
 	// OnFail, if set, is called once with the reason when the mesh fails other than by Close, from a goroutine of the mesh
 	// that Close waits for. It must not call Close.
@@ -45,10 +45,10 @@ type Config struct {
 
 // Defaults.
 const (
-	DefaultHeartbeat = 10 * time.Second
-	DefaultWindow    = 256 << 10
-	// EagerMax is the largest message that is sent without asking.
-	EagerMax = 32 << 10
+	defaultHeartbeat = 10 * time.Second
+	defaultWindow    = 256 << 10
+	// eagerMax is the largest message that is sent without asking.
+	eagerMax = 32 << 10
 )
 
 func (c *Config) check() error {
@@ -64,12 +64,12 @@ func (c *Config) check() error {
 	}
 	c.Lanes = max(c.Lanes, 1)
 	if c.Heartbeat == 0 {
-		c.Heartbeat = DefaultHeartbeat
+		c.Heartbeat = defaultHeartbeat
 	}
 	if c.Window == 0 {
-		c.Window = DefaultWindow
+		c.Window = defaultWindow
 	}
-	c.Window = max(c.Window, 4*EagerMax)
+	c.Window = max(c.Window, 4*eagerMax)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

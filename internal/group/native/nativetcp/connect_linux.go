@@ -209,7 +209,7 @@ func acceptHigher(ctx context.Context, cfg *Config, put func(int, net.Conn, *nat
 			return nil
 		}
 		greetings.Go(func() {
-			defer func() { <-limit }() // no point: it has a place
+			defer func() { <-limit }()
 			hush := context.AfterFunc(greeting, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
 			defer hush()
 			if greet(cfg, c, put) {
@@ -434,7 +434,7 @@ func (m *Mesh) leaveAll() {
 	m.keeper.Wait()
 	// A driver may still be in the kernel with the epoll instance.
 	for {
-		m.mu.Lock() // no point: it looks again and again
+		m.mu.Lock()
 		busy := m.mu.driver.taken
 		m.mu.Unlock()
 		if !busy {

@@ -65,7 +65,7 @@ type countingMesh struct {
 
 func (m *countingMesh) Send(op *transport.Op) {
 	m.sent += len(op.Buf)
-	if len(op.Buf) <= EagerMax {
+	if len(op.Buf) <= eagerMax {
 		m.eager += len(op.Buf)
 	}
 	m.Mesh.Send(op)

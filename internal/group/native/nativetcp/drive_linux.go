@@ -192,7 +192,7 @@ func (m *Mesh) over(op *transport.Op) bool {
 
 // receive reads what has come: from the rank that op waits for, or from all.
 func (m *Mesh) receive(op *transport.Op, all bool) bool {
-	m.mu.Lock() // no point: it spins
+	m.mu.Lock()
 	defer m.mu.Unlock()
 	if op != nil && op.Peer >= 0 && op.Peer < m.size && m.mu.conns[op.Peer] != nil && !all {
 		if c := m.mu.conns[op.Peer]; c.gone == nil && c.read() {
@@ -215,7 +215,7 @@ func (m *Mesh) place(now time.Duration) {
 	if m.cfg.Local == nil || !m.placer.Due(now) {
 		return
 	}
-	m.mu.Lock() // no point: it spins
+	m.mu.Lock()
 	defer m.mu.Unlock()
 	if n, errno := epollLook(m.ep, m.events[:]); errno == 0 { // some may have said where they are
 		m.handle(n)

@@ -7,7 +7,7 @@ import "golang.org/x/sys/unix"
 
 // Sever ends all connections without a goodbye, as the death of the process would. It is for tests.
 func (m *Mesh) Sever() {
-	m.mu.Lock() // no point: for tests
+	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range m.mu.conns {
 		if c != nil && c.gone == nil {
@@ -18,7 +18,7 @@ func (m *Mesh) Sever() {
 
 // Cut ends the connection to one rank without a goodbye. It is for tests.
 func (m *Mesh) Cut(rank int) {
-	m.mu.Lock() // no point: for tests
+	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c := m.mu.conns[rank]; c.gone == nil {
 		_ = unix.Shutdown(c.fd, unix.SHUT_RDWR)
@@ -34,7 +34,7 @@ func (m *Mesh) Copied() int {
 
 // Pace limits the rate of each connection, in bytes for each second, as a cloud does. It is for benchmarks.
 func (m *Mesh) Pace(rate int) error {
-	m.mu.Lock() // no point: for tests
+	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range m.mu.conns {
 		if c != nil && c.gone == nil {

@@ -41,7 +41,7 @@ func withAttacker(t *testing.T) (*Mesh, *net.TCPConn) {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	hello := make([]byte, nativewire.HelloSize)
-	(&nativewire.Hello{Version: nativewire.Version, Group: [16]byte{9}, From: 1, Size: 2, Window: DefaultWindow, Lanes: 1}).Put(hello)
+	(&nativewire.Hello{Version: nativewire.Version, Group: [16]byte{9}, From: 1, Size: 2, Window: defaultWindow, Lanes: 1}).Put(hello)
 	if _, err := c.Write(hello); err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func withAttacker(t *testing.T) (*Mesh, *net.TCPConn) {
 
 const (
 	messageSlot = 5
-	largeRoom   = 3 * EagerMax
+	largeRoom   = 3 * eagerMax
 	maxAttack   = 4 << 20 // what a busy machine makes and moves in no time
 )
 
@@ -92,9 +92,9 @@ func attack(choice *rand.Rand) []byte {
 	var all []byte
 	for range 1 + choice.IntN(6) {
 		h := nativewire.Header{
-			Type: nativewire.Type(choice.IntN(10)), Flags: uint8(pick(0, 0, 0, 1, 2, 3, 0x80)), Length: uint32(pick(0, 0, 1, 100, EagerMax, largeRoom, nativewire.MaxPiece, 1<<31)),
-			Credit: uint32(pick(0, 0, 0, 1, 100, DefaultWindow, 1<<32-1)), Slot: pick(0, messageSlot, messageSlot, messageSlot+1, nativewire.CollectiveSlot(7), nativewire.CollectiveSlot(7)+1, 1<<64-1),
-			Total: pick(0, 1, 100, EagerMax, largeRoom, 1<<32-1, 1<<64-1),
+			Type: nativewire.Type(choice.IntN(10)), Flags: uint8(pick(0, 0, 0, 1, 2, 3, 0x80)), Length: uint32(pick(0, 0, 1, 100, eagerMax, largeRoom, nativewire.MaxPiece, 1<<31)),
+			Credit: uint32(pick(0, 0, 0, 1, 100, defaultWindow, 1<<32-1)), Slot: pick(0, messageSlot, messageSlot, messageSlot+1, nativewire.CollectiveSlot(7), nativewire.CollectiveSlot(7)+1, 1<<64-1),
+			Total: pick(0, 1, 100, eagerMax, largeRoom, 1<<32-1, 1<<64-1),
 			Call:  nativewire.Call{Kind: collective.Kind(pick(0, uint64(collective.AllReduce), 200)), DType: tensor.Uint8, Bytes: pick(0, largeRoom)},
 		}
 		frame := make([]byte, nativewire.HeaderSize)
@@ -154,7 +154,7 @@ func TestHostileFrames(t *testing.T) {
 			for e := range m.mu.conns[1].recvs.inbox.All() {
 				held += cap(e.Data)
 			}
-			if held > 2*DefaultWindow {
+			if held > 2*defaultWindow {
 				t.Errorf("%d bytes are held", held)
 			}
 		})

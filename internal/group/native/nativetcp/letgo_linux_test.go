@@ -52,7 +52,7 @@ func exchange(t *testing.T, meshes []*Mesh, n int, early bool) (sent, received f
 // TestBuffersAreLetGo: a mesh that goes on and has nothing to do keeps no buffer of an operation that has ended.
 func TestBuffersAreLetGo(t *testing.T) {
 	meshes := connectWith(t, 2, nil, func(c *Config) { c.Heartbeat = -1 })
-	for _, n := range []int{100, EagerMax, 300_000, 3 << 20} {
+	for _, n := range []int{100, eagerMax, 300_000, 3 << 20} {
 		for _, early := range []bool{false, true} {
 			sent, received := exchange(t, meshes, n, early)
 			isLetGo(t, "what was sent", sent)

@@ -41,7 +41,7 @@ func cost(op *transport.Op) int { return len(op.Buf) + nativewire.HeaderSize }
 // want posts a receive: from the inbox if the message is here, else it waits for it.
 func (c *conn) want(op *transport.Op) {
 	switch {
-	case len(op.Buf) > EagerMax && c.m.sized(op.Slot):
+	case len(op.Buf) > eagerMax && c.m.sized(op.Slot):
 		c.grant(op) // what is in the inbox is small and belongs to other receives of the slot
 	case !c.takeArrival(op):
 		c.recvs.posted.Push(op)
@@ -51,7 +51,7 @@ func (c *conn) want(op *transport.Op) {
 // takeArrival matches a receive with what is in the inbox.
 func (c *conn) takeArrival(op *transport.Op) bool {
 	a := c.recvs.inbox.First(op.Slot)
-	if a == nil || len(op.Buf) > EagerMax && c.m.sized(op.Slot) {
+	if a == nil || len(op.Buf) > eagerMax && c.m.sized(op.Slot) {
 		return false
 	}
 	if !a.Note.whole && !a.Announced {
@@ -121,7 +121,7 @@ func (c *conn) sameClass(l *transport.List, slot, total uint64) *transport.Op {
 		return l.OnSlot(slot)
 	}
 	for op := l.Head; op != nil; op = op.State.Next {
-		if op.Slot == slot && (len(op.Buf) > EagerMax) == (total > EagerMax) {
+		if op.Slot == slot && (len(op.Buf) > eagerMax) == (total > eagerMax) {
 			return op
 		}
 	}

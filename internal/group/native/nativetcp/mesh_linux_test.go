@@ -117,9 +117,9 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 		return bytes
 	}
 	// As many arrive as the window takes, and no more however long one waits.
-	testkit.Until(t, "the window is used", func() bool { return held() > DefaultWindow-2*size })
+	testkit.Until(t, "the window is used", func() bool { return held() > defaultWindow-2*size })
 	time.Sleep(20 * time.Millisecond)
-	if n := held(); n > DefaultWindow {
+	if n := held(); n > defaultWindow {
 		t.Errorf("%d bytes are held", n)
 	}
 	for i := range count {
@@ -145,7 +145,7 @@ func TestTooLongAndTooShort(t *testing.T) {
 		if err := wait(t, meshes[1], recv); !errors.Is(err, cohort.Mismatch) {
 			t.Errorf("%d bytes: %v", size, err)
 		}
-		if err := wait(t, meshes[0], send); size > EagerMax && !errors.Is(err, cohort.Mismatch) {
+		if err := wait(t, meshes[0], send); size > eagerMax && !errors.Is(err, cohort.Mismatch) {
 			t.Errorf("sender of %d bytes: %v", size, err)
 		}
 		short, room := &transport.Op{Peer: 1, Slot: 2, Buf: []byte{7}}, &transport.Op{Peer: 0, Slot: 2, Buf: make([]byte, size)}
@@ -271,7 +271,7 @@ func BenchmarkPingPong(b *testing.B) {
 // ends at once, and Close does not wait for it.
 func TestAnnouncedMessageOfARankThatLeft(t *testing.T) {
 	meshes := connect(t, 2, nil)
-	send := &transport.Op{Peer: 0, Slot: 5, Buf: make([]byte, 4*EagerMax)}
+	send := &transport.Op{Peer: 0, Slot: 5, Buf: make([]byte, 4*eagerMax)}
 	meshes[1].Send(send) // too large to go without a receive: it is announced
 	probe := &transport.Op{Peer: 0, Slot: 6, Buf: []byte{1}}
 	meshes[1].Send(probe)
@@ -286,10 +286,10 @@ func TestAnnouncedMessageOfARankThatLeft(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if err := meshes[0].Wait(ctx, receive(meshes[0], 5, 4*EagerMax)); !errors.Is(err, cohort.PeerLost) {
+	if err := meshes[0].Wait(ctx, receive(meshes[0], 5, 4*eagerMax)); !errors.Is(err, cohort.PeerLost) {
 		t.Errorf("a message that was announced: %v", err)
 	}
-	whoever := &transport.Op{Peer: transport.AnyPeer, Slot: 5, Buf: make([]byte, 4*EagerMax)}
+	whoever := &transport.Op{Peer: transport.AnyPeer, Slot: 5, Buf: make([]byte, 4*eagerMax)}
 	meshes[0].Recv(whoever)
 	if err := meshes[0].Wait(ctx, whoever); !errors.Is(err, cohort.PeerLost) {
 		t.Errorf("a message that was announced, from any rank: %v", err)
@@ -333,11 +333,11 @@ func TestMoreMessagesThanMayBeAnnounced(t *testing.T) {
 
 // TestWindowsOfDifferentSize: each rank says what it holds, and the other one goes by that.
 func TestWindowsOfDifferentSize(t *testing.T) {
-	meshes := connectWith(t, 2, nil, func(c *Config) { c.Window = (4 + 12*c.Rank) * EagerMax })
+	meshes := connectWith(t, 2, nil, func(c *Config) { c.Window = (4 + 12*c.Rank) * eagerMax })
 	for rank, m := range meshes {
 		other := meshes[1-rank]
 		for i := range 40 {
-			send, recv := &transport.Op{Peer: 1 - rank, Slot: 1, Buf: bytes.Repeat([]byte{byte(i)}, EagerMax)}, &transport.Op{Peer: rank, Slot: 1, Buf: make([]byte, EagerMax)}
+			send, recv := &transport.Op{Peer: 1 - rank, Slot: 1, Buf: bytes.Repeat([]byte{byte(i)}, eagerMax)}, &transport.Op{Peer: rank, Slot: 1, Buf: make([]byte, eagerMax)}
 			m.Send(send)
 			other.Recv(recv)
 			if err := errors.Join(wait(t, other, recv), wait(t, m, send)); err != nil || recv.Buf[0] != byte(i) {

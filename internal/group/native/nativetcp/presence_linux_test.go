@@ -67,8 +67,8 @@ func TestWindowIsEnforced(t *testing.T) {
 	m, c := withAttacker(t)
 	recv := &transport.Op{Peer: 1, Slot: 99, Buf: make([]byte, 1)}
 	m.Recv(recv)
-	frame := make([]byte, nativewire.HeaderSize+EagerMax)
-	(&nativewire.Header{Type: nativewire.Eager, Slot: 1, Length: EagerMax}).Put(frame)
+	frame := make([]byte, nativewire.HeaderSize+eagerMax)
+	(&nativewire.Header{Type: nativewire.Eager, Slot: 1, Length: eagerMax}).Put(frame)
 	_ = c.SetWriteDeadline(time.Now().Add(20 * time.Second))
 	for range 64 { // 2 MiB against a window of 256 KiB
 		if _, err := c.Write(frame); err != nil {

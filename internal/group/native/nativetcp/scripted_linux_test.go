@@ -149,7 +149,7 @@ func (s *scripted) hearsBut(slot uint64) (nativewire.Header, []byte) {
 func TestRequestsKeepTheirPlace(t *testing.T) {
 	m, s := withScripted(t)
 	stream := busy(t, m, s)
-	sizes := []int{100, 100_000, 200, EagerMax + 1, 300}
+	sizes := []int{100, 100_000, 200, eagerMax + 1, 300}
 	for _, n := range sizes {
 		post(m, 7, make([]byte, n))
 	}
@@ -170,10 +170,10 @@ func TestRequestsKeepTheirPlaceInCollectives(t *testing.T) {
 	m, s := withScripted(t)
 	stream := busy(t, m, s)
 	slot := nativewire.CollectiveSlot(7)
-	m.Begin(slot, nativewire.Call{Kind: collective.AllReduce, DType: tensor.Uint8, Bytes: EagerMax})
-	const count = DefaultWindow/EagerMax + 5
+	m.Begin(slot, nativewire.Call{Kind: collective.AllReduce, DType: tensor.Uint8, Bytes: eagerMax})
+	const count = defaultWindow/eagerMax + 5
 	for i := range count {
-		post(m, slot, make([]byte, EagerMax-i))
+		post(m, slot, make([]byte, eagerMax-i))
 	}
 	requests := 0
 	for i := range count {
@@ -183,7 +183,7 @@ func TestRequestsKeepTheirPlaceInCollectives(t *testing.T) {
 			got = int(h.Total)
 			requests++
 		}
-		if h.Slot != slot || got != EagerMax-i {
+		if h.Slot != slot || got != eagerMax-i {
 			t.Fatalf("message %d: %v", i, h.String())
 		}
 	}
@@ -213,10 +213,10 @@ func TestSmallMessagesPassALargeOne(t *testing.T) {
 	m.mu.Lock()
 	m.mu.conns[1].window.credit = 8 * nativewire.MaxPiece
 	m.mu.Unlock()
-	for range 5 * nativewire.MaxPiece / EagerMax {
-		post(m, 7, make([]byte, EagerMax))
+	for range 5 * nativewire.MaxPiece / eagerMax {
+		post(m, 7, make([]byte, eagerMax))
 	}
-	for row := 0; ; row += EagerMax {
+	for row := 0; ; row += eagerMax {
 		h, _ := s.hears()
 		if h.Slot == stream {
 			if row = 0; h.Flags&nativewire.More == 0 {
@@ -249,7 +249,7 @@ func TestGrantedSendCannotBeWithdrawn(t *testing.T) {
 		testkit.Until(t, "a message that the peer has not heard of is withdrawn", func() bool {
 			op := post(m, 7, make([]byte, n))
 			withdrawn := m.Cancel(op)
-			if !withdrawn && n <= EagerMax { // the socket has taken more meanwhile
+			if !withdrawn && n <= eagerMax { // the socket has taken more meanwhile
 				paid += cost(op)
 			}
 			return withdrawn
@@ -258,8 +258,8 @@ func TestGrantedSendCannotBeWithdrawn(t *testing.T) {
 	m.mu.Lock()
 	credit := m.mu.conns[1].window.credit
 	m.mu.Unlock()
-	if credit != DefaultWindow-paid {
-		t.Errorf("a credit of %d, want %d", credit, DefaultWindow-paid)
+	if credit != defaultWindow-paid {
+		t.Errorf("a credit of %d, want %d", credit, defaultWindow-paid)
 	}
 	for {
 		if h, _ := s.hearsBut(stream); h.Slot == 6 {

@@ -74,7 +74,7 @@ func epollLook(ep int, events []unix.EpollEvent) (int, syscall.Errno) {
 
 // epollRaw waits for at most so many milliseconds, without telling the scheduler.
 func epollRaw(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0) //nolint:gosec // no point: whoever calls it has one; the kernel wants addresses
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0) //nolint:gosec
 	return int(n), errno
 }
 
@@ -82,12 +82,12 @@ func epollRaw(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
 func epollSleep(ep int, events []unix.EpollEvent, nap bool) (int, syscall.Errno) {
 	spinwait.Calls.Epoll.Add(1)
 	if nap && spinwait.BeginRawSleep() {
-		n, errno := epollRaw(ep, events, int(spinwait.RawSleep/time.Millisecond)) // no point: whoever calls it has one
+		n, errno := epollRaw(ep, events, int(spinwait.RawSleep/time.Millisecond))
 		spinwait.EndNap()
 		if n != 0 || errno != 0 {
 			return n, errno
 		}
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), slice, 0, 0) //nolint:gosec // no point: whoever calls it has one; the kernel wants addresses
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), slice, 0, 0) //nolint:gosec
 	return int(n), errno
 }

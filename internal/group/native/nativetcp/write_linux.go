@@ -88,7 +88,7 @@ const asks = 1
 
 // post queues a message: eagerly when it is small and the peer has room for it, else when the peer is ready.
 func (c *conn) post(op *transport.Op) {
-	if len(op.Buf) > EagerMax {
+	if len(op.Buf) > eagerMax {
 		for i, r := range c.sends.rooms {
 			if r.slot == op.Slot {
 				c.sends.rooms = append(c.sends.rooms[:i], c.sends.rooms[i+1:]...)
@@ -101,7 +101,7 @@ func (c *conn) post(op *transport.Op) {
 			return
 		}
 	}
-	if len(op.Buf) > EagerMax || !c.window.spend(cost(op)) {
+	if len(op.Buf) > eagerMax || !c.window.spend(cost(op)) {
 		op.State.Aux = asks
 	}
 	c.out.fresh.Push(op)

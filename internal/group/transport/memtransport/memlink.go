@@ -14,21 +14,21 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/transport"
 )
 
-// Message is one delivered message, for traces.
-type Message struct {
+// message is one delivered message, for traces.
+type message struct {
 	From, To int
 	Slot     uint64
 	Data     []byte // a copy
 	Room     int    // what the receiver had posted
 }
 
-// World is the ranks of one group.
-type World struct {
+// world is the ranks of one group.
+type world struct {
 	mu     sync.Mutex
-	ranks  []*Mesh
+	ranks  []*mesh
 	queues map[key]*queue
 	lost   []error
-	trace  func(Message)
+	trace  func(message)
 }
 
 type key struct {
@@ -38,39 +38,39 @@ type key struct {
 
 type queue struct{ sends, recvs []*transport.Op }
 
-// Mesh is one rank of a World.
-type Mesh struct {
-	w      *World
+// mesh is one rank of a World.
+type mesh struct {
+	w      *world
 	rank   int
 	anys   []*transport.Op
 	failed error
 }
 
-var _ transport.Mesh = (*Mesh)(nil)
+var _ transport.Mesh = (*mesh)(nil)
 
 // New returns a world of size ranks.
-func New(size int) *World {
-	w := &World{queues: map[key]*queue{}, lost: make([]error, size)}
+func New(size int) *world {
+	w := &world{queues: map[key]*queue{}, lost: make([]error, size)}
 	for r := range size {
-		w.ranks = append(w.ranks, &Mesh{w: w, rank: r})
+		w.ranks = append(w.ranks, &mesh{w: w, rank: r})
 	}
 	return w
 }
 
 // Trace calls f for every message, in order.
-func (w *World) Trace(f func(Message)) { w.trace = f }
+func (w *world) Trace(f func(message)) { w.trace = f }
 
-// Mesh returns rank's end.
-func (w *World) Mesh(rank int) *Mesh { return w.ranks[rank] }
+// mesh returns rank's end.
+func (w *world) Mesh(rank int) *mesh { return w.ranks[rank] }
 
 // Kill makes rank vanish: the ops of all others that need it end with cohort.PeerLost, and its own with cohort.Closed.
-func (w *World) Kill(rank int) {
+func (w *world) Kill(rank int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.kill(rank, cohort.New("memlink", cohort.Closed, "killed"))
 }
 
-func (w *World) kill(rank int, own error) {
+func (w *world) kill(rank int, own error) {
 	if w.lost[rank] != nil {
 		return
 	}
@@ -115,7 +115,7 @@ func (w *World) kill(rank int, own error) {
 }
 
 // alive reports whether a rank is left that op may receive from.
-func (m *Mesh) alive(op *transport.Op) bool {
+func (m *mesh) alive(op *transport.Op) bool {
 	for r := range m.w.ranks {
 		if r != m.rank && op.Accepts(r) && m.w.lost[r] == nil {
 			return true
@@ -125,12 +125,12 @@ func (m *Mesh) alive(op *transport.Op) bool {
 }
 
 // Rank returns the mesh's rank.
-func (m *Mesh) Rank() int { return m.rank }
+func (m *mesh) Rank() int { return m.rank }
 
 // Size returns the number of ranks.
-func (m *Mesh) Size() int { return len(m.w.ranks) }
+func (m *mesh) Size() int { return len(m.w.ranks) }
 
-func (m *Mesh) refused(peer int) error {
+func (m *mesh) refused(peer int) error {
 	switch {
 	case m.failed != nil:
 		return m.failed
@@ -141,7 +141,7 @@ func (m *Mesh) refused(peer int) error {
 }
 
 // Send posts a message.
-func (m *Mesh) Send(op *transport.Op) {
+func (m *mesh) Send(op *transport.Op) {
 	op.Begin()
 	w := m.w
 	w.mu.Lock()
@@ -171,7 +171,7 @@ func (m *Mesh) Send(op *transport.Op) {
 }
 
 // Recv posts room for a message.
-func (m *Mesh) Recv(op *transport.Op) {
+func (m *mesh) Recv(op *transport.Op) {
 	op.Begin()
 	w := m.w
 	w.mu.Lock()
@@ -195,7 +195,7 @@ func (m *Mesh) Recv(op *transport.Op) {
 	w.settle(op.Peer, m.rank, op.Slot, q)
 }
 
-func (m *Mesh) recvAny(op *transport.Op) {
+func (m *mesh) recvAny(op *transport.Op) {
 	if m.failed != nil {
 		op.Complete(m.failed)
 		return
@@ -217,7 +217,7 @@ func (m *Mesh) recvAny(op *transport.Op) {
 	m.anys = append(m.anys, op)
 }
 
-func (w *World) queue(from, to int, slot uint64) *queue {
+func (w *world) queue(from, to int, slot uint64) *queue {
 	k := key{from, to, slot}
 	q := w.queues[k]
 	if q == nil {
@@ -227,15 +227,15 @@ func (w *World) queue(from, to int, slot uint64) *queue {
 	return q
 }
 
-func (w *World) settle(from, to int, slot uint64, q *queue) {
+func (w *world) settle(from, to int, slot uint64, q *queue) {
 	if len(q.sends) == 0 && len(q.recvs) == 0 {
 		delete(w.queues, key{from, to, slot})
 	}
 }
 
-func (w *World) deliver(from, to int, send, recv *transport.Op) {
+func (w *world) deliver(from, to int, send, recv *transport.Op) {
 	if w.trace != nil {
-		w.trace(Message{from, to, send.Slot, slices.Clone(send.Buf), len(recv.Buf)})
+		w.trace(message{from, to, send.Slot, slices.Clone(send.Buf), len(recv.Buf)})
 	}
 	if len(send.Buf) > len(recv.Buf) {
 		err := cohort.Newf("memlink", cohort.Mismatch, "a message of %d bytes for a receive of %d", len(send.Buf), len(recv.Buf))
@@ -249,10 +249,10 @@ func (w *World) deliver(from, to int, send, recv *transport.Op) {
 }
 
 // Wait returns when op is complete.
-func (m *Mesh) Wait(ctx context.Context, op *transport.Op) error { return op.Await(ctx) }
+func (m *mesh) Wait(ctx context.Context, op *transport.Op) error { return op.Await(ctx) }
 
 // Cancel withdraws an op that no peer has matched.
-func (m *Mesh) Cancel(op *transport.Op) bool {
+func (m *mesh) Cancel(op *transport.Op) bool {
 	w := m.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -288,14 +288,14 @@ func take(ops *[]*transport.Op, op *transport.Op) bool {
 }
 
 // Fail ends every op of this rank with err; for the other ranks it is lost.
-func (m *Mesh) Fail(err error) {
+func (m *mesh) Fail(err error) {
 	m.w.mu.Lock()
 	defer m.w.mu.Unlock()
 	m.w.kill(m.rank, err)
 }
 
 // Close ends the rank.
-func (m *Mesh) Close() error {
+func (m *mesh) Close() error {
 	m.Fail(cohort.New("memlink", cohort.Closed, "the mesh was closed"))
 	return nil
 }

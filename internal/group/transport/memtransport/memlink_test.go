@@ -18,7 +18,7 @@ func TestMessagesMatchInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := New(3)
 		var trace []string
-		w.Trace(func(m Message) { trace = append(trace, string(m.Data)) })
+		w.Trace(func(m message) { trace = append(trace, string(m.Data)) })
 		a, b := w.Mesh(0), w.Mesh(1)
 		first := &transport.Op{Peer: 1, Slot: 1, Buf: []byte("one")}
 		second := &transport.Op{Peer: 1, Slot: 1, Buf: []byte("two")}

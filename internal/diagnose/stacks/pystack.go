@@ -1,0 +1,131 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package stacks
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+)
+
+var (
+	// ErrNotPython is the error for a process that runs no CPython.
+	ErrNotPython = errors.New("stacks: not a CPython process")
+	// errUnsupported is the error for a Python whose memory layout is not known.
+	errUnsupported = errors.New("stacks: this Python cannot be read")
+	// ErrForbidden is the error for a process that this one may not read.
+	ErrForbidden = errors.New("stacks: the process may not be read")
+	// ErrNoInterpreter is the error for a Python that has not begun to run code, or has ended it.
+	ErrNoInterpreter = errors.New("stacks: it runs no Python code: it starts or ends")
+	// errCorrupt is the error for a process whose memory makes no sense.
+	errCorrupt = errors.New("stacks: the memory of the process makes no sense")
+)
+
+// Process is what a Python process was doing when it was read.
+type Process struct {
+	PID int `json:"pid"`
+	// Version is that of Python: "3.13.5".
+	Version string   `json:"version"`
+	Threads []Thread `json:"threads"`
+}
+
+// Thread is a thread that runs Python code.
+type Thread struct {
+	// ID is the kernel's number of the thread, 0 where Python does not know it.
+	ID int `json:"id"`
+	// Name, State and Kernel come from /proc: the name, the scheduler's state ("S") and the kernel function it sleeps in.
+	Name   string `json:"name,omitempty"`
+	State  string `json:"state,omitempty"`
+	Kernel string `json:"kernel,omitempty"`
+	// Minutes is how long a goroutine has at least waited; 0: not known.
+	Minutes int `json:"-"`
+	// HoldsGIL says that the thread holds its interpreter's lock.
+	HoldsGIL bool `json:"holds_gil,omitempty"`
+	// Moving says that the stack changed during every reading, so that Frames may be a mixture of several moments.
+	Moving bool `json:"moving,omitempty"`
+	// Truncated says that outer frames are missing.
+	Truncated bool `json:"truncated,omitempty"`
+	// Frames are the calls, innermost first.
+	Frames []Frame `json:"frames"`
+}
+
+// Frame is one call.
+type Frame struct {
+	// Func is the qualified name.
+	Func string `json:"func"`
+	File string `json:"file"`
+	Line int    `json:"line"`
+	// Args are the plain arguments (int, bool, None, str) of a function of torch.distributed, or of [SpawnFile], and the shapes of its
+	// tensors: "tensor=float32[4,2] src=1"; of the target of a multiprocessing.Process, and of what it calls in the program, only the
+	// numbers rank, local_rank and world_size.
+	Args string `json:"args,omitempty"`
+}
+
+// SpawnFile ends the name of the file with torch.multiprocessing.spawn. Its function _wrap begins each process that it starts; the
+// argument i is the process's number.
+const SpawnFile = "/torch/multiprocessing/spawn.py"
+
+// StartsTarget reports whether a call is the one that calls the target of a multiprocessing.Process.
+func StartsTarget(f Frame) bool {
+	return strings.HasSuffix(f.File, "/multiprocessing/process.py") && strings.HasSuffix(f.Func, "run")
+}
+
+// String returns the frame as "recv (distributed_c10d.py:3433) src=1".
+func (f Frame) String() string {
+	s := f.Func + " (" + f.File + ":" + strconv.Itoa(f.Line) + ")"
+	if f.Args != "" {
+		s += " " + f.Args
+	}
+	return s
+}
+
+// Library reports whether a file belongs to Python, to an installed package or to the launcher, not to the program. What runs before
+// every program belongs to none. Code that a library has made is named after the function: "__init__".
+func Library(file string) bool {
+	return strings.HasPrefix(file, "<frozen") || strings.HasPrefix(file, "__") && !strings.HasSuffix(file, ".py") || strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
+		strings.Contains(file, "/lib/python3") || strings.HasSuffix(file, "/sitecustomize.py") || strings.HasSuffix(file, "/usercustomize.py")
+}
+
+// Main returns the main thread: the one whose number is the process's own, else the last, which Python made first. It
+// is nil when there is no thread.
+func (p *Process) Main() *Thread {
+	for i := range p.Threads {
+		if p.Threads[i].ID == p.PID {
+			return &p.Threads[i]
+		}
+	}
+	if n := len(p.Threads); n > 0 {
+		return &p.Threads[n-1]
+	}
+	return nil
+}
+
+// String returns the stacks as text, a line for each frame.
+func (p *Process) String() string {
+	var b strings.Builder
+	b.WriteString("process " + strconv.Itoa(p.PID) + ", Python " + p.Version + "\n")
+	for _, t := range p.Threads {
+		b.WriteString("  thread " + strconv.Itoa(t.ID) + " " + strconv.Quote(t.Name))
+		if t.State != "" {
+			b.WriteString(", state " + t.State)
+		}
+		if t.Kernel != "" {
+			b.WriteString(" in " + t.Kernel)
+		}
+		if t.HoldsGIL {
+			b.WriteString(", holds the GIL")
+		}
+		if t.Moving {
+			b.WriteString(", moving")
+		}
+		b.WriteByte('\n')
+		for _, f := range t.Frames {
+			b.WriteString("    " + f.String() + "\n")
+		}
+		if t.Truncated {
+			b.WriteString("    ...\n")
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,76 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+// This file notices clients that ask a store for a key again and again and have the same answer each time.
+
+import (
+	"bytes"
+	"strconv"
+)
+
+const (
+	// maxKey and maxAnswer bound what is kept of the last question of a client: longer ones are no counters or flags.
+	maxKey, maxAnswer = 256, 24
+	// leastAsks is how often a client asks in a row that asks again and again, and leastTime for how many nanoseconds.
+	leastAsks, leastTime = 3, int64(1e9)
+)
+
+// Poll is the question that a client has asked last, and how often it has had the same answer in a row.
+type Poll struct {
+	key, answer []byte
+	times       uint64
+	since, last int64
+}
+
+// pollHint is what is known of a client that asks again and again.
+type pollHint struct {
+	Key   string
+	Since int64 // when it began
+	Asks  uint64
+	// Answer is what it was told each time, if that is a number: anything else may be a secret.
+	Answer string
+}
+
+// Asked notes a question that changes nothing, and its answer. now is in nanoseconds.
+func (p *Poll) Asked(now int64, key, answer []byte) {
+	switch {
+	case p.times > 0 && bytes.Equal(p.key, key) && bytes.Equal(p.answer, answer):
+		p.times++
+	case len(key) > maxKey || len(answer) > maxAnswer:
+		p.times = 0
+	default:
+		p.key, p.answer = append(p.key[:0], key...), append(p.answer[:0], answer...)
+		p.times, p.since = 1, now
+	}
+	p.last = now
+}
+
+// Forget notes that the client has got what it asked for, or has changed something: it gets on.
+func (p *Poll) Forget() { p.times = 0 }
+
+// Added notes a change of a counter, and its sum. By a change of 0 counters are read.
+func (p *Poll) Added(now int64, key []byte, change, sum int64) {
+	if change != 0 {
+		p.Forget()
+		return
+	}
+	var text [20]byte
+	p.Asked(now, key, strconv.AppendInt(text[:0], sum, 10))
+}
+
+// GoesOn reports whether a client asks again and again, and has not stopped to: it is not silent for much longer than between two questions.
+func (p *Poll) GoesOn(now int64) (pollHint, bool) {
+	if p.times < leastAsks || now-p.since < leastTime {
+		return pollHint{}, false
+	}
+	if between := (p.last - p.since) / int64(p.times-1); now-p.last > 2*between+leastTime { //nolint:gosec // not that many
+		return pollHint{}, false
+	}
+	told := pollHint{Key: string(p.key), Since: p.since, Asks: p.times}
+	if _, err := strconv.ParseInt(string(p.answer), 10, 64); err == nil {
+		told.Answer = string(p.answer)
+	}
+	return told, true
+}

@@ -1,0 +1,42 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package components finds the parts of a graph that do not hang together.
+package rpc
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// connectedComponents returns the connected parts of a graph without directions: each with its members in order, the parts in the order of their
+// first members. near has an entry for every member, with its neighbours; an edge may stand at either end.
+func connectedComponents[T cmp.Ordered](near map[T][]T) [][]T {
+	both := make(map[T][]T, len(near))
+	for a, list := range near {
+		for _, b := range list {
+			both[a], both[b] = append(both[a], b), append(both[b], a)
+		}
+	}
+	var all [][]T
+	seen := map[T]bool{}
+	for _, first := range slices.Sorted(maps.Keys(near)) {
+		if seen[first] {
+			continue
+		}
+		seen[first] = true
+		island := []T{first}
+		for i := 0; i < len(island); i++ {
+			for _, next := range both[island[i]] {
+				if !seen[next] {
+					seen[next] = true
+					island = append(island, next)
+				}
+			}
+		}
+		slices.Sort(island)
+		all = append(all, island)
+	}
+	return all
+}
