@@ -45,9 +45,9 @@ def scale(transport, place, ranks, cases):
 
 
 def tables():
-    """Steps, and messages of all ranks together, by transport, operation, size and ranks: docs/groups.md, which is tested."""
+    """Steps, and messages of all ranks together, by transport, operation, size and ranks: docs/internals/collectives.md, which is tested."""
     steps, head = {}, []
-    with open(os.path.join(root, "docs", "groups.md")) as f:
+    with open(os.path.join(root, "docs", "internals", "collectives.md")) as f:
         for cells in ([c.strip() for c in line.split("|")[1:-1]] for line in f if line.startswith("| ")):
             if cells[0] == "operation":
                 head = cells

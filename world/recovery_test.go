@@ -26,7 +26,7 @@ import (
 const recoveryEnv = "COHORT_TEST_RECOVERY"
 
 // recoveringRank works with the world's group until it fails, says which rank was lost, and goes on with the next group. It
-// is what docs/groups.md recommends.
+// is what docs/recovery.md recommends.
 func recoveringRank(mode string) int {
 	transport, shrink := strings.CutSuffix(mode, "-shrink")
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)

@@ -19,7 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-var update = flag.Bool("update", false, "write the table of steps in docs/groups.md anew")
+var update = flag.Bool("update", false, "write the table of steps in docs/internals/collectives.md anew")
 
 // The model in which steps are counted: in one step a rank sends at most one message and receives at most one, of up to
 // stepBytes; a longer message takes several steps. What a rank computes takes no time.
@@ -234,7 +234,7 @@ func openMPITakes(tb testing.TB, kind collective.Kind, n, bytes int) (string, ef
 var collectives = []struct {
 	name  string
 	kind  collective.Kind
-	sizes []int // of the table in docs/groups.md
+	sizes []int // of the table in docs/internals/collectives.md
 	// more tells where it may take more messages, and then it must take fewer steps.
 	more exception
 	// asMany tells where it may take more messages in as many steps.
@@ -397,9 +397,9 @@ func sizeName(bytes int) string {
 	return fmt.Sprintf("%d B", bytes)
 }
 
-// The table in docs/groups.md is what the code does.
+// The table in docs/internals/collectives.md is what the code does.
 func TestStepsTable(t *testing.T) {
-	const file, begin, end = "../../../docs/groups.md", "<!-- steps: go test ./internal/group/native -run StepsTable -update -->\n", "<!-- steps end -->\n"
+	const file, begin, end = "../../../docs/internals/collectives.md", "<!-- steps: go test ./internal/group/native -run StepsTable -update -->\n", "<!-- steps end -->\n"
 	var b strings.Builder
 	counts := []int{2, 4, 8, 16, 64}
 	b.WriteString("| operation | size |")

@@ -59,7 +59,7 @@ func stepsOf(t *testing.T, engines []*Engine, kind collective.Kind, bytes int, t
 	return steps[0]
 }
 
-// The table in docs/groups.md is what the code does, and what is small takes one step with any number of ranks.
+// The table in docs/internals/collectives.md is what the code does, and what is small takes one step with any number of ranks.
 func TestStepsTable(t *testing.T) {
 	kinds := []struct {
 		name string
@@ -104,11 +104,11 @@ func TestStepsTable(t *testing.T) {
 	for i := range rows {
 		b.WriteString(rows[i].String() + "\n")
 	}
-	page, err := os.ReadFile("../../../docs/groups.md")
+	page, err := os.ReadFile("../../../docs/internals/collectives.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(page), b.String()) {
-		t.Errorf("docs/groups.md does not have the table of steps in shared memory (2, 4, 8 and 16 ranks; 4 B, 64 KiB and 1 MiB each):\n%s", b.String())
+		t.Errorf("docs/internals/collectives.md does not have the table of steps in shared memory (2, 4, 8 and 16 ranks; 4 B, 64 KiB and 1 MiB each):\n%s", b.String())
 	}
 }
