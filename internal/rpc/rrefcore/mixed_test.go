@@ -114,7 +114,7 @@ func TestKeyKnowsAllFields(t *testing.T) {
 		v    any
 		want string
 	}{
-		{Machine{}, "self epoch opt now next objects handles pins peers ghosts tombs offered early unsettled effects"},
+		{Machine{}, "self epoch opt now next objects handles pins peers staleMembers tombs offered early unsettled effects"},
 		{object{}, "id root creatorKey ownKey open forks offers local valued called former cancelled since"},
 		{fork{}, "life since"},
 		{forks{}, "first of one more"},
