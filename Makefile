@@ -11,7 +11,7 @@ COMMIT  := $(shell git describe --always --dirty --exclude '*' --abbrev=12 2>/de
 LDFLAGS := -s -w -X github.com/cohort-dist/cohort/cmd/cohort/internal/cli.version=$(VERSION) -X github.com/cohort-dist/cohort/cmd/cohort/internal/cli.commit=$(COMMIT)
 TOOLS   := .tmp/bin
 COUNTS  := .tmp/counts
-COUNT   := $(GO) run ./internal/devtools/testcount -log $(COUNTS)
+TESTCOUNT := $(GO) run ./internal/devtools/testcount -log $(COUNTS)
 # Tests that failed are the counter's business: it runs them again. Any other end of "go test" is an error.
 COUNTED := [ $$? = 1 ]
 FUZZ    ?= 2s
@@ -48,7 +48,7 @@ COVER ?=
 # Many tests wait for timeouts and for processes: more packages than processors run at once.
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
-	@mkdir -p .tmp; export COHORT_INTEROP=; { $(GO) test -p 4 -json -timeout 10m $(COVER:%=-coverprofile=%) $$($(ALONE)) || $(COUNTED); } | $(COUNT) -as test $(COVER:%=-cover %) -- $(GO) test
+	@mkdir -p .tmp; export COHORT_INTEROP=; { $(GO) test -p 4 -json -timeout 10m $(COVER:%=-coverprofile=%) $$($(ALONE)) || $(COUNTED); } | $(TESTCOUNT) -as test $(COVER:%=-cover %) -- $(GO) test
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
 # Packages whose code starts no goroutine, and whose parallel tests share nothing: the race detector takes ten times as long there. The first has
@@ -58,13 +58,13 @@ SERIAL  = $(CHECKED) ./internal/rpc/aten ./internal/autograd/backwardcore ./inte
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
-	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -p 4 -race -tags invariants -json -timeout 15m $$($(ALONE) | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(COUNT) -as race -- $(GO) test -race -tags invariants
-	@$(GO) test -tags invariants -json -timeout 10m $(CHECKED) | $(COUNT) -as "machines with invariants"
+	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -p 4 -race -tags invariants -json -timeout 15m $$($(ALONE) | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(TESTCOUNT) -as race -- $(GO) test -race -tags invariants
+	@$(GO) test -tags invariants -json -timeout 10m $(CHECKED) | $(TESTCOUNT) -as "machines with invariants"
 
 # The package that takes longest comes first, so that it does not run alone at the end.
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
-	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; { $(GO) test -p 3 -json -count=1 -timeout 30m ./interop/launch ./interop/... ./internal/testing/torchtest/ || $(COUNTED); } | tee .tmp/interop.json | $(COUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
+	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; { $(GO) test -p 3 -json -count=1 -timeout 30m ./interop/launch ./interop/... ./internal/testing/torchtest/ || $(COUNTED); } | tee .tmp/interop.json | $(TESTCOUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
 
 .PHONY: compat
 compat: ## write the table of docs/compatibility.md from the results of make interop
@@ -75,19 +75,23 @@ CALLS    ?= 500000
 CONTEXTS ?= 10000
 .PHONY: memory
 memory: ## very many calls and references, and autograd contexts with PyTorch: memory must not grow
-	@$(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds $(CALLS) | $(COUNT) -as memory
-	@$(GO) test -json -count=1 -timeout 15m -run '^TestManyContexts$$' ./autograd/distautograd -distautograd.contexts $(CONTEXTS) | $(COUNT) -as "memory of contexts"
-	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 60m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts $(CONTEXTS) | $(COUNT) -as "memory with PyTorch"
+	@$(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds $(CALLS) | $(TESTCOUNT) -as memory
+	@$(GO) test -json -count=1 -timeout 15m -run '^TestManyContexts$$' ./autograd/distautograd -distautograd.contexts $(CONTEXTS) | $(TESTCOUNT) -as "memory of contexts"
+	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 60m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts $(CONTEXTS) | $(TESTCOUNT) -as "memory with PyTorch"
 
 .PHONY: model
 model: ## explore the large worlds of the reference protocol, which takes minutes
-	@$(LOW) $(GO) test -json -timeout 40m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rpc/rrefcore -rref.all | $(COUNT) -as model
+	@$(LOW) $(GO) test -json -timeout 40m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rpc/rrefcore -rref.all | $(TESTCOUNT) -as model
 
 # Lint compiles the same with the same tags. The moments wait most of the time: more packages than processors run at once.
 TAGS = moments,invariants
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
-	@{ $(GO) test -p 4 -tags $(TAGS) -json -timeout 60m ./internal/testing/failpointtest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(COUNT) -as moments -- $(GO) test -tags $(TAGS)
+	@{ $(GO) test -p 4 -tags $(TAGS) -json -timeout 60m ./internal/testing/failpointtest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(TESTCOUNT) -as moments -- $(GO) test -tags $(TAGS)
+
+.PHONY: soak
+soak: ## run simulations and faults with many seeds: FIRST=1 COUNT=1000 RUN="machines moments jobs"; adds lines to docs/internals/soak.md
+	@scripts/soak $(or $(FIRST),1) $(or $(COUNT),1000) $(RUN)
 
 .PHONY: fuzz
 fuzz: ## fuzz every decoder for a moment (FUZZ=10m for longer)
