@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -48,5 +49,25 @@ func TestArchitecturePage(t *testing.T) {
 		if !want[name] {
 			t.Errorf("docs/architecture.md names %s, which does not exist: take the line out", name)
 		}
+	}
+}
+
+// TestArchitectureDiagram: the diagram in docs/architecture.md shows the lines of layers, the highest first.
+func TestArchitectureDiagram(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(string(page)) {
+		if cells := strings.Split(line, "│"); len(cells) == 4 {
+			got = append(got, strings.Join(strings.Fields(cells[1]), " "))
+		}
+	}
+	slices.Reverse(got)
+	if want := strings.Split(strings.TrimSpace(layers), "\n"); !slices.Equal(got, want) {
+		t.Errorf("docs/architecture.md shows, the lowest first,\n%s\nbut layers is\n%s\nmake the diagram show the lines of layers",
+			strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }

@@ -66,7 +66,7 @@ func TestDocumentedControlStream(t *testing.T) {
 	}
 	if _, rest, ok := strings.Cut(string(text), "The kinds are "); ok {
 		list, _, _ := strings.Cut(rest, ".\n")
-		for i, item := range strings.Split(list, ", ") {
+		for i, item := range strings.Split(strings.Join(strings.Fields(list), " "), ", ") {
 			kind := rrefcore.Kind(i + 1)
 			name := strings.ReplaceAll(kind.String(), "-", " ")
 			if kind == rrefcore.Handoff {
