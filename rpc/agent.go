@@ -44,15 +44,15 @@ type Agent struct {
 	net    *rpcsession.Links // to the other workers
 	self   *rpcsession.Peer  // this worker as a destination
 
-	refs      *rpcref.Refs
-	server    *rpcserver.Server
-	extension *rpcserver.Extension
-	caller    *rpcclient.Caller
-	joined    atomic.Bool // Join has returned
-	ending    ending
-	timeout   atomic.Int64     // of calls without a deadline, in nanoseconds
-	memory    *tensorpool.Pool // of received tensors, unless the user said otherwise
-	asked     *debugServer
+	refs        *rpcref.Refs
+	server      *rpcserver.Server
+	extension   *rpcserver.Extension
+	caller      *rpcclient.Caller
+	joined      atomic.Bool // Join has returned
+	ending      ending
+	timeout     atomic.Int64     // of calls without a deadline, in nanoseconds
+	memory      *tensorpool.Pool // of received tensors, unless the user said otherwise
+	debugServer *debugServer
 }
 
 // Join makes this process a worker of the RPC world that meets in st, under a unique name of letters, digits, "_", ":"
@@ -80,7 +80,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 	}
 	switch {
 	case cfg.client:
-		err = a.startGuest(ctx)
+		err = a.startClient(ctx)
 	case cfg.worldSize > 0:
 		err = a.startStatic(ctx)
 	default:
@@ -99,14 +99,14 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 func newAgent(st store.Store, name string, cfg *config) *Agent {
 	a := &Agent{
 		name: name, id: -1, epoch: newEpoch(), secret: newSecret(), cfg: cfg,
-		ending: ending{done: make(chan struct{})}, asked: serveDebug(name, cfg.logger),
+		ending: ending{done: make(chan struct{})}, debugServer: serveDebug(name, cfg.logger),
 	}
 	a.timeout.Store(int64(cfg.timeout))
 	a.world = rpcworld.New(st, rpcworld.Config{
 		Name: name, Rank: int(cfg.rank), Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
 		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: a.secret}, Cohort: slices.Contains(cfg.transports, TransportCohort),
 	})
-	a.net = rpcsession.New(rpcsession.Config{Name: name, Logger: cfg.logger, Types: cfg.types, Above: above{a}, Published: a.world.Published})
+	a.net = rpcsession.New(rpcsession.Config{Name: name, Logger: cfg.logger, Types: cfg.types, Handler: sessionHandler{a}, Published: a.world.Published})
 	if cfg.alloc == nil {
 		a.memory = tensorpool.New()
 		cfg.alloc = a.memory.Get
@@ -143,7 +143,7 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 		return err
 	}
 	a.caller = rpcclient.New(rpcclient.Config{
-		Rank: cohort.Rank(a.id), Net: a.net, Refs: a.refs, Self: a.self, Hook: a.cfg.hook, Calls: a.asked.Calls, Timeout: a.Timeout,
+		Rank: cohort.Rank(a.id), Net: a.net, Refs: a.refs, Self: a.self, Hook: a.cfg.hook, Calls: a.debugServer.Calls, Timeout: a.Timeout,
 		Outgoing: a.outgoing(), Exception: exceptionError,
 	})
 	a.server = rpcserver.New(rpcserver.Config{
@@ -172,7 +172,7 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 	if a.addr = a.cfg.advertise; a.addr == "" {
 		a.addr, err = rpcsession.Dialable(ctx, a.net.Addr())
 	}
-	a.net.Own(a.refs.Run)
+	a.net.Go(a.refs.Run)
 	return err
 }
 
@@ -282,7 +282,7 @@ func (a *Agent) Done() <-chan struct{} { return a.net.Done }
 // endSessions ends every session and everything that waits, and joins the goroutines in the background.
 func (a *Agent) endSessions() {
 	a.net.EndSessions(func() {
-		a.asked.Close()
+		a.debugServer.Close()
 		if a.refs != nil {
 			a.refs.Close()
 		}

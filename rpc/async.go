@@ -39,7 +39,7 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 		o := a.prepare(a.self, fn, args)
 		o.Mode = "async"
 		giveUp := o.Early(ctx)
-		if !a.net.Own(func() { done(a.callSelf(ctx, o)) }) {
+		if !a.net.Go(func() { done(a.callSelf(ctx, o)) }) {
 			giveUp()
 			done(nil, rpcsession.ErrClosed("call"))
 		}
@@ -60,7 +60,7 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 		done(v, err)
 	}
 	a.post(ctx, o, func(x rpcsession.Reply, err error) {
-		if err != nil || !a.refs.Early(x.Frame) || !a.net.Own(func() { a.awaitEarly(ctx, x); read(x, nil) }) {
+		if err != nil || !a.refs.Early(x.Frame) || !a.net.Go(func() { a.awaitEarly(ctx, x); read(x, nil) }) {
 			read(x, err)
 		}
 	})
@@ -73,7 +73,7 @@ func (a *Agent) post(ctx context.Context, o *rpcclient.Outgoing, done func(rpcse
 		return
 	}
 	giveUp := o.Early(ctx)
-	if !a.net.Own(func() {
+	if !a.net.Go(func() {
 		bounded, cancel := rpcclient.Until(ctx, a.caller.Deadline(ctx))
 		c, err := o.Peer.Connect(bounded)
 		cancel()

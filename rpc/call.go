@@ -164,8 +164,8 @@ func (a *Agent) awaitEarly(ctx context.Context, x rpcsession.Reply) {
 	}
 }
 
-// callAgain is call for functions of the agents themselves, which may arrive twice at a Go worker.
-func (a *Agent) callAgain(ctx context.Context, to, fn string, args []any) error {
+// callRetried is call for functions of the agents themselves, which may arrive twice at a Go worker.
+func (a *Agent) callRetried(ctx context.Context, to, fn string, args []any) error {
 	p, err := a.net.Peer(to)
 	if err != nil {
 		return err

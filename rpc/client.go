@@ -69,7 +69,7 @@ func (g *Client) Shutdown(ctx context.Context) error { return g.a.Shutdown(ctx) 
 // Close ends the client. It is idempotent and returns when its goroutines have ended.
 func (g *Client) Close() error { return g.a.Close() }
 
-func (a *Agent) startGuest(ctx context.Context) error {
+func (a *Agent) startClient(ctx context.Context) error {
 	if a.cfg.round < 0 {
 		k, err := a.world.LatestRound(ctx)
 		if err != nil {

@@ -49,24 +49,24 @@ func Cycles(workers ...ReferenceInfo) [][]string {
 		}
 	}
 	// Whoever is kept by something that is no object of this set is alive, and so is all that it keeps.
-	doomed := map[string]bool{}
+	garbage := map[string]bool{}
 	for id := range objects {
-		doomed[id] = true
+		garbage[id] = true
 	}
 	for changed := true; changed; {
 		changed = false
-		for id := range doomed {
-			if !keptBy(objects[id], holderOf, local[id], doomed) {
-				delete(doomed, id)
+		for id := range garbage {
+			if !keptBy(objects[id], holderOf, local[id], garbage) {
+				delete(garbage, id)
 				changed = true
 			}
 		}
 	}
 	near := map[string][]string{}
-	for id := range doomed {
+	for id := range garbage {
 		near[id] = nil
 		for _, h := range objects[id].Holds {
-			if doomed[h.ID] {
+			if garbage[h.ID] {
 				near[id] = append(near[id], h.ID)
 			}
 		}

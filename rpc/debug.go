@@ -37,7 +37,7 @@ func (a *Agent) DebugInfo() map[string]int {
 	serving, running, waiting := a.server.Counts()
 	info["agent.thread_pool_size"] = a.cfg.concurrency
 	info["agent.num_idle_threads"] = max(0, a.cfg.concurrency-running)
-	info["agent.client_active_calls"] = int(a.caller.UnderWay.Load())
+	info["agent.client_active_calls"] = int(a.caller.InFlight.Load())
 	info["agent.server_active_calls"] = serving
 	info["agent.server_active_async_calls"] = 0 // they are counted with the others
 	info["agent.server_waiting_calls"] = waiting

@@ -35,7 +35,7 @@ func withExtension(x rpcext.Extension) Option {
 // attach introduces the extension to the agent.
 func (a *Agent) attach() (err error) {
 	if a.cfg.extension != nil {
-		a.extension, err = rpcserver.Attach(a.cfg.extension, seam{a})
+		a.extension, err = rpcserver.Attach(a.cfg.extension, extensionAgent{a})
 	}
 	return err
 }
@@ -53,13 +53,15 @@ func (a *Agent) outgoing() func(context.Context, *rpcsession.Peer, bool, string,
 }
 
 // seam is the agent as its extension sees it.
-type seam struct{ a *Agent }
+type extensionAgent struct{ a *Agent }
 
-var _ rpcext.Agent = seam{}
+var _ rpcext.Agent = extensionAgent{}
 
-func (s seam) Self() rpcext.Worker { return rpcext.Worker{Name: s.a.name, ID: int(s.a.id), Go: true} }
+func (s extensionAgent) Self() rpcext.Worker {
+	return rpcext.Worker{Name: s.a.name, ID: int(s.a.id), Go: true}
+}
 
-func (s seam) Workers() []rpcext.Worker {
+func (s extensionAgent) Workers() []rpcext.Worker {
 	all := []rpcext.Worker{s.Self()}
 	for _, p := range s.a.net.Members() {
 		all = append(all, rpcserver.ExtensionWorker(p))
@@ -68,7 +70,7 @@ func (s seam) Workers() []rpcext.Worker {
 	return all
 }
 
-func (s seam) Worker(id int) (rpcext.Worker, error) {
+func (s extensionAgent) Worker(id int) (rpcext.Worker, error) {
 	p, err := s.a.memberByID(id)
 	if err != nil {
 		return rpcext.Worker{}, err
@@ -89,7 +91,7 @@ func (a *Agent) memberByID(id int) (*rpcsession.Peer, error) {
 	return nil, cohort.Newf("rpc: worker", cohort.NotFound, "no worker has id %d", id)
 }
 
-func (s seam) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Message, error) {
+func (s extensionAgent) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Message, error) {
 	o, err := s.plain(to, "sync", m)
 	if err != nil {
 		return nil, err
@@ -102,12 +104,12 @@ func (s seam) Send(ctx context.Context, to int, m *rpcwire.Message) (*rpcwire.Me
 }
 
 // plain is a message of the extension itself.
-func (s seam) plain(to int, mode string, m *rpcwire.Message) (*rpcclient.Outgoing, error) {
+func (s extensionAgent) plain(to int, mode string, m *rpcwire.Message) (*rpcclient.Outgoing, error) {
 	p, err := s.a.memberByID(to)
 	if err != nil {
 		return nil, err
 	}
-	o := &rpcclient.Outgoing{By: s.a.caller, Op: "call", Mode: mode, Func: m.Type.String(), Peer: p, Plain: true, Runs: true}
+	o := &rpcclient.Outgoing{By: s.a.caller, Op: "call", Mode: mode, Func: m.Type.String(), Peer: p, Plain: true, RunsUserCode: true}
 	o.Build = func(bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		sent := *m
 		return &sent, nil, 0, nil
@@ -132,7 +134,7 @@ func large(m *rpcwire.Message) bool {
 	return size >= largePost
 }
 
-func (s seam) Post(ctx context.Context, to int, m *rpcwire.Message, done func(*rpcwire.Message, error)) {
+func (s extensionAgent) Post(ctx context.Context, to int, m *rpcwire.Message, done func(*rpcwire.Message, error)) {
 	a := s.a
 	o, err := s.plain(to, "async", m)
 	if err != nil {
@@ -151,7 +153,7 @@ func (s seam) Post(ctx context.Context, to int, m *rpcwire.Message, done func(*r
 		a.post(ctx, o, report)
 		return
 	}
-	if !a.net.Own(func() {
+	if !a.net.Go(func() {
 		if !entered {
 			if err := a.caller.Active.Enter(ctx); err != nil {
 				done(nil, err)
@@ -171,7 +173,7 @@ func (s seam) Post(ctx context.Context, to int, m *rpcwire.Message, done func(*r
 	}
 }
 
-func (s seam) Call(ctx context.Context, to int, fn string, args ...any) (any, error) {
+func (s extensionAgent) Call(ctx context.Context, to int, fn string, args ...any) (any, error) {
 	p, err := s.a.memberByID(to)
 	if err != nil {
 		return nil, err
@@ -179,7 +181,7 @@ func (s seam) Call(ctx context.Context, to int, fn string, args ...any) (any, er
 	return s.a.call(ctx, p.Name, fn, args)
 }
 
-func (s seam) Object(ctx context.Context, holder int, gid rpcwire.GlobalID) (any, error) {
+func (s extensionAgent) Object(ctx context.Context, holder int, gid rpcwire.GlobalID) (any, error) {
 	id, o := s.a.refs.Find(gid)
 	if holder != int(s.a.id) { // as for a fetch: the call that makes it may come later
 		var err error
@@ -193,7 +195,7 @@ func (s seam) Object(ctx context.Context, holder int, gid rpcwire.GlobalID) (any
 	return o.Get(ctx)
 }
 
-func (s seam) Reference(ref any) (rpcwire.GlobalID, rpcext.Worker, error) {
+func (s extensionAgent) Reference(ref any) (rpcwire.GlobalID, rpcext.Worker, error) {
 	core := coreOf(ref)
 	if core == nil || core.Refs != s.a.refs {
 		return rpcwire.GlobalID{}, rpcext.Worker{}, cohort.Newf("rpc: reference", cohort.InvalidArgument, "a %T is not a reference of this agent", ref)
@@ -205,4 +207,6 @@ func (s seam) Reference(ref any) (rpcwire.GlobalID, rpcext.Worker, error) {
 	return rpcref.Global(core.Handle.Wire.ID), owner, err
 }
 
-func (s seam) Go(fn func(context.Context)) bool { return s.a.net.Own(func() { fn(s.a.net.Context) }) }
+func (s extensionAgent) Go(fn func(context.Context)) bool {
+	return s.a.net.Go(func() { fn(s.a.net.Context) })
+}

@@ -104,7 +104,7 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 		a.left(w.Name, former.ID)
 	}
 	p := a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), addr, entry)
-	r.conn.Comes(former, p)
+	r.conn.Rebind(former, p)
 	a.net.Admit(w.Name)
 	a.world.Gathers.Comes(w.Name)
 	return nil, nil

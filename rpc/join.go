@@ -21,12 +21,12 @@ func (a *Agent) startStatic(ctx context.Context) error {
 	if err := a.listen(ctx, int(a.cfg.rank)); err != nil {
 		return err
 	}
-	names, devices, err := a.meet(ctx)
+	names, devices, err := a.rendezvous(ctx)
 	for errors.Is(err, rpcworld.ErrAgain) {
 		for _, p := range a.net.Members() { // of the round that was left
 			a.net.RemovePeer(p.Name)
 		}
-		names, devices, err = a.meet(ctx)
+		names, devices, err = a.rendezvous(ctx)
 	}
 	if err != nil {
 		return err
@@ -46,8 +46,8 @@ func (a *Agent) startStatic(ctx context.Context) error {
 	return nil
 }
 
-// meet comes together with the other ranks and learns their names. devices is nil in a world without PyTorch workers.
-func (a *Agent) meet(ctx context.Context) (names []string, devices *rpcworld.Devices, err error) {
+// rendezvous comes together with the other ranks and learns their names. devices is nil in a world without PyTorch workers.
+func (a *Agent) rendezvous(ctx context.Context) (names []string, devices *rpcworld.Devices, err error) {
 	if err = a.world.ComeTogether(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -97,16 +97,16 @@ func (m members) Drop(name string) {
 }
 
 func (m members) AskDevices(ctx context.Context, name string) error {
-	return m.a.callAgain(ctx, name, deviceInfos, nil)
+	return m.a.callRetried(ctx, name, deviceInfos, nil)
 }
 
 func (m members) Tell(ctx context.Context, name string, comes bool) error {
 	me := rpcwire.WorkerInfo{Name: m.a.name, ID: rpcwire.WorkerID(m.a.id)}
-	return m.a.callAgain(ctx, name, updateMembership, []any{me, []any{}, &py.Dict{}, comes})
+	return m.a.callRetried(ctx, name, updateMembership, []any{me, []any{}, &py.Dict{}, comes})
 }
 
 func (m members) Call(ctx context.Context, name, fn string, args []any) error {
-	return m.a.callAgain(ctx, name, fn, args)
+	return m.a.callRetried(ctx, name, fn, args)
 }
 
 func (m members) Ask(ctx context.Context, into any, name, fn string, args ...any) error {

@@ -50,7 +50,9 @@ func RecordFunction(ctx context.Context, name string) (end func()) {
 	if a := AgentFrom(ctx); a != nil {
 		worker = a.ID()
 	}
-	return func() { rec.Add(rpcwire.Span{Name: name, Worker: worker, Start: start, Took: time.Since(start)}) }
+	return func() {
+		rec.Add(rpcwire.Span{Name: name, Worker: worker, Start: start, Took: time.Since(start)})
+	}
 }
 
 // Events returns what has ended so far, by start.

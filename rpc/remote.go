@@ -137,7 +137,7 @@ func (a *Agent) connectAndCreate(ctx context.Context, o *rpcclient.Outgoing, h *
 		a.refs.CreateFailed(h, err)
 		a.caller.Active.Leave()
 	}
-	if !a.net.Own(func() {
+	if !a.net.Go(func() {
 		creation, release := creationContext(ctx)
 		bounded, cancel := rpcclient.Until(creation, a.caller.Deadline(ctx))
 		c, err := o.Peer.Connect(bounded)
@@ -157,7 +157,7 @@ func (a *Agent) connectAndCreate(ctx context.Context, o *rpcclient.Outgoing, h *
 func (a *Agent) create(ctx context.Context, c *rpcsession.Conn, o *rpcclient.Outgoing, h *rpcref.Handle) {
 	r := a.refs
 	ctx, release := creationContext(ctx)
-	a.caller.AsyncLasting(ctx, c, o, func(x rpcsession.Reply, err error) {
+	a.caller.AsyncRetried(ctx, c, o, func(x rpcsession.Reply, err error) {
 		release()
 		if err == nil && x.Msg.Type != rpcwire.RemoteRet {
 			err = rpcclient.UnexpectedAnswer(o.Func, o.Peer, x.Msg)

@@ -69,5 +69,5 @@ func call(ctx context.Context, l *Link, f *Frame) (*Frame, error) {
 func (id Identity) opening() []byte {
 	hello := id.frame(nonce{})
 	b := append(hello.AppendHead(nil), hello.Payload...)
-	return (&Frame{Type: Proof}).AppendHead(b)
+	return (&Frame{Type: proofFrame}).AppendHead(b)
 }

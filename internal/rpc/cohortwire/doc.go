@@ -19,7 +19,7 @@
 //
 //   - the reading is lent only inside the OnFrame of an answer, and that turn is never handed over
 //
-//   - a caller reads only its own answer, if it is complete and small, and the frames that Config.Aside names
+//   - a caller reads only its own answer, if it is complete and small, and the frames that Config.MayPassOn names
 //
 //   - there is no reader for at most two milliseconds: then the guard gives the reading back
 //

@@ -17,11 +17,11 @@ type Type uint16
 
 // Types of the transport itself. Agents use the numbers from FirstAgentType on.
 const (
-	Hello   Type = 0x1000 // the first frame of each side
-	Ping    Type = 0x1001
-	Pong    Type = 0x1002
-	goodbye Type = 0x1003 // the sender closes on purpose; the payload says why
-	Proof   Type = 0x1004 // the second frame of each side: it knows the secret of the name in its hello
+	Hello        Type = 0x1000 // the first frame of each side
+	pingFrame    Type = 0x1001
+	pongFrame    Type = 0x1002
+	goodbyeFrame Type = 0x1003 // the sender closes on purpose; the payload says why
+	proofFrame   Type = 0x1004 // the second frame of each side: it knows the secret of the name in its hello
 	// FirstAgentType is the first number that the agents may use for messages of their own: cancellation, the control
 	// stream of references, and so on.
 	FirstAgentType Type = 0x1100
@@ -64,8 +64,8 @@ type Fork struct {
 type Frame struct {
 	Type  Type
 	Flags uint8
-	// Quiet says of a received frame that nothing behind it had been read: nobody waits for OnFrame to return.
-	Quiet       bool
+	// BufferEmpty says of a received frame that nothing behind it had been read: nobody waits for OnFrame to return.
+	BufferEmpty bool
 	ID          uint64
 	Incarnation uint64        // set by the link when sent
 	Deadline    time.Duration // time left; zero means none

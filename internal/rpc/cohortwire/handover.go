@@ -20,7 +20,7 @@ import (
 // owns the reader and the unlocked part of lending.
 type turns struct {
 	now     atomic.Uint64
-	lent    atomic.Uint64 // the last turn in which the reading was lent
+	offered atomic.Uint64 // the last turn in which the reading was lent
 	handing sync.Mutex    // held while the reading is handed over
 }
 
@@ -47,7 +47,7 @@ func (l *Link) Handover(turn uint64) {
 	if turn%2 == 0 || l.turns.now.Load() != turn {
 		return
 	}
-	if lent := l.turns.lent.Load() == turn; lent {
+	if lent := l.turns.offered.Load() == turn; lent {
 		invariants.Check(false, "cohortwire: a turn that has lent the reading is handed over")
 		return
 	}
@@ -129,5 +129,5 @@ func (l *Link) uncork() {
 		return
 	}
 	l.out.writing = true
-	l.drive(true)
+	l.writeOrWake(true)
 }

@@ -87,7 +87,7 @@ func (p proof) sum(secret []byte) []byte {
 
 // check compares the frame of a side with the secret that its name has published.
 func (p proof) check(f *Frame, published []byte) (proven bool, err error) {
-	if f.Type != Proof || len(f.Payload) != 0 && len(f.Payload) != proofSize || len(f.Storages) > 0 {
+	if f.Type != proofFrame || len(f.Payload) != 0 && len(f.Payload) != proofSize || len(f.Storages) > 0 {
 		return false, bad("the second frame is not a proof (type %#x, %d bytes)", f.Type, len(f.Payload))
 	}
 	if len(published) == 0 {

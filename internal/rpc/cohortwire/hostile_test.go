@@ -47,7 +47,7 @@ func TestRoomIsSeenWhoeverMakesIt(t *testing.T) {
 func TestPingsWithoutReading(t *testing.T) {
 	bubble(t, Config{OnFrame: ignore}, func(t *testing.T, l *Link, _ *counted, far net.Conn) {
 		t.Helper()
-		ping := (&Frame{Type: Ping}).AppendHead(nil)
+		ping := (&Frame{Type: pingFrame}).AppendHead(nil)
 		for range 200 {
 			if _, err := far.Write(bytes.Repeat(ping, 100)); err != nil {
 				t.Fatal(err)
@@ -116,7 +116,7 @@ func TestLoadOfAGivenUpRequest(t *testing.T) {
 		if err := l.Send(ctx, &Frame{Type: 0x102, ID: 7, Payload: make([]byte, 1<<20)}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("nobody reads, and the request was sent: %v", err)
 		}
-		if n := l.load.Load(); n != 1 {
+		if n := l.inFlight.Load(); n != 1 {
 			t.Errorf("the load is %d while the request is under way", n)
 		}
 		go drain(far)
@@ -124,7 +124,7 @@ func TestLoadOfAGivenUpRequest(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if n := l.load.Load(); n != 0 {
+		if n := l.inFlight.Load(); n != 0 {
 			t.Errorf("the load is %d after the answer", n)
 		}
 	})
@@ -166,7 +166,7 @@ func TestLentTurnIsNotHandedOver(t *testing.T) {
 	a := newAsker()
 	onFrame := func(l *Link, f *Frame) {
 		a.onFrame(l, f)
-		if !f.Type.IsResponse() || l.turns.lent.Load() != l.Turn() {
+		if !f.Type.IsResponse() || l.turns.offered.Load() != l.Turn() {
 			return
 		}
 		defer func() {
@@ -198,7 +198,7 @@ func TestLentTurnIsNotHandedOver(t *testing.T) {
 func hostile() map[string][]byte {
 	all := map[string][]byte{}
 	types := map[string]Type{
-		"hello": Hello, "ping": Ping, "pong": Pong, "goodbye": goodbye, "proof": Proof, "later version": 0x10ff, "request": 0x102,
+		"hello": Hello, "ping": pingFrame, "pong": pongFrame, "goodbye": goodbyeFrame, "proof": proofFrame, "later version": 0x10ff, "request": 0x102,
 		"response": 0x203, "wrapped": 0x10f, "agent": FirstAgentType, "control": FirstAgentType + 1, "zero": 0, "last": 0xffff,
 	}
 	for name, kind := range types {

@@ -33,9 +33,9 @@ type Config struct {
 	Dialled bool
 	// OnFrame gets every frame, in order, in the goroutine that reads: it must not block, and it owns the frame.
 	OnFrame func(*Link, *Frame)
-	// Aside tells which types of frames OnFrame deals with at once and without running anybody's code. A caller that reads
+	// MayPassOn tells which types of frames OnFrame deals with at once and without running anybody's code. A caller that reads
 	// its own answer passes these on, too. The default is none.
-	Aside func(Type) bool
+	MayPassOn func(Type) bool
 	// OnClose is called once, when the link has ended, with the reason.
 	OnClose func(*Link, error)
 	// Heartbeat is how often each side gives a sign of life and asks for one, Limit when a silent peer is given up. The
@@ -78,17 +78,17 @@ type Link struct {
 	conn   net.Conn
 	raw    syscall.RawConn // for a write that does not wait; nil when the connection is not a socket
 
-	reads  atomic.Uint64 // grows with every read that brought bytes: the peer's sign of life
-	load   atomic.Int64  // requests of ours without an answer, and requests of the peer that were not answered yet
-	closed chan struct{}
-	work   sync.WaitGroup
-	kick   chan struct{} // wakes the flusher
-	reader *frameReader  // used by the goroutine whose turn it is
-	turns  turns
-	spare  chan uint64  // wakes a goroutine that waits for its next turn
-	spares atomic.Int64 // how many wait
-	corked atomic.Bool  // answers are collected
-	lend   lending
+	reads    atomic.Uint64 // grows with every read that brought bytes: the peer's sign of life
+	inFlight atomic.Int64  // requests of ours without an answer, and requests of the peer that were not answered yet
+	closed   chan struct{}
+	work     sync.WaitGroup
+	kick     chan struct{} // wakes the flusher
+	reader   *frameReader  // used by the goroutine whose turn it is
+	turns    turns
+	spare    chan uint64  // wakes a goroutine that waits for its next turn
+	spares   atomic.Int64 // how many wait
+	corked   atomic.Bool  // answers are collected
+	borrow   borrowing
 
 	out struct { // what waits to be written
 		sync.Mutex
@@ -111,11 +111,11 @@ type Link struct {
 func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 	l := &Link{cfg: cfg.withDefaults(), conn: conn, closed: make(chan struct{}), kick: make(chan struct{}, 1), spare: make(chan uint64)}
 	l.out.room = make(chan struct{})
-	l.lend.back = make(chan struct{}, 1)
-	l.lend.guard = time.AfterFunc(time.Hour, l.look)
-	l.lend.guard.Stop()
+	l.borrow.returned = make(chan struct{}, 1)
+	l.borrow.guard = time.AfterFunc(time.Hour, l.checkBorrow)
+	l.borrow.guard.Stop()
 	r := newFrameReader(l, conn, buffered)
-	err := l.introduce(r)
+	err := l.handshake(r)
 	if err == nil {
 		err = conn.SetDeadline(time.Time{})
 	}
@@ -138,8 +138,8 @@ func Start(conn net.Conn, buffered []byte, cfg Config) (*Link, error) {
 	return l, nil
 }
 
-// introduce exchanges hellos, then proofs.
-func (l *Link) introduce(r *frameReader) error {
+// handshake exchanges hellos, then proofs.
+func (l *Link) handshake(r *frameReader) error {
 	own := newNonce()
 	failpoint.At("cohortwire.link.hello")
 	hello, err := l.exchange(r, l.cfg.Identity.frame(own))
@@ -152,7 +152,7 @@ func (l *Link) introduce(r *frameReader) error {
 	}
 	ours := proof{of: l.cfg.Identity, to: l.peer, own: own, far: far, dialled: l.cfg.Dialled}
 	failpoint.At("cohortwire.link.proof")
-	frame, err := l.exchange(r, &Frame{Type: Proof, Incarnation: l.cfg.Identity.Incarnation, Payload: ours.sum(l.cfg.Secret)})
+	frame, err := l.exchange(r, &Frame{Type: proofFrame, Incarnation: l.cfg.Identity.Incarnation, Payload: ours.sum(l.cfg.Secret)})
 	if err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (l *Link) Err() error {
 // OnClose.
 func (l *Link) Close() error {
 	failpoint.At("cohortwire.link.close")
-	bye := &Frame{Type: goodbye, Payload: []byte("closed"), Incarnation: l.cfg.Identity.Incarnation}
+	bye := &Frame{Type: goodbyeFrame, Payload: []byte("closed"), Incarnation: l.cfg.Identity.Incarnation}
 	l.control(bye)
 	l.fail(cohort.New("cohort transport: link", cohort.Closed, "closed"))
 	l.work.Wait()
@@ -231,7 +231,7 @@ func (l *Link) fail(err error) {
 	close(l.closed)
 	l.mu.Unlock()
 	_ = l.conn.Close()
-	l.Recall()
+	l.ReclaimReader()
 }
 
 func (l *Link) lost(err error) error {
@@ -252,7 +252,7 @@ func (l *Link) lost(err error) error {
 func (l *Link) read(turn uint64) (handed bool) {
 	var cause error
 	for {
-		l.mine()
+		l.waitForReader()
 		if !l.reader.whole() {
 			l.uncork()
 		}
@@ -263,32 +263,32 @@ func (l *Link) read(turn uint64) (handed bool) {
 			break
 		}
 		switch f.Type {
-		case Ping:
-			l.control(&Frame{Type: Pong, ID: f.ID, Incarnation: l.cfg.Identity.Incarnation})
+		case pingFrame:
+			l.control(&Frame{Type: pongFrame, ID: f.ID, Incarnation: l.cfg.Identity.Incarnation})
 			continue
-		case Pong:
+		case pongFrame:
 			continue
-		case goodbye:
+		case goodbyeFrame:
 			e := cohort.New("cohort transport", cohort.PeerLost, "the peer said goodbye")
 			e.Peer = l.peer.Name
 			cause = e
-		case Hello, Proof:
+		case Hello, proofFrame:
 			cause = bad("a second hello")
 		default:
-			if f.Type > Proof && f.Type < FirstAgentType {
+			if f.Type > proofFrame && f.Type < FirstAgentType {
 				continue // of a later version of this transport
 			}
 			if f.isRequest() {
-				l.load.Add(1)
+				l.inFlight.Add(1)
 			} else if f.isAnswer() {
-				l.load.Add(-1)
+				l.inFlight.Add(-1)
 			}
 			if l.reader.whole() {
 				l.cork()
 			}
-			f.Quiet = l.reader.r == l.reader.w // not later: in OnFrame the reader may be another goroutine's
-			if !l.aside(f.Type) {
-				l.lend.before, l.lend.streak = l.lend.streak, 0
+			f.BufferEmpty = l.reader.r == l.reader.w // not later: in OnFrame the reader may be another goroutine's
+			if !l.mayPassOn(f.Type) {
+				l.borrow.before, l.borrow.streak = l.borrow.streak, 0
 			}
 			l.turns.begin(turn + 1)
 			l.cfg.OnFrame(l, f)
@@ -339,6 +339,6 @@ func (l *Link) watchWith(ticks <-chan time.Time) {
 			l.fail(e)
 			return
 		}
-		l.control(&Frame{Type: Ping, Incarnation: l.cfg.Identity.Incarnation})
+		l.control(&Frame{Type: pingFrame, Incarnation: l.cfg.Identity.Incarnation})
 	}
 }

@@ -167,7 +167,7 @@ func TestHeaderFieldsTravel(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := <-got
-	want.Incarnation, want.Quiet = 11, true
+	want.Incarnation, want.BufferEmpty = 11, true
 	if diff := cmp.Diff(want, f, cmpopts.EquateEmpty()); diff != "" {
 		t.Fatal(diff)
 	}

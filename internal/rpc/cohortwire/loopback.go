@@ -22,6 +22,6 @@ func tuneLocal(conn net.Conn) {
 	remote, rok := c.RemoteAddr().(*net.TCPAddr)
 	if lok && rok && (remote.IP.IsLoopback() || remote.IP.Equal(local.IP)) {
 		_ = c.SetWriteBuffer(localBuffer) // only speed depends on it
-		withoutPacing(c)
+		disablePacing(c)
 	}
 }

@@ -11,28 +11,28 @@ import (
 // TestWhoWrites: many calls under way are written together, unless they turn out to be written one by one.
 func TestWhoWrites(t *testing.T) {
 	var q queue
-	if !q.here(directLoad) || q.here(directLoad+1) {
+	if !q.writesDirectly(maxDirectInFlight) || q.writesDirectly(maxDirectInFlight+1) {
 		t.Fatal("few calls are written by their callers, many by the flusher")
 	}
-	for range aloneTimes {
-		if q.here(9) {
+	for range maxSingles {
+		if q.writesDirectly(9) {
 			t.Fatal("a caller writes before the flusher has been alone for long enough")
 		}
-		q.found(1)
+		q.noteFlush(1)
 	}
 	for i := range directFrames {
-		if !q.here(9) {
+		if !q.writesDirectly(9) {
 			t.Fatalf("frame %d is left to the flusher", i)
 		}
 	}
-	if q.here(9) {
+	if q.writesDirectly(9) {
 		t.Fatal("it is never tried again")
 	}
-	for range 10 * aloneTimes {
-		q.found(1)
-		q.found(2)
+	for range 10 * maxSingles {
+		q.noteFlush(1)
+		q.noteFlush(2)
 	}
-	if q.here(9) {
+	if q.writesDirectly(9) {
 		t.Fatal("frames that come together are written one by one")
 	}
 }

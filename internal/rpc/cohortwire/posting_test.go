@@ -73,7 +73,7 @@ func TestAnswersAreCollected(t *testing.T) {
 	var quiet, seen int
 	bubble(t, Config{OnFrame: func(l *Link, f *Frame) {
 		seen++
-		if f.Quiet {
+		if f.BufferEmpty {
 			quiet++
 			if f.ID != n-1 {
 				t.Errorf("frame %d is called the last one", f.ID)
@@ -99,8 +99,8 @@ func TestAnswersAreCollected(t *testing.T) {
 		if seen != n || quiet != 1 {
 			t.Errorf("%d frames, %d of them quiet", seen, quiet)
 		}
-		if l.load.Load() != 0 {
-			t.Errorf("a load of %d is left", l.load.Load())
+		if l.inFlight.Load() != 0 {
+			t.Errorf("a load of %d is left", l.inFlight.Load())
 		}
 	})
 }
@@ -214,18 +214,18 @@ func TestLinger(t *testing.T) {
 				t.Errorf("%s: %d writes of %d bytes, want %d of %d", when, w, b, writes, frames*one)
 			}
 		}
-		send(l.Linger, 3)
+		send(l.PostDelayed, 3)
 		expect("three linger", 0, 0)
 		send(l.Post, 1)
 		expect("another one is sent", 1, 4)
-		send(l.Linger, 2)
+		send(l.PostDelayed, 2)
 		l.FlushNow()
 		synctest.Wait()
 		expect("two are hastened", 1, 2)
 		l.FlushNow()
 		synctest.Wait()
 		expect("nothing lingers", 0, 0)
-		send(l.Linger, lingerBytes/int(one)+1)
-		expect("too many linger", 1, int64(lingerBytes/int(one)+1))
+		send(l.PostDelayed, maxDelayedBytes/int(one)+1)
+		expect("too many linger", 1, int64(maxDelayedBytes/int(one)+1))
 	})
 }

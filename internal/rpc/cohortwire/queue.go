@@ -19,42 +19,42 @@ type part struct {
 
 // queue is what waits to be written.
 type queue struct {
-	small   []byte
-	parts   []part // empty while everything is in small
-	posted  []posting
-	frames  int
-	alone   int   // how often in a row the flusher has found one frame
-	direct  int   // frames that their callers write, whatever is under way
-	large   int64 // bytes of the large frames that are not written yet, those that wait for room included
-	outside int64 // bytes of those that wait for room
-	writing bool  // somebody writes: the caller of a frame, or the flusher
-	waiting int   // callers that wait for room
-	room    chan struct{}
-	spare   []byte // the buffer that is not in use
-	begun   batch  // what its writer has left to the flusher: the rest of it goes first
+	small        []byte
+	parts        []part // empty while everything is in small
+	posted       []pendingWrite
+	frames       int
+	singles      int   // how often in a row the flusher has found one frame
+	direct       int   // frames that their callers write, whatever is under way
+	large        int64 // bytes of the large frames that are not written yet, those that wait for room included
+	largeWaiting int64 // bytes of those that wait for room
+	writing      bool  // somebody writes: the caller of a frame, or the flusher
+	waiting      int   // callers that wait for room
+	room         chan struct{}
+	spare        []byte // the buffer that is not in use
+	partial      batch  // what its writer has left to the flusher: the rest of it goes first
 	// Signs of life in the queue: another one would say the same.
 	ping, pong bool
 }
 
-func (q *queue) empty() bool { return len(q.small) == 0 && len(q.parts) == 0 && q.begun.rest == nil }
+func (q *queue) empty() bool { return len(q.small) == 0 && len(q.parts) == 0 && q.partial.rest == nil }
 
 // batch is a queue that was taken to be written.
 type batch struct {
 	small  []byte
 	parts  []part
-	posted []posting
+	posted []pendingWrite
 	frames int
 	rest   net.Buffers // what is not written, if some of it is
 }
 
 // posting is a large frame on its way. done is nil when nobody waits for it.
-type posting struct {
+type pendingWrite struct {
 	done    chan error
 	written func()
 	size    int64
 }
 
-func (p posting) finish(err error) {
+func (p pendingWrite) finish(err error) {
 	if err == nil && p.written != nil {
 		p.written()
 	}
@@ -65,8 +65,8 @@ func (p posting) finish(err error) {
 
 // take takes what is to be written next: what somebody has begun, or everything.
 func (q *queue) take() batch {
-	if b := q.begun; b.rest != nil {
-		q.begun = batch{}
+	if b := q.partial; b.rest != nil {
+		q.partial = batch{}
 		return b
 	}
 	if len(q.parts) > 0 {
@@ -164,9 +164,9 @@ func (q *queue) add(f *Frame) (large bool, err error) {
 	return large, nil
 }
 
-// here reports whether whoever has added a frame writes it.
-func (q *queue) here(load int64) bool {
-	if load <= directLoad {
+// writesDirectly reports whether whoever has added a frame writes it.
+func (q *queue) writesDirectly(load int64) bool {
+	if load <= maxDirectInFlight {
 		return true
 	}
 	if q.direct > 0 {
@@ -176,13 +176,13 @@ func (q *queue) here(load int64) bool {
 	return false
 }
 
-// found notes how many frames the flusher has found at once.
-func (q *queue) found(frames int) {
+// noteFlush notes how many frames the flusher has found at once.
+func (q *queue) noteFlush(frames int) {
 	if frames > 1 {
-		q.alone = 0
+		q.singles = 0
 		return
 	}
-	if q.alone++; q.alone >= aloneTimes {
-		q.alone, q.direct = 0, directFrames
+	if q.singles++; q.singles >= maxSingles {
+		q.singles, q.direct = 0, directFrames
 	}
 }

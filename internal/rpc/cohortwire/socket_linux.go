@@ -11,9 +11,9 @@ import (
 // rawSockets tells that rawRead and rawWrite can be used.
 const rawSockets = true
 
-// withoutPacing gives a connection within the host the simplest congestion control. One that paces what it sends, like BBR,
+// disablePacing gives a connection within the host the simplest congestion control. One that paces what it sends, like BBR,
 // finds nothing out there and costs timers.
-func withoutPacing(c *net.TCPConn) {
+func disablePacing(c *net.TCPConn) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return

@@ -19,5 +19,5 @@ func rawWrite(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }
 // rawRead is not called.
 func rawRead(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }
 
-// withoutPacing leaves the connection as it is.
-func withoutPacing(*net.TCPConn) {}
+// disablePacing leaves the connection as it is.
+func disablePacing(*net.TCPConn) {}

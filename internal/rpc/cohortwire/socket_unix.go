@@ -19,5 +19,5 @@ func rawWrite(fd uintptr, b []byte) (int, error) { return syscall.Write(int(fd),
 // rawRead reads from a descriptor that does not block.
 func rawRead(fd uintptr, b []byte) (int, error) { return syscall.Read(int(fd), b) }
 
-// withoutPacing leaves the connection as it is.
-func withoutPacing(*net.TCPConn) {}
+// disablePacing leaves the connection as it is.
+func disablePacing(*net.TCPConn) {}

@@ -30,14 +30,14 @@ const (
 // postedBytes is how much may wait to be written before [Link.Post] waits too.
 const postedBytes = 64 << 20
 
-// directLoad is the number of calls under way up to which a caller writes its own frame. Above it a write of many
-// frames is worth the hand-off, unless the flusher finds one frame aloneTimes in a row: calls that wait for each other are
+// maxDirectInFlight is the number of calls under way up to which a caller writes its own frame. Above it a write of many
+// frames is worth the hand-off, unless the flusher finds one frame maxSingles in a row: calls that wait for each other are
 // under way together and still write one after the other. Then the next directFrames are written by their callers, as long as
 // these do not meet.
 const (
-	directLoad   = 2
-	aloneTimes   = 4
-	directFrames = 1024
+	maxDirectInFlight = 2
+	maxSingles        = 4
+	directFrames      = 1024
 )
 
 // Send writes a frame. A small one is copied, so it may be reused at once; one with a payload or storage over 16 KiB
@@ -47,12 +47,12 @@ func (l *Link) Send(ctx context.Context, f *Frame) error {
 	if err := l.Request(ctx, f); err != nil {
 		return err
 	}
-	l.Recall() // somebody may wait for what it brings about
+	l.ReclaimReader() // somebody may wait for what it brings about
 	return nil
 }
 
 // Request is Send for a request whose caller reads the answer itself where it may: it calls [Link.Await] at once, or
-// [Link.Recall] if the answer must not come a moment late.
+// [Link.ReclaimReader] if the answer must not come a moment late.
 func (l *Link) Request(ctx context.Context, f *Frame) error {
 	return l.send(ctx, f, math.MinInt64, false)
 }
@@ -64,18 +64,18 @@ func (l *Link) Post(ctx context.Context, f *Frame) error {
 	if err := l.send(ctx, f, postedBytes, false); err != nil {
 		return err
 	}
-	l.Recall()
+	l.ReclaimReader()
 	return nil
 }
 
-// Linger is Post for an answer that can wait for company: a small frame leaves with the next one that is sent, or when the caller or
+// PostDelayed is Post for an answer that can wait for company: a small frame leaves with the next one that is sent, or when the caller or
 // somebody else calls [Link.FlushNow].
-func (l *Link) Linger(ctx context.Context, f *Frame) error {
+func (l *Link) PostDelayed(ctx context.Context, f *Frame) error {
 	return l.send(ctx, f, postedBytes, true)
 }
 
-// lingerBytes is how much may linger.
-const lingerBytes = 16 << 10
+// maxDelayedBytes is how much may linger.
+const maxDelayedBytes = 16 << 10
 
 // FlushNow writes what waits to be written, unless somebody does.
 func (l *Link) FlushNow() {
@@ -86,7 +86,7 @@ func (l *Link) FlushNow() {
 		return
 	}
 	l.out.writing = true
-	l.drive(true)
+	l.writeOrWake(true)
 }
 
 // bulk is how many bytes of a frame are written from the caller's memory.
@@ -121,9 +121,9 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64, late bool) error
 	}
 	wait := size > 0 && l.out.large > ahead
 	l.out.large += size
-	l.out.outside += size
+	l.out.largeWaiting += size
 	err := l.waitForRoom(ctx)
-	l.out.outside -= size
+	l.out.largeWaiting -= size
 	var large bool
 	if err == nil {
 		large, err = l.out.add(f)
@@ -134,16 +134,16 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64, late bool) error
 		return err
 	}
 	if f.isRequest() { // it is in the queue and will be answered, also when its sender does not wait to the end of the write
-		l.load.Add(1)
+		l.inFlight.Add(1)
 	} else if f.isAnswer() {
-		l.load.Add(-1)
+		l.inFlight.Add(-1)
 	}
 	var done chan error
 	if large {
 		if wait {
 			done = make(chan error, 1)
 		}
-		l.out.posted = append(l.out.posted, posting{done, f.Written, size})
+		l.out.posted = append(l.out.posted, pendingWrite{done, f.Written, size})
 	}
 	switch {
 	case l.out.writing:
@@ -151,11 +151,11 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64, late bool) error
 		l.out.Unlock()
 	case !large && ahead >= 0 && l.corked.Load():
 		l.out.Unlock()
-	case !large && late && len(l.out.small) < lingerBytes:
+	case !large && late && len(l.out.small) < maxDelayedBytes:
 		l.out.Unlock()
 	default:
 		l.out.writing = true
-		l.drive(l.out.here(l.load.Load()))
+		l.writeOrWake(l.out.writesDirectly(l.inFlight.Load()))
 	}
 	if !large && f.Written != nil { // it was copied
 		f.Written()
@@ -214,10 +214,10 @@ func (l *Link) control(f *Frame) {
 	failpoint.At("cohortwire.link.control")
 	l.out.Lock()
 	sign := &l.out.pong
-	if f.Type == Ping {
+	if f.Type == pingFrame {
 		sign = &l.out.ping
 	}
-	if f.Type != goodbye {
+	if f.Type != goodbyeFrame {
 		if *sign { // a peer that asks and does not read gets one answer
 			l.out.Unlock()
 			return
@@ -230,12 +230,12 @@ func (l *Link) control(f *Frame) {
 		return
 	}
 	l.out.writing = true
-	l.drive(true)
+	l.writeOrWake(true)
 }
 
-// drive is called with out locked and the right to write. If asked to, it writes here what the kernel takes without waiting;
+// writeOrWake is called with out locked and the right to write. If asked to, it writes here what the kernel takes without waiting;
 // everything else is left to the flusher. It unlocks out.
-func (l *Link) drive(here bool) {
+func (l *Link) writeOrWake(here bool) {
 	if !here || l.raw == nil {
 		l.out.Unlock()
 		l.wake()
@@ -252,7 +252,7 @@ func (l *Link) drive(here bool) {
 	failpoint.At("cohortwire.link.drive")
 	l.out.Lock()
 	if b.rest != nil {
-		l.out.begun = b
+		l.out.partial = b
 	} else {
 		l.out.done(b)
 	}
@@ -325,7 +325,7 @@ func (l *Link) flush() {
 		case <-l.closed:
 			failpoint.At("cohortwire.link.flush.end")
 			l.out.Lock()
-			posted := slices.Concat(l.out.begun.posted, l.out.posted)
+			posted := slices.Concat(l.out.partial.posted, l.out.posted)
 			l.out.posted = nil
 			l.out.Unlock()
 			for _, p := range posted {
@@ -334,7 +334,7 @@ func (l *Link) flush() {
 			return
 		}
 		for {
-			if l.load.Load() > directLoad {
+			if l.inFlight.Load() > maxDirectInFlight {
 				runtime.Gosched() // let those who are ready add their frames to this write
 			}
 			failpoint.At("cohortwire.link.flush.take")
@@ -344,7 +344,7 @@ func (l *Link) flush() {
 					select {
 					case <-l.closed: // what could not be written still counts
 					default:
-						invariants.Check(l.out.large == l.out.outside, "cohortwire: all bytes that were counted are written")
+						invariants.Check(l.out.large == l.out.largeWaiting, "cohortwire: all bytes that were counted are written")
 					}
 				}
 				l.out.writing = false
@@ -352,7 +352,7 @@ func (l *Link) flush() {
 				break
 			}
 			b := l.out.take()
-			l.out.found(b.frames)
+			l.out.noteFlush(b.frames)
 			l.out.Unlock()
 			failpoint.At("cohortwire.link.write")
 			err := l.write(b.buffers())

@@ -13,7 +13,7 @@ import (
 )
 
 // posted is a request whose answer nobody waits for.
-type posted struct {
+type asyncRequest struct {
 	k        *Caller
 	ctx      context.Context //nolint:containedctx // of the request
 	c        *rpcsession.Conn
@@ -29,7 +29,7 @@ type posted struct {
 // Async sends a request on a session and calls done exactly once, normally in the goroutine that reads the answer. The
 // caller has counted it as active.
 func (k *Caller) Async(ctx context.Context, c *rpcsession.Conn, o *Outgoing, done func(rpcsession.Reply, error)) {
-	p := &posted{k: k, ctx: ctx, c: c, o: o, started: k.Begin(ctx, o), deadline: k.Deadline(ctx), done: done}
+	p := &asyncRequest{k: k, ctx: ctx, c: c, o: o, started: k.Begin(ctx, o), deadline: k.Deadline(ctx), done: done}
 	p.watch.k, p.watch.of = k, p
 	m, wires, flags, err := o.Make(ctx, c.Cohort())
 	if err != nil {
@@ -38,7 +38,7 @@ func (k *Caller) Async(ctx context.Context, c *rpcsession.Conn, o *Outgoing, don
 	}
 	p.wires = wires
 	k.cfg.Refs.FlushNow(o.Peer, wires)
-	p.id, err = c.Begin(ctx, m, &rpcsession.Pending{Runs: o.Runs, Fn: p.answered}, rpcref.HeaderForks(wires), flags, p.deadline)
+	p.id, err = c.Begin(ctx, m, &rpcsession.Pending{RunsUserCode: o.RunsUserCode, Fn: p.answered}, rpcref.HeaderForks(wires), flags, p.deadline)
 	if err != nil {
 		k.unsent(c, o, wires, err)
 		p.finish(rpcsession.Reply{}, k.Failed(o, err))
@@ -47,20 +47,22 @@ func (k *Caller) Async(ctx context.Context, c *rpcsession.Conn, o *Outgoing, don
 	p.watch.start()
 }
 
-func (p *posted) finish(x rpcsession.Reply, err error) {
+func (p *asyncRequest) finish(x rpcsession.Reply, err error) {
 	p.k.End(p.o, p.started, err)
 	p.done(x, err)
 }
 
-func (p *posted) answered(x rpcsession.Reply) {
+func (p *asyncRequest) answered(x rpcsession.Reply) {
 	p.watch.stop()
 	x.Due = p.deadline
 	p.finish(p.k.received(p.o, x, p.wires))
 }
 
-func (p *posted) bounds() (context.Context, time.Time, string) { return p.ctx, p.deadline, p.o.Op }
+func (p *asyncRequest) bounds() (context.Context, time.Time, string) {
+	return p.ctx, p.deadline, p.o.Op
+}
 
-func (p *posted) giveUp(err error) {
+func (p *asyncRequest) giveUp(err error) {
 	if !p.c.Forget(p.id) {
 		return
 	}

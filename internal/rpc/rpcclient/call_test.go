@@ -261,7 +261,7 @@ func TestLinkThatIsAlwaysCut(t *testing.T) {
 				if _, err := await(t.Context(), t, p, w, o); err == nil {
 					t.Error("it is answered")
 				}
-				if n := arrived.Load(); n > int64(min(wanted, maxRepeats+1)) || n < 1 {
+				if n := arrived.Load(); n > int64(min(wanted, maxRetries+1)) || n < 1 {
 					t.Errorf("it was sent %d times", n)
 				}
 				settled(t.Context(), t, p.caller)

@@ -40,11 +40,11 @@ type Config struct {
 
 // Caller sends the requests of a worker and waits for their answers.
 type Caller struct {
-	cfg      Config
-	Active   activeCalls
-	UnderWay atomic.Int64
-	profiles atomic.Int64 // how many requests were profiled: each has its number
-	vigil    vigil
+	cfg       Config
+	Active    activeCalls
+	InFlight  atomic.Int64
+	profiles  atomic.Int64 // how many requests were profiled: each has its number
+	watchList watchList
 }
 
 // New returns who sends the requests of a worker.
@@ -102,7 +102,7 @@ func (k *Caller) ExchangeActive(ctx context.Context, o *Outgoing) (rpcsession.Re
 			}
 		}
 		x, again, err := k.exchangeOn(ctx, c, o, deadline)
-		if err == nil || !again || tries >= maxRepeats || !k.restBefore(ctx, tries) {
+		if err == nil || !again || tries >= maxRetries || !k.pauseBeforeRetry(ctx, tries) {
 			return x, err
 		}
 	}
@@ -119,7 +119,7 @@ func (k *Caller) exchangeOn(ctx context.Context, c *rpcsession.Conn, o *Outgoing
 	id, err := c.Begin(ctx, m, &rpcsession.Pending{Ch: ch}, rpcref.HeaderForks(wires), flags, deadline)
 	if err != nil {
 		k.unsent(c, o, wires, err)
-		return rpcsession.Reply{}, id == rpcsession.Unsent || o.again(c, err), k.Failed(o, err)
+		return rpcsession.Reply{}, id == rpcsession.Unsent || o.mayRetry(c, err), k.Failed(o, err)
 	}
 	pl := rpcslots.Of(ctx)
 	pl.Pause()
@@ -175,7 +175,7 @@ func (k *Caller) unsent(c *rpcsession.Conn, o *Outgoing, wires []rrefcore.Wire, 
 func (k *Caller) receivedOn(c *rpcsession.Conn, o *Outgoing, x rpcsession.Reply, wires []rrefcore.Wire) (rpcsession.Reply, bool, error) {
 	lost := x.Err
 	x, err := k.received(o, x, wires)
-	return x, lost != nil && o.again(c, lost), err
+	return x, lost != nil && o.mayRetry(c, lost), err
 }
 
 func timedOut(op string, limit time.Duration) error {
@@ -207,7 +207,7 @@ func (k *Caller) received(o *Outgoing, x rpcsession.Reply, wires []rrefcore.Wire
 	if x.Msg.Type == rpcwire.Exception {
 		err := k.cfg.Exception("rpc: "+o.Op, o.Func, o.Peer.Name, x.Msg.Payload)
 		k.cfg.Refs.Undelivered(o.Peer, wires)
-		return x, k.told(o, err)
+		return x, k.notifyFailed(o, err)
 	}
 	x.Wires = wires
 	if err := o.Answered(x.Msg); err != nil {
@@ -221,11 +221,11 @@ func (k *Caller) Failed(o *Outgoing, err error) error {
 	if k.cfg.Net.Context.Err() != nil && cohort.CodeOf(err) != cohort.DeadlineExceeded {
 		err = rpcsession.ErrClosed(o.Op)
 	}
-	return k.told(o, err)
+	return k.notifyFailed(o, err)
 }
 
-// told is the error of a request that failed for a reason of its own, not with this worker's end.
-func (k *Caller) told(o *Outgoing, err error) *cohort.Error {
+// notifyFailed is the error of a request that failed for a reason of its own, not with this worker's end.
+func (k *Caller) notifyFailed(o *Outgoing, err error) *cohort.Error {
 	o.Lost()
 	o.Peer.Stats.Errors.Add(1)
 	return Named("rpc: "+o.Op, o.Func, o.Peer, err)
@@ -257,7 +257,7 @@ func UnexpectedAnswer(fn string, p *rpcsession.Peer, m *rpcwire.Message) error {
 // Begin tells that a request of this worker starts. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the
 // detail is its mode, "sync" or "async".
 func (k *Caller) Begin(ctx context.Context, o *Outgoing) time.Time {
-	k.UnderWay.Add(1)
+	k.InFlight.Add(1)
 	if k.cfg.Hook == nil && k.cfg.Calls == nil {
 		return time.Time{}
 	}
@@ -278,7 +278,7 @@ func (k *Caller) Begin(ctx context.Context, o *Outgoing) time.Time {
 
 // End tells that it has ended.
 func (k *Caller) End(o *Outgoing, started time.Time, err error) {
-	k.UnderWay.Add(-1)
+	k.InFlight.Add(-1)
 	if k.cfg.Calls != nil {
 		k.cfg.Calls.End(o.noted)
 	}

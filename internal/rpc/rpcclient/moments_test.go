@@ -199,7 +199,7 @@ func settled(ctx context.Context, t *testing.T, n *node) {
 	if err := n.k.Active.Idle(ctx); err != nil {
 		t.Errorf("%d requests are still counted as active: %v", n.k.Active.Count(), err)
 	}
-	if left := n.k.UnderWay.Load(); left != 0 {
+	if left := n.k.InFlight.Load(); left != 0 {
 		t.Errorf("%d requests are still under way", left)
 	}
 }

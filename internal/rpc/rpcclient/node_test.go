@@ -34,7 +34,7 @@ type node struct {
 	offered, answered, lost atomic.Int64 // what its extension was asked and told
 }
 
-var _ rpcsession.Above = (*node)(nil)
+var _ rpcsession.Handler = (*node)(nil)
 
 func (n *node) NewPeer() any                                          { return rpcref.NewPeer() }
 func (n *node) Request(in rpcsession.Incoming)                        { (*n.serve.Load())(in) }
@@ -43,7 +43,7 @@ func (n *node) Control(c *rpcsession.Conn, payload []byte)            { n.refs.F
 func (n *node) Discard(c *rpcsession.Conn, f *cohortwire.Frame)       { n.refs.Discard(c, f) }
 func (n *node) DiscardAnswer(p *rpcsession.Peer, m *rpcwire.Message)  { n.refs.DiscardAnswer(p, m) }
 func (n *node) Undelivered(p *rpcsession.Peer, wires []rrefcore.Wire) { n.refs.Undelivered(p, wires) }
-func (n *node) Tied(p *rpcsession.Peer) bool                          { return n.refs.Tied(p) }
+func (n *node) HoldsReferences(p *rpcsession.Peer) bool               { return n.refs.Tied(p) }
 func (n *node) Died(p *rpcsession.Peer)                               { n.refs.Died(p) }
 
 // answerWith says what is done with requests from now on.
@@ -58,7 +58,7 @@ func start(tb testing.TB, name string, id int16, goPeer bool, timeout time.Durat
 	n.answerWith(func(rpcsession.Incoming) {})
 	quiet := slog.New(slog.DiscardHandler)
 	n.net = rpcsession.New(rpcsession.Config{
-		Name: name, Logger: quiet, Above: n,
+		Name: name, Logger: quiet, Handler: n,
 		Published: func(context.Context, string) (string, rpcworld.Entry, error) {
 			return "", rpcworld.Entry{}, cohort.New("test", cohort.NotFound, "there is no store")
 		},
@@ -96,7 +96,7 @@ func start(tb testing.TB, name string, id int16, goPeer bool, timeout time.Durat
 	if err := n.net.Listen(tb.Context(), "127.0.0.1:0", hello); err != nil {
 		tb.Fatal(err)
 	}
-	n.net.Own(n.refs.Run)
+	n.net.Go(n.refs.Run)
 	tb.Cleanup(n.close)
 	return n
 }
@@ -167,7 +167,7 @@ var ways = []way{
 		})
 	}},
 	{"lasting", func(p *pair, ctx context.Context, o *Outgoing, done func(rpcsession.Reply, error)) {
-		p.onSession(ctx, o, done, func(c *rpcsession.Conn) { p.caller.k.AsyncLasting(ctx, c, o, done) })
+		p.onSession(ctx, o, done, func(c *rpcsession.Conn) { p.caller.k.AsyncRetried(ctx, c, o, done) })
 	}},
 }
 
@@ -187,7 +187,7 @@ func (p *pair) onSession(ctx context.Context, o *Outgoing, done func(rpcsession.
 		return
 	}
 	giveUp := o.Early(ctx)
-	if !p.caller.net.Own(func() {
+	if !p.caller.net.Go(func() {
 		bounded, cancel := Until(ctx, k.Deadline(ctx))
 		c, err := o.Peer.Connect(bounded)
 		cancel()

@@ -23,11 +23,11 @@ type Outgoing struct {
 	Build    func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error)
 	Repeat   func() bool // of a request that may arrive twice: whether its answer is still wanted when its link was lost
 
-	Plain    bool             // not for the extension
-	Runs     bool             // what its answer brings about may run code of the program
-	ready    *built           // built early
-	exchange *rpcext.Exchange // how the extension takes part
-	profiled *profiled        // by the profile in the ctx of the call
+	Plain        bool             // not for the extension
+	RunsUserCode bool             // what its answer brings about may run code of the program
+	ready        *built           // built early
+	exchange     *rpcext.Exchange // how the extension takes part
+	profiled     *profiled        // by the profile in the ctx of the call
 
 	trace, span string // what its events carry
 	noted       uint64 // its number among those that wait

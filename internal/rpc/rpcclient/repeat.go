@@ -23,12 +23,12 @@ import (
 // twice is for the caller to decide. But a fetch changes nothing, and a creating call is known to its owner by the id of
 // its object, so these two are sent again on the next link, and a cut connection does not cost a reference.
 
-// maxRepeats is how often a request is sent again, in about five seconds. What breaks its link each time must not do so
+// maxRetries is how often a request is sent again, in about five seconds. What breaks its link each time must not do so
 // for ever.
-const maxRepeats = 8
+const maxRetries = 8
 
-// again reports whether a request whose session failed with err may be sent on another one.
-func (o *Outgoing) again(c *rpcsession.Conn, err error) bool {
+// mayRetry reports whether a request whose session failed with err may be sent on another one.
+func (o *Outgoing) mayRetry(c *rpcsession.Conn, err error) bool {
 	if o.Repeat == nil || !c.Severed() {
 		return false
 	}
@@ -39,8 +39,8 @@ func (o *Outgoing) again(c *rpcsession.Conn, err error) bool {
 	return false
 }
 
-// restBefore pauses before a request is repeated, from the second time on. It reports false when there is no more time.
-func (k *Caller) restBefore(ctx context.Context, tries int) bool {
+// pauseBeforeRetry pauses before a request is repeated, from the second time on. It reports false when there is no more time.
+func (k *Caller) pauseBeforeRetry(ctx context.Context, tries int) bool {
 	if tries > 0 {
 		failpoint.At("rpc.call.rest")
 		select {
@@ -53,7 +53,7 @@ func (k *Caller) restBefore(ctx context.Context, tries int) bool {
 }
 
 // lasting is a request that outlives its link.
-type lasting struct {
+type retriedRequest struct {
 	k        *Caller
 	ctx      context.Context //nolint:containedctx // of the request
 	o        *Outgoing
@@ -74,12 +74,12 @@ type lasting struct {
 	}
 }
 
-// AsyncLasting is [Caller.Async] for a request that may be repeated, and ends the count of it as active. Tensors among the
+// AsyncRetried is [Caller.Async] for a request that may be repeated, and ends the count of it as active. Tensors among the
 // arguments must stay as they are until it is answered. Where a PyTorch worker answers a request that was given up, or
 // its session ends before, done is called a second time: such a worker cannot be told, so that only its answer says that it has done
 // what was asked.
-func (k *Caller) AsyncLasting(ctx context.Context, c *rpcsession.Conn, o *Outgoing, done func(rpcsession.Reply, error)) {
-	l := &lasting{k: k, ctx: ctx, o: o, started: k.Begin(ctx, o), deadline: k.Deadline(ctx), done: done}
+func (k *Caller) AsyncRetried(ctx context.Context, c *rpcsession.Conn, o *Outgoing, done func(rpcsession.Reply, error)) {
+	l := &retriedRequest{k: k, ctx: ctx, o: o, started: k.Begin(ctx, o), deadline: k.Deadline(ctx), done: done}
 	l.watch.k, l.watch.of = k, l
 	var err error
 	if l.m, l.wires, l.flags, err = o.Make(ctx, c.Cohort()); err != nil {
@@ -92,17 +92,19 @@ func (k *Caller) AsyncLasting(ctx context.Context, c *rpcsession.Conn, o *Outgoi
 	l.watch.start()
 }
 
-func (l *lasting) bounds() (context.Context, time.Time, string) { return l.ctx, l.deadline, l.o.Op }
+func (l *retriedRequest) bounds() (context.Context, time.Time, string) {
+	return l.ctx, l.deadline, l.o.Op
+}
 
 // finish reports the outcome.
-func (l *lasting) finish(x rpcsession.Reply, err error) {
+func (l *retriedRequest) finish(x rpcsession.Reply, err error) {
 	l.k.End(l.o, l.started, err)
 	l.done(x, err)
 	l.k.Active.Leave()
 }
 
 // end reports the outcome, once. It returns false when it was reported before.
-func (l *lasting) end(outcome func() (rpcsession.Reply, error)) bool {
+func (l *retriedRequest) end(outcome func() (rpcsession.Reply, error)) bool {
 	failpoint.At("rpc.lasting.end")
 	l.mu.Lock()
 	first := !l.mu.over
@@ -116,9 +118,9 @@ func (l *lasting) end(outcome func() (rpcsession.Reply, error)) bool {
 }
 
 // send sends the request on a session.
-func (l *lasting) send(c *rpcsession.Conn) error {
+func (l *retriedRequest) send(c *rpcsession.Conn) error {
 	l.k.cfg.Refs.FlushNow(l.o.Peer, l.wires)
-	p := &rpcsession.Pending{Late: true, Unhurried: true, Fn: func(x rpcsession.Reply) {
+	p := &rpcsession.Pending{KeepAfterCancel: true, NotUrgent: true, Fn: func(x rpcsession.Reply) {
 		if x.Err != nil {
 			l.failed(c, x.Err)
 			return
@@ -160,14 +162,14 @@ func unwrapLate(x rpcsession.Reply) (rpcsession.Reply, error) {
 }
 
 // abandon tells a Go worker that nobody waits. A PyTorch worker's answer is still awaited.
-func (l *lasting) abandon(c *rpcsession.Conn, id uint64) {
+func (l *retriedRequest) abandon(c *rpcsession.Conn, id uint64) {
 	if c.Cohort() && c.Forget(id) {
 		c.Cancel(id)
 	}
 }
 
 // failed ends the request, or has it sent again if only its session is to blame. It may run in a reading goroutine.
-func (l *lasting) failed(c *rpcsession.Conn, err error) {
+func (l *retriedRequest) failed(c *rpcsession.Conn, err error) {
 	ends := func() {
 		if !l.end(func() (rpcsession.Reply, error) {
 			if c.Alive() || errors.Is(err, tensorpipe.ErrUnsent) {
@@ -189,12 +191,12 @@ func (l *lasting) failed(c *rpcsession.Conn, err error) {
 	l.mu.tries++
 	l.mu.Unlock()
 	unsent := errors.Is(err, tensorpipe.ErrUnsent) && cohort.CodeOf(err) == cohort.PeerLost // the session had ended before
-	if over || tries >= maxRepeats || !unsent && !l.o.again(c, err) {
+	if over || tries >= maxRetries || !unsent && !l.o.mayRetry(c, err) {
 		ends()
 		return
 	}
-	if !l.k.cfg.Net.Own(func() {
-		if !l.k.restBefore(l.ctx, tries) {
+	if !l.k.cfg.Net.Go(func() {
+		if !l.k.pauseBeforeRetry(l.ctx, tries) {
 			if over := cohort.FromContext(l.ctx, "rpc: "+l.o.Op); over != nil {
 				l.giveUp(over)
 			}
@@ -222,7 +224,7 @@ func (l *lasting) failed(c *rpcsession.Conn, err error) {
 }
 
 // giveUp ends a request whose time is over.
-func (l *lasting) giveUp(err error) {
+func (l *retriedRequest) giveUp(err error) {
 	l.end(func() (rpcsession.Reply, error) {
 		failpoint.At("rpc.lasting.give_up")
 		l.mu.Lock()

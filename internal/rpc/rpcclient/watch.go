@@ -16,8 +16,8 @@ import (
 // and an ear at the context cost more than the rest of such a request, and most answers come at once. So a request is only noted at
 // first, and gets both when it has waited for a moment.
 
-// vigilTick is how often those that are noted are looked at. One of them is heard of up to two ticks late.
-const vigilTick = 5 * time.Millisecond
+// watchInterval is how often those that are noted are looked at. One of them is heard of up to two ticks late.
+const watchInterval = 5 * time.Millisecond
 
 // watched is a request that can be given up.
 type watched interface {
@@ -47,15 +47,15 @@ type watch struct {
 // start begins the watch. It may have been stopped before.
 func (w *watch) start() {
 	ctx, deadline, _ := w.of.bounds()
-	if ctx.Err() != nil || !deadline.IsZero() && time.Until(deadline) < 2*vigilTick {
-		w.attend()
+	if ctx.Err() != nil || !deadline.IsZero() && time.Until(deadline) < 2*watchInterval {
+		w.arm()
 		return
 	}
-	w.k.vigil.note(w)
+	w.k.watchList.note(w)
 }
 
-// attend sets the timer and the ear.
-func (w *watch) attend() {
+// arm sets the timer and the ear.
+func (w *watch) arm() {
 	ctx, deadline, op := w.of.bounds()
 	failpoint.At("rpc.call.watch")
 	w.mu.Lock()
@@ -74,7 +74,7 @@ func (w *watch) attend() {
 
 // stop ends the watch.
 func (w *watch) stop() {
-	w.k.vigil.drop(w)
+	w.k.watchList.drop(w)
 	failpoint.At("rpc.call.unwatch")
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -87,8 +87,8 @@ func (w *watch) stop() {
 	}
 }
 
-// vigil has the requests that are noted, the oldest first.
-type vigil struct {
+// watchList has the requests that are noted, the oldest first.
+type watchList struct {
 	mu struct {
 		sync.Mutex
 		first, last *watch
@@ -98,7 +98,7 @@ type vigil struct {
 	}
 }
 
-func (v *vigil) note(w *watch) {
+func (v *watchList) note(w *watch) {
 	failpoint.At("rpc.vigil.note")
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -112,14 +112,14 @@ func (v *vigil) note(w *watch) {
 	switch {
 	case v.mu.armed:
 	case v.mu.timer == nil:
-		v.mu.timer = time.AfterFunc(vigilTick, v.look)
+		v.mu.timer = time.AfterFunc(watchInterval, v.scan)
 	default:
-		v.mu.timer.Reset(vigilTick)
+		v.mu.timer.Reset(watchInterval)
 	}
 	v.mu.armed = true
 }
 
-func (v *vigil) drop(w *watch) {
+func (v *watchList) drop(w *watch) {
 	failpoint.At("rpc.vigil.drop")
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -127,7 +127,7 @@ func (v *vigil) drop(w *watch) {
 }
 
 // unlink takes a request off the list. Called with the lock.
-func (v *vigil) unlink(w *watch) {
+func (v *watchList) unlink(w *watch) {
 	if !w.noted {
 		return
 	}
@@ -144,8 +144,8 @@ func (v *vigil) unlink(w *watch) {
 	w.noted, w.prev, w.next = false, nil, nil
 }
 
-// look attends to those that were noted before the last look.
-func (v *vigil) look() {
+// scan attends to those that were noted before the last look.
+func (v *watchList) scan() {
 	failpoint.At("rpc.vigil.look")
 	v.mu.Lock()
 	var old []*watch
@@ -155,10 +155,10 @@ func (v *vigil) look() {
 	}
 	v.mu.turn++
 	if v.mu.armed = v.mu.first != nil; v.mu.armed {
-		v.mu.timer.Reset(vigilTick)
+		v.mu.timer.Reset(watchInterval)
 	}
 	v.mu.Unlock()
 	for _, w := range old {
-		w.attend()
+		w.arm()
 	}
 }

@@ -29,9 +29,9 @@ func TestWatch(t *testing.T) {
 		deadline, cancelled, answered    time.Duration // zero means never
 		givenUpAfter, andBeforeOrExactly time.Duration // zero means never
 	}{
-		{name: "a short deadline", deadline: vigilTick, givenUpAfter: vigilTick, andBeforeOrExactly: vigilTick},
+		{name: "a short deadline", deadline: watchInterval, givenUpAfter: watchInterval, andBeforeOrExactly: watchInterval},
 		{name: "a long deadline", deadline: time.Minute, givenUpAfter: time.Minute, andBeforeOrExactly: time.Minute},
-		{name: "cancelled at once", cancelled: time.Microsecond, givenUpAfter: time.Microsecond, andBeforeOrExactly: 2 * vigilTick},
+		{name: "cancelled at once", cancelled: time.Microsecond, givenUpAfter: time.Microsecond, andBeforeOrExactly: 2 * watchInterval},
 		{name: "cancelled later", cancelled: time.Second, givenUpAfter: time.Second, andBeforeOrExactly: time.Second},
 		{name: "answered at once", deadline: time.Minute, cancelled: time.Second, answered: time.Microsecond},
 		{name: "answered later", deadline: time.Minute, cancelled: 2 * time.Second, answered: time.Second},
@@ -60,7 +60,7 @@ func TestWatch(t *testing.T) {
 				case len(p.after) != 1 || p.after[0] < c.givenUpAfter || p.after[0] > c.andBeforeOrExactly:
 					t.Errorf("given up after %v", p.after)
 				}
-				if k.vigil.mu.first != nil || k.vigil.mu.last != nil {
+				if k.watchList.mu.first != nil || k.watchList.mu.last != nil {
 					t.Error("it is still noted")
 				}
 			})

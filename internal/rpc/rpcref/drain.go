@@ -42,7 +42,7 @@ func (r *Refs) deaf(ctx context.Context) func(rrefcore.Worker) bool {
 			returns[p.ID] = isGo || err != nil
 		}
 	}
-	return func(w rrefcore.Worker) bool { return !returns[w] && r.cfg.Net.StopReading(w) }
+	return func(w rrefcore.Worker) bool { return !returns[w] && r.cfg.Net.RequestPipesClosed(w) }
 }
 
 // dropAll closes every reference; their later use fails with a clear error.

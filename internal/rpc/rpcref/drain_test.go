@@ -16,12 +16,12 @@ import (
 )
 
 // unasked is who uses sessions without requests.
-type unasked struct{ rpcsession.Above }
+type unasked struct{ rpcsession.Handler }
 
-func (unasked) NewPeer() any               { return NewPeer() }
-func (unasked) Connected(*rpcsession.Conn) {}
-func (unasked) Tied(*rpcsession.Peer) bool { return false }
-func (unasked) Died(*rpcsession.Peer)      {}
+func (unasked) NewPeer() any                          { return NewPeer() }
+func (unasked) Connected(*rpcsession.Conn)            {}
+func (unasked) HoldsReferences(*rpcsession.Peer) bool { return false }
+func (unasked) Died(*rpcsession.Peer)                 {}
 
 func endLinks(n *rpcsession.Links) {
 	if n.BeginClose() {
@@ -32,7 +32,7 @@ func endLinks(n *rpcsession.Links) {
 
 func links(t *testing.T, name string) *rpcsession.Links {
 	t.Helper()
-	n := rpcsession.New(rpcsession.Config{Name: name, Logger: slog.New(slog.DiscardHandler), Above: unasked{}})
+	n := rpcsession.New(rpcsession.Config{Name: name, Logger: slog.New(slog.DiscardHandler), Handler: unasked{}})
 	if err := n.Listen(t.Context(), "127.0.0.1:0", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestSilentStore(t *testing.T) {
 	}
 	await(ctx, t, p.Met.Load)
 	endLinks(b)
-	await(ctx, t, func() bool { return a.StopReading(1) })
+	await(ctx, t, func() bool { return a.RequestPipesClosed(1) })
 	for name, x := range map[string]struct {
 		isGo bool
 		err  error

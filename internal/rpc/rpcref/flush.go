@@ -45,7 +45,7 @@ func (r *Refs) flushDirty() (left bool) {
 		waiting := r.mu.m.Waiting(w)
 		r.mu.Unlock()
 		if waiting > 0 { // the connection brings it along
-			r.cfg.Net.Heal(p)
+			r.cfg.Net.StartReconnect(p)
 		}
 	}
 	return left
@@ -59,7 +59,7 @@ func (r *Refs) flushSoon(p *rpcsession.Peer) {
 	if !q.flushes.running.CompareAndSwap(false, true) {
 		return
 	}
-	if !r.cfg.Net.Own(func() {
+	if !r.cfg.Net.Go(func() {
 		for {
 			for q.flushes.wanted.Swap(false) {
 				failpoint.At("rpc.refs.flush")
@@ -173,7 +173,7 @@ func (r *Refs) RequestAnswerNow(h *Handle) {
 		r.stepLazy(func(m *rrefcore.Machine) { m.Greet(p.ID) })
 		r.flushSoon(p)
 	}
-	r.cfg.Net.Recall(h.Wire.Owner)
+	r.cfg.Net.ReclaimReader(h.Wire.Owner)
 }
 
 // FlushNow sends hand-offs before the message that carries the references.

@@ -289,7 +289,7 @@ func (r *Refs) known(id rrefcore.Worker) {
 	if p == nil {
 		return
 	}
-	if goPeer, epoch := p.Life(); goPeer {
+	if goPeer, epoch := p.Epoch(); goPeer {
 		r.add(p, rrefcore.Cohort, rrefcore.Epoch(epoch))
 	} else {
 		r.add(p, rrefcore.PyTorch, 0)
@@ -323,7 +323,7 @@ func (r *Refs) epochOf(id rrefcore.Worker) rrefcore.Epoch {
 		return r.cfg.Epoch
 	}
 	if p := r.cfg.Net.PeerByID(id); p != nil {
-		if goPeer, epoch := p.Life(); goPeer {
+		if goPeer, epoch := p.Epoch(); goPeer {
 			return rrefcore.Epoch(epoch)
 		}
 	}

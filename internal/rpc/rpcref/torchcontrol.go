@@ -28,7 +28,7 @@ func (r *Refs) enqueue(to rrefcore.Worker, msg rrefcore.Message) {
 	start := !q.control.running
 	q.control.running = true
 	q.control.Unlock()
-	if start && !r.cfg.Net.Own(func() { r.sendControl(p) }) {
+	if start && !r.cfg.Net.Go(func() { r.sendControl(p) }) {
 		q.control.Lock()
 		q.control.running = false
 		q.control.Unlock()

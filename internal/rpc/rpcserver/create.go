@@ -93,7 +93,7 @@ func (s *Server) runRemote(r *request, o *rpcref.Object) {
 		if !r.ended.CompareAndSwap(false, true) {
 			return
 		}
-		r.took(started)
+		r.recordDuration(started)
 		s.cfg.Refs.Created(o, v, s.cfg.Program.Raised(err), r.own != nil)
 		if !toGo {
 			s.answerCreated(r, j)

@@ -45,7 +45,7 @@ func (s *Server) unwrapped(r *request) {
 		if a, inner, bad := rpcwire.UnwrapAutograd(r.Payload); bad == nil && r.Kind == rpcwire.ForwardAutogradReq {
 			r.Kind, r.Payload = a.Inner, inner // how a creation is refused is another matter
 		}
-		s.turnAway(r, err)
+		s.reject(r, err)
 		return
 	}
 	if w.Answer != nil {

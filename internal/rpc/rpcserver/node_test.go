@@ -81,7 +81,7 @@ type node struct {
 	spoils error                     // why nothing of that can be read
 }
 
-var _ rpcsession.Above = (*node)(nil)
+var _ rpcsession.Handler = (*node)(nil)
 
 func (n *node) NewPeer() any { return rpcref.NewPeer() }
 func (n *node) Request(in rpcsession.Incoming) {
@@ -98,7 +98,7 @@ func (n *node) Control(c *rpcsession.Conn, payload []byte)            { n.refs.F
 func (n *node) Discard(c *rpcsession.Conn, f *cohortwire.Frame)       { n.refs.Discard(c, f) }
 func (n *node) DiscardAnswer(p *rpcsession.Peer, m *rpcwire.Message)  { n.refs.DiscardAnswer(p, m) }
 func (n *node) Undelivered(p *rpcsession.Peer, wires []rrefcore.Wire) { n.refs.Undelivered(p, wires) }
-func (n *node) Tied(p *rpcsession.Peer) bool                          { return n.refs.Tied(p) }
+func (n *node) HoldsReferences(p *rpcsession.Peer) bool               { return n.refs.Tied(p) }
 func (n *node) Died(p *rpcsession.Peer)                               { n.refs.Died(p) }
 
 const testEpoch = 7
@@ -118,7 +118,7 @@ func startAs(tb testing.TB, name string, id int16, places, queue int, hello *coh
 	n := &node{prog: &program{functions: map[string]function{}}}
 	quiet := slog.New(slog.DiscardHandler)
 	n.net = rpcsession.New(rpcsession.Config{
-		Name: name, Logger: quiet, Above: n,
+		Name: name, Logger: quiet, Handler: n,
 		Published: func(context.Context, string) (string, rpcworld.Entry, error) {
 			return "", rpcworld.Entry{}, cohort.New("test", cohort.NotFound, "there is no store")
 		},
@@ -146,7 +146,7 @@ func startAs(tb testing.TB, name string, id int16, places, queue int, hello *coh
 	if err := n.net.Listen(tb.Context(), "127.0.0.1:0", hello); err != nil {
 		tb.Fatal(err)
 	}
-	n.net.Own(n.refs.Run)
+	n.net.Go(n.refs.Run)
 	tb.Cleanup(n.close)
 	return n
 }

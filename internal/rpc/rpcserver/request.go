@@ -41,7 +41,7 @@ type execution struct {
 	began   time.Time   // when it was run
 	ended   atomic.Bool // its function has a result
 	decoder rpcref.Decoding
-	place   rpcslots.Place
+	place   rpcslots.Slot
 	ctx     rpcslots.Context
 	job     job
 }
@@ -97,8 +97,8 @@ func (r *request) unawaited() {
 	}
 }
 
-// givenUp ends the handler's context: its caller has given up, or the connection has ended.
-func (r *request) givenUp(cause error) {
+// canceledByCaller ends the handler's context: its caller has given up, or the connection has ended.
+func (r *request) canceledByCaller(cause error) {
 	r.unawaited()
 	r.ctx.Cancel(cause)
 }
@@ -121,7 +121,7 @@ func (r *request) send(m *rpcwire.Message, wires []rrefcore.Wire) {
 	c.Untrack(r.ID)
 	m.ID = int64(r.ID) //nolint:gosec // echoed as it came
 	if r.borrowed {
-		m.Written = r.giveBack
+		m.Written = r.releaseArguments
 	}
 	if len(wires) > 0 && c.Cohort() {
 		c.Carry(wires)
@@ -141,15 +141,15 @@ func (r *request) send(m *rpcwire.Message, wires []rrefcore.Wire) {
 	}
 }
 
-// took notes how long the function ran.
-func (r *request) took(started time.Time) {
+// recordDuration notes how long the function ran.
+func (r *request) recordDuration(started time.Time) {
 	if r.Conn != nil && r.Conn.Inline != nil {
-		r.Conn.Inline.Took(time.Since(started))
+		r.Conn.Inline.RecordDuration(time.Since(started))
 	}
 }
 
-// giveBack gives the memory of the arguments back.
-func (r *request) giveBack() {
+// releaseArguments gives the memory of the arguments back.
+func (r *request) releaseArguments() {
 	for _, t := range r.Tensors {
 		if t, ok := t.(*tensor.Tensor); ok {
 			t.Storage().Release()

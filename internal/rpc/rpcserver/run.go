@@ -26,13 +26,13 @@ func (s *Server) serveCall(r *request) {
 			r.awaited.Store(true)
 			s.awaited.Add(1)
 		}
-		r.track(r.givenUp) // here, since the caller's cancellation may be the next frame
+		r.track(r.canceledByCaller) // here, since the caller's cancellation may be the next frame
 	}
 	now, ok := s.limiter.Enter(r)
 	switch {
 	case !ok:
 		s.calls.Add(-1)
-		s.turnAway(r, cohort.Newf("rpc: request", cohort.Exhausted, "more than %d requests wait for a place", s.cfg.Queue))
+		s.reject(r, cohort.Newf("rpc: request", cohort.Exhausted, "more than %d requests wait for a place", s.cfg.Queue))
 	case now && r.inReader():
 		in := r.Conn.Inline
 		r.place.In(in.Reader)
@@ -61,7 +61,7 @@ func (s *Server) spawn(r *request) {
 		return
 	default:
 	}
-	if !s.cfg.Net.Own(func() { s.serveFrom(r) }) {
+	if !s.cfg.Net.Go(func() { s.serveFrom(r) }) {
 		s.limiter.Leave(r.Caller())
 	}
 }
@@ -95,8 +95,8 @@ func (s *Server) serveFrom(r *request) {
 	}
 }
 
-// turnAway refuses a request that does not get as far as a handler. It is called in the goroutine that reads.
-func (s *Server) turnAway(r *request, err error) {
+// reject refuses a request that does not get as far as a handler. It is called in the goroutine that reads.
+func (s *Server) reject(r *request, err error) {
 	if !s.createFailed(r, err) {
 		s.drop(r)
 		r.refuse(err)
@@ -131,7 +131,7 @@ func (s *Server) runCall(r *request) {
 		})
 		return
 	}
-	obj, err := s.understand(r)
+	obj, err := s.decode(r)
 	s.emit(r, observe.Begin, nil)
 	switch {
 	case err != nil:
@@ -159,8 +159,8 @@ func (s *Server) beginContext(r *request) {
 	r.ctx.Begin(base, s.cfg.Owner, r.Deadline, &r.place)
 }
 
-// understand decodes a call. If it creates an object, it returns the place of that.
-func (s *Server) understand(r *request) (obj *rpcref.Object, err error) {
+// decode decodes a call. If it creates an object, it returns the place of that.
+func (s *Server) decode(r *request) (obj *rpcref.Object, err error) {
 	s.cfg.Refs.AwaitEarly(&r.ctx, r.Frame)
 	r.decoder.Begin(s.cfg.Refs, r.Peer, r.Frame, r.Tensors)
 	if r.creates() && r.Frame != nil && len(r.Frame.Forks) > 0 { // a copy on another link claims the same references
@@ -214,7 +214,7 @@ func (s *Server) runFunction(r *request) {
 		if !r.ended.CompareAndSwap(false, true) {
 			return
 		}
-		r.took(r.began)
+		r.recordDuration(r.began)
 		r.borrowed = err == nil && j.Borrows
 		s.answerValue(r, j.form(), v, err) // the references among the arguments are the handler's to close
 		s.ended(r, err)

@@ -43,7 +43,7 @@ func (s *Server) ExchangeOwn(ctx context.Context, o *rpcclient.Outgoing) (rpcses
 		return s.ownAnswer(o, x)
 	case <-bounded.Done():
 		if r.execution != nil {
-			r.ctx.Cancel(rpcsession.ErrGivenUp)
+			r.ctx.Cancel(rpcsession.ErrCallerCanceled)
 		}
 		o.Lost()
 		s.cfg.Net.Background(func() { // what its answer brings is not wanted

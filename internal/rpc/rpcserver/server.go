@@ -112,7 +112,7 @@ func (s *Server) Awaited() int { return int(s.awaited.Load()) }
 func (s *Server) Arrived(in rpcsession.Incoming) {
 	r := s.newRequest(&in)
 	if in.Err != nil {
-		s.turnAway(r, in.Err)
+		s.reject(r, in.Err)
 		return
 	}
 	s.dispatch(r)

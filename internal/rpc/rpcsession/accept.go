@@ -28,7 +28,7 @@ func (n *Links) accept() {
 			continue
 		}
 		c := newConn(n, n.sender(s.Peer), s)
-		q := &requests{conn: c}
+		q := &requestReader{conn: c}
 		c.Inline = rpcslots.NewInline(q, rpcslots.PipeGuard)
 		failpoint.At("rpc.link.pipe")
 		n.mu.Lock()
@@ -38,7 +38,7 @@ func (n *Links) accept() {
 			return
 		}
 		n.mu.pipes[c] = struct{}{}
-		c.Peer().heard.Store(true) // not before: see Deaf
+		c.Peer().openedPipe.Store(true) // not before: see RequestPipesClosed
 		n.work.Go(func() { q.read(0) })
 		n.mu.Unlock()
 	}
@@ -110,7 +110,7 @@ func (n *Links) enterLink(c *Conn) (first bool) {
 		early := c.early
 		c.early = nil
 		for _, payload := range early {
-			n.cfg.Above.Control(c, payload)
+			n.cfg.Handler.Control(c, payload)
 		}
 	}
 	return true
@@ -119,9 +119,9 @@ func (n *Links) enterLink(c *Conn) (first bool) {
 // maxEarly bounds the control frames that wait for their sender to become a member, and the bytes of each.
 const maxEarly, maxEarlyBytes = 64, 64 << 10
 
-// tooEarly keeps a control frame of a worker that joins at this moment: others know it already, and what they tell it can make
+// bufferEarly keeps a control frame of a worker that joins at this moment: others know it already, and what they tell it can make
 // it turn to us before we are told.
-func (c *Conn) tooEarly(payload []byte) bool {
+func (c *Conn) bufferEarly(payload []byte) bool {
 	if c.entered.Load() || c.Peer().ID >= 0 || len(payload) > maxEarlyBytes {
 		return false
 	}
@@ -164,7 +164,7 @@ func (n *Links) prefer(c *Conn) bool {
 		return false
 	}
 	// References first: what was not acknowledged on an older link goes out before anything new.
-	n.cfg.Above.Connected(c)
+	n.cfg.Handler.Connected(c)
 	p.mu.Lock()
 	if p.mu.epoch != id.Incarnation {
 		p.mu.listener = ""
@@ -185,9 +185,9 @@ func (n *Links) onLinkClosed(l *cohortwire.Link, err error) {
 	}
 }
 
-// aside tells the frames that a caller may pass to onFrame while it waits for something else: none of them runs code of
+// mayPassOn tells the frames that a caller may pass to onFrame while it waits for something else: none of them runs code of
 // the program, except for observers.
-func aside(t cohortwire.Type) bool {
+func mayPassOn(t cohortwire.Type) bool {
 	return t == FrameControl || t == cohortwire.Type(rpcwire.RemoteRet)
 }
 
@@ -201,23 +201,23 @@ func (n *Links) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 	c.Peer().Stats.received(frameSize(f))
 	switch {
 	case f.Type == FrameControl:
-		if !c.tooEarly(f.Payload) {
-			n.cfg.Above.Control(c, f.Payload)
+		if !c.bufferEarly(f.Payload) {
+			n.cfg.Handler.Control(c, f.Payload)
 		}
 		l.FlushNow() // whoever waits for the answer to a creation has sent it
 		return
 	case f.Type == frameCancel:
-		c.givenUp(f.ID)
+		c.canceledByCaller(f.ID)
 		return
 	case f.Type.IsResponse():
 		m, err := rpcwire.DecodeFrame(f)
 		if !c.answered(f.ID, Reply{Msg: m, Frame: f, Err: err}) {
-			n.cfg.Above.Discard(c, f) // too late: what it brought is not wanted
+			n.cfg.Handler.Discard(c, f) // too late: what it brought is not wanted
 			f.Release()
 		}
 		return
 	}
-	in := Incoming{Conn: c, Peer: c.Peer(), ID: f.ID, Kind: rpcwire.Type(f.Type), Frame: f, Flags: f.Flags, Inline: f.Quiet}
+	in := Incoming{Conn: c, Peer: c.Peer(), ID: f.ID, Kind: rpcwire.Type(f.Type), Frame: f, Flags: f.Flags, Inline: f.BufferEmpty}
 	if f.Deadline > 0 {
 		in.Deadline = time.Now().Add(f.Deadline)
 	}
@@ -230,11 +230,11 @@ func (n *Links) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		err = cohort.Newf("rpc: decode", cohort.Protocol, "unknown message type %#x", f.Type)
 	}
 	if err != nil {
-		n.cfg.Above.Discard(c, f)
+		n.cfg.Handler.Discard(c, f)
 		f.Release()
 		in.Err, in.Frame = err, nil
 	} else {
 		in.Payload, in.Tensors = m.Payload, m.Tensors
 	}
-	n.cfg.Above.Request(in)
+	n.cfg.Handler.Request(in)
 }

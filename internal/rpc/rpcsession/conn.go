@@ -66,14 +66,14 @@ type Reply struct {
 type Pending struct {
 	Ch chan Reply // has room for one
 	Fn func(Reply)
-	// Runs says that Fn may run code of the program, so that it is looked after as a handler is.
-	Runs bool
-	// Unhurried says that nobody waits for the answer, or makes the link read when somebody does (see [Links.Recall]): where the
+	// RunsUserCode says that Fn may run code of the program, so that it is looked after as a handler is.
+	RunsUserCode bool
+	// NotUrgent says that nobody waits for the answer, or makes the link read when somebody does (see [Links.ReclaimReader]): where the
 	// reading is lent it is found within two milliseconds, or by the next caller.
-	Unhurried bool
-	// Late says that an answer is wanted also when the sender gave up while the request was being written: a worker of
+	NotUrgent bool
+	// KeepAfterCancel says that an answer is wanted also when the sender gave up while the request was being written: a worker of
 	// PyTorch's protocol cannot be told.
-	Late bool
+	KeepAfterCancel bool
 }
 
 func (p *Pending) complete(r Reply) {
@@ -99,10 +99,10 @@ func newConn(n *Links, p *Peer, s *tensorpipe.Session) *Conn {
 // Peer returns who is at the other side.
 func (c *Conn) Peer() *Peer { return c.from.Load() }
 
-// Comes notes that p has told on this session that it joins. Until then it was taken for the former worker of that name, if there was one.
-func (c *Conn) Comes(former, p *Peer) {
+// Rebind notes that p has told on this session that it joins. Until then it was taken for the former worker of that name, if there was one.
+func (c *Conn) Rebind(former, p *Peer) {
 	if c != nil && c.from.CompareAndSwap(former, p) {
-		p.heard.Store(c.Pipe != nil)
+		p.openedPipe.Store(c.Pipe != nil)
 	}
 }
 
@@ -147,7 +147,7 @@ func (c *Conn) fail(err error) {
 	}
 	if c.Link != nil && c.Peer().ID >= 0 {
 		for _, x := range lost {
-			c.net.cfg.Above.Undelivered(c.Peer(), x.wires)
+			c.net.cfg.Handler.Undelivered(c.Peer(), x.wires)
 		}
 	}
 }
@@ -171,14 +171,14 @@ func (c *Conn) Begin(ctx context.Context, m *rpcwire.Message, wait *Pending, for
 	c.mu.Unlock()
 	m.ID = int64(id) //nolint:gosec // a counter
 	size, err := c.Write(ctx, m, forks, flags, deadline)
-	if err != nil && wait.Late && c.Link == nil && ctx.Err() != nil && !errors.Is(err, tensorpipe.ErrUnsent) {
+	if err != nil && wait.KeepAfterCancel && c.Link == nil && ctx.Err() != nil && !errors.Is(err, tensorpipe.ErrUnsent) {
 		return id, err // the rest of it is written all the same
 	}
 	if err != nil && c.Forget(id) {
 		return id, err
 	}
-	if wait.Fn != nil && !wait.Unhurried && c.Link != nil { // nobody reads its answer with await
-		c.Link.Recall()
+	if wait.Fn != nil && !wait.NotUrgent && c.Link != nil { // nobody reads its answer with await
+		c.Link.ReclaimReader()
 	}
 	c.Peer().Stats.sent(size)
 	return id, nil
@@ -216,7 +216,7 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 	}
 	if m.Type == rpcwire.RemoteRet && c.Peer().Current() == c { // whoever waits for it hastens it: see rpcref.Refs.Hasten
 		failpoint.At("rpc.link.linger")
-		return frameSize(&f), c.Link.Linger(ctx, &f)
+		return frameSize(&f), c.Link.PostDelayed(ctx, &f)
 	}
 	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
 		failpoint.At("rpc.link.post")
@@ -254,8 +254,8 @@ func (c *Conn) Cancel(id uint64) {
 	})
 }
 
-// ErrGivenUp is the cause of a handler's context when its caller waits no longer.
-var ErrGivenUp = cohort.New("rpc: request", cohort.Canceled, "the caller has given up")
+// ErrCallerCanceled is the cause of a handler's context when its caller waits no longer.
+var ErrCallerCanceled = cohort.New("rpc: request", cohort.Canceled, "the caller has given up")
 
 // Track makes a request of the peer cancellable: by its caller, or when the session ends.
 func (c *Conn) Track(id uint64, cancel context.CancelCauseFunc) {
@@ -278,14 +278,14 @@ func (c *Conn) Untrack(id uint64) {
 	c.mu.Unlock()
 }
 
-// givenUp is told by the peer that it does not wait for an answer any more.
-func (c *Conn) givenUp(id uint64) {
+// canceledByCaller is told by the peer that it does not wait for an answer any more.
+func (c *Conn) canceledByCaller(id uint64) {
 	failpoint.At("rpc.link.given_up")
 	c.mu.Lock()
 	cancel := c.mu.serving[id]
 	c.mu.Unlock()
 	if cancel != nil {
-		cancel(ErrGivenUp)
+		cancel(ErrCallerCanceled)
 	}
 }
 
@@ -315,7 +315,7 @@ func (c *Conn) answered(id uint64, r Reply) bool {
 	if c.Link != nil && p.Ch != nil && r.Frame != nil {
 		c.Link.Answered(r.Frame)
 	}
-	if p.Runs && c.Inline != nil {
+	if p.RunsUserCode && c.Inline != nil {
 		c.Inline.Do(func() { p.complete(r) })
 		return true
 	}
@@ -337,18 +337,18 @@ func (c *Conn) Await(id uint64) (Reply, bool) {
 	c.Peer().Stats.received(frameSize(f))
 	m, err := rpcwire.DecodeFrame(f)
 	if !c.Forget(id) { // the session has just ended, and the channel says so
-		c.net.cfg.Above.Discard(c, f)
+		c.net.cfg.Handler.Discard(c, f)
 		f.Release()
 		return Reply{}, false
 	}
 	return Reply{Msg: m, Frame: f, Err: err}, true
 }
 
-// Recall makes sure that what comes from a worker is heard at once, and what was held back for it leaves.
-func (n *Links) Recall(w rrefcore.Worker) {
+// ReclaimReader makes sure that what comes from a worker is heard at once, and what was held back for it leaves.
+func (n *Links) ReclaimReader(w rrefcore.Worker) {
 	if p := n.PeerByID(w); p != nil {
 		if c := p.Current(); c != nil && c.Link != nil {
-			c.Link.Recall()
+			c.Link.ReclaimReader()
 		}
 	}
 }
@@ -378,12 +378,12 @@ func (c *Conn) readAnswers() {
 		}
 		if err != nil {
 			raw.Release()
-			c.net.cfg.Above.DiscardAnswer(c.Peer(), &rpcwire.Message{Type: kind, Payload: unread(raw)})
+			c.net.cfg.Handler.DiscardAnswer(c.Peer(), &rpcwire.Message{Type: kind, Payload: unread(raw)})
 		} else {
 			c.Peer().types.learn(m.Tensors)
 		}
 		if !c.answered(uint64(id), Reply{Msg: m, Err: err}) && m != nil { //nolint:gosec // our own counter
-			c.net.cfg.Above.DiscardAnswer(c.Peer(), m) // the call was given up: what it brings is not wanted
+			c.net.cfg.Handler.DiscardAnswer(c.Peer(), m) // the call was given up: what it brings is not wanted
 		}
 	}
 }
@@ -405,11 +405,11 @@ type carried struct {
 	wires []rrefcore.Wire
 }
 
-// carriedFor is how long a link can have swallowed an answer without being found dead, and mostCarried how many answers
+// carriedTTL is how long a link can have swallowed an answer without being found dead, and maxCarried how many answers
 // with references its buffers can hold.
 const (
-	carriedFor  = 30 * time.Second
-	mostCarried = 64 << 10
+	carriedTTL = 30 * time.Second
+	maxCarried = 64 << 10
 )
 
 // Carry remembers the references of an answer for as long as the link may have swallowed it.
@@ -418,7 +418,7 @@ func (c *Conn) Carry(wires []rrefcore.Wire) {
 	failpoint.At("rpc.link.carry")
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.mu.carried) > 0 && (now.Sub(c.mu.carried[0].at) > carriedFor || len(c.mu.carried) >= mostCarried) {
+	for len(c.mu.carried) > 0 && (now.Sub(c.mu.carried[0].at) > carriedTTL || len(c.mu.carried) >= maxCarried) {
 		c.mu.carried = c.mu.carried[1:]
 	}
 	c.mu.carried = append(c.mu.carried, carried{now, wires})

@@ -19,8 +19,8 @@ import (
 // pipeWorker starts the sessions of a worker that speaks as PyTorch's do.
 func pipeWorker(t *testing.T, u *user, name string, patience time.Duration) *Links {
 	t.Helper()
-	n := New(Config{Name: name, Logger: slog.New(slog.DiscardHandler), Above: u})
-	n.lostFor = patience
+	n := New(Config{Name: name, Logger: slog.New(slog.DiscardHandler), Handler: u})
+	n.unreachableLimit = patience
 	if err := n.Listen(t.Context(), "127.0.0.1:0", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func pipeThrough(ctx context.Context, t *testing.T, patience time.Duration) (tol
 	t.Helper()
 	told = newUser()
 	a = pipeWorker(t, told, "a", patience)
-	proxy, err := faultnet.ListenTCP(pipeWorker(t, newUser(), "b", lostFor).Addr().String())
+	proxy, err := faultnet.ListenTCP(pipeWorker(t, newUser(), "b", unreachableLimit).Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,12 +69,12 @@ func awaitDeath(ctx context.Context, t *testing.T, told *user) {
 func TestPipeIsCut(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	told, _, p, proxy := pipeThrough(ctx, t, lostFor)
+	told, _, p, proxy := pipeThrough(ctx, t, unreachableLimit)
 	for range 3 {
 		c := p.Current()
 		proxy.Cut()
 		lost(ctx, t, c)
-		for p.Current() == nil || p.healing.Load() {
+		for p.Current() == nil || p.reconnecting.Load() {
 			if ctx.Err() != nil {
 				t.Fatal("there is no pipe again")
 			}
@@ -92,7 +92,7 @@ func TestPipeIsCut(t *testing.T) {
 func TestPipeOfProcessThatEnds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	told, _, p, proxy := pipeThrough(ctx, t, lostFor)
+	told, _, p, proxy := pipeThrough(ctx, t, unreachableLimit)
 	c := p.Current()
 	proxy.Refuse(true)
 	proxy.Cut()
@@ -116,15 +116,15 @@ func TestPipeOutOfReach(t *testing.T) {
 
 // Who has said that it leaves, and the process in whose place another one has come, are not asked.
 func TestPipeOfWorkerThatLeft(t *testing.T) {
-	next := pipeWorker(t, newUser(), "b", lostFor).Addr().String()
+	next := pipeWorker(t, newUser(), "b", unreachableLimit).Addr().String()
 	for name, goes := range map[string]func(a *Links, p *Peer){
-		"left":     func(_ *Links, p *Peer) { p.leaves() },
+		"left":     func(_ *Links, p *Peer) { p.markLeft() },
 		"replaced": func(a *Links, p *Peer) { a.AddPeer(p.Name, p.ID, "uv://"+next, rpcworld.Entry{}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			told, a, p, proxy := pipeThrough(ctx, t, lostFor)
+			told, a, p, proxy := pipeThrough(ctx, t, unreachableLimit)
 			goes(a, p)
 			proxy.Cut()
 			awaitDeath(ctx, t, told)
@@ -138,21 +138,21 @@ func TestNewPipeIsHeard(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	told := newUser()
-	a := pipeWorker(t, told, "a", lostFor)
+	a := pipeWorker(t, told, "a", unreachableLimit)
 	for id := range rrefcore.Worker(20) {
 		name := fmt.Sprintf("b%d", id)
 		p := a.AddPeer(name, id, "uv://127.0.0.1:1", rpcworld.Entry{})
-		b := pipeWorker(t, newUser(), name, lostFor)
+		b := pipeWorker(t, newUser(), name, unreachableLimit)
 		connected := make(chan error, 1)
 		go func() {
 			_, err := b.AddPeer("a", 100, "uv://"+a.Addr().String(), rpcworld.Entry{}).Connect(ctx)
 			connected <- err
 		}()
-		for !p.heard.Load() && ctx.Err() == nil {
+		for !p.openedPipe.Load() && ctx.Err() == nil {
 			runtime.Gosched()
 		}
 		for range 1000 {
-			if a.StopReading(id) {
+			if a.RequestPipesClosed(id) {
 				t.Fatalf("%s is deaf as it comes", name)
 			}
 		}

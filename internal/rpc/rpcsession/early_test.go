@@ -32,7 +32,7 @@ func (u *user) Control(_ *Conn, payload []byte)       { u.controls <- string(pay
 func (u *user) Discard(*Conn, *cohortwire.Frame)      {}
 func (u *user) DiscardAnswer(*Peer, *rpcwire.Message) {}
 func (u *user) Undelivered(*Peer, []rrefcore.Wire)    {}
-func (u *user) Tied(*Peer) bool                       { return false }
+func (u *user) HoldsReferences(*Peer) bool            { return false }
 func (u *user) Died(p *Peer)                          { u.died <- p.Name }
 
 // worker starts the sessions of a worker, whose secret is its name.
@@ -44,7 +44,7 @@ func worker(t *testing.T, u *user, name string, id int16) *Links {
 func workerAt(t *testing.T, u *user, name string, id int16, addr string) *Links {
 	t.Helper()
 	n := New(Config{
-		Name: name, Logger: slog.New(slog.DiscardHandler), Above: u,
+		Name: name, Logger: slog.New(slog.DiscardHandler), Handler: u,
 		Published: func(context.Context, string) (string, rpcworld.Entry, error) {
 			return "", rpcworld.Entry{}, cohort.New("test", cohort.NotFound, "there is no store")
 		},

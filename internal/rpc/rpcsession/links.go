@@ -23,8 +23,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Above is who uses the sessions: it serves requests and keeps references.
-type Above interface {
+// Handler is who uses the sessions: it serves requests and keeps references.
+type Handler interface {
 	// NewPeer returns what is kept with a peer. See [Peer.State].
 	NewPeer() any
 	// Request gets every request that arrives, in the goroutine that reads: it must not block.
@@ -39,8 +39,8 @@ type Above interface {
 	DiscardAnswer(p *Peer, m *rpcwire.Message)
 	// Undelivered is told of references in an answer that may not have arrived.
 	Undelivered(p *Peer, wires []rrefcore.Wire)
-	// Tied reports whether references tie us to a worker, so that its link is worth to be made again.
-	Tied(p *Peer) bool
+	// HoldsReferences reports whether references tie us to a worker, so that its link is worth to be made again.
+	HoldsReferences(p *Peer) bool
 	// Died is told of a worker whose process has certainly ended.
 	Died(p *Peer)
 }
@@ -63,10 +63,10 @@ type Incoming struct {
 
 // Config is what sessions need to know of their worker.
 type Config struct {
-	Name   string
-	Logger *slog.Logger
-	Types  uint32 // later element types that every PyTorch worker knows
-	Above  Above
+	Name    string
+	Logger  *slog.Logger
+	Types   uint32 // later element types that every PyTorch worker knows
+	Handler Handler
 	// Published asks the store what a worker has published.
 	Published func(ctx context.Context, name string) (addr string, e rpcworld.Entry, err error)
 }
@@ -75,32 +75,32 @@ type Config struct {
 type Links struct {
 	cfg Config
 
-	Context context.Context //nolint:containedctx // their lifetime
-	cancel  context.CancelCauseFunc
-	work    sync.WaitGroup
-	Done    chan struct{} // closed when every goroutine has ended
-	Leaving atomic.Bool   // this worker is about to go
-	ep      *tensorpipe.Endpoint
-	lostFor time.Duration // see lostFor
+	Context          context.Context //nolint:containedctx // their lifetime
+	cancel           context.CancelCauseFunc
+	work             sync.WaitGroup
+	Done             chan struct{} // closed when every goroutine has ended
+	Leaving          atomic.Bool   // this worker is about to go
+	ep               *tensorpipe.Endpoint
+	unreachableLimit time.Duration // see unreachableLimit
 
 	listeners listeners
 
 	mu struct {
 		sync.Mutex
-		closed bool
-		byName map[string]*Peer
-		byID   map[rrefcore.Worker]*Peer
-		guests map[string]*Peer
-		links  map[*cohortwire.Link]*Conn
-		pipes  map[*Conn]struct{} // opened by peers
+		closed  bool
+		byName  map[string]*Peer
+		byID    map[rrefcore.Worker]*Peer
+		clients map[string]*Peer
+		links   map[*cohortwire.Link]*Conn
+		pipes   map[*Conn]struct{} // opened by peers
 	}
 }
 
 // New returns the sessions of a worker that has none yet.
 func New(cfg Config) *Links {
-	n := &Links{cfg: cfg, Done: make(chan struct{}), lostFor: lostFor}
+	n := &Links{cfg: cfg, Done: make(chan struct{}), unreachableLimit: unreachableLimit}
 	n.Context, n.cancel = context.WithCancelCause(context.Background())
-	n.mu.byName, n.mu.byID, n.mu.guests = map[string]*Peer{}, map[rrefcore.Worker]*Peer{}, map[string]*Peer{}
+	n.mu.byName, n.mu.byID, n.mu.clients = map[string]*Peer{}, map[rrefcore.Worker]*Peer{}, map[string]*Peer{}
 	n.mu.links, n.mu.pipes = map[*cohortwire.Link]*Conn{}, map[*Conn]struct{}{}
 	return n
 }
@@ -110,7 +110,7 @@ func New(cfg Config) *Links {
 func (n *Links) Listen(ctx context.Context, addr string, hello *cohortwire.Config, opts ...tensorpipe.Option) error {
 	if hello != nil {
 		cfg := *hello
-		cfg.OnFrame, cfg.Aside, cfg.OnClose = n.onFrame, aside, n.onLinkClosed
+		cfg.OnFrame, cfg.MayPassOn, cfg.OnClose = n.onFrame, mayPassOn, n.onLinkClosed
 		opts = append(opts, tensorpipe.WithCohort(cfg))
 	}
 	if addr == "" {
@@ -125,7 +125,7 @@ func (n *Links) Listen(ctx context.Context, addr string, hello *cohortwire.Confi
 		return err
 	}
 	n.ep = ep
-	n.Own(n.accept)
+	n.Go(n.accept)
 	return nil
 }
 
@@ -187,7 +187,7 @@ func (n *Links) EndSessions(between, last func()) {
 
 // NewPeer returns a worker, or a guest if its id is -1.
 func (n *Links) NewPeer(name string, id rrefcore.Worker) *Peer {
-	return &Peer{net: n, Name: name, ID: id, State: n.cfg.Above.NewPeer()}
+	return &Peer{net: n, Name: name, ID: id, State: n.cfg.Handler.NewPeer()}
 }
 
 // Members are all known workers but this one.
@@ -198,8 +198,8 @@ func (n *Links) Members() []*Peer {
 	return slices.Collect(maps.Values(n.mu.byName))
 }
 
-// Own runs fn in a goroutine that Close joins. It reports false when the agent is closed.
-func (n *Links) Own(fn func()) bool {
+// Go runs fn in a goroutine that Close joins. It reports false when the agent is closed.
+func (n *Links) Go(fn func()) bool {
 	failpoint.At("rpc.link.own")
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -211,7 +211,7 @@ func (n *Links) Own(fn func()) bool {
 }
 
 // Background is own for work that may be skipped when the agent is closed.
-func (n *Links) Background(fn func()) { n.Own(fn) }
+func (n *Links) Background(fn func()) { n.Go(fn) }
 
 // Peer returns the worker with a name.
 func (n *Links) Peer(name string) (*Peer, error) {
@@ -264,7 +264,7 @@ func (n *Links) RemovePeer(name string) {
 	}
 	n.mu.Unlock()
 	if p != nil {
-		p.leaves()
+		p.markLeft()
 	}
 }
 
@@ -278,7 +278,7 @@ func (n *Links) sender(name string) *Peer {
 	if p != nil && !p.SpeaksCohort() {
 		return p
 	}
-	return n.guest(name)
+	return n.client(name)
 }
 
 // linked returns the peer at the other side of a link: a member that has proved it, or a guest.
@@ -288,27 +288,27 @@ func (n *Links) linked(l *cohortwire.Link) *Peer {
 	p := n.mu.byName[id.Name]
 	n.mu.Unlock()
 	if p != nil && p.ID == rrefcore.Worker(id.ID) && l.Proven() {
-		if goPeer, _ := p.Life(); goPeer { // else it comes in the place of a PyTorch worker, and will tell us
+		if goPeer, _ := p.Epoch(); goPeer { // else it comes in the place of a PyTorch worker, and will tell us
 			return p
 		}
 	}
-	return n.guest(id.Name)
+	return n.client(id.Name)
 }
 
 // maxClients bounds the guests that are remembered.
 const maxClients = 4096
 
-// guest returns a peer that is no member.
-func (n *Links) guest(name string) *Peer {
+// client returns a peer that is no member.
+func (n *Links) client(name string) *Peer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	g := n.mu.guests[name]
+	g := n.mu.clients[name]
 	if g == nil {
-		if len(n.mu.guests) >= maxClients {
-			clear(n.mu.guests)
+		if len(n.mu.clients) >= maxClients {
+			clear(n.mu.clients)
 		}
 		g = n.NewPeer(name, -1)
-		n.mu.guests[name] = g
+		n.mu.clients[name] = g
 	}
 	return g
 }

@@ -27,12 +27,12 @@ type Peer struct {
 	ID    rrefcore.Worker // -1 for a guest, who is no member
 	Stats counters
 	types knownTypes // of a PyTorch worker
-	State any        // of whoever is above; see [Above]
+	State any        // of whoever is above; see [Handler]
 
-	healing atomic.Bool // somebody tries to reach it again
-	Met     atomic.Bool // there was a session
-	heard   atomic.Bool // it has opened a pipe for its requests
-	enter   sync.Mutex  // one link at a time becomes the session
+	reconnecting atomic.Bool // somebody tries to reach it again
+	Met          atomic.Bool // there was a session
+	openedPipe   atomic.Bool // it has opened a pipe for its requests
+	enter        sync.Mutex  // one link at a time becomes the session
 
 	mu struct {
 		sync.Mutex
@@ -54,15 +54,15 @@ func (p *Peer) SpeaksCohort() bool {
 	return p.mu.goPeer
 }
 
-// Life says whether this is a Go worker on the cohort transport, and which start of it.
-func (p *Peer) Life() (goPeer bool, epoch uint64) {
+// Epoch says whether this is a Go worker on the cohort transport, and which start of it.
+func (p *Peer) Epoch() (goPeer bool, epoch uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.goPeer, p.mu.epoch
 }
 
-// leaves notes that it has told us that it leaves.
-func (p *Peer) leaves() {
+// markLeft notes that it has told us that it leaves.
+func (p *Peer) markLeft() {
 	failpoint.At("rpc.peer.leaves")
 	p.mu.Lock()
 	p.mu.left = true
@@ -133,12 +133,12 @@ var errHandshakeEnded = errors.New("the connection ended in its handshake")
 // open makes one attempt.
 func (p *Peer) open(ctx context.Context) (*Conn, error) {
 	n := p.net
-	_, life := p.Life()
+	_, life := p.Epoch()
 	addr, err := n.address(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	if s := (sign{of: &life, taken: p.gone(addr)}); n.judge(p, s) {
+	if s := (evidence{of: &life, addressReused: p.listenerClosed(addr)}); n.reportIfDead(p, s) {
 		return nil, s.connectError(p.Name, addr)
 	}
 	s, err := n.ep.Connect(ctx, p.Name, addr)
@@ -146,7 +146,7 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 		return nil, n.lostError(p, cohort.New("rpc: connect", cohort.PeerLost, "it has left, or another worker has its place"))
 	}
 	if err == nil && stale(s, p, addr) {
-		if !n.Own(func() { _ = s.Close() }) {
+		if !n.Go(func() { _ = s.Close() }) {
 			return nil, ErrClosed("call")
 		}
 		failpoint.At("rpc.peer.stale")
@@ -163,8 +163,8 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 			err = errors.Join(errHandshakeEnded, err)
 		}
 	}
-	failed := sign{of: &life, tried: err}
-	n.judge(p, failed)
+	failed := evidence{of: &life, connectErr: err}
+	n.reportIfDead(p, failed)
 	return nil, failed.connectError(p.Name, addr)
 }
 
@@ -201,8 +201,8 @@ func (n *Links) adopt(p *Peer, s *tensorpipe.Session) (*Conn, error) {
 	p.mu.conn = c
 	p.mu.goPeer = false
 	p.mu.Unlock()
-	n.cfg.Above.Connected(c)
-	if !n.Own(c.readAnswers) {
+	n.cfg.Handler.Connected(c)
+	if !n.Go(c.readAnswers) {
 		return nil, ErrClosed("call")
 	}
 	return c, nil
@@ -231,7 +231,7 @@ func (n *Links) connLost(c *Conn, err error) {
 		p.mu.conn = nil
 	}
 	left := p.mu.left
-	moved := c.at != "" && c.at != strings.TrimPrefix(p.mu.addr, "uv://") // another process has its name and rank now
+	replaced := c.at != "" && c.at != strings.TrimPrefix(p.mu.addr, "uv://") // another process has its name and rank now
 	p.mu.Unlock()
 	if n.Context.Err() != nil || p.ID < 0 {
 		return
@@ -239,26 +239,26 @@ func (n *Links) connLost(c *Conn, err error) {
 	if c.Link == nil && !n.Leaving.Load() && !left {
 		n.cfg.Logger.Debug("pipe ended", slog.String("peer", p.Name), slog.String("err", e.Error()))
 	}
-	if n.judge(p, sign{left: left, moved: moved}) {
+	if n.reportIfDead(p, evidence{left: left, replaced: replaced}) {
 		return
 	}
 	// A session that ended, whoever ended it, says nothing about the process at its other end.
-	n.Heal(p)
+	n.StartReconnect(p)
 }
 
-// Heal makes sure that somebody tries to reach a worker to which there is no session: a Go worker to which references tie us,
+// StartReconnect makes sure that somebody tries to reach a worker to which there is no session: a Go worker to which references tie us,
 // and any PyTorch worker, because that is how its death is found.
-func (n *Links) Heal(p *Peer) {
-	if !p.healing.CompareAndSwap(false, true) {
+func (n *Links) StartReconnect(p *Peer) {
+	if !p.reconnecting.CompareAndSwap(false, true) {
 		return
 	}
-	if !n.Own(func() { n.reconnect(p) }) {
-		p.healing.Store(false)
+	if !n.Go(func() { n.reconnect(p) }) {
+		p.reconnecting.Store(false)
 	}
 }
 
-// lostFor is how long a PyTorch worker may be out of reach before it is taken for dead: it has no lease.
-const lostFor = 20 * time.Second
+// unreachableLimit is how long a PyTorch worker may be out of reach before it is taken for dead: it has no lease.
+const unreachableLimit = 20 * time.Second
 
 // reconnect tries to reach a worker whose session was lost, as long as that is wanted. A refused connection is certain death;
 // otherwise its lease decides, whose end unties us. A process that ends may still take a pipe, so that counts once it has lasted.
@@ -267,9 +267,9 @@ const lostFor = 20 * time.Second
 func (n *Links) reconnect(p *Peer) {
 	over := false
 	defer func() {
-		p.healing.Store(false)
+		p.reconnecting.Store(false)
 		if !over && n.Context.Err() == nil && p.Current() == nil && n.wanted(p) { // it was lost again meanwhile
-			n.Heal(p)
+			n.StartReconnect(p)
 		}
 	}()
 	begun := time.Now()
@@ -290,7 +290,7 @@ func (n *Links) reconnect(p *Peer) {
 		if err == nil && c.Alive() {
 			return
 		}
-		if over = n.judge(p, sign{leased: p.SpeaksCohort(), away: time.Since(begun), limit: n.lostFor}); over {
+		if over = n.reportIfDead(p, evidence{leased: p.SpeaksCohort(), unreachableFor: time.Since(begun), limit: n.unreachableLimit}); over {
 			return
 		}
 	}
@@ -303,7 +303,7 @@ func (n *Links) wanted(p *Peer) bool {
 	goPeer, left := p.mu.goPeer, p.mu.left
 	p.mu.Unlock()
 	if goPeer {
-		return n.cfg.Above.Tied(p)
+		return n.cfg.Handler.HoldsReferences(p)
 	}
 	return !left
 }

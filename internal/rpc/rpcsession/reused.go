@@ -70,8 +70,8 @@ func (p *Peer) noteListener() {
 	}
 }
 
-// gone reports whether the socket that the worker listens with is known to be closed. Another one may have its address.
-func (p *Peer) gone(addr string) bool {
+// listenerClosed reports whether the socket that the worker listens with is known to be closed. Another one may have its address.
+func (p *Peer) listenerClosed(addr string) bool {
 	failpoint.At("rpc.peer.gone")
 	p.mu.Lock()
 	was := p.mu.listener

@@ -34,7 +34,7 @@ func TestReusedAddress(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if p.gone(addr) {
+	if p.listenerClosed(addr) {
 		t.Error("the worker listens, and is taken for gone")
 	}
 	end(b)

@@ -19,7 +19,7 @@ type Context struct {
 	owner  Owner
 	base   context.Context //nolint:containedctx // what the real context is made of
 	limit  time.Time
-	holder *Place
+	holder *Slot
 
 	mu struct {
 		sync.Mutex
@@ -50,7 +50,7 @@ type OwnerKey struct{}
 var ErrDone = cohort.New("rpc: request", cohort.Canceled, "the handler has returned")
 
 // Begin says what the context is, when the request begins to run. It may have been cancelled before.
-func (c *Context) Begin(base context.Context, o Owner, limit time.Time, holder *Place) {
+func (c *Context) Begin(base context.Context, o Owner, limit time.Time, holder *Slot) {
 	failpoint.At("rpc.place.begin")
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -80,7 +80,7 @@ func (c *Context) Err() error {
 // Value finds the handler's place; other keys are asked of the real context, which is how derived contexts attach.
 func (c *Context) Value(key any) any {
 	switch key.(type) {
-	case placeKey:
+	case slotKey:
 		return c.holder
 	case OwnerKey:
 		return c.owner

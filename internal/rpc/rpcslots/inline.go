@@ -45,7 +45,7 @@ type Inline struct {
 // NewInline returns what lets handlers run in a reader's goroutine for up to limit.
 func NewInline(r Reader, limit time.Duration) *Inline {
 	in := &Inline{Reader: r, limit: limit}
-	in.guard = time.AfterFunc(time.Hour, in.look)
+	in.guard = time.AfterFunc(time.Hour, in.checkReader)
 	in.guard.Stop()
 	return in
 }
@@ -59,8 +59,8 @@ func (in *Inline) Brief() bool {
 // Short reports whether every handler can be expected to take little time.
 func (in *Inline) Short() bool { return in.longest.Load() <= int64(shortLimit) }
 
-// Took notes how long a handler was under way.
-func (in *Inline) Took(d time.Duration) {
+// RecordDuration notes how long a handler was under way.
+func (in *Inline) RecordDuration(d time.Duration) {
 	was := in.longest.Load()
 	if now := max(int64(d), was-was/16-1); now != was {
 		in.longest.Store(max(now, 0)) // a note that gets lost does not matter
@@ -90,9 +90,9 @@ func (in *Inline) watch() {
 	}
 }
 
-// look is the guard: it hands over the reading when the handler that ran at the last look still does, and looks again as
+// checkReader is the guard: it hands over the reading when the handler that ran at the last look still does, and looks again as
 // long as there is traffic. One timer for all handlers costs nothing per handler.
-func (in *Inline) look() {
+func (in *Inline) checkReader() {
 	turn := in.Turn()
 	if turn == in.seen && turn%2 == 1 && turn != in.inner.Load() {
 		in.guard.Reset(in.limit) // not in a handler: what the control stream says must be heard before the next frame

@@ -103,27 +103,27 @@ func TestInlineCost(t *testing.T) {
 	if !in.Brief() || !in.Short() {
 		t.Error("a new connection has long handlers")
 	}
-	in.Took(time.Millisecond)
+	in.RecordDuration(time.Millisecond)
 	if in.Brief() || in.Short() {
 		t.Error("a long handler was not noted")
 	}
 	n := 0
 	for ; !in.Brief(); n++ {
-		in.Took(0)
+		in.RecordDuration(0)
 	}
 	if n < 10 || n > 50 {
 		t.Errorf("handlers are brief again after %d", n)
 	}
 	for ; !in.Short(); n++ {
-		in.Took(0)
+		in.RecordDuration(0)
 	}
 	if n < 10 || n > 100 {
 		t.Errorf("it was forgotten after %d short ones", n)
 	}
 	brief := 0
 	for i := range 1000 {
-		if in.Took(briefLimit / 2); i%100 == 99 {
-			in.Took(10 * briefLimit)
+		if in.RecordDuration(briefLimit / 2); i%100 == 99 {
+			in.RecordDuration(10 * briefLimit)
 		}
 		if in.Brief() {
 			brief++
@@ -133,7 +133,7 @@ func TestInlineCost(t *testing.T) {
 		t.Errorf("%d of 1000 handlers of %v are brief when one of a hundred takes %v", brief, briefLimit/2, 10*briefLimit)
 	}
 	for range 100 {
-		in.Took(2 * briefLimit)
+		in.RecordDuration(2 * briefLimit)
 	}
 	if in.Brief() {
 		t.Errorf("handlers of %v are brief", 2*briefLimit)

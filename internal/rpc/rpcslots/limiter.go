@@ -188,7 +188,7 @@ func (l *Limiter) Counts() (running, waiting int) {
 }
 
 // Place is a handler's place. It travels in the handler's context, so that calls made with it can give it up meanwhile.
-type Place struct {
+type Slot struct {
 	l      *Limiter // set once, under mu
 	who    any
 	reader Reader // set when the handler runs in the goroutine that reads
@@ -203,7 +203,7 @@ type Place struct {
 }
 
 // Take says whose place it is. The caller may give up at this moment.
-func (p *Place) Take(l *Limiter, who any) {
+func (p *Slot) Take(l *Limiter, who any) {
 	failpoint.At("rpc.place.take")
 	p.mu.Lock()
 	p.l, p.who = l, who
@@ -211,18 +211,18 @@ func (p *Place) Take(l *Limiter, who any) {
 }
 
 // In says that the handler runs in the goroutine that reads, in this turn of it.
-func (p *Place) In(r Reader) { p.reader, p.turn = r, r.Turn() }
+func (p *Slot) In(r Reader) { p.reader, p.turn = r, r.Turn() }
 
-type placeKey struct{}
+type slotKey struct{}
 
 // Of returns the place of the handler whose context ctx is or comes from, or nil.
-func Of(ctx context.Context) *Place {
-	p, _ := ctx.Value(placeKey{}).(*Place)
+func Of(ctx context.Context) *Slot {
+	p, _ := ctx.Value(slotKey{}).(*Slot)
 	return p
 }
 
 // Pause is called before the handler waits.
-func (p *Place) Pause() {
+func (p *Slot) Pause() {
 	if p == nil {
 		return
 	}
@@ -233,7 +233,7 @@ func (p *Place) Pause() {
 }
 
 // Return is called when the handler is about to return without an answer, which comes later: others have the place meanwhile.
-func (p *Place) Return() {
+func (p *Slot) Return() {
 	failpoint.At("rpc.place.return")
 	p.mu.Lock()
 	p.mu.waiting++
@@ -245,7 +245,7 @@ func (p *Place) Return() {
 }
 
 // Resume is called when the wait is over.
-func (p *Place) Resume() {
+func (p *Slot) Resume() {
 	if p == nil {
 		return
 	}
@@ -260,7 +260,7 @@ func (p *Place) Resume() {
 }
 
 // End gives the place back for good.
-func (p *Place) End() {
+func (p *Slot) End() {
 	failpoint.At("rpc.place.end")
 	p.mu.Lock()
 	held := p.mu.waiting == 0 && !p.mu.gone
@@ -278,7 +278,7 @@ func (p *Place) End() {
 
 // abandon gives the place of a handler to others that does not return although its caller has gone. It reports whether it
 // did.
-func (p *Place) abandon() bool {
+func (p *Slot) abandon() bool {
 	failpoint.At("rpc.place.abandon")
 	p.mu.Lock()
 	held := p.mu.waiting == 0 && !p.mu.gone && p.l != nil && p.l.abandon()

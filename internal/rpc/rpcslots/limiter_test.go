@@ -91,8 +91,8 @@ func TestLimiterRefuses(t *testing.T) {
 }
 
 // placeOf is the place of a request that was started.
-func placeOf(l *Limiter, t Task) *Place {
-	p := &Place{}
+func placeOf(l *Limiter, t Task) *Slot {
+	p := &Slot{}
 	p.Take(l, t.Caller())
 	return p
 }
@@ -101,12 +101,12 @@ func placeOf(l *Limiter, t Task) *Place {
 func TestLimiterAtRandom(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		var running []*Place
+		var running []*Slot
 		var l *Limiter
 		run := func(t Task) { running = append(running, placeOf(l, t)) }
 		l = New(1+rng.IntN(8), 1000, run)
 		who := callers(3)
-		entered, ended, paused := 0, 0, map[*Place]int{}
+		entered, ended, paused := 0, 0, map[*Slot]int{}
 		for range 500 {
 			switch k := rng.IntN(6); {
 			case k < 2:
@@ -160,7 +160,7 @@ func TestOverdueHandler(t *testing.T) {
 		if now, _ := l.Enter(&caller{who}); !now {
 			t.Fatal("no place")
 		}
-		var at Place
+		var at Slot
 		var ctx Context
 		told := make(overdue, 1)
 		at.Take(l, who)

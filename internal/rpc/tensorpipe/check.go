@@ -53,7 +53,7 @@ func CheckOutgoing(m *Message) error {
 
 // ledger is the model of what the other side expects on a pipe: the dialling side sends requests with fresh ids, the
 // listening side answers each exactly once. PyTorch aborts on a second answer.
-type ledger struct {
+type requestTable struct {
 	client   bool
 	answered chan struct{} // of the listening side: an answer went out
 
@@ -67,15 +67,15 @@ type ledger struct {
 // a late answer is still allowed.
 const maxOpen = 1 << 20
 
-func newLedger(client bool) *ledger {
-	l := &ledger{client: client, answered: make(chan struct{}, 1)}
+func newRequestTable(client bool) *requestTable {
+	l := &requestTable{client: client, answered: make(chan struct{}, 1)}
 	l.mu.open = map[int64]struct{}{}
 	return l
 }
 
 // wait waits until fewer than limit requests wait for our answer. Meanwhile no more are read: that is the kindest thing to
 // do to a PyTorch worker, whose requests then wait in its own process; it never recovers from a pipe that ended.
-func (l *ledger) wait(ctx context.Context, limit int, closed <-chan struct{}) error {
+func (l *requestTable) wait(ctx context.Context, limit int, closed <-chan struct{}) error {
 	for {
 		failpoint.At("tensorpipe.ledger.look")
 		l.mu.Lock()
@@ -95,8 +95,8 @@ func (l *ledger) wait(ctx context.Context, limit int, closed <-chan struct{}) er
 	}
 }
 
-// clear reports whether every request has its answer.
-func (l *ledger) clear() bool {
+// idle reports whether every request has its answer.
+func (l *requestTable) idle() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.mu.open) == 0
@@ -110,7 +110,7 @@ func head(m *Message) (kind uint32, id int64, ok bool) {
 }
 
 // sending checks and records an outgoing message.
-func (l *ledger) sending(m *Message) error {
+func (l *requestTable) sending(m *Message) error {
 	if err := CheckOutgoing(m); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (l *ledger) sending(m *Message) error {
 }
 
 // received checks and records an incoming message.
-func (l *ledger) received(m *Message) error {
+func (l *requestTable) received(m *Message) error {
 	kind, id, ok := head(m)
 	bad := func(code cohort.Code, format string, args ...any) error {
 		return cohort.Newf("tensorpipe: receive", code, format, args...)

@@ -69,7 +69,7 @@ func parseDevice(r *nop.Reader) device {
 }
 
 // named is a transport and its domain descriptor: two sides can use it when their descriptors are equal.
-type named struct{ Name, Domain string }
+type transportAd struct{ Name, Domain string }
 
 // channelAd is a channel with the descriptor of each device it serves.
 type channelAd struct {
@@ -85,7 +85,7 @@ type deviceDescriptor struct {
 
 // Brochure is what the dialling side can do.
 type Brochure struct {
-	Transports []named
+	Transports []transportAd
 	Channels   []channelAd
 }
 
@@ -117,7 +117,7 @@ func parseBrochure(data []byte) (Brochure, error) {
 	r.Struct(2)
 	var br Brochure
 	for range r.Map(maxEntries) {
-		br.Transports = append(br.Transports, named{Name: r.String(maxName), Domain: r.String(maxName)})
+		br.Transports = append(br.Transports, transportAd{Name: r.String(maxName), Domain: r.String(maxName)})
 	}
 	br.Channels = parseChannels(r)
 	return br, r.Close()

@@ -129,11 +129,11 @@ func TestDefaultPyTorchIsAnsweredWithUV(t *testing.T) {
 // TestHandshakeRefuses lists what neither side lets pass.
 func TestHandshakeRefuses(t *testing.T) {
 	register := func() uint64 { return 1 }
-	uv := []named{{"uv", "uv:*"}}
+	uv := []transportAd{{"uv", "uv:*"}}
 	basic := []channelAd{{"basic", []deviceDescriptor{{cpu, "any"}}}}
 	for name, br := range map[string]Brochure{
-		"no common transport": {Transports: []named{{"shm", "shm:x"}}, Channels: basic},
-		"another domain":      {Transports: []named{{"uv", "uv:other"}}, Channels: basic},
+		"no common transport": {Transports: []transportAd{{"shm", "shm:x"}}, Channels: basic},
+		"another domain":      {Transports: []transportAd{{"uv", "uv:other"}}, Channels: basic},
 		"no common channel":   {Transports: uv, Channels: []channelAd{{"cma", []deviceDescriptor{{cpu, "x"}}}}},
 		"other descriptor":    {Transports: uv, Channels: []channelAd{{"basic", []deviceDescriptor{{cpu, "some"}}}}},
 		"only a GPU":          {Transports: uv, Channels: []channelAd{{"basic", []deviceDescriptor{{device{"cuda", 0}, "any"}}}}},
@@ -144,7 +144,7 @@ func TestHandshakeRefuses(t *testing.T) {
 		}
 	}
 	for _, domain := range []string{"cohort:2:7", "cohort:4:7", "cohort:3:", "else"} {
-		older := Brochure{Transports: append(uv, named{"cohort", domain}), Channels: basic}
+		older := Brochure{Transports: append(uv, transportAd{"cohort", domain}), Channels: basic}
 		_, _, err := (Choice{Channels: []string{ChannelBasic}, Cohort: true, Register: register}).Choose(older.Append(nil))
 		if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), strconv.Quote(domain)) {
 			t.Errorf("a Go worker with the domain %q: %v, want a mismatch that says so", domain, err)

@@ -53,7 +53,7 @@ type config struct {
 	limits    Limits
 	logger    *slog.Logger
 	handshake time.Duration
-	unread    time.Duration // see unreadGrace
+	unread    time.Duration // see lostGrace
 	stall     time.Duration
 	alloc     func(n int) (*tensor.Storage, error)
 	accepts   []string
@@ -135,7 +135,7 @@ func WithCohort(cfg cohortwire.Config) Option {
 
 func newConfig(opts []Option) (*config, error) {
 	c := &config{
-		logger: slog.New(slog.DiscardHandler), handshake: 20 * time.Second, unread: unreadGrace, stall: time.Minute,
+		logger: slog.New(slog.DiscardHandler), handshake: 20 * time.Second, unread: lostGrace, stall: time.Minute,
 		alloc: tensor.NewStorage, accepts: []string{ChannelBasic, ChannelMPT}, offers: []string{ChannelBasic},
 		// Ids are random so that a stranger cannot take the place of an expected connection.
 		register: rand.Uint64,

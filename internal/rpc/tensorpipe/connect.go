@@ -65,7 +65,7 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 			waited = true
 			continue
 		case <-dialled:
-			if d.err != nil && (waited || !ep.hopeful(name)) {
+			if d.err != nil && (waited || !ep.isConnecting(name)) {
 				return nil, d.err
 			}
 		case <-ctx.Done():
@@ -97,7 +97,7 @@ func (ep *Endpoint) has(name string) bool {
 	return p != nil && p.alive()
 }
 
-func (ep *Endpoint) hopeful(name string) bool {
+func (ep *Endpoint) isConnecting(name string) bool {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
 	p := ep.mu.places[name]
@@ -142,17 +142,17 @@ func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
 	case err != nil:
 		d.err = err
 	case p.alive(): // the peer's link came meanwhile
-		ep.retire(s)
+		ep.closeInBackground(s)
 	default:
 		// The peer took our dial, so what it dialled itself before that has ended.
 		p.install(s, p.arrived)
 	}
-	ep.tidy(name, p)
+	ep.removeIfUnused(name, p)
 }
 
-// retire closes a session that is not needed, in the background: Close waits for what the session is doing. Only for
+// closeInBackground closes a session that is not needed, in the background: Close waits for what the session is doing. Only for
 // goroutines of the endpoint.
-func (ep *Endpoint) retire(s *Session) { ep.work.Go(func() { _ = s.Close() }) }
+func (ep *Endpoint) closeInBackground(s *Session) { ep.work.Go(func() { _ = s.Close() }) }
 
 // startLink begins the cohort transport on a negotiated connection.
 func (ep *Endpoint) startLink(s *stream, dialled bool) (*cohortwire.Link, error) {
@@ -171,7 +171,7 @@ func (ep *Endpoint) startLink(s *stream, dialled bool) (*cohortwire.Link, error)
 	}
 	link, err := cohortwire.Start(s.nc, buffered, cfg)
 	if err == nil {
-		ep.keep(link)
+		ep.trackLink(link)
 	}
 	return link, err
 }
@@ -194,11 +194,11 @@ func (ep *Endpoint) accepted(name string, p *place, number uint64, s *stream) er
 	ep.mu.Lock()
 	if ep.mu.closed || p.installed > number { // or a later link of that worker was quicker
 		ep.mu.Unlock()
-		ep.retire(session)
+		ep.closeInBackground(session)
 		return nil
 	}
 	if replaced := p.install(session, number); replaced != nil {
-		ep.retire(replaced)
+		ep.closeInBackground(replaced)
 	}
 	ep.mu.Unlock()
 	return ep.arrive(session)
@@ -211,7 +211,7 @@ func (ep *Endpoint) arrive(s *Session) error {
 	case ep.sessions <- s:
 		return nil
 	default:
-		ep.retire(s)
+		ep.closeInBackground(s)
 		return cohort.Newf("tensorpipe: handshake", cohort.Exhausted, "more than %d sessions wait to be accepted", cap(ep.sessions))
 	}
 }

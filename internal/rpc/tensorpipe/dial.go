@@ -113,7 +113,7 @@ func (ep *Endpoint) dial(addr string, goPeer, insist bool) (session *Session, wa
 // other side has just accepted, which a PyTorch listener does not survive. Where the system can be told how often to ask a
 // machine that does not answer, it is told to give up after 15 seconds.
 func (ep *Endpoint) connect(addr string) (*stream, error) {
-	nc, err := (&net.Dialer{KeepAliveConfig: keepAlive, Control: askSoon}).DialContext(ep.ctx, "tcp", addr)
+	nc, err := (&net.Dialer{KeepAliveConfig: keepAlive, Control: limitSynRetries}).DialContext(ep.ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}

@@ -21,14 +21,14 @@ import (
 // Endpoint is a worker's end of TensorPipe: one TCP port where pipes arrive, and the dials to other workers. It owns
 // every connection whose handshake is not done; an established [Session] belongs to whoever got it.
 type Endpoint struct {
-	name      string
-	cfg       *config
-	ctx       context.Context //nolint:containedctx // the lifetime of the endpoint: its end cancels dials under way
-	cancel    context.CancelCauseFunc
-	sessions  chan *Session
-	work      sync.WaitGroup
-	strangers *strangers
-	refused   complaints
+	name         string
+	cfg          *config
+	ctx          context.Context //nolint:containedctx // the lifetime of the endpoint: its end cancels dials under way
+	cancel       context.CancelCauseFunc
+	sessions     chan *Session
+	work         sync.WaitGroup
+	unidentified *unidentified
+	refused      dropLog
 
 	mu struct {
 		sync.Mutex
@@ -36,7 +36,7 @@ type Endpoint struct {
 		listener net.Listener
 		pending  map[net.Conn]struct{}   // in handshake
 		expected map[uint64]chan *stream // registered connections that have not come
-		openings map[*opening]struct{}   // pipes of peers that are not complete
+		setups   map[*pipeSetup]struct{} // pipes of peers that are not complete
 		places   map[string]*place       // by worker name: see place.go
 		links    map[*cohortwire.Link]struct{}
 	}
@@ -93,9 +93,9 @@ func New(name string, opts ...Option) (*Endpoint, error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	ep := &Endpoint{
 		name: name, cfg: cfg, ctx: ctx, cancel: cancel,
-		sessions: make(chan *Session, cfg.limits.Backlog), strangers: newStrangers(cfg.limits.Halfway), refused: complaints{logger: cfg.logger},
+		sessions: make(chan *Session, cfg.limits.Backlog), unidentified: newUnidentified(cfg.limits.Halfway), refused: dropLog{logger: cfg.logger},
 	}
-	ep.mu.pending, ep.mu.expected, ep.mu.openings = map[net.Conn]struct{}{}, map[uint64]chan *stream{}, map[*opening]struct{}{}
+	ep.mu.pending, ep.mu.expected, ep.mu.setups = map[net.Conn]struct{}{}, map[uint64]chan *stream{}, map[*pipeSetup]struct{}{}
 	ep.mu.places, ep.mu.links = map[string]*place{}, map[*cohortwire.Link]struct{}{}
 	return ep, nil
 }
@@ -224,12 +224,12 @@ func (ep *Endpoint) accept(l net.Listener) {
 			}
 		}
 		delay = 0
-		x, evicted := ep.strangers.admit(nc)
+		x, evicted := ep.unidentified.admit(nc)
 		if evicted != nil {
 			_ = evicted.conn.Close()
 		}
 		ep.work.Go(func() {
-			defer ep.strangers.leave(x)
+			defer ep.unidentified.leave(x)
 			if err := ep.serve(nc, x); err != nil {
 				_ = nc.Close()
 				if ep.ctx.Err() == nil {
@@ -241,7 +241,7 @@ func (ep *Endpoint) accept(l net.Listener) {
 }
 
 // serve does the listening side's part of the handshake on a new connection.
-func (ep *Endpoint) serve(nc net.Conn, x *stranger) error {
+func (ep *Endpoint) serve(nc net.Conn, x *unidentifiedConn) error {
 	if !ep.hold(nc) {
 		return nil
 	}
@@ -268,7 +268,7 @@ func (ep *Endpoint) serve(nc net.Conn, x *stranger) error {
 	if frame, err = s.readFrame(maxHandshake, "a brochure"); err != nil {
 		return err
 	}
-	ep.strangers.greeted(x)
+	ep.unidentified.helloReceived(x)
 	return ep.open(packet.Name, s, frame)
 }
 
@@ -307,7 +307,7 @@ func (ep *Endpoint) arrived(id uint64, s *stream) error {
 	ch, ok := ep.mu.expected[id]
 	delete(ep.mu.expected, id)
 	if ok {
-		ep.newsLocked(hostOf(s.nc))
+		ep.notifySetupsLocked(hostOf(s.nc))
 		ch <- s
 	}
 	ep.mu.Unlock()
@@ -319,7 +319,7 @@ func (ep *Endpoint) arrived(id uint64, s *stream) error {
 
 // open answers a brochure and waits for the connections the answer asks for.
 func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
-	o := ep.opens(peer, s)
+	o := ep.beginSetup(peer, s)
 	defer o.forget()
 	var number uint64
 	var place *place // kept for the link, so that we do not dial the same peer meanwhile

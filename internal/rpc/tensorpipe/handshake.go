@@ -74,7 +74,7 @@ func (o CohortOffer) domain() string {
 	return text
 }
 
-func cohortOffer(transports []named) (offer CohortOffer, ok bool) {
+func cohortOffer(transports []transportAd) (offer CohortOffer, ok bool) {
 	for _, t := range transports {
 		if text, found := strings.CutPrefix(t.Domain, domainCohort+":"); found && t.Name == transportCohort {
 			text, offer.Insist = strings.CutSuffix(text, insistSuffix)
@@ -88,9 +88,9 @@ func cohortOffer(transports []named) (offer CohortOffer, ok bool) {
 
 // Hello returns the two frames that a dialling side writes at once: packet and brochure.
 func (o Offer) Hello() (packet, brochure []byte) {
-	br := Brochure{Transports: []named{{transportUV, domainUV}}}
+	br := Brochure{Transports: []transportAd{{transportUV, domainUV}}}
 	if o.Cohort != nil {
-		br.Transports = append(br.Transports, named{transportCohort, o.Cohort.domain()})
+		br.Transports = append(br.Transports, transportAd{transportCohort, o.Cohort.domain()})
 	}
 	for _, c := range o.Channels {
 		br.Channels = append(br.Channels, channelAd{c, []deviceDescriptor{{cpu, channelDescriptors[c]}}})
@@ -172,7 +172,7 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 	if err != nil {
 		return nil, Plan{}, err
 	}
-	offers := func(name, domain string) bool { return slices.Contains(br.Transports, named{name, domain}) }
+	offers := func(name, domain string) bool { return slices.Contains(br.Transports, transportAd{name, domain}) }
 	if offer, ok := cohortOffer(br.Transports); ok && c.Cohort {
 		a := Answer{Transport: transportCohort, Domain: domainCohort, Address: c.Address}
 		p = Plan{Cohort: true, Defer: c.Defer != nil && c.Defer(offer)}
@@ -181,7 +181,7 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 		}
 		return a.Append(nil), p, nil
 	}
-	if i := slices.IndexFunc(br.Transports, func(t named) bool { return t.Name == transportCohort }); i >= 0 && c.Cohort {
+	if i := slices.IndexFunc(br.Transports, func(t transportAd) bool { return t.Name == transportCohort }); i >= 0 && c.Cohort {
 		return nil, Plan{}, cohort.Newf("tensorpipe: handshake", cohort.Mismatch,
 			"the peer is a Go worker of another version: its cohort transport is %q, ours is %q: build all workers from one version", br.Transports[i].Domain, domainCohort)
 	}

@@ -192,10 +192,10 @@ func TestHalfHellosKeepNobodyOut(t *testing.T) {
 }
 
 func TestStrangersShareFairly(t *testing.T) {
-	s := newStrangers(4)
+	s := newUnidentified(4)
 	conn := func(host string) net.Conn { return addressed{host: host} }
 	quiet, _ := s.admit(conn("10.0.0.1"))
-	var flood []*stranger
+	var flood []*unidentifiedConn
 	for range 3 {
 		x, evicted := s.admit(conn("10.0.0.66"))
 		if evicted != nil {
@@ -203,7 +203,7 @@ func TestStrangersShareFairly(t *testing.T) {
 		}
 		flood = append(flood, x)
 	}
-	s.greeted(flood[0])
+	s.helloReceived(flood[0])
 	for i := range 10 {
 		_, evicted := s.admit(conn("10.0.0.66"))
 		if evicted == quiet || evicted == flood[0] {
@@ -254,8 +254,8 @@ func TestStrangerDoesNotTakeAPlace(t *testing.T) {
 		incarnation uint64
 		insist      bool
 	}{{99, false}, {99, true}, {1, true}} {
-		stranger := store.worker(t, "a", "guessed", c.incarnation)
-		if taken, _, dialErr := stranger.dial(b.Addr().String(), true, c.insist); dialErr == nil {
+		impostor := store.worker(t, "a", "guessed", c.incarnation)
+		if taken, _, dialErr := impostor.dial(b.Addr().String(), true, c.insist); dialErr == nil {
 			select {
 			case <-taken.Done(): // it has learned that it was refused
 			case <-within(t).Done():
@@ -309,8 +309,8 @@ func TestStrangerDoesNotHoldUpADial(t *testing.T) {
 func TestUnprovenLinkIsNoSession(t *testing.T) {
 	store := secrets{"b": "secret of b"}
 	b := store.worker(t, "b", "secret of b", 1)
-	stranger := store.worker(t, "c", "whatever", 1)
-	s, _, err := stranger.dial(b.Addr().String(), true, false)
+	impostor := store.worker(t, "c", "whatever", 1)
+	s, _, err := impostor.dial(b.Addr().String(), true, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +318,7 @@ func TestUnprovenLinkIsNoSession(t *testing.T) {
 	if arrived, err := b.Accept(within(t)); err != nil || arrived.Peer != "c" {
 		t.Fatalf("%+v, %v", arrived, err)
 	}
-	if _, err := b.Connect(within(t), "c", stranger.Addr().String()); !errors.Is(err, cohort.Mismatch) {
+	if _, err := b.Connect(within(t), "c", impostor.Addr().String()); !errors.Is(err, cohort.Mismatch) {
 		t.Errorf("what came under the name is its session: %v", err)
 	}
 }
@@ -327,8 +327,8 @@ func TestUnprovenLinkIsNoSession(t *testing.T) {
 func TestWrongListener(t *testing.T) {
 	store := secrets{"a": "secret of a", "b": "secret of b"}
 	b := store.worker(t, "b", "secret of b", 1)
-	stranger := store.worker(t, "a", "guessed", 1)
-	if _, err := b.Connect(within(t), "a", stranger.Addr().String()); err == nil {
+	impostor := store.worker(t, "a", "guessed", 1)
+	if _, err := b.Connect(within(t), "a", impostor.Addr().String()); err == nil {
 		t.Error("the stranger was taken for a")
 	}
 	nobody := store.worker(t, "c", "whatever", 1)

@@ -11,8 +11,8 @@ import "github.com/cohort-dist/cohort/tensor"
 type Message struct {
 	Payloads [][]byte
 	Storages []*tensor.Storage
-	// Quiet says of a received message that no part of another one had been read behind it.
-	Quiet bool
+	// BufferEmpty says of a received message that no part of another one had been read behind it.
+	BufferEmpty bool
 }
 
 // Release gives the storages back to where they came from.

@@ -24,15 +24,15 @@ import (
 // opened it sends requests and receives their answers; the other side receives requests and answers each exactly once,
 // in any order. Send and Recv may be called concurrently; sends take turns.
 type Pipe struct {
-	peer   string
-	client bool
-	cfg    *config
-	main   *stream
-	reply  *stream // open because the protocol asks for it; PyTorch never uses it
-	chann  channel
-	books  *ledger
-	linger lingering
-	ends   *watch // of the dialling side: its connections; see watch.go
+	peer     string
+	client   bool
+	cfg      *config
+	main     *stream
+	reply    *stream // open because the protocol asks for it; PyTorch never uses it
+	chann    channel
+	requests *requestTable
+	poll     adaptivePoll
+	ends     *watch // of the dialling side: its connections; see watch.go
 
 	sending chan struct{} // holds a token while a message is written
 	recving chan struct{} // holds a token while a message is read
@@ -49,16 +49,16 @@ type Pipe struct {
 
 func newPipe(ep *Endpoint, peer string, client bool, main, reply *stream, ch channel) *Pipe {
 	p := &Pipe{
-		peer: peer, client: client, cfg: ep.cfg, main: main, reply: reply, chann: ch, books: newLedger(client),
+		peer: peer, client: client, cfg: ep.cfg, main: main, reply: reply, chann: ch, requests: newRequestTable(client),
 		sending: make(chan struct{}, 1), recving: make(chan struct{}, 1), closed: make(chan struct{}),
 	}
 	if client {
 		p.ends = newWatch(p.streams()...)
 		p.work.Go(p.watchEnds)
 	} else {
-		main.takeOver(&p.linger)
+		main.takeOver(&p.poll)
 		if len(ch.lanes) == 1 {
-			ch.lanes[0].takeOver(&p.linger)
+			ch.lanes[0].takeOver(&p.poll)
 		}
 	}
 	return p
@@ -167,7 +167,7 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		written()
 		return fmt.Errorf("%w: %w", ErrUnsent, cohort.FromContext(ctx, "tensorpipe: send"))
 	}
-	if err := p.books.sending(m); err != nil {
+	if err := p.requests.sending(m); err != nil {
 		written()
 		return err
 	}
@@ -329,7 +329,7 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 		}
 	}()
 	if !p.client {
-		if err := p.books.wait(ctx, p.cfg.limits.Requests, p.closed); err != nil {
+		if err := p.requests.wait(ctx, p.cfg.limits.Requests, p.closed); err != nil {
 			if p.Err() != nil {
 				err = p.Err()
 			}
@@ -337,23 +337,23 @@ func (p *Pipe) Recv(ctx context.Context) (*Message, error) {
 		}
 	}
 	failpoint.At("tensorpipe.pipe.recv")
-	p.linger.begin(!p.client && p.books.clear())
-	p.main.expect(leastMessage)
+	p.poll.begin(!p.client && p.requests.idle())
+	p.main.expect(minMessage)
 	if _, err := p.main.br.Peek(1); err != nil {
 		if ctx.Err() != nil && p.Err() == nil {
 			return nil, cohort.FromContext(ctx, "tensorpipe: receive")
 		}
 		return nil, p.broken("tensorpipe: receive", err)
 	}
-	p.linger.arrived()
+	p.poll.arrived()
 	m, err := p.read()
 	if err == nil {
-		err = p.books.received(m)
+		err = p.requests.received(m)
 	}
 	if err != nil {
 		return nil, p.broken("tensorpipe: receive", err)
 	}
-	m.Quiet = p.main.br.Buffered() == 0
+	m.BufferEmpty = p.main.br.Buffered() == 0
 	return m, nil
 }
 

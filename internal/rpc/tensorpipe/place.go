@@ -64,8 +64,8 @@ func (ep *Endpoint) place(name string) *place {
 	return p
 }
 
-// tidy removes a place where nothing is or happens. Called with the lock.
-func (ep *Endpoint) tidy(name string, p *place) {
+// removeIfUnused removes a place where nothing is or happens. Called with the lock.
+func (ep *Endpoint) removeIfUnused(name string, p *place) {
 	if ep.mu.places[name] == p && !p.busy() && !p.alive() {
 		delete(ep.mu.places, name)
 	}
@@ -95,7 +95,7 @@ func (ep *Endpoint) unreserve(name string, p *place) {
 	defer ep.mu.Unlock()
 	p.incoming--
 	p.notify()
-	ep.tidy(name, p)
+	ep.removeIfUnused(name, p)
 }
 
 // install makes a session the one of its place and returns the one that it replaces. Called with the lock.
@@ -107,8 +107,8 @@ func (p *place) install(s *Session, number uint64) (replaced *Session) {
 	return replaced
 }
 
-// keep notes a link, so that Close finds it whatever becomes of it.
-func (ep *Endpoint) keep(l *cohortwire.Link) {
+// trackLink notes a link, so that Close finds it whatever becomes of it.
+func (ep *Endpoint) trackLink(l *cohortwire.Link) {
 	failpoint.At("tensorpipe.place.keep")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
@@ -128,7 +128,7 @@ func (ep *Endpoint) dropLink(l *cohortwire.Link) {
 	name := l.Peer().Name
 	if p := ep.mu.places[name]; p != nil && p.session != nil && p.session.Link == l {
 		p.session = nil
-		ep.tidy(name, p)
+		ep.removeIfUnused(name, p)
 	}
 }
 

@@ -205,11 +205,11 @@ func (c *cutter) passed(ctx context.Context) bool {
 
 // settled reports that nothing is half done.
 func (ep *Endpoint) settled() bool {
-	ep.strangers.mu.Lock()
-	defer ep.strangers.mu.Unlock()
+	ep.unidentified.mu.Lock()
+	defer ep.unidentified.mu.Unlock()
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	return len(ep.strangers.mu.list) == 0 && len(ep.mu.pending) == 0 && len(ep.mu.expected) == 0 && len(ep.sessions) == 0
+	return len(ep.unidentified.mu.list) == 0 && len(ep.mu.pending) == 0 && len(ep.mu.expected) == 0 && len(ep.sessions) == 0
 }
 
 // TestCutDuringSetUp cuts each connection of a pipe at each byte of its set-up, in both directions.

@@ -14,9 +14,9 @@ import (
 // synRetries is how often the kernel repeats the first packet of a connection: after 1, 3 and 7 seconds. It gives up after 15.
 const synRetries = 3
 
-// askSoon makes a dial to a machine that does not answer end in seconds. The kernel ends it, not we: the other side has
+// limitSynRetries makes a dial to a machine that does not answer end in seconds. The kernel ends it, not we: the other side has
 // seen nothing or has not got to know that it was seen, so no listener ever hears of it.
-func askSoon(_, _ string, c syscall.RawConn) error {
+func limitSynRetries(_, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT, synRetries) // without it the default holds
 	})

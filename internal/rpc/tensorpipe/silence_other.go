@@ -11,6 +11,6 @@ import (
 	"time"
 )
 
-func askSoon(string, string, syscall.RawConn) error { return nil }
+func limitSynRetries(string, string, syscall.RawConn) error { return nil }
 
 func silence(net.Conn) time.Duration { return 0 }

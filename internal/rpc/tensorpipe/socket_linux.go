@@ -25,13 +25,13 @@ const (
 	maxVector = 1024
 )
 
-// socket is a TCP connection that the runtime does not watch; see linger.go. One goroutine may read and another write.
+// socket is a TCP connection that the runtime does not watch; see adaptivepoll.go. One goroutine may read and another write.
 type socket struct {
 	local, remote net.Addr
 	file          *os.File // keeps the descriptor while it is used; of the kind that package os does not watch
 	raw           syscall.RawConn
-	linger        *lingering
-	readable      *gate
+	poll          *adaptivePoll
+	readable      *epollWaiter
 	closed        atomic.Bool
 
 	// Of whoever reads.
@@ -45,12 +45,12 @@ type socket struct {
 	}
 
 	mu       sync.Mutex
-	deadline time.Time // of writes
-	writable *gate     // made when the kernel's buffer is full for the first time
+	deadline time.Time    // of writes
+	writable *epollWaiter // made when the kernel's buffer is full for the first time
 }
 
 // takeOver makes a connection one that the runtime does not watch. It returns the one it got where that cannot be done.
-func takeOver(nc net.Conn, l *lingering) net.Conn {
+func takeOver(nc net.Conn, l *adaptivePoll) net.Conn {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
 		return nc
@@ -63,7 +63,7 @@ func takeOver(nc net.Conn, l *lingering) net.Conn {
 	return s
 }
 
-func newSocket(tcp *net.TCPConn, l *lingering) (*socket, error) {
+func newSocket(tcp *net.TCPConn, l *adaptivePoll) (*socket, error) {
 	rc, err := tcp.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func newSocket(tcp *net.TCPConn, l *lingering) (*socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	readable, err := newGate(fd, unix.EPOLLIN|unix.EPOLLRDHUP)
+	readable, err := newEpollWaiter(fd, unix.EPOLLIN|unix.EPOLLRDHUP)
 	if err == nil {
 		err = unix.SetNonblock(fd, false) // what does not block would be watched
 	}
@@ -86,7 +86,7 @@ func newSocket(tcp *net.TCPConn, l *lingering) (*socket, error) {
 		return nil, err
 	}
 	s := &socket{
-		local: tcp.LocalAddr(), remote: tcp.RemoteAddr(), linger: l, readable: readable, need: 1, low: 1,
+		local: tcp.LocalAddr(), remote: tcp.RemoteAddr(), poll: l, readable: readable, need: 1, low: 1,
 		file: os.NewFile(uintptr(fd), "tensorpipe"),
 	}
 	s.read.try = s.tryRead
@@ -129,7 +129,7 @@ func (s *socket) tryRead(fd uintptr) bool {
 }
 
 func (s *socket) readFrom(fd int, b []byte) (int, error) {
-	lingered := false
+	polled := false
 	for {
 		n, err := unix.Read(fd, b)
 		switch {
@@ -147,8 +147,8 @@ func (s *socket) readFrom(fd int, b []byte) (int, error) {
 		case s.closed.Load():
 			return 0, net.ErrClosed
 		}
-		if s.linger.on && !lingered && spinwait.BeginRawSleep() {
-			lingered = true
+		if s.poll.on && !polled && spinwait.BeginRawSleep() {
+			polled = true
 			err := s.await(fd)
 			spinwait.EndNap()
 			if err != nil {
@@ -180,7 +180,7 @@ func (s *socket) await(fd int) error {
 		return err
 	}
 	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
-	limit := unix.NsecToTimespec(int64(lingerTime))
+	limit := unix.NsecToTimespec(int64(pollTime))
 	_, _ = unix.Ppoll(fds[:], &limit, nil)
 	return nil
 }
@@ -238,21 +238,21 @@ func (s *socket) writeTo(fd int, bufs net.Buffers) (int64, error) {
 
 // awaitRoom parks until the kernel takes more.
 func (s *socket) awaitRoom(fd int) error {
-	g, err := s.writeGate(fd)
+	g, err := s.writeWaiter(fd)
 	if err != nil {
 		return err
 	}
 	return g.wait(fd)
 }
 
-func (s *socket) writeGate(fd int) (*gate, error) {
+func (s *socket) writeWaiter(fd int) (*epollWaiter, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed.Load() {
 		return nil, net.ErrClosed
 	}
 	if s.writable == nil {
-		g, err := newGate(fd, unix.EPOLLOUT)
+		g, err := newEpollWaiter(fd, unix.EPOLLOUT)
 		if err != nil {
 			return nil, err
 		}

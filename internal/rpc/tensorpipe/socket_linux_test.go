@@ -40,7 +40,7 @@ func sockets(t *testing.T) (*socket, *net.TCPConn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, ok := takeOver(nc, &lingering{}).(*socket)
+	s, ok := takeOver(nc, &adaptivePoll{}).(*socket)
 	if !ok {
 		t.Fatal("the connection was not taken over")
 	}
@@ -60,7 +60,7 @@ func write(t *testing.T, w io.Writer, b []byte) {
 func TestSocketReads(t *testing.T) {
 	s, peer := sockets(t)
 	rapid.Check(t, func(rt *rapid.T) {
-		s.linger.on = rapid.Bool().Draw(rt, "linger")
+		s.poll.on = rapid.Bool().Draw(rt, "linger")
 		pieces := rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 1, 300), 1, 8).Draw(rt, "pieces")
 		pause := time.Duration(rapid.SampledFrom([]int{0, 0, 20, 2000}).Draw(rt, "pause")) * time.Microsecond
 		expect := rapid.IntRange(-1, 5000).Draw(rt, "expect")
@@ -94,7 +94,7 @@ func TestSocketWakesAt(t *testing.T) {
 	ready := func(limit time.Duration) (n int) {
 		t.Helper()
 		err := s.raw.Control(func(fd uintptr) {
-			if err := s.wakeAt(int(fd), leastMessage); err != nil {
+			if err := s.wakeAt(int(fd), minMessage); err != nil {
 				t.Error(err)
 			}
 			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -108,7 +108,7 @@ func TestSocketWakesAt(t *testing.T) {
 		}
 		return n
 	}
-	write(t, peer, make([]byte, leastMessage-1))
+	write(t, peer, make([]byte, minMessage-1))
 	if ready(50*time.Millisecond) != 0 {
 		t.Error("woken before enough has come")
 	}
@@ -116,7 +116,7 @@ func TestSocketWakesAt(t *testing.T) {
 	if ready(10*time.Second) != 1 {
 		t.Error("not woken when enough has come")
 	}
-	if n, err := s.Read(make([]byte, 2*leastMessage)); n != leastMessage || err != nil {
+	if n, err := s.Read(make([]byte, 2*minMessage)); n != minMessage || err != nil {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 	write(t, peer, []byte{1})
@@ -134,7 +134,7 @@ func TestSocketEnds(t *testing.T) {
 		return errors.As(err, &timeout) && timeout.Timeout()
 	}
 	is := func(want error) func(error) bool { return func(err error) bool { return errors.Is(err, want) } }
-	parked := 5 * lingerTime // probably
+	parked := 5 * pollTime // probably
 	for _, c := range []struct {
 		name string
 		wait time.Duration
@@ -142,7 +142,7 @@ func TestSocketEnds(t *testing.T) {
 		want func(err error) bool
 	}{
 		{"close", parked, func(s *socket, _ *net.TCPConn) error { return s.Close() }, is(net.ErrClosed)},
-		{"close early", lingerTime / 2, func(s *socket, _ *net.TCPConn) error { return s.Close() }, is(net.ErrClosed)},
+		{"close early", pollTime / 2, func(s *socket, _ *net.TCPConn) error { return s.Close() }, is(net.ErrClosed)},
 		{"end", parked, func(_ *socket, peer *net.TCPConn) error { return peer.Close() }, is(io.EOF)},
 		{"reset", parked, func(_ *socket, peer *net.TCPConn) error { return errors.Join(peer.SetLinger(0), peer.Close()) }, is(unix.ECONNRESET)},
 		{"deadline", parked, func(s *socket, _ *net.TCPConn) error { return s.SetReadDeadline(time.Unix(1, 0)) }, timedOut},
@@ -154,7 +154,7 @@ func TestSocketEnds(t *testing.T) {
 		for _, on := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/linger=%v", c.name, on), func(t *testing.T) {
 				s, peer := sockets(t)
-				s.linger.on = on
+				s.poll.on = on
 				done := make(chan error, 1)
 				read := func() {
 					s.expect(100)

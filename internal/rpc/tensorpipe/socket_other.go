@@ -8,4 +8,4 @@ package tensorpipe
 import "net"
 
 // takeOver leaves the connection to the runtime.
-func takeOver(nc net.Conn, _ *lingering) net.Conn { return nc }
+func takeOver(nc net.Conn, _ *adaptivePoll) net.Conn { return nc }

@@ -29,8 +29,8 @@ type stream struct {
 	nc    net.Conn
 	br    *bufio.Reader
 	stall time.Duration
-	set   time.Time // when the write deadline was set; owned by whoever writes
-	own   patient   // nc, where the runtime does not watch it; else nil
+	set   time.Time    // when the write deadline was set; owned by whoever writes
+	own   unpolledConn // nc, where the runtime does not watch it; else nil
 }
 
 func newStream(nc net.Conn, stall time.Duration) *stream {
@@ -43,9 +43,9 @@ func newStream(nc net.Conn, stall time.Duration) *stream {
 func (s *stream) Read(b []byte) (int, error) { return s.nc.Read(b) }
 
 // takeOver lets the receiver wait by itself. Nobody may use the connection meanwhile.
-func (s *stream) takeOver(l *lingering) {
+func (s *stream) takeOver(l *adaptivePoll) {
 	s.nc = takeOver(s.nc, l)
-	s.own, _ = s.nc.(patient)
+	s.own, _ = s.nc.(unpolledConn)
 }
 
 // expect says how many bytes will come for certain, those in the buffer included.

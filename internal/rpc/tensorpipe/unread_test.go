@@ -115,13 +115,13 @@ func TestUnreadIsTheMissing(t *testing.T) {
 	main, other := net.Pipe()
 	t.Cleanup(func() { _, _ = main.Close(), other.Close() })
 	s := newStream(main, time.Hour)
-	o := b.opens("py", s)
+	o := b.beginSetup("py", s)
 	defer o.forget()
 	reply, channel := o.register(), o.register()
 	unread := func(host string, came time.Time, want bool) {
 		t.Helper()
-		b.unread(&stranger{host: host, came: came})
-		if o.doubtful() != want {
+		b.unread(&unidentifiedConn{host: host, came: came})
+		if o.missingMayBeLost() != want {
 			t.Errorf("a connection of %s of %v: in doubt: %v", host, came, !want)
 		}
 	}
@@ -131,11 +131,11 @@ func TestUnreadIsTheMissing(t *testing.T) {
 	if err := b.arrived(reply, s); err != nil {
 		t.Fatal(err)
 	}
-	if !o.doubtful() {
+	if !o.missingMayBeLost() {
 		t.Error("the only one that is missing may be the one that has ended")
 	}
 	select {
-	case <-o.news:
+	case <-o.changed:
 	default:
 		t.Error("nobody is told")
 	}

@@ -21,7 +21,7 @@ import (
 // TestLingering walks through the messages of a caller that comes and goes.
 func TestLingering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l lingering
+		var l adaptivePoll
 		for i, step := range []struct {
 			wait  time.Duration
 			alone bool
@@ -66,7 +66,7 @@ func TestIdleDoesNotLinger(t *testing.T) {
 	if err := server.Send(ctx, rpcMessage(0x203, 1, nil)); err != nil {
 		t.Fatal(err)
 	}
-	if !server.books.clear() || server.linger.credit == 0 {
+	if !server.requests.idle() || server.poll.credit == 0 {
 		t.Fatal("the receiver does not linger")
 	}
 	done := make(chan error, 1)
@@ -74,7 +74,7 @@ func TestIdleDoesNotLinger(t *testing.T) {
 		_, err := server.Recv(ctx)
 		done <- err
 	}()
-	time.Sleep(5 * lingerTime) // probably it has lingered
+	time.Sleep(5 * pollTime) // probably it has lingered
 	testkit.Until(t, "somebody may nap", spinwait.BeginRawSleep)
 	spinwait.EndNap()
 	cancel()
@@ -94,8 +94,8 @@ func TestLeastMessage(t *testing.T) {
 	for _, b := range steps[0].bufs {
 		n += len(b)
 	}
-	if n != leastMessage {
-		t.Errorf("%d bytes, want %d", n, leastMessage)
+	if n != minMessage {
+		t.Errorf("%d bytes, want %d", n, minMessage)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestOneByOne(t *testing.T) {
 			}
 		}
 		if n%50 == 0 {
-			time.Sleep(3 * lingerTime)
+			time.Sleep(3 * pollTime)
 		}
 	}
 }

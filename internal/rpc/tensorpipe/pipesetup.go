@@ -13,7 +13,7 @@ import (
 )
 
 // opening is a pipe that a peer opens, until its connections are here.
-type opening struct {
+type pipeSetup struct {
 	ep       *Endpoint
 	peer     string
 	host     string                  // of the first connection
@@ -27,19 +27,19 @@ type opening struct {
 	gone     bool          // it has
 	began    time.Time
 	unread   int           // connections of the host that came afterwards and ended without a word; guarded by the lock
-	news     chan struct{} // has room for one: a connection of the host has come, or ended without a word
+	changed  chan struct{} // has room for one: a connection of the host has come, or ended without a word
 }
 
-// unreadGrace is how long the connections of a pipe may take to come after as many as are missing, from the same host, have ended without
+// lostGrace is how long the connections of a pipe may take to come after as many as are missing, from the same host, have ended without
 // a word. PyTorch opens them at once, so what has not come then were those. But it may also have been somebody who looks whether this
 // port is open, while packets of the worker are lost: it is time to try four times.
-const unreadGrace = 10 * time.Second
+const lostGrace = 10 * time.Second
 
-// opens begins to wait for the connections of a pipe. It is called before the peer is asked for them.
-func (ep *Endpoint) opens(peer string, s *stream) *opening {
-	o := &opening{
+// beginSetup begins to wait for the connections of a pipe. It is called before the peer is asked for them.
+func (ep *Endpoint) beginSetup(peer string, s *stream) *pipeSetup {
+	o := &pipeSetup{
 		ep: ep, peer: peer, host: hostOf(s.nc), address: ep.cfg.address, expected: map[uint64]chan *stream{},
-		began: time.Now(), news: make(chan struct{}, 1),
+		began: time.Now(), changed: make(chan struct{}, 1),
 	}
 	if o.address == "" {
 		o.address = s.nc.LocalAddr().String()
@@ -47,39 +47,39 @@ func (ep *Endpoint) opens(peer string, s *stream) *opening {
 	failpoint.At("tensorpipe.endpoint.opens")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	ep.mu.openings[o] = struct{}{}
+	ep.mu.setups[o] = struct{}{}
 	return o
 }
 
 // unread is told of a connection that has ended before it said for which pipe it was. A PyTorch worker does not notice that,
 // and waits for answers on a pipe that will never be complete.
-func (ep *Endpoint) unread(x *stranger) {
+func (ep *Endpoint) unread(x *unidentifiedConn) {
 	failpoint.At("tensorpipe.endpoint.unread")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	for o := range ep.mu.openings {
+	for o := range ep.mu.setups {
 		if o.host == x.host && !x.came.Before(o.began) {
 			o.unread++
 		}
 	}
-	ep.newsLocked(x.host)
+	ep.notifySetupsLocked(x.host)
 }
 
-// newsLocked tells the pipes that a host opens of one of its connections.
-func (ep *Endpoint) newsLocked(host string) {
-	for o := range ep.mu.openings {
+// notifySetupsLocked tells the pipes that a host opens of one of its connections.
+func (ep *Endpoint) notifySetupsLocked(host string) {
+	for o := range ep.mu.setups {
 		if o.host == host {
 			select {
-			case o.news <- struct{}{}:
+			case o.changed <- struct{}{}:
 			default:
 			}
 		}
 	}
 }
 
-// doubtful reports whether all connections that are missing may be ones that have ended without a word. If fewer have, others are
+// missingMayBeLost reports whether all connections that are missing may be ones that have ended without a word. If fewer have, others are
 // on their way, and the worker is slow.
-func (o *opening) doubtful() bool {
+func (o *pipeSetup) missingMayBeLost() bool {
 	o.ep.mu.Lock()
 	defer o.ep.mu.Unlock()
 	missing := 0
@@ -92,25 +92,25 @@ func (o *opening) doubtful() bool {
 }
 
 // register makes the number of a connection that the peer is asked for.
-func (o *opening) register() uint64 {
+func (o *pipeSetup) register() uint64 {
 	id, ch := o.ep.expect()
 	o.expected[id] = ch
 	return id
 }
 
 // forget gives up what has not come.
-func (o *opening) forget() {
+func (o *pipeSetup) forget() {
 	for id, ch := range o.expected {
 		o.ep.forget(id, ch)
 	}
 	failpoint.At("tensorpipe.endpoint.opened")
 	o.ep.mu.Lock()
 	defer o.ep.mu.Unlock()
-	delete(o.ep.mu.openings, o)
+	delete(o.ep.mu.setups, o)
 }
 
 // within makes the wait end in d, if not before.
-func (o *opening) within(d time.Duration) {
+func (o *pipeSetup) within(d time.Duration) {
 	if end := time.Now().Add(d); end.Before(o.deadline) {
 		o.deadline = end
 		o.timer.Reset(d)
@@ -120,7 +120,7 @@ func (o *opening) within(d time.Duration) {
 var errNotOpened = cohort.New("tensorpipe: handshake", cohort.DeadlineExceeded, "the peer did not open the connections of its pipe in time, or left")
 
 // await waits for a connection.
-func (o *opening) await(id uint64) (*stream, error) {
+func (o *pipeSetup) await(id uint64) (*stream, error) {
 	ch := o.expected[id]
 	for {
 		failpoint.At("tensorpipe.endpoint.await")
@@ -132,8 +132,8 @@ func (o *opening) await(id uint64) (*stream, error) {
 		case <-o.left: // a whole pipe that is closed already, or one that will never be whole
 			o.left, o.gone = nil, true
 			o.within(endGrace)
-		case <-o.news:
-			if o.doubtful() {
+		case <-o.changed:
+			if o.missingMayBeLost() {
 				o.within(o.ep.cfg.unread)
 			}
 		case <-o.timer.C:
@@ -145,7 +145,7 @@ func (o *opening) await(id uint64) (*stream, error) {
 }
 
 // pipe waits for the connections of a pipe that begins on s, and hands it over. If it fails, those that have come are the caller's to close.
-func (o *opening) pipe(s *stream, plan Plan) error {
+func (o *pipeSetup) pipe(s *stream, plan Plan) error {
 	o.timer, o.deadline = time.NewTimer(o.ep.cfg.handshake), time.Now().Add(o.ep.cfg.handshake)
 	defer o.timer.Stop()
 	left := make(chan struct{})
@@ -176,7 +176,7 @@ func (o *opening) pipe(s *stream, plan Plan) error {
 }
 
 // channel waits for the connections of the channel that carries tensors.
-func (o *opening) channel(plan Plan) (channel, error) {
+func (o *pipeSetup) channel(plan Plan) (channel, error) {
 	control, err := o.await(plan.ChannelID)
 	if err != nil {
 		return channel{}, err

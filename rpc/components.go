@@ -26,17 +26,17 @@ func connectedComponents[T cmp.Ordered](near map[T][]T) [][]T {
 			continue
 		}
 		seen[first] = true
-		island := []T{first}
-		for i := 0; i < len(island); i++ {
-			for _, next := range both[island[i]] {
+		component := []T{first}
+		for i := 0; i < len(component); i++ {
+			for _, next := range both[component[i]] {
 				if !seen[next] {
 					seen[next] = true
-					island = append(island, next)
+					component = append(component, next)
 				}
 			}
 		}
-		slices.Sort(island)
-		all = append(all, island)
+		slices.Sort(component)
+		all = append(all, component)
 	}
 	return all
 }

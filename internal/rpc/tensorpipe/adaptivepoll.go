@@ -16,18 +16,18 @@ import (
 // and until enough has come. Only then it parks, like everybody else.
 
 const (
-	// lingerTime is how long a receiver lingers. It occupies one of the GOMAXPROCS meanwhile, unless the runtime needs it, and
+	// pollTime is how long a receiver lingers. It occupies one of the GOMAXPROCS meanwhile, unless the runtime needs it, and
 	// counts as one of the naps of [corewait.BeginNap].
-	lingerTime = time.Millisecond
-	// lingerCredit is the number of messages that may come later than that before the receiver does not linger any more.
-	lingerCredit = 4
-	// leastMessage is the size of the smallest message of PyTorch's without its tensors: 36 bytes of a descriptor, type and
+	pollTime = time.Millisecond
+	// pollCredit is the number of messages that may come later than that before the receiver does not linger any more.
+	pollCredit = 4
+	// minMessage is the size of the smallest message of PyTorch's without its tensors: 36 bytes of a descriptor, type and
 	// id, a payload of no bytes, and an empty tensor table of 47. A smaller one is found when the receiver has lingered.
-	leastMessage = 36 + 12 + 16 + 8 + 55
+	minMessage = 36 + 12 + 16 + 8 + 55
 )
 
 // patient is a connection that is not watched.
-type patient interface {
+type unpolledConn interface {
 	net.Conn
 	// expect says that at least n further bytes will come: whoever reads need not be woken before.
 	expect(n int)
@@ -36,22 +36,22 @@ type patient interface {
 }
 
 // lingering says whether the receiver of a pipe lingers where it has to wait. It belongs to whoever receives.
-type lingering struct {
+type adaptivePoll struct {
 	began  time.Time
 	credit int
 	on     bool
 }
 
 // begin is called before the wait for a message. alone says that nothing else is under way on the pipe.
-func (l *lingering) begin(alone bool) {
+func (l *adaptivePoll) begin(alone bool) {
 	l.began = time.Now()
 	l.on = alone && l.credit > 0
 }
 
 // arrived is called when a message has begun to arrive. The rest of it is waited for in the same way.
-func (l *lingering) arrived() {
-	if time.Since(l.began) < lingerTime {
-		l.credit = lingerCredit
+func (l *adaptivePoll) arrived() {
+	if time.Since(l.began) < pollTime {
+		l.credit = pollCredit
 	} else if l.credit > 0 {
 		l.credit--
 	}

@@ -17,34 +17,34 @@ import (
 
 // A caller that waits for its answer is woken by the goroutine that reads, and the runtime wakes a thread for that. When
 // calls follow one another without anything beside them, the reading goroutine therefore lends the reading: it does not
-// go on after an answer, and the next caller reads its own. The caller reads nothing else except what Config.Aside names:
+// go on after an answer, and the next caller reads its own. The caller reads nothing else except what Config.MayPassOn names:
 // whatever it finds that is not its answer, whole and small, stays in the buffer, and the reading goroutine goes on from
 // there. So does it when the link was left alone, or a caller has waited, for a moment.
 
 const (
-	// lendAfter is the number of calls without anything beside them after which the reading is lent.
-	lendAfter = 16
-	// lendTick is how long nobody reads, or a caller reads, before the reading goroutine goes on; it may be found up to as
+	// offerAfter is the number of calls without anything beside them after which the reading is lent.
+	offerAfter = 16
+	// borrowTick is how long nobody reads, or a caller reads, before the reading goroutine goes on; it may be found up to as
 	// much later.
-	lendTick = time.Millisecond
-	// lendSize is the size of the answers that callers read.
-	lendSize = 16 << 10
+	borrowTick = time.Millisecond
+	// maxBorrowedAnswer is the size of the answers that callers read.
+	maxBorrowedAnswer = 16 << 10
 )
 
 // Who reads.
 const (
-	readsItself int32 = iota // the reading goroutine
-	isLent                   // nobody: the next caller may
-	isTaken                  // a caller
+	readerOwned    int32 = iota // the reading goroutine
+	readerOffered               // nobody: the next caller may
+	readerBorrowed              // a caller
 )
 
 // lending is who reads a link. The reader, the streak and what is said below belong to whoever that is.
-type lending struct {
-	state  atomic.Int32  // changes with mu held
-	back   chan struct{} // wakes the reading goroutine, which looks at state
-	before int           // the streak up to the frame before this one
-	streak int           // answers that were the only thing under way
-	guard  *time.Timer
+type borrowing struct {
+	state    atomic.Int32  // changes with mu held
+	returned chan struct{} // wakes the reading goroutine, which looks at state
+	before   int           // the streak up to the frame before this one
+	streak   int           // answers that were the only thing under way
+	guard    *time.Timer
 
 	mu struct {
 		sync.Mutex
@@ -59,88 +59,88 @@ type lending struct {
 // alone for a while, the next one may read its answer itself. It is for OnFrame, before the caller is woken, and the last
 // thing that this OnFrame does with the link: a turn that has lent the reading is never handed over (see [Link.Handover]).
 func (l *Link) Answered(f *Frame) {
-	d := &l.lend
-	if !f.Quiet || l.raw == nil || l.load.Load() != 0 || int64(len(f.Payload))+f.bytes() > lendSize {
+	d := &l.borrow
+	if !f.BufferEmpty || l.raw == nil || l.inFlight.Load() != 0 || int64(len(f.Payload))+f.bytes() > maxBorrowedAnswer {
 		return
 	}
 	turn := l.turns.now.Load()
 	if invariants.Enabled {
 		invariants.Check(f.isAnswer(), "cohortwire: only an answer lends the reading")
 		invariants.Check(turn%2 == 1, "cohortwire: the reading is lent inside an OnFrame")
-		invariants.Check(d.state.Load() == readsItself, "cohortwire: the reading goroutine lends what it has")
+		invariants.Check(d.state.Load() == readerOwned, "cohortwire: the reading goroutine lends what it has")
 	}
-	if d.streak = d.before + 1; d.streak < lendAfter {
+	if d.streak = d.before + 1; d.streak < offerAfter {
 		return
 	}
 	l.uncork()
-	l.turns.lent.Store(turn) // before anybody else may read
-	l.borrowReader(readsItself)
+	l.turns.offered.Store(turn) // before anybody else may read
+	l.offerReader(readerOwned)
 }
 
-// borrowReader lets the next caller read, unless something is under way already.
-func (l *Link) borrowReader(from int32) {
-	d := &l.lend
+// offerReader lets the next caller read, unless something is under way already.
+func (l *Link) offerReader(from int32) {
+	d := &l.borrow
 	failpoint.At("cohortwire.link.lend")
 	d.mu.Lock()
 	if d.state.Load() != from {
 		d.mu.Unlock()
 		return
 	}
-	d.change(isLent)
-	l.calm()
+	d.change(readerOffered)
+	l.clearGuardDeadline()
 	if !d.mu.armed {
 		d.mu.armed, d.mu.seen = true, d.mu.changes
-		d.guard.Reset(lendTick)
+		d.guard.Reset(borrowTick)
 	}
 	d.mu.Unlock()
-	if l.load.Load() != 0 || l.alive() != nil { // whoever comes after this look sees that the reading is lent
-		l.Recall()
+	if l.inFlight.Load() != 0 || l.alive() != nil { // whoever comes after this look sees that the reading is lent
+		l.ReclaimReader()
 	}
 }
 
-// Recall lets the reading goroutine go on, if nobody reads: somebody waits for what will arrive, and does not read it.
-func (l *Link) Recall() {
-	d := &l.lend
-	if d.state.Load() != isLent {
+// ReclaimReader lets the reading goroutine go on, if nobody reads: somebody waits for what will arrive, and does not read it.
+func (l *Link) ReclaimReader() {
+	d := &l.borrow
+	if d.state.Load() != readerOffered {
 		return
 	}
 	failpoint.At("cohortwire.link.recall")
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state.Load() == isLent {
-		l.giveBack()
+	if d.state.Load() == readerOffered {
+		l.returnReader()
 	}
 }
 
-// giveBack makes the reading goroutine go on. It is called with mu held.
-func (l *Link) giveBack() {
-	l.calm()
-	l.lend.before, l.lend.streak = 0, 0
-	l.lend.change(readsItself)
+// returnReader makes the reading goroutine go on. It is called with mu held.
+func (l *Link) returnReader() {
+	l.clearGuardDeadline()
+	l.borrow.before, l.borrow.streak = 0, 0
+	l.borrow.change(readerOwned)
 	select {
-	case l.lend.back <- struct{}{}:
+	case l.borrow.returned <- struct{}{}:
 	default:
 	}
 }
 
-// calm takes the guard's deadline back. It is called with mu held.
-func (l *Link) calm() {
-	if l.lend.mu.hurried {
-		l.lend.mu.hurried = false
+// clearGuardDeadline takes the guard's deadline back. It is called with mu held.
+func (l *Link) clearGuardDeadline() {
+	if l.borrow.mu.hurried {
+		l.borrow.mu.hurried = false
 		_ = l.conn.SetReadDeadline(time.Time{}) // fails only when closed
 	}
 }
 
-func (d *lending) change(state int32) {
+func (d *borrowing) change(state int32) {
 	d.mu.changes++
 	d.state.Store(state)
 }
 
-// mine waits until the reading goroutine reads itself.
-func (l *Link) mine() {
-	for l.lend.state.Load() != readsItself {
+// waitForReader waits until the reading goroutine reads itself.
+func (l *Link) waitForReader() {
+	for l.borrow.state.Load() != readerOwned {
 		failpoint.At("cohortwire.link.mine")
-		<-l.lend.back
+		<-l.borrow.returned
 	}
 }
 
@@ -148,37 +148,37 @@ func (l *Link) mine() {
 // reading is not lent or something else happened: then the answer comes to OnFrame, if it comes. It waits for a moment only,
 // so it needs no context.
 func (l *Link) Await(id uint64) *Frame {
-	d := &l.lend
-	if d.state.Load() != isLent {
+	d := &l.borrow
+	if d.state.Load() != readerOffered {
 		return nil
 	}
 	failpoint.At("cohortwire.link.await")
 	d.mu.Lock()
-	if d.state.Load() != isLent {
+	if d.state.Load() != readerOffered {
 		d.mu.Unlock()
 		return nil
 	}
-	d.change(isTaken)
+	d.change(readerBorrowed)
 	d.mu.Unlock()
 	f := l.reader.answer(id)
 	if f != nil {
-		l.load.Add(-1)
+		l.inFlight.Add(-1)
 		for l.reader.whole() && l.reader.passOn() { // what came along
 		}
 	}
 	if f == nil || l.reader.r != l.reader.w {
 		failpoint.At("cohortwire.link.give_back")
 		d.mu.Lock()
-		l.giveBack()
+		l.returnReader()
 		d.mu.Unlock()
 		return f
 	}
-	l.borrowReader(isTaken)
+	l.offerReader(readerBorrowed)
 	return f
 }
 
-// aside reports whether a frame of this type may be passed on by a caller.
-func (l *Link) aside(t Type) bool { return l.cfg.Aside != nil && l.cfg.Aside(t) }
+// mayPassOn reports whether a frame of this type may be passed on by a caller.
+func (l *Link) mayPassOn(t Type) bool { return l.cfg.MayPassOn != nil && l.cfg.MayPassOn(t) }
 
 // answer reads the answer to a request if it is the next frame, and small. What may be passed on may precede it.
 func (r *frameReader) answer(id uint64) *Frame {
@@ -207,7 +207,7 @@ func (r *frameReader) answer(id uint64) *Frame {
 
 // passOn passes the next frame, which is whole, to OnFrame if that deals with it at once. It reports whether it did.
 func (r *frameReader) passOn() bool {
-	if !r.link.aside(Type(binary.LittleEndian.Uint16(r.buf[r.r+4:]))) {
+	if !r.link.mayPassOn(Type(binary.LittleEndian.Uint16(r.buf[r.r+4:]))) {
 		return false
 	}
 	f := r.present()
@@ -215,7 +215,7 @@ func (r *frameReader) passOn() bool {
 		return false
 	}
 	if f.isAnswer() {
-		r.link.load.Add(-1)
+		r.link.inFlight.Add(-1)
 	}
 	r.link.cfg.OnFrame(r.link, f)
 	return true
@@ -237,22 +237,22 @@ func (r *frameReader) fits() bool {
 	if len(b) < HeaderSize {
 		return true
 	}
-	return binary.LittleEndian.Uint32(b) <= lendSize && binary.LittleEndian.Uint64(b[40:]) <= lendSize
+	return binary.LittleEndian.Uint32(b) <= maxBorrowedAnswer && binary.LittleEndian.Uint64(b[40:]) <= maxBorrowedAnswer
 }
 
-// look is the guard.
-func (l *Link) look() {
-	d := &l.lend
+// checkBorrow is the guard.
+func (l *Link) checkBorrow() {
+	d := &l.borrow
 	failpoint.At("cohortwire.link.guard")
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch state := d.state.Load(); {
-	case state == readsItself:
+	case state == readerOwned:
 		d.mu.armed = false
 		return
-	case state == isLent && d.mu.changes == d.mu.seen:
+	case state == readerOffered && d.mu.changes == d.mu.seen:
 		d.mu.armed = false
-		l.giveBack()
+		l.returnReader()
 		return
 	case d.mu.changes != d.mu.seen:
 		d.mu.seen = d.mu.changes
@@ -260,5 +260,5 @@ func (l *Link) look() {
 		d.mu.hurried = true
 		_ = l.conn.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
 	}
-	d.guard.Reset(lendTick)
+	d.guard.Reset(borrowTick)
 }

@@ -15,27 +15,27 @@ import (
 
 // requests is who reads the requests of a pipe that a peer opened: a goroutine that runs short handlers itself and, when
 // one takes longer, another goroutine in its place. It does for a pipe what a link does for itself.
-type requests struct {
+type requestReader struct {
 	conn *Conn
 	turn atomic.Uint64
 }
 
 // Turn returns the number of the request that is being dispatched. It is odd then, and even between two requests.
-func (q *requests) Turn() uint64 { return q.turn.Load() }
+func (q *requestReader) Turn() uint64 { return q.turn.Load() }
 
 // Handover lets another goroutine read on while the request of that turn is dispatched, unless that has ended or another
 // one reads already.
-func (q *requests) Handover(turn uint64) {
+func (q *requestReader) Handover(turn uint64) {
 	if turn%2 == 0 || !q.turn.CompareAndSwap(turn, turn+1) {
 		return
 	}
-	if !q.conn.net.Own(func() { q.read(turn + 1) }) {
-		q.ended(ErrClosed("agent"))
+	if !q.conn.net.Go(func() { q.read(turn + 1) }) {
+		q.closed(ErrClosed("agent"))
 	}
 }
 
 // read reads requests, until the pipe ends or another goroutine reads on.
-func (q *requests) read(turn uint64) {
+func (q *requestReader) read(turn uint64) {
 	dispatching := false
 	defer func() {
 		if dispatching { // the handler has ended this goroutine
@@ -46,7 +46,7 @@ func (q *requests) read(turn uint64) {
 		failpoint.At("rpc.link.requests")
 		raw, err := q.conn.Pipe.Recv(context.Background())
 		if err != nil {
-			q.ended(err)
+			q.closed(err)
 			return
 		}
 		q.turn.Store(turn + 1)
@@ -59,8 +59,8 @@ func (q *requests) read(turn uint64) {
 	}
 }
 
-// ended is called when the pipe has ended, or nobody reads it any more.
-func (q *requests) ended(err error) {
+// closed is called when the pipe has ended, or nobody reads it any more.
+func (q *requestReader) closed(err error) {
 	n := q.conn.net
 	n.connLost(q.conn, err)
 	failpoint.At("rpc.link.ended")
@@ -70,12 +70,12 @@ func (q *requests) ended(err error) {
 	_ = q.conn.Pipe.Close()
 }
 
-// StopReading reports whether no pipe is left on which a worker could ask for anything, after there was one. A PyTorch worker never opens another.
-func (n *Links) StopReading(w rrefcore.Worker) bool {
+// RequestPipesClosed reports whether no pipe is left on which a worker could ask for anything, after there was one. A PyTorch worker never opens another.
+func (n *Links) RequestPipesClosed(w rrefcore.Worker) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.mu.byID[w]
-	if p == nil || !p.heard.Load() {
+	if p == nil || !p.openedPipe.Load() {
 		return false
 	}
 	for c := range n.mu.pipes {
@@ -91,7 +91,7 @@ func (c *Conn) received(raw *tensorpipe.Message) {
 	if c.Peer().ID < 0 { // a worker of a dynamic world becomes a member after its first calls
 		p := c.net.sender(c.Peer().Name)
 		c.from.Store(p)
-		p.heard.Store(true) // not before: see Deaf
+		p.openedPipe.Store(true) // not before: see RequestPipesClosed
 	}
 	c.Peer().Stats.received(sizeOf(raw))
 	kind, id, err := rpcwire.DecodeHead(raw)
@@ -106,9 +106,9 @@ func (c *Conn) received(raw *tensorpipe.Message) {
 	} else {
 		c.Peer().types.learn(m.Tensors)
 		in.Payload, in.Tensors = m.Payload, m.Tensors
-		in.Inline = raw.Quiet && c.Inline.Short()
+		in.Inline = raw.BufferEmpty && c.Inline.Short()
 	}
-	c.net.cfg.Above.Request(in)
+	c.net.cfg.Handler.Request(in)
 }
 
 // unread returns the payload of a message that cannot be decoded, nil without one: it may bring references, see [rpcwire.Forks].

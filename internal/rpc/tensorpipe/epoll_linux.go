@@ -13,13 +13,13 @@ import (
 
 // gate parks a goroutine until a descriptor that the runtime does not watch is ready. The runtime watches the gate
 // instead, an epoll instance, which is silent unless somebody waits.
-type gate struct {
+type epollWaiter struct {
 	file   *os.File
 	raw    syscall.RawConn
 	events uint32
 }
 
-func newGate(fd int, events uint32) (*gate, error) {
+func newEpollWaiter(fd int, events uint32) (*epollWaiter, error) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
@@ -32,7 +32,7 @@ func newGate(fd int, events uint32) (*gate, error) {
 		_ = unix.Close(ep)
 		return nil, os.NewSyscallError("epoll_ctl", err)
 	}
-	g := &gate{file: os.NewFile(uintptr(ep), "gate"), events: events}
+	g := &epollWaiter{file: os.NewFile(uintptr(ep), "gate"), events: events}
 	if g.raw, err = g.file.SyscallConn(); err != nil {
 		g.close()
 		return nil, err
@@ -41,7 +41,7 @@ func newGate(fd int, events uint32) (*gate, error) {
 }
 
 // wait waits until fd is ready, until the deadline of the file, or until the gate is closed.
-func (g *gate) wait(fd int) error {
+func (g *epollWaiter) wait(fd int) error {
 	armed := false
 	var failure error
 	err := g.raw.Read(func(ep uintptr) bool {
@@ -65,7 +65,7 @@ func (g *gate) wait(fd int) error {
 	return err
 }
 
-func (g *gate) close() {
+func (g *epollWaiter) close() {
 	if g != nil {
 		_ = g.file.Close()
 	}

@@ -111,7 +111,7 @@ func peered(t *testing.T, act func(conn net.Conn, r *frameReader, f *Frame)) *as
 		t.Fatal(err)
 	}
 	a := newAsker()
-	l, err := Start(ca, nil, Config{Identity: Identity{"a", 1, 11}, OnFrame: a.onFrame, Aside: passedOn})
+	l, err := Start(ca, nil, Config{Identity: Identity{"a", 1, 11}, OnFrame: a.onFrame, MayPassOn: passedOn})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func answerTo(f *Frame, payload []byte) []byte {
 func (a *asker) special(t *testing.T) (answer *Frame, own bool, err error) {
 	t.Helper()
 	ctx := within(t)
-	for a.link.lend.state.Load() != isLent {
+	for a.link.borrow.state.Load() != readerOffered {
 		if _, err = a.ask(ctx, &Frame{Payload: []byte("x")}, true); err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +177,7 @@ func (a *asker) special(t *testing.T) (answer *Frame, own bool, err error) {
 // whileTaken waits, for a moment, until a caller reads, and tells whether one does.
 func (a *asker) whileTaken() bool {
 	for range 100 {
-		if a.link.lend.state.Load() == isTaken {
+		if a.link.borrow.state.Load() == readerBorrowed {
 			return true
 		}
 		time.Sleep(10 * time.Microsecond)
@@ -237,7 +237,7 @@ func TestCallerReads(t *testing.T) {
 			_, _ = conn.Write(foreign[20:])
 		}, want: []byte("yes"), others: 1},
 		"a late answer": {act: func(a *asker, conn net.Conn, f *Frame) {
-			for end := time.Now().Add(10 * time.Second); a.link.lend.state.Load() != readsItself && time.Now().Before(end); {
+			for end := time.Now().Add(10 * time.Second); a.link.borrow.state.Load() != readerOwned && time.Now().Before(end); {
 				time.Sleep(time.Millisecond)
 			}
 			_, _ = conn.Write(answerTo(f, []byte("yes")))
@@ -325,7 +325,7 @@ func TestLentReadingIsTakenBack(t *testing.T) {
 		case <-within(t).Done():
 			t.Fatal("a frame that came while nobody read was not heard")
 		}
-		for a.link.lend.state.Load() != isLent {
+		for a.link.borrow.state.Load() != readerOffered {
 			if _, err := a.ask(within(t), &Frame{}, true); err != nil {
 				t.Fatal(err)
 			}
@@ -348,7 +348,7 @@ func TestCallersOfAllKinds(t *testing.T) {
 		for range b.other {
 		}
 	}()
-	x, y := pair(t, Config{OnFrame: a.onFrame, Aside: passedOn}, Config{OnFrame: b.onFrame, Aside: passedOn})
+	x, y := pair(t, Config{OnFrame: a.onFrame, MayPassOn: passedOn}, Config{OnFrame: b.onFrame, MayPassOn: passedOn})
 	t.Cleanup(func() { _ = x.Close(); _ = y.Close(); close(a.other); close(b.other) })
 	a.link, b.link = x, y
 	end := time.Now().Add(1500 * time.Millisecond)
@@ -378,10 +378,10 @@ func TestCallersOfAllKinds(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for ctx := within(t); x.load.Load() != 0 && ctx.Err() == nil; { // for the last answers that nobody waits for
+	for ctx := within(t); x.inFlight.Load() != 0 && ctx.Err() == nil; { // for the last answers that nobody waits for
 		time.Sleep(time.Millisecond)
 	}
-	if got := x.load.Load(); got != 0 {
+	if got := x.inFlight.Load(); got != 0 {
 		t.Errorf("the load is %d in the end", got)
 	}
 	t.Logf("%d and %d answers were read by their callers", a.awaited.Load(), b.awaited.Load())

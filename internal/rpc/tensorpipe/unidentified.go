@@ -15,25 +15,25 @@ import (
 // strangers are the arrived connections whose handshake is not done. There is a bound, and at the bound somebody has to go:
 // the host with the most of them loses its oldest one, rather one that has not said who it is. A real worker says that at
 // once, so many half hellos cost their own host its places and keep nobody out.
-type strangers struct {
+type unidentified struct {
 	limit int
 
 	mu struct {
 		sync.Mutex
-		list  []*stranger // oldest first
+		list  []*unidentifiedConn // oldest first
 		hosts map[string]int
 	}
 }
 
-type stranger struct {
-	conn    net.Conn
-	host    string
-	came    time.Time
-	greeted bool // its hello was complete; guarded by the lock
+type unidentifiedConn struct {
+	conn          net.Conn
+	host          string
+	came          time.Time
+	helloReceived bool // its hello was complete; guarded by the lock
 }
 
-func newStrangers(limit int) *strangers {
-	s := &strangers{limit: limit}
+func newUnidentified(limit int) *unidentified {
+	s := &unidentified{limit: limit}
 	s.mu.hosts = map[string]int{}
 	return s
 }
@@ -51,8 +51,8 @@ func hostOf(conn net.Conn) string {
 }
 
 // admit notes a connection. It returns the one that has to go for it, or nil.
-func (s *strangers) admit(conn net.Conn) (added, evicted *stranger) {
-	added = &stranger{conn: conn, host: hostOf(conn), came: time.Now()}
+func (s *unidentified) admit(conn net.Conn) (added, evicted *unidentifiedConn) {
+	added = &unidentifiedConn{conn: conn, host: hostOf(conn), came: time.Now()}
 	failpoint.At("tensorpipe.strangers.admit")
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,12 +66,12 @@ func (s *strangers) admit(conn net.Conn) (added, evicted *stranger) {
 }
 
 // victim returns whom to give up. Called with the lock.
-func (s *strangers) victim() (worst *stranger) {
-	worse := func(a, b *stranger) bool {
+func (s *unidentified) victim() (worst *unidentifiedConn) {
+	worse := func(a, b *unidentifiedConn) bool {
 		if x, y := s.mu.hosts[a.host], s.mu.hosts[b.host]; x != y {
 			return x > y
 		}
-		return !a.greeted && b.greeted
+		return !a.helloReceived && b.helloReceived
 	}
 	for _, x := range s.mu.list { // of equals the oldest
 		if worst == nil || worse(x, worst) {
@@ -82,7 +82,7 @@ func (s *strangers) victim() (worst *stranger) {
 }
 
 // remove forgets a connection. Called with the lock.
-func (s *strangers) remove(x *stranger) {
+func (s *unidentified) remove(x *unidentifiedConn) {
 	for i, y := range s.mu.list {
 		if x != y {
 			continue
@@ -95,23 +95,23 @@ func (s *strangers) remove(x *stranger) {
 	}
 }
 
-func (s *strangers) greeted(x *stranger) {
+func (s *unidentified) helloReceived(x *unidentifiedConn) {
 	failpoint.At("tensorpipe.strangers.greeted")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x.greeted = true
+	x.helloReceived = true
 }
 
 // leave forgets a connection whose handshake is done or has failed.
-func (s *strangers) leave(x *stranger) {
+func (s *unidentified) leave(x *unidentifiedConn) {
 	failpoint.At("tensorpipe.strangers.leave")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.remove(x)
 }
 
-// complaints logs why connections were refused, at most one line a second: strangers do not fill the log.
-type complaints struct {
+// dropLog logs why connections were refused, at most one line a second: strangers do not fill the log.
+type dropLog struct {
 	logger *slog.Logger
 
 	mu struct {
@@ -121,7 +121,7 @@ type complaints struct {
 	}
 }
 
-func (c *complaints) dropped(conn net.Conn, err error) {
+func (c *dropLog) dropped(conn net.Conn, err error) {
 	c.mu.Lock()
 	now := time.Now()
 	if now.Sub(c.mu.last) < time.Second {
