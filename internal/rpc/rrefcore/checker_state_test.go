@@ -123,9 +123,9 @@ func (c config) start() *state {
 		if !c.isTorch(w) {
 			epoch = Epoch(100 + w)
 		}
-		opt := c.options(w)
-		opt.NewKey = knownKey
-		s.m[w], s.own[w] = &cell{Machine: New(w, epoch, opt)}, true
+		m := New(w, epoch, Options{})
+		m.newKey = knownKey
+		s.m[w], s.own[w] = &cell{Machine: m}, true
 	}
 	for w, m := range s.m {
 		for v, other := range s.m {
@@ -161,7 +161,7 @@ func (s *state) drain(w Worker) {
 			if s.local > 0 && m.objects[e.ID] == nil {
 				s.split = true
 			}
-			s.freed = s.freed || s.valued || !m.opt.NoRoot
+			s.freed = s.freed || s.valued || m.epoch != 0 // PyTorch erases placeholders
 		case Confirmed, Failed, CancelRun, Orphaned, Settled:
 		}
 	}

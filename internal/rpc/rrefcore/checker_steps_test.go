@@ -7,7 +7,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/cohort-dist/cohort/internal/testing/mutation"
 )
+
+// withoutGrace: a dead worker's forks go at once, whatever is under way.
+var withoutGrace = mutation.On("NoGrace")
 
 // steps lists everything that can happen in a state.
 func (c config) steps(s *state) []step {
@@ -104,7 +109,7 @@ func (c config) steps(s *state) []step {
 			add(func(s *state) {
 				s.timeout--
 				s.mut(wA).CreateTimedOut(s.forks["A"])
-				if !c.options(wA).NoCancel {
+				if !c.isTorch(wA) {
 					s.mut(wA).Drop(s.forks["A"])
 				}
 				s.drain(wA)
@@ -125,7 +130,7 @@ func (c config) steps(s *state) []step {
 			if !s.crashed[w] {
 				continue
 			}
-			if !c.opt.NoGrace && (s.handoffsUnderWay(w) || s.proofUnderWay(w)) {
+			if !withoutGrace && (s.handoffsUnderWay(w) || s.proofUnderWay(w)) {
 				continue
 			}
 			for o := wO; o <= wD; o++ {

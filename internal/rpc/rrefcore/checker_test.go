@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cohort-dist/cohort/internal/testing/mutation"
 )
 
 // The checker explores every schedule of a small configuration: one object of owner O, created by A, shared with C, by C
@@ -30,9 +32,7 @@ const (
 
 // config is one row of the table of configurations.
 type config struct {
-	torch                      string  // the PyTorch workers, of "O", "A", "C", "D"; the others are Go workers
-	opt                        Options // of the Go workers: nothing for production
-	torchOpt                   *Options
+	torch                      string // the PyTorch workers, of "O", "A", "C", "D"; the others are Go workers
 	dup, timeout, lose, refuse int
 	crash                      []Worker
 	detect                     bool   // Go workers notice a death
@@ -51,37 +51,23 @@ func (c config) wire(a, b Worker) PeerKind {
 	return Cohort
 }
 
-// options are what a worker runs with: PyTorch's protocol, or what production uses.
-func (c config) options(w Worker) Options {
-	switch {
-	case !c.isTorch(w):
-		return c.opt
-	case c.torchOpt != nil:
-		return *c.torchOpt
-	}
-	return pytorch
-}
-
-// pytorch turns everything off that PyTorch does not have.
-var pytorch = Options{NoRoot: true, NoCancel: true, NoWithdraw: true, NoLease: true, NoGrace: true, NoRefusal: true, NoTombs: true}
-
 // The states of the explorations come and go by the million, and few are alive at a time.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
-	os.Exit(m.Run())
+	os.Exit(mutation.Main(m))
 }
 
 // explore visits every reachable state and returns the properties that are broken, each with a trace, and the number of
-// states.
-func (c config) explore(t *testing.T) (broken map[string][]string, states int) {
+// states. When enough is not nil it stops once these are broken.
+func (c config) explore(t *testing.T, enough []string) (broken map[string][]string, states int) {
 	t.Helper()
-	type node struct{ from, choice int32 } // how a state was reached: enough to live it again
+	type origin struct{ from, choice int32 } // how a state was reached: enough to live it again
 	type open struct {
 		at int32
 		s  *state
 	}
 	first := c.start()
-	nodes := []node{{-1, 0}}
+	nodes := []origin{{-1, 0}}
 	stack := []open{{0, first}}
 	var scratch encoder
 	seen := map[digest]struct{}{first.key(&scratch): {}}
@@ -100,13 +86,21 @@ func (c config) explore(t *testing.T) (broken map[string][]string, states int) {
 		}
 		return labels
 	}
-	for len(stack) > 0 {
-		at, s := stack[len(stack)-1].at, stack[len(stack)-1].s
-		stack = stack[:len(stack)-1]
+	for turn := 0; len(stack) > 0; {
+		last := len(stack) - 1
+		node, rest := stack[last], stack[:last]
+		if turn++; enough != nil && turn%2 == 0 { // what is freed too early is found near the start, leaks at the end
+			node, rest = stack[0], stack[1:]
+		}
+		at, s := node.at, node.s
+		stack = rest
 		for _, v := range s.violations() {
 			if broken[v] == nil {
 				broken[v] = trace(at)
 			}
+		}
+		if enough != nil && slices.Equal(slices.Sorted(maps.Keys(broken)), enough) {
+			break
 		}
 		steps := c.steps(s)
 		if len(steps) == 0 {
@@ -121,7 +115,7 @@ func (c config) explore(t *testing.T) (broken map[string][]string, states int) {
 			if _, known := seen[key]; !known {
 				seen[key] = struct{}{}
 				stack = append(stack, open{int32(len(nodes)), next})
-				nodes = append(nodes, node{at, int32(i)})
+				nodes = append(nodes, origin{at, int32(i)})
 			}
 		}
 		if len(nodes) > 3_000_000 {
@@ -136,24 +130,30 @@ func TestCheckerFindsThePyTorchBugs(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the checker runs one goroutine and takes minutes under the race detector")
 	}
-	noPins := pytorch
-	noPins.NoPins = true
 	for _, c := range []struct {
-		name string
-		cfg  config
-		want string
+		name    string
+		cfg     config
+		want    string
+		mutants []string
 	}{
-		{"V0 reliable network: the split object", config{torch: allTorch, shares: "CDP"}, "SPLIT"},
-		{"V0b without pins", config{torch: allTorch, torchOpt: &noPins, shares: "CDP"}, "LEAK PENDING PREMATURE SPLIT"},
-		{"V1 a repeated control message: the resurrected fork", config{torch: allTorch, shares: "CDP", dup: 1}, "LEAK SPLIT"},
-		{"V2 remote() times out", config{torch: allTorch, shares: "CDP", timeout: 1}, "LEAK SPLIT"},
-		{"V3 a carrier is lost", config{torch: allTorch, shares: "CDP", lose: 1}, "LEAK SPLIT"},
-		{"V4 C crashes", config{torch: allTorch, shares: "CDP", crash: []Worker{wC}}, "LEAK SPLIT"},
-		{"V4b A crashes", config{torch: allTorch, shares: "CDP", crash: []Worker{wA}}, "LEAK SPLIT"},
+		{"V0 reliable network: the split object", config{torch: allTorch, shares: "CDP"}, "SPLIT", nil},
+		{"V0b without pins", config{torch: allTorch, shares: "CDP"}, "LEAK PENDING PREMATURE SPLIT", []string{"NoPins"}},
+		{"V1 a repeated control message: the resurrected fork", config{torch: allTorch, shares: "CDP", dup: 1}, "LEAK SPLIT", nil},
+		{"V2 remote() times out", config{torch: allTorch, shares: "CDP", timeout: 1}, "LEAK SPLIT", nil},
+		{"V3 a carrier is lost", config{torch: allTorch, shares: "CDP", lose: 1}, "LEAK SPLIT", nil},
+		{"V4 C crashes", config{torch: allTorch, shares: "CDP", crash: []Worker{wC}}, "LEAK SPLIT", nil},
+		{"V4b A crashes", config{torch: allTorch, shares: "CDP", crash: []Worker{wA}}, "LEAK SPLIT", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			broken, states := c.cfg.explore(t)
+			if !mutation.With(t, append(c.mutants, "PyTorch")...) {
+				return
+			}
+			enough := strings.Fields(c.want)
+			if *onlyLarge {
+				enough = nil // and nothing else is broken
+			}
+			broken, states := c.cfg.explore(t, enough)
 			t.Logf("%d states", states)
 			found := slices.Sorted(maps.Keys(broken))
 			if strings.Join(found, " ") != c.want {
@@ -163,11 +163,14 @@ func TestCheckerFindsThePyTorchBugs(t *testing.T) {
 	}
 }
 
-// large skips a world that takes long to explore, unless it was asked for.
-func large(t *testing.T) {
+// skipOther skips a large world, or a small one when the large ones were asked for.
+func skipOther(t *testing.T, large bool) {
 	t.Helper()
-	if !*checkAll {
+	switch {
+	case large && !*onlyLarge:
 		t.Skip("it takes long: make model runs it")
+	case !large && *onlyLarge:
+		t.Skip("it is a small world: make test runs it")
 	}
 }
 
@@ -192,10 +195,8 @@ func TestCheckerFindsNothingInTheExtendedProtocol(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if c.large {
-				large(t)
-			}
-			broken, states := c.cfg.explore(t)
+			skipOther(t, c.large)
+			broken, states := c.cfg.explore(t, nil)
 			t.Logf("count: reference checker: %s: %d states", c.name, states)
 			for v, trace := range broken {
 				t.Errorf("%s:\n  %s", v, strings.Join(trace, "\n  "))

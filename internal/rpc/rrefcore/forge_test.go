@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cohort-dist/cohort/internal/testing/mutation"
 )
 
 // forgery is a message that D makes up. D is a member of the world, knows every id, and was given no reference.
@@ -85,28 +87,33 @@ func TestForger(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the checker runs one goroutine and takes minutes under the race detector")
 	}
-	unproved := Options{NoKeys: true}
 	for _, c := range []struct {
-		name string
-		cfg  config
-		want string
+		name    string
+		cfg     config
+		want    string
+		mutants []string
+		large   bool
 	}{
-		{"among Go workers", config{shares: "C", forge: 1}, ""},
-		{"among Go workers, the owner gets it back", config{shares: "P", forge: 1}, ""},
-		{"two messages", config{forge: 2}, ""},
-		{"the creation times out", config{forge: 1, timeout: 1}, ""},
-		{"the creator dies", config{shares: "C", forge: 1, crash: []Worker{wA}, detect: true}, ""},
-		{"a PyTorch worker that was given nothing", config{torch: "C", shares: "P", forge: 1}, ""},
+		{"among Go workers", config{shares: "C", forge: 1}, "", nil, false},
+		{"among Go workers, the owner gets it back", config{shares: "P", forge: 1}, "", nil, false},
+		{"two messages", config{forge: 2}, "", nil, true},
+		{"the creation times out", config{forge: 1, timeout: 1}, "", nil, false},
+		{"the creator dies", config{shares: "C", forge: 1, crash: []Worker{wA}, detect: true}, "", nil, true},
+		{"a PyTorch worker that was given nothing", config{torch: "C", shares: "P", forge: 1}, "", []string{"PyTorch"}, false},
 		// What PyTorch's wire cannot prevent: D says that it got the reference from the PyTorch worker which holds one. The leak
 		// is what D keeps.
-		{"a PyTorch worker made the object", config{torch: "A", shares: "C", forge: 1}, "LEAK THEFT"},
-		{"a PyTorch worker holds the reference", config{torch: "C", shares: "C", forge: 1}, "LEAK THEFT"},
+		{"a PyTorch worker made the object", config{torch: "A", shares: "C", forge: 1}, "LEAK THEFT", []string{"PyTorch"}, false},
+		{"a PyTorch worker holds the reference", config{torch: "C", shares: "C", forge: 1}, "LEAK THEFT", []string{"PyTorch"}, false},
 		// The switch shows what the proof is for.
-		{"without proof", config{shares: "C", forge: 1, opt: unproved}, "LEAK THEFT"},
+		{"without proof", config{shares: "C", forge: 1}, "LEAK THEFT", []string{"NoKeys"}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			broken, states := c.cfg.explore(t)
+			skipOther(t, c.large)
+			if c.mutants != nil && !mutation.With(t, c.mutants...) {
+				return
+			}
+			broken, states := c.cfg.explore(t, nil)
 			t.Logf("count: reference checker: a forger, %s: %d states", c.name, states)
 			if found := strings.Join(slices.Sorted(maps.Keys(broken)), " "); found != c.want {
 				t.Errorf("found %q, want %q", found, c.want)

@@ -40,7 +40,7 @@ func randomKeys() func(Worker, ID) Key {
 // handOut returns the key that the owner gives away with a reference to an own object.
 func (m *Machine) handOut(o *object) Key {
 	if o.ownKey == (Key{}) {
-		o.ownKey = m.opt.NewKey(m.self, o.id)
+		o.ownKey = m.newKey(m.self, o.id)
 	}
 	return o.ownKey
 }
@@ -65,7 +65,7 @@ const (
 
 // mayFork decides whether a peer was given the fork that it asks for.
 func (m *Machine) mayFork(p *peer, msg Message) verdict {
-	if p.kind != Cohort || m.opt.NoKeys {
+	if p.kind != Cohort {
 		return proved
 	}
 	o := m.objects[msg.ID]
@@ -113,7 +113,7 @@ func (m *Machine) mayAnnounce(id ID) bool {
 // mayReturn decides whether a peer holds the reference to an own object that it hands over.
 func (m *Machine) mayReturn(p *peer, id ID) verdict {
 	switch {
-	case m.opt.NoKeys, m.MayUse(p.id, id):
+	case m.MayUse(p.id, id):
 		return proved
 	case m.asks(p.life(), id):
 		return notYet

@@ -44,17 +44,12 @@ func (m *Machine) PeerDied(id Worker) {
 	if p.lease.state == dead {
 		return
 	}
-	if !m.opt.NoOwnerDeath {
-		m.failHandlesOf(id, OwnerLost)
-	}
+	m.failHandlesOf(id, OwnerLost)
 	if p.lease.state == alive {
 		p.lease.departedAt = m.now
 	}
 	p.lease.state, p.lease.certain = departed, true
 	p.requests, p.lost = nil, nil
-	if m.opt.NoGrace {
-		m.expire(p)
-	}
 }
 
 // Expire ends the grace period of a departed worker at once. Tick does it when the time has come; the checker, which
@@ -68,11 +63,7 @@ func (m *Machine) Expire(id Worker) {
 // expire forgets everything about a dead worker and fences it: if it was only unreachable, it will find that a new
 // session has begun and that all it held is gone.
 func (m *Machine) expire(p *peer) {
-	session := p.session + 1
-	if m.opt.NoFence {
-		session = p.session
-	}
-	m.startSession(p, session)
+	m.startSession(p, p.session+1)
 	p.lease.state = dead
 	m.revisitOf(p.id)
 }
@@ -133,7 +124,7 @@ func (m *Machine) bury(p *peer) {
 // few times per heartbeat.
 func (m *Machine) Tick(now Time) {
 	m.now = now
-	m.ExpireGhosts(m.grace())
+	m.ExpireGhosts(m.opt.Grace)
 	for _, id := range m.Peers() {
 		p := m.peers[id]
 		if p.lease.state == dead {
@@ -142,15 +133,13 @@ func (m *Machine) Tick(now Time) {
 		if p.kind == PyTorch {
 			m.retry(p)
 			m.retryLost(p)
-			if p.lease.state == departed && m.now-p.lease.departedAt >= m.grace() {
+			if p.lease.state == departed && m.now-p.lease.departedAt >= m.opt.Grace {
 				m.expire(p)
 			}
 			continue
 		}
 		m.tickStream(p)
-		if !m.opt.NoLease {
-			m.tickLease(p)
-		}
+		m.tickLease(p)
 	}
 }
 
@@ -193,16 +182,9 @@ func (m *Machine) tickLease(p *peer) {
 	if l.state == alive && m.now-l.heardAt >= m.opt.Lease+m.opt.Heartbeat {
 		l.state, l.departedAt = departed, m.now
 	}
-	if l.state == departed && m.now-l.departedAt >= m.grace() {
+	if l.state == departed && m.now-l.departedAt >= m.opt.Grace {
 		m.expire(p)
 	}
-}
-
-func (m *Machine) grace() time.Duration {
-	if m.opt.NoGrace {
-		return 0
-	}
-	return m.opt.Grace
 }
 
 // retry repeats requests to a PyTorch peer whose time has come.

@@ -11,8 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/tombstone"
 )
 
-// Options are the durations and the switches of a Machine. Each switch turns one part of the extended protocol off; the
-// tests use them to show that each part is needed. Production leaves them alone.
+// Options are the durations and the limits of a Machine.
 type Options struct {
 	Heartbeat  time.Duration // how often a silent stream sends a frame (default 1 s)
 	Lease      time.Duration // how long a user may be silent before it is suspected (default 10 s)
@@ -20,17 +19,6 @@ type Options struct {
 	Retransmit time.Duration // after which an unacknowledged frame is sent again (default 500 ms)
 	Retries    int           // how often a request to a PyTorch peer is tried (default 6)
 	Tombs      int           // how many deleted forks of PyTorch peers are remembered, or half of them (default 65536)
-
-	NoRoot, NoOrder, NoCancel, NoWithdraw, NoLease, NoGrace, NoRefusal, NoIncarnation, NoTombs bool
-	NoFence                                                                                    bool // what a worker sent before its lease ended still counts afterwards
-	NoOwnerDeath                                                                               bool // references to objects of a dead worker learn it only when their lease ends
-	NoEarly                                                                                    bool // a creation is confirmed when its function has ended
-	// NoPins drops G2 itself: the sanity check of the checker.
-	NoPins bool
-	// NoKeys serves requests of Go workers for forks without proof.
-	NoKeys bool
-	// NewKey makes the key of an object that by hands out first. By default it is random.
-	NewKey func(by Worker, id ID) Key
 }
 
 func (o *Options) setDefaults() {
@@ -47,9 +35,6 @@ func (o *Options) setDefaults() {
 	}
 	if o.Tombs == 0 {
 		o.Tombs = 1 << 16
-	}
-	if o.NewKey == nil {
-		o.NewKey = randomKeys()
 	}
 }
 
@@ -86,6 +71,9 @@ type Machine struct {
 	opt   Options
 	now   Time
 	next  uint64
+
+	// newKey makes the key of an object that a worker hands out first.
+	newKey func(by Worker, id ID) Key
 
 	objects      map[ID]*object // what this worker owns
 	handles      map[ID]*handle // what this worker refers to, by fork
@@ -130,11 +118,8 @@ type request struct {
 // New returns the machine of one worker. epoch must differ from that of any earlier process with the same id.
 func New(self Worker, epoch Epoch, opt Options) *Machine {
 	opt.setDefaults()
-	if opt.NoIncarnation {
-		epoch = 0
-	}
 	return &Machine{
-		self: self, epoch: epoch, opt: opt,
+		self: self, epoch: epoch, opt: opt, newKey: randomKeys(),
 		objects: map[ID]*object{}, handles: map[ID]*handle{}, pins: map[ID]*handle{}, peers: map[Worker]*peer{}, offered: map[ID]ID{}, early: map[ID][]earlyMessage{}, unsettled: map[ID]ID{},
 	}
 }
@@ -158,9 +143,6 @@ func (m *Machine) newID() ID {
 // AddPeer makes a worker known. A Cohort peer whose epoch is not known yet has epoch 0; the first frame tells it. A new
 // epoch of a known peer means that the old process is dead.
 func (m *Machine) AddPeer(id Worker, kind PeerKind, epoch Epoch) {
-	if m.opt.NoIncarnation {
-		epoch = 0
-	}
 	p := m.peers[id]
 	if p == nil {
 		m.peers[id] = &peer{id: id, kind: kind, epoch: epoch, lease: newLease(m.now)}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cohort-dist/cohort/internal/testing/mutation"
 )
 
 // fault is one thing that goes wrong in a world.
@@ -53,8 +55,9 @@ func TestMixedWorlds(t *testing.T) {
 	for _, f := range mixedFaults {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			if f.cfg.dup > 0 || f.cfg.crash != nil {
-				large(t)
+			skipOther(t, f.cfg.dup > 0 || f.cfg.crash != nil)
+			if !mutation.With(t, "PyTorch") {
+				return
 			}
 			total := 0
 			for bits := 1; bits < 15; bits++ {
@@ -75,7 +78,7 @@ func TestMixedWorlds(t *testing.T) {
 					if c.isTorch(wO) && c.shares == "CP" {
 						want = append(want, "SPLIT")
 					}
-					broken, states := c.explore(t)
+					broken, states := c.explore(t, nil)
 					total += states
 					if found := slices.Sorted(maps.Keys(broken)); !slices.Equal(found, want) {
 						t.Errorf("PyTorch workers %s, shares %s: found %v, want %v", c.torch, c.shares, found, want)
@@ -99,9 +102,12 @@ func TestMixedWorldsNeedTheGrace(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the checker runs one goroutine and takes minutes under the race detector")
 	}
+	if !mutation.With(t, "NoGrace", "NoRefusal", "PyTorch") {
+		return
+	}
 	for _, torch := range []string{"C", "ACD"} {
-		c := config{torch: torch, opt: Options{NoGrace: true, NoRefusal: true}, crash: []Worker{wC}, detect: true, shares: "CD"}
-		if broken, _ := c.explore(t); broken["PENDING"] == nil {
+		c := config{torch: torch, crash: []Worker{wC}, detect: true, shares: "CD"}
+		if broken, _ := c.explore(t, []string{"PENDING"}); broken["PENDING"] == nil {
 			t.Errorf("PyTorch workers %s: found %v", torch, slices.Sorted(maps.Keys(broken)))
 		}
 	}
@@ -114,7 +120,7 @@ func TestKeyKnowsAllFields(t *testing.T) {
 		v    any
 		want string
 	}{
-		{Machine{}, "self epoch opt now next objects handles pins peers staleMembers tombs offered early unsettled effects"},
+		{Machine{}, "self epoch opt now next newKey objects handles pins peers staleMembers tombs offered early unsettled effects"},
 		{object{}, "id root creatorKey ownKey open forks offers local valued called former cancelled since"},
 		{fork{}, "life since"},
 		{forks{}, "first of one more"},

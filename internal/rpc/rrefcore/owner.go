@@ -56,9 +56,6 @@ func (m *Machine) OwnPending() ID {
 func (m *Machine) Valued(id ID) {
 	if o := m.objects[id]; o != nil {
 		o.valued = true
-		if m.opt.NoEarly && o.called && o.root != (ID{}) {
-			m.send(o.root.On, Message{Kind: Created, ID: id, Fork: o.root})
-		}
 	}
 }
 
@@ -93,26 +90,24 @@ func (m *Machine) CallArrived(from Worker, id, root ID, key Key) Code {
 	}
 	o := m.objects[id]
 	if o == nil {
-		if deleted := m.tombs.Has(tomb{root, from}); deleted && !m.opt.NoTombs {
+		if m.tombs.Has(tomb{root, from}) {
 			return Cancelled // its delete came first: registering now would leak
 		}
-		if p.kind == Cohort && id.N < p.announced && !m.opt.NoRefusal {
+		if p.kind == Cohort && id.N < p.announced {
 			return Cancelled
 		}
 		o = m.newObject(id, root)
 	} else if o.former {
 		return CreateFailed
-	} else if _, rooted := o.forks.get(root); p.kind == Cohort && id.N < p.announced && !rooted && !m.opt.NoRefusal {
+	} else if _, rooted := o.forks.get(root); p.kind == Cohort && id.N < p.announced && !rooted {
 		return Cancelled // only local uses keep it: its creator has given it up
 	}
-	if deleted := m.tombs.Has(tomb{root, from}); p.kind == Cohort || !deleted || m.opt.NoTombs {
+	if p.kind == Cohort || !m.tombs.Has(tomb{root, from}) {
 		m.register(o, root, p.life())
 	}
 	o.root, o.called = root, true
 	m.keyed(o, key)
-	if !m.opt.NoEarly {
-		m.send(from, Message{Kind: Created, ID: id, Fork: root})
-	}
+	m.send(from, Message{Kind: Created, ID: id, Fork: root})
 	return OK
 }
 
@@ -135,9 +130,6 @@ func rootOf(id ID) ID { return ID{On: id.On, N: id.N + 1, Epoch: id.Epoch} }
 
 // absent tells why an object that is not in the table can never come, or OK if it may.
 func (m *Machine) absent(id ID) Code {
-	if m.opt.NoRefusal {
-		return OK
-	}
 	if id.On == m.self {
 		return Gone // made here, so it was here
 	}
@@ -152,7 +144,7 @@ func (m *Machine) absent(id ID) Code {
 	case creator.kind == Cohort && id.N < creator.announced:
 		return Gone
 	case creator.kind == PyTorch:
-		if deleted := m.tombs.Has(tomb{rootOf(id), id.On}); deleted && !m.opt.NoTombs {
+		if m.tombs.Has(tomb{rootOf(id), id.On}) {
 			return Gone
 		}
 	}
@@ -167,7 +159,7 @@ func (m *Machine) contact(id, root ID) *object {
 			root = rootOf(id)
 		}
 		o = m.newObject(id, root)
-		if !m.opt.NoRoot && id.On != m.self {
+		if id.On != m.self {
 			m.register(o, root, life{root.On, root.Epoch})
 		}
 	}
@@ -199,7 +191,7 @@ func (m *Machine) addFork(p *peer, msg Message) (code Code, early bool) {
 	if p.kind == Cohort && msg.OwnerEpoch != m.epoch {
 		return OwnerRestarted, false
 	}
-	if deleted := m.tombs.Has(tomb{msg.Fork, p.id}); deleted && !m.opt.NoTombs {
+	if m.tombs.Has(tomb{msg.Fork, p.id}) {
 		return OK, false // a late copy of a request that was served and whose fork has ended since
 	}
 	if m.objects[msg.ID] == nil {
@@ -227,7 +219,7 @@ func (m *Machine) addFork(p *peer, msg Message) (code Code, early bool) {
 
 // deleteFork removes a fork; the last one takes the object with it.
 func (m *Machine) deleteFork(p *peer, id, fork ID) {
-	if p.kind == PyTorch && !m.opt.NoTombs {
+	if p.kind == PyTorch {
 		m.tombs.Add(tomb{fork, p.id}, m.opt.Tombs)
 	}
 	if m.early[id] != nil { // a request that was given up before it was answered
@@ -258,12 +250,7 @@ func (m *Machine) orphan(o *object, code Code) {
 
 // freeIfUnused drops an object that nobody refers to.
 func (m *Machine) freeIfUnused(o *object) {
-	if o.forks.len() > 0 {
-		return
-	}
-	inUse := o.local > 0 || len(o.offers) > 0
-	forgotten := m.opt.NoRoot && !o.valued // PyTorch erases a placeholder that its own code uses
-	if inUse && !forgotten {
+	if o.forks.len() > 0 || o.local > 0 || len(o.offers) > 0 {
 		return
 	}
 	delete(m.objects, o.id)

@@ -87,3 +87,24 @@ func TestFormerObject(t *testing.T) {
 		t.Error("it stays")
 	}
 }
+
+// TestDeleteOvertakes: the delete of a PyTorch worker comes before what it deletes. What comes late does not make the fork again.
+func TestDeleteOvertakes(t *testing.T) {
+	m := New(0, 7, Options{})
+	m.AddPeer(1, PyTorch, 0)
+	m.AddPeer(2, PyTorch, 0)
+	id, root, child := ID{On: 1, N: 0}, ID{On: 1, N: 1}, ID{On: 1, N: 2}
+	m.Control(1, Message{Kind: Delete, ID: id, Fork: root})
+	if code := m.CallArrived(1, id, root, Key{}); code != Cancelled {
+		t.Errorf("the call that creates a deleted object: %v", code)
+	}
+	if code := m.FetchArrived(id); code != Gone {
+		t.Errorf("the fetch of a deleted object: %v", code)
+	}
+	other := m.Own()
+	m.Control(2, Message{Kind: Delete, ID: other, Fork: child})
+	m.Control(2, Message{Kind: ForkRequest, ID: other, Fork: child})
+	if c := m.Counts(); c.Forks != 0 || c.OwnerRRefs != 0 {
+		t.Errorf("left are %+v", c)
+	}
+}

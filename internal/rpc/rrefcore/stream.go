@@ -65,14 +65,14 @@ func (m *Machine) Resend(to Worker) {
 func (m *Machine) ReceiveFrame(f Frame) {
 	p := m.peers[f.From]
 	if p == nil || (p.epoch != f.Epoch && f.Epoch != 0) {
-		if p != nil && p.epoch != 0 && !m.opt.NoIncarnation && p.buried[f.Epoch] {
+		if p != nil && p.epoch != 0 && p.buried[f.Epoch] {
 			return // a message of a former life
 		}
 		m.AddPeer(f.From, Cohort, f.Epoch)
 		p = m.peers[f.From]
 	}
 	p.kind = Cohort
-	if f.ToEpoch != 0 && f.ToEpoch != m.epoch && !m.opt.NoIncarnation {
+	if f.ToEpoch != 0 && f.ToEpoch != m.epoch {
 		return // meant for a former life of this worker
 	}
 	switch {
@@ -90,16 +90,6 @@ func (m *Machine) ReceiveFrame(f Frame) {
 	p.announced = max(p.announced, f.Floor)
 	p.stream.stamp = max(p.stream.stamp, f.Stamp)
 	m.acknowledge(p, f.Ack)
-	if m.opt.NoOrder {
-		for _, msg := range f.Msgs {
-			m.handle(p, msg)
-		}
-		p.stream.expect = max(p.stream.expect, f.First+uint64(len(f.Msgs)))
-		if len(f.Msgs) > 0 {
-			m.oweAck(p)
-		}
-		return
-	}
 	for i, msg := range f.Msgs {
 		if f.First+uint64(i) == p.stream.expect {
 			p.stream.expect++

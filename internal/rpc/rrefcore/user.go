@@ -53,7 +53,7 @@ func (m *Machine) Create(owner Worker) (Wire, Code) {
 	fork := m.newID()
 	var key Key
 	if p.kind == Cohort {
-		key = m.opt.NewKey(m.self, id)
+		key = m.newKey(m.self, id)
 	}
 	m.handles[fork] = &handle{
 		id: id, fork: fork, root: fork, key: key, owner: owner, ownerEpoch: p.epoch, parent: life{m.self, m.epoch}, creator: true, held: true, unanswered: p.kind == PyTorch,
@@ -88,10 +88,6 @@ func (m *Machine) CreateTimedOut(fork ID) {
 	if h == nil || h.state != pending {
 		return
 	}
-	if m.opt.NoCancel {
-		m.confirm(fork) // what PyTorch does
-		return
-	}
 	m.fail(h, TimedOut)
 	m.settle(h)
 }
@@ -116,13 +112,11 @@ func (m *Machine) Share(fork ID, to Worker) (Wire, Code) {
 		return Wire{}, PeerDead
 	}
 	child := m.newID()
-	if !m.opt.NoPins {
-		if h.children == nil {
-			h.children = map[ID]life{}
-		}
-		h.children[child] = p.life()
-		m.pins[child] = h
+	if h.children == nil {
+		h.children = map[ID]life{}
 	}
+	h.children[child] = p.life()
+	m.pins[child] = h
 	m.send(to, Message{Kind: Handoff, ID: h.id, Fork: child, Root: h.root, Owner: h.owner, OwnerEpoch: h.ownerEpoch, Key: h.key})
 	return Wire{ID: h.id, Fork: child, Root: h.root, Owner: h.owner, OwnerEpoch: h.ownerEpoch, Parent: m.self}, OK
 }
@@ -150,9 +144,6 @@ func (m *Machine) ShareOwned(id ID, to Worker) (Wire, Code) {
 // Undelivered reports that a message which carried the fork will not arrive or was refused undecoded: its call failed,
 // timed out or lost its connection. It may be reported although the message did arrive: then nothing changes.
 func (m *Machine) Undelivered(to Worker, w Wire) {
-	if m.opt.NoWithdraw {
-		return
-	}
 	if m.kindOf(to) == PyTorch {
 		m.doubt(w)
 		return

@@ -1,0 +1,206 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mutation
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"slices"
+	"strings"
+)
+
+// mutant is a mistake that can be switched on.
+type mutant struct {
+	name, what string
+	finder     []string // the test that finds it and its flags
+	changes    []change
+}
+
+// change replaces lines of a function.
+type change struct {
+	function string // "name" or "Type.name"
+	old, new []string
+}
+
+// parseTable reads a file of mutants.
+func parseTable(text string) (all []*mutant, err error) {
+	var last *mutant
+	for i, line := range strings.Split(text, "\n") {
+		key, rest, _ := strings.Cut(line, " ")
+		switch {
+		case strings.TrimSpace(line) == "" || line[0] == '#':
+		case key == "mutant":
+			name, what, _ := strings.Cut(rest, ": ")
+			last = &mutant{name: name, what: what}
+			all = append(all, last)
+		case last == nil:
+			return nil, fmt.Errorf("line %d stands before the first mutant", i+1)
+		case key == "found" && strings.HasPrefix(rest, "by "):
+			last.finder = strings.Fields(rest)[1:]
+		case key == "in":
+			last.changes = append(last.changes, change{function: rest})
+		case len(last.changes) > 0 && line[0] == '-':
+			c := &last.changes[len(last.changes)-1]
+			if len(c.new) > 0 {
+				last.changes = append(last.changes, change{function: c.function})
+				c = &last.changes[len(last.changes)-1]
+			}
+			c.old = append(c.old, line[1:])
+		case len(last.changes) > 0 && line[0] == '+':
+			c := &last.changes[len(last.changes)-1]
+			c.new = append(c.new, line[1:])
+		default:
+			return nil, fmt.Errorf("line %d is not part of a mutant: %s", i+1, line)
+		}
+	}
+	return all, checkTable(all, text)
+}
+
+// checkTable reports a mutant that nothing switches on.
+func checkTable(all []*mutant, text string) error {
+	if len(all) == 0 {
+		return errors.New("it has no mutants")
+	}
+	for _, m := range all {
+		if !strings.Contains(text, "mutants."+m.name) {
+			return fmt.Errorf("no change of the mutant %s mentions mutants.%s", m.name, m.name)
+		}
+	}
+	return nil
+}
+
+// edit is a change at its place in a file.
+type edit struct {
+	at, lines int
+	new       []string
+}
+
+// apply returns the sources, by file name, that have changes, with these.
+func apply(sources map[string][]byte, all []*mutant) (map[string][]byte, error) {
+	found, err := functions(sources)
+	if err != nil {
+		return nil, err
+	}
+	edits := map[string][]edit{}
+	for _, m := range all {
+		for _, c := range m.changes {
+			f, known := found[c.function]
+			if !known {
+				return nil, fmt.Errorf("mutant %s: the package has no function %s", m.name, c.function)
+			}
+			at, err := f.find(c.old)
+			if err != nil {
+				return nil, fmt.Errorf("mutant %s: %s: %w", m.name, c.function, err)
+			}
+			edits[f.file] = append(edits[f.file], edit{at, len(c.old), c.new})
+		}
+	}
+	changed := map[string][]byte{}
+	for file, of := range edits {
+		if changed[file], err = rewrite(sources[file], of); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return changed, nil
+}
+
+// rewrite makes the changes of one file, from its end to its beginning.
+func rewrite(source []byte, edits []edit) ([]byte, error) {
+	lines := strings.Split(string(source), "\n")
+	slices.SortFunc(edits, func(a, b edit) int { return b.at - a.at })
+	for i, e := range edits {
+		if i > 0 && e.at+e.lines > edits[i-1].at {
+			return nil, fmt.Errorf("two mutants change line %d: write them as one change", edits[i-1].at+1)
+		}
+		lines = slices.Replace(lines, e.at, e.at+e.lines, e.new...)
+	}
+	return []byte(strings.Join(lines, "\n")), nil
+}
+
+// function is where a function stands.
+type function struct {
+	file  string
+	first int // the index of its first line
+	lines []string
+}
+
+// functions finds the functions of a package.
+func functions(sources map[string][]byte) (map[string]function, error) {
+	all := map[string]function{}
+	for file, source := range sources {
+		set := token.NewFileSet()
+		tree, err := parser.ParseFile(set, file, source, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
+		}
+		lines := strings.Split(string(source), "\n")
+		for _, d := range tree.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok {
+				first, last := set.Position(f.Pos()).Line-1, set.Position(f.End()).Line
+				all[functionName(f)] = function{file, first, lines[first:last]}
+			}
+		}
+	}
+	return all, nil
+}
+
+// functionName is "name" or "Type.name".
+func functionName(f *ast.FuncDecl) string {
+	if f.Recv == nil {
+		return f.Name.Name
+	}
+	t := f.Recv.List[0].Type
+	for {
+		switch x := t.(type) {
+		case *ast.StarExpr:
+			t = x.X
+		case *ast.IndexExpr:
+			t = x.X
+		case *ast.Ident:
+			return x.Name + "." + f.Name.Name
+		default:
+			return f.Name.Name
+		}
+	}
+}
+
+// find returns the line at which some lines stand, whatever their indentation.
+func (f function) find(lines []string) (int, error) {
+	if len(lines) == 0 {
+		return 0, errors.New("a change has no line that begins with -")
+	}
+	at := -1
+	for i := range f.lines[:max(len(f.lines)-len(lines)+1, 0)] {
+		if !slices.EqualFunc(f.lines[i:i+len(lines)], lines, func(a, b string) bool { return strings.TrimSpace(a) == strings.TrimSpace(b) }) {
+			continue
+		}
+		if at >= 0 {
+			return 0, fmt.Errorf("the line %q stands there twice: add the next one", strings.TrimSpace(lines[0]))
+		}
+		at = f.first + i
+	}
+	if at < 0 {
+		return 0, fmt.Errorf("the line %q does not stand there any more: change the mutant with the source", strings.TrimSpace(lines[0]))
+	}
+	return at, nil
+}
+
+// switches is the source of the file that the copy of a package has in addition: it reads which mutants are on.
+func switches(pkg string, all []*mutant) []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "package %s\n\nimport (\n\t\"os\"\n\t\"strings\"\n)\n\nvar mutants struct {\n", pkg)
+	for _, m := range all {
+		fmt.Fprintf(&b, "\t%s bool\n", m.name)
+	}
+	fmt.Fprintf(&b, "}\n\nfunc init() {\n\tfor name := range strings.SplitSeq(os.Getenv(%q), \",\") {\n\t\tswitch name {\n", variable)
+	for _, m := range all {
+		fmt.Fprintf(&b, "\t\tcase %q:\n\t\t\tmutants.%s = true\n", m.name, m.name)
+	}
+	b.WriteString("\t\tdefault:\n\t\t\tpanic(\"there is no mutant \" + name)\n\t\t}\n\t}\n}\n")
+	return b.Bytes()
+}
