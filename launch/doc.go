@@ -11,7 +11,7 @@
 // A job's store lives in the process that calls Run, so it outlives every worker. Every attempt gets a new store, so no
 // attempt sees keys of an earlier one.
 //
-// The workers are children of a separate process, the keeper, which kills them all when the caller dies. The keeper is
-// the program that calls Run, started a second time with the arguments of [Config].Keeper; started that way, it must call
-// [KeeperMain] and exit with the code that it returns.
+// The workers are children of a separate process, the supervisor, which kills them all when the caller dies. The supervisor is
+// the program that calls Run, started a second time with the arguments of [Config].Supervisor; started that way, it must call
+// [SupervisorMain] and exit with the code that it returns.
 package launch

@@ -5,13 +5,10 @@ package launch
 
 import (
 	"fmt"
-	"net"
-	"slices"
 	"strings"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/program"
-	"github.com/cohort-dist/cohort/internal/launch/rundir"
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
@@ -35,52 +32,19 @@ type PlanWorker struct {
 
 // DryRun returns what [Run] would start, without starting anything.
 func DryRun(c Config) (*Plan, error) {
-	c, err := c.withDefaults()
+	a, err := c.forAgent()
 	if err != nil {
 		return nil, err
 	}
-	p := place{nodes: 1, world: c.Workers, roles: c.rolesAmong(0, 1), addr: c.MasterAddr, port: c.MasterPort, ours: !c.NoShim}
-	setDefault(&p.addr, "127.0.0.1")
-	plan := &Plan{RunID: c.RunID, Store: "in the launcher, on " + p.addr}
-	if !p.ours {
-		plan.Store = "in rank 0, on " + p.addr
+	workers, store, err := a.Plan()
+	if err != nil {
+		return nil, err
 	}
-	if c.MaxNodes > 1 {
-		host, _, _ := net.SplitHostPort(c.Endpoint)
-		if c.Host == HostAlways && c.LocalAddr != "" {
-			host = c.LocalAddr
-		}
-		p = c.examplePlace(host)
-		plan.Store = fmt.Sprintf("in the launcher that hosts the rendezvous at %s, for node %d of %d if all have as many workers", c.Endpoint, p.node, p.nodes)
-	}
-	if p.port == 0 {
-		plan.Store += ", on a free port"
-	}
-	dir := &rundir.Dir{Path: "RUN_DIR"}
-	if !c.NoShim {
-		dir.Shim = "RUN_DIR/python"
-	}
-	for local := range c.Workers {
-		set, err := c.environment(p, local, dir)
-		if err != nil {
-			return nil, err
-		}
-		if i := slices.Index(set, "MASTER_PORT=0"); i >= 0 {
-			set[i] = "MASTER_PORT=FREE_PORT"
-		}
-		role, _ := c.roleOf(local)
-		plan.Workers = append(plan.Workers, PlanWorker{Rank: p.rank(local), Command: c.command(local), Set: set, Dir: role.Dir, CPUs: c.cpus[local]})
+	plan := &Plan{RunID: a.RunID, Store: store}
+	for _, w := range workers {
+		plan.Workers = append(plan.Workers, PlanWorker(w))
 	}
 	return plan, nil
-}
-
-// examplePlace is where this node would stand among others with as many workers.
-func (c Config) examplePlace(host string) place {
-	node := max(0, c.nodeRank())
-	return place{
-		node: node, nodes: c.MaxNodes, base: node * c.Workers, world: c.MaxNodes * c.Workers, roles: c.rolesAmong(node, c.MaxNodes),
-		addr: host, port: c.StorePort, ours: true,
-	}
 }
 
 // String returns the plan for people: the command of each rank, and the variables that all ranks share once.

@@ -4,62 +4,17 @@
 package launch
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/diagnose/bundle"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
-	"github.com/cohort-dist/cohort/internal/launch/rundir"
+	"github.com/cohort-dist/cohort/internal/launch/agent"
 )
-
-// TestEvidenceInTime: the look at the workers ends in time, whatever keeps one of the readers, and has what the others found.
-func TestEvidenceInTime(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		slow  time.Duration // how long rank 1 takes
-		store time.Duration
-		took  time.Duration
-		error string
-		waits int
-	}{
-		"quick":        {time.Millisecond, 2 * time.Millisecond, 2 * time.Millisecond, "", 1},
-		"a slow rank":  {time.Hour, 2 * time.Millisecond, evidenceTime, "it was not read in time", 1},
-		"a slow store": {time.Millisecond, time.Hour, evidenceTime, "", 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var running sync.WaitGroup
-				e := collection{
-					time: evidenceTime, running: &running,
-					ranks: []RankState{{Rank: 0}, {Rank: 1, Error: "it was not read in time"}},
-					read: func(_ context.Context, rank cohort.Rank, _ int) RankState {
-						if rank == 1 {
-							time.Sleep(c.slow) // it does not notice the end of its context
-						}
-						return RankState{Rank: rank, Doing: "work"}
-					},
-					waits: func() []StoreWait {
-						time.Sleep(c.store)
-						return make([]StoreWait, 1)
-					},
-				}.take()
-				if e.Took != c.took || e.Ranks[0].Doing != "work" || e.Ranks[1].Error != c.error || len(e.Waits) != c.waits {
-					t.Errorf("%+v", e)
-				}
-				running.Wait()
-			})
-		})
-	}
-}
 
 // TestLargeEvidence: of several attempts that hung, what was seen of the last one is kept, and its flight recorders, however large, take
 // no room from the last lines of any attempt. What PyTorch has written by itself is kept, too.
@@ -80,16 +35,16 @@ func TestLargeEvidence(t *testing.T) {
 		report.add(a)
 	}
 	run := t.TempDir()
-	for _, name := range []string{recorderFiles + "2_rank_0", "nccl_pipe"} {
+	for _, name := range []string{agent.RecorderPrefix + "2_rank_0", "nccl_pipe"} {
 		if err := os.WriteFile(filepath.Join(run, name), []byte("x"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	(&job{cfg: Config{RunID: "large", EvidenceDir: t.TempDir()}, report: report, run: &rundir.Dir{Path: run}}).saveEvidence()
+	report.saveEvidence(t.TempDir(), run, t.Errorf)
 	for name, want := range map[string]bool{
 		"attempt0-rank0-stderr.txt": true, "attempt1-rank0-stderr.txt": true, "attempt2-rank0-stderr.txt": true,
 		"attempt0-seen.json": false, "attempt1-seen.json": true, "attempt1-cgroup.txt": true, "attempt2-seen.json": false,
-		recorderFiles + "2_rank_0": true, "nccl_pipe": false, // what NCCL's watchdog has PyTorch write before it ends a rank
+		agent.RecorderPrefix + "2_rank_0": true, "nccl_pipe": false, // what NCCL's watchdog has PyTorch write before it ends a rank
 	} {
 		if _, err := os.Stat(filepath.Join(report.Bundle, name)); (err == nil) != want {
 			t.Errorf("%s: %v", name, err)
@@ -111,13 +66,13 @@ func TestRecordersOfTheLastAttempt(t *testing.T) {
 	report.add(Attempt{Number: 2, seen: &verdict.Job{World: 1, Notes: []string{strings.Repeat("x", size)}}})
 	run := t.TempDir()
 	for name, length := range map[string]int{"1_rank_0": 1, "2_rank_0": size, "2_rank_1": 1, "20_rank_0": 1} {
-		if err := os.WriteFile(filepath.Join(run, recorderFiles+name), make([]byte, length), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(run, agent.RecorderPrefix+name), make([]byte, length), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	(&job{cfg: Config{RunID: "again", EvidenceDir: t.TempDir()}, report: report, run: &rundir.Dir{Path: run}}).saveEvidence()
-	kept, err := filepath.Glob(filepath.Join(report.Bundle, recorderFiles+"*"))
-	if err != nil || len(kept) != 1 || filepath.Base(kept[0]) != recorderFiles+"2_rank_1" {
+	report.saveEvidence(t.TempDir(), run, t.Errorf)
+	kept, err := filepath.Glob(filepath.Join(report.Bundle, agent.RecorderPrefix+"*"))
+	if err != nil || len(kept) != 1 || filepath.Base(kept[0]) != agent.RecorderPrefix+"2_rank_1" {
 		t.Errorf("kept %v, %v", kept, err)
 	}
 	if info, err := os.Stat(filepath.Join(report.Bundle, "attempt2-seen.json")); err != nil || info.Size() < size {
@@ -136,7 +91,7 @@ func TestEvidenceWithOlderClock(t *testing.T) {
 		}
 	}
 	report := &Report{RunID: "now", Started: now}
-	(&job{cfg: Config{RunID: "now"}, report: report, run: &rundir.Dir{Path: t.TempDir()}}).saveEvidence()
+	report.saveEvidence("", t.TempDir(), t.Errorf)
 	if _, err := os.Stat(filepath.Join(report.Bundle, "report.json")); err != nil {
 		t.Error(err)
 	}

@@ -18,7 +18,7 @@ import (
 func ExampleDryRun() {
 	plan, err := launch.DryRun(launch.Config{
 		Program: []string{"./train", "--lr", "0.1", "--device=${local_rank}"}, How: launch.Executable, Workers: 2, RunID: "demo",
-		Keeper: []string{"./train", "keeper"}, // this program again; it calls launch.KeeperMain
+		Supervisor: []string{"./train", "supervisor"}, // this program again; it calls launch.SupervisorMain
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -33,11 +33,11 @@ func ExampleDryRun() {
 
 // A program that runs a job of two workers and says which of them failed.
 func ExampleRun() {
-	if len(os.Args) > 1 && os.Args[1] == "keeper" { // started by Run
-		os.Exit(launch.KeeperMain())
+	if len(os.Args) > 1 && os.Args[1] == "supervisor" { // started by Run
+		os.Exit(launch.SupervisorMain())
 	}
 	report, err := launch.Run(context.Background(), launch.Config{
-		Program: []string{"./train"}, Workers: 2, MaxRestarts: 3, Keeper: []string{os.Args[0], "keeper"},
+		Program: []string{"./train"}, Workers: 2, MaxRestarts: 3, Supervisor: []string{os.Args[0], "supervisor"},
 	}, launch.Screen{Out: os.Stdout, Err: os.Stderr}, nil)
 	switch {
 	case err == nil:

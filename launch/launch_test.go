@@ -15,27 +15,16 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-func TestDevices(t *testing.T) {
-	t.Setenv("CUDA_VISIBLE_DEVICES", "4, GPU-7")
-	c := Config{VirtualLocalRank: true}
-	if d, err := c.device(1); d != "GPU-7" || err != nil {
-		t.Errorf("device %q, %v", d, err)
-	}
-	if _, err := c.device(2); err == nil {
-		t.Error("a device that is not there")
-	}
-}
-
 func TestConfigErrors(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]Config{
-		"no program":        {Keeper: []string{"x"}, Workers: 1},
-		"Keeper is not set": {Program: []string{"x"}, Workers: 1},
-		"at least one":      {Program: []string{"x"}, Keeper: []string{"x"}},
-		"0 is the least":    {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 1, MaxRestarts: -1},
-		"must not hold":     {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 1, RunID: "../x"},
-		"no local rank 3":   {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 2, ShowRanks: []int{3}},
-		"node rank 2":       {Program: []string{"x"}, Keeper: []string{"x"}, Workers: 2, MaxNodes: 2, Endpoint: "x:1", NodeRank: new(2)},
+		"no program":            {Supervisor: []string{"x"}, Workers: 1},
+		"Supervisor is not set": {Program: []string{"x"}, Workers: 1},
+		"at least one":          {Program: []string{"x"}, Supervisor: []string{"x"}},
+		"0 is the least":        {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 1, MaxRestarts: -1},
+		"must not hold":         {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 1, RunID: "../x"},
+		"no local rank 3":       {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2, Logs: Logs{ShowRanks: []int{3}}},
+		"node rank 2":           {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2, Nodes: Nodes{Max: 2, Endpoint: "x:1", Rank: new(2)}},
 	} {
 		if _, err := c.withDefaults(); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
@@ -123,18 +112,5 @@ func TestReportErrOfFile(t *testing.T) {
 	r := Report{Sentence: "rank 1 raised ValueError"}
 	if err := r.Err(); err == nil || !strings.Contains(err.Error(), r.Sentence) {
 		t.Error(err)
-	}
-}
-
-// TestLossOfHostCounts: the loss of the launcher that hosts the rendezvous costs a restart if an attempt was lost with it,
-// and nothing while nodes gather for the first.
-func TestLossOfHostCounts(t *testing.T) {
-	t.Parallel()
-	for attempts, want := range []int{0, 1} {
-		m := &member{job: &job{}, replaceable: true}
-		m.job.seen.attempt = attempts
-		if err := m.hostGone(); !errors.Is(err, errHostLost) || m.job.seen.restarts != want {
-			t.Errorf("after %d attempts: %v, %d restarts, want %d", attempts, err, m.job.seen.restarts, want)
-		}
 	}
 }

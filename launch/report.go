@@ -7,13 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/launch/agent"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
@@ -38,8 +38,8 @@ type Report struct {
 	Bundle string `json:"bundle,omitempty"`
 
 	err error // what Err returns if the job failed
-	// told says that Succeeded, Sentence and err are those of the whole job, which another launcher has told.
-	told bool
+	// decided says that Succeeded, Sentence and err are those of the whole job, which another launcher has reported.
+	decided bool
 }
 
 // Attempt is one try to run the job.
@@ -85,54 +85,27 @@ type WorkerEnd struct {
 	LastErr string `json:"last_stderr,omitempty"`
 }
 
-// result writes down how an attempt ended.
-func (a *attempt) result(o launchcore.Outcome) Attempt {
+// attemptOf returns what users see of an attempt.
+func attemptOf(a agent.Attempt) Attempt {
 	r := Attempt{
-		Number: a.place.attempt, Started: a.started, Ended: time.Now(), Succeeded: o.Succeeded(), Signal: int(o.Signal),
-		Hung: o.Hung, Verdict: a.hang.verdict, First: cohort.NoRank, Evidence: a.found,
-		seen: a.hang.seen, events: a.hang.events,
+		Number: a.Number, Started: a.Started, Ended: a.Ended, Succeeded: a.Outcome.Succeeded(), Signal: int(a.Outcome.Signal),
+		Hung: a.Outcome.Hung, Verdict: a.Verdict, First: a.First, Evidence: evidenceOf(a.Evidence), seen: a.Seen, events: a.CgroupEvents,
 	}
-	for _, w := range a.workers {
-		end := WorkerEnd{
-			Rank: w.rank, Local: w.local, Host: a.job.host, PID: w.pid, Kind: w.cause.Kind.String(), Words: w.cause.Words,
-			Exception: w.cause.Exception, Where: w.cause.Where, Traceback: w.cause.Traceback, Advice: w.cause.Advice,
-			Started: w.started, Ended: w.ended,
-		}
-		switch {
-		case w.exit != nil:
-			end.Code = w.exit.Code
-		case w.refused != "":
-			end.Code = 127
-		case w.pid == 0:
-			end.Kind, end.Words = postmortem.Stopped.String(), "was not started"
-		default:
-			end.Kind, end.Words, end.Code = postmortem.Stopped.String(), "did not end after SIGKILL: the kernel holds it", -9
-		}
-		if w.exit != nil && w.exit.Code != 0 || o.Hung {
-			if w.err != nil {
-				end.LastErr = w.err.Last()
-			}
-			if w.out != nil {
-				end.LastOut = w.out.Last()
-			}
-		}
-		r.Workers = append(r.Workers, end)
-	}
-	a.keepEvents(r.Workers)
-	var failures []postmortem.Failure
-	for _, e := range o.Exits { // in the order in which they were seen
-		w := a.workers[e.Worker]
-		if o.Stopped && w.cause.Kind == postmortem.Stopped {
-			continue // for a reason on another node
-		}
-		if e.Failed() && !e.Spared {
-			failures = append(failures, postmortem.Failure{Rank: int(w.rank), Cause: w.cause})
-		}
-	}
-	if i := postmortem.First(failures); i >= 0 {
-		r.First = cohort.Rank(failures[i].Rank)
+	for _, w := range a.Workers {
+		r.Workers = append(r.Workers, WorkerEnd{
+			Rank: w.Rank, Local: w.Local, Host: w.Host, PID: w.PID, Code: w.Code, Kind: w.Cause.Kind.String(), Words: w.Cause.Words,
+			Exception: w.Cause.Exception, Where: w.Cause.Where, Traceback: w.Cause.Traceback, Advice: w.Cause.Advice,
+			Started: w.Started, Ended: w.Ended, LastOut: w.LastOut, LastErr: w.LastErr,
+		})
 	}
 	return r
+}
+
+// attemptEnded appends an attempt and returns its sentence.
+func (r *Report) attemptEnded(a agent.Attempt) string {
+	ended := attemptOf(a)
+	r.add(ended)
+	return ended.Sentence()
 }
 
 // add appends an attempt. What the watch has seen can be large, so only that of the last attempt that hung is kept.
@@ -164,7 +137,7 @@ func (a *Attempt) Sentence() string {
 	case a.Signal != 0:
 		return "the job was ended by " + postmortem.Code(-a.Signal)
 	case a.Hung:
-		return "the job stood still and was stopped: " + strings.TrimSuffix(a.Verdict, ".")
+		return agent.HungSentence(a.Verdict)
 	case first == nil:
 		return "the job was stopped"
 	}
@@ -220,6 +193,15 @@ func (a *Attempt) suspect() *RankState {
 	return left[0]
 }
 
+// finish fills in how the job has ended. ctx is that of the caller.
+func (r *Report) finish(ctx context.Context, end agent.End) {
+	r.Ended, r.Signal, r.MaxRestarts = time.Now(), end.Signal, end.MaxRestarts
+	if end.Job != nil {
+		r.setEnd(*end.Job)
+	}
+	r.judge(ctx, end.Err)
+}
+
 // judge fills in what the attempts say together. trouble is an error of the launcher itself, or nil; ctx is that of the caller.
 func (r *Report) judge(ctx context.Context, trouble error) {
 	last := &Attempt{Signal: r.Signal, First: cohort.NoRank}
@@ -232,7 +214,7 @@ func (r *Report) judge(ctx context.Context, trouble error) {
 		if e, ok := errors.AsType[*cohort.Error](trouble); ok && e.Detail != "" {
 			r.Sentence = e.Detail
 		}
-	case r.told:
+	case r.decided:
 	case last.Succeeded:
 		r.Succeeded = true
 	default:
@@ -257,9 +239,9 @@ func (a *Attempt) err(ctx context.Context, signal int, sentence string) error {
 	return e
 }
 
-// tell takes how the whole job has ended from another launcher, or from the loss of it.
-func (r *Report) tell(end launchcore.End) {
-	r.told, r.Succeeded, r.Sentence = true, end.OK, end.Sentence
+// setEnd takes how the whole job has ended from another launcher, or from the loss of it.
+func (r *Report) setEnd(end launchcore.End) {
+	r.decided, r.Succeeded, r.Sentence = true, end.OK, end.Sentence
 	if end.OK {
 		return
 	}
@@ -272,7 +254,7 @@ func (r *Report) tell(end launchcore.End) {
 
 // Err returns nil if the job succeeded. Otherwise the code of the error says why it failed: [cohort.Remote] for a worker that
 // failed, with its rank; [cohort.DeadlineExceeded] for a job that hung and was stopped, or for nodes that did not come in time;
-// [cohort.Aborted] for a signal; [cohort.Canceled] for the end of the context; [cohort.PeerLost] for a node or keeper that is gone.
+// [cohort.Aborted] for a signal; [cohort.Canceled] for the end of the context; [cohort.PeerLost] for a node or a supervisor process that is lost.
 func (r *Report) Err() error {
 	if r.Succeeded {
 		return nil
@@ -303,147 +285,13 @@ func (r *Report) ExitCode() int {
 	return 1
 }
 
-// Text returns the report for people. paint, if set, makes a heading stand out.
-func (r *Report) Text(paint func(string) string) string {
-	if paint == nil {
-		paint = func(s string) string { return s }
+// String says how the job ended, in one line.
+func (r *Report) String() string {
+	switch {
+	case r.Succeeded:
+		return "job " + r.RunID + " succeeded"
+	case r.Sentence != "":
+		return "job " + r.RunID + " failed: " + r.Sentence
 	}
-	if r.Succeeded {
-		return ""
-	}
-	var b strings.Builder
-	heading := r.Sentence
-	if !strings.HasPrefix(heading, "the job ") {
-		heading = "the job failed: " + heading
-	}
-	b.WriteString(paint("cohort: "+heading) + "\n")
-	if len(r.Attempts) == 0 {
-		return b.String()
-	}
-	last := &r.Attempts[len(r.Attempts)-1]
-	if first := last.Of(last.First); first != nil && last.Signal == 0 && !last.Hung {
-		describeFirst(&b, first)
-	}
-	r.describeOthers(&b, last)
-	if len(r.Attempts) > 1 {
-		b.WriteString("  attempts:\n")
-		for i := range r.Attempts {
-			a := &r.Attempts[i]
-			fmt.Fprintf(&b, "    %d: %s, after %s\n", a.Number, a.Sentence(), span(a.Started, a.Ended))
-		}
-	}
-	if r.LogDir != "" {
-		fmt.Fprintf(&b, "  logs: %s\n", r.LogDir)
-	}
-	if r.Bundle != "" {
-		fmt.Fprintf(&b, "  evidence: %s\n", r.Bundle)
-	}
-	return b.String()
-}
-
-func describeFirst(b *strings.Builder, w *WorkerEnd) {
-	fmt.Fprintf(b, "  rank %d (host %s, local rank %d", w.Rank, w.Host, w.Local)
-	if w.PID != 0 {
-		fmt.Fprintf(b, ", pid %d", w.PID)
-	}
-	fmt.Fprintf(b, "): %s", postmortem.Code(w.Code))
-	if !w.Started.IsZero() {
-		fmt.Fprintf(b, ", after %s", span(w.Started, w.Ended))
-	}
-	if w.Where != "" {
-		fmt.Fprintf(b, ", in %s", w.Where)
-	}
-	b.WriteString("\n")
-	text := w.Traceback
-	if text == "" {
-		text = lastLines(w.LastErr, 10)
-	}
-	if text != "" {
-		b.WriteString("\n" + indent(text, "    ") + "\n\n")
-	}
-	if w.Advice != "" {
-		fmt.Fprintf(b, "  try: %s\n", w.Advice)
-	}
-}
-
-// describeOthers says what became of the other ranks, those with the same fate in one line.
-func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
-	fates := map[string][]cohort.Rank{}
-	var order []string
-	for _, w := range a.Workers {
-		if w.Rank == a.First && a.Signal == 0 && !a.Hung {
-			continue
-		}
-		fate := strings.TrimPrefix(w.Words, "was ")
-		if w.Where != "" {
-			fate += ", in " + w.Where
-		} else if s := a.doing(w.Rank); s != nil {
-			fate += ", in " + s.Doing
-		}
-		if fates[fate] == nil {
-			order = append(order, fate)
-		}
-		fates[fate] = append(fates[fate], w.Rank)
-	}
-	if len(order) == 0 {
-		return
-	}
-	heading := "  the others:\n"
-	if a.Of(a.First) == nil || a.Signal != 0 || a.Hung {
-		heading = "  the ranks:\n"
-	}
-	b.WriteString(heading)
-	for _, fate := range order {
-		ranks := fates[fate]
-		slices.Sort(ranks)
-		fmt.Fprintf(b, "    %s: %s%s\n", ranklist.Named(ranks), fate, a.since(ranks))
-	}
-}
-
-// doing returns what a rank was doing that had to be stopped, or nil if that is not known.
-func (a *Attempt) doing(rank cohort.Rank) *RankState {
-	s, w := a.Evidence.Of(rank), a.Of(rank)
-	if s == nil || s.Doing == "" || w.Where != "" {
-		return nil
-	}
-	if w.Kind == postmortem.Stopped.String() || a.Signal != 0 && w.Code != 0 { // some answer to a signal with an error of their own
-		return s
-	}
-	return nil
-}
-
-// since says how long at least ranks had been where they were when the first failure came; "" if that is not known of all, or too short to matter.
-func (a *Attempt) since(ranks []cohort.Rank) string {
-	var least, most time.Duration
-	for i, rank := range ranks {
-		s := a.doing(rank)
-		if s == nil || s.Idle < time.Second {
-			return ""
-		}
-		if i == 0 || s.Idle < least {
-			least = s.Idle
-		}
-		most = max(most, s.Idle)
-	}
-	if from, to := int(least.Seconds()), int(most.Seconds()); from != to {
-		return fmt.Sprintf(" for at least %d to %d s", from, to)
-	}
-	return fmt.Sprintf(" for at least %d s", int(least.Seconds()))
-}
-
-func span(from, to time.Time) string {
-	d := to.Sub(from)
-	if d < 10*time.Second {
-		return d.Round(10 * time.Millisecond).String()
-	}
-	return d.Round(100 * time.Millisecond).String()
-}
-
-func lastLines(text string, n int) string {
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
-}
-
-func indent(text, by string) string {
-	return by + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n"+by)
+	return "job " + r.RunID + " failed"
 }

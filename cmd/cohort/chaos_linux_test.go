@@ -27,7 +27,7 @@ var (
 	chaosSeed  = flag.Uint64("chaos.seed", 101, "the first seed; 0: by the clock")
 )
 
-// TestChaos: whatever is killed, stopped or interrupted at whichever moment, launchers, keepers, workers or the store through which
+// TestChaos: whatever is killed, stopped or interrupted at whichever moment, launchers, supervisors, workers or the store through which
 // the launchers meet, every launcher that lives ends in time and says how, and no process, folder or port is left.
 func TestChaos(t *testing.T) {
 	t.Parallel()
@@ -58,7 +58,7 @@ type chaos struct {
 
 type chaosLauncher struct {
 	*command
-	killed  bool // the launcher itself or its keeper
+	killed  bool // the launcher itself or its supervisor
 	stopped bool
 }
 
@@ -153,14 +153,14 @@ func (c *chaos) harm(store *command) {
 		c.say("%s of launcher %d: %v", what, i, s)
 		return true
 	}
-	switch keeper := c.below(pid); c.r.IntN(9) {
+	switch supervisor := c.below(pid); c.r.IntN(9) {
 	case 0, 1:
-		if worker := c.below(max(keeper, 1)); keeper != 0 {
+		if worker := c.below(max(supervisor, 1)); supervisor != 0 {
 			send("a process", worker, syscall.SIGKILL)
 		}
 	case 2:
 		if !l.killed {
-			l.killed = send("the keeper", keeper, syscall.SIGKILL)
+			l.killed = send("the supervisor", supervisor, syscall.SIGKILL)
 		}
 	case 3:
 		if !l.killed {

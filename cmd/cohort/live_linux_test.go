@@ -191,12 +191,12 @@ func TestLiveViewEnds(t *testing.T) {
 		last string
 		dies bool // without a chance to wipe the view
 	}{
-		"Ctrl-C":             {func(p *terminal) { _, _ = p.master.WriteString("\x03") }, `the job was ended by SIGINT`, false},
-		"SIGTERM":            {func(p *terminal) { _ = p.cmd.Process.Signal(syscall.SIGTERM) }, `the job was ended by SIGTERM`, false},
-		"a worker is killed": {func(p *terminal) { killWorker(p, 1) }, `rank 1 was killed`, false},
-		"a panic":            {func(p *terminal) { _ = p.cmd.Process.Signal(syscall.SIGABRT) }, `^SIGABRT: abort$`, true},
-		"kill -9":            {func(p *terminal) { _ = p.cmd.Process.Kill() }, ``, true},
-		"the keeper's death": {killKeeper, `the keeper of the workers was killed`, false},
+		"Ctrl-C":                 {func(p *terminal) { _, _ = p.master.WriteString("\x03") }, `the job was ended by SIGINT`, false},
+		"SIGTERM":                {func(p *terminal) { _ = p.cmd.Process.Signal(syscall.SIGTERM) }, `the job was ended by SIGTERM`, false},
+		"a worker is killed":     {func(p *terminal) { killWorker(p, 1) }, `rank 1 was killed`, false},
+		"a panic":                {func(p *terminal) { _ = p.cmd.Process.Signal(syscall.SIGABRT) }, `^SIGABRT: abort$`, true},
+		"kill -9":                {func(p *terminal) { _ = p.cmd.Process.Kill() }, ``, true},
+		"the supervisor's death": {killSupervisor, `the supervisor process was killed`, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -234,8 +234,8 @@ func children(t *testing.T, pid int) []int {
 	return all
 }
 
-// keeperOf finds the keeper of a launcher: its threads start it.
-func keeperOf(p *terminal) int {
+// supervisorOf finds the supervisor of a launcher: its threads start it.
+func supervisorOf(p *terminal) int {
 	p.t.Helper()
 	tasks, err := filepath.Glob("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/task/*/children")
 	if err != nil {
@@ -250,14 +250,14 @@ func keeperOf(p *terminal) int {
 			return pid
 		}
 	}
-	p.t.Fatal("no keeper")
+	p.t.Fatal("no supervisor")
 	return 0
 }
 
-func killKeeper(p *terminal) { _ = syscall.Kill(keeperOf(p), syscall.SIGKILL) }
+func killSupervisor(p *terminal) { _ = syscall.Kill(supervisorOf(p), syscall.SIGKILL) }
 
 func killWorker(p *terminal, n int) {
-	workers := children(p.t, keeperOf(p))
+	workers := children(p.t, supervisorOf(p))
 	if len(workers) != 3 {
 		p.t.Fatalf("workers %v", workers)
 	}

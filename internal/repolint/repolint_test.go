@@ -42,7 +42,7 @@ internal/rpc/* rpc rpc/operators
 internal/autograd/* autograd/distautograd optim/remote
 world
 internal/diagnose/*
-internal/launch/* elastic launch
+elastic internal/launch/* launch
 observe/otel
 cmd/cohort/internal/* cmd/cohort
 `
@@ -52,7 +52,7 @@ const pure = `
 cmd/cohort/internal/jobfile internal/autograd/backwardcore internal/diagnose/hangwatch internal/diagnose/postmortem
 internal/diagnose/torchdump internal/diagnose/verdict internal/group/collargs internal/group/collective internal/group/gloo/gloomatch
 internal/group/gloo/gloowire internal/group/gloo/torchcaps internal/group/native/nativewire internal/group/opsched
-internal/group/subgroup internal/launch/launchcore internal/launch/pytemplate internal/python/pickle internal/rpc/nop
+internal/group/subgroup internal/launch/launchcore internal/python/pickle internal/rpc/nop
 internal/rpc/rrefcore internal/rpc/worldcore internal/store/keytable internal/store/sendbuf internal/store/storecore
 internal/store/storewire internal/tensor/reduce internal/tensor/sparseops internal/util/ilist internal/util/ranklist
 internal/util/tombstone rpc/py

@@ -11,34 +11,34 @@ import (
 	"runtime"
 )
 
-// Keeper is the launcher's side.
-type Keeper struct{}
+// Client is the launcher's side.
+type Client struct{}
 
 // Start returns an error: jobs are started on Linux and macOS.
-func Start([]string) (*Keeper, error) {
-	return nil, fmt.Errorf("keeper: jobs cannot be started on %s", runtime.GOOS)
+func Start([]string) (*Client, error) {
+	return nil, fmt.Errorf("supervisor: jobs cannot be started on %s", runtime.GOOS)
 }
 
-// Main is the keeper's program.
+// Main is the supervisor's program.
 func Main() int { return 2 }
 
-// PID is the keeper's process.
-func (*Keeper) PID() int { return 0 }
+// PID is the supervisor's process.
+func (*Client) PID() int { return 0 }
 
-// Events are what the keeper reports.
-func (*Keeper) Events() <-chan Event { return nil }
+// Events are what the supervisor reports.
+func (*Client) Events() <-chan Event { return nil }
 
 // Spawn asks for a worker.
-func (*Keeper) Spawn(int, Command, [3]*os.File) error { return os.ErrInvalid }
+func (*Client) Spawn(int, Command, [3]*os.File) error { return os.ErrInvalid }
 
 // Send sends a signal.
-func (*Keeper) Send([]int, int) error { return os.ErrInvalid }
+func (*Client) Send([]int, int) error { return os.ErrInvalid }
 
 // Sweep kills what is left.
-func (*Keeper) Sweep(bool) error { return os.ErrInvalid }
+func (*Client) Sweep(bool) error { return os.ErrInvalid }
 
 // Remove names folders to remove at the end.
-func (*Keeper) Remove([]string) {}
+func (*Client) Remove([]string) {}
 
-// Close ends the keeper.
-func (*Keeper) Close() error { return nil }
+// Close ends the supervisor.
+func (*Client) Close() error { return nil }

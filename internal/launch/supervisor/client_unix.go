@@ -22,8 +22,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Keeper is the launcher's side.
-type Keeper struct {
+// Client is the launcher's side.
+type Client struct {
 	cmd    *exec.Cmd
 	conn   *net.UnixConn
 	events chan Event
@@ -34,11 +34,11 @@ type Keeper struct {
 
 	mu sync.Mutex // one request after the other; held for the write of a frame
 
-	// Of what the keeper has started, for the case that it is killed; read's until done is closed.
+	// Of what the supervisor has started, for the case that it is killed; read's until done is closed.
 	workers map[int]bool // processes that lead sessions
 	marks   marks
 
-	begun time.Time // when the keeper began, at the latest; of the goroutine that reads
+	begun time.Time // when the supervisor began, at the latest; of the goroutine that reads
 }
 
 // marks are variables of workers by which their descendants are known.
@@ -63,29 +63,29 @@ func (m *marks) list() []string {
 	return m.mu.all
 }
 
-// Start starts a keeper. argv is a command line that leads to [Main].
-func Start(argv []string) (*Keeper, error) {
+// Start starts a supervisor. argv is a command line that leads to [Main].
+func Start(argv []string) (*Client, error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
-		return nil, fmt.Errorf("keeper: socket pair: %w", err)
+		return nil, fmt.Errorf("supervisor: socket pair: %w", err)
 	}
 	syscall.CloseOnExec(fds[0])
 	syscall.CloseOnExec(fds[1])
-	theirs := os.NewFile(uintptr(fds[1]), "keeper")
+	theirs := os.NewFile(uintptr(fds[1]), "supervisor")
 	defer func() { _ = theirs.Close() }()
 	ours := os.NewFile(uintptr(fds[0]), "launcher")
 	generic, err := net.FileConn(ours)
 	_ = ours.Close()
 	if err != nil {
-		return nil, fmt.Errorf("keeper: %w", err)
+		return nil, fmt.Errorf("supervisor: %w", err)
 	}
 	conn, ok := generic.(*net.UnixConn)
 	if !ok {
-		return nil, fmt.Errorf("keeper: the socket is a %T", generic)
+		return nil, fmt.Errorf("supervisor: the socket is a %T", generic)
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return nil, fmt.Errorf("keeper: %w", err)
+		return nil, fmt.Errorf("supervisor: %w", err)
 	}
 	cmd := exec.Command(self) //nolint:noctx,gosec // it ends with its socket; our own program
 	cmd.Args = argv
@@ -94,83 +94,83 @@ func Start(argv []string) (*Keeper, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("keeper: start %s: %w", self, err)
+		return nil, fmt.Errorf("supervisor: start %s: %w", self, err)
 	}
-	k := &Keeper{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}), workers: map[int]bool{}}
-	go k.read()
-	return k, nil
+	s := &Client{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}), workers: map[int]bool{}}
+	go s.read()
+	return s, nil
 }
 
-// PID is the keeper's process.
-func (k *Keeper) PID() int { return k.cmd.Process.Pid }
+// PID is the supervisor's process.
+func (s *Client) PID() int { return s.cmd.Process.Pid }
 
-// Events are what the keeper reports, in order. The channel is closed when the keeper is gone, after [Keeper.Close] or
+// Events are what the supervisor reports, in order. The channel is closed when the supervisor is gone, after [Client.Close] or
 // by itself.
-func (k *Keeper) Events() <-chan Event { return k.events }
+func (s *Client) Events() <-chan Event { return s.events }
 
-func (k *Keeper) read() {
-	defer close(k.done)
-	defer close(k.events)
-	for replies := json.NewDecoder(k.conn); ; {
+func (s *Client) read() {
+	defer close(s.done)
+	defer close(s.events)
+	for replies := json.NewDecoder(s.conn); ; {
 		var e Event
-		failpoint.At("keeper.client.read")
+		failpoint.At("supervisor.client.read")
 		if replies.Decode(&e) != nil {
 			return
 		}
 		switch {
 		case e.Started != nil:
-			e.Started.At = k.at(e.Started.After)
-			k.workers[e.Started.PID] = true
+			e.Started.At = s.at(e.Started.After)
+			s.workers[e.Started.PID] = true
 		case e.Exited != nil:
-			e.Exited.At = k.at(e.Exited.After)
-			delete(k.workers, e.Exited.PID)
+			e.Exited.At = s.at(e.Exited.After)
+			delete(s.workers, e.Exited.PID)
 		}
 		select {
-		case k.events <- e:
-		case <-k.quit:
+		case s.events <- e:
+		case <-s.quit:
 			return
 		}
 	}
 }
 
-// at returns when something happened that the keeper saw so long after its beginning. Wall times in its reports would have no meaning once
+// at returns when something happened that the supervisor saw so long after its beginning. Wall times in its reports would have no meaning once
 // somebody has set the clock of the machine. When it began is known from its reports: none arrives before what it reports.
-func (k *Keeper) at(after time.Duration) time.Time {
-	if begun := time.Now().Add(-after); k.begun.IsZero() || begun.Before(k.begun) {
-		k.begun = begun
+func (s *Client) at(after time.Duration) time.Time {
+	if begun := time.Now().Add(-after); s.begun.IsZero() || begun.Before(s.begun) {
+		s.begun = begun
 	}
-	return k.begun.Add(after)
+	return s.begun.Add(after)
 }
 
 // Spawn asks for a worker with these descriptors as its standard input, output and error output. The answer is a
 // [Started] or a [Refused] with this ID.
-func (k *Keeper) Spawn(id int, c Command, files [3]*os.File) error {
-	k.marks.add(c.Mark)
-	return k.request(request{Start: newStartRequest(id, c)}, files[:]...)
+func (s *Client) Spawn(id int, c Command, files [3]*os.File) error {
+	s.marks.add(c.Mark)
+	return s.request(request{Start: newStartRequest(id, c)}, files[:]...)
 }
 
 // Send sends a signal to the process groups of workers. Those that have ended are skipped.
-func (k *Keeper) Send(ids []int, sig int) error {
-	return k.request(request{Send: &signalRequest{ids, sig}})
+func (s *Client) Send(ids []int, sig int) error {
+	return s.request(request{Send: &signalRequest{ids, sig}})
 }
 
-// Sweep kills everything below the keeper but the workers that live. Gentle leaves leftovers time to end by themselves
+// Sweep kills everything below the supervisor but the workers that live. Gentle leaves leftovers time to end by themselves
 // after SIGTERM. The answer is a [Swept].
-func (k *Keeper) Sweep(gentle bool) error { return k.request(request{Sweep: &sweepRequest{gentle}}) }
+func (s *Client) Sweep(gentle bool) error { return s.request(request{Sweep: &sweepRequest{gentle}}) }
 
-// Remove has the keeper remove folders when the launcher and everything below the keeper is gone: a launcher that is killed cannot. A
-// keeper that is gone itself is noticed by its events.
-func (k *Keeper) Remove(folders []string) {
-	_ = k.request(request{Remove: &removeRequest{convert[[]byte](folders)}})
+// Remove has the supervisor remove folders when the launcher and everything below the supervisor is gone: a launcher that is killed cannot. A
+// supervisor that is gone itself is noticed by its events.
+func (s *Client) Remove(folders []string) {
+	_ = s.request(request{Remove: &removeRequest{convert[[]byte](folders)}})
 }
 
-func (k *Keeper) request(r request, files ...*os.File) error {
+func (s *Client) request(r request, files ...*os.File) error {
 	body, err := json.Marshal(r)
 	if err != nil {
-		return fmt.Errorf("keeper: %w", err)
+		return fmt.Errorf("supervisor: %w", err)
 	}
 	if len(body) > maxFrame {
-		return fmt.Errorf("keeper: arguments and environment of a worker take %d bytes; at most %d fit", len(body), maxFrame)
+		return fmt.Errorf("supervisor: arguments and environment of a worker take %d bytes; at most %d fit", len(body), maxFrame)
 	}
 	frame := append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...) //nolint:gosec // bounded above
 	var rights []byte
@@ -181,44 +181,44 @@ func (k *Keeper) request(r request, files ...*os.File) error {
 		}
 		rights = syscall.UnixRights(fds...)
 	}
-	failpoint.At("keeper.client.lock")
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	failpoint.At("keeper.client.write")
-	n, _, err := k.conn.WriteMsgUnix(frame, rights, nil)
+	failpoint.At("supervisor.client.lock")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	failpoint.At("supervisor.client.write")
+	n, _, err := s.conn.WriteMsgUnix(frame, rights, nil)
 	if err == nil && n < len(frame) {
-		_, err = k.conn.Write(frame[n:])
+		_, err = s.conn.Write(frame[n:])
 	}
 	if err != nil {
-		return fmt.Errorf("keeper: it is gone: %w", err)
+		return fmt.Errorf("supervisor: it is gone: %w", err)
 	}
 	return nil
 }
 
-// Close ends the keeper and with it everything below it, and waits until that is done.
-func (k *Keeper) Close() error {
-	k.once.Do(func() {
-		close(k.quit)
-		_ = k.conn.CloseWrite()
-		late := time.AfterFunc(closeTime, func() { _ = k.cmd.Process.Kill() }) // it is stopped, for example
-		err := k.cmd.Wait()
+// Close ends the supervisor and with it everything below it, and waits until that is done.
+func (s *Client) Close() error {
+	s.once.Do(func() {
+		close(s.quit)
+		_ = s.conn.CloseWrite()
+		late := time.AfterFunc(closeTime, func() { _ = s.cmd.Process.Kill() }) // it is stopped, for example
+		err := s.cmd.Wait()
 		late.Stop()
-		_ = k.conn.Close()
-		<-k.done
+		_ = s.conn.Close()
+		<-s.done
 		if err != nil {
-			// The keeper was killed: nobody else knows what it had below it.
-			k.err = errors.Join(fmt.Errorf("keeper: %w", err), k.sweepOrphans())
+			// The supervisor was killed: nobody else knows what it had below it.
+			s.err = errors.Join(fmt.Errorf("supervisor: %w", err), s.sweepOrphans())
 		}
 	})
-	return k.err
+	return s.err
 }
 
-// sweepOrphans kills what a keeper that was killed has left behind, and nothing else that this process may have started.
-func (k *Keeper) sweepOrphans() error {
-	for pid := range k.workers {
+// sweepOrphans kills what a supervisor that was killed has left behind, and nothing else that this process may have started.
+func (s *Client) sweepOrphans() error {
+	for pid := range s.workers {
 		_ = syscall.Kill(-pid, syscall.SIGKILL)
 	}
-	killed, left := sweep(func() []int { return started(k.workers, k.marks.list()) }, false, func() bool { return true })
+	killed, left := sweep(func() []int { return started(s.workers, s.marks.list()) }, false, func() bool { return true })
 	if left > 0 {
 		return fmt.Errorf("%d of %d processes that it left do not end", left, killed)
 	}

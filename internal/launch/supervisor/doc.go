@@ -3,16 +3,16 @@
 
 // Package supervisor starts the workers of a launcher from a separate process, so that none of them outlives the launcher.
 //
-// The keeper is a child of the launcher and the parent of all workers. On Linux it is also the subreaper of the workers'
-// descendants: a process whose parent dies becomes a child of the keeper, not of init. When the launcher dies, even by
-// SIGKILL, the keeper sees its socket close, kills all its descendants, removes the folders that it was told of, and
-// exits. When the keeper is killed, the kernel kills the workers, and the launcher kills the processes that they had
+// The supervisor is a child of the launcher and the parent of all workers. On Linux it is also the subreaper of the workers'
+// descendants: a process whose parent dies becomes a child of the supervisor, not of init. When the launcher dies, even by
+// SIGKILL, the supervisor sees its socket close, kills all its descendants, removes the folders that it was told of, and
+// exits. When the supervisor is killed, the kernel kills the workers, and the launcher kills the processes that they had
 // started: those of their sessions and those that have inherited the mark in their environment. The launcher may be part
 // of a program with other children, which are left alone.
 //
 // The parent-death signal alone is not enough: it is tied to the thread that forks, and grandchildren do not inherit it.
 //
-// [Main] is the keeper's side, [Keeper] the launcher's. They talk over a socket pair: requests in frames that carry
+// [Main] is the supervisor's side, [Client] the launcher's. They talk over a socket pair: requests in frames that carry
 // descriptors, replies as JSON.
 package supervisor
 
@@ -24,13 +24,13 @@ type Command struct {
 	// Set has variables ("NAME=value") that are added to the launcher's own environment.
 	Set []string
 	Dir string
-	// Mark is one of Set that no process has which the keeper has not started.
+	// Mark is one of Set that no process has which the supervisor has not started.
 	Mark string
 	// CPUs are the processors that it may run on; none: those of the launcher.
 	CPUs []int
 }
 
-// Event is what the keeper reports. Exactly one of its fields is set.
+// Event is what the supervisor reports. Exactly one of its fields is set.
 type Event struct {
 	Started *Started `json:"started,omitempty"`
 	Refused *refused `json:"refused,omitempty"`
@@ -43,8 +43,8 @@ type (
 	Started struct {
 		ID    int           `json:"id"`
 		PID   int           `json:"pid"`
-		After time.Duration `json:"after"` // since the keeper began
-		At    time.Time     `json:"-"`     // the same by the clock of the launcher, which its [Keeper] fills in
+		After time.Duration `json:"after"` // since the supervisor began
+		At    time.Time     `json:"-"`     // the same by the clock of the launcher, which its [Client] fills in
 	}
 	// refused is a program that could not be started.
 	refused struct {
@@ -127,6 +127,6 @@ const (
 	gentleTime = 2 * time.Second
 	// sweepTime bounds the wait for leftovers to end after SIGKILL: on a busy machine that takes seconds.
 	sweepTime = 10 * time.Second
-	// closeTime bounds the wait for the end of a keeper, which sweeps first.
+	// closeTime bounds the wait for the end of a supervisor, which sweeps first.
 	closeTime = 3 * sweepTime
 )

@@ -21,10 +21,10 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// socketFD is where a keeper finds its socket: the first of exec.Cmd's extra files.
+// socketFD is where a supervisor finds its socket: the first of exec.Cmd's extra files.
 const socketFD = 3
 
-// Main is the keeper's program. It returns its exit code when the launcher is gone and everything below it has been
+// Main is the supervisor's program. It returns its exit code when the launcher is gone and everything below it has been
 // killed.
 func Main() int {
 	// The kernel sends the parent-death signal of the workers when the thread that started them ends.
@@ -45,7 +45,7 @@ func Main() int {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
 	for {
-		failpoint.At("keeper.server.select")
+		failpoint.At("supervisor.server.select")
 		select {
 		case r := <-requests:
 			k.serve(r)
@@ -67,8 +67,8 @@ func Main() int {
 	}
 }
 
-// keepSignals has the keeper survive signals. They are caught, not ignored: an ignored signal would be ignored by the
-// workers too. SIGHUP stays ignored if it was so from the start (nohup), for the keeper and the workers; the other signals have their
+// keepSignals has the supervisor survive signals. They are caught, not ignored: an ignored signal would be ignored by the
+// workers too. SIGHUP stays ignored if it was so from the start (nohup), for the supervisor and the workers; the other signals have their
 // effect in the workers even if a shell ignores them for what it starts in the background.
 func keepSignals() {
 	caught := make(chan os.Signal, 1)
@@ -79,7 +79,7 @@ func keepSignals() {
 	}
 }
 
-// server is the keeper's state. One goroutine owns it.
+// server is the supervisor's state. One goroutine owns it.
 type server struct {
 	conn    *net.UnixConn
 	replies *json.Encoder
@@ -125,13 +125,13 @@ func (f *framed) next() (delivery, error) {
 	}
 	size := int(binary.LittleEndian.Uint32(f.buf))
 	if size > maxFrame {
-		return d, fmt.Errorf("keeper: a frame of %d bytes", size)
+		return d, fmt.Errorf("supervisor: a frame of %d bytes", size)
 	}
 	if err := f.fill(4 + size); err != nil {
 		return d, err
 	}
 	if err := json.Unmarshal(f.buf[4:4+size], &d.request); err != nil {
-		return d, fmt.Errorf("keeper: %w", err)
+		return d, fmt.Errorf("supervisor: %w", err)
 	}
 	f.buf = append(f.buf[:0], f.buf[4+size:]...)
 	if d.Start != nil {
@@ -331,7 +331,7 @@ func (k *server) reap() {
 	}
 }
 
-// below lists the descendants of the keeper, except those in spare.
+// below lists the descendants of the supervisor, except those in spare.
 func (k *server) below(spare map[int]int) func() []int {
 	return func() []int { return descendants(os.Getpid(), spare) }
 }

@@ -38,8 +38,8 @@ type app struct {
 // Main runs the command line args (without the program's name) and returns the exit code. SIGINT and SIGTERM end the
 // command in order; a second one ends the process at once.
 func Main(args []string, streams IO) int {
-	if len(args) == 1 && args[0] == command.KeeperName {
-		return launch.KeeperMain()
+	if len(args) == 1 && args[0] == command.SupervisorName {
+		return launch.SupervisorMain()
 	}
 	a := &app{App: &command.App{IO: streams}}
 	ctx := context.Background()

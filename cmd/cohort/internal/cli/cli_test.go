@@ -13,7 +13,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == command.KeeperName { // a launcher under test has started this program again
+	if len(os.Args) == 2 && os.Args[1] == command.SupervisorName { // a launcher under test has started this program again
 		os.Exit(Main(os.Args[1:], System()))
 	}
 	goleak.VerifyTestMain(m)

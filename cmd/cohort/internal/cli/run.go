@@ -84,7 +84,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	a.JSON = a.JSON || o.JSON
-	o.Keeper = command.Keeper()
+	o.Supervisor = command.Supervisor()
 	a.catch(o.SignalNames)
 	for _, note := range o.Notes {
 		a.Note("cohort: " + note)

@@ -23,7 +23,7 @@ import (
 // live lets a job of several workers show what it does at the bottom of the terminal. The function it returns ends that.
 func (a *app) live(o runflags.Options, s *launch.Screen) (end func()) {
 	out, _ := a.Out.(*os.File)
-	if o.NoLive || o.Workers == 1 && o.MaxNodes <= 1 || !tui.IsTerminal(a.Out) || a.Getenv("TERM") == "dumb" {
+	if o.NoLive || o.Workers == 1 && o.Nodes.Max <= 1 || !tui.IsTerminal(a.Out) || a.Getenv("TERM") == "dumb" {
 		return func() {}
 	}
 	view := tui.NewLive(out, func() (int, int) {

@@ -86,7 +86,7 @@ func (s *scenes) job(scene string) (launch.Config, error) {
 	}
 	return launch.Config{
 		Program: []string{self, "demo-worker", "--scene", scene}, How: launch.Executable, Workers: s.workers, NoEvidence: true,
-		RunID: "demo-" + strconv.Itoa(os.Getpid()) + "-" + scene, Keeper: command.Keeper(),
+		RunID: "demo-" + strconv.Itoa(os.Getpid()) + "-" + scene, Supervisor: command.Supervisor(),
 	}, nil
 }
 

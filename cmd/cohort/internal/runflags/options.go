@@ -52,7 +52,7 @@ type System struct {
 // Parse reads a command line. The end of ctx ends a question to PyTorch.
 func Parse(ctx context.Context, args []string, sys System) (Options, error) {
 	o := Options{RankPrefix: "auto"}
-	o.MinNodes, o.MaxNodes = 1, 1
+	o.Nodes.Min, o.Nodes.Max = 1, 1
 	v, program, err := scan(args)
 	if err != nil {
 		return o, err
@@ -131,13 +131,13 @@ func Range(name, text string) (least, most int, err error) {
 func (o *Options) size(ctx context.Context, v values, sys System) error {
 	if text := v["nnodes"]; text != "" {
 		var err error
-		if o.MinNodes, o.MaxNodes, err = Range("nnodes", text); err != nil {
+		if o.Nodes.Min, o.Nodes.Max, err = Range("nnodes", text); err != nil {
 			return err
 		}
 	}
 	var err error
 	if text := v["members"]; text != "" {
-		if o.MinMembers, o.MaxMembers, err = Range("members", text); err != nil {
+		if o.Members.Min, o.Members.Max, err = Range("members", text); err != nil {
 			return err
 		}
 	}
@@ -204,7 +204,7 @@ func (o *Options) workers(ctx context.Context, text string, sys System) (int, er
 
 func (o *Options) meeting(v values) error {
 	o.Role = v["role"]
-	o.MasterAddr, o.LocalAddr = v["master-addr"], v["local-addr"]
+	o.MasterAddr, o.Nodes.LocalAddr = v["master-addr"], v["local-addr"]
 	var err error
 	if o.MasterPort, err = v.count("master-port", 0); err != nil || o.MasterPort > math.MaxUint16 {
 		return fmt.Errorf("--master-port %s: it must be a number up to 65535", v["master-port"])
@@ -228,9 +228,9 @@ func (o *Options) meeting(v values) error {
 		o.RunID = id
 	}
 	if v["standalone"] != "" {
-		o.MinNodes, o.MaxNodes, o.MasterAddr, o.MasterPort = 1, 1, "", 0
+		o.Nodes.Min, o.Nodes.Max, o.MasterAddr, o.MasterPort = 1, 1, "", 0
 	}
-	if o.MaxNodes > 1 {
+	if o.Nodes.Max > 1 {
 		return o.nodes(v)
 	}
 	if n := v["node-rank"]; n != "" && n != "0" {
@@ -272,7 +272,7 @@ func (o *Options) nodes(v values) error {
 	if err != nil {
 		return err
 	}
-	o.Endpoint, o.MasterAddr, o.MasterPort = place, "", 0
+	o.Nodes.Endpoint, o.MasterAddr, o.MasterPort = place, "", 0
 	if err := o.hosting(v["node-rank"], static, conf["is_host"]); err != nil {
 		return err
 	}
@@ -283,23 +283,23 @@ func (o *Options) nodes(v values) error {
 func (o *Options) hosting(number string, static bool, host string) error {
 	if number != "" {
 		rank, err := strconv.Atoi(number)
-		if err != nil || rank < 0 || rank >= o.MaxNodes {
-			return fmt.Errorf("--node-rank %s: it must be a number below %d", number, o.MaxNodes)
+		if err != nil || rank < 0 || rank >= o.Nodes.Max {
+			return fmt.Errorf("--node-rank %s: it must be a number below %d", number, o.Nodes.Max)
 		}
-		o.NodeRank = &rank
+		o.Nodes.Rank = &rank
 		switch {
 		case static && rank == 0:
-			o.Host = launch.HostAlways
+			o.Nodes.Host = launch.HostAlways
 		case static:
-			o.Host = launch.HostNever
+			o.Nodes.Host = launch.HostNever
 		}
 	}
 	switch strings.ToLower(host) {
 	case "":
 	case "1", "true", "t", "yes", "y":
-		o.Host = launch.HostAlways
+		o.Nodes.Host = launch.HostAlways
 	case "0", "false", "f", "no", "n":
-		o.Host = launch.HostNever
+		o.Nodes.Host = launch.HostNever
 	default:
 		return fmt.Errorf("--rdzv-conf is_host=%s: it must be 1 or 0", host)
 	}
@@ -312,13 +312,13 @@ func (o *Options) nodeLimits(conf map[string]string, static bool) (err error) {
 	if static && conf[join] == "" {
 		join = "timeout" // what torchrun's static rendezvous calls it
 	}
-	for key, to := range map[string]*time.Duration{join: &o.JoinTimeout, "last_call_timeout": &o.LastCall, "heartbeat_timeout": &o.Silence} {
+	for key, to := range map[string]*time.Duration{join: &o.Nodes.JoinTimeout, "last_call_timeout": &o.Nodes.LastCall, "heartbeat_timeout": &o.Nodes.Silence} {
 		if *to, err = seconds("--rdzv-conf "+key, conf[key]); err != nil {
 			return err
 		}
 	}
 	if p := conf["store_port"]; p != "" {
-		if o.StorePort, err = strconv.Atoi(p); err != nil || o.StorePort < 0 || o.StorePort > math.MaxUint16 {
+		if o.Nodes.StorePort, err = strconv.Atoi(p); err != nil || o.Nodes.StorePort < 0 || o.Nodes.StorePort > math.MaxUint16 {
 			return fmt.Errorf("--rdzv-conf store_port=%s: it must be a port", p)
 		}
 	}
@@ -356,13 +356,13 @@ func (o *Options) times(v values, sys System) error {
 			o.Linger = -1
 		}
 	}
-	if o.HangTimeout, err = seconds("--hang-timeout", v["hang-timeout"]); err != nil {
+	if o.Hang.Timeout, err = seconds("--hang-timeout", v["hang-timeout"]); err != nil {
 		return err
 	}
 	switch v["on-hang"] {
 	case "", "report":
 	case "kill":
-		o.HangKill = true
+		o.Hang.Kill = true
 	default:
 		return fmt.Errorf("--on-hang %s: it must be report or kill", v["on-hang"])
 	}
@@ -394,28 +394,28 @@ func seconds(name, text string) (time.Duration, error) {
 
 func (o *Options) logs(v values, sys System) error {
 	var err error
-	if o.Redirects, err = launch.ParseStd(v["redirects"]); err != nil {
+	if o.Logs.Redirects, err = launch.ParseStd(v["redirects"]); err != nil {
 		return fmt.Errorf("--redirects: %w", err)
 	}
-	if o.Tee, err = launch.ParseStd(v["tee"]); err != nil {
+	if o.Logs.Tee, err = launch.ParseStd(v["tee"]); err != nil {
 		return fmt.Errorf("--tee: %w", err)
 	}
-	o.LogDir = v["log-dir"]
-	if o.Prefix = v["log-line-prefix-template"]; o.Prefix == "" {
-		o.Prefix, _ = sys.Lookup("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+	o.Logs.Dir = v["log-dir"]
+	if o.Logs.Prefix = v["log-line-prefix-template"]; o.Logs.Prefix == "" {
+		o.Logs.Prefix, _ = sys.Lookup("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
 	}
 	if text := v["local-ranks-filter"]; text != "" {
-		o.ShowRanks = []int{}
+		o.Logs.ShowRanks = []int{}
 		for part := range strings.SplitSeq(text, ",") {
 			n, err := strconv.Atoi(strings.TrimSpace(part))
 			if err != nil || n < 0 || n >= o.Workers {
 				return fmt.Errorf("--local-ranks-filter %s: %q is no local rank", text, part)
 			}
-			o.ShowRanks = append(o.ShowRanks, n)
+			o.Logs.ShowRanks = append(o.Logs.ShowRanks, n)
 		}
 	}
-	o.StdoutFilters = commaList(v["duplicate-stdout-filters"])
-	o.StderrFilters = commaList(v["duplicate-stderr-filters"])
+	o.Logs.StdoutFilters = commaList(v["duplicate-stdout-filters"])
+	o.Logs.StderrFilters = commaList(v["duplicate-stderr-filters"])
 	return nil
 }
 

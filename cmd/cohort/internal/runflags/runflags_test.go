@@ -67,15 +67,15 @@ func TestParse(t *testing.T) {
 		"a prefix of torchrun's": {"--mod t", nil, how, launch.Module},
 		"restarts":               {"--max-restarts 3 t.py", nil, func(o Options) any { return o.MaxRestarts }, 3},
 		"grace":                  {"--shutdown-timeout 1.5 t.py", nil, func(o Options) any { return o.Grace }, 1500 * time.Millisecond},
-		"a time with a unit":     {"--hang-timeout 2m t.py", nil, func(o Options) any { return o.HangTimeout }, 2 * time.Minute},
+		"a time with a unit":     {"--hang-timeout 2m t.py", nil, func(o Options) any { return o.Hang.Timeout }, 2 * time.Minute},
 		"grace by variable":      {"t.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, func(o Options) any { return o.Grace }, 7 * time.Second},
-		"filters":                {"--duplicate-stdout-filters a,b,,c,d t.py", nil, func(o Options) any { return o.StdoutFilters }, []string{"a", "b,c", "d"}},
+		"filters":                {"--duplicate-stdout-filters a,b,,c,d t.py", nil, func(o Options) any { return o.Logs.StdoutFilters }, []string{"a", "b,c", "d"}},
 		"id":                     {"--rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, "job7"},
 		"standalone has its own": {"--standalone --rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, ""},
-		"shown":                  {"--nproc 3 --local-ranks-filter 0,2 t.py", nil, func(o Options) any { return o.ShowRanks }, []int{0, 2}},
+		"shown":                  {"--nproc 3 --local-ranks-filter 0,2 t.py", nil, func(o Options) any { return o.Logs.ShowRanks }, []int{0, 2}},
 		"static timeout":         {"--nnodes 2 --node-rank 1 --master-addr a --rdzv-conf timeout=5 t.py", nil, join, 5 * time.Second},
 		"c10d's timeout":         {"--nnodes 2 --rdzv-endpoint a --rdzv-conf timeout=5,join_timeout=7 t.py", nil, join, 7 * time.Second},
-		"local address":          {"--nnodes 2 --rdzv-endpoint a --local_addr 10.0.0.7 t.py", nil, func(o Options) any { return o.LocalAddr }, "10.0.0.7"},
+		"local address":          {"--nnodes 2 --rdzv-endpoint a --local_addr 10.0.0.7 t.py", nil, func(o Options) any { return o.Nodes.LocalAddr }, "10.0.0.7"},
 		"exit code":              {"--exit-code first t.py", nil, func(o Options) any { return o.FirstCode }, true},
 		"no waiting for culprit": {"--culprit-timeout 0 t.py", nil, func(o Options) any { return o.Linger }, time.Duration(1)},
 	} {
@@ -92,9 +92,9 @@ func TestParse(t *testing.T) {
 
 func workers(o Options) any    { return o.Workers }
 func theProgram(o Options) any { return o.Program }
-func tee(o Options) any        { return o.Tee }
+func tee(o Options) any        { return o.Logs.Tee }
 func how(o Options) any        { return o.How }
-func join(o Options) any       { return o.JoinTimeout }
+func join(o Options) any       { return o.Nodes.JoinTimeout }
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()

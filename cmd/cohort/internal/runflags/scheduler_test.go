@@ -84,11 +84,11 @@ func TestSchedulers(t *testing.T) {
 			continue
 		}
 		node := -1
-		if o.NodeRank != nil {
-			node = *o.NodeRank
+		if o.Nodes.Rank != nil {
+			node = *o.Nodes.Rank
 		}
-		if o.MaxNodes != c.nodes || node != c.node || o.Endpoint != c.endpoint || o.Workers != c.workers || o.RunID != c.id || o.Host != c.host {
-			t.Errorf("%s: %d nodes, number %d, at %q, %d workers, id %q, host %v", name, o.MaxNodes, node, o.Endpoint, o.Workers, o.RunID, o.Host)
+		if o.Nodes.Max != c.nodes || node != c.node || o.Nodes.Endpoint != c.endpoint || o.Workers != c.workers || o.RunID != c.id || o.Nodes.Host != c.host {
+			t.Errorf("%s: %d nodes, number %d, at %q, %d workers, id %q, host %v", name, o.Nodes.Max, node, o.Nodes.Endpoint, o.Workers, o.RunID, o.Nodes.Host)
 		}
 		if !strings.Contains(strings.Join(o.Notes, ".\n")+".", c.note) {
 			t.Errorf("%s: notes %q, want %q", name, o.Notes, c.note)

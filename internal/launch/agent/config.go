@@ -1,0 +1,175 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+)
+
+// Config is what package launch has made of its configuration: checked, with all defaults filled in. Fields without a comment are
+// those of launch.Config.
+type Config struct {
+	RunID string
+	Roles []Role
+	// Workers is the number of workers of all roles on this node.
+	Workers     int
+	MaxRestarts int
+
+	MinMembers, MaxMembers int // 0: the job has no group whose members change
+	MasterAddr             string
+	MasterPort             int
+
+	MinNodes, MaxNodes int
+	Endpoint           string
+	// Host says whether this launcher hosts the rendezvous; nil: if the endpoint is an address of this machine.
+	Host      *bool
+	LocalAddr string
+	// NodeRank is the number that this node asks for, -1 for any.
+	NodeRank                       int
+	StorePort                      int
+	JoinTimeout, LastCall, Silence time.Duration
+
+	Grace, Linger, Interrupt time.Duration
+	SignalNames              string
+	// Ending are the signals of SignalNames.
+	Ending      map[int]bool
+	HangTimeout time.Duration
+	HangKill    bool
+
+	LogDir string
+	// Redirects and Tee are the streams of each local rank.
+	Redirects, Tee               []Streams
+	ShowRanks                    []int
+	Prefix                       string
+	StdoutFilters, StderrFilters []string
+
+	// CPUs are the processors of each local rank, if it is bound to some.
+	CPUs                     [][]int
+	Events                   bool
+	Backend                  string
+	VirtualLocalRank, NoShim bool
+	Supervisor               []string
+
+	Screen  Screen
+	Signals <-chan os.Signal
+	// Started is when the job began.
+	Started time.Time
+	// AttemptEnded is called with the end of each attempt and returns a sentence about it.
+	AttemptEnded func(Attempt) string
+}
+
+// Role is a group of workers that run the same program.
+type Role struct {
+	Name    string
+	Workers int
+	// Interpreter is what runs the program, with its options; empty: the program is executed.
+	Interpreter []string
+	// Program is the program with its arguments, each a Python string.Template.
+	Program []string
+	Dir     string
+	Env     []string
+}
+
+// Streams is a set of the streams of a worker.
+type Streams int
+
+// The streams.
+const (
+	Stdout Streams = 1
+	Stderr Streams = 2
+)
+
+// Screen is where the output of a job goes. The fields are those of launch.Screen.
+type Screen struct {
+	In       *os.File
+	Out, Err io.Writer
+	Ranks    bool
+	Paint    func(rank cohort.Rank, text string) string
+	Show     func(Status)
+}
+
+// anyOf reports whether some rank has some stream.
+func anyOf(all []Streams) bool {
+	return slices.ContainsFunc(all, func(s Streams) bool { return s != 0 })
+}
+
+// command returns the command line of a worker.
+func (c Config) command(local int) []string {
+	role, _ := c.roleOf(local)
+	args := slices.Clone(role.Interpreter)
+	for _, a := range role.Program {
+		args = append(args, substitute(a, map[string]string{"local_rank": strconv.Itoa(local)}))
+	}
+	return args
+}
+
+// sizes tells other nodes how many workers of each role are here.
+func (c Config) sizes() []launchcore.Role {
+	var all []launchcore.Role
+	for _, r := range c.Roles {
+		all = append(all, launchcore.Role{Name: r.Name, Workers: r.Workers})
+	}
+	return all
+}
+
+// roleOf returns the role of a worker and its number in the role on this node. Roles have consecutive ranks.
+func (c Config) roleOf(local int) (role *Role, number int) {
+	for i := range c.Roles {
+		if local < c.Roles[i].Workers {
+			return &c.Roles[i], local
+		}
+		local -= c.Roles[i].Workers
+	}
+	return &c.Roles[len(c.Roles)-1], local
+}
+
+// shown reports whether the output of a local rank is shown.
+func (c Config) shown(local int) bool {
+	return c.ShowRanks == nil || slices.Contains(c.ShowRanks, local)
+}
+
+// spread reports whether the members are on several nodes. Their launchers do not need each other then: they share a store and a
+// coordinator, at the endpoint, and wait for members only, not for nodes.
+func (c Config) spread() bool { return c.MaxMembers > 0 && c.MaxNodes > 1 }
+
+// spares is how many workers of this node may fail.
+func (c Config) spares() int {
+	switch {
+	case c.MaxMembers == 0:
+		return 0
+	case c.spread():
+		return c.Workers - 1 // whether the members of all nodes are enough is for the coordinator to say
+	}
+	return c.Workers - c.MinMembers
+}
+
+// rules are what the nodes of a job agree on.
+func (c Config) rules() nodecoord.Rules {
+	return nodecoord.Rules{MinNodes: c.MinNodes, MaxNodes: c.MaxNodes, MaxRestarts: c.MaxRestarts}
+}
+
+// hosts reports whether this launcher should host the rendezvous: the endpoint is an address of this machine.
+func (c Config) hosts(ctx context.Context) bool {
+	if c.Host != nil {
+		return *c.Host
+	}
+	name, _, err := net.SplitHostPort(c.Endpoint)
+	if err != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return ctxdial.IsLocal(ctx, name)
+}

@@ -1,0 +1,129 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
+	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+)
+
+// errEnded says that a signal ended the wait for other nodes.
+var errEnded = cohort.New(op, cohort.Aborted, "ended by a signal while waiting for other nodes")
+
+// nodes runs a job on several nodes.
+func (j *Job) nodes() error {
+	var h *nodecoord.Host
+	if j.cfg.hosts(j.asked) {
+		var err error
+		if h, err = nodecoord.Listen(j.forHost(), j.cfg.Endpoint); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+			return unavailable("the rendezvous at "+j.cfg.Endpoint, err)
+		}
+	}
+	if h != nil {
+		defer h.Close()
+	}
+	conn, err := j.connect(j.cfg.Endpoint, j.cfg.JoinTimeout, false)
+	if err != nil {
+		return err
+	}
+	if h == nil && !greets(conn) {
+		e, failed := j.findStore(conn)
+		if failed != nil || e != nil {
+			_ = conn.Close()
+		}
+		if failed != nil {
+			return failed
+		}
+		if e != nil {
+			return e.run()
+		}
+	}
+	m := newMember(j, conn, j.cfg.Endpoint)
+	m.hosts = h != nil
+	defer m.close()
+	err = m.run()
+	j.announceEnd(h)
+	return err
+}
+
+// greets reports whether a launcher is at the other end: it says at once that it is there, and a store says nothing.
+func greets(c net.Conn) bool {
+	first, ok := c.(*nodecoord.Greeting)
+	return ok && first.Wait(greetingTime)
+}
+
+// forHost is what the host of the rendezvous needs to know.
+func (j *Job) forHost() nodecoord.Config {
+	c := j.cfg
+	return nodecoord.Config{
+		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
+		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
+		OnUnidentified: func(addr string) {
+			j.screen.logf("somebody at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch parts of one job", addr)
+		},
+	}
+}
+
+// announceEnd ends the job on all nodes if this launcher hosts it and was ended by the user.
+func (j *Job) announceEnd(h *nodecoord.Host) {
+	if how := j.endedBy(); h != nil && how != "" {
+		h.End(cohort.New(op, cohort.Aborted, "the launcher that hosts the rendezvous "+how))
+	}
+}
+
+// endedBy says how the user has ended this launcher, "" if it goes on.
+func (j *Job) endedBy() string {
+	switch {
+	case j.end.Signal != 0:
+		return "was ended by " + postmortem.Code(-j.end.Signal)
+	case j.asked.Err() != nil:
+		return "was ended"
+	}
+	return ""
+}
+
+// connect connects to a rendezvous. It tries until somebody is there, a signal comes, or limit is over. was says that somebody has been
+// there: who refuses connections again and again then is gone.
+func (j *Job) connect(addr string, limit time.Duration, was bool) (net.Conn, error) {
+	over := time.NewTimer(limit)
+	defer over.Stop()
+	said, refused := false, 0
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		ctx, cancel := context.WithTimeout(j.asked, 5*time.Second)
+		c, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
+		cancel()
+		if err == nil {
+			return nodecoord.Greeted(c), nil
+		}
+		if ctxdial.Refused(err) {
+			refused++
+		}
+		if was && refused == maxRefused {
+			return nil, cohort.Newf(op, cohort.Unavailable, "no rendezvous at %s any more: %w", addr, err)
+		}
+		if !said && pause > 500*time.Millisecond {
+			said = true
+			j.screen.logf("waiting for the rendezvous at %s: %v", addr, err)
+		}
+		select {
+		case <-time.After(pause):
+		case s := <-j.signals:
+			if _, ending := j.setSignal(s); ending {
+				return nil, errEnded
+			}
+		case <-j.asked.Done():
+			return nil, cohort.Ended(j.asked, op)
+		case <-over.C:
+			return nil, cohort.Newf(op, cohort.Unavailable, "no rendezvous at %s within %v: nobody answers: %w", addr, limit, err)
+		}
+	}
+}
