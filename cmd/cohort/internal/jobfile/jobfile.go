@@ -35,7 +35,7 @@ type role struct {
 	Name string `yaml:"name"`
 	// Workers is a number, or auto, cpu or gpu; "" is 1.
 	Workers scalar            `yaml:"workers"`
-	Program Words             `yaml:"program"`
+	Program command           `yaml:"program"`
 	Module  bool              `yaml:"module"`
 	Python  string            `yaml:"python"`
 	Dir     string            `yaml:"dir"`
@@ -56,11 +56,11 @@ func (s *scalar) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// Words are a program and its arguments: a list, or one word.
-type Words []string
+// command is a program and its arguments: a list, or one word.
+type command []string
 
 // UnmarshalYAML takes a list of scalars or one.
-func (w *Words) UnmarshalYAML(n *yaml.Node) error {
+func (w *command) UnmarshalYAML(n *yaml.Node) error {
 	words := []*yaml.Node{n}
 	if n.Kind == yaml.SequenceNode {
 		words = n.Content
@@ -166,8 +166,8 @@ func value(mapping *yaml.Node, name string) *yaml.Node {
 
 // wanted says what the decoder's types are in a file.
 var wanted = map[string]string{
-	"jobfile.File": "name, options and roles", "[]jobfile.Role": "a list of roles", "jobfile.Role": "a role: its name, program and so on",
-	"map[string]jobfile.Scalar": "names with values", "bool": "true or false", "string": "a single value",
+	"jobfile.File": "name, options and roles", "[]jobfile.role": "a list of roles", "jobfile.role": "a role: its name, program and so on",
+	"map[string]jobfile.scalar": "names with values", "bool": "true or false", "string": "a single value",
 }
 
 var (
@@ -177,7 +177,7 @@ var (
 
 // plain rewrites an error of the decoder, which speaks of Go's types.
 func plain(err error) error {
-	fields := map[string]string{"File": "name, options, roles", "Role": "name, workers, program, module, python, dir, env"}
+	fields := map[string]string{"File": "name, options, roles", "role": "name, workers, program, module, python, dir, env"}
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	text = strings.TrimPrefix(text, "unmarshal errors:\n")
 	text = unknownField.ReplaceAllStringFunc(text, func(s string) string {
