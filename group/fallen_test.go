@@ -124,7 +124,7 @@ func TestDeathWhileOthersAreMissing(t *testing.T) {
 		_, s := begin(t)
 		_, err := New(ctxOf(t), s, 0, 3, WithConnectTimeout(5*time.Second)) // it takes its place in milliseconds, and looks after 3 s, too
 		e := asError(err)
-		if e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 2 || !strings.Contains(err.Error(), "rank 2 of group 0 did not appear; rank 1 came and died") {
+		if e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 2 || !strings.Contains(err.Error(), "rank 2 of group 0 did not appear; rank 1 joined and then died") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -148,7 +148,7 @@ func TestDeathWhileOthersAreMissing(t *testing.T) {
 			}
 			return strings.Join(keys, "; ")
 		}
-		for !strings.Contains(shown(), "/rank 1, which came and died") {
+		for !strings.Contains(shown(), "/rank 1, which joined and then died") {
 			select {
 			case err := <-made:
 				t.Fatalf("it did not wait: %v", err)

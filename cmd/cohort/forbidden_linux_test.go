@@ -16,12 +16,12 @@ import (
 	"time"
 )
 
-const nobody = 65534
+const unprivileged = 65534
 
-// asNobody has a command run as a user without privileges.
-func asNobody(cmd *exec.Cmd, dir string) *exec.Cmd {
+// asUnprivileged has a command run as a user without privileges.
+func asUnprivileged(cmd *exec.Cmd, dir string) *exec.Cmd {
 	cmd.Dir, cmd.Env = dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "TMPDIR=" + dir}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivileged, Gid: unprivileged}}
 	return cmd
 }
 
@@ -34,7 +34,7 @@ func TestWhyAmongAncestors(t *testing.T) {
 	if err != nil || os.Getuid() != 0 {
 		t.Skip("this needs root and a Python")
 	}
-	dir, err := os.MkdirTemp("/tmp", "cohort-nobody-") //nolint:usetesting // that of the test may not be entered by others
+	dir, err := os.MkdirTemp("/tmp", "cohort-unprivileged-") //nolint:usetesting // that of the test may not be entered by others
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestWhyAmongAncestors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("cp", path, binary).CombinedOutput(); err != nil { // nobody may not enter its folder
+	if out, err := exec.Command("cp", path, binary).CombinedOutput(); err != nil { // this user may not enter its folder
 		t.Fatalf("%v: %s", err, out)
 	}
 	script := filepath.Join(dir, "stand.py")
@@ -57,14 +57,14 @@ func TestWhyAmongAncestors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{dir, script} {
-		if err := os.Chown(name, nobody, nobody); err != nil {
+		if err := os.Chown(name, unprivileged, unprivileged); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// start runs a job as nobody until the test ends and returns once so many ranks are ready.
+	// start runs a job without privileges until the test ends and returns once so many ranks are ready.
 	start := func(ranks int, env []string, args ...string) {
 		t.Helper()
-		cmd := asNobody(exec.Command(args[0], args[1:]...), dir)
+		cmd := asUnprivileged(exec.Command(args[0], args[1:]...), dir)
 		cmd.Env = append(cmd.Env, env...)
 		out := &command{t: t}
 		cmd.Stdout, cmd.Stderr = out, out
@@ -84,13 +84,13 @@ func TestWhyAmongAncestors(t *testing.T) {
 	start(2, nil, binary, "run", "--nproc-per-node", "2", "--rdzv-id", "launched", "--evidence", "-", python, script)
 	start(1, []string{"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", "TORCHELASTIC_RUN_ID=by-hand"}, python, script)
 
-	// why asks as nobody, in a namespace in which the memory of all processes that run the script is out of reach.
+	// why asks without privileges, in a namespace in which the memory of all processes that run the script is out of reach.
 	why := func(job string) string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		hide := fmt.Sprintf(`for p in $(pgrep -u %d -f "^%s .*stand.py"); do mount --bind "%s/unreadable" "/proc/$p/mem" || exit 77; done; exec setpriv --reuid %d --regid %d --clear-groups "%s" why "%s"`,
-			nobody, python, dir, nobody, nobody, binary, job)
+			unprivileged, python, dir, unprivileged, unprivileged, binary, job)
 		cmd := exec.CommandContext(ctx, "unshare", "--mount", "sh", "-c", hide)
 		cmd.Dir = dir
 		var text bytes.Buffer

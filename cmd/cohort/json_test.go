@@ -22,7 +22,7 @@ func jsonLines(ts *testscript.TestScript, _ bool, args []string) {
 		for line := range strings.Lines(ts.ReadFile(stream)) {
 			object := map[string]any{}
 			if err := json.Unmarshal([]byte(line), &object); err != nil {
-				ts.Fatalf("%s: %s: %q is no object: %v", strings.Join(args, " "), stream, line, err)
+				ts.Fatalf("%s: %s: %q is not an object: %v", strings.Join(args, " "), stream, line, err)
 			}
 		}
 	}

@@ -305,7 +305,7 @@ func TestLiveViewWaits(t *testing.T) {
 
 	q := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, "run", "--nproc-per-node", "3", "sh", "-c",
 		"[ $RANK = 1 ] && exec sleep 1000; exec cohort store wait --addr $MASTER_ADDR:$MASTER_PORT --timeout 1000s config")
-	q.shows(`^ranks 0, 2 wait in the store for \d.*s; rank 1 has not come \(key .*config\)$`)
+	q.shows(`^ranks 0, 2 wait in the store for \d.*s; rank 1 has not joined \(key .*config\)$`)
 	_ = q.cmd.Process.Signal(syscall.SIGTERM)
 	q.ends()
 	q.leftAsItWas()
@@ -341,7 +341,7 @@ esac`
 	t.Cleanup(func() { _ = other.Process.Kill() })
 	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, append(node(0), "sh", "-c", script)...)
 	p.shows(`^cohort run sh, 4 ranks, `, `^nodes: 0 .* \(here\) ranks 0-1; 1 .* ranks 2-3$`, `^ranks 0-3 run, `, `^rank 1 +7%\|## \| 7/100$`, `^rank 3 +45%\|#### \| 45/100$`,
-		`^ranks 0, 2 wait in the store for \d.*s; ranks 1, 3 have not come \(key .*config\)$`)
+		`^ranks 0, 2 wait in the store for \d.*s; ranks 1, 3 have not joined \(key .*config\)$`)
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	p.ends()
 	p.leftAsItWas()

@@ -171,7 +171,7 @@ func only(t *testing.T, p podTemplate, name string) []string {
 	}
 	for _, m := range p.Spec.Containers[0].VolumeMounts {
 		if !slices.ContainsFunc(p.Spec.Volumes, func(v volume) bool { return v.Name == m.Name }) {
-			t.Errorf("there is no volume %s", m.Name)
+			t.Errorf("volume %s is missing", m.Name)
 		}
 	}
 	return words(t, p.Spec.Containers[0].Command)

@@ -15,7 +15,7 @@ import (
 )
 
 // TestMembersOnNodes: three launchers have two workers each, of which four are members of one group. A node that is killed, or whose
-// network is gone, takes its members out, and spares of the other nodes come in. Nobody is restarted.
+// network is gone, takes its members out, and spares of the other nodes come in. No worker is restarted.
 func TestMembersOnNodes(t *testing.T) {
 	t.Parallel()
 	program := testkit.BuildProgram(t, "examples/reconfigure")

@@ -52,14 +52,14 @@ func plain(t *testing.T, until *regexp.Regexp, args ...string) (out, complaints 
 	return text.String(), stderr.String(), cmd.ProcessState.ExitCode()
 }
 
-// Without a terminal frames follow each other until a signal ends it, which is no failure.
+// Without a terminal frames follow each other until a signal ends it, which is not a failure.
 func TestTopWithoutATerminal(t *testing.T) {
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = server.Close() }()
-	out, complaints, code := plain(t, regexp.MustCompile(`(?s)nobody waits.*nobody waits`),
+	out, complaints, code := plain(t, regexp.MustCompile(`(?s)no waiters.*no waiters`),
 		"store", "top", "--addr", server.Addr().String(), "--every", "100ms")
 	if code != 0 || complaints != "" || strings.Contains(out, "\x1b") {
 		t.Errorf("exit %d, %q\n%q", code, complaints, out)

@@ -143,7 +143,7 @@ func TestTopOnATerminal(t *testing.T) {
 	defer func() { _ = server.Close() }()
 	for _, way := range []string{"key", "signal"} {
 		p := onTerminal(t, nil, "store", "top", "--addr", server.Addr().String(), "--every", "100ms")
-		p.expect("nobody waits")
+		p.expect("no waiters")
 		p.expect("q ends")
 		if way == "key" {
 			if _, err := p.master.WriteString("q"); err != nil {

@@ -20,7 +20,7 @@ func TestStands(t *testing.T) {
 			kind, want string
 			hung       bool
 		}{
-			{"poll", `^Ranks 0 and 1 ask the store for the key \S+/arrived again and again, in own_barrier \(stands\.py:\d+\)( for \d+ s)?, which is always 2: nobody changes it\.$`, true},
+			{"poll", `^Ranks 0 and 1 poll the store for the key \S+/arrived \(always 2\), in own_barrier \(stands\.py:\d+\)( for \d+ s)?: no rank changes it\.$`, true},
 			{"lock", `^Rank 1 has not reached barrier \(stands\.py:\d+\); it is in take_lock \(stands\.py:\d+\), waiting for a file lock of /\S+/lock, held by rank 0,( for \d+ s)?; rank 0 waits( for \d+ s)?\.$`, true},
 			{"sleep", `^Perhaps not hung: no rank waits in torch\.distributed; ranks 0 and 1 are in load_batch \(stands\.py:\d+\), sleeping( for \d+ s)?(, and for \d+ s more)?\.$`, false},
 		} {

@@ -64,7 +64,7 @@ func TestWhyByHand(t *testing.T) {
 			}
 			port := testkit.FreePort(t)
 			byHand(t, torch, "127.0.0.1", port, 3, 0, 1, 1)
-			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 was started twice, as the processes \d+ and \d+: give each process a RANK of its own, from 0 to 2\.$`)
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 was started twice, as the processes \d+ and \d+: give each process its own RANK, from 0 to 2\.$`)
 		})
 		t.Run("another WORLD_SIZE", func(t *testing.T) {
 			port := testkit.FreePort(t)

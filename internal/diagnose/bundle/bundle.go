@@ -16,7 +16,7 @@ import (
 // maxBytes bounds the files of one bundle together.
 const maxBytes = 64 << 20
 
-// Root is the folder for bundles where the user has named none, "" if there is no home.
+// Root is the folder for bundles where the user has named none, "" without a home folder.
 func Root() string {
 	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
 		return filepath.Join(state, "cohort", "evidence")
@@ -42,7 +42,7 @@ func Create(root, run string, started time.Time) *Bundle {
 	return b
 }
 
-// Write writes a file that only its owner can read, and reports whether it did. One that is empty, or for which there is no room, is
+// Write writes a file that only its owner can read, and reports whether it did. One that is empty, or for which no space is left, is
 // left out.
 func (b *Bundle) Write(name string, data []byte) bool {
 	if b.err != nil || len(data) == 0 || len(data) > b.left {

@@ -56,7 +56,7 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%s: %v %v", name, err, info.Mode())
 		}
 	}
-	b.Keep(dir, "last") // there is no room left
+	b.Keep(dir, "last") // no space is left
 	other := Create(t.TempDir(), "other", time.Now())
 	other.Keep(dir, "last")
 	other.Keep(filepath.Join(dir, "none"), "last")

@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-// TestFullDisk: a bundle for which there is no room has whole files only, and is not there if it has none.
+// TestFullDisk: a bundle on a full disk has whole files only, and is not there if it has none.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	root := testkit.SmallDisk(t)

@@ -232,7 +232,7 @@ func TestSimulation(t *testing.T) {
 			late := timeout + 3*timeout/hangwatch.SamplesPerHang + 3*j.full + s // when it is told at the latest
 			heard := slices.ContainsFunc(all, func(one told) bool { return one.at > moves[i-1] && one.at <= moves[i-1]+late })
 			if moves[i]-moves[i-1] > late && !heard {
-				t.Fatalf("seed %d: stood still from %s to %s with a timeout of %s, and nobody told: %v", seed, moves[i-1], moves[i], timeout, all)
+				t.Fatalf("seed %d: stood still from %s to %s with a timeout of %s, and no hang reported: %v", seed, moves[i-1], moves[i], timeout, all)
 			}
 		}
 	}

@@ -105,9 +105,9 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 		}
 		switch {
 		case v.State == "Z" && headless("/proc", r.PID):
-			v.Gone = "has lost its main thread, while other threads of its process go on"
+			v.Gone = "has lost its main thread, while its other threads still run"
 		case v.State == "" || v.State == "Z":
-			v.Gone = "has ended"
+			v.Gone = "has exited"
 		}
 		if p := second[i].process; p != nil {
 			v.Threads, v.Main = p.Threads, p.Main()
@@ -223,7 +223,7 @@ func readAll(ctx context.Context, reader *stacks.Reader, ranks []Rank) []reading
 // maxWrappers bounds the programs between a rank's first process and its Python.
 const maxWrappers = 4
 
-// readBelow reads a process, or the only child of one that is no Python: a shell, or a program such as timeout, that has
+// readBelow reads a process, or the only child of one that is not Python: a shell, or a program such as timeout, that has
 // started it.
 func readBelow(ctx context.Context, reader *stacks.Reader, pid int) (*stacks.Process, error) {
 	p, err := reader.Read(ctx, pid)

@@ -23,7 +23,7 @@ func forbidden(proc string, pid, user int) string {
 	case 2:
 		return fmt.Sprintf("this host lets only root read processes (kernel.yama.ptrace_scope is 2); "+sudo, pid)
 	case 3:
-		return fmt.Sprintf("this host lets nobody read processes until it is started again (kernel.yama.ptrace_scope is 3); try: kill -ABRT %d, which ends the rank and has Python print its stack", pid)
+		return fmt.Sprintf("this host lets no user read processes until it is rebooted (kernel.yama.ptrace_scope is 3); try: kill -ABRT %d, which kills the rank and makes Python print its stack", pid)
 	}
 	return fmt.Sprintf("the kernel does not let this user read process %d: it has other privileges, or a container forbids it (--cap-add SYS_PTRACE); "+sudo, pid, pid)
 }

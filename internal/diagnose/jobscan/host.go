@@ -115,21 +115,21 @@ func (l limits) since(before limits) []string {
 	for dir, m := range l.memory {
 		who := "the cgroup of " + ranklist.Named(l.ranks[dir])
 		if m.Limit > 0 && m.Used > m.Limit/100*95 {
-			notes = append(notes, fmt.Sprintf("%s uses %d of the %d MiB of memory that it may use", who, m.Used>>20, m.Limit>>20))
+			notes = append(notes, fmt.Sprintf("%s uses %d MiB of its memory limit of %d MiB", who, m.Used>>20, m.Limit>>20))
 		}
 		if m.Kills > 0 {
 			processes := "processes"
 			if m.Kills == 1 {
 				processes = "process"
 			}
-			notes = append(notes, fmt.Sprintf("the kernel has killed %d %s of %s for lack of memory since that was made", m.Kills, processes, who))
+			notes = append(notes, fmt.Sprintf("the kernel has killed %d %s of %s because it was out of memory", m.Kills, processes, who))
 		}
 	}
 	passed := l.at.Sub(before.at)
 	for dir, now := range l.throttled {
 		then, known := before.throttled[dir]
 		if held := now - then; known && passed > 0 && held > passed/5 {
-			notes = append(notes, fmt.Sprintf("the cgroup of %s may use no more processor time: its processes were held back for %s within %s, all processors together",
+			notes = append(notes, fmt.Sprintf("the cgroup of %s has reached its CPU limit: its processes were throttled for %s within %s, summed over all CPUs",
 				ranklist.Named(l.ranks[dir]), held.Round(time.Millisecond), passed.Round(time.Millisecond)))
 		}
 	}

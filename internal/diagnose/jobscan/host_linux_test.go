@@ -84,11 +84,11 @@ func TestLimits(t *testing.T) {
 	}{
 		"enough":         {50 << 20, 100 << 20, 0, 0, nil},
 		"no limit":       {50 << 20, 0, 0, 0, nil},
-		"nearly all":     {99 << 20, 100 << 20, 0, 0, []string{"the cgroup of ranks 4,5 uses 99 of the 100 MiB of memory that it may use"}},
-		"one killed":     {50 << 20, 100 << 20, 1, 0, []string{"the kernel has killed 1 process of the cgroup of ranks 4,5 for lack of memory since that was made"}},
-		"several":        {50 << 20, 100 << 20, 3, 0, []string{"the kernel has killed 3 processes of the cgroup of ranks 4,5 for lack of memory since that was made"}},
+		"nearly all":     {99 << 20, 100 << 20, 0, 0, []string{"the cgroup of ranks 4,5 uses 99 MiB of its memory limit of 100 MiB"}},
+		"one killed":     {50 << 20, 100 << 20, 1, 0, []string{"the kernel has killed 1 process of the cgroup of ranks 4,5 because it was out of memory"}},
+		"several":        {50 << 20, 100 << 20, 3, 0, []string{"the kernel has killed 3 processes of the cgroup of ranks 4,5 because it was out of memory"}},
 		"little time":    {50 << 20, 100 << 20, 0, 10 * time.Millisecond, nil},
-		"no time at all": {50 << 20, 100 << 20, 0, time.Second, []string{"the cgroup of ranks 4,5 may use no more processor time: its processes were held back for 1s within 1s, all processors together"}},
+		"no time at all": {50 << 20, 100 << 20, 0, time.Second, []string{"the cgroup of ranks 4,5 has reached its CPU limit: its processes were throttled for 1s within 1s, summed over all CPUs"}},
 	} {
 		root := t.TempDir()
 		write := func(file, text string) {
@@ -126,7 +126,7 @@ func TestNoStore(t *testing.T) {
 	t.Parallel()
 	for greeting, want := range map[string]string{
 		"":                        ") listens there and has not answered as a store does",
-		"SSH-2.0-OpenSSH_9.6\r\n": ") listens there and is no store",
+		"SSH-2.0-OpenSSH_9.6\r\n": ") listens there and is not a store",
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {

@@ -88,7 +88,7 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-// TestStraysWithoutNames: where there is no time to ask what names mean, two of them may be one server.
+// TestStraysWithoutNames: without time to resolve names, two of them may be one server.
 func TestStraysWithoutNames(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -113,7 +113,7 @@ func TestForbidden(t *testing.T) {
 		"0": "the kernel does not let this user read process 7: it has other privileges, or a container forbids it (--cap-add SYS_PTRACE); try: sudo cohort why 7",
 		"1": "this host lets only ancestors of a process read it (kernel.yama.ptrace_scope is 1), and process 7 was not started by a launcher of cohort that could be asked; try: sudo cohort why 7",
 		"2": "this host lets only root read processes (kernel.yama.ptrace_scope is 2); try: sudo cohort why 7",
-		"3": "this host lets nobody read processes until it is started again (kernel.yama.ptrace_scope is 3); try: kill -ABRT 7, which ends the rank and has Python print its stack",
+		"3": "this host lets no user read processes until it is rebooted (kernel.yama.ptrace_scope is 3); try: kill -ABRT 7, which kills the rank and makes Python print its stack",
 	} {
 		proc := t.TempDir()
 		for name, text := range map[string]string{"sys/kernel/yama/ptrace_scope": scope + "\n", "7/status": "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\n"} {

@@ -61,7 +61,7 @@ func Xids(records []string) []Xid {
 
 // fatalXids say in words what errors after which a GPU, or what runs on it, does not go on. Others are noted by the driver and survived.
 var fatalXids = map[int]string{
-	13: "a kernel of the program has failed on it", 31: "the program has used memory of it that it does not have", 45: "what ran on it was stopped",
+	13: "a kernel of the program has failed on it", 31: "the program accessed an invalid address on it", 45: "what ran on it was stopped",
 	48: "its memory has an error that cannot be corrected", 74: "its NVLink has failed", 79: "it has fallen off the bus",
 	94: "its memory has an error that cannot be corrected", 95: "its memory has an error that cannot be corrected", 119: "its own processor (GSP) does not answer", 120: "its own processor (GSP) has failed",
 }

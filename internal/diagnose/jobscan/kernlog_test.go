@@ -41,7 +41,7 @@ func TestXids(t *testing.T) {
 	}
 }
 
-// TestReadKernelLog: what may not be read, or is no log, gives no records and no error.
+// TestReadKernelLog: a file that may not be read, or is not a log, gives no records and no error.
 func TestReadKernelLog(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(t.TempDir(), "kmsg")

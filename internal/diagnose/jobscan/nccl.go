@@ -24,7 +24,7 @@ import (
 const (
 	// ncclTime bounds the question to NCCL: its network takes some seconds to give up a process that does not answer.
 	ncclTime = 8 * time.Second
-	// restTime is what is left of the time of whoever asks, for the rest of the answer.
+	// restTime is what is left of the caller's time, for the rest of the answer.
 	restTime = 1500 * time.Millisecond
 	// maxAsks is how often NCCL is asked. The processes of all jobs of a host share a port, and the kernel chooses one that answers.
 	maxAsks = 8

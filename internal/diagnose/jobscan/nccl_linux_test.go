@@ -26,7 +26,7 @@ import (
 func TestNCCL(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("/usr/bin/python3"); err != nil {
-		t.Skip("there is no Python")
+		t.Skip("Python is not installed")
 	}
 	dir := t.TempDir()
 	for name, text := range map[string]string{

@@ -105,7 +105,7 @@ func TestSelected(t *testing.T) {
 		"exceptional":                      {10, "0x0 0x0 0x10", 5},
 		"in two sets":                      {10, "0x10 0x0 0x10", 5},
 		"two files":                        {10, "0x18 0x0 0x0", -1},
-		"two files, the second is no more": {9, "0x18 0x0 0x0", 5},
+		"two files, the second is closed": {9, "0x18 0x0 0x0", 5},
 		"two files in two sets":            {10, "0x10 0x20 0x0", -1},
 		"none":                             {10, "0x0 0x0 0x0", -1},
 		"no files":                         {0, "0x10 0x0 0x0", -1},
@@ -185,7 +185,7 @@ func startPython(t *testing.T, text string) (pid int) {
 	t.Helper()
 	python, err := exec.LookPath("/usr/bin/python3")
 	if err != nil {
-		t.Skip("there is no Python")
+		t.Skip("Python is not installed")
 	}
 	script := filepath.Join(t.TempDir(), "train.py")
 	if err = os.WriteFile(script, []byte(text), 0o600); err != nil {

@@ -86,7 +86,7 @@ func readDump(name string) *torchdump.Dump {
 // askPipe has an NCCL rank write its flight recorder, which it does after any byte in its pipe, and waits until the file has changed.
 func askPipe(ctx context.Context, pipe, file string) {
 	before := modified(file)
-	f, err := os.OpenFile(pipe, os.O_WRONLY|nonblock, 0) //nolint:gosec // the rank names it; it fails where nobody reads
+	f, err := os.OpenFile(pipe, os.O_WRONLY|nonblock, 0) //nolint:gosec // the rank names it; it fails where no process reads
 	if err != nil {
 		return
 	}

@@ -35,7 +35,7 @@ func TestAskPipe(t *testing.T) {
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if d := recorded(t.Context(), r, true); d != nil { // nobody reads it: it must not wait
+	if d := recorded(t.Context(), r, true); d != nil { // no process reads it: it must not wait
 		t.Errorf("without a reader: %+v", d)
 	}
 	f, err := os.OpenFile(pipe, os.O_RDWR, 0)

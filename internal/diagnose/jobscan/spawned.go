@@ -17,7 +17,7 @@ import (
 )
 
 // Spawned returns the job of a program that starts its ranks with torch.multiprocessing.spawn or multiprocessing.Process: they set
-// RANK and MASTER_ADDR for themselves, which nobody sees from outside, so the process of the program, or of a rank, must be known. ok
+// RANK and MASTER_ADDR for themselves, which cannot be seen from outside, so the process of the program, or of a rank, must be known. ok
 // is false where there are none.
 func Spawned(ctx context.Context, pid int) (j Job, ok bool) {
 	var reader stacks.Reader
@@ -130,7 +130,7 @@ func (j *Job) number(all []spawned) {
 		j.World = world
 	}
 	if !told && len(j.Ranks) > 0 {
-		j.Notes = []string{"the program does not tell the numbers of its ranks: they are numbered in the order in which they were started, without those that have ended and were waited for"}
+		j.Notes = []string{"the program does not tell the numbers of its ranks: they are numbered in the order in which they were started, without those that have exited and were waited for"}
 	}
 }
 

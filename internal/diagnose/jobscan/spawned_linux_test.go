@@ -19,7 +19,7 @@ func TestSpawned(t *testing.T) {
 	t.Parallel()
 	python, err := exec.LookPath("/usr/bin/python3")
 	if err != nil {
-		t.Skip("there is no Python")
+		t.Skip("Python is not installed")
 	}
 	dir := t.TempDir()
 	if err = os.MkdirAll(filepath.Join(dir, "torch", "multiprocessing"), 0o755); err != nil {
@@ -78,7 +78,7 @@ if __name__ == "__main__":
     for i in (1, 0):
         multiprocessing.Process(target=target, args=(i, 3, "secret"), daemon=True).start()
     multiprocessing.Process(target=wait, daemon=True).start()
-    if sys.argv[2] == "named":  # a helper, which is no rank
+    if sys.argv[2] == "named":  # a helper, which is not a rank
         multiprocessing.Process(target=ordered, args=(0, 9, "secret"), daemon=True).start()
         multiprocessing.Process(target=inner, args=(0, 9, "secret"), daemon=True).start()
     else:
@@ -147,7 +147,7 @@ if __name__ == "__main__":
 func program(t *testing.T, rest string) (script string) {
 	t.Helper()
 	if _, err := os.Stat("/usr/bin/python3"); err != nil {
-		t.Skip("there is no Python")
+		t.Skip("Python is not installed")
 	}
 	dir := t.TempDir()
 	script = filepath.Join(dir, "main.py")

@@ -54,7 +54,7 @@ func AskStore(ctx context.Context, client *tcpstore.Client) verdict.Job {
 	return seen
 }
 
-// storeTrouble says why nobody can reach a store, "" if somebody can or it is not known.
+// storeTrouble says why a store cannot be reached, "" if it can or that is not known.
 func storeTrouble(ctx context.Context, addr string) string {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -131,7 +131,7 @@ func noStore(ctx context.Context, addr string, ranks []int) string {
 		_ = client.Close()
 		return ""
 	case errors.Is(err, cohort.Protocol): // what it answered is nothing that a store says
-		return owner.String() + " listens there and is no store"
+		return owner.String() + " listens there and is not a store"
 	}
 	return owner.String() + " listens there and has not answered as a store does" // a store that is stopped or slow does not either
 }
@@ -143,7 +143,7 @@ func askDebugServer(ctx context.Context, rank int, server string) verdict.Rank {
 		r.Host = u.Hostname()
 	}
 	if !strings.HasPrefix(server, "http://") {
-		r.Trouble = fmt.Sprintf("its debug server is %.100q, which is no address", server)
+		r.Trouble = fmt.Sprintf("its debug server is %.100q, which is not an address", server)
 		return r
 	}
 	for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {

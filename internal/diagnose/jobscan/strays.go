@@ -15,7 +15,7 @@ import (
 // namesTime bounds the resolution of all names.
 const namesTime = time.Second
 
-// findOrphans looks for ranks of one program that have ended up in different jobs because they use different stores.
+// findOrphans looks for ranks of one program that have exited up in different jobs because they use different stores.
 func findOrphans(ctx context.Context, all []Job) {
 	ctx, cancel := context.WithTimeout(ctx, namesTime)
 	defer cancel()

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// answers starts a process of NCCL: it answers as 2.28 does and sends a report. One that is no JSON is sent as older ones do.
+// answers starts a process of NCCL: it answers as 2.28 does and sends a report. One that is not JSON is sent as older ones do.
 func answers(t *testing.T, report string) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -93,7 +93,7 @@ func TestAskText(t *testing.T) {
 	}
 }
 
-// TestAskErrors: what is no report is an error, and nobody waits for longer than ctx says.
+// TestAskErrors: an answer that is not a report is an error, and Ask waits for no longer than ctx allows.
 func TestAskErrors(t *testing.T) {
 	t.Parallel()
 	for _, report := range []string{"", "{", `{"communicators": 7}`, "ERROR"} {

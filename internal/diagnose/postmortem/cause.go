@@ -40,7 +40,7 @@ const (
 	LostPeer
 	// Stopped is an end that the launcher itself asked for.
 	Stopped
-	// Success is no failure.
+	// Success is an exit status of 0.
 	Success
 )
 
@@ -62,7 +62,7 @@ func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 func (k *Kind) UnmarshalText(text []byte) error {
 	i := slices.Index(kindNames[:], string(text))
 	if i < 0 {
-		return fmt.Errorf("postmortem: there is no kind %q", text)
+		return fmt.Errorf("postmortem: unknown kind %q", text)
 	}
 	*k = Kind(i)
 	return nil
@@ -119,20 +119,20 @@ func Explain(d Death) Cause {
 	case d.Sent.stopped() && (sig == 15 || sig == 9 || sig == 2 || slices.Contains(d.Sent.Ending, sig)):
 		cause = stopped(d, sig, trace)
 	case d.Output != "" && (sig == 13 || trace.exception == "" && d.Code > 0 || strings.Contains(trace.exception, "Broken pipe")):
-		cause.Kind, cause.Words, cause.Advice = exitCode, "could not print and ended with "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
+		cause.Kind, cause.Words, cause.Advice = exitCode, "could not write its output and exited with  "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
 	case sig == 9 && d.OutOfMemory:
 		cause.Kind, cause.Words = memory, "was killed by the kernel: out of memory"+sizes(d)
 		cause.Advice = moreMemory
 	case sig == 9:
-		cause.Kind, cause.Words = Killed, "was killed by SIGKILL, not by the launcher and not for memory of its cgroup"
-		cause.Advice = "look in the kernel log (dmesg) for an out-of-memory kill of the whole host, and ask who else may kill processes here"
+		cause.Kind, cause.Words = Killed, "was killed by SIGKILL, neither by the launcher nor for the memory limit of its cgroup"
+		cause.Advice = "check the kernel log (dmesg) for an out-of-memory kill by the host, and whether another user or service kills processes here"
 	case d.Code < 0 && crashes[sig] != "":
 		cause = crash(d, sig, trace)
 	case d.Code < 0 && trace.exception == "" && slices.Contains(d.Sent.Passed, sig):
-		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher was sent and passed on to it"
+		cause.Kind, cause.Words = Killed, "was terminated by "+signalName(sig)+", which was sent to the launcher and passed on"
 		cause.Advice = "handle the signal in the program, or do not send it to the launcher"
 	case d.Code < 0 && trace.exception == "":
-		cause.Kind, cause.Words = Killed, "was ended by "+signalName(sig)+", which the launcher did not send"
+		cause.Kind, cause.Words = Killed, "was terminated by "+signalName(sig)+", which the launcher did not send"
 	case d.OutOfMemory && trace.exception != "":
 		cause.Kind, cause.Words, cause.Advice = memory, "lost a data loader worker, which the kernel killed: out of memory", moreMemory
 	case trace.exception != "":
@@ -152,7 +152,7 @@ func Explain(d Death) Cause {
 			cause.Words += ": " + firstLine(line)
 			cause.Advice = adviceFor(line)
 		} else {
-			cause.Advice = "it printed no error: look for a call of exit with this code, in the program or in a library"
+			cause.Advice = "it printed no error: look for a call to exit with this code, in the program or in a library"
 		}
 	}
 	return cause
@@ -185,7 +185,7 @@ func stopped(d Death, sig int, trace traceback) Cause {
 		return Cause{Kind: Stopped, Words: "was " + by + " after " + firstLine(trace.exception), Where: trace.where}
 	default:
 		return Cause{
-			Kind: kind, Words: "raised " + firstLine(trace.exception) + " and did not end before it was " + by,
+			Kind: kind, Words: "raised " + firstLine(trace.exception) + " and did not exit before it was " + by,
 			Exception: trace.exception, Where: trace.where, Traceback: trace.text, Advice: adviceFor(trace.exception),
 		}
 	}
@@ -193,7 +193,7 @@ func stopped(d Death, sig int, trace traceback) Cause {
 
 func consequenceText(k Kind) string {
 	if k == Timeout {
-		return "gave up waiting for another rank"
+		return "timed out waiting for another rank"
 	}
 	return "lost its connection to another rank"
 }

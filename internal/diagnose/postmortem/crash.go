@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// thrownText is what C++ prints of an exception that nobody has caught. Its first line says why.
+// thrownText is what C++ prints of an uncaught exception. Its first line says why.
 var thrownText = regexp.MustCompile(`(?m)^terminate called after throwing an instance of '[^'\n]+'\r?\n  what\(\):  (.+)$`)
 
 // watchdog begins what the thread throws with which PyTorch watches over NCCL. It ends the process so because of what it has found.

@@ -92,19 +92,19 @@ func TestOnGPU(t *testing.T) {
 		"a collective that timed out": {
 			Death{Code: -6, Stderr: watchdogTimeout},
 			Timeout,
-			"gave up waiting for another rank: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=12000) ran for 12088 milliseconds before timing out; it crashed: aborted (SIGABRT) while it was in <module> (/srv/train.py:205)", "",
+			"timed out waiting for another rank: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=12000) ran for 12088 milliseconds before timing out; it crashed: aborted (SIGABRT) while it was in <module> (/srv/train.py:205)", "",
 		},
 		"of an older PyTorch": {
 			Death{Code: -6, Stderr: strings.ReplaceAll(watchdogTimeout, "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog", "[Rank 0] NCCL watchdog")},
 			Timeout,
-			"gave up waiting for another rank: Watchdog caught collective operation timeout", "",
+			"timed out waiting for another rank: Watchdog caught collective operation timeout", "",
 		},
 		"a GPU that failed": {
 			Death{Code: -6, Stderr: watchdogIllegal},
 			device,
 			"crashed: aborted (SIGABRT) while it was in <module> (/srv/train.py:306): CUDA error: an illegal memory access was encountered", "CUDA_LAUNCH_BLOCKING",
 		},
-		"an exception of C++ that nobody knows": {
+		"an exception of C++ of an unknown type": {
 			Death{Code: -6, Stderr: "terminate called after throwing an instance of 'std::length_error'\n  what():  vector::reserve\n"},
 			Crash,
 			"crashed: aborted (SIGABRT): vector::reserve", "native code",
@@ -112,7 +112,7 @@ func TestOnGPU(t *testing.T) {
 		"two ranks on a GPU": {
 			Death{Code: 1, Stderr: duplicateGPU},
 			Exception,
-			"raised torch.distributed.DistBackendError: NCCL error, invalid usage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60", "a GPU of its own",
+			"raised torch.distributed.DistBackendError: NCCL error, invalid usage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60", "its own GPU",
 		},
 		"no memory for NCCL": {
 			Death{Code: 1, Stderr: noMemoryForNCCL},
@@ -123,7 +123,7 @@ func TestOnGPU(t *testing.T) {
 		"a rank whose process did not end": {
 			Death{Code: -2, Stderr: raisedOnGPU, Sent: Signals{Ending: []int{2}}},
 			Exception,
-			"raised ValueError: bad batch 17 and did not end before it was stopped by the launcher (SIGINT)", "",
+			"raised ValueError: bad batch 17 and did not exit before it was stopped by the launcher (SIGINT)", "",
 		},
 	} {
 		got := Explain(c.death)

@@ -157,7 +157,7 @@ func parseGroup(lines []string, from int) block {
 		part := groupPart.FindStringSubmatch(line)
 		switch {
 		case part != nil && part[2] != "":
-			return b // nobody knows what the rest is
+			return b // the rest cannot be told
 		case part != nil:
 			if part[1] != "" && len(parts) > 0 {
 				parts = parts[:len(parts)-1] // that one is a group, too
@@ -192,7 +192,7 @@ func groupEnd(lines []string, from int) int {
 	return to
 }
 
-// explain takes the exception of a group that explains it: the only one that is no consequence of another worker's end, or the first if all
+// explain takes the exception of a group that explains it: the only one that is not a consequence of another worker's end, or the first if all
 // are.
 func (b *block) explain(parts [][]string) {
 	var first, own []traceback

@@ -170,7 +170,7 @@ func goPanic(lines []string) string {
 	return ""
 }
 
-// logLine is a message of PyTorch's own log, or of gloo's, that is no error:
+// logLine is a message of PyTorch's own log, or of gloo's, that is not an error:
 // "[W1115 16:32:45.655 ProcessGroupGloo.cpp:727] Warning: ...", "[./gloo/transport/tcp/context.cc:243] INFO Rank 1 is ...".
 var logLine = regexp.MustCompile(`^\[?[IW]\d{4} [0-9:.]+ |^\[\S+\.cc:\d+\] (INFO|WARNING) `)
 
@@ -178,8 +178,8 @@ var logLine = regexp.MustCompile(`^\[?[IW]\d{4} [0-9:.]+ |^\[\S+\.cc:\d+\] (INFO
 var barLine = regexp.MustCompile(`^([^|]*: +)?\d{1,3}%\|`)
 
 var advices = []struct{ text, advice string }{
-	{"Duplicate GPU detected", "each rank needs a GPU of its own: torch.cuda.set_device with LOCAL_RANK, and not more workers than GPUs (--nproc-per-node gpu starts one for each)"},
-	{"invalid device ordinal", "there is no such GPU: --nproc-per-node gpu starts one worker for each GPU of the host, and CUDA_VISIBLE_DEVICES may hide some"},
+	{"Duplicate GPU detected", "each rank needs its own GPU: call torch.cuda.set_device with LOCAL_RANK, and not more workers than GPUs (--nproc-per-node gpu starts one for each)"},
+	{"invalid device ordinal", "the GPU does not exist: --nproc-per-node gpu starts one worker for each GPU of the host, and CUDA_VISIBLE_DEVICES may hide some"},
 	{"Failed to CUDA calloc", "the GPU has probably no memory left for NCCL: use a smaller batch, or look for another process on the GPU (nvidia-smi)"},
 	{"CUDA out of memory", "use a smaller batch, or look for another process on the GPU (nvidia-smi)"},
 	{"Address already in use", "another process has the port: leave --master-port out and a free one is taken"},
@@ -209,8 +209,8 @@ var advices = []struct{ text, advice string }{
 var refusals = []struct{ text, advice string }{
 	{"too many open files", "the launcher may not open more files, of which it needs a few for each worker: raise the limit (ulimit -n)"},
 	{"resource temporarily unavailable", "this user may not start more processes: look at ulimit -u and at the limit of the container (pids.max)"},
-	{"exec format error", "the file is no program for this machine; a script needs a first line such as #!/bin/sh"},
-	{"python3: there is no such program", "there is no Python in the PATH of the workers: --python chooses one"},
+	{"exec format error", "the file is not a program for this machine; a script needs a first line such as #!/bin/sh"},
+	{"python3: not found in the PATH", "the PATH of the workers has no python3: --python chooses another one"},
 }
 
 func refusalAdvice(text string) string {

@@ -45,7 +45,7 @@ func parseGoroutine(lines []string) (Thread, bool) {
 	for i := 1; i+1 < len(lines); i += 2 {
 		function, created := strings.CutPrefix(lines[i], "created by ")
 		if created {
-			break // by whom it was started is no call
+			break // the function that started it is not a call
 		}
 		file, line, ok := sourcePosition(lines[i+1])
 		if !ok {

@@ -17,7 +17,7 @@ var (
 	// ErrForbidden is the error for a process that this one may not read.
 	ErrForbidden = errors.New("stacks: the process may not be read")
 	// ErrNoInterpreter is the error for a Python that has not begun to run code, or has ended it.
-	ErrNoInterpreter = errors.New("stacks: it runs no Python code: it starts or ends")
+	ErrNoInterpreter = errors.New("stacks: the process is not running Python code (starting or exiting)")
 	// errCorrupt is the error for a process whose memory makes no sense.
 	errCorrupt = errors.New("stacks: the memory of the process makes no sense")
 )
@@ -88,7 +88,7 @@ func Library(file string) bool {
 }
 
 // Main returns the main thread: the one whose number is the process's own, else the last, which Python made first. It
-// is nil when there is no thread.
+// is nil without a thread.
 func (p *Process) Main() *Thread {
 	for i := range p.Threads {
 		if p.Threads[i].ID == p.PID {

@@ -175,7 +175,7 @@ func (w *walker) frames(calls []call) []Frame {
 	return frames
 }
 
-// targetNumbers are what programs call a process's place in its job. Other arguments of theirs nobody needs to see.
+// targetNumbers are what programs call a process's place in its job. Their other arguments are not needed.
 var targetNumbers = []string{"rank", "local_rank", "world_size"}
 
 func notNumber(arg string) bool {

@@ -109,7 +109,7 @@ func TestWalk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if threads[0].HoldsGIL {
-		t.Error("the thread holds a lock that nobody holds")
+		t.Error("the thread holds a lock that is free")
 	}
 	p.word(testRuntime+360+8, testThread)
 	if threads, err = p.read(); err != nil || threads[0].HoldsGIL {

@@ -31,12 +31,12 @@ func (c *analysis) cause(rank int) string {
 	case len(r.Children) > 0:
 		text = childWords(r.Children)
 	case r.PoolIdle && r.Main != nil && slices.ContainsFunc(r.Main.Frames, inPool) && !slices.ContainsFunc(r.Threads, poolThread):
-		text = ", and no process of the pool is at work: one that was has probably been killed, which the pool does not notice"
+		text = ", and no process of the pool runs a task: one that did has probably been killed, which the pool does not notice"
 	case r.LostChildren && r.Main != nil && slices.ContainsFunc(r.Main.Frames, func(f stacks.Frame) bool { return strings.Contains(f.File, "/multiprocessing/") }):
-		text = ", and a process that it had started has ended"
+		text = ", and a process that it started has exited"
 	}
 	if i := slices.IndexFunc(c.job.Waits, func(w Wait) bool { return w.Rank == rank && w.Age >= time.Second }); i >= 0 {
-		text += ", for the key " + c.job.Waits[i].Key + " of the store, which nobody has set"
+		text += ", for the key " + c.job.Waits[i].Key + " in the store, which no rank has set"
 	}
 	return text + threadWords(r, p)
 }
@@ -101,7 +101,7 @@ func childWords(children []Child) string {
 				how = ", " + how
 			}
 			if ch.stuck() {
-				return fmt.Sprintf(", for its process %d, which runs the program anew to import it, and has come to %s there: put that under if __name__ == \"__main__\"", ch.PID, p.where())
+				return fmt.Sprintf(", for its process %d, which imports the program again and is in %s: put that call under if __name__ == \"__main__\"", ch.PID, p.where())
 			}
 			return fmt.Sprintf(", for its process %d, which is in %s%s", ch.PID, p.where(), how)
 		}
@@ -122,7 +122,7 @@ func ending(r Rank) string {
 	}
 	for _, t := range r.Threads {
 		if p := locateFrames(t.Frames); t.ID != r.Main.ID && p.own != "" {
-			return fmt.Sprintf("waiting at its end for its thread %d (no daemon), which is in %s", t.ID, p.where())
+			return fmt.Sprintf("waiting at exit for its thread %d (not a daemon thread), which is in %s", t.ID, p.where())
 		}
 	}
 	return ""

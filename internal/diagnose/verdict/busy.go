@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// busy: nobody waits for another rank.
+// busy: no rank waits for another.
 func (c *analysis) busy() Verdict {
 	if len(c.all()) == 0 {
-		return Verdict{Sentence: "Not hung: all ranks that were found have ended."}
+		return Verdict{Sentence: "Not hung: all ranks that were found have exited."}
 	}
 	moving := c.ranks(func(r Rank, _ position) bool { return r.atWork() })
 	unread := c.ranks(func(r Rank, _ position) bool { return r.Main == nil })
@@ -38,7 +38,7 @@ func (c *analysis) busy() Verdict {
 	}
 	switch {
 	case len(c.waiting()) > 0:
-		return Verdict{Hung: true, Sentence: fmt.Sprintf("Nothing moves: %s.", c.whereabouts(-1))}
+		return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank makes progress: %s.", c.whereabouts(-1))}
 	case c.asleep():
 		return Verdict{Hung: true, Sentence: fmt.Sprintf("No rank waits in torch.distributed: %s.", c.whereabouts(-1))}
 	}
@@ -52,9 +52,9 @@ func (c *analysis) atWork(moving []int) string {
 	if places := c.grouped(moving, position.where); len(places) > 1 {
 		text = fmt.Sprintf("Not hung: %s at work: %s", lower(is(moving)), strings.Join(places, ", "))
 	} else if r.Main != nil && len(r.Main.Frames) == 0 {
-		text = fmt.Sprintf("Not hung: %s starting or ending", lower(is(moving)))
+		text = fmt.Sprintf("Not hung: %s starting or exiting", lower(is(moving)))
 		if r.Ending {
-			text = fmt.Sprintf("Not hung: %s ending", lower(is(moving)))
+			text = fmt.Sprintf("Not hung: %s exiting", lower(is(moving)))
 		}
 		if r.Raised != "" {
 			who := "it"
@@ -74,7 +74,7 @@ func (c *analysis) atWork(moving []int) string {
 	return text + c.slowest() + c.ended() + "."
 }
 
-// ended says which ranks have ended, or do not run.
+// ended says which ranks have exited, or do not run.
 func (c *analysis) ended() string {
 	var text strings.Builder
 	for _, r := range c.job.Ranks {
@@ -146,7 +146,7 @@ func (c *analysis) leftKeys() []string {
 	if !c.job.OldKeys {
 		return nil
 	}
-	return []string{"the store at " + c.job.Store + " still has keys of an earlier attempt"}
+	return []string{"the store at " + c.job.Store + " still has keys from an earlier attempt"}
 }
 
 // waits lists who waits for which key.
@@ -157,7 +157,7 @@ func (c *analysis) waits() []string {
 		if w.Rank >= 0 {
 			who = "rank " + strconv.Itoa(w.Rank)
 		}
-		out = append(out, fmt.Sprintf("%s waits for the key %s of the store for %s", who, w.Key, w.Age.Round(100*time.Millisecond)))
+		out = append(out, fmt.Sprintf("%s has waited for the key %s in the store for %s", who, w.Key, w.Age.Round(100*time.Millisecond)))
 	}
 	return out
 }

@@ -79,7 +79,7 @@ func (c *analysis) follow(first int) Verdict {
 				continue
 			}
 			if followed[to.Rank] > 0 {
-				return uncertain(Verdict{Culprits: slices.Sorted(maps.Keys(followed)), Sentence: upper(strings.Join(path, ", ")) + since(age) + ": in a circle."}, c.left(followed))
+				return uncertain(Verdict{Culprits: slices.Sorted(maps.Keys(followed)), Sentence: upper(strings.Join(path, ", ")) + since(age) + ": a cycle."}, c.left(followed))
 			}
 		}
 		doing := "it runs no function for another worker, and is in " + c.at[to.Rank].where()
@@ -125,7 +125,7 @@ func (c *analysis) doubt(v Verdict) Verdict {
 }
 
 // callee finds who has to answer a call. A worker of PyTorch does not tell its name, and its number need not be its rank: it is known
-// only if there is no other.
+// only if it is the only one.
 func (c *analysis) callee(x Call) *Rank {
 	for i := range c.job.Ranks {
 		if r := &c.job.Ranks[i]; r.Worker != nil && r.Worker.Name == x.To {

@@ -52,7 +52,7 @@ func TestCalled(t *testing.T) {
 		},
 		"a circle": {
 			[]Rank{worker(0, "a", openTo("b", 1, 12*time.Second), waits, goCall, goHandler), worker(1, "b", openTo("a", 0, 12*time.Second), waits, goCall, goHandler)},
-			"Rank 0 waits for the call of b.load at worker b (main.go:2), rank 1 waits for the call of a.load at worker a (load.go:12) for 12 s: in a circle.",
+			"Rank 0 waits for the call of b.load at worker b (main.go:2), rank 1 waits for the call of a.load at worker a (load.go:12) for 12 s: a cycle.",
 		},
 		"no handler": {
 			[]Rank{worker(0, "a", openTo("b", 1, 12*time.Second), waits), worker(1, "b", nil, []stacks.Frame{goHandler, goMain})},
@@ -172,7 +172,7 @@ func TestShutdownOfServers(t *testing.T) {
 	}
 }
 
-// TestCalledJustNow: a call that was sent a moment ago blames nobody.
+// TestCalledJustNow: a call that was sent a moment ago blames no rank.
 func TestCalledJustNow(t *testing.T) {
 	t.Parallel()
 	c := convene(Job{World: 2, Ranks: []Rank{

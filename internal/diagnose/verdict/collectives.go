@@ -26,7 +26,7 @@ func (c *analysis) missing() (Verdict, bool) {
 		}
 		what := "not reached " + c.at[here[0]].where()
 		if ofSome(c.at[here[0]].op, c.rank(here[0]).Line) && (len(late) > 1 || c.job.World > 2) {
-			what += ", which only those in its group have to"
+			what += ", which only members of its group have to reach"
 		}
 		return c.late(late, what, here), true
 	}
@@ -140,7 +140,7 @@ func (c *analysis) rooted() (Verdict, bool) {
 	return Verdict{}, false
 }
 
-// differ names the minority. Where there is none, nobody can tell who is right, and all are named.
+// differ names the minority. Without a minority it cannot be told which is right, and all are named.
 func (c *analysis) differ(kinds map[string][]int, say func(int) string, suffix string) Verdict {
 	odd, rule := minority(kinds)
 	if len(odd) == len(rule) {
@@ -179,7 +179,7 @@ func (c *analysis) same() (Verdict, bool) {
 	}
 	unseen, sizes := "", ", or their tensors differ in size"
 	if slices.ContainsFunc(here, func(n int) bool { return c.at[n].class == inWork && c.at[n].op == "" }) {
-		sizes += ", or they wait for messages that nobody sends or takes"
+		sizes += ", or they wait for sends or receives that have no matching partner"
 	}
 	if p.op == "barrier" || !slices.ContainsFunc(here, func(n int) bool { return c.at[n].tensor == "" }) {
 		sizes = "" // there are none, or they were compared
@@ -232,15 +232,15 @@ func (c *analysis) message(here []int) (Verdict, bool) {
 	case i < 0:
 		return Verdict{}, false
 	case len(rest) == 0:
-		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s for messages that they have started to send or to take, and that nobody has taken or sent (%s)%s.",
+		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s for sends or receives that have no matching partner (%s)%s.",
 			name(here), verb(here, "wait"), c.lines(here), since(c.waited(here)))}, true
 	}
-	n, what := here[i], "a message, and none has come"
+	n, what := here[i], "a message, and none has arrived"
 	switch started(n) {
 	case "isend":
-		what = "its message to be taken, and nobody has taken it"
+		what = "its message to be received, and no rank has received it"
 	case "batch_isend_irecv":
-		what = "messages, and not all have come or were taken"
+		what = "messages, and not all of them have been sent or received"
 	}
 	at := func(n int) string {
 		if text := c.rank(n).Line; text != "" {

@@ -26,7 +26,7 @@ var (
 	worldKey = regexp.MustCompile(`\bcohort/group/0/\d+/\d+/rank/\d+$`)
 
 	// deadKey is what Go ranks wait for besides, when ranks have died before all had come; see package muster.
-	deadKey = regexp.MustCompile(`/(ranks? [0-9,-]+), which came and died$`)
+	deadKey = regexp.MustCompile(`/(ranks? [0-9,-]+), which joined and then died$`)
 )
 
 // keys finds the rank that sets the key that others wait for: it may run on another host.
@@ -49,7 +49,7 @@ func (c *analysis) keys(waiting []int) (Verdict, bool) {
 				inSub[n] = true
 			}
 		} else if m := deadKey.FindStringSubmatch(w.Key); m != nil {
-			dead = "; " + m[1] + " came and died"
+			dead = "; " + m[1] + " joined and then died"
 		}
 	}
 	oldest := time.Duration(0)
@@ -62,10 +62,10 @@ func (c *analysis) keys(waiting []int) (Verdict, bool) {
 		what = "not called new_group number " + group
 	case len(late) > 0:
 	case len(inGo) > 0:
-		late, what = inGo, "not come"
+		late, what = inGo, "not joined the group"
 	case len(inSub) > 0: // which ranks of the job these are, the keys do not tell
 		ranks := slices.Sorted(maps.Keys(inSub))
-		return Verdict{Sentence: fmt.Sprintf("Of a sub-group, %s %s not come%s; %s%s.", lower(name(ranks)), has(ranks), dead, waits(waiting), since(oldest))}, true
+		return Verdict{Sentence: fmt.Sprintf("In a subgroup, %s %s not joined%s; %s%s.", lower(name(ranks)), has(ranks), dead, waits(waiting), since(oldest))}, true
 	default:
 		return Verdict{}, false
 	}
@@ -117,7 +117,7 @@ func (c *analysis) store() (Verdict, bool) {
 				}
 			}
 			slices.Sort(all)
-			return Verdict{Sentence: fmt.Sprintf("%s %s for the key %s of the store%s, in %s; nobody has set it%s.", name(all), verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where(), c.ended())}, true
+			return Verdict{Sentence: fmt.Sprintf("%s %s for the key %s in the store%s, in %s; no rank has set it%s.", name(all), verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where(), c.ended())}, true
 		}
 	}
 	// PyTorch's own store does not tell who waits for what. A rank that is at work may be about to set the key.
@@ -127,7 +127,7 @@ func (c *analysis) store() (Verdict, bool) {
 	// One that has run in between, and not only for a moment, was found twice at a question that it asks in each step of its work.
 	ran := func(r Rank) bool { return !r.Sleeps && (r.Main.State == "R" || r.Idle > 0 && r.Idle < apart) }
 	if here := c.ranks(func(r Rank, p position) bool { return r.Object == theStore && !p.waits() && r.Main != nil && !ran(r) }); len(here) > 0 {
-		return Verdict{Sentence: fmt.Sprintf("%s %s for the store, in %s%s: probably for a key that nobody has set%s.", name(here), verb(here, "wait"), c.at[here[0]].where(), since(c.rank(here[0]).Idle), c.ended())}, true
+		return Verdict{Sentence: fmt.Sprintf("%s %s for the store, in %s%s: probably for a key that no rank has set%s.", name(here), verb(here, "wait"), c.at[here[0]].where(), since(c.rank(here[0]).Idle), c.ended())}, true
 	}
 	return Verdict{}, false
 }
@@ -310,7 +310,7 @@ func (c *analysis) group(key string, opens map[int]open, last map[string]map[int
 	case len(types) > 1 && alike:
 		return c.differ(types, func(n int) string { return entries[n].Op + " of type " + strings.Trim(entries[n].Types, `[]"`) }, as), true
 	case len(unsure) > 0:
-		return c.late(unsure, "not reached "+numbered+", which only those in its group have to", here), true
+		return c.late(unsure, "not reached "+numbered+", which only members of its group have to reach", here), true
 	}
 	if v, found := c.rooted(); found {
 		return v, true

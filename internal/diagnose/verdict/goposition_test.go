@@ -59,7 +59,7 @@ func TestGoRanks(t *testing.T) {
 		},
 		"message": {
 			Job{World: 2, Ranks: []Rank{goRank(0, recv, 2, waiting...), goRank(1, nil, 2, sleeping...)}},
-			"Rank 0 waits for a message of rank 1 (step.go:53), which is in load (load.go:12) and sends none.",
+			"Rank 0 waits for a message from rank 1 (step.go:53), which is in load (load.go:12) and sends none.",
 		},
 		"beside PyTorch": {
 			Job{World: 2, Ranks: []Rank{goRank(0, entry("all_reduce", 3), 2, waiting...), {Rank: 1, State: "S", Main: &stacks.Thread{State: "S", Frames: []stacks.Frame{{Func: "load_batch", File: "/home/u/train.py", Line: 12}}}}}},

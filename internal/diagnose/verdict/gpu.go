@@ -89,7 +89,7 @@ func (c *analysis) lagging(behind []int, what string, ahead []int) Verdict {
 	seen := slices.DeleteFunc(slices.Clone(behind), unseen)
 	rest := slices.DeleteFunc(slices.Clone(behind), func(n int) bool { return !unseen(n) })
 	if len(seen) == 0 {
-		return Verdict{Culprits: behind, Sentence: fmt.Sprintf("%s %s %s; %s on another host, where cohort why may tell more; %s%s.", name(behind), has(behind), what, pronoun(behind), waits(ahead), since(c.waited(ahead)))}
+		return Verdict{Culprits: behind, Sentence: fmt.Sprintf("%s %s %s; %s on another host, where cohort why can tell more; %s%s.", name(behind), has(behind), what, pronoun(behind), waits(ahead), since(c.waited(ahead)))}
 	}
 	v := c.late(seen, what, ahead)
 	if len(rest) > 0 {
@@ -155,7 +155,7 @@ func (c *analysis) onlyGPU(ranks []int) bool {
 	return len(ranks) > 0 && !slices.ContainsFunc(ranks, func(n int) bool { return !c.at[n].gpu })
 }
 
-// devices: ranks wait for their GPUs. What those compute cannot be seen, so nobody can be sure that the job hangs.
+// devices: ranks wait for their GPUs. What those compute cannot be seen, so it is not certain that the job hangs.
 func (c *analysis) devices() (Verdict, bool) {
 	here := c.ranks(func(r Rank, p position) bool { return p.gpu && !r.Moved && p.meets() })
 	if len(here) == 0 {
@@ -181,7 +181,7 @@ func (c *analysis) devices() (Verdict, bool) {
 	return Verdict{Still: true, Unseen: true, Sentence: text + c.perhapsBroken(here) + "."}, true
 }
 
-// ofOne are the errors that end one process and leave the GPU to others: of a process that is no rank they say nothing of the job.
+// ofOne are the errors that end one process and leave the GPU to others: of a process that is not a rank they say nothing of the job.
 var ofOne = []int{13, 31, 45, 74, 94}
 
 // failed returns the first fatal error that may be why ranks wait: others may follow from it. One that came long before they waited is not.

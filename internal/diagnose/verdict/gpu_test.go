@@ -60,7 +60,7 @@ func TestGPU(t *testing.T) {
 		},
 		"counted, behind on another host": {
 			Job{World: 3, Ranks: []Rank{synchronizes(0), synchronizes(2)}, Communicators: counts(six, five)},
-			"Rank 1 has not started AllReduce number 6 of an NCCL communicator of 3 ranks; it is on another host, where cohort why may tell more; ranks 0 and 2 wait.", true, false,
+			"Rank 1 has not started AllReduce number 6 of an NCCL communicator of 3 ranks; it is on another host, where cohort why can tell more; ranks 0 and 2 wait.", true, false,
 		},
 		"counted, behind here and on another host": {
 			Job{World: 4, Ranks: []Rank{synchronizes(0), sleeps}, Communicators: []Communicator{{Size: 4, Started: []Started{{Counts: six, Ranks: []int{0}}, {Counts: five, Ranks: []int{1, 2, 3}}}}}},
@@ -122,7 +122,7 @@ func TestGPU(t *testing.T) {
 			Job{World: 3, Ranks: []Rank{synchronizes(0), synchronizes(1), synchronizes(2)}, GPUErrors: lost(79, 1, true)},
 			"The GPU 0000:3b:00 of host b has failed: it has fallen off the bus (Xid 79, 40 s ago), in the process of rank 1; ranks 0 and 2 wait.", true, false,
 		},
-		"a GPU that is lost, of nobody knows whom": {
+		"a GPU that is lost, of an unknown process": {
 			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}, GPUErrors: lost(79, -1, true)},
 			"Ranks 0 and 1 wait for a GPU, in <module> (train.py:56): perhaps hung; it may still compute, or be in a collective that not all ranks have entered; the GPU 0000:3b:00 of host b has failed and may be the one: it has fallen off the bus (Xid 79, 40 s ago).", false, true,
 		},
@@ -150,7 +150,7 @@ func TestGPU(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{synchronizes(0), synchronizes(1)}, GPUErrors: lost(63, -1, false)},
 			"Ranks 0 and 1 wait for a GPU, in <module> (train.py:56): perhaps hung; it may still compute, or be in a collective that not all ranks have entered.", false, true,
 		},
-		"a GPU that is lost, and nobody waits": {
+		"a GPU that is lost, and no rank waits": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 5), func(r *Rank) { r.Moved = true }), moves}, GPUErrors: lost(79, -1, true)},
 			"Not hung: ranks 0 and 1 are at work: rank 0 is in step (train.py:5), rank 1 is in loads (train.py:17), and no rank waits in torch.distributed.", false, false,
 		},

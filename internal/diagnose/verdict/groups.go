@@ -50,7 +50,7 @@ func groupOf(op, text string) (name string, known bool) {
 // there are two.
 func arguments(text, function string) (args []string, whole bool) {
 	calls := regexp.MustCompile(`\b`+regexp.QuoteMeta(function)+`\(`).FindAllStringIndex(text, 2)
-	if len(calls) != 1 { // of two in a line nobody knows which one it is
+	if len(calls) != 1 { // of two in a line it is not known which one it is
 		return nil, false
 	}
 	depth, quote := 0, rune(0)

@@ -11,7 +11,7 @@ import (
 )
 
 // Succeeded is what Gone says of a rank that has ended well.
-const Succeeded = "has ended with exit code 0"
+const Succeeded = "has exited with code 0"
 
 // Rank is what was seen of a rank.
 type Rank struct {
@@ -27,7 +27,7 @@ type Rank struct {
 	State string
 	// Frozen says that its cgroup is frozen.
 	Frozen bool
-	// Threads are its Python threads, Main the main one; nil if it is no Python or could not be read.
+	// Threads are its Python threads, Main the main one; nil if it is not Python or could not be read.
 	Threads []stacks.Thread
 	Main    *stacks.Thread
 	// Moved says that the main thread did something between two readings.
@@ -138,7 +138,7 @@ type Job struct {
 	Polls []Wait
 	// Store is the store's address, and StoreTrouble why it cannot be reached; "" if it can.
 	Store, StoreTrouble string
-	// OldKeys says that the store still has the keys of an earlier attempt to run the job.
+	// OldKeys says that the store still has keys from an earlier attempt to run the job.
 	OldKeys bool
 	// Orphans are processes that are perhaps ranks of this job and use another store.
 	Orphans []Stray

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// messages: a rank waits for a message that nobody sends. Where its peer itself waits for a message of a third rank, that says more.
+// messages: a rank waits for a message that no rank sends. Where its peer itself waits for a message from a third rank, that says more.
 func (c *analysis) messages() (Verdict, bool) {
 	var chained *Verdict
 	for _, r := range c.job.Ranks {
@@ -17,10 +17,10 @@ func (c *analysis) messages() (Verdict, bool) {
 			continue
 		}
 		peer, q := c.rank(p.peer), c.at[p.peer]
-		verb := "waits for a message of"
-		lacks, come := "is in "+q.where()+" and sends none", "none has come"
+		verb := "waits for a message from"
+		lacks, come := "is in "+q.where()+" and sends none", "none has arrived"
 		if p.op == "send" {
-			verb, lacks, come = "has a message for", "is in "+q.where()+" and does not take it", "it was not taken"
+			verb, lacks, come = "sends a message to", "is in "+q.where()+" and does not receive it", "it has not been received"
 		}
 		switch { // it may have sent one that does not match, or be about to take this one
 		case q.class == inWork:
@@ -42,7 +42,7 @@ func (c *analysis) messages() (Verdict, bool) {
 			ring := c.ring(r.Rank)
 			return Verdict{
 				Culprits: ring,
-				Sentence: fmt.Sprintf("%s wait for each other in a ring: each is in %s (%s) with the next; let one of them do the opposite first, or use batch_isend_irecv.", name(ring), p.op, p.line),
+				Sentence: fmt.Sprintf("%s wait for each other in a cycle: each is in %s (%s) with the next; reverse the order in one of them, or use batch_isend_irecv.", name(ring), p.op, p.line),
 			}, true
 		case q.class == inMessage && q.peer >= 0 && !peer.Moved && (p.op == "send" && q.op == "recv" || q.op == "send" && c.at[q.peer].class == inMessage && c.at[q.peer].peer == p.peer):
 			continue // it waits for another one: that says more
@@ -53,7 +53,7 @@ func (c *analysis) messages() (Verdict, bool) {
 		}
 		if senders := c.ranks(func(_ Rank, s position) bool { return s.op == "send" && s.peer == r.Rank }); p.op == "recv" && len(senders) > 0 {
 			v.Culprits = []int{r.Rank}
-			v.Sentence += fmt.Sprintf("; %s a message for it (%s): is src right?", lower(name(senders))+" "+has(senders), c.at[senders[0]].line)
+			v.Sentence += fmt.Sprintf("; %s a message to rank %d (%s): is src right?", sends(senders), r.Rank, c.at[senders[0]].line)
 			return v, true
 		}
 		v.Sentence += "."
@@ -71,7 +71,7 @@ func (c *analysis) messages() (Verdict, bool) {
 }
 
 // ring returns the ranks that stand in the same kind of message call, each with the next and the last with the first; nil
-// if there is no such ring from a rank on.
+// if the ranks from there on form no ring.
 func (c *analysis) ring(from int) []int {
 	var all []int
 	for n := from; ; n = c.at[n].peer {
@@ -106,16 +106,16 @@ func (c *analysis) unmatched() (Verdict, bool) {
 		case p.op == "recv" && p.peer < 0 && p.side == "":
 			return Verdict{
 				Culprits: slices.DeleteFunc(c.all(), func(m int) bool { return m == n }),
-				Sentence: fmt.Sprintf("Rank %d waits for a message of any rank (%s)%s, and %s sends one: %s.", n, p.line, since(c.rank(n).Idle), none, c.whereabouts(n)),
+				Sentence: fmt.Sprintf("Rank %d waits for a message from any rank (%s)%s, and %s sends one: %s.", n, p.line, since(c.rank(n).Idle), none, c.whereabouts(n)),
 			}, true
 		case p.op == "send" && known && q.op == "recv" && q.peer == n:
-			text := "are they of the same group?"
+			text := "are both calls in the same group?"
 			if p.tag != q.tag {
 				text = fmt.Sprintf("it has tag %s, and rank %d waits for tag %s.", p.tag, p.peer, q.tag)
 			}
 			return Verdict{
 				Culprits: []int{n, p.peer},
-				Sentence: fmt.Sprintf("Rank %d sends a message to rank %d (%s), which waits for one of rank %d (%s)%s, and it does not arrive: %s", n, p.peer, p.line, n, q.line, since(c.rank(n).Idle), text),
+				Sentence: fmt.Sprintf("Rank %d sends a message to rank %d (%s), which waits for one from rank %d (%s)%s, and it does not arrive: %s", n, p.peer, p.line, n, q.line, since(c.rank(n).Idle), text),
 			}, true
 		}
 	}

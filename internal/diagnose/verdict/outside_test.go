@@ -28,17 +28,17 @@ var inMap = []stacks.Frame{
 	{Func: "load", File: script, Line: 12},
 }
 
-// TestSentencesOutside: ranks that are held up outside of torch.distributed, or have ended.
+// TestSentencesOutside: ranks that are held up outside of torch.distributed, or have exited.
 func TestSentencesOutside(t *testing.T) {
 	t.Parallel()
 	wantSentences(t, map[string]sentence{
-		"a connection that nobody answers": {
+		"a connection without an answer": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) {
 				r.Main.Kernel, r.Object, r.Dials = "wait_woken", "10.0.0.5:443", []string{"10.0.0.5:443"}
 			})}},
 			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), connecting to 10.0.0.5:443; rank 0 waits.",
 		},
-		"a connection that is read, beside one that nobody answers": {
+		"a connection that is read, beside one without an answer": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) {
 				r.Main.Kernel, r.Object, r.Dials = "wait_woken", "10.0.0.5:443", []string{"10.0.0.6:443"}
 			})}},
@@ -48,11 +48,11 @@ func TestSentencesOutside(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) {
 				r.Main.State, r.Main.Kernel, r.Frozen, r.Idle = "D", "hrtimer_nanosleep", true, 40*time.Second
 			})}},
-			"Rank 1 is frozen with the cgroup of process 101 (docker pause, or a scheduler that suspends jobs) for 40 s: thaw it (docker unpause); rank 0 waits.",
+			"Rank 1 is frozen with the cgroup of process 101 (docker pause, or a scheduler that suspends jobs) for 40 s: thaw the cgroup (docker unpause); rank 0 waits.",
 		},
 		"cgroups of all ranks that are frozen": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "barrier", "", 27), func(r *Rank) { r.Main.Kernel, r.Frozen = "get_signal", true }), edit(at(1, "load", 12), func(r *Rank) { r.Main.Kernel, r.Frozen = "get_signal", true })}},
-			"Ranks 0 and 1 are frozen with the cgroup of process 100 (docker pause, or a scheduler that suspends jobs): thaw it (docker unpause).",
+			"Ranks 0 and 1 are frozen with the cgroup of process 100 (docker pause, or a scheduler that suspends jobs): thaw the cgroup (docker unpause).",
 		},
 		"a server of files that is gone": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "load", 12), func(r *Rank) {
@@ -74,11 +74,11 @@ func TestSentencesOutside(t *testing.T) {
 			Job{World: 2, Store: "127.0.0.1:29500", Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "meet", 12), func(r *Rank) {
 				r.Main.Kernel, r.Object, r.Sleeps, r.Idle = "wait_woken", "127.0.0.1:29500", true, 3*time.Millisecond
 			})}},
-			"Rank 1 has not reached barrier (train.py:27); it is in meet (train.py:12), asking the store again and again; rank 0 waits.",
+			"Rank 1 has not reached barrier (train.py:27); it is in meet (train.py:12), polling the store; rank 0 waits.",
 		},
 		"a file that is looked for again and again": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "meet", 12), func(r *Rank) { r.Main.Kernel, r.Sleeps, r.Idle = "hrtimer_nanosleep", true, 200*time.Millisecond })}},
-			"Rank 1 has not reached barrier (train.py:27); it is in meet (train.py:12), sleeping again and again; rank 0 waits.",
+			"Rank 1 has not reached barrier (train.py:27); it is in meet (train.py:12), sleeping repeatedly; rank 0 waits.",
 		},
 		"a download that is slow": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "fetch", 12), func(r *Rank) {
@@ -88,7 +88,7 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"a pool whose process was killed": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, inMap...), func(r *Rank) { r.PoolIdle = true })}},
-			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Pool.map of pool.py, and no process of the pool is at work: one that was has probably been killed, which the pool does not notice; rank 0 waits.",
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Pool.map of pool.py, and no process of the pool runs a task: one that did has probably been killed, which the pool does not notice; rank 0 waits.",
 		},
 		"a pool of threads": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), inOther(edit(with(1, inMap...), func(r *Rank) { r.PoolIdle = true }), stacks.Frame{Func: "worker", File: poolFile})}},
@@ -98,27 +98,27 @@ func TestSentencesOutside(t *testing.T) {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), with(1, inMap...)}},
 			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Pool.map of pool.py; rank 0 waits.",
 		},
-		"a queue that nobody fills any more": {
+		"a queue that no thread fills any more": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, stacks.Frame{Func: "Queue.get", File: "/usr/lib/python3.11/multiprocessing/queues.py", Line: 9}, stacks.Frame{Func: "load", File: script, Line: 12}), func(r *Rank) { r.LostChildren = true })}},
-			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Queue.get of queues.py, and a process that it had started has ended; rank 0 waits.",
+			"Rank 1 has not reached barrier (train.py:27); it is in load (train.py:12), in Queue.get of queues.py, and a process that it started has exited; rank 0 waits.",
 		},
-		"nobody waits": {
+		"no rank waits": {
 			Job{World: 3, Ranks: []Rank{at(0, "save", 14), at(1, "load_batch", 12), at(2, "load_batch", 12)}},
 			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in save (train.py:14); ranks 1 and 2 are in load_batch (train.py:12).",
 		},
 		"the interpreter lock": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "<module>", 66), func(r *Rank) { r.Threads[0].HoldsGIL, r.Main.HoldsGIL = true, true })}},
-			"Rank 1 holds the interpreter lock in a call of C at train.py:66; nothing else in it can run; rank 0 waits.",
+			"Rank 1 holds the interpreter lock (GIL) in a C call at train.py:66; its other Python threads cannot run; rank 0 waits.",
 		},
 		"a thread with the interpreter lock": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "join", 66), func(r *Rank) {
 				r.Threads = append(r.Threads, stacks.Thread{ID: 777, State: "S", HoldsGIL: true, Frames: []stacks.Frame{{Func: "write", File: script, Line: 70}}})
 			})}},
-			"Rank 1's thread 777 holds the interpreter lock in a call of C at train.py:70; nothing else in it can run; rank 0 waits.",
+			"Rank 1's thread 777 holds the interpreter lock (GIL) in a C call at train.py:70; its other Python threads cannot run; rank 0 waits.",
 		},
 		"a named pipe": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "save", 66), func(r *Rank) { r.Threads[0].HoldsGIL, r.Threads[0].Kernel = true, "wait_for_partner" })}},
-			"Rank 1 holds the interpreter lock in a call of C at train.py:66, opening a named pipe whose other end nobody opens; nothing else in it can run; rank 0 waits.",
+			"Rank 1 holds the interpreter lock (GIL) in a C call at train.py:66, opening a named pipe whose other end no process opens; its other Python threads cannot run; rank 0 waits.",
 		},
 		"a debugger": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 40), edit(with(1, stacks.Frame{Func: "Pdb.interaction", File: "/usr/lib/python3.13/pdb.py"}, stacks.Frame{Func: "Bdb.trace_dispatch", File: "/usr/lib/python3.13/bdb.py"}, stacks.Frame{Func: "step", File: script, Line: 30}), func(r *Rank) { r.Main.Kernel = "n_tty_read" })}},
@@ -202,19 +202,19 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"a rank whose program has ended": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1), func(r *Rank) { r.Ending = true })}},
-			"Rank 1 has not reached all_reduce (train.py:27); its program has ended, and its process has not; rank 0 waits.",
+			"Rank 1 has not reached all_reduce (train.py:27); its program has ended, but its process has not exited; rank 0 waits.",
 		},
 		"a late rank and one whose program has ended": {
 			Job{World: 3, Ranks: []Rank{in(0, "gather", "dst=0", 27), edit(with(1), func(r *Rank) { r.Ending = true }), at(2, "load", 12)}},
-			"Rank 2 has not reached gather (train.py:27); it is in load (train.py:12); rank 0 waits; rank 1 ends.",
+			"Rank 2 has not reached gather (train.py:27); it is in load (train.py:12); rank 0 waits; rank 1 is exiting.",
 		},
 		"a rank that ends": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Idle = 9 * time.Second }), edit(with(1), func(r *Rank) { r.Raised = "RuntimeError: no grad (step (train.py:9))" })}},
-			"Rank 1 has not reached all_reduce (train.py:27); it runs no Python code: it starts or ends; the last thing it printed is RuntimeError: no grad (step (train.py:9)); rank 0 waits for 9 s.",
+			"Rank 1 has not reached all_reduce (train.py:27); the process is not running Python code (starting or exiting); the last thing it printed is RuntimeError: no grad (step (train.py:9)); rank 0 waits for 9 s.",
 		},
 		"ranks that end": {
 			Job{World: 2, Ranks: []Rank{edit(with(0), func(r *Rank) { r.State, r.Raised = "R", "RuntimeError: closed (step (train.py:9))" }), {Rank: 1, Gone: Succeeded}}},
-			"Not hung: rank 0 is starting or ending; the last thing it printed is RuntimeError: closed (step (train.py:9)); rank 1 has ended with exit code 0.",
+			"Not hung: rank 0 is starting or exiting; the last thing it printed is RuntimeError: closed (step (train.py:9)); rank 1 has exited with code 0.",
 		},
 		"a function that was called": {
 			Job{World: 2, Ranks: []Rank{
@@ -222,7 +222,7 @@ func TestSentencesOutside(t *testing.T) {
 				inOther(with(1, stacks.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, stacks.Frame{Func: "main", File: script, Line: 40}),
 					stacks.Frame{Func: "fetch", File: script, Line: 9}, stacks.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
 			}},
-			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in fetch (train.py:9), reading from a pipe; rank 0 waits in rpc_sync (train.py:33).",
+			"Rank 1 runs a function that was called by RPC and does not return: its thread 777 is in fetch (train.py:9), reading from a pipe; rank 0 waits in rpc_sync (train.py:33).",
 		},
 		"a handler that waits for another handler": {
 			Job{World: 2, Ranks: []Rank{
@@ -231,13 +231,13 @@ func TestSentencesOutside(t *testing.T) {
 				inOther(with(1, stacks.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, stacks.Frame{Func: "main", File: script, Line: 40}),
 					stacks.Frame{Func: "inner", File: script, Line: 6}, stacks.Frame{Func: "_run_function", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/internal.py"}),
 			}},
-			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in inner (train.py:6), reading from a pipe; rank 0 waits in rpc_sync (train.py:33).",
+			"Rank 1 runs a function that was called by RPC and does not return: its thread 777 is in inner (train.py:6), reading from a pipe; rank 0 waits in rpc_sync (train.py:33).",
 		},
 		"a thread that does not end": {
 			Job{World: 1, Ranks: []Rank{edit(with(0, stacks.Frame{Func: "_shutdown", File: "/usr/lib/python3.14/threading.py", Line: 1583}), func(r *Rank) {
 				r.Threads = append(r.Threads, stacks.Thread{ID: 777, Frames: []stacks.Frame{{Func: "metrics", File: script, Line: 70}}})
 			})}},
-			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in _shutdown (threading.py:1583), waiting at its end for its thread 777 (no daemon), which is in metrics (train.py:70).",
+			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in _shutdown (threading.py:1583), waiting at exit for its thread 777 (not a daemon thread), which is in metrics (train.py:70).",
 		},
 		"others have failed": {
 			Job{World: 2, Ranks: []Rank{{Rank: 0, Gone: "lost its connection to another rank"}, at(1, "save", 12)}},
@@ -253,7 +253,7 @@ func TestSentencesOutside(t *testing.T) {
 		},
 		"a stopped rank": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load_batch", 12), func(r *Rank) { r.State = "T" })}},
-			"Rank 1 is stopped (SIGSTOP or a debugger, process 101); kill -CONT lets it go on; rank 0 waits.",
+			"Rank 1 is stopped (SIGSTOP or a debugger, process 101); kill -CONT resumes it; rank 0 waits.",
 		},
 		"a checkpoint": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 27), edit(with(1, stacks.Frame{Func: "_open_zipfile_writer_file.__exit__", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, stacks.Frame{Func: "save", File: "/usr/lib/python3/dist-packages/torch/serialization.py"}, stacks.Frame{Func: "checkpoint", File: script, Line: 88}), func(r *Rank) { r.Main.State, r.Main.Kernel = "D", "nfs_wait_bit_killable" })}},

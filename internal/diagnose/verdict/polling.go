@@ -66,19 +66,19 @@ func (c *analysis) polled(r *Rank) {
 		return
 	}
 	r.polls, r.Moved, r.Wakes = &c.job.Polls[i], false, 0
-	p.how = "asking the store for the key " + r.polls.Key + " again and again" + always(r.polls)
+	p.how = "polling the store for the key " + r.polls.Key + always(r.polls)
 	c.at[r.Rank] = p
 }
 
-// always says what a poll is answered each time.
+// always returns the value that every poll was answered with: " (always 2)".
 func always(w *Wait) string {
 	if w.Answer == "" {
 		return ""
 	}
-	return ", which is always " + w.Answer
+	return " (always " + w.Answer + ")"
 }
 
-// polling: ranks ask the store for a key again and again, which nobody changes.
+// polling: ranks ask the store for a key again and again, which no rank changes.
 func (c *analysis) polling() (Verdict, bool) {
 	here := c.ranks(func(r Rank, _ position) bool { return r.polls != nil })
 	if len(here) == 0 || len(c.ranks(func(r Rank, _ position) bool { return r.atWork() })) > 0 {
@@ -98,7 +98,7 @@ func (c *analysis) polling() (Verdict, bool) {
 	for _, key := range keys[:min(len(keys), most)] {
 		n := by[key]
 		w, p := c.rank(n[0]).polls, c.at[n[0]]
-		parts = append(parts, fmt.Sprintf("%s %s the store for the key %s again and again, in %s%s%s", lower(name(n)), verb(n, "ask"), key, p.where(), since(w.Age), always(w)))
+		parts = append(parts, fmt.Sprintf("%s %s the store for the key %s%s, in %s%s", lower(name(n)), verb(n, "poll"), key, always(w), p.where(), since(w.Age)))
 	}
-	return Verdict{Sentence: upper(strings.Join(parts, "; ")) + ": nobody changes it" + c.others(here...) + c.ended() + "."}, true
+	return Verdict{Sentence: upper(strings.Join(parts, "; ")) + ": no rank changes it" + c.others(here...) + c.ended() + "."}, true
 }

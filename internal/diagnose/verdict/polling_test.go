@@ -29,11 +29,11 @@ func TestPolling(t *testing.T) {
 	wantSentences(t, map[string]sentence{
 		"all": {
 			Job{World: 2, Ranks: []Rank{poll(0, 11), poll(1, 12)}, Polls: asks("/epoch1", 0, 1)},
-			"Ranks 0 and 1 ask the store for the key /epoch1 again and again, in my_barrier (train.py:11) for 4 s, which is always 2: nobody changes it.",
+			"Ranks 0 and 1 poll the store for the key /epoch1 (always 2), in my_barrier (train.py:11) for 4 s: no rank changes it.",
 		},
 		"one, and another in a collective": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), poll(1, 12)}, Polls: asks("/epoch1", 1)},
-			"Rank 1 has not reached all_reduce (train.py:27); it is in my_barrier (train.py:12), asking the store for the key /epoch1 again and again, which is always 2; rank 0 waits.",
+			"Rank 1 has not reached all_reduce (train.py:27); it is in my_barrier (train.py:12), polling the store for the key /epoch1 (always 2); rank 0 waits.",
 		},
 		"one, while another is at work": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "load", 30), moved), poll(1, 12)}, Polls: asks("/epoch1", 1)},
@@ -49,11 +49,11 @@ func TestPolling(t *testing.T) {
 		},
 		"between two questions": {
 			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), sleeps)}, Polls: asks("/epoch1", 0)},
-			"Rank 0 asks the store for the key /epoch1 again and again, in my_barrier (train.py:11) for 4 s, which is always 2: nobody changes it.",
+			"Rank 0 polls the store for the key /epoch1 (always 2), in my_barrier (train.py:11) for 4 s: no rank changes it.",
 		},
 		"reading the answer": {
 			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), func(r *Rank) { r.Line, r.Object = "", "10.0.0.1:29500" })}, Polls: asks("/epoch1", 0), Store: "10.0.0.1:29500"},
-			"Rank 0 asks the store for the key /epoch1 again and again, in my_barrier (train.py:11) for 4 s, which is always 2: nobody changes it.",
+			"Rank 0 polls the store for the key /epoch1 (always 2), in my_barrier (train.py:11) for 4 s: no rank changes it.",
 		},
 		"a step of a training loop": {
 			Job{World: 1, Ranks: []Rank{edit(poll(0, 11), does("loss = model(x).sum()"))}, Polls: asks("/stop", 0)},
@@ -81,7 +81,7 @@ func TestPolling(t *testing.T) {
 		},
 		"the main thread beside a thread of the program": {
 			Job{World: 1, Ranks: []Rank{inOther(poll(0, 11), thread)}, Polls: asks("/epoch1", 0)},
-			"Rank 0 asks the store for the key /epoch1 again and again, in my_barrier (train.py:11) for 4 s, which is always 2: nobody changes it.",
+			"Rank 0 polls the store for the key /epoch1 (always 2), in my_barrier (train.py:11) for 4 s: no rank changes it.",
 		},
 	})
 	line := func(n int) []string {

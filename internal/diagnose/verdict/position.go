@@ -145,9 +145,9 @@ func again(r Rank, how string) string {
 	switch {
 	case !r.Sleeps || !runs || r.Moved:
 	case r.Object == theStore:
-		return "asking the store again and again"
+		return "polling the store"
 	case r.Main.State == "R" || how == "" || how == inSleep:
-		return "sleeping again and again"
+		return "sleeping repeatedly"
 	}
 	return ""
 }
@@ -223,9 +223,9 @@ var kernelWaits = []struct{ function, words, object string }{
 	{"do_nanosleep", inSleep, ""},
 	{"pipe_read", "reading from ", "a pipe"},
 	{"anon_pipe_read", "reading from ", "a pipe"},
-	{"pipe_write", "writing to ", "a pipe that nobody reads"},
-	{"anon_pipe_write", "writing to ", "a pipe that nobody reads"},
-	{"wait_for_partner", "opening a named pipe whose other end nobody opens", ""},
+	{"pipe_write", "writing to ", "a pipe that no process reads"},
+	{"anon_pipe_write", "writing to ", "a pipe that no process reads"},
+	{"wait_for_partner", "opening a named pipe whose other end no process opens", ""},
 	{"unix_stream_read_generic", "reading from ", "a socket"},
 	{"wait_woken", "reading from ", "a socket or a terminal"},
 	{"tcp_recvmsg", "reading from ", "a socket"},

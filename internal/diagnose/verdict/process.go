@@ -23,12 +23,12 @@ func (c *analysis) stopped() (Verdict, bool) {
 	if r := c.rank(stopped[0]); r.Tracer != nil { // whom a signal does not move
 		return Verdict{
 			Culprits: stopped,
-			Sentence: fmt.Sprintf("%s stopped by a debugger (process %d, %s); it goes on when that lets it%s.", is(stopped), r.Tracer.PID, r.Tracer.Command, c.others(stopped...)),
+			Sentence: fmt.Sprintf("%s stopped by a debugger (process %d, %s) and continues when the debugger resumes it%s.", is(stopped), r.Tracer.PID, r.Tracer.Command, c.others(stopped...)),
 		}, true
 	}
 	return Verdict{
 		Culprits: stopped,
-		Sentence: fmt.Sprintf("%s stopped (SIGSTOP or a debugger, process %d); kill -CONT lets it go on%s.", is(stopped), c.rank(stopped[0]).PID, c.others(stopped...)),
+		Sentence: fmt.Sprintf("%s stopped (SIGSTOP or a debugger, process %d); kill -CONT resumes it%s.", is(stopped), c.rank(stopped[0]).PID, c.others(stopped...)),
 	}, true
 }
 
@@ -40,7 +40,7 @@ func (c *analysis) frozen() (Verdict, bool) {
 	}
 	return Verdict{
 		Culprits: frozen,
-		Sentence: fmt.Sprintf("%s frozen with the cgroup of process %d (docker pause, or a scheduler that suspends jobs)%s: thaw it (docker unpause)%s.",
+		Sentence: fmt.Sprintf("%s frozen with the cgroup of process %d (docker pause, or a scheduler that suspends jobs)%s: thaw the cgroup (docker unpause)%s.",
 			is(frozen), c.rank(frozen[0]).PID, since(c.rank(frozen[0]).Idle), c.others(frozen...)),
 	}, true
 }
@@ -97,7 +97,7 @@ func (c *analysis) lock() (Verdict, bool) {
 			}
 			return Verdict{
 				Culprits: []int{r.Rank},
-				Sentence: fmt.Sprintf("%s holds the interpreter lock in a call of C at %s%s; nothing else in it can run%s.", who, p.place(), doing, c.others(r.Rank)),
+				Sentence: fmt.Sprintf("%s holds the interpreter lock (GIL) in a C call at %s%s; its other Python threads cannot run%s.", who, p.place(), doing, c.others(r.Rank)),
 			}, true
 		}
 	}
@@ -128,7 +128,7 @@ func (c *analysis) unanswered(least int, where func(position) bool) (Verdict, bo
 	}
 	here := by[addr]
 	v := Verdict{}
-	what, perhaps := addr, "nobody has this address, or the host there is overloaded"
+	what, perhaps := addr, "no host has this address, or the host is overloaded"
 	if sameAddress(addr, c.job.Store) {
 		what = "the store at " + addr
 	}
@@ -143,7 +143,7 @@ func (c *analysis) unanswered(least int, where func(position) bool) (Verdict, bo
 	if i >= 0 {
 		rank := c.job.Ranks[i].Rank
 		v.Culprits = []int{rank}
-		what, perhaps = fmt.Sprintf("%s, where rank %d listens", what, rank), fmt.Sprintf("rank %d takes no connections", rank)
+		what, perhaps = fmt.Sprintf("%s, where rank %d listens", what, rank), fmt.Sprintf("rank %d does not accept connections", rank)
 	}
 	v.Sentence = fmt.Sprintf("%s %s no answer from %s, in %s%s: a firewall is between them, or %s%s.",
 		name(here), verb(here, "get"), what, c.at[here[0]].where(), since(c.waited(here)), perhaps, c.others(here...))

@@ -83,7 +83,7 @@ func TestProven(t *testing.T) {
 		},
 		"a rank that may not be in the group": {
 			Job{World: 3, Ranks: []Rank{saying(in(0, "all_reduce", "", 27), "dist.all_reduce(x, SUM, left)"), saying(in(1, "all_reduce", "", 27), "dist.all_reduce(x, SUM, left)"), at(2, "save", 14)}},
-			"Rank 2 has not reached all_reduce (train.py:27), which only those in its group have to; it is in save (train.py:14); ranks 0 and 1 wait.",
+			"Rank 2 has not reached all_reduce (train.py:27), which only members of its group have to reach; it is in save (train.py:14); ranks 0 and 1 wait.",
 			[]int{2},
 		},
 		"ranks that were not seen": {
@@ -92,47 +92,47 @@ func TestProven(t *testing.T) {
 		},
 		"a message of a rank that waits for one that it may have sent": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=1 tag=7", 30), saying(at(1, "step", 40), "sent.wait()")}},
-			"Rank 0 waits for a message of rank 1 (train.py:30), which waits in step (train.py:40) for an operation that was started earlier, and none has come.",
+			"Rank 0 waits for a message from rank 1 (train.py:30), which waits in step (train.py:40) for an operation that was started earlier, and none has arrived.",
 			[]int{1},
 		},
 		"a message of a rank that may have sent another one": {
 			Job{World: 2, Ranks: []Rank{in(0, "barrier", "", 40), in(1, "recv", "src=0 tag=8", 30)}},
-			"Rank 1 waits for a message of rank 0 (train.py:30), which is in barrier (train.py:40), and none has come.",
+			"Rank 1 waits for a message from rank 0 (train.py:30), which is in barrier (train.py:40), and none has arrived.",
 			[]int{0},
 		},
 		"a message of any rank, of which some were not seen": {
 			Job{World: 3, Ranks: []Rank{in(0, "recv", "src=None", 30), at(1, "load", 12)}},
-			"Rank 0 waits for a message of any rank (train.py:30), and none of those that were seen sends one: rank 1 is in load (train.py:12).",
+			"Rank 0 waits for a message from any rank (train.py:30), and none of those that were seen sends one: rank 1 is in load (train.py:12).",
 			[]int{1},
 		},
 		"a message of a rank of a group": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=None tag=0 group_src=1", 30), at(1, "load", 12)}},
-			"Nothing moves: rank 0 is in recv (train.py:30); rank 1 is in load (train.py:12).", nil,
+			"No rank makes progress: rank 0 is in recv (train.py:30); rank 1 is in load (train.py:12).", nil,
 		},
 		"a rank that does not run, and others that wait for a key": {
 			Job{World: 3, Local: true, Store: "127.0.0.1:29500", Ranks: []Rank{at(0, "finish", 30), edit(at(2, "finish", 30), func(r *Rank) {
 				r.Main.Kernel, r.Object = "poll_schedule_timeout.constprop.0", "127.0.0.1:29500"
 			})}},
-			"Rank 2 waits for the store, in finish (train.py:30): probably for a key that nobody has set; rank 1 is not running.", nil,
+			"Rank 2 waits for the store, in finish (train.py:30): probably for a key that no rank has set; rank 1 is not running.", nil,
 		},
 		"a message with another tag, beside a barrier": {
 			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1 tag=3", 30), in(1, "recv", "src=0 tag=4", 31), in(2, "barrier", "", 32)}},
-			"Rank 0 sends a message to rank 1 (train.py:30), which waits for one of rank 0 (train.py:31), and it does not arrive: it has tag 3, and rank 1 waits for tag 4; rank 2 waits.",
+			"Rank 0 sends a message to rank 1 (train.py:30), which waits for one from rank 0 (train.py:31), and it does not arrive: it has tag 3, and rank 1 waits for tag 4; rank 2 waits.",
 			[]int{0, 1},
 		},
 		"a ring of messages that were started": {
 			Job{World: 2, Ranks: []Rank{saying(at(0, "step", 30), "w = dist.irecv(x, 1); w.wait(); dist.send(x, 1)"), saying(at(1, "step", 30), "w = dist.irecv(x, 1); w.wait(); dist.send(x, 1)")}},
-			"Ranks 0 and 1 wait for messages that they have started to send or to take, and that nobody has taken or sent (train.py:30).",
+			"Ranks 0 and 1 wait for sends or receives that have no matching partner (train.py:30).",
 			[]int{0, 1},
 		},
 		"a batch of messages beside an operation": {
 			Job{World: 2, Ranks: []Rank{saying(at(0, "step", 30), "for w in dist.batch_isend_irecv(ops): w.wait()"), saying(at(1, "step", 40), "w.wait()")}},
-			"Rank 0 waits for messages, and not all have come or were taken (train.py:30, for w in dist.batch_isend_irecv(ops): w.wait()), and rank 1 waits in step (train.py:40, w.wait()).",
+			"Rank 0 waits for messages, and not all of them have been sent or received (train.py:30, for w in dist.batch_isend_irecv(ops): w.wait()), and rank 1 waits in step (train.py:40, w.wait()).",
 			[]int{0, 1},
 		},
 		"operations of which nothing is known": {
 			Job{World: 2, Ranks: []Rank{saying(at(0, "step", 30), "w.wait()"), saying(at(1, "step", 30), "w.wait()")}},
-			"Ranks 0 and 1 are in step (train.py:30) and none makes progress: the network between them is stuck, or their tensors differ in size, or they wait for messages that nobody sends or takes, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
+			"Ranks 0 and 1 are in step (train.py:30) and none makes progress: the network between them is stuck, or their tensors differ in size, or they wait for sends or receives that have no matching partner, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
 			nil,
 		},
 		"two calls in a line": {
@@ -145,43 +145,43 @@ func TestProven(t *testing.T) {
 			"Ranks 0 and 1 wait for an operation that was started earlier, in step (train.py:30 and train.py:40), where rank 2 calls barrier (train.py:50).",
 			[]int{0, 1},
 		},
-		"connections that nobody answers": {
+		"connections without an answer": {
 			Job{World: 3, Store: "10.0.0.1:29500", Ranks: []Rank{in(0, "all_reduce", "", 27), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.7:1", "10.0.0.1:33449"} })}},
-			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, in all_reduce (train.py:27): a firewall is between them, or nobody has this address, or the host there is overloaded; rank 0 waits.", nil,
+			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, in all_reduce (train.py:27): a firewall is between them, or no host has this address, or the host is overloaded; rank 0 waits.", nil,
 		},
 		"connections that a rank does not answer": {
 			Job{World: 3, Store: "10.0.0.1:29500", Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Listens = []string{"10.0.0.1:5", "10.0.0.1:33449"} }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} })}},
-			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 takes no connections; rank 0 waits.",
+			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 does not accept connections; rank 0 waits.",
 			[]int{0},
 		},
 		"one connection that a rank does not answer": { // NCCL's first collective: only one rank has to reach the other
 			Job{World: 2, Store: "10.0.0.1:29500", Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Listens = []string{"10.0.0.1:33449"} }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.0.0.1:33449"} })}},
-			"Rank 1 gets no answer from 10.0.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 takes no connections; rank 0 waits.",
+			"Rank 1 gets no answer from 10.0.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 does not accept connections; rank 0 waits.",
 			[]int{0},
 		},
 		"connections to a bridge, and another host has one too": {
 			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Listens = "a", []string{"172.17.0.1:33449"} }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "b", []string{"172.17.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "b", []string{"172.17.0.1:33449"} })}},
-			"Ranks 1 and 2 get no answer from 172.17.0.1:33449, in all_reduce (train.py:27): a firewall is between them, or nobody has this address, or the host there is overloaded; rank 0 waits.",
+			"Ranks 1 and 2 get no answer from 172.17.0.1:33449, in all_reduce (train.py:27): a firewall is between them, or no host has this address, or the host is overloaded; rank 0 waits.",
 			nil,
 		},
 		"connections to a bridge of the same host": {
 			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Listens = "a", []string{"172.17.0.1:33449"} }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "a", []string{"172.17.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "a", []string{"172.17.0.1:33449"} })}},
-			"Ranks 1 and 2 get no answer from 172.17.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 takes no connections; rank 0 waits.",
+			"Ranks 1 and 2 get no answer from 172.17.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 does not accept connections; rank 0 waits.",
 			[]int{0},
 		},
 		"connections to another host": {
 			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Listens = "a", []string{"10.0.0.1:33449"} }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "b", []string{"10.0.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "b", []string{"10.0.0.1:33449"} })}},
-			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 takes no connections; rank 0 waits.",
+			"Ranks 1 and 2 get no answer from 10.0.0.1:33449, where rank 0 listens, in all_reduce (train.py:27): a firewall is between them, or rank 0 does not accept connections; rank 0 waits.",
 			[]int{0},
 		},
 		"connections within a host, and another host listens": {
 			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Listens = "a", []string{"127.0.0.1:33449"} }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "b", []string{"127.0.0.1:33449"} }), edit(in(2, "all_reduce", "", 27), func(r *Rank) { r.Host, r.Dials = "b", []string{"127.0.0.1:33449"} })}},
-			"Ranks 1 and 2 get no answer from 127.0.0.1:33449, in all_reduce (train.py:27): a firewall is between them, or nobody has this address, or the host there is overloaded; rank 0 waits.",
+			"Ranks 1 and 2 get no answer from 127.0.0.1:33449, in all_reduce (train.py:27): a firewall is between them, or no host has this address, or the host is overloaded; rank 0 waits.",
 			nil,
 		},
 		"a store that does not answer": {
 			Job{World: 2, Store: "10.0.0.1:29500", Ranks: []Rank{edit(in(1, "init_process_group", "", 5), func(r *Rank) { r.Dials = []string{"10.0.0.1:29500"} })}},
-			"Rank 1 gets no answer from the store at 10.0.0.1:29500, in init_process_group (train.py:5): a firewall is between them, or nobody has this address, or the host there is overloaded.", nil,
+			"Rank 1 gets no answer from the store at 10.0.0.1:29500, in init_process_group (train.py:5): a firewall is between them, or no host has this address, or the host is overloaded.", nil,
 		},
 		"a thread that reports somewhere": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Dials = []string{"10.9.9.9:443"} }), at(1, "load_batch", 12)}},
@@ -195,7 +195,7 @@ func TestProven(t *testing.T) {
 		},
 		"a rank that the program gives twice": {
 			Job{World: 3, Ranks: []Rank{told(in(0, "init_process_group", "world_size=3 rank=0", 5), 3, "a:1"), told(in(1, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1"), told(in(2, "init_process_group", "world_size=3 rank=1", 5), 3, "a:1")}},
-			"Ranks 1 and 2 call init_process_group with rank=1 (train.py:5): give each process a rank of its own.",
+			"Ranks 1 and 2 call init_process_group with rank=1 (train.py:5): give each process its own rank.",
 			[]int{1, 2},
 		},
 		"ranks that wait for a function at different places": {
@@ -204,12 +204,12 @@ func TestProven(t *testing.T) {
 				inOther(at(1, "main", 33), stacks.Frame{Func: "load", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(c10d, "distributed_c10d", "rpc/internal", 1)}),
 				with(2, stacks.Frame{Func: "shutdown", File: strings.Replace(c10d, "distributed_c10d", "rpc/api", 1)}, stacks.Frame{Func: "main", File: script, Line: 33}),
 			}},
-			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in load (train.py:12), reading from a pipe; rank 0 waits in rpc_sync (train.py:20), rank 2 waits in shutdown (train.py:33).",
+			"Rank 1 runs a function that was called by RPC and does not return: its thread 777 is in load (train.py:12), reading from a pipe; rank 0 waits in rpc_sync (train.py:20), rank 2 waits in shutdown (train.py:33).",
 			[]int{1},
 		},
 		"a key that a rank would have set that has ended": {
 			Job{World: 3, Ranks: []Rank{at(0, "finish", 30), {Rank: 1, Gone: Succeeded}, at(2, "finish", 30)}, Waits: []Wait{{Key: "/done1", Rank: 0, Age: 9 * time.Second}, {Key: "/done1", Rank: 2, Age: 9 * time.Second}}},
-			"Ranks 0 and 2 wait for the key /done1 of the store for 9 s, in finish (train.py:30); nobody has set it; rank 1 has ended with exit code 0.", nil,
+			"Ranks 0 and 2 wait for the key /done1 in the store for 9 s, in finish (train.py:30); no rank has set it; rank 1 has exited with code 0.", nil,
 		},
 		"tensors of different sizes": {
 			Job{World: 3, Ranks: []Rank{in(0, "all_reduce", "tensor=float32[4,2] async_op=false", 27), in(1, "all_reduce", "tensor=float32[5] async_op=false", 27), in(2, "all_reduce", "tensor=float32[8] async_op=false", 27)}},
@@ -230,7 +230,7 @@ func TestProven(t *testing.T) {
 				recorded(in(0, "all_reduce", "", 27), nil, entry("1", "left", 1, true)), recorded(at(1, "load", 12), nil, entry("0", "default_pg", 1, false)),
 				recorded(in(2, "all_reduce", "", 27), nil, entry("2", "right", 1, true)), recorded(at(3, "load", 12), nil, entry("0", "default_pg", 1, false)),
 			}},
-			"Ranks 1-3 have not reached all_reduce number 1 of left, which only those in its group have to; they are in all_reduce (train.py:27), load (train.py:12); rank 0 waits.",
+			"Ranks 1-3 have not reached all_reduce number 1 of left, which only members of its group have to reach; they are in all_reduce (train.py:27), load (train.py:12); rank 0 waits.",
 			[]int{1, 2, 3},
 		},
 		"a group whose members are known": {

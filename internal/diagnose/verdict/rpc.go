@@ -85,7 +85,7 @@ func (c *analysis) handlers() (Verdict, bool) {
 			}
 			return c.doubt(Verdict{
 				Culprits: []int{r.Rank},
-				Sentence: fmt.Sprintf("Rank %d runs a function that was called by RPC and does not end: its %s is in %s; %s%s.", r.Rank, threadOf(t), doingOf(t), c.waitIn(here), since(c.waited(here))),
+				Sentence: fmt.Sprintf("Rank %d runs a function that was called by RPC and does not return: its %s is in %s; %s%s.", r.Rank, threadOf(t), doingOf(t), c.waitIn(here), since(c.waited(here))),
 			}), true
 		}
 	}
@@ -98,7 +98,7 @@ func (c *analysis) callers(here []int, p position) Verdict {
 	if waiting := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return slices.Contains(ranks, n) }); len(waiting) > 0 {
 		here = waiting
 	}
-	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s functions that were called by RPC and wait for calls by RPC themselves, in %s: perhaps in a circle, with no thread left to serve one (num_worker_threads); %s%s.",
+	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s functions that were called by RPC and themselves wait for RPC calls, in %s: perhaps a deadlock, with no thread left to serve a call (num_worker_threads); %s%s.",
 		name(ranks), verb(ranks, "run"), p.where(), c.waitIn(here), since(c.waited(here)))}
 }
 

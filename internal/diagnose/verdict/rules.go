@@ -58,7 +58,7 @@ var stages = []stage{
 		{"devices", (*analysis).devices},
 		{"same", (*analysis).same},
 	}},
-	{"leftovers: nobody waits for another rank as far as stacks tell", []rule{
+	{"leftovers: no rank waits for another as far as stacks tell", []rule{
 		{"polling", (*analysis).polling},
 		{"store", (*analysis).store},
 		{"unmatched", (*analysis).unmatched},

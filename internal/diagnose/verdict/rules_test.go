@@ -89,7 +89,7 @@ func TestOrder(t *testing.T) {
 		{"dialingLater", "same", Job{World: 2, Ranks: []Rank{dials(waits), dials(in(1, "all_reduce", "", 27))}}},
 		{"dialingLater", "devices", Job{World: 2, Ranks: []Rank{dials(onGPU(0, collective, own)), dials(onGPU(1, collective, own))}}},
 		{"devices", "same", Job{World: 2, Ranks: []Rank{onGPU(0, collective, own), onGPU(1, collective, own)}}},
-		// A rank that the GPUs may wait for is a weaker proof than a key that nobody has set: the job may go on.
+		// A rank that the GPUs may wait for is a weaker proof than a key that no rank has set: the job may go on.
 		{"devices", "store", Job{World: 2, Waits: []Wait{{Key: "/k", Rank: 1, Age: time.Minute}}, Ranks: []Rank{onGPU(0, own), late()}}},
 		// What the store tells is more than that a rank asks it.
 		{"polling", "store", Job{World: 2, Store: "127.0.0.1:29500", Polls: []Wait{{Key: "/k", Rank: 1, Age: time.Minute, Asks: 9}}, Ranks: []Rank{at(0, "load", 12), edit(late(), func(r *Rank) { r.Loops, r.Sleeps, r.Object = true, true, "127.0.0.1:29500" })}}},

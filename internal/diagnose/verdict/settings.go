@@ -67,7 +67,7 @@ func settingsOf(r Rank) settings {
 	return s
 }
 
-// methodText is an init_method in a line of a program. The program may put it together: then it is no address.
+// methodText is an init_method in a line of a program. The program may put it together: then it is not an address.
 var methodText = regexp.MustCompile(`(?:tcp|file)://[^"'?\s]*`)
 
 // ProgramStore returns the address of the store that the program itself names where ranks set up the group of all, "" if they name none, or
@@ -135,7 +135,7 @@ func (c *analysis) numbers() (Verdict, bool) {
 	}
 	for _, rank := range slices.Sorted(maps.Keys(given)) {
 		if ranks := given[rank]; len(ranks) > 1 && ranks[0] != ranks[1] {
-			return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s call init_process_group with rank=%d (%s)%s: give each process a rank of its own.",
+			return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s call init_process_group with rank=%d (%s)%s: give each process its own rank.",
 				name(ranks), rank, c.lines(ranks), since(c.waited(ranks)))}, true
 		}
 	}
@@ -145,7 +145,7 @@ func (c *analysis) numbers() (Verdict, bool) {
 // stores: a rank uses another store than the others.
 func (c *analysis) stores() (Verdict, bool) {
 	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
-	// What the environment of a rank says is no store of it if the program names another one: it may not have come to that.
+	// What the environment of a rank says is not its store if the program names another one: it may not have come to that.
 	named := slices.ContainsFunc(here, func(rank int) bool { r := c.rank(rank); return settingsOf(*r).store != r.Store })
 	ports := map[string][]int{}
 	all := map[int]string{}

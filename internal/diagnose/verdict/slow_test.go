@@ -40,7 +40,7 @@ func TestSlowest(t *testing.T) {
 		"in turn":            {[]Rank{rank(0, 20, func(seq int) time.Duration { return 2 * lag * time.Duration(seq%2) }), rank(1, 20, always), rank(2, 20, never)}, false},
 		"hardly":             {[]Rank{rank(0, 20, never), rank(1, 20, func(int) time.Duration { return time.Millisecond }), rank(2, 20, never)}, false},
 		"too few":            {[]Rank{rank(0, 7, never), rank(1, 7, always)}, false},
-		"nobody else tells":  {[]Rank{at(0, "step", 5), rank(1, 20, always)}, false},
+		"no other recorder":  {[]Rank{at(0, "step", 5), rank(1, 20, always)}, false},
 		"on different hosts": {[]Rank{rank(0, 20, never), edit(rank(1, 20, always), func(r *Rank) { r.Host = "b" })}, false},
 	} {
 		v := Judge(Job{World: c.ranks[len(c.ranks)-1].Rank + 1, Ranks: c.ranks})

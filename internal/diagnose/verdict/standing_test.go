@@ -45,13 +45,13 @@ func TestStanding(t *testing.T) {
 		},
 		"one that would sleep is stopped": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(sleeping(1, 4*time.Second, 3*time.Second), func(r *Rank) { r.State = "T" })}},
-			"Rank 1 is stopped (SIGSTOP or a debugger, process 101); kill -CONT lets it go on; rank 0 waits.",
+			"Rank 1 is stopped (SIGSTOP or a debugger, process 101); kill -CONT resumes it; rank 0 waits.",
 		},
 		"one is in a debugger": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "load", 12), func(r *Rank) { r.State, r.Tracer = "t", &Holder{PID: 777, Command: "gdb", Rank: -1} })}},
-			"Rank 1 is stopped by a debugger (process 777, gdb); it goes on when that lets it; rank 0 waits.",
+			"Rank 1 is stopped by a debugger (process 777, gdb) and continues when the debugger resumes it; rank 0 waits.",
 		},
-		"nobody has done anything for long": {
+		"no rank has done anything for long": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "load", 12), idle), edit(at(1, "load", 12), idle)}},
 			"No rank waits in torch.distributed: ranks 0 and 1 are in load (train.py:12) for 400 s.",
 		},
@@ -90,7 +90,7 @@ func TestImports(t *testing.T) {
 		})
 	}
 	const does = "in <module> (train.py:16), in DataLoader.__iter__ of dataloader.py, reading from a socket for 3 s"
-	const because = ` for its process 777, which runs the program anew to import it, and has come to init_process_group (train.py:14) there: put that under if __name__ == "__main__"`
+	const because = ` for its process 777, which imports the program again and is in init_process_group (train.py:14): put that call under if __name__ == "__main__"`
 	wantSentences(t, map[string]sentence{
 		"all": {Job{World: 2, Ranks: []Rank{loads(0), loads(1)}}, "Perhaps not hung: no rank waits in torch.distributed; ranks 0 and 1 are " + does + "; rank 0 waits" + because + "."},
 		"one": {Job{World: 2, Ranks: []Rank{edit(loads(0), func(r *Rank) {

@@ -17,7 +17,7 @@ func TestSentencesOfTheStart(t *testing.T) {
 	wantSentences(t, map[string]sentence{
 		"a restart with the store of the attempt before": {
 			Job{World: 2, OldKeys: true, Ranks: []Rank{edit(in(0, "init_process_group", "", 5), func(r *Rank) { r.Idle = 20 * time.Second }), in(1, "init_process_group", "", 5)}},
-			"Ranks 0 and 1 are in init_process_group (train.py:5) and wait for each other for 20 s: the store still has the keys of an earlier attempt, and one that came early has probably read there the address of a process that is gone; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has torchrun begin each attempt with an empty store.",
+			"Ranks 0 and 1 are in init_process_group (train.py:5) and wait for each other for 20 s: the store still has keys from an earlier attempt, and a rank that started early has probably read the address of a process that has exited; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes torchrun start each attempt with an empty store.",
 		},
 		"a rank that is about to tell its address": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "init_process_group", "", 5), func(r *Rank) { r.State, r.Main.State = "R", "R" }), in(1, "init_process_group", "", 5)}, Waits: []Wait{{Key: "/default_pg/0//cpu//0/0", Rank: 1, Age: 2 * time.Second}}},
@@ -57,7 +57,7 @@ func TestSentencesOfTheStart(t *testing.T) {
 			Job{World: 2, Store: "localhost:29500", Ranks: []Rank{at(0, "load", 12), edit(at(1, "config", 30), func(r *Rank) {
 				r.Main.Kernel, r.Object, r.Idle = "poll_schedule_timeout.constprop.0", "127.0.0.1:29500", 9*time.Second
 			})}},
-			"Rank 1 waits for the store, in config (train.py:30) for 9 s: probably for a key that nobody has set.",
+			"Rank 1 waits for the store, in config (train.py:30) for 9 s: probably for a key that no rank has set.",
 		},
 		"PyTorch's store, and a rank that works": {
 			Job{World: 2, Store: "localhost:29500", Ranks: []Rank{edit(at(0, "load", 12), func(r *Rank) { r.State, r.Main.State, r.Main.Kernel = "R", "R", "" }), edit(at(1, "config", 30), func(r *Rank) {
@@ -86,7 +86,7 @@ func TestSentencesOfTheStart(t *testing.T) {
 		},
 		"a key that a late rank waits for": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), at(1, "load", 30)}, Waits: []Wait{{Key: "/config", Rank: 1, Age: 9 * time.Second}}},
-			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), for the key /config of the store, which nobody has set; rank 0 waits.",
+			"Rank 1 has not reached all_reduce (train.py:27); it is in load (train.py:30), for the key /config in the store, which no rank has set; rank 0 waits.",
 		},
 		"a server that does not answer": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(with(1, stacks.Frame{Func: "urlopen", File: "/usr/lib/python3.13/urllib/request.py"}, stacks.Frame{Func: "download", File: script, Line: 9}), func(r *Rank) { r.Main.Kernel, r.Object = "wait_woken", "10.0.0.5:443" })}},
@@ -131,40 +131,40 @@ func TestSentencesOfTheStart(t *testing.T) {
 		"a rank that has come and died": {
 			Job{World: 3, Ranks: []Rank{in(0, "init_process_group", "", 5)}, Waits: []Wait{
 				{Key: "/default_pg/0//cpu//0/2", Rank: 0, Age: 30 * time.Second},
-				{Key: "/cohort/group/0/3/0/rank 1, which came and died", Rank: 0, Age: 20 * time.Second},
+				{Key: "/cohort/group/0/3/0/rank 1, which joined and then died", Rank: 0, Age: 20 * time.Second},
 			}},
-			"Rank 2 has not called init_process_group; rank 1 came and died; rank 0 waits for 30 s.",
+			"Rank 2 has not called init_process_group; rank 1 joined and then died; rank 0 waits for 30 s.",
 		},
 		"a Go rank that has come and died": {
 			Job{World: 3, Waits: []Wait{
 				{Key: "cohort/group/0/3/0/rank/2", Rank: 0, Age: 30 * time.Second},
-				{Key: "cohort/group/0/3/0/rank 1, which came and died", Rank: 0, Age: 20 * time.Second},
+				{Key: "cohort/group/0/3/0/rank 1, which joined and then died", Rank: 0, Age: 20 * time.Second},
 			}},
-			"Rank 2 has not come; rank 1 came and died; rank 0 waits for 30 s.",
+			"Rank 2 has not joined the group; rank 1 joined and then died; rank 0 waits for 30 s.",
 		},
 		"a Go rank that has come to a sub-group and died": { // the ranks there are others than in the world
 			Job{World: 8, Ranks: []Rank{in(0, "init_process_group", "", 5), in(2, "init_process_group", "", 5)}, Waits: []Wait{
 				{Key: "cohort/group/0/8/0/sub/1/3161/3/0/rank/2", Rank: 0, Age: 30 * time.Second},
-				{Key: "cohort/group/0/8/0/sub/1/3161/3/0/rank 1, which came and died", Rank: 0, Age: 20 * time.Second},
+				{Key: "cohort/group/0/8/0/sub/1/3161/3/0/rank 1, which joined and then died", Rank: 0, Age: 20 * time.Second},
 			}},
-			"Of a sub-group, rank 2 has not come; rank 1 came and died; ranks 0 and 2 wait for 30 s.",
+			"In a subgroup, rank 2 has not joined; rank 1 joined and then died; ranks 0 and 2 wait for 30 s.",
 		},
 		"a Go rank that has come to a part of a split and died": {
 			Job{World: 8, Waits: []Wait{
 				{Key: "a/cohort/group/x/3161/3/0123456789abcdef/1/rank/2", Rank: 4, Age: 30 * time.Second},
-				{Key: "a/cohort/group/x/3161/3/0123456789abcdef/1/ranks 0,1, which came and died", Rank: 4, Age: 20 * time.Second},
+				{Key: "a/cohort/group/x/3161/3/0123456789abcdef/1/ranks 0,1, which joined and then died", Rank: 4, Age: 20 * time.Second},
 			}},
-			"Of a sub-group, rank 2 has not come; ranks 0,1 came and died; rank 4 waits for 30 s.",
+			"In a subgroup, rank 2 has not joined; ranks 0,1 joined and then died; rank 4 waits for 30 s.",
 		},
 		"a key of the program's own": {
 			Job{World: 2, Ranks: []Rank{at(0, "wait_for_config", 30), at(1, "serve", 31)}, Waits: []Wait{{Key: "/config", Rank: 0, Age: 9 * time.Second}}},
-			"Rank 0 waits for the key /config of the store for 9 s, in wait_for_config (train.py:30); nobody has set it.",
+			"Rank 0 waits for the key /config in the store for 9 s, in wait_for_config (train.py:30); no rank has set it.",
 		},
 		"a rank that runs twice": {
 			Job{World: 3, Ranks: []Rank{in(0, "init_process_group", "", 4), in(1, "init_process_group", "", 4), edit(in(1, "init_process_group", "", 4), func(r *Rank) { r.PID = 202 })}},
-			"Rank 1 was started twice, as the processes 101 and 202: give each process a RANK of its own, from 0 to 2.",
+			"Rank 1 was started twice, as the processes 101 and 202: give each process its own RANK, from 0 to 2.",
 		},
-		"a child of a rank is no second rank": {
+		"a child of a rank is not a second rank": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), in(1, "all_reduce", "", 27), edit(at(1, "child", 4), func(r *Rank) { r.PID = 202 })}},
 			"Ranks 0 and 1 are in all_reduce (train.py:27) and none makes progress: the network between them is stuck, or their tensors differ in size, or they are in different groups, or one is a call ahead; flight recorder dumps would tell.",
 		},
@@ -217,6 +217,6 @@ func TestSentencesOfTheStart(t *testing.T) {
 			Job{Waits: []Wait{{Key: "/config", Rank: -1, Age: 9 * time.Second}}},
 			"No rank of this job was found, but 1 request waits in its store, the oldest for the key /config for 9 s.",
 		},
-		"nobody": {Job{}, "No rank of this job was found, and nobody waits in its store."},
+		"no rank": {Job{}, "No rank of this job was found, and no client waits in its store."},
 	})
 }

@@ -115,7 +115,7 @@ func (c *analysis) fromStore() Verdict {
 	if n := len(c.job.Waits); n > 0 {
 		return Verdict{Sentence: fmt.Sprintf("No rank of this job was found, but %s in its store, the oldest for the key %s%s.", map[bool]string{true: "1 request waits", false: strconv.Itoa(n) + " requests wait"}[n == 1], c.job.Waits[0].Key, since(c.job.Waits[0].Age))}
 	}
-	return Verdict{Sentence: "No rank of this job was found, and nobody waits in its store."}
+	return Verdict{Sentence: "No rank of this job was found, and no client waits in its store."}
 }
 
 // ranks returns the ranks whose position satisfies want.
@@ -203,7 +203,7 @@ func (c *analysis) twice() (Verdict, bool) {
 		}
 		return Verdict{
 			Culprits: []int{a.Rank},
-			Sentence: fmt.Sprintf("Rank %d was started twice, as the processes %d and %d: give each process a RANK of its own, from 0 to %d.", a.Rank, a.PID, b.PID, max(c.job.World, 1)-1),
+			Sentence: fmt.Sprintf("Rank %d was started twice, as the processes %d and %d: give each process its own RANK, from 0 to %d.", a.Rank, a.PID, b.PID, max(c.job.World, 1)-1),
 		}, true
 	}
 	return Verdict{}, false
@@ -255,7 +255,7 @@ func (c *analysis) starting() (Verdict, bool) {
 		case step == inNewGroup && lines != c.at[here[0]].line:
 			hint = ": every rank must create the same groups in the same order"
 		case step == inInit && c.job.OldKeys:
-			hint = ": the store still has the keys of an earlier attempt, and one that came early has probably read there the address of a process that is gone; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has torchrun begin each attempt with an empty store"
+			hint = ": the store still has keys from an earlier attempt, and a rank that started early has probably read the address of a process that has exited; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes torchrun start each attempt with an empty store"
 		}
 		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s%s.", is(here), call, lines, since(c.rank(here[0]).Idle), hint)}, true
 	}
@@ -268,11 +268,11 @@ func (c *analysis) late(late []int, what string, waiting []int) Verdict {
 	if some := slices.DeleteFunc(slices.Clone(late), idle); len(some) > 0 && len(some) < len(late) {
 		rest := slices.DeleteFunc(slices.Clone(late), func(n int) bool { return !idle(n) })
 		v := c.late(some, what, waiting)
-		how := verb(rest, "start") + " or " + verb(rest, "end")
+		how := "starting or exiting"
 		if !slices.ContainsFunc(rest, func(n int) bool { return !c.rank(n).Ending }) {
-			how = verb(rest, "end")
+			how = "exiting"
 		}
-		v.Sentence = fmt.Sprintf("%s; %s %s.", strings.TrimSuffix(v.Sentence, "."), lower(name(rest)), how)
+		v.Sentence = fmt.Sprintf("%s; %s %s.", strings.TrimSuffix(v.Sentence, "."), lower(is(rest)), how)
 		return v
 	}
 	places := map[string]bool{}
@@ -286,9 +286,9 @@ func (c *analysis) late(late []int, what string, waiting []int) Verdict {
 	if r := c.rank(late[0]); c.at[late[0]].op == "" && c.at[late[0]].own == "" {
 		text = ""
 		if r.Main != nil && len(late) == 1 {
-			text = "; it runs no Python code: it starts or ends" + c.because(late[0])
+			text = "; the process is not running Python code (starting or exiting)" + c.because(late[0])
 			if r.Ending {
-				text = "; its program has ended, and its process has not" + c.because(late[0])
+				text = "; its program has ended, but its process has not exited" + c.because(late[0])
 			}
 		}
 	}

@@ -26,11 +26,11 @@ func TestSentences(t *testing.T) {
 		},
 		"one rank late that asks again and again": {
 			Job{World: 2, Ranks: []Rank{in(0, "all_reduce", "", 27), edit(at(1, "take_lock", 12), func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.Sleeps = "R", "R", "", true })}},
-			"Rank 1 has not reached all_reduce (train.py:27); it is in take_lock (train.py:12), sleeping again and again; rank 0 waits.",
+			"Rank 1 has not reached all_reduce (train.py:27); it is in take_lock (train.py:12), sleeping repeatedly; rank 0 waits.",
 		},
 		"all ask again and again": {
 			Job{World: 2, Ranks: []Rank{at(0, "take_lock", 12), edit(at(1, "take_lock", 13), func(r *Rank) { r.State, r.Main.State, r.Main.Kernel, r.Sleeps = "R", "R", "", true })}},
-			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in take_lock (train.py:12); rank 1 is in take_lock (train.py:13), sleeping again and again.",
+			"Perhaps not hung: no rank waits in torch.distributed; rank 0 is in take_lock (train.py:12); rank 1 is in take_lock (train.py:13), sleeping repeatedly.",
 		},
 		"one rank late, with recorders": {
 			Job{World: 3, Ranks: dumps(t, "missing", in(0, "all_reduce", "", 27), at(1, "load_batch", 12), in(2, "all_reduce", "", 27))},
@@ -58,11 +58,11 @@ func TestSentences(t *testing.T) {
 		},
 		"a message": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=1 group=None tag=0", 62), at(1, "load_batch", 12)}},
-			"Rank 0 waits for a message of rank 1 (train.py:62), which is in load_batch (train.py:12) and sends none.",
+			"Rank 0 waits for a message from rank 1 (train.py:62), which is in load_batch (train.py:12) and sends none.",
 		},
 		"a message with another tag, and a rank behind it": {
 			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1 tag=0", 6), in(1, "recv", "src=0 tag=5", 9), in(2, "recv", "src=0 tag=5", 9)}},
-			"Rank 0 sends a message to rank 1 (train.py:6), which waits for one of rank 0 (train.py:9), and it does not arrive: it has tag 0, and rank 1 waits for tag 5.",
+			"Rank 0 sends a message to rank 1 (train.py:6), which waits for one from rank 0 (train.py:9), and it does not arrive: it has tag 0, and rank 1 waits for tag 5.",
 		},
 		"messages that wait for each other": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=1", 62), in(1, "recv", "src=0", 64)}},
@@ -70,11 +70,11 @@ func TestSentences(t *testing.T) {
 		},
 		"a chain of messages": {
 			Job{World: 4, Ranks: []Rank{in(0, "recv", "src=1", 18), in(1, "recv", "src=2", 19), in(2, "recv", "src=3", 20), at(3, "load", 21)}},
-			"Rank 2 waits for a message of rank 3 (train.py:20), which is in load (train.py:21) and sends none.",
+			"Rank 2 waits for a message from rank 3 (train.py:20), which is in load (train.py:21) and sends none.",
 		},
-		"a chain of messages to nobody": {
+		"a chain of messages to no rank": {
 			Job{World: 3, Ranks: []Rank{in(0, "recv", "src=1", 18), in(1, "recv", "src=7", 19)}},
-			"Rank 0 waits for a message of rank 1 (train.py:18), which is in recv (train.py:19) and sends none.",
+			"Rank 0 waits for a message from rank 1 (train.py:18), which is in recv (train.py:19) and sends none.",
 		},
 		"a message beside a collective": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line, r.Idle = "request.wait()", 9*time.Second }), in(1, "barrier", "", 40)}},
@@ -82,7 +82,7 @@ func TestSentences(t *testing.T) {
 		},
 		"a group of some": {
 			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Line = "dist.all_reduce(x, group=left)" }), at(1, "load", 12), at(2, "save", 14)}},
-			"Ranks 1 and 2 have not reached all_reduce (train.py:27), which only those in its group have to; they are in load (train.py:12), save (train.py:14); rank 0 waits.",
+			"Ranks 1 and 2 have not reached all_reduce (train.py:27), which only members of its group have to reach; they are in load (train.py:12), save (train.py:14); rank 0 waits.",
 		},
 		"the group of all": {
 			Job{World: 3, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Line = "dist.all_reduce(x, group=None)" }), at(1, "load", 12), at(2, "save", 14)}},
@@ -94,7 +94,7 @@ func TestSentences(t *testing.T) {
 		},
 		"a late rank and one that ends": {
 			Job{World: 3, Ranks: []Rank{in(0, "gather", "dst=0", 27), with(1), at(2, "load", 12)}},
-			"Rank 2 has not reached gather (train.py:27); it is in load (train.py:12); rank 0 waits; rank 1 starts or ends.",
+			"Rank 2 has not reached gather (train.py:27); it is in load (train.py:12); rank 0 waits; rank 1 is starting or exiting.",
 		},
 		"groups in another order, with PyTorch's store": {
 			Job{World: 2, Ranks: []Rank{in(0, "new_group", "", 10), in(1, "new_group", "", 12)}},
@@ -149,15 +149,15 @@ func TestSentences(t *testing.T) {
 		},
 		"a message of anybody": {
 			Job{World: 2, Ranks: []Rank{in(0, "recv", "src=None tag=0", 27), edit(at(1, "load", 30), func(r *Rank) { r.Main.Kernel = "hrtimer_nanosleep" })}},
-			"Rank 0 waits for a message of any rank (train.py:27), and none sends one: rank 1 is in load (train.py:30), sleeping.",
+			"Rank 0 waits for a message from any rank (train.py:27), and none sends one: rank 1 is in load (train.py:30), sleeping.",
 		},
 		"a message with another tag": {
 			Job{World: 2, Ranks: []Rank{in(0, "send", "dst=1 tag=1", 27), in(1, "recv", "src=0 tag=2", 30)}},
-			"Rank 0 sends a message to rank 1 (train.py:27), which waits for one of rank 0 (train.py:30), and it does not arrive: it has tag 1, and rank 1 waits for tag 2.",
+			"Rank 0 sends a message to rank 1 (train.py:27), which waits for one from rank 0 (train.py:30), and it does not arrive: it has tag 1, and rank 1 waits for tag 2.",
 		},
 		"a message in another group": {
 			Job{World: 2, Ranks: []Rank{in(0, "send", "dst=1 tag=0", 27), in(1, "recv", "src=0 tag=0", 30)}},
-			"Rank 0 sends a message to rank 1 (train.py:27), which waits for one of rank 0 (train.py:30), and it does not arrive: are they of the same group?",
+			"Rank 0 sends a message to rank 1 (train.py:27), which waits for one from rank 0 (train.py:30), and it does not arrive: are both calls in the same group?",
 		},
 		"a collective that moves": {
 			Job{World: 2, Ranks: []Rank{edit(in(0, "all_reduce", "", 27), func(r *Rank) { r.Moved = true }), edit(in(1, "all_reduce", "", 27), func(r *Rank) { r.Moved = true })}},
@@ -165,11 +165,11 @@ func TestSentences(t *testing.T) {
 		},
 		"a message from another rank": {
 			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1", 10), in(1, "recv", "src=2", 12), in(2, "barrier", "", 14)}},
-			"Rank 1 waits for a message of rank 2 (train.py:12), which is in barrier (train.py:14), and none has come; rank 0 has a message for it (train.py:10): is src right?",
+			"Rank 1 waits for a message from rank 2 (train.py:12), which is in barrier (train.py:14), and none has arrived; rank 0 sends a message to rank 1 (train.py:10): is src right?",
 		},
 		"a ring of messages": {
 			Job{World: 3, Ranks: []Rank{in(0, "send", "dst=1", 10), in(1, "send", "dst=2", 10), in(2, "send", "dst=0", 10)}},
-			"Ranks 0-2 wait for each other in a ring: each is in send (train.py:10) with the next; let one of them do the opposite first, or use batch_isend_irecv.",
+			"Ranks 0-2 wait for each other in a cycle: each is in send (train.py:10) with the next; reverse the order in one of them, or use batch_isend_irecv.",
 		},
 		"new_group, left out": {
 			Job{World: 3, Ranks: []Rank{in(0, "new_group", "", 10), edit(in(1, "new_group", "", 10), func(r *Rank) { r.Moved = true }), in(2, "barrier", "", 12)}},
@@ -197,32 +197,32 @@ func TestSentences(t *testing.T) {
 		},
 		"a message that is waited for beside an operation": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line = "w.wait()" }), edit(at(1, "step", 32), func(r *Rank) { r.Line, r.Idle = "dist.irecv(x, 0).wait()", 9*time.Second })}},
-			"Rank 1 waits for a message, and none has come (train.py:32, dist.irecv(x, 0).wait()), and rank 0 waits in step (train.py:30, w.wait()) for 9 s.",
+			"Rank 1 waits for a message, and none has arrived (train.py:32, dist.irecv(x, 0).wait()), and rank 0 waits in step (train.py:30, w.wait()) for 9 s.",
 		},
-		"a message that nobody takes beside an operation": {
+		"a message that no rank receives beside an operation": {
 			Job{World: 2, Ranks: []Rank{edit(at(0, "step", 30), func(r *Rank) { r.Line = "dist.isend(x, 1).wait()" }), edit(at(1, "step", 32), func(r *Rank) { r.Line = "w.wait()" })}},
-			"Rank 0 waits for its message to be taken, and nobody has taken it (train.py:30, dist.isend(x, 1).wait()), and rank 1 waits in step (train.py:32, w.wait()).",
+			"Rank 0 waits for its message to be received, and no rank has received it (train.py:30, dist.isend(x, 1).wait()), and rank 1 waits in step (train.py:32, w.wait()).",
 		},
 		"a reference whose value does not come": {
 			Job{World: 2, Ranks: []Rank{
 				saying(at(0, "main", 20), "x = r.to_here()"),
 				inOther(with(1, stacks.Frame{Func: "shutdown", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 33}), stacks.Frame{Func: "build", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
 			}},
-			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in build (train.py:12), reading from a pipe; rank 0 waits in to_here (train.py:20).",
+			"Rank 1 runs a function that was called by RPC and does not return: its thread 777 is in build (train.py:12), reading from a pipe; rank 0 waits in to_here (train.py:20).",
 		},
 		"futures of calls": {
 			Job{World: 2, Ranks: []Rank{
 				with(0, stacks.Frame{Func: "wait_all", File: "/usr/lib/python3/dist-packages/torch/futures/__init__.py"}, stacks.Frame{Func: "main", File: script, Line: 20}),
 				inOther(with(1, stacks.Frame{Func: "shutdown", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 33}), stacks.Frame{Func: "build", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
 			}},
-			"Rank 1 runs a function that was called by RPC and does not end: its thread 777 is in build (train.py:12), reading from a pipe; rank 0 waits in main (train.py:20).",
+			"Rank 1 runs a function that was called by RPC and does not return: its thread 777 is in build (train.py:12), reading from a pipe; rank 0 waits in main (train.py:20).",
 		},
 		"calls in a circle": {
 			Job{World: 2, Ranks: []Rank{
 				inOther(with(0, stacks.Frame{Func: "rpc_sync", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 20}), stacks.Frame{Func: "rpc_sync", File: rpcAPI}, stacks.Frame{Func: "ping", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
 				inOther(with(1, stacks.Frame{Func: "shutdown", File: rpcAPI}, stacks.Frame{Func: "main", File: script, Line: 33}), stacks.Frame{Func: "rpc_sync", File: rpcAPI}, stacks.Frame{Func: "ping", File: script, Line: 12}, stacks.Frame{Func: "_run_function", File: strings.Replace(rpcAPI, "api", "internal", 1)}),
 			}},
-			"Ranks 0 and 1 run functions that were called by RPC and wait for calls by RPC themselves, in rpc_sync (train.py:12): perhaps in a circle, with no thread left to serve one (num_worker_threads); rank 0 waits in rpc_sync (train.py:20), rank 1 waits in shutdown (train.py:33).",
+			"Ranks 0 and 1 run functions that were called by RPC and themselves wait for RPC calls, in rpc_sync (train.py:12): perhaps a deadlock, with no thread left to serve a call (num_worker_threads); rank 0 waits in rpc_sync (train.py:20), rank 1 waits in shutdown (train.py:33).",
 		},
 		"the end of RPC": {
 			Job{World: 2, Ranks: []Rank{with(0, stacks.Frame{Func: "shutdown", File: "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"}, stacks.Frame{Func: "main", File: script, Line: 33}), at(1, "load_batch", 12)}},
@@ -252,7 +252,7 @@ func TestAnyEvidence(t *testing.T) {
 			x.Moved = r.IntN(3) == 0
 			x.State = []string{"R", "S", "D", "T", ""}[r.IntN(5)]
 			if r.IntN(5) == 0 {
-				x.Gone = "has ended"
+				x.Gone = "has exited"
 			}
 			if r.IntN(3) == 0 {
 				x.Dump = &torchdump.Dump{}
@@ -277,8 +277,8 @@ func TestAnyEvidence(t *testing.T) {
 // TestProofOfSeveral: ranks that ended in the same way share a line, in the plural.
 func TestProofOfSeveral(t *testing.T) {
 	t.Parallel()
-	v := Judge(Job{World: 4, Ranks: []Rank{in(0, "all_reduce", "", 27), {Rank: 1, Gone: "was killed by SIGKILL"}, {Rank: 2, Gone: "has ended"}, {Rank: 3, Gone: "has ended"}}})
-	for _, want := range []string{"rank 1: was killed by SIGKILL", "ranks 2 and 3: have ended"} {
+	v := Judge(Job{World: 4, Ranks: []Rank{in(0, "all_reduce", "", 27), {Rank: 1, Gone: "was killed by SIGKILL"}, {Rank: 2, Gone: "has exited"}, {Rank: 3, Gone: "has exited"}}})
+	for _, want := range []string{"rank 1: was killed by SIGKILL", "ranks 2 and 3: have exited"} {
 		if !slices.Contains(v.Proof, want) {
 			t.Errorf("no %q in %q", want, v.Proof)
 		}

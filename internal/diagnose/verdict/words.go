@@ -69,12 +69,15 @@ func verb(ranks []int, v string) string {
 func waits(ranks []int) string {
 	switch len(ranks) {
 	case 0:
-		return "nobody waits for it yet"
+		return "no rank waits for it yet"
 	case 1:
 		return lower(name(ranks)) + " waits"
 	}
 	return lower(name(ranks)) + " wait"
 }
+
+// sends returns "ranks 0 and 2 send".
+func sends(ranks []int) string { return lower(name(ranks)) + " " + verb(ranks, "send") }
 
 // since returns " for 94 s", or nothing for what is too short to matter or not known.
 func since(d time.Duration) string {

@@ -67,7 +67,7 @@ func (p *Place) AwaitReplacement(ctx context.Context, ranks string) error {
 }
 
 // cameAndDied is the end of that key.
-const cameAndDied = ", which came and died"
+const cameAndDied = ", which joined and then died"
 
 // note appends a rank to a list.
 func (p *Place) note(ctx context.Context, key string, rank int) error {

@@ -17,7 +17,7 @@ import (
 // A rank may die when it has come and others have not. That ends no attempt: another process may take its place, as it may for a rank that has
 // not come. But whoever waits, or has waited in vain, must be told.
 
-// deadMembers returns the ranks that came and died. Each rank looks after the next one that is there, and, where that is dead, after the one behind it.
+// deadMembers returns the ranks that joined and then died. Each rank looks after the next one that is there, and, where that is dead, after the one behind it.
 func (a *attempt) deadMembers(ctx context.Context, missing []int) []int {
 	dead, err := a.Place.Dead(ctx)
 	if err != nil {
@@ -52,7 +52,7 @@ func (a *attempt) hasDied(ctx context.Context, r int) bool {
 	return err == nil && !excused
 }
 
-// recordDead keeps which ranks came and died: in this attempt, or in one before if nobody has taken their places since.
+// recordDead keeps which ranks joined and then died: in this attempt, or in one before if nobody has taken their places since.
 func (p *Plan) recordDead(missing, dead []int) {
 	before := slices.DeleteFunc(p.dead, func(r int) bool { return !slices.Contains(missing, r) })
 	p.dead = slices.Compact(slices.Sorted(slices.Values(append(before, dead...))))
@@ -63,7 +63,7 @@ func cameAndDied(ranks []int) string {
 	if len(ranks) == 0 {
 		return ""
 	}
-	return "; " + ranklist.Words(ranks) + " came and died"
+	return "; " + ranklist.Words(ranks) + " joined and then died"
 }
 
 // successors waits in the store for the processes that may take the places of dead ranks, for those who ask the store who waits for what.

@@ -299,7 +299,7 @@ func lookPath(args, env []string, dir string) (string, error) {
 	if denied {
 		return "", fmt.Errorf("%s: it is in the PATH, but not executable", name)
 	}
-	return "", fmt.Errorf("%s: there is no such program in the PATH", name)
+	return "", fmt.Errorf("%s: not found in the PATH", name)
 }
 
 // reap takes in every child that has ended, workers and those that the workers left behind.

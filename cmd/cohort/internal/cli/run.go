@@ -40,7 +40,7 @@ torchrun's PET_ variables give defaults. When a worker fails, the others are ins
 and stopped, the job is restarted up to --max-restarts times, and a report says which
 rank failed first and why.
 
-With --members nobody is restarted: programs that form a group through the launcher's
+With --members no worker is restarted: programs that form a group through the launcher's
 coordinator (package elastic, or the Python lines in examples/reconfigure) continue when
 one of them dies, and a spare takes its place.`),
 		Example: strings.Trim(`

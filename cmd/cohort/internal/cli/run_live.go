@@ -75,7 +75,7 @@ func jobView(s launch.Status, now time.Time) tui.Job {
 		case launch.WorkerStopping:
 			rank.Kind, rank.Words = tui.Ahead, "are being stopped"
 		case launch.WorkerDone:
-			rank.Kind, rank.Words = tui.Done, "have ended"
+			rank.Kind, rank.Words = tui.Done, "have exited"
 		case launch.WorkerFailed:
 			rank.Kind, rank.Words = tui.Failed, r.Words
 		}

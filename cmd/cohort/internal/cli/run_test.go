@@ -32,7 +32,7 @@ func (s *signalling) Write(b []byte) (int, error) {
 		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 			s.t.Error(err)
 		}
-		<-s.caught // and by whoever catches it by now
+		<-s.caught // and by every other handler that is set by now
 	}
 	return s.Buffer.Write(b)
 }

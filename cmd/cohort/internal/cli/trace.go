@@ -156,7 +156,7 @@ func (a *app) readDump(name string) ([]byte, error) {
 		f, err := os.Open(name) //nolint:gosec // the user's file
 		if err != nil {
 			if errors.Is(err, os.ErrNotExist) {
-				return nil, cohort.Newf("trace", cohort.NotFound, "there is no file %s", name)
+				return nil, cohort.Newf("trace", cohort.NotFound, "no file %s", name)
 			}
 			return nil, err
 		}
@@ -170,7 +170,7 @@ func (a *app) readDump(name string) ([]byte, error) {
 	return data, nil
 }
 
-// foreignDump explains a file that is no dump of ours.
+// foreignDump explains a file that is not a dump of ours.
 func foreignDump(name string, data []byte, err error) error {
 	var cause *cohort.Error
 	if !errors.As(err, &cause) {

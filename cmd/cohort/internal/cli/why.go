@@ -41,7 +41,7 @@ Inspect the ranks of a job and say which one the others wait for, what it is doi
 instead, and since when, followed by the evidence. The job needs no preparation: the
 Python stacks of its processes are read from outside, without stopping them.
 
-Without an argument all jobs on this host are inspected, whoever started them: cohort,
+Without an argument all jobs on this host are inspected, no matter what started them: cohort,
 torchrun, a script that sets RANK and MASTER_ADDR, or a program that starts its ranks
 itself, with torch.multiprocessing. JOB is the id or the store address that "cohort ps"
 shows, or the process id of a rank or of such a program. BUNDLE is a folder of evidence from "cohort run". DUMPS
@@ -111,7 +111,7 @@ func jobs(ctx context.Context, args []string) ([]jobscan.Job, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("%w: there is no job %q on this host; \"cohort ps\" lists them", cohort.NotFound, args[0])
+		return nil, fmt.Errorf("%w: no job %q on this host; \"cohort ps\" lists them", cohort.NotFound, args[0])
 	}
 	return found, nil
 }
@@ -134,7 +134,7 @@ func isLoopback(host string) bool {
 func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) error {
 	found, err := jobs(ctx, args)
 	if errors.Is(err, cohort.NotFound) && len(args) == 1 && strings.ContainsRune(args[0], os.PathSeparator) {
-		return fmt.Errorf("%w: there is no file or folder %s, and no job of this id on this host", cohort.NotFound, args[0])
+		return fmt.Errorf("%w: no file or folder %s, and no job with this id on this host", cohort.NotFound, args[0])
 	}
 	if err != nil {
 		return err
@@ -275,10 +275,10 @@ func (a *app) psCommand() *cobra.Command {
 		Use:   "ps [JOB]",
 		Short: "List the jobs on this host, their ranks and what each is doing",
 		Long: strings.TrimSpace(`
-List the jobs on this host, whoever started them, with a line for each rank that runs
+List the jobs on this host, no matter what started them, with a line for each rank that runs
 here: its store, its process, how often it was restarted, and what it is doing. JOB is
 the id or the store address of one of them, or the process id of one of its ranks. With
---json each rank is one object; no line means that there is no job.`),
+--json each rank is one object; no line means that no job runs.`),
 		Args: command.Between(0, 1, "JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			found, err := jobs(cmd.Context(), args)

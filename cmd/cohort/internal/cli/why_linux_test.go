@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// TestWhyJobWithSlash: the id of a job may look like a path. It is called a missing file only where there is no such job.
+// TestWhyJobWithSlash: the id of a job may look like a path. It is called a missing file only where no such job runs.
 func TestWhyJobWithSlash(t *testing.T) {
 	id := fmt.Sprintf("team/run%d", os.Getpid())
 	rank := exec.CommandContext(t.Context(), "sleep", "600")
@@ -27,7 +27,7 @@ func TestWhyJobWithSlash(t *testing.T) {
 	for _, c := range []struct {
 		id, want string
 		code     int
-	}{{id, "job " + id, 0}, {id + "0", "there is no file or folder " + id + "0", 4}} {
+	}{{id, "job " + id, 0}, {id + "0", "no file or folder " + id + "0", 4}} {
 		var out bytes.Buffer
 		code := Main([]string{"why", "--apart", "1ms", c.id}, IO{In: strings.NewReader(""), Out: &out, Err: &out, Getenv: func(string) string { return "" }})
 		if code != c.code || !strings.Contains(out.String(), c.want) {

@@ -21,7 +21,7 @@ import (
 const sceneSteps, sceneTrouble = 5, 3
 
 // playScene is a rank of a job under the launcher. Where python is given, the last rank is a script of PyTorch. "cohort why" shows
-// the name of this file to whoever watches the demonstration.
+// the name of this file to the user who watches the demonstration.
 func (a *app) playScene(ctx context.Context, scene, python, script string) error {
 	rank, size := a.Getenv(rendezvous.EnvRank), a.Getenv(rendezvous.EnvWorldSize)
 	last, err := strconv.Atoi(size)

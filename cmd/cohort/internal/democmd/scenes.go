@@ -64,7 +64,7 @@ func (s *scenes) play(ctx context.Context, torch bool) error {
 		return err
 	}
 	if s.workers < 2 {
-		return nil // nobody would wait
+		return nil // no worker would wait
 	}
 	python := ""
 	if torch {

@@ -164,7 +164,7 @@ func (f *rpcFlags) visit(ctx context.Context, s *tcpstore.Client, worker, listen
 	if err != nil {
 		return nil, err
 	}
-	if m.Go || world.Static { // a PyTorch worker answers whoever asks, too
+	if m.Go || world.Static { // a PyTorch worker answers any client, too
 		return f.guest(ctx, s, world)
 	}
 	opts := f.options(world)

@@ -42,7 +42,7 @@ func newStoreCollector(stats func() tcpstore.Stats) *storeCollector {
 		bytes:       desc("data_bytes", "Memory of keys and values."),
 		memory:      desc("memory_bytes", "Memory that counts against the limit."),
 		waiting:     desc("waiting", "Requests that wait for a key."),
-		longest:     desc("longest_wait_seconds", "Age of the oldest wait, 0 if nobody waits."),
+		longest:     desc("longest_wait_seconds", "Age of the oldest wait, 0 if there are no waiters."),
 		started:     desc("start_time_seconds", "When the server started, in seconds since 1970."),
 	}
 }
@@ -111,7 +111,7 @@ func httpHandler(server func() tcpstore.Stats) http.Handler {
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
 		s, err := stats(r.Context())
 		if err != nil {
-			return // nobody is there to be told
+			return // no client is left to answer
 		}
 		store := prometheus.NewRegistry() // a collector is asked without a context: this one knows the answer
 		store.MustRegister(newStoreCollector(func() tcpstore.Stats { return s }))

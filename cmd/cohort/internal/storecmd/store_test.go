@@ -160,7 +160,7 @@ func TestValueFromStandardInputIsBounded(t *testing.T) {
 	if v, err := a.value(t.Context(), "-"); err != nil || len(v) != maxInput {
 		t.Errorf("%d bytes, %v", len(v), err)
 	}
-	// A signal ends it although nobody types anything.
+	// A signal ends it although no key is pressed.
 	silent, end := io.Pipe()
 	defer func() { _ = end.Close() }()
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -43,6 +43,6 @@ func TestNamerAsksOnceForEachClient(t *testing.T) {
 	}
 	n.name(nil)
 	if len(n.known) != 0 {
-		t.Errorf("%v are kept although nobody waits", n.known)
+		t.Errorf("%v are kept although there are no waiters", n.known)
 	}
 }

@@ -47,14 +47,14 @@ func (d Demo) Frame(width int, style Style) string {
 	}
 	switch len(d.Waits) {
 	case 0:
-		line(style.Dim("store: nobody waits"))
+		line(style.Dim("store: no waiters"))
 	default:
 		line(style.Yellow(Cut("store: "+WaitText(d.Waits), width)))
 	}
 	return b.String()
 }
 
-// WaitText says in one line who waits for what, or nothing if nobody does.
+// WaitText says in one line who waits for what, or nothing if there are no waiters.
 func WaitText(waits []Wait) string {
 	if len(waits) == 0 {
 		return ""

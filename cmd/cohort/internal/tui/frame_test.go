@@ -165,7 +165,7 @@ func TestWords(t *testing.T) {
 
 func TestStyle(t *testing.T) {
 	if IsTerminal(&bytes.Buffer{}) || StyleFor(&bytes.Buffer{}, func(string) string { return "" }).Colour {
-		t.Error("a buffer is no terminal")
+		t.Error("a buffer is not a terminal")
 	}
 	on := Style{Colour: true}
 	if fmt.Sprint(on.Red("x"), on.Bold(""), Style{}.Red("x")) != "\x1b[31mx\x1b[0mx" {

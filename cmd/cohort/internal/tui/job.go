@@ -187,8 +187,8 @@ func singular(words string) string {
 		return "runs"
 	case "start":
 		return "starts"
-	case "have ended":
-		return "has ended"
+	case "have exited":
+		return "has exited"
 	case "are being stopped":
 		return "is being stopped"
 	}
@@ -213,9 +213,9 @@ func (j Job) waits() string {
 	}
 	text += " in the store for " + Age(j.WaitingFor)
 	if len(others) > 0 {
-		verb := " has not come"
+		verb := " has not joined"
 		if len(others) > 1 {
-			verb = " have not come"
+			verb = " have not joined"
 		}
 		text += "; " + ranksOf(others) + verb
 	}

@@ -54,7 +54,7 @@ func Suspends(view *Live, job []syscall.Signal) (end func()) {
 }
 
 // stop does what SIGTSTP does to a process that does not catch it. The Go runtime keeps its handler once it has one, so the system is
-// asked for its own action. It does not stop a process that no shell looks after, which nobody could continue.
+// asked for its own action. It does not stop a process without a job-control shell, which no user could continue.
 func stop(continues <-chan os.Signal) {
 	var system, ours [64]byte // the kernel's struct sigaction on any architecture; zeros are its own action
 	const setSize = 8

@@ -105,7 +105,7 @@ func (t Top) Frame(width, height int, style Style) string {
 		return cmp.Or(cmp.Compare(b.Since, a.Since), cmp.Compare(a.Client, b.Client))
 	})
 	if len(waits) == 0 {
-		add(style.Green("nobody waits"))
+		add(style.Green("no waiters"))
 	} else {
 		add(style.Bold(Cut(fmt.Sprintf("%d waiting, the longest first", max(t.Waiting, len(waits))), width)))
 		lines = append(lines, waitTable(waits, width, style)...)
