@@ -119,7 +119,7 @@ func Explain(d Death) Cause {
 	case d.Sent.stopped() && (sig == 15 || sig == 9 || sig == 2 || slices.Contains(d.Sent.Ending, sig)):
 		cause = stopped(d, sig, trace)
 	case d.Output != "" && (sig == 13 || trace.exception == "" && d.Code > 0 || strings.Contains(trace.exception, "Broken pipe")):
-		cause.Kind, cause.Words, cause.Advice = exitCode, "could not write its output and exited with  "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
+		cause.Kind, cause.Words, cause.Advice = exitCode, "could not write its output and ended with "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
 	case sig == 9 && d.OutOfMemory:
 		cause.Kind, cause.Words = memory, "was killed by the kernel: out of memory"+sizes(d)
 		cause.Advice = moreMemory

@@ -213,9 +213,9 @@ func TestOutput(t *testing.T) {
 		kind  Kind
 		words string
 	}{
-		"a full disk":         {Death{Code: 1, Stderr: broken, Output: full}, exitCode, "could not write its output and exited with  exit code 1: " + full},
-		"a signal":            {Death{Code: -13, Output: full}, exitCode, "could not write its output and exited with  SIGPIPE: " + full},
-		"no words":            {Death{Code: 120, Output: "no space left on device for its log files in /x"}, exitCode, "could not write its output and exited with  exit code 120: no space left on device for its log files in /x"},
+		"a full disk":         {Death{Code: 1, Stderr: broken, Output: full}, exitCode, "could not write its output and ended with exit code 1: " + full},
+		"a signal":            {Death{Code: -13, Output: full}, exitCode, "could not write its output and ended with SIGPIPE: " + full},
+		"no words":            {Death{Code: 120, Output: "no space left on device for its log files in /x"}, exitCode, "could not write its output and ended with exit code 120: no space left on device for its log files in /x"},
 		"another pipe":        {Death{Code: 1, Stderr: broken}, Exception, "raised BrokenPipeError: [Errno 32] Broken pipe"},
 		"something else":      {Death{Code: 1, Stderr: strings.ReplaceAll(broken, "BrokenPipeError: [Errno 32] Broken pipe", "ValueError: x"), Output: full}, Exception, "raised ValueError: x"},
 		"a pipe of a library": {Death{Code: 1, Stderr: strings.ReplaceAll(broken, "BrokenPipeError: [Errno 32]", "RuntimeError: writev:")}, LostPeer, "lost its connection to another rank: RuntimeError: writev: Broken pipe"},

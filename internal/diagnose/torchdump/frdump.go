@@ -50,30 +50,30 @@ const maxDump = 256 << 20
 // Parse reads a dump of either kind.
 func Parse(data []byte) (*Dump, error) {
 	if len(data) == 0 {
-		return nil, errors.New("frdump: an empty file")
+		return nil, errors.New("torchdump: an empty file")
 	}
 	if len(data) > maxDump {
-		return nil, fmt.Errorf("frdump: %d bytes; at most %d are read", len(data), maxDump)
+		return nil, fmt.Errorf("torchdump: %d bytes; at most %d are read", len(data), maxDump)
 	}
 	var top map[string]any
 	if trimmed := bytes.TrimLeft(data, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '{' {
 		d := json.NewDecoder(bytes.NewReader(data))
 		d.UseNumber()
 		if err := d.Decode(&top); err != nil {
-			return nil, fmt.Errorf("frdump: %w", err)
+			return nil, fmt.Errorf("torchdump: %w", err)
 		}
 	} else {
 		v, err := pickle.Decode(data, pickle.Limits{RawStrings: true})
 		if err != nil {
-			return nil, fmt.Errorf("frdump: %w", err)
+			return nil, fmt.Errorf("torchdump: %w", err)
 		}
 		var ok bool
 		if top, ok = plain(v, 0).(map[string]any); !ok {
-			return nil, fmt.Errorf("frdump: the pickle holds a %s, not a dump", pickle.TypeName(v))
+			return nil, fmt.Errorf("torchdump: the pickle holds a %s, not a dump", pickle.TypeName(v))
 		}
 	}
 	if _, found := top["version"]; !found {
-		return nil, errors.New("frdump: no flight recorder dump: it has no version")
+		return nil, errors.New("torchdump: no flight recorder dump: it has no version")
 	}
 	d := &Dump{Version: text(top["version"]), Members: map[string][]int{}}
 	entries, _ := top["entries"].([]any)
