@@ -72,6 +72,102 @@ func TestPagesNameWhatExists(t *testing.T) {
 	}
 }
 
+var (
+	// toHeading is a link to a heading, of this page or another one.
+	toHeading = regexp.MustCompile(`\]\(([^)#\s]*)#([^)\s]+)\)`)
+	heading   = regexp.MustCompile(`(?m)^#+ (.+)$`)
+	notAnchor = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+)
+
+// TestLinksToHeadings keeps links to headings true when a heading changes.
+func TestLinksToHeadings(t *testing.T) {
+	t.Parallel()
+	root, anchors, links := filepath.Join("..", ".."), map[string][]string{}, map[string][][]string{}
+	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && name != root && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "bin"):
+			return fs.SkipDir
+		case d.IsDir() || filepath.Ext(name) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		text = code.ReplaceAll(text, nil)
+		anchors[name] = nil
+		for _, m := range heading.FindAllSubmatch(text, -1) {
+			words := notAnchor.ReplaceAllString(strings.ToLower(string(m[1])), "")
+			anchors[name] = append(anchors[name], strings.ReplaceAll(words, " ", "-"))
+		}
+		links[name] = toHeading.FindAllStringSubmatch(string(text), -1)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for name, found := range links {
+		for _, m := range found {
+			target := name
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(name), m[1])
+			}
+			if all, page := anchors[target]; page {
+				checked++
+				if !slices.Contains(all, m[2]) {
+					t.Errorf("%s links to the heading %s of %s, which does not exist: name one that does", name, m[2], target)
+				}
+			}
+		}
+	}
+	if checked < 10 {
+		t.Errorf("only %d links to headings were found", checked)
+	}
+}
+
+// names are Go names in the text of a page.
+var names = regexp.MustCompile("`((?:[A-Za-z_][A-Za-z0-9_]*\\.)*[A-Za-z_][A-Za-z0-9_]*)`")
+
+// TestLocksPage: docs/internals/locks.md names locks, fields and functions that exist.
+func TestLocksPage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/internals/locks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, s := range sources(t) {
+		f, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", "..", s.file), nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if id, ok := n.(*ast.Ident); ok && !s.test {
+				known[id.Name] = true
+			}
+			return true
+		})
+	}
+	checked := 0
+	for _, m := range names.FindAllSubmatch(page, -1) {
+		if strings.HasSuffix(string(m[1]), ".go") || !strings.ContainsAny(string(m[1]), ".ABCDEFGHIJKLMNOPQRSTUVWXYZ") {
+			continue // a file, or an ordinary word
+		}
+		for part := range strings.SplitSeq(string(m[1]), ".") {
+			checked++
+			if !known[part] {
+				t.Errorf("docs/internals/locks.md says %s, but no code has the name %s: write its present name", m[1], part)
+			}
+		}
+	}
+	if checked < 100 {
+		t.Errorf("only %d names were found", checked)
+	}
+}
+
 // TestErrorsPage: every code of package cohort has its row in docs/errors.md, in their order.
 func TestErrorsPage(t *testing.T) {
 	t.Parallel()
