@@ -382,15 +382,11 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	return stats, nil
 }
 
-// do runs one operation: checks, the backend, the event, the error's words.
-func (c *Client) do(ctx context.Context, q *request) (wire.Reply, error) {
+// do runs one operation: its events, its checks, the backend, and what an error says.
+func (c *Client) do(ctx context.Context, q *request) (r wire.Reply, err error) {
 	if c.config.hook != nil {
-		return c.observed(ctx, q)
+		defer c.observe(ctx, q)(&r, &err)
 	}
-	return c.run(ctx, q)
-}
-
-func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) {
 	q.raw = q.raw || c.config.raw
 	if err = q.check(&c.config.limits); err != nil {
 		return r, err
@@ -398,30 +394,30 @@ func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) 
 	if c.closed.Load() {
 		return r, c.explain(q, cohort.Closed)
 	}
-	if e := cohort.FromContext(ctx, "tcpstore"); e != nil {
-		return r, c.explain(q, e)
+	if ctx.Err() != nil {
+		return r, c.explain(q, cohort.FromContext(ctx, "tcpstore"))
 	}
-	if r, err = c.back.do(ctx, limitOf(ctx, c.Timeout(), q.wait), q); err != nil {
+	if r, err = c.back.do(ctx, c.limitOf(ctx, q.wait), q); err != nil {
 		return wire.Reply{}, c.explain(q, err)
 	}
 	return r, nil
 }
 
-// observed is run with an event before and after it.
-func (c *Client) observed(ctx context.Context, q *request) (wire.Reply, error) {
+// observe emits the event that an operation begins, and returns what emits the one that it has ended.
+func (c *Client) observe(ctx context.Context, q *request) (ended func(r *wire.Reply, err *error)) {
 	event := observe.Event{
 		Time: time.Now(), Kind: observe.Kind("store." + q.op.String()), Phase: observe.Begin, Rank: cohort.NoRank,
 		Peer: c.addr, Key: q.subject(), Bytes: int64(len(q.value)),
 	}
 	event.SetTrace(observe.Trace(ctx))
 	c.config.hook.Emit(event)
-	r, err := c.run(ctx, q)
-	start := event.Time
-	event.Time, event.Phase, event.Err = time.Now(), observe.End, err
-	event.Dur = event.Time.Sub(start)
-	event.Bytes += int64(len(r.Value))
-	c.config.hook.Emit(event)
-	return r, err
+	return func(r *wire.Reply, err *error) {
+		start := event.Time
+		event.Time, event.Phase, event.Err = time.Now(), observe.End, *err
+		event.Dur = event.Time.Sub(start)
+		event.Bytes += int64(len(r.Value))
+		c.config.hook.Emit(event)
+	}
 }
 
 // explain completes an error with what was attempted and where.

@@ -167,5 +167,5 @@ func intReply(n int64) []byte { return wire.AppendInt(nil, n) }
 // frameReply is an answer of the native dialect.
 func frameReply(id uint32, status byte, body []byte) []byte {
 	b := append(wire.BeginFrame(nil, id), status)
-	return wire.EndFrame(append(b, body...), 0)
+	return wire.EndFrame(append(b, body...), 0, 0)
 }

@@ -65,7 +65,7 @@ type nativeConn struct {
 	writeArmed time.Time  // the connection's write deadline; owned by whoever writes
 	setRead    func(time.Time) error
 	setWrite   func(time.Time) error
-	callers    sync.Pool
+	callers    sync.Pool // of *nativeCall
 }
 
 // nativeCall is one operation in flight. Its fields are guarded by the connection's mu, but op and keys, which are set
@@ -90,31 +90,35 @@ type nativeCall struct {
 func newNativeConn(conn net.Conn, helpers *sync.WaitGroup, known *knownStore) *nativeConn {
 	m := &nativeConn{
 		conn: conn, helpers: helpers, known: known, setRead: conn.SetReadDeadline, setWrite: conn.SetWriteDeadline,
-		callers: sync.Pool{New: func() any { return &nativeCall{wake: make(chan struct{}, 1)} }},
 	}
 	m.mu.calls, m.mu.out = map[uint32]*nativeCall{}, wire.AppendUpgrade(nil)
 	id := m.freeID()
 	m.mu.calls[id] = &nativeCall{op: wire.Hello, greeting: true}
 	start := len(m.mu.out)
-	m.mu.out = wire.EndFrame(wire.AppendHello(wire.BeginFrame(m.mu.out, id), known.get()), start)
+	m.mu.out = wire.EndFrame(wire.AppendHello(wire.BeginFrame(m.mu.out, id), known.get()), start, 0)
 	return m
 }
 
 // do sends a request and waits for its answer, until ctx ends or limit passes (zero: no limit).
 func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
 	c, _ := m.callers.Get().(*nativeCall)
+	if c == nil {
+		c = &nativeCall{wake: make(chan struct{}, 1)}
+	}
 	*c = nativeCall{op: q.op, keys: len(q.keys), wake: c.wake}
 	failpoint.At("tcpstore.native.call")
 	m.mu.Lock()
-	if err := m.awaitSpace(ctx, limit); err != nil {
-		m.mu.Unlock()
-		m.callers.Put(c)
-		return wire.Reply{}, err
+	if m.mu.err != nil || len(m.mu.out) > maxQueued {
+		if err := m.awaitSpace(ctx, limit); err != nil {
+			m.mu.Unlock()
+			m.callers.Put(c)
+			return wire.Reply{}, err
+		}
 	}
 	id := m.freeID()
 	m.mu.calls[id] = c
 	start := len(m.mu.out)
-	m.mu.out = wire.EndFrame(q.append(wire.BeginFrame(m.mu.out, id), wire.Native), start)
+	m.mu.out = wire.EndFrame(q.append(wire.BeginFrame(m.mu.out, id), wire.Native), start, 0)
 	if !m.mu.writing {
 		m.mu.writing = true
 		m.flush(ctx, limit, c)

@@ -63,37 +63,49 @@ func (s *nativeStore) supports(context.Context, store.Feature) (bool, error) { r
 // do runs one operation. A read that the server has no room for at the moment, because very many want the same large
 // value, is tried again until its time is up: what is on its way to others will be gone soon.
 func (s *nativeStore) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
+	m, err := s.connected(ctx, limit)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	r, err := m.do(ctx, limit, q)
+	if err != nil && (q.op == wire.Get || q.op == wire.MultiGet) && cohort.CodeOf(err) == cohort.Exhausted {
+		return s.retry(ctx, limit, q, err)
+	}
+	return r, err
+}
+
+// connected returns the present connection, or a new one when that is lost.
+func (s *nativeStore) connected(ctx context.Context, limit time.Time) (*nativeConn, error) {
+	if m := s.current.Load(); !m.lost.Load() {
+		return m, nil
+	}
+	return s.again(ctx, limit)
+}
+
+// retry does a read again that the server has had no room for.
+func (s *nativeStore) retry(ctx context.Context, limit time.Time, q *request, full error) (wire.Reply, error) {
 	const firstPause, lastPause = 5 * time.Millisecond, 200 * time.Millisecond
-	var full error
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		r, err := s.once(ctx, limit, q)
-		if full != nil && (errors.Is(err, error(errLimit)) || errors.Is(err, cohort.DeadlineExceeded)) {
-			return r, full // the last attempt got no answer in time; the ones before say why it took so long
+		end := time.Now().Add(pause/2 + rand.N(pause)) //nolint:gosec // jitter needs no secrecy
+		if !limit.IsZero() && end.After(limit) {
+			return wire.Reply{}, full
 		}
-		if cohort.CodeOf(err) != cohort.Exhausted || q.op != wire.Get && q.op != wire.MultiGet {
+		if over := sleepUntil(ctx, end, nil); !errors.Is(over, error(errLimit)) {
+			return wire.Reply{}, full
+		}
+		var r wire.Reply
+		m, err := s.connected(ctx, limit)
+		if err == nil {
+			r, err = m.do(ctx, limit, q)
+		}
+		switch {
+		case errors.Is(err, error(errLimit)), errors.Is(err, cohort.DeadlineExceeded):
+			return r, full // the last attempt got no answer in time; the ones before say why it took so long
+		case cohort.CodeOf(err) != cohort.Exhausted:
 			return r, err
 		}
 		full = err
-		end := time.Now().Add(pause/2 + rand.N(pause)) //nolint:gosec // jitter needs no secrecy
-		if !limit.IsZero() && end.After(limit) {
-			return r, err
-		}
-		if over := sleepUntil(ctx, end, nil); !errors.Is(over, error(errLimit)) {
-			return r, err
-		}
 	}
-}
-
-// once is one attempt of do.
-func (s *nativeStore) once(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
-	m := s.current.Load()
-	if m.lost.Load() {
-		var err error
-		if m, err = s.again(ctx, limit); err != nil {
-			return wire.Reply{}, err
-		}
-	}
-	return m.do(ctx, limit, q)
 }
 
 // again returns a connection that is alive, opening it if nobody else has done so meanwhile.

@@ -105,7 +105,7 @@ func (c *Client) sameStore(ctx context.Context, t *torchConn) error {
 		return nil
 	}
 	if native.known.get() == nil { // nothing has been asked yet
-		if _, err := native.do(ctx, limitOf(ctx, c.Timeout(), false), &request{op: wire.Check, keys: []string{}}); err != nil {
+		if _, err := native.do(ctx, c.limitOf(ctx, false), &request{op: wire.Check, keys: []string{}}); err != nil {
 			return err
 		}
 	}

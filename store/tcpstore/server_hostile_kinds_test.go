@@ -144,7 +144,7 @@ func claimEverything(ctx context.Context, _ *testing.T, addr string) {
 }
 
 func nativeFrame(id uint32, write func([]byte) []byte) []byte {
-	return wire.EndFrame(write(wire.BeginFrame(nil, id)), 0)
+	return wire.EndFrame(write(wire.BeginFrame(nil, id)), 0, 0)
 }
 
 // TestServerHostileKinds has an honest PyTorch client store and read a megabyte, and a Go client claim its rank, while each

@@ -185,7 +185,7 @@ func TestServerStats(t *testing.T) {
 			st := s.Stats()
 			return st.Waiting == 1 && st.Keys == 1 && st.Connections["native"] == 1 && st.Connections["silent"] == 1
 		})
-		write(t, native, wire.EndFrame(wire.AppendPlain(wire.BeginFrame(nil, 5), wire.Native, wire.Stats), 0))
+		write(t, native, wire.EndFrame(wire.AppendPlain(wire.BeginFrame(nil, 5), wire.Native, wire.Stats), 0, 0))
 		size := binary.LittleEndian.Uint32(read(t, native, 4))
 		body := read(t, native, int(size))
 		var st Stats

@@ -1,13 +1,14 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package keytable is the key space of a store server: a table of keys and values that never stops for long, however large it is. Its
-// index grows and shrinks a few slots at a time, and [Table.Walk] lists the keys of one moment while they come and go.
+// Package bitset has a set of small numbers in which the next one is found quickly.
 package keytable
 
 import (
 	"bytes"
 	"hash/maphash"
+	"math"
+	"math/bits"
 	"slices"
 )
 
@@ -81,13 +82,9 @@ func (t *Table) at(n uint32) *Entry { return &t.chunks[n/chunkSize][n%chunkSize]
 // Hash returns a number that another key hardly ever has, in this table. It stays the same for the life of the table.
 func (t *Table) Hash(key []byte) uint64 { return maphash.Bytes(t.seed, key) }
 
-func (t *Table) hash(key []byte) uint32 {
-	return uint32(t.Hash(key)) //nolint:gosec // the low half is enough
-}
-
 // Find returns the entry of key, or nil.
 func (t *Table) Find(key []byte) *Entry {
-	hash := t.hash(key)
+	hash := uint32(t.Hash(key)) //nolint:gosec // the low half is enough
 	if e := t.findIn(t.slots, key, hash); e != nil || t.old == nil {
 		return e
 	}
@@ -127,7 +124,7 @@ func (t *Table) Insert(data []byte, keyLen int) {
 	if t.old != nil {
 		t.move(moveSlots)
 	}
-	hash := t.hash(key)
+	hash := uint32(t.Hash(key)) //nolint:gosec // the low half is enough
 	var n uint32
 	if t.free != 0 {
 		n = t.free - 1
@@ -284,3 +281,51 @@ func (t *Table) unlink(slots index, e *Entry) (n uint32, ok bool) {
 	}
 	return 0, false
 }
+
+// Bitset is a set of small numbers in which the next one is found quickly, also where there are few of once many: a bit for
+// each number, and a bit for each word of those that is not empty.
+type Bitset struct{ low, high []uint64 }
+
+// Add puts a number into the set.
+func (s *Bitset) Add(n int) {
+	for n>>6 >= len(s.low) {
+		s.low = append(s.low, 0)
+	}
+	for n>>12 >= len(s.high) {
+		s.high = append(s.high, 0)
+	}
+	s.low[n>>6] |= 1 << (n & 63)
+	s.high[n>>12] |= 1 << (n >> 6 & 63)
+}
+
+// Remove takes a number out of the set that is in it.
+func (s *Bitset) Remove(n int) {
+	if s.low[n>>6] &^= 1 << (n & 63); s.low[n>>6] == 0 {
+		s.high[n>>12] &^= 1 << (n >> 6 & 63)
+	}
+}
+
+// Next returns the first number from n on that is in the set, or [None], and how many words it looked at.
+func (s *Bitset) Next(n int) (found, looked int) {
+	word := n >> 6
+	if word >= len(s.low) {
+		return NoBit, 1
+	}
+	if left := s.low[word] &^ (1<<(n&63) - 1); left != 0 {
+		return word<<6 + bits.TrailingZeros64(left), 1
+	}
+	word++
+	mask := ^uint64(0) << (word & 63)
+	for h := word >> 6; h < len(s.high); h++ {
+		looked++
+		if left := s.high[h] & mask; left != 0 {
+			word = h<<6 + bits.TrailingZeros64(left)
+			return word<<6 + bits.TrailingZeros64(s.low[word]), looked + 1
+		}
+		mask = ^uint64(0)
+	}
+	return NoBit, looked + 1
+}
+
+// NoBit is more than any number in a set.
+const NoBit = math.MaxInt

@@ -95,7 +95,9 @@ func (s *Stream) Shed(n int) {
 		s.refHeld -= r.held
 		*r = ref{}
 	}
-	s.sent += n
+	if s.sent += n; s.sent == len(s.Buf) {
+		s.Buf, s.sent, s.base = s.Buf[:0], 0, 0 // forgotten, but its memory is kept
+	}
 	s.refs, s.firstRef = s.refs[:0], 0
 	if cap(s.refs) > keepRefs {
 		s.refs = nil
@@ -117,9 +119,6 @@ func (s *Stream) Compact() (copied int) {
 	}
 	return copied
 }
-
-// Restart forgets what was sent, when that is all, and keeps the memory.
-func (s *Stream) Restart() { s.Buf, s.sent, s.base = s.Buf[:0], 0, 0 }
 
 // Clear forgets everything, with its memory.
 func (s *Stream) Clear() { *s = Stream{} }

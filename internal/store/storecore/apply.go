@@ -54,100 +54,57 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 	}
 }
 
+// operation is what the machine does for a request.
+type operation struct {
+	do      func(m *Machine, c *Conn, r *wire.Request) error
+	changes bool // something, whatever is in the request
+}
+
+// operations returns what the machine serves, by the operation's number.
+func operations() *[wire.OpLimit]operation {
+	return &[wire.OpLimit]operation{
+		wire.Set: {(*Machine).set, true}, wire.CompareSet: {(*Machine).compareSet, true}, wire.MultiSet: {(*Machine).multiSet, true},
+		wire.Append: {(*Machine).append, true}, wire.DeleteKey: {(*Machine).delete, true}, wire.Add: {(*Machine).add, false},
+		wire.Get: {(*Machine).get, false}, wire.MultiGet: {(*Machine).multiGet, false}, wire.Check: {(*Machine).check, false},
+		wire.NumKeys: {(*Machine).numKeys, false}, wire.ListKeys: {(*Machine).listKeys, false},
+		wire.Wait: {(*Machine).wait, false}, wire.CancelWait: {(*Machine).cancelWait, false},
+		wire.WatchKey: {(*Machine).watch, false}, wire.Barrier: {(*Machine).arrive, true},
+		wire.QueuePush: {(*Machine).push, true}, wire.QueuePop: {(*Machine).pop, true}, wire.QueueLen: {(*Machine).queueLen, false},
+		wire.Validate: {(*Machine).validate, false}, wire.Upgrade: {(*Machine).upgrade, false}, wire.Ping: {(*Machine).ping, false},
+		wire.Hello: {(*Machine).hello, false}, wire.Clear: {(*Machine).clear, false}, wire.Stats: {(*Machine).stats, false},
+	}
+}
+
 func (m *Machine) perform(c *Conn, r *wire.Request) error {
-	if err := m.mayNotify(r); err != nil {
-		return err
-	}
-	if changes(r.Op) {
-		c.poll.Forget() // it does something else between its questions
-	}
-	switch r.Op {
-	case wire.Set:
-		return m.set(c, r)
-	case wire.Get:
-		return m.get(c, r)
-	case wire.Add:
-		n, err := m.add(r.Key, r.Num)
-		if err != nil {
-			return err
-		}
-		m.replyInt(c, r.ID, n.sum)
-		m.added(r.Key, n)
-		c.poll.Added(m.clock.now, r.Key, r.Num, n.sum)
-	case wire.Check:
-		m.check(c, r)
-	case wire.Wait:
-		return m.wait(c, r)
-	case wire.CompareSet:
-		if isClaim(r.Key) {
-			return m.claim(c, r)
-		}
-		return m.compareSet(c, r)
-	case wire.MultiGet:
-		return m.multiGet(c, r)
-	case wire.MultiSet:
-		return m.multiSet(c, r)
-	case wire.Append:
-		return m.append(c, r)
-	case wire.NumKeys:
-		m.replyInt(c, r.ID, int64(m.table.Len()))
-	case wire.DeleteKey:
-		return m.delete(c, r)
-	case wire.ListKeys:
-		return m.listKeys(c, r)
-	case wire.CancelWait:
-		m.cancelWait(c, r)
-	case wire.Ping:
-		start := m.begin(c, r.ID)
-		c.out.Buf = wire.AppendUint32(c.out.Buf, r.Nonce)
-		m.end(c, start)
-	case wire.QueuePush:
-		return m.push(c, r)
-	case wire.QueuePop:
-		return m.pop(c, r)
-	case wire.QueueLen:
-		n := 0
-		if q := m.queues.byKey[string(r.Key)]; q != nil {
-			n = q.len()
-		}
-		m.replyInt(c, r.ID, int64(n))
-	case wire.Barrier:
-		return m.arrive(c, r)
-	case wire.WatchKey:
-		return m.watch(c, r)
-	case wire.Validate:
-		if m.validated(c) {
-			return cohort.New("tcpstore: serve", cohort.Protocol, "a second validate")
-		}
-	case wire.Upgrade:
-		return m.upgrade(c, r)
-	case wire.Hello:
-		return m.hello(c, r)
-	case wire.Clear:
-		return m.clear(c, r)
-	case wire.Stats:
-		return m.stats(c, r)
-	default:
+	o := &m.operations[r.Op]
+	if o.do == nil {
 		return cohort.Newf("tcpstore: serve", cohort.Protocol, "%s is not served", r.Op)
 	}
+	if len(m.watchers)+len(m.tidings) > 0 {
+		if err := m.mayNotify(r); err != nil {
+			return err
+		}
+	}
+	if o.changes && c.poll.times > 0 {
+		c.poll.Forget() // it does something else between its questions
+	}
+	return o.do(m, c, r)
+}
+
+// validate is VALIDATE, which a client sends once.
+func (m *Machine) validate(c *Conn, _ *wire.Request) error {
+	if c.standing.greeted {
+		return cohort.New("tcpstore: serve", cohort.Protocol, "a second validate")
+	}
+	c.standing.greeted = true
 	return nil
 }
 
-// changes reports whether a request changes something whatever is in it.
-func changes(op wire.Op) bool {
-	switch op {
-	case wire.Set, wire.CompareSet, wire.MultiSet, wire.Append, wire.DeleteKey, wire.QueuePush, wire.QueuePop, wire.Barrier:
-		return true
-	default:
-		return false
-	}
-}
-
-// validated reports whether c has sent VALIDATE before, and remembers that it now has.
-func (m *Machine) validated(c *Conn) bool {
-	before := c.standing.greeted
-	c.standing.greeted = true
-	return before
+func (m *Machine) ping(c *Conn, r *wire.Request) error {
+	start := m.begin(c, r.ID)
+	c.out.Buf = wire.AppendUint32(c.out.Buf, r.Nonce)
+	m.end(c, start)
+	return nil
 }
 
 func (m *Machine) upgrade(c *Conn, r *wire.Request) error {
@@ -165,7 +122,9 @@ func (m *Machine) set(c *Conn, r *wire.Request) error {
 	if err := m.store(r.Key, r.Value); err != nil {
 		return err
 	}
-	m.noteSet(c, r.Key)
+	if c.dialect != wire.Native {
+		m.noteSet(c, r.Key)
+	}
 	m.ack(c, r.ID)
 	return nil
 }
@@ -179,7 +138,9 @@ func (m *Machine) store(key, value []byte) error {
 	if err := m.room(len(value) - len(e.Value())); err != nil {
 		return err
 	}
-	m.notify(wire.KeyUpdated, key, e.Value(), value)
+	if len(m.watchers) > 0 {
+		m.notify(wire.KeyUpdated, key, e.Value(), value)
+	}
 	if data := m.take(); data != nil {
 		m.table.Replace(e, data)
 	} else {
@@ -201,9 +162,13 @@ func (m *Machine) create(key, value []byte) error {
 		data = keytable.Pair(key, value)
 	}
 	m.table.Insert(data, len(key))
-	m.waits.created(key)
-	m.wake()
-	m.notify(wire.KeyCreated, key, nil, value)
+	if m.waits.n > 0 {
+		m.waits.created(key)
+		m.wake()
+	}
+	if len(m.watchers) > 0 {
+		m.notify(wire.KeyCreated, key, nil, value)
+	}
 	return nil
 }
 
@@ -232,8 +197,20 @@ type sum struct {
 	created bool
 }
 
-// add changes a counter. Waiters are woken by added, after the caller has its reply.
-func (m *Machine) add(key []byte, delta int64) (sum, error) {
+// add is ADD.
+func (m *Machine) add(c *Conn, r *wire.Request) error {
+	n, err := m.increase(r.Key, r.Num)
+	if err != nil {
+		return err
+	}
+	m.replyInt(c, r.ID, n.sum)
+	m.added(r.Key, n)
+	c.poll.Added(m.clock.now, r.Key, r.Num, n.sum)
+	return nil
+}
+
+// increase changes a counter. Waiters are woken by added, after the caller has its reply.
+func (m *Machine) increase(key []byte, delta int64) (sum, error) {
 	var text [20]byte
 	e := m.table.Find(key)
 	if e == nil {
@@ -282,6 +259,9 @@ func notANumber(key, value []byte) error {
 }
 
 func (m *Machine) compareSet(c *Conn, r *wire.Request) error {
+	if isClaim(r.Key) {
+		return m.claim(c, r)
+	}
 	e := m.table.Find(r.Key)
 	answer := len(r.Value)
 	copied := answer
@@ -434,12 +414,17 @@ func (m *Machine) sendValues(c *Conn, id uint32, list wire.List, copied int) {
 	}
 }
 
-func (m *Machine) check(c *Conn, r *wire.Request) {
+func (m *Machine) numKeys(c *Conn, r *wire.Request) error {
+	m.replyInt(c, r.ID, int64(m.table.Len()))
+	return nil
+}
+
+func (m *Machine) check(c *Conn, r *wire.Request) error {
 	if r.List.Count == 1 {
 		list := r.List
 		if key := list.Next(); string(key) == wire.NativeKey || m.isReadBack(c, key) || m.isIdentity(key) {
 			m.replyByte(c, r.ID, wire.Ready)
-			return
+			return nil
 		}
 	}
 	answer := wire.Ready
@@ -457,6 +442,7 @@ func (m *Machine) check(c *Conn, r *wire.Request) {
 		c.poll.Asked(m.clock.now, list.Next(), nil)
 	}
 	m.replyByte(c, r.ID, answer)
+	return nil
 }
 
 // exists is what CHECK and WAIT mean by a key that is there: a value, or a queue with items.
@@ -465,4 +451,12 @@ func (m *Machine) exists(key []byte) bool {
 		return true
 	}
 	return len(m.queues.byKey) != 0 && m.queues.byKey[string(key)] != nil
+}
+
+// reserved returns an error for a key that only the server sets.
+func reserved(key []byte) error {
+	if len(key) == 0 || key[0] != wire.ReservedPrefix[0] || !bytes.HasPrefix(key, []byte(wire.ReservedPrefix)) {
+		return nil
+	}
+	return cohort.Newf("tcpstore: serve", cohort.InvalidArgument, "key %q is the server's own", key)
 }

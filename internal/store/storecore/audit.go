@@ -30,10 +30,10 @@ func (m *Machine) audit() {
 			waiting += claim.cost
 		}
 	}
-	invariants.Check(m.budget.in == in, "the requests that are not all there are counted")
-	invariants.Check(m.senders.granted == granted && m.senders.active == active, "the room that was granted is counted")
-	invariants.Check(m.budget.out == out, "the replies that are not sent are counted")
-	invariants.Check(m.budget.waits == waiting, "waits, watches and claims are counted")
+	invariants.Check(m.admission.in == in, "the requests that are not all there are counted")
+	invariants.Check(m.admission.granted == granted && m.admission.active == active, "the room that was granted is counted")
+	invariants.Check(m.admission.out == out, "the replies that are not sent are counted")
+	invariants.Check(m.admission.waits == waiting, "waits, watches and claims are counted")
 	invariants.Check(m.waits.n == waits && m.run.users == users, "waits and users are counted")
 	invariants.Check((m.waits.n == 0) == (m.waits.all.First() == nil), "the list of all waits holds them")
 	invariants.Check(m.table.Len() >= 0 && m.table.Bytes() >= 0 && m.queues.bytes >= 0, "no sum is negative")

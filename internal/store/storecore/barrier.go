@@ -14,7 +14,7 @@ type barrier struct {
 
 // arrive counts a member in and lets all go once enough have come.
 func (m *Machine) arrive(c *Conn, r *wire.Request) error {
-	n, err := m.add(r.Key, 1)
+	n, err := m.increase(r.Key, 1)
 	if err != nil {
 		return err
 	}

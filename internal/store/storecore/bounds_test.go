@@ -75,12 +75,12 @@ func TestRepliesStayWithinTheirShare(t *testing.T) {
 			for range clients {
 				c := b.m.Open("silent", nil)
 				b.m.Receive(c, append(wire.AppendValidate(nil), request...))
-				most = max(most, b.m.budget.out)
+				most = max(most, b.m.admission.out)
 				if err := c.Cut(); err != nil {
 					t.Fatalf("a client was cut: %v", err)
 				}
 			}
-			if room := b.m.budget.shares.out; most > room+clients*keepBuffer || most < room/2 {
+			if room := b.m.admission.shares.out; most > room+clients*keepBuffer || most < room/2 {
 				t.Errorf("replies take %d bytes, their share is %d", most, room)
 			}
 		})
@@ -96,9 +96,9 @@ func TestCallbacksStayWithinTheirShare(t *testing.T) {
 	var most, owed int64
 	for range 100 {
 		b.m.Receive(writer, wire.AppendSet(nil, wire.V, "/watched", make([]byte, 250<<10)))
-		most, owed = max(most, b.m.budget.out), max(owed, int64(watcher.Owed()))
+		most, owed = max(most, b.m.admission.out), max(owed, int64(watcher.Owed()))
 	}
-	room := b.m.budget.shares.out
+	room := b.m.admission.shares.out
 	if callback := int64(500<<10 + 100); owed+callback < room-room/4 {
 		t.Errorf("the watcher was cut when it was owed %d bytes, and another %d had room in %d", owed, callback, room-room/4)
 	}
@@ -162,7 +162,7 @@ func TestFirstPiecesAreBounded(t *testing.T) {
 		b.send(b.dial(wire.Legacy), half)
 	}
 	if b.m.memory() > limits.Memory {
-		t.Errorf("%d bytes of buffers, %d clients cut", b.m.budget.in, len(b.cuts))
+		t.Errorf("%d bytes of buffers, %d clients cut", b.m.admission.in, len(b.cuts))
 	}
 	honest := b.dial(wire.Legacy)
 	b.send(honest, wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/mine", make([]byte, 200<<10)))
@@ -191,7 +191,7 @@ func TestSlowReader(t *testing.T) {
 		total += n
 		b.m.Sent(c, n)
 	}
-	if want := 100 * (100<<10 + 8); total != want || c.Paused() || b.m.budget.out != int64(c.out.counted+other.out.counted) {
+	if want := 100 * (100<<10 + 8); total != want || c.Paused() || b.m.admission.out != int64(c.out.counted+other.out.counted) {
 		t.Errorf("%d bytes were sent, want %d; paused %v", total, want, c.Paused())
 	}
 	// What nobody asked for is bounded, too.
@@ -249,10 +249,10 @@ func TestAWaitCostsItsOwnKeys(t *testing.T) {
 	waiting := func(before func(b *bench)) int64 {
 		b := newBench(testLimits)
 		before(b)
-		was := b.m.budget.waits
+		was := b.m.admission.waits
 		b.send(b.dial(wire.Native), frame(1, func(f []byte) []byte { return wire.AppendKey(f, wire.Native, wire.Get, "k") }))
 		b.send(b.dial(wire.Native), frame(1, func(f []byte) []byte { return wire.AppendBarrier(f, wire.Native, "b", 2) }))
-		return b.m.budget.waits - was
+		return b.m.admission.waits - was
 	}
 	alone := waiting(func(*bench) {})
 	after := waiting(func(b *bench) { b.send(b.dial(wire.V), wire.AppendKeys(nil, wire.V, wire.Check, keys...)) })
@@ -269,8 +269,8 @@ func TestWaitsStayWithinTheirShare(t *testing.T) {
 	b := newBench(limits)
 	within := func(when string) {
 		t.Helper()
-		if b.m.budget.waits > b.m.budget.shares.waits {
-			t.Fatalf("%s, waits take %d of %d bytes", when, b.m.budget.waits, b.m.budget.shares.waits)
+		if b.m.admission.waits > b.m.admission.shares.waits {
+			t.Fatalf("%s, waits take %d of %d bytes", when, b.m.admission.waits, b.m.admission.shares.waits)
 		}
 	}
 	keys := make([]string, 1000)

@@ -157,7 +157,7 @@ func (m *Machine) forgetBygone(b *releasedClaim, most int) {
 			b.live--
 			m.claims.nGone--
 			delete(m.claims.byName, first.claim.name)
-			m.budget.waits -= first.claim.cost
+			m.admission.waits -= first.claim.cost
 		}
 	}
 }

@@ -36,7 +36,7 @@ func newClaimer(t *testing.T, m *storecore.Machine, peer string) *claimer {
 func (c *claimer) ask(request []byte) (status byte, body []byte) {
 	c.t.Helper()
 	c.id++
-	c.m.Receive(c.conn, wire.EndFrame(append(wire.BeginFrame(nil, c.id), request...), 0))
+	c.m.Receive(c.conn, wire.EndFrame(append(wire.BeginFrame(nil, c.id), request...), 0, 0))
 	out := bytes.Join(c.conn.Pending(nil, math.MaxInt), nil)
 	c.m.Sent(c.conn, len(out))
 	id, size, err := wire.ParseFrame(out)
@@ -90,7 +90,7 @@ func TestClaims(t *testing.T) {
 	}
 
 	// A waiting client is known by its claim.
-	m.Receive(b.conn, wire.EndFrame(wire.AppendKeys(wire.BeginFrame(nil, 99), wire.Native, wire.Wait, "/k"), 0))
+	m.Receive(b.conn, wire.EndFrame(wire.AppendKeys(wire.BeginFrame(nil, 99), wire.Native, wire.Wait, "/k"), 0, 0))
 	if s := m.Snapshot(10); len(s.Waiters) != 1 || s.Waiters[0].Name != "rank/1: B" || s.Keys != 0 {
 		t.Errorf("snapshot %+v", s)
 	}

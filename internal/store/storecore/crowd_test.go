@@ -43,8 +43,8 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 	ping := wire.AppendPing(nil, wire.V, 7)
 	const n = 24
 	crowd := b.ask(n, append(bytes.Clone(get), ping...))
-	if !b.m.OverBudget() || len(b.cuts) != 0 || b.m.budget.out > b.m.budget.shares.out {
-		t.Fatalf("crowded: %v, %d cut, %d bytes of buffers", b.m.OverBudget(), len(b.cuts), b.m.budget.out)
+	if !b.m.OverBudget() || len(b.cuts) != 0 || b.m.admission.out > b.m.admission.shares.out {
+		t.Fatalf("crowded: %v, %d cut, %d bytes of buffers", b.m.OverBudget(), len(b.cuts), b.m.admission.out)
 	}
 	gets := b.m.counts.ops[wire.Get]
 	for i, c := range crowd {
@@ -59,8 +59,8 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 			t.Fatalf("client %d is still paused", i)
 		}
 	}
-	if b.m.OverBudget() || b.m.budget.out > 1<<20 || b.m.crowd.Len() != 0 {
-		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.OverBudget(), b.m.budget.out)
+	if b.m.OverBudget() || b.m.admission.out > 1<<20 || b.m.admission.replies.Len() != 0 {
+		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.OverBudget(), b.m.admission.out)
 	}
 	if served := b.m.counts.ops[wire.Get]; gets >= served || served != n {
 		t.Errorf("%d and then %d gets were counted, want %d in the end", gets, served, n)
@@ -114,8 +114,8 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 		for _, c := range b.ask(3, get) {
 			b.m.Close(c)
 		}
-		if b.m.crowd.Len() > 8 {
-			t.Fatalf("%d are remembered", b.m.crowd.Len())
+		if b.m.admission.replies.Len() > 8 {
+			t.Fatalf("%d are remembered", b.m.admission.replies.Len())
 		}
 	}
 	last := b.ask(2, get)
@@ -125,7 +125,7 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 	}
 	b.turn()
 	if last[1].Owed() == 0 || b.m.OverBudget() {
-		t.Errorf("%d bytes for the last, crowd %d", last[1].Owed(), b.m.crowd.Len())
+		t.Errorf("%d bytes for the last, crowd %d", last[1].Owed(), b.m.admission.replies.Len())
 	}
 }
 

@@ -91,12 +91,12 @@ func (b *bench) take(c *Conn) string {
 
 // frame writes a native request.
 func frame(id uint32, write func([]byte) []byte) []byte {
-	return wire.EndFrame(write(wire.BeginFrame(nil, id)), 0)
+	return wire.EndFrame(write(wire.BeginFrame(nil, id)), 0, 0)
 }
 
 // reply writes a native reply.
 func reply(id uint32, status byte, body []byte) string {
-	return string(wire.EndFrame(append(append(wire.BeginFrame(nil, id), status), body...), 0))
+	return string(wire.EndFrame(append(append(wire.BeginFrame(nil, id), status), body...), 0, 0))
 }
 
 func str(s string) string { return string(wire.AppendString(nil, s)) }

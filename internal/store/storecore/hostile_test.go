@@ -72,7 +72,7 @@ func (h *honest) ask(what string, request []byte, n int) {
 		}
 		if steps > patience {
 			h.t.Fatalf("%s: %s: an honest client waits for more than a minute with %d bytes to send and %d of %d bytes of the answer; %d crowded, %d of %d and %d of %d bytes",
-				h.name, what, len(request), len(h.got[h.conn]), n, h.m.crowd.Len(), h.m.budget.out, h.m.budget.shares.out, h.m.budget.in, h.m.budget.shares.in)
+				h.name, what, len(request), len(h.got[h.conn]), n, h.m.admission.replies.Len(), h.m.admission.out, h.m.admission.shares.out, h.m.admission.in, h.m.admission.shares.in)
 		}
 		if len(request) > 0 && !h.conn.Paused() {
 			piece := min(len(request), h.readSize(h.conn))

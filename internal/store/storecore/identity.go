@@ -154,7 +154,7 @@ func (m *Machine) expel(c *Conn) {
 func (m *Machine) forgetAll() {
 	m.table, m.claims = keytable.New(), claims{}
 	clear(m.queues.byKey)
-	m.queues.bytes, m.budget.waits = 0, 0
+	m.queues.bytes, m.admission.waits = 0, 0
 	m.run.identity = m.config.Identity()
 	m.run.left = 0
 }

@@ -4,6 +4,7 @@
 package storecore
 
 import (
+	"github.com/cohort-dist/cohort"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
@@ -48,7 +49,7 @@ func (m *Machine) receive(c *Conn, data []byte, size int) {
 		return
 	}
 	if len(c.in.buf) == 0 {
-		used := m.consumeGiven(c, data, size)
+		used := m.consume(c, data, size)
 		if m.given.taken {
 			m.goOn(c, data[used:])
 			return
@@ -81,7 +82,7 @@ func (m *Machine) goOnKept(c *Conn, more bool) {
 		c.in.pace.Moved, c.in.looks = m.clock.patience, 0
 	}
 	in := c.in.buf
-	used := m.consumeGiven(c, in, cap(in))
+	used := m.consume(c, in, cap(in))
 	if m.given.taken {
 		c.in.buf = nil
 		m.settle(c)
@@ -135,12 +136,119 @@ func (m *Machine) Extend(c *Conn, buf []byte) {
 	m.goOnKept(c, true)
 }
 
-// consumeGiven is consume of a buffer of which size bytes are the machine's.
-func (m *Machine) consumeGiven(c *Conn, data []byte, size int) int {
+// consume applies the whole requests at the start of b, as many as c's turn allows, and returns how many bytes they took. Of the buffer that b
+// is in, size bytes are the machine's: the table may have it.
+func (m *Machine) consume(c *Conn, b []byte, size int) (at int) {
 	m.given = given{size: size}
-	used := m.consume(c, data)
+	if c.dialect == wire.Undetected && !m.detect(c, b) {
+		return 0
+	}
+	for end := m.turn.work + sliceWork; at < len(b) && !m.given.taken && m.mayApply(c, end); {
+		n := m.applyFirst(c, b[at:])
+		if n == 0 || c.held.request || c.yielded {
+			break // the request is not all there, or stays where it is
+		}
+		at += n
+		if m.given.taken {
+			n -= len(m.request.Value)
+		}
+		m.turn.copied(n)
+	}
 	m.given.size, m.given.data = 0, nil
-	return used
+	return at
+}
+
+// mayApply reports whether c's next request may be applied: c has read enough of its replies, and its turn is not over before this work.
+func (m *Machine) mayApply(c *Conn, end uint64) bool {
+	switch owed := c.Owed(); {
+	case c.closed || c.held.request || c.yielded || c.listing != nil:
+		return false
+	case owed > keepBuffer && owed > m.high():
+		c.out.paused = true
+		return false
+	case m.turn.work > end:
+		m.turn.yield(c)
+		return false
+	}
+	m.turn.work++
+	return true
+}
+
+// applyFirst applies the request at the start of b, if it is all there, and returns how many bytes are done with.
+func (m *Machine) applyFirst(c *Conn, b []byte) int {
+	var n int
+	var whole bool
+	if c.dialect == wire.Native {
+		n, whole = m.frame(c, b)
+	} else {
+		n, whole = m.plain(c, b)
+	}
+	if whole {
+		m.offer(&m.request, b[:n], len(b)-n)
+		m.apply(c, &m.request)
+	}
+	return n
+}
+
+// frame reads the native frame at the start of b. It returns how many bytes are done with, 0 when the frame is not all there, and whether
+// they are a request that is to be applied.
+func (m *Machine) frame(c *Conn, b []byte) (n int, whole bool) {
+	if c.in.skip > 0 {
+		n = min(c.in.skip, len(b))
+		c.in.skip -= n
+		return n, false
+	}
+	id, size, err := wire.ParseFrame(b)
+	switch {
+	case err != nil:
+		m.Refuse(c, err)
+		return 0, false
+	case size > m.config.Limits.Request+wire.FrameHeader:
+		m.skipFrame(c, id, size)
+		return wire.FrameHeader, false
+	case size == 0 || len(b) < size:
+		c.in.frame = size
+		return 0, false
+	}
+	c.in.frame = 0
+	if err := wire.ParseFrameRequest(b[:size], &m.config.Limits.Limits, &m.request); err != nil {
+		m.refuseRequest(c, id, err)
+		return size, false
+	}
+	return size, true
+}
+
+// skipFrame refuses a frame that is too large. The connection stays in step: the frame's end is known, so the rest is read and forgotten.
+func (m *Machine) skipFrame(c *Conn, id uint32, size int) {
+	m.refuseRequest(c, id, cohort.Newf("tcpstore: serve", cohort.TooLarge,
+		"a request of %d bytes is over the limit of %d", size, m.config.Limits.Request))
+	c.in.skip = size - wire.FrameHeader
+}
+
+// plain is frame for the dialects without frames.
+func (m *Machine) plain(c *Conn, b []byte) (n int, whole bool) {
+	n, err := wire.ParseRequest(c.dialect, b, &m.config.Limits.Limits, &c.in.parsed, &m.request)
+	if err != nil {
+		m.Refuse(c, err)
+		return 0, false
+	}
+	return n, n > 0
+}
+
+// detect finds out what a client speaks; VALIDATE itself is left for the parser.
+func (m *Machine) detect(c *Conn, b []byte) bool {
+	d := wire.Detect(b)
+	if d == wire.Undetected {
+		return false
+	}
+	m.speak(c, d)
+	return true
+}
+
+func (m *Machine) speak(c *Conn, d wire.Dialect) {
+	m.counts.conns[c.dialect]--
+	m.counts.conns[d]++
+	c.dialect = d
 }
 
 // goOn goes on with the rest of a buffer that the table has taken, which is little: the bytes are copied, since the entry's

@@ -90,9 +90,9 @@ func TestTakeIsReceive(t *testing.T) {
 				}
 			}
 			walk.End()
-			if held != other.m.table.Bytes() || other.m.budget.in != int64(cap(b.in.buf)+b.in.lent) {
+			if held != other.m.table.Bytes() || other.m.admission.in != int64(cap(b.in.buf)+b.in.lent) {
 				t.Fatalf("seed %d: %d bytes of keys and values are counted, %d held; %d of requests, %d held",
-					seed, other.m.table.Bytes(), held, other.m.budget.in, cap(b.in.buf))
+					seed, other.m.table.Bytes(), held, other.m.admission.in, cap(b.in.buf))
 			}
 		}
 		for key := range 3 {
@@ -167,8 +167,8 @@ func TestLargeSetIsReadWhereItStays(t *testing.T) {
 			if len(have) != at || size <= at || size > max(2*at, len(stream)) || size > len(stream) {
 				t.Fatalf("%v: %d bytes are here and %d to be read into, after %d", d, len(have), size, at)
 			}
-			if b.m.budget.in < int64(size) {
-				t.Fatalf("%v: %d bytes are counted, the driver may have %d", d, b.m.budget.in, size)
+			if b.m.admission.in < int64(size) {
+				t.Fatalf("%v: %d bytes are counted, the driver may have %d", d, b.m.admission.in, size)
 			}
 			last = append(make([]byte, 0, size), have...)
 			last = append(last, stream[at:min(size, at+piece)]...)
@@ -182,8 +182,8 @@ func TestLargeSetIsReadWhereItStays(t *testing.T) {
 		if e == nil || !bytes.Equal(e.Value(), value) || &e.Value()[0] != &last[len(last)-len(value)] {
 			t.Errorf("%v: the value is not there, or was copied", d)
 		}
-		if b.m.budget.in != 0 || b.m.senders.granted != 0 {
-			t.Errorf("%v: %d bytes are counted, %d granted", d, b.m.budget.in, b.m.senders.granted)
+		if b.m.admission.in != 0 || b.m.admission.granted != 0 {
+			t.Errorf("%v: %d bytes are counted, %d granted", d, b.m.admission.in, b.m.admission.granted)
 		}
 	}
 }
@@ -200,7 +200,7 @@ func TestExtendAfterTheEnd(t *testing.T) {
 	}
 	b.m.Close(c)
 	b.m.Extend(c, append(append(make([]byte, 0, size), have...), stream[len(have):size]...))
-	if _, size := b.m.Rest(c); size != 0 || b.m.budget.in != 0 || b.m.senders.granted != 0 {
-		t.Errorf("a closed client may send %d bytes; %d are counted, %d granted", size, b.m.budget.in, b.m.senders.granted)
+	if _, size := b.m.Rest(c); size != 0 || b.m.admission.in != 0 || b.m.admission.granted != 0 {
+		t.Errorf("a closed client may send %d bytes; %d are counted, %d granted", size, b.m.admission.in, b.m.admission.granted)
 	}
 }

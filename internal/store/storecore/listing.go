@@ -81,7 +81,7 @@ func (m *Machine) finishListing(l *listing) {
 	l.walk.End()
 	c.listing = nil
 	if c.dialect == wire.Native {
-		l.out = wire.EndFrame(l.out, 0)
+		l.out = wire.EndFrame(l.out, 0, 0)
 	}
 	c.out.begin(m.clock.patience)
 	c.out.Refer(l.out, l.out)

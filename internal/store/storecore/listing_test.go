@@ -74,7 +74,7 @@ func TestListingInParts(t *testing.T) {
 		l := newLister(seed, 20_000)
 		l.change(5000) // so that entries are used again
 		v, n, gone := l.dial(wire.V), l.dial(wire.Native), l.dial(wire.V)
-		before := l.m.budget.out
+		before := l.m.admission.out
 		want := slices.Sorted(maps.Keys(l.keys))
 		ask := wire.AppendPlain(nil, wire.V, wire.ListKeys)
 		l.m.Receive(v, append(ask, wire.AppendPing(nil, wire.V, 7)...))
@@ -118,8 +118,8 @@ func TestListingInParts(t *testing.T) {
 			t.Errorf("seed %d: the request behind the listing has %d bytes as its answer", seed, v.Owed())
 		}
 		l.m.Sent(v, 4)
-		if turns < 3 || l.m.table.Walks()+len(l.m.listings) != 0 || l.m.budget.out > before+keepBuffer || v.Paused() || n.Paused() {
-			t.Errorf("seed %d: %d turns; %d bytes are kept, before there were %d", seed, turns, l.m.budget.out, before)
+		if turns < 3 || l.m.table.Walks()+len(l.m.listings) != 0 || l.m.admission.out > before+keepBuffer || v.Paused() || n.Paused() {
+			t.Errorf("seed %d: %d turns; %d bytes are kept, before there were %d", seed, turns, l.m.admission.out, before)
 		}
 	}
 }

@@ -4,9 +4,6 @@
 package storecore
 
 import (
-	"bytes"
-
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/keytable"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/util/invariants"
@@ -49,11 +46,12 @@ const (
 
 // Machine is the server's state. See the package comment for how it is driven.
 type Machine struct {
-	config Config
-	clock  clock
-	turn   turn
-	budget budget
-	conns  roster
+	config     Config
+	operations *[wire.OpLimit]operation
+	clock      clock
+	turn       turn
+	admission  admission
+	conns      roster
 
 	// What the store holds.
 	table    *keytable.Table
@@ -67,10 +65,6 @@ type Machine struct {
 	tidings  []keyChange                   // what watchers have not all been told
 	claims   claims
 
-	// Who waits for memory.
-	crowd   fairQueue[*Conn] // for room for a reply, see crowd.go
-	senders senders
-
 	request wire.Request // reused, so that parsing allocates nothing
 	given   given
 	counts  counts
@@ -81,12 +75,10 @@ func New(config Config) *Machine {
 	if config.Identity == nil {
 		config.Identity = func() Identity { return Identity{} }
 	}
-	closed := func(c *Conn) bool { return c.closed }
 	return &Machine{
-		config: config, budget: budget{shares: divide(config.Limits.Memory)}, conns: newRoster(config.Loops),
+		config: config, operations: operations(), admission: newAdmission(config.Limits.Memory), conns: newRoster(config.Loops),
 		table: keytable.New(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
 		waits: newWaits(), watchers: map[string]map[*Conn]struct{}{},
-		crowd: newFairQueue(closed), senders: senders{fairQueue: newFairQueue(closed)},
 	}
 }
 
@@ -119,7 +111,7 @@ type Conn struct {
 // before it is its turn may be a little behind another part of it; then no time has passed.
 func (m *Machine) Tick(now int64) {
 	m.clock.tick(now)
-	m.turn.begin()
+	m.turn.heavy, m.turn.stats, m.turn.passed = 0, nil, false
 }
 
 // Open adds a connection that is at home in the first part of the driver.
@@ -171,110 +163,8 @@ func (c *Conn) Paused() bool {
 
 // high is the output at which a client's requests wait: all clients together may not take more than half of the share.
 func (m *Machine) high() int {
-	fair := m.budget.shares.out / 2 / int64(max(len(m.conns.all), 1))
+	fair := m.admission.shares.out / 2 / int64(max(len(m.conns.all), 1))
 	return int(min(max(fair, keepBuffer), highWater))
-}
-
-// consume applies the whole requests at the start of b, as many as c's turn allows, and returns how many bytes they took.
-func (m *Machine) consume(c *Conn, b []byte) int {
-	at := 0
-	end := m.turn.work + sliceWork
-	for at < len(b) && !c.closed && !c.held.request && !c.yielded && c.listing == nil {
-		if owed := c.Owed(); owed > keepBuffer && owed > m.high() {
-			c.out.paused = true
-			break
-		}
-		if m.turn.work > end {
-			m.turn.yield(c)
-			break
-		}
-		m.turn.work++
-		var n int
-		r := &m.request
-		switch c.dialect {
-		case wire.Undetected:
-			if !m.detect(c, b[at:]) {
-				return at
-			}
-			continue
-		case wire.Native:
-			n = m.frame(c, b[at:])
-		default:
-			var err error
-			n, err = wire.ParseRequest(c.dialect, b[at:], &m.config.Limits.Limits, &c.in.parsed, r)
-			if err != nil {
-				m.Refuse(c, err)
-				return at
-			}
-			if n > 0 {
-				m.offer(r, b[at:at+n], len(b)-at-n)
-				m.apply(c, r)
-			}
-		}
-		if n == 0 || c.held.request || c.yielded {
-			break // the request is not all there, or stays where it is
-		}
-		at += n
-		if m.given.taken {
-			m.turn.copied(n - len(r.Value))
-			return at
-		}
-		m.turn.copied(n)
-	}
-	return at
-}
-
-// detect finds out what a client speaks; VALIDATE itself is left for the parser.
-func (m *Machine) detect(c *Conn, b []byte) bool {
-	d := wire.Detect(b)
-	if d == wire.Undetected {
-		return false
-	}
-	m.speak(c, d)
-	return true
-}
-
-func (m *Machine) speak(c *Conn, d wire.Dialect) {
-	m.counts.conns[c.dialect]--
-	m.counts.conns[d]++
-	c.dialect = d
-}
-
-// frame applies the native frame at the start of b and returns its length, or 0 when it is not all there.
-func (m *Machine) frame(c *Conn, b []byte) int {
-	if c.in.skip > 0 {
-		n := min(c.in.skip, len(b))
-		c.in.skip -= n
-		return n
-	}
-	id, size, err := wire.ParseFrame(b)
-	if err != nil {
-		m.Refuse(c, err)
-		return 0
-	}
-	if size == 0 {
-		return 0
-	}
-	if size > m.config.Limits.Request+wire.FrameHeader {
-		// The connection stays in step: the frame's end is known, so the rest is read and forgotten.
-		m.refuseRequest(c, id, cohort.Newf("tcpstore: serve", cohort.TooLarge,
-			"a request of %d bytes is over the limit of %d", size, m.config.Limits.Request))
-		c.in.skip = size - wire.FrameHeader
-		return wire.FrameHeader
-	}
-	if len(b) < size {
-		c.in.frame = size
-		return 0
-	}
-	c.in.frame = 0
-	r := &m.request
-	if err := wire.ParseFrameRequest(b[:size], &m.config.Limits.Limits, r); err != nil {
-		m.refuseRequest(c, id, err)
-		return size
-	}
-	m.offer(r, b[:size], len(b)-size)
-	m.apply(c, r)
-	return size
 }
 
 // Refuse ends a connection for a reason. The driver finds it among the dirty ones.
@@ -286,11 +176,4 @@ func (m *Machine) Refuse(c *Conn, reason error) {
 	c.cut = reason
 	m.Close(c)
 	m.conns.touch(c)
-}
-
-func reserved(key []byte) error {
-	if len(key) == 0 || key[0] != wire.ReservedPrefix[0] || !bytes.HasPrefix(key, []byte(wire.ReservedPrefix)) {
-		return nil
-	}
-	return cohort.Newf("tcpstore: serve", cohort.InvalidArgument, "key %q is the server's own", key)
 }

@@ -121,8 +121,8 @@ func TestWaitRules(t *testing.T) {
 		b.send(w, wire.AppendPlain(nil, wire.V, wire.CancelWait))
 		set(b, c, "a")
 		expect(t, b, w, "cancelled", "\x01")
-		if b.m.waits.n != 0 || len(b.m.waits.byKey) != 0 || b.m.budget.waits != 0 {
-			t.Errorf("%d waits, %d lists, %d bytes are left", b.m.waits.n, len(b.m.waits.byKey), b.m.budget.waits)
+		if b.m.waits.n != 0 || len(b.m.waits.byKey) != 0 || b.m.admission.waits != 0 {
+			t.Errorf("%d waits, %d lists, %d bytes are left", b.m.waits.n, len(b.m.waits.byKey), b.m.admission.waits)
 		}
 	})
 	t.Run("legacy gives up", func(t *testing.T) {
@@ -140,8 +140,8 @@ func TestWaitRules(t *testing.T) {
 		b.m.Close(w)
 		b.m.Close(w)
 		set(b, c, "a", "b")
-		if b.m.waits.n != 0 || b.m.budget.waits != 0 || len(b.got) != 0 {
-			t.Errorf("%d waits, %d bytes", b.m.waits.n, b.m.budget.waits)
+		if b.m.waits.n != 0 || b.m.admission.waits != 0 || len(b.got) != 0 {
+			t.Errorf("%d waits, %d bytes", b.m.waits.n, b.m.admission.waits)
 		}
 	})
 }
@@ -310,8 +310,8 @@ func TestWatch(t *testing.T) {
 		expect(t, b, w, s.what, s.want)
 	}
 	b.m.Close(w)
-	if len(b.m.watchers) != 0 || b.m.budget.waits != 0 {
-		t.Errorf("%d watches, %d bytes are left", len(b.m.watchers), b.m.budget.waits)
+	if len(b.m.watchers) != 0 || b.m.admission.waits != 0 {
+		t.Errorf("%d watches, %d bytes are left", len(b.m.watchers), b.m.admission.waits)
 	}
 }
 

@@ -77,8 +77,8 @@ func TestOutputIsOneStream(t *testing.T) {
 			case 5:
 				take()
 			}
-			if b.m.budget.out != int64(reader.out.Memory()+writer.out.Memory()) {
-				t.Fatalf("seed %d: %d bytes of output are counted, %d are held", seed, b.m.budget.out, reader.out.Memory()+writer.out.Memory())
+			if b.m.admission.out != int64(reader.out.Memory()+writer.out.Memory()) {
+				t.Fatalf("seed %d: %d bytes of output are counted, %d are held", seed, b.m.admission.out, reader.out.Memory()+writer.out.Memory())
 			}
 		}
 		for reader.Owed() > 0 {
@@ -87,8 +87,8 @@ func TestOutputIsOneStream(t *testing.T) {
 		if !bytes.Equal(got, want) {
 			t.Fatalf("seed %d: %d bytes differ from what was asked for, %d bytes", seed, len(got), len(want))
 		}
-		if b.m.budget.out > 2*keepBuffer || reader.out.Memory() > keepBuffer {
-			t.Errorf("seed %d: %d bytes are counted when all is sent", seed, b.m.budget.out)
+		if b.m.admission.out > 2*keepBuffer || reader.out.Memory() > keepBuffer {
+			t.Errorf("seed %d: %d bytes are counted when all is sent", seed, b.m.admission.out)
 		}
 	}
 }

@@ -117,6 +117,15 @@ func (m *Machine) emptied(key []byte) {
 	}
 }
 
+func (m *Machine) queueLen(c *Conn, r *wire.Request) error {
+	n := 0
+	if q := m.queues.byKey[string(r.Key)]; q != nil {
+		n = q.len()
+	}
+	m.replyInt(c, r.ID, int64(n))
+	return nil
+}
+
 func (m *Machine) pop(c *Conn, r *wire.Request) error {
 	q := m.queues.byKey[string(r.Key)]
 	if q == nil {

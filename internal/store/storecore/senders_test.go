@@ -197,7 +197,7 @@ func TestSendersThatLeaveAreForgotten(t *testing.T) {
 			t.Fatal("there is room")
 		}
 		b.m.Close(s.conn)
-		if n := b.m.senders.Len(); n > 200 {
+		if n := b.m.admission.requests.Len(); n > 200 {
 			t.Fatalf("%d are remembered", n)
 		}
 	}

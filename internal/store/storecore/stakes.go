@@ -38,5 +38,5 @@ func (s *stakes) remove(w *wait) {
 // stake counts bytes of a wait, watch or claim of c, or forgets them.
 func (m *Machine) stake(c *Conn, bytes int64) {
 	c.stakes.bytes += bytes
-	m.budget.waits += bytes
+	m.admission.waits += bytes
 }

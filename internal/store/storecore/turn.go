@@ -3,7 +3,10 @@
 
 package storecore
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // The machine counts its work: one unit for each request, each key that it looks up, each wait that it visits, and each
 // 64 bytes that it copies. In a turn, which begins with Tick, a connection gets sliceWork of it before others have their
@@ -31,8 +34,6 @@ type turn struct {
 	passes bool    // the present request was put off before and is the first such one of this turn
 	tells  uint64  // how much work may be done when the present request tells no more watchers
 }
-
-func (t *turn) begin() { t.heavy, t.stats, t.passed = 0, nil, false }
 
 // laterError says that a request has to wait for the next turn.
 type laterError struct{}
@@ -96,4 +97,22 @@ func (m *Machine) Resume() {
 		m.Receive(c, nil)
 	}
 	m.turn.later = slices.Delete(m.turn.later, 0, done)
+}
+
+// attention is how often a driver looks at the machine, at least, while clients wait for room.
+const attention = int64(100 * time.Millisecond)
+
+// clock is the time, in nanoseconds.
+type clock struct {
+	now      int64 // as told by Tick
+	patience int64 // time as far as it counts for clients that are slow
+}
+
+// tick sets the time. A turn counts for at most as long as a driver sleeps while somebody waits. If more time has passed, the
+// process that serves got none of it, and what clients sent and read meanwhile is not known yet: it is not held against them.
+func (c *clock) tick(now int64) {
+	if passed := now - c.now; passed > 0 {
+		c.patience += min(passed, attention)
+		c.now = now
+	}
 }

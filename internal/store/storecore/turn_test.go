@@ -228,8 +228,8 @@ func TestCallbacksOfOneRequestTakeSeveralTurns(t *testing.T) {
 	if got := b.take(late); got[:1] != "\x03" || len(got) > 1 && got[1:] != string(want[len(want)-(len(got)-1):]) {
 		t.Errorf("who came late was told %q", got)
 	}
-	if b.m.budget.untold != 0 || b.take(writer) == "" {
-		t.Errorf("%d bytes are left, or the writer has no answer", b.m.budget.untold)
+	if b.m.admission.unsent != 0 || b.take(writer) == "" {
+		t.Errorf("%d bytes are left, or the writer has no answer", b.m.admission.unsent)
 	}
 }
 
@@ -250,7 +250,7 @@ func TestCallbacksThatCannotBeKept(t *testing.T) {
 			return wire.AppendMultiSet(f, wire.Native, slices.Repeat([]string{"/k"}, pairs), slices.Repeat([][]byte{[]byte("value")}, pairs))
 		}))
 	})
-	if kept, room := b.m.budget.untold, b.m.budget.shares.out; kept > room || kept == 0 {
+	if kept, room := b.m.admission.unsent, b.m.admission.shares.out; kept > room || kept == 0 {
 		t.Errorf("callbacks of %d bytes are kept, there is room for %d", kept, room)
 	}
 	if all := uint64(watchers * pairs * answerWork); work > all*3/4 {

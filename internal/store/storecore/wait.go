@@ -255,14 +255,15 @@ func (m *Machine) finish(w *wait) {
 }
 
 // cancelWait ends waits of a client that has lost its patience.
-func (m *Machine) cancelWait(c *Conn, r *wire.Request) {
+func (m *Machine) cancelWait(c *Conn, r *wire.Request) error {
 	if c.dialect != wire.Native {
 		m.dropWaits(c)
 		m.replyByte(c, 0, wire.WaitCanceled)
-		return
+		return nil
 	}
 	if w := c.stakes.byID[r.Nonce]; w != nil {
 		m.forget(w)
 		m.refuseRequest(c, r.Nonce, cohort.New("tcpstore: wait", cohort.Canceled, "at the client's request"))
 	}
+	return nil
 }

@@ -64,7 +64,7 @@ func (m *Machine) watched(key []byte) int {
 // mayNotify returns an error when a request that may change keys, or begins to watch one, has to wait for the next turn: it has so many
 // watchers to tell, or those of an earlier change have not all been told.
 func (m *Machine) mayNotify(r *wire.Request) error {
-	if len(m.watchers)+len(m.tidings) == 0 || !changes(r.Op) && r.Op != wire.Add && r.Op != wire.WatchKey {
+	if !m.operations[r.Op].changes && r.Op != wire.Add && r.Op != wire.WatchKey {
 		return nil
 	}
 	n := 0
@@ -117,9 +117,9 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 	m.turn.copied(size)
 	news := keyChange{key: string(key), event: event}
 	m.tidings = append(m.tidings, news)
-	m.budget.untold += news.cost()
+	m.admission.unsent += news.cost()
 	m.tellUntil(m.turn.tells)
-	for len(m.tidings) > 1 && m.budget.untold > m.budget.shares.out { // not all can be kept
+	for len(m.tidings) > 1 && m.admission.unsent > m.admission.shares.out { // not all can be kept
 		m.tellUntil(m.turn.work + heavyWork)
 	}
 }
@@ -138,7 +138,7 @@ func (m *Machine) tellUntil(end uint64) {
 		if !t.begun || len(t.to) > 0 {
 			return
 		}
-		m.budget.untold -= t.cost()
+		m.admission.unsent -= t.cost()
 		*t = keyChange{}
 	}
 	m.tidings = nil
@@ -150,7 +150,7 @@ func (m *Machine) callBack(c *Conn, event []byte) {
 	if c.closed {
 		return // it was cut for another's callback, or has left
 	}
-	others, size := m.budget.out-int64(c.out.counted), len(event)
+	others, size := m.admission.out-int64(c.out.counted), len(event)
 	if owed := c.Owed(); owed > 0 && m.fitsBeside(others, owed+size) != nil {
 		m.Refuse(c, cohort.Newf("tcpstore: serve", cohort.Exhausted,
 			"the client does not read its callbacks: %d bytes wait for it, and %d more have no room", owed, size))

@@ -65,13 +65,14 @@ func (t *connTable) remove(c *loopConn) {
 // stuckConns are the connections whose output does not fit into their socket.
 type stuckConns struct {
 	all     map[*loopConn]struct{}
+	period  int64 // how often to look at them, in nanoseconds
 	checkAt int64 // when to look at them next
 }
 
-func (s *stuckConns) add(c *loopConn, now, period int64) {
+func (s *stuckConns) add(c *loopConn, now int64) {
 	c.movedAt = now
 	if len(s.all) == 0 {
-		s.checkAt = now + period
+		s.checkAt = now + s.period
 	}
 	s.all[c] = struct{}{}
 }
@@ -79,10 +80,10 @@ func (s *stuckConns) add(c *loopConn, now, period int64) {
 func (s *stuckConns) remove(c *loopConn) { delete(s.all, c) }
 
 // due reports whether it is time to look at them.
-func (s *stuckConns) due(now, period int64) bool {
+func (s *stuckConns) due(now int64) bool {
 	if len(s.all) == 0 || now < s.checkAt {
 		return false
 	}
-	s.checkAt = now + period
+	s.checkAt = now + s.period
 	return true
 }

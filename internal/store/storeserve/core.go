@@ -39,12 +39,8 @@ type Core struct {
 // tick begins a turn.
 func (c *Core) tick() (now int64) {
 	now = c.clock.now()
-	c.tickAt(now)
-	return now
-}
-
-func (c *Core) tickAt(now int64) {
 	c.Machine.Tick(now)
+	return now
 }
 
 // clock is the time that the machine is told: monotonic, so that a wall clock that is set neither cuts clients nor keeps

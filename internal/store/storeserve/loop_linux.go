@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/sys/spinwait"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/observe"
 )
 
 // loop serves connections from one goroutine: it waits for whatever socket is ready, reads what is there, lets the machine
@@ -48,8 +49,6 @@ type turn struct {
 	served int  // sockets that were ready last
 }
 
-func (t *turn) begin(now int64) { t.now, t.ticked = now, false }
-
 const (
 	loopReadSize    = 64 << 10
 	loopReadMost    = 256 << 10 // at most so much of a large request per turn
@@ -62,7 +61,8 @@ const (
 func newLoop(d *loops, number int, listener *net.TCPListener) (*loop, error) {
 	l := &loop{
 		loops: d, number: number, bit: 1 << number, poll: -1, waker: -1, door: door{fd: -1},
-		heard: heard{buf: make([]byte, heardSize)}, events: make([]unix.EpollEvent, loopEvents), stuck: stuckConns{all: map[*loopConn]struct{}{}},
+		heard: heard{buf: make([]byte, heardSize)}, events: make([]unix.EpollEvent, loopEvents),
+		stuck: stuckConns{all: map[*loopConn]struct{}{}, period: int64(min(time.Second, d.core.config.Stall/4))},
 	}
 	if err := l.setUp(listener); err != nil {
 		l.closeFDs()
@@ -88,8 +88,12 @@ func (l *loop) run() {
 	for {
 		// Under load something is always ready; then the kernel is asked without telling the scheduler, which costs as much as
 		// the call itself.
+		//
+		// A loop that finds nothing ready lets others have its core before it looks again and sleeps. Clients that were just
+		// served want to run and will send more. One loop rarely runs dry under load; several do all the time, since each has
+		// fewer clients, and to fall asleep and be woken costs more than a request.
 		n := pollNow(l.poll, l.events)
-		if n == 0 && l.patient() {
+		if patient := l.turn.served > 1 && len(l.all) > 1; n == 0 && patient {
 			spinwait.YieldCore()
 			n = pollNow(l.poll, l.events)
 		}
@@ -113,18 +117,13 @@ func (l *loop) run() {
 	}
 }
 
-// patient reports whether a loop that finds nothing ready lets others have its core before it looks again and sleeps. Clients
-// that were just served want to run and will send more. One loop rarely runs dry under load; several do all the time, since
-// each has fewer clients, and to fall asleep and be woken costs more than a request.
-func (l *loop) patient() bool { return l.turn.served > 1 && len(l.all) > 1 }
-
 // awake says that a loop has something to do.
 const awake = time.Duration(-2)
 
 // begin begins a turn in which n sockets are ready. It does what is owed to whomever. If there is nothing to do it returns for
 // how long the loop may sleep, negative for ever, and else awake; false when the loop is to end.
 func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
-	l.turn.begin(l.core.clock.now())
+	l.turn.now, l.turn.ticked = l.core.clock.now(), false
 	l.enter()
 	m := l.core.Machine
 	if m.Busy() {
@@ -133,9 +132,15 @@ func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 	if m.OverBudget() {
 		m.Admit()
 	}
-	l.expireLocked(l.turn.now)
-	l.checkStuckLocked()
-	l.settleTurnLocked(n)
+	if l.turn.now >= l.mu.expireAt {
+		l.expireLocked(l.turn.now)
+	}
+	if len(l.stuck.all) > 0 {
+		l.checkStuckLocked()
+	}
+	if l.mu.arrivals.owed&l.bit != 0 {
+		l.settleTurnLocked(n)
+	}
 	stop := l.mu.stop
 	deaf := l.mu.draining && l.door.fd >= 0
 	timeout = awake
@@ -158,8 +163,6 @@ const pendingSteps = 3
 // this is owed; more where more sockets are ready than a turn looks at.
 func (l *loop) settleTurnLocked(n int) {
 	switch {
-	case l.mu.arrivals.owed&l.bit == 0:
-		return
 	case l.owes == 0:
 		l.owes = pendingSteps + len(l.conns.byFD)/loopEvents
 		return
@@ -180,7 +183,7 @@ func (l *loop) timeoutLocked() time.Duration {
 		then time.Duration
 	}{
 		{l.core.Machine.Halves(), halfCheck},
-		{len(l.stuck.all) > 0, time.Duration(l.stallCheck())},
+		{len(l.stuck.all) > 0, time.Duration(l.stuck.period)},
 		{l.core.Machine.OverBudget() || l.door.again != 0, retryPause},
 	} {
 		if until.when && (timeout < 0 || until.then < timeout) {
@@ -198,7 +201,7 @@ func (l *loop) sleep(timeout time.Duration) int {
 		milliseconds = int(timeout/time.Millisecond) + 1
 	}
 	n, err := unix.EpollWait(l.poll, l.events, milliseconds)
-	l.turn.begin(l.core.clock.now())
+	l.turn.now, l.turn.ticked = l.core.clock.now(), false
 	if err != nil {
 		return 0 // EINTR
 	}
@@ -209,11 +212,13 @@ func (l *loop) sleep(timeout time.Duration) int {
 func (l *loop) enter() {
 	failpoint.At("storeserve.lock")
 	l.mu.Lock()
-	l.meter.lock()
+	if l.meter != nil {
+		l.meter.lock()
+	}
 	l.mu.asleep &^= l.bit
 	if !l.turn.ticked {
 		l.turn.ticked = true
-		l.core.tickAt(l.turn.now)
+		l.core.Machine.Tick(l.turn.now)
 	}
 	l.postLocked()
 }
@@ -237,13 +242,21 @@ func (l *loop) leave() {
 		l.scarce.Store(scarce)
 	}
 	who := l.toWakeLocked() &^ l.bit
-	events, ticket := l.takeEventsLocked()
-	l.meter.unlock()
+	var events []observe.Event
+	var ticket uint64
+	if len(l.core.events) > 0 {
+		events, ticket = l.takeEventsLocked()
+	}
+	if l.meter != nil {
+		l.meter.unlock()
+	}
 	l.mu.Unlock()
 	if who != 0 {
 		l.wake(who)
 	}
-	l.emit(events, ticket)
+	if len(events) > 0 {
+		l.emit(events, ticket)
+	}
 	for i := range l.crossLoopCalls.todo {
 		l.perform(&l.crossLoopCalls.todo[i])
 	}
@@ -297,7 +310,7 @@ func (l *loop) arm(c *loopConn) {
 	}
 	if had, has := c.wants&unix.EPOLLOUT, wants&unix.EPOLLOUT; has != had {
 		if has != 0 {
-			l.stuck.add(c, l.turn.now, l.stallCheck())
+			l.stuck.add(c, l.turn.now)
 		} else {
 			l.stuck.remove(c)
 		}
@@ -309,12 +322,9 @@ func (l *loop) arm(c *loopConn) {
 	}
 }
 
-// stallCheck is how often to look at clients that do not read, in nanoseconds.
-func (l *loop) stallCheck() int64 { return int64(min(time.Second, l.core.config.Stall/4)) }
-
 // checkStuckLocked cuts clients that have not read anything for too long.
 func (l *loop) checkStuckLocked() {
-	if !l.stuck.due(l.turn.now, l.stallCheck()) {
+	if !l.stuck.due(l.turn.now) {
 		return
 	}
 	for c := range l.stuck.all {

@@ -267,10 +267,8 @@ func (d *loops) droppedLocked(c *loopConn) {
 	d.checkGoneLocked()
 }
 
-// expireLocked cuts clients that have left a request unfinished, now and then.
+// expireLocked cuts clients that have left a request unfinished. It is called now and then.
 func (d *loops) expireLocked(now int64) {
-	if now >= d.mu.expireAt {
-		d.mu.expireAt = now + int64(halfCheck)
-		d.core.Machine.Expire(halfLooks)
-	}
+	d.mu.expireAt = now + int64(halfCheck)
+	d.core.Machine.Expire(halfLooks)
 }

@@ -166,7 +166,7 @@ func TestLoopKeepsAClientThatWaits(t *testing.T) {
 	}
 	write(t, writer, sets)
 	native := func(id uint32, fill func([]byte) []byte) []byte {
-		return wire.EndFrame(fill(wire.BeginFrame(nil, id)), 0)
+		return wire.EndFrame(fill(wire.BeginFrame(nil, id)), 0, 0)
 	}
 	for round := range 30 {
 		c := dialRaw(t, s)

@@ -35,12 +35,6 @@ const (
 	stepWork = 1 << 8
 )
 
-// room is where the next message goes: a client can send a whole buffer.
-func (h *heard) room() []byte { return h.buf[h.used:][:loopReadSize] }
-
-// full reports whether the machine has to be told first.
-func (h *heard) full() bool { return len(h.all) == heardMost || len(h.buf)-h.used < loopReadSize }
-
 // reset forgets what the machine was told of.
 func (h *heard) reset() {
 	clear(h.all)
@@ -76,7 +70,7 @@ func (l *loop) read(c *loopConn, events uint32) {
 // waits for that.
 func (l *loop) readBuffer(c *loopConn) []byte {
 	if c.size == 0 {
-		room := l.heard.room()
+		room := l.heard.buf[l.heard.used:][:loopReadSize] // a client can send a whole buffer
 		if !c.granted && l.scarce.Load() {
 			return room[:storecore.BeginningSize]
 		}
@@ -98,8 +92,8 @@ func (l *loop) received(c *loopConn, data []byte) {
 	case m.size == 0:
 		h.used += len(data)
 	}
-	if h.all = append(h.all, m); h.full() {
-		l.tell()
+	if h.all = append(h.all, m); len(h.all) == heardMost || len(h.buf)-h.used < loopReadSize {
+		l.tell() // there is no room for the next one
 	}
 }
 

@@ -179,7 +179,7 @@ func TestLimits(t *testing.T) {
 
 func TestFrames(t *testing.T) {
 	var r wire.Request
-	frame := wire.EndFrame(wire.AppendSet(wire.BeginFrame(nil, 77), wire.Native, "/k", []byte("v")), 0)
+	frame := wire.EndFrame(wire.AppendSet(wire.BeginFrame(nil, 77), wire.Native, "/k", []byte("v")), 0, 0)
 	for i := range wire.FrameHeader {
 		if _, size, err := wire.ParseFrame(frame[:i]); size != 0 || err != nil {
 			t.Errorf("%d bytes: %d, %v", i, size, err)
@@ -397,7 +397,7 @@ func TestSetSize(t *testing.T) {
 		whole := func(fill func(b []byte) []byte) []byte {
 			if d == wire.Native {
 				head = wire.FrameHeader
-				return wire.EndFrame(fill(wire.BeginFrame(nil, 1)), 0)
+				return wire.EndFrame(fill(wire.BeginFrame(nil, 1)), 0, 0)
 			}
 			return fill(nil)
 		}

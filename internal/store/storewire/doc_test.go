@@ -59,11 +59,11 @@ func TestDocCodes(t *testing.T) {
 		seen[op] = true
 		for i, d := range []Dialect{Legacy, V, Native} {
 			want := row[i+1]
-			code, ok := CodeOf(d, op)
+			code := codeOf[d][op]
 			got := "-"
-			if ok {
+			if code != noOp {
 				got = strconv.Itoa(int(code))
-				if back, _ := OpOf(d, code); back != op {
+				if back, _ := OpOf(d, byte(code)); back != op {
 					t.Errorf("%s: code %d is %s, want %s", d, code, back, op)
 				}
 			}
@@ -108,7 +108,7 @@ func TestDocLayouts(t *testing.T) {
 	for _, row := range rows {
 		op := opNamed(t, row[0])
 		for _, d := range []Dialect{Legacy, V, Native} {
-			if _, ok := CodeOf(d, op); !ok {
+			if codeOf[d][op] == noOp {
 				continue
 			}
 			request, reply := row[1], row[2]
@@ -118,7 +118,7 @@ func TestDocLayouts(t *testing.T) {
 			if d == Native && row[4] != "" {
 				reply = row[4]
 			}
-			if got := layoutText(layout(d, op)); got != request {
+			if got := layoutText(layouts[d][op]); got != request {
 				t.Errorf("%s in %s: the codec reads %q, the document says %q", op, d, got, request)
 			}
 			if got, want := HasReply(d, op), reply != "-"; got != want {
@@ -245,7 +245,7 @@ func encodeExample(t *testing.T, d Dialect, text string) []byte {
 		b = AppendKey(b, d, op, s[0])
 	}
 	if native {
-		b = EndFrame(b, 0)
+		b = EndFrame(b, 0, 0)
 	}
 	return b
 }

@@ -9,8 +9,8 @@ import (
 )
 
 // The Append functions put one request behind b and return the longer slice. Keys are raw: the caller puts KeyPrefix in
-// front of a user's key. They panic when the dialect does not have the operation, which is a bug of the caller; ask
-// CodeOf first where it depends on the peer. In the Native dialect they write what follows a frame's id.
+// front of a user's key. They panic when the dialect does not have the operation, which is a bug of the caller.
+// In the Native dialect they write what follows a frame's id.
 
 // AppendValidate is the first message of a V client.
 func AppendValidate(b []byte) []byte {
@@ -30,22 +30,22 @@ func AppendUpgrade(b []byte) []byte {
 // AppendHello asks a Native server for its identity. With an expected one that is not the server's, that request and all
 // later ones of the connection are answered with the status cohort.Replaced.
 func AppendHello(b []byte, expected []byte) []byte {
-	return appendBytes(appendCode(b, Native, Hello), expected)
+	return AppendBytes(appendCode(b, Native, Hello), expected)
 }
 
 // AppendClear asks a Native server to forget all keys. The identity must be the server's.
 func AppendClear(b []byte, identity []byte) []byte {
-	return appendBytes(appendCode(b, Native, Clear), identity)
+	return AppendBytes(appendCode(b, Native, Clear), identity)
 }
 
 // AppendSet stores value. Only Native has a reply.
 func AppendSet(b []byte, d Dialect, key string, value []byte) []byte {
-	return appendBytes(AppendString(appendCode(b, d, Set), key), value)
+	return AppendBytes(AppendString(appendCode(b, d, Set), key), value)
 }
 
 // AppendCompareSet replaces expected by desired. The reply is a value.
 func AppendCompareSet(b []byte, d Dialect, key string, expected, desired []byte) []byte {
-	return appendBytes(appendBytes(AppendString(appendCode(b, d, CompareSet), key), expected), desired)
+	return AppendBytes(AppendBytes(AppendString(appendCode(b, d, CompareSet), key), expected), desired)
 }
 
 // AppendAdd adds delta. The reply is a number.
@@ -79,7 +79,7 @@ func AppendKeyValue(b []byte, d Dialect, op Op, key string, value []byte) []byte
 	default:
 		panic(fmt.Sprintf("tcpstore: %s does not take one key and one value", op))
 	}
-	return appendBytes(AppendString(appendCode(b, d, op), key), value)
+	return AppendBytes(AppendString(appendCode(b, d, op), key), value)
 }
 
 // AppendQueuePop writes a Native pop, which may wait for an item.
@@ -112,14 +112,14 @@ func AppendMultiSet(b []byte, d Dialect, keys []string, values [][]byte) []byte 
 	}
 	b = binary.LittleEndian.AppendUint64(appendCode(b, d, MultiSet), uint64(len(keys)))
 	for i, k := range keys {
-		b = appendBytes(AppendString(b, k), values[i]) //nolint:gosec // the lengths are equal
+		b = AppendBytes(AppendString(b, k), values[i]) //nolint:gosec // the lengths are equal
 	}
 	return b
 }
 
 // AppendPlain writes a request without arguments: NumKeys, ListKeys, Stats, and CancelWait of Legacy and V.
 func AppendPlain(b []byte, d Dialect, op Op) []byte {
-	if len(layout(d, op)) != 0 {
+	if len(layouts[d][op]) != 0 {
 		panic(fmt.Sprintf("tcpstore: %s has arguments", op))
 	}
 	return appendCode(b, d, op)
@@ -137,9 +137,7 @@ func AppendString(b []byte, s string) []byte {
 }
 
 // AppendBytes is AppendString for bytes.
-func AppendBytes(b, value []byte) []byte { return appendBytes(b, value) }
-
-func appendBytes(b, value []byte) []byte {
+func AppendBytes(b, value []byte) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(len(value))), value...)
 }
 
@@ -152,9 +150,9 @@ func AppendInt(b []byte, n int64) []byte {
 func AppendUint32(b []byte, n uint32) []byte { return binary.LittleEndian.AppendUint32(b, n) }
 
 func appendCode(b []byte, d Dialect, op Op) []byte {
-	code, ok := CodeOf(d, op)
-	if !ok {
+	code := codeOf[d][op]
+	if code == noOp {
 		panic(fmt.Sprintf("tcpstore: the %s dialect has no %s", d, op))
 	}
-	return append(b, code)
+	return append(b, byte(code))
 }

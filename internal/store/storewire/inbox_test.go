@@ -20,13 +20,13 @@ func TestInbox(t *testing.T) {
 		var stream []byte
 		for i := range 30 {
 			size := []int{0, 10, 1000, 16 << 10, 40_000, 3 << 20}[random.IntN(6)]
-			frame := wire.EndFrame(append(wire.BeginFrame(nil, uint32(i)), bytes.Repeat([]byte{byte(i)}, size+1)...), 0)
+			frame := wire.EndFrame(append(wire.BeginFrame(nil, uint32(i)), bytes.Repeat([]byte{byte(i)}, size+1)...), 0, 0)
 			want = append(want, frame)
 			stream = append(stream, frame...)
 		}
 		var in wire.Inbox
 		for len(want) > 0 {
-			frame, err := in.Next(1 << 30)
+			frame, kept, err := in.Next(1 << 30)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -40,8 +40,8 @@ func TestInbox(t *testing.T) {
 				stream = stream[n:]
 				continue
 			}
-			if !bytes.Equal(frame, want[0]) || in.Whole() != (len(frame) > 16<<10) {
-				t.Fatalf("seed %d: a frame of %d bytes, want %d; memory of its own: %v", seed, len(frame), len(want[0]), in.Whole())
+			if !bytes.Equal(frame, want[0]) || kept != (len(frame) > 16<<10) {
+				t.Fatalf("seed %d: a frame of %d bytes, want %d; memory of its own: %v", seed, len(frame), len(want[0]), kept)
 			}
 			want = want[1:]
 		}
@@ -53,7 +53,7 @@ func TestInboxTakesNoMemoryForWords(t *testing.T) {
 	head := []byte{0, 0, 0, 0x30, 1, 0, 0, 0} // 768 MiB
 	var in wire.Inbox
 	in.Filled(copy(in.Space(), head))
-	if frame, err := in.Next(1 << 30); frame != nil || err != nil {
+	if frame, _, err := in.Next(1 << 30); frame != nil || err != nil {
 		t.Fatalf("%d bytes, %v", len(frame), err)
 	}
 	if n := len(in.Space()); n > 1<<20 {
@@ -61,7 +61,7 @@ func TestInboxTakesNoMemoryForWords(t *testing.T) {
 	}
 	var small wire.Inbox
 	small.Filled(copy(small.Space(), head))
-	if _, err := small.Next(1 << 20); cohort.CodeOf(err) != cohort.TooLarge {
+	if _, _, err := small.Next(1 << 20); cohort.CodeOf(err) != cohort.TooLarge {
 		t.Errorf("a frame over the limit: %v", err)
 	}
 }

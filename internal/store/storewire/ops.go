@@ -3,7 +3,10 @@
 
 package storewire
 
-import "strconv"
+import (
+	"encoding/binary"
+	"strconv"
+)
 
 // Dialect is one of the languages that are spoken on a store's port.
 type Dialect uint8
@@ -142,15 +145,6 @@ func OpOf(d Dialect, code byte) (Op, bool) {
 	return o, o != noOp
 }
 
-// CodeOf returns an operation's code in a dialect.
-func CodeOf(d Dialect, o Op) (byte, bool) {
-	if d >= DialectCount || o >= OpLimit {
-		return 0, false
-	}
-	c := codeOf[d][o]
-	return byte(c), c != noOp
-}
-
 // Constants of the wire.
 const (
 	// magic follows the VALIDATE code.
@@ -206,7 +200,7 @@ func Detect(b []byte) Dialect {
 		return Legacy
 	case len(b) < 5:
 		return Undetected
-	case u32(b[1:]) == magic:
+	case binary.LittleEndian.Uint32(b[1:]) == magic:
 		return V
 	default:
 		return Legacy

@@ -4,6 +4,8 @@
 package storewire
 
 import (
+	"encoding/binary"
+
 	"github.com/cohort-dist/cohort"
 )
 
@@ -35,11 +37,13 @@ func HasReply(d Dialect, op Op) bool {
 //
 // In the Native dialect b is a successful reply's body (what follows the status) and must be used up by it.
 func ParseReply(d Dialect, op Op, keys int, b []byte, limits *Limits) (r Reply, n int, short bool, err error) {
-	if !HasReply(d, op) {
-		return r, 0, false, nil
-	}
 	switch op {
+	case Set, Append, MultiSet, QueuePush, Validate, Upgrade:
+		return r, 0, false, nil // the acknowledgement of a native write has no body, and the others are not answered
 	case Check, Wait, Barrier, CancelWait, WatchKey:
+		if !HasReply(d, op) {
+			return r, 0, false, nil
+		}
 		if len(b) < 1 {
 			return r, 0, true, nil
 		}
@@ -49,7 +53,7 @@ func ParseReply(d Dialect, op Op, keys int, b []byte, limits *Limits) (r Reply, 
 		if len(b) < 4 {
 			return r, 0, true, nil
 		}
-		r.Nonce = u32(b)
+		r.Nonce = binary.LittleEndian.Uint32(b)
 		return r, 4, false, nil
 	case Add, NumKeys, DeleteKey, QueueLen:
 		r.Num, n, short = intAt(b, 0)
@@ -95,14 +99,14 @@ func intAt(b []byte, at int) (v int64, end int, short bool) {
 	if len(b)-at < 8 {
 		return 0, 0, true
 	}
-	return int64(u64(b[at:])), at + 8, false //nolint:gosec // two's complement, as on the wire
+	return int64(binary.LittleEndian.Uint64(b[at:])), at + 8, false //nolint:gosec // two's complement, as on the wire
 }
 
 func replyString(b []byte, at int, what string, limit int) (s []byte, end int, short bool, err error) {
 	if len(b)-at < 8 {
 		return nil, 0, true, nil
 	}
-	n := u64(b[at:])
+	n := binary.LittleEndian.Uint64(b[at:])
 	if n > uint64(limit) { //nolint:gosec // a limit is not negative
 		return nil, 0, false, cohort.Newf("tcpstore: decode", cohort.TooLarge, "reply with a %s of %d bytes, over the limit of %d", what, n, limit)
 	}
@@ -143,12 +147,12 @@ func ReplySize(op Op, b []byte) int {
 	case Ping:
 		return 4
 	case Get, CompareSet:
-		if len(b) >= 8 && u64(b) < 1<<40 {
-			return 8 + int(u64(b)) //nolint:gosec // just bounded
+		if len(b) >= 8 && binary.LittleEndian.Uint64(b) < 1<<40 {
+			return 8 + int(binary.LittleEndian.Uint64(b)) //nolint:gosec // just bounded
 		}
 	case QueuePop:
-		if len(b) >= 16 && int64(u64(b)) > 0 && u64(b[8:]) < 1<<40 { //nolint:gosec // signed on the wire
-			return 16 + int(u64(b[8:])) //nolint:gosec // just bounded
+		if len(b) >= 16 && int64(binary.LittleEndian.Uint64(b)) > 0 && binary.LittleEndian.Uint64(b[8:]) < 1<<40 { //nolint:gosec // signed on the wire
+			return 16 + int(binary.LittleEndian.Uint64(b[8:])) //nolint:gosec // just bounded
 		}
 	default:
 	}
@@ -164,8 +168,8 @@ type WatchEvent struct {
 
 // AppendWatchEvent writes a callback.
 func AppendWatchEvent(b []byte, e WatchEvent) []byte {
-	b = appendBytes(append(b, e.Kind), e.Key)
-	return appendBytes(appendBytes(b, e.Old), e.New)
+	b = AppendBytes(append(b, e.Kind), e.Key)
+	return AppendBytes(AppendBytes(b, e.Old), e.New)
 }
 
 // ParseWatchEvent reads the callback at the start of b; short is true when b does not hold all of it yet.

@@ -42,7 +42,7 @@ type List struct {
 
 // Next takes the first string off the list. The list must not be empty.
 func (l *List) Next() []byte {
-	n := u64(l.raw)
+	n := binary.LittleEndian.Uint64(l.raw)
 	s := l.raw[8 : 8+n : 8+n]
 	l.raw = l.raw[8+n:]
 	return s
@@ -52,7 +52,7 @@ func (l *List) Next() []byte {
 func NewList(keys ...[]byte) List {
 	l := List{Count: len(keys)}
 	for _, k := range keys {
-		l.raw = appendBytes(l.raw, k)
+		l.raw = AppendBytes(l.raw, k)
 	}
 	return l
 }
@@ -95,7 +95,10 @@ const (
 	fPairs
 )
 
-var layouts = [OpLimit][]field{
+// layouts has the fields of a request by dialect and operation.
+var layouts = [DialectCount][OpLimit][]field{Legacy: fields, V: fields, Native: nativeFields()}
+
+var fields = [OpLimit][]field{
 	Validate: {fNonce}, Set: {fKey, fValue}, CompareSet: {fKey, fExpected, fValue}, Get: {fKey}, Add: {fKey, fNum},
 	Check: {fKeys}, Wait: {fKeys}, NumKeys: {}, DeleteKey: {fKey}, Append: {fKey, fValue}, MultiGet: {fKeys},
 	MultiSet: {fPairs}, CancelWait: {}, Ping: {fNonce}, QueuePush: {fKey, fValue}, QueuePop: {fKey}, QueueLen: {fKey},
@@ -103,21 +106,11 @@ var layouts = [OpLimit][]field{
 	Hello: {fExpected}, Clear: {fExpected},
 }
 
-var (
-	nativePop    = []field{fKey, fWait}
-	nativeCancel = []field{fNonce}
-)
-
-func layout(d Dialect, o Op) []field {
-	if d == Native {
-		if o == QueuePop {
-			return nativePop
-		}
-		if o == CancelWait {
-			return nativeCancel
-		}
-	}
-	return layouts[o]
+// nativeFields is fields for the requests inside frames.
+func nativeFields() [OpLimit][]field {
+	native := fields
+	native[QueuePop], native[CancelWait] = []field{fKey, fWait}, []field{fNonce}
+	return native
 }
 
 // ParseRequest reads one request of the Legacy or V dialect from the start of b. It returns the number of bytes the
@@ -157,7 +150,7 @@ func parseWhole(d Dialect, b []byte, limits *Limits, r *Request) int {
 	*r = Request{Op: op, ID: r.ID} // nothing of an earlier request
 	at := 1
 	var ok bool
-	for _, f := range layout(d, op) {
+	for _, f := range layouts[d][op] {
 		switch f {
 		case fKey:
 			r.Key, at, ok = stringAt(b, at, limits.Key)
@@ -167,12 +160,12 @@ func parseWhole(d Dialect, b []byte, limits *Limits, r *Request) int {
 			r.Expected, at, ok = stringAt(b, at, limits.Value)
 		case fNum:
 			if ok = len(b)-at >= 8; ok {
-				r.Num = int64(u64(b[at:])) //nolint:gosec // two's complement, as on the wire
+				r.Num = int64(binary.LittleEndian.Uint64(b[at:])) //nolint:gosec // two's complement, as on the wire
 				at += 8
 			}
 		case fNonce:
 			if ok = len(b)-at >= 4; ok {
-				r.Nonce = u32(b[at:])
+				r.Nonce = binary.LittleEndian.Uint32(b[at:])
 				at += 4
 			}
 		case fWait:
@@ -204,11 +197,11 @@ func SetSize(d Dialect, b []byte) int {
 	if d == Undetected || len(b) < 9 || opOf[d][b[0]] != Set {
 		return 0
 	}
-	n := u64(b[1:])
+	n := binary.LittleEndian.Uint64(b[1:])
 	if n > uint64(len(b)) || len(b)-9-int(n) < 8 { //nolint:gosec // at most the length of b
 		return 0
 	}
-	return int(min(u64(b[9+n:]), uint64(len(b)))) //nolint:gosec // as above
+	return int(min(binary.LittleEndian.Uint64(b[9+n:]), uint64(len(b)))) //nolint:gosec // as above
 }
 
 // stringAt returns the string at offset at of b and the offset behind it.
@@ -216,7 +209,7 @@ func stringAt(b []byte, at, limit int) ([]byte, int, bool) {
 	if len(b)-at < 8 {
 		return nil, at, false
 	}
-	n := u64(b[at:])
+	n := binary.LittleEndian.Uint64(b[at:])
 	at += 8
 	if n > uint64(limit) || n > uint64(len(b)-at) { //nolint:gosec // neither is negative
 		return nil, at, false
@@ -229,7 +222,7 @@ func listAt(b []byte, at int, limits *Limits, pairs bool) (List, int, bool) {
 	if len(b)-at < 8 {
 		return List{}, at, false
 	}
-	n := u64(b[at:])
+	n := binary.LittleEndian.Uint64(b[at:])
 	at += 8
 	if n > uint64(limits.Keys) { //nolint:gosec // a limit is not negative
 		return List{}, at, false
@@ -258,7 +251,7 @@ func (p *Progress) scan(d Dialect, b []byte, limits *Limits) (int, error) {
 	if p.at == 0 {
 		p.at = 1
 	}
-	fields := layout(d, op)
+	fields := layouts[d][op]
 	for int(p.step) < len(fields) {
 		done, err := p.field(op, fields[p.step], b, limits)
 		if err != nil || !done {
@@ -284,8 +277,8 @@ func (p *Progress) field(op Op, f field, b []byte, limits *Limits) (done bool, e
 		if len(b)-p.at < 4 {
 			return false, nil
 		}
-		if op == Validate && u32(b[p.at:]) != magic {
-			return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "validate with magic 0x%08x, want 0x%08x", u32(b[p.at:]), magic)
+		if op == Validate && binary.LittleEndian.Uint32(b[p.at:]) != magic {
+			return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "validate with magic 0x%08x, want 0x%08x", binary.LittleEndian.Uint32(b[p.at:]), magic)
 		}
 		return p.fixed(b, 4), nil
 	case fWait:
@@ -314,7 +307,7 @@ func (p *Progress) string(op Op, what string, b []byte, limit int, limits *Limit
 		p.need = p.at + 8 + following
 		return false, nil
 	}
-	n := u64(b[p.at:])
+	n := binary.LittleEndian.Uint64(b[p.at:])
 	if n > uint64(limit) { //nolint:gosec // a limit is not negative
 		return false, tooLarge(op, what, n, limit)
 	}
@@ -335,7 +328,7 @@ func (p *Progress) items(op Op, pairs bool, b []byte, limits *Limits) (bool, err
 		if len(b)-p.at < 8 {
 			return false, nil
 		}
-		n := u64(b[p.at:])
+		n := binary.LittleEndian.Uint64(b[p.at:])
 		if n > uint64(limits.Keys) { //nolint:gosec // a limit is not negative
 			return false, tooLarge(op, "number of keys", n, limits.Keys)
 		}
@@ -364,6 +357,3 @@ func (p *Progress) items(op Op, pairs bool, b []byte, limits *Limits) (bool, err
 func tooLarge(op Op, what string, n uint64, limit int) error {
 	return cohort.Newf("tcpstore: decode", cohort.TooLarge, "%s: %s of %d is over the limit of %d", op, what, n, limit)
 }
-
-func u32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
-func u64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }

@@ -12,7 +12,7 @@ var budgets = []struct {
 	functions int
 	files     int
 }{
-	{"store set", "setpath", 168, 47},
+	{"store set", "setpath", 120, 30},
 }
 
 // meanLines is how long the functions of a path may be in the mean, so that a path is not made shorter by pasting functions together.

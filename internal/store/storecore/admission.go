@@ -30,14 +30,26 @@ func divide(memory int64) shares {
 	return shares{data: memory / 2, out: memory / 4, in: memory / 8, waits: memory / 8}
 }
 
-// budget is the memory that clients take and may take. What data takes is known to table and queues.
-type budget struct {
+// admission decides who gets memory, who waits for it, and who is cut for it. This file has the shares and what happens when one is full,
+// admission_requests.go the requests that wait until there is room for them, and admission_replies.go the replies that do, in the order of
+// their hosts' turns. What data takes is known to table and queues.
+type admission struct {
 	shares   shares
 	in       int64 // requests that are not all there
 	out      int64 // replies that are not sent
 	waits    int64 // waits, watches, claims
-	untold   int64 // callbacks that not all have been sent yet
+	unsent   int64 // callbacks that not all have been sent yet
 	reliefAt int64 // when to look for slow clients next
+
+	replies  fairQueue[*Conn] // who waits for room for a reply
+	requests fairQueue[*Conn] // who waits for room for a request, and is not read from
+	granted  int64            // bytes of the room for requests
+	active   int              // how many have some of it and are read from
+}
+
+func newAdmission(memory int64) admission {
+	closed := func(c *Conn) bool { return c.closed }
+	return admission{shares: divide(memory), replies: newFairQueue(closed), requests: newFairQueue(closed)}
 }
 
 const (
@@ -58,16 +70,16 @@ func (m *Machine) dataBytes() int64 { return m.table.Bytes() + m.queues.bytes }
 
 // memory is what counts against the limit.
 func (m *Machine) memory() int64 {
-	return m.dataBytes() + m.budget.out + m.budget.in + m.budget.waits + m.budget.untold
+	return m.dataBytes() + m.admission.out + m.admission.in + m.admission.waits + m.admission.unsent
 }
 
 // room reports an error when n more bytes of keys and values would be over their share.
 func (m *Machine) room(n int) error {
-	if m.dataBytes()+int64(n) <= m.budget.shares.data {
+	if m.dataBytes()+int64(n) <= m.admission.shares.data {
 		return nil
 	}
 	return cohort.Newf("tcpstore: serve", cohort.Exhausted, "keys, values and queues take %d of %d bytes: delete some or raise the memory limit",
-		m.dataBytes(), m.budget.shares.data)
+		m.dataBytes(), m.admission.shares.data)
 }
 
 // settle brings the sums of all buffers up to date.
@@ -76,8 +88,8 @@ func (m *Machine) settle(c *Conn) {
 	if c.listing != nil {
 		out += cap(c.listing.out)
 	}
-	m.budget.in += int64(in - c.in.counted)
-	m.budget.out += int64(out - c.out.counted)
+	m.admission.in += int64(in - c.in.counted)
+	m.admission.out += int64(out - c.out.counted)
 	c.in.counted, c.out.counted = in, out
 }
 
@@ -85,8 +97,8 @@ func (m *Machine) settle(c *Conn) {
 func (m *Machine) slowReader(c *Conn) bool {
 	owed := int64(c.Owed())
 	pause := readerPause
-	if !m.crowd.Empty() { // the longer others wait, the less
-		pause = max(pause-(m.clock.patience-m.crowd.Since()), leastPause)
+	if !m.admission.replies.Empty() { // the longer others wait, the less
+		pause = max(pause-(m.clock.patience-m.admission.replies.Since()), leastPause)
 	}
 	return owed > 0 && c.out.pace.Slow(m.clock.patience, pause, owed, readerRate)
 }
@@ -94,10 +106,10 @@ func (m *Machine) slowReader(c *Conn) bool {
 // relieve cuts those that are too slow while others wait for memory. It returns whether it looked: it does so only now
 // and then.
 func (m *Machine) relieve() bool {
-	if m.clock.patience < m.budget.reliefAt {
+	if m.clock.patience < m.admission.reliefAt {
 		return false
 	}
-	m.budget.reliefAt = m.clock.patience + reliefPause
+	m.admission.reliefAt = m.clock.patience + reliefPause
 	for i := len(m.conns.all) - 1; i >= 0; i-- { // a connection that is cut is replaced by the last one
 		m.turn.work++
 		switch c := m.conns.all[i]; {
@@ -154,25 +166,25 @@ func (m *Machine) enforce(n int) {
 // roomToWait makes room for a wait, watch or claim of c. When there is none the client that has the most of them is cut,
 // and if that is c its request is refused.
 func (m *Machine) roomToWait(c *Conn, cost int64) error {
-	if m.budget.waits+cost <= m.budget.shares.waits {
+	if m.admission.waits+cost <= m.admission.shares.waits {
 		return nil
 	}
 	holders := slices.DeleteFunc(slices.Clone(m.conns.all), func(o *Conn) bool { return o.stakes.bytes <= c.stakes.bytes+cost })
 	m.turn.work += uint64(len(m.conns.all))
 	slices.SortFunc(holders, func(a, b *Conn) int { return cmp.Compare(b.stakes.bytes, a.stakes.bytes) })
 	for _, o := range holders {
-		if m.budget.waits+cost <= m.budget.shares.waits-m.budget.shares.waits/8 {
+		if m.admission.waits+cost <= m.admission.shares.waits-m.admission.shares.waits/8 {
 			break
 		}
 		m.Refuse(o, cohort.Newf("tcpstore: serve", cohort.Exhausted,
 			"its waits, watches and claims take %d bytes, more than those of any other client, and all of them together have %d",
-			o.stakes.bytes, m.budget.shares.waits))
+			o.stakes.bytes, m.admission.shares.waits))
 	}
-	if m.budget.waits+cost <= m.budget.shares.waits {
+	if m.admission.waits+cost <= m.admission.shares.waits {
 		return nil
 	}
 	return cohort.Newf("tcpstore: serve", cohort.Exhausted, "waits, watches and claims of all clients take %d of %d bytes: raise the memory limit",
-		m.budget.waits, m.budget.shares.waits)
+		m.admission.waits, m.admission.shares.waits)
 }
 
 // grow returns b with room for n bytes more. It takes little more memory than there is data.
@@ -185,4 +197,27 @@ func grow(b []byte, n int) []byte {
 		need = max(need, cap(b)+cap(b)/4)
 	}
 	return append(make([]byte, 0, need), b...)
+}
+
+// slowStartTime is how much time a client has beside that for its bytes.
+const slowStartTime = int64(10 * time.Second)
+
+// Pace is how a client gets on.
+type Pace struct {
+	Since int64 // when the bytes began to wait
+	Moved int64 // when some of them moved last
+}
+
+// Start notes that bytes begin to wait.
+func (p *Pace) Start(now int64) { p.Since, p.Moved = now, now }
+
+// Slow reports whether nothing has moved for longer than a pause, or all in all less than rate bytes a second.
+func (p *Pace) Slow(now, pause, bytes, rate int64) bool {
+	return now-p.Moved > pause || now-p.Since > slowStartTime+bytes*int64(time.Second)/rate
+}
+
+// Blame weighs bytes by how long nothing has moved, and to a lesser part by how long they have been there: who is being
+// served holds much for a short time, and a client that moves one byte now and then is not served.
+func (p *Pace) Blame(now int64, bytes int) float64 {
+	return float64(bytes) * (1 + float64(now-p.Moved) + float64(now-p.Since)/16)
 }

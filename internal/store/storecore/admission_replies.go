@@ -50,7 +50,7 @@ func (m *Machine) enqueueReply(c *Conn) {
 		return
 	}
 	c.held.queued = true
-	m.crowd.Push(c, hostOf(c.Peer), false, m.clock.patience)
+	m.admission.replies.Push(c, hostOf(c.Peer), false, m.clock.patience)
 }
 
 // nextReply returns how many bytes c's next reply needs, or 0 when none waits any more.
@@ -91,23 +91,25 @@ func (m *Machine) leaveOverBudget(c *Conn) {
 	c.held.request, c.held.waits = false, nil
 	if c.held.queued {
 		c.held.queued = false
-		m.turn.work += uint64(m.crowd.Left(hostOf(c.Peer))) //nolint:gosec // not negative
+		m.turn.work += uint64(m.admission.replies.Left(hostOf(c.Peer))) //nolint:gosec // not negative
 	}
 }
 
 // OverBudget reports whether clients wait for room: the driver calls Admit after each step, and now and then.
-func (m *Machine) OverBudget() bool { return !m.crowd.Empty() || !m.senders.Empty() }
+func (m *Machine) OverBudget() bool {
+	return len(m.admission.replies.hosts)+len(m.admission.requests.hosts) > 0
+}
 
 // Admit lets clients go on that wait for room, in their order, as far as there is room now and this turn allows.
 func (m *Machine) Admit() {
 	m.admitSenders()
 	end := m.turn.work + heavyWork
-	for n := m.crowd.Len(); n > 0; n-- { // once around
+	for n := m.admission.replies.Len(); n > 0; n-- { // once around
 		if m.turn.work >= end {
 			m.turn.admit = true
 			return
 		}
-		c, found := m.crowd.First()
+		c, found := m.admission.replies.First()
 		if !found {
 			return
 		}
@@ -119,7 +121,7 @@ func (m *Machine) Admit() {
 			n++ // look again: some may have been cut
 			continue
 		}
-		m.crowd.Pop()
+		m.admission.replies.Pop()
 		c.held.queued = false
 		if needs > 0 {
 			m.reply(c)
@@ -128,4 +130,107 @@ func (m *Machine) Admit() {
 			m.enqueueReply(c)
 		}
 	}
+}
+
+// fairQueue is who waits. Make it with [New].
+type fairQueue[T any] struct {
+	gone   func(T) bool
+	hosts  []*hostQueue[T] // in the order of their turns
+	byName map[string]*hostQueue[T]
+	since  int64 // when the line was empty last
+}
+
+// hostQueue is the members of one host. Those that are gone stay among them for a while.
+type hostQueue[T any] struct {
+	name    string
+	members []T
+	gone    int // how many
+}
+
+// newFairQueue returns an empty line. gone tells of a member that it does not wait any more: Left is called when that has become so.
+func newFairQueue[T any](gone func(T) bool) fairQueue[T] {
+	return fairQueue[T]{gone: gone, byName: map[string]*hostQueue[T]{}}
+}
+
+// Empty reports whether nobody waits.
+func (l *fairQueue[T]) Empty() bool { return len(l.hosts) == 0 }
+
+// Since is when the first came to the line while it was empty.
+func (l *fairQueue[T]) Since() int64 { return l.since }
+
+// Len is how many are in the line.
+func (l *fairQueue[T]) Len() int {
+	n := 0
+	for _, h := range l.hosts {
+		n += len(h.members)
+	}
+	return n
+}
+
+// Push puts a member behind the others of its host, or before them.
+func (l *fairQueue[T]) Push(member T, hostName string, before bool, now int64) {
+	if l.Empty() {
+		l.since = now
+	}
+	h := l.byName[hostName]
+	if h == nil {
+		h = &hostQueue[T]{name: hostName}
+		l.byName[hostName] = h
+		l.hosts = append(l.hosts, h)
+	}
+	if before {
+		h.members = slices.Insert(h.members, 0, member)
+	} else {
+		h.members = append(h.members, member)
+	}
+}
+
+// First returns the one whose turn it is; false when nobody waits.
+func (l *fairQueue[T]) First() (member T, found bool) {
+	for !l.Empty() {
+		h := l.hosts[0]
+		if m := h.members[0]; !l.gone(m) {
+			return m, true
+		}
+		h.dropFirst()
+		h.gone--
+		l.dropEmpty(h)
+	}
+	return member, false
+}
+
+// Pop takes the first one off the line. Its host goes to the end.
+func (l *fairQueue[T]) Pop() {
+	h := l.hosts[0]
+	h.dropFirst()
+	l.hosts = append(slices.Delete(l.hosts, 0, 1), h)
+	l.dropEmpty(h)
+}
+
+// Left notes that a member of a host is gone, and returns the work that it took: when most of a host's are gone they are removed.
+func (l *fairQueue[T]) Left(hostName string) (work int) {
+	h := l.byName[hostName]
+	if h.gone++; h.gone <= len(h.members)/2 {
+		return 0
+	}
+	work = len(h.members)
+	h.members = slices.DeleteFunc(h.members, l.gone)
+	h.gone = 0
+	l.dropEmpty(h)
+	return work
+}
+
+func (h *hostQueue[T]) dropFirst() {
+	var none T
+	h.members[0] = none
+	h.members = h.members[1:]
+}
+
+func (l *fairQueue[T]) dropEmpty(h *hostQueue[T]) {
+	if len(h.members) > 0 {
+		return
+	}
+	delete(l.byName, h.name)
+	at := slices.Index(l.hosts, h)
+	l.hosts = slices.Delete(l.hosts, at, at+1)
 }

@@ -17,12 +17,6 @@ import (
 // The room is three quarters of the share of requests; the rest is for beginnings, which are read before anything is known of
 // them. One client may always go on, also with a request that is larger than that, or one such as MULTI_SET that turns out
 // to be.
-type senders struct {
-	fairQueue[*Conn] // those that are not read from
-
-	granted int64 // bytes
-	active  int   // how many have room and are read from
-}
 
 // allowance is what one connection has of the room.
 type allowance struct {
@@ -36,7 +30,7 @@ type allowance struct {
 const BeginningSize = keepBuffer
 
 // Scarce reports whether there is no room for the beginnings of large requests.
-func (m *Machine) Scarce() bool { return m.budget.in > m.budget.shares.in/4 }
+func (m *Machine) Scarce() bool { return m.admission.in > m.admission.shares.in/4 }
 
 // Granted reports whether c has room for the request that it has begun.
 func (c *Conn) Granted() bool { return c.allowance.granted > 0 }
@@ -60,7 +54,7 @@ func (m *Machine) keep(c *Conn, data []byte) bool {
 		}
 		m.turn.copied(len(c.in.buf))
 		c.in.buf = append(make([]byte, 0, max(need, room)), c.in.buf...)
-		m.budget.in += int64(cap(c.in.buf) - before)
+		m.admission.in += int64(cap(c.in.buf) - before)
 		c.in.counted += cap(c.in.buf) - before
 	}
 	c.in.buf = append(c.in.buf, data...)
@@ -86,13 +80,13 @@ func (m *Machine) seekRoom(c *Conn) {
 	case need <= c.allowance.granted:
 		m.grant(c, need)
 	case c.allowance.granted > 0: // it turns out to be larger, and goes before those that hold nothing yet
-		if m.requestFits(c, need) || m.senders.active == 1 {
+		if m.requestFits(c, need) || m.admission.active == 1 {
 			m.grant(c, need)
 		} else {
-			m.senders.active--
+			m.admission.active--
 			m.starve(c, need)
 		}
-	case m.senders.Empty() && (m.requestFits(c, need) || m.senders.active == 0):
+	case m.admission.requests.Empty() && (m.requestFits(c, need) || m.admission.active == 0):
 		m.grant(c, need)
 	default:
 		m.starve(c, need)
@@ -101,37 +95,37 @@ func (m *Machine) seekRoom(c *Conn) {
 
 func (m *Machine) starve(c *Conn, need int) {
 	c.allowance.starved, c.allowance.wants = true, need
-	m.senders.Push(c, hostOf(c.Peer), c.allowance.granted > 0, m.clock.patience)
+	m.admission.requests.Push(c, hostOf(c.Peer), c.allowance.granted > 0, m.clock.patience)
 }
 
 // requestFits reports whether there is room for a request of c that takes need bytes.
 func (m *Machine) requestFits(c *Conn, need int) bool {
-	return m.senders.granted+int64(need-c.allowance.granted) <= m.budget.shares.in-m.budget.shares.in/4
+	return m.admission.granted+int64(need-c.allowance.granted) <= m.admission.shares.in-m.admission.shares.in/4
 }
 
 // grant gives c, which is read from, room for n bytes.
 func (m *Machine) grant(c *Conn, n int) {
-	m.senders.granted += int64(n - c.allowance.granted)
+	m.admission.granted += int64(n - c.allowance.granted)
 	if had, has := c.allowance.granted > 0, n > 0; has && !had {
-		m.senders.active++
+		m.admission.active++
 	} else if had && !has {
-		m.senders.active--
+		m.admission.active--
 	}
 	c.allowance.granted = n
 }
 
 // admitSenders lets those go on that there is room for.
 func (m *Machine) admitSenders() {
-	for c, found := m.senders.First(); found; c, found = m.senders.First() {
-		if m.senders.active > 0 && !m.requestFits(c, c.allowance.wants) {
+	for c, found := m.admission.requests.First(); found; c, found = m.admission.requests.First() {
+		if m.admission.active > 0 && !m.requestFits(c, c.allowance.wants) {
 			if !m.relieve() {
 				return
 			}
 			continue // some may have been cut
 		}
-		m.senders.Pop()
+		m.admission.requests.Pop()
 		if c.allowance.starved = false; c.allowance.granted > 0 {
-			m.senders.active++
+			m.admission.active++
 		}
 		m.grant(c, c.allowance.wants)
 		c.in.pace.Start(m.clock.patience)
@@ -144,9 +138,9 @@ func (m *Machine) leaveSenders(c *Conn) {
 	if c.allowance.starved {
 		c.allowance.starved = false
 		if c.allowance.granted > 0 {
-			m.senders.active++ // grant takes it off again
+			m.admission.active++ // grant takes it off again
 		}
-		m.turn.work += uint64(m.senders.Left(hostOf(c.Peer))) //nolint:gosec // not negative
+		m.turn.work += uint64(m.admission.requests.Left(hostOf(c.Peer))) //nolint:gosec // not negative
 	}
 	m.grant(c, 0)
 }
@@ -155,14 +149,14 @@ func (m *Machine) leaveSenders(c *Conn) {
 // never slow.
 func (m *Machine) slowSender(c *Conn) bool {
 	pause := senderPause
-	if !m.senders.Empty() { // the longer others wait, the less
-		pause = max(pause-(m.clock.patience-m.senders.Since()), leastPause)
+	if !m.admission.requests.Empty() { // the longer others wait, the less
+		pause = max(pause-(m.clock.patience-m.admission.requests.Since()), leastPause)
 	}
 	return c.allowance.granted > 0 && !c.Paused() && c.in.pace.Slow(m.clock.patience, pause, int64(len(c.in.buf)), senderRate)
 }
 
 // Halves reports whether connections hold unfinished requests: the driver calls Expire now and then.
-func (m *Machine) Halves() bool { return m.budget.in > 0 }
+func (m *Machine) Halves() bool { return m.admission.in > 0 }
 
 // Expire looks at all unfinished requests and cuts clients whose request was where it is at each of the last looks before.
 func (m *Machine) Expire(looks int) {

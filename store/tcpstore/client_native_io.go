@@ -5,7 +5,10 @@ package tcpstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -25,7 +28,9 @@ func (m *nativeConn) await(ctx context.Context, limit time.Time, c *nativeCall) 
 			ended = m.lead(ctx, limit, c)
 			failpoint.At("tcpstore.native.led")
 			m.mu.Lock()
-			m.passLead()
+			if m.mu.reading = false; m.mu.abandoned > 0 || m.mu.followers.First() != nil {
+				m.passLead()
+			}
 			continue
 		}
 		c.following = true
@@ -80,7 +85,8 @@ func (m *nativeConn) drain() {
 		}
 		m.mu.Unlock()
 		failpoint.At("tcpstore.native.drain")
-		arm(&m.readArmed, time.Time{}, m.setRead)
+		w := watcher{armed: &m.readArmed, set: m.setRead}
+		_ = w.arm() // no deadline, and no context to watch
 		err := m.fill()
 		if err == nil {
 			_, err = m.deliver(nil)
@@ -137,7 +143,7 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
-		frame, err := m.in.Next(maxReply)
+		frame, kept, err := m.in.Next(maxReply)
 		if err != nil || frame == nil {
 			return mine || (c != nil && c.done), err
 		}
@@ -154,7 +160,7 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 			m.mu.abandoned--
 			continue
 		}
-		call.reply, call.err = decodeReply(call.op, call.keys, frame[wire.FrameHeader:], m.in.Whole())
+		call.reply, call.err = decodeReply(call.op, call.keys, frame[wire.FrameHeader:], kept)
 		if (call.op == wire.Hello || call.op == wire.Clear) && call.err == nil {
 			m.known.set(call.reply.Value)
 		}
@@ -166,8 +172,8 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 	}
 }
 
-// decodeReply reads status and body of an answer. whole tells that the body is nobody else's.
-func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error) {
+// decodeReply reads status and body of an answer. The reply may keep the body if that is not used again.
+func decodeReply(op wire.Op, keys int, b []byte, mayKeep bool) (wire.Reply, error) {
 	if code := cohort.Code(b[0]); code != 0 {
 		detail := string(b[1:min(len(b), 1024)])
 		if _, rest, ok := strings.Cut(detail, code.String()+": "); ok {
@@ -178,7 +184,7 @@ func decodeReply(op wire.Op, keys int, b []byte, whole bool) (wire.Reply, error)
 	body := b[1:]
 	switch op { //nolint:exhaustive // the others have no bytes in their replies
 	case wire.Get, wire.CompareSet, wire.MultiGet, wire.QueuePop, wire.ListKeys, wire.Stats, wire.Hello, wire.Clear:
-		if !whole {
+		if !mayKeep {
 			body = bytes.Clone(body)
 		}
 	}
@@ -194,5 +200,104 @@ func (m *nativeConn) fill() error {
 	failpoint.At("tcpstore.native.fill")
 	n, err := m.conn.Read(m.in.Space())
 	m.in.Filled(n)
-	return readResult(n, err)
+	if n > 0 {
+		return nil // an error comes again with the next read
+	}
+	return cmp.Or(err, io.ErrNoProgress)
+}
+
+// This file is the writing half of a nativeConn: who finds nobody writing writes for all.
+
+// awaitSpace waits while too much is queued for a connection that does not take it. The caller holds mu.
+func (m *nativeConn) awaitSpace(ctx context.Context, limit time.Time) error {
+	for m.mu.err == nil && m.mu.writing && len(m.mu.out) > maxQueued {
+		if m.mu.space == nil {
+			m.mu.space = make(chan struct{})
+		}
+		space := m.mu.space
+		m.mu.Unlock()
+		failpoint.At("tcpstore.native.full")
+		err := sleepUntil(ctx, limit, space)
+		m.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	return m.mu.err
+}
+
+// flush writes until nothing is queued. The caller holds mu and has set writing; c is its own call, or nil.
+func (m *nativeConn) flush(ctx context.Context, limit time.Time, c *nativeCall) {
+	for len(m.mu.out) > 0 && m.mu.err == nil {
+		buf := m.mu.out
+		m.mu.out, m.mu.spare = m.mu.spare[:0], nil
+		m.mu.Unlock()
+		n, err := m.write(ctx, limit, buf)
+		failpoint.At("tcpstore.native.written")
+		m.mu.Lock()
+		switch {
+		case err == nil:
+		case isTimeout(err) && m.mu.err == nil:
+			// The caller's time is up in the middle of a frame. Others' frames depend on the rest being sent.
+			rest := buf[n:]
+			m.helpers.Go(func() { m.flushRest(rest) })
+			return
+		default:
+			m.failLocked(err)
+		}
+		if cap(buf) <= keptBuffer {
+			m.mu.spare = buf[:0]
+		}
+		if c != nil && c.done && len(m.mu.out) > 0 && m.mu.err == nil {
+			// The caller has its answer already: it need not write for others any longer.
+			m.helpers.Go(func() { m.flushRest(nil) })
+			return
+		}
+	}
+	m.mu.writing = false
+	if m.mu.space != nil {
+		close(m.mu.space)
+		m.mu.space = nil
+	}
+}
+
+// flushRest writes what a caller that left was writing for others. It ends when all is written or with the connection.
+func (m *nativeConn) flushRest(rest []byte) {
+	failpoint.At("tcpstore.native.rest")
+	if _, err := m.write(context.Background(), time.Time{}, rest); err != nil {
+		m.fail(err)
+	}
+	m.mu.Lock()
+	m.flush(context.Background(), time.Time{}, nil)
+	m.mu.Unlock()
+}
+
+// write writes buf. Its error is a timeout only if ctx ended or limit passed.
+func (m *nativeConn) write(ctx context.Context, limit time.Time, buf []byte) (n int, err error) {
+	w := watcher{ctx: ctx, limit: limit, until: unwatched(ctx, limit), armed: &m.writeArmed, set: m.setWrite}
+	for {
+		if w.arm() != nil {
+			err = os.ErrDeadlineExceeded
+			break
+		}
+		failpoint.At("tcpstore.native.write")
+		var k int
+		k, err = m.conn.Write(buf[n:])
+		n += k
+		if err == nil || !isTimeout(err) || w.passed() != nil {
+			break
+		}
+	}
+	w.end()
+	return n, err
+}
+
+// sendCancel tells the server that nobody waits for request id any longer. The caller holds mu.
+func (m *nativeConn) sendCancel(id uint32) {
+	start := len(m.mu.out)
+	m.mu.out = wire.EndFrame(wire.AppendCancel(wire.BeginFrame(m.mu.out, m.freeID()), id), start, 0)
+	if !m.mu.writing {
+		m.mu.writing = true
+		m.helpers.Go(func() { m.flushRest(nil) }) // the caller's time is up: it must not block on the connection
+	}
 }

@@ -5,16 +5,94 @@ package tcpstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storeop"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
 )
+
+// watcher ends the reads or writes of one call when its context ends or its limit passes. It belongs to the goroutine
+// that reads, or to the one that writes; only what it hands to context.AfterFunc runs elsewhere.
+//
+// Two parties set the connection's deadline: the watcher, to a time that is still to come, and the end of the context, to
+// one that has passed. The second must never be undone by the first. So the context is looked at after every arming and
+// before the read or write that follows: an end that came before is seen there, and one that comes later finds the
+// deadline armed and moves it.
+type watcher struct {
+	ctx   context.Context //nolint:containedctx // that of one call, on its stack
+	limit time.Time       // zero: none
+	until time.Time       // when the next read or write returns at the latest; zero: never
+	armed *time.Time      // the connection's deadline, as its owner knows it
+	set   func(time.Time) error
+	watch ctxdial.Interrupt
+	begun bool // the context is watched
+}
+
+// unwatched returns how long a read or write may take before ctx is watched. Nearly all are over before that, and to be
+// told of a context's end costs more than a short deadline that many calls share.
+func unwatched(ctx context.Context, limit time.Time) time.Time {
+	if ctx.Done() == nil {
+		return limit
+	}
+	if first := time.Now().Add(unwatchedTime); limit.IsZero() || first.Before(limit) {
+		return first
+	}
+	return limit
+}
+
+// arm prepares the next read or write. Its error says that the call is over instead.
+//
+// A deadline that is armed already and not later than until stays, so that in the ordinary course no call has to touch the timer; who finds
+// such a deadline passed before its own limit arms again.
+func (w *watcher) arm() error {
+	unbounded := w.until.IsZero()
+	near := !unbounded && !w.armed.IsZero() && !w.armed.After(w.until) && time.Until(*w.armed) > 0
+	if !near && !(unbounded && w.armed.IsZero()) {
+		*w.armed = w.until
+		_ = w.set(w.until)
+	}
+	if !w.begun {
+		return nil // until is near, or there is no context to watch
+	}
+	failpoint.At("tcpstore.watch.armed")
+	return endOf(w.ctx, w.limit)
+}
+
+// passed is called after a read or write that ended by its deadline. It returns why the call is over, or nil when it goes
+// on; then the context is watched from here on.
+func (w *watcher) passed() error {
+	*w.armed = ctxdial.LongAgo
+	if err := endOf(w.ctx, w.limit); err != nil {
+		return err
+	}
+	if w.until.Equal(w.limit) {
+		return nil // a deadline that somebody else had left, or a timer that was early
+	}
+	failpoint.At("tcpstore.watch.begin")
+	w.until = w.limit
+	w.watch = ctxdial.InterruptBy(w.ctx, w.set)
+	w.begun = w.watch.Begun()
+	failpoint.At("tcpstore.watch.begun")
+	return nil
+}
+
+// end stops watching. Afterwards nobody else changes the deadline.
+func (w *watcher) end() {
+	failpoint.At("tcpstore.watch.end")
+	if w.begun && w.watch.End() {
+		*w.armed = ctxdial.LongAgo
+	}
+}
+
+func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
 const (
 	// popGrace is how long a pop whose time is up waits to learn whether it took an item.
@@ -28,11 +106,12 @@ const (
 )
 
 // limitOf is when an operation whose context has no deadline ends: zero means never.
-func limitOf(ctx context.Context, timeout time.Duration, waits bool) time.Time {
+func (c *Client) limitOf(ctx context.Context, waits bool) time.Time {
 	if _, bounded := ctx.Deadline(); bounded {
 		return time.Time{}
 	}
-	if timeout = boundOf(timeout, waits); timeout <= 0 {
+	timeout := boundOf(c.Timeout(), waits)
+	if timeout <= 0 {
 		return time.Time{}
 	}
 	return time.Now().Add(timeout)
@@ -40,7 +119,7 @@ func limitOf(ctx context.Context, timeout time.Duration, waits bool) time.Time {
 
 // withinTimeout bounds a question by the store's timeout, as limitOf does for an operation that waits for nothing.
 func (c *Client) withinTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	if limit := limitOf(ctx, c.Timeout(), false); !limit.IsZero() {
+	if limit := c.limitOf(ctx, false); !limit.IsZero() {
 		return context.WithDeadlineCause(ctx, limit, errLimit)
 	}
 	return context.WithCancel(ctx)
