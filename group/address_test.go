@@ -33,7 +33,7 @@ func outside(t *testing.T) net.IP {
 func TestAddressOfTheStoreThatAnswers(t *testing.T) {
 	t.Setenv("GLOO_SOCKET_IFNAME", "")
 	own := outside(t)
-	testkit.ResolveTo(t, net.IPv4(127, 0, 0, 9), own) // nobody listens at the first
+	testkit.ResolveTo(t, net.IPv4(127, 0, 0, 9), own) // no listener at the first
 	for _, transport := range []Transport{TCP, Gloo} {
 		t.Run(string(transport), func(t *testing.T) {
 			ctx := ctxOf(t)

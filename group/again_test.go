@@ -138,7 +138,7 @@ func TestRecoveryGroup(t *testing.T) {
 				if r == 2 {
 					return nil
 				}
-				for range 20 { // also when nobody waits for each, which the clock sees to
+				for range 20 { // also when no goroutine waits for each: the timer completes them
 					w := rest[r].Barrier(ctx)
 					select {
 					case <-w.Done():

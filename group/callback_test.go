@@ -16,7 +16,7 @@ import (
 )
 
 // TestCallbacksOfAGroup: a hook, a profiler or the receiver of a dump that panics or ends its goroutine takes nothing with it, also where the
-// group calls it from a goroutine of its own: what nobody waits for goes on, a failure reaches everybody, and Close ends.
+// group calls it from its own goroutine: operations without a waiter go on, a failure reaches every rank, and Close ends.
 func TestCallbacksOfAGroup(t *testing.T) {
 	t.Parallel()
 	for how, end := range map[string]func(){"panic": func() { panic("a bug") }, "exit": runtime.Goexit} {
@@ -29,7 +29,7 @@ func TestCallbacksOfAGroup(t *testing.T) {
 				for _, transport := range transports {
 					groups := newWorld(t, 2, WithTransport(transport), opt, WithDump(func(string, []byte) { end() }))
 					ctx := ctxOf(t)
-					for range 3 { // nobody waits, only for what is completed
+					for range 3 { // no goroutine is in Wait, only at Done
 						works := []*Work{groups[0].AllReduce(ctx, from(int64(1)), Sum), groups[1].AllReduce(ctx, from(int64(1)), Sum)}
 						for r, w := range works {
 							select {

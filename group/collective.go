@@ -197,6 +197,6 @@ func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 	} else {
 		w.recycle()
 	}
-	w.op, w.posted.timeout, w.call.Factor, w.call.Request.Uneven = op, timeout, factor, uneven
+	w.op, w.submitted.timeout, w.call.Factor, w.call.Request.Uneven = op, timeout, factor, uneven
 	return w
 }

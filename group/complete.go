@@ -32,13 +32,13 @@ func (g *Group) endOf(w *Work, err error) end {
 	} else if !w.op.p2p() && !g.args.Peers.None() {
 		g.proven.Store(true)
 	}
-	return end{w.posted.now(), err}
+	return end{w.submitted.now(), err}
 }
 
 // endLocked completes an operation that the scheduler has let go of. Its place is free before anybody can see the completion,
 // so that a loop that posts and waits never finds it taken.
 func (g *Group) endLocked(w *Work, e end) (about *report) {
-	g.mu.records.End(w.posted.record, e.at, int(w.message.source), e.err) // a collective has no source
+	g.mu.records.End(w.submitted.record, e.at, int(w.message.source), e.err) // a collective has no source
 	if g.config.Hook != nil || g.config.profile != nil {
 		about = &report{event: g.event(w, observe.End, e.err), seen: w.copy(e.at, e.err)}
 		about.event.Time, about.event.Dur = e.at, w.outcome.took(e.at)
@@ -70,7 +70,7 @@ func (g *Group) tell(about *report) {
 // inTrace notes which trace an operation is part of, before it is posted: it may be over when its first event is made.
 func (g *Group) inTrace(ctx context.Context, w *Work) {
 	if g.config.Hook != nil {
-		w.posted.trace = observe.Trace(ctx)
+		w.submitted.trace = observe.Trace(ctx)
 	}
 }
 
@@ -86,6 +86,6 @@ func (g *Group) event(w *Work, phase observe.Phase, err error) observe.Event {
 		Kind: observe.Kind("group." + opName(w)), Phase: phase, Rank: g.rank, Group: g.name, Seq: w.seq,
 		Bytes: int64(max(len(w.call.Request.In), len(w.call.Request.Out), len(w.message.Buf))), Err: err,
 	}
-	e.SetTrace(w.posted.trace)
+	e.SetTrace(w.submitted.trace)
 	return e
 }

@@ -27,7 +27,7 @@ func lanesOf(t *testing.T, g *Group) int {
 }
 
 // TestConnections: a group has as many connections between two ranks as it was told, by option or by the environment; ranks of one process have one
-// if nobody says anything. Whatever it is, collectives of large tensors work.
+// if no option sets it. Whatever it is, collectives of large tensors work.
 func TestConnections(t *testing.T) {
 	for _, c := range []struct {
 		env  string
@@ -162,7 +162,7 @@ func TestCutConnection(t *testing.T) {
 			for r, e := range errs {
 				want := fmt.Sprintf("its connection to rank %d ", 1-lost)
 				if r == int(lost) {
-					want = "another rank has lost this one, which lives: " + want
+					want = "another rank has lost its connection to this rank, which is alive: " + want
 				}
 				if e.Code != cohort.PeerLost || e.Rank != lost || lost > 1 || !strings.Contains(e.Detail, want) {
 					t.Errorf("%d connections, %d elements, rank %d: %v", c.lanes, n, r, e)

@@ -36,7 +36,7 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32, refused *coll
 	failpoint.At("group.check")
 	g.mu.Lock()
 	err := g.failedLocked(w.op)
-	limit := w.posted.timeout
+	limit := w.submitted.timeout
 	if limit <= 0 {
 		limit = g.mu.timeout
 	}

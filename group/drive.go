@@ -16,8 +16,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// promptly is how soon after its submission an operation is waited for by a program that waits for each.
-const promptly = 50 * time.Microsecond
+// promptWait is how soon after its submission an operation is waited for by a program that waits for each.
+const promptWait = 50 * time.Microsecond
 
 // wait is Work.Wait for an operation of this group.
 func (g *Group) wait(ctx context.Context, w *Work) error {
@@ -25,13 +25,13 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		return g.waitMessage(ctx, w)
 	}
 	for first := true; !w.outcome.over(); first = false {
-		now := w.posted.now()
+		now := w.submitted.now()
 		failpoint.At("group.wait")
 		g.mu.Lock()
 		if first && g.mu.sched.Eager() {
-			g.mu.sched.Learn(now.Sub(w.posted.at) < promptly)
+			g.mu.sched.Learn(now.Sub(w.submitted.at) < promptWait)
 		}
-		run, e := g.mu.sched.Wait(&w.item, g.ableLocked(ctx))
+		run, e := g.mu.sched.Wait(&w.item, g.canRunLocked(ctx))
 		if run {
 			next := g.startLocked(now)
 			g.mu.Unlock()
@@ -58,9 +58,9 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 	return w.outcome.err
 }
 
-// ableLocked reports whether a waiter with this context may run the next operation in its own goroutine: it must be able to
+// canRunLocked reports whether a waiter with this context may run the next operation in its own goroutine: it must be able to
 // leave when the context ends.
-func (g *Group) ableLocked(ctx context.Context) bool {
+func (g *Group) canRunLocked(ctx context.Context) bool {
 	if ctx.Done() == nil {
 		return true
 	}
@@ -72,7 +72,7 @@ func (g *Group) ableLocked(ctx context.Context) bool {
 func (g *Group) startLocked(now time.Time) *opsched.Item[Work] {
 	next := g.mu.sched.Start()
 	if next != nil && next.Owner.outcome.begin(now) {
-		g.mu.records.Start(next.Owner.posted.record, now)
+		g.mu.records.Start(next.Owner.submitted.record, now)
 	}
 	return next
 }
@@ -175,7 +175,7 @@ func (g *Group) release() {
 	g.perform(e)
 }
 
-// pump runs collectives that nobody waits for.
+// pump runs collectives that no goroutine waits for.
 func (g *Group) pump() {
 	for {
 		failpoint.At("group.pump.wait")
@@ -198,13 +198,13 @@ func (g *Group) pump() {
 	}
 }
 
-// tick is called by the clock while operations are not over: it picks up what nobody waits for.
+// tick is called by the clock while operations are not over: it runs those that no goroutine waits for.
 func (g *Group) tick(now time.Time) background.State {
 	reaped := g.reapAll(false)
 	failpoint.At("group.tick")
 	g.mu.Lock()
 	next := g.mu.sched.Current()
-	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.posted.at) > background.Fast/2)
+	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.submitted.at) > background.Fast/2)
 	state := background.State{
 		Pending: g.mu.sched.Busy(),
 		Posted:  uint64(g.mu.sched.Sequence()) + g.mu.sched.MessageSequence(),

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestNobodyWaitsForAnEarlyMessage: a receive of a message that was sent before it ends, also if nobody waits for the receive.
-func TestNobodyWaitsForAnEarlyMessage(t *testing.T) {
+// TestEarlyMessageCompletesUnwaitedReceive: a receive of a message that was sent before it completes, also if no goroutine waits for it.
+func TestEarlyMessageCompletesUnwaitedReceive(t *testing.T) {
 	t.Parallel()
 	for _, transport := range transports {
 		for _, size := range []int{1, 1 << 20} {
@@ -22,7 +22,7 @@ func TestNobodyWaitsForAnEarlyMessage(t *testing.T) {
 				last := groups[0].Send(ctx, from(int8(1)), 1, 2)
 				must(t, groups[1].Recv(ctx, from(int8(0)), 0, 2).Wait(ctx)) // behind the first
 				must(t, last.Wait(ctx))
-				time.Sleep(100 * time.Millisecond) // nobody looks after messages any more, probably
+				time.Sleep(100 * time.Millisecond) // no goroutine polls for messages any more, probably
 				received := groups[1].Recv(ctx, from(make([]int8, size)...), 0, 1)
 				must(t, sent.Wait(ctx))
 				select {

@@ -39,7 +39,7 @@ func (g *Group) expire() {
 	g.mu.timerAt = time.Time{}
 	next := time.Time{}
 	over := func(w *Work) bool {
-		at := w.posted.deadline()
+		at := w.submitted.deadline()
 		if at.After(now) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
@@ -47,7 +47,7 @@ func (g *Group) expire() {
 	}
 	g.mu.sched.EachCollective(func(w *Work) {
 		if over(w) && late == nil {
-			late = cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded, "operation %d of group %s did not complete within %v", w.seq, g.name, w.posted.timeout)
+			late = cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded, "operation %d of group %s did not complete within %v", w.seq, g.name, w.submitted.timeout)
 		}
 	})
 	for _, it := range g.mu.sched.Messages() {
@@ -75,12 +75,12 @@ func (g *Group) expire() {
 	}
 }
 
-// expireMessages ends messages that expire holds: nobody else completes them, and so nobody uses a Work again meanwhile. Close waits until
+// expireMessages ends messages that expire holds: only expire completes them, so no caller uses a Work again meanwhile. Close waits until
 // they are let go; those who hear of it may close the group.
 func (g *Group) expireMessages(late []*Work) {
 	var half *cohort.Error
 	for _, w := range late {
-		e := cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.posted.timeout)
+		e := cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.submitted.timeout)
 		if w.message.Peer >= 0 {
 			e.Rank = cohort.Rank(w.message.Peer)
 		}

@@ -27,7 +27,7 @@ func vanish(t *testing.T, g *Group) {
 	if !ok {
 		t.Fatalf("mesh %T cannot be severed", g.mesh)
 	}
-	g.formed.Failure.Mute() // the dead write nothing into the store
+	g.formed.Failure.StopRecording() // the dead write nothing into the store
 	m.Sever()
 }
 
@@ -404,7 +404,7 @@ func TestTimeoutSaysWhoIsAwaited(t *testing.T) {
 	})
 }
 
-// timesOut expects that a call ends with its timeout, says why and blames nobody. On a busy machine it may not have begun when a short one ends.
+// timesOut expects that a call ends with its timeout, names the reason and blames no rank. On a busy machine it may not have begun when a short one ends.
 func timesOut(t *testing.T, why string, call func(ctx context.Context, timeout time.Duration) error) {
 	t.Helper()
 	ctx := ctxOf(t)

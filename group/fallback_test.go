@@ -20,7 +20,7 @@ type wrongAddress struct{ store.Store }
 
 func (s wrongAddress) Get(ctx context.Context, key string) ([]byte, error) {
 	if strings.HasSuffix(key, "/shm/0") {
-		return []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-of-nobody"), nil
+		return []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-unused"), nil
 	}
 	return s.Store.Get(ctx, key)
 }

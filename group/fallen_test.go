@@ -283,7 +283,7 @@ func TestFirstReasonBesidePyTorch(t *testing.T) {
 			const size = 3
 			ctx := ctxOf(t)
 			_, s := listenStore(t)
-			// Of two ports that one dials whose bytes, read backwards, are the greater number: nobody has a smaller one, and nobody listens there.
+			// Of two ports that one dials whose bytes, read backwards, are the greater number: no rank has a smaller one, and no process listens there.
 			record := gloowire.Record{Generation: gloowire.C, Host: "torch", IDs: make([]int64, size), Addrs: []gloowire.Address{
 				{Addr: netip.MustParseAddrPort("127.0.0.1:256"), Sequence: gloowire.NoSequence},
 			}}

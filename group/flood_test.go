@@ -22,7 +22,7 @@ func flood(ctx context.Context, g *Group, to cohort.Rank) (works []*Work) {
 
 const floodMessages, floodSize = 3000, 8 << 10
 
-// TestSlowReceiverIsNotBlamed: a rank that receives nothing for two heartbeats, while all buffers towards it are full, is alive. Nobody is
+// TestSlowReceiverIsNotBlamed: a rank that receives nothing for two heartbeats, while all buffers towards it are full, is alive. No rank is
 // blamed, and nothing is lost when it goes on.
 func TestSlowReceiverIsNotBlamed(t *testing.T) {
 	t.Parallel()

@@ -30,7 +30,7 @@ func (s endingStore) Get(ctx context.Context, key string) ([]byte, error) {
 	return s.Store.Get(ctx, key)
 }
 
-// TestGivenUpWhileConnecting: a rank whose context ends while the ranks connect to each other takes nobody with it: the others try
+// TestGivenUpWhileConnecting: a rank whose context ends while the ranks connect to each other does not fail the others: the others try
 // again, with the next call of that rank.
 func TestGivenUpWhileConnecting(t *testing.T) {
 	for _, transport := range []Transport{SharedMemory, Gloo} { // which connect through the store

@@ -59,8 +59,8 @@ type Group struct {
 		followed bool          // it has been, and its group is in use
 		torchSeq uint64        // PyTorch's count of operations
 		timeout  time.Duration // of operations that have none of their own
-		room     chan struct{} // closed when the queue has room again; nil when nobody waits for it
-		gone     chan struct{} // closed when nobody runs collectives any more; nil until Close asks
+		room     chan struct{} // closed when the queue has room again; nil when no goroutine waits for it
+		gone     chan struct{} // closed when no goroutine runs collectives any more; nil until Close asks
 		timer    *time.Timer
 		timerAt  time.Time
 	}
@@ -213,21 +213,21 @@ func (g *Group) Close() error {
 	g.life.end(closing)
 	failpoint.At("group.close.runner")
 	switch {
-	case paused: // nobody else goes on with it
+	case paused: // no other goroutine continues it
 		g.mu.Lock()
 		next := g.startLocked(time.Now())
 		g.mu.Unlock()
 		g.runNext(context.Background(), next)
 	case held:
 		failpoint.At("group.close.held")
-		<-gone // the engine is closed: whoever runs an operation is about to end it
+		<-gone // the engine is closed: the goroutine that runs an operation is about to end it
 	}
 	failpoint.At("group.close.expiring")
 	g.expiring.Wait()
 	g.reapAll(true)
 	failpoint.At("group.close.tasks")
 	g.life.tasks.Wait()
-	g.formed.Failure.Mute()
+	g.formed.Failure.StopRecording()
 	g.leaveStore()
 	g.lineage.family.left(g)
 	return err
@@ -256,7 +256,7 @@ func (g *Group) leaveStore() {
 	g.mu.Unlock()
 	if quits {
 		ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
-		g.formed.Place.SayQuit(ctx)
+		g.formed.Place.AnnounceQuit(ctx)
 		cancel()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)

@@ -34,9 +34,9 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 	}
 	if g.rank == 0 {
 		// The barrier ends itself: the group's own watch must not come first.
-		w.posted.timeout = limit*time.Duration(g.size) + time.Minute
+		w.submitted.timeout = limit*time.Duration(g.size) + time.Minute
 	} else {
-		w.posted.timeout = max(limit*time.Duration(2*g.size), limit+time.Hour)
+		w.submitted.timeout = max(limit*time.Duration(2*g.size), limit+time.Hour)
 	}
 	w.steps.add(func(ctx context.Context) error {
 		b := monitoredbarrier.Barrier{Mesh: g.mesh, Limit: limit, All: c.waitAll}

@@ -11,7 +11,7 @@ import (
 )
 
 // TestMinMaxWithNaN: whether NaN or a number comes out where a rank has NaN depends on the transport, but all ranks get the same, and it is
-// what one of them had. Where nobody has NaN it is the least or the greatest.
+// what one of them had. Where no rank has NaN it is the least or the greatest.
 func TestMinMaxWithNaN(t *testing.T) {
 	for _, transport := range transports {
 		for _, size := range []int{2, 3, 5} {

@@ -113,7 +113,7 @@ func (p *plan) make(ctx context.Context) (*Group, error) {
 	})
 	if !g.start(p) {
 		_ = g.Close()
-		return nil, cohort.New("group: new group", cohort.Closed, "the group was closed while another was made from it")
+		return nil, cohort.New("group: new group", cohort.Closed, "the group was closed while a subgroup was being created")
 	}
 	p.config.Logger.Info("group made", slog.String("group", g.name), slog.Int("rank", int(g.rank)), slog.Int("world", g.size),
 		slog.String("transport", string(g.Transport())), slog.String("reason", formed.Reason))

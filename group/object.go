@@ -45,7 +45,7 @@ func (p *parted) wait(ctx context.Context, w *Work) error {
 	if w.op.p2p() && w.group != nil && w.message.withdraw(p.mesh, cohort.Wrap(p.name, cohort.Canceled, err)) && !w.Success() {
 		return err // it is the first message, and the other rank has seen nothing of it
 	}
-	reason := cohort.Newf(p.name, cohort.Aborted, "the context of rank %d ended in the middle of it, so the ranks are out of step: %w", p.rank, err)
+	reason := cohort.Newf(p.name, cohort.Aborted, "rank %d's context ended during the operation; the ranks are no longer in sync: %w", p.rank, err)
 	reason.Rank = p.rank
 	p.fail(reason)
 	return err

@@ -23,13 +23,13 @@ type outcome struct {
 
 	mu struct {
 		sync.Mutex
-		future   *cohort.Future[[]*tensor.Tensor]
-		audience audience
+		future  *cohort.Future[[]*tensor.Tensor]
+		waiters waiters
 	}
 }
 
-// audience is who hears of the end of an operation.
-type audience struct {
+// waiters is who hears of the end of an operation.
+type waiters struct {
 	done      chan struct{}
 	promise   *cohort.Promise[[]*tensor.Tensor]
 	callbacks []func(*Work)
@@ -41,7 +41,7 @@ func (o *outcome) over() bool { return o.completed.Load() }
 // reset makes the outcome of a complete operation that of a new one. It is its owner's alone, so no mutex is needed.
 func (o *outcome) reset() {
 	o.err, o.ended, o.begun = nil, time.Time{}, time.Time{}
-	o.mu.future, o.mu.audience = nil, audience{}
+	o.mu.future, o.mu.waiters = nil, waiters{}
 	o.completed.Store(false)
 }
 
@@ -67,7 +67,7 @@ func (o *outcome) done() <-chan struct{} {
 	failpoint.At("group.work.done")
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	a := &o.mu.audience
+	a := &o.mu.waiters
 	if a.done == nil {
 		a.done = make(chan struct{})
 		if o.over() {
@@ -78,10 +78,10 @@ func (o *outcome) done() <-chan struct{} {
 }
 
 // looks reports whether somebody wants to see the operation, and not only hear that it has ended.
-func (a *audience) looks() bool { return a.promise != nil || len(a.callbacks) > 0 }
+func (a *waiters) needWork() bool { return a.promise != nil || len(a.callbacks) > 0 }
 
 // tell says that the operation has ended. Those who look at it get seen, a copy.
-func (a *audience) tell(seen *Work) {
+func (a *waiters) tell(seen *Work) {
 	if a.done != nil {
 		close(a.done)
 	}

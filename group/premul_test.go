@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// TestPremulSum multiplies by a factor per rank in every reduction, and leaves alone what is no output.
+// TestPremulSum multiplies by a factor per rank in every reduction, and leaves other buffers unchanged.
 func TestPremulSum(t *testing.T) {
 	for _, transport := range transports {
 		t.Run(string(transport), func(t *testing.T) {

@@ -178,7 +178,7 @@ func TestReconfigureFails(t *testing.T) {
 	})
 }
 
-// TestReconfigureEndsWithClose: the group is closed while others are waited for. That is no end of the caller's context.
+// TestReconfigureEndsWithClose: the group is closed while others are waited for. The caller's context has not ended.
 func TestReconfigureEndsWithClose(t *testing.T) {
 	c := newCrew(t, 2)
 	handles := c.handles(0, 1)
@@ -387,8 +387,8 @@ func TestReconfigureRefusesLists(t *testing.T) {
 	c.reconfigure(1, 0, 1)
 	own, other := c.groups[0].Handle(), c.groups[1].Handle()
 	for want, handles := range map[string][]string{
-		"no handles": nil, "is no handle": {own, "nonsense"}, "given twice": {own, own}, "not in the list": {other},
-		`"nccl2:1:-1:1:x" is no handle`: {own, "nccl2:1:-1:1:x"}, `"gloo:0:-1" is no handle`: {own, "gloo:0:-1"},
+		"no handles": nil, "is not a handle": {own, "nonsense"}, "given twice": {own, own}, "not in the list": {other},
+		`"nccl2:1:-1:1:x" is not a handle`: {own, "nccl2:1:-1:1:x"}, `"gloo:0:-1" is not a handle`: {own, "gloo:0:-1"},
 	} {
 		if _, err := c.groups[0].Reconfigure(ctxOf(t), 5, handles); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", handles, err)

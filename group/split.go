@@ -127,7 +127,7 @@ func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Opti
 	if size < 1 {
 		return nil, cohort.Newf(op, cohort.InvalidArgument, "size %d", size)
 	}
-	c := newConfig(append(g.inherited(), append([]Option{elsewhere}, opts...)...))
+	c := newConfig(append(g.inherited(), append([]Option{resetPlacement}, opts...)...))
 	if err := c.check(op); err != nil {
 		return nil, err
 	}
@@ -151,8 +151,8 @@ func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Opti
 	return p.makeFirst(ctx)
 }
 
-// elsewhere takes back what the options of a group say about its own store and its own ranks.
-var elsewhere = option(func(c *config) {
+// resetPlacement takes back what the options of a group say about its own store and its own ranks.
+var resetPlacement = option(func(c *config) {
 	c.StoreAddr, c.Prefix, c.BareStore = "", "", false
 	if c.Peers == bootstrap.OnlyGo {
 		c.Peers = bootstrap.AnyPeers

@@ -18,7 +18,7 @@ func TestStoppedRankIsFound(t *testing.T) {
 	must(t, process.Signal(syscall.SIGSTOP))
 	must(t, each(2, func(r int) error {
 		err := groups[r].Barrier(ctx).Wait(ctx)
-		if err == nil || !strings.Contains(err.Error(), "said nothing") {
+		if err == nil || !strings.Contains(err.Error(), "has sent nothing") {
 			t.Errorf("%v", err)
 		}
 		return names2(err)

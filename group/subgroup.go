@@ -53,7 +53,7 @@ func newFamily(s store.Store, size int) *family {
 }
 
 // add takes a new group in. One that was made from a group that had failed or lost a rank already, to go on without it, is
-// nobody's child. It reports false when all groups were closed meanwhile.
+// a child of none. It reports false when all groups were closed meanwhile.
 func (f *family) add(parent, g *Group) bool {
 	if parent != nil && (parent.Err() != nil || parent.formed.Failure.Lossy()) {
 		parent = nil
@@ -132,7 +132,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []cohort.Rank, opts ...Optio
 	}
 	me := slices.Index(ranks, g.rank)
 	if c.localSync && me < 0 {
-		return nil, cohort.New(op, cohort.InvalidArgument, "this rank is no member: with WithLocalSync only members call")
+		return nil, cohort.New(op, cohort.InvalidArgument, "this rank is not a member: with WithLocalSync only members call")
 	}
 	f := g.lineage.family
 	p := &plan{config: c, family: f, parent: g, form: bootstrap.Plan{Store: g.lineage.store, Rank: me, Globals: globals}}

@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// The files submit.go, drive.go and complete.go are the driver of the group's scheduler: package sched decides, they act.
+// The files submit.go, drive.go and complete.go are the driver of the group's scheduler: package opsched decides, they act.
 
 func asError(err error) *cohort.Error {
 	e, _ := errors.AsType[*cohort.Error](err)
@@ -68,7 +68,7 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no opsched.Refusal
 		return nil
 	case <-ctx.Done():
 		e := cohort.Ended(ctx, "group: "+op.String())
-		e.Detail = "the context ended while the operation waited for its place: as many are posted as the group's queue takes"
+		e.Detail = "the context ended while the operation waited for room: the queue of the group is full"
 		return e
 	}
 }
@@ -89,7 +89,7 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	g.inTrace(ctx, w)
 	w.item.Owner = w
 	g.mu.Lock()
-	w.posted.at = g.mu.records.Now()
+	w.submitted.at = g.mu.records.Now()
 	number, e, no := g.mu.sched.Submit(&w.item, numbers)
 	for no != opsched.Accepted {
 		if err := g.refusedLocked(ctx, w.op, no); err != nil {
@@ -101,7 +101,7 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	w.group, w.seq, w.call.Request.Tag = g, uint64(number), number
 	g.mu.torchSeq += g.args.TorchSteps(&w.call, w.steps.given())
 	g.limitLocked(w)
-	w.call.Request.Timeout = w.posted.timeout
+	w.call.Request.Timeout = w.submitted.timeout
 	r := &w.call.Request
 	entry := g.recordLocked(w)
 	entry.Reduce, entry.DType, entry.In, entry.Out, entry.Peer = r.Operator(), r.Elements(), int64(len(r.In)), int64(len(r.Out)), r.RootRank()
@@ -124,17 +124,17 @@ func (g *Group) skip(numbers uint32) {
 
 // limitLocked sets the time limit of an operation, and has somebody look after it.
 func (g *Group) limitLocked(w *Work) {
-	if w.posted.timeout <= 0 {
-		w.posted.timeout = g.mu.timeout
+	if w.submitted.timeout <= 0 {
+		w.submitted.timeout = g.mu.timeout
 	}
-	g.watchLocked(w.posted.deadline())
+	g.watchLocked(w.submitted.deadline())
 }
 
 // recordLocked enters an operation into the flight recorder.
 func (g *Group) recordLocked(w *Work) *flightrec.Entry {
 	e := g.mu.records.Post(w.seq, w.op.p2p())
-	e.Op, e.Posted, e.Timeout = opName(w), w.posted.at, w.posted.timeout
-	w.posted.record = e.ID
+	e.Op, e.Posted, e.Timeout = opName(w), w.submitted.at, w.submitted.timeout
+	w.submitted.record = e.ID
 	return e
 }
 
@@ -146,7 +146,7 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	failpoint.At("group.post")
 	g.inTrace(ctx, w)
 	now := time.Now()
-	w.item.Owner, w.posted.at = w, now
+	w.item.Owner, w.submitted.at = w, now
 	g.mu.Lock()
 	number, no := g.mu.sched.Post(&w.item)
 	for no != opsched.Accepted {
@@ -166,14 +166,14 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	} else {
 		entry.Out = size
 	}
-	g.mu.records.Start(w.posted.record, now)
+	g.mu.records.Start(w.submitted.record, now)
 	w.outcome.begin(now)
 	g.mu.Unlock()
 	g.emit(w)
 	failpoint.At("group.post.mesh")
 	w.message.hand(g.mesh, w.op)
 	if w.message.Completed() {
-		g.reap(w) // whoever waits for Done or a callback, and not with Wait, must hear of it
+		g.reap(w) // a goroutine that waits for Done or a callback, and not in Wait, must be notified
 	} else {
 		g.lineage.family.clock.Watch(&g.watched)
 	}

@@ -24,12 +24,12 @@ type Work struct {
 	seq   uint64
 	group *Group // nil before it is posted, and where no group runs it
 
-	call    collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
-	steps   steps         // what to run instead of the call's one request
-	message message
-	posted  posting
-	item    opsched.Item[Work] // the scheduler's part; guarded by the group's mutex
-	outcome outcome
+	call      collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
+	steps     steps         // what to run instead of the call's one request
+	message   message
+	submitted submission
+	item      opsched.Item[Work] // the scheduler's part; guarded by the group's mutex
+	outcome   outcome
 }
 
 // steps are an operation that consists of several messages or collectives. They belong to the runner.
@@ -57,7 +57,7 @@ func (s *steps) run(ctx context.Context) error {
 }
 
 // posting is when an operation was posted, how long it may take, and where that is noted.
-type posting struct {
+type submission struct {
 	at      time.Time
 	timeout time.Duration
 	record  uint64 // in the flight recorder
@@ -65,10 +65,10 @@ type posting struct {
 }
 
 // now is the time. It is counted from the posting, which takes one reading of a clock instead of two.
-func (p *posting) now() time.Time { return p.at.Add(time.Since(p.at)) }
+func (s *submission) now() time.Time { return s.at.Add(time.Since(s.at)) }
 
 // deadline is when the operation must be over.
-func (p *posting) deadline() time.Time { return p.at.Add(p.timeout) }
+func (s *submission) deadline() time.Time { return s.at.Add(s.timeout) }
 
 // workOf returns a Work for an operation.
 func workOf(op OpType) *Work {
@@ -199,7 +199,7 @@ func (w *Work) OnDone(f func(*Work)) {
 	failpoint.At("group.work.on_done")
 	o.mu.Lock()
 	if !o.over() {
-		o.mu.audience.callbacks = append(o.mu.audience.callbacks, f)
+		o.mu.waiters.callbacks = append(o.mu.waiters.callbacks, f)
 		o.mu.Unlock()
 		return
 	}
@@ -219,7 +219,7 @@ func (w *Work) Future() *cohort.Future[[]*tensor.Tensor] {
 		if o.over() {
 			p.Complete(slices.Clone(w.call.Outputs), o.err)
 		} else {
-			o.mu.audience.promise = p
+			o.mu.waiters.promise = p
 		}
 	}
 	return o.mu.future
@@ -265,7 +265,7 @@ func (w *Work) complete(err error) *Work {
 	return w
 }
 
-// completeAt ends the operation, once. It calls nobody's code, so the group's mutex may be held.
+// completeAt ends the operation, once. It calls no user code, so the group's mutex may be held.
 func (w *Work) completeAt(at time.Time, err error) {
 	o := &w.outcome
 	o.mu.Lock()
@@ -277,10 +277,10 @@ func (w *Work) completeAt(at time.Time, err error) {
 		w.call.Outputs = nil
 	}
 	o.ended, o.err = at, err
-	hear := o.mu.audience
-	o.mu.audience = audience{done: hear.done}
+	hear := o.mu.waiters
+	o.mu.waiters = waiters{done: hear.done}
 	var seen *Work
-	if hear.looks() {
+	if hear.needWork() {
 		seen = w.copy(at, err)
 	}
 	o.completed.Store(true)
@@ -293,7 +293,7 @@ func (w *Work) completeAt(at time.Time, err error) {
 func (w *Work) recycle() {
 	w.group = nil
 	w.call.Reset()
-	w.steps, w.posted = steps{}, posting{}
+	w.steps, w.submitted = steps{}, submission{}
 	w.message.reset()
 	w.item.Reset()
 	w.outcome.reset()

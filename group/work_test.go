@@ -81,7 +81,7 @@ func TestAWaitThatEndedNamesItsOperation(t *testing.T) {
 				work *Work
 			}{
 				{"all_reduce 0 of group 0", g.AllReduce(ctx, from(int64(1)), Sum)},
-				{"broadcast 1 of group 0", g.Broadcast(ctx, from(int64(1)), 1)}, // whoever waits for it runs the first
+				{"broadcast 1 of group 0", g.Broadcast(ctx, from(int64(1)), 1)}, // its waiter runs the first
 				{"recv 0 of group 0", g.Recv(ctx, from(int64(1)), 1, 7)},
 				{"unknown", FromFuture(cohort.NewPromise[[]*tensor.Tensor]().Future())},
 			} {
@@ -199,7 +199,7 @@ func TestBurstIsNotLeftToTheClock(t *testing.T) {
 	eager := g.mu.sched.Eager()
 	g.mu.Unlock()
 	if !eager {
-		t.Error("operations that nobody waits for are left to the clock")
+		t.Error("operations without a waiter are left to the timer")
 	}
 	works = append(works, groups[1].Barrier(ctx), groups[1].Barrier(ctx), groups[1].Barrier(ctx))
 	must(t, WaitAll(ctx, works...))

@@ -142,7 +142,7 @@ func TestUnused(t *testing.T) {
 				return err
 			}
 			if m.never.Weight.Grad() != nil {
-				return errors.New("a parameter that nobody uses got a gradient")
+				return errors.New("an unused parameter got a gradient")
 			}
 			if m.left.Weight.Grad() == nil {
 				return errors.New("a parameter that the other rank used got no gradient")

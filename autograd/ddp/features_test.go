@@ -45,7 +45,7 @@ func passes(ctx context.Context, model *ddp.Model, reference nn.Module, n int) e
 }
 
 // TestTraceShowsOverlap reads the events: a reduction of the pass has ended before the pass has computed its last
-// gradient. The last layer to be reached waits for that, so it is no matter of luck.
+// gradient. The last layer to be reached waits for that, so the result does not depend on timing.
 func TestTraceShowsOverlap(t *testing.T) {
 	t.Parallel()
 	reduced := make(chan struct{}, 1000)
@@ -295,7 +295,7 @@ func TestStaticGraph(t *testing.T) {
 	})
 }
 
-// TestStaticGraphApart: with a static graph, too, a parameter that one rank uses gets its gradient on all ranks, and one that nobody uses
+// TestStaticGraphApart: with a static graph, too, a parameter that one rank uses gets its gradient on all ranks, and one that no rank uses
 // gets none.
 func TestStaticGraphApart(t *testing.T) {
 	t.Parallel()

@@ -275,7 +275,7 @@ func TestSecondModel(t *testing.T) {
 	})
 }
 
-// TestForwardAlone: a rank may compute by itself without reducing; it waits for nobody.
+// TestForwardAlone: a rank may compute by itself without reducing, and waits for no other rank.
 func TestForwardAlone(t *testing.T) {
 	t.Parallel()
 	wrapped(t, 2, net, nil, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {

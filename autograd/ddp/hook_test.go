@@ -217,7 +217,7 @@ func accumulate(t *testing.T, hook ddp.CommHook) {
 	wrapped(t, size, net, []ddp.Option{ddp.WithBuckets(1, 1), ddp.WithCommHook(hook)}, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
 		x, _ := batch(99, 8)
 		model.SetSync(false)
-		if err := model.Forward(ctx, x).Err(); err != nil { // nobody uses it
+		if err := model.Forward(ctx, x).Err(); err != nil { // unused
 			return err
 		}
 		var want [][]float32

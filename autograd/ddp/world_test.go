@@ -136,7 +136,7 @@ func single(ctx context.Context, m nn.Module, seeds []uint64) ([][]float32, erro
 	return grads(m), err
 }
 
-// branches uses one of two layers, and has one that nobody uses.
+// branches uses one of two layers, and has one that is unused.
 type branches struct {
 	left, right, never *nn.Linear
 	goRight            bool

@@ -31,7 +31,7 @@ import (
 //go:embed zero.py
 var zeroScript string
 
-// shards says which rank steps which parameters, as ZeroRedundancyOptimizer does it: the largest first, each to whoever has least.
+// shards says which rank steps which parameters, as ZeroRedundancyOptimizer does it: the largest first, each to the rank with least.
 func shards(params []*autograd.Variable, size int) [][]*autograd.Variable {
 	sorted := slices.SortedStableFunc(slices.Values(params), func(a, b *autograd.Variable) int { return cmp.Compare(b.Data().Numel(), a.Data().Numel()) })
 	out, sizes := make([][]*autograd.Variable, size), make([]int, size)

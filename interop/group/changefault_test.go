@@ -237,7 +237,7 @@ func form(t *testing.T, members []*changing, uuid int) {
 	compare(t, plan, oracle(t, transport, len(members), plan), got)
 }
 
-// TestReconfigureUnderFaults: a member or the store is killed or stopped at some moment of a reconfiguration. Nobody waits longer than it
+// TestReconfigureUnderFaults: a member or the store is killed or stopped at some moment of a reconfiguration. No rank waits longer than it
 // was told to, the others form the next group without that member, and one that was stopped can be a member of a later one. More:
 //
 //	COHORT_INTEROP=auto go test ./interop/group -run ReconfigureUnderFaults -worlds 100 -world 1000
@@ -304,7 +304,7 @@ func changeWithFault(t *testing.T, seed uint64) {
 		}
 	}
 	if victim == len(members) && !stopped {
-		return // without a store there is no next one
+		return // without a store there cannot be a next one
 	}
 	if victim == len(members) {
 		host.Signal(syscall.SIGCONT)

@@ -57,6 +57,6 @@ for step in range(steps):
     log.append(digest(*(p.to_local() for p in net.parameters())))
     if hosted and step == 0:
         print("begun", flush=True)
-dist.all_reduce(torch.zeros(1))  # nobody leaves before all are done
+dist.all_reduce(torch.zeros(1))  # no rank leaves before all are done
 print(json.dumps(log), flush=True)
 dist.destroy_process_group()

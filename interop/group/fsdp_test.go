@@ -215,7 +215,7 @@ func runFSDP(t *testing.T, tr *torchtest.Torch, s fsdpShape, w world) [][]string
 }
 
 // TestFSDP2Untold: a Go rank that was not told the version of the PyTorch ranks takes part until the first mean, refuses that with an error that
-// names the option and the variable, and lets nobody wait. The variable is enough.
+// names the option and the variable, and makes no rank wait. The variable is enough.
 func TestFSDP2Untold(t *testing.T) {
 	tr := torchtest.Newest
 	tr.Need(t)

@@ -306,7 +306,7 @@ func (f *fuzzer) step() step {
 		case f.detail && f.size > 2 || f.IntN(4) == 0: // PyTorch 2.x counts the messages: see detailPlan
 			return objects
 		case s.Op == "batch" && s.Group != "" && len(s.Ranks) == 1:
-			s.Op = "barrier" // it has nobody to send to
+			s.Op = "barrier" // it has no peer to send to
 		}
 		return s
 	default:

@@ -206,7 +206,7 @@ func TestMixedVersionsUntold(t *testing.T) {
 			}
 			for _, p := range procs {
 				p.Expect(t, "6.0")
-				t.Log(p.Line(t)) // nobody waits for anybody
+				t.Log(p.Line(t)) // no rank waits for another
 			}
 		})
 	}

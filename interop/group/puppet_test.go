@@ -220,7 +220,7 @@ func (s *theatre) must(ctx context.Context, t *testing.T, line string) {
 func TestFaultAtAMoment(t *testing.T) {
 	const (
 		limit    = 5  // seconds, of Go's calls at the moment
-		torchs   = 12 // of PyTorch's: whoever gives up first is not to be taken for dead
+		torchs   = 12 // of PyTorch's: the rank that gives up first must not be declared dead
 		patience = 30 // of everything else
 	)
 	moments := []struct {

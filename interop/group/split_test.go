@@ -77,7 +77,7 @@ func splitAndMerge(ctx context.Context, world *group.Group, port int) (out []str
 		}
 		return g
 	}
-	// g may be nil: a rank that is no member splits nothing.
+	// g may be nil: a rank that is not a member splits nothing.
 	split := func(g *group.Group, lists [][]cohort.Rank, opts ...group.Option) *group.Group {
 		if g == nil {
 			return note(nil, nil)
@@ -133,7 +133,7 @@ func splitAndMerge(ctx context.Context, world *group.Group, port int) (out []str
 		return out, err
 	}
 	out = append(out, text[1:min(7, len(text))])
-	// Rank 0 hosts the store: nobody leaves before all are here.
+	// Rank 0 hosts the store: no rank leaves before all are here.
 	note(world, nil)
 	return out, err
 }

@@ -75,7 +75,7 @@ func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 					case known && level < torchcaps.V2_8 && (!errors.Is(err, cohort.NotSupported) || asked):
 						t.Errorf("this PyTorch has no average: %v", err)
 					}
-					line := procs[1-goRank].Line(t) // nobody waits for anybody
+					line := procs[1-goRank].Line(t) // no rank waits for another
 					t.Logf("PyTorch: %s; Go: %v %v", line, x, err)
 				})
 			}
@@ -156,7 +156,7 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 	})
 }
 
-// TestStoreTellsTheVersion: the store of a PyTorch rank tells a Go rank that nobody has told anything enough for a mesh of three
+// TestStoreTellsTheVersion: the store of a PyTorch rank tells a Go rank without any options enough for a mesh of three
 // dimensions, whose groups versions make in different orders, and for lists in all_to_all, which 2.12 brought.
 func TestStoreTellsTheVersion(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {

@@ -15,10 +15,10 @@ import (
 
 // A rank can die before anybody has a connection to it. The others find that out by themselves, and use these notes in the store.
 
-// Up says that this rank has connected to all others. It is for groups with PyTorch ranks, where Go ranks do not wait for each
+// MarkConnected says that this rank has connected to all others. It is for groups with PyTorch ranks, where Go ranks do not wait for each
 // other with [Place.Connected]. Like [Place.GiveUp] it does so though ctx has ended, and within a second: the others would take this rank for
 // dead.
-func (p *Place) Up(ctx context.Context) error {
+func (p *Place) MarkConnected(ctx context.Context) error {
 	failpoint.At("muster.up")
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 	defer cancel()
@@ -27,22 +27,22 @@ func (p *Place) Up(ctx context.Context) error {
 
 // LeftOnPurpose reports whether a rank that cannot be reached has said why before: it has connected, or given up.
 func (p *Place) LeftOnPurpose(ctx context.Context, rank int) (bool, error) {
-	for _, key := range []string{p.upKey(), p.goneKey()} {
-		if ranks, err := p.noted(ctx, key); err != nil || slices.Contains(ranks, rank) {
+	for _, key := range []string{p.upKey(), p.gaveUpKey()} {
+		if ranks, err := p.ranksUnder(ctx, key); err != nil || slices.Contains(ranks, rank) {
 			return true, err
 		}
 	}
 	return false, nil
 }
 
-// Gone returns the ranks that have given the generation up.
-func (p *Place) Gone(ctx context.Context) ([]int, error) { return p.noted(ctx, p.goneKey()) }
+// GaveUp returns the ranks that have given the generation up.
+func (p *Place) GaveUp(ctx context.Context) ([]int, error) { return p.ranksUnder(ctx, p.gaveUpKey()) }
 
-// FirstGone returns the rank that gave the first generation up before the others did, -1 if none has said so. Another process may have taken a
+// FirstToGiveUp returns the rank that gave the first generation up before the others did, -1 if none has said so. Another process may have taken a
 // place: then it is only the first that saw it.
-func FirstGone(ctx context.Context, s store.Store, prefix string, size int) (int, error) {
+func FirstToGiveUp(ctx context.Context, s store.Store, prefix string, size int) (int, error) {
 	p := &Place{store: s, root: prefix, size: size}
-	said, err := p.said(ctx, p.goneKey())
+	said, err := p.readList(ctx, p.gaveUpKey())
 	first, _, _ := strings.Cut(string(said), " ")
 	if ranks := p.parse([]byte(first)); len(ranks) > 0 {
 		return ranks[0], err
@@ -52,36 +52,36 @@ func FirstGone(ctx context.Context, s store.Store, prefix string, size int) (int
 
 // MarkDead notes that a rank has died while others had not come. The ranks go on waiting: another process may take its place.
 func (p *Place) MarkDead(ctx context.Context, rank int) error {
-	failpoint.At("muster.bury")
+	failpoint.At("muster.markdead")
 	return p.note(ctx, p.deadKey(), rank)
 }
 
 // Dead returns the ranks of which this was noted.
-func (p *Place) Dead(ctx context.Context) ([]int, error) { return p.noted(ctx, p.deadKey()) }
+func (p *Place) Dead(ctx context.Context) ([]int, error) { return p.ranksUnder(ctx, p.deadKey()) }
 
-// AwaitReplacement waits until ctx ends, for a key that nobody sets: its name tells those who look at the store that the named ranks have died. It
+// AwaitReplacement waits until ctx ends, for a key that no rank sets: its name shows in a listing of the store that the named ranks have died. It
 // ends for good with the generation, when other processes take their places.
 func (p *Place) AwaitReplacement(ctx context.Context, ranks string) error {
-	failpoint.At("muster.heir")
-	return p.store.Wait(ctx, p.Prefix()+"/"+ranks+cameAndDied)
+	failpoint.At("muster.replacement")
+	return p.store.Wait(ctx, p.Prefix()+"/"+ranks+joinedThenDied)
 }
 
-// cameAndDied is the end of that key.
-const cameAndDied = ", which joined and then died"
+// joinedThenDied is the end of that key.
+const joinedThenDied = ", which joined and then died"
 
 // note appends a rank to a list.
 func (p *Place) note(ctx context.Context, key string, rank int) error {
 	return store.Append(ctx, p.store, key, []byte(strconv.Itoa(rank)+" "))
 }
 
-// noted returns the ranks in a list, none if there is no list.
-func (p *Place) noted(ctx context.Context, key string) ([]int, error) {
-	said, err := p.said(ctx, key)
+// ranksUnder returns the ranks in a list, none if the list is missing.
+func (p *Place) ranksUnder(ctx context.Context, key string) ([]int, error) {
+	said, err := p.readList(ctx, key)
 	return p.parse(said), err
 }
 
-// said returns a list as it stands in the store, nil if there is none.
-func (p *Place) said(ctx context.Context, key string) ([]byte, error) {
+// readList returns a list as it stands in the store, nil if there is none.
+func (p *Place) readList(ctx context.Context, key string) ([]byte, error) {
 	failpoint.At("muster.noted")
 	if has, err := p.store.Check(ctx, key); err != nil || !has {
 		return nil, err

@@ -26,7 +26,7 @@
 //     generation: it increments gen, then writes "over" into all free places, then into made. This wakes the ranks that
 //     wait in that generation for a missing rank, and they continue in the next one.
 //  3. A rank that gives up an attempt does the same, and before that appends itself to gone. The others do so too when they find
-//     the generation closed: whoever has not may be dead or stopped.
+//     the generation closed: a rank that has not may be dead or stopped.
 //  4. Before a rank takes its place in generation G, it completes the closing of G-1, in case the rank that began it died.
 //  5. When all places are taken, the ranks connect, increment came and wait for made. It becomes "yes" or "over", never
 //     both: either all ranks have the group or all try again.

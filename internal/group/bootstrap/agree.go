@@ -17,7 +17,7 @@ import (
 )
 
 // agree returns when all ranks have connected. The connections of this rank are made by then, and tell of a rank that dies
-// meanwhile: nobody else would.
+// meanwhile: no other rank would.
 func (a *attempt) agree(ctx context.Context) error {
 	waiting, end := context.WithCancelCause(ctx)
 	var tasks sync.WaitGroup

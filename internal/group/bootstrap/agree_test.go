@@ -31,7 +31,7 @@ func attempts(t *testing.T, size int) []*attempt {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[r] = &attempt{p: p, Formed: &Formed{Members: make([]member, p.size()), Place: place, Failure: newVerdict(p, place, true)}}
+		all[r] = &attempt{p: p, Formed: &Formed{Members: make([]member, p.size()), Place: place, Failure: newFailure(p, place, true)}}
 	}
 	return all
 }
@@ -116,7 +116,7 @@ func TestSurvivorsOfTwoNameTheSame(t *testing.T) {
 	}
 }
 
-// TestLateForAGroupThatIsMade: the time of rank 0 is over just as the group is made. It blames nobody, and leaves no reason in the store
+// TestLateForAGroupThatIsMade: the time of rank 0 is over just as the group is made. It blames no rank, and leaves no reason in the store
 // that the others would take for that of the end of the group.
 func TestLateForAGroupThatIsMade(t *testing.T) {
 	t.Parallel()
@@ -227,7 +227,7 @@ func TestGivingUpOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.p.Store, a.Place = s, place
-		a.Failure = newVerdict(a.p, place, true)
+		a.Failure = newFailure(a.p, place, true)
 		s.now.Store(true)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -243,7 +243,7 @@ func TestGivingUpOnce(t *testing.T) {
 	})
 }
 
-// TestCancelledElsewhere: rank 0 was cancelled, which ends a group that is made. Rank 1 sees that rank 0 is gone, and reports who gave the group up: nobody was
+// TestCancelledElsewhere: rank 0 was cancelled, which ends a group that is made. Rank 1 sees that rank 0 is gone, and reports which rank gave the group up: none was
 // cancelled here.
 func TestCancelledElsewhere(t *testing.T) {
 	t.Parallel()

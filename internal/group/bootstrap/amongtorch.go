@@ -22,13 +22,13 @@ import (
 // their connections to PyTorch's.
 func (a *attempt) amongTorch(ctx context.Context) (limited context.Context, stop func() (over bool)) {
 	limited, cancel := context.WithCancelCause(ctx)
-	doors := a.doors() // what is known of the members is completed while they connect
+	livenessAddrs := a.livenessAddrs() // what is known of the members is completed while they connect
 	var tasks sync.WaitGroup
 	lost := func(err error) { cancel(a.Failure.Judge(err)) }
-	tasks.Go(func() { a.probeNextRank(limited, doors, lost) })
+	tasks.Go(func() { a.probeNextRank(limited, livenessAddrs, lost) })
 	tasks.Go(func() { a.watchTorch(limited, lost) })
 	tasks.Go(func() {
-		if err := a.Failure.told(limited); err != nil {
+		if err := a.Failure.awaitReason(limited); err != nil {
 			cancel(err)
 		}
 	})
@@ -91,9 +91,9 @@ func (a *attempt) unfinished(ctx context.Context, rank int) string {
 	return ranklist.Words(missing) + " had published an address"
 }
 
-// told waits until a rank has recorded why the group cannot be formed, and returns that, the loss of the store, or nil when ctx ends.
-func (v *Failure) told(ctx context.Context) error {
-	if !takesLong(ctx) {
+// awaitReason waits until a rank has recorded why the group cannot be formed, and returns that, the loss of the store, or nil when ctx ends.
+func (v *Failure) awaitReason(ctx context.Context) error {
+	if !hasLongDeadline(ctx) {
 		return nil
 	}
 	failpoint.At("group.verdict.told")
@@ -108,8 +108,8 @@ func (v *Failure) told(ctx context.Context) error {
 	return first.toOthers("group: new", v.rank)
 }
 
-// takesLong waits for a while that normally suffices to connect, and reports whether ctx has not ended by then.
-func takesLong(ctx context.Context) bool {
+// hasLongDeadline waits for a while that normally suffices to connect, and reports whether ctx has not ended by then.
+func hasLongDeadline(ctx context.Context) bool {
 	wait := time.NewTimer(overAfter)
 	defer wait.Stop()
 	failpoint.At("form.among_torch.wait")
@@ -123,15 +123,15 @@ func takesLong(ctx context.Context) bool {
 
 // watchGivenUp calls end when a Go rank has given the group up without a recorded reason: it did so before it knew of PyTorch's ranks.
 func (a *attempt) watchGivenUp(ctx context.Context, end func(error)) {
-	if !takesLong(ctx) || a.Place.UntilOver(ctx) != nil {
+	if !hasLongDeadline(ctx) || a.Place.UntilOver(ctx) != nil {
 		return
 	}
-	ranks, err := a.Place.Gone(ctx)
-	if err != nil || len(ranks) == 0 { // another process took the place of a rank: whether that one is dead is seen at its door
+	ranks, err := a.Place.GaveUp(ctx)
+	if err != nil || len(ranks) == 0 { // another process took the place of a rank: whether that one is dead is seen at its liveness listener
 		return
 	}
 	if has, err := a.p.Store.Check(ctx, a.Place.EndKey()); has || err != nil {
-		return // told reads why
+		return // awaitReason reads why
 	}
 	if a.p.Origin.once() {
 		end(a.p.gaveUp(ctx)) // as where no PyTorch rank is in the group
@@ -149,7 +149,7 @@ func (e *ending) toOthers(op string, reader int) *cohort.Error {
 		return err
 	}
 	err.Detail = "rank " + strconv.Itoa(e.By) + " gave the group up: " + e.Detail
-	if err.Code == cohort.Canceled || err.Code == cohort.Unknown { // nobody here was cancelled
+	if err.Code == cohort.Canceled || err.Code == cohort.Unknown { // no rank here was cancelled
 		err.Code = cohort.Aborted
 	}
 	if err.Rank == cohort.NoRank && err.Code != cohort.DeadlineExceeded { // whose time is over has waited for another rank
@@ -158,10 +158,10 @@ func (e *ending) toOthers(op string, reader int) *cohort.Error {
 	return err
 }
 
-// saySo tells the other Go ranks how this rank's connecting ended, before its door closes: they would take it for dead. It returns what to report.
-func (a *attempt) saySo(ctx context.Context, err error) error {
+// recordReason tells the other Go ranks how this rank's connecting ended, before its liveness listener closes: they would declare it dead. It returns what to report.
+func (a *attempt) recordReason(ctx context.Context, err error) error {
 	if err == nil {
-		_ = a.Place.Up(ctx) // a store that does not answer calls nobody dead
+		_ = a.Place.MarkConnected(ctx) // a store that does not answer declares no rank dead
 		return nil
 	}
 	judged := a.Failure.Judge(err)

@@ -33,7 +33,7 @@ type attempt struct {
 	local            []bool // by rank: it runs on this host
 	shared           bool   // another rank is a goroutine of this process
 	listener         net.Listener
-	livenessListener *os.File // the same listener, for knocks
+	livenessListener *os.File // the same listener, for probes
 	endQuits         func()   // ends the look for ranks that have left
 }
 
@@ -45,10 +45,10 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 	err := a.choose(ctx)
 	if err == nil {
 		a.Base = p.base(a.Layout)
-		a.Failure = newVerdict(p, a.Place, !a.alone())
+		a.Failure = newFailure(p, a.Place, !a.alone())
 		err = a.connectAll(ctx)
 	} else if a.Place != nil && a.torch != torchNone && ctx.Err() == nil {
-		newVerdict(p, a.Place, false).giveUp(err) // others may be connecting already
+		newFailure(p, a.Place, false).giveUp(err) // others may be connecting already
 	}
 	if err != nil {
 		a.abandon(ctx)
@@ -58,7 +58,7 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 	return a.Formed, nil
 }
 
-// abandon ends an attempt that failed, so that nobody waits for this rank in it.
+// abandon ends an attempt that failed, so that no other rank waits for this rank in it.
 func (a *attempt) abandon(ctx context.Context) {
 	if a.Place != nil {
 		_ = a.Place.GiveUp(ctx)
@@ -141,9 +141,9 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 		case <-limited.Done():
 		}
 	})
-	doors := a.doors()
+	livenessAddrs := a.livenessAddrs()
 	tasks.Go(func() {
-		a.probeNextRank(limited, doors, func(err error) {
+		a.probeNextRank(limited, livenessAddrs, func(err error) {
 			a.Failure.giveUp(err)
 			cancel(err)
 		})
@@ -173,7 +173,7 @@ func (a *attempt) connectAll(ctx context.Context) error {
 	err := a.connect(connecting)
 	over := stop()
 	if err != nil {
-		err = whyEnded(ctx, connecting, err)
+		err = endReason(ctx, connecting, err)
 	}
 	if err == nil && !alone {
 		failpoint.At("group.connected")
@@ -187,7 +187,7 @@ func (a *attempt) connectAll(ctx context.Context) error {
 		err = settle(ctx, p, p.Parent.Layout, -1, nil)
 	}
 	if alone && a.Place != nil {
-		err = a.saySo(ctx, err)
+		err = a.recordReason(ctx, err)
 	}
 	if err != nil && a.Mesh != nil {
 		_ = a.Close()
@@ -195,9 +195,9 @@ func (a *attempt) connectAll(ctx context.Context) error {
 	return err
 }
 
-// whyEnded is the error to report of a connecting that failed with err: the reason for which it was ended, or that ctx ended, whichever came first,
+// endReason is the error to report of a connecting that failed with err: the reason for which it was ended, or that ctx ended, whichever came first,
 // also if the other has followed since.
-func whyEnded(ctx, connecting context.Context, err error) error {
+func endReason(ctx, connecting context.Context, err error) error {
 	lost, _ := errors.AsType[*cohort.Error](context.Cause(connecting))
 	if above, _ := errors.AsType[*cohort.Error](context.Cause(ctx)); lost != nil && lost != above {
 		return lost
@@ -233,7 +233,7 @@ func (a *attempt) connect(ctx context.Context) error {
 			Rank: p.Rank, Size: p.size(), Name: a.Place.Prefix(), Exchange: p.Store, HeartbeatLimit: p.Heartbeat, OnLost: a.Failure.Lost, OnGiveUp: a.Failure.giveUp,
 		}
 		var held heldLosses
-		if p.Transport == Auto { // a rank that cannot share memory is no reason for the group to end
+		if p.Transport == Auto { // a rank that cannot share memory does not end the group
 			held.to, cfg.OnLost, cfg.OnGiveUp = a.Failure.Lost, held.lost, nil
 		}
 		engine, err := shm.Join(ctx, cfg)
@@ -254,7 +254,7 @@ func (a *attempt) connect(ctx context.Context) error {
 	return nil
 }
 
-// lanes is how many connections to each other rank this one wishes for. Ranks of one process share its cores in a way that nobody has counted.
+// lanes is how many connections to each other rank this one requests. How ranks of one process share its cores is not known.
 func (a *attempt) lanes() int {
 	switch {
 	case a.p.Connections > 0:
@@ -268,7 +268,7 @@ func (a *attempt) lanes() int {
 			here++
 		}
 	}
-	return lanes.Wish(here, a.p.size())
+	return lanes.RequestedLanes(here, a.p.size())
 }
 
 func (a *attempt) connectTCP(ctx context.Context) error {

@@ -28,7 +28,7 @@ import (
 // that has published a gloo record and no capability is a PyTorch rank.
 type capability struct {
 	Version   int       `json:"version"`
-	Addr      string    `json:"addr,omitempty"` // of the native wire, and the door
+	Addr      string    `json:"addr,omitempty"` // of the native wire, and the liveness listener
 	Door      string    `json:"door,omitempty"` // of a rank without the native wire
 	Host      string    `json:"host,omitempty"` // equal on ranks that can share memory
 	Hostname  string    `json:"hostname,omitempty"`
@@ -75,7 +75,7 @@ func (a *attempt) lookAgain(ctx context.Context) error {
 	}
 	for r, rank := range caps {
 		if rank != nil {
-			a.Members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.doorAddr()}
+			a.Members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.livenessAddr()}
 		}
 	}
 	return nil
@@ -149,12 +149,12 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 		return nil, assemble.ErrAttemptAbandoned // this rank has been here before, or another one gave up
 	}
 	a.endQuits = a.watchQuits(ctx)
-	stop := a.sayWhoIsMissing(ctx)
+	stop := a.reportMissing(ctx)
 	defer stop()
 	for r := range p.Globals {
 		foreign, failure := a.await(ctx, r)
 		if failure != nil {
-			return nil, a.notCome(ctx, r, failure)
+			return nil, a.missingError(ctx, r, failure)
 		}
 		if foreign {
 			// Capabilities that are there by now still count; a rank without one is treated as PyTorch.
@@ -167,7 +167,7 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 	}
 	caps, err := a.read(ctx, all)
 	if err != nil && (ctx.Err() != nil || errors.Is(err, assemble.ErrAttemptAbandoned)) {
-		return nil, a.notCome(ctx, -1, err)
+		return nil, a.missingError(ctx, -1, err)
 	}
 	return caps, err
 }
@@ -232,7 +232,7 @@ func (a *attempt) read(ctx context.Context, ranks []int) ([]*capability, error) 
 	for i, r := range ranks {
 		var found capability
 		if len(words[i]) > maxCapability || json.Unmarshal(words[i], &found) != nil {
-			return nil, cohort.Newf(op, cohort.Protocol, "rank %d published something that is no capability under %q", r, a.Place.Key(r))
+			return nil, cohort.Newf(op, cohort.Protocol, "rank %d published a malformed capability under %q", r, a.Place.Key(r))
 		}
 		if found.Version != capabilityVersion {
 			return nil, cohort.Newf(op, cohort.Protocol, "rank %d speaks version %d of the rendezvous, this rank %d; use the same release on all ranks", r, found.Version, capabilityVersion)
@@ -258,7 +258,7 @@ func (a *attempt) present(ctx context.Context) ([]*capability, error) {
 	return a.read(ctx, here)
 }
 
-// listen opens the door, which is the listener of the native wire where there is one.
+// listen opens the liveness listener, which is the listener of the native wire where there is one.
 func (a *attempt) listen(ctx context.Context, own *capability) error {
 	p := a.p
 	device := ""
@@ -298,7 +298,7 @@ func (a *attempt) decide(caps []*capability) error {
 			continue
 		}
 		goRanks++
-		a.Members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.doorAddr()}
+		a.Members[r] = member{Go: true, Host: rank.Hostname, PID: rank.PID, Addr: rank.Addr, livenessListener: rank.livenessAddr()}
 		if rank.Host == "" || rank.Host != caps[p.Rank].Host {
 			sameHost = false
 		}

@@ -39,7 +39,7 @@ func TestWhyEnded(t *testing.T) {
 			if c.then != nil {
 				c.then(end, lose)
 			}
-			err := whyEnded(ctx, connecting, &cohort.Error{Op: "gloo: wait", Code: cohort.CodeOf(store), Rank: 1, Err: store})
+			err := endReason(ctx, connecting, &cohort.Error{Op: "gloo: wait", Code: cohort.CodeOf(store), Rank: 1, Err: store})
 			if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != c.code || e.Rank != c.rank {
 				t.Errorf("%v", err)
 			}

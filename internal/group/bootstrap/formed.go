@@ -125,7 +125,7 @@ func (f *Formed) Blame(err error) error {
 		err = w.Blame(err)
 	}
 	if cohort.CodeOf(err) != cohort.PeerLost {
-		return err // it ended alone: that is no reason for the group to end
+		return err // it ended alone: that does not end the group
 	}
 	return f.Failure.Judge(err)
 }
@@ -148,7 +148,7 @@ func Unconnected(p *Plan) *Formed {
 	return f
 }
 
-// single makes it a group that has nobody to talk to.
+// single makes it a group without peers.
 func (f *Formed) single() {
 	f.Mesh = singleRankMesh{}
 	f.Engine = native.NewEngine(f.Mesh, native.Tuning{})

@@ -84,7 +84,7 @@ func (p *Plan) explainEarlier(err error) error {
 	return told
 }
 
-// SettleOutside does what PyTorch's ranks wait for from a rank that is no member of a group that they make.
+// SettleOutside does what PyTorch's ranks wait for from a rank that is not a member of a group that they make.
 func SettleOutside(ctx context.Context, p *Plan) error {
 	if p.Parent.torch == torch113 || p.Parent.torch != torchNone && p.InitBarrier {
 		return settle(ctx, p, p.Parent.Layout, -1, nil)
@@ -93,7 +93,7 @@ func SettleOutside(ctx context.Context, p *Plan) error {
 }
 
 // settle does what PyTorch does in the store after a group was made: a barrier of the whole world, and in 1.13 the sequence
-// number. rank is the own rank in the group, less than 0 for a rank that is no member; members are only given to a member.
+// number. rank is the own rank in the group, less than 0 for a rank that is not a member; members are only given to a member.
 func settle(ctx context.Context, p *Plan, layout gloo.Layout, rank int, members []member) error {
 	const op = "group: store barrier"
 	base := p.torchBase()

@@ -73,7 +73,7 @@ const (
 
 // WatchHelper returns an error when it turns out that PyTorch's ranks check operations and wait for this one, and nil when that is
 // out of the question: ctx has ended, or a collective has succeeded, of which proven tells. PyTorch 2.x says nothing after a
-// group was made, so there is no other moment at which that is certain.
+// group was made, so at no other moment is that certain.
 func (f *Formed) WatchHelper(ctx context.Context, p *Plan, proven func() bool) error {
 	if f.torch != torch26 || p.Detail || p.Origin != FromPython {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/transport"
 )
 
-// singleRankMesh is the mesh of a group with one rank: it has nobody to talk to.
+// singleRankMesh is the mesh of a group with one rank, which has no peers.
 type singleRankMesh struct{}
 
 func (singleRankMesh) Rank() int                                      { return 0 }

@@ -14,7 +14,7 @@ import (
 )
 
 // TestLossesOfGoRanksAreTheirOwn: that a build of PyTorch has no half types does not explain why a Go rank is gone. It can explain the
-// loss of a PyTorch rank or of one that nobody can name, and why a Go rank is late, which may wait for another one itself.
+// loss of a PyTorch rank or of one that no rank can name, and why a Go rank is late, which may wait for another one itself.
 func TestLossesOfGoRanksAreTheirOwn(t *testing.T) {
 	f := &Formed{Peers: torchcaps.Exactly(torchcaps.Newest), Members: []member{{Go: true}, {Go: true}, {}}}
 	for _, c := range []struct {
@@ -42,7 +42,7 @@ func TestWhoWasCutOffSaysThatItLives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := attempts(t, 3)
 		loss := func(rank cohort.Rank) error {
-			e := cohort.New("tcp", cohort.PeerLost, "its connection ended without a goodbye")
+			e := cohort.New("tcp", cohort.PeerLost, "its connection closed without a shutdown message")
 			e.Rank = rank
 			return e
 		}
@@ -50,11 +50,11 @@ func TestWhoWasCutOffSaysThatItLives(t *testing.T) {
 		for name, ways := range map[string]func(a *attempt) error{
 			"explained": func(a *attempt) error { return a.explain(t.Context(), loss(0), false) },
 			"judged":    func(a *attempt) error { return a.Failure.Judge(loss(0)) },
-			"told":      func(a *attempt) error { return a.Failure.told(t.Context()) },
+			"told":      func(a *attempt) error { return a.Failure.awaitReason(t.Context()) },
 		} {
 			for r := 1; r < 3; r++ {
 				err := ways(all[r])
-				if cohort.CodeOf(err) != cohort.PeerLost || rankOf(err) != 1 || strings.Contains(err.Error(), "which lives") != (r == 1) {
+				if cohort.CodeOf(err) != cohort.PeerLost || rankOf(err) != 1 || strings.Contains(err.Error(), "which is alive") != (r == 1) {
 					t.Errorf("%s, rank %d: %v", name, r, err)
 				}
 			}

@@ -27,8 +27,8 @@ const (
 // missingLimit bounds how long a rank that gives up takes to find out who is missing.
 const missingLimit = time.Second
 
-// sayWhoIsMissing tells the logger and the hook who is missing until stop is called.
-func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
+// reportMissing tells the logger and the hook who is missing until stop is called.
+func (a *attempt) reportMissing(ctx context.Context) (stop func()) {
 	p := a.p
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -49,8 +49,8 @@ func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 			if missing, err := a.Place.Missing(ctx); err == nil && len(missing) > 0 {
 				dead := a.deadMembers(ctx, missing)
 				shown.await(ctx, dead)
-				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " + haveNotCome(missing) + " (" +
-					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " are here" + cameAndDied(dead) + ")"
+				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " + notAppeared(missing) + " (" +
+					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " are here" + joinedThenDied(dead) + ")"
 				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name), slog.Any("missing", missing), slog.Any("dead", dead), slog.Duration("dur", time.Since(began)))
 				p.Hook.Emit(observe.Event{Kind: "group.wait", Rank: cohort.Rank(p.Rank), Group: p.Name, Dur: time.Since(began), Detail: text})
 			}
@@ -64,16 +64,16 @@ func (a *attempt) sayWhoIsMissing(ctx context.Context) (stop func()) {
 	}
 }
 
-func haveNotCome(ranks []int) string {
+func notAppeared(ranks []int) string {
 	if len(ranks) == 1 {
 		return "which has not come"
 	}
 	return "which have not come"
 }
 
-// notCome is the error of a wait for other ranks that ended, one of them or, with -1, all. It says who is missing, as far as
+// missingError is the error of a wait for other ranks that ended, one of them or, with -1, all. It says who is missing, as far as
 // the store tells in time.
-func (a *attempt) notCome(ctx context.Context, waitedFor int, err error) error {
+func (a *attempt) missingError(ctx context.Context, waitedFor int, err error) error {
 	p := a.p
 	const op = "group: rendezvous"
 	if ctx.Err() == nil && !errors.Is(err, assemble.ErrAttemptAbandoned) {
@@ -121,7 +121,7 @@ func (p *Plan) tooLate(ctx context.Context) error {
 	switch {
 	case len(p.missing) > 0:
 		e.Rank = cohort.Rank(p.missing[0])
-		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited + cameAndDied(p.dead)
+		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited + joinedThenDied(p.dead)
 	case p.silent != nil:
 		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not tell which ranks of group " + p.Name + " are missing: " + p.silent.Error()
 	}

@@ -48,7 +48,7 @@ func TestSilentStoreIsNamed(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		<-ctx.Done()
-		err = a.notCome(ctx, 1, ctx.Err())
+		err = a.missingError(ctx, 1, ctx.Err())
 		if cohort.CodeOf(err) != cohort.DeadlineExceeded || rankOf(err) != cohort.NoRank || !strings.Contains(err.Error(), "the store at node0:29500 does not tell") {
 			t.Errorf("the store is stopped: %v", err)
 		}

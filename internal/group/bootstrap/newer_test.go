@@ -18,7 +18,7 @@ func TestNewerIsSaidOnce(t *testing.T) {
 	version := "torch-3." + strconv.Itoa(rand.IntN(1_000_000_000))
 	var log bytes.Buffer
 	for range 3 { // three groups
-		sayNewer(slog.New(slog.NewTextHandler(&log, nil)), version)
+		warnNewer(slog.New(slog.NewTextHandler(&log, nil)), version)
 	}
 	if n := strings.Count(log.String(), version); n != 1 {
 		t.Errorf("it was said %d times:\n%s", n, log.String())

@@ -33,7 +33,7 @@ func (p *Plan) gaveUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, judgeLimit)
 	defer cancel()
 	who, rank := "a rank", cohort.NoRank
-	if first, err := assemble.FirstGone(ctx, p.Store, p.keys(), p.size()); err == nil && first >= 0 && first != p.Rank {
+	if first, err := assemble.FirstToGiveUp(ctx, p.Store, p.keys(), p.size()); err == nil && first >= 0 && first != p.Rank {
 		who, rank = "rank "+strconv.Itoa(first), cohort.Rank(first)
 	}
 	does := " gave up the reconfiguration or has closed its group: reconfigure again, with another uuid, and without that rank if it has left"

@@ -59,7 +59,7 @@ func (a *attempt) findPeers(ctx context.Context) (torchcaps.Peers, error) {
 			return torchcaps.Peers{}, cohort.Newf("group: rendezvous", cohort.InvalidArgument, "%s=%q: %v", torchcaps.Variable, said, err)
 		}
 		if newer {
-			sayNewer(p.Logger, said)
+			warnNewer(p.Logger, said)
 		}
 		if (peers.Low == torchcaps.V1_13) != (a.torch == torch113) {
 			return torchcaps.Peers{}, cohort.Newf("group: rendezvous", cohort.Mismatch, "the other ranks are said to be %s, but they meet as %v does", said, a.torch)
@@ -92,12 +92,12 @@ func (a *attempt) findPeers(ctx context.Context) (torchcaps.Peers, error) {
 	return found, err
 }
 
-// saidNewer are the versions of which this process has said that they are newer than any that is known.
-var saidNewer sync.Map
+// warnedNewer are the versions of which this process has said that they are newer than any that is known.
+var warnedNewer sync.Map
 
-// sayNewer says it once in a process, however many groups are made.
-func sayNewer(logger *slog.Logger, said string) {
-	if _, before := saidNewer.LoadOrStore(said, true); !before {
+// warnNewer says it once in a process, however many groups are made.
+func warnNewer(logger *slog.Logger, said string) {
+	if _, before := warnedNewer.LoadOrStore(said, true); !before {
 		logger.Warn("this PyTorch is newer than any that is known: it is treated as the newest that is", slog.String("said", said), slog.String("as", torchcaps.Newest.String()))
 	}
 }

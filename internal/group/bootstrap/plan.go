@@ -132,7 +132,7 @@ func parsePeers(said string) (p torchcaps.Peers, newer bool, err error) {
 type Plan struct {
 	Options
 	Store     store.Store
-	Rank      int     // in the group, less than 0 for a rank that is no member
+	Rank      int     // in the group, less than 0 for a rank that is not a member
 	Globals   []int   // world ranks of the members
 	World     int     // number of ranks in the world
 	Parent    *Formed // the group that it is made from, or nil

@@ -15,7 +15,7 @@ import (
 
 // A member of a group that is to be reconfigured may have closed it, and not know or not care that it is in the list for the next one. It says
 // so when it closes, among the keys of the group that it leaves, and those who wait for it decline in its name. Of a group that was never
-// connected there are no such keys: nobody could delete them.
+// connected there are no such keys: no rank could delete them.
 
 // Former is where the ranks of a group were before it is made by a reconfiguration.
 type Former struct {
@@ -62,7 +62,7 @@ func (p *Plan) watch(ctx context.Context, judge func(ctx context.Context, left *
 	ctx, cancel := context.WithCancel(ctx)
 	var task sync.WaitGroup
 	left := *p
-	task.Go(func() { left.look(ctx, judge) })
+	task.Go(func() { left.scanQuits(ctx, judge) })
 	return func() {
 		cancel()
 		failpoint.At("form.quit.end")
@@ -70,7 +70,7 @@ func (p *Plan) watch(ctx context.Context, judge func(ctx context.Context, left *
 	}
 }
 
-func (p *Plan) look(ctx context.Context, judge func(ctx context.Context, left *Plan) (passed bool)) {
+func (p *Plan) scanQuits(ctx context.Context, judge func(ctx context.Context, left *Plan) (passed bool)) {
 	var passed []int
 	t := time.NewTimer(quitAfter)
 	defer t.Stop()

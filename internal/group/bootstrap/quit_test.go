@@ -74,7 +74,7 @@ func (a *attempt) come(t *testing.T, rank int) {
 }
 
 // TestWhoHasLeftIsDeclined: rank 2 has closed the group before. Whether rank 1, in front of it, has come with a process that has died since, comes
-// later than the first look, is a newcomer or does not come: rank 0 sees to it within a second that nobody waits for rank 2.
+// later than the first scan, is a newcomer or does not join: within a second rank 0 ends every rank's wait for rank 2.
 func TestWhoHasLeftIsDeclined(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -98,7 +98,7 @@ func TestWhoHasLeftIsDeclined(t *testing.T) {
 				a, before := following(t, s, 0, c.former, max(c.former, 0)+1)
 				timers := []*time.Timer{
 					time.AfterFunc(c.comes, func() { a.come(t, 1) }),
-					time.AfterFunc(c.leaves, func() { before[len(before)-1].SayQuit(t.Context()) }),
+					time.AfterFunc(c.leaves, func() { before[len(before)-1].AnnounceQuit(t.Context()) }),
 				}
 				synctest.Wait()
 				stop := a.watchQuits(t.Context())
@@ -113,7 +113,7 @@ func TestWhoHasLeftIsDeclined(t *testing.T) {
 				if !a.Place.Closed(t.Context()) {
 					t.Error("a second after rank 2 has left it is waited for")
 				}
-				if gone, err := a.Place.Gone(t.Context()); err != nil || !slices.Equal(gone, []int{2}) {
+				if gone, err := a.Place.GaveUp(t.Context()); err != nil || !slices.Equal(gone, []int{2}) {
 					t.Errorf("ranks %v have given up, %v", gone, err)
 				}
 				for _, timer := range timers {
@@ -132,7 +132,7 @@ func TestWhoHasComeIsNotDeclined(t *testing.T) {
 		defer func() { _ = s.Close() }()
 		a, before := following(t, s, 0, 1)
 		a.come(t, 1)
-		before[1].SayQuit(t.Context())
+		before[1].AnnounceQuit(t.Context())
 		stop := a.watchQuits(t.Context())
 		time.Sleep(time.Minute)
 		stop()
@@ -157,7 +157,7 @@ func TestLookingForManyIsBounded(t *testing.T) {
 		a, before := following(t, s, former...)
 		for r := size - left; r < size; r++ {
 			a.come(t, r)
-			before[r].SayQuit(t.Context())
+			before[r].AnnounceQuit(t.Context())
 		}
 		synctest.Wait()
 		asked := s.asked.Load()
@@ -166,7 +166,7 @@ func TestLookingForManyIsBounded(t *testing.T) {
 		if asked = s.asked.Load() - asked; asked > 5*seconds+left {
 			t.Errorf("%d questions in %d seconds", asked, seconds)
 		}
-		before[1].SayQuit(t.Context())
+		before[1].AnnounceQuit(t.Context())
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if !a.Place.Closed(t.Context()) {
@@ -186,10 +186,10 @@ func TestTheFirstHasLeft(t *testing.T) {
 		handles := []string{"gloo:0:1:0:", "gloo:1:1:1:", "gloo:3:1:3:"}
 		p := *a.p
 		p.Rank, p.UUID, p.Former.Place = 1, 2, before[1]
-		before[2].SayQuit(t.Context())
+		before[2].AnnounceQuit(t.Context())
 		stop := p.watchFirst(t.Context(), handles)
 		time.Sleep(time.Minute)
-		before[0].SayQuit(t.Context())
+		before[0].AnnounceQuit(t.Context())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := p.claimed(ctx, handles); err != nil {

@@ -69,7 +69,7 @@ func (m *Mesh) Cancel(op *transport.Op) bool { return m.device(op.Slot).cancel(o
 
 // Fail ends every op with err and closes all connections, so that peers notice at once.
 func (m *Mesh) Fail(err error) {
-	err = m.judge.Word(err) // before a peer sees a connection end
+	err = m.judge.Reason(err) // before a peer sees a connection end
 	for _, d := range m.devices {
 		d.fail(err)
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // Op stands in front of the errors.
-const Op = "group: monitored_barrier"
+const opName = "group: monitored_barrier"
 
 // Barrier is one barrier of the ranks of a mesh.
 type Barrier struct {
@@ -80,7 +80,7 @@ func (b *Barrier) follow(ctx context.Context) error {
 		return nil
 	}
 	here := "rank " + strconv.Itoa(b.Mesh.Rank()) + " reached the barrier"
-	e := cohort.Wrap(Op, cohort.PeerLost, err)
+	e := cohort.Wrap(opName, cohort.PeerLost, err)
 	if e.Code == cohort.PeerLost {
 		e.Rank = 0
 		e.Detail = here + ", but rank 0 had an error: " + err.Error() + "; its log has the reason"
@@ -116,7 +116,7 @@ func (b *Barrier) lead(ctx context.Context) error {
 			came = append(came, r)
 		case ctx.Err() != nil:
 			b.giveUp(ctx, ops, err)
-			return cohort.FromContext(ctx, Op)
+			return cohort.FromContext(ctx, opName)
 		default:
 			late = append(late, r)
 			if ops[r].Completed() && lost == nil {
@@ -139,7 +139,7 @@ func (b *Barrier) lead(ctx context.Context) error {
 
 // failed names the ranks that did not come; lost is why, if it is known of one of them.
 func (b *Barrier) failed(late, came []int, lost error) error {
-	e := &cohort.Error{Op: Op, Code: cohort.DeadlineExceeded, Rank: cohort.Rank(late[0]), Err: lost}
+	e := &cohort.Error{Op: opName, Code: cohort.DeadlineExceeded, Rank: cohort.Rank(late[0]), Err: lost}
 	e.Detail = ranklist.Words(late) + " did not reach the barrier within " + b.Limit.String()
 	if lost != nil {
 		e.Code = cohort.PeerLost

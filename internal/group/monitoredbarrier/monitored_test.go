@@ -47,7 +47,7 @@ func TestAllPass(t *testing.T) {
 	})
 }
 
-// TestNamesTheLate: rank 0 names who is late and who came, the others blame rank 0, and nobody waits for longer than it should: for
+// TestNamesTheLate: rank 0 names the ranks that are late and those that arrived, the others blame rank 0, and no rank waits for longer than it should: for
 // one limit, or one for each late rank.
 func TestNamesTheLate(t *testing.T) {
 	for all, want := range map[bool]time.Duration{false: time.Minute, true: 2 * time.Minute} {
@@ -78,7 +78,7 @@ func TestNamesTheLate(t *testing.T) {
 	}
 }
 
-// TestCancelled: a context that ends takes every rank out of the barrier, whoever is missing, and leaves nothing posted.
+// TestCancelled: a context that ends takes every rank out of the barrier, whichever rank is missing, and leaves nothing posted.
 func TestCancelled(t *testing.T) {
 	for missing := range 3 {
 		synctest.Test(t, func(t *testing.T) {

@@ -46,7 +46,7 @@ func (r *run) sentAll(handles []handle) error {
 	return nil
 }
 
-// allGather collects blocks of one size in as few messages as possible while they are small. Where the number of ranks is no power
+// allGather collects blocks of one size in as few messages as possible while they are small. Where the number of ranks is not a power
 // of two that takes a copy more, which pays only while it saves steps. All others go to everybody at once, or around a ring where there are
 // many ranks or much data: the next message of a rank is what has just come, which is in its cache, where those of half the result are not.
 func (r *run) allGather() error {

@@ -387,7 +387,7 @@ func (s *script) scatterHalving(bytes int) {
 	}
 }
 
-// gatherDoubling is an all-gather: recursive doubling, or Bruck's algorithm where the number of ranks is no power of two.
+// gatherDoubling is an all-gather: recursive doubling, or Bruck's algorithm where the number of ranks is not a power of two.
 func (s *script) gatherDoubling(bytes int) {
 	n := len(s.ranks)
 	for distance := 1; distance < n; distance *= 2 {

@@ -9,7 +9,7 @@
 // Collectives run one after another, in the order of submission. The goroutine that runs them holds a role, the runner. A
 // goroutine that waits for an operation takes the role if it is free and runs operations, its own and those before it,
 // until its own has ended, so no other goroutine has to be woken. The pump, one goroutine per group, runs operations that
-// nobody waits for. Messages need no runner: they are given to the mesh when they are submitted.
+// no goroutine waits for. Messages need no runner: they are given to the mesh when they are submitted.
 //
 // # States
 //
@@ -39,19 +39,19 @@
 //	event                  from                                effects
 //	Submit, Post           the user                            WakePump or Watch; refused when full or not Open
 //	Skip                   an operation that was refused       takes sequence numbers, as PyTorch's own refusal does
-//	Wait, Leave            a goroutine that waits              takes the role, or parks (WakePump when nobody runs)
+//	Wait, Leave            a goroutine that waits              takes the role, or parks (WakePump when none runs)
 //	Pump                   the pump, after WakePump            takes the role
 //	Start                  the runner                          the next operation
 //	Pause                  the runner, whose context ended     as Release, and another runner goes on; after Fail or Close it must go on itself
 //	Finish                 the runner, whose operation ended   Room
 //	Release                the runner                          WakePump when somebody needs the next operation; Gone when closed
-//	Settle                 whoever sees a message complete     Room; true for exactly one caller
-//	Hold, LetGo            who withdraws a message             true for exactly one caller; nobody settles it meanwhile
-//	Tick                   the clock                           WakePump for what nobody picked up
+//	Settle                 a goroutine that sees it complete   Room; true for exactly one caller
+//	Hold, LetGo            who withdraws a message             true for exactly one caller; no other settles it meanwhile
+//	Tick                   the clock                           WakePump for what has no runner
 //	Fail, Close            a failure, the user                 the queued operations, which their owner completes; Room
 //
 // A program that waits for each operation right after submitting it needs no pump, and waking the pump costs more than a
 // small operation takes. So submissions wake the pump only while the machine is eager. It becomes eager when an operation
-// is submitted behind another, or when the clock finds one that nobody has picked up, and stops being eager after
+// is submitted behind another, or when the clock finds one without a runner, and stops being eager after
 // [promptWaits] operations in a row that were waited for at once.
 package opsched

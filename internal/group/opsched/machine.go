@@ -38,11 +38,11 @@ type Effect uint8
 const (
 	// WakePump wakes the pump.
 	WakePump Effect = 1 << iota
-	// Watch has the clock look at the group: nobody runs the operation yet.
+	// Watch has the clock look at the group: the operation has no runner yet.
 	Watch
 	// Room wakes everybody whose submission was refused because the queue was full.
 	Room
-	// Gone tells the closer that nobody runs collectives any more.
+	// Gone notifies the closer that no goroutine runs collectives any more.
 	Gone
 )
 

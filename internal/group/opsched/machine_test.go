@@ -100,7 +100,7 @@ func (s *sim) submit() {
 	case no != Accepted || first != s.numbers:
 		s.fail("refused (%d), or number %d where %d comes next", no, first, s.numbers)
 	case e&(WakePump|Watch) == 0:
-		s.fail("nobody looks after operation %d", o.id)
+		s.fail("operation %d has neither runner nor timer", o.id)
 	}
 	s.numbers += numbers
 	o.first = first
@@ -117,7 +117,7 @@ func (s *sim) post() {
 	if _, no := s.m.Post(&o.item); no == Accepted {
 		s.say("post %d", o.id)
 		s.ops = append(s.ops, o)
-		for range 1 + s.random.IntN(2) { // whoever sees that the mesh has finished it
+		for range 1 + s.random.IntN(2) { // any goroutine sees that the mesh has finished it
 			s.spawn("settler", o, s.settle)
 		}
 	}
@@ -345,7 +345,7 @@ func (s *sim) finish(ends int) {
 		}
 		for _, t := range s.threads {
 			if t.next != nil && t.name == "waiter" && t.on.completed == 0 {
-				s.fail("a goroutine waits for operation %d, and nobody runs it", t.on.id)
+				s.fail("a goroutine waits for operation %d, which has no runner", t.on.id)
 			}
 		}
 		e := s.m.Tick(true)
@@ -403,7 +403,7 @@ func TestEager(t *testing.T) {
 		t.Errorf("a young operation: effects %d", e)
 	}
 	if e := m.Tick(true); e != WakePump || !m.Eager() {
-		t.Errorf("an operation that nobody picked up: effects %d", e)
+		t.Errorf("an operation without a runner: effects %d", e)
 	}
 }
 

@@ -35,7 +35,7 @@ func (h GroupHandle) PlaceIn(op string, list []string) (int, error) {
 	seen := map[string]bool{}
 	for _, text := range list {
 		if !validName(text) {
-			return 0, cohort.Newf(op, cohort.InvalidArgument, "%q is no handle of a gloo group: want what Handle or _get_reconfigure_handle() returned", text)
+			return 0, cohort.Newf(op, cohort.InvalidArgument, "%q is not a handle of a gloo group: want what Handle or _get_reconfigure_handle() returned", text)
 		}
 		if seen[text] {
 			return 0, cohort.Newf(op, cohort.InvalidArgument, "handle %q is given twice: every rank needs another one, so give New different ranks", text)

@@ -135,7 +135,7 @@ func (s *EarlyPool[T]) room(size int) []byte {
 	return make([]byte, size)
 }
 
-// Recycle takes back a message that is in no inbox and whose bytes nobody needs any more.
+// Recycle takes back a message that is in no inbox and whose bytes are not needed any more.
 func (s *EarlyPool[T]) Recycle(e *Early[T]) {
 	if size := cap(e.Data); size > 0 {
 		if class := bits.Len(uint(size)) - 1; class <= largestSpare && len(s.rooms[class]) < maxSpare {

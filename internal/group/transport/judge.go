@@ -11,8 +11,8 @@ package transport
 // and any number of times; only the first call takes time.
 type Judge func(err error) error
 
-// Word returns what the judge says about err. Without a judge it is err.
-func (j Judge) Word(err error) error {
+// Reason returns what the judge says about err. Without a judge it is err.
+func (j Judge) Reason(err error) error {
 	if j == nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func (op *Op) Begin() {
 		op.State.Done = make(chan struct{}, 1)
 	}
 	select {
-	case <-op.State.Done: // nobody waited for the last use
+	case <-op.State.Done: // the last use had no waiter
 	default:
 	}
 	op.N, op.Source = 0, op.Peer
@@ -64,7 +64,7 @@ func (op *Op) partDone() {
 	op.Complete(err)
 }
 
-// Nudge makes whoever waits for op look again. A mesh whose waiters take turns in doing its work wakes the next one so.
+// Nudge makes the waiters of op check again. A mesh whose waiters take turns in doing its work wakes the next one so.
 func (op *Op) Nudge() { nudge(op.State.Done) }
 
 func nudge(done chan struct{}) {

@@ -50,7 +50,7 @@ func (b *bond) tie(lanes []*nativetcp.Mesh) {
 	for _, m := range lanes {
 		for _, loss := range gone {
 			if loss.How == transport.Died {
-				m.Lose(loss.Rank, loss.Err)
+				m.MarkLost(loss.Rank, loss.Err)
 			}
 		}
 		if err != nil {
@@ -104,6 +104,6 @@ func (b *bond) lostBeside(loss transport.Loss) {
 		return
 	}
 	for _, m := range lanes {
-		m.Lose(loss.Rank, loss.Err)
+		m.MarkLost(loss.Rank, loss.Err)
 	}
 }

@@ -129,7 +129,7 @@ func (b *bond) listen(ctx context.Context, n int) (listeners []net.Listener, por
 	own := b.cfg.Listener.Addr()
 	addr, ok := own.(*net.TCPAddr)
 	if !ok {
-		return nil, nil, cohort.Newf("native: connect", cohort.InvalidArgument, "%v is no TCP address", own)
+		return nil, nil, cohort.Newf("native: connect", cohort.InvalidArgument, "%v is not a TCP address", own)
 	}
 	var lc net.ListenConfig
 	for range n {
@@ -192,7 +192,7 @@ func exchange(ctx context.Context, m *nativetcp.Mesh, own []byte) ([][]byte, err
 			return nil, e
 		}
 		if i%2 == 0 && ops[i].N != len(own) {
-			e := cohort.Newf("native: connect", cohort.Protocol, "rank %d told %d bytes of ports, %d were expected", ops[i].Peer, ops[i].N, len(own))
+			e := cohort.Newf("native: connect", cohort.Protocol, "rank %d sent %d bytes of ports, want %d", ops[i].Peer, ops[i].N, len(own))
 			e.Rank = cohort.Rank(ops[i].Peer)
 			return nil, e
 		}

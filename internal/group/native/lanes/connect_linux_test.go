@@ -27,7 +27,7 @@ func TestBetweenTheLanes(t *testing.T) {
 			if r != m.Rank() {
 				op := &transport.Op{Peer: r, Slot: nativewire.LaneSlot, Buf: make([]byte, n)}
 				for i := range op.Buf {
-					op.Buf[i] = 1 // nobody listens there
+					op.Buf[i] = 1 // no process listens there
 				}
 				m.Send(op)
 				wg.Go(func() { _ = m.Wait(context.Background(), op) })
@@ -76,7 +76,7 @@ func TestBetweenTheLanes(t *testing.T) {
 	}
 }
 
-// listenAndTell tells the ports of listeners at which nobody answers.
+// listenAndTell returns the ports of listeners that accept no connection.
 func listenAndTell(t *testing.T, m *nativetcp.Mesh) {
 	t.Helper()
 	l, _ := listeners(t, 1)

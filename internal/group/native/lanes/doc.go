@@ -10,7 +10,7 @@
 // said about it.
 //
 // The goroutine that waits for an operation drives the first lane, as ever. Each other lane has a goroutine of its own, the mover: it posts the
-// parts, so that whoever posts a message waits for no lock and copies nothing but the first part, and drives its lane from the first large
+// parts, so that a goroutine that posts a message waits for no lock and copies nothing but the first part, and drives its lane from the first large
 // message of a collective to its end. At other times it sleeps, and smaller operations know nothing of it.
 //
 // What befalls one lane befalls all of them. The first lane is the one that tells the group: a loss or a failure that another lane sees is
@@ -30,20 +30,22 @@ const (
 	leastPart = 64 << 10
 	// maxRequestedLanes is how many lanes a rank wishes for that was not told a number.
 	maxRequestedLanes = 4
-	// mostConnections is how many connections such a rank has at most.
-	mostConnections = 256
+	// maxConnections is how many connections such a rank has at most.
+	maxConnections = 256
 )
 
 // Max is how many lanes there can be.
 const Max = nativewire.MaxLanes
 
-// Wish is how many lanes a rank wishes for: as many as it has cores to itself. It is one of here ranks on its host, 0 if that is not known, and of
+// RequestedLanes is how many lanes a rank wishes for: as many as it has cores to itself. It is one of here ranks on its host, 0 if that is not known, and of
 // size in the group.
-func Wish(here, size int) int { return wish(min(runtime.GOMAXPROCS(0), runtime.NumCPU()), here, size) }
+func RequestedLanes(here, size int) int {
+	return lanesFor(min(runtime.GOMAXPROCS(0), runtime.NumCPU()), here, size)
+}
 
-func wish(cores, here, size int) int {
+func lanesFor(cores, here, size int) int {
 	if here < 1 {
 		return 1
 	}
-	return max(1, min(cores/here, maxRequestedLanes, mostConnections/max(size-1, 1)))
+	return max(1, min(cores/here, maxRequestedLanes, maxConnections/max(size-1, 1)))
 }

@@ -186,7 +186,7 @@ func TestCloseAtAnyMoment(t *testing.T) {
 	}
 }
 
-// TestPostAfterTheEnd: parts that are posted when the lanes have failed or are closed are complete, and nobody waits for them for ever.
+// TestPostAfterTheEnd: parts that are posted when the lanes have failed or are closed are complete, and no wait for them hangs.
 func TestPostAfterTheEnd(t *testing.T) {
 	for name, end := range map[string]func(m transport.Mesh){
 		"fail":  func(m transport.Mesh) { m.Fail(cohort.New("test", cohort.Aborted, "enough")) },
@@ -289,7 +289,7 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// TestIdleLanesLive: nobody is taken for dead on a lane on which nothing moves for long.
+// TestIdleLanesLive: no peer is declared dead on a lane that is idle for long.
 func TestIdleLanesLive(t *testing.T) {
 	var told losses
 	meshes := world(t, 2, 3, func(c *nativetcp.Config) {

@@ -102,7 +102,7 @@ func TestWish(t *testing.T) {
 		{64, 1, 5000, 1},
 		{64, 1, 1, 4},
 	} {
-		if got := wish(c.cores, c.here, c.size); got != c.want {
+		if got := lanesFor(c.cores, c.here, c.size); got != c.want {
 			t.Errorf("%d cores, %d of %d ranks on the host: %d lanes, want %d", c.cores, c.here, c.size, got, c.want)
 		}
 	}
@@ -111,7 +111,7 @@ func TestWish(t *testing.T) {
 // TestWishesForCoresThatThereAre: GOMAXPROCS can be larger than the number of cores.
 func TestWishesForCoresThatThereAre(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(64 * runtime.NumCPU()))
-	if got := Wish(runtime.NumCPU(), 2); got != 1 {
+	if got := RequestedLanes(runtime.NumCPU(), 2); got != 1 {
 		t.Errorf("a rank for each core wishes for %d lanes, want 1", got)
 	}
 }

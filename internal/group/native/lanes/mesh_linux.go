@@ -59,17 +59,17 @@ func (m *mesh) Begin(slot uint64, call nativewire.Call) { m.first.Begin(slot, ca
 // End takes note that the collective is over on this rank.
 func (m *mesh) End(slot uint64) {
 	m.first.End(slot)
-	if m.live.Load() > 0 && m.untell(slot) {
+	if m.live.Load() > 0 && m.retract(slot) {
 		for _, v := range m.others {
-			v.lane.Forget(slot)
+			v.lane.ForgetCall(slot)
 		}
 		m.live.Add(-1)
 	}
 }
 
-// untell reports whether the other lanes were told of a call.
-func (m *mesh) untell(slot uint64) bool {
-	failpoint.At("lanes.untell")
+// retract reports whether the other lanes were told of a call.
+func (m *mesh) retract(slot uint64) bool {
+	failpoint.At("lanes.retract")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i := slices.Index(m.mu.told, slot)
@@ -79,8 +79,8 @@ func (m *mesh) untell(slot uint64) bool {
 	return i >= 0
 }
 
-// tell tells the other lanes of a call, once.
-func (m *mesh) tell(slot uint64, call nativewire.Call) {
+// announce tells the other lanes of a call, once.
+func (m *mesh) announce(slot uint64, call nativewire.Call) {
 	failpoint.At("lanes.tell")
 	m.mu.Lock()
 	known := slices.Contains(m.mu.told, slot)
@@ -91,7 +91,7 @@ func (m *mesh) tell(slot uint64, call nativewire.Call) {
 	m.mu.Unlock()
 	if !known {
 		for _, v := range m.others {
-			v.lane.Know(slot, call)
+			v.lane.NoteCall(slot, call)
 		}
 	}
 }
@@ -105,7 +105,7 @@ func (m *mesh) cut(op *transport.Op) []transport.Op {
 	if !sized {
 		return nil
 	}
-	m.tell(nativewire.BaseSlot(op.Slot), call)
+	m.announce(nativewire.BaseSlot(op.Slot), call)
 	return op.Divide(m.Lanes())
 }
 
@@ -191,7 +191,7 @@ func (m *mesh) Awaited() []int {
 	return slices.Compact(ranks)
 }
 
-// Fail ends every op with err. The peers hear of it on the first lane. An operation that a lane ended because it was closed is no failure that
+// Fail ends every op with err. The peers are notified on the first lane. An operation that a lane ended because it was closed is not a failure that
 // the peers should hear of, if another lane has not said goodbye yet; Close ends all others too.
 func (m *mesh) Fail(err error) {
 	if m.leaves.Load() {

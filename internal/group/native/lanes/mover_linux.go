@@ -31,7 +31,7 @@ type mover struct {
 		sync.Mutex
 		queue []posted
 		awake bool // it will look at the queue
-		over  bool // nobody looks at it any more
+		over  bool // no goroutine polls it any more
 	}
 }
 
@@ -54,7 +54,7 @@ func (v *mover) push(p posted) {
 	case over:
 		v.post(p)
 	case awake:
-		v.lane.Stir()
+		v.lane.WakeDriver()
 	default:
 		failpoint.At("lanes.push.wake")
 		select {
@@ -89,7 +89,7 @@ func (v *mover) run() {
 
 // attend drives the lane while there are collectives with parts. It reports whether there are more by now.
 func (v *mover) attend() bool {
-	open := v.lane.Attend(v.more)
+	open := v.lane.DriveWhile(v.more)
 	v.postAll() // on a lane that is closed that ends them
 	failpoint.At("lanes.mover.look")
 	v.mu.Lock()

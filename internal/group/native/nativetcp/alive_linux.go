@@ -40,7 +40,7 @@ func (j *joined) put(rank int, c net.Conn, hello *nativewire.Hello) bool {
 	return true
 }
 
-// all returns the connections, when nobody adds any more.
+// all returns the connections, when no more are added.
 func (j *joined) all() ([]net.Conn, []nativewire.Hello) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -68,16 +68,16 @@ func (j *joined) beat(ctx context.Context, every time.Duration) {
 		j.mu.Lock()
 		for _, c := range j.mu.conns {
 			if c != nil {
-				say(c, frame[:])
+				writeFrame(c, frame[:])
 			}
 		}
 		j.mu.Unlock()
 	}
 }
 
-// say writes a frame to a connection that nobody else writes to yet. The buffer of a socket holds more frames than the connecting has
+// writeFrame writes a frame to a connection that has no other writer yet. The buffer of a socket holds more frames than the connecting has
 // beats, so the write does not wait. What is wrong with a connection is found by the mesh.
-func say(c net.Conn, frame []byte) {
+func writeFrame(c net.Conn, frame []byte) {
 	_ = c.SetWriteDeadline(time.Now().Add(helloLimit))
 	if n, err := c.Write(frame); err != nil && n > 0 {
 		_ = c.Close() // a part of a frame cannot be followed by another

@@ -113,7 +113,7 @@ func (m *Mesh) notice(now time.Time) {
 				if c != nil && c.gone == nil {
 					h := nativewire.Header{Type: nativewire.Notice, Slot: l.slot}
 					c.describe(&h)
-					c.tell(h)
+					c.queueFrame(h)
 					c.flush()
 				}
 			}

@@ -18,21 +18,21 @@ func itoa(i int) string { return strconv.Itoa(i) }
 
 // conn is the connection to one peer. Everything is guarded by the mesh's mutex.
 type conn struct {
-	m    *Mesh
-	peer int
-	fd   int
-	addr string
-	gone error  // why it cannot be used any more
-	left bool   // the peer said Bye
-	told uint16 // where this rank is, by the last frame
+	m        *Mesh
+	peer     int
+	fd       int
+	addr     string
+	gone     error  // why it cannot be used any more
+	left     bool   // the peer said Bye
+	sentCore uint16 // where this rank is, by the last frame
 
-	in      reader
-	out     writer
-	window  window
-	recvs   receives
-	sends   sends
-	notices []ready // calls that this rank has not made yet
-	signs   signs
+	in       reader
+	out      writer
+	window   window
+	recvs    receives
+	sends    sends
+	notices  []ready // calls that this rank has not made yet
+	activity activity
 }
 
 // describe adds what this rank called to a header of a collective.
@@ -53,7 +53,7 @@ func (c *conn) ended(errno syscall.Errno) {
 		return
 	}
 	// All ranks get to read this, the peer too if it lives.
-	how := "ended without a goodbye"
+	how := "closed without a shutdown message"
 	if errno != 0 {
 		how = "broke (" + errno.Error() + ")"
 	}

@@ -85,7 +85,7 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 	conns, hellos := made.all()
 	if missing := firstMissing(conns, cfg.Rank); missing != cohort.NoRank || ctx.Err() != nil {
 		defer closeAll(conns)
-		err := whyNotConnected(caller, ctx, missing)
+		err := connectError(caller, ctx, missing)
 		giveUp(err)
 		return nil, err
 	}
@@ -103,8 +103,8 @@ func firstMissing(conns []net.Conn, self int) cohort.Rank {
 	return cohort.NoRank
 }
 
-// whyNotConnected returns what ended the connecting: the end of the caller's context comes before what followed from it.
-func whyNotConnected(caller, ctx context.Context, missing cohort.Rank) error {
+// connectError returns what ended the connecting: the end of the caller's context comes before what followed from it.
+func connectError(caller, ctx context.Context, missing cohort.Rank) error {
 	err := cohort.New("native: connect", cohort.Unavailable, "the listener ended")
 	switch why, ok := errors.AsType[*cohort.Error](context.Cause(ctx)); {
 	case caller.Err() != nil:
@@ -137,7 +137,7 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	c, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", cfg.Peers[rank])
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		// It listened when it took its place, and does so until the group is formed.
-		return &cohort.Error{Op: "native: connect", Code: cohort.PeerLost, Rank: cohort.Rank(rank), Peer: cfg.Peers[rank], Detail: "its process has ended: nobody listens at its address", Err: err}
+		return &cohort.Error{Op: "native: connect", Code: cohort.PeerLost, Rank: cohort.Rank(rank), Peer: cfg.Peers[rank], Detail: "connection refused: its process has exited", Err: err}
 	}
 	if err != nil {
 		return fail(err)
@@ -322,7 +322,7 @@ func newMesh(cfg Config, conns []net.Conn, hellos []nativewire.Hello) (*Mesh, er
 		credit := int(hellos[rank].Window)
 		m.mu.conns[rank] = &conn{
 			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(),
-			in: reader{buf: make([]byte, bufferSize)}, window: window{theirs: credit, credit: credit}, signs: signs{heard: true},
+			in: reader{buf: make([]byte, bufferSize)}, window: window{theirs: credit, credit: credit}, activity: activity{heard: true},
 		}
 		if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
 			return fail(err)
@@ -361,7 +361,7 @@ func takeSocket(nc net.Conn) (int, error) {
 	defer func() { _ = nc.Close() }()
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	if sameHost(nc) {
-		// There is no path to find out about within a host. A congestion control that paces what it sends, like BBR, only
+		// Within a host there is not any path to measure. A congestion control that paces what it sends, like BBR, only
 		// costs timers there; the simplest one is always allowed.
 		_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
 	}
@@ -393,9 +393,9 @@ func (m *Mesh) leaveAll() {
 	bye := nativewire.Header{Type: nativewire.Bye}
 	switch {
 	case m.mu.err != nil:
-		bye, _ = because(nativewire.Bye, m.mu.err)
+		bye, _ = failureFrame(nativewire.Bye, m.mu.err)
 	case m.mu.lost != nil:
-		bye, _ = because(nativewire.Bye, m.mu.lost)
+		bye, _ = failureFrame(nativewire.Bye, m.mu.lost)
 	}
 	for _, c := range m.mu.conns {
 		if c == nil {
@@ -405,7 +405,7 @@ func (m *Mesh) leaveAll() {
 		if c.gone != nil {
 			continue
 		}
-		c.tell(bye)
+		c.queueFrame(bye)
 		c.flush()
 	}
 	for op := m.mu.anyRecvs.Pop(); op != nil; op = m.mu.anyRecvs.Pop() {
@@ -414,7 +414,7 @@ func (m *Mesh) leaveAll() {
 	m.mu.err = errClosed()
 	m.wake()
 	m.mu.Unlock()
-	m.lingerOut()
+	m.drainGoodbyes()
 	failpoint.At("tcp.close.end")
 	m.mu.Lock()
 	m.mu.closed = true
@@ -445,9 +445,9 @@ func (m *Mesh) leaveAll() {
 	m.closeFiles()
 }
 
-// lingerOut writes what is left and waits until every peer has closed its side too, or the limit has passed: a socket that
+// drainGoodbyes writes what is left and waits until every peer has closed its side too, or the limit has passed: a socket that
 // is closed with unread data resets the connection and takes back what was sent.
-func (m *Mesh) lingerOut() {
+func (m *Mesh) drainGoodbyes() {
 	limit := time.Now().Add(byeLimit)
 	shut := make([]bool, m.size)
 	for time.Now().Before(limit) {

@@ -17,7 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// A large message is copied by the kernel, into it and out of it, and by nobody else but for a few bytes behind headers: so at
+// A large message is copied by the kernel, into it and out of it, and by no one else but for a few bytes behind headers: so at
 // most two copies per byte that is sent, and a hundredth.
 func TestLargeMessagesAreNotCopiedAgain(t *testing.T) {
 	for _, size := range []int{64 << 10, 1 << 20, 8 << 20} {
@@ -73,7 +73,7 @@ func (m *countingMesh) Send(op *transport.Op) {
 
 // The same holds for whole collectives of large tensors: what arrives goes straight to where it is wanted or reduced. That the algorithms
 // copy no messages is tested beside them. Messages that do not ask for room first are the exception: an all-reduce of 256 KiB with 8 or 16
-// ranks ends with a few. They are copied once if they come together with others, and twice if nobody has asked for them yet.
+// ranks ends with a few. They are copied once if they come together with others, and twice if no receive has asked for them yet.
 func TestLargeCollectivesCopyNothingTwice(t *testing.T) {
 	const most = 512 << 20 // that all ranks send
 	for _, n := range []int{2, 4, 8, 16} {

@@ -12,8 +12,8 @@
 //
 // # Progress
 //
-// There is no goroutine per connection. A goroutine that waits for an operation drives the mesh: it reads all sockets,
-// completes operations of others on the way, and passes the role on when its own operation is complete. While nobody
+// A connection has no goroutine. A goroutine that waits for an operation drives the mesh: it reads all sockets,
+// completes operations of others on the way, and passes the role on when its own operation is complete. While no goroutine
 // waits, one goroutine per mesh (the keeper) parks in the runtime's poller; it also sends the heartbeats. Sockets never
 // block: posting an operation writes as much as the kernel accepts, and the driver writes the rest.
 //

@@ -31,7 +31,7 @@ func (d *driver) awake(op *transport.Op) {
 	}
 }
 
-// passOn wakes a sleeper to drive when nobody does.
+// passOn wakes a sleeping waiter to drive when no goroutine drives.
 func (d *driver) passOn() {
 	if !d.taken && len(d.sleepers) > 0 {
 		d.sleepers[0].Nudge()
@@ -58,7 +58,7 @@ func (m *Mesh) Wait(ctx context.Context, op *transport.Op) error {
 			m.mu.driver.taken = true
 			m.watch.relieve(m.ep)
 			m.mu.Unlock()
-			err := m.drive(ctx, errand{op: op})
+			err := m.drive(ctx, driveGoal{op: op})
 			m.release()
 			if err != nil {
 				return err
@@ -98,9 +98,9 @@ func (m *Mesh) release() {
 // slice is how long a driver waits in the kernel before it looks at its context.
 const slice = 20 // ms
 
-// drive reads sockets until its errand is over or ctx ends. After a slice in which nothing came it goes on sleeping: a rank that waits for long
+// drive reads sockets until its goal is reached or ctx ends. After a slice in which nothing came it goes on sleeping: a rank that waits for long
 // uses its core only once.
-func (m *Mesh) drive(ctx context.Context, e errand) error {
+func (m *Mesh) drive(ctx context.Context, e driveGoal) error {
 	for quiet, again := false, false; ; again = true {
 		if !quiet && m.linger(e, again) {
 			return nil
@@ -150,9 +150,9 @@ func (m *Mesh) handle(n int) {
 	}
 }
 
-// linger looks at the sockets without sleeping, as long as that is right, and reports whether the errand is over or the mesh closed.
+// linger polls the sockets without sleeping, as long as that is allowed, and reports whether the goal is reached or the mesh closed.
 // again says that the driver has slept since it began.
-func (m *Mesh) linger(e errand, again bool) bool {
+func (m *Mesh) linger(e driveGoal, again bool) bool {
 	m.wait.About(e.bytes())
 	now := spinwait.Now()
 	if again {
@@ -240,5 +240,5 @@ func (m *Mesh) moved(core uint16) {
 
 // outdated reports whether the peer is of this host and was not told where this rank is.
 func (c *conn) outdated() bool {
-	return c.told != c.m.mu.cores[c.m.rank] && c.m.cfg.Local != nil && c.m.cfg.Local[c.peer]
+	return c.sentCore != c.m.mu.cores[c.m.rank] && c.m.cfg.Local != nil && c.m.cfg.Local[c.peer]
 }

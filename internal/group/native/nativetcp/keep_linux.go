@@ -16,7 +16,7 @@ import (
 
 // watch is what the keeper waits on: an epoll instance around the mesh's own one, known to the runtime's poller.
 //
-// It listens only while nobody else attends to the sockets. The runtime's poller would wake a thread for every packet that a
+// It listens only while no other goroutine polls the sockets. The runtime's poller would wake a thread for every packet that a
 // driver reads anyway, and that costs more than the packet does.
 type watch struct {
 	fd        int
@@ -70,13 +70,13 @@ func (w *watch) close() {
 const (
 	// quiet is how long after the last driver the keeper takes over.
 	quiet = time.Millisecond
-	// lookEvery is how often the keeper looks at first whether others attend to the sockets, and lookSeldom how often after a long time in
+	// pollInterval is how often the keeper looks at first whether others attend to the sockets, and idlePollInterval how often after a long time in
 	// which they did.
-	lookEvery  = 5 * quiet
-	lookSeldom = 8 * lookEvery
-	// patience is how many looks in a row may find that a collective got nowhere: with more ranks than cores, a rank that is
+	pollInterval     = 5 * quiet
+	idlePollInterval = 8 * pollInterval
+	// maxIdlePolls is how many looks in a row may find that a collective got nowhere: with more ranks than cores, a rank that is
 	// not on a core stands still for longer than one.
-	patience = 2
+	maxIdlePolls = 2
 	// beatsPerLimit is how often a rank beats in the time after which its silence counts as its loss.
 	beatsPerLimit = 4
 )
@@ -89,7 +89,7 @@ type pulse struct {
 }
 
 // beats reports whether something was posted lately.
-func (p *pulse) beats() bool { return p.posts != p.seen || p.still < patience }
+func (p *pulse) beats() bool { return p.posts != p.seen || p.still < maxIdlePolls }
 
 // look is called when the keeper looks.
 func (p *pulse) look() {
@@ -116,7 +116,7 @@ func (m *Mesh) look() bool {
 	return busy
 }
 
-// keep is the keeper: it serves the sockets while nobody waits, sends the heartbeats and misses those of others.
+// keep is the keeper: it serves the sockets while no goroutine waits, sends heartbeats and detects when those of the peers are missing.
 func (m *Mesh) keep() {
 	defer m.keeper.Done()
 	raw, err := m.watch.file.SyscallConn()
@@ -132,7 +132,7 @@ func (m *Mesh) keep() {
 	defer timer.Stop()
 	for {
 		// While others drive, only the clock is watched.
-		for look := background.NewInterval(lookEvery); ; look.Grow(lookSeldom) {
+		for look := background.NewInterval(pollInterval); ; look.Grow(idlePollInterval) {
 			busy := m.look()
 			if now := time.Now(); now.After(nextBeat) {
 				m.beat()
@@ -163,7 +163,7 @@ func (m *Mesh) keep() {
 	}
 }
 
-// serve handles what is there if nobody else does. It returns false when there was nothing, and the poller will tell.
+// serve handles what has arrived if no other goroutine does. It returns false when nothing had, and the poller will notify.
 func (m *Mesh) serve() bool {
 	failpoint.At("tcp.keep.serve")
 	m.mu.Lock()
@@ -184,15 +184,15 @@ func (m *Mesh) serve() bool {
 	return false
 }
 
-// signs are the signs of life on a connection.
-type signs struct {
+// activity are the signs of life on a connection.
+type activity struct {
 	silent time.Duration // for how long the peer has said nothing, as far as this rank was awake to see
 	heard  bool          // something arrived since the keeper looked
 	spoke  bool          // something was written since then
 }
 
 // pass notes that the keeper looks, some time after its last look.
-func (s *signs) pass(passed time.Duration) {
+func (s *activity) pass(passed time.Duration) {
 	s.spoke = false
 	if s.silent += passed; s.heard {
 		s.silent, s.heard = 0, false
@@ -212,16 +212,16 @@ func (m *Mesh) beat() {
 		if c == nil || c.gone != nil {
 			continue
 		}
-		if !c.signs.spoke && len(c.out.control) == 0 {
-			c.tell(beatFrame)
+		if !c.activity.spoke && len(c.out.control) == 0 {
+			c.queueFrame(beatFrame)
 			c.flush()
 			if c.gone != nil {
 				continue
 			}
 		}
-		c.signs.pass(passed)
-		if m.cfg.Heartbeat > 0 && c.signs.silent > m.cfg.Heartbeat && !c.read() && c.gone == nil {
-			c.lose("rank " + itoa(c.peer) + " has said nothing for " + c.signs.silent.Round(time.Millisecond).String() +
+		c.activity.pass(passed)
+		if m.cfg.Heartbeat > 0 && c.activity.silent > m.cfg.Heartbeat && !c.read() && c.gone == nil {
+			c.lose("rank " + itoa(c.peer) + " has sent nothing for " + c.activity.silent.Round(time.Millisecond).String() +
 				": its process is stopped or the network to it is cut")
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // largeMessage is one that its receiver has to answer before it moves.
 func largeMessage(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, 300_000) }
 
-func TestKeeperServesWhatNobodyWaitsFor(t *testing.T) {
+func TestKeeperServesUnwaitedMessages(t *testing.T) {
 	meshes := connect(t, 2, nil)
 	for i := range 20 {
 		if i%2 == 1 { // somebody drove just now
@@ -31,7 +31,7 @@ func TestKeeperServesWhatNobodyWaitsFor(t *testing.T) {
 		send, recv := &transport.Op{Peer: 1, Slot: 3, Buf: largeMessage(i)}, &transport.Op{Peer: 0, Slot: 3, Buf: make([]byte, 300_000)}
 		meshes[1].Recv(recv)
 		meshes[0].Send(send)
-		testkit.Until(t, "a message that nobody waits for moves", func() bool { return send.Completed() && recv.Completed() })
+		testkit.Until(t, "a message without a waiter moves", func() bool { return send.Completed() && recv.Completed() })
 		if recv.State.Err != nil || send.State.Err != nil || !bytes.Equal(recv.Buf, send.Buf) {
 			t.Fatalf("round %d: %v, %v", i, recv.State.Err, send.State.Err)
 		}
@@ -60,8 +60,8 @@ func TestKeeperServesBesideACollectiveThatStandsStill(t *testing.T) {
 	meshes[1].End(slot)
 }
 
-// While somebody drives, the runtime's poller hears of nothing; when nobody does, it listens again.
-func TestPollerListensOnlyWhileNobodyDrives(t *testing.T) {
+// While a goroutine drives, the runtime's poller is not notified; when none does, it is again.
+func TestPollerListensOnlyWithoutDriver(t *testing.T) {
 	meshes := connect(t, 2, nil)
 	listening := func() bool {
 		meshes[1].mu.Lock()

@@ -26,18 +26,18 @@ func (m *Mesh) Called(slot uint64) (call nativewire.Call, sized bool) {
 	return m.entry(slot).call, m.sized(slot)
 }
 
-// Know takes note of what this rank calls under a slot, as Begin does, but the peers hear of it only by its messages: they hear the rest
+// NoteCall takes note of what this rank calls under a slot, as Begin does, but the peers hear of it only by its messages: they hear the rest
 // from the first mesh.
-func (m *Mesh) Know(slot uint64, call nativewire.Call) {
+func (m *Mesh) NoteCall(slot uint64, call nativewire.Call) {
 	failpoint.At("tcp.know")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.know(slot, call)
 }
 
-// Forget ends what Know began. On this mesh calls are rare: what stays known would be compared with a call that is far in the future, when
+// ForgetCall ends what NoteCall began. On this mesh calls are rare: what stays known would be compared with a call that is far in the future, when
 // tags begin anew.
-func (m *Mesh) Forget(slot uint64) {
+func (m *Mesh) ForgetCall(slot uint64) {
 	failpoint.At("tcp.forget")
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -59,29 +59,29 @@ func (c *conn) agreed(op *transport.Op, total uint64) bool {
 	return false
 }
 
-// errand is what a driver drives for.
-type errand struct {
+// driveGoal is what a driver drives for.
+type driveGoal struct {
 	op   *transport.Op // until it is complete
 	more func() bool   // or until this says that nothing is left to do; it may post ops
 }
 
 // idle calls more, if there is one. No lock is held.
-func (e errand) idle() bool { return e.more != nil && !e.more() }
+func (e driveGoal) idle() bool { return e.more != nil && !e.more() }
 
 // done reports whether the op is complete.
-func (e errand) done() bool { return e.op != nil && e.op.Completed() }
+func (e driveGoal) done() bool { return e.op != nil && e.op.Completed() }
 
 // bytes is the size of what is waited for.
-func (e errand) bytes() int {
+func (e driveGoal) bytes() int {
 	if e.op == nil {
 		return spinwait.Much + 1
 	}
 	return len(e.op.Buf)
 }
 
-// Attend drives the mesh as Wait does until more returns false, which it asks before every look at the sockets; more posts what is to be moved.
-// It reports false when the mesh is closed. Nobody may wait for an op of the mesh meanwhile.
-func (m *Mesh) Attend(more func() bool) bool {
+// DriveWhile drives the mesh as Wait does until more returns false, which it asks before every look at the sockets; more posts what is to be moved.
+// It reports false when the mesh is closed. No goroutine may wait for an op of the mesh meanwhile.
+func (m *Mesh) DriveWhile(more func() bool) bool {
 	failpoint.At("tcp.attend")
 	m.mu.Lock()
 	if m.mu.closed {
@@ -91,13 +91,13 @@ func (m *Mesh) Attend(more func() bool) bool {
 	m.mu.driver.taken = true
 	m.watch.relieve(m.ep)
 	m.mu.Unlock()
-	_ = m.drive(context.Background(), errand{more: more})
+	_ = m.drive(context.Background(), driveGoal{more: more})
 	m.release()
 	return !m.over(nil)
 }
 
-// Stir makes whoever attends ask again whether there is more, if it is not about to.
-func (m *Mesh) Stir() {
+// WakeDriver makes the driver ask again whether there is more, if it is not about to.
+func (m *Mesh) WakeDriver() {
 	if !m.asleep.Load() {
 		return
 	}
@@ -117,8 +117,8 @@ func (m *Mesh) FailSilently(err error) {
 	}
 }
 
-// Lose gives a rank up that another mesh of the same ranks has lost, unless it said goodbye here or was lost here too.
-func (m *Mesh) Lose(rank int, err error) {
+// MarkLost gives a rank up that another mesh of the same ranks has lost, unless it said goodbye here or was lost here too.
+func (m *Mesh) MarkLost(rank int, err error) {
 	failpoint.At("tcp.lose")
 	m.mu.Lock()
 	defer m.mu.Unlock()

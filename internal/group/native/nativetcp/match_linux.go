@@ -77,7 +77,7 @@ func (c *conn) take(a *early, op *transport.Op) {
 	defer c.m.mu.early.Recycle(a)
 	if a.Announced {
 		if a.Total > uint64(len(op.Buf)) {
-			c.tell(nativewire.Header{Type: nativewire.Ready, Slot: op.Slot, Total: uint64(len(op.Buf))})
+			c.queueFrame(nativewire.Header{Type: nativewire.Ready, Slot: op.Slot, Total: uint64(len(op.Buf))})
 			op.Complete(c.overflow(op, a.Total))
 		} else {
 			c.grant(op)
@@ -99,7 +99,7 @@ func (c *conn) grant(op *transport.Op) {
 	c.recvs.granted.Push(op)
 	h := nativewire.Header{Type: nativewire.Ready, Slot: op.Slot, Total: uint64(op.Length())} //nolint:gosec // not negative
 	c.describe(&h)
-	c.tell(h)
+	c.queueFrame(h)
 }
 
 func (c *conn) overflow(op *transport.Op, length uint64) error {
@@ -110,7 +110,7 @@ func (c *conn) overflow(op *transport.Op, length uint64) error {
 func (c *conn) giveBack(n int) {
 	c.window.owed += n
 	if c.window.owed >= c.m.cfg.Window/2 {
-		c.tell(nativewire.Header{Type: nativewire.Beat})
+		c.queueFrame(nativewire.Header{Type: nativewire.Beat})
 	}
 }
 

@@ -99,7 +99,7 @@ func TestGarbageAtTheListenerIsHarmless(t *testing.T) {
 	}
 }
 
-// Messages that nobody has asked for are held up to the window; then the sender asks first. Nothing is lost or reordered.
+// Messages that no receive has asked for are held up to the window; then the sender asks first. Nothing is lost or reordered.
 func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	meshes := connect(t, 2, nil)
 	const count, size = 100, 20 << 10 // 2 MiB against a window of 256 KiB
@@ -184,7 +184,7 @@ func TestAnyPeerAndCancel(t *testing.T) {
 	op := &transport.Op{Peer: 1, Slot: 8, Buf: make([]byte, 1)}
 	meshes[0].Recv(op)
 	if !meshes[0].Cancel(op) || meshes[0].Cancel(op) || !errors.Is(wait(t, meshes[0], op), cohort.Aborted) {
-		t.Error("a receive that nobody has matched cannot be withdrawn")
+		t.Error("a receive without a match cannot be withdrawn")
 	}
 }
 
@@ -289,9 +289,9 @@ func TestAnnouncedMessageOfARankThatLeft(t *testing.T) {
 	if err := meshes[0].Wait(ctx, receive(meshes[0], 5, 4*eagerMax)); !errors.Is(err, cohort.PeerLost) {
 		t.Errorf("a message that was announced: %v", err)
 	}
-	whoever := &transport.Op{Peer: transport.AnyPeer, Slot: 5, Buf: make([]byte, 4*eagerMax)}
-	meshes[0].Recv(whoever)
-	if err := meshes[0].Wait(ctx, whoever); !errors.Is(err, cohort.PeerLost) {
+	anyPeer := &transport.Op{Peer: transport.AnyPeer, Slot: 5, Buf: make([]byte, 4*eagerMax)}
+	meshes[0].Recv(anyPeer)
+	if err := meshes[0].Wait(ctx, anyPeer); !errors.Is(err, cohort.PeerLost) {
 		t.Errorf("a message that was announced, from any rank: %v", err)
 	}
 }

@@ -30,7 +30,7 @@ func stuck(ctx context.Context, m *Mesh, peer int) (slot uint64, ended chan erro
 // TestNoticeAmongOtherEvents: that there is always something to hear does not keep a rank from saying what it waits for.
 func TestNoticeAmongOtherEvents(t *testing.T) {
 	m, s := withScripted(t)
-	noise, err := unix.Eventfd(1, unix.EFD_CLOEXEC) // nobody reads it: each look at the sockets finds an event
+	noise, err := unix.Eventfd(1, unix.EFD_CLOEXEC) // it is never read: each poll of the sockets finds an event
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func told(t *testing.T, losses <-chan transport.Loss) transport.Loss {
 	case l := <-losses:
 		return l
 	case <-time.After(5 * time.Second): // five times what is promised
-		t.Fatal("nobody was told of the loss")
+		t.Fatal("the loss was not reported")
 	}
 	return transport.Loss{}
 }
@@ -122,7 +122,7 @@ func TestGoodbyeSaysWhy(t *testing.T) {
 		"no reason":       {0, 0, 1, cohort.PeerLost},
 		"a death":         {3, lost, 2, cohort.PeerLost},
 		"another failure": {3, uint64(cohort.Mismatch), 2, cohort.Mismatch},
-		"nobody":          {0, lost, 1, cohort.PeerLost},
+		"none":            {0, lost, 1, cohort.PeerLost},
 		"itself":          {2, lost, 1, cohort.PeerLost},
 		"who is told":     {1, lost, 1, cohort.PeerLost},
 		"a rank too high": {4, lost, 1, cohort.PeerLost},
@@ -145,7 +145,7 @@ func sayBye(m *Mesh, to int, h nativewire.Header) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.mu.conns[to]
-	c.tell(h)
+	c.queueFrame(h)
 	c.flush()
 }
 

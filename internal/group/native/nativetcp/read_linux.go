@@ -27,8 +27,8 @@ type reader struct {
 	tooLong bool              // the payload does not fit the receive
 }
 
-// tidy makes room for a header behind the unread part.
-func (r *reader) tidy() {
+// compact makes room for a header behind the unread part.
+func (r *reader) compact() {
 	if r.from == r.to {
 		r.from, r.to = 0, 0
 	} else if r.from > 0 && len(r.buf)-r.to < nativewire.HeaderSize {
@@ -72,7 +72,7 @@ func (c *conn) read() bool {
 			return true
 		}
 		v := iovecs{}
-		c.in.tidy()
+		c.in.compact()
 		v.addUpTo(c.in.sink)
 		direct := v.bytes
 		if direct == 0 || direct == c.in.rest {
@@ -91,7 +91,7 @@ func (c *conn) read() bool {
 			c.ended(0)
 			return true
 		}
-		came, c.signs.heard = true, true
+		came, c.activity.heard = true, true
 		c.in.took(n, direct)
 		if n < v.bytes { // the socket is empty
 			c.parse()
@@ -173,7 +173,7 @@ func (c *conn) begin(h nativewire.Header) bool {
 		return false
 	}
 	if c.m.mu.err != nil && (h.Type == nativewire.Eager || h.Type == nativewire.Data) {
-		return true // dropped: nobody waits any more
+		return true // dropped: no receive waits any more
 	}
 	if c.m.mu.lost != nil && nativewire.IsCollective(h.Slot) {
 		if h.Type != nativewire.Eager && h.Type != nativewire.Data {

@@ -83,8 +83,8 @@ func (w *writer) wrote(n, control int) bool {
 	return true
 }
 
-// asks is the Aux of a fresh message that asks for room. That of a granted one is the number of bytes that were put into frames.
-const asks = 1
+// asksForRoom is the Aux of a fresh message that asks for room. That of a granted one is the number of bytes that were put into frames.
+const asksForRoom = 1
 
 // post queues a message: eagerly when it is small and the peer has room for it, else when the peer is ready.
 func (c *conn) post(op *transport.Op) {
@@ -102,14 +102,14 @@ func (c *conn) post(op *transport.Op) {
 		}
 	}
 	if len(op.Buf) > eagerMax || !c.window.spend(cost(op)) {
-		op.State.Aux = asks
+		op.State.Aux = asksForRoom
 	}
 	c.out.fresh.Push(op)
 }
 
 // unspend takes back what a message that will not be written has paid.
 func (c *conn) unspend(op *transport.Op) {
-	if op.State.Aux != asks {
+	if op.State.Aux != asksForRoom {
 		c.window.credit += cost(op)
 	}
 }
@@ -126,14 +126,14 @@ func (c *conn) abandon(op *transport.Op) {
 	c.out.current, c.out.piece = nil, nil
 	h, _ := nativewire.Parse(c.out.head[:]) // its own
 	c.window.keep(h.Credit)
-	c.told = 0
+	c.sentCore = 0
 	if h.Type == nativewire.Eager {
 		c.unspend(op)
 	}
 }
 
-// tell queues a frame without payload.
-func (c *conn) tell(h nativewire.Header) {
+// queueFrame queues a frame without payload.
+func (c *conn) queueFrame(h nativewire.Header) {
 	if c.gone != nil || c.out.broken {
 		return
 	}
@@ -143,8 +143,8 @@ func (c *conn) tell(h nativewire.Header) {
 
 // enclose adds to a frame what every frame tells.
 func (c *conn) enclose(h *nativewire.Header) {
-	c.told = c.m.mu.cores[c.m.rank]
-	h.Credit, h.Core = c.window.payBack(), c.told
+	c.sentCore = c.m.mu.cores[c.m.rank]
+	h.Credit, h.Core = c.window.payBack(), c.sentCore
 }
 
 // flush writes as much as the kernel takes.
@@ -157,7 +157,7 @@ func (c *conn) flush() {
 		control := c.out.gather(&v)
 		if v.bytes == 0 {
 			if c.outdated() {
-				c.tell(beatFrame)
+				c.queueFrame(beatFrame)
 				continue
 			}
 			if c.out.armed {
@@ -185,7 +185,7 @@ func (c *conn) flush() {
 			}
 			return
 		}
-		c.signs.spoke = true
+		c.activity.spoke = true
 		if c.out.wrote(n, control) {
 			c.next()
 		}
@@ -213,11 +213,11 @@ func (c *conn) open() {
 // the peer is to receive others first.
 func (c *conn) openFresh() bool {
 	for op := c.out.fresh.Head; op != nil; op = c.out.fresh.Head {
-		if op.State.Aux == asks && c.sends.waiting.Len >= maxAnnounced {
+		if op.State.Aux == asksForRoom && c.sends.waiting.Len >= maxAnnounced {
 			return false
 		}
 		c.out.fresh.Pop()
-		if op.State.Aux != asks {
+		if op.State.Aux != asksForRoom {
 			h := nativewire.Header{Type: nativewire.Eager, Slot: op.Slot}
 			c.describe(&h)
 			c.out.more = false
@@ -228,7 +228,7 @@ func (c *conn) openFresh() bool {
 		c.sends.waiting.Push(op)
 		h := nativewire.Header{Type: nativewire.Request, Slot: op.Slot, Total: uint64(len(op.Buf))}
 		c.describe(&h)
-		c.tell(h)
+		c.queueFrame(h)
 	}
 	return false
 }
@@ -269,8 +269,8 @@ func (c *conn) arm(on bool) {
 	_ = unix.EpollCtl(c.m.ep, unix.EPOLL_CTL_MOD, c.fd, &unix.EpollEvent{Events: events, Fd: int32(c.peer)}) //nolint:gosec // a rank
 }
 
-// because returns a frame that says why a group failed, and the words for it.
-func because(kind nativewire.Type, err error) (h nativewire.Header, text string) {
+// failureFrame returns a frame that says why a group failed, and the words for it.
+func failureFrame(kind nativewire.Type, err error) (h nativewire.Header, text string) {
 	h, text = nativewire.Header{Type: kind, Total: uint64(cohort.CodeOf(err))}, err.Error()
 	if e, ok := errors.AsType[*cohort.Error](err); ok {
 		if e.Rank >= 0 {
@@ -285,12 +285,12 @@ func because(kind nativewire.Type, err error) (h nativewire.Header, text string)
 
 // abort tells the peer why the group failed, as far as the socket takes it at once.
 func (c *conn) abort(err error) {
-	h, text := because(nativewire.Abort, err)
+	h, text := failureFrame(nativewire.Abort, err)
 	if len(text) > nativewire.MaxText {
 		text = text[:nativewire.MaxText]
 	}
 	h.Length = uint32(len(text)) //nolint:gosec // at most MaxText
-	c.tell(h)
+	c.queueFrame(h)
 	if !c.out.broken {
 		c.out.control = append(c.out.control, text...)
 	}

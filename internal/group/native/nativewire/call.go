@@ -148,7 +148,7 @@ const collectiveBit = 1 << 63
 // CollectiveSlot is the first slot of the collective with this tag; the low eight bits are its phases.
 func CollectiveSlot(tag uint32) uint64 { return collectiveBit | uint64(tag)<<8 }
 
-// LaneSlot is the slot of the messages with which ranks tell each other where their other lanes connect. It is nobody's tag.
+// LaneSlot is the slot of the messages in which ranks send each other the addresses of their other lanes. No user's tag has it.
 const LaneSlot = 1 << 62
 
 // IsCollective reports whether a slot belongs to a collective.

@@ -396,7 +396,7 @@ func allGather(t *testing.T, form func(*tensor.Tensor) (*tensor.Tensor, error)) 
 func TestAllGatherBasics(t *testing.T)        { allGather(t, same) }
 func TestAllGatherNonContiguous(t *testing.T) { allGather(t, column) }
 
-// TestBarrierImpliesWait: what was posted before a barrier is complete after it, though nobody waited for it.
+// TestBarrierImpliesWait: what was posted before a barrier is complete after it, though no goroutine waited for it.
 func TestBarrierImpliesWait(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		tensors := make([]*tensor.Tensor, 16)

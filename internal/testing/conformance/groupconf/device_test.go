@@ -227,7 +227,7 @@ func hang(t *testing.T, transport group.Transport, all bool) {
 			<-over
 			ended, failure := w.Completed(), w.Err()
 			looked <- struct{}{}
-			<-seen // nobody leaves before all have looked: that would end the collective
+			<-seen // no rank leaves before all have read: that would end the collective
 			if ended {
 				return fmt.Errorf("a collective without rank 0 ended: %w", failure)
 			}

@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/world"
 )
 
-// TestStoreTimeout: the timeout of a world is that of its store, which stands at the end of a get that nobody answers.
+// TestStoreTimeout: the timeout of a world is that of its store, which the error of an unanswered get names.
 func TestStoreTimeout(t *testing.T) {
 	for _, url := range []string{
 		"file://" + filepath.Join(t.TempDir(), "store"),

@@ -62,7 +62,7 @@ func TestRanks(t *testing.T) {
 				return err
 			}
 		}
-		if err := world.Barrier(ctx).Wait(ctx); err != nil { // nobody closes before all have looked
+		if err := world.Barrier(ctx).Wait(ctx); err != nil { // no rank closes before all have read
 			return err
 		}
 		if isMember {
@@ -89,7 +89,7 @@ func closed(ctx context.Context, g *group.Group) error {
 	return nil
 }
 
-// TestMembersOnly: members do collectives; a rank that is no member has no group to call.
+// TestMembersOnly: members do collectives; a rank that is not a member has no group to call.
 func TestMembersOnly(t *testing.T) {
 	run(t, func(ctx context.Context, world *group.Group) error {
 		g, err := world.NewGroup(ctx, []cohort.Rank{0, 2})
@@ -104,7 +104,7 @@ func TestMembersOnly(t *testing.T) {
 	})
 }
 
-// TestBarrier: nobody passes before the last has come, whoever that is.
+// TestBarrier: no rank passes before the last has arrived, whichever that is.
 func TestBarrier(t *testing.T) {
 	inGroups(t, func(ctx context.Context, g *group.Group, _ cohort.Rank) error {
 		for last := range g.Size() {
@@ -258,7 +258,7 @@ func TestSequenceNumbers(t *testing.T) {
 	})
 }
 
-// TestLocalSync: groups that only their members call for; twice with the same ranks; not for a rank that is no member.
+// TestLocalSync: groups that only their members call for; twice with the same ranks; not for a rank that is not a member.
 func TestLocalSync(t *testing.T) {
 	run(t, func(ctx context.Context, world *group.Group) error {
 		me := world.Rank()
@@ -345,7 +345,7 @@ func TestEveryTransport(t *testing.T) {
 			var seen atomic.Int64
 			runOver(t, transport, size, func(ctx context.Context, g *group.Group) error {
 				seen.Add(1 << (8 * g.Rank()))
-				alone := size == 1 && g.Transport() == group.TCP // nobody to share memory with
+				alone := size == 1 && g.Transport() == group.TCP // no rank to share memory with
 				if g.Size() != size || g.Transport() == group.Auto || transport != group.Auto && g.Transport() != transport && !alone {
 					return fmt.Errorf("asked for %s: %v", transport, g)
 				}

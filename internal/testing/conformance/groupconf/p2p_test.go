@@ -341,7 +341,7 @@ func batch(t *testing.T, tag func(sender int) int) {
 func TestBatch(t *testing.T)     { batch(t, func(int) int { return 0 }) }
 func TestBatchTags(t *testing.T) { batch(t, func(sender int) int { return sender }) }
 
-// TestBatchChecks: a batch with an operation that is no message posts nothing; so does one to oneself.
+// TestBatchChecks: a batch with an operation that is not a message posts nothing; so does one to oneself.
 func TestBatchChecks(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		x, next := full(int64(0), 1), (g.Rank()+1)%cohort.Rank(g.Size())

@@ -189,7 +189,7 @@ func (c *changing) all(ctx context.Context, what string) bool {
 // act has all ranks make the next group while things happen. It returns the groups that were made.
 func (c *changing) act() []*group.Group {
 	own := c.r.Context()
-	late := c.r.Rand.IntN(2 * size) // a rank that comes late, or nobody
+	late := c.r.Rand.IntN(2 * size) // a rank that joins late, or none
 	pending := c.r.Rand.IntN(2) == 0
 	all, cancel := context.WithTimeout(context.Background(), timeout)
 	c.r.Cleanup(cancel)
@@ -211,7 +211,7 @@ func (c *changing) act() []*group.Group {
 			}
 			var waits *group.Work
 			if pending && rank == victim && before[rank].Err() == nil {
-				waits = before[rank].Recv(all, ints(0), 0, 5) // nobody sends
+				waits = before[rank].Recv(all, ints(0), 0, 5) // no rank sends
 			}
 			if made[rank], err = c.next(ctx, before[rank]); err != nil {
 				if c.neverCame(err) { // the others would wait for this rank, as for a dead one
@@ -285,7 +285,7 @@ func (c *changing) judge(calls []*failpointtest.Call, made, before []*group.Grou
 		if c.absent.Load() {
 			allowed = append(allowed, r.Allow(cohort.Canceled))
 		}
-		if storeDied { // each names what it saw, and nobody can tell another that it gives up
+		if storeDied { // each names what it saw, and none can notify another that it gives up
 			allowed = append(allowed, r.Allow(cohort.Unavailable), r.Allow(cohort.Closed), r.Allow(cohort.PeerLost), r.Allow(cohort.DeadlineExceeded))
 		}
 		r.Check(call, allowed...)

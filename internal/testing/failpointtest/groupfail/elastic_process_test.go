@@ -28,7 +28,7 @@ const (
 )
 
 // TestElastic kills or stops one or two members' processes at any point of their lives, or lets them be late. Those that are left take
-// all their steps together, in rounds without them, and the job ends. Whoever comes too late for the last round is told so.
+// all their steps together, in rounds without them, and the job ends. A rank that joins too late for the last round is told so.
 func TestElastic(t *testing.T) {
 	failpointtest.TestProcesses(t, failpointtest.ProcessScenario{
 		Name: "all", Share: 40, Events: []string{failpointtest.KillEvent, failpointtest.StopEvent}, Victims: 2,
@@ -152,7 +152,7 @@ func runElastic(p *failpointtest.ProcessRun, transport group.Transport) []map[st
 		}
 	}
 	if !finished && len(hit) == 0 {
-		p.Errorf("nobody has finished")
+		p.Errorf("no process has finished")
 	}
 	if err := ended(); err != nil {
 		p.Errorf("the coordinator: %v", err)

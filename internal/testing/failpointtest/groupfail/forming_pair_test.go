@@ -134,7 +134,7 @@ func judgePair(p *failpointtest.ProcessRun, transport group.Transport, ranks []*
 		case res.Err == "" && len(hit) > 0:
 			p.Errorf("%s has noticed nothing", who)
 		case res.Err != "" && len(hit) == 0:
-			p.Errorf("%s, and nobody died: %s", who, res.Err)
+			p.Errorf("%s, and no rank died: %s", who, res.Err)
 		case res.Err != "":
 			judgeLoss(p, who, transport, res, hit, last)
 			named[res.Rank] = true

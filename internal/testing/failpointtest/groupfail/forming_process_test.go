@@ -18,7 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// formLimit bounds the forming of a group in which a rank dies or stops. Whoever waits for a rank of which no connection tells the end
+// formLimit bounds the forming of a group in which a rank dies or stops. A rank that waits for one whose end no connection shows
 // waits that long.
 const formLimit = 6 * time.Second
 

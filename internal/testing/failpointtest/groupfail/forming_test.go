@@ -63,7 +63,7 @@ func joinOptions(transport group.Transport) []group.Option {
 func forming(r *failpointtest.Run, parents []*group.Group, join func(ctx context.Context, rank int) (*group.Group, error)) {
 	own := r.Context()
 	r.On(closeEvent, func() { _ = parents[victim].Close() })
-	late := r.Rand.IntN(2 * size) // a rank that comes late, or nobody
+	late := r.Rand.IntN(2 * size) // a rank that joins late, or none
 	all, cancel := context.WithTimeout(context.Background(), timeout)
 	r.Cleanup(cancel)
 	r.Does("forming")

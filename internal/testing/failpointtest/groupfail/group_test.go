@@ -215,7 +215,7 @@ func (g *game) arrange() {
 	g.r.On(callbackGoexit, set(func(*group.Work) { runtime.Goexit() }))
 }
 
-// closeVictim closes the victim's group. Whoever does that, first or not, finds every operation ended afterwards.
+// closeVictim closes the victim's group. The caller, first or not, finds every operation ended afterwards.
 func (g *game) closeVictim() {
 	g.mu.Lock()
 	posted := slices.Clone(g.posted)
@@ -262,7 +262,7 @@ func (g *game) done(w *group.Work) {
 // act runs the program on all ranks.
 func (g *game) act() []*failpointtest.Call {
 	own := g.r.Context()
-	late := g.r.Rand.IntN(2 * size) // a rank that comes late, or nobody
+	late := g.r.Rand.IntN(2 * size) // a rank that joins late, or none
 	watched := g.r.Rand.IntN(len(g.steps))
 	g.r.Begin()
 	calls := make([]*failpointtest.Call, size)

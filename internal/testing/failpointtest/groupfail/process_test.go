@@ -185,7 +185,7 @@ func runProgram(ctx context.Context, g *group.Group, seed uint64) error {
 			}
 		}
 	}
-	return run(ctx, g, operations[0], 10) // nobody leaves before all are done
+	return run(ctx, g, operations[0], 10) // no rank leaves before all are done
 }
 
 // regroup forms a group and uses it.

@@ -68,7 +68,7 @@ func (b *buffers) takeBack() {
 	}
 }
 
-// untouched reports whether nobody has written into it since.
+// untouched reports whether it has not been written since.
 func (b *buffers) untouched() error {
 	for _, t := range b.all {
 		if err := all("memory that was taken back", t, mark)(); err != nil {

@@ -399,7 +399,7 @@ func simulate(t *testing.T, seed uint64) {
 					time.Sleep(time.Duration(lives[i].pause) * time.Millisecond)
 					continue
 				}
-				// A group with a life of another rank that has ended since is no good: again. With the last ones it must come.
+				// A group with a life of another rank that has ended since does not count: again. With the last ones it must come.
 				if err != nil {
 					t.Errorf("rank %d: %v", r, err)
 				}
@@ -418,7 +418,7 @@ func TestUpAfterTheEnd(t *testing.T) {
 	places := takeAll(t, store.NewMemory(), 2)
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := places[1].Up(ended); err != nil {
+	if err := places[1].MarkConnected(ended); err != nil {
 		t.Error(err)
 	}
 	if excused, err := places[0].LeftOnPurpose(t.Context(), 1); !excused || err != nil {

@@ -20,7 +20,7 @@ import (
 )
 
 // A death reaches the ranks of a group on many ways, and some of them mislead: a rank that has failed closes its
-// connections, and whoever sees that first takes it for the dead one. So the first rank that finds a reason writes it into
+// connections, and the first rank that sees that declares it dead. So the first rank that finds a reason writes it into
 // the store, with a compare-and-set, before it does anything that others can notice; the others find it there and report
 // the same rank. If the store cannot be reached in time, each rank reports what it saw itself.
 
@@ -40,7 +40,7 @@ type ending struct {
 func (e *ending) to(op string, reader int) *cohort.Error {
 	err := &cohort.Error{Op: op, Code: cohort.Code(e.Code), Rank: cohort.Rank(e.Rank), Peer: e.Peer, Detail: e.Detail}
 	if err.Code == cohort.PeerLost && e.Rank == reader {
-		err.Detail = "another rank has lost this one, which lives: " + e.Detail
+		err.Detail = "another rank has lost its connection to this rank, which is alive: " + e.Detail
 	}
 	return err
 }
@@ -62,13 +62,13 @@ type Failure struct {
 	first   *ending // nil if the store did not tell in time
 }
 
-func newVerdict(p *Plan, place *assemble.Place, forming bool) *Failure {
+func newFailure(p *Plan, place *assemble.Place, forming bool) *Failure {
 	v := &Failure{store: p.Store, place: place, rank: p.Rank, died: make(chan error, 1), ended: make(chan transport.Loss, p.size())}
 	v.forming.Store(forming)
 	return v
 }
 
-// Judge records why this rank's group fails, if nobody has recorded a reason before, and returns what to report: the first
+// Judge records why this rank's group fails, if no rank has recorded a reason before, and returns what to report: the first
 // reason if err only says that a rank is gone, else err itself. It implements [transport.Judge].
 func (v *Failure) Judge(err error) error {
 	own, _ := errors.AsType[*cohort.Error](err)
@@ -158,7 +158,7 @@ func (v *Failure) late(ctx context.Context, ranks []int) []int {
 	}
 	got, err := v.store.CompareAndSet(ctx, v.place.EndKey(), nil, words)
 	if err != nil || json.Unmarshal(got, &first) != nil || first.Rank < 0 || first.Rank == v.rank {
-		return ranks // nobody can tell: each names the loss that it saw
+		return ranks // the dead one is unknown: each names the loss that it saw
 	}
 	return append([]int{first.Rank}, slices.DeleteFunc(slices.Clone(ranks), func(r int) bool { return r == first.Rank })...)
 }
@@ -176,6 +176,6 @@ func (v *Failure) reason(ctx context.Context) error {
 // Lossy reports whether a rank of the group is gone.
 func (v *Failure) Lossy() bool { return v.lossy.Load() }
 
-// Mute keeps this rank from recording a reason from now on: it has left the group, or its process is dead to a test. A record that is
-// being written is complete when Mute returns.
-func (v *Failure) Mute() { v.once.Do(func() {}) }
+// StopRecording keeps this rank from recording a reason from now on: it has left the group, or its process is dead to a test. A record that is
+// being written is complete when StopRecording returns.
+func (v *Failure) StopRecording() { v.once.Do(func() {}) }

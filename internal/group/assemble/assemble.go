@@ -19,9 +19,9 @@ import (
 )
 
 // ErrAttemptAbandoned is the error of a step in a generation that was given up: the caller tries again, in the next one.
-var ErrAttemptAbandoned = errors.New("muster: this attempt was given up by a rank")
+var ErrAttemptAbandoned = errors.New("group: a rank abandoned this attempt")
 
-// The values of made, and the one of a place that nobody will take.
+// The values of made, and the one of a place that no rank will take.
 var (
 	made = []byte("yes")
 	over = []byte("over")
@@ -234,7 +234,7 @@ func (p *Place) UntilOver(ctx context.Context) error {
 // giveUpLimit bounds how long a rank takes to say that it has given up, or connected.
 const giveUpLimit = time.Second
 
-// GiveUp says that this rank has given the generation up and closes it, in this order: whoever finds it closed can read that this rank
+// GiveUp says that this rank has given the generation up and closes it, in this order: a rank that finds it closed can read that this rank
 // lives. It does so once, however often it is called, and does not wait longer than a second: a store that cannot be reached leaves the
 // others to their own timeouts. The error is that of the store.
 func (p *Place) GiveUp(ctx context.Context) error {
@@ -242,7 +242,7 @@ func (p *Place) GiveUp(ctx context.Context) error {
 	p.givingUp.Do(func() {
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 		defer cancel()
-		if p.unsaid = p.note(limited, p.goneKey(), p.rank); p.unsaid == nil {
+		if p.unsaid = p.note(limited, p.gaveUpKey(), p.rank); p.unsaid == nil {
 			p.unsaid = p.close(limited)
 		}
 	})
@@ -263,7 +263,7 @@ func Decline(ctx context.Context, s store.Store, prefix string, rank, size int) 
 }
 
 // Closed reports whether the generation is not open any more: a rank gave it up, or another process took its place. What the ranks
-// see of each other then is no reason to fail. It is false when the store does not tell.
+// see of each other then does not make it fail. It is false when the store does not tell.
 func (p *Place) Closed(ctx context.Context) bool {
 	failpoint.At("muster.closed")
 	open, err := p.store.Add(ctx, p.root+"/gen", 0)
@@ -277,8 +277,8 @@ const (
 )
 
 // Suspects returns the ranks that may be why a generation was given up: those that have not given it up themselves, though they could
-// see that it is over. This rank must have. known is false if the store does not tell, and if the generation was made after all: nobody
-// else gives it up then, and nobody is suspect.
+// see that it is over. This rank must have. known is false if the store does not tell, and if the generation was made after all: no rank
+// gives it up then, and none is suspect.
 func (p *Place) Suspects(ctx context.Context) (suspects []int, known bool) {
 	if p.unsaid != nil {
 		return nil, false
@@ -309,7 +309,7 @@ func (p *Place) untilLeft(ctx context.Context, most int, limit time.Duration) ([
 // notGivenUp returns the ranks that have not given up, and says so if it is at most one.
 func (p *Place) notGivenUp(ctx context.Context) ([]int, error) {
 	failpoint.At("muster.gone")
-	said, err := p.store.Get(ctx, p.goneKey())
+	said, err := p.store.Get(ctx, p.gaveUpKey())
 	if err != nil {
 		return nil, err
 	}
@@ -326,21 +326,21 @@ func (p *Place) notGivenUp(ctx context.Context) ([]int, error) {
 	return left, err
 }
 
-func (p *Place) goneKey() string { return p.Prefix() + "/gone" }
+func (p *Place) gaveUpKey() string { return p.Prefix() + "/gone" }
 
 // leftKey exists once at most so many ranks, 0 or 1, have not given up.
-func (p *Place) leftKey(most int) string { return p.goneKey() + "/" + strconv.Itoa(most) }
+func (p *Place) leftKey(most int) string { return p.gaveUpKey() + "/" + strconv.Itoa(most) }
 
 func (p *Place) quitKey() string { return p.Prefix() + "/quit" }
 
-// SayQuit says that this rank has closed the group and comes to no group that follows. Call it before [Place.Leave].
-func (p *Place) SayQuit(ctx context.Context) {
+// AnnounceQuit says that this rank has closed the group and comes to no group that follows. Call it before [Place.Leave].
+func (p *Place) AnnounceQuit(ctx context.Context) {
 	failpoint.At("muster.quit")
 	_ = p.note(ctx, p.quitKey(), p.rank)
 }
 
 // Quits returns the ranks that have said so.
-func (p *Place) Quits(ctx context.Context) ([]int, error) { return p.noted(ctx, p.quitKey()) }
+func (p *Place) Quits(ctx context.Context) ([]int, error) { return p.ranksUnder(ctx, p.quitKey()) }
 
 // Leave says that this rank has closed the group. The last of those that took part, which may be fewer than the places,
 // deletes the keys, unless a next generation was opened: then
@@ -361,7 +361,7 @@ func (p *Place) Leave(ctx context.Context, ranks int) {
 
 func (p *Place) madeKey() string { return p.Prefix() + "/made" }
 
-// close opens the next generation and wakes whoever waits in this one.
+// close opens the next generation and wakes the ranks that wait in this one.
 func (p *Place) close(ctx context.Context) error {
 	failpoint.At("muster.close")
 	from, to := strconv.FormatInt(p.generation, 10), strconv.FormatInt(p.generation+1, 10)
@@ -371,7 +371,7 @@ func (p *Place) close(ctx context.Context) error {
 	return p.finishClosing(ctx)
 }
 
-// finishClosing fills what is free in a generation that is no longer open. Its last step is made, so a generation that has it
+// finishClosing fills what is free in a generation that is closed. Its last step is made, so a generation that has it
 // needs no more.
 func (p *Place) finishClosing(ctx context.Context) error {
 	if has, err := p.store.Check(ctx, p.madeKey()); err != nil || has {
@@ -403,11 +403,11 @@ func (p *Place) forgetOlder(ctx context.Context) {
 	}
 }
 
-// forget deletes the keys of a generation that nobody uses any more. Its verdict stays until the next generation is
+// forget deletes the keys of a generation that no rank uses any more. Its verdict stays until the next generation is
 // forgotten: it says that nothing is left to close.
 func (p *Place) forget(ctx context.Context) {
 	failpoint.At("muster.forget")
-	keys := []string{p.before().madeKey(), p.goneKey(), p.leftKey(0), p.leftKey(1), p.upKey(), p.deadKey(), p.quitKey()}
+	keys := []string{p.before().madeKey(), p.gaveUpKey(), p.leftKey(0), p.leftKey(1), p.upKey(), p.deadKey(), p.quitKey()}
 	for _, name := range []string{"came", "left", "end"} {
 		keys = append(keys, p.Prefix()+"/"+name)
 	}

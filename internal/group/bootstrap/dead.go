@@ -15,7 +15,7 @@ import (
 )
 
 // A rank may die when it has come and others have not. That ends no attempt: another process may take its place, as it may for a rank that has
-// not come. But whoever waits, or has waited in vain, must be told.
+// not come. But a rank that waits, or has waited in vain, must be notified.
 
 // deadMembers returns the ranks that joined and then died. Each rank looks after the next one that is there, and, where that is dead, after the one behind it.
 func (a *attempt) deadMembers(ctx context.Context, missing []int) []int {
@@ -44,22 +44,22 @@ func (a *attempt) hasDied(ctx context.Context, r int) bool {
 	if err != nil {
 		return false
 	}
-	door := caps[r].doorAddr()
-	if door == "" || !refuses(ctx, door, false) {
+	addr := caps[r].livenessAddr()
+	if addr == "" || !refuses(ctx, addr, false) {
 		return false
 	}
 	excused, err := a.Place.LeftOnPurpose(ctx, r)
 	return err == nil && !excused
 }
 
-// recordDead keeps which ranks joined and then died: in this attempt, or in one before if nobody has taken their places since.
+// recordDead keeps which ranks joined and then died: in this attempt, or in an earlier one if no rank has taken their places since.
 func (p *Plan) recordDead(missing, dead []int) {
 	before := slices.DeleteFunc(p.dead, func(r int) bool { return !slices.Contains(missing, r) })
 	p.dead = slices.Compact(slices.Sorted(slices.Values(append(before, dead...))))
 }
 
-// cameAndDied is what is added to the words about missing ranks.
-func cameAndDied(ranks []int) string {
+// joinedThenDied is what is added to the words about missing ranks.
+func joinedThenDied(ranks []int) string {
 	if len(ranks) == 0 {
 		return ""
 	}
@@ -97,6 +97,6 @@ func (h *successors) stop() {
 	if h.end != nil {
 		h.end()
 	}
-	failpoint.At("form.heirs.end")
+	failpoint.At("form.successors.end")
 	h.tasks.Wait()
 }
