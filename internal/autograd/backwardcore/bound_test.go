@@ -67,21 +67,3 @@ func TestFailureEndsWithinASecond(t *testing.T) {
 	}
 	t.Logf("%d failures, the slowest took %v", failures, slowest)
 }
-
-// TestFailureBoundIsTight: without the messages that tell of a failure, the bound does not hold.
-func TestFailureBoundIsTight(t *testing.T) {
-	t.Parallel()
-	for name, opt := range map[string]Options{"telling everybody of a failure": {NoFlood: true}, "noticing deaths": {NoDeath: true}} {
-		late := false
-		for seed := range uint64(2000) {
-			took, _, err := failing(seed+1, opt, Smart)
-			late = late || err != nil || took > time.Second
-			if late {
-				break
-			}
-		}
-		if !late {
-			t.Errorf("nobody notices that %s is missing", name)
-		}
-	}
-}

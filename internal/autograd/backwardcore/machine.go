@@ -12,17 +12,13 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/tombstone"
 )
 
-// Options are the durations and the switches of a Machine. Each switch turns one part off; the tests use them to show that
-// it is needed.
+// Options are the durations and the limits of a Machine.
 type Options struct {
 	Retry   time.Duration // after which an unanswered message is sent again (default 200 ms)
 	Tombs   int           // how many cleaned contexts are remembered, or half of them (default 65536)
 	Tries   int           // how often a clean-up is sent to a worker that does not answer (default 50)
 	First   uint64        // what the numbers of contexts, messages and passes begin after, so that a former worker of this id had others
 	Cleaned int           // the code of the cause when a context is cleaned up under a pass
-
-	NoRetry, NoOnce, NoTombs, NoForward, NoTree, NoFlood, NoDeath, NoSeen, NoCarryAgain bool
-	NoCarry                                                                             bool // no answer carries messages: slower, not wrong
 }
 
 // Time is what the driver's monotonic clock says. Only differences matter.
@@ -107,7 +103,7 @@ func (m *Machine[G]) clean(id Context, from Worker) {
 	}
 	m.emit(Effect[G]{Kind: Freed, Context: id})
 	for _, to := range slices.Sorted(maps.Keys(c.known)) {
-		if to != from && to != m.self && to != id.Origin && !m.dead[to] && (!m.opt.NoForward || from == m.self) {
+		if to != from && to != m.self && to != id.Origin && !m.dead[to] {
 			m.cleaning[cleaning{id, to}] = &repeated{at: m.now}
 			m.send(Message[G]{Kind: Cleanup, To: to, Context: id})
 		}
@@ -148,9 +144,6 @@ func (m *Machine[G]) Ask(id Context) {
 
 // PeerDied reports a worker that is certainly dead. Passes of contexts that it has seen fail, and its contexts are over.
 func (m *Machine[G]) PeerDied(w Worker) {
-	if m.opt.NoDeath {
-		return
-	}
 	m.dead[w] = true
 	maps.DeleteFunc(m.cleaning, func(k cleaning, _ *repeated) bool { return k.to == w })
 	for _, id := range sortedContexts(m.contexts) {
@@ -167,7 +160,7 @@ func (m *Machine[G]) PeerDied(w Worker) {
 			m.clean(id, w)
 		case m.self:
 		default: // the clean-up may have been on its way through that worker
-			c.asks = !m.opt.NoSeen
+			c.asks = true
 			m.ask(c)
 		}
 	}
@@ -204,9 +197,6 @@ const silence = 6
 // Tick tells the time: what was not answered is sent again.
 func (m *Machine[G]) Tick(now Time) {
 	m.now = now
-	if m.opt.NoRetry {
-		return
-	}
 	for _, k := range slices.SortedFunc(maps.Keys(m.cleaning), func(a, b cleaning) int {
 		return cmp.Or(cmp.Compare(a.context.Origin, b.context.Origin), cmp.Compare(a.context.N, b.context.N), cmp.Compare(a.to, b.to))
 	}) {

@@ -260,7 +260,7 @@ func (p *pass[G]) arrived(m *Machine[G], c *context[G], msg Message[G]) {
 		p.fail(m, c, Cause{Worker: m.self, Text: notSent})
 		return
 	}
-	if answered, again := w.in[msg.Call]; again && !m.opt.NoOnce {
+	if answered, again := w.in[msg.Call]; again {
 		if answered {
 			p.reply(m, c, w, msg.Call)
 		}
@@ -271,7 +271,7 @@ func (p *pass[G]) arrived(m *Machine[G], c *context[G], msg Message[G]) {
 		p.reply(m, c, w, msg.Call)
 		return
 	}
-	engages := !w.engaged && !m.opt.NoTree
+	engages := !w.engaged
 	if engages {
 		w.engaged, w.parent = true, msg.Call
 	}
@@ -295,7 +295,7 @@ func (p *pass[G]) take(m *Machine[G], c *context[G], w *wave[G], node Node, g G)
 	if !p.entered {
 		p.enter(m, c)
 	}
-	if _, waits := p.missing[node]; waits || m.opt.NoOnce {
+	if _, waits := p.missing[node]; waits {
 		delete(p.missing, node)
 		p.flow(m, c, node, g)
 	}
@@ -338,7 +338,7 @@ func (p *pass[G]) settle(m *Machine[G], c *context[G]) {
 		}
 	}
 	p.marks.release(m, c, p)
-	if !p.failed && p.entered && len(p.running) == 0 && (p.left == 0 || m.opt.NoTree) && p.grads.engaged && p.grads.ends(m, p) {
+	if !p.failed && p.entered && len(p.running) == 0 && p.left == 0 && p.grads.engaged && p.grads.ends(m, p) {
 		p.over = true
 		kind := Ended
 		if !p.grads.root {
@@ -407,7 +407,7 @@ func (p *pass[G]) fail(m *Machine[G], c *context[G], cause Cause) {
 	}
 	m.emit(Effect[G]{Kind: kind, Context: c.id, Pass: p.id, Failed: true, Cause: cause})
 	defer p.forget(c)
-	if m.contexts[c.id] == nil || m.opt.NoFlood {
+	if m.contexts[c.id] == nil {
 		return // the clean-up tells them, too
 	}
 	for _, to := range slices.Sorted(maps.Keys(c.known)) {

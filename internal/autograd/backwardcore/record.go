@@ -39,7 +39,7 @@ func (m *Machine[G]) context(id Context) *context[G] {
 	if c := m.contexts[id]; c != nil {
 		return c
 	}
-	if m.dead[id.Origin] || m.tombs.Has(id) && !m.opt.NoTombs {
+	if m.dead[id.Origin] || m.tombs.Has(id) {
 		return nil
 	}
 	c := &context[G]{id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, lost: map[Node]bool{}, stale: map[Call]Cause{}, passes: map[PassID]*pass[G]{}}

@@ -7,62 +7,57 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/testing/mutation"
 )
 
 // The simulation builds a random graph over several workers, runs passes over a network that loses, repeats, delays and
 // reorders messages, lets functions fail and workers die, and compares the gradients with those of the same graph on one
-// worker. A seed gives the same run every time: go test -run 'TestSimulation' -backcore.seed N -v.
+// worker. A seed gives the same run every time: go test -run 'TestSimulation' -backward.seed N -v.
 
 var (
-	seeds   = flag.Int("backcore.seeds", 2000, "how many seeds TestSimulation runs")
-	oneSeed = flag.Uint64("backcore.seed", 0, "run this seed only, and tell what happens")
+	firstSeed = flag.Uint64("backward.first", 1, "the first seed that TestSimulation runs")
+	seeds     = flag.Uint64("backward.seeds", 300, "how many seeds TestSimulation runs")
+	oneSeed   = flag.Uint64("backward.seed", 0, "run this seed only, and log what happens")
 )
+
+// instructive are seeds that find a mistake which few others find: the mutants NoFlood and NoSeen.
+var instructive = []uint64{477, 1533}
 
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	if *oneSeed != 0 {
 		for _, mode := range []Mode{Fast, Smart} {
-			t.Logf("mode %d: %v", mode, simulate(*oneSeed, Options{NoCarry: (*oneSeed-1)%16 < 2}, mode, t.Logf))
+			t.Logf("mode %d: %v", mode, simulate(*oneSeed, Options{}, mode, t.Logf))
 		}
 		return
 	}
 	if raceEnabled {
 		*seeds = min(*seeds, 200) // it is one goroutine
 	}
-	for seed := range uint64(*seeds) {
+	all := slices.Clone(instructive)
+	for i := range *seeds {
+		all = append(all, *firstSeed+i)
+	}
+	for _, seed := range all {
 		mode := Mode(seed % 2)
-		if err := simulate(seed+1, Options{NoCarry: seed%16 < 2}, mode, func(string, ...any) {}); err != nil {
-			t.Fatalf("seed %d, mode %d: %v", seed+1, mode, err)
+		if err := simulate(seed, Options{}, mode, func(string, ...any) {}); err != nil {
+			t.Fatalf("seed %d, mode %d: %v\nreplay: go test ./internal/autograd/backwardcore -run TestSimulation -backward.seed %d -v", seed, mode, err, seed)
 		}
 	}
-	t.Logf("count: backward simulation: %d seeds", *seeds)
+	t.Logf("count: backward simulation: %d seeds", len(all))
 }
 
-// TestEveryPartIsNeeded turns one part off at a time: the simulation has to notice.
-func TestEveryPartIsNeeded(t *testing.T) {
+func TestMain(m *testing.M) { os.Exit(mutation.Main(m)) }
+
+// TestMutants leaves one rule of the protocol out at a time: the tests must notice.
+func TestMutants(t *testing.T) {
 	t.Parallel()
-	if raceEnabled {
-		t.Skip("it is one goroutine and takes minutes under the race detector")
-	}
-	for name, opt := range map[string]Options{
-		"repetition": {NoRetry: true}, "each message once": {NoOnce: true}, "remembering cleaned contexts": {NoTombs: true}, "passing the clean-up on": {NoForward: true},
-		"waiting for what a message brings about": {NoTree: true}, "telling everybody of a failure": {NoFlood: true}, "noticing deaths": {NoDeath: true}, "asking about a context when a neighbour died": {NoSeen: true},
-		"carrying again what an answer has carried": {NoCarryAgain: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for seed := range uint64(5000) {
-				if err := simulate(seed+1, opt, Smart, func(string, ...any) {}); err != nil {
-					t.Logf("seed %d: %v", seed+1, err)
-					return
-				}
-			}
-			t.Error("nobody notices that it is missing")
-		})
-	}
+	mutation.Found(t)
 }
 
 // TestFastWaitsForAnUnusedSend: a send whose value does not enter the loss keeps a Fast pass waiting, and is named; a Smart pass
@@ -111,7 +106,7 @@ func TestHostileMessages(t *testing.T) {
 	ctx := m.Open()
 	leaf, _ := m.Record(ctx)
 	call, _ := m.RecordSend(ctx, 1, leaf)
-	for range 50_000 {
+	for range 15_000 {
 		msg := Message[int64]{
 			Kind: Kind(rng.IntN(12)), From: Worker(1 + rng.IntN(3)), Context: ctx, Pass: PassID{Worker(rng.IntN(3)), rng.Uint64N(5000)},
 			Mode: Mode(rng.IntN(3)), Wave: Kind(rng.IntN(4)), Call: call, Gradient: 1,

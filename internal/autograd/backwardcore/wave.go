@@ -57,7 +57,7 @@ func (w *wave[G]) send(m *Machine[G], c *context[G], p *pass[G], call Call, to W
 // carries reports whether the answer to a message can carry a message: to the worker that waits for the answer. That worker is
 // engaged until then, and would answer at once; the answer comes again if that one is lost.
 func (w *wave[G]) carries(m *Machine[G], p *pass[G], call Call, h *held[G]) bool {
-	return h.to == w.from[call] && p.mode != Foreign && !m.opt.NoTree && !m.opt.NoCarry
+	return h.to == w.from[call] && p.mode != Foreign
 }
 
 // ends reports whether nothing is left to wait for: no answer, and no message that the answer to the parent cannot carry.
@@ -75,9 +75,6 @@ func (w *wave[G]) ends(m *Machine[G], p *pass[G]) bool {
 
 // reply answers a message, for the first time or again.
 func (p *pass[G]) reply(m *Machine[G], c *context[G], w *wave[G], call Call) {
-	if w.in[call] && m.opt.NoCarryAgain {
-		delete(w.carried, call)
-	}
 	if !w.in[call] {
 		w.in[call] = true
 		w.held = slices.DeleteFunc(w.held, func(h held[G]) bool {

@@ -66,17 +66,16 @@ func Found(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, m := range all {
-		if m.finder == nil {
-			continue
+		for _, finder := range m.finders {
+			t.Run(m.name+" "+finder[0], func(t *testing.T) {
+				t.Parallel()
+				out, passed := run(t, []string{m.name}, finder[0], finder[1:]...)
+				if passed {
+					t.Fatalf("%s passes although %s:\n%s", finder[0], m.what, out)
+				}
+				t.Logf("%s:\n%s", m.what, out)
+			})
 		}
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			out, passed := run(t, []string{m.name}, m.finder[0], m.finder[1:]...)
-			if passed {
-				t.Fatalf("%s passes although %s:\n%s", m.finder[0], m.what, out)
-			}
-			t.Logf("%s:\n%s", m.what, out)
-		})
 	}
 	t.Logf("count: mutants: %d", len(all))
 }

@@ -17,7 +17,7 @@ import (
 // mutant is a mistake that can be switched on.
 type mutant struct {
 	name, what string
-	finder     []string // the test that finds it and its flags
+	finders    [][]string // the tests that find it, with their flags
 	changes    []change
 }
 
@@ -41,7 +41,7 @@ func parseTable(text string) (all []*mutant, err error) {
 		case last == nil:
 			return nil, fmt.Errorf("line %d stands before the first mutant", i+1)
 		case key == "found" && strings.HasPrefix(rest, "by "):
-			last.finder = strings.Fields(rest)[1:]
+			last.finders = append(last.finders, strings.Fields(rest)[1:])
 		case key == "in":
 			last.changes = append(last.changes, change{function: rest})
 		case len(last.changes) > 0 && line[0] == '-':
