@@ -41,7 +41,7 @@ const (
 // torch.distributed.rpc.api._all_gather, but does not wait for a worker that has died; see [worldcore.Gather]. together says
 // that nobody can leave before this worker.
 func (w *World) AllGather(ctx context.Context, p Party, object any, names []string, together bool) (*py.Dict, error) {
-	m := worldcore.NewGather(w.self(), w.round, names, together, worldcore.GatherOptions{})
+	m := worldcore.NewGather(w.self(), w.round, names, together)
 	x := w.gathering(p, names)
 	x.object = object
 	w.drive(ctx, m, x.do)
@@ -51,7 +51,7 @@ func (w *World) AllGather(ctx context.Context, p Party, object any, names []stri
 // CountGathers finds out which all-gather of these names is next. entered says that the others are about to enter it, if they
 // have not, and wait for us there. Otherwise they may enter it at any time.
 func (w *World) CountGathers(ctx context.Context, p Party, names []string, entered bool) error {
-	m := worldcore.NewCounting(w.self(), w.round, names, entered, worldcore.GatherOptions{})
+	m := worldcore.NewCounting(w.self(), w.round, names, entered)
 	w.drive(ctx, m, w.gathering(p, names).do)
 	return m.Err()
 }

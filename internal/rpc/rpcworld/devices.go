@@ -42,7 +42,7 @@ func (d *Devices) Barrier(ctx context.Context) error {
 // worker has no devices but the CPU. It returns [ErrAgain] if the PyTorch workers have gone on to another round meanwhile.
 func (w *World) ExchangeDevices(ctx context.Context, hook observe.Hook, storeAddr string) (*Devices, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	m := worldcore.NewMoved(w.self(), w.round, w.torch, worldcore.StartOptions{})
+	m := worldcore.NewMoved(w.self(), w.round, w.torch)
 	var looking sync.WaitGroup
 	looking.Go(func() {
 		if w.drive(ctx, m, nil); errors.Is(m.Err(), ErrAgain) {

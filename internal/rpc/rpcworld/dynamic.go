@@ -43,7 +43,7 @@ func gone(ctx context.Context, c Caller, name string, err error) bool {
 // Join joins a world whose workers come and go. When it fails, also because ctx ends, the world is as it was before. Package
 // worldcore decides.
 func (w *World) Join(ctx context.Context, c Caller) error {
-	m := worldcore.NewJoin(w.self(), worldcore.DynamicOptions{})
+	m := worldcore.NewJoin(w.self())
 	w.drive(ctx, m, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.deal(ctx, c, nil, op) })
 	return m.Err()
 }
@@ -51,7 +51,7 @@ func (w *World) Join(ctx context.Context, c Caller) error {
 // Leave tells the other workers of a dynamic world that this one goes, and takes it off the list. It does as much as it can
 // in any case, and returns the first error.
 func (w *World) Leave(ctx context.Context, c Caller, others func() []string) error {
-	m := worldcore.NewLeave(w.self(), w.round, worldcore.DynamicOptions{})
+	m := worldcore.NewLeave(w.self(), w.round)
 	w.drive(ctx, m, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.deal(ctx, c, others, op) })
 	return m.Err()
 }

@@ -24,7 +24,7 @@ type Calls interface {
 
 // EndStatic leaves a static world in order: when no worker has a call under way; see [worldcore.ending].
 func (w *World) EndStatic(ctx context.Context, p Party, calls Calls) error {
-	m := worldcore.NewEnding(w.self(), w.round, w.Others(p), w.mixed, worldcore.EndOptions{})
+	m := worldcore.NewEnding(w.self(), w.round, w.Others(p), w.mixed)
 	w.drive(ctx, m, departure{w.guard(p), calls}.do)
 	return m.Err()
 }

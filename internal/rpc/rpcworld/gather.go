@@ -26,7 +26,7 @@ type gathers struct {
 // newGathers returns the state of a worker that has entered none.
 func newGathers() *gathers {
 	g := &gathers{}
-	g.mu.core, g.mu.done = worldcore.NewGathers(worldcore.GatherOptions{}), map[string]chan struct{}{}
+	g.mu.core, g.mu.done = worldcore.NewGathers(), map[string]chan struct{}{}
 	return g
 }
 

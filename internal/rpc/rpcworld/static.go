@@ -16,7 +16,7 @@ var ErrAgain = worldcore.ErrAgain
 // ComeTogether finds the round of a static world and waits until all ranks have shown what they are; see [worldcore.Start]. A
 // world without PyTorch ranks needs no gloo group; see [World.Mixed].
 func (w *World) ComeTogether(ctx context.Context) error {
-	m := worldcore.NewStart(w.self(), worldcore.StartOptions{})
+	m := worldcore.NewStart(w.self())
 	w.drive(ctx, m, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.deal(ctx, nil, nil, op) })
 	w.torch, w.mixed = m.Mixed()
 	w.cfg.Logger.Debug("the ranks have come together", slog.String("worker", w.cfg.Name), slog.Int("round", w.round), slog.Bool("mixed", w.mixed))

@@ -53,7 +53,7 @@ type watcher struct {
 // Watch begins to look after workers, on behalf of a wait in which all of among take part. Its context ends with ctx, or when
 // one of the workers is certainly dead.
 func (w *World) Watch(ctx context.Context, others watched, names, among []string, how wait) *watcher {
-	v := &watcher{core: worldcore.NewWatch(w.self(), w.round, names, among, how, worldcore.WatchOptions{})}
+	v := &watcher{core: worldcore.NewWatch(w.self(), w.round, names, among, how)}
 	v.ctx, v.cancel = context.WithCancelCause(ctx)
 	v.work.Go(func() {
 		w.drive(v.ctx, v.core, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.lookAt(ctx, others, op) })

@@ -22,16 +22,6 @@ const (
 	lastGrace, lastEvery = 2 * time.Second, 50 * time.Millisecond
 )
 
-// EndOptions turn rules of the end of a static world off, for the simulation.
-type EndOptions struct {
-	NoMeeting bool // calls are counted without everybody having been idle before
-	NoFreeze  bool // calls may begin while they are counted
-	NoLook    bool // whoever is gone in the last wait is taken for dead
-	NoFind    bool // the first barrier is the one that the round explains
-	NoFirst   bool // whoever finds a death in the last wait does not ask for the first one
-	NoLost    bool // a store that is lost in the last wait is a failure
-}
-
 // ending is a worker that leaves a static world in order. Its states are:
 //
 //	finding the first barrier → idle → met → counted → (again, if there were calls) → arrived → waiting for the last ones → left
@@ -43,7 +33,6 @@ type EndOptions struct {
 // Before the last barrier nobody leaves before this worker, so whoever is gone has died. In the last one it may have left.
 type ending struct {
 	waiting
-	EndOptions
 	me     Self
 	others []string
 	mixed  bool
@@ -52,8 +41,8 @@ type ending struct {
 }
 
 // NewEnding returns the machine of a worker among others. mixed says that there are PyTorch workers.
-func NewEnding(me Self, round int, others []string, mixed bool, opt EndOptions) *ending {
-	e := &ending{EndOptions: opt, me: me, others: slices.Sorted(slices.Values(others)), mixed: mixed}
+func NewEnding(me Self, round int, others []string, mixed bool) *ending {
+	e := &ending{me: me, others: slices.Sorted(slices.Values(others)), mixed: mixed}
 	e.round = round
 	e.begin(func() {
 		e.guard(e.others, e.others, ClosedWait)
@@ -86,7 +75,7 @@ func (e *ending) find(ahead int, again time.Duration) {
 	if e.round == 0 || !e.mixed {
 		likely = 1
 	}
-	if e.round == 0 || !e.mixed || e.NoFind {
+	if e.round == 0 || !e.mixed {
 		e.n = likely
 		e.idle()
 		return
@@ -114,11 +103,6 @@ func (e *ending) find(ahead int, again time.Duration) {
 // idle is the state in which calls of this worker may be under way.
 func (e *ending) idle() {
 	e.step(Op{Kind: OpIdle}, func(Event) {
-		if e.NoMeeting {
-			e.n++
-			e.count()
-			return
-		}
 		e.barrier(0, func(int) { e.count() })
 	})
 }
@@ -127,9 +111,6 @@ func (e *ending) idle() {
 func (e *ending) count() {
 	e.must(Op{Kind: OpFreeze}, func(ev Event) {
 		e.frozen = true
-		if e.NoFreeze {
-			e.thaw(func() {})
-		}
 		e.barrier(ev.N, func(sum int) {
 			e.thaw(func() {
 				if sum != 0 {
@@ -192,11 +173,9 @@ func (e *ending) waitLast() {
 			switch {
 			case ev.Err == nil:
 				e.end(nil)
-			case dead != nil && e.NoLook:
-				e.died(dead)
 			case dead != nil: // the last ones go without waiting for those behind them
 				e.look(dead, 0)
-			case cutOff(ev.Err) && !e.NoLost: // whoever hosted it has gone, which it does last
+			case cutOff(ev.Err): // whoever hosted it has gone, which it does last
 				e.end(nil)
 			default:
 				e.end(ev.Err)
@@ -235,10 +214,6 @@ func (e *ending) look(dead *cohort.Error, until time.Duration) {
 
 // died is the state in which a worker has died before its end.
 func (e *ending) died(dead *cohort.Error) {
-	if e.NoFirst {
-		e.end(dead)
-		return
-	}
 	e.blame(e.me, dead, e.others, func(first *cohort.Error) { e.end(first) })
 }
 

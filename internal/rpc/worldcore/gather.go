@@ -87,7 +87,6 @@ func (w *waiting) ended(name, how string, cause error, then func(*cohort.Error))
 // A PyTorch worker that is about to enter the all-gather does so once its leader answers, so all are looked after.
 type counting struct {
 	waiting
-	GatherOptions
 	me      Self
 	names   []string
 	entered bool
@@ -99,8 +98,8 @@ type counting struct {
 
 // NewCounting returns the machine. entered says that the PyTorch worker is about to enter the all-gather, if it has not, and
 // waits for us there. Otherwise it may enter it at any time.
-func NewCounting(me Self, round int, names []string, entered bool, opt GatherOptions) *counting {
-	c := &counting{GatherOptions: opt, me: me, names: slices.Sorted(slices.Values(names)), entered: entered, said: -1}
+func NewCounting(me Self, round int, names []string, entered bool) *counting {
+	c := &counting{me: me, names: slices.Sorted(slices.Values(names)), entered: entered, said: -1}
 	c.round = round
 	c.begin(func() { c.count(func() { c.end(nil) }) })
 	return c
@@ -134,7 +133,7 @@ func (c *counting) isPyTorch(name string, next func()) {
 			return
 		}
 		c.who = name
-		if c.entered && !c.NoLook {
+		if c.entered {
 			c.guard(c.others(), c.others(), ClosedWait)
 		}
 		c.ask()
@@ -170,7 +169,7 @@ func (c *counting) question(op Op, then func(Event)) {
 			}
 			then(ev)
 			return
-		case !ev.Gone && !c.lost && cutOff(ev.Err) && c.asks < mostAsks && !c.NoAgain:
+		case !ev.Gone && !c.lost && cutOff(ev.Err) && c.asks < mostAsks:
 			c.asks++
 			c.question(Op{Kind: OpPause, For: countEvery}, func(Event) { c.question(op, then) })
 			return
@@ -180,9 +179,9 @@ func (c *counting) question(op Op, then func(Event)) {
 			switch {
 			case dead != nil:
 				why(dead)
-			case ev.Gone && !c.NoBlame:
+			case ev.Gone:
 				c.ended(c.who, processEnded, ev.Err, why)
-			case cutOff(ev.Err) && cohort.CodeOf(ev.Err) != cohort.Closed && !c.NoCutOff: // not if this worker itself is closed
+			case cutOff(ev.Err) && cohort.CodeOf(ev.Err) != cohort.Closed: // not if this worker itself is closed
 				c.ended(c.who, alwaysCutOff, ev.Err, why)
 			default:
 				c.failed(ev.Err)
@@ -195,7 +194,7 @@ func (c *counting) question(op Op, then func(Event)) {
 // those who come. The others find out by themselves.
 func (c *counting) unreportedDeaths(dead *cohort.Error) {
 	why := gatherError(dead)
-	if c.names[0] != c.me.Name || c.NoUncounted {
+	if c.names[0] != c.me.Name {
 		c.failed(why)
 		return
 	}
@@ -229,7 +228,7 @@ func (c *counting) tell(waits []Report, dead string, then func()) {
 
 // told takes the answer if it was the same before: a worker that enters an all-gather counts it a moment earlier.
 func (c *counting) told(next int, inside bool) {
-	if (next == c.said || c.NoTwice) && (inside || !c.entered) {
+	if next == c.said && (inside || !c.entered) {
 		c.unguard(func(*cohort.Error) { c.first(next) })
 		return
 	}
@@ -257,8 +256,8 @@ type Gather struct {
 }
 
 // NewGather returns the machine. together says that nobody can leave before this worker.
-func NewGather(me Self, round int, names []string, together bool, opt GatherOptions) *Gather {
-	g := &Gather{counting: counting{GatherOptions: opt, me: me, names: slices.Sorted(slices.Values(names)), said: -1}, together: together}
+func NewGather(me Self, round int, names []string, together bool) *Gather {
+	g := &Gather{counting: counting{me: me, names: slices.Sorted(slices.Values(names)), said: -1}, together: together}
 	g.leader, g.round = g.names[0], round
 	g.begin(func() { g.count(g.enter) })
 	return g
@@ -311,9 +310,6 @@ func (g *Gather) report(waited []string) {
 	case !g.together:
 		how = OpenWait
 	}
-	if g.NoLook {
-		waited = nil
-	}
 	g.guard(waited, g.others(), how)
 	g.do(Op{Kind: OpGatherSeen, Text: g.id}, func(ev Event) {
 		if ev.OK || g.lost { // the leader has given up before we came
@@ -357,7 +353,7 @@ func (g *Gather) settle(err error) {
 				g.leave(nil)
 			case dead != nil:
 				g.blame(g.me, dead, g.others(), g.give)
-			case g.gone && !g.NoBlame:
+			case g.gone:
 				g.ended(g.leader, processEnded, err, func(dead *cohort.Error) { g.blame(g.me, dead, g.others(), g.give) })
 			default:
 				g.leave(err)
@@ -402,7 +398,7 @@ func (g *Gather) shared(others []string, answers []Event) {
 	}
 	e := cohort.Wrap("rpc: all_gather", cohort.Unavailable, answers[at].Err)
 	e.Key, e.Peer = "broadcast", others[at]
-	if !answers[at].Gone || g.NoBlame {
+	if !answers[at].Gone {
 		g.leave(e)
 		return
 	}
@@ -413,7 +409,7 @@ func (g *Gather) shared(others []string, answers []Event) {
 // those who come.
 func (g *Gather) give(dead *cohort.Error) {
 	tell := func(Event) {
-		if !g.leads() || g.NoTellLost {
+		if !g.leads() {
 			g.leave(gatherError(dead))
 			return
 		}
@@ -428,7 +424,7 @@ func (g *Gather) give(dead *cohort.Error) {
 			g.tell(waits, dead.Peer, func() { g.leave(gatherError(dead)) })
 		})
 	}
-	if !g.leads() || g.NoGiveUp {
+	if !g.leads() {
 		tell(Event{})
 		return
 	}

@@ -24,7 +24,6 @@ const (
 // and the leader sends all of them to everybody. Messages may arrive before this worker has entered an all-gather, and
 // copies of them after it has left it. The caller serialises the calls.
 type Gathers struct {
-	GatherOptions
 	counts map[string]int // by names: the next one
 	all    map[string]*Gathering
 	lost   map[string][]lostGather // by names: the last ones that this worker has given up as the leader
@@ -34,19 +33,6 @@ type Gathers struct {
 
 // lostGather is an all-gather that could not be completed, because a worker has died.
 type lostGather struct{ id, dead string }
-
-// GatherOptions turn rules of the all-gathers off, for the simulation.
-type GatherOptions struct {
-	NoCopies    bool // a copy of a message to an all-gather that is over begins a new one
-	NoTellLost  bool // a leader that finds a death keeps it to itself
-	NoGiveUp    bool // and says nothing to those who come later
-	NoBlame     bool // whoever cannot reach the leader goes without telling why
-	NoTwice     bool // a PyTorch worker's count is believed at once
-	NoLook      bool // nobody looks after anybody
-	NoAgain     bool // a PyTorch worker is asked for its count only once
-	NoCutOff    bool // whoever is always cut off from it goes without telling why
-	NoUncounted bool // a leader that cannot learn the number of an all-gather lets the others wait
-}
 
 // Item is an object with the name of the worker that it is from.
 type Item struct {
@@ -70,9 +56,9 @@ func (g *Gathering) has(name string) bool {
 }
 
 // NewGathers returns the state of a worker that has entered none.
-func NewGathers(opt GatherOptions) *Gathers {
+func NewGathers() *Gathers {
 	return &Gathers{
-		GatherOptions: opt, counts: map[string]int{}, all: map[string]*Gathering{}, lost: map[string][]lostGather{}, unreportedDeaths: map[string]string{},
+		counts: map[string]int{}, all: map[string]*Gathering{}, lost: map[string][]lostGather{}, unreportedDeaths: map[string]string{},
 	}
 }
 
@@ -174,7 +160,7 @@ func (g *Gathers) over(id string, names []string) bool {
 	}
 	n, err := strconv.Atoi(strings.TrimPrefix(id, name))
 	begun, known := g.counts[name]
-	return err == nil && known && n < begun && g.all[id] == nil && !g.NoCopies
+	return err == nil && known && n < begun && g.all[id] == nil
 }
 
 // Lost is who has died, if this worker has given up an all-gather for that. Whoever reports to it then has to be told.

@@ -15,7 +15,7 @@ import (
 func TestGathers(t *testing.T) {
 	t.Parallel()
 	names := []string{"a", "b"}
-	g := NewGathers(GatherOptions{})
+	g := NewGathers()
 	id, s, err := g.Enter(names)
 	if err != nil || id != "ab0" {
 		t.Fatal(id, err)
@@ -69,7 +69,7 @@ func TestGathers(t *testing.T) {
 func TestGatherThatWasGivenUp(t *testing.T) {
 	t.Parallel()
 	names := []string{"a", "b", "c"}
-	g := NewGathers(GatherOptions{})
+	g := NewGathers()
 	for range maxLost + 1 {
 		id, _, err := g.Enter(names)
 		if err != nil {
@@ -90,7 +90,7 @@ func TestGatherThatWasGivenUp(t *testing.T) {
 func TestGatherWithoutNumber(t *testing.T) {
 	t.Parallel()
 	names := []string{"a", "b", "c"}
-	g := NewGathers(GatherOptions{})
+	g := NewGathers()
 	for _, id := range []string{"abc4", "abc5"} {
 		if _, err := g.ToLeader(id, "b", 0, names, true); err != nil {
 			t.Fatal(err)
@@ -121,7 +121,7 @@ func TestGatherWithoutNumber(t *testing.T) {
 func TestOwnCloseBlamesNobody(t *testing.T) {
 	t.Parallel()
 	closed := cohort.New("rpc: call", cohort.Closed, "the agent is closed")
-	c := NewCounting(Self{Name: "a", Rank: 0, Size: 2, Round: -1}, 1, []string{"a", "b"}, false, GatherOptions{})
+	c := NewCounting(Self{Name: "a", Rank: 0, Size: 2, Round: -1}, 1, []string{"a", "b"}, false)
 	todo := c.Step(Event{})
 	for len(todo) > 0 {
 		op := todo[0]

@@ -34,8 +34,8 @@ type Join struct {
 }
 
 // NewJoin returns the machine.
-func NewJoin(me Self, opt DynamicOptions) *Join {
-	j := &Join{token: token{DynamicOptions: opt, me: me}}
+func NewJoin(me Self) *Join {
+	j := &Join{token: token{me: me}}
 	j.begin(func() {
 		if me.Round >= 0 {
 			j.enter(me.Round)
@@ -152,7 +152,7 @@ func (j *Join) answered(what, name string, next func()) func(Event) {
 		switch {
 		case ev.Err == nil:
 			next()
-		case ev.Gone && !j.NoGone:
+		case ev.Gone:
 			j.dead = append(j.dead, name)
 			next()
 		default:
@@ -182,13 +182,9 @@ func (j *Join) joined() {
 // undo takes back what others can see of a join that has failed.
 func (j *Join) undo(why error) {
 	over := func(error) {
-		if j.NoRelease {
-			j.end(why)
-			return
-		}
 		j.release(func(error) { j.end(why) })
 	}
-	if !j.listed || j.NoUndo {
+	if !j.listed {
 		over(nil)
 		return
 	}
@@ -217,8 +213,8 @@ type Leave struct {
 }
 
 // NewLeave returns the machine.
-func NewLeave(me Self, round int, opt DynamicOptions) *Leave {
-	l := &Leave{token: token{DynamicOptions: opt, me: me}}
+func NewLeave(me Self, round int) *Leave {
+	l := &Leave{token: token{me: me}}
 	l.round = round
 	l.begin(func() { l.take("leave", l.tell) })
 	return l

@@ -88,7 +88,7 @@ func (l *peerMonitor) claim(held string) {
 			}
 			l.looked = l.s.now
 			l.look()
-		case !l.s.NoTakeOver:
+		default:
 			l.ask(Op{Kind: OpPause, For: lookerGone}, func(Event) { l.claim(got) })
 		}
 	})
@@ -128,7 +128,7 @@ func (l *peerMonitor) tell(round, r int) {
 // around is the state in which nobody new was seen in this round.
 func (l *peerMonitor) around() {
 	s := l.s
-	if s.me.Round >= 0 || s.NoFollow || s.now-l.looked < scanPeers {
+	if s.me.Round >= 0 || s.now-l.looked < scanPeers {
 		l.rest()
 		return
 	}
@@ -159,7 +159,7 @@ func (l *peerMonitor) rest() {
 		l.ask(Op{Kind: OpPause, For: l.pauses}, func(Event) { l.look() })
 		l.pauses = min(2*l.pauses, lookEvery)
 	}
-	if l.s.NoBeats || l.s.now-l.said < lookerBeat {
+	if l.s.now-l.said < lookerBeat {
 		again()
 		return
 	}

@@ -21,11 +21,11 @@ type Moved struct {
 }
 
 // NewMoved returns the machine for a PyTorch rank that has begun to start in a round.
-func NewMoved(me Self, round, torch int, opt StartOptions) *Moved {
+func NewMoved(me Self, round, torch int) *Moved {
 	m := &Moved{me: me, torch: torch}
 	m.round = round
 	m.begin(func() {
-		if opt.NoMoved || me.Round >= 0 {
+		if me.Round >= 0 {
 			m.end(nil)
 			return
 		}

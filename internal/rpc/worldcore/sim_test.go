@@ -307,8 +307,8 @@ type guard struct {
 	t     *task
 }
 
-func (g *guard) begin(s *sim, p *proc, me Self, round int, op Op, opt WatchOptions, answer func(Event)) {
-	watch := NewWatch(me, round, op.Names, op.Among, op.How, opt)
+func (g *guard) begin(s *sim, p *proc, me Self, round int, op Op, answer func(Event)) {
+	watch := NewWatch(me, round, op.Names, op.Among, op.How)
 	g.watch, g.t = watch, &task{p: p, what: "watch", m: watch, then: func() { answer(Event{OK: watch.Err() != nil}) }}
 	s.start(g.t)
 }
@@ -463,16 +463,4 @@ func holds[W world](t *testing.T, what string, begin func() W) W {
 		t.Fatalf("%s: %v\n%s", what, err, again.story())
 	}
 	return w
-}
-
-// finds runs a simulation with a rule turned off, until a seed shows that the rule is needed.
-func finds(t *testing.T, rule string, run func(seed uint64) error) {
-	t.Helper()
-	for seed := range uint64(5000) {
-		if err := run(seed); err != nil {
-			t.Logf("%s: seed %d: %v", rule, seed, err)
-			return
-		}
-	}
-	t.Errorf("%s: nothing goes wrong", rule)
 }

@@ -17,20 +17,6 @@ import (
 // missingTime bounds how long a start that has failed looks for the ranks that did not come.
 const missingTime = time.Second
 
-// StartOptions turn rules of the start of a static world off, for the simulation.
-type StartOptions struct {
-	NoShow     bool // a Go rank does not say that it is one before it waits
-	NoUsed     bool // a start does not look whether a round is used up
-	NoFollow   bool // nobody looks for PyTorch ranks in other rounds
-	NoDoubt    bool // the word of a looker counts even if the PyTorch rank has begun to start in a later round since
-	NoTakeOver bool // the looker is not replaced when it dies
-	NoBeats    bool // the looker does not say that it lives
-	NoMode     bool // nobody looks whether the world is a dynamic one
-	NoClear    bool // names of other worlds stay
-	NoAgain    bool // a rank that comes again lets those wait that wait for its former start
-	NoMoved    bool // nobody looks whether the PyTorch ranks have gone on while it waits for them
-}
-
 // ErrAgain ends a start that cannot succeed in its round, and has to be made again: it may in another one.
 var ErrAgain = errors.New("the start has to be made again, in another round")
 
@@ -45,15 +31,14 @@ var ErrAgain = errors.New("the start has to be made again, in another round")
 // one among them that looks for PyTorch ranks.
 type Start struct {
 	course
-	StartOptions
 	me    Self
 	mixed bool
 	torch int // the PyTorch rank that was found, if mixed
 }
 
 // NewStart returns the machine.
-func NewStart(me Self, opt StartOptions) *Start {
-	s := &Start{StartOptions: opt, me: me}
+func NewStart(me Self) *Start {
+	s := &Start{me: me}
 	s.begin(func() {
 		if me.Round >= 0 {
 			s.enter(me.Round)
@@ -69,10 +54,6 @@ func (s *Start) Mixed() (torch int, mixed bool) { return s.torch, s.mixed }
 
 // unusedRound finds the first round from k on that is not used up.
 func (s *Start) unusedRound(k int) {
-	if s.NoUsed {
-		s.enter(k)
-		return
-	}
 	usedUp(s.must, s.me, k, func(used bool) {
 		if used {
 			s.announceRestart(k, func() { s.unusedRound(k + 1) })
@@ -85,10 +66,6 @@ func (s *Start) unusedRound(k int) {
 // announceRestart tells those who wait in a used round for the address of this rank that it will not come there any more: its former start has
 // ended between its name and its address. Nobody can have started in that round, so all can start in another one.
 func (s *Start) announceRestart(k int, then func()) {
-	if s.NoAgain {
-		then()
-		return
-	}
 	s.read(k, KeyNames+strconv.Itoa(s.me.Rank), func(name string) {
 		if name == "" {
 			then()
@@ -113,21 +90,14 @@ func (s *Start) enter(k int) {
 // show says that this is a Go rank. A name that is left over from a rank of another world goes first: nobody reads names before
 // all Go ranks have shown themselves.
 func (s *Start) show() {
-	switch {
-	case s.NoShow:
-		s.waitForRanks()
-	case s.NoClear:
-		s.shown()
-	default:
-		s.remove(KeyNames+strconv.Itoa(s.me.Rank), s.shown)
-	}
+	s.remove(KeyNames+strconv.Itoa(s.me.Rank), s.shown)
 }
 
 func (s *Start) shown() {
 	s.set(keySize, strconv.Itoa(s.me.Size), func() {
 		s.set(RankKey(s.me.Rank), strconv.FormatUint(s.me.Epoch, 16), func() {
 			s.check(func(there bool) {
-				if !there || s.NoMode {
+				if !there {
 					s.waitForRanks()
 					return
 				}
@@ -180,7 +150,7 @@ func (s *Start) told(word string) {
 		s.failed(cohort.Newf("rpc: join", cohort.Protocol, "the key %s has the value %q", keyMixed, word))
 	case k != s.round:
 		s.unusedRound(k) // it was one that others have followed, perhaps long ago
-	case s.me.Round >= 0 || s.NoDoubt:
+	case s.me.Round >= 0:
 		s.torch = r
 		s.together(true)
 	default:

@@ -18,7 +18,6 @@ import (
 // it loses is done all the same, later, and asked again by its next start; there are no other copies, since clients do not repeat writes.
 type startSim struct {
 	*sim
-	opt     StartOptions
 	faults  bool
 	ranks   []*starter
 	mixed   bool // there are PyTorch ranks
@@ -56,8 +55,8 @@ const startTime = 90 * time.Second
 
 var errLost = errors.New("the connection to the store is lost")
 
-func newStartSim(seed uint64, faults bool, opt StartOptions) *startSim {
-	w := &startSim{sim: newSim(seed), opt: opt, faults: faults, meeting: map[int]map[int]func(){}, ends: map[string]int{}}
+func newStartSim(seed uint64, faults bool) *startSim {
+	w := &startSim{sim: newSim(seed), faults: faults, meeting: map[int]map[int]func(){}, ends: map[string]int{}}
 	w.latest = []time.Duration{2 * time.Millisecond, 50 * time.Millisecond, 4 * time.Second}[w.rng.IntN(3)]
 	w.left = 1 + w.rng.IntN(3)
 	size, kinds := 2+w.rng.IntN(4), w.rng.IntN(3) // Go only, both, mostly PyTorch
@@ -222,7 +221,7 @@ func (g *starter) start() {
 		return
 	}
 	g.epoch++
-	g.m = NewStart(g.self(), w.opt)
+	g.m = NewStart(g.self())
 	g.t = &task{p: g.proc, what: "start", m: g.m, do: g.do, deadline: w.until, then: g.started}
 	w.start(g.t)
 }
@@ -253,7 +252,7 @@ func (g *starter) started() {
 		return
 	}
 	w.put(at(g.round, sign(g.rank, true)), "address")
-	moved := NewMoved(g.self(), g.round, torch, w.opt)
+	moved := NewMoved(g.self(), g.round, torch)
 	t := &task{p: g.proc, what: "moved", m: moved}
 	t.then = func() {
 		if errors.Is(moved.Err(), ErrAgain) && g.phase == "gloo" {
@@ -413,23 +412,13 @@ func (w *startSim) simulate() error {
 func TestStartSimulation(t *testing.T) {
 	t.Parallel()
 	ends := map[string]int{}
-	for seed := range uint64(*seeds) {
+	for seed := range someSeeds() {
 		for _, faults := range []bool{false, true} {
-			w := holds(t, fmt.Sprintf("seed %d, faults %v", seed, faults), func() *startSim { return newStartSim(seed, faults, StartOptions{}) })
+			w := holds(t, fmt.Sprintf("seed %d, faults %v", seed, faults), func() *startSim { return newStartSim(seed, faults) })
 			for how, n := range w.ends {
 				ends[how] += n
 			}
 		}
 	}
 	t.Log(ends)
-}
-
-func TestEveryRuleOfStartsIsNeeded(t *testing.T) {
-	t.Parallel()
-	for rule, opt := range map[string]StartOptions{
-		"no show": {NoShow: true}, "no used": {NoUsed: true}, "no follow": {NoFollow: true}, "no doubt": {NoDoubt: true},
-		"no take-over": {NoTakeOver: true}, "no beats": {NoBeats: true}, "no mode": {NoMode: true}, "no clear": {NoClear: true}, "no again": {NoAgain: true}, "no moved": {NoMoved: true},
-	} {
-		finds(t, rule, func(seed uint64) error { return newStartSim(seed, seed%2 > 0, opt).simulate() })
-	}
 }

@@ -22,18 +22,6 @@ const (
 	tidyTime = 5 * time.Second
 )
 
-// DynamicOptions turn rules of dynamic worlds off, for the simulation.
-type DynamicOptions struct {
-	NoTakeOver bool // the token of a dead worker is lost
-	NoBeats    bool // the holder of the token does not say that it lives
-	NoBury     bool // whoever takes a token over leaves its dead holder on the list
-	NoUndo     bool // a join that has failed stays on the list
-	NoRelease  bool // a join that has failed keeps the token
-	NoReturn   bool // whoever does not learn whether it has the token does not give it back
-	ByTime     bool // the holder is dead if it has said nothing for a while, even if the store has said nothing either
-	NoGone     bool // a dead member makes a join fail
-}
-
 // token is PyTorch's mutual exclusion of joining and leaving: the name of whoever has it is the value of one key, and it says
 // "Done" under another when it has given it back. A PyTorch worker that dies with it stops all others for good. A Go worker
 // says that it lives as long as it has it, so that other Go workers can take it over. Its states are:
@@ -41,7 +29,6 @@ type DynamicOptions struct {
 //	claiming ⇄ waiting for the holder → held → (burying a dead holder) → … → released
 type token struct {
 	course
-	DynamicOptions
 	me    Self
 	what  string // join or leave
 	value string
@@ -65,14 +52,12 @@ func (t *token) take(what string, then func()) {
 func (t *token) claim(dead string) {
 	t.do(Op{Kind: OpSwap, Round: t.round, Key: keyToken, Old: dead, Text: t.value}, func(ev Event) {
 		switch got := ev.Text; {
-		case ev.Err != nil && t.NoReturn:
-			t.failed(ev.Err)
 		case ev.Err != nil: // perhaps it has the token all the same
 			failed := t.failed
 			t.release(func(error) { failed(ev.Err) })
 		case got != t.value:
 			t.waitFor(got)
-		case dead != "" && !t.NoBury:
+		case dead != "":
 			t.hold(func() { t.bury(dead) })
 		default:
 			t.hold(t.then)
@@ -84,15 +69,14 @@ func (t *token) claim(dead string) {
 type tokenWait struct {
 	holder     string
 	over       bool
-	wait, look int           // its operations
-	last       string        // what the holder has said
-	same       int           // at how many looks
-	since      time.Duration // for how long
+	wait, look int    // its operations
+	last       string // what the holder has said
+	same       int    // at how many looks
 }
 
 // waitFor is the state in which another worker has the token.
 func (t *token) waitFor(holder string) {
-	w := &tokenWait{holder: holder, since: t.now}
+	w := &tokenWait{holder: holder}
 	w.wait = t.do(Op{Kind: OpWait, Round: t.round, Keys: []string{holder}}, func(ev Event) {
 		if w.over { // it was taken for dead
 			return
@@ -115,9 +99,6 @@ func (t *token) waitFor(holder string) {
 
 // lookAt looks after a while whether the holder lives.
 func (t *token) lookAt(w *tokenWait) {
-	if t.NoTakeOver {
-		return
-	}
 	w.look = t.do(Op{Kind: OpPause, For: tokenBeat}, func(ev Event) {
 		if w.over || ev.Err != nil {
 			return
@@ -133,12 +114,11 @@ func (t *token) looked(w *tokenWait, ev Event) {
 		return
 	case ev.Err != nil:
 	case ev.Text != w.last:
-		w.last, w.same, w.since = ev.Text, 0, t.now
+		w.last, w.same = ev.Text, 0
 	case ev.Text != "":
 		w.same++
 	}
-	gone := w.same >= tokenGone || t.ByTime && w.same > 0 && t.now-w.since >= tokenGone*tokenBeat
-	if !gone {
+	if w.same < tokenGone {
 		t.lookAt(w)
 		return
 	}
@@ -150,9 +130,7 @@ func (t *token) looked(w *tokenWait, ev Event) {
 // hold is the state in which this worker has the token. It says so from now on, whatever else it does.
 func (t *token) hold(then func()) {
 	t.holding = true
-	if !t.NoBeats {
-		t.say()
-	}
+	t.say()
 	then()
 }
 

@@ -65,16 +65,6 @@ const (
 	LastWait
 )
 
-// WatchOptions turn rules of a watch off, for the simulation.
-type WatchOptions struct {
-	NoFirst  bool // everybody names the death that it has found
-	NoVisit  bool // a worker is dead when its connection has ended
-	NoGrace  bool // an open wait ends at once
-	NoOthers bool // nobody is called to whom there was no connection
-	NoLeader bool // a leader leaves others to those who do not look after them
-	NoAsk    bool // the store is not asked whom others have found dead
-}
-
 // Watch looks after workers that somebody waits for. A connection that ended says nothing about the process behind it: a
 // worker without one is called again, and only if nobody listens there any more it is dead, and the wait is over. So it is
 // when the worker's machine answers nothing for a while.
@@ -86,7 +76,6 @@ type WatchOptions struct {
 // wait: one look at everybody at a time, one visit to each worker, one question to the store.
 type Watch struct {
 	course
-	WatchOptions
 	me    Self
 	names []string // who is looked after
 	among []string // who takes part: the death of others does not matter
@@ -111,8 +100,8 @@ type visit struct {
 
 // NewWatch returns the machine of a wait for some workers, in the world of a round. among are all who take part in what is
 // waited for: the first death among them is the cause of the others.
-func NewWatch(me Self, round int, names, among []string, how Wait, opt WatchOptions) *Watch {
-	w := &Watch{WatchOptions: opt, me: me, names: names, among: among, how: how, visits: map[string]*visit{}, ids: map[string]int{}}
+func NewWatch(me Self, round int, names, among []string, how Wait) *Watch {
+	w := &Watch{me: me, names: names, among: among, how: how, visits: map[string]*visit{}, ids: map[string]int{}}
 	for _, name := range names {
 		w.visits[name] = &visit{}
 	}
@@ -139,11 +128,11 @@ func (w *Watch) tick(err error) {
 		return
 	}
 	w.looks++
-	if !w.asked && w.now >= unconnectedAfter && !w.NoOthers {
+	if !w.asked && w.now >= unconnectedAfter {
 		w.asked = true
 		w.findUnconnected()
 	}
-	if w.looks%askEvery == 0 && !w.asking && w.me.Static() && !w.NoAsk {
+	if w.looks%askEvery == 0 && !w.asking && w.me.Static() {
 		w.asking = true
 		w.do(Op{Kind: OpRead, Round: w.round, Key: KeyLost}, func(ev Event) {
 			w.asking = false
@@ -191,7 +180,7 @@ func (w *Watch) see(name string, s State) {
 // visited takes the answer of a worker, or that there is none.
 func (w *Watch) visited(name string, v *visit, ev Event) {
 	switch {
-	case ev.Gone, w.NoVisit:
+	case ev.Gone:
 		w.gone(name, processEnded, ev.Err)
 		return
 	case !ev.Silent:
@@ -206,7 +195,7 @@ func (w *Watch) visited(name string, v *visit, ev Event) {
 // gone ends the wait for a worker and tells the others, unless they know of an earlier death: then that is the cause.
 func (w *Watch) gone(name, how string, cause error) {
 	e := deathOf(name, w.ids[name], how, cause)
-	if w.how == LastWait || !w.me.Static() || w.NoFirst {
+	if w.how == LastWait || !w.me.Static() {
 		w.lost(e, graceOfDeath)
 		return
 	}
@@ -235,7 +224,7 @@ func (w *Watch) lost(e *cohort.Error, grace time.Duration) {
 		return
 	}
 	w.dead = e
-	if w.how == OpenWait && !w.NoGrace {
+	if w.how == OpenWait {
 		w.do(Op{Kind: OpPause, For: grace}, func(ev Event) {
 			if ev.Err == nil {
 				w.end(e)
@@ -250,7 +239,7 @@ func (w *Watch) lost(e *cohort.Error, grace time.Duration) {
 // static world, unless nobody else does it, it is those behind it in the order of ranks up to the second Go worker: so everybody is looked after by two,
 // and a large world does not end with a connection of everybody to everybody.
 func (w *Watch) findUnconnected() {
-	if !w.me.Static() || w.how == leaderWait && !w.NoLeader {
+	if !w.me.Static() || w.how == leaderWait {
 		w.call = w.names
 		return
 	}

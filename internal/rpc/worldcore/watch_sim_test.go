@@ -24,7 +24,7 @@ type watcher struct {
 	over  bool
 }
 
-func newWatchSim(seed uint64, deaths bool, opt WatchOptions) *watchSim {
+func newWatchSim(seed uint64, deaths bool) *watchSim {
 	w := &watchSim{sim: newSim(seed), static: seed%3 > 0}
 	size := 2 + w.rng.IntN(7)
 	for i := range size {
@@ -40,7 +40,7 @@ func newWatchSim(seed uint64, deaths bool, opt WatchOptions) *watchSim {
 			}
 		}
 		if !x.py {
-			w.after(w.within(time.Second), func() { w.watch(x, opt) })
+			w.after(w.within(time.Second), func() { w.watch(x) })
 		}
 	}
 	if deaths {
@@ -59,7 +59,7 @@ func newWatchSim(seed uint64, deaths bool, opt WatchOptions) *watchSim {
 	return w
 }
 
-func (w *watchSim) watch(x *watcher, opt WatchOptions) {
+func (w *watchSim) watch(x *watcher) {
 	if x.dead {
 		return
 	}
@@ -74,7 +74,7 @@ func (w *watchSim) watch(x *watcher, opt WatchOptions) {
 		self.Size = len(w.names)
 	}
 	x.begun = w.now
-	x.m = NewWatch(self, 0, others, others, ClosedWait, opt)
+	x.m = NewWatch(self, 0, others, others, ClosedWait)
 	w.start(&task{p: x.proc, what: "watch", m: x.m, then: func() { x.over, x.ended = true, w.now }})
 }
 
@@ -114,19 +114,9 @@ func (w *watchSim) simulate() error {
 
 func TestWatchSimulation(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(*seeds) {
+	for seed := range someSeeds() {
 		for _, deaths := range []bool{false, true} {
-			holds(t, fmt.Sprintf("seed %d, deaths %v", seed, deaths), func() *watchSim { return newWatchSim(seed, deaths, WatchOptions{}) })
+			holds(t, fmt.Sprintf("seed %d, deaths %v", seed, deaths), func() *watchSim { return newWatchSim(seed, deaths) })
 		}
-	}
-}
-
-func TestEveryRuleOfAWatchIsNeeded(t *testing.T) {
-	t.Parallel()
-	for rule, opt := range map[string]WatchOptions{"no first": {NoFirst: true}, "no visit": {NoVisit: true}, "no others": {NoOthers: true}, "no ask": {NoAsk: true}} {
-		finds(t, rule, func(seed uint64) error { return newWatchSim(seed, seed%2 > 0, opt).simulate() })
-	}
-	for rule, opt := range map[string]WatchOptions{"no leader": {NoLeader: true}, "no grace": {NoGrace: true}} {
-		finds(t, rule, func(seed uint64) error { return newGatherSim(seed, seed%2 > 0, GatherOptions{}, opt).simulate() })
 	}
 }

@@ -21,9 +21,9 @@ type mutant struct {
 	changes    []change
 }
 
-// change replaces lines of a function.
+// change replaces lines of a function or a type.
 type change struct {
-	function string // "name" or "Type.name"
+	place    string // the function's "name" or "Type.name", or the type's name
 	old, new []string
 }
 
@@ -43,11 +43,11 @@ func parseTable(text string) (all []*mutant, err error) {
 		case key == "found" && strings.HasPrefix(rest, "by "):
 			last.finders = append(last.finders, strings.Fields(rest)[1:])
 		case key == "in":
-			last.changes = append(last.changes, change{function: rest})
+			last.changes = append(last.changes, change{place: rest})
 		case len(last.changes) > 0 && line[0] == '-':
 			c := &last.changes[len(last.changes)-1]
 			if len(c.new) > 0 {
-				last.changes = append(last.changes, change{function: c.function})
+				last.changes = append(last.changes, change{place: c.place})
 				c = &last.changes[len(last.changes)-1]
 			}
 			c.old = append(c.old, line[1:])
@@ -82,20 +82,20 @@ type edit struct {
 
 // apply returns the sources, by file name, that have changes, with these.
 func apply(sources map[string][]byte, all []*mutant) (map[string][]byte, error) {
-	found, err := functions(sources)
+	found, err := places(sources)
 	if err != nil {
 		return nil, err
 	}
 	edits := map[string][]edit{}
 	for _, m := range all {
 		for _, c := range m.changes {
-			f, known := found[c.function]
+			f, known := found[c.place]
 			if !known {
-				return nil, fmt.Errorf("mutant %s: the package has no function %s", m.name, c.function)
+				return nil, fmt.Errorf("mutant %s: the package has no function or type %s", m.name, c.place)
 			}
 			at, err := f.find(c.old)
 			if err != nil {
-				return nil, fmt.Errorf("mutant %s: %s: %w", m.name, c.function, err)
+				return nil, fmt.Errorf("mutant %s: %s: %w", m.name, c.place, err)
 			}
 			edits[f.file] = append(edits[f.file], edit{at, len(c.old), c.new})
 		}
@@ -122,16 +122,16 @@ func rewrite(source []byte, edits []edit) ([]byte, error) {
 	return []byte(strings.Join(lines, "\n")), nil
 }
 
-// function is where a function stands.
-type function struct {
+// place is where a function or a type stands.
+type place struct {
 	file  string
 	first int // the index of its first line
 	lines []string
 }
 
-// functions finds the functions of a package.
-func functions(sources map[string][]byte) (map[string]function, error) {
-	all := map[string]function{}
+// places finds the functions and the types of a package.
+func places(sources map[string][]byte) (map[string]place, error) {
+	all := map[string]place{}
 	for file, source := range sources {
 		set := token.NewFileSet()
 		tree, err := parser.ParseFile(set, file, source, parser.SkipObjectResolution)
@@ -140,17 +140,19 @@ func functions(sources map[string][]byte) (map[string]function, error) {
 		}
 		lines := strings.Split(string(source), "\n")
 		for _, d := range tree.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok {
-				first, last := set.Position(f.Pos()).Line-1, set.Position(f.End()).Line
-				all[functionName(f)] = function{file, first, lines[first:last]}
-			}
+			first, last := set.Position(d.Pos()).Line-1, set.Position(d.End()).Line
+			all[placeName(d)] = place{file, first, lines[first:last]}
 		}
 	}
 	return all, nil
 }
 
-// functionName is "name" or "Type.name".
-func functionName(f *ast.FuncDecl) string {
+// placeName is the name that a table has for a declaration.
+func placeName(d ast.Decl) string {
+	f, ok := d.(*ast.FuncDecl)
+	if !ok {
+		return typeName(d)
+	}
 	if f.Recv == nil {
 		return f.Name.Name
 	}
@@ -169,14 +171,21 @@ func functionName(f *ast.FuncDecl) string {
 	}
 }
 
-// find returns the line at which some lines stand, whatever their indentation.
-func (f function) find(lines []string) (int, error) {
+func typeName(d ast.Decl) string {
+	if g, ok := d.(*ast.GenDecl); ok && g.Tok == token.TYPE {
+		return g.Specs[0].(*ast.TypeSpec).Name.Name //nolint:forcetypeassert // by the token
+	}
+	return ""
+}
+
+// find returns the line at which some lines stand, whatever their white space.
+func (f place) find(lines []string) (int, error) {
 	if len(lines) == 0 {
 		return 0, errors.New("a change has no line that begins with -")
 	}
 	at := -1
 	for i := range f.lines[:max(len(f.lines)-len(lines)+1, 0)] {
-		if !slices.EqualFunc(f.lines[i:i+len(lines)], lines, func(a, b string) bool { return strings.TrimSpace(a) == strings.TrimSpace(b) }) {
+		if !slices.EqualFunc(f.lines[i:i+len(lines)], lines, sameLine) {
 			continue
 		}
 		if at >= 0 {
@@ -189,6 +198,8 @@ func (f function) find(lines []string) (int, error) {
 	}
 	return at, nil
 }
+
+func sameLine(a, b string) bool { return slices.Equal(strings.Fields(a), strings.Fields(b)) }
 
 // switches is the source of the file that the copy of a package has in addition: it reads which mutants are on.
 func switches(pkg string, all []*mutant) []byte {

@@ -61,7 +61,7 @@ func TestTable(t *testing.T) {
 	if got := string(changed["a.go"]); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if _, err := functions(map[string][]byte{"switches.go": switches("a", all)}); err != nil {
+	if _, err := places(map[string][]byte{"switches.go": switches("a", all)}); err != nil {
 		t.Error(err)
 	}
 }
@@ -73,7 +73,7 @@ func TestTableErrors(t *testing.T) {
 		{"no mutant before a change", "in other", "before the first mutant"},
 		{"an unknown line", "mutant A: a\nat other", "is not part of a mutant"},
 		{"a mutant without effect", "mutant A: a\nin other\n-x := 1\n+x := 2", "mentions mutants.A"},
-		{"a function that is gone", "mutant A: a\nin gone\n-x\n+mutants.A", "has no function gone"},
+		{"a function that is gone", "mutant A: a\nin gone\n-x\n+mutants.A", "has no function or type gone"},
 		{"a line that is gone", "mutant A: a\nin other\n-x := 3\n+mutants.A", "does not stand there any more"},
 		{"a line that is there twice", "mutant A: a\nin other\n-x = 1\n+mutants.A", "stands there twice"},
 		{"a change without a place", "mutant A: a\nin other\n+mutants.A", "no line that begins with -"},
