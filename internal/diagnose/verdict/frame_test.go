@@ -3,22 +3,12 @@
 
 package verdict
 
-import (
-	"os"
-	"path/filepath"
-	"strings"
-	"testing"
-
-	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
-	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
-)
+import "github.com/cohort-dist/cohort/internal/diagnose/stacks"
 
 const (
-	c10d       = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
-	functional = "/usr/lib/python3/dist-packages/torch/distributed/_functional_collectives.py"
-	logger     = "/usr/lib/python3/dist-packages/torch/distributed/c10d_logger.py"
-	rpcAPI     = "/usr/lib/python3/dist-packages/torch/distributed/rpc/api.py"
-	script     = "/srv/job/train.py"
+	c10d   = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
+	logger = "/usr/lib/python3/dist-packages/torch/distributed/c10d_logger.py"
+	script = "/srv/job/train.py"
 )
 
 // in returns a rank whose main thread is in a call of torch.distributed that the script makes in a line.
@@ -37,70 +27,20 @@ func with(rank int, frames ...stacks.Frame) Rank {
 	return Rank{Rank: rank, PID: 100 + rank, State: "S", Threads: []stacks.Thread{t}, Main: &t}
 }
 
-// inOther adds a second thread that reads from a pipe.
-func inOther(r Rank, frames ...stacks.Frame) Rank {
-	r.Threads = append(r.Threads, stacks.Thread{ID: 777, State: "S", Kernel: "anon_pipe_read", Frames: frames})
-	return r
-}
-
-// told gives a rank what it was started with.
-func told(r Rank, world int, store string) Rank {
-	r.World, r.Store = world, store
-	return r
-}
-
 func edit(r Rank, change func(*Rank)) Rank {
 	change(&r)
 	return r
 }
 
-func dumps(t *testing.T, kind string, ranks ...Rank) []Rank {
-	t.Helper()
-	for i := range ranks {
-		data, err := os.ReadFile(filepath.Join("..", "torchdump", "testdata", kind, "rank"+string(rune('0'+ranks[i].Rank))+".json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ranks[i].Dump, err = torchdump.Parse(data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return ranks
-}
+var (
+	goCall    = stacks.Frame{Func: module + "/rpc.Call", File: module + "/rpc/call.go", Line: 9}
+	goMain    = stacks.Frame{Func: "main.main", File: "/home/u/main.go", Line: 2}
+	goHandler = stacks.Frame{Func: "main.load", File: "/home/u/load.go", Line: 12}
+)
 
-// typed returns ranks that are in the same collective with elements of these types.
-func typed(t *testing.T, types ...string) []Rank {
-	t.Helper()
-	var all []Rank
-	for rank, name := range types {
-		d, err := torchdump.Parse([]byte(`{"version":"2.10","pg_config":{"0":{"name":"0","desc":"default_pg","ranks":"[0, 1, 2]"}},"entries":[{"record_id":3,"pg_id":0,
-			"process_group":["0","default_pg"],"collective_seq_id":4,"profiling_name":"nccl:all_reduce","input_sizes":[[8]],"input_dtypes":["` + name + `"],"state":"scheduled"}]}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, Rank{Rank: rank, Dump: d})
-	}
-	return all
-}
-
-// sentence is what is said of a job.
-type sentence struct {
-	job  Job
-	want string
-}
-
-func wantSentences(t *testing.T, all map[string]sentence) {
-	t.Helper()
-	for name, c := range all {
-		v := Judge(c.job)
-		if v.Sentence != c.want {
-			t.Errorf("%s:\n got %s\nwant %s", name, v.Sentence, c.want)
-		}
-		if len(c.job.Ranks) > 0 && len(v.Proof) == 0 {
-			t.Errorf("%s: no proof", name)
-		}
-		if hung := !strings.HasPrefix(c.want, "No") && !strings.HasPrefix(c.want, "Perhaps not hung") && !strings.Contains(c.want, "at work, but") || strings.HasPrefix(c.want, "No rank waits"); v.Hung != hung {
-			t.Errorf("%s: hung is %v", name, v.Hung)
-		}
-	}
+// worker is a Go rank that is a worker of RPC.
+func worker(rank int, name string, calls []Call, frames ...stacks.Frame) Rank {
+	r := with(rank, frames...)
+	r.Worker = &Worker{Name: name, Calls: calls}
+	return r
 }
