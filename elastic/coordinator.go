@@ -52,11 +52,11 @@ type Coordinator struct {
 	mu   struct {
 		sync.Mutex
 		lost   []ID // members whose process has died
-		silent []ID // members that have not been heard of since
+		silent []ID // members that have sent nothing since
 	}
 }
 
-// sign is the last sign of life of a member.
+// sign is the last heartbeat of a member.
 type sign struct {
 	count int64
 	at    time.Time
@@ -116,7 +116,7 @@ func (c *Coordinator) String() string {
 	return fmt.Sprintf("elastic.Coordinator(%d to %d members)", c.config.low, c.config.high)
 }
 
-// Silent returns the members that were left out because they gave no sign of life and have not asked since. Their processes
+// Silent returns the members that were left out because they sent no heartbeat and have not asked since. Their processes
 // may be dead or hanging. It may be called from any goroutine.
 func (c *Coordinator) Silent() []ID {
 	c.mu.Lock()
@@ -124,7 +124,7 @@ func (c *Coordinator) Silent() []ID {
 	return slices.Clone(c.mu.silent)
 }
 
-// setSilent notes that a member is not heard of, or is heard of again.
+// setSilent notes that a member is silent, or responds again.
 func (c *Coordinator) setSilent(member ID, silent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,8 +134,8 @@ func (c *Coordinator) setSilent(member ID, silent bool) {
 	}
 }
 
-// Run answers members until all of them have finished, or some have and the others are gone, and then returns nil. It returns an
-// error when too many rounds have failed, when too few members are left, or when ctx ends; members that still wait are told.
+// Run answers members until all of them have finished, or some have and the others are lost, and then returns nil. It returns an
+// error when too many rounds have failed, when too few members are left, or when ctx ends; members that still wait are notified.
 //
 // A coordinator that has died can be started again over the same store, also by another process: the present group
 // continues, and its members keep their order. If the earlier coordinator is alive after all, it ends with
@@ -149,7 +149,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	defer tick.Stop()
 	for err == nil && !c.ended {
 		failpoint.At("elastic.coordinator.look")
-		if err = c.look(ctx); err != nil || c.ended {
+		if err = c.poll(ctx); err != nil || c.ended {
 			break
 		}
 		select {
@@ -173,15 +173,15 @@ func (c *Coordinator) Run(ctx context.Context) error {
 }
 
 // tick sets the clock by which members are silent and timers fire. It nearly stands still while the store does not answer: the signs of life
-// and questions of that time arrive with the answers, in any order, and whoever was not heard of had no chance.
+// and questions of that time arrive with the answers, in any order, and a member that sent nothing had no chance.
 func (c *Coordinator) tick() {
 	now := time.Now()
 	c.clock = c.clock.Add(min(now.Sub(c.ticked), c.config.silence/4))
 	c.ticked = now
 }
 
-// look finds out what has happened.
-func (c *Coordinator) look(ctx context.Context) error {
+// poll reads what has happened from the store.
+func (c *Coordinator) poll(ctx context.Context) error {
 	c.tick()
 	if err := c.stillMine(ctx); err != nil {
 		return err
@@ -190,7 +190,7 @@ func (c *Coordinator) look(ctx context.Context) error {
 	lost := c.mu.lost
 	c.mu.lost = nil
 	c.mu.Unlock()
-	if err := c.lookForQuestions(ctx); err != nil || c.ended {
+	if err := c.readQuestions(ctx); err != nil || c.ended {
 		return err
 	}
 	for _, member := range c.spareFirst(lost) { // after the last questions that they asked
@@ -198,7 +198,7 @@ func (c *Coordinator) look(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := c.lookForSigns(ctx); err != nil || c.ended {
+	if err := c.readHeartbeats(ctx); err != nil || c.ended {
 		return err
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.timers)) {
@@ -213,7 +213,7 @@ func (c *Coordinator) look(ctx context.Context) error {
 	return nil
 }
 
-func (c *Coordinator) lookForQuestions(ctx context.Context) error {
+func (c *Coordinator) readQuestions(ctx context.Context) error {
 	numbered, err := c.store.Add(ctx, "asks", 0)
 	if err != nil {
 		return err
@@ -269,7 +269,7 @@ func (c *Coordinator) lookForQuestions(ctx context.Context) error {
 	return c.noteLooked(ctx)
 }
 
-// forget removes the question of a member that has asked again, or is gone.
+// forget removes the question of a member that has asked again, or is lost.
 func (c *Coordinator) forget(ctx context.Context, member ID) error {
 	n, asked := c.open[member]
 	if !asked {
@@ -286,7 +286,7 @@ func (c *Coordinator) lose(ctx context.Context, member ID) error {
 	return c.leaveOut(ctx, member)
 }
 
-// leaveOut takes out a member that is gone.
+// leaveOut takes out a lost member.
 func (c *Coordinator) leaveOut(ctx context.Context, member ID) error {
 	delete(c.signs, member)
 	if err := c.forget(ctx, member); err != nil {
@@ -296,7 +296,7 @@ func (c *Coordinator) leaveOut(ctx context.Context, member ID) error {
 }
 
 // spareFirst puts those that wait for an answer before the members of the last round: without the last of these the next round
-// begins, and must not begin with one that is gone as well.
+// begins, and must not begin with another lost member.
 func (c *Coordinator) spareFirst(gone []ID) []ID {
 	slices.SortStableFunc(gone, func(a, b ID) int {
 		_, aWaits := c.open[a]
@@ -312,7 +312,7 @@ func (c *Coordinator) spareFirst(gone []ID) []ID {
 	return gone
 }
 
-func (c *Coordinator) lookForSigns(ctx context.Context) error {
+func (c *Coordinator) readHeartbeats(ctx context.Context) error {
 	var silent []ID
 	for _, member := range slices.Sorted(maps.Keys(c.signs)) {
 		count, err := c.store.Add(ctx, aliveKey(member), 0)
@@ -330,7 +330,7 @@ func (c *Coordinator) lookForSigns(ctx context.Context) error {
 	}
 	for _, member := range c.spareFirst(silent) {
 		c.setSilent(member, true)
-		c.config.logger.Warn("a member has not been heard of", slog.Any("member", member), slog.Duration("silence", c.clock.Sub(c.signs[member].at)))
+		c.config.logger.Warn("a member has not responded", slog.Any("member", member), slog.Duration("silence", c.clock.Sub(c.signs[member].at)))
 		if err := c.leaveOut(ctx, member); err != nil || c.ended {
 			return err
 		}
@@ -338,7 +338,7 @@ func (c *Coordinator) lookForSigns(ctx context.Context) error {
 	return nil
 }
 
-// read returns a question. nil means that there is one that nobody can read.
+// read returns a question. nil means that there is one that cannot be read.
 func (c *Coordinator) read(ctx context.Context, n int64) (q *question, there bool, err error) {
 	key := askKey(n)
 	if there, err = c.store.Check(ctx, key); err != nil || !there {
@@ -369,7 +369,7 @@ func (c *Coordinator) answer(ctx context.Context, n int64, a answer) error {
 			continue
 		}
 		delete(c.open, member)
-		if a.Done { // it goes, and nobody has to hear of it
+		if a.Done { // it leaves, and the others need no notice
 			delete(c.signs, member)
 		}
 	}
@@ -385,7 +385,7 @@ func (c *Coordinator) set(ctx context.Context, key string, a answer) error {
 	return c.store.Set(ctx, key, data)
 }
 
-// overKept is how many ends of rounds stay in the store: a member looks for that of its own.
+// overKept is how many ends of rounds stay in the store: a member reads that of its own round.
 const overKept = 16
 
 func (c *Coordinator) perform(ctx context.Context, e effects) error {
@@ -403,7 +403,7 @@ func (c *Coordinator) perform(ctx context.Context, e effects) error {
 		}
 		c.config.logger.Info("round over", slog.Int64("uuid", uuid))
 	}
-	switch { // before anybody is told
+	switch { // before any member is notified
 	case e.ended:
 		if err := c.keep(ctx, record{Ended: true, Why: e.why}); err != nil {
 			return err
@@ -442,7 +442,7 @@ func (c *Coordinator) perform(ctx context.Context, e effects) error {
 }
 
 const (
-	// endKey holds the answer to questions that come after the end.
+	// endKey holds the answer to questions that arrive after the end.
 	endKey = "end"
 	// membersKey counts the numbers that were given out.
 	membersKey = "members"

@@ -19,18 +19,18 @@ type question struct {
 	Member ID     `json:"member"`
 	Handle string `json:"handle,omitempty"`
 	Done   bool   `json:"done,omitempty"` // the member has finished and leaves
-	Lost   bool   `json:"lost,omitempty"` // the member's process has ended, says somebody else
+	Lost   bool   `json:"lost,omitempty"` // the member's process has ended, reported by another process
 	// untaken says that the answer to the member's last question is still in the store: members delete what they have read, so this
 	// question repeats that one, because no answer came in time.
 	untaken bool
 }
 
-// answer is what it is told. Exactly one of the first three fields is set.
+// answer is the reply to it. Exactly one of the first three fields is set.
 type answer struct {
 	*Round
 	Done  bool   `json:"done,omitempty"`
 	Error string `json:"error,omitempty"`
-	// Silent are the members that had not been heard of at the end of the job, for whoever has started them.
+	// Silent are the members that had not responded at the end of the job, for the process that has started them.
 	Silent []ID `json:"silent,omitempty"`
 }
 
@@ -43,8 +43,8 @@ type Round struct {
 // effects are what the driver has to do, in this order.
 type effects struct {
 	over    []int64 // rounds that have ended
-	record  *record // of a round that begins, of which a member is told again, or in which one has finished; or nil
-	stale   int64   // an answer that nobody looks for any more, or 0
+	record  *record // of a round that begins, of which a member is notified again, or in which one has finished; or nil
+	stale   int64   // an answer that is not awaited any more, or 0
 	answers map[int64]answer
 	timers  []launchcore.SetTimer
 	ended   bool
@@ -59,22 +59,22 @@ type seat struct {
 	latest  int64 // its last question
 	pending int64 // the same if it is not answered, 0 if it is
 	running bool  // in the round
-	again   bool  // it was told of the round a second time
+	again   bool  // it was notified of the round a second time
 	back    bool  // it was in the round, and has asked for the next one
 	done    bool
 }
 
 // switches turn parts of the desk off, so that tests see that each is needed.
 type switches struct {
-	sameUUID   bool // a failed round is repeated under its uuid
-	keepSilent bool // members that are not heard of stay
-	noOver     bool // the others are not told that a round is over
-	noPatience bool // members that do not come back are waited for
-	shuffle    bool // newcomers come first
-	askOnce    bool // members do not repeat questions that are not answered
-	forget     bool // a coordinator that is started again knows nothing of the round
-	forgetTold bool // nor that a member was told of it twice
-	forgetDone bool // nor who has finished
+	sameUUID        bool // a failed round is repeated under its uuid
+	keepSilent      bool // silent members stay
+	noOver          bool // the others are not notified that a round is over
+	noRejoinTimeout bool // members that do not return are waited for
+	shuffle         bool // newcomers are first
+	askOnce         bool // members do not repeat questions that are not answered
+	forget          bool // a coordinator that is started again knows nothing of the round
+	forgetNotified  bool // nor that a member was notified of it twice
+	forgetDone      bool // nor who has finished
 }
 
 type desk struct {
@@ -87,13 +87,13 @@ type desk struct {
 	kept     record // of the round
 	over     bool   // the round has ended, and members are on their way back
 	done     bool   // a member of the round has finished
-	waits    int    // the timer of patience, 0 for none
+	waits    int    // the timer of rejoinTimeout, 0 for none
 	off      switches
 	now      effects
 }
 
-// patienceTimer keeps the desk's own timer apart from those of the machine.
-const patienceTimer = math.MaxInt32
+// rejoinTimer keeps the desk's own timer apart from those of the machine.
+const rejoinTimer = math.MaxInt32
 
 func newDesk(epoch int64, c config) *desk {
 	return &desk{epoch: epoch, patience: c.patience, job: launchcore.NewJob(launchcore.JobLimits{
@@ -124,14 +124,14 @@ func (d *desk) resume(r record, over bool, untold []int64) effects {
 		d.resumeDone()
 		for _, s := range d.seats {
 			if slices.Contains(untold, s.latest) {
-				d.tellAgain(s)
-				s.again = !d.off.forgetTold
+				d.resendRound(s)
+				s.again = !d.off.forgetNotified
 			}
 		}
 	})
 }
 
-// resumeDone takes up that members of the round have finished. They may have been told so and be gone. A question of one that waits for
+// resumeDone takes up that members of the round have finished. They may have been notified and have left. A question of one that waits for
 // the others is still to come.
 func (d *desk) resumeDone() {
 	for _, s := range d.seats {
@@ -157,7 +157,7 @@ func (d *desk) asked(number int64, q question) effects {
 		s := d.find(q.Member)
 		if s == nil && q.Done {
 			d.now.answers[number] = answer{Done: true}
-			if slices.Contains(d.kept.Members, q.Member) { // it was taken for dead
+			if slices.Contains(d.kept.Members, q.Member) { // it was declared dead
 				d.done = true
 				d.keepDone(q.Member)
 				d.finish()
@@ -180,9 +180,9 @@ func (d *desk) asked(number int64, q question) effects {
 		}
 		if s.running && !d.over && q.untaken && q.Handle == s.handle && !s.again {
 			// The question crossed the answer, which the member no longer looks for. Nothing has failed. Only once: a member that
-			// does not delete answers would otherwise be told for ever of a round that has failed.
+			// does not delete answers would otherwise be notified for ever of a round that has failed.
 			s.latest = number
-			d.tellAgain(s)
+			d.resendRound(s)
 			return
 		}
 		s.handle, s.pending, s.latest = q.Handle, number, number
@@ -199,7 +199,7 @@ func (d *desk) asked(number int64, q question) effects {
 			d.keepDone(s.member)
 			switch {
 			case d.finish():
-			case d.over: // it has not noticed, and does not come back
+			case d.over: // it has not noticed, and does not return
 				d.releaseDone()
 			default:
 				d.perform(d.job.Step(launchcore.NodeEnded{Node: s.node, OK: true}))
@@ -213,23 +213,23 @@ func (d *desk) asked(number int64, q question) effects {
 	})
 }
 
-// silent takes a member out that has not been heard of.
+// silent takes out a member that has not responded.
 func (d *desk) silent(member ID) effects {
 	return d.step(func() {
 		if s := d.find(member); s != nil && !d.off.keepSilent {
-			d.remove(s, "a member has not been heard of")
+			d.remove(s, "a member has not responded")
 		}
 	})
 }
 
-// fired is told that a timer is over.
+// fired takes the end of a timer.
 func (d *desk) fired(id int) effects {
 	return d.step(func() {
-		if id < patienceTimer {
+		if id < rejoinTimer {
 			d.perform(d.job.Step(launchcore.TimerFired{ID: id}))
 			return
 		}
-		if id != patienceTimer+d.waits || !d.over {
+		if id != rejoinTimer+d.waits || !d.over {
 			return
 		}
 		var late []*seat // the last that is taken out may begin the next round, with others
@@ -239,7 +239,7 @@ func (d *desk) fired(id int) effects {
 			}
 		}
 		for _, s := range late {
-			d.remove(s, "a member did not come back")
+			d.remove(s, "a member did not return in time")
 		}
 	})
 }
@@ -250,7 +250,7 @@ func (d *desk) step(f func()) effects {
 	return d.now
 }
 
-// releaseDone lets members go that have finished, before a round ends in which others have not: they do not come back.
+// releaseDone lets members go that have finished, before a round ends in which others have not: they do not return.
 func (d *desk) releaseDone() {
 	for _, s := range slices.Clone(d.seats) {
 		if s.done {
@@ -263,7 +263,7 @@ func (d *desk) releaseDone() {
 	}
 }
 
-// finish ends the job if its work is done: a member of the round has finished, and the others have too, or are gone. Spares and
+// finish ends the job if its work is done: a member of the round has finished, and the others have too, or are lost. Spares and
 // newcomers would begin again from nothing.
 func (d *desk) finish() bool {
 	if !d.done || slices.ContainsFunc(d.seats, func(s *seat) bool { return s.running || s.back }) {
@@ -297,7 +297,7 @@ func (d *desk) remove(s *seat, why string) {
 	}
 	if s.running {
 		d.releaseDone()
-		d.end() // it may be alive, and look
+		d.end() // it may be alive, and read it
 	}
 	d.perform(d.job.Step(launchcore.Left{Node: s.node, Reason: why}))
 }
@@ -365,9 +365,9 @@ func (d *desk) begin(members []*seat, failures int) {
 	}
 }
 
-// tellAgain answers a member with the round that goes on, and writes that down first: a desk that takes over would take the member's
+// resendRound answers a member with the round that goes on, and writes that down first: a desk that takes over would take the member's
 // next question, which says that the round has failed, for another repetition.
-func (d *desk) tellAgain(s *seat) {
+func (d *desk) resendRound(s *seat) {
 	d.now.answers[s.latest] = answer{Round: d.round}
 	d.kept.Questions = slices.Clone(d.kept.Questions)
 	d.kept.Questions[slices.Index(d.kept.Members, s.member)] = s.latest
@@ -399,8 +399,8 @@ func (d *desk) end() {
 	if !d.off.noOver {
 		d.now.over = append(d.now.over, d.round.UUID)
 	}
-	if !d.off.noPatience {
+	if !d.off.noRejoinTimeout {
 		d.waits++
-		d.now.timers = append(d.now.timers, launchcore.SetTimer{ID: patienceTimer + d.waits, After: d.patience})
+		d.now.timers = append(d.now.timers, launchcore.SetTimer{ID: rejoinTimer + d.waits, After: d.patience})
 	}
 }

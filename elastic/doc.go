@@ -12,10 +12,10 @@
 //  1. A member asks with its handle and waits.
 //  2. When enough members have asked, the coordinator answers all of them with the same round, and they reconfigure.
 //  3. A member whose group or reconfiguration fails asks again. That ends the round for all: the coordinator records the end in
-//     the store, and the others ask again too, because their own operations fail or because they look ([Member.Over]).
+//     the store, and the others ask again too, because their own operations fail or because they poll ([Member.Over]).
 //  4. Members that have fallen silent are left out, and the next round begins, with a new uuid.
-//  5. A member that has finished is in no other round. When all members of a round have finished, or some have and the others are gone,
-//     the job ends: whoever still waits is told so, because it would begin again from nothing.
+//  5. A member that has finished is in no other round. When all members of a round have finished, or some have and the others are lost,
+//     the job ends: members that still wait are notified, because they would begin again from nothing.
 //
 // A coordinator that has died can be started again over the same store: see [Coordinator.Run]. Until then the present group
 // continues, and members that ask wait.
@@ -33,12 +33,12 @@
 //	               {"member": ID, "lost": true} from the process that started the member, when the member's process has ended
 //	answer/N       {"uuid": 4294967296, "handles": [...]}, {"done": true} or {"error": "..."}; the member deletes it when it has
 //	               read it. While it is there, another question of the member repeats question N, which was not answered in
-//	               time; once it is gone, another question says that the round has failed
+//	               time; once it is deleted, another question says that the round has failed
 //	over/UUID      exists when the round is over
-//	end            the answer to everybody when the job has ended; a member that is not answered looks, and asks again
+//	end            the answer to all members when the job has ended; a member that gets no answer reads it, and asks again
 //	epochs         counts coordinators: their uuids do not meet
 //	record         the coordinator's last decision, for the one that is started when it dies
-//	looked         the number up to which questions were looked at
+//	looked         the number up to which questions were read
 //
 // The launcher's rendezvous and this package use the same membership machine, internal/launch/launchcore.Job.
 package elastic

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// say returns effects in short.
-func (e effects) say() string {
+// short returns effects as text.
+func (e effects) short() string {
 	var out []string
 	for range e.over {
 		out = append(out, "over")
@@ -33,7 +33,7 @@ func (e effects) say() string {
 	return strings.TrimSpace(strings.Join(out, ", "))
 }
 
-// TestDone: members that have finished are in no other round, and when nobody is left who has not, the job ends, whatever else has happened
+// TestDone: members that have finished are in no other round, and when all have, the job ends, whatever else has happened
 // meanwhile.
 func TestDone(t *testing.T) {
 	t.Parallel()
@@ -48,7 +48,7 @@ func TestDone(t *testing.T) {
 		return func(d *desk) effects { return d.asked(n, question{Member: member, Done: true}) }
 	}
 	gone := func(member ID) func(d *desk) effects { return func(d *desk) effects { return d.silent(member) } }
-	patience := func(d *desk) effects { return d.fired(patienceTimer + d.waits) }
+	patience := func(d *desk) effects { return d.fired(rejoinTimer + d.waits) }
 	for name, story := range map[string][]turn{ // of members 0 to 2, in a group of 2 to 4
 		"all finish": {{done(4, 0), ""}, {done(5, 1), ""}, {done(6, 2), "4 done, 5 done, 6 done, ended"}},
 		"all finish before they notice a newcomer": {
@@ -81,8 +81,8 @@ func TestDone(t *testing.T) {
 			{asks(7, 1, "b2"), ""},
 			{asks(8, 2, "c2"), "6 [a2 b2 c2], 7 [a2 b2 c2], 8 [a2 b2 c2]"},
 		},
-		"one that was taken for dead finishes, and the others are gone": {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""}, {done(4, 0), "4 done, ended"}},
-		"nobody has finished, and all are gone":                         {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""}},
+		"one that was declared dead finishes, and the others are gone": {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""}, {done(4, 0), "4 done, ended"}},
+		"none has finished, and all are lost":                          {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""}},
 	} {
 		c := newConfig(nil, CoordinatorOption.applyCoordinator)
 		c.low, c.high = 2, 4
@@ -91,11 +91,11 @@ func TestDone(t *testing.T) {
 		for i, handle := range []string{"a", "b", "c"} {
 			d.asked(int64(i+1), question{Member: ID(i), Handle: handle})
 		}
-		if got := d.fired(2).say(); got != "1 [a b c], 2 [a b c], 3 [a b c]" {
+		if got := d.fired(2).short(); got != "1 [a b c], 2 [a b c], 3 [a b c]" {
 			t.Fatalf("the round does not begin: %s", got)
 		}
 		for i, turn := range story {
-			if got := turn.do(d).say(); got != turn.want {
+			if got := turn.do(d).short(); got != turn.want {
 				t.Errorf("%s, turn %d:\n got %s\nwant %s", name, i, got, turn.want)
 				break
 			}

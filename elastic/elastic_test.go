@@ -34,7 +34,7 @@ type worker struct {
 	step  int
 	sizes []int        // of the groups that it was in
 	dieAt int          // the step in which one member dies, 0 for never
-	died  *atomic.Bool // one has: any of them may be a spare, so whoever comes to that step first does it
+	died  *atomic.Bool // one has: any of them may be a spare, so the first one at that step does it
 	steps int          // when it is done
 	id    elastic.ID
 }
@@ -63,7 +63,7 @@ func (w *worker) run(ctx context.Context, s store.Store) error {
 			if ctx.Err() != nil {
 				return err
 			}
-			continue // somebody did not come: the coordinator finds out who
+			continue // a member did not join: the coordinator finds out which
 		}
 		g = next
 		w.sizes = append(w.sizes, g.Size())
@@ -124,7 +124,7 @@ func coordinate(ctx context.Context, t *testing.T, low, high int, more ...elasti
 	return s, sync.OnceValue(func() error { return <-done })
 }
 
-// TestTraining: a member dies, the spare takes its place, nobody else starts again.
+// TestTraining: a member dies, the spare takes its place, no other process starts again.
 func TestTraining(t *testing.T) {
 	for _, high := range []int{1, 3, 4} {
 		t.Run(strconv.Itoa(high), func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestTraining(t *testing.T) {
 	}
 }
 
-// TestGrowth: a member that comes later is taken in while the others train.
+// TestGrowth: a member that joins later is taken in while the others train.
 func TestGrowth(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -214,7 +214,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestUnreadableQuestion: whoever asks nonsense is told, and harms nobody else.
+// TestUnreadableQuestion: a malformed question is refused and does not affect others.
 func TestUnreadableQuestion(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -242,7 +242,7 @@ func TestUnreadableQuestion(t *testing.T) {
 	}
 }
 
-// TestTooManyFailures: the coordinator ends the job and says so to everybody.
+// TestTooManyFailures: the coordinator ends the job and notifies all members.
 func TestTooManyFailures(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -271,7 +271,7 @@ func TestTooManyFailures(t *testing.T) {
 	}
 }
 
-// TestQuestionCrossesTheEnd: a question that nobody answers, because the job has just ended, does not wait for ever.
+// TestQuestionCrossesTheEnd: a question without an answer, because the job has just ended, does not wait for ever.
 func TestQuestionCrossesTheEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

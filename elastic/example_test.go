@@ -42,7 +42,7 @@ func Example() {
 			}
 			next, err := g.Reconfigure(ctx, round.UUID, round.Handles)
 			if err != nil {
-				continue // a member did not come: ask again
+				continue // a member did not join: ask again
 			}
 			g = next
 			// Take over the state of the member that is furthest, then train. When an operation fails, or m.Over says so, ask again.

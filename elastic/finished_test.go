@@ -88,7 +88,7 @@ func (p *pair) oneFinishes(ctx context.Context, t *testing.T) (next <-chan elast
 	return rounds
 }
 
-// TestFinishedBeforeRestart: a coordinator that is started again does not wait for a member that was told that it may go, although its
+// TestFinishedBeforeRestart: a coordinator that is started again does not wait for a member that was notified that it may leave, although its
 // process lives.
 func TestFinishedBeforeRestart(t *testing.T) {
 	t.Parallel()
@@ -109,7 +109,7 @@ func TestFinishedBeforeRestart(t *testing.T) {
 	})
 }
 
-// TestFinishedIsNotSilent: a member that was told that it may go, and goes, is not one that may hang.
+// TestFinishedIsNotSilent: a member that was notified that it may leave, and goes, is not one that may hang.
 func TestFinishedIsNotSilent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -110,14 +110,14 @@ func (m *Member) Done(ctx context.Context) error {
 // errAgain says that a question was not answered in time.
 var errAgain = errors.New("no answer yet")
 
-// ask repeats a question until it is answered: a coordinator that has not heard of this process for a while, or that was started again,
+// ask repeats a question until it is answered: a coordinator that has received nothing from this process for a while, or that was started again,
 // has forgotten the question. The last one counts.
 func (m *Member) ask(ctx context.Context, q question) (a answer, err error) {
 	for {
 		if a, err = m.askOnce(ctx, q); !errors.Is(err, errAgain) {
 			return a, err
 		}
-		// Nobody answers a question that crossed the end of the job.
+		// A question that crossed the end of the job is not answered.
 		ended, err := m.store.Check(ctx, endKey)
 		if err != nil {
 			return a, m.failed(ctx, "elastic: ask", err)
@@ -139,7 +139,7 @@ func (m *Member) read(ctx context.Context, key string) (a answer, err error) {
 	return a, nil
 }
 
-// askOnce asks under a number of its own. An answer that it has read it deletes, so that the coordinator knows which question is a repetition.
+// askOnce asks under its own number. An answer that it has read it deletes, so that the coordinator knows which question is a repetition.
 func (m *Member) askOnce(ctx context.Context, q question) (a answer, err error) {
 	const op = "elastic: ask"
 	data, err := json.Marshal(q)
@@ -199,7 +199,7 @@ func (m *Member) Over(ctx context.Context) (bool, error) {
 	return over, nil
 }
 
-// Close ends the signs of life. A member that has not called [Member.Done] is then taken for dead.
+// Close ends the heartbeats. A member that has not called [Member.Done] is then declared dead.
 func (m *Member) Close() error {
 	m.end()
 	m.beats.Wait()

@@ -85,7 +85,7 @@ func WithLastCall(d time.Duration) CoordinatorOption {
 	return coordinatorOption(func(c *config) { c.lastCall = d })
 }
 
-// WithSilence sets how long a member may give no sign of life before it is taken for dead. The default is ten seconds.
+// WithSilence sets how long a member may send no heartbeat before it is declared dead. The default is ten seconds.
 // Members give a sign every second, or four times in this period if that is more often.
 func WithSilence(d time.Duration) Option { return option(func(c *config) { c.silence = d }) }
 
@@ -95,7 +95,7 @@ func WithPatience(d time.Duration) CoordinatorOption {
 	return coordinatorOption(func(c *config) { c.patience = d })
 }
 
-// WithMaxFailures sets how many rounds may end with a failure. By default there is no limit.
+// WithMaxFailures sets how many rounds may end with a failure. By default the number is not limited.
 func WithMaxFailures(n int) CoordinatorOption {
 	return coordinatorOption(func(c *config) { c.failures = n })
 }

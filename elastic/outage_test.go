@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// stopped is a store that answers nobody while it is stopped, and then everything that it was asked meanwhile.
+// stopped is a store that answers no client while it is stopped, and then everything that it was asked meanwhile.
 type stopped struct {
 	store.Store
 	gate atomic.Pointer[chan struct{}]

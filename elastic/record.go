@@ -16,7 +16,7 @@ import (
 )
 
 // A coordinator that dies is started again over the same store. What the next one must know is in one record, which is
-// written before anybody is told of it: the round that may be training, which of its members have finished, and whether the job has
+// written before any member is notified of it: the round that may be training, which of its members have finished, and whether the job has
 // ended. Questions stay in the store until they are answered, and members repeat those that are not.
 //
 // The record is changed by compare-and-set. So a coordinator that was stopped for a while, and finds that another one has taken
@@ -28,7 +28,7 @@ type record struct {
 	Members   []ID     `json:"members,omitempty"`
 	Handles   []string `json:"handles,omitempty"`   // of the members
 	Questions []int64  `json:"questions,omitempty"` // of the members, that the round answers
-	Again     []ID     `json:"again,omitempty"`     // members that were told of the round a second time
+	Again     []ID     `json:"again,omitempty"`     // members that were notified of the round a second time
 	Done      []ID     `json:"done,omitempty"`      // members that have finished
 	Failures  int      `json:"failures,omitempty"`
 	Ended     bool     `json:"ended,omitempty"`
@@ -59,7 +59,7 @@ func (c *Coordinator) takeOver(ctx context.Context) error {
 		return err
 	}
 	if last.Ended {
-		// It died while it told the members. Those that it has not told look at this key.
+		// It died while it notified the members. Those that it has not notified read this key.
 		c.ended, c.why = true, last.Why
 		if err = c.set(ctx, endKey, answer{Done: last.Why == "", Error: last.Why}); err != nil {
 			return err
@@ -74,7 +74,7 @@ func (c *Coordinator) takeOver(ctx context.Context) error {
 	}
 	c.config.logger.Info("goes on from an earlier coordinator", slog.Int64("uuid", last.UUID), slog.Int("members", len(last.Members)))
 	for _, m := range last.Members {
-		if !slices.Contains(last.Done, m) { // it may be gone; if it waits for the others, its question is still there
+		if !slices.Contains(last.Done, m) { // it may have left; if it waits for the others, its question is still there
 			c.signs[m] = sign{at: c.clock}
 		}
 	}

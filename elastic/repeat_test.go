@@ -77,7 +77,7 @@ func TestRepeatedQuestion(t *testing.T) {
 	}
 }
 
-// TestRepeatedQuestionAfterRestart: nobody is told a third time of a round, or again of one that is over, because the coordinator was started
+// TestRepeatedQuestionAfterRestart: no member is notified a third time of a round, or again of one that is over, because the coordinator was started
 // again meanwhile. A member that does not delete answers shows it.
 func TestRepeatedQuestionAfterRestart(t *testing.T) {
 	t.Parallel()

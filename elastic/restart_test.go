@@ -251,7 +251,7 @@ func TestTwoCoordinators(t *testing.T) {
 	})
 }
 
-// TestLost: a member whose process has died is left out at once, if whoever started it says so.
+// TestLost: a member whose process has died is left out at once, if the process that started it reports that.
 func TestLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -36,7 +36,7 @@ func (s *sim) check(r *Round) {
 		}
 		switch {
 		case owner == nil:
-			s.problem("%q is nobody's present handle", h)
+			s.problem("%q is not the present handle of any member", h)
 			continue
 		case owner.finished || owner.released:
 			s.problem("member %d, which has finished, is in a round", owner.id)
@@ -59,12 +59,12 @@ func (s *sim) check(r *Round) {
 		s.problem("the order was %v and is %v", s.last, names)
 	}
 	if s.doneIn != 0 && s.doneIn == s.lastUUID && len(stay) == 0 {
-		s.problem("a member of round %d has finished, and round %d begins without anybody who was in it", s.lastUUID, r.UUID)
+		s.problem("a member of round %d has finished, and round %d begins without any member of it", s.lastUUID, r.UUID)
 	}
 	s.last, s.lastUUID = names, r.UUID
 }
 
-// checkReleased holds that a coordinator that was started again waits for nobody who was told that it may go.
+// checkReleased holds that a coordinator that was started again waits for no member that was notified that it may leave.
 func (s *sim) checkReleased() {
 	for _, seat := range s.desk.seats {
 		if seat.running && s.members[seat.member].released {
@@ -88,10 +88,10 @@ func (s *sim) checkAlone(r *Round) {
 	}
 }
 
-// checkEnd holds that a job ends only when its work is done, and nobody is at it any more.
+// checkEnd holds that a job ends only when its work is done, and no member works on it any more.
 func (s *sim) checkEnd(why string) {
 	if why != "" || !slices.ContainsFunc(s.members, func(m *simMember) bool { return m.finished }) {
-		s.problem("the job ends, and nobody has finished: %s", why)
+		s.problem("the job ends, and no member has finished: %s", why)
 	}
 	for _, m := range s.members {
 		if m.training && !m.dead && m.cutUntil == 0 {
@@ -100,7 +100,7 @@ func (s *sim) checkEnd(why string) {
 	}
 }
 
-// checkLeft holds that in the end nobody waits, unless too few are left for a round.
+// checkLeft holds that in the end no member waits, unless too few are left for a round.
 func (s *sim) checkLeft() {
 	var left []ID
 	for _, m := range s.members {

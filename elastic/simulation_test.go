@@ -51,10 +51,10 @@ type simMember struct {
 	round    *Round // that it reconfigures for or trains in
 	training bool
 	failed   int64         // the last round that it could not reconfigure for
-	heard    time.Duration // the last sign of life that the coordinator has seen
+	heard    time.Duration // the last heartbeat that the coordinator has seen
 	known    bool          // to the coordinator
 	finished bool          // it has done its work, and says so
-	released bool          // it was told that it may go
+	released bool          // it was notified that it may leave
 }
 
 type sim struct {
@@ -85,7 +85,7 @@ type sim struct {
 	doneIn   int64                 // the last round in which a member has finished
 	work     bool                  // has an end in this run
 	spread   time.Duration         // between those who finish first and last
-	complete bool                  // the work is done: whoever trains is about to finish
+	complete bool                  // the work is done: members that train are about to finish
 	ending   bool                  // the end of the job is in the store
 	ended    bool
 	problems []string
@@ -297,7 +297,7 @@ func (s *sim) perform(e effects) {
 			return
 		}
 		s.record = *e.record
-		s.check(&Round{UUID: s.record.UUID, Handles: s.record.Handles}) // it is decided, whoever answers
+		s.check(&Round{UUID: s.record.UUID, Handles: s.record.Handles}) // it is decided, whichever coordinator answers
 	}
 	if e.stale != 0 {
 		if !s.write() {
@@ -336,7 +336,7 @@ func (s *sim) end(why string) bool {
 	return true
 }
 
-// begin is a member that reads its answer: it reconfigures, or goes if there is no round.
+// begin is a member that reads its answer: it reconfigures, or leaves if there is none.
 func (s *sim) begin(m *simMember, n int64, r *Round) {
 	if m.dead || m.question != n {
 		return
@@ -436,7 +436,7 @@ func (s *sim) fault(m *simMember) {
 		})
 	default:
 		s.after(s.random(simFaults), func() {
-			// Somebody must be left who notices, by the timeout of an operation.
+			// A member must be left that notices, by the timeout of an operation.
 			others := 0
 			for _, o := range s.members {
 				if o != m && o.training && !o.hung && !o.dead && o.round == m.round {
@@ -495,7 +495,7 @@ func simulate(seed uint64, work bool, off switches) (problems, trace []string) {
 		s.checkLeft()
 		return s.problems, s.trace
 	}
-	// In the end everybody who can is in one group.
+	// In the end all members that can are in one group.
 	able, in := 0, map[int64]int{}
 	for _, m := range s.members {
 		if m.dead || m.hung {
@@ -523,7 +523,7 @@ func TestSimulation(t *testing.T) {
 	t.Parallel()
 	seeds := []uint64{
 		5_008_887, // the question of a member that has died arrives after the next one, and a coordinator that is started later finds it
-		3399,      // a member that was taken for dead finishes, and then the coordinator dies
+		3399,      // a member that was declared dead finishes, and then the coordinator dies
 	}
 	for seed := range uint64(3000) {
 		seeds = append(seeds, seed)
@@ -542,8 +542,8 @@ func TestEveryPartIsNeeded(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]switches{
 		"fresh uuids": {sameUUID: true}, "leaving out the silent": {keepSilent: true}, "saying that a round is over": {noOver: true},
-		"patience": {noPatience: true}, "stable order": {shuffle: true}, "asking again": {askOnce: true},
-		"the record of the round": {forget: true}, "remembering who was told again": {forgetTold: true},
+		"patience": {noRejoinTimeout: true}, "stable order": {shuffle: true}, "asking again": {askOnce: true},
+		"the record of the round": {forget: true}, "remembering who was told again": {forgetNotified: true},
 		"remembering who has finished": {forgetDone: true},
 	} {
 		found := false

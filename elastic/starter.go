@@ -13,7 +13,7 @@ import (
 )
 
 // Starter is for a process that starts members of a group whose [Coordinator] is in another process, such as a launcher
-// on another node. It reserves IDs for them and tells the coordinator which of them have ended.
+// on another node. It reserves IDs for them and reports to the coordinator which of them have ended.
 type Starter struct{ store store.Store }
 
 // NewStarter returns a starter of members that find their coordinator through s. [WithPrefix] is the only option that

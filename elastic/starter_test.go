@@ -17,7 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// TestStarter: whoever starts members elsewhere reserves their numbers and says when they have ended, and is told at the end which of
+// TestStarter: a process that starts members elsewhere reserves their numbers and reports when they have ended, and learns at the end which of
 // them had not been heard of.
 func TestStarter(t *testing.T) {
 	t.Parallel()

@@ -29,7 +29,7 @@ type Evidence struct {
 type RankState struct {
 	Rank cohort.Rank `json:"rank"`
 	PID  int         `json:"pid"`
-	// Doing is the line of the program that matters most, in words; empty where there is none.
+	// Doing is the line of the program that matters most, as text; empty where there is none.
 	Doing string `json:"doing,omitempty"`
 	// Idle is how long its main thread had not run, so that it had been there for at least as long; 0: not known.
 	Idle time.Duration `json:"idle,omitempty"`
@@ -128,7 +128,7 @@ func saveAttempt(b *bundle.Bundle, a *Attempt) {
 	b.Write(fmt.Sprintf("attempt%d-cgroup.txt", a.Number), []byte(a.events))
 }
 
-// saveSeen writes what the watch has seen, without the flight recorders if there is no room for them.
+// saveSeen writes what the watch has seen, without the flight recorders if they do not fit.
 func saveSeen(b *bundle.Bundle, a *Attempt) {
 	if a.seen == nil {
 		return

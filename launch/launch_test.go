@@ -23,7 +23,7 @@ func TestConfigErrors(t *testing.T) {
 		"at least one":          {Program: []string{"x"}, Supervisor: []string{"x"}},
 		"0 is the least":        {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 1, MaxRestarts: -1},
 		"must not hold":         {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 1, RunID: "../x"},
-		"no local rank 3":       {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2, Logs: Logs{ShowRanks: []int{3}}},
+		"local rank 3 to s":     {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2, Logs: Logs{ShowRanks: []int{3}}},
 		"node rank 2":           {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2, Nodes: Nodes{Max: 2, Endpoint: "x:1", Rank: new(2)}},
 	} {
 		if _, err := c.withDefaults(); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
@@ -84,7 +84,7 @@ func TestReportErr(t *testing.T) {
 	}{
 		"success":              {Report{Attempts: []Attempt{failed, {Succeeded: true}}}, nil, nil, ""},
 		"a worker failed":      {Report{Attempts: []Attempt{failed}}, nil, cohort.Remote, "launch: remote error: rank 1: raised ValueError: bad batch 17"},
-		"it hung":              {Report{Attempts: []Attempt{{First: cohort.NoRank, Hung: true, Verdict: "rank 1 sleeps."}}}, nil, cohort.DeadlineExceeded, "launch: timeout: the job stood still and was stopped: rank 1 sleeps"},
+		"it hung":              {Report{Attempts: []Attempt{{First: cohort.NoRank, Hung: true, Verdict: "rank 1 sleeps."}}}, nil, cohort.DeadlineExceeded, "launch: timeout: the job hung and was stopped: rank 1 sleeps"},
 		"a signal":             {Report{Signal: 15, Attempts: []Attempt{stopped}}, nil, cohort.Aborted, "launch: aborted: the job was ended by SIGTERM"},
 		"a signal, early":      {Report{Signal: 2}, nil, cohort.Aborted, "launch: aborted: the job was ended by SIGINT"},
 		"a signal, in between": {Report{Signal: 2, Attempts: []Attempt{failed}}, nil, cohort.Aborted, "launch: aborted: the job was ended by SIGINT"},
@@ -106,7 +106,7 @@ func TestReportErr(t *testing.T) {
 	}
 }
 
-// TestReportErrOfFile: a report that was read from a file is no success because the error is not in it.
+// TestReportErrOfFile: a report that was read from a file is not a success because the error is not in it.
 func TestReportErrOfFile(t *testing.T) {
 	t.Parallel()
 	r := Report{Sentence: "rank 1 raised ValueError"}

@@ -56,11 +56,11 @@ func TestRankOfAnotherNode(t *testing.T) {
 	wg.Wait()
 }
 
-// TestErrOfAHang: the error of a job that stood still on another node has the code of a timeout and names no rank.
+// TestErrOfAHang: the error of a job that hung on another node has the code of a timeout and names no rank.
 func TestErrOfAHang(t *testing.T) {
 	t.Parallel()
 	var r Report
-	r.setEnd(launchcore.End{Code: cohort.DeadlineExceeded, Sentence: "the job stood still and was stopped: Rank 1 sleeps"})
+	r.setEnd(launchcore.End{Code: cohort.DeadlineExceeded, Sentence: "the job hung and was stopped: Rank 1 sleeps"})
 	if e, ok := errors.AsType[*cohort.Error](r.Err()); !ok || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.NoRank {
 		t.Errorf("%v", r.Err())
 	}

@@ -140,7 +140,7 @@ func (r Role) interpreter() []string {
 func (c Config) checkShown() error {
 	for _, r := range c.Logs.ShowRanks {
 		if r < 0 || r >= c.Workers {
-			return refuse("there is no local rank %d to show: this node has %d workers", r, c.Workers)
+			return refuse("the local rank %d to show does not exist: this node has %d workers", r, c.Workers)
 		}
 	}
 	return nil

@@ -298,7 +298,7 @@ func TestLiveViewWaits(t *testing.T) {
 	defer release()
 	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, "run", "--nnodes", "2", "--node-rank", "0", "--rdzv-backend", "c10d",
 		"--rdzv-endpoint", "127.0.0.1:"+strconv.Itoa(port), "true")
-	p.shows(`^cohort run true, `, `^1 of 2 nodes are there for \d.*; node 1 is missing$`)
+	p.shows(`^cohort run true, `, `^1 of 2 nodes are present for \d.*; node 1 is missing$`)
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	p.ends()
 	p.leftAsItWas()

@@ -176,7 +176,7 @@ func TestCutNode(t *testing.T) {
 		}
 	}
 	l.until(file, `machine=1 world=2`)
-	if code := nodes[3].ends(); code != 1 || !strings.Contains(nodes[3].String(), "the launcher that hosts the rendezvous at 10.77.0.1:29400 is gone: it has not been heard of for 2s") {
+	if code := nodes[3].ends(); code != 1 || !strings.Contains(nodes[3].String(), "the launcher that hosts the rendezvous at 10.77.0.1:29400 is lost: it has not responded for 2s") {
 		t.Errorf("machine 3: exit code %d\n%s", code, nodes[3])
 	}
 }
@@ -226,7 +226,7 @@ func TestWhyWithoutANode(t *testing.T) {
 	l.cut(2)
 	why := l.start(1, "why", job)
 	why.ends()
-	want := regexp.MustCompile(`only 1 of the 2 nodes have answered, and nothing is known of node 1 on \S+ \(rank 1\), whose launcher \(process \d+\) has not been heard of for \d+ s`)
+	want := regexp.MustCompile(`only 1 of the 2 nodes have answered, and nothing is known of node 1 on \S+ \(rank 1\), whose launcher \(process \d+\) has not responded for \d+ s`)
 	if !want.MatchString(why.String()) {
 		t.Errorf("it says\n%s", why)
 	}

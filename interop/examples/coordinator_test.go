@@ -133,7 +133,7 @@ func TestLaunchedHang(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if err := job.wait(); err != nil || strings.Count(job.said(), "done at step 100") != 4 || !strings.Contains(job.said(), "no sign of life, and the group is done") {
+	if err := job.wait(); err != nil || strings.Count(job.said(), "done at step 100") != 4 || !strings.Contains(job.said(), "no heartbeat, and the group has finished") {
 		t.Errorf("%v\n%s", err, job.said())
 	}
 }
@@ -280,7 +280,7 @@ func TestStoreStops(t *testing.T) {
 	}
 	err := coordinator.wait()
 	rounds := roundBegins.FindAllString(coordinator.said(), -1)
-	if slices.Sort(rounds); err != nil || len(slices.Compact(rounds)) != 2 || strings.Count(coordinator.said(), "has not been heard of") > 1 {
+	if slices.Sort(rounds); err != nil || len(slices.Compact(rounds)) != 2 || strings.Count(coordinator.said(), "has not responded") > 1 {
 		t.Errorf("the coordinator: %v\n%s", err, coordinator.said())
 	}
 }

@@ -31,7 +31,7 @@ func TestLaunchersDoNotMix(t *testing.T) {
 		}
 		at := endpoint()
 		first := ours(at)
-		first.wait(first.err, "1 of 2 nodes are there", 1)
+		first.wait(first.err, "1 of 2 nodes are present", 1)
 		stranger := theirs(at)
 		first.wait(first.err, words, 1)
 		second := ours(at)

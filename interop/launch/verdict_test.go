@@ -31,7 +31,7 @@ func byHand(t *testing.T, torch *torchtest.Torch, addr string, port, world int, 
 	start(t, torch, all...)
 }
 
-// told is what somebody tells a rank.
+// told is the environment of a rank that was started by hand.
 func told(rank, world int, addr string, port int) []string {
 	return []string{"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=" + strconv.Itoa(world), "MASTER_ADDR=" + addr, "MASTER_PORT=" + strconv.Itoa(port)}
 }
@@ -68,7 +68,7 @@ func TestWhyByHand(t *testing.T) {
 		})
 		t.Run("another WORLD_SIZE", func(t *testing.T) {
 			port := testkit.FreePort(t)
-			start(t, torch, told(0, 3, "127.0.0.1", port), told(1, 2, "127.0.0.1", port)) // else rank 0 meets nobody and ends
+			start(t, torch, told(0, 3, "127.0.0.1", port), told(1, 2, "127.0.0.1", port)) // else rank 0 finds no peer and ends
 			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 has WORLD_SIZE 2 where rank 0 has 3: all ranks must have the same; rank.* in init_process_group \(meet\.py:\d+\)`)
 		})
 		t.Run("another MASTER_PORT", func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestFullSharedMemory(t *testing.T) {
 // TestKilledForMemory: a worker that the kernel kills for lack of memory in its cgroup, of either version.
 func TestKilledForMemory(t *testing.T) {
 	t.Parallel()
-	torchtest.V26.Need(t) // with the other tests that run for real; the worker is no Python
+	torchtest.V26.Need(t) // with the other tests that run for real; the worker is not Python
 	group, limit := memoryGroup(t)
 	if err := os.WriteFile(filepath.Join(group, limit), []byte("67108864"), 0o600); err != nil {
 		t.Skipf("this machine cannot limit the memory of a cgroup: %v", err)

@@ -245,7 +245,7 @@ func TestHangTimeout(t *testing.T) {
 		if code := j.end(); code != 1 {
 			t.Errorf("exit code %d", code)
 		}
-		if s := j.report().Sentence; !strings.HasPrefix(s, "the job stood still and was stopped: Rank 1 has not reached all_reduce (hang.py:49); it is in load_batch (hang.py:28)") {
+		if s := j.report().Sentence; !strings.HasPrefix(s, "the job hung and was stopped: Rank 1 has not reached all_reduce (hang.py:49); it is in load_batch (hang.py:28)") {
 			t.Errorf("%s\n%s", s, j.err)
 		}
 	})

@@ -25,9 +25,9 @@ import (
 )
 
 const (
-	// evidenceTime bounds the look at the workers before they are signalled.
+	// evidenceTime bounds the inspection of the workers before they are signalled.
 	evidenceTime = 100 * time.Millisecond
-	// drainTime bounds the wait for the output of workers after everything below the supervisor is gone.
+	// drainTime bounds the wait for the output of workers after everything below the supervisor has ended.
 	drainTime = 2 * time.Second
 )
 
@@ -57,18 +57,18 @@ type alarm struct {
 	id    int
 }
 
-// inspectors are goroutines that look at something for the attempt.
+// inspectors are goroutines that inspect something for the attempt.
 type inspectors struct {
 	running sync.WaitGroup
 	inbox   chan any // their answers
 }
 
-// ask has somebody look, and answer.
+// ask runs look in the background, which answers.
 func (l *inspectors) ask(look func() any) {
 	l.running.Go(func() { l.inbox <- look() })
 }
 
-// hangFinding is why the watch took the job for hanging.
+// hangFinding is why the watch reported a hang.
 type hangFinding struct {
 	verdict string
 	seen    *verdict.Job
@@ -87,9 +87,9 @@ type worker struct {
 	cause          postmortem.Cause
 	sent           postmortem.Signals
 
-	// For those who look at it meanwhile: its process, 0 unless that runs, and how it has ended.
+	// For concurrent readers: its process, 0 unless that runs, and how it has ended.
 	running atomic.Int64
-	words   atomic.Pointer[string]
+	endText atomic.Pointer[string]
 }
 
 // id is the supervisor's number of a worker. Those of earlier attempts have ended.
@@ -281,7 +281,7 @@ func (a *attempt) supervisorEvent(e supervisor.Event) {
 			if w.exit.Code == 0 {
 				words = verdict.Succeeded
 			}
-			w.words.Store(&words)
+			w.endText.Store(&words)
 			a.coordination.lost(w.local)
 			a.step(launchcore.Exited{Worker: launchcore.Worker(w.local), Code: w.exit.Code, Consequence: w.cause.Kind.Consequence()})
 		}
@@ -312,7 +312,7 @@ func (a *attempt) send(workers []launchcore.Worker, s launchcore.Signal, ending 
 	_ = a.job.supervisor.Send(ids, int(s)) // a supervisor that has ended is noticed by its events
 }
 
-// answered takes what a looking goroutine found.
+// inspected takes what an inspector found.
 func (a *attempt) inspected(answer any) {
 	switch answer := answer.(type) {
 	case *hangwatch.Hang:
@@ -411,7 +411,7 @@ func (a *attempt) findStuck(workers []launchcore.Worker) {
 	})
 }
 
-// waits says whom the user is waiting for.
+// announceKill prints whom the user is waiting for.
 func (a *attempt) announceKill(workers []launchcore.Worker, left time.Duration) {
 	ranks := make([]cohort.Rank, len(workers))
 	for i, w := range workers {

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// lastOutputTime bounds the wait for the last words of a worker that has ended: a child of it may keep its output open.
+	// lastOutputTime bounds the wait for the last output of a worker that has ended: a child of it may keep its output open.
 	lastOutputTime = 50 * time.Millisecond
 	// lookupTime bounds the look for a name that a worker could not reach.
 	lookupTime = 300 * time.Millisecond
@@ -46,7 +46,7 @@ func (a *attempt) explain(w *worker) postmortem.Cause {
 	return cause
 }
 
-// reason returns an error without the operation and the path.
+// plainReason returns an error without the operation and the path.
 func reason(err error) string {
 	if number, ok := errors.AsType[syscall.Errno](err); ok {
 		return number.Error()

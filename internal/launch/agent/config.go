@@ -115,7 +115,7 @@ func (c Config) command(local int) []string {
 	return args
 }
 
-// sizes tells other nodes how many workers of each role are here.
+// sizes says how many workers of each role are here.
 func (c Config) sizes() []launchcore.Role {
 	var all []launchcore.Role
 	for _, r := range c.Roles {

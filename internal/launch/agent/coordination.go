@@ -17,7 +17,7 @@ import (
 )
 
 // A job with members that change: the workers form a group through a coordinator, which runs here, over the job's store. When one
-// of them dies the launcher tells the coordinator, which gives its place to a spare; the others go on.
+// of them dies the launcher notifies the coordinator, which gives its place to a spare; the others go on.
 
 // coordination is what a launcher has to do with a coordinator: it runs one, or starts members for one elsewhere. A nil one does nothing.
 type coordination struct {
@@ -29,10 +29,10 @@ type coordination struct {
 	stop        context.CancelFunc
 	ended       chan struct{} // closed when the job has, or this launcher has closed it
 	notifying   sync.WaitGroup
-	ctx         context.Context //nolint:containedctx // of what is told in the background
+	ctx         context.Context //nolint:containedctx // of notifications in the background
 }
 
-// silentWorkers are workers that have not been heard of at the end of the job.
+// silentWorkers are workers that have sent nothing at the end of the job.
 type silentWorkers []launchcore.Worker
 
 // coordinate starts the coordinator if the job has one, or finds the one that it has.
@@ -51,7 +51,7 @@ func (a *attempt) coordinate() (err error) {
 			}
 		}
 	}()
-	finding, found := context.WithTimeout(a.job.asked, time.Minute) // somebody listens there
+	finding, found := context.WithTimeout(a.job.asked, time.Minute) // a store listens there
 	defer found()
 	if k.client, err = tcpstore.Dial(finding, a.place.address()); err != nil {
 		return err
@@ -91,8 +91,8 @@ func (a *attempt) coordinate() (err error) {
 	return nil
 }
 
-// wait runs the coordinator, or waits for the end of the job that another one coordinates. It returns the members that had not been
-// heard of.
+// wait runs the coordinator, or waits for the end of the job that another one coordinates. It returns the members that had sent
+// nothing.
 func (k *coordination) wait(say func(format string, args ...any)) []elastic.ID {
 	if k.coordinator == nil {
 		silent, _ := k.starter.Ended(k.ctx) // without the store the workers fail by themselves
@@ -111,7 +111,7 @@ func withoutTime(_ []string, attr slog.Attr) slog.Attr {
 	return attr
 }
 
-// lost tells the coordinator that a worker has ended.
+// lost notifies the coordinator that a worker has ended.
 func (k *coordination) lost(local int) {
 	switch {
 	case k == nil:
@@ -147,7 +147,7 @@ func (k *coordination) close(j *Job) {
 	_ = k.client.Close()
 }
 
-// linger keeps store and coordinator for the other nodes.
+// awaitOthers keeps store and coordinator for the other nodes.
 func (k *coordination) awaitOthers(j *Job) {
 	j.screen.logf("the workers of this node have ended; the others need its store and its coordinator")
 	var end <-chan time.Time
@@ -174,7 +174,7 @@ func (k *coordination) awaitOthers(j *Job) {
 	}
 }
 
-// goOn says that the job goes on without a worker.
+// reportSpared prints that the job goes on without a worker.
 func (a *attempt) reportSpared(w *worker, spares int) {
 	left := 0
 	for _, other := range a.workers {
@@ -189,13 +189,13 @@ func (a *attempt) reportSpared(w *worker, spares int) {
 	a.job.screen.logf("rank %d %s; the job goes on with %d workers, and %s", w.rank, w.cause.Words, left, more)
 }
 
-// end kills workers that hang when the job is over.
+// killSilent kills workers that hang when the job is over.
 func (a *attempt) killSilent(silent silentWorkers) {
 	silent = slices.DeleteFunc(silent, func(w launchcore.Worker) bool {
 		return int(w) < 0 || int(w) >= len(a.workers) || a.workers[w].exit != nil
 	})
 	for _, w := range silent {
-		a.job.screen.logf("rank %d has given no sign of life, and the group is done without it: it is killed", a.workers[w].rank)
+		a.job.screen.logf("rank %d has sent no heartbeat, and the group has finished without it: it is killed", a.workers[w].rank)
 	}
 	if len(silent) > 0 {
 		a.send(silent, launchcore.SIGKILL, true)

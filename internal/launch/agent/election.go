@@ -18,15 +18,15 @@ import (
 )
 
 // Where the endpoint is a store of cohort ("cohort store serve") and no launcher, the launchers choose through it one of
-// themselves to host the rendezvous: a key holds its address. When it is gone, another takes the key over, and the nodes
+// themselves to host the rendezvous: a key holds its address. When it is lost, another takes the key over, and the nodes
 // that are left begin a new attempt with it.
 
 const (
-	// greetingTime is how long a launcher that hosts a rendezvous has to say something before it is taken for a store.
+	// greetingTime is how long a launcher that hosts a rendezvous has to send something before it is treated as a store.
 	greetingTime = 300 * time.Millisecond
 	// storeTime bounds the look for a store.
 	storeTime = 5 * time.Second
-	// maxRefused is after how many refused connections, over a second, a host is taken for gone. Its job may run: who takes its place
+	// maxRefused is after how many refused connections, over a second, a host is declared lost. Its job may run: who takes its place
 	// ends that.
 	maxRefused = 7
 )
@@ -38,8 +38,8 @@ type election struct {
 	own string // the address of this node: as the user gave it, or as the store sees it
 }
 
-// errHostLost says that the launcher that hosts the rendezvous is gone and another one may take its place.
-var errHostLost = cohort.New(op, cohort.PeerLost, "the launcher that hosts the rendezvous is gone")
+// errHostLost says that the launcher that hosts the rendezvous is lost and another one may take its place.
+var errHostLost = cohort.New(op, cohort.PeerLost, "the launcher that hosts the rendezvous is lost")
 
 // findStore returns the election through the store at the endpoint, nil if something else listens there. c is a
 // connection to it, which says how this node is seen.
@@ -52,7 +52,7 @@ func (j *Job) findStore(c net.Conn) (*election, error) {
 	defer cancel()
 	client, err := tcpstore.Dial(ctx, j.cfg.Endpoint)
 	if err != nil {
-		return nil, nil //nolint:nilnil // no store, or none that can be talked to: the dialogue of launchers will tell
+		return nil, nil //nolint:nilnil // no store, or none that can be talked to: the dialogue of launchers will show it
 	}
 	if _, err := client.Stats(ctx); err != nil {
 		_ = client.Close()
@@ -82,11 +82,11 @@ func (e *election) run() error {
 			return err
 		}
 		lost = addr
-		e.job.screen.logf("the launcher that hosts the rendezvous at %s %s; another one takes its place", addr, cmp.Or(why, "is gone"))
+		e.job.screen.logf("the launcher that hosts the rendezvous at %s %s; another one takes its place", addr, cmp.Or(why, "is lost"))
 	}
 }
 
-// attend takes part with the host at addr until it is gone or the job has ended. why is what it said when it left, "" for nothing.
+// attend takes part with the host at addr until it is lost or the job has ended. why is its reason for leaving, "" for nothing.
 func (e *election) attend(h *nodecoord.Host, addr string) (why string, err error) {
 	j := e.job
 	conn, err := j.connect(addr, 2*j.cfg.Silence, true)

@@ -70,7 +70,7 @@ func TestHostEndedBySignal(t *testing.T) {
 	}
 }
 
-// TestHostThatRefuses: a host is not taken for gone because of one connection that is refused, and not at all by a node that would ask its
+// TestHostThatRefuses: a host is not declared lost because of one connection that is refused, and not at all by a node that would ask its
 // own machine for it.
 func TestHostThatRefuses(t *testing.T) {
 	t.Parallel()

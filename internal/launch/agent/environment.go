@@ -133,7 +133,7 @@ func (c Config) addRanks(v *variables, p place, local, localRank int) {
 	v.addNumber("MASTER_PORT", p.port)
 }
 
-// addElastic adds what torchrun's agent tells its workers.
+// addElastic adds what torchrun's agent sets.
 func (c Config) addElastic(v *variables, p place, local int, run *rundir.Dir) {
 	v.addNumber("TORCHELASTIC_RESTART_COUNT", p.attempt)
 	v.addNumber("TORCHELASTIC_MAX_RESTARTS", c.MaxRestarts)

@@ -59,13 +59,13 @@ func (a *attempt) collectEvidence(bool) {
 	a.inspectors.ask(func() any { return c.take() })
 }
 
-// collection takes evidence within a time. What comes later is left out: the workers must not wait for it.
+// collection takes evidence within a time. What arrives later is left out: the workers must not wait for it.
 type collection struct {
 	time    time.Duration
 	ranks   []RankState // to be read; each says that it was not
 	read    func(ctx context.Context, rank cohort.Rank, pid int) RankState
-	waits   func() []StoreWait // nil: there is no store
-	running *sync.WaitGroup    // of those who still look when the time is over
+	waits   func() []StoreWait // nil: without a store
+	running *sync.WaitGroup    // of those that still run when the time is over
 }
 
 func (c collection) take() *Evidence {
@@ -130,7 +130,7 @@ func readRank(ctx context.Context, reader *stacks.Reader, rank cohort.Rank, pid 
 	return s
 }
 
-// idleTime bounds the question how long a worker has stood still: where it stands matters more.
+// idleTime bounds the question how long a worker has been idle: where it is matters more.
 const idleTime = 20 * time.Millisecond
 
 // RecorderPrefix begins the names of the files that PyTorch's flight recorders write into the folder of the run.

@@ -23,17 +23,17 @@ import (
 )
 
 const (
-	// sampleInterval is the time between the two looks at the workers that somebody asks for.
+	// sampleInterval is the time between the two samples of the workers for a question.
 	sampleInterval = 300 * time.Millisecond
 	// nodesTime bounds the wait for what other nodes see.
 	nodesTime = 12 * time.Second
 	// presenceTime bounds the wait for what the host itself knows.
 	presenceTime = time.Second
-	// silentFrom is how long a launcher is silent that says each second that it is there, and cannot.
+	// silentFrom is after which time without a heartbeat, which is sent each second, a launcher counts as silent.
 	silentFrom = 5 * time.Second
 	// maxAnswering bounds the questions of other nodes that are answered at a time.
 	maxAnswering = 4
-	// maxSeen bounds what a node tells of its workers, so that it fits into a message.
+	// maxSeen bounds what a node reports of its workers, so that it fits into a message.
 	maxSeen = nodecoord.MaxMessage - 4096
 )
 
@@ -75,7 +75,7 @@ func (j *Job) examine(ctx context.Context) (*verdict.Job, error) {
 		all = append(all, a.examineLocal(ctx, sampleInterval, jobscan.Examine))
 	}
 	seen := nodecoord.MergeReports(all)
-	seen.Local = len(all) == a.place.nodes // nobody is missing: a rank that was not seen does not run
+	seen.Local = len(all) == a.place.nodes // none is missing: a rank that was not seen does not run
 	if !seen.Local {
 		seen.Notes = append(seen.Notes, a.missing(ctx, seen.Ranks, len(all)))
 	}
@@ -84,17 +84,17 @@ func (j *Job) examine(ctx context.Context) (*verdict.Job, error) {
 
 // answering returns how many nodes are going to answer: those that have been silent for some time are not waited for.
 func (a *attempt) answering(ctx context.Context) int {
-	heard := slices.Concat(askAll[[]nodecoord.Heard](ctx, a.member, 1, nodecoord.Presence, presenceTime)...)
-	silent := slices.DeleteFunc(heard, func(h nodecoord.Heard) bool { return h.Ago <= silentFrom })
+	contacts := slices.Concat(askAll[[]nodecoord.Contact](ctx, a.member, 1, nodecoord.Presence, presenceTime)...)
+	silent := slices.DeleteFunc(contacts, func(h nodecoord.Contact) bool { return h.Ago <= silentFrom })
 	return max(1, a.place.nodes-len(silent))
 }
 
-// missing says which nodes have not answered, and when the host has heard of them.
+// missing says which nodes have not answered, and when the host last received from them.
 func (a *attempt) missing(ctx context.Context, seen []verdict.Rank, answered int) string {
 	if quiet := a.member.wire.Quiet(); quiet > silentFrom {
-		return fmt.Sprintf("the launcher that hosts the rendezvous at %s has not been heard of for %d s: nothing is known of ranks on other nodes", a.member.host, int(quiet.Seconds()))
+		return fmt.Sprintf("the launcher that hosts the rendezvous at %s has not responded for %d s: nothing is known of ranks on other nodes", a.member.host, int(quiet.Seconds()))
 	}
-	heard := slices.Concat(askAll[[]nodecoord.Heard](context.WithoutCancel(ctx), a.member, 1, nodecoord.Presence, presenceTime)...)
+	contacts := slices.Concat(askAll[[]nodecoord.Contact](context.WithoutCancel(ctx), a.member, 1, nodecoord.Presence, presenceTime)...)
 	var nodes []string
 	for i, n := range a.place.roster {
 		if slices.ContainsFunc(seen, func(r verdict.Rank) bool { return r.Rank >= int(n.Base) && r.Rank < int(n.Base)+n.Workers }) {
@@ -104,7 +104,7 @@ func (a *attempt) missing(ctx context.Context, seen []verdict.Rank, answered int
 		for k := range ranks {
 			ranks[k] = n.Base + cohort.Rank(k)
 		}
-		nodes = append(nodes, fmt.Sprintf("node %d on %s (%s)%s", i, n.Host, ranklist.Named(ranks), lastHeard(heard, i)))
+		nodes = append(nodes, fmt.Sprintf("node %d on %s (%s)%s", i, n.Host, ranklist.Named(ranks), lastContact(contacts, i)))
 	}
 	if more := a.place.nodes - answered - len(nodes); len(nodes) == 0 {
 		nodes = []string{"the others"}
@@ -114,16 +114,16 @@ func (a *attempt) missing(ctx context.Context, seen []verdict.Rank, answered int
 	return fmt.Sprintf("only %d of the %d nodes have answered, and nothing is known of %s", answered, a.place.nodes, strings.Join(nodes, "; "))
 }
 
-// lastHeard says when the host has heard of a node, "" if it is not known.
-func lastHeard(heard []nodecoord.Heard, node int) string {
-	i := slices.IndexFunc(heard, func(h nodecoord.Heard) bool { return h.Node == node })
+// lastContact says when the host last received from a node, "" if it is not known.
+func lastContact(contacts []nodecoord.Contact, node int) string {
+	i := slices.IndexFunc(contacts, func(h nodecoord.Contact) bool { return h.Node == node })
 	switch {
 	case i < 0:
 		return ""
-	case heard[i].Ago > silentFrom:
-		return fmt.Sprintf(", whose launcher (process %d) has not been heard of for %d s", heard[i].PID, int(heard[i].Ago.Seconds()))
+	case contacts[i].Ago > silentFrom:
+		return fmt.Sprintf(", whose launcher (process %d) has not responded for %d s", contacts[i].PID, int(contacts[i].Ago.Seconds()))
 	}
-	return fmt.Sprintf(", whose launcher (process %d) is there", heard[i].PID)
+	return fmt.Sprintf(", whose launcher (process %d) responds", contacts[i].PID)
 }
 
 // recordings returns the flight recorder dumps of the Go workers of all nodes.
@@ -150,7 +150,7 @@ func (a *attempt) examineLocal(ctx context.Context, apart time.Duration, look fu
 		}
 	}
 	for _, w := range a.workers {
-		if words := w.words.Load(); words != nil {
+		if words := w.endText.Load(); words != nil {
 			seen.Ranks = append(seen.Ranks, verdict.Rank{Rank: int(w.rank), Host: a.job.host, Gone: *words})
 		}
 	}
@@ -182,7 +182,7 @@ func askAll[T any](ctx context.Context, m *member, nodes int, what string, limit
 	return all
 }
 
-// tell answers the question of a node.
+// answer answers the question of a node.
 func (m *member) answer(q nodecoord.Question) {
 	select {
 	case m.answering <- struct{}{}:

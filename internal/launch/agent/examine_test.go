@@ -60,7 +60,7 @@ func TestExamineAllNodes(t *testing.T) {
 		a.workers = []*worker{{local: 0, rank: cohort.Rank(2 * node)}, {local: 1, rank: cohort.Rank(2*node + 1)}}
 		a.workers[0].running.Store(int64(os.Getpid()))
 		words := "exited with code 3"
-		a.workers[1].words.Store(&words)
+		a.workers[1].endText.Store(&words)
 		j.current.Store(a)
 		m.send(nodecoord.Message{Join: &nodecoord.Join{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
 		members = append(members, m)
@@ -87,7 +87,7 @@ func TestExamineAllNodes(t *testing.T) {
 		}
 	}
 
-	// A node that says nothing is not waited for for ever, and its ranks are not taken for absent.
+	// A silent node is not waited for for ever, and its ranks are not reported as absent.
 	members[1].job.current.Store(nil)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 	defer cancel()
@@ -99,12 +99,12 @@ func TestExamineAllNodes(t *testing.T) {
 	}
 }
 
-// TestLastHeard: what is said of a node depends on when the host has heard of it.
-func TestLastHeard(t *testing.T) {
+// TestLastContact: what is reported of a node depends on when the host last received from it.
+func TestLastContact(t *testing.T) {
 	t.Parallel()
-	heard := []nodecoord.Heard{{Node: 2, PID: 7, Ago: 90 * time.Second}, {Node: 1, PID: 8, Ago: silentFrom}}
-	for node, want := range []string{"", ", whose launcher (process 8) is there", ", whose launcher (process 7) has not been heard of for 90 s"} {
-		if got := lastHeard(heard, node); got != want {
+	contacts := []nodecoord.Contact{{Node: 2, PID: 7, Ago: 90 * time.Second}, {Node: 1, PID: 8, Ago: silentFrom}}
+	for node, want := range []string{"", ", whose launcher (process 8) responds", ", whose launcher (process 7) has not responded for 90 s"} {
+		if got := lastContact(contacts, node); got != want {
 			t.Errorf("node %d%s, want %s", node, got, want)
 		}
 	}
@@ -146,7 +146,7 @@ func TestSilentNode(t *testing.T) {
 	a := &attempt{job: j, member: m, place: place{nodes: 2, world: 2, roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
 	a.workers = []*worker{{}}
 	words := "exited with code 3"
-	a.workers[0].words.Store(&words)
+	a.workers[0].endText.Store(&words)
 	j.current.Store(a)
 	// The host may answer late where much else runs: then all nodes are waited for.
 	testkit.Until(t, "the other node is not waited for", func() bool {
@@ -157,7 +157,7 @@ func TestSilentNode(t *testing.T) {
 		defer cancel()
 		seen, err := j.examine(ctx)
 		return err == nil && ctx.Err() == nil && !seen.Local && len(seen.Ranks) == 1 && slices.ContainsFunc(seen.Notes, func(note string) bool {
-			return strings.HasPrefix(note, fmt.Sprintf("only 1 of the 2 nodes have answered, and nothing is known of node 1 on beta (rank 1), whose launcher (process %d) has not been heard of for ", os.Getpid()))
+			return strings.HasPrefix(note, fmt.Sprintf("only 1 of the 2 nodes have answered, and nothing is known of node 1 on beta (rank 1), whose launcher (process %d) has not responded for ", os.Getpid()))
 		})
 	})
 }
@@ -181,7 +181,7 @@ func TestSilentHost(t *testing.T) {
 	a := &attempt{job: j, member: m, place: place{nodes: 70, world: 70, roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
 	a.workers = []*worker{{}}
 	words := "exited with code 3"
-	a.workers[0].words.Store(&words)
+	a.workers[0].endText.Store(&words)
 	j.current.Store(a)
 	if got, want := a.missing(t.Context(), []verdict.Rank{{}}, 1), "only 1 of the 70 nodes have answered, and nothing is known of node 1 on beta (rank 1); and 68 more"; got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -192,7 +192,7 @@ func TestSilentHost(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), nodesTime, errors.New("it waits for the others"))
 	defer cancel()
 	seen, err := j.examine(ctx)
-	if err != nil || ctx.Err() != nil || seen.Local || len(seen.Ranks) != 1 || len(seen.Notes) == 0 || !strings.HasPrefix(seen.Notes[len(seen.Notes)-1], "the launcher that hosts the rendezvous at the host has not been heard of for ") {
+	if err != nil || ctx.Err() != nil || seen.Local || len(seen.Ranks) != 1 || len(seen.Notes) == 0 || !strings.HasPrefix(seen.Notes[len(seen.Notes)-1], "the launcher that hosts the rendezvous at the host has not responded for ") {
 		t.Errorf("%v, %v, %+v", err, context.Cause(ctx), seen)
 	}
 }

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// minSampleInterval bounds how often a job is looked at.
+	// minSampleInterval bounds how often a job is sampled.
 	minSampleInterval = 200 * time.Millisecond
 	// collectTime is how long it can take to ask NCCL, which gives up a process that does not answer after some seconds.
 	collectTime = 8 * time.Second
 )
 
-// watch looks at the workers again and again until ctx ends, and tells when they hang.
+// watch samples the workers again and again until ctx ends, and reports when they hang.
 func (a *attempt) watch(ctx context.Context) {
 	every := max(minSampleInterval, a.job.cfg.HangTimeout/hangwatch.SamplesPerHang)
 	var prepared func() verdict.Job
@@ -72,7 +72,7 @@ func (a *attempt) asJob() jobscan.Job {
 	return j
 }
 
-// stands takes what the watch found.
+// hangFound takes what the watch found.
 func (a *attempt) hangFound(h *hangwatch.Hang) {
 	says := "the job has been hanging for %s: %s"
 	switch {

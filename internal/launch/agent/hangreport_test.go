@@ -15,43 +15,43 @@ import (
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
 )
 
-// TestBlameOfAHang: a node whose workers were stopped because the job stood still says so, and names none of them.
+// TestBlameOfAHang: a node whose workers were stopped because the job hung says so, and names none of them.
 func TestBlameOfAHang(t *testing.T) {
 	t.Parallel()
 	f := (&attempt{hang: hangFinding{verdict: "Rank 1 sleeps."}}).blame(launchcore.Outcome{Hung: true})
-	if f.Code != cohort.DeadlineExceeded || f.Rank != nil || f.Blame != 0 || f.Sentence != "the job stood still and was stopped: Rank 1 sleeps" {
+	if f.Code != cohort.DeadlineExceeded || f.Rank != nil || f.Blame != 0 || f.Sentence != "the job hung and was stopped: Rank 1 sleeps" {
 		t.Errorf("%+v", f)
 	}
 }
 
-// TestFailingOfAHang: the first word of a node whose workers hang is that they do, and no failure that names nobody.
+// TestFailingOfAHang: the first report of a node whose workers hang is a timeout, not a failure without a rank.
 func TestFailingOfAHang(t *testing.T) {
 	t.Parallel()
 	ours, theirs := net.Pipe()
 	defer func() { _ = theirs.Close() }()
 	m := newMember(&Job{cfg: Config{Silence: time.Minute}, asked: t.Context()}, ours, "host")
 	defer m.close()
-	heard := make(chan nodecoord.Message, 1)
+	received := make(chan nodecoord.Message, 1)
 	go func() {
-		defer close(heard)
+		defer close(received)
 		for in := json.NewDecoder(theirs); ; {
 			var msg nodecoord.Message
 			if in.Decode(&msg) != nil {
 				return
 			}
 			if msg.Failed != nil {
-				heard <- msg
+				received <- msg
 				return
 			}
 		}
 	}()
 	(&attempt{job: m.job, member: m, hang: hangFinding{verdict: "Rank 1 sleeps."}}).reportFailure(true)
-	if msg := <-heard; msg.Failed == nil || msg.Failed.Code != cohort.DeadlineExceeded || msg.Failed.Blame != 0 {
+	if msg := <-received; msg.Failed == nil || msg.Failed.Code != cohort.DeadlineExceeded || msg.Failed.Blame != 0 {
 		t.Errorf("%+v", msg.Failed)
 	}
 }
 
-// TestLateMark: places that were read after the workers were interrupted are not taken for those before.
+// TestLateMark: places that were read after the workers were interrupted do not count as those before.
 func TestLateMark(t *testing.T) {
 	t.Parallel()
 	a := &attempt{group: launchcore.NewGroup(1, launchcore.Limits{Grace: time.Minute, Interrupt: time.Second})}

@@ -38,14 +38,14 @@ type member struct {
 	questions nodecoord.Questions
 	// answering is held while a question of another node is answered.
 	answering chan struct{}
-	// replaceable says that another launcher takes the place of a host that is gone.
+	// replaceable says that another launcher takes the place of a lost host.
 	replaceable bool
 	// hosts says that this launcher is the host.
 	hosts bool
 	// reason is why the last attempt was stopped or has failed, "" if it is not known; reasonLogged that it was printed.
 	reason       string
 	reasonLogged bool
-	// watched says that somebody looks at the job on some node, hostDied that the host was lost during an attempt.
+	// watched says that the job is watched on some node, hostDied that the host was lost during an attempt.
 	watched, hostDied bool
 	// dismissed is the last word of the host, or nil.
 	dismissed *nodecoord.Dismiss
@@ -91,7 +91,7 @@ func (m *member) read() {
 	}
 }
 
-// live tells the host again and again that this node is there.
+// heartbeat tells the host again and again that this node is alive.
 func (m *member) heartbeat() {
 	tick := time.NewTicker(m.wire.AliveEvery())
 	defer tick.Stop()
@@ -105,7 +105,7 @@ func (m *member) heartbeat() {
 	}
 }
 
-// say tells the host. A host that is gone is noticed by read.
+// send sends a message to the host. A lost host is noticed by read.
 func (m *member) send(msg nodecoord.Message) {
 	m.sending.Lock()
 	defer m.sending.Unlock()
@@ -136,7 +136,7 @@ func (m *member) run() error {
 					m.reasonLogged = true
 					j.screen.logf("%s; the job waits for nodes", m.reason)
 				}
-				j.screen.logf("%d of %s nodes are there", msg.Waiting.Here, nodeRange(msg.Waiting.Min, msg.Waiting.Max))
+				j.screen.logf("%d of %s nodes are present", msg.Waiting.Here, nodeRange(msg.Waiting.Min, msg.Waiting.Max))
 			case msg.Begin != nil:
 				if ended, err := m.attempt(*msg.Begin); err != nil || ended {
 					return err
@@ -159,14 +159,14 @@ func (m *member) run() error {
 	return nil
 }
 
-// leave tells the host that a signal has ended this node. A host leaves by itself, and begins nothing before that.
+// leave notifies the host that a signal has ended this node. A host leaves by itself, and begins nothing before that.
 func (m *member) leave(signal int) {
 	if !m.hosts {
 		m.send(nodecoord.Message{Leave: &nodecoord.Leave{Reason: "was ended by " + postmortem.Code(-signal)}})
 	}
 }
 
-// waits tells the board that the job waits for nodes.
+// publishGathering shows on the board that the job waits for nodes.
 func (m *member) publishGathering(w nodecoord.Waiting) {
 	g := &Gathering{Here: w.Here, Min: w.Min, Max: w.Max, Since: time.Now()}
 	if len(w.Numbers) == w.Here {
@@ -198,15 +198,15 @@ func (m *member) hostLost() error {
 		}
 		return errHostLost
 	}
-	if m.wire.Heard() {
-		m.job.setEnd(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is gone: %s", m.host, nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
+	if m.wire.Identified() {
+		m.job.setEnd(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is lost: %s", m.host, nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
 	} else {
 		m.unidentifiedHost()
 	}
 	return nil
 }
 
-// unheard reports who is at the rendezvous and has not said a word of a launcher: another program, or a launcher that ended too soon.
+// unidentifiedHost reports who is at the rendezvous and has not sent anything that a launcher sends: another program, or a launcher that ended too soon.
 func (m *member) unidentifiedHost() {
 	_, text, _ := net.SplitHostPort(m.host)
 	who, found := "what listens at the rendezvous "+m.host, false
@@ -217,7 +217,7 @@ func (m *member) unidentifiedHost() {
 		}
 	}
 	if !found && (errors.Is(m.lost, net.ErrClosed) || ctxdial.Reset(m.lost)) {
-		m.job.setEnd(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the rendezvous at %s has ended the connection before it said who it is: a launcher that ended there at this moment, or another program", m.host)})
+		m.job.setEnd(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the rendezvous at %s has ended the connection before it identified itself: a launcher that ended there at this moment, or another program", m.host)})
 		return
 	}
 	m.job.setEnd(launchcore.End{Code: cohort.Protocol, Sentence: fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who, nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
@@ -257,10 +257,10 @@ func (m *member) attempt(b nodecoord.Begin) (ended bool, err error) {
 	return false, nil
 }
 
-// obey takes the rules of the host, and says where they are not those of this node.
+// adopt takes the rules of the host, and prints where they are not those of this node.
 func (m *member) adopt(r nodecoord.Rules) {
 	c := &m.job.cfg
-	if r.MaxNodes < 1 { // a launcher of an older version does not tell them
+	if r.MaxNodes < 1 { // a launcher of an older version does not send them
 		return
 	}
 	if own := c.rules(); r != own {
@@ -271,19 +271,19 @@ func (m *member) adopt(r nodecoord.Rules) {
 	m.job.board.change(func(s *Status) { s.MaxRestarts = r.MaxRestarts })
 }
 
-// sayAgain says why the job begins anew.
+// logRestart prints why the job starts again.
 func (m *member) logRestart(b nodecoord.Begin) {
 	switch {
 	case m.reason == "":
 	case b.Restarts > m.job.seen.restarts:
 		m.job.screen.logf("%s; restart %d of %d", m.reason, b.Restarts, m.job.cfg.MaxRestarts)
 	default:
-		m.job.screen.logf("%s; the job begins anew with %d nodes", m.reason, b.Nodes)
+		m.job.screen.logf("%s; the job starts again with %d nodes", m.reason, b.Nodes)
 	}
 	m.reason, m.reasonLogged = "", false
 }
 
-// remote takes a message of the host during an attempt.
+// hostMessage takes a message of the host during an attempt.
 func (a *attempt) hostMessage(msg nodecoord.Message, open bool) {
 	switch {
 	case !open:
@@ -298,7 +298,7 @@ func (a *attempt) hostMessage(msg nodecoord.Message, open bool) {
 	}
 }
 
-// failing tells the host that a worker has failed, or that all of them hang.
+// reportFailure notifies the host that a worker has failed, or that all of them hang.
 func (a *attempt) reportFailure(hung bool) {
 	if a.member == nil {
 		return

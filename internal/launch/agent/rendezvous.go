@@ -68,7 +68,7 @@ func (j *Job) forHost() nodecoord.Config {
 		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
 		OnUnidentified: func(addr string) {
-			j.screen.logf("somebody at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch parts of one job", addr)
+			j.screen.logf("a client at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch parts of one job", addr)
 		},
 	}
 }
@@ -91,8 +91,8 @@ func (j *Job) endedBy() string {
 	return ""
 }
 
-// connect connects to a rendezvous. It tries until somebody is there, a signal comes, or limit is over. was says that somebody has been
-// there: who refuses connections again and again then is gone.
+// connect connects to a rendezvous. It tries until it is accepted, a signal comes, or limit is over. was says that a host has been
+// there: one that refuses connections again and again then has ended.
 func (j *Job) connect(addr string, limit time.Duration, was bool) (net.Conn, error) {
 	over := time.NewTimer(limit)
 	defer over.Stop()
@@ -123,7 +123,7 @@ func (j *Job) connect(addr string, limit time.Duration, was bool) (net.Conn, err
 		case <-j.asked.Done():
 			return nil, cohort.Ended(j.asked, op)
 		case <-over.C:
-			return nil, cohort.Newf(op, cohort.Unavailable, "no rendezvous at %s within %v: nobody answers: %w", addr, limit, err)
+			return nil, cohort.Newf(op, cohort.Unavailable, "no rendezvous at %s within %v: %w", addr, limit, err)
 		}
 	}
 }

@@ -42,7 +42,7 @@ type WorkerEnd struct {
 
 // HungSentence says how an attempt ended that hung.
 func HungSentence(verdict string) string {
-	return "the job stood still and was stopped: " + strings.TrimSuffix(verdict, ".")
+	return "the job hung and was stopped: " + strings.TrimSuffix(verdict, ".")
 }
 
 // result describes how an attempt ended.

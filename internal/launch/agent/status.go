@@ -35,7 +35,7 @@ type Status struct {
 	Ranks []WorkerStatus
 	// Waits are ranks that have waited in the job's store for a while.
 	Waits []StoreWait
-	// Others and OtherWaits are the same of other nodes, as far as those have told: at most the first 64, each second.
+	// Others and OtherWaits are the same of other nodes, as far as those have sent theirs: at most the first 64, each second.
 	Others     []WorkerStatus
 	OtherWaits []StoreWait
 }
@@ -44,7 +44,7 @@ type (
 	// Gathering is the wait for nodes.
 	Gathering struct {
 		Here, Min, Max int
-		// Missing are the numbers of those that have not come, if the others were given numbers.
+		// Missing are the numbers of those that have not joined, if the others were given numbers.
 		Missing []int
 		Since   time.Time
 	}
@@ -79,16 +79,16 @@ const (
 const (
 	// firstShown is how long a job runs before it shows its status: one that ends at once has none.
 	firstShown = 200 * time.Millisecond
-	// showEvery is the time between two looks.
+	// showEvery is the time between two updates.
 	showEvery = 100 * time.Millisecond
-	// waitsEvery is how often the store is asked who waits, and minWaitAge the age of a wait that is told.
+	// waitsEvery is how often the store is asked who waits, and minWaitAge the age of a wait that is shown.
 	waitsEvery = 2 * time.Second
 	minWaitAge = 2 * time.Second
 	// maxLive bounds what is kept of a line that is not finished.
 	maxLive = 1024
 )
 
-// board holds the status of a job for those who look at it.
+// board holds the status of a job for its readers.
 type board struct {
 	mu struct {
 		sync.Mutex
@@ -179,7 +179,7 @@ func oldestWaits(all []verdict.Wait, now time.Time) []StoreWait {
 	return waits
 }
 
-// begins tells the board of an attempt.
+// publishStart shows an attempt on the board.
 func (a *attempt) publishStart() {
 	ranks := make([]WorkerStatus, len(a.workers))
 	for i, w := range a.workers {
@@ -192,7 +192,7 @@ func (a *attempt) publishStart() {
 	})
 }
 
-// over tells the board how a worker has ended.
+// publishEnd shows on the board how a worker has ended.
 func (a *attempt) publishEnd(w *worker) {
 	a.job.board.rank(w.local, func(r *WorkerStatus) {
 		r.Phase, r.Since, r.Words, r.Line = WorkerDone, w.ended, w.cause.Words, ""
@@ -202,7 +202,7 @@ func (a *attempt) publishEnd(w *worker) {
 	})
 }
 
-// printed tells the board the unfinished line of a worker.
+// printed shows the unfinished line of a worker on the board.
 func (b *board) printed(local, stream int, line []byte) {
 	text := string(line[:min(len(line), maxLive)])
 	b.rank(local, func(r *WorkerStatus) {

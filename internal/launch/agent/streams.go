@@ -36,7 +36,7 @@ func newScreen(s Screen) *screen {
 	return sc
 }
 
-// say prints a message of the launcher.
+// logf prints a message of the launcher.
 func (s *screen) logf(format string, args ...any) {
 	_, _ = fmt.Fprintf(s.err, "cohort: "+format+"\n", args...)
 }

@@ -138,7 +138,7 @@ func (l *eventLog) ended(workers []eventWorker, succeeded bool) {
 	l.record("AGENT", "SUCCEEDED", l.place, func(*metadata, *details) {})
 }
 
-// failed records that the launcher was ended, by a signal or for a reason of its own.
+// failed records that the launcher was ended, by a signal or for its own reason.
 func (l *eventLog) failed(why string) {
 	if l == nil {
 		return

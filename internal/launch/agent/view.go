@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// showOthers tells the host the state of this node's ranks until ctx ends, and then once more.
+// shareStatus sends the host the state of this node's ranks until ctx ends, and then once more.
 func (a *attempt) shareStatus(ctx context.Context) {
 	tick := time.NewTicker(nodecoord.ViewEvery)
 	defer tick.Stop()
@@ -34,7 +34,7 @@ func (a *attempt) shareStatus(ctx context.Context) {
 	}
 }
 
-// shown returns what other nodes are told.
+// shown returns what other nodes are sent.
 func (s Status) shown(now time.Time) nodecoord.Shown {
 	m := nodecoord.Shown{Attempt: s.Attempt, Node: s.Node}
 	left := nodecoord.MaxShownTexts
@@ -57,7 +57,7 @@ func (s Status) shown(now time.Time) nodecoord.Shown {
 	return m
 }
 
-// look fills in what a worker has printed where no screen has had a look at each piece.
+// refresh fills in what a worker has printed where no screen takes each piece.
 func (r *WorkerStatus) refresh() {
 	if !r.Printed.IsZero() {
 		return
@@ -80,7 +80,7 @@ func (r *WorkerStatus) refresh() {
 // line is what a worker has printed of lines that are not finished.
 func (r *WorkerStatus) line() string { return strings.TrimSpace(r.lines[0] + " " + r.lines[1]) }
 
-// others takes what other nodes tell. What is of another attempt is old.
+// others takes what other nodes send. What is of another attempt is old.
 func (b *board) others(m *nodecoord.View, now time.Time) {
 	b.change(func(s *Status) {
 		var ranks []WorkerStatus

@@ -35,7 +35,7 @@ type Stream struct {
 	// Shared says that other workers print to the screen too.
 	Shared bool
 	// Lines, if set, takes whole lines in place of Screen, as a terminal would show them: of what a carriage return has
-	// drawn over, such as a progress bar, the last state. Live, if set, is told the line that is not finished whenever it
+	// drawn over, such as a progress bar, the last state. Live, if set, is called with the line that is not finished whenever it
 	// changes. Neither may keep the bytes.
 	Lines func(line []byte)
 	Live  func(line []byte)
@@ -53,7 +53,7 @@ type Stream struct {
 	full error // why, nil if it never was
 }
 
-// Copy moves what r yields until its end. When the screen is gone (a closed pipe) it returns the error at once, so that
+// Copy moves what r yields until its end. When the screen is closed (a closed pipe) it returns the error at once, so that
 // the worker finds its output closed, as it would without a launcher.
 func Copy(r *os.File, s *Stream) error {
 	if s.Lines != nil {
@@ -63,7 +63,7 @@ func Copy(r *os.File, s *Stream) error {
 	var rest []byte // of a line
 	for {
 		if len(rest) > 0 {
-			_ = r.SetReadDeadline(time.Now().Add(s.patience(rest)))
+			_ = r.SetReadDeadline(time.Now().Add(s.flushDelay(rest)))
 		}
 		failpoint.At("joblog.copy.read")
 		n, err := r.Read(buf)
@@ -92,16 +92,16 @@ func Copy(r *os.File, s *Stream) error {
 	}
 }
 
-// patience is how long a piece of a line waits for the rest. One that a carriage return draws over is a progress bar, which
+// flushDelay is how long a piece of a line waits for the rest. One that a carriage return draws over is a progress bar, which
 // may have no end for hours.
-func (s *Stream) patience(piece []byte) time.Duration {
+func (s *Stream) flushDelay(piece []byte) time.Duration {
 	if s.Shared && bytes.IndexByte(piece, '\r') < 0 {
 		return sharedTime
 	}
 	return stillTime
 }
 
-// copyLines is Copy for those who take whole lines. They are never gone.
+// copyLines is Copy for functions that take whole lines. They are never closed.
 func (s *Stream) copyLines(r *os.File) error {
 	buf := make([]byte, pieceSize)
 	var open rows

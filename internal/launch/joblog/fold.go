@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Folder joins identical lines of several ranks that come at about the same time. It is a machine without a clock: the
+// Folder joins identical lines of several ranks that arrive at about the same time. It is a machine without a clock: the
 // driver passes the time. Lines of one rank keep their order.
 type Folder struct {
 	ranks  int

@@ -311,24 +311,24 @@ func TestFoldKeepsOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		f := newFolder(4, 5*time.Millisecond)
-		said, heard := make([][]string, 4), make([][]string, 4)
+		sent, received := make([][]string, 4), make([][]string, 4)
 		now := time.Unix(0, 0)
 		take := func(lines []folded) {
 			for _, l := range lines {
 				for _, rank := range l.Ranks {
-					heard[rank] = append(heard[rank], l.Text)
+					received[rank] = append(received[rank], l.Text)
 				}
 			}
 		}
 		for range 300 {
 			rank, text := r.IntN(4), string(rune('a'+r.IntN(4)))
-			said[rank] = append(said[rank], text)
+			sent[rank] = append(sent[rank], text)
 			take(f.Add(rank, text, now))
 			now = now.Add(time.Duration(r.IntN(3)) * time.Millisecond)
 		}
 		take(f.Flush())
-		if diff := cmp.Diff(said, heard); diff != "" {
-			t.Fatalf("seed %d (-said +heard):\n%s", seed, diff)
+		if diff := cmp.Diff(sent, received); diff != "" {
+			t.Fatalf("seed %d (-sent +received):\n%s", seed, diff)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // Output is shared by streams. Each writes whole lines; a piece of a line that stands still for a while is written as it
-// is, and whoever comes next begins a new line.
+// is, and the next writer begins a new line.
 type Output struct {
 	w  io.Writer
 	mu struct {

@@ -65,7 +65,7 @@ func (p *Pipe) Start(sink *Stream) {
 	}
 	go func() { // joined through Done
 		defer close(p.done)
-		_ = Copy(p.ours, sink) // an error means that the screen is gone: the worker will notice
+		_ = Copy(p.ours, sink) // an error means that the screen is closed: the worker will notice
 		_ = p.ours.Close()
 		if p.file != nil {
 			_ = p.file.Close()
@@ -79,7 +79,7 @@ func (p *Pipe) Full() string {
 		return ""
 	}
 	dir := filepath.Dir(p.file.Name())
-	f, err := os.CreateTemp(dir, "full-") // quotas count too, so writing tells more than asking
+	f, err := os.CreateTemp(dir, "full-") // quotas count too, so writing finds more than asking
 	if err == nil {
 		_, err = f.Write(make([]byte, pieceSize))
 		err = errors.Join(err, f.Close(), os.Remove(f.Name()))

@@ -97,7 +97,7 @@ type (
 		Worker Worker
 		Spares int
 	}
-	// Failing tells the rest of the job that this group has failed and is about to be stopped.
+	// Failing notifies the rest of the job that this group has failed and is about to be stopped.
 	Failing struct{ Hung bool }
 	// Ended is the last effect.
 	Ended struct{ Outcome Outcome }

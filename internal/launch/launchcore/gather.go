@@ -44,9 +44,9 @@ func (j *Job) timeUp() {
 		j.setTimer(j.limits.Join)
 		return
 	}
-	few := fmt.Sprintf("%d of %d nodes came within %v", len(j.members), j.limits.Min, j.limits.Join)
+	few := fmt.Sprintf("%d of %d nodes joined within %v", len(j.members), j.limits.Min, j.limits.Join)
 	if j.why.Sentence != "" { // of the attempt before
-		few = fmt.Sprintf("%s; only %d of %d nodes were there %v later", j.why.Sentence, len(j.members), j.limits.Min, j.limits.Join)
+		few = fmt.Sprintf("%s; only %d of %d nodes were present %v later", j.why.Sentence, len(j.members), j.limits.Min, j.limits.Join)
 	}
 	j.finish(End{Code: cohort.DeadlineExceeded, Sentence: few})
 }

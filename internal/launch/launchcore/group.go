@@ -41,11 +41,11 @@ type Exit struct {
 	Worker Worker
 	// Code is the exit status, or -N for signal N, as Python's subprocess has it.
 	Code int
-	// Consequence says that the worker's last words name another one's end: a lost connection, a time-out.
+	// Consequence says that the worker's last output names another one's end: a lost connection, a time-out.
 	Consequence bool
 	// AfterSignal says that the group was being stopped when the worker ended.
 	AfterSignal bool
-	// Spared says that the worker failed and the others went on without it.
+	// Spared says that the worker failed and the others continued without it.
 	Spared bool
 }
 
@@ -60,13 +60,13 @@ type Outcome struct {
 	Signal Signal
 	// Stopped says that something outside the group ended it.
 	Stopped bool
-	// Hung says that the group was stopped because it stood still.
+	// Hung says that the group was stopped because it hung.
 	Hung bool
 	// Immortal are the workers that did not end after SIGKILL.
 	Immortal []Worker
 }
 
-// Succeeded reports whether every worker that was not spared ended with 0 and nobody stopped them.
+// Succeeded reports whether every worker that was not spared ended with 0 and was not stopped.
 func (o Outcome) Succeeded() bool {
 	if o.Signal != 0 || o.Stopped || o.Hung || len(o.Immortal) > 0 {
 		return false
@@ -89,7 +89,7 @@ const (
 	marking          // to be interrupted as soon as it is known where the workers are
 	stopping         // signalled
 	killing          // sent SIGKILL
-	sweeping         // all workers are gone, their descendants are being removed
+	sweeping         // all workers have ended, their descendants are being removed
 	ended
 )
 
@@ -100,11 +100,11 @@ type Group struct {
 	alive   []bool
 	living  int
 	outcome Outcome
-	// linger says that whoever stopped the group does not know the cause, which may be one of these workers.
+	// linger says that the sender of Stop does not know the cause, which may be one of these workers.
 	linger bool
 	// interrupted says that the workers were sent SIGINT and are not yet known to have noticed.
 	interrupted bool
-	patience    time.Duration // what is left of Grace when the timer ends
+	graceLeft   time.Duration // what is left of Grace when the timer ends
 	timer       int
 	effects     []Effect
 }
@@ -120,7 +120,7 @@ func (g *Group) Ended() bool { return g.phase == ended }
 // Marking reports whether [Marked] is awaited: no worker has been interrupted yet.
 func (g *Group) Marking() bool { return g.phase == marking }
 
-// Step tells the machine what happened and returns what to do, in order.
+// Step passes the machine what happened and returns what to do, in order.
 func (g *Group) Step(ev Event) []Effect {
 	g.effects = nil
 	switch ev := ev.(type) {
@@ -226,7 +226,7 @@ func (g *Group) exited(e Exit) {
 	case g.phase == running && e.Failed() && !e.Spared:
 		g.collect()
 	case g.phase == collecting:
-		// The evidence is still being taken, also when nobody is left: it holds the last lines and the store's view.
+		// The evidence is still being taken, also when no worker is left: it holds the last lines and the store's view.
 	case g.living == 0:
 		g.sweep()
 	case g.phase == lingering && e.Failed() && !e.Consequence:
@@ -235,7 +235,7 @@ func (g *Group) exited(e Exit) {
 }
 
 func (g *Group) refused(ev Refused) {
-	g.limits.Spares = 0 // nobody is started after that
+	g.limits.Spares = 0 // workers are not started after that
 	for w := int(ev.Worker) + 1; ev.Rest && w < len(g.alive); w++ {
 		if g.alive[w] {
 			g.alive[w] = false
@@ -295,7 +295,7 @@ func (g *Group) stop(s Signal) {
 
 // signal sends the first signal.
 func (g *Group) signal(s Signal) {
-	g.phase, g.patience, g.interrupted = stopping, g.limits.Grace, s == SIGINT
+	g.phase, g.graceLeft, g.interrupted = stopping, g.limits.Grace, s == SIGINT
 	g.do(Send{g.survivors(), s})
 	if g.interrupted {
 		g.wait(g.limits.Interrupt)
@@ -306,8 +306,8 @@ func (g *Group) signal(s Signal) {
 
 // wait spends a part of the time that signalled workers have.
 func (g *Group) wait(d time.Duration) {
-	d = min(d, g.patience)
-	g.patience -= d
+	d = min(d, g.graceLeft)
+	g.graceLeft -= d
 	g.setTimer(d)
 }
 
@@ -355,9 +355,9 @@ func (g *Group) userSignal(s Signal) {
 		g.end()
 	case g.phase > stopping, g.living == 0: // it ends already
 	case again:
-		// The user asks again, or asks while the group is being stopped after a failure: no more patience.
+		// The user asks again, or asks while the group is being stopped after a failure: no more grace.
 		if g.phase != stopping {
-			g.signal(g.outcome.Signal) // nobody is killed without a warning
+			g.signal(g.outcome.Signal) // no worker is killed without a warning
 		}
 		g.kill()
 	case g.phase == running:
@@ -370,15 +370,15 @@ func (g *Group) userSignal(s Signal) {
 // escalateToKill does what follows when workers that were signalled still run.
 func (g *Group) escalateToKill() {
 	switch {
-	case g.patience == 0:
+	case g.graceLeft == 0:
 		g.kill()
 	case g.interrupted:
 		g.interrupted = false
 		g.do(FindStuck{g.survivors()})
 		g.wait(g.limits.Interrupt)
 	default:
-		g.do(Waits{g.survivors(), g.patience})
-		g.wait(g.patience)
+		g.do(Waits{g.survivors(), g.graceLeft})
+		g.wait(g.graceLeft)
 	}
 }
 
@@ -388,7 +388,7 @@ func (g *Group) timeUp() {
 		g.judge()
 	case lingering:
 		g.stop(SIGTERM)
-	case marking: // the machine is busy: whoever could not be looked at has to react by itself
+	case marking: // the machine is busy: workers that could not be inspected have to react by themselves
 		g.signal(SIGINT)
 	case stopping:
 		g.escalateToKill()

@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// Node identifies a node's launcher. A launcher that comes again has another one.
+// Node identifies a node's launcher. A launcher that joins again has another one.
 type Node int
 
 // JobLimits are the rules of a job on several nodes.
@@ -44,7 +44,7 @@ type (
 		// lost: this one takes its place. 0 for a node that is new.
 		Attempt, Restarts int
 	}
-	// Left is a node that is gone: its connection has ended or it has not been heard of for too long.
+	// Left is a lost node: its connection has ended or it has not responded for too long.
 	Left struct {
 		Node   Node
 		Reason string
@@ -62,7 +62,7 @@ type (
 	}
 )
 
-// Failure is a failure on a node in words. Of several the one with the smallest Blame explains the others: 0 is a cause, more is a
+// Failure describes a failure on a node. Of several the one with the smallest Blame explains the others: 0 is a cause, more is a
 // consequence.
 type Failure struct {
 	Sentence string       `json:"sentence"`
@@ -149,7 +149,7 @@ type nodeState int
 const (
 	waitingNode nodeState = iota // not in the current attempt
 	runningNode
-	stoppingNode // was told to stop, or stops by itself
+	stoppingNode // was asked to stop, or stops by itself
 	endedNode    // its workers have ended
 )
 
@@ -182,7 +182,7 @@ type Job struct {
 	attempt  int // of the next attempt
 	restarts int
 	counted  bool        // the halt counts as a restart
-	lost     bool        // a node of the last attempt is gone
+	lost     bool        // a node of the last attempt is lost
 	code     cohort.Code // of the halt, and its reason
 	why      Failure
 	timer    int
@@ -221,7 +221,7 @@ func (j *Job) End(end End) []JobEffect {
 	return j.effects
 }
 
-// Step tells the machine what happened and returns what to do, in order.
+// Step passes the machine what happened and returns what to do, in order.
 func (j *Job) Step(ev JobEvent) []JobEffect {
 	j.effects = nil
 	if j.phase == finished {
@@ -281,10 +281,10 @@ func (j *Job) joined(ev Joined) {
 	}
 	j.members = append(j.members, m)
 	if ev.Attempt > j.attempt || ev.Attempt == j.attempt && ev.Restarts > j.restarts {
-		// The first attempt of this host is not the job's. Others that took part are still to come, or are gone.
+		// The first attempt of this host is not the job's. Others that took part are still to join, or are lost.
 		j.attempt, j.restarts, j.lost = ev.Attempt, max(j.restarts, ev.Restarts), true
 		if j.restarts > j.limits.MaxRestarts {
-			j.finish(End{Code: cohort.PeerLost, Sentence: "the launcher that hosted the rendezvous is gone, and no restart is left"})
+			j.finish(End{Code: cohort.PeerLost, Sentence: "the launcher that hosted the rendezvous is lost, and the job has no restarts left"})
 			return
 		}
 	}
@@ -294,7 +294,7 @@ func (j *Job) joined(ev Joined) {
 	case active:
 		// A place is free: the job goes on with one node more. Nothing has failed, so it does not count.
 		if j.taking() < j.limits.Max && !j.succeeding() {
-			j.halt(cohort.Aborted, Failure{Sentence: "another node has come"}, false)
+			j.halt(cohort.Aborted, Failure{Sentence: "another node has joined"}, false)
 		}
 	case halting, finished:
 	}
@@ -334,7 +334,7 @@ func (j *Job) left(ev Left) {
 		}
 		j.halt(cohort.PeerLost, Failure{Sentence: ev.Reason}, true)
 	case halting:
-		if !j.counted { // it may be for want of this node that the next attempt does not begin, not for the one that has come
+		if !j.counted { // it may be for want of this node that the next attempt does not begin, not for the one that has joined
 			j.code, j.why = cohort.PeerLost, Failure{Sentence: ev.Reason}
 		}
 		j.settle()

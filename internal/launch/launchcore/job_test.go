@@ -15,7 +15,7 @@ import (
 
 var jobLimits = JobLimits{Min: 2, Max: 3, MaxRestarts: 1, LastCall: 30 * time.Second, Join: 10 * time.Minute, Strikes: 3}
 
-// say returns effects in short.
+// short returns effects as text.
 func say(effects []JobEffect) string {
 	var out []string
 	for _, e := range effects {
@@ -52,7 +52,7 @@ func TestJob(t *testing.T) {
 		"success": append(two[:3:3],
 			turn{NodeEnded{Node: 1, OK: true}, ""}, turn{NodeEnded{Node: 2, OK: true}, "dismiss(1 true) dismiss(2 true) finished(true )"}),
 		"a full house begins at once": three,
-		"nobody comes":                {{join(1), ""}, {TimerFired{1}, "dismiss(1 false) finished(false 1 of 2 nodes came within 10m0s)"}},
+		"no other node joins":         {{join(1), ""}, {TimerFired{1}, "dismiss(1 false) finished(false 1 of 2 nodes joined within 10m0s)"}},
 		"a failure restarts all, once": append(two[:3:3],
 			turn{Failed{Node: 2, Failure: Failure{Sentence: "rank 3 failed"}}, "stop(1)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
 			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s) store1 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"},
@@ -64,19 +64,19 @@ func TestJob(t *testing.T) {
 			turn{Failed{Node: 1, Failure: Failure{Sentence: "x"}}, "stop(2) stop(3)"}, turn{NodeEnded{Node: 2, OK: false}, ""}, turn{NodeEnded{Node: 3, OK: false}, ""},
 			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s) store2 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}),
 		"a spare takes a dead node's place": append(three[:3:3],
-			turn{join(4), ""}, turn{Left{2, "node 2 is gone"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
+			turn{join(4), ""}, turn{Left{2, "node 2 is lost"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
 			turn{NodeEnded{Node: 3, OK: false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(3:1/3 ranks 2.. of 6) begin(4:2/3 ranks 4.. of 6)"}),
 		"without a spare there is a last call": append(three[:3:3],
-			turn{Left{2, "node 2 is gone"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
+			turn{Left{2, "node 2 is lost"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
 			turn{NodeEnded{Node: 3, OK: false}, "timer(10m0s) timer(30s)"},
 			turn{TimerFired{4}, "store1 begin(1:0/2 ranks 0.. of 4) begin(3:1/2 ranks 2.. of 4)"}),
 		"too few are left": append(two[:3:3],
-			turn{Left{2, "node 2 is gone"}, "stop(1)"}, turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s)"},
-			turn{TimerFired{3}, "dismiss(1 false) finished(false node 2 is gone; only 1 of 2 nodes were there 10m0s later)"}),
+			turn{Left{2, "node 2 is lost"}, "stop(1)"}, turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s)"},
+			turn{TimerFired{3}, "dismiss(1 false) finished(false node 2 is lost; only 1 of 2 nodes were present 10m0s later)"}),
 		"too few are left after a newcomer": append(two[:3:3],
-			turn{join(3), "stop(1) stop(2)"}, turn{Left{3, "node 3 is gone"}, ""}, turn{Left{2, "node 2 is gone"}, ""},
+			turn{join(3), "stop(1) stop(2)"}, turn{Left{3, "node 3 is gone"}, ""}, turn{Left{2, "node 2 is lost"}, ""},
 			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s)"},
-			turn{TimerFired{3}, "dismiss(1 false) finished(false node 2 is gone; only 1 of 2 nodes were there 10m0s later)"}),
+			turn{TimerFired{3}, "dismiss(1 false) finished(false node 2 is lost; only 1 of 2 nodes were present 10m0s later)"}),
 		"a node that is done may leave": append(two[:3:3],
 			turn{NodeEnded{Node: 1, OK: true}, ""}, turn{Left{1, "gone"}, ""}, turn{NodeEnded{Node: 2, OK: true}, "dismiss(2 true) finished(true )"}),
 		"all die while stopping": append(two[:3:3],
@@ -130,7 +130,7 @@ func TestCodeOfAHang(t *testing.T) {
 	j := NewJob(JobLimits{Min: 1, Max: 1, Join: time.Minute})
 	j.Start()
 	j.Step(join(1))
-	effects := j.Step(NodeEnded{Node: 1, Failure: Failure{Sentence: "the job stood still", Code: cohort.DeadlineExceeded}})
+	effects := j.Step(NodeEnded{Node: 1, Failure: Failure{Sentence: "the job hung", Code: cohort.DeadlineExceeded}})
 	if last, ok := effects[len(effects)-1].(Finished); !ok || last.Code != cohort.DeadlineExceeded || last.Rank != nil {
 		t.Errorf("%#v", effects)
 	}
@@ -175,7 +175,7 @@ func TestTakeover(t *testing.T) {
 	j = NewJob(JobLimits{Min: 2, Max: 2, MaxRestarts: 1, Join: time.Minute})
 	j.Start()
 	first.Restarts = 2
-	if got := say(j.Step(first)); !strings.Contains(got, "no restart is left") {
+	if got := say(j.Step(first)); !strings.Contains(got, "has no restarts left") {
 		t.Error(got)
 	}
 }
@@ -360,7 +360,7 @@ func TestJobSimulation(t *testing.T) {
 			}
 		}
 		if j.restarts > limits.MaxRestarts {
-			if sentence != "the launcher that hosted the rendezvous is gone, and no restart is left" {
+			if sentence != "the launcher that hosted the rendezvous is lost, and the job has no restarts left" {
 				t.Fatalf("seed %d: %d restarts of %d", seed, j.restarts, limits.MaxRestarts)
 			}
 		}

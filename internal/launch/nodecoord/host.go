@@ -27,7 +27,7 @@ type Config struct {
 	StoreAddr                      string // of this node, where the store listens; "": that of the endpoint
 	StorePort                      int
 	JoinTimeout, LastCall, Silence time.Duration
-	// OnUnidentified, if set, is told once of the address of somebody who has connected and does not speak as a launcher does.
+	// OnUnidentified, if set, is called once with the address of a client that does not speak as a launcher does.
 	OnUnidentified func(addr string)
 }
 
@@ -49,10 +49,10 @@ type Host struct {
 	store    *tcpstore.Server
 	timer    *time.Timer
 	timerID  int
-	holds    atomic.Pointer[func() error] // tells whether this is still the host; nil: nobody else can be
-	waiting  int                          // what the nodes were told, -1: the job does not wait
-	replaced bool                         // Leave has told some other node
-	// shownNew says that nodes have told something that those who look have not been told.
+	holds    atomic.Pointer[func() error] // reports whether this is still the host; nil: no other launcher can be
+	waiting  int                          // what was sent to the nodes, -1: the job does not wait
+	replaced bool                         // Leave has notified some other node
+	// shownNew says that nodes have sent something that was not passed on to the viewers.
 	shownNew bool
 }
 
@@ -65,7 +65,7 @@ type conn struct {
 	join *Join
 	// place is its number in the attempt begun, the last one in which it takes part.
 	place, begun int
-	// shown is the state of the node's ranks, nil if it has not told.
+	// shown is the state of the node's ranks, nil if it has sent none.
 	shown *Shown
 }
 
@@ -138,7 +138,7 @@ func (h *Host) accept() {
 func (h *Host) read(c *conn) {
 	for {
 		m, err := c.wire.Receive()
-		failpoint.At("nodehost.host.event")
+		failpoint.At("nodecoord.host.event")
 		select {
 		case h.events <- event{conn: c, message: m, gone: err}:
 		case <-h.quit:
@@ -150,13 +150,13 @@ func (h *Host) read(c *conn) {
 	}
 }
 
-// write sends what the host has to say, and a sign of life when that is nothing, until out is closed. What cannot be sent
+// write sends what the host has to say, and a heartbeat when that is nothing, until out is closed. What cannot be sent
 // is dropped: read notices.
 func (h *Host) write(c *conn) {
 	defer func() { _ = c.wire.Close() }()
 	tick := time.NewTicker(c.wire.AliveEvery())
 	defer tick.Stop()
-	broken := c.wire.Send(Message{Alive: true}) // at once: whoever has connected knows that this is a launcher
+	broken := c.wire.Send(Message{Alive: true}) // at once: the peer knows then that this is a launcher
 	for {
 		m, ok, closed := c.out.next()
 		if closed {
@@ -209,7 +209,7 @@ func (h *Host) run() {
 		case <-h.timer.C:
 			h.perform(h.job.Step(launchcore.TimerFired{ID: h.timerID}))
 		case <-view.C:
-			h.tellView()
+			h.sendView()
 		}
 	}
 	if h.store != nil {
@@ -233,15 +233,15 @@ func (h *Host) take(e event) {
 	c := e.conn
 	switch m := e.message; {
 	case e.gone != nil && c.join == nil:
-		if h.cfg.OnUnidentified != nil && !c.wire.Heard() && !errors.Is(e.gone, net.ErrClosed) { // who says nothing may only have looked
+		if h.cfg.OnUnidentified != nil && !c.wire.Identified() && !errors.Is(e.gone, net.ErrClosed) { // a silent one may have been a port scan
 			h.cfg.OnUnidentified(c.wire.RemoteAddr().String())
 			h.cfg.OnUnidentified = nil
 		}
 	case e.gone != nil:
 		if silent(e.gone) { // it may only have been stopped for a while, and must know then that it has no part any more
-			c.say(Message{Dismiss: &Dismiss{Code: uint8(cohort.PeerLost), Sentence: "this node was given up: the launcher that hosts the rendezvous had not heard of it for " + h.cfg.Silence.String()}})
+			c.say(Message{Dismiss: &Dismiss{Code: uint8(cohort.PeerLost), Sentence: "this node was declared dead: the launcher that hosts the rendezvous has received nothing from it for " + h.cfg.Silence.String()}})
 		}
-		h.left(c, fmt.Sprintf("node %s is gone: %s", c.name, NodeLostText(e.gone, h.cfg.Silence)))
+		h.left(c, fmt.Sprintf("node %s is lost: %s", c.name, NodeLostText(e.gone, h.cfg.Silence)))
 	case c.join == nil && m.Join != nil:
 		h.joined(c, m.Join)
 	case c.join == nil:
@@ -266,7 +266,7 @@ func (h *Host) take(e event) {
 	}
 }
 
-// silent reports whether the other side was given up because it said nothing.
+// silent reports whether the peer was declared dead because it sent nothing.
 func silent(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
 	return ok && timeout.Timeout()
@@ -275,10 +275,10 @@ func silent(err error) bool {
 // NodeLostText says how a connection ended.
 func NodeLostText(err error, silence time.Duration) string {
 	if silent(err) {
-		return "it has not been heard of for " + silence.String()
+		return "it has not responded for " + silence.String()
 	}
 	if errors.As(err, new(*json.SyntaxError)) {
-		return "it says something else"
+		return "it sent something else"
 	}
 	return "its connection has ended"
 }
@@ -302,8 +302,8 @@ func (h *Host) joined(c *conn, m *Join) {
 	h.perform(h.job.Step(launchcore.Joined{Node: c.id, Roles: m.Roles, Wish: m.Wish, Attempt: m.Attempt, Restarts: m.Restarts}))
 }
 
-// tellWaiting tells the nodes how many are there when the job waits for more.
-func (h *Host) tellWaiting() {
+// sendWaiting sends the nodes how many are present when the job waits for more.
+func (h *Host) sendWaiting() {
 	n := h.job.Waiting()
 	if n == h.waiting {
 		return
@@ -329,7 +329,7 @@ func (h *Host) left(c *conn, reason string) {
 	}
 }
 
-// MaxRoster bounds the nodes that others are told of, for people.
+// MaxRoster bounds the nodes that others are sent, for people.
 const MaxRoster = 64
 
 // roster lists the nodes that begin, in order.
@@ -369,7 +369,7 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 		case launchcore.Finished:
 		}
 	}
-	h.tellWaiting()
+	h.sendWaiting()
 }
 
 // storeHost is the address of the store as all nodes know it.
@@ -417,8 +417,8 @@ func (h *Host) End(reason error) {
 	}
 }
 
-// Leave ends the rendezvous and not the job: the other nodes are told why this one leaves, and choose another host. own is the address
-// from which this node itself has connected, which may be gone already. It reports false if there are no others, or the job has ended.
+// Leave ends the rendezvous and not the job: the other nodes are sent why this one leaves, and choose another host. own is the address
+// from which this node itself has connected, which may have ended already. It reports false if there are no others, or the job has ended.
 // Who calls it again gets the same answer.
 func (h *Host) Leave(reason, own string) bool {
 	select {
@@ -436,7 +436,7 @@ func (h *Host) tellLeave(l *leave) {
 	}
 }
 
-// Close ends the rendezvous and waits until the nodes have been told.
+// Close ends the rendezvous and waits until the nodes have been notified.
 func (h *Host) Close() {
 	h.once.Do(func() {
 		h.End(cohort.New("launch", cohort.Aborted, "the launcher that hosts the rendezvous has ended"))

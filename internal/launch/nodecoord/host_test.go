@@ -66,24 +66,24 @@ func TestHostPassesViewsOn(t *testing.T) {
 		return strings.Join(nodes, " ")
 	}
 	h.keepShown(conns[0], &Shown{Attempt: 0, Ranks: make([]ShownRank, 1)})
-	h.tellView()
+	h.sendView()
 	if got := told(conns[2]); got != "nothing" {
 		t.Errorf("of an earlier attempt: %s", got)
 	}
 	h.keepShown(conns[2], &Shown{Attempt: 1, Node: 2, Ranks: make([]ShownRank, MaxShown+1)})
 	for n, c := range conns[:2] {
 		h.keepShown(c, &Shown{Attempt: 1, Node: n, Ranks: make([]ShownRank, 1)})
-		h.tellView()
+		h.sendView()
 	}
 	for n, want := range []string{"nothing", "nothing", "0 1"} {
 		if got := told(conns[n]); got != want {
 			t.Errorf("node %d is told %s, want %s", n, got, want)
 		}
 	}
-	h.tellView()
+	h.sendView()
 	h.attempt = 2
 	h.keepShown(conns[0], &Shown{Attempt: 2})
-	h.tellView()
+	h.sendView()
 	if got := told(conns[2]) + ", " + told(conns[2]); got != "0, nothing" {
 		t.Errorf("in the next attempt: %s", got)
 	}
@@ -132,7 +132,7 @@ func TestAnswersOfManyNodes(t *testing.T) {
 	}
 }
 
-// TestPresence: the host tells when it has heard of the nodes of the attempt, the most silent first, and of no others.
+// TestPresence: the host reports when it last received from the nodes of the attempt, the most silent first, and of no others.
 func TestPresence(t *testing.T) {
 	t.Parallel()
 	h := &Host{nodes: map[launchcore.Node]*conn{}, attempt: 3}
@@ -147,12 +147,12 @@ func TestPresence(t *testing.T) {
 	if !ok || m.Seen == nil || m.Seen.ID != 7 {
 		t.Fatalf("the answer is %+v", m)
 	}
-	var heard []Heard
-	if err := json.Unmarshal(m.Seen.Job, &heard); err != nil || len(heard) != 2 {
+	var contacts []Contact
+	if err := json.Unmarshal(m.Seen.Job, &contacts); err != nil || len(contacts) != 2 {
 		t.Fatalf("%s: %v", m.Seen.Job, err)
 	}
-	if a, b := heard[0], heard[1]; a.Node != 1 || a.PID != 101 || a.Ago < time.Hour || b.Node != 0 || b.Ago > time.Minute {
-		t.Errorf("%+v", heard)
+	if a, b := contacts[0], contacts[1]; a.Node != 1 || a.PID != 101 || a.Ago < time.Hour || b.Node != 0 || b.Ago > time.Minute {
+		t.Errorf("%+v", contacts)
 	}
 }
 

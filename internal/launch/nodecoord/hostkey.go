@@ -3,7 +3,7 @@
 
 package nodecoord
 
-// This file keeps in a store which launcher hosts the rendezvous of a job: a key holds its address. When that launcher is gone,
+// This file keeps in a store which launcher hosts the rendezvous of a job: a key holds its address. When that launcher is lost,
 // another takes the key over; when the job has ended, the key stays and is empty.
 
 import (
@@ -36,7 +36,7 @@ type HostLease struct {
 	done  sync.WaitGroup
 }
 
-// NewHostLease returns the key of a job in the store at an address. It closes the store. A launcher that did not run for silence was given up by
+// NewHostLease returns the key of a job in the store at an address. It closes the store. A launcher that did not run for silence was declared dead by
 // the others.
 func NewHostLease(store *tcpstore.Client, at, job string, silence time.Duration) *HostLease {
 	k := &HostLease{store: store, at: at, name: "cohort/run/" + job + "/host", sleep: sleepDetector{limit: silence, now: sinceBoot}, quit: make(chan struct{})}
@@ -80,11 +80,11 @@ func (k *HostLease) Current(ctx context.Context, tookPart bool) (addr string, er
 	case known: // to begin anew would be to run it twice
 		return "", cohort.New(op, cohort.Replaced, "the job has ended without this node, which was cut off from it")
 	}
-	return "", k.mayTell()
+	return "", k.mayAnnounce()
 }
 
-// mayTell checks that this launcher may tell a store that was started anew, and has forgotten everything, who hosts the job.
-func (k *HostLease) mayTell() error {
+// mayAnnounce checks that this launcher may write to a restarted, empty store who hosts the job.
+func (k *HostLease) mayAnnounce() error {
 	if !k.sleep.look() {
 		return nil
 	}
@@ -108,12 +108,12 @@ func (k *HostLease) Forget(ctx context.Context, mine string) {
 }
 
 // Holds checks that this launcher is still the one that was chosen: one that was cut off may have been replaced. A store that was
-// started anew has no key at all and is told again.
+// started anew has no key at all and gets it again.
 func (k *HostLease) Holds(ctx context.Context, mine string) error {
 	k.sleep.look()
 	now, known, err := k.read(ctx)
 	if err == nil && !known {
-		if err = k.mayTell(); err == nil {
+		if err = k.mayAnnounce(); err == nil {
 			now, err = k.Claim(ctx, "", mine)
 		}
 	}
@@ -121,15 +121,15 @@ func (k *HostLease) Holds(ctx context.Context, mine string) error {
 	case err != nil:
 		return err
 	case now == mine:
-		k.sleep.forget() // nobody has taken its place meanwhile
+		k.sleep.forget() // no other launcher has taken its place meanwhile
 		return nil
 	case now == "":
 		return cohort.New(op, cohort.Replaced, "another launcher took over the job, which has ended")
 	}
-	return cohort.Newf(op, cohort.Replaced, "this node was given up: the launcher at %s hosts the rendezvous now", now)
+	return cohort.Newf(op, cohort.Replaced, "this node was declared dead: the launcher at %s hosts the rendezvous now", now)
 }
 
-// Remind tells a store that was started anew who hosts the job, so that a node which comes later finds it. It returns nil when ctx ends,
+// Remind writes into a restarted store who hosts the job, so that a node which joins later finds it. It returns nil when ctx ends,
 // and an error when this launcher is not the host any more.
 func (k *HostLease) Remind(ctx context.Context, mine string) error {
 	tick := time.NewTicker(remindTime)
@@ -137,7 +137,7 @@ func (k *HostLease) Remind(ctx context.Context, mine string) error {
 	for {
 		select {
 		case <-tick.C:
-			if err := k.Holds(ctx, mine); errors.Is(err, cohort.Replaced) { // a store that is gone may come back
+			if err := k.Holds(ctx, mine); errors.Is(err, cohort.Replaced) { // a lost store may return
 				return err
 			}
 		case <-ctx.Done():
@@ -169,7 +169,7 @@ func (k *HostLease) ask(ctx context.Context, f func(context.Context) ([]byte, er
 	switch {
 	case err == nil:
 		return v, nil
-	case errors.Is(err, cohort.Replaced): // that is said of the store, and must not be taken for a launcher that was replaced
+	case errors.Is(err, cohort.Replaced): // that concerns the store, and is not a launcher that was replaced
 		return nil, cohort.Newf(op, cohort.Unavailable, "the store at %s, through which the launchers meet, is started anew again and again: %v", k.at, err)
 	}
 	e := cohort.Wrap(op, cohort.Unavailable, err)
@@ -180,7 +180,7 @@ func (k *HostLease) ask(ctx context.Context, f func(context.Context) ([]byte, er
 // sleepDetector notices that this process did not run for a time: it was stopped, or its machine slept.
 type sleepDetector struct {
 	limit time.Duration
-	now   func() time.Duration // which goes on in a machine that sleeps, and which nobody sets
+	now   func() time.Duration // which goes on in a machine that sleeps, and which cannot be set
 	mu    struct {
 		sync.Mutex
 		last  time.Duration // 0: none
@@ -188,7 +188,7 @@ type sleepDetector struct {
 	}
 }
 
-// look reports whether the process has slept for longer than the limit. Whoever sleeps for less than that between two looks is awake.
+// look reports whether the process has slept for longer than the limit. A process that sleeps for less than that between two checks counts as awake.
 func (s *sleepDetector) look() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,7 +200,7 @@ func (s *sleepDetector) look() bool {
 	return s.mu.slept
 }
 
-// forget says that the sleep has changed nothing. One that nobody has looked at yet is not forgotten.
+// forget says that the sleep has changed nothing. One that was not checked yet is not forgotten.
 func (s *sleepDetector) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -40,7 +40,7 @@ func (p *leasePlace) serve() {
 	p.addr = p.server.Addr().String()
 }
 
-// join is a launcher, which is given up when it does not run for an hour.
+// join is a launcher, which is declared dead when it does not run for an hour.
 func (p *leasePlace) join() *HostLease {
 	p.t.Helper()
 	client, err := tcpstore.Dial(p.t.Context(), p.addr)
@@ -70,7 +70,7 @@ func (p *leasePlace) claim(k *HostLease, before, mine string) {
 	}
 }
 
-// wants checks an error: none, or that somebody has taken a launcher's place, with these words.
+// wants checks an error: none, or that another launcher has taken its place, with this text.
 func (p *leasePlace) wants(when string, err error, words string) {
 	p.t.Helper()
 	if words == "" && err != nil || words != "" && (!errors.Is(err, cohort.Replaced) || !strings.Contains(err.Error(), words)) {
@@ -145,7 +145,7 @@ func TestSlept(t *testing.T) {
 	p.wants("is reminded", host.Remind(t.Context(), "h1"), words)
 }
 
-// TestClock: the time that passes is that of a clock which nobody sets, and which goes on.
+// TestClock: the time that passes is that of a clock which cannot be set, and which goes on.
 func TestClock(t *testing.T) {
 	t.Parallel()
 	before := sinceBoot()
@@ -159,7 +159,7 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// TestStartedAnew: a store that is started anew while it is asked is asked again, and is not taken for a launcher that was replaced.
+// TestStartedAnew: a store that is started anew while it is asked is asked again, and does not count as a launcher that was replaced.
 func TestStartedAnew(t *testing.T) {
 	t.Parallel()
 	k := newLeasePlace(t).join()

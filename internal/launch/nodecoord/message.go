@@ -48,10 +48,10 @@ type (
 		PID   int               `json:"pid"`
 		Roles []launchcore.Role `json:"roles"`
 		Wish  int               `json:"wish"`
-		// Attempt and Restarts say how far the job had got with a host that is gone.
+		// Attempt and Restarts say how far the job had got with a lost host.
 		Attempt  int `json:"attempt,omitempty"`
 		Restarts int `json:"restarts,omitempty"`
-		// Watches says that somebody looks at the job on this node.
+		// Watches says that the job is watched on this node.
 		Watches bool `json:"watches,omitempty"`
 	}
 	// Failed says that a worker of the node has failed.
@@ -77,7 +77,7 @@ type (
 		Roster []Node `json:"roster,omitempty"`
 		// Rules are those of the host: they count for all nodes.
 		Rules Rules `json:"rules"`
-		// Watched asks this node to tell the state of its ranks again and again.
+		// Watched asks this node to send the state of its ranks again and again.
 		Watched bool `json:"watched,omitempty"`
 	}
 	// Rules are what the launchers of a job should agree on.
@@ -151,10 +151,10 @@ const (
 // Wire is a connection between launchers.
 type Wire struct {
 	net.Conn
-	lines   *bufio.Scanner
-	silence time.Duration // after which the other side is given up
-	heard   bool
-	last    atomic.Int64 // when something was received last, since the process began
+	lines      *bufio.Scanner
+	silence    time.Duration // after which the peer is declared dead
+	identified bool
+	last       atomic.Int64 // when something was received last, since the process began
 }
 
 // began is when this process did: the clock of the computer may be set.
@@ -163,15 +163,15 @@ var began = time.Now()
 // Quiet returns how long ago the other side has said something.
 func (w *Wire) Quiet() time.Duration { return time.Since(began) - time.Duration(w.last.Load()) }
 
-// Heard reports whether the other side has ever said something that a launcher says. It may be asked when Receive has failed.
-func (w *Wire) Heard() bool { return w.heard }
+// Identified reports whether the peer has ever sent something that a launcher sends. It may be asked when Receive has failed.
+func (w *Wire) Identified() bool { return w.identified }
 
 // AliveEvery is how often each side says that it is there: several times within the silence that is allowed.
 func (w *Wire) AliveEvery() time.Duration {
 	return max(time.Millisecond, min(time.Second, w.silence/4))
 }
 
-// NewWire talks over a connection. silence is after which time without a message the other side is given up.
+// NewWire talks over a connection. silence is after which time without a message the peer is declared dead.
 func NewWire(c net.Conn, silence time.Duration) *Wire {
 	w := &Wire{Conn: c, lines: bufio.NewScanner(longTimeout{c}), silence: silence}
 	w.lines.Buffer(make([]byte, 0, 4096), MaxMessage)
@@ -192,7 +192,7 @@ func (p longTimeout) Read(b []byte) (int, error) {
 	return p.Conn.Read(b)
 }
 
-// Receive returns the next message that is more than a sign of life.
+// Receive returns the next message that is more than a heartbeat.
 func (w *Wire) Receive() (Message, error) {
 	for {
 		var m Message
@@ -206,7 +206,7 @@ func (w *Wire) Receive() (Message, error) {
 		if err := json.Unmarshal(w.lines.Bytes(), &m); err != nil {
 			return m, fmt.Errorf("nodehost: a message that makes no sense: %w", err)
 		}
-		w.heard = true
+		w.identified = true
 		w.last.Store(int64(time.Since(began)))
 		if !m.Alive {
 			return m, nil

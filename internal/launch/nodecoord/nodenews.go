@@ -3,7 +3,7 @@
 
 package nodecoord
 
-// This file puts together, and shortens, what the launchers of a job tell each other of their workers.
+// This file puts together, and shortens, what the launchers of a job send each other about their workers.
 
 import (
 	"encoding/json"
@@ -65,7 +65,7 @@ func TrimReport(seen verdict.Job, limit int) json.RawMessage {
 			}
 		},
 		func(r *verdict.Rank) { r.Dump = nil },
-		func(r *verdict.Rank) { r.Main, r.Trouble = nil, "there are too many ranks to tell all" },
+		func(r *verdict.Rank) { r.Main, r.Trouble = nil, "there are too many ranks to report all" },
 	} {
 		seen.Ranks = slices.Clone(seen.Ranks)
 		for i := range seen.Ranks {

@@ -10,22 +10,22 @@ import (
 )
 
 const (
-	// maxWords bounds the host's own messages to a node that does not read.
-	maxWords = 64
+	// maxOwn bounds the host's own messages to a node that does not read.
+	maxOwn = 64
 	// maxAnswers bounds the bytes of other nodes' answers to a node that does not read.
 	maxAnswers = 64 << 20
 )
 
-// outbox holds what the host has for a node until it is written. Its own words come first and in order. Then come other
+// outbox holds what the host has for a node until it is written. Its own messages are first and in order. Then follow other
 // nodes' answers to a question of this one, of which there may be as many as nodes, and the latest view.
 type outbox struct {
 	ready chan struct{} // has room for one: something was put, or the box was closed
 	mu    struct {
 		sync.Mutex
-		words, answers []Message
-		bytes          int // of the answers
-		view           *View
-		closed         bool
+		own, answers []Message
+		bytes        int // of the answers
+		view         *View
+		closed       bool
 	}
 }
 
@@ -40,20 +40,20 @@ func (o *outbox) wake() {
 
 // put queues a message of the host's own. It reports false if too many wait.
 func (o *outbox) put(m Message) bool {
-	failpoint.At("nodehost.outbox.lock")
+	failpoint.At("nodecoord.outbox.lock")
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.mu.words) >= maxWords {
+	if len(o.mu.own) >= maxOwn {
 		return false
 	}
-	o.mu.words = append(o.mu.words, m)
+	o.mu.own = append(o.mu.own, m)
 	o.wake()
 	return true
 }
 
-// answer queues another node's answer, or drops it if too much waits: whoever asked does not wait for ever.
+// answer queues another node's answer, or drops it if too much waits: the node that asked does not wait for ever.
 func (o *outbox) answer(m Message) {
-	failpoint.At("nodehost.outbox.lock")
+	failpoint.At("nodecoord.outbox.lock")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.mu.bytes += len(m.Seen.Job); o.mu.bytes > maxAnswers {
@@ -66,14 +66,14 @@ func (o *outbox) answer(m Message) {
 
 // show replaces the view.
 func (o *outbox) show(v *View) {
-	failpoint.At("nodehost.outbox.lock")
+	failpoint.At("nodecoord.outbox.lock")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.mu.view = v
 	o.wake()
 }
 
-// close says that nothing more comes.
+// close says that no more messages follow.
 func (o *outbox) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -83,12 +83,12 @@ func (o *outbox) close() {
 
 // next takes the next message. ok is false if there is none, closed then says whether there will be one.
 func (o *outbox) next() (m Message, ok, closed bool) {
-	failpoint.At("nodehost.outbox.lock")
+	failpoint.At("nodecoord.outbox.lock")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
-	case len(o.mu.words) > 0:
-		m, o.mu.words = o.mu.words[0], o.mu.words[1:]
+	case len(o.mu.own) > 0:
+		m, o.mu.own = o.mu.own[0], o.mu.own[1:]
 	case o.mu.closed: // the rest is of no use any more
 		return m, false, true
 	case len(o.mu.answers) > 0:

@@ -10,15 +10,15 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// While somebody looks at a job on several nodes, the first nodes tell the host the state of their ranks each second, and
-// the host passes it on to those who look. Ages travel in place of times, because clocks differ.
+// While a job on several nodes is watched, the first nodes send the host the state of their ranks each second, and
+// the host passes it on to the viewers. Ages travel in place of times, because clocks differ.
 
 const (
-	// ViewEvery is how often nodes tell the state of their ranks, and how often it is passed on.
+	// ViewEvery is how often nodes send the state of their ranks, and how often it is passed on.
 	ViewEvery = time.Second
-	// MaxShown bounds the ranks and the waits that one node tells, maxViewed those of all nodes together.
+	// MaxShown bounds the ranks and the waits that one node sends, maxViewed those of all nodes together.
 	MaxShown, maxViewed = 1024, 4096
-	// MaxShownText bounds each text that one node tells.
+	// MaxShownText bounds each text that one node sends.
 	MaxShownText = 200
 	// MaxShownTexts bounds all of them.
 	MaxShownTexts = 32 << 10
@@ -55,14 +55,14 @@ type (
 	}
 )
 
-// keepShown keeps the state of a node's ranks for those who look.
+// keepShown keeps the state of a node's ranks for the viewers.
 func (h *Host) keepShown(c *conn, m *Shown) {
 	if m.Attempt == h.attempt && len(m.Ranks) <= MaxShown && len(m.Waits) <= MaxShown {
 		c.shown, h.shownNew = m, true
 	}
 }
 
-// watched reports whether some node looks at the job.
+// watched reports whether some node watches the job.
 func (h *Host) watched() bool {
 	for _, c := range h.nodes {
 		if c.join.Watches {
@@ -72,8 +72,8 @@ func (h *Host) watched() bool {
 	return false
 }
 
-// tellView tells those who look what has been kept. One who reads too slowly gets the latest.
-func (h *Host) tellView() {
+// sendView sends the viewers what has been kept. One that reads too slowly gets the latest.
+func (h *Host) sendView() {
 	if !h.shownNew || !h.watched() {
 		return
 	}

@@ -76,10 +76,10 @@ func Devices(ctx context.Context, python, kind string) (int, error) {
 	cmd.Stdout, cmd.Stderr = &out, &problems
 	err := cmd.Run()
 	if ctx.Err() != nil {
-		return 0, fmt.Errorf("%s has not said how many there are: %w", python, context.Cause(ctx))
+		return 0, fmt.Errorf("%s did not answer how many there are: %w", python, context.Cause(ctx))
 	}
 	if limited.Err() != nil {
-		return 0, fmt.Errorf("%s did not say within %v", python, askTime)
+		return 0, fmt.Errorf("%s did not answer within %v", python, askTime)
 	}
 	if err != nil {
 		lines := strings.Split(strings.TrimSpace(string(problems)), "\n")
@@ -92,7 +92,7 @@ func Devices(ctx context.Context, python, kind string) (int, error) {
 	number, _, _ := strings.Cut(after, "\n")
 	n, err := strconv.Atoi(strings.TrimSpace(number))
 	if err != nil || n < 1 {
-		return 0, fmt.Errorf("%s says that there are %q such devices", python, number)
+		return 0, fmt.Errorf("%s answered that there are %q such devices", python, number)
 	}
 	return n, nil
 }

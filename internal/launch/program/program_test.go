@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// TestDevices: the number that Python prints is taken, whatever else is printed, and the last line of an error is told.
+// TestDevices: the number that Python prints is taken, whatever else is printed, and the last line of an error is reported.
 func TestDevices(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ script, want string }{
@@ -22,8 +22,8 @@ func TestDevices(t *testing.T) {
 		"no such kind": {"echo Traceback >&2; echo 'ValueError: Xpu is not available.' >&2; exit 1", "cannot tell how many such devices there are: ValueError: Xpu is not available."},
 		"a great deal": {"head -c 10000000 /dev/zero | tr '\\0' x; echo; echo cohort devices 7", "7"},
 		"silence":      {"exit 3", "exit status 3"},
-		"nonsense":     {"echo cohort devices many", `says that there are "many" such devices`},
-		"none":         {"echo cohort devices 0", `says that there are "0" such devices`},
+		"nonsense":     {"echo cohort devices many", `answered that there are "many" such devices`},
+		"none":         {"echo cohort devices 0", `answered that there are "0" such devices`},
 	} {
 		python := filepath.Join(t.TempDir(), "python")
 		if err := os.WriteFile(python, []byte("#!/bin/sh\n"+c.script+"\n"), 0o700); err != nil {

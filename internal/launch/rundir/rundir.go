@@ -26,11 +26,11 @@ type Options struct {
 	// torchrun.
 	Base  string
 	RunID string
-	// Keep says that somebody reads a temporary folder later.
+	// Keep says that a temporary folder is read later.
 	Keep bool
 	// Shim says that Python workers load the shim.
 	Shim bool
-	// Passing is told, before they are made, of the folders that nobody needs after the run.
+	// Passing is called, before they are made, with the folders that are not needed after the run.
 	Passing func(paths []string)
 }
 
@@ -125,7 +125,7 @@ func (d *Dir) worker(attempt, local int) string {
 	return filepath.Join(d.Path, "attempt_"+strconv.Itoa(attempt), strconv.Itoa(local))
 }
 
-// ErrorFile is where @record writes the exception of a worker, "" if nobody wants it.
+// ErrorFile is where @record writes the exception of a worker, "" if it is not wanted.
 func (d *Dir) ErrorFile(attempt, local int) string {
 	if d.null {
 		return ""

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestDir: what passes is told before it is there, and nothing else is removed at the end.
+// TestDir: what passes is reported before it is there, and nothing else is removed at the end.
 func TestDir(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
@@ -31,7 +31,7 @@ func TestDir(t *testing.T) {
 			passing = paths
 			for _, p := range paths {
 				if _, err := os.Stat(p); err == nil {
-					t.Errorf("%s: %s is there before it is told", name, p)
+					t.Errorf("%s: %s is there before it is reported", name, p)
 				}
 			}
 		}
@@ -95,7 +95,7 @@ func TestNoTemporaryFolder(t *testing.T) {
 	}
 }
 
-// TestNoLogFolder: the reason is told once.
+// TestNoLogFolder: the reason is reported once.
 func TestNoLogFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

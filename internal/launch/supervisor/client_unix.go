@@ -104,7 +104,7 @@ func Start(argv []string) (*Client, error) {
 // PID is the supervisor's process.
 func (s *Client) PID() int { return s.cmd.Process.Pid }
 
-// Events are what the supervisor reports, in order. The channel is closed when the supervisor is gone, after [Client.Close] or
+// Events are what the supervisor reports, in order. The channel is closed when the supervisor has ended, after [Client.Close] or
 // by itself.
 func (s *Client) Events() <-chan Event { return s.events }
 
@@ -134,7 +134,7 @@ func (s *Client) read() {
 }
 
 // at returns when something happened that the supervisor saw so long after its beginning. Wall times in its reports would have no meaning once
-// somebody has set the clock of the machine. When it began is known from its reports: none arrives before what it reports.
+// the clock of the machine was set. When it began is known from its reports: none arrives before what it reports.
 func (s *Client) at(after time.Duration) time.Time {
 	if begun := time.Now().Add(-after); s.begun.IsZero() || begun.Before(s.begun) {
 		s.begun = begun
@@ -158,8 +158,8 @@ func (s *Client) Send(ids []int, sig int) error {
 // after SIGTERM. The answer is a [Swept].
 func (s *Client) Sweep(gentle bool) error { return s.request(request{Sweep: &sweepRequest{gentle}}) }
 
-// Remove has the supervisor remove folders when the launcher and everything below the supervisor is gone: a launcher that is killed cannot. A
-// supervisor that is gone itself is noticed by its events.
+// Remove has the supervisor remove folders when the launcher and everything below the supervisor has ended: a launcher that is killed cannot. A
+// supervisor that has ended itself is noticed by its events.
 func (s *Client) Remove(folders []string) {
 	_ = s.request(request{Remove: &removeRequest{convert[[]byte](folders)}})
 }
@@ -190,7 +190,7 @@ func (s *Client) request(r request, files ...*os.File) error {
 		_, err = s.conn.Write(frame[n:])
 	}
 	if err != nil {
-		return fmt.Errorf("supervisor: it is gone: %w", err)
+		return fmt.Errorf("supervisor: its process has ended: %w", err)
 	}
 	return nil
 }
@@ -206,7 +206,7 @@ func (s *Client) Close() error {
 		_ = s.conn.Close()
 		<-s.done
 		if err != nil {
-			// The supervisor was killed: nobody else knows what it had below it.
+			// The supervisor was killed: no other process knows what it had below it.
 			s.err = errors.Join(fmt.Errorf("supervisor: %w", err), s.sweepOrphans())
 		}
 	})
@@ -225,7 +225,7 @@ func (s *Client) sweepOrphans() error {
 	return nil
 }
 
-// dropped closes descriptors that nobody has asked for.
+// dropped closes descriptors that were not asked for.
 func dropped(fds []int) {
 	for _, fd := range fds {
 		_ = syscall.Close(fd)

@@ -5,7 +5,7 @@
 //
 // The supervisor is a child of the launcher and the parent of all workers. On Linux it is also the subreaper of the workers'
 // descendants: a process whose parent dies becomes a child of the supervisor, not of init. When the launcher dies, even by
-// SIGKILL, the supervisor sees its socket close, kills all its descendants, removes the folders that it was told of, and
+// SIGKILL, the supervisor sees its socket close, kills all its descendants, removes the folders that it was given, and
 // exits. When the supervisor is killed, the kernel kills the workers, and the launcher kills the processes that they had
 // started: those of their sessions and those that have inherited the mark in their environment. The launcher may be part
 // of a program with other children, which are left alone.
@@ -80,7 +80,7 @@ type request struct {
 	Remove *removeRequest `json:"remove,omitempty"`
 }
 
-// startRequest has the words of a [Command] as bytes: names of files and variables need not be text, and JSON would replace what is
+// startRequest has the texts of a [Command] as bytes: names of files and variables need not be text, and JSON would replace what is
 // not UTF-8.
 type startRequest struct {
 	ID   int      `json:"id"`

@@ -24,7 +24,7 @@ import (
 // socketFD is where a supervisor finds its socket: the first of exec.Cmd's extra files.
 const socketFD = 3
 
-// Main is the supervisor's program. It returns its exit code when the launcher is gone and everything below it has been
+// Main is the supervisor's program. It returns its exit code when the launcher has ended and everything below it has been
 // killed.
 func Main() int {
 	// The kernel sends the parent-death signal of the workers when the thread that started them ends.
@@ -39,24 +39,24 @@ func Main() int {
 	if err != nil || !ok {
 		return 2 // started by hand
 	}
-	k := &server{conn: conn, replies: json.NewEncoder(conn), workers: map[int]int{}, ids: map[int]int{}, environ: os.Environ(), begun: time.Now()}
-	requests, gone := make(chan delivery), make(chan struct{})
-	go readRequests(conn, requests, gone)
+	s := &server{conn: conn, replies: json.NewEncoder(conn), workers: map[int]int{}, ids: map[int]int{}, environ: os.Environ(), begun: time.Now()}
+	requests, closed := make(chan delivery), make(chan struct{})
+	go readRequests(conn, requests, closed)
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
 	for {
 		failpoint.At("supervisor.server.select")
 		select {
 		case r := <-requests:
-			k.serve(r)
+			s.serve(r)
 		case <-ended:
-			k.reap()
-		case <-gone:
-			for pid := range k.ids {
+			s.reap()
+		case <-closed:
+			for pid := range s.ids {
 				_ = syscall.Kill(-pid, syscall.SIGKILL)
 			}
-			_, left := sweep(k.below(nil), false, k.more)
-			for _, folder := range k.folders {
+			_, left := sweep(s.below(nil), false, s.more)
+			for _, folder := range s.folders {
 				_ = os.RemoveAll(folder)
 			}
 			if left > 0 {
@@ -97,8 +97,8 @@ type delivery struct {
 }
 
 // readRequests takes requests from the socket until it ends.
-func readRequests(conn *net.UnixConn, requests chan<- delivery, gone chan<- struct{}) {
-	defer close(gone)
+func readRequests(conn *net.UnixConn, requests chan<- delivery, closed chan<- struct{}) {
+	defer close(closed)
 	in := framed{conn: conn}
 	for {
 		d, err := in.next()
@@ -172,31 +172,31 @@ func (f *framed) fill(n int) error {
 	return nil
 }
 
-func (k *server) serve(d delivery) {
+func (s *server) serve(d delivery) {
 	switch {
 	case d.Start != nil:
-		k.start(d.Start.ID, d.Start.command(), d.fds)
+		s.start(d.Start.ID, d.Start.command(), d.fds)
 		dropped(d.fds)
 	case d.Send != nil:
 		for _, id := range d.Send.IDs {
-			if pid, lives := k.workers[id]; lives {
+			if pid, lives := s.workers[id]; lives {
 				// The group: the worker leads it, and has not been waited for, so the number is its own.
 				_ = syscall.Kill(-pid, syscall.Signal(d.Send.Signal))
 			}
 		}
 	case d.Sweep != nil:
-		killed, left := sweep(k.below(k.ids), d.Sweep.Gentle, k.more)
-		k.reply(Event{Swept: &swept{Killed: killed, Left: left}})
+		killed, left := sweep(s.below(s.ids), d.Sweep.Gentle, s.more)
+		s.reply(Event{Swept: &swept{Killed: killed, Left: left}})
 	case d.Remove != nil:
-		k.folders = append(k.folders, convert[string](d.Remove.Folders)...)
+		s.folders = append(s.folders, convert[string](d.Remove.Folders)...)
 	}
 }
 
-// reply tells the launcher. When it is gone, the end of the requests says so.
-func (k *server) reply(e Event) { _ = k.replies.Encode(e) }
+// reply reports to the launcher. When that has ended, the requests end.
+func (s *server) reply(e Event) { _ = s.replies.Encode(e) }
 
-func (k *server) start(id int, c Command, fds []int) {
-	attr := &syscall.ProcAttr{Dir: c.Dir, Env: merge(k.environ, c.Set), Files: make([]uintptr, len(fds)), Sys: workerAttr()}
+func (s *server) start(id int, c Command, fds []int) {
+	attr := &syscall.ProcAttr{Dir: c.Dir, Env: merge(s.environ, c.Set), Files: make([]uintptr, len(fds)), Sys: workerAttr()}
 	for i, fd := range fds {
 		attr.Files[i] = uintptr(fd)
 	}
@@ -207,7 +207,7 @@ func (k *server) start(id int, c Command, fds []int) {
 	pid := 0
 	if err == nil {
 		pid, err = onCPUs(c.CPUs, func() (int, error) {
-			child, failed := syscall.ForkExec(path, c.Args, attr) //nolint:gosec // to start what it is told is its purpose
+			child, failed := syscall.ForkExec(path, c.Args, attr) //nolint:gosec // starting what it is asked for is its purpose
 			if failed != nil {
 				failed = fmt.Errorf("%s: %w", path, failed)
 			}
@@ -215,14 +215,14 @@ func (k *server) start(id int, c Command, fds []int) {
 		})
 	}
 	if err != nil {
-		k.reply(Event{Refused: &refused{ID: id, Error: err.Error()}})
+		s.reply(Event{Refused: &refused{ID: id, Error: err.Error()}})
 		return
 	}
-	k.workers[id], k.ids[pid] = pid, id
-	k.reply(Event{Started: &Started{ID: id, PID: pid, After: time.Since(k.begun)}})
+	s.workers[id], s.ids[pid] = pid, id
+	s.reply(Event{Started: &Started{ID: id, PID: pid, After: time.Since(s.begun)}})
 }
 
-// checkFolder says what the kernel does not tell apart from a program that is missing.
+// checkFolder says what the kernel does not distinguish from a program that is missing.
 func checkFolder(dir string) error {
 	if dir == "" {
 		return nil
@@ -303,7 +303,7 @@ func lookPath(args, env []string, dir string) (string, error) {
 }
 
 // reap takes in every child that has ended, workers and those that the workers left behind.
-func (k *server) reap() {
+func (s *server) reap() {
 	for {
 		var status syscall.WaitStatus
 		var used syscall.Rusage
@@ -314,31 +314,31 @@ func (k *server) reap() {
 		if err != nil || pid <= 0 {
 			return
 		}
-		id, worker := k.ids[pid]
+		id, worker := s.ids[pid]
 		if !worker {
 			continue
 		}
-		delete(k.ids, pid)
-		delete(k.workers, id)
+		delete(s.ids, pid)
+		delete(s.workers, id)
 		code := status.ExitStatus()
 		if status.Signaled() {
 			code = -int(status.Signal())
 		}
-		k.reply(Event{Exited: &Exited{
-			ID: id, PID: pid, After: time.Since(k.begun), Code: code,
+		s.reply(Event{Exited: &Exited{
+			ID: id, PID: pid, After: time.Since(s.begun), Code: code,
 			CPU: time.Duration(used.Utime.Nano() + used.Stime.Nano()), RSS: int64(used.Maxrss) * rssUnit, //nolint:unconvert // 32 bits on some systems
 		}})
 	}
 }
 
 // below lists the descendants of the supervisor, except those in spare.
-func (k *server) below(spare map[int]int) func() []int {
+func (s *server) below(spare map[int]int) func() []int {
 	return func() []int { return descendants(os.Getpid(), spare) }
 }
 
 // more takes in the children that have ended and reports whether there are others.
-func (k *server) more() bool {
-	k.reap()
+func (s *server) more() bool {
+	s.reap()
 	return anyChild()
 }
 
@@ -350,7 +350,7 @@ func sweep(list func() []int, gentle bool, more func() bool) (killed, left int) 
 	if gentle {
 		sig = syscall.SIGTERM
 	}
-	patience := time.Now().Add(gentleTime)
+	gentleEnd := time.Now().Add(gentleTime)
 	pause := time.Millisecond
 	for {
 		if !more() {
@@ -360,7 +360,7 @@ func sweep(list func() []int, gentle bool, more func() bool) (killed, left int) 
 		if len(all) == 0 {
 			return len(seen), 0
 		}
-		if gentle && time.Now().After(patience) {
+		if gentle && time.Now().After(gentleEnd) {
 			gentle, sig = false, syscall.SIGKILL
 			deadline = time.Now().Add(sweepTime)
 		}
@@ -373,7 +373,7 @@ func sweep(list func() []int, gentle bool, more func() bool) (killed, left int) 
 				_ = syscall.Kill(pid, sig)
 			}
 		}
-		time.Sleep(pause) //nolint:forbidigo // children of children end without telling us
+		time.Sleep(pause) //nolint:forbidigo // children of children end without notifying this process
 		pause = min(2*pause, 50*time.Millisecond)
 	}
 }

@@ -44,7 +44,7 @@ func launcher(script string) {
 	select {}
 }
 
-// family is a worker with a child, a child in a session of its own, and one whose parent has ended. Each says who it is.
+// family is a worker with a child, a child in its own session, and one whose parent has ended. Each says who it is.
 const family = `sleep 1000 & echo pid $!
 setsid sleep 1000 & echo pid $!
 sh -c 'setsid sleep 1000 & echo pid $!'
@@ -53,7 +53,7 @@ echo pid $$
 wait
 while :; do sleep 1000; done`
 
-func patience(t *testing.T) <-chan time.Time {
+func limit(t *testing.T) <-chan time.Time {
 	t.Helper()
 	return time.After(30 * time.Second)
 }
@@ -74,10 +74,10 @@ func (client *Client) next(t *testing.T) Event {
 	select {
 	case e, open := <-client.Events():
 		if !open {
-			t.Fatal("the supervisor is gone")
+			t.Fatal("the supervisor has ended")
 		}
 		return e
-	case <-patience(t):
+	case <-limit(t):
 		t.Fatal("no event")
 	}
 	panic("not reached")
@@ -123,10 +123,10 @@ func pids(t *testing.T, out *bufio.Reader, n int) []int {
 	return all
 }
 
-// waitOwnSession waits until a process that was started with setsid has a session of its own.
+// waitOwnSession waits until a process that was started with setsid has its own session.
 func waitOwnSession(t *testing.T, pid int) {
 	t.Helper()
-	end := patience(t)
+	end := limit(t)
 	for {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
@@ -151,7 +151,7 @@ func lives(pid int) bool {
 // waitGone waits until none of the processes lives.
 func waitGone(t *testing.T, pids ...int) {
 	t.Helper()
-	end := patience(t)
+	end := limit(t)
 	for slices.ContainsFunc(pids, lives) {
 		select {
 		case <-end:
@@ -221,7 +221,7 @@ func TestSignals(t *testing.T) {
 	if e := client.next(t); e.Swept == nil || e.Swept.Killed != 0 {
 		t.Errorf("event %+v, want nothing left to kill", e)
 	}
-	// A group that is gone is not signalled: its number may belong to somebody else.
+	// A group that has ended is not signalled: its number may belong to another one.
 	if err := client.Send([]int{0}, int(syscall.SIGKILL)); err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +314,7 @@ func TestKilledLauncher(t *testing.T) {
 }
 
 // TestKilledSupervisor: after kill -9 of the supervisor, Close removes what was below it, and leaves alone what the program of the
-// launcher has started itself: a child, one in a session of its own, and one whose parent has ended.
+// launcher has started itself: a child, one in its own session, and one whose parent has ended.
 func TestKilledSupervisor(t *testing.T) {
 	t.Parallel()
 	client, err := Start(argv)
@@ -469,7 +469,7 @@ func TestInheritedFiles(t *testing.T) {
 	}
 }
 
-// TestTimesOfWorkers: times of workers have the reading of a clock that nobody sets, so that what ended first, and how long it ran, does not
+// TestTimesOfWorkers: times of workers have the reading of a clock that cannot be set, so that what ended first, and how long it ran, does not
 // depend on the wall clock.
 func TestTimesOfWorkers(t *testing.T) {
 	before := time.Now()

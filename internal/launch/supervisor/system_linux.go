@@ -31,7 +31,7 @@ func keepFiles() {
 	}
 }
 
-// workerAttr puts a worker into a session of its own, as torchrun does, and has it killed when the supervisor dies.
+// workerAttr puts a worker into its own session, as torchrun does, and has it killed when the supervisor dies.
 func workerAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 }

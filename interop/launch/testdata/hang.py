@@ -1,6 +1,6 @@
 """A gloo job that stands still: hang.py KIND... Rank 1 does what the others do not expect.
 
-The kinds follow one after the other: SIGUSR1 to rank 1 ends all but those where nobody can go on, of which one may come last."""
+The kinds follow one after the other: SIGUSR1 to rank 1 ends all but those where no rank can go on, of which one may be the last."""
 import ctypes
 import os
 import signal

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Start starts cmd so that it cannot outlive this process: in a group of its own, which is killed as a whole when
-// the context of cmd ends, and with the kernel's word to kill it when we die. release is called after Wait.
+// Start starts cmd so that it cannot outlive this process: in its own group, which is killed as a whole when
+// the context of cmd ends, and killed by the kernel when this process dies. release is called after Wait.
 func Start(cmd *exec.Cmd) (release func(), err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -102,7 +102,7 @@ func gatheringWords(g *launch.Gathering, now time.Time) string {
 	if g.Min < g.Max {
 		wanted = fmt.Sprintf("%d to %d", g.Min, g.Max)
 	}
-	text := fmt.Sprintf("%d of %s nodes are there for %s", g.Here, wanted, tui.Age(now.Sub(g.Since)))
+	text := fmt.Sprintf("%d of %s nodes are present for %s", g.Here, wanted, tui.Age(now.Sub(g.Since)))
 	switch len(g.Missing) {
 	case 0:
 	case 1:

@@ -66,7 +66,7 @@ func TestSignalWhilePythonIsAsked(t *testing.T) {
 		t.Setenv("PET_NPROC_PER_NODE", "xpu")
 		var out bytes.Buffer
 		code := Main(slices.Concat([]string{runName, "--evidence", "-"}, args, []string{"true"}), IO{In: strings.NewReader(""), Out: &out, Err: &out, Getenv: func(string) string { return "" }})
-		if want := "cohort: " + option + " xpu: " + python + " has not said how many there are: terminated signal received\n"; code != command.ExitFailure || out.String() != want {
+		if want := "cohort: " + option + " xpu: " + python + " did not answer how many there are: terminated signal received\n"; code != command.ExitFailure || out.String() != want {
 			t.Errorf("exit code %d\n%swant\n%s", code, out.String(), want)
 		}
 		if _, err := os.Stat(late); err == nil {

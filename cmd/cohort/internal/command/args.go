@@ -19,7 +19,7 @@ func NoSuchCommand(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	cmd.SuggestionsMinimumDistance = 2
-	text := fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0])
+	text := fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+args[0])
 	if near := cmd.SuggestionsFor(args[0]); args[0] != "" && len(near) > 0 {
 		// Few people mistype the first letter.
 		best := max(0, slices.IndexFunc(near, func(name string) bool { return strings.HasPrefix(args[0], name[:1]) }))
@@ -43,7 +43,7 @@ func PlainFlagError(err error) error {
 	return fmt.Errorf("--%s %s: it must be %s", bad.GetFlag().Name, bad.GetValue(), kind)
 }
 
-// Exactly is cobra.ExactArgs with an error in plain words.
+// Exactly is cobra.ExactArgs with a plain error.
 func Exactly(names ...string) cobra.PositionalArgs {
 	return Between(len(names), len(names), names...)
 }

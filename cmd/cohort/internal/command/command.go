@@ -46,7 +46,7 @@ type App struct {
 	JSON bool // --json
 }
 
-// ExitError ends the command with a code after everything was said.
+// ExitError ends the command with a code after everything was printed.
 type ExitError struct{ Code int }
 
 func (e *ExitError) Error() string { return fmt.Sprintf("exit %d", e.Code) }

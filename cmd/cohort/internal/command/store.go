@@ -69,32 +69,32 @@ func StoreAddr(addr string, getenv func(string) string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// connectPatience is how long a command connects in silence, and connectNews how often it says after that that it still does.
+// connectQuietTime is how long a command connects before it prints a message, and connectNoticeInterval how often it prints one after that.
 const (
-	connectPatience = time.Second
-	connectNews     = 10 * time.Second
+	connectQuietTime      = time.Second
+	connectNoticeInterval = 10 * time.Second
 )
 
-// DialStore connects. What takes long is told on standard error, because nothing else would show.
+// DialStore connects. A long wait is reported on standard error, because nothing else would show it.
 func (a *App) DialStore(ctx context.Context, addr string, opts ...tcpstore.ClientOption) (*tcpstore.Client, error) {
-	done, told := make(chan struct{}), make(chan struct{})
+	done, reported := make(chan struct{}), make(chan struct{})
 	go func() {
-		defer close(told)
-		a.tellConnecting(addr, done)
+		defer close(reported)
+		a.reportConnecting(addr, done)
 	}()
 	client, err := tcpstore.Dial(ctx, addr, opts...)
 	close(done)
-	<-told
+	<-reported
 	if err != nil && !errors.Is(err, cohort.InvalidArgument) {
 		err = Unreachable(err)
 	}
 	return client, err
 }
 
-// tellConnecting says now and then that the store does not answer yet, until done.
-func (a *App) tellConnecting(addr string, done <-chan struct{}) {
+// reportConnecting prints now and then that the store does not answer yet, until done is closed.
+func (a *App) reportConnecting(addr string, done <-chan struct{}) {
 	start := time.Now()
-	timer := time.NewTimer(connectPatience)
+	timer := time.NewTimer(connectQuietTime)
 	defer timer.Stop()
 	for {
 		select {
@@ -108,7 +108,7 @@ func (a *App) tellConnecting(addr string, done <-chan struct{}) {
 		} else {
 			_, _ = fmt.Fprintf(a.Err, "cohort: no store answers at %s after %s; still trying\n", addr, waited)
 		}
-		timer.Reset(connectNews)
+		timer.Reset(connectNoticeInterval)
 	}
 }
 

@@ -182,7 +182,7 @@ func plain(err error) error {
 	text = strings.TrimPrefix(text, "unmarshal errors:\n")
 	text = unknownField.ReplaceAllStringFunc(text, func(s string) string {
 		m := unknownField.FindStringSubmatch(s)
-		return fmt.Sprintf("%q is not known here; the known names are %s", m[1], fields[m[2]])
+		return fmt.Sprintf("%q is unknown here; the known names are %s", m[1], fields[m[2]])
 	})
 	text = wrongType.ReplaceAllStringFunc(text, func(s string) string {
 		return "this must be " + cmp.Or(wanted[wrongType.FindStringSubmatch(s)[1]], "something else")

@@ -20,7 +20,7 @@ var ofRoles = []string{"nproc-per-node", "module", "no-python", "role"}
 func (v values) fromFile(sys System, program []string, from sources) (*jobfile.File, error) {
 	name := v["file"]
 	if name == "" {
-		return nil, nil //nolint:nilnil // no file is no error
+		return nil, nil //nolint:nilnil // a missing --file is not an error
 	}
 	if len(program) > 0 {
 		return nil, fmt.Errorf("--file %s says what to run, and so does %q", name, program[0])

@@ -171,7 +171,7 @@ func (o *Options) workers(ctx context.Context, text string, sys System) (int, er
 		return runtime.NumCPU(), nil
 	case "gpu", "cuda":
 		if gpus == 0 {
-			return 0, errors.New("gpu: there is no GPU on this host")
+			return 0, errors.New("gpu: this host has no GPU")
 		}
 		return gpus, nil
 	case "auto":
@@ -179,7 +179,7 @@ func (o *Options) workers(ctx context.Context, text string, sys System) (int, er
 			o.note("%d workers: one for each GPU", gpus)
 			return gpus, nil
 		}
-		o.note("%d workers: one for each CPU, for there is no GPU", runtime.NumCPU())
+		o.note("%d workers: one for each CPU, as this host has no GPU", runtime.NumCPU())
 		return runtime.NumCPU(), nil
 	}
 	n, err := strconv.Atoi(text)
@@ -409,7 +409,7 @@ func (o *Options) logs(v values, sys System) error {
 		for part := range strings.SplitSeq(text, ",") {
 			n, err := strconv.Atoi(strings.TrimSpace(part))
 			if err != nil || n < 0 || n >= o.Workers {
-				return fmt.Errorf("--local-ranks-filter %s: %q is no local rank", text, part)
+				return fmt.Errorf("--local-ranks-filter %s: %q is not a local rank of this node", text, part)
 			}
 			o.Logs.ShowRanks = append(o.Logs.ShowRanks, n)
 		}

@@ -63,7 +63,7 @@ var options = []option{
 	{name: "print-completion", arg: "SHELL", usage: "refused: \"cohort completion\" does that"},
 
 	{name: "file", short: 'f', own: true, arg: "FILE", usage: "a job with several roles, described in YAML, instead of PROGRAM"},
-	{name: "members", own: true, arg: "[MIN:]MAX", usage: "size of a group that is reconfigured when a worker dies; the other workers are spares, and nobody is restarted"},
+	{name: "members", own: true, arg: "[MIN:]MAX", usage: "size of a group that is reconfigured when a worker dies; the other workers are spares, and workers are not restarted"},
 	{name: "dry-run", flag: true, own: true, usage: "print what would be done"},
 	{name: "exit-code", own: true, arg: "1|first", usage: "exit code of a failed job: 1, or that of the first failure (128+N for signal N)"},
 	{name: "python", own: true, arg: "PROGRAM", usage: "the interpreter (default: PYTHON_EXEC, or python3)"},
@@ -82,7 +82,7 @@ var options = []option{
 // values are options with their values, by name; a flag's is "1".
 type values map[string]string
 
-// scan takes the options off the front of args. What follows the first argument that is no option is the program's.
+// scan takes the options off the front of args. What follows the first argument that is not an option is the program's.
 func scan(args []string) (values, []string, error) {
 	v := values{}
 	for len(args) > 0 {
@@ -142,7 +142,7 @@ func (v values) letters(text string, rest []string) ([]string, error) {
 	for text != "" {
 		i := slices.IndexFunc(options, func(o option) bool { return o.short == text[0] })
 		if i < 0 {
-			return nil, fmt.Errorf("there is no option -%c", text[0])
+			return nil, fmt.Errorf("unknown option -%c", text[0])
 		}
 		o := options[i]
 		text = text[1:]
@@ -190,7 +190,7 @@ func find(name string) (option, error) {
 		names = append(names, "--"+o.name)
 	}
 	if len(names) == 0 {
-		return option{}, fmt.Errorf("there is no option --%s%s", name, near(name))
+		return option{}, fmt.Errorf("unknown option --%s%s", name, near(name))
 	}
 	sort.Strings(names)
 	return option{}, fmt.Errorf("--%s could be %s", name, strings.Join(names, " or "))
@@ -233,7 +233,7 @@ func distance(a, b string) int {
 // sources say which variable, or which line of a file, has set an option that was not given, by the option's name.
 type sources map[string]string
 
-// named has errors about an option begin with what has set it: nobody finds "--nnodes" in a command line that does not have it.
+// named has errors about an option begin with what has set it: a command line without "--nnodes" must not be blamed for it.
 func (s sources) named(errs ...error) error {
 	for i, err := range errs {
 		if err == nil || !strings.HasPrefix(err.Error(), "--") {
@@ -247,7 +247,7 @@ func (s sources) named(errs ...error) error {
 	return errors.Join(errs...)
 }
 
-// renamed is an error in other words.
+// renamed is an error with another text.
 type renamed struct {
 	error
 	text string

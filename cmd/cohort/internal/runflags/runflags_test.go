@@ -112,8 +112,8 @@ func TestRefusals(t *testing.T) {
 		"--event-log-handler mine t.py":                {nil, "not supported"},
 		"--rdzv t.py":                                  {nil, "--rdzv could be --rdzv-backend or --rdzv-conf"},
 		"--max-restart-s 1 t.py":                       {nil, "did you mean --max-restarts?"},
-		"--frobnicate t.py":                            {nil, "there is no option --frobnicate"},
-		"-x t.py":                                      {nil, "there is no option -x"},
+		"--frobnicate t.py":                            {nil, "unknown option --frobnicate"},
+		"-x t.py":                                      {nil, "unknown option -x"},
 		"--standalone=1 t.py":                          {nil, "takes no value"},
 		"--run-path t.py":                              {nil, "not supported"},
 		"--logs-specs x t.py":                          {nil, "not supported"},
@@ -127,7 +127,7 @@ func TestRefusals(t *testing.T) {
 		"--tee 4 t.py":                 {nil, "--tee"},
 		"--redirects a:1 t.py":         {nil, "is not RANK:VALUE"},
 		"--shutdown-timeout soon t.py": {nil, "a number of seconds"},
-		"--local-ranks-filter 1 t.py":  {nil, "is no local rank"},
+		"--local-ranks-filter 1 t.py":  {nil, "is not a local rank"},
 		"--rdzv-id --standalone t.py":  {nil, "--rdzv-id needs a value"},
 		"--start-method thread t.py":   {nil, "spawn, fork or forkserver"},
 		"--nnodes 2 --rdzv-endpoint a --rdzv-conf is_host=maybe t.py":                            {nil, "--rdzv-conf is_host=maybe: it must be 1 or 0"},
@@ -166,7 +166,7 @@ func TestDeviceNames(t *testing.T) {
 	sys := system(nil)
 	sys.Devices = nil
 	if _, err := Parse(t.Context(), []string{"--nproc-per-node", "xpu", "t.py"}, sys); err == nil || !strings.HasSuffix(err.Error(), "xpu: "+want) {
-		t.Errorf("nobody to ask: %v", err)
+		t.Errorf("without PyTorch: %v", err)
 	}
 }
 
@@ -191,7 +191,7 @@ func TestPrefixesOfTorchrun(t *testing.T) {
 	}
 }
 
-// TestFileRefusals: an error about a value of a file names the file, not an option that nobody has given.
+// TestFileRefusals: an error about a value of a file names the file, not an option that was not given.
 func TestFileRefusals(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

@@ -33,7 +33,7 @@ func (s variables) otherwise(option, variable, value string) (taken bool) {
 }
 
 // schedule takes the number of nodes, this node's number, the place to meet and the job's name from the variables of a
-// scheduler, where options and PET_ variables do not say. It tells what it took.
+// scheduler, where options and PET_ variables do not say. It notes what it took.
 func (o *Options) schedule(s variables) error {
 	v, get := s.v, s.get
 	if v["standalone"] != "" {
@@ -85,7 +85,7 @@ func (o *Options) openMPI(s variables) error {
 		return nil
 	}
 	if s.v["rdzv-endpoint"] == "" && s.v["master-addr"] == "" {
-		return errors.New("mpirun does not tell where the nodes can meet: give --rdzv-endpoint HOST:PORT, an address of one of them")
+		return errors.New("mpirun does not set an address where the nodes can meet: give --rdzv-endpoint HOST:PORT, an address of one of them")
 	}
 	o.take(s, "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "", "")
 	return nil
@@ -138,7 +138,7 @@ func (o *Options) takeWorkers(s variables, variable string) {
 	}
 }
 
-// meeting says where the nodes meet, "" if nothing tells.
+// meeting says where the nodes meet, "" if that is not known.
 func (v values) meeting() string {
 	place := cmp.Or(v["rdzv-endpoint"], v["master-addr"])
 	if place == "" {

@@ -50,7 +50,7 @@ func TestSchedulers(t *testing.T) {
 		"a batch script":   {"t.py", map[string]string{"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, 1, -1, "", 1, "", 0, ""},
 		"skypilot":         {"t.py", map[string]string{"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_TASK_ID": "sky-1"}, 2, 1, "10.0.0.1:29400", 8, "sky-1", 0, "SkyPilot"},
 		"mpi":              {"--rdzv-endpoint a:1 --rdzv-backend c10d t.py", mpi, 2, 1, "a:1", 1, "", 0, "Open MPI"},
-		"mpi, no place":    {"t.py", mpi, 0, 0, "", 0, "", 0, "error: mpirun does not tell where the nodes can meet"},
+		"mpi, no place":    {"t.py", mpi, 0, 0, "", 0, "", 0, "error: mpirun does not set an address where the nodes can meet"},
 		"mpi, all on one":  {"t.py", with(mpi, "OMPI_COMM_WORLD_LOCAL_SIZE", "2"), 0, 0, "", 0, "", 0, "error: mpirun has started 2 launchers on this host"},
 		"slurm, odd node":  {"t.py", with(slurm, "SLURM_NODEID", "x"), 0, 0, "", 0, "", 0, "error: SLURM_NODEID x: it must be"},
 		"sky, odd nodes":   {"t.py", map[string]string{"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "x", "SKYPILOT_NODE_IPS": "10.0.0.1"}, 0, 0, "", 0, "", 0, "error: SKYPILOT_NUM_NODES x"},

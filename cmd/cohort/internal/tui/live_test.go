@@ -139,7 +139,7 @@ func TestJobFrames(t *testing.T) {
 	checkGolden(t, "job-colour", frame(100, 20, Style{Colour: true}))
 	checkGolden(t, "job-narrow", frame(30, 20, Style{}))
 	checkGolden(t, "job-low", frame(100, 4, Style{}))
-	j = Job{Program: "a.py", Gathering: "2 of 3 nodes are there, node 2 is missing for 12s"}
+	j = Job{Program: "a.py", Gathering: "2 of 3 nodes are present, node 2 is missing for 12s"}
 	checkGolden(t, "job-gathering", frame(100, 20, Style{}))
 	for width := range 120 {
 		for height := 1; height < 14; height++ {

@@ -2,7 +2,7 @@
 
 A worker's store client asks for libuv and no variable changes that. Where the build has none, the client is made again
 without it. PyTorch before 2.8 gets the flight recorder's variables under their older names, and before 2.2 also the one that
-its own launcher sets. 1.13 puts no number of the attempt before its keys: every attempt has a store of its own, and Go ranks
+its own launcher sets. 1.13 puts no number of the attempt before its keys: every attempt has its own store, and Go ranks
 use the keys of later versions.
 Nothing happens in processes that never import torch.distributed. The sitecustomize module that this one hides, if there
 is one, runs as usual.
