@@ -260,7 +260,7 @@ func TestCutHost(t *testing.T) {
 				_ = first.cmd.Process.Signal(syscall.SIGKILL)
 			}
 			for _, c := range []*command{second, third} {
-				if code := c.ends(); code != 0 || !strings.Contains(c.String(), "is gone; another one takes its place") {
+				if code := c.ends(); code != 0 || !strings.Contains(c.String(), "is lost; another one takes its place") {
 					t.Errorf("exit code %d\n%s", code, c)
 				}
 			}
