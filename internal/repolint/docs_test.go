@@ -28,47 +28,28 @@ var (
 // TestPagesNameWhatExists keeps links and paths in the documentation true when files move.
 func TestPagesNameWhatExists(t *testing.T) {
 	t.Parallel()
-	root := filepath.Join("..", "..")
-	pages, checked := 0, 0
+	root, checked := filepath.Join("..", ".."), 0
 	exists := func(page, path string, below ...string) {
 		checked++
 		for _, dir := range below {
-			if _, err := os.Stat(filepath.Join(dir, path)); err == nil {
+			if _, err := os.Stat(filepath.Join(root, dir, path)); err == nil {
 				return
 			}
 		}
 		t.Errorf("%s names %s, which does not exist", page, path)
 	}
-	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() && name != root && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "bin") {
-			return fs.SkipDir
-		}
-		if d.IsDir() || filepath.Ext(name) != ".md" {
-			return nil
-		}
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		pages++
-		for _, match := range link.FindAllStringSubmatch(code.ReplaceAllString(string(text), ""), -1) {
+	for name, text := range pages(t) {
+		for _, match := range link.FindAllStringSubmatch(code.ReplaceAllString(text, ""), -1) {
 			if !strings.Contains(match[1], "://") {
 				exists(name, match[1], filepath.Dir(name))
 			}
 		}
-		for _, match := range mention.FindAllStringSubmatch(string(text), -1) {
-			exists(name, match[1], root, filepath.Dir(name))
+		for _, match := range mention.FindAllStringSubmatch(text, -1) {
+			exists(name, match[1], ".", filepath.Dir(name))
 		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
-	if pages < 5 || checked < 20 {
-		t.Errorf("only %d pages with %d names were found", pages, checked)
+	if checked < 20 {
+		t.Errorf("only %d names were found", checked)
 	}
 }
 
@@ -82,31 +63,15 @@ var (
 // TestLinksToHeadings keeps links to headings true when a heading changes.
 func TestLinksToHeadings(t *testing.T) {
 	t.Parallel()
-	root, anchors, links := filepath.Join("..", ".."), map[string][]string{}, map[string][][]string{}
-	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && name != root && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "bin"):
-			return fs.SkipDir
-		case d.IsDir() || filepath.Ext(name) != ".md":
-			return nil
-		}
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		text = code.ReplaceAll(text, nil)
+	anchors, links := map[string][]string{}, map[string][][]string{}
+	for name, text := range pages(t) {
+		text = code.ReplaceAllString(text, "")
 		anchors[name] = nil
-		for _, m := range heading.FindAllSubmatch(text, -1) {
-			words := notAnchor.ReplaceAllString(strings.ToLower(string(m[1])), "")
+		for _, m := range heading.FindAllStringSubmatch(text, -1) {
+			words := notAnchor.ReplaceAllString(strings.ToLower(m[1]), "")
 			anchors[name] = append(anchors[name], strings.ReplaceAll(words, " ", "-"))
 		}
-		links[name] = toHeading.FindAllStringSubmatch(string(text), -1)
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
+		links[name] = toHeading.FindAllStringSubmatch(text, -1)
 	}
 	checked := 0
 	for name, found := range links {
@@ -126,6 +91,69 @@ func TestLinksToHeadings(t *testing.T) {
 	if checked < 10 {
 		t.Errorf("only %d links to headings were found", checked)
 	}
+}
+
+// TestPagesNameTests: a test that a page names exists. docs/conformance.md has its own parser.
+func TestPagesNameTests(t *testing.T) {
+	t.Parallel()
+	known := map[string]bool{}
+	for _, s := range sources(t) {
+		if !s.test {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join("..", "..", s.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(text, -1) {
+			known[string(m[1])] = true
+		}
+	}
+	checked := 0
+	for name, text := range pages(t) {
+		if name == filepath.Join("docs", "conformance.md") {
+			continue
+		}
+		for _, m := range regexp.MustCompile("`(Test[A-Z]\\w+)`").FindAllStringSubmatch(text, -1) {
+			checked++
+			if !known[m[1]] {
+				t.Errorf("%s names the test %s, which does not exist: write its present name", name, m[1])
+			}
+		}
+	}
+	if checked < 10 {
+		t.Errorf("only %d names of tests were found", checked)
+	}
+}
+
+// pages returns the Markdown pages of the repository by their paths.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	root, all := filepath.Join("..", ".."), map[string]string{}
+	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && name != root && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "bin"):
+			return fs.SkipDir
+		case d.IsDir() || filepath.Ext(name) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, name)
+		all[rel] = string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 5 {
+		t.Errorf("only %d pages were found", len(all))
+	}
+	return all
 }
 
 // names are Go names in the text of a page.
