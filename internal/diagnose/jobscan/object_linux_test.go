@@ -100,19 +100,19 @@ func TestSelected(t *testing.T) {
 		sets  string
 		want  int // -1: none
 	}{
-		"to be read":                       {10, "0x10 0x0 0x0", 5},
-		"to be written":                    {10, "0x0 0x20 0x0", 9},
-		"exceptional":                      {10, "0x0 0x0 0x10", 5},
-		"in two sets":                      {10, "0x10 0x0 0x10", 5},
-		"two files":                        {10, "0x18 0x0 0x0", -1},
+		"to be read":                      {10, "0x10 0x0 0x0", 5},
+		"to be written":                   {10, "0x0 0x20 0x0", 9},
+		"exceptional":                     {10, "0x0 0x0 0x10", 5},
+		"in two sets":                     {10, "0x10 0x0 0x10", 5},
+		"two files":                       {10, "0x18 0x0 0x0", -1},
 		"two files, the second is closed": {9, "0x18 0x0 0x0", 5},
-		"two files in two sets":            {10, "0x10 0x20 0x0", -1},
-		"none":                             {10, "0x0 0x0 0x0", -1},
-		"no files":                         {0, "0x10 0x0 0x0", -1},
-		"too many":                         {1025, "0x10 0x0 0x0", -1},
-		"no such memory":                   {10, "0x4000 0x0 0x0", -1},
-		"no number":                        {10, "x 0x0 0x0", -1},
-		"too few arguments":                {10, "0x10", -1},
+		"two files in two sets":           {10, "0x10 0x20 0x0", -1},
+		"none":                            {10, "0x0 0x0 0x0", -1},
+		"no files":                        {0, "0x10 0x0 0x0", -1},
+		"too many":                        {1025, "0x10 0x0 0x0", -1},
+		"no such memory":                  {10, "0x4000 0x0 0x0", -1},
+		"no number":                       {10, "x 0x0 0x0", -1},
+		"too few arguments":               {10, "0x10", -1},
 	} {
 		got := -1
 		if fd, err := selected(dir, c.files, append([]string{"23", fmt.Sprintf("%#x", c.files)}, strings.Fields(c.sets)...)); err == nil {
