@@ -5,16 +5,15 @@ package flightrec
 
 import (
 	"encoding/json"
-	"flag"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-var update = flag.Bool("update", false, "write the golden files")
+	"github.com/cohort-dist/cohort/internal/testing/datatest"
+)
 
 // goldenDumps are two ranks, of which the clock of the second is five seconds ahead.
 func goldenDumps() []Dump {
@@ -38,7 +37,7 @@ func TestPerfettoGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join("testdata", "perfetto.json")
-	if *update {
+	if datatest.Updates() {
 		if err = os.WriteFile(path, append(got, '\n'), 0o600); err != nil {
 			t.Fatal(err)
 		}

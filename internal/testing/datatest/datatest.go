@@ -24,6 +24,9 @@ import (
 
 var update = flag.Bool("update", false, "write the outputs of the cases in testdata anew")
 
+// Updates reports whether the run has -update, for tests with golden files of another form.
+func Updates() bool { return *update }
+
 // A testCase is one case of a file.
 type testCase struct{ name, input, want string }
 

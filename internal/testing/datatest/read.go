@@ -85,6 +85,9 @@ func element(parent reflect.Value, word string) (reflect.Value, error) {
 	}
 }
 
+// Fields reads the fields of a line into v, a pointer to a struct.
+func Fields(v any, rest string) error { return setFields(reflect.ValueOf(v).Elem(), rest) }
+
 // setFields reads the rest of a line.
 func setFields(v reflect.Value, rest string) error {
 	for i := 0; rest != ""; i++ {
