@@ -17,13 +17,13 @@ func TestCompared(t *testing.T) {
 	t.Parallel()
 	onGPU := func(rank, line, seq int) verdict.Rank {
 		main := &stacks.Thread{State: "R", Frames: []stacks.Frame{{Func: "step", File: "/home/train.py", Line: line}}}
-		r := verdict.Rank{Rank: rank, State: "R", GPU: true, Main: main}
+		r := verdict.Rank{Rank: rank, Process: verdict.Process{State: "R", GPU: true}, Stacks: verdict.Stacks{Main: main}}
 		if seq > 0 {
 			r.Dump = &torchdump.Dump{Entries: []torchdump.Entry{{Group: "0", Seq: seq, Backend: "nccl", Op: "all_reduce", Open: true}}}
 		}
 		return r
 	}
-	sleeps := verdict.Rank{Rank: 1, State: "S", Main: &stacks.Thread{State: "S", Kernel: "hrtimer_nanosleep", Frames: []stacks.Frame{{Func: "load", File: "/home/train.py", Line: 9}}}}
+	sleeps := verdict.Rank{Rank: 1, Process: verdict.Process{State: "S"}, Stacks: verdict.Stacks{Main: &stacks.Thread{State: "S", Kernel: "hrtimer_nanosleep", Frames: []stacks.Frame{{Func: "load", File: "/home/train.py", Line: 9}}}}}
 	for name, c := range map[string]struct {
 		first, second []verdict.Rank
 		wentOn, sure  bool

@@ -45,10 +45,10 @@ const (
 func (j *simulated) seen(first, second time.Duration) verdict.Job {
 	moved := j.step(first) != j.step(second)
 	line := j.place(j.step(second))
-	zero := verdict.Rank{Rank: 0, State: "S", Moved: moved, Main: &stacks.Thread{ID: 1, State: "S", Kernel: "futex_wait", Frames: []stacks.Frame{
+	zero := verdict.Rank{Rank: 0, Process: verdict.Process{State: "S"}, Stacks: verdict.Stacks{Moved: moved, Main: &stacks.Thread{ID: 1, State: "S", Kernel: "futex_wait", Frames: []stacks.Frame{
 		{Func: "all_reduce", File: c10d, Line: 1}, {Func: "main", File: script, Line: line},
-	}}}
-	one := verdict.Rank{Rank: 1, State: "S", Moved: moved, Main: &stacks.Thread{ID: 2, State: "S", Kernel: "pipe_read", Frames: []stacks.Frame{{Func: "load", File: script, Line: line}}}}
+	}}}}
+	one := verdict.Rank{Rank: 1, Process: verdict.Process{State: "S"}, Stacks: verdict.Stacks{Moved: moved, Main: &stacks.Thread{ID: 2, State: "S", Kernel: "pipe_read", Frames: []stacks.Frame{{Func: "load", File: script, Line: line}}}}}
 	if j.gpu {
 		for _, r := range []*verdict.Rank{&zero, &one} {
 			r.State, r.GPU, r.Main.State, r.Main.Kernel = "R", !moved, "R", ""
@@ -242,7 +242,7 @@ func TestSimulation(t *testing.T) {
 func TestSentence(t *testing.T) {
 	t.Parallel()
 	reads := func(rank int, idle time.Duration) verdict.Rank {
-		return verdict.Rank{Rank: rank, State: "S", Idle: idle, Main: &stacks.Thread{State: "S", Kernel: "pipe_read", Frames: []stacks.Frame{{Func: "load", File: script, Line: 9}}}}
+		return verdict.Rank{Rank: rank, Process: verdict.Process{State: "S", Idle: idle}, Stacks: verdict.Stacks{Main: &stacks.Thread{State: "S", Kernel: "pipe_read", Frames: []stacks.Frame{{Func: "load", File: script, Line: 9}}}}}
 	}
 	for name, c := range map[string]struct {
 		idle time.Duration

@@ -84,7 +84,7 @@ func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job
 		if second[i].process != nil {
 			r.PID = second[i].process.PID
 		}
-		v := verdict.Rank{Rank: r.Rank, Host: host, PID: r.PID, Dump: told[i].dump, Worker: told[i].worker}
+		v := verdict.Rank{Rank: r.Rank, Host: host, PID: r.PID, Records: verdict.Records{Dump: told[i].dump, Worker: told[i].worker}}
 		if v.World, _ = strconv.Atoi(r.env["WORLD_SIZE"]); r.env["MASTER_PORT"] != "" {
 			v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
 		}

@@ -138,7 +138,7 @@ func noStore(ctx context.Context, addr string, ranks []int) string {
 
 // askDebugServer asks the debug server of a rank for its flight recorder.
 func askDebugServer(ctx context.Context, rank int, server string) verdict.Rank {
-	r := verdict.Rank{Rank: rank, State: "S"}
+	r := verdict.Rank{Rank: rank, Process: verdict.Process{State: "S"}}
 	if u, err := url.Parse(server); err == nil {
 		r.Host = u.Hostname()
 	}

@@ -24,7 +24,7 @@ func at(rank int, function string, line int) Rank {
 
 func with(rank int, frames ...stacks.Frame) Rank {
 	t := stacks.Thread{ID: 100 + rank, State: "S", Kernel: "futex_do_wait", Frames: frames}
-	return Rank{Rank: rank, PID: 100 + rank, State: "S", Threads: []stacks.Thread{t}, Main: &t}
+	return Rank{Rank: rank, PID: 100 + rank, Process: Process{State: "S"}, Stacks: Stacks{Threads: []stacks.Thread{t}, Main: &t}}
 }
 
 func edit(r Rank, change func(*Rank)) Rank {

@@ -161,6 +161,9 @@ func (c *analysis) waited(ranks []int) time.Duration {
 	return oldest
 }
 
+// ofMain returns a rank of which only the main thread is known.
+func ofMain(t *stacks.Thread) Rank { return Rank{Stacks: Stacks{Main: t}} }
+
 // MainGoroutine returns the goroutine that tells most about a process: one of the program's own that waits in cohort,
 // else the first.
 func MainGoroutine(all []stacks.Thread) *stacks.Thread {
@@ -170,8 +173,8 @@ func MainGoroutine(all []stacks.Thread) *stacks.Thread {
 		if ownGoroutine(t) {
 			continue
 		}
-		waits := locateGo(Rank{Main: t}).waits()
-		if best == nil || waits && !locateGo(Rank{Main: best}).waits() || t.ID == 1 && !locateGo(Rank{Main: best}).waits() {
+		waits := locateGo(ofMain(t)).waits()
+		if best == nil || waits && !locateGo(ofMain(best)).waits() || t.ID == 1 && !locateGo(ofMain(best)).waits() {
 			best = t
 		}
 	}
@@ -185,9 +188,9 @@ func GoMoved(before, now []stacks.Thread) bool {
 	if main == nil {
 		return false
 	}
-	if at := locateGo(Rank{Main: main}); at.waits() {
+	if at := locateGo(ofMain(main)); at.waits() {
 		i := slices.IndexFunc(before, func(b stacks.Thread) bool { return b.ID == main.ID })
-		return i < 0 || locateGo(Rank{Main: &before[i]}) != at
+		return i < 0 || locateGo(ofMain(&before[i])) != at
 	}
 	return slices.ContainsFunc(now, func(t stacks.Thread) bool {
 		return ofProgram(&t) && (t.State == "R" || changed(before, &t))
@@ -196,7 +199,7 @@ func GoMoved(before, now []stacks.Thread) bool {
 
 // GoIdle returns how long the main goroutine of a program has at least stood still outside of cohort; 0: not known.
 func GoIdle(main *stacks.Thread) time.Duration {
-	if main == nil || locateGo(Rank{Main: main}).waits() {
+	if main == nil || locateGo(ofMain(main)).waits() {
 		return 0
 	}
 	return time.Duration(main.Minutes) * time.Minute

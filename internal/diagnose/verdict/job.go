@@ -10,24 +10,69 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 )
 
-// Succeeded is what Gone says of a rank that has ended well.
+// Succeeded is what Gone says of a rank that has succeeded.
 const Succeeded = "has exited with code 0"
 
-// Rank is what was seen of a rank.
+// Rank is what was seen of a rank, by the source of the evidence. The sources are embedded, so that their fields stand side by side in JSON.
 type Rank struct {
 	Rank int
 	Host string
 	PID  int
-	// World and Store are the WORLD_SIZE and the address of the store that it was started with; 0 and "" if they are not known.
+	// Taken is when it was seen, by the clock of its host; zero: when the job was.
+	Taken time.Time
+	// Trouble says why something could not be read.
+	Trouble string
+
+	Environment
+	Process
+	Stacks
+	Records
+
+	polls *Wait // what it asks the store for again and again
+}
+
+// Environment is what a rank was started with.
+type Environment struct {
+	// World and Store are the WORLD_SIZE and the address of the store; 0 and "" if they are not known.
 	World int
 	Store string
+}
+
+// Process is what the kernel tells of a rank's process, and of those below it.
+type Process struct {
 	// Gone says how the rank ended, "" if it runs: "was killed by SIGKILL".
 	Gone string
 	// State is the scheduler's state of the process: R, S, D, T.
 	State string
 	// Frozen says that its cgroup is frozen.
 	Frozen bool
-	// Threads are its Python threads, Main the main one; nil if it is not Python or could not be read.
+	// Sleeps says that the main thread slept for most of the time between two readings: it may run for a moment, to look again.
+	Sleeps bool
+	// GPU says that it computes on a GPU, and that its main thread runs without leaving its line: so does one that waits for the GPU.
+	GPU bool
+	// Idle is how long the main thread has not run, and Wakes how long it is going to sleep; 0: not known.
+	Idle, Wakes time.Duration
+	// Object is what the main thread reads, writes or connects to: "10.0.0.5:443"; "" if it is not known.
+	Object string
+	// Tracer is the debugger that has stopped it, or nil.
+	Tracer *Holder
+	// Holder is the process that holds the file lock that the main thread waits for, or nil.
+	Holder *Holder
+	// Dials are the addresses that it tries to connect to and has had no answer from for some time.
+	Dials []string
+	// Listens are the addresses at which others reach it.
+	Listens []string
+	// Children are processes below it that run code of the program or other programs: data loader workers, for instance.
+	Children []Child
+	// PoolIdle says that it has processes of a multiprocessing.Pool, and that each process below it waits for a task of one.
+	PoolIdle bool
+	// LostChildren says that a child of it has exited and was not waited for.
+	LostChildren bool
+}
+
+// Stacks is what the stacks of a rank tell: of Python's threads, or of goroutines.
+type Stacks struct {
+	// Threads are all that were read, Main the main one; nil if it is neither Python nor Go, or could not be read.
 	Threads []stacks.Thread
 	Main    *stacks.Thread
 	// Moved says that the main thread did something between two readings.
@@ -36,44 +81,20 @@ type Rank struct {
 	Once bool
 	// Loops says that it is in the function of the program that it was in at the first reading, and slept or asked a store there then.
 	Loops bool
-	// Sleeps says that the main thread slept for most of the time between two readings: it may run for a moment, to look again.
-	Sleeps bool
-	// GPU says that it computes on a GPU, and that its main thread runs without leaving its line: so does one that waits for the GPU.
-	GPU bool
-	// Idle is how long the main thread has not run, and Wakes how long it is going to sleep; 0: not known.
-	Idle, Wakes time.Duration
-	// Dump is its flight recorder, or nil.
-	Dump *torchdump.Dump
-	// Taken is when it was seen, by the clock of its host; zero: when the job was.
-	Taken time.Time
-	// Worker is what it says of itself as an RPC worker of Go, or nil.
-	Worker *Worker
-	// Object is what the main thread reads, writes or connects to, as far as the kernel tells: "10.0.0.5:443"; "" if it is not known.
-	Object string
-	// Tracer is the debugger that has stopped it, or nil.
-	Tracer *Holder
-	// Holder is the process that holds the file lock that the main thread waits for, or nil.
-	Holder *Holder
-	// Line is the text of the line of the program that the main thread has come to, with the rest of a call; "" if it is not known.
+	// Line is the text of the line of the program that the main thread is in, with the rest of a call; "" if it is not known.
 	Line string
-	// Dials are the addresses that it tries to connect to and has had no answer from for some time.
-	Dials []string
-	// Listens are the addresses at which others reach it.
-	Listens []string
-	// Raised is the exception that it has printed last, "" if it has printed something else since, or none.
-	Raised string
 	// Ending says that its program has ended and the process has not.
 	Ending bool
-	// Children are processes below it that run code of the program or other programs: data loader workers, for instance.
-	Children []Child
-	// PoolIdle says that it has processes of a multiprocessing.Pool, and that each process below it waits for a task of one.
-	PoolIdle bool
-	// LostChildren says that a child of it has ended and was not waited for.
-	LostChildren bool
-	// Trouble says why something could not be read.
-	Trouble string
+}
 
-	polls *Wait // what it asks the store for again and again
+// Records is what a rank itself has recorded or printed.
+type Records struct {
+	// Dump is its flight recorder, or nil.
+	Dump *torchdump.Dump
+	// Worker is what it says of itself as an RPC worker of Go, or nil.
+	Worker *Worker
+	// Raised is the exception that it has printed last, "" if it has printed something else since, or none.
+	Raised string
 }
 
 // atWork reports whether a rank does something of its own.

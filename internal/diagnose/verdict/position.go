@@ -431,5 +431,5 @@ func Where(frames []stacks.Frame, worker *Worker) string {
 	if len(frames) == 0 {
 		return ""
 	}
-	return locate(Rank{Main: &stacks.Thread{Frames: frames}, Worker: worker}).where()
+	return locate(Rank{Stacks: Stacks{Main: &stacks.Thread{Frames: frames}}, Records: Records{Worker: worker}}).where()
 }

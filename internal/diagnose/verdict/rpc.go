@@ -177,7 +177,7 @@ func threadOf(t *stacks.Thread) string {
 // locateThread finds where a thread is that need not be the main one.
 func locateThread(t *stacks.Thread) position {
 	if goFrames(t.Frames) {
-		return locateGo(Rank{Main: t})
+		return locateGo(ofMain(t))
 	}
 	return locateFrames(t.Frames)
 }

@@ -61,7 +61,7 @@ func With(frames []stacks.Frame) string {
 	if len(frames) == 0 {
 		return ""
 	}
-	p := locate(Rank{Main: &stacks.Thread{Frames: frames}})
+	p := locate(ofMain(&stacks.Thread{Frames: frames}))
 	if p.tensor == "" {
 		return p.where()
 	}

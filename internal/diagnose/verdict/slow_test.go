@@ -33,7 +33,7 @@ func TestSlowest(t *testing.T) {
 	}{
 		"one does not tell":  {[]Rank{rank(0, 20, never), rank(1, 20, always), edit(at(2, "step", 5), func(r *Rank) { r.Moved, r.Host = true, "a" })}, false},
 		"one was not seen":   {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(3, 20, never)}, false},
-		"one has ended":      {[]Rank{rank(0, 20, never), rank(1, 20, always), {Rank: 2, Gone: Succeeded}}, true},
+		"one has ended":      {[]Rank{rank(0, 20, never), rank(1, 20, always), {Rank: 2, Process: Process{Gone: Succeeded}}}, true},
 		"always":             {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(2, 20, never)}, true},
 		"one is ahead":       {[]Rank{rank(0, 21, never), rank(1, 20, always), rank(2, 20, never)}, true},
 		"lately":             {[]Rank{rank(0, 20, never), rank(1, 20, func(seq int) time.Duration { return lag * time.Duration(min(1, seq/13)) }), rank(2, 20, never)}, true},

@@ -60,7 +60,7 @@ func TestAnyEvidence(t *testing.T) {
 // TestProofOfSeveral: ranks that ended in the same way share a line, in the plural.
 func TestProofOfSeveral(t *testing.T) {
 	t.Parallel()
-	v := Judge(Job{World: 4, Ranks: []Rank{in(0, "all_reduce", "", 27), {Rank: 1, Gone: "was killed by SIGKILL"}, {Rank: 2, Gone: "has exited"}, {Rank: 3, Gone: "has exited"}}})
+	v := Judge(Job{World: 4, Ranks: []Rank{in(0, "all_reduce", "", 27), {Rank: 1, Process: Process{Gone: "was killed by SIGKILL"}}, {Rank: 2, Process: Process{Gone: "has exited"}}, {Rank: 3, Process: Process{Gone: "has exited"}}}})
 	for _, want := range []string{"rank 1: was killed by SIGKILL", "ranks 2 and 3: have exited"} {
 		if !slices.Contains(v.Proof, want) {
 			t.Errorf("no %q in %q", want, v.Proof)
@@ -92,7 +92,7 @@ func TestCalledJustNow(t *testing.T) {
 func TestProgress(t *testing.T) {
 	t.Parallel()
 	at := func(seq int) []Rank {
-		return []Rank{{Rank: 0}, {Rank: 1, Dump: &torchdump.Dump{Entries: []torchdump.Entry{{Group: "0", Seq: seq}, {Group: "1", Seq: 1}}}}}
+		return []Rank{{Rank: 0}, {Rank: 1, Records: Records{Dump: &torchdump.Dump{Entries: []torchdump.Entry{{Group: "0", Seq: seq}, {Group: "1", Seq: 1}}}}}}
 	}
 	if again := Progress(at(5)); Progress(at(5)) != again || again == Progress(at(6)) || again == "" || Progress([]Rank{{Rank: 0}}) != "" {
 		t.Errorf("%q, %q, %q", Progress(at(5)), Progress(at(6)), Progress([]Rank{{Rank: 0}}))

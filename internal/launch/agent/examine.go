@@ -151,7 +151,7 @@ func (a *attempt) examineLocal(ctx context.Context, apart time.Duration, look fu
 	}
 	for _, w := range a.workers {
 		if words := w.endText.Load(); words != nil {
-			seen.Ranks = append(seen.Ranks, verdict.Rank{Rank: int(w.rank), Host: a.job.host, Gone: *words})
+			seen.Ranks = append(seen.Ranks, verdict.Rank{Rank: int(w.rank), Host: a.job.host, Process: verdict.Process{Gone: *words}})
 		}
 	}
 	return seen

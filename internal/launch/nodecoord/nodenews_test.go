@@ -41,7 +41,7 @@ func TestTrimmed(t *testing.T) {
 	var big verdict.Job
 	frames := slices.Repeat([]stacks.Frame{{Func: strings.Repeat("f", 100), File: strings.Repeat("x", 100)}}, 100)
 	for rank := range 64 {
-		r := verdict.Rank{Rank: rank, Threads: slices.Repeat([]stacks.Thread{{Frames: frames}}, 50), Dump: &torchdump.Dump{Entries: make([]torchdump.Entry, 2000)}}
+		r := verdict.Rank{Rank: rank, Stacks: verdict.Stacks{Threads: slices.Repeat([]stacks.Thread{{Frames: frames}}, 50)}, Records: verdict.Records{Dump: &torchdump.Dump{Entries: make([]torchdump.Entry, 2000)}}}
 		r.Main = &r.Threads[0]
 		big.Ranks = append(big.Ranks, r)
 	}
@@ -77,7 +77,7 @@ func TestClocksOfNodes(t *testing.T) {
 		var nodes []verdict.Job
 		for rank, clock := range []time.Time{now, now.Add(ahead)} {
 			op := torchdump.Entry{Group: "0", Desc: "default_pg", Backend: "cohort", Op: []string{"all_reduce", "barrier"}[rank], Seq: 1, Open: true, Peer: -1, Created: clock.Add(-12 * time.Second).UnixNano()}
-			r := verdict.Rank{Rank: rank, State: "S", Threads: []stacks.Thread{{ID: 1, State: "S", Frames: frames}}, Dump: &torchdump.Dump{Entries: []torchdump.Entry{op}}}
+			r := verdict.Rank{Rank: rank, Process: verdict.Process{State: "S"}, Stacks: verdict.Stacks{Threads: []stacks.Thread{{ID: 1, State: "S", Frames: frames}}}, Records: verdict.Records{Dump: &torchdump.Dump{Entries: []torchdump.Entry{op}}}}
 			r.Main = &r.Threads[0]
 			if rank == 0 { // it does something else, and the other waits for it
 				r.Dump.Entries, r.Main.Frames = nil, []stacks.Frame{{Func: "time.Sleep", File: "time.go", Line: 1}, {Func: "main.load", File: "/home/u/load.go", Line: 2}}
