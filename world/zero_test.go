@@ -60,11 +60,11 @@ var zeroValues = []any{
 // connected are the types that stand for something outside of the value: a connection, a file, a membership. Only their constructors
 // make them, and of a zero one nothing but its text can be had.
 var connected = []string{
-	"world.World", "group.Group", "rpc.Agent", "rpc.Guest", "tcpstore.Client", "tcpstore.Server", "filestore.Store", "elastic.Coordinator",
+	"world.World", "group.Group", "rpc.Agent", "rpc.Client", "tcpstore.Client", "tcpstore.Server", "filestore.Store", "elastic.Coordinator",
 	"elastic.Member", "elastic.Starter", "ddp.Model", "distautograd.Context", "distautograd.Engine", "remote.Optimizer",
 }
 
-// mayPanic are methods that panic when they are misused, and say so.
+// mayPanic are methods that panic when they are misused, with a message.
 var mayPanic = []string{"rpc.Registry.MustClass", "rpc.Registry.MustHandle", "tensor.Tensor.Dim", "cohort.Promise[int].Complete"}
 
 // TestZeroValues: a zero value gives an error, or does nothing, where it cannot be used. It does not panic, and does not wait longer
@@ -79,13 +79,13 @@ func TestZeroValues(t *testing.T) {
 				continue
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-			trouble := make(chan any, 1)
+			panicked := make(chan any, 1)
 			go func() {
-				defer func() { trouble <- recover() }()
+				defer func() { panicked <- recover() }()
 				m.Func.Call(append([]reflect.Value{reflect.New(typ.Elem())}, zeroArguments(ctx, m.Type)...))
 			}()
 			select {
-			case p := <-trouble:
+			case p := <-panicked:
 				if p != nil {
 					t.Errorf("%s.%s of a zero value panics: %v", name, m.Name, p)
 				}
