@@ -206,9 +206,9 @@ func (g *Group) tick(now time.Time) background.State {
 	next := g.mu.sched.Current()
 	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.submitted.at) > background.Fast/2)
 	state := background.State{
-		Pending: g.mu.sched.Busy(),
-		Posted:  uint64(g.mu.sched.Sequence()) + g.mu.sched.MessageSequence(),
-		Alone:   reaped || g.mu.sched.Alone(),
+		Pending:    g.mu.sched.Busy(),
+		Posted:     uint64(g.mu.sched.Sequence()) + g.mu.sched.MessageSequence(),
+		Unattended: reaped || g.mu.sched.Alone(),
 	}
 	g.mu.Unlock()
 	g.perform(e)

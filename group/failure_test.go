@@ -234,7 +234,7 @@ func TestTimeoutFailsTheGroup(t *testing.T) {
 		if err := groups[r].Recv(ctx, from(int64(1)), 0, 0).Wait(ctx); !errors.Is(err, cohort.DeadlineExceeded) { // it ends when the rank is told
 			t.Errorf("rank %d: %v", r, err)
 		}
-		if err := groups[r].AllReduce(ctx, from(int64(1)), Sum).Wait(ctx); !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "told by rank 0") {
+		if err := groups[r].AllReduce(ctx, from(int64(1)), Sum).Wait(ctx); !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "reported by rank 0") {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}

@@ -47,7 +47,7 @@ type late struct{ context.Context } //nolint:containedctx // it is that context
 
 func (late) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
 
-// TestChooseAddressLate: a deadline that has passed is no missing route.
+// TestChooseAddressLate: a deadline that has passed is not reported as a missing route.
 func TestChooseAddressLate(t *testing.T) {
 	if got, err := ChooseAddress(late{t.Context()}, "", "127.0.0.1:29500"); err != nil || !got.IP.IsLoopback() {
 		t.Errorf("%v, %v", got, err)

@@ -8,7 +8,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/gloo/gloowire"
 )
 
-// barrier is a dissemination barrier: in step d, rank r hears from r-d and tells r+d.
+// barrier is a dissemination barrier: in step d, rank r receives from r-d and sends to r+d.
 func (x *run) barrier() error {
 	slot := x.slot(gloowire.Barrier)
 	for d := 1; d < x.size; d <<= 1 {
@@ -113,7 +113,7 @@ func (x *run) allGatherV() error {
 	return nil
 }
 
-// gather: everybody sends its block to the root.
+// gather: every rank sends its block to the root.
 func (x *run) gather() error {
 	r, slot := x.req, x.slot(gloowire.Gather)
 	if x.rank != r.Root {
@@ -141,7 +141,7 @@ func (x *run) receiveAll(slot uint64, room func(peer int) []byte) error {
 	return nil
 }
 
-// scatter: the root sends everybody its block.
+// scatter: the root sends every rank its block.
 func (x *run) scatter() error {
 	r, slot := x.req, x.slot(gloowire.Scatter)
 	if x.rank != r.Root {

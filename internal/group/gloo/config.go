@@ -43,7 +43,7 @@ type checker interface {
 // defaultTimeout bounds Connect, and later the connecting of a lazy pair, when Config.Timeout is zero.
 const defaultTimeout = 5 * time.Minute
 
-// Config says how to join a group.
+// Config describes how to join a group.
 type Config struct {
 	Rank, Size int
 
@@ -51,7 +51,7 @@ type Config struct {
 	Store  KV
 	Prefix string
 
-	// Generation is what the peers speak. Auto looks at what they publish, which needs a Checker.
+	// Generation is the protocol of the peers. Auto reads it from what they publish, which needs a Checker.
 	Generation Generation
 	// Lazy connects a pair at its first use; needs generation D.
 	Lazy bool
@@ -64,10 +64,10 @@ type Config struct {
 
 	// Timeout bounds Connect and the connecting of a lazy pair.
 	Timeout time.Duration
-	// Linger is how long Close goes on reading after the last byte was sent, so that what peers still send does not turn
+	// Linger is how long Close continues reading after the last byte was sent, so that what peers still send does not turn
 	// into a reset that destroys data. It ends early when the peers have closed.
 	Linger time.Duration
-	// OnLost, if set, is told of every rank that is gone, whether or not an operation runs; see [transport.Loss].
+	// OnLost, if set, is notified of every rank that is lost, whether or not an operation runs; see [transport.Loss].
 	OnLost func(transport.Loss)
 
 	Logger *slog.Logger
@@ -80,7 +80,7 @@ type Config struct {
 	// Wrap, if set, is given every connection before its first use; tests inject faults with it.
 	Wrap func(peer int, conn net.Conn) net.Conn
 
-	plain bool // say no more than PyTorch does, for tests
+	plain bool // send no more than PyTorch does, for tests
 }
 
 func (c *Config) prepare() error {

@@ -203,7 +203,7 @@ func (d *device) fetch(ctx context.Context, p *pair) (gloowire.Record, error) {
 		return gloowire.Record{}, e
 	}
 	record, err := gloowire.ParseRecord(raw, d.cfg.Size)
-	want := min(d.cfg.Generation, C) // a record of D looks like one of C
+	want := min(d.cfg.Generation, C) // a record of D has the form of one of C
 	if err == nil && record.Generation != want {
 		err = cohort.Newf("gloo: read record", cohort.Mismatch, "the peer has %s, but the group is one of %s, by what another rank published or by option: "+
 			"gloo cannot connect these versions, in a group or in a static RPC world", record.Generation.Versions(), d.cfg.Generation.Versions())
@@ -214,7 +214,7 @@ func (d *device) fetch(ctx context.Context, p *pair) (gloowire.Record, error) {
 		return gloowire.Record{}, e
 	}
 	if record.Generation <= B {
-		// The host name is only for messages; it stands there before the record.
+		// The host name is only for messages; it is published before the record.
 		if name, err := d.cfg.Store.Get(ctx, hostKey(d.cfg.Prefix, d.index, p.peer)); err == nil && len(name) <= gloowire.MaxHost {
 			p.setHost(string(name))
 		}
@@ -238,7 +238,7 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 		wg.Go(func() {
 			if err := connect(); err != nil {
 				e := cohort.Wrap("gloo: connect", cohort.PeerLost, err)
-				e.Rank, e.Peer = cohort.Rank(p.peer), p.where()
+				e.Rank, e.Peer = cohort.Rank(p.peer), p.address()
 				cancel(pairError{e})
 			}
 		})
@@ -269,12 +269,12 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 		}
 	}
 	if len(awaited) == d.cfg.Size-1 && d.listener != nil {
-		d.listener.stop() // everybody is here
+		d.listener.stop() // all ranks are connected
 	}
 	return nil
 }
 
-// connect decides who dials whom and starts this rank's part. waits says whether the pair must be there before the group is.
+// connect decides who dials whom and starts this rank's part. waits: the pair must be connected before the group is ready.
 func (d *device) connect(ctx context.Context, own *endpoints, p *pair, peer gloowire.Record, start func(*pair, func() error)) (waits bool, err error) {
 	theirs, id, hello, err := peer.For(d.cfg.Rank, p.peer)
 	if err != nil {
@@ -330,7 +330,7 @@ func (d *device) connectError(ctx context.Context, err error) error {
 	return err
 }
 
-// missing says which ranks did not connect.
+// missing reports which ranks did not connect.
 func (d *device) missing(ctx context.Context, pairs []*pair) error {
 	var names []string
 	first := cohort.NoRank
@@ -343,13 +343,13 @@ func (d *device) missing(ctx context.Context, pairs []*pair) error {
 		if first == cohort.NoRank {
 			first = cohort.Rank(p.peer)
 		}
-		names = append(names, fmt.Sprintf("%d (%s)", p.peer, p.where()))
+		names = append(names, fmt.Sprintf("%d (%s)", p.peer, p.address()))
 	}
 	e := cohort.New("gloo: connect", cohort.Internal, "")
 	if ctx.Err() != nil {
 		e = cohort.Ended(ctx, "gloo: connect")
 	}
 	e.Rank = first
-	e.Detail = "no connection from rank " + strings.Join(names, ", ") + d.listener.trouble()
+	e.Detail = "no connection from rank " + strings.Join(names, ", ") + d.listener.acceptProblem()
 	return e
 }

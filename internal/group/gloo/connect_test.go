@@ -362,7 +362,7 @@ func TestConnectErrors(t *testing.T) {
 	}
 }
 
-// TestConnectEndsAsItsContext: the cause of the caller's context, which may be any error of another operation, is no reason of ours.
+// TestConnectEndsAsItsContext: the cause of the caller's context, which may be any error of another operation, is not reported as the reason.
 func TestConnectEndsAsItsContext(t *testing.T) {
 	t.Parallel()
 	kv := store.NewMemory()

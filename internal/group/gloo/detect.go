@@ -15,7 +15,7 @@ import (
 // Timing of generation Auto.
 const (
 	detectPoll = 10 * time.Millisecond
-	// detectLimit is how long Auto waits for a peer to show its generation. If nobody does, all ranks may be waiting alike.
+	// detectLimit is how long Auto waits for a peer to show its generation. If none does, all ranks may be waiting for each other.
 	detectLimit = 3 * time.Second
 )
 
@@ -34,7 +34,7 @@ func (d *device) detect(ctx context.Context) (Generation, error) {
 			return has, true, err
 		}
 		has, err = check.Check(limit, recordKey(d.cfg.Prefix, d.index, r))
-		if has && err == nil { // it may have set its host name between the two looks
+		if has && err == nil { // it may have set its host name between the two polls
 			again, againErr := check.Check(limit, hostKey(d.cfg.Prefix, d.index, r))
 			if again || againErr != nil {
 				return again, true, againErr
@@ -48,7 +48,7 @@ func (d *device) detect(ctx context.Context) (Generation, error) {
 	if !old {
 		return C, nil
 	}
-	// A or B: the records tell, but a peer with a higher rank waits for our host name first.
+	// A or B: the records differ, but a peer with a higher rank waits for our host name first.
 	if err = d.announceHost(ctx); err != nil {
 		return auto, err
 	}

@@ -185,7 +185,7 @@ func (d *device) close() {
 	d.wg.Wait()
 }
 
-// noticeOf is what the other Go ranks are told when the group fails with err.
+// noticeOf is what the other Go ranks get when the group fails with err.
 func noticeOf(err error) gloowire.Notice {
 	n := gloowire.Notice{Code: cohort.CodeOf(err), Rank: -1, Text: err.Error()}
 	if e, ok := errors.AsType[*cohort.Error](err); ok {
@@ -197,12 +197,12 @@ func noticeOf(err error) gloowire.Notice {
 	return n
 }
 
-// lostError says that a peer is gone.
+// lostError is the error of a lost peer.
 func (d *device) lostError(p *pair, code cohort.Code, cause error, detail string) error {
 	e := cohort.New("gloo: connection", code, "")
 	e.Err = cause
 	e.Rank = cohort.Rank(p.peer)
-	e.Peer = p.where()
+	e.Peer = p.address()
 	e.Detail = detail
 	return e
 }

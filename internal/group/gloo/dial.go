@@ -17,15 +17,15 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// dialGrace is how long a dial may go on after its context ended. A connection that a PyTorch listener accepted must get
+// dialGrace is how long a dial may continue after its context ended. A connection that a PyTorch listener accepted must get
 // its preamble, so a dial is not cut off in the middle.
 const dialGrace = time.Second
 
-// dialAttempts is how often a refused dial is tried. A peer listens before it publishes, so refusal means that it is gone,
+// dialAttempts is how often a refused dial is tried. A peer listens before it publishes, so refusal means that its process has ended,
 // or that its queue is full for a moment.
 const dialAttempts = 4
 
-// dial connects to a peer, from our published address, by which a Go peer of generation A knows us, and says who we are.
+// dial connects to a peer, from our published address, by which a Go peer of generation A knows us, and identifies this rank.
 func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, hello bool) (net.Conn, error) {
 	if ctx.Err() != nil {
 		return nil, cohort.FromContext(ctx, "gloo: dial")
@@ -58,7 +58,7 @@ func dial(ctx context.Context, from netip.Addr, addr netip.AddrPort, id int64, h
 		var conn net.Conn
 		if conn, err = dialer.DialContext(patient, "tcp", addr.String()); err != nil {
 			if errors.Is(err, syscall.EADDRNOTAVAIL) && dialer.LocalAddr != nil {
-				dialer.LocalAddr = nil // no route from there: PyTorch does not care where we come from
+				dialer.LocalAddr = nil // no route from there: PyTorch does not check our address
 				continue
 			}
 			if ctxdial.Refused(err) {

@@ -10,7 +10,7 @@
 // Package wire has the byte formats, package match decides (without I/O) which message goes where, and this package moves
 // the bytes. keys.go has the store keys that PyTorch's versions use around a gloo group.
 //
-// There is no authentication and no version field in gloo's protocol. In generation A (PyTorch 1.13) a connection is
+// gloo's protocol has neither authentication nor a version field. In generation A (PyTorch 1.13) a connection is
 // recognised only by the port it arrives at, so only connections from the peer's published IP address are accepted; a
 // process that can connect from there first takes the peer's place. Bind to an interface that only the job can reach.
 package gloo

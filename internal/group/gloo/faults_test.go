@@ -44,7 +44,7 @@ func lostRank(t *testing.T, err error, rank int) {
 		t.Fatalf("want peer lost of rank %d, got %v", rank, err)
 	}
 	if e.Peer == "" {
-		t.Fatalf("the error does not say where the peer was: %v", err)
+		t.Fatalf("the error does not name the peer's address: %v", err)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestCloseSendsWhatIsQueued(t *testing.T) {
 		send := &transport.Op{Peer: 1, Slot: 1, Buf: data}
 		recv := &transport.Op{Peer: 0, Slot: 1, Buf: make([]byte, size)}
 		meshes[1].Recv(recv)
-		// When this message has come, the offer before it has, too: the data is then queued at once.
+		// When this message has arrived, the offer before it has, too: the data is then queued at once.
 		meshes[1].Send(&transport.Op{Peer: 0, Slot: 2})
 		ready := &transport.Op{Peer: 1, Slot: 2}
 		meshes[0].Recv(ready)
@@ -152,7 +152,7 @@ func TestCloseSendsWhatIsQueued(t *testing.T) {
 	}
 }
 
-func TestFailReachesEverybody(t *testing.T) {
+func TestFailReachesAllRanks(t *testing.T) {
 	meshes := connectWorld(t, 3, nil)
 	ops := make([]*transport.Op, 3)
 	for r := range 3 {
@@ -184,9 +184,9 @@ func TestCollectiveTimeoutNamesTheRank(t *testing.T) {
 	if err = e.Run(context.Background(), &collective.Request{Kind: collective.Barrier, Tag: 1}); err == nil {
 		t.Fatal("the group must stay failed")
 	}
-	// The others are told at once, with the reason.
+	// The others are notified at once, with the reason.
 	err = NewEngine(meshes[1]).Run(within(t, soon), &collective.Request{Kind: collective.Barrier})
-	if !errors.As(err, &de) || de.Code != cohort.DeadlineExceeded || de.Rank != cohort.NoRank || !strings.Contains(err.Error(), "it waits for rank 1 (told by rank 0)") {
+	if !errors.As(err, &de) || de.Code != cohort.DeadlineExceeded || de.Rank != cohort.NoRank || !strings.Contains(err.Error(), "it waits for rank 1 (reported by rank 0)") {
 		t.Fatalf("the late rank: %v", err)
 	}
 }
@@ -224,7 +224,7 @@ func TestSizeMismatchIsAnErrorEverywhere(t *testing.T) {
 				}
 			}
 			if !mismatch {
-				t.Errorf("nobody named the mismatch: %v", errs)
+				t.Errorf("no rank reported the mismatch: %v", errs)
 			}
 		})
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Fingerprint is what a rank says about a collective that it is going to run, where PyTorch's ranks run with
+// Fingerprint is what a rank publishes about a collective that it is going to run, where PyTorch's ranks run with
 // TORCH_DISTRIBUTED_DEBUG=DETAIL. On the wire it is a tensor of 64-bit integers.
 type Fingerprint struct {
 	Op       uint8  // PyTorch's number of the operation
@@ -21,7 +21,7 @@ type Fingerprint struct {
 	Tensors  []tensorPrint
 }
 
-// tensorPrint is what a fingerprint says about one tensor.
+// tensorPrint is the part of a fingerprint about one tensor.
 type tensorPrint struct {
 	DType  uint8 // PyTorch's number of the element type
 	Device uint8 // PyTorch's number of the device type; 0 is the CPU
@@ -49,7 +49,7 @@ const (
 	maxPrintDims    = 1 << 10
 )
 
-// Words returns the fingerprint as it travels.
+// Words returns the fingerprint as int64 words, as they are sent.
 func (f *Fingerprint) Words(l Layout) []int64 {
 	words := []int64{int64(f.Op)}
 	if l != Torch113 {
@@ -129,7 +129,7 @@ var torchOps = [...]string{
 	"reduce_scatter_tensor",
 }
 
-// String says what the rank runs, for people.
+// String reports what the rank runs, for people.
 func (f *Fingerprint) String() string {
 	var b strings.Builder
 	if int(f.Op) < len(torchOps) {

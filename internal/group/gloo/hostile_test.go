@@ -22,8 +22,8 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// TestStrangersAreHarmless lets all kinds of visitors come to the port while a world forms and works.
-func TestStrangersAreHarmless(t *testing.T) {
+// TestUnidentifiedConnectionsAreHarmless opens all kinds of connections to the port while a world forms and works.
+func TestUnidentifiedConnectionsAreHarmless(t *testing.T) {
 	for _, generation := range []Generation{B, C, D} {
 		t.Run(generation.String(), func(t *testing.T) {
 			kv := store.NewMemory()
@@ -54,7 +54,7 @@ func TestStrangersAreHarmless(t *testing.T) {
 				defer func() { _ = conn.Close() }()
 				visitors = append(visitors, conn)
 				switch i % 5 {
-				case 0: // says nothing
+				case 0: // sends nothing
 				case 1:
 					_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\n\r\n")
 				case 2:
@@ -75,7 +75,7 @@ func TestStrangersAreHarmless(t *testing.T) {
 				t.Fatal(err)
 			}
 			runPlans(t, asLinks(meshes), 5, 10, 0)
-			// Whoever said something wrong was shown the door.
+			// A connection with an invalid hello was closed.
 			for _, i := range []int{1, 2, 4} {
 				_ = visitors[i].SetReadDeadline(time.Now().Add(soon))
 				if n, err := visitors[i].Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, context.DeadlineExceeded) {
@@ -182,7 +182,7 @@ func frame(op gloowire.Opcode, slot, length uint64) []byte {
 func TestHostilePeerLosesItsPair(t *testing.T) {
 	for name, bytesSent := range map[string][]byte{
 		"data that is too long":     append(frame(gloowire.SendReady, 1, 100), append(frame(gloowire.Data, 1, 100), make([]byte, 100)...)...),
-		"data nobody asked for":     append(frame(gloowire.SendReady, 2, 4), append(frame(gloowire.Data, 2, 4), 1, 2, 3, 4)...),
+		"data without a receive":    append(frame(gloowire.SendReady, 2, 4), append(frame(gloowire.Data, 2, 4), 1, 2, 3, 4)...),
 		"data without announcement": append(frame(gloowire.Data, 1, 4), 1, 2, 3, 4),
 		"a huge length":             append(frame(gloowire.SendReady, 1, 1<<45), frame(gloowire.Data, 1, 1<<45)...),
 		"garbage":                   bytes.Repeat([]byte("garbage!"), 12),

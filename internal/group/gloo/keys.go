@@ -53,7 +53,7 @@ func LocalSyncName(ranks []int, groups int) string {
 }
 
 // GroupBase is the prefix that names a group: that of PyTorch's store of the group. In Torch26 a sub-group starts from the
-// default group's own prefix, and names carry a slash of their own.
+// default group's own prefix, and names begin with a slash themselves.
 func (l Layout) GroupBase(base, name string) string {
 	if l == Torch113 {
 		return Join(base, name)
@@ -93,7 +93,7 @@ func SplitName(parent string, ranks []cohort.Rank) string {
 	return parent + ":split:[" + strings.Join(parts, ", ") + "]"
 }
 
-// MergeRankKey counts the ranks that have come to a merge: each takes the number that it finds.
+// MergeRankKey counts the ranks that have joined a merge: each takes the number that it finds.
 const MergeRankKey = "mergeGroupRank"
 
 // ReconfigurePrefix is the Config.Prefix of a group that was made by reconfiguring the one with the given Config.Prefix.
@@ -129,7 +129,7 @@ func (l Layout) SequenceKey(base, name string) string {
 	return Join(l.GroupBase(base, name), "SEQ_NUM_STORE_KEY")
 }
 
-// recordKey is where rank's address record of a device stands.
+// recordKey is the key of rank's address record of a device.
 func recordKey(prefix string, device, rank int) string {
 	return Join(prefix, strconv.Itoa(device)+"/"+strconv.Itoa(rank))
 }

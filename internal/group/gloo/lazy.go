@@ -58,7 +58,7 @@ func (d *device) connectWanted(life context.Context) {
 // notConnected ends a pair that could not be connected.
 func (p *pair) notConnected(err error) {
 	e := cohort.Wrap("gloo: connect", cohort.Unavailable, err)
-	e.Rank, e.Peer = cohort.Rank(p.peer), p.where()
+	e.Rank, e.Peer = cohort.Rank(p.peer), p.address()
 	failpoint.At("gloo.lazy.failed")
 	p.d.mu.Lock()
 	p.d.machine.Lost(p.peer, e)
@@ -96,7 +96,7 @@ func (p *pair) connectNow(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		e := cohort.Ended(ctx, "gloo: connect")
-		e.Detail = "the peer did not connect" + d.listener.trouble()
+		e.Detail = "the peer did not connect" + d.listener.acceptProblem()
 		return e
 	}
 }

@@ -20,10 +20,10 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Bounds on strangers at our port.
+// Bounds on unidentified connections at our port.
 const (
-	maxUnidentifiedConns = 256              // connections that have not said who they are
-	helloLimit           = 10 * time.Second // time to say it
+	maxUnidentifiedConns = 256              // connections without a valid identifier
+	helloLimit           = 10 * time.Second // time to send it
 )
 
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
@@ -37,17 +37,17 @@ func listenOn(ctx context.Context, ip netip.Addr) (net.Listener, error) {
 	return ln, nil
 }
 
-// listener takes the connections of a device in generations B to D. A dialler says who it is by the first 8 bytes; whoever
-// does not, or says something that was never published, is closed.
+// listener takes the connections of a device in generations B to D. A dialler identifies itself by the first 8 bytes; a
+// connection that does not, or sends an identifier that was never published, is closed.
 type listener struct {
 	d  *device
 	ln net.Listener
 
 	mu struct {
 		sync.Mutex
-		strangers []net.Conn // oldest first
-		refused   error      // why the last connection could not be taken; nil: it was
-		stopped   bool
+		unidentified []net.Conn // oldest first
+		refused      error      // why the last connection could not be taken; nil: it was
+		stopped      bool
 	}
 }
 
@@ -88,8 +88,8 @@ func (l *listener) run() {
 	}
 }
 
-// trouble says why this rank cannot take connections: "" if it can. It is nothing that the ranks that are missing could know.
-func (l *listener) trouble() string {
+// acceptProblem reports why this rank cannot take connections: "" if it can. The missing ranks cannot know that.
+func (l *listener) acceptProblem() string {
 	if l == nil {
 		return ""
 	}
@@ -102,7 +102,7 @@ func (l *listener) trouble() string {
 	return "; this rank cannot take connections: " + l.mu.refused.Error()
 }
 
-// admit notes a stranger. At the bound the oldest one goes, since a real peer speaks at once.
+// admit records an unidentified connection. At the bound the oldest one is closed, since a real peer identifies itself at once.
 func (l *listener) admit(conn net.Conn) bool {
 	failpoint.At("gloo.admit")
 	l.mu.Lock()
@@ -111,12 +111,12 @@ func (l *listener) admit(conn net.Conn) bool {
 		_ = conn.Close()
 		return false
 	}
-	if len(l.mu.strangers) >= maxUnidentifiedConns {
-		_ = l.mu.strangers[0].Close()
-		l.mu.strangers = append(l.mu.strangers[:0], l.mu.strangers[1:]...)
+	if len(l.mu.unidentified) >= maxUnidentifiedConns {
+		_ = l.mu.unidentified[0].Close()
+		l.mu.unidentified = append(l.mu.unidentified[:0], l.mu.unidentified[1:]...)
 	}
 	l.mu.refused = nil
-	l.mu.strangers = append(l.mu.strangers, conn)
+	l.mu.unidentified = append(l.mu.unidentified, conn)
 	return true
 }
 
@@ -128,15 +128,15 @@ func (l *listener) identify(conn net.Conn) {
 	_, err := io.ReadFull(conn, hello[:])
 	failpoint.At("gloo.hello")
 	l.mu.Lock()
-	for i, c := range l.mu.strangers {
+	for i, c := range l.mu.unidentified {
 		if c == conn {
-			l.mu.strangers = append(l.mu.strangers[:i], l.mu.strangers[i+1:]...)
+			l.mu.unidentified = append(l.mu.unidentified[:i], l.mu.unidentified[i+1:]...)
 			break
 		}
 	}
 	stopped := l.mu.stopped
 	l.mu.Unlock()
-	p, guessed := l.d.whose(gloowire.ParsePreamble(hello))
+	p, guessed := l.d.pairOf(gloowire.ParsePreamble(hello))
 	if err != nil || stopped || p == nil {
 		l.d.cfg.Logger.Debug("gloo connection refused: no known identifier", slog.String("from", conn.RemoteAddr().String()))
 		_ = conn.Close()
@@ -146,8 +146,8 @@ func (l *listener) identify(conn net.Conn) {
 	p.offer(conn, guessed)
 }
 
-// newIdentifiers draws what each rank has to write when it dials us. Only who can read the store knows them, so nobody else
-// can take a rank's place. Peers of generation D may write their rank instead; where that is told, we publish ranks.
+// newIdentifiers draws what each rank has to write when it dials us. Only processes that can read the store know them, so no other
+// process can take a rank's place. Peers of generation D may write their rank instead; where the generation is known, we publish ranks.
 func (d *device) newIdentifiers() []int64 {
 	ids := make([]int64, len(d.pairs))
 	for r := range ids {
@@ -161,8 +161,8 @@ func (d *device) newIdentifiers() []int64 {
 	return ids
 }
 
-// whose returns the pair that an identifier belongs to. guessed tells that it is a rank, which anybody can write.
-func (d *device) whose(id int64) (p *pair, guessed bool) {
+// pairOf returns the pair that an identifier belongs to. guessed: it is a rank, which any process can write.
+func (d *device) pairOf(id int64) (p *pair, guessed bool) {
 	if r := slices.Index(d.ids, id); r >= 0 && d.cfg.Generation != D {
 		return d.pairs[r], false
 	}
@@ -178,7 +178,7 @@ func (d *device) writesRank(peer gloowire.Record) bool {
 	return d.cfg.Generation == D || peer.Generation == C && peer.IDs == nil
 }
 
-// stop closes the port and all strangers. It is idempotent.
+// stop closes the port and all unidentified connections. It is idempotent.
 func (l *listener) stop() {
 	failpoint.At("gloo.listener.stop")
 	l.mu.Lock()
@@ -188,7 +188,7 @@ func (l *listener) stop() {
 	}
 	l.mu.stopped = true
 	_ = l.ln.Close()
-	for _, c := range l.mu.strangers {
+	for _, c := range l.mu.unidentified {
 		_ = c.Close()
 	}
 }
@@ -202,7 +202,7 @@ const (
 	roleListen
 )
 
-// offer takes a connection whose dialler said it is this pair's peer. Before the peer's record was read nobody knows who
+// offer takes a connection whose dialler said it is this pair's peer. Before the peer's record was read it is unknown who
 // must dial, so it is parked; one that knows our identifier takes the place of one that may have guessed.
 func (p *pair) offer(conn net.Conn, guessed bool) {
 	failpoint.At("gloo.offer")

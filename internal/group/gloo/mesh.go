@@ -85,7 +85,7 @@ func (m *Mesh) Err() error {
 	return nil
 }
 
-// Awaited returns the ranks that ops wait for. Any of them may itself wait for another, which gloo does not tell.
+// Awaited returns the ranks that ops wait for. Any of them may itself wait for another, which gloo does not report.
 func (m *Mesh) Awaited() (ranks []int) {
 	for r := range m.size {
 		for _, d := range m.devices {

@@ -11,10 +11,10 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// readNotice reads what a Go rank says before it ends the connection.
+// readNotice reads what a Go rank sends before it ends the connection.
 func (p *pair) readNotice(f gloowire.Frame, native bool) error {
 	if !native {
-		return cohort.New("gloo: read frame", cohort.Protocol, "a notice of a rank that is no Go rank")
+		return cohort.New("gloo: read frame", cohort.Protocol, "a notice from a rank that is not a Go rank")
 	}
 	text := make([]byte, f.Length)
 	if err := p.in.payload(text); err != nil {
@@ -30,32 +30,32 @@ func (p *pair) readNotice(f gloowire.Frame, native bool) error {
 	return nil
 }
 
-// giveUp ends the connection because the group failed with err. A Go rank is told why: it takes an end without a word for
-// the death of this process.
+// giveUp ends the connection because the group failed with err. A Go rank gets the reason: it reports an end without a notice
+// as the death of this process.
 func (p *pair) giveUp(n *gloowire.Notice, err error) {
-	if p.say(n, err) && p.endWriting(err) {
+	if p.sendNotice(n, err) && p.endWriting(err) {
 		return // the reader ends the rest
 	}
 	p.kill(err)
 }
 
-// sayLimit bounds how long a notice waits for what is being written before it, and for room in the socket.
-const sayLimit = 200 * time.Millisecond
+// noticeTimeout bounds how long a notice waits for what is being written before it, and for room in the socket.
+const noticeTimeout = 200 * time.Millisecond
 
-// say writes a notice behind the frames that are being written and reports whether it did. What is only queued is dropped.
-func (p *pair) say(n *gloowire.Notice, err error) bool {
+// sendNotice writes a notice behind the frames that are being written and reports whether it did. What is only queued is dropped.
+func (p *pair) sendNotice(n *gloowire.Notice, err error) bool {
 	f, text := n.Frame()
 	message := make([]byte, gloowire.HeaderSize, gloowire.HeaderSize+len(text))
 	f.Put(message)
 	message = append(message, text...)
 
-	failpoint.At("gloo.pair.say")
+	failpoint.At("gloo.pair.notify")
 	p.d.mu.Lock()
 	p.dropQueue(err)
 	if p.native && p.writing && p.conn != nil {
 		p.awaitFlush()
 	}
-	if !p.native || p.conn == nil || p.writing || p.dead || p.mute != nil {
+	if !p.native || p.conn == nil || p.writing || p.dead || p.writeErr != nil {
 		p.d.mu.Unlock()
 		return false
 	}
@@ -64,7 +64,7 @@ func (p *pair) say(n *gloowire.Notice, err error) bool {
 	b.bufs[0], b.nops = message, 0
 	b.rest = b.bufs[:1]
 	p.d.mu.Unlock()
-	failpoint.At("gloo.pair.say.write")
+	failpoint.At("gloo.pair.notify.write")
 
 	done, failure := false, error(nil)
 	if p.raw != nil {
@@ -72,8 +72,8 @@ func (p *pair) say(n *gloowire.Notice, err error) bool {
 		done, failure = p.tryWrite()
 	}
 	if !done && failure == nil {
-		failpoint.At("gloo.pair.say.rest")
-		_ = p.conn.SetWriteDeadline(time.Now().Add(sayLimit))
+		failpoint.At("gloo.pair.notify.rest")
+		_ = p.conn.SetWriteDeadline(time.Now().Add(noticeTimeout))
 		failure = p.write()
 	}
 	for more := p.next(failure); more; more = p.next(p.write()) {
@@ -81,21 +81,21 @@ func (p *pair) say(n *gloowire.Notice, err error) bool {
 	return failure == nil
 }
 
-// awaitFlush waits until what is being written is written, for at most sayLimit. Called with d.mu held, which it releases
+// awaitFlush waits until what is being written is written, for at most noticeTimeout. Called with d.mu held, which it releases
 // meanwhile.
 func (p *pair) awaitFlush() {
 	flushed := make(chan struct{})
 	p.flushed = flushed
 	p.d.mu.Unlock()
-	failpoint.At("gloo.pair.say.wait")
-	limit := time.NewTimer(sayLimit)
+	failpoint.At("gloo.pair.notify.wait")
+	limit := time.NewTimer(noticeTimeout)
 	defer limit.Stop()
 	select {
 	case <-flushed:
 	case <-p.stop:
 	case <-limit.C:
 	}
-	failpoint.At("gloo.pair.said")
+	failpoint.At("gloo.pair.notified")
 	p.d.mu.Lock()
 }
 
@@ -111,8 +111,8 @@ func (p *pair) endWriting(err error) bool {
 	}
 	failpoint.At("gloo.pair.end_writing")
 	p.d.mu.Lock()
-	if p.mute == nil {
-		p.mute = err
+	if p.writeErr == nil {
+		p.writeErr = err
 	}
 	p.d.mu.Unlock()
 	failpoint.At("gloo.pair.fin")

@@ -27,7 +27,7 @@ type suspended struct{ *net.TCPConn }
 
 func (c suspended) SetWriteDeadline(t time.Time) error {
 	err := c.TCPConn.SetWriteDeadline(t)
-	time.Sleep(2 * sayLimit)
+	time.Sleep(2 * noticeTimeout)
 	return err
 }
 
@@ -42,19 +42,19 @@ func TestReasonOfASuspendedRank(t *testing.T) {
 	meshes[0].Fail(cohort.New("test", cohort.Mismatch, "the sizes differ"))
 	err := NewEngine(meshes[1]).Run(t.Context(), &collective.Request{Kind: collective.Barrier, Timeout: noticed})
 	if !errors.Is(err, cohort.Mismatch) {
-		t.Errorf("the other rank says %v", err)
+		t.Errorf("the other rank reports %v", err)
 	}
 }
 
-// lastWords is a connection that holds back what is written from a moment on.
-type lastWords struct {
+// finalNotice is a connection that holds back what is written from a moment on.
+type finalNotice struct {
 	net.Conn
 	hold  chan struct{} // closed: hold back
-	held  chan struct{} // told when something is held back
-	write chan struct{} // closed: go on
+	held  chan struct{} // signalled when something is held back
+	write chan struct{} // closed: continue
 }
 
-func (c *lastWords) Write(b []byte) (int, error) {
+func (c *finalNotice) Write(b []byte) (int, error) {
 	select {
 	case <-c.hold:
 		select {
@@ -67,15 +67,15 @@ func (c *lastWords) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-func (c *lastWords) SetWriteDeadline(time.Time) error { return nil } // it holds back for as long as the test wants
+func (c *finalNotice) SetWriteDeadline(time.Time) error { return nil } // it holds back for as long as the test wants
 
-func (c *lastWords) CloseWrite() error { return asTCP(c.Conn).CloseWrite() }
+func (c *finalNotice) CloseWrite() error { return asTCP(c.Conn).CloseWrite() }
 
-// TestReasonWithDataOnItsWay: what a peer sends to a rank that has failed, and does not get to say so at once, is no mistake of
-// the peer, and does not end the connection before the reason is said.
+// TestReasonWithDataOnItsWay: what a peer sends to a rank that has failed, and cannot send its notice at once, is not an error of
+// the peer, and does not end the connection before the reason is sent.
 func TestReasonWithDataOnItsWay(t *testing.T) {
 	t.Parallel()
-	words := &lastWords{hold: make(chan struct{}), held: make(chan struct{}, 1), write: make(chan struct{})}
+	words := &finalNotice{hold: make(chan struct{}), held: make(chan struct{}, 1), write: make(chan struct{})}
 	meshes := connectWorld(t, 2, func(rank int, c *Config) {
 		if rank == 0 {
 			c.Wrap = func(_ int, conn net.Conn) net.Conn {
@@ -111,7 +111,7 @@ func TestReasonWithDataOnItsWay(t *testing.T) {
 	close(words.write)
 	err := NewEngine(meshes[1]).Run(ctx, &collective.Request{Kind: collective.Barrier, Timeout: noticed})
 	if !errors.Is(err, cohort.Mismatch) {
-		t.Errorf("the other rank says %v", err)
+		t.Errorf("the other rank reports %v", err)
 	}
 	<-failed
 }
@@ -128,9 +128,9 @@ func reset(m *Mesh, peer int) {
 
 func awaitGone(t *testing.T, m *Mesh, rank int) {
 	t.Helper()
-	for ctx := within(t, noticed); !m.watch.knows(rank); time.Sleep(time.Millisecond) {
+	for ctx := within(t, noticed); !m.watch.recorded(rank); time.Sleep(time.Millisecond) {
 		if ctx.Err() != nil {
-			t.Fatalf("rank %d does not notice that rank %d is gone", m.rank, rank)
+			t.Fatalf("rank %d does not notice that rank %d is lost", m.rank, rank)
 		}
 	}
 }
@@ -148,7 +148,7 @@ func TestResetIsNotBackdated(t *testing.T) {
 	lostRank(t, meshes[0].Blame(&cohort.Error{Code: cohort.PeerLost, Rank: 1}), 2)
 }
 
-// TestResetInsideAMessage: a Go rank that gives up while it sends a large message cannot say so. That is no certain death.
+// TestResetInsideAMessage: a Go rank that gives up while it sends a large message cannot send a notice. That is not proof of its death.
 func TestResetInsideAMessage(t *testing.T) {
 	t.Parallel()
 	losses := make(chan transport.Loss, 4)
@@ -171,23 +171,23 @@ func TestResetInsideAMessage(t *testing.T) {
 			t.Errorf("%s: %v", l.How, l.Err)
 		}
 	case <-time.After(noticed):
-		t.Fatal("nobody was told")
+		t.Fatal("no loss was reported")
 	}
 }
 
-// unheard is a connection of a process that does not run when the connection ends, until heard is closed.
-type unheard struct {
+// unreadEnd is a connection of a process that does not run when the connection ends, until resumed is closed.
+type unreadEnd struct {
 	*net.TCPConn
 
-	ended chan<- struct{}
-	heard <-chan struct{}
+	ended   chan<- struct{}
+	resumed <-chan struct{}
 }
 
-func (c unheard) Read(b []byte) (int, error) {
+func (c unreadEnd) Read(b []byte) (int, error) {
 	n, err := c.TCPConn.Read(b)
 	if err != nil {
 		c.ended <- struct{}{}
-		<-c.heard
+		<-c.resumed
 	}
 	return n, err
 }
@@ -199,11 +199,11 @@ func TestResetAfterAPause(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the order of ends is known on Linux only")
 	}
-	ended, heard := make(chan struct{}, 8), make(chan struct{})
+	ended, resumed := make(chan struct{}, 8), make(chan struct{})
 	meshes := connectWorld(t, 3, func(rank int, c *Config) {
 		c.plain = true
 		if rank == 0 {
-			c.Wrap = func(_ int, conn net.Conn) net.Conn { return unheard{asTCP(conn), ended, heard} }
+			c.Wrap = func(_ int, conn net.Conn) net.Conn { return unreadEnd{asTCP(conn), ended, resumed} }
 		}
 	})
 	sever(meshes[2])
@@ -212,25 +212,25 @@ func TestResetAfterAPause(t *testing.T) {
 	reset(meshes[1], 0)
 	<-ended
 	time.Sleep(gloopresence.Grace + 100*time.Millisecond)
-	close(heard)
+	close(resumed)
 	awaitGone(t, meshes[0], 1)
 	awaitGone(t, meshes[0], 2)
 	lostRank(t, meshes[0].Blame(&cohort.Error{Code: cohort.PeerLost, Rank: 1}), 2)
 }
 
-// TestFirstOfThoseThatEndedUnheard: rank 2 dies with data unread, so that its connection is reset. Rank 1, which says no more than
+// TestFirstOfThoseThatEndedUnread: rank 2 dies with data unread, so that its connection is reset. Rank 1, which sends no more than
 // PyTorch does, ends because of it. Rank 0 does not run meanwhile and reads the two ends in any order; it blames rank 2.
-func TestFirstOfThoseThatEndedUnheard(t *testing.T) {
+func TestFirstOfThoseThatEndedUnread(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("the order of ends is known on Linux only")
 	}
 	for range 5 {
-		ended, heard := make(chan struct{}, 8), make(chan struct{})
+		ended, resumed := make(chan struct{}, 8), make(chan struct{})
 		meshes := connectWorld(t, 3, func(rank int, c *Config) {
 			c.plain = true
 			if rank == 0 {
-				c.Wrap = func(_ int, conn net.Conn) net.Conn { return unheard{asTCP(conn), ended, heard} }
+				c.Wrap = func(_ int, conn net.Conn) net.Conn { return unreadEnd{asTCP(conn), ended, resumed} }
 			}
 		})
 		wait := make(chan error, 1)
@@ -243,7 +243,7 @@ func TestFirstOfThoseThatEndedUnheard(t *testing.T) {
 		sever(meshes[1])
 		<-ended
 		time.Sleep(50 * time.Millisecond) // the FIN gets old
-		close(heard)
+		close(resumed)
 		lostRank(t, <-wait, 2)
 		lostRank(t, meshes[0].Blame(&cohort.Error{Code: cohort.PeerLost, Rank: 1}), 2)
 	}

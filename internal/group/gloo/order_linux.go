@@ -13,22 +13,22 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// order knows in which order the connections of a mesh ended. Connections end in the order of deaths, since a rank that gives
+// order records in which order the connections of a mesh ended. Connections end in the order of deaths, since a rank that gives
 // up because of another's death closes its own later; but they are not read in that order, least of all by a process that
 // did not run meanwhile. The kernel keeps the order: it appends every connection whose state changes to the ready list of an
 // epoll set. Data is not subscribed to, so it does not touch the list.
 type order struct {
 	mu struct {
 		sync.Mutex
-		set   int   // less than 0 if there is none
-		turns []int // by rank; 0 as long as its connections are there
-		last  int
+		set       int   // less than 0 if there is none
+		positions []int // by rank; 0 as long as its connections are there
+		last      int
 	}
 }
 
 func newOrder(size int) *order {
 	o := new(order)
-	o.mu.turns = make([]int, size)
+	o.mu.positions = make([]int, size)
 	set, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		set = -1
@@ -48,8 +48,8 @@ func (o *order) add(rank int, raw syscall.RawConn) {
 	_ = raw.Control(func(fd uintptr) { _ = unix.EpollCtl(o.mu.set, unix.EPOLL_CTL_ADD, int(fd), &event) })
 }
 
-// turn returns the place of a rank in the order, 0 if its connections have not ended or nothing is known.
-func (o *order) turn(rank int) int {
+// position returns the place of a rank in the order, 0 if its connections have not ended or nothing is known.
+func (o *order) position(rank int) int {
 	failpoint.At("gloo.order")
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -60,13 +60,13 @@ func (o *order) turn(rank int) int {
 			break
 		}
 		for _, e := range events[:n] {
-			if o.mu.turns[e.Fd] == 0 {
+			if o.mu.positions[e.Fd] == 0 {
 				o.mu.last++
-				o.mu.turns[e.Fd] = o.mu.last
+				o.mu.positions[e.Fd] = o.mu.last
 			}
 		}
 	}
-	return o.mu.turns[rank]
+	return o.mu.positions[rank]
 }
 
 func (o *order) close() {

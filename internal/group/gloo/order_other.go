@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// order knows nothing on this platform: connections count as ended when they are read.
+// order records nothing on this platform: connections count as ended when they are read.
 type order struct{}
 
 func newOrder(int) *order { return new(order) }
 
 func (*order) add(int, syscall.RawConn) {}
 
-func (*order) turn(int) int { return 0 }
+func (*order) position(int) int { return 0 }
 
 func (*order) close() {}
 

@@ -34,22 +34,22 @@ type pair struct {
 	lazyOnce  sync.Once
 
 	// Guarded by d.mu.
-	host    string
-	native  bool // a Go rank, which understands notices
-	left    bool // it said goodbye
-	role    role
-	own     gloowire.Record // what this rank published; lazy mode only
-	parked  net.Conn        // arrived before the role was known
-	guessed bool            // what parked wrote could be guessed
-	plain   bool            // the peer writes its rank, not the identifier that we published
-	conn    net.Conn
-	dead    bool  // nothing is sent or received any more
-	mute    error // why nothing is sent any more, while the reader still drains
-	out     []outFrame
-	writing bool          // somebody owns the batch
-	flushed chan struct{} // set by close: closed when the queue is empty
+	host     string
+	native   bool // a Go rank, which understands notices
+	left     bool // it sent a goodbye
+	role     role
+	own      gloowire.Record // what this rank published; lazy mode only
+	parked   net.Conn        // arrived before the role was known
+	guessed  bool            // what parked wrote could be guessed
+	plain    bool            // the peer writes its rank, not the identifier that we published
+	conn     net.Conn
+	dead     bool  // nothing is sent or received any more
+	writeErr error // why nothing is sent any more, while the reader still drains
+	out      []outFrame
+	writing  bool          // a goroutine owns the batch
+	flushed  chan struct{} // set by close: closed when the queue is empty
 
-	// Owned by whoever set writing.
+	// Owned by the goroutine that set writing.
 	batch batch
 
 	raw  syscall.RawConn // nil for wrapped connections
@@ -69,7 +69,7 @@ func newPair(d *device, peer int) *pair {
 	return &pair{d: d, peer: peer, ready: make(chan struct{}), wake: make(chan struct{}, 1), stop: make(chan struct{})}
 }
 
-func (p *pair) settled() { p.readyOnce.Do(func() { close(p.ready) }) }
+func (p *pair) markReady() { p.readyOnce.Do(func() { close(p.ready) }) }
 
 // attach makes conn the pair's connection and starts its goroutines. It closes conn when the pair already has one or is
 // no longer wanted.
@@ -100,7 +100,7 @@ func (p *pair) attach(conn net.Conn) {
 	if claimed {
 		p.handOver()
 	}
-	p.settled()
+	p.markReady()
 	p.d.cfg.Hook.Emit(observe.Event{
 		Kind: "gloo.connected", Rank: cohort.Rank(p.d.cfg.Rank), Group: p.d.cfg.Group, Peer: conn.RemoteAddr().String(),
 	})
@@ -114,8 +114,8 @@ func (p *pair) setHost(host string) {
 	p.d.mu.Unlock()
 }
 
-// where names the peer in errors: host and address, as far as known.
-func (p *pair) where() string {
+// address names the peer in errors: host and address, as far as known.
+func (p *pair) address() string {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	at := p.host
@@ -130,7 +130,7 @@ func (p *pair) where() string {
 
 // queue takes a frame from the machine and reports whether there is something to write. Called with d.mu held.
 func (p *pair) queue(e *gloomatch.Effect) bool {
-	if p.dead || p.mute != nil {
+	if p.dead || p.writeErr != nil {
 		if e.Op != nil {
 			e.Op.Complete(p.cause())
 		}
@@ -148,8 +148,8 @@ func (p *pair) cause() error {
 	if err := p.d.machine.PeerError(p.peer); err != nil {
 		return err
 	}
-	if p.mute != nil {
-		return p.mute
+	if p.writeErr != nil {
+		return p.writeErr
 	}
 	return errClosed()
 }
@@ -220,8 +220,8 @@ func (p *pair) lose(cause error) error {
 	case ctxdial.Reset(cause):
 		detail = "the peer reset the connection"
 	}
-	end := gloopresence.End{Rank: p.peer, Turn: d.watch.order.turn(p.peer), Undated: true}
-	if fin { // the kernel does not tell when a reset came
+	end := gloopresence.End{Rank: p.peer, Order: d.watch.order.position(p.peer), Undated: true}
+	if fin { // the kernel does not report when a reset came
 		age, known := sinceLastPacket(p.raw)
 		end.Age, end.Undated = age, !known
 	}
@@ -240,7 +240,7 @@ func (p *pair) lose(cause error) error {
 	err := d.lostError(p, code, cause, detail)
 	failpoint.At("gloo.pair.lose")
 	d.mu.Lock()
-	if p.mute != nil || d.machine.Err() != nil || d.machine.PeerError(p.peer) != nil {
+	if p.writeErr != nil || d.machine.Err() != nil || d.machine.PeerError(p.peer) != nil {
 		err = p.cause()
 	}
 	closing := d.closing || d.machine.Err() != nil
@@ -255,7 +255,7 @@ func (p *pair) lose(cause error) error {
 	if !closing && (pending || code != cohort.PeerLost) {
 		// An end with nothing pending is how every gloo group ends.
 		d.cfg.Logger.Warn("gloo peer lost", slog.Int("peer", p.peer), slog.String("err", err.Error()))
-		d.cfg.Hook.Emit(observe.Event{Kind: "gloo.peer_lost", Rank: cohort.Rank(d.cfg.Rank), Group: d.cfg.Group, Peer: p.where(), Err: err})
+		d.cfg.Hook.Emit(observe.Event{Kind: "gloo.peer_lost", Rank: cohort.Rank(d.cfg.Rank), Group: d.cfg.Group, Peer: p.address(), Err: err})
 	}
 	return err
 }
@@ -280,7 +280,7 @@ func (p *pair) kill(err error) {
 		_ = parked.Close()
 	}
 	close(p.stop)
-	p.settled()
+	p.markReady()
 }
 
 // dropQueue ends the ops that wait to be written. Called with d.mu held.
@@ -298,14 +298,14 @@ func (p *pair) dropQueue(err error) {
 	}
 }
 
-// silence stops writing after a write error. What the peer sent before it went is still read; the reader then finds
+// stopWriting stops writing after a write error. What the peer sent before that is still read; the reader then finds
 // the end of the connection, at the latest after the deadline set here.
-func (p *pair) silence(cause error) {
+func (p *pair) stopWriting(cause error) {
 	err := p.d.lostError(p, cohort.PeerLost, cause, "writing failed: "+cause.Error())
 	failpoint.At("gloo.pair.silence")
 	p.d.mu.Lock()
-	if p.mute == nil {
-		p.mute = err
+	if p.writeErr == nil {
+		p.writeErr = err
 	}
 	p.dropQueue(err)
 	p.d.mu.Unlock()
@@ -318,7 +318,7 @@ const flushLimit = 2 * time.Second
 // close sends what is queued, then a FIN, and reads on for a moment: closing a socket with unread data resets the
 // connection, which can destroy data that the peer has not read yet.
 func (p *pair) close() {
-	farewell := p.d.watch.goodbye()
+	last := p.d.watch.goodbye()
 	failpoint.At("gloo.pair.closing")
 	p.d.mu.Lock()
 	conn := p.conn
@@ -327,8 +327,8 @@ func (p *pair) close() {
 		p.kill(errClosed())
 		return
 	}
-	if p.native && p.mute == nil {
-		f, _ := farewell.Frame()
+	if p.native && p.writeErr == nil {
+		f, _ := last.Frame()
 		p.out = append(p.out, outFrame{frame: f})
 	}
 	var flushed chan struct{}

@@ -23,13 +23,13 @@ import (
 // noticed bounds how long a rank may take to learn of a death: five times what is promised.
 const noticed = 5 * time.Second
 
-// sever ends all connections of a rank as the death of its process would: without a word.
+// sever ends all connections of a rank as the death of its process would: without a notice.
 func sever(m *Mesh) {
 	for _, d := range m.devices {
 		d.mu.Lock()
 		for _, p := range d.pairs {
 			if p != nil {
-				p.native = false // a dead process says nothing
+				p.native = false // a dead process sends nothing
 			}
 		}
 		for _, p := range d.pairs {
@@ -41,7 +41,7 @@ func sever(m *Mesh) {
 	}
 }
 
-// TestDeathOfAnyRankIsNamedByAll: five ranks, of which some say no more than PyTorch does; one is late, another dies, and those
+// TestDeathOfAnyRankIsNamedByAll: five ranks, of which some send no more than PyTorch does; one is late, another dies, and those
 // like PyTorch end a moment after it. All others name the dead one.
 func TestDeathOfAnyRankIsNamedByAll(t *testing.T) {
 	t.Parallel()
@@ -80,7 +80,7 @@ func TestDeathOfAnyRankIsNamedByAll(t *testing.T) {
 				wg.Go(func() {
 					// A PyTorch rank that raises an error takes a while to end.
 					for r, m := range meshes {
-						for r != victim && !like(r) && !m.watch.knows(victim) && m.Err() == nil && time.Since(start) < noticed {
+						for r != victim && !like(r) && !m.watch.recorded(victim) && m.Err() == nil && time.Since(start) < noticed {
 							time.Sleep(time.Millisecond)
 						}
 					}
@@ -107,7 +107,7 @@ func TestDeathOfAnyRankIsNamedByAll(t *testing.T) {
 }
 
 // TestBlameWaitsForWhoEnded: between the end of a connection and the machine's knowledge of it a reader may be suspended for
-// long. Until then nobody else is blamed.
+// long. Until then no other rank is blamed.
 func TestBlameWaitsForWhoEnded(t *testing.T) {
 	t.Parallel()
 	m := connectWorld(t, 3, nil)[0]
@@ -127,9 +127,9 @@ func TestBlameWaitsForWhoEnded(t *testing.T) {
 	}
 	for range 3 { // messages that failed, say
 		_ = m.Blame(&cohort.Error{Code: cohort.PeerLost, Rank: 1})
-		looks := <-m.watch.looks
-		if m.watch.looks <- looks; looks != sweeps {
-			t.Errorf("%d looks in vain, want %d in all", looks, sweeps)
+		polls := <-m.watch.polls
+		if m.watch.polls <- polls; polls != maxPolls {
+			t.Errorf("%d polls in vain, want %d in all", polls, maxPolls)
 		}
 	}
 	m.watch.ended(&gloopresence.End{Rank: 2, Seen: m.watch.now(), Err: errors.New("rank 2 is gone")})
@@ -137,13 +137,13 @@ func TestBlameWaitsForWhoEnded(t *testing.T) {
 		t.Error("Blame waits for what the machine knows")
 	}
 	_ = m.Blame(&cohort.Error{Code: cohort.PeerLost, Rank: 1})
-	if looks := <-m.watch.looks; looks != 0 {
-		t.Errorf("after %d looks nobody is late, and they still count", looks)
+	if polls := <-m.watch.polls; polls != 0 {
+		t.Errorf("after %d polls no reader is late, and they still count", polls)
 	}
-	m.watch.looks <- 0
+	m.watch.polls <- 0
 }
 
-// TestDeathWhileIdle: ranks that run nothing are told, and the next collective fails at once.
+// TestDeathWhileIdle: ranks that run nothing are notified, and the next collective fails at once.
 func TestDeathWhileIdle(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		losses := make(chan transport.Loss, 16)
@@ -160,7 +160,7 @@ func TestDeathWhileIdle(t *testing.T) {
 				t.Errorf("plain %v: %+v", plain, l)
 			}
 		case <-time.After(noticed):
-			t.Fatal("nobody was told")
+			t.Fatal("no loss was reported")
 		}
 		start := time.Now()
 		err := NewEngine(meshes[0]).Run(context.Background(), &collective.Request{Kind: collective.Barrier, Timeout: noticed})
@@ -171,11 +171,11 @@ func TestDeathWhileIdle(t *testing.T) {
 	}
 }
 
-// TestMessagesDoNotHideADeath: a rank that says no more than PyTorch does dies, and a late one sends messages all the time. The
+// TestMessagesDoNotHideADeath: a rank that sends no more than PyTorch does dies, and a late one sends messages all the time. The
 // collective that needs the dead rank ends all the same.
 func TestMessagesDoNotHideADeath(t *testing.T) {
 	t.Parallel()
-	const size, late = 5, 4 // in a barrier rank 0 hears from rank 4 first
+	const size, late = 5, 4 // in a barrier rank 0 receives from rank 4 first
 	meshes := connectWorld(t, size, func(rank int, c *Config) { c.plain = rank == 2 })
 	ended := make(chan error, 1)
 	go func() {
@@ -223,7 +223,7 @@ func TestEarlyLeaverIsNoDeath(t *testing.T) {
 						errs[r] = errors.New("wrong data")
 					}
 					if r == 2 {
-						_ = meshes[2].Close() // done and gone, while 1 and 3 have not come
+						_ = meshes[2].Close() // done, while 1 and 3 have not entered
 						close(left)
 					}
 				})
@@ -238,7 +238,7 @@ func TestEarlyLeaverIsNoDeath(t *testing.T) {
 	}
 }
 
-// TestReasonTravels: what a Go rank gave up for is what the others say.
+// TestReasonTravels: the reason of a Go rank that gives up is the error of the others.
 func TestReasonTravels(t *testing.T) {
 	meshes := connectWorld(t, 3, nil)
 	done := make(chan error, 1)
@@ -248,11 +248,11 @@ func TestReasonTravels(t *testing.T) {
 	meshes[0].Fail(cohort.New("test", cohort.Mismatch, "ranks differ"))
 	select {
 	case err := <-done:
-		if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "ranks differ (told by rank 0)") {
+		if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "ranks differ (reported by rank 0)") {
 			t.Error(err)
 		}
 	case <-time.After(noticed):
-		t.Fatal("rank 1 does not hear of it")
+		t.Fatal("rank 1 is not notified")
 	}
 }
 
@@ -276,9 +276,9 @@ func TestLateConsequenceOfADeath(t *testing.T) {
 	lostRank(t, <-ended, 2)
 }
 
-// TestFarewellSaysWhy: rank 1 has seen the death of rank 2 and closes the group. Rank 0, which has not seen it, names rank 2 for a
+// TestCloseReasonTravels: rank 1 has seen the death of rank 2 and closes the group. Rank 0, which has not seen it, names rank 2 for a
 // collective and a message.
-func TestFarewellSaysWhy(t *testing.T) {
+func TestCloseReasonTravels(t *testing.T) {
 	t.Parallel()
 	meshes := connectWorld(t, 3, nil)
 	message := &transport.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1)}
@@ -290,8 +290,8 @@ func TestFarewellSaysWhy(t *testing.T) {
 	lostRank(t, NewEngine(meshes[0]).Run(within(t, noticed), &collective.Request{Kind: collective.Barrier}), 2)
 }
 
-// TestFarewellWithoutAReason: a farewell may not blame the rank that says it, the one that hears it, or nobody. It is a goodbye then.
-func TestFarewellWithoutAReason(t *testing.T) {
+// TestCloseNoticeWithoutAReason: a close notice may not blame the rank that sends it, the one that receives it, or none. It is a goodbye then.
+func TestCloseNoticeWithoutAReason(t *testing.T) {
 	t.Parallel()
 	for blamed, want := range map[int]cohort.Rank{-1: 1, 0: 1, 1: 1, 2: 2} {
 		meshes := connectWorld(t, 3, nil)
@@ -303,7 +303,7 @@ func TestFarewellWithoutAReason(t *testing.T) {
 			NewEngine(meshes[0]).Run(within(t, noticed), &collective.Request{Kind: collective.Barrier}),
 		} {
 			lostRank(t, err, int(want))
-			said := strings.Contains(err.Error(), farewellDetail)
+			said := strings.Contains(err.Error(), closeReasonDetail)
 			if said != (want == 2) {
 				t.Errorf("rank 1 blames %d: %v", blamed, err)
 			}
@@ -311,9 +311,9 @@ func TestFarewellWithoutAReason(t *testing.T) {
 	}
 }
 
-// TestNobodyNamesItself: ranks 1 and 2 lose each other while both live. Rank 1 says so to rank 0 when it closes the group, and rank 0 to rank
+// TestNoRankNamesItself: ranks 1 and 2 lose each other while both live. Rank 1 reports that to rank 0 when it closes the group, and rank 0 to rank
 // 2, which names the loss that it saw.
-func TestNobodyNamesItself(t *testing.T) {
+func TestNoRankNamesItself(t *testing.T) {
 	t.Parallel()
 	meshes := connectWorld(t, 3, nil)
 	from1, from0 := &transport.Op{Peer: 1, Slot: 1, Buf: make([]byte, 1)}, &transport.Op{Peer: 0, Slot: 1, Buf: make([]byte, 1)}
@@ -326,7 +326,7 @@ func TestNobodyNamesItself(t *testing.T) {
 	lostRank(t, meshes[0].Blame(meshes[0].Wait(within(t, noticed), from1)), 2)
 	_ = meshes[0].Close()
 	if err := meshes[2].Wait(within(t, noticed), from0); err == nil {
-		t.Fatal("rank 2 does not hear that rank 0 left")
+		t.Fatal("rank 2 is not notified that rank 0 left")
 	}
 	lostRank(t, NewEngine(meshes[2]).Run(within(t, noticed), &collective.Request{Kind: collective.Barrier}), 1)
 }

@@ -50,7 +50,7 @@ func (r *reader) header() (gloowire.Frame, error) {
 	return f, err
 }
 
-// count takes note of bytes that have arrived. Messages do not count: a rank can send them while another one is dead.
+// count records bytes that have arrived. Messages do not count: a rank can send them while another one is dead.
 func (r *reader) count(n int) {
 	if r.counts {
 		r.moved.Add(uint64(n)) //nolint:gosec // not negative
@@ -129,7 +129,7 @@ func (r *reader) drain() error {
 	}
 }
 
-// unexpected turns the end of the stream inside a message into an error of its own.
+// unexpected turns the end of the stream inside a message into an error.
 func unexpected(err error) error {
 	if err == io.EOF { //nolint:errorlint // io.Reader returns it unwrapped
 		return io.ErrUnexpectedEOF

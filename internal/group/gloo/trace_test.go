@@ -50,7 +50,7 @@ func (c *tap) CloseWrite() error {
 	return nil
 }
 
-// traffic is what goes from one rank to another on one slot, by opcode. How announcements, offers and data interleave
+// traffic is what one rank sends to another on one slot, by opcode. How announcements, offers and data interleave
 // depends on timing; the order within each does not.
 type traffic map[string][]string
 

@@ -22,11 +22,11 @@ func (starved) Accept() (net.Conn, error) {
 }
 func (starved) Close() error { return nil }
 
-// TestTroubleOfAListener: a rank that cannot take connections says so, instead of only naming those that it waits for.
-func TestTroubleOfAListener(t *testing.T) {
+// TestAcceptProblemOfAListener: a rank that cannot take connections reports that, instead of only naming those that it waits for.
+func TestAcceptProblemOfAListener(t *testing.T) {
 	d := newDevice(&Config{Rank: 0, Size: 2, Logger: slog.New(slog.DiscardHandler)}, 0, "")
 	d.startListener(starved{})
-	testkit.Until(t, "an attempt to accept", func() bool { return d.listener.trouble() != "" })
+	testkit.Until(t, "an attempt to accept", func() bool { return d.listener.acceptProblem() != "" })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := d.missing(ctx, d.pairs[1:])
@@ -38,11 +38,11 @@ func TestTroubleOfAListener(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	d.listener.admit(ours)
-	if text := d.listener.trouble(); text != "" {
-		t.Errorf("it has taken one, and says %q", text)
+	if text := d.listener.acceptProblem(); text != "" {
+		t.Errorf("it has taken one, and reports %q", text)
 	}
 	_ = ours.Close()
-	if text := (*listener)(nil).trouble(); text != "" {
+	if text := (*listener)(nil).acceptProblem(); text != "" {
 		t.Errorf("without a listener: %q", text)
 	}
 }

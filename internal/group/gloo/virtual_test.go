@@ -52,9 +52,9 @@ func TestBarrierWaitsForTheLastRank(t *testing.T) {
 	}
 }
 
-// TestAMissingRankEndsEverybody lets one rank stay away: those that wait for it time out, and their failure ends the others
+// TestAMissingRankEndsAllRanks leaves one rank out: those that wait for it time out, and their failure ends the others
 // at the same moment.
-func TestAMissingRankEndsEverybody(t *testing.T) {
+func TestAMissingRankEndsAllRanks(t *testing.T) {
 	errs, took := inVirtualTime(t, func(ctx context.Context, rank int, mesh transport.Mesh) error {
 		if rank == 17 {
 			<-time.After(time.Hour)
@@ -73,7 +73,7 @@ func TestAMissingRankEndsEverybody(t *testing.T) {
 	}
 }
 
-// TestDeathInTheMiddle kills a rank while its neighbours are busy with it: everybody ends at that moment.
+// TestDeathInTheMiddle kills a rank while its neighbours are busy with it: every rank ends at that moment.
 func TestDeathInTheMiddle(t *testing.T) {
 	errs, took := inVirtualTime(t, func(ctx context.Context, rank int, mesh transport.Mesh) error {
 		if rank == 30 {

@@ -19,37 +19,37 @@ import (
 
 // Watcher is a mesh that ends collectives which a lost rank has made impossible, also where they do not talk to that rank.
 type Watcher interface {
-	// Watch takes note that a collective starts. If it cannot end any more, its set fails, now or at any time until Unwatch.
+	// Watch records that a collective starts. If it cannot end any more, its set fails, now or at any time until Unwatch.
 	Watch(c *gloopresence.Collective)
-	// Unwatch takes note that it is over.
+	// Unwatch records that it is over.
 	Unwatch(c *gloopresence.Collective, ok bool)
-	// Blame returns the error of a collective or a message that failed: it names the rank that went first where others followed.
+	// Blame returns the error of a collective or a message that failed: it names the rank that was lost first where others followed.
 	Blame(err error) error
 }
 
-// watch drives the machine that knows which ranks are there.
+// watch drives the machine that tracks which ranks are present.
 type watch struct {
 	mesh   *Mesh
 	onLost func(transport.Loss)
 	start  time.Time
 	moved  atomic.Uint64 // bytes that arrived for collectives
 	order  *order        // of connections that ended
-	looks  chan int      // holds how often Blame has looked in vain; whoever looks has taken it
+	polls  chan int      // holds how often Blame has polled in vain; the goroutine that polls has taken it
 	stop   chan struct{}
 	tasks  sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
-		machine  *gloopresence.Machine
-		seen     uint64 // moved when last looked at
-		doubting bool   // a goroutine waits for the end of a doubt
-		closed   bool
+		machine   *gloopresence.Machine
+		seen      uint64 // moved when last read
+		resolving bool   // resolveSuspects runs
+		closed    bool
 	}
 }
 
 func newWatch(m *Mesh, onLost func(transport.Loss)) *watch {
-	w := &watch{mesh: m, onLost: onLost, start: time.Now(), order: newOrder(m.size), looks: make(chan int, 1), stop: make(chan struct{})}
-	w.looks <- 0
+	w := &watch{mesh: m, onLost: onLost, start: time.Now(), order: newOrder(m.size), polls: make(chan int, 1), stop: make(chan struct{})}
+	w.polls <- 0
 	w.mu.machine = gloopresence.New(m.rank, m.size)
 	return w
 }
@@ -74,7 +74,7 @@ func (m *Mesh) Unwatch(c *gloopresence.Collective, ok bool) {
 	w.mu.machine.End(c, ok)
 }
 
-// settle carries out what the machine asks for, sees to doubts, and releases the lock.
+// settle carries out what the machine asks for, starts resolveSuspects if needed, and releases the lock.
 func (w *watch) settle() {
 	m := w.mu.machine
 	var losses []transport.Loss
@@ -86,9 +86,9 @@ func (w *watch) settle() {
 		}
 	}
 	m.Effects = m.Effects[:0]
-	if _, doubt := m.SuspectDeadline(); doubt && !w.mu.doubting && !w.mu.closed {
-		w.mu.doubting = true
-		w.tasks.Go(w.doubt)
+	if _, doubt := m.SuspectDeadline(); doubt && !w.mu.resolving && !w.mu.closed {
+		w.mu.resolving = true
+		w.tasks.Go(w.resolveSuspects)
 	}
 	closed := w.mu.closed
 	w.mu.Unlock()
@@ -100,26 +100,26 @@ func (w *watch) settle() {
 	}
 }
 
-// doubt waits until it is certain whether a rank that went without a word has died.
-func (w *watch) doubt() {
-	t := time.NewTicker(gloopresence.LookEvery)
+// resolveSuspects waits until it is certain whether a rank whose connection ended without a notice has died.
+func (w *watch) resolveSuspects() {
+	t := time.NewTicker(gloopresence.PollInterval)
 	defer t.Stop()
 	for {
-		failpoint.At("gloo.watch.doubt.wait")
+		failpoint.At("gloo.watch.suspect.wait")
 		select {
 		case <-t.C:
 		case <-w.stop:
 			return
 		}
-		failpoint.At("gloo.watch.doubt")
+		failpoint.At("gloo.watch.suspect")
 		w.mu.Lock()
 		if moved := w.moved.Load(); moved != w.mu.seen {
 			w.mu.seen = moved
 			w.mu.machine.Moved(w.now())
 		}
-		w.mu.machine.Look(w.now())
+		w.mu.machine.Poll(w.now())
 		_, doubt := w.mu.machine.SuspectDeadline()
-		w.mu.doubting = doubt
+		w.mu.resolving = doubt
 		w.settle()
 		if !doubt {
 			return
@@ -127,7 +127,7 @@ func (w *watch) doubt() {
 	}
 }
 
-// ended is told of a connection that ended without a goodbye.
+// ended records a connection that ended without a goodbye.
 func (w *watch) ended(e *gloopresence.End) {
 	failpoint.At("gloo.watch.ended")
 	w.mu.Lock()
@@ -135,7 +135,7 @@ func (w *watch) ended(e *gloopresence.End) {
 	w.settle()
 }
 
-// received is told of a notice.
+// received records a notice.
 func (w *watch) received(p *pair, n *gloowire.Notice) {
 	left := p.d.lostError(p, cohort.PeerLost, nil, goodbyeDetail)
 	if n.Goodbye {
@@ -145,46 +145,46 @@ func (w *watch) received(p *pair, n *gloowire.Notice) {
 		w.settle()
 		return
 	}
-	farewell := n.Text == ""
-	e := &cohort.Error{Op: "gloo: group", Code: n.Code, Rank: cohort.Rank(n.Rank), Detail: cmp.Or(n.Text, farewellDetail) + " (told by rank " + itoa(p.peer) + ")"}
+	withoutText := n.Text == ""
+	e := &cohort.Error{Op: "gloo: group", Code: n.Code, Rank: cohort.Rank(n.Rank), Detail: cmp.Or(n.Text, closeReasonDetail) + " (reported by rank " + itoa(p.peer) + ")"}
 	dead := -1
 	switch n.Code {
 	case cohort.PeerLost:
 		dead = n.Rank
-		if farewell && dead < 0 {
-			dead = p.peer // it names nobody else
+		if withoutText && dead < 0 {
+			dead = p.peer // it names no other rank
 		}
 	case cohort.Closed:
 		e.Code, e.Detail = cohort.PeerLost, goodbyeDetail+" during an operation"
-	case cohort.Unknown, cohort.Canceled: // nobody here was cancelled
+	case cohort.Unknown, cohort.Canceled: // no operation was cancelled here
 		e.Code = cohort.Aborted
 	default:
 	}
 	if n.Rank < 0 {
 		e.Rank = cohort.NoRank
-		if n.Code != cohort.DeadlineExceeded { // whose time is over has waited for another rank
+		if n.Code != cohort.DeadlineExceeded { // a rank that timed out has waited for another rank
 			e.Rank = cohort.Rank(p.peer)
 		}
 	}
 	if e.Rank != cohort.NoRank && p.d.pairs[e.Rank] != nil {
-		e.Peer = p.d.pairs[e.Rank].where()
+		e.Peer = p.d.pairs[e.Rank].address()
 	}
-	failpoint.At("gloo.watch.told")
+	failpoint.At("gloo.watch.report")
 	w.mu.Lock()
-	if farewell {
-		w.mu.machine.Farewell(w.now(), p.peer, dead, e, left)
+	if withoutText {
+		w.mu.machine.ClosedBecause(w.now(), p.peer, dead, e, left)
 	} else {
-		w.mu.machine.Told(w.now(), dead, e)
+		w.mu.machine.Abandoned(w.now(), dead, e)
 	}
 	w.settle()
 }
 
 const (
-	goodbyeDetail  = "it closed the group"
-	farewellDetail = "the reason why a rank has closed the group"
+	goodbyeDetail     = "it closed the group"
+	closeReasonDetail = "the reason why a rank has closed the group"
 )
 
-// goodbye is what this rank says when it closes the group: goodbye, or why it has closed it, if there is a reason.
+// goodbye is the notice that this rank sends when it closes the group: a goodbye, or the reason, if there is one.
 func (w *watch) goodbye() gloowire.Notice {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -207,30 +207,30 @@ func (w *watch) close() {
 	}
 }
 
-// sweeps is how often Blame looks for readers that have not seen yet that their connection ended. They are late only on a
-// machine with far too much to do. Looks are counted and not time: while this process does not run, its readers do not either.
-const sweeps = 200
+// maxPolls is how often Blame polls for readers that have not seen yet that their connection ended. They are late only on a
+// machine with far too much to do. Polls are counted and not time: while this process does not run, its readers do not either.
+const maxPolls = 200
 
-// catchUp waits for such readers. Many may want to know whom to blame, one after the other or at once: together they look no more often
+// catchUp waits for such readers. Many may want to know whom to blame, one after the other or at once: together they poll no more often
 // than one does.
 func (w *watch) catchUp() {
 	failpoint.At("gloo.watch.catchup")
-	looks := <-w.looks
-	defer func() { w.looks <- looks }()
+	polls := <-w.polls
+	defer func() { w.polls <- polls }()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for w.mesh.unread() {
-		if looks == sweeps {
+		if polls == maxPolls {
 			return
 		}
-		looks++
+		polls++
 		failpoint.At("gloo.watch.blame")
 		<-tick.C
 	}
-	looks = 0
+	polls = 0
 }
 
-// Blame names the rank that went first.
+// Blame names the rank that was lost first.
 func (m *Mesh) Blame(err error) error {
 	e, ok := errors.AsType[*cohort.Error](err)
 	if !ok || e.Code != cohort.PeerLost || e.Rank < 0 {
@@ -244,7 +244,7 @@ func (m *Mesh) Blame(err error) error {
 	return w.mu.machine.Blame(int(e.Rank), err)
 }
 
-// unread reports whether the connection to a rank has ended and the machine does not know of it yet.
+// unread reports whether the connection to a rank has ended and the machine has not recorded it yet.
 func (m *Mesh) unread() bool {
 	for _, d := range m.devices {
 		for _, p := range d.pairs {
@@ -259,17 +259,17 @@ func (m *Mesh) unread() bool {
 func (p *pair) unread() bool {
 	p.d.mu.Lock()
 	conn, dead := p.conn, p.dead
-	told := conn == nil || p.left || p.d.closing || p.d.machine.Err() != nil
+	known := conn == nil || p.left || p.d.closing || p.d.machine.Err() != nil
 	p.d.mu.Unlock()
-	if told {
+	if known {
 		return false
 	}
-	dead = dead || p.d.watch.order.turn(p.peer) > 0
-	return dead && !p.d.watch.knows(p.peer)
+	dead = dead || p.d.watch.order.position(p.peer) > 0
+	return dead && !p.d.watch.recorded(p.peer)
 }
 
-// knows reports whether a rank is known to be gone.
-func (w *watch) knows(rank int) bool {
+// recorded reports whether a rank is known to be lost.
+func (w *watch) recorded(rank int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.mu.machine.Gone(rank)

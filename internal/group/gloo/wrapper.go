@@ -32,15 +32,15 @@ func NewWrapper(l Layout, mesh transport.Mesh) *Wrapper {
 	return &Wrapper{layout: l, mesh: mesh, engine: NewEngine(mesh)}
 }
 
-// Check tells the other ranks what this one is going to run and returns when all have said the same. Ranks that differ get
-// an error with the code [cohort.Mismatch], all of them, and the wrapper goes on working; any other error is the end of it.
+// Check sends the other ranks what this one is going to run and returns when all have sent the same. Ranks that differ get
+// an error with the code [cohort.Mismatch], all of them, and the wrapper stays usable; any other error is the end of it.
 // limit bounds each wait.
 func (w *Wrapper) Check(ctx context.Context, own *Fingerprint, limit time.Duration) error {
 	if err := w.meet(ctx, own, limit); err != nil {
 		return err
 	}
 	words := own.Words(w.layout)
-	// First the length, so that the second exchange has room for what comes.
+	// First the length, so that the second exchange has room for all words.
 	length := []int64{int64(len(words))}
 	lengths, err := w.gather(ctx, length, limit)
 	if err != nil {

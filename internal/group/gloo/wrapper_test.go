@@ -120,7 +120,7 @@ func FuzzFingerprint(f *testing.F) {
 }
 
 // TestWrapperInStep runs random operations on random ranks: where all call the same all pass, else all get a mismatch that
-// names them, and the wrapper goes on.
+// names them, and the wrapper continues.
 func TestWrapperInStep(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		size := rapid.IntRange(2, 6).Draw(rt, "size")
@@ -163,7 +163,7 @@ func TestWrapperInStep(t *testing.T) {
 	})
 }
 
-// TestWrapperNamesTheLate: rank 0 says who did not come, and the others do not wait for ever.
+// TestWrapperNamesTheLate: rank 0 reports who did not come, and the others do not wait for ever.
 func TestWrapperNamesTheLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := memtransport.New(3)

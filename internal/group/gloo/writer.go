@@ -89,7 +89,7 @@ func (p *pair) push() {
 	}
 }
 
-// handOver gives the batch to the writer goroutine, or ends it if that one is gone.
+// handOver gives the batch to the writer goroutine, or ends it if that one has ended.
 func (p *pair) handOver() {
 	failpoint.At("gloo.pair.handover")
 	p.wake <- struct{}{} // has room: only the owner of the batch sends
@@ -107,7 +107,7 @@ func (p *pair) handOver() {
 // next ends a written or failed batch and takes the next one; false when there is none.
 func (p *pair) next(err error) bool {
 	if err != nil {
-		p.silence(err)
+		p.stopWriting(err)
 	}
 	b := &p.batch
 	failpoint.At("gloo.pair.next")

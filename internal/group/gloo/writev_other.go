@@ -8,7 +8,7 @@ package gloo
 // iovecs is not needed here: the connection gathers buffers itself.
 type iovecs struct{}
 
-// tryWrite leaves the batch to the writer goroutine, because there is no portable write that does not wait.
+// tryWrite leaves the batch to the writer goroutine, because a write that does not wait is not portable.
 func (p *pair) tryWrite() (done bool, err error) { return false, nil }
 
 // write writes the batch, waiting for the peer to take it.

@@ -94,7 +94,7 @@ func (a *arena) take(size int) (span, error) {
 }
 
 // reserveTo makes sure that the file has memory behind the arena up to an offset. That takes the kernel a while if it is much, so
-// heartbeats and whoever ends the group must not wait for it: it has a lock of its own.
+// heartbeats and the end of the group must not wait for it: it has a separate lock.
 func (a *arena) reserveTo(to int) error {
 	failpoint.At("shm.arena.reserve")
 	a.reserved.Lock()

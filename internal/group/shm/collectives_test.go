@@ -211,7 +211,7 @@ func runInPieces(e *Engine, q *collective.Request, interrupt bool, times *atomic
 	if !interrupt {
 		return e.Run(context.Background(), q)
 	}
-	if e.rank == 0 && q.Tag%5 == 0 { // come when another rank was interrupted in the middle of it, however slow the machine is
+	if e.rank == 0 && q.Tag%5 == 0 { // start when another rank was interrupted in the middle of it, however slow the machine is
 		for before, tries := times.Load(), 0; times.Load() == before && tries < 10_000; tries++ {
 			time.Sleep(time.Millisecond)
 		}

@@ -20,7 +20,7 @@ type Exchange interface {
 // MaxRanks bounds the ranks of one segment.
 const MaxRanks = 256
 
-// Config says how a rank joins. Sizes are rank 0's to decide; the others take them from the segment.
+// Config describes how a rank joins. Sizes are rank 0's to decide; the others take them from the segment.
 type Config struct {
 	// Rank and Size are this rank's place in the group.
 	Rank, Size int
@@ -38,9 +38,9 @@ type Config struct {
 	// HeartbeatLimit is how long a rank may stand still (stopped, not dead) before it counts as lost; 0 means ten seconds,
 	// less than 0 for ever. Death is noticed at once, whatever this is.
 	HeartbeatLimit time.Duration
-	// OnLost, if set, is told of every rank that is gone, whether or not an operation runs; see [transport.Loss].
+	// OnLost, if set, is notified of every rank that is lost, whether or not an operation runs; see [transport.Loss].
 	OnLost func(transport.Loss)
-	// OnGiveUp, if set, is told why this rank cannot join, before others can see that it does not.
+	// OnGiveUp, if set, gets the reason why this rank cannot join, before others can see that it does not.
 	OnGiveUp func(error)
 	// MappedFile makes rank 0 use an unlinked file in Dir even where memfd works. Dir "" means /dev/shm, else the
 	// folder for temporary files.

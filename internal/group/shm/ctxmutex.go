@@ -3,8 +3,8 @@
 
 package shm
 
-// This file has a lock that can be waited for together with the end of something else. A channel with one place would do, but costs a
-// twentieth of a small collective even when nobody else wants it. Then this lock is two atomic operations.
+// This file has a lock whose wait ends early with a channel, such as a context's. A channel with one place would do, but costs a
+// twentieth of a small collective even without contention. This lock is two atomic operations then.
 
 import (
 	"sync/atomic"
@@ -12,27 +12,27 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// ctxMutex is held by one at a time. The zero value is not usable; see [New].
+// ctxMutex is a mutex whose wait can be cancelled. The zero value is not usable; see [newCtxMutex].
 type ctxMutex struct {
 	held    atomic.Bool
 	waiting atomic.Int32
-	free    chan struct{} // told to one of those who wait
+	free    chan struct{} // wakes one waiter
 }
 
-// NewCtxMutex returns a turn that is free.
-func NewCtxMutex() *ctxMutex { return &ctxMutex{free: make(chan struct{}, 1)} }
+// newCtxMutex returns an unlocked mutex.
+func newCtxMutex() *ctxMutex { return &ctxMutex{free: make(chan struct{}, 1)} }
 
-// Take returns true when it has the turn, and false if one of the channels ended first.
-func (t *ctxMutex) Take(over, stop <-chan struct{}) bool {
+// Lock returns true when it holds the mutex, and false if one of the channels was closed first.
+func (t *ctxMutex) Lock(over, stop <-chan struct{}) bool {
 	if t.held.CompareAndSwap(false, true) {
 		return true
 	}
 	t.waiting.Add(1)
 	defer t.waiting.Add(-1)
 	for !t.held.CompareAndSwap(false, true) {
-		failpoint.At("turn.wait")
+		failpoint.At("shm.mutex.wait")
 		select {
-		case <-t.free: // somebody else may be faster
+		case <-t.free: // another waiter may be faster
 		case <-over:
 			return false
 		case <-stop:
@@ -42,8 +42,8 @@ func (t *ctxMutex) Take(over, stop <-chan struct{}) bool {
 	return true
 }
 
-// Give gives the turn back. Whoever waits is counted before it looks whether the turn is free, so it sees that or is told.
-func (t *ctxMutex) Give() {
+// Unlock releases the mutex. A waiter is counted before it checks whether the mutex is free, so it sees that or is woken.
+func (t *ctxMutex) Unlock() {
 	t.held.Store(false)
 	if t.waiting.Load() > 0 {
 		select {

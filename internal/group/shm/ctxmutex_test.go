@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package shm_test
+package shm
 
 import (
 	"math/rand/v2"
@@ -9,15 +9,13 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/cohort-dist/cohort/internal/group/shm"
 )
 
-// One holds the turn at a time, and everybody who waits long enough gets it, also when others give up between being told and taking it.
-func TestTurn(t *testing.T) {
+// One goroutine holds the mutex at a time, and every waiter gets it in the end, also when others give up between being woken and taking it.
+func TestCtxMutex(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {
-			turns := shm.NewCtxMutex()
+			lock := newCtxMutex()
 			held, got, left := 0, 0, 0
 			var mu sync.Mutex
 			var all sync.WaitGroup
@@ -35,9 +33,9 @@ func TestTurn(t *testing.T) {
 						}
 						var ok bool
 						if random.IntN(2) == 0 {
-							ok = turns.Take(stop, nil)
+							ok = lock.Lock(stop, nil)
 						} else {
-							ok = turns.Take(nil, stop)
+							ok = lock.Lock(nil, stop)
 						}
 						mu.Lock()
 						if ok {
@@ -50,7 +48,7 @@ func TestTurn(t *testing.T) {
 							}
 						}
 						if held > 1 {
-							t.Error("two hold the turn")
+							t.Error("two hold the mutex")
 						}
 						mu.Unlock()
 						if !ok {
@@ -60,7 +58,7 @@ func TestTurn(t *testing.T) {
 						mu.Lock()
 						held--
 						mu.Unlock()
-						turns.Give()
+						lock.Unlock()
 						time.Sleep(time.Duration(random.IntN(3)))
 					}
 				})

@@ -40,7 +40,7 @@ const (
 	bitCounts = 1 << 63 // the hash is one of uneven counts
 )
 
-// rule says what must agree between the ranks of a kind beside the kind, the tag and uneven counts.
+// rule lists what must agree between the ranks of a kind beside the kind, the tag and uneven counts.
 type rule struct {
 	head  uint64
 	size  bool

@@ -16,8 +16,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// keepPeriod is how often the keeper looks after operations that nobody waits for, keepSoon after a look that has moved something, because
-// the answer may be on its way, and keepSeldom after a long time in which somebody drove.
+// keepPeriod is how often the keeper drives operations without a waiter, keepSoon after a turn that has moved something, because
+// the reply may be on its way, and keepSeldom after a long time in which a waiter drove.
 const (
 	keepPeriod = 2 * time.Millisecond
 	keepSoon   = keepPeriod / 20
@@ -33,7 +33,7 @@ func (m *Mesh) progress() {
 		if p == nil || p.gone != nil {
 			continue
 		}
-		ended := m.engine.others.how(p.rank) != present // then what is in the ring is all that will come
+		ended := m.engine.others.state(p.rank) != present // then what is in the ring is all that will arrive
 		m.drain(p)
 		if m.mu.err != nil {
 			return
@@ -111,14 +111,14 @@ func (m *Mesh) Wait(ctx context.Context, op *transport.Op) error {
 	return op.State.Err
 }
 
-// drive moves messages until op is complete, its set has failed or ctx ends. After a slice in which the bell did not ring it goes on
+// drive moves messages until op is complete, its set has failed or ctx ends. After a slice in which the bell did not ring it continues
 // sleeping: a rank that waits for long uses its core only once.
 func (m *Mesh) drive(ctx context.Context, op *transport.Op) error {
 	bell := m.engine.seg.bell(m.Rank())
 	w := &m.wait
-	w.About(len(op.Buf))
+	w.SetSize(len(op.Buf))
 	for quiet := false; ; {
-		heard := atomic.LoadUint32(&bell.rings)
+		rings := atomic.LoadUint32(&bell.rings)
 		failpoint.At("shm.message.progress")
 		m.mu.Lock()
 		m.progress()
@@ -131,19 +131,19 @@ func (m *Mesh) drive(ctx context.Context, op *transport.Op) error {
 		case ctx.Err() != nil: // looked at in every turn: other messages may keep the bell ringing
 			return cohort.FromContext(ctx, "shm: wait")
 		}
-		if !quiet && (w.soon(&bell.rings, heard+1) || w.linger(&bell.rings, heard+1)) {
+		if !quiet && (w.spinBriefly(&bell.rings, rings+1) || w.spinOrYield(&bell.rings, rings+1)) {
 			continue
 		}
 		if m.over() {
 			continue
 		}
-		quiet = m.sleep(ctx, bell, heard, quiet)
+		quiet = m.sleep(ctx, bell, rings, quiet)
 	}
 }
 
 // sleep sleeps until the bell has rung again, at most for a slice, and reports whether that was over. If it was so before, the end of
 // ctx rings too; a short wait does without, because that allocates.
-func (m *Mesh) sleep(ctx context.Context, bell *bellLine, heard uint32, long bool) (over bool) {
+func (m *Mesh) sleep(ctx context.Context, bell *bellLine, rings uint32, long bool) (over bool) {
 	failpoint.At("shm.message.sleep")
 	slice := sleepSlice
 	if long {
@@ -153,7 +153,7 @@ func (m *Mesh) sleep(ctx context.Context, bell *bellLine, heard uint32, long boo
 	if d, ok := ctx.Deadline(); ok {
 		slice = min(slice, time.Until(d))
 	}
-	return sleepBelow(&bell.rings, &bell.sleepers, heard+1, slice, !long && !m.wait.shared)
+	return sleepBelow(&bell.rings, &bell.sleepers, rings+1, slice, !long && !m.wait.shared)
 }
 
 // wake wakes the driver, if one sleeps.
@@ -166,19 +166,19 @@ func (m *Mesh) wake() {
 	}
 }
 
-// over reports whether the mesh has ended, also because another rank has given the group up.
+// over reports whether the mesh has ended, also because another rank has abandoned the group.
 func (m *Mesh) over() bool {
 	failpoint.At("shm.message.over")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.engine.told("shm: message"); err != nil {
+	if err := m.engine.abortReason("shm: message"); err != nil {
 		m.fail(err)
 		return true
 	}
 	return m.mu.closed || m.mu.err != nil
 }
 
-// keep looks after pending operations while nobody waits for one.
+// keep drives pending operations while no goroutine waits for one.
 func (m *Mesh) keep() {
 	t := time.NewTimer(time.Hour)
 	defer t.Stop()
@@ -211,7 +211,7 @@ func (m *Mesh) keep() {
 				m.mu.Unlock()
 				m.role <- struct{}{}
 				look.Reset()
-			default: // somebody drives
+			default: // a waiter drives
 				look.Grow(keepSeldom)
 				pause = look.Now()
 			}
@@ -256,9 +256,9 @@ func (m *Mesh) fail(err error) {
 func (m *Mesh) violated(p *meshPeer, detail string) {
 	why := &cohort.Error{Op: "shm: message", Code: cohort.Protocol, Rank: cohort.Rank(p.rank), Detail: detail}
 	err := error(why)
-	m.engine.failure.told.CompareAndSwap(nil, &err)
+	m.engine.failure.failed.CompareAndSwap(nil, &err)
 	m.fail(err)
-	m.engine.tellAll(why)
+	m.engine.notifyAll(why)
 }
 
 func (m *Mesh) endAll(err error) {
@@ -285,7 +285,7 @@ func (m *Mesh) Close() error {
 	return nil
 }
 
-// shut closes the mesh and waits until nobody drives it, before the memory goes.
+// shut closes the mesh and waits until no goroutine drives it, before the memory is unmapped.
 func (m *Mesh) shut() {
 	_ = m.Close()
 	failpoint.At("shm.message.shut")

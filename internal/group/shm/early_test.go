@@ -18,7 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-// sendEarly sends that many messages of a few bytes on slot 1 that nobody receives, each with its number.
+// sendEarly sends that many messages of a few bytes on slot 1 that are not received, each with its number.
 func sendEarly(m *Mesh, to, n int) []*transport.Op {
 	ops := make([]*transport.Op, n)
 	for i := range ops {
@@ -41,7 +41,7 @@ func takeEarly(t *testing.T, m *Mesh, from int, ops []*transport.Op) {
 	}
 }
 
-// TestEarlyMessagesHoldUpNoOtherSlot: however many messages on one slot nobody has asked for, one on another slot arrives.
+// TestEarlyMessagesHoldUpNoOtherSlot: however many messages on one slot have no receive, one on another slot arrives.
 func TestEarlyMessagesHoldUpNoOtherSlot(t *testing.T) {
 	t.Parallel()
 	for _, early := range []int{shmring.WindowMessages, shmring.WindowMessages + 1, shmring.WindowMessages + 300} {
@@ -142,8 +142,8 @@ func TestOffersAreBounded(t *testing.T) {
 // restKeeper returns when a keeper that has nothing to do has found that out, probably.
 func restKeeper() { time.Sleep(5 * keepSeldom) }
 
-// TestNobodyWaitsForAnOfferThatCameEarly: a receive gets the message whose offer came before it, also if nobody waits for that receive.
-func TestNobodyWaitsForAnOfferThatCameEarly(t *testing.T) {
+// TestEarlyOfferWithoutAWaiter: a receive gets the message whose offer came before it, also if no goroutine waits for that receive.
+func TestEarlyOfferWithoutAWaiter(t *testing.T) {
 	t.Parallel()
 	for name, from := range map[string]int{"of a rank": 0, "of any rank": transport.AnyPeer} {
 		t.Run(name, func(t *testing.T) {
@@ -174,13 +174,13 @@ func TestNobodyWaitsForAnOfferThatCameEarly(t *testing.T) {
 }
 
 // TestRefusalBehindAFullRing: a sender hears that its message is too long for the receive, also if the receiver's ring to it was full and
-// nobody waits there any more.
+// no goroutine waits there any more.
 func TestRefusalBehindAFullRing(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 2, nil)
 	ctx := messageContext(t)
 	a, b := engines[0].mesh, engines[1].mesh
-	<-a.role // nobody reads the ring
+	<-a.role // the ring is not read
 	for _, size := range []int{b.eager, 0} {
 		for {
 			op := &transport.Op{Peer: 0, Slot: 2, Buf: make([]byte, size)}

@@ -22,10 +22,10 @@ type Engine struct {
 	config     Config
 	seg        *segment
 	peers      []int // the other ranks, the next one first
-	oneShot    int   // up to this size, a reduction reads everything that everybody has
+	oneShot    int   // up to this size, a reduction reads everything that every rank has
 
 	// turn is held by the request that runs; the fields below it belong to that request.
-	turn     *ctxMutex
+	lock     *ctxMutex
 	op       progress
 	steps    steps
 	cases    cases
@@ -41,15 +41,15 @@ type Engine struct {
 
 func newEngine(c Config, seg *segment) *Engine {
 	e := &Engine{
-		rank: c.Rank, size: c.Size, config: c, seg: seg, turn: NewCtxMutex(),
+		rank: c.Rank, size: c.Size, config: c, seg: seg, lock: newCtxMutex(),
 		op: progress{name: "shm: join"}, steps: newSteps(seg, c.Rank, c.Size), operands: newOperands(c.Size),
-		others: others{gone: make([]atomic.Uint32, c.Size), conns: make([]*net.UnixConn, c.Size)}, life: lifetime{stop: make(chan struct{})},
+		others: others{states: make([]atomic.Uint32, c.Size), conns: make([]*net.UnixConn, c.Size)}, life: lifetime{stop: make(chan struct{})},
 	}
 	e.wait.engine = e
 	for i := 1; i < c.Size; i++ {
 		e.peers = append(e.peers, (c.Rank+i)%c.Size)
 	}
-	// Beyond this the second phase costs less than reading everything that everybody has.
+	// Beyond this the second phase costs less than reading everything that every rank has.
 	e.oneShot = min(seg.slot, 32<<10/max(1, c.Size/2))
 	e.arena.init(seg, c.Rank)
 	e.mesh = newMesh(e)
@@ -76,9 +76,9 @@ type progress struct {
 	name     string    // of the request as errors spell it
 	deadline time.Time // of the request, once it has waited for long
 	waiting  bool      // the current step is published, and those that this rank needs may not have taken it
-	begun    bool      // step 1 is over, and those that were waited for agree
+	begun    bool      // step 1 is over, and the ranks that were waited for agree
 	shown    bool      // this rank shows a slot or table
-	moved    bool      // what came with step 1 is in its place
+	moved    bool      // what was published with step 1 is in its place
 	turn     int       // of the pipeline
 	first    uint32    // the number of step 1; what the others showed with it can be read until the next step
 	direct   bool      // the buffers of all ranks are in the segment
@@ -88,32 +88,32 @@ type progress struct {
 // fresh reports whether the operation has not published anything yet.
 func (o *progress) fresh() bool { return !o.begun && !o.waiting }
 
-// Resumable tells that the end of a context only interrupts Run; see [collective.Resumable].
+// Resumable marks that the end of a context only interrupts Run; see [collective.Resumable].
 func (e *Engine) Resumable() {}
 
 // Run takes part in one collective. The end of ctx interrupts it: the error is a [*collective.Interrupted], the buffers stay in
-// use, and Run with the same request goes on where it stopped; nothing else can run before. The request's timeout ends
-// it for good. After any error other than [cohort.InvalidArgument] or [cohort.NotSupported] the group is of no more use: the
-// ranks are no longer in step, and every later call says so.
+// use, and Run with the same request continues where it stopped; nothing else can run before. The request's timeout ends
+// it for good. After any error other than [cohort.InvalidArgument] or [cohort.NotSupported] the group cannot be used any more: the
+// ranks no longer are in step, and every later call returns an error about that.
 func (e *Engine) Run(ctx context.Context, r *collective.Request) error {
 	if err := r.Check("shm: ", e.rank, e.size); err != nil {
 		return err
 	}
-	failpoint.At("shm.turn")
-	if !e.turn.Take(ctx.Done(), e.life.stop) {
+	failpoint.At("shm.lock")
+	if !e.lock.Lock(ctx.Done(), e.life.stop) {
 		if ctx.Err() != nil {
 			return cohort.FromContext(ctx, opNames[r.Kind])
 		}
 		return cohort.New(opNames[r.Kind], cohort.Closed, "the engine is closed")
 	}
-	defer e.turn.Give()
+	defer e.lock.Unlock()
 	return e.run(ctx, r)
 }
 
 func (e *Engine) run(ctx context.Context, r *collective.Request) error {
 	e.op.name = opNames[r.Kind]
 	if err := e.ended(); err != nil {
-		e.letGo() // one that was interrupted cannot go on any more
+		e.releaseRequest() // one that was interrupted cannot continue any more
 		return err
 	}
 	if e.op.request != r {
@@ -124,13 +124,13 @@ func (e *Engine) run(ctx context.Context, r *collective.Request) error {
 			return cohort.FromContext(ctx, e.op.name)
 		}
 		e.op = progress{request: r, name: e.op.name}
-		e.wait.About(max(len(r.In), len(r.Out)))
+		e.wait.SetSize(max(len(r.In), len(r.Out)))
 	}
 	err := e.proceed(ctx, r)
 	if err != nil && errors.As(err, new(*collective.Interrupted)) {
 		return err
 	}
-	e.letGo()
+	e.releaseRequest()
 	e.failure.reported = err != nil && e.failure.err != nil
 	return err
 }
@@ -150,8 +150,8 @@ func (e *Engine) ended() error {
 	return err
 }
 
-// letGo forgets a request and its buffers, which may be all that keeps their memory.
-func (e *Engine) letGo() {
+// releaseRequest forgets a request and its buffers, which may be all that keeps their memory.
+func (e *Engine) releaseRequest() {
 	e.op.request = nil
 	e.operands.clear()
 }
@@ -205,7 +205,7 @@ func (e *Engine) begin(ctx context.Context, r *collective.Request, size int, fla
 		}
 	case needNone:
 		e.publish()
-		err = e.alone()
+		err = e.checkLost()
 	}
 	if err != nil {
 		return err

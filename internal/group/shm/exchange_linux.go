@@ -13,7 +13,7 @@ import (
 // exchange runs the kinds in which ranks hand blocks to each other: a sender puts blocks where all can read them, whole
 // and together with its descriptor when they fit the slot, else piece by piece; a receiver takes what is for it.
 //
-// In some kinds a sender has one block for whoever wants it (broadcast, gathers), in the others one for each rank
+// In some kinds a sender has one block for all that need it (broadcast, gathers), in the others one for each rank
 // (scatters, all-to-all); those share the area in equal parts.
 func (e *Engine) exchange(ctx context.Context, r *collective.Request) error {
 	data := e.outgoing(r)
@@ -92,7 +92,7 @@ func (e *Engine) show(ctx context.Context, r *collective.Request, flags uint64, 
 // inlinePiece stands for the data that came with the descriptors.
 const inlinePiece = -1
 
-// split reports whether a sender of this kind has a block of its own for each rank.
+// split reports whether a sender of this kind has a separate block for each rank.
 func split(k collective.Kind) bool {
 	return k == collective.Scatter || k == collective.ReduceScatter || k == collective.AllToAll
 }
@@ -132,7 +132,7 @@ func tabled(k collective.Kind) bool {
 	return k == collective.Gather || k == collective.Scatter || k == collective.AllToAll
 }
 
-// countsFlag tells whether a rank gave counts that the others cannot know.
+// countsFlag reports whether a rank gave counts that the others cannot know.
 func countsFlag(r *collective.Request) uint64 {
 	if tabled(r.Kind) && (r.InCounts != nil || r.OutCounts != nil) {
 		return flagCounts

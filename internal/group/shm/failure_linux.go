@@ -13,9 +13,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// failure is why the group ended. Except for told, it belongs to the request that runs.
+// failure is why the group ended. Except for failed, it belongs to the request that runs.
 type failure struct {
-	told     atomic.Pointer[error] // what Fail was told
+	failed   atomic.Pointer[error] // the argument of Fail
 	err      error
 	reported bool // an operation has returned err
 }
@@ -39,17 +39,17 @@ func (f *failure) before(op string) error {
 
 // Fail ends the operation that runs, and every later one, with err, here and on the other ranks.
 func (e *Engine) Fail(err error) {
-	if err == nil || !e.failure.told.CompareAndSwap(nil, &err) {
+	if err == nil || !e.failure.failed.CompareAndSwap(nil, &err) {
 		return
 	}
 	failpoint.At("shm.fail")
 	e.mesh.mu.Lock()
 	e.mesh.fail(err)
 	e.mesh.mu.Unlock()
-	e.arena.whileMapped(func() { e.tellAll(reasonOf(err)) })
+	e.arena.whileMapped(func() { e.notifyAll(reasonOf(err)) })
 }
 
-// reasonOf is an error as the other ranks are told of it.
+// reasonOf is an error in the form in which the other ranks get it.
 func reasonOf(err error) *cohort.Error {
 	if e, ok := errors.AsType[*cohort.Error](err); ok {
 		return e
@@ -57,16 +57,16 @@ func reasonOf(err error) *cohort.Error {
 	return cohort.Wrap("shm: fail", cohort.Aborted, err)
 }
 
-// giveUp fails the engine and tells the other ranks why. It returns err.
+// giveUp fails the engine and sends the other ranks the reason. It returns err.
 func (e *Engine) giveUp(err *cohort.Error) error {
 	e.failure.note(err)
-	failpoint.At("shm.tell")
-	e.tellAll(err)
+	failpoint.At("shm.notify")
+	e.notifyAll(err)
 	return err
 }
 
-// tellAll leaves the reason why the group ended for all ranks, unless there is one already, and wakes them.
-func (e *Engine) tellAll(err *cohort.Error) {
+// notifyAll leaves the reason why the group ended for all ranks, unless there is one already, and wakes them.
+func (e *Engine) notifyAll(err *cohort.Error) {
 	a := &e.seg.header().abort
 	if atomic.CompareAndSwapUint32(&a.state, 0, 1) {
 		rank := int32(e.rank) //nolint:gosec // bounded by MaxRanks
@@ -80,7 +80,7 @@ func (e *Engine) tellAll(err *cohort.Error) {
 	e.wakeAll()
 }
 
-// wakeAll makes every sleeping rank look around, whether it waits for a step or for messages.
+// wakeAll wakes every sleeping rank, whether it waits for a step or for messages.
 func (e *Engine) wakeAll() {
 	e.steps.wakeSleepers()
 	for r := range e.steps.lines {
@@ -88,14 +88,14 @@ func (e *Engine) wakeAll() {
 	}
 }
 
-// aborted returns the error of a group that another rank has given up.
+// aborted returns the error of a group that another rank has abandoned.
 func (e *Engine) aborted() error {
-	if err := e.failure.told.Load(); err != nil {
-		e.tellAll(reasonOf(*err)) // Fail may not have come to it; see fence
+	if err := e.failure.failed.Load(); err != nil {
+		e.notifyAll(reasonOf(*err)) // Fail may not have got that far; see fence
 		e.failure.err = *err
 		return *err
 	}
-	err := e.told(e.op.name)
+	err := e.abortReason(e.op.name)
 	if err == nil {
 		return nil
 	}
@@ -103,8 +103,8 @@ func (e *Engine) aborted() error {
 	return err
 }
 
-// told returns what another rank has said about why it gave the group up. It changes nothing, so messages may ask too.
-func (e *Engine) told(op string) error {
+// abortReason returns the error of a rank that has abandoned the group. It changes nothing, so messages may call it too.
+func (e *Engine) abortReason(op string) error {
 	a := &e.seg.header().abort
 	if atomic.LoadUint32(&a.state) != 2 {
 		return nil
@@ -116,9 +116,9 @@ func (e *Engine) told(op string) error {
 		err.Detail = text
 	case cohort.Closed:
 		err.Code, err.Detail = cohort.PeerLost, "it closed the group during an operation"
-	case cohort.DeadlineExceeded: // whose time is over has waited for another rank
+	case cohort.DeadlineExceeded: // a rank that timed out has waited for another rank
 		err.Rank, err.Detail = cohort.NoRank, fmt.Sprintf("rank %d gave up: %s", a.rank, text)
-	case cohort.Unknown, cohort.Canceled: // nobody here was cancelled
+	case cohort.Unknown, cohort.Canceled: // no operation was cancelled here
 		err.Code = cohort.Aborted
 	default:
 	}

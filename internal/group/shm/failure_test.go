@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// TestMismatchIsNamedOnEveryRank lets one rank call something else; all must say who called what, and go on afterwards.
+// TestMismatchIsNamedOnEveryRank lets one rank call something else; all must report which rank called what, and continue afterwards.
 func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 	t.Parallel()
 	sum := func(n int) *collective.Request {
@@ -107,7 +107,7 @@ func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 				}
 				for _, w := range append(c.words, "rank 2") {
 					if !strings.Contains(err.Error(), w) {
-						t.Errorf("rank %d: %q does not say %q", rank, err, w)
+						t.Errorf("rank %d: %q does not contain %q", rank, err, w)
 					}
 				}
 				if text := err.Error(); !strings.Contains(text, "rank 0") && !strings.Contains(text, "rank 1") {
@@ -153,7 +153,7 @@ func TestRefusedBeforeAStepIsTaken(t *testing.T) {
 	}
 }
 
-// TestTimeoutFailsTheGroup: the rank that gives up says whom it waited for, the late one learns that it is over.
+// TestTimeoutFailsTheGroup: the rank that gives up names the rank it waited for, the late one learns that the group has failed.
 func TestTimeoutFailsTheGroup(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 3, nil)
@@ -170,7 +170,7 @@ func TestTimeoutFailsTheGroup(t *testing.T) {
 		}
 	}
 	if timeouts == 0 {
-		t.Errorf("nobody says that it waited for rank 2: %v", errs)
+		t.Errorf("no rank reports that it waited for rank 2: %v", errs)
 	}
 	if err := engines[2].Run(context.Background(), &collective.Request{Kind: collective.Barrier}); !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "gave up") {
 		t.Errorf("the late rank: %v", err)
@@ -370,12 +370,12 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 }
 
 // TestLossFoundInAnOperationThatEndsWell: a rank finds another's word of its end while it waits, and then that what it waits
-// for has happened. The operation ends well, and the next one names the rank that is gone.
+// for has happened. The operation ends well, and the next one names the rank that is lost.
 func TestLossFoundInAnOperationThatEndsWell(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 3, nil)
 	_ = engines[1].giveUp(cohort.New("shm: barrier", cohort.Closed, "the engine was closed during the operation"))
-	if err := engines[0].trouble(t.Context(), time.Now()); !errors.Is(err, cohort.PeerLost) { // what waitLong may ignore
+	if err := engines[0].reasonToStop(t.Context(), time.Now()); !errors.Is(err, cohort.PeerLost) { // what waitLong may ignore
 		t.Fatal(err)
 	}
 	err := engines[0].Run(t.Context(), &collective.Request{Kind: collective.Barrier})

@@ -20,14 +20,14 @@ const (
 )
 
 // futexWait sleeps while *word is value, at most for the given time, and reports whether that was over. It may return early for no reason.
-// With nap, the scheduler is not told at first.
-func futexWait(word *uint32, value uint32, limit time.Duration, nap bool) (over bool) {
+// With raw, the scheduler does not know of the sleep at first.
+func futexWait(word *uint32, value uint32, limit time.Duration, raw bool) (over bool) {
 	spinwait.Calls.Futex.Add(1)
 	limit = max(limit, time.Microsecond)
-	if nap && spinwait.BeginRawSleep() {
+	if raw && spinwait.BeginRawSleep() {
 		ts := unix.NsecToTimespec(int64(min(limit, spinwait.RawSleep)))
 		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec
-		spinwait.EndNap()
+		spinwait.EndRawSleep()
 		if limit -= spinwait.RawSleep; errno != unix.ETIMEDOUT || limit <= 0 {
 			return errno == unix.ETIMEDOUT
 		}

@@ -61,7 +61,7 @@ func TestChangingHeader(t *testing.T) {
 	}
 }
 
-// TestBrokenRingEndsTheGroup: whoever finds in a ring what no rank of ours writes ends the group, also for the ranks that wait for
+// TestBrokenRingEndsTheGroup: a rank that finds in a ring what no rank of ours writes ends the group, also for the ranks that wait for
 // something else.
 func TestBrokenRingEndsTheGroup(t *testing.T) {
 	t.Parallel()

@@ -31,14 +31,14 @@ func TestJoinFails(t *testing.T) {
 	defer cancel()
 	_, err := Join(ctx, Config{Size: 3, Rank: 0, Exchange: newBoard()})
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks [1 2]") {
-		t.Errorf("nobody came: %v", err)
+		t.Errorf("no rank connected: %v", err)
 	}
 	b := newBoard()
 	_ = b.Set(ctx, "/shm/0", []byte("error no memory left"))
 	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, cohort.Unavailable) || !strings.Contains(err.Error(), "no memory left") {
 		t.Errorf("rank 0 failed: %v", err)
 	}
-	_ = b.Set(ctx, "/shm/0", []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-of-nobody"))
+	_ = b.Set(ctx, "/shm/0", []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-without-listener"))
 	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, cohort.Unavailable) || !strings.Contains(err.Error(), "one host") {
 		t.Errorf("another host: %v", err)
 	}
@@ -58,10 +58,10 @@ func TestWhoCannotJoinIsBlamed(t *testing.T) {
 	if err := s.Set(ctx, "/shm/1", []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-of-a-dead-process")); err != nil {
 		t.Fatal(err)
 	}
-	told := make(chan error, 1)
+	reported := make(chan error, 1)
 	var others sync.WaitGroup
 	others.Go(func() {
-		_, err := Join(ctx, Config{Size: 3, Rank: 2, Exchange: s, OnGiveUp: func(err error) { told <- err }})
+		_, err := Join(ctx, Config{Size: 3, Rank: 2, Exchange: s, OnGiveUp: func(err error) { reported <- err }})
 		if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != cohort.Unavailable || e.Rank != 1 {
 			t.Errorf("who does not reach it: %v", err)
 		}
@@ -72,14 +72,14 @@ func TestWhoCannotJoinIsBlamed(t *testing.T) {
 	}
 	others.Wait()
 	select {
-	case <-told:
+	case <-reported:
 	default:
-		t.Error("the rank was not told why it gave up")
+		t.Error("the reason why the rank gave up was not reported")
 	}
 }
 
-// TestStrangersAreTurnedAway connects to rank 0 with garbage and wrong secrets while the group forms.
-func TestStrangersAreTurnedAway(t *testing.T) {
+// TestUnidentifiedConnectionsAreRefused connects to rank 0 with garbage and wrong secrets while the group forms.
+func TestUnidentifiedConnectionsAreRefused(t *testing.T) {
 	t.Parallel()
 	b := newBoard()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -115,8 +115,8 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 	_ = second.Close()
 }
 
-// TestSilentStranger: a context ends joining although somebody has connected who says nothing.
-func TestSilentStranger(t *testing.T) {
+// TestSilentConnection: a context ends joining although a connection sends nothing.
+func TestSilentConnection(t *testing.T) {
 	t.Parallel()
 	b := newBoard()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -203,7 +203,7 @@ func (b checkedBoard) Check(_ context.Context, keys ...string) (bool, error) {
 
 func (b checkedBoard) Get(ctx context.Context, key string) ([]byte, error) {
 	if key == b.wrong {
-		return []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-of-nobody"), nil
+		return []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-without-listener"), nil
 	}
 	return b.board.Get(ctx, key)
 }

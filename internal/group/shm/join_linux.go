@@ -33,14 +33,14 @@ const (
 	helloSize    = 8 + 4 + tokenSize
 	helloLimit   = 5 * time.Second
 	welcome      = 'K'
-	farewell     = 'C'
+	goodbye      = 'C'
 	errorPrefix  = "error "
 	addressField = "unix "
 )
 
 // HostID names what ranks must have in common to share memory: the booted kernel, the network namespace, in which abstract
-// sockets live, and the user with the namespace that gives its number a meaning, because a rank hands its memory to nobody
-// else. Two ranks with the same value can try.
+// sockets live, and the user with the namespace that gives its number a meaning, because a rank shares its memory with no other
+// user. Two ranks with the same value can try.
 func HostID() string {
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	network, _ := os.Readlink("/proc/self/ns/net")
@@ -72,12 +72,12 @@ func Join(ctx context.Context, c Config) (*Engine, error) {
 	return e, nil
 }
 
-// failedKey is where a rank that cannot join says so. All ranks join or none does: the others, which may wait for a connection
+// failedKey is where a rank that cannot join reports that. All ranks join or none does: the others, which may wait for a connection
 // of that rank, give up at once.
 func (j *joining) failedKey() string { return j.config.Name + "/shm/failed" }
 
-// failed tells the other ranks that this one cannot join, unless they know or the caller has given up, and returns why. It is
-// called before this rank closes its connections: whoever sees one end finds the reason, and not a death.
+// failed notifies the other ranks that this one cannot join, unless they know or the caller has given up, and returns why. It is
+// called before this rank closes its connections: a rank that sees one end finds the reason, and does not report a death.
 func (j *joining) failed(ctx, joining context.Context, err error) error {
 	if cause := context.Cause(joining); ctx.Err() == nil && joining.Err() != nil && cause != nil {
 		return cause
@@ -105,14 +105,14 @@ type checker interface {
 	Check(ctx context.Context, keys ...string) (bool, error)
 }
 
-// otherFailed returns what another rank has said that cannot join, or nil.
+// otherFailed returns the error of another rank that cannot join, or nil.
 func (j *joining) otherFailed(ctx context.Context) error {
 	look, ok := j.config.Exchange.(checker)
 	if !ok {
 		return nil
 	}
 	if has, err := look.Check(ctx, j.failedKey()); err != nil || !has {
-		return nil //nolint:nilerr // a store that does not answer has nothing to say about the others
+		return nil //nolint:nilerr // a store that does not answer reports nothing about the others
 	}
 	text, err := j.config.Exchange.Get(ctx, j.failedKey())
 	if err != nil {
@@ -126,10 +126,10 @@ func (j *joining) otherFailed(ctx context.Context) error {
 	return e
 }
 
-// failedPause is how often a rank that joins looks whether another one failed.
+// failedPause is how often a joining rank polls whether another one failed.
 const failedPause = 20 * time.Millisecond
 
-// untilFailed returns a context that ends when another rank has said that it cannot join, and a function that ends the watch.
+// untilFailed returns a context that ends when another rank has reported that it cannot join, and a function that ends the watch.
 func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if _, ok := j.config.Exchange.(checker); !ok {
@@ -140,13 +140,13 @@ func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
 		t := time.NewTicker(failedPause)
 		defer t.Stop()
 		for {
-			failpoint.At("shm.join.look.wait")
+			failpoint.At("shm.join.poll.wait")
 			select {
 			case <-t.C:
 			case <-ctx.Done():
 				return
 			}
-			failpoint.At("shm.join.look")
+			failpoint.At("shm.join.poll")
 			if err := j.otherFailed(ctx); err != nil {
 				cancel(err)
 			}
@@ -154,12 +154,12 @@ func (j *joining) untilFailed(ctx context.Context) (context.Context, func()) {
 	})
 	return ctx, func() {
 		cancel(nil)
-		failpoint.At("shm.join.looked")
+		failpoint.At("shm.join.polled")
 		tasks.Wait()
 	}
 }
 
-// joining is a rank on its way in.
+// joining is a rank that joins.
 type joining struct {
 	config   Config
 	token    [tokenSize]byte
@@ -232,7 +232,7 @@ func (j *joining) run(ctx context.Context) (*Engine, error) {
 }
 
 // connect makes the connections to all ranks, none of which waits for another: if one is stopped, the others reach each other, and
-// whoever has all its connections counts heartbeats.
+// a rank that has all its connections counts heartbeats.
 func (j *joining) connect(ctx context.Context) error {
 	limited, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -348,7 +348,7 @@ func (j *joining) dial(ctx context.Context, rank int) error {
 	return nil
 }
 
-// receiveWelcome reads the answer to a hello, with the descriptor that may come with it.
+// receiveWelcome reads the reply to a hello, with the descriptor that it may carry.
 func receiveWelcome(u *net.UnixConn) (*os.File, error) {
 	var b [1]byte
 	oob := make([]byte, unix.CmsgSpace(4))
@@ -392,7 +392,7 @@ func limitIO(ctx context.Context, u *net.UnixConn) (release func()) {
 	}
 }
 
-// accept takes one connection of every higher rank. Strangers are turned away.
+// accept takes one connection of every higher rank. Other connections are refused.
 func (j *joining) accept(ctx context.Context, l *net.UnixListener) error {
 	const op = "shm: accept"
 	stop := context.AfterFunc(ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) })
@@ -437,7 +437,7 @@ func (j *joining) missing(ctx context.Context, op string) error {
 // greet checks a hello and answers it, with the segment at rank 0.
 func (j *joining) greet(ctx context.Context, u *net.UnixConn) (rank int, err error) {
 	limit := helloLimit
-	if h := j.config.HeartbeatLimit; h > 0 { // those who come next must not be taken for stopped meanwhile
+	if h := j.config.HeartbeatLimit; h > 0 { // the next connections must not count as stopped meanwhile
 		limit = min(limit, h/2)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -29,7 +29,7 @@ import (
 // stillLimit is the heartbeat limit of these tests.
 const stillLimit = time.Second
 
-// joiners are the ranks of a group that live, while a test plays one that is stopped on its way in.
+// joiners are the live ranks of a group, while a test plays one that is stopped as it joins.
 type joiners struct {
 	t     *testing.T
 	ctx   context.Context //nolint:containedctx // of one test
@@ -52,7 +52,7 @@ func (j *joiners) config(rank int) Config {
 	return Config{Size: 3, Rank: rank, Exchange: j.store, HeartbeatLimit: stillLimit}
 }
 
-// stopped returns a rank on its way in that nobody moves on.
+// stopped returns a joining rank that does not proceed.
 func (j *joiners) stopped(rank int) *joining {
 	c := j.config(rank)
 	if err := c.validate(); err != nil {
@@ -69,7 +69,7 @@ func (j *joiners) join(rank, stopped int) {
 		c := j.config(rank)
 		c.OnLost = func(l transport.Loss) {
 			if l.How == transport.Died && l.Rank != stopped {
-				j.t.Errorf("rank %d says that rank %d is lost, not rank %d: %v", rank, l.Rank, stopped, l.Err)
+				j.t.Errorf("rank %d reports that rank %d is lost, not rank %d: %v", rank, l.Rank, stopped, l.Err)
 			}
 		}
 		e, err := Join(j.ctx, c)
@@ -130,8 +130,8 @@ func TestStoppedBeforeItWelcomesAll(t *testing.T) {
 	}
 }
 
-// TestGreetingIsBounded: a connection that says nothing keeps the others out for half a heartbeat limit at most: who has all its
-// connections would take for stopped whoever waits behind it.
+// TestGreetingIsBounded: a connection that sends nothing delays the others for half a heartbeat limit at most: a rank that has all its
+// connections would take those that wait behind it for stopped.
 func TestGreetingIsBounded(t *testing.T) {
 	t.Parallel()
 	j := newJoiners(t)
@@ -160,8 +160,8 @@ func TestGreetingIsBounded(t *testing.T) {
 	}
 }
 
-// TestOtherUsersAreTurnedAway: a rank hands its memory to its own user and to root alone, even if another one knows the token.
-func TestOtherUsersAreTurnedAway(t *testing.T) {
+// TestOtherUsersAreRefused: a rank shares its memory with its own user and with root alone, even if another user has the token.
+func TestOtherUsersAreRefused(t *testing.T) {
 	t.Parallel()
 	me := os.Geteuid()
 	for name, c := range map[string]struct {
@@ -189,7 +189,7 @@ func TestOtherUsersAreTurnedAway(t *testing.T) {
 	}
 }
 
-// TestUserOfAConnection: the kernel says who is at the other end. Root can be another user for a moment, and is turned away then.
+// TestUserOfAConnection: the kernel reports which user is at the other end. Root can be another user for a moment, and is refused then.
 func TestUserOfAConnection(t *testing.T) {
 	t.Parallel()
 	want := os.Geteuid()
@@ -247,7 +247,7 @@ func greeted(t *testing.T, as func()) (zero *joining, u, peer *net.UnixConn) {
 	return zero, u, peer
 }
 
-// TestConnectEndsWithItsFirstFailure: rank 0 cannot join and rank 1 never comes. Who connects to both does not wait for rank 1.
+// TestConnectEndsWithItsFirstFailure: rank 0 cannot join and rank 1 never connects. A rank that connects to both does not wait for rank 1.
 func TestConnectEndsWithItsFirstFailure(t *testing.T) {
 	t.Parallel()
 	j := newJoiners(t)
@@ -262,7 +262,7 @@ func TestConnectEndsWithItsFirstFailure(t *testing.T) {
 }
 
 // TestGiveUpJoiningNamesTheLate: who waits no longer for all to map the segment names the rank that has not, if it is one, or the rank
-// that its own reason is about. The others are told.
+// that its own reason is about. The others are notified.
 func TestGiveUpJoiningNamesTheLate(t *testing.T) {
 	t.Parallel()
 	about1 := cohort.New("test", cohort.PeerLost, "")
@@ -274,7 +274,7 @@ func TestGiveUpJoiningNamesTheLate(t *testing.T) {
 	}{
 		"one is late":           {[3]uint64{1, 1, 0}, context.Canceled, 2},
 		"two are late":          {[3]uint64{1, 0, 0}, context.Canceled, cohort.NoRank},
-		"nobody is late":        {[3]uint64{1, 1, 1}, context.Canceled, cohort.NoRank},
+		"no rank is late":       {[3]uint64{1, 1, 1}, context.Canceled, cohort.NoRank},
 		"the reason has a rank": {[3]uint64{1, 1, 0}, about1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -293,8 +293,8 @@ func TestGiveUpJoiningNamesTheLate(t *testing.T) {
 			}
 			one := zero.config
 			one.Rank = 1
-			if err := newEngine(one, zero.seg).told("test"); err == nil {
-				t.Error("rank 1 is not told")
+			if err := newEngine(one, zero.seg).abortReason("test"); err == nil {
+				t.Error("rank 1 is not notified")
 			}
 		})
 	}

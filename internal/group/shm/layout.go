@@ -25,7 +25,7 @@ const (
 	abortTextRoom = 768
 
 	// window bounds how far ranks are apart: one may be window-1 steps ahead of another. A step stays readable for as long again, so
-	// that a rank can compare what the others were asked to do after it has gone on itself.
+	// that a rank can compare what the others were asked to do after it has continued itself.
 	window    = 32
 	stepLines = 2 * window
 	// areaTurns is the number of areas that take turns.
@@ -69,7 +69,7 @@ type stepLine struct {
 	sleepers uint32 // ranks that sleep on step
 	desc     descriptor
 	set      uint32                // which of its slots and tables the rank has used
-	shape    collective.Shape      // for words about a mismatch
+	shape    collective.Shape      // for the text of a mismatch
 	_        [2*lineSize - 56]byte // the prefetcher fetches lines in pairs
 }
 
@@ -80,7 +80,7 @@ func (s *rankSteps) at(step uint32) *stepLine { return &s[step%stepLines] }
 
 // bellLine is what a rank that waits for messages listens to.
 type bellLine struct {
-	rings    uint32 // futex; rung by whoever put something into a ring of this rank or made room in one
+	rings    uint32 // futex; rung by a rank that put something into a ring of this rank or made room in one
 	sleepers uint32
 }
 
@@ -95,7 +95,7 @@ func (l *lifeLine) setCore(core int) { atomic.StoreUint32(&l.core, uint32(core+1
 
 func (l *lifeLine) atCore() int { return int(atomic.LoadUint32(&l.core)) - 1 }
 
-// layout knows where everything is.
+// layout is where everything is.
 type layout struct {
 	ranks, slot, area, arena, ring int
 
@@ -216,7 +216,7 @@ func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 			h.magic, h.version, uint64(segmentMagic), segmentVersion)
 	}
 	if int(h.ranks) != ranks {
-		return layout{}, cohort.Newf(op, cohort.Mismatch, "the segment is for %d ranks, this rank was told %d", h.ranks, ranks)
+		return layout{}, cohort.Newf(op, cohort.Mismatch, "the segment is for %d ranks, this rank expects %d", h.ranks, ranks)
 	}
 	if h.slot > maxRoom || h.area > maxRoom*2 || h.arena > maxArena || h.arena > maxArenas/uint64(ranks) { //nolint:gosec // ranks are at least 1
 		return layout{}, cohort.Newf(op, cohort.Protocol, "segment with slot %d, area %d, arena %d", h.slot, h.area, h.arena)

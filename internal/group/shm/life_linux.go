@@ -24,7 +24,7 @@ type lifetime struct {
 	release func() // closes the segment's file
 }
 
-// start begins to watch the others and to show life, and returns when all ranks have mapped the segment.
+// start begins to watch the others and to send heartbeats, and returns when all ranks have mapped the segment.
 func (e *Engine) start(ctx context.Context, j *joining) error {
 	e.others.conns = j.conns
 	file := j.file
@@ -50,10 +50,10 @@ func (e *Engine) start(ctx context.Context, j *joining) error {
 	return err
 }
 
-// giveUpJoining tells the ranks that did come that this one did not wait longer.
+// giveUpJoining notifies the ranks that did join that this one stopped waiting.
 func (e *Engine) giveUpJoining(err error) error {
 	why := cohort.Wrap("shm: join", cohort.Canceled, err)
-	var late []int // those that have not mapped the segment: of several, one may keep the others waiting
+	var late []int // those that have not mapped the segment: of several, one may delay the others
 	for _, p := range e.peers {
 		if atomic.LoadUint64(&e.seg.life(p).beats) == 0 {
 			late = append(late, p)
@@ -77,7 +77,7 @@ func (e *Engine) Close() error {
 		for _, c := range e.others.conns {
 			if c != nil {
 				_ = c.SetWriteDeadline(time.Now().Add(time.Second))
-				_, _ = c.Write([]byte{farewell})
+				_, _ = c.Write([]byte{goodbye})
 				_ = c.Close()
 			}
 		}
@@ -85,9 +85,9 @@ func (e *Engine) Close() error {
 		e.life.tasks.Wait()
 		e.arena.whileMapped(e.wakeAll)
 		e.mesh.shut()
-		failpoint.At("shm.close.turn")
-		e.turn.Take(nil, nil) // the operation that runs, if any, ends first; nobody runs another
-		e.letGo()
+		failpoint.At("shm.close.lock")
+		e.lock.Lock(nil, nil) // the operation that runs, if any, ends first; no other one starts
+		e.releaseRequest()
 		e.arena.close()
 		if e.life.release != nil {
 			e.life.release()

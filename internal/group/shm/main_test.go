@@ -118,7 +118,7 @@ func (b *board) Get(ctx context.Context, key string) ([]byte, error) {
 	}
 }
 
-// world joins n ranks in this process, each with a mapping of its own.
+// world joins n ranks in this process, each with its own mapping.
 func world(t *testing.T, n int, change func(*Config)) []*Engine {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)

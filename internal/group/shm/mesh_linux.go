@@ -22,24 +22,24 @@ const maxOffers = 1 << 14
 //
 // Small messages are copied into the ring when they are posted. A large one is offered first and streams through the
 // ring once the receiver has room for it, so nothing large is ever buffered. So does a small one when the receiver already keeps as
-// many that nobody has asked for as it may: what is in a ring can always be read, and no slot holds up another. Whoever waits
-// does the work; when nobody waits, a keeper looks after posted operations every few milliseconds.
+// many unexpected messages as it may: what is in a ring can always be read, and no slot blocks another. A goroutine that waits
+// does the work; without one, a keeper drives posted operations every few milliseconds.
 type Mesh struct {
 	engine *Engine
 	eager  int           // the longest message that is sent at once
 	offers int           // the most to one rank that it has not answered
 	slice  time.Duration // how long a driver sleeps at most, after the first time
 
-	role   chan struct{} // holds a token while nobody drives
+	role   chan struct{} // holds a token while no goroutine drives
 	wait   waiter        // the driver's
-	wanted chan struct{} // tells the keeper that operations are pending
+	wanted chan struct{} // wakes the keeper when operations are pending
 
 	mu struct {
 		sync.Mutex
 		peers   []*meshPeer    // by rank; nil for the own one
 		any     transport.List // receives from any rank
 		early   transport.EarlyPool[offerID]
-		pending int  // operations, and answers that are not in a ring yet
+		pending int  // operations, and replies that are not in a ring yet
 		moves   uint // of frames through rings
 		err     error
 		closed  bool
@@ -102,7 +102,7 @@ func (m *Mesh) usable(rank int) (*meshPeer, error) {
 	case m.mu.closed:
 		return nil, cohort.New("shm: message", cohort.Closed, "the group was closed")
 	case rank < 0 || rank >= m.Size() || rank == m.Rank():
-		return nil, cohort.Newf("shm: message", cohort.InvalidArgument, "rank %d of %d has no way to rank %d", m.Rank(), m.Size(), rank)
+		return nil, cohort.Newf("shm: message", cohort.InvalidArgument, "rank %d of %d cannot reach rank %d", m.Rank(), m.Size(), rank)
 	}
 	return m.mu.peers[rank], m.mu.peers[rank].gone
 }
@@ -120,7 +120,7 @@ func (m *Mesh) Send(op *transport.Op) {
 	}
 	p.sends.Push(op)
 	m.flush(p)
-	m.tellKeeper()
+	m.wakeKeeper()
 }
 
 // Recv posts room for a message.
@@ -148,7 +148,7 @@ func (m *Mesh) Recv(op *transport.Op) {
 		return
 	}
 	p.recvs.Push(op)
-	m.tellKeeper()
+	m.wakeKeeper()
 }
 
 func (m *Mesh) recvAny(op *transport.Op) {
@@ -182,7 +182,7 @@ func (m *Mesh) recvAny(op *transport.Op) {
 		m.takeArrival(best, first, op)
 	case alive:
 		m.mu.any.Push(op)
-		m.tellKeeper()
+		m.wakeKeeper()
 	case gone != nil:
 		m.complete(op, gone)
 	default:
@@ -190,7 +190,7 @@ func (m *Mesh) recvAny(op *transport.Op) {
 	}
 }
 
-func (m *Mesh) tellKeeper() {
+func (m *Mesh) wakeKeeper() {
 	if m.mu.pending > 0 {
 		select {
 		case m.wanted <- struct{}{}:
@@ -199,7 +199,7 @@ func (m *Mesh) tellKeeper() {
 	}
 }
 
-// takeable is the first early message on a slot, or nil. A rank that is gone sends nothing that it had offered, and what it sent
+// takeable is the first early message on a slot, or nil. A lost rank sends nothing that it had offered, and what it sent
 // after the offer is not what a receive on the slot is for.
 func (p *meshPeer) takeable(slot uint64) *early {
 	if a := p.inbox.First(slot); a != nil && (!a.Announced || p.gone == nil) {
@@ -208,7 +208,7 @@ func (p *meshPeer) takeable(slot uint64) *early {
 	return nil
 }
 
-// takeArrival gives a message that came early to the receive that it was for.
+// takeArrival gives an early message to its receive.
 func (m *Mesh) takeArrival(p *meshPeer, a *early, op *transport.Op) {
 	p.inbox.Remove(a)
 	if a.Announced {
@@ -218,7 +218,7 @@ func (m *Mesh) takeArrival(p *meshPeer, a *early, op *transport.Op) {
 	}
 	m.mu.early.Recycle(a)
 	m.flush(p)
-	m.tellKeeper() // what was only offered is not here yet
+	m.wakeKeeper() // what was only offered is not here yet
 }
 
 // deliver ends a receive with a whole message.
@@ -237,7 +237,7 @@ func (m *Mesh) answer(p *meshPeer, op *transport.Op, id, total uint64) {
 	op.State.Aux, op.Source = id, p.rank
 	if total > uint64(len(op.Buf)) {
 		p.refusals = append(p.refusals, shmring.Frame{Kind: shmring.Refuse, ID: id, Total: uint64(len(op.Buf))})
-		m.mu.pending++ // the receive ends, and the sender has to hear of it
+		m.mu.pending++ // the receive ends, and the sender has to get the refusal
 		m.complete(op, transport.TooLong(p.rank, "", total, len(op.Buf)))
 		return
 	}
@@ -245,12 +245,12 @@ func (m *Mesh) answer(p *meshPeer, op *transport.Op, id, total uint64) {
 	p.grants.Push(op)
 }
 
-// flush puts into the ring to a rank what there is to say: answers first, then messages in order, then streams.
+// flush puts the frames for a rank into its ring: replies first, then messages in order, then streams.
 func (m *Mesh) flush(p *meshPeer) {
 	before := p.out.Pos()
 	blocked := !m.fill(p)
 	if blocked {
-		// Ask for a bell, then look again: room may have come in between.
+		// Ask for a wake-up, then try again: the peer may have made room in between.
 		p.out.Want()
 		m.fill(p)
 	}
@@ -261,7 +261,7 @@ func (m *Mesh) flush(p *meshPeer) {
 	}
 }
 
-// fill writes frames until all is said (true) or the ring is full.
+// fill writes frames until none is left (true) or the ring is full.
 func (m *Mesh) fill(p *meshPeer) bool {
 	for len(p.refusals) > 0 {
 		if !p.out.Put(p.refusals[0], nil) {
@@ -308,7 +308,7 @@ func (m *Mesh) fill(p *meshPeer) bool {
 			m.complete(op, nil)
 			continue
 		}
-		// The receiver can begin while this goes on.
+		// The receiver can begin while this continues.
 		p.out.Publish()
 		m.ring(p.rank)
 	}
@@ -342,7 +342,7 @@ func (m *Mesh) drain(p *meshPeer) {
 		}
 		if p.in.Pos()-before >= p.in.Len()/4 {
 			before = p.in.Pos()
-			m.released(p) // let the sender go on meanwhile
+			m.released(p) // let the sender continue meanwhile
 		}
 	}
 	if p.in.Pos() != before {

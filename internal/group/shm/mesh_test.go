@@ -239,7 +239,7 @@ func TestWithdrawAndFail(t *testing.T) {
 	}
 }
 
-// TestDriverIsWoken: whoever does the mesh's work, and sleeps, is told at once that its message was withdrawn or that its time is over.
+// TestDriverIsWoken: a goroutine that drives the mesh, and sleeps, is woken at once when its message was withdrawn or its deadline passed.
 func TestDriverIsWoken(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(m *Mesh, op *transport.Op, cancel func()){
@@ -305,7 +305,7 @@ func TestMessagesOfALeaver(t *testing.T) {
 	}
 }
 
-// TestOfferOfALeaver: a large message that a rank had offered when it left never comes. Receives for it end at once; one from
+// TestOfferOfALeaver: a large message that a rank had offered when it left never arrives. Receives for it end at once; one from
 // any rank waits for the ranks that are there.
 func TestOfferOfALeaver(t *testing.T) {
 	t.Parallel()
@@ -321,7 +321,7 @@ func TestOfferOfALeaver(t *testing.T) {
 		m.Recv(op)
 		return op, m.Wait(ctx, op)
 	}
-	if _, err := receive(1, nil, 6); err != nil { // the offer came before it
+	if _, err := receive(1, nil, 6); err != nil { // the offer arrived before it
 		t.Fatal(err)
 	}
 	_ = engines[1].Close()
@@ -342,8 +342,8 @@ func TestOfferOfALeaver(t *testing.T) {
 	}
 }
 
-// TestKeeperFinishesWhatNobodyWaitsFor: a large message arrives although the receiver has not called Wait yet.
-func TestKeeperFinishesWhatNobodyWaitsFor(t *testing.T) {
+// TestKeeperFinishesOperationsWithoutAWaiter: a large message arrives although the receiver has not called Wait yet.
+func TestKeeperFinishesOperationsWithoutAWaiter(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 2, nil)
 	ctx := messageContext(t)
@@ -394,7 +394,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// heldBy is the memory of the messages from a rank that nobody has asked for.
+// heldBy is the memory of the unexpected messages from a rank.
 func heldBy(p *meshPeer, m *Mesh) (held int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -404,7 +404,7 @@ func heldBy(p *meshPeer, m *Mesh) (held int) {
 	return held
 }
 
-// TestSmallUnexpectedMessagesTakeLittle: a byte that came early must not occupy the room of the longest eager message.
+// TestSmallUnexpectedMessagesTakeLittle: an early byte must not occupy the room of the longest eager message.
 func TestSmallUnexpectedMessagesTakeLittle(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 2, nil)
@@ -426,7 +426,7 @@ func TestSmallUnexpectedMessagesTakeLittle(t *testing.T) {
 	}
 }
 
-// TestAllOfALeaverCanBeTaken: what a rank has sent before it left can be taken, as much of it as there may be that nobody had asked for.
+// TestAllOfALeaverCanBeTaken: what a rank has sent before it left can be taken, up to the bound of unexpected messages.
 func TestAllOfALeaverCanBeTaken(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 2, nil)
@@ -487,9 +487,9 @@ func TestFailureOfTheGroupEndsMessages(t *testing.T) {
 	ctx := messageContext(t)
 	op := &transport.Op{Peer: 2, Slot: 1, Buf: make([]byte, 1)}
 	engines[1].mesh.Recv(op)
-	time.AfterFunc(30*time.Millisecond, func() { engines[0].Fail(errors.New("out of patience")) })
+	time.AfterFunc(30*time.Millisecond, func() { engines[0].Fail(errors.New("deadline passed")) })
 	err := engines[1].mesh.Wait(ctx, op)
-	if !errors.Is(err, cohort.Aborted) || !strings.Contains(err.Error(), "rank 0") || !strings.Contains(err.Error(), "out of patience") {
+	if !errors.Is(err, cohort.Aborted) || !strings.Contains(err.Error(), "rank 0") || !strings.Contains(err.Error(), "deadline passed") {
 		t.Error(err)
 	}
 }

@@ -73,13 +73,13 @@ func (e *Engine) useSet(ctx context.Context) (uint32, error) {
 	return e.cases.next, nil
 }
 
-// alone looks for what ends the group in an operation that waits for nobody.
-func (e *Engine) alone() error {
+// checkLost checks whether a lost rank ends the group, in an operation that waits for no rank.
+func (e *Engine) checkLost() error {
 	if !e.others.loss.Load() {
 		return nil
 	}
 	e.steps.awaited = e.steps.last
-	return e.bereft()
+	return e.endIfLost()
 }
 
 // didItsPart reports whether a rank has done all that the operation that runs asks of it: in one that flows one way, it has
@@ -109,7 +109,7 @@ func (e *Engine) pair(root int, step uint32) error {
 	return nil
 }
 
-// mismatch names what two ranks were asked to do, here and to the others, which may not look or not yet.
+// mismatch names what two ranks were asked to do, here and to the others, which may not have compared yet.
 func (e *Engine) mismatch(a, b int, step uint32) error {
 	first, second := e.steps.line(a, step), e.steps.line(b, step)
 	return e.giveUp(cohort.Newf(e.op.name, cohort.Mismatch, "rank %d called %s, rank %d called %s: all ranks must call the same operations in the same order",

@@ -98,13 +98,13 @@ func anyAsleep(e *Engine) bool {
 	return false
 }
 
-// TestRunningAhead: a rank that needs nobody goes on while the others have not come, until there is no room; what it has shown is still
-// there when they come.
+// TestRunningAhead: a rank that needs no other continues while the others have not arrived, until the room is used up; what it has shown is still
+// there when they arrive.
 func TestRunningAhead(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		kind  collective.Kind
-		ahead []int // the ranks that need nobody, if 0 is the root
+		ahead []int // the ranks that need no other, if 0 is the root
 		bytes int
 		least int // how far they must get
 	}{
@@ -127,7 +127,7 @@ func TestRunningAhead(t *testing.T) {
 			for _, rank := range c.ahead {
 				ctx, cancel := context.WithCancel(t.Context())
 				var watch sync.WaitGroup
-				watch.Go(func() { // until it cannot go on, or is done
+				watch.Go(func() { // until it cannot continue, or is done
 					for ctx.Err() == nil && !anyAsleep(engines[rank]) {
 						time.Sleep(time.Millisecond)
 					}
@@ -244,14 +244,14 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// awaitGone returns when a rank has seen that another is gone.
+// awaitGone returns when a rank has seen that another is lost.
 func awaitGone(t *testing.T, e *Engine, rank int) {
 	t.Helper()
-	testkit.Until(t, fmt.Sprintf("rank %d sees that rank %d is gone", e.rank, rank), func() bool { return e.others.how(rank) != present })
+	testkit.Until(t, fmt.Sprintf("rank %d sees that rank %d is lost", e.rank, rank), func() bool { return e.others.state(rank) != present })
 }
 
-// TestLossInAnOperationThatWaitsForNobody: it fails because of a rank that has left, although it needs nothing of it.
-func TestLossInAnOperationThatWaitsForNobody(t *testing.T) {
+// TestLossInAnOperationWithoutAWait: it fails because of a rank that has left, although it needs nothing of it.
+func TestLossInAnOperationWithoutAWait(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 3, nil)
 	_ = engines[2].Close()
@@ -265,7 +265,7 @@ func TestLossInAnOperationThatWaitsForNobody(t *testing.T) {
 	}
 }
 
-// TestReasonOfARankThatLeft: a rank gives the group up because of another and leaves while a third looks who is gone. That one names
+// TestReasonOfARankThatLeft: a rank abandons the group because of another and leaves while a third checks which rank is lost. That one names
 // the same rank.
 func TestReasonOfARankThatLeft(t *testing.T) {
 	t.Parallel()
@@ -283,12 +283,12 @@ func TestReasonOfARankThatLeft(t *testing.T) {
 		e.op = progress{request: &collective.Request{Kind: collective.Broadcast}}
 		e.publish()
 	}
-	if lost, ok := errors.AsType[*cohort.Error](e.alone()); !ok || lost.Code != cohort.PeerLost || lost.Rank != 2 {
+	if lost, ok := errors.AsType[*cohort.Error](e.checkLost()); !ok || lost.Code != cohort.PeerLost || lost.Rank != 2 {
 		t.Errorf("%v", lost)
 	}
 }
 
-// TestAReceiverWaitsForTheRoot, and says so, whoever else is late.
+// TestAReceiverWaitsForTheRoot, and reports that, also if other ranks are late.
 func TestAReceiverWaitsForTheRoot(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []collective.Kind{collective.Broadcast, collective.Scatter} {
@@ -306,7 +306,7 @@ func TestAReceiverWaitsForTheRoot(t *testing.T) {
 func TestDeathAfterOnesPart(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []collective.Kind{collective.Reduce, collective.Gather} {
-		for name, rootFirst := range map[string]bool{"root waits": true, "root comes last": false} {
+		for name, rootFirst := range map[string]bool{"root waits": true, "root is last": false} {
 			t.Run(kind.String()+", "+name, func(t *testing.T) {
 				t.Parallel()
 				engines := world(t, 3, nil)
@@ -357,7 +357,7 @@ func endConnections(e *Engine) {
 func awaitAsleep(t *testing.T, e *Engine) {
 	t.Helper()
 	sleepers := &e.steps.lines[e.rank].at(e.steps.last + 1).sleepers
-	testkit.Until(t, fmt.Sprintf("somebody waits for rank %d", e.rank), func() bool { return atomic.LoadUint32(sleepers) != 0 })
+	testkit.Until(t, fmt.Sprintf("a rank waits for rank %d", e.rank), func() bool { return atomic.LoadUint32(sleepers) != 0 })
 }
 
 // TestWhatALeaverHasShown can still be read.
@@ -381,7 +381,7 @@ func TestWhatALeaverHasShown(t *testing.T) {
 	}
 }
 
-// TestLateMismatch: a difference that nobody sees in the operation itself is found before it is forgotten, also when no operation that
+// TestLateMismatch: a difference that no rank sees in the operation itself is found before it is forgotten, also when no operation that
 // waits for all follows.
 func TestLateMismatch(t *testing.T) {
 	t.Parallel()
@@ -389,7 +389,7 @@ func TestLateMismatch(t *testing.T) {
 	for rank, err := range each(engines, func(e *Engine) error {
 		root := 0
 		if e.rank == 0 {
-			root = 1 // so nobody is a root
+			root = 1 // so no rank is a root
 		}
 		err := e.Run(t.Context(), &collective.Request{Kind: collective.Reduce, Tag: 1, Root: root, DType: tensor.Int32, Out: make([]byte, 4)})
 		for tag := uint32(2); tag < 3*window && err == nil; tag++ {

@@ -34,7 +34,7 @@ func rootedStep(plan *rand.Rand, ranks int) (kind collective.Kind, root, n int) 
 }
 
 func init() { //nolint:gochecknoinits // a role
-	// rooted runs a sequence of operations with roots in parts, with pauses, and says how it ended. One rank ends as it is told to after one of them.
+	// rooted runs a sequence of operations with roots in parts, with pauses, and prints how it ended. One rank ends as its arguments demand after one of them.
 	roles["rooted"] = func(e *Engine, args []string) error {
 		seed, _ := strconv.ParseUint(args[0], 10, 64)
 		victim, _ := strconv.Atoi(args[1])
@@ -101,7 +101,7 @@ func TestEndAfterOnesPart(t *testing.T) {
 	}
 }
 
-// TestFaultsInOneWayOperations: a process is killed in the middle of such operations, or stopped for less time than anybody minds.
+// TestFaultsInOneWayOperations: a process is killed in the middle of such operations, or stopped for less time than the heartbeat limit.
 func TestFaultsInOneWayOperations(t *testing.T) {
 	t.Parallel()
 	for i := range uint64(8) {

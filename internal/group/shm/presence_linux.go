@@ -18,51 +18,51 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// others is which of the other ranks are gone.
+// others is which of the other ranks are lost.
 type others struct {
-	gone  []atomic.Uint32 // by rank; the first that is found out stays
-	loss  atomic.Bool     // somebody is gone
-	conns []*net.UnixConn // by rank; they end with the process
+	states []atomic.Uint32 // by rank; the first state other than present stays
+	loss   atomic.Bool     // a rank is lost
+	conns  []*net.UnixConn // by rank; they end with the process
 }
 
-// What others.gone says about a rank.
+// What others.states says about a rank.
 const (
-	present   = iota
-	goneDied  // its socket ended without a word
-	goneLeft  // it closed its engine
-	goneStill // its heartbeat stopped
+	present      = iota
+	stateDied    // its socket ended without a notice
+	stateLeft    // it closed its engine
+	stateStalled // its heartbeat stopped
 )
 
-// how is how a rank is gone.
-func (o *others) how(rank int) uint32 { return o.gone[rank].Load() }
+// state is whether a rank is present, or how it was lost.
+func (o *others) state(rank int) uint32 { return o.states[rank].Load() }
 
-// dying reports whether the socket of a rank has ended that counts as present. A rank that closes the group because of
+// anyHungUp reports whether the socket of a rank that counts as present has ended. A rank that closes the group because of
 // a death may be seen before the death itself, which is the one to name: its watcher is about to mark it.
-func (o *others) dying() bool {
+func (o *others) anyHungUp() bool {
 	for p, c := range o.conns {
-		if o.how(p) == present && hungUp(c) {
+		if o.state(p) == present && hungUp(c) {
 			return true
 		}
 	}
 	return false
 }
 
-// watch waits for the end of the connection to rank p: with a farewell when the rank leaves, without one when it dies.
+// watch waits for the end of the connection to rank p: with a goodbye when the rank leaves, without one when it dies.
 func (e *Engine) watch(p int, c *net.UnixConn) {
 	var b [1]byte
 	failpoint.At("shm.watch.read")
 	n, _ := c.Read(b[:])
 	failpoint.At("shm.watch.ended")
-	if n == 1 && b[0] == farewell {
-		e.mark(p, goneLeft)
+	if n == 1 && b[0] == goodbye {
+		e.mark(p, stateLeft)
 	} else {
-		e.mark(p, goneDied)
+		e.mark(p, stateDied)
 	}
 }
 
-// mark takes note that rank p is gone, wakes whoever waits here and tells the group.
+// mark records that rank p is lost, wakes the waiters here and notifies the group.
 func (e *Engine) mark(p int, how uint32) {
-	if !e.others.gone[p].CompareAndSwap(present, how) || e.life.closing.Load() {
+	if !e.others.states[p].CompareAndSwap(present, how) || e.life.closing.Load() {
 		return
 	}
 	e.others.loss.Store(true)
@@ -75,7 +75,7 @@ func (e *Engine) mark(p int, how uint32) {
 		return
 	}
 	loss := transport.Loss{Rank: p, How: transport.Died}
-	if how == goneLeft {
+	if how == stateLeft {
 		loss.How = transport.Left
 	}
 	e.arena.whileMapped(func() { loss.Err = e.lost("shm: group", p) })
@@ -88,13 +88,13 @@ func (e *Engine) mark(p int, how uint32) {
 // pulse is what this rank remembers of another's heartbeats.
 type pulse struct {
 	beats   uint64
-	still   time.Duration // for how long they have not changed, as far as this rank was awake to see
+	still   time.Duration // for how long they have not changed, as far as this rank was running
 	checked time.Time
 }
 
-// look compares a count of heartbeats with the one before and reports whether they have stopped for longer than limit. If
-// this process was stopped too, the time it slept proves nothing about the other: no look counts more than twice the period.
-func (p *pulse) look(now time.Time, beats uint64, period, limit time.Duration) bool {
+// stopped compares a count of heartbeats with the one before and reports whether they have stopped for longer than limit. If
+// this process was stopped too, the time it slept proves nothing about the other: no check counts more than twice the period.
+func (p *pulse) stopped(now time.Time, beats uint64, period, limit time.Duration) bool {
 	if beats != p.beats || p.checked.IsZero() {
 		p.beats, p.still = beats, 0
 	} else {
@@ -113,8 +113,8 @@ func beatPeriod(limit time.Duration) time.Duration {
 	return max(min(period, limit/5), time.Millisecond)
 }
 
-// beat shows those that have all their connections that this rank lives, until endBeat: it may wait for one that is stopped, and would
-// be taken for stopped itself.
+// beat sends heartbeats to the ranks that have all their connections, until endBeat: this rank may wait for one that is stopped, and
+// would count as stopped itself.
 func (j *joining) beat() {
 	life := j.seg.life(j.config.Rank)
 	life.pid = uint32(os.Getpid()) //nolint:gosec // a process id
@@ -141,7 +141,7 @@ func (j *joining) endBeat() {
 	j.beating.Wait()
 }
 
-// beat counts up while this process gets to run, so that the others can tell a stopped one, and looks at the others' counts.
+// beat counts up while this process runs, so that the others detect a stopped one, and checks the others' counts.
 func (e *Engine) beat() {
 	limit := e.config.HeartbeatLimit
 	period := beatPeriod(limit)
@@ -161,33 +161,33 @@ func (e *Engine) beat() {
 		e.arena.whileMapped(func() {
 			atomic.AddUint64(&e.seg.life(e.rank).beats, 1)
 			for _, p := range e.peers {
-				beats, patience := atomic.LoadUint64(&e.seg.life(p).beats), limit
-				if beats == 0 { // it has no segment yet, perhaps because of a stopped one, which is found first
-					patience = 2 * limit
+				beats, allowed := atomic.LoadUint64(&e.seg.life(p).beats), limit
+				if beats == 0 { // it has no segment yet, perhaps because of a stopped rank, which is found first
+					allowed = 2 * limit
 				}
-				if e.others.how(p) == present && pulses[p].look(now, beats, period, patience) {
+				if e.others.state(p) == present && pulses[p].stopped(now, beats, period, allowed) {
 					still = append(still, p)
 				}
 			}
 		})
 		for _, p := range still {
-			e.mark(p, goneStill)
+			e.mark(p, stateStalled)
 		}
 	}
 }
 
-// lost reports why rank p will not come, or nil. It needs the mapping.
+// lost is the error for a lost rank p, or nil. It needs the mapping.
 func (e *Engine) lost(op string, p int) error {
 	text := ""
-	switch e.others.how(p) {
+	switch e.others.state(p) {
 	case present:
 		return nil
-	case goneDied:
+	case stateDied:
 		text = "its process ended"
-	case goneLeft:
+	case stateLeft:
 		text = "it closed the group"
-	case goneStill:
-		text = fmt.Sprintf("it has stood still for %v (stopped or starved): no heartbeat", e.config.HeartbeatLimit)
+	case stateStalled:
+		text = fmt.Sprintf("no heartbeat for %v: its process is stopped or gets no processor time", e.config.HeartbeatLimit)
 	}
 	return &cohort.Error{
 		Op: op, Code: cohort.PeerLost, Rank: cohort.Rank(p), Detail: text, Peer: fmt.Sprintf("pid %d", e.seg.life(p).pid),
@@ -196,24 +196,24 @@ func (e *Engine) lost(op string, p int) error {
 
 // whoIsLost returns why the awaited step will not be complete, or nil.
 //
-// A rank that died after all had taken the step is no reason: this rank is about to see that they have. Nor is one that had done
+// A rank that died after all had taken the step does not count: this rank is about to see that they have. Nor is one that had done
 // its part before: the next operation fails because of it. Any other one that died is a reason even if it has taken the step,
-// since the group cannot go on, however late another rank is. One that left is a reason if it has not taken the step.
+// since the group cannot continue, however late another rank is. One that left is a reason if it has not taken the step.
 func (e *Engine) whoIsLost() *cohort.Error {
 	left := -1
 	for _, p := range e.peers {
-		switch e.others.how(p) {
-		case goneDied, goneStill:
+		switch e.others.state(p) {
+		case stateDied, stateStalled:
 			if e.missing() && !e.didItsPart(p) {
 				return e.lostError(p)
 			}
-		case goneLeft:
+		case stateLeft:
 			if left < 0 && !e.steps.took(p, e.steps.awaited) {
 				left = p
 			}
 		}
 	}
-	if left < 0 || e.others.dying() {
+	if left < 0 || e.others.anyHungUp() {
 		return nil
 	}
 	return e.lostError(left)

@@ -24,7 +24,7 @@ import (
 // noticed bounds how long a rank may take to learn of a death: five times what is promised.
 const noticed = 5 * time.Second
 
-// losses is where the ranks of this process put what OnLost says.
+// losses is where the ranks of this process put what OnLost reports.
 var losses = make(chan transport.Loss, 64)
 
 func init() { //nolint:gochecknoinits // roles refer to functions of this file
@@ -48,7 +48,7 @@ func init() { //nolint:gochecknoinits // roles refer to functions of this file
 		fmt.Println("ended", cohort.CodeOf(err), err)
 		return nil
 	}
-	// idle runs one barrier, then nothing, and prints what it is told.
+	// idle runs one barrier, then nothing, and prints the losses.
 	roles["idle"] = func(e *Engine, _ []string) error {
 		if err := e.Run(context.Background(), &collective.Request{Kind: collective.Barrier}); err != nil {
 			return err
@@ -63,7 +63,7 @@ func init() { //nolint:gochecknoinits // roles refer to functions of this file
 		fmt.Println("ended", cohort.CodeOf(err), err)
 		return nil
 	}
-	// direct reduces buffers in the segment until that fails, then writes a pattern into its own and says when another rank
+	// direct reduces buffers in the segment until that fails, then writes a pattern into its own and prints when another rank
 	// has changed it.
 	roles["direct"] = func(e *Engine, args []string) error {
 		n, _ := strconv.Atoi(args[0])
@@ -84,7 +84,7 @@ func init() { //nolint:gochecknoinits // roles refer to functions of this file
 		}
 		fmt.Println("ended", cohort.CodeOf(err), err)
 		var word string
-		if _, err := fmt.Scanln(&word); err != nil { // the parent says when
+		if _, err := fmt.Scanln(&word); err != nil { // the parent sends a line
 			return err
 		}
 		for i, x := range b {
@@ -98,7 +98,7 @@ func init() { //nolint:gochecknoinits // roles refer to functions of this file
 	}
 }
 
-// TestDeathWhileAnotherIsLate kills a rank that has taken its step while a third one does not come.
+// TestDeathWhileAnotherIsLate kills a rank that has taken its step while a third one is late.
 func TestDeathWhileAnotherIsLate(t *testing.T) {
 	t.Parallel()
 	for victim := range 3 {
@@ -146,17 +146,17 @@ func TestDeathWhileIdle(t *testing.T) {
 	}
 }
 
-// TestLeavingIsNoDeath: a rank that closes its engine is told apart, and only an operation that needs it fails.
+// TestLeavingIsNoDeath: a rank that closes its engine is distinguished, and only an operation that needs it fails.
 func TestLeavingIsNoDeath(t *testing.T) {
 	t.Parallel()
-	told := make(chan transport.Loss, 8)
+	lost := make(chan transport.Loss, 8)
 	engines := world(t, 3, func(c *Config) {
 		if c.Rank == 0 {
-			c.OnLost = func(l transport.Loss) { told <- l }
+			c.OnLost = func(l transport.Loss) { lost <- l }
 		}
 	})
 	_ = engines[2].Close()
-	loss := <-told
+	loss := <-lost
 	if loss.Rank != 2 || loss.How != transport.Left || !errors.Is(loss.Err, cohort.PeerLost) {
 		t.Errorf("%+v", loss)
 	}
@@ -169,7 +169,7 @@ func TestLeavingIsNoDeath(t *testing.T) {
 }
 
 // TestStoppedRankWritesNothingLater stops a rank inside a reduction of buffers in the segment until the others have given it up
-// and use their buffers for something else, then lets it go on.
+// and use their buffers for something else, then lets it continue.
 func TestStoppedRankWritesNothingLater(t *testing.T) {
 	t.Parallel()
 	for turn := range 6 {
@@ -206,21 +206,21 @@ func TestPulse(t *testing.T) {
 	const period, limit = 100 * time.Millisecond, time.Second
 	now := time.Unix(1000, 0)
 	var p pulse
-	if p.look(now, 7, period, limit) {
+	if p.stopped(now, 7, period, limit) {
 		t.Fatal("still at the first look")
 	}
-	if now = now.Add(time.Hour); p.look(now, 7, period, limit) {
-		t.Fatal("an hour in which nobody looked counts")
+	if now = now.Add(time.Hour); p.stopped(now, 7, period, limit) {
+		t.Fatal("an hour without a check counts")
 	}
-	looks := 0
-	for !p.look(now, 7, period, limit) {
+	checks := 0
+	for !p.stopped(now, 7, period, limit) {
 		now = now.Add(period)
-		looks++
+		checks++
 	}
-	if looks < 8 || looks > 10 {
-		t.Errorf("still after %d looks", looks)
+	if checks < 8 || checks > 10 {
+		t.Errorf("stopped after %d checks", checks)
 	}
-	if p.look(now.Add(period), 8, period, limit) {
+	if p.stopped(now.Add(period), 8, period, limit) {
 		t.Error("a heartbeat does not end it")
 	}
 }

@@ -30,7 +30,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// process is a rank in a process of its own.
+// process is a rank in a separate process.
 type process struct {
 	cmd   *exec.Cmd
 	stdin io.Writer
@@ -248,7 +248,7 @@ func TestStoppedRankIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectLost(t, ps, 1, now, 10*time.Second)
-	// The stopped rank itself learns it when it goes on.
+	// The stopped rank itself learns it when it continues.
 	if err := ps[1].cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -257,8 +257,8 @@ func TestStoppedRankIsNamed(t *testing.T) {
 	}
 }
 
-// TestKilledCorrespondent: messages to and from a dead or stopped rank end with its name, here on both its neighbours.
-func TestKilledCorrespondent(t *testing.T) {
+// TestKilledMessagePeer: messages to and from a dead or stopped rank end with its name, here on both its neighbours.
+func TestKilledMessagePeer(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{4, 1 << 20} {
 		for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
@@ -285,7 +285,7 @@ func TestKilledCorrespondent(t *testing.T) {
 				t.Logf("%v, %d bytes: rank %d knew after %v", signal, size, r, time.Since(now))
 			}
 			if named == 0 {
-				t.Errorf("%v: nobody names rank 1", signal)
+				t.Errorf("%v: no rank names rank 1", signal)
 			}
 		}
 	}

@@ -20,7 +20,7 @@ type operands struct {
 	sources [][]byte // of the reduction
 	direct  [][]byte // the ranks' buffers in the segment
 	inputs  [][]byte // of the piece that is reduced
-	inline  []bool   // the rank's data came with step 1
+	inline  []bool   // the rank's data was published with step 1
 	callers bool     // the first two have memory of the caller, too, not only of the segment
 }
 
@@ -226,7 +226,7 @@ func (e *Engine) allDirect(n int) bool {
 // reduceDirect is the all-reduce of buffers in the segment: every rank reduces its share of all buffers into its own, then
 // takes the shares of the others from theirs.
 //
-// A rank writes nothing but its own memory. One that was stopped for so long that the others gave it up may go on at any
+// A rank writes nothing but its own memory. One that was stopped for so long that the others declared it lost may continue at any
 // moment, when their buffers belong to their owners again.
 func (e *Engine) reduceDirect(ctx context.Context, r *collective.Request) error {
 	if e.op.turn == 0 {
@@ -248,7 +248,7 @@ func (e *Engine) reduceDirect(ctx context.Context, r *collective.Request) error 
 			return err
 		}
 	}
-	// Nobody may change its buffer before all have read it.
+	// No rank may change its buffer before all have read it.
 	return e.advance(ctx)
 }
 
@@ -266,11 +266,11 @@ func (e *Engine) reduceOwnShare(r *collective.Request) {
 	}
 }
 
-// fence is called after the last read of other ranks' buffers. Whoever gives the group up says so before it takes its buffer
-// back, so what was read is good if nobody has.
+// fence is called after the last read of other ranks' buffers. A rank that abandons the group reports that before it takes its buffer
+// back, so what was read is good if none has.
 //
 // Only to load the state would not do: where loads are not ordered, those before it may read memory after it. A write that
-// releases is ordered behind them, and whoever gives up reads what it has written. So the state is compared and written as one.
+// releases is ordered behind them, and a rank that gives up reads what it has written. So the state is compared and written as one.
 func (e *Engine) fence() error {
 	failpoint.At("shm.fence")
 	a := &e.seg.header().abort

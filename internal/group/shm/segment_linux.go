@@ -38,7 +38,7 @@ func createSegment(c *Config) (*os.File, *segment, error) {
 	if err != nil {
 		return fail(err)
 	}
-	// Nobody may shrink the file below the mappings. A plain file cannot be sealed; it has no name, which is as good.
+	// No process may shrink the file below the mappings. A plain file cannot be sealed; it has no name, which is as good.
 	_, _ = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
 	s := &segment{layout: l, mem: mem}
 	s.header().describe(&l)

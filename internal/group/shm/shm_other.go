@@ -40,7 +40,7 @@ func (e *Engine) Run(context.Context, *collective.Request) error {
 	return cohort.New("shm: run", cohort.NotSupported, "")
 }
 
-// Resumable tells nothing here.
+// Resumable marks nothing here.
 func (e *Engine) Resumable() {}
 
 // Fail does nothing.

@@ -9,7 +9,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// steps is how far the ranks have come. All of them take the same steps. Except for lines and rank, it belongs to the request that runs.
+// steps is how far the ranks are. All of them take the same steps. Except for lines and rank, it belongs to the request that runs.
 type steps struct {
 	rank  int
 	lines []*rankSteps // of all ranks, in the segment

@@ -12,16 +12,16 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/collective"
 )
 
-// trouble looks for a reason to stop waiting for the current step: another rank gave up, a rank is gone or stands still, the
-// caller's time is over.
-func (e *Engine) trouble(ctx context.Context, now time.Time) error {
+// reasonToStop returns a reason to stop waiting for the current step: another rank gave up, a rank is lost or stalled, the
+// caller's deadline has passed.
+func (e *Engine) reasonToStop(ctx context.Context, now time.Time) error {
 	if err := e.aborted(); err != nil {
 		return err
 	}
 	if e.life.closing.Load() {
 		return e.giveUp(cohort.New(e.op.name, cohort.Closed, "the engine was closed during the operation"))
 	}
-	if err := e.bereft(); err != nil {
+	if err := e.endIfLost(); err != nil {
 		return err
 	}
 	if !e.op.deadline.IsZero() && !now.Before(e.op.deadline) {
@@ -33,8 +33,8 @@ func (e *Engine) trouble(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// bereft gives the group up because of a rank that is gone. One that gave up itself has said why before it went: then that is the reason.
-func (e *Engine) bereft() error {
+// endIfLost abandons the group because of a lost rank. A rank that gave up itself has sent its reason before it closed: then that is the reason.
+func (e *Engine) endIfLost() error {
 	lost := e.whoIsLost()
 	if lost == nil {
 		return nil

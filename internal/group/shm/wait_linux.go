@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// spinTurns are the turns of the spin loop, a pause instruction of 10 to 60 ns each, between looks at the clock.
+	// spinTurns are the turns of the spin loop, a pause instruction of 10 to 60 ns each, between readings of the clock.
 	spinTurns = 64
-	// sleepSlice is how often a sleeper looks for what no futex reports: a dead rank, the end of a context.
+	// sleepSlice is how often a sleeper polls for what no futex reports: a dead rank, the end of a context.
 	sleepSlice = 40 * time.Millisecond
 )
 
@@ -28,13 +28,13 @@ type waiter struct {
 	placer spinwait.Placer
 }
 
-// soon looks at word for a moment, unless others need this core.
-func (w *waiter) soon(word *uint32, target uint32) bool {
-	return !w.Wanted() && spinUntil(word, target, spinTurns)
+// spinBriefly polls word for a moment, unless others need this core.
+func (w *waiter) spinBriefly(word *uint32, target uint32) bool {
+	return !w.Contended() && spinUntil(word, target, spinTurns)
 }
 
-// linger waits without sleeping, as long as that is right, and reports whether word reached target.
-func (w *waiter) linger(word *uint32, target uint32) bool {
+// spinOrYield waits without sleeping, as long as [spinwait.Waiter] allows, and reports whether word reached target.
+func (w *waiter) spinOrYield(word *uint32, target uint32) bool {
 	now := spinwait.Now()
 	for w.Begin(now); ; now = spinwait.Now() {
 		switch w.Next(now) {
@@ -61,20 +61,20 @@ func (w *waiter) linger(word *uint32, target uint32) bool {
 	}
 }
 
-// place says now and then on which core this rank runs, and goes to another one where ranks of the group crowd this one.
+// place publishes now and then on which core this rank runs, and moves to another one where ranks of the group share this one.
 func (w *waiter) place(now time.Duration) {
 	if w.shared {
-		w.Among(1) // the Go scheduler may want this thread for it
+		w.SetSharing(1) // the Go scheduler may want this thread for it
 		return
 	}
 	if e := w.engine; w.placer.Due(now) {
 		e.seg.life(e.rank).setCore(w.placer.Place(now, e.rank, e.size, func(rank int) int { return e.seg.life(rank).atCore() }))
-		w.Among(w.placer.Others())
+		w.SetSharing(w.placer.Others())
 	}
 }
 
 // advance publishes everything written so far as this rank's next step and returns when all ranks have taken it. When it
-// was interrupted it only goes on waiting.
+// was interrupted it only continues waiting.
 func (e *Engine) advance(ctx context.Context) error {
 	e.publish()
 	if err := e.awaitAll(ctx, e.steps.last); err != nil {
@@ -106,25 +106,25 @@ func (e *Engine) awaitAll(ctx context.Context, step uint32) error {
 // await returns when rank p has taken a step.
 func (e *Engine) await(ctx context.Context, p int, step uint32) error {
 	line := e.steps.line(p, step)
-	if word := &line.step; reached(atomic.LoadUint32(word), step) || e.wait.soon(word, step) {
+	if word := &line.step; reached(atomic.LoadUint32(word), step) || e.wait.spinBriefly(word, step) {
 		return nil
 	}
 	e.steps.awaited = step
 	return e.waitLong(ctx, line)
 }
 
-// waitLong lingers, then sleeps, until a rank has taken the step that is awaited.
+// waitLong spins and yields, then sleeps, until a rank has taken the step that is awaited.
 func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
 	word := &line.step
-	if e.wait.linger(word, e.steps.awaited) {
+	if e.wait.spinOrYield(word, e.steps.awaited) {
 		return nil
 	}
-	for nap := !e.wait.shared; ; {
+	for raw := !e.wait.shared; ; {
 		now := time.Now()
 		if r := e.op.request; r != nil && r.Timeout > 0 && e.op.deadline.IsZero() { // most operations need no clock
 			e.op.deadline = now.Add(r.Timeout)
 		}
-		err := e.trouble(ctx, now)
+		err := e.reasonToStop(ctx, now)
 		if reached(atomic.LoadUint32(word), e.steps.awaited) {
 			return nil // what was awaited happened, whatever else did
 		}
@@ -139,19 +139,19 @@ func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
 			slice = min(slice, d.Sub(now))
 		}
 		failpoint.At("shm.wait.sleep")
-		if sleepBelow(word, &line.sleepers, e.steps.awaited, slice, nap) {
-			nap = false // the wait is long: another one would keep one of the GOMAXPROCS for nothing
+		if sleepBelow(word, &line.sleepers, e.steps.awaited, slice, raw) {
+			raw = false // the wait is long: another raw sleep would keep one of the GOMAXPROCS for nothing
 		}
 	}
 }
 
-// sleepBelow sleeps while word has not reached target, at most for a time, and reports whether it was over. Whoever moves word looks at
+// sleepBelow sleeps while word has not reached target, at most for a time, and reports whether the time was over. A rank that moves word reads
 // sleepers after it.
-func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration, nap bool) (over bool) {
+func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration, raw bool) (over bool) {
 	atomic.AddUint32(sleepers, 1)
 	if v := atomic.LoadUint32(word); !reached(v, target) {
 		failpoint.At("shm.sleep")
-		over = futexWait(word, v, limit, nap)
+		over = futexWait(word, v, limit, raw)
 	}
 	atomic.AddUint32(sleepers, ^uint32(0))
 	return over

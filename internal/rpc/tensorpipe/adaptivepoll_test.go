@@ -76,7 +76,7 @@ func TestIdleDoesNotLinger(t *testing.T) {
 	}()
 	time.Sleep(5 * pollTime) // probably it has lingered
 	testkit.Until(t, "somebody may nap", spinwait.BeginRawSleep)
-	spinwait.EndNap()
+	spinwait.EndRawSleep()
 	cancel()
 	if err := <-done; !errors.Is(err, cohort.Canceled) {
 		t.Error(err)

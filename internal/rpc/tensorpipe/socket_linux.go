@@ -150,7 +150,7 @@ func (s *socket) readFrom(fd int, b []byte) (int, error) {
 		if s.poll.on && !polled && spinwait.BeginRawSleep() {
 			polled = true
 			err := s.await(fd)
-			spinwait.EndNap()
+			spinwait.EndRawSleep()
 			if err != nil {
 				return 0, err
 			}

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// Dir returns the folder of a controller in the cgroup of a process ("self" or its number) that has a file, and whether it is one of version 2;
+// controllerDir returns the folder of a controller in the cgroup of a process ("self" or its number) that has a file, and whether it is one of version 2;
 // "" if there is none. root is "/" but in tests.
-func Dir(root, pid, controller string, file func(v2 bool) string) (dir string, v2 bool) {
+func controllerDir(root, pid, controller string, file func(v2 bool) string) (dir string, v2 bool) {
 	b, err := os.ReadFile(filepath.Join(root, "proc", pid, "cgroup")) //nolint:gosec // a file of the kernel
 	if err != nil {
 		return "", false
@@ -57,43 +57,43 @@ type Memory struct {
 
 // MemoryOf reads the memory of the cgroup of a process.
 func MemoryOf(root string, pid int) Memory {
-	dir, v2 := Dir(root, strconv.Itoa(pid), "memory", func(v2 bool) string { return pick(v2, "memory.events", "memory.oom_control") })
+	dir, v2 := controllerDir(root, strconv.Itoa(pid), "memory", func(v2 bool) string { return pick(v2, "memory.events", "memory.oom_control") })
 	if dir == "" {
 		return Memory{}
 	}
-	m := Memory{Dir: dir, Used: number(filepath.Join(dir, pick(v2, "memory.current", "memory.usage_in_bytes"))), Limit: Limit(filepath.Join(dir, pick(v2, "memory.max", "memory.limit_in_bytes")))}
+	m := Memory{Dir: dir, Used: number(filepath.Join(dir, pick(v2, "memory.current", "memory.usage_in_bytes"))), Limit: memoryLimit(filepath.Join(dir, pick(v2, "memory.max", "memory.limit_in_bytes")))}
 	m.Used = max(0, m.Used-field(filepath.Join(dir, "memory.stat"), pick(v2, "inactive_file", "total_inactive_file")))
 	m.Kills = field(filepath.Join(dir, pick(v2, "memory.events", "memory.oom_control")), "oom_kill")
 	return m
 }
 
-// Throttled is how long the processes of a cgroup had to wait because it had used up its processor time.
-type Throttled struct {
+// Throttling is how long the processes of a cgroup had to wait because it had used up its processor time.
+type Throttling struct {
 	Dir  string // its folder; "" if it tells nothing
 	Time time.Duration
 }
 
 // ThrottledOf reads the throttling of the cgroup of a process.
-func ThrottledOf(root string, pid int) Throttled {
-	dir, v2 := Dir(root, strconv.Itoa(pid), "cpu", func(bool) string { return "cpu.stat" })
+func ThrottledOf(root string, pid int) Throttling {
+	dir, v2 := controllerDir(root, strconv.Itoa(pid), "cpu", func(bool) string { return "cpu.stat" })
 	if dir == "" {
-		return Throttled{}
+		return Throttling{}
 	}
 	if v2 {
-		return Throttled{dir, time.Duration(field(filepath.Join(dir, "cpu.stat"), "throttled_usec")) * time.Microsecond}
+		return Throttling{dir, time.Duration(field(filepath.Join(dir, "cpu.stat"), "throttled_usec")) * time.Microsecond}
 	}
-	return Throttled{dir, time.Duration(field(filepath.Join(dir, "cpu.stat"), "throttled_time"))}
+	return Throttling{dir, time.Duration(field(filepath.Join(dir, "cpu.stat"), "throttled_time"))}
 }
 
 // Frozen reports whether the cgroup of a process is frozen, as docker pause does it: none of its processes runs.
 func Frozen(root string, pid int) bool {
 	const none = "none" // no file of the other version
-	if dir, _ := Dir(root, strconv.Itoa(pid), "freezer", func(v2 bool) string { return pick(v2, none, "freezer.state") }); dir != "" {
+	if dir, _ := controllerDir(root, strconv.Itoa(pid), "freezer", func(v2 bool) string { return pick(v2, none, "freezer.state") }); dir != "" {
 		if b, err := os.ReadFile(filepath.Join(dir, "freezer.state")); err == nil && strings.TrimSpace(string(b)) == "FROZEN" { //nolint:gosec // a file of the kernel
 			return true
 		}
 	}
-	dir, _ := Dir(root, strconv.Itoa(pid), "freezer", func(v2 bool) string { return pick(v2, "cgroup.events", none) })
+	dir, _ := controllerDir(root, strconv.Itoa(pid), "freezer", func(v2 bool) string { return pick(v2, "cgroup.events", none) })
 	return dir != "" && field(filepath.Join(dir, "cgroup.events"), "frozen") == 1
 }
 
@@ -104,8 +104,8 @@ func pick(v2 bool, two, one string) string {
 	return one
 }
 
-// Limit reads a limit in bytes, 0 if there is none.
-func Limit(file string) int64 {
+// memoryLimit reads a limit in bytes, 0 if there is none.
+func memoryLimit(file string) int64 {
 	n := number(file)
 	if n > 1<<60 { // version 1 has no other word for no limit
 		return 0

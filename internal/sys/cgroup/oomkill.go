@@ -20,7 +20,7 @@ type OOMKills struct {
 func WatchOOMKills(root string) OOMKills {
 	var m OOMKills
 	names := map[bool][2]string{true: {"memory.events", "memory.max"}, false: {"memory.oom_control", "memory.limit_in_bytes"}}
-	if dir, v2 := Dir(root, "self", "memory", func(v2 bool) string { return names[v2][0] }); dir != "" {
+	if dir, v2 := controllerDir(root, "self", "memory", func(v2 bool) string { return names[v2][0] }); dir != "" {
 		m.file, m.limitFile = filepath.Join(dir, names[v2][0]), filepath.Join(dir, names[v2][1])
 	}
 	m.before = oomKillCount(m.file)
@@ -41,7 +41,7 @@ func (m *OOMKills) Take() bool {
 	return true
 }
 
-// Forget takes all kills that nobody has taken: they were of other processes than those whose deaths are explained later.
+// Forget takes all kills that have not been taken: they were of other processes than those whose deaths are explained later.
 func (m *OOMKills) Forget() { m.before = max(m.before, oomKillCount(m.file)) }
 
 // Events returns what the kernel has counted in the cgroup: its own text, "" if there is none.
@@ -54,4 +54,4 @@ func (m *OOMKills) Events() string {
 }
 
 // Limit returns the memory limit of the cgroup in bytes, 0 if there is none.
-func (m *OOMKills) Limit() int64 { return Limit(m.limitFile) }
+func (m *OOMKills) Limit() int64 { return memoryLimit(m.limitFile) }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controlsock lets the user who owns a Go process ask it what it is doing, over a socket in a folder that nobody else
+// Package controlsock lets the user who owns a Go process ask it what it is doing, over a socket in a folder that no other user
 // can access. "cohort run" makes such a folder for its workers; without it, COHORT_DUMP_DIR names one.
 //
 // A question is one line; the answer is everything up to the end of the connection.
@@ -69,7 +69,7 @@ func own() (string, error) {
 	return Folder(os.Getenv), nil
 }
 
-// Answers say what a server answers, by question.
+// Answers are what a server answers, by question.
 type Answers map[string]func(ctx context.Context) ([]byte, error)
 
 // Stacks answers with the stacks of all goroutines.
@@ -93,7 +93,7 @@ type Server struct {
 	asking   chan struct{}
 }
 
-// ServeOwn answers questions about this process where its owner looks for it. It returns nil if there is no such place: the
+// ServeOwn answers questions about this process where its owner looks for it. It returns nil without such a place: the
 // process was started neither by "cohort run" nor with [EnvDump].
 func ServeOwn(answers Answers) (*Server, error) {
 	dir, err := own()
@@ -109,7 +109,7 @@ func Serve(dir, name string, answers Answers) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control: %w", err)
 	}
-	if info.Mode().Perm()&0o077 != 0 { // whoever may enter the folder may ask
+	if info.Mode().Perm()&0o077 != 0 { // every user who may enter the folder may ask
 		return nil, fmt.Errorf("control: others than its owner may enter %s: %w", dir, os.ErrPermission)
 	}
 	short, release, err := shorten(dir)

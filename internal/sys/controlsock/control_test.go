@@ -57,7 +57,7 @@ func TestAskAndAnswer(t *testing.T) {
 	}
 }
 
-// TestCloseEndsConversations: neither a question that does not come nor an answer that takes long holds Close up.
+// TestCloseEndsConversations: neither a question that does not arrive nor an answer that takes long delays Close.
 func TestCloseEndsConversations(t *testing.T) {
 	t.Parallel()
 	base, err := os.MkdirTemp("", "ctl") //nolint:usetesting // t.TempDir is too long

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ctxdial opens connections. If one cannot be opened, its error tells whether the context ended, the address is malformed or
+// Package ctxdial opens connections. If one cannot be opened, its error reports whether the context ended, the address is malformed or
 // the host name does not exist. It also lists the addresses of this machine.
 package ctxdial
 
@@ -30,7 +30,7 @@ func Dial(ctx context.Context, d *net.Dialer, network, addr string) (net.Conn, e
 	return first(ctx, addrs, one(d, network))
 }
 
-// undated ends when its context does, and does not tell when that will be.
+// undated ends when its context does, and does not report when that will be.
 type undated struct{ context.Context } //nolint:containedctx // it is that context
 
 func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
@@ -45,18 +45,18 @@ func BadAddr(err error) bool {
 	return is && lookup.Err == "unknown port"
 }
 
-// UnknownHost reports whether the name servers say that a name does not exist.
+// UnknownHost reports whether the name servers answered that a name does not exist.
 func UnknownHost(err error) bool {
 	lookup, is := errors.AsType[*net.DNSError](err)
 	return is && lookup.IsNotFound && !BadAddr(err)
 }
 
-// Refused reports whether the system of the other side says that nobody listens there.
+// Refused reports whether the other host refused the connection: no process listens there.
 func Refused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, errWindowsRefused)
 }
 
-// Reset reports whether the system says that the other side, or somebody on the way, has ended a connection at once.
+// Reset reports whether the other side, or a device on the way, has reset a connection.
 func Reset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, errWindowsReset) || errors.Is(err, errWindowsAborted)
 }
@@ -66,13 +66,13 @@ func Ended(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || Reset(err)
 }
 
-// Silent reports whether the system says that the machine of the other side does not answer, or cannot be reached.
+// Silent reports whether the machine of the other side does not answer, or cannot be reached.
 func Silent(err error) bool {
 	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.EHOSTDOWN) ||
 		errors.Is(err, errWindowsTimedOut) || errors.Is(err, errWindowsHostDown) || errors.Is(err, errWindowsUnreachable)
 }
 
-// These are what Windows says: package syscall has other numbers there under the names that it shares with other systems. No other system has
+// These are the numbers of Windows: package syscall has other numbers there under the names that it shares with other systems. No other system has
 // these.
 const (
 	errWindowsAborted     = syscall.Errno(10053) // WSAECONNABORTED: what is written to a connection that was reset

@@ -65,7 +65,7 @@ func TestSilentAddress(t *testing.T) {
 		_ = conn.Close()
 	}
 	if _, err = first(ctx, []string{refused, refused}, dial); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("nobody is there: %v", err)
+		t.Errorf("no listener: %v", err)
 	}
 	all, err := addresses(ctx, &net.Dialer{}, "tcp", "localhost:7")
 	if err != nil || len(all) == 0 || all[0] != "127.0.0.1:7" && all[0] != "[::1]:7" {
@@ -101,7 +101,7 @@ func TestIsLocal(t *testing.T) {
 	}
 }
 
-// fullListener returns the address of a listener at which a dial waits: its backlog is full and nobody accepts.
+// fullListener returns the address of a listener at which a dial waits: its backlog is full and it does not accept.
 func fullListener(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)

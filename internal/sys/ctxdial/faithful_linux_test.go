@@ -11,8 +11,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-// TestFaithful: once the second address of a name was reached, the first one is not dialled although somebody answers there now, until the
-// second one is gone.
+// TestFaithful: once the second address of a name was reached, the first one is not dialled although a server answers there now, until the
+// second one has ended.
 func TestFaithful(t *testing.T) { // not parallel: it changes how names are looked up
 	second, err := net.Listen("tcp", "127.0.0.3:0")
 	if err != nil {

@@ -74,6 +74,6 @@ func TestFaithfulIsPatient(t *testing.T) {
 		}
 		return nil, errors.New("another")
 	}); !errors.Is(err, refused) {
-		t.Errorf("nobody is there: %v", err)
+		t.Errorf("no listener: %v", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // dead, so that of the connection counts.
 //
 // Two kinds of connections do not. PyTorch prefers IPv4 where a name has both, and all ranks must agree: the address of a connection by
-// IPv6 is left to the name. A connection to another port goes through a tunnel, which tells nothing about the way to the server.
+// IPv6 is left to the name. A connection to another port goes through a tunnel, which shows nothing about the route to the server.
 func Towards(client any) string {
 	server, ok := client.(interface{ Addr() string })
 	if !ok {

@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// errNone says that there is nothing to be near to.
+// errNone: the host has no device to be near to.
 var errNone = errors.New("no accelerator can be seen in /proc/driver/nvidia/gpus or /sys/class/kfd")
 
 // Devices returns the PCI addresses of the accelerators in the order of their numbers: those of NVIDIA by address, as
@@ -75,7 +75,7 @@ func (m Machine) visible(all []string, uuid func(address string) string, name st
 	return chosen, nil
 }
 
-// uuid returns the name of a device of NVIDIA, "" if it is not told.
+// uuid returns the name of a device of NVIDIA, "" if it is not known.
 func (m Machine) uuid(address string) string {
 	b, _ := os.ReadFile(filepath.Join(m.Root, "proc/driver/nvidia/gpus", address, "information")) //nolint:gosec // in /proc
 	for line := range strings.SplitSeq(string(b), "\n") {

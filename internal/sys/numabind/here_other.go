@@ -9,5 +9,5 @@ import "errors"
 
 // here is the machine that this process runs on.
 func here() (Machine, error) {
-	return Machine{}, errors.New("this system does not say where its devices are")
+	return Machine{}, errors.New("this system does not report where its devices are")
 }

@@ -19,7 +19,7 @@ import (
 // Modes are the values of --numa-binding.
 var Modes = []string{"node", "socket", "exclusive", "core-complex"}
 
-// Machine is what a machine says about itself.
+// Machine reads the description of a machine.
 type Machine struct {
 	// Root is the folder with proc and sys; "/" but for tests.
 	Root string
@@ -36,7 +36,7 @@ func (m Machine) CPUs(mode string, device int) ([]int, error) {
 		return nil, err
 	}
 	if device >= len(devices) {
-		return nil, fmt.Errorf("there is no device %d: this host has %d that can be seen in /proc and /sys", device, len(devices))
+		return nil, fmt.Errorf("device %d does not exist: this host has %d that can be seen in /proc and /sys", device, len(devices))
 	}
 	nodes := make([]int, len(devices))
 	for i, address := range devices {
@@ -177,7 +177,7 @@ func (m Machine) groups(node int, sharing func(cpu int) ([]int, error)) ([]group
 			return nil, err
 		}
 		if len(with) == 0 {
-			return nil, fmt.Errorf("/sys does not say what processor %d shares with others", cpu)
+			return nil, fmt.Errorf("/sys does not report what processor %d shares with others", cpu)
 		}
 		found[slices.Min(with)] = append(found[slices.Min(with)], cpu)
 	}
@@ -222,7 +222,7 @@ func (m Machine) sharingCache(cpu int) ([]int, error) {
 	return m.list(at + "/shared_cpu_list")
 }
 
-// nodeOf returns the NUMA node of a PCI device. A machine with one node often says -1.
+// nodeOf returns the NUMA node of a PCI device. A machine with one node often has -1.
 func (m Machine) nodeOf(address string) (int, error) {
 	text, err := m.read("sys/bus/pci/devices/" + address + "/numa_node")
 	if err != nil {
@@ -261,7 +261,7 @@ func parseList(text string) ([]int, error) {
 			last, err = strconv.ParseUint(high, 10, 32)
 		}
 		if err != nil || last < first || last >= mostCPUs {
-			return nil, fmt.Errorf("%q is no list of numbers", text)
+			return nil, fmt.Errorf("%q is not a list of numbers", text)
 		}
 		for n := first; n <= last; n++ {
 			all = append(all, int(n))
@@ -273,7 +273,7 @@ func parseList(text string) ([]int, error) {
 func (m Machine) read(name string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(m.Root, name)) //nolint:gosec // in /proc and /sys
 	if err != nil {
-		return "", fmt.Errorf("this machine does not say where its devices are: %w", err)
+		return "", fmt.Errorf("this machine does not report where its devices are: %w", err)
 	}
 	return strings.TrimSpace(string(b)), nil
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// machine writes the files of a machine into a folder. What they say is compared with PyTorch's own choice in interop/launch.
+// machine writes the files of a machine into a folder. Their content is compared with PyTorch's own choice in interop/launch.
 func machine(t *testing.T, env map[string]string, files map[string]string) Machine {
 	t.Helper()
 	root := t.TempDir()
@@ -33,7 +33,7 @@ func machine(t *testing.T, env map[string]string, files map[string]string) Machi
 }
 
 // twoNodes is a machine of two sockets with a NUMA node and four processors each, of which processor 7 may not be used. Two threads share a
-// core, one cache has three of the threads of node 0. Devices 0 and 1 are on node 1, device 2 is on a node that is not told.
+// core, one cache has three of the threads of node 0. Devices 0 and 1 are on node 1, device 2 is on an unknown node.
 func twoNodes() map[string]string {
 	f := map[string]string{
 		"proc/driver/nvidia/gpus/0000:3b:00.0/information": "Model: x\nGPU UUID: \t GPU-aaaa-1\nx",
@@ -69,7 +69,7 @@ func TestCPUs(t *testing.T) {
 		{"node", 2, nil, "[0 1 2 3]"},
 		{"node", 0, map[string]string{"CUDA_VISIBLE_DEVICES": "2"}, "[0 1 2 3]"},
 		{"node", 1, map[string]string{"CUDA_VISIBLE_DEVICES": "GPU-cc, GPU-b"}, "[4 5 6]"},
-		{"node", 1, map[string]string{"CUDA_VISIBLE_DEVICES": "2,7,0"}, "there is no device 1: this host has 1"},
+		{"node", 1, map[string]string{"CUDA_VISIBLE_DEVICES": "2,7,0"}, "device 1 does not exist: this host has 1"},
 		{"node", 0, map[string]string{"CUDA_VISIBLE_DEVICES": "MIG-1"}, "names a part of a device"},
 		{"node", 0, map[string]string{"CUDA_VISIBLE_DEVICES": ""}, "leaves no device"},
 		{"socket", 0, nil, "[4 5 6]"},
@@ -79,7 +79,7 @@ func TestCPUs(t *testing.T) {
 		{"core-complex", 0, nil, "[4 5 6]"},
 		{"core-complex", 1, nil, "[4 5 6]"},
 		{"core-complex", 2, nil, "[1 2 3]"},
-		{"node", 3, nil, "there is no device 3: this host has 3"},
+		{"node", 3, nil, "device 3 does not exist: this host has 3"},
 		{"near", 0, nil, `"near" is none of node`},
 	} {
 		cpus, err := machine(t, c.env, twoNodes()).CPUs(c.mode, c.device)
@@ -89,7 +89,7 @@ func TestCPUs(t *testing.T) {
 	}
 }
 
-// TestSilentMachine: where the machine does not say what is needed, the error does.
+// TestSilentMachine: where the machine does not report what is needed, the error names it.
 func TestSilentMachine(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -99,7 +99,7 @@ func TestSilentMachine(t *testing.T) {
 		"no place":        {"sys/bus", "node", "numa_node"},
 		"no node":         {"sys/devices/system/node/node1", "node", "cpulist"},
 		"no cores":        {"sys/devices/system/cpu", "exclusive", "thread_siblings_list"},
-		"no caches":       {"sys/devices/system/cpu", "core-complex", "does not say what processor 4 shares"},
+		"no caches":       {"sys/devices/system/cpu", "core-complex", "does not report what processor 4 shares"},
 		"no sockets":      {"sys/devices/system/cpu", "socket", "physical_package_id"},
 		"no other node":   {"sys/devices/system/node/possible", "socket", "possible"},
 		"nothing allowed": {"-", "node", "may run on none of the processors of NUMA node 1"},

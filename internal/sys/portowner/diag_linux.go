@@ -60,7 +60,7 @@ func askFamily(fd int, family byte, visit func(local netip.AddrPort, inode strin
 	if err := unix.Sendto(fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
-	buf := make([]byte, 32<<10) // a part of a dump is no larger
+	buf := make([]byte, 32<<10) // the largest part of a dump
 	for {
 		n, _, err := unix.Recvfrom(fd, buf, 0)
 		if errors.Is(err, unix.EINTR) {

@@ -15,7 +15,7 @@ type Owner struct {
 	Rank string
 }
 
-// String returns the owner in words for an error text.
+// String returns the owner for an error text.
 func (o Owner) String() string {
 	if o.Command == "" {
 		return fmt.Sprintf("pid %d", o.PID)

@@ -21,13 +21,13 @@ const (
 	stateSynSent     = "02"
 	stateListen      = "0A"
 	maxCommand       = 80
-	// patience bounds a search. A machine with very many open files is not searched to the end: the name is a help in an
-	// error or a view, which must not come late for it.
-	patience = time.Second
+	// searchTimeout bounds a search. A machine with very many open files is not searched to the end: the name is a help in an
+	// error or a view, which must not be late for it.
+	searchTimeout = time.Second
 )
 
 // Find returns the process that listens on port. It reads /proc, so it sees only processes that this user may look
-// into; ok is false when it cannot tell.
+// into; ok is false when it is unknown.
 func Find(port int) (owner Owner, ok bool) {
 	inodes := map[string]bool{}
 	for addr, inode := range Listeners() {
@@ -68,7 +68,7 @@ func readListeners() map[netip.AddrPort]string {
 	return all
 }
 
-// Clients returns the processes on this machine whose ends of connections to a server have the given addresses, as far as it can tell. The
+// Clients returns the processes on this machine whose ends of connections to a server have the given addresses, as far as they are known. The
 // server's port is needed: one process may use an address for its connection to this server, and another one for one elsewhere.
 func Clients(server int, addrs []netip.AddrPort) map[netip.AddrPort]Owner {
 	wanted := map[netip.AddrPort]bool{}
@@ -110,7 +110,7 @@ func Dialing(pids []int) map[int][]netip.AddrPort {
 				remotes[s.inode] = s.remote
 			}
 		}) {
-			break // one that has not ended tells for all
+			break // one that has not ended is enough
 		}
 	}
 	if len(remotes) == 0 {
@@ -202,7 +202,7 @@ func parseAddr(text string) (addr netip.AddrPort, ok bool) {
 	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), ok && err == nil
 }
 
-// eachOpenSocket calls visit for every socket that a process has open, until it returns false or patience ends. It begins
+// eachOpenSocket calls visit for every socket that a process has open, until it returns false or searchTimeout ends. It begins
 // with this process: two masters of one process on one port are the most frequent case.
 func eachOpenSocket(visit func(pid int, inode string) bool) {
 	entries, err := os.ReadDir("/proc")
@@ -218,14 +218,14 @@ func eachOpenSocket(visit func(pid int, inode string) bool) {
 	socketsOf(pids, visit)
 }
 
-// socketsOf calls visit for every socket that some processes have open, until it returns false or patience ends.
+// socketsOf calls visit for every socket that some processes have open, until it returns false or searchTimeout ends.
 func socketsOf(pids []int, visit func(pid int, inode string) bool) {
-	giveUp := time.Now().Add(patience)
+	giveUp := time.Now().Add(searchTimeout)
 	for _, pid := range pids {
 		folder := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 		files, err := os.ReadDir(folder)
 		if err != nil {
-			continue // gone, or not ours to look into
+			continue // ended, or not readable for us
 		}
 		for _, file := range files {
 			if time.Now().After(giveUp) {

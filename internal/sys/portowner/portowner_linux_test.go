@@ -23,7 +23,7 @@ func portOf(t *testing.T, addr net.Addr) int {
 	t.Helper()
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok {
-		t.Fatalf("%v is no TCP address", addr)
+		t.Fatalf("%v is not a TCP address", addr)
 	}
 	return tcp.Port
 }
@@ -60,7 +60,7 @@ func TestFindIgnoresConnections(t *testing.T) {
 	}
 	defer func() { _ = conn.Close() }()
 	if owner, ok := Find(portOf(t, conn.LocalAddr())); ok {
-		t.Errorf("a connected socket is no listener, but Find names %v", owner)
+		t.Errorf("a connected socket does not listen, but Find names %v", owner)
 	}
 }
 
@@ -75,8 +75,8 @@ func TestClientsNamesThisProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		local := netip.MustParseAddrPort(conn.LocalAddr().String())
-		stranger := netip.MustParseAddrPort("192.0.2.1:4000")
-		owners := Clients(portOf(t, listener.Addr()), []netip.AddrPort{stranger, local})
+		unknown := netip.MustParseAddrPort("192.0.2.1:4000")
+		owners := Clients(portOf(t, listener.Addr()), []netip.AddrPort{unknown, local})
 		if len(owners) != 1 || owners[local].PID != os.Getpid() || !strings.Contains(owners[local].Command, "portowner") {
 			t.Errorf("the client %s: %+v", local, owners)
 		}
@@ -132,7 +132,7 @@ func TestDialsWhenTold(t *testing.T) {
 	_, _ = conn.Read(make([]byte, 1))
 }
 
-// TestListenersFromBothSources: the kernel says the same over netlink and in /proc.
+// TestListenersFromBothSources: the kernel reports the same over netlink and in /proc.
 func TestListenersFromBothSources(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0", "0.0.0.0:0"} {
 		listener, err := net.Listen("tcp", address)
@@ -143,7 +143,7 @@ func TestListenersFromBothSources(t *testing.T) {
 		defer func() { _ = listener.Close() }()
 		tcp, ok := listener.Addr().(*net.TCPAddr)
 		if !ok {
-			t.Fatalf("%v is no TCP address", listener.Addr())
+			t.Fatalf("%v is not a TCP address", listener.Addr())
 		}
 		addr := unmapped(tcp.AddrPort())
 		asked := map[netip.AddrPort]string{}
@@ -152,7 +152,7 @@ func TestListenersFromBothSources(t *testing.T) {
 		}
 		read := readListeners()
 		if asked[addr] == "" || asked[addr] != read[addr] || Listeners()[addr] != read[addr] {
-			t.Errorf("%s: netlink says %q, /proc says %q", addr, asked[addr], read[addr])
+			t.Errorf("%s: netlink has %q, /proc has %q", addr, asked[addr], read[addr])
 		}
 	}
 }
@@ -173,7 +173,7 @@ func BenchmarkListeners(b *testing.B) {
 	})
 }
 
-// TestDialing: a connection to somebody who does not answer is found, also beside a process that has just ended. The listener here
+// TestDialing: a connection to a host that does not answer is found, also beside a process that has just ended. The listener here
 // takes none, and has no room for more.
 func TestDialing(t *testing.T) {
 	t.Parallel()

@@ -10,5 +10,5 @@ import "sync/atomic"
 var Calls struct {
 	Yields atomic.Int64 // of a core; those of a store under load, too
 	Futex  atomic.Int64 // sleeps on a word in shared memory, and wake-ups of others
-	Epoll  atomic.Int64 // looks at sockets and sleeps until one has something
+	Epoll  atomic.Int64 // polls of sockets and sleeps until one is ready
 }

@@ -18,23 +18,23 @@ var epoch = time.Now()
 // Now is the clock of the waiters.
 func Now() time.Duration { return time.Since(epoch) }
 
-// YieldCore lets another thread run on this core. The Go scheduler does not hear of it.
+// YieldCore lets another thread run on this core. The Go scheduler does not know of it.
 func YieldCore() {
 	Calls.Yields.Add(1)
 	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 }
 
-// Core is the core on which the caller runs.
-func Core() int {
+// currentCore is the core on which the caller runs.
+func currentCore() int {
 	var cpu uint32
 	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 { //nolint:gosec // the system call takes addresses
-		return nowhere
+		return noCore
 	}
 	return int(cpu)
 }
 
-// Allowed appends the cores that the calling thread may use.
-func Allowed(list []int) []int {
+// allowedCores appends the cores that the calling thread may use.
+func allowedCores(list []int) []int {
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(0, &set) != nil {
 		return list
@@ -66,7 +66,7 @@ func moveTo(core int) {
 	}
 }
 
-// placeEvery is how often a rank looks on which core it runs, and where the others are.
+// placeEvery is how often a rank reads on which core it runs, and where the others are.
 const placeEvery = 200 * time.Microsecond
 
 // Placer is one rank's part in spreading the ranks of a group over the cores. The zero value is ready.
@@ -90,9 +90,9 @@ func (p *Placer) Due(now time.Duration) bool {
 func (p *Placer) Others() int { return p.others }
 
 // Place returns the core of the caller, which is rank me of so many. If by what is known of the other ranks too many of them
-// are there, it goes to another one first, unless it has just done so.
+// are there, it moves to another one first, unless it has just done so.
 func (p *Placer) Place(now time.Duration, me, ranks int, coreOf func(rank int) int) int {
-	here := Core()
+	here := currentCore()
 	p.cores = p.cores[:0]
 	for rank := range ranks {
 		p.cores = append(p.cores, coreOf(rank))
@@ -101,7 +101,7 @@ func (p *Placer) Place(now time.Duration, me, ranks int, coreOf func(rank int) i
 	if p.others = ranksOn(p.cores, here) - 1; p.others == 0 {
 		return here
 	}
-	p.allowed = Allowed(p.allowed[:0])
+	p.allowed = allowedCores(p.allowed[:0])
 	if to, ok := spread(me, p.cores, p.allowed); ok && p.moves.allow(now) {
 		moveTo(to)
 		p.others = ranksOn(p.cores, to)

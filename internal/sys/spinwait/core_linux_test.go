@@ -24,17 +24,17 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// A thread that may use one core only is told so, and may use what it could before once it has moved.
+// A thread that may use one core only gets that core, and may use what it could before once it has moved.
 func TestAllowedAfterMove(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	before := Allowed(nil)
+	before := allowedCores(nil)
 	if len(before) == 0 {
 		t.Fatal("no core is allowed")
 	}
 	for _, core := range before {
 		moveTo(core)
-		if after := Allowed(nil); !slices.Equal(after, before) {
+		if after := allowedCores(nil); !slices.Equal(after, before) {
 			t.Errorf("after a move to core %d it may use %v, before %v", core, after, before)
 		}
 	}
@@ -48,7 +48,7 @@ func TestAllowedAfterMove(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.SchedSetaffinity(0, &all) }()
-	if got := Allowed(nil); !slices.Equal(got, []int{last}) || Core() != last {
-		t.Errorf("pinned to core %d it may use %v and is on %d", last, got, Core())
+	if got := allowedCores(nil); !slices.Equal(got, []int{last}) || currentCore() != last {
+		t.Errorf("pinned to core %d it may use %v and is on %d", last, got, currentCore())
 	}
 }

@@ -38,7 +38,7 @@ func count(acts []act, a act) (n int) {
 	return n
 }
 
-func TestNobodyElse(t *testing.T) {
+func TestIdleCore(t *testing.T) {
 	t.Parallel()
 	var w Waiter
 	now := time.Hour
@@ -61,12 +61,12 @@ func TestOthersWait(t *testing.T) {
 	now := time.Hour
 	const turn = 2 * time.Microsecond
 	acts := drive(&w, &now, turn, turn, 300*time.Nanosecond, turn, turn)
-	if count(acts, Spin) != 0 || !w.Wanted() {
-		t.Errorf("%v, wanted %v: among others who wait it only yields, also when one yield found nobody", acts, w.Wanted())
+	if count(acts, Spin) != 0 || !w.Contended() {
+		t.Errorf("%v, wanted %v: among others that wait it only yields, also when one yield found no other", acts, w.Contended())
 	}
 	drive(&w, &now, 300, 300, 300, 300)
-	if w.Wanted() {
-		t.Error("the others are gone, and it still yields")
+	if w.Contended() {
+		t.Error("the others have ended, and it still yields")
 	}
 	// The core is used by others meanwhile, which does not count as its own use.
 	long := make([]time.Duration, 150)
@@ -78,7 +78,7 @@ func TestOthersWait(t *testing.T) {
 	}
 }
 
-func TestSomebodyComputes(t *testing.T) {
+func TestComputingThread(t *testing.T) {
 	t.Parallel()
 	const slice = 4 * time.Millisecond
 	var w Waiter
@@ -94,13 +94,13 @@ func TestSomebodyComputes(t *testing.T) {
 	}
 	start := now
 	if acts := drive(&w, &now); count(acts, Yield) != 0 || acts[len(acts)-1] != Sleep || now-start != spinProbe {
-		t.Errorf("%v, for %v: where a yield costs a time slice it looks for a moment and sleeps", acts, now-start)
+		t.Errorf("%v, for %v: where a yield costs a time slice it polls for a moment and sleeps", acts, now-start)
 	}
-	w.Among(1)
+	w.SetSharing(1)
 	if acts := drive(&w, &now); len(acts) != 1 || acts[0] != Sleep {
-		t.Errorf("%v: it sleeps at once where the one that it waits for may be on its core", acts)
+		t.Errorf("%v: it sleeps at once where the awaited rank may be on its core", acts)
 	}
-	w.Among(0)
+	w.SetSharing(0)
 	// noContention again, it finds out at the next question.
 	now += maxPause
 	drive(&w, &now, 300)
@@ -109,7 +109,7 @@ func TestSomebodyComputes(t *testing.T) {
 	}
 }
 
-// One who computes among many who wait takes its turn now and then; that is no reason to sleep, but it is where it does so
+// A thread that computes among many that wait takes its turn now and then; that alone is not a reason to sleep, but it is where it does so
 // again and again.
 func TestComputesAmongOthers(t *testing.T) {
 	t.Parallel()
@@ -129,7 +129,7 @@ func TestComputesAmongOthers(t *testing.T) {
 	}
 	acts := drive(&w, &now, turn, slice, turn, slice, turn, slice, turn, slice, turn, slice)
 	if acts[len(acts)-1] != Sleep {
-		t.Error("every second yield took a time slice, and it went on")
+		t.Error("every second yield took a time slice, and it still yields")
 	}
 }
 
@@ -154,29 +154,29 @@ func TestMovesBecomeRare(t *testing.T) {
 	}
 }
 
-// TestGoOn: a waiter that slept until a piece of much data came looks for a Glance and sleeps again, however often, while one for little
-// data has its whole patience each time.
-func TestGoOn(t *testing.T) {
+// TestResume: a waiter that slept until a piece of much data arrived spins for spinProbe and sleeps again, however often, while one for little
+// data spins for maxSpin each time.
+func TestResume(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		bytes int
 		most  time.Duration
-	}{{Much, maxPatience}, {Much + 1, spinProbe}} {
+	}{{Much, spinLimit}, {Much + 1, spinProbe}} {
 		var w Waiter
 		now := time.Hour
 		begin := w.Begin
 		for pieces := range 10 {
-			w.About(c.bytes)
+			w.SetSize(c.bytes)
 			began := now
 			for begin(now); w.Next(now) != Sleep; {
 				now += time.Microsecond
 				w.Yielded(now)
 			}
-			if looked := now - began; pieces > 0 && (looked > c.most+time.Microsecond || looked < c.most/4) {
-				t.Errorf("%d bytes: it looked for %v, not at most %v", c.bytes, looked, c.most)
+			if polled := now - began; pieces > 0 && (polled > c.most+time.Microsecond || polled < c.most/4) {
+				t.Errorf("%d bytes: it polled for %v, not at most %v", c.bytes, polled, c.most)
 			}
 			now += 300 * time.Microsecond // until the next piece
-			begin = w.GoOn
+			begin = w.Resume
 		}
 	}
 }

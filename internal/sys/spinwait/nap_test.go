@@ -8,25 +8,25 @@ import (
 	"testing"
 )
 
-// TestNapsLeaveOne: one of the GOMAXPROCS never naps, whatever their number.
-func TestNapsLeaveOne(t *testing.T) {
+// TestRawSleepsLeaveOneProc: one of the GOMAXPROCS never sleeps so, whatever their number.
+func TestRawSleepsLeaveOneProc(t *testing.T) {
 	for _, procs := range []int{1, 2, 5} {
 		before := runtime.GOMAXPROCS(procs)
-		naps := 0
+		sleepers := 0
 		for BeginRawSleep() {
-			naps++
+			sleepers++
 		}
-		if naps != procs-1 {
-			t.Errorf("%d of %d nap", naps, procs)
+		if sleepers != procs-1 {
+			t.Errorf("%d of %d sleep", sleepers, procs)
 		}
-		for range naps {
-			EndNap()
+		for range sleepers {
+			EndRawSleep()
 		}
 		if procs > 1 {
 			if !BeginRawSleep() {
-				t.Error("nobody may nap after all have ended")
+				t.Error("no raw sleep is allowed after all have ended")
 			}
-			EndNap()
+			EndRawSleep()
 		}
 		runtime.GOMAXPROCS(before)
 	}

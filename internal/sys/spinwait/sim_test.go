@@ -34,9 +34,9 @@ type simThread struct {
 	waiting bool // for the others to take it
 	asleep  bool
 	slept   int           // times
-	yielded bool          // has to hear how long that took
+	yielded bool          // has to be given the time that took
 	ready   time.Duration // not before
-	until   time.Duration // somebody who computes goes then
+	until   time.Duration // a computing thread ends then
 	began   time.Duration
 	took    []time.Duration // of each operation
 	used    time.Duration   // of its core
@@ -73,12 +73,12 @@ func newSim(ranks, cores int, place func(rank int) int) *sim {
 		s.ranks = append(s.ranks, t)
 	}
 	for _, t := range s.ranks {
-		t.w.Among(len(t.core.queue) - 1)
+		t.w.SetSharing(len(t.core.queue) - 1)
 	}
 	return s
 }
 
-// hog puts somebody who computes on a core.
+// hog puts a computing thread on a core.
 func (s *sim) hog(core int, from, until time.Duration) {
 	c := s.cores[core]
 	c.queue = append(c.queue, &simThread{core: c, rank: -1, ready: from, until: until})
@@ -99,7 +99,7 @@ func (c *simCore) rotate(t *simThread) {
 	c.now += simSwitch
 }
 
-// run goes on until every rank has done so many operations.
+// run continues until every rank has done so many operations.
 func (s *sim) run(tb testing.TB, operations int) {
 	tb.Helper()
 	for turns := 0; ; turns++ {
@@ -130,7 +130,7 @@ func (s *sim) run(tb testing.TB, operations int) {
 	}
 }
 
-// charge counts time against the limit; once it is used up, nobody runs until the period is over.
+// charge counts time against the limit; once it is used up, no thread runs until the period is over.
 func (s *sim) charge(d time.Duration) {
 	if s.limit == 0 {
 		return
@@ -156,7 +156,7 @@ func (s *sim) turn(c *simCore, t *simThread) {
 			c.drop(t)
 			return
 		}
-		// Until its slice is over, or earlier where nobody else is there; a thread that wakes up takes the core from it.
+		// Until its slice is over, or earlier where no other thread is there; a thread that wakes up takes the core from it.
 		c.now += 5 * time.Microsecond
 	case !t.waiting:
 		c.now += simWork + s.noise()
@@ -168,7 +168,7 @@ func (s *sim) turn(c *simCore, t *simThread) {
 		t.step++
 		t.waiting = true
 		s.wake(c, t)
-		t.w.About(bytes)
+		t.w.SetSize(bytes)
 		t.w.Begin(c.now)
 	default:
 		s.wait(c, t)
@@ -179,7 +179,7 @@ func (s *sim) complete(t *simThread) bool {
 	return !slices.ContainsFunc(s.ranks, func(o *simThread) bool { return o.step < t.step })
 }
 
-// wait does what the machine under test says.
+// wait does what the machine under test returns.
 func (s *sim) wait(c *simCore, t *simThread) {
 	if t.yielded {
 		t.yielded = false
@@ -208,7 +208,7 @@ func (s *sim) wait(c *simCore, t *simThread) {
 	}
 }
 
-// wake wakes the sleepers that wait for nobody else.
+// wake wakes the sleepers whose last rank has arrived.
 func (s *sim) wake(c *simCore, t *simThread) {
 	for _, o := range s.ranks {
 		if o != t && o.asleep && s.complete(o) {
@@ -241,7 +241,7 @@ func (s *sim) median() (median, mean time.Duration) {
 	return median, mean
 }
 
-// No combination of ranks, cores, placement, strangers and delays has a cliff: with the same number of threads that want a
+// No combination of ranks, cores, placement, other threads and delays has a cliff: with the same number of threads that want a
 // core the median is within a factor of the best.
 func TestNoCliff(t *testing.T) {
 	t.Parallel()
@@ -257,7 +257,7 @@ func TestNoCliff(t *testing.T) {
 		}
 		// A cycle of all that share a core, and what a delay of one costs the others.
 		best := time.Duration(perCore) * (simWork + simCall + 2*simSwitch)
-		for _, extra := range []string{"alone", "delays", "strangers", "collector"} {
+		for _, extra := range []string{"alone", "delays", "other threads", "collector"} {
 			t.Run(fmt.Sprintf("%d ranks on %d cores, crowd %v, %s", c.ranks, c.cores, c.crowd, extra), func(t *testing.T) {
 				t.Parallel()
 				s := newSim(c.ranks, c.cores, place)
@@ -270,7 +270,7 @@ func TestNoCliff(t *testing.T) {
 						}
 						return 0
 					}
-				case "strangers":
+				case "other threads":
 					for core := range s.cores {
 						s.hog(core, 0, time.Hour)
 					}
@@ -283,11 +283,11 @@ func TestNoCliff(t *testing.T) {
 				median, mean := s.median()
 				t.Logf("p50 %v mean %v", median, mean)
 				limit := 3 * max(best, 2*time.Microsecond)
-				if extra == "strangers" { // who gives a core to them has to be woken, one after the other
+				if extra == "other threads" { // a rank that gives a core to them has to be woken, one after the other
 					limit += 3*time.Duration(perCore)*simRouse + time.Duration(c.ranks-1)*simWake
 				}
-				unknown := time.Duration(perCore-1)*Turn >= longest
-				if extra == "strangers" && unknown { // who cannot be told from so many ranks
+				unknown := time.Duration(perCore-1)*partTime >= maxCounted
+				if extra == "other threads" && unknown { // they cannot be distinguished from so many ranks
 					limit += 2 * simSlice
 				}
 				if median > limit {
@@ -296,7 +296,7 @@ func TestNoCliff(t *testing.T) {
 				if extra == "alone" && (median > best || mean > best) {
 					t.Errorf("p50 %v, mean %v: ranks that take turns need at most %v", median, mean, best)
 				}
-				if extra == "strangers" && !unknown && mean > time.Millisecond {
+				if extra == "other threads" && !unknown && mean > time.Millisecond {
 					t.Errorf("the mean is %v: whole time slices are given away", mean)
 				}
 			})
@@ -304,7 +304,7 @@ func TestNoCliff(t *testing.T) {
 	}
 }
 
-// A limit on the processor time of a container stops all ranks now and then, for long. They do not take that for somebody who
+// A limit on the processor time of a container stops all ranks now and then, for long. They do not mistake that for a thread that
 // computes.
 func TestLimit(t *testing.T) {
 	t.Parallel()
@@ -323,7 +323,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// Ranks that have waited for each other while they copied a lot do not take each other for somebody who computes in the small
+// Ranks that have waited for each other while they copied a lot do not mistake each other for computing threads in the small
 // operations behind that.
 func TestSmallAfterLarge(t *testing.T) {
 	t.Parallel()
@@ -332,7 +332,7 @@ func TestSmallAfterLarge(t *testing.T) {
 			t.Parallel()
 			s := newSim(c.ranks, c.cores, func(r int) int { return r % c.cores })
 			s.large = 20
-			const after, small = 50, 1000 // operations until all have come out of the last large one
+			const after, small = 50, 1000 // operations until all have left the last large one
 			s.run(t, s.large+after+small)
 			turns := time.Duration((c.ranks+c.cores-1)/c.cores) * (simWork + simCall + 2*simSwitch)
 			for _, r := range s.ranks {
@@ -345,7 +345,7 @@ func TestSmallAfterLarge(t *testing.T) {
 	}
 }
 
-// Many ranks on a core that take long for their turns, as over TCP, do not take each other for somebody who computes.
+// Many ranks on a core that take long for their turns, as over TCP, do not mistake each other for computing threads.
 func TestManyRanksOnACore(t *testing.T) {
 	t.Parallel()
 	const work = 200 * time.Microsecond
@@ -364,7 +364,7 @@ func TestManyRanksOnACore(t *testing.T) {
 	}
 }
 
-// Where a sleeper runs again only long after it was woken, longer than the others have patience at first, ranks that have lost each other once find
+// Where a sleeper runs again only long after it was woken, longer than the others spin at first, ranks that have lost each other once find
 // together again, and do not sleep in each operation from then on.
 func TestSlowToWake(t *testing.T) {
 	t.Parallel()
@@ -411,7 +411,7 @@ func TestInStep(t *testing.T) {
 	}
 }
 
-// A rank that waits for one that computes uses no more of its core than Patience, then none.
+// A rank that waits for one that computes uses no more of its core than maxSpin, then none.
 func TestLongWait(t *testing.T) {
 	t.Parallel()
 	s := newSim(2, 2, func(r int) int { return r })
@@ -451,7 +451,7 @@ func TestSpread(t *testing.T) {
 		{[]int{0, 0}, []int{0, 1}, map[int]int{1: 1}},
 		{[]int{0, 1}, []int{0, 1}, nil},
 		{[]int{0, 0}, []int{0}, nil},
-		{[]int{0, nowhere}, []int{0, 1}, nil},
+		{[]int{0, noCore}, []int{0, 1}, nil},
 		{[]int{0, 0, 0, 1}, []int{0, 1}, map[int]int{2: 1}},
 		{[]int{0, 0, 0}, []int{0, 1}, map[int]int{2: 1}},
 		{[]int{0, 0, 1}, []int{0, 1}, nil}, // it would only change sides
@@ -469,7 +469,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// Ranks that all decide by the same list, at the same time, come to rest too. No core gets so many of them that it is as crowded as
+// Ranks that all decide by the same list, at the same time, settle too. No core gets so many of them that it is as crowded as
 // the most crowded one that they left, and no rank leaves a core that it has to itself.
 func TestSpreadAtOnce(t *testing.T) {
 	t.Parallel()
@@ -482,7 +482,7 @@ func TestSpreadAtOnce(t *testing.T) {
 		}
 		for round, rest := 0, false; !rest; round++ {
 			if round > ranks {
-				t.Fatalf("%d ranks on %d cores do not come to rest: %v", ranks, n, cores)
+				t.Fatalf("%d ranks on %d cores do not settle: %v", ranks, n, cores)
 			}
 			next := slices.Clone(cores)
 			rest = true
@@ -491,7 +491,7 @@ func TestSpreadAtOnce(t *testing.T) {
 					next[me], rest = to, false
 				}
 			}
-			crowds := make([]int, n) // the largest that each core gets somebody of
+			crowds := make([]int, n) // the largest that each core gets a rank of
 			for me, to := range next {
 				if from := ranksOn(cores, cores[me]); to != cores[me] {
 					crowds[to] = max(crowds[to], from)
@@ -517,7 +517,7 @@ func TestSpreadAtOnce(t *testing.T) {
 	}
 }
 
-// Ranks that follow Spread one after the other come to rest, with no core two ranks ahead of another.
+// Ranks that follow Spread one after the other settle, with no core two ranks ahead of another.
 func TestSpreadSettles(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(3, 4))

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// nowhere is the core of a rank that has not said where it runs.
-const nowhere = -1
+// noCore is the core of a rank that has not published where it runs.
+const noCore = -1
 
-// spread tells a rank that shares its core with others of its group whether to go to another one, and to which. cores has
+// spread decides whether a rank that shares its core with others of its group moves to another one, and to which. cores has
 // the core of each rank, allowed the cores that this rank may use.
 //
-// A rank goes when the core it goes to has at least two ranks less, and of the ranks on one core only the last goes: so
+// A rank moves when the other core has at least two ranks less, and of the ranks on one core only the last moves: so
 // ranks that decide at the same time do not follow each other around. The kernel would do the same, but only at its next
 // tick, and not at all as long as ranks wake each other.
 //
@@ -22,7 +22,7 @@ const nowhere = -1
 // the ranks before it, so that they do not all go to the same core.
 func spread(me int, cores []int, allowed []int) (core int, ok bool) {
 	here := cores[me]
-	if here == nowhere || slices.Contains(cores[me+1:], here) {
+	if here == noCore || slices.Contains(cores[me+1:], here) {
 		return 0, false
 	}
 	mine := ranksOn(cores, here)
@@ -38,9 +38,9 @@ func spread(me int, cores []int, allowed []int) (core int, ok bool) {
 	if mine-best < 2 {
 		return 0, false
 	}
-	before := 0 // ranks that go, too
+	before := 0 // ranks that move, too
 	for rank, c := range cores[:me] {
-		if c != nowhere && !slices.Contains(cores[rank+1:], c) && ranksOn(cores, c)-best >= 2 {
+		if c != noCore && !slices.Contains(cores[rank+1:], c) && ranksOn(cores, c)-best >= 2 {
 			before++
 		}
 	}
@@ -59,8 +59,8 @@ func spread(me int, cores []int, allowed []int) (core int, ok bool) {
 	return 0, false
 }
 
-// moves limits how often a rank goes to another core. Where ranks sleep, the kernel chooses a core each time it wakes one. A rank that left that
-// core again each time would arrive on the other one behind whoever computes there, and wait for its time slice. So a rank that soon has to move
+// moves limits how often a rank moves to another core. Where ranks sleep, the kernel chooses a core each time it wakes one. A rank that left that
+// core again each time would arrive on the other one behind a thread that computes there, and wait for its time slice. So a rank that soon has to move
 // again does it less and less often. The zero value is ready.
 type moves struct {
 	last  time.Duration

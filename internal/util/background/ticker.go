@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package background looks after work that nobody waits for. Waking a goroutine for every operation of a group would cost more than
+// Package background drives work that no goroutine waits for. Waking a goroutine for every operation of a group would cost more than
 // a small operation takes, so as long as the program waits for each operation itself, only a clock ticks beside it.
 package background
 
@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// Fast is the time between ticks at first, and after one that found something that nobody attends to.
+	// Fast is the time between ticks at first, and after one that found unattended work.
 	Fast = time.Millisecond
 	// maxIdleInterval is the longest time between ticks while things are posted.
 	maxIdleInterval = 16 * time.Millisecond
@@ -22,14 +22,14 @@ const (
 	slow = 128 * time.Millisecond
 )
 
-// State is what a clock finds when it looks at a task.
+// State is what a clock finds when it polls a task.
 type State struct {
-	Pending bool   // something is not over
-	Posted  uint64 // a count that changes with everything that is posted
-	Alone   bool   // something was found that nobody attends to
+	Pending    bool   // something is not over
+	Posted     uint64 // a count that changes with everything that is posted
+	Unattended bool   // something was found that no goroutine works on
 }
 
-// Task is what a clock looks at.
+// Task is what a clock polls.
 type Task struct {
 	// Tick is called while the task is watched.
 	Tick func(now time.Time) State
@@ -37,16 +37,16 @@ type Task struct {
 	watched atomic.Bool
 }
 
-// Clock looks at the tasks that it was told to watch, until nothing of them is pending.
+// Clock polls the tasks that it watches, until nothing of them is pending.
 type Clock struct {
 	wake chan struct{}
 	stop chan struct{}
 	done sync.WaitGroup
-	soon atomic.Bool // it ticks within Calm
+	fast atomic.Bool // it ticks within maxIdleInterval
 
 	mu struct {
 		sync.Mutex
-		tasks map[*Task]uint64 // to what was posted when it was looked at last
+		tasks map[*Task]uint64 // to what was posted when it was polled last
 	}
 }
 
@@ -58,9 +58,9 @@ func New() *Clock {
 	return c
 }
 
-// Watch makes the clock look at a task until nothing of it is pending.
+// Watch makes the clock poll a task until nothing of it is pending.
 func (c *Clock) Watch(t *Task) {
-	if c.soon.Load() && t.watched.Load() {
+	if c.fast.Load() && t.watched.Load() {
 		return
 	}
 	failpoint.At("ticker.watch")
@@ -76,7 +76,7 @@ func (c *Clock) Watch(t *Task) {
 	}
 }
 
-// Close ends the clock. No task is looked at any more when it returns.
+// Close ends the clock. No task is polled any more when it returns.
 func (c *Clock) Close() {
 	close(c.stop)
 	c.done.Wait()
@@ -91,7 +91,7 @@ func (c *Clock) run() {
 		idle := len(c.mu.tasks) == 0
 		c.mu.Unlock()
 		if idle {
-			c.soon.Store(false)
+			c.fast.Store(false)
 			select {
 			case <-c.wake:
 			case <-c.stop:
@@ -100,8 +100,8 @@ func (c *Clock) run() {
 			interval.Reset()
 		}
 		pause := interval.Now()
-		if c.soon.Swap(pause <= maxIdleInterval) {
-			pause = min(pause, maxIdleInterval) // whoever has posted since the last look may have gone by it
+		if c.fast.Swap(pause <= maxIdleInterval) {
+			pause = min(pause, maxIdleInterval) // a task may have been posted since the last tick without a wake-up
 		}
 		timer.Reset(pause)
 		select {
@@ -123,8 +123,8 @@ func (c *Clock) run() {
 	}
 }
 
-// tick looks at all tasks and reports whether anything was posted since the last time, and whether anything was found that nobody
-// attends to.
+// tick polls all tasks and reports whether anything was posted since the last time, and whether anything was found that no
+// goroutine works on.
 func (c *Clock) tick() (news, alone bool) {
 	now := time.Now()
 	c.mu.Lock()
@@ -140,7 +140,7 @@ func (c *Clock) tick() (news, alone bool) {
 		c.mu.Lock()
 		fresh := c.mu.tasks[t] != state.Posted
 		c.mu.tasks[t] = state.Posted
-		news, alone = news || fresh, alone || state.Alone
+		news, alone = news || fresh, alone || state.Unattended
 		if state.Pending || fresh || t.watched.Load() { // one that was busy just now stays for a tick more
 			t.watched.Store(true)
 		} else {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestPace: a clock ticks fast while it finds what nobody attends to, less often while things are posted, seldom while they only last,
+// TestPace: a clock ticks fast while it finds unattended work, less often while things are posted, seldom while they only last,
 // and not at all when nothing is pending.
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -53,12 +53,12 @@ func TestPace(t *testing.T) {
 		}
 		busy(100 * time.Millisecond)
 		if n := busy(time.Second); n < 50 || n > 70 {
-			t.Errorf("%d ticks in 1 s of posts that somebody attends to", n)
+			t.Errorf("%d ticks in 1 s of attended posts", n)
 		}
 		alone.Store(true)
 		time.Sleep(maxIdleInterval)
 		if n := busy(time.Second); n < 900 || n > 1100 {
-			t.Errorf("%d ticks in 1 s of posts that nobody attends to", n)
+			t.Errorf("%d ticks in 1 s of unattended posts", n)
 		}
 		alone.Store(false)
 		pending.Store(false)
@@ -69,7 +69,7 @@ func TestPace(t *testing.T) {
 	})
 }
 
-// TestPostDuringATick: what is posted while the clock looks, after the task has said that it is idle, is not forgotten.
+// TestPostDuringATick: what is posted while the clock polls, after the task has reported that it is idle, is not forgotten.
 func TestPostDuringATick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New()
@@ -94,9 +94,9 @@ func TestPostDuringATick(t *testing.T) {
 	})
 }
 
-// TestPostBehindATick: what is posted to one task while the clock looks at another one, having seen this one, is seen within Calm.
+// TestPostBehindATick: what is posted to one task while the clock polls another one, having seen this one, is seen within maxIdleInterval.
 func TestPostBehindATick(t *testing.T) {
-	for posts := range 100 { // the clock looks at the tasks in any order
+	for posts := range 100 { // the clock polls the tasks in any order
 		synctest.Test(t, func(t *testing.T) {
 			c := New()
 			defer c.Close()
@@ -107,7 +107,7 @@ func TestPostBehindATick(t *testing.T) {
 				tasks[i] = &Task{Tick: func(now time.Time) State {
 					seen[i]++
 					if at := posted[i]; !at.IsZero() && now.Sub(at) > maxIdleInterval {
-						t.Errorf("looked at %v after the post", now.Sub(at))
+						t.Errorf("polled %v after the post", now.Sub(at))
 					}
 					posted[i] = time.Time{}
 					if other := 1 - i; seen[i] == posts%10 && seen[other] == seen[i] { // that one had its turn

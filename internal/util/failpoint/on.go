@@ -12,7 +12,7 @@ const enabled = true
 
 var hook atomic.Pointer[func(point string)]
 
-// At marks a point of execution. The name says where: "tcpstore.client.write".
+// At marks a point of execution. The name reports where: "tcpstore.client.write".
 func At(point string) {
 	if f := hook.Load(); f != nil {
 		(*f)(point)

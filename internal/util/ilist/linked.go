@@ -5,7 +5,7 @@
 // nothing, and it can be removed in constant time from any number of lists that it is on.
 package ilist
 
-// Place is where a T stands in a list. It must not be copied while it is in one.
+// Place is the place of a T in a list. It must not be copied while it is in one.
 type Place[T any] struct {
 	of         *T
 	prev, next *Place[T]
@@ -14,7 +14,7 @@ type Place[T any] struct {
 // Of returns what the place belongs to, or nil when it has never been in a list.
 func (p *Place[T]) Of() *T { return p.of }
 
-// Next returns what stands behind, or nil.
+// Next returns the next element, or nil.
 func (p *Place[T]) Next() *Place[T] { return p.next }
 
 // List holds places in the order in which they were added. Its zero value is empty.

@@ -35,7 +35,7 @@ func TestList(t *testing.T) {
 		var last *Place[item]
 		for p := l.First(); p != nil; p = p.Next() {
 			if p.prev != last {
-				t.Fatal("a place does not know what stands before it")
+				t.Fatal("a place has a wrong predecessor")
 			}
 			got, last = append(got, p.Of().n), p
 		}

@@ -331,7 +331,7 @@ func (m *Machine) Cancel(op *transport.Op) bool {
 // followed any further: the driver must report the peer as lost.
 func (m *Machine) Frame(peer int, f gloowire.Frame) (*transport.Op, error) {
 	if m.failed != nil {
-		return nil, nil //nolint:nilerr // the peer does not know yet: what it sends now is no mistake
+		return nil, nil //nolint:nilerr // the peer does not know yet: what it sends now is not a protocol error
 	}
 	switch f.Opcode {
 	case gloowire.RecvReady:

@@ -300,7 +300,7 @@ func TestWithdrawnOps(t *testing.T) {
 	})
 }
 
-// moveUnless moves a packet; those of a rank that is gone are lost. A receive that was withdrawn and replaced by a smaller one
+// moveUnless moves a packet; those of a dead rank are dropped. A receive that was withdrawn and replaced by a smaller one
 // may meet a message that was made for the larger room; that is the one way to an error.
 func (s *simulation) moveUnless(key [2]int, gone map[int]bool) {
 	if gone[key[0]] || gone[key[1]] {
@@ -364,7 +364,7 @@ func TestProtocolErrors(t *testing.T) {
 	data := func(n uint64) gloowire.Frame { return gloowire.Frame{Opcode: gloowire.Data, Slot: 1, Length: n} }
 	m := New(0, 2)
 	if _, err := m.Frame(1, data(0)); !errors.Is(err, cohort.Protocol) {
-		t.Errorf("data that nobody asked for: %v", err)
+		t.Errorf("data without a receive: %v", err)
 	}
 	op := &transport.Op{Peer: 1, Slot: 1, Buf: make([]byte, 8)}
 	op.Begin()
@@ -385,7 +385,7 @@ func TestProtocolErrors(t *testing.T) {
 	}
 }
 
-// TestFramesAfterFailure: a peer that has not heard of the failure goes on as before, which is no mistake of it.
+// TestFramesAfterFailure: a peer that has not received the notice of the failure continues as before, which is not a protocol error.
 func TestFramesAfterFailure(t *testing.T) {
 	m := New(0, 2)
 	op := &transport.Op{Peer: 1, Slot: 1, Buf: make([]byte, 4)}

@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/transport"
 )
 
-func gone(rank int) error { return fmt.Errorf("rank %d is gone", rank) }
+func gone(rank int) error { return fmt.Errorf("rank %d is lost", rank) }
 
 // ends returns the errors that collectives were ended with, and the losses, and forgets them.
 func ends(m *Machine) (errs map[*Collective]error, losses []transport.Loss) {
@@ -31,8 +31,8 @@ func ends(m *Machine) (errs map[*Collective]error, losses []transport.Loss) {
 	return errs, losses
 }
 
-// TestWordlessEnd: a rank that is gone without a word gets a moment in which nothing moves, and no more.
-func TestWordlessEnd(t *testing.T) {
+// TestEndWithoutNotice: a rank whose connection ended without a notice gets a moment in which nothing moves, and no more.
+func TestEndWithoutNotice(t *testing.T) {
 	m := New(0, 5)
 	c := &Collective{Kind: collective.AllReduce, Tag: 3}
 	m.Begin(c)
@@ -48,12 +48,12 @@ func TestWordlessEnd(t *testing.T) {
 	}
 	m.Tick(time.Second + 2*Grace)
 	errs, losses := ends(m)
-	if errs[c] == nil || errs[c].Error() != "rank 3 is gone" || len(losses) != 1 || losses[0].How != transport.Died || losses[0].Rank != 3 {
+	if errs[c] == nil || errs[c].Error() != "rank 3 is lost" || len(losses) != 1 || losses[0].How != transport.Died || losses[0].Rank != 3 {
 		t.Fatalf("%v %v", errs, losses)
 	}
 }
 
-// TestTimeWithoutAProcessor: a process that did not run cannot say that nothing moved.
+// TestTimeWithoutAProcessor: a process that did not run cannot know that nothing moved.
 func TestTimeWithoutAProcessor(t *testing.T) {
 	m := New(0, 5)
 	c := &Collective{Kind: collective.AllReduce, Tag: 3}
@@ -61,65 +61,65 @@ func TestTimeWithoutAProcessor(t *testing.T) {
 	m.Ended(&End{Rank: 3, Seen: time.Second, Err: gone(3)})
 	now := time.Second
 	for range 3 {
-		now += LookEvery
-		m.Look(now)
+		now += PollInterval
+		m.Poll(now)
 	}
 	ends(m)
 	now += time.Minute
-	m.Look(now)
+	m.Poll(now)
 	if errs, _ := ends(m); len(errs) != 0 {
 		t.Fatal("a minute without a look was taken for one in which nothing moved")
 	}
 	woken := now
 	for now < woken+Grace {
-		now += LookEvery
-		m.Look(now)
+		now += PollInterval
+		m.Poll(now)
 	}
 	if errs, _ := ends(m); errs[c] == nil {
 		t.Error("the death was not noticed after the pause")
 	}
 }
 
-// TestFirstOfSeveral: of ranks that are gone, the one whose connection ended first is the cause.
+// TestFirstOfSeveral: of ranks that are lost, the one whose connection ended first is the cause.
 func TestFirstOfSeveral(t *testing.T) {
 	m := New(0, 5)
 	c := &Collective{Kind: collective.Barrier}
 	m.Begin(c)
 	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Err: gone(1)}) // read first, but the end of rank 3 is older
 	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Age: 30 * time.Millisecond, Err: gone(3)})
-	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is lost" {
 		t.Error(err)
 	}
 	m.Tick(11 * time.Second)
-	if errs, _ := ends(m); errs[c] == nil || errs[c].Error() != "rank 3 is gone" {
+	if errs, _ := ends(m); errs[c] == nil || errs[c].Error() != "rank 3 is lost" {
 		t.Errorf("%v", errs)
 	}
 	m = New(0, 5)
 	c = &Collective{Kind: collective.Barrier}
 	m.Begin(c)
-	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 100 * time.Millisecond, Turn: 2, Err: gone(1)})
-	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Undated: true, Turn: 1, Err: gone(3)}) // a reset, whose time is not known
-	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
+	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 100 * time.Millisecond, Order: 2, Err: gone(1)})
+	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Undated: true, Order: 1, Err: gone(3)}) // a reset, whose time is not known
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is lost" {
 		t.Error(err)
 	}
 	m.Tick(11 * time.Second)
-	if errs, _ := ends(m); errs[c] == nil || errs[c].Error() != "rank 3 is gone" {
+	if errs, _ := ends(m); errs[c] == nil || errs[c].Error() != "rank 3 is lost" {
 		t.Errorf("%v", errs)
 	}
 	m = New(0, 5)
-	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 2 * Grace, Turn: 1, Err: gone(1)}) // while this process was stopped
-	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Undated: true, Turn: 2, Err: gone(3)})  // a reset
-	if err := m.Blame(3, gone(3)); err.Error() != "rank 1 is gone" {
+	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 2 * Grace, Order: 1, Err: gone(1)}) // while this process was stopped
+	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Undated: true, Order: 2, Err: gone(3)})  // a reset
+	if err := m.Blame(3, gone(3)); err.Error() != "rank 1 is lost" {
 		t.Error(err)
 	}
-	m.Ended(&End{Rank: 4, Seen: 10 * time.Second, Age: Grace / 2, Turn: 3, Err: gone(4)}) // long after rank 1: it has a reason of its own
-	if err := m.Blame(4, gone(4)); err.Error() == "rank 1 is gone" {
+	m.Ended(&End{Rank: 4, Seen: 10 * time.Second, Age: Grace / 2, Order: 3, Err: gone(4)}) // long after rank 1: it has a separate reason
+	if err := m.Blame(4, gone(4)); err.Error() == "rank 1 is lost" {
 		t.Error(err)
 	}
 	m = New(0, 5)
 	m.Ended(&End{Rank: 1, Seen: time.Second, Err: gone(1)}) // long ago: it finished its program
 	m.Ended(&End{Rank: 3, Seen: 10 * time.Second, Err: gone(3)})
-	if err := m.Blame(3, gone(3)); err.Error() != "rank 3 is gone" {
+	if err := m.Blame(3, gone(3)); err.Error() != "rank 3 is lost" {
 		t.Error(err)
 	}
 }
@@ -128,23 +128,23 @@ func TestFirstOfSeveral(t *testing.T) {
 // consequence of what happened long before.
 func TestPromptEndAfterAPause(t *testing.T) {
 	ends := map[string]func(m *Machine){
-		"end":     func(m *Machine) { m.Ended(&End{Rank: 3, Seen: 10300 * time.Millisecond, Turn: 2, Err: gone(3)}) },
+		"end":     func(m *Machine) { m.Ended(&End{Rank: 3, Seen: 10300 * time.Millisecond, Order: 2, Err: gone(3)}) },
 		"goodbye": func(m *Machine) { m.Left(10300*time.Millisecond, 3, 1, gone(3)) },
 	}
 	for name, end := range ends {
 		m := New(0, 5)
-		m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 5 * time.Second, Turn: 1, Certain: name == "goodbye", Err: gone(1)})
+		m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Age: 5 * time.Second, Order: 1, Certain: name == "goodbye", Err: gone(1)})
 		end(m)
-		if err := m.Blame(3, gone(3)); err.Error() != "rank 3 is gone" {
+		if err := m.Blame(3, gone(3)); err.Error() != "rank 3 is lost" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// TestGoodbyeIsAReason: a rank that says goodbye is not excused by another that ended without a word, which may have finished its
+// TestGoodbyeIsAReason: a rank that sends a goodbye is the reason also after another that ended without a notice, which may have finished its
 // program, but by a death.
 func TestGoodbyeIsAReason(t *testing.T) {
-	for certain, want := range map[bool]string{false: "rank 1 is gone", true: "rank 2 is gone"} {
+	for certain, want := range map[bool]string{false: "rank 1 is lost", true: "rank 2 is lost"} {
 		m := New(0, 3)
 		m.Ended(&End{Rank: 2, Seen: time.Second, Certain: certain, Err: gone(2)})
 		m.Left(time.Second+Grace/2, 1, 1, gone(1))
@@ -177,13 +177,13 @@ func TestGoodbye(t *testing.T) {
 	}
 }
 
-// TestToldEndsEverything, now and later, with the other rank's reason.
-func TestToldEndsEverything(t *testing.T) {
+// TestAbandonedEndsEverything, now and later, with the other rank's reason.
+func TestAbandonedEndsEverything(t *testing.T) {
 	m := New(0, 3)
 	c := &Collective{Kind: collective.Broadcast, Tag: 1}
 	m.Begin(c)
-	reason := errors.New("rank 2 is lost, says rank 1")
-	m.Told(time.Second, 2, reason)
+	reason := errors.New("rank 2 is lost, by rank 1")
+	m.Abandoned(time.Second, 2, reason)
 	errs, losses := ends(m)
 	if !errors.Is(errs[c], reason) || len(losses) != 1 || losses[0].Rank != 2 || losses[0].How != transport.Died {
 		t.Errorf("%v %v", errs, losses)
@@ -194,15 +194,15 @@ func TestToldEndsEverything(t *testing.T) {
 	}
 }
 
-// TestFarewellSaysWhy: a rank that leaves because of a death is not named for it. If it blames itself, or the rank that it tells, it has just
+// TestClosedBecauseCarriesReason: a rank that leaves because of a death is not blamed for it. If it blames itself, or the rank that it notifies, it has just
 // left.
-func TestFarewellSaysWhy(t *testing.T) {
-	told := errors.New("a rank is lost, says rank 1")
+func TestClosedBecauseCarriesReason(t *testing.T) {
+	told := errors.New("a rank is lost, by rank 1")
 	for dead, want := range map[int]error{-1: told, 0: gone(1), 1: gone(1), 2: told} {
 		m := New(0, 4)
 		running, later := &Collective{Kind: collective.Barrier, Tag: 1}, &Collective{Kind: collective.Barrier, Tag: 2}
 		m.Begin(running)
-		m.Farewell(time.Second, 1, dead, told, gone(1))
+		m.ClosedBecause(time.Second, 1, dead, told, gone(1))
 		m.Begin(later)
 		errs, _ := ends(m)
 		for _, err := range []error{errs[running], errs[later], m.Blame(1, gone(1))} {
@@ -217,29 +217,29 @@ func TestFarewellSaysWhy(t *testing.T) {
 	}
 }
 
-// TestOwnLossCountsMore than what a farewell says, for collectives, for messages of the rank that said it, however late, and for those that
-// this rank tells.
+// TestOwnLossCountsMore than the reason in a close notice, for collectives, for messages of the rank that sent it, however late, and for those that
+// this rank notifies.
 func TestOwnLossCountsMore(t *testing.T) {
 	m := New(0, 4)
 	running, later := &Collective{Kind: collective.Barrier, Tag: 1}, &Collective{Kind: collective.Broadcast, Tag: 2}
 	m.Begin(running)
 	m.Ended(&End{Rank: 3, Seen: time.Second, Certain: true, Err: gone(3)})
-	m.Farewell(time.Second+2*Grace, 1, 2, errors.New("rank 2 is lost, says rank 1"), gone(1))
+	m.ClosedBecause(time.Second+2*Grace, 1, 2, errors.New("rank 2 is lost, by rank 1"), gone(1))
 	m.Begin(later)
 	errs, _ := ends(m)
 	for _, err := range []error{errs[running], errs[later], m.Blame(1, gone(1)), m.Reason()} {
-		if err == nil || err.Error() != "rank 3 is gone" {
-			t.Errorf("rank 0 has lost rank 3, and says %v", err)
+		if err == nil || err.Error() != "rank 3 is lost" {
+			t.Errorf("rank 0 has lost rank 3, and reports %v", err)
 		}
 	}
 }
 
-// TestFirstFarewellCounts: of two that say different things, and who has heard one of them does not take it for a loss that it saw itself.
-func TestFirstFarewellCounts(t *testing.T) {
+// TestFirstCloseReasonCounts: of two with different reasons; and a rank that received one of them does not take it for a loss that it saw itself.
+func TestFirstCloseReasonCounts(t *testing.T) {
 	m := New(0, 5)
-	first := errors.New("rank 2 is lost, says rank 1")
-	m.Farewell(time.Second, 1, 2, first, gone(1))
-	m.Farewell(2*time.Second, 4, 3, errors.New("rank 3 is lost, says rank 4"), gone(4))
+	first := errors.New("rank 2 is lost, by rank 1")
+	m.ClosedBecause(time.Second, 1, 2, first, gone(1))
+	m.ClosedBecause(2*time.Second, 4, 3, errors.New("rank 3 is lost, by rank 4"), gone(4))
 	m.Begin(&Collective{Kind: collective.Barrier, Tag: 1})
 	errs, _ := ends(m)
 	for _, err := range errs {
@@ -252,8 +252,8 @@ func TestFirstFarewellCounts(t *testing.T) {
 	}
 }
 
-// TestRandomWorlds plays collectives of ranks that finish, die and come late, and checks the machine of rank 0 against what
-// really happened: it must not end a collective that goes on to its end, and must not wait for ever for one that cannot.
+// TestRandomWorlds plays collectives of ranks that finish, die and are late, and checks the machine of rank 0 against what
+// really happened: it must not end a collective that continues to its end, and must not wait for ever for one that cannot.
 func TestRandomWorlds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(2, 6).Draw(t, "size")
@@ -274,7 +274,7 @@ func TestRandomWorlds(t *testing.T) {
 					t.Fatalf("a collective that was complete ended with %v", errs[c])
 				}
 				if len(died) == 0 {
-					t.Fatalf("nobody died, yet: %v", errs[c])
+					t.Fatalf("no rank died, yet: %v", errs[c])
 				}
 				ended = true
 			}
@@ -315,7 +315,7 @@ func TestRandomWorlds(t *testing.T) {
 			m.Tick(now + 2*Grace)
 			check()
 			if !ended {
-				t.Fatalf("ranks %v died and nobody noticed", died)
+				t.Fatalf("ranks %v died and no rank detected it", died)
 			}
 		}
 	})
@@ -327,35 +327,35 @@ func TestLateConsequence(t *testing.T) {
 	m := New(0, 5)
 	c := &Collective{Kind: collective.AllReduce, Tag: 3}
 	m.Begin(c)
-	m.Ended(&End{Rank: 3, Seen: time.Second, Turn: 1, Err: gone(3)})
-	m.Look(time.Second + LookEvery)
+	m.Ended(&End{Rank: 3, Seen: time.Second, Order: 1, Err: gone(3)})
+	m.Poll(time.Second + PollInterval)
 	now := time.Second + 2*Grace
-	m.Look(now) // late, so that the doubt goes on
-	m.Ended(&End{Rank: 1, Seen: now, Turn: 2, Err: gone(1)})
+	m.Poll(now) // late, so that the suspicion continues
+	m.Ended(&End{Rank: 1, Seen: now, Order: 2, Err: gone(1)})
 	if errs, _ := ends(m); len(errs) != 0 {
 		t.Fatalf("%v", errs)
 	}
-	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is lost" {
 		t.Error(err)
 	}
 	m.End(c, false)
-	if err := m.Blame(1, gone(1)); err.Error() != "rank 1 is gone" { // a message, say: nothing needs rank 3
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 1 is lost" { // a message, say: nothing needs rank 3
 		t.Error(err)
 	}
 }
 
-// TestFirstOfSeveralBefore: who starts a collective names the rank that went first, and not the one with the lowest number, however long
-// the one went after the other.
+// TestFirstOfSeveralBefore: a rank that starts a collective names the rank that was lost first, and not the one with the lowest number, however long
+// the one was lost after the other.
 func TestFirstOfSeveralBefore(t *testing.T) {
 	m := New(0, 5)
-	m.Ended(&End{Rank: 3, Seen: time.Second, Turn: 1, Err: gone(3)})
-	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Turn: 2, Err: gone(1)})
+	m.Ended(&End{Rank: 3, Seen: time.Second, Order: 1, Err: gone(3)})
+	m.Ended(&End{Rank: 1, Seen: 10 * time.Second, Order: 2, Err: gone(1)})
 	c := &Collective{Kind: collective.AllReduce, Tag: 3}
 	m.Begin(c)
-	if errs, _ := ends(m); errs[c] == nil || errs[c].Error() != "rank 3 is gone" {
+	if errs, _ := ends(m); errs[c] == nil || errs[c].Error() != "rank 3 is lost" {
 		t.Errorf("%v", errs)
 	}
-	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is gone" {
+	if err := m.Blame(1, gone(1)); err.Error() != "rank 3 is lost" {
 		t.Error(err)
 	}
 }

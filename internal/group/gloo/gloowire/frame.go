@@ -19,7 +19,7 @@ const PreambleSize = 8
 // maxPayload bounds the payload of one frame. gloo itself has no bound; this one keeps 48+length within an int64.
 const maxPayload = 1 << 46
 
-// Opcode says what a frame is.
+// Opcode describes what a frame is.
 type Opcode uint64
 
 // The opcodes. SendBuffer belongs to gloo's older algorithms; PyTorch never sends it.

@@ -5,16 +5,16 @@ package gloowire
 
 import "github.com/cohort-dist/cohort"
 
-// GoMark stands behind the host name that a Go rank publishes, so that others know that it understands notices. It also
+// GoMark follows the host name that a Go rank publishes, so that others know that it understands notices. It also
 // makes the host names of a world differ, which keeps PyTorch from taking a way between its ranks that leaves others out.
 const GoMark = "#cohort"
 
 // maxNotice bounds the text of a notice.
 const maxNotice = 1 << 10
 
-// Notice is what a Go rank says before it ends a connection: goodbye, or why it has given the group up.
+// Notice is what a Go rank sends before it ends a connection: goodbye, or why it has abandoned the group.
 type Notice struct {
-	// Goodbye tells that the rank closed the group; it took part in the collectives with a tag below Tags.
+	// Goodbye: the rank closed the group; it took part in the collectives with a tag below Tags.
 	Goodbye bool
 	Tags    uint32
 	// Code and Rank are those of the error otherwise; the text is its detail. Rank is less than 0 for none.

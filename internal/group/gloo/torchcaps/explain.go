@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Explain adds to the error of a collective what most likely led to it, if PyTorch ranks can: they raise an error of their own and say
+// Explain adds to the error of a collective what most likely led to it, if PyTorch ranks can: they raise a separate error and report
 // nothing to the others, who lose them or wait. That a build of PyTorch has no half types cannot be known before.
 func (p Peers) Explain(dt tensor.DType, message bool, err error) error {
 	e, ok := errors.AsType[*cohort.Error](err)

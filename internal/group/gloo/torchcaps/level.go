@@ -45,7 +45,7 @@ func (l Level) String() string {
 	return [...]string{"go", "torch-1.13", "torch-2.6", "torch-2.8", "torch-2.9", "torch-2.10", "torch-2.11", "torch-2.12", "torch-2.14"}[l]
 }
 
-// Parse returns the level of a version such as "torch-2.11", "2.11.0+cpu" or "2.11". newer tells that the version is newer than any
+// Parse returns the level of a version such as "torch-2.11", "2.11.0+cpu" or "2.11". newer: the version is newer than any
 // that is known.
 func Parse(version string) (l Level, newer, ok bool) {
 	version = strings.TrimPrefix(strings.TrimSpace(version), "torch-")
@@ -72,7 +72,7 @@ func Parse(version string) (l Level, newer, ok bool) {
 type Peers struct {
 	Low, High Level
 	Several   bool // there are ranks of both, and this is all that there is to know
-	// Assumed tells that this is known of one process only, the host of the store: other ranks are taken to be alike where a mistake shows as
+	// Assumed: this is known of one process only, the host of the store: other ranks are taken to be alike where a mistake shows as
 	// an error.
 	Assumed bool
 }
@@ -80,8 +80,8 @@ type Peers struct {
 // Exactly is a known level.
 func Exactly(l Level) Peers { return Peers{Low: l, High: l} }
 
-// ParsePeers returns what a version says, or the versions of ranks that are in one group, separated by commas: "torch-2.6,torch-2.14". newer
-// tells that one is newer than any that is known.
+// ParsePeers returns the peers of a version, or of the versions of ranks that are in one group, separated by commas: "torch-2.6,torch-2.14". newer:
+// one is newer than any that is known.
 func ParsePeers(versions string) (p Peers, newer, ok bool) {
 	for version := range strings.SplitSeq(versions, ",") {
 		l, isNewer, ok := Parse(version)
@@ -106,7 +106,7 @@ func (p Peers) AtLeast(l Level) Peers { return Peers{Low: max(p.Low, min(l, p.Hi
 // AtMost narrows what is known by an upper bound.
 func (p Peers) AtMost(l Level) Peers { return Peers{Low: p.Low, High: min(p.High, max(l, p.Low))} }
 
-// String names the versions in words.
+// String names the versions.
 func (p Peers) String() string {
 	name := func(l Level, last bool) string {
 		switch {
@@ -132,7 +132,7 @@ func (p Peers) String() string {
 	return "PyTorch " + name(p.Low, false) + " to " + name(p.High, true)
 }
 
-// Unsure says why something that depends on the version is refused, and what can be done.
+// Unsure reports why something that depends on the version is refused, and what can be done.
 func (p Peers) Unsure() string {
 	if p.Several {
 		return fmt.Sprintf("and the other ranks use %v, which do not agree", p)

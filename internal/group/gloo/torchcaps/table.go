@@ -70,7 +70,7 @@ type Where uint8
 
 // The places.
 const (
-	// InPython is before the process group hears of it. Nothing is taken.
+	// InPython is before the process group learns of it. Nothing is taken.
 	InPython Where = iota
 	// AtTheCall is in the process group. No tag is taken, but a check of operations was made.
 	AtTheCall
@@ -89,7 +89,7 @@ type outcome struct {
 	refused bool
 	where   Where
 	tags    int    // that the call takes although it is refused
-	why     string // what a person is told
+	why     string // the text of the error
 }
 
 func refuse(where Where, why string) outcome {
@@ -116,7 +116,7 @@ func floating(dt tensor.DType) bool {
 	return dt == tensor.Float16 || dt == tensor.BFloat16 || dt == tensor.Float32 || dt == tensor.Float64 || dt.Complex()
 }
 
-// noType is what every version says of a type that gloo does not have: in its worker, when the tag is taken.
+// noType is the error of every version for a type that gloo does not have: in its worker, when the tag is taken.
 func noType(c *Call) outcome {
 	return refuse(AtTheWait, fmt.Sprintf("has no %s of %v; convert the tensor", c.Op.String(), c.DType))
 }
@@ -177,7 +177,7 @@ func addsComplex(op reduce.Op) bool {
 	return op == reduce.Sum || op == reduce.Avg || op == reduce.PremulSum
 }
 
-// reduction is what all reductions have in common. complexNumbers tells whether the operation takes them.
+// reduction is what all reductions have in common. complexNumbers reports whether the operation takes them.
 func (l Level) reduction(c *Call, complexNumbers bool) outcome {
 	if c.DType.Complex() {
 		switch {
@@ -241,7 +241,7 @@ type Refusal struct { //nolint:errname // it reads as what happened
 	Tags  int // that PyTorch's ranks take for it although they refuse it
 }
 
-// Error says what it means for the group.
+// Error reports what it means for the group.
 func (r *Refusal) Error() string {
 	if r.Where == Nowhere {
 		return "the PyTorch ranks run it, or may run it, so the group cannot go on"
@@ -249,7 +249,7 @@ func (r *Refusal) Error() string {
 	return "refused as on the PyTorch ranks"
 }
 
-// Option and Variable say what the peers are where it cannot be found out.
+// Option and Variable set the peers' version where it cannot be found out.
 const (
 	Option   = "group.WithPeers"
 	Variable = "COHORT_TORCH"
@@ -285,7 +285,7 @@ func (p Peers) Check(name string, c Call) error {
 }
 
 // silently reports whether ranks of a version that is only taken to be that of the store's host may compute something else than this one,
-// and say nothing.
+// and report nothing.
 func (p Peers) silently(c *Call) bool {
 	for l := V2_6; p.Assumed && l <= Newest; l++ {
 		if o := l.outcome(c); o.refused && o.where == Nowhere {

@@ -157,7 +157,7 @@ func TestSeveralVersions(t *testing.T) {
 	}
 }
 
-// TestUnknownVersionIsAskedFor: what versions do differently is refused until somebody says which one it is, and nothing else is.
+// TestUnknownVersionIsAskedFor: what versions do differently is refused until the user sets the version, and nothing else is.
 func TestUnknownVersionIsAskedFor(t *testing.T) {
 	all := Peers{Low: V2_6, High: Newest}
 	avg := Call{Op: AllReduce, DType: tensor.Float32, Reduce: reduce.Avg, Numel: 1, Parts: 2}
@@ -216,7 +216,7 @@ func TestEveryPairOfVersions(t *testing.T) {
 			peers := Peers{Low: low, High: high}
 			for op := Op(0); int(op) < len(names); op++ {
 				if names[op] == "" {
-					continue // there is no such operation
+					continue // PyTorch does not have the operation
 				}
 				for _, dt := range types {
 					for _, r := range operators {
@@ -249,7 +249,7 @@ func TestEveryPairOfVersions(t *testing.T) {
 					}
 				}
 			}
-			// Names and numbers of groups: what is not the same for all of them is not said to be.
+			// Names and numbers of groups: what is not the same for all of them is not reported as known.
 			for l := low; l <= high; l++ {
 				one := Exactly(l)
 				if order := peers.MeshOrder(); order != AnyMeshOrder && order != one.MeshOrder() {
@@ -259,7 +259,7 @@ func TestEveryPairOfVersions(t *testing.T) {
 					t.Errorf("%v: more than %v can", peers, one)
 				}
 				if peers.KnowsHashedGroups() && peers.CountsHashedGroups() != one.CountsHashedGroups() {
-					t.Errorf("%v: the names of groups are said to be known, and those of %v are others", peers, one)
+					t.Errorf("%v: the names of groups are reported as known, and those of %v differ", peers, one)
 				}
 			}
 		}

@@ -160,7 +160,7 @@ func (m *mesh) Wait(ctx context.Context, op *transport.Op) error {
 // mostly end at the same time, and who sleeps has to be woken.
 func await(op *transport.Op) bool {
 	var w spinwait.Waiter
-	w.About(len(op.Buf))
+	w.SetSize(len(op.Buf))
 	now := spinwait.Now()
 	w.Begin(now)
 	for !op.Completed() {

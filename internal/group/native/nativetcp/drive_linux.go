@@ -153,10 +153,10 @@ func (m *Mesh) handle(n int) {
 // linger polls the sockets without sleeping, as long as that is allowed, and reports whether the goal is reached or the mesh closed.
 // again says that the driver has slept since it began.
 func (m *Mesh) linger(e driveGoal, again bool) bool {
-	m.wait.About(e.bytes())
+	m.wait.SetSize(e.bytes())
 	now := spinwait.Now()
 	if again {
-		m.wait.GoOn(now)
+		m.wait.Resume(now)
 	} else {
 		m.wait.Begin(now)
 	}
@@ -209,7 +209,7 @@ func (m *Mesh) receive(op *transport.Op, all bool) bool {
 // are leaves a core that is not crowded.
 func (m *Mesh) place(now time.Duration) {
 	if m.cfg.Shared {
-		m.wait.Among(1) // the Go scheduler may want this thread for it
+		m.wait.SetSharing(1) // the Go scheduler may want this thread for it
 		return
 	}
 	if m.cfg.Local == nil || !m.placer.Due(now) {
@@ -221,7 +221,7 @@ func (m *Mesh) place(now time.Duration) {
 		m.handle(n)
 	}
 	core := m.placer.Place(now, m.rank, m.size, func(rank int) int { return int(m.mu.cores[rank]) - 1 })
-	m.wait.Among(m.placer.Others())
+	m.wait.SetSharing(m.placer.Others())
 	m.moved(uint16(core + 1)) //nolint:gosec // a core's number; one that does not fit only crowds another
 }
 

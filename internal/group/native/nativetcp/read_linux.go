@@ -302,5 +302,5 @@ func remoteFailure(c *conn, h nativewire.Header, text string) error {
 	case code == cohort.DeadlineExceeded: // whose time is over has waited for another rank
 		rank = cohort.NoRank
 	}
-	return &cohort.Error{Op: "group", Code: code, Rank: rank, Detail: text + " (told by rank " + itoa(c.peer) + ")"}
+	return &cohort.Error{Op: "group", Code: code, Rank: rank, Detail: text + " (reported by rank " + itoa(c.peer) + ")"}
 }

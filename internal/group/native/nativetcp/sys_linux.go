@@ -83,7 +83,7 @@ func epollSleep(ep int, events []unix.EpollEvent, nap bool) (int, syscall.Errno)
 	spinwait.Calls.Epoll.Add(1)
 	if nap && spinwait.BeginRawSleep() {
 		n, errno := epollRaw(ep, events, int(spinwait.RawSleep/time.Millisecond))
-		spinwait.EndNap()
+		spinwait.EndRawSleep()
 		if n != 0 || errno != 0 {
 			return n, errno
 		}

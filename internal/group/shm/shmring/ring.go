@@ -109,7 +109,7 @@ func (r *Ring) Put(f Frame, payload []byte) bool {
 // Publish shows the receiver what was put.
 func (r *Ring) Publish() { r.control.head.Store(r.pos) }
 
-// Want asks the receiver to tell when there is room. Some may have come before it saw that: the caller looks again.
+// Want asks the receiver for a wake-up when it has made room. It may have made some before it saw that: the caller tries again.
 func (r *Ring) Want() { r.control.full.Store(1) }
 
 // Peek returns the next frame and its payload, which stay valid until Consume. ok is false when there is none; broken

@@ -62,7 +62,7 @@ func TestRingIsAQueue(t *testing.T) {
 }
 
 // TestWindow sends messages that the window affords and takes them at random: the receiver never keeps more than the window, it reads
-// whatever comes, and what was taken can be sent again.
+// whatever arrives, and what was taken can be sent again.
 func TestWindow(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -99,7 +99,7 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// A receiver that gives back what was not used, and a sender that sends more than the window has, harm nobody but themselves.
+// A receiver that gives back what was not used, and a sender that sends more than the window has, harm only themselves.
 func TestWindowOfABrokenPeer(t *testing.T) {
 	t.Parallel()
 	sender, receiver := twoSides(1 << 20)

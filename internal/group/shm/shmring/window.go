@@ -7,7 +7,7 @@ import "math/bits"
 
 // The window of a ring bounds what its receiver keeps of whole messages that no receive has taken. Each of them takes a part of the
 // window, which the sender has again once a receive has taken the message. A sender whose window is used up offers its messages
-// instead, so the receiver can always go on reading: nothing in a ring waits behind a message that nobody wants yet.
+// instead, so the receiver can always continue reading: nothing in a ring waits behind a message without a receive.
 const (
 	// WindowSize is the memory for such messages, and WindowMessages how many there are at most.
 	WindowSize     = 16 << 20
@@ -20,7 +20,7 @@ const (
 // window is one side's view of it. What a side has used is counted from the beginning, like the positions in the ring.
 type window struct {
 	used  uint64 // by messages that this side has put or consumed
-	taken uint64 // of that, what receives have taken; only the receiver knows
+	taken uint64 // of that, what receives have taken; only the receiver has it
 	free  uint64 // of that, what the receiver has given back, as far as this side knows
 }
 

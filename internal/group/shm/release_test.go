@@ -19,7 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// watched is buffers of which somebody may keep the memory.
+// watched is buffers whose memory may still be referenced.
 type watched struct{ made, kept atomic.Int32 }
 
 // buffer makes one of at least 16 bytes: smaller ones share memory.
@@ -31,7 +31,7 @@ func (w *watched) buffer(n int) []byte {
 	return b
 }
 
-// gone fails the test if buffers stay that nobody needs.
+// gone fails the test if buffers stay referenced.
 func (w *watched) gone(t *testing.T, what any) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Second); w.kept.Load() > 0; time.Sleep(time.Millisecond) {
@@ -41,8 +41,8 @@ func (w *watched) gone(t *testing.T, what any) {
 	}
 }
 
-// A group that goes on keeps nothing of the memory of an operation that has ended.
-func TestOperationsLetGoOfBuffers(t *testing.T) {
+// A group that continues keeps nothing of the memory of an operation that has ended.
+func TestOperationsReleaseBuffers(t *testing.T) {
 	t.Parallel()
 	const ranks, large = 3, 3 << 20
 	engines := world(t, ranks, nil)
@@ -74,7 +74,7 @@ func TestOperationsLetGoOfBuffers(t *testing.T) {
 }
 
 // An operation that was interrupted has ended when the group has.
-func TestInterruptedOperationLetsGoOfItsBuffer(t *testing.T) {
+func TestInterruptedOperationReleasesItsBuffer(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(e *Engine, q *collective.Request){
 		"failed": func(e *Engine, q *collective.Request) {
@@ -100,7 +100,7 @@ func TestInterruptedOperationLetsGoOfItsBuffer(t *testing.T) {
 	}
 }
 
-func TestMessagesLetGoOfBuffers(t *testing.T) {
+func TestMessagesReleaseBuffers(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 2, nil)
 	ctx := messageContext(t)
