@@ -28,7 +28,7 @@ func TestErrorText(t *testing.T) {
 		{Wrap("rpc: request", Canceled, New("rpc: request", Canceled, "the caller has given up")), "rpc: request: cancelled: the caller has given up"},
 		{Wrap("rpc: call", Canceled, New("rpc: request", Canceled, "the caller has given up")), "rpc: call: cancelled: rpc: request: cancelled: the caller has given up"},
 		{&Error{Op: "group: rendezvous", Code: DeadlineExceeded, Rank: 2, Detail: "rank 2 of group 0 did not appear"}, "group: rendezvous: timeout: rank 2 of group 0 did not appear"},
-		{&Error{Op: "group: send", Code: PeerLost, Rank: 2, Detail: "rank 21 told it"}, "group: send: peer lost: rank 2: rank 21 told it"},
+		{&Error{Op: "group: send", Code: PeerLost, Rank: 2, Detail: "rank 21 reported it"}, "group: send: peer lost: rank 2: rank 21 reported it"},
 		{Newf("x", Protocol, "frame of %d bytes: %w", 7, errors.New("too short")), "x: protocol error: frame of 7 bytes: too short"},
 	} {
 		if got := c.err.Error(); got != c.want {
@@ -69,7 +69,7 @@ func TestEveryCodeHasItsOwnName(t *testing.T) {
 		t.Errorf("JSON %s, %v", text, err)
 	}
 	if Code(200).String() != "code 200" {
-		t.Error("an unknown code must say its number")
+		t.Error("an unknown code must contain its number")
 	}
 }
 
@@ -77,7 +77,7 @@ func TestEveryCodeHasItsOwnName(t *testing.T) {
 func TestFromContext(t *testing.T) {
 	t.Parallel()
 	if err := FromContext(t.Context(), "op"); err != nil {
-		t.Errorf("a living context is no error, but %v", err)
+		t.Errorf("a context that has not ended must give nil, got %v", err)
 	}
 	causes := []error{nil, errors.New("other"), context.Canceled, context.DeadlineExceeded}
 	for code := range codeCount {
@@ -106,10 +106,10 @@ func TestFromContext(t *testing.T) {
 func TestZeroErrorNamesNoRank(t *testing.T) {
 	t.Parallel()
 	if text := (&Error{}).Error(); text != "unknown error" {
-		t.Errorf("a zero error says %q", text)
+		t.Errorf("a zero error is %q", text)
 	}
 	if text := (&Error{Op: "op", Code: PeerLost}).Error(); text != "op: peer lost: rank 0" {
-		t.Errorf("an error about rank 0 says %q", text)
+		t.Errorf("an error about rank 0 is %q", text)
 	}
 }
 
@@ -179,7 +179,7 @@ func TestBadCallbacks(t *testing.T) {
 		t.Errorf("the panic's text and stack are missing: %v", err)
 	}
 	if !strings.Contains(log.String(), "ouch") {
-		t.Errorf("the log says %q", log.String())
+		t.Errorf("the log has %q", log.String())
 	}
 }
 

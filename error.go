@@ -59,7 +59,7 @@ var codeNames = [codeCount]string{
 	Replaced: "replaced",
 }
 
-// String returns the code in plain words.
+// String returns the code in plain English.
 func (c Code) String() string {
 	if c < codeCount {
 		return codeNames[c]
@@ -70,7 +70,7 @@ func (c Code) String() string {
 // Error makes a Code usable as a sentinel for errors.Is.
 func (c Code) Error() string { return c.String() }
 
-// MarshalText writes the code as its plain words, for JSON output.
+// MarshalText writes the text of String, for JSON output.
 func (c Code) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
 // UnmarshalText reads what MarshalText has written, in this version or a later one that has more codes.
@@ -85,7 +85,7 @@ func (c *Code) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return Newf("cohort: code", InvalidArgument, "%q is no code of an error", text)
+	return Newf("cohort: code", InvalidArgument, "%q is not an error code", text)
 }
 
 // Error is the error of every public layer of cohort. The fields say what was attempted, on what, with whom, and why it
@@ -96,13 +96,13 @@ type Error struct {
 	// Code classifies the error; errors.Is(err, e.Code) holds.
 	Code Code
 	// Rank is the rank or worker id the error is about, or NoRank. The constructors set NoRank; an Error that is written
-	// out without an Op and a Rank is about no rank either, and says so.
+	// out without an Op and a Rank is about no rank either, and is printed so.
 	Rank Rank
 	// Peer is the address or name of the other side.
 	Peer string
 	// Key is the store key, function or object concerned.
 	Key string
-	// Detail says in plain words what was wrong and what to do about it.
+	// Detail is, in plain English, what was wrong and what to do about it.
 	Detail string
 	// Err is the cause.
 	Err error
@@ -148,7 +148,7 @@ func (e *Error) Error() string {
 	if e.Detail != "" {
 		b.WriteString(": " + e.Detail)
 	} else if e.Err != nil && !errors.Is(e.Code, e.Err) {
-		// A cause of the same operation and code has said both already.
+		// A cause of the same operation and code has both already.
 		text := strings.TrimPrefix(e.Err.Error(), e.Op+": "+e.Code.String()+": ")
 		if text != e.Code.String() {
 			b.WriteString(": " + text)

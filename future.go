@@ -21,7 +21,7 @@ type Future[T any] struct {
 		completed bool
 		value     T
 		err       error
-		inner     []func(T, error) // of this package: they do not block and call nobody's code
+		inner     []func(T, error) // of this package: they do not block and call no user code
 		callbacks []func(T, error)
 	}
 }

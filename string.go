@@ -5,7 +5,7 @@ package cohort
 
 import "fmt"
 
-// String says whether the result is there, and what it is.
+// String reports whether the result is there, and what it is.
 func (f *Future[T]) String() string {
 	if !f.Completed() {
 		return fmt.Sprintf("future of %T, not complete", *new(T))

@@ -18,7 +18,7 @@
 //
 // # Evaluation without gradients
 //
-// There is no global mode. [NoGrad] makes a constant that switches off recording for everything computed from it, so a
+// The package has no global mode. [NoGrad] makes a constant that switches off recording for everything computed from it, so a
 // model that is called with it saves nothing.
 //
 // # What is saved

@@ -156,7 +156,7 @@ func TestHooks(t *testing.T) {
 	if _, err := x.OnAccumulated(func(_ context.Context, p *autograd.Pass, v *autograd.Variable) error {
 		order = append(order, "accumulated")
 		if v != x || v.Grad() == nil {
-			t.Error("the hook came too early")
+			t.Error("the hook was called too early")
 		}
 		p.AtEnd(func(context.Context) error { ended++; return nil })
 		return nil

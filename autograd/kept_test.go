@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// TestKeptGradient: as in PyTorch, a gradient that somebody has kept does not change after ZeroGrad, whatever passes follow. Without
+// TestKeptGradient: as in PyTorch, a gradient that the program has kept does not change after ZeroGrad, whatever passes follow. Without
 // ZeroGrad the next pass adds to it in place.
 func TestKeptGradient(t *testing.T) {
 	t.Parallel()

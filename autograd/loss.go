@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Reduction says what a loss does with the losses of the samples.
+// Reduction describes what a loss does with the losses of the samples.
 type Reduction uint8
 
 // The reductions of PyTorch's losses.

@@ -33,7 +33,7 @@ type Function interface {
 // Named gives a function a name for errors; without it the name of the type is used.
 type Named interface{ Name() string }
 
-// fresh is a function whose gradients are new tensors that nobody else holds, so that a leaf can keep them.
+// fresh is a function whose gradients are new tensors to which no other reference exists, so that a leaf can keep them.
 type fresh interface{ fresh() }
 
 // Context is what a [Function] keeps between forward and backward. It corresponds to the ctx of torch.autograd.Function.
@@ -76,7 +76,7 @@ func (c *Context) KeepUndefined() { c.undefined = true }
 // sparse.
 func (c *Context) SparseGrads() { c.byValue = true }
 
-// MarkNonDifferentiable says that outputs have no gradient: indices, for instance. It corresponds to
+// MarkNonDifferentiable marks outputs as having no gradient: indices, for instance. It corresponds to
 // ctx.mark_non_differentiable.
 func (c *Context) MarkNonDifferentiable(outputs ...int) { c.nonDiff = append(c.nonDiff, outputs...) }
 

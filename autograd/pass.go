@@ -132,7 +132,7 @@ func (p *Pass) Deliver(root *Node, grads []Value) error {
 		return p.err
 	}
 	if !p.roots[root] {
-		return cohort.New(op, cohort.InvalidArgument, "the function is no root of this pass, or has its gradients already")
+		return cohort.New(op, cohort.InvalidArgument, "the function is not a root of this pass, or already has gradients")
 	}
 	if len(grads) != len(root.outputs) {
 		return cohort.Newf(op, cohort.InvalidArgument, "%d gradients for %d outputs of %s", len(grads), len(root.outputs), root.Name())
@@ -184,7 +184,7 @@ func (p *Pass) Finishes() bool {
 }
 
 // Finish calls the functions of [Pass.AtEnd] when all other functions have run. They may wait for other processes, which
-// may themselves wait for gradients of this pass: whoever sends those sends them first.
+// may themselves wait for gradients of this pass: the program sends those first.
 func (p *Pass) Finish(ctx context.Context) error {
 	for p.Finishes() {
 		f := p.atEnd[0]
@@ -407,7 +407,7 @@ func (n *Node) backward(c *Context, grads []Value) ([]Value, error) {
 }
 
 // readyNodes is a heap of nodes, the one recorded last on top. Accumulators come first of all, as in PyTorch: their
-// gradients are wanted by whoever reduces them.
+// gradients are needed as early as possible where they are reduced across ranks.
 type readyNodes []*Node
 
 func (r *readyNodes) Len() int { return len(*r) }

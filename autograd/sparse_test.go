@@ -173,7 +173,7 @@ func TestSparseGradients(t *testing.T) {
 					}
 					want := (up.Item() - down.Item()) / (2 * step)
 					if math.Abs(want-grad[at]) > 1e-5+1e-4*math.Abs(want) {
-						t.Errorf("input %d, value %d: the gradient is %v, finite differences say %v", i, j, grad[at], want)
+						t.Errorf("input %d, value %d: the gradient is %v, finite differences give %v", i, j, grad[at], want)
 					}
 				}
 			}

@@ -19,10 +19,10 @@ type Value struct {
 	Sparse *tensor.Sparse
 }
 
-// IsNone reports whether there is no tensor.
+// IsNone reports whether the value has no tensor.
 func (v Value) IsNone() bool { return v.Dense == nil && v.Sparse == nil }
 
-// Shape returns the size of every dimension, or nil when there is no tensor; the caller may keep it.
+// Shape returns the size of every dimension, or nil without a tensor; the caller may keep it.
 func (v Value) Shape() []int {
 	switch {
 	case v.Dense != nil:
@@ -33,7 +33,7 @@ func (v Value) Shape() []int {
 	return nil
 }
 
-// DType returns the element type; float32 when there is no tensor.
+// DType returns the element type; float32 without a tensor.
 func (v Value) DType() tensor.DType {
 	switch {
 	case v.Dense != nil:

@@ -22,7 +22,7 @@ import (
 // An operation that cannot be done returns a variable that carries the error: [Variable.Err] returns it, every operation
 // on it returns it again, and so does [Variable.Backward]. An expression is thus checked once, at its end.
 //
-// Computing with variables is safe from several goroutines as long as nobody changes the memory of their tensors.
+// Computing with variables is safe from several goroutines as long as none of them changes the memory of their tensors.
 type Variable struct {
 	data     *tensor.Tensor // nil when it is sparse
 	sparse   *tensor.Sparse
@@ -35,8 +35,8 @@ type Variable struct {
 	mu struct {
 		sync.Mutex
 		grad    Value
-		owned   bool  // nobody else holds grad: it may be added to in place
-		retains bool  // of a variable that is no leaf: grad is kept
+		owned   bool  // there is not another reference to grad: it may be added to in place
+		retains bool  // of a variable that is not a leaf: grad is kept
 		sink    *Node // of a leaf: where its gradients go
 		sent    Value // what stands for the variable in messages
 		// memory is where a gradient may be computed when there is none yet, or nil.
@@ -65,7 +65,7 @@ func Parameter(t *tensor.Tensor) *Variable {
 
 // NoGrad returns a constant that switches recording off for everything that is computed from it: an operation with such
 // an input remembers nothing, whatever its other inputs require, and its result switches off recording too. It is how a
-// model is only evaluated, and corresponds to torch.no_grad and torch.inference_mode; there is no global mode, so
+// model is only evaluated, and corresponds to torch.no_grad and torch.inference_mode; the package has no global mode, so
 // goroutines do not disturb each other.
 func NoGrad(t *tensor.Tensor) *Variable {
 	v := Constant(t)
@@ -207,7 +207,7 @@ func (v *Variable) SetGradValue(g Value) error {
 
 // SetGradMemory lends the variable memory for its gradients, until it is called with another t; nil takes it back. A gradient that a
 // variable without one gets may be computed there, if the operation can, instead of in new memory: then t is what [Variable.Grad]
-// returns. So the memory is used again after [Variable.ZeroGrad]: whoever wants to keep a gradient must copy it, and only one pass at a
+// returns. So the memory is used again after [Variable.ZeroGrad]: copy a gradient to keep it, and only one pass at a
 // time may reach the variable. It is for code that gathers gradients, as gradient_as_bucket_view of DistributedDataParallel.
 func (v *Variable) SetGradMemory(t *tensor.Tensor) error {
 	if v.err != nil {
@@ -243,7 +243,7 @@ func (v *Variable) ZeroGrad() {
 	v.mu.grad, v.mu.owned = Value{}, false
 }
 
-// accumulate adds a gradient to the slot of a leaf. owned says that nobody else holds it.
+// accumulate adds a gradient to the slot of a leaf. owned says that it is the only reference to it.
 func (v *Variable) accumulate(grad Value, owned bool) error {
 	failpoint.At("autograd.variable.accumulate")
 	v.mu.Lock()

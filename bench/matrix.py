@@ -182,7 +182,7 @@ def kind(key):
 best, best_of_kind = {}, {}
 for key, values in medians.items():
     _, place, ranks, _, _, _, busy = key
-    if not (place == "limit" and ranks <= cores):  # while the limit lasts each rank has a core of its own, which is no measure for ranks that share one
+    if not (place == "limit" and ranks <= cores):  # while the limit lasts each rank has a core of its own, which does not measure ranks that share one
         best[alike(key)] = min(best.get(alike(key), math.inf), unit(key, values))
     if busy:
         best_of_kind[kind(key)] = min(best_of_kind.get(kind(key), math.inf), unit(key, values))

@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// Kind says what an Event is about.
+// Kind is what an Event is about.
 type Kind string
 
 // Event is one thing that happened. Unused fields are zero.
@@ -29,12 +29,12 @@ type Event struct {
 	Key    string        `json:"key,omitempty"`    // store key, function or object
 	Bytes  int64         `json:"bytes,omitempty"`  // payload size
 	Dur    time.Duration `json:"dur_ns,omitempty"` // how long it took, on [End]
-	Detail string        `json:"detail,omitempty"` // plain words
+	Detail string        `json:"detail,omitempty"` // plain English
 	Err    error         `json:"-"`                // why it failed
 	Trace  string        `json:"trace,omitempty"`  // id of the trace that the operation belongs to; see [WithTrace]
 	Span   string        `json:"span,omitempty"`   // id of the span that travels with a call
 	Parent string        `json:"parent,omitempty"` // id of the span that the operation is part of; of a call that is served, the caller's
-	// Sampled says that the trace is recorded, by the flag of its traceparent. Only operations of groups and stores tell.
+	// Sampled reports that the trace is recorded, by the flag of its traceparent. Only operations of groups and stores set it.
 	Sampled bool `json:"sampled,omitempty"`
 }
 

@@ -28,13 +28,13 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Rule says how a parameter changes with its gradient.
+// Rule defines how a parameter changes with its gradient.
 type Rule interface {
 	// Rate is the learning rate to begin with.
 	Rate() float64
 	check() error
 	maximize() bool
-	sparse() string // why it takes no sparse gradients, in PyTorch's words, or ""
+	sparse() string // why it takes no sparse gradients, in PyTorch's text, or ""
 	slots() slots
 	// group is the rule as an entry of PyTorch's param_groups; withGroup is the rule with the numbers of one.
 	group(lr float64) any
@@ -43,7 +43,7 @@ type Rule interface {
 	step64(p *param, w, g []float64, lr float64)
 }
 
-// slots says what a rule remembers of each parameter: tensors of the parameter's type and shape.
+// slots describes what a rule remembers of each parameter: tensors of the parameter's type and shape.
 type slots struct {
 	names   [3]string // PyTorch's; "" where there is none
 	initial float64

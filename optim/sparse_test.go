@@ -76,7 +76,7 @@ func TestSparseSteps(t *testing.T) {
 
 func TestSparseRefused(t *testing.T) {
 	t.Parallel()
-	for says, rule := range map[string]optim.Rule{
+	for text, rule := range map[string]optim.Rule{
 		"Adam does not support sparse gradients":                          optim.Adam{LR: 0.1},
 		"AdamW does not support sparse gradients":                         optim.AdamW{LR: 0.1},
 		"RMSprop does not support sparse gradients":                       optim.RMSprop{LR: 0.1},
@@ -89,7 +89,7 @@ func TestSparseRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		lookUp(t, w)
-		if err := opt.Step(); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), strings.TrimSuffix(says, " too")) {
+		if err := opt.Step(); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), strings.TrimSuffix(text, " too")) {
 			t.Errorf("%T: %v", rule, err)
 		}
 	}

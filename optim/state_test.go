@@ -140,7 +140,7 @@ func TestStateLayout(t *testing.T) {
 	}
 }
 
-// TestBadState: what does not fit is refused, and the optimizer goes on as before.
+// TestBadState: what does not fit is refused, and the optimizer continues as before.
 func TestBadState(t *testing.T) {
 	t.Parallel()
 	params := fresh()

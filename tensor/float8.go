@@ -12,7 +12,7 @@ type float8 struct {
 	bias     int  // of the exponent
 	largest  byte // the largest finite number; the code behind it is what larger ones become
 	nan      byte
-	unsigned bool // there is no negative zero: its code is NaN
+	unsigned bool // without a negative zero: its code is NaN
 }
 
 var float8s = map[DType]float8{

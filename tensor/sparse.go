@@ -33,7 +33,7 @@ func (s *Sparse) String() string {
 	return fmt.Sprintf("tensor(indices=%v, values=%v, size=(%s%s, layout=torch.sparse_coo)", s.Indices, s.Values, strings.Join(size, ", "), end)
 }
 
-// Check says what is wrong with the parts of a sparse tensor, if something is: their types and shapes, or an index outside the
+// Check reports what is wrong with the parts of a sparse tensor, if something is: their types and shapes, or an index outside the
 // shape. RPC does it for every tensor that is sent or received.
 func (s *Sparse) Check() error {
 	bad := func(format string, args ...any) error {

@@ -5,7 +5,7 @@ package tensor
 
 import "fmt"
 
-// String says how large the storage is and where its memory is from.
+// String reports how large the storage is and where its memory is from.
 func (s *Storage) String() string {
 	if s.Released() {
 		return "released storage"
@@ -13,7 +13,7 @@ func (s *Storage) String() string {
 	return fmt.Sprintf("storage of %d bytes (%s)", s.Len(), s.Origin())
 }
 
-// String says how much memory the pool keeps.
+// String reports how much memory the pool keeps.
 func (p *Pool) String() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

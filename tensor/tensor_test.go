@@ -39,7 +39,7 @@ func TestSlicesInAndOutWithoutCopy(t *testing.T) {
 	}
 }
 
-// TestZeroTensor: a Tensor that nobody made is an error, not a panic.
+// TestZeroTensor: the zero Tensor is an error, not a panic.
 func TestZeroTensor(t *testing.T) {
 	t.Parallel()
 	var zero Tensor

@@ -54,7 +54,7 @@ func ExampleJoin() {
 	// Output: rank 1 of 2 read: hello from rank 0
 }
 
-// A scheme of one's own: here all ranks live in one process and share a store in memory, which is handy in tests.
+// A custom scheme: here all ranks live in one process and share a store in memory, which is handy in tests.
 func ExampleWithRendezvous() {
 	memory := store.NewMemory()
 	registry := rendezvous.NewRegistry()

@@ -83,7 +83,7 @@ func TestWorldGroup(t *testing.T) {
 				return fmt.Errorf("sum %v", x)
 			}
 		}
-		// Nobody waits for the others here: what is complete stays complete when the quickest leave.
+		// No rank waits for the others here: what is complete stays complete when the quickest leave.
 		if err := w.Shutdown(ctx); err != nil {
 			return err
 		}

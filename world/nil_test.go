@@ -27,7 +27,7 @@ import (
 	"github.com/cohort-dist/cohort/world"
 )
 
-// survives calls f and turns a panic into an error, so that a test can tell the two apart.
+// survives calls f and turns a panic into an error, so that a test can distinguish them.
 func survives(f func() error) (panicked any, err error) {
 	defer func() { panicked = recover() }()
 	return nil, f()
@@ -137,15 +137,15 @@ func TestNilInGroups(t *testing.T) {
 			}
 			return other.Close()
 		},
-		"nobody to wait":   func() error { return group.WaitAll(ctx) },
-		"nothing to batch": func() error { return group.WaitAll(ctx, g.Batch(ctx, nil)...) },
+		"nothing to wait for": func() error { return group.WaitAll(ctx) },
+		"nothing to batch":    func() error { return group.WaitAll(ctx, g.Batch(ctx, nil)...) },
 	})
 	if err := g.Barrier(ctx).Wait(ctx); err != nil { // none of it has hurt the group
 		t.Error(err)
 	}
 }
 
-// asError runs what has no error to return: it may do nothing with a nil, and must not panic later in a goroutine of its own.
+// asError runs what has no error to return: it may do nothing with a nil, and must not panic later in a separate goroutine.
 func asError(f func()) error {
 	f()
 	return cohort.InvalidArgument

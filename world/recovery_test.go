@@ -25,7 +25,7 @@ import (
 // recoveryEnv makes this binary a rank of a world that loses ranks.
 const recoveryEnv = "COHORT_TEST_RECOVERY"
 
-// recoveringRank works with the world's group until it fails, says which rank was lost, and goes on with the next group. It
+// recoveringRank works with the world's group until it fails, reports which rank was lost, and continues with the next group. It
 // is what docs/recovery.md recommends.
 func recoveringRank(mode string) int {
 	transport, shrink := strings.CutSuffix(mode, "-shrink")
@@ -67,7 +67,7 @@ func recoveringRank(mode string) int {
 		}
 		fmt.Println("lost", g.GlobalRank(e.Rank))
 		if shrink {
-			// The ranks that are left go on without it. The order: first the new group, then the old one ends.
+			// The ranks that are left continue without it. The order: first the new group, then the old one ends.
 			var left []cohort.Rank
 			for r := range cohort.Rank(g.Size()) {
 				if r != e.Rank {
@@ -87,7 +87,7 @@ func recoveringRank(mode string) int {
 	}
 }
 
-// rankProcess is a rank in a process of its own.
+// rankProcess is a rank in a separate process.
 type rankProcess struct {
 	cmd   *exec.Cmd
 	lines chan string
@@ -116,7 +116,7 @@ func startRank(t *testing.T, server *tcpstore.Server, mode string, rank, size in
 	return p
 }
 
-// line is the next thing that the rank says.
+// line is the next line that the rank prints.
 func (p *rankProcess) line(t *testing.T, limit time.Duration) string {
 	t.Helper()
 	select {
@@ -135,7 +135,7 @@ func (p *rankProcess) kill(t *testing.T) {
 	_ = p.cmd.Wait()
 }
 
-// TestGenerations: in a world of four processes one is killed, all others say which, it is replaced, and all go on with a new
+// TestGenerations: in a world of four processes one is killed, all others report which, it is replaced, and all continue with a new
 // group; twenty times, over the same store.
 func TestGenerations(t *testing.T) {
 	const size, rounds = 4, 20
@@ -158,7 +158,7 @@ func TestGenerations(t *testing.T) {
 			for round := range rounds {
 				for r, p := range ranks {
 					if got, want := p.line(t, time.Minute), "made "+string(transport); got != want {
-						t.Fatalf("round %d: rank %d said %q, want %q", round, r, got, want)
+						t.Fatalf("round %d: rank %d printed %q, want %q", round, r, got, want)
 					}
 				}
 				dead := round * 7 % size
@@ -169,7 +169,7 @@ func TestGenerations(t *testing.T) {
 						continue
 					}
 					if got, want := p.line(t, 10*time.Second), "lost "+strconv.Itoa(dead); got != want {
-						t.Fatalf("round %d: rank %d said %q, want %q", round, r, got, want)
+						t.Fatalf("round %d: rank %d printed %q, want %q", round, r, got, want)
 					}
 				}
 				if d := time.Since(killed); d > 5*time.Second {
@@ -184,7 +184,7 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// TestShrinking: in a world of five processes one after the other is killed, and those that are left go on without it.
+// TestShrinking: in a world of five processes one after the other is killed, and those that are left continue without it.
 func TestShrinking(t *testing.T) {
 	const size = 5
 	for _, transport := range []group.Transport{group.SharedMemory, group.TCP, group.Gloo} {
@@ -206,20 +206,20 @@ func TestShrinking(t *testing.T) {
 			for _, dead := range []int{2, 0, 4} {
 				for r, p := range ranks {
 					if got, want := p.line(t, time.Minute), "made "+string(transport); got != want {
-						t.Fatalf("before the death of %d: rank %d said %q, want %q", dead, r, got, want)
+						t.Fatalf("before the death of %d: rank %d printed %q, want %q", dead, r, got, want)
 					}
 				}
 				ranks[dead].kill(t)
 				delete(ranks, dead)
 				for r, p := range ranks {
 					if got, want := p.line(t, 10*time.Second), "lost "+strconv.Itoa(dead); got != want {
-						t.Fatalf("rank %d said %q, want %q", r, got, want)
+						t.Fatalf("rank %d printed %q, want %q", r, got, want)
 					}
 				}
 			}
 			for r, p := range ranks {
 				if got, want := p.line(t, time.Minute), "made "+string(transport); got != want {
-					t.Fatalf("at the end rank %d said %q, want %q", r, got, want)
+					t.Fatalf("at the end rank %d printed %q, want %q", r, got, want)
 				}
 			}
 		})

@@ -14,7 +14,7 @@ import (
 )
 
 // RPC makes this process a worker of the world's RPC, under a unique name. In a world with a size all ranks must call it,
-// as PyTorch's processes call init_rpc; in an open world workers come and go. The agent ends with the World, unless it is
+// as PyTorch's processes call init_rpc; in an open world workers join and leave. The agent ends with the World, unless it is
 // shut down or closed earlier; another call joins the next round, as a second init_rpc does.
 //
 // It corresponds to torch.distributed.rpc.init_rpc.

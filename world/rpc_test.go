@@ -168,8 +168,8 @@ func (p *pausing) Check(ctx context.Context, keys ...string) (bool, error) {
 	return p.Store.Check(ctx, keys...)
 }
 
-// TestAgentThatIsMadeDuringShutdown: an agent does not outlive its world, however far it has come when the world is left. After the
-// last of its questions to the store the agent may be complete before it hears of that, and the world does not know it yet.
+// TestAgentThatIsMadeDuringShutdown: an agent does not outlive its world, however far it is when the world is left. After the
+// last of its questions to the store the agent may be complete before it is notified, and the world has not recorded it yet.
 func TestAgentThatIsMadeDuringShutdown(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()

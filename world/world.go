@@ -66,7 +66,7 @@ func (w *World) Group(ctx context.Context) (*group.Group, error) {
 		w.mu.Lock()
 		var old *group.Group
 		if w.mu.group != nil && w.mu.group.Err() != nil && !w.mu.leaving {
-			old, w.mu.group = w.mu.group, nil // this caller makes the next one: there is a group, so nobody is at it
+			old, w.mu.group = w.mu.group, nil // this caller makes the next one: a group exists, so no other caller does
 		}
 		made, making, closed := w.mu.group, w.mu.making, w.mu.leaving
 		first := !closed && made == nil && making == nil
@@ -83,7 +83,7 @@ func (w *World) Group(ctx context.Context) (*group.Group, error) {
 			return w.makeGroup(ctx, old)
 		}
 		select {
-		case <-making: // by somebody else; if that failed we try ourselves
+		case <-making: // by another caller; if that failed we try ourselves
 		case <-ctx.Done():
 			return nil, cohort.FromContext(ctx, op)
 		}
@@ -144,7 +144,7 @@ func (w *World) begin() {
 	w.end(cohort.New("world: world", cohort.Closed, "the world was left"))
 }
 
-// leave ends what stands on the store, the last made first, and waits for it.
+// leave ends what uses the store, the last made first, and waits for it.
 func (w *World) leave() error {
 	w.joins.Wait()
 	w.mu.Lock()
@@ -172,7 +172,7 @@ func (w *World) String() string {
 
 // Shutdown leaves the world in order: first the agents of [World.RPC] shut down, then the group and its sub-groups are
 // closed, then the store. A rank that hosts the store stays until all its clients have disconnected or ctx ends; in
-// either case everything is closed when Shutdown returns, and the error says whether clients were cut off. A group or an
+// either case everything is closed when Shutdown returns, and the error reports whether clients were cut off. A group or an
 // agent that is being made at the same time ends with [cohort.Closed]. Operations that are not complete end with
 // [cohort.Closed], and ranks that still need this one get [cohort.PeerLost]. So first wait for what was posted and, if ranks
 // finish at different times, end with a barrier.

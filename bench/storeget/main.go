@@ -7,8 +7,8 @@
 //
 //	storeget [-addr HOST:PORT] [-dur 1s] [-goroutines 1,8,64] [-own] [-prefix client] [-peer cohort]
 //
-// Without -addr it starts cohort's server in a process of its own. It prints one JSON object per value, as all programs
-// of the benchmark do; README.md says how it is put beside PyTorch's C++ client. The rows "rtt" are the yardstick: the
+// Without -addr it starts cohort's server in a separate process. It prints one JSON object per value, as all programs
+// of the benchmark do; README.md explains how it is compared with PyTorch's C++ client. The rows "rtt" are the baseline: the
 // round trip of as many bytes over a bare TCP connection, once with Go's poller and once with blocking system calls.
 package main
 
@@ -182,7 +182,7 @@ func measure(o *options, op string, n int) error {
 	return nil
 }
 
-// drive calls each function over and over from a goroutine of its own and returns every call's time.
+// drive calls each function over and over from a separate goroutine and returns every call's time.
 func drive(dur time.Duration, calls []func() error) (time.Duration, []time.Duration, error) {
 	times := make([][]time.Duration, len(calls))
 	errs := make([]error, len(calls))
@@ -259,7 +259,7 @@ func echo() error {
 	}
 }
 
-// blocking runs use with the connection's descriptor in blocking mode, on a thread of its own.
+// blocking runs use with the connection's descriptor in blocking mode, on a separate thread.
 func blocking(conn net.Conn, use func(fd int) error) error {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {

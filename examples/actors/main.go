@@ -8,7 +8,7 @@
 //	python3 examples/actors/worker.py tcp://127.0.0.1:29500 1 3 &
 //	python3 examples/actors/worker.py tcp://127.0.0.1:29500 2 3
 //
-// Go is rank 0, which hosts the store, and stays until the others have gone. PyTorch's rank 0 ends with its own rpc.shutdown,
+// Go is rank 0, which hosts the store, and stays until the others have left. PyTorch's rank 0 ends with its own rpc.shutdown,
 // and another PyTorch worker that still reads the store in its own gets an error ("Connection reset by peer").
 //
 // The Python side needs no line of code for this: env.py is an ordinary module with an ordinary class.

@@ -7,7 +7,7 @@
 //	go run ./examples/allreduce 'tcp://127.0.0.1:29500?rank=1&world_size=2'
 //
 // Ranks on one host share memory, ranks on several use TCP. A rank may also be a PyTorch process that calls all_reduce with
-// a tensor of four float64; then everybody speaks gloo.
+// a tensor of four float64; then all ranks use gloo.
 package main
 
 import (
@@ -44,7 +44,7 @@ func run(ctx context.Context, url string, out io.Writer) error {
 	}
 	_, _ = fmt.Fprintf(out, "rank %d of %d over %s: mean %v\n", g.Rank(), g.Size(), g.Transport(), values)
 
-	// Leave together: a rank that is gone ends the operations of the others.
+	// Leave together: a rank that has left ends the operations of the others.
 	if err := g.Barrier(ctx).Wait(ctx); err != nil {
 		return err
 	}

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command chars trains a small transformer to continue a text, character by character, and lets it write. The transformer is cut
-// into three stages, each at a worker of its own:
+// into three stages, each at its own worker:
 //
 //	go run ./examples/chars
 //

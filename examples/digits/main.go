@@ -162,7 +162,7 @@ func pass(ctx context.Context, g *group.Group, model *ddp.Model, opt *optim.Opti
 		}
 		losses = append(losses, loss.Item())
 	}
-	// Everybody's losses, for the report.
+	// The losses of all ranks, for the report.
 	if err := group.AllReduceSlice(ctx, g, losses, group.Sum); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pipeline trains a network that is cut into three stages, each at a worker of its own. A batch goes through them in four
+// Command pipeline trains a network that is cut into three stages, each at its own worker. A batch goes through them in four
 // parts, so that all stages work at once; one backward pass over all workers finds the gradients, and every worker changes its
 // own parameters:
 //
@@ -81,7 +81,7 @@ func train(ctx context.Context, steps int, out io.Writer) (*result, error) {
 	return r, err
 }
 
-// accuracy is how many of all points are on the spiral that the network says.
+// accuracy is how many of all points are on the spiral that the network predicts.
 func accuracy(ctx context.Context, net *stages.Pipeline, inputs, classes *tensor.Tensor) (float64, error) {
 	y, err := net.Forward(ctx, autograd.Constant(inputs))
 	if err != nil {

@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command reconfigure trains a model with members that come and go, without restarting anybody. Started alone it hosts the
-// store and the coordinator, which says who is a member; with -join it is a member itself. train.py is a member written in
+// Command reconfigure trains a model with members that join and leave, without a restart. Started alone it hosts the
+// store and the coordinator, which decides which processes are members; with -join it is a member itself. train.py is a member written in
 // Python, which needs PyTorch 2.14. Both train the same model in one group:
 //
 //	go run ./examples/reconfigure -listen 127.0.0.1:29500 -members 3 &
@@ -12,7 +12,7 @@
 //	python3 examples/reconfigure/train.py 127.0.0.1:29500 --die-at 30 || echo "one is dead" &
 //
 // Three of the four train, the fourth is a spare. One of them kills itself (as kill -9 does) after 30 steps, if it is a member by
-// then: the others keep their processes and their model, the spare gets it from one of them, and the loss goes on falling.
+// then: the others keep their processes and their model, the spare gets it from one of them, and the loss continues falling.
 //
 // The launcher has a coordinator too, and starts and watches the members. Five processes, four members; kill -9 one of them:
 //

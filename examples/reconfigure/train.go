@@ -34,7 +34,7 @@ type state struct {
 	velocity   [inputs + 1]float32
 }
 
-// errOver says that the round has ended.
+// errOver: the round has ended.
 var errOver = errors.New("the round is over")
 
 // train is a member.
@@ -109,7 +109,7 @@ func (now *state) run(ctx context.Context, m *elastic.Member, g *group.Group, st
 	return nil
 }
 
-// share gives everybody the state of the member that is furthest: a step may have succeeded for some only.
+// share gives all members the state of the member that is furthest: a step may have succeeded for some only.
 func (now *state) share(ctx context.Context, g *group.Group) error {
 	all, err := group.AllGatherSlice(ctx, g, []int64{int64(now.step)})
 	if err != nil {

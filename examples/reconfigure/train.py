@@ -46,7 +46,7 @@ class Member:
                     continue  # the coordinator may have forgotten us: ask again
                 answer = json.loads(self.store.get("end"))
             except dist.DistNetworkError as e:
-                raise SystemExit(f"the store is gone, and with it the coordinator: {str(e).splitlines()[0]}")
+                raise SystemExit(f"the store has ended, and with it the coordinator: {str(e).splitlines()[0]}")
             if answer.get("error"):
                 raise SystemExit(answer["error"])
             return answer
@@ -96,7 +96,7 @@ def velocities():
 
 
 def share():
-    """Gives everybody the state of the member that is furthest: a step may have succeeded for some only."""
+    """Gives all members the state of the member that is furthest: a step may have succeeded for some only."""
     global step
     steps = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(steps, torch.tensor([step]))

@@ -31,7 +31,7 @@ import (
 func main() { launch.Main(run) }
 
 func run(ctx context.Context, url string, out io.Writer) error {
-	// While rank 0 waits for the others it says who is missing.
+	// While rank 0 waits for the others it logs which ranks are missing.
 	progress := func(e observe.Event) {
 		if e.Kind == rendezvous.EventWait {
 			_, _ = fmt.Fprintln(out, e.Detail)
@@ -56,5 +56,5 @@ func run(ctx context.Context, url string, out io.Writer) error {
 			return err
 		}
 	}
-	return w.Shutdown(ctx) // rank 0 hosts the store and stays until the others are gone
+	return w.Shutdown(ctx) // rank 0 hosts the store and stays until the others have left
 }

@@ -8,7 +8,7 @@
 //	go run ./examples/ring 'tcp://127.0.0.1:29500?rank=2&world_size=3'
 //
 // Every worker owns a diary. Rank 0 sends a reference to its diary around the ring; each worker writes a line into it,
-// wherever it lives, and passes the reference on. Nobody copies the diary, and it is freed when the last reference is
+// wherever it lives, and passes the reference on. No worker copies the diary, and it is freed when the last reference is
 // closed.
 package main
 

@@ -30,6 +30,6 @@ func TestRing(t *testing.T) {
 	}
 	wg.Wait()
 	if got, want := outs[0].String(), "worker1 was here\nworker2 was here\nworker3 was here\n"; got != want {
-		t.Errorf("the diary says %q, want %q", got, want)
+		t.Errorf("the diary is %q, want %q", got, want)
 	}
 }

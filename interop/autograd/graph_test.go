@@ -232,7 +232,7 @@ func TestRandomHalfGraphs(t *testing.T) {
 	})
 }
 
-// randomGraphs runs graphs in a type; what is smaller than a part of the largest element is no error.
+// randomGraphs runs graphs in a type; a difference below a part of the largest element is not an error.
 func randomGraphs(t *testing.T, torch *torchtest.Torch, dt tensor.DType, least float64, graphs int) {
 	t.Helper()
 	p := torch.Start(t, torchtest.Script{Source: graphScript})

@@ -311,7 +311,7 @@ type oddResult struct {
 	Values []string `json:"values"`
 }
 
-// differs says how a tensor differs from PyTorch's, or nothing.
+// differs reports how a tensor differs from PyTorch's, or nothing.
 func (want *oddResult) differs(t *testing.T, got *tensor.Tensor) string {
 	t.Helper()
 	if got == nil || want == nil {

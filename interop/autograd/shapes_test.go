@@ -321,7 +321,7 @@ func (want *oddResult) numbers(t *testing.T) []float64 {
 	return out
 }
 
-// away says how a tensor differs from PyTorch's, or nothing: in float64 almost nothing is allowed, in float32 what [near] allows.
+// away reports how a tensor differs from PyTorch's, or nothing: in float64 almost nothing is allowed, in float32 what [near] allows.
 func away(t *testing.T, got *tensor.Tensor, want, exact *oddResult) string {
 	t.Helper()
 	if got == nil || want == nil {
@@ -390,7 +390,7 @@ func (g *anyGraph) upTo(t *testing.T, place int) []register {
 	return regs
 }
 
-// compare says how the graph differs from PyTorch's, or nothing.
+// compare reports how the graph differs from PyTorch's, or nothing.
 func (g *anyGraph) compare(t *testing.T, p *torchtest.Proc) string {
 	t.Helper()
 	want := ask[struct{ Single, Double torchRun }](t, p, g)
@@ -417,7 +417,7 @@ func (g *anyGraph) compare(t *testing.T, p *torchtest.Proc) string {
 	return ""
 }
 
-// refusals says what only one of the two refuses.
+// refusals reports what only one of the two refuses.
 func (g *anyGraph) refusals(t *testing.T, theirs torchRun) string {
 	t.Helper()
 	refused := map[int]bool{}

@@ -32,7 +32,7 @@ func (g rowGrad) tensor(t *testing.T, dt tensor.DType, shape []int) *tensor.Spar
 }
 
 // TestSparseOptimizers compares the rules that take sparse gradients with PyTorch's, step by step. Gradients have rows several times, in
-// any order. Halfway a second Go optimizer goes on with the state that PyTorch has saved.
+// any order. Halfway a second Go optimizer continues with the state that PyTorch has saved.
 func TestSparseOptimizers(t *testing.T) {
 	const rows, width, steps, half = 6, 3, 12, 7
 	shape := []int{rows, width}

@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// TestOptimizerState carries an optimizer over: Go begins and saves, PyTorch loads, goes on and saves, Go loads that and
+// TestOptimizerState carries an optimizer over: Go begins and saves, PyTorch loads, continues and saves, Go loads that and
 // ends. The parameters are those of a run in Go alone.
 func TestOptimizerState(t *testing.T) {
 	const n, first, second, third = 5, 4, 3, 4

@@ -42,9 +42,9 @@ func TestLaunchedReconfigure(t *testing.T) {
 	args := append([]string{"run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
 	job := startGo(t, testkit.BuildProgram(t, "cmd/cohort"), append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")...)
 	all := []trainee{job}
-	until(t, "step 20", all, func() bool { return strings.Count(job.said(), "step 20 loss") == 4 })
+	until(t, "step 20", all, func() bool { return strings.Count(job.output(), "step 20 loss") == 4 })
 	victim := ""
-	for _, m := range memberProcess.FindAllStringSubmatch(job.said(), -1) {
+	for _, m := range memberProcess.FindAllStringSubmatch(job.output(), -1) {
 		if m[3] == "1" {
 			victim = m[1]
 			pid, _ := strconv.Atoi(m[2])
@@ -54,21 +54,21 @@ func TestLaunchedReconfigure(t *testing.T) {
 		}
 	}
 	if err := job.wait(); err != nil {
-		t.Fatalf("%v\n%s", err, job.said())
+		t.Fatalf("%v\n%s", err, job.output())
 	}
-	said := job.said()
-	if !strings.Contains(said, "was killed by SIGKILL") || !strings.Contains(said, "the job goes on with 4 workers, and the next failure ends the job") {
-		t.Errorf("the launcher does not say that it goes on:\n%s", said)
+	printed := job.output()
+	if !strings.Contains(printed, "was killed by SIGKILL") || !strings.Contains(printed, "the job goes on with 4 workers, and the next failure ends the job") {
+		t.Errorf("the launcher does not print that it continues:\n%s", printed)
 	}
 	processes, last := map[string][]string{}, map[string][]string{}
-	for _, m := range memberProcess.FindAllStringSubmatch(said, -1) {
+	for _, m := range memberProcess.FindAllStringSubmatch(printed, -1) {
 		if !slices.Contains(processes[m[1]], m[2]) {
 			processes[m[1]] = append(processes[m[1]], m[2])
 		}
 		last[m[1]] = m
 	}
 	if len(processes) != 5 {
-		t.Errorf("the members were %v\n%s", processes, said)
+		t.Errorf("the members were %v\n%s", processes, printed)
 	}
 	for member, pids := range processes {
 		if len(pids) != 1 {
@@ -78,13 +78,13 @@ func TestLaunchedReconfigure(t *testing.T) {
 			continue
 		}
 		at, _ := strconv.Atoi(last[member][4])
-		if at < 20 || !strings.Contains(said, fmt.Sprintf("member %s done at step 200", member)) {
-			t.Errorf("member %s went on at step %d, and did not end:\n%s", member, at, said)
+		if at < 20 || !strings.Contains(printed, fmt.Sprintf("member %s done at step 200", member)) {
+			t.Errorf("member %s went on at step %d, and did not end:\n%s", member, at, printed)
 		}
 	}
-	losses := lossAt.FindAllStringSubmatch(said, -1)
+	losses := lossAt.FindAllStringSubmatch(printed, -1)
 	if loss, _ := strconv.ParseFloat(losses[len(losses)-1][2], 64); loss > 0.05 {
-		t.Errorf("the loss ends with %v\n%s", loss, said)
+		t.Errorf("the loss ends with %v\n%s", loss, printed)
 	}
 }
 
@@ -96,11 +96,11 @@ func TestLaunchedOnNodes(t *testing.T) {
 	args = append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")
 	program := testkit.BuildProgram(t, "cmd/cohort")
 	nodes := []trainee{startGo(t, program, args...), startGo(t, program, args...)}
-	said := func() string { return nodes[0].said() + nodes[1].said() }
-	until(t, "step 20", nodes, func() bool { return strings.Count(said(), "step 20 loss") == 3 })
-	m := regexp.MustCompile(`member (\d) \(process (\d+)\): rank 1 of 3`).FindStringSubmatch(said())
+	printed := func() string { return nodes[0].output() + nodes[1].output() }
+	until(t, "step 20", nodes, func() bool { return strings.Count(printed(), "step 20 loss") == 3 })
+	m := regexp.MustCompile(`member (\d) \(process (\d+)\): rank 1 of 3`).FindStringSubmatch(printed())
 	if m == nil {
-		t.Fatalf("nobody is rank 1\n%s", said())
+		t.Fatalf("no process is rank 1\n%s", printed())
 	}
 	pid, _ := strconv.Atoi(m[2])
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -108,12 +108,12 @@ func TestLaunchedOnNodes(t *testing.T) {
 	}
 	for _, node := range nodes {
 		if err := node.wait(); err != nil {
-			t.Errorf("%v\n%s", err, node.said())
+			t.Errorf("%v\n%s", err, node.output())
 		}
 	}
 	for member := range 4 {
-		if done := strings.Contains(said(), fmt.Sprintf("member %d done at step 200", member)); done == (strconv.Itoa(member) == m[1]) {
-			t.Errorf("member %d: done is %v, and %s was killed\n%s", member, done, m[1], said())
+		if done := strings.Contains(printed(), fmt.Sprintf("member %d done at step 200", member)); done == (strconv.Itoa(member) == m[1]) {
+			t.Errorf("member %d: done is %v, and %s was killed\n%s", member, done, m[1], printed())
 		}
 	}
 }
@@ -124,17 +124,17 @@ func TestLaunchedHang(t *testing.T) {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
 	job := startGo(t, testkit.BuildProgram(t, "cmd/cohort"), "run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", testkit.BuildProgram(t, "examples/reconfigure"), "-steps", "100")
-	until(t, "step 20", []trainee{job}, func() bool { return strings.Count(job.said(), "step 20 loss") == 4 })
-	m := regexp.MustCompile(`go member \d+ \(process (\d+)\): rank 1 of 4`).FindStringSubmatch(job.said())
+	until(t, "step 20", []trainee{job}, func() bool { return strings.Count(job.output(), "step 20 loss") == 4 })
+	m := regexp.MustCompile(`go member \d+ \(process (\d+)\): rank 1 of 4`).FindStringSubmatch(job.output())
 	if m == nil {
-		t.Fatalf("nobody is rank 1\n%s", job.said())
+		t.Fatalf("no process is rank 1\n%s", job.output())
 	}
 	pid, _ := strconv.Atoi(m[1])
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if err := job.wait(); err != nil || strings.Count(job.said(), "done at step 100") != 4 || !strings.Contains(job.said(), "no heartbeat, and the group has finished") {
-		t.Errorf("%v\n%s", err, job.said())
+	if err := job.wait(); err != nil || strings.Count(job.output(), "done at step 100") != 4 || !strings.Contains(job.output(), "no heartbeat, and the group has finished") {
+		t.Errorf("%v\n%s", err, job.output())
 	}
 }
 
@@ -147,7 +147,7 @@ func TestCoordinatorRestarts(t *testing.T) {
 	cohort, program := testkit.BuildProgram(t, "cmd/cohort"), testkit.BuildProgram(t, "examples/reconfigure")
 	for _, c := range []struct {
 		kinds  string
-		before bool // a member dies while there is no coordinator
+		before bool // a member dies while the coordinator is down
 	}{{"tgtgt", false}, {"ggggg", true}} {
 		t.Run(fmt.Sprint(c.kinds, c.before), func(t *testing.T) {
 			addr := "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
@@ -168,10 +168,10 @@ func TestCoordinatorRestarts(t *testing.T) {
 				all[victim].kill()
 			} else {
 				// The group goes on without a coordinator.
-				until(t, "step 60", all, func() bool { return strings.Contains(all[victim].said(), "step 60 ") })
+				until(t, "step 60", all, func() bool { return strings.Contains(all[victim].output(), "step 60 ") })
 			}
 			second := begin()
-			until(t, "the second coordinator", append(all, second), func() bool { return strings.Contains(second.said(), "earlier coordinator") })
+			until(t, "the second coordinator", append(all, second), func() bool { return strings.Contains(second.output(), "earlier coordinator") })
 			if !c.before {
 				all[victim].kill()
 			}
@@ -179,21 +179,21 @@ func TestCoordinatorRestarts(t *testing.T) {
 				if i == victim {
 					continue
 				}
-				if err := w.wait(); err != nil || !strings.Contains(w.said(), "done at step 400") {
-					t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.said())
+				if err := w.wait(); err != nil || !strings.Contains(w.output(), "done at step 400") {
+					t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.output())
 				}
 				want := 2
 				if i == spare {
 					want = 1
 				}
-				if places := memberAt.FindAllString(w.said(), -1); len(places) != want {
-					t.Errorf("%d (%s) was in %d groups, want %d\n%s", i, w.name, len(places), want, w.said())
+				if places := memberAt.FindAllString(w.output(), -1); len(places) != want {
+					t.Errorf("%d (%s) was in %d groups, want %d\n%s", i, w.name, len(places), want, w.output())
 				}
 			}
 			err := second.wait()
-			rounds := roundBegins.FindAllString(second.said(), -1)
+			rounds := roundBegins.FindAllString(second.output(), -1)
 			if slices.Sort(rounds); err != nil || len(slices.Compact(rounds)) != 1 {
-				t.Errorf("the second coordinator: %v\n%s", err, second.said())
+				t.Errorf("the second coordinator: %v\n%s", err, second.output())
 			}
 		})
 	}
@@ -223,7 +223,7 @@ func TestStoreDies(t *testing.T) {
 			if forming {
 				all[victim].kill()
 				_ = all[victim].wait()
-				until(t, "the end of the round", append(all, coordinator), func() bool { return strings.Contains(coordinator.said(), "round over") })
+				until(t, "the end of the round", append(all, coordinator), func() bool { return strings.Contains(coordinator.output(), "round over") })
 			} else {
 				victim = -1
 			}
@@ -234,23 +234,23 @@ func TestStoreDies(t *testing.T) {
 					continue
 				}
 				if w.wait() == nil {
-					t.Errorf("%d (%s) ended with success\n%s", i, w.name, w.said())
+					t.Errorf("%d (%s) ended with success\n%s", i, w.name, w.output())
 				}
-				want := map[string]string{"go": "elastic: .*(unavailable|the server closed the connection)", "PyTorch": "the store is gone"}[w.name]
-				if !regexp.MustCompile(want).MatchString(w.said()) {
-					t.Errorf("%d (%s) does not say %q\n%s", i, w.name, want, w.said())
+				want := map[string]string{"go": "elastic: .*(unavailable|the server closed the connection)", "PyTorch": "the store has ended"}[w.name]
+				if !regexp.MustCompile(want).MatchString(w.output()) {
+					t.Errorf("%d (%s) does not say %q\n%s", i, w.name, want, w.output())
 				}
 			}
 			t.Logf("all members had ended %v after the store", time.Since(killed))
 			if coordinator.wait() == nil {
-				t.Errorf("the coordinator ended with success\n%s", coordinator.said())
+				t.Errorf("the coordinator ended with success\n%s", coordinator.output())
 			}
 		})
 	}
 }
 
 // TestStoreStops kills a member and stops the store at once, so that the members that are left find it stopped, for longer than a member
-// may be silent. When it goes on, the spare takes the dead one's place, and nobody else is left out: no other round is formed.
+// may be silent. When it goes on, the spare takes the dead one's place, and no other member is left out: no other round is formed.
 func TestStoreStops(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
@@ -274,13 +274,13 @@ func TestStoreStops(t *testing.T) {
 		if i == victim {
 			continue
 		}
-		if err := w.wait(); err != nil || !strings.Contains(w.said(), "done at step 200") {
-			t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.said())
+		if err := w.wait(); err != nil || !strings.Contains(w.output(), "done at step 200") {
+			t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.output())
 		}
 	}
 	err := coordinator.wait()
-	rounds := roundBegins.FindAllString(coordinator.said(), -1)
-	if slices.Sort(rounds); err != nil || len(slices.Compact(rounds)) != 2 || strings.Count(coordinator.said(), "has not responded") > 1 {
-		t.Errorf("the coordinator: %v\n%s", err, coordinator.said())
+	rounds := roundBegins.FindAllString(coordinator.output(), -1)
+	if slices.Sort(rounds); err != nil || len(slices.Compact(rounds)) != 2 || strings.Count(coordinator.output(), "has not responded") > 1 {
+		t.Errorf("the coordinator: %v\n%s", err, coordinator.output())
 	}
 }

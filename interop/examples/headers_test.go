@@ -33,7 +33,7 @@ func TestHeaders(t *testing.T) {
 		name := filepath.Base(filepath.Dir(file))
 		blocks := commands(t, file)
 		if len(blocks) == 0 {
-			t.Errorf("examples/%s does not say how to run it", name)
+			t.Errorf("examples/%s does not explain how to run it", name)
 		}
 		for _, block := range blocks {
 			t.Run(name, func(t *testing.T) {
@@ -62,7 +62,7 @@ func runBlock(t *testing.T, name, block string, replace ...string) {
 	t.Helper()
 	out := paste(t, filepath.Join("..", ".."), block, append(replace, "go run ./examples/"+name, testkit.BuildProgram(t, "examples/"+name)+fewer[name])...)
 	if out == "" {
-		t.Error("it says nothing")
+		t.Error("it prints nothing")
 	}
 }
 

@@ -25,7 +25,7 @@ import (
 // trainee is a process of examples/reconfigure that trains: in Go, or in Python.
 type trainee struct {
 	name   string
-	said   func() string
+	output func() string
 	kill   func()
 	signal func(os.Signal)
 	wait   func() error
@@ -72,7 +72,7 @@ func startGo(t *testing.T, program string, args ...string) trainee {
 		_ = wait()
 	})
 	signal := func(s os.Signal) { _ = cmd.Process.Signal(s) }
-	return trainee{name: "go", said: out.String, kill: func() { signal(os.Kill) }, signal: signal, wait: wait}
+	return trainee{name: "go", output: out.String, kill: func() { signal(os.Kill) }, signal: signal, wait: wait}
 }
 
 var (
@@ -80,16 +80,16 @@ var (
 	lossAt   = regexp.MustCompile(`step (\d+) loss ([\d.e-]+)`)
 )
 
-// until waits for something that is looked at again and again.
+// until polls until a condition holds.
 func until(t *testing.T, what string, all []trainee, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(90 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			var said strings.Builder
+			var printed strings.Builder
 			for i, w := range all {
-				fmt.Fprintf(&said, "--- %d (%s)\n%s", i, w.name, w.said())
+				fmt.Fprintf(&printed, "--- %d (%s)\n%s", i, w.name, w.output())
 			}
-			t.Fatalf("waited for %s\n%s", what, said.String())
+			t.Fatalf("waited for %s\n%s", what, printed.String())
 		}
 	}
 }
@@ -126,18 +126,18 @@ func startTorch(t *testing.T, args ...string) trainee {
 		}
 		return err
 	}
-	return trainee{name: "PyTorch", said: func() string { return p.Stdout() + p.Stderr() }, kill: p.Kill, wait: wait}
+	return trainee{name: "PyTorch", output: func() string { return p.Stdout() + p.Stderr() }, kill: p.Kill, wait: wait}
 }
 
-// places returns who is rank 1 and has printed something, and who is in no group; -1 for nobody.
+// places returns which process is rank 1 and has printed something, and which is in no group; -1 for none.
 func places(all []trainee, printed string) (victim, spare int) {
 	victim, spare = -1, -1
 	for i, w := range all {
-		m := memberAt.FindStringSubmatch(w.said())
+		m := memberAt.FindStringSubmatch(w.output())
 		switch {
 		case m == nil:
 			spare = i
-		case m[1] == "1" && strings.Contains(w.said(), printed):
+		case m[1] == "1" && strings.Contains(w.output(), printed):
 			victim = i
 		}
 	}
@@ -145,7 +145,7 @@ func places(all []trainee, printed string) (victim, spare int) {
 }
 
 // TestReconfigure trains with four members and a spare and kills a member in the middle, as kill -9 does. The spare takes its
-// place with the model of the others, whose processes go on, and the loss goes on falling: PyTorch members, Go members, and both in one group.
+// place with the model of the others, whose processes continue, and the loss continues falling: PyTorch members, Go members, and both in one group.
 func TestReconfigure(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
@@ -154,7 +154,7 @@ func TestReconfigure(t *testing.T) {
 		t.Run(kinds, func(t *testing.T) {
 			program, addr := testkit.BuildProgram(t, "examples/reconfigure"), "127.0.0.1:"+strconv.Itoa(testkit.FreePort(t))
 			coordinator := startGo(t, program, "-listen", addr, "-members", "4", "-silence", "3s")
-			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.said(), "coordinator at") })
+			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.output(), "coordinator at") })
 			all := startTrainees(t, program, addr, kinds, 150)
 			victim, spare := -1, -1
 			until(t, "step 20", all, func() bool {
@@ -166,27 +166,27 @@ func TestReconfigure(t *testing.T) {
 				if i == victim {
 					continue
 				}
-				if err := w.wait(); err != nil || !strings.Contains(w.said(), "done at step 150") {
-					t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.said())
+				if err := w.wait(); err != nil || !strings.Contains(w.output(), "done at step 150") {
+					t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.output())
 					continue
 				}
-				losses := lossAt.FindAllStringSubmatch(w.said(), -1)
+				losses := lossAt.FindAllStringSubmatch(w.output(), -1)
 				last, _ := strconv.ParseFloat(losses[len(losses)-1][2], 64)
 				if last > 0.05 {
-					t.Errorf("%d (%s): the loss ends with %v\n%s", i, w.name, last, w.said())
+					t.Errorf("%d (%s): the loss ends with %v\n%s", i, w.name, last, w.output())
 				}
-				places := memberAt.FindAllStringSubmatch(w.said(), -1)
+				places := memberAt.FindAllStringSubmatch(w.output(), -1)
 				final := places[len(places)-1]
 				at, _ := strconv.Atoi(final[2])
 				if at < 20 {
-					t.Errorf("%d (%s) went on at step %d, and not where the others were\n%s", i, w.name, at, w.said())
+					t.Errorf("%d (%s) went on at step %d, and not where the others were\n%s", i, w.name, at, w.output())
 				}
 				if i == spare && final[1] != "3" {
-					t.Errorf("the spare is rank %s: those who stay keep their order", final[1])
+					t.Errorf("the spare is rank %s: those that stay keep their order", final[1])
 				}
 			}
 			if err := coordinator.wait(); err != nil {
-				t.Errorf("coordinator: %v\n%s", err, coordinator.said())
+				t.Errorf("coordinator: %v\n%s", err, coordinator.output())
 			}
 		})
 	}
@@ -202,17 +202,17 @@ func TestReconfigureTwice(t *testing.T) {
 		t.Run(kinds, func(t *testing.T) {
 			program, addr := testkit.BuildProgram(t, "examples/reconfigure"), "127.0.0.1:"+strconv.Itoa(testkit.FreePort(t))
 			coordinator := startGo(t, program, "-listen", addr, "-members", "4", "-silence", "3s")
-			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.said(), "coordinator at") })
+			until(t, "the store", []trainee{coordinator}, func() bool { return strings.Contains(coordinator.output(), "coordinator at") })
 			all := startTrainees(t, program, addr, kinds, 150)
 			var victims, spares []int
 			until(t, "step 20", all, func() bool {
 				victims, spares = nil, nil
 				for i, w := range all {
-					m := memberAt.FindStringSubmatch(w.said())
+					m := memberAt.FindStringSubmatch(w.output())
 					switch {
 					case m == nil:
 						spares = append(spares, i)
-					case (m[1] == "1" || m[1] == "2") && strings.Contains(w.said(), "step 20 "):
+					case (m[1] == "1" || m[1] == "2") && strings.Contains(w.output(), "step 20 "):
 						victims = append(victims, i)
 					}
 				}
@@ -222,7 +222,7 @@ func TestReconfigureTwice(t *testing.T) {
 				all[i].kill()
 			}
 			until(t, "a spare", all, func() bool {
-				at := slices.IndexFunc(spares, func(i int) bool { return memberAt.MatchString(all[i].said()) })
+				at := slices.IndexFunc(spares, func(i int) bool { return memberAt.MatchString(all[i].output()) })
 				if at >= 0 {
 					all[spares[at]].kill()
 					victims = append(victims, spares[at])
@@ -233,21 +233,21 @@ func TestReconfigureTwice(t *testing.T) {
 				if slices.Contains(victims, i) {
 					continue
 				}
-				if err := w.wait(); err != nil || !strings.Contains(w.said(), "done at step 150") {
-					t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.said())
+				if err := w.wait(); err != nil || !strings.Contains(w.output(), "done at step 150") {
+					t.Errorf("%d (%s): %v\n%s", i, w.name, err, w.output())
 					continue
 				}
-				losses := lossAt.FindAllStringSubmatch(w.said(), -1)
+				losses := lossAt.FindAllStringSubmatch(w.output(), -1)
 				if last, _ := strconv.ParseFloat(losses[len(losses)-1][2], 64); last > 0.05 {
-					t.Errorf("%d (%s): the loss ends with %v\n%s", i, w.name, last, w.said())
+					t.Errorf("%d (%s): the loss ends with %v\n%s", i, w.name, last, w.output())
 				}
-				places := memberAt.FindAllStringSubmatch(w.said(), -1)
+				places := memberAt.FindAllStringSubmatch(w.output(), -1)
 				if at, _ := strconv.Atoi(places[len(places)-1][2]); at < 20 {
-					t.Errorf("%d (%s) went on at step %d, and not where the others were\n%s", i, w.name, at, w.said())
+					t.Errorf("%d (%s) went on at step %d, and not where the others were\n%s", i, w.name, at, w.output())
 				}
 			}
 			if err := coordinator.wait(); err != nil {
-				t.Errorf("coordinator: %v\n%s", err, coordinator.said())
+				t.Errorf("coordinator: %v\n%s", err, coordinator.output())
 			}
 		})
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // TestKilledPython kills a Python in the middle of its writes, at any moment, and expects Go, and then a new Python, to
-// go on. PyTorch writes a record in four pieces, and a large one is copied page by page, so some kills leave a torn one.
+// continue. PyTorch writes a record in four pieces, and a large one is copied page by page, so some kills leave a torn one.
 func TestKilledPython(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		t.Helper()
@@ -52,7 +52,7 @@ func TestKilledPython(t *testing.T) {
 }
 
 // TestTornTail puts an unfinished record at the end, as a killed Python leaves it, and checks that a Python that uses the
-// file already goes on once Go has seen it.
+// file already continues once Go has seen it.
 func TestTornTail(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		t.Helper()
@@ -73,7 +73,7 @@ func TestTornTail(t *testing.T) {
 }
 
 // TestSpinningPython shows what PyTorch makes of an unfinished record: it reads for ever with the lock held. Go's calls end
-// by their deadlines, and when that process is gone they go on.
+// by their deadlines, and when that process is gone they continue.
 func TestSpinningPython(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		t.Helper()
@@ -142,7 +142,7 @@ func exclusive(ctx context.Context, path string) error {
 	}
 }
 
-// TestHeldLock has a stopped Python sit on the lock: Go's calls end by their deadlines and work when it goes on.
+// TestHeldLock has a stopped Python sit on the lock: Go's calls end by their deadlines and work when it continues.
 func TestHeldLock(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		t.Helper()

@@ -202,10 +202,10 @@ func TestWaits(t *testing.T) {
 			t.Fatal(problem)
 		}
 		py.send("get", "late")
-		if _, err := s.CompareAndSet(ctx, "late", nil, []byte("came")); err != nil {
+		if _, err := s.CompareAndSet(ctx, "late", nil, []byte("stored")); err != nil {
 			t.Fatal(err)
 		}
-		if got, problem := py.answer(); got != "came" {
+		if got, problem := py.answer(); got != "stored" {
 			t.Fatal(got, problem)
 		}
 		done := make(chan error, 1)
@@ -235,7 +235,7 @@ func TestAllVersions(t *testing.T) {
 	host, inside := shared(t, torchtest.V26)
 	linked, insideNewest := shared(t, torchtest.Newest)
 	s, ctx := open(t, host), t.Context()
-	if err := os.Link(host, linked); err != nil { // each has a root of its own
+	if err := os.Link(host, linked); err != nil { // each has a separate root
 		t.Fatal(err)
 	}
 	var agents []*agent
@@ -401,7 +401,7 @@ func TestReferenceCount(t *testing.T) {
 		})
 		t.Run("more-handles-than-world", func(t *testing.T) {
 			if tr.Name == "1.13" {
-				// 1.13 removes the file at exactly its world size, whoever still uses it: Go says that its store is gone.
+				// 1.13 removes the file at exactly its world size, also while others use it: Go reports that its store was removed.
 				host, inside := shared(t, tr)
 				s := open(t, host, filestore.WithWorldSize(1))
 				py := start(t, tr, inside, 1)
@@ -410,7 +410,7 @@ func TestReferenceCount(t *testing.T) {
 					t.Fatal("1.13 has learned to count references")
 				}
 				if err := s.Set(t.Context(), "k", []byte("v")); !errors.Is(err, cohort.Replaced) {
-					t.Fatalf("set in a store that is gone: %v", err)
+					t.Fatalf("set in a store that was removed: %v", err)
 				}
 				if err := s.Close(); err != nil || exists(host) {
 					t.Fatalf("close: %v; the file exists: %v", err, exists(host))

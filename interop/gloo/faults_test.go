@@ -246,22 +246,22 @@ func TestBrokenNetwork(t *testing.T) {
 	})
 }
 
-// TestGarbageOnOurPort lets strangers knock while a world forms.
+// TestGarbageOnOurPort opens unidentified connections while a world forms.
 func TestGarbageOnOurPort(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		plan := []step{{Op: "all_reduce", DType: "float32", N: 5}, {Op: "barrier"}}
-		world(t, tr, 2, []int{0}, plan, limit, nil, func(c *gloo.Config) { c.Store = knocking{c.Store, t, c.Generation} })
+		world(t, tr, 2, []int{0}, plan, limit, nil, func(c *gloo.Config) { c.Store = dialling{c.Store, t, c.Generation} })
 	})
 }
 
-// knocking visits every address that is published before the peers can see it.
-type knocking struct {
+// dialling visits every address that is published before the peers can see it.
+type dialling struct {
 	gloo.KV
 	t          *testing.T
 	generation gloo.Generation
 }
 
-func (k knocking) Set(ctx context.Context, key string, value []byte) error {
+func (k dialling) Set(ctx context.Context, key string, value []byte) error {
 	if r, err := gloowire.ParseRecord(value, 2); err == nil {
 		for i := range 20 {
 			d := net.Dialer{}

@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// speedSource is a PyTorch rank that runs blocks of all_reduce. Rank 0 is told what to run and prints the mean time of one.
+// speedSource is a PyTorch rank that runs blocks of all_reduce. Rank 0 gets the commands and prints the mean time of one.
 const speedSource = `
 import sys, os, time, datetime, torch, torch.distributed as dist
 rank, size, port = map(int, sys.argv[1:4])

@@ -35,7 +35,7 @@ elif mode == "order":  # rank 1 enters another operation
     evaluates(x) if rank == 1 else dist.all_reduce(x)
 elif mode == "size":  # rank 1 has a smaller tensor
     dist.all_reduce(x[: 1 << 10] if rank == 1 else x)
-elif mode == "stopped":  # rank 2 is stopped by somebody
+elif mode == "stopped":  # rank 2 is stopped by a signal
     if rank == 2:
         threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()
         time.sleep(600)
@@ -99,7 +99,7 @@ elif mode == "swallowed":  # rank 1 has caught an exception and waits where the 
     except ValueError as e:
         print(e, flush=True)
     dist.all_gather([torch.empty_like(x) for _ in range(3)], x)
-elif mode == "recv":  # nobody sends
+elif mode == "recv":  # no rank sends
     if rank == 1:
         dist.recv(x, 0)
     else:

@@ -20,7 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/world"
 )
 
-// rankScript is a PyTorch rank: it joins by the URL in its arguments, publishes its rank and reads everybody's.
+// rankScript is a PyTorch rank: it joins by the URL in its arguments, publishes its rank and reads those of all.
 const rankScript = `
 import sys, datetime
 import torch.distributed as dist
@@ -62,7 +62,7 @@ func exchange(t *testing.T, w *world.World) {
 			who = "go"
 		}
 		if want := fmt.Sprintf("%s %d of %d", who, other, w.Size()); string(value) != want {
-			t.Errorf("rank %d says %q, want %q", other, value, want)
+			t.Errorf("rank %d reads %q, want %q", other, value, want)
 		}
 	}
 	if _, err := w.Store().Add(ctx, "done", 1); err != nil {
@@ -94,7 +94,7 @@ func TestRendezvousGoHosts(t *testing.T) {
 				}
 				w := join(t, url(0), rankEnv(0, 3, port))
 				exchange(t, w)
-				if err := w.Shutdown(t.Context()); err != nil { // lingers until the PyTorch ranks are gone
+				if err := w.Shutdown(t.Context()); err != nil { // waits until the PyTorch ranks have left
 					t.Error(err)
 				}
 				for _, p := range others {
@@ -146,7 +146,7 @@ print(store.num_keys())
 `, Env: rankEnv(1, 2, port)})
 		w := join(t, "env://", rankEnv(0, 2, port))
 		p.MustExit(t, 30*time.Second)
-		if got := p.Stdout(); got != "1\n2\n" { // init/, then mine: what PyTorch sees with a host of its own
+		if got := p.Stdout(); got != "1\n2\n" { // init/, then mine: what PyTorch sees with a separate host
 			t.Errorf("num_keys %q", got)
 		}
 		_ = w.Close()
@@ -174,7 +174,7 @@ func TestRendezvousFileShared(t *testing.T) {
 	})
 }
 
-// TestRendezvousTellsTorchClientsApart: PyTorch ranks do not tell their rank, and the host says so.
+// TestRendezvousTellsTorchClientsApart: PyTorch ranks do not report their rank, and the host logs that.
 func TestRendezvousTellsTorchClientsApart(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		port := testkit.FreePort(t)
@@ -194,7 +194,7 @@ sys.stdin.readline()
 	})
 }
 
-// TestRendezvousAgentStore has the store in a process of its own, as a launcher's: all ranks are clients. PyTorch 2.6 can
+// TestRendezvousAgentStore has the store in a separate process, as a launcher's: all ranks are clients. PyTorch 2.6 can
 // do so only where it was built with libuv.
 func TestRendezvousAgentStore(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
@@ -210,7 +210,7 @@ func TestRendezvousAgentStore(t *testing.T) {
 		}
 		source, prefix := rankScript, rendezvous.AttemptPrefixNever
 		if torch.Name == "1.13" {
-			prefix = rendezvous.AttemptPrefixAlways // the store is ours, so the dialect does not tell
+			prefix = rendezvous.AttemptPrefixAlways // the store is ours, so the dialect does not show the version
 		} else {
 			// Debian's build lacks libuv, and this way of PyTorch does not look at USE_LIBUV.
 			source = "import torch.distributed as d, sys\nm = sys.modules['torch.distributed.rendezvous']\n" +
@@ -230,7 +230,7 @@ func TestRendezvousAgentStore(t *testing.T) {
 	})
 }
 
-// TestRendezvousTorchAgentStore has a store of PyTorch's as the launcher's; that of 1.13 tells the prefix by its dialect.
+// TestRendezvousTorchAgentStore has a store of PyTorch's as the launcher's; that of 1.13 shows the prefix by its dialect.
 func TestRendezvousTorchAgentStore(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		port, key := testkit.FreePort(t), "k"

@@ -132,7 +132,7 @@ func planCases() []planCase {
 }
 
 // TestRendezvousPlansAsPyTorch asks PyTorch and Go the same questions: where PyTorch refuses, Go's error has PyTorch's
-// words; where it goes on, both would make the same store.
+// words; where it continues, both would make the same store.
 func TestRendezvousPlansAsPyTorch(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		cases := planCases()
@@ -157,7 +157,7 @@ func TestRendezvousPlansAsPyTorch(t *testing.T) {
 			if strings.HasPrefix(c.URL, "tcp://127.0.0.1:0?") {
 				// A world of one may leave the port to the system, as in 2.14; older versions refuse it.
 				if err != nil || (want.Kind == "") != torch.About(t).Since(2, 10) {
-					t.Errorf("%q: PyTorch %s, Go says %v", c.URL, answers[i], err)
+					t.Errorf("%q: PyTorch %s, Go returns %v", c.URL, answers[i], err)
 				}
 				continue
 			}
@@ -168,16 +168,16 @@ func TestRendezvousPlansAsPyTorch(t *testing.T) {
 					words = want.Error
 				}
 				if err == nil || !strings.Contains(err.Error(), words) {
-					t.Errorf("%q %v: PyTorch raises %s %q, Go says %v", c.URL, c.Env, want.Kind, want.Error, err)
+					t.Errorf("%q %v: PyTorch raises %s %q, Go returns %v", c.URL, c.Env, want.Kind, want.Error, err)
 				}
 				continue
 			}
 			if err != nil {
-				t.Errorf("%q %v: PyTorch accepts it as %s, Go says %v", c.URL, c.Env, answers[i], err)
+				t.Errorf("%q %v: PyTorch accepts it as %s, Go returns %v", c.URL, c.Env, answers[i], err)
 				continue
 			}
 			if strings.Contains(c.URL, ":29501") && !torch.About(t).Since(2, 14) {
-				want.Master = true // older versions are clients of a store that nobody hosts
+				want.Master = true // older versions are clients of a store without a host
 			}
 			checkPlan(t, c, got, want)
 		}

@@ -113,7 +113,7 @@ func TestCallIntoDynamicWorld(t *testing.T) {
 		if _, out, _ := testkit.RunProgram(t, program, "rpc", "ls", "--addr", addr); strings.Contains(out, "cohort_cli") {
 			t.Errorf("the visitor is still listed: %s", out)
 		}
-		// Nobody waits for the others when they leave a dynamic world, and py0 hosts the store: it is the last.
+		// No worker waits for the others when it leaves a dynamic world, and py0 hosts the store: it is the last.
 		leave(t, workers[1:])
 		leave(t, workers[:1])
 	})

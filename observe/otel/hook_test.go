@@ -33,7 +33,7 @@ func TestOperationsInHandler(t *testing.T) {
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
 	spanned := make(chan struct{}, 2)
 	hook := observe.Tee(otel.Hook(provider), func(e observe.Event) {
-		if e.Kind == "group.all_reduce" && e.Phase == observe.End { // told after whoever waits has gone on
+		if e.Kind == "group.all_reduce" && e.Phase == observe.End { // emitted after the waiter has returned
 			spanned <- struct{}{}
 		}
 	})

@@ -9,7 +9,7 @@
 // The trace travels between Go workers as a W3C traceparent, see observe.WithTrace. PyTorch's wire has no room for it: a call to a
 // PyTorch worker is a span without one on the other side.
 //
-// It is a module of its own, so that programs without OpenTelemetry do not depend on it.
+// It is a separate module, so that programs without OpenTelemetry do not depend on it.
 package otel
 
 import (

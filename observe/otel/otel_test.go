@@ -91,7 +91,7 @@ func TestOneTrace(t *testing.T) {
 			t.Fatalf("no span %v below %v in %+v", w, above.SpanID(), all)
 		}
 		if all[at].Status.Code != codes.Error || len(all[at].Events) == 0 {
-			t.Errorf("the span %v does not say that it failed: %+v", w, all[at].Status)
+			t.Errorf("the span %v does not report that it failed: %+v", w, all[at].Status)
 		}
 		if above = all[at].SpanContext; w.kind == trace.SpanKindClient {
 			calls = append(calls, above)

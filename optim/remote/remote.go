@@ -89,7 +89,7 @@ func New(ctx context.Context, a *rpc.Agent, rule optim.Rule, params []*rpc.Ref[*
 }
 
 // Step updates every parameter that has a gradient in the context, on all owners. If it fails on one owner, the others
-// are still updated; the error says where it failed. It corresponds to DistributedOptimizer.step.
+// are still updated; the error reports where it failed. It corresponds to DistributedOptimizer.step.
 func (o *Optimizer) Step(ctx context.Context, c *distautograd.Context) error {
 	select {
 	case <-c.Done():
@@ -105,7 +105,7 @@ func (o *Optimizer) Step(ctx context.Context, c *distautograd.Context) error {
 }
 
 // settled waits for calls that were made with ctx, and returns the results of those that have succeeded. The error names the first worker that
-// has failed. The end of ctx ends the calls, and their own errors say at which worker: the wait itself goes on until then.
+// has failed. The end of ctx ends the calls, and their errors name the worker: the wait itself continues until then.
 func settled[T any](ctx context.Context, op string, futures []*cohort.Future[T]) (results []T, err error) {
 	ctx = context.WithoutCancel(ctx)
 	var errs []error
@@ -204,7 +204,7 @@ func (s *server) create(script string) func(ctx context.Context, r *rpc.Request)
 		if err != nil {
 			return nil, err
 		}
-		context.AfterFunc(ctx, func() { _ = ref.Close() }) // when the caller has a reference of its own
+		context.AfterFunc(ctx, func() { _ = ref.Close() }) // when the caller has its own reference
 		return ref, nil
 	}
 }

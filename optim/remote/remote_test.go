@@ -188,7 +188,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// A rule for sparse gradients reaches the owners, which say what they think of dense ones: one error that names both.
+// A rule for sparse gradients reaches the owners, which refuse dense ones: one error that names both.
 func TestSparseAdamAtOwner(t *testing.T) {
 	ctx, ws := newWorld(t, 3)
 	a := ws[0].agent
@@ -266,7 +266,7 @@ func TestRefused(t *testing.T) {
 }
 
 // TestErrorsNameTheWorker: a context ends while a worker has not yet stepped its parameters, and while it has not yet made its optimizer.
-// The errors say which one.
+// The errors name which one.
 func TestErrorsNameTheWorker(t *testing.T) {
 	var busy sync.Mutex
 	ctx, ws := newWorld(t, 2, nil, &busy)

@@ -37,7 +37,7 @@ type File struct {
 	Metadata map[string]string
 }
 
-// String says how many tensors the file has, and how large they are.
+// String reports how many tensors the file has, and how large they are.
 func (f *File) String() string {
 	bytes := 0
 	for _, t := range f.Tensors {
@@ -73,7 +73,7 @@ type entry struct {
 func (e *entry) UnmarshalJSON(text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	if begin, err := d.Token(); err != nil || begin != json.Delim('{') {
-		return fmt.Errorf("%.20s is no object", text)
+		return fmt.Errorf("%.20s is not an object", text)
 	}
 	fields := map[string]any{"dtype": &e.DType, "shape": &e.Shape, "data_offsets": &e.Offsets}
 	seen := map[string]bool{}

@@ -111,7 +111,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestTruncated: a file that ends early is refused wherever it ends, and one that goes on behind its tensors.
+// TestTruncated: a file that ends early is refused wherever it ends, and one that continues behind its tensors.
 func TestTruncated(t *testing.T) {
 	t.Parallel()
 	var whole bytes.Buffer

@@ -3,7 +3,7 @@
 """OpenBLAS by numpy: openblas.py [PEER] [SECONDS]
 
 Prints JSON lines `matmul1024.tN` for one thread and two, as `cohort bench train` does. Needs numpy and OpenBLAS (Debian:
-python3-numpy, libopenblas0-pthread); numpy with another BLAS is no yardstick and is refused. An OpenBLAS that is older than
+python3-numpy, libopenblas0-pthread); numpy with another BLAS is not comparable and is refused. An OpenBLAS that is older than
 the processor does not use AVX-512 unless it is told to, so OPENBLAS_CORETYPE is SkylakeX on such a processor if it is not
 set."""
 import glob, json, os, subprocess, sys, time

@@ -8,7 +8,7 @@ usage: pair.py SCALE TRANSPORTS INTERPRETER PEER[=CALLEE]...
 
 All pairs are started first. Then they take turns of a few dozen milliseconds in
 each case, every time in another order, and a value is the median of its turns:
-what the machine does meanwhile meets all of them. Whoever has no turn is
+what the machine does meanwhile meets all of them. The program without the turn is
 stopped by a signal, since an idle PyTorch worker polls its shared memory with
 a whole processor.
 """

@@ -12,7 +12,7 @@ import (
 // storm: n clients connect at once, add 1 to a counter, and wait on one key
 // that the last arrival sets. Each failed attempt is retried until the budget ends.
 func storm(addr, proto string, n, perClient int, budget time.Duration) {
-	probe, err := dial(addr, proto, false) // fail at once when nobody listens
+	probe, err := dial(addr, proto, false) // fail at once without a listener
 	if err != nil {
 		fatal(err)
 	}

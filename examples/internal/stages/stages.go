@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stages trains a network that is cut into stages, each at a worker of its own: what the pipeline examples have in
+// Package stages trains a network that is cut into stages, each at its own worker: what the pipeline examples have in
 // common. A batch goes through the stages in parts, so that all stages work at once; one backward pass over all workers
 // finds the gradients, and every worker changes its own parameters.
 package stages

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Finding is what an analysis says about a group.
+// Finding is the result of an analysis of a group.
 type Finding string
 
 // The findings, the worst first.
@@ -19,7 +19,7 @@ const (
 	OutOfStep Finding = "out_of_step"
 	// Deadlock: ranks wait for each other in different groups, or each for a message of the other.
 	deadlock Finding = "deadlock"
-	// MissingRank: there is no dump of a rank that others wait for.
+	// MissingRank: a rank that others wait for has no dump.
 	MissingRank Finding = "missing"
 	// LateRank: a rank never entered a collective that others wait in.
 	LateRank Finding = "late"
@@ -29,7 +29,7 @@ const (
 	Unfinished Finding = "unfinished"
 	// Behind: a rank has posted less than others, who do not wait for it.
 	Behind Finding = "behind"
-	// NoDump: nobody waits, but a rank gave no dump.
+	// NoDump: no rank waits, but a rank has no dump.
 	NoDump Finding = "no_dump"
 	// InStep: nothing is wrong.
 	InStep Finding = "in_step"
@@ -39,10 +39,10 @@ var severity = map[Finding]int{
 	OutOfStep: 9, deadlock: 8, MissingRank: 7, LateRank: 7, StuckMessage: 5, Unfinished: 4, Behind: 3, NoDump: 2, InStep: 0,
 }
 
-// Diagnosis is what the dumps of all ranks say together. Ranks are global ranks.
+// Diagnosis is the result of the dumps of all ranks together. Ranks are global ranks.
 type Diagnosis struct {
 	Finding Finding `json:"finding"`
-	// Sentence says in plain words who is late, missing or out of step.
+	// Sentence names, in plain English, the ranks that are late, missing or out of step.
 	Sentence string `json:"sentence"`
 	// Ranks are the ranks to look at.
 	Ranks  []int            `json:"ranks"`
@@ -85,7 +85,7 @@ type rankView struct {
 // pending is an operation that is not complete.
 type pending struct {
 	Entry
-	// Text is the operation in words, with global ranks.
+	// Text describes the operation, with global ranks.
 	Text string `json:"text"`
 	// Wait is its age when the dump was taken, or when it failed.
 	Wait time.Duration `json:"wait_ns"`
@@ -106,12 +106,12 @@ type view struct {
 // team is a group with the views of its members.
 type team struct {
 	About
-	views   []*view // by group rank, nil where there is no dump
+	views   []*view // by group rank, nil without a dump
 	present []*view
 	missing []int // group ranks
 }
 
-// Analyze merges the dumps of the ranks of a job and says who is late, missing or out of step.
+// Analyze merges the dumps of the ranks of a job and names the ranks that are late, missing or out of step.
 //
 // Times are only compared with times of the same dump, so the clocks of the machines may differ.
 func Analyze(dumps []Dump) Diagnosis {

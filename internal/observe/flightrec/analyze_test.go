@@ -26,7 +26,7 @@ type story struct {
 	fail string
 }
 
-func tell(name string, rank, size int, globals ...int) *story {
+func newStory(name string, rank, size int, globals ...int) *story {
 	return &story{
 		ring: New(About{Group: name, Rank: rank, Size: size, GlobalRanks: globals, Transport: "tcp", Host: "node" + strconv.Itoa(rank), PID: 100 + rank}, 64),
 		now:  base,
@@ -115,14 +115,14 @@ var barrier = Entry{Op: "barrier", Peer: -1}
 func TestGroupsOverlap(t *testing.T) {
 	r := reduction(8)
 	// Rank 1 is late in the world because it waits for rank 2 in a sub-group: the sub-group is the cause.
-	world := []*story{tell("world", 0, 3).enters(r), tell("world", 1, 3), tell("world", 2, 3).enters(r)}
-	sub := []*story{tell("sub", 0, 2, 1, 2).enters(barrier), tell("sub", 1, 2, 1, 2)}
+	world := []*story{newStory("world", 0, 3).enters(r), newStory("world", 1, 3), newStory("world", 2, 3).enters(r)}
+	sub := []*story{newStory("sub", 0, 2, 1, 2).enters(barrier), newStory("sub", 1, 2, 1, 2)}
 	v := Analyze(dumpsOf(slices.Concat(world, sub)...))
 	if v.Finding != deadlock || !strings.HasPrefix(v.Sentence, "group world: deadlock between group world and group sub") {
 		t.Errorf("ranks 1 and 2 wait in different groups: %s: %s", v.Finding, v.Sentence)
 	}
 	// Without rank 2's wait in the world there is one cause only.
-	world[2] = tell("world", 2, 3)
+	world[2] = newStory("world", 2, 3)
 	v = Analyze(dumpsOf(slices.Concat(world, sub)...))
 	if v.Finding != LateRank || !slices.Equal(v.Ranks, []int{2}) || !strings.HasPrefix(v.Sentence, "group sub: rank 2 never entered #0") {
 		t.Errorf("%s %v: %s", v.Finding, v.Ranks, v.Sentence)
@@ -133,23 +133,23 @@ func TestGroupsOverlap(t *testing.T) {
 }
 
 func TestSeveralDumpsOfARank(t *testing.T) {
-	old := NewDump(base.Add(time.Millisecond), "asked", tell("0", 1, 2).snapshot())
-	late := NewDump(base.Add(10*time.Second), "asked", tell("0", 1, 2).does(barrier).snapshot())
-	first := NewDump(base.Add(10*time.Second), "asked", tell("0", 0, 2).does(barrier).snapshot())
+	old := NewDump(base.Add(time.Millisecond), "asked", newStory("0", 1, 2).snapshot())
+	late := NewDump(base.Add(10*time.Second), "asked", newStory("0", 1, 2).does(barrier).snapshot())
+	first := NewDump(base.Add(10*time.Second), "asked", newStory("0", 0, 2).does(barrier).snapshot())
 	for _, dumps := range [][]Dump{{old, first, late}, {late, first, old}} {
 		v := Analyze(dumps)
 		if v.Finding != InStep || len(v.Notes) != 1 || !strings.Contains(v.Notes[0], "several dumps of rank 1") {
 			t.Errorf("%s %q %q", v.Finding, v.Sentence, v.Notes)
 		}
 	}
-	other := tell("0", 1, 2)
+	other := newStory("0", 1, 2)
 	other.ring.about.PID = 999
 	v := Analyze([]Dump{first, late, NewDump(base, "asked", other.snapshot())})
 	if len(v.Notes) != 1 || !strings.Contains(v.Notes[0], "different processes (process 101 on node1 and process 999 on node1)") {
 		t.Errorf("%q", v.Notes)
 	}
 	// A dump from before the others entered proves nothing.
-	v = Analyze([]Dump{NewDump(base.Add(10*time.Second), "asked", tell("0", 0, 2).enters(barrier).snapshot()), NewDump(base, "asked", tell("0", 1, 2).snapshot())})
+	v = Analyze([]Dump{NewDump(base.Add(10*time.Second), "asked", newStory("0", 0, 2).enters(barrier).snapshot()), NewDump(base, "asked", newStory("0", 1, 2).snapshot())})
 	if v.Finding != LateRank || !strings.Contains(v.Sentence, "the dump of rank 1 is older than that") {
 		t.Errorf("%s", v.Sentence)
 	}
@@ -175,7 +175,7 @@ func TestAnyDump(t *testing.T) {
 			if !rapid.Bool().Draw(t, "dumped") {
 				continue
 			}
-			s := tell("g", r, size)
+			s := newStory("g", r, size)
 			for range rapid.IntRange(0, 4).Draw(t, "entries") {
 				op := rapid.SampledFrom(ops).Draw(t, "op")
 				e := Entry{Op: op, P2P: op == "send" || strings.HasPrefix(op, "recv"), Peer: rapid.IntRange(-1, 5).Draw(t, "peer"), In: int64(rapid.IntRange(0, 2).Draw(t, "in"))}

@@ -33,7 +33,7 @@ type Worker struct {
 // workerView is one RPC worker as its dump shows it.
 type workerView struct {
 	Worker
-	// Text is the request that has waited longest in words, "" if none waits.
+	// Text describes the request that has waited longest, "" if none waits.
 	Text string `json:"text,omitempty"`
 	// Wait is its age when the dump was taken.
 	Wait time.Duration `json:"wait_ns"`
@@ -57,10 +57,10 @@ func workers(dumps []Dump) []workerView {
 	return all
 }
 
-// longCall is how long a request has to have waited to say something: it is normal that some are under way.
+// longCall is how long a request has to have waited to count: it is normal that some are under way.
 const longCall = time.Second
 
-// judgeCalls says which call has waited longest, if the groups do not explain more.
+// judgeCalls names the call that has waited longest, if the groups do not explain more.
 func (v *Diagnosis) judgeCalls() {
 	waits := len(v.Workers) > 0 && v.Workers[0].Wait >= longCall
 	switch {

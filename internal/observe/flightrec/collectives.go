@@ -67,7 +67,7 @@ func (t *team) sequences() []uint64 {
 	return all
 }
 
-// explainDifference says who called what. Where most ranks agree, the others are the ones to look at.
+// explainDifference reports which rank called what. Where most ranks agree, the others are the ones to look at.
 func (t *team) explainDifference(g *groupDiagnosis, seq uint64, kinds map[signature][]*view) {
 	sides := make([][]*view, 0, len(kinds))
 	for _, side := range kinds {
@@ -145,7 +145,7 @@ func (t *team) sums(g *groupDiagnosis, seq uint64) bool {
 	return true
 }
 
-// absence looks for the first collective that somebody waits in and somebody else never entered.
+// absence looks for the first collective in which a rank waits and which another never entered.
 func (t *team) absence(g *groupDiagnosis) bool {
 	seq, waiting := t.firstOpen()
 	if len(waiting) == 0 {
@@ -184,7 +184,7 @@ func (t *team) foreign() string {
 	return " (dead or cut off)"
 }
 
-// lateness says who never entered an operation and what the first of them did instead.
+// lateness names the ranks that never entered an operation and what the first of them did instead.
 func (t *team) lateness(late []*view, seq uint64) string {
 	ranks := globalsOf(late)
 	text := fmt.Sprintf("%s never entered #%d", Ranks(ranks), seq)
@@ -251,7 +251,7 @@ func (t *team) firstOpen() (seq uint64, waiting []*view) {
 	return seq, waiting
 }
 
-// progress describes a group in which everybody has entered what the others wait in.
+// progress describes a group in which all ranks have entered what the others wait in.
 func (t *team) progress(g *groupDiagnosis) bool {
 	if seq, waiting := t.firstOpen(); len(waiting) > 0 {
 		t.unfinished(g, seq, waiting)
@@ -275,7 +275,7 @@ func (t *team) progress(g *groupDiagnosis) bool {
 			}
 		}
 		g.Finding, g.Ranks = Behind, globalsOf(behind)
-		g.Sentence = fmt.Sprintf("%s %s behind, at #%d while rank %d is at #%d, but nobody waits", Ranks(g.Ranks), verb(g.Ranks, "is", "are"),
+		g.Sentence = fmt.Sprintf("%s %s behind, at #%d while rank %d is at #%d, but no rank waits", Ranks(g.Ranks), verb(g.Ranks, "is", "are"),
 			least.Status.LastPosted, most.global, most.Status.LastPosted)
 	case len(t.missing) > 0:
 		g.Finding, g.Ranks = NoDump, t.globals(t.missing)

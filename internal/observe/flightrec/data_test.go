@@ -53,7 +53,7 @@ func readStories(t *testing.T, input string) []*story {
 				r.Group = "0"
 			}
 			if r.story == nil {
-				r.story = tell(r.Group, r.Rank, r.Size, r.GlobalRanks...)
+				r.story = newStory(r.Group, r.Rank, r.Size, r.GlobalRanks...)
 			}
 			failure := ""
 			if strings.HasPrefix(rest, `"`) {
@@ -74,7 +74,7 @@ func readStories(t *testing.T, input string) []*story {
 	})
 	for _, r := range all.Ranks {
 		if r.story == nil {
-			r.story = tell("0", r.Rank, r.Size)
+			r.story = newStory("0", r.Rank, r.Size)
 		}
 		stories = append(stories, r.story)
 	}

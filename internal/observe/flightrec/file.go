@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Save puts the dump of a group's rank of this process into a folder, and says so in the log.
+// Save puts the dump of a group's rank of this process into a folder, and logs that.
 func Save(logger *slog.Logger, dir, reason, group string, globalRank int, data []byte) {
 	name, err := writeFile(dir, group, globalRank, data)
 	if err != nil {
@@ -25,7 +25,7 @@ func Save(logger *slog.Logger, dir, reason, group string, globalRank int, data [
 
 // writeFile returns the name of the file. It replaces the file as a whole, so that a reader never sees half of it.
 func writeFile(dir, group string, globalRank int, data []byte) (string, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // for everybody who looks for the reason
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // for every user who looks for the reason
 		return "", err
 	}
 	name := filepath.Join(dir, fmt.Sprintf("group-%s.rank%d.%d.json", fileName(group), globalRank, os.Getpid()))

@@ -49,7 +49,7 @@ func (t *team) messages(g *groupDiagnosis) bool {
 	return true
 }
 
-// missingHalf says what the peer of a stuck message does.
+// missingHalf describes what the peer of a stuck message does.
 func (t *team) missingHalf(g *groupDiagnosis, owner *view, e *Entry) string {
 	if e.Peer < 0 {
 		g.Ranks = []int{owner.global}

@@ -194,7 +194,7 @@ func clockOffset(ref, v *view) time.Duration {
 		if b == nil || a.State != Completed || b.State != Completed || a.Op != b.Op || !slices.Contains(meets, a.Op) {
 			continue
 		}
-		// Nobody ends before all began: b.Posted - x <= a.Ended and a.Posted <= b.Ended - x.
+		// No rank ends before all began: b.Posted - x <= a.Ended and a.Posted <= b.Ended - x.
 		low, high := b.Posted.Sub(a.Ended), b.Ended.Sub(a.Posted)
 		if !known {
 			least, most, known = low, high, true

@@ -17,11 +17,11 @@ import (
 
 // goldenDumps are two ranks, of which the clock of the second is five seconds ahead.
 func goldenDumps() []Dump {
-	a := tell("0", 0, 2).does(reduction(1024), barrier).enters(message("recv", 1, 3)).enters(reduction(64))
-	b := tell("0", 1, 2)
+	a := newStory("0", 0, 2).does(reduction(1024), barrier).enters(message("recv", 1, 3)).enters(reduction(64))
+	b := newStory("0", 1, 2)
 	b.now = base.Add(5 * time.Second)
 	b.does(reduction(1024), barrier).does(message("send", 0, 4)).queues(reduction(64))
-	sub := tell("sub", 0, 1, 1)
+	sub := newStory("sub", 0, 1, 1)
 	sub.ring.about.Description = "the second rank alone"
 	sub.now = base.Add(5 * time.Second)
 	sub.fails(broadcast(0), "timeout")
@@ -54,8 +54,8 @@ func TestPerfettoGolden(t *testing.T) {
 // TestPerfettoClocks: an operation that needs all ranks never ends before another rank entered it, once the clocks are moved.
 func TestPerfettoClocks(t *testing.T) {
 	for _, ahead := range []time.Duration{0, 5 * time.Second, -time.Hour} {
-		a := tell("0", 0, 2).does(reduction(8), barrier, barrier)
-		b := tell("0", 1, 2)
+		a := newStory("0", 0, 2).does(reduction(8), barrier, barrier)
+		b := newStory("0", 1, 2)
 		b.now = b.now.Add(ahead)
 		b.does(reduction(8), barrier, barrier)
 		teams, _ := assemble(dumpsOf(a, b))

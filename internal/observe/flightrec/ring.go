@@ -51,7 +51,7 @@ type Entry struct {
 	ID uint64 `json:"id"`
 	// Seq is the sequence number: of the collective, or of the point-to-point operation between this rank and others.
 	Seq uint64 `json:"seq"`
-	// P2P tells that it is a point-to-point operation. Its sequence is counted apart.
+	// P2P reports that it is a point-to-point operation. Its sequence is counted apart.
 	P2P bool `json:"p2p,omitempty"`
 	// Op is PyTorch's name of the operation.
 	Op string `json:"op"`

@@ -12,7 +12,7 @@ import (
 )
 
 // Peers can cause lines in the log: bad frames, panics of handlers, connections that are cut. logLines is how many of the
-// same text are written in logWindow; the next line after that says how many were left out.
+// same text are written in logWindow; the next line after that reports how many were left out.
 const (
 	logLines  = 100
 	logWindow = 10 * time.Second
@@ -44,7 +44,7 @@ func New(h slog.Handler) *handler {
 	return q
 }
 
-// allow counts a line, and says whether it is written and how many before it were not.
+// allow counts a line, and reports whether it is written and how many before it were not.
 func (l *lineCounts) allow(text string, now time.Time) (leftOut int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

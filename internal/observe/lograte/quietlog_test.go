@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Peers that cause lines of the same text fill no log; other texts are written, and later it says how many are missing.
+// Peers that cause lines of the same text fill no log; other texts are written, and later it logs how many are missing.
 func TestLogIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
@@ -30,7 +30,7 @@ func TestLogIsBounded(t *testing.T) {
 		time.Sleep(logWindow)
 		logger.Warn("control frame dropped")
 		if !strings.Contains(out.String(), "left_out=11900") {
-			t.Error("nobody is told how many lines are missing")
+			t.Error("the number of missing lines is not logged")
 		}
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/observe"
 )
 
-// Call calls a user's function in a goroutine of its own, and returns when it has ended: by a panic, which is logged, or by
+// Call calls a user's function in a separate goroutine, and returns when it has ended: by a panic, which is logged, or by
 // runtime.Goexit too. Either would take the caller's goroutine, and what it still has to do, with it. Without a logger, or with
 // one that discards everything, the default one of the program gets the panic: somebody has to.
 func Call(logger *slog.Logger, call func()) { run(logger, call) }

@@ -64,7 +64,7 @@ func TestLogger(t *testing.T) {
 		t.Errorf("%d panics are told: %s", n, &log)
 	}
 	slog.SetDefault(testkit.BadLogger(func() { panic("the default logger's") }))
-	Logger(testkit.BadLogger(func() { panic("a bug") })).Info("a line") // nobody is left but the standard error
+	Logger(testkit.BadLogger(func() { panic("a bug") })).Info("a line") // only the standard error is left
 	Logger(nil).Info("a line")
 }
 

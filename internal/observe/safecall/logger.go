@@ -22,7 +22,7 @@ func Logger(l *slog.Logger) *slog.Logger {
 	return slog.New(handler{l.Handler()})
 }
 
-// Enabled is asked for every line, so it does not get a goroutine of its own: a panic is recovered, but a runtime.Goexit in it ends the
+// Enabled is asked for every line, so it does not get a separate goroutine: a panic is recovered, but a runtime.Goexit in it ends the
 // goroutine that logs.
 func (h handler) Enabled(ctx context.Context, level slog.Level) (on bool) {
 	defer func() {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pickle reads and writes Python pickles as data. Nothing is ever imported or called: a class or function is a
-// [Global], an object made by calling something is an [*Object] that says what would have been called with what.
+// [Global], an object made by calling something is an [*Object] that describes what would have been called with what.
 //
 // # Values
 //

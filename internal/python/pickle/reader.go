@@ -24,7 +24,7 @@ type Limits struct {
 	Values int
 	// Memo is the number of values it may remember. Default 1 Mi.
 	Memo int
-	// Cycles allows a value that contains itself. Whoever walks such a value must expect it.
+	// Cycles allows a value that contains itself. Code that walks such a value must expect it.
 	Cycles bool
 	// RawStrings takes strings that are not UTF-8, as TorchScript's pickler writes them.
 	RawStrings bool
@@ -190,7 +190,7 @@ func (r *reader) top() (any, error) {
 	return v, nil
 }
 
-// popMark takes everything above the last mark, in a slice of its own.
+// popMark takes everything above the last mark, in a separate slice.
 func (r *reader) popMark() ([]any, error) {
 	for i, v := range slices.Backward(r.stack) {
 		if _, isMark := v.(mark); isMark {
@@ -241,7 +241,7 @@ func (r *reader) get(index uint64) error {
 	return r.push(v)
 }
 
-// size says how many bytes of length an opcode has, and the largest length that is sensible.
+// size reports how many bytes of length an opcode has, and the largest length that is sensible.
 func (r *reader) sized(lengthBytes int) ([]byte, error) {
 	n, err := r.uint(lengthBytes)
 	if err != nil {

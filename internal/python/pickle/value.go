@@ -59,7 +59,7 @@ type FrozenSet struct {
 // Global is a class or function by reference: its module and its qualified name.
 type Global = py.Global
 
-// How says what would have been done to make an Object.
+// How describes what would have been done to make an Object.
 type How uint8
 
 // The ways an Object is made.

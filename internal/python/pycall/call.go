@@ -173,7 +173,7 @@ func (f *Func) signature() string {
 	return "(" + strings.Join(types, ", ") + ") by position"
 }
 
-// argumentError says which argument does not fit, keeping the code of the cause.
+// argumentError reports which argument does not fit, keeping the code of the cause.
 func argumentError(err error, format string, args ...any) error {
 	return cohort.New("rpc: arguments", cohort.CodeOf(err), fmt.Sprintf(format, args...)+": "+Detail(err))
 }

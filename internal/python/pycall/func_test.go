@@ -54,7 +54,7 @@ func run(t *testing.T, fn any, params []string, args []any, kwargs *py.Dict) (an
 		}
 		f.Run(in, done)
 	}
-	o := <-outcomes // a future reports in a goroutine of its own
+	o := <-outcomes // a future reports in a separate goroutine
 	if len(outcomes) > 0 {
 		t.Errorf("%T: done was called twice", fn)
 	}

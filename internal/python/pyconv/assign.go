@@ -84,7 +84,7 @@ func Pairs(d *py.Dict) []py.Pair {
 	return d.Pairs
 }
 
-// misfit says where inside a value something does not fit, and what.
+// misfit describes where inside a value something does not fit, and what.
 type misfit struct{ path, text string }
 
 func (m *misfit) Error() string {
@@ -258,7 +258,7 @@ func assignNone(dst reflect.Value) error {
 	return mismatch(t, nil)
 }
 
-// special sets variables of types that take tensors or references in a way of their own.
+// special sets variables of types that take tensors or references in their own way.
 func (a *assigner) special(dst reflect.Value, v any) (done bool, err error) {
 	if !dst.CanAddr() {
 		return false, nil

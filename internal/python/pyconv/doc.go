@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pyconv says how Go's values correspond to Python's: the names of a struct's fields ([Fields]), how a decoded value is
+// Package pyconv describes how Go's values correspond to Python's: the names of a struct's fields ([Fields]), how a decoded value is
 // stored in a typed Go variable ([Assign], [AssignArgs]), which values are one and the same ([Identify]), and what a type of
 // the program may implement to be sent or filled in its own way. Package rpcwire writes values.
 package pyconv
@@ -18,6 +18,6 @@ type ReferenceMark struct{}
 
 func (ReferenceMark) isReference() {}
 
-// AssignReference makes the reference that dst points to the received reference v, which has another Go type, or says why it
+// AssignReference makes the reference that dst points to the received reference v, which has another Go type, or describes why it
 // cannot. It reports false when dst does not point to a reference. Only the agent knows the types of its references.
 type AssignReference func(dst any, v Reference) (bool, error)

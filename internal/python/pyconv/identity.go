@@ -14,7 +14,7 @@ import (
 // ShortText is the length up to which a string is written again: a reference to it would not be much shorter.
 const ShortText = 32
 
-// identity tells whether two Go values are the same memory. It keeps that memory alive, so that no other value can have it.
+// identity reports whether two Go values are the same memory. It keeps that memory alive, so that no other value can have it.
 type identity struct {
 	kind reflect.Type
 	at   unsafe.Pointer

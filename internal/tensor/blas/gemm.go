@@ -103,7 +103,7 @@ func multiply[T Float](kern kernel[T], c, a, b Matrix[T], add bool, workers int)
 type area struct{ i, j, m, n int }
 
 // divide cuts an m by n result into about the given number of areas whose borders lie on tiles. Each worker packs what
-// it needs itself, so nobody waits for anybody; near-square areas keep what is packed twice small.
+// it needs itself, so none waits for another; near-square areas keep what is packed twice small.
 func divide[T Float](kern kernel[T], m, n, parts int) []area {
 	rows, cols := (m+kern.mr-1)/kern.mr, (n+kern.nr-1)/kern.nr // in tiles
 	pr, pc := 1, 1

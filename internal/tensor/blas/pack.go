@@ -32,7 +32,7 @@ func (s *panels[T]) at(i int) (panel unsafe.Pointer, row, step int) {
 	return unsafe.Pointer(&s.packed[i*s.matrix.Cols]), 1, s.width //nolint:gosec // packed
 }
 
-// forget lets go of the matrix; the memory for packing stays.
+// forget releases the matrix; the memory for packing stays.
 func (s *panels[T]) forget() { s.matrix = Matrix[T]{} }
 
 // pack copies m into panels of width rows: element (i, p) of a panel goes to p*width+i. Rows that are missing in the

@@ -16,11 +16,11 @@ import (
 const (
 	// small is what is allocated without asking.
 	small = 64 << 10
-	// first is how much of a claim is believed before anything of it has come, and growth how many times as much as has
-	// come afterwards: the copies are one sixteenth of what is received.
+	// first is how much of a claim is allocated before any of it has arrived, and growth how many times as much as has
+	// arrived afterwards: the copies are one sixteenth of what is received.
 	first  = 64 << 20
 	growth = 16
-	// standard is the budget if nothing is said.
+	// standard is the default budget.
 	standard = 1 << 30
 )
 
@@ -65,7 +65,7 @@ func Storage(n int, alloc func(int) (*tensor.Storage, error), budget *Budget, fi
 		if n-have > small {
 			believed := min(n, max(first, growth*have))
 			granted = budget.take(int64(believed - have))
-			// Without a grant it doubles: never more than has come, and never in steps so small that copies add up.
+			// Without a grant it doubles: never more than has arrived, and never in steps so small that copies add up.
 			size = have + max(int(granted), min(max(have, small), n-have))
 		}
 		next, err := grown(s, have, size, alloc)

@@ -24,17 +24,17 @@ func counting(largest *int) func(int) (*tensor.Storage, error) {
 func TestClaimsAreNotBelieved(t *testing.T) {
 	for _, c := range []struct {
 		name        string
-		claim, come int
+		claim, received int
 		budget      int64
 		most        int
 	}{
-		{"nothing came", 1 << 30, 0, 1 << 20, 1 << 20},
-		{"nothing came, and the budget is empty", 1 << 30, 0, 1, small},
-		{"a little came", 1 << 30, 1 << 20, 1, 2 << 20},
+		{"nothing arrived", 1 << 30, 0, 1 << 20, 1 << 20},
+		{"nothing arrived, and the budget is empty", 1 << 30, 0, 1, small},
+		{"a little arrived", 1 << 30, 1 << 20, 1, 2 << 20},
 		{"much is believed only with a budget", 1 << 30, 0, 1 << 40, first},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			largest, left := 0, c.come
+			largest, left := 0, c.received
 			budget := NewBudget(c.budget)
 			_, err := Storage(c.claim, counting(&largest), budget, func(b []byte) error {
 				if len(b) > left {
@@ -73,7 +73,7 @@ func TestBytesArriveWhole(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, _ := s.Bytes(); !bytes.Equal(got, want) {
-				t.Errorf("%d bytes with a budget of %d came different", n, budget)
+				t.Errorf("%d bytes with a budget of %d arrived different", n, budget)
 			}
 		}
 	}

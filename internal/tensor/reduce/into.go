@@ -20,7 +20,7 @@ type kernel func(dst, a, b unsafe.Pointer, n int)
 func (o Op) Valid() bool { return int(o) < numOps }
 
 // Supported reports whether op is defined for dt: and, or and xor only for integers and bool, min and max for everything
-// that has an order. It says what Go ranks can do; what a PyTorch peer can do is less.
+// that has an order. It reports what Go ranks can do; what a PyTorch peer can do is less.
 func Supported(dt tensor.DType, op Op) bool {
 	return Carries(dt) && op.Valid() && portable[dt][kernelOf(op)] != nil
 }

@@ -55,7 +55,7 @@ func must[T any](t *testing.T) func(v T, err error) T {
 	}
 }
 
-// isCoalesced says whether every index occurs once, in order.
+// isCoalesced reports whether every index occurs once, in order.
 func isCoalesced(t *testing.T, s *tensor.Sparse) bool {
 	t.Helper()
 	if err := s.Check(); err != nil {

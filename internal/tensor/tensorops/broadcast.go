@@ -85,7 +85,7 @@ func newRows(out, a, b []int) *rows {
 			if db == 1 {
 				sb = 0
 			}
-			// Merge with the dimension behind when both operands go on where it ended.
+			// Merge with the dimension behind when both operands continue where it ended.
 			if last := len(shape) - 1; last >= 0 && sa == stepsA[last]*shape[last] && sb == stepsB[last]*shape[last] {
 				shape[last] *= size
 			} else {

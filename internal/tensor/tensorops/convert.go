@@ -152,7 +152,7 @@ func wrap[T tensor.Element](data []T, shape []int) (*tensor.Tensor, error) {
 	return t.View(shape...)
 }
 
-// finish makes a tensor of computed elements in its final type; data is not used by anybody else.
+// finish makes a tensor of computed elements in its final type; data is not used elsewhere.
 func finish[T number](op string, data []T, shape []int, dt tensor.DType) (*tensor.Tensor, error) {
 	if dt == tensor.TypeOf[T]() {
 		return wrap(data, shape)
@@ -238,7 +238,7 @@ func Convert(t *tensor.Tensor, dt tensor.DType) (*tensor.Tensor, error) {
 	}
 	for _, x := range []tensor.DType{t.DType(), dt} {
 		if !Computes(x) {
-			return nil, bad(op, "%v to %v is not implemented: there is no arithmetic for %v, which can only be stored and sent", t.DType(), dt, x)
+			return nil, bad(op, "%v to %v is not implemented: %v has no arithmetic and can only be stored and sent", t.DType(), dt, x)
 		}
 	}
 	switch ComputeType(t.DType()) {

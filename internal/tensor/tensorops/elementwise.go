@@ -195,7 +195,7 @@ func binary[T number](op Op, a, b Operand, sa, sb, shape []int, dt tensor.DType,
 	return finish(op.String(), out, shape, dt)
 }
 
-// floatRow does the operators that have a loop of their own.
+// floatRow does the operators that have a separate loop.
 func floatRow[T blas.Float](op Op, out, x, y []T) bool {
 	switch op {
 	case Add:
@@ -282,7 +282,7 @@ type UnaryOp struct {
 	RealOnly  bool                        // integers are refused instead
 }
 
-// takes says which types the function knows.
+// takes reports which types the function knows.
 func (op UnaryOp) takes() string {
 	switch {
 	case op.RealOnly:

@@ -144,7 +144,7 @@ func scaleInto[T float32 | float64](dst, src *tensor.Tensor, by float64) error {
 	return nil
 }
 
-// AddBias adds a vector to every row of out, in place where out is dense and of the same floating type; nobody else may
+// AddBias adds a vector to every row of out, in place where out is dense and of the same floating type; no other goroutine may
 // hold out.
 func AddBias(out, bias *tensor.Tensor) (*tensor.Tensor, error) {
 	if out.DType() == bias.DType() && out.IsContiguous() {

@@ -281,7 +281,7 @@ func rowsOf(weight, ids *tensor.Tensor) ([]int, error) {
 // WrapIndices returns indices into n elements, with those that count from the end made positive.
 func WrapIndices(ids *tensor.Tensor, n int) (*tensor.Tensor, error) {
 	if ids.DType() != tensor.Int64 && ids.DType() != tensor.Int32 {
-		return ids, nil // refused by whoever uses them
+		return ids, nil // refused by the function that uses them
 	}
 	list, err := numbers[int64]("index", ids)
 	if err != nil || !slices.ContainsFunc(list, func(id int64) bool { return id < 0 }) {

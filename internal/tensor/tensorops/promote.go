@@ -14,10 +14,10 @@ func bad(op, format string, args ...any) error {
 	return cohort.Newf("tensor: "+op, cohort.InvalidArgument, format, args...)
 }
 
-// unsupported refuses a type; takes says which ones the operation computes with.
+// unsupported refuses a type; takes reports which ones the operation computes with.
 func unsupported(op string, dt tensor.DType, takes string) error {
 	if !Computes(dt) {
-		return bad(op, "there is no arithmetic for %v, which can only be stored and sent: copy the elements into a float32 tensor first", dt)
+		return bad(op, "%v has no arithmetic and can only be stored and sent: copy the elements into a float32 tensor first", dt)
 	}
 	return bad(op, "not implemented for %v: convert the tensor first, the operation takes %s", dt, takes)
 }

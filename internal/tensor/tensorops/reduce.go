@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// reduction says where the elements of a tensor go when some of its dimensions are reduced.
+// reduction describes where the elements of a tensor go when some of its dimensions are reduced.
 type reduction struct {
 	shape  []int // of the result
 	kept   []int // of the result with the reduced dimensions as 1
@@ -121,7 +121,7 @@ func Mean(t *tensor.Tensor, dims []int, keepdim bool) (*tensor.Tensor, error) {
 	}
 }
 
-// accumulation says how elements of type T are added up in sums of type A.
+// accumulation describes how elements of type T are added up in sums of type A.
 type accumulation[T, A number] struct {
 	wide func(T) A
 	// limit, where there is one, returns what to apply to every partial sum of n of the elements, or nil when none can be too large.

@@ -112,7 +112,7 @@ func (p *Pool) put(size int, block []byte) {
 	}
 }
 
-// drop lets the blocks go that nobody wanted for a while.
+// drop frees the blocks that were not used for a while.
 func (p *Pool) drop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -71,7 +71,7 @@ func data(t *testing.T, s *tensor.Storage) []byte {
 	return b
 }
 
-// TestForgotten: a block that nobody can reach comes back and is lent again.
+// TestForgotten: an unreachable block comes back and is lent again.
 func TestForgotten(t *testing.T) {
 	p := pool(t)
 	first := uintptr(unsafe.Pointer(unsafe.SliceData(data(t, get(t, p, 1<<20)))))
@@ -129,7 +129,7 @@ func TestReleased(t *testing.T) {
 	runtime.KeepAlive(again)
 }
 
-// TestHoldersNeverShare lends and forgets blocks of many sizes while collections run; whoever holds one finds what it
+// TestHoldersNeverShare lends and forgets blocks of many sizes while collections run; each holder finds what it
 // wrote.
 func TestHoldersNeverShare(t *testing.T) {
 	if raceDetector {
@@ -226,7 +226,7 @@ func TestIdleBlocksGo(t *testing.T) {
 		time.Sleep(2 * idle)
 		synctest.Wait()
 		if p.waiting() != 0 {
-			t.Errorf("%d bytes wait although nobody wants them", p.waiting())
+			t.Errorf("%d bytes stay pooled although they are not used", p.waiting())
 		}
 		if p.mu.trim != nil || len(p.mu.classes) > 0 {
 			t.Error("an empty pool still works")
