@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/observe/lograte"
 	"github.com/cohort-dist/cohort/internal/observe/safecall"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
 	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
@@ -229,8 +228,8 @@ func newConfig(opts []Option) (*config, error) {
 		c.panics = slog.Default()
 	}
 	// Peers decide how often the functions below are called.
-	c.panics = slog.New(lograte.New(safecall.Logger(c.panics).Handler()))
-	c.logger = slog.New(lograte.New(safecall.Logger(c.logger).Handler()))
+	c.panics = slog.New(limitLog(safecall.Logger(c.panics).Handler()))
+	c.logger = slog.New(limitLog(safecall.Logger(c.logger).Handler()))
 	c.hook, c.alloc = safecall.Hook(c.panics, c.hook), safecall.Func(c.panics, "rpc: alloc", c.alloc)
 	if c.worldSize > 0 && (c.rank < 0 || int(c.rank) >= c.worldSize) {
 		return nil, cohort.Newf("rpc: join", cohort.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)

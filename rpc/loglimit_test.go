@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package lograte
+package rpc
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 func TestLogIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		logger := slog.New(New(slog.NewTextHandler(&out, nil)))
+		logger := slog.New(limitLog(slog.NewTextHandler(&out, nil)))
 		for range 12_000 {
 			logger.With(slog.String("peer", "w1")).Warn("control frame dropped")
 		}

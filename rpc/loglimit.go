@@ -1,8 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lograte keeps peers from filling a log: it limits how many lines of the same text are written in a period.
-package lograte
+package rpc
 
 import (
 	"context"
@@ -18,8 +17,8 @@ const (
 	logWindow = 10 * time.Second
 )
 
-// handler writes no more than so many lines of the same text.
-type handler struct {
+// limitedHandler keeps peers from filling a log: it writes no more than so many lines of the same text.
+type limitedHandler struct {
 	slog.Handler
 	lines *lineCounts
 }
@@ -37,9 +36,9 @@ type lineCount struct {
 	n, left int
 }
 
-// New returns a handler that passes lines on to h.
-func New(h slog.Handler) *handler {
-	q := &handler{Handler: h, lines: &lineCounts{}}
+// limitLog returns a handler that passes lines on to h.
+func limitLog(h slog.Handler) *limitedHandler {
+	q := &limitedHandler{Handler: h, lines: &lineCounts{}}
 	q.lines.mu.of = map[string]*lineCount{}
 	return q
 }
@@ -65,7 +64,7 @@ func (l *lineCounts) allow(text string, now time.Time) (leftOut int, ok bool) {
 }
 
 // Handle writes a line, unless there were too many like it.
-func (q *handler) Handle(ctx context.Context, r slog.Record) error {
+func (q *limitedHandler) Handle(ctx context.Context, r slog.Record) error {
 	leftOut, ok := q.lines.allow(r.Message, r.Time)
 	if !ok {
 		return nil
@@ -78,11 +77,11 @@ func (q *handler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs keeps the counts.
-func (q *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &handler{Handler: q.Handler.WithAttrs(attrs), lines: q.lines}
+func (q *limitedHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &limitedHandler{Handler: q.Handler.WithAttrs(attrs), lines: q.lines}
 }
 
 // WithGroup keeps the counts.
-func (q *handler) WithGroup(name string) slog.Handler {
-	return &handler{Handler: q.Handler.WithGroup(name), lines: q.lines}
+func (q *limitedHandler) WithGroup(name string) slog.Handler {
+	return &limitedHandler{Handler: q.Handler.WithGroup(name), lines: q.lines}
 }
