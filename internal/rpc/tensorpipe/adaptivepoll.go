@@ -17,7 +17,7 @@ import (
 
 const (
 	// pollTime is how long a receiver lingers. It occupies one of the GOMAXPROCS meanwhile, unless the runtime needs it, and
-	// counts as one of the naps of [corewait.BeginNap].
+	// counts as one of the sleeps of [spinwait.BeginRawSleep].
 	pollTime = time.Millisecond
 	// pollCredit is the number of messages that may come later than that before the receiver does not linger any more.
 	pollCredit = 4

@@ -10,9 +10,14 @@
 package torchcaps
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // Level is a range of versions of PyTorch whose gloo backends allow the same.
@@ -141,4 +146,68 @@ func (p Peers) Unsure() string {
 		return fmt.Sprintf("and all that is known is that the process that hosts the store uses %v: say what all ranks use with %s (%q) or the variable %s (2.14)", p, Option, p.High.String(), Variable)
 	}
 	return fmt.Sprintf("and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)", p, Option, p.High.String(), Variable)
+}
+
+// Explain adds to the error of a collective what most likely led to it, if PyTorch ranks can: they raise a separate error and report
+// nothing to the others, who lose them or wait. That a build of PyTorch has no half types cannot be known before.
+func (p Peers) Explain(dt tensor.DType, message bool, err error) error {
+	e, ok := errors.AsType[*cohort.Error](err)
+	if !ok || message || p.None() || e.Code != cohort.PeerLost && e.Code != cohort.DeadlineExceeded {
+		return err
+	}
+	why := "a PyTorch rank that has raised an error in an operation, or did not call it, takes no part in it: see what the PyTorch ranks say"
+	switch {
+	case (dt == tensor.Float16 || dt == tensor.BFloat16) && p.High >= V2_8:
+		why = "a PyTorch rank whose build has no half types in gloo, as Debian's after 2.6, raises an error for " + dt.String() + `, "Invalid scalar type": convert the tensor`
+	case e.Code == cohort.PeerLost:
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, why)
+}
+
+// Rows lists the groups of a device mesh with these sizes, for each dimension in the order in which all ranks make them; nil where
+// the world's own group serves.
+func (order meshOrder) Rows(mesh []int) [][][]cohort.Rank {
+	world := 1
+	for _, n := range mesh {
+		world *= n
+	}
+	all := make([][][]cohort.Rank, len(mesh))
+	for d, size := range mesh {
+		// PyTorch takes the default group for a mesh of one dimension, and in 2.14 for any dimension that all ranks are in.
+		if size == world && (order == FirstFirst || len(mesh) == 1) {
+			continue
+		}
+		// The sizes and the strides of the other dimensions, the slowest first.
+		var sizes, strides []int
+		stride, own := world, 0
+		for i, n := range mesh {
+			stride /= n
+			if i == d {
+				own = stride
+			}
+			sizes, strides = append(sizes, n), append(strides, stride)
+		}
+		if order == LastFirst { // the dimension changes places with the last one
+			end := len(sizes) - 1
+			sizes[d], sizes[end] = sizes[end], sizes[d]
+			strides[d], strides[end] = strides[end], strides[d]
+			sizes, strides = sizes[:end], strides[:end]
+		} else {
+			sizes, strides = slices.Delete(sizes, d, d+1), slices.Delete(strides, d, d+1)
+		}
+		for i := range world / size {
+			start := 0
+			for k, n := range slices.Backward(sizes) {
+				start += i % n * strides[k]
+				i /= n
+			}
+			row := make([]cohort.Rank, size)
+			for j := range row {
+				row[j] = cohort.Rank(start + j*own)
+			}
+			all[d] = append(all[d], row)
+		}
+	}
+	return all
 }

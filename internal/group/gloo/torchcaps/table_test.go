@@ -5,6 +5,7 @@ package torchcaps
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -294,5 +295,61 @@ func TestHostOfTheStoreStandsForOthers(t *testing.T) {
 	}
 	if err := (Peers{Low: Newest, High: Newest, Assumed: true}).Check("x", Call{Op: ReduceScatterInto, DType: tensor.Float32, Reduce: reduce.Max}); !strings.Contains(err.Error(), "hosts the store") {
 		t.Error(err)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	late, lost := cohort.New("x", cohort.DeadlineExceeded, "it is late"), cohort.New("x", cohort.PeerLost, "")
+	lost.Err, lost.Rank = errors.New("reset"), 3
+	wrapped := errors.Join(errors.New("the first"), late)
+	for _, c := range []struct {
+		peers   Peers
+		dt      tensor.DType
+		message bool
+		err     error
+		want    string // a part of it, "" for the error as it was
+	}{
+		{Exactly(Newest), tensor.Float16, false, late, "no half types"},
+		{Exactly(Newest), tensor.BFloat16, false, lost, "reset; a PyTorch rank whose build has no half types"},
+		{Exactly(Newest), tensor.Float16, false, wrapped, "the first"},
+		{Peers{Low: V2_6, High: V2_9}, tensor.Float16, false, late, "no half types"},
+		{Exactly(V2_6), tensor.Float16, false, late, "see what the PyTorch ranks say"},
+		{Exactly(V1_13), tensor.Float32, false, late, "see what the PyTorch ranks say"},
+		{Exactly(Newest), tensor.Float32, false, lost, ""},
+		{Exactly(Newest), tensor.Float16, true, late, ""},
+		{Peers{}, tensor.Float16, false, late, ""},
+		{Exactly(Newest), tensor.Float16, false, cohort.New("x", cohort.Closed, "closed"), ""},
+		{Exactly(Newest), tensor.Float16, false, nil, ""},
+	} {
+		err := c.peers.Explain(c.dt, c.message, c.err)
+		switch {
+		case !errors.Is(err, c.err):
+			t.Errorf("%v, %v: %v is not in %v", c.peers, c.dt, c.err, err)
+		case c.want == "" && err != c.err: //nolint:errorlint // as it was
+			t.Errorf("%v, %v: %v became %v", c.peers, c.dt, c.err, err)
+		case c.want != "" && (!strings.Contains(err.Error(), c.want) || cohort.CodeOf(err) != cohort.CodeOf(c.err)):
+			t.Errorf("%v, %v: %v became %v", c.peers, c.dt, c.err, err)
+		}
+	}
+	if late.Detail != "it is late" {
+		t.Error("the error itself was changed:", late)
+	}
+}
+
+// TestMeshOrder holds the order in which groups are made against what init_device_mesh of 2.6 and 2.14 did in a world of 24.
+func TestMeshOrder(t *testing.T) {
+	rows := func(order meshOrder, sizes ...int) string { return fmt.Sprint(order.Rows(sizes)) }
+	const b, c = "[[0 4 8] [1 5 9] [2 6 10] [3 7 11] [12 16 20] [13 17 21] [14 18 22] [15 19 23]]", "[[0 1 2 3] [4 5 6 7] [8 9 10 11] [12 13 14 15] [16 17 18 19] [20 21 22 23]]"
+	for _, x := range []struct{ got, want string }{
+		{rows(LastFirst, 2, 3, 4), "[[[0 12] [4 16] [8 20] [1 13] [5 17] [9 21] [2 14] [6 18] [10 22] [3 15] [7 19] [11 23]] " + b + " " + c + "]"},
+		{rows(FirstFirst, 2, 3, 4), "[[[0 12] [1 13] [2 14] [3 15] [4 16] [5 17] [6 18] [7 19] [8 20] [9 21] [10 22] [11 23]] " + b + " " + c + "]"},
+		{rows(LastFirst, 24), "[[]]"}, // the world's own group
+		{rows(FirstFirst, 24), "[[]]"},
+		{rows(FirstFirst, 24, 1)[:3], "[[]"},
+		{rows(LastFirst, 24, 1)[:6], "[[[0 1"},
+	} {
+		if x.got != x.want {
+			t.Errorf("%s, want %s", x.got, x.want)
+		}
 	}
 }
