@@ -18,6 +18,7 @@
 package optim
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -386,4 +387,9 @@ func notNegative(name string, v float64) error {
 		return badRule("invalid %s: %v", name, v)
 	}
 	return nil
+}
+
+// String names the rule, the learning rate and the number of parameters.
+func (o *Optimizer) String() string {
+	return fmt.Sprintf("%T (lr=%v, %d parameters)", o.rule, o.lr, len(o.params))
 }

@@ -17,6 +17,7 @@ package remote
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/cohort-dist/cohort"
@@ -224,4 +225,12 @@ func (s *server) step(ctx context.Context, ref *rpc.Ref[*local], id int64) error
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	return l.opt.StepWith(c.GradientValue)
+}
+
+// String describes the optimizer at this worker.
+func (l *local) String() string { return fmt.Sprint("local part of a remote optimizer: ", l.opt) }
+
+// String says at how many workers the parameters are.
+func (o *Optimizer) String() string {
+	return fmt.Sprintf("remote optimizer (%d workers)", len(o.parts))
 }

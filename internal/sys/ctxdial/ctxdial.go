@@ -15,6 +15,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // Dial connects as [net.Dialer.DialContext] does, but never gives up before ctx has ended. A dialer takes the deadline of a
@@ -103,4 +105,71 @@ func OwnAddress(ip netip.Addr) bool {
 		n, ok := a.(*net.IPNet)
 		return ok && n.IP.Equal(ip.AsSlice())
 	})
+}
+
+// LongAgo is a deadline that has passed.
+var LongAgo = time.Unix(1, 0)
+
+// Interrupt makes blocked reads and writes of a connection return when a context ends. Its End must be called.
+type Interrupt struct {
+	stop func() bool
+	done chan struct{}
+}
+
+// InterruptBy moves a deadline of a connection into the past when ctx ends. set is the method of the connection that sets it: that
+// of reads, that of writes, or that of both.
+func InterruptBy(ctx context.Context, set func(time.Time) error) Interrupt {
+	if ctx.Done() == nil {
+		return Interrupt{}
+	}
+	done := make(chan struct{})
+	return Interrupt{done: done, stop: context.AfterFunc(ctx, func() {
+		failpoint.At("tcpstore.dial.interrupt") // the store's client uses it
+		_ = set(LongAgo)
+		close(done)
+	})}
+}
+
+// Begun reports whether there is a context to watch.
+func (i Interrupt) Begun() bool { return i.stop != nil }
+
+// End stops watching and reports whether the context had ended: then the deadline is in the past.
+func (i Interrupt) End() bool {
+	if i.stop == nil || i.stop() {
+		return false
+	}
+	failpoint.At("tcpstore.dial.interrupted")
+	<-i.done // so that the deadline is not changed behind the next user's back
+	return true
+}
+
+// Towards returns the address ("host:port") that routes towards a server are looked up with, or "" if it has none. A client of the
+// server has Addr, what the user gave, and Reached, what it has connected to. A name may have several addresses, of which some may be
+// dead, so that of the connection counts.
+//
+// Two kinds of connections do not. PyTorch prefers IPv4 where a name has both, and all ranks must agree: the address of a connection by
+// IPv6 is left to the name. A connection to another port goes through a tunnel, which shows nothing about the route to the server.
+func Towards(client any) string {
+	server, ok := client.(interface{ Addr() string })
+	if !ok {
+		return ""
+	}
+	addr := server.Addr()
+	connected, ok := client.(interface{ Reached() net.Addr })
+	if !ok {
+		return addr
+	}
+	reached, ok := connected.Reached().(*net.TCPAddr)
+	if !ok {
+		return addr
+	}
+	host, port, err := net.SplitHostPort(addr)
+	at := netip.AddrPortFrom(reached.AddrPort().Addr().Unmap(), reached.AddrPort().Port())
+	if _, literal := netip.ParseAddr(host); err != nil || literal == nil || !at.Addr().Is4() {
+		return addr
+	}
+	if _, reachedPort, _ := net.SplitHostPort(at.String()); reachedPort != port {
+		return addr
+	}
+	return at.String()
 }

@@ -40,7 +40,11 @@
 // [Waiter] is the machine: it has no clock and makes no system call.
 package spinwait
 
-import "time"
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+)
 
 // act is what a waiter does next, before it polls again.
 type act uint8
@@ -182,4 +186,32 @@ func (w *Waiter) Yielded(now time.Duration) {
 		f.pause = min(max(2*f.pause, yieldCredit*took), maxPause)
 		f.until, f.contended, f.cost = now+f.pause, 0, 0
 	}
+}
+
+// RawSleep is how long a waiter sleeps at first in a system call that the Go runtime does not know of. For every call that it knows of and that
+// blocks, the runtime wakes its monitor, which then polls every 20 us for a millisecond: where ranks share cores, that takes the
+// core from a rank many times for each wait. A raw sleep keeps one of the GOMAXPROCS, so it is short, and a longer wait continues without it. A
+// collection of garbage does not wait for it: the signal with which the runtime stops a thread ends the system call.
+const RawSleep = 4 * time.Millisecond
+
+var rawSleepers atomic.Int32
+
+// BeginRawSleep reports whether the caller may sleep so, and then EndRawSleep follows. One of the GOMAXPROCS is always left to others.
+func BeginRawSleep() bool {
+	if int(rawSleepers.Add(1)) < runtime.GOMAXPROCS(0) {
+		return true
+	}
+	rawSleepers.Add(-1)
+	return false
+}
+
+// EndRawSleep ends a raw sleep.
+func EndRawSleep() { rawSleepers.Add(-1) }
+
+// Calls counts the system calls with which this process waited and woke others, over all groups, for "cohort bench coll --cost".
+// What the Go runtime calls for itself is not in it.
+var Calls struct {
+	Yields atomic.Int64 // of a core; those of a store under load, too
+	Futex  atomic.Int64 // sleeps on a word in shared memory, and wake-ups of others
+	Epoll  atomic.Int64 // polls of sockets and sleeps until one is ready
 }

@@ -4,6 +4,7 @@
 package spinwait
 
 import (
+	"runtime"
 	"testing"
 	"time"
 )
@@ -178,5 +179,29 @@ func TestResume(t *testing.T) {
 			now += 300 * time.Microsecond // until the next piece
 			begin = w.Resume
 		}
+	}
+}
+
+// TestRawSleepsLeaveOneProc: one of the GOMAXPROCS never sleeps so, whatever their number.
+func TestRawSleepsLeaveOneProc(t *testing.T) {
+	for _, procs := range []int{1, 2, 5} {
+		before := runtime.GOMAXPROCS(procs)
+		sleepers := 0
+		for BeginRawSleep() {
+			sleepers++
+		}
+		if sleepers != procs-1 {
+			t.Errorf("%d of %d sleep", sleepers, procs)
+		}
+		for range sleepers {
+			EndRawSleep()
+		}
+		if procs > 1 {
+			if !BeginRawSleep() {
+				t.Error("no raw sleep is allowed after all have ended")
+			}
+			EndRawSleep()
+		}
+		runtime.GOMAXPROCS(before)
 	}
 }
