@@ -84,13 +84,18 @@ func (h *honest) ask(what string, request []byte, n int) {
 	delete(h.got, h.conn)
 }
 
+// honestSize is the size of an honest client's value: its reply is one of the large ones, which wait first.
+const honestSize = highWater + 64<<10
+
+var honestSet = wire.AppendSet(nil, wire.V, "/honest", make([]byte, honestSize))
+
 // use does what a rank does with a store.
 func (h *honest) use() {
 	h.t.Helper()
 	h.ask("ping", wire.AppendPing(nil, wire.V, 7), 4)
-	h.ask("large set", wire.AppendSet(nil, wire.V, "/honest", make([]byte, 1<<20)), 0)
+	h.ask("large set", honestSet, 0)
 	h.ask("add", wire.AppendAdd(nil, wire.V, "/count", 1), 8)
-	h.ask("large get", wire.AppendKey(nil, wire.V, wire.Get, "/honest"), 1<<20+8)
+	h.ask("large get", wire.AppendKey(nil, wire.V, wire.Get, "/honest"), honestSize+8)
 	h.ask("wait", wire.AppendKeys(nil, wire.V, wire.Wait, "/honest"), 1)
 	h.ask("barrier", wire.AppendBarrier(nil, wire.V, "/honest-barrier", 1), 1)
 	h.ask("push and pop", wire.AppendKey(wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/honest-queue", []byte("x")), wire.V, wire.QueuePop, "/honest-queue"), 17)

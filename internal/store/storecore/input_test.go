@@ -12,13 +12,14 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/store/keytable"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // TestTakeIsReceive: a machine that is given buffers, in which requests begin and end anywhere, does what one does that gets
 // each request by itself, and counts the memory that it has.
 func TestTakeIsReceive(t *testing.T) {
 	sizes := []int{0, 10, 1000, sharedSize, sharedSize + 1, 2 * sharedSize, 5 * sharedSize, 70_000}
-	for seed := range uint64(60) {
+	for seed := range seeds.Range(20) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		d := []wire.Dialect{wire.Legacy, wire.V, wire.Native}[seed%3]
 		limits := testLimits

@@ -11,13 +11,14 @@ import (
 	"testing"
 
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // TestOutputIsOneStream: replies of all sizes, small ones that are copied and large ones that are referred to, reach a client
 // that reads in random pieces as they were when they were asked for, whatever becomes of the keys meanwhile.
 func TestOutputIsOneStream(t *testing.T) {
 	sizes := []int{0, 1, 100, sharedSize - 1, sharedSize, sharedSize + 1, 3 * sharedSize, 100_000}
-	for seed := range uint64(40) {
+	for seed := range seeds.Range(15) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		d := []wire.Dialect{wire.V, wire.Native}[seed%2]
 		limits := testLimits

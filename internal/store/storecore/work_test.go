@@ -58,7 +58,7 @@ func TestBarrierDoesNotWalkItsWaiters(t *testing.T) {
 
 func TestWaitsAreNotScannedAgain(t *testing.T) {
 	b := newBench(workLimits)
-	const waits, keys = 100, 5_000
+	const waits, keys = 40, 2_000
 	var names []string
 	for i := range keys {
 		names = append(names, fmt.Sprint("/k", i))
@@ -495,8 +495,9 @@ func TestCallbacksAreWork(t *testing.T) {
 		watchers = append(watchers, c)
 	}
 	writer := b.dial(wire.V)
+	const sets = 200
 	var many []byte
-	for range 1000 {
+	for range sets {
 		many = wire.AppendSet(many, wire.V, "/watched", []byte("v"))
 	}
 	b.m.Receive(writer, many)
@@ -504,7 +505,7 @@ func TestCallbacksAreWork(t *testing.T) {
 		t.Errorf("%d changes were made in one turn", made)
 	}
 	b.flush()
-	if made := b.m.counts.ops[wire.Set]; made != 1000 {
+	if made := b.m.counts.ops[wire.Set]; made != sets {
 		t.Errorf("%d changes were made in the end", made)
 	}
 	b.take(watchers[0])
