@@ -21,7 +21,7 @@ const opJoin = "rendezvous: join"
 //
 // With tcp:// and env:// rank 0 hosts the store and returns when world_size clients have joined it, itself included; the
 // others return as soon as they have reached the store. A store that a launcher hosts (TORCHELASTIC_USE_AGENT_STORE)
-// and file:// wait for nobody. This is all as in PyTorch.
+// and file:// wait for no other rank. This is all as in PyTorch.
 //
 // It corresponds to torch.distributed.rendezvous(url, rank, world_size).
 func Join(ctx context.Context, url string, opts ...Option) (*Member, error) {

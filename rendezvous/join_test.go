@@ -27,7 +27,7 @@ func portOf(t *testing.T, l net.Listener) int {
 	t.Helper()
 	tcp, ok := l.Addr().(*net.TCPAddr)
 	if !ok {
-		t.Fatalf("%v is no TCP address", l.Addr())
+		t.Fatalf("%v is not a TCP address", l.Addr())
 	}
 	return tcp.Port
 }
@@ -352,7 +352,7 @@ func TestRendezvousSharedServers(t *testing.T) {
 	}
 }
 
-// A launcher hosts the store: all ranks are clients, also rank 0, and nobody waits.
+// A launcher hosts the store: all ranks are clients, also rank 0, and none waits.
 func TestRendezvousAgentStore(t *testing.T) {
 	server, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
@@ -411,7 +411,7 @@ func TestRendezvousOpenWorld(t *testing.T) {
 	m := join(t, url, rendezvous.WithRank(0), rendezvous.WithOpenWorld())
 	checkMember(t, m, 0, rendezvous.NoWorldSize)
 	if n, err := m.Store().NumKeys(t.Context()); n != 0 || err != nil {
-		t.Errorf("an open world counts nobody, but there are %d keys, %v", n, err)
+		t.Errorf("an open world counts no ranks, but there are %d keys, %v", n, err)
 	}
 }
 

@@ -86,7 +86,7 @@ func (m *Member) Close() error {
 	return m.result()
 }
 
-// begin makes the caller the one who ends the Member, if nobody is yet.
+// begin makes the caller the one that ends the Member, if there is none yet.
 func (m *Member) begin() (ended chan struct{}, first bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

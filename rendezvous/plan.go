@@ -30,7 +30,7 @@ type Request struct {
 	// Rank and WorldSize are arguments beside the URL: cohort.NoRank and NoWorldSize when not given.
 	Rank      cohort.Rank
 	WorldSize int
-	// Open allows a world without a fixed size, as PyTorch's RPC does: a world size that nobody gives becomes
+	// Open allows a world without a fixed size, as PyTorch's RPC does: a world size that is not given becomes
 	// NoWorldSize instead of an error.
 	Open bool
 	// Env looks an environment variable up; os.LookupEnv outside tests.
@@ -281,7 +281,7 @@ var envAdvice = map[string]string{
 // finishTCP adds what tcp:// and env:// share: who hosts, and the launcher's variables.
 func finishTCP(p *Plan, r Request) *problem {
 	p.AgentStore = r.getenv(EnvUseAgentStore) == "True" // exactly this, as PyTorch compares it
-	// Up to 2.13 PyTorch takes this variable for any address, and then nobody hosts the store of a tcp:// elsewhere.
+	// Up to 2.13 PyTorch takes this variable for any address, and then no process hosts the store of a tcp:// elsewhere.
 	served := p.AgentStore && (p.URL.Scheme == "env" || r.getenv(EnvMasterAddr) == p.Host && r.getenv(EnvMasterPort) == strconv.Itoa(p.Port))
 	p.Master = p.Rank == 0 && !served
 	p.Attempt = r.getenv(EnvRestartCount)

@@ -113,7 +113,7 @@ func (r roster) absent() string {
 
 func (r roster) lacking() string {
 	if r.full() {
-		return "nobody is missing"
+		return "no rank is missing"
 	}
 	candidates, lacking, strangers := r.missing(), int64(r.size)-r.joined, r.strangers()
 	if int64(len(candidates)) == lacking || strangers == 0 {

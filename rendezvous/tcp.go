@@ -185,7 +185,7 @@ func (s *settings) warnOfLeftovers(ctx context.Context, plan Plan, client *tcpst
 	return err
 }
 
-// warnOfSizes says that another process has joined a world of another size here. It is no error: a process may be in two worlds, such
+// warnOfSizes says that another process has joined a world of another size here. It is not an error: a process may be in two worlds, such
 // as a group and a larger RPC world. The first to come claims the size, before its rank, so that the rank stays what its connection is called.
 func (s *settings) warnOfSizes(ctx context.Context, plan Plan, c claimant, me identity) error {
 	if plan.WorldSize < 1 {
@@ -272,7 +272,7 @@ func (b hostBoard) Watch(ctx context.Context, changed func()) {
 	_ = b.client.WatchWorkers(ctx, changed)
 }
 
-// Show waits for a key that nobody sets: its name is what "cohort store top" shows.
+// Show waits for a key that is never set: its name is what "cohort store top" shows.
 func (b hostBoard) Show(ctx context.Context, who string) {
 	_ = b.client.Wait(ctx, who)
 }

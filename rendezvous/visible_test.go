@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// TestTheHostWaitsInTheStore: whoever looks at the store sees whom rank 0 waits for, and rank 0 asks for nothing meanwhile.
+// TestTheHostWaitsInTheStore: a look at the store shows which ranks rank 0 waits for, and rank 0 asks for nothing meanwhile.
 func TestTheHostWaitsInTheStore(t *testing.T) {
 	port := testkit.FreePort(t)
 	url := func(rank int) string { return fmt.Sprintf("tcp://127.0.0.1:%d?world_size=3&rank=%d", port, rank) }
@@ -52,7 +52,7 @@ func TestTheHostWaitsInTheStore(t *testing.T) {
 				}
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("nobody is seen to wait for rank 2: %+v", s.Waits)
+				t.Fatalf("no client is seen to wait for rank 2: %+v", s.Waits)
 			}
 			time.Sleep(10 * time.Millisecond)
 		}

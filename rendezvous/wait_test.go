@@ -169,8 +169,8 @@ func TestRosterWords(t *testing.T) {
 		r    roster
 		want string
 	}{
-		{roster{size: 2, joined: 2}, "nobody is missing"},
-		{roster{size: 2, joined: 5}, "nobody is missing"},
+		{roster{size: 2, joined: 2}, "no rank is missing"},
+		{roster{size: 2, joined: 5}, "no rank is missing"},
 		{roster{size: 3}, "missing: ranks 0-2"},
 		{roster{size: 3, joined: 1, known: map[cohort.Rank]identity{0: id}}, "missing: ranks 1 and 2"},
 		{roster{size: 2, joined: 1, known: map[cohort.Rank]identity{0: id}}, "missing: rank 1"},

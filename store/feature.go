@@ -54,7 +54,7 @@ type FeatureReporter interface {
 }
 
 // FeatureAsker is a FeatureReporter that may have to ask a server, which can fail. A failed question is an error, not a
-// no: using a fallback then would put a queue's items where nobody looks for them.
+// no: using a fallback then would put a queue's items where no other client looks for them.
 type FeatureAsker interface {
 	AskSupport(ctx context.Context, f Feature) (bool, error)
 }

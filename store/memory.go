@@ -315,7 +315,7 @@ func (m *Memory) await(op string, ctx context.Context, keys []string, ready func
 		var err error
 		select {
 		case <-w.changed:
-			continue // woken: w is no longer in the map
+			continue // woken: w is not in the map any more
 		case <-m.closed:
 			err = &cohort.Error{Op: op, Code: cohort.Closed, Rank: cohort.NoRank, Key: key}
 		case <-ctx.Done():

@@ -199,7 +199,7 @@ func TestBarrierTellsHowManyCame(t *testing.T) {
 		}
 		synctest.Wait()
 		if err := Barrier(context.Background(), m, "b", 0); !errors.Is(err, cohort.InvalidArgument) {
-			t.Errorf("a world of nobody: %v", err)
+			t.Errorf("a world of no ranks: %v", err)
 		}
 	})
 }

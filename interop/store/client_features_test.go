@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// TestClientFindsOutWhyAnAddFailed has PyTorch's server close the connection on a value that is no number.
+// TestClientFindsOutWhyAnAddFailed has PyTorch's server close the connection on a value that is not a number.
 func TestClientFindsOutWhyAnAddFailed(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		t.Helper()
@@ -40,7 +40,7 @@ func TestClientFindsOutWhyAnAddFailed(t *testing.T) {
 	})
 }
 
-// TestClientSupportsOnPyTorch asks the servers what they can do, and that the question harms nobody.
+// TestClientSupportsOnPyTorch asks the servers what they can do, and that the question harms no other client.
 func TestClientSupportsOnPyTorch(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		t.Helper()

@@ -349,7 +349,7 @@ func TestClientSeesTheServerDie(t *testing.T) {
 	})
 }
 
-// TestClientDialFailures: nobody there, and forced dialects that the server does not speak.
+// TestClientDialFailures: no server, and forced dialects that the server does not speak.
 func TestClientDialFailures(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		t.Helper()

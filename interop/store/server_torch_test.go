@@ -172,8 +172,8 @@ dist.barrier()
 	b.MustExit(t, time.Minute)
 }
 
-// TestServerNotANumber shows what a client of PyTorch sees when it adds to something that is no number: its connection
-// ends, as with PyTorch's own server, and nobody else's does.
+// TestServerNotANumber shows what a client of PyTorch sees when it adds to something that is not a number: its connection
+// ends, as with PyTorch's server, and no other client's does.
 func TestServerNotANumber(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		s := serve(t)

@@ -68,7 +68,7 @@ for placement in (Shard(0), Shard(1), Replicate()):
     for name, t in tensors.items():
         assert same(state["model"][name].full_tensor(), t), (name, t.shape)
 store.add("done", 1)
-while store.add("done", 0) < size:  # nobody leaves while another needs it
+while store.add("done", 0) < size:  # no rank leaves while another needs it
     time.sleep(0.01)
 print("ok", flush=True)
 os._exit(0)  # at once: PyTorch 2.6 sometimes does not come back from destroy_process_group after a checkpoint

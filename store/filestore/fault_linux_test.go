@@ -49,7 +49,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestHolderOfTheLock: whoever waits for the lock in vain is told who has it.
+// TestHolderOfTheLock: the error of a wait for the lock names the process that holds it.
 func TestHolderOfTheLock(t *testing.T) {
 	path, ctx := tempPath(t), t.Context()
 	s := open(t, path)

@@ -142,7 +142,7 @@ func (s *Store) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.closeTime)
 	defer cancel()
 	select {
-	case s.turn <- struct{}{}: // kept: nobody uses this handle again
+	case s.turn <- struct{}{}: // kept: this handle is not used again
 	case <-ctx.Done():
 		return last.problem("close", &waiting{ctx: ctx}, nil, ctx.Err())
 	}

@@ -10,7 +10,7 @@ import (
 	"os"
 )
 
-// supported is false where there is no flock: [Open] says so, and nothing below is ever called.
+// supported is false on systems without flock: [Open] says so, and nothing below is ever called.
 const supported = false
 
 const nonblocking = 0

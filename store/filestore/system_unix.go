@@ -47,7 +47,7 @@ func look(path string) (id fileID, size int64, err error) {
 	}
 }
 
-// tryLock takes the lock if nobody else has it.
+// tryLock takes the lock if no other process has it.
 func tryLock(f *os.File, how lockMode) (locked bool, err error) {
 	err = unix.Flock(int(f.Fd()), int(how)|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {

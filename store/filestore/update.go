@@ -98,7 +98,7 @@ func (s *Store) updateLocked(w *waiting, op string, decide func(*change) error) 
 		return nil
 	}
 	err = s.appendAll(size, c.records)
-	if c.remove { // nobody will read the records, so a full disk does not keep the last one from making room
+	if c.remove { // the records will not be read, so a full disk does not keep the last one from making room
 		if removed := os.Remove(s.path); removed != nil { //nolint:gosec // the path is the user's
 			return errors.Join(err, removed)
 		}
@@ -199,7 +199,7 @@ func (s *Store) remember() (err error) {
 }
 
 // refresh brings the table up to date for a reader, without the lock when nothing has changed: what this handle has read
-// ends where the file ends, so nobody has written or is writing.
+// ends where the file ends, so no process has written or is writing.
 func (s *Store) refresh(w *waiting) error {
 	for {
 		if s.replaced {

@@ -26,7 +26,7 @@ var mutants = map[string]struct {
 	"add races":              {"ConcurrentAdds", func(m *store.Memory) store.Store { return addRaces{m} }},
 	"set keeps the bytes":    {"BytesBelongToCaller", func(m *store.Memory) store.Store { return &keeps{Memory: m, kept: map[string][]byte{}} }},
 	"wait does not wait":     {"WaitForMany", func(m *store.Memory) store.Store { return hasty{m} }},
-	"nobody wakes":           {"WaitersWake", func(m *store.Memory) store.Store { return deaf{m} }},
+	"no wait ends":           {"WaitersWake", func(m *store.Memory) store.Store { return deaf{m} }},
 	"timeout without name":   {"StoreTimeout", func(m *store.Memory) store.Store { return nameless{m} }},
 	"deadline ignored":       {"ContextDeadlineWins", func(m *store.Memory) store.Store { return stubborn{m} }},
 	"cancel ignored":         {"Cancel", func(m *store.Memory) store.Store { return stubborn{m} }},

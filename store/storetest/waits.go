@@ -95,7 +95,7 @@ var waitCases = []testCase{
 			s.must(wait())
 		}
 	}},
-	{"BlockedWaitBlocksNobody", func(s *suite) {
+	{"BlockedWaitBlocksNoOther", func(s *suite) {
 		st := s.store()
 		wait := s.background(func() error { return st.Wait(s.ctx, "later") })
 		settle()

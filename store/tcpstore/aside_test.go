@@ -41,7 +41,7 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					_, _ = stranger.Write([]byte("\xff\xff\xffthis is no request")) // which the server logs
+					_, _ = stranger.Write([]byte("\xff\xff\xffthis is not a request")) // which the server logs
 					_ = stranger.SetReadDeadline(time.Now().Add(30 * time.Second))
 					if _, err = stranger.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 						t.Errorf("the stranger: %v", err)

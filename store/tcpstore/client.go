@@ -130,7 +130,7 @@ func (c *Client) Clone(ctx context.Context) (store.Store, error) {
 // Dialect returns the dialect that is spoken with the server.
 func (c *Client) Dialect() Dialect {
 	if c.back == nil {
-		return DialectAuto // the zero value is no client
+		return DialectAuto // the zero value is not a client
 	}
 	return Dialect(c.back.dialect())
 }
@@ -201,7 +201,7 @@ func (c *Client) Get(ctx context.Context, key string) ([]byte, error) {
 	return present(r.Value), nil
 }
 
-// Add implements [store.Store]. An empty value is no number, as in PyTorch's TCPStore.
+// Add implements [store.Store]. An empty value is not a number, as in PyTorch's TCPStore.
 func (c *Client) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	r, err := c.do(ctx, &request{op: wire.Add, key: key, num: delta})
 	return r.Num, err

@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-// TestBarrier: the last of its members lets all go on, whoever has given up meanwhile, in every dialect that has it.
+// TestBarrier: the last of its members lets all go on, also when others have given up meanwhile, in every dialect that has it.
 func TestBarrier(t *testing.T) {
 	for _, d := range []Dialect{DialectNative, DialectV} {
 		t.Run(d.String(), func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestBarrier(t *testing.T) {
 				}
 			}
 			if err := c.Barrier(t.Context(), "b", 0); !errors.Is(err, cohort.InvalidArgument) {
-				t.Errorf("of nobody: %v", err)
+				t.Errorf("of no members: %v", err)
 			}
 			c.SetTimeout(50 * time.Millisecond)
 			err := c.Barrier(context.Background(), "alone", 2)

@@ -29,7 +29,7 @@ func TestDialUnknownHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		_, err := Dial(t.Context(), "nowhere:29500", WithDialer(unknownHost))
-		if !errors.Is(err, cohort.NotFound) || !strings.Contains(err.Error(), `no host named "nowhere"`) || time.Since(start) != 0 {
+		if !errors.Is(err, cohort.NotFound) || !strings.Contains(err.Error(), `no host is named "nowhere"`) || time.Since(start) != 0 {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
 		if _, err = Dial(t.Context(), "nowhere:29500", WithDialer(unknownHost), WithNameRetry(), WithTimeout(time.Minute)); !errors.Is(err, store.ErrTimeout) {
@@ -41,7 +41,7 @@ func TestDialUnknownHost(t *testing.T) {
 	})
 }
 
-// TestDialTellsItsAttempts: a port that nobody listens on is tried again, and whoever watches sees it.
+// TestDialTellsItsAttempts: a port without a listener is tried again, and the hook is called for each attempt.
 func TestDialTellsItsAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var network faultnet.Network

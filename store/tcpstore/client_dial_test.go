@@ -220,8 +220,8 @@ func TestDialLogsAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text strings.Builder
 		log := slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug}))
-		_, _ = Dial(t.Context(), "nobody:1", WithDialer((&faultnet.Network{}).Dial), WithTimeout(time.Second), WithLogger(log))
-		if !strings.Contains(text.String(), "addr=nobody:1 attempt=1") {
+		_, _ = Dial(t.Context(), "nohost:1", WithDialer((&faultnet.Network{}).Dial), WithTimeout(time.Second), WithLogger(log))
+		if !strings.Contains(text.String(), "addr=nohost:1 attempt=1") {
 			t.Errorf("log: %s", text.String())
 		}
 	})

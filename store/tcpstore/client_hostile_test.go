@@ -252,7 +252,7 @@ func TestWickedAnswers(t *testing.T) {
 	sized := func(f []byte) []byte { return length(uint32(len(f) - 4))(f) }
 	attacks := map[string]func([]byte) []byte{
 		"twice":          func(f []byte) []byte { return append(bytes.Clone(f), f...) },
-		"to nobody":      func(f []byte) []byte { f[7] ^= 0x40; return f },
+		"to no call":     func(f []byte) []byte { f[7] ^= 0x40; return f },
 		"huge":           length(1<<32 - 1),
 		"over the limit": length(1<<30 + 1),
 		"nothing":        length(0),

@@ -78,7 +78,7 @@ func TestNativeEndDuringArming(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				end := func() {
 					cancel()
-					time.Sleep(time.Microsecond) // until whoever watches the context has done what it does
+					time.Sleep(time.Microsecond) // until the watcher of the context has done its work
 				}
 				value := []byte("v")
 				if writing {
@@ -113,9 +113,9 @@ func TestTimeoutOfAFrozenServer(t *testing.T) {
 			} {
 				start := time.Now()
 				err := do(t.Context())
-				if took := time.Since(start); took < allowed || took > allowed+lastWord || !errors.Is(err, store.ErrTimeout) {
+				if took := time.Since(start); took < allowed || took > allowed+finalReplyTime || !errors.Is(err, store.ErrTimeout) {
 					t.Errorf("%v: %s ended after %v with %v", c.Dialect(), name, took, err)
-				} else if strings.Contains(err.Error(), "nobody has set") || !strings.Contains(err.Error(), "not answered") {
+				} else if strings.Contains(err.Error(), "no client has set") || !strings.Contains(err.Error(), "not answered") {
 					t.Errorf("%v: %s gives a false reason: %v", c.Dialect(), name, err)
 				}
 			}
@@ -123,8 +123,8 @@ func TestTimeoutOfAFrozenServer(t *testing.T) {
 	}
 }
 
-// TestTimeoutSaysThatNobodySetTheKey: with a server that answers, that is the reason.
-func TestTimeoutSaysThatNobodySetTheKey(t *testing.T) {
+// TestTimeoutSaysThatNoClientSetTheKey: with a server that answers, that is the reason.
+func TestTimeoutSaysThatNoClientSetTheKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := &faultnet.Network{}
 		l, err := network.Listen("store:1")
@@ -143,7 +143,7 @@ func TestTimeoutSaysThatNobodySetTheKey(t *testing.T) {
 			}
 			start := time.Now()
 			_, err = c.Get(t.Context(), "never")
-			if took := time.Since(start); took != time.Second || !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "nobody has set") {
+			if took := time.Since(start); took != time.Second || !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "no client has set") {
 				t.Errorf("%v: after %v: %v", d, took, err)
 			}
 			_ = c.Close()
@@ -172,7 +172,7 @@ func TestQueuePushIsNotMisrouted(t *testing.T) {
 		t.Helper()
 		for _, s := range []store.Store{c, store.Prefix("p", c)} {
 			if err := store.QueuePush(t.Context(), s, "q", []byte("item")); err == nil {
-				t.Errorf("%T: pushed an item nobody knows where to", s)
+				t.Errorf("%T: pushed an item without a known destination", s)
 			}
 			if _, err := store.QueueLen(t.Context(), s, "q"); err == nil {
 				t.Errorf("%T: the length of a queue that was not asked for", s)

@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-// TestNameOfTwoServers: the name of a store has two addresses. Nobody listens at the first when the client connects; later another store
+// TestNameOfTwoServers: the name of a store has two addresses. The first has no listener when the client connects; later another store
 // does. All connections of the client go to the store that it has reached, also in the dialects in which stores have no identity.
 func TestNameOfTwoServers(t *testing.T) { // not parallel: it changes how names are looked up
 	for _, dialect := range []Dialect{DialectLegacy, DialectV, DialectNative} {
@@ -64,7 +64,7 @@ func TestStoreBehindSilentAddresses(t *testing.T) { // not parallel: it changes 
 	}
 	defer s.Close()
 	testkit.SilentServer(t, net.IPv4(127, 0, 0, 2), s.Port())
-	testkit.ResolveTo(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 3), net.IPv4(127, 0, 0, 4)) // nobody listens at the second
+	testkit.ResolveTo(t, net.IPv4(127, 0, 0, 2), net.IPv4(127, 0, 0, 3), net.IPv4(127, 0, 0, 4)) // the second has no listener
 	for _, dialect := range []Dialect{DialectLegacy, DialectV, DialectNative} {
 		c, failed := Dial(t.Context(), net.JoinHostPort("store.test", strconv.Itoa(s.Port())), WithDialect(dialect))
 		if failed != nil {

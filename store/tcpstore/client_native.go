@@ -33,7 +33,7 @@ const (
 // nativeConn carries many calls at once on one connection to cohort's server. In the ordinary course it has no goroutine
 // of its own: the goroutines that call do the writing and the reading.
 //
-//   - Writing: a call puts its frame into a common buffer; if nobody is writing it writes the buffer until that is
+//   - Writing: a call puts its frame into a common buffer; if no other call is writing it writes the buffer until that is
 //     empty, so frames that come together leave together.
 //   - Reading: of those that wait for an answer one leads, that is reads the connection and hands the others their
 //     answers; when it has its own it passes the lead to another that waits. A lone caller is always its own leader, and
@@ -60,9 +60,9 @@ type nativeConn struct {
 	}
 	helpers *sync.WaitGroup // the store's; nothing is added once mu.err is set
 
-	in         wire.Inbox // owned by whoever leads
-	readArmed  time.Time  // the connection's read deadline; owned by whoever leads
-	writeArmed time.Time  // the connection's write deadline; owned by whoever writes
+	in         wire.Inbox // owned by the leader
+	readArmed  time.Time  // the connection's read deadline; owned by the leader
+	writeArmed time.Time  // the connection's write deadline; owned by the writer
 	setRead    func(time.Time) error
 	setWrite   func(time.Time) error
 	callers    sync.Pool // of *nativeCall
@@ -78,8 +78,8 @@ type nativeCall struct {
 	place     ilist.Place[nativeCall]
 	lead      bool // with the token: read the connection
 	done      bool
-	given     bool // given up by its caller
-	greeting  bool // the question that nobody waits for
+	abandoned bool // given up by its caller
+	greeting  bool // the question that no call waits for
 	reply     wire.Reply
 	err       error
 }
@@ -126,7 +126,7 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	ended := m.await(ctx, limit, c)
 	if !c.done && m.mu.err == nil { // ended by ctx or limit
 		m.sendCancel(id)
-		ended = m.lastChance(ctx, q, c, ended)
+		ended = m.awaitFinalReply(ctx, q, c, ended)
 	}
 	if !c.done {
 		m.giveUp(c)
@@ -140,16 +140,16 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	return reply, err
 }
 
-// lastChance listens a little longer for the answer of a call whose time is up, where that matters, and returns why the
+// awaitFinalReply listens a little longer for the answer of a call whose time is up, where that matters, and returns why the
 // call ended if none comes. The caller holds mu.
-func (m *nativeConn) lastChance(ctx context.Context, q *request, c *nativeCall, ended error) error {
+func (m *nativeConn) awaitFinalReply(ctx context.Context, q *request, c *nativeCall, ended error) error {
 	timedOut := errors.Is(ended, error(errLimit))
 	var grace time.Duration
 	switch {
 	case q.op == wire.QueuePop: // an item that is on its way must not be lost
 		ctx, grace = context.WithoutCancel(ctx), popGrace
 	case q.wait && timedOut:
-		grace = lastWord
+		grace = finalReplyTime
 	default:
 		return ended
 	}
@@ -174,12 +174,12 @@ func (m *nativeConn) freeID() uint32 {
 	}
 }
 
-// giveUp leaves a call to be answered when nobody waits for it any longer. The caller holds mu.
+// giveUp leaves a call to be answered after its caller has returned. The caller holds mu.
 func (m *nativeConn) giveUp(c *nativeCall) {
 	if m.mu.err != nil {
 		return
 	}
-	c.given = true
+	c.abandoned = true
 	if m.mu.abandoned++; m.mu.abandoned > maxAbandoned {
 		m.failLocked(cohort.Newf("tcpstore", cohort.PeerLost, "the server has left %d requests without an answer", m.mu.abandoned))
 	}
@@ -209,7 +209,7 @@ func (m *nativeConn) failLocked(err error) {
 	for _, id := range slices.Sorted(maps.Keys(m.mu.calls)) { // in the order of the requests
 		c := m.mu.calls[id]
 		delete(m.mu.calls, id)
-		if c.given {
+		if c.abandoned {
 			continue
 		}
 		c.done, c.err = true, err

@@ -72,7 +72,7 @@ func (m *nativeConn) passLead() {
 	}
 }
 
-// drain leads while there are answers to come that nobody waits for: a server whose output is not read would cut the
+// drain leads while there are answers to come that no call waits for: a server whose output is not read would cut the
 // connection some day.
 func (m *nativeConn) drain() {
 	for {
@@ -156,7 +156,7 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 			return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "an answer to request %d, which was not asked", id)
 		}
 		delete(m.mu.calls, id)
-		if call.given {
+		if call.abandoned {
 			m.mu.abandoned--
 			continue
 		}
@@ -206,7 +206,7 @@ func (m *nativeConn) fill() error {
 	return cmp.Or(err, io.ErrNoProgress)
 }
 
-// This file is the writing half of a nativeConn: who finds nobody writing writes for all.
+// This file is the writing half of a nativeConn: a call that finds no other one writing writes for all.
 
 // awaitSpace waits while too much is queued for a connection that does not take it. The caller holds mu.
 func (m *nativeConn) awaitSpace(ctx context.Context, limit time.Time) error {
@@ -292,7 +292,7 @@ func (m *nativeConn) write(ctx context.Context, limit time.Time, buf []byte) (n 
 	return n, err
 }
 
-// sendCancel tells the server that nobody waits for request id any longer. The caller holds mu.
+// sendCancel tells the server that no call waits for request id any more. The caller holds mu.
 func (m *nativeConn) sendCancel(id uint32) {
 	start := len(m.mu.out)
 	m.mu.out = wire.EndFrame(wire.AppendCancel(wire.BeginFrame(m.mu.out, m.freeID()), id), start, 0)

@@ -65,7 +65,7 @@ func (h *held) answer(t *testing.T, key string) {
 	defer h.mu.Unlock()
 	id, ok := h.waiting[key]
 	if !ok {
-		t.Errorf("nobody asks for %q", key)
+		t.Errorf("no call asks for %q", key)
 	}
 	delete(h.waiting, key)
 	_, _ = h.conn.Write(frameReply(id, 0, bytesReply("value of "+key)))
@@ -106,7 +106,7 @@ func TestNativeAnswersInAnyOrder(t *testing.T) {
 }
 
 // TestNativeCancel: a call that ends by its context tells the server, returns at once, and leaves the connection usable;
-// whoever leads, the others go on.
+// whichever call leads, the others go on.
 func TestNativeCancel(t *testing.T) {
 	h := &held{}
 	onFake(t, fakeNative, h.on, func(t *testing.T, c *Client, f *fakeStore) {
@@ -200,7 +200,7 @@ func TestNativePopDoesNotLoseAnItem(t *testing.T) {
 	})
 }
 
-// TestNativeWriteBlocked: a server that stops reading holds up nobody beyond its context, and no frame is torn.
+// TestNativeWriteBlocked: a server that stops reading holds up no call beyond its context, and no frame is torn.
 func TestNativeWriteBlocked(t *testing.T) {
 	var resume chan struct{} // made inside the bubble
 	blocked := false
@@ -281,7 +281,7 @@ func TestNativeErrorsComeFromTheServer(t *testing.T) {
 		case wire.CompareSet:
 			_, _ = conn.Write(frameReply(r.ID, 0, []byte("short"))) // a body that does not fit
 		case wire.DeleteKey:
-			_, _ = conn.Write(frameReply(r.ID+100, 0, intReply(1))) // nobody asked
+			_, _ = conn.Write(frameReply(r.ID+100, 0, intReply(1))) // not asked for
 		default:
 		}
 		return true
@@ -335,8 +335,8 @@ func TestNativeLargeReplies(t *testing.T) {
 	})
 }
 
-// TestNativeReadsWhatNobodyWaitsFor: a large answer to a call that was given up must not block the server.
-func TestNativeReadsWhatNobodyWaitsFor(t *testing.T) {
+// TestNativeReadsAnswersOfCallsGivenUp: a large answer to a call that was given up must not block the server.
+func TestNativeReadsAnswersOfCallsGivenUp(t *testing.T) {
 	sent := make([]bool, 1)
 	on := func(_ int, conn net.Conn, r *wire.Request) bool {
 		switch r.Op {

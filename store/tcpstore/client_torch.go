@@ -324,13 +324,13 @@ func (s *torchStore) present(ctx context.Context, keys []string) (there bool, er
 	return there, err
 }
 
-// lastLook is the error of a wait that the store's timeout ended: nobody has set the keys, or the server is silent.
+// lastLook is the error of a wait that the store's timeout ended: no client has set the keys, or the server is silent.
 func (s *torchStore) lastLook(ctx context.Context, q *request) error {
 	keys := q.wireKeys()
 	if q.keys == nil {
 		keys = []string{q.wireKey()}
 	}
-	last, cancel := context.WithTimeout(ctx, lastWord)
+	last, cancel := context.WithTimeout(ctx, finalReplyTime)
 	defer cancel()
 	_, err := s.present(last, keys)
 	if e := cohort.FromContext(ctx, "tcpstore"); e != nil {
@@ -351,7 +351,7 @@ func (t *torchConn) check(ctx context.Context, keys []string) (there bool, err e
 	return there, err
 }
 
-// whyNoSum finds out whether an ADD lost its connection because the value is no number: PyTorch's servers say it so.
+// whyNoSum finds out whether an ADD lost its connection because the value is not a number: PyTorch's servers report it so.
 func (s *torchStore) whyNoSum(ctx context.Context, q *request, lost error) error {
 	key := q.wireKey()
 	t, there, err := s.checkedConn(ctx, []string{key})

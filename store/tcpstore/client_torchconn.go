@@ -212,7 +212,7 @@ func (t *torchConn) waitTurn(ctx context.Context) error {
 	return nil
 }
 
-// cancelWait ends a WAIT that nobody is interested in any more. The legacy dialect cannot, and would send the answer
+// cancelWait ends a WAIT that no call waits for any more. The legacy dialect cannot, and would send the answer
 // later, in the middle of something else: there the connection must be replaced.
 func (t *torchConn) cancelWait() {
 	switch {

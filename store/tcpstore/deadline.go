@@ -60,7 +60,7 @@ func (w *watcher) arm() error {
 		_ = w.set(w.until)
 	}
 	if !w.begun {
-		return nil // until is near, or there is no context to watch
+		return nil // until is near, or no context is watched
 	}
 	failpoint.At("tcpstore.watch.armed")
 	return endOf(w.ctx, w.limit)
@@ -84,7 +84,7 @@ func (w *watcher) passed() error {
 	return nil
 }
 
-// end stops watching. Afterwards nobody else changes the deadline.
+// end stops watching. Afterwards only the connection's owner changes the deadline.
 func (w *watcher) end() {
 	failpoint.At("tcpstore.watch.end")
 	if w.begun && w.watch.End() {
@@ -97,12 +97,12 @@ func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 const (
 	// popGrace is how long a pop whose time is up waits to learn whether it took an item.
 	popGrace = time.Second
-	// lastWord is how long a wait that the store's timeout ended listens for the server's word that nothing came. A
-	// server that does not even say that is not there, which is another reason than a key that nobody has set.
-	lastWord = 200 * time.Millisecond
-	// answerTime is the least time that a server has for an answer that waits for nothing. The store's timeout may be
+	// finalReplyTime is how long a wait that the store's timeout ended listens for the server's word that nothing came. A
+	// server that does not even say that is not there, which is another reason than a key that no client has set.
+	finalReplyTime = 200 * time.Millisecond
+	// minReplyTime is the least time that a server has for an answer that waits for nothing. The store's timeout may be
 	// shorter, to look whether a key comes.
-	answerTime = 2 * time.Second
+	minReplyTime = 2 * time.Second
 )
 
 // limitOf is when an operation whose context has no deadline ends: zero means never.
@@ -134,7 +134,7 @@ func boundOf(timeout time.Duration, waits bool) time.Duration {
 	case timeout <= 0:
 		return store.DefaultTimeout
 	}
-	return max(timeout, answerTime)
+	return max(timeout, minReplyTime)
 }
 
 // The ends of an operation by the store's timeout.
@@ -189,7 +189,7 @@ func timeoutDetail(q *request, timeout time.Duration, silent bool) string {
 	if q.keys != nil {
 		keys = wire.KeyPrefix + strings.Join(q.keys[:min(len(q.keys), storeop.ShownKeys)], ", "+wire.KeyPrefix)
 	}
-	why := "nobody has set them"
+	why := "no client has set them"
 	if silent {
 		why = "the server has not answered: it hangs, or the network is cut; whether the keys are set is not known"
 	}

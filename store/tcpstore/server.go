@@ -20,7 +20,7 @@ import (
 // Server is a store that PyTorch processes of every version and Go processes use at the same time: the server half of
 // torch.distributed.TCPStore with is_master=True.
 //
-// One slow, silent or hostile client delays nobody else.
+// One slow, silent or hostile client delays no other.
 type Server struct {
 	addr    net.Addr
 	serving *storeserve.Server

@@ -19,7 +19,7 @@ import (
 )
 
 // TestServerCrowd: PyTorch clients ask for a large value at once, more of them than the server may hold copies for. All
-// get it, as soon as others have read theirs, and nobody is cut.
+// get it, as soon as others have read theirs, and none is cut.
 func TestServerCrowd(t *testing.T) {
 	eachDriver(t, func(t *testing.T, opts ...ServerOption) {
 		t.Helper()
@@ -39,7 +39,7 @@ func TestServerCrowd(t *testing.T) {
 			write(t, crowd[i], get)
 		}
 		testkit.Until(t, "the buffers are full", func() (full bool) {
-			s.serving.Do(func(c *storeserve.Core) { full = c.Machine.OverBudget() })
+			s.serving.Do(func(c *storeserve.Core) { full = c.Machine.Queued() })
 			return full
 		})
 		ping() // others are served all the while

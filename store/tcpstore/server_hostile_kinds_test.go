@@ -164,7 +164,7 @@ func TestServerHostileKinds(t *testing.T) {
 			stop := startAttack(t, a.name, addr)
 			defer stop()
 			testkit.Until(t, a.name, func() (full bool) {
-				s.serving.Do(func(c *storeserve.Core) { full = c.Machine.OverBudget() })
+				s.serving.Do(func(c *storeserve.Core) { full = c.Machine.Queued() })
 				return full || s.Stats().Requests() > before.Requests()+1000
 			})
 			worst := time.Duration(0)

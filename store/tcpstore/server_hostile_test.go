@@ -73,7 +73,7 @@ func honest(t *testing.T, addr, name string, d time.Duration) (p99 time.Duration
 	all.Wait()
 	sorted := slices.Sorted(slices.Values(slices.Concat(took...)))
 	if len(sorted) == 0 {
-		t.Fatal("nobody was served")
+		t.Fatal("no client was served")
 	}
 	return sorted[len(sorted)*99/100], len(sorted)
 }
@@ -301,7 +301,7 @@ func TestServerHostile(t *testing.T) {
 		took, _ := honest(t, addr, strconv.FormatInt(time.Now().UnixNano(), 10), 60*time.Millisecond)
 		return took
 	}, 4
-	calm := []time.Duration{p99(), p99(), p99()}[1:] // when nobody attacks
+	calm := []time.Duration{p99(), p99(), p99()}[1:] // without attackers
 	list := append(attacks(), attack{name: allTogether})
 	stopIdle := func() {}
 	for _, a := range list {

@@ -28,7 +28,7 @@ type Limits struct {
 	Conns int
 	// Memory bounds everything that the server holds for its clients, in bytes. Half of it is for keys, values and queues; a
 	// quarter for replies not yet read; an eighth for requests not yet complete; an eighth for waits, watches and claims. When
-	// the half is full, requests that need room are refused. Replies and requests over 4 KiB for which there is no room wait
+	// the half is full, requests that need room are refused. Replies and requests over 4 KiB that have no room wait
 	// until others have read or sent theirs, with hosts taking turns; while any wait, clients that make no progress for seconds
 	// are disconnected. When there are too many waits, the client with the most is disconnected. Default 4 GiB.
 	Memory int64
@@ -36,7 +36,7 @@ type Limits struct {
 	Output int
 	// Waits is the number of waits and watches that one connection may have open. Default 16384.
 	Waits int
-	// Stall is how long a client may leave its output unread when nobody else needs the memory. Default one minute.
+	// Stall is how long a client may leave its output unread when no other client needs the memory. Default one minute.
 	Stall time.Duration
 }
 
@@ -91,7 +91,7 @@ func newServerConfig(opts []ServerOption) serverConfig {
 		}
 	}
 	c.limits = c.limits.withDefaults()
-	c.loops = min(max(cmp.Or(c.loops, defaultLoops), 1), storecore.MaxHomes)
+	c.loops = min(max(cmp.Or(c.loops, defaultLoops), 1), storecore.MaxLoops)
 	return c
 }
 

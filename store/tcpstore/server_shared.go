@@ -37,7 +37,7 @@ type Lease struct {
 }
 
 // Acquire returns a share of the server that this value has on addr, and starts one if it has none. The options apply only then.
-// Port 0 always starts a new one, which can be shared under its real port. A server on all addresses is shared by whoever asks
+// Port 0 always starts a new one, which can be shared under its real port. A server on all addresses is shared by a caller that asks
 // for its port, as in PyTorch.
 func (s *Shared) Acquire(addr string, opts ...ServerOption) (*Lease, error) {
 	host, port, err := net.SplitHostPort(addr)

@@ -16,7 +16,7 @@ type Walk struct {
 }
 
 // Walk begins a walk over the keys that the table has now. A key that is deleted before Next comes to it is passed to gone instead.
-// Whoever begins a walk also ends it.
+// The caller ends a walk that it has begun.
 func (t *Table) Walk(gone func(key []byte)) *Walk {
 	t.begun++
 	w := &Walk{table: t, gone: gone, end: t.fresh, turn: t.begun}

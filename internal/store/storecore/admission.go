@@ -15,12 +15,12 @@ import (
 // does not stop others:
 //
 //   - data, half of it: keys, values, queues. A request that does not fit is refused.
-//   - out, a quarter: replies that clients have not read yet. A reply that does not fit waits (crowd.go).
-//   - in, an eighth: requests that are not all there yet. Large ones are read in turn (senders.go).
+//   - out, a quarter: replies that clients have not read yet. A reply that does not fit waits (admission_replies.go).
+//   - in, an eighth: requests that are not all there yet. Large ones are read in turn (admission_requests.go).
 //   - waits, an eighth: open waits, watches, claims. The client with the most of them is cut.
 //
-// While somebody waits for out or in, those that read or send too slowly are cut: slow is relative, and nobody is slow as
-// long as there is room for all. The limit itself holds always: when the parts together are over it, whoever holds the
+// While a client waits for out or in, those that read or send too slowly are cut: slow is relative, and no client is slow as
+// long as there is room for all. The limit itself holds always: when the parts together are over it, the client that holds the
 // most for the longest time is cut.
 type shares struct {
 	data, out, in, waits int64
@@ -55,7 +55,7 @@ func newAdmission(memory int64) admission {
 const (
 	// readerPause and senderPause are how long a client may make no progress while others wait for its memory, and
 	// leastPause what is left of that when they have waited long; readerRate and senderRate how many bytes a second it has
-	// to take or send when it is given pace.SlowStart more. All of them are measured by clock.patience.
+	// to take or send when it is given slowStartTime more. All of them are measured by clock.counted.
 	readerPause = int64(5 * time.Second)
 	senderPause = int64(2 * time.Second)
 	leastPause  = int64(time.Second)
@@ -98,18 +98,18 @@ func (m *Machine) slowReader(c *Conn) bool {
 	owed := int64(c.Owed())
 	pause := readerPause
 	if !m.admission.replies.Empty() { // the longer others wait, the less
-		pause = max(pause-(m.clock.patience-m.admission.replies.Since()), leastPause)
+		pause = max(pause-(m.clock.counted-m.admission.replies.Since()), leastPause)
 	}
-	return owed > 0 && c.out.pace.Slow(m.clock.patience, pause, owed, readerRate)
+	return owed > 0 && c.out.pace.Slow(m.clock.counted, pause, owed, readerRate)
 }
 
 // relieve cuts those that are too slow while others wait for memory. It returns whether it looked: it does so only now
 // and then.
 func (m *Machine) relieve() bool {
-	if m.clock.patience < m.admission.reliefAt {
+	if m.clock.counted < m.admission.reliefAt {
 		return false
 	}
-	m.admission.reliefAt = m.clock.patience + reliefPause
+	m.admission.reliefAt = m.clock.counted + reliefPause
 	for i := len(m.conns.all) - 1; i >= 0; i-- { // a connection that is cut is replaced by the last one
 		m.turn.work++
 		switch c := m.conns.all[i]; {
@@ -140,10 +140,10 @@ func (m *Machine) enforce(n int) {
 		m.turn.work++
 		blame := 0.0
 		if len(c.in.buf) > 0 {
-			blame += c.in.pace.Blame(m.clock.patience, cap(c.in.buf))
+			blame += c.in.pace.Blame(m.clock.counted, cap(c.in.buf))
 		}
 		if c.Owed() > 0 {
-			blame += c.out.pace.Blame(m.clock.patience, c.out.Memory())
+			blame += c.out.pace.Blame(m.clock.counted, c.out.Memory())
 		}
 		if blame > 0 {
 			holders = append(holders, holder{c, blame})
@@ -169,16 +169,16 @@ func (m *Machine) roomToWait(c *Conn, cost int64) error {
 	if m.admission.waits+cost <= m.admission.shares.waits {
 		return nil
 	}
-	holders := slices.DeleteFunc(slices.Clone(m.conns.all), func(o *Conn) bool { return o.stakes.bytes <= c.stakes.bytes+cost })
+	holders := slices.DeleteFunc(slices.Clone(m.conns.all), func(o *Conn) bool { return o.holdings.bytes <= c.holdings.bytes+cost })
 	m.turn.work += uint64(len(m.conns.all))
-	slices.SortFunc(holders, func(a, b *Conn) int { return cmp.Compare(b.stakes.bytes, a.stakes.bytes) })
+	slices.SortFunc(holders, func(a, b *Conn) int { return cmp.Compare(b.holdings.bytes, a.holdings.bytes) })
 	for _, o := range holders {
 		if m.admission.waits+cost <= m.admission.shares.waits-m.admission.shares.waits/8 {
 			break
 		}
 		m.Refuse(o, cohort.Newf("tcpstore: serve", cohort.Exhausted,
 			"its waits, watches and claims take %d bytes, more than those of any other client, and all of them together have %d",
-			o.stakes.bytes, m.admission.shares.waits))
+			o.holdings.bytes, m.admission.shares.waits))
 	}
 	if m.admission.waits+cost <= m.admission.shares.waits {
 		return nil
@@ -202,22 +202,22 @@ func grow(b []byte, n int) []byte {
 // slowStartTime is how much time a client has beside that for its bytes.
 const slowStartTime = int64(10 * time.Second)
 
-// Pace is how a client gets on.
-type Pace struct {
+// progress is how a client gets on.
+type progress struct {
 	Since int64 // when the bytes began to wait
 	Moved int64 // when some of them moved last
 }
 
 // Start notes that bytes begin to wait.
-func (p *Pace) Start(now int64) { p.Since, p.Moved = now, now }
+func (p *progress) Start(now int64) { p.Since, p.Moved = now, now }
 
 // Slow reports whether nothing has moved for longer than a pause, or all in all less than rate bytes a second.
-func (p *Pace) Slow(now, pause, bytes, rate int64) bool {
+func (p *progress) Slow(now, pause, bytes, rate int64) bool {
 	return now-p.Moved > pause || now-p.Since > slowStartTime+bytes*int64(time.Second)/rate
 }
 
 // Blame weighs bytes by how long nothing has moved, and to a lesser part by how long they have been there: who is being
 // served holds much for a short time, and a client that moves one byte now and then is not served.
-func (p *Pace) Blame(now int64, bytes int) float64 {
+func (p *progress) Blame(now int64, bytes int) float64 {
 	return float64(bytes) * (1 + float64(now-p.Moved) + float64(now-p.Since)/16)
 }

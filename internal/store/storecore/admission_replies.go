@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// When many clients ask for large values at once, the replies that wait to be sent may take all of their share. Nobody is
-// cut for that, since nobody would know why: a request whose reply has no room is left unread, and a wait that is over is
+// When many clients ask for large values at once, the replies that wait to be sent may take all of their share. No client is
+// cut for that, since its user would not know why: a request whose reply has no room is left unread, and a wait that is over is
 // kept, until others have read theirs. Then those that wait get one reply each in turn.
 
 // held is the replies that one connection waits for.
@@ -20,10 +20,10 @@ type held struct {
 	waits   []*wait // those that are over
 }
 
-// crowdedError says that a reply of so many bytes has no room now.
-type crowdedError int
+// noRoomError says that a reply of so many bytes has no room now.
+type noRoomError int
 
-func (e crowdedError) Error() string {
+func (e noRoomError) Error() string {
 	return "no room for a reply of " + strconv.Itoa(int(e)) + " bytes"
 }
 
@@ -37,7 +37,7 @@ func (m *Machine) hold(c *Conn, needs int) {
 func (m *Machine) holdWait(w *wait, needs int) {
 	c := w.conn
 	w.held, w.needs = true, needs
-	if len(c.held.waits) > 2*c.stakes.nWaits+16 { // waits that were given up meanwhile
+	if len(c.held.waits) > 2*c.holdings.nWaits+16 { // waits that were given up meanwhile
 		m.turn.work += uint64(len(c.held.waits))
 		c.held.waits = slices.DeleteFunc(c.held.waits, func(w *wait) bool { return w.gone || !w.held })
 	}
@@ -50,7 +50,7 @@ func (m *Machine) enqueueReply(c *Conn) {
 		return
 	}
 	c.held.queued = true
-	m.admission.replies.Push(c, hostOf(c.Peer), false, m.clock.patience)
+	m.admission.replies.Push(c, hostOf(c.Peer), false, m.clock.counted)
 }
 
 // nextReply returns how many bytes c's next reply needs, or 0 when none waits any more.
@@ -86,8 +86,8 @@ func (m *Machine) reply(c *Conn) {
 	m.Receive(c, nil)
 }
 
-// leaveOverBudget forgets a client that is closed.
-func (m *Machine) leaveOverBudget(c *Conn) {
+// leaveReplies forgets a client that is closed.
+func (m *Machine) leaveReplies(c *Conn) {
 	c.held.request, c.held.waits = false, nil
 	if c.held.queued {
 		c.held.queued = false
@@ -95,14 +95,14 @@ func (m *Machine) leaveOverBudget(c *Conn) {
 	}
 }
 
-// OverBudget reports whether clients wait for room: the driver calls Admit after each step, and now and then.
-func (m *Machine) OverBudget() bool {
+// Queued reports whether clients wait for room: the driver calls Admit after each step, and now and then.
+func (m *Machine) Queued() bool {
 	return len(m.admission.replies.hosts)+len(m.admission.requests.hosts) > 0
 }
 
 // Admit lets clients go on that wait for room, in their order, as far as there is room now and this turn allows.
 func (m *Machine) Admit() {
-	m.admitSenders()
+	m.admitRequests()
 	end := m.turn.work + heavyWork
 	for n := m.admission.replies.Len(); n > 0; n-- { // once around
 		if m.turn.work >= end {
@@ -152,7 +152,7 @@ func newFairQueue[T any](gone func(T) bool) fairQueue[T] {
 	return fairQueue[T]{gone: gone, byName: map[string]*hostQueue[T]{}}
 }
 
-// Empty reports whether nobody waits.
+// Empty reports whether the queue is empty.
 func (l *fairQueue[T]) Empty() bool { return len(l.hosts) == 0 }
 
 // Since is when the first came to the line while it was empty.
@@ -185,7 +185,7 @@ func (l *fairQueue[T]) Push(member T, hostName string, before bool, now int64) {
 	}
 }
 
-// First returns the one whose turn it is; false when nobody waits.
+// First returns the one whose turn it is; false when the queue is empty.
 func (l *fairQueue[T]) First() (member T, found bool) {
 	for !l.Empty() {
 		h := l.hosts[0]

@@ -25,11 +25,11 @@ type allowance struct {
 	starved bool // it is not read from until there is room for its request
 }
 
-// BeginningSize is how many bytes should be read at a time from a client that has no room granted, while there is no room for
-// the beginnings of large requests: they are looked at in small pieces.
+// BeginningSize is how many bytes should be read at a time from a client that has no room granted, while the beginnings of
+// large requests have no room: they are looked at in small pieces.
 const BeginningSize = keepBuffer
 
-// Scarce reports whether there is no room for the beginnings of large requests.
+// Scarce reports whether the beginnings of large requests have no room.
 func (m *Machine) Scarce() bool { return m.admission.in > m.admission.shares.in/4 }
 
 // Granted reports whether c has room for the request that it has begun.
@@ -84,18 +84,18 @@ func (m *Machine) seekRoom(c *Conn) {
 			m.grant(c, need)
 		} else {
 			m.admission.active--
-			m.starve(c, need)
+			m.queueRequest(c, need)
 		}
 	case m.admission.requests.Empty() && (m.requestFits(c, need) || m.admission.active == 0):
 		m.grant(c, need)
 	default:
-		m.starve(c, need)
+		m.queueRequest(c, need)
 	}
 }
 
-func (m *Machine) starve(c *Conn, need int) {
+func (m *Machine) queueRequest(c *Conn, need int) {
 	c.allowance.starved, c.allowance.wants = true, need
-	m.admission.requests.Push(c, hostOf(c.Peer), c.allowance.granted > 0, m.clock.patience)
+	m.admission.requests.Push(c, hostOf(c.Peer), c.allowance.granted > 0, m.clock.counted)
 }
 
 // requestFits reports whether there is room for a request of c that takes need bytes.
@@ -114,8 +114,8 @@ func (m *Machine) grant(c *Conn, n int) {
 	c.allowance.granted = n
 }
 
-// admitSenders lets those go on that there is room for.
-func (m *Machine) admitSenders() {
+// admitRequests lets those go on that there is room for.
+func (m *Machine) admitRequests() {
 	for c, found := m.admission.requests.First(); found; c, found = m.admission.requests.First() {
 		if m.admission.active > 0 && !m.requestFits(c, c.allowance.wants) {
 			if !m.relieve() {
@@ -128,13 +128,13 @@ func (m *Machine) admitSenders() {
 			m.admission.active++
 		}
 		m.grant(c, c.allowance.wants)
-		c.in.pace.Start(m.clock.patience)
+		c.in.pace.Start(m.clock.counted)
 		m.conns.touch(c) // it may be read from again
 	}
 }
 
-// leaveSenders forgets a client that is closed.
-func (m *Machine) leaveSenders(c *Conn) {
+// leaveRequests forgets a client that is closed.
+func (m *Machine) leaveRequests(c *Conn) {
 	if c.allowance.starved {
 		c.allowance.starved = false
 		if c.allowance.granted > 0 {
@@ -150,13 +150,13 @@ func (m *Machine) leaveSenders(c *Conn) {
 func (m *Machine) slowSender(c *Conn) bool {
 	pause := senderPause
 	if !m.admission.requests.Empty() { // the longer others wait, the less
-		pause = max(pause-(m.clock.patience-m.admission.requests.Since()), leastPause)
+		pause = max(pause-(m.clock.counted-m.admission.requests.Since()), leastPause)
 	}
-	return c.allowance.granted > 0 && !c.Paused() && c.in.pace.Slow(m.clock.patience, pause, int64(len(c.in.buf)), senderRate)
+	return c.allowance.granted > 0 && !c.Paused() && c.in.pace.Slow(m.clock.counted, pause, int64(len(c.in.buf)), senderRate)
 }
 
-// Halves reports whether connections hold unfinished requests: the driver calls Expire now and then.
-func (m *Machine) Halves() bool { return m.admission.in > 0 }
+// Unfinished reports whether connections hold unfinished requests: the driver calls Expire now and then.
+func (m *Machine) Unfinished() bool { return m.admission.in > 0 }
 
 // Expire looks at all unfinished requests and cuts clients whose request was where it is at each of the last looks before.
 func (m *Machine) Expire(looks int) {

@@ -25,26 +25,26 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		}
 		m.use(c, r)
 	}
-	if c.dialect == wire.Legacy && c.stakes.nWaits > 0 && r.Op != wire.CancelWait {
+	if c.dialect == wire.Legacy && c.holdings.nWaits > 0 && r.Op != wire.CancelWait {
 		// A legacy client that timed out in a wait does not say so; it just goes on with its next request. Answering
 		// the wait later would put that answer in the place of another one.
 		m.dropWaits(c)
 	}
-	m.turn.passes = c.putOff && !m.turn.passed
+	m.turn.passes = c.deferred && !m.turn.passed
 	err := m.perform(c, r)
 	switch why := err.(type) { //nolint:errorlint // never wrapped
-	case crowdedError:
+	case noRoomError:
 		m.counts.ops[r.Op]--
 		m.hold(c, int(why))
 		return
 	case laterError:
 		m.counts.ops[r.Op]--
-		c.putOff = true
+		c.deferred = true
 		m.turn.yield(c)
 		return
 	}
-	if c.putOff {
-		c.putOff, m.turn.passed = false, true
+	if c.deferred {
+		c.deferred, m.turn.passed = false, true
 	}
 	if m.config.Observe != nil {
 		m.config.Observe(c, r, err)
@@ -80,7 +80,7 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 	if o.do == nil {
 		return cohort.Newf("tcpstore: serve", cohort.Protocol, "%s is not served", r.Op)
 	}
-	if len(m.watchers)+len(m.tidings) > 0 {
+	if len(m.watchers)+len(m.keyChanges) > 0 {
 		if err := m.mayNotify(r); err != nil {
 			return err
 		}
@@ -111,7 +111,7 @@ func (m *Machine) upgrade(c *Conn, r *wire.Request) error {
 	if r.Nonce != wire.NativeVersion {
 		return cohort.Newf("tcpstore: serve", cohort.Protocol, "native version %d, this server has %d", r.Nonce, wire.NativeVersion)
 	}
-	if c.stakes.nWaits > 0 {
+	if c.holdings.nWaits > 0 {
 		return cohort.New("tcpstore: serve", cohort.Protocol, "native mode asked for while a wait is open")
 	}
 	m.speak(c, wire.Native)

@@ -52,7 +52,7 @@ func TestMemoryLimit(t *testing.T) {
 }
 
 // TestRepliesStayWithinTheirShare: what clients are owed takes its share of the memory and no more, whatever they asked for. A reply that
-// does not fit waits, and nobody is cut for it.
+// does not fit waits, and no client is cut for it.
 func TestRepliesStayWithinTheirShare(t *testing.T) {
 	const clients, size = 150, 250 << 10 // three times the share
 	big := make([]byte, size)
@@ -121,7 +121,7 @@ func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
 		}
 		writer := b.dial(wire.Legacy)
 		b.m.Receive(writer, wire.AppendKeyValue(nil, wire.Legacy, wire.Set, "/model", make([]byte, size)))
-		for b.m.Busy() { // nobody reads yet
+		for b.m.Busy() { // no client reads yet
 			b.m.Tick(b.m.clock.now)
 			b.m.Resume()
 		}
@@ -132,10 +132,10 @@ func TestManyWaitersOfALargeValueAreBounded(t *testing.T) {
 		if held > limits.Memory {
 			t.Errorf("%d waiters of %d bytes: buffers of %d bytes, the limit is %d", len(waiters), size, held, limits.Memory)
 		}
-		if !b.m.OverBudget() && size > 64<<10 {
+		if !b.m.Queued() && size > 64<<10 {
 			t.Errorf("%d waiters of %d bytes have room at once", len(waiters), size)
 		}
-		for b.m.OverBudget() {
+		for b.m.Queued() {
 			b.flush()
 			b.m.Admit()
 		}
@@ -194,7 +194,7 @@ func TestSlowReader(t *testing.T) {
 	if want := 100 * (100<<10 + 8); total != want || c.Paused() || b.m.admission.out != int64(c.out.counted+other.out.counted) {
 		t.Errorf("%d bytes were sent, want %d; paused %v", total, want, c.Paused())
 	}
-	// What nobody asked for is bounded, too.
+	// What no client asked for is bounded, too.
 	w := b.m.Open("watcher", nil)
 	b.m.Receive(w, wire.AppendKey(nil, wire.Legacy, wire.WatchKey, "k"))
 	for range 100 {
@@ -261,7 +261,7 @@ func TestAWaitCostsItsOwnKeys(t *testing.T) {
 	}
 }
 
-// TestWaitsStayWithinTheirShare: a wait for more keys than there is room for is refused, whoever has many waits is cut when there is no
+// TestWaitsStayWithinTheirShare: a wait for more keys than there is room for is refused, and the client with many waits is cut when there is no
 // room for those of others, and what is open never takes more than its share.
 func TestWaitsStayWithinTheirShare(t *testing.T) {
 	limits := testLimits

@@ -16,7 +16,7 @@ import (
 // of them is there only once. Claims are no keys: they are neither counted nor listed. A native client makes one by
 // COMPARE_SET on the reserved key wire.ClaimPrefix + name:
 //
-//   - of a name that nobody ever claimed, with nothing expected;
+//   - of a name that no client ever claimed, with nothing expected;
 //   - of a name whose holder's connection has ended, with that holder's text expected;
 //   - of a name of its own, with its present text expected, to change that.
 //
@@ -32,18 +32,18 @@ type claim struct {
 }
 
 type claims struct {
-	byName map[string]*claim
-	gone   map[string]*releasedClaim // by host
-	nGone  int
+	byName    map[string]*claim
+	released  map[string]*hostReleases // by host
+	nReleased int
 }
 
-// releasedClaim are the claims that clients of one host left behind, the oldest first. Some may have been taken again.
-type releasedClaim struct {
-	list []bygoneClaim
+// hostReleases are the claims that clients of one host left behind, the oldest first. Some may have been taken again.
+type hostReleases struct {
+	list []releasedClaim
 	live int // of them still without a holder
 }
 
-type bygoneClaim struct {
+type releasedClaim struct {
 	claim *claim
 	turn  uint64
 }
@@ -51,8 +51,8 @@ type bygoneClaim struct {
 const (
 	// maxClaims is the number of names that one connection may hold: a rank holds one or two.
 	maxClaims = 64
-	// maxBygone is how many claims without a holder are remembered of one host.
-	maxBygone = 1 << 12
+	// maxHostReleases is how many claims without a holder are remembered of one host.
+	maxHostReleases = 1 << 12
 	// maxReleasedClaims is how many are remembered of all hosts. When there are more, the host with the most loses.
 	maxReleasedClaims = 1 << 16
 	maxClaimName      = 256
@@ -84,8 +84,8 @@ func (m *Machine) claim(c *Conn, r *wire.Request) error {
 	case have != nil && (have.holder != nil && have.holder != c || !bytes.Equal(have.text, r.Expected)):
 		m.replyBytes(c, r.ID, have.text)
 		return nil
-	case (have == nil || have.holder != c) && len(c.stakes.claims) >= maxClaims:
-		return cohort.Newf(op, cohort.Exhausted, "this client holds %d names, which is the most that one may", len(c.stakes.claims))
+	case (have == nil || have.holder != c) && len(c.holdings.claims) >= maxClaims:
+		return cohort.Newf(op, cohort.Exhausted, "this client holds %d names, which is the most that one may", len(c.holdings.claims))
 	}
 	cost := int64(claimCost + 2*len(name) + len(r.Value))
 	if err := m.roomToWait(c, cost); err != nil {
@@ -94,17 +94,17 @@ func (m *Machine) claim(c *Conn, r *wire.Request) error {
 	if have == nil {
 		have = &claim{name: string(name)}
 		if m.claims.byName == nil {
-			m.claims.byName, m.claims.gone = map[string]*claim{}, map[string]*releasedClaim{}
+			m.claims.byName, m.claims.released = map[string]*claim{}, map[string]*hostReleases{}
 		}
 		m.claims.byName[have.name] = have
 	}
 	if have.holder == nil {
-		m.takeBack(have)
+		m.reclaim(have)
 		have.holder, have.host = c, hostOf(c.Peer)
-		c.stakes.claims = append(c.stakes.claims, have.name)
-		c.stakes.bytes += have.cost // which the machine has counted all the time
+		c.holdings.claims = append(c.holdings.claims, have.name)
+		c.holdings.bytes += have.cost // which the machine has counted all the time
 	}
-	m.stake(c, cost-have.cost)
+	m.chargeHoldings(c, cost-have.cost)
 	have.text, have.cost = append(have.text[:0], r.Value...), cost
 	m.replyBytes(c, r.ID, r.Value)
 	return nil
@@ -120,42 +120,42 @@ func hostOf(peer string) string {
 
 // unclaim lets go of what a connection that ends holds. What one host leaves behind is bounded: its oldest are forgotten.
 func (m *Machine) unclaim(c *Conn) {
-	for _, name := range c.stakes.claims {
+	for _, name := range c.holdings.claims {
 		have := m.claims.byName[name]
 		have.holder = nil
-		c.stakes.bytes -= have.cost
-		b := m.claims.gone[have.host]
+		c.holdings.bytes -= have.cost
+		b := m.claims.released[have.host]
 		if b == nil {
-			b = &releasedClaim{}
-			m.claims.gone[have.host] = b
+			b = &hostReleases{}
+			m.claims.released[have.host] = b
 		}
 		have.turn++
-		b.list = append(b.list, bygoneClaim{have, have.turn})
+		b.list = append(b.list, releasedClaim{have, have.turn})
 		b.live++
-		if m.claims.nGone++; m.claims.nGone > maxReleasedClaims {
-			for _, other := range m.claims.gone {
+		if m.claims.nReleased++; m.claims.nReleased > maxReleasedClaims {
+			for _, other := range m.claims.released {
 				m.turn.work++
 				if other.live > b.live {
 					b = other
 				}
 			}
-			m.forgetBygone(b, b.live-1)
+			m.dropReleased(b, b.live-1)
 			continue
 		}
-		m.forgetBygone(b, maxBygone)
+		m.dropReleased(b, maxHostReleases)
 	}
-	c.stakes.claims = nil
+	c.holdings.claims = nil
 }
 
-// forgetBygone drops the oldest of a host's claims until there are no more than most.
-func (m *Machine) forgetBygone(b *releasedClaim, most int) {
-	for len(b.list) > 0 && (b.live > most || len(b.list) > 2*maxBygone || b.list[0].stale()) {
+// dropReleased drops the oldest of a host's claims until there are no more than most.
+func (m *Machine) dropReleased(b *hostReleases, most int) {
+	for len(b.list) > 0 && (b.live > most || len(b.list) > 2*maxHostReleases || b.list[0].stale()) {
 		first := b.list[0]
-		b.list[0] = bygoneClaim{}
+		b.list[0] = releasedClaim{}
 		b.list = b.list[1:]
 		if !first.stale() {
 			b.live--
-			m.claims.nGone--
+			m.claims.nReleased--
 			delete(m.claims.byName, first.claim.name)
 			m.admission.waits -= first.claim.cost
 		}
@@ -163,24 +163,24 @@ func (m *Machine) forgetBygone(b *releasedClaim, most int) {
 }
 
 // stale reports whether the claim was taken again since.
-func (g bygoneClaim) stale() bool { return g.claim.holder != nil || g.claim.turn != g.turn }
+func (g releasedClaim) stale() bool { return g.claim.holder != nil || g.claim.turn != g.turn }
 
-// takeBack notes that a claim without a holder has one again.
-func (m *Machine) takeBack(have *claim) {
-	if b := m.claims.gone[have.host]; b != nil && have.turn > 0 {
-		m.claims.nGone--
+// reclaim notes that a claim without a holder has one again.
+func (m *Machine) reclaim(have *claim) {
+	if b := m.claims.released[have.host]; b != nil && have.turn > 0 {
+		m.claims.nReleased--
 		if b.live--; b.live == 0 {
-			delete(m.claims.gone, have.host)
+			delete(m.claims.released, have.host)
 		}
 	}
 }
 
 // name says who a connection is, as far as its claims tell.
 func (m *Machine) name(c *Conn) string {
-	if len(c.stakes.claims) == 0 {
+	if len(c.holdings.claims) == 0 {
 		return ""
 	}
-	name := c.stakes.claims[len(c.stakes.claims)-1]
+	name := c.holdings.claims[len(c.holdings.claims)-1]
 	return name + ": " + string(m.claims.byName[name].text)
 }
 

@@ -115,7 +115,7 @@ func TestClaimsAreNoKeys(t *testing.T) {
 	c := newClaimer(t, m, "c")
 	c.claim("rank/0", "", "me")
 	if s := m.Snapshot(0); s.Keys != 0 || s.Memory == 0 {
-		t.Errorf("keys %d, memory %d: a claim is no key, but takes memory", s.Keys, s.Memory)
+		t.Errorf("keys %d, memory %d: a claim is not a key, but takes memory", s.Keys, s.Memory)
 	}
 	if status, _ := c.ask(wire.AppendSet(nil, wire.Native, wire.ClaimPrefix+"rank/0", []byte("other"))); cohort.Code(status) != cohort.InvalidArgument {
 		t.Errorf("a claim was set as a key: status %d", status)
@@ -139,7 +139,7 @@ func TestClaimsAreNoKeys(t *testing.T) {
 	}
 }
 
-// One client that claims all it can keeps nobody else from claiming, neither while it is there nor afterwards.
+// One client that claims all it can keeps no other from claiming, neither while it is there nor afterwards.
 func TestClaimsOfOneDoNotKeepOthersOut(t *testing.T) {
 	limits := storecore.Limits{Limits: wire.DefaultLimits, Memory: 64 << 20, Output: 1 << 20, Waits: 16}
 	m := storecore.New(storecore.Config{Limits: limits})

@@ -12,7 +12,7 @@ import (
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
-// TestClosedConnectionsAreForgotten: a connection is no longer counted once it is closed, so nothing in the machine may refer to
+// TestClosedConnectionsAreForgotten: a connection is not counted any more once it is closed, so nothing in the machine may refer to
 // it: a driver keeps buffers with it. Those here were answered together, waited for room and for their turn, and watched a key.
 func TestClosedConnectionsAreForgotten(t *testing.T) {
 	limits := testLimits
@@ -60,7 +60,7 @@ func TestClosedConnectionsAreForgotten(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-// TestTakenItemsAreForgotten: what was taken from a queue is no longer counted, so the queue must not refer to it.
+// TestTakenItemsAreForgotten: what was taken from a queue is not counted any more, so the queue must not refer to it.
 func TestTakenItemsAreForgotten(t *testing.T) {
 	b := newBench(testLimits)
 	c := b.dial(wire.V)

@@ -16,9 +16,9 @@ import (
 // hostileLimits leave so little that a few hundred attackers could take all of it.
 var hostileLimits = Limits{Limits: wire.DefaultLimits, Memory: 32 << 20, Output: 16 << 20, Waits: 1 << 14}
 
-// crowdOf is how many attackers there are instead of n: fewer in the race run, whose clocks are slow and which has nothing
+// attackersOf is how many attackers there are instead of n: fewer in the race run, whose clocks are slow and which has nothing
 // to find here.
-func crowdOf(n int) int {
+func attackersOf(n int) int {
 	if invariants.Enabled {
 		return max(n/3, 1)
 	}
@@ -71,7 +71,7 @@ func (h *honest) ask(what string, request []byte, n int) {
 			h.t.Fatalf("%s: %s: an honest client was cut: %v", h.name, what, h.conn.Cut())
 		}
 		if steps > patience {
-			h.t.Fatalf("%s: %s: an honest client waits for more than a minute with %d bytes to send and %d of %d bytes of the answer; %d crowded, %d of %d and %d of %d bytes",
+			h.t.Fatalf("%s: %s: an honest client waits for more than a minute with %d bytes to send and %d of %d bytes of the answer; %d queued, %d of %d and %d of %d bytes",
 				h.name, what, len(request), len(h.got[h.conn]), n, h.m.admission.replies.Len(), h.m.admission.out, h.m.admission.shares.out, h.m.admission.in, h.m.admission.shares.in)
 		}
 		if len(request) > 0 && !h.conn.Paused() {
@@ -198,9 +198,9 @@ func spoken(d wire.Dialect, name string) bool {
 	return true
 }
 
-// TestNobodyIsHurtBySilentReaders has hundreds of clients ask for as much as they can of one kind, in each dialect, and never
+// TestSilentReadersHarmNoOther has hundreds of clients ask for as much as they can of one kind, in each dialect, and never
 // read: the memory limit holds at every moment, and an honest PyTorch client is served, and is not cut.
-func TestNobodyIsHurtBySilentReaders(t *testing.T) {
+func TestSilentReadersHarmNoOther(t *testing.T) {
 	for _, d := range []wire.Dialect{wire.Legacy, wire.V, wire.Native} {
 		for name, write := range hostileRequests() {
 			if !spoken(d, name) {
@@ -214,7 +214,7 @@ func TestNobodyIsHurtBySilentReaders(t *testing.T) {
 				for range 40 {
 					h.ask("push", wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/items", make([]byte, 100<<10)), 0)
 				}
-				attackers := make([]*Conn, crowdOf(120))
+				attackers := make([]*Conn, attackersOf(120))
 				for i := range attackers {
 					attackers[i] = b.m.Open(fmt.Sprint("10.0.0.9:", i), nil)
 					switch d {
@@ -247,7 +247,7 @@ func TestNobodyIsHurtBySilentReaders(t *testing.T) {
 						}
 					}
 				}
-				for range min(2, crowdOf(2)) {
+				for range min(2, attackersOf(2)) {
 					attack()
 					// What makes deferred answers: a key that they wait for, items for their pops, changes that they watch.
 					h.ask("set what they wait for", wire.AppendSet(nil, wire.V, "/comes", make([]byte, 250<<10)), 0)
@@ -267,9 +267,9 @@ func TestNobodyIsHurtBySilentReaders(t *testing.T) {
 	}
 }
 
-// TestNobodyIsHurtByHalfRequests has hundreds of clients send the beginnings of requests of all kinds, small and large, and
+// TestUnfinishedRequestsHarmNoOther has hundreds of clients send the beginnings of requests of all kinds, small and large, and
 // go on byte by byte or not at all.
-func TestNobodyIsHurtByHalfRequests(t *testing.T) {
+func TestUnfinishedRequestsHarmNoOther(t *testing.T) {
 	big := make([]byte, 400<<10)
 	keys := make([]string, 2000)
 	for i := range keys {
@@ -292,7 +292,7 @@ func TestNobodyIsHurtByHalfRequests(t *testing.T) {
 				t.Run(fmt.Sprintf("%s %d %v", name, part, dribble), func(t *testing.T) {
 					b := newBench(hostileLimits)
 					h := newHonest(t, b, name)
-					attackers := make([]*Conn, crowdOf(200))
+					attackers := make([]*Conn, attackersOf(200))
 					for i := range attackers {
 						attackers[i] = b.m.Open("bad", nil)
 						hello := wire.AppendValidate(nil)
@@ -336,7 +336,7 @@ func TestNobodyIsHurtByHalfRequests(t *testing.T) {
 	}
 }
 
-// Without need nobody is hurried: a request may take as long as it likes while there is room.
+// Without need no client is hurried: a request may take as long as it likes while there is room.
 func TestSlowClientsAreServedWhileThereIsRoom(t *testing.T) {
 	b := newBench(hostileLimits)
 	slow, reader := b.dial(wire.V), b.dial(wire.V)
@@ -353,10 +353,10 @@ func TestSlowClientsAreServedWhileThereIsRoom(t *testing.T) {
 	if reader.Owed() != 1008 || slow.Cut() != nil || reader.Cut() != nil {
 		t.Errorf("%d bytes, cut %v and %v", reader.Owed(), slow.Cut(), reader.Cut())
 	}
-	// But a request that nobody goes on with is dropped in the end.
+	// But a request that no client goes on with is dropped in the end.
 	b.m.Receive(slow, set[:500])
 	for range 20 {
-		if b.m.Expire(20); slow.Cut() != nil || !b.m.Halves() {
+		if b.m.Expire(20); slow.Cut() != nil || !b.m.Unfinished() {
 			t.Fatalf("cut too early: %v", slow.Cut())
 		}
 	}

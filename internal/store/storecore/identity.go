@@ -104,7 +104,7 @@ func replaced() error {
 		"this is another store: the server was restarted or its keys were cleared, and what this client stored or read before is gone")
 }
 
-// clear is CLEAR: whoever asks goes on with the new store.
+// clear is CLEAR: the client that asks goes on with the new store.
 func (m *Machine) clear(c *Conn, r *wire.Request) error {
 	if !bytes.Equal(r.Expected, m.run.identity[:]) {
 		return cohort.New("tcpstore: clear", cohort.InvalidArgument, "the identity is not that of this store: ask for it with hello")
@@ -127,7 +127,7 @@ func (m *Machine) empty(by *Conn) int {
 			if c != by && (c.standing.user || c.standing.knows) {
 				m.expel(c)
 			}
-			for p := c.stakes.waits.First(); p != nil; p = c.stakes.waits.First() {
+			for p := c.holdings.waits.First(); p != nil; p = c.holdings.waits.First() {
 				m.forget(p.Of())
 				m.refuseRequest(c, p.Of().id, replaced())
 			}

@@ -137,10 +137,10 @@ func TestClear(t *testing.T) {
 
 func TestRunsAreTold(t *testing.T) {
 	b := identityBench(false)
-	looker := b.dial(wire.Native)
+	visitor := b.dial(wire.Native)
 	left := func() int64 {
-		b.send(looker, hello(1))
-		answer := b.take(looker)
+		b.send(visitor, hello(1))
+		answer := b.take(visitor)
 		_, n, _, err := wire.ParseReply(wire.Native, wire.Hello, 0, []byte(answer[9:]), &testLimits.Limits)
 		if err != nil || n == 0 {
 			t.Fatalf("hello: %q, %v", answer, err)
@@ -161,8 +161,8 @@ func TestRunsAreTold(t *testing.T) {
 		t.Errorf("%d keys left behind, snapshot %d at %d", n, s.Left, s.LeftAt)
 	}
 	b.m.Clear()
-	b.send(looker, frame(2, func(b []byte) []byte { return wire.AppendPlain(b, wire.Native, wire.Stats) }))
-	if got, want := b.take(looker), reply(2, 0, []byte("{}")); got != want {
+	b.send(visitor, frame(2, func(b []byte) []byte { return wire.AppendPlain(b, wire.Native, wire.Stats) }))
+	if got, want := b.take(visitor), reply(2, 0, []byte("{}")); got != want {
 		t.Errorf("who only looks got %q, want %q", got, want)
 	}
 	if n := left(); n != 0 {
@@ -172,8 +172,8 @@ func TestRunsAreTold(t *testing.T) {
 
 func TestForgetWhenTheLastUserLeaves(t *testing.T) {
 	b := identityBench(true)
-	looker, one, two := b.dial(wire.Native), b.dial(wire.V), b.dial(wire.Native)
-	b.send(looker, hello(1))
+	visitor, one, two := b.dial(wire.Native), b.dial(wire.V), b.dial(wire.Native)
+	b.send(visitor, hello(1))
 	b.send(one, wire.AppendSet(nil, wire.V, "/a", nil))
 	b.send(two, setFrame(1, "/b", ""))
 	b.m.Close(one)

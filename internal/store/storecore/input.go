@@ -12,7 +12,7 @@ import (
 type input struct {
 	buf     []byte
 	lent    int // bytes of the larger buffer that the driver continues in, see Rest
-	pace    Pace
+	pace    progress
 	looks   int // how often Expire has found it where it was
 	parsed  wire.Progress
 	frame   int // native: bytes of the frame that is not all there
@@ -55,7 +55,7 @@ func (m *Machine) receive(c *Conn, data []byte, size int) {
 			return
 		}
 		if used < len(data) && !c.closed {
-			c.in.pace.Start(m.clock.patience)
+			c.in.pace.Start(m.clock.counted)
 			c.in.looks = 0
 			if used == 0 && size > keepBuffer {
 				if m.enforce(size); c.closed {
@@ -79,7 +79,7 @@ func (m *Machine) receive(c *Conn, data []byte, size int) {
 // goOnKept goes on with what c has sent before, to which something was added or not.
 func (m *Machine) goOnKept(c *Conn, more bool) {
 	if more {
-		c.in.pace.Moved, c.in.looks = m.clock.patience, 0
+		c.in.pace.Moved, c.in.looks = m.clock.counted, 0
 	}
 	in := c.in.buf
 	used := m.consume(c, in, cap(in))
@@ -90,7 +90,7 @@ func (m *Machine) goOnKept(c *Conn, more bool) {
 		return
 	}
 	if used > 0 && !c.closed {
-		c.in.pace.Since = m.clock.patience
+		c.in.pace.Since = m.clock.counted
 		m.turn.copied(len(c.in.buf) - used)
 		c.in.buf = c.in.buf[:copy(c.in.buf, c.in.buf[used:])]
 		if len(c.in.buf) == 0 && cap(c.in.buf) > keepBuffer {

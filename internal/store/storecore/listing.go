@@ -83,7 +83,7 @@ func (m *Machine) finishListing(l *listing) {
 	if c.dialect == wire.Native {
 		l.out = wire.EndFrame(l.out, 0, 0)
 	}
-	c.out.begin(m.clock.patience)
+	c.out.begin(m.clock.counted)
 	c.out.Refer(l.out, l.out)
 	m.conns.touch(c)
 	m.settle(c)

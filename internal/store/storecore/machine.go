@@ -27,14 +27,14 @@ type Config struct {
 	// Forget empties the store whenever its last user leaves.
 	Forget bool
 	// Loops is into how many parts the driver has divided the connections, each with a list of its own of those that are
-	// dirty. 0 is 1, MaxHomes is the most.
+	// dirty. 0 is 1, MaxLoops is the most.
 	Loops int
 	// Observe, when set, is called after every request that was applied.
 	Observe func(c *Conn, r *wire.Request, err error)
 }
 
-// MaxHomes is the largest number of homes.
-const MaxHomes = 64
+// MaxLoops is the largest number of loops.
+const MaxLoops = 64
 
 const (
 	// highWater is the output at which a client's further requests wait until it has read some of it, as long as there
@@ -60,10 +60,10 @@ type Machine struct {
 	run      run
 
 	// Who is told when something changes.
-	waits    waits
-	watchers map[string]map[*Conn]struct{} // by the key
-	tidings  []keyChange                   // what watchers have not all been told
-	claims   claims
+	waits      waits
+	watchers   map[string]map[*Conn]struct{} // by the key
+	keyChanges []keyChange                   // what not all watchers have been notified of
+	claims     claims
 
 	request wire.Request // reused, so that parsing allocates nothing
 	given   given
@@ -92,7 +92,7 @@ type Conn struct {
 	closed   bool
 	cut      error // why the machine has closed it
 	yielded  bool  // its turn was over before its requests were; see turn.go
-	putOff   bool  // its next request had to wait for a turn that has room for it
+	deferred bool  // its next request had to wait for a turn that has room for it
 	place    place
 	standing standing
 
@@ -102,9 +102,9 @@ type Conn struct {
 	held      held
 	listing   *listing // the answer that is being made
 
-	stakes stakes
-	back   readBack
-	poll   Poll
+	holdings holdings
+	back     readBack
+	poll     pollWatch
 }
 
 // Tick begins a turn and tells the machine the time, in nanoseconds of the driver's choice. A driver that looks at its clock
@@ -140,8 +140,8 @@ func (m *Machine) Close(c *Conn) {
 	c.out.Clear()
 	m.dropListing(c)
 	m.settle(c)
-	m.leaveOverBudget(c)
-	m.leaveSenders(c)
+	m.leaveReplies(c)
+	m.leaveRequests(c)
 	m.conns.remove(c)
 	m.leave(c)
 	if invariants.Enabled && len(m.conns.all) < checkedConns && len(m.claims.byName) < checkedConns {
@@ -176,4 +176,38 @@ func (m *Machine) Refuse(c *Conn, reason error) {
 	c.cut = reason
 	m.Close(c)
 	m.conns.touch(c)
+}
+
+// checkedConns bounds the machines that are checked: it takes a look at every connection and claim.
+const checkedConns = 64
+
+// audit compares the machine's sums with what they are sums of.
+func (m *Machine) audit() {
+	var in, out, waiting int64
+	var granted int64
+	waits, users, active := 0, 0, 0
+	for i, c := range m.conns.all {
+		invariants.Check(c.place.pos == i && !c.closed, "a connection is open and stands at its place")
+		in, out, waiting = in+int64(c.in.counted), out+int64(c.out.counted), waiting+c.holdings.bytes
+		waits += c.holdings.nWaits
+		if granted += int64(c.allowance.granted); c.allowance.granted > 0 && !c.allowance.starved {
+			active++
+		}
+		if c.standing.user {
+			users++
+		}
+		invariants.Check(!c.standing.user || !c.standing.stale, "who knows another store does not use this one")
+	}
+	for _, claim := range m.claims.byName {
+		if claim.holder == nil {
+			waiting += claim.cost
+		}
+	}
+	invariants.Check(m.admission.in == in, "the requests that are not all there are counted")
+	invariants.Check(m.admission.granted == granted && m.admission.active == active, "the room that was granted is counted")
+	invariants.Check(m.admission.out == out, "the replies that are not sent are counted")
+	invariants.Check(m.admission.waits == waiting, "waits, watches and claims are counted")
+	invariants.Check(m.waits.n == waits && m.run.users == users, "waits and users are counted")
+	invariants.Check((m.waits.n == 0) == (m.waits.all.First() == nil), "the list of all waits holds them")
+	invariants.Check(m.table.Len() >= 0 && m.table.Bytes() >= 0 && m.queues.bytes >= 0, "no sum is negative")
 }

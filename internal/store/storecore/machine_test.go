@@ -345,7 +345,7 @@ func TestSnapshot(t *testing.T) {
 	b.send(w, wire.AppendBarrier(nil, wire.V, "bar", 2))
 	b.send(c, wire.AppendSet(nil, wire.Legacy, "x", []byte("y")))
 	s := b.m.Snapshot(2)
-	want := []Waiter{{Key: "j", Peer: "10.0.0.1:5", Since: 100}, {Key: "k", Peer: "10.0.0.1:5", Since: 100}}
+	want := []waitInfo{{Key: "j", Peer: "10.0.0.1:5", Since: 100}, {Key: "k", Peer: "10.0.0.1:5", Since: 100}}
 	if fmt.Sprint(s.Waiters) != fmt.Sprint(want) || s.NWaits != 2 {
 		t.Errorf("waiters %+v of %d", s.Waiters, s.NWaits)
 	}

@@ -64,7 +64,7 @@ func (m *model) values(keys []string) string {
 	return s.String()
 }
 
-// came tells all waits that keys exist now.
+// keyArrived tells all waits that keys exist now.
 func (m *model) came(keys ...string) {
 	for _, key := range keys {
 		for _, w := range slices.Clone(m.waits) {

@@ -19,7 +19,7 @@ type output struct {
 	sendbuf.Stream
 
 	batch   int // of those that were there at pace.Since, how many bytes are not gone yet
-	pace    Pace
+	pace    progress
 	paused  bool // the client has to read before its next request is applied
 	counted int  // bytes in the machine's sum
 }
@@ -31,7 +31,7 @@ const sharedSize = keytable.FixedSize
 func (o *output) begin(now int64) {
 	if o.Owed() == 0 {
 		o.batch = 0
-		o.pace = Pace{Since: now, Moved: now}
+		o.pace = progress{Since: now, Moved: now}
 	}
 }
 
@@ -70,7 +70,7 @@ func (m *Machine) Sent(c *Conn, n int) {
 		invariants.Check(n <= c.Owed(), "no more was sent than was owed")
 	}
 	c.out.Shed(n)
-	c.out.pace.Moved = m.clock.patience
+	c.out.pace.Moved = m.clock.counted
 	if c.Owed() == 0 {
 		c.out.batch = 0
 		if cap(c.out.Buf) > keepBuffer || m.admission.out > m.admission.shares.out/4 {
@@ -79,7 +79,7 @@ func (m *Machine) Sent(c *Conn, n int) {
 	} else {
 		m.turn.copied(c.out.Compact())
 		if c.out.batch -= n; c.out.batch <= 0 {
-			c.out.batch, c.out.pace.Since = c.Owed(), m.clock.patience
+			c.out.batch, c.out.pace.Since = c.Owed(), m.clock.counted
 		}
 	}
 	if c.out.paused && c.Owed() <= m.high()/2 {
@@ -95,7 +95,7 @@ func (m *Machine) Sent(c *Conn, n int) {
 
 // begin starts a reply and end completes it: a frame in the native dialect, nothing in the others.
 func (m *Machine) begin(c *Conn, id uint32) int {
-	c.out.begin(m.clock.patience)
+	c.out.begin(m.clock.counted)
 	start := len(c.out.Buf)
 	if c.dialect == wire.Native {
 		c.out.Buf = append(wire.BeginFrame(c.out.Buf, id), 0)
@@ -186,7 +186,7 @@ func (m *Machine) fitsBeside(others int64, n int) error {
 	case int64(n) > share:
 		return cohort.Newf("tcpstore: serve", cohort.TooLarge, "a reply of %d bytes is more than all replies may take, %d: raise the memory limit", n, share)
 	}
-	return crowdedError(n)
+	return noRoomError(n)
 }
 
 // mayReply is replyFits for a request: one whose reply has many bytes that are copied may also have to wait for the next turn.
@@ -215,7 +215,7 @@ func (m *Machine) refuseRequest(c *Conn, id uint32, err error) {
 	if code == cohort.Unknown {
 		code = cohort.Internal
 	}
-	c.out.begin(m.clock.patience)
+	c.out.begin(m.clock.counted)
 	start := len(c.out.Buf)
 	c.out.Buf = append(wire.BeginFrame(c.out.Buf, id), byte(code))
 	c.out.Buf = append(c.out.Buf, err.Error()...)

@@ -96,10 +96,10 @@ func (m *Machine) enqueue(key, item []byte) {
 	}
 	if k := m.waits.byKey[string(key)]; k != nil {
 		if first {
-			m.waits.isThere(k)
+			m.waits.markExists(k)
 		}
 		if k.once != nil && k.once.First() != nil {
-			m.came(k.once.First().Of())
+			m.keyArrived(k.once.First().Of())
 		}
 	}
 }
@@ -112,8 +112,8 @@ func (m *Machine) emptied(key []byte) {
 		return
 	}
 	if k := m.waits.byKey[string(key)]; k != nil && m.table.Find(key) == nil {
-		m.waits.is(&k.tallies[byKey], false)
-		m.spreadOwn()
+		m.waits.setPresent(&k.tallies[byKey], false)
+		m.notifyOwn()
 	}
 }
 

@@ -5,9 +5,9 @@ package storecore
 
 // roster is the open connections, and which of them the driver has to look at.
 type roster struct {
-	all   []*Conn
-	loops []home
-	mail  uint64 // a bit for each home that has dirty connections
+	all        []*Conn
+	loops      []home
+	dirtyLoops uint64 // a bit for each loop that has dirty connections
 }
 
 // home is a part of the driver with connections of its own: one of several event loops.
@@ -48,7 +48,7 @@ func (r *roster) touch(c *Conn) {
 		c.place.dirty = true
 		h := &r.loops[c.place.home]
 		h.dirty = append(h.dirty, c)
-		r.mail |= 1 << c.place.home
+		r.dirtyLoops |= 1 << c.place.home
 	}
 }
 
@@ -85,15 +85,15 @@ func (m *Machine) DirtyAt(home int) []*Conn {
 	d := h.dirty
 	clear(h.lastDirty) // some may be closed by now
 	h.dirty, h.lastDirty = h.lastDirty[:0], d
-	m.conns.mail &^= 1 << home
+	m.conns.dirtyLoops &^= 1 << home
 	for _, c := range d {
 		c.place.dirty = false
 	}
 	return d
 }
 
-// Mail returns a bit for each home that has dirty connections.
-func (m *Machine) Mail() uint64 { return m.conns.mail }
+// DirtyLoops returns a bit for each loop that has dirty connections.
+func (m *Machine) DirtyLoops() uint64 { return m.conns.dirtyLoops }
 
 // Touch puts c among the dirty ones, for a driver that has something to do with it.
 func (m *Machine) Touch(c *Conn) { m.conns.touch(c) }

@@ -31,21 +31,21 @@ type Snapshot struct {
 	Memory  int64 // what counts against the limit
 	Data    int64 // of it keys and values
 	NWaits  int
-	Work    uint64   // see Machine.Work
-	Workers int64    // processes that joined, as PyTorch counts them
-	Left    int      // keys that clients of an earlier run left behind
-	LeftAt  int64    // when the last of them went, as told by Tick
-	Waiters []Waiter // the oldest first, at most as many as asked for
+	Work    uint64     // see Machine.Work
+	Workers int64      // processes that joined, as PyTorch counts them
+	Left    int        // keys that clients of an earlier run left behind
+	LeftAt  int64      // when the last of them went, as given to Tick
+	Waiters []waitInfo // the oldest first, at most as many as asked for
 	Pollers []poller
 }
 
-// Waiter is a client that waits for a key.
-type Waiter struct {
+// waitInfo is a client that waits for a key.
+type waitInfo struct {
 	Key     string // of a very long one the beginning
 	Peer    string
 	Name    string // who the peer says it is, see claim
 	Barrier bool
-	Since   int64 // as told by Tick
+	Since   int64 // as given to Tick
 }
 
 // poller is a client that asks for a key again and again.
@@ -101,7 +101,7 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 		s.Workers, _ = storeop.ParseCounter(e.Value())
 	}
 	looks, text := lookedAt*maxWaiters, shownText
-	add := func(w Waiter, c *Conn, key string) {
+	add := func(w waitInfo, c *Conn, key string) {
 		w.Peer, w.Name = c.Peer, m.name(c)
 		if w.Key = key; len(key) > shownKey {
 			w.Key = key[:shownKey] + "..."
@@ -114,7 +114,7 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 	}
 	for p := m.waits.all.First(); p != nil && len(s.Waiters) < maxWaiters && looks > 0; p = p.Next() {
 		w := p.Of()
-		waiter := Waiter{Since: w.since}
+		waiter := waitInfo{Since: w.since}
 		looks--
 		if w.barrier != nil {
 			waiter.Barrier = true
@@ -133,7 +133,7 @@ func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 	}
 	s.Pollers = m.pollers(maxWaiters)
 	m.turn.work += uint64(lookedAt*maxWaiters - max(looks, 0)) //nolint:gosec // not negative
-	slices.SortFunc(s.Waiters, func(a, b Waiter) int {
+	slices.SortFunc(s.Waiters, func(a, b waitInfo) int {
 		return cmp.Or(cmp.Compare(a.Since, b.Since), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Peer, b.Peer))
 	})
 	return s

@@ -25,14 +25,14 @@ const (
 
 // turn is the work that is done, and who has to go on in the next turn.
 type turn struct {
-	work   uint64  // units ever done
-	heavy  uint64  // those of large requests in this turn
-	stats  []byte  // what was answered to STATS in this turn
-	later  []*Conn // those whose turn was over before their requests were
-	admit  bool    // some of those who wait for room were left to the next turn
-	passed bool    // a request that was put off before was done in this turn
-	passes bool    // the present request was put off before and is the first such one of this turn
-	tells  uint64  // how much work may be done when the present request tells no more watchers
+	work      uint64  // units ever done
+	heavy     uint64  // those of large requests in this turn
+	stats     []byte  // what was answered to STATS in this turn
+	later     []*Conn // those whose turn was over before their requests were
+	admit     bool    // some of those who wait for room were left to the next turn
+	passed    bool    // a request that was put off before was done in this turn
+	passes    bool    // the present request was put off before and is the first such one of this turn
+	notifyEnd uint64  // how much work may be done when the present request tells no more watchers
 }
 
 // laterError says that a request has to wait for the next turn.
@@ -70,16 +70,16 @@ func (t *turn) yield(c *Conn) {
 
 // Busy reports whether connections wait for their next turn: the driver must not sleep but call Resume.
 func (m *Machine) Busy() bool {
-	return len(m.turn.later) > 0 || m.turn.admit || len(m.waits.ready) > 0 || len(m.listings) > 0 || len(m.waits.news) > 0 ||
-		len(m.tidings) > 0
+	return len(m.turn.later) > 0 || m.turn.admit || len(m.waits.ready) > 0 || len(m.listings) > 0 || len(m.waits.pending) > 0 ||
+		len(m.keyChanges) > 0
 }
 
 // Resume lets connections go on whose last turn ended too early for them, in their order, as far as this turn allows.
 func (m *Machine) Resume() {
 	m.turn.admit = false // Admit follows
-	m.tellUntil(m.turn.work + heavyWork)
-	if len(m.waits.news) > 0 {
-		m.spread(m.turn.work + heavyWork)
+	m.notifyUntil(m.turn.work + heavyWork)
+	if len(m.waits.pending) > 0 {
+		m.notifyWaits(m.turn.work + heavyWork)
 	}
 	m.wakeUntil(m.turn.work + heavyWork)
 	if len(m.listings) > 0 {
@@ -99,20 +99,20 @@ func (m *Machine) Resume() {
 	m.turn.later = slices.Delete(m.turn.later, 0, done)
 }
 
-// attention is how often a driver looks at the machine, at least, while clients wait for room.
-const attention = int64(100 * time.Millisecond)
+// maxTick is how often a driver looks at the machine, at least, while clients wait for room.
+const maxTick = int64(100 * time.Millisecond)
 
 // clock is the time, in nanoseconds.
 type clock struct {
-	now      int64 // as told by Tick
-	patience int64 // time as far as it counts for clients that are slow
+	now     int64 // as given to Tick
+	counted int64 // time as far as it counts for clients that are slow
 }
 
 // tick sets the time. A turn counts for at most as long as a driver sleeps while somebody waits. If more time has passed, the
 // process that serves got none of it, and what clients sent and read meanwhile is not known yet: it is not held against them.
 func (c *clock) tick(now int64) {
 	if passed := now - c.now; passed > 0 {
-		c.patience += min(passed, attention)
+		c.counted += min(passed, maxTick)
 		c.now = now
 	}
 }

@@ -68,7 +68,7 @@ func TestPutOffAreServed(t *testing.T) {
 	}
 }
 
-// TestManyCallbacksShareATurn: of changes that many watchers have to be told of, one is made in a turn, whoever asks for it and however
+// TestManyCallbacksShareATurn: of changes that many watchers have to be told of, one is made in a turn, whichever client asks for it and however
 // the keys are changed; all are made in the end, as they were sent.
 func TestManyCallbacksShareATurn(t *testing.T) {
 	const watches, keys, writers = 3000, 30, 10
@@ -172,7 +172,7 @@ func TestDeletesDuringListings(t *testing.T) {
 }
 
 // TestCallbacksOfOneRequestTakeSeveralTurns: a MULTI_SET may change a key as often as it has pairs, and all who watch the key are told each
-// time. They are told over many turns, in order; whoever changes the key or begins to watch it meanwhile comes after that. The values are
+// time. They are notified over many turns, in order; a client that changes the key or begins to watch it meanwhile is served after that. The values are
 // there at once.
 func TestCallbacksOfOneRequestTakeSeveralTurns(t *testing.T) {
 	const watchers, pairs = 1500, 100

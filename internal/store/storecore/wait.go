@@ -20,9 +20,9 @@ type wait struct {
 	kind    waitKind
 	gone    bool // answered or forgotten
 	due     bool // will be answered by wake, whatever becomes of its keys; not for those that return values
-	held    bool // lacks nothing but room for its reply, see crowd.go
+	held    bool // lacks nothing but room for its reply, see admission_replies.go
 	needs   int  // when held: bytes of the reply
-	missing int  // keys, as far as it has been told, see tally.go
+	missing int  // keys, as far as it has been told, see wait_keys.go
 	since   int64
 	size    int64     // barrier: how many must come
 	barrier *barrier  // where it stands, and at which place of it
@@ -36,13 +36,13 @@ type wait struct {
 	ofAll  ilist.Place[wait] // among all
 }
 
-// waits is all open waits, by what they wait for, and those that are to be told something.
+// waits is all open waits, by what they wait for, and those that are to be notified.
 type waits struct {
 	byKey        map[string]*keyWaits
 	barriers     map[string]*barrier
 	all          ilist.List[wait]
 	n            int
-	news         []pendingNotification // what waits are to be told of their keys, see tally.go
+	pending      []pendingNotification // what waits are to be notified of, see wait_keys.go
 	stalePending bool                  // some are left of earlier steps
 	ready        []*wait               // found to lack nothing, to be answered by wake
 	woken        int                   // how many of them are done with
@@ -79,10 +79,10 @@ const (
 
 // open registers a wait for a request. It finds out itself which keys are missing.
 func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
-	if c.stakes.nWaits >= m.config.Limits.Waits {
-		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d waits of one client are open, the limit is %d", c.stakes.nWaits, m.config.Limits.Waits)
+	if c.holdings.nWaits >= m.config.Limits.Waits {
+		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d waits of one client are open, the limit is %d", c.holdings.nWaits, m.config.Limits.Waits)
 	}
-	if c.dialect == wire.Native && c.stakes.byID[r.ID] != nil {
+	if c.dialect == wire.Native && c.holdings.byID[r.ID] != nil {
 		err := cohort.Newf("tcpstore: serve", cohort.Protocol, "request id %d is used twice at a time", r.ID)
 		m.Refuse(c, err)
 		return err
@@ -140,9 +140,9 @@ func (m *Machine) satisfies(kind waitKind, key []byte) bool {
 
 // list makes w known to its connection and to the list of all.
 func (m *Machine) list(w *wait) {
-	w.conn.stakes.add(w, w.conn.dialect == wire.Native)
+	w.conn.holdings.add(w, w.conn.dialect == wire.Native)
 	m.waits.add(w)
-	m.stake(w.conn, w.cost)
+	m.chargeHoldings(w.conn, w.cost)
 }
 
 // forget removes a wait from everywhere.
@@ -154,14 +154,14 @@ func (m *Machine) forget(w *wait) {
 	if w.barrier != nil {
 		m.leaveBarrier(w)
 	}
-	w.conn.stakes.remove(w)
+	w.conn.holdings.remove(w)
 	m.waits.remove(w)
-	m.stake(w.conn, -w.cost)
+	m.chargeHoldings(w.conn, -w.cost)
 	w.gone = true
 }
 
 func (m *Machine) dropWaits(c *Conn) {
-	for p := c.stakes.waits.First(); p != nil; p = c.stakes.waits.First() {
+	for p := c.holdings.waits.First(); p != nil; p = c.holdings.waits.First() {
 		m.forget(p.Of())
 	}
 }
@@ -183,12 +183,12 @@ func (m *Machine) wait(c *Conn, r *wire.Request) error {
 }
 
 // makeReady notes that a wait lacks nothing any more. It is answered by wake, perhaps in a later turn. What it waited for has
-// been there, so a WAIT is answered even if that is gone by then; whoever wants values goes on waiting for them.
+// been there, so a WAIT is answered even if that is gone by then; a wait for values goes on.
 func (m *Machine) makeReady(w *wait) {
 	if w.due {
 		return
 	}
-	if w.kind == waitKeys && m.lacks(w) {
+	if w.kind == waitKeys && m.recount(w) {
 		return // it had not been told yet that another one is gone
 	}
 	w.due = w.kind != waitGet && w.kind != waitMultiGet
@@ -198,7 +198,7 @@ func (m *Machine) makeReady(w *wait) {
 // wake answers those that were found to lack nothing, in their order: as many as one client's turn allows, the others with
 // the next turns. It comes last in a step, when all keys of a request are stored.
 func (m *Machine) wake() {
-	m.spreadOwn()
+	m.notifyOwn()
 	if m.waits.woken == 0 { // else there are others before them
 		m.wakeUntil(m.turn.work + sliceWork)
 	}
@@ -238,7 +238,7 @@ func (m *Machine) finish(w *wait) {
 	}
 	values := m.measure(w.keys)
 	if values.missing {
-		m.lacks(w) // it is gone again: it goes on waiting
+		m.recount(w) // it is gone again: it goes on waiting
 		return
 	}
 	switch err := m.replyFits(values.size); err.(type) { //nolint:errorlint // never wrapped
@@ -246,7 +246,7 @@ func (m *Machine) finish(w *wait) {
 		list := w.keys
 		m.forget(w)
 		m.sendValues(c, id, list, values.copied)
-	case crowdedError:
+	case noRoomError:
 		m.holdWait(w, values.size)
 	default:
 		m.forget(w)
@@ -261,9 +261,45 @@ func (m *Machine) cancelWait(c *Conn, r *wire.Request) error {
 		m.replyByte(c, 0, wire.WaitCanceled)
 		return nil
 	}
-	if w := c.stakes.byID[r.Nonce]; w != nil {
+	if w := c.holdings.byID[r.Nonce]; w != nil {
 		m.forget(w)
 		m.refuseRequest(c, r.Nonce, cohort.New("tcpstore: wait", cohort.Canceled, "at the client's request"))
 	}
 	return nil
+}
+
+// holdings is what one connection has in the store beside keys: waits, watches and claims. They share a part of the memory.
+type holdings struct {
+	waits   ilist.List[wait] // all open ones
+	byID    map[uint32]*wait // native: the same
+	nWaits  int
+	watches map[string]struct{}
+	claims  []string // names it holds
+	bytes   int64    // of all of them
+}
+
+// add adds a wait. Those of native clients are also found by their ids.
+func (s *holdings) add(w *wait, native bool) {
+	s.waits.Add(&w.ofConn, w)
+	s.nWaits++
+	if native {
+		if s.byID == nil {
+			s.byID = map[uint32]*wait{}
+		}
+		s.byID[w.id] = w
+	}
+}
+
+func (s *holdings) remove(w *wait) {
+	s.waits.Remove(&w.ofConn)
+	s.nWaits--
+	if s.byID != nil {
+		delete(s.byID, w.id)
+	}
+}
+
+// stake counts bytes of a wait, watch or claim of c, or forgets them.
+func (m *Machine) chargeHoldings(c *Conn, bytes int64) {
+	c.holdings.bytes += bytes
+	m.admission.waits += bytes
 }

@@ -18,39 +18,39 @@ const watchCost = 128
 
 // watch registers a legacy client for callbacks about a key.
 func (m *Machine) watch(c *Conn, r *wire.Request) error {
-	if _, has := c.stakes.watches[string(r.Key)]; has {
+	if _, has := c.holdings.watches[string(r.Key)]; has {
 		m.replyByte(c, r.ID, wire.Watching)
 		return nil
 	}
-	if len(c.stakes.watches) >= m.config.Limits.Waits {
-		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d watches of one client, the limit is %d", len(c.stakes.watches), m.config.Limits.Waits)
+	if len(c.holdings.watches) >= m.config.Limits.Waits {
+		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d watches of one client, the limit is %d", len(c.holdings.watches), m.config.Limits.Waits)
 	}
 	cost := int64(2*len(r.Key) + watchCost)
 	if err := m.roomToWait(c, cost); err != nil {
 		return err
 	}
 	key := string(r.Key)
-	if c.stakes.watches == nil {
-		c.stakes.watches = map[string]struct{}{}
+	if c.holdings.watches == nil {
+		c.holdings.watches = map[string]struct{}{}
 	}
 	if m.watchers[key] == nil {
 		m.watchers[key] = map[*Conn]struct{}{}
 	}
-	c.stakes.watches[key], m.watchers[key][c] = struct{}{}, struct{}{}
-	m.stake(c, cost)
+	c.holdings.watches[key], m.watchers[key][c] = struct{}{}, struct{}{}
+	m.chargeHoldings(c, cost)
 	m.replyByte(c, r.ID, wire.Watching)
 	return nil
 }
 
 func (m *Machine) unwatch(c *Conn) {
-	for key := range c.stakes.watches {
+	for key := range c.holdings.watches {
 		delete(m.watchers[key], c)
 		if len(m.watchers[key]) == 0 {
 			delete(m.watchers, key)
 		}
-		m.stake(c, -int64(2*len(key)+watchCost))
+		m.chargeHoldings(c, -int64(2*len(key)+watchCost))
 	}
-	c.stakes.watches = nil
+	c.holdings.watches = nil
 }
 
 // watched is how many watch a key.
@@ -78,10 +78,10 @@ func (m *Machine) mayNotify(r *wire.Request) error {
 	default:
 		n = m.watched(r.Key)
 	}
-	if len(m.tidings) > 0 && (n > 0 || r.Op == wire.WatchKey) {
+	if len(m.keyChanges) > 0 && (n > 0 || r.Op == wire.WatchKey) {
 		return laterError{}
 	}
-	m.turn.tells = m.turn.work + heavyWork
+	m.turn.notifyEnd = m.turn.work + heavyWork
 	return m.turn.mayCopy(n * answerWork * unitBytes)
 }
 
@@ -95,7 +95,7 @@ func (m *Machine) before(e *keytable.Entry) []byte {
 }
 
 // keyChange is a change that those who watch its key are told of, by the same bytes. Until all of them have been told, no key that is watched
-// changes and nobody begins to watch one. So each is told of all changes in their order, and of none from before it watched.
+// changes and no client begins to watch one. So each is told of all changes in their order, and of none from before it watched.
 type keyChange struct {
 	key   string
 	event []byte
@@ -103,7 +103,7 @@ type keyChange struct {
 	to    []*Conn // once it has begun: those who have not been told
 }
 
-// cost is what a tiding takes of the memory until all have been told: those who have been may have read it, or left.
+// cost is what a change takes of the memory until all have been notified: those who have been may have read it, or left.
 func (t *keyChange) cost() int64 { return int64(len(t.key) + len(t.event) + watchCost) }
 
 // notify tells watchers of a change, as many as the turn allows, and the others in the next turns.
@@ -116,18 +116,18 @@ func (m *Machine) notify(kind byte, key, old, value []byte) {
 	event := wire.AppendWatchEvent(make([]byte, 0, size), wire.WatchEvent{Kind: kind, Key: key, Old: old, New: value})
 	m.turn.copied(size)
 	news := keyChange{key: string(key), event: event}
-	m.tidings = append(m.tidings, news)
+	m.keyChanges = append(m.keyChanges, news)
 	m.admission.unsent += news.cost()
-	m.tellUntil(m.turn.tells)
-	for len(m.tidings) > 1 && m.admission.unsent > m.admission.shares.out { // not all can be kept
-		m.tellUntil(m.turn.work + heavyWork)
+	m.notifyUntil(m.turn.notifyEnd)
+	for len(m.keyChanges) > 1 && m.admission.unsent > m.admission.shares.out { // not all can be kept
+		m.notifyUntil(m.turn.work + heavyWork)
 	}
 }
 
-// tellUntil tells watchers up to an amount of work. Each is counted as one that waited.
-func (m *Machine) tellUntil(end uint64) {
-	for ; len(m.tidings) > 0; m.tidings = m.tidings[1:] {
-		t := &m.tidings[0]
+// notifyUntil notifies watchers up to an amount of work. Each is counted as one that waited.
+func (m *Machine) notifyUntil(end uint64) {
+	for ; len(m.keyChanges) > 0; m.keyChanges = m.keyChanges[1:] {
+		t := &m.keyChanges[0]
 		if !t.begun && m.turn.work < end {
 			t.begun, t.to = true, slices.Collect(maps.Keys(m.watchers[t.key]))
 		}
@@ -141,10 +141,10 @@ func (m *Machine) tellUntil(end uint64) {
 		m.admission.unsent -= t.cost()
 		*t = keyChange{}
 	}
-	m.tidings = nil
+	m.keyChanges = nil
 }
 
-// callBack sends a watcher a callback. It is not asked for, so nobody can wait for room: a watcher that has not read what it was told before
+// callBack sends a watcher a callback. It is not a reply to a request that could wait for room: a watcher that has not read what it was sent before
 // gives way.
 func (m *Machine) callBack(c *Conn, event []byte) {
 	if c.closed {

@@ -154,7 +154,7 @@ func TestListingOverTheLimitIsNotMade(t *testing.T) {
 	for range 1000 {
 		b.turn()
 	}
-	if !b.m.OverBudget() {
+	if !b.m.Queued() {
 		t.Fatal("all listings have room")
 	}
 	if work := b.cost(func() {

@@ -152,7 +152,7 @@ func (d *Dialer) open(ctx context.Context) (net.Conn, ctxdial.Interrupt, error) 
 		e := &cohort.Error{Op: "tcpstore: dial", Code: cohort.Unavailable, Rank: cohort.NoRank, Peer: d.Addr, Err: err}
 		if ctxdial.UnknownHost(err) {
 			host, _, _ := net.SplitHostPort(d.Addr)
-			e.Code, e.Detail = cohort.NotFound, fmt.Sprintf("there is no host named %q: check the address (MASTER_ADDR); %v", host, err)
+			e.Code, e.Detail = cohort.NotFound, fmt.Sprintf("no host is named %q: check the address (MASTER_ADDR); %v", host, err)
 		}
 		if ctxdial.BadAddr(err) {
 			e.Code, e.Detail = cohort.InvalidArgument, err.Error()+`: want "host:port" with a port from 1 to 65535`

@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// The reasons for which a value is no number. Both carry [cohort.NotANumber].
+// The reasons for which a value is not a number. Both carry [cohort.NotANumber].
 var (
 	errSyntax error = counterReason("the value does not begin with a decimal number")
 	errRange  error = counterReason("the number does not fit into 64 bits")
@@ -80,7 +80,7 @@ func AddCounterEmptyIsZero(value []byte, delta int64) (int64, error) {
 // FormatCounter returns n as the text that a store keeps.
 func FormatCounter(n int64) []byte { return strconv.AppendInt(nil, n, 10) }
 
-// CounterError returns the error of an operation on a key whose value is no number, with at most the first bytes of it.
+// CounterError returns the error of an operation on a key whose value is not a number, with at most the first bytes of it.
 func CounterError(op, key string, value []byte, err error) *cohort.Error {
 	const shown = 32
 	excerpt := value

@@ -74,7 +74,7 @@ func TestErrorText(t *testing.T) {
 	}
 }
 
-// A number that strconv reads is read alike, with anything that is no digit behind it.
+// A number that strconv reads is read alike, with anything that is not a digit behind it.
 func TestParseAgreesWithStrconv(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringMatching(`[-+]?[0-9]{1,22}`).Draw(t, "text")

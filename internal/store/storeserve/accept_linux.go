@@ -12,8 +12,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// door is where a loop lets connections in.
-type door struct {
+// acceptor is where a loop lets connections in.
+type acceptor struct {
 	fd       int         // of the listener, -1 once closed
 	accepted []*loopConn // of whom the machine does not know yet
 	again    int64       // when to accept again after the process ran out of descriptors; 0: accepting
@@ -21,7 +21,7 @@ type door struct {
 }
 
 // take accepts up to limit connections, fewer if no more have come. An error is a lack of descriptors.
-func (d *door) take(limit int) (int, error) {
+func (d *acceptor) take(limit int) (int, error) {
 	for took := range limit {
 		failpoint.At("storeserve.accept")
 		fd, from, err := unix.Accept4(d.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
@@ -48,20 +48,20 @@ func (l *loop) setUp(listener *net.TCPListener) error {
 	}
 	var dup error
 	if err = raw.Control(func(fd uintptr) {
-		l.door.fd, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+		l.acceptor.fd, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
 	}); err != nil {
 		return err
 	}
 	if dup != nil {
 		return dup
 	}
-	if err = unix.SetNonblock(l.door.fd, true); err != nil {
+	if err = unix.SetNonblock(l.acceptor.fd, true); err != nil {
 		return err
 	}
 	// Accepted sockets inherit these from the listener.
-	_ = unix.SetsockoptInt(l.door.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	_ = unix.SetsockoptInt(l.door.fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-	_ = unix.SetsockoptInt(l.door.fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, nodelayKeepIdle)
+	_ = unix.SetsockoptInt(l.acceptor.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	_ = unix.SetsockoptInt(l.acceptor.fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+	_ = unix.SetsockoptInt(l.acceptor.fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, nodelayKeepIdle)
 	if l.poll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return err
 	}
@@ -76,24 +76,24 @@ func (l *loop) setUp(listener *net.TCPListener) error {
 
 // listen asks to be told of new connections. One loop is told of each, not all of them.
 func (l *loop) listen() error {
-	return unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, l.door.fd,
-		&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLEXCLUSIVE, Fd: int32(l.door.fd)}) //nolint:gosec // descriptors are small
+	return unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, l.acceptor.fd,
+		&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLEXCLUSIVE, Fd: int32(l.acceptor.fd)}) //nolint:gosec // descriptors are small
 }
 
 // acceptSome takes up to limit new connections and returns how many it took.
 func (l *loop) acceptSome(limit int) int {
-	took, err := l.door.take(limit)
+	took, err := l.acceptor.take(limit)
 	if err != nil {
 		l.pauseAccepting(err)
 	}
-	if len(l.door.accepted) == 0 {
+	if len(l.acceptor.accepted) == 0 {
 		return took
 	}
-	l.meter.accepted(len(l.door.accepted))
+	l.meter.accepted(len(l.acceptor.accepted))
 	l.enter()
-	refused := l.arriveLocked(l.door.accepted)
-	clear(l.door.accepted)
-	l.door.accepted = l.door.accepted[:0]
+	refused := l.arriveLocked(l.acceptor.accepted)
+	clear(l.acceptor.accepted)
+	l.acceptor.accepted = l.acceptor.accepted[:0]
 	l.leave()
 	for _, c := range refused {
 		_ = unix.Close(int(c.fd))
@@ -115,20 +115,20 @@ func (l *loop) join(c *loopConn) bool {
 
 // pauseAccepting waits for descriptors to become free instead of asking for one again and again.
 func (l *loop) pauseAccepting(err error) {
-	_ = unix.EpollCtl(l.poll, unix.EPOLL_CTL_DEL, l.door.fd, nil)
-	l.door.again = l.turn.now + int64(retryPause)
-	if l.door.starved {
+	_ = unix.EpollCtl(l.poll, unix.EPOLL_CTL_DEL, l.acceptor.fd, nil)
+	l.acceptor.again = l.turn.now + int64(retryPause)
+	if l.acceptor.starved {
 		return // it was told already
 	}
-	l.door.starved = true
+	l.acceptor.starved = true
 	l.enter()
 	l.core.refused("", "cannot accept: "+err.Error()+"; raise the limit of open files (ulimit -n)")
 	l.leave()
 }
 
 func (l *loop) acceptAgain() {
-	l.door.again = 0
-	if l.door.fd >= 0 {
+	l.acceptor.again = 0
+	if l.acceptor.fd >= 0 {
 		_ = l.listen()
 	}
 }
@@ -136,18 +136,18 @@ func (l *loop) acceptAgain() {
 // stopAccepting takes those that are connected already but were not accepted yet, which are clients, too, and closes the
 // listener.
 func (l *loop) stopAccepting() {
-	for l.door.again == 0 && l.acceptSome(acceptsPerTurn) > 0 {
+	for l.acceptor.again == 0 && l.acceptSome(acceptsPerTurn) > 0 {
 	}
 	l.closeListener()
 }
 
 // closeListener closes this loop's copy of the listener. The last one ends it.
 func (l *loop) closeListener() {
-	_ = unix.Close(l.door.fd)
-	l.door.fd = -1
+	_ = unix.Close(l.acceptor.fd)
+	l.acceptor.fd = -1
 	l.enter()
 	if l.mu.accepting--; l.mu.accepting == 0 {
-		close(l.deaf)
+		close(l.closedListeners)
 	}
 	l.checkGoneLocked()
 	l.leave()

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// halfCheck is how often requests that are not all there are looked at, and halfLooks how often one may be found where it
+	// unfinishedCheck is how often requests that are not all there are looked at, and maxChecks how often one may be found where it
 	// was: a client has ten minutes. Where memory is short it has seconds, see internal/store/storecore.
-	halfCheck = 30 * time.Second
-	halfLooks = 20
+	unfinishedCheck = 30 * time.Second
+	maxChecks       = 20
 	// retryPause is how often what waits for memory or descriptors is tried again when nothing else happens.
 	retryPause = 100 * time.Millisecond
 )
 
-// Core is what every driver has: the machine, and the events that it owes to the hook. A driver calls it from one goroutine at
+// Core is what every driver has: the machine, and the events that the hook has not been called with. A driver calls it from one goroutine at
 // a time; outside of this package it is used inside [Server.Do] only.
 type Core struct {
 	// Machine is the store.

@@ -24,10 +24,10 @@ func Listen(op string, fd, port int) (net.Listener, error) {
 	}
 	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err != nil {
-		return fail("is no socket", err)
+		return fail("is not a socket", err)
 	}
 	if kind != unix.SOCK_STREAM {
-		return fail("is no stream socket", os.ErrInvalid)
+		return fail("is not a stream socket", os.ErrInvalid)
 	}
 	name, err := unix.Getsockname(fd)
 	if err != nil {
@@ -40,7 +40,7 @@ func Listen(op string, fd, port int) (net.Listener, error) {
 	case *unix.SockaddrInet6:
 		bound = a.Port
 	default:
-		return fail("is no TCP socket", os.ErrInvalid)
+		return fail("is not a TCP socket", os.ErrInvalid)
 	}
 	if port != 0 && bound != port { // in the words of PyTorch's check of master_listen_fd
 		return nil, cohort.Newf(op, cohort.InvalidArgument, "listen fd %d is bound to port %d, expected to be bound to port %d", fd, bound, port)

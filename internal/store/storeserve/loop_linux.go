@@ -32,13 +32,13 @@ type loop struct {
 	events []unix.EpollEvent
 
 	turn           turn
-	owes           int // turns until all sockets were looked at for those who arrive; 0: nobody does
-	heard          heard
-	door           door
+	scansLeft      int // turns until all sockets have been checked for new connections; 0: there are none
+	inbox          inbox
+	acceptor       acceptor
 	conns          connTable
 	stuck          stuckConns
 	crossLoopCalls crossLoopCalls
-	unsaid         unsaid
+	unreported     unreported
 	meter          *meter
 }
 
@@ -60,8 +60,8 @@ const (
 
 func newLoop(d *loops, number int, listener *net.TCPListener) (*loop, error) {
 	l := &loop{
-		loops: d, number: number, bit: 1 << number, poll: -1, waker: -1, door: door{fd: -1},
-		heard: heard{buf: make([]byte, heardSize)}, events: make([]unix.EpollEvent, loopEvents),
+		loops: d, number: number, bit: 1 << number, poll: -1, waker: -1, acceptor: acceptor{fd: -1},
+		inbox: inbox{buf: make([]byte, inboxSize)}, events: make([]unix.EpollEvent, loopEvents),
 		stuck: stuckConns{all: map[*loopConn]struct{}{}, period: int64(min(time.Second, d.core.config.Stall/4))},
 	}
 	if err := l.setUp(listener); err != nil {
@@ -72,7 +72,7 @@ func newLoop(d *loops, number int, listener *net.TCPListener) (*loop, error) {
 }
 
 func (l *loop) closeFDs() {
-	for _, fd := range []*int{&l.door.fd, &l.poll, &l.waker} {
+	for _, fd := range []*int{&l.acceptor.fd, &l.poll, &l.waker} {
 		if *fd >= 0 {
 			_ = unix.Close(*fd)
 			*fd = -1
@@ -110,8 +110,8 @@ func (l *loop) run() {
 		for i := range n {
 			l.dispatch(&l.events[i])
 		}
-		l.tell()
-		if l.door.again != 0 && l.turn.now >= l.door.again {
+		l.deliver()
+		if l.acceptor.again != 0 && l.turn.now >= l.acceptor.again {
 			l.acceptAgain()
 		}
 	}
@@ -129,7 +129,7 @@ func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 	if m.Busy() {
 		m.Resume()
 	}
-	if m.OverBudget() {
+	if m.Queued() {
 		m.Admit()
 	}
 	if l.turn.now >= l.mu.expireAt {
@@ -138,24 +138,24 @@ func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 	if len(l.stuck.all) > 0 {
 		l.checkStuckLocked()
 	}
-	if l.mu.arrivals.owed&l.bit != 0 {
+	if l.mu.arrivals.scans&l.bit != 0 {
 		l.settleTurnLocked(n)
 	}
 	stop := l.mu.stop
-	deaf := l.mu.draining && l.door.fd >= 0
+	closedListeners := l.mu.draining && l.acceptor.fd >= 0
 	timeout = awake
-	if n == 0 && !stop && !deaf && !m.Busy() && l.owes == 0 && (m.Mail()|l.mu.arrivals.owed)&l.bit == 0 {
+	if n == 0 && !stop && !closedListeners && !m.Busy() && l.scansLeft == 0 && (m.DirtyLoops()|l.mu.arrivals.scans)&l.bit == 0 {
 		timeout = l.timeoutLocked()
 		l.mu.asleep |= l.bit
 	}
 	l.leave()
-	if deaf && !stop {
+	if closedListeners && !stop {
 		l.stopAccepting()
 	}
 	return timeout, !stop
 }
 
-// pendingSteps is how many turns a loop owes to those who arrive: one that finds what was sent before, one that finds the end of
+// pendingSteps is how many turns a loop takes to scan its sockets before new connections are served: one that finds what was sent before, one that finds the end of
 // the connection behind it, and one that tells the machine.
 const pendingSteps = 3
 
@@ -163,28 +163,28 @@ const pendingSteps = 3
 // this is owed; more where more sockets are ready than a turn looks at.
 func (l *loop) settleTurnLocked(n int) {
 	switch {
-	case l.owes == 0:
-		l.owes = pendingSteps + len(l.conns.byFD)/loopEvents
+	case l.scansLeft == 0:
+		l.scansLeft = pendingSteps + len(l.conns.byFD)/loopEvents
 		return
 	case n < loopEvents:
-		l.owes = min(l.owes, pendingSteps)
+		l.scansLeft = min(l.scansLeft, pendingSteps)
 	}
 	// What this turn has found ready is looked at before the next one begins.
-	if l.owes--; l.owes == 0 {
-		l.lookedLocked(l.bit)
+	if l.scansLeft--; l.scansLeft == 0 {
+		l.scannedLocked(l.bit)
 	}
 }
 
-// timeoutLocked is for how long a loop may sleep that nobody wakes; negative is for ever.
+// timeoutLocked is for how long a loop may sleep unless it is woken; negative is for ever.
 func (l *loop) timeoutLocked() time.Duration {
 	timeout := time.Duration(-1)
 	for _, until := range []struct {
 		when bool
 		then time.Duration
 	}{
-		{l.core.Machine.Halves(), halfCheck},
+		{l.core.Machine.Unfinished(), unfinishedCheck},
 		{len(l.stuck.all) > 0, time.Duration(l.stuck.period)},
-		{l.core.Machine.OverBudget() || l.door.again != 0, retryPause},
+		{l.core.Machine.Queued() || l.acceptor.again != 0, retryPause},
 	} {
 		if until.when && (timeout < 0 || until.then < timeout) {
 			timeout = until.then
@@ -220,7 +220,7 @@ func (l *loop) enter() {
 		l.turn.ticked = true
 		l.core.Machine.Tick(l.turn.now)
 	}
-	l.postLocked()
+	l.reportLocked()
 }
 
 // leave ends a step: it takes along what is to be done for connections of this loop, releases the lock, wakes other loops that
@@ -267,14 +267,14 @@ func (l *loop) leave() {
 func (l *loop) dispatch(ev *unix.EpollEvent) {
 	switch int(ev.Fd) {
 	case l.waker:
-		l.tell()
+		l.deliver()
 		var count [8]byte
 		_, _ = unix.Read(l.waker, count[:])
 		l.enter()
 		l.leave()
 		return
-	case l.door.fd:
-		l.tell()
+	case l.acceptor.fd:
+		l.deliver()
 		l.acceptSome(acceptsPerTurn)
 		return
 	}
@@ -283,7 +283,7 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 		return // closed earlier in this turn
 	}
 	if ev.Events&unix.EPOLLOUT != 0 && c.blocked {
-		if l.tell(); c.closed {
+		if l.deliver(); c.closed {
 			return
 		}
 		c.blocked = false
@@ -344,7 +344,7 @@ func (l *loop) drop(c *loopConn) {
 	l.stuck.remove(c)
 	l.conns.remove(c)
 	_ = unix.Close(int(c.fd)) // takes it out of epoll, too
-	l.unsaid.dropped = append(l.unsaid.dropped, c)
+	l.unreported.dropped = append(l.unreported.dropped, c)
 }
 
 // finish is the loop's last act.
@@ -358,7 +358,7 @@ func (l *loop) finish() {
 	}
 	l.enter()
 	l.leave()
-	if l.door.fd >= 0 {
+	if l.acceptor.fd >= 0 {
 		l.closeListener()
 	}
 }

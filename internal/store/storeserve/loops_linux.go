@@ -22,13 +22,13 @@ import (
 // A connection belongs to one loop. What a loop finds to be done for a connection of another one stays in the machine's list
 // of that one's dirty connections, which is bounded by their number, and the other one is woken if it sleeps.
 type loops struct {
-	all    []*loop
-	core   *Core          // its machine and its events are guarded by mu
-	joined sync.WaitGroup // the loops' goroutines
-	deaf   chan struct{}  // closed when no loop accepts any more
-	gone   chan struct{}  // closed when draining and no client is left
-	scarce atomic.Bool    // see storecore.Machine.Scarce
-	hooks  turnstile
+	all             []*loop
+	core            *Core          // its machine and its events are guarded by mu
+	joined          sync.WaitGroup // the loops' goroutines
+	closedListeners chan struct{}  // closed when no loop accepts any more
+	gone            chan struct{}  // closed when draining and no client is left
+	scarce          atomic.Bool    // see storecore.Machine.Scarce
+	hooks           turnstile
 
 	mu struct {
 		sync.Mutex
@@ -57,13 +57,13 @@ type turnstile struct {
 // must find that the first has ended, also when two loops serve them. So a connection is served only after every loop has
 // looked once more at all of its sockets since it was accepted.
 type arrivals struct {
-	now  []*loopConn // for whom the loops look
-	next []*loopConn // for whom they will look after that
-	owed uint64      // a bit for each loop that has not looked yet
+	now   []*loopConn // for whom the loops scan their sockets
+	next  []*loopConn // for whom they will do so after that
+	scans uint64      // a bit for each loop that has not done so yet
 }
 
 func newLoops(l *net.TCPListener, c *Core, config Config) (*loops, error) {
-	d := &loops{core: c, deaf: make(chan struct{}), gone: make(chan struct{})}
+	d := &loops{core: c, closedListeners: make(chan struct{}), gone: make(chan struct{})}
 	d.hooks.L = &d.hooks
 	for i := range config.Loops {
 		own, err := newLoop(d, i, l)
@@ -90,7 +90,7 @@ func (d *loops) everyone() uint64 { return 1<<len(d.all) - 1 }
 
 // toWakeLocked returns which loops, of those that sleep, have something to do, as bits, and counts them as awake.
 func (d *loops) toWakeLocked() uint64 {
-	who := (d.core.Machine.Mail() | d.mu.arrivals.owed) & d.mu.asleep
+	who := (d.core.Machine.DirtyLoops() | d.mu.arrivals.scans) & d.mu.asleep
 	d.mu.asleep &^= who
 	return who
 }
@@ -116,7 +116,7 @@ func (d *loops) do(fn func(*Core)) bool {
 	d.core.tick()
 	fn(d.core)
 	who := d.toWakeLocked()
-	if d.core.Machine.Busy() || d.core.Machine.OverBudget() || len(d.core.events) > 0 {
+	if d.core.Machine.Busy() || d.core.Machine.Queued() || len(d.core.events) > 0 {
 		who |= 1 // somebody has to go on with it
 	}
 	d.wake(who)
@@ -160,7 +160,7 @@ func (d *loops) drain() <-chan struct{} {
 		d.wake(d.everyone())
 	}
 	d.mu.Unlock()
-	<-d.deaf
+	<-d.closedListeners
 	return d.gone
 }
 
@@ -228,14 +228,14 @@ func (d *loops) arriveLocked(accepted []*loopConn) (refused []*loopConn) {
 func (d *loops) nextRoundLocked() {
 	a := &d.mu.arrivals
 	if a.now, a.next = a.next, a.now[:0]; len(a.now) > 0 {
-		a.owed = d.everyone()
+		a.scans = d.everyone()
 	}
 }
 
-// lookedLocked notes that a loop has looked at all of its sockets since it saw that it owes it.
-func (d *loops) lookedLocked(bit uint64) {
+// scannedLocked notes that a loop has scanned all of its sockets since it was asked to.
+func (d *loops) scannedLocked(bit uint64) {
 	a := &d.mu.arrivals
-	if a.owed &^= bit; a.owed != 0 || d.mu.stop { // a loop that has ended takes nobody: end closes them
+	if a.scans &^= bit; a.scans != 0 || d.mu.stop { // a loop that has ended takes no connections: end closes them
 		return
 	}
 	d.admitLocked(a.now)
@@ -269,6 +269,6 @@ func (d *loops) droppedLocked(c *loopConn) {
 
 // expireLocked cuts clients that have left a request unfinished. It is called now and then.
 func (d *loops) expireLocked(now int64) {
-	d.mu.expireAt = now + int64(halfCheck)
-	d.core.Machine.Expire(halfLooks)
+	d.mu.expireAt = now + int64(unfinishedCheck)
+	d.core.Machine.Expire(maxChecks)
 }

@@ -71,7 +71,7 @@ func TestLoopsShareConnections(t *testing.T) {
 // its next connection, whichever loops have the two.
 func TestLoopsKnowWhatWasBefore(t *testing.T) {
 	s := startServer(t, func(c *Config) { c.Loops, c.Machine.Forget = 4, true })
-	for _, stay := range []bool{true, false} { // somebody uses the store all the time, or nobody
+	for _, stay := range []bool{true, false} { // a client uses the store all the time, or none does
 		var busy sync.WaitGroup
 		stop := make(chan struct{})
 		if stay {
@@ -235,7 +235,7 @@ func TestLoopsAcceptAStorm(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("in the last storm %d of %d loops have accepted nobody, as in all before it", idle, loops)
+			t.Errorf("in the last storm %d of %d loops have accepted no connection, as in all before it", idle, loops)
 		})
 	}
 }

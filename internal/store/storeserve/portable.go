@@ -18,7 +18,7 @@ import (
 )
 
 // goDriver serves any net.Listener with two goroutines for each connection and a lock around the machine. It is used
-// where there is no epoll and for listeners that are not sockets.
+// on systems without epoll and for listeners that are not sockets.
 type goDriver struct {
 	listener net.Listener
 	joined   sync.WaitGroup
@@ -38,11 +38,11 @@ type goDriver struct {
 
 type goConn struct {
 	net.Conn
-	state   *storecore.Conn
-	write   chan struct{} // there is output
-	resume  chan struct{} // it may be read from again
-	hangUp  chan struct{} // closed when the connection is given up
-	hangOne sync.Once
+	state      *storecore.Conn
+	write      chan struct{} // there is output
+	resume     chan struct{} // it may be read from again
+	givenUp    chan struct{} // closed when the connection is given up
+	giveUpOnce sync.Once
 }
 
 const (
@@ -86,7 +86,7 @@ func (d *goDriver) add(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetNoDelay(true)
 	}
-	c := &goConn{Conn: conn, write: make(chan struct{}, 1), resume: make(chan struct{}, 1), hangUp: make(chan struct{})}
+	c := &goConn{Conn: conn, write: make(chan struct{}, 1), resume: make(chan struct{}, 1), givenUp: make(chan struct{})}
 	events, kept := d.step(func() bool {
 		if d.mu.ended || d.mu.draining {
 			return false
@@ -120,12 +120,12 @@ func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
 	if d.core.Machine.Busy() {
 		d.core.Machine.Resume()
 	}
-	if d.core.Machine.OverBudget() {
+	if d.core.Machine.Queued() {
 		d.core.Machine.Admit()
 	}
 	if now >= d.mu.expireAt {
-		d.mu.expireAt = now + int64(halfCheck)
-		d.core.Machine.Expire(halfLooks)
+		d.mu.expireAt = now + int64(unfinishedCheck)
+		d.core.Machine.Expire(maxChecks)
 	}
 	for _, state := range d.core.Machine.Dirty() {
 		c, is := state.Owner.(*goConn)
@@ -166,8 +166,8 @@ func (d *goDriver) turns() {
 }
 
 func (c *goConn) giveUp() {
-	c.hangOne.Do(func() {
-		close(c.hangUp)
+	c.giveUpOnce.Do(func() {
+		close(c.givenUp)
 		_ = c.Close()
 	})
 }
@@ -200,7 +200,7 @@ func (d *goDriver) read(c *goConn) {
 
 // awaitTurn returns when a client may be read from again, or false when it was given up.
 func (d *goDriver) awaitTurn(c *goConn) bool {
-	look := time.NewTicker(retryPause) // nobody else may be there to give it its turn
+	look := time.NewTicker(retryPause) // there may be no other client whose step gives it its turn
 	defer look.Stop()
 	for {
 		failpoint.At("storeserve.turn")
@@ -214,12 +214,12 @@ func (d *goDriver) awaitTurn(c *goConn) bool {
 			select {
 			case <-c.resume:
 			case <-look.C:
-			case <-c.hangUp:
+			case <-c.givenUp:
 				return false
 			}
 		}
 		select {
-		case <-c.hangUp:
+		case <-c.givenUp:
 			return false
 		default:
 		}
@@ -251,7 +251,7 @@ func (d *goDriver) send(c *goConn) {
 	for {
 		select {
 		case <-c.write:
-		case <-c.hangUp:
+		case <-c.givenUp:
 			return
 		}
 		for {

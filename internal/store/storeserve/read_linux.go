@@ -10,9 +10,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// heard is what clients have sent, until the machine is told of all of it in one step. A step for each client would have the loops take the
+// inbox is what clients have sent, until the machine is told of all of it in one step. A step for each client would have the loops take the
 // lock, and what it guards, from each other's cores for each request.
-type heard struct {
+type inbox struct {
 	all  []message
 	buf  []byte // the messages of most
 	used int
@@ -27,16 +27,16 @@ type message struct {
 }
 
 const (
-	// heardMost is how many messages the machine is told of in one step: so many are handled in a few microseconds, in which other loops
+	// maxMessages is how many messages the machine is told of in one step: so many are handled in a few microseconds, in which other loops
 	// may wait for the lock.
-	heardMost = 16
-	heardSize = 2 * loopReadSize
+	maxMessages = 16
+	inboxSize   = 2 * loopReadSize
 	// stepWork is how much work the machine may have done in a step before it is told more.
 	stepWork = 1 << 8
 )
 
 // reset forgets what the machine was told of.
-func (h *heard) reset() {
+func (h *inbox) reset() {
 	clear(h.all)
 	h.all, h.used = h.all[:0], 0
 }
@@ -70,7 +70,7 @@ func (l *loop) read(c *loopConn, events uint32) {
 // waits for that.
 func (l *loop) readBuffer(c *loopConn) []byte {
 	if c.size == 0 {
-		room := l.heard.buf[l.heard.used:][:loopReadSize] // a client can send a whole buffer
+		room := l.inbox.buf[l.inbox.used:][:loopReadSize] // a client can send a whole buffer
 		if !c.granted && l.scarce.Load() {
 			return room[:storecore.BeginningSize]
 		}
@@ -84,7 +84,7 @@ func (l *loop) readBuffer(c *loopConn) []byte {
 
 // received notes what a client has sent, which is in its readBuffer.
 func (l *loop) received(c *loopConn, data []byte) {
-	h := &l.heard
+	h := &l.inbox
 	m := message{conn: c, data: data, size: c.size, begins: c.size == 0 && !c.granted && c.state.Begins(data)}
 	switch {
 	case m.begins: // it is copied here, too
@@ -92,14 +92,14 @@ func (l *loop) received(c *loopConn, data []byte) {
 	case m.size == 0:
 		h.used += len(data)
 	}
-	if h.all = append(h.all, m); len(h.all) == heardMost || len(h.buf)-h.used < loopReadSize {
-		l.tell() // there is no room for the next one
+	if h.all = append(h.all, m); len(h.all) == maxMessages || len(h.buf)-h.used < loopReadSize {
+		l.deliver() // the next one has no room
 	}
 }
 
-// tell tells the machine what clients have sent, in one step unless that is much work: other loops wait for the lock.
-func (l *loop) tell() {
-	for rest := l.heard.all; len(rest) > 0; {
+// deliver gives the machine what clients have sent, in one step unless that is much work: other loops wait for the lock.
+func (l *loop) deliver() {
+	for rest := l.inbox.all; len(rest) > 0; {
 		l.enter()
 		for end := l.core.Machine.Work() + stepWork; len(rest) > 0 && l.core.Machine.Work() < end; rest = rest[1:] {
 			if m := &rest[0]; !m.conn.closed { // a step before may have found that it has gone
@@ -108,18 +108,18 @@ func (l *loop) tell() {
 		}
 		l.leave()
 	}
-	l.heard.reset()
+	l.inbox.reset()
 }
 
-func (l *loop) deliverLocked(heard *message) {
-	c := heard.conn
+func (l *loop) deliverLocked(inbox *message) {
+	c := inbox.conn
 	switch m := l.core.Machine; {
-	case heard.size != 0:
-		m.Extend(c.state, c.have[:len(c.have)+len(heard.data)])
-	case heard.begins:
-		m.Take(c.state, heard.data)
+	case inbox.size != 0:
+		m.Extend(c.state, c.have[:len(c.have)+len(inbox.data)])
+	case inbox.begins:
+		m.Take(c.state, inbox.data)
 	default:
-		m.Receive(c.state, heard.data)
+		m.Receive(c.state, inbox.data)
 	}
 	c.paused, c.granted = c.state.Paused(), c.state.Granted()
 	c.have, c.size = l.core.Machine.Rest(c.state)

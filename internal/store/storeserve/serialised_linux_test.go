@@ -49,7 +49,7 @@ func (all meters) sum() (sum meter) {
 	return sum
 }
 
-// idle is how many loops have accepted nobody.
+// idle is how many loops have accepted no connection.
 func (all meters) idle() (n int) {
 	for _, m := range all {
 		if m.let == 0 {
@@ -104,10 +104,10 @@ func TestLittleIsDoneWithTheLock(t *testing.T) {
 
 // TestOneStepForManyClients: what many clients have sent is told to the machine in a few steps, unless it is much work.
 func TestOneStepForManyClients(t *testing.T) {
-	const clients, much = 3 * heardMost, stepWork
+	const clients, much = 3 * maxMessages, stepWork
 	for _, loops := range []int{1, 3} {
 		t.Run(fmt.Sprintf("loops=%d", loops), func(t *testing.T) {
-			// Each loop takes two steps with the first client that it finds, two and one for every heardMost with the others, and a few at the end.
+			// Each loop takes two steps with the first client that it finds, two and one for every maxMessages with the others, and a few at the end.
 			if steps, most := stepsFor(t, loops, clients, 1), loops*16; steps > most {
 				t.Errorf("the requests of %d clients took %d steps, at most %d were expected", clients, steps, most)
 			}

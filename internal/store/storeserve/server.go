@@ -15,7 +15,7 @@ import (
 
 // Config is what a server is made of. All of it is needed but for Stats, Hook and Portable.
 type Config struct {
-	// Machine is the store's. Homes, Observe and Stats are set by Start.
+	// Machine is the store's. Loops, Observe and Stats are set by Start.
 	Machine storecore.Config
 	// Stats makes the answer to a STATS request, once a turn at most.
 	Stats func(*Core) []byte

@@ -15,13 +15,13 @@ import (
 
 // crossLoopCalls are what a step found to be done for connections, and is done after it.
 type crossLoopCalls struct {
-	todo   []errand
+	todo   []connWork
 	pieces [][]byte // what is to be written for them
 	vector []unix.Iovec
 }
 
-// errand is what a step found to be done for a connection.
-type errand struct {
+// connWork is what a step found to be done for a connection.
+type connWork struct {
 	conn     *loopConn
 	from, to int // its part of the pieces
 	owed     int // bytes, also those that are not among the pieces
@@ -32,10 +32,10 @@ type errand struct {
 func (e *crossLoopCalls) add(c *loopConn, state *storecore.Conn) {
 	from := len(e.pieces)
 	e.pieces = state.Pending(e.pieces, loopWriteSize)
-	e.todo = append(e.todo, errand{c, from, len(e.pieces), state.Owed(), state.Cut() != nil})
+	e.todo = append(e.todo, connWork{c, from, len(e.pieces), state.Owed(), state.Cut() != nil})
 }
 
-// reset forgets errands that are done.
+// reset forgets work that is done.
 func (e *crossLoopCalls) reset() {
 	clear(e.todo)
 	e.todo = e.todo[:0]
@@ -55,8 +55,8 @@ func (e *crossLoopCalls) writePieces(fd int, pieces [][]byte) (int, unix.Errno) 
 	return n, errno
 }
 
-// unsaid is what a loop has done since its last step. The machine learns of it with the next one.
-type unsaid struct {
+// unreported is what a loop has done since its last step. The machine learns of it with the next one.
+type unreported struct {
 	sent    []sent
 	dropped []*loopConn // whose sockets are closed
 }
@@ -67,9 +67,9 @@ type sent struct {
 	bytes int
 }
 
-// postLocked tells the machine what this loop has done.
-func (l *loop) postLocked() {
-	u := &l.unsaid
+// reportLocked tells the machine what this loop has done.
+func (l *loop) reportLocked() {
+	u := &l.unreported
 	for _, s := range u.sent {
 		l.core.Machine.Sent(s.conn.state, s.bytes)
 	}
@@ -82,10 +82,10 @@ func (l *loop) postLocked() {
 	u.dropped = u.dropped[:0]
 }
 
-// perform does an errand: it writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is
+// perform does the work for one connection: it writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is
 // applied with the next step: a client that reads fast does not keep others waiting. It is one function because the kernel's own
 // calls push out what the processor knows of the callers, so that each return after a system call is one that it mispredicts.
-func (l *loop) perform(e *errand) {
+func (l *loop) perform(e *connWork) {
 	c := e.conn
 	switch {
 	case c.closed:
@@ -114,7 +114,7 @@ func (l *loop) perform(e *errand) {
 		}
 		if n > 0 {
 			c.movedAt = l.turn.now
-			l.unsaid.sent = append(l.unsaid.sent, sent{c, n})
+			l.unreported.sent = append(l.unreported.sent, sent{c, n})
 		}
 		c.blocked = n < e.owed
 	}

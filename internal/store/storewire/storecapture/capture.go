@@ -71,7 +71,7 @@ func parseItem(text string) (Item, error) {
 	text, note, _ := strings.Cut(text, "  #")
 	sign, digits, ok := strings.Cut(text, " ")
 	if !ok || sign[0] != '>' && sign[0] != '<' {
-		return Item{}, fmt.Errorf("%q is no item", text)
+		return Item{}, fmt.Errorf("%q is not an item", text)
 	}
 	item := Item{Request: sign[0] == '>', Conn: sign[1:], Note: strings.TrimSpace(note)}
 	if digits == "-" {

@@ -134,7 +134,7 @@ func TestRendezvousTCPTimeoutSet(t *testing.T) {
 	wantTimeout(t, m.Store(), "nonexistant key", timeout/10)
 }
 
-// wantTimeout checks that a key that nobody sets is given up in time, and that the error has PyTorch's words.
+// wantTimeout checks that a wait for a key that is never set ends in time, and that the error has PyTorch's text.
 func wantTimeout(t *testing.T, s store.Store, key string, timeout time.Duration) {
 	t.Helper()
 	begin := time.Now()

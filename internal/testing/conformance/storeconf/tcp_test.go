@@ -275,7 +275,7 @@ func TestTCPStoreTimeoutOnMissingClients(t *testing.T) {
 	if !errors.Is(err, store.ErrTimeout) || !words.MatchString(err.Error()) || time.Since(begin) > 20*time.Second {
 		t.Errorf("after %v: %v", time.Since(begin), err)
 	}
-	// Who does not join a world waits for nobody.
+	// A client that does not join a world waits for no other.
 	_ = dial(t, listen(t))
 }
 

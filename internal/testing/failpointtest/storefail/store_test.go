@@ -309,7 +309,7 @@ func (g *game) act(ctx context.Context) {
 	close(g.started)
 }
 
-// closeVictim closes the victim's client. Whoever does that, first or not, finds its connections closed afterwards.
+// closeVictim closes the victim's client. The caller, first or not, finds its connections closed afterwards.
 func (g *game) closeVictim() {
 	_ = g.v.Close()
 	for _, c := range g.first {
@@ -331,7 +331,7 @@ func (g *game) stop() {
 	})
 }
 
-// fill asks for more than the client's queues take while the server stands still: megabytes that nobody reads, and more calls at once
+// fill asks for more than the client's queues take while the server stands still: megabytes that are not read, and more calls at once
 // than there are connections. The victim's calls wait behind them.
 func (g *game) fill() {
 	if !g.r.Planned(stopEvent) { // that stands still for longer
@@ -451,7 +451,7 @@ func (g *game) prompt(p *played) {
 // goOn checks that the client of the victim works, or says that it is closed. The connections that it has may be lost
 // without its knowledge, so it may need some tries.
 func (g *game) goOn(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 2*callBound(g.r)) // whoever waits for a place waits as long as its context
+	ctx, cancel := context.WithTimeout(ctx, 2*callBound(g.r)) // a call that waits for a place waits as long as its context
 	defer cancel()
 	closed := false
 	for _, event := range []string{closeEvent, hookClose} {

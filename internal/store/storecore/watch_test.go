@@ -31,7 +31,7 @@ func (b *bench) holds() int64 {
 			}
 		}
 	}
-	for _, t := range b.m.tidings {
+	for _, t := range b.m.keyChanges {
 		once(t.event)
 	}
 	return n
@@ -66,7 +66,7 @@ func TestCallbacksOfOneStepAreCounted(t *testing.T) {
 			}
 			b.m.Receive(writer, frame(1, func(f []byte) []byte { return wire.AppendMultiSet(f, wire.Native, keys, values) }))
 			most := b.holds()
-			for range 1000 { // nobody reads
+			for range 1000 { // no client reads
 				if !b.m.Busy() {
 					break
 				}

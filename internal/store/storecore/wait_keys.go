@@ -55,7 +55,7 @@ func (t *countedWaits) list(present bool) *ilist.List[node] {
 	return &t.notified[0]
 }
 
-// pendingNotification is what waits are to be told: all in a list that the key has been there, or those of a tally how it is.
+// pendingNotification is what waits are to be notified of: all in a list that the key has been there, or those of a tally how it is.
 type pendingNotification struct {
 	list  *ilist.List[node]
 	tally *countedWaits
@@ -118,46 +118,46 @@ func (k *keyWaits) empty() bool {
 	return none(k.once) && none(k.alone) && none(&k.pops)
 }
 
-// been notes that a key has been there for all in a list.
-func (ws *waits) been(l **ilist.List[node]) {
+// markPresent notes that a key has been there for all in a list.
+func (ws *waits) markPresent(l **ilist.List[node]) {
 	if *l != nil && (*l).First() != nil {
-		ws.news = append(ws.news, pendingNotification{list: *l})
+		ws.pending = append(ws.pending, pendingNotification{list: *l})
 		*l = nil
 	}
 }
 
-// is notes how a key is.
-func (ws *waits) is(t *countedWaits, present bool) {
+// setPresent notes how a key is.
+func (ws *waits) setPresent(t *countedWaits, present bool) {
 	t.present = present
 	if !t.queued && t.list(!present).First() != nil {
 		t.queued = true
-		ws.news = append(ws.news, pendingNotification{tally: t})
+		ws.pending = append(ws.pending, pendingNotification{tally: t})
 	}
 }
 
-// spread tells waits the news up to an amount of work. In a step it tells its own, unless there are older ones.
-func (m *Machine) spread(end uint64) {
+// notifyWaits notifies waits up to an amount of work. A step sends those of its changes, unless older ones are left.
+func (m *Machine) notifyWaits(end uint64) {
 	done := 0
-	for done < len(m.waits.news) && m.turn.work < end {
+	for done < len(m.waits.pending) && m.turn.work < end {
 		m.turn.work++
-		if !m.tell(m.waits.news[done], end) {
+		if !m.notifyOne(m.waits.pending[done], end) {
 			break
 		}
 		done++
 	}
-	m.waits.news = slices.Delete(m.waits.news, 0, done)
-	m.waits.stalePending = len(m.waits.news) > 0
+	m.waits.pending = slices.Delete(m.waits.pending, 0, done)
+	m.waits.stalePending = len(m.waits.pending) > 0
 }
 
-// tell tells waits one piece of news, and returns whether all of them know it.
-func (m *Machine) tell(what pendingNotification, end uint64) bool {
+// notifyOne sends waits one notification, and returns whether all of them have it.
+func (m *Machine) notifyOne(what pendingNotification, end uint64) bool {
 	if t := what.tally; t != nil {
 		for p := t.list(!t.present).First(); p != nil; p = t.list(!t.present).First() {
 			if m.turn.work >= end {
 				return false
 			}
 			n := p.Of()
-			if m.correct(n); n.wait.missing == 0 {
+			if m.recountKey(n); n.wait.missing == 0 {
 				m.makeReady(n.wait)
 			}
 		}
@@ -168,13 +168,13 @@ func (m *Machine) tell(what pendingNotification, end uint64) bool {
 		if m.turn.work >= end {
 			return false
 		}
-		m.came(p.Of())
+		m.keyArrived(p.Of())
 	}
 	return true
 }
 
-// came tells a wait that a key has been there, which is all that it wants of it.
-func (m *Machine) came(n *node) {
+// keyArrived notifies a wait that a key has been there, which is all that it needs.
+func (m *Machine) keyArrived(n *node) {
 	w := n.wait
 	m.turn.work++
 	m.waits.delist(n)
@@ -183,8 +183,8 @@ func (m *Machine) came(n *node) {
 	}
 }
 
-// correct has a wait count a key as it is.
-func (m *Machine) correct(n *node) {
+// recountKey has a wait count a key as it is.
+func (m *Machine) recountKey(n *node) {
 	m.turn.work++
 	if n.countedWaits == nil || n.in == n.countedWaits.list(n.countedWaits.present) {
 		return
@@ -199,10 +199,10 @@ func (m *Machine) correct(n *node) {
 	}
 }
 
-// lacks has a wait that counts look at all of its keys, and returns whether one is missing.
-func (m *Machine) lacks(w *wait) bool {
+// recount has a wait that counts look at all of its keys, and returns whether one is missing.
+func (m *Machine) recount(w *wait) bool {
 	for i := range w.nodes {
-		m.correct(&w.nodes[i])
+		m.recountKey(&w.nodes[i])
 	}
 	return w.missing > 0
 }
@@ -216,15 +216,15 @@ func (ws *waits) created(key []byte) {
 	if k == nil {
 		return
 	}
-	ws.isThere(k)
-	ws.is(&k.tallies[byValue], true)
-	ws.been(&k.once)
+	ws.markExists(k)
+	ws.setPresent(&k.tallies[byValue], true)
+	ws.markPresent(&k.once)
 }
 
-// isThere notes that a key has a value or is a queue.
-func (ws *waits) isThere(k *keyWaits) {
-	ws.been(&k.alone)
-	ws.is(&k.tallies[byKey], true)
+// markExists notes that a key has a value or is a queue.
+func (ws *waits) markExists(k *keyWaits) {
+	ws.markPresent(&k.alone)
+	ws.setPresent(&k.tallies[byKey], true)
 }
 
 // deleted notes that a key has no value any more.
@@ -233,15 +233,15 @@ func (m *Machine) deleted(key []byte) {
 		return
 	}
 	if k := m.waits.byKey[string(key)]; k != nil {
-		m.waits.is(&k.tallies[byValue], false)
-		m.waits.is(&k.tallies[byKey], m.queues.byKey[k.key] != nil)
-		m.spreadOwn()
+		m.waits.setPresent(&k.tallies[byValue], false)
+		m.waits.setPresent(&k.tallies[byKey], m.queues.byKey[k.key] != nil)
+		m.notifyOwn()
 	}
 }
 
-// spreadOwn tells waits the news of a step, unless there are older ones.
-func (m *Machine) spreadOwn() {
+// notifyOwn notifies waits of what happened in a step, unless older notifications are left.
+func (m *Machine) notifyOwn() {
 	if !m.waits.stalePending {
-		m.spread(m.turn.work + sliceWork)
+		m.notifyWaits(m.turn.work + sliceWork)
 	}
 }

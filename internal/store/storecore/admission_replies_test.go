@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -43,8 +44,8 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 	ping := wire.AppendPing(nil, wire.V, 7)
 	const n = 24
 	crowd := b.ask(n, append(bytes.Clone(get), ping...))
-	if !b.m.OverBudget() || len(b.cuts) != 0 || b.m.admission.out > b.m.admission.shares.out {
-		t.Fatalf("crowded: %v, %d cut, %d bytes of buffers", b.m.OverBudget(), len(b.cuts), b.m.admission.out)
+	if !b.m.Queued() || len(b.cuts) != 0 || b.m.admission.out > b.m.admission.shares.out {
+		t.Fatalf("queued: %v, %d cut, %d bytes of buffers", b.m.Queued(), len(b.cuts), b.m.admission.out)
 	}
 	gets := b.m.counts.ops[wire.Get]
 	for i, c := range crowd {
@@ -59,15 +60,15 @@ func TestCrowdIsServedInTurn(t *testing.T) {
 			t.Fatalf("client %d is still paused", i)
 		}
 	}
-	if b.m.OverBudget() || b.m.admission.out > 1<<20 || b.m.admission.replies.Len() != 0 {
-		t.Errorf("crowded: %v, %d bytes of buffers at the end", b.m.OverBudget(), b.m.admission.out)
+	if b.m.Queued() || b.m.admission.out > 1<<20 || b.m.admission.replies.Len() != 0 {
+		t.Errorf("queued: %v, %d bytes of buffers at the end", b.m.Queued(), b.m.admission.out)
 	}
 	if served := b.m.counts.ops[wire.Get]; gets >= served || served != n {
 		t.Errorf("%d and then %d gets were counted, want %d in the end", gets, served, n)
 	}
 }
 
-// Those that hold the room without reading give way to those that wait for it; nobody is cut for waiting.
+// Those that hold the room without reading give way to those that wait for it; no client is cut for waiting.
 func TestCrowdOutlivesSilentReaders(t *testing.T) {
 	b, get, size := crowdBench(t)
 	silent, waiting := []*Conn(nil), []*Conn(nil)
@@ -124,7 +125,7 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 		b.m.Sent(c, c.Owed())
 	}
 	b.turn()
-	if last[1].Owed() == 0 || b.m.OverBudget() {
+	if last[1].Owed() == 0 || b.m.Queued() {
 		t.Errorf("%d bytes for the last, crowd %d", last[1].Owed(), b.m.admission.replies.Len())
 	}
 }
@@ -138,8 +139,8 @@ func TestReplyThatNeverFits(t *testing.T) {
 	b.send(b.dial(wire.Legacy), wire.AppendKeyValue(nil, wire.Legacy, wire.Append, "/large", make([]byte, 300<<10))) // over a quarter
 	c := b.dial(wire.V)
 	b.send(c, wire.AppendKey(nil, wire.V, wire.Get, "/large"))
-	if !errors.Is(b.cuts[c], cohort.TooLarge) || b.m.OverBudget() {
-		t.Errorf("cut: %v, crowded: %v", b.cuts[c], b.m.OverBudget())
+	if !errors.Is(b.cuts[c], cohort.TooLarge) || b.m.Queued() {
+		t.Errorf("cut: %v, queued: %v", b.cuts[c], b.m.Queued())
 	}
 }
 
@@ -189,5 +190,37 @@ func TestCrowdIsAdmittedInTurns(t *testing.T) {
 		if c.Owed() == 0 {
 			t.Fatalf("one is not served: %v", c.Cut())
 		}
+	}
+}
+
+// TestHostsTakeTurns: hosts take turns, members keep their order, and who is gone is neither served nor kept.
+func TestHostsTakeTurns(t *testing.T) {
+	t.Parallel()
+	gone := map[string]bool{}
+	l := newFairQueue(func(s string) bool { return gone[s] })
+	if _, found := l.First(); found || !l.Empty() {
+		t.Fatal("a new line is not empty")
+	}
+	for i, m := range []string{"a1", "a2", "a3", "a4", "b1", "c1", "c2"} {
+		l.Push(m, m[:1], false, int64(10+i))
+	}
+	l.Push("a0", "a", true, 20)
+	if l.Since() != 10 || l.Len() != 8 {
+		t.Errorf("since %d, %d wait", l.Since(), l.Len())
+	}
+	gone["b1"], gone["a2"] = true, true
+	if work := l.Left("b") + l.Left("a"); work != 1 { // the only one of b is removed at once
+		t.Errorf("%d units of work", work)
+	}
+	var served []string
+	for m, found := l.First(); found; m, found = l.First() {
+		served = append(served, m)
+		l.Pop()
+	}
+	if want := []string{"a0", "c1", "a1", "c2", "a3", "a4"}; !slices.Equal(served, want) {
+		t.Errorf("served %q, want %q", served, want)
+	}
+	if !l.Empty() || l.Len() != 0 || len(l.byName) != 0 {
+		t.Errorf("%d are left", l.Len())
 	}
 }

@@ -13,8 +13,8 @@ import (
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
-// TestHomesHaveTheirOwnDirtyOnes: what a request does to a connection of another home is told to that home.
-func TestHomesHaveTheirOwnDirtyOnes(t *testing.T) {
+// TestLoopsHaveTheirDirtyConnections: what a request does to a connection of another home is told to that home.
+func TestLoopsHaveTheirDirtyConnections(t *testing.T) {
 	m := New(Config{Limits: testLimits, Loops: 3})
 	var conns []*Conn
 	for i := range 6 {
@@ -28,20 +28,20 @@ func TestHomesHaveTheirOwnDirtyOnes(t *testing.T) {
 	}
 	m.Receive(conns[1], wire.AppendKeys(nil, wire.V, wire.Wait, "/k"))
 	m.Receive(conns[2], wire.AppendKeys(nil, wire.V, wire.Wait, "/k"))
-	if m.Mail() != 0 {
-		t.Errorf("mail for %b while all wait", m.Mail())
+	if m.DirtyLoops() != 0 {
+		t.Errorf("dirty loops %b while all wait", m.DirtyLoops())
 	}
 	m.Receive(conns[0], wire.AppendSet(nil, wire.V, "/k", nil))
-	if m.Mail() != 0b110 {
-		t.Errorf("mail for %b, want the homes of those that waited", m.Mail())
+	if m.DirtyLoops() != 0b110 {
+		t.Errorf("dirty loops %b, want the loops of those that waited", m.DirtyLoops())
 	}
 	for home, want := range [][]*Conn{nil, {conns[1]}, {conns[2]}} {
 		if got := m.DirtyAt(home); !slices.Equal(got, want) {
 			t.Errorf("home %d: %d connections are dirty, want %d", home, len(got), len(want))
 		}
 	}
-	if m.Mail() != 0 {
-		t.Errorf("mail for %b after all was taken", m.Mail())
+	if m.DirtyLoops() != 0 {
+		t.Errorf("dirty loops %b after all was taken", m.DirtyLoops())
 	}
 	m.Close(conns[4])
 	if home := m.Quietest(); home != 1 {

@@ -79,7 +79,7 @@ func (s *nativeStore) connected(ctx context.Context, limit time.Time) (*nativeCo
 	if m := s.current.Load(); !m.lost.Load() {
 		return m, nil
 	}
-	return s.again(ctx, limit)
+	return s.reconnect(ctx, limit)
 }
 
 // retry does a read again that the server has had no room for.
@@ -108,8 +108,8 @@ func (s *nativeStore) retry(ctx context.Context, limit time.Time, q *request, fu
 	}
 }
 
-// again returns a connection that is alive, opening it if nobody else has done so meanwhile.
-func (s *nativeStore) again(ctx context.Context, limit time.Time) (*nativeConn, error) {
+// reconnect returns a connection that is alive, opening it unless another call has done so meanwhile.
+func (s *nativeStore) reconnect(ctx context.Context, limit time.Time) (*nativeConn, error) {
 	if !limit.IsZero() {
 		var stop context.CancelFunc
 		ctx, stop = context.WithDeadlineCause(ctx, limit, errLimit)

@@ -39,8 +39,8 @@ func (b *bench) pass(d time.Duration) {
 }
 
 // The process that serves can stand still for seconds on a busy machine. What its clients sent meanwhile lies in their
-// sockets, so that is no time in which they sent nothing.
-func TestTimeInWhichNobodyLookedIsNotHeldAgainstClients(t *testing.T) {
+// sockets, so that is not a time in which they sent nothing.
+func TestTimeWithoutTurnsDoesNotCount(t *testing.T) {
 	set := wire.AppendSet(nil, wire.V, "/honest", make([]byte, 1<<20))
 	for _, most := range []int64{32 << 20, 64 << 20} { // where the part for requests is full, and where it is nearly so
 		for at := 1; at < 16; at++ {
@@ -60,7 +60,7 @@ func TestTimeInWhichNobodyLookedIsNotHeldAgainstClients(t *testing.T) {
 				for round := range 400 {
 					step := time.Millisecond
 					if round == 20 {
-						step = 3 * time.Second // nobody looks
+						step = 3 * time.Second // no client looks
 					}
 					b.m.Tick(b.m.clock.now + int64(step))
 					for _, a := range attackers { // their events come first
@@ -90,7 +90,7 @@ func TestTimeInWhichNobodyLookedIsNotHeldAgainstClients(t *testing.T) {
 	}
 }
 
-// Many honest clients that store large values at once, more than there is room for, are served one after the other. Nobody
+// Many honest clients that store large values at once, more than there is room for, are served one after the other. No client
 // is cut.
 func TestCrowdOfSendersIsServedInTurn(t *testing.T) {
 	keys, values := make([]string, 300), make([][]byte, 300)
@@ -105,7 +105,7 @@ func TestCrowdOfSendersIsServedInTurn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(hostileLimits)
-			crowd := make([]*sender, crowdOf(100))
+			crowd := make([]*sender, attackersOf(100))
 			for i := range crowd {
 				crowd[i] = b.sender(request)
 			}
@@ -135,7 +135,7 @@ func TestCrowdOfSendersIsServedInTurn(t *testing.T) {
 					t.Fatalf("%d are not served", left)
 				}
 			}
-			if b.m.OverBudget() {
+			if b.m.Queued() {
 				t.Error("somebody still waits")
 			}
 		})
@@ -149,7 +149,7 @@ func TestHalvesThatComeAgain(t *testing.T) {
 		t.Run(host, func(t *testing.T) {
 			b := newBench(hostileLimits)
 			half := wire.AppendSet(nil, wire.V, "/half", make([]byte, 1<<20))
-			attackers := make([]*sender, crowdOf(200))
+			attackers := make([]*sender, attackersOf(200))
 			attack := func() {
 				for i, a := range attackers {
 					if a == nil || a.conn.Cut() != nil {

@@ -56,7 +56,7 @@ func deleteKey(key string) []byte { return wire.AppendKey(nil, wire.V, wire.Dele
 // TestWaitsAreToldInTurns: that a key comes or goes takes bounded work, however many wait for it, and so does every turn until
 // all of them know.
 func TestWaitsAreToldInTurns(t *testing.T) {
-	c := newTallied(crowdOf(20_000))
+	c := newTallied(attackersOf(20_000))
 	const most = 2*sliceWork + 64
 	for i := range 100 {
 		for name, request := range map[string][]byte{"set": set("/a", "1"), "delete": deleteKey("/a"), "push": wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/a", nil)} {
@@ -76,7 +76,7 @@ func TestWaitsAreToldInTurns(t *testing.T) {
 	}
 }
 
-// TestWaitsAreAnsweredOnceWhateverComesBetween: keys come and go while the crowd is being told, at every turn. Nobody gets an
+// TestWaitsAreAnsweredOnceWhateverComesBetween: keys come and go while the crowd is being told, at every turn. No client gets an
 // answer that was never true, and in the end everybody has one.
 func TestWaitsAreAnsweredOnceWhateverComesBetween(t *testing.T) {
 	const each = 2000 // a turn tells some of them

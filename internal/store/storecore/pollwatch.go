@@ -17,8 +17,8 @@ const (
 	leastAsks, leastTime = 3, int64(1e9)
 )
 
-// Poll is the question that a client has asked last, and how often it has had the same answer in a row.
-type Poll struct {
+// pollWatch is the question that a client has asked last, and how often it has had the same answer in a row.
+type pollWatch struct {
 	key, answer []byte
 	times       uint64
 	since, last int64
@@ -34,7 +34,7 @@ type pollHint struct {
 }
 
 // Asked notes a question that changes nothing, and its answer. now is in nanoseconds.
-func (p *Poll) Asked(now int64, key, answer []byte) {
+func (p *pollWatch) Asked(now int64, key, answer []byte) {
 	switch {
 	case p.times > 0 && bytes.Equal(p.key, key) && bytes.Equal(p.answer, answer):
 		p.times++
@@ -48,10 +48,10 @@ func (p *Poll) Asked(now int64, key, answer []byte) {
 }
 
 // Forget notes that the client has got what it asked for, or has changed something: it gets on.
-func (p *Poll) Forget() { p.times = 0 }
+func (p *pollWatch) Forget() { p.times = 0 }
 
 // Added notes a change of a counter, and its sum. By a change of 0 counters are read.
-func (p *Poll) Added(now int64, key []byte, change, sum int64) {
+func (p *pollWatch) Added(now int64, key []byte, change, sum int64) {
 	if change != 0 {
 		p.Forget()
 		return
@@ -61,7 +61,7 @@ func (p *Poll) Added(now int64, key []byte, change, sum int64) {
 }
 
 // GoesOn reports whether a client asks again and again, and has not stopped to: it is not silent for much longer than between two questions.
-func (p *Poll) GoesOn(now int64) (pollHint, bool) {
+func (p *pollWatch) GoesOn(now int64) (pollHint, bool) {
 	if p.times < leastAsks || now-p.since < leastTime {
 		return pollHint{}, false
 	}

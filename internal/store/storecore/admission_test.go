@@ -11,7 +11,7 @@ import (
 func TestPace(t *testing.T) {
 	t.Parallel()
 	const second = int64(time.Second)
-	var p Pace
+	var p progress
 	p.Start(second)
 	for name, c := range map[string]struct {
 		moved, now, bytes int64
@@ -28,7 +28,7 @@ func TestPace(t *testing.T) {
 			t.Errorf("%s: slow is %v", name, got)
 		}
 	}
-	held, fresh := Pace{Since: 0, Moved: 0}, Pace{Since: 9 * second, Moved: 9 * second}
+	held, fresh := progress{Since: 0, Moved: 0}, progress{Since: 9 * second, Moved: 9 * second}
 	if held.Blame(10*second, 1<<10) <= fresh.Blame(10*second, 2<<10) {
 		t.Error("who holds bytes for long is blamed less than who holds a little more for a moment")
 	}
