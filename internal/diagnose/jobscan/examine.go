@@ -32,12 +32,12 @@ const askTime = 2 * time.Second
 // Examine looks at a job as [Glance] does, reads what the kernel has logged of GPUs, and asks NCCL and the flight recorders of its ranks. That
 // takes some seconds the first time, and the ranks write into their logs that they were asked.
 func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
-	var told ncclTold
+	var nccl ncclTold
 	var wg sync.WaitGroup
-	wg.Go(func() { told = askNCCL(ctx, j) })
+	wg.Go(func() { nccl = askNCCL(ctx, j) })
 	seen := look(ctx, j, apart, true)
 	wg.Wait()
-	seen.NCCL, seen.Communicators = told.lines, told.communicators
+	seen.NCCL, seen.Communicators = nccl.lines, nccl.communicators
 	return seen
 }
 
@@ -46,121 +46,185 @@ func Glance(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	return look(ctx, j, apart, false)
 }
 
+// look takes two snapshots of a job, apart from each other, and asks meanwhile who can answer.
 func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job {
 	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Orphans: j.Orphans, Notes: j.Notes, Taken: time.Now()}
-	var reader stacks.Reader
-	host, _ := os.Hostname()
-	first := readAll(ctx, &reader, j.Ranks)
-	before := usesOf(first)
-	dialed := portowner.Dialing(pidsOf(j.Ranks, first))
-	limited := limitsOf("/", j.Ranks)
-	var wg sync.WaitGroup
-	wg.Go(func() { seen.Waits, seen.Polls = storeWaits(ctx, j) })
-	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, j.Store) })
-	told := make([]goRank, len(j.Ranks))
-	for i, r := range j.Ranks {
-		wg.Go(func() {
-			if told[i] = askTwice(ctx, r, apart); told[i].dump == nil {
-				told[i].dump = recorded(ctx, r, ask)
-			}
-		})
-	}
+	e := examination{job: j, said: make([]goRank, len(j.Ranks))}
+	e.host, _ = os.Hostname()
+	e.before = e.snapshot(ctx)
+	wait := e.askMeanwhile(ctx, &seen, apart, ask)
 	select {
 	case <-ctx.Done():
 	case <-time.After(apart):
 	}
-	second := readAll(ctx, &reader, j.Ranks)
-	after := usesOf(second)
-	pids := pidsOf(j.Ranks, second)
-	dials, listens := portowner.Dialing(pids), portowner.Listening(pids)
-	seen.Notes = append(slices.Clip(seen.Notes), limitsOf("/", j.Ranks).since(limited)...)
-	wg.Wait()
-	var now clocks
-	owners := map[int]int{}
-	for i, r := range j.Ranks {
-		owners[pids[i]] = r.Rank
+	e.after = e.snapshot(ctx)
+	e.listens = portowner.Listening(e.after.pids)
+	seen.Notes = append(slices.Clip(seen.Notes), e.after.limits.since(e.before.limits)...)
+	wait()
+	for i := range j.Ranks {
+		seen.Ranks = append(seen.Ranks, e.rank(ctx, i))
 	}
-	for i, r := range j.Ranks {
-		if second[i].process != nil {
-			r.PID = second[i].process.PID
-		}
-		v := verdict.Rank{Rank: r.Rank, Host: host, PID: r.PID, Records: verdict.Records{Dump: told[i].dump, Worker: told[i].worker}}
-		if v.World, _ = strconv.Atoi(r.env["WORLD_SIZE"]); r.env["MASTER_PORT"] != "" {
-			v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
-		}
-		_, v.State = stat("/proc", r.PID)
-		v.LostChildren, v.Frozen = deadChild(r.PID), cgroup.Frozen("/", r.PID)
-		if v.State == "t" {
-			v.Tracer = tracer("/proc", r.PID)
-		}
-		for _, addr := range dials[r.PID] {
-			if slices.Contains(dialed[r.PID], addr) && !slices.Contains(v.Dials, addr.String()) {
-				v.Dials = append(v.Dials, addr.String())
-			}
-		}
-		for _, addr := range listens[r.PID] {
-			for _, one := range onHost(addr) {
-				v.Listens = append(v.Listens, one.String())
-			}
-		}
-		switch {
-		case v.State == "Z" && headless("/proc", r.PID):
-			v.Gone = "has lost its main thread, while its other threads still run"
-		case v.State == "" || v.State == "Z":
-			v.Gone = "has exited"
-		}
-		if p := second[i].process; p != nil {
-			v.Threads, v.Main = p.Threads, p.Main()
-			if first[i].process != nil {
-				verdict.MarkServing(first[i].process.Threads, v.Threads)
-			}
-			if v.Main != nil {
-				if v.Main.State != "R" {
-					v.Idle = now.idle(r.PID, v.Main.ID)
-				}
-				v.Sleeps = slept(before[i], after[i])
-				v.Wakes = wakes(p.PID, v.Main.ID)
-				v.Object = object(p.PID, v.Main.ID, v.Main.Kernel)
-				v.Moved = v.Main.Moving || first[i].process != nil && !same(first[i].process.Main(), v.Main)
-				v.Loops = loops(first[i].process, v.Main)
-				v.Line = sourceLine(r.PID, v.Main)
-				if !v.Moved && verdict.WaitsForFileLock(v.Main) {
-					v.Holder = lockHolder("/proc", p.PID, owners)
-				}
-				v.Ending = len(v.Main.Frames) == 0 && hasTorch(r.PID)
-				v.GPU = !v.Moved && v.Main.State == "R" && usesGPU("/proc", p.PID)
-				if pipe := pipeOf(p.PID, v.Main); !v.Moved && waitsBelow(v.Main) {
-					v.Children, v.PoolIdle = below(ctx, &reader, r.PID)
-				} else if !v.Moved && pipe != "" {
-					v.Children, _ = below(ctx, &reader, r.PID)
-					v.Children = writing(v.Children, pipe)
-				}
-			}
-		} else if len(told[i].goroutines) > 0 {
-			v.Threads = told[i].goroutines
-			v.Main = verdict.MainGoroutine(v.Threads)
-			v.Moved, v.Once, v.Idle = told[i].moved, told[i].once, verdict.GoIdle(v.Main)
-		} else {
-			v.Trouble = second[i].trouble
-		}
-		seen.Ranks = append(seen.Ranks, v)
-	}
-	if addr := verdict.ProgramStore(seen.Ranks); addr != "" && addr != seen.Store {
-		seen.Store, seen.StoreTrouble = addr, storeTrouble(ctx, addr)
-	}
-	if seen.StoreTrouble == "" && len(seen.Waits) == 0 && verdict.Starting(seen.Ranks) {
-		seen.StoreTrouble = noStore(ctx, seen.Store, pids)
-	}
-	if verdict.Starting(seen.Ranks) {
-		seen.OldKeys = oldKeys(ctx, j)
-	}
-	if ask && slices.ContainsFunc(pids, func(pid int) bool { return usesGPU("/proc", pid) }) {
-		seen.GPUErrors = gpuErrors("/dev/kmsg", host, seen.Ranks)
+	e.lookAtStore(ctx, &seen)
+	if ask && slices.ContainsFunc(e.after.pids, func(pid int) bool { return usesGPU("/proc", pid) }) {
+		seen.GPUErrors = gpuErrors("/dev/kmsg", e.host, seen.Ranks)
 	}
 	return seen
 }
 
-// pidsOf returns the processes of ranks.
+// examination is a look at a job: what was seen of it twice, and what its Go ranks and recorders have answered between.
+type examination struct {
+	job           Job
+	host          string
+	reader        stacks.Reader
+	before, after snapshot
+	said          []goRank
+	listens       map[int][]netip.AddrPort
+	now           clocks
+}
+
+// snapshot is what can be seen of all ranks at one moment, in their order.
+type snapshot struct {
+	read   []reading
+	pids   []int
+	uses   []use
+	dials  map[int][]netip.AddrPort
+	limits limits
+}
+
+func (e *examination) snapshot(ctx context.Context) snapshot {
+	s := snapshot{read: readAll(ctx, &e.reader, e.job.Ranks)}
+	s.uses = usesOf(s.read)
+	s.pids = pidsOf(e.job.Ranks, s.read)
+	s.dials = portowner.Dialing(s.pids)
+	s.limits = limitsOf("/", e.job.Ranks)
+	return s
+}
+
+// askMeanwhile asks the store and the ranks. The answers are there when the function that it returns has returned.
+func (e *examination) askMeanwhile(ctx context.Context, seen *verdict.Job, apart time.Duration, ask bool) (wait func()) {
+	var wg sync.WaitGroup
+	wg.Go(func() { seen.Waits, seen.Polls = storeWaits(ctx, e.job) })
+	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, e.job.Store) })
+	for i, r := range e.job.Ranks {
+		wg.Go(func() {
+			if e.said[i] = askTwice(ctx, r, apart); e.said[i].dump == nil {
+				e.said[i].dump = recorded(ctx, r, ask)
+			}
+		})
+	}
+	return wg.Wait
+}
+
+// rank puts together what is known of a rank.
+func (e *examination) rank(ctx context.Context, i int) verdict.Rank {
+	r := e.job.Ranks[i]
+	said, read := e.said[i], e.after.read[i]
+	v := verdict.Rank{Rank: r.Rank, Host: e.host, PID: e.after.pids[i], Records: verdict.Records{Dump: said.dump, Worker: said.worker}}
+	if v.World, _ = strconv.Atoi(r.env["WORLD_SIZE"]); r.env["MASTER_PORT"] != "" {
+		v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
+	}
+	e.process(&v)
+	switch {
+	case read.process != nil:
+		e.python(ctx, &v, i)
+	case len(said.goroutines) > 0:
+		v.Threads = said.goroutines
+		v.Main = verdict.MainGoroutine(v.Threads)
+		v.Moved, v.Once, v.Idle = said.moved, said.once, verdict.GoIdle(v.Main)
+	default:
+		v.Trouble = read.trouble
+	}
+	return v
+}
+
+// process adds what the kernel tells of any process.
+func (e *examination) process(v *verdict.Rank) {
+	_, v.State = stat("/proc", v.PID)
+	v.LostChildren, v.Frozen = deadChild(v.PID), cgroup.Frozen("/", v.PID)
+	if v.State == "t" {
+		v.Tracer = tracer("/proc", v.PID)
+	}
+	for _, addr := range e.after.dials[v.PID] {
+		if slices.Contains(e.before.dials[v.PID], addr) && !slices.Contains(v.Dials, addr.String()) {
+			v.Dials = append(v.Dials, addr.String())
+		}
+	}
+	for _, addr := range e.listens[v.PID] {
+		for _, one := range onHost(addr) {
+			v.Listens = append(v.Listens, one.String())
+		}
+	}
+	switch {
+	case v.State == "Z" && headless("/proc", v.PID):
+		v.Gone = "has lost its main thread, while its other threads still run"
+	case v.State == "" || v.State == "Z":
+		v.Gone = "has exited"
+	}
+}
+
+// python adds the Python threads of a rank.
+func (e *examination) python(ctx context.Context, v *verdict.Rank, i int) {
+	first, now := e.before.read[i].process, e.after.read[i].process
+	v.Threads, v.Main = now.Threads, now.Main()
+	if first != nil {
+		verdict.MarkServing(first.Threads, v.Threads)
+	}
+	if v.Main == nil {
+		return
+	}
+	v.Moved = v.Main.Moving || first != nil && !same(first.Main(), v.Main)
+	v.Loops = loops(first, v.Main)
+	v.Line = sourceLine(v.PID, v.Main)
+	v.Ending = len(v.Main.Frames) == 0 && hasTorch(v.PID)
+	v.Sleeps = slept(e.before.uses[i], e.after.uses[i])
+	if v.Main.State != "R" {
+		v.Idle = e.now.idle(v.PID, v.Main.ID)
+	}
+	v.Wakes = wakes(v.PID, v.Main.ID)
+	v.Object = object(v.PID, v.Main.ID, v.Main.Kernel)
+	if !v.Moved {
+		e.standing(ctx, v)
+	}
+}
+
+// standing adds what a main thread that has not moved may wait for: its GPU, a file lock, processes below it.
+func (e *examination) standing(ctx context.Context, v *verdict.Rank) {
+	v.GPU = v.Main.State == "R" && usesGPU("/proc", v.PID)
+	if verdict.WaitsForFileLock(v.Main) {
+		v.Holder = lockHolder("/proc", v.PID, e.owners())
+	}
+	if waitsBelow(v.Main) {
+		v.Children, v.PoolIdle = below(ctx, &e.reader, v.PID)
+	} else if pipe := pipeOf(v.PID, v.Main); pipe != "" {
+		v.Children, _ = below(ctx, &e.reader, v.PID)
+		v.Children = writing(v.Children, pipe)
+	}
+}
+
+// owners returns the ranks by their processes.
+func (e *examination) owners() map[int]int {
+	owners := map[int]int{}
+	for i, r := range e.job.Ranks {
+		owners[e.after.pids[i]] = r.Rank
+	}
+	return owners
+}
+
+// lookAtStore looks at the store that the program itself names, and, while ranks meet there, at what may keep them from it.
+func (e *examination) lookAtStore(ctx context.Context, seen *verdict.Job) {
+	if addr := verdict.ProgramStore(seen.Ranks); addr != "" && addr != seen.Store {
+		seen.Store, seen.StoreTrouble = addr, storeTrouble(ctx, addr)
+	}
+	if !verdict.Starting(seen.Ranks) {
+		return
+	}
+	if seen.StoreTrouble == "" && len(seen.Waits) == 0 {
+		seen.StoreTrouble = noStore(ctx, seen.Store, e.after.pids)
+	}
+	seen.OldKeys = oldKeys(ctx, e.job)
+}
+
+// pidsOf returns the processes of ranks: those that run Python, where a rank's own is a shell, for instance.
 func pidsOf(ranks []Rank, read []reading) []int {
 	pids := make([]int, len(ranks))
 	for i, r := range ranks {
