@@ -4,18 +4,11 @@
 package jobscan
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"fmt"
-	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"reflect"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -23,7 +16,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/sys/cgroup"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
-	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 // askTime bounds each question to a store or a worker server.
@@ -234,161 +226,6 @@ func pidsOf(ranks []Rank, read []reading) []int {
 		}
 	}
 	return pids
-}
-
-// hasTorch reports whether a process has loaded PyTorch. If it runs no Python code then, it is not starting.
-func hasTorch(pid int) bool { return loaded(pid, "/libtorch") }
-
-// loaded reports whether a process has loaded a library.
-func loaded(pid int, library string) bool {
-	all, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps")) // a file of the kernel
-	return err == nil && bytes.Contains(all, []byte(library))
-}
-
-func same(a, b *stacks.Thread) bool {
-	return a != nil && b != nil && reflect.DeepEqual(a.Frames, b.Frames)
-}
-
-// loops reports whether a main thread goes round in a function of the program, where it sleeps and asks a store.
-func loops(first *stacks.Process, now *stacks.Thread) bool {
-	if first == nil || first.Main() == nil {
-		return false
-	}
-	return verdict.Loops(first.Main(), now, sourceLine(first.PID, first.Main()))
-}
-
-type reading struct {
-	process *stacks.Process
-	trouble string
-}
-
-func readAll(ctx context.Context, reader *stacks.Reader, ranks []Rank) []reading {
-	all := make([]reading, len(ranks))
-	var wg sync.WaitGroup
-	for i, r := range ranks {
-		wg.Go(func() {
-			p, err := readBelow(ctx, reader, r.PID)
-			all[i].process = p
-			switch {
-			case errors.Is(err, stacks.ErrNoInterpreter):
-				_, state := stat("/proc", r.PID)
-				all[i].process = &stacks.Process{PID: r.PID, Threads: []stacks.Thread{{ID: r.PID, State: state}}}
-			case errors.Is(err, stacks.ErrForbidden):
-				all[i].trouble = forbidden("/proc", r.PID, os.Geteuid())
-			case err != nil:
-				all[i].trouble = strings.TrimPrefix(err.Error(), "stacks: ")
-			}
-		})
-	}
-	wg.Wait()
-	return all
-}
-
-// maxWrappers bounds the programs between a rank's first process and its Python.
-const maxWrappers = 4
-
-// readBelow reads a process, or the only child of one that is not Python: a shell, or a program such as timeout, that has
-// started it.
-func readBelow(ctx context.Context, reader *stacks.Reader, pid int) (*stacks.Process, error) {
-	p, err := reader.Read(ctx, pid)
-	for below, n := pid, 0; errors.Is(err, stacks.ErrNotPython) && n < maxWrappers; n++ {
-		children := childrenOf(below)
-		if len(children) != 1 {
-			return nil, err
-		}
-		below = children[0]
-		q, failed := reader.Read(ctx, below)
-		if failed == nil || !errors.Is(failed, stacks.ErrNotPython) {
-			return q, failed
-		}
-	}
-	return p, err
-}
-
-// childrenOf lists the children of a process.
-func childrenOf(pid int) []int {
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		return nil
-	}
-	var all []int
-	for _, name := range tasks {
-		b, err := os.ReadFile(name) //nolint:gosec // a file of the kernel
-		if err != nil {
-			continue
-		}
-		for child := range strings.FieldsSeq(string(b)) {
-			if n, err := strconv.Atoi(child); err == nil {
-				all = append(all, n)
-			}
-		}
-	}
-	return all
-}
-
-// deadChild reports whether a child of the process has ended and was not waited for.
-func deadChild(pid int) bool {
-	return slices.ContainsFunc(childrenOf(pid), func(child int) bool {
-		_, state := stat("/proc", child)
-		return state == "Z"
-	})
-}
-
-// storeWaits asks the job's store, if it is one of cohort's, who waits for which key, and who asks for one again and again.
-func storeWaits(ctx context.Context, j Job) (waits, polls []verdict.Wait) {
-	ranks := map[int]int{}
-	for _, r := range j.Ranks {
-		ranks[r.PID] = r.Rank
-	}
-	return StoreWaits(ctx, j.Store, ranks)
-}
-
-// StoreWaits asks a store of cohort who waits for which key, and who asks for one again and again; none for another store. ranks are the
-// processes that are known.
-func StoreWaits(ctx context.Context, addr string, ranks map[int]int) (waits, polls []verdict.Wait) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	client, err := tcpstore.Dial(ctx, addr)
-	if err != nil {
-		return nil, nil // PyTorch's own, or gone
-	}
-	defer func() { _ = client.Close() }()
-	stats, err := client.Stats(ctx)
-	if err != nil {
-		return nil, nil
-	}
-	_, port, _ := net.SplitHostPort(client.Addr())
-	server, _ := strconv.Atoi(port)
-	waits = Waiters(stats, server, ranks)
-	stats.Waits = stats.Polls
-	return waits, Waiters(stats, server, ranks)
-}
-
-// maxWaiters bounds the waits of a store that are looked at.
-const maxWaiters = 256
-
-// Waiters tells the ranks of those who wait for keys of a store. server is its port, and ranks are the processes that are known.
-func Waiters(stats tcpstore.Stats, server int, ranks map[int]int) []verdict.Wait {
-	rows := stats.Waits[:min(len(stats.Waits), maxWaiters)]
-	clients := make([]netip.AddrPort, len(rows))
-	for i, w := range rows {
-		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
-			clients[i] = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
-		}
-	}
-	owners := portowner.Clients(server, slices.DeleteFunc(slices.Clone(clients), func(a netip.AddrPort) bool { return !a.IsValid() }))
-	var waits []verdict.Wait
-	for i, w := range rows {
-		wait := verdict.Wait{Key: w.Key, Rank: -1, Age: stats.Time.Sub(w.Since), Asks: w.Asks, Answer: w.Answer}
-		owner := owners[clients[i]]
-		if rank, known := ranks[owner.PID]; known {
-			wait.Rank = rank
-		} else if rank, err := strconv.Atoi(owner.Rank); err == nil {
-			wait.Rank = rank
-		}
-		waits = append(waits, wait)
-	}
-	return waits
 }
 
 // Doing returns in a few words what each rank of a job does now.

@@ -4,85 +4,15 @@
 package jobscan
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/sys/cgroup"
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
-
-// tracer returns the debugger that a process has been stopped by, or nil.
-func tracer(proc string, pid int) *verdict.Holder {
-	status, _ := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) //nolint:gosec // a file of the kernel
-	for line := range strings.Lines(string(status)) {
-		value, found := strings.CutPrefix(line, "TracerPid:")
-		by, err := strconv.Atoi(strings.TrimSpace(value))
-		if !found || err != nil || by == 0 {
-			continue
-		}
-		comm, _ := os.ReadFile(filepath.Join(proc, strconv.Itoa(by), "comm")) //nolint:gosec // a file of the kernel
-		return &verdict.Holder{PID: by, Command: strings.TrimSpace(string(comm)), Rank: -1}
-	}
-	return nil
-}
-
-// ticks is how many the kernel counts in a second where it tells times of processes.
-const ticks = 100
-
-// startOf returns when a process was started, since the machine was; false if it is not there.
-func startOf(pid int) (time.Duration, bool) {
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat")) // a file of the kernel
-	if err != nil {
-		return 0, false
-	}
-	const start = 19 // of the fields after the name
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(f) <= start {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(string(f[start]), 10, 64)
-	return time.Duration(n) * time.Second / ticks, err == nil
-}
-
-// gpuErrors returns what the kernel's log tells of GPUs since the first rank was started.
-func gpuErrors(log, host string, ranks []verdict.Rank) (all []verdict.GPUError) {
-	begun, known := time.Duration(0), false
-	for _, r := range ranks {
-		if start, ok := startOf(r.PID); ok && (!known || start < begun) {
-			begun, known = start, true
-		}
-	}
-	now := sinceBoot()
-	if !known || now == 0 {
-		return nil
-	}
-	for _, x := range Xids(ReadKernelLog(log)) {
-		if x.At < begun {
-			continue
-		}
-		e := verdict.GPUError{Host: host, Device: x.Device, Number: x.Number, Rank: -1, Age: max(0, now-x.At)}
-		e.Words, e.Fatal = x.Words()
-		if !e.Fatal {
-			e.Words = x.Text
-		}
-		for _, r := range ranks {
-			if x.PID != 0 && r.PID == x.PID {
-				e.Rank = r.Rank
-			}
-		}
-		all = append(all, e)
-	}
-	return all
-}
 
 // limits is what cgroups tell of the ranks at a moment.
 type limits struct {

@@ -9,10 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -119,37 +116,6 @@ func startedBy(c ncclras.Communicator, world int, pids map[int]int, local func(h
 func isLocal(host string) bool {
 	ip, err := netip.ParseAddr(host)
 	return err == nil && ctxdial.OwnAddress(ip)
-}
-
-// ownPID is the number that a process has for itself: another one in a container.
-func ownPID(proc string, pid int) int {
-	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) //nolint:gosec // a file of the kernel
-	if err != nil {
-		return pid
-	}
-	for line := range strings.Lines(string(b)) {
-		if all, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			if numbers := strings.Fields(all); len(numbers) > 0 {
-				if n, err := strconv.Atoi(numbers[len(numbers)-1]); err == nil {
-					return n
-				}
-			}
-		}
-	}
-	return pid
-}
-
-// usesGPU reports whether a process computes on a GPU, of NVIDIA or AMD.
-func usesGPU(proc string, pid int) bool {
-	folder := filepath.Join(proc, strconv.Itoa(pid), "fd")
-	all, err := os.ReadDir(folder)
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(all, func(e os.DirEntry) bool {
-		device, err := os.Readlink(filepath.Join(folder, e.Name()))
-		return err == nil && (device == "/dev/nvidia-uvm" || device == "/dev/kfd")
-	})
 }
 
 // bounded returns the first of lines, none of them long, and says how many there are besides.

@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -156,4 +158,83 @@ func askDebugServer(ctx context.Context, rank int, server string) verdict.Rank {
 		r.Trouble = fmt.Sprintf("%d operations recorded", len(r.Dump.Entries))
 	}
 	return r
+}
+
+// storeWaits asks the job's store, if it is one of cohort's, who waits for which key, and who asks for one again and again.
+func storeWaits(ctx context.Context, j Job) (waits, polls []verdict.Wait) {
+	ranks := map[int]int{}
+	for _, r := range j.Ranks {
+		ranks[r.PID] = r.Rank
+	}
+	return StoreWaits(ctx, j.Store, ranks)
+}
+
+// StoreWaits asks a store of cohort who waits for which key, and who asks for one again and again; none for another store. ranks are the
+// processes that are known.
+func StoreWaits(ctx context.Context, addr string, ranks map[int]int) (waits, polls []verdict.Wait) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	client, err := tcpstore.Dial(ctx, addr)
+	if err != nil {
+		return nil, nil // PyTorch's own, or gone
+	}
+	defer func() { _ = client.Close() }()
+	stats, err := client.Stats(ctx)
+	if err != nil {
+		return nil, nil
+	}
+	_, port, _ := net.SplitHostPort(client.Addr())
+	server, _ := strconv.Atoi(port)
+	waits = Waiters(stats, server, ranks)
+	stats.Waits = stats.Polls
+	return waits, Waiters(stats, server, ranks)
+}
+
+// maxWaiters bounds the waits of a store that are looked at.
+const maxWaiters = 256
+
+// Waiters tells the ranks of those who wait for keys of a store. server is its port, and ranks are the processes that are known.
+func Waiters(stats tcpstore.Stats, server int, ranks map[int]int) []verdict.Wait {
+	rows := stats.Waits[:min(len(stats.Waits), maxWaiters)]
+	clients := make([]netip.AddrPort, len(rows))
+	for i, w := range rows {
+		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
+			clients[i] = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+		}
+	}
+	owners := portowner.Clients(server, slices.DeleteFunc(slices.Clone(clients), func(a netip.AddrPort) bool { return !a.IsValid() }))
+	var waits []verdict.Wait
+	for i, w := range rows {
+		wait := verdict.Wait{Key: w.Key, Rank: -1, Age: stats.Time.Sub(w.Since), Asks: w.Asks, Answer: w.Answer}
+		owner := owners[clients[i]]
+		if rank, known := ranks[owner.PID]; known {
+			wait.Rank = rank
+		} else if rank, err := strconv.Atoi(owner.Rank); err == nil {
+			wait.Rank = rank
+		}
+		waits = append(waits, wait)
+	}
+	return waits
+}
+
+// maxMembers bounds the ranks that are named.
+const maxMembers = 8
+
+// Members asks a store which Go ranks use it and returns a few of them in words. There are none of a store of PyTorch, or where
+// no rank has said who it is.
+func Members(ctx context.Context, client *tcpstore.Client) []string {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	stats, err := client.Stats(ctx)
+	if err != nil {
+		return nil // a store of PyTorch: it can be reached, which is all it tells
+	}
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(stats.Claims)) {
+		if claim := stats.Claims[name]; claim.Held && len(all) < maxMembers {
+			who, _, _ := strings.Cut(claim.Text, " #")
+			all = append(all, strings.Replace(name, "/", " ", 1)+" is "+who)
+		}
+	}
+	return all
 }

@@ -256,3 +256,98 @@ func TestIdlePool(t *testing.T) {
 		})
 	}
 }
+
+// TestPipe: of two processes, the one is found that could write into the pipe that a third one reads.
+func TestPipe(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := func(stdin, stdout *os.File, name string, args ...string) int {
+		cmd := exec.Command(name, args...)
+		if stdin != nil {
+			cmd.Stdin = stdin
+		}
+		if stdout != nil {
+			cmd.Stdout = stdout
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		return cmd.Process.Pid
+	}
+	reader := begin(read, nil, "cat")
+	writer, other := begin(nil, write, "sleep", "1000"), begin(read, nil, "sleep", "1000")
+	_, _ = read.Close(), write.Close()
+	pipe := ""
+	for limit := time.Now().Add(time.Minute); pipe == "" && time.Now().Before(limit); time.Sleep(time.Millisecond) { // until it reads
+		pipe = pipeOf(reader, &stacks.Thread{ID: reader, Kernel: "anon_pipe_read"})
+	}
+	if pipe == "" {
+		t.Fatal("the pipe is not found")
+	}
+	if all := writing([]verdict.Child{{PID: other}, {PID: writer}, {PID: 1<<22 + 1}}, pipe); len(all) != 1 || all[0].PID != writer {
+		t.Errorf("%v could write to %s, want process %d alone", all, pipe, writer)
+	}
+	if got := pipeOf(reader, &stacks.Thread{ID: reader, Kernel: "futex_do_wait"}); got != "" {
+		t.Errorf("a thread that waits for a lock reads from %s", got)
+	}
+}
+
+// TestForkServer: the server of multiprocessing is a helper, unless it runs the program's file.
+func TestForkServer(t *testing.T) {
+	t.Parallel()
+	const lib = "/usr/lib/python3.14/multiprocessing/"
+	server := stacks.Frame{Func: "main", File: lib + "forkserver.py", Line: 200}
+	if got := ownFrames([]stacks.Frame{{Func: "EpollSelector.select", File: "/usr/lib/python3.14/selectors.py"}, server}); got != nil {
+		t.Errorf("a server that waits has calls of its own: %v", got)
+	}
+	program := stacks.Frame{Func: "<module>", File: "/srv/train.py", Line: 14}
+	got := ownFrames([]stacks.Frame{program, {Func: "import_main_path", File: lib + "spawn.py"}, server})
+	if len(got) != 2 || got[0] != program || !importsProgram(got) {
+		t.Errorf("a server that imports the program has the calls %v", got)
+	}
+}
+
+// TestSlept: a thread that sleeps between short looks is told from one that computes, in whatever state it is at one moment.
+func TestSlept(t *testing.T) {
+	t.Parallel()
+	if useOf(1, 1).wanted == 0 {
+		t.Skip("this kernel does not tell for how long threads have run")
+	}
+	for program, want := range map[string]bool{
+		"while true; do read -t 0.1 line <> <(:); done": true,
+		"while true; do :; done":                        false,
+	} {
+		pid := running(t, 1, "bash", "-c", "echo ready; "+program)
+		got := !want
+		for limit := time.Now().Add(time.Minute); got != want && time.Now().Before(limit); {
+			before := useOf(pid, pid)
+			time.Sleep(500 * time.Millisecond)
+			got = slept(before, useOf(pid, pid))
+		}
+		if got != want {
+			t.Errorf("%s: slept: %v", program, got)
+		}
+	}
+	now := time.Now()
+	for _, c := range []struct {
+		before, after use
+		want          bool
+	}{
+		{use{1, time.Second, now}, use{1, time.Second, now.Add(time.Second)}, true},
+		{use{1, time.Second, now}, use{1, 1500 * time.Millisecond, now.Add(time.Second)}, false},
+		{use{1, time.Second, now}, use{2, time.Second, now.Add(time.Second)}, false},
+		{use{1, 0, now}, use{1, 0, now.Add(time.Second)}, false},
+		{use{1, time.Second, now}, use{1, time.Second, now.Add(time.Millisecond)}, false},
+	} {
+		if got := slept(c.before, c.after); got != c.want {
+			t.Errorf("%+v, %+v: %v", c.before, c.after, got)
+		}
+	}
+}

@@ -4,9 +4,9 @@
 package jobscan
 
 import (
-	"bufio"
 	"context"
-	"io"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,86 +17,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 )
 
-const (
-	// maxChildren bounds the processes below a rank that are looked at, and maxBelow how far below.
-	maxChildren, maxBelow = 32, 3
-	// maxSource bounds what is read of a source file, maxCall the lines of a call, and maxLine what is told of them.
-	maxSource, maxCall, maxLine = 4 << 20, 16, 160
-)
-
-// sourceLine returns the line of the program that a thread has come to, and the rest of the call that it begins; "" if it cannot be read.
-func sourceLine(pid int, t *stacks.Thread) string {
-	for _, f := range t.Frames {
-		if stacks.Library(f.File) || f.Line <= 0 {
-			continue
-		}
-		dir := "root"
-		if !filepath.IsAbs(f.File) {
-			dir = "cwd"
-		}
-		own := filepath.Join("/proc", strconv.Itoa(pid), dir, f.File)
-		return lineOf(own, f.Line)
-	}
-	return ""
-}
-
-func lineOf(name string, number int) string {
-	info, err := os.Stat(name)
-	if err != nil || !info.Mode().IsRegular() {
-		return ""
-	}
-	f, err := os.Open(name) //nolint:gosec // a file that the process runs
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = f.Close() }()
-	sc := bufio.NewScanner(io.LimitReader(f, maxSource))
-	for n := 1; sc.Scan(); n++ {
-		if n == number {
-			return call(sc)
-		}
-	}
-	return ""
-}
-
-// call returns the line that was read, and those after it that belong to the same call.
-func call(sc *bufio.Scanner) string {
-	line, open := code(sc.Text())
-	text := line
-	for n := 1; open > 0 && n < maxCall && sc.Scan(); n++ {
-		more, opens := code(sc.Text())
-		text, open = strings.TrimSpace(text+" "+more), open+opens
-	}
-	if open > 0 {
-		text = line // no end in sight
-	}
-	if len(text) > maxLine {
-		text = strings.ToValidUTF8(text[:maxLine], "") + "..."
-	}
-	return text
-}
-
-// code returns a line of Python without its comment, and how many brackets it opens and does not close.
-func code(line string) (text string, open int) {
-	quote := rune(0)
-	for i, r := range line {
-		switch {
-		case quote != 0:
-			if r == quote {
-				quote = 0
-			}
-		case r == '"' || r == '\'':
-			quote = r
-		case r == '#':
-			return strings.TrimSpace(line[:i]), open
-		case strings.ContainsRune("([{", r):
-			open++
-		case strings.ContainsRune(")]}", r):
-			open--
-		}
-	}
-	return strings.TrimSpace(line), open
-}
+// maxChildren bounds the processes below a rank that are looked at, and maxBelow how far below.
+const maxChildren, maxBelow = 32, 3
 
 // waitsBelow reports whether a thread waits for a process below its own: it is in a library that starts some.
 func waitsBelow(t *stacks.Thread) bool {
@@ -214,5 +136,55 @@ func ownFrames(frames []stacks.Frame) []stacks.Frame {
 func importsProgram(frames []stacks.Frame) bool {
 	return slices.ContainsFunc(frames, func(f stacks.Frame) bool {
 		return strings.HasSuffix(f.File, "/multiprocessing/spawn.py") && (f.Func == "import_main_path" || strings.HasPrefix(f.Func, "_fixup_main_from_"))
+	})
+}
+
+// maxWrappers bounds the programs between a rank's first process and its Python.
+const maxWrappers = 4
+
+// readBelow reads a process, or the only child of one that is not Python: a shell, or a program such as timeout, that has
+// started it.
+func readBelow(ctx context.Context, reader *stacks.Reader, pid int) (*stacks.Process, error) {
+	p, err := reader.Read(ctx, pid)
+	for below, n := pid, 0; errors.Is(err, stacks.ErrNotPython) && n < maxWrappers; n++ {
+		children := childrenOf(below)
+		if len(children) != 1 {
+			return nil, err
+		}
+		below = children[0]
+		q, failed := reader.Read(ctx, below)
+		if failed == nil || !errors.Is(failed, stacks.ErrNotPython) {
+			return q, failed
+		}
+	}
+	return p, err
+}
+
+// childrenOf lists the children of a process.
+func childrenOf(pid int) []int {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return nil
+	}
+	var all []int
+	for _, name := range tasks {
+		b, err := os.ReadFile(name) //nolint:gosec // a file of the kernel
+		if err != nil {
+			continue
+		}
+		for child := range strings.FieldsSeq(string(b)) {
+			if n, err := strconv.Atoi(child); err == nil {
+				all = append(all, n)
+			}
+		}
+	}
+	return all
+}
+
+// deadChild reports whether a child of the process has ended and was not waited for.
+func deadChild(pid int) bool {
+	return slices.ContainsFunc(childrenOf(pid), func(child int) bool {
+		_, state := stat("/proc", child)
+		return state == "Z"
 	})
 }

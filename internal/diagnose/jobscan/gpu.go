@@ -3,13 +3,13 @@
 
 package jobscan
 
-// This file finds in the kernel's log what NVIDIA's driver says of GPUs that have failed.
-
 import (
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 )
 
 // Xid is an error of a GPU, as NVIDIA's driver has logged it.
@@ -70,4 +70,35 @@ var fatalXids = map[int]string{
 func (x Xid) Words() (words string, fatal bool) {
 	words, fatal = fatalXids[x.Number]
 	return words, fatal
+}
+
+// gpuErrors returns what the kernel's log tells of GPUs since the first rank was started.
+func gpuErrors(log, host string, ranks []verdict.Rank) (all []verdict.GPUError) {
+	begun, known := time.Duration(0), false
+	for _, r := range ranks {
+		if start, ok := startOf(r.PID); ok && (!known || start < begun) {
+			begun, known = start, true
+		}
+	}
+	now := sinceBoot()
+	if !known || now == 0 {
+		return nil
+	}
+	for _, x := range Xids(ReadKernelLog(log)) {
+		if x.At < begun {
+			continue
+		}
+		e := verdict.GPUError{Host: host, Device: x.Device, Number: x.Number, Rank: -1, Age: max(0, now-x.At)}
+		e.Words, e.Fatal = x.Words()
+		if !e.Fatal {
+			e.Words = x.Text
+		}
+		for _, r := range ranks {
+			if x.PID != 0 && r.PID == x.PID {
+				e.Rank = r.Rank
+			}
+		}
+		all = append(all, e)
+	}
+	return all
 }
