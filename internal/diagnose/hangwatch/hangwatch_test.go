@@ -4,6 +4,7 @@
 package hangwatch_test
 
 import (
+	"flag"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -18,6 +19,11 @@ import (
 )
 
 const s = time.Second
+
+var (
+	firstSeed = flag.Uint64("hangwatch.first", 0, "the first seed that TestSimulation runs")
+	seeds     = flag.Uint64("hangwatch.seeds", 250, "how many seeds TestSimulation runs")
+)
 
 // simulated is a job of two ranks in virtual time. Rank 0 is in all_reduce whenever it waits.
 type simulated struct {
@@ -206,7 +212,7 @@ func TestScenarios(t *testing.T) {
 // soon after that.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(1000) {
+	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
 		r := rand.New(rand.NewPCG(seed, 11))
 		timeout := time.Duration(2+r.IntN(60)) * s
 		var moves []time.Duration // when the job came a step further
