@@ -22,7 +22,7 @@ func (a *Agent) startStatic(ctx context.Context) error {
 		return err
 	}
 	names, devices, err := a.rendezvous(ctx)
-	for errors.Is(err, rpcworld.ErrAgain) {
+	for errors.Is(err, rpcworld.ErrRestart) {
 		for _, p := range a.net.Members() { // of the round that was left
 			a.net.RemovePeer(p.Name)
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Whoever trains opens and closes a context per step. Among Go workers the clean-ups of a few steps leave in one message: one for
+// Training opens and closes a context per step. Among Go workers the clean-ups of a few steps leave in one message: one for
 // each would cost as much as the forward call. They wait for cleanupDelay at most, or until there are cleanupBatch.
 const (
 	cleanupDelay = 5 * time.Millisecond

@@ -135,7 +135,7 @@ func (c *Context) Close() error {
 	return nil
 }
 
-// over is the error of whoever uses a context that is over.
+// over is the error of using a context that is over.
 func (c *Context) over(op string) error {
 	return cohort.Newf(op, cohort.Closed, "the autograd context %d is closed", c.ID())
 }

@@ -166,7 +166,7 @@ func (e *Engine) rouse() {
 	}
 }
 
-// machineLocked returns the machine, or nil when there is no agent, or none any more.
+// machineLocked returns the machine, or nil when the agent is not there, or not any more.
 func (e *Engine) machineLocked() *machine {
 	if e.mu.machine == nil && !e.mu.closed && e.agent != nil {
 		id := e.self()

@@ -154,7 +154,7 @@ func TestUnusedSend(t *testing.T) {
 		t.Helper()
 		ctx, c := ws[0].open(t)
 		x := param(2)
-		call(ctx, t, ws[0], "w1", "t.square", x) // nobody uses it
+		call(ctx, t, ws[0], "w1", "t.square", x) // unused
 		return ctx, c, x, call(ctx, t, ws[0], "w1", "t.square", x).Sum()
 	}
 	t.Run("smart", func(t *testing.T) {

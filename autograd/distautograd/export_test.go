@@ -16,7 +16,7 @@ type Graph struct {
 	Reach        [][]int                // per send, the places in Recvs that its gradients reach
 	Edges        []int                  // per send, how many values it carried
 	Known        []string               // workers that messages went to or came from
-	Leaves       [][]*autograd.Variable // per send, where its gradients go; nil for what is no leaf
+	Leaves       [][]*autograd.Variable // per send, where its gradients go; nil for what is not a leaf
 	RecvNodes    []*autograd.Node       // as Recvs
 }
 

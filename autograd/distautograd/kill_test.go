@@ -112,7 +112,7 @@ func killedWorld(t *testing.T, opens string) (ws []*worker, kill func()) {
 		ws = append(ws, &worker{engine: e, agent: a})
 	}
 	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Stderr = os.Stderr // says why it ended, if nobody killed it
+	cmd.Stderr = os.Stderr // has the reason why it ended, if it was not killed
 	cmd.Env = append(os.Environ(), victimAddr+"="+server.Addr().String(), victimRole+"="+opens)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -136,7 +136,7 @@ func killedWorld(t *testing.T, opens string) (ws []*worker, kill func()) {
 	}
 }
 
-// TestKilled kills a worker by SIGKILL at random moments of passes, which go through it or are its own: whoever waits for it is told, by
+// TestKilled kills a worker by SIGKILL at random moments of passes, which go through it or are its own: workers that wait for it are notified, by
 // its name, and no worker that is left keeps anything of its contexts.
 func TestKilled(t *testing.T) {
 	const rounds = 4

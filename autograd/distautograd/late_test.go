@@ -22,7 +22,7 @@ func (idleAgent) Self() rpcext.Worker           { return rpcext.Worker{Name: "go
 func (idleAgent) Go(func(context.Context)) bool { return true }
 
 // TestLateRequest: a request of PyTorch that comes after its context was cleaned up here is served without it, but not if its answer
-// requires gradients: they would be lost, and nobody would be told.
+// requires gradients: they would be lost without an error.
 func TestLateRequest(t *testing.T) {
 	e := New()
 	if err := e.attach(idleAgent{}); err != nil {

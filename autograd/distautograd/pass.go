@@ -33,7 +33,7 @@ type pass struct {
 	queue  []job
 	active bool // somebody runs the queue
 
-	// Of whoever runs the queue.
+	// Of the goroutine that runs the queue.
 	local *autograd.Pass
 	out   map[backwardcore.Node]*gradient // of receive functions that have run
 }

@@ -202,7 +202,7 @@ func (c *Context) wrap(m *rpcwire.Message, call backwardcore.Call, kind rpcwire.
 }
 
 // unwrap takes the wrapper off a message that has arrived, the answer to fn or a request, and records it. Its tensors become
-// variables. There is no context for a request of PyTorch whose context is over and that can do without.
+// variables. A request of PyTorch whose context is over, and which can do without, has none.
 func (e *Engine) unwrap(from rpcext.Worker, fn string, m *rpcwire.Message) (*Context, rpcwire.Autograd, error) {
 	const op = "distautograd: message"
 	x, inner, err := rpcwire.UnwrapAutograd(m.Payload)
@@ -289,7 +289,7 @@ func (e *Engine) incoming(from rpcext.Worker, m *rpcwire.Message) (*rpcext.Wrapp
 		if err != nil || !recorded {
 			return err
 		}
-		return c.wrap(m, call, rpcwire.ForwardAutogradResp, x.Compact) // whoever writes a form reads it
+		return c.wrap(m, call, rpcwire.ForwardAutogradResp, x.Compact) // who writes a form reads it
 	}}, nil
 }
 

@@ -62,7 +62,7 @@ func remote(ctx context.Context, t *testing.T, w *worker, to, fn string, args ..
 	return ref
 }
 
-// The gradient of a value behind a reference is at its owner, whoever uses it.
+// The gradient of a value behind a reference is at its owner, no matter which worker uses it.
 func TestGradientAtOwner(t *testing.T) {
 	reg, _ := models()
 	ws := newWorld(t, 3, reg)

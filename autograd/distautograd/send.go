@@ -257,7 +257,7 @@ func (e *Engine) sent(s sending, back *rpcwire.Message, err error) work {
 	})
 }
 
-// lostCause says why a pass cannot go on, or nil when it can: when there is no error, or one that passes.
+// lostCause says why a pass cannot go on, or nil when it can: when nothing failed, or the error is temporary.
 func (e *Engine) lostCause(s sending, err error) *backwardcore.Cause {
 	if err == nil {
 		return nil
@@ -269,7 +269,7 @@ func (e *Engine) lostCause(s sending, err error) *backwardcore.Cause {
 	}
 	switch {
 	case code == cohort.Closed:
-		return nil // this agent is: whoever waits for it sees that
+		return nil // this agent is: what waits for it sees that
 	case e.isGo(s.msg.To) && (code == cohort.PeerLost || code == cohort.Unavailable):
 		return nil // a link was lost; whether the worker was, will be seen
 	}

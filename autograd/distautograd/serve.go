@@ -18,7 +18,7 @@ import (
 // dispatch handles the messages of passes and clean-ups.
 func (e *Engine) dispatch(ctx context.Context, from rpcext.Worker, in *rpcwire.Message, reply func(*rpcwire.Message, error)) {
 	if from.ID < 0 {
-		reply(nil, cohort.Newf("distautograd: message", cohort.Protocol, "%q is no worker of this world", from.Name))
+		reply(nil, cohort.Newf("distautograd: message", cohort.Protocol, "%q is not a worker of this world", from.Name))
 		return
 	}
 	switch {
@@ -94,7 +94,7 @@ func (e *Engine) serveGo(ctx context.Context, from rpcext.Worker, in *rpcwire.Me
 		}
 		reply(back, nil)
 	default:
-		reply(nil, badMessage("kind %d is no request", msg.Kind))
+		reply(nil, badMessage("kind %d is not a request", msg.Kind))
 	}
 }
 

@@ -52,6 +52,6 @@
 // runs one [Fast] pass at a time, under one id, and ends a pass that waits for [Machine.Missing] at its timeout.
 //
 // A PyTorch worker is not told of a failure, and may send a gradient of the failed pass later. Each gradient that was missing is
-// therefore refused once: otherwise it would begin a pass that nobody ends. The price is that after a failure the next pass of
+// therefore refused once: otherwise it would begin a pass that never ends. The price is that after a failure the next pass of
 // another worker in the same context may be refused once.
 package backwardcore

@@ -6,7 +6,7 @@ package backwardcore
 import "testing"
 
 // TestLateGradientOfAFailedPass: in a pass with PyTorch workers, which has no id, one of two gradients comes, and then the pass
-// fails. The other one comes late. It must not begin a pass: nobody would end that before its deadline.
+// fails. The other one comes late. It must not begin a pass: that would not end before its deadline.
 func TestLateGradientOfAFailedPass(t *testing.T) {
 	for name, fail := range map[string]func(m *Machine[int64], ctx Context){
 		"a function fails": func(m *Machine[int64], ctx Context) { m.Failed(ctx, NoID, Cause{Text: "it fails"}) },

@@ -133,7 +133,7 @@ func (m *Machine[G]) PeerBack(w Worker) {
 	}
 }
 
-// Ask asks whoever opened a context whether it is still there, until it answers. It is for contexts that have been there for
+// Ask asks the worker that opened a context whether it is still there, until it answers. It is for contexts that have been there for
 // long.
 func (m *Machine[G]) Ask(id Context) {
 	if c := m.contexts[id]; c != nil && id.Origin != m.self {

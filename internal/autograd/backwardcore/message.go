@@ -52,7 +52,7 @@ const (
 	Told                    // Fail has arrived
 	Cleanup                 // the context is over
 	Cleaned                 // Cleanup has arrived
-	Seen                    // to who opened the context: this worker has seen it, and whoever it has it from is dead
+	Seen                    // to the opener of the context: this worker has seen it, and the worker that it has it from is dead
 	Noted                   // Seen has arrived
 )
 

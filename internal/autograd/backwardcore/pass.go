@@ -377,7 +377,7 @@ func (c *context[G]) expectLate(cause Cause, missing func(Call) bool) {
 	}
 }
 
-// late refuses a gradient of a pass that has failed: it would begin one that nobody ends. A gradient which cannot be one, because
+// late refuses a gradient of a pass that has failed: it would begin one that never ends. A gradient which cannot be one, because
 // it came before the failure or was refused, begins the next pass.
 func (c *context[G]) late(m *Machine[G], msg Message[G]) bool {
 	cause, stale := c.stale[msg.Call]

@@ -11,7 +11,7 @@ type context[G any] struct {
 	known  map[Worker]bool // who has seen it, as far as this worker knows
 	nodes  []function
 	sends  map[Call]Node
-	lost   map[Node]bool  // send functions whose message failed: nobody may have got it
+	lost   map[Node]bool  // send functions whose message failed: it may not have arrived
 	stale  map[Call]Cause // gradients that may still come of a pass without an id that has failed
 	passes map[PassID]*pass[G]
 	asked  Time // when Seen was sent

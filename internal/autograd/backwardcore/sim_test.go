@@ -72,7 +72,7 @@ func TestFastWaitsForAnUnusedSend(t *testing.T) {
 		w.transfer(w.origin, other, leaf)
 		back := w.record(other, other.values[0])
 		w.transfer(other, w.origin, back)
-		w.transfer(other, w.origin, back) // nobody uses this one
+		w.transfer(other, w.origin, back) // unused
 		used := w.origin.values[1]
 		pass, _ := w.origin.m.Backward(w.ctx, map[Node]int64{used: 1}, mode)
 		w.settle(w.origin)

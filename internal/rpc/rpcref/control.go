@@ -18,7 +18,7 @@ import (
 //
 // and per message: 1 kind, with keyBit if a key is there, 1 code, 2 owner, 8 owner's epoch, then the ids of object, fork and
 // root, and the key (16). An id is 1 byte that
-// says what its epoch is (0 none, 1 the sender's, 2 the receiver's, 3 written out) or that there is no id (4), 2 worker,
+// says what its epoch is (0 none, 1 the sender's, 2 the receiver's, 3 written out) or that the id is missing (4), 2 worker,
 // 8 counter, and the epoch if it is written out. Integers are little-endian.
 const (
 	controlHead = 68

@@ -53,7 +53,7 @@ func (r *Refs) dropAll(deaf func(rrefcore.Worker) bool) {
 		h.settle(r.unusable(h, rrefcore.Closed))
 		delete(r.mu.handles, fork)
 	}
-	r.mu.m.LetGo(deaf)
+	r.mu.m.UnpinStuck(deaf)
 	r.mu.m.DropAll()
 	e := r.take(false)
 	r.mu.Unlock()

@@ -37,7 +37,7 @@ func (r *Refs) FetchArrived(by rrefcore.Worker, id rrefcore.ID) (*Object, error)
 	r.known(by)
 	r.known(id.On)
 	var o *Object
-	code := rrefcore.Gone // for whoever holds no reference to it
+	code := rrefcore.Gone // for a worker without a reference to it
 	if r.mu.m.MayUse(by, id) {
 		if code = r.mu.m.FetchArrived(id); code == rrefcore.OK {
 			o = r.object(id)

@@ -51,7 +51,7 @@ func (r *Refs) flushDirty() (left bool) {
 	return left
 }
 
-// flushSoon sends the control stream's news to a peer in a goroutine of that peer: one that takes no data holds up nobody
+// flushSoon sends the control stream's news to a peer in a goroutine of that peer: one that takes no data delays no other
 // else's signs of life.
 func (r *Refs) flushSoon(p *rpcsession.Peer) {
 	q := of(p)
@@ -92,7 +92,7 @@ const maxKept = 16 << 10
 
 // FlushOn sends the control stream's news on a link, in order.
 //
-//nolint:contextcheck,nolintlint // the stream outlives whoever caused its messages
+//nolint:contextcheck,nolintlint // the stream outlives the caller that caused its messages
 func (r *Refs) FlushOn(p *rpcsession.Peer, c *rpcsession.Conn) {
 	q := of(p)
 	failpoint.At("rpc.refs.flush_on")

@@ -56,7 +56,7 @@ func TestAwaited(t *testing.T) {
 	}
 	for _, kind := range []rrefcore.Kind{rrefcore.ForkRequest, rrefcore.ChildAccept, rrefcore.ForkReply, rrefcore.Cancel, rrefcore.Handoff, rrefcore.Withdraw} {
 		if !awaited(rrefcore.Frame{Msgs: append(idle.Msgs, rrefcore.Message{Kind: kind})}) {
-			t.Errorf("nobody waits for the answer to %v", kind)
+			t.Errorf("the answer to %v counts as not awaited", kind)
 		}
 	}
 }

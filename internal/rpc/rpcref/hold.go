@@ -18,7 +18,7 @@ type Hold struct {
 	Object   *Object      // of an own object
 	Handle   *Handle      // of another worker's
 	Named    string       // the type of the object as a message or the program named it
-	Type     reflect.Type // where Named is empty: its Go type, nil if nobody knows it
+	Type     reflect.Type // where Named is empty: its Go type, nil if it is not known
 	Script   bool         // a TorchScript value of a PyTorch owner
 	Assigned atomic.Bool
 	Closed   atomic.Bool

@@ -70,7 +70,7 @@ func (o *Object) Set(value any, err error) {
 // waiter is somebody who is told when an object has its value.
 type waiter struct{ fn func() }
 
-// freed ends the waits for an object that nobody refers to any more.
+// freed ends the waits for an object without references.
 func (o *Object) freed() {
 	o.Set(nil, o.r.cfg.Failure("fetch", o.ID, o.r.cfg.Name, rrefcore.Gone, nil))
 }

@@ -115,7 +115,7 @@ func (r *Refs) step(fn func(m *rrefcore.Machine)) {
 	r.stepHeld(fn)
 }
 
-// stepHeld is step for whoever holds a lock: there is no point in it.
+// stepHeld is step for a caller that holds a lock: it has no failpoint.
 func (r *Refs) stepHeld(fn func(m *rrefcore.Machine)) {
 	r.mu.Lock()
 	fn(r.mu.m)

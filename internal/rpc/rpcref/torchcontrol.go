@@ -64,7 +64,7 @@ const controlLimit = 60 * time.Second
 
 // sendOne sends a control message in the agent's own time and reports its fate later.
 //
-//nolint:contextcheck,nolintlint // not in that of whoever closes a reference
+//nolint:contextcheck,nolintlint // not in that of the caller that closes a reference
 func (r *Refs) sendOne(p *rpcsession.Peer, msg rrefcore.Message) error {
 	m, err := controlMessage(msg)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
-// Party is the other workers as whoever exchanges something with them sees them.
+// Party is the other workers as a worker that exchanges something with them sees them.
 type Party interface {
 	watched
 	// Call calls a function of the agents themselves, which may arrive twice at a Go worker.
@@ -39,7 +39,7 @@ const (
 
 // AllGather exchanges an object with the named workers, of which this one is one. It corresponds to
 // torch.distributed.rpc.api._all_gather, but does not wait for a worker that has died; see [worldcore.Gather]. together says
-// that nobody can leave before this worker.
+// that no worker can leave before this one.
 func (w *World) AllGather(ctx context.Context, p Party, object any, names []string, together bool) (*py.Dict, error) {
 	m := worldcore.NewGather(w.self(), w.round, names, together)
 	x := w.gathering(p, names)
@@ -94,7 +94,7 @@ func (x *gathering) do(ctx context.Context, op worldcore.Op) (ev worldcore.Event
 		all := g.objects(op.Text)
 		g.mu.Unlock()
 		ev.Err = x.p.Call(ctx, op.Worker, FuncToFollowers, []any{op.Text, all})
-	case worldcore.OpTellLost:
+	case worldcore.OpNotifyLost:
 		ev.Err = x.p.Call(ctx, op.Worker, FuncGatherLost, []any{op.Text, op.Names[0], x.set})
 	case worldcore.OpAskCount:
 		ev.Err = x.p.Ask(ctx, &ev.N, op.Worker, gatherCounts, op.Text, 0)

@@ -39,13 +39,13 @@ func (d *Devices) Barrier(ctx context.Context) error {
 }
 
 // ExchangeDevices builds the group and takes part in its two all-gathers: sizes, then pickles of name and devices. A Go
-// worker has no devices but the CPU. It returns [ErrAgain] if the PyTorch workers have gone on to another round meanwhile.
+// worker has no devices but the CPU. It returns [ErrRestart] if the PyTorch workers have gone on to another round meanwhile.
 func (w *World) ExchangeDevices(ctx context.Context, hook observe.Hook, storeAddr string) (*Devices, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	m := worldcore.NewMoved(w.self(), w.round, w.torch)
 	var looking sync.WaitGroup
 	looking.Go(func() {
-		if w.drive(ctx, m, nil); errors.Is(m.Err(), ErrAgain) {
+		if w.drive(ctx, m, nil); errors.Is(m.Err(), ErrRestart) {
 			cancel()
 		}
 	})
@@ -57,13 +57,13 @@ func (w *World) ExchangeDevices(ctx context.Context, hook observe.Hook, storeAdd
 	cancel()
 	failpoint.At("rpcworld.devices.end")
 	looking.Wait()
-	if err != nil && errors.Is(m.Err(), ErrAgain) {
+	if err != nil && errors.Is(m.Err(), ErrRestart) {
 		return nil, m.Err()
 	}
 	return d, err
 }
 
-// leftOver reports whether a start failed because nobody listens where a PyTorch rank has said that it is: that may be what a start of
+// leftOver reports whether a start failed because nothing listens where a PyTorch rank has published its address: that may be what a start of
 // its that has failed has left in the store. Such a rank has not come yet.
 func (w *World) leftOver(ctx context.Context, err error) bool {
 	e, lost := errors.AsType[*cohort.Error](err)

@@ -78,8 +78,8 @@ func (w *World) deal(ctx context.Context, c Caller, others func() []string, op w
 	case worldcore.OpAskDevices:
 		ev.Err = c.AskDevices(ctx, op.Worker)
 		ev.Gone = gone(ctx, c, op.Worker, ev.Err)
-	case worldcore.OpTellComing, worldcore.OpTellGoing:
-		ev.Err = c.Tell(ctx, op.Worker, op.Kind == worldcore.OpTellComing)
+	case worldcore.OpNotifyJoin, worldcore.OpNotifyLeave:
+		ev.Err = c.Tell(ctx, op.Worker, op.Kind == worldcore.OpNotifyJoin)
 		ev.Gone = gone(ctx, c, op.Worker, ev.Err)
 	default:
 		ev.Err = cohort.Newf("rpc: world", cohort.Internal, "operation %d is unknown here", op.Kind)

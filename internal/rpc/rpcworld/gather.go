@@ -47,7 +47,7 @@ func (g *gathers) ToLeader(id, from string, object any, names []string, again bo
 	return g.tell(id, func(c *worldcore.Gathers) (bool, error) { return c.ToLeader(id, from, object, names, again) })
 }
 
-// Lost is who has died, if this worker, the leader of an all-gather, has given it up for that. Whoever reports to it then has
+// Lost is who has died, if this worker, the leader of an all-gather, has given it up for that. A worker that reports to it then has
 // to be told.
 func (g *gathers) Lost(id string, names []string) string {
 	g.mu.Lock()
@@ -60,7 +60,7 @@ func (g *gathers) Comes(worker string) {
 	failpoint.At("rpcworld.comes")
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.mu.core.Comes(worker)
+	g.mu.core.Rejoined(worker)
 }
 
 // ToFollower is _broadcast_to_followers at a follower.

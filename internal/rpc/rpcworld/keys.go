@@ -49,7 +49,7 @@ func parseEntry(name string, raw []byte) (Entry, error) {
 	n, err := strconv.ParseUint(epoch, 16, 64)
 	s, failed := hex.DecodeString(secret)
 	if err != nil || failed != nil || n == 0 {
-		return Entry{}, cohort.Newf("rpc: join", cohort.Protocol, "the entry of worker %q in the store is no entry", name)
+		return Entry{}, cohort.Newf("rpc: join", cohort.Protocol, "the entry of worker %q in the store is malformed", name)
 	}
 	return Entry{Epoch: n, Secret: s}, nil
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/worldcore"
 )
 
-// ErrAgain is the error of a start that has to be made again, from [World.ComeTogether] on: it may succeed in another round.
-var ErrAgain = worldcore.ErrAgain
+// ErrRestart is the error of a start that has to be made again, from [World.ComeTogether] on: it may succeed in another round.
+var ErrRestart = worldcore.ErrRestart
 
 // ComeTogether finds the round of a static world and waits until all ranks have shown what they are; see [worldcore.Start]. A
 // world without PyTorch ranks needs no gloo group; see [World.Mixed].
@@ -24,7 +24,7 @@ func (w *World) ComeTogether(ctx context.Context) error {
 }
 
 // Names publishes the own name and address, waits for those of all ranks, and makes the workers known to c. It returns the
-// names in the order of the ranks, or [ErrAgain] if the ranks have to come together again.
+// names in the order of the ranks, or [ErrRestart] if the ranks have to come together again.
 func (w *World) Names(ctx context.Context, c Caller, addr string) ([]string, error) {
 	m := worldcore.NewNaming(w.self(), w.round, addr, w.mixed)
 	w.drive(ctx, m, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.deal(ctx, c, nil, op) })

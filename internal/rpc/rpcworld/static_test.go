@@ -21,7 +21,7 @@ import (
 
 // startStatic starts a rank of a world of two as an agent does.
 func startStatic(ctx context.Context, w *World, all *fakes) (names []string, err error) {
-	for again := true; again; again = errors.Is(err, ErrAgain) {
+	for again := true; again; again = errors.Is(err, ErrRestart) {
 		if err = w.ComeTogether(ctx); err == nil {
 			names, err = w.Names(ctx, fake{all, w.cfg.Name}, "host:1")
 		}
@@ -29,7 +29,7 @@ func startStatic(ctx context.Context, w *World, all *fakes) (names []string, err
 	return names, err
 }
 
-// All ranks of a world have died when some of them had published their names. The next start over the same store finds that, whoever
+// All ranks of a world have died when some of them had published their names. The next start over the same store finds that, whichever
 // comes first, and succeeds in the next round.
 func TestStartAfterAllHaveDied(t *testing.T) {
 	for _, first := range []int{0, 1} {
@@ -89,7 +89,7 @@ func TestPyTorchGoesOnWhileGoWaits(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		sign(1)
 	})
-	if _, err := w.ExchangeDevices(ctx, nil, ""); !errors.Is(err, ErrAgain) {
+	if _, err := w.ExchangeDevices(ctx, nil, ""); !errors.Is(err, ErrRestart) {
 		t.Fatalf("the wait for the PyTorch rank ends with %v", err)
 	}
 	if err := w.ComeTogether(ctx); err != nil || !w.Mixed() || w.Round() != 1 {
@@ -97,7 +97,7 @@ func TestPyTorchGoesOnWhileGoWaits(t *testing.T) {
 	}
 }
 
-// What a PyTorch rank has left of a start that has failed names a port where nobody listens any more. That is no reason to give up: the
+// What a PyTorch rank has left of a start that has failed names a port where nothing listens any more. That is not a reason to give up: the
 // rank has not come yet, and is followed when it does.
 func TestPyTorchLeavesItsAddress(t *testing.T) {
 	t.Parallel()
@@ -108,7 +108,7 @@ func TestPyTorchLeavesItsAddress(t *testing.T) {
 			defer func() { _ = st.Close() }()
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
-			// Nobody listens there, and it is a lower address than any of this rank, so that this one dials.
+			// Nothing listens there, and it is a lower address than any of this rank, so that this one dials.
 			dead := gloowire.Record{Generation: gloowire.C, Host: "host", IDs: []int64{0, 0}, Addrs: []gloowire.Address{{Addr: netip.MustParseAddrPort("127.0.0.1:256"), Sequence: gloowire.NoSequence}}}
 			sign := func(round int) {
 				if err := store.Prefix(RoundPrefix(round), st).Set(ctx, "0/1", dead.Append(nil)); err != nil {
@@ -132,7 +132,7 @@ func TestPyTorchLeavesItsAddress(t *testing.T) {
 			})
 			_, err := w.ExchangeDevices(ctx, nil, "127.0.0.1:1")
 			if retries {
-				if !errors.Is(err, ErrAgain) {
+				if !errors.Is(err, ErrRestart) {
 					t.Errorf("the wait for the PyTorch rank ends with %v", err)
 				}
 				return

@@ -15,7 +15,7 @@ import (
 
 var (
 	// ErrRefused is the cause of a connection to a process that has ended.
-	ErrRefused = errors.New("nobody listens there")
+	ErrRefused = errors.New("nothing listens there")
 	// ErrSilent is the cause of a connection to a machine that does not answer.
 	ErrSilent = errors.New("no answer from there")
 )

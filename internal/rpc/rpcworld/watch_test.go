@@ -88,7 +88,7 @@ func TestWatcher(t *testing.T) {
 		"a machine cannot be reached":    {func(s *scene) { s.change("b", lost, ErrSilent) }, closedWait, "b", 10 * time.Second, 20 * time.Second},
 		"a member has left":              {func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, closedWait, "b", 0, time.Second},
 		"somebody that was never called": {func(s *scene) { s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused) }, closedWait, "b", 500 * time.Millisecond, 2 * time.Second},
-		"somebody nobody waits for":      {func(s *scene) { s.change("c", lost, ErrRefused) }, closedWait, "", 0, 0},
+		"a worker that is not awaited":   {func(s *scene) { s.change("c", lost, ErrRefused) }, closedWait, "", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -117,7 +117,7 @@ func recordDeath(t *testing.T, st store.Store, name string) {
 	}
 }
 
-// The first death that was recorded is the cause, whoever has noticed another one.
+// The first death that was recorded is the cause, even for a worker that has noticed another one.
 func TestWatcherNamesTheFirstDeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := store.NewMemory()
@@ -169,7 +169,7 @@ func TestWatcherWithoutStore(t *testing.T) {
 }
 
 // TestWatcherHearsThatOneGaveUp: a worker that has given up its shutdown before it went is not taken for dead. Its reason counts, unless
-// that is a cancellation: nobody has canceled what the others wait for.
+// that is a cancellation: what the others wait for was not canceled.
 func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		why  error
@@ -202,7 +202,7 @@ func TestWatcherHearsWhoseDeathOneFound(t *testing.T) {
 		"a worker":  {"c", "c"},
 		"itself":    {"b", "b"},
 		"no worker": {"127.0.0.1:1", "b"},
-		"nobody":    {"", "b"},
+		"nothing":   {"", "b"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -206,7 +206,7 @@ func TestJoinDuringCrash(t *testing.T) {
 	}
 }
 
-// After a crash of a member whoever joins takes it off the list.
+// After a crash of a member the next worker that joins takes it off the list.
 func TestJoinAfterCrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, all := store.NewMemory(), newFakes()
@@ -434,7 +434,7 @@ func TestComeTogetherWithPyTorch(t *testing.T) {
 	}
 }
 
-// A start that fails when some ranks have published their names does not spoil the next one: nobody stays in that round, neither a
+// A start that fails when some ranks have published their names does not spoil the next one: no rank stays in that round, neither a
 // rank that has not got so far nor one that comes last.
 func TestStartAfterNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

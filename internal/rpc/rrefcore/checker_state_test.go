@@ -91,7 +91,7 @@ func (m *Machine) clone() *Machine {
 	for id, p := range m.peers {
 		pc := *p
 		pc.stream.queue = slices.Clone(p.stream.queue)
-		pc.buried = maps.Clone(p.buried)
+		pc.endedLives = maps.Clone(p.endedLives)
 		pc.lost = slices.Clone(p.lost)
 		pc.requests = nil
 		for _, r := range p.requests {
@@ -100,7 +100,7 @@ func (m *Machine) clone() *Machine {
 		}
 		c.peers[id] = &pc
 	}
-	c.staleMembers = slices.Clone(m.staleMembers)
+	c.formerLives = slices.Clone(m.formerLives)
 	c.tombs, c.offered, c.early = m.tombs.Clone(), maps.Clone(m.offered), make(map[ID][]earlyMessage, len(m.early))
 	c.unsettled = maps.Clone(m.unsettled)
 	for id, waiting := range m.early {

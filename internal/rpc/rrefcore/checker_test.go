@@ -37,7 +37,7 @@ type config struct {
 	crash                      []Worker
 	detect                     bool   // Go workers notice a death
 	shares                     string // of "C" (A to C), "D" (C to D), "P" (A to the owner)
-	forge                      int    // how many messages D makes up, about a reference that nobody gave it
+	forge                      int    // how many messages D makes up, about a reference that it was not given
 }
 
 // isTorch reports whether a worker is a PyTorch worker.

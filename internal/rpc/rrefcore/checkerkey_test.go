@@ -74,7 +74,7 @@ func (p *packet) encode(e *encoder) {
 }
 
 // encode writes everything that decides what a machine will do, except for the time, which stands still here.
-// TestKeyKnowsAllFields fails when a field comes that nobody has thought of.
+// TestKeyKnowsAllFields fails when a new field is missing here.
 func (m *Machine) encode(b *encoder) {
 	b.num(m.next)
 	for _, id := range sortedKeys(m.objects) {
@@ -110,7 +110,7 @@ func (m *Machine) encode(b *encoder) {
 		}
 		b.num(204, uint64(p.kind), uint64(p.epoch), p.announced, uint64(p.session), p.floor, uint64(p.lease.state), uint64(p.early))
 		b.flags(p.lease.certain, p.lease.expiredTo, p.stream.owesAck)
-		for _, epoch := range slices.Sorted(maps.Keys(p.buried)) {
+		for _, epoch := range slices.Sorted(maps.Keys(p.endedLives)) {
 			b.num(207, uint64(epoch))
 		}
 		b.num(p.stream.base, p.stream.expect, uint64(p.stream.sent))
@@ -124,7 +124,7 @@ func (m *Machine) encode(b *encoder) {
 			b.messages(x.msg)
 		}
 	}
-	for _, g := range m.staleMembers {
+	for _, g := range m.formerLives {
 		b.num(209, uint64(g.life.worker), uint64(g.life.epoch))
 	}
 	b.num(205)

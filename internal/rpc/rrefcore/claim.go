@@ -43,7 +43,7 @@ func (m *Machine) Claim(from Worker, fork ID, mine bool) (w Wire, code Code) {
 // Discard gives back a reference that was handed off in a message which is not decoded. It does nothing for one that was
 // claimed, and for one that another worker has handed off.
 func (m *Machine) Discard(from Worker, fork ID) {
-	m.giveUp(from, fork)
+	m.dropHandoff(from, fork)
 	if o := m.offerOf(fork); o != nil && o.offers[fork].worker == from {
 		delete(o.offers, fork)
 		delete(m.offered, fork)

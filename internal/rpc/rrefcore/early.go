@@ -6,7 +6,7 @@ package rrefcore
 import "slices"
 
 // A request for a fork, or a hand-off to the owner, waits at the owner when what proves it may still be on its way: the word
-// of a creator, or the registration of whoever passed the reference on. Until it is answered, the parent keeps the object.
+// of a creator, or the registration of the worker that passed the reference on. Until it is answered, the parent keeps the object.
 
 // maxEarly bounds the messages of one peer that wait.
 const maxEarly = 1 << 16
@@ -70,8 +70,8 @@ func (m *Machine) Unsettled(fork ID) bool {
 	return waits
 }
 
-// giveUp drops a hand-off of a peer that waits: its message will not come, or was not decoded.
-func (m *Machine) giveUp(from Worker, fork ID) {
+// dropHandoff drops a hand-off of a peer that waits: its message will not come, or was not decoded.
+func (m *Machine) dropHandoff(from Worker, fork ID) {
 	id, waits := m.unsettled[fork]
 	if !waits {
 		return

@@ -63,7 +63,7 @@ func (c config) forgeries(s *state) []forgery {
 	return all
 }
 
-// stolen reports whether the owner lets D use the object, although nobody gave it to D.
+// stolen reports whether the owner lets D use the object, although D was not given it.
 func (s *state) stolen() bool {
 	if s.m[wO] == nil || strings.Contains(s.shared, "D") {
 		return false

@@ -18,10 +18,10 @@ func (m *Machine) MayUse(w Worker, id ID) bool {
 	return false
 }
 
-// maySay reports whether a message is its sender's to send. Others are ignored, so that no member of a world can end, confirm
+// mayOriginate reports whether a message is its sender's to send. Others are ignored, so that no member of a world can end, confirm
 // or use what another one holds. A [ForkRequest] and a [Handoff] are not
 // decided here: see key.go.
-func (m *Machine) maySay(w Worker, msg Message) bool {
+func (m *Machine) mayOriginate(w Worker, msg Message) bool {
 	switch msg.Kind {
 	case Delete, Cancel: // of its own fork; a creation is cancelled by its creator
 		if msg.Kind == Cancel && msg.ID.On != w {

@@ -96,7 +96,7 @@ func (m *Machine) Objects() []ObjectInfo {
 		for fork, holder := range o.forks.all() {
 			f := forkInfo{Fork: fork, Holder: holder.worker, Age: m.now - holder.since, Root: fork == o.root}
 			if p := m.peers[f.Holder]; p != nil {
-				f.Silent = m.now - p.lease.heardAt
+				f.Silent = m.now - p.lease.lastReceivedAt
 			}
 			info.Forks = append(info.Forks, f)
 		}

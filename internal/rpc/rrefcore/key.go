@@ -13,12 +13,12 @@ import (
 // makes a key and tells it to the owner in its announcement and in the creating call; the owner makes one of its own when it
 // hands a reference out. The key goes along with every hand-off between Go workers.
 //
-// PyTorch's wire has no room for a key. Whoever got a reference from a PyTorch worker asks without one. The owner allows that
+// PyTorch's wire has no room for a key. A worker that got a reference from a PyTorch worker asks without one. The owner allows that
 // if the PyTorch worker, which made the fork, holds a reference itself; and then also to those that the asker passes it on to.
 //
 // What proves a request may arrive after it. Then the request waits: see early.go.
 
-// Key proves that whoever has it was given a reference to an object. The zero Key proves nothing.
+// Key proves that its holder was given a reference to an object. The zero Key proves nothing.
 type Key [16]byte
 
 // opens compares two keys in a time that does not depend on them.
@@ -26,7 +26,7 @@ func (k Key) opens(other Key) bool {
 	return subtle.ConstantTimeCompare(k[:], other[:]) == 1 && k != (Key{})
 }
 
-// randomKeys returns the source of keys that nobody can guess. One machine uses it, so it need not be safe for concurrent use.
+// randomKeys returns the source of keys that cannot be guessed. One machine uses it, so it need not be safe for concurrent use.
 func randomKeys() func(Worker, ID) Key {
 	var seed [32]byte
 	_, _ = crand.Read(seed[:]) // never fails
@@ -37,17 +37,17 @@ func randomKeys() func(Worker, ID) Key {
 	}
 }
 
-// handOut returns the key that the owner gives away with a reference to an own object.
-func (m *Machine) handOut(o *object) Key {
+// ownerKey returns the key that the owner gives away with a reference to an own object.
+func (m *Machine) ownerKey(o *object) Key {
 	if o.ownKey == (Key{}) {
 		o.ownKey = m.newKey(m.self, o.id)
 	}
 	return o.ownKey
 }
 
-// keyed notes what the creator of an object says of its key, and looks again at what has waited for it. The first word
+// recordCreatorKey notes what the creator of an object says of its key, and looks again at what has waited for it. The first word
 // counts.
-func (m *Machine) keyed(o *object, key Key) {
+func (m *Machine) recordCreatorKey(o *object, key Key) {
 	if o.creatorKey == (Key{}) {
 		o.creatorKey = key
 	}
@@ -86,7 +86,7 @@ func (m *Machine) mayFork(p *peer, msg Message) verdict {
 func (m *Machine) mayForkOpenly(p *peer, msg Message) verdict {
 	minter := m.peers[msg.Fork.On]
 	switch {
-	case msg.Fork.On == p.id, msg.Fork.On == m.self: // nobody hands a reference to itself, and the owner registers what it hands out
+	case msg.Fork.On == p.id, msg.Fork.On == m.self: // a worker does not hand a reference to itself, and the owner registers what it hands out
 		return unproved
 	case minter != nil && minter.lease.state == dead:
 		return unproved

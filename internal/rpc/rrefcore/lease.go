@@ -17,19 +17,19 @@ const (
 // lease is one worker's view of another one's life. There is one per pair of workers, not per reference, so its cost
 // does not grow with the number of references.
 type lease struct {
-	state      leaseState
-	heardAt    Time // when the last frame of the peer came
-	renewedAt  Time // the send time of the newest of our frames that the peer has seen
-	spokeAt    Time // when we sent it the last frame
-	departedAt Time
-	certain    bool // its process is known to be dead
-	expiredTo  bool // our handles of that owner were failed because we could not renew
+	state          leaseState
+	lastReceivedAt Time // when the last frame of the peer came
+	renewedAt      Time // the send time of the newest of our frames that the peer has seen
+	lastSentAt     Time // when we sent it the last frame
+	departedAt     Time
+	certain        bool // its process is known to be dead
+	expiredTo      bool // our handles of that owner were failed because we could not renew
 }
 
-func newLease(now Time) lease { return lease{heardAt: now, renewedAt: now, spokeAt: now} }
+func newLease(now Time) lease { return lease{lastReceivedAt: now, renewedAt: now, lastSentAt: now} }
 
 func (l *lease) heard(now, echo Time) {
-	l.heardAt = now
+	l.lastReceivedAt = now
 	l.renewedAt = max(l.renewedAt, echo)
 	if l.state == departed && !l.certain {
 		l.state = alive // a suspicion that was wrong, and in time
@@ -104,27 +104,27 @@ func (m *Machine) forget(gone life) {
 	}
 }
 
-// ghost is a former life whose forks are kept for the grace period.
-type ghost struct {
+// formerLife is a former life whose forks are kept for the grace period.
+type formerLife struct {
 	life  life
 	since Time
 }
 
-// bury ends a former life of a peer that has restarted. Its objects are gone; its forks stay for the grace period.
-func (m *Machine) bury(p *peer) {
+// endLife ends a former life of a peer that has restarted. Its objects are gone; its forks stay for the grace period.
+func (m *Machine) endLife(p *peer) {
 	m.failHandlesOf(p.id, OwnerRestarted)
-	m.staleMembers = append(m.staleMembers, ghost{p.life(), m.now})
-	if p.buried == nil || len(p.buried) >= 1024 {
-		p.buried = map[Epoch]bool{}
+	m.formerLives = append(m.formerLives, formerLife{p.life(), m.now})
+	if p.endedLives == nil || len(p.endedLives) >= 1024 {
+		p.endedLives = map[Epoch]bool{}
 	}
-	p.buried[p.epoch] = true
+	p.endedLives[p.epoch] = true
 }
 
 // Tick tells the time. It sends heartbeats, repeats what was not acknowledged and ends leases. The driver calls it a
 // few times per heartbeat.
 func (m *Machine) Tick(now Time) {
 	m.now = now
-	m.ExpireGhosts(m.opt.Grace)
+	m.ExpireFormerLives(m.opt.Grace)
 	for _, id := range m.Peers() {
 		p := m.peers[id]
 		if p.lease.state == dead {
@@ -143,11 +143,11 @@ func (m *Machine) Tick(now Time) {
 	}
 }
 
-// ExpireGhosts forgets the former lives that ended at least age ago.
-func (m *Machine) ExpireGhosts(age time.Duration) {
-	for len(m.staleMembers) > 0 && m.now-m.staleMembers[0].since >= age {
-		gone := m.staleMembers[0].life
-		m.staleMembers = m.staleMembers[1:]
+// ExpireFormerLives forgets the former lives that ended at least age ago.
+func (m *Machine) ExpireFormerLives(age time.Duration) {
+	for len(m.formerLives) > 0 && m.now-m.formerLives[0].since >= age {
+		gone := m.formerLives[0].life
+		m.formerLives = m.formerLives[1:]
 		m.forget(gone)
 	}
 }
@@ -161,7 +161,7 @@ func (m *Machine) tickStream(p *peer) {
 		m.PeerDied(p.id)
 		return
 	}
-	if m.now-p.lease.spokeAt >= m.opt.Heartbeat {
+	if m.now-p.lease.lastSentAt >= m.opt.Heartbeat {
 		s.owesAck = true
 	}
 	if s.sent < len(s.queue) || s.owesAck {
@@ -179,7 +179,7 @@ func (m *Machine) tickLease(p *peer) {
 		l.expiredTo = false
 	}
 	// As an owner and parent: silence, then grace, then the end.
-	if l.state == alive && m.now-l.heardAt >= m.opt.Lease+m.opt.Heartbeat {
+	if l.state == alive && m.now-l.lastReceivedAt >= m.opt.Lease+m.opt.Heartbeat {
 		l.state, l.departedAt = departed, m.now
 	}
 	if l.state == departed && m.now-l.departedAt >= m.opt.Grace {

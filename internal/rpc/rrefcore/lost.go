@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// When the pipe to a PyTorch owner is cut, nobody knows whether the creating call that was on it has arrived. PyTorch knows an
+// When the pipe to a PyTorch owner is cut, it is not known whether the creating call that was on it has arrived. PyTorch knows an
 // object only once its function has ended, and ignores a delete that comes before. So the delete is repeated: a late function
-// would leave an object that nobody deletes, and PyTorch's shutdown would wait for it. Nothing says when that is over, except
+// would leave an object that is never deleted, and PyTorch's shutdown would wait for it. Nothing says when that is over, except
 // for the end of the owner.
 
 // lostCreation is a creation whose answer will not come.

@@ -47,7 +47,7 @@ const (
 	Flush                           // there is something for the Cohort peer To: take it with Frame
 	Confirmed                       // the reference Fork is known to its owner
 	Failed                          // the reference Fork is unusable: Code says why
-	Free                            // nobody refers to the object ID any more: drop its value
+	Free                            // the object ID has no references any more: drop its value
 	CancelRun                       // the creation of ID was cancelled: cancel its running function
 	Orphaned                        // the object ID will never get a value: Code says why
 	Settled                         // it is decided whether Fork can be claimed
@@ -75,14 +75,14 @@ type Machine struct {
 	// newKey makes the key of an object that a worker hands out first.
 	newKey func(by Worker, id ID) Key
 
-	objects      map[ID]*object // what this worker owns
-	handles      map[ID]*handle // what this worker refers to, by fork
-	pins         map[ID]*handle // children that have not accepted yet, with their parent
-	peers        map[Worker]*peer
-	staleMembers []ghost
-	tombs        tombstone.Set[tomb]   // forks of PyTorch peers that were deleted
-	offered      map[ID]ID             // forks that were handed off to this worker as the owner, with their objects
-	early        map[ID][]earlyMessage // messages about an object that wait for what proves them
+	objects     map[ID]*object // what this worker owns
+	handles     map[ID]*handle // what this worker refers to, by fork
+	pins        map[ID]*handle // children that have not accepted yet, with their parent
+	peers       map[Worker]*peer
+	formerLives []formerLife
+	tombs       tombstone.Set[tomb]   // forks of PyTorch peers that were deleted
+	offered     map[ID]ID             // forks that were handed off to this worker as the owner, with their objects
+	early       map[ID][]earlyMessage // messages about an object that wait for what proves them
 	// unsettled are the forks of the hand-offs in early, with their objects.
 	unsettled map[ID]ID
 	effects   []Effect
@@ -97,13 +97,13 @@ type peer struct {
 	lease  lease
 	// announced is one more than the highest counter among the objects that this peer announced. Announcements
 	// come in order, so an unknown object below it existed and is gone.
-	announced uint64
-	session   uint32         // see Frame.Session
-	floor     uint64         // see Frame.Floor
-	buried    map[Epoch]bool // former lives
-	requests  []*request     // to a PyTorch peer, not acknowledged yet
-	lost      []lostCreation // at a PyTorch peer
-	early     int            // how many of its messages wait in Machine.early
+	announced  uint64
+	session    uint32         // see Frame.Session
+	floor      uint64         // see Frame.Floor
+	endedLives map[Epoch]bool // former lives
+	requests   []*request     // to a PyTorch peer, not acknowledged yet
+	lost       []lostCreation // at a PyTorch peer
+	early      int            // how many of its messages wait in Machine.early
 }
 
 func (p *peer) life() life { return life{p.id, p.epoch} }
@@ -149,9 +149,9 @@ func (m *Machine) AddPeer(id Worker, kind PeerKind, epoch Epoch) {
 		return
 	}
 	if p.epoch != 0 && epoch != 0 && p.epoch != epoch {
-		m.bury(p)
+		m.endLife(p)
 		m.forgetEarly(p.life())
-		*p = peer{id: id, kind: kind, epoch: epoch, lease: newLease(m.now), buried: p.buried}
+		*p = peer{id: id, kind: kind, epoch: epoch, lease: newLease(m.now), endedLives: p.endedLives}
 		m.revisitOf(id)
 	} else if p.epoch == 0 {
 		p.epoch = epoch
@@ -167,7 +167,7 @@ func (m *Machine) Replace(id Worker, kind PeerKind, epoch Epoch) {
 		return
 	}
 	if p.kind == Cohort {
-		m.bury(p)
+		m.endLife(p)
 		m.forgetEarly(p.life())
 	} else if p.lease.state != dead {
 		p.lease.certain = true
@@ -177,7 +177,7 @@ func (m *Machine) Replace(id Worker, kind PeerKind, epoch Epoch) {
 	for made, o := range m.objects {
 		o.former = o.former || made.On == id && p.kind == PyTorch // others hold it still
 	}
-	m.peers[id] = &peer{id: id, kind: kind, epoch: epoch, lease: newLease(m.now), buried: p.buried}
+	m.peers[id] = &peer{id: id, kind: kind, epoch: epoch, lease: newLease(m.now), endedLives: p.endedLives}
 	m.revisitOf(id)
 }
 
@@ -188,7 +188,7 @@ func (m *Machine) Peers() []Worker { return slices.Sorted(maps.Keys(m.peers)) }
 func (m *Machine) send(to Worker, msg Message) {
 	p := m.peers[to]
 	if p == nil || p.lease.state == dead {
-		return // nobody there to care
+		return // there is not a peer to receive it
 	}
 	if p.kind == PyTorch {
 		if msg.Kind > Delete {
@@ -244,7 +244,7 @@ func (m *Machine) peer(id Worker) *peer {
 
 // handle is the protocol: what each message does to this worker.
 func (m *Machine) handle(p *peer, msg Message) {
-	if !m.maySay(p.id, msg) {
+	if !m.mayOriginate(p.id, msg) {
 		return
 	}
 	switch msg.Kind {

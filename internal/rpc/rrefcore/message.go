@@ -12,7 +12,7 @@ type Kind uint8
 const (
 	ForkRequest Kind = 1 + iota // child to owner: register Fork of ID
 	ChildAccept                 // child to parent: Fork is safe, unpin
-	Delete                      // user to owner: Fork of ID is no more
+	Delete                      // user to owner: Fork of ID has ended
 	ForkReply                   // owner to child: the answer to ForkRequest, with a Code
 	Announce                    // creator to owner: a call that creates ID with root Fork follows
 	Created                     // owner to creator: the call has arrived, the entry exists

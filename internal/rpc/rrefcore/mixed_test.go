@@ -44,7 +44,7 @@ func (c config) carriesOnAPipe() bool {
 
 // TestMixedWorlds explores every world of Go and PyTorch workers with every fault, and says exactly what is broken in which:
 //
-//   - never is an object freed under a reference that is confirmed or pending, whoever is PyTorch;
+//   - never is an object freed under a reference that is confirmed or pending, whichever workers are PyTorch's;
 //   - an object splits only at a PyTorch owner that uses it while it is being made;
 //   - something is left over only as the table of faults says.
 func TestMixedWorlds(t *testing.T) {
@@ -69,7 +69,7 @@ func TestMixedWorlds(t *testing.T) {
 				}
 				for _, c.shares = range []string{"CD", "CP"} {
 					if c.shares == "CP" && c.isTorch(wD) {
-						continue // nobody tells D anything
+						continue // D is not given anything
 					}
 					var want []string
 					if f.leaks(c) {
@@ -120,14 +120,14 @@ func TestKeyKnowsAllFields(t *testing.T) {
 		v    any
 		want string
 	}{
-		{Machine{}, "self epoch opt now next newKey objects handles pins peers staleMembers tombs offered early unsettled effects"},
+		{Machine{}, "self epoch opt now next newKey objects handles pins peers formerLives tombs offered early unsettled effects"},
 		{object{}, "id root creatorKey ownKey open forks offers local valued called former cancelled since"},
 		{fork{}, "life since"},
 		{forks{}, "first of one more"},
 		{handle{}, "id fork root key owner ownerEpoch parent state code creator held offered accepting deletable unanswered lost children doubtful since"},
-		{peer{}, "id kind epoch stream lease announced session floor buried requests lost early"},
+		{peer{}, "id kind epoch stream lease announced session floor endedLives requests lost early"},
 		{stream{}, "queue base sent sentAt expect owesAck stamp"},
-		{lease{}, "state heardAt renewedAt spokeAt departedAt certain expiredTo"},
+		{lease{}, "state lastReceivedAt renewedAt lastSentAt departedAt certain expiredTo"},
 		{request{}, "msg tries at"},
 		{lostCreation{}, "msg at pause"},
 		{Message{}, "Kind ID Fork Root Owner OwnerEpoch Code Key"},

@@ -106,7 +106,7 @@ func (m *Machine) CallArrived(from Worker, id, root ID, key Key) Code {
 		m.register(o, root, p.life())
 	}
 	o.root, o.called = root, true
-	m.keyed(o, key)
+	m.recordCreatorKey(o, key)
 	m.send(from, Message{Kind: Created, ID: id, Fork: root})
 	return OK
 }
@@ -174,7 +174,7 @@ func (m *Machine) announced(p *peer, msg Message) {
 		o = m.newObject(msg.ID, msg.Fork)
 	}
 	m.register(o, msg.Fork, p.life())
-	m.keyed(o, msg.Key)
+	m.recordCreatorKey(o, msg.Key)
 }
 
 // tomb is a fork that its holder, a PyTorch worker, has deleted.
@@ -201,7 +201,7 @@ func (m *Machine) addFork(p *peer, msg Message) (code Code, early bool) {
 	}
 	switch m.mayFork(p, msg) {
 	case unproved:
-		return Gone, false // for whoever was not given it
+		return Gone, false // it was not given it
 	case notYet:
 		return OK, true
 	case proved:
@@ -240,7 +240,7 @@ func (m *Machine) deleteFork(p *peer, id, fork ID) {
 	m.freeIfUnused(o)
 }
 
-// orphan tells whoever waits for the value that it will never come.
+// orphan reports to those that wait for the value that it will never come.
 func (m *Machine) orphan(o *object, code Code) {
 	if !o.valued {
 		o.valued = true
@@ -248,7 +248,7 @@ func (m *Machine) orphan(o *object, code Code) {
 	}
 }
 
-// freeIfUnused drops an object that nobody refers to.
+// freeIfUnused drops an object without references.
 func (m *Machine) freeIfUnused(o *object) {
 	if o.forks.len() > 0 || o.local > 0 || len(o.offers) > 0 {
 		return

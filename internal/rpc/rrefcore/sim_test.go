@@ -36,7 +36,7 @@ type simulation struct {
 	epochs  Epoch
 	trace   []string
 	tracing bool
-	calm    bool // no partition yet, so nobody may be refused as gone
+	calm    bool // no partition yet, so no worker may be refused as gone
 }
 
 type faults struct {

@@ -49,7 +49,7 @@ func (m *Machine) frame(p *peer, from int, room []Message) Frame {
 		Stamp: m.now, Echo: s.stamp, Msgs: append(room[:0], s.queue[from:end]...),
 	}
 	s.sent, s.sentAt, s.owesAck = max(s.sent, end), m.now, false
-	p.lease.spokeAt = m.now
+	p.lease.lastSentAt = m.now
 	return f
 }
 
@@ -65,7 +65,7 @@ func (m *Machine) Resend(to Worker) {
 func (m *Machine) ReceiveFrame(f Frame) {
 	p := m.peers[f.From]
 	if p == nil || (p.epoch != f.Epoch && f.Epoch != 0) {
-		if p != nil && p.epoch != 0 && p.buried[f.Epoch] {
+		if p != nil && p.epoch != 0 && p.endedLives[f.Epoch] {
 			return // a message of a former life
 		}
 		m.AddPeer(f.From, Cohort, f.Epoch)

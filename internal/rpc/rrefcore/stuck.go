@@ -48,8 +48,8 @@ func (m *Machine) Stuck(deaf func(Worker) bool) (n int) {
 	return n
 }
 
-// LetGo unpins their parents. The children may be unknown to their owners, so it is for a worker that leaves.
-func (m *Machine) LetGo(deaf func(Worker) bool) {
+// UnpinStuck unpins their parents. The children may be unknown to their owners, so it is for a worker that leaves.
+func (m *Machine) UnpinStuck(deaf func(Worker) bool) {
 	m.stuck(deaf, func(h *handle, child ID) {
 		m.unpin(h, child)
 		m.settle(h)

@@ -34,7 +34,7 @@ func TestStuck(t *testing.T) {
 	if n := m.Stuck(deaf); n != 2 {
 		t.Errorf("%d children are stuck, want those of workers 1 and 2", n)
 	}
-	m.LetGo(deaf)
+	m.UnpinStuck(deaf)
 	m.DropAll()
 	if c := m.Counts(); c.PendingChildren != 1 || c.ConfirmedUsers != 1 {
 		t.Errorf("with a child of a Go worker, left are %+v", c)

@@ -63,7 +63,7 @@ func (m *Machine) Create(owner Worker) (Wire, Code) {
 	return Wire{ID: id, Fork: fork, Root: fork, Owner: owner, OwnerEpoch: p.epoch, Parent: m.self, Key: key}, OK
 }
 
-// CreateReplied reports the answer to the creating call: it has run, or it failed and there is no object.
+// CreateReplied reports the answer to the creating call: it has run, or it failed and made no object.
 func (m *Machine) CreateReplied(fork ID, ok bool) {
 	h := m.handles[fork]
 	if h != nil {
@@ -135,7 +135,7 @@ func (m *Machine) ShareOwned(id ID, to Worker) (Wire, Code) {
 	m.register(o, child, p.life())
 	var key Key
 	if p.kind == Cohort {
-		key = m.handOut(o)
+		key = m.ownerKey(o)
 	}
 	m.send(to, Message{Kind: Handoff, ID: id, Fork: child, Root: o.root, Owner: m.self, OwnerEpoch: m.epoch, Key: key})
 	return Wire{ID: id, Fork: child, Root: o.root, Owner: m.self, OwnerEpoch: m.epoch, Parent: m.self}, OK
@@ -196,7 +196,7 @@ func (m *Machine) enter(parent *peer, w Wire, key Key, offered bool) {
 	switch {
 	case !h.accepting:
 		h.state = confirmed // registered before it was sent
-	case owner.lease.state == dead, owner.buried[w.OwnerEpoch]:
+	case owner.lease.state == dead, owner.endedLives[w.OwnerEpoch]:
 		m.accept(h)
 		m.fail(h, OwnerLost)
 		h.deletable = false
@@ -264,7 +264,7 @@ func (m *Machine) Receive(from Worker, w Wire) (owned bool, code Code) {
 // withdrawn drops a hand-off whose message will not come, unless it came.
 func (m *Machine) withdrawn(p *peer, msg Message) {
 	if msg.Owner == m.self {
-		m.giveUp(p.id, msg.Fork)
+		m.dropHandoff(p.id, msg.Fork)
 		if o := m.objects[msg.ID]; o != nil {
 			if _, offered := o.offers[msg.Fork]; offered {
 				delete(o.offers, msg.Fork)

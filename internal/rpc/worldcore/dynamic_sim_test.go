@@ -52,7 +52,7 @@ func newDynamicSim(seed uint64, faults bool) *dynamicSim {
 	if faults && w.rng.IntN(3) == 0 {
 		w.after(w.within(40*time.Second), func() { w.stalled = w.now + w.within(15*time.Second) })
 	}
-	if faults && w.rng.IntN(3) == 0 { // a worker that joins waits for this one, and nobody hears from it
+	if faults && w.rng.IntN(3) == 0 { // a worker that joins waits for this one, which sends nothing
 		w.after(w.within(20*time.Second), func() {
 			m := w.members[w.names[w.rng.IntN(size)]]
 			m.hung = w.now + 30*time.Second
@@ -105,7 +105,7 @@ func (w *dynamicSim) join(m *member, patience time.Duration) {
 			w.kill(m.proc)
 			return
 		}
-		w.buried(m)
+		w.deadHolderRemoved(m)
 		m.in = true
 		if !m.stays && w.rng.IntN(3) == 0 {
 			w.after(w.within(20*time.Second), func() { w.leave(m, w.patience()) })
@@ -131,14 +131,14 @@ func (w *dynamicSim) leave(m *member, patience time.Duration) {
 			w.fault("%s cannot leave: %v", m.name, err)
 		}
 		if err == nil {
-			w.buried(m)
+			w.deadHolderRemoved(m)
 			for _, key := range []string{KeyGo, KeyCohort} {
 				if _, there := w.store[at(0, key+m.name)]; there && !m.py {
 					w.fault("%s has left, and a PyTorch worker of its name would be taken for it", m.name)
 				}
 			}
 		}
-		// whoever could not take the token stays on the list, until others find that it has gone
+		// a worker that could not take the token stays on the list, until others find that it has gone
 		w.kill(m.proc)
 	}
 	if m.py {
@@ -158,8 +158,8 @@ func (m *member) drive(machine interface{ Step(Event) []Op }, tok *token, what s
 	m.w.start(t)
 }
 
-// buried checks that whoever has died with the token is off the list once another worker has had it.
-func (w *dynamicSim) buried(by *member) {
+// deadHolderRemoved checks that a worker that has died with the token is off the list once another worker has had it.
+func (w *dynamicSim) deadHolderRemoved(by *member) {
 	for _, name := range w.names {
 		x := w.members[name]
 		if !by.py && x.dead && x.tok != nil && x.tok.holding && strings.Contains(","+w.store[at(0, KeyInfos)], ","+name+"-") {
@@ -208,8 +208,8 @@ func (m *member) do(op Op, answer func(Event)) {
 	case OpAskDevices:
 		m.ring(m.w.members[op.Worker], func() error { return nil }, answer)
 		return
-	case OpTellComing, OpTellGoing:
-		m.tells(op.Worker, op.Kind == OpTellComing, answer)
+	case OpNotifyJoin, OpNotifyLeave:
+		m.tells(op.Worker, op.Kind == OpNotifyJoin, answer)
 		return
 	default:
 		panic(op.Kind)
@@ -310,7 +310,7 @@ func (w *dynamicSim) simulate() error {
 		return w.wrong
 	}
 	if !last.in {
-		return errors.New("nobody can join any more")
+		return errors.New("no worker can join any more")
 	}
 	all, err := ParseInfos(w.store[at(0, KeyInfos)])
 	if err != nil {

@@ -30,7 +30,7 @@ const (
 // none, there will be none: only calls bring about calls. Otherwise they do it again. In the last barrier they only wait for
 // each other's way out.
 //
-// Before the last barrier nobody leaves before this worker, so whoever is gone has died. In the last one it may have left.
+// Before the last barrier no worker leaves before this one, so one that is gone has died. In the last one it may have left.
 type ending struct {
 	waiting
 	me     Self
@@ -58,7 +58,7 @@ func (e *ending) step(op Op, then func(Event)) {
 			then(ev)
 			return
 		}
-		e.unguard(func(dead *cohort.Error) {
+		e.stopWatch(func(dead *cohort.Error) {
 			err := ev.Err
 			if dead != nil {
 				err = dead
@@ -117,7 +117,7 @@ func (e *ending) count() {
 					e.idle()
 					return
 				}
-				e.unguard(func(*cohort.Error) { e.arrive() })
+				e.stopWatch(func(*cohort.Error) { e.arrive() })
 			})
 		})
 	})
@@ -169,13 +169,13 @@ func (e *ending) arrive() {
 func (e *ending) waitLast() {
 	e.guard(e.others, e.others, LastWait)
 	e.current = e.do(Op{Kind: OpWait, Round: e.round, Keys: []string{readyKey(e.n)}}, func(ev Event) {
-		e.unguard(func(dead *cohort.Error) {
+		e.stopWatch(func(dead *cohort.Error) {
 			switch {
 			case ev.Err == nil:
 				e.end(nil)
 			case dead != nil: // the last ones go without waiting for those behind them
 				e.look(dead, 0)
-			case cutOff(ev.Err): // whoever hosted it has gone, which it does last
+			case cutOff(ev.Err): // its host has left, which it does last
 				e.end(nil)
 			default:
 				e.end(ev.Err)
@@ -214,10 +214,10 @@ func (e *ending) look(dead *cohort.Error, until time.Duration) {
 
 // died is the state in which a worker has died before its end.
 func (e *ending) died(dead *cohort.Error) {
-	e.blame(e.me, dead, e.others, func(first *cohort.Error) { e.end(first) })
+	e.recordDeath(e.me, dead, e.others, func(first *cohort.Error) { e.end(first) })
 }
 
-// cutOff reports whether an operation has failed because the connection has ended, perhaps with whoever was asked.
+// cutOff reports whether an operation has failed because the connection has ended, perhaps with the process that was asked.
 func cutOff(err error) bool {
 	switch cohort.CodeOf(err) {
 	case cohort.PeerLost, cohort.Unavailable, cohort.Closed:

@@ -280,7 +280,7 @@ func (g *leaver) thaw() {
 	}
 }
 
-// torch is the end of a PyTorch worker, which looks after nobody.
+// torch is the end of a PyTorch worker, which watches no other worker.
 func (g *leaver) torch() {
 	w := g.w
 	ask := func(op Op, next func(Event)) {
@@ -377,7 +377,7 @@ func (w *endSim) simulate() error {
 		case len(w.died) == 0 && g.py && w.hosted: // the store may end before it has read the sum of the last barrier
 		case len(w.gave) > 0 && dead != nil && dead.Code == cohort.DeadlineExceeded && parseLoss(first).Worker == dead.Peer && g.ended <= w.lastBegun()+slack:
 		case len(w.died) == 0:
-			return fmt.Errorf("nobody has died, and %s ends with %w", g.name, g.err)
+			return fmt.Errorf("no worker has died, and %s ends with %w", g.name, g.err)
 		case g.ended > w.lastBegun()+slack:
 			return fmt.Errorf("%s ends at %v with %w", g.name, g.ended, g.err)
 		case dead == nil || dead.Code != cohort.PeerLost || !slices.Contains(w.died, dead.Peer):

@@ -17,8 +17,8 @@ const (
 	// countEvery is how long a PyTorch worker is left alone between two questions about its all-gathers. It is asked mostAsks
 	// times when a question is lost with its connection.
 	countEvery, mostAsks = 50 * time.Millisecond, 5
-	// tellTime bounds how long a leader tells others of a death.
-	tellTime = time.Second
+	// reportTime bounds how long a leader tells others of a death.
+	reportTime = time.Second
 )
 
 // waiting is a wait in which others are looked after.
@@ -42,8 +42,8 @@ func (w *waiting) guard(names, among []string, how Wait) {
 	w.watch = id
 }
 
-// unguard stops that. dead is who has died meanwhile.
-func (w *waiting) unguard(then func(dead *cohort.Error)) {
+// stopWatch stops that. dead is who has died meanwhile.
+func (w *waiting) stopWatch(then func(dead *cohort.Error)) {
 	id := w.watch
 	if id == 0 {
 		then(nil)
@@ -56,10 +56,10 @@ func (w *waiting) unguard(then func(dead *cohort.Error)) {
 	})
 }
 
-// blame records in a static world whose death has ended the wait, for those who will find that this worker has gone. first
+// recordDeath records in a static world whose death has ended the wait, for those who will find that this worker has gone. first
 // is that death, or what was recorded before and is its cause. The store is asked even if the time of the caller is over: a
 // worker that had the same deadline and gave up a moment before is gone too, and has said why.
-func (w *waiting) blame(me Self, dead *cohort.Error, among []string, then func(first *cohort.Error)) {
+func (w *waiting) recordDeath(me Self, dead *cohort.Error, among []string, then func(first *cohort.Error)) {
 	if !me.Static() {
 		then(dead)
 		return
@@ -174,8 +174,8 @@ func (c *counting) question(op Op, then func(Event)) {
 			c.question(Op{Kind: OpPause, For: countEvery}, func(Event) { c.question(op, then) })
 			return
 		}
-		c.unguard(func(dead *cohort.Error) {
-			why := func(dead *cohort.Error) { c.blame(c.me, dead, c.others(), c.unreportedDeaths) }
+		c.stopWatch(func(dead *cohort.Error) {
+			why := func(dead *cohort.Error) { c.recordDeath(c.me, dead, c.others(), c.unreportedDeaths) }
 			switch {
 			case dead != nil:
 				why(dead)
@@ -190,8 +190,8 @@ func (c *counting) question(op Op, then func(Event)) {
 	})
 }
 
-// unreportedDeaths is the state in which nobody can tell the number any more. The leader tells those who wait for it, and notes it for
-// those who come. The others find out by themselves.
+// unreportedDeaths is the state in which no worker knows the number any more. The leader notifies those that wait for it, and records it for
+// those that come later. The others find out by themselves.
 func (c *counting) unreportedDeaths(dead *cohort.Error) {
 	why := gatherError(dead)
 	if c.names[0] != c.me.Name {
@@ -206,7 +206,7 @@ func (c *counting) unreportedDeaths(dead *cohort.Error) {
 // tell is the state in which a leader tells the Go workers that wait why an all-gather fails. A PyTorch worker waits until its
 // time is over, as for a leader of its own kind.
 func (c *counting) tell(waits []Report, dead string, then func()) {
-	until := c.now + tellTime
+	until := c.now + reportTime
 	left := 1
 	told := func(Event) {
 		if left--; left == 0 {
@@ -215,12 +215,12 @@ func (c *counting) tell(waits []Report, dead string, then func()) {
 	}
 	for _, x := range waits {
 		left++
-		c.do(Op{Kind: OpIsGo, Worker: x.From, For: tellTime}, func(ev Event) {
+		c.do(Op{Kind: OpIsGo, Worker: x.From, For: reportTime}, func(ev Event) {
 			if !ev.OK || c.now >= until { // a PyTorch worker does not know the function
 				told(ev)
 				return
 			}
-			c.do(Op{Kind: OpTellLost, Text: x.ID, Worker: x.From, Names: []string{dead}, For: until - c.now}, told)
+			c.do(Op{Kind: OpNotifyLost, Text: x.ID, Worker: x.From, Names: []string{dead}, For: until - c.now}, told)
 		})
 	}
 	told(Event{})
@@ -229,7 +229,7 @@ func (c *counting) tell(waits []Report, dead string, then func()) {
 // told takes the answer if it was the same before: a worker that enters an all-gather counts it a moment earlier.
 func (c *counting) told(next int, inside bool) {
 	if next == c.said && (inside || !c.entered) {
-		c.unguard(func(*cohort.Error) { c.first(next) })
+		c.stopWatch(func(*cohort.Error) { c.first(next) })
 		return
 	}
 	c.said = next
@@ -245,8 +245,8 @@ func (c *counting) first(n int) {
 //	counting → entered → reporting → waiting → settling → sharing or telling → left
 //
 // From entering to settling the others are looked after. It does not wait for a worker that has died: a Go leader looks
-// after all others, since none of them can have left, and tells them. They look after the leader. A PyTorch leader looks
-// after nobody, so all look after all, although others may be further than they are.
+// after all others, since none of them can have left, and tells them. They look after the leader. A PyTorch leader watches
+// no one, so all watch all, although others may be further than they are.
 type Gather struct {
 	counting
 	leader   string
@@ -255,7 +255,7 @@ type Gather struct {
 	gone     bool // the process of the leader has ended
 }
 
-// NewGather returns the machine. together says that nobody can leave before this worker.
+// NewGather returns the machine. together says that no worker can leave before this one.
 func NewGather(me Self, round int, names []string, together bool) *Gather {
 	g := &Gather{counting: counting{me: me, names: slices.Sorted(slices.Values(names)), said: -1}, together: together}
 	g.leader, g.round = g.names[0], round
@@ -273,12 +273,12 @@ func (g *Gather) enter() {
 	g.must(Op{Kind: OpGatherEnter, Names: g.names}, func(ev Event) {
 		g.id = ev.Text
 		g.failed = g.leave
-		g.lookAfter()
+		g.chooseWatched()
 	})
 }
 
-// lookAfter chooses whom to look after while this worker waits.
-func (g *Gather) lookAfter() {
+// chooseWatched chooses whom to look after while this worker waits.
+func (g *Gather) chooseWatched() {
 	all := g.others()
 	if g.leads() {
 		g.report(all)
@@ -342,7 +342,7 @@ func (g *Gather) waited(ev Event) {
 // settle is the state in which it is decided what the end of the wait means: what has arrived counts, then a death, then
 // what has failed here.
 func (g *Gather) settle(err error) {
-	g.unguard(func(dead *cohort.Error) {
+	g.stopWatch(func(dead *cohort.Error) {
 		g.do(Op{Kind: OpGatherSeen, Text: g.id}, func(ev Event) {
 			switch {
 			case ev.OK && ev.Err != nil:
@@ -352,9 +352,9 @@ func (g *Gather) settle(err error) {
 			case ev.OK:
 				g.leave(nil)
 			case dead != nil:
-				g.blame(g.me, dead, g.others(), g.give)
+				g.recordDeath(g.me, dead, g.others(), g.give)
 			case g.gone:
-				g.ended(g.leader, processEnded, err, func(dead *cohort.Error) { g.blame(g.me, dead, g.others(), g.give) })
+				g.ended(g.leader, processEnded, err, func(dead *cohort.Error) { g.recordDeath(g.me, dead, g.others(), g.give) })
 			default:
 				g.leave(err)
 			}
@@ -369,7 +369,7 @@ func (g *Gather) told(err error) {
 		g.leave(err)
 		return
 	}
-	g.blame(g.me, lost, g.others(), func(first *cohort.Error) { g.leave(gatherError(first)) })
+	g.recordDeath(g.me, lost, g.others(), func(first *cohort.Error) { g.leave(gatherError(first)) })
 }
 
 // share is the state in which a leader gives everything to everybody.
@@ -402,7 +402,7 @@ func (g *Gather) shared(others []string, answers []Event) {
 		g.leave(e)
 		return
 	}
-	g.blame(g.me, e, g.others(), func(*cohort.Error) { g.leave(e) })
+	g.recordDeath(g.me, e, g.others(), func(*cohort.Error) { g.leave(e) })
 }
 
 // give is the state in which a worker gives up because of a death. A leader tells those who are waiting, and notes it for

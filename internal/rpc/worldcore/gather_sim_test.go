@@ -23,8 +23,8 @@ type gatherSim struct {
 	gathers  int
 	workers  []*gatherer
 	deaths   bool
-	together bool // as a world starts and ends: whoever fails goes
-	dynamic  bool // whoever is done goes
+	together bool // as a world starts and ends: a worker that fails leaves
+	dynamic  bool // a worker that is done leaves
 	hurried  bool // the time of callers is over soon
 }
 
@@ -186,7 +186,7 @@ func (w *gatherSim) patience() time.Duration {
 	return timeout
 }
 
-// finished takes the end of an all-gather. In a world that starts or ends together whoever fails goes.
+// finished takes the end of an all-gather. In a world that starts or ends together a worker that fails leaves.
 func (g *gatherer) finished(err error) {
 	w := g.w
 	if g.dead {
@@ -284,7 +284,7 @@ func (g *gatherer) do() func(op Op, answer func(Event)) {
 			to, items := g.of(op.Worker), slices.Clone(g.table.Of(op.Text).Items)
 			w.call(g.proc, to.proc, !to.py, func() error { return to.toFollower(g, op.Text, items) }, answer)
 			return
-		case OpTellLost:
+		case OpNotifyLost:
 			g.tellLost(g.of(op.Worker), op.Text, op.Names[0], answer)
 			return
 		case OpAskCount, OpAskInside:
@@ -340,7 +340,7 @@ func (g *gatherer) complete(id string) bool {
 	return true
 }
 
-// torch is an all-gather of a PyTorch worker. It looks after nobody.
+// torch is an all-gather of a PyTorch worker. It watches no other worker.
 func (g *gatherer) torch() {
 	w := g.w
 	name := gatherName(w.names)
@@ -452,7 +452,7 @@ func (w *gatherSim) simulate() error {
 			switch dead, _ := errors.AsType[*cohort.Error](x.err); {
 			case x.err == nil:
 			case first == "":
-				return fmt.Errorf("nobody has died, and all-gather %d of %s ends with %w", i, g.name, x.err)
+				return fmt.Errorf("no worker has died, and all-gather %d of %s ends with %w", i, g.name, x.err)
 			case errors.Is(x.err, errDeadline) || x.ended > from+slack:
 				return fmt.Errorf("%s has died at %v, and %s is in all-gather %d from %v to %v", first, died, g.name, i, x.entered, x.ended)
 			case dead != nil && dead.Code == cohort.PeerLost && dead.Peer == "":

@@ -122,8 +122,8 @@ func (g *Gathers) GiveUpNext(names []string, dead string) []Report {
 	return reports
 }
 
-// Comes notes that there is a worker of this name again: it can be asked.
-func (g *Gathers) Comes(worker string) {
+// Rejoined notes that there is a worker of this name again: it can be asked.
+func (g *Gathers) Rejoined(worker string) {
 	maps.DeleteFunc(g.unreportedDeaths, func(_, dead string) bool { return dead == worker })
 }
 
@@ -163,7 +163,7 @@ func (g *Gathers) over(id string, names []string) bool {
 	return err == nil && known && n < begun && g.all[id] == nil
 }
 
-// Lost is who has died, if this worker has given up an all-gather for that. Whoever reports to it then has to be told.
+// Lost is who has died, if this worker has given up an all-gather for that. A worker that reports to it then has to be notified.
 func (g *Gathers) Lost(id string, names []string) string {
 	for _, lost := range g.lost[gatherName(names)] {
 		if lost.id == id {

@@ -86,7 +86,7 @@ func TestGatherThatWasGivenUp(t *testing.T) {
 	}
 }
 
-// A leader that nobody can tell the number takes no reports, until it learns the number or there is somebody to ask again.
+// A leader that cannot learn the number takes no reports, until it learns the number or there is a worker to ask again.
 func TestGatherWithoutNumber(t *testing.T) {
 	t.Parallel()
 	names := []string{"a", "b", "c"}
@@ -105,7 +105,7 @@ func TestGatherWithoutNumber(t *testing.T) {
 	if _, err := g.ToLeader("abc6", "b", 0, names, true); err != nil || len(g.all) != 1 || g.Lost("abc6", names) != "c" {
 		t.Errorf("a later report: %v, %d are kept, lost is %q", err, len(g.all), g.Lost("abc6", names))
 	}
-	if g.Comes("c"); g.Lost("abc6", names) != "" {
+	if g.Rejoined("c"); g.Lost("abc6", names) != "" {
 		t.Error("c is there again, and is taken for dead")
 	}
 	g.GiveUpNext(names, "c")
@@ -117,8 +117,8 @@ func TestGatherWithoutNumber(t *testing.T) {
 	}
 }
 
-// Whoever is closed while it asks a PyTorch worker for its number blames nobody: it is its own connections that have ended.
-func TestOwnCloseBlamesNobody(t *testing.T) {
+// A worker that is closed while it asks a PyTorch worker for its number records no death: its own connections have ended.
+func TestOwnCloseRecordsNoDeath(t *testing.T) {
 	t.Parallel()
 	closed := cohort.New("rpc: call", cohort.Closed, "the agent is closed")
 	c := NewCounting(Self{Name: "a", Rank: 0, Size: 2, Round: -1}, 1, []string{"a", "b"}, false)

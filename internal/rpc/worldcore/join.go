@@ -13,8 +13,8 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// undoTell bounds how long a member is told that a worker does not join after all.
-const undoTell = time.Second
+// undoNotify bounds how long a member is told that a worker does not join after all.
+const undoNotify = time.Second
 
 // Join is a worker that joins a world whose workers come and go. When it fails, also because the time of the caller is over,
 // the world is as it was before. Its states are:
@@ -23,7 +23,7 @@ const undoTell = time.Second
 //	asking them for their devices → telling them → releasing the token → joined
 //
 // From listed on a failure leads to undoing, and from holding the token on to releasing it. A member whose process has ended is
-// taken off the list: nobody else does it, and nobody could join any more.
+// taken off the list: no other worker does it, and none could join any more.
 type Join struct {
 	token
 	id     int
@@ -142,8 +142,8 @@ func (j *Join) tell() {
 			return
 		}
 		j.told = append(j.told, m.Name)
-		j.do(Op{Kind: OpTellComing, Worker: m.Name}, j.answered("tell worker %q: %w", m.Name, next))
-	}, j.buryMembers)
+		j.do(Op{Kind: OpNotifyJoin, Worker: m.Name}, j.answered("tell worker %q: %w", m.Name, next))
+	}, j.removeDeadMembers)
 }
 
 // answered is the state after a member was called.
@@ -161,8 +161,8 @@ func (j *Join) answered(what, name string, next func()) func(Event) {
 	}
 }
 
-// buryMembers takes those off the list whose process has ended.
-func (j *Join) buryMembers() {
+// removeDeadMembers takes those off the list whose process has ended.
+func (j *Join) removeDeadMembers() {
 	inOrder(j.dead, func(name string, next func()) {
 		j.must(Op{Kind: OpDrop, Worker: name}, func(Event) { next() })
 	}, func() {
@@ -196,7 +196,7 @@ func (j *Join) undo(why error) {
 		}
 	}
 	for _, name := range j.told {
-		j.do(Op{Kind: OpTellGoing, Worker: name, For: undoTell, Tidy: true}, func(Event) { done() })
+		j.do(Op{Kind: OpNotifyLeave, Worker: name, For: undoNotify, Tidy: true}, func(Event) { done() })
 	}
 	j.failed = func(error) { done() }
 	j.edit(func(all []Worker) []Worker { return without(all, j.me.Name) }, func() { j.withdraw([]string{j.me.Name}, done) })
@@ -232,9 +232,9 @@ func (l *Leave) tell() {
 	l.failed = l.off
 	l.must(Op{Kind: OpOthers}, func(ev Event) {
 		inOrder(ev.Names, func(name string, next func()) {
-			l.do(Op{Kind: OpTellGoing, Worker: name}, func(ev Event) {
+			l.do(Op{Kind: OpNotifyLeave, Worker: name}, func(ev Event) {
 				if ev.Err != nil && ev.Gone {
-					l.dead = append(l.dead, name) // nobody else takes it off the list
+					l.dead = append(l.dead, name) // no other worker takes it off the list
 				}
 				if ev.Err != nil {
 					l.fails(fmt.Errorf("tell worker %q: %w", name, ev.Err))

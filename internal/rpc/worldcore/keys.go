@@ -27,13 +27,13 @@ const (
 	KeyOver    = "cohort/over" // a static world is about to end in order
 	KeyLost    = "cohort/lost" // the first worker of a static world that has died or given up its shutdown: see Loss
 	keyToken   = "RpcGroupManagementToken"
-	keyGoRanks = "cohort/rank/"  // + rank: a Go worker of a static world, set first of all
-	keyMixed   = "cohort/mixed"  // a round in which a PyTorch rank has begun to start, and that rank, once a Go rank has seen it
-	keySize    = "cohort/size"   // of a static world with Go workers
-	keyAgain   = "cohort/again"  // in this static world a rank stopped between its name and its address, and now starts in a later one
-	keyLooker  = "cohort/looker" // the Go rank that looks for PyTorch ranks, on behalf of all
-	keyBeat    = "cohort/beat/"  // + token: grows while the Go worker that holds the token lives
-	keyRounds  = "cohort/rounds" // of the store itself: a hint where the latest world is
+	keyGoRanks = "cohort/rank/"   // + rank: a Go worker of a static world, set first of all
+	keyMixed   = "cohort/mixed"   // a round in which a PyTorch rank has begun to start, and that rank, once a Go rank has seen it
+	keySize    = "cohort/size"    // of a static world with Go workers
+	keyRestart = "cohort/again"   // in this static world a rank stopped between its name and its address, and now starts in a later one
+	keyMonitor = "cohort/monitor" // the Go rank that looks for PyTorch ranks, on behalf of all
+	keyBeat    = "cohort/beat/"   // + token: grows while the Go worker that holds the token lives
+	keyRounds  = "cohort/rounds"  // of the store itself: a hint where the latest world is
 )
 
 // RankKey is the key by which a Go rank of a static world shows itself.

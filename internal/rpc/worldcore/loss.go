@@ -25,7 +25,7 @@ const maxLossDetail = 1 << 10
 // GivenUp is the loss of a worker whose shutdown has failed. The others report its code, also that of a deadline, which is not their own.
 func GivenUp(worker string, err error) Loss {
 	l := Loss{Worker: worker, Code: cohort.CodeOf(err), Detail: err.Error()}
-	if l.Code == cohort.Canceled || l.Code == cohort.Unknown { // nobody has canceled what the others wait for
+	if l.Code == cohort.Canceled || l.Code == cohort.Unknown { // what the others wait for was not canceled
 		l.Code = cohort.Aborted
 	}
 	l.Detail = strings.ToValidUTF8(l.Detail[:min(len(l.Detail), maxLossDetail)], "")
@@ -59,7 +59,7 @@ func parseLoss(text string) Loss {
 // among reports whether it is a worker of these.
 func (l Loss) among(names []string) bool { return slices.Contains(names, l.Worker) }
 
-// err is the error of whoever waited for the worker.
+// err is the error of a wait for the worker.
 func (l Loss) err(rank int) *cohort.Error {
 	if l.Code == 0 {
 		return deathOf(l.Worker, rank, foundByOther, nil)

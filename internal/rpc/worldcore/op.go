@@ -35,14 +35,14 @@ const (
 	OpReach   // connect to Worker; Gone: its process has ended; Silent: its machine does not answer
 
 	// The members of a world.
-	OpEnter      // Round is the round of this worker
-	OpListen     // Text: the address of this worker, whose id is N
-	OpKnow       // Worker, whose id is N, has the address Text and the entry Key
-	OpDrop       // forget Worker
-	OpOthers     // Names: the workers that are known
-	OpAskDevices // ask Worker for its devices; Gone: its process has ended
-	OpTellComing // tell Worker that this worker comes; Gone: its process has ended
-	OpTellGoing  // tell Worker that this worker goes; Gone: its process has ended
+	OpEnter       // Round is the round of this worker
+	OpListen      // Text: the address of this worker, whose id is N
+	OpKnow        // Worker, whose id is N, has the address Text and the entry Key
+	OpDrop        // forget Worker
+	OpOthers      // Names: the workers that are known
+	OpAskDevices  // ask Worker for its devices; Gone: its process has ended
+	OpNotifyJoin  // tell Worker that this worker comes; Gone: its process has ended
+	OpNotifyLeave // tell Worker that this worker goes; Gone: its process has ended
 
 	// The calls of this worker.
 	OpIdle   // wait until none is under way
@@ -60,7 +60,7 @@ const (
 	OpGiveUp      // the all-gather Text of Names cannot be completed, because Worker has died
 	OpGiveUpNext  // the next all-gather of Names cannot be told, because Worker has died; Reports: who waits for it
 	OpShare       // give all objects of all-gather Text to the follower Worker; Gone: its process has ended
-	OpTellLost    // tell Worker that all-gather Text fails, because Names[0] has died
+	OpNotifyLost  // tell Worker that all-gather Text fails, because Names[0] has died
 	OpAskCount    // N: how many all-gathers called Text the PyTorch worker Worker has begun; Gone: its process has ended
 	OpAskInside   // OK: the PyTorch worker Worker is in the all-gather with the id Text
 	OpWatch       // look after Names in a wait of Among of the kind How; OK: somebody has died, and the wait is over
@@ -225,7 +225,7 @@ func (c *course) remove(key string, then func()) {
 	c.must(Op{Kind: OpDelete, Round: c.round, Key: key}, func(Event) { then() })
 }
 
-// inOrder visits the elements of a list one after the other.
+// inOrder probes the elements of a list one after the other.
 func inOrder[T any](list []T, visit func(x T, next func()), then func()) {
 	if len(list) == 0 {
 		then()
@@ -240,7 +240,7 @@ func timeOver(err error) bool {
 	return code == cohort.DeadlineExceeded || code == cohort.Canceled
 }
 
-// deathOf is the error of whoever waited for a worker that died.
+// deathOf is the error of a wait for a worker that died.
 func deathOf(worker string, id int, how string, cause error) *cohort.Error {
 	e := cohort.New("rpc: worker", cohort.PeerLost, how)
 	e.Peer, e.Rank, e.Err = worker, cohort.Rank(id), cause

@@ -82,8 +82,8 @@ func (c *course) dynamicRound(then func(k int)) {
 type asker func(op Op, then func(Event))
 
 // usedUp finds out whether a worker cannot start in a static world of a round any more: a Go worker of its rank has been in it before; a
-// rank has said there that it starts again elsewhere (keyAgain); all ranks had come together in it; it was a world of another size; or it
-// was a dynamic one that everybody has left. A Go rank publishes its name when all have come together, so whoever finds its own is not
+// rank has said there that it starts again elsewhere (keyRestart); all ranks had come together in it; it was a world of another size; or it
+// was a dynamic one that everybody has left. A Go rank publishes its name when all have come together, so a rank that finds its own is not
 // that rank's first start there, and the others do not wait for it.
 func usedUp(ask asker, me Self, k int, then func(used bool)) {
 	ask(Op{Kind: OpRead, Round: k, Key: KeyStatic}, func(ev Event) {
@@ -98,7 +98,7 @@ func usedUp(ask asker, me Self, k int, then func(used bool)) {
 		for r := range names {
 			names[r] = KeyNames + strconv.Itoa(r)
 		}
-		inOrder([][]string{{names[me.Rank], RankKey(me.Rank)}, {keyAgain}, names}, func(keys []string, next func()) {
+		inOrder([][]string{{names[me.Rank], RankKey(me.Rank)}, {keyRestart}, names}, func(keys []string, next func()) {
 			ask(Op{Kind: OpCheck, Round: k, Keys: keys}, func(ev Event) {
 				if ev.OK {
 					then(true)

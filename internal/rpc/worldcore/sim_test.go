@@ -159,7 +159,7 @@ func (s *sim) contact(from, to string) *contact {
 }
 
 var (
-	errRefused   = errors.New("nobody listens there")
+	errRefused   = errors.New("nothing listens there")
 	errDeadline  = cohort.New("sim", cohort.DeadlineExceeded, "the time is over")
 	errCancelled = errors.New("cancelled")
 	errCutOff    = cohort.New("sim", cohort.PeerLost, "the connection has ended")

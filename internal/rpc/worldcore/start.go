@@ -17,8 +17,8 @@ import (
 // missingTime bounds how long a start that has failed looks for the ranks that did not come.
 const missingTime = time.Second
 
-// ErrAgain ends a start that cannot succeed in its round, and has to be made again: it may in another one.
-var ErrAgain = errors.New("the start has to be made again, in another round")
+// ErrRestart ends a start that cannot succeed in its round, and has to be made again: it may in another one.
+var ErrRestart = errors.New("the start has to be made again, in another round")
 
 // Start is a worker that comes together with the others of a static world: it finds the round, and waits until all ranks have
 // shown what they are. A Go rank says so first of all. A world without PyTorch ranks needs no gloo group. Its states are:
@@ -27,8 +27,8 @@ var ErrAgain = errors.New("the start has to be made again, in another round")
 //	        ↑                               ↓
 //	        └──── following the PyTorch ranks into their round
 //
-// All Go ranks take the first round that is not used up. They wait in the store, for each other's keys and for the word of the
-// one among them that looks for PyTorch ranks.
+// All Go ranks take the first round that is not used up. They wait in the store, for each other's keys and for the report of
+// the one among them that scans for PyTorch ranks.
 type Start struct {
 	course
 	me    Self
@@ -64,7 +64,7 @@ func (s *Start) unusedRound(k int) {
 }
 
 // announceRestart tells those who wait in a used round for the address of this rank that it will not come there any more: its former start has
-// ended between its name and its address. Nobody can have started in that round, so all can start in another one.
+// ended between its name and its address. No rank can have started in that round, so all can start in another one.
 func (s *Start) announceRestart(k int, then func()) {
 	s.read(k, KeyNames+strconv.Itoa(s.me.Rank), func(name string) {
 		if name == "" {
@@ -76,7 +76,7 @@ func (s *Start) announceRestart(k int, then func()) {
 				then()
 				return
 			}
-			s.must(Op{Kind: OpSet, Round: k, Key: keyAgain}, func(Event) { then() })
+			s.must(Op{Kind: OpSet, Round: k, Key: keyRestart}, func(Event) { then() })
 		})
 	})
 }
@@ -87,7 +87,7 @@ func (s *Start) enter(k int) {
 	s.must(Op{Kind: OpEnter, Round: k}, func(Event) { s.show() })
 }
 
-// show says that this is a Go rank. A name that is left over from a rank of another world goes first: nobody reads names before
+// show says that this is a Go rank. A name that is left over from a rank of another world goes first: no rank reads names before
 // all Go ranks have shown themselves.
 func (s *Start) show() {
 	s.remove(KeyNames+strconv.Itoa(s.me.Rank), s.shown)
@@ -113,7 +113,7 @@ func (s *Start) waitForRanks() {
 	for r := range keys {
 		keys[r] = RankKey(r)
 	}
-	l := &peerMonitor{s: s, pauses: lookFirst}
+	l := &peerMonitor{s: s, pauses: scanFirst}
 	l.wait = s.do(Op{Kind: OpWait, Round: s.round, Keys: keys}, func(ev Event) {
 		s.waited(l, ev.Err, func() { s.together(false) })
 	})
@@ -139,7 +139,7 @@ func (s *Start) waited(l *peerMonitor, err error, then func()) {
 	})
 }
 
-// told takes the word of the looker: a round in which a PyTorch rank has begun to start. If it is this one, it may be left over
+// told takes the report of the monitor: a round in which a PyTorch rank has begun to start. If it is this one, it may be left over
 // from a start that has failed: the PyTorch rank is in a later round then, if it tries again.
 func (s *Start) told(word string) {
 	round, rank, found := strings.Cut(word, " ")
@@ -204,7 +204,7 @@ func (s *Start) lost(err error) {
 //
 //	agreeing on the mode → named → knowing all names → announced → knowing all addresses
 //
-// In a world of Go ranks it ends with [ErrAgain] if one of them comes again that has not announced itself.
+// In a world of Go ranks it ends with [ErrRestart] if one of them comes again that has not announced itself.
 type naming struct {
 	course
 	me   Self
@@ -218,9 +218,9 @@ func NewNaming(me Self, round int, addr string, mixed bool) *naming {
 	n.round = round
 	n.begin(func() {
 		if !mixed && me.Round < 0 {
-			n.do(Op{Kind: OpWait, Round: round, Keys: []string{keyAgain}}, func(ev Event) {
+			n.do(Op{Kind: OpWait, Round: round, Keys: []string{keyRestart}}, func(ev Event) {
 				if ev.Err == nil {
-					n.end(ErrAgain)
+					n.end(ErrRestart)
 				}
 			})
 		}

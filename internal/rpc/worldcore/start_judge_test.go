@@ -86,15 +86,15 @@ func (w *startSim) judge() {
 	}
 }
 
-// lookers checks that a looker that lives is not replaced, if nothing takes long. One that is not needed any more takes its word back:
-// whoever comes then takes nobody's place.
-func (w *startSim) lookers(key, was, value string) {
-	if w.faults || w.latest > 2*time.Millisecond || !strings.HasSuffix(key, "/"+keyLooker) || was == "" || value == "" {
+// monitorsReplaced checks that a monitor that is alive is not replaced, if nothing takes long. One that is not needed any more removes its key:
+// a rank that comes then replaces none.
+func (w *startSim) monitorsReplaced(key, was, value string) {
+	if w.faults || w.latest > 2*time.Millisecond || !strings.HasSuffix(key, "/"+keyMonitor) || was == "" || value == "" {
 		return
 	}
 	old, _, _ := strings.Cut(was, ".")
 	who, _, _ := strings.Cut(value, ".")
 	if who != old && w.ranks[old[0]-'0'].phase == "start" {
-		w.fault("rank %s takes the place of the looker %s", who, old)
+		w.fault("rank %s takes the place of the monitor %s", who, old)
 	}
 }

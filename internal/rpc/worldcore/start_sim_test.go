@@ -71,7 +71,7 @@ func newStartSim(seed uint64, faults bool) *startSim {
 			g.rank = r
 		}
 	}
-	w.changes = w.lookers
+	w.changes = w.monitorsReplaced
 	w.history(size)
 	w.attempt()
 	return w
@@ -255,7 +255,7 @@ func (g *starter) started() {
 	moved := NewMoved(g.self(), g.round, torch)
 	t := &task{p: g.proc, what: "moved", m: moved}
 	t.then = func() {
-		if errors.Is(moved.Err(), ErrAgain) && g.phase == "gloo" {
+		if errors.Is(moved.Err(), ErrRestart) && g.phase == "gloo" {
 			delete(w.meeting[g.round], g.rank)
 			g.start()
 		}
@@ -284,7 +284,7 @@ func (g *starter) publish() {
 	}
 	n := NewNaming(g.self(), g.round, g.name, w.mixed)
 	g.t = &task{p: g.proc, what: "names", m: n, do: g.do, deadline: w.until, then: func() {
-		if errors.Is(n.Err(), ErrAgain) {
+		if errors.Is(n.Err(), ErrRestart) {
 			g.knows = nil
 			g.start()
 			return

@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// tokenBeat is how often a Go worker with the token says that it lives. After tokenGone looks in a row at which it has
+	// tokenBeat is how often a Go worker with the token says that it lives. After tokenBeatsMissed looks in a row at which it has
 	// not said so it is taken for dead. Looks count, not time: a store that does not answer proves nothing.
-	tokenBeat, tokenGone = time.Second, 10
+	tokenBeat, tokenBeatsMissed = time.Second, 10
 	// tokenFirst and tokenMost are the pauses after the word of a holder, from the first to the longest.
 	tokenFirst, tokenMost = 5 * time.Millisecond, 200 * time.Millisecond
 	// tidyTime bounds what has to be done after a join or leave that has failed, perhaps because its time was over.
 	tidyTime = 5 * time.Second
 )
 
-// token is PyTorch's mutual exclusion of joining and leaving: the name of whoever has it is the value of one key, and it says
+// token is PyTorch's mutual exclusion of joining and leaving: the name of its holder is the value of one key, and it says
 // "Done" under another when it has given it back. A PyTorch worker that dies with it stops all others for good. A Go worker
 // says that it lives as long as it has it, so that other Go workers can take it over. Its states are:
 //
-//	claiming ⇄ waiting for the holder → held → (burying a dead holder) → … → released
+//	claiming ⇄ waiting for the holder → held → (removing a dead holder) → … → released
 type token struct {
 	course
 	me    Self
@@ -58,14 +58,14 @@ func (t *token) claim(dead string) {
 		case got != t.value:
 			t.waitFor(got)
 		case dead != "":
-			t.hold(func() { t.bury(dead) })
+			t.hold(func() { t.removeDeadHolder(dead) })
 		default:
 			t.hold(t.then)
 		}
 	})
 }
 
-// tokenWait is a wait for whoever has the token.
+// tokenWait is a wait for the holder of the token.
 type tokenWait struct {
 	holder     string
 	over       bool
@@ -94,11 +94,11 @@ func (t *token) waitFor(holder string) {
 		t.pause(t.pauses, func() { t.claim("") })
 		t.pauses = min(2*t.pauses, tokenMost)
 	})
-	t.lookAt(w)
+	t.pollHolder(w)
 }
 
-// lookAt looks after a while whether the holder lives.
-func (t *token) lookAt(w *tokenWait) {
+// pollHolder looks after a while whether the holder lives.
+func (t *token) pollHolder(w *tokenWait) {
 	w.look = t.do(Op{Kind: OpPause, For: tokenBeat}, func(ev Event) {
 		if w.over || ev.Err != nil {
 			return
@@ -118,8 +118,8 @@ func (t *token) looked(w *tokenWait, ev Event) {
 	case ev.Text != "":
 		w.same++
 	}
-	if w.same < tokenGone {
-		t.lookAt(w)
+	if w.same < tokenBeatsMissed {
+		t.pollHolder(w)
 		return
 	}
 	w.over = true
@@ -137,14 +137,14 @@ func (t *token) hold(then func()) {
 func (t *token) say() {
 	t.beat = t.do(Op{Kind: OpPause, For: tokenBeat, Tidy: true}, func(Event) {
 		if !t.holding {
-			t.quiet()
+			t.beatsEnded()
 			return
 		}
 		t.beats++
 		text := strconv.FormatUint(t.me.Epoch, 16) + "." + strconv.Itoa(t.beats)
 		t.beat = t.do(Op{Kind: OpSet, Round: t.round, Key: keyBeat + t.value, Text: text, Tidy: true}, func(Event) {
 			if !t.holding {
-				t.quiet()
+				t.beatsEnded()
 				return
 			}
 			t.say()
@@ -152,21 +152,21 @@ func (t *token) say() {
 	})
 }
 
-// quiet is the state in which this worker says no more that it lives.
-func (t *token) quiet() {
+// beatsEnded is the state in which this worker says no more that it lives.
+func (t *token) beatsEnded() {
 	t.beat = 0
 	t.released()
 }
 
-// bury takes a worker off the list that died while it had the token.
-func (t *token) bury(held string) {
+// removeDeadHolder takes a worker off the list that died while it had the token.
+func (t *token) removeDeadHolder(held string) {
 	name := strings.TrimPrefix(held, "Token_for_")
 	name = name[:max(strings.LastIndexByte(name, '_'), 0)]
 	t.edit(func(all []Worker) []Worker { return without(all, name) }, t.then)
 }
 
-// edit changes the list of members. Whoever has the token is alone, but a worker that was taken for dead because the store was
-// late for it does not know that it has lost the token: so nobody writes over what it has not seen.
+// edit changes the list of members. The holder of the token is alone, but a worker that was taken for dead because the store was
+// late for it does not know that it has lost the token: so no worker writes over what it has not seen.
 func (t *token) edit(change func([]Worker) []Worker, then func()) {
 	t.read(t.round, KeyInfos, func(raw string) {
 		all, err := ParseInfos(raw)

@@ -46,7 +46,7 @@ func (s State) rank() int {
 
 // How this worker knows of a death.
 const (
-	processEnded = "its process has ended: nobody listens at its address"
+	processEnded = "its process has ended: nothing listens at its address"
 	foundByOther = "another worker has found that it has ended"
 	alwaysCutOff = "it was asked again and again, and the connection ended each time"
 )
@@ -55,7 +55,7 @@ const (
 type Wait int8
 
 const (
-	// ClosedWait is one that nobody leaves before this worker: somebody has died.
+	// ClosedWait is one that no worker leaves before this one: a worker has died.
 	ClosedWait Wait = iota
 	// OpenWait is one that others may leave before: what they have seen is on its way to us, and the wait goes on a little.
 	OpenWait
@@ -66,14 +66,14 @@ const (
 )
 
 // Watch looks after workers that somebody waits for. A connection that ended says nothing about the process behind it: a
-// worker without one is called again, and only if nobody listens there any more it is dead, and the wait is over. So it is
+// worker without one is called again, and only if nothing listens there any more it is dead, and the wait is over. So it is
 // when the worker's machine answers nothing for a while.
 //
 // There need not have been a connection: when the wait lasts, unconnected workers are called too. In a static world the
 // workers share this, and tell each other in the store whom they have found dead.
 //
 // The machine is in one state, watching, with several operations under way, until it ends with the death that ends the
-// wait: one look at everybody at a time, one visit to each worker, one question to the store.
+// wait: one look at everybody at a time, one probe to each worker, one question to the store.
 type Watch struct {
 	course
 	me    Self
@@ -85,14 +85,14 @@ type Watch struct {
 	asked  bool // for those who are unconnected
 	asking bool // one question to the store at a time: it may not answer
 	call   []string
-	visits map[string]*visit
+	probes map[string]*probe
 	ids    map[string]int
 	found  *cohort.Error // a death that is being recorded
 	dead   *cohort.Error
 }
 
-// visit is what is known about a worker without a connection.
-type visit struct {
+// probe is what is known about a worker without a connection.
+type probe struct {
 	busy   bool
 	silent bool
 	since  time.Duration // it cannot be reached
@@ -101,9 +101,9 @@ type visit struct {
 // NewWatch returns the machine of a wait for some workers, in the world of a round. among are all who take part in what is
 // waited for: the first death among them is the cause of the others.
 func NewWatch(me Self, round int, names, among []string, how Wait) *Watch {
-	w := &Watch{me: me, names: names, among: among, how: how, visits: map[string]*visit{}, ids: map[string]int{}}
+	w := &Watch{me: me, names: names, among: among, how: how, probes: map[string]*probe{}, ids: map[string]int{}}
 	for _, name := range names {
-		w.visits[name] = &visit{}
+		w.probes[name] = &probe{}
 	}
 	w.round = round
 	w.begin(w.wait)
@@ -149,7 +149,7 @@ func (w *Watch) tick(err error) {
 	})
 }
 
-// see looks after a worker. One to which there is no connection is called.
+// see checks on a worker. One without a connection is called.
 func (w *Watch) see(name string, s State) {
 	if w.dead != nil {
 		return
@@ -160,7 +160,7 @@ func (w *Watch) see(name string, s State) {
 		return
 	}
 	w.ids[name] = s.ID
-	v := w.visits[name]
+	v := w.probes[name]
 	switch {
 	case v.busy || !s.Met && !slices.Contains(w.call, name):
 	case s.Connected && s.Silence < silentFor:
@@ -173,12 +173,12 @@ func (w *Watch) see(name string, s State) {
 		if !v.silent {
 			v.silent, v.since = true, w.now
 		}
-		w.do(Op{Kind: OpReach, Worker: name, For: 2 * silentFor}, func(ev Event) { w.visited(name, v, ev) })
+		w.do(Op{Kind: OpReach, Worker: name, For: 2 * silentFor}, func(ev Event) { w.probed(name, v, ev) })
 	}
 }
 
-// visited takes the answer of a worker, or that there is none.
-func (w *Watch) visited(name string, v *visit, ev Event) {
+// probed takes the answer of a worker, or that there is none.
+func (w *Watch) probed(name string, v *probe, ev Event) {
 	switch {
 	case ev.Gone:
 		w.gone(name, processEnded, ev.Err)
@@ -236,7 +236,7 @@ func (w *Watch) lost(e *cohort.Error, grace time.Duration) {
 }
 
 // findUnconnected finds the workers that this one calls, once a wait lasts, although it had nothing to do with them. In a
-// static world, unless nobody else does it, it is those behind it in the order of ranks up to the second Go worker: so everybody is looked after by two,
+// static world, unless no other worker does it, it is those behind it in the order of ranks up to the second Go worker: so every worker is watched by two,
 // and a large world does not end with a connection of everybody to everybody.
 func (w *Watch) findUnconnected() {
 	if !w.me.Static() || w.how == leaderWait {

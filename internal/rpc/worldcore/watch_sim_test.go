@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// watchSim is a world in which everybody waits for something that comes only if nobody dies.
+// watchSim is a world in which every worker waits for something that comes only if none dies.
 type watchSim struct {
 	*sim
 	watchers []*watcher

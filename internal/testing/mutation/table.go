@@ -212,6 +212,6 @@ func switches(pkg string, all []*mutant) []byte {
 	for _, m := range all {
 		fmt.Fprintf(&b, "\t\tcase %q:\n\t\t\tmutants.%s = true\n", m.name, m.name)
 	}
-	b.WriteString("\t\tdefault:\n\t\t\tpanic(\"there is no mutant \" + name)\n\t\t}\n\t}\n}\n")
+	b.WriteString("\t\tdefault:\n\t\t\tpanic(\"unknown mutant \" + name)\n\t\t}\n\t}\n}\n")
 	return b.Bytes()
 }

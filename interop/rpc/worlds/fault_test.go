@@ -121,7 +121,7 @@ func deaf(from, to *worker, text string) bool {
 	if to.isGo() {
 		return false
 	}
-	return !from.isGo() && typed(text) || strings.Contains(text, "nobody listens")
+	return !from.isGo() && typed(text) || strings.Contains(text, " listens")
 }
 
 // afterDeath checks that everybody notices, and that the others still work with each other.

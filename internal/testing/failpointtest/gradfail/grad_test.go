@@ -179,7 +179,7 @@ func play(r *failpointtest.Run, fast bool) {
 		r.Errorf("the pass has failed without a reason: %v", err)
 	}
 	_ = c.Close()
-	// Nothing may be left at those who live, whoever died.
+	// Nothing may be left at those that live, whichever died.
 	dead := map[int]string{0: openerEvent, 2: middleEvent, 3: lastEvent}
 	for i, e := range g.engines {
 		if _, died := r.Happened(dead[i]); died {

@@ -225,7 +225,7 @@ func (d *dynamic) stopped() bool {
 func (d *dynamic) after(ctx context.Context) {
 	select {
 	case <-d.victim.ended:
-	case <-d.victim.moment: // it is dead, or stopped and ended now by whoever cares for it
+	case <-d.victim.moment: // it is dead, or stopped and ended now by the process that started it
 	}
 	if d.p.Fatal() {
 		_ = d.victim.cmd.Process.Kill()

@@ -359,7 +359,7 @@ func judgeOutcome(p *failpointtest.ProcessRun, x outcome, events map[string]time
 		return
 	}
 	if len(events) == 0 {
-		p.Errorf("nobody died, but %s: %v", x.what, x.err)
+		p.Errorf("no process died, but %s: %v", x.what, x.err)
 		return
 	}
 	event, happened := events[x.with]

@@ -241,7 +241,7 @@ func (g *game) arrange() {
 // closeGrace is how long Close waits for the program's code in goroutines of the agent.
 const closeGrace = time.Second
 
-// closeVictim closes the victim's agent. Whoever does that, first or not, finds its goroutines ended afterwards.
+// closeVictim closes the victim's agent. A caller of that, first or not, finds its goroutines ended afterwards.
 func (g *game) closeVictim() {
 	a, began := g.agents["a"], time.Now()
 	_ = a.Close()
@@ -479,7 +479,7 @@ func (g *game) judge(c *failpointtest.Call, op operation) {
 	if op.third { // its error is what the other worker says
 		allowed = append(allowed, r.Allow(cohort.Remote, peerEvent, shutdownEvent, closeEvent, callbackClose))
 	}
-	if strings.HasPrefix(op.name, "reference") { // whoever leaves in order gives its references back first
+	if strings.HasPrefix(op.name, "reference") { // a worker that leaves in order gives its references back first
 		allowed = append(allowed, r.Allow(cohort.NotFound, shutdownEvent), r.Allow(cohort.Remote, shutdownEvent))
 	}
 	if op.remote {

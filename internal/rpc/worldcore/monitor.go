@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// lookFirst and lookEvery are the pauses between two looks for PyTorch ranks of this round, from the first to the longest.
-	lookFirst, lookEvery = time.Millisecond, 100 * time.Millisecond
-	// scanPeers is how often the looker looks for PyTorch ranks of other rounds: of the first ones, and of farRounds others. Every
+	// scanFirst and scanEvery are the pauses between two looks for PyTorch ranks of this round, from the first to the longest.
+	scanFirst, scanEvery = time.Millisecond, 100 * time.Millisecond
+	// scanPeers is how often the monitor looks for PyTorch ranks of other rounds: of the first ones, and of farRounds others. Every
 	// other time these are the next ones, else ones that are farther away, up to manyRounds: a look takes long if the store is slow.
 	scanPeers, farRounds, manyRounds = 500 * time.Millisecond, 48, 1024
-	// lookerBeat is how often the looker says that it lives, lookerGone when another rank takes over.
-	lookerBeat, lookerGone = time.Second, 3 * time.Second
-	// cleanupPeers bounds how long the looker takes its word back.
+	// monitorBeat is how often the monitor says that it lives, monitorTimeout when another rank takes over.
+	monitorBeat, monitorTimeout = time.Second, 3 * time.Second
+	// cleanupPeers bounds how long the monitor takes its word back.
 	cleanupPeers = time.Second
 	// nextRounds is how many rounds from the latest known one on a PyTorch rank may be in, if its sign in another round is old.
 	nextRounds = 4
@@ -27,12 +27,12 @@ const (
 // peerMonitor looks for PyTorch ranks during a start, if no other Go rank does, and says in the store what it has found. PyTorch
 // ranks wait for nothing that could be waited for with them, so one has to look again and again; but only one. Its states are:
 //
-//	claiming ⇄ watching the looker → looking at this round ⇄ looking around ⇄ saying that it lives → found or left
+//	claiming ⇄ watching the monitor → looking at this round ⇄ looking around ⇄ saying that it lives → found or left
 type peerMonitor struct {
 	s       *Start
 	wait    int    // the operation that waits for Go ranks
-	word    int    // the operation that waits for the word of a looker
-	current int    // the operation of this looker that is under way
+	word    int    // the operation that waits for the word of a monitor
+	current int    // the operation of this monitor that is under way
 	value   string // what it has said last about itself
 	claims  bool   // it may have said something
 	beats   int
@@ -44,10 +44,10 @@ type peerMonitor struct {
 	left    func() // the state after it was left
 }
 
-// me is how this looker begins what it says about itself.
+// me is how this monitor begins what it says about itself.
 func (l *peerMonitor) me() string { return fmt.Sprintf("%d.%x.", l.s.me.Rank, l.s.me.Epoch) }
 
-// ask does an operation, unless the looker is not needed any more.
+// ask does an operation, unless the monitor is not needed any more.
 func (l *peerMonitor) ask(op Op, then func(Event)) {
 	l.current = l.s.do(op, func(ev Event) {
 		l.current = 0
@@ -62,12 +62,12 @@ func (l *peerMonitor) ask(op Op, then func(Event)) {
 	})
 }
 
-// say says that this looker lives, instead of what was said before.
+// say says that this monitor lives, instead of what was said before.
 func (l *peerMonitor) say(old string, then func(got string, mine bool)) {
 	text := l.me() + strconv.Itoa(l.beats)
 	l.beats++
 	l.claims = true
-	l.ask(Op{Kind: OpSwap, Round: l.s.round, Key: keyLooker, Old: old, Text: text}, func(ev Event) {
+	l.ask(Op{Kind: OpSwap, Round: l.s.round, Key: keyMonitor, Old: old, Text: text}, func(ev Event) {
 		if l.claims = ev.Text == text; l.claims {
 			l.value, l.said = text, l.s.now
 		}
@@ -75,7 +75,7 @@ func (l *peerMonitor) say(old string, then func(got string, mine bool)) {
 	})
 }
 
-// claim is the state in which another rank may be the looker. held is what that one has said when we looked last: if it says
+// claim is the state in which another rank may be the monitor. held is what that one has said when we looked last: if it says
 // the same now, it is gone.
 func (l *peerMonitor) claim(held string) {
 	l.say(held, func(got string, mine bool) {
@@ -89,7 +89,7 @@ func (l *peerMonitor) claim(held string) {
 			l.looked = l.s.now
 			l.look()
 		default:
-			l.ask(Op{Kind: OpPause, For: lookerGone}, func(Event) { l.claim(got) })
+			l.ask(Op{Kind: OpPause, For: monitorTimeout}, func(Event) { l.claim(got) })
 		}
 	})
 }
@@ -125,7 +125,7 @@ func (l *peerMonitor) tell(round, r int) {
 	l.ask(Op{Kind: OpSet, Round: l.s.round, Key: keyMixed, Text: word}, func(Event) {})
 }
 
-// around is the state in which nobody new was seen in this round.
+// around is the state in which no new rank was seen in this round.
 func (l *peerMonitor) around() {
 	s := l.s
 	if s.me.Round >= 0 || s.now-l.looked < scanPeers {
@@ -157,9 +157,9 @@ func (l *peerMonitor) around() {
 func (l *peerMonitor) rest() {
 	again := func() {
 		l.ask(Op{Kind: OpPause, For: l.pauses}, func(Event) { l.look() })
-		l.pauses = min(2*l.pauses, lookEvery)
+		l.pauses = min(2*l.pauses, scanEvery)
 	}
-	if l.s.now-l.said < lookerBeat {
+	if l.s.now-l.said < monitorBeat {
 		again()
 		return
 	}
@@ -170,7 +170,7 @@ func (l *peerMonitor) rest() {
 	})
 }
 
-// leave is the state in which the looker is not needed any more.
+// leave is the state in which the monitor is not needed any more.
 func (l *peerMonitor) leave(then func()) {
 	l.left = then
 	if l.current != 0 {
@@ -180,13 +180,13 @@ func (l *peerMonitor) leave(then func()) {
 	l.drop(l.value)
 }
 
-// drop takes back what this looker has said about itself, for a start that is tried again.
+// drop takes back what this monitor has said about itself, for a start that is tried again.
 func (l *peerMonitor) drop(value string) {
 	if !l.claims {
 		l.left()
 		return
 	}
-	l.s.do(Op{Kind: OpSwap, Round: l.s.round, Key: keyLooker, Old: value, For: cleanupPeers, Tidy: true}, func(ev Event) {
+	l.s.do(Op{Kind: OpSwap, Round: l.s.round, Key: keyMonitor, Old: value, For: cleanupPeers, Tidy: true}, func(ev Event) {
 		if ev.Err == nil && ev.Text != value && strings.HasPrefix(ev.Text, l.me()) { // it did not learn that it has said so
 			l.drop(ev.Text)
 			return
