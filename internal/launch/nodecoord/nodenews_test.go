@@ -35,25 +35,26 @@ func TestShortened(t *testing.T) {
 	}
 }
 
-// TestTrimmed: what a node tells fits into a message, whatever its workers look like.
+// TestTrimmed: the report of a node fits into a message, whatever its workers look like: here only that without stacks and dumps does.
 func TestTrimmed(t *testing.T) {
 	t.Parallel()
+	const limit, threads, entries = 1 << 16, 40, 200 // a rank alone exceeds the limit, and so do the main threads of all ranks
 	var big verdict.Job
-	frames := slices.Repeat([]stacks.Frame{{Func: strings.Repeat("f", 100), File: strings.Repeat("x", 100)}}, 100)
+	frames := slices.Repeat([]stacks.Frame{{Func: strings.Repeat("f", 100), File: strings.Repeat("x", 100)}}, 10)
 	for rank := range 64 {
-		r := verdict.Rank{Rank: rank, Stacks: verdict.Stacks{Threads: slices.Repeat([]stacks.Thread{{Frames: frames}}, 50)}, Records: verdict.Records{Dump: &torchdump.Dump{Entries: make([]torchdump.Entry, 2000)}}}
+		r := verdict.Rank{Rank: rank, Stacks: verdict.Stacks{Threads: slices.Repeat([]stacks.Thread{{Frames: frames}}, threads)}, Records: verdict.Records{Dump: &torchdump.Dump{Entries: make([]torchdump.Entry, entries)}}}
 		r.Main = &r.Threads[0]
 		big.Ranks = append(big.Ranks, r)
 	}
-	b := TrimReport(big, reportLimit)
+	b := TrimReport(big, limit)
 	var got verdict.Job
-	if err := json.Unmarshal(b, &got); err != nil || len(b) > reportLimit || len(got.Ranks) != 64 {
+	if err := json.Unmarshal(b, &got); err != nil || len(b) > limit || len(got.Ranks) != 64 || got.Ranks[0].Main != nil {
 		t.Errorf("%v: %d bytes, %d ranks", err, len(b), len(got.Ranks))
 	}
-	if small := TrimReport(verdict.Job{Ranks: big.Ranks[:1]}, reportLimit); len(small) == 0 || !json.Valid(small) {
+	if small := TrimReport(verdict.Job{Ranks: big.Ranks[:1]}, limit); len(small) == 0 || !json.Valid(small) {
 		t.Errorf("one rank takes %d bytes", len(small))
 	}
-	if len(big.Ranks[0].Threads) != 50 || len(big.Ranks[0].Dump.Entries) != 2000 {
+	if len(big.Ranks[0].Threads) != threads || len(big.Ranks[0].Dump.Entries) != entries {
 		t.Error("what was seen has changed")
 	}
 }
