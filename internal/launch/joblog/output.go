@@ -1,10 +1,17 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package joblog handles the output of a job's workers. It copies it to the screen in whole lines, with or without a
+// prefix, and to files, and keeps the last lines of each worker for the report of a failure.
+//
+// [Output] is a screen or file that several workers share. [Copy] copies one stream of one worker until it ends. [Pipe]
+// is such a stream from the worker on. [Folding] merges identical lines of several workers.
 package joblog
 
 import (
+	"bytes"
 	"io"
+	"os"
 	"sync"
 
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
@@ -86,4 +93,39 @@ func appendPrefixed(out, prefix, text []byte, continued bool) []byte {
 		text = text[end:]
 	}
 	return out
+}
+
+// Filter is a file for the lines of several streams that hold one of some texts. A nil Filter holds none.
+type Filter struct {
+	out   *Output
+	file  *os.File
+	texts []string
+}
+
+// NewFilter returns a Filter that owns the file.
+func NewFilter(file *os.File, texts []string) *Filter {
+	return &Filter{out: NewOutput(file), file: file, texts: texts}
+}
+
+// Apply has a stream hand its lines to the filter.
+func (f *Filter) Apply(s *Stream) {
+	if f != nil {
+		s.Filtered, s.Keep = f.out, f.keep
+	}
+}
+
+func (f *Filter) keep(line []byte) bool {
+	for _, t := range f.texts {
+		if bytes.Contains(line, []byte(t)) {
+			return true
+		}
+	}
+	return false
+}
+
+// Close closes the file.
+func (f *Filter) Close() {
+	if f != nil {
+		_ = f.file.Close()
+	}
 }

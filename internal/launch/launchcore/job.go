@@ -29,9 +29,9 @@ type JobLimits struct {
 	Strikes int
 }
 
-// JobEvent is something that happened to a job on several nodes. Its types are [Joined], [Left], [Failed], [NodeEnded]
+// nodeEvent is something that happened to a job on several nodes. Its types are [Joined], [Left], [Failed], [NodeEnded]
 // and [TimerFired].
-type JobEvent interface{ jobEvent() }
+type nodeEvent interface{ jobEvent() }
 
 type (
 	// Joined is a node that asks to take part.
@@ -222,7 +222,7 @@ func (j *Job) End(end End) []JobEffect {
 }
 
 // Step passes the machine what happened and returns what to do, in order.
-func (j *Job) Step(ev JobEvent) []JobEffect {
+func (j *Job) Step(ev nodeEvent) []JobEffect {
 	j.effects = nil
 	if j.phase == finished {
 		if ev, late := ev.(Joined); late {

@@ -43,7 +43,7 @@ func join(n Node) Joined { return Joined{Node: n, Roles: []Role{{"default", 2}},
 func TestJob(t *testing.T) {
 	t.Parallel()
 	type turn struct {
-		event JobEvent
+		event nodeEvent
 		want  string
 	}
 	two := []turn{{join(1), ""}, {join(2), "timer(30s)"}, {TimerFired{2}, "store0 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"}}
@@ -218,7 +218,7 @@ func TestJobSimulation(t *testing.T) {
 		limits.Max = limits.Min + r.IntN(3)
 		j := NewJob(limits)
 		nodes := map[Node]*simNode{}
-		var queue []JobEvent
+		var queue []nodeEvent
 		timer := 0
 		ended, sentence := false, ""
 		takeovers := 0
@@ -267,7 +267,7 @@ func TestJobSimulation(t *testing.T) {
 				t.Fatalf("seed %d: %d nodes of %d:%d begin, said to be %d", seed, begun, limits.Min, limits.Max, count)
 			}
 		}
-		step := func(ev JobEvent) {
+		step := func(ev nodeEvent) {
 			switch ev := ev.(type) {
 			case NodeEnded:
 				if n := nodes[ev.Node]; n == nil || !n.running {

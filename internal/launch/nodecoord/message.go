@@ -1,6 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package nodecoord is where the launchers of a job on several nodes meet. One launcher runs the [Host], and the launcher
+// of each node talks to it over a [Wire] in [Message]s. The host decides nothing itself: it drives [launchcore.Job], opens
+// the store of each attempt, and passes on what nodes ask and show each other.
 package nodecoord
 
 import (
@@ -223,4 +226,32 @@ func (w *Wire) Send(m Message) error {
 	_ = w.SetWriteDeadline(time.Now().Add(sayTime))
 	_, err = w.Write(append(b, '\n'))
 	return err
+}
+
+// Greeting is a connection of which the first byte may be waited for before it is read.
+type Greeting struct {
+	net.Conn
+	first []byte
+}
+
+// Greeted returns a connection of which nothing has been read.
+func Greeted(c net.Conn) *Greeting { return &Greeting{Conn: c} }
+
+// Wait reports whether something arrives in time.
+func (g *Greeting) Wait(limit time.Duration) bool {
+	var b [1]byte
+	_ = g.SetReadDeadline(time.Now().Add(limit))
+	n, _ := g.Conn.Read(b[:])
+	_ = g.SetReadDeadline(time.Time{})
+	g.first = append(g.first, b[:n]...)
+	return n > 0
+}
+
+// Read implements [net.Conn].
+func (g *Greeting) Read(b []byte) (int, error) {
+	if n := copy(b, g.first); n > 0 {
+		g.first = g.first[n:]
+		return n, nil
+	}
+	return g.Conn.Read(b)
 }

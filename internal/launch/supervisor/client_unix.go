@@ -142,8 +142,8 @@ func (s *Client) at(after time.Duration) time.Time {
 	return s.begun.Add(after)
 }
 
-// Spawn asks for a worker with these descriptors as its standard input, output and error output. The answer is a
-// [Started] or a [Refused] with this ID.
+// Spawn asks for a worker with these descriptors as its standard input, output and error output. The answer is an
+// [Event] with Started or Refused and this ID.
 func (s *Client) Spawn(id int, c Command, files [3]*os.File) error {
 	s.marks.add(c.Mark)
 	return s.request(request{Start: newStartRequest(id, c)}, files[:]...)
@@ -155,7 +155,7 @@ func (s *Client) Send(ids []int, sig int) error {
 }
 
 // Sweep kills everything below the supervisor but the workers that live. Gentle leaves leftovers time to end by themselves
-// after SIGTERM. The answer is a [Swept].
+// after SIGTERM. The answer is an [Event] with Swept.
 func (s *Client) Sweep(gentle bool) error { return s.request(request{Sweep: &sweepRequest{gentle}}) }
 
 // Remove has the supervisor remove folders when the launcher and everything below the supervisor has ended: a launcher that is killed cannot. A

@@ -219,7 +219,7 @@ func (s *server) start(id int, c Command, fds []int) {
 		return
 	}
 	s.workers[id], s.ids[pid] = pid, id
-	s.reply(Event{Started: &Started{ID: id, PID: pid, After: time.Since(s.begun)}})
+	s.reply(Event{Started: &startedWorker{ID: id, PID: pid, After: time.Since(s.begun)}})
 }
 
 // checkFolder says what the kernel does not distinguish from a program that is missing.

@@ -11,7 +11,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
+	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
@@ -75,8 +78,8 @@ type unreachableError struct{ error }
 
 func (e *unreachableError) Unwrap() error { return e.error }
 
-// Unreachable marks err as that of a store which cannot be reached.
-func Unreachable(err error) error { return &unreachableError{err} }
+// markUnreachable marks err as that of a store which cannot be reached.
+func markUnreachable(err error) error { return &unreachableError{err} }
 
 // ExitCode returns the exit code that belongs to err.
 func ExitCode(err error) int {
@@ -135,5 +138,54 @@ func (a *App) Print(v any, text string) error {
 		return json.NewEncoder(a.Out).Encode(v)
 	}
 	_, err := fmt.Fprintln(a.Out, text)
+	return err
+}
+
+// SupervisorName is the hidden command that a launcher starts itself with: see package launch.
+const SupervisorName = "supervisor"
+
+// Supervisor is the command line of a launcher's supervisor process.
+func Supervisor() []string { return []string{filepath.Base(os.Args[0]), SupervisorName} }
+
+// SignalError is the cause of a context that a signal ended.
+type SignalError struct{ Signal os.Signal }
+
+func (e SignalError) Error() string {
+	if s, ok := e.Signal.(syscall.Signal); ok && s == syscall.SIGINT {
+		return "SIGINT"
+	}
+	return "SIGTERM"
+}
+
+// SignalContext ends with SIGINT or SIGTERM. The next signal has its usual, deadly effect.
+func SignalContext() (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case s := <-caught:
+			signal.Stop(caught)
+			cancel(SignalError{Signal: s})
+		case <-done:
+		}
+	}()
+	return ctx, func() {
+		close(done)
+		<-ended
+		signal.Stop(caught)
+		cancel(nil)
+	}
+}
+
+// Explain replaces the end of a context by what ended it, so that a signal is not called a timeout.
+func Explain(ctx context.Context, err error) error {
+	var by SignalError
+	if err != nil && errors.As(context.Cause(ctx), &by) {
+		return fmt.Errorf("interrupted by %w", by)
+	}
 	return err
 }

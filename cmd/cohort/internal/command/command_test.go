@@ -55,7 +55,7 @@ func TestExitCodes(t *testing.T) {
 		{cohort.New("x", cohort.NotFound, "y"), exitNotFound},
 		{cohort.New("x", cohort.InvalidArgument, "y"), exitUsage},
 		{cohort.New("x", cohort.PeerLost, "y"), ExitFailure},
-		{Unreachable(fmt.Errorf("a: %w", cohort.DeadlineExceeded)), exitNoStore},
+		{markUnreachable(fmt.Errorf("a: %w", cohort.DeadlineExceeded)), exitNoStore},
 	} {
 		if got := ExitCode(c.err); got != c.want {
 			t.Errorf("%v: exit %d, want %d", c.err, got, c.want)

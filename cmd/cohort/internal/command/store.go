@@ -86,7 +86,7 @@ func (a *App) DialStore(ctx context.Context, addr string, opts ...tcpstore.Clien
 	close(done)
 	<-reported
 	if err != nil && !errors.Is(err, cohort.InvalidArgument) {
-		err = Unreachable(err)
+		err = markUnreachable(err)
 	}
 	return client, err
 }

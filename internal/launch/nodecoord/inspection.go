@@ -3,12 +3,13 @@
 
 package nodecoord
 
-// This file puts together, and shortens, what the launchers of a job send each other about their workers.
-
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/observe/flightrec"
@@ -93,4 +94,66 @@ func ShortenDumps(dumps []flightrec.Dump, limit int) json.RawMessage {
 		}
 	}
 	return nil
+}
+
+// Questions are those of one launcher to all others, through the host. The zero value is ready to use.
+type Questions struct {
+	mu struct {
+		sync.Mutex
+		last    int
+		waiting map[int]chan json.RawMessage
+	}
+}
+
+// Ask makes a question to a number of nodes and returns where their answers arrive, until it is forgotten.
+func (q *Questions) Ask(nodes int) (id int, answers <-chan json.RawMessage, forget func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.mu.waiting == nil {
+		q.mu.waiting = map[int]chan json.RawMessage{}
+	}
+	q.mu.last++
+	id = q.mu.last
+	ch := make(chan json.RawMessage, nodes)
+	q.mu.waiting[id] = ch
+	return id, ch, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		delete(q.mu.waiting, id)
+	}
+}
+
+// Answered takes an answer of a node. One too many is dropped.
+func (q *Questions) Answered(m *Answer) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if ch := q.mu.waiting[m.ID]; ch != nil {
+		select {
+		case ch <- m.Job:
+		default: // a node that answers twice
+		}
+	}
+}
+
+// Presence is the question that the host answers by itself, with a list of [Contact]: when it last received from each node.
+const Presence = "presence"
+
+// Contact is a node of the current attempt, and how long ago its host received from it.
+type Contact struct {
+	Node int           `json:"node"` // its number
+	PID  int           `json:"pid"`
+	Ago  time.Duration `json:"ago"`
+}
+
+// presence answers a question for it. The most silent nodes are first, as the question is about them.
+func (h *Host) presence(q Question) Message {
+	var all []Contact
+	for _, c := range h.nodes {
+		if c.begun == h.attempt {
+			all = append(all, Contact{Node: c.place, PID: c.join.PID, Ago: c.wire.Quiet()})
+		}
+	}
+	slices.SortFunc(all, func(a, b Contact) int { return cmp.Or(cmp.Compare(b.Ago, a.Ago), cmp.Compare(a.Node, b.Node)) })
+	answer, _ := json.Marshal(all[:min(len(all), MaxRoster)])
+	return Message{Seen: &Answer{Question: q, Job: answer}}
 }

@@ -32,15 +32,15 @@ type Command struct {
 
 // Event is what the supervisor reports. Exactly one of its fields is set.
 type Event struct {
-	Started *Started `json:"started,omitempty"`
+	Started *startedWorker `json:"started,omitempty"`
 	Refused *refused `json:"refused,omitempty"`
 	Exited  *Exited  `json:"exited,omitempty"`
 	Swept   *swept   `json:"swept,omitempty"`
 }
 
 type (
-	// Started is a worker that runs.
-	Started struct {
+	// startedWorker is a worker that runs.
+	startedWorker struct {
 		ID    int           `json:"id"`
 		PID   int           `json:"pid"`
 		After time.Duration `json:"after"` // since the supervisor began
