@@ -42,6 +42,7 @@ internal/rpc/* rpc rpc/operators
 internal/autograd/* autograd/distautograd optim/remote
 world
 internal/diagnose/*
+internal/launch/launchcore
 elastic internal/launch/* launch
 observe/otel
 cmd/cohort/internal/* cmd/cohort
