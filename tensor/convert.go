@@ -70,7 +70,8 @@ func From[T Element](data []T, shape ...int) (*Tensor, error) {
 	if len(shape) == 0 {
 		shape = []int{len(data)}
 	}
-	dt := TypeOf[T]()
+	var zero T
+	dt, _ := typeOfValue(zero)
 	n, err := bytesOf("tensor: from", dt, shape)
 	if err != nil {
 		return nil, err
@@ -78,13 +79,15 @@ func From[T Element](data []T, shape ...int) (*Tensor, error) {
 	if n != len(data)*dt.Size() {
 		return nil, cohort.Newf("tensor: from", cohort.InvalidArgument, "shape %v does not fit a slice of %d elements", shape, len(data))
 	}
-	return contiguous(sliceStorage(data), dt, slices.Clone(shape)), nil
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), n) //nolint:gosec // a view of elements as bytes; n is their length
+	return contiguous(&Storage{data: bytes[:n:n], origin: "slice"}, dt, slices.Clone(shape)), nil
 }
 
 func sliceStorage[T Element](data []T) *Storage {
 	var zero T
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(zero))) //nolint:gosec // a view of elements as bytes; lengths are checked
-	return WrapStorage(bytes, "slice", nil)
+	n := len(data) * int(unsafe.Sizeof(zero))
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), n) //nolint:gosec // a view of elements as bytes; lengths are checked
+	return &Storage{data: bytes[:n:n], origin: "slice"}
 }
 
 // Data returns the elements of a contiguous tensor as a Go slice without a copy. T must be the tensor's own element type.

@@ -34,7 +34,8 @@ const (
 	Uint64         DType = 29
 )
 
-var dtypeInfo = [30]struct {
+// dtypeInfo has an entry for each number that a DType can be; those of invalid types are empty.
+var dtypeInfo = [1 << 8]struct {
 	name string
 	size int
 }{
@@ -46,20 +47,15 @@ var dtypeInfo = [30]struct {
 }
 
 // Valid reports whether d is one of the element types above.
-func (d DType) Valid() bool { return int(d) < len(dtypeInfo) && dtypeInfo[d].size > 0 }
+func (d DType) Valid() bool { return dtypeInfo[d].size > 0 }
 
 // Size returns the bytes of one element, or 0 for an invalid type.
-func (d DType) Size() int {
-	if !d.Valid() {
-		return 0
-	}
-	return dtypeInfo[d].size
-}
+func (d DType) Size() int { return dtypeInfo[d].size }
 
 // String returns PyTorch's name of the type, without "torch.".
 func (d DType) String() string {
-	if !d.Valid() {
-		return "dtype(" + strconv.Itoa(int(d)) + ")"
+	if name := dtypeInfo[d].name; name != "" {
+		return name
 	}
-	return dtypeInfo[d].name
+	return "dtype(" + strconv.Itoa(int(d)) + ")"
 }

@@ -65,7 +65,14 @@ func Full(dt DType, value any, shape ...int) (*Tensor, error) {
 
 // contiguous makes a row-major tensor at the start of a storage that is known to be large enough.
 func contiguous(s *Storage, dt DType, shape []int) *Tensor {
-	return &Tensor{storage: s, dtype: dt, shape: shape, strides: rowMajor(shape), numel: product(shape)}
+	t := &Tensor{storage: s, dtype: dt, shape: shape, strides: make([]int, len(shape)), numel: 1}
+	step := 1
+	for i, d := range slices.Backward(shape) {
+		t.strides[i] = step
+		step *= max(d, 1)
+		t.numel *= d
+	}
+	return t
 }
 
 // FromStorage returns a tensor over storage. Nothing about the arguments is trusted: they may come from a peer. strides
@@ -97,13 +104,13 @@ func FromStorage(storage *Storage, dt DType, shape, strides []int, offset int) (
 
 // bytesOf returns the size of a dense tensor, having checked type, dimensions and overflow.
 func bytesOf(op string, dt DType, shape []int) (int, error) {
-	if !dt.Valid() {
+	n, empty := dt.Size(), false
+	if n == 0 {
 		return 0, cohort.Newf(op, cohort.InvalidArgument, "%v is not an element type", dt)
 	}
 	if len(shape) > MaxDims {
 		return 0, cohort.Newf(op, cohort.InvalidArgument, "%d dimensions: limit %d", len(shape), MaxDims)
 	}
-	n, empty := dt.Size(), false
 	for _, d := range shape {
 		switch {
 		case d < 0:
@@ -246,8 +253,8 @@ func (t *Tensor) Bytes() ([]byte, error) {
 		return nil, cohort.Newf("tensor: bytes", cohort.InvalidArgument,
 			"shape %v with strides %v is not contiguous: use Contiguous first", t.shape, t.strides)
 	}
-	from := t.offset * t.dtype.Size()
-	to := from + t.NBytes()
+	size := t.dtype.Size()
+	from, to := t.offset*size, (t.offset+t.numel)*size
 	return data[from:to:to], nil
 }
 

@@ -31,11 +31,16 @@ const (
 
 // String returns the operator's name as PyTorch spells it.
 func (o Op) String() string {
-	if !o.Valid() {
-		return "reduce_op(" + strconv.Itoa(int(o)) + ")"
+	if int(o) < len(opNames) {
+		return opNames[o]
 	}
-	return [...]string{"sum", "product", "min", "max", "band", "bor", "bxor", "avg", "premul_sum"}[o]
+	return "reduce_op(" + strconv.Itoa(int(o)) + ")"
 }
+
+var opNames = [...]string{"sum", "product", "min", "max", "band", "bor", "bxor", "avg", "premul_sum"}
+
+// Valid reports whether o is one of the operators above.
+func (o Op) Valid() bool { return int(o) < len(opNames) }
 
 // numOps is the number of operators.
 const numOps = int(PremulSum) + 1
@@ -43,18 +48,15 @@ const numOps = int(PremulSum) + 1
 // kernel combines n elements: dst[i] = op(a[i], b[i]). dst may be a or b; any other overlap is the caller's mistake.
 type kernel func(dst, a, b unsafe.Pointer, n int)
 
-// Valid reports whether o is one of the operators above.
-func (o Op) Valid() bool { return int(o) < numOps }
-
 // Supported reports whether op is defined for dt: and, or and xor only for integers and bool, min and max for everything
-// that has an order. It reports what Go ranks can do; what a PyTorch peer can do is less.
+// that has an order. It says what Go ranks can do; what a PyTorch peer can do is less.
 func Supported(dt tensor.DType, op Op) bool {
-	return Carries(dt) && op.Valid() && portable[dt][kernelOf(op)] != nil
+	return int(dt) < len(portable) && int(op) < numOps && portable[dt][kernelOf(op)] != nil
 }
 
 // Carries reports whether groups know an element type at all.
 func Carries(dt tensor.DType) bool {
-	return dt.Valid() && int(dt) < len(portable) && portable[dt][Sum] != nil
+	return int(dt) < len(portable) && portable[dt][Sum] != nil
 }
 
 // kernelOf is the operator that runs between two ranks: an average is a sum until [Divide], a premultiplied sum one after [Scale].
