@@ -7,7 +7,7 @@ import (
 	"context"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -63,7 +63,7 @@ func (g *Group) BroadcastCoalesced(ctx context.Context, ts []*tensor.Tensor, buc
 			return err
 		}
 	}
-	buckets := collargs.Buckets(ts, bucket)
+	buckets := collective.Buckets(ts, bucket)
 	p := parted{Group: g, name: name, left: len(buckets)}
 	var works []*Work
 	for i, list := range buckets {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
@@ -35,7 +35,7 @@ func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op Reduce
 	if err != nil {
 		return g.refuse(ctx, w, err)
 	}
-	for stage := range collargs.SparseStages {
+	for stage := range collective.SparseStages {
 		w.steps.add(func(ctx context.Context) error {
 			failpoint.At("group.sparse")
 			r, err := sum.Request(stage)
@@ -173,13 +173,10 @@ func (g *Group) run(ctx context.Context, w *Work, err error) *Work {
 
 // newWork returns a Work for a new operation, with the options applied.
 func (g *Group) newWork(op OpType, opts []OpOption) *Work {
-	if len(opts) == 0 {
-		return workOf(op)
-	}
 	var w *Work
 	var timeout time.Duration
-	var factor collargs.Factor
-	uneven := false
+	var factor collective.Factor
+	uneven, awaited := false, false
 	for _, o := range opts {
 		switch o := o.(type) { // without a call through the interface, which would put the configuration on the heap
 		case reuseOption:
@@ -187,16 +184,30 @@ func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 		case timeoutOption:
 			timeout = time.Duration(o)
 		case factorOption:
-			factor = collargs.Factor{Value: float64(o), Given: true}
+			factor = collective.Factor{Value: float64(o), Given: true}
 		case unevenOption:
 			uneven = true
+		case awaitedOption:
+			awaited = true
 		}
 	}
-	if w == nil || !w.outcome.over() {
-		w = workOf(op)
+	if w == nil || !w.outcome.over.Load() {
+		w = new(Work)
+		w.message.source = cohort.NoRank
 	} else {
 		w.recycle()
 	}
 	w.op, w.submitted.timeout, w.call.Factor, w.call.Request.Uneven = op, timeout, factor, uneven
+	w.submitted.awaited = awaited
 	return w
+}
+
+// argsOf returns what a request depends on. Where it may have to ask what the PyTorch ranks can do, it does so until ctx ends.
+func (g *Group) argsOf(ctx context.Context) *collective.Group {
+	if g.formed.Narrow == nil {
+		return &g.args
+	}
+	args := g.args
+	args.Narrow = func() (torchcaps.Peers, error) { return g.formed.Narrow(ctx, g.life.ctx) }
+	return &args
 }

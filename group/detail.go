@@ -8,7 +8,7 @@ import (
 	"errors"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
@@ -22,7 +22,7 @@ type checks struct {
 
 // checked compares an operation with what the other ranks are going to run, and posts it, unless this rank refuses it. A difference takes
 // no sequence number and leaves the group as it was, on all ranks; any other failure of the check fails the group.
-func (g *Group) checked(ctx context.Context, w *Work, tags uint32, refused *collargs.Refusal) *Work {
+func (g *Group) checked(ctx context.Context, w *Work, tags uint32, refused *collective.Refusal) *Work {
 	if err := ctx.Err(); err != nil {
 		return w.complete(cohort.FromContext(ctx, "group: "+w.op.String()))
 	}
@@ -68,8 +68,9 @@ func (g *Group) checked(ctx context.Context, w *Work, tags uint32, refused *coll
 		g.skip(tags)
 		return w.complete(refused.Reason)
 	}
-	w = g.enqueue(ctx, w, tags)
-	if w.outcome.over() && w.outcome.err != nil {
+	w.submitted.checked = true
+	w = g.post(ctx, w, tags)
+	if w.outcome.over.Load() && w.outcome.err != nil {
 		g.fail(w.outcome.err) // it was announced and is not there: the ranks are out of step
 	}
 	return w

@@ -9,11 +9,12 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
 	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/opsched"
+	"github.com/cohort-dist/cohort/internal/observe/safecall"
 	"github.com/cohort-dist/cohort/internal/util/background"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/observe"
 )
 
 // promptWait is how soon after its submission an operation is waited for by a program that waits for each.
@@ -24,7 +25,7 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 	if w.op.p2p() {
 		return g.waitMessage(ctx, w)
 	}
-	for first := true; !w.outcome.over(); first = false {
+	for first := true; !w.outcome.over.Load(); first = false {
 		now := w.submitted.now()
 		failpoint.At("group.wait")
 		g.mu.Lock()
@@ -35,27 +36,32 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 		if run {
 			next := g.startLocked(now)
 			g.mu.Unlock()
-			if !g.runNext(ctx, next) && !w.outcome.over() {
+			if !g.runNext(ctx, next) && !w.outcome.over.Load() {
 				return w.unfinished(ctx) // the operation that was run can be one before it
 			}
 			continue
 		}
 		g.mu.Unlock()
-		g.perform(e)
-		failpoint.At("group.wait.parked")
-		select {
-		case <-w.Done():
-		case <-ctx.Done():
-		}
-		failpoint.At("group.wait.over")
-		g.mu.Lock()
-		g.mu.sched.Leave(&w.item)
-		g.mu.Unlock()
-		if !w.outcome.over() {
+		g.park(ctx, w, e)
+		if !w.outcome.over.Load() {
 			return w.unfinished(ctx)
 		}
 	}
 	return w.outcome.err
+}
+
+// park sleeps while another goroutine runs collectives, until the operation is complete or ctx ends.
+func (g *Group) park(ctx context.Context, w *Work, e opsched.Effect) {
+	g.perform(e)
+	failpoint.At("group.wait.parked")
+	select {
+	case <-w.Done():
+	case <-ctx.Done():
+	}
+	failpoint.At("group.wait.over")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mu.sched.Leave(&w.item)
 }
 
 // canRunLocked reports whether a waiter with this context may run the next operation in its own goroutine: it must be able to
@@ -65,13 +71,14 @@ func (g *Group) canRunLocked(ctx context.Context) bool {
 		return true
 	}
 	next := g.mu.sched.Current()
-	return g.resumable && (next == nil || !next.Owner.steps.given())
+	return g.resumable && (next == nil || next.Owner.steps.list == nil)
 }
 
 // startLocked returns the collective that the runner has to run, if there is one, and notes that it runs from now on.
 func (g *Group) startLocked(now time.Time) *opsched.Item[Work] {
 	next := g.mu.sched.Start()
-	if next != nil && next.Owner.outcome.begin(now) {
+	if next != nil && next.Owner.outcome.begun.IsZero() { // else it was interrupted, and goes on
+		next.Owner.outcome.begun = now
 		g.mu.records.Start(next.Owner.submitted.record, now)
 	}
 	return next
@@ -88,13 +95,7 @@ func (g *Group) runNext(ctx context.Context, it *opsched.Item[Work]) (over bool)
 	failpoint.At("group.run")
 	err := g.execute(ctx, w)
 	if err != nil && g.leftEarly(ctx, err) {
-		failpoint.At("group.pause")
-		g.mu.Lock()
-		paused, e := g.mu.sched.Pause()
-		g.performLocked(e)
-		g.mu.Unlock()
-		g.perform(e)
-		if paused {
+		if g.pause() {
 			return false
 		}
 		err = g.execute(context.WithoutCancel(ctx), w) // the engine is failing: that ends the operation
@@ -105,23 +106,49 @@ func (g *Group) runNext(ctx context.Context, it *opsched.Item[Work]) (over bool)
 	if err != nil {
 		err = g.failed(w, err)
 	}
-	end := g.endOf(w, err)
+	g.finish(w, err)
+	return true
+}
+
+// finish ends the collective that has run, and gives the role of the runner back.
+func (g *Group) finish(w *Work, err error) {
+	if err != nil {
+		err = g.explained(w, err)
+	} else if !g.args.Peers.None() {
+		g.proven.Store(true)
+	}
+	now := w.submitted.now()
 	failpoint.At("group.finish")
 	g.mu.Lock()
 	e := g.mu.sched.Finish()
-	about := g.endLocked(w, end) // before another operation can end
-	e |= g.mu.sched.Release()
+	about := g.endLocked(w, now, err) // before another operation can end
+	if e |= g.mu.sched.Release(); e != 0 {
+		g.performLocked(e)
+	}
+	g.mu.Unlock()
+	if e != 0 {
+		g.perform(e)
+	}
+	if about != nil {
+		g.publish(about)
+	}
+}
+
+// pause leaves the running collective to the next runner. It reports false where there may be none.
+func (g *Group) pause() bool {
+	failpoint.At("group.pause")
+	g.mu.Lock()
+	paused, e := g.mu.sched.Pause()
 	g.performLocked(e)
 	g.mu.Unlock()
 	g.perform(e)
-	g.tell(about)
-	return true
+	return paused
 }
 
 // failed ends the group after an operation that has failed, unless all ranks have found the same reason against it: they are in
 // step then.
 func (g *Group) failed(w *Work, err error) error {
-	if r, ok := errors.AsType[*collargs.Refusal](err); ok {
+	if r, ok := errors.AsType[*collective.Refusal](err); ok {
 		return r.Reason
 	}
 	err = g.explain(w, err)
@@ -142,7 +169,7 @@ func (g *Group) leftEarly(ctx context.Context, err error) bool {
 // execute runs the operation itself.
 func (g *Group) execute(ctx context.Context, w *Work) error {
 	switch {
-	case w.steps.given():
+	case w.steps.list != nil:
 		return w.steps.run(g.life.working)
 	case !g.resumable:
 		ctx = g.life.working
@@ -200,9 +227,14 @@ func (g *Group) pump() {
 
 // tick is called by the clock while operations are not over: it runs those that no goroutine waits for.
 func (g *Group) tick(now time.Time) background.State {
-	reaped := g.reapAll(false)
 	failpoint.At("group.tick")
 	g.mu.Lock()
+	reaped := false
+	if len(g.mu.sched.Messages()) > 0 {
+		g.mu.Unlock()
+		reaped = g.reapAll(false)
+		g.mu.Lock()
+	}
 	next := g.mu.sched.Current()
 	e := g.mu.sched.Tick(next != nil && now.Sub(next.Owner.submitted.at) > background.Fast/2)
 	state := background.State{
@@ -213,4 +245,61 @@ func (g *Group) tick(now time.Time) background.State {
 	g.mu.Unlock()
 	g.perform(e)
 	return state
+}
+
+// report is what hook and profiler hear of an operation that is over. The Work itself belongs to its owner again by then,
+// who may be using it for the next operation.
+type report struct {
+	event observe.Event
+	seen  *Work
+}
+
+// explained is the error of an operation with what can be said about it.
+func (g *Group) explained(w *Work, err error) error {
+	if err != nil {
+		err = g.formed.Explain(w.call.Request.DType, w.op.p2p(), err)
+	}
+	return err
+}
+
+// endLocked completes an operation that the scheduler has let go of. Its place is free before another goroutine can see the completion,
+// so that a loop that posts and waits never finds it taken.
+func (g *Group) endLocked(w *Work, at time.Time, err error) (about *report) {
+	g.mu.records.End(w.submitted.record, at, int(w.message.source), err) // a collective has no source
+	if g.config.Hook != nil || g.config.profile != nil {
+		about = &report{event: g.event(w, observe.End, err), seen: w.copy(at, err)}
+		about.event.Time, about.event.Dur = at, w.outcome.took(at)
+	}
+	w.completeAt(at, err)
+	return about
+}
+
+// ended is endLocked without the mutex.
+func (g *Group) ended(w *Work, err error) *report {
+	err = g.explained(w, err)
+	now := w.submitted.now()
+	failpoint.At("group.ended")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.endLocked(w, now, err)
+}
+
+// publish passes a report on, if there is one. It is called without a lock and without a role: its receivers may close the group.
+func (g *Group) publish(about *report) {
+	if about == nil {
+		return
+	}
+	g.config.Hook.Emit(about.event)
+	if g.config.profile != nil {
+		safecall.Call(g.config.Logger, func() { g.config.profile(about.seen) })
+	}
+}
+
+func (g *Group) event(w *Work, phase observe.Phase, err error) observe.Event {
+	e := observe.Event{
+		Kind: observe.Kind("group." + opName(w)), Phase: phase, Rank: g.rank, Group: g.name, Seq: w.seq,
+		Bytes: int64(max(len(w.call.Request.In), len(w.call.Request.Out), len(w.message.Buf))), Err: err,
+	}
+	e.SetTrace(w.submitted.trace)
+	return e
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
-// watchLocked makes sure that the group looks at its deadlines no later than at.
+// watchLocked has the timer check the deadlines at a time that is earlier than any that it is set to.
 func (g *Group) watchLocked(at time.Time) {
-	if g.mu.sched.State() == opsched.Closed || (!g.mu.timerAt.IsZero() && !at.Before(g.mu.timerAt)) {
+	if g.mu.sched.State() == opsched.Closed {
 		return
 	}
 	g.mu.timerAt = at
@@ -101,7 +101,7 @@ func (g *Group) expireMessages(late []*Work) {
 	}
 	g.expiring.Done()
 	for _, about := range reports {
-		g.tell(about)
+		g.publish(about)
 	}
 	if half != nil {
 		g.fail(half)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/bootstrap"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
 	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/opsched"
 	"github.com/cohort-dist/cohort/internal/group/transport"
@@ -40,7 +39,7 @@ type Group struct {
 	formed *bootstrap.Formed // its connections, and what the ranks found out about each other
 	mesh   transport.Mesh    // of formed
 	engine collective.Engine // of formed
-	args   collargs.Group    // what the requests of collectives depend on
+	args   collective.Group  // what the requests of collectives depend on
 	checks *checks           // of operations before they run; nil unless PyTorch ranks make them
 	proven atomic.Bool       // a collective with PyTorch ranks has succeeded
 	// resumable tells that a waiter may run an operation in its own goroutine whatever its context is.
@@ -238,7 +237,7 @@ func (g *Group) endAll(list *opsched.Item[Work], err error) {
 	for list != nil {
 		w := list.Owner
 		list = list.Next() // its owner may use it again once it is complete
-		g.tell(g.ended(w, err))
+		g.publish(g.ended(w, err))
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/group/subgroup"
 )
@@ -108,7 +108,7 @@ func TestMeshArguments(t *testing.T) {
 		}
 		return nil
 	}))
-	unsure := &Mesh{world: &Group{size: 8, args: collargs.Group{Peers: torchcaps.Peers{Low: torchcaps.V2_6, High: torchcaps.V2_14}}}, grid: subgroup.Grid{Axes: []subgroup.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
+	unsure := &Mesh{world: &Group{size: 8, args: collective.Group{Peers: torchcaps.Peers{Low: torchcaps.V2_6, High: torchcaps.V2_14}}}, grid: subgroup.Grid{Axes: []subgroup.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
 	if _, err := unsure.plan("x"); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) {
 		t.Errorf("an order that is not known: %v", err)
 	}

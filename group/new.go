@@ -13,7 +13,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/bootstrap"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
 	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo"
 	"github.com/cohort-dist/cohort/internal/group/opsched"
@@ -127,7 +126,7 @@ func (p *plan) newGroup(formed *bootstrap.Formed) *Group {
 	g := &Group{
 		name: c.Name, description: c.description, rank: rank, size: size, globals: slices.Clone(p.form.Globals), config: *c,
 		formed: formed, mesh: formed.Mesh, engine: formed.Engine,
-		args: collargs.Group{Rank: rank, Size: size, Peers: formed.Peers, Detail: c.Detail, Checked: formed.Wrapper != nil},
+		args: collective.Group{Rank: rank, Size: size, Peers: formed.Peers, Detail: c.Detail, Checked: formed.Wrapper != nil},
 		lineage: lineage{
 			store: p.form.Store, family: p.family, index: p.form.Index, torchName: p.form.TorchName, origin: p.form.Origin, membership: p.membership,
 		},

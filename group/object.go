@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/tensor"
 )
 
@@ -54,7 +54,7 @@ func (p *parted) wait(ctx context.Context, w *Work) error {
 // total adds up announced sizes before memory is taken for them. Wrong ones fail the group: the next operation cannot fit what the
 // other ranks do.
 func (p *parted) total(from cohort.Rank, sizes ...int64) (int, error) {
-	n, err := collargs.Announced(p.name, from, sizes, MaxObject)
+	n, err := collective.Announced(p.name, from, sizes, MaxObject)
 	if err != nil {
 		p.fail(err)
 	}
@@ -92,7 +92,7 @@ func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root coh
 		return err
 	}
 	if g.rank != root {
-		collargs.Cut(objects, data, sizes)
+		collective.Cut(objects, data, sizes)
 	}
 	return nil
 }
@@ -128,11 +128,11 @@ func (g *Group) AllGatherObject(ctx context.Context, object []byte, opts ...OpOp
 		return make([][]byte, g.size), nil // no pickle is empty, so PyTorch ranks are not in this case
 	}
 	all := make([]byte, largest*g.size)
-	in := tensor.Must(tensor.From(collargs.Padded(object, largest)))
+	in := tensor.Must(tensor.From(collective.Padded(object, largest)))
 	if err := p.wait(ctx, p.posts(g.AllGather(ctx, parts(all, g.size), in, opts...))); err != nil {
 		return nil, err
 	}
-	return collargs.Unpad(all, largest, sizes), nil
+	return collective.Unpad(all, largest, sizes), nil
 }
 
 // GatherObject collects the objects of all ranks at rank root; other ranks get nil. It corresponds to
@@ -152,14 +152,14 @@ func (g *Group) GatherObject(ctx context.Context, object []byte, root cohort.Ran
 		all = make([]byte, largest*g.size)
 		outs = parts(all, g.size)
 	}
-	in := tensor.Must(tensor.From(collargs.Padded(object, largest)))
+	in := tensor.Must(tensor.From(collective.Padded(object, largest)))
 	if err := p.wait(ctx, p.posts(g.Gather(ctx, outs, in, root, opts...))); err != nil {
 		return nil, err
 	}
 	if g.rank != root {
 		return nil, nil
 	}
-	return collargs.Unpad(all, largest, sizes), nil
+	return collective.Unpad(all, largest, sizes), nil
 }
 
 // ScatterObjects sends objects[i] of rank root to rank i and returns this rank's object; other ranks pass nil. It
@@ -189,7 +189,7 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root cohor
 	var padded, sizes []*tensor.Tensor
 	if g.rank == root {
 		for _, o := range objects {
-			padded = append(padded, tensor.Must(tensor.From(collargs.Padded(o, n))))
+			padded = append(padded, tensor.Must(tensor.From(collective.Padded(o, n))))
 			sizes = append(sizes, tensor.Must(tensor.From([]int64{int64(len(o))})))
 		}
 	}
@@ -255,7 +255,7 @@ func (g *Group) RecvObjects(ctx context.Context, objects [][]byte, from cohort.R
 	} else if err := p.wait(ctx, p.posts(g.Recv(ctx, room, from, 0, opts...))); err != nil {
 		return cohort.NoRank, err
 	}
-	total, err := collargs.Announced(p.name, from, sizes, MaxObject)
+	total, err := collective.Announced(p.name, from, sizes, MaxObject)
 	if err != nil {
 		return cohort.NoRank, err
 	}
@@ -263,6 +263,6 @@ func (g *Group) RecvObjects(ctx context.Context, objects [][]byte, from cohort.R
 	if err := p.wait(ctx, p.posts(g.Recv(ctx, tensor.Must(tensor.From(data, len(data))), from, 0, opts...))); err != nil {
 		return cohort.NoRank, err
 	}
-	collargs.Cut(objects, data, sizes)
+	collective.Cut(objects, data, sizes)
 	return from, nil
 }

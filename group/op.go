@@ -66,3 +66,11 @@ func (o OpType) String() string { return torchcaps.Op(o).String() }
 
 // p2p reports whether the operation is a message between two ranks.
 func (o OpType) p2p() bool { return o == OpSend || o == OpRecv || o == OpRecvAny }
+
+// opName is the name of an operation. A sparse sum is told apart, as PyTorch's flight recorder does.
+func opName(w *Work) string {
+	if w.op == OpAllReduce && w.call.Sparse != nil {
+		return "sparse_all_reduce"
+	}
+	return torchcaps.Op(w.op).String()
+}

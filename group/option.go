@@ -249,6 +249,22 @@ type reuseOption struct{ work *Work }
 
 func (reuseOption) applyOp(*opConfig) {}
 
+// awaitedOption says that the poster of an operation waits for it at once, so that the timer need not look after it.
+type awaitedOption struct{}
+
+func (awaitedOption) applyOp(*opConfig) {}
+
+// awaitedOnly is what most calls on slices have, without memory for each.
+var awaitedOnly = []OpOption{awaitedOption{}}
+
+// awaited adds the option to others.
+func awaited(opts []OpOption) []OpOption {
+	if len(opts) == 0 {
+		return awaitedOnly
+	}
+	return append(opts[:len(opts):len(opts)], awaitedOption{})
+}
+
 // WithFactor is what [PremulSum] multiplies this rank's tensors by. Ranks may give different factors, as weights. It
 // corresponds to the factor of torch.distributed's PREMUL_SUM.
 func WithFactor(f float64) OpOption { return factorOption(f) }

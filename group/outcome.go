@@ -15,11 +15,11 @@ import (
 
 // outcome is how and when an operation ends, once, and who hears of it.
 type outcome struct {
-	// err and ended are set before completed, and read after it.
-	completed atomic.Bool
-	err       error
-	ended     time.Time
-	begun     time.Time // guarded by the mutex of the operation's group until then
+	// err and ended are set before over, and read after it.
+	over  atomic.Bool
+	err   error
+	ended time.Time
+	begun time.Time // guarded by the mutex of the operation's group until then
 
 	mu struct {
 		sync.Mutex
@@ -35,23 +35,11 @@ type waiters struct {
 	callbacks []func(*Work)
 }
 
-// over reports whether the operation has ended.
-func (o *outcome) over() bool { return o.completed.Load() }
-
 // reset makes the outcome of a complete operation that of a new one. It is its owner's alone, so no mutex is needed.
 func (o *outcome) reset() {
 	o.err, o.ended, o.begun = nil, time.Time{}, time.Time{}
 	o.mu.future, o.mu.waiters = nil, waiters{}
-	o.completed.Store(false)
-}
-
-// begin notes when the operation began. It reports false for one that was interrupted and goes on.
-func (o *outcome) begin(at time.Time) bool {
-	if !o.begun.IsZero() {
-		return false
-	}
-	o.begun = at
-	return true
+	o.over.Store(false)
 }
 
 // took is the time from the beginning to at.
@@ -70,21 +58,15 @@ func (o *outcome) done() <-chan struct{} {
 	a := &o.mu.waiters
 	if a.done == nil {
 		a.done = make(chan struct{})
-		if o.over() {
+		if o.over.Load() {
 			close(a.done)
 		}
 	}
 	return a.done
 }
 
-// looks reports whether somebody wants to see the operation, and not only hear that it has ended.
-func (a *waiters) needWork() bool { return a.promise != nil || len(a.callbacks) > 0 }
-
-// tell says that the operation has ended. Those who look at it get seen, a copy.
-func (a *waiters) tell(seen *Work) {
-	if a.done != nil {
-		close(a.done)
-	}
+// notify gives those who want to see the operation a copy of it, now that it has ended.
+func (a *waiters) notify(seen *Work) {
 	if a.promise != nil {
 		a.promise.Complete(seen.call.Outputs, seen.outcome.err)
 	}

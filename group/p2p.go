@@ -114,7 +114,7 @@ func (g *Group) waitMessage(ctx context.Context, w *Work) error {
 	failpoint.At("group.wait.message")
 	err := g.mesh.Wait(ctx, &w.message.Op)
 	if err != nil && !w.message.Completed() {
-		if w.outcome.over() {
+		if w.outcome.over.Load() {
 			return w.outcome.err
 		}
 		if ctx.Err() != nil {
@@ -137,7 +137,7 @@ func (g *Group) reap(w *Work) {
 	g.performLocked(e)
 	g.mu.Unlock()
 	if mine {
-		g.tell(g.settle(w, false))
+		g.publish(g.settle(w, false))
 	}
 }
 
@@ -148,7 +148,7 @@ func (g *Group) reapAll(closing bool) bool {
 	ready := g.takeLocked(closing)
 	g.mu.Unlock()
 	for _, w := range ready {
-		g.tell(g.settle(w, closing))
+		g.publish(g.settle(w, closing))
 	}
 	return len(ready) > 0
 }

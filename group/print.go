@@ -38,11 +38,3 @@ func (w *Work) name() string {
 	}
 	return w.op.String() + " " + strconv.FormatUint(w.seq, 10) + " of group " + w.group.name
 }
-
-// opName is the name of an operation. A sparse sum is told apart, as PyTorch's flight recorder does.
-func opName(w *Work) string {
-	if w.op == OpAllReduce && w.call.Sparse != nil {
-		return "sparse_all_reduce"
-	}
-	return w.op.String()
-}

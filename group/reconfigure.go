@@ -9,7 +9,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/bootstrap"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/group/opsched"
 	"github.com/cohort-dist/cohort/internal/group/subgroup"
@@ -46,7 +46,7 @@ func (c *config) checkReconfigure(op string) error {
 	case !said.None() && said.Low < torchcaps.V2_14:
 		return cohort.Newf(op, cohort.NotSupported, "a group with %v ranks cannot be reconfigured: it needs PyTorch 2.14", said)
 	case c.Detail:
-		return cohort.New(op, cohort.NotSupported, "a group whose operations are checked beforehand ("+collargs.DebugVariable+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
+		return cohort.New(op, cohort.NotSupported, "a group whose operations are checked beforehand ("+collective.DebugVariable+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
 	}
 	return nil
 }

@@ -7,26 +7,15 @@ import (
 	"context"
 	"errors"
 
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 )
-
-// argsOf is what the request of an operation with this context depends on. What the PyTorch ranks can do may have to be asked for, and
-// that ends with the context too.
-func (g *Group) argsOf(ctx context.Context) *collargs.Group {
-	if g.formed.Narrow == nil {
-		return &g.args
-	}
-	args := g.args
-	args.Narrow = func() (torchcaps.Peers, error) { return g.formed.Narrow(ctx, g.life.ctx) }
-	return &args
-}
 
 // refuse ends a collective that is not run. Where PyTorch's ranks refuse it too, this rank takes the sequence
 // number that they take for it, and takes part in the check that they make before: all stay in step. Where they perform it,
 // the group ends at once, with the reason, instead of having them wait for their timeout.
 func (g *Group) refuse(ctx context.Context, w *Work, err error) *Work {
-	r, ok := errors.AsType[*collargs.Refusal](err)
+	r, ok := errors.AsType[*collective.Refusal](err)
 	if !ok {
 		return w.complete(err)
 	}

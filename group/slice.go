@@ -32,23 +32,23 @@ func fromSlice[T tensor.Element](ctx context.Context, got, data []T, post func(o
 
 // AllReduceSlice combines data over all ranks in place; see [Group.AllReduce].
 func AllReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, opts ...OpOption) error {
-	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.AllReduce(ctx, t, op, opts...) })
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.AllReduce(ctx, t, op, awaited(opts)...) })
 }
 
 // ReduceSlice combines data over all ranks into root's data; see [Group.Reduce].
 func ReduceSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, root cohort.Rank, opts ...OpOption) error {
-	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Reduce(ctx, t, op, root, opts...) })
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Reduce(ctx, t, op, root, awaited(opts)...) })
 }
 
 // BroadcastSlice sends root's data to all ranks; see [Group.Broadcast].
 func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root cohort.Rank, opts ...OpOption) error {
-	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Broadcast(ctx, t, root, opts...) })
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Broadcast(ctx, t, root, awaited(opts)...) })
 }
 
 // AllGatherSlice returns the data of all ranks, one after another; see [Group.AllGather]. All ranks give the same number
 // of elements. PyTorch's ranks call torch.distributed.all_gather.
 func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
-	return fromSlice(ctx, make([]T, len(data)*g.Size()), data, func(out, in *tensor.Tensor) *Work { return g.allGatherInto(ctx, OpAllGather, out, in, opts) })
+	return fromSlice(ctx, make([]T, len(data)*g.Size()), data, func(out, in *tensor.Tensor) *Work { return g.allGatherInto(ctx, OpAllGather, out, in, awaited(opts)) })
 }
 
 // GatherSlice returns the data of all ranks, one after another, on rank root, and nil elsewhere; see [Group.Gather]. All
@@ -59,10 +59,10 @@ func GatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, root
 		return nil, err
 	}
 	if g.Rank() != root {
-		return nil, g.Gather(ctx, nil, in, root, opts...).Wait(ctx)
+		return nil, g.Gather(ctx, nil, in, root, awaited(opts)...).Wait(ctx)
 	}
 	all := make([]T, len(data)*g.Size())
-	return all, g.Gather(ctx, parts(all, g.Size()), in, root, opts...).Wait(ctx)
+	return all, g.Gather(ctx, parts(all, g.Size()), in, root, awaited(opts)...).Wait(ctx)
 }
 
 // ScatterSlice sends the i-th of equal parts of rank root's all to rank i, into part; see [Group.Scatter]. The other ranks give
@@ -79,7 +79,7 @@ func ScatterSlice[T tensor.Element](ctx context.Context, g *Group, part, all []T
 		}
 		ins = parts(all, g.Size())
 	}
-	return g.Scatter(ctx, out, ins, root, opts...).Wait(ctx)
+	return g.Scatter(ctx, out, ins, root, awaited(opts)...).Wait(ctx)
 }
 
 // parts cuts a slice into n tensors of one size. Its length is a multiple of n.
@@ -94,20 +94,20 @@ func parts[T tensor.Element](all []T, n int) []*tensor.Tensor {
 // ReduceScatterSlice combines data over all ranks and returns this rank's part of the result; see
 // [Group.ReduceScatterInto].
 func ReduceScatterSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, opts ...OpOption) ([]T, error) {
-	return fromSlice(ctx, make([]T, len(data)/g.Size()), data, func(out, in *tensor.Tensor) *Work { return g.ReduceScatterInto(ctx, out, in, op, opts...) })
+	return fromSlice(ctx, make([]T, len(data)/g.Size()), data, func(out, in *tensor.Tensor) *Work { return g.ReduceScatterInto(ctx, out, in, op, awaited(opts)...) })
 }
 
 // AllToAllSlice sends the i-th of equal parts of data to rank i and returns what the others sent; see [Group.AllToAllInto].
 func AllToAllSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
-	return fromSlice(ctx, make([]T, len(data)), data, func(out, in *tensor.Tensor) *Work { return g.AllToAllInto(ctx, out, in, nil, nil, opts...) })
+	return fromSlice(ctx, make([]T, len(data)), data, func(out, in *tensor.Tensor) *Work { return g.AllToAllInto(ctx, out, in, nil, nil, awaited(opts)...) })
 }
 
 // SendSlice sends data to a rank; see [Group.Send].
 func SendSlice[T tensor.Element](ctx context.Context, g *Group, data []T, to cohort.Rank, tag int, opts ...OpOption) error {
-	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Send(ctx, t, to, tag, opts...) })
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Send(ctx, t, to, tag, awaited(opts)...) })
 }
 
 // RecvSlice receives into data from a rank; see [Group.Recv].
 func RecvSlice[T tensor.Element](ctx context.Context, g *Group, data []T, from cohort.Rank, tag int, opts ...OpOption) error {
-	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Recv(ctx, t, from, tag, opts...) })
+	return onSlice(ctx, data, func(t *tensor.Tensor) *Work { return g.Recv(ctx, t, from, tag, awaited(opts)...) })
 }

@@ -12,9 +12,10 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/opsched"
 	"github.com/cohort-dist/cohort/internal/observe/flightrec"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/observe"
 )
 
-// The files submit.go, drive.go and complete.go are the driver of the group's scheduler: package opsched decides, they act.
+// The files submit.go and drive.go are the driver of the group's scheduler: package opsched decides, they act.
 
 func asError(err error) *cohort.Error {
 	e, _ := errors.AsType[*cohort.Error](err)
@@ -75,18 +76,16 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no opsched.Refusal
 
 // post submits a collective, after a check where the PyTorch ranks make one. It takes so many sequence numbers.
 func (g *Group) post(ctx context.Context, w *Work, numbers uint32) *Work {
-	if g.checks != nil && (!w.steps.given() || w.call.Parts > 0) {
+	if g.checks != nil && !w.submitted.checked && (w.steps.list == nil || w.call.Parts > 0) {
 		return g.checked(ctx, w, numbers, nil)
 	}
-	return g.enqueue(ctx, w, numbers)
-}
-
-func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 	if ctx.Err() != nil {
 		return w.complete(cohort.FromContext(ctx, "group: "+w.op.String()))
 	}
 	failpoint.At("group.submit")
-	g.inTrace(ctx, w)
+	if g.config.Hook != nil { // its first event is made when it may be over
+		w.submitted.trace = observe.Trace(ctx)
+	}
 	w.item.Owner = w
 	g.mu.Lock()
 	w.submitted.at = g.mu.records.Now()
@@ -99,15 +98,23 @@ func (g *Group) enqueue(ctx context.Context, w *Work, numbers uint32) *Work {
 		number, e, no = g.mu.sched.Submit(&w.item, numbers)
 	}
 	w.group, w.seq, w.call.Request.Tag = g, uint64(number), number
-	g.mu.torchSeq += g.args.TorchSteps(&w.call, w.steps.given())
-	g.limitLocked(w)
-	w.call.Request.Timeout = w.submitted.timeout
-	r := &w.call.Request
-	entry := g.recordLocked(w)
-	entry.Reduce, entry.DType, entry.In, entry.Out, entry.Peer = r.Operator(), r.Elements(), int64(len(r.In)), int64(len(r.Out)), r.RootRank()
+	if g.checks != nil {
+		g.mu.torchSeq += g.args.TorchSteps(&w.call, w.steps.list != nil)
+	}
+	entry, r := g.recordLocked(w), &w.call.Request
+	r.Timeout = w.submitted.timeout
+	entry.Reduce, entry.DType, entry.Peer = r.Describe()
+	entry.In, entry.Out = int64(len(r.In)), int64(len(r.Out))
 	g.mu.Unlock()
-	g.emit(w)
-	g.perform(e)
+	if g.config.Hook != nil {
+		g.config.Hook.Emit(g.event(w, observe.Begin, nil))
+	}
+	if w.submitted.awaited && g.checks == nil {
+		e &^= opsched.Watch // the caller runs it at once, if no other goroutine does
+	}
+	if e != 0 {
+		g.perform(e)
+	}
 	return w
 }
 
@@ -122,16 +129,14 @@ func (g *Group) skip(numbers uint32) {
 	}
 }
 
-// limitLocked sets the time limit of an operation, and has somebody look after it.
-func (g *Group) limitLocked(w *Work) {
+// recordLocked enters an operation with its time limit into the flight recorder, and has the timer watch the limit.
+func (g *Group) recordLocked(w *Work) *flightrec.Entry {
 	if w.submitted.timeout <= 0 {
 		w.submitted.timeout = g.mu.timeout
 	}
-	g.watchLocked(w.submitted.deadline())
-}
-
-// recordLocked enters an operation into the flight recorder.
-func (g *Group) recordLocked(w *Work) *flightrec.Entry {
+	if at := w.submitted.at.Add(w.submitted.timeout); g.mu.timerAt.IsZero() || at.Before(g.mu.timerAt) {
+		g.watchLocked(at)
+	}
 	e := g.mu.records.Post(w.seq, w.op.p2p())
 	e.Op, e.Posted, e.Timeout = opName(w), w.submitted.at, w.submitted.timeout
 	w.submitted.record = e.ID
@@ -144,7 +149,9 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 		return w.complete(cohort.FromContext(ctx, "group: "+w.op.String()))
 	}
 	failpoint.At("group.post")
-	g.inTrace(ctx, w)
+	if g.config.Hook != nil {
+		w.submitted.trace = observe.Trace(ctx)
+	}
 	now := time.Now()
 	w.item.Owner, w.submitted.at = w, now
 	g.mu.Lock()
@@ -158,7 +165,6 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	}
 	w.group, w.seq = g, number
 	g.mu.torchSeq++
-	g.limitLocked(w)
 	entry := g.recordLocked(w)
 	entry.DType, entry.Peer, entry.Tag = w.call.Request.DType.String(), w.message.Peer, uint32(w.message.Slot) //nolint:gosec // at most MaxTag
 	if size := int64(len(w.message.Buf)); w.op == OpSend {
@@ -167,9 +173,11 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 		entry.Out = size
 	}
 	g.mu.records.Start(w.submitted.record, now)
-	w.outcome.begin(now)
+	w.outcome.begun = now
 	g.mu.Unlock()
-	g.emit(w)
+	if g.config.Hook != nil {
+		g.config.Hook.Emit(g.event(w, observe.Begin, nil))
+	}
 	failpoint.At("group.post.mesh")
 	w.message.hand(g.mesh, w.op)
 	if w.message.Completed() {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/opsched"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/tensor"
@@ -24,8 +24,8 @@ type Work struct {
 	seq   uint64
 	group *Group // nil before it is posted, and where no group runs it
 
-	call      collargs.Call // of a collective; of a message only the element type, the outputs and what to do with them
-	steps     steps         // what to run instead of the call's one request
+	call      collective.Call // of a collective; of a message only the element type, the outputs and what to do with them
+	steps     steps           // what to run instead of the call's one request
 	message   message
 	submitted submission
 	item      opsched.Item[Work] // the scheduler's part; guarded by the group's mutex
@@ -34,16 +34,13 @@ type Work struct {
 
 // steps are an operation that consists of several messages or collectives. They belong to the runner.
 type steps struct {
-	list []step
-	over int // so many of them
+	list []step // nil where the operation has none
+	over int    // so many of them
 }
 
 type step func(ctx context.Context) error
 
 func (s *steps) add(f step) { s.list = append(s.list, f) }
-
-// given reports whether the operation has steps.
-func (s *steps) given() bool { return s.list != nil }
 
 // run goes on with the steps. One that was interrupted runs again.
 func (s *steps) run(ctx context.Context) error {
@@ -61,7 +58,9 @@ type submission struct {
 	at      time.Time
 	timeout time.Duration
 	record  uint64 // in the flight recorder
-	trace   string // that it is part of, where somebody listens
+	trace   string // that it is part of, where a hook is set
+	checked bool   // with the other ranks, where PyTorch's do that
+	awaited bool   // its poster waits for it at once
 }
 
 // now is the time. It is counted from the posting, which takes one reading of a clock instead of two.
@@ -83,13 +82,13 @@ func (w *Work) Done() <-chan struct{} { return w.outcome.done() }
 // Completed reports whether the operation has ended, successfully or not, and does not wait for that. Of a message that has failed it
 // first finds out which rank is the reason, which may take a moment. It corresponds to Work.is_completed.
 func (w *Work) Completed() bool {
-	if w.outcome.over() {
+	if w.outcome.over.Load() {
 		return true
 	}
 	if w.op.p2p() && w.group != nil {
 		w.group.reap(w)
 	}
-	return w.outcome.over()
+	return w.outcome.over.Load()
 }
 
 // Success reports whether the operation has succeeded. It is false while it runs. It corresponds to Work.is_success,
@@ -117,7 +116,7 @@ func (w *Work) Result() ([]*tensor.Tensor, error) {
 // operation continues and may be waited for again. The waiting goroutine does the operation's work if no other goroutine
 // does. It corresponds to Work.wait.
 func (w *Work) Wait(ctx context.Context) error {
-	if w.group != nil && !w.outcome.over() {
+	if w.group != nil && !w.outcome.over.Load() {
 		return w.group.wait(ctx, w)
 	}
 	return w.await(ctx)
@@ -125,12 +124,12 @@ func (w *Work) Wait(ctx context.Context) error {
 
 // await waits until somebody else completes the operation.
 func (w *Work) await(ctx context.Context) error {
-	if !w.outcome.over() {
+	if !w.outcome.over.Load() {
 		failpoint.At("group.work.wait")
 		select {
 		case <-w.Done():
 		case <-ctx.Done():
-			if !w.outcome.over() {
+			if !w.outcome.over.Load() {
 				return w.unfinished(ctx)
 			}
 		}
@@ -147,7 +146,7 @@ func (w *Work) unfinished(ctx context.Context) error {
 // collective, or a message that is partly sent, ends the whole group, on all ranks that can be reached, because the ranks
 // would be out of step. A new group can be formed afterwards. Abort of a complete operation does nothing.
 func (w *Work) Abort() {
-	if w.outcome.over() || w.group == nil {
+	if w.outcome.over.Load() || w.group == nil {
 		return
 	}
 	w.group.abort(w)
@@ -171,11 +170,11 @@ func (w *Work) SourceRank() (cohort.Rank, error) {
 // before it has started 0.
 func (w *Work) Duration() time.Duration {
 	o := &w.outcome
-	if g := w.group; !o.over() && g != nil {
+	if g := w.group; !o.over.Load() && g != nil {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 	}
-	if o.over() {
+	if o.over.Load() {
 		return o.took(o.ended)
 	}
 	return o.took(time.Now())
@@ -198,7 +197,7 @@ func (w *Work) OnDone(f func(*Work)) {
 	o := &w.outcome
 	failpoint.At("group.work.on_done")
 	o.mu.Lock()
-	if !o.over() {
+	if !o.over.Load() {
 		o.mu.waiters.callbacks = append(o.mu.waiters.callbacks, f)
 		o.mu.Unlock()
 		return
@@ -216,7 +215,7 @@ func (w *Work) Future() *cohort.Future[[]*tensor.Tensor] {
 	if o.mu.future == nil {
 		p := cohort.NewPromise[[]*tensor.Tensor]()
 		o.mu.future = p.Future()
-		if o.over() {
+		if o.over.Load() {
 			p.Complete(slices.Clone(w.call.Outputs), o.err)
 		} else {
 			o.mu.waiters.promise = p
@@ -232,7 +231,7 @@ func FromFuture(future *cohort.Future[[]*tensor.Tensor]) *Work {
 		return failed(OpUnknown, cohort.New("group: from future", cohort.InvalidArgument, "the future is nil"))
 	}
 	w := workOf(OpUnknown)
-	w.outcome.begin(time.Now())
+	w.outcome.begun = time.Now()
 	w.outcome.mu.future = future
 	future.OnDone(func(outputs []*tensor.Tensor, err error) {
 		w.call.Outputs = outputs
@@ -254,7 +253,7 @@ func (w *Work) copy(at time.Time, err error) *Work {
 	}
 	c.message.source = w.message.source
 	c.outcome.begun, c.outcome.ended, c.outcome.err = w.outcome.begun, at, err
-	c.outcome.completed.Store(true)
+	c.outcome.over.Store(true)
 	return c
 }
 
@@ -269,7 +268,7 @@ func (w *Work) complete(err error) *Work {
 func (w *Work) completeAt(at time.Time, err error) {
 	o := &w.outcome
 	o.mu.Lock()
-	if o.over() {
+	if o.over.Load() {
 		o.mu.Unlock()
 		return
 	}
@@ -277,16 +276,21 @@ func (w *Work) completeAt(at time.Time, err error) {
 		w.call.Outputs = nil
 	}
 	o.ended, o.err = at, err
-	hear := o.mu.waiters
-	o.mu.waiters = waiters{done: hear.done}
+	waiting := o.mu.waiters
+	o.mu.waiters = waiters{done: waiting.done}
 	var seen *Work
-	if hear.needWork() {
+	if waiting.promise != nil || len(waiting.callbacks) > 0 {
 		seen = w.copy(at, err)
 	}
-	o.completed.Store(true)
+	o.over.Store(true)
 	o.mu.Unlock()
 	// From here on the Work is its owner's, who may use it for the next operation.
-	hear.tell(seen)
+	if waiting.done != nil {
+		close(waiting.done)
+	}
+	if seen != nil {
+		waiting.notify(seen)
+	}
 }
 
 // recycle makes a complete Work new again.

@@ -51,7 +51,7 @@ cmd/cohort/internal/* cmd/cohort
 // pure lists the packages that do no I/O and start no goroutine: see pureForbids.
 const pure = `
 cmd/cohort/internal/jobfile internal/autograd/backwardcore internal/diagnose/hangwatch internal/diagnose/postmortem
-internal/diagnose/torchdump internal/diagnose/verdict internal/group/collargs internal/group/collective internal/group/gloo/gloomatch
+internal/diagnose/torchdump internal/diagnose/verdict internal/group/collective internal/group/gloo/gloomatch
 internal/group/gloo/gloowire internal/group/gloo/torchcaps internal/group/native/nativewire internal/group/opsched
 internal/group/subgroup internal/launch/launchcore internal/python/pickle internal/rpc/nop
 internal/rpc/rrefcore internal/rpc/worldcore internal/store/keytable internal/store/sendbuf internal/store/storecore

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
@@ -33,19 +33,19 @@ func (a *attempt) connectChecks(ctx context.Context) error {
 		if ctx.Err() == nil && limited.Err() != nil {
 			e := cohort.Wrap("group: checks", cohort.Mismatch, err)
 			e.Code = cohort.Mismatch
-			e.Detail = "this rank was told to check operations (" + collargs.DebugVariable + "=DETAIL or WithDetail), but a PyTorch rank does not: give it to all ranks or to none"
+			e.Detail = "this rank was told to check operations (" + collective.DebugVariable + "=DETAIL or WithDetail), but a PyTorch rank does not: give it to all ranks or to none"
 			return e
 		}
 		return err
 	}
 	a.Wrapper = gloo.NewWrapper(a.Layout, mesh)
-	p.Logger.Info("operations are checked before they run", slog.String("group", p.Name), slog.String("reason", collargs.DebugVariable+"=DETAIL"))
+	p.Logger.Info("operations are checked before they run", slog.String("group", p.Name), slog.String("reason", collective.DebugVariable+"=DETAIL"))
 	return nil
 }
 
 // errDetail is the error of a rank that was not told what the PyTorch ranks were.
 func errDetail(rank int) error {
-	e := cohort.Newf("group: checks", cohort.Mismatch, "rank %d runs with %s=DETAIL, which checks every collective beforehand: set it for this process too, or use WithDetail", rank, collargs.DebugVariable)
+	e := cohort.Newf("group: checks", cohort.Mismatch, "rank %d runs with %s=DETAIL, which checks every collective beforehand: set it for this process too, or use WithDetail", rank, collective.DebugVariable)
 	e.Rank = cohort.Rank(rank)
 	return e
 }

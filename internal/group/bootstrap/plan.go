@@ -17,7 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/assemble"
-	"github.com/cohort-dist/cohort/internal/group/collargs"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/group/native/lanes"
@@ -79,13 +79,13 @@ func (o *Options) Check(op string) error {
 	if len(o.Devices) == 0 {
 		o.Devices = gloo.DevicesFromEnv(os.Getenv)
 	}
-	switch level := os.Getenv(collargs.DebugVariable); strings.ToUpper(level) {
+	switch level := os.Getenv(collective.DebugVariable); strings.ToUpper(level) {
 	case "", "OFF", "INFO":
 	case "DETAIL":
 		o.Detail = true
 	default:
 		// PyTorch refuses it too. A typing mistake would leave this rank out of the checks that the others wait for.
-		return cohort.Newf(op, cohort.InvalidArgument, "%s=%q: want OFF, INFO or DETAIL", collargs.DebugVariable, level)
+		return cohort.Newf(op, cohort.InvalidArgument, "%s=%q: want OFF, INFO or DETAIL", collective.DebugVariable, level)
 	}
 	return nil
 }

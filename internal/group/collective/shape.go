@@ -14,8 +14,8 @@ import (
 
 // Shape describes the shape of a tensor in 16 bytes, so that every message of a collective can carry it and two ranks can
 // compare theirs: the sizes themselves where they fit, which is nearly always, else their number and a hash. The zero
-// value has no opinion.
-type Shape struct{ lo, hi uint64 }
+// value has no opinion. Any two words are a shape; one that no tensor has is only printed oddly.
+type Shape struct{ Lo, Hi uint64 }
 
 const (
 	shapeRoom   = 15
@@ -47,12 +47,6 @@ func hashedShape(t *tensor.Tensor) Shape {
 	return Shape{shapeHashed | uint64(t.Dims())<<8, h} //nolint:gosec // not negative
 }
 
-// Words returns the shape as two words, and ShapeFrom puts them together again.
-func (s Shape) Words() (lo, hi uint64) { return s.lo, s.hi }
-
-// ShapeFrom is the inverse of Words. Any two words are a shape; one that no tensor has is only printed oddly.
-func ShapeFrom(lo, hi uint64) Shape { return Shape{lo, hi} }
-
 // Known reports whether the shape has an opinion.
 func (s Shape) Known() bool { return s != Shape{} }
 
@@ -61,7 +55,7 @@ func (s Shape) Hash() uint64 {
 	if !s.Known() {
 		return 0
 	}
-	h := (s.lo ^ s.hi*0x9e3779b97f4a7c15) * 0xff51afd7ed558ccd
+	h := (s.Lo ^ s.Hi*0x9e3779b97f4a7c15) * 0xff51afd7ed558ccd
 	h ^= h >> 29
 	h *= 0xc4ceb9fe1a85ec53
 	return max(h>>17, 1)
@@ -72,12 +66,12 @@ func (s Shape) String() string {
 	if !s.Known() {
 		return "[?]"
 	}
-	if s.lo&0xff == shapeHashed {
-		return fmt.Sprintf("[%d sizes #%08x]", s.lo>>8&0xffffffff, s.hi&0xffffffff)
+	if s.Lo&0xff == shapeHashed {
+		return fmt.Sprintf("[%d sizes #%08x]", s.Lo>>8&0xffffffff, s.Hi&0xffffffff)
 	}
 	var room [16]byte
-	binary.LittleEndian.PutUint64(room[:], s.lo)
-	binary.LittleEndian.PutUint64(room[8:], s.hi)
+	binary.LittleEndian.PutUint64(room[:], s.Lo)
+	binary.LittleEndian.PutUint64(room[8:], s.Hi)
 	var b strings.Builder
 	b.WriteByte('[')
 	rest := room[1:]
@@ -95,4 +89,60 @@ func (s Shape) String() string {
 	}
 	b.WriteByte(']')
 	return b.String()
+}
+
+// What ranks must agree on beside the bytes follows PyTorch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL), which compares one
+// tensor per operation: the one that all ranks have in common. Where PyTorch compares nothing (coalesced tensors,
+// all-to-all, messages) shapes are free here too. So they are in the operations on flat buffers, whose shapes have no
+// meaning of their own, unless the group was made with WithDetail.
+
+// about takes the shape of t as the one that all ranks must have.
+func (c *Call) about(t *tensor.Tensor) {
+	c.Subject[0] = t
+	c.Request.Shape = ShapeOf(t)
+}
+
+// flat names the tensors of an operation on flat buffers.
+func (c *Call) flat(g *Group, ts ...*tensor.Tensor) {
+	copy(c.Subject[:], ts)
+	if g.Detail {
+		c.Request.Shape = ShapeOf(ts[0])
+	}
+}
+
+// blocks takes the shape that the blocks of all ranks have at the root; it has none to compare when they differ.
+func (c *Call) blocks(ts []*tensor.Tensor) {
+	c.Request.Shape = Shape{}
+	if sameShape(ts) {
+		c.Request.Shape = ShapeOf(ts[0])
+	}
+}
+
+// sameShape compares shapes as PyTorch sees them, which has the parts of complex numbers as a last dimension.
+func sameShape(ts []*tensor.Tensor) bool {
+	for _, t := range ts[1:] {
+		if dims(t) != dims(ts[0]) {
+			return false
+		}
+		for i := range dims(t) {
+			if dim(t, i) != dim(ts[0], i) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func dims(t *tensor.Tensor) int {
+	if t.DType().Complex() {
+		return t.Dims() + 1
+	}
+	return t.Dims()
+}
+
+func dim(t *tensor.Tensor, i int) int {
+	if i == t.Dims() {
+		return 2
+	}
+	return t.Dim(i)
 }

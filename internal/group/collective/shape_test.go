@@ -63,7 +63,7 @@ func TestShapesAgreeExactlyWhenEqual(t *testing.T) {
 		if same := slices.Equal(a, b); (x == y) != same || (x.Hash() == y.Hash()) != same {
 			t.Fatalf("%v and %v: %v and %v", a, b, x, y)
 		}
-		if ShapeFrom(x.Words()) != x || !x.Known() || x.Hash() == 0 || x.Hash() >= 1<<47 {
+		if (Shape{x.Lo, x.Hi}) != x || !x.Known() || x.Hash() == 0 || x.Hash() >= 1<<47 {
 			t.Fatalf("%v", x)
 		}
 		if n := len(a); n <= 5 && x.String() != strings.ReplaceAll(fmt.Sprint(a), " ", ", ") {
@@ -77,7 +77,7 @@ func FuzzShapeText(f *testing.F) {
 	f.Add(uint64(3), uint64(7))
 	f.Add(^uint64(0), ^uint64(0))
 	f.Fuzz(func(t *testing.T, lo, hi uint64) {
-		if s := ShapeFrom(lo, hi).String(); len(s) > 400 {
+		if s := (Shape{lo, hi}).String(); len(s) > 400 {
 			t.Errorf("%d characters", len(s))
 		}
 	})

@@ -27,7 +27,10 @@ func (r *run) allReduce() error {
 	case r.size >= r.tuning.RingFrom:
 		return r.ring()
 	}
-	return r.direct()
+	out := r.req.Out
+	blocks := r.evenly(out)
+	from, to := blocks.Of(r.rank)
+	return r.pipelined(out, blocks, out[from:to], true)
 }
 
 // positions numbers the power of two of ranks that take part in an exchange between pairs. When the number of ranks is no

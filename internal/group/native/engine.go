@@ -126,12 +126,12 @@ func (e *Engine) Run(ctx context.Context, q *collective.Request) error {
 		alone(q)
 		return nil
 	}
-	r := e.resumed(q)
-	if r == nil {
+	r := e.take(q)
+	if r.req == nil {
 		if err := q.Check("group: ", e.rank, e.size); err != nil {
+			e.give(r)
 			return err
 		}
-		r = e.take()
 		r.req, r.slot = q, nativewire.CollectiveSlot(q.Tag)
 		if e.checker != nil {
 			e.checker.Begin(r.slot, nativewire.CallOf(q))
@@ -152,23 +152,12 @@ func (e *Engine) Run(ctx context.Context, q *collective.Request) error {
 	if e.checker != nil {
 		e.checker.End(r.slot)
 	}
-	r.reset()
 	e.give(r)
 	return err
 }
 
 // Resumable tells that Run may be interrupted; see [collective.Resumable].
 func (e *Engine) Resumable() {}
-
-// resumed returns the run of a request that was interrupted.
-func (e *Engine) resumed(q *collective.Request) *run {
-	failpoint.At("native.resume")
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	r := e.mu.suspended[q]
-	delete(e.mu.suspended, q)
-	return r
-}
 
 // alone is every collective of a group with one rank.
 func alone(q *collective.Request) {
@@ -226,7 +215,7 @@ type run struct {
 	copied      copied
 }
 
-// first counts a step and reports whether it must be done, or was done in an earlier pass.
+// first counts a step and reports whether it must be done, or was done in an earlier pass. Who does the step sets done behind it.
 func (r *run) first() bool {
 	r.step++
 	if r.step <= r.done {
@@ -237,9 +226,6 @@ func (r *run) first() bool {
 	}
 	return true
 }
-
-// ok takes note that the step is done.
-func (r *run) ok() { r.done = r.step }
 
 func (r *run) suspend() {
 	failpoint.At("native.suspend")
@@ -252,15 +238,15 @@ func (r *run) suspend() {
 	r.mu.suspended[r.req] = r
 }
 
-func (r *run) reset() {
-	r.ctx, r.req, r.step, r.done, r.interrupted = nil, nil, 0, 0, false
-	r.log = r.log[:0]
-}
-
-func (e *Engine) take() *run {
+// take returns the run of a request that was interrupted, else one without a request.
+func (e *Engine) take(q *collective.Request) *run {
 	failpoint.At("native.take")
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if r := e.mu.suspended[q]; r != nil {
+		delete(e.mu.suspended, q)
+		return r
+	}
 	if n := len(e.mu.free); n > 0 {
 		r := e.mu.free[n-1]
 		e.mu.free = e.mu.free[:n-1]
@@ -272,7 +258,9 @@ func (e *Engine) take() *run {
 // maxKeptScratch bounds the memory that an idle run keeps.
 const maxKeptScratch = 32 << 20
 
+// give keeps a run for the next request.
 func (e *Engine) give(r *run) {
+	r.ctx, r.req, r.step, r.done, r.interrupted, r.log = nil, nil, 0, 0, false, r.log[:0]
 	if len(r.scratch) > maxKeptScratch {
 		r.scratch = nil
 	}
@@ -322,13 +310,6 @@ func (r *run) next() (*transport.Op, handle) {
 	return r.ops[h], h
 }
 
-// ended takes note that op h is complete and may be posted again.
-func (r *run) ended(h handle) {
-	r.pending[h] = false
-	r.ops[h].Buf = nil
-	r.idle = append(r.idle, h)
-}
-
 // send posts buf to peer in a phase of the collective; messages of one phase between two ranks arrive in order.
 func (r *run) send(phase uint8, peer int, buf []byte) handle {
 	if !r.first() {
@@ -338,7 +319,7 @@ func (r *run) send(phase uint8, peer int, buf []byte) handle {
 	op.Peer, op.Slot, op.Buf = peer, r.slot|uint64(phase), buf
 	r.mesh.Send(op)
 	r.log[r.step-1] = h
-	r.ok()
+	r.done = r.step
 	return h
 }
 
@@ -351,18 +332,22 @@ func (r *run) recv(phase uint8, peer int, buf []byte) handle {
 	op.Peer, op.Slot, op.Buf, op.N = peer, r.slot|uint64(phase), buf, 0
 	r.mesh.Recv(op)
 	r.log[r.step-1] = h
-	r.ok()
+	r.done = r.step
 	return h
 }
 
-// await waits for an op.
-func (r *run) await(h handle) error {
-	err := r.mesh.Wait(r.ctx, r.ops[h])
-	if err != nil && r.ctx.Err() != nil {
+// await waits for an op, which may then be posted again.
+func (r *run) await(ctx context.Context, h handle) error {
+	if err := r.mesh.Wait(ctx, r.ops[h]); err != nil {
 		// Either the op failed or only the wait ended; an op that is complete says so again.
-		r.interrupted = true
+		r.interrupted = ctx.Err() != nil
+		return err
 	}
-	return err
+	r.pending[h] = false
+	r.ops[h].Buf = nil
+	r.idle = append(r.idle, h)
+	r.done = r.step
+	return nil
 }
 
 // sent waits until the buffer of a send may be reused. The handle is invalid afterwards.
@@ -370,12 +355,7 @@ func (r *run) sent(h handle) error {
 	if h == none || !r.first() {
 		return nil
 	}
-	if err := r.await(h); err != nil {
-		return err
-	}
-	r.ended(h)
-	r.ok()
-	return nil
+	return r.await(r.ctx, h)
 }
 
 // received waits for a message and checks that it fills its room: ranks that agree on the call agree on every length. The
@@ -384,20 +364,15 @@ func (r *run) received(h handle) error {
 	if h == none || !r.first() {
 		return nil
 	}
-	if err := r.await(h); err != nil {
+	op := r.ops[h]
+	room := len(op.Buf)
+	if err := r.await(r.ctx, h); err != nil || op.N == room {
 		return err
 	}
-	op := r.ops[h]
-	peer, got, room := op.Peer, op.N, len(op.Buf)
-	r.ended(h)
-	r.ok()
-	if got != room {
-		e := cohort.Newf("group: "+r.req.Kind.String(), cohort.Mismatch, "rank %d sent %d bytes where rank %d expects %d in operation %d; give the same sizes on all ranks",
-			peer, got, r.rank, room, r.req.Tag)
-		e.Rank = cohort.Rank(peer)
-		return e
-	}
-	return nil
+	e := cohort.Newf("group: "+r.req.Kind.String(), cohort.Mismatch, "rank %d sent %d bytes where rank %d expects %d in operation %d; give the same sizes on all ranks",
+		op.Peer, op.N, r.rank, room, r.req.Tag)
+	e.Rank = cohort.Rank(op.Peer)
+	return e
 }
 
 // drain ends what is still pending after a failure: the mesh has failed, so every op completes at once.
@@ -405,7 +380,7 @@ func (r *run) drain() {
 	for i, pending := range r.pending {
 		if pending {
 			_ = r.mesh.Wait(context.Background(), r.ops[i]) // its error is the one that failed the mesh
-			r.ended(handle(i))
+			r.pending[i], r.ops[i].Buf, r.idle = false, nil, append(r.idle, handle(i))
 		}
 	}
 }
@@ -429,7 +404,7 @@ func ceilDiv(a, b int) int { return (a + b - 1) / b }
 func (r *run) combine(dst, a, b []byte) {
 	if r.first() {
 		reduce.Combine(dst, a, b, r.req.DType, r.req.Op)
-		r.ok()
+		r.done = r.step
 	}
 }
 
@@ -437,7 +412,7 @@ func (r *run) combine(dst, a, b []byte) {
 func (r *run) copy(dst, src []byte) {
 	if r.first() {
 		r.copied.sent += collective.Copy(dst, src)
-		r.ok()
+		r.done = r.step
 	}
 }
 
@@ -445,7 +420,7 @@ func (r *run) copy(dst, src []byte) {
 func (r *run) keep(dst, src []byte) {
 	if r.first() {
 		r.copied.kept += collective.Copy(dst, src)
-		r.ok()
+		r.done = r.step
 	}
 }
 
@@ -459,6 +434,6 @@ type copied struct {
 func (r *run) finishAverage(buf []byte) {
 	if r.req.Op == reduce.Avg && r.first() {
 		reduce.Divide(buf, r.req.DType, r.size)
-		r.ok()
+		r.done = r.step
 	}
 }

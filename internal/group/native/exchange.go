@@ -5,47 +5,6 @@ package native
 
 import "github.com/cohort-dist/cohort/internal/group/collective"
 
-// handles returns one empty handle per rank, reused from collective to collective.
-func (r *run) handles() []handle { return empty(&r.pipe.give, r.size) }
-
-// others is a second list beside handles.
-func (r *run) others() []handle { return empty(&r.pipe.take, r.size) }
-
-// more is a third list.
-func (r *run) more() []handle { return empty(&r.pipe.sendBack, r.size) }
-
-// empty makes a list, whose memory it uses again, one of n empty handles.
-func empty(list *[]handle, n int) []handle {
-	if cap(*list) < n {
-		*list = make([]handle, n)
-	}
-	*list = (*list)[:n]
-	for i := range *list {
-		(*list)[i] = none
-	}
-	return *list
-}
-
-func (r *run) receivedAll(handles []handle) error {
-	for i, h := range handles {
-		if err := r.received(h); err != nil {
-			return err
-		}
-		handles[i] = none
-	}
-	return nil
-}
-
-func (r *run) sentAll(handles []handle) error {
-	for i, h := range handles {
-		if err := r.sent(h); err != nil {
-			return err
-		}
-		handles[i] = none
-	}
-	return nil
-}
-
 // allGather collects blocks of one size in as few messages as possible while they are small. Where the number of ranks is not a power
 // of two that takes a copy more, which pays only while it saves steps. All others go to everybody at once, or around a ring where there are
 // many ranks or much data: the next message of a rank is what has just come, which is in its cache, where those of half the result are not.

@@ -25,13 +25,6 @@ type pipeline struct {
 	give, take, sendBack, fetch []handle
 }
 
-func (p *pipeline) reset() {
-	n := p.rows * p.run.size
-	for _, list := range [...]*[]handle{&p.give, &p.take, &p.sendBack, &p.fetch} {
-		empty(list, n)
-	}
-}
-
 // at returns the index of the handle for segment s and peer.
 func (p *pipeline) at(s, peer int) int { return s%p.rows*p.run.size + peer }
 
@@ -47,14 +40,6 @@ func (p *pipeline) room(s, peer, length int) []byte {
 	return p.scratch[at : at+length]
 }
 
-// direct is the all-reduce for large buffers and few ranks.
-func (r *run) direct() error {
-	out := r.req.Out
-	blocks := r.evenly(out)
-	from, to := blocks.Of(r.rank)
-	return r.pipelined(out, blocks, out[from:to], true)
-}
-
 // evenly cuts a buffer into one block for each rank.
 func (r *run) evenly(buf []byte) collective.Parts {
 	return collective.Parts{Total: len(buf), Elem: r.req.DType.Size(), Ranks: r.size}
@@ -62,17 +47,19 @@ func (r *run) evenly(buf []byte) collective.Parts {
 
 // pipelined reduces the own block of data into own, which holds this rank's part of it. With back all ranks get all blocks, in data.
 func (r *run) pipelined(data []byte, blocks collective.Parts, own []byte, back bool) error {
-	longest := blocks.Longest()
+	_, longest := blocks.Of(0)
 	if longest == 0 {
 		return nil
 	}
 	p := &r.pipe
 	p.run, p.data, p.blocks, p.own, p.back = r, data, blocks, own, back
 	p.size = min(r.segmentSize(blocks.Elem, longest), longest)
-	segments := ceilDiv(longest, p.size)
+	segments := (longest + p.size - 1) / p.size
 	p.depth = min(r.tuning.Depth, segments)
 	p.rows = 2 * p.depth
-	p.reset()
+	for _, list := range [...]*[]handle{&p.give, &p.take, &p.sendBack, &p.fetch} {
+		empty(list, p.rows*r.size)
+	}
 	p.scratch = r.buffer(p.depth * r.size * p.size)
 	defer func() { p.data, p.own, p.scratch = nil, nil, nil }()
 	for s := range segments + 2*p.depth {
@@ -174,7 +161,7 @@ func (p *pipeline) fold(own []byte, s int) {
 			reduce.Divide(mine, dt, r.size)
 		}
 	}
-	r.ok()
+	r.done = r.step
 }
 
 // retire waits for the rest of segment s.
@@ -192,6 +179,47 @@ func (p *pipeline) retire(s int) error {
 			return err
 		}
 		p.give[i], p.sendBack[i], p.fetch[i] = none, none, none
+	}
+	return nil
+}
+
+// handles returns one empty handle per rank, reused from collective to collective.
+func (r *run) handles() []handle { return empty(&r.pipe.give, r.size) }
+
+// others is a second list beside handles.
+func (r *run) others() []handle { return empty(&r.pipe.take, r.size) }
+
+// more is a third list.
+func (r *run) more() []handle { return empty(&r.pipe.sendBack, r.size) }
+
+// empty makes a list, whose memory it uses again, one of n empty handles.
+func empty(list *[]handle, n int) []handle {
+	if cap(*list) < n {
+		*list = make([]handle, n)
+	}
+	*list = (*list)[:n]
+	for i := range *list {
+		(*list)[i] = none
+	}
+	return *list
+}
+
+func (r *run) receivedAll(handles []handle) error {
+	for i, h := range handles {
+		if err := r.received(h); err != nil {
+			return err
+		}
+		handles[i] = none
+	}
+	return nil
+}
+
+func (r *run) sentAll(handles []handle) error {
+	for i, h := range handles {
+		if err := r.sent(h); err != nil {
+			return err
+		}
+		handles[i] = none
 	}
 	return nil
 }

@@ -140,7 +140,9 @@ func (m *Machine[T]) admit(it *Item[T]) Refusal {
 	case m.pending >= m.limit:
 		return Full
 	}
-	invariants.Check(it.phase == fresh, "sched: an operation is submitted twice")
+	if invariants.Enabled {
+		invariants.Check(it.phase == fresh, "sched: an operation is submitted twice")
+	}
 	m.pending++
 	return Accepted
 }
@@ -162,7 +164,9 @@ func (m *Machine[T]) Submit(it *Item[T], numbers uint32) (uint32, Effect, Refusa
 	if m.head != it { // another one waits already, so the program does not wait for each
 		m.eager, m.prompt = true, 0
 	}
-	m.check()
+	if invariants.Enabled {
+		m.check()
+	}
 	if m.eager {
 		return first, WakePump, Accepted
 	}
@@ -181,7 +185,9 @@ func (m *Machine[T]) Post(it *Item[T]) (uint64, Refusal) {
 	m.posted++
 	it.phase, it.at = Posted, len(m.messages)
 	m.messages = append(m.messages, it)
-	m.check()
+	if invariants.Enabled {
+		m.check()
+	}
 	return first, Accepted
 }
 
@@ -231,7 +237,9 @@ func (m *Machine[T]) Pump() bool {
 
 // Start returns the collective that the runner has to run or to go on with, nil if there is none.
 func (m *Machine[T]) Start() *Item[T] {
-	invariants.Check(m.held, "sched: an operation is started by somebody who is not the runner")
+	if invariants.Enabled {
+		invariants.Check(m.held, "sched: an operation is started by a goroutine that is not the runner")
+	}
 	if m.running != nil {
 		return m.running
 	}
@@ -244,7 +252,9 @@ func (m *Machine[T]) Start() *Item[T] {
 		m.tail = nil
 	}
 	it.phase, m.running = Running, it
-	m.check()
+	if invariants.Enabled {
+		m.check()
+	}
 	return it
 }
 
@@ -261,7 +271,9 @@ func (m *Machine[T]) Pause() (bool, Effect) {
 // Finish ends the running operation. The runner completes it afterwards.
 func (m *Machine[T]) Finish() Effect {
 	it := m.running
-	invariants.Check(m.held && it != nil, "sched: an operation ends that does not run")
+	if invariants.Enabled {
+		invariants.Check(m.held && it != nil, "sched: an operation ends that does not run")
+	}
 	it.phase, m.running = ended, nil
 	return m.over(1)
 }
@@ -272,13 +284,17 @@ func (m *Machine[T]) over(n int) (e Effect) {
 		e = Room
 	}
 	m.pending -= n
-	m.check()
+	if invariants.Enabled {
+		m.check()
+	}
 	return e
 }
 
 // Release gives the role of the runner back.
 func (m *Machine[T]) Release() Effect {
-	invariants.Check(m.held, "sched: the role of the runner is given back by somebody who does not have it")
+	if invariants.Enabled {
+		invariants.Check(m.held, "sched: the role of the runner is given back by a goroutine that does not have it")
+	}
 	m.held = false
 	switch next := m.Current(); {
 	case m.state == Closed:
@@ -363,11 +379,8 @@ func (m *Machine[T]) drop() (*Item[T], Effect) {
 	return list, m.over(n) | Room
 }
 
-// check states what is always true.
+// check states what is always true. It is for builds with invariants.
 func (m *Machine[T]) check() {
-	if !invariants.Enabled {
-		return
-	}
 	n := len(m.messages)
 	for it := m.head; it != nil; it = it.next {
 		n++

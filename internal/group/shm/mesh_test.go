@@ -398,7 +398,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 func heldBy(p *meshPeer, m *Mesh) (held int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for e := range p.inbox.All() {
+	for e := p.inbox.Head; e != nil; e = e.Next {
 		held += cap(e.Data)
 	}
 	return held

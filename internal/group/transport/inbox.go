@@ -3,10 +3,7 @@
 
 package transport
 
-import (
-	"iter"
-	"math/bits"
-)
+import "math/bits"
 
 // Early is a message that came before its receive: with its bytes, or the announcement of one whose sender waits for room. T is what
 // a mesh knows about it beside that.
@@ -17,8 +14,8 @@ type Early[T any] struct {
 	Data      []byte // of a message that is here
 	Note      T
 
-	order uint64 // among all early messages of the mesh
-	next  *Early[T]
+	Next  *Early[T] // in its inbox
+	order uint64    // among all early messages of the mesh
 }
 
 // Before tells which of two messages came first, from whichever rank.
@@ -26,18 +23,19 @@ func (e *Early[T]) Before(other *Early[T]) bool { return e.order < other.order }
 
 // Inbox holds the early messages of one rank in the order in which they came. The zero value is an empty one.
 type Inbox[T any] struct {
-	head, tail *Early[T]
+	Head *Early[T] // the oldest
+	tail *Early[T]
 	// Announced is the number of messages that are not here.
 	Announced int
 }
 
 // Add takes in the newest message.
 func (b *Inbox[T]) Add(e *Early[T]) {
-	e.next = nil
+	e.Next = nil
 	if b.tail == nil {
-		b.head = e
+		b.Head = e
 	} else {
-		b.tail.next = e
+		b.tail.Next = e
 	}
 	b.tail = e
 	b.count(e, 1)
@@ -51,7 +49,7 @@ func (b *Inbox[T]) count(e *Early[T], n int) {
 
 // First returns the oldest message on a slot, or nil.
 func (b *Inbox[T]) First(slot uint64) *Early[T] {
-	for e := b.head; e != nil; e = e.next {
+	for e := b.Head; e != nil; e = e.Next {
 		if e.Slot == slot {
 			return e
 		}
@@ -59,30 +57,22 @@ func (b *Inbox[T]) First(slot uint64) *Early[T] {
 	return nil
 }
 
-// All returns the messages in the order in which they came.
-func (b *Inbox[T]) All() iter.Seq[*Early[T]] {
-	return func(yield func(*Early[T]) bool) {
-		for e := b.head; e != nil && yield(e); e = e.next {
-		}
-	}
-}
-
 // Remove takes out a message, if it is there.
 func (b *Inbox[T]) Remove(e *Early[T]) {
 	var before *Early[T]
-	for at := b.head; at != nil; before, at = at, at.next {
+	for at := b.Head; at != nil; before, at = at, at.Next {
 		if at != e {
 			continue
 		}
 		if before == nil {
-			b.head = e.next
+			b.Head = e.Next
 		} else {
-			before.next = e.next
+			before.Next = e.Next
 		}
 		if b.tail == e {
 			b.tail = before
 		}
-		e.next = nil
+		e.Next = nil
 		b.count(e, -1)
 		return
 	}
@@ -113,7 +103,7 @@ type EarlyPool[T any] struct {
 func (s *EarlyPool[T]) New(slot uint64, n int) *Early[T] {
 	e := s.free
 	if e != nil {
-		s.free = e.next
+		s.free = e.Next
 	} else {
 		e = new(Early[T])
 	}
@@ -142,6 +132,6 @@ func (s *EarlyPool[T]) Recycle(e *Early[T]) {
 			s.rooms[class] = append(s.rooms[class], e.Data[:size])
 		}
 	}
-	*e = Early[T]{next: s.free}
+	*e = Early[T]{Next: s.free}
 	s.free = e
 }

@@ -26,7 +26,7 @@ func (l *List) Push(op *Op) {
 func (l *List) Pop() *Op {
 	op := l.Head
 	if op != nil {
-		l.unlink(nil, op)
+		l.Remove(op)
 	}
 	return op
 }
@@ -35,25 +35,22 @@ func (l *List) Pop() *Op {
 func (l *List) Remove(op *Op) bool {
 	var before *Op
 	for at := l.Head; at != nil; before, at = at, at.State.Next {
-		if at == op {
-			l.unlink(before, op)
-			return true
+		if at != op {
+			continue
 		}
+		if before == nil {
+			l.Head = op.State.Next
+		} else {
+			before.State.Next = op.State.Next
+		}
+		if l.Tail == op {
+			l.Tail = before
+		}
+		op.State.Next = nil
+		l.Len--
+		return true
 	}
 	return false
-}
-
-func (l *List) unlink(before, op *Op) {
-	if before == nil {
-		l.Head = op.State.Next
-	} else {
-		before.State.Next = op.State.Next
-	}
-	if l.Tail == op {
-		l.Tail = before
-	}
-	op.State.Next = nil
-	l.Len--
 }
 
 // Index returns the position of op, or -1.

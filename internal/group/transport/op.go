@@ -42,7 +42,10 @@ func (op *Op) Complete(err error) {
 	if err != nil && set != nil {
 		set.Fail(err)
 	}
-	nudge(done)
+	select {
+	case done <- struct{}{}:
+	default: // a signal is on its way already
+	}
 	if whole != nil {
 		whole.partDone()
 	}
@@ -65,11 +68,9 @@ func (op *Op) partDone() {
 }
 
 // Nudge makes the waiters of op check again. A mesh whose waiters take turns in doing its work wakes the next one so.
-func (op *Op) Nudge() { nudge(op.State.Done) }
-
-func nudge(done chan struct{}) {
+func (op *Op) Nudge() {
 	select {
-	case done <- struct{}{}:
+	case op.State.Done <- struct{}{}:
 	default: // a signal is on its way already
 	}
 }
@@ -148,5 +149,49 @@ func (s *Set) Fail(err error) {
 	if s.err == nil {
 		s.err = err
 		close(s.failed)
+	}
+}
+
+// partAlign keeps the ends of parts off the middle of a cache line.
+const partAlign = 64
+
+// Divide marks op as posted, in n parts of equal length that a mesh posts in its place. It is complete when all of them are; then N is the sum of
+// theirs, and its error the first one of a part, in their order. The memory of the parts is that of the last time, so that an op that is used
+// again and again needs none.
+func (op *Op) Divide(n int) []Op {
+	op.Begin()
+	if cap(op.State.Parts) < n {
+		op.State.Parts = make([]Op, n)
+	}
+	op.State.Parts = op.State.Parts[:n]
+	size := (len(op.Buf)/n + partAlign - 1) &^ (partAlign - 1)
+	for i := range op.State.Parts {
+		p := &op.State.Parts[i]
+		from, to := min(i*size, len(op.Buf)), min((i+1)*size, len(op.Buf))
+		if i == n-1 {
+			to = len(op.Buf)
+		}
+		p.Peer, p.Slot, p.Buf = op.Peer, op.Slot, op.Buf[from:to:to]
+		p.State.whole = op
+	}
+	atomic.StoreUint64(&op.State.Aux, uint64(n)) //nolint:gosec // a few
+	return op.State.Parts
+}
+
+// Length is the length of the message that op posts, or of which it posts a part.
+func (op *Op) Length() int {
+	if whole := op.State.whole; whole != nil {
+		return len(whole.Buf)
+	}
+	return len(op.Buf)
+}
+
+// Divided reports whether op was posted in parts.
+func (op *Op) Divided() bool { return len(op.State.Parts) > 0 }
+
+// Release forgets the memory that the parts of a complete op had.
+func (op *Op) Release() {
+	for i := range op.State.Parts {
+		op.State.Parts[i].Buf = nil
 	}
 }

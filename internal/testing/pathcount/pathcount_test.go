@@ -13,6 +13,7 @@ var budgets = []struct {
 	files     int
 }{
 	{"store set", "setpath", 120, 30},
+	{"all-reduce over TCP", "allreducepath", 170, 40},
 }
 
 // meanLines is how long the functions of a path may be in the mean, so that a path is not made shorter by pasting functions together.

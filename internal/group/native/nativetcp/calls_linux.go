@@ -33,8 +33,21 @@ type calls struct {
 	looked time.Time // when notice looked for those that take long
 }
 
-func (m *Mesh) entry(slot uint64) *callEntry {
-	return &m.mu.calls.known[nativewire.TagOf(slot)%callHistory]
+// called returns what this rank called under a slot, nil if it did not or the slot is that of a message between two ranks.
+func (m *Mesh) called(slot uint64) *nativewire.Call {
+	e := &m.mu.calls.known[nativewire.TagOf(slot)%callHistory]
+	if e.slot == 0 || e.slot != nativewire.BaseSlot(slot) {
+		return nil
+	}
+	return &e.call
+}
+
+// describe adds what this rank called to a header of a collective.
+func (m *Mesh) describe(h *nativewire.Header) {
+	if call := m.called(h.Slot); call != nil {
+		h.Flags |= nativewire.Called
+		h.Call = *call
+	}
 }
 
 // Begin takes note of what this rank calls under a slot, and compares what others have said about it already.
@@ -48,7 +61,7 @@ func (m *Mesh) Begin(slot uint64, call nativewire.Call) {
 
 // know takes note of a call, and compares what others have said about it already.
 func (m *Mesh) know(slot uint64, call nativewire.Call) {
-	*m.entry(slot) = callEntry{slot, call}
+	m.mu.calls.known[nativewire.TagOf(slot)%callHistory] = callEntry{slot, call}
 	if m.mu.err != nil {
 		return
 	}
@@ -56,7 +69,7 @@ func (m *Mesh) know(slot uint64, call nativewire.Call) {
 		if c == nil {
 			continue
 		}
-		for a := range c.recvs.inbox.All() {
+		for a := c.recvs.inbox.Head; a != nil; a = a.Next {
 			if a.Note.called && nativewire.BaseSlot(a.Slot) == slot && !call.Agrees(&a.Note.call, m.rank, c.peer) {
 				m.fail(m.mismatch(c.peer, slot, a.Note.call, call), true)
 				return
@@ -112,7 +125,7 @@ func (m *Mesh) notice(now time.Time) {
 			for _, c := range m.mu.conns {
 				if c != nil && c.gone == nil {
 					h := nativewire.Header{Type: nativewire.Notice, Slot: l.slot}
-					c.describe(&h)
+					m.describe(&h)
 					c.queueFrame(h)
 					c.flush()
 				}
@@ -123,12 +136,11 @@ func (m *Mesh) notice(now time.Time) {
 
 // compare checks what a peer says it called under a slot. A slot that this rank has not begun is compared in Begin.
 func (m *Mesh) compare(peer int, h *nativewire.Header) bool {
-	base := nativewire.BaseSlot(h.Slot)
-	e := m.entry(base)
-	if e.slot != base || e.call.Agrees(&h.Call, m.rank, peer) {
+	ours := m.called(h.Slot)
+	if ours == nil || ours.Agrees(&h.Call, m.rank, peer) {
 		return true
 	}
-	m.fail(m.mismatch(peer, base, h.Call, e.call), true)
+	m.fail(m.mismatch(peer, h.Slot, h.Call, *ours), true)
 	return false
 }
 
@@ -142,9 +154,6 @@ func (m *Mesh) mismatch(peer int, slot uint64, theirs, ours nativewire.Call) err
 
 // sized reports whether slot is a collective whose message lengths all ranks agree on, so that room is announced unasked.
 func (m *Mesh) sized(slot uint64) bool {
-	if !nativewire.IsCollective(slot) {
-		return false
-	}
-	e := m.entry(slot)
-	return e.slot == nativewire.BaseSlot(slot) && e.call.Bytes != 0
+	call := m.called(slot)
+	return call != nil && call.Bytes != 0
 }

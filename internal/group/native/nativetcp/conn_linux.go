@@ -35,17 +35,6 @@ type conn struct {
 	activity activity
 }
 
-// describe adds what this rank called to a header of a collective.
-func (c *conn) describe(h *nativewire.Header) {
-	if !nativewire.IsCollective(h.Slot) {
-		return
-	}
-	if e := c.m.entry(h.Slot); e.slot == nativewire.BaseSlot(h.Slot) {
-		h.Flags |= nativewire.Called
-		h.Call = e.call
-	}
-}
-
 // ended handles the end of the stream.
 func (c *conn) ended(errno syscall.Errno) {
 	if c.left {

@@ -285,6 +285,10 @@ func systemError(cfg *Config, err error) error {
 func newMesh(cfg Config, conns []net.Conn, hellos []nativewire.Hello) (*Mesh, error) {
 	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{}), lanes: cfg.Lanes}
 	m.mu.conns, m.mu.cores = make([]*conn, cfg.Size), make([]uint16, cfg.Size)
+	if cfg.Shared { // the Go scheduler decides which of its ranks runs where, and may want this thread for another
+		m.cfg.Local = nil
+		m.wait.SetSharing(1)
+	}
 	fail := func(err error) (*Mesh, error) {
 		err = systemError(&cfg, err)
 		if cfg.OnGiveUp != nil {

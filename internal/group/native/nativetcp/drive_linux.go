@@ -24,6 +24,13 @@ type driver struct {
 	sleepers []*transport.Op // ops whose waiters sleep until it is free
 }
 
+// driveGoal is what a driver drives for.
+type driveGoal struct {
+	op    *transport.Op // until it is complete
+	more  func() bool   // or until this says that nothing is left to do; it may post ops. No lock is held.
+	bytes int           // of what is waited for
+}
+
 // awake forgets a waiter that does not sleep any more.
 func (d *driver) awake(op *transport.Op) {
 	if i := slices.Index(d.sleepers, op); i >= 0 {
@@ -58,7 +65,7 @@ func (m *Mesh) Wait(ctx context.Context, op *transport.Op) error {
 			m.mu.driver.taken = true
 			m.watch.relieve(m.ep)
 			m.mu.Unlock()
-			err := m.drive(ctx, driveGoal{op: op})
+			err := m.drive(ctx, driveGoal{op: op, bytes: len(op.Buf)})
 			m.release()
 			if err != nil {
 				return err
@@ -67,21 +74,26 @@ func (m *Mesh) Wait(ctx context.Context, op *transport.Op) error {
 		}
 		m.mu.driver.sleepers = append(m.mu.driver.sleepers, op)
 		m.mu.Unlock()
-		failpoint.At("tcp.wait.parked")
-		select {
-		case <-op.State.Done:
-		case <-ctx.Done():
-		}
-		failpoint.At("tcp.wait.woken")
-		m.mu.Lock()
-		m.mu.driver.awake(op)
-		if op.Completed() || ctx.Err() != nil {
-			m.mu.driver.passOn() // this one may have been woken to drive
-		}
-		m.mu.Unlock()
+		m.park(ctx, op)
 		if !op.Completed() && ctx.Err() != nil {
 			return cohort.FromContext(ctx, "group: wait")
 		}
+	}
+}
+
+// park sleeps beside a driver, as one of the sleepers, until op is complete, this goroutine is to drive, or ctx ends.
+func (m *Mesh) park(ctx context.Context, op *transport.Op) {
+	failpoint.At("tcp.wait.parked")
+	select {
+	case <-op.State.Done:
+	case <-ctx.Done():
+	}
+	failpoint.At("tcp.wait.woken")
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.driver.awake(op)
+	if op.Completed() || ctx.Err() != nil {
+		m.mu.driver.passOn() // this one may have been woken to drive
 	}
 }
 
@@ -91,7 +103,9 @@ func (m *Mesh) release() {
 	m.mu.Lock()
 	m.mu.driver.taken, m.mu.driver.last = false, time.Now()
 	m.notice(m.mu.driver.last) // if the messages of this one never let it sleep
-	m.mu.driver.passOn()
+	if len(m.mu.driver.sleepers) > 0 {
+		m.mu.driver.passOn()
+	}
 	m.mu.Unlock()
 }
 
@@ -106,7 +120,7 @@ func (m *Mesh) drive(ctx context.Context, e driveGoal) error {
 			return nil
 		}
 		m.asleep.Store(true) // who posts something from here on wakes this goroutine
-		if e.idle() {
+		if e.more != nil && !e.more() {
 			m.asleep.Store(false)
 			return nil
 		}
@@ -120,10 +134,10 @@ func (m *Mesh) drive(ctx context.Context, e driveGoal) error {
 		}
 		quiet = n == 0
 		m.notice(time.Now())
-		done, closed := e.done(), m.mu.closed
+		over := e.op != nil && e.op.Completed() || m.mu.closed
 		m.mu.Unlock()
 		switch {
-		case done || closed:
+		case over:
 			return nil
 		case ctx.Err() != nil:
 			return cohort.FromContext(ctx, "group: wait")
@@ -153,7 +167,7 @@ func (m *Mesh) handle(n int) {
 // linger polls the sockets without sleeping, as long as that is allowed, and reports whether the goal is reached or the mesh closed.
 // again says that the driver has slept since it began.
 func (m *Mesh) linger(e driveGoal, again bool) bool {
-	m.wait.SetSize(e.bytes())
+	m.wait.SetSize(e.bytes)
 	now := spinwait.Now()
 	if again {
 		m.wait.Resume(now)
@@ -161,7 +175,7 @@ func (m *Mesh) linger(e driveGoal, again bool) bool {
 		m.wait.Begin(now)
 	}
 	for i := 0; ; i++ {
-		if e.idle() || m.receive(e.op, i%8 == 7) {
+		if e.more != nil && !e.more() || m.receive(e.op, i%8 == 7) {
 			return true
 		}
 		switch m.wait.Next(now) {
@@ -175,8 +189,13 @@ func (m *Mesh) linger(e driveGoal, again bool) bool {
 			}
 			now = spinwait.Now()
 			m.wait.Yielded(now)
-			m.place(now)
+			if m.cfg.Local != nil {
+				m.place(now)
+			}
 		case spinwait.Sleep:
+			if m.cfg.Local == nil {
+				return false
+			}
 			m.place(now)
 			return m.over(e.op) // place may have read the message, and then nothing would end the sleep
 		}
@@ -208,11 +227,7 @@ func (m *Mesh) receive(op *transport.Op, all bool) bool {
 // that has changed it tells all ranks of its host: an operation has messages with a few of them only, and who knows where some
 // are leaves a core that is not crowded.
 func (m *Mesh) place(now time.Duration) {
-	if m.cfg.Shared {
-		m.wait.SetSharing(1) // the Go scheduler may want this thread for it
-		return
-	}
-	if m.cfg.Local == nil || !m.placer.Due(now) {
+	if !m.placer.Due(now) {
 		return
 	}
 	m.mu.Lock()
@@ -238,7 +253,5 @@ func (m *Mesh) moved(core uint16) {
 	}
 }
 
-// outdated reports whether the peer is of this host and was not told where this rank is.
-func (c *conn) outdated() bool {
-	return c.sentCore != c.m.mu.cores[c.m.rank] && c.m.cfg.Local != nil && c.m.cfg.Local[c.peer]
-}
+// outdated reports whether the peer is of this host and does not know where this rank is.
+func (c *conn) outdated() bool { return c.m.cfg.Local[c.peer] && c.sentCore != c.m.mu.cores[c.m.rank] }

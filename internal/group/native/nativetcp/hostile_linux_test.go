@@ -151,7 +151,7 @@ func TestHostileFrames(t *testing.T) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			held := 0
-			for e := range m.mu.conns[1].recvs.inbox.All() {
+			for e := m.mu.conns[1].recvs.inbox.Head; e != nil; e = e.Next {
 				held += cap(e.Data)
 			}
 			if held > 2*defaultWindow {

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cohort-dist/cohort/internal/util/background"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -91,15 +90,6 @@ type pulse struct {
 // beats reports whether something was posted lately.
 func (p *pulse) beats() bool { return p.posts != p.seen || p.still < maxIdlePolls }
 
-// look is called when the keeper looks.
-func (p *pulse) look() {
-	if p.posts != p.seen {
-		p.seen, p.still = p.posts, 0
-	} else {
-		p.still++
-	}
-}
-
 // attended reports whether somebody else looks after the sockets, or did so just now. The goroutine that runs a collective
 // computes between two waits and comes back: it counts as long as it goes on posting.
 func (m *Mesh) attended() bool {
@@ -112,7 +102,11 @@ func (m *Mesh) look() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	busy := m.attended()
-	m.mu.pulse.look()
+	if p := &m.mu.pulse; p.posts != p.seen {
+		p.seen, p.still = p.posts, 0
+	} else {
+		p.still++
+	}
 	return busy
 }
 
@@ -132,7 +126,7 @@ func (m *Mesh) keep() {
 	defer timer.Stop()
 	for {
 		// While others drive, only the clock is watched.
-		for look := background.NewInterval(pollInterval); ; look.Grow(idlePollInterval) {
+		for pause := pollInterval; ; pause = min(2*pause, idlePollInterval) {
 			busy := m.look()
 			if now := time.Now(); now.After(nextBeat) {
 				m.beat()
@@ -141,7 +135,7 @@ func (m *Mesh) keep() {
 			if !busy {
 				break
 			}
-			timer.Reset(min(look.Now(), beat))
+			timer.Reset(min(pause, beat))
 			failpoint.At("tcp.keep.wait")
 			select {
 			case <-m.stop:

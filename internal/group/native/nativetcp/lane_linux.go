@@ -23,7 +23,10 @@ func (m *Mesh) Lanes() int { return m.lanes }
 func (m *Mesh) Called(slot uint64) (call nativewire.Call, sized bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.entry(slot).call, m.sized(slot)
+	if known := m.called(slot); known != nil {
+		call = *known
+	}
+	return call, m.sized(slot)
 }
 
 // NoteCall takes note of what this rank calls under a slot, as Begin does, but the peers hear of it only by its messages: they hear the rest
@@ -41,8 +44,8 @@ func (m *Mesh) ForgetCall(slot uint64) {
 	failpoint.At("tcp.forget")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e := m.entry(slot); e.slot == slot {
-		*e = callEntry{}
+	if m.called(slot) != nil {
+		m.mu.calls.known[nativewire.TagOf(slot)%callHistory] = callEntry{}
 	}
 }
 
@@ -50,33 +53,13 @@ func (m *Mesh) ForgetCall(slot uint64) {
 // all, the other parts never come.
 func (c *conn) agreed(op *transport.Op, total uint64) bool {
 	want := op.Length()
-	if want == len(op.Buf) || total == uint64(want) { //nolint:gosec // not negative
+	if total == uint64(want) { //nolint:gosec // not negative
 		return true
 	}
 	e := cohort.Newf("group: receive", cohort.Mismatch, "rank %d sent %d bytes where rank %d expects %d; give the same sizes on all ranks", c.peer, total, c.m.rank, want)
 	e.Rank, e.Peer = cohort.Rank(c.peer), c.addr
 	c.m.fail(e, true)
 	return false
-}
-
-// driveGoal is what a driver drives for.
-type driveGoal struct {
-	op   *transport.Op // until it is complete
-	more func() bool   // or until this says that nothing is left to do; it may post ops
-}
-
-// idle calls more, if there is one. No lock is held.
-func (e driveGoal) idle() bool { return e.more != nil && !e.more() }
-
-// done reports whether the op is complete.
-func (e driveGoal) done() bool { return e.op != nil && e.op.Completed() }
-
-// bytes is the size of what is waited for.
-func (e driveGoal) bytes() int {
-	if e.op == nil {
-		return spinwait.Much + 1
-	}
-	return len(e.op.Buf)
 }
 
 // DriveWhile drives the mesh as Wait does until more returns false, which it asks before every look at the sockets; more posts what is to be moved.
@@ -91,7 +74,7 @@ func (m *Mesh) DriveWhile(more func() bool) bool {
 	m.mu.driver.taken = true
 	m.watch.relieve(m.ep)
 	m.mu.Unlock()
-	_ = m.drive(context.Background(), driveGoal{more: more})
+	_ = m.drive(context.Background(), driveGoal{more: more, bytes: spinwait.Much + 1})
 	m.release()
 	return !m.over(nil)
 }

@@ -127,7 +127,7 @@ func TestUnsentBuffersAreLetGo(t *testing.T) {
 		defer m.mu.Unlock()
 		c := m.mu.conns[1]
 		c.post(op)
-		c.open() // the socket does not take it
+		c.openNext() // the socket does not take it
 		m.lose(cohort.New("test", cohort.PeerLost, "a rank is lost"))
 		return kept
 	}()

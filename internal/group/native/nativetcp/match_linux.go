@@ -98,7 +98,7 @@ func (c *conn) take(a *early, op *transport.Op) {
 func (c *conn) grant(op *transport.Op) {
 	c.recvs.granted.Push(op)
 	h := nativewire.Header{Type: nativewire.Ready, Slot: op.Slot, Total: uint64(op.Length())} //nolint:gosec // not negative
-	c.describe(&h)
+	c.m.describe(&h)
 	c.queueFrame(h)
 }
 

@@ -111,7 +111,7 @@ func TestUnexpectedMessagesAreBounded(t *testing.T) {
 	held := func() (bytes int) {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
-		for a := range meshes[1].mu.conns[0].recvs.inbox.All() {
+		for a := meshes[1].mu.conns[0].recvs.inbox.Head; a != nil; a = a.Next {
 			bytes += len(a.Data)
 		}
 		return bytes

@@ -81,7 +81,7 @@ func TestWindowIsEnforced(t *testing.T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	held := 0
-	for a := range m.mu.conns[1].recvs.inbox.All() {
+	for a := m.mu.conns[1].recvs.inbox.Head; a != nil; a = a.Next {
 		held += len(a.Data)
 	}
 	if held > m.cfg.Window {

@@ -37,14 +37,6 @@ func (r *reader) compact() {
 	}
 }
 
-// took notes n bytes that were read: the first of them, at most direct, into the sink, the others into the buffer.
-func (r *reader) took(n, direct int) {
-	into := min(n, direct)
-	r.sink = r.sink[into:]
-	r.rest -= into
-	r.to += n - into
-}
-
 // fill moves payload from the buffer to the sink. It returns how many bytes it copied, and whether the payload is complete.
 func (r *reader) fill() (copied int, complete bool) {
 	avail := min(r.rest, r.to-r.from)
@@ -53,12 +45,6 @@ func (r *reader) fill() (copied int, complete bool) {
 	r.from += avail
 	r.rest -= avail
 	return copied, r.rest == 0
-}
-
-// begin begins a frame whose payload goes nowhere yet.
-func (r *reader) begin(h nativewire.Header) {
-	r.header, r.rest = h, int(h.Length)
-	r.sink, r.filling, r.held, r.tooLong = nil, nil, nil, false
 }
 
 // drop lets the rest of the payload go nowhere.
@@ -73,10 +59,14 @@ func (c *conn) read() bool {
 		}
 		v := iovecs{}
 		c.in.compact()
-		v.addUpTo(c.in.sink)
+		v.add(c.in.sink[:min(len(c.in.sink), maxCopy)])
 		direct := v.bytes
 		if direct == 0 || direct == c.in.rest {
-			v.add(c.buffer())
+			room := c.in.buf[c.in.to:]
+			if c.recvs.granted.Head != nil {
+				room = room[:min(len(room), headRoom)]
+			}
+			v.add(room)
 		}
 		n, errno := recvv(c.fd, &v)
 		switch {
@@ -84,15 +74,13 @@ func (c *conn) read() bool {
 			continue
 		case errno == unix.EAGAIN:
 			return came
-		case errno != 0:
+		case errno != 0 || n == 0:
 			c.ended(errno)
-			return true
-		case n == 0:
-			c.ended(0)
 			return true
 		}
 		came, c.activity.heard = true, true
-		c.in.took(n, direct)
+		into := min(n, direct)
+		c.in.sink, c.in.rest, c.in.to = c.in.sink[into:], c.in.rest-into, c.in.to+n-into
 		if n < v.bytes { // the socket is empty
 			c.parse()
 			return true
@@ -104,15 +92,6 @@ func (c *conn) read() bool {
 // headRoom is the part of the buffer that is used while large messages are on their way: a few headers. What else it took would
 // have to be copied once more.
 const headRoom = 4 * nativewire.HeaderSize
-
-// buffer is the part of the read buffer that the next read may fill.
-func (c *conn) buffer() []byte {
-	room := c.in.buf[c.in.to:]
-	if c.recvs.granted.Head != nil {
-		room = room[:min(len(room), headRoom)]
-	}
-	return room
-}
 
 // parse handles the frames in the buffer. It returns false when the connection cannot go on.
 func (c *conn) parse() bool {
@@ -154,20 +133,19 @@ func (c *conn) violated(what string) {
 
 // begin handles the header of a frame: it decides where the payload goes.
 func (c *conn) begin(h nativewire.Header) bool {
-	if !c.window.refund(int(h.Credit)) {
+	if h.Credit > 0 && !c.window.refund(int(h.Credit)) {
 		c.violated("more credit than the window has")
 		return false
 	}
-	if h.Type == nativewire.Eager {
-		if !c.window.take(int(h.Length)+nativewire.HeaderSize, c.m.cfg.Window) {
-			c.violated("more messages than the window takes were sent without asking")
-			return false
-		}
+	if h.Type == nativewire.Eager && !c.window.take(int(h.Length)+nativewire.HeaderSize, c.m.cfg.Window) {
+		c.violated("more messages than the window takes were sent without asking")
+		return false
 	}
 	if c.m.cfg.Local != nil && c.m.cfg.Local[c.peer] {
 		c.m.mu.cores[c.peer] = h.Core
 	}
-	c.in.begin(h)
+	in := &c.in
+	in.header, in.rest, in.sink, in.filling, in.held, in.tooLong = h, int(h.Length), nil, nil, nil, false
 	// If the calls differ the mesh fails, and this frame goes on like all that follow: the peer is still to hear why.
 	if h.Flags&nativewire.Called != 0 && !c.m.compare(c.peer, &h) && c.gone != nil {
 		return false
@@ -185,21 +163,27 @@ func (c *conn) begin(h nativewire.Header) bool {
 	case nativewire.Eager:
 		return c.beginEager()
 	case nativewire.Data:
-		op := c.sameClass(&c.recvs.granted, h.Slot, h.Total)
-		if op != nil && !c.agreed(op, h.Total) {
-			return c.gone == nil
-		}
-		if op == nil || uint64(h.Length) > uint64(len(op.Buf))-op.State.Aux {
-			c.violated("data that this rank has no room for")
-			return false
-		}
-		c.in.filling = op
-		c.in.sink = op.Buf[op.State.Aux : op.State.Aux+uint64(h.Length)]
+		return c.beginData()
 	case nativewire.Abort:
 		c.in.sink = make([]byte, h.Length)
 		c.in.held = &early{Data: c.in.sink}
 	case nativewire.Request, nativewire.Ready, nativewire.Beat, nativewire.Bye, nativewire.Notice:
 	}
+	return true
+}
+
+func (c *conn) beginData() bool {
+	h := &c.in.header
+	op := c.sameClass(&c.recvs.granted, h.Slot, h.Total)
+	if op != nil && op.Length() != len(op.Buf) && !c.agreed(op, h.Total) {
+		return c.gone == nil
+	}
+	if op == nil || uint64(h.Length) > uint64(len(op.Buf))-op.State.Aux {
+		c.violated("data that this rank has no room for")
+		return false
+	}
+	c.in.filling = op
+	c.in.sink = op.Buf[op.State.Aux : op.State.Aux+uint64(h.Length)]
 	return true
 }
 
@@ -231,22 +215,7 @@ func (c *conn) settle() {
 	c.in.header.Type, c.in.filling, c.in.sink = 0, nil, nil
 	switch h.Type {
 	case nativewire.Eager:
-		switch {
-		case op != nil && c.in.tooLong:
-			c.giveBack(int(h.Length) + nativewire.HeaderSize)
-			op.Complete(c.overflow(op, uint64(h.Length)))
-		case op != nil:
-			c.giveBack(int(h.Length) + nativewire.HeaderSize)
-			op.N = int(h.Length)
-			op.Complete(nil)
-		case c.in.held != nil:
-			a := c.in.held
-			c.in.held = nil
-			a.Note.whole = true
-			c.offer(a)
-		default: // dropped
-			c.giveBack(int(h.Length) + nativewire.HeaderSize)
-		}
+		c.settleEager(&h, op)
 	case nativewire.Data:
 		if op == nil {
 			return
@@ -257,10 +226,37 @@ func (c *conn) settle() {
 			op.N = int(op.State.Aux) //nolint:gosec // bounded by the buffer
 			op.Complete(nil)
 		}
-	case nativewire.Request:
-		c.announced(h)
 	case nativewire.Ready:
 		c.room(h)
+	default:
+		c.settleControl(h)
+	}
+}
+
+// settleEager handles a whole small message: it belongs to a receive, waits for one, or is dropped.
+func (c *conn) settleEager(h *nativewire.Header, op *transport.Op) {
+	if a := c.in.held; op == nil && a != nil {
+		c.in.held = nil
+		a.Note.whole = true
+		c.offer(a)
+		return
+	}
+	c.giveBack(int(h.Length) + nativewire.HeaderSize)
+	switch {
+	case op == nil: // dropped
+	case c.in.tooLong:
+		op.Complete(c.overflow(op, uint64(h.Length)))
+	default:
+		op.N = int(h.Length)
+		op.Complete(nil)
+	}
+}
+
+// settleControl handles a frame that belongs to no message that has room.
+func (c *conn) settleControl(h nativewire.Header) {
+	switch h.Type {
+	case nativewire.Request:
+		c.announced(h)
 	case nativewire.Abort:
 		text := ""
 		if c.in.held != nil {
@@ -273,10 +269,10 @@ func (c *conn) settle() {
 		c.leave(c.lossReason(h))
 	case nativewire.Notice:
 		// A call that this rank has begun was compared with the header.
-		if e := c.m.entry(h.Slot); e.slot != nativewire.BaseSlot(h.Slot) && len(c.notices) < maxNotices {
+		if c.m.called(h.Slot) == nil && len(c.notices) < maxNotices {
 			c.notices = append(c.notices, ready{slot: h.Slot, call: h.Call})
 		}
-	case nativewire.Beat:
+	case nativewire.Beat, nativewire.Eager, nativewire.Data, nativewire.Ready:
 	}
 }
 

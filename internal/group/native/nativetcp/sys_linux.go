@@ -38,9 +38,6 @@ func (v *iovecs) add(b []byte) {
 	v.bytes += len(b)
 }
 
-// addUpTo adds as much of b as one call may copy.
-func (v *iovecs) addUpTo(b []byte) { v.add(b[:min(len(b), maxCopy)]) }
-
 // sendv writes what the kernel takes, without blocking and without SIGPIPE. For one piece the kernel need not read a list of them, which
 // makes a small operation a few hundredths faster.
 func sendv(fd int, v *iovecs) (int, syscall.Errno) {

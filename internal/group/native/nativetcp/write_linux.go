@@ -6,6 +6,7 @@ package nativetcp
 import (
 	"bytes"
 	"errors"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -37,19 +38,6 @@ type writer struct {
 // idle reports whether all is written that was begun.
 func (w *writer) idle() bool { return len(w.control) == 0 && w.current == nil }
 
-// put adds a small frame.
-func (w *writer) put(h *nativewire.Header) {
-	n := len(w.control)
-	w.control = append(w.control, make([]byte, nativewire.HeaderSize)...)
-	h.Put(w.control[n:])
-}
-
-// begin begins a frame of a message.
-func (w *writer) begin(op *transport.Op, h *nativewire.Header, piece []byte) {
-	w.current, w.headAt, w.piece = op, 0, piece
-	h.Put(w.head[:])
-}
-
 // gather adds to v what is to be written next. It returns how many bytes of that are small frames.
 func (w *writer) gather(v *iovecs) (control int) {
 	if w.headAt == 0 || w.current == nil { // between frames
@@ -58,7 +46,7 @@ func (w *writer) gather(v *iovecs) (control int) {
 	}
 	if w.current != nil {
 		v.add(w.head[w.headAt:])
-		v.addUpTo(w.piece)
+		v.add(w.piece[:min(len(w.piece), maxCopy)])
 	}
 	return control
 }
@@ -138,25 +126,30 @@ func (c *conn) queueFrame(h nativewire.Header) {
 		return
 	}
 	c.enclose(&h)
-	c.out.put(&h)
+	n := len(c.out.control)
+	c.out.control = append(c.out.control, make([]byte, nativewire.HeaderSize)...)
+	h.Put(c.out.control[n:])
 }
 
-// enclose adds to a frame what every frame tells.
+// enclose adds to a frame what every frame carries.
 func (c *conn) enclose(h *nativewire.Header) {
 	c.sentCore = c.m.mu.cores[c.m.rank]
-	h.Credit, h.Core = c.window.payBack(), c.sentCore
+	h.Core = c.sentCore
+	if c.window.owed > 0 {
+		h.Credit = c.window.payBack()
+	}
 }
 
 // flush writes as much as the kernel takes.
 func (c *conn) flush() {
 	for c.gone == nil && !c.out.broken {
 		if c.out.current == nil {
-			c.open()
+			c.openNext()
 		}
 		v := iovecs{}
 		control := c.out.gather(&v)
 		if v.bytes == 0 {
-			if c.outdated() {
+			if c.m.cfg.Local != nil && c.outdated() {
 				c.queueFrame(beatFrame)
 				continue
 			}
@@ -176,35 +169,35 @@ func (c *conn) flush() {
 			return
 		}
 		if errno != 0 {
-			// The reader finds out why: a goodbye or the reason of the loss may still be in the socket.
-			c.out.broken = true
-			c.out.control = c.out.control[:0]
-			c.read()
-			if c.gone == nil {
-				c.ended(errno)
-			}
+			c.writeFailed(errno)
 			return
 		}
 		c.activity.spoke = true
 		if c.out.wrote(n, control) {
-			c.next()
+			op := c.out.current
+			c.out.current, c.out.piece = nil, nil
+			if !c.out.more { // this was its last frame
+				op.Complete(nil)
+			}
 		}
 	}
 }
 
-// next completes a message whose last frame was written.
-func (c *conn) next() {
-	op := c.out.current
-	c.out.current, c.out.piece = nil, nil
-	if !c.out.more {
-		op.Complete(nil)
+// writeFailed leaves it to the reader to find out why: a goodbye or the reason of the loss may still be in the socket.
+func (c *conn) writeFailed(errno syscall.Errno) {
+	c.out.broken = true
+	c.out.control = c.out.control[:0]
+	c.read()
+	if c.gone == nil {
+		c.ended(errno)
 	}
 }
 
-// open begins the next frame of a message. Fresh messages are small and go first, until they have taken as much as a frame of a granted one
+// openNext begins the next frame of a message. Fresh messages are small and go first, until they have taken as much as a frame of a granted one
 // may take.
-func (c *conn) open() {
-	if c.out.granted.Head != nil && c.out.ahead >= nativewire.MaxPiece || !c.openFresh() {
+func (c *conn) openNext() {
+	first := c.out.fresh.Head != nil && (c.out.granted.Head == nil || c.out.ahead < nativewire.MaxPiece)
+	if (!first || !c.openFresh()) && c.out.granted.Head != nil {
 		c.openGranted()
 	}
 }
@@ -219,7 +212,7 @@ func (c *conn) openFresh() bool {
 		c.out.fresh.Pop()
 		if op.State.Aux != asksForRoom {
 			h := nativewire.Header{Type: nativewire.Eager, Slot: op.Slot}
-			c.describe(&h)
+			c.m.describe(&h)
 			c.out.more = false
 			c.out.ahead += cost(op)
 			c.frame(op, &h, op.Buf)
@@ -227,7 +220,7 @@ func (c *conn) openFresh() bool {
 		}
 		c.sends.waiting.Push(op)
 		h := nativewire.Header{Type: nativewire.Request, Slot: op.Slot, Total: uint64(len(op.Buf))}
-		c.describe(&h)
+		c.m.describe(&h)
 		c.queueFrame(h)
 	}
 	return false
@@ -236,9 +229,6 @@ func (c *conn) openFresh() bool {
 // openGranted begins the next frame of the oldest granted message.
 func (c *conn) openGranted() {
 	op := c.out.granted.Head
-	if op == nil {
-		return
-	}
 	at := int(op.State.Aux) //nolint:gosec // at most the length
 	end := min(at+nativewire.MaxPiece, len(op.Buf))
 	op.State.Aux = uint64(end)
@@ -247,7 +237,7 @@ func (c *conn) openGranted() {
 	if c.out.more {
 		h.Flags |= nativewire.More
 	} else {
-		c.out.granted.Pop()
+		c.out.granted.Remove(op)
 	}
 	c.frame(op, &h, op.Buf[at:end])
 }
@@ -256,7 +246,8 @@ func (c *conn) openGranted() {
 func (c *conn) frame(op *transport.Op, h *nativewire.Header, piece []byte) {
 	c.enclose(h)
 	h.Length = uint32(len(piece)) //nolint:gosec // at most MaxPiece
-	c.out.begin(op, h, piece)
+	c.out.current, c.out.headAt, c.out.piece = op, 0, piece
+	h.Put(c.out.head[:])
 }
 
 // arm tells epoll whether to report that the socket takes more.

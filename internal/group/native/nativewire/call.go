@@ -32,7 +32,7 @@ type Call struct {
 // Beside their bytes, shapes are compared where both have one; with uneven blocks only with the root, which knows the blocks of
 // all ranks.
 func (c *Call) Agrees(o *Call, rank, peer int) bool {
-	if c.pack() != o.pack() || c.Bytes != o.Bytes {
+	if c.Kind != o.Kind || c.Op != o.Op || c.DType != o.DType || c.Root != o.Root || c.Bytes != o.Bytes {
 		return false
 	}
 	if c.Shape == o.Shape || !c.Shape.Known() || !o.Shape.Known() {
@@ -128,18 +128,6 @@ func (c *Call) String() string {
 	b.WriteString(strings.Join(list, ", "))
 	b.WriteByte(')')
 	return b.String()
-}
-
-// pack and unpack put the small fields into one word.
-func (c *Call) pack() uint64 {
-	return uint64(c.Kind) | uint64(c.Op)<<8 | uint64(c.DType)<<16 | uint64(c.Root)<<24
-}
-
-func unpack(word, bytes uint64, shape collective.Shape) Call {
-	return Call{
-		Kind: collective.Kind(word & 0xff), Op: reduce.Op(word >> 8 & 0xff), DType: tensor.DType(word >> 16 & 0xff),
-		Root: uint16(word >> 24 & 0xffff), Bytes: bytes, Shape: shape,
-	}
 }
 
 // collectiveBit tells slots of collectives from those of point-to-point messages, whose slot is the user's tag.

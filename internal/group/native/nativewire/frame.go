@@ -9,6 +9,8 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/collective"
+	"github.com/cohort-dist/cohort/internal/tensor/reduce"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // HeaderSize is the length of every frame's header.
@@ -79,11 +81,10 @@ func (h *Header) Put(b []byte) {
 	b[12], b[13], b[14], b[15] = 0, 0, 0, 0
 	binary.LittleEndian.PutUint64(b[16:], h.Slot)
 	if h.Flags&Called != 0 {
-		binary.LittleEndian.PutUint64(b[24:], h.Call.pack())
+		binary.LittleEndian.PutUint64(b[24:], uint64(h.Call.Kind)|uint64(h.Call.Op)<<8|uint64(h.Call.DType)<<16|uint64(h.Call.Root)<<24)
 		binary.LittleEndian.PutUint64(b[32:], h.Call.Bytes)
-		lo, hi := h.Call.Shape.Words()
-		binary.LittleEndian.PutUint64(b[40:], lo)
-		binary.LittleEndian.PutUint64(b[48:], hi)
+		binary.LittleEndian.PutUint64(b[40:], h.Call.Shape.Lo)
+		binary.LittleEndian.PutUint64(b[48:], h.Call.Shape.Hi)
 		binary.LittleEndian.PutUint32(b[12:], uint32(min(h.Total, 1<<32-1)))
 	} else {
 		binary.LittleEndian.PutUint64(b[24:], h.Total)
@@ -99,8 +100,12 @@ func Parse(b []byte) (Header, error) {
 		Slot: binary.LittleEndian.Uint64(b[16:]),
 	}
 	if h.Flags&Called != 0 {
-		h.Call = unpack(binary.LittleEndian.Uint64(b[24:]), binary.LittleEndian.Uint64(b[32:]),
-			collective.ShapeFrom(binary.LittleEndian.Uint64(b[40:]), binary.LittleEndian.Uint64(b[48:])))
+		word := binary.LittleEndian.Uint64(b[24:])
+		h.Call = Call{
+			Kind: collective.Kind(word), Op: reduce.Op(word >> 8), DType: tensor.DType(word >> 16), Root: uint16(word >> 24), //nolint:gosec // parts of it
+			Bytes: binary.LittleEndian.Uint64(b[32:]),
+			Shape: collective.Shape{Lo: binary.LittleEndian.Uint64(b[40:]), Hi: binary.LittleEndian.Uint64(b[48:])},
+		}
 		h.Total = uint64(binary.LittleEndian.Uint32(b[12:]))
 	} else {
 		h.Total = binary.LittleEndian.Uint64(b[24:])

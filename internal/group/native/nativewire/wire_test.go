@@ -29,7 +29,7 @@ func TestHeadersTravel(t *testing.T) {
 			h.Call = Call{
 				Kind: collective.Kind(rapid.IntRange(0, int(collective.Barrier)).Draw(t, "kind")), Op: reduce.Op(rapid.IntRange(0, 7).Draw(t, "op")),
 				DType: tensor.DType(rapid.IntRange(0, 15).Draw(t, "dtype")), Root: rapid.Uint16().Draw(t, "root"), Bytes: rapid.Uint64().Draw(t, "bytes"),
-				Shape: collective.ShapeFrom(rapid.Uint64().Draw(t, "shape"), rapid.Uint64().Draw(t, "shape, second word")),
+				Shape: collective.Shape{Lo: rapid.Uint64().Draw(t, "shape"), Hi: rapid.Uint64().Draw(t, "shape, second word")},
 			}
 		} else {
 			h.Total = rapid.Uint64().Draw(t, "total")

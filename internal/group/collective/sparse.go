@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package collargs
+package collective
 
 import (
 	"encoding/binary"
@@ -12,7 +12,6 @@ import (
 	"slices"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
 	"github.com/cohort-dist/cohort/internal/tensor/sparseops"
@@ -30,7 +29,7 @@ type sparseSum struct {
 	to       *tensor.Sparse // the caller's
 	own      *tensor.Sparse // coalesced
 	refusal  *Refusal       // that the PyTorch ranks come to on the way
-	requests [SparseStages]collective.Request
+	requests [SparseStages]Request
 	counts   []int // of the indices of every rank
 }
 
@@ -96,7 +95,7 @@ func (g *Group) AllReduceSparse(c *Call, s *tensor.Sparse, op reduce.Op) (*spars
 	if err != nil {
 		return nil, err
 	}
-	c.Request.Kind, c.Request.Op, c.Request.DType = collective.AllReduce, op, dt
+	c.Request.Kind, c.Request.Op, c.Request.DType = AllReduce, op, dt
 	c.Request.In, err = values.Bytes()
 	return x, err
 }
@@ -130,7 +129,7 @@ func (x *sparseSum) describe() {
 	for _, w := range words {
 		in = binary.LittleEndian.AppendUint64(in, uint64(w)) //nolint:gosec // the bits
 	}
-	x.requests[sparseSizes] = collective.Request{Kind: collective.AllGather, DType: tensor.Int64, In: in, Out: make([]byte, x.g.Size*len(in))}
+	x.requests[sparseSizes] = Request{Kind: AllGather, DType: tensor.Int64, In: in, Out: make([]byte, x.g.Size*len(in))}
 }
 
 // sizeWords are sizes of at most four dimensions, and zeros.
@@ -143,7 +142,7 @@ func sizeWords(sizes []int) []int64 {
 }
 
 // Request returns what to run in a stage, the same again if it is asked again. The stages come in their order.
-func (x *sparseSum) Request(stage int) (*collective.Request, error) {
+func (x *sparseSum) Request(stage int) (*Request, error) {
 	r := &x.requests[stage]
 	if stage > sparseSizes && r.Out == nil {
 		if err := x.prepare(stage); err != nil {
@@ -198,7 +197,7 @@ func (x *sparseSum) prepare(stage int) error {
 	if total == 0 && !x.g.Peers.KnowsEmptyGathers() {
 		return x.fault(x.g.Rank, cohort.NotSupported, "no rank has indices or values, and it depends on the version of PyTorch what is exchanged then: say which with %s", torchcaps.Option)
 	}
-	x.requests[stage] = collective.Request{Kind: collective.AllGatherV, DType: dt, In: in, Out: make([]byte, total), OutCounts: counts}
+	x.requests[stage] = Request{Kind: AllGatherV, DType: dt, In: in, Out: make([]byte, total), OutCounts: counts}
 	return nil
 }
 

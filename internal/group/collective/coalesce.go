@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package collargs
+package collective
 
 import (
 	"errors"
@@ -9,7 +9,6 @@ import (
 	"strconv"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
 	"github.com/cohort-dist/cohort/tensor"
@@ -87,7 +86,7 @@ func (g *Group) gatherFlat(name string, c *Call, op torchcaps.Op, ins []*tensor.
 		return nil, err
 	}
 	room := make([]byte, g.Size*len(flat))
-	c.Request.Kind, c.Request.DType, c.Request.In, c.Request.Out = collective.AllGather, g.wireType(ins[0].DType()), flat, room
+	c.Request.Kind, c.Request.DType, c.Request.In, c.Request.Out = AllGather, g.wireType(ins[0].DType()), flat, room
 	return room, nil
 }
 
@@ -110,13 +109,13 @@ func (g *Group) ReduceScatterIntoCoalesced(c *Call, outs, ins []*tensor.Tensor, 
 	if err := g.checkPairs(name, ins, outs, g.Size); err != nil {
 		return err
 	}
-	if err := g.checkReductions(name, torchcaps.ReduceScatterIntoCoalesced, ins[0], op, len(ins)); err != nil {
+	if err := g.checkReduction(name, torchcaps.ReduceScatterIntoCoalesced, ins[0], op, len(ins)); err != nil {
 		return err
 	}
 	if err := g.checkedCoalesced(name, torchcaps.ReduceScatterIntoCoalesced); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Op = collective.ReduceScatter, op
+	c.Request.Kind, c.Request.Op = ReduceScatter, op
 	g.elements(c, ins[0].DType())
 	c.Outputs = append(c.Outputs[:0], outs...)
 	blocks, err := scatterBlocks(ins, g.Size)
@@ -207,7 +206,7 @@ func (g *Group) BroadcastCoalesced(c *Call, ts []*tensor.Tensor, root cohort.Ran
 	if err := g.checkMove(name, torchcaps.Broadcast, flat, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Root = collective.Broadcast, int(root)
+	c.Request.Kind, c.Request.Root = Broadcast, int(root)
 	c.about(flat)
 	if err := g.inout(c, flat); err != nil {
 		return err
@@ -238,4 +237,45 @@ func Buckets(ts []*tensor.Tensor, limit int) [][]*tensor.Tensor {
 		}
 	}
 	return lists
+}
+
+// Objects of any length travel in two parts: their sizes, then their bytes, one behind the other or each filled up to the largest.
+
+// Announced adds up the sizes of objects that a rank has announced, and refuses more than most bytes: no memory is taken for them.
+func Announced(name string, from cohort.Rank, sizes []int64, most int64) (int, error) {
+	total := int64(0)
+	for _, n := range sizes {
+		if n < 0 || n > most || total+n > most {
+			err := cohort.Newf(name, cohort.TooLarge, "rank %d announces an object of %d bytes, at most %d are taken", from, n, most)
+			err.Rank = from
+			return 0, err
+		}
+		total += n
+	}
+	return int(total), nil
+}
+
+// Padded fills an object up to so many bytes.
+func Padded(object []byte, size int) []byte {
+	b := make([]byte, size)
+	copy(b, object)
+	return b
+}
+
+// Unpad returns the objects in blocks that were filled up to stride bytes each.
+func Unpad(all []byte, stride int, sizes []int64) [][]byte {
+	objects := make([][]byte, len(sizes))
+	for i, n := range sizes {
+		at := i * stride
+		objects[i] = all[at : at+int(n) : at+int(n)]
+	}
+	return objects
+}
+
+// Cut cuts data into objects of the given sizes.
+func Cut(objects [][]byte, data []byte, sizes []int64) {
+	for i, n := range sizes {
+		objects[i] = data[:n:n]
+		data = data[n:]
+	}
 }

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package collargs
+package collective
 
 import (
 	"slices"
@@ -15,7 +15,11 @@ import (
 
 // inout makes t the buffer that an operation works on in place. A tensor that is not contiguous is copied there and back.
 func (g *Group) inout(c *Call, t *tensor.Tensor) error {
-	if err := g.output(c, g.stored(t), true); err != nil {
+	buffer := t
+	if !t.IsContiguous() {
+		buffer = g.stored(t)
+	}
+	if err := g.output(c, buffer, true); err != nil {
 		return err
 	}
 	c.Outputs[0] = t
@@ -270,7 +274,7 @@ func (g *Group) CheckTensor(name string, t *tensor.Tensor) error {
 	if t.Storage().Released() {
 		return cohort.New(name, cohort.InvalidArgument, "the tensor's storage was released")
 	}
-	if dt := t.DType(); g.Peers.None() && !reduce.Carries(dt) {
+	if dt := t.DType(); g.Peers.None() && !reduce.Supported(dt, reduce.Sum) { // which they have of all that they carry
 		return cohort.Newf(name, cohort.NotSupported, "groups do not carry %v; convert the tensor", dt)
 	}
 	return nil

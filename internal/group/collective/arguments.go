@@ -1,11 +1,10 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package collargs
+package collective
 
 import (
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/tensor/reduce"
 	"github.com/cohort-dist/cohort/tensor"
@@ -14,20 +13,19 @@ import (
 // AllReduce combines t over all ranks, element by element; every rank gets the same result in t.
 func (g *Group) AllReduce(c *Call, t *tensor.Tensor, op reduce.Op) error {
 	const name = "group: all_reduce"
-	if err := g.checkReduction(name, torchcaps.AllReduce, t, op); err != nil {
+	if err := g.checkReduction(name, torchcaps.AllReduce, t, op, g.Size); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Op = collective.AllReduce, op
+	c.Request.Kind, c.Request.Op = AllReduce, op
 	c.about(t)
 	err := g.inout(c, t)
-	if err == nil {
+	if err == nil && (op == reduce.PremulSum || c.Factor.Given) {
 		err = premultiply(name, c, op, t.DType())
 	}
-	if err != nil {
-		return err
+	if err == nil && t.DType() == tensor.Bool {
+		tidyBooleans(c, tensor.Bool, c.Request.Out)
 	}
-	tidyBooleans(c, t.DType(), c.Request.Out)
-	return nil
+	return err
 }
 
 // AllReduceCoalesced is [Group.AllReduce] of several tensors of one element type in one operation.
@@ -37,7 +35,7 @@ func (g *Group) AllReduceCoalesced(c *Call, ts []*tensor.Tensor, op reduce.Op) e
 		return cohort.New(name, cohort.InvalidArgument, "no tensors")
 	}
 	for _, t := range ts {
-		if err := g.checkReduction(name, torchcaps.AllReduceCoalesced, t, op); err != nil {
+		if err := g.checkReduction(name, torchcaps.AllReduceCoalesced, t, op, g.Size); err != nil {
 			return err
 		}
 	}
@@ -53,7 +51,7 @@ func (g *Group) AllReduceCoalesced(c *Call, ts []*tensor.Tensor, op reduce.Op) e
 	if err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Op, c.Request.DType, c.Request.Out = collective.AllReduce, op, g.wireType(dt), flat
+	c.Request.Kind, c.Request.Op, c.Request.DType, c.Request.Out = AllReduce, op, g.wireType(dt), flat
 	c.Outputs = append(c.Outputs[:0], ts...)
 	c.Finish = func() error { return unflatten(flat, ts) }
 	if err := premultiply(name, c, op, dt); err != nil {
@@ -69,7 +67,7 @@ func (g *Group) Broadcast(c *Call, t *tensor.Tensor, root cohort.Rank) error {
 	if err := g.checkMove(name, torchcaps.Broadcast, t, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Root = collective.Broadcast, int(root)
+	c.Request.Kind, c.Request.Root = Broadcast, int(root)
 	c.about(t)
 	return g.inout(c, t)
 }
@@ -78,13 +76,13 @@ func (g *Group) Broadcast(c *Call, t *tensor.Tensor, root cohort.Rank) error {
 // with PyTorch ranks it holds partial results afterwards, as in PyTorch.
 func (g *Group) Reduce(c *Call, t *tensor.Tensor, op reduce.Op, root cohort.Rank) error {
 	const name = "group: reduce"
-	if err := g.checkReduction(name, torchcaps.Reduce, t, op); err != nil {
+	if err := g.checkReduction(name, torchcaps.Reduce, t, op, g.Size); err != nil {
 		return err
 	}
 	if err := g.CheckRoot(name, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Op, c.Request.Root = collective.Reduce, op, int(root)
+	c.Request.Kind, c.Request.Op, c.Request.Root = Reduce, op, int(root)
 	c.about(t)
 	err := g.inout(c, t)
 	if err == nil {
@@ -113,13 +111,13 @@ func (g *Group) AllGather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor) err
 	if err := g.checkMove(name, torchcaps.AllGather, in, 0); err != nil {
 		return err
 	}
-	c.Request.Kind = collective.AllGather
+	c.Request.Kind = AllGather
 	if sameShape(outs) { // as in PyTorch: else the ranks' blocks differ, and so do their shapes
 		c.about(in)
 	}
 	counts, even := byteCounts(outs)
 	if !even {
-		c.Request.Kind, c.Request.OutCounts = collective.AllGatherV, counts
+		c.Request.Kind, c.Request.OutCounts = AllGatherV, counts
 		if err := g.uneven(name, torchcaps.AllGather); err != nil {
 			if g.Peers.High == torchcaps.V1_13 { // which compares what goes in whatever comes out
 				return about(err, in)
@@ -142,7 +140,7 @@ func (g *Group) AllGatherInto(c *Call, op torchcaps.Op, out, in *tensor.Tensor) 
 	if err := g.checkMove(name, op, in, 0); err != nil {
 		return err
 	}
-	c.Request.Kind = collective.AllGather
+	c.Request.Kind = AllGather
 	c.flat(g, in)
 	if err := g.input(c, in); err != nil {
 		return err
@@ -156,7 +154,7 @@ func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root c
 	if err := g.checkMove(name, torchcaps.Gather, in, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Root = collective.Gather, int(root)
+	c.Request.Kind, c.Request.Root = Gather, int(root)
 	c.about(in)
 	if g.Rank != root {
 		if outs != nil {
@@ -182,7 +180,7 @@ func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root 
 	if err := g.checkMove(name, torchcaps.Scatter, out, root); err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Root = collective.Scatter, int(root)
+	c.Request.Kind, c.Request.Root = Scatter, int(root)
 	c.about(out)
 	if g.Rank != root && ins != nil {
 		return cohort.Newf(name, cohort.InvalidArgument, "only the root (rank %d) gives inputs", root)
@@ -229,7 +227,7 @@ func (c *Call) sized(g *Group, name string, op torchcaps.Op, blocks []*tensor.Te
 // ReduceScatter combines ins over all ranks, one tensor per rank; rank i gets the result of tensor i in out.
 func (g *Group) ReduceScatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, op reduce.Op) error {
 	const name = "group: reduce_scatter"
-	if err := g.checkReduction(name, torchcaps.ReduceScatter, out, op); err != nil {
+	if err := g.checkReduction(name, torchcaps.ReduceScatter, out, op, g.Size); err != nil {
 		return err
 	}
 	if err := g.checkList(name, "inputs", ins, out, equal); err != nil {
@@ -242,7 +240,7 @@ func (g *Group) ReduceScatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor,
 	if err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.Op, c.Request.In = collective.ReduceScatter, op, in
+	c.Request.Kind, c.Request.Op, c.Request.In = ReduceScatter, op, in
 	if sameShape(ins) {
 		c.about(out)
 	}
@@ -264,7 +262,7 @@ func (g *Group) ReduceScatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor,
 // ReduceScatterInto combines in over all ranks; rank i gets the i-th of size equal parts of the result in out.
 func (g *Group) ReduceScatterInto(c *Call, out, in *tensor.Tensor, op reduce.Op) error {
 	const name = "group: reduce_scatter_tensor"
-	if err := g.checkReduction(name, torchcaps.ReduceScatterInto, in, op); err != nil {
+	if err := g.checkReduction(name, torchcaps.ReduceScatterInto, in, op, g.Size); err != nil {
 		return about(err, in, out)
 	}
 	if err := g.checkPair(name, out, in); err != nil {
@@ -273,7 +271,7 @@ func (g *Group) ReduceScatterInto(c *Call, out, in *tensor.Tensor, op reduce.Op)
 	if in.Numel() != out.Numel()*g.Size {
 		return cohort.Newf(name, cohort.InvalidArgument, "the input has %d elements, want %d: the output's %d for each of %d ranks", in.Numel(), out.Numel()*g.Size, out.Numel(), g.Size)
 	}
-	c.Request.Kind, c.Request.Op = collective.ReduceScatter, op
+	c.Request.Kind, c.Request.Op = ReduceScatter, op
 	c.flat(g, in, out)
 	if err := g.input(c, in); err != nil {
 		return err
@@ -315,7 +313,7 @@ func (g *Group) AllToAll(c *Call, outs, ins []*tensor.Tensor) error {
 	if err != nil {
 		return err
 	}
-	c.Request.Kind, c.Request.DType, c.Request.In = collective.AllToAll, ins[0].DType(), flat
+	c.Request.Kind, c.Request.DType, c.Request.In = AllToAll, ins[0].DType(), flat
 	inCounts, evenIn := byteCounts(ins)
 	outCounts, evenOut := byteCounts(outs)
 	if !evenIn || !evenOut || inCounts[0] != outCounts[0] {
@@ -340,7 +338,7 @@ func (g *Group) AllToAllInto(c *Call, out, in *tensor.Tensor, outSplits, inSplit
 	if err := g.checkMove(name, torchcaps.AllToAllInto, in, 0); err != nil {
 		return err
 	}
-	c.Request.Kind = collective.AllToAll
+	c.Request.Kind = AllToAll
 	var err error
 	if c.Request.InCounts, err = g.splitBytes(name, "input", in, inSplits); err != nil {
 		return err
@@ -368,20 +366,16 @@ func (g *Group) AllToAllInto(c *Call, out, in *tensor.Tensor, outSplits, inSplit
 }
 
 // Barrier ends when all ranks have reached it.
-func (g *Group) Barrier(c *Call) { c.Request.Kind, c.Request.DType = collective.Barrier, tensor.Uint8 }
+func (g *Group) Barrier(c *Call) { c.Request.Kind, c.Request.DType = Barrier, tensor.Uint8 }
 
-// checkReduction checks the arguments of an operation that combines.
-func (g *Group) checkReduction(name string, kind torchcaps.Op, t *tensor.Tensor, op reduce.Op) error {
-	return g.checkReductions(name, kind, t, op, g.Size)
-}
-
-// checkReductions is checkReduction of an operation of so many parts, of which PyTorch ranks run one after the other.
-func (g *Group) checkReductions(name string, kind torchcaps.Op, t *tensor.Tensor, op reduce.Op, parts int) error {
+// checkReduction checks the arguments of an operation that combines. parts is of how many operations it consists that PyTorch ranks run one
+// after the other.
+func (g *Group) checkReduction(name string, kind torchcaps.Op, t *tensor.Tensor, op reduce.Op, parts int) error {
 	if err := g.CheckTensor(name, t); err != nil {
 		return err
 	}
-	known := op.Valid()
-	if known {
+	withTorch := !g.Peers.None() && op.Valid()
+	if withTorch {
 		if err := g.checkTorch(name, kind, t.DType(), op, t.Numel(), parts); err != nil {
 			return checkedAs(kind, err, t)
 		}
@@ -390,7 +384,7 @@ func (g *Group) checkReductions(name string, kind torchcaps.Op, t *tensor.Tensor
 		return nil
 	}
 	e := cohort.Newf(name, cohort.InvalidArgument, "%v of %v is not defined", op, t.DType())
-	if g.Peers.None() || !known {
+	if !withTorch {
 		return e
 	}
 	return checkedAs(kind, &Refusal{Reason: e, Where: torchcaps.AtTheWait}, t)
