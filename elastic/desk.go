@@ -64,19 +64,6 @@ type seat struct {
 	done    bool
 }
 
-// switches turn parts of the desk off, so that tests see that each is needed.
-type switches struct {
-	sameUUID        bool // a failed round is repeated under its uuid
-	keepSilent      bool // silent members stay
-	noOver          bool // the others are not notified that a round is over
-	noRejoinTimeout bool // members that do not return are waited for
-	shuffle         bool // newcomers are first
-	askOnce         bool // members do not repeat questions that are not answered
-	forget          bool // a coordinator that is started again knows nothing of the round
-	forgetNotified  bool // nor that a member was notified of it twice
-	forgetDone      bool // nor who has finished
-}
-
 type desk struct {
 	job      *launchcore.Job
 	epoch    int64
@@ -88,7 +75,6 @@ type desk struct {
 	over     bool   // the round has ended, and members are on their way back
 	done     bool   // a member of the round has finished
 	waits    int    // the timer of rejoinTimeout, 0 for none
-	off      switches
 	now      effects
 }
 
@@ -104,9 +90,6 @@ func newDesk(epoch int64, c config) *desk {
 // resume takes up the round of an earlier desk. over says that it has ended. untold are questions that are still there: that desk
 // may have died before it had answered them, or after that.
 func (d *desk) resume(r record, over bool, untold []int64) effects {
-	if d.off.forget {
-		return d.start()
-	}
 	d.round, d.kept = &Round{UUID: r.UUID, Handles: r.Handles}, r
 	var nodes []launchcore.Node
 	for i, m := range r.Members {
@@ -125,7 +108,7 @@ func (d *desk) resume(r record, over bool, untold []int64) effects {
 		for _, s := range d.seats {
 			if slices.Contains(untold, s.latest) {
 				d.resendRound(s)
-				s.again = !d.off.forgetNotified
+				s.again = true
 			}
 		}
 	})
@@ -135,7 +118,7 @@ func (d *desk) resume(r record, over bool, untold []int64) effects {
 // the others is still to come.
 func (d *desk) resumeDone() {
 	for _, s := range d.seats {
-		if !slices.Contains(d.kept.Done, s.member) || d.off.forgetDone {
+		if !slices.Contains(d.kept.Done, s.member) {
 			continue
 		}
 		s.running, s.done, d.done = false, true, true
@@ -216,7 +199,7 @@ func (d *desk) asked(number int64, q question) effects {
 // silent takes out a member that has not responded.
 func (d *desk) silent(member ID) effects {
 	return d.step(func() {
-		if s := d.find(member); s != nil && !d.off.keepSilent {
+		if s := d.find(member); s != nil {
 			d.remove(s, "a member has not responded")
 		}
 	})
@@ -318,9 +301,6 @@ func (d *desk) perform(list []launchcore.JobEffect) {
 		switch e := e.(type) {
 		case launchcore.OpenStore:
 			uuid := d.epoch<<32 | int64(e.Attempt)
-			if d.off.sameUUID {
-				uuid = d.epoch << 32
-			}
 			d.round, d.over, d.done = &Round{UUID: uuid}, false, false
 		case launchcore.BeginNode:
 			members, failures = append(members, d.byNode(e.Node)), e.Restarts
@@ -347,9 +327,6 @@ func (d *desk) perform(list []launchcore.JobEffect) {
 
 // begin answers the members of a round.
 func (d *desk) begin(members []*seat, failures int) {
-	if d.off.shuffle {
-		slices.Reverse(members)
-	}
 	d.now.record = &record{UUID: d.round.UUID, Failures: failures}
 	for _, s := range members {
 		d.round.Handles = append(d.round.Handles, s.handle)
@@ -396,11 +373,7 @@ func (d *desk) end() {
 		return
 	}
 	d.over = true
-	if !d.off.noOver {
-		d.now.over = append(d.now.over, d.round.UUID)
-	}
-	if !d.off.noRejoinTimeout {
-		d.waits++
-		d.now.timers = append(d.now.timers, launchcore.SetTimer{ID: rejoinTimer + d.waits, After: d.patience})
-	}
+	d.now.over = append(d.now.over, d.round.UUID)
+	d.waits++
+	d.now.timers = append(d.now.timers, launchcore.SetTimer{ID: rejoinTimer + d.waits, After: d.patience})
 }

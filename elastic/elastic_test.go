@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,10 +21,16 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/elastic"
 	"github.com/cohort-dist/cohort/group"
+	"github.com/cohort-dist/cohort/internal/testing/mutation"
 	"github.com/cohort-dist/cohort/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		mutation.Cleanup()
+		os.Exit(code)
+	}))
+}
 
 var silence = elastic.WithSilence(2 * time.Second)
 

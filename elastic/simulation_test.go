@@ -5,6 +5,7 @@ package elastic
 
 import (
 	"container/heap"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/testing/mutation"
 )
 
 // The simulation runs the desk with members that crash, hang, come late and are cut off, over a store that is slow, and with a
@@ -63,7 +66,7 @@ type sim struct {
 	agenda   agenda
 	order    int
 	config   config
-	off      switches
+	askOnce  bool // members do not repeat questions that are not answered
 	desk     *desk
 	epoch    int64
 	began    time.Duration      // when this coordinator was started: it knows nothing of signs of life before
@@ -147,7 +150,7 @@ func (s *sim) ask(m *simMember) {
 		s.readQuestions()
 	})
 	s.after(3*time.Second+s.random(5*time.Second), func() { // the coordinator may have forgotten it
-		if m.question == n && !s.off.askOnce {
+		if m.question == n && !s.askOnce {
 			s.ask(m)
 		}
 	})
@@ -233,7 +236,6 @@ func (s *sim) start() {
 	s.epoch++
 	s.began = s.now
 	s.desk = newDesk(s.epoch, s.config)
-	s.desk.off = s.off
 	for _, m := range s.members {
 		m.known = slices.Contains(s.record.Members, m.id) && !slices.Contains(s.record.Done, m.id)
 		m.heard = s.now
@@ -453,9 +455,9 @@ func (s *sim) fault(m *simMember) {
 }
 
 // simulate runs one seed and returns what went wrong.
-func simulate(seed uint64, work bool, off switches) (problems, trace []string) {
+func simulate(seed uint64, work, askOnce bool) (problems, trace []string) {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), work: work, off: off, over: map[int64]bool{}, asked: map[int64]question{}, untaken: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[ID]bool{},
+		rng: rand.New(rand.NewPCG(seed, 1)), work: work, askOnce: askOnce, over: map[int64]bool{}, asked: map[int64]question{}, untaken: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[ID]bool{},
 	}
 	s.low = 1 + s.rng.IntN(3)
 	s.high = s.low + s.rng.IntN(3)
@@ -519,40 +521,42 @@ func simulate(seed uint64, work bool, off switches) (problems, trace []string) {
 	return s.problems, s.trace
 }
 
+var (
+	simFirst = flag.Uint64("elastic.first", 0, "the first seed that TestSimulation runs")
+	simSeeds = flag.Uint64("elastic.seeds", 1000, "how many seeds TestSimulation runs")
+)
+
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	seeds := []uint64{
 		5_008_887, // the question of a member that has died arrives after the next one, and a coordinator that is started later finds it
 		3399,      // a member that was declared dead finishes, and then the coordinator dies
 	}
-	for seed := range uint64(3000) {
-		seeds = append(seeds, seed)
+	for i := range *simSeeds {
+		seeds = append(seeds, *simFirst+i)
 	}
 	for _, seed := range seeds {
 		for _, work := range []bool{false, true} {
-			if problems, trace := simulate(seed, work, switches{}); len(problems) > 0 {
+			if problems, trace := simulate(seed, work, false); len(problems) > 0 {
 				t.Fatalf("seed %d, with an end: %v: %v\n%s", seed, work, problems, strings.Join(trace, "\n"))
 			}
 		}
 	}
 }
 
-// TestEveryPartIsNeeded: with a part turned off the simulation finds something.
-func TestEveryPartIsNeeded(t *testing.T) {
+// TestMutants leaves one rule of the desk out at a time: the simulation must notice.
+func TestMutants(t *testing.T) {
 	t.Parallel()
-	for name, off := range map[string]switches{
-		"fresh uuids": {sameUUID: true}, "leaving out the silent": {keepSilent: true}, "saying that a round is over": {noOver: true},
-		"patience": {noRejoinTimeout: true}, "stable order": {shuffle: true}, "asking again": {askOnce: true},
-		"the record of the round": {forget: true}, "remembering who was told again": {forgetNotified: true},
-		"remembering who has finished": {forgetDone: true},
-	} {
-		found := false
-		for seed := uint64(0); seed < 1000 && !found; seed++ {
-			problems, _ := simulate(seed, seed%2 > 0, off)
-			found = len(problems) > 0
-		}
-		if !found {
-			t.Errorf("nothing depends on %s", name)
+	mutation.Found(t)
+}
+
+// TestAskingAgainIsNeeded: members that do not repeat questions which are not answered make the simulation find something.
+func TestAskingAgainIsNeeded(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(1000) {
+		if problems, _ := simulate(seed, seed%2 > 0, true); len(problems) > 0 {
+			return
 		}
 	}
+	t.Error("nothing depends on asking again")
 }

@@ -30,12 +30,17 @@ const (
 // Main runs the tests of a package that uses With or Found, for its TestMain.
 func Main(m *testing.M) int {
 	code := m.Run()
+	Cleanup()
+	return code
+}
+
+// Cleanup is for a TestMain that cannot call Main: it removes what was built.
+func Cleanup() {
 	if built.dir != "" {
 		if err := os.RemoveAll(built.dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}
 	}
-	return code
 }
 
 // On reports whether this process was started by With or Found with a mutant.
