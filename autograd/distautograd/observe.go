@@ -4,6 +4,7 @@
 package distautograd
 
 import (
+	"fmt"
 	"strconv"
 	"time"
 
@@ -37,4 +38,13 @@ func (c *Context) began() (ended func(error)) {
 		end.Dur = end.Time.Sub(x.Time)
 		c.e.hook.Emit(end)
 	}
+}
+
+// String names the context by its id.
+func (c *Context) String() string { return fmt.Sprintf("autograd context %d", int64(c.ID())) }
+
+// String says how many contexts and passes there are.
+func (e *Engine) String() string {
+	s := e.Stats()
+	return fmt.Sprintf("autograd engine (%d contexts, %d passes)", s.Contexts, s.Passes)
 }

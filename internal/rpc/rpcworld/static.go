@@ -34,3 +34,10 @@ func (w *World) Names(ctx context.Context, c Caller, addr string) ([]string, err
 	}
 	return names, m.Err()
 }
+
+// LatestRound is the last round with a world, or 0.
+func (w *World) LatestRound(ctx context.Context) (int, error) {
+	m := worldcore.NewLatest()
+	w.drive(ctx, m, nil)
+	return m.Round(), m.Err()
+}

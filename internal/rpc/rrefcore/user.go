@@ -27,9 +27,9 @@ type handle struct {
 	accepting      bool // the parent waits for our accept
 	deletable      bool // a failed reference whose fork the owner may still have
 	unanswered     bool // a PyTorch owner has not answered the creating call
-	lost           bool // and never will: see lost.go
+	lost           bool // and never will: see pytorch.go
 	children       map[ID]life
-	doubtful       map[ID]Time // of them, since when: see stuck.go
+	doubtful       map[ID]Time // of them, since when: see pytorch.go
 	since          Time
 }
 
