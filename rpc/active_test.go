@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A call that nobody waits for counts from the moment it was started, also while its session is still being opened. So a
+// A call without a waiting caller counts from the moment it was started, also while its session is still being opened. So a
 // shutdown that begins then does not end before it has run.
 func TestCallCountsBeforeItsSession(t *testing.T) {
 	for what, start := range map[string]func(a *Agent) error{
@@ -71,8 +71,8 @@ func TestCallThatFailsEndsItsCount(t *testing.T) {
 	ctx := testContext(t)
 	agents := world(t, 3, true, func(int) *Registry { return NewRegistry() })
 	a := agents[1]
-	if _, err := Async[any](ctx, a, "nobody", "t.none").Await(ctx); err == nil {
-		t.Error("a call to nobody succeeds")
+	if _, err := Async[any](ctx, a, "unknown", "t.none").Await(ctx); err == nil {
+		t.Error("a call to an unknown worker succeeds")
 	}
 	if _, err := Async[any](ctx, a, "w1", "t.none").Await(ctx); err == nil {
 		t.Error("a call of nothing at oneself succeeds")

@@ -32,7 +32,7 @@ func (r *reading) Get(ctx context.Context, key string) ([]byte, error) {
 }
 
 // TestStartAgainForgetsTheFirst: worker b dies while a static world starts, when worker a knows it and waits for x, which has died before.
-// Others come in their places. The world starts again with them, and nobody knows b.
+// Others replace them. The world starts again with them, and none of them knows b.
 func TestStartAgainForgetsTheFirst(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)

@@ -37,7 +37,7 @@ type Agent struct {
 	name   string
 	id     rrefcore.Worker
 	epoch  uint64
-	secret []byte // published under the name, and proved to whoever we speak with
+	secret []byte // published under the name, and proved to every peer
 	cfg    *config
 	world  *rpcworld.World
 	addr   string
@@ -51,7 +51,7 @@ type Agent struct {
 	joined      atomic.Bool // Join has returned
 	ending      ending
 	timeout     atomic.Int64     // of calls without a deadline, in nanoseconds
-	memory      *tensorpool.Pool // of received tensors, unless the user said otherwise
+	memory      *tensorpool.Pool // of received tensors, unless the user set WithAlloc
 	debugServer *debugServer
 }
 
@@ -120,7 +120,7 @@ func newEpoch() uint64 {
 	return binary.LittleEndian.Uint64(b[:]) | 1
 }
 
-// newSecret is what a worker proves with that it is the one that wrote its entry in the store.
+// newSecret returns the secret with which a worker proves that it wrote its entry in the store.
 func newSecret() []byte {
 	b := make([]byte, 32)
 	_, _ = rand.Read(b) // never fails
@@ -176,30 +176,30 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 	return err
 }
 
-// proofTime bounds the question to the store that a new link waits for.
+// proofTime bounds the read from the store that a new link waits for.
 const proofTime = 10 * time.Second
 
-// publishedSecret is what the other side of a link must know if it calls itself by the name of a worker. A name that has
-// published none is a guest's, or that of a worker that does not speak this transport.
+// publishedSecret is what the other side of a link must know to use the name of a worker. A name that has
+// published none belongs to a client, or to a worker that does not speak this transport.
 func (a *Agent) publishedSecret(id cohortwire.Identity) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(a.net.Context, proofTime)
 	defer cancel()
 	failpoint.At("rpc.agent.proof")
 	e, err := a.world.Entry(ctx, id.Name)
 	if err == nil && e.Epoch != 0 && e.Epoch != id.Incarnation {
-		err = cohort.Newf("rpc: connection", cohort.Protocol, "it is another start of worker %q than the one in the store", id.Name)
+		err = cohort.Newf("rpc: connection", cohort.Protocol, "the peer is another start of worker %q than the one in the store", id.Name)
 	}
 	return e.Secret, err
 }
 
 // linkLimit is when a silent link is given up: well before a lease ends on it. The time that is left is for a new link, on
 // which leases are renewed; with the same limit live workers could lose references to a link that swallows everything. The silence is noticed
-// up to two heartbeats late. One heartbeat that is not heard in time is no silence.
+// up to two heartbeats late. A single late heartbeat does not count as silence.
 func linkLimit(heartbeat, lease time.Duration) time.Duration {
 	return max(lease/2, min(2*heartbeat, lease*3/4))
 }
 
-// WorkerInfo names a worker. Its id is its rank, as in PyTorch; a guest's is [cohort.NoRank]. It corresponds to
+// WorkerInfo names a worker. Its id is its rank, as in PyTorch; a client's is [cohort.NoRank]. It corresponds to
 // torch.distributed.rpc.WorkerInfo.
 type WorkerInfo struct {
 	Name string
@@ -258,9 +258,9 @@ func (a *Agent) WorkerByID(id cohort.Rank) (WorkerInfo, error) {
 // them may be what called Close.
 const closeGrace = time.Second
 
-// Close leaves the world at once: calls under way fail, nobody is told, references held by others break. It is
+// Close leaves the world at once: calls under way fail, other workers are not notified, references held by others break. It is
 // idempotent. The contexts of all handlers end, and Close returns when the agent's goroutines have ended, or a second later
-// if a handler is still running: it may be the one that called Close. [Agent.Done] tells when the last one has ended. It
+// if a handler is still running: it may be the one that called Close. [Agent.Done] is closed when the last one has ended. It
 // corresponds to shutdown(graceful=False).
 func (a *Agent) Close() error {
 	failpoint.At("rpc.agent.close")

@@ -11,7 +11,7 @@ import (
 )
 
 // async starts a call and reports its result exactly once. The call counts as active when async returns, although there may
-// be no session yet to send it on: a handler that has started it may return now, and then nothing else tells a shutdown
+// be no session yet to send it on: a handler that has started it may return now, and then nothing else shows a shutdown
 // that there is something to wait for.
 func (a *Agent) async(ctx context.Context, to, fn string, args []any, report func(any, error)) {
 	if len(a.cfg.calling) > 0 {
@@ -20,8 +20,8 @@ func (a *Agent) async(ctx context.Context, to, fn string, args []any, report fun
 			report(nil, err)
 			return
 		}
-		told := report
-		ctx, report = next, func(v any, err error) { end(err); told(v, err) }
+		finish := report
+		ctx, report = next, func(v any, err error) { end(err); finish(v, err) }
 	}
 	if err := a.caller.Active.Enter(ctx); err != nil {
 		report(nil, err)

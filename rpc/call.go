@@ -21,7 +21,7 @@ import (
 //
 // ctx bounds the call; without a deadline the agent's timeout does. A Go callee gets the deadline, and its context ends
 // when the caller's does; a PyTorch callee goes on and its late answer is dropped with the references in it. With the context that a handler was
-// given, its place is free for others while the call waits.
+// given, its slot is free for others while the call waits.
 func Call[T any](ctx context.Context, c Caller, to, fn string, args ...any) (T, error) {
 	v, err := c.callsBy().call(ctx, to, fn, args)
 	return convert[T](fn, v, err)
@@ -54,7 +54,7 @@ func Async[T any](ctx context.Context, c Caller, to, fn string, args ...any) *co
 	return p.Future()
 }
 
-// Await waits for a future within a handler, given the handler's ctx. Meanwhile another handler can run in its place, so
+// Await waits for a future within a handler, given the handler's ctx. Meanwhile another handler can use its slot, so
 // handlers that wait for each other's calls cannot block each other.
 func Await[T any](ctx context.Context, f *cohort.Future[T]) (T, error) {
 	if f == nil {
@@ -123,14 +123,14 @@ func (a *Agent) result(fn string, p *rpcsession.Peer, x rpcsession.Reply) (any, 
 		d.Abandon(x.Msg)
 		return nil, err
 	}
-	if said, ok := v.(*rpcwire.RemoteException); ok {
+	if remote, ok := v.(*rpcwire.RemoteException); ok {
 		p.Stats.Errors.Add(1)
-		err := raised(p.Name, said)
-		if x.Frame != nil || rpcwire.NotDecoded(said.Msg) { // a Go worker ignores it for what it has decoded
+		err := raised(p.Name, remote)
+		if x.Frame != nil || rpcwire.NotDecoded(remote.Msg) { // a Go worker ignores it for what it has decoded
 			a.refs.Undecoded(p, x.Wires)
 		}
 		if err.Code == cohort.DeadlineExceeded && !x.Due.IsZero() && !time.Now().Before(x.Due) {
-			return nil, late(fn, p) // the callee was only faster to notice the caller's deadline
+			return nil, late(fn, p) // the callee noticed the caller's deadline first
 		}
 		return nil, rpcclient.Named("rpc: call", fn, p, restoreReason(err))
 	}

@@ -186,7 +186,7 @@ func TestErrors(t *testing.T) {
 		if _, err := Call[int](ctx, agents[0], "w1", "bad.args", 1, "text"); !errors.Is(err, cohort.Mismatch) {
 			t.Errorf("result of another type: %v", err)
 		}
-		if _, err := Call[int](ctx, agents[0], "nobody", "bad.args"); !errors.Is(err, cohort.NotFound) {
+		if _, err := Call[int](ctx, agents[0], "unknown", "bad.args"); !errors.Is(err, cohort.NotFound) {
 			t.Errorf("unknown worker: %v", err)
 		}
 		if _, err := Call[any](ctx, agents[0], "w1", "bad.args", make(chan int)); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "bad.args") || !strings.Contains(err.Error(), "w1") {

@@ -105,7 +105,7 @@ func TestCancellationInTheQueue(t *testing.T) {
 		if _, err := hold.Await(ctx); err != nil {
 			t.Error(err)
 		}
-		if _, err := Call[any](ctx, agents[0], to, "t.nobody"); cohort.CodeOf(err) != cohort.NotFound { // it comes after the late one
+		if _, err := Call[any](ctx, agents[0], to, "t.unknown"); cohort.CodeOf(err) != cohort.NotFound { // it comes after the late one
 			t.Error(err)
 		}
 		if ran.Load() {
@@ -173,7 +173,7 @@ func narrowWorld(t *testing.T, opts ...Option) (agents []*Agent, occupy func(con
 	}
 }
 
-// A request that finds no room is answered with an error, and the references that it brought are given back, whoever owns them.
+// A request that finds no room is answered with an error, and the references that it brought are given back, to any owner.
 func TestReferenceWithoutRoom(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()
@@ -203,7 +203,7 @@ func TestReferenceWithoutRoom(t *testing.T) {
 	})
 }
 
-// TestCreationWithoutRoom: whoever asks for an object whose creation finds no room is told so, also if its creator has passed the reference
+// TestCreationWithoutRoom: a fetch of an object whose creation finds no room gets that error, also if its creator has passed the reference
 // on before it heard of that.
 func TestCreationWithoutRoom(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {

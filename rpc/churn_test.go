@@ -73,13 +73,13 @@ func TestLingeringAnswer(t *testing.T) {
 	_ = ref.Close()
 }
 
-// TestHastenedAnswer: the answer to a creation comes at once to whoever waits for it. Goroutines that read sockets keep the clock of the
+// TestAnswerIsFlushed: the answer to a creation arrives at once at a caller that waits for it. Goroutines that read sockets keep the clock of the
 // bubble from advancing, so nothing comes because some time has passed. It runs in a process of its own: pools of the packages below keep
-// channels of the bubble, which nobody else may use.
-func TestHastenedAnswer(t *testing.T) {
+// channels of the bubble, which no other goroutine may use.
+func TestAnswerIsFlushed(t *testing.T) {
 	const child = "COHORT_TEST_HASTENED_ANSWER"
 	if os.Getenv(child) == "" {
-		cmd := exec.CommandContext(testContext(t), os.Args[0], "-test.run=^TestHastenedAnswer$")
+		cmd := exec.CommandContext(testContext(t), os.Args[0], "-test.run=^TestAnswerIsFlushed$")
 		cmd.Env = append(os.Environ(), child+"=1")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)

@@ -32,7 +32,7 @@ func (r *Registry) Class(name string, sample any) error {
 	c := &class{name: py.Func(name), methods: map[string]*handler{}}
 	for i := range t.NumMethod() {
 		m := t.Method(i)
-		// On a zero receiver only the form counts; bound gives the real one.
+		// Only the signature is checked on a zero receiver; bound sets the real one.
 		h, err := newHandler(name+"."+m.Name, reflect.Zero(t).Method(i), nil)
 		if err != nil {
 			continue

@@ -31,11 +31,11 @@ type Caller interface {
 func (a *Agent) callsBy() *Agent { return a }
 
 // Client calls the workers of a world without being one of them. They need not know it; it serves nothing and holds no
-// references. Tools use it to look into a running world.
+// references. Tools use it to inspect a running world.
 type Client struct{ a *Agent }
 
-// NewClient returns a client of the RPC world that meets in st. The name must not be that of a worker. Of the options those about
-// addresses, transports, timeouts, logs and calls have a meaning for it, and [WithRound].
+// NewClient returns a client of the RPC world that meets in st. The name must not be that of a worker. Only the options about
+// addresses, transports, timeouts, logs and calls apply to it, and [WithRound].
 func NewClient(ctx context.Context, st store.Store, name string, opts ...Option) (*Client, error) {
 	opts = append(slices.Clone(opts), option(func(c *config) error { c.client, c.rank, c.worldSize = true, -1, 0; return nil }))
 	a, err := Join(ctx, st, name, opts...)

@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package components finds the parts of a graph that do not hang together.
+// This file finds the connected components of a graph.
 package rpc
 
 import (
@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// connectedComponents returns the connected parts of a graph without directions: each with its members in order, the parts in the order of their
+// connectedComponents returns the connected components of an undirected graph: each with its members in order, the components in the order of their
 // first members. near has an entry for every member, with its neighbours; an edge may stand at either end.
 func connectedComponents[T cmp.Ordered](near map[T][]T) [][]T {
 	both := make(map[T][]T, len(near))

@@ -48,7 +48,7 @@ func Cycles(workers ...ReferenceInfo) [][]string {
 			}
 		}
 	}
-	// Whoever is kept by something that is no object of this set is alive, and so is all that it keeps.
+	// An object that is kept by something outside this set is alive, and so is all that it keeps.
 	garbage := map[string]bool{}
 	for id := range objects {
 		garbage[id] = true
@@ -88,7 +88,7 @@ func keptBy(o ObjectInfo, holderOf map[string]string, local []string, set map[st
 }
 
 // holds returns the references that an object keeps: those that its value names, if it is a [Holder], else those that could
-// be seen in it when it was made. Its owner may change the value at any time, so nobody else can look into it later.
+// be seen in it when it was made. Its owner may change the value at any time, so it cannot be inspected later.
 func (c *config) holds(o *rpcref.Object) []HoldInfo {
 	value, cores := o.Held()
 	if h, ok := value.(Holder); ok {

@@ -85,7 +85,7 @@ type ForkInfo struct {
 	ID     string  `json:"id"`
 	Holder string  `json:"holder"`
 	Age    float64 `json:"age"`    // seconds
-	Silent float64 `json:"silent"` // seconds since its holder was heard
+	Silent float64 `json:"silent"` // seconds since its holder was last heard from
 }
 
 // HandleInfo describes a reference that a worker holds.
@@ -153,7 +153,7 @@ func (a *Agent) nameOf(id rrefcore.Worker) string {
 	return fmt.Sprintf("worker %d", id)
 }
 
-// leakError reports references to own objects that nobody released.
+// leakError reports references to own objects that were not released.
 func (a *Agent) leakError() error {
 	if a.refs == nil || a.cfg.client {
 		return nil

@@ -3,7 +3,7 @@
 
 package rpc
 
-// This file lets "cohort why", "cohort ps" and "cohort trace" ask an RPC worker which calls it waits for, in a job of
+// This file lets "cohort why", "cohort ps" and "cohort trace" query the calls that an RPC worker waits for, in a job of
 // "cohort run" and where COHORT_DUMP_DIR is set.
 
 import (
@@ -17,14 +17,14 @@ import (
 	"github.com/cohort-dist/cohort/internal/sys/controlsock"
 )
 
-// debugServer is a worker that can be asked. Nothing depends on it.
+// debugServer answers queries about a worker. Nothing depends on it.
 type debugServer struct {
-	// Calls is where the worker notes its calls; nil if nobody can ask for them.
+	// Calls is where the worker notes its calls; nil if they cannot be queried.
 	Calls  *flightrec.Calls
 	server *controlsock.Server
 }
 
-// serveDebug lets a worker be asked, if there is a place for it, until Close.
+// serveDebug serves queries about a worker until Close, if its control socket can be made.
 func serveDebug(worker string, logger *slog.Logger) *debugServer {
 	calls := flightrec.NewCalls()
 	server, err := controlsock.ServeOwn(controlsock.Answers{"stacks": controlsock.Stacks, "trace": func(context.Context) ([]byte, error) {
@@ -36,7 +36,7 @@ func serveDebug(worker string, logger *slog.Logger) *debugServer {
 		return json.Marshal(d)
 	}})
 	if err != nil {
-		logger.Info("this worker cannot be asked what it waits for", slog.Any("error", err))
+		logger.Info("no debug socket: the calls that this worker waits for cannot be queried", slog.Any("error", err))
 	}
 	if server == nil {
 		return &debugServer{}

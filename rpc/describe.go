@@ -20,14 +20,14 @@ type FunctionInfo struct {
 	Method bool        `json:"method,omitempty"`
 	Doc    string      `json:"doc,omitempty"`
 	Params []ParamInfo `json:"params"`
-	// Result is the type of the result in Python's words, "None" without one.
+	// Result is the type of the result in Python's notation, "None" without one.
 	Result string `json:"result"`
 }
 
 // ParamInfo describes one parameter.
 type ParamInfo struct {
 	Name string `json:"name"`
-	// Type is the type in Python's words: int, list[float], torch.Tensor, typing.Any.
+	// Type is the type in Python's notation: int, list[float], torch.Tensor, typing.Any.
 	Type string `json:"type"`
 	// Optional parameters may be left out.
 	Optional bool `json:"optional,omitempty"`

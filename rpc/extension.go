@@ -40,19 +40,19 @@ func (a *Agent) attach() (err error) {
 	return err
 }
 
-// outgoing returns how the extension is asked about requests that leave, or nil.
+// outgoing returns the function that passes requests to the extension before they are sent, or nil.
 func (a *Agent) outgoing() func(context.Context, *rpcsession.Peer, bool, string, *rpcwire.Message) (*rpcext.Exchange, error) {
 	if a.extension == nil {
 		return nil
 	}
 	return func(ctx context.Context, to *rpcsession.Peer, toGo bool, fn string, m *rpcwire.Message) (*rpcext.Exchange, error) {
 		w := rpcserver.ExtensionWorker(to)
-		w.Go = toGo // as the session says on which it is sent
+		w.Go = toGo // as on the session on which it is sent
 		return a.extension.Outgoing(ctx, w, fn, m)
 	}
 }
 
-// seam is the agent as its extension sees it.
+// extensionAgent is the agent as its extension sees it.
 type extensionAgent struct{ a *Agent }
 
 var _ rpcext.Agent = extensionAgent{}
@@ -117,11 +117,11 @@ func (s extensionAgent) plain(to int, mode string, m *rpcwire.Message) (*rpcclie
 	return o, nil
 }
 
-// largePost is the size from which on a message is sent by a goroutine of its own: its write is waited for, and a goroutine that
+// largePost is the size from which on a message is sent by a goroutine of its own: its sender waits for the write, and a goroutine that
 // reads must not wait.
 const largePost = 16 << 10
 
-// large reports whether the write of a message may be waited for.
+// large reports whether the sender of a message may have to wait for its write.
 func large(m *rpcwire.Message) bool {
 	size := len(m.Payload)
 	for _, t := range m.Tensors {

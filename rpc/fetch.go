@@ -22,7 +22,7 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 	if core.Object != nil && !core.Closed.Load() {
 		return a.ownValue(ctx, "fetch", core.Object)
 	}
-	if err := a.caller.Active.Enter(ctx); err != nil { // from here on a shutdown waits with the release of the reference
+	if err := a.caller.Active.Enter(ctx); err != nil { // from here on a shutdown delays the release of the reference
 		return nil, err
 	}
 	defer a.caller.Active.Leave()
@@ -77,14 +77,14 @@ func (a *Agent) fetch(ctx context.Context, core *rpcref.Hold) (any, error) {
 		d.Abandon(x.Msg)
 		return nil, err
 	}
-	if said, ok := v.(*rpcwire.RemoteException); ok {
-		return nil, fetchFailure(ctx, due, core, rpcclient.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, said))))
+	if remote, ok := v.(*rpcwire.RemoteException); ok {
+		return nil, fetchFailure(ctx, due, core, rpcclient.Named("rpc: fetch", o.Func, p, restoreReason(raised(p.Name, remote))))
 	}
 	return v, nil
 }
 
 // fetchFailure is the error of a fetch that has failed with err. If the reference has failed meanwhile, that is why. If a Go owner
-// says that the object is gone while its creation is under way here, the creation has been given up, and is about to say why.
+// answers that the object is gone while its creation is under way here, the creation has been given up, and its error is about to be set.
 func fetchFailure(ctx context.Context, due time.Time, core *rpcref.Hold, err error) error {
 	if errors.Is(err, ErrGone) {
 		bounded, cancel := rpcclient.Until(ctx, due)

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// A peer that takes no data holds up its own control stream, and nobody else's. The lease is longer than the test waits: an owner that
+// A peer that does not read holds up its own control stream, and no other. The lease is longer than the test waits: an owner that
 // hears nothing would give up its object by itself.
-func TestCongestedPeerHoldsUpNobody(t *testing.T) {
+func TestCongestedPeerHoldsUpOnlyItself(t *testing.T) {
 	agents := world(t, 3, true, func(int) *Registry { return NewRegistry().MustHandle("t.make", func() int { return 7 }) }, WithLease(time.Second, time.Minute, time.Minute))
 	ctx := testContext(t)
 	refs := map[string]*Ref[int]{}

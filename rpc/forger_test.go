@@ -29,7 +29,7 @@ func forge(t *testing.T, a *Agent, to rrefcore.Worker, all ...rrefcore.Message) 
 }
 
 // A worker of the world that was given no reference, but knows all ids, asks for one, fetches, deletes, cancels, confirms, hands
-// over, creates and withdraws. It gets nothing, and nobody loses anything.
+// over, creates and withdraws. It gets nothing, and no worker loses anything.
 func TestMemberForgesReferences(t *testing.T) {
 	begun, release := make(chan struct{}, 1), make(chan struct{})
 	reg := NewRegistry().
@@ -133,7 +133,7 @@ func TestMemberForgesReferences(t *testing.T) {
 			t.Errorf("given to its owner: %q, %v", v, err)
 		}
 		if v, err := Call[string](ctx, want.ref.a, "w2", "t.fetch", want.ref); err != nil || v != want.value {
-			t.Errorf("given to whoever had tried to take it: %q, %v", v, err)
+			t.Errorf("given to the worker that had tried to take it: %q, %v", v, err)
 		}
 		_ = want.ref.Close()
 	}

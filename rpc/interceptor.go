@@ -54,7 +54,7 @@ func calledMethod(fn string, args []any) (method, object string, ok bool) {
 	return method, core.Text(), true
 }
 
-// shown is what a call is called in errors, events and interceptors. It is the same on both sides, the name of the handler, since that is
+// shown is the name of a call in errors, events and interceptors. It is the same on both sides, the name of the handler, since that is
 // all that a callee knows: an operator without its schema, a TorchScript function without the prefix that makes it one.
 func shown(fn string, args []any) string { return parseTarget(fn).shown(fn, args) }
 
@@ -75,12 +75,12 @@ func callInfo(peer, fn string, args []any, remote bool) CallInfo {
 	return c
 }
 
-// intercept runs the interceptors and returns the context of the call and how to tell its end.
+// intercept runs the interceptors and returns the context of the call and the function that reports its end.
 func (c *config) intercept(ctx context.Context, list []Interceptor, call CallInfo) (context.Context, func(error), error) {
 	var ends []func(error)
 	end := func(err error) {
 		for _, e := range slices.Backward(ends) {
-			safecall.Call(c.panics, func() { e(err) }) // in nobody's goroutine: it may be the reader's of a connection
+			safecall.Call(c.panics, func() { e(err) }) // it may run in the goroutine that reads a connection
 		}
 	}
 	for _, i := range list {

@@ -78,7 +78,7 @@ func (a *Agent) serveGather(_ context.Context, r *Request) (any, error) {
 	return nil, err
 }
 
-// serveMembership is told that a worker of a dynamic world joins or leaves.
+// serveMembership takes the announcement that a worker of a dynamic world joins or leaves.
 func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 	if len(r.Args) != 4 {
 		return nil, wrongArguments(r)
@@ -100,7 +100,7 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 		return nil, err
 	}
 	former, err := a.net.Peer(w.Name)
-	if err == nil && former.Replaced(entry) { // it has died: it would have told us that it leaves
+	if err == nil && former.Replaced(entry) { // it has died: it would have announced that it leaves
 		a.left(w.Name, former.ID)
 	}
 	p := a.net.AddPeer(w.Name, rrefcore.Worker(w.ID), addr, entry)
@@ -110,7 +110,7 @@ func (a *Agent) serveMembership(ctx context.Context, r *Request) (any, error) {
 	return nil, nil
 }
 
-// ownObject takes the value of a reference to an own object.
+// ownObject returns the value of a reference to an own object.
 func ownObject(ctx context.Context, r *Request, v any) (any, error) {
 	core := coreOf(v)
 	if core == nil {
@@ -122,7 +122,7 @@ func ownObject(ctx context.Context, r *Request, v any) (any, error) {
 	return core.Object.Get(ctx)
 }
 
-// serveTypeOf tells a PyTorch worker the class behind a reference: what its proxies look up methods in.
+// serveTypeOf returns to a PyTorch worker the class behind a reference: what its proxies look up methods in.
 func (a *Agent) serveTypeOf(ctx context.Context, r *Request) (any, error) {
 	if len(r.Args) < 1 {
 		return nil, wrongArguments(r)

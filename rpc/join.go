@@ -46,7 +46,7 @@ func (a *Agent) startStatic(ctx context.Context) error {
 	return nil
 }
 
-// rendezvous comes together with the other ranks and learns their names. devices is nil in a world without PyTorch workers.
+// rendezvous waits for the other ranks and learns their names. devices is nil in a world without PyTorch workers.
 func (a *Agent) rendezvous(ctx context.Context) (names []string, devices *rpcworld.Devices, err error) {
 	if err = a.world.ComeTogether(ctx); err != nil {
 		return nil, nil, err
@@ -151,7 +151,7 @@ func (m members) Workers() []rpcworld.Worker {
 	return out
 }
 
-// left forgets a worker that says it goes. What a former worker of its name has said is ignored.
+// left forgets a worker that leaves. The announcement of a former worker of its name is ignored.
 func (a *Agent) left(name string, id rrefcore.Worker) {
 	p, err := a.net.Peer(name)
 	if err != nil || p.ID != id {

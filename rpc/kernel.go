@@ -13,7 +13,7 @@ import (
 // Kernel computes a builtin operator: the arguments are the operator's whole stack, defaults filled in.
 type Kernel func(stack []any) (any, error)
 
-// HandleOperator serves a builtin operator, by its name and overload: "aten::add.Tensor". It takes the place of that of
+// HandleOperator serves a builtin operator, by its name and overload: "aten::add.Tensor". It replaces that of
 // [WithOperators]. A second kernel for one name is [cohort.AlreadyExists].
 func (r *Registry) HandleOperator(name string, k Kernel) error {
 	if k == nil {

@@ -55,7 +55,7 @@ func TestAfterASeriesOfCalls(t *testing.T) {
 	for round := range 10 {
 		series()
 		short, cancel := context.WithCancel(ctx)
-		go func() { // a call that ends before it was sent would tell nobody
+		go func() { // a call that ends before it was sent would not be noticed
 			select {
 			case <-began:
 			case <-ctx.Done():

@@ -36,7 +36,7 @@ type config struct {
 	operators   map[string]Kernel
 	extension   rpcext.Extension
 	logger      *slog.Logger
-	panics      *slog.Logger // gets those of the program's functions, also where nothing else is logged
+	panics      *slog.Logger // gets the panics of the program's functions, also where nothing else is logged
 	hook        observe.Hook
 	calling     []Interceptor
 	serving     []Interceptor
@@ -109,7 +109,7 @@ func WithTimeout(d time.Duration) Option {
 }
 
 // WithAddr sets the address to listen on, such as "10.0.0.5:0". The default follows PyTorch: the interface that
-// TP_SOCKET_IFNAME names, else the address of the host name, else 127.0.0.1. That is also what others are told to dial if
+// TP_SOCKET_IFNAME names, else the address of the host name, else 127.0.0.1. That is also the address that others dial if
 // it is a wildcard address, such as ":7000", unless [WithAdvertise] says otherwise.
 func WithAddr(addr string) Option {
 	return option(func(c *config) error { c.listen = addr; return nil })
@@ -161,13 +161,13 @@ func WithHook(h observe.Hook) Option {
 }
 
 // WithConcurrency bounds how many handlers run at once; the default is [DefaultConcurrency]. Requests beyond it wait.
-// Answers never wait for a place, and a handler that waits for a call of its own with the context it was given does not
+// Answers never wait for a slot, and a handler that waits for a call of its own with the context it was given does not
 // count, so nested calls cannot block each other.
 func WithConcurrency(n int) Option {
 	return atLeastOne("concurrency", n, func(c *config) { c.concurrency = n })
 }
 
-// WithQueue bounds how many requests wait for a handler's place; the default is 65,536. One caller gets three quarters of them at
+// WithQueue bounds how many requests wait for a handler's slot; the default is 65,536. One caller gets three quarters of them at
 // most. Requests beyond it end with [cohort.Exhausted]; PyTorch's workers queue without a bound.
 func WithQueue(n int) Option { return atLeastOne("queue", n, func(c *config) { c.queue = n }) }
 
@@ -183,12 +183,12 @@ func atLeastOne(what string, n int, set func(*config)) Option {
 
 // WithAlloc sets where the memory of received tensors comes from, such as the Get of a [tensor.Pool] whose tensors the
 // program releases itself. By default large tensors are received into memory of the heap that the agent uses again once
-// the garbage collector has found that nobody can reach it, or that [tensor.Storage.Release] gave back.
+// the garbage collector has found it unreachable, or that [tensor.Storage.Release] gave back.
 func WithAlloc(alloc func(n int) (*tensor.Storage, error)) Option {
 	return option(func(c *config) error { c.alloc = alloc; return nil })
 }
 
-// WithLease sets how Go workers watch each other: a sign of life every heartbeat, a silent worker is suspected after
+// WithLease sets how Go workers watch each other: a message every heartbeat, a silent worker is suspected after
 // lease, and what it held is released after grace more. A connection on which nothing comes for half of a lease is given up, so that there is
 // time for another one; that takes heartbeats of at most a quarter of a lease.
 func WithLease(heartbeat, lease, grace time.Duration) Option {

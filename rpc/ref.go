@@ -120,7 +120,7 @@ func NewRef[T any](a *Agent, value T) (*Ref[T], error) { return newRef(a, value,
 // torch.distributed.rpc.RRef(value, type_hint).
 func NewScriptRef[T any](a *Agent, value T, scriptType string) (*Ref[T], error) {
 	if !strings.HasPrefix(scriptType, scriptPrefix) {
-		return nil, cohort.Newf("rpc: reference", cohort.InvalidArgument, "%q is no TorchScript type: want __torch__.module.Interface", scriptType)
+		return nil, cohort.Newf("rpc: reference", cohort.InvalidArgument, "%q is not a TorchScript type: want __torch__.module.Interface", scriptType)
 	}
 	return newRef(a, value, scriptType)
 }
@@ -134,7 +134,7 @@ func newRef[T any](a *Agent, value T, typeName string) (*Ref[T], error) {
 	return wrapRef[T](a, a.refs.HoldOwn(obj, typeName)), nil
 }
 
-// held returns the hold, or the error of a reference that nobody has made.
+// held returns the hold, or the error of a zero reference.
 func (r *Ref[T]) held(op string) (*rpcref.Hold, error) {
 	if c := r.core(); c != nil {
 		return c, nil
@@ -194,7 +194,7 @@ func (r *Ref[T]) IsOwner() bool { return r.core() != nil && r.c.Object != nil }
 // RRef.confirmed_by_owner.
 func (r *Ref[T]) ConfirmedByOwner() bool { return r.core() != nil && r.c.Confirmed() }
 
-// Confirmed waits until the owner has registered this reference, or says why it cannot. It corresponds to waiting for
+// Confirmed waits until the owner has registered this reference, or returns why it cannot. It corresponds to waiting for
 // RRef._get_future.
 func (r *Ref[T]) Confirmed(ctx context.Context) error {
 	c, err := r.held("confirm reference")

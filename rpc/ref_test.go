@@ -354,7 +354,7 @@ func eventualError(fn func() error, want error) (err error) {
 	return err
 }
 
-// TestUserDies loses a user: what it held is released after the grace, since nobody listens at its address any more. The
+// TestUserDies loses a user: what it held is released after the grace, since connections to its address are refused. The
 // lease is long, so that a busy machine cannot end it: what its end does is for the simulations of rrefcore.
 func TestUserDies(t *testing.T) {
 	agents := world(t, 3, true, func(int) *Registry { return refRegistry() },
@@ -429,7 +429,7 @@ func TestUseWhileCreationFails(t *testing.T) {
 		work.Go(cancel)
 		work.Go(func() { _ = ref.Close() })
 		work.Go(func() { _, _ = ref.Clone() })
-		work.Go(func() { _, _ = Call[any](testContext(t), agents[0], "w1", "t.nobody", ref) })
+		work.Go(func() { _, _ = Call[any](testContext(t), agents[0], "w1", "t.unknown", ref) })
 		work.Go(func() { agents[0].References() })
 		work.Wait()
 		cancel()
@@ -471,7 +471,7 @@ func TestConfirmedEnds(t *testing.T) {
 				runtime.GC()
 			}
 			if err := <-ended; err != nil {
-				t.Fatalf("nobody but the collector could close it: %v", err)
+				t.Fatalf("only the collector could close it: %v", err)
 			}
 		}
 		quiet(t, agents)

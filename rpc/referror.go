@@ -19,7 +19,7 @@ type Reason uint8 //nolint:errname // it reads as the reason of an error
 const (
 	ErrGone           Reason = Reason(rrefcore.Gone)           // the object existed and was freed
 	ErrCanceled       Reason = Reason(rrefcore.Cancelled)      // its creation was cancelled
-	ErrLeaseExpired   Reason = Reason(rrefcore.LeaseExpired)   // this worker and the owner lost touch for too long
+	ErrLeaseExpired   Reason = Reason(rrefcore.LeaseExpired)   // this worker and the owner were disconnected for too long
 	ErrOwnerLost      Reason = Reason(rrefcore.OwnerLost)      // the owner's process is gone
 	ErrOwnerRestarted Reason = Reason(rrefcore.OwnerRestarted) // another process has the owner's name now
 	ErrCreateFailed   Reason = Reason(rrefcore.CreateFailed)   // the creating call failed
@@ -64,7 +64,7 @@ func reasonError(op, ref, owner string, reason Reason, cause error) *cohort.Erro
 		e.Detail += ": " + cause.Error()
 		e.Err = fmt.Errorf("%w: %w", reason, cause)
 		if code := cohort.CodeOf(cause); reason == ErrCreateFailed && code != cohort.Unknown {
-			e.Code = code // it says more than that something failed
+			e.Code = code // it is more specific
 		}
 	}
 	return e

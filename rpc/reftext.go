@@ -26,7 +26,7 @@ func globalText(id rrefcore.ID) string {
 	return fmt.Sprintf("GloballyUniqueId(created_on=%d, local_id=%d)", id.On, id.N)
 }
 
-// MarshalJSON refuses: a reference lives only as long as somebody holds it, so it can be passed in calls but not stored.
+// MarshalJSON refuses: a reference lives only as long as it is held, so it can be passed in calls but not stored.
 func (r *Ref[T]) MarshalJSON() ([]byte, error) {
 	return nil, cohort.New("rpc: reference", cohort.NotSupported, "a reference cannot be stored: pass it in a call, or store what Fetch returns")
 }

@@ -71,7 +71,7 @@ type handler struct {
 //	func(ctx, *Request) (any, error)    the call as it arrived
 //
 // ctx and error may be left out, and so may the result. A function may keep what it is given, unless it has [Borrowed] it.
-// A handler that returns a *[cohort.Future] is answered when the future completes, without holding a place
+// A handler that returns a *[cohort.Future] is answered when the future completes, without holding a slot
 // (rpc.functions.async_execution).
 func (r *Registry) Handle(name string, fn any, opts ...HandleOption) error {
 	if !strings.ContainsAny(name, ".:") {

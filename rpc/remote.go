@@ -114,7 +114,7 @@ func (a *Agent) remote(ctx context.Context, to, fn string, args []any) (hold *rp
 	return core, nil
 }
 
-// creates says how a creating call is encoded.
+// creates sets how a creating call is encoded.
 func (a *Agent) creates(o *rpcclient.Outgoing, h *rpcref.Handle, t target, fn string, args []any) {
 	r := a.refs
 	o.Repeat = func() bool { return r.CreationPending(h) }
@@ -165,7 +165,7 @@ func (a *Agent) create(ctx context.Context, c *rpcsession.Conn, o *rpcclient.Out
 		switch {
 		case err == nil:
 			r.CreateConfirmed(h)
-		case x.Msg != nil, errors.Is(err, tensorpipe.ErrUnsent): // the owner has refused it, or never hears of it
+		case x.Msg != nil, errors.Is(err, tensorpipe.ErrUnsent): // the owner has refused it, or never receives it
 			r.CreateFailed(h, err)
 		case cohort.CodeOf(err) == cohort.DeadlineExceeded, cohort.CodeOf(err) == cohort.Canceled:
 			r.CreateTimedOut(h, err)

@@ -93,7 +93,7 @@ func TestLongHandlerOnPipe(t *testing.T) {
 	}
 }
 
-// TestHandlerEndsItsGoroutine calls a handler that ends the goroutine it runs in: its call fails, nobody else's does.
+// TestHandlerEndsItsGoroutine calls a handler that ends the goroutine it runs in: its call fails, no other does.
 func TestHandlerEndsItsGoroutine(t *testing.T) {
 	reg := NewRegistry().MustHandle("pipe.exit", func() { runtime.Goexit() })
 	ctx, a := pipes(t, reg)

@@ -51,7 +51,7 @@ func liveOn(t *testing.T, st store.Store, n int, static bool) []*Agent {
 	return agents
 }
 
-// TestRounds lets worlds follow each other on one store. Nobody is told which one it is.
+// TestRounds lets worlds follow each other on one store. No worker is told which one it is.
 func TestRounds(t *testing.T) {
 	st := store.NewMemory()
 	defer func() { _ = st.Close() }()

@@ -20,7 +20,7 @@ func (a *Agent) callSelf(ctx context.Context, o *rpcclient.Outgoing) (any, error
 		v, err = a.result(o.Func, a.self, x)
 	}
 	if err != nil && a.net.Context.Err() != nil {
-		err = rpcsession.ErrClosed(o.Op) // the end of the agent has ended the handler, whatever that made of it
+		err = rpcsession.ErrClosed(o.Op) // the end of the agent has ended the handler, whatever error that returned
 	}
 	a.caller.End(o, started, err)
 	return v, err

@@ -119,7 +119,7 @@ func TestAfterASeriesOfReferences(t *testing.T) {
 		series()
 		ref = order(ctx, "series.wait")
 		heard(-1)
-		_ = ref.Close() // nobody wants it any more, but it is confirmed and runs on
+		_ = ref.Close() // it is not used any more, but it is confirmed and runs on
 		series()
 		short, cancel := context.WithCancel(ctx)
 		ref = order(short, "series.tell", cancelled)

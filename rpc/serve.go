@@ -76,9 +76,9 @@ func (p program) Exception(err error, toGo bool) *rpcwire.RemoteException {
 // Raised gives the error of this worker's own function its name, as a caller elsewhere would see it.
 func (p program) Raised(err error) error {
 	if remote, ok := err.(*RemoteError); ok && remote.Worker == "" { //nolint:errorlint // only the handler's own
-		said := *remote
-		said.Worker, said.near = p.a.name, true
-		return &said
+		named := *remote
+		named.Worker, named.near = p.a.name, true
+		return &named
 	}
 	return err
 }

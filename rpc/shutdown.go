@@ -24,13 +24,13 @@ const shutdownRefs = 100 * time.Second
 // Shutdown leaves the world in order and then closes the agent. In a static world it waits for all workers to come to
 // the same point. It lets the calls and fetches of this worker end, and those of other Go workers that it serves, and only then
 // deletes the references that this worker holds. A static world ends when every worker has done so, and none has a call under way, or
-// runs a function for [Remote]. In a dynamic world Shutdown tells the others and leaves. When another worker of a static world has died it does not wait for it: the error is then cohort.PeerLost, and
+// runs a function for [Remote]. In a dynamic world Shutdown notifies the others and leaves. When another worker of a static world has died it does not wait for it: the error is then cohort.PeerLost, and
 // names the worker. When another Go worker has given up its own Shutdown, the error names that worker and has the code of its
 // error, such as cohort.DeadlineExceeded, which is then not the caller's own deadline; cohort.Aborted if it was canceled.
 //
-// ctx bounds all of it, and up to a second and a half more in which a worker that gives up asks the store who did so first, and
-// tells the others. The agent is closed in any case when Shutdown returns; the error says which phase was not completed, and who
-// was missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx if that ends before. It corresponds to torch.distributed.rpc.shutdown.
+// ctx bounds all of it, and up to a second and a half more in which a worker that gives up reads from the store which one did so first, and
+// notifies the others. The agent is closed in any case when Shutdown returns; the error says which phase was not completed, and which
+// workers were missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx if that ends before. It corresponds to torch.distributed.rpc.shutdown.
 func (a *Agent) Shutdown(ctx context.Context) error {
 	failpoint.At("rpc.agent.shutdown")
 	if !a.ending.begun.CompareAndSwap(false, true) {
@@ -67,7 +67,7 @@ func (a *Agent) leave(ctx context.Context) error {
 		err = a.caller.Active.Idle(ctx)
 	case a.cfg.worldSize > 0:
 		err = a.shutdownStatic(ctx)
-		if a.net.Context.Err() == nil { // whoever closes its agent goes without a word
+		if a.net.Context.Err() == nil { // a closed agent leaves without notice
 			a.world.GaveUp(ctx, members{a}, err)
 		}
 	default:
@@ -120,13 +120,13 @@ func (a *Agent) shutdownDynamic(ctx context.Context) error {
 	if err := a.phase(ctx, "wait for calls under way", a.caller.Active.Idle); err != nil { // begun meanwhile
 		return err
 	}
-	return a.phase(ctx, "tell the others", func(ctx context.Context) error {
+	return a.phase(ctx, "notify the others", func(ctx context.Context) error {
 		return a.world.Leave(ctx, members{a}, func() []string { return a.world.Others(members{a}) })
 	})
 }
 
 // release gives the references back when nothing that is under way can need them. When the time is over before, they are given
-// back all the same.
+// back anyway.
 func (a *Agent) release(ctx context.Context) error {
 	calls := a.phase(ctx, "let calls end", a.callsEnd)
 	if err := a.phase(ctx, "release references", a.dropHeld); err != nil {

@@ -149,7 +149,7 @@ func TestShutdownLetsCallsEnd(t *testing.T) {
 
 // A handler that does not return keeps a shutdown no longer than its ctx allows; when its caller has given up, not at all. A
 // handler can shut down its own worker.
-func TestShutdownWaitsForNobody(t *testing.T) {
+func TestShutdownDoesNotWaitForTheDead(t *testing.T) {
 	for _, static := range []bool{true, false} {
 		begun, release := make(chan struct{}, 1), make(chan struct{})
 		t.Cleanup(func() { close(release) })

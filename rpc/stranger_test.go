@@ -132,7 +132,7 @@ func pipeAs(t *testing.T, name, addr string) func(m *rpcwire.Message) *rpcwire.M
 	}
 }
 
-// On PyTorch's wire nothing is proved. Whoever claims the name of a Go worker there is a guest; whoever claims that of another
+// On PyTorch's wire nothing is proved. A process that claims the name of a Go worker there is a client; one that claims that of another
 // worker can use the references of that one only.
 func TestStrangerOnAPipe(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
@@ -147,7 +147,7 @@ func TestStrangerOnAPipe(t *testing.T) {
 		if err := ref.Confirmed(ctx); err != nil {
 			t.Fatal(err)
 		}
-		claims := []string{"w2", "nobody"} // w2 is a worker, but has no reference
+		claims := []string{"w2", "unknown"} // w2 is a worker, but has no reference
 		if len(opts) == 0 {
 			claims = append(claims, "w0") // speaks another transport, on which it can prove who it is
 		}
@@ -238,7 +238,7 @@ func TestStrangerOnALink(t *testing.T) {
 	}
 }
 
-// Whoever shows the secret of a worker must also be the start of it that has published it.
+// A process that knows the secret of a worker must also be the start of it that has published it.
 func TestStrangerOfAnotherStart(t *testing.T) {
 	agents := world(t, 2, true, nil)
 	id := cohortwire.Identity{Name: "w1", ID: 1, Incarnation: agents[1].epoch}

@@ -13,7 +13,7 @@ func (a *Agent) String() string {
 	return fmt.Sprintf("rpc worker %s (id %d, %s)", strconv.Quote(a.name), a.id, a.addr)
 }
 
-// String says how many functions, classes and operators are served.
+// String returns how many functions, classes and operators are served.
 func (r *Registry) String() string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -17,7 +17,7 @@ func (s *selfKeeper) Echo(x any) any { return x }
 func (s *selfKeeper) Keep(_, r *Ref[any]) { s.kept = r }
 
 // TestReferenceTwiceInOneMessage gives methods the reference through which they are called among their arguments, and one
-// reference as two arguments. A pickle names it once, so that it is one value in all places; but whoever gets it owns it.
+// reference as two arguments. A pickle names it once, so that it is one value in all places; but its receiver owns it.
 func TestReferenceTwiceInOneMessage(t *testing.T) {
 	reg := NewRegistry().MustClass("v.Keeper", (*selfKeeper)(nil))
 	agents := world(t, 1, false, func(int) *Registry { return reg })

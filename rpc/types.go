@@ -9,7 +9,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// WithElementTypes says that every PyTorch worker of the world knows these element types: the Float8 types, which PyTorch
+// WithElementTypes declares that every PyTorch worker of the world knows these element types: the Float8 types, which PyTorch
 // has had since 2.1, and Uint16, Uint32 and Uint64, since 2.3. A process of an older version crashes when it receives
 // one. Without this option they are sent only to Go workers, and to a PyTorch worker that has sent one itself.
 func WithElementTypes(types ...tensor.DType) Option {

@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// TestElementTypes sends every element type between Go workers. On PyTorch's transport nobody knows what the other side is,
+// TestElementTypes sends every element type between Go workers. On PyTorch's transport the kind of the other side is unknown,
 // so the later ones go only to a worker that has sent one, or with WithElementTypes.
 func TestElementTypes(t *testing.T) {
 	made := tensor.Must(tensor.Of([]uint16{1, 2}))

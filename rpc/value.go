@@ -40,7 +40,7 @@ const (
 	opsPrefix    = "torch.ops."
 )
 
-// target says what a function name means on the wire.
+// target is the meaning of a function name on the wire.
 type target struct {
 	udf    py.Global
 	schema string // of a builtin operator
@@ -49,7 +49,7 @@ type target struct {
 
 func (t target) isScript() bool { return t.script != "" }
 
-// check refuses what no worker could be asked for.
+// check refuses calls that no worker can serve.
 func (t target) check(op, fn string, kwargs *py.Dict) error {
 	var e *cohort.Error
 	switch {

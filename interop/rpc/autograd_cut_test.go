@@ -102,7 +102,7 @@ func TestAutogradCut(t *testing.T) {
 }
 
 // TestAutogradStopped stops a PyTorch worker in the middle of a pass, until the pass has ended by its deadline, and then lets it go on: what it
-// still sends belongs to nobody, and the next passes are right.
+// still sends is dropped, and the next passes are right.
 func TestAutogradStopped(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m0, l0 := goLayer("go0", distautograd.WithLease(time.Second))

@@ -285,7 +285,7 @@ func (k killing) reached(i int) bool {
 }
 
 // TestAutogradKilled kills a worker in the middle of a forward pass, of a backward pass and of a clean-up, in chains of PyTorch and Go
-// workers: whoever has begun the chain is told, Go workers name the victim, no context is left and no memory, and those who are left
+// workers: the worker that has begun the chain gets an error, Go workers name the victim, no context is left and no memory, and those who are left
 // go on.
 func TestAutogradKilled(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {

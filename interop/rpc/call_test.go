@@ -98,7 +98,7 @@ def plain(call, worker, fn, kind):
 for call in [lambda to, fn, kind: rpc.rpc_sync(to, fn, args=(kind, "it's so")), lambda to, fn, kind: rpc.remote(to, fn, args=(kind, "it's so")).to_here()]:
     for kind in ["ValueError", "TypeError", "KeyError", "IndexError", "RuntimeError", "gostub.Own"]:
         eq(plain(call, "go1", gostub.fail, kind), plain(call, "py0", gostub.really, kind))
-# A class that this side does not have or cannot import, that is no exception or that takes more than a text: the message arrives all
+# A class that this side does not have or cannot import, that is not an exception or that takes more than a text: the message arrives all
 # the same.
 import os, sys, tempfile
 folder = tempfile.TemporaryDirectory()

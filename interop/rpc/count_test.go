@@ -17,7 +17,7 @@ import (
 )
 
 // In a later world only a PyTorch worker knows which all-gather of some names is next. Here it dies when the Go followers have
-// learned the number and their Go leader has not: the leader cannot enter the all-gather, and nobody must wait for it.
+// learned the number and their Go leader has not: the leader cannot enter the all-gather, and no worker may wait for it.
 func TestCountDiesWithItsPyTorchWorker(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		ctx := testContext(t)
@@ -41,7 +41,7 @@ func TestCountDiesWithItsPyTorchWorker(t *testing.T) {
 		short, cancel := context.WithTimeout(ctx, time.Second) // c learns the number and goes
 		defer cancel()
 		if err := <-enter(short, late); !errors.Is(err, cohort.DeadlineExceeded) {
-			t.Fatalf("nobody else has come, and the barrier of c ends: %v", err)
+			t.Fatalf("no other worker has entered, and the barrier of c ends: %v", err)
 		}
 		waits := enter(ctx, early)
 		time.Sleep(time.Second) // it learns it and reports to the leader

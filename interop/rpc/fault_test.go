@@ -135,7 +135,7 @@ eq(rpc.rpc_sync("go1", gostub.echo, args=(2,)), 2)
 		if _, err := rpc.Call[float64](ctx2, a, "py0", "pyslow.sleep", 0.5); !errors.Is(err, cohort.Canceled) {
 			t.Fatalf("cancelled call: %v", err)
 		}
-		time.Sleep(600 * time.Millisecond) // the late answers come and harm nobody
+		time.Sleep(600 * time.Millisecond) // the late answers come and do no harm
 		if n, err := rpc.Call[float64](testContext(t), a, "py0", "pyslow.sleep", 0); err != nil || n != 0 {
 			t.Fatalf("later call: %v, %v", n, err)
 		}

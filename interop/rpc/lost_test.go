@@ -97,7 +97,7 @@ del r, refs
 }
 
 // TestOwnPipeIsCut cuts the pipe of a PyTorch worker to one of two Go workers, whose object it keeps. It cannot give the object back any
-// more; nobody waits for that when they leave.
+// more; they do not wait for that when they leave.
 func TestOwnPipeIsCut(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		set := refSettings(settings{static: true, tolerant: true})

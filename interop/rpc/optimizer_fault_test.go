@@ -202,7 +202,7 @@ func TestDistributedOptimizerLosesGo(t *testing.T) {
 	})
 }
 
-// blocked is a lock that says that somebody wants it, and that nobody gets.
+// blocked is a lock that reports that a caller wants it, and that no caller gets.
 type blocked struct{ begun chan struct{} }
 
 func (b blocked) Lock() {
@@ -213,7 +213,7 @@ func (b blocked) Lock() {
 func (blocked) Unlock() {}
 
 // TestOptimizerGivenUp: a trainer gives up making an optimizer at a PyTorch worker that is stopped. When that goes on, it makes one that
-// nobody wants, and keeps no object for it.
+// is not wanted any more, and keeps no object for it.
 func TestOptimizerGivenUp(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m0, l0 := stepper(t, "go0")

@@ -244,8 +244,8 @@ func TestRounds(t *testing.T) {
 	})
 }
 
-// TestFailedStartIsFollowed: a PyTorch rank fails to start, since nobody comes, and tries again after a while. A Go rank that comes in
-// between finds what the first start has left in the store, an address where nobody listens, and starts with the second one. Which of
+// TestFailedStartIsFollowed: a PyTorch rank fails to start, since no other rank joins, and tries again after a while. A Go rank that comes in
+// between finds what the first start has left in the store, an address without a listener, and starts with the second one. Which of
 // the two ranks dials depends on their ports, so it is done several times.
 func TestFailedStartIsFollowed(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {

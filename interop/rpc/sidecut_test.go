@@ -53,7 +53,7 @@ func passOn(t *testing.T, target string, nth int) string {
 }
 
 // TestSideConnectionIsCut cuts a connection of a PyTorch worker's pipe before it has said what it is for. PyTorch does not notice. The
-// pipe works without the one for descriptors, which nobody uses; without the one for tensors the Go worker ends it, before PyTorch's call
+// pipe works without the one for descriptors, which is not used; without the one for tensors the Go worker ends it, before PyTorch's call
 // times out. How soon is tested in package tensorpipe.
 func TestSideConnectionIsCut(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {

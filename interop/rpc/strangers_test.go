@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/rpc"
 )
 
-// A PyTorch worker leads, so nobody but the Go workers looks after anybody; and the worker that dies is one that they
+// A PyTorch worker leads, so only the Go workers monitor others; and the worker that dies is one that they
 // never had to do with.
 
 // endsWith runs what waits for the dead, at all Go workers at once, and wants each to name it soon after the killing.
@@ -76,7 +76,7 @@ time.sleep(60)
 	})
 }
 
-// TestStrangerIsLate lets a PyTorch worker come late to the end of its world: it is called meanwhile, and nobody minds.
+// TestStrangerIsLate lets a PyTorch worker come late to the end of its world: it is called meanwhile, which is harmless.
 func TestStrangerIsLate(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := start(t, tr, settings{static: true}, goWorker("z0", handlers()), torchWorker("a1", "pass"), torchWorker("p2", "time.sleep(3)"), goWorker("y3", handlers()))

@@ -167,7 +167,7 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 			continue
 		}
 		if m.script == "" && m.reg == nil {
-			t.Fatalf("member %q is nobody", m.name)
+			t.Fatalf("member %q is unknown", m.name)
 		}
 		if m.reg != nil {
 			if rank == 0 {
@@ -265,7 +265,7 @@ func (w *running) stop() {
 			wg.Go(func() { leave(name, a) })
 		}
 	}
-	for _, name := range slices.Backward(w.order) { // whoever hosts the store of a dynamic world goes last
+	for _, name := range slices.Backward(w.order) { // the worker that hosts the store of a dynamic world leaves last
 		if a := w.agents[name]; a != nil && !w.set.static {
 			leave(name, a)
 		}

@@ -51,7 +51,7 @@ type recorded struct {
 	budget  *aten.Budget
 	name    string
 	stack   []any
-	at      []int // the places of the variables
+	at      []int // the positions of the variables
 	formula func(x, y *autograd.Variable) *autograd.Variable
 }
 
@@ -104,12 +104,12 @@ func (r *recorded) Forward(c *autograd.Context, inputs []*tensor.Tensor) ([]*ten
 func (r *recorded) Backward(c *autograd.Context, grads []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	var args [2]*autograd.Variable
 	var wanted []*autograd.Variable
-	var places []int
+	var positions []int
 	for i, t := range c.Saved() {
 		v := autograd.Constant(t)
 		if c.NeedsGrad(i) {
 			v = autograd.Parameter(t)
-			wanted, places = append(wanted, v), append(places, i)
+			wanted, positions = append(wanted, v), append(positions, i)
 		}
 		if at := r.at[i]; at < len(args) {
 			args[at] = v
@@ -137,7 +137,7 @@ func (r *recorded) Backward(c *autograd.Context, grads []*tensor.Tensor) ([]*ten
 		return nil, err
 	}
 	out := make([]*tensor.Tensor, len(r.at))
-	for i, at := range places {
+	for i, at := range positions {
 		out[at] = found[i].Dense
 	}
 	return out, nil

@@ -36,7 +36,7 @@ func (o option) apply(c *config) { o(c) }
 // [cohort.Exhausted]: https://pkg.go.dev/github.com/cohort-dist/cohort#Exhausted
 func WithBudget(bytes int64) Option { return option(func(c *config) { c.budget = bytes }) }
 
-// Serve makes a worker serve the operators of [Names]. [rpc.Registry.HandleOperator] adds others, or takes the place of some.
+// Serve makes a worker serve the operators of [Names]. [rpc.Registry.HandleOperator] adds others, or replaces some.
 func Serve(opts ...Option) rpc.Option {
 	c := config{budget: DefaultBudget}
 	for _, o := range opts {

@@ -124,7 +124,7 @@ func (c *call) work(batch []int, n, k, m int) error {
 	return nil
 }
 
-// product multiplies sizes. It reports false when the result is no int64.
+// product multiplies sizes. It reports false when the result is not an int64.
 func product(sizes ...int) (int64, bool) {
 	out := uint64(1)
 	for _, n := range sizes {

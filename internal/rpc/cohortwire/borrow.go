@@ -16,15 +16,15 @@ import (
 )
 
 // A caller that waits for its answer is woken by the goroutine that reads, and the runtime wakes a thread for that. When
-// calls follow one another without anything beside them, the reading goroutine therefore lends the reading: it does not
+// calls follow one another without anything beside them, the reading goroutine therefore offers its reader: it does not
 // go on after an answer, and the next caller reads its own. The caller reads nothing else except what Config.MayPassOn names:
 // whatever it finds that is not its answer, whole and small, stays in the buffer, and the reading goroutine goes on from
-// there. So does it when the link was left alone, or a caller has waited, for a moment.
+// there. It also goes on when the link was idle, or a caller has waited, for a moment.
 
 const (
-	// offerAfter is the number of calls without anything beside them after which the reading is lent.
+	// offerAfter is the number of calls without anything beside them after which the reader is offered.
 	offerAfter = 16
-	// borrowTick is how long nobody reads, or a caller reads, before the reading goroutine goes on; it may be found up to as
+	// borrowTick is how long the reader stays offered or borrowed before the reading goroutine goes on; it may be found up to as
 	// much later.
 	borrowTick = time.Millisecond
 	// maxBorrowedAnswer is the size of the answers that callers read.
@@ -34,14 +34,14 @@ const (
 // Who reads.
 const (
 	readerOwned    int32 = iota // the reading goroutine
-	readerOffered               // nobody: the next caller may
+	readerOffered               // no goroutine: the next caller may
 	readerBorrowed              // a caller
 )
 
-// lending is who reads a link. The reader, the streak and what is said below belong to whoever that is.
+// borrowing says which goroutine reads a link. The reader, the streak and the fields below belong to that goroutine.
 type borrowing struct {
 	state    atomic.Int32  // changes with mu held
-	returned chan struct{} // wakes the reading goroutine, which looks at state
+	returned chan struct{} // wakes the reading goroutine, which checks state
 	before   int           // the streak up to the frame before this one
 	streak   int           // answers that were the only thing under way
 	guard    *time.Timer
@@ -49,7 +49,7 @@ type borrowing struct {
 	mu struct {
 		sync.Mutex
 		changes uint64
-		seen    uint64 // changes at the guard's last look
+		seen    uint64 // changes at the guard's last check
 		hurried bool   // the guard has set a deadline in the past, so that the caller stops
 		armed   bool
 	}
@@ -57,7 +57,7 @@ type borrowing struct {
 
 // Answered says that an answer is about to reach a caller that waits for it and has called [Link.Await]: if calls have come
 // alone for a while, the next one may read its answer itself. It is for OnFrame, before the caller is woken, and the last
-// thing that this OnFrame does with the link: a turn that has lent the reading is never handed over (see [Link.Handover]).
+// thing that this OnFrame does with the link: a turn that has offered the reader is never handed over (see [Link.Handover]).
 func (l *Link) Answered(f *Frame) {
 	d := &l.borrow
 	if !f.BufferEmpty || l.raw == nil || l.inFlight.Load() != 0 || int64(len(f.Payload))+f.bytes() > maxBorrowedAnswer {
@@ -65,22 +65,22 @@ func (l *Link) Answered(f *Frame) {
 	}
 	turn := l.turns.now.Load()
 	if invariants.Enabled {
-		invariants.Check(f.isAnswer(), "cohortwire: only an answer lends the reading")
-		invariants.Check(turn%2 == 1, "cohortwire: the reading is lent inside an OnFrame")
-		invariants.Check(d.state.Load() == readerOwned, "cohortwire: the reading goroutine lends what it has")
+		invariants.Check(f.isAnswer(), "cohortwire: only an answer offers the reader")
+		invariants.Check(turn%2 == 1, "cohortwire: the reader is offered inside an OnFrame")
+		invariants.Check(d.state.Load() == readerOwned, "cohortwire: the reading goroutine offers what it owns")
 	}
 	if d.streak = d.before + 1; d.streak < offerAfter {
 		return
 	}
 	l.uncork()
-	l.turns.offered.Store(turn) // before anybody else may read
+	l.turns.offered.Store(turn) // before another goroutine may read
 	l.offerReader(readerOwned)
 }
 
 // offerReader lets the next caller read, unless something is under way already.
 func (l *Link) offerReader(from int32) {
 	d := &l.borrow
-	failpoint.At("cohortwire.link.lend")
+	failpoint.At("cohortwire.link.offer")
 	d.mu.Lock()
 	if d.state.Load() != from {
 		d.mu.Unlock()
@@ -93,18 +93,18 @@ func (l *Link) offerReader(from int32) {
 		d.guard.Reset(borrowTick)
 	}
 	d.mu.Unlock()
-	if l.inFlight.Load() != 0 || l.alive() != nil { // whoever comes after this look sees that the reading is lent
+	if l.inFlight.Load() != 0 || l.alive() != nil { // a request that is sent after this check sees that the reader is offered
 		l.ReclaimReader()
 	}
 }
 
-// ReclaimReader lets the reading goroutine go on, if nobody reads: somebody waits for what will arrive, and does not read it.
+// ReclaimReader lets the reading goroutine go on, if the reader is offered: a goroutine waits for what will arrive and does not read it.
 func (l *Link) ReclaimReader() {
 	d := &l.borrow
 	if d.state.Load() != readerOffered {
 		return
 	}
-	failpoint.At("cohortwire.link.recall")
+	failpoint.At("cohortwire.link.reclaim")
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state.Load() == readerOffered {
@@ -123,7 +123,7 @@ func (l *Link) returnReader() {
 	}
 }
 
-// clearGuardDeadline takes the guard's deadline back. It is called with mu held.
+// clearGuardDeadline removes the deadline that the guard has set. It is called with mu held.
 func (l *Link) clearGuardDeadline() {
 	if l.borrow.mu.hurried {
 		l.borrow.mu.hurried = false
@@ -139,13 +139,13 @@ func (d *borrowing) change(state int32) {
 // waitForReader waits until the reading goroutine reads itself.
 func (l *Link) waitForReader() {
 	for l.borrow.state.Load() != readerOwned {
-		failpoint.At("cohortwire.link.mine")
+		failpoint.At("cohortwire.link.wait_reader")
 		<-l.borrow.returned
 	}
 }
 
 // Await reads the answer to the request with this id, which was sent, in the caller's goroutine. It returns nil when the
-// reading is not lent or something else happened: then the answer comes to OnFrame, if it comes. It waits for a moment only,
+// reader is not offered or something else happened: then OnFrame gets the answer, if one arrives. It waits for a moment only,
 // so it needs no context.
 func (l *Link) Await(id uint64) *Frame {
 	d := &l.borrow
@@ -163,11 +163,11 @@ func (l *Link) Await(id uint64) *Frame {
 	f := l.reader.answer(id)
 	if f != nil {
 		l.inFlight.Add(-1)
-		for l.reader.whole() && l.reader.passOn() { // what came along
+		for l.reader.whole() && l.reader.passOn() { // what arrived with it
 		}
 	}
 	if f == nil || l.reader.r != l.reader.w {
-		failpoint.At("cohortwire.link.give_back")
+		failpoint.At("cohortwire.link.return")
 		d.mu.Lock()
 		l.returnReader()
 		d.mu.Unlock()
@@ -240,7 +240,7 @@ func (r *frameReader) fits() bool {
 	return binary.LittleEndian.Uint32(b) <= maxBorrowedAnswer && binary.LittleEndian.Uint64(b[40:]) <= maxBorrowedAnswer
 }
 
-// checkBorrow is the guard.
+// checkBorrow is the guard: it returns the reader to the reading goroutine when nothing has happened since its last check.
 func (l *Link) checkBorrow() {
 	d := &l.borrow
 	failpoint.At("cohortwire.link.guard")

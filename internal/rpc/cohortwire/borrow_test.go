@@ -16,12 +16,12 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// The types of a request whose answer nobody waits for, and of that answer.
+// The types of a request without a waiting caller, and of its answer.
 const makes, made Type = 0x105, 0x206
 
 func passedOn(t Type) bool { return t == made || t == FirstAgentType+1 }
 
-// order sends a request that nobody waits for.
+// order sends a request and does not wait for its answer.
 func (a *asker) order(t *testing.T) {
 	t.Helper()
 	if err := a.link.Send(within(t), &Frame{Type: makes, ID: ids.Add(1)}); err != nil {
@@ -35,7 +35,7 @@ type asker struct {
 	mu      sync.Mutex
 	calls   map[uint64]chan *Frame
 	other   chan *Frame  // what was not an answer
-	made    chan *Frame  // answers that nobody waits for
+	made    chan *Frame  // answers that are not awaited
 	awaited atomic.Int64 // answers that callers read
 }
 
@@ -54,7 +54,7 @@ func (a *asker) onFrame(l *Link, f *Frame) {
 	if f.Type == made {
 		select {
 		case a.made <- f:
-		default: // nobody looks
+		default: // no goroutine reads
 		}
 		return
 	}
@@ -307,8 +307,8 @@ func TestCallerReads(t *testing.T) {
 	}
 }
 
-// TestLentReadingIsTakenBack: what comes while nobody reads is heard, and so is the answer to a call that does not read.
-func TestLentReadingIsTakenBack(t *testing.T) {
+// TestOfferedReaderIsReclaimed: what arrives while the reader is offered is read, and so is the answer to a call that does not read.
+func TestOfferedReaderIsReclaimed(t *testing.T) {
 	a := scripted(t, func(_ *asker, conn net.Conn, f *Frame) {
 		_, _ = conn.Write(answerTo(f, nil))
 		go func() {
@@ -323,7 +323,7 @@ func TestLentReadingIsTakenBack(t *testing.T) {
 		select {
 		case <-a.other:
 		case <-within(t).Done():
-			t.Fatal("a frame that came while nobody read was not heard")
+			t.Fatal("a frame that came while the reader was offered was not read")
 		}
 		for a.link.borrow.state.Load() != readerOffered {
 			if _, err := a.ask(within(t), &Frame{}, true); err != nil {
@@ -340,7 +340,7 @@ func TestLentReadingIsTakenBack(t *testing.T) {
 // that the reading is lent again and again.
 func TestCallersOfAllKinds(t *testing.T) {
 	a, b := newAsker(), newAsker()
-	go func() { // nobody looks at the requests
+	go func() { // no goroutine reads the requests
 		for range a.other {
 		}
 	}()
@@ -378,7 +378,7 @@ func TestCallersOfAllKinds(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for ctx := within(t); x.inFlight.Load() != 0 && ctx.Err() == nil; { // for the last answers that nobody waits for
+	for ctx := within(t); x.inFlight.Load() != 0 && ctx.Err() == nil; { // for the last answers, which are not awaited
 		time.Sleep(time.Millisecond)
 	}
 	if got := x.inFlight.Load(); got != 0 {

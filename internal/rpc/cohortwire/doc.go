@@ -15,13 +15,13 @@
 // answer when calls come one after another. With [Link.Turn] and [Link.Handover] OnFrame may run a short handler in the
 // goroutine that reads. They are safe because of these rules, which builds with the tag invariants check:
 //
-//   - one goroutine reads at a time: the one whose turn it is, or the caller that was lent the reading
+//   - one goroutine reads at a time: the one whose turn it is, or the caller that has borrowed the reader
 //
-//   - the reading is lent only inside the OnFrame of an answer, and that turn is never handed over
+//   - the reader is offered only inside the OnFrame of an answer, and that turn is never handed over
 //
 //   - a caller reads only its own answer, if it is complete and small, and the frames that Config.MayPassOn names
 //
-//   - there is no reader for at most two milliseconds: then the guard gives the reading back
+//   - the link is without a reader for at most two milliseconds: then the guard returns it to the reading goroutine
 //
 //   - one writer at a time has the right to write, and does not leave anything in the queue without passing that right on
 //
@@ -29,7 +29,7 @@
 //     0      4     length of what follows the header up to the storages: extension and payload
 //     4      2     type: PyTorch's message numbers below 0x1000, our own from there
 //     6      1     flags, for the agents
-//     7      1     0xc7, to detect a stream that is out of step
+//     7      1     0xc7, to detect a stream that has lost its framing
 //     8      8     id: the request's number, which its answer repeats
 //     16     8     incarnation of the sender: which start of this worker it is
 //     24     8     deadline: nanoseconds left when the frame was written; 0 for none

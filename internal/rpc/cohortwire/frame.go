@@ -64,7 +64,7 @@ type Fork struct {
 type Frame struct {
 	Type  Type
 	Flags uint8
-	// BufferEmpty says of a received frame that nothing behind it had been read: nobody waits for OnFrame to return.
+	// BufferEmpty says of a received frame that nothing behind it had been read yet: no other frame waits for OnFrame to return.
 	BufferEmpty bool
 	ID          uint64
 	Incarnation uint64        // set by the link when sent
@@ -132,7 +132,7 @@ func ParseHeader(b []byte, limits Limits) (header, error) {
 		return header{}, bad("a header of %d bytes", len(b))
 	}
 	if b[7] != magic {
-		return header{}, bad("the stream is out of step: %x where %x is expected", b[7], magic)
+		return header{}, bad("protocol error: got magic %x, want %x", b[7], magic)
 	}
 	h := header{
 		Body: binary.LittleEndian.Uint32(b), Type: Type(binary.LittleEndian.Uint16(b[4:])), Flags: b[6],

@@ -13,14 +13,14 @@ import (
 )
 
 // A goroutine hand-off costs more than a short handler. So OnFrame may run the handler itself, in the goroutine that
-// reads, as long as somebody calls Handover when it turns out to take longer: then another goroutine goes on reading, and
+// reads, as long as Handover is called when it turns out to take longer: then another goroutine goes on reading, and
 // this one ends when OnFrame returns.
 
-// turns says whose turn it is to read. The number is odd inside an OnFrame and even between two. Whoever holds the turn
-// owns the reader and the unlocked part of lending.
+// turns counts the turns of reading. The number is odd inside an OnFrame and even between two. The goroutine whose turn it is
+// owns the reader and the unlocked part of borrowing.
 type turns struct {
 	now     atomic.Uint64
-	offered atomic.Uint64 // the last turn in which the reading was lent
+	offered atomic.Uint64 // the last turn in which the reader was offered
 	handing sync.Mutex    // held while the reading is handed over
 }
 
@@ -41,14 +41,14 @@ func (t *turns) end(turn uint64) bool {
 func (l *Link) Turn() uint64 { return l.turns.now.Load() }
 
 // Handover lets another goroutine read on while the OnFrame of that turn runs. It may be called from anywhere and at any
-// time; it does nothing when that OnFrame has returned or handed over already, and nothing in a turn that has lent the
-// reading: then nobody may read on behalf of that turn.
+// time; it does nothing when that OnFrame has returned or handed over already, and nothing in a turn that has offered the
+// reader: then no goroutine may read on behalf of that turn.
 func (l *Link) Handover(turn uint64) {
 	if turn%2 == 0 || l.turns.now.Load() != turn {
 		return
 	}
 	if lent := l.turns.offered.Load() == turn; lent {
-		invariants.Check(false, "cohortwire: a turn that has lent the reading is handed over")
+		invariants.Check(false, "cohortwire: a turn that has offered the reader is handed over")
 		return
 	}
 	failpoint.At("cohortwire.link.handover")
@@ -78,7 +78,7 @@ const (
 	spareTime    = 5 * time.Second
 )
 
-// reading is a goroutine that reads when it is its turn.
+// reading is a goroutine that reads when it has the turn.
 func (l *Link) reading(turn uint64) {
 	defer l.work.Done()
 	if !l.read(turn) {
@@ -116,7 +116,7 @@ func (l *Link) cork() {
 	}
 }
 
-// uncork writes what was collected, unless somebody does.
+// uncork writes what was collected, unless another goroutine is writing.
 func (l *Link) uncork() {
 	if !l.corked.Load() {
 		return

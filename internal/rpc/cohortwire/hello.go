@@ -14,10 +14,10 @@ import (
 
 // Each side begins with two frames. Its hello says who it is and carries a nonce; its proof, sent when the other hello has
 // come, shows that it knows the secret which the name's entry in the store publishes: an HMAC under that secret over both
-// nonces, both names and who dialled. So the secret itself never travels, what was overheard on one connection is of no
-// use on another, and a stranger that dials two workers cannot pass the proof of one on to the other.
+// nonces, both names and who dialled. So the secret itself never travels, what was recorded on one connection is of no
+// use on another, and a process that dials two workers cannot pass the proof of one on to the other.
 
-// Identity is what each side says in its hello.
+// Identity is what each side sends in its hello.
 type Identity struct {
 	Name        string
 	ID          int16
@@ -95,7 +95,7 @@ func (p proof) check(f *Frame, published []byte) (proven bool, err error) {
 	}
 	if !hmac.Equal(f.Payload, p.sum(published)) {
 		e := cohort.Newf("cohort transport: hello", cohort.Protocol,
-			"whoever calls itself %q does not know the secret that this name has published in the store", p.of.Name)
+			"the peer claims the name %q but does not know the secret that this name has published in the store", p.of.Name)
 		e.Peer = p.of.Name
 		return false, e
 	}

@@ -38,7 +38,7 @@ func TestProof(t *testing.T) {
 		{name: "no secret", a: Config{}, b: Config{Secret: []byte("secret of b"), Published: store.published}, refused: true},
 		{name: "a name without an entry is a guest", a: Config{Identity: Identity{Name: "guest"}}, b: Config{Published: store.published}},
 		{name: "a store that does not answer", a: Config{Identity: Identity{Name: "unreachable"}}, b: Config{Published: store.published}, refused: true},
-		{name: "nobody asks", a: Config{Secret: []byte("x")}, b: Config{}},
+		{name: "no check", a: Config{Secret: []byte("x")}, b: Config{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ca, cb := net.Pipe()

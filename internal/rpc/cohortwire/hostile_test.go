@@ -22,8 +22,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// TestRoomIsSeenWhoeverMakesIt: whoever finds the queue full and drains it itself does not wait for somebody else to.
-func TestRoomIsSeenWhoeverMakesIt(t *testing.T) {
+// TestRoomIsNoticedByItsMaker: a caller that finds the queue full and drains it itself does not wait for another goroutine.
+func TestRoomIsNoticedByItsMaker(t *testing.T) {
 	got := make(chan struct{}, 5)
 	x, _ := pair(t, Config{OnFrame: ignore, Limit: -1, Limits: Limits{Queue: 64}}, Config{Limit: -1, OnFrame: func(*Link, *Frame) { got <- struct{}{} }})
 	ctx := within(t)
@@ -68,9 +68,9 @@ func TestPingsWithoutReading(t *testing.T) {
 	})
 }
 
-// TestAnswersThatNobodyReads: the bytes of answers that wait for a peer are bounded; what is over the bound is refused at
+// TestUnreadAnswersAreBounded: the bytes of answers that wait for a peer are bounded; what is over the bound is refused at
 // once, and there is still room to say so. A single answer may be of any size.
-func TestAnswersThatNobodyReads(t *testing.T) {
+func TestUnreadAnswersAreBounded(t *testing.T) {
 	const size = 4 << 20
 	bubble(t, Config{OnFrame: ignore, Limits: Limits{Waiting: 4 * size}}, func(t *testing.T, l *Link, _ *counted, far net.Conn) {
 		t.Helper()
@@ -114,7 +114,7 @@ func TestLoadOfAGivenUpRequest(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if err := l.Send(ctx, &Frame{Type: 0x102, ID: 7, Payload: make([]byte, 1<<20)}); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("nobody reads, and the request was sent: %v", err)
+			t.Fatalf("the peer does not read, but the request was sent: %v", err)
 		}
 		if n := l.inFlight.Load(); n != 1 {
 			t.Errorf("the load is %d while the request is under way", n)

@@ -29,16 +29,16 @@ type Config struct {
 	// The other side of a link must know it; see [Link.Proven]. It is called once, before the link starts, and may take
 	// its time. Nil checks nothing.
 	Published func(Identity) ([]byte, error)
-	// Dialled says that this side has dialled. The sides of a link differ in it.
+	// Dialled is set when this side has dialled. The sides of a link differ in it.
 	Dialled bool
 	// OnFrame gets every frame, in order, in the goroutine that reads: it must not block, and it owns the frame.
 	OnFrame func(*Link, *Frame)
-	// MayPassOn tells which types of frames OnFrame deals with at once and without running anybody's code. A caller that reads
+	// MayPassOn reports which types of frames OnFrame handles at once and without running code of the program. A caller that reads
 	// its own answer passes these on, too. The default is none.
 	MayPassOn func(Type) bool
 	// OnClose is called once, when the link has ended, with the reason.
 	OnClose func(*Link, error)
-	// Heartbeat is how often each side gives a sign of life and asks for one, Limit when a silent peer is given up. The
+	// Heartbeat is how often each side sends a ping, Limit after how long without data a peer is given up. The
 	// defaults are one second and ten. A Limit below zero turns this off.
 	Heartbeat, Limit time.Duration
 	Limits           Limits
@@ -78,7 +78,7 @@ type Link struct {
 	conn   net.Conn
 	raw    syscall.RawConn // for a write that does not wait; nil when the connection is not a socket
 
-	reads    atomic.Uint64 // grows with every read that brought bytes: the peer's sign of life
+	reads    atomic.Uint64 // grows with every read that returned bytes
 	inFlight atomic.Int64  // requests of ours without an answer, and requests of the peer that were not answered yet
 	closed   chan struct{}
 	work     sync.WaitGroup
@@ -94,7 +94,7 @@ type Link struct {
 		sync.Mutex
 		queue
 	}
-	try struct { // used by whoever has the right to write
+	try struct { // used by the goroutine that has the right to write
 		b  []byte
 		n  int
 		fn func(fd uintptr) bool
@@ -188,7 +188,7 @@ func (l *Link) exchange(r *frameReader, f *Frame) (*Frame, error) {
 	return got, <-sent
 }
 
-// Peer returns what the other side said in its hello.
+// Peer returns what the other side sent in its hello.
 func (l *Link) Peer() Identity { return l.peer }
 
 // Proven reports whether the other side has shown that it knows the secret which its name has published.
@@ -207,7 +207,7 @@ func (l *Link) Err() error {
 	return l.mu.err
 }
 
-// Close says goodbye, ends the link and joins its goroutines. It is idempotent. It must not be called from OnFrame or
+// Close sends a goodbye, ends the link and joins its goroutines. It is idempotent. It must not be called from OnFrame or
 // OnClose.
 func (l *Link) Close() error {
 	failpoint.At("cohortwire.link.close")
@@ -218,7 +218,7 @@ func (l *Link) Close() error {
 	return nil
 }
 
-// fail ends the link with the first cause and wakes everybody. The link is done when any call of it returns: whoever reports a
+// fail ends the link with the first cause and wakes all waiters. The link is done when any call of it returns: a caller that reports a
 // second cause reports the end, too.
 func (l *Link) fail(err error) {
 	failpoint.At("cohortwire.link.fail")
@@ -242,7 +242,7 @@ func (l *Link) lost(err error) error {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		e.Detail = "the peer closed the connection"
 	case errors.As(err, &timeout) && timeout.Timeout():
-		e.Code, e.Detail = cohort.PeerLost, "the peer takes no data"
+		e.Code, e.Detail = cohort.PeerLost, "the peer does not read"
 	}
 	return e
 }
@@ -269,7 +269,7 @@ func (l *Link) read(turn uint64) (handed bool) {
 		case pongFrame:
 			continue
 		case goodbyeFrame:
-			e := cohort.New("cohort transport", cohort.PeerLost, "the peer said goodbye")
+			e := cohort.New("cohort transport", cohort.PeerLost, "the peer shut the connection down")
 			e.Peer = l.peer.Name
 			cause = e
 		case Hello, proofFrame:
@@ -306,9 +306,9 @@ func (l *Link) read(turn uint64) (handed bool) {
 	return false
 }
 
-// watch gives signs of life, asks for them, and gives a silent peer up in the end. Only bytes that came from the peer count:
-// a kernel takes bytes for a peer that has gone for as long as it has room. So a ping goes out also while the peer is heard.
-// It may be sending a long message, behind which its own pings and pongs wait, and hear nothing else from here.
+// watch is the failure detector: it sends pings and gives a silent peer up in the end. Only bytes that came from the peer count:
+// a kernel takes bytes for a peer that has exited for as long as it has room. So a ping is sent also while the peer sends.
+// It may be sending a long message, behind which its own pings and pongs wait, and receive nothing else from here.
 func (l *Link) watch() {
 	if l.cfg.Limit < 0 {
 		return
@@ -334,7 +334,7 @@ func (l *Link) watchWith(ticks <-chan time.Time) {
 			last, silent = n, 0
 		}
 		if silent >= l.cfg.Limit {
-			e := cohort.Newf("cohort transport", cohort.PeerLost, "no sign of life for %v (limit %v)", silent, l.cfg.Limit)
+			e := cohort.Newf("cohort transport", cohort.PeerLost, "nothing received for %v (limit %v)", silent, l.cfg.Limit)
 			e.Peer = l.peer.Name
 			l.fail(e)
 			return

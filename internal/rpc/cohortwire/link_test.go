@@ -257,7 +257,7 @@ func TestGoodbyeAndLateAnswers(t *testing.T) {
 	if _, err := call(ctx, x, &Frame{Type: 0x102}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("call: %v", err)
 	}
-	close(release) // the late answer goes to OnFrame, nobody minds
+	close(release) // the late answer goes to OnFrame, which ignores it
 	if _, err := call(within(t), x, &Frame{Type: 0x102}); err != nil {
 		t.Fatal(err)
 	}

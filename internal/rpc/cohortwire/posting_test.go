@@ -67,7 +67,7 @@ func requests(n int) (b []byte) {
 	return b
 }
 
-// Requests that arrive together are answered together: the answers leave in one write. The last one finds nobody behind it.
+// Requests that arrive together are answered together: the answers leave in one write. The last one finds an empty queue behind it.
 func TestAnswersAreCollected(t *testing.T) {
 	const n = 10
 	var quiet, seen int
@@ -126,7 +126,7 @@ func TestWritten(t *testing.T) {
 		}
 		post(10)
 		expect("a small frame", 1)
-		post(1 << 20) // nobody reads yet
+		post(1 << 20) // the peer does not read yet
 		expect("a large frame that waits", 1)
 		reading := make(chan struct{})
 		go func() {
@@ -144,7 +144,7 @@ func TestWritten(t *testing.T) {
 		go drain(far)
 		synctest.Wait()
 		expect("a large frame", 2)
-		_ = far.SetReadDeadline(time.Now()) // nobody reads any more
+		_ = far.SetReadDeadline(time.Now()) // the peer does not read any more
 		synctest.Wait()
 		post(1 << 20)
 		_ = far.Close()
@@ -174,7 +174,7 @@ func TestPostIsBounded(t *testing.T) {
 			t.Errorf("post over the bound: %v", err)
 		}
 		if err := try(l.Send); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("send of a large frame that nobody reads: %v", err)
+			t.Errorf("send of a large frame that the peer does not read: %v", err)
 		}
 		if err := l.Post(context.Background(), &Frame{Type: FirstAgentType}); err != nil {
 			t.Errorf("a small frame waits for large ones: %v", err)

@@ -27,12 +27,12 @@ type queue struct {
 	direct       int   // frames that their callers write, whatever is under way
 	large        int64 // bytes of the large frames that are not written yet, those that wait for room included
 	largeWaiting int64 // bytes of those that wait for room
-	writing      bool  // somebody writes: the caller of a frame, or the flusher
+	writing      bool  // a goroutine writes: the caller of a frame, or the flusher
 	waiting      int   // callers that wait for room
 	room         chan struct{}
 	spare        []byte // the buffer that is not in use
-	partial      batch  // what its writer has left to the flusher: the rest of it goes first
-	// Signs of life in the queue: another one would say the same.
+	partial      batch  // what its writer has left to the flusher: the rest of it is written first
+	// A ping or pong is in the queue: another one would add nothing.
 	ping, pong bool
 }
 
@@ -47,7 +47,7 @@ type batch struct {
 	rest   net.Buffers // what is not written, if some of it is
 }
 
-// posting is a large frame on its way. done is nil when nobody waits for it.
+// posting is a large frame on its way. done is nil when no caller waits for it.
 type pendingWrite struct {
 	done    chan error
 	written func()
@@ -63,7 +63,7 @@ func (p pendingWrite) finish(err error) {
 	}
 }
 
-// take takes what is to be written next: what somebody has begun, or everything.
+// take takes what is to be written next: the rest of a batch that was begun, or everything.
 func (q *queue) take() batch {
 	if b := q.partial; b.rest != nil {
 		q.partial = batch{}
@@ -75,7 +75,7 @@ func (q *queue) take() batch {
 	b := batch{small: q.small, parts: q.parts, posted: q.posted, frames: q.frames}
 	q.small, q.parts, q.posted, q.spare, q.frames = q.spare[:0], nil, nil, nil, 0
 	q.ping, q.pong = false, false
-	if q.waiting > 0 { // whoever takes the queue makes room, be it the flusher or a caller
+	if q.waiting > 0 { // the goroutine that takes the queue makes room, the flusher or a caller
 		q.waiting = 0
 		close(q.room)
 		q.room = make(chan struct{})
@@ -121,7 +121,7 @@ func (b batch) buffers() net.Buffers {
 	return out
 }
 
-// done takes note of a batch that was written.
+// batchWritten takes note of a batch that was written.
 func (q *queue) done(b batch) {
 	for _, p := range b.posted {
 		q.large -= p.size
@@ -164,7 +164,7 @@ func (q *queue) add(f *Frame) (large bool, err error) {
 	return large, nil
 }
 
-// writesDirectly reports whether whoever has added a frame writes it.
+// writesDirectly reports whether the goroutine that has added a frame also writes it.
 func (q *queue) writesDirectly(load int64) bool {
 	if load <= maxDirectInFlight {
 		return true

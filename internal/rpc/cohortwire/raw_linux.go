@@ -13,8 +13,8 @@ import (
 // rawPiece bounds what one call copies, since the garbage collector waits for it.
 const rawPiece = 256 << 10
 
-// rawRead reads from a descriptor that does not block. The runtime is not told: for every call that might block it wakes its monitor,
-// a thread that takes a core from whoever is writing on the other side.
+// rawRead reads from a descriptor that does not block. The runtime is not notified: for every call that might block it wakes its monitor,
+// a thread that takes a core from the writer on the other side.
 func rawRead(fd uintptr, b []byte) (int, error) { return rawCall(syscall.SYS_READ, fd, b) }
 
 // rawWrite writes to a descriptor that does not block, as rawRead reads.

@@ -33,7 +33,7 @@ type frameReader struct {
 		err error
 		fn  func(fd uintptr) bool
 	}
-	// failed is an error that a caller has met: nothing more is read.
+	// failed is the error of a caller's read: nothing more is read.
 	failed error
 }
 
@@ -182,7 +182,7 @@ func (r *frameReader) opening() (*Frame, error) {
 	return r.next()
 }
 
-// body reads n bytes into memory of their own. A long body is believed only as its bytes come.
+// body reads n bytes into memory of their own. Memory for a long body is allocated only as its bytes arrive.
 func (r *frameReader) body(n int) ([]byte, error) {
 	const step = 1 << 20
 	b := make([]byte, min(n, step))

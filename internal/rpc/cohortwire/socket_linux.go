@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// rawSockets tells that rawRead and rawWrite can be used.
+// rawSockets says that rawRead and rawWrite can be used.
 const rawSockets = true
 
 // disablePacing gives a connection within the host the simplest congestion control. One that paces what it sends, like BBR,

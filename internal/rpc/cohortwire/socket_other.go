@@ -10,7 +10,7 @@ import (
 	"net"
 )
 
-// rawSockets tells that rawRead and rawWrite cannot be used.
+// rawSockets says that rawRead and rawWrite cannot be used.
 const rawSockets = false
 
 // rawWrite leaves everything to the flusher: there are no writes here that do not wait.

@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// rawSockets tells that rawRead and rawWrite can be used.
+// rawSockets says that rawRead and rawWrite can be used.
 const rawSockets = true
 
 // rawWrite writes to a descriptor that does not block.

@@ -55,7 +55,7 @@ func (b *blackhole) SetDeadline(time.Time) error      { return nil }
 func (b *blackhole) SetReadDeadline(time.Time) error  { return nil }
 func (b *blackhole) SetWriteDeadline(time.Time) error { return nil }
 
-// What the kernel takes is no sign of life, however much it is: pings, calls and long messages vanish without a trace.
+// What the kernel accepts does not count as received by the peer: pings, calls and long messages vanish without a trace.
 func TestBlackholeIsFoundUnderLoad(t *testing.T) {
 	for name, size := range map[string]int{"pings only": -1, "small frames": 10, "large frames": 1 << 20} {
 		t.Run(name, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestLongMessageOverASlowLink(t *testing.T) {
 	}
 }
 
-// TestFailedLinkIsDone: two causes come at once, as when both sides close. Whoever hears of one of them finds the link done:
+// TestFailedLinkIsDone: two causes come at once, as when both sides close. A goroutine that gets one of them finds the link done:
 // rpc repeats a request on the next link only then.
 func TestFailedLinkIsDone(t *testing.T) {
 	t.Parallel()

@@ -21,7 +21,7 @@ import (
 // costs more than a second piece in the same write.
 const inline = 16 << 10
 
-// writeChunk is how much is handed to the kernel between two looks at the clock; stall how long one may take.
+// writeChunk is how much is handed to the kernel between two checks of the clock; stall how long one may take.
 const (
 	writeChunk = 4 << 20
 	stall      = time.Minute
@@ -47,12 +47,12 @@ func (l *Link) Send(ctx context.Context, f *Frame) error {
 	if err := l.Request(ctx, f); err != nil {
 		return err
 	}
-	l.ReclaimReader() // somebody may wait for what it brings about
+	l.ReclaimReader() // a goroutine may wait for what it causes
 	return nil
 }
 
 // Request is Send for a request whose caller reads the answer itself where it may: it calls [Link.Await] at once, or
-// [Link.ReclaimReader] if the answer must not come a moment late.
+// [Link.ReclaimReader] if the answer must not be delayed.
 func (l *Link) Request(ctx context.Context, f *Frame) error {
 	return l.send(ctx, f, math.MinInt64, false)
 }
@@ -68,18 +68,18 @@ func (l *Link) Post(ctx context.Context, f *Frame) error {
 	return nil
 }
 
-// PostDelayed is Post for an answer that can wait for company: a small frame leaves with the next one that is sent, or when the caller or
-// somebody else calls [Link.FlushNow].
+// PostDelayed is Post for an answer that can be delayed: a small frame is written with the next one that is sent, or when the caller or
+// another goroutine calls [Link.FlushNow].
 func (l *Link) PostDelayed(ctx context.Context, f *Frame) error {
 	return l.send(ctx, f, postedBytes, true)
 }
 
-// maxDelayedBytes is how much may linger.
+// maxDelayedBytes is how many bytes may be delayed.
 const maxDelayedBytes = 16 << 10
 
-// FlushNow writes what waits to be written, unless somebody does.
+// FlushNow writes what waits to be written, unless another goroutine is writing.
 func (l *Link) FlushNow() {
-	failpoint.At("cohortwire.link.hasten")
+	failpoint.At("cohortwire.link.flush_now")
 	l.out.Lock()
 	if l.out.writing || l.out.empty() {
 		l.out.Unlock()
@@ -104,7 +104,7 @@ func (f *Frame) bulk() (n int64) {
 	return n
 }
 
-// send is Send, and does not wait while at most ahead bytes of large frames do. late says that a small frame lingers.
+// send is Send, and does not wait while at most ahead bytes of large frames do. late says that the write of a small frame may be delayed.
 func (l *Link) send(ctx context.Context, f *Frame, ahead int64, late bool) error {
 	f.Incarnation = l.cfg.Identity.Incarnation
 	if err := f.check(l.cfg.Limits); err != nil {
@@ -218,7 +218,7 @@ func (l *Link) control(f *Frame) {
 		sign = &l.out.ping
 	}
 	if f.Type != goodbyeFrame {
-		if *sign { // a peer that asks and does not read gets one answer
+		if *sign { // a peer that sends pings and does not read gets one pong
 			l.out.Unlock()
 			return
 		}
@@ -292,7 +292,7 @@ func (l *Link) wake() {
 	}
 }
 
-// tryWrite writes what the kernel takes without waiting. An error shows at the flusher, which gets the rest.
+// tryWrite writes what the kernel takes without waiting. The flusher, which gets the rest, sees an error.
 func (l *Link) tryWrite(b []byte) int {
 	l.try.b, l.try.n = b, 0
 	failpoint.At("cohortwire.link.try")
@@ -335,7 +335,7 @@ func (l *Link) flush() {
 		}
 		for {
 			if l.inFlight.Load() > maxDirectInFlight {
-				runtime.Gosched() // let those who are ready add their frames to this write
+				runtime.Gosched() // let runnable goroutines add their frames to this write
 			}
 			failpoint.At("cohortwire.link.flush.take")
 			l.out.Lock()
@@ -374,7 +374,7 @@ func (l *Link) flush() {
 	}
 }
 
-// write writes buffers, giving up when the peer takes nothing for the stall limit.
+// write writes buffers, giving up when the peer reads nothing for the stall limit.
 func (l *Link) write(bufs net.Buffers) error {
 	for len(bufs) > 0 {
 		if err := l.conn.SetWriteDeadline(time.Now().Add(stall)); err != nil {

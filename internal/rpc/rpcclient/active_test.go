@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// TestActive: calls wait while the gate is closed, whoever waits for the last one is told, and both waits end with their
+// TestActive: calls wait while the gate is closed, a goroutine that waits for the last one is notified, and both waits end with their
 // contexts.
 func TestActive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

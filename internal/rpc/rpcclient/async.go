@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 )
 
-// posted is a request whose answer nobody waits for.
+// asyncRequest is a request whose sender does not wait for the answer.
 type asyncRequest struct {
 	k        *Caller
 	ctx      context.Context //nolint:containedctx // of the request

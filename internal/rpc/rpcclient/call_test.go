@@ -129,7 +129,7 @@ func TestPassedDeadline(t *testing.T) {
 	})
 }
 
-// TestLateAnswers: an answer to a request that was given up reaches nobody: not its caller, and not the one of the next
+// TestLateAnswers: an answer to a request that was given up is dropped: it reaches neither its caller nor that of the next
 // request, which may wait on the same channel.
 func TestLateAnswers(t *testing.T) {
 	t.Parallel()

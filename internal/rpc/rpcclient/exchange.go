@@ -32,7 +32,7 @@ type Config struct {
 	Hook    observe.Hook     // may be nil
 	Calls   *flightrec.Calls // may be nil
 	Timeout func() time.Duration
-	// Outgoing asks an extension how it takes part in a request. Nil without one.
+	// Outgoing lets an extension take part in a request. Nil without one.
 	Outgoing func(ctx context.Context, to *rpcsession.Peer, toGo bool, fn string, m *rpcwire.Message) (*rpcext.Exchange, error)
 	// Exception makes the error of an EXCEPTION.
 	Exception func(op, fn, worker string, payload []byte) error
@@ -47,7 +47,7 @@ type Caller struct {
 	watchList watchList
 }
 
-// New returns who sends the requests of a worker.
+// New returns the sender of a worker's requests.
 func New(cfg Config) *Caller { return &Caller{cfg: cfg} }
 
 // Exception is the error of an EXCEPTION that a worker has answered.
@@ -161,8 +161,8 @@ func (k *Caller) exchangeOn(ctx context.Context, c *rpcsession.Conn, o *Outgoing
 	return rpcsession.Reply{}, false, k.Failed(o, err)
 }
 
-// unsent releases the references of a request that could not be sent. On a pipe, one whose caller gives up while it is written is
-// written to its end, so that the other side gets them all the same.
+// unsent releases the references of a request that could not be sent. On a pipe, a request whose caller gives up while it is written is
+// written to its end, so that the other side still gets them.
 func (k *Caller) unsent(c *rpcsession.Conn, o *Outgoing, wires []rrefcore.Wire, err error) {
 	code := cohort.CodeOf(err)
 	if gaveUp := code == cohort.DeadlineExceeded || code == cohort.Canceled; gaveUp && !c.Cohort() && !errors.Is(err, tensorpipe.ErrUnsent) {
@@ -198,7 +198,7 @@ func Within(ctx context.Context, limit time.Duration) (context.Context, context.
 	return context.WithTimeout(ctx, limit)
 }
 
-// received looks at what came back.
+// received evaluates an answer.
 func (k *Caller) received(o *Outgoing, x rpcsession.Reply, wires []rrefcore.Wire) (rpcsession.Reply, error) {
 	if x.Err != nil {
 		k.cfg.Refs.Undelivered(o.Peer, wires)
@@ -216,7 +216,7 @@ func (k *Caller) received(o *Outgoing, x rpcsession.Reply, wires []rrefcore.Wire
 	return x, nil
 }
 
-// Failed is the error of a request that has failed, of which the extension is told.
+// Failed is the error of a request that has failed. It notifies the extension.
 func (k *Caller) Failed(o *Outgoing, err error) error {
 	if k.cfg.Net.Context.Err() != nil && cohort.CodeOf(err) != cohort.DeadlineExceeded {
 		err = rpcsession.ErrClosed(o.Op)
@@ -231,7 +231,7 @@ func (k *Caller) notifyFailed(o *Outgoing, err error) *cohort.Error {
 	return Named("rpc: "+o.Op, o.Func, o.Peer, err)
 }
 
-// Named is err as the failure of a request: it names the function and the worker, and has the code and the words of err.
+// Named is err as the failure of a request: it names the function and the worker, and has the code and the text of err.
 func Named(op, fn string, p *rpcsession.Peer, err error) *cohort.Error {
 	e := cohort.Wrap(op, cohort.Unavailable, err)
 	e.Key, e.Peer = fn, p.Name
@@ -254,7 +254,7 @@ func UnexpectedAnswer(fn string, p *rpcsession.Peer, m *rpcwire.Message) error {
 	return e
 }
 
-// Begin tells that a request of this worker starts. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the
+// Begin reports the start of a request of this worker. The event's kind is rpc.call, rpc.remote or rpc.fetch; of a call the
 // detail is its mode, "sync" or "async".
 func (k *Caller) Begin(ctx context.Context, o *Outgoing) time.Time {
 	k.InFlight.Add(1)
@@ -276,7 +276,7 @@ func (k *Caller) Begin(ctx context.Context, o *Outgoing) time.Time {
 	return started
 }
 
-// End tells that it has ended.
+// End reports the end of a request.
 func (k *Caller) End(o *Outgoing, started time.Time, err error) {
 	k.InFlight.Add(-1)
 	if k.cfg.Calls != nil {

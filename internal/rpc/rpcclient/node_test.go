@@ -60,7 +60,7 @@ func start(tb testing.TB, name string, id int16, goPeer bool, timeout time.Durat
 	n.net = rpcsession.New(rpcsession.Config{
 		Name: name, Logger: quiet, Handler: n,
 		Published: func(context.Context, string) (string, rpcworld.Entry, error) {
-			return "", rpcworld.Entry{}, cohort.New("test", cohort.NotFound, "there is no store")
+			return "", rpcworld.Entry{}, cohort.New("test", cohort.NotFound, "no store")
 		},
 	})
 	self := n.net.NewPeer(name, rrefcore.Worker(id))

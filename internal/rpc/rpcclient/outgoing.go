@@ -24,7 +24,7 @@ type Outgoing struct {
 	Repeat   func() bool // of a request that may arrive twice: whether its answer is still wanted when its link was lost
 
 	Plain        bool             // not for the extension
-	RunsUserCode bool             // what its answer brings about may run code of the program
+	RunsUserCode bool             // what its answer causes may run code of the program
 	ready        *built           // built early
 	exchange     *rpcext.Exchange // how the extension takes part
 	profiled     *profiled        // by the profile in the ctx of the call
@@ -94,7 +94,7 @@ func (o *Outgoing) Make(ctx context.Context, toGo bool) (*rpcwire.Message, []rre
 	return m, wires, flags, nil
 }
 
-// Lost tells the extension and the profile that there is no answer.
+// Lost tells the extension and the profile that no answer will arrive.
 func (o *Outgoing) Lost() {
 	if p := o.profiled; p != nil {
 		o.profiled = nil
@@ -106,7 +106,7 @@ func (o *Outgoing) Lost() {
 	}
 }
 
-// Answered tells the profile and the extension that the answer has come, and makes it the answer to what was asked.
+// Answered passes the answer to the profile and the extension, and makes it the answer to the inner request.
 func (o *Outgoing) Answered(m *rpcwire.Message) error {
 	if err := o.unprofile(m); err != nil {
 		return err

@@ -19,11 +19,11 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// When the link of two Go workers is cut, nobody knows whether the requests on it arrived. A call fails then: running it
+// When the link of two Go workers is cut, it is unknown whether the requests on it arrived. A call fails then: running it
 // twice is for the caller to decide. But a fetch changes nothing, and a creating call is known to its owner by the id of
 // its object, so these two are sent again on the next link, and a cut connection does not cost a reference.
 
-// maxRetries is how often a request is sent again, in about five seconds. What breaks its link each time must not do so
+// maxRetries is how often a request is sent again, in about five seconds. A request that breaks its link each time must not do so
 // for ever.
 const maxRetries = 8
 
@@ -39,7 +39,7 @@ func (o *Outgoing) mayRetry(c *rpcsession.Conn, err error) bool {
 	return false
 }
 
-// pauseBeforeRetry pauses before a request is repeated, from the second time on. It reports false when there is no more time.
+// pauseBeforeRetry pauses before a request is repeated, from the second time on. It reports false when no time is left.
 func (k *Caller) pauseBeforeRetry(ctx context.Context, tries int) bool {
 	if tries > 0 {
 		failpoint.At("rpc.call.rest")
@@ -76,7 +76,7 @@ type retriedRequest struct {
 
 // AsyncRetried is [Caller.Async] for a request that may be repeated, and ends the count of it as active. Tensors among the
 // arguments must stay as they are until it is answered. Where a PyTorch worker answers a request that was given up, or
-// its session ends before, done is called a second time: such a worker cannot be told, so that only its answer says that it has done
+// its session ends before, done is called a second time: such a worker cannot be notified, so that only its answer proves that it has done
 // what was asked.
 func (k *Caller) AsyncRetried(ctx context.Context, c *rpcsession.Conn, o *Outgoing, done func(rpcsession.Reply, error)) {
 	l := &retriedRequest{k: k, ctx: ctx, o: o, started: k.Begin(ctx, o), deadline: k.Deadline(ctx), done: done}
@@ -149,7 +149,7 @@ func (l *retriedRequest) send(c *rpcsession.Conn) error {
 	return nil
 }
 
-// unwrapLate takes the wrapper off an answer that nobody waits for any more; the extension has been told so.
+// unwrapLate takes the wrapper off an answer that is not awaited any more; the extension knows that.
 func unwrapLate(x rpcsession.Reply) (rpcsession.Reply, error) {
 	if x.Msg.Type != rpcwire.ForwardAutogradResp {
 		return x, nil
@@ -161,7 +161,7 @@ func unwrapLate(x rpcsession.Reply) (rpcsession.Reply, error) {
 	return x, err
 }
 
-// abandon tells a Go worker that nobody waits. A PyTorch worker's answer is still awaited.
+// abandon cancels the request at a Go worker. A PyTorch worker's answer is still awaited.
 func (l *retriedRequest) abandon(c *rpcsession.Conn, id uint64) {
 	if c.Cohort() && c.Forget(id) {
 		c.Cancel(id)

@@ -12,11 +12,11 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Whoever has sent a request and does not wait for its answer has it given up when its context ends or its time is over. A timer
-// and an ear at the context cost more than the rest of such a request, and most answers come at once. So a request is only noted at
+// A request whose sender does not wait for the answer is given up when its context ends or its time is over. A timer
+// and a callback on the context cost more than the rest of such a request, and most answers come at once. So a request is only noted at
 // first, and gets both when it has waited for a moment.
 
-// watchInterval is how often those that are noted are looked at. One of them is heard of up to two ticks late.
+// watchInterval is how often the noted requests are scanned. The end of a context is noticed up to two ticks late.
 const watchInterval = 5 * time.Millisecond
 
 // watched is a request that can be given up.
@@ -32,7 +32,7 @@ type watch struct {
 	k  *Caller
 	of watched
 
-	prev, next *watch // guarded by vigil.mu, as the two below
+	prev, next *watch // guarded by watchList.mu, as the two below
 	noted      bool
 	turn       uint64
 
@@ -54,7 +54,7 @@ func (w *watch) start() {
 	w.k.watchList.note(w)
 }
 
-// arm sets the timer and the ear.
+// arm sets the timer and the callback on the context.
 func (w *watch) arm() {
 	ctx, deadline, op := w.of.bounds()
 	failpoint.At("rpc.call.watch")
@@ -92,14 +92,14 @@ type watchList struct {
 	mu struct {
 		sync.Mutex
 		first, last *watch
-		turn        uint64 // grows with every look
+		turn        uint64 // grows with every scan
 		timer       *time.Timer
 		armed       bool
 	}
 }
 
 func (v *watchList) note(w *watch) {
-	failpoint.At("rpc.vigil.note")
+	failpoint.At("rpc.watch.note")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	w.noted, w.turn, w.prev = true, v.mu.turn, v.mu.last
@@ -120,7 +120,7 @@ func (v *watchList) note(w *watch) {
 }
 
 func (v *watchList) drop(w *watch) {
-	failpoint.At("rpc.vigil.drop")
+	failpoint.At("rpc.watch.drop")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.unlink(w)
@@ -144,9 +144,9 @@ func (v *watchList) unlink(w *watch) {
 	w.noted, w.prev, w.next = false, nil, nil
 }
 
-// scan attends to those that were noted before the last look.
+// scan arms those that were noted before the last scan.
 func (v *watchList) scan() {
-	failpoint.At("rpc.vigil.look")
+	failpoint.At("rpc.watch.scan")
 	v.mu.Lock()
 	var old []*watch
 	for w := v.mu.first; w != nil && w.turn < v.mu.turn; w = v.mu.first {

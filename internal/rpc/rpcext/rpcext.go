@@ -7,7 +7,7 @@
 //
 // A call passes an [Extension] four times:
 //
-//	caller    Outgoing          before the request is sent; the context of the call says whether it matters
+//	caller    Outgoing          before the request is sent; it sees the context of the call
 //	callee    Unwrap            when a wrapped request arrives; gives the handler its context
 //	callee    Wrapped.Answer    before the answer is sent
 //	caller    Exchange.Answered when the answer has come, or Exchange.Lost when none will
@@ -22,7 +22,7 @@ import (
 // Worker is a worker as messages name it.
 type Worker struct {
 	Name string
-	ID   int // -1 for a guest, who is no member of the world
+	ID   int // -1 for a client, which is not a member of the world
 	Go   bool
 }
 
@@ -33,31 +33,31 @@ type Extension interface {
 	// Wrappers are the types of requests around other requests, which Unwrap takes apart.
 	Wrappers() []rpcwire.Type
 	// Unwrap returns what is inside a wrapped request. It is called in the goroutine that reads and must not block. It may
-	// replace tensors of the inner message by values of its own; see package standin.
+	// replace tensors of the inner message by values of its own; see package tensorlike.
 	Unwrap(from Worker, m *rpcwire.Message) (*Wrapped, error)
 	// Kinds are the types of requests that Serve answers.
 	Kinds() []rpcwire.Type
-	// Serve handles a request of one of its kinds. It runs like a handler, perhaps in the goroutine that reads: in a place of
+	// Serve handles a request of one of its kinds. It runs like a handler, perhaps in the goroutine that reads: in a slot of
 	// its own, which is free for others while it waits in a method of [Agent] with its ctx, and when it has returned without
 	// an answer. answer must be called once, by Serve or later; further calls do nothing. An error goes back as PyTorch's
 	// EXCEPTION. ctx ends when a Go caller gives up, when the session ends, and with the answer.
 	Serve(ctx context.Context, from Worker, m *rpcwire.Message, answer func(*rpcwire.Message, error))
 	// Counts are what the extension holds, under PyTorch's names, for the debug information of its agent.
 	Counts() map[string]int
-	// Outgoing is asked about every request that leaves with the ctx of a call: calls, creations, fetches, also those of the
+	// Outgoing is called for every request that is sent with the ctx of a call: calls, creations, fetches, also those of the
 	// worker to itself. fn names what is called, for errors. A nil Exchange lets it go as it is. It must not block.
 	Outgoing(ctx context.Context, to Worker, fn string, m *rpcwire.Message) (*Exchange, error)
-	// Died is told of a worker whose process has certainly ended, perhaps more than once. It must not block.
+	// Died is called for a worker whose process has certainly ended, perhaps more than once. It must not block.
 	Died(w Worker)
 }
 
 // Exchange is a request that an extension takes part in. Exactly one of Answered and Lost is called, once.
 type Exchange struct {
-	// Message is what is sent. Its type and payload may differ from those that were asked about, its tensors may not.
+	// Message is what is sent. Its type and payload may differ from those of the request, its tensors may not.
 	Message *rpcwire.Message
-	// Answered gets the answer, which is no EXCEPTION, and makes it the answer to the request inside.
+	// Answered gets the answer, which is not an EXCEPTION, and makes it the answer to the request inside.
 	Answered func(m *rpcwire.Message) error
-	// Lost is called when the request was not sent, failed, or is no longer waited for.
+	// Lost is called when the request was not sent, failed, or is not awaited any more.
 	Lost func()
 }
 
@@ -65,13 +65,13 @@ type Exchange struct {
 type Wrapped struct {
 	// Message is the inner request.
 	Message *rpcwire.Message
-	// Context derives the context of the handler, which calls made with it carry on. Nil leaves it as it is.
+	// Context derives the context of the handler, which calls made with it inherit. Nil leaves it as it is.
 	Context func(context.Context) context.Context
 	// Answer turns the answer to the inner request into that of the wrapped one. It is not called for an EXCEPTION.
 	Answer func(m *rpcwire.Message) error
 }
 
-// Agent is what an extension may ask of its agent.
+// Agent is what an extension may use of its agent.
 type Agent interface {
 	// Self is this worker. Its id is -1 before the world has given it one.
 	Self() Worker

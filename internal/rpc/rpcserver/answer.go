@@ -9,7 +9,7 @@ import "github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 type answerForm struct {
 	kind   rpcwire.Type
 	encode func(*rpcwire.Encoder, any) ([]byte, error)
-	script bool // an error is no value there
+	script bool // an error is not a value there
 }
 
 var (

@@ -14,14 +14,14 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
 )
 
-// creationArrived returns the place of the object that a creating call makes, if it may run.
+// creationArrived returns the object, without its value, that a creating call makes, if it may run.
 func (s *Server) creationArrived(r *request, j *job, cancel context.CancelCauseFunc) (*rpcref.Object, error) {
 	if r.own != nil {
 		r.own.Begin(cancel)
 		return r.own, nil
 	}
 	if r.Peer.ID < 0 {
-		return nil, cohort.New("rpc: remote", cohort.NotSupported, "a guest holds no references")
+		return nil, cohort.New("rpc: remote", cohort.NotSupported, "a client holds no references")
 	}
 	var life rrefcore.Epoch
 	if r.Frame != nil {
@@ -30,7 +30,7 @@ func (s *Server) creationArrived(r *request, j *job, cancel context.CancelCauseF
 	return s.cfg.Refs.CallArrived(r.Peer, life, j.pair, s.cfg.Program.Shown(j.Func, j.Args), cancel)
 }
 
-// answerCreated tells a creator that its object is here.
+// answerCreated confirms to a creator that its object is here.
 func (s *Server) answerCreated(req *request, j *job) {
 	if req.goPeer() { // its type says it all
 		req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet}, nil)
@@ -47,8 +47,8 @@ func (s *Server) answerCreated(req *request, j *job) {
 	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
 }
 
-// createFailed makes the object of a creating call that is not run, and reports whether it did. Nobody waits for the answer to the call
-// before the object is fetched, or its reference passed on, and whoever asks for it would wait for one that nobody makes. It is called in the
+// createFailed makes the object of a creating call that is not run, and reports whether it did. No goroutine waits for the answer to the call
+// before the object is fetched, or its reference passed on, and a fetch would wait for an object that is never made. It is called in the
 // goroutine that reads.
 func (s *Server) createFailed(r *request, failed error) bool {
 	if !r.creates() || r.Conn == nil {
@@ -75,8 +75,8 @@ func (s *Server) createFailed(r *request, failed error) bool {
 }
 
 // countCreation counts the function of a creating call as active from before its answer. The creator counts the call itself
-// until then, and a PyTorch creator gets the answer when the function has ended. So there is no moment at which the
-// workers of a static world could leave while it runs.
+// until then, and a PyTorch creator gets the answer when the function has ended. So at no moment could the
+// workers of a static world leave while it runs.
 func (s *Server) countCreation(ctx context.Context) (counted bool) {
 	return s.cfg.Static && s.cfg.Caller.Active.Enter(ctx) == nil
 }
@@ -86,8 +86,8 @@ func (s *Server) runRemote(r *request, o *rpcref.Object) {
 	j, toGo, started := &r.job, r.goPeer(), r.began
 	counted := toGo && r.uncount == nil && s.countCreation(&r.ctx)
 	if toGo {
-		s.answerCreated(r, j) // the object exists; its value's fate is another matter
-		started = time.Now()  // to write that takes longer than a short function, and is no part of it
+		s.answerCreated(r, j) // the object exists; its value comes later
+		started = time.Now()  // to write that takes longer than a short function, and is not part of it
 	}
 	done := func(v any, err error) {
 		if !r.ended.CompareAndSwap(false, true) {
@@ -120,6 +120,6 @@ func (s *Server) runRemote(r *request, o *rpcref.Object) {
 		r.decoder.Release()
 	}
 	if !r.ended.Load() {
-		r.place.Pause()
+		r.slot.Pause()
 	}
 }

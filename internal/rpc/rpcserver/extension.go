@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 )
 
-// Extension is a worker's extension with what it has said about itself.
+// Extension is a worker's extension with the message types that it has declared.
 type Extension struct {
 	rpcext.Extension
 	wrappers, kinds map[rpcwire.Type]bool
@@ -43,7 +43,7 @@ func (s *Server) unwrapped(r *request) {
 	w, err := s.cfg.Extension.Unwrap(ExtensionWorker(r.Peer), r.message())
 	if err != nil {
 		if a, inner, bad := rpcwire.UnwrapAutograd(r.Payload); bad == nil && r.Kind == rpcwire.ForwardAutogradReq {
-			r.Kind, r.Payload = a.Inner, inner // how a creation is refused is another matter
+			r.Kind, r.Payload = a.Inner, inner // a creation is refused in its own way
 		}
 		s.reject(r, err)
 		return
@@ -63,7 +63,7 @@ func (r *request) message() *rpcwire.Message {
 	return &rpcwire.Message{Type: r.Kind, ID: int64(r.ID), Payload: r.Payload, Tensors: r.Tensors} //nolint:gosec // echoed as it came
 }
 
-// serveKind runs a request that the extension answers, in the place of a handler.
+// serveKind runs a request that the extension answers, in the slot of a handler.
 func (s *Server) serveKind(ctx context.Context, r *request, end func()) {
 	answer := func(m *rpcwire.Message, err error) {
 		if err == nil && m == nil {
@@ -85,6 +85,6 @@ func (s *Server) serveKind(ctx context.Context, r *request, end func()) {
 	s.cfg.Extension.Serve(ctx, ExtensionWorker(r.Peer), r.message(), answer)
 	returned = true
 	if !r.answered.Load() {
-		r.place.Return()
+		r.slot.Return()
 	}
 }

@@ -18,7 +18,7 @@ func (s *Server) serveFetch(req *request) {
 	}
 	id, err := s.cfg.Refs.Fetched(req.Payload, req.Flags&rpcref.FlagExact != 0 && req.goPeer())
 	if err == nil && req.Peer.ID < 0 {
-		err = cohort.New("rpc: fetch", cohort.NotSupported, "a guest holds no references")
+		err = cohort.New("rpc: fetch", cohort.NotSupported, "a client holds no references")
 	}
 	if err != nil {
 		req.refuse(err)
@@ -70,7 +70,7 @@ func (r *request) await(o *rpcref.Object, answer func()) {
 	})
 }
 
-// serveControl performs a control message of a PyTorch peer. It is acknowledged whatever it did: they are repeated until they
+// serveControl performs a control message of a PyTorch peer. It is acknowledged whatever its effect: they are repeated until they
 // are.
 func (s *Server) serveControl(req *request) {
 	msg, err := s.cfg.Refs.TorchControl(req.Kind, req.Payload)

@@ -112,7 +112,7 @@ func start(tb testing.TB, name string, id int16, places, queue int) *node {
 	})
 }
 
-// startAs is start for a worker that speaks as PyTorch does, if there is no hello.
+// startAs is start for a worker that speaks as PyTorch does, without a hello.
 func startAs(tb testing.TB, name string, id int16, places, queue int, hello *cohortwire.Config) *node {
 	tb.Helper()
 	n := &node{prog: &program{functions: map[string]function{}}}
@@ -120,7 +120,7 @@ func startAs(tb testing.TB, name string, id int16, places, queue int, hello *coh
 	n.net = rpcsession.New(rpcsession.Config{
 		Name: name, Logger: quiet, Handler: n,
 		Published: func(context.Context, string) (string, rpcworld.Entry, error) {
-			return "", rpcworld.Entry{}, cohort.New("test", cohort.NotFound, "there is no store")
+			return "", rpcworld.Entry{}, cohort.New("test", cohort.NotFound, "no store")
 		},
 	})
 	self := n.net.NewPeer(name, rrefcore.Worker(id))

@@ -41,7 +41,7 @@ type execution struct {
 	began   time.Time   // when it was run
 	ended   atomic.Bool // its function has a result
 	decoder rpcref.Decoding
-	place   rpcslots.Slot
+	slot    rpcslots.Slot
 	ctx     rpcslots.Context
 	job     job
 }
@@ -59,7 +59,7 @@ func (s *Server) newRequest(in *rpcsession.Incoming) *request {
 	return &room.request
 }
 
-// Caller is who shares places: a worker, or all guests together.
+// Caller is the unit that shares slots: a worker, or all clients together.
 func (r *request) Caller() any {
 	if r.Peer == nil || r.Peer.ID < 0 {
 		return nil
@@ -132,7 +132,7 @@ func (r *request) send(m *rpcwire.Message, wires []rrefcore.Wire) {
 	}
 	_, err := c.Write(ctx, m, rpcref.HeaderForks(wires), 0, time.Time{})
 	if err != nil && c.Alive() && ctx.Err() == nil && !errors.Is(err, cohort.PeerLost) {
-		// It could not be encoded or is too large: the caller must still hear something.
+		// It could not be encoded or is too large: the caller must still get an answer.
 		r.s.cfg.Refs.Undecoded(c.Peer(), wires)
 		r.s.cfg.Logger.Warn("answer could not be sent", slog.String("peer", c.Peer().Name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
 		fail := r.failure(err)
@@ -158,7 +158,7 @@ func (r *request) releaseArguments() {
 }
 
 // failure is the answer for an error outside the user's function, and for every error of a TorchScript call: an
-// EXCEPTION with PyTorch's text, or with all that a Go caller wants to know.
+// EXCEPTION with PyTorch's text, or with all details for a Go caller.
 func (r *request) failure(err error) *rpcwire.Message {
 	s := r.s
 	class := rpcwire.ErrorUnknown

@@ -18,7 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/observe"
 )
 
-// serveCall takes a place for the handler and runs it in a goroutine of its own.
+// serveCall takes a slot for the handler and runs it in a goroutine of its own.
 func (s *Server) serveCall(r *request) {
 	s.calls.Add(1)
 	if !r.creates() || !r.goPeer() { // an object outlives the link that its creating call came on
@@ -32,10 +32,10 @@ func (s *Server) serveCall(r *request) {
 	switch {
 	case !ok:
 		s.calls.Add(-1)
-		s.reject(r, cohort.Newf("rpc: request", cohort.Exhausted, "more than %d requests wait for a place", s.cfg.Queue))
+		s.reject(r, cohort.Newf("rpc: request", cohort.Exhausted, "more than %d requests wait for a slot", s.cfg.Queue))
 	case now && r.inReader():
 		in := r.Conn.Inline
-		r.place.In(in.Reader)
+		r.slot.In(in.Reader)
 		in.Do(func() { s.runCall(r) })
 	case now:
 		s.spawn(r)
@@ -108,7 +108,7 @@ func (s *Server) drop(r *request) {
 	switch {
 	case r.Frame != nil:
 		s.cfg.Refs.Discard(r.Conn, r.Frame)
-	case r.execution != nil && !r.goPeer(): // a PyTorch worker keeps what it has sent until it is told; a fetch brings nothing
+	case r.execution != nil && !r.goPeer(): // a PyTorch worker keeps what it has sent until it is acknowledged; a fetch has no references
 		if r.decoder.Arrive == nil { // nothing of it was read
 			r.decoder.Begin(s.cfg.Refs, r.Peer, nil, nil)
 		}
@@ -121,12 +121,12 @@ func (s *Server) drop(r *request) {
 //nolint:contextcheck,nolintlint // a handler has a context of its own
 func (s *Server) runCall(r *request) {
 	r.began = time.Now()
-	r.place.Take(s.limiter, r.Caller())
+	r.slot.Take(s.limiter, r.Caller())
 	s.beginContext(r)
 	if s.cfg.Extension != nil && s.cfg.Extension.kinds[r.Kind] {
 		s.serveKind(&r.ctx, r, func() {
 			s.calls.Add(-1)
-			r.place.End()
+			r.slot.End()
 			r.ctx.Cancel(rpcslots.ErrDone)
 		})
 		return
@@ -156,10 +156,10 @@ func (s *Server) beginContext(r *request) {
 	if r.Trace != "" {
 		base = observe.WithTrace(base, r.Trace)
 	}
-	r.ctx.Begin(base, s.cfg.Owner, r.Deadline, &r.place)
+	r.ctx.Begin(base, s.cfg.Owner, r.Deadline, &r.slot)
 }
 
-// decode decodes a call. If it creates an object, it returns the place of that.
+// decode decodes a call. If it creates an object, it returns that, without its value.
 func (s *Server) decode(r *request) (obj *rpcref.Object, err error) {
 	s.cfg.Refs.AwaitEarly(&r.ctx, r.Frame)
 	r.decoder.Begin(s.cfg.Refs, r.Peer, r.Frame, r.Tensors)
@@ -179,8 +179,8 @@ func (s *Server) decode(r *request) (obj *rpcref.Object, err error) {
 // unknownMessage answers a call that could not be decoded, or whose object cannot be made, or is here already.
 func (s *Server) unknownMessage(r *request, err error) {
 	here := errors.Is(err, rpcref.ErrCalled)
-	// PyTorch never settles a reference whose creation is answered with an error, and its shutdown would wait for it. There is no object
-	// that could keep the error: whoever fetches it is told that it is gone.
+	// PyTorch never settles a reference whose creation is answered with an error, and its shutdown would wait for it. No object exists
+	// that could keep the error: a later fetch is answered that the object is gone.
 	settles := r.job.Remote && !r.goPeer()
 	r.decoder.Release()
 	s.drop(r)
@@ -223,12 +223,12 @@ func (s *Server) runFunction(r *request) {
 	if !s.invoke(&r.ctx, j, done) {
 		r.decoder.Release()
 	}
-	if !r.ended.Load() { // an async handler gives its place to others
-		r.place.Pause()
+	if !r.ended.Load() { // an async handler gives its slot to others
+		r.slot.Pause()
 	}
 }
 
-// find waits until the references among the arguments are confirmed, and looks for the function.
+// find waits until the references among the arguments are confirmed, and looks up the function.
 func (s *Server) find(r *request) error {
 	if err := r.decoder.Confirmed(&r.ctx); err != nil {
 		return err
@@ -236,14 +236,14 @@ func (s *Server) find(r *request) error {
 	return s.cfg.Program.Find(&r.job.Call)
 }
 
-// ended gives the place of a call back.
+// ended gives the slot of a call back.
 func (s *Server) ended(r *request, err error) {
 	s.calls.Add(-1)
-	r.place.End()
+	r.slot.End()
 	s.emit(r, observe.End, err)
 }
 
-// emit tells who observes this worker that a call begins or has ended.
+// emit reports to the observers of this worker that a call begins or has ended.
 func (s *Server) emit(r *request, phase observe.Phase, err error) {
 	if s.cfg.Hook == nil {
 		return
@@ -262,7 +262,7 @@ func (s *Server) emit(r *request, phase observe.Phase, err error) {
 }
 
 // invoke runs the function of a job and turns a panic into an error. The stack stays here, in the log: a caller may be
-// anybody. It reports false when the function was not run.
+// any process. It reports false when the function was not run.
 func (s *Server) invoke(ctx context.Context, j *job, done func(any, error)) (ran bool) {
 	returned := false
 	defer func() {
@@ -279,8 +279,8 @@ func (s *Server) invoke(ctx context.Context, j *job, done func(any, error)) (ran
 		return false
 	}
 	if end != nil {
-		told := done
-		done = func(v any, err error) { end(err); told(v, err) }
+		finish := done
+		done = func(v any, err error) { end(err); finish(v, err) }
 	}
 	ran = s.cfg.Program.Run(next, &j.Call, done)
 	returned = true
@@ -289,7 +289,7 @@ func (s *Server) invoke(ctx context.Context, j *job, done func(any, error)) (ran
 
 // recovered completes a request whose handler did not return: it panicked with v, or has ended its goroutine.
 func (s *Server) recovered(fn string, v any, done func(any, error)) {
-	if v == nil { // runtime.Goexit: this goroutine ends, the request is answered all the same
+	if v == nil { // runtime.Goexit: this goroutine ends, the request is still answered
 		done(nil, cohort.New("rpc: handler", cohort.Internal, "the handler has ended its goroutine (runtime.Goexit) instead of returning"))
 		return
 	}

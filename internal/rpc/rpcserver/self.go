@@ -46,7 +46,7 @@ func (s *Server) ExchangeOwn(ctx context.Context, o *rpcclient.Outgoing) (rpcses
 			r.ctx.Cancel(rpcsession.ErrCallerCanceled)
 		}
 		o.Lost()
-		s.cfg.Net.Background(func() { // what its answer brings is not wanted
+		s.cfg.Net.Background(func() { // the references in its answer are not wanted
 			failpoint.At("rpc.self.late")
 			select {
 			case x := <-ch:
@@ -61,7 +61,7 @@ func (s *Server) ExchangeOwn(ctx context.Context, o *rpcclient.Outgoing) (rpcses
 	}
 }
 
-// ownAnswer looks at what this worker has answered itself.
+// ownAnswer evaluates the answer of this worker to itself.
 func (s *Server) ownAnswer(o *rpcclient.Outgoing, x rpcsession.Reply) (rpcsession.Reply, error) {
 	err := x.Err
 	if err == nil && x.Msg.Type == rpcwire.Exception {
@@ -74,7 +74,7 @@ func (s *Server) ownAnswer(o *rpcclient.Outgoing, x rpcsession.Reply) (rpcsessio
 	return x, o.Answered(x.Msg)
 }
 
-// discardOwn closes the references in an answer of this worker to itself that nobody waits for.
+// discardOwn closes the references in an answer of this worker to itself that is not awaited any more.
 func (s *Server) discardOwn(x rpcsession.Reply) {
 	if x.Err == nil {
 		s.cfg.Refs.DiscardAnswer(s.cfg.Self, x.Msg)

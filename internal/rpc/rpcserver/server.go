@@ -38,14 +38,14 @@ type Call struct {
 type Program interface {
 	// Find looks up the function of a call.
 	Find(c *Call) error
-	// Intercept is asked before a function is run. It may give it another context, and be told the outcome.
+	// Intercept is asked before a function is run. It may give it another context, and a function that gets the outcome.
 	Intercept(ctx context.Context, c *Call) (next context.Context, end func(error), err error)
 	// Run runs it. done is called exactly once, perhaps later. It reports false when the arguments did not fit and the
 	// function was not run. It may panic.
 	Run(ctx context.Context, c *Call, done func(any, error)) (ran bool)
-	// Shown is what a call is called in events.
+	// Shown is the name of a call in events.
 	Shown(fn string, args []any) string
-	// Exception is what a caller is told about an error of its call.
+	// Exception is what a caller gets for an error of its call.
 	Exception(err error, toGo bool) *rpcwire.RemoteException
 	// Raised is the error of a creating call's function as it is kept with the object.
 	Raised(err error) error
@@ -80,20 +80,20 @@ type Server struct {
 	awaited atomic.Int64 // calls of other Go workers that wait for an answer
 }
 
-// New returns who answers the requests of a worker.
+// New returns the server of a worker's requests.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, idle: make(chan *request)}
 	s.limiter = rpcslots.New(cfg.Concurrency, cfg.Queue, func(t rpcslots.Task) { s.spawn(t.(*request)) }) //nolint:errcheck,forcetypeassert // only requests enter
 	return s
 }
 
-// Counts returns how many calls are served, how many handlers run, and how many requests wait for a place.
+// Counts returns how many calls are served, how many handlers run, and how many requests wait for a slot.
 func (s *Server) Counts() (calls, running, waiting int) {
 	running, waiting = s.limiter.Counts()
 	return int(s.calls.Load()), running, waiting
 }
 
-// Abandoned returns how many of the requests that wait for a place have no caller any more. They are not run.
+// Abandoned returns how many of the requests that wait for a slot have no caller any more. They are not run.
 func (s *Server) Abandoned() int {
 	n := 0
 	for _, t := range s.limiter.Queued() {
@@ -105,7 +105,7 @@ func (s *Server) Abandoned() int {
 }
 
 // Awaited returns how many calls of other Go workers wait for an answer of this worker. A caller that has given up is not
-// counted, however long its handler goes on. PyTorch callers are not counted at all: their wire does not say when they give up.
+// counted, however long its handler goes on. PyTorch callers are not counted at all: their protocol does not report when they give up.
 func (s *Server) Awaited() int { return int(s.awaited.Load()) }
 
 // Arrived takes a request of a peer. It is called by the goroutine that reads and does not block.

@@ -102,7 +102,7 @@ func TestShares(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		case <-ctx.Done():
-			t.Fatal("nobody is refused")
+			t.Fatal("no request is refused")
 		}
 	}
 	if _, running, waiting := server.server.Counts(); running != runs || waiting != waits {
@@ -168,7 +168,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestRefused: what is no request of a worker is refused, and the connection goes on.
+// TestRefused: what is not a request of a worker is refused, and the connection goes on.
 func TestRefused(t *testing.T) {
 	server, client := start(t, "server", 0, 1, 4), start(t, "client", 1, 1, 4)
 	peers(server, client)

@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// accept takes the sessions that others open.
+// accept takes the sessions that other workers open.
 func (n *Links) accept() {
 	for {
 		failpoint.At("rpc.link.accept")
@@ -69,7 +69,7 @@ func (n *Links) linkConn(l *cohortwire.Link) *Conn {
 	return c
 }
 
-// startLink makes a link the session of its peer, once the peer is a member. Whoever comes second waits for the first.
+// startLink makes a link the session of its peer, once the peer is a member. A second caller waits for the first.
 func (n *Links) startLink(c *Conn) {
 	if c.entered.Load() {
 		return
@@ -84,7 +84,7 @@ func (n *Links) startLink(c *Conn) {
 	}
 }
 
-// enterLink does that for the first. What it finds out about the peer's listener goes on without its locks.
+// enterLink does that for the first caller. It looks up the peer's listener after it has released its locks.
 func (n *Links) enterLink(c *Conn) (first bool) {
 	session := false
 	defer func() {
@@ -119,8 +119,8 @@ func (n *Links) enterLink(c *Conn) (first bool) {
 // maxEarly bounds the control frames that wait for their sender to become a member, and the bytes of each.
 const maxEarly, maxEarlyBytes = 64, 64 << 10
 
-// bufferEarly keeps a control frame of a worker that joins at this moment: others know it already, and what they tell it can make
-// it turn to us before we are told.
+// bufferEarly keeps a control frame of a worker that joins at this moment: others know it already, and what they send it can make
+// it send to us before we know of it.
 func (c *Conn) bufferEarly(payload []byte) bool {
 	if c.entered.Load() || c.Peer().ID >= 0 || len(payload) > maxEarlyBytes {
 		return false
@@ -151,7 +151,7 @@ func (n *Links) Admit(name string) {
 	}
 }
 
-// prefer makes a link the session for our requests to its peer, if it has none that lives, and reports whether it did. Two workers may
+// prefer makes a link the session for our requests to its peer, if it has no live one, and reports whether it did. Two workers may
 // have two links for a moment; nothing changes over while the first one lives, since what was sent on it could be overtaken.
 func (n *Links) prefer(c *Conn) bool {
 	p, id := c.Peer(), c.Link.Peer()
@@ -163,7 +163,7 @@ func (n *Links) prefer(c *Conn) bool {
 	if old == c || !c.Alive() || old != nil && old.Alive() && old.Link != nil && old.Link.Peer().Incarnation == id.Incarnation {
 		return false
 	}
-	// References first: what was not acknowledged on an older link goes out before anything new.
+	// References first: what was not acknowledged on an older link is sent before anything new.
 	n.cfg.Handler.Connected(c)
 	p.mu.Lock()
 	if p.mu.epoch != id.Incarnation {
@@ -185,7 +185,7 @@ func (n *Links) onLinkClosed(l *cohortwire.Link, err error) {
 	}
 }
 
-// mayPassOn tells the frames that a caller may pass to onFrame while it waits for something else: none of them runs code of
+// mayPassOn reports the types of frames that a caller may pass to onFrame while it waits for something else: none of them runs code of
 // the program, except for observers.
 func mayPassOn(t cohortwire.Type) bool {
 	return t == FrameControl || t == cohortwire.Type(rpcwire.RemoteRet)
@@ -204,7 +204,7 @@ func (n *Links) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 		if !c.bufferEarly(f.Payload) {
 			n.cfg.Handler.Control(c, f.Payload)
 		}
-		l.FlushNow() // whoever waits for the answer to a creation has sent it
+		l.FlushNow() // a peer that waits for the answer to a creation has sent it
 		return
 	case f.Type == frameCancel:
 		c.canceledByCaller(f.ID)
@@ -212,7 +212,7 @@ func (n *Links) onFrame(l *cohortwire.Link, f *cohortwire.Frame) {
 	case f.Type.IsResponse():
 		m, err := rpcwire.DecodeFrame(f)
 		if !c.answered(f.ID, Reply{Msg: m, Frame: f, Err: err}) {
-			n.cfg.Handler.Discard(c, f) // too late: what it brought is not wanted
+			n.cfg.Handler.Discard(c, f) // too late: its references are not wanted
 			f.Release()
 		}
 		return

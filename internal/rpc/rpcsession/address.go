@@ -34,7 +34,7 @@ func Numeric(ctx context.Context, addr string) (string, error) {
 	}
 	if ip, ipErr := netip.ParseAddr(host); ipErr == nil {
 		if ip.IsUnspecified() {
-			return refuse(cohort.Newf("rpc: address", cohort.InvalidArgument, "%s is every address of whoever dials it", host))
+			return refuse(cohort.Newf("rpc: address", cohort.InvalidArgument, "%s is a wildcard address, which other workers cannot dial", host))
 		}
 		return addr, nil
 	}
@@ -57,7 +57,7 @@ func Numeric(ctx context.Context, addr string) (string, error) {
 	return net.JoinHostPort(best.String(), port), nil
 }
 
-// Dialable is the address of a listener for others. Who listens on every address of a host is reached at the one that PyTorch
+// Dialable is the address of a listener for others. A worker that listens on every address of a host is reached at the one that PyTorch
 // would listen on.
 func Dialable(ctx context.Context, bound net.Addr) (string, error) {
 	tcp, ok := bound.(*net.TCPAddr)

@@ -30,13 +30,13 @@ const (
 // Conn is one session with a peer: a pipe for our requests, a pipe for the peer's requests, or a link for both.
 type Conn struct {
 	net    *Links
-	from   atomic.Pointer[Peer] // a guest may turn out to be a new member
+	from   atomic.Pointer[Peer] // a client may turn out to be a new member
 	Pipe   *tensorpipe.Pipe
 	Link   *cohortwire.Link
 	at     string           // of a pipe for our requests: where the peer listens
 	Inline *rpcslots.Inline // of a link, and of a pipe for the peer's requests
 
-	enter   sync.Mutex // one at a time makes the session known
+	enter   sync.Mutex // one goroutine at a time makes the session known
 	entered atomic.Bool
 	early   [][]byte // control frames of a worker that is not a member yet; guarded by enter
 
@@ -66,13 +66,13 @@ type Reply struct {
 type Pending struct {
 	Ch chan Reply // has room for one
 	Fn func(Reply)
-	// RunsUserCode says that Fn may run code of the program, so that it is looked after as a handler is.
+	// RunsUserCode says that Fn may run code of the program, so that it is guarded as a handler is.
 	RunsUserCode bool
-	// NotUrgent says that nobody waits for the answer, or makes the link read when somebody does (see [Links.ReclaimReader]): where the
-	// reading is lent it is found within two milliseconds, or by the next caller.
+	// NotUrgent says that no goroutine waits for the answer, or that it calls [Links.ReclaimReader]: where the
+	// reader is offered the answer is read within two milliseconds, or by the next caller.
 	NotUrgent bool
 	// KeepAfterCancel says that an answer is wanted also when the sender gave up while the request was being written: a worker of
-	// PyTorch's protocol cannot be told.
+	// PyTorch's protocol cannot be notified.
 	KeepAfterCancel bool
 }
 
@@ -96,10 +96,10 @@ func newConn(n *Links, p *Peer, s *tensorpipe.Session) *Conn {
 	return c
 }
 
-// Peer returns who is at the other side.
+// Peer returns the worker at the other side.
 func (c *Conn) Peer() *Peer { return c.from.Load() }
 
-// Rebind notes that p has told on this session that it joins. Until then it was taken for the former worker of that name, if there was one.
+// Rebind notes that p has announced on this session that it joins. Until then it was taken for the former worker of that name, if there was one.
 func (c *Conn) Rebind(former, p *Peer) {
 	if c != nil && c.from.CompareAndSwap(former, p) {
 		p.openedPipe.Store(c.Pipe != nil)
@@ -109,7 +109,7 @@ func (c *Conn) Rebind(former, p *Peer) {
 // Cohort reports whether the other side is a Go worker on the cohort transport.
 func (c *Conn) Cohort() bool { return c.Link != nil }
 
-// Alive reports whether requests can be sent. A link may have ended before its reader has told us.
+// Alive reports whether requests can be sent. A link may have ended before its reader has reported it.
 func (c *Conn) Alive() bool {
 	if c.Link != nil {
 		select {
@@ -172,12 +172,12 @@ func (c *Conn) Begin(ctx context.Context, m *rpcwire.Message, wait *Pending, for
 	m.ID = int64(id) //nolint:gosec // a counter
 	size, err := c.Write(ctx, m, forks, flags, deadline)
 	if err != nil && wait.KeepAfterCancel && c.Link == nil && ctx.Err() != nil && !errors.Is(err, tensorpipe.ErrUnsent) {
-		return id, err // the rest of it is written all the same
+		return id, err // the rest of it is still written
 	}
 	if err != nil && c.Forget(id) {
 		return id, err
 	}
-	if wait.Fn != nil && !wait.NotUrgent && c.Link != nil { // nobody reads its answer with await
+	if wait.Fn != nil && !wait.NotUrgent && c.Link != nil { // its answer is not read with Await
 		c.Link.ReclaimReader()
 	}
 	c.Peer().Stats.sent(size)
@@ -214,11 +214,11 @@ func (c *Conn) Write(ctx context.Context, m *rpcwire.Message, forks []cohortwire
 			return 0, cohort.New("rpc: send", cohort.DeadlineExceeded, "the deadline has passed")
 		}
 	}
-	if m.Type == rpcwire.RemoteRet && c.Peer().Current() == c { // whoever waits for it hastens it: see rpcref.Refs.Hasten
+	if m.Type == rpcwire.RemoteRet && c.Peer().Current() == c { // a caller that waits for it has it flushed: see rpcref.Refs.FlushNow
 		failpoint.At("rpc.link.linger")
 		return frameSize(&f), c.Link.PostDelayed(ctx, &f)
 	}
-	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; whoever made it is not told when that is
+	if !m.Type.IsRequest() { // a result is sent as it is while it is sent; its handler does not learn when that is
 		failpoint.At("rpc.link.post")
 		return frameSize(&f), c.Link.Post(ctx, &f)
 	}
@@ -239,7 +239,7 @@ func (c *Conn) Forget(id uint64) bool {
 	return waiting
 }
 
-// Cancel tells a Go callee that nobody waits any more.
+// Cancel notifies a Go callee that its caller does not wait any more.
 //
 //nolint:contextcheck,nolintlint // the caller's has ended
 func (c *Conn) Cancel(id uint64) {
@@ -278,7 +278,7 @@ func (c *Conn) Untrack(id uint64) {
 	c.mu.Unlock()
 }
 
-// canceledByCaller is told by the peer that it does not wait for an answer any more.
+// canceledByCaller is called when the peer does not wait for an answer any more.
 func (c *Conn) canceledByCaller(id uint64) {
 	failpoint.At("rpc.link.given_up")
 	c.mu.Lock()
@@ -302,7 +302,7 @@ func (c *Conn) Severed() bool {
 	}
 }
 
-// answered passes an answer to its request. It reports false when nobody waits.
+// answered passes an answer to its request. It reports false when no caller waits.
 func (c *Conn) answered(id uint64, r Reply) bool {
 	failpoint.At("rpc.link.answered")
 	c.mu.Lock()
@@ -323,7 +323,7 @@ func (c *Conn) answered(id uint64, r Reply) bool {
 	return true
 }
 
-// Await reads the answer to a request of a waiting caller in its own goroutine, when the link lends the reading. Where it
+// Await reads the answer to a request of a waiting caller in its own goroutine, when the link offers its reader. Where it
 // reports false the answer comes to the caller's channel.
 func (c *Conn) Await(id uint64) (Reply, bool) {
 	if c.Link == nil {
@@ -336,7 +336,7 @@ func (c *Conn) Await(id uint64) (Reply, bool) {
 	}
 	c.Peer().Stats.received(frameSize(f))
 	m, err := rpcwire.DecodeFrame(f)
-	if !c.Forget(id) { // the session has just ended, and the channel says so
+	if !c.Forget(id) { // the session has just ended, which the channel reports
 		c.net.cfg.Handler.Discard(c, f)
 		f.Release()
 		return Reply{}, false
@@ -344,7 +344,7 @@ func (c *Conn) Await(id uint64) (Reply, bool) {
 	return Reply{Msg: m, Frame: f, Err: err}, true
 }
 
-// ReclaimReader makes sure that what comes from a worker is heard at once, and what was held back for it leaves.
+// ReclaimReader makes sure that what arrives from a worker is read at once, and that what was delayed for it is sent.
 func (n *Links) ReclaimReader(w rrefcore.Worker) {
 	if p := n.PeerByID(w); p != nil {
 		if c := p.Current(); c != nil && c.Link != nil {
@@ -383,7 +383,7 @@ func (c *Conn) readAnswers() {
 			c.Peer().types.learn(m.Tensors)
 		}
 		if !c.answered(uint64(id), Reply{Msg: m, Err: err}) && m != nil { //nolint:gosec // our own counter
-			c.net.cfg.Handler.DiscardAnswer(c.Peer(), m) // the call was given up: what it brings is not wanted
+			c.net.cfg.Handler.DiscardAnswer(c.Peer(), m) // the call was given up: its references are not wanted
 		}
 	}
 }
@@ -399,7 +399,7 @@ func sizeOf(m *tensorpipe.Message) int {
 	return n
 }
 
-// carried are references in an answer. When the link ends soon after, nobody knows whether it arrived.
+// carried are references in an answer. When the link ends soon after, it is unknown whether it arrived.
 type carried struct {
 	at    time.Time
 	wires []rrefcore.Wire

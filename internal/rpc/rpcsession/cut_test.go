@@ -65,7 +65,7 @@ func awaitDeath(ctx context.Context, t *testing.T, told *user) {
 	}
 }
 
-// The end of a pipe is no proof that the process at its other end has ended: it is when nobody listens there any more.
+// The end of a pipe does not prove that the process at its other end has ended: a refused connection does.
 func TestPipeIsCut(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -76,7 +76,7 @@ func TestPipeIsCut(t *testing.T) {
 		lost(ctx, t, c)
 		for p.Current() == nil || p.reconnecting.Load() {
 			if ctx.Err() != nil {
-				t.Fatal("there is no pipe again")
+				t.Fatal("no new pipe was opened")
 			}
 			time.Sleep(time.Millisecond)
 		}
@@ -104,7 +104,7 @@ func TestPipeOfProcessThatEnds(t *testing.T) {
 	awaitDeath(ctx, t, told)
 }
 
-// Who cannot be reached is taken for dead at last, though nobody refuses.
+// A worker that stays unreachable is declared dead in the end, though no connection is refused.
 func TestPipeOutOfReach(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -132,7 +132,7 @@ func TestPipeOfWorkerThatLeft(t *testing.T) {
 	}
 }
 
-// TestNewPipeIsHeard: a worker is never taken for deaf while its first pipe comes: whoever leaves at that moment would not wait for what it
+// TestNewPipeIsHeard: the pipes of a worker do not count as closed while its first one is opened: a worker that leaves at that moment would not wait for what it
 // has to say about references.
 func TestNewPipeIsHeard(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

@@ -46,7 +46,7 @@ func workerAt(t *testing.T, u *user, name string, id int16, addr string) *Links 
 	n := New(Config{
 		Name: name, Logger: slog.New(slog.DiscardHandler), Handler: u,
 		Published: func(context.Context, string) (string, rpcworld.Entry, error) {
-			return "", rpcworld.Entry{}, cohort.New("test", cohort.NotFound, "there is no store")
+			return "", rpcworld.Entry{}, cohort.New("test", cohort.NotFound, "no store")
 		},
 	})
 	hello := &cohortwire.Config{

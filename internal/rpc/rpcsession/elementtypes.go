@@ -18,7 +18,7 @@ func LaterType(dt tensor.DType) uint32 {
 	return 1 << (dt - tensor.Float8E5M2)
 }
 
-// knownTypes are the later element types that a PyTorch worker has shown to know.
+// knownTypes are the later element types that a PyTorch worker has been seen to know.
 type knownTypes struct{ bits atomic.Uint32 }
 
 func tensorTypes(v any) uint32 {
@@ -41,15 +41,15 @@ func (k *knownTypes) learn(tensors []any) {
 }
 
 // check refuses a message whose types could end the worker's process.
-func (k *knownTypes) check(tensors []any, told uint32) error {
+func (k *knownTypes) check(tensors []any, all uint32) error {
 	for _, t := range tensors {
-		if bit := tensorTypes(t); bit&^(told|k.bits.Load()) != 0 {
+		if bit := tensorTypes(t); bit&^(all|k.bits.Load()) != 0 {
 			what := t
 			if s, ok := t.(*tensor.Sparse); ok {
 				what = s.Values
 			}
 			return cohort.Newf("rpc: send", cohort.NotSupported,
-				"a tensor of %v would end a PyTorch process older than that type: convert it, or say with WithElementTypes that there is none", what.(*tensor.Tensor).DType()) //nolint:errcheck,forcetypeassert // the only two
+				"a tensor of %v would end a PyTorch process older than that type: convert it, or declare with WithElementTypes that all processes know it", what.(*tensor.Tensor).DType()) //nolint:errcheck,forcetypeassert // the only two
 		}
 	}
 	return nil

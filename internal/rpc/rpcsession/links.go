@@ -23,25 +23,25 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Handler is who uses the sessions: it serves requests and keeps references.
+// Handler uses the sessions: it serves requests and keeps references.
 type Handler interface {
 	// NewPeer returns what is kept with a peer. See [Peer.State].
 	NewPeer() any
 	// Request gets every request that arrives, in the goroutine that reads: it must not block.
 	Request(in Incoming)
-	// Connected is told of the session on which requests to its peer will go, before anything else goes over it.
+	// Connected gets the session on which requests to its peer will be sent, before anything else is sent on it.
 	Connected(c *Conn)
 	// Control gets the frames of a Go worker's control stream, in the goroutine that reads.
 	Control(c *Conn, payload []byte)
-	// Discard releases the references of a frame that nobody will decode.
+	// Discard releases the references of a frame that will not be decoded.
 	Discard(c *Conn, f *cohortwire.Frame)
-	// DiscardAnswer does the same for an answer of a PyTorch worker that came too late. It is called in the goroutine that reads.
+	// DiscardAnswer does the same for an answer of a PyTorch worker that arrived too late. It is called in the goroutine that reads.
 	DiscardAnswer(p *Peer, m *rpcwire.Message)
-	// Undelivered is told of references in an answer that may not have arrived.
+	// Undelivered gets the references in an answer that may not have arrived.
 	Undelivered(p *Peer, wires []rrefcore.Wire)
-	// HoldsReferences reports whether references tie us to a worker, so that its link is worth to be made again.
+	// HoldsReferences reports whether references connect us to a worker, so that a lost link is worth reconnecting.
 	HoldsReferences(p *Peer) bool
-	// Died is told of a worker whose process has certainly ended.
+	// Died gets a worker whose process has certainly ended.
 	Died(p *Peer)
 }
 
@@ -58,7 +58,7 @@ type Incoming struct {
 	Deadline time.Time
 	Trace    string // see observe.WithTrace
 	Inline   bool   // it may run in the goroutine that reads
-	Err      error  // why it cannot be understood; then there is nothing else than perhaps the payload
+	Err      error  // why it cannot be understood; then only the payload may be set
 }
 
 // Config is what sessions need to know of their worker.
@@ -67,11 +67,11 @@ type Config struct {
 	Logger  *slog.Logger
 	Types   uint32 // later element types that every PyTorch worker knows
 	Handler Handler
-	// Published asks the store what a worker has published.
+	// Published reads from the store what a worker has published.
 	Published func(ctx context.Context, name string) (addr string, e rpcworld.Entry, err error)
 }
 
-// Links are the sessions of a worker with the others, who these are, and the goroutines that look after them.
+// Links are the sessions of a worker with the others, the known peers, and the goroutines that maintain them.
 type Links struct {
 	cfg Config
 
@@ -79,7 +79,7 @@ type Links struct {
 	cancel           context.CancelCauseFunc
 	work             sync.WaitGroup
 	Done             chan struct{} // closed when every goroutine has ended
-	Leaving          atomic.Bool   // this worker is about to go
+	Leaving          atomic.Bool   // this worker is about to leave
 	ep               *tensorpipe.Endpoint
 	unreachableLimit time.Duration // see unreachableLimit
 
@@ -106,7 +106,7 @@ func New(cfg Config) *Links {
 }
 
 // Listen opens the worker's port and takes the sessions that others open. With hello not nil it also speaks the cohort
-// transport, with what is said of this worker there.
+// transport, with this worker's identity there.
 func (n *Links) Listen(ctx context.Context, addr string, hello *cohortwire.Config, opts ...tensorpipe.Option) error {
 	if hello != nil {
 		cfg := *hello
@@ -165,7 +165,7 @@ func (n *Links) EndSessions(between, last func()) {
 		conns = append(conns, c)
 	}
 	n.mu.Unlock()
-	go func() { // whoever waits for done joins it
+	go func() { // a caller that waits for done joins it
 		if n.ep != nil {
 			_ = n.ep.Close()
 		}
@@ -185,7 +185,7 @@ func (n *Links) EndSessions(between, last func()) {
 	}
 }
 
-// NewPeer returns a worker, or a guest if its id is -1.
+// NewPeer returns a worker, or a client if its id is -1.
 func (n *Links) NewPeer(name string, id rrefcore.Worker) *Peer {
 	return &Peer{net: n, Name: name, ID: id, State: n.cfg.Handler.NewPeer()}
 }
@@ -268,8 +268,8 @@ func (n *Links) RemovePeer(name string) {
 	}
 }
 
-// sender returns the peer that presented itself under a name on a pipe: a member, or a guest who may call but holds nothing.
-// Whoever speaks the cohort transport would not come on a pipe, on which nothing is proved: it is somebody else.
+// sender returns the peer that gave a name on a pipe: a member, or a client, which may call but holds nothing.
+// A worker that speaks the cohort transport would not open a pipe, on which nothing is proved: it is another process.
 func (n *Links) sender(name string) *Peer {
 	failpoint.At("rpc.link.sender")
 	n.mu.Lock()
@@ -281,24 +281,24 @@ func (n *Links) sender(name string) *Peer {
 	return n.client(name)
 }
 
-// linked returns the peer at the other side of a link: a member that has proved it, or a guest.
+// linked returns the peer at the other side of a link: a member that has proved it, or a client.
 func (n *Links) linked(l *cohortwire.Link) *Peer {
 	id := l.Peer()
 	n.mu.Lock()
 	p := n.mu.byName[id.Name]
 	n.mu.Unlock()
 	if p != nil && p.ID == rrefcore.Worker(id.ID) && l.Proven() {
-		if goPeer, _ := p.Epoch(); goPeer { // else it comes in the place of a PyTorch worker, and will tell us
+		if goPeer, _ := p.Epoch(); goPeer { // else it replaces a PyTorch worker, and will announce that
 			return p
 		}
 	}
 	return n.client(id.Name)
 }
 
-// maxClients bounds the guests that are remembered.
+// maxClients bounds the clients that are remembered.
 const maxClients = 4096
 
-// client returns a peer that is no member.
+// client returns a peer that is not a member.
 func (n *Links) client(name string) *Peer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -313,7 +313,7 @@ func (n *Links) client(name string) *Peer {
 	return g
 }
 
-// ErrClosed is the error of what a closed agent is asked for.
+// ErrClosed is the error of an operation on a closed agent.
 func ErrClosed(op string) error {
 	return cohort.New("rpc: "+op, cohort.Closed, "the agent is closed")
 }

@@ -13,31 +13,31 @@ import (
 )
 
 // Whether a worker's process has ended is decided here and nowhere else. What a dead worker holds is dropped, and calls to it fail for good. So
-// what may also be a cut connection, a pause or a slow network is no death.
+// what may also be a cut connection, a pause or a slow network does not count as death.
 
-// sign is what was seen of a worker.
+// evidence is what was observed of a worker.
 type evidence struct {
-	of             *uint64       // of which start of a Go worker, if that matters: another one may have come since
+	of             *uint64       // of which start of a Go worker, if that matters: another one may have joined since
 	connectErr     error         // what an attempt to connect to it ended with
 	addressReused  bool          // another socket than its own listens at its address
-	left           bool          // it told us that it leaves
+	left           bool          // it announced that it leaves
 	replaced       bool          // another process has its name and rank now
 	leased         bool          // it has a lease, whose end decides instead of the time
 	unreachableFor time.Duration // for how long it has been out of reach
 	limit          time.Duration // for how long a worker without a lease may be
 }
 
-// liveness is what a sign means.
+// liveness is what the evidence means.
 type liveness uint8
 
 const (
-	unknownLiveness liveness = iota // whoever needs it tries again
+	unknownLiveness liveness = iota // callers retry
 	unresponsive                    // the same: its machine does not answer
 	disconnected                    // the same: the connection was cut, or its process is about to end
 	dead                            // its process has certainly ended
 )
 
-// liveness judges a sign.
+// liveness evaluates the evidence.
 func (s evidence) liveness() liveness {
 	switch {
 	case s.addressReused, s.left, s.replaced, ctxdial.Refused(s.connectErr), !s.leased && s.limit > 0 && s.unreachableFor > s.limit:
@@ -50,7 +50,7 @@ func (s evidence) liveness() liveness {
 	return unknownLiveness
 }
 
-// connectError is the error of an attempt to connect to a worker that a sign was seen of.
+// connectError is the error of an attempt to connect to a worker, given the evidence.
 func (s evidence) connectError(name, addr string) *cohort.Error {
 	e := cohort.New("rpc: connect", cohort.PeerLost, "it does not listen at "+addr+" any more: its process has ended")
 	e.Err = rpcworld.ErrRefused
@@ -59,7 +59,7 @@ func (s evidence) connectError(name, addr string) *cohort.Error {
 		switch s.liveness() {
 		case dead:
 			e.Code, e.Err = cohort.PeerLost, errors.Join(rpcworld.ErrRefused, s.connectErr)
-			e.Detail = "nobody listens at " + addr + ": its process has ended"
+			e.Detail = "connection refused at " + addr + ": its process has ended"
 		case unresponsive:
 			e.Err = errors.Join(rpcworld.ErrSilent, s.connectErr)
 			e.Detail = "its machine does not answer at " + addr
@@ -73,7 +73,7 @@ func (s evidence) connectError(name, addr string) *cohort.Error {
 	return e
 }
 
-// reportIfDead tells whoever is above that a worker is dead, if a sign says so, and returns whether it does.
+// reportIfDead reports to the handler that a worker is dead, if the evidence says so, and returns whether it does.
 func (n *Links) reportIfDead(p *Peer, s evidence) bool {
 	if s.liveness() != dead {
 		return false
@@ -84,7 +84,7 @@ func (n *Links) reportIfDead(p *Peer, s evidence) bool {
 	return true
 }
 
-// Left notes that a worker has told us that it leaves.
+// Left notes that a worker has announced that it leaves.
 func (n *Links) Left(p *Peer) {
 	p.markLeft()
 	n.reportIfDead(p, evidence{left: true})

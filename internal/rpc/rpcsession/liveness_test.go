@@ -18,7 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
 )
 
-// TestFates: what was seen of a worker, what it means, and which error it gives to whoever wanted to connect.
+// TestFates: what was seen of a worker, what it means, and which error the caller gets that wanted to connect.
 func TestFates(t *testing.T) {
 	t.Parallel()
 	refused := fmt.Errorf("dial: %w", os.NewSyscallError("connect", syscall.ECONNREFUSED))
@@ -38,7 +38,7 @@ func TestFates(t *testing.T) {
 		{evidence{unreachableFor: time.Hour, limit: 20 * time.Second, leased: true}, unknownLiveness, 0, nil, ""},
 		{evidence{unreachableFor: time.Hour}, unknownLiveness, 0, nil, ""},
 		{evidence{addressReused: true}, dead, cohort.PeerLost, rpcworld.ErrRefused, "does not listen at uv://a:1 any more"},
-		{evidence{connectErr: refused}, dead, cohort.PeerLost, rpcworld.ErrRefused, "nobody listens at uv://a:1"},
+		{evidence{connectErr: refused}, dead, cohort.PeerLost, rpcworld.ErrRefused, "connection refused at uv://a:1"},
 		{evidence{connectErr: refused, leased: true}, dead, cohort.PeerLost, syscall.ECONNREFUSED, "its process has ended"},
 		{evidence{connectErr: errors.Join(errHandshakeEnded, refused)}, dead, cohort.PeerLost, rpcworld.ErrRefused, "its process has ended"},
 		{evidence{connectErr: syscall.ETIMEDOUT}, unresponsive, cohort.Unavailable, rpcworld.ErrSilent, "does not answer at uv://a:1"},

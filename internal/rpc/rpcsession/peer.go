@@ -24,12 +24,12 @@ import (
 type Peer struct {
 	net   *Links
 	Name  string
-	ID    rrefcore.Worker // -1 for a guest, who is no member
+	ID    rrefcore.Worker // -1 for a client, which is not a member
 	Stats counters
 	types knownTypes // of a PyTorch worker
-	State any        // of whoever is above; see [Handler]
+	State any        // of the [Handler]
 
-	reconnecting atomic.Bool // somebody tries to reach it again
+	reconnecting atomic.Bool // a goroutine tries to reach it again
 	Met          atomic.Bool // there was a session
 	openedPipe   atomic.Bool // it has opened a pipe for its requests
 	enter        sync.Mutex  // one link at a time becomes the session
@@ -40,7 +40,7 @@ type Peer struct {
 		epoch  uint64 // of a Go worker, once known
 		goPeer bool   // a Go worker that speaks the cohort transport
 		conn   *Conn  // for our requests
-		left   bool   // it told us that it leaves
+		left   bool   // it announced that it leaves
 
 		listener string // the socket that it listens with, once known: see reused.go
 	}
@@ -54,14 +54,14 @@ func (p *Peer) SpeaksCohort() bool {
 	return p.mu.goPeer
 }
 
-// Epoch says whether this is a Go worker on the cohort transport, and which start of it.
+// Epoch reports whether this is a Go worker on the cohort transport, and which start of it.
 func (p *Peer) Epoch() (goPeer bool, epoch uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.goPeer, p.mu.epoch
 }
 
-// markLeft notes that it has told us that it leaves.
+// markLeft notes that it has announced that it leaves.
 func (p *Peer) markLeft() {
 	failpoint.At("rpc.peer.leaves")
 	p.mu.Lock()
@@ -87,8 +87,8 @@ func (p *Peer) learn(addr string, e rpcworld.Entry) {
 	}
 }
 
-// Replaced reports whether a worker of this name that tells us that it joins is another process, so that this one has ended: a worker
-// tells that once. Of two Go workers, which may repeat it, the epochs tell whoever deals with them.
+// Replaced reports whether a worker of this name that announces that it joins is another process, so that this one has ended: a worker
+// announces that once. Two Go workers, which may repeat it, are told apart by their epochs.
 func (p *Peer) Replaced(e rpcworld.Entry) bool {
 	return e.Epoch == 0 || !p.SpeaksCohort()
 }
@@ -142,8 +142,8 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 		return nil, s.connectError(p.Name, addr)
 	}
 	s, err := n.ep.Connect(ctx, p.Name, addr)
-	if p.hasLeft() { // what is there may be the session of its successor
-		return nil, n.lostError(p, cohort.New("rpc: connect", cohort.PeerLost, "it has left, or another worker has its place"))
+	if p.hasLeft() { // the session may be that of its successor
+		return nil, n.lostError(p, cohort.New("rpc: connect", cohort.PeerLost, "it has left, or another worker has replaced it"))
 	}
 	if err == nil && stale(s, p, addr) {
 		if !n.Go(func() { _ = s.Close() }) {
@@ -151,7 +151,7 @@ func (p *Peer) open(ctx context.Context) (*Conn, error) {
 		}
 		failpoint.At("rpc.peer.stale")
 		<-s.Done()
-		err = fmt.Errorf("%w: it is with a former worker of this name", errHandshakeEnded)
+		err = fmt.Errorf("%w: the connection belongs to an earlier worker with this name", errHandshakeEnded)
 	}
 	var c *Conn
 	if err == nil {
@@ -173,7 +173,7 @@ func stale(s *tensorpipe.Session, p *Peer, addr string) bool {
 	if s.Link != nil {
 		return p.ID >= 0 && rrefcore.Worker(s.Link.Peer().ID) != p.ID
 	}
-	return s.Peer != strings.TrimPrefix(addr, "uv://") || !s.Claim(p) // another one may come at the address of the former
+	return s.Peer != strings.TrimPrefix(addr, "uv://") || !s.Claim(p) // another worker may get the address of the former
 }
 
 // adopt makes a session the one for requests to p.
@@ -242,11 +242,11 @@ func (n *Links) connLost(c *Conn, err error) {
 	if n.reportIfDead(p, evidence{left: left, replaced: replaced}) {
 		return
 	}
-	// A session that ended, whoever ended it, says nothing about the process at its other end.
+	// The end of a session, by either side, says nothing about the process at its other end.
 	n.StartReconnect(p)
 }
 
-// StartReconnect makes sure that somebody tries to reach a worker to which there is no session: a Go worker to which references tie us,
+// StartReconnect tries in the background to reach a worker without a session: a Go worker to which references connect us,
 // and any PyTorch worker, because that is how its death is found.
 func (n *Links) StartReconnect(p *Peer) {
 	if !p.reconnecting.CompareAndSwap(false, true) {
@@ -257,13 +257,13 @@ func (n *Links) StartReconnect(p *Peer) {
 	}
 }
 
-// unreachableLimit is how long a PyTorch worker may be out of reach before it is taken for dead: it has no lease.
+// unreachableLimit is how long a PyTorch worker may be unreachable before it is declared dead: it has no lease.
 const unreachableLimit = 20 * time.Second
 
-// reconnect tries to reach a worker whose session was lost, as long as that is wanted. A refused connection is certain death;
-// otherwise its lease decides, whose end unties us. A process that ends may still take a pipe, so that counts once it has lasted.
+// reconnect tries to reach a worker whose session was lost, as long as that is wanted. A refused connection proves its death;
+// otherwise its lease decides, whose end drops the references. An ending process may still accept a pipe, so a pipe counts once it has lasted.
 //
-//nolint:contextcheck,nolintlint // whoever noticed has nothing to do with it
+//nolint:contextcheck,nolintlint // it outlives the caller's context
 func (n *Links) reconnect(p *Peer) {
 	over := false
 	defer func() {
@@ -277,7 +277,7 @@ func (n *Links) reconnect(p *Peer) {
 		ctx, cancel := context.WithTimeout(n.Context, 5*time.Second)
 		c, err := p.Connect(ctx)
 		cancel()
-		over = errors.Is(err, rpcworld.ErrRefused) // it was found dead, see open
+		over = errors.Is(err, rpcworld.ErrRefused) // it was declared dead, see open
 		if n.Context.Err() != nil || over || !n.wanted(p) || err == nil && c.Link != nil {
 			return
 		}
@@ -296,7 +296,7 @@ func (n *Links) reconnect(p *Peer) {
 	}
 }
 
-// wanted reports whether a session with a worker is worth to be made again.
+// wanted reports whether a session with a worker is worth reconnecting.
 func (n *Links) wanted(p *Peer) bool {
 	failpoint.At("rpc.peer.wanted")
 	p.mu.Lock()

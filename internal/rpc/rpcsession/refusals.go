@@ -12,7 +12,7 @@ import (
 )
 
 // maxRefusals is how many requests of a peer may wait for the answer that they were refused. A peer that sends more of
-// them and does not read what it is told loses its connection.
+// them and does not read the answers loses its connection.
 const maxRefusals = 4096
 
 // refusals are the answers to refused requests of one session that have not been written. One goroutine writes them, however

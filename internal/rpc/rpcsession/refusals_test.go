@@ -24,6 +24,6 @@ func TestRefusalsAreBounded(t *testing.T) {
 		t.Errorf("%d were answered, %d wait, running: %v", answered, len(q.mu.queue), q.mu.running)
 	}
 	if q.queued(c, answer) == nil {
-		t.Error("nobody answers the next one")
+		t.Error("the next one gets no answer")
 	}
 }

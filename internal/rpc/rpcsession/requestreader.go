@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// requests is who reads the requests of a pipe that a peer opened: a goroutine that runs short handlers itself and, when
+// requestReader reads the requests of a pipe that a peer opened: a goroutine that runs short handlers itself and, when
 // one takes longer, another goroutine in its place. It does for a pipe what a link does for itself.
 type requestReader struct {
 	conn *Conn
@@ -59,7 +59,7 @@ func (q *requestReader) read(turn uint64) {
 	}
 }
 
-// closed is called when the pipe has ended, or nobody reads it any more.
+// closed is called when the pipe has ended, or is not read any more.
 func (q *requestReader) closed(err error) {
 	n := q.conn.net
 	n.connLost(q.conn, err)
@@ -70,7 +70,7 @@ func (q *requestReader) closed(err error) {
 	_ = q.conn.Pipe.Close()
 }
 
-// RequestPipesClosed reports whether no pipe is left on which a worker could ask for anything, after there was one. A PyTorch worker never opens another.
+// RequestPipesClosed reports whether all pipes for requests of a worker are closed, after there was one. A PyTorch worker never opens another.
 func (n *Links) RequestPipesClosed(w rrefcore.Worker) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -111,7 +111,7 @@ func (c *Conn) received(raw *tensorpipe.Message) {
 	c.net.cfg.Handler.Request(in)
 }
 
-// unread returns the payload of a message that cannot be decoded, nil without one: it may bring references, see [rpcwire.Forks].
+// unread returns the payload of a message that cannot be decoded, nil without one: it may contain references, see [rpcwire.Forks].
 func unread(raw *tensorpipe.Message) []byte {
 	if len(raw.Payloads) != tensorpipe.RPCPayloads {
 		return nil

@@ -16,10 +16,10 @@ import (
 
 // When the process of a worker has ended, another one may get its port. A PyTorch process listens on some twenty of them, and
 // a hello that arrives at the wrong one ends it. So the socket that a worker of this machine listens with is noted while
-// there is a session with it, and its address is not dialled when that socket is gone. Of other machines nobody can tell.
+// there is a session with it, and its address is not dialled when that socket is closed. Sockets of other machines cannot be checked.
 
 // listeners are the sockets of this machine that listen, as they were read last: that takes time on a machine with many
-// connections, so those who ask at the same time share it.
+// connections, so concurrent callers share it.
 type listeners struct {
 	mu struct {
 		sync.Mutex
@@ -29,7 +29,7 @@ type listeners struct {
 }
 
 // at returns the identity of the socket that listens at an address of this machine, or "" if none does. known is false when
-// it cannot tell. What is older than since is read again.
+// it cannot be determined. What is older than since is read again.
 func (l *listeners) at(addr string, since time.Time) (id string, known bool) {
 	ap, err := netip.ParseAddrPort(strings.TrimPrefix(addr, "uv://"))
 	if err != nil || !ctxdial.OwnAddress(ap.Addr().Unmap()) {

@@ -30,7 +30,7 @@ func TestReusedAddress(t *testing.T) {
 		noted = p.mu.listener != ""
 		p.mu.Unlock()
 		if ctx.Err() != nil {
-			t.Fatal("nobody has noted who listens")
+			t.Fatal("the listener was not noted")
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Context is the context of a handler. Most handlers never look at it, so the real context behind it is made only when
-// somebody does.
+// Context is the context of a handler. Most handlers never use it, so the real context behind it is made only when
+// one does.
 type Context struct {
 	owner  Owner
 	base   context.Context //nolint:containedctx // what the real context is made of
@@ -28,18 +28,18 @@ type Context struct {
 		timer   context.CancelFunc
 		ended   bool
 		reason  error
-		overdue *time.Timer // of a handler whose caller has gone
+		overdue *time.Timer // of a handler whose caller has given up
 	}
 }
 
-// overdueAfter is how long a handler may go on when its context has ended before its place is given to others.
+// overdueAfter is how long a handler may run on after the end of its context before its slot is given to others.
 const overdueAfter = 10 * time.Second
 
 var _ context.Context = (*Context)(nil)
 
-// Owner is who runs handlers.
+// Owner runs handlers.
 type Owner interface {
-	// Overdue is told that a handler does not return although its caller has gone, and that its place is given to others.
+	// Overdue is called when a handler does not return although its caller has given up, and its slot is given to others.
 	Overdue()
 }
 
@@ -49,9 +49,9 @@ type OwnerKey struct{}
 // ErrDone is the cause of a handler's context when the handler has ended by itself.
 var ErrDone = cohort.New("rpc: request", cohort.Canceled, "the handler has returned")
 
-// Begin says what the context is, when the request begins to run. It may have been cancelled before.
+// Begin sets the context's parent and limit when the request begins to run. It may have been cancelled before.
 func (c *Context) Begin(base context.Context, o Owner, limit time.Time, holder *Slot) {
-	failpoint.At("rpc.place.begin")
+	failpoint.At("rpc.slot.begin")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.owner, c.base, c.limit, c.holder = o, base, limit, holder
@@ -63,7 +63,7 @@ func (c *Context) Deadline() (time.Time, bool) { return c.limit, !c.limit.IsZero
 // Done makes the real context.
 func (c *Context) Done() <-chan struct{} { return c.real().Done() }
 
-// Err says whether the context has ended, without making the real one.
+// Err returns why the context has ended, or nil, without making the real one.
 func (c *Context) Err() error {
 	c.mu.Lock()
 	inner, ended := c.mu.inner, c.mu.ended
@@ -77,7 +77,7 @@ func (c *Context) Err() error {
 	return nil
 }
 
-// Value finds the handler's place; other keys are asked of the real context, which is how derived contexts attach.
+// Value finds the handler's slot; other keys are looked up in the real context, which is how derived contexts attach.
 func (c *Context) Value(key any) any {
 	switch key.(type) {
 	case slotKey:
@@ -95,7 +95,7 @@ func (c *Context) Cancelled() bool {
 	return c.mu.ended
 }
 
-// Waited returns why a request need not be run that had to wait for a place: its caller has gone meanwhile.
+// Waited returns why a request need not be run that had to wait for a slot: its caller has given up meanwhile.
 func (c *Context) Waited() error {
 	if c.Err() == nil {
 		return nil

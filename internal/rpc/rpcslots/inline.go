@@ -12,7 +12,7 @@ import (
 const (
 	// LinkGuard and PipeGuard are how long a handler may hold up the goroutine that reads its link or pipe before another
 	// one takes over; it may be found up to as much later. PyTorch's calls take longer than ours, and on a pipe only
-	// handlers run so that were short lately: there the guard looks less often, because its look costs a thread's waking.
+	// handlers run so that were short lately: there the guard checks less often, because a check wakes a thread.
 	LinkGuard = 500 * time.Microsecond
 	PipeGuard = 2 * time.Millisecond // see LinkGuard
 	// shortLimit is up to what time handlers run in the goroutine that reads a pipe.
@@ -22,7 +22,7 @@ const (
 	briefLimit = 10 * time.Microsecond
 )
 
-// Reader is who reads a session and calls the agent with what was read: a link, or the requests of a pipe. Turn numbers
+// Reader reads a session and calls the agent with what was read: a link, or the requests of a pipe. Turn numbers
 // these calls, and Handover lets another goroutine read on during one.
 type Reader interface {
 	Turn() uint64
@@ -38,11 +38,11 @@ type Inline struct {
 	mean    atomic.Int64 // and on average
 	guard   *time.Timer
 	armed   atomic.Bool
-	seen    uint64        // the turn at the guard's last look
-	inner   atomic.Uint64 // the last turn that came to a handler
+	seen    uint64        // the turn at the guard's last check
+	inner   atomic.Uint64 // the last turn that reached a handler
 }
 
-// NewInline returns what lets handlers run in a reader's goroutine for up to limit.
+// NewInline returns an Inline that lets handlers run in a reader's goroutine for up to limit.
 func NewInline(r Reader, limit time.Duration) *Inline {
 	in := &Inline{Reader: r, limit: limit}
 	in.guard = time.AfterFunc(time.Hour, in.checkReader)
@@ -50,7 +50,7 @@ func NewInline(r Reader, limit time.Duration) *Inline {
 	return in
 }
 
-// Brief reports whether handlers take so little time on average that it is not worth to run them side by side, and none has lately
+// Brief reports whether handlers take so little time on average that it does not pay to run them concurrently, and none has lately
 // held up the reader until the guard found it.
 func (in *Inline) Brief() bool {
 	return in.mean.Load() <= int64(briefLimit) && in.longest.Load() <= int64(in.limit)
@@ -63,7 +63,7 @@ func (in *Inline) Short() bool { return in.longest.Load() <= int64(shortLimit) }
 func (in *Inline) RecordDuration(d time.Duration) {
 	was := in.longest.Load()
 	if now := max(int64(d), was-was/16-1); now != was {
-		in.longest.Store(max(now, 0)) // a note that gets lost does not matter
+		in.longest.Store(max(now, 0)) // a lost update does not matter
 	}
 	was = in.mean.Load()
 	in.mean.Store(was + (int64(min(d, in.limit))-was)/16) // beyond the limit another goroutine reads
@@ -90,12 +90,12 @@ func (in *Inline) watch() {
 	}
 }
 
-// checkReader is the guard: it hands over the reading when the handler that ran at the last look still does, and looks again as
+// checkReader is the guard: it hands over the reading when the handler that ran at the last check still does, and checks again as
 // long as there is traffic. One timer for all handlers costs nothing per handler.
 func (in *Inline) checkReader() {
 	turn := in.Turn()
 	if turn == in.seen && turn%2 == 1 && turn != in.inner.Load() {
-		in.guard.Reset(in.limit) // not in a handler: what the control stream says must be heard before the next frame
+		in.guard.Reset(in.limit) // not in a handler: a control frame must be handled before the next frame
 		return
 	}
 	if turn == in.seen {

@@ -73,7 +73,7 @@ func TestInlineGuard(t *testing.T) {
 		if n := r.count(); n != 1 {
 			t.Errorf("%d hand-overs afterwards", n)
 		}
-		time.Sleep(10 * LinkGuard) // the guard rests when there is no traffic
+		time.Sleep(10 * LinkGuard) // the guard stops without traffic
 		if in.armed.Load() {
 			t.Error("the guard goes on without traffic")
 		}

@@ -12,10 +12,10 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/invariants"
 )
 
-// Limiter bounds how many handlers run at once. A handler gives its place up while it waits for a call of its own and
+// Limiter bounds how many handlers run at once. A handler gives its slot up while it waits for a call of its own and
 // takes it back without waiting, even over the bound: a completion never waits, so nested calls cannot block each other.
 //
-// Callers share the places: the last quarter is for those who have less than a quarter, and whoever waits gets the next one
+// Callers share the slots: the last quarter is for callers that have less than a quarter, and waiting callers get the next one
 // in turn, caller by caller. So one of them cannot keep the others out, however many requests it sends and however long
 // its handlers run.
 type Limiter struct {
@@ -27,15 +27,15 @@ type Limiter struct {
 		sync.Mutex
 		running   int
 		waiting   int
-		abandoned int         // handlers that run on without a place, because their callers have gone
+		abandoned int         // handlers that run on without a slot, because their callers have given up
 		of        map[any]int // running, by caller
 		queues    []*callerQueue
 	}
 }
 
-// Task is a request that needs a place.
+// Task is a request that needs a slot.
 type Task interface {
-	// Caller is who shares places with its other requests. All callers that are nil are one.
+	// Caller identifies the caller, whose requests share slots. All nil callers are one.
 	Caller() any
 }
 
@@ -45,33 +45,33 @@ type callerQueue struct {
 	tasks []Task
 }
 
-// New returns a limiter of that many places. start starts a request that has waited for its place, of which at most queue wait.
+// New returns a limiter of that many slots. start starts a request that has waited for its slot, of which at most queue wait.
 func New(limit, queue int, start func(Task)) *Limiter {
 	l := &Limiter{limit: limit, maximum: queue, start: start}
 	l.mu.of = map[any]int{}
 	return l
 }
 
-// admits reports whether a caller can have one more place. Called with the lock.
+// admits reports whether a caller can have one more slot. Called with the lock.
 func (l *Limiter) admits(who any) bool {
 	share := l.limit / 4
 	return l.mu.running < l.limit && (l.mu.running < l.limit-share || l.mu.of[who] < share)
 }
 
-// take gives a caller a place. Called with the lock.
+// take gives a caller a slot. Called with the lock.
 func (l *Limiter) take(who any) {
 	l.mu.running++
 	l.mu.of[who]++
 }
 
-// give takes a place back. Called with the lock.
+// give takes a slot back. Called with the lock.
 func (l *Limiter) give(who any) {
 	l.mu.running--
 	if l.mu.of[who]--; l.mu.of[who] == 0 {
 		delete(l.mu.of, who)
 	}
 	if invariants.Enabled {
-		invariants.Check(l.mu.running >= 0 && l.mu.of[who] >= 0, "a place was given back twice")
+		invariants.Check(l.mu.running >= 0 && l.mu.of[who] >= 0, "a slot was given back twice")
 	}
 }
 
@@ -79,7 +79,7 @@ func (l *Limiter) queueOf(who any) int {
 	return slices.IndexFunc(l.mu.queues, func(q *callerQueue) bool { return q.who == who })
 }
 
-// Enter takes a place for a request: now, or it is started when one is free. ok is false when too many wait, of this
+// Enter takes a slot for a request: now, or it is started when one is free. ok is false when too many wait, of this
 // caller or of all.
 func (l *Limiter) Enter(t Task) (now, ok bool) {
 	failpoint.At("rpc.limiter.enter")
@@ -107,7 +107,7 @@ func (l *Limiter) Enter(t Task) (now, ok bool) {
 	return false, true
 }
 
-// Leave frees a place and starts the next ones with what is free.
+// Leave frees a slot and starts the next requests that can have one.
 func (l *Limiter) Leave(who any) {
 	failpoint.At("rpc.limiter.leave")
 	l.mu.Lock()
@@ -122,7 +122,7 @@ func (l *Limiter) Leave(who any) {
 	}
 }
 
-// next takes a place for a request that waits, of the first caller in turn that can have one. Called with the lock.
+// next takes a slot for a request that waits, of the first caller in turn that can have one. Called with the lock.
 func (l *Limiter) next() Task {
 	for at, q := range l.mu.queues {
 		if !l.admits(q.who) {
@@ -133,7 +133,7 @@ func (l *Limiter) next() Task {
 		q.tasks = q.tasks[1:]
 		l.mu.queues = slices.Delete(l.mu.queues, at, at+1)
 		if len(q.tasks) > 0 {
-			l.mu.queues = append(l.mu.queues, q) // its turn comes again after the others
+			l.mu.queues = append(l.mu.queues, q) // next turn after the others
 		}
 		l.mu.waiting--
 		l.take(q.who)
@@ -142,15 +142,15 @@ func (l *Limiter) next() Task {
 	return nil
 }
 
-// resume takes a place without asking.
+// resume takes a slot even over the limit.
 func (l *Limiter) resume(who any) {
 	l.mu.Lock()
 	l.take(who)
 	l.mu.Unlock()
 }
 
-// abandon counts a handler that runs on although nobody waits for it. It reports false when there are too many of them: then
-// they keep their places, or their goroutines would grow without bound.
+// abandon counts a handler that runs on although its caller has given up. It reports false when there are too many of them: then
+// they keep their slots, or their goroutines would grow without bound.
 func (l *Limiter) abandon() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -169,7 +169,7 @@ func (l *Limiter) abandonedEnds() {
 	l.mu.Unlock()
 }
 
-// Queued returns the requests that wait, in no order that counts.
+// Queued returns the requests that wait, in no particular order.
 func (l *Limiter) Queued() []Task {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,7 +187,7 @@ func (l *Limiter) Counts() (running, waiting int) {
 	return l.mu.running, l.mu.waiting
 }
 
-// Place is a handler's place. It travels in the handler's context, so that calls made with it can give it up meanwhile.
+// Slot is a handler's slot. It travels in the handler's context, so that calls made with it can give it up meanwhile.
 type Slot struct {
 	l      *Limiter // set once, under mu
 	who    any
@@ -197,25 +197,25 @@ type Slot struct {
 	mu struct {
 		sync.Mutex
 		waiting   int // calls of this handler that wait at the same time
-		gone      bool
+		ended     bool
 		abandoned bool
 	}
 }
 
-// Take says whose place it is. The caller may give up at this moment.
+// Take sets the owner of the slot. The caller may give up at this moment.
 func (p *Slot) Take(l *Limiter, who any) {
-	failpoint.At("rpc.place.take")
+	failpoint.At("rpc.slot.take")
 	p.mu.Lock()
 	p.l, p.who = l, who
 	p.mu.Unlock()
 }
 
-// In says that the handler runs in the goroutine that reads, in this turn of it.
+// In notes that the handler runs in the goroutine that reads, in this turn of it.
 func (p *Slot) In(r Reader) { p.reader, p.turn = r, r.Turn() }
 
 type slotKey struct{}
 
-// Of returns the place of the handler whose context ctx is or comes from, or nil.
+// Of returns the slot of the handler whose context ctx is or is derived from, or nil.
 func Of(ctx context.Context) *Slot {
 	p, _ := ctx.Value(slotKey{}).(*Slot)
 	return p
@@ -232,12 +232,12 @@ func (p *Slot) Pause() {
 	p.Return()
 }
 
-// Return is called when the handler is about to return without an answer, which comes later: others have the place meanwhile.
+// Return is called when the handler is about to return without an answer, which comes later: others have the slot meanwhile.
 func (p *Slot) Return() {
-	failpoint.At("rpc.place.return")
+	failpoint.At("rpc.slot.return")
 	p.mu.Lock()
 	p.mu.waiting++
-	first := p.mu.waiting == 1 && !p.mu.gone
+	first := p.mu.waiting == 1 && !p.mu.ended
 	p.mu.Unlock()
 	if first {
 		p.l.Leave(p.who)
@@ -249,22 +249,22 @@ func (p *Slot) Resume() {
 	if p == nil {
 		return
 	}
-	failpoint.At("rpc.place.resume")
+	failpoint.At("rpc.slot.resume")
 	p.mu.Lock()
 	p.mu.waiting--
-	last := p.mu.waiting == 0 && !p.mu.gone
+	last := p.mu.waiting == 0 && !p.mu.ended
 	if last {
 		p.l.resume(p.who)
 	}
 	p.mu.Unlock()
 }
 
-// End gives the place back for good.
+// End gives the slot back for good.
 func (p *Slot) End() {
-	failpoint.At("rpc.place.end")
+	failpoint.At("rpc.slot.end")
 	p.mu.Lock()
-	held := p.mu.waiting == 0 && !p.mu.gone
-	p.mu.gone = true
+	held := p.mu.waiting == 0 && !p.mu.ended
+	p.mu.ended = true
 	abandoned := p.mu.abandoned
 	p.mu.abandoned = false
 	p.mu.Unlock()
@@ -276,14 +276,14 @@ func (p *Slot) End() {
 	}
 }
 
-// abandon gives the place of a handler to others that does not return although its caller has gone. It reports whether it
+// abandon gives the slot of a handler that does not return although its caller has given up to others. It reports whether it
 // did.
 func (p *Slot) abandon() bool {
-	failpoint.At("rpc.place.abandon")
+	failpoint.At("rpc.slot.abandon")
 	p.mu.Lock()
-	held := p.mu.waiting == 0 && !p.mu.gone && p.l != nil && p.l.abandon()
+	held := p.mu.waiting == 0 && !p.mu.ended && p.l != nil && p.l.abandon()
 	if held {
-		p.mu.gone, p.mu.abandoned = true, true
+		p.mu.ended, p.mu.abandoned = true, true
 	}
 	p.mu.Unlock()
 	if held {

@@ -97,7 +97,7 @@ func placeOf(l *Limiter, t Task) *Slot {
 	return p
 }
 
-// Random callers come, wait, resume, leave: the counts are right, nobody waits while there is room, all end.
+// Random callers enter, wait, resume, leave: the counts are right, no caller waits while a slot is free, all end.
 func TestLimiterAtRandom(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 0))

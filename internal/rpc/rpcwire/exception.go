@@ -12,12 +12,12 @@ import (
 
 // A Python caller that reads the class of an exception and does not have it loses the exception with its text: unpickling
 // fails, or PyTorch returns the AttributeError as the value of the call. So only classes that every Python has are written
-// as they are. Others are written as an expression that looks for the class and gives RuntimeError if there is no such exception:
+// as they are. Others are written as an expression that looks for the class and gives RuntimeError if that exception does not exist:
 //
 //	next(filter(BaseException.__subclasscheck__, filter(inspect.isclass, [located, RuntimeError])))
 //
 // To look for it imports its module, which can fail with any exception. PyTorch's own function for calls turns that into a value,
-// which is no class, so located is
+// which is not a class, so located is
 //
 //	_run_function(PythonUDF(pydoc.locate, ("module.Class",), {}))
 var (

@@ -21,7 +21,7 @@ import (
 type PythonError struct {
 	Kind    string // its class: "ValueError", or "module.Class" outside Python's builtins
 	Message string
-	Worker  string // where it happened, if not where it was told
+	Worker  string // where it happened, if not at the callee
 	Stack   string
 	Code    cohort.Code
 	Hint    string // what PyTorch adds to the message for its callers
@@ -114,7 +114,7 @@ func RaisedError(worker string, x *RemoteException) PythonError {
 	if x.Class.Module != "builtins" && x.Class.Module != "exceptions" {
 		e.Kind = x.Class.Module + "." + x.Class.Name
 	}
-	text := x.Msg // as it is from PyTorch, whose callers unescape it all the same
+	text := x.Msg // as it is from PyTorch, whose callers unescape it anyway
 	if !strings.Contains(text, "\n") {
 		text = unicodeUnescape(text) // of a Go worker on PyTorch's transport
 	}

@@ -12,10 +12,10 @@ import (
 // sending such a value back must not write it many times: a few hundred bytes would become gigabytes. What is the same in Go
 // (a slice, a map, a pointer, a long string) is the same at the receiver, as it is in Python.
 
-// maxOutput bounds what an Encoder writes if nothing else is said: the wires take no longer payload.
+// maxOutput bounds what an Encoder writes by default: the transports accept no longer payload.
 const maxOutput = 1 << 30
 
-// open stands for a value that is being encoded: whoever meets it again is inside it.
+// open stands for a value that is being encoded: an encoder that meets it again is inside it.
 type open struct{}
 
 func containsItself() error {

@@ -22,7 +22,7 @@ const (
 // RPCPayloads is the number of payloads of every RPC message; PyTorch aborts on any other.
 const RPCPayloads = 4
 
-// CheckOutgoing says whether PyTorch's agent takes the message, without looking at ids: four payloads, a type it knows
+// CheckOutgoing reports whether PyTorch's agent accepts the message, without looking at ids: four payloads, a type it knows
 // the direction of, an id of eight bytes, a tensor table.
 func CheckOutgoing(m *Message) error {
 	bad := func(format string, args ...any) error {
@@ -51,11 +51,11 @@ func CheckOutgoing(m *Message) error {
 	return nil
 }
 
-// ledger is the model of what the other side expects on a pipe: the dialling side sends requests with fresh ids, the
+// requestTable has the requests without an answer, as the other side knows them: the dialling side sends requests with fresh ids, the
 // listening side answers each exactly once. PyTorch aborts on a second answer.
 type requestTable struct {
 	client   bool
-	answered chan struct{} // of the listening side: an answer went out
+	answered chan struct{} // of the listening side: an answer was sent
 
 	mu struct {
 		sync.Mutex
@@ -73,18 +73,18 @@ func newRequestTable(client bool) *requestTable {
 	return l
 }
 
-// wait waits until fewer than limit requests wait for our answer. Meanwhile no more are read: that is the kindest thing to
-// do to a PyTorch worker, whose requests then wait in its own process; it never recovers from a pipe that ended.
+// wait waits until fewer than limit requests wait for our answer. Meanwhile no more are read: which is the mildest way to slow down
+// a PyTorch worker, whose requests then wait in its own process; it never recovers from a pipe that ended.
 func (l *requestTable) wait(ctx context.Context, limit int, closed <-chan struct{}) error {
 	for {
-		failpoint.At("tensorpipe.ledger.look")
+		failpoint.At("tensorpipe.requests.check")
 		l.mu.Lock()
 		n := len(l.mu.open)
 		l.mu.Unlock()
 		if n < limit {
 			return nil
 		}
-		failpoint.At("tensorpipe.ledger.wait")
+		failpoint.At("tensorpipe.requests.wait")
 		select {
 		case <-l.answered:
 		case <-closed:
@@ -115,7 +115,7 @@ func (l *requestTable) sending(m *Message) error {
 		return err
 	}
 	kind, id, _ := head(m)
-	failpoint.At("tensorpipe.ledger.send")
+	failpoint.At("tensorpipe.requests.send")
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	refuse := func(format string, args ...any) error {
@@ -129,7 +129,7 @@ func (l *requestTable) sending(m *Message) error {
 			return refuse("request id %d still waits for its answer", id)
 		}
 		if len(l.mu.open) >= maxOpen {
-			return cohort.Newf("tensorpipe: send", cohort.Exhausted, "%d requests wait for answers that never came", maxOpen)
+			return cohort.Newf("tensorpipe: send", cohort.Exhausted, "%d requests wait for answers that never arrived", maxOpen)
 		}
 		l.mu.open[id] = struct{}{}
 		return nil
@@ -157,7 +157,7 @@ func (l *requestTable) received(m *Message) error {
 	if !ok {
 		return bad(cohort.Protocol, "not an RPC message: %d payloads", len(m.Payloads))
 	}
-	failpoint.At("tensorpipe.ledger.receive")
+	failpoint.At("tensorpipe.requests.receive")
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, known := l.mu.open[id]

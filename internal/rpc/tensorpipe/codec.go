@@ -77,7 +77,7 @@ type channelAd struct {
 	Devices []deviceDescriptor
 }
 
-// deviceDescriptor is what a channel says about one device.
+// deviceDescriptor is the descriptor of a channel for one device.
 type deviceDescriptor struct {
 	Device     device
 	Descriptor string

@@ -20,9 +20,9 @@ type Limits struct {
 	Payload  int64 // bytes of one payload; default 1 GiB
 	Message  int64 // bytes of a whole message; default 16 GiB
 	Requests int   // requests on one pipe that wait for our answer before no more are read; default 131072
-	Halfway  int   // connections whose handshake is not done; default 1024
+	Halfway  int   // connections in their handshake; default 1024
 	Waiting  int64 // bytes of answers that wait for one peer to read before others are refused; default 1 GiB
-	Ahead    int64 // bytes allocated for storages that were announced and have not come, in all; default 1 GiB
+	Ahead    int64 // bytes allocated for storages that were announced and have not arrived, in all; default 1 GiB
 	Backlog  int   // sessions that wait for Accept; default 256
 }
 
@@ -76,7 +76,7 @@ func withLimits(l Limits) Option {
 	return option(func(c *config) error { c.limits = l; return nil })
 }
 
-// WithLogger tells why connections were refused or dropped.
+// WithLogger sets the logger that gets the reasons for refused and dropped connections.
 func WithLogger(l *slog.Logger) Option {
 	return option(func(c *config) error {
 		if l != nil {
@@ -91,7 +91,7 @@ func withHandshakeTimeout(d time.Duration) Option {
 	return option(func(c *config) error { c.handshake = d; return nil })
 }
 
-// withStallTimeout is how long a peer may take no data before it is cut. The default is 60 seconds.
+// withStallTimeout is how long a peer may read nothing before its connection is closed. The default is 60 seconds.
 func withStallTimeout(d time.Duration) Option {
 	return option(func(c *config) error { c.stall = d; return nil })
 }
@@ -121,8 +121,8 @@ func WithAdvertisedAddress(addr string) Option {
 	return option(func(c *config) error { c.address = addr; return nil })
 }
 
-// WithCohort offers and accepts the cohort transport, which Go workers speak among each other. The config says who this
-// worker is and who gets the frames.
+// WithCohort offers and accepts the cohort transport, which Go workers speak among each other. The config has the identity of this
+// worker and the callback for frames.
 func WithCohort(cfg cohortwire.Config) Option {
 	return option(func(c *config) error {
 		if cfg.OnFrame == nil {
@@ -137,7 +137,7 @@ func newConfig(opts []Option) (*config, error) {
 	c := &config{
 		logger: slog.New(slog.DiscardHandler), handshake: 20 * time.Second, unread: lostGrace, stall: time.Minute,
 		alloc: tensor.NewStorage, accepts: []string{ChannelBasic, ChannelMPT}, offers: []string{ChannelBasic},
-		// Ids are random so that a stranger cannot take the place of an expected connection.
+		// Ids are random so that another process cannot guess the id of an expected connection.
 		register: rand.Uint64,
 	}
 	for _, o := range opts {

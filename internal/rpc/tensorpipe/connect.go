@@ -13,8 +13,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// A dialler that was told to wait asks again after deferPause. Once it has waited for insistAfter, the link that the peer
-// speaks of has ended on this side only: it insists.
+// A dialler that was told to wait dials again after deferPause. Once it has waited for insistAfter, the link that the peer
+// refers to has ended on this side only: it insists.
 const (
 	deferPause  = 250 * time.Millisecond
 	insistAfter = time.Second
@@ -22,21 +22,21 @@ const (
 
 // Connect returns the session with a worker: the one that exists, or a new one to addr ("host:port" or PyTorch's
 // "uv://host:port"). With a PyTorch worker it is a pipe for our requests. With a Go worker it is the link of this pair,
-// whoever opened it; when both dial at once, the connection of the worker whose name sorts first is kept.
+// whichever side opened it; when both dial at once, the connection of the worker whose name sorts first is kept.
 //
 // A dial goes on when ctx ends, and a later Connect finds its outcome. The session belongs to the endpoint.
 func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, error) {
 	addr = strings.TrimPrefix(addr, "uv://")
-	var patience <-chan time.Time
+	var insist <-chan time.Time
 	waited := false
 	for pause := time.Duration(0); ; pause = min(max(2*pause, 5*time.Millisecond), deferPause) {
-		failpoint.At("tensorpipe.endpoint.place")
+		failpoint.At("tensorpipe.endpoint.slot")
 		ep.mu.Lock()
 		if ep.mu.closed {
 			ep.mu.Unlock()
 			return nil, cohort.New("tensorpipe: connect", cohort.Closed, "the endpoint is closed")
 		}
-		p := ep.place(name)
+		p := ep.peerSlot(name)
 		if p.alive() {
 			s := p.session
 			ep.mu.Unlock()
@@ -49,10 +49,10 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 		}
 		d, change := p.dial, p.change
 		ep.mu.Unlock()
-		if d == nil && patience == nil { // a link of the peer is being set up, or somebody pretends that
+		if d == nil && insist == nil { // a link of the peer is being set up, or another process claims that
 			timer := time.NewTimer(insistAfter)
 			defer timer.Stop()
-			patience = timer.C
+			insist = timer.C
 		}
 		failpoint.At("tensorpipe.endpoint.connect")
 		var dialled <-chan struct{}
@@ -60,8 +60,8 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 			dialled = d.done
 		}
 		select {
-		case <-change: // a session came, or one that was being set up did not
-		case <-patience:
+		case <-change: // a session was set up, or failed
+		case <-insist:
 			waited = true
 			continue
 		case <-dialled:
@@ -75,7 +75,7 @@ func (ep *Endpoint) Connect(ctx context.Context, name, addr string) (*Session, e
 			continue
 		}
 		failpoint.At("tensorpipe.endpoint.pause")
-		select { // what came has ended at once: try again, but not in a hurry
+		select { // the new session has ended at once: try again after a pause
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return nil, connectTimeout(ctx, name)
@@ -89,18 +89,18 @@ func connectTimeout(ctx context.Context, name string) error {
 	return e
 }
 
-// has reports whether there is a session with a worker, hopeful also whether that worker is setting one up.
+// has reports whether there is a session with a worker, isConnecting also whether that worker is setting one up.
 func (ep *Endpoint) has(name string) bool {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	p := ep.mu.places[name]
+	p := ep.mu.peerSlots[name]
 	return p != nil && p.alive()
 }
 
 func (ep *Endpoint) isConnecting(name string) bool {
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	p := ep.mu.places[name]
+	p := ep.mu.peerSlots[name]
 	return p != nil && (p.alive() || p.incoming > 0)
 }
 
@@ -109,7 +109,7 @@ func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
 	defer close(d.done)
 	goPeer := name != ep.name
 	s, wait, err := ep.dial(addr, goPeer, false)
-	for begin := time.Now(); wait; { // the peer's own dial is the one that counts
+	for begin := time.Now(); wait; { // the peer's own dial wins
 		failpoint.At("tensorpipe.endpoint.overtaken")
 		select {
 		case <-d.overtaken:
@@ -120,7 +120,7 @@ func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
 			wait, err = false, context.Cause(ep.ctx)
 		}
 		if wait && time.Since(begin) > ep.cfg.handshake {
-			wait, err = false, cohort.New("tensorpipe: connect", cohort.Unavailable, "the peer asks us to wait for its own connection, which does not come")
+			wait, err = false, cohort.New("tensorpipe: connect", cohort.Unavailable, "the peer asks us to wait for its own connection, which it does not open")
 		}
 	}
 	if err == nil && s.Link != nil && s.Link.Peer().Name != name {
@@ -128,23 +128,23 @@ func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
 		_ = s.Close()
 	}
 	if err == nil && s.Link != nil && !ep.trusts(s.Link) {
-		err = cohort.Newf("tensorpipe: connect", cohort.Mismatch, "whoever listens at %s does not prove that it is worker %q: that name has published no secret", addr, name)
+		err = cohort.Newf("tensorpipe: connect", cohort.Mismatch, "the listener at %s does not prove that it is worker %q: that name has published no secret", addr, name)
 		_ = s.Close()
 	}
 	failpoint.At("tensorpipe.endpoint.dialled")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()
-	p := ep.place(name) // perhaps a new one, if this dial was overtaken
+	p := ep.peerSlot(name) // perhaps a new one, if this dial was overtaken
 	if p.dial == d {
 		p.dial = nil
 	}
 	switch {
 	case err != nil:
 		d.err = err
-	case p.alive(): // the peer's link came meanwhile
+	case p.alive(): // the peer's link was set up meanwhile
 		ep.closeInBackground(s)
 	default:
-		// The peer took our dial, so what it dialled itself before that has ended.
+		// The peer accepted our dial, so what it dialled itself before that has ended.
 		p.install(s, p.arrived)
 	}
 	ep.removeIfUnused(name, p)
@@ -177,22 +177,22 @@ func (ep *Endpoint) startLink(s *stream, dialled bool) (*cohortwire.Link, error)
 }
 
 // accepted makes an arriving link the session with its worker. An older link, of an earlier start of that worker, ends.
-func (ep *Endpoint) accepted(name string, p *place, number uint64, s *stream) error {
+func (ep *Endpoint) accepted(name string, p *peerSlot, number uint64, s *stream) error {
 	link, err := ep.startLink(s, false)
 	if err != nil {
 		return err
 	}
 	if link.Peer().Name != name {
 		_ = link.Close()
-		return cohort.Newf("tensorpipe: handshake", cohort.Protocol, "worker %q calls itself %q", name, link.Peer().Name)
+		return cohort.Newf("tensorpipe: handshake", cohort.Protocol, "worker %q sent the name %q in its hello", name, link.Peer().Name)
 	}
 	session := &Session{Peer: name, Link: link}
-	if !ep.trusts(link) { // it may ask, but it does not become the session for what we ask of that name
+	if !ep.trusts(link) { // it may send requests, but it does not become the session for our requests to that name
 		return ep.arrive(session)
 	}
 	failpoint.At("tensorpipe.endpoint.install")
 	ep.mu.Lock()
-	if ep.mu.closed || p.installed > number { // or a later link of that worker was quicker
+	if ep.mu.closed || p.installed > number { // or a later link of that worker was set up first
 		ep.mu.Unlock()
 		ep.closeInBackground(session)
 		return nil

@@ -65,7 +65,7 @@ func TestCutAgainAndAgain(t *testing.T) {
 				break
 			}
 			if time.Since(begin) > 10*time.Second {
-				t.Fatal("there is no link again")
+				t.Fatal("no new link was opened")
 			}
 		}
 	}

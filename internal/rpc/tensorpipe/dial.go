@@ -57,8 +57,8 @@ func (ep *Endpoint) Dial(ctx context.Context, addr string) (*Session, error) {
 	}
 }
 
-// dial opens a session. It reports wait when the peer is a Go worker that is dialling us: its connection is the one.
-// A dial that insists is taken although the peer still has a link.
+// dial opens a session. It reports wait when the peer is a Go worker that is dialling us: its connection is used.
+// A dial that insists is accepted although the peer still has a link.
 func (ep *Endpoint) dial(addr string, goPeer, insist bool) (session *Session, wait bool, err error) {
 	fail := func(err error) (*Session, bool, error) {
 		e := cohort.Wrap("tensorpipe: dial", cohort.Unavailable, err)
@@ -97,7 +97,7 @@ func (ep *Endpoint) dial(addr string, goPeer, insist bool) (session *Session, wa
 		}
 		return nil, true, nil
 	}
-	if session.Link != nil { // it has cleared its deadline, and may have ended since
+	if session.Link != nil { // the first connection has ended cleared its deadline, and may have ended since
 		return session, false, nil
 	}
 	for _, x := range opened {
@@ -110,8 +110,8 @@ func (ep *Endpoint) dial(addr string, goPeer, insist bool) (session *Session, wa
 }
 
 // connect opens a TCP connection. Its time limit is the system's own: a limit of ours could cut a connection that the
-// other side has just accepted, which a PyTorch listener does not survive. Where the system can be told how often to ask a
-// machine that does not answer, it is told to give up after 15 seconds.
+// other side has just accepted, which a PyTorch listener does not survive. Where the system can be told how often to retry a
+// machine that does not answer, it gives up after 15 seconds.
 func (ep *Endpoint) connect(addr string) (*stream, error) {
 	nc, err := (&net.Dialer{KeepAliveConfig: keepAlive, Control: limitSynRetries}).DialContext(ep.ctx, "tcp", addr)
 	if err != nil {
@@ -189,7 +189,7 @@ func (ep *Endpoint) establish(addr string, s *stream, plan Plan, more func(strin
 	return &Session{Peer: addr, Dialled: true, Pipe: newPipe(ep, addr, true, s, reply, ch)}, nil
 }
 
-// readLanes reads where the lanes of an mpt channel are. It does not come if the other side waits for a connection that
+// readLanes reads where the lanes of an mpt channel are. The other side does not send it while it waits for a connection that
 // was cut.
 func readLanes(control *stream, others ...*stream) ([]laneAddress, error) {
 	var ended atomic.Bool

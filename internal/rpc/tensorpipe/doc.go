@@ -30,7 +30,7 @@
 //
 // # The parts
 //
-// codec.go has the frames of handshake and descriptors; handshake.go the two pure machines [Offer] and [Choice]; check.go
+// codec.go has the frames of handshake and descriptors; handshake.go the two pure state machines [Offer] and [Choice]; check.go
 // the model of what PyTorch accepts; pipe.go, channel.go and stream.go move messages; endpoint.go, dial.go, pipesetup.go and
-// connect.go set up sessions; watch.go notices the end of connections that nobody reads. docs/wire/tensorpipe.md has the bytes.
+// connect.go set up sessions; watch.go notices the end of connections that are not read. docs/wire/tensorpipe.md has the bytes.
 package tensorpipe

@@ -19,7 +19,7 @@ import (
 )
 
 // Endpoint is a worker's end of TensorPipe: one TCP port where pipes arrive, and the dials to other workers. It owns
-// every connection whose handshake is not done; an established [Session] belongs to whoever got it.
+// every connection in its handshake; an established [Session] belongs to the caller that got it.
 type Endpoint struct {
 	name         string
 	cfg          *config
@@ -32,21 +32,21 @@ type Endpoint struct {
 
 	mu struct {
 		sync.Mutex
-		closed   bool
-		listener net.Listener
-		pending  map[net.Conn]struct{}   // in handshake
-		expected map[uint64]chan *stream // registered connections that have not come
-		setups   map[*pipeSetup]struct{} // pipes of peers that are not complete
-		places   map[string]*place       // by worker name: see place.go
-		links    map[*cohortwire.Link]struct{}
+		closed    bool
+		listener  net.Listener
+		pending   map[net.Conn]struct{}   // in handshake
+		expected  map[uint64]chan *stream // registered connections that have not arrived
+		setups    map[*pipeSetup]struct{} // pipes of peers that are not complete
+		peerSlots map[string]*peerSlot    // by worker name: see peerslot.go
+		links     map[*cohortwire.Link]struct{}
 	}
 }
 
 // Session is an established connection with another worker: a pipe, or among Go workers a link.
 type Session struct {
-	// Peer is the other worker's name as it presented itself; of a dialled pipe the address.
+	// Peer is the name that the other worker has sent; of a dialled pipe the address.
 	Peer string
-	// Dialled says that this side opened it.
+	// Dialled is set when this side opened it.
 	Dialled bool
 	// Pipe is set with a PyTorch worker.
 	Pipe *Pipe
@@ -56,7 +56,7 @@ type Session struct {
 	user atomic.Value // see Claim
 }
 
-// Claim makes by the one who uses the session, if nobody does yet. It reports whether by does. All who claim sessions must be of one type.
+// Claim makes by the user of the session, if it has none yet. It reports whether by is the user. All users of sessions must be of one type.
 func (s *Session) Claim(by any) bool { return s.user.CompareAndSwap(nil, by) || s.user.Load() == by }
 
 // Close ends the session.
@@ -96,7 +96,7 @@ func New(name string, opts ...Option) (*Endpoint, error) {
 		sessions: make(chan *Session, cfg.limits.Backlog), unidentified: newUnidentified(cfg.limits.Halfway), refused: dropLog{logger: cfg.logger},
 	}
 	ep.mu.pending, ep.mu.expected, ep.mu.setups = map[net.Conn]struct{}{}, map[uint64]chan *stream{}, map[*pipeSetup]struct{}{}
-	ep.mu.places, ep.mu.links = map[string]*place{}, map[*cohortwire.Link]struct{}{}
+	ep.mu.peerSlots, ep.mu.links = map[string]*peerSlot{}, map[*cohortwire.Link]struct{}{}
 	return ep, nil
 }
 
@@ -143,10 +143,10 @@ func (ep *Endpoint) Addr() net.Addr {
 	return ep.mu.listener.Addr()
 }
 
-// Close stops listening, ends every handshake and every session of [Endpoint.Connect], links and sessions that nobody
-// accepted, and joins the goroutines. Accepted pipes and those of [Endpoint.Dial] go on. It is idempotent.
+// Close stops listening, ends every handshake and every session of [Endpoint.Connect], links and sessions that were not
+// accepted yet, and joins the goroutines. Accepted pipes and those of [Endpoint.Dial] go on. It is idempotent.
 func (ep *Endpoint) Close() error {
-	ep.cancel(cohort.New("tensorpipe: endpoint", cohort.Closed, "closed")) // first: who finds closed set reads the cause
+	ep.cancel(cohort.New("tensorpipe: endpoint", cohort.Closed, "closed")) // first: a goroutine that finds closed set reads the cause
 	failpoint.At("tensorpipe.endpoint.close")
 	ep.mu.Lock()
 	ep.mu.closed = true
@@ -212,7 +212,7 @@ func (ep *Endpoint) accept(l net.Listener) {
 			if errors.Is(err, net.ErrClosed) || ep.ctx.Err() != nil {
 				return
 			}
-			// Out of file descriptors, or a connection that ended in the queue: others must still get in.
+			// Out of file descriptors, or a connection that ended in the queue: others must still be accepted.
 			delay = min(max(2*delay, 5*time.Millisecond), time.Second)
 			ep.cfg.logger.Warn("accept", slog.String("err", err.Error()), slog.Duration("retry_in", delay))
 			failpoint.At("tensorpipe.endpoint.accept.pause")
@@ -287,7 +287,7 @@ func (ep *Endpoint) expect() (uint64, chan *stream) {
 	}
 }
 
-// forget drops a registration and closes the connection if it came.
+// forget drops a registration and closes the connection if it has arrived.
 func (ep *Endpoint) forget(id uint64, ch chan *stream) {
 	failpoint.At("tensorpipe.endpoint.forget")
 	ep.mu.Lock()
@@ -312,7 +312,7 @@ func (ep *Endpoint) arrived(id uint64, s *stream) error {
 	}
 	ep.mu.Unlock()
 	if !ok {
-		return cohort.Newf("tensorpipe: handshake", cohort.Protocol, "a connection announces id %d, which nobody waits for", id)
+		return cohort.Newf("tensorpipe: handshake", cohort.Protocol, "unexpected connection id %d", id)
 	}
 	return nil
 }
@@ -322,18 +322,18 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 	o := ep.beginSetup(peer, s)
 	defer o.forget()
 	var number uint64
-	var place *place // kept for the link, so that we do not dial the same peer meanwhile
+	var peerSlot *peerSlot // kept for the link, so that we do not dial the same peer meanwhile
 	choice := Choice{
 		Channels: ep.cfg.accepts, Address: o.address, Register: o.register,
 		Cohort: ep.cfg.cohort != nil && peer != ep.name,
-		Defer:  func(offer CohortOffer) bool { place, number = ep.reserve(peer, offer); return place == nil },
+		Defer:  func(offer CohortOffer) bool { peerSlot, number = ep.reserve(peer, offer); return peerSlot == nil },
 	}
 	answer, plan, err := choice.Choose(brochure)
 	if err != nil {
 		return err
 	}
 	if plan.Cohort && !plan.Defer {
-		defer ep.unreserve(peer, place)
+		defer ep.unreserve(peer, peerSlot)
 	}
 	if err = s.writeFrames(answer); err != nil {
 		return err
@@ -343,7 +343,7 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 		_ = s.nc.Close()
 		return nil
 	case plan.Cohort:
-		return ep.accepted(peer, place, number, s)
+		return ep.accepted(peer, peerSlot, number, s)
 	}
 	if err = o.pipe(s, plan); err != nil {
 		for _, x := range o.got {

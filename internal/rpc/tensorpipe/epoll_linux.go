@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gate parks a goroutine until a descriptor that the runtime does not watch is ready. The runtime watches the gate
-// instead, an epoll instance, which is silent unless somebody waits.
+// gate parks a goroutine until a descriptor that the runtime does not watch is ready. The runtime watches
+// an epoll instance instead, which has events only while a goroutine waits.
 type epollWaiter struct {
 	file   *os.File
 	raw    syscall.RawConn
@@ -24,8 +24,8 @@ func newEpollWaiter(fd int, events uint32) (*epollWaiter, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
-	silent := unix.EpollEvent{Events: unix.EPOLLONESHOT}
-	if err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &silent); err == nil {
+	disarmed := unix.EpollEvent{Events: unix.EPOLLONESHOT}
+	if err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &disarmed); err == nil {
 		err = unix.SetNonblock(ep, true) // so that it is watched
 	}
 	if err != nil {
@@ -40,7 +40,7 @@ func newEpollWaiter(fd int, events uint32) (*epollWaiter, error) {
 	return g, nil
 }
 
-// wait waits until fd is ready, until the deadline of the file, or until the gate is closed.
+// wait waits until fd is ready, until the deadline of the file, or until the waiter is closed.
 func (g *epollWaiter) wait(fd int) error {
 	armed := false
 	var failure error

@@ -17,7 +17,7 @@ const (
 	domainUV        = "uv:*"
 	transportCohort = "cohort"
 	domainCohort    = "cohort:3" // with the version: 3 has keys in the control stream and in creating calls
-	addressDefer    = "defer"    // the address of a cohort answer that says: use the connection that exists or comes
+	addressDefer    = "defer"    // the address of a cohort answer that means: use the connection that exists or that we are dialling
 
 	// ChannelBasic sends storages on one connection; ChannelMPT on 16.
 	ChannelBasic = "basic"
@@ -55,11 +55,11 @@ type Offer struct {
 	Cohort *CohortOffer
 }
 
-// CohortOffer is what a dialling side says with its offer of the cohort transport.
+// CohortOffer is what a dialling side sends with its offer of the cohort transport.
 type CohortOffer struct {
-	// Incarnation says which start of the worker it is.
+	// Incarnation identifies the start of the worker.
 	Incarnation uint64
-	// Insist says that it was told to wait for another connection, has waited and has none.
+	// Insist is set when it was told to wait for another connection, has waited and has none.
 	Insist bool
 }
 
@@ -157,7 +157,7 @@ type Choice struct {
 	Channels []string
 	// Cohort accepts the cohort transport when it is offered.
 	Cohort bool
-	// Defer is asked when the cohort transport is picked: true tells the peer to use the connection that exists already
+	// Defer is called when the cohort transport is picked: true makes the peer use the connection that exists already
 	// or that we are dialling. Nil is false.
 	Defer func(CohortOffer) bool
 	// Address is where the peer reaches this listener.

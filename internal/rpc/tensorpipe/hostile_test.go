@@ -81,8 +81,8 @@ func TestRequestsOverTheLimitWait(t *testing.T) {
 	}
 }
 
-// TestAnswersThatNobodyReads: the bytes of answers to a peer that does not read are bounded, and a refusal still gets through.
-func TestAnswersThatNobodyReads(t *testing.T) {
+// TestUnreadAnswersAreBounded: the bytes of answers to a peer that does not read are bounded, and a refusal still gets through.
+func TestUnreadAnswersAreBounded(t *testing.T) {
 	const size, limit = 8 << 20, 32<<20 + 4096
 	client, server := pair(t, withLimits(Limits{Waiting: limit}))
 	ctx, cancel := context.WithCancel(within(t))
@@ -152,8 +152,8 @@ func TestClaimedStorages(t *testing.T) {
 	}
 }
 
-// TestHalfHellosKeepNobodyOut fills the listener with connections in every state of the handshake.
-func TestHalfHellosKeepNobodyOut(t *testing.T) {
+// TestHalfHellosDoNotKeepWorkersOut fills the listener with connections in every state of the handshake.
+func TestHalfHellosDoNotKeepWorkersOut(t *testing.T) {
 	t.Parallel()
 	const limit = 64
 	packet, brochure := Offer{Name: "x", Channels: []string{ChannelBasic}}.Hello()
@@ -257,9 +257,9 @@ func TestStrangerDoesNotTakeAPlace(t *testing.T) {
 		impostor := store.worker(t, "a", "guessed", c.incarnation)
 		if taken, _, dialErr := impostor.dial(b.Addr().String(), true, c.insist); dialErr == nil {
 			select {
-			case <-taken.Done(): // it has learned that it was refused
+			case <-taken.Done(): // the first connection has ended learned that it was refused
 			case <-within(t).Done():
-				t.Errorf("%+v: the stranger was let in", c)
+				t.Errorf("%+v: the impostor was let in", c)
 			}
 		}
 		var s *Session
@@ -276,8 +276,8 @@ func TestStrangerDoesNotTakeAPlace(t *testing.T) {
 	<-genuine.Done()
 }
 
-// TestStrangerDoesNotHoldUpADial: whoever claims a name and then says nothing more does not keep us from dialling it.
-func TestStrangerDoesNotHoldUpADial(t *testing.T) {
+// TestImpostorDoesNotBlockADial: a process that claims a name and then sends nothing more does not keep us from dialling it.
+func TestImpostorDoesNotBlockADial(t *testing.T) {
 	store := secrets{"a": "secret of a", "b": "secret of b"}
 	b := store.worker(t, "b", "secret of b", 1)
 	a := store.worker(t, "a", "secret of a", 1)
@@ -304,9 +304,9 @@ func TestStrangerDoesNotHoldUpADial(t *testing.T) {
 	}
 }
 
-// TestUnprovenLinkIsNoSession: a name that has published no secret can be claimed by anybody. Whoever comes under it may ask, and gets
+// TestUnprovenLinkIsNotASession: a name that has published no secret can be claimed by any process. Its link may send requests, and gets
 // nothing that is asked of that name.
-func TestUnprovenLinkIsNoSession(t *testing.T) {
+func TestUnprovenLinkIsNotASession(t *testing.T) {
 	store := secrets{"b": "secret of b"}
 	b := store.worker(t, "b", "secret of b", 1)
 	impostor := store.worker(t, "c", "whatever", 1)
@@ -329,10 +329,10 @@ func TestWrongListener(t *testing.T) {
 	b := store.worker(t, "b", "secret of b", 1)
 	impostor := store.worker(t, "a", "guessed", 1)
 	if _, err := b.Connect(within(t), "a", impostor.Addr().String()); err == nil {
-		t.Error("the stranger was taken for a")
+		t.Error("the impostor was taken for a")
 	}
-	nobody := store.worker(t, "c", "whatever", 1)
-	if _, err := b.Connect(within(t), "c", nobody.Addr().String()); !errors.Is(err, cohort.Mismatch) {
+	unpublished := store.worker(t, "c", "whatever", 1)
+	if _, err := b.Connect(within(t), "c", unpublished.Addr().String()); !errors.Is(err, cohort.Mismatch) {
 		t.Errorf("a name that has published nothing: %v", err)
 	}
 }

@@ -11,7 +11,7 @@ import "github.com/cohort-dist/cohort/tensor"
 type Message struct {
 	Payloads [][]byte
 	Storages []*tensor.Storage
-	// BufferEmpty says of a received message that no part of another one had been read behind it.
+	// BufferEmpty is set on a received message when no part of another one had been read behind it.
 	BufferEmpty bool
 }
 

@@ -28,7 +28,7 @@ type Pipe struct {
 	client   bool
 	cfg      *config
 	main     *stream
-	reply    *stream // open because the protocol asks for it; PyTorch never uses it
+	reply    *stream // open because the protocol requires it; PyTorch never uses it
 	chann    channel
 	requests *requestTable
 	poll     adaptivePoll
@@ -125,7 +125,7 @@ func (p *Pipe) broken(op string, err error) error {
 		wrapped.Detail = "the peer closed the connection"
 	case errors.As(err, &timeout) && timeout.Timeout():
 		wrapped.Code = cohort.PeerLost
-		wrapped.Detail = "the peer takes no data"
+		wrapped.Detail = "the peer does not read"
 	}
 	p.fail(wrapped)
 	return p.Err()
@@ -136,8 +136,8 @@ var ErrUnsent = errors.New("nothing was sent")
 
 // Send writes a message. It returns when the kernel has all of it, so the storages may be changed afterwards.
 //
-// A message that PyTorch would not take is refused before anything is written. When ctx ends before the pipe's turn
-// came, nothing was written, and the error is [ErrUnsent] too. When it ends during the write, Send returns at once and the rest is written in the
+// A message that PyTorch would not accept is refused before anything is written. When ctx ends before the pipe's turn
+// comes, nothing was written, and the error is [ErrUnsent] too. When it ends during the write, Send returns at once and the rest is written in the
 // background, since half a message would break the pipe for every other call: the payloads and storages then belong to
 // the pipe until it is closed.
 func (p *Pipe) Send(ctx context.Context, m *Message) error {
@@ -163,7 +163,7 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 		p.answers.Add(-size)
 		return fmt.Errorf("%w: %w", ErrUnsent, cohort.FromContext(ctx, "tensorpipe: send"))
 	}
-	if ctx.Err() != nil { // the choice above is free when it was over before
+	if ctx.Err() != nil { // select may choose either case when ctx had ended before
 		written()
 		return fmt.Errorf("%w: %w", ErrUnsent, cohort.FromContext(ctx, "tensorpipe: send"))
 	}
@@ -198,14 +198,14 @@ func (p *Pipe) Send(ctx context.Context, m *Message) error {
 	return nil
 }
 
-// smallAnswer is the size up to which answers are taken whatever waits: there must be room to say that something is wrong.
+// smallAnswer is the size up to which answers are accepted whatever waits: there must be room to report an error.
 const smallAnswer = 64 << 10
 
 // admit counts the bytes of an answer until it has been written. It refuses one that is not small while too many bytes
 // wait for a peer that does not read.
 func (p *Pipe) admit(m *Message) (size int64, err error) {
 	if p.client {
-		return 0, nil // requests wait with those who make them
+		return 0, nil // requests wait at their callers
 	}
 	for _, b := range m.Payloads {
 		size += int64(len(b))
@@ -247,7 +247,7 @@ func renew(steps []step) {
 	}
 }
 
-// finish writes the rest of a message whose sender has gone.
+// finish writes the rest of a message whose sender has returned.
 func (p *Pipe) finish(steps []step, written func()) {
 	p.work.Go(func() {
 		defer written()
@@ -375,8 +375,8 @@ func (p *Pipe) read() (*Message, error) {
 		rest += frameHead + int64(n) //nolint:gosec // checked against the limit
 	}
 	p.main.expect(int(min(rest, readBuffer)))
-	// Storages are sent behind the payloads. When they have come so have the payloads, which saves a wait; but who sends
-	// them one after the other can only do so when there is room for the first.
+	// Storages are sent behind the payloads. When they have arrived so have the payloads, which saves a wait; but a peer that sends
+	// them one after the other can only do so when the first fits the buffers.
 	if rest <= readBuffer {
 		if err = p.readStorages(m, d.Storages); err == nil {
 			err = p.readPayloads(m, d.Payloads)

@@ -357,7 +357,7 @@ func TestDialErrors(t *testing.T) {
 	gone := l.Addr().String()
 	_ = l.Close()
 	if _, err := a.Dial(within(t), gone); !errors.Is(err, cohort.Unavailable) {
-		t.Errorf("nobody listens: %v", err)
+		t.Errorf("connection refused: %v", err)
 	}
 	_ = a.Close()
 	if _, err := a.Dial(within(t), gone); !errors.Is(err, cohort.Closed) {

@@ -12,27 +12,27 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// opening is a pipe that a peer opens, until its connections are here.
+// opening is a pipe that a peer opens, until its connections have arrived.
 type pipeSetup struct {
 	ep       *Endpoint
 	peer     string
 	host     string                  // of the first connection
-	address  string                  // where the peer is asked to connect to
-	expected map[uint64]chan *stream // what it is asked for and has not come
-	got      []*stream               // what has come
+	address  string                  // where the peer is asked to dial
+	expected map[uint64]chan *stream // connections that have not arrived
+	got      []*stream               // those that have arrived
 
 	timer    *time.Timer
 	deadline time.Time     // when timer ends the wait
 	left     chan struct{} // closed when the first connection has ended
-	gone     bool          // it has
+	gone     bool          // the first connection has ended
 	began    time.Time
-	unread   int           // connections of the host that came afterwards and ended without a word; guarded by the lock
-	changed  chan struct{} // has room for one: a connection of the host has come, or ended without a word
+	unread   int           // later connections of the host that ended before their hello; guarded by the lock
+	changed  chan struct{} // has room for one: a connection of the host has arrived, or ended before its hello
 }
 
-// lostGrace is how long the connections of a pipe may take to come after as many as are missing, from the same host, have ended without
-// a word. PyTorch opens them at once, so what has not come then were those. But it may also have been somebody who looks whether this
-// port is open, while packets of the worker are lost: it is time to try four times.
+// lostGrace is how long the connections of a pipe may take to arrive after as many as are missing, from the same host, have ended before
+// their hello. PyTorch opens them at once, so the missing ones were those. But it may also have been a port scan or health check of this
+// port, while packets of the worker are lost: this is time for four retransmissions.
 const lostGrace = 10 * time.Second
 
 // beginSetup begins to wait for the connections of a pipe. It is called before the peer is asked for them.
@@ -51,7 +51,7 @@ func (ep *Endpoint) beginSetup(peer string, s *stream) *pipeSetup {
 	return o
 }
 
-// unread is told of a connection that has ended before it said for which pipe it was. A PyTorch worker does not notice that,
+// unread notes a connection that has ended before it announced its pipe. A PyTorch worker does not notice that,
 // and waits for answers on a pipe that will never be complete.
 func (ep *Endpoint) unread(x *unidentifiedConn) {
 	failpoint.At("tensorpipe.endpoint.unread")
@@ -65,7 +65,7 @@ func (ep *Endpoint) unread(x *unidentifiedConn) {
 	ep.notifySetupsLocked(x.host)
 }
 
-// notifySetupsLocked tells the pipes that a host opens of one of its connections.
+// notifySetupsLocked wakes the pipes that a host opens, for one of its connections.
 func (ep *Endpoint) notifySetupsLocked(host string) {
 	for o := range ep.mu.setups {
 		if o.host == host {
@@ -77,7 +77,7 @@ func (ep *Endpoint) notifySetupsLocked(host string) {
 	}
 }
 
-// missingMayBeLost reports whether all connections that are missing may be ones that have ended without a word. If fewer have, others are
+// missingMayBeLost reports whether all connections that are missing may be ones that have ended before their hello. If fewer have, others are
 // on their way, and the worker is slow.
 func (o *pipeSetup) missingMayBeLost() bool {
 	o.ep.mu.Lock()
@@ -98,7 +98,7 @@ func (o *pipeSetup) register() uint64 {
 	return id
 }
 
-// forget gives up what has not come.
+// forget gives up what has not arrived.
 func (o *pipeSetup) forget() {
 	for id, ch := range o.expected {
 		o.ep.forget(id, ch)
@@ -144,7 +144,7 @@ func (o *pipeSetup) await(id uint64) (*stream, error) {
 	}
 }
 
-// pipe waits for the connections of a pipe that begins on s, and hands it over. If it fails, those that have come are the caller's to close.
+// pipe waits for the connections of a pipe that begins on s, and hands it over. If it fails, those that have arrived are the caller's to close.
 func (o *pipeSetup) pipe(s *stream, plan Plan) error {
 	o.timer, o.deadline = time.NewTimer(o.ep.cfg.handshake), time.Now().Add(o.ep.cfg.handshake)
 	defer o.timer.Stop()

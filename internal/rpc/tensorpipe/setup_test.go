@@ -189,7 +189,7 @@ func setUp(t *testing.T, channel string, at cut) (bytes map[cut]int) {
 }
 
 // passed waits until the listening side has taken all connections that the cutter passes on: it takes them in order, and drops
-// one that nobody waits for.
+// one that is not expected.
 func (c *cutter) passed(ctx context.Context) bool {
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "tcp", c.listener.Addr().String())
@@ -219,7 +219,7 @@ func TestCutDuringSetUp(t *testing.T) {
 			lengths := setUp(t, channel, cut{conn: -1})
 			var wg sync.WaitGroup
 			defer wg.Wait()
-			places := make(chan struct{}, 32)
+			peerSlots := make(chan struct{}, 32)
 			for way, length := range lengths {
 				for after := range length + 1 {
 					// The sixteen lanes are set up alike; of long frames the edges matter.
@@ -227,9 +227,9 @@ func TestCutDuringSetUp(t *testing.T) {
 						continue
 					}
 					at := cut{conn: way.conn, up: way.up, after: after, reset: after%2 == 0}
-					places <- struct{}{}
+					peerSlots <- struct{}{}
 					wg.Go(func() {
-						defer func() { <-places }()
+						defer func() { <-peerSlots }()
 						setUp(t, channel, at)
 					})
 				}

@@ -15,14 +15,14 @@ import (
 const synRetries = 3
 
 // limitSynRetries makes a dial to a machine that does not answer end in seconds. The kernel ends it, not we: the other side has
-// seen nothing or has not got to know that it was seen, so no listener ever hears of it.
+// seen nothing or does not know that it was seen, so no listener ever accepts it.
 func limitSynRetries(_, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT, synRetries) // without it the default holds
 	})
 }
 
-// silence asks the kernel when the last packet of the other side came.
+// silence asks the kernel when the last packet of the other side arrived.
 func silence(nc net.Conn) (d time.Duration) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {

@@ -34,8 +34,8 @@ type socket struct {
 	readable      *epollWaiter
 	closed        atomic.Bool
 
-	// Of whoever reads.
-	need int // bytes that will come for certain
+	// Of the reader.
+	need int // bytes that will certainly arrive
 	low  int // bytes for which the kernel wakes us
 	read struct {
 		b   []byte
@@ -49,7 +49,7 @@ type socket struct {
 	writable *epollWaiter // made when the kernel's buffer is full for the first time
 }
 
-// takeOver makes a connection one that the runtime does not watch. It returns the one it got where that cannot be done.
+// takeOver makes a connection one that the runtime does not watch. It returns the given one where that cannot be done.
 func takeOver(nc net.Conn, l *adaptivePoll) net.Conn {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
@@ -165,7 +165,7 @@ func (s *socket) readFrom(fd int, b []byte) (int, error) {
 	}
 }
 
-// wakeAt sets how many bytes must have come before the kernel wakes us.
+// wakeAt sets how many bytes must have arrived before the kernel wakes us.
 func (s *socket) wakeAt(fd, n int) error {
 	if s.low == n {
 		return nil
@@ -174,7 +174,7 @@ func (s *socket) wakeAt(fd, n int) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, n))
 }
 
-// await lingers until enough has come. Whatever comes of it is for the next read to find.
+// await polls until enough has arrived. The next read sees the result.
 func (s *socket) await(fd int) error {
 	if err := s.wakeAt(fd, min(s.need, maxExpect)); err != nil {
 		return err
@@ -261,7 +261,7 @@ func (s *socket) writeWaiter(fd int) (*epollWaiter, error) {
 	return s.writable, s.writable.file.SetReadDeadline(s.deadline)
 }
 
-// Close may be called at any time. Whoever lingers is found a moment later and keeps the descriptor until then.
+// Close may be called at any time. A receiver that polls notices it a moment later and keeps the descriptor until then.
 func (s *socket) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

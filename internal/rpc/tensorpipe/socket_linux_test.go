@@ -250,7 +250,7 @@ func TestSocketWrites(t *testing.T) {
 	}
 }
 
-// TestSocketIsNotWatched looks into the kernel's tables: what arrives on a connection that was taken over wakes nobody
+// TestSocketIsNotWatched looks into the kernel's tables: what arrives on a connection that was taken over wakes no thread
 // but the receiver.
 func TestSocketIsNotWatched(t *testing.T) {
 	s, peer := sockets(t)
@@ -287,7 +287,7 @@ func TestSocketIsNotWatched(t *testing.T) {
 			t.Fatal(err)
 		}
 		if armed() != 0 {
-			t.Error("it is watched although nobody waits")
+			t.Error("it is watched although no goroutine waits")
 		}
 	}
 }

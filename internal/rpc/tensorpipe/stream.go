@@ -21,7 +21,7 @@ const frameHead = 8
 // readBuffer suits a message of a few small payloads; longer ones are read straight into their memory.
 const readBuffer = 16 << 10
 
-// writeChunk is how much is handed to the kernel between two looks at the clock.
+// writeChunk is how much is handed to the kernel between two checks of the clock.
 const writeChunk = 4 << 20
 
 // stream is one TCP connection of a pipe, cut into frames.
@@ -29,7 +29,7 @@ type stream struct {
 	nc    net.Conn
 	br    *bufio.Reader
 	stall time.Duration
-	set   time.Time    // when the write deadline was set; owned by whoever writes
+	set   time.Time    // when the write deadline was set; owned by the writer
 	own   unpolledConn // nc, where the runtime does not watch it; else nil
 }
 
@@ -42,13 +42,13 @@ func newStream(nc net.Conn, stall time.Duration) *stream {
 // Read is for the buffer.
 func (s *stream) Read(b []byte) (int, error) { return s.nc.Read(b) }
 
-// takeOver lets the receiver wait by itself. Nobody may use the connection meanwhile.
+// takeOver lets the receiver wait by itself. The connection must not be in use meanwhile.
 func (s *stream) takeOver(l *adaptivePoll) {
 	s.nc = takeOver(s.nc, l)
 	s.own, _ = s.nc.(unpolledConn)
 }
 
-// expect says how many bytes will come for certain, those in the buffer included.
+// expect announces how many bytes will certainly arrive, those in the buffer included.
 func (s *stream) expect(n int) {
 	if s.own != nil {
 		s.own.expect(n - s.br.Buffered())
@@ -75,7 +75,7 @@ func (s *stream) readFrame(limit int64, what string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A frame is announced by its sender, so memory is taken as the bytes come, not by what was announced.
+	// A frame is announced by its sender, so memory is allocated as the bytes arrive, not by what was announced.
 	const step = 1 << 20
 	b := make([]byte, 0, min(n, step))
 	for len(b) < n {
@@ -125,7 +125,7 @@ type step struct {
 }
 
 // run writes the step. When ctx ends meanwhile, it stops and leaves in the step what was not written; a nil ctx never
-// ends. A peer that takes nothing for the stall limit is an error.
+// ends. A peer that reads nothing for the stall limit is an error.
 func (st *step) run(ctx context.Context) error {
 	for len(st.bufs) > 0 {
 		now := time.Now()

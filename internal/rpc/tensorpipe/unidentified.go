@@ -12,9 +12,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// strangers are the arrived connections whose handshake is not done. There is a bound, and at the bound somebody has to go:
-// the host with the most of them loses its oldest one, rather one that has not said who it is. A real worker says that at
-// once, so many half hellos cost their own host its places and keep nobody out.
+// unidentified are the arrived connections in their handshake. There is a bound, and at the bound one is evicted:
+// the host with the most of them loses its oldest one, rather one that has not sent its hello. A real worker sends it at
+// once, so many half hellos cost their own host its places and do not keep other workers out.
 type unidentified struct {
 	limit int
 
@@ -50,10 +50,10 @@ func hostOf(conn net.Conn) string {
 	return host
 }
 
-// admit notes a connection. It returns the one that has to go for it, or nil.
+// admit notes a connection. It returns the one that is evicted for it, or nil.
 func (s *unidentified) admit(conn net.Conn) (added, evicted *unidentifiedConn) {
 	added = &unidentifiedConn{conn: conn, host: hostOf(conn), came: time.Now()}
-	failpoint.At("tensorpipe.strangers.admit")
+	failpoint.At("tensorpipe.unidentified.admit")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.mu.list) >= s.limit {
@@ -65,7 +65,7 @@ func (s *unidentified) admit(conn net.Conn) (added, evicted *unidentifiedConn) {
 	return added, evicted
 }
 
-// victim returns whom to give up. Called with the lock.
+// victim returns the connection to evict. Called with the lock.
 func (s *unidentified) victim() (worst *unidentifiedConn) {
 	worse := func(a, b *unidentifiedConn) bool {
 		if x, y := s.mu.hosts[a.host], s.mu.hosts[b.host]; x != y {
@@ -96,7 +96,7 @@ func (s *unidentified) remove(x *unidentifiedConn) {
 }
 
 func (s *unidentified) helloReceived(x *unidentifiedConn) {
-	failpoint.At("tensorpipe.strangers.greeted")
+	failpoint.At("tensorpipe.unidentified.hello")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x.helloReceived = true
@@ -104,13 +104,13 @@ func (s *unidentified) helloReceived(x *unidentifiedConn) {
 
 // leave forgets a connection whose handshake is done or has failed.
 func (s *unidentified) leave(x *unidentifiedConn) {
-	failpoint.At("tensorpipe.strangers.leave")
+	failpoint.At("tensorpipe.unidentified.leave")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.remove(x)
 }
 
-// dropLog logs why connections were refused, at most one line a second: strangers do not fill the log.
+// dropLog logs why connections were refused, at most one line a second, so that bad connections do not fill the log.
 type dropLog struct {
 	logger *slog.Logger
 

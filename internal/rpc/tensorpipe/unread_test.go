@@ -56,7 +56,7 @@ func unreadSoon() []Option {
 	return []Option{withHandshakeTimeout(time.Hour), withStallTimeout(time.Hour), option(func(c *config) error { c.unread = 100 * time.Millisecond; return nil })}
 }
 
-// TestChannelIsCutUnread: the listening side ends a pipe whose connection for tensors was cut before its hello arrived. Nobody
+// TestChannelIsCutUnread: the listening side ends a pipe whose connection for tensors was cut before its hello arrived. No other goroutine
 // else can: the other side does not look there.
 func TestChannelIsCutUnread(t *testing.T) {
 	b := listen(t, "b", unreadSoon()...)
@@ -67,7 +67,7 @@ func TestChannelIsCutUnread(t *testing.T) {
 	}
 }
 
-// TestReplyIsCutUnread: nobody uses the connection for replies to descriptors, so a pipe goes on without it.
+// TestReplyIsCutUnread: the connection for replies to descriptors is not used, so a pipe goes on without it.
 func TestReplyIsCutUnread(t *testing.T) {
 	b := listen(t, "b", unreadSoon()...)
 	main := blindDial(t, b.Addr().String(), func(plan Plan, id uint64) bool { return id == plan.Reply })
@@ -137,7 +137,7 @@ func TestUnreadIsTheMissing(t *testing.T) {
 	select {
 	case <-o.changed:
 	default:
-		t.Error("nobody is told")
+		t.Error("no notification")
 	}
 	if err := b.arrived(channel, s); err != nil {
 		t.Fatal(err)

@@ -11,16 +11,16 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// A pipe has connections that nobody reads for most of its life. The listening side makes a pipe only when all of them
-// have come, and cannot know which pipe a connection was for that ended before its hello: see [Endpoint.unread]. So the
+// A pipe has connections that are not read for most of its life. The listening side makes a pipe only when all of them
+// have arrived, and cannot know which pipe a connection was for that ended before its hello: see [Endpoint.unread]. So the
 // dialling side watches all connections that it opened, and closes the pipe when one of them ends; the listening side watches
-// the first one, whose end tells it to wait no longer. Watching reads nothing: see [watch].
+// the first one, whose end makes it stop waiting. Watching reads nothing: see [watch].
 
-// endGrace is how long the end of one connection may come before that of the others. A peer that closes a pipe closes
+// endGrace is how long before the others one connection may end. A peer that closes a pipe closes
 // all of them, and what it sent before that is still received.
 const endGrace = 400 * time.Millisecond
 
-// endLimit bounds how often that is renewed, because the end of the main connection stands behind data that still comes or was
+// endLimit bounds how often that is renewed, because the end of the main connection is behind data that still arrives or was
 // not read.
 const endLimit = 30 * time.Second
 
@@ -42,11 +42,11 @@ func whenEnded(fn func(), all ...*stream) (stop func()) {
 }
 
 // watchEnds ends the pipe when one of its connections has ended and the main one has not. The end of that one is found by
-// whoever receives, behind what was sent before it.
+// the receiver, behind what was sent before it.
 func (p *Pipe) watchEnds() {
 	var deadline, limit time.Time
 	var before uint64
-	var waited bool // data was not read when the grace began: more may come when it is
+	var waited bool // data was not read when the grace began: more may arrive when it is
 	for {
 		failpoint.At("tensorpipe.pipe.watch")
 		ended, err := p.ends.wait(deadline)

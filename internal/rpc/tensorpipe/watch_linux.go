@@ -16,7 +16,7 @@ import (
 )
 
 // watch waits for the end of connections. It is an epoll instance that is asked for ends only, so data does not wake it
-// and whoever reads the connections is not disturbed. Where it cannot be made nothing is watched.
+// and the readers of the connections are not disturbed. Where it cannot be made nothing is watched.
 type watch struct {
 	file    *os.File
 	raw     syscall.RawConn
@@ -96,7 +96,7 @@ func (w *watch) close() {
 	}
 }
 
-// arrived asks the kernel how many bytes have come on a connection, and whether some of them were not read.
+// arrived asks the kernel how many bytes have arrived on a connection, and whether some of them were not read.
 func arrived(nc net.Conn) (n uint64, unread bool) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {

@@ -77,7 +77,7 @@ func parse(text string) (*document, []error) {
 				doc.Sections = append(doc.Sections, Section{File: title})
 				section = &doc.Sections[len(doc.Sections)-1]
 			} else if title != reasonsHeading {
-				problems = append(problems, fmt.Errorf("line %d: the section %q is no test file and not %q", number, title, reasonsHeading))
+				problems = append(problems, fmt.Errorf("line %d: the section %q is neither a test file nor %q", number, title, reasonsHeading))
 			}
 			continue
 		}

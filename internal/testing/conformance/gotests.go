@@ -41,13 +41,13 @@ func (t *Tree) Find(g GoTest) error {
 		return fmt.Errorf("%v: %w", g, err)
 	}
 	if !own.functions[g.Name] {
-		return fmt.Errorf("%v: there is no such test", g)
+		return fmt.Errorf("%v: no such test", g)
 	}
 	for part := range strings.SplitSeq(g.Subtest, "/") {
 		if part == "" || own.literals[part] || t.inSuites(part) {
 			continue
 		}
-		return fmt.Errorf("%v: there is no subtest %q", g, part)
+		return fmt.Errorf("%v: no subtest %q", g, part)
 	}
 	return nil
 }
@@ -72,7 +72,7 @@ func (t *Tree) load(folder string, testFiles bool) (*tests, error) {
 	}
 	entries, err := os.ReadDir(filepath.Join(t.root, folder))
 	if err != nil {
-		return nil, fmt.Errorf("there is no such package: %w", err)
+		return nil, fmt.Errorf("no such package: %w", err)
 	}
 	all := &tests{functions: map[string]bool{}, literals: map[string]bool{}}
 	for _, entry := range entries {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package failpointtest injects events at chosen points of execution: a context ends, an object is closed, a callback calls
-// back, panics or ends its goroutine, a peer dies, stops or is late. It covers points that nobody would think of.
+// back, panics or ends its goroutine, a peer dies, stops or is late. It covers points that hand-written tests miss.
 //
 // The points are the calls of [failpoint.At], compiled in by the build tag moments. A [Scenario] is a small world: it sets
 // up peers, runs a random operation among them, and says with [Run.On] how each of its events is triggered. For each seed

@@ -43,7 +43,7 @@ var (
 	Cancel = Event{Name: "cancel"}
 	// CancelCause ends it with a cause that carries a code of its own, as errgroup does.
 	CancelCause = Event{Name: "cancel-cause"}
-	// Deadline holds up whoever hits the point until the context's deadline has passed.
+	// Deadline holds up the goroutine that hits the point until the context's deadline has passed.
 	Deadline = Event{Name: "deadline", Where: Inside}
 )
 

@@ -20,7 +20,7 @@ import (
 )
 
 // ProcessScenario is a world of processes of which one or two do something to themselves at a point: they kill or stop themselves, or
-// are late. A process counts the points that it hits with [OwnMoment] and tells them at its end.
+// are late. A process counts the points that it hits with [OwnMoment] and reports them at its end.
 type ProcessScenario struct {
 	Name   string
 	Share  int // as in Scenario
@@ -80,7 +80,7 @@ func (p *ProcessRun) Happened() {
 	p.happened = true
 }
 
-// Quiet reports whether nothing happens to anybody: the points are counted.
+// Quiet reports whether no event happens: the points are only counted.
 func (p *ProcessRun) Quiet() bool {
 	return !slices.ContainsFunc(p.Victims, func(f Fate) bool { return len(f.Moments) > 0 })
 }
@@ -153,7 +153,7 @@ func OwnMoment(events []OwnEvent) (stop func() map[string]int) {
 	}
 }
 
-// Continue lets a process that has said PauseLine go on after a while. Call stop when it has said LateLine, or nothing more can come.
+// Continue lets a process that has printed PauseLine go on after a while. Call stop when it has printed LateLine, or nothing more can come.
 func Continue(p *os.Process) (stop func()) {
 	over := make(chan struct{})
 	go func() {

@@ -78,7 +78,7 @@ func (u used) compare(r *Run) {
 			}
 			return
 		}
-		time.Sleep(pause) //nolint:forbidigo // looks again and again
+		time.Sleep(pause) //nolint:forbidigo // polls
 	}
 }
 

@@ -269,7 +269,7 @@ type Allowance struct {
 func (r *Run) Allow(code cohort.Code, events ...string) Allowance { return Allowance{code, events} }
 
 // Check fails the run if a call ended with an error that none of the allowances explains. The end of the context counts
-// for a call only where Check is told so by [Run.AllowContext].
+// for a call only where [Run.AllowContext] was called.
 func (r *Run) Check(c *Call, allowed ...Allowance) {
 	if c.gone || c.Err == nil {
 		return

@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// An event that a goroutine of nobody's begins after Wait is over before End returns.
+// An event that an unowned goroutine begins after Wait is over before End returns.
 func TestEndWaitsForLateEvents(t *testing.T) {
 	Test(t, Scenario{
 		Name: "late", Virtual: true, Points: []string{"test.late"}, Events: []Event{{Name: "slow", Where: Beside}, {Name: "here"}},

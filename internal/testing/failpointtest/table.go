@@ -85,7 +85,7 @@ func (t *table) log(tb testing.TB, events []string) {
 		"\nevents at the same place:" + t.mu.together.text(nil, false))
 }
 
-// text has a line for every row. missing tells the columns that a row does not have.
+// text has a line for every row. missing returns the columns that a row does not have.
 func (c *counts) text(columns []string, missing bool) string {
 	var b strings.Builder
 	for _, row := range slices.Sorted(maps.Keys(*c)) {

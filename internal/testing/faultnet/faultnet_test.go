@@ -79,7 +79,7 @@ func TestPipeDeadlinesInVirtualTime(t *testing.T) {
 
 func TestNetworkRefusesAndAccepts(t *testing.T) {
 	var network Network
-	if _, err := network.Dial(t.Context(), "", "nobody"); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := network.Dial(t.Context(), "", "unused"); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Fatalf("dial: %v", err)
 	}
 	l, err := network.Listen("here")

@@ -115,7 +115,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close frees the address and resets connections that nobody accepted.
+// Close frees the address and resets connections that were not accepted.
 func (l *Listener) Close() error {
 	err := errors.New("listener is closed already")
 	l.once.Do(func() {

@@ -208,7 +208,7 @@ func (s *stream) close(readErr, writeErr error) {
 	<-s.lock
 }
 
-// deadline is a point in time that can be moved while somebody waits for it.
+// deadline is a point in time that can be moved while a goroutine waits for it.
 type deadline struct {
 	mu    sync.Mutex
 	timer *time.Timer

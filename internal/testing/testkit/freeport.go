@@ -20,7 +20,7 @@ const (
 	highest = 32000
 )
 
-// FreePort returns a port on which nobody listens. Until the test ends no other test gets it.
+// FreePort returns a port without a listener. Until the test ends no other test gets it.
 func FreePort(tb testing.TB) int {
 	tb.Helper()
 	port, release, err := TakePort()

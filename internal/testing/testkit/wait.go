@@ -18,7 +18,7 @@ const limit = 3 * time.Minute
 // Until returns once ok does. It fails the test when what it waits for does not happen within three minutes.
 func Until(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
-	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) { //nolint:forbidigo // nothing tells
+	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) { //nolint:forbidigo // it polls
 		if time.Now().After(end) {
 			tb.Fatalf("not within %v: %s", limit, what)
 		}

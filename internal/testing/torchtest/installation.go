@@ -71,8 +71,8 @@ func Each(t *testing.T, test func(t *testing.T, torch *Torch)) {
 	}
 }
 
-// EachWith is [Each] for a test that needs a feature. An installation whose build lacks it is skipped with words that the count
-// of tests knows: it is no failure, and nothing that is missing here.
+// EachWith is [Each] for a test that needs a feature. An installation whose build lacks it is skipped with a text that the count
+// of tests knows: it is neither a failure nor something that is missing here.
 func EachWith(t *testing.T, f feature, test func(t *testing.T, torch *Torch)) {
 	t.Helper()
 	Each(t, func(t *testing.T, torch *Torch) {

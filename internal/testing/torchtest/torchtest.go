@@ -146,7 +146,7 @@ func (tr *Torch) boot() error {
 		_ = listener.Close()
 		_ = tr.stdin.Close()
 		close(replied)
-		<-ended // so that it has said all it has to say
+		<-ended // so that all its output has been read
 		return fmt.Errorf("python could not import torch: %s", strings.TrimSpace(complaints.String()))
 	}
 	tr.listener, tr.procs, tr.gone = listener, map[int]*Proc{}, make(chan struct{})
@@ -360,7 +360,7 @@ func (p *Proc) attach(which string, conn net.Conn, r *bufio.Reader) {
 		if which == "out" && line != "" {
 			select {
 			case p.lines <- strings.TrimSuffix(line, "\n"):
-			default: // nobody reads lines of this script; Stdout has them all
+			default: // the lines of this script are not read; Stdout has them all
 			}
 		}
 		if err != nil {

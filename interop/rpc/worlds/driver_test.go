@@ -128,7 +128,7 @@ func (d *driver) execute(ctx context.Context, c command) (string, int, error) {
 		}
 		return "dropped", 0, nil
 	case "collect":
-		runtime.GC() // what passed through a handler is nobody's to close
+		runtime.GC() // what passed through a handler has no owner that closes it
 		info := map[string]int{}
 		for key, n := range d.agent.DebugInfo() {
 			if n != 0 && strings.HasPrefix(key, "num_") && key != "num_collected_rrefs" {

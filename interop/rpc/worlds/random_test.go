@@ -106,7 +106,7 @@ func describe(c command) string {
 	return text + " " + string(args[:min(len(args), 500)])
 }
 
-// rest waits until nobody refers to anything any more.
+// rest waits until no references are left.
 func (s *stage) rest(ctx context.Context, workers []*worker) {
 	s.t.Helper()
 	began := time.Now()

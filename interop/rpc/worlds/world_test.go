@@ -312,7 +312,7 @@ func await(ctx context.Context, answer <-chan reply) string {
 	select {
 	case r := <-answer:
 		return r.Value
-	case <-time.After(time.Second): // whoever has a context has it from us, and needs a moment
+	case <-time.After(time.Second): // a worker that has a context has it from us, and needs a moment
 		return "!no answer in time"
 	}
 }

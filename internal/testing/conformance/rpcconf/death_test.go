@@ -18,7 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// A worker dies. Whoever waits for it in a shutdown or a barrier is told soon, and by whose death; a worker whose
+// A worker dies. Workers that wait for it in a shutdown or a barrier get an error soon, which names it; a worker whose
 // connections are cut is waited for.
 
 // victim is the variable that makes a copy of the test program a worker which waits for its death.
@@ -150,7 +150,7 @@ func TestBarrierAndDeath(t *testing.T) {
 	})
 }
 
-// All connections are cut while the others wait: nobody has died, and nobody is taken for dead.
+// All connections are cut while the others wait: no worker has died, and none is declared dead.
 func TestShutdownSurvivesCuts(t *testing.T) {
 	w, f := startFaulty(t, 3)
 	must(t, parallel(4, func(i int) error {

@@ -19,7 +19,7 @@ import (
 func TestWrongArguments(t *testing.T) {
 	w := start(t, worldSize)
 	w.every(func(n *node) error {
-		for _, args := range [][]any{{10}, {"text"}, {1, 2, 3, 4}, {rpc.Kw{"nobody": 1}}} {
+		for _, args := range [][]any{{10}, {"text"}, {1, 2, 3, 4}, {rpc.Kw{"unknown": 1}}} {
 			_, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.sum", args...)
 			var remote *rpc.RemoteError
 			if !errors.As(err, &remote) || remote.Kind != "TypeError" || remote.Worker != w.next(n) || !errors.Is(err, cohort.InvalidArgument) {

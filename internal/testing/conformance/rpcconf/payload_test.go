@@ -75,7 +75,7 @@ func plain(v any) ([]float32, error) {
 		}
 		return out, nil
 	}
-	return nil, fmt.Errorf("a %T is no tensor", v)
+	return nil, fmt.Errorf("a %T is not a tensor", v)
 }
 
 // layout says what kind of tensor it is, and of which shape.

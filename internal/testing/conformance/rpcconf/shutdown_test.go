@@ -39,7 +39,7 @@ func TestShutdownTimeout(t *testing.T) {
 	})
 }
 
-// Nobody leaves while another one still has work for it.
+// No worker leaves while another one still has work for it.
 func TestShutdownWaitsForWork(t *testing.T) {
 	payloads(t, func(p payload) {
 		t := p.T
@@ -107,7 +107,7 @@ func TestAllGather(t *testing.T) {
 				return fmt.Errorf("round %d: %v", round, got)
 			}
 		}
-		_, err := rpc.AllGather(w.ctx, n.Agent, 1, "nobody", n.Name())
+		_, err := rpc.AllGather(w.ctx, n.Agent, 1, "unknown", n.Name())
 		return checkErr(err, cohort.NotFound)
 	})
 }
@@ -128,7 +128,7 @@ func TestAllGatherTimeout(t *testing.T) {
 
 func TestBarrier(t *testing.T) {
 	w := start(t, worldSize)
-	// check runs barriers and verifies that nobody passes before all have come.
+	// check runs barriers and verifies that no worker passes before all have entered.
 	check := func(t *testing.T, members [][]int, rounds int) {
 		t.Helper()
 		arrived := make([]atomic.Int64, len(members)*rounds)
@@ -210,7 +210,7 @@ func TestCallAfterShutdown(t *testing.T) {
 	must(t, w.nodes[0].Close())
 }
 
-// A chain of calls that nobody waits for is run to its end before anybody leaves.
+// A chain of calls that are not awaited is run to its end before any worker leaves.
 func TestNestedFireAndForget(t *testing.T) {
 	const depth = 20
 	w := start(t, worldSize)

@@ -30,7 +30,7 @@ func TestDefaultTimeoutUsed(t *testing.T) {
 	_, err := rpc.Call[any](ctx, a, name(1), "t.sleep", 1.0)
 	wantErr(t, err, cohort.DeadlineExceeded, name(1)) // of this side, or of the other one, which was a little quicker
 	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v is no context.DeadlineExceeded", err)
+		t.Errorf("%v is not a context.DeadlineExceeded", err)
 	}
 	var futures []*cohort.Future[any]
 	for range 10 {
@@ -74,7 +74,7 @@ func TestPerCallTimeouts(t *testing.T) {
 
 // In PyTorch a creation is confirmed when its function has ended, so a slow function makes it time out. Here the
 // confirmation comes first: the handle is good, and only the fetch runs out of time. A function is not cancelled because
-// nobody wants its result any more, but the object goes.
+// its result is not wanted any more, but the object goes.
 func TestRemoteTimeout(t *testing.T) {
 	w := start(t, 2)
 	a := w.nodes[0].Agent
