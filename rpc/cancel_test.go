@@ -221,12 +221,12 @@ func TestCreationWithoutRoom(t *testing.T) {
 				t.Fatal(err)
 			}
 			ends(t, "the call of a third worker", func() {
-				if _, err := Call[int](ctx, agents[0], "w2", "objects.fetch", ref); err == nil || !strings.Contains(err.Error(), "wait for a place") {
+				if _, err := Call[int](ctx, agents[0], "w2", "objects.fetch", ref); err == nil || !strings.Contains(err.Error(), "wait for a slot") {
 					t.Errorf("a third worker is told %v", err)
 				}
 			})
 			ends(t, "Fetch", func() {
-				if _, err := ref.Fetch(ctx); err == nil || !strings.Contains(err.Error(), "wait for a place") {
+				if _, err := ref.Fetch(ctx); err == nil || !strings.Contains(err.Error(), "wait for a slot") {
 					t.Errorf("the creator is told %v", err)
 				}
 			})

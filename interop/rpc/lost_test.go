@@ -86,7 +86,7 @@ for r in refs:
     try:
         r.to_here()
     except RuntimeError as e:
-        assert "wait for a place" in str(e), e
+        assert "wait for a slot" in str(e), e
         refused += 1
 assert 0 < refused < 20, refused
 del r, refs

@@ -38,7 +38,7 @@ must("contains itself", refstub.keep, itself)
 must("quantized", refstub.keep, torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
 def full():
     fillers = []
-    was, _ = refused("wait for a place", pyrefs.give, before=lambda: fillers.extend(rpc.rpc_async("go0", refstub.slow) for _ in range(6)))
+    was, _ = refused("wait for a slot", pyrefs.give, before=lambda: fillers.extend(rpc.rpc_async("go0", refstub.slow) for _ in range(6)))
     for f in fillers:
         try:
             f.wait()

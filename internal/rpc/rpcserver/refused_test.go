@@ -54,7 +54,7 @@ func TestRefusedCreation(t *testing.T) {
 		t.Fatal(err)
 	}
 	v, err := (&rpcwire.Decoder{Tensors: x.Msg.Tensors}).PythonFetchRet(x.Msg.Payload)
-	if raised, ok := v.(*rpcwire.RemoteException); !ok || !strings.Contains(raised.Msg, "wait for a place") {
+	if raised, ok := v.(*rpcwire.RemoteException); !ok || !strings.Contains(raised.Msg, "wait for a slot") {
 		t.Errorf("the fetch is answered with %v, %v", v, err)
 	}
 }

@@ -98,7 +98,7 @@ func TestShares(t *testing.T) {
 	for range cap(refused) - runs - waits {
 		select {
 		case err := <-refused:
-			if !strings.Contains(err.Error(), "requests wait for a place") {
+			if !strings.Contains(err.Error(), "requests wait for a slot") {
 				t.Errorf("got %v", err)
 			}
 		case <-ctx.Done():
