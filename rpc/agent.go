@@ -21,9 +21,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
 	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
-	"github.com/cohort-dist/cohort/internal/store/storeop"
 	"github.com/cohort-dist/cohort/internal/tensor/tensorpool"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/waitctx"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -75,7 +75,7 @@ func Join(ctx context.Context, st store.Store, name string, opts ...Option) (*Ag
 	a := newAgent(st, name, cfg)
 	if cfg.timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = storeop.WaitContext(ctx, max(cfg.timeout, st.Timeout()))
+		ctx, cancel = waitctx.WithTimeout(ctx, max(cfg.timeout, st.Timeout()))
 		defer cancel()
 	}
 	switch {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storeop"
+	"github.com/cohort-dist/cohort/internal/util/waitctx"
 )
 
 // Append appends value to what key holds, creating it. It corresponds to Store.append.
@@ -24,7 +25,7 @@ func Append(ctx context.Context, s Store, key string, value []byte) error {
 	} else if has {
 		return own.Append(ctx, key, value)
 	}
-	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
+	ctx, cancel := waitctx.WithTimeout(ctx, s.Timeout())
 	defer cancel()
 	if len(value) == 0 { // only the creation of a missing key would be visible
 		_, err := s.CompareAndSet(ctx, key, nil, nil)
@@ -74,7 +75,7 @@ func MultiGet(ctx context.Context, s Store, keys ...string) ([][]byte, error) {
 	} else if has {
 		return own.MultiGet(ctx, keys...)
 	}
-	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
+	ctx, cancel := waitctx.WithTimeout(ctx, s.Timeout())
 	defer cancel()
 	values := make([][]byte, 0, len(keys))
 	for _, key := range keys {
@@ -129,7 +130,7 @@ func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 		return &cohort.Error{Op: op, Code: cohort.InvalidArgument, Rank: cohort.NoRank, Key: key, Detail: "the world size must be at least 1"}
 	}
 	s = orNone(s)
-	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
+	ctx, cancel := waitctx.WithTimeout(ctx, s.Timeout())
 	defer cancel()
 	count := key + "/arrived"
 	n, err := s.Add(ctx, count, 1)

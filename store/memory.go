@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storeop"
+	"github.com/cohort-dist/cohort/internal/util/waitctx"
 )
 
 // Memory is a store inside one process, for ranks that are goroutines and for tests. It corresponds to
@@ -300,7 +301,7 @@ func (m *Memory) await(op string, ctx context.Context, keys []string, ready func
 		if !bounded { // most calls need not wait and so need no timer
 			bounded = true
 			var cancel context.CancelFunc
-			ctx, cancel = storeop.WaitContext(ctx, m.Timeout()) //nolint:fatcontext // once
+			ctx, cancel = waitctx.WithTimeout(ctx, m.Timeout()) //nolint:fatcontext // once
 			defer cancel()
 		}
 		key := keys[missing]

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storeop"
+	"github.com/cohort-dist/cohort/internal/util/waitctx"
 )
 
 // A store without queues keeps a whole queue in the value of one key, changed by compare-and-set:
@@ -41,7 +42,7 @@ func QueuePush(ctx context.Context, s Store, key string, value []byte) error {
 	} else if has {
 		return own.QueuePush(ctx, key, value)
 	}
-	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
+	ctx, cancel := waitctx.WithTimeout(ctx, s.Timeout())
 	defer cancel()
 	_, err := changeQueue(ctx, s, "store: queue push", key, func(items []byte) ([]byte, bool) {
 		items = append(bytes.Clone(items), binary.LittleEndian.AppendUint32(nil, uint32(len(value)))...) //nolint:gosec // bounded by the store
@@ -59,7 +60,7 @@ func QueuePop(ctx context.Context, s Store, key string, wait bool) ([]byte, erro
 		return own.QueuePop(ctx, key, wait)
 	}
 	const op = "store: queue pop"
-	ctx, cancel := storeop.WaitContext(ctx, s.Timeout())
+	ctx, cancel := waitctx.WithTimeout(ctx, s.Timeout())
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		var item []byte

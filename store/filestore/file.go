@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/store/storeop"
+	"github.com/cohort-dist/cohort/internal/util/waitctx"
 )
 
 const (
@@ -135,7 +135,7 @@ func (s *Store) waiting(ctx context.Context) *waiting { return &waiting{ctx: ctx
 // bounded returns the context that ends the wait.
 func (w *waiting) bounded() context.Context {
 	if w.cancel == nil {
-		w.ctx, w.cancel = storeop.WaitContext(w.ctx, w.limit)
+		w.ctx, w.cancel = waitctx.WithTimeout(w.ctx, w.limit)
 	}
 	return w.ctx
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/store/storeop"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/waitctx"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -81,7 +82,7 @@ func dial(ctx context.Context, addr string, config clientConfig) (*Client, error
 	if err := storedial.CheckAddr(addr); err != nil {
 		return nil, err
 	}
-	bounded, cancel := storeop.WaitContext(ctx, config.timeout)
+	bounded, cancel := waitctx.WithTimeout(ctx, config.timeout)
 	defer cancel()
 	d := config.dialer(addr)
 	first, err := d.Connect(bounded, wire.Dialect(config.dialect)) // they have the same numbers

@@ -43,12 +43,7 @@ func (id Identity) frame(n nonce) *Frame {
 	return &Frame{Type: Hello, Incarnation: id.Incarnation, Payload: append(payload, id.Name...)}
 }
 
-// ParseHello reads the hello of the other side.
-func ParseHello(f *Frame) (Identity, error) {
-	id, _, err := parseHello(f)
-	return id, err
-}
-
+// parseHello reads the hello of the other side.
 func parseHello(f *Frame) (id Identity, n nonce, err error) {
 	const head = 2 + nonceSize
 	if f.Type != Hello || len(f.Payload) <= head || len(f.Payload) > head+maxName || len(f.Storages) > 0 {

@@ -171,7 +171,7 @@ func TestLentTurnIsNotHandedOver(t *testing.T) {
 		}
 		defer func() {
 			if e := recover(); e != nil {
-				if text, _ := e.(string); !invariants.Enabled || !strings.Contains(text, "lent the reading") {
+				if text, _ := e.(string); !invariants.Enabled || !strings.Contains(text, "offered the reader") {
 					panic(e)
 				}
 			}

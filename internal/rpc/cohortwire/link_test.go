@@ -394,7 +394,7 @@ func FuzzFrame(f *testing.F) {
 		if total != h.Bytes {
 			t.Fatalf("%d bytes of storages, %d announced", total, h.Bytes)
 		}
-		_, _ = ParseHello(frame)
+		_, _, _ = parseHello(frame)
 		if len(lengths) > 0 {
 			return // their memory is not here
 		}

@@ -71,11 +71,6 @@ type option func(*config) error
 
 func (o option) apply(c *config) error { return o(c) }
 
-// withLimits bounds what peers may send.
-func withLimits(l Limits) Option {
-	return option(func(c *config) error { c.limits = l; return nil })
-}
-
 // WithLogger sets the logger that gets the reasons for refused and dropped connections.
 func WithLogger(l *slog.Logger) Option {
 	return option(func(c *config) error {
@@ -84,16 +79,6 @@ func WithLogger(l *slog.Logger) Option {
 		}
 		return nil
 	})
-}
-
-// withHandshakeTimeout bounds how long a peer may take to establish a pipe. The default is 20 seconds.
-func withHandshakeTimeout(d time.Duration) Option {
-	return option(func(c *config) error { c.handshake = d; return nil })
-}
-
-// withStallTimeout is how long a peer may read nothing before its connection is closed. The default is 60 seconds.
-func withStallTimeout(d time.Duration) Option {
-	return option(func(c *config) error { c.stall = d; return nil })
 }
 
 // WithAlloc sets where the memory for received storages comes from, such as a pool.

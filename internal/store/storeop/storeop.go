@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package storeop has what the operations of all stores share: the bound of a wait, and the errors that must read the same
+// Package storeop has what the operations of all stores share: counters, and the errors that must read the same
 // whichever store returns them.
 package storeop
 
@@ -9,24 +9,11 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/cohort-dist/cohort"
 )
 
-// WaitContext returns the context for a waiting operation of a store with the given timeout. If ctx has a deadline, that
-// one applies; otherwise the wait ends after timeout, and zero or less means no bound. See [WaitError].
-func WaitContext(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
-	if timeout <= 0 {
-		return ctx, func() {}
-	}
-	if _, bounded := ctx.Deadline(); bounded {
-		return ctx, func() {}
-	}
-	return context.WithTimeoutCause(ctx, timeout, timeoutError(timeout))
-}
-
-// WaitError returns the error of an operation whose context, from [WaitContext], ended while it waited for keys: it
+// WaitError returns the error of an operation whose context, from [waitctx.WithTimeout], ended while it waited for keys: it
 // matches store.ErrTimeout and context.DeadlineExceeded, or context.Canceled. It returns nil while ctx is alive.
 func WaitError(op string, ctx context.Context, keys ...string) error { //nolint:revive // the operation reads first
 	if ctx.Err() == nil {
@@ -47,15 +34,6 @@ func KeyNames(keys []string) string {
 	}
 	return strings.Join(keys, ", ")
 }
-
-// timeoutError is the cause of a wait that ended by the store's timeout.
-type timeoutError time.Duration
-
-func (d timeoutError) Error() string {
-	return fmt.Sprintf("no answer within the store's timeout of %v", time.Duration(d))
-}
-
-func (d timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // CheckMultiSet returns the error of a multi-set whose keys and values do not pair up.
 func CheckMultiSet(op string, keys []string, values [][]byte) error {
