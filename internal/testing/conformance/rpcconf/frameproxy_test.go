@@ -25,7 +25,7 @@ import (
 // frameControl is the type of the frames of the control stream between Go workers.
 const frameControl = rpcwire.Type(cohortwire.FirstAgentType + 1)
 
-// helloHead is the length of what precedes the name in a hello: an id and a nonce; see docs/wire/cohort.md.
+// helloHead is the length of what precedes the name in a hello: an id and a nonce.
 const helloHead = 2 + 16
 
 // faults is what PyTorch's faulty agent does, on the wire instead of in the sender: it loses the first frames of a type, or
