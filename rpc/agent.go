@@ -8,8 +8,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -291,4 +293,9 @@ func (a *Agent) endSessions() {
 			a.memory.Close()
 		}
 	})
+}
+
+// String names the worker and its address.
+func (a *Agent) String() string {
+	return fmt.Sprintf("rpc worker %s (id %d, %s)", strconv.Quote(a.name), a.id, a.addr)
 }

@@ -4,15 +4,20 @@
 package rpc
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/observe/flightrec"
 	"github.com/cohort-dist/cohort/internal/rpc/rrefcore"
+	"github.com/cohort-dist/cohort/internal/sys/controlsock"
 )
 
 // DebugInfo returns the sizes of the agent's tables. Keys that PyTorch has too have its names. It corresponds to
@@ -176,3 +181,33 @@ func (a *Agent) leakError() error {
 	e.Key = a.name
 	return e
 }
+
+// debugServer answers queries about a worker. Nothing depends on it.
+type debugServer struct {
+	// Calls is where the worker notes its calls; nil if they cannot be queried.
+	Calls  *flightrec.Calls
+	server *controlsock.Server
+}
+
+// serveDebug serves queries about a worker until Close, if its control socket can be made.
+func serveDebug(worker string, logger *slog.Logger) *debugServer {
+	calls := flightrec.NewCalls()
+	server, err := controlsock.ServeOwn(controlsock.Answers{"stacks": controlsock.Stacks, "trace": func(context.Context) ([]byte, error) {
+		host, _ := os.Hostname()
+		w := &flightrec.Worker{Name: worker, Host: host, PID: os.Getpid()}
+		w.Calls, w.More = calls.Oldest()
+		d := flightrec.NewDump(time.Now(), "asked")
+		d.Worker = w
+		return json.Marshal(d)
+	}})
+	if err != nil {
+		logger.Info("no debug socket: the calls that this worker waits for cannot be queried", slog.Any("error", err))
+	}
+	if server == nil {
+		return &debugServer{}
+	}
+	return &debugServer{Calls: calls, server: server}
+}
+
+// Close ends it.
+func (a *debugServer) Close() { a.server.Close() }

@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/python/pycall"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcsession"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
@@ -173,4 +175,89 @@ func (h *handler) call(ctx context.Context, req *Request, done func(any, error))
 	}
 	h.fn.Run(in, done)
 	return true
+}
+
+// HandleOption changes how a function is served; see [Registry.Handle].
+type HandleOption interface{ apply(h *handler) }
+
+type handleOption func(h *handler)
+
+func (o handleOption) apply(h *handler) { o(h) }
+
+// Params names the parameters of a function, context left out, so that callers can give them by keyword.
+func Params(names ...string) HandleOption {
+	return handleOption(func(h *handler) { h.params = names })
+}
+
+// Doc describes a function to its callers. `cohort rpc stubs` makes it the docstring of the Python stub.
+func Doc(text string) HandleOption { return handleOption(func(h *handler) { h.doc = text }) }
+
+// Borrowed says that a function does not use the tensors it is given, or their memory, after its result has been sent.
+// They, or views of them, may be part of the result. Their memory is then reused for the next tensors at once, without
+// waiting for the garbage collector, which matters where large tensors arrive quickly.
+func Borrowed() HandleOption { return handleOption(func(h *handler) { h.borrow = true }) }
+
+// Handle is [Registry.Handle] for a function of one argument, whose form the compiler checks. A is what one caller sends: a
+// struct of arguments, or a single value.
+func Handle[A, R any](r *Registry, name string, fn func(ctx context.Context, arg A) (R, error), opts ...HandleOption) error {
+	return r.Handle(name, fn, opts...)
+}
+
+// Kernel computes a builtin operator: the arguments are the operator's whole stack, defaults filled in.
+type Kernel func(stack []any) (any, error)
+
+// HandleOperator serves a builtin operator, by its name and overload: "aten::add.Tensor". It replaces that of
+// [WithOperators]. A second kernel for one name is [cohort.AlreadyExists].
+func (r *Registry) HandleOperator(name string, k Kernel) error {
+	if k == nil {
+		return cohort.Newf("rpc: handle", cohort.InvalidArgument, "the kernel of %q is nil", name)
+	}
+	if !strings.Contains(name, "::") {
+		return cohort.Newf("rpc: handle", cohort.InvalidArgument, "%q is not the name of an operator: want one such as aten::add.Tensor", name)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kernels[name] != nil {
+		return cohort.Newf("rpc: handle", cohort.AlreadyExists, "%q has a kernel", name)
+	}
+	put(&r.kernels, name, k)
+	return nil
+}
+
+// WithOperators serves builtin operators by their names and overloads. Package rpc/operators has some. The default is none.
+func WithOperators(kernels map[string]Kernel) Option {
+	return option(func(c *config) error { c.operators = kernels; return nil })
+}
+
+const operatorOp, noKernel = "rpc: operator", "this Go worker has no kernel for this operator: start it with operators.Serve() of package rpc/operators, serve it with Registry.HandleOperator, or send the work to a PyTorch worker"
+
+// runKernel runs a builtin operator.
+func (c *config) runKernel(schema string, stack []any) (any, error) {
+	name := rpcwire.ScriptUDF{Schema: schema}.Operator()
+	c.registry.mu.RLock()
+	k := c.registry.kernels[name]
+	c.registry.mu.RUnlock()
+	if k == nil {
+		k = c.operators[name]
+	}
+	if k == nil {
+		k = func([]any) (any, error) { return nil, cohort.New(operatorOp, cohort.NotSupported, noKernel) }
+	}
+	v, err := k(stack)
+	if err == nil {
+		return v, nil
+	}
+	e, ours := err.(*cohort.Error) //nolint:errorlint // of a kernel itself
+	if !ours || e.Op != operatorOp {
+		e = cohort.Wrap(operatorOp, cohort.InvalidArgument, err)
+	}
+	e.Key = name
+	return nil, e
+}
+
+// String returns how many functions, classes and operators are served.
+func (r *Registry) String() string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return fmt.Sprintf("registry of %d functions, %d classes and %d operators", len(r.funcs), len(r.classes), len(r.kernels))
 }

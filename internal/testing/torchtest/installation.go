@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"go.uber.org/goleak"
 )
 
 // feature is something that a build of PyTorch may lack.
@@ -129,4 +131,23 @@ func (tr *Torch) About(t testing.TB) About {
 		}
 	})
 	return tr.about
+}
+
+// Command returns the command line that starts the interpreter of this version, for tests that launch processes
+// themselves.
+func (tr *Torch) Command() []string { return slices.Clone(tr.command) }
+
+// LastingGoroutines are the goroutines of this package that live until the test process ends, for goleak.
+func LastingGoroutines() []goleak.Option {
+	var options []goleak.Option
+	for _, function := range []string{
+		"github.com/cohort-dist/cohort/internal/testing/torchtest.(*Torch).readReplies",
+		"github.com/cohort-dist/cohort/internal/testing/torchtest.(*Torch).acceptOutputs",
+		"github.com/cohort-dist/cohort/internal/testing/torchtest.(*Torch).boot.func1",
+		"os/exec.(*Cmd).watchCtx",
+		"os/exec.(*Cmd).Start.func2",
+	} {
+		options = append(options, goleak.IgnoreAnyFunction(function))
+	}
+	return options
 }
