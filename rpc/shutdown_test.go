@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/store"
 )
 
 // A second Shutdown waits for the first one, which it does not disturb.
@@ -233,5 +234,64 @@ func TestCloseIsNoGivingUp(t *testing.T) {
 	}
 	if err := <-ended[1]; !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), "w0") {
 		t.Errorf("w1: %v", err)
+	}
+}
+
+// TestLeaveAfterOneThatHeld lets a worker leave that had got a reference in an answer, and then the one that gave it. The
+// second must not wait until all that the first may have passed on is settled: it has nothing to do with it any more.
+func TestLeaveAfterOneThatHeld(t *testing.T) {
+	ctx := testContext(t)
+	st := store.NewMemory()
+	t.Cleanup(func() { _ = st.Close() })
+	reg := NewRegistry().MustHandle("v.own", func(ctx context.Context) (*Ref[int], error) { return NewRef(AgentFrom(ctx), 7) })
+	join := func(name string) *Agent {
+		a, err := Join(ctx, st, name, WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLease(time.Second, time.Minute, time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = a.Close() })
+		return a
+	}
+	a, b := join("a"), join("b")
+	ref, err := Call[*Ref[int]](ctx, b, "a", "v.own")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := ref.Fetch(ctx); err != nil || n != 7 {
+		t.Fatalf("fetch: %v, %v", n, err)
+	}
+	_ = ref.Close()
+	if err := b.Shutdown(ctx); err != nil {
+		t.Fatal(err)
+	}
+	bounded, cancel := context.WithTimeout(ctx, 20*time.Second) // the grace is a minute
+	defer cancel()
+	if err := a.Shutdown(bounded); err != nil {
+		t.Fatal(err)
+	}
+	if bounded.Err() != nil {
+		t.Error("the shutdown took as long as it was allowed to")
+	}
+}
+
+// TestAllGatherComesTooLate: a worker that comes to an all-gather after its leader has given it up is told so. There is no
+// connection from the leader to it by which it could have heard of it before.
+func TestAllGatherComesTooLate(t *testing.T) {
+	reg := func(int) *Registry { return NewRegistry().MustHandle("math.add", func(a, b int) int { return a + b }) }
+	agents := world(t, 3, false, reg, WithTransports(TransportUV))
+	ctx := testContext(t)
+	if _, err := Call[int](ctx, agents[0], "w2", "math.add", 1, 2); err != nil {
+		t.Fatal(err)
+	}
+	_ = agents[2].Close()
+	for _, a := range agents[:2] {
+		begun := time.Now()
+		_, err := AllGather(ctx, a, 1)
+		if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != cohort.PeerLost || e.Peer != "w2" {
+			t.Errorf("%s: %v", a.Name(), err)
+		}
+		if waited := time.Since(begun); waited > 20*time.Second {
+			t.Errorf("%s has waited %v", a.Name(), waited)
+		}
 	}
 }
