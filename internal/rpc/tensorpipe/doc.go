@@ -30,7 +30,7 @@
 //
 // # The parts
 //
-// codec.go has the frames of handshake and descriptors; handshake.go the two pure state machines [Offer] and [Choice]; check.go
-// the model of what PyTorch accepts; pipe.go, channel.go and stream.go move messages; endpoint.go, dial.go, pipesetup.go and
-// connect.go set up sessions; watch.go notices the end of connections that are not read. docs/wire/tensorpipe.md has the bytes.
+// codec.go has the frames of handshake and descriptors; handshake.go the two pure state machines [Offer] and [Choice]; message.go
+// the model of what PyTorch accepts; pipe.go, channel.go and stream.go move messages; endpoint.go, dial.go, pipesetup.go,
+// connect.go and peerslot.go set up sessions; watch.go notices the end of connections that are not read. docs/wire/tensorpipe.md has the bytes.
 package tensorpipe
