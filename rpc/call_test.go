@@ -292,7 +292,7 @@ func TestAsyncHandler(t *testing.T) {
 	})
 }
 
-// TestStatsAndEvents looks at what a hook and the statistics tell.
+// TestStatsAndEvents checks what a hook and the statistics report.
 func TestStatsAndEvents(t *testing.T) {
 	var mu sync.Mutex
 	kinds := map[observe.Kind]int{}
@@ -442,9 +442,9 @@ func testGuest(t *testing.T, opts ...Option) {
 		t.Fatalf("%v, %v", n, failed)
 	}
 	if met, failed := g.Workers(ctx); failed != nil || len(met) != 1 || met[0].Name != "a" {
-		t.Errorf("the guest sees %v, %v", met, failed)
+		t.Errorf("the client sees %v, %v", met, failed)
 	}
-	if _, failed := Remote[int](ctx, g.a, "a", "v.echo", 1); failed != nil { // what a guest cannot do the other side refuses
+	if _, failed := Remote[int](ctx, g.a, "a", "v.echo", 1); failed != nil { // what a client cannot do the other side refuses
 		t.Error(failed)
 	}
 	workers, err := ListWorkers(ctx, st, 0)

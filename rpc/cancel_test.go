@@ -204,7 +204,7 @@ func TestReferenceWithoutRoom(t *testing.T) {
 }
 
 // TestCreationWithoutRoom: a fetch of an object whose creation finds no room gets that error, also if its creator has passed the reference
-// on before it heard of that.
+// on before it knew of that.
 func TestCreationWithoutRoom(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()

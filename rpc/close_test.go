@@ -108,7 +108,7 @@ func TestCloseGivesMemoryBack(t *testing.T) {
 	}
 }
 
-// A handler that ignores the end of its context does not hold up Close; Done tells when it has ended.
+// A handler that ignores the end of its context does not hold up Close; Done is closed when it has ended.
 func TestCloseWithStubbornHandler(t *testing.T) {
 	begun, release := make(chan struct{}), make(chan struct{})
 	agents := world(t, 2, true, func(int) *Registry {

@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// References looks at an object whose owner changes it all the time: a map that is written while somebody ranges over it
+// References looks at an object whose owner changes it all the time: a map that is written while another goroutine ranges over it
 // would end the process.
 func TestReferencesOfLiveMap(t *testing.T) {
 	agents := world(t, 1, true, nil)

@@ -51,7 +51,7 @@ func TestCongestedPeerHoldsUpOnlyItself(t *testing.T) {
 		}
 	})
 	if owned(1) == 0 {
-		t.Error("w1 has heard of its delete")
+		t.Error("w1 has received its delete")
 	}
 	release()
 	quiet(t, agents)

@@ -48,8 +48,8 @@ func forger(t *testing.T, name string, id int16, secret []byte) *tensorpipe.Endp
 	return ep
 }
 
-// A stranger that calls itself by the name of a worker does not get the calls to that worker, whether the worker lives or not.
-func TestStrangerTakesNoPlace(t *testing.T) {
+// A process that claims the name of a worker does not get the calls to that worker, whether the worker lives or not.
+func TestImpostorGetsNoCalls(t *testing.T) {
 	reg := NewRegistry().MustHandle("t.who", func() string { return "real" })
 	agents := world(t, 2, true, func(int) *Registry { return reg })
 	ctx := testContext(t)
@@ -134,7 +134,7 @@ func pipeAs(t *testing.T, name, addr string) func(m *rpcwire.Message) *rpcwire.M
 
 // On PyTorch's wire nothing is proved. A process that claims the name of a Go worker there is a client; one that claims that of another
 // worker can use the references of that one only.
-func TestStrangerOnAPipe(t *testing.T) {
+func TestImpostorOnAPipe(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()
 		reg := NewRegistry().MustHandle("t.make", func() *tensor.Tensor { return tensor.Must(tensor.New(tensor.Float32, 2)) })
@@ -176,9 +176,9 @@ func TestStrangerOnAPipe(t *testing.T) {
 	})
 }
 
-// A stranger that comes on the cohort transport under the name of a worker that does not speak it, and so has published nothing to prove
-// itself with, is a guest: it cannot use the references of that worker.
-func TestStrangerOnALink(t *testing.T) {
+// An impostor that comes on the cohort transport under the name of a worker that does not speak it, and so has published nothing to prove
+// itself with, is a client: it cannot use the references of that worker.
+func TestImpostorOnALink(t *testing.T) {
 	reg := NewRegistry().MustHandle("t.make", func() *tensor.Tensor { return tensor.Must(tensor.New(tensor.Float32, 2)) })
 	st, ctx := store.NewMemory(), testContext(t)
 	agents := make([]*Agent, 2)
@@ -228,7 +228,7 @@ func TestStrangerOnALink(t *testing.T) {
 	select {
 	case f := <-answers:
 		if m, err := rpcwire.DecodeFrame(f); err != nil || m.Type != rpcwire.Exception || len(m.Tensors) > 0 {
-			t.Errorf("the stranger gets %+v, %v", m, err)
+			t.Errorf("the impostor gets %+v, %v", m, err)
 		}
 	case <-ctx.Done():
 		t.Fatal("no answer")
@@ -239,7 +239,7 @@ func TestStrangerOnALink(t *testing.T) {
 }
 
 // A process that knows the secret of a worker must also be the start of it that has published it.
-func TestStrangerOfAnotherStart(t *testing.T) {
+func TestImpostorOfAnotherStart(t *testing.T) {
 	agents := world(t, 2, true, nil)
 	id := cohortwire.Identity{Name: "w1", ID: 1, Incarnation: agents[1].epoch}
 	if secret, err := agents[0].publishedSecret(id); err != nil || !slices.Equal(secret, agents[1].secret) {

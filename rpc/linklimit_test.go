@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/cohortwire"
 )
 
-// swallowing is a connection that takes everything and, once it is told so, passes nothing on.
+// swallowing is a connection that accepts everything and, once switched, passes nothing on.
 type swallowing struct {
 	net.Conn
 	on *atomic.Bool

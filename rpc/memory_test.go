@@ -24,7 +24,7 @@ var memoryRounds = flag.Int("rpc.rounds", 20_000, "calls and references of the m
 // memory is what the process needs, in bytes.
 type memory struct {
 	heap     uint64 // what is reachable
-	resident uint64 // what the system counts; 0 where it does not tell
+	resident uint64 // what the system counts; 0 where it does not count
 }
 
 // memoryInUse measures when everything that can be given back was.

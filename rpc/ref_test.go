@@ -438,7 +438,7 @@ func TestUseWhileCreationFails(t *testing.T) {
 }
 
 // A reference that is closed before its owner has confirmed it ends those who wait for that; the collector closes none that
-// somebody waits for.
+// a caller waits for.
 func TestConfirmedEnds(t *testing.T) {
 	transports(t, func(t *testing.T, opts ...Option) {
 		t.Helper()

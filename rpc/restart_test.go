@@ -25,7 +25,7 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// reading is a store that tells when a key is about to be read.
+// reading is a store that reports when a key is about to be read.
 type reading struct {
 	store.Store
 	key  string

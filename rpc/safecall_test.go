@@ -24,7 +24,7 @@ func endsBadly(end func()) func(context.Context, CallInfo) (context.Context, fun
 	}
 }
 
-// badHolder cannot tell what it holds.
+// badHolder cannot report what it holds.
 type badHolder struct{ end func() }
 
 func (h *badHolder) HeldReferences() []AnyRef { h.end(); return nil }

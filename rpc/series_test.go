@@ -15,7 +15,7 @@ import (
 )
 
 // TestAfterASeriesOfReferences does all kinds of things right after references that were made, fetched and closed one after
-// the other, when the reading of the link is often lent to callers: none of them may wait for a caller that does not come.
+// the other, when the reader of the link is often offered to callers: none of them may wait for a caller that does not come.
 func TestAfterASeriesOfReferences(t *testing.T) {
 	const cancelled = 1000
 	ran, gaveUp := make(chan int, 100), make(chan error, 100)

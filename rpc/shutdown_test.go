@@ -274,8 +274,8 @@ func TestLeaveAfterOneThatHeld(t *testing.T) {
 	}
 }
 
-// TestAllGatherComesTooLate: a worker that comes to an all-gather after its leader has given it up is told so. There is no
-// connection from the leader to it by which it could have heard of it before.
+// TestAllGatherComesTooLate: a worker that comes to an all-gather after its leader has given it up gets an error. It has no
+// connection from the leader to it by which it could have learned of it before.
 func TestAllGatherComesTooLate(t *testing.T) {
 	reg := func(int) *Registry { return NewRegistry().MustHandle("math.add", func(a, b int) int { return a + b }) }
 	agents := world(t, 3, false, reg, WithTransports(TransportUV))

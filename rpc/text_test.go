@@ -150,7 +150,7 @@ func TestNodeErrors(t *testing.T) {
 	}
 }
 
-// TestRaisedByCall tells a call that could not be made from a function that failed: their exceptions have the same class.
+// TestRaisedByCall distinguishes a call that could not be made from a function that failed: their exceptions have the same class.
 func TestRaisedByCall(t *testing.T) {
 	const begin = "On WorkerInfo(id=0, name=py0):\nX\nTraceback (most recent call last):\n" +
 		"  File \"/lib/torch/distributed/rpc/internal.py\", line 206, in _run_function\n    result = python_udf.func(*python_udf.args, **python_udf.kwargs)\n"

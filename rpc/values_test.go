@@ -161,7 +161,7 @@ func TestReferenceTwiceInOneMessage(t *testing.T) {
 }
 
 // TestSharedValuesStayShared sends a value of which each level mentions the one below it twice to a handler that sends it
-// back, over both transports: it is a few hundred bytes on the wire, and 2^60 leaves if anybody writes it out.
+// back, over both transports: it is a few hundred bytes on the wire, and 2^60 leaves if it is written out.
 func TestSharedValuesStayShared(t *testing.T) {
 	for name, opts := range map[string][]Option{"cohort": nil, "uv": {WithTransports(TransportUV)}} {
 		t.Run(name, func(t *testing.T) {

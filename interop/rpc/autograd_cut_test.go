@@ -124,7 +124,7 @@ func TestAutogradStopped(t *testing.T) {
 			short, cancel := context.WithTimeout(gctx, time.Second)
 			err = c.Backward(short, []*autograd.Variable{y.Sum()})
 			cancel()
-			// It names whose gradients it waits for, or those that the next worker waits for, if that one has said so first.
+			// It names whose gradients it waits for, or those that the next worker waits for, if that one has reported it first.
 			if !errors.Is(err, fault.DeadlineExceeded) || !strings.Contains(err.Error(), "to "+path[0]) && !strings.Contains(err.Error(), "to py1") {
 				t.Errorf("%v: the pass: %v", path, err)
 			}

@@ -277,13 +277,13 @@ func (w *running) freed(ctx context.Context, a *rpc.Agent) {
 func TestAutogradChains(t *testing.T) {
 	mixedChains(t, []string{"pgp", "gpg", "ppg", "ggp"}, func(name string, others []string) [][]string {
 		swapped := []string{others[1], others[0]}
-		// There and on, and back to where it began, and twice through everybody.
+		// There and on, and back to where it began, and twice through all workers.
 		return [][]string{others, swapped, {others[0], name, others[1]}, append(slices.Clone(others), append([]string{name}, swapped...)...)}
 	})
 }
 
 // TestAutogradRing runs rings of three workers, Go and PyTorch, that end where they begin: once around and three times. The
-// calls are nested, so the result comes back through everybody, and the pass goes the same way.
+// calls are nested, so the result comes back through all workers, and the pass goes the same way.
 func TestAutogradRing(t *testing.T) {
 	mixedChains(t, []string{"gpg", "pgp"}, func(name string, others []string) [][]string {
 		lap := append(slices.Clone(others), name)

@@ -14,37 +14,37 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// TestGuestCallsPyTorch calls a PyTorch worker of a static world as a guest, whom it does not know: it answers all the same,
+// TestClientCallsPyTorch calls a PyTorch worker of a static world as a client, which it does not know: it still answers,
 // and goes on.
-func TestGuestCallsPyTorch(t *testing.T) {
+func TestClientCallsPyTorch(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := start(t, tr, settings{static: true}, torchWorker("py0", "pass"), goWorker("go1", nil))
 		ctx := testContext(t)
-		guest, err := rpc.NewClient(ctx, w.stores[0], "a_guest", rpc.WithAddr("127.0.0.1:0"))
+		client, err := rpc.NewClient(ctx, w.stores[0], "a_client", rpc.WithAddr("127.0.0.1:0"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = guest.Close() }()
+		defer func() { _ = client.Close() }()
 		for range 3 {
-			if n, failed := rpc.Call[int](ctx, guest, "py0", "operator.add", 20, 22); failed != nil || n != 42 {
+			if n, failed := rpc.Call[int](ctx, client, "py0", "operator.add", 20, 22); failed != nil || n != 42 {
 				t.Fatalf("%v, %v", n, failed)
 			}
 		}
 		x := tensor.Must(tensor.From([]float32{1, 2}, 2))
-		y, err := rpc.Call[*tensor.Tensor](ctx, guest, "py0", "torch.add", x, x)
+		y, err := rpc.Call[*tensor.Tensor](ctx, client, "py0", "torch.add", x, x)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if data, err := tensor.Copy[float32](y); err != nil || !slices.Equal(data, []float32{2, 4}) {
 			t.Errorf("%v, %v", data, err)
 		}
-		if _, err := rpc.Call[any](ctx, guest, "py0", "operator.nothing"); !errors.Is(err, cohort.NotFound) {
+		if _, err := rpc.Call[any](ctx, client, "py0", "operator.nothing"); !errors.Is(err, cohort.NotFound) {
 			t.Errorf("no such function: %v", err)
 		}
 		if n, err := rpc.Call[int](ctx, w.agents["go1"], "py0", "operator.add", 1, 2); err != nil || n != 3 {
 			t.Errorf("a member afterwards: %v, %v", n, err)
 		}
-		if err := guest.Close(); err != nil {
+		if err := client.Close(); err != nil {
 			t.Error(err)
 		}
 		w.run()

@@ -35,7 +35,7 @@ def is_freed(): return freed.wait(25)
 `
 
 // TestCreationIsCut cuts the pipe while a PyTorch worker makes an object for a Go worker, which may have given it up before. The PyTorch
-// worker takes a delete only once its function has ended; the object is freed all the same, and its shutdown waits for nothing.
+// worker takes a delete only once its function has ended; the object is still freed, and its shutdown waits for nothing.
 func TestCreationIsCut(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for name, givenUp := range map[string]bool{"awaited": false, "given up": true} {

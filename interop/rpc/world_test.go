@@ -249,7 +249,7 @@ func (w *running) await() {
 	}
 }
 
-// stop ends the world gracefully and fails when anybody complains.
+// stop ends the world gracefully and fails when any worker reports an error.
 func (w *running) stop() {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)

@@ -66,7 +66,7 @@ func (a *asker) onFrame(l *Link, f *Frame) {
 	ch <- f
 }
 
-// ask calls and waits. sync tells whether it reads its answer itself when it may.
+// ask calls and waits. sync reports whether it reads its answer itself when it may.
 func (a *asker) ask(ctx context.Context, f *Frame, sync bool) (*Frame, error) {
 	f.Type, f.ID = 0x102, ids.Add(1)
 	ch := make(chan *Frame, 1)
@@ -159,7 +159,7 @@ func answerTo(f *Frame, payload []byte) []byte {
 	return append((&Frame{Type: 0x203, ID: f.ID, Payload: payload}).AppendHead(nil), payload...)
 }
 
-// special makes calls until the reading is lent, then the one that the peer treats in its own way. own tells whether the
+// special makes calls until the reader is offered, then the one that the peer treats in its own way. own reports whether the
 // caller has read the answer itself.
 func (a *asker) special(t *testing.T) (answer *Frame, own bool, err error) {
 	t.Helper()
@@ -174,7 +174,7 @@ func (a *asker) special(t *testing.T) (answer *Frame, own bool, err error) {
 	return answer, a.awaited.Load() > before, err
 }
 
-// whileTaken waits, for a moment, until a caller reads, and tells whether one does.
+// whileTaken waits, for a moment, until a caller reads, and reports whether one does.
 func (a *asker) whileTaken() bool {
 	for range 100 {
 		if a.link.borrow.state.Load() == readerBorrowed {
@@ -337,7 +337,7 @@ func TestOfferedReaderIsReclaimed(t *testing.T) {
 }
 
 // TestCallersOfAllKinds lets calls that read, calls that do not and requests of the peer meet, in bursts with pauses so
-// that the reading is lent again and again.
+// that the reader is offered again and again.
 func TestCallersOfAllKinds(t *testing.T) {
 	a, b := newAsker(), newAsker()
 	go func() { // no goroutine reads the requests

@@ -36,7 +36,7 @@ func TestProof(t *testing.T) {
 		{name: "both prove it", a: Config{Secret: []byte("secret of a"), Published: store.published}, b: Config{Secret: []byte("secret of b"), Published: store.published}, provenA: true, provB: true},
 		{name: "another secret", a: Config{Secret: []byte("guessed")}, b: Config{Secret: []byte("secret of b"), Published: store.published}, refused: true},
 		{name: "no secret", a: Config{}, b: Config{Secret: []byte("secret of b"), Published: store.published}, refused: true},
-		{name: "a name without an entry is a guest", a: Config{Identity: Identity{Name: "guest"}}, b: Config{Published: store.published}},
+		{name: "a name without an entry is a client", a: Config{Identity: Identity{Name: "client"}}, b: Config{Published: store.published}},
 		{name: "a store that does not answer", a: Config{Identity: Identity{Name: "unreachable"}}, b: Config{Published: store.published}, refused: true},
 		{name: "no check", a: Config{Secret: []byte("x")}, b: Config{}},
 	} {
@@ -74,7 +74,7 @@ func TestProof(t *testing.T) {
 	}
 }
 
-// TestProofIsOfThisConnection: what a genuine worker says on one connection is of no use to a stranger on another, neither
+// TestProofIsOfThisConnection: what a genuine worker sends on one connection is of no use to another process on another connection, neither
 // later nor at the same time.
 func TestProofIsOfThisConnection(t *testing.T) {
 	store := entries{"a": "secret of a", "b": "secret of b"}
@@ -117,7 +117,7 @@ func TestProofIsOfThisConnection(t *testing.T) {
 			t.Errorf("b took it: %v", err)
 		}
 	})
-	t.Run("passed on", func(t *testing.T) { // a stranger dials both and claims to each to be the other
+	t.Run("passed on", func(t *testing.T) { // an impostor dials both and claims to each to be the other
 		toA, atA := net.Pipe()
 		toB, atB := net.Pipe()
 		var wg sync.WaitGroup
@@ -128,7 +128,7 @@ func TestProofIsOfThisConnection(t *testing.T) {
 		wg.Go(func() { eb = start(atB, "b", false) })
 		wg.Wait()
 		if ea == nil || eb == nil {
-			t.Errorf("they took the stranger for each other: %v, %v", ea, eb)
+			t.Errorf("they took the impostor for each other: %v, %v", ea, eb)
 		}
 	})
 }

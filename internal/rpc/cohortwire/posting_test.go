@@ -193,7 +193,7 @@ func TestPostIsBounded(t *testing.T) {
 	})
 }
 
-// What lingers leaves with the next frame, when it is hastened, and when there is too much of it.
+// A delayed frame is written with the next one, when it is flushed, and when too much is delayed.
 func TestLinger(t *testing.T) {
 	bubble(t, Config{OnFrame: ignore}, func(t *testing.T, l *Link, out *counted, far net.Conn) {
 		t.Helper()
@@ -215,17 +215,17 @@ func TestLinger(t *testing.T) {
 			}
 		}
 		send(l.PostDelayed, 3)
-		expect("three linger", 0, 0)
+		expect("three are delayed", 0, 0)
 		send(l.Post, 1)
 		expect("another one is sent", 1, 4)
 		send(l.PostDelayed, 2)
 		l.FlushNow()
 		synctest.Wait()
-		expect("two are hastened", 1, 2)
+		expect("two are flushed", 1, 2)
 		l.FlushNow()
 		synctest.Wait()
-		expect("nothing lingers", 0, 0)
+		expect("nothing is delayed", 0, 0)
 		send(l.PostDelayed, maxDelayedBytes/int(one)+1)
-		expect("too many linger", 1, int64(maxDelayedBytes/int(one)+1))
+		expect("too many are delayed", 1, int64(maxDelayedBytes/int(one)+1))
 	})
 }

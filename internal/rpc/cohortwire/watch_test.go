@@ -113,7 +113,7 @@ func TestOwnStallIsNoSilence(t *testing.T) {
 		l.reads.Add(1)
 		for i := range limit {
 			if !tick(time.Second) {
-				t.Errorf("given up %d heartbeats after a sign of life: %v", i, l.Err())
+				t.Errorf("given up %d heartbeats after the last bytes: %v", i, l.Err())
 			}
 		}
 		if tick(time.Second) {
@@ -142,7 +142,7 @@ func (s slow) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// Behind a message that takes longer than the limit no ping gets through; its reader shows that it lives all the same.
+// Behind a message that takes longer than the limit no ping gets through; its reader shows that it still lives.
 func TestLongMessageOverASlowLink(t *testing.T) {
 	for _, both := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

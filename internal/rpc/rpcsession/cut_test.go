@@ -82,7 +82,7 @@ func TestPipeIsCut(t *testing.T) {
 		}
 	}
 	if len(told.died) > 0 {
-		t.Fatal("a worker that lives was taken for dead")
+		t.Fatal("a live worker was declared dead")
 	}
 	_ = proxy.Close()
 	awaitDeath(ctx, t, told)
@@ -98,7 +98,7 @@ func TestPipeOfProcessThatEnds(t *testing.T) {
 	proxy.Cut()
 	lost(ctx, t, c)
 	if len(told.died) > 0 {
-		t.Error("it was taken for dead although it takes connections")
+		t.Error("it was declared dead although it accepts connections")
 	}
 	_ = proxy.Close()
 	awaitDeath(ctx, t, told)
@@ -153,7 +153,7 @@ func TestNewPipeIsHeard(t *testing.T) {
 		}
 		for range 1000 {
 			if a.RequestPipesClosed(id) {
-				t.Fatalf("%s is deaf as it comes", name)
+				t.Fatalf("the pipes of %s count as closed while it joins", name)
 			}
 		}
 		if err := <-connected; err != nil {

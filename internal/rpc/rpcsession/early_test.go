@@ -67,7 +67,7 @@ func end(n *Links) {
 	<-n.Done
 }
 
-// A worker joins. Others know it already, and what they tell it makes it turn to us before we are told: what it says about
+// A worker joins. Others know it already, and what they send it makes it send to us before we know of it: what it sends about
 // references is kept until we are.
 func TestControlFrameOfWorkerThatJoins(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -89,7 +89,7 @@ func TestControlFrameOfWorkerThatJoins(t *testing.T) {
 		t.Fatal("the request did not come")
 	}
 	if n := len(told.controls); n != 0 {
-		t.Fatalf("%d control frames of a stranger were taken", n)
+		t.Fatalf("%d control frames of an unknown worker were accepted", n)
 	}
 	a.AddPeer("b", 1, b.Addr().String(), rpcworld.Entry{Epoch: 7})
 	a.Admit("b")

@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
 )
 
-// A worker ends, and somebody else gets its port: nothing is sent there.
+// A worker ends, and another process gets its port: nothing is sent there.
 func TestReusedAddress(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -39,27 +39,27 @@ func TestReusedAddress(t *testing.T) {
 	}
 	end(b)
 	<-c.Link.Done()
-	stranger, err := net.Listen("tcp", addr)
-	for err != nil && ctx.Err() == nil { // somebody else may have the port for a moment
+	other, err := net.Listen("tcp", addr)
+	for err != nil && ctx.Err() == nil { // another process may have the port for a moment
 		time.Sleep(10 * time.Millisecond)
-		stranger, err = net.Listen("tcp", addr)
+		other, err = net.Listen("tcp", addr)
 	}
 	if err != nil {
 		t.Fatal("the port is not free again: ", err)
 	}
-	defer stranger.Close()
+	defer other.Close()
 	visited := make(chan struct{})
 	go func() {
 		defer close(visited)
-		if nc, failed := stranger.Accept(); failed == nil {
-			t.Error("the stranger was called")
+		if nc, failed := other.Accept(); failed == nil {
+			t.Error("the other process was called")
 			_ = nc.Close()
 		}
 	}()
 	if _, err = p.Connect(ctx); !errors.Is(err, rpcworld.ErrRefused) || cohort.CodeOf(err) != cohort.PeerLost {
-		t.Errorf("connected to the address of a stranger: %v", err)
+		t.Errorf("connected to the address of another process: %v", err)
 	}
-	_ = stranger.Close()
+	_ = other.Close()
 	<-visited
 	// It starts again, under the same name and at the same address, and says so.
 	b = workerAt(t, newUser(), "b", 1, addr)

@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// caller is a request of somebody.
+// caller is a request of one caller.
 type caller struct{ who any }
 
 func (c *caller) Caller() any { return c.who }
 
-// callers are workers for the limiter; the last one is a guest.
+// callers are workers for the limiter; the last one is a client.
 func callers(n int) []any {
 	all := make([]any, n)
 	for i := range all {
@@ -44,14 +44,14 @@ func TestLimiterKeepsAShareForOthers(t *testing.T) {
 	if now, _ := enter(who[2]); now {
 		t.Error("there is a ninth place")
 	}
-	l.Leave(who[0]) // six of eight are left: the greedy one cannot have more, the guest can
+	l.Leave(who[0]) // six of eight are left: the greedy one cannot have more, the client can
 	if len(started) != 1 || started[0].Caller() != who[2] {
 		t.Errorf("the next is %v", started)
 	}
 	l.Leave(who[1])
 	l.Leave(who[1])
 	if running, _ := l.Counts(); running != 6 || len(started) != 1+0 {
-		// five of the first caller and the guest run; the first caller may fill up to six
+		// five of the first caller and the client run; the first caller may fill up to six
 		t.Errorf("%d run, %d were started", running, len(started))
 	}
 }

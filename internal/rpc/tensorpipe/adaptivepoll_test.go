@@ -43,7 +43,7 @@ func TestLingering(t *testing.T) {
 		} {
 			l.begin(step.alone)
 			if l.on != step.want {
-				t.Errorf("step %d: lingers: %v, want %v", i, l.on, step.want)
+				t.Errorf("step %d: polls: %v, want %v", i, l.on, step.want)
 			}
 			time.Sleep(step.wait)
 			l.arrived()
@@ -67,15 +67,15 @@ func TestIdleDoesNotLinger(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !server.requests.idle() || server.poll.credit == 0 {
-		t.Fatal("the receiver does not linger")
+		t.Fatal("the receiver does not poll")
 	}
 	done := make(chan error, 1)
 	go func() {
 		_, err := server.Recv(ctx)
 		done <- err
 	}()
-	time.Sleep(5 * pollTime) // probably it has lingered
-	testkit.Until(t, "somebody may nap", spinwait.BeginRawSleep)
+	time.Sleep(5 * pollTime) // probably the poll has ended
+	testkit.Until(t, "a goroutine may sleep", spinwait.BeginRawSleep)
 	spinwait.EndRawSleep()
 	cancel()
 	if err := <-done; !errors.Is(err, cohort.Canceled) {
@@ -101,7 +101,7 @@ func TestLeastMessage(t *testing.T) {
 
 func id(m *Message) uint64 { return binary.LittleEndian.Uint64(m.Payloads[1]) }
 
-// TestOneByOne sends requests of all shapes one after the other, which is when the receiver lingers, with pauses in which
+// TestOneByOne sends requests of all shapes one after the other, which is when the receiver polls, with pauses in which
 // it stops to. A message that is smaller than any of PyTorch's arrives, too.
 func TestOneByOne(t *testing.T) {
 	client, server := pair(t)

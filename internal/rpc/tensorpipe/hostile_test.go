@@ -191,7 +191,7 @@ func TestHalfHellosDoNotKeepWorkersOut(t *testing.T) {
 	}
 }
 
-func TestStrangersShareFairly(t *testing.T) {
+func TestUnidentifiedConnsShareFairly(t *testing.T) {
 	s := newUnidentified(4)
 	conn := func(host string) net.Conn { return addressed{host: host} }
 	quiet, _ := s.admit(conn("10.0.0.1"))
@@ -199,7 +199,7 @@ func TestStrangersShareFairly(t *testing.T) {
 	for range 3 {
 		x, evicted := s.admit(conn("10.0.0.66"))
 		if evicted != nil {
-			t.Fatal("somebody was evicted below the limit")
+			t.Fatal("a connection was evicted below the limit")
 		}
 		flood = append(flood, x)
 	}
@@ -239,9 +239,9 @@ func (s secrets) worker(t *testing.T, name, secret string, incarnation uint64) *
 	})
 }
 
-// TestStrangerDoesNotTakeAPlace: a stranger that claims the name of a worker, with another incarnation or insisting on the
+// TestImpostorDoesNotTakeASlot: a process that claims the name of a worker, with another incarnation or insisting on the
 // same one, does not become the session for what is asked of that name, and the genuine link lives on.
-func TestStrangerDoesNotTakeAPlace(t *testing.T) {
+func TestImpostorDoesNotTakeASlot(t *testing.T) {
 	store := secrets{"a": "secret of a", "b": "secret of b"}
 	b := store.worker(t, "b", "secret of b", 1)
 	a := store.worker(t, "a", "secret of a", 1)
@@ -323,7 +323,7 @@ func TestUnprovenLinkIsNotASession(t *testing.T) {
 	}
 }
 
-// TestWrongListener: a stranger at the address of a worker is found by the dialling side.
+// TestWrongListener: an impostor at the address of a worker is found by the dialling side.
 func TestWrongListener(t *testing.T) {
 	store := secrets{"a": "secret of a", "b": "secret of b"}
 	b := store.worker(t, "b", "secret of b", 1)

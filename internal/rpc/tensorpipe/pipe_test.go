@@ -250,7 +250,7 @@ func raw(t *testing.T, ep *Endpoint, frames ...[]byte) net.Conn {
 	return nc
 }
 
-// TestBadPeerLosesItsOwnConnection throws garbage at a listener that serves somebody else meanwhile.
+// TestBadPeerLosesItsOwnConnection throws garbage at a listener that serves another peer meanwhile.
 func TestBadPeerLosesItsOwnConnection(t *testing.T) {
 	b := listen(t, "b", withHandshakeTimeout(200*time.Millisecond))
 	a := listen(t, "a")

@@ -14,7 +14,7 @@ import (
 )
 
 // TestSilence checks that the kernel asks idle connections soon and gives a machine up late, on both sides of a pipe, and
-// that what it has heard last can be read.
+// that the time of the last packet can be read.
 func TestSilence(t *testing.T) {
 	client, server := pair(t)
 	for side, nc := range map[string]net.Conn{"dialled": client.main.nc, "accepted": server.main.nc} {

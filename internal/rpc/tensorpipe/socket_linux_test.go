@@ -60,7 +60,7 @@ func write(t *testing.T, w io.Writer, b []byte) {
 func TestSocketReads(t *testing.T) {
 	s, peer := sockets(t)
 	rapid.Check(t, func(rt *rapid.T) {
-		s.poll.on = rapid.Bool().Draw(rt, "linger")
+		s.poll.on = rapid.Bool().Draw(rt, "poll")
 		pieces := rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 1, 300), 1, 8).Draw(rt, "pieces")
 		pause := time.Duration(rapid.SampledFrom([]int{0, 0, 20, 2000}).Draw(rt, "pause")) * time.Microsecond
 		expect := rapid.IntRange(-1, 5000).Draw(rt, "expect")
@@ -88,7 +88,7 @@ func TestSocketReads(t *testing.T) {
 	})
 }
 
-// TestSocketWakesAt lets the kernel tell when a receiver would be woken that expects so much.
+// TestSocketWakesAt lets the kernel report when a receiver would be woken that expects so much.
 func TestSocketWakesAt(t *testing.T) {
 	s, peer := sockets(t)
 	ready := func(limit time.Duration) (n int) {
@@ -126,7 +126,7 @@ func TestSocketWakesAt(t *testing.T) {
 	}
 }
 
-// TestSocketEnds ends a read that waits, in all the ways there are: of a reader that lingers first, and of one that does
+// TestSocketEnds ends a read that waits, in all the ways there are: of a reader that polls first, and of one that does
 // not.
 func TestSocketEnds(t *testing.T) {
 	timedOut := func(err error) bool {
@@ -152,7 +152,7 @@ func TestSocketEnds(t *testing.T) {
 		}, is(nil)},
 	} {
 		for _, on := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s/linger=%v", c.name, on), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/poll=%v", c.name, on), func(t *testing.T) {
 				s, peer := sockets(t)
 				s.poll.on = on
 				done := make(chan error, 1)

@@ -89,8 +89,8 @@ func TestReplyIsCutUnread(t *testing.T) {
 	}
 }
 
-// TestStrangerLeavesUnread: a connection that has nothing to do with a pipe and ends without a word costs it nothing.
-func TestStrangerLeavesUnread(t *testing.T) {
+// TestUnrelatedConnectionEndsEarly: a connection that has nothing to do with a pipe and ends before its hello costs it nothing.
+func TestUnrelatedConnectionEndsEarly(t *testing.T) {
 	opts := append(unreadSoon(), option(func(c *config) error { c.unread = time.Hour; return nil }))
 	b := listen(t, "b", opts...)
 	blindDial(t, b.Addr().String(), func(Plan, uint64) bool {

@@ -209,7 +209,7 @@ func TestProxyFaults(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		if n := p.Conns(); n != 1 {
-			t.Fatalf("the server heard of the cut: %d connections of 1 are left", n)
+			t.Fatalf("the server noticed the cut: %d connections of 1 are left", n)
 		}
 	})
 }

@@ -115,16 +115,16 @@ func (s *stage) killWithin(ctx context.Context, g *generator, victim *worker, su
 	}
 }
 
-// deaf reports that a PyTorch worker has lost its listener: it closes it for good when a process dies between connecting and
+// lostListener reports that a PyTorch worker has lost its listener: it closes it for good when a process dies between connecting and
 // its first bytes. Connections that it has go on. What becomes of two PyTorch workers then is theirs.
-func deaf(from, to *worker, text string) bool {
+func lostListener(from, to *worker, text string) bool {
 	if to.isGo() {
 		return false
 	}
 	return !from.isGo() && typed(text) || strings.Contains(text, " listens")
 }
 
-// afterDeath checks that everybody notices, and that the others still work with each other.
+// afterDeath checks that all workers notice, and that the others still work with each other.
 func (s *stage) afterDeath(ctx context.Context, victim *worker, survivors []*worker) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -132,7 +132,7 @@ func (s *stage) afterDeath(ctx context.Context, victim *worker, survivors []*wor
 	for _, from := range survivors {
 		for _, to := range survivors {
 			c := command{Op: "call", To: to.name, Fn: "world.echo", Mode: "sync", Args: []value{intValue(3)}, Timeout: 20}
-			if got := s.do(ctx, from, c); got != "i3" && !deaf(from, to, got) {
+			if got := s.do(ctx, from, c); got != "i3" && !lostListener(from, to, got) {
 				s.t.Errorf("%v to %v: %s", from, to, got)
 			}
 		}

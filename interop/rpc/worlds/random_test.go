@@ -148,7 +148,7 @@ func complaint(stderr string) string {
 	return ""
 }
 
-// finish ends the processes and fails when anybody complained.
+// finish ends the processes and fails when any worker reported an error.
 func (s *stage) finish(workers []*worker) {
 	s.t.Helper()
 	for _, w := range workers {

@@ -187,7 +187,7 @@ func TestCutCall(t *testing.T) {
 }
 
 // All connections are cut again and again, at any moment, handshakes included, while references are made, shared, fetched
-// and closed by everybody. No reference fails, nothing is left.
+// and closed by all holders. No reference fails, nothing is left.
 func TestCutStorm(t *testing.T) {
 	w, f := startFaulty(t, 3)
 	w.serveKeep()

@@ -19,7 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/rpc"
 )
 
-// PyTorch's profiler wraps calls and collects spans. Here every worker tells what it does as events; these tests are the
+// PyTorch's profiler wraps calls and collects spans. Here every worker reports what it does as events; these tests are the
 // counterparts of those that look for spans in a profile.
 
 // find returns the events of one kind and phase about a function.
@@ -119,7 +119,7 @@ func TestEventsOfParallelCalls(t *testing.T) {
 	}
 }
 
-// The callee tells what it served, for whom and how long.
+// The callee reports what it served, for whom and how long.
 func TestEventsOfCallee(t *testing.T) {
 	w := start(t, worldSize)
 	w.every(func(n *node) error {

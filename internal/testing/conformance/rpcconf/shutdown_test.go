@@ -233,7 +233,7 @@ func TestNestedFireAndForget(t *testing.T) {
 	}
 }
 
-// The function of a creating call runs to its end before anybody leaves, and so does a call that it makes then.
+// The function of a creating call runs to its end before any worker leaves, and so does a call that it makes then.
 func TestShutdownWaitsForCreation(t *testing.T) {
 	for what, to := range map[string]func(w *world, n *node) string{
 		"next": func(w *world, n *node) string { return w.next(n) },
@@ -315,7 +315,7 @@ func TestCloseAfterCalls(t *testing.T) {
 	within(t, soon, "closing", w.close)
 }
 
-// A phase of the shutdown fails: it is named, and the agent is closed all the same.
+// A phase of the shutdown fails: it is named, and the agent is still closed.
 func TestShutdownErrors(t *testing.T) {
 	w := start(t, 2)
 	must(t, w.st.Close()) // the last phase needs the store

@@ -68,7 +68,7 @@ func TestW01UserCrash(t *testing.T) {
 	must(t, made.Confirmed(w.ctx))
 	testkit.Until(t, "three forks", func() bool { return info(owner, "forks") == 3 })
 	must(t, ref.Close())
-	// One closes without a word to anybody, the other one is cut off first.
+	// One closes without notice, the other one is cut off first.
 	must(t, w.nodes[1].Close())
 	f.cut()
 	must(t, w.nodes[2].Close())
@@ -361,7 +361,7 @@ func TestW14LateReply(t *testing.T) {
 	late := make(chan struct{})
 	n.reg.MustHandle("t.slow_ref", func() (*rpc.Ref[int], error) {
 		begun.Add(1)
-		<-late // deaf to its context
+		<-late // ignores its context
 		defer returned.Add(1)
 		return rpc.NewRef(n.self(), 7)
 	})

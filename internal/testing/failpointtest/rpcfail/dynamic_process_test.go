@@ -20,7 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// joinSoon is how soon a worker has joined whatever happened before. One that dies while it joins or leaves is taken for dead after
+// joinSoon is how soon a worker has joined whatever happened before. One that dies while it joins or leaves is declared dead after
 // ten seconds, and there may be two turns of waiting.
 const joinSoon = 40 * time.Second
 

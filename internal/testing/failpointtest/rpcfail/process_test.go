@@ -346,7 +346,7 @@ func survive(p *failpointtest.ProcessRun, o orders, name string, rank int, worki
 		p.Errorf("among survivors: %v", err)
 	}
 	through()
-	working.Wait() // who finds the victim dead on its way out does not wait for anybody
+	working.Wait() // a worker that finds the victim dead while it leaves does not wait for others
 	leaving, given := context.WithTimeout(ctx, o.Limit)
 	defer given()
 	report(outcome{what: name + "'s way out", began: time.Now(), bound: leftSoon, err: a.Shutdown(leaving)})

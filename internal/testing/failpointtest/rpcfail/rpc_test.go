@@ -255,7 +255,7 @@ func (g *game) closeVictim() {
 }
 
 // shutdown lets the victim leave in order; a static world ends as a whole. It waits for what is under way, so it succeeds
-// unless somebody goes in disorder.
+// unless a worker leaves in disorder.
 func (g *game) shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -287,7 +287,7 @@ func (g *game) newcomer() {
 		if _, gone := g.r.Happened(storeEvent); gone {
 			return
 		}
-		// A worker that died without leaving is in the table of the world until somebody takes it out.
+		// A worker that died without leaving is in the table of the world until another worker removes it.
 		died := slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose}, func(event string) bool {
 			_, happened := g.r.Happened(event)
 			return happened

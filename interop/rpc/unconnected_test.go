@@ -16,7 +16,7 @@ import (
 )
 
 // A PyTorch worker leads, so only the Go workers monitor others; and the worker that dies is one that they
-// never had to do with.
+// never had a session with.
 
 // endsWith runs what waits for the dead, at all Go workers at once, and wants each to name it soon after the killing.
 func endsWith(t *testing.T, w *running, dead string, kill func(), wait func(a *rpc.Agent) error) {
@@ -37,7 +37,7 @@ func endsWith(t *testing.T, w *running, dead string, kill func(), wait func(a *r
 	}
 }
 
-func TestStrangerDies(t *testing.T) {
+func TestUnconnectedWorkerDies(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		members := func(script string) []member {
 			return []member{goWorker("z0", handlers()), torchWorker("a1", script), torchWorker("p2", script), goWorker("y3", handlers())}
@@ -76,8 +76,8 @@ time.sleep(60)
 	})
 }
 
-// TestStrangerIsLate lets a PyTorch worker come late to the end of its world: it is called meanwhile, which is harmless.
-func TestStrangerIsLate(t *testing.T) {
+// TestUnconnectedWorkerIsLate lets a PyTorch worker come late to the end of its world: it is called meanwhile, which is harmless.
+func TestUnconnectedWorkerIsLate(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := start(t, tr, settings{static: true}, goWorker("z0", handlers()), torchWorker("a1", "pass"), torchWorker("p2", "time.sleep(3)"), goWorker("y3", handlers()))
 		w.procs["a1"].Send(t, "go")
