@@ -121,7 +121,7 @@ func lostListener(from, to *worker, text string) bool {
 	if to.isGo() {
 		return false
 	}
-	return !from.isGo() && typed(text) || strings.Contains(text, " listens")
+	return !from.isGo() && typed(text) || (strings.Contains(text, " listens") || strings.Contains(text, "connection refused"))
 }
 
 // afterDeath checks that all workers notice, and that the others still work with each other.
