@@ -4,8 +4,12 @@
 package rendezvous
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort"
@@ -137,4 +141,32 @@ const (
 // WithAttemptPrefix overrides the choice of [AttemptPrefixAuto].
 func WithAttemptPrefix(p AttemptPrefix) Option {
 	return optionFunc(func(s *settings) { s.prefix = p })
+}
+
+// String says when the prefix is added.
+func (p AttemptPrefix) String() string {
+	switch p {
+	case AttemptPrefixAuto:
+		return "auto"
+	case AttemptPrefixAlways:
+		return "always"
+	case AttemptPrefixNever:
+		return "never"
+	}
+	return "attempt prefix " + strconv.Itoa(int(p))
+}
+
+// String says which rank of how many this process is.
+func (m *Member) String() string { return fmt.Sprintf("member: rank %d of %d", m.rank, m.size) }
+
+// String lists the schemes.
+func (r *Registry) String() string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	schemes := make([]string, 0, len(r.handlers))
+	for s := range r.handlers {
+		schemes = append(schemes, s)
+	}
+	slices.Sort(schemes)
+	return "rendezvous schemes: " + strings.Join(schemes, ", ")
 }

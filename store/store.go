@@ -5,9 +5,11 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storeop"
 )
 
 // DefaultTimeout bounds a waiting operation whose context has no deadline. It is PyTorch's default.
@@ -89,3 +91,50 @@ type Queuer interface {
 type Lister interface {
 	ListKeys(ctx context.Context) ([]string, error)
 }
+
+// AddNumber is the arithmetic of Add, for custom stores. It reads value as PyTorch does, with C++'s std::stoll, and
+// returns its sum with delta and the text to store. Leading white space and a sign are allowed, anything after the digits
+// is ignored, and the sum wraps around at 64 bits. A value without a number, including an empty one, gives
+// [ErrNotANumber]; for a key that does not exist, pass "0".
+func AddNumber(key string, value []byte, delta int64) (sum int64, text []byte, err error) {
+	sum, err = storeop.AddCounter(value, delta)
+	if err != nil {
+		return 0, nil, storeop.CounterError("store: add", key, value, err)
+	}
+	return sum, storeop.FormatCounter(sum), nil
+}
+
+// Cloner is a store that can return another handle on the same keys.
+type Cloner interface {
+	Clone(ctx context.Context) (Store, error)
+}
+
+// Clone returns another handle on the same keys, with its own connection and timeout, which must be closed separately. It
+// corresponds to Store.clone. It is [ErrNotSupported] on a store without it.
+func Clone(ctx context.Context, s Store) (Store, error) {
+	if s == nil {
+		return nil, noStore{}.err("clone")
+	}
+	if c, ok := s.(Cloner); ok {
+		return c.Clone(ctx)
+	}
+	return nil, cohort.New("store: clone", cohort.NotSupported, fmt.Sprintf("a %T has no further handles", s))
+}
+
+// Clone implements [Cloner]: the same prefix of a further handle on the store below.
+func (p *PrefixStore) Clone(ctx context.Context) (Store, error) {
+	below, err := Clone(ctx, p.below())
+	if err != nil {
+		return nil, err
+	}
+	return &PrefixStore{store: below, prefix: p.prefix}, nil
+}
+
+// String names the prefix and the store below.
+func (p *PrefixStore) String() string { return fmt.Sprintf("%v under %q", p.below(), p.prefix) }
+
+// String says what it is.
+func (m *Memory) String() string { return "memory store" }
+
+// String says what it is.
+func (noStore) String() string { return "no store" }

@@ -6,7 +6,6 @@ package tcpstore
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net"
 	"sync/atomic"
 	"time"
@@ -383,11 +382,16 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	return stats, nil
 }
 
-// do runs one operation: its events, its checks, the backend, and what an error says.
-func (c *Client) do(ctx context.Context, q *request) (r wire.Reply, err error) {
+// do runs one operation, with an event before and after it if there is a hook.
+func (c *Client) do(ctx context.Context, q *request) (wire.Reply, error) {
 	if c.config.hook != nil {
-		defer c.observe(ctx, q)(&r, &err)
+		return c.observed(ctx, q)
 	}
+	return c.run(ctx, q)
+}
+
+// run checks an operation, gives it to the backend, and completes its error.
+func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) {
 	q.raw = q.raw || c.config.raw
 	if err = q.check(&c.config.limits); err != nil {
 		return r, err
@@ -404,38 +408,21 @@ func (c *Client) do(ctx context.Context, q *request) (r wire.Reply, err error) {
 	return r, nil
 }
 
-// observe emits the event that an operation begins, and returns what emits the one that it has ended.
-func (c *Client) observe(ctx context.Context, q *request) (ended func(r *wire.Reply, err *error)) {
+// observed is run with an event before and after it.
+func (c *Client) observed(ctx context.Context, q *request) (wire.Reply, error) {
 	event := observe.Event{
 		Time: time.Now(), Kind: observe.Kind("store." + q.op.String()), Phase: observe.Begin, Rank: cohort.NoRank,
 		Peer: c.addr, Key: q.subject(), Bytes: int64(len(q.value)),
 	}
 	event.SetTrace(observe.Trace(ctx))
 	c.config.hook.Emit(event)
-	return func(r *wire.Reply, err *error) {
-		start := event.Time
-		event.Time, event.Phase, event.Err = time.Now(), observe.End, *err
-		event.Dur = event.Time.Sub(start)
-		event.Bytes += int64(len(r.Value))
-		c.config.hook.Emit(event)
-	}
-}
-
-// explain completes an error with what was attempted and where.
-func (c *Client) explain(q *request, err error) error {
-	switch {
-	case c.closed.Load():
-		return &cohort.Error{
-			Op: q.opName(), Code: cohort.Closed, Rank: cohort.NoRank, Peer: c.addr, Key: q.subject(),
-			Detail: "the client was closed",
-		}
-	case errors.Is(err, error(errLimit)), errors.Is(err, error(errSilent)):
-		return &cohort.Error{
-			Op: q.opName(), Code: cohort.DeadlineExceeded, Rank: cohort.NoRank, Peer: c.addr, Key: q.subject(),
-			Detail: timeoutDetail(q, c.Timeout(), errors.Is(err, error(errSilent))),
-		}
-	}
-	return q.errorAt(c.addr, err)
+	r, err := c.run(ctx, q)
+	start := event.Time
+	event.Time, event.Phase, event.Err = time.Now(), observe.End, err
+	event.Dur = event.Time.Sub(start)
+	event.Bytes += int64(len(r.Value))
+	c.config.hook.Emit(event)
+	return r, err
 }
 
 // list replaces a nil list of keys by an empty one.

@@ -4,12 +4,10 @@
 package tcpstore
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort"
@@ -170,29 +168,6 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 			m.signal(call)
 		}
 	}
-}
-
-// decodeReply reads status and body of an answer. The reply may keep the body if that is not used again.
-func decodeReply(op wire.Op, keys int, b []byte, mayKeep bool) (wire.Reply, error) {
-	if code := cohort.Code(b[0]); code != 0 {
-		detail := string(b[1:min(len(b), 1024)])
-		if _, rest, ok := strings.Cut(detail, code.String()+": "); ok {
-			detail = rest // the client says operation and code itself
-		}
-		return wire.Reply{}, &cohort.Error{Op: "tcpstore", Code: code, Rank: cohort.NoRank, Detail: detail}
-	}
-	body := b[1:]
-	switch op { //nolint:exhaustive // the others have no bytes in their replies
-	case wire.Get, wire.CompareSet, wire.MultiGet, wire.QueuePop, wire.ListKeys, wire.Stats, wire.Hello, wire.Clear:
-		if !mayKeep {
-			body = bytes.Clone(body)
-		}
-	}
-	r, n, short, err := wire.ParseReply(wire.Native, op, keys, body, &replyLimits)
-	if err == nil && (short || n != len(body)) {
-		err = cohort.Newf("tcpstore: decode", cohort.Protocol, "an answer to %s with a body of %d bytes that does not fit it", op, len(body))
-	}
-	return r, err
 }
 
 // fill reads once.

@@ -6,14 +6,10 @@ package tcpstore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/store/storeop"
-	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
@@ -171,28 +167,4 @@ func sleepUntil(ctx context.Context, limit time.Time, wake <-chan struct{}) erro
 	case <-alarm:
 		return errLimit
 	}
-}
-
-// timeoutDetail says that the store's timeout has passed; for a wait in the words of PyTorch, which users search for.
-func timeoutDetail(q *request, timeout time.Duration, silent bool) string {
-	if !q.wait {
-		return fmt.Sprintf("the server has not answered within %v: it hangs, or the network is cut", boundOf(timeout, false))
-	}
-	if q.op == wire.Barrier {
-		why := fmt.Sprintf("fewer than %d have come", q.num)
-		if silent {
-			why = "the server has not answered: it hangs, or the network is cut"
-		}
-		return fmt.Sprintf("barrier timeout after %dms, key: %s; %s within the store's timeout of %v", timeout.Milliseconds(), q.key, why, timeout)
-	}
-	keys := wire.KeyPrefix + q.key
-	if q.keys != nil {
-		keys = wire.KeyPrefix + strings.Join(q.keys[:min(len(q.keys), storeop.ShownKeys)], ", "+wire.KeyPrefix)
-	}
-	why := "no client has set them"
-	if silent {
-		why = "the server has not answered: it hangs, or the network is cut; whether the keys are set is not known"
-	}
-	return fmt.Sprintf("wait timeout after %dms, keys: %s; %s within the store's timeout of %v",
-		timeout.Milliseconds(), keys, why, timeout)
 }

@@ -4,6 +4,7 @@
 package tcpstore
 
 import (
+	"fmt"
 	"log/slog"
 
 	"github.com/cohort-dist/cohort/internal/observe/safecall"
@@ -48,4 +49,14 @@ func WithLogger(logger *slog.Logger) Option {
 // operation.
 func WithHook(hook observe.Hook) Option {
 	return Option{apply: func(c *commonConfig) { c.hook = hook }}
+}
+
+// String names the server by its address.
+func (s *Server) String() string { return fmt.Sprint("tcpstore server at ", s.addr) }
+
+// String says how many servers are shared.
+func (s *Shared) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprintf("%d shared tcpstore servers", len(s.mu.servers))
 }

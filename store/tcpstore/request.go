@@ -4,7 +4,6 @@
 package tcpstore
 
 import (
-	"bytes"
 	"strings"
 
 	"github.com/cohort-dist/cohort"
@@ -128,64 +127,4 @@ func (q *request) check(limits *wire.Limits) error {
 		return tooLarge("a request", total, limits.Request)
 	}
 	return nil
-}
-
-// own makes a reply that points into a buffer the caller's own.
-func own(r wire.Reply) wire.Reply {
-	r.Value = bytes.Clone(r.Value)
-	for i, v := range r.Values {
-		r.Values[i] = append(make([]byte, 0, len(v)), v...)
-	}
-	return r
-}
-
-// errorAt completes an error with what was attempted and where.
-func (q *request) errorAt(addr string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &cohort.Error{
-		Op: q.opName(), Code: codeOr(err, cohort.PeerLost), Rank: cohort.NoRank, Peer: addr, Key: q.subject(),
-		Detail: storeop.Detail(err), Err: err,
-	}
-}
-
-func codeOr(err error, code cohort.Code) cohort.Code {
-	if c := cohort.CodeOf(err); c != cohort.Unknown {
-		return c
-	}
-	return code
-}
-
-// present is an empty answer as a caller sees it: there, not nil.
-func present(b []byte) []byte {
-	if b == nil {
-		return []byte{}
-	}
-	return b
-}
-
-func userKeys(raw [][]byte) []string {
-	keys := make([]string, 0, len(raw))
-	for _, k := range raw {
-		if user, ok := bytes.CutPrefix(k, []byte(wire.KeyPrefix)); ok {
-			keys = append(keys, string(user))
-		}
-	}
-	return keys
-}
-
-func rawKeys(raw [][]byte) []string {
-	keys := make([]string, len(raw))
-	for i, k := range raw {
-		keys[i] = string(k)
-	}
-	return keys
-}
-
-// queueEmpty is the error of a pop that does not wait.
-func queueEmpty(q *request, addr string) error {
-	e := storeop.QueueEmpty(q.opName(), q.key)
-	e.Peer = addr
-	return e
 }

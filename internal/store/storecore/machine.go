@@ -109,8 +109,14 @@ type Conn struct {
 
 // Tick begins a turn and tells the machine the time, in nanoseconds of the driver's choice. A driver that looks at its clock
 // before it is its turn may be a little behind another part of it; then no time has passed.
+//
+// A turn counts for at most as long as a driver sleeps while a client waits. If more time has passed, the process that serves got none of
+// it, and what clients sent and read meanwhile is not known yet: it is not held against them.
 func (m *Machine) Tick(now int64) {
-	m.clock.tick(now)
+	if passed := now - m.clock.now; passed > 0 {
+		m.clock.counted += min(passed, maxTick)
+		m.clock.now = now
+	}
 	m.turn.heavy, m.turn.stats, m.turn.passed = 0, nil, false
 }
 

@@ -107,12 +107,3 @@ type clock struct {
 	now     int64 // as given to Tick
 	counted int64 // time as far as it counts for clients that are slow
 }
-
-// tick sets the time. A turn counts for at most as long as a driver sleeps while somebody waits. If more time has passed, the
-// process that serves got none of it, and what clients sent and read meanwhile is not known yet: it is not held against them.
-func (c *clock) tick(now int64) {
-	if passed := now - c.now; passed > 0 {
-		c.counted += min(passed, maxTick)
-		c.now = now
-	}
-}

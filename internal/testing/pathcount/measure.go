@@ -50,15 +50,29 @@ func (p *Path) String() string {
 	return strings.TrimPrefix(b.String(), "\n")
 }
 
+// runs is how often a program is run. On a machine with much else to do an operation may take a longer path, such as that of a read that
+// has to be watched since it takes long: the shortest path counts.
+const runs = 5
+
 // Measure builds the program in a folder of the module with coverage of the whole module, runs it, and returns the path of its operation.
 func Measure(tb testing.TB, folder string) *Path {
 	tb.Helper()
-	work := tb.TempDir()
-	program, counters, profile := filepath.Join(work, "program"), filepath.Join(work, "counters"), filepath.Join(work, "profile")
-	if err := os.Mkdir(counters, 0o750); err != nil {
-		tb.Fatal(err)
-	}
+	program := filepath.Join(tb.TempDir(), "program")
 	command(tb, nil, "go", "build", "-cover", "-covermode=atomic", "-coverpkg="+module+"...", "-o", program, module+folder)
+	shortest := measureOnce(tb, program)
+	for range runs - 1 {
+		if path := measureOnce(tb, program); len(path.Functions) < len(shortest.Functions) {
+			shortest = path
+		}
+	}
+	return shortest
+}
+
+// measureOnce runs a program and returns the path of its operation.
+func measureOnce(tb testing.TB, program string) *Path {
+	tb.Helper()
+	counters := tb.TempDir()
+	profile := filepath.Join(tb.TempDir(), "profile")
 	command(tb, []string{folderVariable + "=" + counters, "GOCOVERDIR=" + tb.TempDir()}, program)
 	command(tb, nil, "go", "tool", "covdata", "textfmt", "-i="+counters, "-o="+profile)
 	path, err := read(profile, command(tb, nil, "go", "list", "-f", "{{.Dir}}", strings.TrimSuffix(module, "/")))
