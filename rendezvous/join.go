@@ -49,7 +49,7 @@ func Join(ctx context.Context, url string, opts ...Option) (*Member, error) {
 	return member, err
 }
 
-// warn tells what the user most likely did not mean. Without a logger of the user's it goes to the default one: silence
+// warn reports what the user most likely did not mean. Without a logger of the user's it goes to the default one: silence
 // would hide a mistake.
 func (s *settings) warn(ctx context.Context, what string) {
 	if what == "" {

@@ -29,7 +29,7 @@ type Member struct {
 
 // Release ends a Member. If Shutdown is nil, Close is called in its place; if Close is nil, the store is closed.
 type Release struct {
-	// Shutdown leaves in order: a process that hosts something stays until the others are gone or ctx ends.
+	// Shutdown leaves in order: a process that hosts something stays until the others have left or ctx ends.
 	Shutdown func(ctx context.Context) error
 	// Close ends everything at once. It is called once, also while Shutdown waits, which it must end.
 	Close func() error

@@ -14,7 +14,7 @@ import (
 )
 
 // identity says which process a rank is. Ranks of this module claim their rank at the store with it when they join,
-// because PyTorch's join is a bare counter that cannot say who is missing or who came twice.
+// because PyTorch's join is a bare counter that cannot say which rank is missing or joined twice.
 type identity struct {
 	Host string
 	PID  int
@@ -72,17 +72,17 @@ func (id identity) String() string {
 	return host + pidMark + strconv.Itoa(id.PID)
 }
 
-// roster is who joined a world of a known size, as far as the host can tell.
+// roster is who joined a world of a known size, as far as the host knows.
 type roster struct {
 	size   int
 	joined int64                    // PyTorch's counter
-	known  map[cohort.Rank]identity // ranks that told who they are
+	known  map[cohort.Rank]identity // ranks that published their identity
 }
 
 // full reports whether the counter has reached the world size, which is all that PyTorch looks at.
 func (r roster) full() bool { return r.joined >= int64(r.size) }
 
-// missing returns the ranks that did not tell that they joined.
+// missing returns the ranks that have not published that they joined.
 func (r roster) missing() []cohort.Rank {
 	var ranks []cohort.Rank
 	for rank := range cohort.Rank(r.size) {
@@ -96,7 +96,7 @@ func (r roster) missing() []cohort.Rank {
 // strangers counts the processes that joined without telling their rank: PyTorch's.
 func (r roster) strangers() int64 { return max(r.joined-int64(len(r.known)), 0) }
 
-// absent says in words who is missing, and who came and went: that one is counted, but will not take part.
+// absent names the ranks that are missing, and those that joined and left: these are counted, but will not take part.
 func (r roster) absent() string {
 	words := r.lacking()
 	var left []cohort.Rank
@@ -107,7 +107,7 @@ func (r roster) absent() string {
 	}
 	if len(left) > 0 {
 		slices.Sort(left)
-		words += "; joined and gone again: " + rankList(left)
+		words += "; joined and left again: " + rankList(left)
 	}
 	return words
 }
@@ -144,7 +144,7 @@ func (r roster) awaited() string {
 	return fmt.Sprintf("%d of %s, %s", lacking, rankList(candidates), have)
 }
 
-// present lists the ranks that told who they are, for the error of a join that failed.
+// present lists the ranks that published their identity, for the error of a join that failed.
 func (r roster) present() string {
 	ranks := make([]cohort.Rank, 0, len(r.known))
 	for rank := range r.known {

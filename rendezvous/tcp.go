@@ -113,7 +113,7 @@ func bindError(plan Plan, err error) error {
 	return e
 }
 
-// dialError tells the rank that hosts the store what it means that it cannot reach itself.
+// dialError explains to the rank that hosts the store why it cannot reach itself.
 func dialError(plan Plan, err error) error {
 	if !plan.Master {
 		return err
@@ -138,7 +138,7 @@ func (s *settings) attemptPrefix(plan Plan, dialect tcpstore.Dialect) (string, e
 	return "/worker/attempt_" + plan.Attempt, nil
 }
 
-// enroll counts this process as one that came, and as the host waits for the rest.
+// enroll counts this process as one that joined, and as the host waits for the rest.
 func (s *settings) enroll(ctx context.Context, plan Plan, client *tcpstore.Client, lease *tcpstore.Lease) error {
 	counted := false
 	name, me := claimName(plan.Attempt, plan.Rank), self()
@@ -178,7 +178,7 @@ func (s *settings) warnOfLeftovers(ctx context.Context, plan Plan, client *tcpst
 		return nil
 	}
 	_, left, err := client.Hello(ctx)
-	if err == nil && left > 1 { // more than the counter of workers that came
+	if err == nil && left > 1 { // more than the counter of workers that joined
 		s.warn(ctx, fmt.Sprintf("the store at %s holds %d keys of an earlier run, which this run may take for its own and fail: "+
 			"clear it between runs with \"cohort store clear --addr %s\", or start it with --forget", plan.Addr(), left, plan.Addr()))
 	}
@@ -217,11 +217,11 @@ type claimant interface {
 }
 
 // claimRank takes the rank for this process. Another living process that has it is an error that names both. counted
-// says that a predecessor of this rank, now gone, is part of PyTorch's counter already, so that a rank that was started
+// says that a predecessor of this rank, which has ended, is part of PyTorch's counter already, so that a rank that was started
 // again does not count twice.
 func claimRank(ctx context.Context, c claimant, name string, rank cohort.Rank, me identity) (counted bool, err error) {
 	expected := ""
-	for range 8 { // each round somebody else was faster; that many at once is a storm of duplicates
+	for range 8 { // each round another process was faster; that many at once are many duplicates
 		got, err := c.Claim(ctx, name, expected, me.text())
 		if err != nil {
 			return false, err
@@ -267,7 +267,7 @@ type hostBoard struct {
 
 func (b hostBoard) Joined(ctx context.Context) (int64, error) { return b.client.Workers(ctx) }
 
-// Watch has the server tell.
+// Watch has the server notify.
 func (b hostBoard) Watch(ctx context.Context, changed func()) {
 	_ = b.client.WatchWorkers(ctx, changed)
 }

@@ -19,36 +19,36 @@ import (
 const (
 	// EventJoin begins and ends with the join of this process.
 	EventJoin observe.Kind = "rendezvous.join"
-	// EventWait is emitted by the host while it waits: when somebody joined and every few seconds. Its Detail says who
+	// EventWait is emitted by the host while it waits: when a rank has joined and every few seconds. Its Detail says who
 	// is missing.
 	EventWait observe.Kind = "rendezvous.wait"
 	// EventWarning is about a URL or a store that is most likely not what the user meant. Its Detail says why.
 	EventWarning observe.Kind = "rendezvous.warning"
-	// EventHost tells where this process serves the store.
+	// EventHost reports where this process serves the store.
 	EventHost observe.Kind = "rendezvous.host"
 )
 
 const (
-	pollEvery  = 10 * time.Millisecond  // as PyTorch's master does, where the store cannot tell
+	pollEvery  = 10 * time.Millisecond  // as PyTorch's master does, where the store cannot notify
 	lookEvery  = time.Second            // where it can, in case that it does not
 	firstShow  = 200 * time.Millisecond // a world that gathers quickly shows nothing on the way
 	firstWords = time.Second            // and says nothing
 	moreWords  = 5 * time.Second
 )
 
-// board is where ranks tell each other that they came.
+// board is where ranks publish that they have joined.
 type board interface {
 	// Joined returns PyTorch's counter of clients.
 	Joined(ctx context.Context) (int64, error)
-	// Known returns the ranks below size that told who they are.
+	// Known returns the ranks below size that published their identity.
 	Known(ctx context.Context, size int) (map[cohort.Rank]identity, error)
-	// Watch calls changed when the counter may have changed, until ctx ends. It returns early if the store cannot tell.
+	// Watch calls changed when the counter may have changed, until ctx ends. It returns early if the store cannot notify.
 	Watch(ctx context.Context, changed func())
 	// Show lets the store show that this process waits for who, until ctx ends.
 	Show(ctx context.Context, who string)
 }
 
-// watcher tells when to look at the board again.
+// watcher notifies when to read the board again.
 type watcher struct {
 	changed chan struct{}
 	cancel  context.CancelFunc
@@ -107,7 +107,7 @@ func (t *teller) due(now time.Time, joined int64) bool {
 	return true
 }
 
-// awaitWorld returns when size clients have joined. While it waits it tells hook and logger who is missing; when ctx ends it
+// awaitWorld returns when size clients have joined. While it waits it reports to hook and logger which ranks are missing; when ctx ends it
 // says so in its error.
 func awaitWorld(ctx context.Context, b board, size int, hook observe.Hook, logger *slog.Logger) error {
 	start := time.Now()

@@ -182,7 +182,7 @@ func TestRosterWords(t *testing.T) {
 		},
 		{
 			roster{size: 3, joined: 2, known: map[cohort.Rank]identity{0: id, 2: {Host: "h", PID: 2, Gone: true}}},
-			"missing: rank 1; joined and gone again: rank 2",
+			"missing: rank 1; joined and left again: rank 2",
 		},
 		{roster{size: 3, joined: 2}, "1 of ranks 0-2 is missing (2 clients joined without telling a rank, as PyTorch's do)"},
 	} {

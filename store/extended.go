@@ -151,7 +151,7 @@ func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	case !errors.Is(err, ErrTimeout):
 		return err
 	}
-	// The error says how many came. The time of the wait itself is up, so this question gets a little more.
+	// The error says how many have joined. The time of the wait itself is up, so this question gets a little more.
 	ask, cancelAsk := context.WithTimeout(context.WithoutCancel(ctx), askTime)
 	defer cancelAsk()
 	now, askErr := s.Add(ask, count, 0)

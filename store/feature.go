@@ -83,7 +83,7 @@ func native[T any](ctx context.Context, s Store, f Feature) (own T, has bool, er
 	return own, has, err
 }
 
-// Supports reports whether s implements f itself. If the store cannot tell at the moment, the answer is no; see
+// Supports reports whether s implements f itself. If that is not known at the moment, the answer is no; see
 // [AskSupport]. Without the feature, the package functions use a fallback if there is one ([Append], [MultiGet],
 // [MultiSet], [QueuePush] and its siblings), but not in one atomic step; [ListKeys] has no fallback. A [Prefix] answers
 // for the store below it. It corresponds to Store.has_extended_api.

@@ -118,7 +118,7 @@ func Clone(ctx context.Context, s Store) (Store, error) {
 	if c, ok := s.(Cloner); ok {
 		return c.Clone(ctx)
 	}
-	return nil, cohort.New("store: clone", cohort.NotSupported, fmt.Sprintf("a %T has no further handles", s))
+	return nil, cohort.New("store: clone", cohort.NotSupported, fmt.Sprintf("%T does not support Clone", s))
 }
 
 // Clone implements [Cloner]: the same prefix of a further handle on the store below.

@@ -75,7 +75,7 @@ func (s *Store) lost() error {
 	s.replaced = s.replaced || s.registered
 	s.forget()
 	if !s.replaced {
-		return nil // it was never ours: somebody else removed it between our opening and our lock
+		return nil // it was never ours: another process removed it between our opening and our lock
 	}
 	s.logger.Warn("the store's file was removed or replaced", slog.String("path", s.path))
 	return s.goneError()
@@ -88,7 +88,7 @@ func (s *Store) goneError() error {
 		s.path)
 }
 
-// lock takes the whole-file lock that PyTorch uses. It polls, because flock itself cannot be told to stop waiting.
+// lock takes the whole-file lock that PyTorch uses. It polls, because a wait of flock itself cannot be ended.
 func (s *Store) lock(w *waiting, how lockMode) error {
 	for pause := firstLockPause; ; pause = min(2*pause, longestLockPause) {
 		locked, err := tryLock(s.file, how)

@@ -52,9 +52,9 @@ type Store struct {
 	file  *os.File // nil before the first use and after the file was lost
 	id    fileID
 	table table
-	// registered tells that this handle is counted in the file's refcount/.
+	// registered says that this handle is counted in the file's refcount/.
 	registered bool
-	// replaced tells that the file this handle was counted in is gone.
+	// replaced says that the file this handle was counted in does not exist any more.
 	replaced bool
 }
 
@@ -211,7 +211,7 @@ func Repair(ctx context.Context, path string) (int64, error) {
 	return size - s.table.pos, nil
 }
 
-// observe tells the hook that an operation begins and returns what tells it that it ends.
+// observe emits the event that an operation begins and returns what emits the one that it ends.
 func (s *Store) observe(ctx context.Context, op string, keys []string) func(err *error) {
 	if s.hook == nil {
 		return func(*error) {}

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// heldError is the end of a wait for the lock: somebody else had it all the time.
+// heldError is the end of a wait for the lock: another process had it all the time.
 type heldError struct {
 	error
 	id fileID
@@ -18,7 +18,7 @@ type heldError struct {
 
 func (e *heldError) Unwrap() error { return e.error }
 
-// who says who holds the lock, as far as the system tells.
+// who names the process that holds the lock, as far as the system knows.
 func (e *heldError) who() string {
 	locks, _ := os.ReadFile("/proc/locks") // none on other systems
 	pid := holderOf(string(locks), e.id)

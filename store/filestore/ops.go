@@ -76,7 +76,7 @@ func (s *Store) Delete(ctx context.Context, key string) (bool, error) {
 	return err == nil, err
 }
 
-// NumKeys implements [store.Store]. It counts "refcount/" and, once somebody has closed, "cleanup/".
+// NumKeys implements [store.Store]. It counts "refcount/" and, once a handle has been closed, "cleanup/".
 func (s *Store) NumKeys(ctx context.Context) (n int, err error) {
 	err = s.read(ctx, "number of keys", nil, func() { n = len(s.table.values) })
 	return n, err
@@ -180,7 +180,7 @@ func (s *Store) read(ctx context.Context, op string, keys []string, look func())
 	return nil
 }
 
-// await runs look as soon as all keys exist. A file that was removed has no keys until somebody writes it anew.
+// await runs look as soon as all keys exist. A file that was removed has no keys until it is written anew.
 func (s *Store) await(ctx context.Context, op string, keys []string, look func()) (err error) {
 	defer s.observe(ctx, op, keys)(&err)
 	w := s.waiting(ctx)

@@ -56,7 +56,7 @@ func (t *table) apply(key string, value []byte) {
 }
 
 // replay applies the records between t.pos and size. r starts at t.pos. When it fails, t.pos is the end of the last
-// good record and the error tells what follows there: errTorn only if that could be the beginning of a record.
+// good record and the error says what follows there: errTorn only if that could be the beginning of a record.
 func (t *table) replay(r io.Reader, size int64, limit limits) error {
 	in := bufio.NewReaderSize(io.LimitReader(r, size-t.pos), 64<<10)
 	for t.pos < size {

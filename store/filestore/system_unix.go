@@ -29,14 +29,14 @@ func idOf(stat *unix.Stat_t) fileID {
 	return fileID{uint64(stat.Dev), stat.Ino} //nolint:unconvert // not 64 bits on every system
 }
 
-// identify tells which file is open, and whether it is a regular one.
+// identify returns which file is open, and whether it is a regular one.
 func identify(f *os.File) (id fileID, regular bool, err error) {
 	var stat unix.Stat_t
 	err = unix.Fstat(int(f.Fd()), &stat)
 	return idOf(&stat), stat.Mode&unix.S_IFMT == unix.S_IFREG, err
 }
 
-// look tells to which file a path leads, and its size. It is what a waiting handle does all the time.
+// look returns to which file a path leads, and its size. It is what a waiting handle does all the time.
 func look(path string) (id fileID, size int64, err error) {
 	var stat unix.Stat_t
 	for {
@@ -58,5 +58,5 @@ func tryLock(f *os.File, how lockMode) (locked bool, err error) {
 
 func unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
-// device is the number of a device as idOf tells it.
+// device is the number of a device as idOf returns it.
 func device(major, minor uint32) uint64 { return unix.Mkdev(major, minor) }

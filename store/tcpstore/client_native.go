@@ -56,7 +56,7 @@ type nativeConn struct {
 		writing   bool
 		reading   bool
 		followers ilist.List[nativeCall] // the calls that wait for a token, the oldest first
-		space     chan struct{}          // not nil: somebody waits for out to shrink
+		space     chan struct{}          // not nil: a call waits for out to shrink
 	}
 	helpers *sync.WaitGroup // the store's; nothing is added once mu.err is set
 
@@ -181,7 +181,7 @@ func (m *nativeConn) giveUp(c *nativeCall) {
 	}
 	c.abandoned = true
 	if m.mu.abandoned++; m.mu.abandoned > maxAbandoned {
-		m.failLocked(cohort.Newf("tcpstore", cohort.PeerLost, "the server has left %d requests without an answer", m.mu.abandoned))
+		m.failLocked(cohort.Newf("tcpstore", cohort.PeerLost, "the server did not answer %d requests", m.mu.abandoned))
 	}
 	if !m.mu.reading {
 		m.passLead()

@@ -61,7 +61,7 @@ func (s *nativeStore) dialect() wire.Dialect { return wire.Native }
 func (s *nativeStore) supports(context.Context, store.Feature) (bool, error) { return true, nil }
 
 // do runs one operation. A read that the server has no room for at the moment, because very many want the same large
-// value, is tried again until its time is up: what is on its way to others will be gone soon.
+// value, is tried again until its time is up: what is on its way to others will soon be sent.
 func (s *nativeStore) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
 	m, err := s.connected(ctx, limit)
 	if err != nil {

@@ -185,7 +185,7 @@ func hasEmpty(r wire.Reply) bool {
 	return false
 }
 
-// popWaiting waits for an item and takes it; somebody else may be faster, then it waits again.
+// popWaiting waits for an item and takes it; another client may be faster, then it waits again.
 func (s *torchStore) popWaiting(ctx context.Context, q *request) (r wire.Reply, err error) {
 	err = s.await(ctx, []string{q.wireKey()}, func(t *torchConn) (again bool, err error) {
 		r, err = t.pop(ctx, q)
@@ -374,7 +374,7 @@ func (s *torchStore) whyNoSum(ctx context.Context, q *request, lost error) error
 	return lost
 }
 
-// supports tells which operations the server has. Queues and the listing of keys came after the last change of the
+// supports finds out which operations the server has. Queues and the listing of keys came after the last change of the
 // greeting, so the first question for one of them is put to the server, on a connection that it may close.
 func (s *torchStore) supports(ctx context.Context, f store.Feature) (bool, error) {
 	switch f {

@@ -70,7 +70,7 @@ func (t *torchConn) exchange(ctx context.Context, request []byte, read func() er
 	return t.failed(ctx, err)
 }
 
-// failed tells what ended an exchange: ctx, a reply that makes no sense, or the connection.
+// failed returns what ended an exchange: ctx, a reply that makes no sense, or the connection.
 func (t *torchConn) failed(ctx context.Context, err error) error {
 	if isTimeout(err) {
 		if e := cohort.FromContext(ctx, "tcpstore"); e != nil {

@@ -33,7 +33,7 @@ type watcher struct {
 }
 
 // unwatched returns how long a read or write may take before ctx is watched. Nearly all are over before that, and to be
-// told of a context's end costs more than a short deadline that many calls share.
+// notified of a context's end costs more than a short deadline that many calls share.
 func unwatched(ctx context.Context, limit time.Time) time.Time {
 	if ctx.Done() == nil {
 		return limit
@@ -70,7 +70,7 @@ func (w *watcher) passed() error {
 		return err
 	}
 	if w.until.Equal(w.limit) {
-		return nil // a deadline that somebody else had left, or a timer that was early
+		return nil // a deadline that an earlier call had left, or a timer that was early
 	}
 	failpoint.At("tcpstore.watch.begin")
 	w.until = w.limit
@@ -136,7 +136,7 @@ func boundOf(timeout time.Duration, waits bool) time.Duration {
 // The ends of an operation by the store's timeout.
 var (
 	errLimit  = cohort.New("tcpstore", cohort.DeadlineExceeded, "no answer within the store's timeout")
-	errSilent = cohort.New("tcpstore", cohort.DeadlineExceeded, "no answer within the store's timeout, and none to the question why")
+	errSilent = cohort.New("tcpstore", cohort.DeadlineExceeded, "no answer within the store's timeout, and the server did not answer a status request")
 )
 
 // endOf returns why an operation must end now, or nil.

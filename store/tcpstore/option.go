@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/observe"
 )
 
-// commonConfig is what client and server are both told; their own configurations embed it.
+// commonConfig is what client and server both have; their own configurations embed it.
 type commonConfig struct {
 	logger *slog.Logger
 	hook   observe.Hook

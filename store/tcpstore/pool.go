@@ -165,7 +165,7 @@ func (p *pool) seed(t *torchConn) {
 	p.mu.idle[forShort] = append(p.mu.idle[forShort], t)
 }
 
-// purge closes the idle connections: one has shown that the server is gone, or was.
+// purge closes the idle connections: one has shown that the server has ended, or had.
 func (p *pool) purge() {
 	failpoint.At("tcpstore.pool.purge")
 	p.mu.Lock()

@@ -123,7 +123,7 @@ func timeoutDetail(q *request, timeout time.Duration, silent bool) string {
 		return fmt.Sprintf("the server has not answered within %v: it hangs, or the network is cut", boundOf(timeout, false))
 	}
 	if q.op == wire.Barrier {
-		why := fmt.Sprintf("fewer than %d have come", q.num)
+		why := fmt.Sprintf("fewer than %d have joined", q.num)
 		if silent {
 			why = "the server has not answered: it hangs, or the network is cut"
 		}

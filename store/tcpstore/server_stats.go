@@ -34,7 +34,7 @@ type Stats struct {
 	Memory int64 `json:"memory"`
 	// Workers is the number of processes that joined, as PyTorch counts them.
 	Workers int64 `json:"workers"`
-	// Waiting is the number of requests that wait. Waits tells who waits for which key, the longest first: a row for
+	// Waiting is the number of requests that wait. Waits says which client waits for which key, the longest first: a row for
 	// each key that is missing, a thousand rows at most, and fewer when their texts are long.
 	Waiting int    `json:"waiting"`
 	Waits   []Wait `json:"waits"`
@@ -56,13 +56,13 @@ type Wait struct {
 	Key string `json:"key"`
 	// Waiter is the client's address.
 	Waiter string `json:"waiter"`
-	// Name says who the client is, if it told (see [Client.Claim]): "rank/2: nodea pid 7".
+	// Name says who the client is, if it has claimed one (see [Client.Claim]): "rank/2: nodea pid 7".
 	Name string `json:"name,omitempty"`
 	// Since is when the wait began.
 	Since time.Time `json:"since"`
 	// Barrier says that the client waits for others at a barrier of that key, not for the key itself.
 	Barrier bool `json:"barrier,omitempty"`
-	// Asks is how often a client has asked that does not wait, see [Stats.Polls], and Answer what it was told, if that is a number.
+	// Asks is how often a client has asked that does not wait, see [Stats.Polls], and Answer what it got, if that is a number.
 	Asks   uint64 `json:"asks,omitempty"`
 	Answer string `json:"answer,omitempty"`
 }
