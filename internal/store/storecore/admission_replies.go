@@ -147,7 +147,7 @@ type hostQueue[T any] struct {
 	gone    int // how many
 }
 
-// newFairQueue returns an empty line. gone tells of a member that it does not wait any more: Left is called when that has become so.
+// newFairQueue returns an empty line. gone reports that a member does not wait any more: Left is called when that has become so.
 func newFairQueue[T any](gone func(T) bool) fairQueue[T] {
 	return fairQueue[T]{gone: gone, byName: map[string]*hostQueue[T]{}}
 }

@@ -10,7 +10,7 @@ import (
 
 // A request is applied when all of it is there, so until then it takes memory. Small beginnings are always taken. A request
 // that is going to be larger than keepBuffer is granted its room as soon as it is known how large it is, before it is read;
-// where there is none it is not read from, and waits in the socket until others have sent theirs. So everybody that sends is
+// where there is none it is not read from, and waits in the socket until others have sent theirs. So every client that sends is
 // served, however many they are, and who waits is not cut. As long as some wait, those that have room and do not send give
 // way.
 //

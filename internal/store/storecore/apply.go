@@ -190,7 +190,7 @@ func (m *Machine) get(c *Conn, r *wire.Request) error {
 	return nil
 }
 
-// sum is the outcome of an ADD that is done but not told yet.
+// sum is the outcome of an ADD that is done and not yet notified of.
 type sum struct {
 	old     []byte // for watchers; only when there are any
 	sum     int64

@@ -175,7 +175,7 @@ func (m *Machine) reclaim(have *claim) {
 	}
 }
 
-// name says who a connection is, as far as its claims tell.
+// name says who a connection is, as far as its claims show.
 func (m *Machine) name(c *Conn) string {
 	if len(c.holdings.claims) == 0 {
 		return ""

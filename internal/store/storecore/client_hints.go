@@ -30,7 +30,7 @@ type pollHint struct {
 	Key   string
 	Since int64 // when it began
 	Asks  uint64
-	// Answer is what it was told each time, if that is a number: anything else may be a secret.
+	// Answer is what it got each time, if that is a number: anything else may be a secret.
 	Answer string
 }
 
@@ -69,11 +69,11 @@ func (p *pollWatch) GoesOn(now int64) (pollHint, bool) {
 	if between := (p.last - p.since) / int64(p.times-1); now-p.last > 2*between+leastTime { //nolint:gosec // not that many
 		return pollHint{}, false
 	}
-	told := pollHint{Key: string(p.key), Since: p.since, Asks: p.times}
+	hint := pollHint{Key: string(p.key), Since: p.since, Asks: p.times}
 	if _, err := strconv.ParseInt(string(p.answer), 10, 64); err == nil {
-		told.Answer = string(p.answer)
+		hint.Answer = string(p.answer)
 	}
-	return told, true
+	return hint, true
 }
 
 // readBack is which of the keys that a client of PyTorch has set it has then read itself. A rank of PyTorch 2.8 or later does

@@ -33,7 +33,7 @@ type run struct {
 type standing struct {
 	greeted bool // VALIDATE was seen
 	user    bool // it has used the store
-	knows   bool // it was told the identity
+	knows   bool // it has got the identity
 	stale   bool // the store it knows is gone
 }
 
@@ -76,7 +76,7 @@ func (m *Machine) leave(c *Conn) {
 // keys counts what the store holds: keys, and queues with items.
 func (m *Machine) keys() int { return m.table.Len() + len(m.queues.byKey) }
 
-// hello tells a native client which store this is.
+// hello sends a native client the identity of the store.
 func (m *Machine) hello(c *Conn, r *wire.Request) error {
 	if len(r.Expected) != 0 && !bytes.Equal(r.Expected, m.run.identity[:]) {
 		m.expel(c)
@@ -114,7 +114,7 @@ func (m *Machine) clear(c *Conn, r *wire.Request) error {
 }
 
 // Clear forgets all keys, queues, claims and waits, draws a new identity, and returns the number of keys that there were.
-// Native clients are told from now on that this is another store; users of the other dialects are cut.
+// Native clients get the error from now on that this is another store; users of the other dialects are cut.
 func (m *Machine) Clear() int { return m.empty(nil) }
 
 // empty turns the machine into another store. Only the connection by, if any, may go on in it.

@@ -31,7 +31,7 @@ type given struct {
 }
 
 // Begins reports whether data, the next bytes that c has sent, begins with a large value to be stored: a driver should pass
-// it to Take. It may be called without the driver's lock by the part of the driver that is c's home, as long as c is not
+// it to Take. It may be called without the driver's lock by c's loop, as long as c is not
 // paused, and changes nothing.
 func (c *Conn) Begins(data []byte) bool {
 	return len(data) > sharedSize && wire.SetSize(c.dialect, data) > sharedSize
@@ -108,7 +108,7 @@ func (m *Machine) seek(c *Conn) {
 	}
 }
 
-// Rest tells how a driver should read the rest of a request that c has room for: have is the part that is here, and the whole
+// Rest returns how a driver should read the rest of a request that c has room for: have is the part that is here, and the whole
 // goes into a buffer of size bytes, that of have or a larger one to which the driver has copied it. So neither the reading nor
 // the copying needs the driver's lock. The buffer grows with what arrives; size is 0 when the driver should read as usual. It is
 // asked in the step in which c was read from, and the answer holds until c is read from again.
@@ -127,7 +127,7 @@ func (m *Machine) Rest(c *Conn) (have []byte, size int) {
 	return c.in.buf, min(cap(c.in.buf)+c.in.lent, c.allowance.granted)
 }
 
-// Extend goes on with a request as Rest has told: buf is what it returned, with more behind it.
+// Extend goes on with a request as Rest has returned: buf is what it returned, with more behind it.
 func (m *Machine) Extend(c *Conn, buf []byte) {
 	if c.closed {
 		return

@@ -59,7 +59,7 @@ type Machine struct {
 	queues   queues
 	run      run
 
-	// Who is told when something changes.
+	// Who is notified when something changes.
 	waits      waits
 	watchers   map[string]map[*Conn]struct{} // by the key
 	keyChanges []keyChange                   // what not all watchers have been notified of
@@ -107,7 +107,7 @@ type Conn struct {
 	poll     pollWatch
 }
 
-// Tick begins a turn and tells the machine the time, in nanoseconds of the driver's choice. A driver that looks at its clock
+// Tick begins a turn and gives the machine the time, in nanoseconds of the driver's choice. A driver that looks at its clock
 // before it is its turn may be a little behind another part of it; then no time has passed.
 //
 // A turn counts for at most as long as a driver sleeps while a client waits. If more time has passed, the process that serves got none of
@@ -120,15 +120,15 @@ func (m *Machine) Tick(now int64) {
 	m.turn.heavy, m.turn.stats, m.turn.passed = 0, nil, false
 }
 
-// Open adds a connection that is at home in the first part of the driver.
+// Open adds a connection of the first loop.
 func (m *Machine) Open(peer string, owner any) *Conn { return m.OpenAt(0, peer, owner) }
 
-// OpenAt adds a connection that is at home in a part of the driver.
-func (m *Machine) OpenAt(home int, peer string, owner any) *Conn {
+// OpenAt adds a connection of a loop of the driver.
+func (m *Machine) OpenAt(loop int, peer string, owner any) *Conn {
 	m.counts.opened++
 	m.counts.conns[wire.Undetected]++
 	c := &Conn{Peer: peer, Owner: owner}
-	m.conns.add(c, home)
+	m.conns.add(c, loop)
 	return c
 }
 

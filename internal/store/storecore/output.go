@@ -61,7 +61,7 @@ func (c *Conn) Owed() int { return c.out.Owed() }
 // called for c, whatever else is done with the machine.
 func (c *Conn) Pending(pieces [][]byte, limit int) [][]byte { return c.out.Pending(pieces, limit) }
 
-// Sent tells that n bytes of what is pending are gone. Once a paused client has read enough its requests go on.
+// Sent notes that n bytes of what is pending were sent. Once a paused client has read enough its requests go on.
 func (m *Machine) Sent(c *Conn, n int) {
 	if c.closed {
 		return
@@ -132,7 +132,7 @@ func (m *Machine) boundOutput(c *Conn) {
 	}
 }
 
-// ack confirms a write, which only native clients hear of.
+// ack confirms a write, which only native clients get.
 func (m *Machine) ack(c *Conn, id uint32) {
 	if c.dialect == wire.Native {
 		m.end(c, m.begin(c, id))

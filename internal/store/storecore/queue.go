@@ -78,7 +78,7 @@ func (m *Machine) handOver(key, item []byte) bool {
 	return false
 }
 
-// enqueue puts an item into a queue and tells who waits for that key. Of PyTorch's clients only the oldest hears of it: they
+// enqueue puts an item into a queue and notifies who waits for that key. Of PyTorch's clients only the oldest is notified: they
 // wait in order to pop, and the others would find the queue empty. Native clients have a pop that waits, so their WAIT means
 // just what it says. They are answered by wake.
 func (m *Machine) enqueue(key, item []byte) {
@@ -104,7 +104,7 @@ func (m *Machine) enqueue(key, item []byte) {
 	}
 }
 
-// emptied forgets a queue without items and tells who waits for that key.
+// emptied forgets a queue without items and notifies who waits for that key.
 func (m *Machine) emptied(key []byte) {
 	delete(m.queues.byKey, string(key))
 	m.queues.bytes -= int64(len(key)) + itemCost

@@ -6,12 +6,12 @@ package storecore
 // roster is the open connections, and which of them the driver has to look at.
 type roster struct {
 	all        []*Conn
-	loops      []home
+	loops      []loopConns
 	dirtyLoops uint64 // a bit for each loop that has dirty connections
 }
 
-// home is a part of the driver with connections of its own: one of several event loops.
-type home struct {
+// loopConns is a part of the driver with connections of its own: one of several event loops.
+type loopConns struct {
 	dirty     []*Conn
 	lastDirty []*Conn // the other of two buffers: one is walked while the next is filled
 	conns     int
@@ -20,21 +20,21 @@ type home struct {
 // place is where a connection stands in the roster.
 type place struct {
 	pos   int // among all
-	home  int
+	loop  int
 	dirty bool
 }
 
-func newRoster(homes int) roster { return roster{loops: make([]home, max(homes, 1))} }
+func newRoster(n int) roster { return roster{loops: make([]loopConns, max(n, 1))} }
 
-func (r *roster) add(c *Conn, home int) {
-	c.place = place{pos: len(r.all), home: home}
+func (r *roster) add(c *Conn, loop int) {
+	c.place = place{pos: len(r.all), loop: loop}
 	r.all = append(r.all, c)
-	r.loops[home].conns++
+	r.loops[loop].conns++
 }
 
 // remove takes c off the list of all. It may still be dirty.
 func (r *roster) remove(c *Conn) {
-	r.loops[c.place.home].conns--
+	r.loops[c.place.loop].conns--
 	last := len(r.all) - 1
 	moved := r.all[last]
 	r.all[c.place.pos], moved.place.pos = moved, c.place.pos
@@ -46,9 +46,9 @@ func (r *roster) remove(c *Conn) {
 func (r *roster) touch(c *Conn) {
 	if !c.place.dirty {
 		c.place.dirty = true
-		h := &r.loops[c.place.home]
+		h := &r.loops[c.place.loop]
 		h.dirty = append(h.dirty, c)
-		r.dirtyLoops |= 1 << c.place.home
+		r.dirtyLoops |= 1 << c.place.loop
 	}
 }
 
@@ -64,7 +64,7 @@ func (m *Machine) Peers(most int) []string {
 	return peers
 }
 
-// Quietest returns the home with the fewest connections.
+// Quietest returns the loop with the fewest connections.
 func (m *Machine) Quietest() int {
 	least := 0
 	for i := range m.conns.loops {
@@ -75,17 +75,17 @@ func (m *Machine) Quietest() int {
 	return least
 }
 
-// Dirty returns the connections of the first home that have something to send or are to be closed, and forgets them. The
+// Dirty returns the connections of the first loop that have something to send or are to be closed, and forgets them. The
 // slice is valid until the call after the next one.
 func (m *Machine) Dirty() []*Conn { return m.DirtyAt(0) }
 
-// DirtyAt is Dirty for a home. No connection is in the list twice, so that is bounded by their number.
-func (m *Machine) DirtyAt(home int) []*Conn {
-	h := &m.conns.loops[home]
+// DirtyAt is Dirty for a loop. No connection is in the list twice, so that is bounded by their number.
+func (m *Machine) DirtyAt(loop int) []*Conn {
+	h := &m.conns.loops[loop]
 	d := h.dirty
 	clear(h.lastDirty) // some may be closed by now
 	h.dirty, h.lastDirty = h.lastDirty[:0], d
-	m.conns.dirtyLoops &^= 1 << home
+	m.conns.dirtyLoops &^= 1 << loop
 	for _, c := range d {
 		c.place.dirty = false
 	}

@@ -34,7 +34,7 @@ type Snapshot struct {
 	Work    uint64     // see Machine.Work
 	Workers int64      // processes that joined, as PyTorch counts them
 	Left    int        // keys that clients of an earlier run left behind
-	LeftAt  int64      // when the last of them went, as given to Tick
+	LeftAt  int64      // when the last of them left, as given to Tick
 	Waiters []waitInfo // the oldest first, at most as many as asked for
 	Pollers []poller
 }
@@ -144,11 +144,11 @@ func (m *Machine) pollers(most int) (all []poller) {
 	text := shownText / 4
 	for _, c := range m.conns.all[:min(len(m.conns.all), lookedAt*most)] {
 		m.turn.work++
-		told, found := c.poll.GoesOn(m.clock.now)
+		hint, found := c.poll.GoesOn(m.clock.now)
 		if !found {
 			continue
 		}
-		p := poller{told, c.Peer, m.name(c)}
+		p := poller{hint, c.Peer, m.name(c)}
 		if text -= len(p.Key) + len(p.Answer) + len(p.Peer) + len(p.Name); text < 0 || len(all) >= min(most, mostPollers) {
 			break
 		}

@@ -13,7 +13,7 @@ import (
 // turn, and requests that cost more than that share heavyWork among all connections. Those whose wait is over are answered
 // within the same bounds, however many they are. What is left over goes on in the next turn. So the time between two turns,
 // which is what a ping or a signal has to wait, does not depend on what clients ask for, but for one thing: a request is one step. It may be
-// as large as a request, and takes the whole turn. Those who watch the keys that it changes are told of that in as many turns as it takes.
+// as large as a request, and takes the whole turn. Those who watch the keys that it changes are notified of that in as many turns as it takes.
 const (
 	sliceWork = 1 << 12
 	heavyWork = 1 << 16
@@ -32,7 +32,7 @@ type turn struct {
 	admit     bool    // some of those who wait for room were left to the next turn
 	passed    bool    // a request that was put off before was done in this turn
 	passes    bool    // the present request was put off before and is the first such one of this turn
-	notifyEnd uint64  // how much work may be done when the present request tells no more watchers
+	notifyEnd uint64  // how much work may be done when the present request notifies no more watchers
 }
 
 // laterError says that a request has to wait for the next turn.

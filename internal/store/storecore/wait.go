@@ -22,7 +22,7 @@ type wait struct {
 	due     bool // will be answered by wake, whatever becomes of its keys; not for those that return values
 	held    bool // lacks nothing but room for its reply, see admission_replies.go
 	needs   int  // when held: bytes of the reply
-	missing int  // keys, as far as it has been told, see wait_keys.go
+	missing int  // keys, as far as it has been notified, see wait_keys.go
 	since   int64
 	size    int64     // barrier: how many must come
 	barrier *barrier  // where it stands, and at which place of it
@@ -189,7 +189,7 @@ func (m *Machine) makeReady(w *wait) {
 		return
 	}
 	if w.kind == waitKeys && m.recount(w) {
-		return // it had not been told yet that another one is gone
+		return // it had not been notified yet that another one is gone
 	}
 	w.due = w.kind != waitGet && w.kind != waitMultiGet
 	m.waits.ready = append(m.waits.ready, w)

@@ -10,11 +10,11 @@ import (
 )
 
 // Any number of waits may be for one key, so that telling all of them that it has come or gone is not one step. What happens to
-// a key is noted at once, in constant time, and the waits are told of it in turns, within the work that a turn allows.
+// a key is noted at once, in constant time, and the waits are notified of it in turns, within the work that a turn allows.
 //
 // A WAIT for one key is over when the key has been there, so its list is taken off the key and is worked off, whatever
 // becomes of the key. Others count how many of their keys are missing: they are on one of two lists of each key, by what they
-// have been told of it last, and are moved to the other one until the lists agree with the key. A key that comes and goes
+// have been notified of it last, and are moved to the other one until the lists agree with the key. A key that comes and goes
 // faster than that costs nothing more.
 
 // node stands for one wait in a list of one key.

@@ -62,7 +62,7 @@ func (m *Machine) watched(key []byte) int {
 }
 
 // mayNotify returns an error when a request that may change keys, or begins to watch one, has to wait for the next turn: it has so many
-// watchers to tell, or those of an earlier change have not all been told.
+// watchers to notify, or those of an earlier change have not all been notified.
 func (m *Machine) mayNotify(r *wire.Request) error {
 	if !m.operations[r.Op].changes && r.Op != wire.Add && r.Op != wire.WatchKey {
 		return nil
@@ -94,19 +94,19 @@ func (m *Machine) before(e *keytable.Entry) []byte {
 	return bytes.Clone(e.Value())
 }
 
-// keyChange is a change that those who watch its key are told of, by the same bytes. Until all of them have been told, no key that is watched
-// changes and no client begins to watch one. So each is told of all changes in their order, and of none from before it watched.
+// keyChange is a change that those who watch its key are notified of, by the same bytes. Until all of them have been notified, no key that is watched
+// changes and no client begins to watch one. So each is notified of all changes in their order, and of none from before it watched.
 type keyChange struct {
 	key   string
 	event []byte
 	begun bool
-	to    []*Conn // once it has begun: those who have not been told
+	to    []*Conn // once it has begun: those who have not been notified
 }
 
 // cost is what a change takes of the memory until all have been notified: those who have been may have read it, or left.
 func (t *keyChange) cost() int64 { return int64(len(t.key) + len(t.event) + watchCost) }
 
-// notify tells watchers of a change, as many as the turn allows, and the others in the next turns.
+// notify notifies watchers of a change, as many as the turn allows, and the others in the next turns.
 func (m *Machine) notify(kind byte, key, old, value []byte) {
 	if m.watched(key) == 0 {
 		return

@@ -74,7 +74,7 @@ func (l *loop) setUp(listener *net.TCPListener) error {
 	return l.listen()
 }
 
-// listen asks to be told of new connections. One loop is told of each, not all of them.
+// listen asks to be notified of new connections. One loop is notified of each, not all of them.
 func (l *loop) listen() error {
 	return unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, l.acceptor.fd,
 		&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLEXCLUSIVE, Fd: int32(l.acceptor.fd)}) //nolint:gosec // descriptors are small
@@ -118,7 +118,7 @@ func (l *loop) pauseAccepting(err error) {
 	_ = unix.EpollCtl(l.poll, unix.EPOLL_CTL_DEL, l.acceptor.fd, nil)
 	l.acceptor.again = l.turn.now + int64(retryPause)
 	if l.acceptor.starved {
-		return // it was told already
+		return // it was reported already
 	}
 	l.acceptor.starved = true
 	l.enter()

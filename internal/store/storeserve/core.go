@@ -43,14 +43,14 @@ func (c *Core) tick() (now int64) {
 	return now
 }
 
-// clock is the time that the machine is told: monotonic, so that a wall clock that is set neither cuts clients nor keeps
+// clock is the time that the machine is given: monotonic, so that a wall clock that is set neither cuts clients nor keeps
 // silent ones alive.
 type clock struct{ start time.Time }
 
 // now returns the nanoseconds since the server's start, never zero.
 func (c clock) now() int64 { return int64(time.Since(c.start)) + 1 }
 
-// Wall returns the wall time of moments that the machine tells, the same for equal ones.
+// Wall returns the wall time of moments that the machine returns, the same for equal ones.
 func (c *Core) Wall() func(moment int64) time.Time {
 	wall, now := time.Now(), c.clock.now()
 	return func(moment int64) time.Time { return wall.Add(time.Duration(moment - now)) }

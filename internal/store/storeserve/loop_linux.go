@@ -156,7 +156,7 @@ func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 }
 
 // pendingSteps is how many turns a loop takes to scan its sockets before new connections are served: one that finds what was sent before, one that finds the end of
-// the connection behind it, and one that tells the machine.
+// the connection behind it, and one that reports it to the machine.
 const pendingSteps = 3
 
 // settleTurnLocked counts the turns until all sockets were looked at for those who arrive, from the one in which it is known that
@@ -208,7 +208,7 @@ func (l *loop) sleep(timeout time.Duration) int {
 	return n
 }
 
-// enter begins a step: it takes the lock, and tells the machine what this loop has done since its last one.
+// enter begins a step: it takes the lock, and reports to the machine what this loop has done since its last one.
 func (l *loop) enter() {
 	failpoint.At("storeserve.lock")
 	l.mu.Lock()
@@ -263,7 +263,7 @@ func (l *loop) leave() {
 	l.crossLoopCalls.reset()
 }
 
-// dispatch handles one event. What clients have sent is told the machine before any other step, which could close their connections.
+// dispatch handles one event. What clients have sent is given to the machine before any other step, which could close their connections.
 func (l *loop) dispatch(ev *unix.EpollEvent) {
 	switch int(ev.Fd) {
 	case l.waker:

@@ -117,7 +117,7 @@ func (d *loops) do(fn func(*Core)) bool {
 	fn(d.core)
 	who := d.toWakeLocked()
 	if d.core.Machine.Busy() || d.core.Machine.Queued() || len(d.core.events) > 0 {
-		who |= 1 // somebody has to go on with it
+		who |= 1 // a loop has to go on with it
 	}
 	d.wake(who)
 	d.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// inbox is what clients have sent, until the machine is told of all of it in one step. A step for each client would have the loops take the
+// inbox is what clients have sent, until the machine is given all of it in one step. A step for each client would have the loops take the
 // lock, and what it guards, from each other's cores for each request.
 type inbox struct {
 	all  []message
@@ -18,7 +18,7 @@ type inbox struct {
 	used int
 }
 
-// message is what one client has sent. A client has at most one, since the machine is told of it before it is read from again.
+// message is what one client has sent. A client has at most one, since the machine is given it before it is read from again.
 type message struct {
 	conn   *loopConn
 	data   []byte
@@ -27,15 +27,15 @@ type message struct {
 }
 
 const (
-	// maxMessages is how many messages the machine is told of in one step: so many are handled in a few microseconds, in which other loops
+	// maxMessages is how many messages the machine is given in one step: so many are handled in a few microseconds, in which other loops
 	// may wait for the lock.
 	maxMessages = 16
 	inboxSize   = 2 * loopReadSize
-	// stepWork is how much work the machine may have done in a step before it is told more.
+	// stepWork is how much work the machine may have done in a step before it is given more.
 	stepWork = 1 << 8
 )
 
-// reset forgets what the machine was told of.
+// reset forgets what the machine was given.
 func (h *inbox) reset() {
 	clear(h.all)
 	h.all, h.used = h.all[:0], 0
@@ -44,7 +44,7 @@ func (h *inbox) reset() {
 // read takes one buffer from a client.
 func (l *loop) read(c *loopConn, events uint32) {
 	if c.paused {
-		// It may not send more until it reads; asked for nothing, epoll still tells of its end. An event that only says that
+		// It may not send more until it reads; asked for nothing, epoll still reports its end. An event that only says that
 		// there is something to read is older than that.
 		switch {
 		case c.wants&unix.EPOLLIN != 0:

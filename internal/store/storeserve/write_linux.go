@@ -67,7 +67,7 @@ type sent struct {
 	bytes int
 }
 
-// reportLocked tells the machine what this loop has done.
+// reportLocked reports to the machine what this loop has done.
 func (l *loop) reportLocked() {
 	u := &l.unreported
 	for _, s := range u.sent {
@@ -95,7 +95,7 @@ func (l *loop) perform(e *connWork) {
 		return
 	case c.serial == 0 && !l.join(c):
 		return
-	case c.blocked: // it is not ready: epoll will tell
+	case c.blocked: // it is not ready: epoll will report it
 		return
 	}
 	if e.from < e.to {

@@ -120,7 +120,7 @@ func replyString(b []byte, at int, what string, limit int) (s []byte, end int, s
 
 func replyStrings(b []byte, at, count int, what string, limit int) (list [][]byte, end int, short bool, err error) {
 	if (len(b)-at)/8 < count { // each takes eight bytes at least: no memory for what is not there
-		// A length that is over the limit is told before the rest is waited for.
+		// A length that is over the limit is reported before the rest is waited for.
 		count = (len(b) - at) / 8
 		short = true
 	}
