@@ -54,7 +54,7 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 # Packages whose code starts no goroutine, and whose parallel tests share nothing: the race detector takes ten times as long there. The first has
 # invariants to check; the others were run by "make test" as they are.
 CHECKED = ./internal/store/storecore
-SERIAL  = $(CHECKED) ./internal/rpc/aten ./internal/autograd/backwardcore ./internal/devtools/compat ./internal/devtools/crosscheck ./internal/store/keytable ./internal/repolint ./internal/rpc/rrefcore ./internal/devtools/sbom ./internal/devtools/testcount ./internal/store/sendbuf ./internal/store/storewire ./internal/rpc/worldcore
+SERIAL  = $(CHECKED) ./internal/rpc/aten ./internal/autograd/backwardcore ./internal/devtools/compat ./internal/devtools/crosscheck ./internal/store/keytable ./internal/repolint ./internal/rpc/rrefcore ./internal/devtools/sbom ./internal/devtools/testcount ./internal/store/storewire ./internal/rpc/worldcore
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)

@@ -54,7 +54,7 @@ cmd/cohort/internal/jobfile internal/autograd/backwardcore internal/diagnose/han
 internal/diagnose/torchdump internal/diagnose/verdict internal/group/collective internal/group/gloo/gloomatch
 internal/group/gloo/gloowire internal/group/gloo/torchcaps internal/group/native/nativewire internal/group/opsched
 internal/group/subgroup internal/launch/launchcore internal/python/pickle internal/rpc/nop
-internal/rpc/rrefcore internal/rpc/worldcore internal/store/keytable internal/store/sendbuf internal/store/storecore
+internal/rpc/rrefcore internal/rpc/worldcore internal/store/keytable internal/store/storecore
 internal/store/storewire internal/tensor/reduce internal/tensor/sparseops internal/util/ilist internal/util/ranklist
 internal/util/tombstone rpc/py
 `

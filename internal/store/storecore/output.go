@@ -8,7 +8,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/keytable"
-	"github.com/cohort-dist/cohort/internal/store/sendbuf"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/util/invariants"
 )
@@ -16,7 +15,7 @@ import (
 // output is what waits to be sent to a client. Replies refer to large values instead of copying them, since those never change in the
 // table (see keytable.FixedSize). Until it is sent a value counts for the reply, also when its key has got another one meanwhile.
 type output struct {
-	sendbuf.Stream
+	sendBuffer
 
 	batch   int // of those that were there at pace.Since, how many bytes are not gone yet
 	pace    progress

@@ -1,12 +1,13 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sendbuf holds the bytes that wait to be sent to a client, without copying the large ones.
-package sendbuf
+package storecore
 
-// Stream is one stream of bytes: those of Buf, and between them values that are referred to. A value that was referred to must never
+// This file is the bytes that wait to be sent to a client, without copies of the large ones.
+
+// sendBuffer is one stream of bytes: those of Buf, and between them values that are referred to. A value that was referred to must never
 // change, and counts as a copy would until it is sent.
-type Stream struct {
+type sendBuffer struct {
 	// Buf is what is not referred to, a part of it sent already. More is put behind it.
 	Buf []byte
 
@@ -32,13 +33,13 @@ const (
 )
 
 // Owed is how many bytes wait to be sent.
-func (s *Stream) Owed() int { return len(s.Buf) - s.sent + s.refOwed }
+func (s *sendBuffer) Owed() int { return len(s.Buf) - s.sent + s.refOwed }
 
 // Memory is what the stream holds.
-func (s *Stream) Memory() int { return cap(s.Buf) + s.refHeld }
+func (s *sendBuffer) Memory() int { return cap(s.Buf) + s.refHeld }
 
 // Refer puts value, which must not change any more, behind the stream. The memory that it keeps is that of data.
-func (s *Stream) Refer(value, data []byte) {
+func (s *sendBuffer) Refer(value, data []byte) {
 	held := cap(data) + refCost
 	s.refs = append(s.refs, ref{at: s.base + len(s.Buf), data: value, held: held})
 	s.refOwed += len(value)
@@ -46,7 +47,7 @@ func (s *Stream) Refer(value, data []byte) {
 }
 
 // ReferredSince is how many bytes were referred to since Buf had start bytes and got at least one more.
-func (s *Stream) ReferredSince(start int) (n int) {
+func (s *sendBuffer) ReferredSince(start int) (n int) {
 	for i := len(s.refs) - 1; i >= s.firstRef && s.refs[i].at > s.base+start; i-- {
 		n += len(s.refs[i].data)
 	}
@@ -54,7 +55,7 @@ func (s *Stream) ReferredSince(start int) (n int) {
 }
 
 // Pending appends to pieces what waits to be sent, up to limit bytes of it.
-func (s *Stream) Pending(pieces [][]byte, limit int) [][]byte {
+func (s *sendBuffer) Pending(pieces [][]byte, limit int) [][]byte {
 	if s.refOwed == 0 {
 		if rest := s.Buf[s.sent:]; len(rest) > 0 {
 			pieces = append(pieces, rest[:min(len(rest), limit)])
@@ -79,7 +80,7 @@ func (s *Stream) Pending(pieces [][]byte, limit int) [][]byte {
 }
 
 // Shed takes n bytes off the front.
-func (s *Stream) Shed(n int) {
+func (s *sendBuffer) Shed(n int) {
 	for ; s.firstRef < len(s.refs); s.firstRef++ {
 		r := &s.refs[s.firstRef]
 		own := min(n, r.at-s.base-s.sent)
@@ -105,7 +106,7 @@ func (s *Stream) Shed(n int) {
 }
 
 // Compact gives back the memory of what was sent. It returns how many bytes it copied.
-func (s *Stream) Compact() (copied int) {
+func (s *sendBuffer) Compact() (copied int) {
 	if n := s.firstRef; n > 32 && n > len(s.refs)/2 {
 		copied = refCost * (len(s.refs) - n)
 		rest := copy(s.refs, s.refs[n:])
@@ -121,4 +122,4 @@ func (s *Stream) Compact() (copied int) {
 }
 
 // Clear forgets everything, with its memory.
-func (s *Stream) Clear() { *s = Stream{} }
+func (s *sendBuffer) Clear() { *s = sendBuffer{} }

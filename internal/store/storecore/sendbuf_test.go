@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package sendbuf
+package storecore
 
 import (
 	"bytes"
@@ -10,10 +10,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestStream: whatever is copied or referred to comes out in its order, in pieces of any size, and what is sent is not held any more.
-func TestStream(t *testing.T) {
+// TestSendBuffer: whatever is copied or referred to comes out in its order, in pieces of any size, and what is sent is not held any more.
+func TestSendBuffer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var s Stream
+		var s sendBuffer
 		var want, got []byte
 		next := byte(0)
 		fresh := func(n int) []byte {
