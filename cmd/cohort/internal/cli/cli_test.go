@@ -18,3 +18,22 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m)
 }
+
+func TestSameStore(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		a, b string
+		want bool
+	}{
+		{"node1:29500", "node1:29500", true},
+		{"127.0.0.1:29500", "localhost:29500", true},
+		{"[::1]:29500", "127.0.0.1:29500", true},
+		{"127.0.0.1:29500", "localhost:29501", false},
+		{"node1:29500", "localhost:29500", false},
+		{"127.0.0.1:29500", "29500", false},
+	} {
+		if got := sameStore(c.a, c.b); got != c.want {
+			t.Errorf("%s and %s: %v", c.a, c.b, got)
+		}
+	}
+}

@@ -52,7 +52,7 @@ func TestParseThisProcess(t *testing.T) {
 	all := ParseGo(string(buf[:runtime.Stack(buf, true)]))
 	if !slices.ContainsFunc(all, func(g Thread) bool {
 		return slices.ContainsFunc(g.Frames, func(f Frame) bool {
-			return strings.HasSuffix(f.Func, "stacks.TestParseThisProcess") && strings.HasSuffix(f.File, "gostack_test.go") && f.Line > 0
+			return strings.HasSuffix(f.Func, "stacks.TestParseThisProcess") && strings.HasSuffix(f.File, "goroutine_test.go") && f.Line > 0
 		})
 	}) {
 		t.Errorf("this test is not in\n%+v", all)

@@ -1,12 +1,25 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package stacks reads the Python stacks of a running process from outside: every thread of every interpreter, with
+// function, file and line. It reads the memory of the process without stopping it, needs no code inside it, and works
+// even while the process holds its interpreter lock or waits in C++.
+//
+// It supports CPython 3.11 to 3.14 on 64-bit Linux. Free-threaded builds, older versions and other interpreters are
+// refused with an error.
+//
+// The process changes while it is read. A stack is read twice and accepted if both readings agree; one that keeps
+// changing is marked as moving. Every loop is bounded, so a process that exits, forks or has corrupt memory yields an
+// error or a short stack.
 package stacks
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 var (
@@ -128,4 +141,38 @@ func (p *Process) String() string {
 		}
 	}
 	return b.String()
+}
+
+// Places is where the main threads of Python processes stand, for each process that could be read and did not move meanwhile.
+type Places map[int]string
+
+// Places reads processes at the same time.
+func (r *Reader) Places(ctx context.Context, pids []int) Places {
+	all := make([]string, len(pids))
+	var wg sync.WaitGroup
+	for i, pid := range pids {
+		wg.Go(func() {
+			p, err := r.Read(ctx, pid)
+			if err != nil {
+				return
+			}
+			if main := p.Main(); main != nil && !main.Moving {
+				all[i] = fmt.Sprint(main.Frames)
+			}
+		})
+	}
+	wg.Wait()
+	places := Places{}
+	for i, pid := range pids {
+		if all[i] != "" {
+			places[pid] = all[i]
+		}
+	}
+	return places
+}
+
+// Same reports whether a process is known to stand where it stood.
+func (p Places) Same(later Places, pid int) bool {
+	at, known := p[pid]
+	return known && later[pid] == at
 }
