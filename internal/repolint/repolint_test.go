@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -119,6 +120,15 @@ var nested = []string{"bench", "cmd/cohort", "observe/otel"}
 
 func sources(t *testing.T) []source {
 	t.Helper()
+	all, err := readSources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// readSources reads the files once for all rules.
+var readSources = sync.OnceValues(func() ([]source, error) {
 	root := filepath.Join("..", "..")
 	var all []source
 	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
@@ -152,11 +162,8 @@ func sources(t *testing.T) []source {
 		all = append(all, source{rel, path.Dir(rel), strings.HasSuffix(rel, "_test.go"), f, strings.Count(string(text), "\n")})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
+	return all, err
+})
 
 // publicPackages lists the packages that other modules can import and are meant to.
 func publicPackages(t *testing.T) []string {
