@@ -39,12 +39,14 @@ def compare(name, ours, other):
         a.append(timed(ours))
         b.append(timed(other))
     x, y = statistics.median(a), statistics.median(b)
-    print(f"{name}: cohort {x:.0f} ms ({min(a):.0f} to {max(a):.0f}), other {y:.0f} ms ({min(b):.0f} to {max(b):.0f}), ratio {x / y:.2f}", flush=True)
+    print(f"{name}: cohort {x:.0f} ms ({min(a):.0f} to {max(a):.0f}), "
+          f"other {y:.0f} ms ({min(b):.0f} to {max(b):.0f}), ratio {x / y:.2f}", flush=True)
 
 
 compare("launch_true beside mpirun", lambda: [popen(cohort, "run", "--nproc-per-node", "2", "--", "true")],
         lambda: [popen("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "true")])
-gloo = write("gloo2.py", 'import torch, torch.distributed as d\nd.init_process_group("gloo")\nd.all_reduce(torch.ones(1))\nd.destroy_process_group()\n')
+gloo = write("gloo2.py", 'import torch, torch.distributed as d\nd.init_process_group("gloo")\n'
+             'd.all_reduce(torch.ones(1))\nd.destroy_process_group()\n')
 port = iter(range(29700, 29999))
 
 
@@ -53,9 +55,11 @@ def by_hand():
     return [popen(python, gloo, RANK=str(r), **env) for r in range(2)]
 
 
-compare("two PyTorch workers and a group beside those started by hand", lambda: [popen(cohort, "run", "--python", python, "--nproc-per-node", "2", gloo)], by_hand)
+compare("two PyTorch workers and a group beside those started by hand",
+        lambda: [popen(cohort, "run", "--python", python, "--nproc-per-node", "2", gloo)], by_hand)
 die = write("die.sh", '#!/bin/sh\n[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] && exit 0\n[ "$RANK" = 0 ] && kill -9 $$\nsleep 30\n')
-compare("a run with a death and a restart beside one without", lambda: [popen(cohort, "run", "--nproc-per-node", "2", "--max-restarts", "1", die)],
+compare("a run with a death and a restart beside one without",
+        lambda: [popen(cohort, "run", "--nproc-per-node", "2", "--max-restarts", "1", die)],
         lambda: [popen(cohort, "run", "--nproc-per-node", "2", "--", "true")])
 noise = write("noise.py", 'import os\nb = (b"x" * 99 + b"\\n") * 655\nfor _ in range(4000): os.write(1, b)\n')
 for how in (["-r", "3"], ["-t", "3"]):

@@ -13,8 +13,8 @@ rank; processor time, context switches, futex calls, epoll calls and yields of a
             collector is busy, which takes every core that the rank leaves free,
   switches  with more context switches of all threads than the algorithm has steps, in each of which a rank waits at most once. A yield to
             another thread counts as a switch too, so most rows in which ranks share a core are marked,
-  cliff     that take more than three times as long, in the unit of counts(), as the best row of the same transport and operation at the same
-            ratio of ranks to cores,
+  cliff     that take more than three times as long, in the unit of counts(), as the best row of the same transport and operation
+            at the same ratio of ranks to cores,
   slow      the same, but in rows with computing goroutines or a busy garbage collector, if they are within three times of the best one of
             their kind (GOMAXPROCS=1 separately, where the Go scheduler lets goroutines take turns of 10 ms).
 A summary follows, and behind it what is marked. It ends with status 1 if something is marked."""
@@ -37,15 +37,19 @@ large = [f"{op}.{size}" for op in operations for size in ("64KiB", "1MiB")]
 
 
 def scale(transport, place, ranks, cases):
-    """What multiplies the operations of "cohort bench coll": a case takes some 50 ms, several periods of 100 ms under a limit, and more where
+    """What multiplies the operations of "cohort bench coll": a case takes some 50 ms, several periods of
+    100 ms under a limit, and more where
     other goroutines make it slow."""
     if cases is small:
-        return args.scale * {2: 40, 4: 12, 8: 4}[ranks] / {"shm": 1, "tcp": 4}[transport] * {"limit": 4, "busy": 0.2, "garbage": 0.05}.get(place, 1)
-    return args.scale * {2: 4, 4: 1.5, 8: 0.8}[ranks] / {"shm": 1, "tcp": 2}[transport] * {"limit": 8, "busy": 0.3, "garbage": 0.1}.get(place, 1)
+        return args.scale * {2: 40, 4: 12, 8: 4}[ranks] / {"shm": 1, "tcp": 4}[transport] * {"limit": 4, "busy": 0.2,
+                "garbage": 0.05}.get(place, 1)
+    return args.scale * {2: 4, 4: 1.5, 8: 0.8}[ranks] / {"shm": 1, "tcp": 2}[transport] * {"limit": 8, "busy": 0.3,
+            "garbage": 0.1}.get(place, 1)
 
 
 def tables():
-    """Steps, and messages of all ranks together, by transport, operation, size and ranks: docs/internals/collectives.md, which is tested."""
+    """Steps, and messages of all ranks together, by transport, operation, size and ranks: docs/internals/collectives.md,
+    which is tested."""
     steps, head = {}, []
     with open(os.path.join(root, "docs", "internals", "collectives.md")) as f:
         for cells in ([c.strip() for c in line.split("|")[1:-1]] for line in f if line.startswith("| ")):
@@ -111,7 +115,8 @@ if limit is None:
 
 # Name, cores, prefix of the command, flag for goroutines that do something else in each rank.
 first = min(os.sched_getaffinity(0))
-places = [("free", cores, [], ""), ("pinned", 1, ["taskset", "-c", str(first)], ""), ("busy", cores, [], "--busy"), ("garbage", cores, [], "--garbage")]
+places = [("free", cores, [], ""), ("pinned", 1, ["taskset", "-c", str(first)], ""), ("busy", cores, [], "--busy"),
+        ("garbage", cores, [], "--garbage")]
 if limit:
     places.append(("limit", 1, ["sh", "-c", f'echo $$ > {limit} && exec "$@"', "sh"], ""))
 
@@ -130,7 +135,8 @@ def measure(configuration, prefix, busy, cases):
     transport, place, ranks, procs = configuration
     names = {case: case.replace(".", f".r{ranks}.") if "." in case else f"{case}.r{ranks}" for case in cases}
     only = ",".join(names.values())
-    command = [*prefix, cohort, "bench", "coll", "--ranks", str(ranks), "--transport", transport, "--only", only, "--cost", "--scale", str(scale(transport, place, ranks, cases))] + ([busy, "1"] if busy else [])
+    command = [*prefix, cohort, "bench", "coll", "--ranks", str(ranks), "--transport", transport, "--only", only, "--cost",
+            "--scale", str(scale(transport, place, ranks, cases))] + ([busy, "1"] if busy else [])
     done = subprocess.run(command, env={**os.environ, "GOMAXPROCS": str(procs)}, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: {done.stderr}")
@@ -182,7 +188,8 @@ def kind(key):
 best, best_of_kind = {}, {}
 for key, values in medians.items():
     _, place, ranks, _, _, _, busy = key
-    if not (place == "limit" and ranks <= cores):  # while the limit lasts each rank has a core of its own, which does not measure ranks that share one
+    # while the limit lasts each rank has a core of its own, which does not measure ranks that share one
+    if not (place == "limit" and ranks <= cores):
         best[alike(key)] = min(best.get(alike(key), math.inf), unit(key, values))
     if busy:
         best_of_kind[kind(key)] = min(best_of_kind.get(kind(key), math.inf), unit(key, values))
@@ -198,15 +205,18 @@ def marks(key, values):
         yield "slow" if busy and unit(key, values) <= 3 * best_of_kind[kind(key)] else "cliff", factor
 
 
-lines = ["| transport | operation | place | ranks | GOMAXPROCS | mean us | p50 us | cores | cpu us | switches | futex | epoll | yields | |", "|" + "---|" * 14]
+lines = ["| transport | operation | place | ranks | GOMAXPROCS | mean us | p50 us | cores | cpu us "
+         "| switches | futex | epoll | yields | |", "|" + "---|" * 14]
 summary, marked = {}, []
 for key, values in medians.items():
     transport, place, ranks, procs, case, _, _ = key
     found = dict(marks(key, values))
-    lines.append(f"| {transport} | {case} | {place} | {ranks} | {procs} | " + " | ".join(f"{v:.3g}" for v in values) + f" | {', '.join(f'{m} {v:.3g}' for m, v in found.items())} |")
+    lines.append(f"| {transport} | {case} | {place} | {ranks} | {procs} | " + " | ".join(f"{v:.3g}" for v in values)
+                 + f" | {', '.join(f'{m} {v:.3g}' for m, v in found.items())} |")
     if found:
         marked.append(lines[-1])
-    row = summary.setdefault((transport, place), {"rows": 0, "cores": 0, "worst": 0, "where": "", "core": 0, "switches": 0, "cliff": 0, "slow": 0})
+    row = summary.setdefault((transport, place), {"rows": 0, "cores": 0, "worst": 0, "where": "", "core": 0, "switches": 0,
+            "cliff": 0, "slow": 0})
     row["rows"] += 1
     row["cores"] = max(row["cores"], values[2])
     for mark in found:
@@ -220,7 +230,8 @@ if args.rows:
 print("| transport | place | rows | most cores | slowest, to the best at its ratio | where | core | switches | cliff | slow |")
 print("|" + "---|" * 10)
 for (transport, place), row in summary.items():
-    print(f"| {transport} | {place} | {row['rows']} | {row['cores']:.2f} | {row['worst']:.1f} | {row['where']} | {row['core']} | {row['switches']} | {row['cliff']} | {row['slow']} |")
+    print(f"| {transport} | {place} | {row['rows']} | {row['cores']:.2f} | {row['worst']:.1f} | {row['where']} "
+          f"| {row['core']} | {row['switches']} | {row['cliff']} | {row['slow']} |")
 print()
 print("\n".join(lines[:2] + marked))
 sys.exit(1 if marked else 0)

@@ -134,7 +134,13 @@ static void settle(const way *w, int me) {
 		if (sched_setaffinity(0, sizeof one, &one)) perror("sched_setaffinity");
 	}
 	if (w->slice) {
-		struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } attr = {.size = sizeof attr, .runtime = w->slice * 1000ull};
+		struct {
+			uint32_t size, policy;
+			uint64_t flags;
+			int32_t nice;
+			uint32_t priority;
+			uint64_t runtime, deadline, period;
+		} attr = {.size = sizeof attr, .runtime = w->slice * 1000ull};
 		if (syscall(SYS_sched_setattr, 0, &attr, 0)) perror("sched_setattr");
 	}
 }

@@ -133,7 +133,8 @@ while True:
     try:
         dist._reconfigure(*given, timeout=datetime.timedelta(seconds=10)).wait()
         share()
-        print(f"member {member.number} (process {os.getpid()}): rank {dist.get_rank()} of {dist.get_world_size()} at step {step}", flush=True)
+        print(f"member {member.number} (process {os.getpid()}): rank {dist.get_rank()} of {dist.get_world_size()} at step {step}",
+                flush=True)
         while step < args.steps:
             if args.die_at and step >= args.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,7 @@
 # Copyright The cohort Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a safetensors file, compares it with what argv says, and writes another one: by the library of that name, or without it by the format."""
+"""Reads a safetensors file, compares it with what argv says, and writes another one:
+by the library of that name, or without it by the format."""
 import ctypes
 import json
 import struct

@@ -52,7 +52,8 @@ OPS = {
 def run(graph, dtype):
     leaves = []
     for leaf in graph["leaves"]:
-        t = torch.frombuffer(bytearray.fromhex(leaf["bits"]), dtype=torch.float32).reshape(leaf["shape"]).to(getattr(torch, graph["dtype"])).to(dtype)
+        t = torch.frombuffer(bytearray.fromhex(leaf["bits"]),
+                dtype=torch.float32).reshape(leaf["shape"]).to(getattr(torch, graph["dtype"])).to(dtype)
         leaves.append(t.clone().requires_grad_(leaf["grad"]))
     regs = list(leaves)
     for step in graph["steps"]:

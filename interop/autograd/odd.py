@@ -23,8 +23,10 @@ OPS = {
     "sum": lambda x, a: x[0].sum(), "mean": lambda x, a: x[0].mean(), "max": lambda x, a: x[0].max(),
     "sumdim": lambda x, a: x[0].sum(int(a[0])), "meandim": lambda x, a: x[0].mean(int(a[0])), "maxdim": lambda x, a: x[0].max(int(a[0]))[0],
     "softmax": lambda x, a: x[0].softmax(int(a[0])), "logsoftmax": lambda x, a: x[0].log_softmax(int(a[0])),
-    "entropy": lambda x, a: F.cross_entropy(x[0], x[1], reduction=RED[int(a[0])]), "mse": lambda x, a: F.mse_loss(x[0], x[1], reduction=RED[int(a[0])]),
-    "embedding": lambda x, a: F.embedding(x[1], x[0]), "index": lambda x, a: x[0][x[1]], "layernorm": lambda x, a: F.layer_norm(x[0], x[0].shape[-1:]),
+    "entropy": lambda x, a: F.cross_entropy(x[0], x[1], reduction=RED[int(a[0])]),
+    "mse": lambda x, a: F.mse_loss(x[0], x[1], reduction=RED[int(a[0])]),
+    "embedding": lambda x, a: F.embedding(x[1], x[0]), "index": lambda x, a: x[0][x[1]],
+    "layernorm": lambda x, a: F.layer_norm(x[0], x[0].shape[-1:]),
     "cat": lambda x, a: torch.cat(list(x), int(a[0])), "stack": lambda x, a: torch.stack(list(x), int(a[0])),
     "select": lambda x, a: x[0].select(int(a[0]), int(a[1])), "slice": lambda x, a: x[0][int(a[0]):int(a[1]):int(a[2])],
     "reshape": lambda x, a: x[0].reshape([int(v) for v in a]), "expand": lambda x, a: x[0].expand([int(v) for v in a]),
@@ -43,7 +45,8 @@ def tensor(o):
 def shown(t):
     if t is None:
         return None
-    return {"dtype": str(t.dtype).replace("torch.", ""), "shape": list(t.shape), "values": [v.hex() for v in t.detach().double().reshape(-1).tolist()]}
+    return {"dtype": str(t.dtype).replace("torch.", ""), "shape": list(t.shape),
+            "values": [v.hex() for v in t.detach().double().reshape(-1).tolist()]}
 
 
 for line in sys.stdin:
@@ -52,7 +55,8 @@ for line in sys.stdin:
         x = [tensor(o) for o in r["inputs"]]
         y = OPS[r["op"]](x, [float(v) for v in r["args"]])
         if y.requires_grad:
-            w = torch.tensor(r["weights"], dtype=torch.float64).repeat(y.numel() // len(r["weights"]) + 1)[:y.numel()].to(y.dtype).reshape(y.shape)
+            w = torch.tensor(r["weights"], dtype=torch.float64)
+            w = w.repeat(y.numel() // len(r["weights"]) + 1)[:y.numel()].to(y.dtype).reshape(y.shape)
             y.backward(w)
         out = {"result": shown(y), "grads": [shown(t.grad) for t in x]}
     except (RuntimeError, TypeError, IndexError, ValueError) as e:

@@ -35,7 +35,8 @@ def save(path, tensors, **metadata):
     header, blobs, at = {"__metadata__": {"format": "pt", **metadata}}, [], 0
     for name, t in tensors.items():
         raw = bytes(t.detach().contiguous().view(-1).numpy().tobytes())
-        header[name] = {"dtype": {torch.float32: "F32", torch.float64: "F64"}[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + len(raw)]}
+        header[name] = {"dtype": {torch.float32: "F32", torch.float64: "F64"}[t.dtype], "shape": list(t.shape),
+                "data_offsets": [at, at + len(raw)]}
         blobs.append(raw)
         at += len(raw)
     text = json.dumps(header).encode()
@@ -84,7 +85,8 @@ def batchnorm(r):
         (y * torch.arange(float(y.numel())).reshape(y.shape)).sum().backward()
         out.append({"y": y.reshape(-1).tolist(), "grad": x.grad.reshape(-1).tolist()})
     m.eval()
-    out.append({"y": m(torch.tensor(r["x"][0])).reshape(-1).tolist(), "mean": m.running_mean.tolist(), "var": m.running_var.tolist(), "n": int(m.num_batches_tracked)})
+    out.append({"y": m(torch.tensor(r["x"][0])).reshape(-1).tolist(), "mean": m.running_mean.tolist(),
+            "var": m.running_var.tolist(), "n": int(m.num_batches_tracked)})
     return out
 
 
@@ -160,7 +162,8 @@ def promote(r):
         return torch.tensor(o["values"], dtype=getattr(torch, o["dtype"]))
     a, b = operand(r["a"]), operand(r["b"])
     try:
-        c = {"add": lambda: torch.add(a, b), "sub": lambda: torch.sub(a, b), "mul": lambda: torch.mul(a, b), "div": lambda: torch.div(a, b)}[r["op"]]()
+        c = {"add": lambda: torch.add(a, b), "sub": lambda: torch.sub(a, b), "mul": lambda: torch.mul(a, b),
+                "div": lambda: torch.div(a, b)}[r["op"]]()
     except (RuntimeError, TypeError) as e:
         return {"error": str(e)}
     values = c.reshape(-1)

@@ -17,21 +17,26 @@ def ids(n, count):
 
 
 OPS = {
-    "neg": lambda x, a: -x[0], "abs": lambda x, a: x[0].abs(), "exp": lambda x, a: x[0].tanh().exp(), "log": lambda x, a: (x[0].abs() + 1).log(),
-    "sqrt": lambda x, a: (x[0].abs() + 1).sqrt(), "sin": lambda x, a: x[0].sin(), "cos": lambda x, a: x[0].cos(), "tanh": lambda x, a: x[0].tanh(),
+    "neg": lambda x, a: -x[0], "abs": lambda x, a: x[0].abs(), "exp": lambda x, a: x[0].tanh().exp(),
+    "log": lambda x, a: (x[0].abs() + 1).log(),
+    "sqrt": lambda x, a: (x[0].abs() + 1).sqrt(), "sin": lambda x, a: x[0].sin(), "cos": lambda x, a: x[0].cos(),
+    "tanh": lambda x, a: x[0].tanh(),
     "sigmoid": lambda x, a: x[0].sigmoid(), "relu": lambda x, a: x[0].relu(), "gelu": lambda x, a: F.gelu(x[0]),
     "gelutanh": lambda x, a: F.gelu(x[0], approximate="tanh"), "pow": lambda x, a: x[0].tanh().pow(a[0]),
     "scale": lambda x, a: x[0] * -0.75, "shift": lambda x, a: x[0] + 0.5,
-    "add": lambda x, a: x[0] + x[1], "sub": lambda x, a: x[0] - x[1], "mul": lambda x, a: x[0] * x[1], "div": lambda x, a: x[0] / (x[1] * x[1] + 1),
+    "add": lambda x, a: x[0] + x[1], "sub": lambda x, a: x[0] - x[1], "mul": lambda x, a: x[0] * x[1],
+    "div": lambda x, a: x[0] / (x[1] * x[1] + 1),
     "sum": lambda x, a: x[0].sum(a[1:], keepdim=a[0] > 0), "mean": lambda x, a: x[0].mean(a[1:], keepdim=a[0] > 0),
     "sumall": lambda x, a: x[0].sum(), "meanall": lambda x, a: x[0].mean(), "maxall": lambda x, a: x[0].max(),
-    "max": lambda x, a: x[0].max(a[1], keepdim=a[0] > 0)[0], "softmax": lambda x, a: x[0].softmax(a[0]), "logsoftmax": lambda x, a: x[0].log_softmax(a[0]),
+    "max": lambda x, a: x[0].max(a[1], keepdim=a[0] > 0)[0], "softmax": lambda x, a: x[0].softmax(a[0]),
+    "logsoftmax": lambda x, a: x[0].log_softmax(a[0]),
     "reshape": lambda x, a: x[0].reshape(a), "permute": lambda x, a: x[0].permute(a), "transpose": lambda x, a: x[0].transpose(a[0], a[1]),
     "expand": lambda x, a: x[0].expand([a[0]] + list(x[0].shape)), "select": lambda x, a: x[0].select(a[0], a[1]),
     "slice": lambda x, a: x[0][a[0]:a[1]:a[2]], "cat": lambda x, a: torch.cat(x, a[0]), "stack": lambda x, a: torch.stack(x, a[0]),
     "index": lambda x, a: x[0][ids(x[0].shape[0], 4)], "embedding": lambda x, a: F.embedding(ids(x[0].shape[0], 4).reshape(2, 2), x[0]),
     "matmul": lambda x, a: x[0].matmul(x[1]), "linear": lambda x, a: F.linear(x[0], x[1]), "bias": lambda x, a: F.linear(x[0], x[1], x[2]),
-    "norm": lambda x, a: F.layer_norm(x[0], x[0].shape[x[0].dim() - a[0]:]), "affine": lambda x, a: F.layer_norm(x[0], x[0].shape[-1:], x[1], x[2]),
+    "norm": lambda x, a: F.layer_norm(x[0], x[0].shape[x[0].dim() - a[0]:]),
+    "affine": lambda x, a: F.layer_norm(x[0], x[0].shape[-1:], x[1], x[2]),
     "entropy": lambda x, a: F.cross_entropy(x[0], ids(x[0].shape[1], x[0].shape[0]), reduction=["mean", "sum", "none"][a[0]]),
     "mse": lambda x, a: F.mse_loss(x[0], x[1], reduction=["mean", "sum", "none"][a[0]]),
     "mask": lambda x, a: x[0].masked_fill(x[0] > 0, 0.25), "detach": lambda x, a: x[0].detach(),
@@ -76,5 +81,6 @@ for line in sys.stdin:
     graph, out = json.loads(line), {}
     for name, dtype in (("single", torch.float32), ("double", torch.float64)):
         regs, refused, grads = run(graph, dtype)
-        out[name] = {"values": [shown(r) for r in regs], "grads": [shown(g) for g in grads], "refused": refused, "requires": [r.requires_grad for r in regs]}
+        out[name] = {"values": [shown(r) for r in regs], "grads": [shown(g) for g in grads], "refused": refused,
+                "requires": [r.requires_grad for r in regs]}
     print(json.dumps(out), flush=True)

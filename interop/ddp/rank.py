@@ -57,7 +57,8 @@ elif MODE == "static":
     net = Branches()
     model = DistributedDataParallel(net, static_graph=True, bucket_cap_mb=0.001)
 else:
-    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 8))
+    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(),
+            torch.nn.Linear(512, 8))
     model = DistributedDataParallel(net, bucket_cap_mb=1)
 if MODE == "fp16":
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook

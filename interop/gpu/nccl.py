@@ -23,5 +23,6 @@ if mode == "assert" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     torch.cuda.synchronize()
 dist.all_reduce(x)
 torch.cuda.synchronize()
-print("python: nccl", torch.cuda.nccl.version(), "rank", rank, "sum", x[0].item(), "attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+print("python: nccl", torch.cuda.nccl.version(), "rank", rank, "sum", x[0].item(), "attempt",
+        os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
 dist.destroy_process_group()

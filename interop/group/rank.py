@@ -11,7 +11,8 @@ dist.set_debug_level_from_env()  # torch may have been imported before the varia
 timeout = datetime.timedelta(seconds=60)
 if plan == "reconfigure":
     store = dist.TCPStore("127.0.0.1", port, None, False, timeout=datetime.timedelta(seconds=60), use_libuv=False)
-    dist.init_process_group("gloo", store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size, timeout=timeout, enable_reconfigure=True)
+    dist.init_process_group("gloo", store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size, timeout=timeout,
+            enable_reconfigure=True)
 else:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=timeout)
 OPS = {"sum": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR", "avg": "AVG"}

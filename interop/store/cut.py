@@ -1,4 +1,5 @@
-# A PyTorch client whose connections may be reset at any byte. For each port that it reads it does the same operations over a store of its own
+# A PyTorch client whose connections may be reset at any byte. For each port that it reads it does the same operations
+# over a store of its own
 # and prints a JSON list of what they gave, which ends with "end" or "error".
 # With an argument, the number of a thread's operations, it counts in threads instead, whatever happens to their connections.
 import datetime, json, sys, threading, torch
@@ -8,7 +9,8 @@ old = torch.__version__.startswith("1.")
 
 
 def client(port):
-    return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=20), **({} if old else {"use_libuv": False}))
+    return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=20),
+            **({} if old else {"use_libuv": False}))
 
 
 def operations(s):
@@ -29,7 +31,8 @@ def operations(s):
 
 
 def count(port, step, times):
-    # Each thread counts in steps of its own. Answers to what it asked before may have been lost; none comes late, and none is another thread's.
+    # Each thread counts in steps of its own. Answers to what it asked before may have been lost; none comes late, and
+    # none is another thread's.
     last, tries, s = 0, 0, None
     while last < times * step:
         try:

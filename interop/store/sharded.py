@@ -58,7 +58,8 @@ for k in range(8):
 dcp.save({"model": {"rows": rows, "weight": weight, "plain": whole * 2, **placed}, "step": torch.tensor(17)}, checkpoint_id=folder)
 assert any(name.endswith(".distcp") for name in os.listdir(folder)) and ".metadata" in os.listdir(folder)
 for placement in (Shard(0), Shard(1), Replicate()):
-    state = {"model": {"rows": distribute_tensor(torch.zeros(7, 4), mesh, [placement]), "plain": torch.zeros(7, 4)}, "step": torch.tensor(0)}
+    state = {"model": {"rows": distribute_tensor(torch.zeros(7, 4), mesh, [placement]), "plain": torch.zeros(7, 4)},
+            "step": torch.tensor(0)}
     for name, t in tensors.items():
         cut = chance.choice([Replicate(), Shard(chance.randrange(t.dim()))])
         state["model"][name] = distribute_tensor(torch.ones_like(t), mesh, [cut])

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 rendezvous = sys.modules["torch.distributed.rendezvous"]
-rendezvous.TCPStore = functools.partial(rendezvous.TCPStore, use_libuv=False)  # builds without libuv cannot be clients of a launcher's store otherwise
+# builds without libuv cannot be clients of a launcher's store otherwise
+rendezvous.TCPStore = functools.partial(rendezvous.TCPStore, use_libuv=False)
 
 
 class Forked:
@@ -25,7 +26,8 @@ class Forked:
 
     @classmethod
     def _run(cls, *args, **kwargs):
-        torch.set_num_threads(1)  # makes the pool of threads that a fork leaves broken; threads that do so at once abort: "Invalid thread pool!"
+        # makes the pool of threads that a fork leaves broken; threads that do so at once abort: "Invalid thread pool!"
+        torch.set_num_threads(1)
         super()._run(*args, **kwargs)
 
     @property
