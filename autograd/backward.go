@@ -76,12 +76,14 @@ func rootGrad(v *Variable, g Value) (Value, error) {
 	const op = "autograd: backward"
 	switch {
 	case g.IsNone() && product(v.Shape()) != 1:
-		return g, cohort.Newf(op, cohort.InvalidArgument, "grad can be implicitly created only for scalar outputs, not for shape %v", v.Shape())
+		return g, cohort.Newf(op, cohort.InvalidArgument,
+			"grad can be implicitly created only for scalar outputs, not for shape %v", v.Shape())
 	case g.IsNone():
 		one, err := tensor.Full(v.DType(), 1.0, v.Shape()...)
 		return Value{Dense: one}, err
 	case !metaOf(v.Value()).fits(g):
-		return g, cohort.Newf(op, cohort.InvalidArgument, "mismatch: the gradient is %v%v, its root %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
+		return g, cohort.Newf(op, cohort.InvalidArgument, "mismatch: the gradient is %v%v, its root %v%v", g.DType(), g.Shape(),
+			v.DType(), v.Shape())
 	case g.Sparse != nil:
 		if err := g.Sparse.Check(); err != nil {
 			return g, cohort.Wrap(op, cohort.InvalidArgument, err)

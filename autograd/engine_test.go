@@ -207,7 +207,8 @@ func TestSeveralRoots(t *testing.T) {
 	x := leaf(1, 2)
 	a, b := x.Scale(2), x.Scale(3).Sum()
 	seed := tensor.Must(tensor.From([]float32{1, 10}))
-	if err := autograd.Backward(t.Context(), []*autograd.Variable{a, b, b, x}, []autograd.Value{{Dense: seed}, {}, {}, {Dense: seed}}); err != nil {
+	if err := autograd.Backward(t.Context(), []*autograd.Variable{a, b, b, x},
+		[]autograd.Value{{Dense: seed}, {}, {}, {Dense: seed}}); err != nil {
 		t.Fatal(err)
 	}
 	wantGrad(t, x, 2+3+3+1, 20+3+3+10)
@@ -225,7 +226,8 @@ func TestErrorsTravel(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	}
-	if err := autograd.Linear(constant(1, 2), constant(1, 2, 3).Reshape(1, 3), constant(1)).Err(); err == nil || strings.Count(err.Error(), "autograd: linear") != 1 {
+	if err := autograd.Linear(constant(1, 2), constant(1, 2, 3).Reshape(1, 3), constant(1)).Err(); err == nil ||
+		strings.Count(err.Error(), "autograd: linear") != 1 {
 		t.Errorf("it names its operation once: %v", err)
 	}
 	if v := bad.Item(); v == v {
@@ -351,7 +353,8 @@ func TestPieces(t *testing.T) {
 	if err := got[0].Mul(w).Sum().Backward(t.Context(), into); err != nil {
 		t.Fatal(err)
 	}
-	if len(box.sent) != 1 || !slices.Equal(values(t, box.sent[0][0]), []float32{2, 5}) || !slices.Equal(values(t, grads[w].Dense), []float32{9, 16}) {
+	if len(box.sent) != 1 || !slices.Equal(values(t, box.sent[0][0]), []float32{2, 5}) ||
+		!slices.Equal(values(t, grads[w].Dense), []float32{9, 16}) {
 		t.Fatalf("sent %v, gradients %v", box.sent, grads)
 	}
 	// Worker 1 runs what it can when the gradient arrives, and the rest when the other one does.

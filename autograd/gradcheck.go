@@ -74,7 +74,8 @@ func GradCheck(ctx context.Context, f func(inputs []*Variable) *Variable, inputs
 			if math.Abs(want-grad[j]) <= atol+rtol*math.Abs(want) {
 				continue
 			}
-			return cohort.Newf(op, cohort.Mismatch, "input %d element %d: the gradient is %v, finite differences give %v", i, j, grad[j], want)
+			return cohort.Newf(op, cohort.Mismatch, "input %d element %d: the gradient is %v, finite differences give %v", i, j,
+				grad[j], want)
 		}
 	}
 	return nil

@@ -46,7 +46,8 @@ func TestGivenGradients(t *testing.T) {
 	x, y := leaf(1, 2), leaf(3, 4)
 	seed := tensor.Must(tensor.From([]float32{7, 8}))
 	for range 3 {
-		if err := autograd.Backward(t.Context(), []*autograd.Variable{x, x.Add(y)}, []autograd.Value{{Dense: seed}, {Dense: seed}}); err != nil {
+		if err := autograd.Backward(t.Context(), []*autograd.Variable{x, x.Add(y)},
+			[]autograd.Value{{Dense: seed}, {Dense: seed}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -176,7 +176,8 @@ func LayerNorm(x, weight, bias *Variable, dims int, eps float64) *Variable {
 	for _, v := range []*Variable{weight, bias} {
 		if v != nil && v.Err() == nil && !slices.Equal(v.Shape(), normal) {
 			return Failed(cohort.Newf("autograd: layer norm", cohort.InvalidArgument,
-				"expected weight and bias to be of same shape as the normalised dimensions, but got one of shape %v for %v", v.Shape(), normal))
+				"expected weight and bias to be of same shape as the normalised dimensions, but got one of shape %v for %v",
+				v.Shape(), normal))
 		}
 	}
 	if weight != nil {

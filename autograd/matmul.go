@@ -99,8 +99,8 @@ func product2(room, a, b *tensor.Tensor, transA, transB bool, shape []int, vecto
 	return tensorops.SumTo(out, shape)
 }
 
-// Linear returns x times the transposed weight plus bias, which is broadcast and may be nil. A weight with one dimension stands for one output, which has no
-// dimension then. It corresponds to torch.nn.functional.linear.
+// Linear returns x times the transposed weight plus bias, which is broadcast and may be nil. A weight with one
+// dimension stands for one output, which has no dimension then. It corresponds to torch.nn.functional.linear.
 func Linear(x, weight, bias *Variable) *Variable {
 	if weight.Err() == nil && weight.Dims() == 1 && (bias == nil || bias.Err() == nil && bias.Dims() == 0) {
 		out := x.MatMul(weight)
@@ -121,7 +121,8 @@ func (f *linear) fresh() {}
 
 func (f *linear) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	if in[1].Dims() != 2 || in[0].Dims() == 0 || in[0].Dim(-1) != in[1].Dim(1) {
-		return nil, cohort.Newf("autograd: linear", cohort.InvalidArgument, "an input of shape %v with a weight of shape %v", in[0].Shape(), in[1].Shape())
+		return nil, cohort.Newf("autograd: linear", cohort.InvalidArgument, "an input of shape %v with a weight of shape %v",
+			in[0].Shape(), in[1].Shape())
 	}
 	c.Save(in[0], in[1])
 	w, err := in[1].Transpose(0, 1)
@@ -137,7 +138,8 @@ func (f *linear) Forward(c *Context, in []*tensor.Tensor) ([]*tensor.Tensor, err
 		return one(tensorops.AddBias(out, in[2]))
 	}
 	if _, err = tensorops.Expand(in[2], out.Shape()); err != nil {
-		return nil, cohort.Newf("autograd: linear", cohort.InvalidArgument, "a bias of shape %v with outputs of shape %v", f.bias, out.Shape())
+		return nil, cohort.Newf("autograd: linear", cohort.InvalidArgument, "a bias of shape %v with outputs of shape %v", f.bias,
+			out.Shape())
 	}
 	return one(tensorops.Binary(tensorops.Add, tensorops.Of(out), tensorops.Of(in[2])))
 }

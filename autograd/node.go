@@ -168,7 +168,8 @@ func NewNode(fn Function, outputs []Value, edges []Edge) *Node {
 // made with. It is for graphs that span processes.
 func (n *Node) Variables(vs []Value) ([]*Variable, error) {
 	if len(vs) != len(n.outputs) {
-		return nil, cohort.Newf("autograd: variables", cohort.InvalidArgument, "%d tensors for %d outputs of %s", len(vs), len(n.outputs), n.Name())
+		return nil, cohort.Newf("autograd: variables", cohort.InvalidArgument, "%d tensors for %d outputs of %s", len(vs),
+			len(n.outputs), n.Name())
 	}
 	out := make([]*Variable, len(vs))
 	for i, v := range vs {

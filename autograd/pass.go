@@ -278,7 +278,8 @@ func (h hook) before(slots []slot) error {
 	s.owned = false // the hook may have kept it
 	if !g.IsNone() {
 		if !metaOf(s.grad).fits(g) {
-			return cohort.Newf("autograd: hook", cohort.InvalidArgument, "a hook returned %v%v for a gradient of %v%v", g.DType(), g.Shape(), s.grad.DType(), s.grad.Shape())
+			return cohort.Newf("autograd: hook", cohort.InvalidArgument, "a hook returned %v%v for a gradient of %v%v", g.DType(),
+				g.Shape(), s.grad.DType(), s.grad.Shape())
 		}
 		s.grad = g
 	}
@@ -342,7 +343,8 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 	c := n.snapshot()
 	if c.released {
 		return cohort.New("autograd: backward", cohort.InvalidArgument,
-			"trying to backward through the graph a second time: what the function saved has been freed; pass RetainGraph to the first pass")
+			"trying to backward through the graph a second time: what the function saved has been freed; pass RetainGraph to the "+
+				"first pass")
 	}
 	grads := make([]Value, len(slots))
 	some := false
@@ -357,8 +359,10 @@ func (p *Pass) call(ctx context.Context, n *Node, slots []slot) error {
 		if results, err = n.backward(c, grads); err != nil {
 			return err
 		}
-		if len(results) > len(n.edges) || len(results) < len(n.edges) && slices.ContainsFunc(n.edges[len(results):], func(e Edge) bool { return e.Node != nil }) {
-			return cohort.Newf("autograd: backward", cohort.InvalidArgument, "%s returned %d gradients for %d inputs", n.Name(), len(results), len(n.edges))
+		if len(results) > len(n.edges) || len(results) < len(n.edges) &&
+			slices.ContainsFunc(n.edges[len(results):], func(e Edge) bool { return e.Node != nil }) {
+			return cohort.Newf("autograd: backward", cohort.InvalidArgument, "%s returned %d gradients for %d inputs", n.Name(),
+				len(results), len(n.edges))
 		}
 	}
 	if !p.retain && c.hasSaved {

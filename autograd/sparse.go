@@ -31,7 +31,8 @@ func SparseConstant(s *tensor.Sparse) *Variable {
 func SparseParameter(s *tensor.Sparse) *Variable {
 	v := SparseConstant(s)
 	if v.err == nil && (!v.DType().Floating() || !tensorops.Computes(v.DType())) {
-		return failed(cohort.Newf("autograd: parameter", cohort.InvalidArgument, "only floating point tensors can require gradients, not %v", v.DType()))
+		return failed(cohort.Newf("autograd: parameter", cohort.InvalidArgument,
+			"only floating point tensors can require gradients, not %v", v.DType()))
 	}
 	v.requires = v.err == nil
 	return v
@@ -83,7 +84,8 @@ func (v Value) multiplied(w Value) (out Value, err error) {
 func (f *addSub) ForwardValues(_ *Context, in []Value) ([]Value, error) {
 	a, b := in[0], in[1]
 	if a.Sparse != nil && b.Sparse == nil {
-		return nil, cohort.New("sparse", cohort.NotSupported, "a dense tensor cannot be added to a sparse one, as in PyTorch: put the dense one first")
+		return nil, cohort.New("sparse", cohort.NotSupported,
+			"a dense tensor cannot be added to a sparse one, as in PyTorch: put the dense one first")
 	}
 	if f.sign < 0 {
 		var err error
@@ -278,7 +280,8 @@ func stackDense(dim int, vs []*Variable) *Variable {
 		}
 		shape := v.Shape()
 		if !slices.Equal(shape, vs[0].Shape()) {
-			return failed(cohort.Newf("autograd: stack", cohort.InvalidArgument, "stack expects each tensor to be equal size, but got %v at entry 0 and %v at entry %d", vs[0].Shape(), shape, i))
+			return failed(cohort.Newf("autograd: stack", cohort.InvalidArgument,
+				"stack expects each tensor to be equal size, but got %v at entry 0 and %v at entry %d", vs[0].Shape(), shape, i))
 		}
 		at, err := tensorops.Axis("stack", dim, len(shape)+1)
 		if err != nil {

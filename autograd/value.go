@@ -173,7 +173,8 @@ func (m meta) fit(grad Value) (fitted Value, changed bool, err error) {
 	default:
 		common, failed := tensorops.BroadcastShape("backward", m.shape, grad.Shape())
 		if failed != nil || !slices.Equal(common, grad.Shape()) {
-			return Value{}, false, cohort.Newf("autograd: backward", cohort.InvalidArgument, "a gradient has shape %v, but its variable %v", grad.Shape(), m.shape)
+			return Value{}, false, cohort.Newf("autograd: backward", cohort.InvalidArgument,
+				"a gradient has shape %v, but its variable %v", grad.Shape(), m.shape)
 		}
 		if grad.Dense, err = tensorops.SumTo(grad.Dense, m.shape); err != nil {
 			return Value{}, false, err

@@ -57,7 +57,8 @@ func Constant(t *tensor.Tensor) *Variable {
 func Parameter(t *tensor.Tensor) *Variable {
 	v := Constant(t)
 	if v.err == nil && (!t.DType().Floating() || !tensorops.Computes(t.DType())) {
-		return failed(cohort.Newf("autograd: parameter", cohort.InvalidArgument, "only floating point tensors can require gradients, not %v", t.DType()))
+		return failed(cohort.Newf("autograd: parameter", cohort.InvalidArgument,
+			"only floating point tensors can require gradients, not %v", t.DType()))
 	}
 	v.requires = v.err == nil
 	return v
@@ -174,7 +175,8 @@ func (v *Variable) SetGrad(t *tensor.Tensor) error {
 	}
 	if t != nil && (!metaOf(v.Value()).fits(Value{Dense: t}) || !t.IsContiguous()) {
 		return cohort.Newf("autograd: set grad", cohort.InvalidArgument,
-			"assigned grad has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(), v.DType(), v.Shape())
+			"assigned grad has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(),
+			v.DType(), v.Shape())
 	}
 	failpoint.At("autograd.variable.set_grad")
 	v.mu.Lock()
@@ -196,7 +198,8 @@ func (v *Variable) SetGradValue(g Value) error {
 		return cohort.Wrap(op, cohort.InvalidArgument, err)
 	}
 	if !metaOf(v.Value()).fits(g) {
-		return cohort.Newf(op, cohort.InvalidArgument, "assigned grad has %v%v, the variable %v%v", g.DType(), g.Shape(), v.DType(), v.Shape())
+		return cohort.Newf(op, cohort.InvalidArgument, "assigned grad has %v%v, the variable %v%v", g.DType(), g.Shape(),
+			v.DType(), v.Shape())
 	}
 	failpoint.At("autograd.variable.set_grad")
 	v.mu.Lock()
@@ -215,7 +218,8 @@ func (v *Variable) SetGradMemory(t *tensor.Tensor) error {
 	}
 	if t != nil && (!metaOf(v.Value()).fits(Value{Dense: t}) || !t.IsContiguous()) {
 		return cohort.Newf("autograd: set grad memory", cohort.InvalidArgument,
-			"the memory has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(), v.DType(), v.Shape())
+			"the memory has %v%v, the variable %v%v: want a dense tensor of the same type and shape", t.DType(), t.Shape(),
+			v.DType(), v.Shape())
 	}
 	failpoint.At("autograd.variable.set_memory")
 	v.mu.Lock()
@@ -343,7 +347,8 @@ func (v *Variable) OnGrad(f func(grad *tensor.Tensor) (*tensor.Tensor, error)) (
 	}
 	return v.OnGradValue(func(grad Value) (Value, error) {
 		if grad.Dense == nil {
-			return Value{}, cohort.New("autograd: hook", cohort.NotSupported, "the gradient is sparse, and a hook of OnGrad takes dense ones: use OnGradValue")
+			return Value{}, cohort.New("autograd: hook", cohort.NotSupported,
+				"the gradient is sparse, and a hook of OnGrad takes dense ones: use OnGradValue")
 		}
 		t, err := f(grad.Dense)
 		return Value{Dense: t}, err

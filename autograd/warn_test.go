@@ -29,7 +29,8 @@ func TestShapesOfMSE(t *testing.T) {
 		}
 		autograd.MSE(row, row, autograd.ReduceMean)
 	}
-	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "warn_test.go:") || !strings.Contains(text, "[3 1]") {
+	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "warn_test.go:") ||
+		!strings.Contains(text, "[3 1]") {
 		t.Errorf("the log is\n%s", text)
 	}
 	autograd.MSE(column, row, autograd.ReduceMean)

@@ -70,14 +70,17 @@ func New(s store.Store, low, high int, opts ...CoordinatorOption) (*Coordinator,
 	case s == nil:
 		return nil, cohort.New(op, cohort.InvalidArgument, "no store")
 	case low < 1 || high < low || high > maxMembers:
-		return nil, cohort.Newf(op, cohort.InvalidArgument, "%d to %d members: the first must be at least 1, and at most the second, which may be %d at most", low, high, maxMembers)
+		return nil, cohort.Newf(op, cohort.InvalidArgument,
+			"%d to %d members: the first must be at least 1, and at most the second, which may be %d at most", low, high, maxMembers)
 	case c.silence <= 0 || c.patience <= 0 || c.join <= 0 || c.lastCall < 0 || c.failures < 0:
-		return nil, cohort.New(op, cohort.InvalidArgument, "silence, patience and join timeout must be positive, last call and failures not negative")
+		return nil, cohort.New(op, cohort.InvalidArgument,
+			"silence, patience and join timeout must be positive, last call and failures not negative")
 	}
 	c.low, c.high = low, high
 	c.poll = min(c.poll, c.silence/10)
 	return &Coordinator{
-		store: store.Prefix(c.prefix, s), config: c, holes: map[int64]time.Time{}, open: map[ID]int64{}, signs: map[ID]sign{}, timers: map[int]time.Time{}, wake: make(chan struct{}, 1),
+		store: store.Prefix(c.prefix, s), config: c, holes: map[int64]time.Time{}, open: map[ID]int64{}, signs: map[ID]sign{},
+		timers: map[int]time.Time{}, wake: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -172,8 +175,9 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	return nil
 }
 
-// tick sets the clock by which members are silent and timers fire. It nearly stands still while the store does not answer: the signs of life
-// and questions of that time arrive with the answers, in any order, and a member that sent nothing had no chance.
+// tick sets the clock by which members are silent and timers fire. It nearly stands still while the store does not
+// answer: the signs of life and questions of that time arrive with the answers, in any order, and a member that sent
+// nothing had no chance.
 func (c *Coordinator) tick() {
 	now := time.Now()
 	c.clock = c.clock.Add(min(now.Sub(c.ticked), c.config.silence/4))
@@ -330,7 +334,8 @@ func (c *Coordinator) readHeartbeats(ctx context.Context) error {
 	}
 	for _, member := range c.spareFirst(silent) {
 		c.setSilent(member, true)
-		c.config.logger.Warn("a member has not responded", slog.Any("member", member), slog.Duration("silence", c.clock.Sub(c.signs[member].at)))
+		c.config.logger.Warn("a member has not responded", slog.Any("member", member),
+			slog.Duration("silence", c.clock.Sub(c.signs[member].at)))
 		if err := c.leaveOut(ctx, member); err != nil || c.ended {
 			return err
 		}

@@ -156,7 +156,8 @@ func (d *desk) asked(number int64, q question) effects {
 			return
 		}
 		if number <= s.latest {
-			return // it arrived late: the member has asked again, and may be about to read that answer; or an earlier coordinator has answered it
+			// it arrived late: the member has asked again, and may be about to read that answer; or an earlier coordinator has answered it
+			return
 		}
 		if q.untaken {
 			d.now.stale = s.latest

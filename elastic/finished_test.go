@@ -88,8 +88,8 @@ func (p *pair) oneFinishes(ctx context.Context, t *testing.T) (next <-chan elast
 	return rounds
 }
 
-// TestFinishedBeforeRestart: a coordinator that is started again does not wait for a member that was notified that it may leave, although its
-// process lives.
+// TestFinishedBeforeRestart: a coordinator that is started again does not wait for a member that was notified that it
+// may leave, although its process lives.
 func TestFinishedBeforeRestart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -110,8 +110,8 @@ func (m *Member) Done(ctx context.Context) error {
 // errAgain says that a question was not answered in time.
 var errAgain = errors.New("no answer yet")
 
-// ask repeats a question until it is answered: a coordinator that has received nothing from this process for a while, or that was started again,
-// has forgotten the question. The last one counts.
+// ask repeats a question until it is answered: a coordinator that has received nothing from this process for a while,
+// or that was started again, has forgotten the question. The last one counts.
 func (m *Member) ask(ctx context.Context, q question) (a answer, err error) {
 	for {
 		if a, err = m.askOnce(ctx, q); !errors.Is(err, errAgain) {

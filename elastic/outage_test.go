@@ -47,7 +47,8 @@ func (s *stopped) Set(ctx context.Context, key string, value []byte) error {
 // of life, costs no member its place: neither in a round nor while one forms. A member that is gone is left out as before.
 func TestStoreStops(t *testing.T) {
 	t.Parallel()
-	for _, before := range []time.Duration{time.Millisecond, 300 * time.Millisecond, 990 * time.Millisecond} { // signs of life come every second
+	// signs of life come every second
+	for _, before := range []time.Duration{time.Millisecond, 300 * time.Millisecond, 990 * time.Millisecond} {
 		t.Run(before.String(), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {

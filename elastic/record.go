@@ -103,8 +103,10 @@ func (c *Coordinator) readRecord(ctx context.Context) (r record, err error) {
 	if c.kept, err = c.store.Get(ctx, recordKey); err != nil {
 		return r, err
 	}
-	if err = json.Unmarshal(c.kept, &r); err != nil || len(r.Members) > maxMembers || len(r.Handles) != len(r.Members) || len(r.Questions) != len(r.Members) {
-		return r, cohort.Newf("elastic: coordinator", cohort.Protocol, "the record of an earlier coordinator, key %q, cannot be read: %q", recordKey, shorten(c.kept))
+	if err = json.Unmarshal(c.kept, &r); err != nil || len(r.Members) > maxMembers || len(r.Handles) != len(r.Members) ||
+		len(r.Questions) != len(r.Members) {
+		return r, cohort.Newf("elastic: coordinator", cohort.Protocol,
+			"the record of an earlier coordinator, key %q, cannot be read: %q", recordKey, shorten(c.kept))
 	}
 	return r, nil
 }

@@ -77,8 +77,8 @@ func TestRepeatedQuestion(t *testing.T) {
 	}
 }
 
-// TestRepeatedQuestionAfterRestart: no member is notified a third time of a round, or again of one that is over, because the coordinator was started
-// again meanwhile. A member that does not delete answers shows it.
+// TestRepeatedQuestionAfterRestart: no member is notified a third time of a round, or again of one that is over,
+// because the coordinator was started again meanwhile. A member that does not delete answers shows it.
 func TestRepeatedQuestionAfterRestart(t *testing.T) {
 	t.Parallel()
 	c := newConfig(nil, CoordinatorOption.applyCoordinator)
@@ -111,7 +111,8 @@ func TestRepeatedQuestionAfterRestart(t *testing.T) {
 				t.Errorf("%s: question %d is answered with %+v", what, n, e)
 			}
 		}
-		if e := d.asked(7, question{Member: 0, Handle: "a", untaken: true}); e.answers[7].Round != nil || !slices.Contains(e.over, begun.UUID) && !x.over {
+		if e := d.asked(7, question{Member: 0, Handle: "a", untaken: true}); e.answers[7].Round != nil ||
+			!slices.Contains(e.over, begun.UUID) && !x.over {
 			t.Errorf("%s: the next question is answered with %+v", what, e)
 		}
 	}

@@ -245,7 +245,8 @@ func TestTwoCoordinators(t *testing.T) {
 		}
 		cancel()
 		wg.Wait()
-		if !errors.Is(ends[0], cohort.Aborted) || !strings.Contains(ends[0].Error(), "another coordinator") || !errors.Is(ends[1], context.Canceled) {
+		if !errors.Is(ends[0], cohort.Aborted) || !strings.Contains(ends[0].Error(), "another coordinator") ||
+			!errors.Is(ends[1], context.Canceled) {
 			t.Errorf("%v", ends)
 		}
 	})

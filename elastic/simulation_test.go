@@ -5,7 +5,6 @@ package elastic
 
 import (
 	"container/heap"
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/testing/mutation"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // The simulation runs the desk with members that crash, hang, come late and are cut off, over a store that is slow, and with a
@@ -457,11 +457,13 @@ func (s *sim) fault(m *simMember) {
 // simulate runs one seed and returns what went wrong.
 func simulate(seed uint64, work, askOnce bool) (problems, trace []string) {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), work: work, askOnce: askOnce, over: map[int64]bool{}, asked: map[int64]question{}, untaken: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[ID]bool{},
+		rng: rand.New(rand.NewPCG(seed, 1)), work: work, askOnce: askOnce, over: map[int64]bool{}, asked: map[int64]question{},
+		untaken: map[int64]bool{}, rounds: map[int64]*Round{}, arrived: map[int64]map[ID]bool{},
 	}
 	s.low = 1 + s.rng.IntN(3)
 	s.high = s.low + s.rng.IntN(3)
-	s.config = newConfig([]CoordinatorOption{WithLastCall(time.Second), WithJoinTimeout(time.Hour), WithPatience(simPatience), nil}, CoordinatorOption.applyCoordinator)
+	s.config = newConfig([]CoordinatorOption{WithLastCall(time.Second), WithJoinTimeout(time.Hour), WithPatience(simPatience),
+		nil}, CoordinatorOption.applyCoordinator)
 	s.config.low, s.config.high = s.low, s.high
 	s.start()
 	for range s.high + s.rng.IntN(3) {
@@ -521,21 +523,13 @@ func simulate(seed uint64, work, askOnce bool) (problems, trace []string) {
 	return s.problems, s.trace
 }
 
-var (
-	simFirst = flag.Uint64("elastic.first", 0, "the first seed that TestSimulation runs")
-	simSeeds = flag.Uint64("elastic.seeds", 1000, "how many seeds TestSimulation runs")
-)
-
 func TestSimulation(t *testing.T) {
 	t.Parallel()
-	seeds := []uint64{
+	known := []uint64{
 		5_008_887, // the question of a member that has died arrives after the next one, and a coordinator that is started later finds it
 		3399,      // a member that was declared dead finishes, and then the coordinator dies
 	}
-	for i := range *simSeeds {
-		seeds = append(seeds, *simFirst+i)
-	}
-	for _, seed := range seeds {
+	for seed := range seeds.Range(1000, known...) {
 		for _, work := range []bool{false, true} {
 			if problems, trace := simulate(seed, work, false); len(problems) > 0 {
 				t.Fatalf("seed %d, with an end: %v: %v\n%s", seed, work, problems, strings.Join(trace, "\n"))

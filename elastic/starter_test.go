@@ -17,8 +17,8 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// TestStarter: a process that starts members elsewhere reserves their numbers and reports when they have ended, and learns at the end which of
-// them had not been heard of.
+// TestStarter: a process that starts members elsewhere reserves their numbers and reports when they have ended, and
+// learns at the end which of them had not been heard of.
 func TestStarter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

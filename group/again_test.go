@@ -71,7 +71,8 @@ func TestHalfAnAttempt(t *testing.T) {
 			short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 			defer cancel()
 			_, err := New(short, s, 0, 3, WithTransport(transport))
-			if e := asError(err); e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 1 || !strings.Contains(err.Error(), "ranks 1 and 2") {
+			if e := asError(err); e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 1 ||
+				!strings.Contains(err.Error(), "ranks 1 and 2") {
 				t.Fatalf("alone: %v", err)
 			}
 			// Rank 1 is patient; rank 0 gives up twice more before all come.

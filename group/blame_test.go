@@ -28,8 +28,9 @@ func TestWhoClosedAfterAFailureIsNotBlamed(t *testing.T) {
 	}
 }
 
-// TestWhoClosedIsNotBlamedWithoutAStore: the store dies, then rank 2, which rank 1 sees before it closes its group. Rank 0 has seen only that,
-// and waits for a message of rank 1. It names the rank that went first, because the goodbye of rank 1 says so.
+// TestWhoClosedIsNotBlamedWithoutAStore: the store dies, then rank 2, which rank 1 sees before it closes its group.
+// Rank 0 has seen only that, and waits for a message of rank 1. It names the rank that went first, because the goodbye
+// of rank 1 says so.
 func TestWhoClosedIsNotBlamedWithoutAStore(t *testing.T) {
 	t.Parallel()
 	ctx := ctxOf(t)

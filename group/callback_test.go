@@ -15,8 +15,9 @@ import (
 	"github.com/cohort-dist/cohort/observe"
 )
 
-// TestCallbacksOfAGroup: a hook, a profiler or the receiver of a dump that panics or ends its goroutine takes nothing with it, also where the
-// group calls it from its own goroutine: operations without a waiter go on, a failure reaches every rank, and Close ends.
+// TestCallbacksOfAGroup: a hook, a profiler or the receiver of a dump that panics or ends its goroutine takes nothing
+// with it, also where the group calls it from its own goroutine: operations without a waiter go on, a failure reaches
+// every rank, and Close ends.
 func TestCallbacksOfAGroup(t *testing.T) {
 	t.Parallel()
 	for how, end := range map[string]func(){"panic": func() { panic("a bug") }, "exit": runtime.Goexit} {

@@ -40,7 +40,8 @@ func TestCoalesced(t *testing.T) {
 					return err
 				}
 				for i := range outs {
-					if err := errors.Join(same("gathered", outs[i][0], int64(i), int64(i)+10), same("gathered", outs[i][1], int64(i)+100)); err != nil {
+					if err := errors.Join(same("gathered", outs[i][0], int64(i), int64(i)+10),
+						same("gathered", outs[i][1], int64(i)+100)); err != nil {
 						return err
 					}
 				}
@@ -49,7 +50,8 @@ func TestCoalesced(t *testing.T) {
 					c.AllGatherInto(wide, a)
 					c.AllGatherInto(narrow, b)
 				}).Wait(ctx)
-				if err = errors.Join(err, same[int64]("wide", wide, 0, 10, 1, 11, 2, 12), same[int64]("narrow", narrow, 100, 101, 102)); err != nil {
+				if err = errors.Join(err, same[int64]("wide", wide, 0, 10, 1, 11, 2, 12),
+					same[int64]("narrow", narrow, 100, 101, 102)); err != nil {
 					return err
 				}
 				x, y := from[int64](1, 2, 3, 4, 5, 6), from[int64](f, f, f)
@@ -153,13 +155,15 @@ func TestObjectsBetweenTwoRanks(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if want := string([]byte{'f', 'r', 'o', 'm', '0' + byte(source)}); string(slices.Concat(list...)) != want || from == 2 && source != 2 {
+					if want := string([]byte{'f', 'r', 'o', 'm', '0' + byte(source)}); string(slices.Concat(list...)) != want ||
+						from == 2 && source != 2 {
 						return cohort.Newf("received", cohort.Internal, "%q from %d", list, source)
 					}
 				}
 				return nil
 			}))
-			for _, err := range []error{groups[0].SendObjects(ctx, nil, 1), groups[0].SendObjects(ctx, [][]byte{{1}}, 0), recvError(groups[0].RecvObjects(ctx, nil, 1))} {
+			for _, err := range []error{groups[0].SendObjects(ctx, nil, 1), groups[0].SendObjects(ctx, [][]byte{{1}}, 0),
+				recvError(groups[0].RecvObjects(ctx, nil, 1))} {
 				if !errors.Is(err, cohort.InvalidArgument) {
 					t.Error(err)
 				}

@@ -26,8 +26,8 @@ func lanesOf(t *testing.T, g *Group) int {
 	return m.Lanes()
 }
 
-// TestConnections: a group has as many connections between two ranks as it was told, by option or by the environment; ranks of one process have one
-// if no option sets it. Whatever it is, collectives of large tensors work.
+// TestConnections: a group has as many connections between two ranks as it was told, by option or by the environment;
+// ranks of one process have one if no option sets it. Whatever it is, collectives of large tensors work.
 func TestConnections(t *testing.T) {
 	for _, c := range []struct {
 		env  string
@@ -142,8 +142,8 @@ func cutOne(t *testing.T, g *Group, lane, peer int) {
 	}
 }
 
-// TestCutConnection: when one of the connections between two ranks ends and both live, all ranks name the same one of them, and say to whom it
-// was connected. The one that is named says that it lives.
+// TestCutConnection: when one of the connections between two ranks ends and both live, all ranks name the same one of
+// them, and say to whom it was connected. The one that is named says that it lives.
 func TestCutConnection(t *testing.T) {
 	for _, c := range []struct{ lanes, cut int }{{1, 0}, {3, 0}, {3, 1}, {3, 2}} {
 		for _, n := range []int{1, 1 << 20} {

@@ -225,11 +225,12 @@ func TestSleepingRankUsesNoCore(t *testing.T) {
 	}
 }
 
-// TestWaitingRankWakesNoOtherThread: one rank comes to each collective a millisecond after the other, which therefore sleeps in each and
-// is woken once. Beside that its threads wake 250 to 500 times in a second, for the clock, the keeper and the runtime's monitor; when each sleep
-// told the runtime of itself it was 2,500 times and more. Of an operation that takes longer than a nap the runtime is told, and then its
-// monitor looks around for a millisecond, every 20 us. A very busy machine can hold the rank up between operations too, so one in five tries
-// has to be within the bound.
+// TestWaitingRankWakesNoOtherThread: one rank comes to each collective a millisecond after the other, which therefore
+// sleeps in each and is woken once. Beside that its threads wake 250 to 500 times in a second, for the clock, the
+// keeper and the runtime's monitor; when each sleep told the runtime of itself it was 2,500 times and more. Of an
+// operation that takes longer than a nap the runtime is told, and then its monitor looks around for a millisecond,
+// every 20 us. A very busy machine can hold the rank up between operations too, so one in five tries has to be within
+// the bound.
 func TestWaitingRankWakesNoOtherThread(t *testing.T) {
 	for _, transport := range []Transport{SharedMemory, TCP} {
 		for _, bytes := range []int{4, 64 << 10} {
@@ -237,11 +238,13 @@ func TestWaitingRankWakesNoOtherThread(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, %d bytes, GOMAXPROCS=%d", transport, bytes, procs), func(t *testing.T) {
 					var r costReport
 					for range 5 {
-						if r = costs(t, costSpec{Transport: transport, Bytes: bytes, Delay: time.Millisecond, Wall: 500 * time.Millisecond}, procs)[0]; r.extraWakes() <= int(r.Wall.Seconds()*1000)+100*r.Long {
+						if r = costs(t, costSpec{Transport: transport, Bytes: bytes, Delay: time.Millisecond,
+							Wall: 500 * time.Millisecond}, procs)[0]; r.extraWakes() <= int(r.Wall.Seconds()*1000)+100*r.Long {
 							return
 						}
 					}
-					t.Errorf("%d operations, %d of them long, in %v: the threads were woken %v times", r.Operations, r.Long, r.Wall, r.Wakes)
+					t.Errorf("%d operations, %d of them long, in %v: the threads were woken %v times", r.Operations, r.Long,
+						r.Wall, r.Wakes)
 				})
 			}
 		}

@@ -10,9 +10,10 @@ import (
 	"time"
 )
 
-// TestSlowNetworkUsesNoCore: where the network is slow, the pieces of a large message come hundreds of microseconds apart. A rank that spun until
-// each of them was there used most of a core, and so did each lane's goroutine. What the operation takes where the network is not slow does not count. Under the race detector
-// each look at a socket takes several times as long, and that is what would be measured.
+// TestSlowNetworkUsesNoCore: where the network is slow, the pieces of a large message come hundreds of microseconds
+// apart. A rank that spun until each of them was there used most of a core, and so did each lane's goroutine. What the
+// operation takes where the network is not slow does not count. Under the race detector each look at a socket takes
+// several times as long, and that is what would be measured.
 func TestSlowNetworkUsesNoCore(t *testing.T) {
 	spec := costSpec{Transport: TCP, Bytes: 8 << 20, Wall: 500 * time.Millisecond}
 	fast := costs(t, spec, 2)

@@ -30,7 +30,8 @@ func TestDebugLevel(t *testing.T) {
 		t.Setenv(collective.DebugVariable, value)
 		s := store.NewMemory()
 		g, err := New(context.Background(), s, 0, 1)
-		if g != nil || !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), collective.DebugVariable) || !strings.Contains(err.Error(), "OFF, INFO or DETAIL") {
+		if g != nil || !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), collective.DebugVariable) ||
+			!strings.Contains(err.Error(), "OFF, INFO or DETAIL") {
 			t.Errorf("%q: %v", value, err)
 		}
 		_ = s.Close()

@@ -84,8 +84,8 @@ func (g *Group) startLocked(now time.Time) *opsched.Item[Work] {
 	return next
 }
 
-// runNext runs the collective that the scheduler has started, if there is one, for a goroutine that is the runner, and gives the role back. It
-// reports false when ctx ended before the operation was over.
+// runNext runs the collective that the scheduler has started, if there is one, for a goroutine that is the runner, and
+// gives the role back. It reports false when ctx ended before the operation was over.
 func (g *Group) runNext(ctx context.Context, it *opsched.Item[Work]) (over bool) {
 	if it == nil {
 		g.release()

@@ -47,7 +47,8 @@ func (g *Group) expire() {
 	}
 	g.mu.sched.EachCollective(func(w *Work) {
 		if over(w) && late == nil {
-			late = cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded, "operation %d of group %s did not complete within %v", w.seq, g.name, w.submitted.timeout)
+			late = cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded,
+				"operation %d of group %s did not complete within %v", w.seq, g.name, w.submitted.timeout)
 		}
 	})
 	for _, it := range g.mu.sched.Messages() {
@@ -80,7 +81,8 @@ func (g *Group) expire() {
 func (g *Group) expireMessages(late []*Work) {
 	var half *cohort.Error
 	for _, w := range late {
-		e := cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded, "message %d of group %s did not complete within %v", w.seq, g.name, w.submitted.timeout)
+		e := cohort.Newf("group: "+w.op.String(), cohort.DeadlineExceeded, "message %d of group %s did not complete within %v",
+			w.seq, g.name, w.submitted.timeout)
 		if w.message.Peer >= 0 {
 			e.Rank = cohort.Rank(w.message.Peer)
 		}

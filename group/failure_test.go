@@ -74,7 +74,8 @@ func TestMismatchNamesBothSides(t *testing.T) {
 						}
 					}
 				}
-				if err := groups[0].Barrier(ctx).Wait(ctx); !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "failed before") {
+				if err := groups[0].Barrier(ctx).Wait(ctx); !errors.Is(err, cohort.Mismatch) ||
+					!strings.Contains(err.Error(), "failed before") {
 					t.Errorf("later: %v", err)
 				}
 			})
@@ -216,7 +217,8 @@ func TestTheRankWhoseTimeIsOverIsNotBlamed(t *testing.T) {
 			groups[0].fail(cohort.New("group: test", cohort.DeadlineExceeded, "it took too long"))
 			err := work.Wait(ctx)
 			var e *cohort.Error
-			if !errors.As(err, &e) || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.NoRank || !strings.Contains(err.Error(), "rank 0") {
+			if !errors.As(err, &e) || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.NoRank ||
+				!strings.Contains(err.Error(), "rank 0") {
 				t.Errorf("%v (rank %v)", err, e.Rank)
 			}
 		})
@@ -231,10 +233,12 @@ func TestTimeoutFailsTheGroup(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for r := 1; r < 3; r++ {
-		if err := groups[r].Recv(ctx, from(int64(1)), 0, 0).Wait(ctx); !errors.Is(err, cohort.DeadlineExceeded) { // it ends when the rank is told
+		// it ends when the rank is told
+		if err := groups[r].Recv(ctx, from(int64(1)), 0, 0).Wait(ctx); !errors.Is(err, cohort.DeadlineExceeded) {
 			t.Errorf("rank %d: %v", r, err)
 		}
-		if err := groups[r].AllReduce(ctx, from(int64(1)), Sum).Wait(ctx); !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "reported by rank 0") {
+		if err := groups[r].AllReduce(ctx, from(int64(1)), Sum).Wait(ctx); !errors.Is(err, cohort.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), "reported by rank 0") {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
@@ -316,7 +320,8 @@ func TestMonitoredBarrierNamesTheLate(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			if err := errs[0]; !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 1 and 3 did not reach") || !strings.Contains(err.Error(), "rank 2 did") {
+			if err := errs[0]; !errors.Is(err, cohort.DeadlineExceeded) ||
+				!strings.Contains(err.Error(), "ranks 1 and 3 did not reach") || !strings.Contains(err.Error(), "rank 2 did") {
 				t.Errorf("rank 0: %v", err)
 			}
 			if errs[2] == nil {
@@ -364,7 +369,8 @@ func TestDumpOnFailure(t *testing.T) {
 		must(t, err)
 		g := d.Groups[0]
 		want := 2 - g.Rank // rank 1 has only the barrier
-		if len(g.Entries) != want || g.Entries[0].State != flightrec.Completed || g.Entries[0].Op != "barrier" || !strings.Contains(g.Failed, "aborted") {
+		if len(g.Entries) != want || g.Entries[0].State != flightrec.Completed || g.Entries[0].Op != "barrier" ||
+			!strings.Contains(g.Failed, "aborted") {
 			t.Errorf("%+v", g)
 		}
 	}
@@ -381,8 +387,8 @@ func TestMissingRankIsNamed(t *testing.T) {
 	}
 }
 
-// TestTimeoutSaysWhoIsAwaited: nothing tells whether the rank that is awaited is the reason or waits itself. So it is said that it is waited
-// for, and not blamed.
+// TestTimeoutSaysWhoIsAwaited: nothing tells whether the rank that is awaited is the reason or waits itself. So it is
+// said that it is waited for, and not blamed.
 func TestTimeoutSaysWhoIsAwaited(t *testing.T) {
 	t.Parallel()
 	for _, transport := range []Transport{TCP, Gloo} {
@@ -404,7 +410,8 @@ func TestTimeoutSaysWhoIsAwaited(t *testing.T) {
 	})
 }
 
-// timesOut expects that a call ends with its timeout, names the reason and blames no rank. On a busy machine it may not have begun when a short one ends.
+// timesOut expects that a call ends with its timeout, names the reason and blames no rank. On a busy machine it may not
+// have begun when a short one ends.
 func timesOut(t *testing.T, why string, call func(ctx context.Context, timeout time.Duration) error) {
 	t.Helper()
 	ctx := ctxOf(t)

@@ -53,7 +53,8 @@ func TestFallsBackToTCP(t *testing.T) {
 		for r, g := range groups {
 			trace, err := g.Trace()
 			must(t, err)
-			if g.Transport() != TCP || !strings.Contains(string(trace), `"transport":"tcp"`) && !strings.Contains(string(trace), `"transport": "tcp"`) {
+			if g.Transport() != TCP || !strings.Contains(string(trace), `"transport":"tcp"`) &&
+				!strings.Contains(string(trace), `"transport": "tcp"`) {
 				t.Errorf("rank %d uses %s, its records: %.200s", r, g.Transport(), trace)
 			}
 		}

@@ -107,8 +107,9 @@ func TestDeathBeforeConnectingBesidePyTorch(t *testing.T) {
 	}
 }
 
-// TestDeathWhileOthersAreMissing: a rank dies when it has taken its place, while another has not come. The others go on waiting, for it may be
-// replaced, but say who has died: in the store while they wait, and in the error when their time is over.
+// TestDeathWhileOthersAreMissing: a rank dies when it has taken its place, while another has not come. The others go on
+// waiting, for it may be replaced, but say who has died: in the store while they wait, and in the error when their time
+// is over.
 func TestDeathWhileOthersAreMissing(t *testing.T) {
 	t.Parallel()
 	begin := func(t *testing.T) (*tcpstore.Server, *tcpstore.Client) {
@@ -124,7 +125,8 @@ func TestDeathWhileOthersAreMissing(t *testing.T) {
 		_, s := begin(t)
 		_, err := New(ctxOf(t), s, 0, 3, WithConnectTimeout(5*time.Second)) // it takes its place in milliseconds, and looks after 3 s, too
 		e := asError(err)
-		if e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 2 || !strings.Contains(err.Error(), "rank 2 of group 0 did not appear; rank 1 joined and then died") {
+		if e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 2 ||
+			!strings.Contains(err.Error(), "rank 2 of group 0 did not appear; rank 1 joined and then died") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -163,8 +165,8 @@ func TestDeathWhileOthersAreMissing(t *testing.T) {
 	})
 }
 
-// TestTorchRankDiesWhileOthersAreMissing: a PyTorch rank has connected and dies, while another rank has not come. It cannot have finished, so the
-// Go rank need not wait for the other one, nor its own time.
+// TestTorchRankDiesWhileOthersAreMissing: a PyTorch rank has connected and dies, while another rank has not come. It
+// cannot have finished, so the Go rank need not wait for the other one, nor its own time.
 func TestTorchRankDiesWhileOthersAreMissing(t *testing.T) {
 	t.Parallel()
 	for _, rank := range []int{0, 2} {
@@ -209,8 +211,8 @@ func TestTorchRankDiesWhileOthersAreMissing(t *testing.T) {
 	}
 }
 
-// TestGivenUpBesidePyTorch: in a group with a PyTorch rank, a Go rank gives up before it connects, while another waits for it. That one does not wait until
-// its time is over, and says who gave the group up, and why if that is known.
+// TestGivenUpBesidePyTorch: in a group with a PyTorch rank, a Go rank gives up before it connects, while another waits
+// for it. That one does not wait until its time is over, and says who gave the group up, and why if that is known.
 func TestGivenUpBesidePyTorch(t *testing.T) {
 	t.Parallel()
 	const size, torch, other = 3, 1, 2
@@ -220,7 +222,8 @@ func TestGivenUpBesidePyTorch(t *testing.T) {
 		words  string
 	}{
 		"it cannot be in this group": {func(ctx context.Context, s *tcpstore.Client) error {
-			if _, err := New(ctx, s, other, size, WithTransport(TCP), WithConnectTimeout(20*time.Second)); cohort.CodeOf(err) != cohort.Mismatch {
+			if _, err := New(ctx, s, other, size, WithTransport(TCP),
+				WithConnectTimeout(20*time.Second)); cohort.CodeOf(err) != cohort.Mismatch {
 				return fmt.Errorf("rank %d: %w", other, err)
 			}
 			return nil
@@ -267,7 +270,8 @@ func (s slowReason) Get(ctx context.Context, key string) ([]byte, error) {
 	return s.Client.Get(ctx, key)
 }
 
-// TestFirstReasonBesidePyTorch: in a group with a PyTorch rank, a rank cannot reach another, which has recorded that a third died, and left. It names the third one.
+// TestFirstReasonBesidePyTorch: in a group with a PyTorch rank, a rank cannot reach another, which has recorded that a
+// third died, and left. It names the third one.
 func TestFirstReasonBesidePyTorch(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -283,7 +287,8 @@ func TestFirstReasonBesidePyTorch(t *testing.T) {
 			const size = 3
 			ctx := ctxOf(t)
 			_, s := listenStore(t)
-			// Of two ports that one dials whose bytes, read backwards, are the greater number: no rank has a smaller one, and no process listens there.
+			// Of two ports that one dials whose bytes, read backwards, are the greater number: no rank has a smaller
+			// one, and no process listens there.
 			record := gloowire.Record{Generation: gloowire.C, Host: "torch", IDs: make([]int64, size), Addrs: []gloowire.Address{
 				{Addr: netip.MustParseAddrPort("127.0.0.1:256"), Sequence: gloowire.NoSequence},
 			}}

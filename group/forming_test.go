@@ -109,8 +109,10 @@ func TestStoppedWhileConnecting(t *testing.T) {
 				rest.Go(func() { _, _ = New(own, standingStore{s}, cohort.Rank(stopped), 3, WithTransport(transport)) })
 				_ = each(2, func(i int) error {
 					r := (stopped + 1 + i) % 3
-					_, err := New(ctx, s, cohort.Rank(r), 3, WithTransport(transport), WithConnectTimeout(3*time.Second+time.Duration(i)*100*time.Millisecond))
-					if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.Rank(stopped) {
+					_, err := New(ctx, s, cohort.Rank(r), 3, WithTransport(transport),
+						WithConnectTimeout(3*time.Second+time.Duration(i)*100*time.Millisecond))
+					if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Code != cohort.DeadlineExceeded ||
+						e.Rank != cohort.Rank(stopped) {
 						t.Errorf("rank %d: %v", r, err)
 					}
 					return nil

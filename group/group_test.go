@@ -51,7 +51,8 @@ func TestEveryOperation(t *testing.T) {
 					if err := g.AllReduceCoalesced(ctx, []*tensor.Tensor{a, b}, Max).Wait(ctx); err != nil {
 						return err
 					}
-					want("coalesced", append(values[int64](t, a), values[int64](t, b)...), []int64{int64(n - 1), int64(2 * (n - 1)), int64(3 * (n - 1))})
+					want("coalesced", append(values[int64](t, a), values[int64](t, b)...),
+						[]int64{int64(n - 1), int64(2 * (n - 1)), int64(3 * (n - 1))})
 
 					x = from(int64(r))
 					if err := g.Broadcast(ctx, x, cohort.Rank(n-1)).Wait(ctx); err != nil {

@@ -75,7 +75,8 @@ func startMortal(t *testing.T, transport Transport, heartbeat time.Duration, add
 	return startMortalOf(t, 3, transport, heartbeat, addr, rank, untilMade)
 }
 
-func startMortalOf(t *testing.T, size int, transport Transport, heartbeat time.Duration, addr net.Addr, rank int, until string) (process *os.Process, kill func()) {
+func startMortalOf(t *testing.T, size int, transport Transport, heartbeat time.Duration, addr net.Addr, rank int,
+	until string) (process *os.Process, kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %s %d %s %s", mortalEnv, rank, size, transport, heartbeat, addr, until))
@@ -211,8 +212,8 @@ func TestKilledRankIsNoticedWithinASecond(t *testing.T) {
 	}
 }
 
-// TestDeathBeforeConnecting: a rank dies when it has taken its place, before it connects to anybody. The others do not wait for it until their
-// time is over, and all name it.
+// TestDeathBeforeConnecting: a rank dies when it has taken its place, before it connects to anybody. The others do not
+// wait for it until their time is over, and all name it.
 func TestDeathBeforeConnecting(t *testing.T) {
 	t.Parallel()
 	for _, transport := range []Transport{Auto, SharedMemory, TCP, Gloo} {

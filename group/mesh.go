@@ -81,7 +81,8 @@ func (m *Mesh) plan(op string) ([][][]cohort.Rank, error) {
 	case torchcaps.AnyMeshOrder:
 	}
 	if !slices.EqualFunc(first, last, func(a, b [][]cohort.Rank) bool { return slices.EqualFunc(a, b, slices.Equal) }) {
-		return nil, cohort.Newf(op, cohort.NotSupported, "versions of PyTorch make the groups of this mesh in different orders, %s", m.world.args.Peers.Unsure())
+		return nil, cohort.Newf(op, cohort.NotSupported,
+			"versions of PyTorch make the groups of this mesh in different orders, %s", m.world.args.Peers.Unsure())
 	}
 	return first, nil
 }

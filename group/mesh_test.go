@@ -50,7 +50,8 @@ func TestMesh(t *testing.T) {
 					return err
 				}
 				base := cohort.Rank(r / 2 % 2 * 2)
-				if want := []cohort.Rank{base, base + 1, base + 4, base + 5}; !slices.Equal(s.Ranks(), want) || !slices.Equal(s.Coordinates(), []int{at[0], at[2]}) || len(s.Axes()) != 2 {
+				if want := []cohort.Rank{base, base + 1, base + 4, base + 5}; !slices.Equal(s.Ranks(), want) ||
+					!slices.Equal(s.Coordinates(), []int{at[0], at[2]}) || len(s.Axes()) != 2 {
 					return fmt.Errorf("slice %v at %v of %v, want %v", s, s.Coordinates(), s.Ranks(), want)
 				}
 				a, _ := m.Group("tp")
@@ -83,7 +84,8 @@ func TestMeshArguments(t *testing.T) {
 	ctx := ctxOf(t)
 	groups := newWorld(t, 2)
 	for want, axes := range map[string][]Axis{
-		"a mesh of 1 ranks": nil, "a mesh of 4 ranks": {{"a", 2}, {"b", 2}}, "has size 0": {{"a", 0}}, "used twice": {{"a", 1}, {"a", 2}}, "empty": {{"", 2}},
+		"a mesh of 1 ranks": nil, "a mesh of 4 ranks": {{"a", 2}, {"b", 2}}, "has size 0": {{"a", 0}},
+		"used twice": {{"a", 1}, {"a", 2}}, "empty": {{"", 2}},
 	} {
 		if _, err := groups[0].NewMesh(ctx, axes); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", axes, err)
@@ -108,7 +110,9 @@ func TestMeshArguments(t *testing.T) {
 		}
 		return nil
 	}))
-	unsure := &Mesh{world: &Group{size: 8, args: collective.Group{Peers: torchcaps.Peers{Low: torchcaps.V2_6, High: torchcaps.V2_14}}}, grid: subgroup.Grid{Axes: []subgroup.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
+	unsure := &Mesh{world: &Group{size: 8,
+		args: collective.Group{Peers: torchcaps.Peers{Low: torchcaps.V2_6, High: torchcaps.V2_14}}},
+		grid: subgroup.Grid{Axes: []subgroup.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
 	if _, err := unsure.plan("x"); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) {
 		t.Errorf("an order that is not known: %v", err)
 	}
@@ -133,7 +137,8 @@ func TestRankOrder(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if want := []cohort.Rank{2, 0, 1}; !slices.Equal(sub.GlobalRanks(), want) || sub.GlobalRank(sub.Rank()) != cohort.Rank(r) || sub.GroupRank(2) != 0 {
+				if want := []cohort.Rank{2, 0, 1}; !slices.Equal(sub.GlobalRanks(), want) ||
+					sub.GlobalRank(sub.Rank()) != cohort.Rank(r) || sub.GroupRank(2) != 0 {
 					return fmt.Errorf("rank %d of %v", sub.Rank(), sub.GlobalRanks())
 				}
 				x := from(int64(r))

@@ -28,7 +28,8 @@ const kinds = 9
 func randomActions(rng *rand.Rand, count, size int, subs [][]int) []action {
 	actions := make([]action, count)
 	for i := range actions {
-		a := action{kind: rng.IntN(kinds), sub: rng.IntN(len(subs)+1) - 1, op: []ReduceOp{Sum, Max, Min}[rng.IntN(3)], float: rng.IntN(2) == 0}
+		a := action{kind: rng.IntN(kinds), sub: rng.IntN(len(subs)+1) - 1, op: []ReduceOp{Sum, Max, Min}[rng.IntN(3)],
+			float: rng.IntN(2) == 0}
 		a.n = []int{0, 1, 3, 100, 5000, 1 + rng.IntN(40_000)}[rng.IntN(6)]
 		members := size
 		if a.sub >= 0 {
@@ -115,7 +116,8 @@ func (a action) begin(ctx context.Context, g *Group, k int) ([]*Work, func() err
 		}
 		out := vector(a.float, a.n, func(int) int { return -1 })
 		left := (me - 1 + n) % n
-		return g.Batch(ctx, []P2POp{{OpSend, own, cohort.Rank((me + 1) % n), k}, {OpRecv, out, cohort.Rank(left), k}}), expect(out, a.n, func(i int) int { return value(k, left, i) })
+		return g.Batch(ctx, []P2POp{{OpSend, own, cohort.Rank((me + 1) % n), k}, {OpRecv, out, cohort.Rank(left), k}}),
+			expect(out, a.n, func(i int) int { return value(k, left, i) })
 	case 7:
 		var ins []*tensor.Tensor
 		if me == a.root {

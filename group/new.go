@@ -128,7 +128,8 @@ func (p *plan) newGroup(formed *bootstrap.Formed) *Group {
 		formed: formed, mesh: formed.Mesh, engine: formed.Engine,
 		args: collective.Group{Rank: rank, Size: size, Peers: formed.Peers, Detail: c.Detail, Checked: formed.Wrapper != nil},
 		lineage: lineage{
-			store: p.form.Store, family: p.family, index: p.form.Index, torchName: p.form.TorchName, origin: p.form.Origin, membership: p.membership,
+			store: p.form.Store, family: p.family, index: p.form.Index, torchName: p.form.TorchName, origin: p.form.Origin,
+			membership: p.membership,
 		},
 		pumpWake: make(chan struct{}, 1),
 	}
@@ -139,8 +140,9 @@ func (p *plan) newGroup(formed *bootstrap.Formed) *Group {
 	g.mu.sched, g.mu.timeout = opsched.New[Work](c.queue), c.timeout
 	host, _ := os.Hostname()
 	g.mu.records = flightrec.New(flightrec.About{
-		Group: g.name, Description: g.description, Rank: int(g.rank), Size: g.size, GlobalRanks: g.globals, Transport: string(g.Transport()),
-		Host: host, PID: os.Getpid(),
+		Group: g.name, Description: g.description, Rank: int(g.rank), Size: g.size, GlobalRanks: g.globals,
+		Transport: string(g.Transport()),
+		Host:      host, PID: os.Getpid(),
 	}, c.records)
 	g.watched.Tick = g.tick
 	g.life.begin()

@@ -45,7 +45,8 @@ func (p *parted) wait(ctx context.Context, w *Work) error {
 	if w.op.p2p() && w.group != nil && w.message.withdraw(p.mesh, cohort.Wrap(p.name, cohort.Canceled, err)) && !w.Success() {
 		return err // it is the first message, and the other rank has seen nothing of it
 	}
-	reason := cohort.Newf(p.name, cohort.Aborted, "rank %d's context ended during the operation; the ranks are no longer in sync: %w", p.rank, err)
+	reason := cohort.Newf(p.name, cohort.Aborted,
+		"rank %d's context ended during the operation; the ranks are no longer in sync: %w", p.rank, err)
 	reason.Rank = p.rank
 	p.fail(reason)
 	return err
@@ -201,7 +202,8 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root cohor
 		return nil, err
 	}
 	if size[0] < 0 || size[0] > largest[0] {
-		err := cohort.Newf(p.name, cohort.Protocol, "rank %d sent an object of %d bytes after it announced at most %d", root, size[0], largest[0])
+		err := cohort.Newf(p.name, cohort.Protocol, "rank %d sent an object of %d bytes after it announced at most %d", root,
+			size[0], largest[0])
 		g.fail(err)
 		return nil, err
 	}

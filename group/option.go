@@ -91,7 +91,8 @@ type config struct {
 }
 
 func newConfig(opts []Option) config {
-	c := config{Options: bootstrap.Options{Transport: bootstrap.Auto, Logger: safecall.Logger(nil)}, timeout: DefaultTimeout, queue: DefaultQueue}
+	c := config{Options: bootstrap.Options{Transport: bootstrap.Auto, Logger: safecall.Logger(nil)}, timeout: DefaultTimeout,
+		queue: DefaultQueue}
 	for _, o := range opts {
 		if o != nil {
 			o.apply(&c)
@@ -127,9 +128,10 @@ func WithTransport(t Transport) Option {
 // the version is given with this option or the variable COHORT_TORCH (such as 2.14.1). Any version may be given, such as
 // "torch-2.11".
 //
-// A group may have PyTorch ranks of several versions from 2.3 on. Name all of them then ("torch-2.6,torch-2.14"): what they do not run alike
-// is refused. If PyTorch hosts the store, its version is otherwise taken for that of all ranks, except where another version would compute
-// something else without an error. A group that [Group.NewGroup] makes of fewer ranks can be given its own versions.
+// A group may have PyTorch ranks of several versions from 2.3 on. Name all of them then ("torch-2.6,torch-2.14"): what
+// they do not run alike is refused. If PyTorch hosts the store, its version is otherwise taken for that of all ranks,
+// except where another version would compute something else without an error. A group that [Group.NewGroup] makes of
+// fewer ranks can be given its own versions.
 func WithPeers(p Peers) Option { return option(func(c *config) { c.Peers = string(p) }) }
 
 // WithTimeout bounds each operation of a group (an option of [New]) or one operation. It corresponds to timeout= of
@@ -189,9 +191,10 @@ func WithProfiler(f func(*Work)) Option { return option(func(c *config) { c.prof
 // corresponds to GLOO_SOCKET_IFNAME, which is used when this option is not given.
 func WithDevices(names ...string) Option { return option(func(c *config) { c.Devices = names }) }
 
-// WithConnections sets how many TCP connections two Go ranks have for large messages of collectives, from 1 to 8. The ranks use the fewest
-// that any of them asks for. Without it a rank asks for as many as it has cores to itself, at most 4. Where the network limits the rate of one
-// connection, more may be faster. It corresponds to NCCL_NSOCKS_PERTHREAD and COHORT_CONNECTIONS.
+// WithConnections sets how many TCP connections two Go ranks have for large messages of collectives, from 1 to 8. The
+// ranks use the fewest that any of them asks for. Without it a rank asks for as many as it has cores to itself, at most
+// 4. Where the network limits the rate of one connection, more may be faster. It corresponds to NCCL_NSOCKS_PERTHREAD
+// and COHORT_CONNECTIONS.
 func WithConnections(n int) Option { return option(func(c *config) { c.Connections = n }) }
 
 // WithInitBarrier adds PyTorch's store barrier after the making of a group: needed when the PyTorch 2.x ranks run with

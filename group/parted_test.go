@@ -27,8 +27,9 @@ func endAfter(t *testing.T, g *Group, posted uint64) context.Context {
 	return ctx
 }
 
-// TestPartedCallsEndTheGroup: the context of one rank ends in the middle of a call that consists of several operations. The other rank
-// goes through all of them, so the two ranks are no longer in sync: the group ends on both, and neither waits or takes one operation for another.
+// TestPartedCallsEndTheGroup: the context of one rank ends in the middle of a call that consists of several operations.
+// The other rank goes through all of them, so the two ranks are no longer in sync: the group ends on both, and neither
+// waits or takes one operation for another.
 func TestPartedCallsEndTheGroup(t *testing.T) {
 	buckets := func() []*tensor.Tensor {
 		return []*tensor.Tensor{from[int64](1), from[float32](1), from[int32](1), from[float64](1)}

@@ -28,7 +28,8 @@ func TestPremulSum(t *testing.T) {
 				}
 				grid := tensor.Must(tensor.From([]float32{v, 9, v, 9}, 2, 2))
 				column := tensor.Must(grid.Select(1, 0))
-				if err := errors.Join(g.AllReduce(ctx, column, PremulSum, f).Wait(ctx), same[float32]("column", grid, 1.5, 9, 1.5, 9)); err != nil {
+				if err := errors.Join(g.AllReduce(ctx, column, PremulSum, f).Wait(ctx),
+					same[float32]("column", grid, 1.5, 9, 1.5, 9)); err != nil {
 					return err
 				}
 				x = from(v)
@@ -40,12 +41,14 @@ func TestPremulSum(t *testing.T) {
 					return err
 				}
 				in, out := from(v, 2*v, 4*v), from[float32](0)
-				err := errors.Join(g.ReduceScatterInto(ctx, out, in, PremulSum, f).Wait(ctx), same("into", out, []float32{1.5, 3, 6}[r]), same("input", in, v, 2*v, 4*v))
+				err := errors.Join(g.ReduceScatterInto(ctx, out, in, PremulSum, f).Wait(ctx),
+					same("into", out, []float32{1.5, 3, 6}[r]), same("input", in, v, 2*v, 4*v))
 				if err != nil {
 					return err
 				}
 				ins := []*tensor.Tensor{from(v), from(2 * v), from(4 * v)}
-				err = errors.Join(g.ReduceScatter(ctx, out, ins, PremulSum, f).Wait(ctx), same("list", out, []float32{1.5, 3, 6}[r]), same("input", ins[2], 4*v))
+				err = errors.Join(g.ReduceScatter(ctx, out, ins, PremulSum, f).Wait(ctx),
+					same("list", out, []float32{1.5, 3, 6}[r]), same("input", ins[2], 4*v))
 				if err != nil {
 					return err
 				}
@@ -73,7 +76,8 @@ func TestPremulSumArguments(t *testing.T) {
 	x := from[float32](3)
 	for i, w := range []*Work{
 		g.AllReduce(ctx, x, PremulSum), g.AllReduce(ctx, x, Sum, WithFactor(2)), g.AllReduce(ctx, from[int64](3), PremulSum, WithFactor(2)),
-		g.Reduce(ctx, x, PremulSum, 0), g.ReduceScatterInto(ctx, x, from[float32](1, 2), PremulSum), g.AllReduceCoalesced(ctx, []*tensor.Tensor{x}, PremulSum),
+		g.Reduce(ctx, x, PremulSum, 0), g.ReduceScatterInto(ctx, x, from[float32](1, 2), PremulSum),
+		g.AllReduceCoalesced(ctx, []*tensor.Tensor{x}, PremulSum),
 	} {
 		if err := w.Wait(ctx); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("call %d: %v", i, err)

@@ -46,7 +46,8 @@ func (c *config) checkReconfigure(op string) error {
 	case !said.None() && said.Low < torchcaps.V2_14:
 		return cohort.Newf(op, cohort.NotSupported, "a group with %v ranks cannot be reconfigured: it needs PyTorch 2.14", said)
 	case c.Detail:
-		return cohort.New(op, cohort.NotSupported, "a group whose operations are checked beforehand ("+collective.DebugVariable+"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
+		return cohort.New(op, cohort.NotSupported, "a group whose operations are checked beforehand ("+collective.DebugVariable+
+			"=DETAIL or WithDetail) cannot be reconfigured, in PyTorch either")
 	}
 	return nil
 }
@@ -63,7 +64,8 @@ func unconnected(p *plan) *Group {
 }
 
 // errUnconnected is the failure of a group that was never connected.
-var errUnconnected = cohort.New("group", cohort.Aborted, "the group has no members yet: it was made with WithReconfigure, so call Reconfigure first")
+var errUnconnected = cohort.New("group", cohort.Aborted,
+	"the group has no members yet: it was made with WithReconfigure, so call Reconfigure first")
 
 // Reconfigure makes the group that follows g, with other members: g's place in handles is the rank in it. All members call it with
 // the same list and a uuid that was never used with this store. It returns when all of them are connected; then g is closed, and so are
@@ -105,7 +107,8 @@ func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (
 	if err != nil {
 		if !closed {
 			e := cohort.Wrap(op, cohort.Unavailable, err)
-			e.Detail = "reconfiguration " + strconv.FormatInt(uuid, 10) + " failed (" + err.Error() + "); reconfigure again, with another uuid"
+			e.Detail = "reconfiguration " + strconv.FormatInt(uuid, 10) + " failed (" + err.Error() +
+				"); reconfigure again, with another uuid"
 			g.fail(e)
 		}
 		return nil, err
@@ -171,7 +174,8 @@ func (g *Group) successorPlan(uuid int64, rank int, handles []string) *plan {
 	m.uuid = uuid
 	p := &plan{
 		config: g.config, family: f, membership: &m,
-		form: bootstrap.Plan{Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName, Origin: bootstrap.FromReconfigure, UUID: uuid, Former: former},
+		form: bootstrap.Plan{Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName,
+			Origin: bootstrap.FromReconfigure, UUID: uuid, Former: former},
 	}
 	p.config.timeout = g.Timeout()
 	p.complete()

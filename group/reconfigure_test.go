@@ -232,7 +232,8 @@ func TestReconfigureOfAClosedGroup(t *testing.T) {
 			from := time.Now()
 			_ = each(3, func(r int) error {
 				_, err := c.groups[r].Reconfigure(ctxOf(t), 1, handles)
-				if r == gone && !errors.Is(err, cohort.Closed) || r != gone && (!errors.Is(err, bootstrap.ErrGaveUp) || cohort.CodeOf(err) != cohort.Unavailable) {
+				if r == gone && !errors.Is(err, cohort.Closed) ||
+					r != gone && (!errors.Is(err, bootstrap.ErrGaveUp) || cohort.CodeOf(err) != cohort.Unavailable) {
 					t.Errorf("rank %d, and that of rank %d is closed: %v", r, gone, err)
 				}
 				return nil
@@ -268,7 +269,8 @@ func TestReconfigureWithAMemberThatHasLeft(t *testing.T) {
 						}
 						return nil
 					}
-					if _, err := c.groups[r].Reconfigure(ctxOf(t), 2, handles); !errors.Is(err, bootstrap.ErrGaveUp) || cohort.CodeOf(err) != cohort.Unavailable {
+					if _, err := c.groups[r].Reconfigure(ctxOf(t), 2, handles); !errors.Is(err, bootstrap.ErrGaveUp) ||
+						cohort.CodeOf(err) != cohort.Unavailable {
 						t.Errorf("rank %d, and rank %d has left: %v", r, gone, err)
 					}
 					return nil
@@ -369,7 +371,8 @@ func TestReconfigureUUIDOnce(t *testing.T) {
 			_ = each(2, func(r int) error {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
-				if _, err := c.groups[r].Reconfigure(ctx, 1, handles); !errors.Is(err, cohort.AlreadyExists) && !errors.Is(err, bootstrap.ErrGaveUp) {
+				if _, err := c.groups[r].Reconfigure(ctx, 1, handles); !errors.Is(err, cohort.AlreadyExists) &&
+					!errors.Is(err, bootstrap.ErrGaveUp) {
 					t.Errorf("rank %d: %v", r, err)
 				}
 				return nil
@@ -390,7 +393,8 @@ func TestReconfigureRefusesLists(t *testing.T) {
 		"no handles": nil, "is not a handle": {own, "nonsense"}, "given twice": {own, own}, "not in the list": {other},
 		`"nccl2:1:-1:1:x" is not a handle`: {own, "nccl2:1:-1:1:x"}, `"gloo:0:-1" is not a handle`: {own, "gloo:0:-1"},
 	} {
-		if _, err := c.groups[0].Reconfigure(ctxOf(t), 5, handles); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := c.groups[0].Reconfigure(ctxOf(t), 5, handles); !errors.Is(err, cohort.InvalidArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", handles, err)
 		}
 	}

@@ -69,11 +69,14 @@ func (c *Coalescer) add(kind OpType, op ReduceOp, root cohort.Rank, out, in *ten
 	case len(c.outs) == 0:
 		c.kind, c.op, c.root = kind, op, root
 	case c.kind != kind:
-		c.err = cohort.Newf(name, cohort.InvalidArgument, "operation %d is %v, the first is %v: a scope takes one kind", len(c.outs), kind, c.kind)
+		c.err = cohort.Newf(name, cohort.InvalidArgument, "operation %d is %v, the first is %v: a scope takes one kind",
+			len(c.outs), kind, c.kind)
 	case c.op != op:
-		c.err = cohort.Newf(name, cohort.InvalidArgument, "operation %d has the operator %v, the first has %v: a scope takes one", len(c.outs), op, c.op)
+		c.err = cohort.Newf(name, cohort.InvalidArgument, "operation %d has the operator %v, the first has %v: a scope takes one",
+			len(c.outs), op, c.op)
 	case c.root != root:
-		c.err = cohort.Newf(name, cohort.InvalidArgument, "operation %d has the root %d, the first has %d: a scope takes one", len(c.outs), root, c.root)
+		c.err = cohort.Newf(name, cohort.InvalidArgument, "operation %d has the root %d, the first has %d: a scope takes one",
+			len(c.outs), root, c.root)
 	}
 	c.outs, c.ins = append(c.outs, out), append(c.ins, in)
 }

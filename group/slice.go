@@ -48,7 +48,8 @@ func BroadcastSlice[T tensor.Element](ctx context.Context, g *Group, data []T, r
 // AllGatherSlice returns the data of all ranks, one after another; see [Group.AllGather]. All ranks give the same number
 // of elements. PyTorch's ranks call torch.distributed.all_gather.
 func AllGatherSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
-	return fromSlice(ctx, make([]T, len(data)*g.Size()), data, func(out, in *tensor.Tensor) *Work { return g.allGatherInto(ctx, OpAllGather, out, in, awaited(opts)) })
+	return fromSlice(ctx, make([]T, len(data)*g.Size()), data,
+		func(out, in *tensor.Tensor) *Work { return g.allGatherInto(ctx, OpAllGather, out, in, awaited(opts)) })
 }
 
 // GatherSlice returns the data of all ranks, one after another, on rank root, and nil elsewhere; see [Group.Gather]. All
@@ -75,7 +76,8 @@ func ScatterSlice[T tensor.Element](ctx context.Context, g *Group, part, all []T
 	var ins []*tensor.Tensor
 	if g.Rank() == root {
 		if len(all) != len(part)*g.Size() {
-			return cohort.Newf("group: scatter", cohort.InvalidArgument, "%d elements for %d ranks with room for %d each", len(all), g.Size(), len(part))
+			return cohort.Newf("group: scatter", cohort.InvalidArgument, "%d elements for %d ranks with room for %d each",
+				len(all), g.Size(), len(part))
 		}
 		ins = parts(all, g.Size())
 	}
@@ -94,12 +96,14 @@ func parts[T tensor.Element](all []T, n int) []*tensor.Tensor {
 // ReduceScatterSlice combines data over all ranks and returns this rank's part of the result; see
 // [Group.ReduceScatterInto].
 func ReduceScatterSlice[T tensor.Element](ctx context.Context, g *Group, data []T, op ReduceOp, opts ...OpOption) ([]T, error) {
-	return fromSlice(ctx, make([]T, len(data)/g.Size()), data, func(out, in *tensor.Tensor) *Work { return g.ReduceScatterInto(ctx, out, in, op, awaited(opts)...) })
+	return fromSlice(ctx, make([]T, len(data)/g.Size()), data,
+		func(out, in *tensor.Tensor) *Work { return g.ReduceScatterInto(ctx, out, in, op, awaited(opts)...) })
 }
 
 // AllToAllSlice sends the i-th of equal parts of data to rank i and returns what the others sent; see [Group.AllToAllInto].
 func AllToAllSlice[T tensor.Element](ctx context.Context, g *Group, data []T, opts ...OpOption) ([]T, error) {
-	return fromSlice(ctx, make([]T, len(data)), data, func(out, in *tensor.Tensor) *Work { return g.AllToAllInto(ctx, out, in, nil, nil, awaited(opts)...) })
+	return fromSlice(ctx, make([]T, len(data)), data,
+		func(out, in *tensor.Tensor) *Work { return g.AllToAllInto(ctx, out, in, nil, nil, awaited(opts)...) })
 }
 
 // SendSlice sends data to a rank; see [Group.Send].

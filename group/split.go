@@ -38,13 +38,16 @@ func (g *Group) Split(ctx context.Context, lists [][]cohort.Rank, opts ...Option
 		return nil, err
 	}
 	if !g.args.Peers.SplitsGroups() {
-		return nil, cohort.Newf(op, cohort.NotSupported, "gloo of %v, which other ranks use, cannot split a group; use NewGroup, which is new_group there", g.args.Peers)
+		return nil, cohort.Newf(op, cohort.NotSupported,
+			"gloo of %v, which other ranks use, cannot split a group; use NewGroup, which is new_group there", g.args.Peers)
 	}
 	if ranks == nil {
 		return nil, nil
 	}
 	if !slices.IsSorted(ranks) && !g.args.Peers.OrdersGroups() {
-		return nil, cohort.Newf(op, cohort.NotSupported, "PyTorch before 2.14 sorts the ranks of a split, and other ranks use %v: give them in order, or say that it is 2.14 with %s or %s",
+		return nil, cohort.Newf(op, cohort.NotSupported,
+			"PyTorch before 2.14 sorts the ranks of a split, and other ranks use %v: give them in order, or say that it is 2.14 "+
+				"with %s or %s",
 			g.args.Peers, torchcaps.Option, torchcaps.Variable)
 	}
 	globals, err := g.globalsOf(op, ranks)
@@ -53,7 +56,8 @@ func (g *Group) Split(ctx context.Context, lists [][]cohort.Rank, opts ...Option
 	}
 	p := &plan{
 		config: c, family: g.lineage.family, parent: g,
-		form: bootstrap.Plan{Store: g.lineage.store, Rank: slices.Index(ranks, g.rank), Globals: globals, Origin: bootstrap.FromSplit, TorchName: c.Name, Index: g.lineage.index},
+		form: bootstrap.Plan{Store: g.lineage.store, Rank: slices.Index(ranks, g.rank), Globals: globals,
+			Origin: bootstrap.FromSplit, TorchName: c.Name, Index: g.lineage.index},
 	}
 	if c.Name == "" {
 		p.form.TorchName = gloo.SplitName(g.lineage.torchName, ranks)
@@ -62,7 +66,8 @@ func (g *Group) Split(ctx context.Context, lists [][]cohort.Rank, opts ...Option
 	mixed := slices.ContainsFunc(ranks, func(r cohort.Rank) bool { return !g.formed.Members[r].Go })
 	if mixed && !g.lineage.family.takeName(gloo.SplitBase(g.formed.Base, p.form.TorchName)) {
 		return nil, cohort.Newf(op, cohort.InvalidArgument,
-			"a group named %q was split off before, and PyTorch ranks would read what is left of it: give every split a name of its own, with WithName here and group_name= there", p.form.TorchName)
+			"a group named %q was split off before, and PyTorch ranks would read what is left of it: give every split a name of its "+
+				"own, with WithName here and group_name= there", p.form.TorchName)
 	}
 	failpoint.At("group.split")
 	return p.make(ctx)
@@ -143,11 +148,14 @@ func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Opti
 		return nil, cohort.Wrap(op, cohort.Unavailable, err)
 	}
 	if n > int64(size) {
-		return nil, cohort.Newf(op, cohort.InvalidArgument, "%d ranks have come to a merge of %d: the store was used for a merge before (give every merge a prefix of its own), or sizes differ", n, size)
+		return nil, cohort.Newf(op, cohort.InvalidArgument,
+			"%d ranks have come to a merge of %d: the store was used for a merge before (give every merge a prefix of its own), or "+
+				"sizes differ", n, size)
 	}
 	f := newFamily(s, size)
 	f.answer(c.Logger)
-	p := &plan{config: c, family: f, form: bootstrap.Plan{Store: s, Rank: int(n) - 1, Globals: f.world, Origin: bootstrap.FromMerge, TorchName: c.Name}}
+	p := &plan{config: c, family: f, form: bootstrap.Plan{Store: s, Rank: int(n) - 1, Globals: f.world,
+		Origin: bootstrap.FromMerge, TorchName: c.Name}}
 	return p.makeFirst(ctx)
 }
 

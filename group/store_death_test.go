@@ -49,8 +49,8 @@ func (d *doomed) Wait(ctx context.Context, keys ...string) error {
 	return d.Client.Wait(ctx, keys...)
 }
 
-// TestStoreDiesWhileForming: whichever call the store dies at, no rank waits until its time to connect is over: it fails with the loss of the store
-// or of a rank that failed for it.
+// TestStoreDiesWhileForming: whichever call the store dies at, no rank waits until its time to connect is over: it
+// fails with the loss of the store or of a rank that failed for it.
 func TestStoreDiesWhileForming(t *testing.T) {
 	t.Parallel()
 	const size = 3
@@ -76,13 +76,15 @@ func TestStoreDiesWhileForming(t *testing.T) {
 				failed := make([]error, size)
 				started := time.Now()
 				_ = each(size, func(r int) error {
-					groups[r], failed[r] = New(ctx, clients[r], cohort.Rank(r), size, WithTransport(transport), WithConnectTimeout(time.Minute))
+					groups[r], failed[r] = New(ctx, clients[r], cohort.Rank(r), size, WithTransport(transport),
+						WithConnectTimeout(time.Minute))
 					return nil
 				})
 				took := time.Since(started)
 				closeAll(groups)
 				for r, err := range failed {
-					if err != nil && !errors.Is(err, cohort.PeerLost) && !errors.Is(err, cohort.Unavailable) && !errors.Is(err, cohort.Aborted) {
+					if err != nil && !errors.Is(err, cohort.PeerLost) && !errors.Is(err, cohort.Unavailable) &&
+						!errors.Is(err, cohort.Aborted) {
 						t.Errorf("rank %d: %v", r, err)
 					}
 				}

@@ -123,7 +123,8 @@ func (g *Group) NewGroup(ctx context.Context, ranks []cohort.Rank, opts ...Optio
 	if !c.rankOrder {
 		slices.Sort(ranks)
 	} else if !slices.IsSorted(ranks) && !g.args.Peers.OrdersGroups() {
-		return nil, cohort.Newf(op, cohort.NotSupported, "%v, which other ranks use, sorts the ranks of a group or may do so; if it is 2.14 or newer, say so with %s or %s",
+		return nil, cohort.Newf(op, cohort.NotSupported,
+			"%v, which other ranks use, sorts the ranks of a group or may do so; if it is 2.14 or newer, say so with %s or %s",
 			g.args.Peers, torchcaps.Option, torchcaps.Variable)
 	}
 	globals, err := g.globalsOf(op, ranks)

@@ -22,7 +22,8 @@ func TestTypesThatGroupsDoNotCarry(t *testing.T) {
 			for _, dt := range []tensor.DType{tensor.Complex32, tensor.Float8E4M3FN, tensor.Uint16, tensor.Uint32, tensor.Uint64} {
 				x := tensor.Must(tensor.New(dt, 4))
 				for name, w := range map[string]*Work{
-					"broadcast": groups[0].Broadcast(ctx, x, 0), "all_reduce": groups[0].AllReduce(ctx, x, Sum), "send": groups[0].Send(ctx, x, 1, 0),
+					"broadcast": groups[0].Broadcast(ctx, x, 0), "all_reduce": groups[0].AllReduce(ctx, x, Sum),
+					"send": groups[0].Send(ctx, x, 1, 0),
 				} {
 					if err := w.Wait(ctx); !errors.Is(err, cohort.NotSupported) {
 						t.Errorf("%s of %v: %v", name, dt, err)
@@ -47,7 +48,8 @@ func TestAverageOfComplexNumbers(t *testing.T) {
 				scope := from(complex64(0))
 				err := WaitAll(ctx,
 					g.AllReduce(ctx, all, Avg), g.Reduce(ctx, one, Avg, 0), g.ReduceScatterInto(ctx, flat, from(v, v), Avg),
-					g.ReduceScatter(ctx, list, []*tensor.Tensor{from(v), from(v)}, Avg), g.AllReduceCoalesced(ctx, []*tensor.Tensor{coalesced}, Avg),
+					g.ReduceScatter(ctx, list, []*tensor.Tensor{from(v), from(v)}, Avg),
+					g.AllReduceCoalesced(ctx, []*tensor.Tensor{coalesced}, Avg),
 					g.ReduceScatterIntoCoalesced(ctx, []*tensor.Tensor{scope}, []*tensor.Tensor{from(complex64(v), complex64(v))}, Avg))
 				for i, x := range []*tensor.Tensor{all, one, flat, list, coalesced} {
 					if got := values[complex128](t, x)[0]; got != want && (i != 1 || r == 0) {
@@ -72,7 +74,8 @@ func TestSumOfBooleans(t *testing.T) {
 			must(t, each(2, func(r int) error {
 				g := groups[r]
 				all, one, flat, listed := from(true, false), from(true, false), from(false), from(false)
-				err := WaitAll(ctx, g.AllReduce(ctx, all, Sum), g.Reduce(ctx, one, Sum, 0), g.ReduceScatterInto(ctx, flat, from(true, true), Sum),
+				err := WaitAll(ctx, g.AllReduce(ctx, all, Sum), g.Reduce(ctx, one, Sum, 0),
+					g.ReduceScatterInto(ctx, flat, from(true, true), Sum),
 					g.ReduceScatter(ctx, listed, []*tensor.Tensor{from(true), from(true)}, Sum))
 				for i, x := range []*tensor.Tensor{all, one, flat, listed} {
 					if b, failed := x.Bytes(); failed != nil || b[0] != 1 {

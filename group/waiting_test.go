@@ -30,13 +30,14 @@ func TestSaysWhoIsMissing(t *testing.T) {
 		var log bytes.Buffer
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := New(ctx, s, 1, 4, WithName("g7"), WithPeers(OnlyGo), WithTransport(Gloo), WithLogger(slog.New(slog.NewTextHandler(&log, nil))), WithHook(func(e observe.Event) {
-			if e.Kind == EventWait {
-				mu.Lock()
-				defer mu.Unlock()
-				told = append(told, e.Detail)
-			}
-		}))
+		_, err := New(ctx, s, 1, 4, WithName("g7"), WithPeers(OnlyGo), WithTransport(Gloo),
+			WithLogger(slog.New(slog.NewTextHandler(&log, nil))), WithHook(func(e observe.Event) {
+				if e.Kind == EventWait {
+					mu.Lock()
+					defer mu.Unlock()
+					told = append(told, e.Detail)
+				}
+			}))
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 0, 2 and 3 of group g7 did not appear") {
 			t.Errorf("%v", err)
 		}
@@ -55,8 +56,10 @@ func TestSaysWhoIsMissingDespiteAPanic(t *testing.T) {
 		var log bytes.Buffer
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := New(ctx, s, 1, 4, WithPeers(OnlyGo), WithTransport(Gloo), WithLogger(slog.New(slog.NewTextHandler(&log, nil))), WithHook(func(observe.Event) { panic("a bug") }))
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(log.String(), "a bug") || strings.Count(log.String(), "which have not come") != 2 {
+		_, err := New(ctx, s, 1, 4, WithPeers(OnlyGo), WithTransport(Gloo), WithLogger(slog.New(slog.NewTextHandler(&log, nil))),
+			WithHook(func(observe.Event) { panic("a bug") }))
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(log.String(), "a bug") ||
+			strings.Count(log.String(), "which have not come") != 2 {
 			t.Errorf("%v; logged %s", err, log.String())
 		}
 	})
@@ -116,7 +119,8 @@ func TestPrinting(t *testing.T) {
 		t.Error(text)
 	}
 	must(t, groups[1].Close())
-	if text := fmt.Sprintf("%v %+v", groups[1], groups[1].Barrier(ctx)); !strings.Contains(text, "ended: group mine: closed") || strings.Contains(text, "0x") {
+	if text := fmt.Sprintf("%v %+v", groups[1], groups[1].Barrier(ctx)); !strings.Contains(text, "ended: group mine: closed") ||
+		strings.Contains(text, "0x") {
 		t.Error(text)
 	}
 }

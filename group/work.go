@@ -157,7 +157,8 @@ func (w *Work) Abort() {
 func (w *Work) SourceRank() (cohort.Rank, error) {
 	switch {
 	case w.op != OpRecv && w.op != OpRecvAny:
-		return cohort.NoRank, cohort.New("group: source rank", cohort.InvalidArgument, w.op.String()+" has no source rank: only receives have one")
+		return cohort.NoRank, cohort.New("group: source rank", cohort.InvalidArgument,
+			w.op.String()+" has no source rank: only receives have one")
 	case !w.Completed():
 		return cohort.NoRank, cohort.New("group: source rank", cohort.InvalidArgument, "the receive is not complete")
 	case w.outcome.err != nil:

@@ -88,7 +88,8 @@ func TestAWaitThatEndedNamesItsOperation(t *testing.T) {
 				short, cancel := context.WithTimeoutCause(ctx, 5*time.Millisecond, preempted)
 				defer cancel()
 				want := "group: wait for " + c.want + ": timeout: the job is preempted"
-				if err := c.work.Wait(short); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, preempted) || err.Error() != want {
+				if err := c.work.Wait(short); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, preempted) ||
+					err.Error() != want {
 					t.Errorf("%v, want %q", err, want)
 				}
 			}

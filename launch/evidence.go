@@ -82,9 +82,10 @@ func waitsOf(waits []agent.StoreWait) []StoreWait {
 // keptBundles is how many runs' evidence the default folder holds.
 const keptBundles = 10
 
-// saveEvidence writes the bundle: the report, for each rank its stacks and last lines; of a job that hung also what the watch has seen, flight
-// recorders included; and the flight recorders that PyTorch has written into the folder of the run in the last attempt. It holds no
-// environment and no arguments, which may have secrets in them. root is where bundles are kept, "" for the default.
+// saveEvidence writes the bundle: the report, for each rank its stacks and last lines; of a job that hung also what the
+// watch has seen, flight recorders included; and the flight recorders that PyTorch has written into the folder of the
+// run in the last attempt. It holds no environment and no arguments, which may have secrets in them. root is where
+// bundles are kept, "" for the default.
 func (r *Report) saveEvidence(root, run string, logf func(format string, args ...any)) {
 	if root == "" {
 		root = bundle.Root()

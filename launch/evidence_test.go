@@ -22,7 +22,10 @@ func TestLargeEvidence(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
 	seen := func(size int) *verdict.Job {
-		return &verdict.Job{World: 1, Ranks: []verdict.Rank{{Process: verdict.Process{Object: "10.0.0.5:443"}, Records: verdict.Records{Dump: &torchdump.Dump{Version: "2.10", Entries: []torchdump.Entry{{Desc: strings.Repeat("x", size)}}}}}}}
+		return &verdict.Job{World: 1,
+			Ranks: []verdict.Rank{{Process: verdict.Process{Object: "10.0.0.5:443"},
+				Records: verdict.Records{Dump: &torchdump.Dump{Version: "2.10",
+					Entries: []torchdump.Entry{{Desc: strings.Repeat("x", size)}}}}}}}
 	}
 	report := &Report{RunID: "large"}
 	for i, size := range []int{mib, 58*mib - mib/2, 0} { // the last attempt failed
@@ -49,13 +52,14 @@ func TestLargeEvidence(t *testing.T) {
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(report.Bundle, "attempt1-seen.json"))
-	if s := string(text); err != nil || len(s) > mib || !strings.Contains(s, "10.0.0.5:443") || !strings.Contains(s, "the flight recorders were too large") {
+	if s := string(text); err != nil || len(s) > mib || !strings.Contains(s, "10.0.0.5:443") ||
+		!strings.Contains(s, "the flight recorders were too large") {
 		t.Errorf("%d bytes, %v: %.500s", len(s), err, s)
 	}
 }
 
-// TestRecordersOfTheLastAttempt: of what PyTorch's flight recorders have written, that of the last attempt is kept: others would be taken for
-// the same ranks. It takes no room from what was seen.
+// TestRecordersOfTheLastAttempt: of what PyTorch's flight recorders have written, that of the last attempt is kept:
+// others would be taken for the same ranks. It takes no room from what was seen.
 func TestRecordersOfTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	const size = 33 << 20 // there is room for one such file

@@ -142,10 +142,13 @@ func (a *Attempt) Sentence() string {
 		return "the job was stopped"
 	}
 	if early := a.early(); len(early) > 0 {
-		return fmt.Sprintf("%s ended with exit code 0 while others still needed %s; then rank %d %s", ranklist.Named(early), map[bool]string{true: "it", false: "them"}[len(early) == 1], first.Rank, first.Words)
+		return fmt.Sprintf("%s ended with exit code 0 while others still needed %s; then rank %d %s", ranklist.Named(early),
+			map[bool]string{true: "it", false: "them"}[len(early) == 1], first.Rank, first.Words)
 	}
 	if s := a.suspect(); s != nil {
-		return fmt.Sprintf("rank %d %s; the cause is probably rank %d, which was in %s and was stopped before it reported an error", first.Rank, first.Words, s.Rank, s.Doing)
+		return fmt.Sprintf(
+			"rank %d %s; the cause is probably rank %d, which was in %s and was stopped before it reported an error", first.Rank,
+			first.Words, s.Rank, s.Doing)
 	}
 	return fmt.Sprintf("rank %d %s", first.Rank, first.Words)
 }
@@ -252,9 +255,10 @@ func (r *Report) setEnd(end launchcore.End) {
 	r.err = e
 }
 
-// Err returns nil if the job succeeded. Otherwise the code of the error says why it failed: [cohort.Remote] for a worker that
-// failed, with its rank; [cohort.DeadlineExceeded] for a job that hung and was stopped, or for nodes that did not join in time;
-// [cohort.Aborted] for a signal; [cohort.Canceled] for the end of the context; [cohort.PeerLost] for a node or a supervisor process that is lost.
+// Err returns nil if the job succeeded. Otherwise the code of the error says why it failed: [cohort.Remote] for a
+// worker that failed, with its rank; [cohort.DeadlineExceeded] for a job that hung and was stopped, or for nodes that
+// did not join in time; [cohort.Aborted] for a signal; [cohort.Canceled] for the end of the context; [cohort.PeerLost]
+// for a node or a supervisor process that is lost.
 func (r *Report) Err() error {
 	if r.Succeeded {
 		return nil

@@ -123,7 +123,8 @@ func (a *Attempt) doing(rank cohort.Rank) *RankState {
 	return nil
 }
 
-// since says how long at least ranks had been where they were when the first failure came; "" if that is not known of all, or too short to matter.
+// since says how long at least ranks had been where they were when the first failure came; "" if that is not known of
+// all, or too short to matter.
 func (a *Attempt) since(ranks []cohort.Rank) string {
 	var least, most time.Duration
 	for i, rank := range ranks {

@@ -180,13 +180,17 @@ func (c Config) checkMembers() error {
 	case m.Min < 1 || m.Max < m.Min:
 		return refuse("%d to %d members: the first must be at least 1 and at most the second", m.Min, m.Max)
 	case spread && c.MaxRestarts > 0:
-		return refuse("--members on several nodes and --max-restarts exclude each other: a node whose workers have ended can be started again by hand, as spares")
+		return refuse(
+			"--members on several nodes and --max-restarts exclude each other: a node whose workers have ended can be started again " +
+				"by hand, as spares")
 	case !spread && m.Max > c.Workers:
-		return refuse("%d members, but %d workers: those beyond the members are spares (--nproc-per-node %d for one spare)", m.Max, c.Workers, m.Max+1)
+		return refuse("%d members, but %d workers: those beyond the members are spares (--nproc-per-node %d for one spare)", m.Max,
+			c.Workers, m.Max+1)
 	case c.NoShim:
 		return refuse("--members needs a store that survives every worker, and with --no-shim rank 0 hosts it")
 	case c.Hang.Timeout > 0:
-		return refuse("--members and --hang-timeout exclude each other: a spare waits all the time, and a member that stands still is replaced")
+		return refuse(
+			"--members and --hang-timeout exclude each other: a spare waits all the time, and a member that stands still is replaced")
 	}
 	return nil
 }
@@ -232,7 +236,8 @@ func (c Config) plain() agent.Config {
 		a.NodeRank = *n.Rank
 	}
 	for _, r := range c.Roles {
-		a.Roles = append(a.Roles, agent.Role{Name: r.Name, Workers: r.Workers, Interpreter: r.interpreter(), Program: r.Program, Dir: r.Dir, Env: r.Env})
+		a.Roles = append(a.Roles, agent.Role{Name: r.Name, Workers: r.Workers, Interpreter: r.interpreter(), Program: r.Program,
+			Dir: r.Dir, Env: r.Env})
 	}
 	return a
 }

@@ -34,7 +34,8 @@ func TestLogLevels(t *testing.T) {
 	hook.Emit(Event{Kind: "store.set", Rank: 2, Key: "k", Bytes: 5, Dur: 7})
 	hook.Emit(Event{Kind: "store.set", Rank: -1, Err: errors.New("boom")})
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if len(lines) != 2 || !strings.Contains(lines[0], "level=DEBUG") || !strings.Contains(lines[0], "rank=2") || !strings.Contains(lines[0], "key=k") {
+	if len(lines) != 2 || !strings.Contains(lines[0], "level=DEBUG") || !strings.Contains(lines[0], "rank=2") ||
+		!strings.Contains(lines[0], "key=k") {
 		t.Errorf("got %q", lines)
 	}
 	if !strings.Contains(lines[1], "level=WARN") || !strings.Contains(lines[1], "err=boom") || strings.Contains(lines[1], "rank=") {
@@ -45,7 +46,8 @@ func TestLogLevels(t *testing.T) {
 func TestSplitTrace(t *testing.T) {
 	t.Parallel()
 	const trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-	for _, good := range []string{"00-" + trace + "-" + span + "-01", "00-" + trace + "-" + span + "-00", "cc-" + trace + "-" + span + "-01-later"} {
+	for _, good := range []string{"00-" + trace + "-" + span + "-01", "00-" + trace + "-" + span + "-00",
+		"cc-" + trace + "-" + span + "-01-later"} {
 		if a, b := SplitTrace(good); a != trace || b != span {
 			t.Errorf("%s is read as %q, %q", good, a, b)
 		}

@@ -26,7 +26,8 @@ func (r Adam) check() error {
 	if r.Beta1 < 0 || r.Beta1 >= 1 || r.Beta2 < 0 || r.Beta2 >= 1 {
 		return badRule("invalid beta parameters: %v and %v", r.Beta1, r.Beta2)
 	}
-	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps), notNegative("weight_decay value", r.WeightDecay))
+	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps),
+		notNegative("weight_decay value", r.WeightDecay))
 }
 
 func (r Adam) sparse() string { return "Adam does not support sparse gradients" }

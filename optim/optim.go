@@ -12,9 +12,9 @@
 //		opt.SetLR(schedule(step + 1))
 //	}
 //
-// A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adamax], [Adagrad], [RMSprop], [Adadelta], [Rprop]) is a plain struct of numbers; with Maximize
-// set it goes up instead of down. Where 0 means a default, [Zero] is an explicit zero. Schedules are functions from the number of
-// steps to a learning rate. An [Optimizer] is for one goroutine at a time.
+// A rule ([SGD], [Adam], [AdamW], [SparseAdam], [Adamax], [Adagrad], [RMSprop], [Adadelta], [Rprop]) is a plain struct
+// of numbers; with Maximize set it goes up instead of down. Where 0 means a default, [Zero] is an explicit zero.
+// Schedules are functions from the number of steps to a learning rate. An [Optimizer] is for one goroutine at a time.
 package optim
 
 import (
@@ -87,13 +87,15 @@ func New(rule Rule, params []*autograd.Variable) (*Optimizer, error) {
 		dt := v.DType()
 		switch {
 		case v.Data() == nil:
-			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %d is sparse: parameters are dense, only their gradients may be sparse", i)
+			return nil, cohort.Newf(op, cohort.InvalidArgument,
+				"parameter %d is sparse: parameters are dense, only their gradients may be sparse", i)
 		case !v.IsLeaf():
 			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %d: can't optimize a non-leaf variable", i)
 		case seen[v]:
 			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %d appears twice", i)
 		case dt != tensor.Float32 && dt != tensor.Float64 || !v.Data().IsContiguous():
-			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %d is %v with strides %v: want dense float32 or float64", i, dt, v.Data().Strides())
+			return nil, cohort.Newf(op, cohort.InvalidArgument,
+				"parameter %d is %v with strides %v: want dense float32 or float64", i, dt, v.Data().Strides())
 		}
 		seen[v] = true
 		o.params = append(o.params, &param{v: v})
@@ -126,7 +128,8 @@ func (o *Optimizer) StepWith(grad func(*autograd.Variable) autograd.Value) error
 			continue
 		}
 		if g.DType() != p.v.DType() || !slices.Equal(g.Shape(), p.v.Shape()) {
-			return cohort.Newf("optim: step", cohort.InvalidArgument, "parameter %d is %v%v, its gradient %v%v", i, p.v.DType(), p.v.Shape(), g.DType(), g.Shape())
+			return cohort.Newf("optim: step", cohort.InvalidArgument, "parameter %d is %v%v, its gradient %v%v", i, p.v.DType(),
+				p.v.Shape(), g.DType(), g.Shape())
 		}
 		if err := o.step(p, g); err != nil {
 			return err
@@ -354,7 +357,8 @@ func denseGrads(op string, params []*autograd.Variable) error {
 			return cohort.Newf(op, cohort.InvalidArgument, "parameter %d is nil", i)
 		}
 		if v.GradValue().Sparse != nil {
-			return cohort.Newf(op, cohort.NotSupported, "the gradient of parameter %d is sparse: only dense ones are clipped, as in PyTorch", i)
+			return cohort.Newf(op, cohort.NotSupported,
+				"the gradient of parameter %d is sparse: only dense ones are clipped, as in PyTorch", i)
 		}
 	}
 	return nil

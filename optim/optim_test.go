@@ -85,7 +85,8 @@ func TestWhatIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrong := tensor.Must(tensor.From([]float64{1, 2}))
-	if err := opt.StepWith(func(*autograd.Variable) autograd.Value { return autograd.Value{Dense: wrong} }); !errors.Is(err, cohort.InvalidArgument) {
+	if err := opt.StepWith(func(*autograd.Variable) autograd.Value { return autograd.Value{Dense: wrong} }); !errors.Is(err,
+		cohort.InvalidArgument) {
 		t.Errorf("a gradient of another shape: %v", err)
 	}
 	if err := opt.Step(); err != nil || x.Item() != 1 {

@@ -29,7 +29,8 @@ func (r SGD) check() error {
 	if r.Nesterov && (r.Momentum <= 0 || r.Dampening != 0) {
 		return badRule("Nesterov momentum requires a momentum and zero dampening")
 	}
-	return errors.Join(notNegative("learning rate", r.LR), notNegative("momentum value", r.Momentum), notNegative("weight_decay value", r.WeightDecay))
+	return errors.Join(notNegative("learning rate", r.LR), notNegative("momentum value", r.Momentum),
+		notNegative("weight_decay value", r.WeightDecay))
 }
 
 func (r SGD) sparse() string { return noDecay(r.WeightDecay) }
@@ -88,7 +89,8 @@ func (r Adagrad) Rate() float64 { return r.LR }
 func (r Adagrad) maximize() bool { return r.Maximize }
 
 func (r Adagrad) check() error {
-	return errors.Join(notNegative("learning rate", r.LR), notNegative("lr_decay value", r.LRDecay), notNegative("weight_decay value", r.WeightDecay),
+	return errors.Join(notNegative("learning rate", r.LR), notNegative("lr_decay value", r.LRDecay),
+		notNegative("weight_decay value", r.WeightDecay),
 		notNegative("initial_accumulator_value value", r.InitialAccumulator), notNegative("epsilon value", r.Eps))
 }
 
@@ -193,7 +195,8 @@ func (r Adadelta) check() error {
 	if !(r.Rho >= 0 && r.Rho <= 1) { // NaN is refused too
 		return badRule("invalid rho value: %v", r.Rho)
 	}
-	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps), notNegative("weight_decay value", r.WeightDecay))
+	return errors.Join(notNegative("learning rate", r.LR), notNegative("epsilon value", r.Eps),
+		notNegative("weight_decay value", r.WeightDecay))
 }
 
 func (r Adadelta) sparse() string { return "Adadelta does not support sparse gradients" }

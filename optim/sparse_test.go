@@ -101,7 +101,8 @@ func TestSparseRefused(t *testing.T) {
 	if err = w.Sum().Backward(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := opt.Step(); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), "SparseAdam does not support dense gradients") {
+	if err := opt.Step(); !errors.Is(err, cohort.NotSupported) ||
+		!strings.Contains(err.Error(), "SparseAdam does not support dense gradients") {
 		t.Errorf("a dense gradient for SparseAdam: %v", err)
 	}
 	w.ZeroGrad()
@@ -124,7 +125,8 @@ func TestSparseRefused(t *testing.T) {
 // nothing but the number of steps. It is not parallel, since it looks at the memory that the process has allocated.
 func TestSparseStepsByRows(t *testing.T) {
 	const rows, width = 100_000, 8
-	for name, rule := range map[string]optim.Rule{"SGD": optim.SGD{LR: 0.1}, "Adagrad": optim.Adagrad{LR: 0.1}, "SparseAdam": optim.SparseAdam{LR: 0.1}} {
+	for name, rule := range map[string]optim.Rule{"SGD": optim.SGD{LR: 0.1}, "Adagrad": optim.Adagrad{LR: 0.1},
+		"SparseAdam": optim.SparseAdam{LR: 0.1}} {
 		w := autograd.Parameter(tensor.Must(tensor.Full(tensor.Float32, 1.0, rows, width)))
 		opt, err := optim.New(rule, []*autograd.Variable{w})
 		if err != nil {
@@ -145,7 +147,8 @@ func TestSparseStepsByRows(t *testing.T) {
 		}
 		now := tensor.Must(w.Data().Clone())
 		empty := &tensor.Sparse{
-			Shape: []int{rows, width}, Indices: tensor.Must(tensor.New(tensor.Int64, 1, 0)), Values: tensor.Must(tensor.New(tensor.Float32, 0, width)),
+			Shape: []int{rows, width}, Indices: tensor.Must(tensor.New(tensor.Int64, 1, 0)),
+			Values: tensor.Must(tensor.New(tensor.Float32, 0, width)),
 		}
 		if err = w.SetGradValue(autograd.Value{Sparse: empty}); err != nil {
 			t.Fatal(err)

@@ -115,7 +115,10 @@ func (o *Optimizer) loadGroup(text string) (Rule, error) {
 	_, apart := o.rule.(AdamW)
 	switch {
 	case len(g.Params) != len(o.params):
-		return nil, badState("loaded state dict contains a parameter group that doesn't match the size of optimizer's group: %d parameters, the optimizer has %d", len(g.Params), len(o.params))
+		return nil,
+			badState(
+				"loaded state dict contains a parameter group that doesn't match the size of optimizer's group: %d parameters, the "+
+					"optimizer has %d", len(g.Params), len(o.params))
 	case g.Apart != nil && *g.Apart != apart:
 		return nil, badState("the state is of another rule than %T: decoupled_weight_decay is %v", o.rule, *g.Apart)
 	}
@@ -286,7 +289,8 @@ type rpropGroup struct {
 }
 
 func (r Rprop) group(lr float64) any {
-	return rpropGroup{lr, [2]float64{or(r.EtaMinus, 0.5), or(r.EtaPlus, 1.2)}, [2]float64{or(r.StepMin, 1e-6), or(r.StepMax, 50)}, r.Maximize}
+	return rpropGroup{lr, [2]float64{or(r.EtaMinus, 0.5), or(r.EtaPlus, 1.2)}, [2]float64{or(r.StepMin, 1e-6), or(r.StepMax, 50)},
+		r.Maximize}
 }
 
 func (r Rprop) withGroup(text []byte) (Rule, error) {

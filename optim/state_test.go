@@ -100,7 +100,8 @@ func TestResume(t *testing.T) {
 			stepped(t, opt, second, max(at, 3), 8)
 			for i := range whole {
 				if !tensor.Equal(whole[i].Data(), second[i].Data()) {
-					t.Errorf("%T%+v saved at step %d: parameter %d is %v, without %v", c.rule, c.rule, at, i, second[i].Data(), whole[i].Data())
+					t.Errorf("%T%+v saved at step %d: parameter %d is %v, without %v", c.rule, c.rule, at, i, second[i].Data(),
+						whole[i].Data())
 				}
 			}
 			if opt.LR() != 0.05 {
@@ -135,7 +136,8 @@ func TestStateLayout(t *testing.T) {
 	if n, _ := f.Tensors["state.1.step"].Item(); n != float32(1) {
 		t.Errorf("the second parameter had %v steps, want 1", n)
 	}
-	if got, want := f.Metadata["param_groups"], `[{"amsgrad":false,"betas":[0.9,0.999],"eps":1e-8,"lr":0.1,"maximize":false,"params":[0,1],"weight_decay":0}]`; got != want {
+	if got, want := f.Metadata["param_groups"],
+		`[{"amsgrad":false,"betas":[0.9,0.999],"eps":1e-8,"lr":0.1,"maximize":false,"params":[0,1],"weight_decay":0}]`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -158,7 +160,8 @@ func TestBadState(t *testing.T) {
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0]}]` }, "1 parameters, the optimizer has 2"},
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"lr":"fast"}]` }, "param_groups"},
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"lr":-1}]` }, "invalid learning rate"},
-		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"amsgrad":true}]` }, "2 of the tensors [exp_avg exp_avg_sq max_exp_avg_sq]"},
+		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"amsgrad":true}]` },
+			"2 of the tensors [exp_avg exp_avg_sq max_exp_avg_sq]"},
 		{func(f *safetensors.File) {
 			f.Metadata["param_groups"] = `[{"params":[0,1],"decoupled_weight_decay":true}]`
 		}, "another rule"},
@@ -170,7 +173,8 @@ func TestBadState(t *testing.T) {
 		{func(f *safetensors.File) {
 			f.Tensors["state.0.step"] = tensor.Must(tensor.Full(tensor.Float32, float32(1.5)))
 		}, "one whole number"},
-		{func(f *safetensors.File) { f.Tensors["state.0.exp_avg"] = tensor.Must(tensor.New(tensor.Float32, 3)) }, "the parameter float64[2]"},
+		{func(f *safetensors.File) { f.Tensors["state.0.exp_avg"] = tensor.Must(tensor.New(tensor.Float32, 3)) },
+			"the parameter float64[2]"},
 		{func(f *safetensors.File) { f.Tensors["state.0.exp_avg"] = tensor.Must(tensor.New(tensor.Int64, 2)) }, "the parameter float64[2]"},
 	} {
 		f, err := opt.State()
@@ -179,7 +183,8 @@ func TestBadState(t *testing.T) {
 		}
 		c.change(f)
 		err = opt.LoadState(f)
-		if code := cohort.CodeOf(err); code != cohort.InvalidArgument && code != cohort.NotSupported || !strings.Contains(err.Error(), c.want) {
+		if code := cohort.CodeOf(err); code != cohort.InvalidArgument && code != cohort.NotSupported ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)
 		}
 	}
@@ -223,7 +228,8 @@ func TestZerosInState(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if groups := f.Metadata["param_groups"]; !strings.Contains(groups, zero+",") && !strings.Contains(groups, zero+"}") { // not 0.99
+			// not 0.99
+			if groups := f.Metadata["param_groups"]; !strings.Contains(groups, zero+",") && !strings.Contains(groups, zero+"}") {
 				t.Errorf("%T with %s is saved as %s", c.rule, zero, groups)
 			}
 		}
@@ -236,7 +242,8 @@ func TestZerosInState(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, etas := range []string{`[0,1.2]`, `[0.5,0]`} { // which PyTorch refuses
-		if err := opt.LoadState(&safetensors.File{Metadata: map[string]string{"param_groups": `[{"params":[0,1],"etas":` + etas + `}]`}}); !errors.Is(err, cohort.InvalidArgument) {
+		if err := opt.LoadState(&safetensors.File{Metadata: map[string]string{"param_groups": `[{"params":[0,1],"etas":` + etas +
+			`}]`}}); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("etas %s: %v", etas, err)
 		}
 	}

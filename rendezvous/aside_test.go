@@ -63,7 +63,8 @@ func TestPanicOfAHook(t *testing.T) {
 	hook, logger := rendezvous.WithHook(func(observe.Event) { panic("a bug") }), rendezvous.WithLogger(log.Logger(slog.LevelInfo))
 	for n, opts := range [][]rendezvous.Option{{hook, logger}, {logger, hook}} {
 		calls := 0
-		opts = append(opts, noEnv(), rendezvous.WithRank(0), rendezvous.WithWorldSize(1), rendezvous.WithHook(func(observe.Event) { calls++ }))
+		opts = append(opts, noEnv(), rendezvous.WithRank(0), rendezvous.WithWorldSize(1),
+			rendezvous.WithHook(func(observe.Event) { calls++ }))
 		m, err := rendezvous.Join(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d", testkit.FreePort(t)), opts...)
 		if err != nil {
 			t.Fatal(err)

@@ -151,7 +151,8 @@ func TestRendezvousTellsOfAnotherWorldSize(t *testing.T) {
 		_ = m.Close()
 		return log.String()
 	}
-	want := "this process is rank 2 of a world of 4, but rank 1 on hosta pid 1 has joined a world of 3 at 127.0.0.1:" + variables["MASTER_PORT"]
+	want := "this process is rank 2 of a world of 4, but rank 1 on hosta pid 1 has joined a world of 3 at 127.0.0.1:" +
+		variables["MASTER_PORT"]
 	if log := told(); !strings.Contains(log, want) {
 		t.Errorf("the log lacks %q: %s", want, log)
 	}

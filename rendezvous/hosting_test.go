@@ -37,7 +37,8 @@ func TestBindHost(t *testing.T) {
 func TestServerOptions(t *testing.T) {
 	limits := tcpstore.DefaultLimits()
 	limits.Value = 100
-	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=1", testkit.FreePort(t)), rendezvous.WithServerOptions(tcpstore.WithLimits(limits)))
+	m := join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=1", testkit.FreePort(t)),
+		rendezvous.WithServerOptions(tcpstore.WithLimits(limits)))
 	set(t, m.Store(), "key", "value")
 	if err := m.Store().Set(t.Context(), "key", make([]byte, 101)); err == nil {
 		t.Error("a value over the limit was taken")

@@ -330,7 +330,8 @@ func TestRendezvousAddressInUse(t *testing.T) {
 			t.Errorf("the error lacks %q: %v", words, err)
 		}
 	}
-	if _, statErr := os.Stat("/proc/self/fd"); statErr == nil && !strings.Contains(err.Error(), fmt.Sprintf("held by pid %d", os.Getpid())) {
+	if _, statErr := os.Stat("/proc/self/fd"); statErr == nil &&
+		!strings.Contains(err.Error(), fmt.Sprintf("held by pid %d", os.Getpid())) {
 		t.Errorf("the holder is not named: %v", err)
 	}
 }
@@ -388,7 +389,8 @@ func TestRendezvousAgentStore(t *testing.T) {
 
 // A launcher hosts a store, and the ranks meet at another address: rank 0 hosts that one, unless somebody does already.
 func TestRendezvousElsewhere(t *testing.T) {
-	variables := env(map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(testkit.FreePort(t)), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
+	variables := env(map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(testkit.FreePort(t)),
+		"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
 	port := testkit.FreePort(t)
 	joined := make(chan *rendezvous.Member, 1)
 	go func() { joined <- join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=1&world_size=2", port), variables) }()
@@ -439,7 +441,9 @@ func TestRendezvousRegisteredScheme(t *testing.T) {
 			t.Errorf("%s: %v", url, err)
 		}
 	}
-	if err := registry.Register("nothing", func(context.Context, rendezvous.Call) (*rendezvous.Member, error) { return nil, nil }); err != nil {
+	if err := registry.Register("nothing", func(context.Context, rendezvous.Call) (*rendezvous.Member, error) {
+		return nil, nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := rendezvous.Join(t.Context(), "nothing://", with, noEnv()); !errors.Is(err, cohort.Internal) {

@@ -68,7 +68,8 @@ func TestFileURLWithAHost(t *testing.T) {
 		t.Errorf("log %q, events %q", log.String(), told)
 	}
 	for _, good := range []string{"file://" + path, "file://localhost" + path} {
-		if p, err := NewRegistry().Plan(Request{URL: good + "?rank=0&world_size=1", Rank: -1, WorldSize: -1}); err != nil || p.Warning != "" {
+		if p, err := NewRegistry().Plan(Request{URL: good + "?rank=0&world_size=1", Rank: -1, WorldSize: -1}); err != nil ||
+			p.Warning != "" {
 			t.Errorf("%s: %q, %v", good, p.Warning, err)
 		}
 	}

@@ -86,7 +86,8 @@ func TestRendezvousTellsWhoIsMissing(t *testing.T) {
 			defer func() { _ = m.Close() }()
 			// A client that joins as PyTorch does, without telling its rank.
 			var stranger *tcpstore.Client
-			if stranger, err = tcpstore.Dial(t.Context(), "127.0.0.1:"+strconv.Itoa(port), tcpstore.WithDialect(tcpstore.DialectV)); err == nil {
+			if stranger, err = tcpstore.Dial(t.Context(), "127.0.0.1:"+strconv.Itoa(port),
+				tcpstore.WithDialect(tcpstore.DialectV)); err == nil {
 				defer func() { _ = stranger.Close() }()
 				_, err = stranger.JoinWorker(t.Context())
 			}

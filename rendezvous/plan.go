@@ -282,7 +282,8 @@ var envAdvice = map[string]string{
 func finishTCP(p *Plan, r Request) *problem {
 	p.AgentStore = r.getenv(EnvUseAgentStore) == "True" // exactly this, as PyTorch compares it
 	// Up to 2.13 PyTorch takes this variable for any address, and then no process hosts the store of a tcp:// elsewhere.
-	served := p.AgentStore && (p.URL.Scheme == "env" || r.getenv(EnvMasterAddr) == p.Host && r.getenv(EnvMasterPort) == strconv.Itoa(p.Port))
+	served := p.AgentStore && (p.URL.Scheme == "env" || r.getenv(EnvMasterAddr) == p.Host &&
+		r.getenv(EnvMasterPort) == strconv.Itoa(p.Port))
 	p.Master = p.Rank == 0 && !served
 	p.Attempt = r.getenv(EnvRestartCount)
 	if len(p.Attempt) > 64 {

@@ -167,11 +167,13 @@ func TestPlan(t *testing.T) {
 		{"ipv6", request("tcp://[FE80::1]:1?rank=1&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "fe80::1", Port: 1}},
 		{"user part is ignored", request("tcp://me:pw@h:1?rank=1&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
 		{"open world", request("tcp://h:1?rank=1&world_size=-1"), Plan{Rank: 1, WorldSize: NoWorldSize, Host: "h", Port: 1}},
-		{"last of a repeated key wins", request("tcp://h:1?rank=1&world_size=2&rank=0"), Plan{WorldSize: 2, Host: "h", Port: 1, Master: true}},
+		{"last of a repeated key wins", request("tcp://h:1?rank=1&world_size=2&rank=0"),
+			Plan{WorldSize: 2, Host: "h", Port: 1, Master: true}},
 		{"a=b=c is b", request("tcp://h:1?rank=1=7&world_size=2"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
 		{"fragment is cut", request("tcp://h:1?rank=1&world_size=2#rank=0"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
 		{"line ends and spaces", request(" tcp://h:1?rank=1&world_size=2\n"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
-		{"the choice of a server has no effect", request("tcp://h:1?rank=1&world_size=2&use_libuv=0", "USE_LIBUV=x"), Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
+		{"the choice of a server has no effect", request("tcp://h:1?rank=1&world_size=2&use_libuv=0", "USE_LIBUV=x"),
+			Plan{Rank: 1, WorldSize: 2, Host: "h", Port: 1}},
 		{"file", request("file:///tmp/a%20b?rank=0&world_size=2"), Plan{WorldSize: 2, Path: "/tmp/a%20b"}},
 		{"file, four slashes", request("file:////tmp/x?rank=0&world_size=2"), Plan{WorldSize: 2, Path: "//tmp/x"}},
 		{"file, one slash", request("file:/tmp/x?rank=0&world_size=2"), Plan{WorldSize: 2, Path: "/tmp/x"}},
@@ -183,11 +185,13 @@ func TestPlan(t *testing.T) {
 			Plan{WorldSize: 4, Host: "Node0", Port: 29500, AgentStore: true, Attempt: "3"},
 		},
 		{
-			"tcp to the launcher's store", request("tcp://h:1?rank=0&world_size=2", "MASTER_ADDR=h", "MASTER_PORT=1", EnvUseAgentStore+"=True"),
+			"tcp to the launcher's store", request("tcp://h:1?rank=0&world_size=2", "MASTER_ADDR=h", "MASTER_PORT=1",
+				EnvUseAgentStore+"=True"),
 			Plan{WorldSize: 2, Host: "h", Port: 1, AgentStore: true},
 		},
 		{
-			"tcp to another store than the launcher's", request("tcp://h:1?rank=0&world_size=2", "MASTER_ADDR=h", "MASTER_PORT=2", EnvUseAgentStore+"=True"),
+			"tcp to another store than the launcher's",
+			request("tcp://h:1?rank=0&world_size=2", "MASTER_ADDR=h", "MASTER_PORT=2", EnvUseAgentStore+"=True"),
 			Plan{WorldSize: 2, Host: "h", Port: 1, AgentStore: true, Master: true},
 		},
 		{
@@ -249,7 +253,8 @@ func TestRegistry(t *testing.T) {
 	}
 	for _, scheme := range []string{"mine", "tcp", "env", "file"} {
 		err := registry.Register(scheme, none)
-		if !errors.Is(err, cohort.AlreadyExists) || !strings.Contains(err.Error(), "Rendezvous handler for "+scheme+":// already registered") {
+		if !errors.Is(err, cohort.AlreadyExists) ||
+			!strings.Contains(err.Error(), "Rendezvous handler for "+scheme+":// already registered") {
 			t.Errorf("%s: %v", scheme, err)
 		}
 	}

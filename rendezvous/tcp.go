@@ -104,7 +104,8 @@ func bindError(plan Plan, err error) error {
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return e // the server's own words say it all
 	}
-	e.Detail = fmt.Sprintf("The server socket has failed to listen on any local network address: port %d: Address already in use", plan.Port)
+	e.Detail = fmt.Sprintf("The server socket has failed to listen on any local network address: port %d: Address already in use",
+		plan.Port)
 	if owner, ok := portowner.Find(plan.Port); ok {
 		e.Detail += ", held by " + owner.String()
 	}
@@ -185,8 +186,9 @@ func (s *settings) warnOfLeftovers(ctx context.Context, plan Plan, client *tcpst
 	return err
 }
 
-// warnOfSizes says that another process has joined a world of another size here. It is not an error: a process may be in two worlds, such
-// as a group and a larger RPC world. The first to come claims the size, before its rank, so that the rank stays what its connection is called.
+// warnOfSizes says that another process has joined a world of another size here. It is not an error: a process may be
+// in two worlds, such as a group and a larger RPC world. The first to come claims the size, before its rank, so that
+// the rank stays what its connection is called.
 func (s *settings) warnOfSizes(ctx context.Context, plan Plan, c claimant, me identity) error {
 	if plan.WorldSize < 1 {
 		return nil

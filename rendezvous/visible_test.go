@@ -109,7 +109,8 @@ func TestUsedStoreIsRecognised(t *testing.T) {
 	if said := run(""); said != "" {
 		t.Errorf("about a new store: %s", said)
 	}
-	if said := run(""); strings.Count(said, "\n") != 1 || !strings.Contains(said, "3 keys of an earlier run") || !strings.Contains(said, "cohort store clear") {
+	if said := run(""); strings.Count(said, "\n") != 1 || !strings.Contains(said, "3 keys of an earlier run") ||
+		!strings.Contains(said, "cohort store clear") {
 		t.Errorf("about a used store: %s", said)
 	}
 	if said := run("1"); said != "" {

@@ -108,7 +108,8 @@ func newAgent(st store.Store, name string, cfg *config) *Agent {
 		Name: name, Rank: int(cfg.rank), Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
 		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: a.secret}, Cohort: slices.Contains(cfg.transports, TransportCohort),
 	})
-	a.net = rpcsession.New(rpcsession.Config{Name: name, Logger: cfg.logger, Types: cfg.types, Handler: sessionHandler{a}, Published: a.world.Published})
+	a.net = rpcsession.New(rpcsession.Config{Name: name, Logger: cfg.logger, Types: cfg.types, Handler: sessionHandler{a},
+		Published: a.world.Published})
 	if cfg.alloc == nil {
 		a.memory = tensorpool.New()
 		cfg.alloc = a.memory.Get
@@ -134,7 +135,8 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 	a.id = rrefcore.Worker(id) //nolint:gosec // checked by WithRank
 	a.self = a.net.NewPeer(a.name, a.id)
 	a.refs = rpcref.New(rpcref.Config{
-		Name: a.name, ID: a.id, Epoch: rrefcore.Epoch(a.epoch), Core: a.cfg.core, Logger: a.cfg.logger, Net: a.net, Self: a.self, Limit: a.Timeout,
+		Name: a.name, ID: a.id, Epoch: rrefcore.Epoch(a.epoch), Core: a.cfg.core, Logger: a.cfg.logger, Net: a.net, Self: a.self,
+		Limit:   a.Timeout,
 		IsGo:    a.world.AskIsGo,
 		Wrap:    func(core *rpcref.Hold) any { return wrapRef[any](a, core) },
 		Unwrap:  coreOf,
@@ -149,8 +151,9 @@ func (a *Agent) listen(ctx context.Context, id int) error {
 		Outgoing: a.outgoing(), Exception: exceptionError,
 	})
 	a.server = rpcserver.New(rpcserver.Config{
-		Name: a.name, ID: id, Program: program{a}, Owner: owner{a}, Net: a.net, Self: a.self, Refs: a.refs, Caller: a.caller, Extension: a.extension,
-		Static: a.cfg.worldSize > 0, Concurrency: a.cfg.concurrency, Queue: a.cfg.queue, Logger: a.cfg.logger, Hook: a.cfg.hook,
+		Name: a.name, ID: id, Program: program{a}, Owner: owner{a}, Net: a.net, Self: a.self, Refs: a.refs, Caller: a.caller,
+		Extension: a.extension,
+		Static:    a.cfg.worldSize > 0, Concurrency: a.cfg.concurrency, Queue: a.cfg.queue, Logger: a.cfg.logger, Hook: a.cfg.hook,
 	})
 	if a.cfg.advertise != "" {
 		var err error
@@ -194,9 +197,9 @@ func (a *Agent) publishedSecret(id cohortwire.Identity) ([]byte, error) {
 	return e.Secret, err
 }
 
-// linkLimit is when a silent link is given up: well before a lease ends on it. The time that is left is for a new link, on
-// which leases are renewed; with the same limit live workers could lose references to a link that swallows everything. The silence is noticed
-// up to two heartbeats late. A single late heartbeat does not count as silence.
+// linkLimit is when a silent link is given up: well before a lease ends on it. The time that is left is for a new link,
+// on which leases are renewed; with the same limit live workers could lose references to a link that swallows
+// everything. The silence is noticed up to two heartbeats late. A single late heartbeat does not count as silence.
 func linkLimit(heartbeat, lease time.Duration) time.Duration {
 	return max(lease/2, min(2*heartbeat, lease*3/4))
 }

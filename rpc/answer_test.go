@@ -131,7 +131,8 @@ func TestGivenUpCreationIsDeleted(t *testing.T) {
 		close(gate)
 		settled := func() bool {
 			user, owner := agents[0].DebugInfo(), agents[1].DebugInfo()
-			return user["num_failed_users"] == 0 && user["num_pending_users"] == 0 && owner["num_owner_rrefs"] == 0 && owner["num_forks"] == 0
+			return user["num_failed_users"] == 0 && user["num_pending_users"] == 0 && owner["num_owner_rrefs"] == 0 &&
+				owner["num_forks"] == 0
 		}
 		for deadline := time.Now().Add(30 * time.Second); !settled(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(deadline) {
@@ -157,7 +158,8 @@ func TestGivenUpHalfSent(t *testing.T) {
 	reg := NewRegistry().MustHandle("t.take", func(_ *tensor.Tensor, r *Ref[int]) { got <- r })
 	join := func(name string, rank cohort.Rank, opts ...Option) *Agent {
 		t.Helper()
-		a, failed := Join(ctx, st, name, append(opts, WithRank(rank), WithHandlers(reg), WithLogger(testLogger()), WithTransports(TransportUV))...)
+		a, failed := Join(ctx, st, name, append(opts, WithRank(rank), WithHandlers(reg), WithLogger(testLogger()),
+			WithTransports(TransportUV))...)
 		if failed != nil {
 			t.Fatal(failed)
 		}

@@ -20,8 +20,8 @@ import (
 // torch.distributed.rpc.rpc_sync; the package documentation says what names mean.
 //
 // ctx bounds the call; without a deadline the agent's timeout does. A Go callee gets the deadline, and its context ends
-// when the caller's does; a PyTorch callee goes on and its late answer is dropped with the references in it. With the context that a handler was
-// given, its slot is free for others while the call waits.
+// when the caller's does; a PyTorch callee goes on and its late answer is dropped with the references in it. With the
+// context that a handler was given, its slot is free for others while the call waits.
 func Call[T any](ctx context.Context, c Caller, to, fn string, args ...any) (T, error) {
 	v, err := c.callsBy().call(ctx, to, fn, args)
 	return convert[T](fn, v, err)

@@ -79,7 +79,8 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	for range 20 {
 		futures = append(futures, Async[any](ctx, agents[0], "w1", "work.wait"))
 	}
-	for deadline := time.Now().Add(5 * time.Second); agents[1].DebugInfo()["agent.server_waiting_calls"] < 17 || running.Load() < 3; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Second); agents[1].DebugInfo()["agent.server_waiting_calls"] < 17 ||
+		running.Load() < 3; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%v", agents[1].DebugInfo())
 		}
@@ -157,13 +158,15 @@ func TestErrors(t *testing.T) {
 				return err
 			}
 			var remote *RemoteError
-			if err := call("bad.plain"); !errors.As(err, &remote) || remote.Kind != "RuntimeError" || remote.Message != "just wrong" || remote.Worker != to {
+			if err := call("bad.plain"); !errors.As(err, &remote) || remote.Kind != "RuntimeError" ||
+				remote.Message != "just wrong" || remote.Worker != to {
 				t.Errorf("plain: %#v", err)
 			}
 			if err := call("bad.typed"); !errors.As(err, &remote) || remote.Kind != "mymod.MyError" || !errors.Is(err, cohort.Remote) {
 				t.Errorf("typed: %#v", err)
 			}
-			if err := call("bad.panic"); !errors.As(err, &remote) || !strings.Contains(remote.Message, "a bug") || strings.Contains(remote.Stack, "call_test.go") {
+			if err := call("bad.panic"); !errors.As(err, &remote) || !strings.Contains(remote.Message, "a bug") ||
+				strings.Contains(remote.Stack, "call_test.go") {
 				t.Errorf("panic: %#v", err)
 			}
 			if err := call("bad.value"); !errors.As(err, &remote) || !strings.Contains(remote.Message, "chan int") {
@@ -189,7 +192,8 @@ func TestErrors(t *testing.T) {
 		if _, err := Call[int](ctx, agents[0], "unknown", "bad.args"); !errors.Is(err, cohort.NotFound) {
 			t.Errorf("unknown worker: %v", err)
 		}
-		if _, err := Call[any](ctx, agents[0], "w1", "bad.args", make(chan int)); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "bad.args") || !strings.Contains(err.Error(), "w1") {
+		if _, err := Call[any](ctx, agents[0], "w1", "bad.args", make(chan int)); !errors.Is(err, cohort.InvalidArgument) ||
+			!strings.Contains(err.Error(), "bad.args") || !strings.Contains(err.Error(), "w1") {
 			t.Errorf("argument without form: %v", err)
 		}
 		shutdown(t, agents)
@@ -222,13 +226,16 @@ func TestValues(t *testing.T) {
 			py.ByteArray{1},
 			&py.Dict{Pairs: []py.Pair{{Key: "a", Value: []any{1.5}}, {Key: int64(2), Value: nil}}},
 			py.Global{Module: "torch", Name: "float32"},
-			&py.Object{Class: py.Global{Module: "datetime", Name: "timedelta"}, Args: py.Tuple{int64(1), int64(2)}, States: []any{}, Items: []any{}},
+			&py.Object{Class: py.Global{Module: "datetime", Name: "timedelta"}, Args: py.Tuple{int64(1), int64(2)},
+				States: []any{}, Items: []any{}},
 		} {
 			got, callErr := Call[any](ctx, agents[0], "w1", "v.echo", v)
 			if callErr != nil {
 				t.Fatalf("%#v: %v", v, callErr)
 			}
-			if diff := cmp.Diff(v, got, cmp.Comparer(func(a, b py.Object) bool { return a.Class == b.Class && cmp.Equal(a.Args, b.Args) })); diff != "" {
+			if diff := cmp.Diff(v, got, cmp.Comparer(func(a, b py.Object) bool {
+				return a.Class == b.Class && cmp.Equal(a.Args, b.Args)
+			})); diff != "" {
 				t.Errorf("%#v: %s", v, diff)
 			}
 		}
@@ -239,7 +246,8 @@ func TestValues(t *testing.T) {
 		if !tensor.Equal(pair[0], x) || !tensor.Equal(pair[1], view) || pair[0].Storage() != pair[1].Storage() {
 			t.Error("a tensor and its view do not come back as such")
 		}
-		sparse := &tensor.Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)), Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
+		sparse := &tensor.Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)),
+			Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
 		back, err := Call[*tensor.Sparse](ctx, agents[0], "w1", "v.echo", sparse)
 		if err != nil || !tensor.Equal(back.Indices, sparse.Indices) {
 			t.Errorf("sparse: %v", err)
@@ -310,7 +318,8 @@ func TestStatsAndEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := agents[0].Stats()["w1"]; s.Calls-before.Calls != 5 || s.BytesSent <= before.BytesSent || s.BytesReceived <= before.BytesReceived {
+	if s := agents[0].Stats()["w1"]; s.Calls-before.Calls != 5 || s.BytesSent <= before.BytesSent ||
+		s.BytesReceived <= before.BytesReceived {
 		t.Errorf("stats: %+v, before %+v", s, before)
 	}
 	if s := agents[1].Stats()["w0"]; s.Served < 5 {
@@ -363,7 +372,8 @@ func TestJoinErrors(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancel()
-	if _, err := Join(short, st, "s", WithRank(1), WithWorldSize(2), WithAddr("127.0.0.1:0")); !errors.Is(err, cohort.DeadlineExceeded) && !errors.Is(err, cohort.Mismatch) {
+	if _, err := Join(short, st, "s", WithRank(1), WithWorldSize(2), WithAddr("127.0.0.1:0")); !errors.Is(err,
+		cohort.DeadlineExceeded) && !errors.Is(err, cohort.Mismatch) {
 		t.Errorf("static into dynamic: %v", err)
 	}
 }

@@ -221,7 +221,8 @@ func TestCreationWithoutRoom(t *testing.T) {
 				t.Fatal(err)
 			}
 			ends(t, "the call of a third worker", func() {
-				if _, err := Call[int](ctx, agents[0], "w2", "objects.fetch", ref); err == nil || !strings.Contains(err.Error(), "wait for a slot") {
+				if _, err := Call[int](ctx, agents[0], "w2", "objects.fetch", ref); err == nil ||
+					!strings.Contains(err.Error(), "wait for a slot") {
 					t.Errorf("a third worker is told %v", err)
 				}
 			})

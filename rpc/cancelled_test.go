@@ -46,7 +46,8 @@ func TestCancelledCreationsLeaveNothing(t *testing.T) {
 		}
 		settled := func() bool {
 			user, owner := agents[0].DebugInfo(), agents[1].DebugInfo()
-			return user["num_failed_users"] == 0 && user["num_pending_users"] == 0 && owner["num_owner_rrefs"] == 0 && owner["num_forks"] == 0
+			return user["num_failed_users"] == 0 && user["num_pending_users"] == 0 && owner["num_owner_rrefs"] == 0 &&
+				owner["num_forks"] == 0
 		}
 		for deadline := time.Now().Add(15 * time.Second); !settled(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(deadline) {

@@ -75,11 +75,13 @@ func (r *Registry) method(value any, name string) (*handler, error) {
 	c := r.classes[t]
 	r.mu.RUnlock()
 	if c == nil {
-		return nil, &RemoteError{Kind: "TypeError", Code: cohort.NotSupported, Message: "methods of a " + typeText(t) + " are not served: register it with Registry.Class"}
+		return nil, &RemoteError{Kind: "TypeError", Code: cohort.NotSupported,
+			Message: "methods of a " + typeText(t) + " are not served: register it with Registry.Class"}
 	}
 	h := c.methods[name]
 	if h == nil {
-		return nil, &RemoteError{Kind: "AttributeError", Code: cohort.NotFound, Message: "'" + c.name.Name + "' object has no attribute '" + name + "'"}
+		return nil, &RemoteError{Kind: "AttributeError", Code: cohort.NotFound,
+			Message: "'" + c.name.Name + "' object has no attribute '" + name + "'"}
 	}
 	return h.bound(reflect.ValueOf(value), h.name[strings.LastIndexByte(h.name, '.')+1:]), nil
 }
@@ -118,7 +120,8 @@ func (r *Registry) classOf(value any) (py.Global, error) {
 	switch t.Kind() { //nolint:exhaustive // the others have no Python class
 	case reflect.Bool:
 		return builtin("bool")
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint8, reflect.Uint16,
+		reflect.Uint32, reflect.Uint64:
 		return builtin("int")
 	case reflect.Float32, reflect.Float64:
 		return builtin("float")
@@ -131,7 +134,8 @@ func (r *Registry) classOf(value any) (py.Global, error) {
 	case reflect.Map, reflect.Struct:
 		return builtin("dict")
 	}
-	return py.Global{}, &RemoteError{Kind: "TypeError", Code: cohort.NotSupported, Message: "a " + typeText(t) + " has no Python class: register it with Registry.Class"}
+	return py.Global{}, &RemoteError{Kind: "TypeError", Code: cohort.NotSupported,
+		Message: "a " + typeText(t) + " has no Python class: register it with Registry.Class"}
 }
 
 func typeText(t reflect.Type) string {

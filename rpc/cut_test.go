@@ -36,7 +36,8 @@ func TestPipeIsCut(t *testing.T) {
 		MustHandle("t.keep", func(r *Ref[int]) (err error) { kept, err = r.Clone(); return err })
 	join := func(name string, rank cohort.Rank, opts ...Option) *Agent {
 		t.Helper()
-		a, failed := Join(ctx, st, name, append(opts, WithRank(rank), WithHandlers(reg), WithLogger(testLogger()), WithTransports(TransportUV), WithLease(grace, 2*grace, grace))...)
+		a, failed := Join(ctx, st, name, append(opts, WithRank(rank), WithHandlers(reg), WithLogger(testLogger()),
+			WithTransports(TransportUV), WithLease(grace, 2*grace, grace))...)
 		if failed != nil {
 			t.Fatal(failed)
 		}

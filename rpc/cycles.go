@@ -112,8 +112,9 @@ func (c *config) holds(o *rpcref.Object) []HoldInfo {
 	return found
 }
 
-// connectedComponents returns the connected components of an undirected graph: each with its members in order, the components in the order of their
-// first members. near has an entry for every member, with its neighbours; an edge may stand at either end.
+// connectedComponents returns the connected components of an undirected graph: each with its members in order, the
+// components in the order of their first members. near has an entry for every member, with its neighbours; an edge may
+// stand at either end.
 func connectedComponents[T cmp.Ordered](near map[T][]T) [][]T {
 	both := make(map[T][]T, len(near))
 	for a, list := range near {

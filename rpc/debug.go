@@ -136,13 +136,15 @@ func (a *Agent) References() ReferenceInfo {
 			}
 		}
 		for _, f := range o.Forks {
-			x.Forks = append(x.Forks, ForkInfo{ID: f.Fork.String(), Holder: a.nameOf(f.Holder), Age: f.Age.Seconds(), Silent: f.Silent.Seconds()})
+			x.Forks = append(x.Forks, ForkInfo{ID: f.Fork.String(), Holder: a.nameOf(f.Holder), Age: f.Age.Seconds(),
+				Silent: f.Silent.Seconds()})
 		}
 		info.Objects = append(info.Objects, x)
 	}
 	for _, h := range known.Handles {
 		info.Handles = append(info.Handles, HandleInfo{
-			ID: h.ID.String(), Fork: h.Fork.String(), Owner: a.nameOf(h.Owner), State: h.State, Created: known.Where[h.Fork], Age: h.Age.Seconds(), Pins: len(h.Children),
+			ID: h.ID.String(), Fork: h.Fork.String(), Owner: a.nameOf(h.Owner), State: h.State, Created: known.Where[h.Fork],
+			Age: h.Age.Seconds(), Pins: len(h.Children),
 		})
 	}
 	return info
@@ -166,7 +168,8 @@ func (a *Agent) leakError() error {
 	var lines []string
 	for _, o := range a.References().Objects {
 		for _, f := range o.Forks {
-			lines = append(lines, fmt.Sprintf("%s (%s, created by %s) with fork %s held by %s for %.1f s", o.ID, o.Type, o.Created, f.ID, f.Holder, f.Age))
+			lines = append(lines, fmt.Sprintf("%s (%s, created by %s) with fork %s held by %s for %.1f s", o.ID, o.Type, o.Created,
+				f.ID, f.Holder, f.Age))
 		}
 	}
 	if len(lines) == 0 {

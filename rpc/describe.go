@@ -96,7 +96,8 @@ func (r *Registry) python(t reflect.Type) string {
 		switch c := r.classes[t]; {
 		case c != nil:
 			return c.name.String()
-		case t.Kind() == reflect.Pointer && strings.HasPrefix(t.Elem().Name(), "Ref[") && t.Elem().PkgPath() == reflect.TypeFor[Registry]().PkgPath():
+		case t.Kind() == reflect.Pointer && strings.HasPrefix(t.Elem().Name(), "Ref[") &&
+			t.Elem().PkgPath() == reflect.TypeFor[Registry]().PkgPath():
 			return "torch.distributed.rpc.RRef"
 		}
 		return ""

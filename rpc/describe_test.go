@@ -54,7 +54,8 @@ func TestDescribe(t *testing.T) {
 		MustHandle("m.raw", func(context.Context, *Request) (any, error) { return nil, nil }, Doc("raw")).
 		MustHandle("m.later", func(*Ref[int]) *cohort.Future[[]string] { return nil }).
 		MustClass("m.Server", &described{})
-	if err := Handle(r, "m.typed", func(_ context.Context, n int) (string, error) { return strconv.Itoa(n), nil }, Params("n")); err != nil {
+	if err := Handle(r, "m.typed", func(_ context.Context, n int) (string, error) { return strconv.Itoa(n), nil },
+		Params("n")); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{

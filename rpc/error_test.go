@@ -48,10 +48,14 @@ func TestOneErrorType(t *testing.T) {
 				raised string
 				reason error
 			}{
-				"plain":    {do: func() error { _, err := Call[int](ctx, a, to, "e.plain"); return err }, code: cohort.Remote, raised: "RuntimeError"},
-				"raised":   {do: func() error { _, err := Call[int](ctx, a, to, "e.raise"); return err }, code: cohort.Remote, raised: "ValueError"},
-				"async":    {do: func() error { _, err := Async[int](ctx, a, to, "e.raise").Await(ctx); return err }, code: cohort.Remote, raised: "ValueError"},
-				"missing":  {do: func() error { _, err := Call[int](ctx, a, to, "e.nothing"); return err }, code: cohort.NotFound, raised: "AttributeError"},
+				"plain": {do: func() error { _, err := Call[int](ctx, a, to, "e.plain"); return err }, code: cohort.Remote,
+					raised: "RuntimeError"},
+				"raised": {do: func() error { _, err := Call[int](ctx, a, to, "e.raise"); return err }, code: cohort.Remote,
+					raised: "ValueError"},
+				"async": {do: func() error { _, err := Async[int](ctx, a, to, "e.raise").Await(ctx); return err },
+					code: cohort.Remote, raised: "ValueError"},
+				"missing": {do: func() error { _, err := Call[int](ctx, a, to, "e.nothing"); return err }, code: cohort.NotFound,
+					raised: "AttributeError"},
 				"fetch":    {do: func() error { _, err := failed.Fetch(ctx); return err }, code: cohort.Remote, raised: "ValueError"},
 				"closed":   {do: func() error { _, err := closed.Fetch(ctx); return err }, code: cohort.Closed, reason: ErrRefClosed},
 				"deadline": {do: func() error { _, err := Call[any](short(), a, to, "e.wait"); return err }, code: cohort.DeadlineExceeded},
@@ -62,11 +66,13 @@ func TestOneErrorType(t *testing.T) {
 					t.Errorf("%s at %s: a %T: %v", name, to, err, err)
 					continue
 				}
-				if e.Code != c.code || !errors.Is(err, c.code) || e.Peer != to || e.Op == "" || e.Key == "" || cohort.CodeOf(err) != c.code {
+				if e.Code != c.code || !errors.Is(err, c.code) || e.Peer != to || e.Op == "" || e.Key == "" ||
+					cohort.CodeOf(err) != c.code {
 					t.Errorf("%s at %s: %+v", name, to, e)
 				}
 				remote, isRemote := errors.AsType[*RemoteError](err)
-				if isRemote != (c.raised != "") || isRemote && (remote.Kind != c.raised || remote.Worker != to || remote.Code != c.code || !errors.Is(err, cohort.Remote)) {
+				if isRemote != (c.raised != "") || isRemote &&
+					(remote.Kind != c.raised || remote.Worker != to || remote.Code != c.code || !errors.Is(err, cohort.Remote)) {
 					t.Errorf("%s at %s: the cause is %#v", name, to, remote)
 				}
 				if c.reason != nil && !errors.Is(err, c.reason) {

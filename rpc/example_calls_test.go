@@ -38,7 +38,8 @@ func ExampleJoin() {
 	st := store.NewMemory() // in a job: the store that the rendezvous gave
 	defer func() { _ = st.Close() }()
 	worker := func(rank int) error {
-		agent, err := rpc.Join(ctx, st, fmt.Sprintf("worker%d", rank), rpc.WithRank(cohort.Rank(rank)), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"))
+		agent, err := rpc.Join(ctx, st, fmt.Sprintf("worker%d", rank), rpc.WithRank(cohort.Rank(rank)), rpc.WithWorldSize(2),
+			rpc.WithAddr("127.0.0.1:0"))
 		if err != nil {
 			return err
 		}
@@ -63,7 +64,8 @@ func ExampleCall() {
 		Loss  float64
 	}
 	a, _, stop := pair(rpc.NewRegistry().
-		MustHandle("train.report", func(epoch int, scale float64) Report { return Report{epoch, 0.25 * scale} }, rpc.Params("epoch", "scale")))
+		MustHandle("train.report", func(epoch int, scale float64) Report { return Report{epoch, 0.25 * scale} },
+			rpc.Params("epoch", "scale")))
 	defer stop()
 
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -75,9 +77,9 @@ func ExampleCall() {
 	_, err = rpc.Call[Report](ctx, a, "b", "train.stop")
 	fmt.Println(errors.Is(err, cohort.NotFound), err)
 	// Output:
-	// {3 0.5} <nil>
-	// true rpc: call "train.report": invalid argument: rank 1 (peer b): TypeError: rpc: arguments "train.report": invalid argument: argument "epoch": a Python str does not fit a Go int
-	// true rpc: call "train.stop": not found: rank 1 (peer b): AttributeError: the Go worker "b" has no handler "train.stop"
+	// {3 0.5} <nil> true rpc: call "train.report": invalid argument: rank 1 (peer b): TypeError: rpc: arguments
+	// "train.report": invalid argument: argument "epoch": a Python str does not fit a Go int true rpc: call
+	// "train.stop": not found: rank 1 (peer b): AttributeError: the Go worker "b" has no handler "train.stop"
 }
 
 func ExampleAsync() {
@@ -133,7 +135,8 @@ func ExampleRegistry_Handle() {
 	for _, call := range []struct {
 		fn   string
 		args []any
-	}{{"m.add", []any{1, rpc.Kw{"y": 2}}}, {"m.scale", []any{[]float64{1, 2}, 10}}, {"m.count", []any{1, "two", nil}}, {"m.relay", []any{4}}} {
+	}{{"m.add", []any{1, rpc.Kw{"y": 2}}}, {"m.scale", []any{[]float64{1, 2}, 10}}, {"m.count", []any{1, "two", nil}},
+		{"m.relay", []any{4}}} {
 		v, err := rpc.Call[any](ctx, a, "b", call.fn, call.args...)
 		fmt.Println(call.fn, v, err)
 	}
@@ -198,7 +201,8 @@ func ExampleWithServeInterceptors() {
 	}
 	reg := rpc.NewRegistry().MustHandle("m.add", func(a, b int) int { return a + b })
 	st := store.NewMemory()
-	agent, err := rpc.Join(ctx, st, "w0", rpc.WithRank(0), rpc.WithWorldSize(1), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), rpc.WithServeInterceptors(report))
+	agent, err := rpc.Join(ctx, st, "w0", rpc.WithRank(0), rpc.WithWorldSize(1), rpc.WithAddr("127.0.0.1:0"),
+		rpc.WithHandlers(reg), rpc.WithServeInterceptors(report))
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -198,7 +198,8 @@ func (s extensionAgent) Object(ctx context.Context, holder int, gid rpcwire.Glob
 func (s extensionAgent) Reference(ref any) (rpcwire.GlobalID, rpcext.Worker, error) {
 	core := coreOf(ref)
 	if core == nil || core.Refs != s.a.refs {
-		return rpcwire.GlobalID{}, rpcext.Worker{}, cohort.Newf("rpc: reference", cohort.InvalidArgument, "a %T is not a reference of this agent", ref)
+		return rpcwire.GlobalID{}, rpcext.Worker{},
+			cohort.Newf("rpc: reference", cohort.InvalidArgument, "a %T is not a reference of this agent", ref)
 	}
 	if core.Object != nil {
 		return rpcref.Global(core.Object.ID), s.Self(), nil

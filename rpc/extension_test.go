@@ -253,14 +253,16 @@ func TestExtensionWrapsCalls(t *testing.T) {
 			_ = ref.Close()
 		}
 		for _, want := range []string{
-			"send PYTHON_CALL with 1 holders to w1", "send PYTHON_RREF_FETCH_CALL with 0 holders to w1", "send PYTHON_REMOTE_CALL with 1 holders to w1",
+			"send PYTHON_CALL with 1 holders to w1", "send PYTHON_RREF_FETCH_CALL with 0 holders to w1",
+			"send PYTHON_REMOTE_CALL with 1 holders to w1",
 			"send PYTHON_CALL with 1 holders to w0",
 		} {
 			if !tracers[0].has(want) {
 				t.Errorf("w0 has no note %q among %q", want, tracers[0].notes)
 			}
 		}
-		for _, want := range []string{"PYTHON_CALL of pass 7 from w0", "answer PYTHON_RET with 1 holders", "answer PYTHON_RREF_FETCH_RET with 1 holders"} {
+		for _, want := range []string{"PYTHON_CALL of pass 7 from w0", "answer PYTHON_RET with 1 holders",
+			"answer PYTHON_RREF_FETCH_RET with 1 holders"} {
 			if !tracers[1].has(want) {
 				t.Errorf("w1 has no note %q among %q", want, tracers[1].notes)
 			}
@@ -344,7 +346,8 @@ func TestExtensionServes(t *testing.T) {
 				return err
 			}
 			gradient := tensor.Must(tensor.From([]float32{1}, 1))
-			if err := backward(rpcwire.Backward{Gradients: []any{gradient}, ContextID: 3}); err == nil || !strings.Contains(err.Error(), "context 3 has 1 gradients") {
+			if err := backward(rpcwire.Backward{Gradients: []any{gradient}, ContextID: 3}); err == nil ||
+				!strings.Contains(err.Error(), "context 3 has 1 gradients") {
 				t.Errorf("backward at %d: %v", to, err)
 			}
 			if err := backward(rpcwire.Backward{ContextID: 3, RetainGraph: true}); err != nil {

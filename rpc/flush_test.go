@@ -19,7 +19,8 @@ import (
 // A peer that does not read holds up its own control stream, and no other. The lease is longer than the test waits: an owner that
 // hears nothing would give up its object by itself.
 func TestCongestedPeerHoldsUpOnlyItself(t *testing.T) {
-	agents := world(t, 3, true, func(int) *Registry { return NewRegistry().MustHandle("t.make", func() int { return 7 }) }, WithLease(time.Second, time.Minute, time.Minute))
+	agents := world(t, 3, true, func(int) *Registry { return NewRegistry().MustHandle("t.make", func() int { return 7 }) },
+		WithLease(time.Second, time.Minute, time.Minute))
 	ctx := testContext(t)
 	refs := map[string]*Ref[int]{}
 	for _, to := range []string{"w1", "w2"} {
@@ -115,9 +116,9 @@ func TestLingeringAnswer(t *testing.T) {
 	_ = ref.Close()
 }
 
-// TestAnswerIsFlushed: the answer to a creation arrives at once at a caller that waits for it. Goroutines that read sockets keep the clock of the
-// bubble from advancing, so nothing comes because some time has passed. It runs in a process of its own: pools of the packages below keep
-// channels of the bubble, which no other goroutine may use.
+// TestAnswerIsFlushed: the answer to a creation arrives at once at a caller that waits for it. Goroutines that read
+// sockets keep the clock of the bubble from advancing, so nothing comes because some time has passed. It runs in a
+// process of its own: pools of the packages below keep channels of the bubble, which no other goroutine may use.
 func TestAnswerIsFlushed(t *testing.T) {
 	const child = "COHORT_TEST_HASTENED_ANSWER"
 	if os.Getenv(child) == "" {

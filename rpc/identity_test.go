@@ -183,7 +183,8 @@ func TestImpostorOnALink(t *testing.T) {
 	st, ctx := store.NewMemory(), testContext(t)
 	agents := make([]*Agent, 2)
 	for i, speaks := range [][]string{{TransportCohort, TransportUV}, {TransportUV}} {
-		a, err := Join(ctx, st, fmt.Sprint("w", i), WithRank(cohort.Rank(i)), WithAddr("127.0.0.1:0"), WithTransports(speaks...), WithHandlers(reg))
+		a, err := Join(ctx, st, fmt.Sprint("w", i), WithRank(cohort.Rank(i)), WithAddr("127.0.0.1:0"), WithTransports(speaks...),
+			WithHandlers(reg))
 		if err != nil {
 			t.Fatal(err)
 		}

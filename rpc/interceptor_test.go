@@ -136,7 +136,8 @@ func TestInterceptorsRefuse(t *testing.T) {
 		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "not for") {
 			t.Errorf("call: %v", err)
 		}
-		if _, err = Async[any](t.Context(), agents[0], agents[1].Name(), "m.secret").Await(t.Context()); !errors.Is(err, cohort.InvalidArgument) {
+		if _, err = Async[any](t.Context(), agents[0], agents[1].Name(), "m.secret").Await(t.Context()); !errors.Is(err,
+			cohort.InvalidArgument) {
 			t.Errorf("async: %v", err)
 		}
 		for _, line := range n.take() {

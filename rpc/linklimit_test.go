@@ -66,8 +66,9 @@ func silentLink(t *testing.T, heartbeat, lease, pause time.Duration) time.Durati
 
 const forever = time.Hour
 
-// TestSilentLinkLeavesTime: a link that falls silent is given up so early that a good part of a lease is left to connect again, if heartbeats are
-// short. A link on which nothing comes for two fifths of a lease is not: workers stand still on a busy machine.
+// TestSilentLinkLeavesTime: a link that falls silent is given up so early that a good part of a lease is left to
+// connect again, if heartbeats are short. A link on which nothing comes for two fifths of a lease is not: workers stand
+// still on a busy machine.
 func TestSilentLinkLeavesTime(t *testing.T) {
 	const lease = 10 * time.Second
 	for _, c := range []struct{ heartbeat, latest time.Duration }{

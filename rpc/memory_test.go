@@ -54,7 +54,8 @@ func TestMemory(t *testing.T) {
 		t.Skip("takes a while")
 	}
 	t.Run("cohort", func(t *testing.T) { testMemory(t, *memoryRounds) })
-	// Slower by far. A quarter of half a million rounds still shows 84 bytes that stay per round, which is less than a call and its buffer take.
+	// Slower by far. A quarter of half a million rounds still shows 84 bytes that stay per round, which is less than a
+	// call and its buffer take.
 	t.Run("uv", func(t *testing.T) { testMemory(t, *memoryRounds/4, WithTransports(TransportUV)) })
 }
 
@@ -103,7 +104,9 @@ func testMemory(t *testing.T, rounds int, opts ...Option) {
 	}
 	round(more)
 	after := memoryInUse()
-	t.Logf("count: memory: %d calls and as many references, after %d of each: resident %d KiB before, %d KiB after; heap %d KiB before, %d KiB after; %v",
+	t.Logf(
+		"count: memory: %d calls and as many references, after %d of each: resident %d KiB before, %d KiB after; heap %d KiB "+
+			"before, %d KiB after; %v",
 		more, n, before.resident>>10, after.resident>>10, before.heap>>10, after.heap>>10, time.Since(started).Round(time.Millisecond))
 	const most = 10 << 20
 	if after.heap > before.heap+most {

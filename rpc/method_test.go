@@ -55,7 +55,8 @@ func TestMethodsHaveTheirNames(t *testing.T) {
 			defer mu.Unlock()
 			keys[fmt.Sprintf("%s %s", e.Kind, e.Key)] = true
 		}
-		reg := NewRegistry().MustClass("objects.Counter", &slowCounter{}).MustHandle("objects.make", func() *slowCounter { return &slowCounter{} })
+		reg := NewRegistry().MustClass("objects.Counter", &slowCounter{}).MustHandle("objects.make",
+			func() *slowCounter { return &slowCounter{} })
 		agents := world(t, 2, true, func(int) *Registry { return reg },
 			append(opts, WithCallInterceptors(watch("call")), WithServeInterceptors(watch("serve")), WithHook(hook))...)
 		ctx := testContext(t)

@@ -189,13 +189,14 @@ func WithAlloc(alloc func(n int) (*tensor.Storage, error)) Option {
 	return option(func(c *config) error { c.alloc = alloc; return nil })
 }
 
-// WithLease sets how Go workers watch each other: a message every heartbeat, a silent worker is suspected after
-// lease, and what it held is released after grace more. A connection on which nothing comes for half of a lease is given up, so that there is
-// time for another one; that takes heartbeats of at most a quarter of a lease.
+// WithLease sets how Go workers watch each other: a message every heartbeat, a silent worker is suspected after lease,
+// and what it held is released after grace more. A connection on which nothing comes for half of a lease is given up,
+// so that there is time for another one; that takes heartbeats of at most a quarter of a lease.
 func WithLease(heartbeat, lease, grace time.Duration) Option {
 	return option(func(c *config) error {
 		if heartbeat <= 0 || lease < 2*heartbeat || grace < 0 {
-			return cohort.Newf("rpc: join", cohort.InvalidArgument, "heartbeat %v, lease %v, grace %v: a lease is at least two heartbeats", heartbeat, lease, grace)
+			return cohort.Newf("rpc: join", cohort.InvalidArgument,
+				"heartbeat %v, lease %v, grace %v: a lease is at least two heartbeats", heartbeat, lease, grace)
 		}
 		c.core.Heartbeat, c.core.Lease, c.core.Grace = heartbeat, lease, grace
 		return nil
@@ -210,7 +211,8 @@ func WithLeakCheck() Option {
 
 func newConfig(opts []Option) (*config, error) {
 	c := &config{
-		rank: cohort.NoRank, round: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16, logger: slog.New(slog.DiscardHandler),
+		rank: cohort.NoRank, round: -1, timeout: DefaultTimeout, concurrency: DefaultConcurrency, queue: 1 << 16,
+		logger:     slog.New(slog.DiscardHandler),
 		transports: []string{TransportCohort, TransportUV},
 	}
 	for _, o := range opts {
@@ -233,7 +235,8 @@ func newConfig(opts []Option) (*config, error) {
 	c.logger = slog.New(limitLog(safecall.Logger(c.logger).Handler()))
 	c.hook, c.alloc = safecall.Hook(c.panics, c.hook), safecall.Func(c.panics, "rpc: alloc", c.alloc)
 	if c.worldSize > 0 && (c.rank < 0 || int(c.rank) >= c.worldSize) {
-		return nil, cohort.Newf("rpc: join", cohort.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)", c.worldSize, c.worldSize-1)
+		return nil, cohort.Newf("rpc: join", cohort.InvalidArgument, "a static world of %d workers needs WithRank(0..%d)",
+			c.worldSize, c.worldSize-1)
 	}
 	return c, nil
 }

@@ -71,7 +71,8 @@ func TestProfile(t *testing.T) {
 			t.Fatal(n, err)
 		}
 		const later, leaf = "rpc_async#p.later(w0 -> w1)", "#remote_op: rpc_async#p.leaf(w1 -> w2)"
-		for worker, want := range [][]string{{later}, {later + "#remote_op: p.later", later + leaf}, {later + leaf + "#remote_op: inner", later + leaf + "#remote_op: p.leaf"}} {
+		for worker, want := range [][]string{{later}, {later + "#remote_op: p.later", later + leaf},
+			{later + leaf + "#remote_op: inner", later + leaf + "#remote_op: p.leaf"}} {
 			if got := p.names(cohort.Rank(worker)); !slices.Equal(got, want) {
 				t.Errorf("at worker %d: %q, want %q", worker, got, want)
 			}
@@ -99,7 +100,8 @@ func TestProfile(t *testing.T) {
 		}
 		got := p.names(0)
 		for _, want := range []string{
-			"rpc_async#p.leaf(w0 -> w0)", "rpc_async#p.leaf(w0 -> w0)#remote_op: p.leaf", "rpc_sync#p.fail(w0 -> w1)", "rpc_sync#p.missing(w0 -> w1)",
+			"rpc_async#p.leaf(w0 -> w0)", "rpc_async#p.leaf(w0 -> w0)#remote_op: p.leaf", "rpc_sync#p.fail(w0 -> w1)",
+			"rpc_sync#p.missing(w0 -> w1)",
 			"rpc_remote#p.leaf(w0 -> w2)", "to_here#(w0)->(w2)",
 		} {
 			if !slices.Contains(got, want) {

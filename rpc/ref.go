@@ -121,7 +121,8 @@ func NewRef[T any](a *Agent, value T) (*Ref[T], error) { return newRef(a, value,
 // torch.distributed.rpc.RRef(value, type_hint).
 func NewScriptRef[T any](a *Agent, value T, scriptType string) (*Ref[T], error) {
 	if !strings.HasPrefix(scriptType, scriptPrefix) {
-		return nil, cohort.Newf("rpc: reference", cohort.InvalidArgument, "%q is not a TorchScript type: want __torch__.module.Interface", scriptType)
+		return nil, cohort.Newf("rpc: reference", cohort.InvalidArgument,
+			"%q is not a TorchScript type: want __torch__.module.Interface", scriptType)
 	}
 	return newRef(a, value, scriptType)
 }
@@ -140,7 +141,8 @@ func (r *Ref[T]) held(op string) (*rpcref.Hold, error) {
 	if c := r.core(); c != nil {
 		return c, nil
 	}
-	return nil, cohort.New("rpc: "+op, cohort.InvalidArgument, "the reference refers to nothing: use one that NewRef, Remote or a call has returned")
+	return nil, cohort.New("rpc: "+op, cohort.InvalidArgument,
+		"the reference refers to nothing: use one that NewRef, Remote or a call has returned")
 }
 
 // Fetch copies the value to here and returns it; at the owner it is the value itself. It waits until the object has been
@@ -269,5 +271,6 @@ func globalText(id rrefcore.ID) string {
 
 // MarshalJSON refuses: a reference lives only as long as it is held, so it can be passed in calls but not stored.
 func (r *Ref[T]) MarshalJSON() ([]byte, error) {
-	return nil, cohort.New("rpc: reference", cohort.NotSupported, "a reference cannot be stored: pass it in a call, or store what Fetch returns")
+	return nil, cohort.New("rpc: reference", cohort.NotSupported,
+		"a reference cannot be stored: pass it in a call, or store what Fetch returns")
 }

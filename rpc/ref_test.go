@@ -104,7 +104,8 @@ func quiet(t *testing.T, agents []*Agent) {
 		left := ""
 		for _, a := range agents {
 			i := a.DebugInfo()
-			if i["num_owner_rrefs"]+i["num_forks"]+i["num_pending_users"]+i["num_confirmed_users"]+i["num_pending_children"]+i["num_offers"]+i["num_pending_futures"] > 0 {
+			if i["num_owner_rrefs"]+i["num_forks"]+i["num_pending_users"]+i["num_confirmed_users"]+i["num_pending_children"]+
+				i["num_offers"]+i["num_pending_futures"] > 0 {
 				left = a.Name()
 			}
 		}

@@ -213,7 +213,8 @@ func (r *Registry) HandleOperator(name string, k Kernel) error {
 		return cohort.Newf("rpc: handle", cohort.InvalidArgument, "the kernel of %q is nil", name)
 	}
 	if !strings.Contains(name, "::") {
-		return cohort.Newf("rpc: handle", cohort.InvalidArgument, "%q is not the name of an operator: want one such as aten::add.Tensor", name)
+		return cohort.Newf("rpc: handle", cohort.InvalidArgument,
+			"%q is not the name of an operator: want one such as aten::add.Tensor", name)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -229,7 +230,8 @@ func WithOperators(kernels map[string]Kernel) Option {
 	return option(func(c *config) error { c.operators = kernels; return nil })
 }
 
-const operatorOp, noKernel = "rpc: operator", "this Go worker has no kernel for this operator: start it with operators.Serve() of package rpc/operators, serve it with Registry.HandleOperator, or send the work to a PyTorch worker"
+const operatorOp, noKernel = "rpc: operator", "this Go worker has no kernel for this operator: start it with operators.Serve() of " +
+	"package rpc/operators, serve it with Registry.HandleOperator, or send the work to a PyTorch worker"
 
 // runKernel runs a builtin operator.
 func (c *config) runKernel(schema string, stack []any) (any, error) {

@@ -108,7 +108,8 @@ func dynamicWorld(ctx context.Context, t *testing.T) func(name string, opts ...O
 	reg := NewRegistry().MustHandle("t.seven", func() int { return 7 })
 	return func(name string, opts ...Option) *Agent {
 		t.Helper()
-		defaults := []Option{WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLogger(testLogger()), WithLease(100*time.Millisecond, 10*time.Second, time.Millisecond)}
+		defaults := []Option{WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLogger(testLogger()),
+			WithLease(100*time.Millisecond, 10*time.Second, time.Millisecond)}
 		a, err := Join(ctx, st, name, append(defaults, opts...)...)
 		if err != nil {
 			t.Fatal(err)
@@ -203,7 +204,8 @@ func TestReferenceOvertakesCreation(t *testing.T) {
 	t.Run("at its owner", func(t *testing.T) {
 		t.Parallel()
 		stays, w2, create := begin(t)
-		got, err := stays.refs.Decoding(w2, nil, nil).Arrive(rpcwire.RRefFork{RRef: rpcref.Global(id), Fork: rpcwire.GlobalID{On: 2, Local: 100}, Parent: 2})
+		got, err := stays.refs.Decoding(w2, nil, nil).Arrive(
+			rpcwire.RRefFork{RRef: rpcref.Global(id), Fork: rpcwire.GlobalID{On: 2, Local: 100}, Parent: 2})
 		if err != nil {
 			t.Fatal(err)
 		}

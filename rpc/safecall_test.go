@@ -49,7 +49,8 @@ func TestFunctionsGivenToAnAgent(t *testing.T) {
 			"end of a call interceptor":  {WithCallInterceptors(endsBadly(end)), nil},
 			"serve interceptor":          {WithServeInterceptors(interceptor), []cohort.Code{cohort.Internal, cohort.Remote}},
 			"end of a serve interceptor": {WithServeInterceptors(endsBadly(end)), nil},
-			"allocator":                  {WithAlloc(func(int) (*tensor.Storage, error) { end(); return nil, nil }), []cohort.Code{cohort.PeerLost, cohort.Unavailable}},
+			"allocator": {WithAlloc(func(int) (*tensor.Storage, error) { end(); return nil, nil }),
+				[]cohort.Code{cohort.PeerLost, cohort.Unavailable}},
 		} {
 			t.Run(how+" in "+where, func(t *testing.T) {
 				transports(t, func(t *testing.T, opts ...Option) {
@@ -103,7 +104,10 @@ func TestPanicsAreTold(t *testing.T) {
 		call func(*config)
 	}{
 		"hook": {WithHook(func(observe.Event) { bug() }), func(c *config) { c.hook.Emit(observe.Event{}) }},
-		"interceptor": {WithCallInterceptors(func(context.Context, CallInfo) (context.Context, func(error), error) { bug(); return nil, nil, nil }), func(c *config) {
+		"interceptor": {WithCallInterceptors(func(context.Context, CallInfo) (context.Context, func(error), error) {
+			bug()
+			return nil, nil, nil
+		}), func(c *config) {
 			if _, _, err := c.intercept(t.Context(), c.calling, CallInfo{}); err == nil || !strings.Contains(err.Error(), "a bug") {
 				t.Errorf("an interceptor that panics: %v", err)
 			}

@@ -24,7 +24,8 @@ type owner struct{ a *Agent }
 var _ rpcslots.Owner = owner{}
 
 func (o owner) Overdue() {
-	o.a.cfg.logger.Warn("a handler does not return although its caller is gone: its slot is given to others", slog.String("worker", o.a.name))
+	o.a.cfg.logger.Warn("a handler does not return although its caller is gone: its slot is given to others",
+		slog.String("worker", o.a.name))
 }
 
 // AgentFrom returns the agent that runs a handler, given the handler's ctx or one derived from it; otherwise nil. It

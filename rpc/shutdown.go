@@ -22,15 +22,18 @@ import (
 const shutdownRefs = 100 * time.Second
 
 // Shutdown leaves the world in order and then closes the agent. In a static world it waits for all workers to come to
-// the same point. It lets the calls and fetches of this worker end, and those of other Go workers that it serves, and only then
-// deletes the references that this worker holds. A static world ends when every worker has done so, and none has a call under way, or
-// runs a function for [Remote]. In a dynamic world Shutdown notifies the others and leaves. When another worker of a static world has died it does not wait for it: the error is then cohort.PeerLost, and
-// names the worker. When another Go worker has given up its own Shutdown, the error names that worker and has the code of its
-// error, such as cohort.DeadlineExceeded, which is then not the caller's own deadline; cohort.Aborted if it was canceled.
+// the same point. It lets the calls and fetches of this worker end, and those of other Go workers that it serves, and
+// only then deletes the references that this worker holds. A static world ends when every worker has done so, and none
+// has a call under way, or runs a function for [Remote]. In a dynamic world Shutdown notifies the others and leaves.
+// When another worker of a static world has died it does not wait for it: the error is then cohort.PeerLost, and names
+// the worker. When another Go worker has given up its own Shutdown, the error names that worker and has the code of its
+// error, such as cohort.DeadlineExceeded, which is then not the caller's own deadline; cohort.Aborted if it was
+// canceled.
 //
-// ctx bounds all of it, and up to a second and a half more in which a worker that gives up reads from the store which one did so first, and
-// notifies the others. The agent is closed in any case when Shutdown returns; the error says which phase was not completed, and which
-// workers were missing. A second Shutdown waits for the first one and returns its error, or that of its own ctx if that ends before. It corresponds to torch.distributed.rpc.shutdown.
+// ctx bounds all of it, and up to a second and a half more in which a worker that gives up reads from the store which
+// one did so first, and notifies the others. The agent is closed in any case when Shutdown returns; the error says
+// which phase was not completed, and which workers were missing. A second Shutdown waits for the first one and returns
+// its error, or that of its own ctx if that ends before. It corresponds to torch.distributed.rpc.shutdown.
 func (a *Agent) Shutdown(ctx context.Context) error {
 	failpoint.At("rpc.agent.shutdown")
 	if !a.ending.begun.CompareAndSwap(false, true) {
@@ -85,7 +88,8 @@ func (a *Agent) phase(ctx context.Context, name string, fn func(context.Context)
 	err := fn(ctx)
 	if a.cfg.hook != nil {
 		a.cfg.hook.Emit(observe.Event{
-			Kind: "rpc.shutdown", Phase: observe.End, Rank: cohort.Rank(a.id), Key: a.name, Detail: name, Dur: time.Since(started), Err: err,
+			Kind: "rpc.shutdown", Phase: observe.End, Rank: cohort.Rank(a.id), Key: a.name, Detail: name, Dur: time.Since(started),
+			Err: err,
 		})
 	}
 	if err != nil {

@@ -121,7 +121,8 @@ func TestShutdownLetsCallsEnd(t *testing.T) {
 			}
 			do("a fetch of what is being made", "made", func() (string, error) { return made.Fetch(ctx) })
 			do("a call with a reference", "quick", func() (string, error) { return Call[string](ctx, agents[0], "w2", "t.fetch", quick) })
-			do("a handler that uses a reference of its worker", "quick", func() (string, error) { return Call[string](ctx, agents[0], "w1", "t.kept") })
+			do("a handler that uses a reference of its worker", "quick",
+				func() (string, error) { return Call[string](ctx, agents[0], "w1", "t.kept") })
 			for range 3 {
 				<-begun
 			}
@@ -210,7 +211,8 @@ func TestShutdownGivenUp(t *testing.T) {
 				t.Errorf("%s: %v", first.Name(), err)
 			}
 			err := <-ended
-			if cohort.CodeOf(err) != c.code || !strings.Contains(err.Error(), "given up its shutdown") || !strings.Contains(err.Error(), first.Name()) {
+			if cohort.CodeOf(err) != c.code || !strings.Contains(err.Error(), "given up its shutdown") ||
+				!strings.Contains(err.Error(), first.Name()) {
 				t.Errorf("%s: %v", other.Name(), err)
 			}
 		})

@@ -41,15 +41,19 @@ func TestErrorTexts(t *testing.T) {
 		code cohort.Code
 		want string
 	}{
-		{"m.sub", []any{1}, cohort.InvalidArgument, `TypeError: rpc: arguments "m.sub": invalid argument: argument "b" is missing; the function takes a, b`},
-		{"m.sub", []any{"x", 1}, cohort.InvalidArgument, `TypeError: rpc: arguments "m.sub": invalid argument: argument "a": a Python str does not fit a Go int`},
+		{"m.sub", []any{1}, cohort.InvalidArgument,
+			`TypeError: rpc: arguments "m.sub": invalid argument: argument "b" is missing; the function takes a, b`},
+		{"m.sub", []any{"x", 1}, cohort.InvalidArgument,
+			`TypeError: rpc: arguments "m.sub": invalid argument: argument "a": a Python str does not fit a Go int`},
 		{"m.sub", []any{uint64(1 << 63), 1}, cohort.InvalidArgument, `argument "a": 9223372036854775808 does not fit a Go int`},
 		{"m.sub", []any{1, Kw{"a": 1}}, cohort.InvalidArgument, `invalid argument: argument "a" is given twice`},
 		{"m.sub", []any{1, 2, Kw{"c": 1}}, cohort.InvalidArgument, `unexpected keyword argument "c"; the function takes a, b`},
 		{"m.plain", nil, cohort.InvalidArgument, `argument 1 is missing; the function takes (int) by position`},
 		{"m.plain", []any{x}, cohort.InvalidArgument, `argument 1: a tensor does not fit a Go int`},
-		{"m.points", []any{[]any{map[string]any{"k": map[string]any{"x": "s"}}}, 1}, cohort.InvalidArgument, `argument 1: at [0]['k'].x: a Python str does not fit a Go int`},
-		{"m.point", []any{1.5}, cohort.InvalidArgument, `rpc: arguments "m.point": invalid argument: argument "x": a Python float does not fit a Go int`},
+		{"m.points", []any{[]any{map[string]any{"k": map[string]any{"x": "s"}}}, 1}, cohort.InvalidArgument,
+			`argument 1: at [0]['k'].x: a Python str does not fit a Go int`},
+		{"m.point", []any{1.5}, cohort.InvalidArgument,
+			`rpc: arguments "m.point": invalid argument: argument "x": a Python float does not fit a Go int`},
 		{"m.nosuch", nil, cohort.NotFound, `AttributeError: the Go worker "W" has no handler "m.nosuch"`},
 		{"__torch__.m.nosuch", []any{1}, cohort.NotFound, `AttributeError: the Go worker "W" has no handler "m.nosuch"`},
 		{"", nil, cohort.InvalidArgument, `(peer W): not the name of a function: want module.function`},
@@ -67,14 +71,16 @@ func TestErrorTexts(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Call[string](ctx, agents[0], "w1", "m.plain", 3); !errors.Is(err, cohort.Mismatch) || errors.Is(err, cohort.InvalidArgument) ||
+	if _, err := Call[string](ctx, agents[0], "w1", "m.plain", 3); !errors.Is(err, cohort.Mismatch) ||
+		errors.Is(err, cohort.InvalidArgument) ||
 		err.Error() != `rpc: result "m.plain": mismatch: a Python int does not fit a Go string` {
 		t.Errorf("a result of another type: %v", err)
 	}
 	if _, err := Call[struct{}](ctx, agents[0], "w1", "m.none"); err != nil {
 		t.Errorf("no result as struct{}: %v", err)
 	}
-	if _, err := Call[any](ctx, agents[0], "w9", "m.none"); !errors.Is(err, cohort.NotFound) || !strings.Contains(err.Error(), "known are w0, w1") {
+	if _, err := Call[any](ctx, agents[0], "w9", "m.none"); !errors.Is(err, cohort.NotFound) ||
+		!strings.Contains(err.Error(), "known are w0, w1") {
 		t.Errorf("an unknown worker: %v", err)
 	}
 	ref, err := Remote[any](ctx, agents[0], "w1", "aten::svd(Tensor self) -> Tensor", x)
@@ -107,7 +113,8 @@ func TestHandlerForms(t *testing.T) {
 			t.Errorf("%s: %v, %v", fn, got, err)
 		}
 	}
-	for _, bad := range []any{func(chan int) {}, func(int, func()) {}, func() (int, int) { return 0, 0 }, func() (int, error, error) { return 0, nil, nil }, 3, nil} {
+	for _, bad := range []any{func(chan int) {}, func(int, func()) {}, func() (int, int) { return 0, 0 },
+		func() (int, error, error) { return 0, nil, nil }, 3, nil} {
 		if err := reg.Handle("m.bad", bad); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%T: %v", bad, err)
 		}
@@ -123,21 +130,27 @@ func TestNodeErrors(t *testing.T) {
 	}{
 		{
 			"Error on Node 0: ModuleNotFoundError: No module named 'nomod'\n\nAt:\n  internal.py(160): deserialize\n",
-			RemoteError{Kind: "ModuleNotFoundError", Message: "No module named 'nomod'", Stack: "  internal.py(160): deserialize\n", Code: cohort.NotFound},
+			RemoteError{Kind: "ModuleNotFoundError", Message: "No module named 'nomod'",
+				Stack: "  internal.py(160): deserialize\n", Code: cohort.NotFound},
 		},
 		{
 			"AttributeError: Can't pickle local object 'f.<locals>.<lambda>'\n\nAt:\n  internal.py(133): serialize\n",
-			RemoteError{Kind: "AttributeError", Message: "Can't pickle local object 'f.<locals>.<lambda>'", Stack: "  internal.py(133): serialize\n", Code: cohort.Remote},
+			RemoteError{Kind: "AttributeError", Message: "Can't pickle local object 'f.<locals>.<lambda>'",
+				Stack: "  internal.py(133): serialize\n", Code: cohort.Remote},
 		},
 		{
-			"Error on Node 3: Cannot find matching operator for schema aten::no()\nException raised from matchOperator at script_call.cpp:151 (most recent call first):\nframe #0\n",
+			"Error on Node 3: Cannot find matching operator for schema aten::no()\nException raised from matchOperator at " +
+				"script_call.cpp:151 (most recent call first):\nframe #0\n",
 			RemoteError{
 				Kind: "RuntimeError", Message: "Cannot find matching operator for schema aten::no()",
-				Stack: "Exception raised from matchOperator at script_call.cpp:151 (most recent call first):\nframe #0\n", Code: cohort.NotFound,
+				Stack: "Exception raised from matchOperator at script_call.cpp:151 (most recent call first):\nframe #0\n",
+				Code:  cohort.NotFound,
 			},
 		},
-		{"Error on Node 1: attempted to get undefined function f", RemoteError{Kind: "RuntimeError", Message: "attempted to get undefined function f", Code: cohort.NotFound}},
-		{"Error on Node 1: expected 2 inputs, but got only 1", RemoteError{Kind: "RuntimeError", Message: "expected 2 inputs, but got only 1", Code: cohort.InvalidArgument}},
+		{"Error on Node 1: attempted to get undefined function f",
+			RemoteError{Kind: "RuntimeError", Message: "attempted to get undefined function f", Code: cohort.NotFound}},
+		{"Error on Node 1: expected 2 inputs, but got only 1",
+			RemoteError{Kind: "RuntimeError", Message: "expected 2 inputs, but got only 1", Code: cohort.InvalidArgument}},
 		{"Error on Node 1: plain", RemoteError{Kind: "RuntimeError", Message: "plain", Code: cohort.Remote}},
 		{"not a class: x\n\nAt:\n y", RemoteError{Kind: "RuntimeError", Message: "not a class: x\n\nAt:\n y", Code: cohort.Remote}},
 		{"", RemoteError{Kind: "RuntimeError", Code: cohort.Remote}},
@@ -153,8 +166,10 @@ func TestNodeErrors(t *testing.T) {
 // TestRaisedByCall distinguishes a call that could not be made from a function that failed: their exceptions have the same class.
 func TestRaisedByCall(t *testing.T) {
 	const begin = "On WorkerInfo(id=0, name=py0):\nX\nTraceback (most recent call last):\n" +
-		"  File \"/lib/torch/distributed/rpc/internal.py\", line 206, in _run_function\n    result = python_udf.func(*python_udf.args, **python_udf.kwargs)\n"
-	const proxy = "  File \"/lib/torch/distributed/rpc/rref_proxy.py\", line 11, in _local_invoke\n    return getattr(rref.local_value(), func_name)(*args, **kwargs)\n"
+		"  File \"/lib/torch/distributed/rpc/internal.py\", line 206, in _run_function\n    result = " +
+		"python_udf.func(*python_udf.args, **python_udf.kwargs)\n"
+	const proxy = "  File \"/lib/torch/distributed/rpc/rref_proxy.py\", line 11, in _local_invoke\n    return " +
+		"getattr(rref.local_value(), func_name)(*args, **kwargs)\n"
 	const inside = "  File \"train.py\", line 3, in f\n    return g(x)\n"
 	const nested = inside + "  File \"/lib/torch/distributed/rpc/internal.py\", line 220, in _handle_exception\n    raise exc\n"
 	for _, c := range []struct {
@@ -168,7 +183,8 @@ func TestRaisedByCall(t *testing.T) {
 		{"AttributeError", begin + proxy + inside + "AttributeError: 'NoneType' object has no attribute 'x'\n", cohort.Remote},
 		{"ModuleNotFoundError", begin + inside + "ModuleNotFoundError: No module named 'numpy'\n", cohort.Remote},
 		{"AttributeError", "On WorkerInfo(id=0, name=py0):\nAttributeError(\"X Default RPC pickler does not serialize\")\n" +
-			"Traceback (most recent call last):\n  File \"x\", line 1, in y\nAttributeError: X Default RPC pickler does not serialize\n    function code.\n", cohort.NotFound},
+			"Traceback (most recent call last):\n  File \"x\", line 1, in y\nAttributeError: X Default RPC pickler does not " +
+			"serialize\n    function code.\n", cohort.NotFound},
 	} {
 		e := raised("py0", &rpcwire.RemoteException{Msg: c.text, Class: py.Global{Module: "builtins", Name: c.class}})
 		if e.Code != c.code || e.Kind != c.class || strings.Contains(e.Message, "pickler") || strings.Contains(e.Message, "\n") {
@@ -188,7 +204,8 @@ func TestFetchErrorTexts(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = ref.Fetch(ctx)
-		if err == nil || !strings.HasPrefix(err.Error(), "rpc: fetch \"") || strings.Count(err.Error(), "fetch") != 1 || !errors.Is(err, cohort.Remote) {
+		if err == nil || !strings.HasPrefix(err.Error(), "rpc: fetch \"") || strings.Count(err.Error(), "fetch") != 1 ||
+			!errors.Is(err, cohort.Remote) {
 			t.Errorf("at %s: %v", to, err)
 		}
 		_ = ref.Close()

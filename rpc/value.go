@@ -58,7 +58,8 @@ func (t target) check(op, fn string, kwargs *py.Dict) error {
 	case t.isScript():
 		return nil
 	case strings.HasPrefix(t.udf.Name, ":"):
-		e = cohort.New(op, cohort.InvalidArgument, "an operator is called by its whole schema, such as aten::mul.Tensor(Tensor self, Tensor other) -> Tensor")
+		e = cohort.New(op, cohort.InvalidArgument,
+			"an operator is called by its whole schema, such as aten::mul.Tensor(Tensor self, Tensor other) -> Tensor")
 	case t.udf.Module == "" || t.udf.Name == "":
 		e = cohort.New(op, cohort.InvalidArgument, "not the name of a function: want module.function")
 	default:

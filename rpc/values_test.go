@@ -43,12 +43,15 @@ func TestElementTypes(t *testing.T) {
 					t.Errorf("%v: %v, %v", dt, y, err)
 				}
 			}
-			for _, x := range []any{made, &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 1}, 1, 2)), Values: made}} {
-				if _, err := Call[any](ctx, agents[0], "w1", "v.echo", x); (err == nil) != c.open || err != nil && !errors.Is(err, cohort.NotSupported) {
+			for _, x := range []any{made, &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 1}, 1, 2)),
+				Values: made}} {
+				if _, err := Call[any](ctx, agents[0], "w1", "v.echo", x); (err == nil) != c.open ||
+					err != nil && !errors.Is(err, cohort.NotSupported) {
 					t.Errorf("%T as an argument: %v", x, err)
 				}
 			}
-			if y, err := Call[*tensor.Tensor](ctx, agents[0], "w1", "v.made"); (err == nil) != c.open || err == nil && !tensor.Equal(made, y) {
+			if y, err := Call[*tensor.Tensor](ctx, agents[0], "w1", "v.made"); (err == nil) != c.open ||
+				err == nil && !tensor.Equal(made, y) {
 				t.Errorf("as a result: %v, %v", y, err)
 			}
 			shutdown(t, agents)
@@ -165,7 +168,9 @@ func TestReferenceTwiceInOneMessage(t *testing.T) {
 func TestSharedValuesStayShared(t *testing.T) {
 	for name, opts := range map[string][]Option{"cohort": nil, "uv": {WithTransports(TransportUV)}} {
 		t.Run(name, func(t *testing.T) {
-			agents := world(t, 2, true, func(int) *Registry { return NewRegistry().MustHandle("expand.echo", func(v any) any { return v }) }, opts...)
+			agents := world(t, 2, true, func(int) *Registry {
+				return NewRegistry().MustHandle("expand.echo", func(v any) any { return v })
+			}, opts...)
 			ctx := testContext(t)
 			var v any = []any{"leaf"}
 			for range 60 {
@@ -232,7 +237,8 @@ func TestCallToSelfCopiesLikeAWire(t *testing.T) {
 	}
 	check("remote", seen)
 	_ = ref.Close()
-	sparse := &tensor.Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)), Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
+	sparse := &tensor.Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)),
+		Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
 	back, err := Call[*tensor.Sparse](ctx, agents[0], "w0", "v.echo", sparse)
 	if err != nil || !tensor.Equal(back.Values, sparse.Values) || !tensor.Equal(back.Indices, sparse.Indices) {
 		t.Fatalf("sparse: %v, %v", back, err)

@@ -30,7 +30,8 @@ func (s *Sparse) String() string {
 	if len(size) == 1 {
 		end = ",)"
 	}
-	return fmt.Sprintf("tensor(indices=%v, values=%v, size=(%s%s, layout=torch.sparse_coo)", s.Indices, s.Values, strings.Join(size, ", "), end)
+	return fmt.Sprintf("tensor(indices=%v, values=%v, size=(%s%s, layout=torch.sparse_coo)", s.Indices, s.Values,
+		strings.Join(size, ", "), end)
 }
 
 // Check reports what is wrong with the parts of a sparse tensor, if something is: their types and shapes, or an index outside the
@@ -47,7 +48,8 @@ func (s *Sparse) Check() error {
 	}
 	sparseDims, count := s.Indices.Dim(0), s.Indices.Dim(1)
 	if s.Values.Dims() == 0 || s.Values.Dim(0) != count || sparseDims+s.Values.Dims()-1 != len(s.Shape) {
-		return bad("%d indices of %d dimensions and values of shape %v do not make a tensor of shape %v", count, sparseDims, s.Values.Shape(), s.Shape)
+		return bad("%d indices of %d dimensions and values of shape %v do not make a tensor of shape %v", count, sparseDims,
+			s.Values.Shape(), s.Shape)
 	}
 	for i := 1; i < s.Values.Dims(); i++ {
 		if s.Values.Dim(i) != s.Shape[sparseDims+i-1] {

@@ -192,8 +192,8 @@ func (t *Tensor) Strides() []int { return slices.Clone(t.strides) }
 // Dims returns the number of dimensions. It corresponds to Tensor.dim.
 func (t *Tensor) Dims() int { return len(t.shape) }
 
-// Dim returns the size of dimension i; a negative i counts from the end. It panics if the tensor does not have the dimension. It corresponds
-// to Tensor.size(i).
+// Dim returns the size of dimension i; a negative i counts from the end. It panics if the tensor does not have the
+// dimension. It corresponds to Tensor.size(i).
 func (t *Tensor) Dim(i int) int {
 	if i < 0 {
 		i += len(t.shape)

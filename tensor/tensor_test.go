@@ -47,7 +47,8 @@ func TestZeroTensor(t *testing.T) {
 		t.Error(text)
 	}
 	for name, err := range map[string]error{
-		"At": second(zero.At()), "Set": zero.Set(1), "CopyFrom": zero.CopyFrom(Must(From([]float32{1}))), "Data": second(Data[float32](&zero)),
+		"At": second(zero.At()), "Set": zero.Set(1), "CopyFrom": zero.CopyFrom(Must(From([]float32{1}))),
+		"Data": second(Data[float32](&zero)),
 	} {
 		if !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%s: %v", name, err)
@@ -397,7 +398,8 @@ func TestSliceCountsAsPython(t *testing.T) {
 	t.Parallel()
 	x := Must(From([]int64{0, 1, 2, 3}))
 	for s, want := range map[[3]int][]int64{
-		{0, 4, 1}: {0, 1, 2, 3}, {-2, 9, 1}: {2, 3}, {0, -1, 1}: {0, 1, 2}, {3, 1, 1}: {}, {-9, 9, 2}: {0, 2}, {4, 4, 1}: {}, {-1, math.MaxInt, 1}: {3},
+		{0, 4, 1}: {0, 1, 2, 3}, {-2, 9, 1}: {2, 3}, {0, -1, 1}: {0, 1, 2}, {3, 1, 1}: {}, {-9, 9, 2}: {0, 2}, {4, 4, 1}: {},
+		{-1, math.MaxInt, 1}: {3},
 		{math.MinInt, -3, 1}: {0}, {1, 4, 5}: {1},
 	} {
 		got, err := Copy[int64](Must(x.Slice(0, s[0], s[1], s[2])))

@@ -140,7 +140,8 @@ func (t *Tensor) Expand(shape ...int) (*Tensor, error) {
 		case shape[i] == -1 || shape[i] == d:
 			shape[i], strides[i] = d, t.strides[i-lead]
 		case d != 1:
-			return nil, cohort.Newf(op, cohort.InvalidArgument, "%v cannot be expanded to %v: dimension %d has size %d", t.shape, shape, i, d)
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "%v cannot be expanded to %v: dimension %d has size %d", t.shape,
+				shape, i, d)
 		}
 	}
 	return FromStorage(t.storage, t.dtype, shape, strides, t.offset)

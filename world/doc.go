@@ -1,8 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package world is the entry point of the module. [Join] joins the other processes of a job, Go or PyTorch, through one of PyTorch's init URLs,
-// and returns a [World] with the store that all of them share, this process's rank and the number of ranks:
+// Package world is the entry point of the module. [Join] joins the other processes of a job, Go or PyTorch, through one
+// of PyTorch's init URLs, and returns a [World] with the store that all of them share, this process's rank and the
+// number of ranks:
 //
 //	w, err := world.Join(ctx, "env://")
 //	if err != nil {

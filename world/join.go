@@ -93,7 +93,8 @@ func Join(ctx context.Context, url string, opts ...Option) (*World, error) {
 	}
 	if c.store != nil {
 		if url != "" {
-			return nil, cohort.New("world: join", cohort.InvalidArgument, "a url and WithStore: give one of them, the url is empty for a store of one's own")
+			return nil, cohort.New("world: join", cohort.InvalidArgument,
+				"a url and WithStore: give one of them, the url is empty for a store of one's own")
 		}
 		const scheme = "store"
 		registry := rendezvous.NewRegistry()

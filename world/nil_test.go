@@ -131,7 +131,8 @@ func TestNilInGroups(t *testing.T) {
 		"an option": func() error { return waited(ctx, g.Barrier(ctx, nil)) },
 		"Reuse":     func() error { return waited(ctx, g.Barrier(ctx, group.Reuse(nil))) },
 		"options of New": func() error {
-			other, err := group.New(ctx, store.NewMemory(), 0, 1, nil, group.WithHook(nil), group.WithLogger(nil), group.WithDump(nil), group.WithProfiler(nil))
+			other, err := group.New(ctx, store.NewMemory(), 0, 1, nil, group.WithHook(nil), group.WithLogger(nil),
+				group.WithDump(nil), group.WithProfiler(nil))
 			if err != nil {
 				return err
 			}
@@ -188,7 +189,8 @@ func TestNilInRPC(t *testing.T) {
 	})
 	takesNil(t, map[string]func() error{
 		"options of Join": func() error {
-			b, err := rpc.Join(ctx, store.NewMemory(), "x", nil, rpc.WithWorldSize(1), rpc.WithRank(0), rpc.WithAddr("127.0.0.1:0"), rpc.WithHook(nil), rpc.WithLogger(nil),
+			b, err := rpc.Join(ctx, store.NewMemory(), "x", nil, rpc.WithWorldSize(1), rpc.WithRank(0),
+				rpc.WithAddr("127.0.0.1:0"), rpc.WithHook(nil), rpc.WithLogger(nil),
 				rpc.WithHandlers(nil), rpc.WithAlloc(nil), rpc.WithCallInterceptors(nil), rpc.WithServeInterceptors(nil))
 			if err != nil {
 				return err
@@ -268,7 +270,8 @@ func TestNilElsewhere(t *testing.T) {
 	})
 	takesNil(t, map[string]func() error{
 		"cohort.Join": func() error {
-			w, err := world.Join(ctx, "", nil, world.WithStore(store.NewMemory()), world.WithRank(0), world.WithWorldSize(1), world.WithHook(nil), world.WithLogger(nil), world.WithGroup(nil), world.WithRendezvous(nil))
+			w, err := world.Join(ctx, "", nil, world.WithStore(store.NewMemory()), world.WithRank(0), world.WithWorldSize(1),
+				world.WithHook(nil), world.WithLogger(nil), world.WithGroup(nil), world.WithRendezvous(nil))
 			if err != nil {
 				return err
 			}

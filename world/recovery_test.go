@@ -97,7 +97,8 @@ func startRank(t *testing.T, server *tcpstore.Server, mode string, rank, size in
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), recoveryEnv+"="+mode, "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size),
-		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(server.Port()), "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=0")
+		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(server.Port()), "TORCHELASTIC_USE_AGENT_STORE=True",
+		"TORCHELASTIC_RESTART_COUNT=0")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -40,21 +40,26 @@ import (
 
 // zeroValues are zero values of all public types with methods.
 var zeroValues = []any{
-	new(world.World), new(autograd.Context), new(autograd.Node), new(autograd.Pass), new(autograd.Reduction), new(autograd.Variable), new(autograd.Value),
+	new(world.World), new(autograd.Context), new(autograd.Node), new(autograd.Pass), new(autograd.Reduction),
+	new(autograd.Variable), new(autograd.Value),
 	new(ddp.Model), new(distautograd.Context), new(distautograd.Engine),
 	new(nn.Attention), new(nn.Embedding), new(nn.Func), new(nn.BatchNorm), new(nn.LayerNorm), new(nn.Linear), new(nn.Sequential),
 	new(cohort.Code), new(cohort.Error), new(cohort.Future[int]), new(cohort.Promise[int]), new(cohort.Rank),
 	new(elastic.Coordinator), new(elastic.ID), new(elastic.Member), new(elastic.Starter),
 	new(group.Coalescer), new(group.Group), new(group.Mesh), new(group.OpType), new(group.P2POp), new(group.ReduceOp), new(group.Work),
-	new(launch.Attempt), new(launch.Config), new(launch.Evidence), new(launch.How), new(launch.StdMap), new(launch.Plan), new(launch.WorkerPhase), new(launch.Report), new(launch.Std), new(launch.Hosting),
+	new(launch.Attempt), new(launch.Config), new(launch.Evidence), new(launch.How), new(launch.StdMap), new(launch.Plan),
+	new(launch.WorkerPhase), new(launch.Report), new(launch.Std), new(launch.Hosting),
 	new(observe.Event), new(observe.Hook), new(observe.Phase),
-	new(optim.Optimizer), new(optim.Adadelta), new(optim.Adagrad), new(optim.Adam), new(optim.AdamW), new(optim.Adamax), new(optim.RMSprop), new(optim.Rprop), new(optim.SGD), new(optim.SparseAdam), new(remote.Optimizer),
+	new(optim.Optimizer), new(optim.Adadelta), new(optim.Adagrad), new(optim.Adam), new(optim.AdamW), new(optim.Adamax),
+	new(optim.RMSprop), new(optim.Rprop), new(optim.SGD), new(optim.SparseAdam), new(remote.Optimizer),
 	new(rendezvous.Member), new(rendezvous.AttemptPrefix), new(rendezvous.Plan), new(rendezvous.Registry), new(rendezvous.URL),
 	new(rpc.Agent), new(rpc.RemoteError), new(rpc.Client), new(rpc.Profile), new(rpc.Ref[int]), new(rpc.Registry), new(rpc.Reason),
-	new(py.ByteArray), new(py.Dict), new(py.Device), new(py.Global), new(py.Object), new(py.Pair), new(py.FrozenSet), new(py.Set), new(py.Tuple), new(py.Typed),
+	new(py.ByteArray), new(py.Dict), new(py.Device), new(py.Global), new(py.Object), new(py.Pair), new(py.FrozenSet), new(py.Set),
+	new(py.Tuple), new(py.Typed),
 	new(store.Feature), new(store.Memory), new(store.PrefixStore), new(filestore.Store),
 	new(tcpstore.Client), new(tcpstore.Dialect), new(tcpstore.Identity), new(tcpstore.Server), new(tcpstore.Shared), new(tcpstore.Stats),
-	new(tensor.BF16), new(tensor.DType), new(tensor.F16), new(tensor.Pool), new(tensor.Sparse), new(tensor.Storage), new(tensor.Tensor), new(safetensors.File),
+	new(tensor.BF16), new(tensor.DType), new(tensor.F16), new(tensor.Pool), new(tensor.Sparse), new(tensor.Storage),
+	new(tensor.Tensor), new(safetensors.File),
 }
 
 // connected are the types that stand for something outside of the value: a connection, a file, a membership. Only their constructors

@@ -24,8 +24,9 @@ type piece struct {
 }
 
 // assign puts parameters into buckets of one element type each. A bucket is closed when it has reached its limit; the
-// k-th bucket of a type has the k-th limit, the rest the last. A sparse gradient has a bucket of its own. order says in which order parameters come; nil is their
-// own, and then the buckets are sorted by their first parameter. It is torch.distributed._compute_bucket_assignment_by_size.
+// k-th bucket of a type has the k-th limit, the rest the last. A sparse gradient has a bucket of its own. order says in
+// which order parameters come; nil is their own, and then the buckets are sorted by their first parameter. It is
+// torch.distributed._compute_bucket_assignment_by_size.
 func assign(pieces []piece, limits, order []int) [][]int {
 	type open struct {
 		dtype   tensor.DType

@@ -181,8 +181,8 @@ func trainHybrid(ctx context.Context, w member, trainers *group.Group, server *n
 	return step(ctx, model, 5)
 }
 
-// ownGradients checks that the layer at the other worker and the one that is not wrapped have the gradients of this rank alone: no other rank
-// reduces them.
+// ownGradients checks that the layer at the other worker and the one that is not wrapped have the gradients of this
+// rank alone: no other rank reduces them.
 func ownGradients(ctx context.Context, a *rpc.Agent, own *tensor.Tensor, reference *hybrid, server *nn.Linear, seed uint64) error {
 	server.Weight.ZeroGrad()
 	reference.own.Weight.ZeroGrad()

@@ -180,14 +180,16 @@ func New(ctx context.Context, g *group.Group, module nn.Module, opts ...Option) 
 			continue
 		}
 		if !p.Value.Data().IsContiguous() {
-			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %s has strides %v: want a dense one", p.Name, p.Value.Data().Strides())
+			return nil, cohort.Newf(op, cohort.InvalidArgument, "parameter %s has strides %v: want a dense one", p.Name,
+				p.Value.Data().Strides())
 		}
 		m.params = append(m.params, p)
 		m.pieces = append(m.pieces, piece{p.Value.DType(), p.Value.Data().NBytes(), p.Sparse})
 	}
 	m.usage.accumulated = make([]bool, len(m.params))
 	if len(m.params) == 0 {
-		return nil, cohort.New(op, cohort.InvalidArgument, "DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient.")
+		return nil, cohort.New(op, cohort.InvalidArgument,
+			"DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient.")
 	}
 	if err := m.compare(ctx); err != nil {
 		return nil, err
@@ -304,7 +306,8 @@ func (m *Model) beginForward() error {
 		return m.fail(tooMany("ddp: forward", "a hook has begun a forward"))
 	case m.mu.stage == backward:
 		return m.fail(cohort.Newf("ddp: forward", cohort.InvalidArgument,
-			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; %s, and run one pass at a time", m.missing(), m.advice()))
+			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; %s, "+
+				"and run one pass at a time", m.missing(), m.advice()))
 	}
 	m.mu.stage = forward
 	return nil

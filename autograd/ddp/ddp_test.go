@@ -133,26 +133,27 @@ func TestOverlap(t *testing.T) {
 
 func TestUnused(t *testing.T) {
 	t.Parallel()
-	wrapped(t, 2, newBranches, []ddp.Option{ddp.WithFindUnused()}, func(ctx context.Context, g *group.Group, m *branches, model *ddp.Model) error {
-		for step := range 3 {
-			zero(m)
-			m.goRight = g.Rank() == 1 && step != 1
-			x, y := batch(uint64(step), 8)
-			if err := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean).Backward(ctx); err != nil {
-				return err
+	wrapped(t, 2, newBranches, []ddp.Option{ddp.WithFindUnused()},
+		func(ctx context.Context, g *group.Group, m *branches, model *ddp.Model) error {
+			for step := range 3 {
+				zero(m)
+				m.goRight = g.Rank() == 1 && step != 1
+				x, y := batch(uint64(step), 8)
+				if err := autograd.CrossEntropy(model.Forward(ctx, x), y, autograd.ReduceMean).Backward(ctx); err != nil {
+					return err
+				}
+				if m.never.Weight.Grad() != nil {
+					return errors.New("an unused parameter got a gradient")
+				}
+				if m.left.Weight.Grad() == nil {
+					return errors.New("a parameter that the other rank used got no gradient")
+				}
+				if (m.right.Weight.Grad() != nil) != (step != 1) {
+					return fmt.Errorf("step %d: the gradient of the right branch is %v", step, m.right.Weight.Grad())
+				}
 			}
-			if m.never.Weight.Grad() != nil {
-				return errors.New("an unused parameter got a gradient")
-			}
-			if m.left.Weight.Grad() == nil {
-				return errors.New("a parameter that the other rank used got no gradient")
-			}
-			if (m.right.Weight.Grad() != nil) != (step != 1) {
-				return fmt.Errorf("step %d: the gradient of the right branch is %v", step, m.right.Weight.Grad())
-			}
-		}
-		return nil
-	})
+			return nil
+		})
 	// Without the option the pass says what is missing.
 	world(t, 1, func(ctx context.Context, g *group.Group) error {
 		r := rand.New(rand.NewPCG(1, 1))

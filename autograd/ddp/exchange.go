@@ -23,7 +23,8 @@ func (m *Model) compare(ctx context.Context) error {
 	}
 	for rank, n := range counts {
 		if n != int64(len(m.params)) {
-			e := cohort.Newf(op, cohort.Mismatch, "DDP expects same model across all ranks, but rank %d has %d params, while rank %d has inconsistent %d params.",
+			e := cohort.Newf(op, cohort.Mismatch,
+				"DDP expects same model across all ranks, but rank %d has %d params, while rank %d has inconsistent %d params.",
 				m.g.Rank(), len(m.params), rank, n)
 			e.Rank = cohort.Rank(rank)
 			return e
@@ -52,7 +53,9 @@ func (m *Model) compare(ctx context.Context) error {
 	for i, p := range m.params {
 		n := 2 * p.Value.Dims()
 		if !slices.Equal(own[at:at+n], first[at:at+n]) {
-			e := cohort.Newf(op, cohort.Mismatch, "params[%d] (%s) in this process with sizes and strides %v appears not to match those of rank 0: %v", i, p.Name, own[at:at+n], first[at:at+n])
+			e := cohort.Newf(op, cohort.Mismatch,
+				"params[%d] (%s) in this process with sizes and strides %v appears not to match those of rank 0: %v", i, p.Name,
+				own[at:at+n], first[at:at+n])
 			e.Rank = 0
 			return e
 		}
@@ -145,7 +148,8 @@ func (m *Model) cut(order, sizes []int32) ([][]int, error) {
 		}
 		var b []int
 		for _, i := range order[:size] {
-			if i < 0 || int(i) >= len(seen) || seen[i] || len(b) > 0 && m.pieces[i].dtype != m.pieces[b[0]].dtype || size > 1 && m.pieces[i].sparse {
+			if i < 0 || int(i) >= len(seen) || seen[i] || len(b) > 0 && m.pieces[i].dtype != m.pieces[b[0]].dtype ||
+				size > 1 && m.pieces[i].sparse {
 				return nil, bad()
 			}
 			seen[i] = true

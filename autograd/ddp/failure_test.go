@@ -88,7 +88,8 @@ func TestOtherModels(t *testing.T) {
 		if g.Rank() == 1 {
 			m = append(m, nn.NewLinear(r, 2, 2))
 		}
-		if _, err := ddp.New(ctx, g, m); !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "DDP expects same model across all ranks") {
+		if _, err := ddp.New(ctx, g, m); !errors.Is(err, cohort.Mismatch) ||
+			!strings.Contains(err.Error(), "DDP expects same model across all ranks") {
 			return fmt.Errorf("another number of parameters: %w", err)
 		}
 		_, err := ddp.New(ctx, g, nn.NewLinear(r, int(2+g.Rank()), 2))

@@ -112,7 +112,8 @@ func TestTraceShowsOverlap(t *testing.T) {
 // TestBuffers: before each forward, running statistics are those of rank 0, unless the forward before only accumulated.
 func TestBuffers(t *testing.T) {
 	t.Parallel()
-	for name, option := range map[string]ddp.Option{"each forward": nil, "at the ends": ddp.WithBuffersAtEnds(), "never": ddp.WithoutBuffers()} {
+	for name, option := range map[string]ddp.Option{"each forward": nil, "at the ends": ddp.WithBuffersAtEnds(),
+		"never": ddp.WithoutBuffers()} {
 		keep := option != nil
 		world(t, 2, func(ctx context.Context, g *group.Group) error {
 			norm := nn.NewBatchNorm(4)
@@ -229,15 +230,16 @@ func TestCommHooks(t *testing.T) {
 	// What a hook leaves in a bucket when its function returns is the gradient, untouched.
 	world(t, 2, func(ctx context.Context, g *group.Group) error {
 		m := net(1)
-		model, err := ddp.New(ctx, g, m, ddp.WithCommHook(func(_ context.Context, _ *group.Group, b ddp.Bucket) func(context.Context) error {
-			return func(context.Context) error {
-				data, err := tensor.Data[float32](b.Data)
-				for i := range data {
-					data[i] = 2
+		model, err := ddp.New(ctx, g, m,
+			ddp.WithCommHook(func(_ context.Context, _ *group.Group, b ddp.Bucket) func(context.Context) error {
+				return func(context.Context) error {
+					data, err := tensor.Data[float32](b.Data)
+					for i := range data {
+						data[i] = 2
+					}
+					return err
 				}
-				return err
-			}
-		}))
+			}))
 		if err != nil {
 			return err
 		}
@@ -299,26 +301,28 @@ func TestStaticGraph(t *testing.T) {
 // gets none.
 func TestStaticGraphApart(t *testing.T) {
 	t.Parallel()
-	wrapped(t, 2, newBranches, []ddp.Option{ddp.WithStaticGraph()}, func(ctx context.Context, g *group.Group, m *branches, model *ddp.Model) error {
-		m.goRight = g.Rank() == 1
-		for pass := range 3 {
-			zero(m)
-			if err := step(ctx, model, uint64(pass)); err != nil {
-				return err
-			}
-			want := newBranches(1)
-			for _, want.goRight = range []bool{false, true} {
-				x, y := batch(uint64(pass), 8)
-				if err := autograd.CrossEntropy(want.Forward(x), y, autograd.ReduceMean).Scale(0.5).Backward(ctx); err != nil {
+	wrapped(t, 2, newBranches, []ddp.Option{ddp.WithStaticGraph()},
+		func(ctx context.Context, g *group.Group, m *branches, model *ddp.Model) error {
+			m.goRight = g.Rank() == 1
+			for pass := range 3 {
+				zero(m)
+				if err := step(ctx, model, uint64(pass)); err != nil {
 					return err
 				}
+				want := newBranches(1)
+				for _, want.goRight = range []bool{false, true} {
+					x, y := batch(uint64(pass), 8)
+					if err := autograd.CrossEntropy(want.Forward(x), y, autograd.ReduceMean).Scale(0.5).Backward(ctx); err != nil {
+						return err
+					}
+				}
+				if got := grads(m); !near(got, grads(want)) || m.left.Weight.Grad() == nil || m.right.Weight.Grad() == nil ||
+					m.never.Weight.Grad() != nil {
+					return fmt.Errorf("pass %d: %v, want %v", pass, got, grads(want))
+				}
 			}
-			if got := grads(m); !near(got, grads(want)) || m.left.Weight.Grad() == nil || m.right.Weight.Grad() == nil || m.never.Weight.Grad() != nil {
-				return fmt.Errorf("pass %d: %v, want %v", pass, got, grads(want))
-			}
-		}
-		return nil
-	})
+			return nil
+		})
 }
 
 // TestJoin: ranks with more data go on without waiting for those that have none left; everybody ends with the same model.

@@ -25,33 +25,35 @@ func newChain(seed uint64) *chain {
 	return &chain{first: nn.NewLinear(r, 4, 4), second: nn.NewLinear(r, 4, 2)}
 }
 
-// TestControlFlow: which layers a pass uses may change from pass to pass, alike on all ranks or on one alone; each pass has the means of those
-// that used a layer, over all ranks.
+// TestControlFlow: which layers a pass uses may change from pass to pass, alike on all ranks or on one alone; each pass
+// has the means of those that used a layer, over all ranks.
 func TestControlFlow(t *testing.T) {
 	t.Parallel()
 	for _, everywhere := range []bool{true, false} {
-		wrapped(t, 3, newChain, []ddp.Option{ddp.WithFindUnused()}, func(ctx context.Context, g *group.Group, m *chain, model *ddp.Model) error {
-			uses := func(rank cohort.Rank, pass int) bool { return pass%2 == 1 && (everywhere || rank == 1) }
-			for pass := range 6 {
-				zero(m)
-				m.skip = !uses(g.Rank(), pass)
-				if err := step(ctx, model, uint64(10*pass)+uint64(g.Rank())); err != nil {
-					return err
-				}
-				want := newChain(1)
-				for rank := range cohort.Rank(g.Size()) {
-					want.skip = !uses(rank, pass)
-					x, y := batch(uint64(10*pass)+uint64(rank), 8)
-					if err := autograd.CrossEntropy(want.Forward(x), y, autograd.ReduceMean).Scale(1 / float64(g.Size())).Backward(ctx); err != nil {
+		wrapped(t, 3, newChain, []ddp.Option{ddp.WithFindUnused()},
+			func(ctx context.Context, g *group.Group, m *chain, model *ddp.Model) error {
+				uses := func(rank cohort.Rank, pass int) bool { return pass%2 == 1 && (everywhere || rank == 1) }
+				for pass := range 6 {
+					zero(m)
+					m.skip = !uses(g.Rank(), pass)
+					if err := step(ctx, model, uint64(10*pass)+uint64(g.Rank())); err != nil {
 						return err
 					}
+					want := newChain(1)
+					for rank := range cohort.Rank(g.Size()) {
+						want.skip = !uses(rank, pass)
+						x, y := batch(uint64(10*pass)+uint64(rank), 8)
+						if err := autograd.CrossEntropy(want.Forward(x), y,
+							autograd.ReduceMean).Scale(1 / float64(g.Size())).Backward(ctx); err != nil {
+							return err
+						}
+					}
+					if got := grads(m); !near(got, grads(want)) || (got[0] != nil) != (pass%2 == 1) {
+						return fmt.Errorf("pass %d: %v, want %v", pass, got, grads(want))
+					}
 				}
-				if got := grads(m); !near(got, grads(want)) || (got[0] != nil) != (pass%2 == 1) {
-					return fmt.Errorf("pass %d: %v, want %v", pass, got, grads(want))
-				}
-			}
-			return nil
-		})
+				return nil
+			})
 	}
 }
 
@@ -59,19 +61,22 @@ func TestControlFlow(t *testing.T) {
 func TestGraphChanged(t *testing.T) {
 	t.Parallel()
 	for _, more := range []bool{true, false} {
-		wrapped(t, 2, newChain, []ddp.Option{ddp.WithStaticGraph()}, func(ctx context.Context, g *group.Group, m *chain, model *ddp.Model) error {
-			var err error
-			for pass := 0; pass < 2 && err == nil; pass++ {
-				m.skip = (pass == 0) == more
-				if err = step(ctx, model, uint64(g.Rank())); pass == 0 && err != nil {
-					return err
+		wrapped(t, 2, newChain, []ddp.Option{ddp.WithStaticGraph()},
+			func(ctx context.Context, g *group.Group, m *chain, model *ddp.Model) error {
+				var err error
+				for pass := 0; pass < 2 && err == nil; pass++ {
+					m.skip = (pass == 0) == more
+					if err = step(ctx, model, uint64(g.Rank())); pass == 0 && err != nil {
+						return err
+					}
 				}
-			}
-			if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "Your training graph has changed in this iteration") || !strings.Contains(err.Error(), "first.") {
-				return fmt.Errorf("more=%v: %w", more, err)
-			}
-			return nil
-		})
+				if !errors.Is(err, cohort.InvalidArgument) ||
+					!strings.Contains(err.Error(), "Your training graph has changed in this iteration") ||
+					!strings.Contains(err.Error(), "first.") {
+					return fmt.Errorf("more=%v: %w", more, err)
+				}
+				return nil
+			})
 	}
 }
 
@@ -82,17 +87,18 @@ func TestGraphChangedAtOnce(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		return &either{left: nn.NewLinear(r, 4, 2).Weight, right: nn.NewLinear(r, 4, 2).Weight}
 	}
-	wrapped(t, 2, weights, []ddp.Option{ddp.WithStaticGraph()}, func(ctx context.Context, g *group.Group, m *either, model *ddp.Model) error {
-		if err := step(ctx, model, uint64(g.Rank())); err != nil {
-			return err
-		}
-		m.goRight = true
-		err := step(ctx, model, uint64(g.Rank()))
-		if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "the first pass did not use right") {
-			return fmt.Errorf("another layer: %w", err)
-		}
-		return nil
-	})
+	wrapped(t, 2, weights, []ddp.Option{ddp.WithStaticGraph()},
+		func(ctx context.Context, g *group.Group, m *either, model *ddp.Model) error {
+			if err := step(ctx, model, uint64(g.Rank())); err != nil {
+				return err
+			}
+			m.goRight = true
+			err := step(ctx, model, uint64(g.Rank()))
+			if !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "the first pass did not use right") {
+				return fmt.Errorf("another layer: %w", err)
+			}
+			return nil
+		})
 }
 
 // either uses one of two weights.
@@ -115,7 +121,8 @@ func (m *either) Params() []nn.Param {
 // TestSeveralForwards: two forwards before a pass are both in its gradients.
 func TestSeveralForwards(t *testing.T) {
 	t.Parallel()
-	for name, opts := range map[string][]ddp.Option{"plain": nil, "static": {ddp.WithStaticGraph()}, "find unused": {ddp.WithFindUnused()}} {
+	for name, opts := range map[string][]ddp.Option{"plain": nil, "static": {ddp.WithStaticGraph()},
+		"find unused": {ddp.WithFindUnused()}} {
 		wrapped(t, 2, net, opts, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
 			for pass := range 3 {
 				zero(m)
@@ -162,7 +169,8 @@ func TestUnusedUnderTwoNames(t *testing.T) {
 	t.Parallel()
 	module := func(seed uint64) *twoNames {
 		r := rand.New(rand.NewPCG(seed, 1))
-		return &twoNames{bias: autograd.Parameter(tensor.Must(tensor.New(tensor.Float32, 2))), used: nn.NewLinear(r, 4, 2), idle: nn.NewLinear(r, 4, 2)}
+		return &twoNames{bias: autograd.Parameter(tensor.Must(tensor.New(tensor.Float32, 2))), used: nn.NewLinear(r, 4, 2),
+			idle: nn.NewLinear(r, 4, 2)}
 	}
 	for name, option := range map[string]ddp.Option{"static": ddp.WithStaticGraph(), "find unused": ddp.WithFindUnused()} {
 		wrapped(t, 2, module, []ddp.Option{option}, func(ctx context.Context, g *group.Group, m *twoNames, model *ddp.Model) error {

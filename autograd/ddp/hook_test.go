@@ -175,17 +175,19 @@ func TestAccumulateWithHook(t *testing.T) {
 			if err != nil {
 				return func(context.Context) error { return err }
 			}
-			return into(b, cohort.Then(g.AllReduce(ctx, part, group.Sum).Future(), func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
-				return part, errors.Join(err, sameTensor(outs, part))
-			}))
+			return into(b, cohort.Then(g.AllReduce(ctx, part, group.Sum).Future(),
+				func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
+					return part, errors.Join(err, sameTensor(outs, part))
+				}))
 		},
 		"doubled and divided": func(ctx context.Context, g *group.Group, b ddp.Bucket) func(context.Context) error {
-			twice := cohort.Then(g.AllReduce(ctx, b.Data, group.Sum).Future(), func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
-				if err = errors.Join(err, sameTensor(outs, b.Data)); err != nil {
-					return nil, err
-				}
-				return scaled(outs[0], 2)
-			})
+			twice := cohort.Then(g.AllReduce(ctx, b.Data, group.Sum).Future(),
+				func(outs []*tensor.Tensor, err error) (*tensor.Tensor, error) {
+					if err = errors.Join(err, sameTensor(outs, b.Data)); err != nil {
+						return nil, err
+					}
+					return scaled(outs[0], 2)
+				})
 			return into(b, cohort.Then(twice, func(x *tensor.Tensor, err error) (*tensor.Tensor, error) {
 				if err != nil {
 					return nil, err
@@ -214,29 +216,30 @@ func sameTensor(outs []*tensor.Tensor, want *tensor.Tensor) error {
 func accumulate(t *testing.T, hook ddp.CommHook) {
 	t.Helper()
 	const size = 2
-	wrapped(t, size, net, []ddp.Option{ddp.WithBuckets(1, 1), ddp.WithCommHook(hook)}, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
-		x, _ := batch(99, 8)
-		model.SetSync(false)
-		if err := model.Forward(ctx, x).Err(); err != nil { // unused
-			return err
-		}
-		var want [][]float32
-		for pass := range uint64(4) {
-			part, err := single(ctx, net(1), []uint64{size * pass, size*pass + 1})
-			if err != nil {
+	wrapped(t, size, net, []ddp.Option{ddp.WithBuckets(1, 1), ddp.WithCommHook(hook)},
+		func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
+			x, _ := batch(99, 8)
+			model.SetSync(false)
+			if err := model.Forward(ctx, x).Err(); err != nil { // unused
 				return err
 			}
-			want = sum(want, part)
-			model.SetSync(pass%2 == 1)
-			if err := step(ctx, model, size*pass+uint64(g.Rank())); err != nil {
-				return err
+			var want [][]float32
+			for pass := range uint64(4) {
+				part, err := single(ctx, net(1), []uint64{size * pass, size*pass + 1})
+				if err != nil {
+					return err
+				}
+				want = sum(want, part)
+				model.SetSync(pass%2 == 1)
+				if err := step(ctx, model, size*pass+uint64(g.Rank())); err != nil {
+					return err
+				}
+				if got := grads(m); near(got, want) != (pass%2 == 1) {
+					return fmt.Errorf("pass %d: %v; one rank has %v", pass, got, want)
+				}
 			}
-			if got := grads(m); near(got, want) != (pass%2 == 1) {
-				return fmt.Errorf("pass %d: %v; one rank has %v", pass, got, want)
-			}
-		}
-		return nil
-	})
+			return nil
+		})
 }
 
 // sum adds gradients to those before; nil are none.

@@ -233,7 +233,8 @@ func (m *Model) endTogether(ctx context.Context, ranOut bool) error {
 	case ranOut:
 		m.joining.uneven = cohort.Newf(op, cohort.Mismatch, "%w: rank %d exhausted all inputs before the others", ErrUneven, m.g.Rank())
 	case n > 0:
-		m.joining.uneven = cohort.Newf(op, cohort.Mismatch, "%w: %d of %d ranks exhausted their inputs, and this one has more", ErrUneven, n, m.g.Size())
+		m.joining.uneven = cohort.Newf(op, cohort.Mismatch, "%w: %d of %d ranks exhausted their inputs, and this one has more",
+			ErrUneven, n, m.g.Size())
 	}
 	return m.joining.uneven
 }

@@ -97,9 +97,11 @@ func (m *Model) onReady(ctx context.Context, pass *autograd.Pass, i int) error {
 	case m.mu.err != nil:
 		return m.mu.err
 	case m.mu.stage == hooked, m.mu.stage == backward && m.mu.pass != pass:
-		return m.fail(tooMany("ddp: backward", fmt.Sprintf("a gradient of %s comes from another pass than the one that is being reduced", m.params[i].Name)))
+		return m.fail(tooMany("ddp: backward",
+			fmt.Sprintf("a gradient of %s comes from another pass than the one that is being reduced", m.params[i].Name)))
 	case !m.round.armed:
-		return cohort.Newf("ddp: backward", cohort.InvalidArgument, "a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
+		return cohort.Newf("ddp: backward", cohort.InvalidArgument,
+			"a gradient of %s without a forward: call Forward before each backward pass", m.params[i].Name)
 	case m.round.ready[i]:
 		return m.fail(m.twice(i))
 	}
@@ -169,7 +171,8 @@ func (m *Model) begin(ctx context.Context, pass *autograd.Pass) error {
 func (m *Model) twice(i int) error {
 	if m.config.static && slices.Contains(m.usage.never, i) {
 		return cohort.Newf("ddp: backward", cohort.InvalidArgument,
-			"Your training graph has changed in this iteration: the first pass did not use %s; leave out WithStaticGraph, and use WithFindUnused on all ranks", m.params[i].Name)
+			"Your training graph has changed in this iteration: the first pass did not use %s; leave out WithStaticGraph, and use "+
+				"WithFindUnused on all ranks", m.params[i].Name)
 	}
 	return cohort.Newf("ddp: backward", cohort.InvalidArgument, "Expected to mark a variable ready only once: %s", m.params[i].Name)
 }
@@ -177,7 +180,8 @@ func (m *Model) twice(i int) error {
 // advice is what to do about a pass that does not use all parameters.
 func (m *Model) advice() string {
 	if m.config.static {
-		return "Your training graph has changed in this iteration: the first pass used them; leave out WithStaticGraph, and use WithFindUnused on all ranks"
+		return "Your training graph has changed in this iteration: the first pass used them; leave out WithStaticGraph, and use " +
+			"WithFindUnused on all ranks"
 	}
 	return "use WithFindUnused on all ranks when a forward does not use all parameters"
 }
@@ -269,7 +273,8 @@ func (m *Model) fill(b *bucket, position int, grad autograd.Value) error {
 	name := m.params[b.params[position]].Name
 	if b.data != nil {
 		if grad.Sparse != nil {
-			return cohort.Newf(op, cohort.NotSupported, "the gradient of %s is sparse, and the module does not say so: set nn.Param.Sparse", name)
+			return cohort.Newf(op, cohort.NotSupported,
+				"the gradient of %s is sparse, and the module does not say so: set nn.Param.Sparse", name)
 		}
 		factor := 1 / float64(m.divide)
 		if m.config.comm != nil || m.operator(b) == group.Avg {
@@ -348,7 +353,8 @@ func (m *Model) begun() ([]wait, error) {
 		return nil, m.fail(cohort.Newf("ddp: backward", cohort.InvalidArgument,
 			"the pass ended without gradients for %v: %s", m.missing(), m.advice()))
 	}
-	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(), Dur: time.Since(m.round.began)})
+	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(),
+		Dur: time.Since(m.round.began)})
 	waits := m.notices
 	m.notices = nil
 	for _, b := range m.pools.buckets {

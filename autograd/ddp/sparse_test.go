@@ -88,7 +88,8 @@ func TestSparseGradients(t *testing.T) {
 					return err
 				}
 				defer model.Close()
-				if b := model.Buckets(); !slices.ContainsFunc(b, func(names []string) bool { return slices.Equal(names, []string{"0.weight"}) }) {
+				if b := model.Buckets(); !slices.ContainsFunc(b,
+					func(names []string) bool { return slices.Equal(names, []string{"0.weight"}) }) {
 					return fmt.Errorf("the table has no bucket of its own: %v", b)
 				}
 				for pass := range 4 {

@@ -129,7 +129,8 @@ func TestSeveralTypes(t *testing.T) {
 				}
 				for k, p := range m.Params() {
 					want := reference.Params()[k].Value.Grad()
-					if (p.Value.Grad() == nil) != (want == nil) || want != nil && !tensor.AllClose(p.Value.Grad(), want, 1e-4, 1e-6, false) {
+					if (p.Value.Grad() == nil) != (want == nil) ||
+						want != nil && !tensor.AllClose(p.Value.Grad(), want, 1e-4, 1e-6, false) {
 						return fmt.Errorf("pass %d: gradient of %s is %v, want %v", i, p.Name, p.Value.Grad(), want)
 					}
 				}
@@ -310,7 +311,8 @@ func TestOneCommHook(t *testing.T) {
 			{ddp.WithCommHook(ddp.FP16), ddp.WithCommHook(ddp.BF16)},
 			{ddp.WithCommHook(nil)},
 		} {
-			if _, err := ddp.New(ctx, g, net(1), opts...); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), "WithCommHook") {
+			if _, err := ddp.New(ctx, g, net(1), opts...); !errors.Is(err, cohort.InvalidArgument) ||
+				!strings.Contains(err.Error(), "WithCommHook") {
 				return fmt.Errorf("%d hooks: %w", len(opts), err)
 			}
 		}

@@ -50,10 +50,11 @@ func TestJoinModels(t *testing.T) {
 		"statistics": {func(rank cohort.Rank) nn.Module {
 			return append(nn.Sequential{nn.NewBatchNorm(4)}, net(uint64(rank))...)
 		}, nil},
-		"unused by the first":   {chained(0), []ddp.Option{ddp.WithFindUnused()}},
-		"unused by the last":    {chained(2), []ddp.Option{ddp.WithFindUnused()}},
-		"hook":                  {func(rank cohort.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithCommHook(mean)}},
-		"hook, several buckets": {func(rank cohort.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithCommHook(mean), ddp.WithBuckets(100, 100)}},
+		"unused by the first": {chained(0), []ddp.Option{ddp.WithFindUnused()}},
+		"unused by the last":  {chained(2), []ddp.Option{ddp.WithFindUnused()}},
+		"hook":                {func(rank cohort.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithCommHook(mean)}},
+		"hook, several buckets": {func(rank cohort.Rank) nn.Module { return net(uint64(rank)) },
+			[]ddp.Option{ddp.WithCommHook(mean), ddp.WithBuckets(100, 100)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -66,8 +67,8 @@ func TestJoinModels(t *testing.T) {
 	}
 }
 
-// joinModel trains a model within Join. Every interval-th pass is reduced; every pass changes the parameters, so that they differ between ranks
-// unless all are reduced.
+// joinModel trains a model within Join. Every interval-th pass is reduced; every pass changes the parameters, so that
+// they differ between ranks unless all are reduced.
 func joinModel(t *testing.T, module func(rank cohort.Rank) nn.Module, opts []ddp.Option, interval int, steps []int) {
 	t.Helper()
 	world(t, len(steps), func(ctx context.Context, g *group.Group) error {
@@ -122,8 +123,8 @@ func state(m nn.Module) (all []*tensor.Tensor) {
 	return all
 }
 
-// TestJoinEquivalence: ranks with different numbers of passes end with the model that one rank has after all of them, if the gradient is the same in
-// each pass and the learning rate makes up for the mean.
+// TestJoinEquivalence: ranks with different numbers of passes end with the model that one rank has after all of them,
+// if the gradient is the same in each pass and the learning rate makes up for the mean.
 func TestJoinEquivalence(t *testing.T) {
 	t.Parallel()
 	const size, rate = 3, 0.03

@@ -82,7 +82,8 @@ func (c *Context) carried(ctx context.Context) context.Context {
 func (e *Engine) Open(ctx context.Context) (context.Context, *Context, error) {
 	const op = "distautograd: open context"
 	if From(ctx) != nil {
-		return nil, nil, cohort.New(op, cohort.InvalidArgument, "already inside an autograd context: close it first, or use a ctx without one")
+		return nil, nil, cohort.New(op, cohort.InvalidArgument,
+			"already inside an autograd context: close it first, or use a ctx without one")
 	}
 	var c *Context
 	w := e.step(func(m *machine) { c = e.contextLocked(m.Open()) })
@@ -124,12 +125,13 @@ func (c *Context) Done() <-chan struct{} { return c.done }
 
 func (c *Context) free() { close(c.done) }
 
-// Close ends the context at this worker, and then at every worker that has seen it; that goes on in the background, and does not
-// wait for workers that are dead. Passes under way in it fail with [cohort.Aborted]. Only the worker that opened the context can close it. It is
-// idempotent, and corresponds to leaving PyTorch's with statement.
+// Close ends the context at this worker, and then at every worker that has seen it; that goes on in the background, and
+// does not wait for workers that are dead. Passes under way in it fail with [cohort.Aborted]. Only the worker that
+// opened the context can close it. It is idempotent, and corresponds to leaving PyTorch's with statement.
 func (c *Context) Close() error {
 	if c.id.Origin != c.e.self() {
-		return cohort.Newf("distautograd: close context", cohort.InvalidArgument, "worker %d has opened it: only it can close it", c.id.Origin)
+		return cohort.Newf("distautograd: close context", cohort.InvalidArgument, "worker %d has opened it: only it can close it",
+			c.id.Origin)
 	}
 	c.e.after(c.e.step(func(m *machine) { m.Release(c.id) }))
 	return nil

@@ -164,9 +164,10 @@ func TestMatrices(t *testing.T) {
 		leaves  []variable
 		compute func(do doing, v []variable) variable
 	}{
-		"shapes": {[]variable{p(4, 6), autograd.Constant(values(6, 5)), p(5, 7), autograd.Constant(values(7, 9))}, func(do doing, v []variable) variable {
-			return do("x.product", do("x.product", v[0], v[1]), v[2], v[3])
-		}},
+		"shapes": {[]variable{p(4, 6), autograd.Constant(values(6, 5)), p(5, 7), autograd.Constant(values(7, 9))},
+			func(do doing, v []variable) variable {
+				return do("x.product", do("x.product", v[0], v[1]), v[2], v[3])
+			}},
 		"one function": {[]variable{p(3, 3), p(3, 3)}, func(do doing, v []variable) variable { return do("x.many", v...) }},
 		"parts": {[]variable{p(3, 3), p(3, 3), p(3, 3)}, func(do doing, v []variable) variable { // the second is not used
 			s := do("x.stack", v...)
@@ -175,7 +176,8 @@ func TestMatrices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := testContext(t)
-			if err := test.compute(func(fn string, xs ...variable) variable { return functions[fn](xs) }, test.leaves).Sum().Backward(ctx); err != nil {
+			if err := test.compute(func(fn string, xs ...variable) variable { return functions[fn](xs) },
+				test.leaves).Sum().Backward(ctx); err != nil {
 				t.Fatal(err)
 			}
 			ways(t, func(t *testing.T, far func(ctx context.Context, to, fn string, args ...any) variable) {
@@ -223,7 +225,9 @@ func TestHooks(t *testing.T) {
 	ctx, c := ws[0].open(t)
 	x := param(3)
 	after := 0
-	if _, err := x.OnGrad(func(g *tensor.Tensor) (*tensor.Tensor, error) { return tensor.Full(g.DType(), 100.0, g.Shape()...) }); err != nil {
+	if _, err := x.OnGrad(func(g *tensor.Tensor) (*tensor.Tensor, error) {
+		return tensor.Full(g.DType(), 100.0, g.Shape()...)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := x.OnAccumulated(func(context.Context, *autograd.Pass, *autograd.Variable) error {
@@ -290,7 +294,8 @@ func TestGradientsAreNotCopied(t *testing.T) {
 	}
 
 	// Two variables that are given one tensor: a sum for one of them changes neither the other one's nor the tensor.
-	for _, shared := range []*tensor.Tensor{tensor.Must(tensor.From([]float64{5, 5, 5}, 3)), tensor.Must(tensor.Must(tensor.From([]float64{5}, 1)).Expand(3))} {
+	for _, shared := range []*tensor.Tensor{tensor.Must(tensor.From([]float64{5, 5, 5}, 3)),
+		tensor.Must(tensor.Must(tensor.From([]float64{5}, 1)).Expand(3))} {
 		ctx, c := ws[0].open(t)
 		y, z := param(1, 2, 3), param(4, 5, 6)
 		if out, err = autograd.Apply(&kept{grad: shared}, y, z); err != nil {
@@ -336,7 +341,8 @@ func TestRemoteEmbedding(t *testing.T) {
 	}
 }
 
-// A worker that takes the place of another with its id, also within the same second, gives its contexts numbers that the other has not used.
+// A worker that takes the place of another with its id, also within the same second, gives its contexts numbers that
+// the other has not used.
 func TestNumbersOfAFormerWorker(t *testing.T) {
 	used := map[distautograd.ID]bool{}
 	for range 5 {

@@ -181,8 +181,8 @@ func (e *Engine) machineLocked() *machine {
 	return e.mu.machine
 }
 
-// firstNumber returns where the numbers of a worker begin, so that they differ from those of a former worker with its id, which may have died in
-// this very second, or with another time. There is room for as many again.
+// firstNumber returns where the numbers of a worker begin, so that they differ from those of a former worker with its
+// id, which may have died in this very second, or with another time. There is room for as many again.
 func firstNumber() uint64 { return rand.Uint64N(1 << (idBits - 1)) } //nolint:gosec // not secret
 
 // noteLocked does what an effect needs under the lock, and adds the rest to w.

@@ -87,7 +87,8 @@ func TestBackwardMultiHop(t *testing.T) {
 	ws := newWorld(t, 4, basics())
 	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
-		for _, path := range [][]string{{"w1"}, {"w1", "w2"}, {"w1", "w2", "w3"}, {"w1", "w0"}, {"w1", "w2", "w0", "w1", "w2", "w0"}, {"w0", "w0"}} {
+		for _, path := range [][]string{{"w1"}, {"w1", "w2"}, {"w1", "w2", "w3"}, {"w1", "w0"},
+			{"w1", "w2", "w0", "w1", "w2", "w0"}, {"w0", "w0"}} {
 			ctx, c := ws[0].open(t)
 			x := param(5)
 			y := call(ctx, t, ws[0], path[0], "t.via", path[1:], x)
@@ -167,7 +168,8 @@ func TestUnusedSend(t *testing.T) {
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		err := c.Backward(short, []*autograd.Variable{loss}, distautograd.Fast())
-		if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "t.square") && !strings.Contains(err.Error(), "PYTHON_CALL") {
+		if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "t.square") &&
+			!strings.Contains(err.Error(), "PYTHON_CALL") {
 			t.Errorf("an unused send: %v", err)
 		}
 	})
@@ -197,7 +199,8 @@ func TestUnusedSend(t *testing.T) {
 			if _, err := rpc.Call[any](ctx, ws[0].agent, "w1", "t.error", x); err == nil {
 				t.Fatal("no error")
 			}
-			if _, err := rpc.Call[any](ctx, ws[0].agent, "w1", "aten::matmul(Tensor self, Tensor other) -> Tensor", x, param(1, 2)); err == nil {
+			if _, err := rpc.Call[any](ctx, ws[0].agent, "w1", "aten::matmul(Tensor self, Tensor other) -> Tensor", x,
+				param(1, 2)); err == nil {
 				t.Fatal("no error of an operator whose arguments do not match")
 			}
 			backward(ctx, t, c, call(ctx, t, ws[0], "w1", "t.square", x).Sum(), opts...)
@@ -250,8 +253,9 @@ func TestInvalidRoots(t *testing.T) {
 	ws := newWorld(t, 1, basics())
 	ctx, c := ws[0].open(t)
 	for name, roots := range map[string][]*autograd.Variable{
-		"no tensors": nil, "requires_grad": {autograd.Constant(tensor.Must(tensor.From([]float64{1}, 1)))}, "scalar": {param(1, 2).Mul(param(1, 2))},
-		"leaf": {param(1)}, "no variable": {nil},
+		"no tensors": nil, "requires_grad": {autograd.Constant(tensor.Must(tensor.From([]float64{1}, 1)))},
+		"scalar": {param(1, 2).Mul(param(1, 2))},
+		"leaf":   {param(1)}, "no variable": {nil},
 	} {
 		if err := c.Backward(ctx, roots); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
@@ -310,7 +314,8 @@ func TestFunctionFails(t *testing.T) {
 }
 
 // functionFails runs a pass through a function that fails at a worker.
-func functionFails(t *testing.T, ws []*worker, at string, compute func(context.Context, *testing.T, *autograd.Variable) *autograd.Variable) {
+func functionFails(t *testing.T, ws []*worker, at string,
+	compute func(context.Context, *testing.T, *autograd.Variable) *autograd.Variable) {
 	t.Helper()
 	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()

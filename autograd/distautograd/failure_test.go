@@ -245,7 +245,8 @@ func TestPassesWithErrors(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {
-			if err := c.Backward(ctx, []*autograd.Variable{bad}, distautograd.RetainGraph()); err == nil || !strings.Contains(err.Error(), "simulated error") {
+			if err := c.Backward(ctx, []*autograd.Variable{bad}, distautograd.RetainGraph()); err == nil ||
+				!strings.Contains(err.Error(), "simulated error") {
 				t.Errorf("pass %d has not failed with the error of the function: %v", i, err)
 			}
 		})

@@ -75,7 +75,8 @@ func TestGraphOfNestedCalls(t *testing.T) {
 		between := func(t *testing.T, g distautograd.Graph, known ...string) {
 			t.Helper()
 			on, back := slices.Index(g.Edges, 2), slices.Index(g.Edges, 1)
-			if len(g.Sends) != 2 || len(g.Recvs) != 2 || on < 0 || back < 0 || len(g.Reach[on]) != 1 || len(g.Reach[back]) != 1 || g.Reach[on][0] == g.Reach[back][0] {
+			if len(g.Sends) != 2 || len(g.Recvs) != 2 || on < 0 || back < 0 || len(g.Reach[on]) != 1 || len(g.Reach[back]) != 1 ||
+				g.Reach[on][0] == g.Reach[back][0] {
 				t.Errorf("in between: %+v", g)
 			}
 			if !slices.Equal(g.Known, known) {
@@ -88,7 +89,8 @@ func TestGraphOfNestedCalls(t *testing.T) {
 			x, y := k.param(1), k.param(2)
 			ret := do(ctx, "w1", "s.via", []string{"w2", "w3"}, x, y)
 			g := graphs(ws, c.ID())
-			if len(g[0].Sends) != 1 || len(g[0].Recvs) != 1 || !slices.Equal(g[0].Leaves[0], []*autograd.Variable{x, y}) || g[0].RecvNodes[0] != ret.Edge().Node {
+			if len(g[0].Sends) != 1 || len(g[0].Recvs) != 1 || !slices.Equal(g[0].Leaves[0], []*autograd.Variable{x, y}) ||
+				g[0].RecvNodes[0] != ret.Edge().Node {
 				t.Errorf("at the caller: %+v", g[0])
 			}
 			between(t, g[1], "w0", "w2")

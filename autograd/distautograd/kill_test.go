@@ -136,8 +136,8 @@ func killedWorld(t *testing.T, opens string) (ws []*worker, kill func()) {
 	}
 }
 
-// TestKilled kills a worker by SIGKILL at random moments of passes, which go through it or are its own: workers that wait for it are notified, by
-// its name, and no worker that is left keeps anything of its contexts.
+// TestKilled kills a worker by SIGKILL at random moments of passes, which go through it or are its own: workers that
+// wait for it are notified, by its name, and no worker that is left keeps anything of its contexts.
 func TestKilled(t *testing.T) {
 	const rounds = 4
 	r := rand.New(rand.NewPCG(9, 9))
@@ -157,7 +157,8 @@ func TestKilled(t *testing.T) {
 				t.Errorf("round %d: it took %v", i, took)
 			}
 			var e *cohort.Error
-			if inPass := !strings.HasPrefix(err.Error(), "forward"); inPass && (!errors.Is(err, cohort.PeerLost) || !errors.As(err, &e) || e.Peer != victimName) ||
+			if inPass := !strings.HasPrefix(err.Error(), "forward"); inPass &&
+				(!errors.Is(err, cohort.PeerLost) || !errors.As(err, &e) || e.Peer != victimName) ||
 				!strings.Contains(err.Error(), victimName) {
 				t.Errorf("round %d, killed after %v: %v", i, delay, err)
 			}

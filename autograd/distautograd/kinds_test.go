@@ -70,7 +70,8 @@ func worlds(t *testing.T, n int, f func(t *testing.T, k kind, ws []*worker)) {
 func matrix(scale float64) *tensor.Sparse {
 	s := float32(scale)
 	return &tensor.Sparse{
-		Shape: []int{3, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 1, 2, 0, 2}, 2, 3)), Values: tensor.Must(tensor.From([]float32{3.2 * s, 4.1 * s, 5.3 * s})),
+		Shape: []int{3, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 1, 2, 0, 2}, 2, 3)),
+		Values: tensor.Must(tensor.From([]float32{3.2 * s, 4.1 * s, 5.3 * s})),
 	}
 }
 
@@ -100,7 +101,8 @@ func same(t *testing.T, what string, got, want autograd.Value) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Equal(x.Shape, y.Shape) || x.Values.DType() != y.Values.DType() || !tensor.Equal(x.Indices, y.Indices) || !tensor.AllClose(x.Values, y.Values, 1.3e-6, 1e-5, false) {
+		if !slices.Equal(x.Shape, y.Shape) || x.Values.DType() != y.Values.DType() || !tensor.Equal(x.Indices, y.Indices) ||
+			!tensor.AllClose(x.Values, y.Values, 1.3e-6, 1e-5, false) {
 			t.Errorf("%s: %v, want %v", what, x, y)
 		}
 	default:

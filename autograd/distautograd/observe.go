@@ -12,10 +12,11 @@ import (
 	"github.com/cohort-dist/cohort/observe"
 )
 
-// WithHook sends events of backward passes to h: "autograd.backward" when a pass that this worker has begun begins and ends, and at every
-// worker "autograd.recv" when gradients leave for the worker that a value came from, and "autograd.send" when those of a value that was sent
-// arrive. They correspond to what torch.autograd.profiler shows of a pass: torch::distributed::autograd::backward, RecvRpcBackward and
-// SendRpcBackward. A panic in h is logged by slog.Default, and the pass goes on.
+// WithHook sends events of backward passes to h: "autograd.backward" when a pass that this worker has begun begins and
+// ends, and at every worker "autograd.recv" when gradients leave for the worker that a value came from, and
+// "autograd.send" when those of a value that was sent arrive. They correspond to what torch.autograd.profiler shows of
+// a pass: torch::distributed::autograd::backward, RecvRpcBackward and SendRpcBackward. A panic in h is logged by
+// slog.Default, and the pass goes on.
 func WithHook(h observe.Hook) Option { return option(func(e *Engine) { e.hook = h }) }
 
 // note reports that gradients of a message arrive or leave.
@@ -30,7 +31,8 @@ func (c *Context) began() (ended func(error)) {
 	if c.e.hook == nil {
 		return func(error) {}
 	}
-	x := observe.Event{Kind: "autograd.backward", Phase: observe.Begin, Time: time.Now(), Rank: cohort.Rank(c.e.self()), Key: strconv.FormatInt(int64(c.ID()), 10)}
+	x := observe.Event{Kind: "autograd.backward", Phase: observe.Begin, Time: time.Now(), Rank: cohort.Rank(c.e.self()),
+		Key: strconv.FormatInt(int64(c.ID()), 10)}
 	c.e.hook.Emit(x)
 	return func(err error) {
 		end := x

@@ -172,7 +172,8 @@ func (c *Context) Backward(ctx context.Context, roots []*autograd.Variable, opts
 		return c.over(op)
 	}
 	if p == nil {
-		return cohort.New(op, cohort.InvalidArgument, "another pass is under way in this context: with PyTorch workers there can be one at a time")
+		return cohort.New(op, cohort.InvalidArgument,
+			"another pass is under way in this context: with PyTorch workers there can be one at a time")
 	}
 	defer context.AfterFunc(ctx, func() { p.giveUp(cohort.CodeOf(cohort.FromContext(ctx, op))) })()
 	waits := context.WithoutCancel(ctx) // its end is the end of the pass, everywhere
@@ -201,9 +202,11 @@ func rootGradients(roots []*autograd.Variable) (nodes []*autograd.Node, grads ma
 		case edge.Node == nil:
 			return nil, nil, cohort.Newf(op, cohort.InvalidArgument, "root %d of %d: requires_grad not set on it", i, len(roots))
 		case v.Data() == nil || v.Data().Numel() != 1:
-			return nil, nil, cohort.Newf(op, cohort.InvalidArgument, "root %d of %d is not a scalar: all roots need to be, and dense; this one is %v", i, len(roots), v.Shape())
+			return nil, nil, cohort.Newf(op, cohort.InvalidArgument,
+				"root %d of %d is not a scalar: all roots need to be, and dense; this one is %v", i, len(roots), v.Shape())
 		case edge.Node.Leaf() != nil:
-			return nil, nil, cohort.Newf(op, cohort.InvalidArgument, "root %d of %d is a leaf: it does not have a valid gradient function", i, len(roots))
+			return nil, nil, cohort.Newf(op, cohort.InvalidArgument,
+				"root %d of %d is a leaf: it does not have a valid gradient function", i, len(roots))
 		}
 		if grads[edge.Node] == nil {
 			nodes = append(nodes, edge.Node)
@@ -361,7 +364,8 @@ func protected(exited func(error), f func() error) (err error) {
 			err = cohort.Newf("distautograd: backward", cohort.Internal, "a function panicked: %v", v)
 			return
 		}
-		exited(cohort.New("distautograd: backward", cohort.Internal, "a function has ended its goroutine (runtime.Goexit) instead of returning"))
+		exited(cohort.New("distautograd: backward", cohort.Internal,
+			"a function has ended its goroutine (runtime.Goexit) instead of returning"))
 	}()
 	err = f()
 	returned = true

@@ -102,7 +102,8 @@ func TestParameterServers(t *testing.T) {
 		const n = 4
 		var ws []*worker
 		reg, made := tensorHandlers(k)
-		reg.MustHandle("s.train", func(ctx context.Context, fn string, ref *rpc.Ref[*autograd.Variable], y *autograd.Variable) (int64, error) {
+		reg.MustHandle("s.train", func(ctx context.Context, fn string, ref *rpc.Ref[*autograd.Variable],
+			y *autograd.Variable) (int64, error) {
 			defer func() { _ = ref.Close() }()
 			agent := rpc.AgentFrom(ctx)
 			ctx, c, err := ws[slices.IndexFunc(ws, func(w *worker) bool { return w.agent == agent })].engine.Open(ctx)
@@ -124,7 +125,8 @@ func TestParameterServers(t *testing.T) {
 				for i, server := range ws {
 					ref := remote(ctx, t, server, server.name(), "s.make", server.name())
 					for away := 1; away < n; away++ {
-						futures[i] = append(futures[i], rpc.Async[int64](ctx, server.agent, ws[(i+away)%n].name(), "s.train", fn, ref, k.param(2)))
+						futures[i] = append(futures[i],
+							rpc.Async[int64](ctx, server.agent, ws[(i+away)%n].name(), "s.train", fn, ref, k.param(2)))
 					}
 				}
 				for i, server := range ws {
@@ -133,7 +135,8 @@ func TestParameterServers(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						same(t, "at the server", server.engine.Context(distautograd.ID(id)).GradientValue(made.of(server.name())), k.ones(1))
+						same(t, "at the server", server.engine.Context(distautograd.ID(id)).GradientValue(made.of(server.name())),
+							k.ones(1))
 					}
 				}
 			})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/autograd"
 	"github.com/cohort-dist/cohort/autograd/distautograd"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -24,7 +25,8 @@ func TestRandomGraphs(t *testing.T) {
 		w, _ := v.(*autograd.Variable)
 		return w
 	}
-	reg := rpc.NewRegistry().MustHandle("r.op", func(ctx context.Context, op int, path []string, xs []*autograd.Variable) (*autograd.Variable, error) {
+	reg := rpc.NewRegistry().MustHandle("r.op", func(ctx context.Context, op int, path []string,
+		xs []*autograd.Variable) (*autograd.Variable, error) {
 		self := rpc.AgentFrom(ctx)
 		if len(path) > 0 {
 			y, err := rpc.Call[*autograd.Variable](ctx, self, path[0], "r.op", op, path[1:], xs)
@@ -36,7 +38,7 @@ func TestRandomGraphs(t *testing.T) {
 		return compute(op, weight(self.Name()), xs), nil
 	})
 	ws := newWorld(t, workers, reg)
-	for seed := range uint64(120) {
+	for seed := range seeds.Range(120) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		random := func() *autograd.Variable {
 			return param(rng.Float64()*2-1, rng.Float64()*2-1, rng.Float64()*2-1)

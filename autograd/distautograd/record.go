@@ -195,7 +195,8 @@ func (c *Context) recordSend(to rpcext.Worker, what label, m *rpcwire.Message) (
 
 // wrap puts the wrapper of a context around a message, in the compact form for a Go worker.
 func (c *Context) wrap(m *rpcwire.Message, call backwardcore.Call, kind rpcwire.Type, compact bool) error {
-	x := rpcwire.Autograd{Inner: m.Type, ContextID: int64(c.ID()), MessageID: number(call), From: rpcwire.WorkerID(c.e.agent.Self().ID), Compact: compact} //nolint:gosec // 16 bits
+	x := rpcwire.Autograd{Inner: m.Type, ContextID: int64(c.ID()), MessageID: number(call),
+		From: rpcwire.WorkerID(c.e.agent.Self().ID), Compact: compact} //nolint:gosec // 16 bits
 	payload, err := x.Wrap(m.Payload)
 	m.Type, m.Payload = kind, payload
 	return err
@@ -210,7 +211,8 @@ func (e *Engine) unwrap(from rpcext.Worker, fn string, m *rpcwire.Message) (*Con
 		return nil, x, err
 	}
 	if from.ID < 0 || int(x.From) != from.ID {
-		return nil, x, cohort.Newf(op, cohort.Protocol, "%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
+		return nil, x, cohort.Newf(op, cohort.Protocol,
+			"%q, worker %d, sends a message of worker %d: only workers take part in autograd contexts", from.Name, from.ID, x.From)
 	}
 	at, kinds := differentiable(m)
 	what := label{inner: x.Inner, joint: " from ", peer: from.Name}

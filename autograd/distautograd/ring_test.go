@@ -24,7 +24,8 @@ func ringWeights() map[string]*autograd.Variable {
 // rings is a registry with "r.hop", which multiplies by the worker's weight and goes on along a path: by a call, or by an object
 // that is made there and fetched.
 func rings(weights map[string]*autograd.Variable) *rpc.Registry {
-	return basics().MustHandle("r.hop", func(ctx context.Context, path []string, created bool, x *autograd.Variable) (*autograd.Variable, error) {
+	return basics().MustHandle("r.hop", func(ctx context.Context, path []string, created bool,
+		x *autograd.Variable) (*autograd.Variable, error) {
 		self := rpc.AgentFrom(ctx)
 		y := x.Mul(weights[self.Name()])
 		if len(path) == 0 {
@@ -63,7 +64,8 @@ func TestRing(t *testing.T) {
 	})
 }
 
-func ringFrom(ctx context.Context, t *testing.T, ws []*worker, first, laps int, created bool, c *distautograd.Context, weights map[string]*autograd.Variable, opts []distautograd.PassOption) {
+func ringFrom(ctx context.Context, t *testing.T, ws []*worker, first, laps int, created bool, c *distautograd.Context,
+	weights map[string]*autograd.Variable, opts []distautograd.PassOption) {
 	t.Helper()
 	var path []string
 	for i := range 3 * laps {

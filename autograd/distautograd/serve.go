@@ -174,7 +174,8 @@ func (e *Engine) serveRef(ctx context.Context, from rpcext.Worker, in *rpcwire.M
 	}
 	c := e.Context(ID(b.ContextID))
 	if c == nil {
-		return nil, cohort.Newf("distautograd: backward", cohort.NotFound, "could not find autograd context with id %d: no message of it has reached this worker, or it is closed", b.ContextID)
+		return nil, cohort.Newf("distautograd: backward", cohort.NotFound,
+			"could not find autograd context with id %d: no message of it has reached this worker, or it is closed", b.ContextID)
 	}
 	if err := c.backwardOwn(ctx, from.ID, b.RRef, opts); err != nil {
 		return nil, err
@@ -190,7 +191,8 @@ func (c *Context) backwardOwn(ctx context.Context, holder int, id rpcwire.Global
 	}
 	root, ok := v.(*autograd.Variable)
 	if !ok {
-		return cohort.Newf("distautograd: backward", cohort.InvalidArgument, "the RRef should contain a tensor for .backward(): it refers to a %T", v)
+		return cohort.Newf("distautograd: backward", cohort.InvalidArgument,
+			"the RRef should contain a tensor for .backward(): it refers to a %T", v)
 	}
 	return c.Backward(ctx, []*autograd.Variable{root}, opts...)
 }

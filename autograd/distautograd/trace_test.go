@@ -45,7 +45,8 @@ func TestTrace(t *testing.T) {
 		got := events()
 		first, last := got[0], got[len(got)-1]
 		if first.Kind != "autograd.backward" || first.Phase != observe.Begin || last.Kind != first.Kind || last.Phase != observe.End ||
-			first.Rank != 0 || last.Rank != 0 || first.Key != strconv.FormatInt(int64(c.ID()), 10) || last.Dur != last.Time.Sub(first.Time) || last.Err != nil {
+			first.Rank != 0 || last.Rank != 0 || first.Key != strconv.FormatInt(int64(c.ID()), 10) ||
+			last.Dur != last.Time.Sub(first.Time) || last.Err != nil {
 			t.Errorf("the pass is from %+v to %+v", first, last)
 		}
 		var order []string

@@ -52,7 +52,8 @@ func newWorldWith(t *testing.T, n int, agents []rpc.Option, opts ...distautograd
 	workers := make([]*worker, n)
 	for i := range workers {
 		e := distautograd.New(opts...)
-		a, err := rpc.Join(ctx, st, fmt.Sprintf("w%d", i), append([]rpc.Option{rpc.WithAddr("127.0.0.1:0"), operators.Serve(), e.Join()}, agents...)...)
+		a, err := rpc.Join(ctx, st, fmt.Sprintf("w%d", i),
+			append([]rpc.Option{rpc.WithAddr("127.0.0.1:0"), operators.Serve(), e.Join()}, agents...)...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,8 @@ func (l *BatchNorm) Forward(x *autograd.Variable) *autograd.Variable {
 	case l.Evaluation:
 		return l.normal(x.Sub(autograd.Constant(l.mean)), autograd.Constant(l.variance))
 	case x.Shape()[0] < 2:
-		return autograd.Failed(cohort.Newf(op, cohort.InvalidArgument, "expected more than 1 value per channel when training, got input size %v", x.Shape()))
+		return autograd.Failed(cohort.Newf(op, cohort.InvalidArgument,
+			"expected more than 1 value per channel when training, got input size %v", x.Shape()))
 	}
 	mean := x.Mean(0)
 	centred := x.Sub(mean)

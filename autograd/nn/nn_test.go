@@ -33,7 +33,8 @@ func TestNames(t *testing.T) {
 	r := newRand()
 	m := nn.Sequential{nn.NewEmbedding(r, 5, 4), nn.NewAttention(r, 4, 2, true), nn.ReLU, nn.NewLayerNorm(4), nn.NewLinear(r, 4, 3)}
 	want := []string{
-		"0.weight", "1.in_proj_weight", "1.in_proj_bias", "1.out_proj.weight", "1.out_proj.bias", "3.weight", "3.bias", "4.weight", "4.bias",
+		"0.weight", "1.in_proj_weight", "1.in_proj_bias", "1.out_proj.weight", "1.out_proj.bias", "3.weight", "3.bias", "4.weight",
+		"4.bias",
 	}
 	if got := names(m); !slices.Equal(got, want) {
 		t.Errorf("names %v", got)
@@ -200,7 +201,8 @@ func TestBatchNorm(t *testing.T) {
 	if v, err := state["0.running_mean"].At(1); err != nil || v != float32(2) { // a tenth of the way to 20
 		t.Errorf("running mean %v, %v", v, err)
 	}
-	for _, bad := range []*tensor.Tensor{tensor.Must(tensor.New(tensor.Float32, 1, 2)), tensor.Must(tensor.New(tensor.Float32, 3, 3)), tensor.Must(tensor.New(tensor.Float32, 2))} {
+	for _, bad := range []*tensor.Tensor{tensor.Must(tensor.New(tensor.Float32, 1, 2)),
+		tensor.Must(tensor.New(tensor.Float32, 3, 3)), tensor.Must(tensor.New(tensor.Float32, 2))} {
 		if err := m.Forward(autograd.Constant(bad)).Err(); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("input of %v: %v", bad.Shape(), err)
 		}

@@ -58,7 +58,8 @@ func LoadState(m Module, state map[string]*tensor.Tensor) error {
 		case t == nil:
 			return cohort.Newf(op, cohort.InvalidArgument, "missing key %q: there are %v", name, slices.Sorted(maps.Keys(state)))
 		case t.DType() != p.DType() || !t.SameShape(p):
-			return cohort.Newf(op, cohort.InvalidArgument, "size mismatch for %s: %v%v, the model has %v%v", name, t.DType(), t.Shape(), p.DType(), p.Shape())
+			return cohort.Newf(op, cohort.InvalidArgument, "size mismatch for %s: %v%v, the model has %v%v", name, t.DType(),
+				t.Shape(), p.DType(), p.Shape())
 		}
 	}
 	for name, p := range own {

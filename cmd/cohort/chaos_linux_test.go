@@ -66,7 +66,8 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 7))
 	return &chaos{
-		t: t, r: r, chance: fmt.Sprint("CHANCE=", r.IntN(105)), mark: fmt.Sprintf("COHORT_CHAOS=%d-%d", os.Getpid(), seed), tmp: t.TempDir(),
+		t: t, r: r, chance: fmt.Sprint("CHANCE=", r.IntN(105)), mark: fmt.Sprintf("COHORT_CHAOS=%d-%d", os.Getpid(), seed),
+		tmp:      t.TempDir(),
 		endpoint: net.JoinHostPort("127.0.0.1", strconv.Itoa(testkit.FreePort(t))), began: time.Now(),
 	}
 }
@@ -105,7 +106,8 @@ func (c *chaos) start(args ...string) *command {
 
 // launch starts one more launcher of the job.
 func (c *chaos) launch(nodes int) {
-	args := []string{"run", "--nproc-per-node", strconv.Itoa(1 + c.r.IntN(3)), "--max-restarts", strconv.Itoa(c.r.IntN(3)), "--shutdown-timeout", "1", "--culprit-timeout", "0.3"}
+	args := []string{"run", "--nproc-per-node", strconv.Itoa(1 + c.r.IntN(3)), "--max-restarts", strconv.Itoa(c.r.IntN(3)),
+		"--shutdown-timeout", "1", "--culprit-timeout", "0.3"}
 	if nodes > 1 {
 		args = append(args, "--nnodes", fmt.Sprint(1+c.r.IntN(nodes), ":", nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", c.endpoint,
 			"--rdzv-conf", "last_call_timeout=0.5,heartbeat_timeout=2,join_timeout=4")
@@ -114,7 +116,8 @@ func (c *chaos) launch(nodes int) {
 		args = append(args, "--members", "1")
 		args[4] = "0"
 	}
-	c.launchers = append(c.launchers, &chaosLauncher{command: c.start(append(args, "sh", "-c", strings.ReplaceAll(chaosWorker, "$", "$$"))...)})
+	c.launchers = append(c.launchers,
+		&chaosLauncher{command: c.start(append(args, "sh", "-c", strings.ReplaceAll(chaosWorker, "$", "$$"))...)})
 	c.say("launcher %d: %s", len(c.launchers)-1, strings.Join(args, " "))
 }
 

@@ -19,7 +19,8 @@ func TestEarlySignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 12 {
-		cmd := exec.Command(path, "run", "--evidence", "-", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1", "--rdzv-conf", "is_host=0", "true")
+		cmd := exec.Command(path, "run", "--evidence", "-", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint",
+			"127.0.0.1:1", "--rdzv-conf", "is_host=0", "true")
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,8 @@ func TestWhyAmongAncestors(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	script := filepath.Join(dir, "stand.py")
-	for name, text := range map[string]string{script: "import time\nprint('ready', flush=True)\ntime.sleep(600)\n", filepath.Join(dir, "unreadable"): ""} {
+	for name, text := range map[string]string{script: "import time\nprint('ready', flush=True)\ntime.sleep(600)\n",
+		filepath.Join(dir, "unreadable"): ""} {
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +90,9 @@ func TestWhyAmongAncestors(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		hide := fmt.Sprintf(`for p in $(pgrep -u %d -f "^%s .*stand.py"); do mount --bind "%s/unreadable" "/proc/$p/mem" || exit 77; done; exec setpriv --reuid %d --regid %d --clear-groups "%s" why "%s"`,
+		hide := fmt.Sprintf(
+			`for p in $(pgrep -u %d -f "^%s .*stand.py"); do mount --bind "%s/unreadable" "/proc/$p/mem" || exit 77; done; exec `+
+				`setpriv --reuid %d --regid %d --clear-groups "%s" why "%s"`,
 			unprivileged, python, dir, unprivileged, unprivileged, binary, job)
 		cmd := exec.CommandContext(ctx, "unshare", "--mount", "sh", "-c", hide)
 		cmd.Dir = dir
@@ -102,7 +105,8 @@ func TestWhyAmongAncestors(t *testing.T) {
 		}
 		return text.String()
 	}
-	if got := why("launched"); !strings.Contains(got, "ranks 0 and 1: <module> (stand.py:3)") { // one may have been on its way there at the first look
+	// one may have been on its way there at the first look
+	if got := why("launched"); !strings.Contains(got, "ranks 0 and 1: <module> (stand.py:3)") {
 		t.Errorf("through the launcher:\n%s", got)
 	}
 	if got := why("by-hand"); !strings.Contains(got, "No Python stack could be read: ") || !strings.Contains(got, "try: sudo cohort why ") {

@@ -63,7 +63,8 @@ func (p *terminal) leftAsItWas() {
 func (p *terminal) resize(width, height int) {
 	p.t.Helper()
 	p.screen.Resize(width, height)
-	if err := unix.IoctlSetWinsize(int(p.master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(height), Col: uint16(width)}); err != nil {
+	if err := unix.IoctlSetWinsize(int(p.master.Fd()), unix.TIOCSWINSZ,
+		&unix.Winsize{Row: uint16(height), Col: uint16(width)}); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -340,7 +341,8 @@ esac`
 	go func() { ended <- other.Wait() }()
 	t.Cleanup(func() { _ = other.Process.Kill() })
 	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir()}, append(node(0), "sh", "-c", script)...)
-	p.shows(`^cohort run sh, 4 ranks, `, `^nodes: 0 .* \(here\) ranks 0-1; 1 .* ranks 2-3$`, `^ranks 0-3 run, `, `^rank 1 +7%\|## \| 7/100$`, `^rank 3 +45%\|#### \| 45/100$`,
+	p.shows(`^cohort run sh, 4 ranks, `, `^nodes: 0 .* \(here\) ranks 0-1; 1 .* ranks 2-3$`, `^ranks 0-3 run, `,
+		`^rank 1 +7%\|## \| 7/100$`, `^rank 3 +45%\|#### \| 45/100$`,
 		`^ranks 0, 2 wait in the store for \d.*s; ranks 1, 3 have not joined \(key .*config\)$`)
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	p.ends()
@@ -353,7 +355,8 @@ esac`
 func TestLiveViewOfMany(t *testing.T) {
 	t.Parallel()
 	const script = `echo 長い行 $RANK 長い行 $RANK 長い行 $RANK 長い行 $RANK 長い行; printf '\r進捗%d%%|##\t|' $RANK; exec sleep 1000`
-	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir(), "NO_COLOR=1"}, "run", "--nproc-per-node", "64", "sh", "-c", strings.ReplaceAll(script, "$", "$$"))
+	p := onTerminal(t, []string{"XDG_STATE_HOME=" + t.TempDir(), "NO_COLOR=1"}, "run", "--nproc-per-node", "64", "sh", "-c",
+		strings.ReplaceAll(script, "$", "$$"))
 	p.shows(`^cohort run sh, 64 ranks, `, `^ranks 0-63 run, `, `^rank 0 進捗0%\|## \|$`, `^and \d+ more$`)
 	p.resize(13, 20)
 	p.shows(`^cohort ru\.\.\.$`, `^rank 0 進捗$|^rank 0 進\.\.\.$`)

@@ -180,7 +180,8 @@ func only(t *testing.T, p podTemplate, name string) []string {
 // indexed returns the pods of an indexed job, and checks that its size is the one that its command names.
 func indexed(t *testing.T, j jobSpec) []pod {
 	t.Helper()
-	if j.CompletionMode != "Indexed" || j.Completions != j.Parallelism || j.Template.Spec.RestartPolicy != "Never" || j.BackoffLimit == nil {
+	if j.CompletionMode != "Indexed" || j.Completions != j.Parallelism || j.Template.Spec.RestartPolicy != "Never" ||
+		j.BackoffLimit == nil {
 		t.Errorf("%+v", j)
 	}
 	command := only(t, j.Template, "node")
@@ -263,7 +264,8 @@ func pods(t *testing.T, text []byte) (kind string, all []pod, host string) {
 		}
 		for i := range s.NumNodes {
 			all = append(all, pod{strings.Fields(s.Run), map[string]string{
-				"SKYPILOT_NODE_RANK": strconv.Itoa(i), "SKYPILOT_NUM_NODES": strconv.Itoa(s.NumNodes), "SKYPILOT_NODE_IPS": strings.Join(ips, "\n"),
+				"SKYPILOT_NODE_RANK": strconv.Itoa(i), "SKYPILOT_NUM_NODES": strconv.Itoa(s.NumNodes),
+				"SKYPILOT_NODE_IPS":          strings.Join(ips, "\n"),
 				"SKYPILOT_NUM_GPUS_PER_NODE": gpus, "SKYPILOT_TASK_ID": "sky-1",
 			}})
 		}
@@ -289,7 +291,8 @@ func TestManifests(t *testing.T) {
 			t.Errorf("%s: %d nodes", kind, len(all))
 		}
 		for i, p := range all {
-			if len(p.command) < 3 || strings.TrimPrefix(p.command[0], "./") != "cohort" || p.command[1] != "run" || p.command[len(p.command)-1] != "train.py" {
+			if len(p.command) < 3 || strings.TrimPrefix(p.command[0], "./") != "cohort" || p.command[1] != "run" ||
+				p.command[len(p.command)-1] != "train.py" {
 				t.Fatalf("%s: command %q", kind, p.command)
 			}
 			cmd := exec.Command("cohort", append([]string{"run", "--dry-run", "--json"}, p.command[2:]...)...)
@@ -308,7 +311,8 @@ func TestManifests(t *testing.T) {
 				t.Fatalf("%s, node %d: %v\n%s%s", kind, i, err, out, &problems)
 			}
 			for local, w := range plan.Workers {
-				for _, want := range []string{fmt.Sprint("RANK=", 8*i+local), "WORLD_SIZE=32", fmt.Sprint("GROUP_RANK=", i), "GROUP_WORLD_SIZE=4", "MASTER_ADDR=" + host} {
+				for _, want := range []string{fmt.Sprint("RANK=", 8*i+local), "WORLD_SIZE=32", fmt.Sprint("GROUP_RANK=", i),
+					"GROUP_WORLD_SIZE=4", "MASTER_ADDR=" + host} {
 					if !slices.Contains(w.Set, want) {
 						t.Errorf("%s, node %d, worker %d: no %s in %q", kind, i, local, want, w.Set)
 					}
@@ -319,7 +323,8 @@ func TestManifests(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"batch/v1 Job", "jobset.x-k8s.io/v1alpha2 JobSet", "trainer.kubeflow.org/v1alpha1 TrainJob", "kubeflow.org/v1 PyTorchJob", "SkyPilot"} {
+	for _, want := range []string{"batch/v1 Job", "jobset.x-k8s.io/v1alpha2 JobSet", "trainer.kubeflow.org/v1alpha1 TrainJob",
+		"kubeflow.org/v1 PyTorchJob", "SkyPilot"} {
 		if !slices.Contains(kinds, want) {
 			t.Errorf("the page has no %s", want)
 		}

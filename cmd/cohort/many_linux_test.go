@@ -25,8 +25,11 @@ func TestManyWorkers(t *testing.T) {
 	const workers, lines, limit = 64, 200, 40 << 20
 	dir := t.TempDir()
 	program := testkit.BuildProgram(t, "cmd/cohort") // this test's own is larger
-	script := fmt.Sprintf(`for i in $(seq %d); do echo rank $RANK line $i; done; touch %s/here.$RANK; while [ ! -e %s/go ]; do sleep 0.2; done`, lines, dir, dir)
-	cmd := exec.Command(program, "run", "--nproc-per-node", strconv.Itoa(workers), "--evidence", "-", "sh", "-c", strings.ReplaceAll(script, "$", "$$"))
+	script := fmt.Sprintf(
+		`for i in $(seq %d); do echo rank $RANK line $i; done; touch %s/here.$RANK; while [ ! -e %s/go ]; do sleep 0.2; done`,
+		lines, dir, dir)
+	cmd := exec.Command(program, "run", "--nproc-per-node", strconv.Itoa(workers), "--evidence", "-", "sh", "-c",
+		strings.ReplaceAll(script, "$", "$$"))
 	var out, problems bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &problems
 	if err := cmd.Start(); err != nil {

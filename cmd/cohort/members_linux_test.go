@@ -25,7 +25,8 @@ func TestMembersOnNodes(t *testing.T) {
 			l := newLAN(t, 3)
 			var nodes []*command
 			for i := range 3 {
-				nodes = append(nodes, l.start(i+1, "run", "--nnodes", "3", "--rdzv-endpoint", "10.77.0.1:29500", "--nproc-per-node", "2", "--members", "4",
+				nodes = append(nodes, l.start(i+1, "run", "--nnodes", "3", "--rdzv-endpoint", "10.77.0.1:29500",
+					"--nproc-per-node", "2", "--members", "4",
 					"--evidence", "-", program, "-steps", "300"))
 			}
 			said := func(text string) (n int) {

@@ -154,8 +154,10 @@ func (l *lan) until(file, pattern string) {
 
 // node starts a launcher whose worker notes the size of the world, and waits for ever in one of three nodes.
 func (l *lan) node(i int, endpoint, file string) *command {
-	script := fmt.Sprintf(`echo machine=%d world=$$WORLD_SIZE rank=$$RANK >> %s; if [ $$WORLD_SIZE = 3 ]; then exec sleep 1000; fi`, i, file)
-	return l.start(i, "run", "--nnodes", "1:3", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--evidence", "-",
+	script := fmt.Sprintf(
+		`echo machine=%d world=$$WORLD_SIZE rank=$$RANK >> %s; if [ $$WORLD_SIZE = 3 ]; then exec sleep 1000; fi`, i, file)
+	return l.start(i, "run", "--nnodes", "1:3", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint,
+		"--evidence", "-",
 		"--rdzv-conf", "last_call_timeout=2,heartbeat_timeout=2", "sh", "-c", script)
 }
 
@@ -176,7 +178,8 @@ func TestCutNode(t *testing.T) {
 		}
 	}
 	l.until(file, `machine=1 world=2`)
-	if code := nodes[3].ends(); code != 1 || !strings.Contains(nodes[3].String(), "the launcher that hosts the rendezvous at 10.77.0.1:29400 is lost: it has not responded for 2s") {
+	if code := nodes[3].ends(); code != 1 || !strings.Contains(nodes[3].String(),
+		"the launcher that hosts the rendezvous at 10.77.0.1:29400 is lost: it has not responded for 2s") {
 		t.Errorf("machine 3: exit code %d\n%s", code, nodes[3])
 	}
 }
@@ -190,7 +193,8 @@ func TestCutAndHealed(t *testing.T) {
 	var nodes []*command
 	for i := 1; i <= 2; i++ {
 		script := fmt.Sprintf(`echo machine=%d world=$$WORLD_SIZE >> %s; while [ ! -e %s ]; do sleep 0.1; done`, i, file, done)
-		nodes = append(nodes, l.start(i, "run", "--nnodes", "2", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--evidence", "-",
+		nodes = append(nodes, l.start(i, "run", "--nnodes", "2", "--max-restarts", "3", "--rdzv-backend", "c10d",
+			"--rdzv-endpoint", "10.77.0.1:29400", "--evidence", "-",
 			"--rdzv-conf", "heartbeat_timeout=60", "sh", "-c", script))
 	}
 	l.until(file, `(?s)(world=2.*){2}`)
@@ -219,14 +223,17 @@ func TestWhyWithoutANode(t *testing.T) {
 	file, job := filepath.Join(t.TempDir(), "pids"), l.machine(0)
 	for i := 1; i <= 2; i++ {
 		script := fmt.Sprintf(`echo machine=%d >> %s; exec sleep 1000`, i, file)
-		l.start(i, "run", "--nnodes", "2", "--node-rank", strconv.Itoa(i-1), "--rdzv-id", job, "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--evidence", "-",
+		l.start(i, "run", "--nnodes", "2", "--node-rank", strconv.Itoa(i-1), "--rdzv-id", job, "--rdzv-backend", "c10d",
+			"--rdzv-endpoint", "10.77.0.1:29400", "--evidence", "-",
 			"--rdzv-conf", "heartbeat_timeout=600", "sh", "-c", script)
 	}
 	l.until(file, `(?s)(machine.*){2}`)
 	l.cut(2)
 	why := l.start(1, "why", job)
 	why.ends()
-	want := regexp.MustCompile(`only 1 of the 2 nodes have answered, and nothing is known of node 1 on \S+ \(rank 1\), whose launcher \(process \d+\) has not responded for \d+ s`)
+	want := regexp.MustCompile(
+		`only 1 of the 2 nodes have answered, and nothing is known of node 1 on \S+ \(rank 1\), whose launcher \(process \d+\) has ` +
+			`not responded for \d+ s`)
 	if !want.MatchString(why.String()) {
 		t.Errorf("it says\n%s", why)
 	}
@@ -272,7 +279,8 @@ func TestCutHost(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Before the others came, it may have begun alone.
-			if _, after, _ := strings.Cut(string(worlds), "world=3"); strings.Contains(after, "machine=1 world=1") || !strings.Contains(after, "machine=2 world=2") {
+			if _, after, _ := strings.Cut(string(worlds), "world=3"); strings.Contains(after, "machine=1 world=1") ||
+				!strings.Contains(after, "machine=2 world=2") {
 				t.Errorf("the attempts were\n%s", worlds)
 			}
 		})

@@ -42,7 +42,8 @@ func TestUnderOpenMPI(t *testing.T) {
 	if text, failed := runs(t, mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "2", "true"); failed != 0 {
 		t.Skipf("this machine cannot run mpirun: exit code %d\n%s", failed, text)
 	}
-	out, code := runs(t, mpirun, "--allow-run-as-root", "-n", "1", "--map-by", "ppr:1:node", "cohort", "run", "--nproc-per-node", "2", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
+	out, code := runs(t, mpirun, "--allow-run-as-root", "-n", "1", "--map-by", "ppr:1:node", "cohort", "run", "--nproc-per-node",
+		"2", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
 	if code != 0 || !strings.Contains(out, "rank 0 of 2") || !strings.Contains(out, "rank 1 of 2") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
@@ -114,7 +115,8 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 	}
 	t.Setenv("SLURM_CONF", filepath.Join(dir, "slurm.conf"))
 	for i, args := range [][]string{
-		{"munged", "-F", "--force", "--key-file=" + dir + "/key", "--socket=" + dir + "/munge", "--pid-file=" + dir + "/munge.pid", "--log-file=" + dir + "/munge.log", "--seed-file=" + dir + "/seed"},
+		{"munged", "-F", "--force", "--key-file=" + dir + "/key", "--socket=" + dir + "/munge", "--pid-file=" + dir + "/munge.pid",
+			"--log-file=" + dir + "/munge.log", "--seed-file=" + dir + "/seed"},
 		{"slurmctld", "-D", "-c"},
 		{"slurmd", "-D", "-N", "n1"},
 		{"slurmd", "-D", "-N", "n2"},
@@ -154,10 +156,12 @@ func TestUnderSlurm(t *testing.T) { //nolint:paralleltest // it sets a variable
 		t.Fatal(err)
 	}
 	defer release()
-	out, code := runs(t, "srun", "-N2", "--ntasks-per-node=1", "cohort", "run", "--nproc-per-node", "2", "--rdzv-endpoint", fmt.Sprint("127.0.0.1:", port), "--rdzv-backend", "c10d",
+	out, code := runs(t, "srun", "-N2", "--ntasks-per-node=1", "cohort", "run", "--nproc-per-node", "2", "--rdzv-endpoint",
+		fmt.Sprint("127.0.0.1:", port), "--rdzv-backend", "c10d",
 		"sh", "-c", "echo rank $RANK of $WORLD_SIZE, node $GROUP_RANK of $GROUP_WORLD_SIZE, node $SLURM_NODEID, $TORCHELASTIC_RUN_ID")
 	for _, want := range []string{
-		"rank 0 of 4, node 0 of 2, node 0, 2.0\n", "rank 1 of 4, node 0 of 2, node 0", "rank 2 of 4, node 1 of 2, node 1", "rank 3 of 4, node 1 of 2, node 1",
+		"rank 0 of 4, node 0 of 2, node 0, 2.0\n", "rank 1 of 4, node 0 of 2, node 0", "rank 2 of 4, node 1 of 2, node 1",
+		"rank 3 of 4, node 1 of 2, node 1",
 		"cohort: Slurm: 2 nodes, this is number 1; they meet at 127.0.0.1:",
 	} {
 		if code != 0 || !strings.Contains(out, want) {
@@ -165,11 +169,13 @@ func TestUnderSlurm(t *testing.T) { //nolint:paralleltest // it sets a variable
 		}
 	}
 	// Where they meet, unless it is said, is the first node.
-	if out, code = runs(t, "srun", "-N2", "--ntasks-per-node=1", "cohort", "run", "--dry-run", "train.py"); code != 0 || !strings.Contains(out, "the rendezvous at n1:29400, for node 1 of 2") {
+	if out, code = runs(t, "srun", "-N2", "--ntasks-per-node=1", "cohort", "run", "--dry-run", "train.py"); code != 0 ||
+		!strings.Contains(out, "the rendezvous at n1:29400, for node 1 of 2") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 	// One launcher for each rank is one too many.
-	if out, code = runs(t, "srun", "-N1", "-n2", "-O", "cohort", "run", "true"); code != 2 || !strings.Contains(out, "srun has started 2 launchers on 1 nodes: start one on each (srun --ntasks-per-node=1)") {
+	if out, code = runs(t, "srun", "-N1", "-n2", "-O", "cohort", "run", "true"); code != 2 ||
+		!strings.Contains(out, "srun has started 2 launchers on 1 nodes: start one on each (srun --ntasks-per-node=1)") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 }

@@ -67,7 +67,8 @@ func TestListening(t *testing.T) {
 	dir := t.TempDir()
 	start := func(name string, options ...string) (pid int, port func() string) {
 		script := fmt.Sprintf(`echo $MASTER_PORT > %s/%s.tmp; mv %s/%s.tmp %s/%s; sleep 1000`, dir, name, dir, name, dir, name)
-		cmd := exec.Command(program, append(append([]string{"run", "--evidence", "-"}, options...), "sh", "-c", strings.ReplaceAll(script, "$", "$$"))...)
+		cmd := exec.Command(program, append(append([]string{"run", "--evidence", "-"}, options...), "sh", "-c",
+			strings.ReplaceAll(script, "$", "$$"))...)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}

@@ -26,7 +26,8 @@ func TestTraceOfAllNodes(t *testing.T) {
 		t.Skipf("this machine cannot hide processes: %v %s", err, out)
 	}
 	run := func(i int) []string {
-		return append(own, path, "run", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--rdzv-id", "traced", "--evidence", "-",
+		return append(own, path, "run", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400",
+			"--rdzv-id", "traced", "--evidence", "-",
 			"--node-rank", strconv.Itoa(i-1), path, "demo-worker", "--scene", "hang")
 	}
 	var launchers []*command
@@ -47,7 +48,8 @@ func TestTraceOfAllNodes(t *testing.T) {
 			continue
 		}
 		out, _ := exec.Command("nsenter", append(inside, "trace", "--addr", store[1])...).CombinedOutput()
-		if last = string(out); regexp.MustCompile(`(?m)^rank 1 never entered #\d+ .*: rank 0 waits`).MatchString(last) && !strings.Contains(last, "no dump") {
+		if last = string(out); regexp.MustCompile(`(?m)^rank 1 never entered #\d+ .*: rank 0 waits`).MatchString(last) &&
+			!strings.Contains(last, "no dump") {
 			return
 		}
 	}

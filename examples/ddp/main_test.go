@@ -29,7 +29,8 @@ func TestRun(t *testing.T) {
 		var r int
 		var first, last float64
 		var digest string
-		if _, err := fmt.Sscanf(outs[rank].String(), "rank %d loss %f -> %f parameters %s", &r, &first, &last, &digest); err != nil || r != rank {
+		if _, err := fmt.Sscanf(outs[rank].String(), "rank %d loss %f -> %f parameters %s", &r, &first, &last,
+			&digest); err != nil || r != rank {
 			t.Fatalf("rank %d wrote %q: %v", rank, &outs[rank], err)
 		}
 		if last >= first/2 {

@@ -127,7 +127,8 @@ func train(ctx context.Context, url string, epochs int, out io.Writer) (*result,
 		if r.accuracy, err = accuracy(net, test); err != nil {
 			return nil, err
 		}
-		if _, err := fmt.Fprintf(out, "epoch %2d/%d  loss %.4f  %.1f%% of %d unseen digits read correctly\n", epoch+1, epochs, mean, 100*r.accuracy, len(test)); err != nil {
+		if _, err := fmt.Fprintf(out, "epoch %2d/%d  loss %.4f  %.1f%% of %d unseen digits read correctly\n", epoch+1, epochs,
+			mean, 100*r.accuracy, len(test)); err != nil {
 			return nil, err
 		}
 	}

@@ -73,7 +73,8 @@ func run(ctx context.Context, url string, out io.Writer) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, _ = fmt.Fprintf(out, "\n%s\nloss from %.4f to %.4f: half of the network in PyTorch, half in Go\n", curve.Draw(losses), losses[0], losses[len(losses)-1])
+	_, _ = fmt.Fprintf(out, "\n%s\nloss from %.4f to %.4f: half of the network in PyTorch, half in Go\n", curve.Draw(losses),
+		losses[0], losses[len(losses)-1])
 	return losses, w.Shutdown(ctx)
 }
 

@@ -71,7 +71,8 @@ func train(ctx context.Context, steps int, out io.Writer) (*result, error) {
 		return nil, err
 	}
 	r := &result{}
-	if r.losses, err = net.Train(ctx, steps, parts, out, func() (*tensor.Tensor, *tensor.Tensor, error) { return inputs, classes, nil }); err != nil {
+	if r.losses, err = net.Train(ctx, steps, parts, out,
+		func() (*tensor.Tensor, *tensor.Tensor, error) { return inputs, classes, nil }); err != nil {
 		return nil, err
 	}
 	if r.accuracy, err = accuracy(ctx, net, inputs, classes); err != nil {

@@ -49,7 +49,8 @@ func train(ctx context.Context, addr string, steps int) error {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	g, err := group.New(ctx, s, cohort.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure(), group.WithTimeout(10*time.Second), group.WithPeers(group.Torch214))
+	g, err := group.New(ctx, s, cohort.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure(), group.WithTimeout(10*time.Second),
+		group.WithPeers(group.Torch214))
 	if err != nil {
 		return err
 	}

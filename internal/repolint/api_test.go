@@ -46,7 +46,9 @@ func TestExportedAPI(t *testing.T) {
 	now, then := bytes.Split(out.Bytes(), []byte("\n")), bytes.Split(want, []byte("\n"))
 	for i := range now {
 		if i >= len(then) || !bytes.Equal(now[i], then[i]) {
-			t.Fatalf("the API differs from docs/api.txt at line %d: %q. If that is meant: go test ./internal/repolint -run API -update", i+1, now[i])
+			t.Fatalf(
+				"the API differs from docs/api.txt at line %d: %q. If that is meant: go test ./internal/repolint -run API -update",
+				i+1, now[i])
 		}
 	}
 	t.Fatal("docs/api.txt has more than the API. If that is meant: go test ./internal/repolint -run API -update")

@@ -228,7 +228,9 @@ func TestErrorsPage(t *testing.T) {
 }
 
 // variable looks like the name of an environment variable of PyTorch, of a launcher or of ours.
-var variable = regexp.MustCompile(`^(COHORT|TORCH|TORCHELASTIC|GLOO|TP|MASTER|WORLD|LOCAL|GROUP|ROLE|NCCL|OMP|SLURM|OMPI|JOB|SKYPILOT|CUDA|XDG|NO)_[A-Z0-9_]+$|^RANK$|^PYTHON(PATH|FAULTHANDLER|_EXEC)$`)
+var variable = regexp.MustCompile(
+	`^(COHORT|TORCH|TORCHELASTIC|GLOO|TP|MASTER|WORLD|LOCAL|GROUP|ROLE|NCCL|OMP|SLURM|OMPI|JOB|SKYPILOT|CUDA|XDG|NO)_` +
+		`[A-Z0-9_]+$|^RANK$|^PYTHON(PATH|FAULTHANDLER|_EXEC)$`)
 
 // TestEnvironmentPage: docs/environment.md names every environment variable that the code does, and no other.
 func TestEnvironmentPage(t *testing.T) {

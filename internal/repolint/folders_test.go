@@ -33,7 +33,8 @@ func TestFolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(groups) > mostFolders {
-		t.Errorf("internal has %d folders, the limit is %d: put the new package into the group whose field it belongs to", len(groups), mostFolders)
+		t.Errorf("internal has %d folders, the limit is %d: put the new package into the group whose field it belongs to",
+			len(groups), mostFolders)
 	}
 	byName := map[string][]string{}
 	for _, s := range sources(t) {
@@ -67,7 +68,8 @@ func TestSmallPackages(t *testing.T) {
 		}
 		lines[s.pkg] += s.lines
 		for _, spec := range s.ast.Imports {
-			if target, ours := strings.CutPrefix(strings.Trim(spec.Path.Value, `"`), module+"/"); ours && !slices.Contains(importers[target], s.pkg) {
+			if target, ours := strings.CutPrefix(strings.Trim(spec.Path.Value, `"`), module+"/"); ours &&
+				!slices.Contains(importers[target], s.pkg) {
 				importers[target] = append(importers[target], s.pkg)
 			}
 		}
@@ -77,7 +79,8 @@ func TestSmallPackages(t *testing.T) {
 		small := inside && !isOutside(pkg) && n < fewLines && len(importers[pkg]) == 1
 		switch why := smallPackages[pkg]; {
 		case small && why == "":
-			t.Errorf("package %q has %d lines and only %s imports it: make it a file there, or give the reason in smallPackages", pkg, n, importers[pkg][0])
+			t.Errorf("package %q has %d lines and only %s imports it: make it a file there, or give the reason in smallPackages",
+				pkg, n, importers[pkg][0])
 		case !small && why != "":
 			t.Errorf("package %q is not small any more, or has other importers: take it out of smallPackages", pkg)
 		}

@@ -31,7 +31,8 @@ func TestNotApplicable(t *testing.T) {
 		}
 		seen++
 		if returnsAtOnce(body) {
-			t.Errorf("%s: a test that ends here would count as passed: use torchtest.Torch.NotApplicable", files.Position(body.List[0].Pos()))
+			t.Errorf("%s: a test that ends here would count as passed: use torchtest.Torch.NotApplicable",
+				files.Position(body.List[0].Pos()))
 		}
 		return true
 	})
@@ -66,8 +67,9 @@ func returnsAtOnce(body *ast.BlockStmt) bool {
 	return ok
 }
 
-// TestSkips: 'make interop' fails when a test is skipped for a reason that is not the installed PyTorch's. A test may be skipped when
-// interop was not asked for, or when the machine lacks something; the part of a test that runs in a process of its own belongs into TestMain.
+// TestSkips: 'make interop' fails when a test is skipped for a reason that is not the installed PyTorch's. A test may
+// be skipped when interop was not asked for, or when the machine lacks something; the part of a test that runs in a
+// process of its own belongs into TestMain.
 func TestSkips(t *testing.T) {
 	t.Parallel()
 	seen := 0

@@ -25,13 +25,14 @@ import (
 
 // circles are the packages in which calls come back over several files to where they began, with the reason.
 var circles = map[string]string{
-	"autograd/distautograd":           "the driver of a machine: what a step sends may be answered at once, which is the next step",
-	"internal/group/native/nativetcp": "who reads a goodbye reads what the others say first; who reads nonsense ends the group, and all connections with it",
-	"internal/python/pickle":          "values contain values",
-	"internal/rpc/rpcsession":         "a connection that was lost is made again",
-	"internal/rpc/rpcref":             "the driver of a machine: what a step sends may be answered at once, which is the next step",
-	"internal/rpc/rpcserver":          "requests contain requests",
-	"internal/store/storecore":        "a client that is cut may be the last one, with which others are cut",
+	"autograd/distautograd": "the driver of a machine: what a step sends may be answered at once, which is the next step",
+	"internal/group/native/nativetcp": "who reads a goodbye reads what the others say first; who reads nonsense ends the group, and " +
+		"all connections with it",
+	"internal/python/pickle":   "values contain values",
+	"internal/rpc/rpcsession":  "a connection that was lost is made again",
+	"internal/rpc/rpcref":      "the driver of a machine: what a step sends may be answered at once, which is the next step",
+	"internal/rpc/rpcserver":   "requests contain requests",
+	"internal/store/storecore": "a client that is cut may be the last one, with which others are cut",
 }
 
 // TestOneWay: inside a package calls go one way, so that a reader follows one from top to bottom. Functions that lead back to themselves

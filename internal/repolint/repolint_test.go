@@ -72,7 +72,8 @@ var pureMayUse = map[string][]string{
 
 // outside the graph: helpers of tests and of the build, benchmarks, examples.
 var outside = []string{
-	"internal/testing/", "internal/devtools/", "internal/repolint", "internal/store/storewire/storecapture", "internal/rpc/tensorpipe/tpcapture",
+	"internal/testing/", "internal/devtools/", "internal/repolint", "internal/store/storewire/storecapture",
+	"internal/rpc/tensorpipe/tpcapture",
 	"internal/group/transport/memtransport", "cmd/cohort/internal/termtest", "store/storetest", "interop/", "bench/", "examples/",
 }
 
@@ -209,7 +210,8 @@ func TestImports(t *testing.T) {
 				below = "."
 			}
 			if to, known := places(below); !known || !mayImport(from, to) {
-				t.Errorf("%s: %q may not import %q: imports lead to lines above only; move what both need down, or pass it in", s.file, s.pkg, below)
+				t.Errorf("%s: %q may not import %q: imports lead to lines above only; move what both need down, or pass it in",
+					s.file, s.pkg, below)
 			}
 		}
 	}
@@ -307,7 +309,8 @@ func TestNoMachinePaths(t *testing.T) {
 func TestLibraryDependencies(t *testing.T) {
 	t.Parallel()
 	for _, s := range sources(t) {
-		if s.test || isOutside(s.pkg) || slices.ContainsFunc(nested, func(dir string) bool { return strings.HasPrefix(s.pkg+"/", dir+"/") }) {
+		if s.test || isOutside(s.pkg) || slices.ContainsFunc(nested,
+			func(dir string) bool { return strings.HasPrefix(s.pkg+"/", dir+"/") }) {
 			continue
 		}
 		for _, spec := range s.ast.Imports {

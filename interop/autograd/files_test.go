@@ -32,15 +32,17 @@ var fileTypes = map[string]tensor.DType{
 	"U16": tensor.Uint16, "U32": tensor.Uint32, "U64": tensor.Uint64, "F8_E5M2": tensor.Float8E5M2, "F8_E4M3": tensor.Float8E4M3FN,
 }
 
-// TestFiles: tensors of all types, without dimensions, empty, under odd names and beside odd metadata, are read in PyTorch bit by bit as they
-// were written here, and the other way round. Where Python has the library safetensors, it reads and writes.
+// TestFiles: tensors of all types, without dimensions, empty, under odd names and beside odd metadata, are read in
+// PyTorch bit by bit as they were written here, and the other way round. Where Python has the library safetensors, it
+// reads and writes.
 func TestFiles(t *testing.T) {
 	type entry struct {
 		DType string `json:"dtype"`
 		Shape []int  `json:"shape"`
 		Bits  string `json:"bits"`
 	}
-	odd := []string{"", "a b", "ünïcode/日本.🙂", "quote\"back\\slash", "tab\tnew\nline", "<&>\u2028", "null\x00", "__metadata", "0", strings.Repeat("long.", 2000)}
+	odd := []string{"", "a b", "ünïcode/日本.🙂", "quote\"back\\slash", "tab\tnew\nline", "<&>\u2028", "null\x00", "__metadata", "0",
+		strings.Repeat("long.", 2000)}
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		f := rand.New(rand.NewPCG(5, 6))
 		host, inside := torch.TempDir(t)
@@ -50,7 +52,8 @@ func TestFiles(t *testing.T) {
 				return slices.Contains([]string{"U16", "U32", "U64", "F8_E5M2", "F8_E4M3"}, name)
 			})
 		}
-		file := &safetensors.File{Tensors: map[string]*tensor.Tensor{}, Metadata: map[string]string{"format": "pt", "": "", "odd \"key\"\n": "日本\x00</script>"}}
+		file := &safetensors.File{Tensors: map[string]*tensor.Tensor{},
+			Metadata: map[string]string{"format": "pt", "": "", "odd \"key\"\n": "日本\x00</script>"}}
 		want := map[string]entry{}
 		for _, name := range types {
 			for _, shape := range [][]int{{}, {0}, {3}, {2, 0, 4}, {1, 1, 1, 5}} {
@@ -84,7 +87,8 @@ func TestFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := torch.Start(t, torchtest.Script{Source: filesScript, Args: []string{filepath.Join(inside, "want"), filepath.Join(inside, "ours"), filepath.Join(inside, "theirs")}})
+		p := torch.Start(t, torchtest.Script{Source: filesScript,
+			Args: []string{filepath.Join(inside, "want"), filepath.Join(inside, "ours"), filepath.Join(inside, "theirs")}})
 		t.Log(p.Line(t))
 		if line := p.Line(t); !strings.HasPrefix(line, "ok") {
 			t.Fatal(line)
@@ -103,7 +107,8 @@ func TestFiles(t *testing.T) {
 				t.Errorf("%q is missing", key)
 				continue
 			}
-			if raw, err := x.Bytes(); err != nil || x.DType() != fileTypes[e.DType] || !slices.Equal(x.Shape(), e.Shape) || hex.EncodeToString(raw) != e.Bits {
+			if raw, err := x.Bytes(); err != nil || x.DType() != fileTypes[e.DType] || !slices.Equal(x.Shape(), e.Shape) ||
+				hex.EncodeToString(raw) != e.Bits {
 				t.Errorf("%q is %v%v %x, %v, want %+v", key, x.DType(), x.Shape(), raw, err, e)
 			}
 		}

@@ -266,13 +266,15 @@ func randomGraphs(t *testing.T, torch *torchtest.Torch, dt tensor.DType, least f
 					v.Shape(), v.RequiresGrad(), v.IsLeaf(), want.Shapes[i], want.Requires[i], want.Leaf[i], text)
 			}
 			if got := floats(t, v.Data()); !near(got, want.Single.Values[i], want.Double.Values[i], least*largest(want.Double.Values)) {
-				t.Errorf("graph %d register %d:\n%v\nPyTorch\n%v\nfloat64\n%v\n%s", seed, i, got, want.Single.Values[i], want.Double.Values[i], text)
+				t.Errorf("graph %d register %d:\n%v\nPyTorch\n%v\nfloat64\n%v\n%s", seed, i, got, want.Single.Values[i],
+					want.Double.Values[i], text)
 			}
 		}
 		for i := range g.Leaves {
 			got, double := floats(t, regs[i].Grad()), want.Double.Grads[i]
 			if (got == nil) != (double == nil) || got != nil && !near(got, want.Single.Grads[i], double, least*largest(want.Double.Grads)) {
-				t.Errorf("graph %d gradient of leaf %d:\n%v\nPyTorch\n%v\nfloat64\n%v\n%s", seed, i, got, want.Single.Grads[i], double, text)
+				t.Errorf("graph %d gradient of leaf %d:\n%v\nPyTorch\n%v\nfloat64\n%v\n%s", seed, i, got, want.Single.Grads[i],
+					double, text)
 			}
 		}
 		for _, s := range g.Steps {

@@ -22,28 +22,40 @@ var oddScript string
 
 // oddOps does what the functions of odd.py do.
 var oddOps = map[string]func(x []register, a []float64) register{
-	"neg": func(x []register, _ []float64) register { return x[0].Neg() }, "abs": func(x []register, _ []float64) register { return x[0].Abs() },
-	"exp": func(x []register, _ []float64) register { return x[0].Exp() }, "log": func(x []register, _ []float64) register { return x[0].Log() },
-	"sqrt": func(x []register, _ []float64) register { return x[0].Sqrt() }, "sin": func(x []register, _ []float64) register { return x[0].Sin() },
-	"cos": func(x []register, _ []float64) register { return x[0].Cos() }, "tanh": func(x []register, _ []float64) register { return x[0].Tanh() },
-	"sigmoid": func(x []register, _ []float64) register { return x[0].Sigmoid() }, "relu": func(x []register, _ []float64) register { return x[0].ReLU() },
-	"gelu": func(x []register, _ []float64) register { return x[0].GELU() }, "gelutanh": func(x []register, _ []float64) register { return x[0].GELUTanh() },
-	"pow": func(x []register, a []float64) register { return x[0].Pow(a[0]) }, "scale": func(x []register, a []float64) register { return x[0].Scale(a[0]) },
-	"shift": func(x []register, a []float64) register { return x[0].Shift(a[0]) },
-	"add":   func(x []register, _ []float64) register { return x[0].Add(x[1]) }, "sub": func(x []register, _ []float64) register { return x[0].Sub(x[1]) },
-	"mul": func(x []register, _ []float64) register { return x[0].Mul(x[1]) }, "div": func(x []register, _ []float64) register { return x[0].Div(x[1]) },
-	"matmul": func(x []register, _ []float64) register { return x[0].MatMul(x[1]) },
+	"neg":      func(x []register, _ []float64) register { return x[0].Neg() },
+	"abs":      func(x []register, _ []float64) register { return x[0].Abs() },
+	"exp":      func(x []register, _ []float64) register { return x[0].Exp() },
+	"log":      func(x []register, _ []float64) register { return x[0].Log() },
+	"sqrt":     func(x []register, _ []float64) register { return x[0].Sqrt() },
+	"sin":      func(x []register, _ []float64) register { return x[0].Sin() },
+	"cos":      func(x []register, _ []float64) register { return x[0].Cos() },
+	"tanh":     func(x []register, _ []float64) register { return x[0].Tanh() },
+	"sigmoid":  func(x []register, _ []float64) register { return x[0].Sigmoid() },
+	"relu":     func(x []register, _ []float64) register { return x[0].ReLU() },
+	"gelu":     func(x []register, _ []float64) register { return x[0].GELU() },
+	"gelutanh": func(x []register, _ []float64) register { return x[0].GELUTanh() },
+	"pow":      func(x []register, a []float64) register { return x[0].Pow(a[0]) },
+	"scale":    func(x []register, a []float64) register { return x[0].Scale(a[0]) },
+	"shift":    func(x []register, a []float64) register { return x[0].Shift(a[0]) },
+	"add":      func(x []register, _ []float64) register { return x[0].Add(x[1]) },
+	"sub":      func(x []register, _ []float64) register { return x[0].Sub(x[1]) },
+	"mul":      func(x []register, _ []float64) register { return x[0].Mul(x[1]) },
+	"div":      func(x []register, _ []float64) register { return x[0].Div(x[1]) },
+	"matmul":   func(x []register, _ []float64) register { return x[0].MatMul(x[1]) },
 	"linear": func(x []register, _ []float64) register {
 		if len(x) == 2 {
 			return ag.Linear(x[0], x[1], nil)
 		}
 		return ag.Linear(x[0], x[1], x[2])
 	},
-	"sum": func(x []register, _ []float64) register { return x[0].Sum() }, "mean": func(x []register, _ []float64) register { return x[0].Mean() },
-	"max":    func(x []register, _ []float64) register { return x[0].Max() },
-	"sumdim": func(x []register, a []float64) register { return x[0].Sum(int(a[0])) }, "meandim": func(x []register, a []float64) register { return x[0].Mean(int(a[0])) },
-	"maxdim":  func(x []register, a []float64) register { m, _ := x[0].MaxDim(int(a[0]), false); return m },
-	"softmax": func(x []register, a []float64) register { return x[0].Softmax(int(a[0])) }, "logsoftmax": func(x []register, a []float64) register { return x[0].LogSoftmax(int(a[0])) },
+	"sum":        func(x []register, _ []float64) register { return x[0].Sum() },
+	"mean":       func(x []register, _ []float64) register { return x[0].Mean() },
+	"max":        func(x []register, _ []float64) register { return x[0].Max() },
+	"sumdim":     func(x []register, a []float64) register { return x[0].Sum(int(a[0])) },
+	"meandim":    func(x []register, a []float64) register { return x[0].Mean(int(a[0])) },
+	"maxdim":     func(x []register, a []float64) register { m, _ := x[0].MaxDim(int(a[0]), false); return m },
+	"softmax":    func(x []register, a []float64) register { return x[0].Softmax(int(a[0])) },
+	"logsoftmax": func(x []register, a []float64) register { return x[0].LogSoftmax(int(a[0])) },
 	"entropy": func(x []register, a []float64) register {
 		return ag.CrossEntropy(x[0], x[1].Data(), ag.Reduction(a[0]))
 	},
@@ -99,7 +111,8 @@ func oddCases(t *testing.T) (all []oddCase) {
 		if tensorops.KindOf(dt) != tensorops.Real {
 			values = []float64{0, 1, 1, 0, 1, 1}
 		}
-		unary := []string{"neg", "abs", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "gelutanh", "sum", "mean", "max"}
+		unary := []string{"neg", "abs", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "gelutanh", "sum",
+			"mean", "max"}
 		if dt == tensor.BFloat16 {
 			unary = slices.DeleteFunc(unary, func(s string) bool { return strings.HasPrefix(s, "gelu") }) // not in PyTorch 1.13
 		}
@@ -167,7 +180,8 @@ func oddCases(t *testing.T) (all []oddCase) {
 		add("layernorm", nil, of(dt, append(slices.Repeat([]float64{2e19}, 8), slices.Repeat([]float64{0}, 8)...)))
 		add("layernorm", nil, of(dt, append(slices.Repeat([]float64{3e38}, 8), slices.Repeat([]float64{-3e38}, 8)...)))
 		for _, op := range []string{"softmax", "logsoftmax"} {
-			all = append(all, oddCase{op, []float64{0}, []argument{of(dt, []float64{1, 2, 3, 1, 2})}, []float64{3e38, 3e38, -3e38, 3e38, 1}})
+			all = append(all, oddCase{op, []float64{0}, []argument{of(dt, []float64{1, 2, 3, 1, 2})},
+				[]float64{3e38, 3e38, -3e38, 3e38, 1}})
 		}
 		add("sum", nil, of(dt, []float64{3e38, 3e38, -3e38, 1}, 2, 2))
 		add("mean", nil, of(dt, []float64{3e38, 3e38, 3e38, -3e38}, 2, 2))
@@ -338,7 +352,8 @@ func (want *oddResult) differs(t *testing.T, got *tensor.Tensor) string {
 			t.Fatal(err)
 		}
 		if !close64(v, w, tolerance) {
-			return "element " + strconv.Itoa(i) + " is " + strconv.FormatFloat(v, 'g', -1, 64) + ", PyTorch " + strconv.FormatFloat(w, 'g', -1, 64)
+			return "element " + strconv.Itoa(i) + " is " + strconv.FormatFloat(v, 'g', -1, 64) + ", PyTorch " +
+				strconv.FormatFloat(w, 'g', -1, 64)
 		}
 	}
 	return ""

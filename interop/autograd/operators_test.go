@@ -74,13 +74,15 @@ func TestOperators(t *testing.T) {
 		y := tensorArgument(t, dt, true, values, 3, 2) // of shape 2, 3
 		row := tensorArgument(t, dt, false, []float64{3, 1, 2})
 		scalar := tensorArgument(t, dt, false, []float64{3}, []int{}...)
-		for _, op := range []string{"neg", "relu", "abs", "exp", "log", "sqrt", "tanh", "sin", "cos", "sigmoid", "sum", "mean", "clone", "t"} {
+		for _, op := range []string{"neg", "relu", "abs", "exp", "log", "sqrt", "tanh", "sin", "cos", "sigmoid", "sum", "mean",
+			"clone", "t"} {
 			if op == "abs" && dt.Complex() {
 				continue // torch returns a real tensor; refused here
 			}
 			add(op, x)
 			add(op, y)
-			if tensorops.KindOf(dt) == tensorops.Real && dt != tensor.Float16 { // the versions of PyTorch differ in what they know of halves
+			// the versions of PyTorch differ in what they know of halves
+			if tensorops.KindOf(dt) == tensorops.Real && dt != tensor.Float16 {
 				add(op, tensorArgument(t, dt, false, []float64{math.Copysign(0, -1), 0, -1.5, nan, inf, -inf, 88, -104}))
 			}
 		}
@@ -95,7 +97,8 @@ func TestOperators(t *testing.T) {
 		for _, op := range []string{"add.Tensor", "sub.Tensor"} {
 			for _, alpha := range []any{int64(3), 1.5, int64(300), int64(-2)} {
 				calls = append(calls, call{op, []argument{x, y}, object{"alpha": alpha}, []any{alpha}})
-				calls = append(calls, call{op, []argument{tensorArgument(t, tensor.Int64, false, values, 2, 3), y}, object{"alpha": alpha}, []any{alpha}})
+				calls = append(calls, call{op, []argument{tensorArgument(t, tensor.Int64, false, values, 2, 3), y},
+					object{"alpha": alpha}, []any{alpha}})
 			}
 		}
 		for _, as := range []tensor.DType{tensor.Int32, tensor.Float64, tensor.Float32} {
@@ -136,7 +139,8 @@ func TestOperators(t *testing.T) {
 			}](t, p, object{"kind": "operator", "name": base, "args": values, "kwargs": c.kwargs})
 			where := func() string { return c.name + " of " + text(values) + " " + text(c.kwargs) }
 			got, known, err := budget.Run("aten::"+c.name, append(stack, c.more...))
-			half := strings.Contains(want.Error, "Half") || strings.Contains(want.Error, "BFloat16") || strings.Contains(want.Error, "BComplex32")
+			half := strings.Contains(want.Error, "Half") || strings.Contains(want.Error, "BFloat16") ||
+				strings.Contains(want.Error, "BComplex32")
 			switch {
 			case !known:
 				t.Fatalf("%s is not served", c.name)
@@ -168,7 +172,8 @@ func TestOperators(t *testing.T) {
 					flat = append(flat, imag(v))
 				}
 			}
-			tolerance := map[tensor.DType]float64{tensor.Float64: 1e-14, tensor.Complex128: 1e-14, tensor.Float16: 1e-3, tensor.BFloat16: 8e-3, tensor.Float32: 3e-7, tensor.Complex64: 1e-6}[x.DType()]
+			tolerance := map[tensor.DType]float64{tensor.Float64: 1e-14, tensor.Complex128: 1e-14, tensor.Float16: 1e-3,
+				tensor.BFloat16: 8e-3, tensor.Float32: 3e-7, tensor.Complex64: 1e-6}[x.DType()]
 			for i, v := range flat {
 				w, err := strconv.ParseFloat(want.Values[i], 64)
 				if err != nil {

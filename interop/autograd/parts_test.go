@@ -57,15 +57,20 @@ func TestOptimizers(t *testing.T) {
 	}{
 		{"SGD", object{"lr": 0.1}, optim.SGD{LR: 0.1}, 0},
 		{"SGD", object{"lr": 0.1, "momentum": 0.9}, optim.SGD{LR: 0.1, Momentum: 0.9}, 0},
-		{"SGD", object{"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}, optim.SGD{LR: 0.1, Momentum: 0.9, Dampening: 0.3, WeightDecay: 0.1}, 0},
-		{"SGD", object{"lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 0.1}, optim.SGD{LR: 0.1, Momentum: 0.9, Nesterov: true, WeightDecay: 0.1}, 0},
+		{"SGD", object{"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1},
+			optim.SGD{LR: 0.1, Momentum: 0.9, Dampening: 0.3, WeightDecay: 0.1}, 0},
+		{"SGD", object{"lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 0.1},
+			optim.SGD{LR: 0.1, Momentum: 0.9, Nesterov: true, WeightDecay: 0.1}, 0},
 		{"SGD", object{"lr": 0.1}, optim.SGD{LR: 0.1}, 0.5},
 		{"Adam", object{"lr": 0.1}, optim.Adam{LR: 0.1}, 0},
-		{"Adam", object{"lr": 0.1, "betas": []float64{0.8, 0.95}, "eps": 1e-6, "weight_decay": 0.1}, optim.Adam{LR: 0.1, Beta1: 0.8, Beta2: 0.95, Eps: 1e-6, WeightDecay: 0.1}, 0},
+		{"Adam", object{"lr": 0.1, "betas": []float64{0.8, 0.95}, "eps": 1e-6, "weight_decay": 0.1},
+			optim.Adam{LR: 0.1, Beta1: 0.8, Beta2: 0.95, Eps: 1e-6, WeightDecay: 0.1}, 0},
 		{"AdamW", object{"lr": 0.1, "weight_decay": 0.1}, optim.AdamW{LR: 0.1, WeightDecay: 0.1}, 0},
 		{"Adam", object{"lr": 0.1, "amsgrad": true}, optim.Adam{LR: 0.1, AMSGrad: true}, 0},
-		{"AdamW", object{"lr": 0.1, "weight_decay": 0.1, "amsgrad": true, "maximize": true}, optim.AdamW{LR: 0.1, WeightDecay: 0.1, AMSGrad: true, Maximize: true}, 0},
-		{"SGD", object{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "maximize": true}, optim.SGD{LR: 0.1, Momentum: 0.9, WeightDecay: 0.1, Maximize: true}, 0},
+		{"AdamW", object{"lr": 0.1, "weight_decay": 0.1, "amsgrad": true, "maximize": true},
+			optim.AdamW{LR: 0.1, WeightDecay: 0.1, AMSGrad: true, Maximize: true}, 0},
+		{"SGD", object{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "maximize": true},
+			optim.SGD{LR: 0.1, Momentum: 0.9, WeightDecay: 0.1, Maximize: true}, 0},
 		{"Adamax", object{"lr": 0.1}, optim.Adamax{LR: 0.1}, 0},
 		{
 			"Adamax",
@@ -119,7 +124,8 @@ func TestOptimizers(t *testing.T) {
 						grads[i] = append(grads[i], float64(float32(r.NormFloat64())))
 					}
 				}
-				want := ask[[][]float64](t, p, object{"kind": "optimizer", "name": c.name, "options": c.options, "dtype": dt.String(), "start": start, "grads": grads, "clip": c.clip})
+				want := ask[[][]float64](t, p, object{"kind": "optimizer", "name": c.name, "options": c.options,
+					"dtype": dt.String(), "start": start, "grads": grads, "clip": c.clip})
 				v := ag.Parameter(ag.Constant(tensor.Must(tensor.From(append([]float64(nil), start...)))).To(dt).Data())
 				if dt == tensor.Float64 {
 					v = ag.Parameter(tensor.Must(v.Data().Clone()))
@@ -348,7 +354,8 @@ func TestPromotion(t *testing.T) {
 			all = append(all, operand{object{"dtype": dt.String(), "values": values}, tensorops.Of(x)})
 		}
 	}
-	all = append(all, operand{object{"number": true}, tensorops.Num(true)}, operand{object{"number": 2}, tensorops.Num(int64(2))}, operand{object{"number": 2.5}, tensorops.Num(2.5)})
+	all = append(all, operand{object{"number": true}, tensorops.Num(true)}, operand{object{"number": 2}, tensorops.Num(int64(2))},
+		operand{object{"number": 2.5}, tensorops.Num(2.5)})
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		p := torch.Start(t, torchtest.Script{Source: partsScript})
 		for _, op := range []tensorops.Op{tensorops.Add, tensorops.Sub, tensorops.Mul, tensorops.Div} {

@@ -58,27 +58,39 @@ var reductions = []ag.Reduction{ag.ReduceMean, ag.ReduceSum, ag.ReduceNone}
 // anyOps does what the functions of shapes.py do.
 var anyOps = map[string]func(x []register, a []int) register{
 	"neg": func(x []register, _ []int) register { return x[0].Neg() }, "abs": func(x []register, _ []int) register { return x[0].Abs() },
-	"exp": func(x []register, _ []int) register { return x[0].Tanh().Exp() }, "log": func(x []register, _ []int) register { return x[0].Abs().Shift(1).Log() },
-	"sqrt": func(x []register, _ []int) register { return x[0].Abs().Shift(1).Sqrt() }, "sin": func(x []register, _ []int) register { return x[0].Sin() },
-	"cos": func(x []register, _ []int) register { return x[0].Cos() }, "tanh": func(x []register, _ []int) register { return x[0].Tanh() },
-	"sigmoid": func(x []register, _ []int) register { return x[0].Sigmoid() }, "relu": func(x []register, _ []int) register { return x[0].ReLU() },
-	"gelu": func(x []register, _ []int) register { return x[0].GELU() }, "gelutanh": func(x []register, _ []int) register { return x[0].GELUTanh() },
-	"pow":   func(x []register, a []int) register { return x[0].Tanh().Pow(float64(a[0])) },
-	"scale": func(x []register, _ []int) register { return x[0].Scale(-0.75) }, "shift": func(x []register, _ []int) register { return x[0].Shift(0.5) },
-	"add": func(x []register, _ []int) register { return x[0].Add(x[1]) }, "sub": func(x []register, _ []int) register { return x[0].Sub(x[1]) },
-	"mul": func(x []register, _ []int) register { return x[0].Mul(x[1]) }, "div": func(x []register, _ []int) register { return x[0].Div(x[1].Mul(x[1]).Shift(1)) },
-	"sum": func(x []register, a []int) register { return x[0].SumKeep(a[0] > 0, a[1:]...) }, "mean": func(x []register, a []int) register { return x[0].MeanKeep(a[0] > 0, a[1:]...) },
-	"sumall": func(x []register, _ []int) register { return x[0].Sum() }, "meanall": func(x []register, _ []int) register { return x[0].Mean() },
-	"maxall":  func(x []register, _ []int) register { return x[0].Max() },
-	"max":     func(x []register, a []int) register { v, _ := x[0].MaxDim(a[1], a[0] > 0); return v },
-	"softmax": func(x []register, a []int) register { return x[0].Softmax(a[0]) }, "logsoftmax": func(x []register, a []int) register { return x[0].LogSoftmax(a[0]) },
-	"reshape": func(x []register, a []int) register { return x[0].Reshape(a...) }, "permute": func(x []register, a []int) register { return x[0].Permute(a...) },
-	"transpose": func(x []register, a []int) register { return x[0].Transpose(a[0], a[1]) },
-	"expand":    func(x []register, a []int) register { return x[0].Expand(append([]int{a[0]}, x[0].Shape()...)...) },
-	"select":    func(x []register, a []int) register { return x[0].Select(a[0], a[1]) },
-	"slice":     func(x []register, a []int) register { return x[0].Slice(0, a[0], a[1], a[2]) },
-	"cat":       func(x []register, a []int) register { return ag.Cat(a[0], x...) }, "stack": func(x []register, a []int) register { return ag.Stack(a[0], x...) },
-	"index": func(x []register, _ []int) register { return x[0].IndexSelect(idsOf(firstDim(x[0]), 4)) },
+	"exp":  func(x []register, _ []int) register { return x[0].Tanh().Exp() },
+	"log":  func(x []register, _ []int) register { return x[0].Abs().Shift(1).Log() },
+	"sqrt": func(x []register, _ []int) register { return x[0].Abs().Shift(1).Sqrt() },
+	"sin":  func(x []register, _ []int) register { return x[0].Sin() },
+	"cos":  func(x []register, _ []int) register { return x[0].Cos() }, "tanh": func(x []register, _ []int) register { return x[0].Tanh() },
+	"sigmoid":    func(x []register, _ []int) register { return x[0].Sigmoid() },
+	"relu":       func(x []register, _ []int) register { return x[0].ReLU() },
+	"gelu":       func(x []register, _ []int) register { return x[0].GELU() },
+	"gelutanh":   func(x []register, _ []int) register { return x[0].GELUTanh() },
+	"pow":        func(x []register, a []int) register { return x[0].Tanh().Pow(float64(a[0])) },
+	"scale":      func(x []register, _ []int) register { return x[0].Scale(-0.75) },
+	"shift":      func(x []register, _ []int) register { return x[0].Shift(0.5) },
+	"add":        func(x []register, _ []int) register { return x[0].Add(x[1]) },
+	"sub":        func(x []register, _ []int) register { return x[0].Sub(x[1]) },
+	"mul":        func(x []register, _ []int) register { return x[0].Mul(x[1]) },
+	"div":        func(x []register, _ []int) register { return x[0].Div(x[1].Mul(x[1]).Shift(1)) },
+	"sum":        func(x []register, a []int) register { return x[0].SumKeep(a[0] > 0, a[1:]...) },
+	"mean":       func(x []register, a []int) register { return x[0].MeanKeep(a[0] > 0, a[1:]...) },
+	"sumall":     func(x []register, _ []int) register { return x[0].Sum() },
+	"meanall":    func(x []register, _ []int) register { return x[0].Mean() },
+	"maxall":     func(x []register, _ []int) register { return x[0].Max() },
+	"max":        func(x []register, a []int) register { v, _ := x[0].MaxDim(a[1], a[0] > 0); return v },
+	"softmax":    func(x []register, a []int) register { return x[0].Softmax(a[0]) },
+	"logsoftmax": func(x []register, a []int) register { return x[0].LogSoftmax(a[0]) },
+	"reshape":    func(x []register, a []int) register { return x[0].Reshape(a...) },
+	"permute":    func(x []register, a []int) register { return x[0].Permute(a...) },
+	"transpose":  func(x []register, a []int) register { return x[0].Transpose(a[0], a[1]) },
+	"expand":     func(x []register, a []int) register { return x[0].Expand(append([]int{a[0]}, x[0].Shape()...)...) },
+	"select":     func(x []register, a []int) register { return x[0].Select(a[0], a[1]) },
+	"slice":      func(x []register, a []int) register { return x[0].Slice(0, a[0], a[1], a[2]) },
+	"cat":        func(x []register, a []int) register { return ag.Cat(a[0], x...) },
+	"stack":      func(x []register, a []int) register { return ag.Stack(a[0], x...) },
+	"index":      func(x []register, _ []int) register { return x[0].IndexSelect(idsOf(firstDim(x[0]), 4)) },
 	"embedding": func(x []register, _ []int) register {
 		return ag.Embedding(x[0], ag.Constant(tensor.Must(idsOf(firstDim(x[0]), 4).Reshape(2, 2))), -1)
 	},
@@ -207,7 +219,8 @@ func generateAny(r *rand.Rand) *anyGraph {
 	for refused := 0; len(regs) < 14; {
 		s := &anyStep{Op: names[r.IntN(len(names))], Inputs: []int{r.IntN(len(regs))}}
 		s.Args = arguments(r, s.Op, regs[s.Inputs[0]])
-		for range map[string]int{"add": 1, "sub": 1, "mul": 1, "div": 1, "cat": 1, "stack": 1, "matmul": 1, "linear": 1, "mse": 1, "bias": 2, "affine": 2}[s.Op] {
+		for range map[string]int{"add": 1, "sub": 1, "mul": 1, "div": 1, "cat": 1, "stack": 1, "matmul": 1, "linear": 1, "mse": 1,
+			"bias": 2, "affine": 2}[s.Op] {
 			k := r.IntN(len(regs))
 			if r.IntN(3) == 0 {
 				k = s.Inputs[0] // used twice

@@ -202,7 +202,8 @@ func loop(ctx context.Context, model *ddp.Model, opt *optim.Optimizer, forked *b
 			forked.goRight = mode == "unused" && (int(model.Group().Rank())+step)%3 == 0
 			model.SetSync(k == micro-1)
 			out := model.Forward(ctx, autograd.Constant(tensor.Must(tensor.From(x, 4, 64))))
-			if err := autograd.MSE(out, autograd.Constant(tensor.Must(tensor.From(y, 4, 8))), autograd.ReduceMean).Backward(ctx); err != nil {
+			if err := autograd.MSE(out, autograd.Constant(tensor.Must(tensor.From(y, 4, 8))),
+				autograd.ReduceMean).Backward(ctx); err != nil {
 				return err
 			}
 		}
@@ -217,7 +218,8 @@ func loop(ctx context.Context, model *ddp.Model, opt *optim.Optimizer, forked *b
 func TestTogether(t *testing.T) {
 	const size, steps = 3, 5
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		for i, mode := range []string{"plain", "unused", "accumulate", "tied", "buffers", "fp16", "static", "sparse", "accumulate-sparse", "join", "join-active", "join-throw", "join-sparse"} {
+		for i, mode := range []string{"plain", "unused", "accumulate", "tied", "buffers", "fp16", "static", "sparse",
+			"accumulate-sparse", "join", "join-active", "join-throw", "join-sparse"} {
 			positions := []int{0, 2}
 			if torch != torchtest.V113 && mode != "join-throw" && mode != "join-sparse" { // the position matters to Go, not to the version
 				positions = positions[i%2:][:1]
@@ -233,12 +235,16 @@ func TestTogether(t *testing.T) {
 					var procs []*torchtest.Proc
 					for rank := range size {
 						if rank != own {
-							procs = append(procs, torch.Start(t, torchtest.Script{Name: "rank.py", Source: script, Shared: torchtest.Optimizers, Args: []string{mode, strconv.Itoa(steps)}, Env: map[string]string{
-								"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-							}}))
+							procs = append(procs,
+								torch.Start(t, torchtest.Script{Name: "rank.py", Source: script, Shared: torchtest.Optimizers,
+									Args: []string{mode, strconv.Itoa(steps)}, Env: map[string]string{
+										"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1",
+										"MASTER_PORT": port,
+									}}))
 						}
 					}
-					digest, buckets, err := train(ctx, fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, own, size), mode, steps)
+					digest, buckets, err := train(ctx, fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, own, size),
+						mode, steps)
 					if mode == "join-sparse" && torch == torchtest.V113 {
 						// Its ranks that have joined send empty gradients with indices in all dimensions. A job of its own aborts.
 						if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "indices in some dimensions") {

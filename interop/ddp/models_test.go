@@ -71,8 +71,9 @@ type specBlock struct {
 	Offset     int    `json:"offset"`
 }
 
-// randomSpec makes a model. In PyTorch 1.13 the first bucket has a size of its own, later it has that of the others where one is given. There
-// what was accumulated without reduction does not count as used, which lets its ranks drift apart.
+// randomSpec makes a model. In PyTorch 1.13 the first bucket has a size of its own, later it has that of the others
+// where one is given. There what was accumulated without reduction does not count as used, which lets its ranks drift
+// apart.
 func randomSpec(r *rand.Rand, old bool) spec {
 	s := spec{old: old, Seed: 1 + r.IntN(1<<20), Width: 2 + r.IntN(20), Steps: 3 + r.IntN(4), Views: r.IntN(2) == 0, Buffers: r.IntN(3) > 0}
 	s.Rest = []int{1, 77, 500, 1001, 4096, 1 << 20}[r.IntN(6)]
@@ -94,7 +95,8 @@ func randomSpec(r *rand.Rand, old bool) spec {
 		s.Micro = []int{1} // PyTorch fails an assertion of its own when a static graph is accumulated
 	}
 	for i := range 1 + r.IntN(5) {
-		p := specPart{Kind: []string{"linear", "linear", "linear", "layernorm", "batchnorm"}[r.IntN(5)], Type: "float32", Bias: r.IntN(3) > 0, Frozen: []string{}}
+		p := specPart{Kind: []string{"linear", "linear", "linear", "layernorm", "batchnorm"}[r.IntN(5)], Type: "float32",
+			Bias: r.IntN(3) > 0, Frozen: []string{}}
 		if i == 0 {
 			p.Kind = "linear" // which trains
 		}
@@ -375,9 +377,10 @@ func inDouble(s spec) spec {
 	return s
 }
 
-// TestRandomModels trains random models in a job of a Go rank and PyTorch ranks, and in one of PyTorch ranks alone: shared, frozen and
-// unused parameters, of two types; buffers; buckets of odd sizes; accumulation of odd lengths; static graphs; uneven data. The ranks of the
-// mixed job agree bit by bit, and differ from a job in float64 by four times as much as those of the other job at most, or by 1e-5 of the largest number.
+// TestRandomModels trains random models in a job of a Go rank and PyTorch ranks, and in one of PyTorch ranks alone:
+// shared, frozen and unused parameters, of two types; buffers; buckets of odd sizes; accumulation of odd lengths;
+// static graphs; uneven data. The ranks of the mixed job agree bit by bit, and differ from a job in float64 by four
+// times as much as those of the other job at most, or by 1e-5 of the largest number.
 func TestRandomModels(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		for size := 2; size <= 3; size++ {
@@ -403,9 +406,10 @@ func randomModels(t *testing.T, torch *torchtest.Torch, size, own, count int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return torch.Start(t, torchtest.Script{Name: "models.py", Source: randomScript, Shared: torchtest.Optimizers, Args: []string{string(text)}, Env: map[string]string{
-			"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port),
-		}})
+		return torch.Start(t, torchtest.Script{Name: "models.py", Source: randomScript, Shared: torchtest.Optimizers,
+			Args: []string{string(text)}, Env: map[string]string{
+				"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port),
+			}})
 	}
 	mixed, alone := testkit.FreePort(t), testkit.FreePort(t)
 	others, reference := make([]*torchtest.Proc, size), make([]*torchtest.Proc, size)

@@ -33,7 +33,8 @@ var zeroScript string
 
 // shards says which rank steps which parameters, as ZeroRedundancyOptimizer does it: the largest first, each to the rank with least.
 func shards(params []*autograd.Variable, size int) [][]*autograd.Variable {
-	sorted := slices.SortedStableFunc(slices.Values(params), func(a, b *autograd.Variable) int { return cmp.Compare(b.Data().Numel(), a.Data().Numel()) })
+	sorted := slices.SortedStableFunc(slices.Values(params),
+		func(a, b *autograd.Variable) int { return cmp.Compare(b.Data().Numel(), a.Data().Numel()) })
 	out, sizes := make([][]*autograd.Variable, size), make([]int, size)
 	for _, p := range sorted {
 		least := slices.Index(sizes, slices.Min(sizes))
@@ -104,7 +105,8 @@ func trainZero(ctx context.Context, url string, steps int) (string, error) {
 	return digest, w.Shutdown(ctx)
 }
 
-// TestShardedOptimizer: a Go rank has its share of an optimizer that is sharded over all ranks (ZeRO), and all end with the same parameters.
+// TestShardedOptimizer: a Go rank has its share of an optimizer that is sharded over all ranks (ZeRO), and all end with
+// the same parameters.
 func TestShardedOptimizer(t *testing.T) {
 	const size, steps = 3, 5
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
@@ -116,9 +118,12 @@ func TestShardedOptimizer(t *testing.T) {
 				var procs []*torchtest.Proc
 				for rank := range size {
 					if rank != own {
-						procs = append(procs, torch.Start(t, torchtest.Script{Name: "zero.py", Source: zeroScript, Shared: torchtest.Optimizers, Args: []string{strconv.Itoa(steps)}, Env: map[string]string{
-							"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-						}}))
+						procs = append(procs, torch.Start(t,
+							torchtest.Script{Name: "zero.py", Source: zeroScript, Shared: torchtest.Optimizers,
+								Args: []string{strconv.Itoa(steps)}, Env: map[string]string{
+									"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1",
+									"MASTER_PORT": port,
+								}}))
 					}
 				}
 				digest, err := trainZero(ctx, fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, own, size), steps)

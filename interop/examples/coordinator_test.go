@@ -57,7 +57,8 @@ func TestLaunchedReconfigure(t *testing.T) {
 		t.Fatalf("%v\n%s", err, job.output())
 	}
 	printed := job.output()
-	if !strings.Contains(printed, "was killed by SIGKILL") || !strings.Contains(printed, "the job goes on with 4 workers, and the next failure ends the job") {
+	if !strings.Contains(printed, "was killed by SIGKILL") ||
+		!strings.Contains(printed, "the job goes on with 4 workers, and the next failure ends the job") {
 		t.Errorf("the launcher does not print that it continues:\n%s", printed)
 	}
 	processes, last := map[string][]string{}, map[string][]string{}
@@ -92,7 +93,8 @@ func TestLaunchedReconfigure(t *testing.T) {
 // group goes on with the spare, whichever launcher started it.
 func TestLaunchedOnNodes(t *testing.T) {
 	torchtest.Newest.Need(t)
-	args := append([]string{"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t)), "--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
+	args := append([]string{"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t)),
+		"--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
 	args = append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")
 	program := testkit.BuildProgram(t, "cmd/cohort")
 	nodes := []trainee{startGo(t, program, args...), startGo(t, program, args...)}
@@ -123,7 +125,8 @@ func TestLaunchedHang(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
 	}
-	job := startGo(t, testkit.BuildProgram(t, "cmd/cohort"), "run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-", testkit.BuildProgram(t, "examples/reconfigure"), "-steps", "100")
+	job := startGo(t, testkit.BuildProgram(t, "cmd/cohort"), "run", "--nproc-per-node", "5", "--members", "4", "--evidence", "-",
+		testkit.BuildProgram(t, "examples/reconfigure"), "-steps", "100")
 	until(t, "step 20", []trainee{job}, func() bool { return strings.Count(job.output(), "step 20 loss") == 4 })
 	m := regexp.MustCompile(`go member \d+ \(process (\d+)\): rank 1 of 4`).FindStringSubmatch(job.output())
 	if m == nil {
@@ -133,7 +136,8 @@ func TestLaunchedHang(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if err := job.wait(); err != nil || strings.Count(job.output(), "done at step 100") != 4 || !strings.Contains(job.output(), "no heartbeat, and the group has finished") {
+	if err := job.wait(); err != nil || strings.Count(job.output(), "done at step 100") != 4 ||
+		!strings.Contains(job.output(), "no heartbeat, and the group has finished") {
 		t.Errorf("%v\n%s", err, job.output())
 	}
 }
@@ -171,7 +175,8 @@ func TestCoordinatorRestarts(t *testing.T) {
 				until(t, "step 60", all, func() bool { return strings.Contains(all[victim].output(), "step 60 ") })
 			}
 			second := begin()
-			until(t, "the second coordinator", append(all, second), func() bool { return strings.Contains(second.output(), "earlier coordinator") })
+			until(t, "the second coordinator", append(all, second),
+				func() bool { return strings.Contains(second.output(), "earlier coordinator") })
 			if !c.before {
 				all[victim].kill()
 			}
@@ -223,7 +228,8 @@ func TestStoreDies(t *testing.T) {
 			if forming {
 				all[victim].kill()
 				_ = all[victim].wait()
-				until(t, "the end of the round", append(all, coordinator), func() bool { return strings.Contains(coordinator.output(), "round over") })
+				until(t, "the end of the round", append(all, coordinator),
+					func() bool { return strings.Contains(coordinator.output(), "round over") })
 			} else {
 				victim = -1
 			}
@@ -236,7 +242,8 @@ func TestStoreDies(t *testing.T) {
 				if w.wait() == nil {
 					t.Errorf("%d (%s) ended with success\n%s", i, w.name, w.output())
 				}
-				want := map[string]string{"go": "elastic: .*(unavailable|the server closed the connection)", "PyTorch": "the store has ended"}[w.name]
+				want := map[string]string{"go": "elastic: .*(unavailable|the server closed the connection)",
+					"PyTorch": "the store has ended"}[w.name]
 				if !regexp.MustCompile(want).MatchString(w.output()) {
 					t.Errorf("%d (%s) does not say %q\n%s", i, w.name, want, w.output())
 				}

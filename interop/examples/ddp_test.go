@@ -74,11 +74,13 @@ func trainTogether(t *testing.T, tr *torchtest.Torch, program, script, goRanks s
 	var outs []*bytes.Buffer
 	for r := range size {
 		env := map[string]string{
-			"RANK": strconv.Itoa(r), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+			"RANK": strconv.Itoa(r), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+			"GLOO_SOCKET_IFNAME": "lo",
 		}
 		maps.Copy(env, more)
 		if !strings.Contains(goRanks, strconv.Itoa(r)) {
-			procs = append(procs, tr.Start(t, torchtest.Script{Name: "train.py", Source: script, Shared: torchtest.Optimizers, Args: []string{steps}, Env: env}))
+			procs = append(procs, tr.Start(t, torchtest.Script{Name: "train.py", Source: script, Shared: torchtest.Optimizers,
+				Args: []string{steps}, Env: env}))
 			continue
 		}
 		cmd := exec.CommandContext(ctx, program, steps)

@@ -49,7 +49,8 @@ func TestHeaders(t *testing.T) {
 				torchtest.Newest.Need(t) // older ones cannot
 				command := strings.Join(torchtest.Newest.Command(), " ") + " " + trainScript(t, torchtest.Newest)
 				if strings.Contains(block, "cohort run") {
-					runBlock(t, name, block, "cohort run", testkit.BuildProgram(t, "cmd/cohort")+" run", "examples/"+name+"/train.py", command)
+					runBlock(t, name, block, "cohort run", testkit.BuildProgram(t, "cmd/cohort")+" run",
+						"examples/"+name+"/train.py", command)
 					return
 				}
 				runBlock(t, name, block, "python3 examples/"+name+"/train.py", command)
@@ -60,7 +61,8 @@ func TestHeaders(t *testing.T) {
 
 func runBlock(t *testing.T, name, block string, replace ...string) {
 	t.Helper()
-	out := paste(t, filepath.Join("..", ".."), block, append(replace, "go run ./examples/"+name, testkit.BuildProgram(t, "examples/"+name)+fewer[name])...)
+	out := paste(t, filepath.Join("..", ".."), block,
+		append(replace, "go run ./examples/"+name, testkit.BuildProgram(t, "examples/"+name)+fewer[name])...)
 	if out == "" {
 		t.Error("it prints nothing")
 	}

@@ -144,8 +144,9 @@ func places(all []trainee, printed string) (victim, spare int) {
 	return victim, spare
 }
 
-// TestReconfigure trains with four members and a spare and kills a member in the middle, as kill -9 does. The spare takes its
-// place with the model of the others, whose processes continue, and the loss continues falling: PyTorch members, Go members, and both in one group.
+// TestReconfigure trains with four members and a spare and kills a member in the middle, as kill -9 does. The spare
+// takes its place with the model of the others, whose processes continue, and the loss continues falling: PyTorch
+// members, Go members, and both in one group.
 func TestReconfigure(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")
@@ -192,8 +193,9 @@ func TestReconfigure(t *testing.T) {
 	}
 }
 
-// TestReconfigureTwice kills two of four members at once, and the first spare that takes a place as soon as it is a member, while others wait
-// in the new group for what it has to send. The rest, with two more spares, trains to the end; nothing else is started.
+// TestReconfigureTwice kills two of four members at once, and the first spare that takes a place as soon as it is a
+// member, while others wait in the new group for what it has to send. The rest, with two more spares, trains to the
+// end; nothing else is started.
 func TestReconfigureTwice(t *testing.T) {
 	if os.Getenv("COHORT_INTEROP") == "" {
 		t.Skip("interop: left out (COHORT_INTEROP is not set; 'make interop' runs it)")

@@ -148,7 +148,10 @@ func TestHeldLock(t *testing.T) {
 		t.Helper()
 		host, inside := shared(t, tr)
 		s := open(t, host)
-		p := tr.Start(t, torchtest.Script{Source: "import fcntl, sys\nf = open(sys.argv[1], 'r+b')\nfcntl.flock(f, fcntl.LOCK_EX)\nprint('held')\ninput()\nf.close()\nprint('free')", Args: []string{inside}})
+		p := tr.Start(t,
+			torchtest.Script{
+				Source: "import fcntl, sys\nf = open(sys.argv[1], 'r+b')\nfcntl.flock(f, " +
+					"fcntl.LOCK_EX)\nprint('held')\ninput()\nf.close()\nprint('free')", Args: []string{inside}})
 		p.Expect(t, "held")
 		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()

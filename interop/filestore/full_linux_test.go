@@ -15,8 +15,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
-// TestFullDisk fills the disk under a file that Go and PyTorch share. What was stored stays readable for both, both report that the disk is full,
-// and both continue when there is. PyTorch leaves the beginning of a record at the end of the file, on which it would spin itself; Go cuts it off.
+// TestFullDisk fills the disk under a file that Go and PyTorch share. What was stored stays readable for both, both
+// report that the disk is full, and both continue when there is. PyTorch leaves the beginning of a record at the end of
+// the file, on which it would spin itself; Go cuts it off.
 func TestFullDisk(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		host, inside := tr.TempDir(t)

@@ -163,7 +163,8 @@ func TestStoppedPyTorchRank(t *testing.T) {
 		m.timeout = 300 * time.Millisecond
 		_, err := m.run(w.ctx, 1, step{Op: "all_reduce", DType: "float32", N: 10})
 		var e *cohort.Error
-		if !errors.As(err, &e) || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.NoRank || !strings.Contains(err.Error(), "it waits for rank 1") {
+		if !errors.As(err, &e) || e.Code != cohort.DeadlineExceeded || e.Rank != cohort.NoRank ||
+			!strings.Contains(err.Error(), "it waits for rank 1") {
 			t.Fatalf("want a timeout that says that rank 1 is awaited and blames none: %v", err)
 		}
 	})
@@ -214,7 +215,8 @@ func (k throughProxy) Get(ctx context.Context, key string) ([]byte, error) {
 // TestBrokenNetwork puts a proxy between Go and PyTorch: slow, then cut.
 func TestBrokenNetwork(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
-		plan := []step{{Op: "all_reduce", DType: "float32", N: 300_000}, {Op: "broadcast", DType: "float32", N: 300_000, Root: 1}, {Op: "barrier"}}
+		plan := []step{{Op: "all_reduce", DType: "float32", N: 300_000}, {Op: "broadcast", DType: "float32", N: 300_000, Root: 1},
+			{Op: "barrier"}}
 		var proxy *faultnet.Proxy
 		w := start(t, tr, 2, []int{1}, plan, limit, nil, func(c *gloo.Config) {
 			c.Devices = []string{"127.0.0.2"}
@@ -316,7 +318,8 @@ func TestDevices(t *testing.T) {
 					for r := range want {
 						for i := range plan {
 							if want[r][i] != got[r][i] {
-								t.Errorf("Go %v: rank %d, step %d (%s): all-PyTorch %s, with Go %s", gos, r, i, plan[i], want[r][i], got[r][i])
+								t.Errorf("Go %v: rank %d, step %d (%s): all-PyTorch %s, with Go %s", gos, r, i, plan[i],
+									want[r][i], got[r][i])
 							}
 						}
 					}

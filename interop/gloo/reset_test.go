@@ -18,8 +18,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
-// TestResetAtBytes resets the connection of a Go rank and a PyTorch rank after some bytes, while they connect or within a collective. Both end
-// with an error, or both have the result.
+// TestResetAtBytes resets the connection of a Go rank and a PyTorch rank after some bytes, while they connect or within
+// a collective. Both end with an error, or both have the result.
 func TestResetAtBytes(t *testing.T) {
 	plan := []step{{Op: "all_reduce", DType: "float32", N: 20_000}, {Op: "barrier"}}
 	text, err := json.Marshal(plan)

@@ -68,7 +68,8 @@ func startSpeedWorld(tb testing.TB, tr *torchtest.Torch, mixed bool) *speedWorld
 		torch--
 	}
 	for r := range torch {
-		p := tr.Start(tb, torchtest.Script{Name: "speed.py", Source: speedSource, Args: []string{strconv.Itoa(r), strconv.Itoa(size), port}})
+		p := tr.Start(tb, torchtest.Script{Name: "speed.py", Source: speedSource,
+			Args: []string{strconv.Itoa(r), strconv.Itoa(size), port}})
 		if r == 0 {
 			w.lead = p
 		} else {
@@ -175,8 +176,11 @@ func BenchmarkMixedWorld(b *testing.B) {
 					b.ReportMetric(median(without), "torch-us")
 					b.ReportMetric(median(with), "mixed-us")
 					b.ReportMetric(median(with)/median(without), "ratio")
-					b.Logf("| %s | %s | 3 PyTorch %.0f us | 2 PyTorch + 1 Go %.0f us | ratio of medians %.2f | median of ratios %.2f, %.2f to %.2f |",
-						tr.Name, c.name, median(without), median(with), median(with)/median(without), median(ratios), ratios[len(ratios)/4], ratios[len(ratios)*3/4])
+					b.Logf(
+						"| %s | %s | 3 PyTorch %.0f us | 2 PyTorch + 1 Go %.0f us | ratio of medians %.2f | median of ratios %.2f, "+
+							"%.2f to %.2f |",
+						tr.Name, c.name, median(without), median(with), median(with)/median(without), median(ratios),
+						ratios[len(ratios)/4], ratios[len(ratios)*3/4])
 				})
 			}
 		})

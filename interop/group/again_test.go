@@ -30,8 +30,9 @@ print("ready", flush=True)
 sys.stdin.readline()
 `
 
-// TestSecondGroupUnderTheSameKeys: a Go rank makes a group a second time, and the PyTorch rank does not. It fails within its time, in New or,
-// where the PyTorch rank still listens at its old address, in the first operation; and what to do about it was said.
+// TestSecondGroupUnderTheSameKeys: a Go rank makes a group a second time, and the PyTorch rank does not. It fails
+// within its time, in New or, where the PyTorch rank still listens at its old address, in the first operation; and what
+// to do about it was said.
 func TestSecondGroupUnderTheSameKeys(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -49,7 +50,8 @@ func TestSecondGroupUnderTheSameKeys(t *testing.T) {
 		other := tr.Start(t, torchtest.Script{Name: "rank1.py", Source: stayingSource, Args: []string{strconv.Itoa(server.Port())}})
 		var said bytes.Buffer
 		join := func(limit time.Duration) (*group.Group, error) {
-			return group.New(ctx, client, 0, 2, group.WithBareStore(), group.WithConnectTimeout(limit), group.WithLogger(slog.New(slog.NewTextHandler(&said, nil))))
+			return group.New(ctx, client, 0, 2, group.WithBareStore(), group.WithConnectTimeout(limit),
+				group.WithLogger(slog.New(slog.NewTextHandler(&said, nil))))
 		}
 		first, err := join(time.Minute)
 		if err != nil {

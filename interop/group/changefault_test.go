@@ -226,7 +226,8 @@ func form(t *testing.T, members []*changing, uuid int) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	plan := []step{{Op: "all_reduce", N: 5, DType: "float32"}, {Op: "all_gather", N: 3, DType: "int64"}, {Op: "broadcast", N: 4, DType: "float64", Root: 1}}
+	plan := []step{{Op: "all_reduce", N: 5, DType: "float32"}, {Op: "all_gather", N: 3, DType: "int64"},
+		{Op: "broadcast", N: 4, DType: "float64", Root: 1}}
 	for _, m := range members {
 		m.send(t, "plan", plan)
 	}
@@ -264,7 +265,8 @@ func changeWithFault(t *testing.T, seed uint64) {
 		m := &changing{id: id, isTorch: seed%2 == 1 && id%2 == 0}
 		if m.isTorch {
 			m.proc = torchtest.Newest.Start(t, torchtest.Script{
-				Name: fmt.Sprintf("member%d.py", id), Source: rankSource, Args: []string{strconv.Itoa(id), strconv.Itoa(most), strconv.Itoa(port), `"reconfigure"`},
+				Name: fmt.Sprintf("member%d.py", id), Source: rankSource,
+				Args: []string{strconv.Itoa(id), strconv.Itoa(most), strconv.Itoa(port), `"reconfigure"`},
 			})
 		} else {
 			m.proc = startGo(t, fmt.Sprintf("member %d %d", id, port))
@@ -310,7 +312,8 @@ func changeWithFault(t *testing.T, seed uint64) {
 		host.Signal(syscall.SIGCONT)
 	}
 	form(t, rest, 3)
-	if stopped && victim < len(members) && seed%2 == 0 { // PyTorch ranks can end with an abort then, among themselves too: gloo asserts that a pair is not closed
+	// PyTorch ranks can end with an abort then, among themselves too: gloo asserts that a pair is not closed
+	if stopped && victim < len(members) && seed%2 == 0 {
 		members[victim].proc.Signal(syscall.SIGCONT)
 		t.Logf("%d goes on: %s", members[victim].id, members[victim].changed(t))
 		form(t, members, 4)

@@ -108,7 +108,8 @@ func coalescePlan(size int, version string, checked bool) []step {
 	// Refused by all of them, and all go on; not to a barrier, in which PyTorch raises earlier errors again.
 	var refused []step
 	for _, op := range []string{"all_reduce", "reduce", "all_reduce_coalesced"} {
-		refused = append(refused, step{Op: op, N: 3, DType: "float32", Reduce: "premul_sum", MayRefuse: true}, step{Op: "all_reduce", N: 3, DType: "float32"})
+		refused = append(refused, step{Op: op, N: 3, DType: "float32", Reduce: "premul_sum", MayRefuse: true},
+			step{Op: "all_reduce", N: 3, DType: "float32"})
 	}
 	if version == "1.13" {
 		return append(plan, refused...)
@@ -118,7 +119,8 @@ func coalescePlan(size int, version string, checked bool) []step {
 	}
 	if version == "newest" || !checked { // 2.6 and 2.11 have no check of these
 		for _, n := range []int{1, 6, 1000} {
-			plan = append(plan, step{Op: "all_gather_scope", N: n, DType: "float64"}, step{Op: "reduce_scatter_scope", N: n, DType: "float32"},
+			plan = append(plan, step{Op: "all_gather_scope", N: n, DType: "float64"},
+				step{Op: "reduce_scatter_scope", N: n, DType: "float32"},
 				step{Op: "reduce_scatter_scope", N: n, DType: "int32"})
 			if version == "newest" {
 				plan = append(plan, step{Op: "reduce_scatter_scope", N: n, DType: "float32", Reduce: "avg"},
@@ -126,12 +128,14 @@ func coalescePlan(size int, version string, checked bool) []step {
 			}
 		}
 		refused = append([]step{
-			{Op: "reduce_scatter_scope", N: 3, DType: "int16", MayRefuse: true}, {Op: "all_gather_scope", N: 3, DType: "int16", MayRefuse: true},
+			{Op: "reduce_scatter_scope", N: 3, DType: "int16", MayRefuse: true},
+			{Op: "all_gather_scope", N: 3, DType: "int16", MayRefuse: true},
 		}, refused...)
 	}
 	if !checked { // which counts messages, and the ranks send and receive different numbers of them
 		for root := range cohort.Rank(size) {
-			plan = append(plan, step{Op: "object_lists", Root: root}, step{Op: "barrier"}, step{Op: "object_lists", N: 1, Root: root}, step{Op: "barrier"})
+			plan = append(plan, step{Op: "object_lists", Root: root}, step{Op: "barrier"},
+				step{Op: "object_lists", N: 1, Root: root}, step{Op: "barrier"})
 		}
 	}
 	return append(plan, refused...)

@@ -18,7 +18,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
-// deathSource is a PyTorch rank that reduces until something breaks, and then ends when it is told to; the late one stops after the first time.
+// deathSource is a PyTorch rank that reduces until something breaks, and then ends when it is told to; the late one
+// stops after the first time.
 const deathSource = `
 import sys, time, datetime, torch, torch.distributed as dist
 rank, size, port, late = map(int, sys.argv[1:5])

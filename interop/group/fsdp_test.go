@@ -214,21 +214,23 @@ func runFSDP(t *testing.T, tr *torchtest.Torch, s fsdpShape, w world) [][]string
 	return logs
 }
 
-// TestFSDP2Untold: a Go rank that was not told the version of the PyTorch ranks takes part until the first mean, refuses that with an error that
-// names the option and the variable, and makes no rank wait. The variable is enough.
+// TestFSDP2Untold: a Go rank that was not told the version of the PyTorch ranks takes part until the first mean,
+// refuses that with an error that names the option and the variable, and makes no rank wait. The variable is enough.
 func TestFSDP2Untold(t *testing.T) {
 	tr := torchtest.Newest
 	tr.Need(t)
 	s := fsdpShape{size: 3, ins: 4, outsA: 5, outsB: 2, batch: 3}
 	for _, goRank := range []int{0, 2} { // rank 0 hosts the store
 		t.Run(fmt.Sprint("go=", goRank), func(t *testing.T) {
-			w := world{size: s.size, goRanks: []int{goRank}, untold: true, shared: slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"})}
+			w := world{size: s.size, goRanks: []int{goRank}, untold: true,
+				shared: slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"})}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			port := testkit.FreePort(t)
 			procs := w.startTorch(t, tr, port, fsdpSource, s.args(fsdpSteps)...)
 			log, err := fsdpRank(ctx, w.joinGo(ctx, t, port)[goRank], s, fsdpSteps)
-			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || !strings.Contains(err.Error(), torchcaps.Variable) || len(log) != 2 {
+			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) ||
+				!strings.Contains(err.Error(), torchcaps.Variable) || len(log) != 2 {
 				t.Errorf("after %d gathered layers: %v", len(log), err)
 			}
 			for r, p := range procs {

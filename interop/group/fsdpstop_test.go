@@ -14,8 +14,8 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// TestFSDP2StoppedRank: PyTorch ranks train with FSDP2 over a store that a Go process hosts. Each rank is stopped for a while, one after the
-// other, and all have the results that they have without that.
+// TestFSDP2StoppedRank: PyTorch ranks train with FSDP2 over a store that a Go process hosts. Each rank is stopped for a
+// while, one after the other, and all have the results that they have without that.
 func TestFSDP2StoppedRank(t *testing.T) {
 	const steps = 60
 	shape := fsdpShape{size: 3, ins: 4, outsA: 5, outsB: 2, batch: 3}
@@ -31,7 +31,8 @@ func TestFSDP2StoppedRank(t *testing.T) {
 			}
 			defer func() { _ = server.Close() }()
 			w := world{size: shape.size, shared: slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"})}
-			procs, logs := w.startTorch(t, tr, server.Port(), fsdpSource, append(shape.args(steps), "hosted")...), make([][]string, shape.size)
+			procs, logs := w.startTorch(t, tr, server.Port(), fsdpSource, append(shape.args(steps), "hosted")...),
+				make([][]string, shape.size)
 			for r := range shape.size {
 				procs[r].Expect(t, "begun")
 				if stop {

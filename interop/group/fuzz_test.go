@@ -107,7 +107,8 @@ func post(ctx context.Context, g *group.Group, k int, s step) (works []*group.Wo
 		return none(g.Barrier(ctx))
 	case "ring":
 		y := empty(0)
-		works := []*group.Work{g.Send(ctx, x, (me+1)%cohort.Rank(g.Size()), s.Tag), g.Recv(ctx, y, (me-1+cohort.Rank(g.Size()))%cohort.Rank(g.Size()), s.Tag)}
+		works := []*group.Work{g.Send(ctx, x, (me+1)%cohort.Rank(g.Size()), s.Tag),
+			g.Recv(ctx, y, (me-1+cohort.Rank(g.Size()))%cohort.Rank(g.Size()), s.Tag)}
 		return works, func() string { return digest(y, x) }
 	}
 	panic("unknown operation " + s.Op)
@@ -171,8 +172,9 @@ func (f *fuzzer) somewhere(s step) step {
 // operation is a random one of those that may overlap.
 func (f *fuzzer) operation() step {
 	s := f.somewhere(step{
-		Op: pick(f, "all_reduce", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "all_to_all_single", "barrier", "ring"),
-		N:  f.length(), DType: f.dtype(),
+		Op: pick(f, "all_reduce", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "all_to_all_single",
+			"barrier", "ring"),
+		N: f.length(), DType: f.dtype(),
 	})
 	switch s.Op {
 	case "all_reduce", "reduce":
@@ -210,7 +212,8 @@ func (f *fuzzer) rarer(s step) step {
 		if !known || !f.halves && (dt == "float16" || dt == "bfloat16") {
 			continue
 		}
-		if f.peers.Check("x", torchcaps.Call{Op: number, DType: dtypeOf(dt), Reduce: reduce.Op(reduceOps[op]), Numel: s.N, Parts: members}) == nil {
+		if f.peers.Check("x", torchcaps.Call{Op: number, DType: dtypeOf(dt), Reduce: reduce.Op(reduceOps[op]), Numel: s.N,
+			Parts: members}) == nil {
 			s.DType, s.Reduce = dt, op
 			return s
 		}
@@ -220,15 +223,18 @@ func (f *fuzzer) rarer(s step) step {
 
 // refusable are operations of which PyTorch refuses some types and operators, with their numbers.
 var refusable = map[string]torchcaps.Op{
-	"all_reduce": torchcaps.AllReduce, "all_reduce_coalesced": torchcaps.AllReduceCoalesced, "reduce": torchcaps.Reduce, "broadcast": torchcaps.Broadcast,
-	"all_gather": torchcaps.AllGather, "gather": torchcaps.Gather, "scatter": torchcaps.Scatter, "all_to_all_single": torchcaps.AllToAllInto,
+	"all_reduce": torchcaps.AllReduce, "all_reduce_coalesced": torchcaps.AllReduceCoalesced, "reduce": torchcaps.Reduce,
+	"broadcast":  torchcaps.Broadcast,
+	"all_gather": torchcaps.AllGather, "gather": torchcaps.Gather, "scatter": torchcaps.Scatter,
+	"all_to_all_single":     torchcaps.AllToAllInto,
 	"reduce_scatter_tensor": torchcaps.ReduceScatterInto, "reduce_scatter": torchcaps.ReduceScatter, "all_to_all": torchcaps.AllToAll,
 }
 
 // refusal is an operation that all ranks refuse alike, if it finds one.
 func (f *fuzzer) refusal() (step, bool) {
 	for range 50 {
-		s := f.somewhere(step{Op: pick(f, slices.Sorted(maps.Keys(refusable))...), N: 4, DType: pick(f, allDTypes...), Reduce: "sum", MayRefuse: true})
+		s := f.somewhere(step{Op: pick(f, slices.Sorted(maps.Keys(refusable))...), N: 4, DType: pick(f, allDTypes...),
+			Reduce: "sum", MayRefuse: true})
 		if f.IntN(2) == 0 {
 			s.Reduce = pick(f, allReduces...)
 		}
@@ -243,7 +249,8 @@ func (f *fuzzer) refusal() (step, bool) {
 			continue // it does everything
 		}
 		var r *torchcaps.Refusal
-		err := f.peers.Check("x", torchcaps.Call{Op: refusable[s.Op], DType: dtypeOf(s.DType), Reduce: reduce.Op(reduceOps[s.Reduce]), Numel: s.N, Parts: members})
+		err := f.peers.Check("x", torchcaps.Call{Op: refusable[s.Op], DType: dtypeOf(s.DType),
+			Reduce: reduce.Op(reduceOps[s.Reduce]), Numel: s.N, Parts: members})
 		if errors.As(err, &r) && r.Where != torchcaps.Nowhere {
 			return s, true
 		}
@@ -301,7 +308,8 @@ func (f *fuzzer) step() step {
 		if f.version != "1.13" { // which takes world ranks for the ranks of a group
 			objects = f.somewhere(objects)
 		}
-		s := f.somewhere(step{Op: pick(f, "monitored_barrier", "any", "batch"), N: 1 + f.length(), DType: "int16"}) // gloo's own receive from any rank fails when it is empty
+		// gloo's own receive from any rank fails when it is empty
+		s := f.somewhere(step{Op: pick(f, "monitored_barrier", "any", "batch"), N: 1 + f.length(), DType: "int16"})
 		switch {
 		case f.detail && f.size > 2 || f.IntN(4) == 0: // PyTorch 2.x counts the messages: see detailPlan
 			return objects

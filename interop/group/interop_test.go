@@ -59,7 +59,8 @@ func compare(t *testing.T, plan []step, want, got [][]string) {
 	for r := range want {
 		for k, s := range plan {
 			if k >= len(want[r]) || k >= len(got[r]) {
-				t.Errorf("rank %d ended after %d and %d of %d steps: %v", r, len(want[r]), len(got[r]), len(plan), got[r][max(len(got[r])-1, 0):])
+				t.Errorf("rank %d ended after %d and %d of %d steps: %v", r, len(want[r]), len(got[r]), len(plan),
+					got[r][max(len(got[r])-1, 0):])
 				break
 			}
 			if want[r][k] != got[r][k] {

@@ -47,8 +47,8 @@ print("wrong:", wrong, flush=True)
 dist.barrier()
 `
 
-// TestTransposedTensors: ranks whose tensors have the same layout get what they get with contiguous ones. PyTorch sends and receives no others, so
-// that messages of a Go rank's transposed tensors are in the order of their indices.
+// TestTransposedTensors: ranks whose tensors have the same layout get what they get with contiguous ones. PyTorch sends
+// and receives no others, so that messages of a Go rank's transposed tensors are in the order of their indices.
 func TestTransposedTensors(t *testing.T) {
 	matrix := func(start, factor int) *tensor.Tensor {
 		x := make([]float32, 12)

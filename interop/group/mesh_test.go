@@ -43,10 +43,12 @@ func TestMesh(t *testing.T) {
 			for i := range sizes {
 				plan = append(plan, step{Op: "all_reduce", N: 3, DType: "float32", Group: "m" + string(rune('a'+i))})
 			}
-			plan = append(plan, step{Op: "new_group", Name: "later", Ranks: []int{0, 3}}, step{Op: "all_gather", N: 3, DType: "float32", Group: "later"})
+			plan = append(plan, step{Op: "new_group", Name: "later", Ranks: []int{0, 3}},
+				step{Op: "all_gather", N: 3, DType: "float32", Group: "later"})
 			if tr == torchtest.Newest {
 				plan = append(plan, step{Op: "new_group", Name: "order", Ranks: []int{3, 0, 2}, Order: true},
-					step{Op: "all_gather", N: 3, DType: "float32", Group: "order"}, step{Op: "broadcast", N: 3, DType: "float32", Group: "order", Ranks: []int{3, 0, 2}})
+					step{Op: "all_gather", N: 3, DType: "float32", Group: "order"},
+					step{Op: "broadcast", N: 3, DType: "float32", Group: "order", Ranks: []int{3, 0, 2}})
 			}
 			want := world{size: size}.run(t, tr, plan)
 			for _, goRanks := range [][]int{{0}, {1, 3}} {

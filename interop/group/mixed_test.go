@@ -23,7 +23,8 @@ import (
 func mixedWorld(t *testing.T, seed uint64) (world, []step) {
 	t.Helper()
 	old, recent := torchtest.V26.About(t), torchtest.Newest.About(t)
-	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 11)), version: "several", halves: old.Has(torchtest.Halves) && recent.Has(torchtest.Halves)}
+	f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 11)), version: "several", halves: old.Has(torchtest.Halves) &&
+		recent.Has(torchtest.Halves)}
 	f.peers, _, _ = torchcaps.ParsePeers(old.Version + "," + recent.Version)
 	f.size = 3 + f.IntN(3)
 	f.joined = make([]int, f.size)

@@ -43,15 +43,17 @@ print("sum", int(x[0]), flush=True)
 sys.stdin.readline()
 `
 
-// mixedSurvivors returns a world of four with PyTorch ranks of two versions and two Go ranks, of which the second may have a process of its own.
+// mixedSurvivors returns a world of four with PyTorch ranks of two versions and two Go ranks, of which the second may
+// have a process of its own.
 func mixedSurvivors(order []int) (w world, gos, torches [2]int) {
 	gos, torches = [2]int{order[0], order[1]}, [2]int{order[2], order[3]}
 	w = world{size: 4, goRanks: gos[:], torches: map[int]*torchtest.Torch{torches[0]: torchtest.V26, torches[1]: torchtest.Newest}}
 	return w, gos, torches
 }
 
-// TestMixedSurvivors: in worlds whose PyTorch ranks are of two versions, a rank of each kind is killed or stopped. The Go ranks end with an error that
-// names it, within the bound, PyTorch's with one, and those that are left form the next group.
+// TestMixedSurvivors: in worlds whose PyTorch ranks are of two versions, a rank of each kind is killed or stopped. The
+// Go ranks end with an error that names it, within the bound, PyTorch's with one, and those that are left form the next
+// group.
 func TestMixedSurvivors(t *testing.T) {
 	t.Parallel()
 	torchtest.V26.Need(t)
@@ -114,7 +116,9 @@ func TestMixedSurvivors(t *testing.T) {
 						if strings.HasPrefix(fault, "kill") && (e.Code != cohort.PeerLost || e.Rank != cohort.Rank(victim)) {
 							t.Errorf("rank %d does not say that %d was lost: %v", r, victim, err)
 						}
-						if strings.HasPrefix(fault, "stop") && (e.Code != cohort.DeadlineExceeded || !strings.Contains(err.Error(), "it waits for rank") || !strings.Contains(err.Error(), "see what the PyTorch ranks say")) {
+						if strings.HasPrefix(fault, "stop") &&
+							(e.Code != cohort.DeadlineExceeded || !strings.Contains(err.Error(), "it waits for rank") ||
+								!strings.Contains(err.Error(), "see what the PyTorch ranks say")) {
 							t.Errorf("rank %d does not say for whom it waited: %v", r, err)
 						}
 						next, err := g.NewGroup(ctx, rest, group.WithLocalSync())
@@ -173,8 +177,9 @@ for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
         print("error", flush=True)
 `
 
-// TestMixedVersionsUntold: PyTorch ranks of two versions, one of which hosts the store, scatter a maximum: the older one takes it for a sum. A
-// Go rank that was not told the versions refuses, and says how to tell it, instead of believing that all are like the host.
+// TestMixedVersionsUntold: PyTorch ranks of two versions, one of which hosts the store, scatter a maximum: the older
+// one takes it for a sum. A Go rank that was not told the versions refuses, and says how to tell it, instead of
+// believing that all are like the host.
 func TestMixedVersionsUntold(t *testing.T) {
 	torchtest.V26.Need(t)
 	torchtest.Newest.Need(t)
@@ -201,7 +206,8 @@ func TestMixedVersionsUntold(t *testing.T) {
 				t.Fatalf("the sum is %v, %v", out, err)
 			}
 			out, err := group.ReduceScatterSlice(ctx, g, in, group.Max)
-			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || !strings.Contains(err.Error(), torchcaps.Variable) {
+			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) ||
+				!strings.Contains(err.Error(), torchcaps.Variable) {
 				t.Errorf("a maximum was scattered: %v, %v", out, err)
 			}
 			for _, p := range procs {
@@ -302,8 +308,8 @@ print("ready", flush=True)
 sys.stdin.readline()
 `
 
-// TestLauncherOfAnotherVersion: a launcher hosts the store, and its PyTorch is not that of the only PyTorch rank. A Go rank that this launcher
-// did not start cannot see that, and refuses what the versions compute differently.
+// TestLauncherOfAnotherVersion: a launcher hosts the store, and its PyTorch is not that of the only PyTorch rank. A Go
+// rank that this launcher did not start cannot see that, and refuses what the versions compute differently.
 func TestLauncherOfAnotherVersion(t *testing.T) {
 	torchtest.V26.Need(t)
 	torchtest.Newest.Need(t)
@@ -312,16 +318,19 @@ func TestLauncherOfAnotherVersion(t *testing.T) {
 	defer cancel()
 	port := testkit.FreePort(t)
 	torchtest.Newest.Start(t, torchtest.Script{Source: hostSource, Args: []string{strconv.Itoa(port)}}).Expect(t, "ready")
-	w.env = map[string]string{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port)}
+	w.env = map[string]string{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+		"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port)}
 	// Debian's build lacks libuv, and PyTorch takes it here without asking.
-	source := "import sys, torch.distributed\nm = sys.modules['torch.distributed.rendezvous']\nstore = m.TCPStore\nm.TCPStore = lambda **k: store(use_libuv=False, **k)\n" + scatterSource
+	source := "import sys, torch.distributed\nm = sys.modules['torch.distributed.rendezvous']\nstore = m.TCPStore\nm.TCPStore = " +
+		"lambda **k: store(use_libuv=False, **k)\n" + scatterSource
 	procs := w.startTorch(t, nil, port, source)
 	g := w.joinGo(ctx, t, port)[1]
 	if out, err := group.ReduceScatterSlice(ctx, g, []float32{2, 2}, group.Sum); err != nil || out[0] != 3 {
 		t.Fatalf("the sum is %v, %v", out, err)
 	}
 	out, err := group.ReduceScatterSlice(ctx, g, []float32{2, 2}, group.Max)
-	if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || !strings.Contains(err.Error(), torchcaps.Variable) {
+	if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) ||
+		!strings.Contains(err.Error(), torchcaps.Variable) {
 		t.Errorf("a maximum was scattered: %v, %v", out, err)
 	}
 	procs[0].Expect(t, "3.0")

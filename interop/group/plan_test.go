@@ -60,8 +60,8 @@ func data(k int, r cohort.Rank, n int, dt tensor.DType, salt int) *tensor.Tensor
 	return special(k, r, n, dt, salt, false)
 }
 
-// period is after how many elements the numbers repeat: to make them must not take longer than to exchange them. It is a prime number, so no
-// part of a tensor that is sent by itself looks like another.
+// period is after how many elements the numbers repeat: to make them must not take longer than to exchange them. It is
+// a prime number, so no part of a tensor that is sent by itself looks like another.
 const period = 10_007
 
 // special makes some elements NaN and some a negative zero.

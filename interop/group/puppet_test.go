@@ -67,7 +67,8 @@ func (p *puppet) do(ctx context.Context, line string) (err error) {
 	limit := time.Duration(seconds) * time.Second
 	switch words[0] {
 	case "init":
-		p.world, err = group.New(ctx, p.client, cohort.Rank(p.rank), p.size, group.WithBareStore(), group.WithStorePrefix(words[1]), group.WithConnectTimeout(limit), group.WithPeers(p.peers))
+		p.world, err = group.New(ctx, p.client, cohort.Rank(p.rank), p.size, group.WithBareStore(),
+			group.WithStorePrefix(words[1]), group.WithConnectTimeout(limit), group.WithPeers(p.peers))
 		p.current = p.world
 	case "group":
 		p.current, err = p.world.NewGroup(ctx, nil, group.WithConnectTimeout(limit))
@@ -138,8 +139,8 @@ type theatre struct {
 
 const stageSize = 4
 
-// fill starts the ranks that are not there, and returns when they can be told what to do: PyTorch takes seconds to load. apart says that rank 2 gets
-// a process of its own.
+// fill starts the ranks that are not there, and returns when they can be told what to do: PyTorch takes seconds to
+// load. apart says that rank 2 gets a process of its own.
 func (s *theatre) fill(ctx context.Context, t *testing.T, apart bool) {
 	t.Helper()
 	var started []player
@@ -148,7 +149,9 @@ func (s *theatre) fill(ctx context.Context, t *testing.T, apart bool) {
 		switch {
 		case s.own[r] != nil || s.players[r] != nil:
 		case r%2 == 1:
-			start(r, torchPlayer{s.torch.Start(t, torchtest.Script{Name: fmt.Sprintf("rank%d.py", r), Source: puppetSource, Args: []string{strconv.Itoa(r), strconv.Itoa(stageSize), strconv.Itoa(s.port)}})})
+			start(r, torchPlayer{s.torch.Start(t,
+				torchtest.Script{Name: fmt.Sprintf("rank%d.py", r), Source: puppetSource,
+					Args: []string{strconv.Itoa(r), strconv.Itoa(stageSize), strconv.Itoa(s.port)}})})
 		case r == 2 && apart:
 			start(r, startGo(t, fmt.Sprintf("puppet %d %d %d %s", r, stageSize, s.port, s.peers)))
 		default:
@@ -170,7 +173,8 @@ func (s *theatre) fill(ctx context.Context, t *testing.T, apart bool) {
 	}
 }
 
-// all has the ranks in this process and the others, but one, do something and returns the errors of the ranks in this process and the lines of the others.
+// all has the ranks in this process and the others, but one, do something and returns the errors of the ranks in this
+// process and the lines of the others.
 func (s *theatre) all(ctx context.Context, t *testing.T, line, apart string, but int) (errs map[int]error, said map[int]string) {
 	t.Helper()
 	errs, said = map[int]error{}, map[int]string{}
@@ -214,9 +218,9 @@ func (s *theatre) must(ctx context.Context, t *testing.T, line string) {
 	}
 }
 
-// TestFaultAtAMoment: a Go rank or a PyTorch rank is killed or stopped in the making of the world or of a group, in the first collective or in the
-// last, or when it has ended the group. The Go ranks that are left name it within the time that they have, PyTorch's end too, and the same Go
-// processes form the next world over the same store.
+// TestFaultAtAMoment: a Go rank or a PyTorch rank is killed or stopped in the making of the world or of a group, in the
+// first collective or in the last, or when it has ended the group. The Go ranks that are left name it within the time
+// that they have, PyTorch's end too, and the same Go processes form the next world over the same store.
 func TestFaultAtAMoment(t *testing.T) {
 	const (
 		limit    = 5  // seconds, of Go's calls at the moment
@@ -244,14 +248,16 @@ func TestFaultAtAMoment(t *testing.T) {
 					}
 					t.Run(fmt.Sprintf("rank %d, %s, %v", victim, m.name, sig), func(t *testing.T) {
 						t.Parallel()
-						ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // PyTorch tries for a minute to connect to one who was killed
+						// PyTorch tries for a minute to connect to one who was killed
+						ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 						defer cancel()
 						server, err := tcpstore.Listen("127.0.0.1:0")
 						if err != nil {
 							t.Fatal(err)
 						}
 						defer func() { _ = server.Close() }()
-						s := &theatre{port: server.Port(), peers: "torch-" + tr.About(t).Version, torch: tr, own: map[int]*puppet{}, players: map[int]player{}}
+						s := &theatre{port: server.Port(), peers: "torch-" + tr.About(t).Version, torch: tr,
+							own: map[int]*puppet{}, players: map[int]player{}}
 						s.fill(ctx, t, victim == 2)
 						for _, line := range m.before {
 							s.must(ctx, t, line)

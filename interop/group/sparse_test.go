@@ -11,9 +11,10 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
-// sparsePlan has, unless it is to be short, every element type with every operator, and shapes with all that is special: no entries on some ranks or on
-// all, no elements, four dimensions of both kinds and more, an index that occurs several times, large ones. A sum follows
-// every step that PyTorch refuses, in whichever place: all ranks must be in step.
+// sparsePlan has, unless it is to be short, every element type with every operator, and shapes with all that is
+// special: no entries on some ranks or on all, no elements, four dimensions of both kinds and more, an index that
+// occurs several times, large ones. A sum follows every step that PyTorch refuses, in whichever place: all ranks must
+// be in step.
 func sparsePlan(about torchtest.About, short bool) (plan []step) {
 	add := func(s step) {
 		s.Op, s.MayRefuse = "sparse", true

@@ -62,7 +62,8 @@ func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 					if took := time.Since(began); took > 20*time.Second {
 						t.Errorf("it took %v", took)
 					}
-					asked := errors.Is(err, cohort.NotSupported) && strings.Contains(err.Error(), torchcaps.Option) && strings.Contains(err.Error(), torchcaps.Variable)
+					asked := errors.Is(err, cohort.NotSupported) && strings.Contains(err.Error(), torchcaps.Option) &&
+						strings.Contains(err.Error(), torchcaps.Variable)
 					since := 10 // that the store of a PyTorch rank tells
 					if goRank == 0 {
 						since = 8 // that the ranks tell the store of a Go rank
@@ -139,7 +140,8 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 		began := time.Now()
 		b, err := g.NewGroup(ctx, []cohort.Rank{0, 1})
 		if tr.About(t).Since(2, 12) {
-			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || time.Since(began) > 20*time.Second {
+			if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) ||
+				time.Since(began) > 20*time.Second {
 				t.Errorf("%v after %v", err, time.Since(began))
 			}
 			return
@@ -191,7 +193,8 @@ func TestNewerThanKnown(t *testing.T) {
 	newer := fmt.Sprint("torch-2.", 1000+rand.IntN(1_000_000_000)) // a process says it of a version once
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
-	w := world{size: 2, goRanks: []int{1}, untold: true, options: []group.Option{group.WithPeers(group.Peers(newer)), group.WithLogger(logger)}}
+	w := world{size: 2, goRanks: []int{1}, untold: true,
+		options: []group.Option{group.WithPeers(group.Peers(newer)), group.WithLogger(logger)}}
 	compare(t, plan, want, w.run(t, tr, plan))
 	if n := strings.Count(log.String(), newer); n != 1 {
 		t.Errorf("it was said %d times:\n%s", n, log.String())
@@ -212,13 +215,14 @@ except RuntimeError as e:
     sys.exit(0)
 `
 
-// TestHalvesThatABuildLacks: PyTorch ranks whose build has no half types raise an error of which a Go rank hears nothing. What it gets instead,
-// at its timeout or when they end, names the likely cause.
+// TestHalvesThatABuildLacks: PyTorch ranks whose build has no half types raise an error of which a Go rank hears
+// nothing. What it gets instead, at its timeout or when they end, names the likely cause.
 func TestHalvesThatABuildLacks(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		for _, what := range []string{"stays", "ends"} {
 			t.Run(what, func(t *testing.T) {
-				w := world{size: 2, goRanks: []int{1}, options: []group.Option{group.WithTimeout(2 * time.Second), group.WithConnectTimeout(time.Minute)}}
+				w := world{size: 2, goRanks: []int{1},
+					options: []group.Option{group.WithTimeout(2 * time.Second), group.WithConnectTimeout(time.Minute)}}
 				if what == "ends" {
 					w.options[0] = group.WithTimeout(time.Minute)
 				}

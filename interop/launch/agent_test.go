@@ -51,8 +51,10 @@ func eventsIn(t *testing.T, text string) []agentEvent {
 	return all
 }
 
-// otherEachTime are fields that differ from run to run. The program of the workers is Python, but chroot where that lives in a root of its own.
-var otherEachTime = map[string]bool{"worker_id": true, "hostname": true, "total_run_time": true, "duration_ms": true, "metadata": true, "raw_error": true, "worker_pid": true, "entry_point": true}
+// otherEachTime are fields that differ from run to run. The program of the workers is Python, but chroot where that
+// lives in a root of its own.
+var otherEachTime = map[string]bool{"worker_id": true, "hostname": true, "total_run_time": true, "duration_ms": true,
+	"metadata": true, "raw_error": true, "worker_pid": true, "entry_point": true}
 
 // compareEvents compares what torchrun has recorded with what we have: every field of it, in this order.
 func compareEvents(t *testing.T, ours, theirs []agentEvent) {
@@ -89,7 +91,8 @@ func TestSameEvents(t *testing.T) {
 		}
 		dir := place(t, torch)
 		for _, code := range []string{"0", "3"} {
-			j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "job", "--rdzv-backend", "c10d", "--max-restarts", "1", "--event-log-handler", "console"}, "-u", dir+"/end.py", code)
+			j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "job", "--rdzv-backend", "c10d",
+				"--max-restarts", "1", "--event-log-handler", "console"}, "-u", dir+"/end.py", code)
 			cmd, path := withTorchrun(t, torch, dir, "--max_restarts", "1", "--event_log_handler", "console", dir+"/end.py", code)
 			k := begin(t, dir, cmd, path)
 			if ours, theirs := j.end(), k.end(); ours != theirs {
@@ -126,7 +129,8 @@ func TestSameFailures(t *testing.T) {
 				report := j.report()
 				last := report.Attempts[len(report.Attempts)-1]
 				if last.First != 1 || strconv.Itoa(last.Of(1).Code) != theirs {
-					t.Errorf("rank %d is at fault, and rank 1 ended with %d; torchrun has %s\n%s", last.First, last.Of(1).Code, theirs, k.err)
+					t.Errorf("rank %d is at fault, and rank 1 ended with %d; torchrun has %s\n%s", last.First, last.Of(1).Code,
+						theirs, k.err)
 				}
 			})
 		}
@@ -157,7 +161,8 @@ func TestWithoutShim(t *testing.T) {
 		if err := os.Mkdir(ours, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		j := cohortWith(t, torch, dir, []string{"USE_LIBUV=0"}, []string{"--nproc-per-node", "2", "--no-shim"}, "-u", dir+"/reduce.py", ours)
+		j := cohortWith(t, torch, dir, []string{"USE_LIBUV=0"}, []string{"--nproc-per-node", "2", "--no-shim"}, "-u",
+			dir+"/reduce.py", ours)
 		if code := j.end(); code != 0 {
 			t.Fatalf("exit code %d\n%s%s", code, j.out, j.err)
 		}
@@ -169,12 +174,14 @@ func TestWithoutShim(t *testing.T) {
 	})
 }
 
-// TestNodeJoins: a node that joins a running job of PyTorch workers makes it begin anew with both. torchrun's job dies of that after a minute.
+// TestNodeJoins: a node that joins a running job of PyTorch workers makes it begin anew with both. torchrun's job dies
+// of that after a minute.
 func TestNodeJoins(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		options := []string{"--nproc-per-node", "1", "--nnodes", "1:2", "--rdzv-id", "joins", "--rdzv-endpoint", fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t)), "--rdzv-conf", "last_call_timeout=1,heartbeat_timeout=30"}
+		options := []string{"--nproc-per-node", "1", "--nnodes", "1:2", "--rdzv-id", "joins", "--rdzv-endpoint",
+			fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t)), "--rdzv-conf", "last_call_timeout=1,heartbeat_timeout=30"}
 		env := []string{"STEPS=1000000"}
 		first := cohortWith(t, torch, dir, env, options, "-u", dir+"/loop.py")
 		first.wait(first.out, "joined", 1)

@@ -271,8 +271,11 @@ func TestSameAsTorchrun(t *testing.T) {
 // differing are the variables whose values differ from run to run, and added those that torchrun does not set: the list
 // of docs/launcher.md.
 var (
-	differing = []string{"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "PYTHONPATH", "LC_CTYPE"}
-	added     = []string{"COHORT_RUN", "PYTHONFAULTHANDLER", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "PYTHONPATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+	differing = []string{"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID",
+		"TORCHELASTIC_USE_AGENT_STORE", "PYTHONPATH", "LC_CTYPE"}
+	added = []string{"COHORT_RUN", "PYTHONFAULTHANDLER", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE",
+		"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "PYTHONPATH",
+		"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 )
 
 func compareEnvironment(t *testing.T, rank int, ours, theirs map[string]string) {
@@ -325,11 +328,14 @@ func TestMixedJob(t *testing.T) {
 			t.Fatal(err)
 		}
 		file := filepath.Join(dir, "job.yaml")
-		text := fmt.Sprintf("roles:\n  - {name: go, workers: 2, program: [%s, demo-worker, --scene, train]}\n  - {name: trainer, workers: 1, program: %s}\n", program(t), words)
+		text := fmt.Sprintf(
+			"roles:\n  - {name: go, workers: 2, program: [%s, demo-worker, --scene, train]}\n  - {name: trainer, workers: 1, "+
+				"program: %s}\n", program(t), words)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		j := begin(t, dir, exec.Command(program(t), "run", "--report", filepath.Join(dir, "report.json"), "--evidence", "-", "--log-dir", dir, "-f", file))
+		j := begin(t, dir, exec.Command(program(t), "run", "--report", filepath.Join(dir, "report.json"), "--evidence", "-",
+			"--log-dir", dir, "-f", file))
 		code := j.end()
 		for _, want := range []string{"torch step 5: the sum is 6", "torch trainer 0 of 1 has seen all"} {
 			if code != 0 || !strings.Contains(j.out.String(), want) || strings.Count(j.out.String(), "step 5: the sum is 6") != 3 {
@@ -349,10 +355,12 @@ func TestFailures(t *testing.T) {
 			"disk":      `^rank 1 raised (RuntimeError|OSError): .*(inline_container\.cc|No space left on device)`,
 			"disk-text": `^rank 1 raised OSError: \[Errno 28\] No space left on device$`,
 			"killed":    `^rank 1 was killed by SIGKILL`,
-			"shape":     `^rank 0 crashed: aborted \(SIGABRT\) while it was in <module> \(.*fail\.py:\d+\); the ranks disagree about the size of the tensor: a peer sent a part of \d+ bytes where it expected \d+$`,
-			"loader":    `^rank 1 raised RuntimeError: DataLoader worker \(pid`,
-			"port":      `^rank 1 raised .*(EADDRINUSE|[Aa]ddress already in use)`,
-			"resolve":   `^rank 1 raised .*trying to connect to \(no-such-host\.invalid, 29500\).*; the name no-such-host\.invalid does not resolve on this host$`,
+			"shape": `^rank 0 crashed: aborted \(SIGABRT\) while it was in <module> \(.*fail\.py:\d+\); the ranks disagree ` +
+				`about the size of the tensor: a peer sent a part of \d+ bytes where it expected \d+$`,
+			"loader": `^rank 1 raised RuntimeError: DataLoader worker \(pid`,
+			"port":   `^rank 1 raised .*(EADDRINUSE|[Aa]ddress already in use)`,
+			"resolve": `^rank 1 raised .*trying to connect to \(no-such-host\.invalid, 29500\).*; the name no-such-host\.invalid ` +
+				`does not resolve on this host$`,
 		} {
 			if (kind == "killed" || kind == "disk-text") && torch != torchtest.V26 {
 				continue // PyTorch has no part in these
@@ -394,7 +402,8 @@ func TestRestartWithLateRank(t *testing.T) {
 func TestRecorder(t *testing.T) {
 	t.Parallel()
 	const names = `("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")`
-	const script = `import os, torch.distributed; print(*("run" if "cohort_run" in v else v for v in (os.environ.get(n, "-") for n in ` + names + `)))`
+	const script = `import os, torch.distributed; print(*("run" if "cohort_run" in v else v for v in (os.environ.get(n, "-") for n ` +
+		`in ` + names + `)))`
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		older := torch.Name == "2.6"
 		for _, c := range []struct{ env, want, wantOlder string }{
@@ -429,12 +438,14 @@ func TestShadowedSitecustomize(t *testing.T) {
 			t.Fatal(err)
 		}
 		env := []string{"PYTHONPATH=" + dir}
-		j := cohortWith(t, torch, dir, env, nil, "-c", "import sys; print('shim', any('cohort_run' in p for p in sys.path), sys.modules['sitecustomize'].__file__)")
+		j := cohortWith(t, torch, dir, env, nil, "-c",
+			"import sys; print('shim', any('cohort_run' in p for p in sys.path), sys.modules['sitecustomize'].__file__)")
 		j.end()
 		if out := j.out.String(); !strings.Contains(out, "shadowed "+dir) || !strings.Contains(out, "shim True "+dir) {
 			t.Errorf("it prints\n%s%s", out, j.err)
 		}
-		k := cohortWith(t, torch, dir, env, []string{"--no-shim"}, "-c", "import os, sys; print('shim', any('cohort_run' in p for p in sys.path), os.environ['TORCHELASTIC_USE_AGENT_STORE'])")
+		k := cohortWith(t, torch, dir, env, []string{"--no-shim"}, "-c",
+			"import os, sys; print('shim', any('cohort_run' in p for p in sys.path), os.environ['TORCHELASTIC_USE_AGENT_STORE'])")
 		k.end()
 		if out := k.out.String(); !strings.Contains(out, "shim False False") {
 			t.Errorf("without the shim it prints\n%s%s", out, k.err)

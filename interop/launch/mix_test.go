@@ -14,8 +14,9 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// TestLaunchersDoNotMix: an agent of torchrun that comes to the rendezvous of "cohort run", or a "cohort run" that comes to torchrun's, ends with
-// an error, the latter with one that says why, and the job whose rendezvous it is goes on.
+// TestLaunchersDoNotMix: an agent of torchrun that comes to the rendezvous of "cohort run", or a "cohort run" that
+// comes to torchrun's, ends with an error, the latter with one that says why, and the job whose rendezvous it is goes
+// on.
 func TestLaunchersDoNotMix(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
@@ -23,10 +24,12 @@ func TestLaunchersDoNotMix(t *testing.T) {
 		dir := place(t, torch)
 		endpoint := func() string { return fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t)) }
 		ours := func(at string) *job {
-			return cohortRun(t, torch, dir, []string{"--nproc-per-node", "1", "--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", at}, "-u", dir+"/end.py", "0")
+			return cohortRun(t, torch, dir, []string{"--nproc-per-node", "1", "--nnodes", "2", "--rdzv-id", "job",
+				"--rdzv-endpoint", at}, "-u", dir+"/end.py", "0")
 		}
 		theirs := func(at string) *job {
-			cmd, path := withTorchrun(t, torch, dir, "--nnodes", "2", "--nproc_per_node", "1", "--rdzv_endpoint", at, "--rdzv_conf", "read_timeout=5", dir+"/end.py", "0")
+			cmd, path := withTorchrun(t, torch, dir, "--nnodes", "2", "--nproc_per_node", "1", "--rdzv_endpoint", at,
+				"--rdzv_conf", "read_timeout=5", dir+"/end.py", "0")
 			return begin(t, dir, cmd, path)
 		}
 		at := endpoint()
@@ -58,7 +61,8 @@ func TestLaunchersDoNotMix(t *testing.T) {
 	})
 }
 
-// TestTwoLaunchersMeet: ranks that torchrun has started and ranks that "cohort run" has started meet at a tcp:// address, as docs/mixed-group.md says.
+// TestTwoLaunchersMeet: ranks that torchrun has started and ranks that "cohort run" has started meet at a tcp://
+// address, as docs/mixed-group.md says.
 func TestTwoLaunchersMeet(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {

@@ -169,8 +169,10 @@ func TestEveryOption(t *testing.T) {
 			t.Fatalf("%v: %s", err, out.String())
 		}
 		values := map[string]string{
-			"monitor": "1", "shutdown": "1", "node": "0", "max": "1", "nproc": "2", "nnodes": "1", "master_port": "29999", "r": "3", "redirects": "3", "tee": "3", "t": "3",
-			"local_ranks": "0", "start": "spawn", "signals": "SIGTERM", "event": "null", "rdzv_backend": "c10d", "rdzv_conf": "a=1", "print": "bash", "numa": "node",
+			"monitor": "1", "shutdown": "1", "node": "0", "max": "1", "nproc": "2", "nnodes": "1", "master_port": "29999",
+			"r": "3", "redirects": "3", "tee": "3", "t": "3",
+			"local_ranks": "0", "start": "spawn", "signals": "SIGTERM", "event": "null", "rdzv_backend": "c10d",
+			"rdzv_conf": "a=1", "print": "bash", "numa": "node",
 		}
 		for _, option := range options {
 			name, _ := option[0].(string)
@@ -178,14 +180,16 @@ func TestEveryOption(t *testing.T) {
 			if valued, _ := option[1].(bool); valued {
 				value, best := "x", 0
 				for prefix, v := range values {
-					if plain := strings.ReplaceAll(strings.TrimLeft(name, "-"), "-", "_"); strings.HasPrefix(plain, prefix) && len(prefix) > best {
+					if plain := strings.ReplaceAll(strings.TrimLeft(name, "-"), "-", "_"); strings.HasPrefix(plain, prefix) &&
+						len(prefix) > best {
 						value, best = v, len(prefix)
 					}
 				}
 				args = append(args, value)
 			}
 			said, err := exec.Command(program(t), append(args, "true")...).CombinedOutput()
-			refused := strings.Contains(string(said), "not supported") || strings.Contains(string(said), "--numa-binding node: no accelerator") || strings.Contains(string(said), "cohort completion")
+			refused := strings.Contains(string(said), "not supported") ||
+				strings.Contains(string(said), "--numa-binding node: no accelerator") || strings.Contains(string(said), "cohort completion")
 			if err != nil && !refused || strings.Contains(string(said), "unknown option") {
 				t.Errorf("%s: %v\n%s", strings.Join(args, " "), err, said)
 			}
@@ -218,7 +222,8 @@ func TestSameResults(t *testing.T) {
 				_ = runInto(t, dir, cmd, io.Discard, path, env)
 				a, b := results(t, ours), results(t, theirs)
 				for rank := range 2 {
-					if a[rank].Sum == 0 || a[rank].Sum != b[rank].Sum || strings.Join(a[rank].Argv, " ") != strings.Join(b[rank].Argv, " ") {
+					if a[rank].Sum == 0 || a[rank].Sum != b[rank].Sum ||
+						strings.Join(a[rank].Argv, " ") != strings.Join(b[rank].Argv, " ") {
 						t.Errorf("rank %d: %+v and %+v", rank, a[rank], b[rank])
 					}
 				}
@@ -247,7 +252,8 @@ func TestLoaderWorkers(t *testing.T) {
 		a, b := results(t, ours), results(t, theirs)
 		for rank := range 2 {
 			// Two epochs of two workers each, none of which is the rank itself.
-			if a[rank].Sum != b[rank].Sum || a[rank].Sum == 0 || strings.Join(a[rank].Argv, " ") != "4 False" || strings.Join(b[rank].Argv, " ") != "4 False" {
+			if a[rank].Sum != b[rank].Sum || a[rank].Sum == 0 || strings.Join(a[rank].Argv, " ") != "4 False" ||
+				strings.Join(b[rank].Argv, " ") != "4 False" {
 				t.Errorf("rank %d: %+v and %+v", rank, a[rank], b[rank])
 			}
 		}
@@ -262,7 +268,8 @@ func TestUnresolvedHostName(t *testing.T) {
 	}
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		run := append([]string{"--uts", "sh", "-c", `hostname no-such-name-here.invalid && exec "$@"`, "sh", program(t), "run", "--standalone", "--nproc-per-node", "2", "--evidence", "-"}, torch.Command()...)
+		run := append([]string{"--uts", "sh", "-c", `hostname no-such-name-here.invalid && exec "$@"`, "sh", program(t), "run",
+			"--standalone", "--nproc-per-node", "2", "--evidence", "-"}, torch.Command()...)
 		cmd := exec.Command("unshare", append(run, "-u", dir+"/reduce.py", dir)...)
 		cmd.Env = environment(dir)
 		from := time.Now()
@@ -287,7 +294,8 @@ func TestEvidenceOfFailure(t *testing.T) {
 		dir := place(t, torch)
 		// On a busy machine the time may be over before all ranks were looked at.
 		for try := range 4 {
-			j := cohortWith(t, torch, dir, []string{"MY_TOKEN=s3cr3t-token"}, []string{"--nproc-per-node", "3"}, "-u", dir+"/evidence.py", "--password=s3cr3t-argument")
+			j := cohortWith(t, torch, dir, []string{"MY_TOKEN=s3cr3t-token"}, []string{"--nproc-per-node", "3"}, "-u",
+				dir+"/evidence.py", "--password=s3cr3t-argument")
 			if code := j.end(); code != 1 {
 				t.Errorf("exit code %d\n%s", code, j.err)
 			}

@@ -34,7 +34,8 @@ func byHand(t *testing.T, torch *torchtest.Torch, addr string, port, world int, 
 
 // told is the environment of a rank that was started by hand.
 func told(rank, world int, addr string, port int) []string {
-	return []string{"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=" + strconv.Itoa(world), "MASTER_ADDR=" + addr, "MASTER_PORT=" + strconv.Itoa(port)}
+	return []string{"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=" + strconv.Itoa(world), "MASTER_ADDR=" + addr,
+		"MASTER_PORT=" + strconv.Itoa(port)}
 }
 
 // start starts ranks with these environments.
@@ -65,22 +66,28 @@ func TestWhyByHand(t *testing.T) {
 			}
 			port := testkit.FreePort(t)
 			byHand(t, torch, "127.0.0.1", port, 3, 0, 1, 1)
-			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 was started twice, as the processes \d+ and \d+: give each process its own RANK, from 0 to 2\.$`)
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+				`^Rank 1 was started twice, as the processes \d+ and \d+: give each process its own RANK, from 0 to 2\.$`)
 		})
 		t.Run("another WORLD_SIZE", func(t *testing.T) {
 			port := testkit.FreePort(t)
 			start(t, torch, told(0, 3, "127.0.0.1", port), told(1, 2, "127.0.0.1", port)) // else rank 0 finds no peer and ends
-			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 has WORLD_SIZE 2 where rank 0 has 3: all ranks must have the same; rank.* in init_process_group \(meet\.py:\d+\)`)
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+				`^Rank 1 has WORLD_SIZE 2 where rank 0 has 3: all ranks must have the same; rank.* in init_process_group \(meet\.py:\d+\)`)
 		})
 		t.Run("another MASTER_PORT", func(t *testing.T) {
 			port, other := testkit.FreePort(t), testkit.FreePort(t)
 			start(t, torch, told(0, 2, "127.0.0.1", port), told(1, 2, "127.0.0.1", other))
-			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(other)), `^Rank 1 uses the store at 127\.0\.0\.1:\d+, and rank 0 of the same program \(process \d+\) uses 127\.0\.0\.1:\d+: all ranks must have the same MASTER_ADDR and MASTER_PORT; rank 1 waits in init_process_group`)
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(other)),
+				`^Rank 1 uses the store at 127\.0\.0\.1:\d+, and rank 0 of the same program \(process \d+\) uses 127\.0\.0\.1:\d+: `+
+					`all ranks must have the same MASTER_ADDR and MASTER_PORT; rank 1 waits in init_process_group`)
 		})
 		t.Run("a dead store", func(t *testing.T) {
 			port := testkit.FreePort(t)
 			byHand(t, torch, "127.0.0.1", port, 2, 1)
-			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), `^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: nothing listens there.*; rank 0, which hosts it unless a launcher does, does not run on this host\.$`)
+			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+				`^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: nothing listens there.*; rank 0, which hosts it unless a `+
+					`launcher does, does not run on this host\.$`)
 		})
 		t.Run("a port that something else has", func(t *testing.T) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -91,13 +98,16 @@ func TestWhyByHand(t *testing.T) {
 			_, number, _ := net.SplitHostPort(l.Addr().String())
 			port, _ := strconv.Atoi(number)
 			byHand(t, torch, "127.0.0.1", port, 2, 1)
-			why(t, l.Addr().String(), `^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: pid `+strconv.Itoa(os.Getpid())+` \(.*\) listens there and has not answered as a store does.*; rank 0, which hosts it unless a launcher does, does not run on this host\.$`)
+			why(t, l.Addr().String(), `^Rank 1 cannot reach the store at 127\.0\.0\.1:\d+: pid `+strconv.Itoa(os.Getpid())+
+				` \(.*\) listens there and has not answered as a store does.*; rank 0, which hosts it unless a launcher does, does `+
+				`not run on this host\.$`)
 		})
 		t.Run("a host that does not resolve", func(t *testing.T) {
 			needNames(t)
 			port := testkit.FreePort(t)
 			byHand(t, torch, noHost, port, 2, 1)
-			why(t, net.JoinHostPort(noHost, strconv.Itoa(port)), `^Rank 1 cannot reach the store at no-such-host\.invalid:\d+: the name no-such-host\.invalid does not resolve`)
+			why(t, net.JoinHostPort(noHost, strconv.Itoa(port)),
+				`^Rank 1 cannot reach the store at no-such-host\.invalid:\d+: the name no-such-host\.invalid does not resolve`)
 		})
 	})
 }
@@ -125,12 +135,14 @@ func TestFullSharedMemory(t *testing.T) {
 		}
 		dir := place(t, torch)
 		args := append([]string{
-			"-m", "sh", "-c", `mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"`, shm, program(t), "run", "--report", filepath.Join(dir, "report.json"),
+			"-m", "sh", "-c", `mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"`, shm, program(t), "run", "--report",
+			filepath.Join(dir, "report.json"),
 			"--evidence", "-", "--nproc-per-node", "2",
 		}, torch.Command()...)
 		j := begin(t, dir, exec.Command("unshare", append(args, "-u", dir+"/fail.py", "shm")...))
 		j.end()
-		want := `^rank 1 raised RuntimeError: (DataLoader worker \(pid \d+\) is killed by signal: Bus error.*out of shared memory|unable to (write to file|allocate shared memory|mmap|resize|open shared).*)`
+		want := `^rank 1 raised RuntimeError: (DataLoader worker \(pid \d+\) is killed by signal: Bus error.*out of shared ` +
+			`memory|unable to (write to file|allocate shared memory|mmap|resize|open shared).*)`
 		if s := j.report().Sentence; !regexp.MustCompile(want).MatchString(s) {
 			t.Errorf("%s\nwant %s\n%s", s, want, j.err)
 		}
@@ -151,8 +163,10 @@ func TestKilledForMemory(t *testing.T) {
 	_ = os.WriteFile(filepath.Join(group, "memory.memsw.limit_in_bytes"), []byte("67108864"), 0o600) // where there is swap
 	_ = os.WriteFile(filepath.Join(group, "memory.swap.max"), []byte("0"), 0o600)
 	dir := t.TempDir()
-	j := begin(t, dir, exec.Command("sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, program(t), "run", "--nproc-per-node", "2",
-		"--report", filepath.Join(dir, "report.json"), "--evidence", "-", "sh", "-c", "[ $RANK = 0 ] && exec sleep 1000; exec tail /dev/zero"))
+	j := begin(t, dir, exec.Command("sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, program(t), "run",
+		"--nproc-per-node", "2",
+		"--report", filepath.Join(dir, "report.json"), "--evidence", "-", "sh", "-c",
+		"[ $RANK = 0 ] && exec sleep 1000; exec tail /dev/zero"))
 	j.end()
 	want := `^rank 1 was killed by the kernel: out of memory \(\d+ MiB resident, limit 64 MiB\)$`
 	if s := j.report().Sentence; !regexp.MustCompile(want).MatchString(s) {
@@ -207,11 +221,17 @@ func TestBesideTorchfrtrace(t *testing.T) {
 		_ = runInto(t, dir, exec.Command(command[0], append(command[1:], "-u", dir+"/frtrace.py", dir)...), &said)
 		for _, c := range []struct{ kind, theirs, ours string }{
 			{"missing", "missing ranks: {2}", "Rank 2 has not reached all_reduce number 4 of default_pg; ranks 0 and 1 wait."},
-			{"operation", "Culprit rank 2; Error type: COLLECTIVE_TYPE_MISMATCH", "Rank 2 calls broadcast (train.py:14) where ranks 0 and 1 call all_reduce (train.py:14) as number 4 of default_pg."},
-			{"size", "Culprit rank 2; Error type: SIZE_OR_SYNTAX_MISMATCH", "Rank 2 calls all_reduce with [[4]] where ranks 0 and 1 call all_reduce with [[8]] as number 4 of default_pg."},
-			{"dtype", "Culprit rank 2; Error type: COLLECTIVE_DTYPE_MISMATCH", "Rank 2 calls all_reduce of type Half where ranks 0 and 1 call all_reduce of type Float as number 4 of default_pg."},
-			{"first", "Culprit rank 0; Error type: COLLECTIVE_TYPE_MISMATCH", "Rank 0 calls broadcast (train.py:14) where ranks 1 and 2 call all_reduce (train.py:14) as number 4 of default_pg."},
-			{"network", "", "Ranks 0-2 are in all_reduce number 4 of default_pg with the same sizes, and none makes progress: the network between them is stuck, or one of them died after it had entered."},
+			{"operation", "Culprit rank 2; Error type: COLLECTIVE_TYPE_MISMATCH",
+				"Rank 2 calls broadcast (train.py:14) where ranks 0 and 1 call all_reduce (train.py:14) as number 4 of default_pg."},
+			{"size", "Culprit rank 2; Error type: SIZE_OR_SYNTAX_MISMATCH",
+				"Rank 2 calls all_reduce with [[4]] where ranks 0 and 1 call all_reduce with [[8]] as number 4 of default_pg."},
+			{"dtype", "Culprit rank 2; Error type: COLLECTIVE_DTYPE_MISMATCH",
+				"Rank 2 calls all_reduce of type Half where ranks 0 and 1 call all_reduce of type Float as number 4 of default_pg."},
+			{"first", "Culprit rank 0; Error type: COLLECTIVE_TYPE_MISMATCH",
+				"Rank 0 calls broadcast (train.py:14) where ranks 1 and 2 call all_reduce (train.py:14) as number 4 of default_pg."},
+			{"network", "",
+				"Ranks 0-2 are in all_reduce number 4 of default_pg with the same sizes, and none makes progress: the network " +
+					"between them is stuck, or one of them died after it had entered."},
 		} {
 			_, theirs, found := strings.Cut(said.String(), "== "+c.kind+"\n")
 			theirs, _, _ = strings.Cut(theirs, "== ")

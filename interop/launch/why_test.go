@@ -22,21 +22,35 @@ import (
 // ranks can go on to the next, so that they need not start again.
 var hangs = [][]struct{ kind, want string }{
 	{
-		{"rpc", `^Rank 1 has not called rpc\.shutdown \(hang\.py:117\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
+		{"rpc",
+			`^Rank 1 has not called rpc\.shutdown \(hang\.py:117\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"init", `^Rank 1 has not called init_process_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"newgroup", `^Rank 1 has not called new_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
-		{"missing", `^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
+		{"missing",
+			`^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"p2p", `^Rank 0 waits for a message from rank 1 \(hang\.py:58\), which is in load_batch \(hang\.py:28\) and sends none\.$`},
-		{"gil", `^Rank 1 holds the interpreter lock \(GIL\) in a C call at hang\.py:62(, sleeping)?; its other Python threads cannot run; rank 0 waits( for \d+ s)?\.$`},
-		{"server", `^Rank 1 has not reached all_reduce \(hang\.py:87\); it is in read_from_server \(hang\.py:42\), reading from 127\.0\.0\.1:\d+.*; rank 0 waits`},
+		{"gil",
+			`^Rank 1 holds the interpreter lock \(GIL\) in a C call at hang\.py:62(, sleeping)?; its other Python threads cannot ` +
+				`run; rank 0 waits( for \d+ s)?\.$`},
+		{"server",
+			`^Rank 1 has not reached all_reduce \(hang\.py:87\); it is in read_from_server \(hang\.py:42\), reading from ` +
+				`127\.0\.0\.1:\d+.*; rank 0 waits`},
 		{"slow", `^Not hung: `},
 	},
-	{{"mismatch", `^Rank 0 calls all_reduce \(hang\.py:54\), rank 1 calls broadcast \(hang\.py:52\)|^Rank 1 waits for a message from rank 0|^Rank 1 has not reached all_reduce`}},
-	{{"subgroup", `^Ranks 0 and 1 (wait for each other in different groups: .*|are in all_reduce of groups with different names.*: rank 0 of half \(hang\.py:\d+\), rank 1 of the default group \(hang\.py:\d+\))`}},
-	{{"irecv", `^Rank 1 waits for a message, and none has arrived \(hang\.py:\d+, dist\.irecv\(x, 0\)\.wait\(\)\), and rank 0 waits in step \(hang\.py:\d+, w\.wait\(\)\)`}},
+	{{"mismatch",
+		`^Rank 0 calls all_reduce \(hang\.py:54\), rank 1 calls broadcast \(hang\.py:52\)|^Rank 1 waits for a message from rank ` +
+			`0|^Rank 1 has not reached all_reduce`}},
+	{{"subgroup",
+		`^Ranks 0 and 1 (wait for each other in different groups: .*|are in all_reduce of groups with different names.*: rank 0 of ` +
+			`half \(hang\.py:\d+\), rank 1 of the default group \(hang\.py:\d+\))`}},
+	{{"irecv",
+		`^Rank 1 waits for a message, and none has arrived \(hang\.py:\d+, dist\.irecv\(x, 0\)\.wait\(\)\), and rank 0 waits in ` +
+			`step \(hang\.py:\d+, w\.wait\(\)\)`}},
 	{{"swallowed", `^Rank 0 calls all_reduce \(hang\.py:\d+\), rank 1 calls barrier \(hang\.py:\d+\)`}},
 	{{"roots", `^Rank 0 calls broadcast with src=0 \(hang\.py:\d+\), rank 1 calls broadcast with src=1 \(hang\.py:\d+\)`}},
-	{{"thread", `^Rank 1 has not reached all_reduce \(hang\.py:\d+\); it is in step \(hang\.py:\d+\), in Thread\.join of threading\.py.*, for its thread \d+, which is in load_batch \(hang\.py:28\), sleeping; rank 0 waits`}},
+	{{"thread",
+		`^Rank 1 has not reached all_reduce \(hang\.py:\d+\); it is in step \(hang\.py:\d+\), in Thread\.join of threading\.py.*, ` +
+			`for its thread \d+, which is in load_batch \(hang\.py:28\), sleeping; rank 0 waits`}},
 	{{"samerank", `^Ranks 0 and 1 call init_process_group with rank=0 \(hang\.py:\d+\)( for \d+ s)?: give each process its own rank\.$`}},
 	{{"world", `^The program wants more ranks than there are: WORLD_SIZE is 2, but ranks 0 and 1 wait for rank 2, which does not exist`}},
 }
@@ -145,7 +159,8 @@ func TestWhyBelowAShell(t *testing.T) {
 	t.Parallel()
 	torchtest.V26.Need(t)
 	dir, id := place(t, torchtest.V26), jobID("shell")
-	args := append([]string{"run", "--nproc-per-node", "2", "--rdzv-id", id, "--evidence", "-", "sh", "-c", `timeout 600 "$@"; true`, "sh"}, torchtest.V26.Command()...)
+	args := append([]string{"run", "--nproc-per-node", "2", "--rdzv-id", id, "--evidence", "-", "sh", "-c",
+		`timeout 600 "$@"; true`, "sh"}, torchtest.V26.Command()...)
 	j := begin(t, dir, exec.Command(program(t), append(args, "-u", dir+"/hang.py", "missing")...))
 	j.wait(j.out, "at missing", 2)
 	why(t, id, `^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`)
@@ -167,7 +182,8 @@ func TestWhySpawned(t *testing.T) {
 			t.Cleanup(end)
 			j.wait(j.out, "is ready\n", 2)
 			pid := regexp.MustCompile(`program (\d+)`).FindStringSubmatch(j.out.String())[1]
-			whyAny(t, "job "+pid, `^Rank 1 has not reached all_reduce \(spawn\.py:20\); it is in load_batch \(spawn\.py:12\).*; rank 0 waits( for \d+ s)?\.$`)
+			whyAny(t, "job "+pid,
+				`^Rank 1 has not reached all_reduce \(spawn\.py:20\); it is in load_batch \(spawn\.py:12\).*; rank 0 waits( for \d+ s)?\.$`)
 			end()
 			j.end()
 		}
@@ -241,17 +257,20 @@ func TestHangTimeout(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--hang-timeout", "2", "--on-hang", "kill"}, "-u", dir+"/hang.py", "missing")
+		j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--hang-timeout", "2", "--on-hang", "kill"}, "-u",
+			dir+"/hang.py", "missing")
 		if code := j.end(); code != 1 {
 			t.Errorf("exit code %d", code)
 		}
-		if s := j.report().Sentence; !strings.HasPrefix(s, "the job hung and was stopped: Rank 1 has not reached all_reduce (hang.py:49); it is in load_batch (hang.py:28)") {
+		if s := j.report().Sentence; !strings.HasPrefix(s,
+			"the job hung and was stopped: Rank 1 has not reached all_reduce (hang.py:49); it is in load_batch (hang.py:28)") {
 			t.Errorf("%s\n%s", s, j.err)
 		}
 	})
 }
 
-// TestStands: ranks at a barrier of the program's own hang though they run, who holds a file lock is named, and a job that sleeps is not called hung.
+// TestStands: ranks at a barrier of the program's own hang though they run, who holds a file lock is named, and a job
+// that sleeps is not called hung.
 func TestStands(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
@@ -261,9 +280,15 @@ func TestStands(t *testing.T) {
 			kind, want string
 			hung       bool
 		}{
-			{"poll", `^Ranks 0 and 1 poll the store for the key \S+/arrived \(always 2\), in own_barrier \(stands\.py:\d+\)( for \d+ s)?: no rank changes it\.$`, true},
-			{"lock", `^Rank 1 has not reached barrier \(stands\.py:\d+\); it is in take_lock \(stands\.py:\d+\), waiting for a file lock of /\S+/lock, held by rank 0,( for \d+ s)?; rank 0 waits( for \d+ s)?\.$`, true},
-			{"sleep", `^Perhaps not hung: no rank waits in torch\.distributed; ranks 0 and 1 are in load_batch \(stands\.py:\d+\), sleeping( for \d+ s)?(, and for \d+ s more)?\.$`, false},
+			{"poll",
+				`^Ranks 0 and 1 poll the store for the key \S+/arrived \(always 2\), in own_barrier \(stands\.py:\d+\)( for \d+ ` +
+					`s)?: no rank changes it\.$`, true},
+			{"lock",
+				`^Rank 1 has not reached barrier \(stands\.py:\d+\); it is in take_lock \(stands\.py:\d+\), waiting for a file lock ` +
+					`of /\S+/lock, held by rank 0,( for \d+ s)?; rank 0 waits( for \d+ s)?\.$`, true},
+			{"sleep",
+				`^Perhaps not hung: no rank waits in torch\.distributed; ranks 0 and 1 are in load_batch \(stands\.py:\d+\), ` +
+					`sleeping( for \d+ s)?(, and for \d+ s more)?\.$`, false},
 		} {
 			j.wait(j.out, "at "+part.kind+"\n", 2)
 			if _, hung := whether(t, name, part.want); hung != part.hung {

@@ -191,7 +191,8 @@ func TestWhileItRuns(t *testing.T) {
 func TestForkingProcess(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		command := torch.Command()
-		const forks = "import os,sys\nprint('ready',flush=True)\nwhile True:\n p=os.fork()\n if p==0: os._exit(0)\n print(p,flush=True)\n os.waitpid(p,0)"
+		const forks = "import os,sys\nprint('ready',flush=True)\nwhile True:\n p=os.fork()\n if p==0: os._exit(0)\n " +
+			"print(p,flush=True)\n os.waitpid(p,0)"
 		cmd := exec.CommandContext(t.Context(), command[0], append(command[1:], "-c", forks)...)
 		out, err := cmd.StdoutPipe()
 		if err != nil {

@@ -90,7 +90,8 @@ func TestRendezvousGoHosts(t *testing.T) {
 				}
 				var others []*torchtest.Proc
 				for rank := 1; rank < 3; rank++ {
-					others = append(others, torch.Start(t, torchtest.Script{Source: rankScript, Args: []string{url(rank)}, Env: rankEnv(rank, 3, port)}))
+					others = append(others, torch.Start(t,
+						torchtest.Script{Source: rankScript, Args: []string{url(rank)}, Env: rankEnv(rank, 3, port)}))
 				}
 				w := join(t, url(0), rankEnv(0, 3, port))
 				exchange(t, w)
@@ -122,7 +123,8 @@ func TestRendezvousTorchHosts(t *testing.T) {
 				}
 				var others []*torchtest.Proc
 				for _, rank := range []int{0, 2} {
-					others = append(others, torch.Start(t, torchtest.Script{Source: rankScript, Args: []string{url(rank)}, Env: rankEnv(rank, 3, port)}))
+					others = append(others, torch.Start(t,
+						torchtest.Script{Source: rankScript, Args: []string{url(rank)}, Env: rankEnv(rank, 3, port)}))
 				}
 				w := join(t, url(1), rankEnv(1, 3, port))
 				exchange(t, w)
@@ -162,7 +164,8 @@ func TestRendezvousFileShared(t *testing.T) {
 				url := func(dir string, rank int) string {
 					return fmt.Sprintf("file://%s/job?rank=%d&world_size=2", dir, rank)
 				}
-				p := torch.Start(t, torchtest.Script{Source: strings.Replace(rankScript, ", timeout=datetime.timedelta(seconds=30)", "", 1), Args: []string{url(inside, 1-goRank)}})
+				p := torch.Start(t, torchtest.Script{Source: strings.Replace(rankScript,
+					", timeout=datetime.timedelta(seconds=30)", "", 1), Args: []string{url(inside, 1-goRank)}})
 				w := join(t, url(host, goRank), nil)
 				exchange(t, w)
 				p.MustExit(t, 30*time.Second)
@@ -186,8 +189,12 @@ print("joined", flush=True)
 sys.stdin.readline()
 `, Env: rankEnv(1, 3, port)})
 		_, err := world.Join(t.Context(), "env://", world.WithTimeout(4*time.Second),
-			world.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) { v, set := rankEnv(0, 3, port)[name]; return v, set })))
-		if !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "2/3 clients joined. 1 of ranks 1 and 2 is missing (1 client joined without telling a rank") {
+			world.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) {
+				v, set := rankEnv(0, 3, port)[name]
+				return v, set
+			})))
+		if !errors.Is(err, store.ErrTimeout) ||
+			!strings.Contains(err.Error(), "2/3 clients joined. 1 of ranks 1 and 2 is missing (1 client joined without telling a rank") {
 			t.Errorf("got %v", err)
 		}
 		p.Expect(t, "joined")

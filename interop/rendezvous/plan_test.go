@@ -96,15 +96,19 @@ func planCases() []planCase {
 		"tcp://me:pw@h:1?rank=1&world_size=2", "tcp://h:1?rank=1&world_size=-1", "tcp://h:1?rank=1&world_size=2&rank=0",
 		"tcp://h:1?rank=1=7&world_size=2", "tcp://h:1?rank=1&world_size=2#rank=0", " tcp://h:1?rank=1&world_size=2\n",
 		"tcp://h:1/path?rank=1&world_size=2", "tcp://h:1?&rank=1&&world_size=2&", "tcp://h:1?rank= 1 &world_size=%32&world_size=2",
-		"tcp://h:1?rank=1&world_size=2&use_libuv=0", "tcp://h:1?rank=1&world_size=2&use_libuv=1", "tcp://h:1?rank=1&world_size=2&use_libuv=true",
-		"file:///tmp/a%20b?rank=0&world_size=2", "file:////tmp/x?rank=0&world_size=2", "file:/tmp/x?rank=0&world_size=2", "file:///tmp/x;y?rank=0&world_size=2",
+		"tcp://h:1?rank=1&world_size=2&use_libuv=0", "tcp://h:1?rank=1&world_size=2&use_libuv=1",
+		"tcp://h:1?rank=1&world_size=2&use_libuv=true",
+		"file:///tmp/a%20b?rank=0&world_size=2", "file:////tmp/x?rank=0&world_size=2", "file:/tmp/x?rank=0&world_size=2",
+		"file:///tmp/x;y?rank=0&world_size=2",
 	} {
 		cases = append(cases, planCase{URL: url, Rank: -1, Size: -1, Env: none})
 	}
 	for url, words := range map[string]string{
-		"tcp://h:1?rank": `query item "rank" has no "="`, "tcp://h:1?rank=zero&world_size=1": "invalid literal for int() with base 10: 'zero'",
-		"tcp://h:1?rank=&world_size=1": "invalid literal for int() with base 10: ''", "tcp://:23456?rank=0&world_size=1": "host name missing",
-		"": "No rendezvous handler for ://", "tcp://[::1?rank=0&world_size=1": "Invalid IPv6 URL",
+		"tcp://h:1?rank":                   `query item "rank" has no "="`,
+		"tcp://h:1?rank=zero&world_size=1": "invalid literal for int() with base 10: 'zero'",
+		"tcp://h:1?rank=&world_size=1":     "invalid literal for int() with base 10: ''",
+		"tcp://:23456?rank=0&world_size=1": "host name missing",
+		"":                                 "No rendezvous handler for ://", "tcp://[::1?rank=0&world_size=1": "Invalid IPv6 URL",
 	} {
 		cases = append(cases, planCase{URL: url, Rank: -1, Size: -1, Env: none, words: words})
 	}
@@ -114,15 +118,19 @@ func planCases() []planCase {
 	}
 	for _, env := range []map[string]string{
 		with(), with("RANK"), with("RANK="), with("WORLD_SIZE"), with("MASTER_ADDR"), with("MASTER_PORT"), with("MASTER_PORT="),
-		with("MASTER_PORT=65536"), with("MASTER_PORT=-1"), with("MASTER_PORT= 29501 "), with("RANK=0"), with("USE_LIBUV=0"), with("USE_LIBUV=1"),
+		with("MASTER_PORT=65536"), with("MASTER_PORT=-1"), with("MASTER_PORT= 29501 "), with("RANK=0"), with("USE_LIBUV=0"),
+		with("USE_LIBUV=1"),
 		with("USE_LIBUV="), with("RANK=0", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=3"),
 		with("RANK=0", "TORCHELASTIC_USE_AGENT_STORE=true"), with("RANK=0", "TORCHELASTIC_USE_AGENT_STORE=1"),
 	} {
-		cases = append(cases, planCase{URL: "env://", Rank: -1, Size: -1, Env: env}, planCase{URL: "env://?rank=0&world_size=2", Rank: -1, Size: -1, Env: env})
+		cases = append(cases, planCase{URL: "env://", Rank: -1, Size: -1, Env: env},
+			planCase{URL: "env://?rank=0&world_size=2", Rank: -1, Size: -1, Env: env})
 	}
 	for _, at := range []string{"Node0", "node0"} { // the launcher's store, and another
-		cases = append(cases, planCase{URL: "tcp://" + at + ":29500?rank=0&world_size=2", Rank: -1, Size: -1, Env: with("MASTER_ADDR=node0", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=3")},
-			planCase{URL: "tcp://" + at + ":29501?rank=0&world_size=2", Rank: -1, Size: -1, Env: with("MASTER_ADDR=node0", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=3")})
+		cases = append(cases, planCase{URL: "tcp://" + at + ":29500?rank=0&world_size=2", Rank: -1, Size: -1,
+			Env: with("MASTER_ADDR=node0", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=3")},
+			planCase{URL: "tcp://" + at + ":29501?rank=0&world_size=2", Rank: -1, Size: -1,
+				Env: with("MASTER_ADDR=node0", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=3")})
 	}
 	for _, url := range []string{"env://", "tcp://h:1", "tcp://h:1?rank=2"} {
 		cases = append(cases, planCase{URL: url, Rank: 3, Size: -1, Open: true, Env: with()},
@@ -140,7 +148,8 @@ func TestRendezvousPlansAsPyTorch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		answers := strings.Split(strings.TrimSpace(torch.Run(t, torchtest.Script{Source: planScript, Args: []string{string(question)}})), "\n")
+		answers := strings.Split(strings.TrimSpace(torch.Run(t,
+			torchtest.Script{Source: planScript, Args: []string{string(question)}})), "\n")
 		if len(answers) != len(cases) {
 			t.Fatalf("%d answers to %d cases", len(answers), len(cases))
 		}

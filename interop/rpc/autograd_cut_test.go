@@ -55,7 +55,8 @@ func TestAutogradCut(t *testing.T) {
 				t.Run(fmt.Sprintf("%s,own=%v", when, every), func(t *testing.T) {
 					m0, l0 := goLayer("go0", distautograd.WithLease(time.Second))
 					m2, l2 := goLayer("go2", distautograd.WithLease(time.Second))
-					w := start(t, tr, settings{modules: map[string]string{"pycut": pycut, "layers": layers + cutting}, tolerant: true}, m0, torchWorker("py1", "import layers"), m2)
+					w := start(t, tr, settings{modules: map[string]string{"pycut": pycut, "layers": layers + cutting},
+						tolerant: true}, m0, torchWorker("py1", "import layers"), m2)
 					ctx, a := testContext(t), w.agents["go0"]
 					l0.chain(ctx, t, a, []string{"py1", "go2"}) // so that all are connected
 					ports := []int{}
@@ -101,13 +102,14 @@ func TestAutogradCut(t *testing.T) {
 	})
 }
 
-// TestAutogradStopped stops a PyTorch worker in the middle of a pass, until the pass has ended by its deadline, and then lets it go on: what it
-// still sends is dropped, and the next passes are right.
+// TestAutogradStopped stops a PyTorch worker in the middle of a pass, until the pass has ended by its deadline, and
+// then lets it go on: what it still sends is dropped, and the next passes are right.
 func TestAutogradStopped(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m0, l0 := goLayer("go0", distautograd.WithLease(time.Second))
 		m2, l2 := goLayer("go2", distautograd.WithLease(time.Second))
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m0, torchWorker("py1", "import layers"), m2)
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m0,
+			torchWorker("py1", "import layers"), m2)
 		ctx, a := testContext(t), w.agents["go0"]
 		p := w.procs["py1"]
 		for _, path := range [][]string{{"py1", "go2"}, {"go2", "py1"}, {"go2", "py1", "go2"}} {
@@ -125,11 +127,13 @@ func TestAutogradStopped(t *testing.T) {
 			err = c.Backward(short, []*autograd.Variable{y.Sum()})
 			cancel()
 			// It names whose gradients it waits for, or those that the next worker waits for, if that one has reported it first.
-			if !errors.Is(err, fault.DeadlineExceeded) || !strings.Contains(err.Error(), "to "+path[0]) && !strings.Contains(err.Error(), "to py1") {
+			if !errors.Is(err, fault.DeadlineExceeded) || !strings.Contains(err.Error(), "to "+path[0]) &&
+				!strings.Contains(err.Error(), "to py1") {
 				t.Errorf("%v: the pass: %v", path, err)
 			}
 			again := make(chan error, 1)
-			go func() { again <- c.Backward(gctx, []*autograd.Variable{y.Sum()}) }() // the graph is used up, or the first pass is not over at py1
+			// the graph is used up, or the first pass is not over at py1
+			go func() { again <- c.Backward(gctx, []*autograd.Variable{y.Sum()}) }()
 			_ = c.Close()
 			select {
 			case err := <-again:

@@ -49,7 +49,8 @@ layers.until(lambda: layers.contexts() == 0, "contexts are left")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := c.Backward(gctx, []*autograd.Variable{y.Sum()}); err == nil || !strings.Contains(err.Error(), "simulated error on backward") {
+			if err := c.Backward(gctx, []*autograd.Variable{y.Sum()}); err == nil ||
+				!strings.Contains(err.Error(), "simulated error on backward") {
 				t.Errorf("%v: %v", path, err)
 			}
 			_ = c.Close()
@@ -65,7 +66,8 @@ func TestAutogradDeath(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		m0, l0 := goLayer("go0")
 		m2, l2 := goLayer("go2")
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m0, torchWorker("py1", "import layers"), m2)
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, m0,
+			torchWorker("py1", "import layers"), m2)
 		ctx := testContext(t)
 		gctx, c, err := l0.engine.Open(ctx)
 		if err != nil {
@@ -143,7 +145,8 @@ func TestAutogradUnused(t *testing.T) {
 		short, cancel := context.WithTimeout(gctx, 2*time.Second)
 		defer cancel()
 		err = c.Backward(short, []*autograd.Variable{loss})
-		if !errors.Is(err, fault.DeadlineExceeded) || !strings.Contains(err.Error(), "layers.forward") || !strings.Contains(err.Error(), "py0") {
+		if !errors.Is(err, fault.DeadlineExceeded) || !strings.Contains(err.Error(), "layers.forward") ||
+			!strings.Contains(err.Error(), "py0") {
 			t.Errorf("a pass with an unused send: %v", err)
 		}
 		_ = c.Close()

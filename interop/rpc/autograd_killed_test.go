@@ -164,7 +164,8 @@ func beVictim(text string) error {
 		<-l.begun
 		fmt.Println("slow")
 	}()
-	a, err := rpc.Join(ctx, st, v.Name, append(m.opts, rpc.WithRank(fault.Rank(v.Rank)), rpc.WithHandlers(m.reg), rpc.WithAddr("127.0.0.1:0"))...)
+	a, err := rpc.Join(ctx, st, v.Name, append(m.opts, rpc.WithRank(fault.Rank(v.Rank)), rpc.WithHandlers(m.reg),
+		rpc.WithAddr("127.0.0.1:0"))...)
 	if err != nil {
 		return err
 	}
@@ -284,9 +285,9 @@ func (k killing) reached(i int) bool {
 	return lo == 0 || strings.Contains(k.kinds[lo:hi+1], "g")
 }
 
-// TestAutogradKilled kills a worker in the middle of a forward pass, of a backward pass and of a clean-up, in chains of PyTorch and Go
-// workers: the worker that has begun the chain gets an error, Go workers name the victim, no context is left and no memory, and those who are left
-// go on.
+// TestAutogradKilled kills a worker in the middle of a forward pass, of a backward pass and of a clean-up, in chains of
+// PyTorch and Go workers: the worker that has begun the chain gets an error, Go workers name the victim, no context is
+// left and no memory, and those who are left go on.
 func TestAutogradKilled(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for i, k := range []killing{

@@ -249,7 +249,8 @@ func (l *layerOf) chain(ctx context.Context, t *testing.T, a *rpc.Agent, path []
 // free waits until a Go worker holds no context.
 func (l *layerOf) free(t *testing.T) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); l.engine.Stats() != (distautograd.Stats{}) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(15 * time.Second); l.engine.Stats() != (distautograd.Stats{}) &&
+		time.Now().Before(end); time.Sleep(time.Millisecond) {
 	}
 	if s := l.engine.Stats(); s != (distautograd.Stats{}) {
 		t.Errorf("a Go worker still holds %+v", s)
@@ -278,7 +279,8 @@ func TestAutogradChains(t *testing.T) {
 	mixedChains(t, []string{"pgp", "gpg", "ppg", "ggp"}, func(name string, others []string) [][]string {
 		swapped := []string{others[1], others[0]}
 		// There and on, and back to where it began, and twice through all workers.
-		return [][]string{others, swapped, {others[0], name, others[1]}, append(slices.Clone(others), append([]string{name}, swapped...)...)}
+		return [][]string{others, swapped, {others[0], name, others[1]},
+			append(slices.Clone(others), append([]string{name}, swapped...)...)}
 	})
 }
 

@@ -170,7 +170,8 @@ func TestGoCallsPyTorch(t *testing.T) {
 		}
 		var remote *rpc.RemoteError
 		_, err = rpc.Call[any](ctx, a, "py0", "pymod.fail", 5)
-		if !errors.As(err, &remote) || remote.Kind != "KeyError" || remote.Message != "'no 5'" || remote.Worker != "py0" || remote.Stack == "" {
+		if !errors.As(err, &remote) || remote.Kind != "KeyError" || remote.Message != "'no 5'" || remote.Worker != "py0" ||
+			remote.Stack == "" {
 			t.Fatalf("fail: %#v", err)
 		}
 		_, err = rpc.Call[any](ctx, a, "py0", "pymod.mine")
@@ -198,7 +199,8 @@ func TestGoCallsPyTorch(t *testing.T) {
 				t.Fatalf("async %d: %v, %v", i, got, failed)
 			}
 		}
-		got, err := rpc.Call[py.Tuple](ctx, a, "py0", "pymod.echo", nil, true, []any{1, "a"}, map[string]int{"k": 1}, rpc.Kw{"z": py.Set{int64(3)}})
+		got, err := rpc.Call[py.Tuple](ctx, a, "py0", "pymod.echo", nil, true, []any{1, "a"}, map[string]int{"k": 1},
+			rpc.Kw{"z": py.Set{int64(3)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -218,19 +220,22 @@ func TestGoCallsPyTorch(t *testing.T) {
 // a stack, of which Go gets the class, the message and the stack apart.
 func TestErrorsOfTheFramework(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
-		w := start(t, tr, settings{static: true, tolerant: true, modules: map[string]string{"pymod": pymod}}, torchWorker("py0", "pass"), goWorker("go1", nil))
+		w := start(t, tr, settings{static: true, tolerant: true, modules: map[string]string{"pymod": pymod}},
+			torchWorker("py0", "pass"), goWorker("go1", nil))
 		a, ctx := w.agents["go1"], testContext(t)
 		for _, c := range []struct {
 			fn, kind, message string
 			code              cohort.Code
 		}{
 			{"nomodule.nothing", "ModuleNotFoundError", "No module named 'nomodule'", cohort.NotFound},
-			{"aten::nothing(Tensor self) -> Tensor", "RuntimeError", "Cannot find matching operator for schema aten::nothing(Tensor self) -> Tensor", cohort.NotFound},
+			{"aten::nothing(Tensor self) -> Tensor", "RuntimeError",
+				"Cannot find matching operator for schema aten::nothing(Tensor self) -> Tensor", cohort.NotFound},
 			{"pymod.local", "AttributeError", "local object 'local.<locals>.<lambda>'", cohort.Remote},
 		} {
 			_, err := rpc.Call[any](ctx, a, "py0", c.fn)
 			var remote *rpc.RemoteError
-			if !errors.As(err, &remote) || remote.Kind != c.kind || !strings.HasSuffix(remote.Message, c.message) || remote.Code != c.code || remote.Stack == "" {
+			if !errors.As(err, &remote) || remote.Kind != c.kind || !strings.HasSuffix(remote.Message, c.message) ||
+				remote.Code != c.code || remote.Stack == "" {
 				t.Errorf("%s: %#v", c.fn, err)
 			}
 		}

@@ -57,7 +57,8 @@ type hybrid struct {
 
 func newHybrid(middle func(x *autograd.Variable) *autograd.Variable) *hybrid {
 	return &hybrid{
-		autograd.Parameter(tensor.Must(tensor.From([]float64{0.5, -1, 2}))), autograd.Parameter(tensor.Must(tensor.From([]float64{1.5, 0.25, -0.5}))), middle,
+		autograd.Parameter(tensor.Must(tensor.From([]float64{0.5, -1, 2}))),
+		autograd.Parameter(tensor.Must(tensor.From([]float64{1.5, 0.25, -0.5}))), middle,
 	}
 }
 
@@ -135,7 +136,8 @@ func TestDataParallelInContexts(t *testing.T) {
 		m2, _ := goLayer("go2")
 		address := fmt.Sprintf("tcp://127.0.0.1:%d", testkit.FreePort(t))
 		trainer := torchWorker("py0", fmt.Sprintf(hybridTrainer, address, pyList(servers)))
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, trainer, m1, m2, torchWorker("py3", "import layers\n"))
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, tolerant: true}, trainer, m1, m2,
+			torchWorker("py3", "import layers\n"))
 		ctx := testContext(t)
 		trained := make(chan error, 1)
 		go func() { trained <- l1.trainHybrid(ctx, w.agents["go1"], address+"?rank=1&world_size=2", servers) }()

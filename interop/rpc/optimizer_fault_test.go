@@ -35,7 +35,8 @@ func stepper(t *testing.T, name string) (member, *layerOf) {
 func serveSteps(m member, l *layerOf, lock sync.Locker) error {
 	m.reg.
 		MustHandle("layers.fresh", initialWeight).
-		MustHandle("layers.apply", func(ctx context.Context, w *rpc.Ref[*autograd.Variable], x *autograd.Variable) (*autograd.Variable, error) {
+		MustHandle("layers.apply", func(ctx context.Context, w *rpc.Ref[*autograd.Variable],
+			x *autograd.Variable) (*autograd.Variable, error) {
 			defer func() { _ = w.Close() }()
 			v, err := w.LocalValue(ctx)
 			if err != nil {
@@ -46,8 +47,9 @@ func serveSteps(m member, l *layerOf, lock sync.Locker) error {
 	return remote.Serve(m.reg, l.engine, lock)
 }
 
-// TestOptimizerFaults: a PyTorch worker with a parameter is killed, or is stopped and killed, or stays stopped, in the forward pass, the
-// backward pass or the step of a Go trainer. The error names it, the other owner's contexts are cleaned up, and the two that are left go on.
+// TestOptimizerFaults: a PyTorch worker with a parameter is killed, or is stopped and killed, or stays stopped, in the
+// forward pass, the backward pass or the step of a Go trainer. The error names it, the other owner's contexts are
+// cleaned up, and the two that are left go on.
 func TestOptimizerFaults(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for _, when := range []string{"forward", "backward", "step"} {
@@ -55,7 +57,8 @@ func TestOptimizerFaults(t *testing.T) {
 				t.Run(when+","+how, func(t *testing.T) {
 					m0, l0 := stepper(t, "go0")
 					m2, l2 := stepper(t, "go2")
-					w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers, tolerant: true}, m0, torchWorker("py1", "import layers"), m2)
+					w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers,
+						tolerant: true}, m0, torchWorker("py1", "import layers"), m2)
 					ctx, a := testContext(t), w.agents["go0"]
 					train := newTrainer(ctx, t, a, l0, []string{"py1", "go2"})
 					if err := train.step(ctx, func(string) {}); err != nil {
@@ -79,7 +82,9 @@ func TestOptimizerFaults(t *testing.T) {
 					})
 					var e *fault.Error
 					switch {
-					case !errors.As(err, &e) || how == "kill" && e.Peer != "py1" || when != "backward" && !strings.Contains(err.Error(), "py1"): // a pass that is cancelled names who cancelled it
+					// a pass that is cancelled names who cancelled it
+					case !errors.As(err, &e) || how == "kill" && e.Peer != "py1" ||
+						when != "backward" && !strings.Contains(err.Error(), "py1"):
 						t.Errorf("the error does not name py1: %v", err)
 					case how == "kill" && !errors.Is(err, fault.PeerLost):
 						t.Errorf("py1 was killed: %v", err)
@@ -183,7 +188,9 @@ func TestDistributedOptimizerLosesGo(t *testing.T) {
 		var dies *goProcess
 		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers, tolerant: true},
 			torchWorker("py0", hangingStep),
-			member{name: "go1", launch: func(rank, port int) { dies = startVictim(t, victim{Name: "go1", Rank: rank, Port: port, When: "step"}) }}, m2)
+			member{name: "go1", launch: func(rank, port int) {
+				dies = startVictim(t, victim{Name: "go1", Rank: rank, Port: port, When: "step"})
+			}}, m2)
 		w.procs["py0"].Send(t, "go")
 		dies.Expect(t, "slow")
 		dies.Signal(syscall.SIGKILL)
@@ -241,7 +248,8 @@ def owned():
 		for range 3 {
 			p.Signal(syscall.SIGSTOP)
 			short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-			if _, err := remote.New(short, a, optim.SGD{LR: 0.1}, train.refs); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "py1") {
+			if _, err := remote.New(short, a, optim.SGD{LR: 0.1}, train.refs); !errors.Is(err, context.DeadlineExceeded) ||
+				!strings.Contains(err.Error(), "py1") {
 				t.Errorf("an optimizer at a worker that is stopped: %v", err)
 			}
 			cancel()

@@ -66,7 +66,8 @@ func TestDistributedOptimizer(t *testing.T) {
 		if err := serveSteps(m1, l1, nil); err != nil {
 			t.Fatal(err)
 		}
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers, tolerant: true}, torchWorker("py0", optimizers), m1)
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers, tolerant: true},
+			torchWorker("py0", optimizers), m1)
 		w.run()
 		ctx, a := testContext(t), w.agents["go1"]
 		for _, rule := range []optim.Rule{
@@ -168,7 +169,8 @@ func TestSparseAdam(t *testing.T) {
 		m1, l1 := goSparse("go1")
 		m1.reg.
 			MustHandle("sparselayers.fresh_table", rowTable).
-			MustHandle("sparselayers.rows_of", func(ctx context.Context, w *rpc.Ref[*autograd.Variable], ids *autograd.Variable) (*autograd.Variable, error) {
+			MustHandle("sparselayers.rows_of", func(ctx context.Context, w *rpc.Ref[*autograd.Variable],
+				ids *autograd.Variable) (*autograd.Variable, error) {
 				defer func() { _ = w.Close() }()
 				v, err := w.LocalValue(ctx)
 				if err != nil {
@@ -179,7 +181,8 @@ func TestSparseAdam(t *testing.T) {
 		if err := remote.Serve(m1.reg, l1.engine, nil); err != nil {
 			t.Fatal(err)
 		}
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers, "sparselayers": sparseTables}, shared: torchtest.Optimizers, tolerant: true}, torchWorker("py0", sparseAdam), m1)
+		w := start(t, tr, settings{modules: map[string]string{"layers": layers, "sparselayers": sparseTables},
+			shared: torchtest.Optimizers, tolerant: true}, torchWorker("py0", sparseAdam), m1)
 		w.run()
 		ctx, a := testContext(t), w.agents["go1"]
 		rule := optim.SparseAdam{LR: 0.05, Beta1: 0.8, Beta2: 0.95, Eps: 1e-6}

@@ -67,7 +67,8 @@ with torch.autograd.profiler.profile() as prof:
 `), goWorker("go1", reg, operators.Serve()))
 		w.run()
 		ctx, p := rpc.WithProfile(t.Context())
-		if _, err := rpc.Call[*tensor.Tensor](ctx, w.agents["go1"], "py0", "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
+		if _, err := rpc.Call[*tensor.Tensor](ctx, w.agents["go1"], "py0",
+			"aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
 			tensor.Must(tensor.From([]float32{1, 2}, 2)), tensor.Must(tensor.From([]float32{1, 2}, 2)), 1); err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +80,9 @@ with torch.autograd.profiler.profile() as prof:
 		if at < 0 || events[at].Worker != 0 || events[at].Duration <= 0 || !strings.HasPrefix(events[at].Name, "rpc_sync#aten::add") {
 			t.Errorf("no aten::add at worker 0 in\n%v", p)
 		}
-		if !slices.ContainsFunc(events, func(e rpc.ProfileEvent) bool { return e.Name == "rpc_sync#operator.add(go1 -> py0)" && e.Worker == 1 }) {
+		if !slices.ContainsFunc(events, func(e rpc.ProfileEvent) bool {
+			return e.Name == "rpc_sync#operator.add(go1 -> py0)" && e.Worker == 1
+		}) {
 			t.Errorf("the call of operator.add is not in\n%v", p)
 		}
 		w.stop()

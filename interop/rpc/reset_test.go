@@ -35,8 +35,8 @@ print(wrong, "wrong,", "all right" if right == 8 and not failed else "some faile
 os._exit(0)
 `
 
-// TestPipeIsResetAtBytes resets a connection of a PyTorch worker's pipe to a Go worker after some bytes, in either direction. PyTorch's calls
-// give what they should or an error, and none hangs.
+// TestPipeIsResetAtBytes resets a connection of a PyTorch worker's pipe to a Go worker after some bytes, in either
+// direction. PyTorch's calls give what they should or an error, and none hangs.
 func TestPipeIsResetAtBytes(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		for _, n := range []int{8, 120, 500, 1000, 2000, 10_000} {
@@ -61,12 +61,14 @@ func TestPipeIsResetAtBytes(t *testing.T) {
 					} else {
 						proxy.SetUp(faultnet.Fault{CutAfter: n})
 					}
-					a, err := rpc.Join(ctx, st, "go0", rpc.WithRank(0), rpc.WithHandlers(refHandlers()), rpc.WithAddr(here), rpc.WithAdvertise(proxy.Addr()))
+					a, err := rpc.Join(ctx, st, "go0", rpc.WithRank(0), rpc.WithHandlers(refHandlers()), rpc.WithAddr(here),
+						rpc.WithAdvertise(proxy.Addr()))
 					if err != nil {
 						t.Fatal(err)
 					}
 					t.Cleanup(func() { _ = a.Close() })
-					script := torchtest.Script{Modules: refSettings(settings{}).modules, Source: fmt.Sprintf(resetCaller, "tcp://127.0.0.1:"+strconv.Itoa(storePort))}
+					script := torchtest.Script{Modules: refSettings(settings{}).modules,
+						Source: fmt.Sprintf(resetCaller, "tcp://127.0.0.1:"+strconv.Itoa(storePort))}
 					p := tr.Start(t, script)
 					line := p.Line(t)
 					if line != "0 wrong, all right" && line != "0 wrong, some failed" {

@@ -245,15 +245,18 @@ del r
 		if v, _ := y.At(1); v != any(float32(10)) {
 			t.Fatalf("double: %v", y)
 		}
-		ns, err := rpc.Call[[]string](ctx, a, "py0", "__torch__.scripted.names", py.Typed{Type: "Dict[str, int]", Value: &py.Dict{Pairs: []py.Pair{{Key: "a", Value: 1}}}})
+		ns, err := rpc.Call[[]string](ctx, a, "py0", "__torch__.scripted.names",
+			py.Typed{Type: "Dict[str, int]", Value: &py.Dict{Pairs: []py.Pair{{Key: "a", Value: 1}}}})
 		if err != nil || len(ns) != 1 || ns[0] != "a" {
 			t.Fatalf("names: %v, %v", ns, err)
 		}
-		if n, failed := rpc.Call[float64](ctx, a, "py0", "__torch__.scripted.total", []int{1, 2}, []float32{0.5}, []string{}, map[string]float64{"a": 1},
+		if n, failed := rpc.Call[float64](ctx, a, "py0", "__torch__.scripted.total", []int{1, 2}, []float32{0.5}, []string{},
+			map[string]float64{"a": 1},
 			map[int][]string{3: {"x"}}, [][]string{{}, {"y"}}); failed != nil || n != 6.5 {
 			t.Fatalf("total: %v, %v", n, failed)
 		}
-		if d, failed := rpc.Call[map[string][]float64](ctx, a, "py0", "__torch__.scripted.table", 3); failed != nil || len(d["n"]) != 1 || d["n"][0] != 3 {
+		if d, failed := rpc.Call[map[string][]float64](ctx, a, "py0", "__torch__.scripted.table", 3); failed != nil ||
+			len(d["n"]) != 1 || d["n"][0] != 3 {
 			t.Fatalf("table: %v, %v", d, failed)
 		}
 		ref, err := rpc.Remote[*tensor.Tensor](ctx, a, "py0", "__torch__.scripted.double", x, 6)
@@ -264,7 +267,8 @@ del r
 			t.Fatalf("fetch: %v, %v", y, err)
 		}
 		_ = ref.Close()
-		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.missing", x); !errors.Is(err, cohort.NotFound) || !strings.Contains(err.Error(), "missing") {
+		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.missing", x); !errors.Is(err, cohort.NotFound) ||
+			!strings.Contains(err.Error(), "missing") {
 			t.Fatalf("missing: %v", err)
 		}
 		if _, err := rpc.Call[any](ctx, a, "py0", "__torch__.scripted.double", x); !errors.Is(err, cohort.InvalidArgument) {

@@ -109,7 +109,8 @@ func (h *history) live(port int, g generation, goFirst bool) {
 				return
 			}
 			t.Cleanup(func() { _ = st.Close() })
-			opts := []rpc.Option{rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30 * time.Second)}
+			opts := []rpc.Option{rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"),
+				rpc.WithTimeout(30 * time.Second)}
 			if size > 0 {
 				opts = append(opts, rpc.WithWorldSize(size))
 				_, err = st.JoinWorker(ctx)
@@ -213,11 +214,12 @@ func TestRounds(t *testing.T) {
 	// Rank 0 would host the store itself if it were PyTorch's, and a PyTorch process keeps its rank for life.
 	generations := []generation{
 		{workers: []string{"go:d", "py:a", "py:c", "go:b"}, barriers: []string{"b,c"}},
-		{workers: []string{"go:d", "py:a", "py:c", "go:b"}, barriers: []string{"b,c", "a,b,c", "b,c"}}, // the same again: all counters go on
-		{workers: []string{"go:a", "py:b", "py:c", "go:d"}},                                            // the same names, other roles: Go leads
-		{workers: []string{"go:x", "py:y", "py:z"}, barriers: []string{"x,z"}},                         // other names count from 0
-		{workers: []string{"go:d", "py:a", "py:c"}, dynamic: true},                                     // has neither start nor end
-		{workers: []string{"go:d", "py:a", "py:c", "go:b"}, dropped: true},                             // has no end
+		// the same again: all counters go on
+		{workers: []string{"go:d", "py:a", "py:c", "go:b"}, barriers: []string{"b,c", "a,b,c", "b,c"}},
+		{workers: []string{"go:a", "py:b", "py:c", "go:d"}},                    // the same names, other roles: Go leads
+		{workers: []string{"go:x", "py:y", "py:z"}, barriers: []string{"x,z"}}, // other names count from 0
+		{workers: []string{"go:d", "py:a", "py:c"}, dynamic: true},             // has neither start nor end
+		{workers: []string{"go:d", "py:a", "py:c", "go:b"}, dropped: true},     // has no end
 		{workers: []string{"go:d", "py:a", "py:c", "go:b"}, barriers: []string{"b,c"}},
 		{workers: []string{"go:a", "py:c", "py:d", "go:b"}, dropped: true, barriers: []string{"c,d,b"}}, // Go leads
 		{workers: []string{"go:a", "py:c", "py:d", "go:b"}},
@@ -227,7 +229,8 @@ func TestRounds(t *testing.T) {
 			t.Run(fmt.Sprintf("fresh=%v", fresh), func(t *testing.T) {
 				h := &history{t: t}
 				for i := range 2 {
-					h.procs = append(h.procs, tr.Start(t, torchtest.Script{Name: fmt.Sprintf("p%d.py", i), Modules: map[string]string{"gostub": gostub}, Source: obeys}))
+					h.procs = append(h.procs, tr.Start(t,
+						torchtest.Script{Name: fmt.Sprintf("p%d.py", i), Modules: map[string]string{"gostub": gostub}, Source: obeys}))
 				}
 				port := 0
 				for k, g := range generations {
@@ -244,9 +247,9 @@ func TestRounds(t *testing.T) {
 	})
 }
 
-// TestFailedStartIsFollowed: a PyTorch rank fails to start, since no other rank joins, and tries again after a while. A Go rank that comes in
-// between finds what the first start has left in the store, an address without a listener, and starts with the second one. Which of
-// the two ranks dials depends on their ports, so it is done several times.
+// TestFailedStartIsFollowed: a PyTorch rank fails to start, since no other rank joins, and tries again after a while. A
+// Go rank that comes in between finds what the first start has left in the store, an address without a listener, and
+// starts with the second one. Which of the two ranks dials depends on their ports, so it is done several times.
 func TestFailedStartIsFollowed(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		p := tr.Start(t, torchtest.Script{Name: "p.py", Modules: map[string]string{"gostub": gostub}, Source: obeys})
@@ -270,7 +273,8 @@ func TestFailedStartIsFollowed(t *testing.T) {
 			var a *rpc.Agent
 			go func() {
 				var err error
-				a, err = rpc.Join(ctx, st, "a", rpc.WithRank(0), rpc.WithWorldSize(2), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30*time.Second))
+				a, err = rpc.Join(ctx, st, "a", rpc.WithRank(0), rpc.WithWorldSize(2), rpc.WithHandlers(handlers()),
+					rpc.WithAddr("127.0.0.1:0"), rpc.WithTimeout(30*time.Second))
 				joined <- err
 			}()
 			select {

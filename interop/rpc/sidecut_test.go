@@ -70,7 +70,8 @@ func TestSideConnectionIsCut(t *testing.T) {
 				}
 				t.Cleanup(func() { _ = st.Close() })
 				here := "127.0.0.1:" + strconv.Itoa(port)
-				a, err := rpc.Join(ctx, st, "go0", rpc.WithRank(0), rpc.WithHandlers(refHandlers()), rpc.WithAddr(here), rpc.WithAdvertise(passOn(t, here, x.nth)))
+				a, err := rpc.Join(ctx, st, "go0", rpc.WithRank(0), rpc.WithHandlers(refHandlers()), rpc.WithAddr(here),
+					rpc.WithAdvertise(passOn(t, here, x.nth)))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -110,7 +110,8 @@ type sparseOf struct {
 
 func sparseMatrix() *autograd.Variable {
 	return autograd.SparseParameter(&tensor.Sparse{
-		Shape: []int{3, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 1, 2, 0, 2}, 2, 3)), Values: tensor.Must(tensor.From([]float64{3.2, 4.1, 5.3})),
+		Shape: []int{3, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 1, 2, 0, 2}, 2, 3)),
+		Values: tensor.Must(tensor.From([]float64{3.2, 4.1, 5.3})),
 	})
 }
 
@@ -147,7 +148,9 @@ func goSparse(name string) (member, *sparseOf) {
 			}
 			return rpc.Call[*autograd.Variable](ctx, rpc.AgentFrom(ctx), path[0], "sparselayers.forward", path[1:], y)
 		}).
-		MustHandle("sparselayers.look_up", func(ids *autograd.Variable) *autograd.Variable { return autograd.SparseEmbedding(l.table, ids, -1) }).
+		MustHandle("sparselayers.look_up", func(ids *autograd.Variable) *autograd.Variable {
+			return autograd.SparseEmbedding(l.table, ids, -1)
+		}).
 		MustHandle("sparselayers.gradient", gradient(l.weight)).
 		MustHandle("sparselayers.table_gradient", gradient(l.table)).
 		MustHandle("layers.contexts", func() int { return l.engine.Stats().Contexts })
@@ -227,7 +230,8 @@ func (l *sparseOf) operators(ctx context.Context, t *testing.T, a *rpc.Agent, to
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Close() }()
-	sum, err := rpc.Call[*autograd.Variable](gctx, a, to, "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor", x, y, 3)
+	sum, err := rpc.Call[*autograd.Variable](gctx, a, to,
+		"aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor", x, y, 3)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,8 @@ func TestStubs(t *testing.T) {
 	t.Cleanup(func() { _ = server.Close() })
 	joinAt(ctx, t, server.Addr().String(), "go1", rpc.WithRank(0), rpc.WithWorldSize(1), rpc.WithHandlers(stubbed()))
 	dir := t.TempDir()
-	if code, _, complaint := testkit.RunProgram(t, testkit.BuildProgram(t, "cmd/cohort"), "rpc", "stubs", "go1", "--addr", server.Addr().String(), "--out", dir); code != 0 {
+	if code, _, complaint := testkit.RunProgram(t, testkit.BuildProgram(t, "cmd/cohort"), "rpc", "stubs", "go1", "--addr",
+		server.Addr().String(), "--out", dir); code != 0 {
 		t.Fatalf("exit %d: %s", code, complaint)
 	}
 	module, err := os.ReadFile(filepath.Join(dir, "served.py"))

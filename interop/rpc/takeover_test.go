@@ -23,8 +23,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// oneAddress is a store in which a worker always has the same address: that of a proxy, which leads to the worker that published one last. PyTorch
-// cannot be told where to listen.
+// oneAddress is a store in which a worker always has the same address: that of a proxy, which leads to the worker that
+// published one last. PyTorch cannot be told where to listen.
 type oneAddress struct {
 	store.Store
 	worker string

@@ -79,7 +79,8 @@ time.sleep(60)
 // TestUnconnectedWorkerIsLate lets a PyTorch worker come late to the end of its world: it is called meanwhile, which is harmless.
 func TestUnconnectedWorkerIsLate(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
-		w := start(t, tr, settings{static: true}, goWorker("z0", handlers()), torchWorker("a1", "pass"), torchWorker("p2", "time.sleep(3)"), goWorker("y3", handlers()))
+		w := start(t, tr, settings{static: true}, goWorker("z0", handlers()), torchWorker("a1", "pass"),
+			torchWorker("p2", "time.sleep(3)"), goWorker("y3", handlers()))
 		w.procs["a1"].Send(t, "go")
 		w.procs["p2"].Send(t, "go")
 		w.procs["a1"].Expect(t, "finished")

@@ -146,7 +146,8 @@ func TestW01PyTorchUserKilled(t *testing.T) {
 func TestW06PyTorchCreationTimesOut(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		w := startMixed(t, tr)
-		w.python[0].Send(t, `r = rpc.remote("go0", gow.slow, args=(0.7,), timeout=0.1); time.sleep(0.3); del r; print("dropped", flush=True)`)
+		w.python[0].Send(t,
+			`r = rpc.remote("go0", gow.slow, args=(0.7,), timeout=0.1); time.sleep(0.3); del r; print("dropped", flush=True)`)
 		w.python[0].Expect(t, "dropped")
 		time.Sleep(700 * time.Millisecond) // the function has ended
 		w.empty()

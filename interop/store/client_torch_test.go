@@ -323,7 +323,8 @@ func TestClientSeesTheServerDie(t *testing.T) {
 		for range waits {
 			select {
 			case err := <-errs:
-				if code := cohort.CodeOf(err); (code != cohort.PeerLost && code != cohort.Unavailable) || !strings.Contains(err.Error(), c.Addr()) ||
+				if code := cohort.CodeOf(err); (code != cohort.PeerLost && code != cohort.Unavailable) ||
+					!strings.Contains(err.Error(), c.Addr()) ||
 					!strings.Contains(err.Error(), "wait") {
 					t.Fatalf("error of a pending wait: %v", err)
 				}
@@ -361,10 +362,12 @@ func TestClientDialFailures(t *testing.T) {
 		}
 		_, err := tcpstore.Dial(t.Context(), addr, tcpstore.WithDialect(wrong), tcpstore.WithTimeout(300*time.Millisecond))
 		want := fmt.Sprintf("while trying to connect to (127.0.0.1, %s)", addr[strings.LastIndexByte(addr, ':')+1:])
-		if !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "The client socket has timed out after") || !strings.Contains(err.Error(), want) {
+		if !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "The client socket has timed out after") ||
+			!strings.Contains(err.Error(), want) {
 			t.Fatalf("dial with the wrong dialect: %v", err)
 		}
-		if _, err := tcpstore.Dial(t.Context(), addr, tcpstore.WithDialect(tcpstore.DialectNative), tcpstore.WithTimeout(300*time.Millisecond)); err == nil {
+		if _, err := tcpstore.Dial(t.Context(), addr, tcpstore.WithDialect(tcpstore.DialectNative),
+			tcpstore.WithTimeout(300*time.Millisecond)); err == nil {
 			t.Fatal("the native dialect was accepted by PyTorch")
 		}
 		c := dial(t, addr) // and the server has survived all that

@@ -33,8 +33,9 @@ func between(t *testing.T, s *tcpstore.Server) (*faultnet.Proxy, string) {
 	return p, strconv.Itoa(int(netip.MustParseAddrPort(p.Addr()).Port()))
 }
 
-// TestServerResetAtEveryByte resets the connection of a PyTorch client at every byte that it sends, and at every byte of the answers. It has
-// the right answers up to there, then an error, or it has connected again; the store keeps nothing of the connection and serves on.
+// TestServerResetAtEveryByte resets the connection of a PyTorch client at every byte that it sends, and at every byte
+// of the answers. It has the right answers up to there, then an error, or it has connected again; the store keeps
+// nothing of the connection and serves on.
 func TestServerResetAtEveryByte(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		t.Parallel()

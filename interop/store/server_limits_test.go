@@ -23,7 +23,8 @@ var limitsScript string
 func TestServerLimits(t *testing.T) {
 	torchtest.V26.Need(t)
 	torchtest.Newest.Need(t)
-	s, err := tcpstore.Listen("127.0.0.1:0", tcpstore.WithLimits(tcpstore.Limits{Conns: 16, Memory: 16 << 20, Value: 1 << 20, Key: 4 << 10}))
+	s, err := tcpstore.Listen("127.0.0.1:0",
+		tcpstore.WithLimits(tcpstore.Limits{Conns: 16, Memory: 16 << 20, Value: 1 << 20, Key: 4 << 10}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +32,8 @@ func TestServerLimits(t *testing.T) {
 	var procs []*torchtest.Proc
 	for i := range 2 {
 		for _, torch := range []*torchtest.Torch{torchtest.V26, torchtest.Newest} {
-			procs = append(procs, torch.Start(t, torchtest.Script{Source: limitsScript, Args: []string{strconv.Itoa(s.Port()), fmt.Sprintf("%s-%d", torch.Name, i)}}))
+			procs = append(procs, torch.Start(t,
+				torchtest.Script{Source: limitsScript, Args: []string{strconv.Itoa(s.Port()), fmt.Sprintf("%s-%d", torch.Name, i)}}))
 		}
 	}
 	for _, p := range procs {

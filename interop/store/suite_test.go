@@ -17,7 +17,8 @@ import (
 //go:embed suite.py
 var suiteScript string
 
-var suiteTests = flag.String("suite", "", "a regular expression: which of PyTorch's own tests run over our store; empty for those that are named in the test")
+var suiteTests = flag.String("suite", "",
+	"a regular expression: which of PyTorch's own tests run over our store; empty for those that are named in the test")
 
 // suite is some of PyTorch's own tests.
 type suite struct {
@@ -39,7 +40,8 @@ func TestServerSuites(t *testing.T) {
 			"distributed": {"object|barrier|new_subgroups|send_recv_any|ddp_join|DistributedDataParallel$|undefined_grad", 12},
 		}
 		if torch.About(t).Has(torchtest.TensorPipe) {
-			suites["rpc.dist_autograd_test.DistAutogradTest"] = suite{"backward_(simple|rref|multiple|different|autograd)|context_cleanup", 17}
+			suites["rpc.dist_autograd_test.DistAutogradTest"] = suite{
+				"backward_(simple|rref|multiple|different|autograd)|context_cleanup", 17}
 			suites["rpc.dist_optimizer_test.DistOptimizerTest"] = suite{".", 4}
 			suites["rpc.rpc_test.RpcTest"] = suite{"duplicate_name|reinit|world_size_one|worker_id|local_shutdown|init_rpc", 9}
 			suites["rpc.jit.rpc_test.JitRpcTest"] = suite{"rref_is_owner|remote_script|user_rrefs", 6}
@@ -53,7 +55,8 @@ func TestServerSuites(t *testing.T) {
 					s.passed = 1 // it was not counted
 				}
 				_, dir := torch.TempDir(t)
-				p := torch.Start(t, torchtest.Script{Source: suiteScript, Shared: []string{"torch._dynamo", "torch.testing._internal.common_distributed"}, Args: []string{name, s.tests, dir}})
+				p := torch.Start(t, torchtest.Script{Source: suiteScript,
+					Shared: []string{"torch._dynamo", "torch.testing._internal.common_distributed"}, Args: []string{name, s.tests, dir}})
 				names := strings.Fields(p.Line(t))
 				wrong := s.judge(names, func(name string, ours bool) string {
 					where := "file"
@@ -103,10 +106,11 @@ func (s suite) judge(names []string, run func(name string, ours bool) string) (w
 // over PyTorch's say that the store makes the difference: 4 of 8 beside 0 of 8 come about by chance less than once in twenty times.
 const repeats, excess = 8, 4
 
-// again runs a test that has failed over our store more often, over both kinds of store, and returns what is wrong. PyTorch has races
-// of its own: 2.6 aborted now and then, over any store, until forked ranks made their threads anew (see suite.py). One such failure says
-// nothing about the store, and that the next run over another store passes says nothing either. Only counts can be compared, and the failure
-// that made us count is not one of them. The two kinds take turns, so that a busy machine is as busy for both.
+// again runs a test that has failed over our store more often, over both kinds of store, and returns what is wrong.
+// PyTorch has races of its own: 2.6 aborted now and then, over any store, until forked ranks made their threads anew
+// (see suite.py). One such failure says nothing about the store, and that the next run over another store passes says
+// nothing either. Only counts can be compared, and the failure that made us count is not one of them. The two kinds
+// take turns, so that a busy machine is as busy for both.
 func again(name string, run func(name string, ours bool) string) (wrong string) {
 	if failsAnyway[name] && run(name, false) != "passed" {
 		return ""
@@ -124,13 +128,14 @@ func again(name string, run func(name string, ours bool) string) (wrong string) 
 	case ours-theirs >= excess:
 		return fmt.Sprintf("%s fails over our store %d times of %d, over PyTorch's %d times", name, ours, repeats, theirs)
 	case ours == repeats:
-		return fmt.Sprintf("%s fails over PyTorch's store, too, %d times of %d, where it should pass: nothing was compared", name, theirs, repeats)
+		return fmt.Sprintf("%s fails over PyTorch's store, too, %d times of %d, where it should pass: nothing was compared", name,
+			theirs, repeats)
 	}
 	return ""
 }
 
-// TestSuiteVerdict: tests that fail now and then, over any store, are no failure of ours; those that fail over ours only are, and those that
-// never pass, or do not run, are not made up for by one that passes.
+// TestSuiteVerdict: tests that fail now and then, over any store, are no failure of ours; those that fail over ours
+// only are, and those that never pass, or do not run, are not made up for by one that passes.
 func TestSuiteVerdict(t *testing.T) {
 	for _, c := range []struct {
 		about string

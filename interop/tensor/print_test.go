@@ -71,7 +71,8 @@ func samples(t *testing.T) []*tensor.Tensor {
 		}
 		out = append(out, x)
 	}
-	for _, shape := range [][]int{{30}, {7, 13}, {2, 3, 4}, {1001}, {40, 40}, {8, 7, 20}, {3, 2, 2, 100}, {0, 3}, {1, 1, 1}, {1500, 2}, {5, 300}} {
+	for _, shape := range [][]int{{30}, {7, 13}, {2, 3, 4}, {1001}, {40, 40}, {8, 7, 20}, {3, 2, 2, 100}, {0, 3}, {1, 1, 1},
+		{1500, 2}, {5, 300}} {
 		data := make([]float32, product(shape))
 		ints := make([]int64, len(data))
 		for i := range data {
@@ -102,7 +103,8 @@ func TestPrintsAsPyTorch(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.Send(t, fmt.Sprintf("%v %s %s %d %s", x.DType(), numbers(x.Shape()), numbers(x.Strides()), x.Offset(), hex.EncodeToString(bits)))
+			p.Send(t, fmt.Sprintf("%v %s %s %d %s", x.DType(), numbers(x.Shape()), numbers(x.Strides()), x.Offset(),
+				hex.EncodeToString(bits)))
 			var want string
 			if err := json.Unmarshal([]byte(p.Line(t)), &want); err != nil {
 				t.Fatal(err)

@@ -44,7 +44,8 @@ func TestOneTrace(t *testing.T) {
 	join := func(name string, rank cohort.Rank, reg *rpc.Registry) <-chan *rpc.Agent {
 		joined := make(chan *rpc.Agent, 1)
 		go func() {
-			opts := append(otel.Tracing(provider), rpc.WithHandlers(reg), rpc.WithRank(rank), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"), rpc.WithHook(hook))
+			opts := append(otel.Tracing(provider), rpc.WithHandlers(reg), rpc.WithRank(rank), rpc.WithWorldSize(2),
+				rpc.WithAddr("127.0.0.1:0"), rpc.WithHook(hook))
 			a, err := rpc.Join(ctx, st, name, opts...)
 			if err != nil {
 				t.Error(err)
@@ -80,12 +81,14 @@ func TestOneTrace(t *testing.T) {
 		name string
 		kind trace.SpanKind
 	}
-	want := []step{{"b.outer", trace.SpanKindClient}, {"b.outer", trace.SpanKindServer}, {"a.inner", trace.SpanKindClient}, {"a.inner", trace.SpanKindServer}}
+	want := []step{{"b.outer", trace.SpanKindClient}, {"b.outer", trace.SpanKindServer}, {"a.inner", trace.SpanKindClient},
+		{"a.inner", trace.SpanKindServer}}
 	above := root.SpanContext()
 	var calls []trace.SpanContext
 	for _, w := range want {
 		at := slices.IndexFunc(all, func(s tracetest.SpanStub) bool {
-			return s.Name == w.name && s.SpanKind == w.kind && s.Parent.SpanID() == above.SpanID() && s.SpanContext.TraceID() == root.SpanContext().TraceID()
+			return s.Name == w.name && s.SpanKind == w.kind && s.Parent.SpanID() == above.SpanID() &&
+				s.SpanContext.TraceID() == root.SpanContext().TraceID()
 		})
 		if at < 0 {
 			t.Fatalf("no span %v below %v in %+v", w, above.SpanID(), all)

@@ -105,8 +105,9 @@ func (o *Optimizer) Step(ctx context.Context, c *distautograd.Context) error {
 	return err
 }
 
-// settled waits for calls that were made with ctx, and returns the results of those that have succeeded. The error names the first worker that
-// has failed. The end of ctx ends the calls, and their errors name the worker: the wait itself continues until then.
+// settled waits for calls that were made with ctx, and returns the results of those that have succeeded. The error
+// names the first worker that has failed. The end of ctx ends the calls, and their errors name the worker: the wait
+// itself continues until then.
 func settled[T any](ctx context.Context, op string, futures []*cohort.Future[T]) (results []T, err error) {
 	ctx = context.WithoutCancel(ctx)
 	var errs []error

@@ -42,7 +42,8 @@ func newWorld(t *testing.T, n int, locks ...sync.Locker) (context.Context, []wor
 		reg := rpc.NewRegistry().
 			MustHandle("p.new", func(xs ...float64) *autograd.Variable { return param(xs...) }).
 			MustHandle("p.frozen", func(xs ...float64) *autograd.Variable { return param(xs...).Detach() }).
-			MustHandle("p.mul", func(ctx context.Context, w *rpc.Ref[*autograd.Variable], x *autograd.Variable) (*autograd.Variable, error) {
+			MustHandle("p.mul", func(ctx context.Context, w *rpc.Ref[*autograd.Variable],
+				x *autograd.Variable) (*autograd.Variable, error) {
 				defer func() { _ = w.Close() }()
 				v, err := w.LocalValue(ctx)
 				if err != nil {
@@ -65,7 +66,8 @@ func newWorld(t *testing.T, n int, locks ...sync.Locker) (context.Context, []wor
 	}
 	t.Cleanup(func() {
 		for i, w := range ws {
-			for end := time.Now().Add(10 * time.Second); w.engine.Stats() != (distautograd.Stats{}) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(10 * time.Second); w.engine.Stats() != (distautograd.Stats{}) &&
+				time.Now().Before(end); time.Sleep(time.Millisecond) {
 			}
 			if s := w.engine.Stats(); s != (distautograd.Stats{}) {
 				t.Errorf("w%d still holds %+v", i, s)
@@ -120,7 +122,8 @@ func TestSteps(t *testing.T) {
 	for _, rule := range rules {
 		t.Run(fmt.Sprintf("%T", rule), func(t *testing.T) {
 			a := ws[0].agent
-			refs := []*rpc.Ref[*autograd.Variable]{newParam(ctx, t, a, "w1", 1.0, 2.0), newParam(ctx, t, a, "w2", -1.0, 0.5), newParam(ctx, t, a, "w1", 3.0, 4.0), newParam(ctx, t, a, "w0", 0.1, 0.2), create(ctx, t, a, "w2", "p.frozen", 0.7, -0.6)}
+			refs := []*rpc.Ref[*autograd.Variable]{newParam(ctx, t, a, "w1", 1.0, 2.0), newParam(ctx, t, a, "w2", -1.0, 0.5),
+				newParam(ctx, t, a, "w1", 3.0, 4.0), newParam(ctx, t, a, "w0", 0.1, 0.2), create(ctx, t, a, "w2", "p.frozen", 0.7, -0.6)}
 			same := []*autograd.Variable{param(1, 2), param(-1, 0.5), param(3, 4), param(0.1, 0.2), param(0.7, -0.6).Detach()}
 			var before [][]float64
 			for _, v := range same {
@@ -227,7 +230,8 @@ func TestRefused(t *testing.T) {
 	ctx, ws := newWorld(t, 2)
 	a := ws[0].agent
 	p := newParam(ctx, t, a, "w1", 1.0)
-	if _, err := remote.New(ctx, a, optim.SGD{LR: -1}, []*rpc.Ref[*autograd.Variable]{p}); err == nil || !strings.Contains(err.Error(), "learning rate") {
+	if _, err := remote.New(ctx, a, optim.SGD{LR: -1}, []*rpc.Ref[*autograd.Variable]{p}); err == nil ||
+		!strings.Contains(err.Error(), "learning rate") {
 		t.Errorf("a rule that the owner refuses: %v", err)
 	}
 	if _, err := remote.New(ctx, a, optim.SGD{LR: 1}, nil); err == nil {
@@ -259,7 +263,8 @@ func TestRefused(t *testing.T) {
 		"betas":                {py.Global{Module: "torch.optim.adam", Name: "Adam"}, []any{p}, rpc.Kw{"betas": 3}},
 		"want a class":         {1, 2},
 	} {
-		if _, err := rpc.Call[any](ctx, a, "w1", "torch.distributed.optim.optimizer._new_local_optimizer", args...); err == nil || !strings.Contains(err.Error(), what) {
+		if _, err := rpc.Call[any](ctx, a, "w1", "torch.distributed.optim.optimizer._new_local_optimizer", args...); err == nil ||
+			!strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

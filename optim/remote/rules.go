@@ -23,7 +23,8 @@ type class struct {
 	read func(optim.Rule) ([]argument, bool)
 }
 
-// argument is one of a constructor behind the parameters: a number, two numbers, or a switch of a rule. They are in the constructor's order.
+// argument is one of a constructor behind the parameters: a number, two numbers, or a switch of a rule. They are in the
+// constructor's order.
 type argument struct {
 	name      string
 	numbers   []*float64
@@ -76,7 +77,8 @@ func classOf[R optim.Rule](functional string, arguments func(r *R) []argument) c
 var classes = map[string]class{
 	"SGD": classOf("functional_sgd._FunctionalSGD", func(r *optim.SGD) []argument {
 		return []argument{
-			rate(&r.LR, 1e-2), number("momentum", &r.Momentum, 0), number("dampening", &r.Dampening, 0), number("weight_decay", &r.WeightDecay, 0),
+			rate(&r.LR, 1e-2), number("momentum", &r.Momentum, 0), number("dampening", &r.Dampening, 0),
+			number("weight_decay", &r.WeightDecay, 0),
 			flag("nesterov", &r.Nesterov), named(flag("maximize", &r.Maximize)),
 		}
 	}),
@@ -116,7 +118,8 @@ var classes = map[string]class{
 	"Adagrad": classOf("functional_adagrad._FunctionalAdagrad", func(r *optim.Adagrad) []argument {
 		return []argument{
 			rate(&r.LR, 1e-2), number("lr_decay", &r.LRDecay, 0), number("weight_decay", &r.WeightDecay, 0),
-			number("initial_accumulator_value", &r.InitialAccumulator, 0), named(number("eps", &r.Eps, 1e-10)), named(flag("maximize", &r.Maximize)),
+			number("initial_accumulator_value", &r.InitialAccumulator, 0), named(number("eps", &r.Eps, 1e-10)),
+			named(flag("maximize", &r.Maximize)),
 		}
 	}),
 	"RMSprop": classOf("functional_rmsprop._FunctionalRMSprop", func(r *optim.RMSprop) []argument {
@@ -128,7 +131,8 @@ var classes = map[string]class{
 }
 
 // quick are switches that choose among implementations of the same computation.
-var quick = map[string]bool{"foreach": true, "fused": true, "capturable": true, "differentiable": true, "coalesce_grad": true, "_allow_empty_param_list": true}
+var quick = map[string]bool{"foreach": true, "fused": true, "capturable": true, "differentiable": true, "coalesce_grad": true,
+	"_allow_empty_param_list": true}
 
 func badOptimizer(format string, args ...any) error {
 	return cohort.Newf("optim: remote", cohort.InvalidArgument, format, args...)
@@ -139,7 +143,10 @@ func parse(name py.Global, args []any, kwargs *py.Dict) (optim.Rule, error) {
 	short := strings.TrimPrefix(name.Name, "_Functional")
 	c, ok := classes[short]
 	if !ok || !strings.HasPrefix(name.Module, "torch.") {
-		return nil, badOptimizer("a Go worker has no optimizer %s.%s: it has SGD, Adam, AdamW, SparseAdam, Adamax, Adagrad, Adadelta, RMSprop and Rprop of torch.optim", name.Module, name.Name)
+		return nil,
+			badOptimizer(
+				"a Go worker has no optimizer %s.%s: it has SGD, Adam, AdamW, SparseAdam, Adamax, Adagrad, Adadelta, RMSprop and "+
+					"Rprop of torch.optim", name.Module, name.Name)
 	}
 	all, rule := c.begin()
 	for _, a := range all {

@@ -80,7 +80,8 @@ func TestRulesTravel(t *testing.T) {
 			t.Errorf("%v became %v, %v", rule, got, err)
 		}
 	}
-	if rule, err := parse(py.Global{Module: ordinary, Name: "AdamW"}, nil, nil); err != nil || rule != (optim.AdamW{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 1e-2}) {
+	if rule, err := parse(py.Global{Module: ordinary, Name: "AdamW"}, nil, nil); err != nil ||
+		rule != (optim.AdamW{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 1e-2}) {
 		t.Errorf("AdamW without arguments is %v, %v", rule, err)
 	}
 	if _, kw, err := describe(optim.AdamW{}); err != nil || kw["weight_decay"] != 0.0 || kw["lr"] != 0.0 || len(kw) != 2 {

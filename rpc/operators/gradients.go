@@ -70,7 +70,8 @@ func differentiate(budget *aten.Budget, name string, stack []any) (any, bool, er
 	base, _, _ := strings.Cut(name, ".")
 	r := &recorded{budget: budget, name: name, stack: stack, at: at, formula: formulas[base]}
 	if r.formula == nil {
-		return nil, true, cohort.Newf("rpc: operator", cohort.NotSupported, "this Go worker has no gradient for this operator: detach its arguments, or send the work to a PyTorch worker")
+		return nil, true, cohort.Newf("rpc: operator", cohort.NotSupported,
+			"this Go worker has no gradient for this operator: detach its arguments, or send the work to a PyTorch worker")
 	}
 	out, err := autograd.Apply(r, inputs...)
 	if err != nil {

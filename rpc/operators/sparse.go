@@ -60,7 +60,8 @@ func sparse(budget *aten.Budget, name string, stack []any) (any, bool, error) {
 	base, _, _ := strings.Cut(name, ".")
 	formula := onSparse[base]
 	if formula == nil {
-		return nil, true, cohort.New("rpc: operator", cohort.NotSupported, "this Go worker has no such operator of sparse tensors: send the work to a PyTorch worker")
+		return nil, true, cohort.New("rpc: operator", cohort.NotSupported,
+			"this Go worker has no such operator of sparse tensors: send the work to a PyTorch worker")
 	}
 	// The parts of a result are joined before they are added up.
 	release, err := budget.Reserve(4 * int64(size))
@@ -79,7 +80,8 @@ func sparse(budget *aten.Budget, name string, stack []any) (any, bool, error) {
 }
 
 // compute applies a formula to tensors and numbers.
-func compute(name string, formula func(x, y *autograd.Variable) *autograd.Variable, args []*autograd.Variable, stack []any) *autograd.Variable {
+func compute(name string, formula func(x, y *autograd.Variable) *autograd.Variable, args []*autograd.Variable,
+	stack []any) *autograd.Variable {
 	if len(stack) > 1 && stack[1] == nil { // an option, such as the memory format of a copy
 		args = args[:1]
 	}

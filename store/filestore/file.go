@@ -84,7 +84,8 @@ func (s *Store) lost() error {
 // goneError says that this handle's store does not exist any more.
 func (s *Store) goneError() error {
 	return cohort.Newf("filestore", cohort.Replaced,
-		"the file %s was removed or replaced while it was used, and what was stored in it is gone: start all processes again, or open a new store",
+		"the file %s was removed or replaced while it was used, and what was stored in it is gone: start all processes again, or "+
+			"open a new store",
 		s.path)
 }
 

@@ -177,7 +177,8 @@ func (s *Store) stillCounted(err error) error {
 	if !is || s.worldSize < 0 || problem.Code != cohort.Unavailable {
 		return err
 	}
-	problem.Detail = fmt.Sprintf("%v; the file still counts this handle, so no other one will remove it: remove %s yourself", problem.Err, s.path)
+	problem.Detail = fmt.Sprintf("%v; the file still counts this handle, so no other one will remove it: remove %s yourself",
+		problem.Err, s.path)
 	return err
 }
 

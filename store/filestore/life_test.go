@@ -74,7 +74,8 @@ func TestWorldSizeAndRemoval(t *testing.T) {
 	}
 }
 
-// TestLastCloseOnAFullDisk: the last of all handles removes the file though its own end cannot be written any more; one that is not the last says so.
+// TestLastCloseOnAFullDisk: the last of all handles removes the file though its own end cannot be written any more; one
+// that is not the last says so.
 func TestLastCloseOnAFullDisk(t *testing.T) {
 	path := tempPath(t)
 	var all []*Store
@@ -86,7 +87,8 @@ func TestLastCloseOnAFullDisk(t *testing.T) {
 	}
 	full := func(*os.File, []byte, int64) (int, error) { return 0, unix.ENOSPC }
 	all[1].writeAt = full
-	if err := all[1].Close(); !errors.Is(err, unix.ENOSPC) || !exists(path) || !strings.Contains(err.Error(), "no space left on device; the file still counts this handle") {
+	if err := all[1].Close(); !errors.Is(err, unix.ENOSPC) || !exists(path) ||
+		!strings.Contains(err.Error(), "no space left on device; the file still counts this handle") {
 		t.Errorf("a handle that is not the last: %v, the file exists: %v", err, exists(path))
 	}
 	if err := all[2].Close(); err != nil || !exists(path) { // it counts the one before as open

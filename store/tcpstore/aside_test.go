@@ -64,7 +64,8 @@ func TestFunctionsGivenToAStore(t *testing.T) {
 					last.Store(&conn)
 					return conn, err
 				}
-				c := connect(t, s.Addr().String(), tcpstore.WithDialer(dial), tcpstore.WithLogger(log.Logger(slog.LevelInfo)), tcpstore.WithDialect(dialect))
+				c := connect(t, s.Addr().String(), tcpstore.WithDialer(dial), tcpstore.WithLogger(log.Logger(slog.LevelInfo)),
+					tcpstore.WithDialect(dialect))
 				bad.Store(true)
 				_ = (*last.Load()).Close() // it has to dial again
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

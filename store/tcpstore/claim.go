@@ -34,8 +34,9 @@ func (c *Client) Claim(ctx context.Context, name, expected, text string) (string
 	return string(r.Value), nil
 }
 
-// ReadBack reports whether the PyTorch client that set key has read it since: ranks of PyTorch 2.8 or later do so with the address that
-// they publish for a gloo group. False may also mean that the server is not cohort's or does not know any more: that the client has left, for one.
+// ReadBack reports whether the PyTorch client that set key has read it since: ranks of PyTorch 2.8 or later do so with
+// the address that they publish for a gloo group. False may also mean that the server is not cohort's or does not know
+// any more: that the client has left, for one.
 func (c *Client) ReadBack(ctx context.Context, key string) (bool, error) {
 	if c.back.dialect() != wire.Native {
 		return false, nil

@@ -46,7 +46,8 @@ func TestBarrier(t *testing.T) {
 			}
 			c.SetTimeout(50 * time.Millisecond)
 			err := c.Barrier(context.Background(), "alone", 2)
-			if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "barrier timeout after 50ms, key: alone; fewer than 2 have joined") {
+			if !errors.Is(err, cohort.DeadlineExceeded) ||
+				!strings.Contains(err.Error(), "barrier timeout after 50ms, key: alone; fewer than 2 have joined") {
 				t.Errorf("alone: %v", err)
 			}
 			c.SetTimeout(time.Minute)

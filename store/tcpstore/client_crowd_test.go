@@ -74,7 +74,8 @@ func TestReadWithoutRoomSaysWhy(t *testing.T) {
 		}
 	}
 	client.SetTimeout(time.Minute) // it is at once, and not at the end of this time
-	if _, err := client.Get(t.Context(), "large"); !errors.Is(err, cohort.TooLarge) || !strings.Contains(err.Error(), "raise the memory limit") {
+	if _, err := client.Get(t.Context(), "large"); !errors.Is(err, cohort.TooLarge) ||
+		!strings.Contains(err.Error(), "raise the memory limit") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -32,7 +32,8 @@ func TestDialUnknownHost(t *testing.T) {
 		if !errors.Is(err, cohort.NotFound) || !strings.Contains(err.Error(), `no host is named "nowhere"`) || time.Since(start) != 0 {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
-		if _, err = Dial(t.Context(), "nowhere:29500", WithDialer(unknownHost), WithNameRetry(), WithTimeout(time.Minute)); !errors.Is(err, store.ErrTimeout) {
+		if _, err = Dial(t.Context(), "nowhere:29500", WithDialer(unknownHost), WithNameRetry(),
+			WithTimeout(time.Minute)); !errors.Is(err, store.ErrTimeout) {
 			t.Errorf("a name that may come: %v", err)
 		}
 		if took := time.Since(start); took != time.Minute {

@@ -27,7 +27,8 @@ import (
 const soon = 5 * time.Second
 
 // eachDialect runs test with a client per dialect, through a proxy.
-func eachDialect(t *testing.T, test func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server), opts ...tcpstore.ClientOption) {
+func eachDialect(t *testing.T, test func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server),
+	opts ...tcpstore.ClientOption) {
 	t.Helper()
 	for _, dialect := range dialects {
 		t.Run(dialect.String(), func(t *testing.T) {
@@ -126,7 +127,8 @@ func TestClientFailsAtOnceWhenTheServerDies(t *testing.T) {
 		})
 		for range 5 {
 			start := time.Now()
-			if err := c.Set(t.Context(), "k", nil); !isGone(err) || !strings.Contains(err.Error(), p.Addr()) || !strings.Contains(err.Error(), `set "k"`) {
+			if err := c.Set(t.Context(), "k", nil); !isGone(err) || !strings.Contains(err.Error(), p.Addr()) ||
+				!strings.Contains(err.Error(), `set "k"`) {
 				t.Fatalf("set: %v", err)
 			}
 			if took := time.Since(start); took > soon {
@@ -345,7 +347,8 @@ func TestClientTimesOutWhileItConnects(t *testing.T) {
 			c := connect(t, p.Addr(), tcpstore.WithDialect(dialect), tcpstore.WithDialer(dial))
 			hang.Store(true)
 			p.Cut()
-			testkit.Until(t, "a call that connects", func() bool { // some of the first, on a busy machine many, do not know yet that the connection is gone
+			// some of the first, on a busy machine many, do not know yet that the connection is gone
+			testkit.Until(t, "a call that connects", func() bool {
 				before := hung.Load()
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 				defer cancel()

@@ -123,7 +123,8 @@ type question struct {
 const noFeature store.Feature = 255
 
 var questions = []question{
-	{"set", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return nil, c.Set(ctx, "set", []byte("v")) }, nil, true},
+	{"set", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return nil, c.Set(ctx, "set", []byte("v")) },
+		nil, true},
 	{"get", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) {
 		v, err := c.Get(ctx, "text")
 		return string(v), err
@@ -138,7 +139,8 @@ var questions = []question{
 		return string(v), err
 	}, "some text", true},
 	{"check", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return c.Check(ctx, "text", "number") }, true, true},
-	{"wait", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return nil, c.Wait(ctx, "text", "number") }, nil, true},
+	{"wait", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return nil, c.Wait(ctx, "text", "number") },
+		nil, true},
 	{"delete", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return c.Delete(ctx, "nothing") }, false, true},
 	{"multi-get", store.FeatureMultiGet, func(ctx context.Context, c *tcpstore.Client) (any, error) {
 		v, err := c.MultiGet(ctx, "text", "empty", "number")
@@ -150,7 +152,9 @@ var questions = []question{
 	{"append", store.FeatureAppend, func(ctx context.Context, c *tcpstore.Client) (any, error) {
 		return nil, c.Append(ctx, "appended", []byte("x"))
 	}, nil, false},
-	{"queue length", store.FeatureQueue, func(ctx context.Context, c *tcpstore.Client) (any, error) { return c.QueueLen(ctx, "queue") }, 2, true},
+	{"queue length", store.FeatureQueue, func(ctx context.Context, c *tcpstore.Client) (any, error) {
+		return c.QueueLen(ctx, "queue")
+	}, 2, true},
 	{"push", store.FeatureQueue, func(ctx context.Context, c *tcpstore.Client) (any, error) {
 		return nil, c.QueuePush(ctx, "pushed", []byte("x"))
 	}, nil, false},

@@ -65,11 +65,12 @@ func TestNativeEndDuringArming(t *testing.T) {
 					_, _ = server.Write(append(append([]byte{}, ping[1:5]...), wire.Ready))
 					accepted <- server
 				}()
-				c, err := Dial(t.Context(), "silent:1", WithTimeout(timeout), WithDialer(func(ctx context.Context, n, addr string) (net.Conn, error) {
-					raw, refused := network.Dial(ctx, n, addr)
-					conn = &armedConn{Conn: raw}
-					return conn, refused
-				}))
+				c, err := Dial(t.Context(), "silent:1", WithTimeout(timeout),
+					WithDialer(func(ctx context.Context, n, addr string) (net.Conn, error) {
+						raw, refused := network.Dial(ctx, n, addr)
+						conn = &armedConn{Conn: raw}
+						return conn, refused
+					}))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -143,7 +144,8 @@ func TestTimeoutSaysThatNoClientSetTheKey(t *testing.T) {
 			}
 			start := time.Now()
 			_, err = c.Get(t.Context(), "never")
-			if took := time.Since(start); took != time.Second || !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "no client has set") {
+			if took := time.Since(start); took != time.Second || !errors.Is(err, store.ErrTimeout) ||
+				!strings.Contains(err.Error(), "no client has set") {
 				t.Errorf("%v: after %v: %v", d, took, err)
 			}
 			_ = c.Close()

@@ -147,7 +147,8 @@ func TestNativeCancel(t *testing.T) {
 		}
 		m := currentNative(t, c)
 		if m.mu.abandoned != 0 || len(m.mu.calls) != 0 || m.mu.reading || m.mu.writing {
-			t.Errorf("left behind: %d abandoned, %d calls, reading %v, writing %v", m.mu.abandoned, len(m.mu.calls), m.mu.reading, m.mu.writing)
+			t.Errorf("left behind: %d abandoned, %d calls, reading %v, writing %v", m.mu.abandoned, len(m.mu.calls), m.mu.reading,
+				m.mu.writing)
 		}
 		if conns, _ := f.counts(); conns != 1 {
 			t.Errorf("%d connections", conns)
@@ -172,7 +173,8 @@ func TestNativeCallsEndByTheStoreTimeout(t *testing.T) {
 			c.SetTimeout(timeout)
 			start := time.Now()
 			_, err := c.Get(t.Context(), "never")
-			if took := time.Since(start); took != timeout || !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), timeout.String()) {
+			if took := time.Since(start); took != timeout || !errors.Is(err, store.ErrTimeout) ||
+				!strings.Contains(err.Error(), timeout.String()) {
 				t.Errorf("after %v: %v", took, err)
 			}
 			if n, err := c.Add(t.Context(), "n", 1); n != 1 || err != nil {
@@ -289,7 +291,8 @@ func TestNativeErrorsComeFromTheServer(t *testing.T) {
 	onFake(t, fakeNative, on, func(t *testing.T, c *Client, f *fakeStore) {
 		t.Helper()
 		_, err := c.Add(t.Context(), "n", 1)
-		if !errors.Is(err, store.ErrNotANumber) || !strings.Contains(err.Error(), `tcpstore: add "n": not a number (peer fake:1): the value "abc" is text`) {
+		if !errors.Is(err, store.ErrNotANumber) ||
+			!strings.Contains(err.Error(), `tcpstore: add "n": not a number (peer fake:1): the value "abc" is text`) {
 			t.Errorf("add: %v", err)
 		}
 		if _, err := c.CompareAndSet(t.Context(), "k", nil, nil); !errors.Is(err, cohort.Protocol) {

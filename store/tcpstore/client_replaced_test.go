@@ -162,7 +162,9 @@ func TestWatchReachesAnotherStore(t *testing.T) {
 		serve("store:1")
 		serve("store:2")
 		leads := "store:1"
-		c, err := Dial(ctx, "store:1", WithDialer(func(ctx context.Context, kind, _ string) (net.Conn, error) { return network.Dial(ctx, kind, leads) }))
+		c, err := Dial(ctx, "store:1", WithDialer(func(ctx context.Context, kind, _ string) (net.Conn, error) {
+			return network.Dial(ctx, kind, leads)
+		}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,7 +22,8 @@ import (
 )
 
 // onFake runs test in virtual time with a client on a fake server.
-func onFake(t *testing.T, kind fakeKind, on func(n int, conn net.Conn, r *wire.Request) bool, test func(t *testing.T, c *Client, f *fakeStore), opts ...ClientOption) {
+func onFake(t *testing.T, kind fakeKind, on func(n int, conn net.Conn, r *wire.Request) bool,
+	test func(t *testing.T, c *Client, f *fakeStore), opts ...ClientOption) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f, stop := newFake(t, kind, func(n int, conn net.Conn, r *wire.Request) bool {
@@ -88,7 +89,8 @@ func TestClientSendsWhatPyTorchSends(t *testing.T) {
 		for _, q := range requests {
 			if recorded[hex.EncodeToString(q.append(nil, dialect))] {
 				matched++
-			} else if known := dialect != wire.Legacy || (q.op != wire.Check && q.op != wire.Append); known && q.key != "p/k" && q.key != "big" {
+			} else if known := dialect != wire.Legacy || (q.op != wire.Check && q.op != wire.Append); known && q.key != "p/k" &&
+				q.key != "big" {
 				t.Errorf("PyTorch %s never sent %s %q as %x", version, q.name(), q.subject(), q.append(nil, dialect))
 			}
 		}
@@ -163,7 +165,8 @@ func TestWaitTimeoutReplacesALegacyConnection(t *testing.T) {
 		t.Helper()
 		before, _ := f.counts()
 		c.SetTimeout(time.Second)
-		if err := c.Wait(t.Context(), "missing"); !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "wait timeout after 1000ms, keys: /missing") {
+		if err := c.Wait(t.Context(), "missing"); !errors.Is(err, store.ErrTimeout) ||
+			!strings.Contains(err.Error(), "wait timeout after 1000ms, keys: /missing") {
 			t.Fatalf("wait: %v", err)
 		}
 		time.Sleep(5 * time.Second)
@@ -329,7 +332,8 @@ func TestSetIsConfirmed(t *testing.T) {
 			t.Fatalf("set: %v, %d seen", err, seen)
 		}
 		err := c.Set(t.Context(), "bad", []byte("x"))
-		if !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), "fake:1") || !strings.Contains(err.Error(), `tcpstore: set "bad"`) {
+		if !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), "fake:1") ||
+			!strings.Contains(err.Error(), `tcpstore: set "bad"`) {
 			t.Fatalf("set: %v", err)
 		}
 		if err := c.Set(t.Context(), "good", nil); err != nil { // on a new connection

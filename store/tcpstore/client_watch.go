@@ -54,7 +54,8 @@ func (c *Client) watchKey(ctx context.Context, q *request, ready func(), changed
 	defer cancel(nil)
 	defer context.AfterFunc(c.life, func() { cancel(cohort.Closed) })() // Close ends it
 	err := c.watch(ctx, q, ready, changed)
-	if native, ok := c.back.(*nativeStore); ok && errors.Is(err, cohort.PeerLost) { // a server that is cleared cuts its watches, and cannot say why
+	// a server that is cleared cuts its watches, and cannot say why
+	if native, ok := c.back.(*nativeStore); ok && errors.Is(err, cohort.PeerLost) {
 		short, cancel := context.WithTimeout(ctx, minReplyTime)
 		if _, asked := native.do(short, time.Time{}, &request{op: wire.Check, keys: []string{}}); errors.Is(asked, cohort.Replaced) {
 			err = asked

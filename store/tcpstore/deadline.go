@@ -136,7 +136,8 @@ func boundOf(timeout time.Duration, waits bool) time.Duration {
 // The ends of an operation by the store's timeout.
 var (
 	errLimit  = cohort.New("tcpstore", cohort.DeadlineExceeded, "no answer within the store's timeout")
-	errSilent = cohort.New("tcpstore", cohort.DeadlineExceeded, "no answer within the store's timeout, and the server did not answer a status request")
+	errSilent = cohort.New("tcpstore", cohort.DeadlineExceeded,
+		"no answer within the store's timeout, and the server did not answer a status request")
 )
 
 // endOf returns why an operation must end now, or nil.

@@ -101,19 +101,23 @@ func TestWideModelHasTeeth(t *testing.T) {
 		right   bool
 	}{
 		"half of a write": {[]porcupine.Operation{
-			write, op(2, 3, wideAction{kind: "check", keys: "0"}, wideAnswer{yes: true}), op(4, 5, wideAction{kind: "check", keys: "1"}, wideAnswer{}),
+			write, op(2, 3, wideAction{kind: "check", keys: "0"}, wideAnswer{yes: true}),
+			op(4, 5, wideAction{kind: "check", keys: "1"}, wideAnswer{}),
 		}, false},
 		"a number of keys in between": {[]porcupine.Operation{write, op(2, 3, wideAction{kind: "number"}, wideAnswer{number: 1})}, false},
 		"a barrier that opens too early": {[]porcupine.Operation{
-			op(1, 4, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}), op(2, 4, wideAction{kind: "pass", keys: "3", value: "2"}, wideAnswer{}),
+			op(1, 4, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}),
+			op(2, 4, wideAction{kind: "pass", keys: "3", value: "2"}, wideAnswer{}),
 			op(5, 8, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}),
 		}, false},
 		"a barrier": {[]porcupine.Operation{
-			op(1, 6, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}), op(2, 6, wideAction{kind: "pass", keys: "3", value: "2"}, wideAnswer{}),
+			op(1, 6, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}),
+			op(2, 6, wideAction{kind: "pass", keys: "3", value: "2"}, wideAnswer{}),
 			op(5, 8, wideAction{kind: "arrive", keys: "3"}, wideAnswer{}), op(9, 10, wideAction{kind: "number"}, wideAnswer{number: 1}),
 		}, true},
 		"a write at one moment": {[]porcupine.Operation{
-			write, op(2, 3, wideAction{kind: "check", keys: "0"}, wideAnswer{}), op(4, 5, wideAction{kind: "multiget", keys: "10"}, wideAnswer{values: ",x,x"}),
+			write, op(2, 3, wideAction{kind: "check", keys: "0"}, wideAnswer{}),
+			op(4, 5, wideAction{kind: "multiget", keys: "10"}, wideAnswer{values: ",x,x"}),
 			op(6, 7, wideAction{kind: "number"}, wideAnswer{number: 2}),
 		}, true},
 	} {
@@ -176,7 +180,8 @@ func wideRound(t *testing.T, loops int, seed uint64) {
 				mu.Lock()
 				if a.kind == "pass" {
 					arrival := wideAction{kind: "arrive", keys: a.keys}
-					history = append(history, porcupine.Operation{ClientId: goroutines + g, Input: arrival, Output: out, Call: start, Return: end})
+					history = append(history, porcupine.Operation{ClientId: goroutines + g, Input: arrival, Output: out,
+						Call: start, Return: end})
 				}
 				history = append(history, porcupine.Operation{ClientId: g, Input: a, Output: out, Call: start, Return: end})
 				mu.Unlock()
@@ -205,7 +210,8 @@ func randomWide(r *rand.Rand, unique string) wideAction {
 	if other := strconv.Itoa(r.IntN(plainKeys)); other != one {
 		some += other
 	}
-	kinds := []string{"multiset", "multiset", "multiset", "multiget", "multiget", "set", "add", "delete", "delete", "check", "wait", "number", "list"}
+	kinds := []string{"multiset", "multiset", "multiset", "multiget", "multiget", "set", "add", "delete", "delete", "check",
+		"wait", "number", "list"}
 	a := wideAction{kind: kinds[r.IntN(len(kinds))], keys: some, value: unique}
 	switch a.kind {
 	case "set", "add", "delete":

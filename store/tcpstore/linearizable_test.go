@@ -180,7 +180,8 @@ func linearizableRound(t *testing.T, random *rand.Rand, opts ...tcpstore.ServerO
 				a := randomAction(r, fmt.Sprintf("%d.%d", g, i))
 				a.dialect, a.goroutine = dialect.String(), strconv.Itoa(g)
 				history.run(t, c, g, a)
-				// Cuts go by calls and not by time: on a busy machine most calls would be lost, and the orders of lost calls are too many to try.
+				// Cuts go by calls and not by time: on a busy machine most calls would be lost, and the orders of lost
+				// calls are too many to try.
 				if made.Add(1)%cutEvery == 0 {
 					p.Cut()
 				}
@@ -192,7 +193,8 @@ func linearizableRound(t *testing.T, random *rand.Rand, opts ...tcpstore.ServerO
 	result, info := porcupine.CheckOperationsVerbose(storeModel, history.ops, 20*time.Second)
 	t.Logf("%d calls, %d with unknown end, %d without effect: %v", len(history.ops), history.unknown, history.dropped, result)
 	if len(history.ops) < calls || history.unknown == 0 {
-		t.Errorf("the history has %d calls, %d of them with unknown end: the faults did not do their work", len(history.ops), history.unknown)
+		t.Errorf("the history has %d calls, %d of them with unknown end: the faults did not do their work", len(history.ops),
+			history.unknown)
 	}
 	if result != porcupine.Ok {
 		file := filepath.Join(t.ArtifactDir(), "history.html")

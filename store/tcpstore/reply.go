@@ -35,7 +35,8 @@ func decodeReply(op wire.Op, keys int, b []byte, mayKeep bool) (wire.Reply, erro
 	}
 	r, n, short, err := wire.ParseReply(wire.Native, op, keys, body, &replyLimits)
 	if err == nil && (short || n != len(body)) {
-		err = cohort.Newf("tcpstore: decode", cohort.Protocol, "an answer to %s with a body of %d bytes that does not fit it", op, len(body))
+		err = cohort.Newf("tcpstore: decode", cohort.Protocol, "an answer to %s with a body of %d bytes that does not fit it", op,
+			len(body))
 	}
 	return r, err
 }
@@ -127,7 +128,8 @@ func timeoutDetail(q *request, timeout time.Duration, silent bool) string {
 		if silent {
 			why = "the server has not answered: it hangs, or the network is cut"
 		}
-		return fmt.Sprintf("barrier timeout after %dms, key: %s; %s within the store's timeout of %v", timeout.Milliseconds(), q.key, why, timeout)
+		return fmt.Sprintf("barrier timeout after %dms, key: %s; %s within the store's timeout of %v", timeout.Milliseconds(),
+			q.key, why, timeout)
 	}
 	keys := wire.KeyPrefix + q.key
 	if q.keys != nil {

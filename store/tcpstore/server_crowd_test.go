@@ -57,7 +57,8 @@ func TestServerCrowd(t *testing.T) {
 			write(t, c, wire.AppendPing(nil, wire.V, 1))
 			read(t, c, 4)
 		}
-		testkit.Until(t, "the buffers are given back", func() bool { return s.Stats().Memory <= 16<<20 }) // clients may know before the server does
+		// clients may know before the server does
+		testkit.Until(t, "the buffers are given back", func() bool { return s.Stats().Memory <= 16<<20 })
 		if cut := s.Stats().Cut; cut != 0 {
 			t.Errorf("%d were cut", cut)
 		}

@@ -107,12 +107,15 @@ func toggles(ctx context.Context, _ *testing.T, addr string) {
 	}
 	first := wire.AppendUpgrade(wire.AppendMultiSet(wire.AppendValidate(nil), wire.V, keys[2:], make([][]byte, len(keys)-2)))
 	for i := range 100 {
-		first = append(first, nativeFrame(uint32(i), func(b []byte) []byte { return wire.AppendKeys(b, wire.Native, wire.Wait, keys...) })...)
+		first = append(first, nativeFrame(uint32(i),
+			func(b []byte) []byte { return wire.AppendKeys(b, wire.Native, wire.Wait, keys...) })...)
 	}
 	var again []byte
 	for i := range 1000 {
-		again = append(again, nativeFrame(uint32(1000+2*i), func(b []byte) []byte { return wire.AppendSet(b, wire.Native, keys[0], nil) })...)
-		again = append(again, nativeFrame(uint32(1001+2*i), func(b []byte) []byte { return wire.AppendKey(b, wire.Native, wire.DeleteKey, keys[0]) })...)
+		again = append(again, nativeFrame(uint32(1000+2*i),
+			func(b []byte) []byte { return wire.AppendSet(b, wire.Native, keys[0], nil) })...)
+		again = append(again, nativeFrame(uint32(1001+2*i),
+			func(b []byte) []byte { return wire.AppendKey(b, wire.Native, wire.DeleteKey, keys[0]) })...)
 	}
 	flood(ctx, addr, 4, first, again)
 }
@@ -120,11 +123,13 @@ func toggles(ctx context.Context, _ *testing.T, addr string) {
 func statistics(ctx context.Context, _ *testing.T, addr string) {
 	first := wire.AppendUpgrade(wire.AppendValidate(nil))
 	for i := range 10_000 {
-		first = append(first, nativeFrame(uint32(i), func(b []byte) []byte { return wire.AppendKeys(b, wire.Native, wire.Wait, "/never") })...)
+		first = append(first, nativeFrame(uint32(i),
+			func(b []byte) []byte { return wire.AppendKeys(b, wire.Native, wire.Wait, "/never") })...)
 	}
 	var again []byte
 	for i := range 100 {
-		again = append(again, nativeFrame(uint32(20_000+i), func(b []byte) []byte { return wire.AppendPlain(b, wire.Native, wire.Stats) })...)
+		again = append(again, nativeFrame(uint32(20_000+i),
+			func(b []byte) []byte { return wire.AppendPlain(b, wire.Native, wire.Stats) })...)
 	}
 	flood(ctx, addr, 4, first, again)
 }

@@ -244,7 +244,8 @@ func TestServerAttackChild(t *testing.T) {
 	}()
 	var all sync.WaitGroup
 	for _, a := range append(attacks(), kinds()...) {
-		if a.name == name || name == allTogether && a.name != idle && slices.ContainsFunc(attacks(), func(b attack) bool { return a.name == b.name }) {
+		if a.name == name || name == allTogether && a.name != idle &&
+			slices.ContainsFunc(attacks(), func(b attack) bool { return a.name == b.name }) {
 			all.Go(func() { a.run(ctx, t, addr) })
 		}
 	}

@@ -17,13 +17,15 @@ func requestsOf(d wire.Dialect) [][]byte {
 	all := [][]byte{
 		wire.AppendSet(nil, d, "/set", []byte("value")), wire.AppendAdd(nil, d, "/number", 7),
 		wire.AppendCompareSet(nil, d, "/compared", nil, []byte("value")), wire.AppendKeys(nil, d, wire.Wait, "/never", "/text"),
-		wire.AppendKey(nil, d, wire.DeleteKey, "/text"), wire.AppendKey(nil, d, wire.Get, "/text"), wire.AppendKeys(nil, d, wire.Check, "/text"),
+		wire.AppendKey(nil, d, wire.DeleteKey, "/text"), wire.AppendKey(nil, d, wire.Get, "/text"),
+		wire.AppendKeys(nil, d, wire.Check, "/text"),
 	}
 	if d == wire.Legacy {
 		return append(all, wire.AppendKey(nil, d, wire.WatchKey, "/text"))
 	}
 	return append(all,
-		wire.AppendKeyValue(nil, d, wire.Append, "/text", []byte("more")), wire.AppendMultiSet(nil, d, []string{"/a", "/b"}, [][]byte{{1}, {2}}),
+		wire.AppendKeyValue(nil, d, wire.Append, "/text", []byte("more")),
+		wire.AppendMultiSet(nil, d, []string{"/a", "/b"}, [][]byte{{1}, {2}}),
 		wire.AppendKeys(nil, d, wire.MultiGet, "/text", "/number"), wire.AppendKeyValue(nil, d, wire.QueuePush, "/queue", []byte("item")),
 		wire.AppendKey(nil, d, wire.QueueLen, "/queue"), wire.AppendBarrier(nil, d, "/barrier", 2))
 }
@@ -63,7 +65,8 @@ func TestRequestResetAtEveryByte(t *testing.T) {
 	}
 	testkit.Until(t, "all connections end", func() bool { return s.Stats().Clients() == before.Clients() })
 	after := s.Stats()
-	if after.Keys != before.Keys || after.Queues != 0 || after.Bytes != before.Bytes || after.Memory != before.Memory || after.Waiting != 0 {
+	if after.Keys != before.Keys || after.Queues != 0 || after.Bytes != before.Bytes || after.Memory != before.Memory ||
+		after.Waiting != 0 {
 		t.Errorf("before %+v, afterwards %+v", before, after)
 	}
 	if v, err := honest.Get(ctx, "text"); string(v) != "some text" || err != nil {

@@ -164,7 +164,8 @@ func TestServerShutdown(t *testing.T) {
 		defer cancel()
 		err := s.Shutdown(ctx)
 		who := "among them " + c.LocalAddr().String()
-		if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "1 connections") || !strings.Contains(err.Error(), who) {
+		if !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "1 connections") ||
+			!strings.Contains(err.Error(), who) {
 			t.Errorf("shut down by force: %v", err)
 		}
 		expectClosed(t, c)
@@ -245,7 +246,8 @@ func TestServerCutsWithAReason(t *testing.T) {
 			{"code", Limits{}, []byte{200}, "code 200"},
 			{"magic", Limits{}, []byte{0, 1, 2, 3, 4, 5, 6, 7, 8}, "key of"},
 			{"memory", Limits{Memory: 1000}, wire.AppendSet(nil, wire.Legacy, "/k", make([]byte, 2000)), "memory limit"},
-			{"number", Limits{}, wire.AppendAdd(wire.AppendSet(nil, wire.Legacy, "/k", []byte("text")), wire.Legacy, "/k", 1), "not a number"},
+			{"number", Limits{}, wire.AppendAdd(wire.AppendSet(nil, wire.Legacy, "/k", []byte("text")), wire.Legacy, "/k", 1),
+				"not a number"},
 			{"validate", Limits{}, wire.AppendValidate(wire.AppendValidate(nil)), "second validate"},
 		} {
 			t.Run(c.name, func(t *testing.T) {
@@ -392,7 +394,9 @@ func TestListenAddresses(t *testing.T) {
 		_ = c.Close()
 	}
 	_, err = Listen(fmt.Sprint("127.0.0.1:", s.Port()))
-	if !errors.Is(err, cohort.AlreadyExists) || !strings.Contains(err.Error(), "The server socket has failed to listen on any local network address") || !strings.Contains(err.Error(), "address already in use") {
+	if !errors.Is(err, cohort.AlreadyExists) ||
+		!strings.Contains(err.Error(), "The server socket has failed to listen on any local network address") ||
+		!strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("a port in use: %v", err)
 	}
 	for _, bad := range []string{"no port", "127.0.0.1:99999", "127.0.0.1:80x"} {

@@ -74,27 +74,29 @@ func TestHostile(t *testing.T) {
 	t.Parallel()
 	huge := binary.LittleEndian.AppendUint64(nil, 1<<62)
 	for name, data := range map[string][]byte{
-		"nothing":        {},
-		"short prefix":   {1, 2, 3},
-		"huge header":    append(huge, "{}"...),
-		"long header":    append(binary.LittleEndian.AppendUint64(nil, 90_000_000), "{}"...),
-		"no header":      file("", 0),
-		"not an object":  file("[]", 0),
-		"not JSON":       file(`{"a"`, 0),
-		"behind":         file(`{} {}`, 0),
-		"not UTF-8":      file("{\"\xff\":{}}", 0),
-		"twice":          file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1),
-		"two metadata":   file(`{"__metadata__":{},"__metadata__":{}}`, 0),
-		"metadata kind":  file(`{"__metadata__":{"a":1}}`, 0),
-		"unknown type":   file(`{"a":{"dtype":"Q4","shape":[1],"data_offsets":[0,1]}}`, 1),
-		"negative":       file(`{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}`, 1),
-		"two negatives":  file(`{"a":{"dtype":"U8","shape":[-1,-1],"data_offsets":[0,1]}}`, 1),
-		"wrong size":     file(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,1]}}`, 1),
-		"overflow":       file(`{"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,0]}}`, 0),
-		"outside":        file(`{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}`, 1),
-		"backwards":      file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[1,0]}}`, 1),
-		"gap":            file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2),
-		"overlap":        file(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`, 3),
+		"nothing":       {},
+		"short prefix":  {1, 2, 3},
+		"huge header":   append(huge, "{}"...),
+		"long header":   append(binary.LittleEndian.AppendUint64(nil, 90_000_000), "{}"...),
+		"no header":     file("", 0),
+		"not an object": file("[]", 0),
+		"not JSON":      file(`{"a"`, 0),
+		"behind":        file(`{} {}`, 0),
+		"not UTF-8":     file("{\"\xff\":{}}", 0),
+		"twice": file(
+			`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1),
+		"two metadata":  file(`{"__metadata__":{},"__metadata__":{}}`, 0),
+		"metadata kind": file(`{"__metadata__":{"a":1}}`, 0),
+		"unknown type":  file(`{"a":{"dtype":"Q4","shape":[1],"data_offsets":[0,1]}}`, 1),
+		"negative":      file(`{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}`, 1),
+		"two negatives": file(`{"a":{"dtype":"U8","shape":[-1,-1],"data_offsets":[0,1]}}`, 1),
+		"wrong size":    file(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,1]}}`, 1),
+		"overflow":      file(`{"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,0]}}`, 0),
+		"outside":       file(`{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}`, 1),
+		"backwards":     file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[1,0]}}`, 1),
+		"gap":           file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2),
+		"overlap": file(
+			`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`, 3),
 		"more data":      file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 2),
 		"no offsets":     file(`{"a":{"dtype":"U8","shape":[1]}}`, 1),
 		"no shape":       file(`{"a":{"dtype":"U8","data_offsets":[0,1]}}`, 1),
@@ -155,7 +157,8 @@ func TestOddLayouts(t *testing.T) {
 	if err := bad.Write(&again); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("metadata that are not UTF-8: %v", err)
 	}
-	if f, err := safetensors.Decode(file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"dtype":"I8"}}`, 1)); !errors.Is(err, cohort.Protocol) {
+	if f, err := safetensors.Decode(file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"dtype":"I8"}}`, 1)); !errors.Is(err,
+		cohort.Protocol) {
 		t.Errorf("two types of one tensor: %v, %v", f, err)
 	}
 	if f, err := safetensors.Decode(file(`{"a":{"DType":"U8","shape":[1],"data_offsets":[0,1]}}`, 1)); !errors.Is(err, cohort.Protocol) {

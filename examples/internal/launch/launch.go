@@ -24,8 +24,9 @@ func execute(args []string, out, complaints io.Writer, run func(ctx context.Cont
 	url := "env://"
 	switch {
 	case len(args) > 2 || len(args) == 2 && strings.HasPrefix(args[1], "-"):
-		_, _ = fmt.Fprintf(complaints, "usage: %s [URL]\nURL defines how the processes of the job meet, such as tcp://127.0.0.1:29500?rank=0&world_size=2.\n"+
-			"Without it RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do.\n", filepath.Base(args[0]))
+		_, _ = fmt.Fprintf(complaints,
+			"usage: %s [URL]\nURL defines how the processes of the job meet, such as tcp://127.0.0.1:29500?rank=0&world_size=2.\n"+
+				"Without it RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do.\n", filepath.Base(args[0]))
 		return 2
 	case len(args) == 2:
 		url = args[1]

@@ -29,8 +29,8 @@ func TestPeerBack(t *testing.T) {
 	}
 }
 
-// TestOpenerIsNotCleaned: a clean-up that others began, because the worker that opened the context leaves, does not reach that worker: until it
-// has left it is within the context.
+// TestOpenerIsNotCleaned: a clean-up that others began, because the worker that opened the context leaves, does not
+// reach that worker: until it has left it is within the context.
 func TestOpenerIsNotCleaned(t *testing.T) {
 	m := New(0, sum, Options{})
 	id := Context{1, 0}

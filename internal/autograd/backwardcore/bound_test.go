@@ -20,7 +20,8 @@ func failing(seed uint64, opt Options, mode Mode) (took Time, failed bool, err e
 	w.slowest, w.noticed = 50*time.Millisecond, [2]Time{0, 500 * time.Millisecond}
 	roots := w.forward()
 	if w.breaks {
-		live := slices.SortedFunc(maps.Keys(w.oracle(roots)), func(a, b at) int { return int(a.w)*10_000 + int(a.n) - int(b.w)*10_000 - int(b.n) })
+		live := slices.SortedFunc(maps.Keys(w.oracle(roots)),
+			func(a, b at) int { return int(a.w)*10_000 + int(a.n) - int(b.w)*10_000 - int(b.n) })
 		w.failing[pick(w.rng, live)] = true
 	}
 	if _, ok := w.origin.m.Backward(w.ctx, roots, mode); !ok {

@@ -87,8 +87,9 @@ func (m *Machine[G]) send(msg Message[G]) {
 // Release ends a context everywhere.
 func (m *Machine[G]) Release(id Context) { m.clean(id, m.self) }
 
-// clean forgets a context and passes that on, except to whom it is known from, and to who opened it: that worker has ended it itself, or is taken
-// for dead. A PyTorch worker that only leaves is still within it, and would fail without it.
+// clean forgets a context and passes that on, except to whom it is known from, and to who opened it: that worker has
+// ended it itself, or is taken for dead. A PyTorch worker that only leaves is still within it, and would fail without
+// it.
 func (m *Machine[G]) clean(id Context, from Worker) {
 	m.tombs.Add(id, m.opt.Tombs)
 	c := m.contexts[id]

@@ -48,7 +48,8 @@ func (m *Machine[G]) pass(c *context[G], id PassID, mode Mode) *pass[G] {
 		}
 		p = &pass[G]{
 			id: id, mode: mode, marked: map[Node]bool{}, marks: newWave[G](Mark), grads: newWave[G](Grad),
-			waits: map[Node]int{}, sums: map[Node]G{}, missing: map[Node]Call{}, running: map[Node]bool{}, owed: map[Node]Call{}, telling: map[Worker]Time{},
+			waits: map[Node]int{}, sums: map[Node]G{}, missing: map[Node]Call{}, running: map[Node]bool{}, owed: map[Node]Call{},
+			telling: map[Worker]Time{},
 		}
 		c.passes[id] = p
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/testing/mutation"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // The simulation builds a random graph over several workers, runs passes over a network that loses, repeats, delays and
@@ -20,9 +21,7 @@ import (
 // worker. A seed gives the same run every time: go test -run 'TestSimulation' -backward.seed N -v.
 
 var (
-	firstSeed = flag.Uint64("backward.first", 1, "the first seed that TestSimulation runs")
-	seeds     = flag.Uint64("backward.seeds", 300, "how many seeds TestSimulation runs")
-	oneSeed   = flag.Uint64("backward.seed", 0, "run this seed only, and log what happens")
+	oneSeed = flag.Uint64("backward.seed", 0, "run this seed only, and log what happens")
 )
 
 // instructive are seeds that find a mistake which few others find: the mutants NoFlood and NoSeen.
@@ -36,20 +35,20 @@ func TestSimulation(t *testing.T) {
 		}
 		return
 	}
+	count, ran := 300, 0
 	if raceEnabled {
-		*seeds = min(*seeds, 200) // it is one goroutine
+		count = 200 // it is one goroutine
 	}
-	all := slices.Clone(instructive)
-	for i := range *seeds {
-		all = append(all, *firstSeed+i)
-	}
-	for _, seed := range all {
+	for seed := range seeds.Range(count, instructive...) {
+		ran++
 		mode := Mode(seed % 2)
 		if err := simulate(seed, Options{}, mode, func(string, ...any) {}); err != nil {
-			t.Fatalf("seed %d, mode %d: %v\nreplay: go test ./internal/autograd/backwardcore -run TestSimulation -backward.seed %d -v", seed, mode, err, seed)
+			t.Fatalf(
+				"seed %d, mode %d: %v\nreplay: go test ./internal/autograd/backwardcore -run TestSimulation -backward.seed %d -v",
+				seed, mode, err, seed)
 		}
 	}
-	t.Logf("count: backward simulation: %d seeds", len(all))
+	t.Logf("count: backward simulation: %d seeds", ran)
 }
 
 func TestMain(m *testing.M) { os.Exit(mutation.Main(m)) }
@@ -91,7 +90,8 @@ func TestReplay(t *testing.T) {
 	for seed := range uint64(50) {
 		var logs [2][]string
 		for i := range logs {
-			_ = simulate(seed+1, Options{}, Mode(seed%2), func(format string, args ...any) { logs[i] = append(logs[i], fmt.Sprintf(format, args...)) })
+			_ = simulate(seed+1, Options{}, Mode(seed%2),
+				func(format string, args ...any) { logs[i] = append(logs[i], fmt.Sprintf(format, args...)) })
 		}
 		if !slices.Equal(logs[0], logs[1]) {
 			t.Fatalf("seed %d: two runs differ", seed+1)

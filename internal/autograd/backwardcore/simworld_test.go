@@ -71,11 +71,13 @@ type worker struct {
 
 func newWorld(seed uint64, opt Options, mode Mode, log func(string, ...any)) *world {
 	w := &world{
-		rng: rand.New(rand.NewPCG(seed, 77)), log: log, opt: opt, mode: mode, died: map[Worker]bool{}, failing: map[at]bool{}, sent: map[Kind]int{},
+		rng: rand.New(rand.NewPCG(seed, 77)), log: log, opt: opt, mode: mode, died: map[Worker]bool{}, failing: map[at]bool{},
+		sent:    map[Kind]int{},
 		slowest: 300 * time.Millisecond, noticed: [2]Time{100 * time.Millisecond, 900 * time.Millisecond},
 	}
 	for id := range 2 + w.rng.IntN(4) {
-		w.workers = append(w.workers, &worker{id: Worker(id), m: New(Worker(id), sum, opt), weights: map[Node][]int64{}, leaves: map[Node]int64{}, held: map[PassID]int{}})
+		w.workers = append(w.workers, &worker{id: Worker(id), m: New(Worker(id), sum, opt), weights: map[Node][]int64{},
+			leaves: map[Node]int64{}, held: map[PassID]int{}})
 	}
 	w.origin = w.workers[0]
 	w.lossy, w.crashes, w.breaks = w.rng.IntN(3) > 0, w.rng.IntN(4) == 0, w.rng.IntN(8) == 0

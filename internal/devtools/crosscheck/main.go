@@ -56,7 +56,7 @@ type listed struct {
 	GoFiles    []string
 	SFiles     []string
 	ImportMap  map[string]string // from the path in an import to that of the package that it means
-	DepOnly    bool              // nobody asked for it
+	DepOnly    bool              // only what was asked for imports it
 	Module     *struct {
 		Main      bool
 		GoVersion string
@@ -70,7 +70,7 @@ func check(dir, platform string, tests bool, patterns []string) (int, error) {
 	goos, goarch, _ := strings.Cut(platform, "/")
 	sizes := types.SizesFor("gc", goarch)
 	if goos == "" || sizes == nil {
-		return 0, fmt.Errorf("crosscheck: %q is no OS/ARCH", platform)
+		return 0, fmt.Errorf("crosscheck: %q is not OS/ARCH", platform)
 	}
 	// Dependencies come before what imports them.
 	args := []string{"list", "-deps", "-json=ImportPath,Dir,GoFiles,SFiles,ImportMap,DepOnly,Module"}
@@ -164,7 +164,8 @@ func (c *checker) take(p *listed) {
 func (c *checker) bodies(f *ast.File) {
 	for _, d := range f.Decls {
 		if fn, ok := d.(*ast.FuncDecl); ok && fn.Body == nil {
-			c.errs = append(c.errs, fmt.Errorf("%s: %s has no body, and there is no assembly for this platform", c.files.Position(fn.Pos()), fn.Name.Name))
+			c.errs = append(c.errs, fmt.Errorf("%s: %s has no body, and no assembly for this platform exists",
+				c.files.Position(fn.Pos()), fn.Name.Name))
 		}
 	}
 }

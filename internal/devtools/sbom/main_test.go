@@ -73,6 +73,6 @@ func TestBinary(t *testing.T) {
 		t.Errorf("standard library %q, not %q", got, want)
 	}
 	if err = run([]string{"v0.1.0", "/dev/null"}, &out); err == nil {
-		t.Error("a file that is no Go binary has a list")
+		t.Error("a file that is not a Go binary has a list")
 	}
 }

@@ -22,8 +22,8 @@ const (
 	mostUnstable = 5
 )
 
-// runner runs one test of a package a number of times and reports whether it passed each time. Without a name it runs the package without the
-// newest PyTorch.
+// runner runs one test of a package a number of times and reports whether it passed each time. Without a name it runs
+// the package without the newest PyTorch.
 type runner func(w io.Writer, pkg, test string, times int) bool
 
 // goTest is a runner over a command such as "go test -race".

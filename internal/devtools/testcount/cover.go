@@ -51,7 +51,8 @@ func coverageOf(profile string) (total, few string, err error) {
 	return fmt.Sprintf("%.1f%% of %d statements, by the tests of their own package", sum.percent(), sum.all), strings.Join(names, ", "), nil
 }
 
-// readProfile counts by package. A line is "path/file.go:1.2,3.4 statements count"; those of one block that several runs have written are one.
+// readProfile counts by package. A line is "path/file.go:1.2,3.4 statements count"; those of one block that several
+// runs have written are one.
 func readProfile(r io.Reader) (map[string]covered, error) {
 	type block struct{ statements, count int }
 	blocks := map[string]block{}
@@ -62,7 +63,7 @@ func readProfile(r io.Reader) (map[string]covered, error) {
 			continue
 		}
 		if len(fields) != 3 {
-			return nil, fmt.Errorf("%q is no line of a coverage profile", lines.Text())
+			return nil, fmt.Errorf("%q is not a line of a coverage profile", lines.Text())
 		}
 		statements, err := strconv.Atoi(fields[1])
 		if err != nil {

@@ -32,7 +32,8 @@ github.com/cohort-dist/cohort/store/a.go:1.1,2.2 6 0
 			t.Fatal(err)
 		}
 		total, few, err := coverageOf(name)
-		if total != c.total || few != c.few || (err == nil) != (c.wantErr == "") || err != nil && !strings.Contains(err.Error(), c.wantErr) {
+		if total != c.total || few != c.few || (err == nil) != (c.wantErr == "") ||
+			err != nil && !strings.Contains(err.Error(), c.wantErr) {
 			t.Errorf("%q: %q, %q, %v", c.profile, total, few, err)
 		}
 	}

@@ -56,8 +56,8 @@ func (c *counter) withNewer(id testID) bool {
 	})
 }
 
-// endedByNewer runs packages that ended early, while only tests with such an installation were running, once more without it: the other tests
-// have to pass. It takes them out of what failed.
+// endedByNewer runs packages that ended early, while only tests with such an installation were running, once more
+// without it: the other tests have to pass. It takes them out of what failed.
 func (c *counter) endedByNewer(run runner) {
 	c.failed = slices.DeleteFunc(c.failed, func(id testID) bool {
 		running := c.unfinished[id]

@@ -32,7 +32,8 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if left, err := filepath.Glob(filepath.Join(root, "*", "*")); err != nil || len(left) != 1 || !slices.Equal(names(t, filepath.Dir(left[0])), []string{"first"}) {
+	if left, err := filepath.Glob(filepath.Join(root, "*", "*")); err != nil || len(left) != 1 ||
+		!slices.Equal(names(t, filepath.Dir(left[0])), []string{"first"}) {
 		t.Errorf("%v, %v", left, err)
 	}
 }

@@ -212,8 +212,9 @@ func (w *watch) recorded(l Look) bool {
 	return l.At-w.recorders.at >= w.timeout
 }
 
-// lively reports whether all ranks have run while the job seemed to stand still. They may look for something again and again, or the job works
-// and is mostly found in the same line, where it waits for data, for instance. In a collective that does not end nothing runs.
+// lively reports whether all ranks have run while the job seemed to stand still. They may look for something again and
+// again, or the job works and is mostly found in the same line, where it waits for data, for instance. In a collective
+// that does not end nothing runs.
 func lively(seen verdict.Job, stood time.Duration) bool {
 	return len(seen.Ranks) > 0 && !slices.ContainsFunc(seen.Ranks, func(r verdict.Rank) bool { return r.Idle == 0 || r.Idle > stood/2 })
 }

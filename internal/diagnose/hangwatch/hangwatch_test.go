@@ -4,7 +4,6 @@
 package hangwatch_test
 
 import (
-	"flag"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -16,14 +15,10 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 const s = time.Second
-
-var (
-	firstSeed = flag.Uint64("hangwatch.first", 0, "the first seed that TestSimulation runs")
-	seeds     = flag.Uint64("hangwatch.seeds", 250, "how many seeds TestSimulation runs")
-)
 
 // simulated is a job of two ranks in virtual time. Rank 0 is in all_reduce whenever it waits.
 type simulated struct {
@@ -51,10 +46,13 @@ const (
 func (j *simulated) seen(first, second time.Duration) verdict.Job {
 	moved := j.step(first) != j.step(second)
 	line := j.place(j.step(second))
-	zero := verdict.Rank{Rank: 0, Process: verdict.Process{State: "S"}, Stacks: verdict.Stacks{Moved: moved, Main: &stacks.Thread{ID: 1, State: "S", Kernel: "futex_wait", Frames: []stacks.Frame{
-		{Func: "all_reduce", File: c10d, Line: 1}, {Func: "main", File: script, Line: line},
-	}}}}
-	one := verdict.Rank{Rank: 1, Process: verdict.Process{State: "S"}, Stacks: verdict.Stacks{Moved: moved, Main: &stacks.Thread{ID: 2, State: "S", Kernel: "pipe_read", Frames: []stacks.Frame{{Func: "load", File: script, Line: line}}}}}
+	zero := verdict.Rank{Rank: 0, Process: verdict.Process{State: "S"},
+		Stacks: verdict.Stacks{Moved: moved, Main: &stacks.Thread{ID: 1, State: "S", Kernel: "futex_wait", Frames: []stacks.Frame{
+			{Func: "all_reduce", File: c10d, Line: 1}, {Func: "main", File: script, Line: line},
+		}}}}
+	one := verdict.Rank{Rank: 1, Process: verdict.Process{State: "S"},
+		Stacks: verdict.Stacks{Moved: moved, Main: &stacks.Thread{ID: 2, State: "S", Kernel: "pipe_read",
+			Frames: []stacks.Frame{{Func: "load", File: script, Line: line}}}}}
 	if j.gpu {
 		for _, r := range []*verdict.Rank{&zero, &one} {
 			r.State, r.GPU, r.Main.State, r.Main.Kernel = "R", !moved, "R", ""
@@ -63,7 +61,8 @@ func (j *simulated) seen(first, second time.Duration) verdict.Job {
 	}
 	if j.seq != nil && j.seq(second) > 0 {
 		for _, r := range []*verdict.Rank{&zero, &one} {
-			r.Dump = &torchdump.Dump{Entries: []torchdump.Entry{{Group: "0", Desc: "default_pg", Seq: j.seq(second), Backend: "nccl", Op: "all_reduce", Open: true}}}
+			r.Dump = &torchdump.Dump{Entries: []torchdump.Entry{
+				{Group: "0", Desc: "default_pg", Seq: j.seq(second), Backend: "nccl", Op: "all_reduce", Open: true}}}
 		}
 	}
 	if j.idle != nil {
@@ -139,29 +138,33 @@ func TestScenarios(t *testing.T) {
 		restart bool
 		want    string // of each hang when it was told, in seconds, and whether it was sure
 	}{
-		"a hang":                         {job: simulated{step: stands, place: line}, want: "90 sure"},
-		"a job that works":               {job: simulated{step: every(20 * s), place: line}},
-		"a step as long as the time":     {job: simulated{step: every(70 * s), place: line}},
-		"a step that takes too long":     {job: simulated{step: every(200 * s), place: line}, want: "90 sure, 290 sure, 490 sure, 690 sure, 890 sure"},
+		"a hang":                     {job: simulated{step: stands, place: line}, want: "90 sure"},
+		"a job that works":           {job: simulated{step: every(20 * s), place: line}},
+		"a step as long as the time": {job: simulated{step: every(70 * s), place: line}},
+		"a step that takes too long": {job: simulated{step: every(200 * s), place: line},
+			want: "90 sure, 290 sure, 490 sure, 690 sure, 890 sure"},
 		"slow looks at a job that works": {job: simulated{step: every(50 * s), place: sameLine, glance: 45 * s}},
 		"slow looks at a hang":           {job: simulated{step: stands, place: line, glance: 45 * s}, want: "225 sure"},
 		"a rank that moves":              {job: simulated{step: stands, place: line, busy: func(time.Duration) bool { return true }}},
 		"a rank that moved until now":    {job: simulated{step: stands, place: line, busy: between(0, 300*s)}, want: "380 sure"},
 		"a look that fails":              {job: simulated{step: stands, place: line, unread: between(40*s, 41*s)}, want: "90 sure"},
-		"looks that fail":                {job: simulated{step: stands, place: line, unread: between(40*s, 500*s)}, want: "130 sure, 580 sure"},
-		"a full look that fails":         {job: simulated{step: stands, place: line, full: 3 * s, unread: between(83*s, 84*s)}, want: "110 sure"},
-		"a slow full look":               {job: simulated{step: stands, place: line, full: 40 * s}, want: "120 sure"},
+		"looks that fail": {job: simulated{step: stands, place: line, unread: between(40*s, 500*s)},
+			want: "130 sure, 580 sure"},
+		"a full look that fails": {job: simulated{step: stands, place: line, full: 3 * s, unread: between(83*s, 84*s)}, want: "110 sure"},
+		"a slow full look":       {job: simulated{step: stands, place: line, full: 40 * s}, want: "120 sure"},
 		"a hang that ends by itself": {
 			job:  simulated{step: func(t time.Duration) int { return min(int(t/(200*s)), 1) }, place: sameLine},
 			want: "90 sure, 290 sure",
 		},
-		"a hang that is killed, and the next attempt hangs": {job: simulated{step: stands, place: line}, restart: true, want: "90 sure, 180 sure, 270 sure, 360 sure, 450 sure, 540 sure, 630 sure, 720 sure, 810 sure"},
+		"a hang that is killed, and the next attempt hangs": {job: simulated{step: stands, place: line}, restart: true,
+			want: "90 sure, 180 sure, 270 sure, 360 sure, 450 sure, 540 sure, 630 sure, 720 sure, 810 sure"},
 		"a job that is always found where it waits for data": {
 			job:  simulated{step: stands, place: line, idle: polls},
 			want: "90",
 		},
 		"a hang beside a rank that looks again and again": {
-			job:  simulated{step: stands, place: line, idle: func(rank int, now time.Duration) time.Duration { return max(s, now*time.Duration(1-rank)) }},
+			job: simulated{step: stands, place: line,
+				idle: func(rank int, now time.Duration) time.Duration { return max(s, now*time.Duration(1-rank)) }},
 			want: "90 sure",
 		},
 		"ranks that look again and again, and recorders stand still": {
@@ -180,11 +183,13 @@ func TestScenarios(t *testing.T) {
 			job:  simulated{step: stands, place: line, idle: func(_ int, now time.Duration) time.Duration { return max(s, now-100*s) }},
 			want: "90, 330 sure",
 		},
-		"GPUs, and nothing tells":         {job: simulated{step: stands, place: line, gpu: true}, want: "90"},
-		"GPUs, and recorders stand still": {job: simulated{step: stands, place: line, gpu: true, seq: func(time.Duration) int { return 7 }, full: s}, want: "91 sure"},
-		"GPUs, and recorders go on":       {job: simulated{step: stands, place: line, gpu: true, seq: every(2 * s), full: s}},
+		"GPUs, and nothing tells": {job: simulated{step: stands, place: line, gpu: true}, want: "90"},
+		"GPUs, and recorders stand still": {job: simulated{step: stands, place: line, gpu: true,
+			seq: func(time.Duration) int { return 7 }, full: s}, want: "91 sure"},
+		"GPUs, and recorders go on": {job: simulated{step: stands, place: line, gpu: true, seq: every(2 * s), full: s}},
 		"GPUs, and recorders answer late": {
-			job:  simulated{step: stands, place: line, gpu: true, full: s, seq: func(t time.Duration) int { return min(int(t/(150*s)), 1) }},
+			job: simulated{step: stands, place: line, gpu: true, full: s,
+				seq: func(t time.Duration) int { return min(int(t/(150*s)), 1) }},
 			want: "91, 182 sure",
 		},
 	} {
@@ -208,11 +213,11 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// TestSimulation: jobs that stop for random times are never said to hang before they have stood still for as long as they should, and always
-// soon after that.
+// TestSimulation: jobs that stop for random times are never said to hang before they have stood still for as long as
+// they should, and always soon after that.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
-	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
+	for seed := range seeds.Range(250) {
 		r := rand.New(rand.NewPCG(seed, 11))
 		timeout := time.Duration(2+r.IntN(60)) * s
 		var moves []time.Duration // when the job came a step further
@@ -238,7 +243,8 @@ func TestSimulation(t *testing.T) {
 			late := timeout + 3*timeout/hangwatch.SamplesPerHang + 3*j.full + s // when it is told at the latest
 			heard := slices.ContainsFunc(all, func(one told) bool { return one.at > moves[i-1] && one.at <= moves[i-1]+late })
 			if moves[i]-moves[i-1] > late && !heard {
-				t.Fatalf("seed %d: stood still from %s to %s with a timeout of %s, and no hang reported: %v", seed, moves[i-1], moves[i], timeout, all)
+				t.Fatalf("seed %d: stood still from %s to %s with a timeout of %s, and no hang reported: %v", seed, moves[i-1],
+					moves[i], timeout, all)
 			}
 		}
 	}
@@ -248,15 +254,18 @@ func TestSimulation(t *testing.T) {
 func TestSentence(t *testing.T) {
 	t.Parallel()
 	reads := func(rank int, idle time.Duration) verdict.Rank {
-		return verdict.Rank{Rank: rank, Process: verdict.Process{State: "S", Idle: idle}, Stacks: verdict.Stacks{Main: &stacks.Thread{State: "S", Kernel: "pipe_read", Frames: []stacks.Frame{{Func: "load", File: script, Line: 9}}}}}
+		return verdict.Rank{Rank: rank, Process: verdict.Process{State: "S", Idle: idle},
+			Stacks: verdict.Stacks{Main: &stacks.Thread{State: "S", Kernel: "pipe_read",
+				Frames: []stacks.Frame{{Func: "load", File: script, Line: 9}}}}}
 	}
 	for name, c := range map[string]struct {
 		idle time.Duration
 		sure bool
 		want string
 	}{
-		"sure":   {0, true, "No rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:9), reading from a pipe."},
-		"it ran": {2 * s, false, "No rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:9), reading from a pipe for 2 s."},
+		"sure": {0, true, "No rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:9), reading from a pipe."},
+		"it ran": {2 * s, false,
+			"No rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:9), reading from a pipe for 2 s."},
 	} {
 		w := hangwatch.New(80*s, 10*s)
 		var hang *hangwatch.Hang

@@ -109,7 +109,8 @@ func getsTask(frames []stacks.Frame) bool {
 			return false
 		}
 		if f.Func == "worker" && strings.HasSuffix(f.File, "/multiprocessing/pool.py") {
-			return i > 0 && strings.HasSuffix(frames[i-1].Func, "Queue.get") && strings.HasSuffix(frames[i-1].File, "/multiprocessing/queues.py")
+			return i > 0 && strings.HasSuffix(frames[i-1].Func, "Queue.get") &&
+				strings.HasSuffix(frames[i-1].File, "/multiprocessing/queues.py")
 		}
 	}
 	return false
@@ -121,7 +122,8 @@ func ownFrames(frames []stacks.Frame) []stacks.Frame {
 		if strings.HasSuffix(f.File, "/multiprocessing/process.py") && strings.HasSuffix(f.Func, "_bootstrap") {
 			return frames[:i]
 		}
-		if strings.HasSuffix(f.File, "/multiprocessing/resource_tracker.py") || strings.HasSuffix(f.File, "/multiprocessing/forkserver.py") {
+		if strings.HasSuffix(f.File, "/multiprocessing/resource_tracker.py") ||
+			strings.HasSuffix(f.File, "/multiprocessing/forkserver.py") {
 			if importsProgram(frames[:i]) {
 				return frames[:i]
 			}
@@ -131,11 +133,12 @@ func ownFrames(frames []stacks.Frame) []stacks.Frame {
 	return frames
 }
 
-// importsProgram reports whether a process runs the file of the program anew to get at what is defined there: so do those of the start methods
-// spawn and forkserver, and the server of the latter itself.
+// importsProgram reports whether a process runs the file of the program anew to get at what is defined there: so do
+// those of the start methods spawn and forkserver, and the server of the latter itself.
 func importsProgram(frames []stacks.Frame) bool {
 	return slices.ContainsFunc(frames, func(f stacks.Frame) bool {
-		return strings.HasSuffix(f.File, "/multiprocessing/spawn.py") && (f.Func == "import_main_path" || strings.HasPrefix(f.Func, "_fixup_main_from_"))
+		return strings.HasSuffix(f.File, "/multiprocessing/spawn.py") &&
+			(f.Func == "import_main_path" || strings.HasPrefix(f.Func, "_fixup_main_from_"))
 	})
 }
 

@@ -21,8 +21,9 @@ import (
 // askTime bounds each question to a store or a worker server.
 const askTime = 2 * time.Second
 
-// Examine looks at a job as [Glance] does, reads what the kernel has logged of GPUs, and asks NCCL and the flight recorders of its ranks. That
-// takes some seconds the first time, and the ranks write into their logs that they were asked.
+// Examine looks at a job as [Glance] does, reads what the kernel has logged of GPUs, and asks NCCL and the flight
+// recorders of its ranks. That takes some seconds the first time, and the ranks write into their logs that they were
+// asked.
 func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 	var nccl ncclTold
 	var wg sync.WaitGroup

@@ -52,7 +52,8 @@ func TestLockHolder(t *testing.T) {
 	}()
 	ranks := map[int]int{os.Getpid(): 3}
 	h := lockHolder("/proc", os.Getpid(), ranks)
-	for limit := time.Now().Add(time.Minute); h == nil && len(done) == 0 && time.Now().Before(limit); time.Sleep(time.Millisecond) { // until it waits
+	// until it waits
+	for limit := time.Now().Add(time.Minute); h == nil && len(done) == 0 && time.Now().Before(limit); time.Sleep(time.Millisecond) {
 		h = lockHolder("/proc", os.Getpid(), ranks)
 	}
 	if h == nil || h.PID != os.Getpid() || h.Rank != 3 || h.Command == "" {

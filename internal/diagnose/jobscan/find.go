@@ -112,7 +112,8 @@ func Describe(rank, pid int) Rank {
 
 var wanted = map[string]bool{
 	"RANK": true, "WORLD_SIZE": true, "LOCAL_WORLD_SIZE": true, "MASTER_ADDR": true, "MASTER_PORT": true, "TORCHELASTIC_RUN_ID": true,
-	"TORCHELASTIC_RESTART_COUNT": true, "TORCHELASTIC_USE_AGENT_STORE": true, "TORCH_FR_DUMP_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": true,
+	"TORCHELASTIC_RESTART_COUNT": true, "TORCHELASTIC_USE_AGENT_STORE": true, "TORCH_FR_DUMP_TEMP_FILE": true,
+	"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": true,
 	"TORCH_WORKER_SERVER_SOCKET": true, "NCCL_RAS_ADDR": true,
 	controlsock.EnvRun: true, controlsock.EnvDump: true,
 }
@@ -193,7 +194,8 @@ func findOrphans(ctx context.Context, all []Job) {
 // ranks, each lacks some, and none is in both.
 func parted(a, b *Job) bool {
 	first, second := a.Ranks[0], b.Ranks[0]
-	if a.ID != a.Store || b.ID != b.Store || a.World != b.World || first.Command != second.Command || first.folder != second.folder || first.folder == "" {
+	if a.ID != a.Store || b.ID != b.Store || a.World != b.World || first.Command != second.Command ||
+		first.folder != second.folder || first.folder == "" {
 		return false
 	}
 	numbers := map[int]bool{}

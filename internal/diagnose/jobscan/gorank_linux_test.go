@@ -21,7 +21,9 @@ func TestGoRankTwice(t *testing.T) {
 	const (
 		loads   = "goroutine 1 [chan receive, 3 minutes]:\nmain.load(...)\n\t/home/u/load.go:9\n\n"
 		stores  = "goroutine 1 [chan receive]:\nmain.store(...)\n\t/home/u/store.go:9\n\n"
-		serving = "goroutine 40 [select]:\nmain.sum(...)\n\t/home/u/sum.go:9\ngithub.com/cohort-dist/cohort/internal/rpc/rpcserver.run(...)\n\t/src/rpcserve/run.go:1\n\n"
+		serving = "goroutine 40 " +
+			"[select]:\nmain.sum(...)\n\t/home/u/sum.go:9\n" +
+			"github.com/cohort-dist/cohort/internal/rpc/rpcserver.run(...)\n\t/src/rpcserve/run.go:1\n\n"
 	)
 	for name, c := range map[string]struct {
 		first, second       string
@@ -50,20 +52,22 @@ func TestGoRankTwice(t *testing.T) {
 				t.Fatal(err)
 			}
 			var asked atomic.Int32
-			server, err := controlsock.Serve(dir, controlsock.Name(process.Process.Pid, 1), controlsock.Answers{"stacks": func(context.Context) ([]byte, error) {
-				if asked.Add(1) == 1 {
-					return []byte(c.first), nil
-				}
-				if c.second == "" {
-					return nil, errors.New("no answer")
-				}
-				return []byte(c.second), nil
-			}})
+			server, err := controlsock.Serve(dir, controlsock.Name(process.Process.Pid, 1),
+				controlsock.Answers{"stacks": func(context.Context) ([]byte, error) {
+					if asked.Add(1) == 1 {
+						return []byte(c.first), nil
+					}
+					if c.second == "" {
+						return nil, errors.New("no answer")
+					}
+					return []byte(c.second), nil
+				}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(server.Close)
-			seen := Glance(t.Context(), Job{World: 1, Ranks: []Rank{{PID: process.Process.Pid, env: map[string]string{controlsock.EnvRun: base}}}}, time.Millisecond)
+			seen := Glance(t.Context(), Job{World: 1,
+				Ranks: []Rank{{PID: process.Process.Pid, env: map[string]string{controlsock.EnvRun: base}}}}, time.Millisecond)
 			r := seen.Ranks[0]
 			serves := len(r.Threads) > 1 && r.Threads[1].Moving
 			if r.Main == nil || r.Moved != c.moved || r.Once != c.once || r.Idle != c.idle || serves != c.serves {

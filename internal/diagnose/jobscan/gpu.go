@@ -63,7 +63,8 @@ func Xids(records []string) []Xid {
 var fatalXids = map[int]string{
 	13: "a kernel of the program has failed on it", 31: "the program accessed an invalid address on it", 45: "what ran on it was stopped",
 	48: "its memory has an error that cannot be corrected", 74: "its NVLink has failed", 79: "it has fallen off the bus",
-	94: "its memory has an error that cannot be corrected", 95: "its memory has an error that cannot be corrected", 119: "its own processor (GSP) does not answer", 120: "its own processor (GSP) has failed",
+	94: "its memory has an error that cannot be corrected", 95: "its memory has an error that cannot be corrected",
+	119: "its own processor (GSP) does not answer", 120: "its own processor (GSP) has failed",
 }
 
 // Words says what the error means; fatal is false if a GPU survives it, or that is not known.

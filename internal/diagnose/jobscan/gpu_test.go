@@ -18,16 +18,19 @@ func TestXids(t *testing.T) {
 	t.Parallel()
 	got := jobscan.Xids([]string{
 		"6,339,5140900,-;NET: Registered protocol family 10",
-		"3,1093,7223000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n",
+		"3,1093,7223000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.\n SUBSYSTEM=pci\n " +
+			"DEVICE=+pci:0000:3b:00.0\n",
 		"3,1094,7223000001,-;NVRM: Xid (PCI:0000:5e:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping",
 		"3,1095,7223000002,-;NVRM: Xid (PCI:0000:5e:00.0): 31, pid=77, name=a b, Ch 00000008, intr 10000000. MMU Fault",
 		"4,1096,1,-;NVRM: Xid (PCI:0000:5e:00): 48",
-		"12,a;NVRM: Xid (PCI:0000:5e:00): 48", "NVRM: Xid (PCI:0000:5e:00): 48", "", ";", "1,2,3,-;NVRM: Xid (PCI:..): 99999999999999999999", "1,2,x,-;NVRM: Xid (PCI:0000:5e:00): 48",
+		"12,a;NVRM: Xid (PCI:0000:5e:00): 48", "NVRM: Xid (PCI:0000:5e:00): 48", "", ";",
+		"1,2,3,-;NVRM: Xid (PCI:..): 99999999999999999999", "1,2,x,-;NVRM: Xid (PCI:0000:5e:00): 48",
 	})
 	want := []jobscan.Xid{
 		{Device: "0000:3b:00", Number: 79, PID: 1234, At: 7223 * time.Second, Text: "GPU has fallen off the bus."},
 		{Device: "0000:5e:00", Number: 63, At: 7223*time.Second + time.Microsecond, Text: "Row Remapper: New row marked for remapping"},
-		{Device: "0000:5e:00.0", Number: 31, PID: 77, At: 7223*time.Second + 2*time.Microsecond, Text: "Ch 00000008, intr 10000000. MMU Fault"},
+		{Device: "0000:5e:00.0", Number: 31, PID: 77, At: 7223*time.Second + 2*time.Microsecond,
+			Text: "Ch 00000008, intr 10000000. MMU Fault"},
 		{Device: "0000:5e:00", Number: 48, At: time.Microsecond},
 	}
 	if !reflect.DeepEqual(got, want) {

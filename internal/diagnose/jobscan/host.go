@@ -59,8 +59,10 @@ func (l limits) since(before limits) []string {
 	for dir, now := range l.throttled {
 		then, known := before.throttled[dir]
 		if held := now - then; known && passed > 0 && held > passed/5 {
-			notes = append(notes, fmt.Sprintf("the cgroup of %s has reached its CPU limit: its processes were throttled for %s within %s, summed over all CPUs",
-				ranklist.Named(l.ranks[dir]), held.Round(time.Millisecond), passed.Round(time.Millisecond)))
+			notes = append(notes,
+				fmt.Sprintf(
+					"the cgroup of %s has reached its CPU limit: its processes were throttled for %s within %s, summed over all CPUs",
+					ranklist.Named(l.ranks[dir]), held.Round(time.Millisecond), passed.Round(time.Millisecond)))
 		}
 	}
 	slices.Sort(notes)

@@ -134,7 +134,8 @@ func wakes(pid, tid int) time.Duration {
 	if err != nil {
 		return 0
 	}
-	fields := strings.Fields(string(call))                                                            // the number of the call, and its arguments in hex: clock, flags, time
+	// the number of the call, and its arguments in hex: clock, flags, time
+	fields := strings.Fields(string(call))
 	if len(fields) < 4 || fields[0] != strconv.Itoa(unix.SYS_CLOCK_NANOSLEEP) || fields[2] != "0x1" { // TIMER_ABSTIME
 		return 0
 	}

@@ -56,7 +56,8 @@ func TestGroup(t *testing.T) {
 	)
 	got := group(processes(root))
 	want := []Job{
-		{ID: "a", Store: "127.0.0.1:4000", World: 2, Local: true, Ranks: []Rank{{Rank: 0, PID: 10, Command: "python3 train.py"}, {Rank: 1, PID: 11, Command: "python3 train.py"}}},
+		{ID: "a", Store: "127.0.0.1:4000", World: 2, Local: true,
+			Ranks: []Rank{{Rank: 0, PID: 10, Command: "python3 train.py"}, {Rank: 1, PID: 11, Command: "python3 train.py"}}},
 		{ID: "node0:29500", Store: "node0:29500", World: 16, Ranks: []Rank{{Rank: 7, PID: 13, Command: "python3 train.py"}}},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Rank{})); diff != "" {
@@ -72,13 +73,22 @@ func TestStrays(t *testing.T) {
 		jobs      int
 		want      []verdict.Stray
 	}{
-		"another port":       {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000", "11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4001"}, 2, []verdict.Stray{{Rank: 1, PID: 11, Store: "127.0.0.1:4001"}}},
-		"another host":       {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000", "11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.2 MASTER_PORT=4000"}, 2, []verdict.Stray{{Rank: 1, PID: 11, Store: "10.0.0.2:4000"}}},
-		"another name":       {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000", "11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=4000"}, 1, nil},
-		"two complete jobs":  {[]string{"10 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000", "11 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
-		"the same rank":      {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000", "11 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
-		"different worlds":   {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000", "11 1 RANK=1 WORLD_SIZE=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
-		"jobs of a launcher": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000 TORCHELASTIC_RUN_ID=a", "11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001 TORCHELASTIC_RUN_ID=b"}, 2, nil},
+		"another port": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4001"}, 2,
+			[]verdict.Stray{{Rank: 1, PID: 11, Store: "127.0.0.1:4001"}}},
+		"another host": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.2 MASTER_PORT=4000"}, 2,
+			[]verdict.Stray{{Rank: 1, PID: 11, Store: "10.0.0.2:4000"}}},
+		"another name": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=4000"}, 1, nil},
+		"two complete jobs": {[]string{"10 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
+		"the same rank": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
+		"different worlds": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=1 WORLD_SIZE=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
+		"jobs of a launcher": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000 TORCHELASTIC_RUN_ID=a",
+			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001 TORCHELASTIC_RUN_ID=b"}, 2, nil},
 	} {
 		jobs := group(processes(fakeProc(t, c.processes...)))
 		findOrphans(t.Context(), jobs)
@@ -110,13 +120,17 @@ func TestStraysWithoutNames(t *testing.T) {
 func TestForbidden(t *testing.T) {
 	t.Parallel()
 	for scope, want := range map[string]string{
-		"0": "the kernel does not let this user read process 7: it has other privileges, or a container forbids it (--cap-add SYS_PTRACE); try: sudo cohort why 7",
-		"1": "this host lets only ancestors of a process read it (kernel.yama.ptrace_scope is 1), and process 7 was not started by a launcher of cohort that could be asked; try: sudo cohort why 7",
+		"0": "the kernel does not let this user read process 7: it has other privileges, or a container forbids it (--cap-add " +
+			"SYS_PTRACE); try: sudo cohort why 7",
+		"1": "this host lets only ancestors of a process read it (kernel.yama.ptrace_scope is 1), and process 7 was not started by " +
+			"a launcher of cohort that could be asked; try: sudo cohort why 7",
 		"2": "this host lets only root read processes (kernel.yama.ptrace_scope is 2); try: sudo cohort why 7",
-		"3": "this host lets no user read processes until it is rebooted (kernel.yama.ptrace_scope is 3); try: kill -ABRT 7, which kills the rank and makes Python print its stack",
+		"3": "this host lets no user read processes until it is rebooted (kernel.yama.ptrace_scope is 3); try: kill -ABRT 7, which " +
+			"kills the rank and makes Python print its stack",
 	} {
 		proc := t.TempDir()
-		for name, text := range map[string]string{"sys/kernel/yama/ptrace_scope": scope + "\n", "7/status": "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\n"} {
+		for name, text := range map[string]string{"sys/kernel/yama/ptrace_scope": scope + "\n",
+			"7/status": "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\n"} {
 			if err := os.MkdirAll(filepath.Dir(filepath.Join(proc, name)), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -127,7 +141,8 @@ func TestForbidden(t *testing.T) {
 		if got := forbidden(proc, 7, 1000); got != want {
 			t.Errorf("scope %s: %s", scope, got)
 		}
-		if got, want := forbidden(proc, 7, 1001), "process 7 belongs to user 1000 and this is user 1001; try: sudo cohort why 7"; got != want {
+		if got, want := forbidden(proc, 7, 1001),
+			"process 7 belongs to user 1000 and this is user 1001; try: sudo cohort why 7"; got != want {
 			t.Errorf("another user: %s", got)
 		}
 	}

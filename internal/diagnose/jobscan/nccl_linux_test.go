@@ -54,7 +54,8 @@ signal.pause()
 				return
 			}
 			in := bufio.NewScanner(conn)
-			for _, answer := range []string{"SERVER PROTOCOL 2\n", "OK\n", "OK\n", `{"communicators": [{"hash": "0x1", "size": 2, "ranks": [{"rank": 0, "pid": ` + strconv.Itoa(member) + `}],
+			for _, answer := range []string{"SERVER PROTOCOL 2\n", "OK\n", "OK\n",
+				`{"communicators": [{"hash": "0x1", "size": 2, "ranks": [{"rank": 0, "pid": ` + strconv.Itoa(member) + `}],
 				"missing_ranks": [{"rank": 1, "host": "10.0.0.3", "pid": 77, "unresponsive": true}]}]}`} {
 				in.Scan()
 				_, _ = conn.Write([]byte(answer))
@@ -79,7 +80,8 @@ signal.pause()
 func TestBoundedLines(t *testing.T) {
 	t.Parallel()
 	lines := bounded(slices.Repeat([]string{strings.Repeat("é", 1000)}, 5000))
-	if len(lines) != maxNCCLLines+1 || len(lines[0]) > maxNCCLBytes+3 || !utf8.ValidString(lines[0]) || lines[maxNCCLLines] != "NCCL: and 4985 more" {
+	if len(lines) != maxNCCLLines+1 || len(lines[0]) > maxNCCLBytes+3 || !utf8.ValidString(lines[0]) ||
+		lines[maxNCCLLines] != "NCCL: and 4985 more" {
 		t.Errorf("%d lines, the first of %d bytes, the last is %q", len(lines), len(lines[0]), lines[len(lines)-1])
 	}
 	if got := bounded([]string{"one"}); !slices.Equal(got, []string{"one"}) || bounded(nil) != nil {
@@ -101,15 +103,25 @@ func TestStartedBy(t *testing.T) {
 		pids         map[int]int
 		want         []verdict.Started
 	}{
-		"all ranks":             {ncclras.Communicator{Size: 3, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5), rank(2, 72, 6)}}, map[int]int{70: 0, 71: 1, 72: 2}, []verdict.Started{started(6, 0, 2), started(5, 1)}},
-		"all, one on this host": {ncclras.Communicator{Size: 3, Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 71, 5), rank(2, 72, 6)}}, map[int]int{71: 1}, []verdict.Started{started(6, 0, 2), started(5, 1)}},
-		"all in another order":  {ncclras.Communicator{Size: 3, Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 70, 5), rank(2, 72, 6)}}, map[int]int{70: 0, 71: 1, 72: 2}, nil},
-		"some":                  {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 72, 5)}}, map[int]int{70: 0, 71: 1, 72: 2}, []verdict.Started{started(6, 0), started(5, 2)}},
-		"some, a process elsewhere has the same number": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), {Rank: 1, PID: 70, Host: "10.0.0.3"}}}, map[int]int{70: 0}, nil},
-		"some, twice":        {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 70, 5)}}, map[int]int{70: 0}, nil},
-		"several containers": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5)}}, map[int]int{70: -1, 71: 1}, nil},
-		"none of a kind":     {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 0), {Rank: 1, PID: 71}}}, map[int]int{70: 0, 71: 1}, []verdict.Started{{Counts: map[string]int{}, Ranks: []int{0, 1}}}},
-		"some elsewhere":     {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 99, 5)}}, map[int]int{70: 0}, nil},
+		"all ranks": {ncclras.Communicator{Size: 3,
+			Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5), rank(2, 72, 6)}}, map[int]int{70: 0, 71: 1, 72: 2},
+			[]verdict.Started{started(6, 0, 2), started(5, 1)}},
+		"all, one on this host": {ncclras.Communicator{Size: 3,
+			Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 71, 5), rank(2, 72, 6)}}, map[int]int{71: 1},
+			[]verdict.Started{started(6, 0, 2), started(5, 1)}},
+		"all in another order": {ncclras.Communicator{Size: 3,
+			Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 70, 5), rank(2, 72, 6)}}, map[int]int{70: 0, 71: 1, 72: 2}, nil},
+		"some": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 72, 5)}},
+			map[int]int{70: 0, 71: 1, 72: 2}, []verdict.Started{started(6, 0), started(5, 2)}},
+		"some, a process elsewhere has the same number": {ncclras.Communicator{Size: 2,
+			Ranks: []ncclras.Rank{rank(0, 70, 6), {Rank: 1, PID: 70, Host: "10.0.0.3"}}}, map[int]int{70: 0}, nil},
+		"some, twice": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 70, 5)}},
+			map[int]int{70: 0}, nil},
+		"several containers": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5)}},
+			map[int]int{70: -1, 71: 1}, nil},
+		"none of a kind": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 0), {Rank: 1, PID: 71}}},
+			map[int]int{70: 0, 71: 1}, []verdict.Started{{Counts: map[string]int{}, Ranks: []int{0, 1}}}},
+		"some elsewhere": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 99, 5)}}, map[int]int{70: 0}, nil},
 	} {
 		if got := startedBy(c.communicator, 3, c.pids, func(host string) bool { return host == "" }); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
@@ -127,7 +139,8 @@ func TestProcFiles(t *testing.T) {
 		9: {"Name:\tpython3\nNSpid:\n", "/dev/kfd"},
 	} {
 		folder := filepath.Join(proc, strconv.Itoa(pid))
-		err := errors.Join(os.MkdirAll(filepath.Join(folder, "fd"), 0o700), os.WriteFile(filepath.Join(folder, "status"), []byte(of.status), 0o600),
+		err := errors.Join(os.MkdirAll(filepath.Join(folder, "fd"), 0o700),
+			os.WriteFile(filepath.Join(folder, "status"), []byte(of.status), 0o600),
 			os.Symlink(of.device, filepath.Join(folder, "fd", "5")))
 		if err != nil {
 			t.Fatal(err)

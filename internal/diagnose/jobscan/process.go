@@ -103,8 +103,8 @@ func usesGPU(proc string, pid int) bool {
 	})
 }
 
-// headless reports whether other threads of a process whose main thread has ended go on. One that was killed has some for a while, too, which
-// free its memory or wait for a disk.
+// headless reports whether other threads of a process whose main thread has ended go on. One that was killed has some
+// for a while, too, which free its memory or wait for a disk.
 func headless(proc string, pid int) bool {
 	dir := filepath.Join(proc, strconv.Itoa(pid), "task")
 	tasks, _ := os.ReadDir(dir)
@@ -155,13 +155,19 @@ func forbidden(proc string, pid, user int) string {
 	}
 	switch scope := yama(proc); scope {
 	case 1:
-		return fmt.Sprintf("this host lets only ancestors of a process read it (kernel.yama.ptrace_scope is 1), and process %d was not started by a launcher of cohort that could be asked; "+sudo, pid, pid)
+		return fmt.Sprintf(
+			"this host lets only ancestors of a process read it (kernel.yama.ptrace_scope is 1), and process %d was not started by "+
+				"a launcher of cohort that could be asked; "+sudo, pid, pid)
 	case 2:
 		return fmt.Sprintf("this host lets only root read processes (kernel.yama.ptrace_scope is 2); "+sudo, pid)
 	case 3:
-		return fmt.Sprintf("this host lets no user read processes until it is rebooted (kernel.yama.ptrace_scope is 3); try: kill -ABRT %d, which kills the rank and makes Python print its stack", pid)
+		return fmt.Sprintf(
+			"this host lets no user read processes until it is rebooted (kernel.yama.ptrace_scope is 3); try: kill -ABRT %d, which "+
+				"kills the rank and makes Python print its stack", pid)
 	}
-	return fmt.Sprintf("the kernel does not let this user read process %d: it has other privileges, or a container forbids it (--cap-add SYS_PTRACE); "+sudo, pid, pid)
+	return fmt.Sprintf(
+		"the kernel does not let this user read process %d: it has other privileges, or a container forbids it (--cap-add "+
+			"SYS_PTRACE); "+sudo, pid, pid)
 }
 
 // yama returns kernel.yama.ptrace_scope, 0 where there is none.

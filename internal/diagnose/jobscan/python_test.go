@@ -27,7 +27,8 @@ z = (  # never closed
 		t.Fatal(err)
 	}
 	for line, want := range map[int]string{
-		1: "x = 1", 2: `dist.all_reduce( x, group=f(a, "b)"), )`, 4: `group=f(a, "b)"),`, 6: "y = 2", 7: `print("a ( in a text")`, 8: "z = (", 99: "",
+		1: "x = 1", 2: `dist.all_reduce( x, group=f(a, "b)"), )`, 4: `group=f(a, "b)"),`, 6: "y = 2", 7: `print("a ( in a text")`,
+		8: "z = (", 99: "",
 	} {
 		if got := lineOf(name, line); got != want {
 			t.Errorf("line %d: %q, want %q", line, got, want)

@@ -19,7 +19,8 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-const waitingDump = `{"version":"2.10","entries":[{"collective_seq_id":4,"process_group":["0","default_pg"],"profiling_name":"nccl:all_reduce","state":"scheduled"}]}`
+const waitingDump = `{"version":"2.10","entries":[{"collective_seq_id":4,"process_group":["0","default_pg"],` +
+	`"profiling_name":"nccl:all_reduce","state":"scheduled"}]}`
 
 // TestAskPipe: an NCCL rank is asked through its pipe, as PyTorch's monitor thread reads it.
 func TestAskPipe(t *testing.T) {

@@ -130,7 +130,9 @@ func (j *Job) number(all []spawned) {
 		j.World = world
 	}
 	if !told && len(j.Ranks) > 0 {
-		j.Notes = []string{"the program does not tell the numbers of its ranks: they are numbered in the order in which they were started, without those that have exited and were waited for"}
+		j.Notes = []string{
+			"the program does not tell the numbers of its ranks: they are numbered in the order in which they were started, without " +
+				"those that have exited and were waited for"}
 	}
 }
 
@@ -189,9 +191,10 @@ func distributed(t stacks.Thread) bool {
 
 // forkServer reports whether a process is the one that multiprocessing has start all others. Those have calls of it, too.
 func forkServer(frames []stacks.Frame) bool {
-	return len(frames) > 0 && !slices.ContainsFunc(frames, stacks.StartsTarget) && !imports(frames) && slices.ContainsFunc(frames, func(f stacks.Frame) bool {
-		return strings.HasSuffix(f.File, "/multiprocessing/forkserver.py")
-	})
+	return len(frames) > 0 && !slices.ContainsFunc(frames, stacks.StartsTarget) && !imports(frames) &&
+		slices.ContainsFunc(frames, func(f stacks.Frame) bool {
+			return strings.HasSuffix(f.File, "/multiprocessing/forkserver.py")
+		})
 }
 
 const (

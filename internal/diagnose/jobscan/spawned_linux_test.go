@@ -57,8 +57,9 @@ if __name__ == "__main__":
 	}
 }
 
-// TestProcesses: so are those of multiprocessing.Process, however it starts them: by the argument rank of their function, or of one that
-// it calls, else in their order, which is said. The number of ranks that they were told counts, not that of those that run. Other processes are no ranks.
+// TestProcesses: so are those of multiprocessing.Process, however it starts them: by the argument rank of their
+// function, or of one that it calls, else in their order, which is said. The number of ranks that they were told
+// counts, not that of those that run. Other processes are no ranks.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	script := program(t, `def train(rank, world_size, password):

@@ -107,8 +107,8 @@ func oldKeys(ctx context.Context, j Job) bool {
 	})
 }
 
-// noStore says who listens at the address of a store on this host and does not answer as one, "" if that is not known. ranks are the processes of the job,
-// one of which may host it.
+// noStore says who listens at the address of a store on this host and does not answer as one, "" if that is not known.
+// ranks are the processes of the job, one of which may host it.
 func noStore(ctx context.Context, addr string, ranks []int) string {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()

@@ -73,9 +73,9 @@ func selected(dir string, files uint64, call []string) (uint64, error) {
 	return found[0], nil
 }
 
-// object returns what a thread reads, writes or connects to, if it sleeps in a call of the kernel whose first argument is an
-// open file, or the only one that it polls: the other end of a connection, or the name of a file. kernel is the function of the kernel that it
-// sleeps in; the caller must know that it is in such a call.
+// object returns what a thread reads, writes or connects to, if it sleeps in a call of the kernel whose first argument
+// is an open file, or the only one that it polls: the other end of a connection, or the name of a file. kernel is the
+// function of the kernel that it sleeps in; the caller must know that it is in such a call.
 func object(pid, tid int, kernel string) string {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	call, err := os.ReadFile(filepath.Join(dir, "task", strconv.Itoa(tid), "syscall")) //nolint:gosec // a file of the kernel

@@ -28,7 +28,9 @@ func TestPolled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = ln.Close() }()
-	cmd := exec.Command("python3", "-c", "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=600).recv(1)", strings.TrimPrefix(ln.Addr().String(), "127.0.0.1:"))
+	cmd := exec.Command("python3", "-c",
+		"import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=600).recv(1)",
+		strings.TrimPrefix(ln.Addr().String(), "127.0.0.1:"))
 	if err := cmd.Start(); err != nil {
 		t.Skipf("this machine has no Python: %v", err)
 	}
@@ -71,7 +73,8 @@ select.select([c] + pipes, [], [])`
 			t.Fatal(err)
 		}
 		pid, kernel := cmd.Process.Pid, ""
-		for limit := time.Now().Add(30 * time.Second); !strings.HasPrefix(kernel, "poll_schedule_timeout") && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
+		for limit := time.Now().Add(30 * time.Second); !strings.HasPrefix(kernel, "poll_schedule_timeout") &&
+			time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
 			b, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "wchan"))
 			kernel = string(b)
 		}
@@ -216,7 +219,10 @@ func startPython(t *testing.T, text string) (pid int) {
 // TestHelpersAreNoWorkers: the processes that multiprocessing starts for itself run no code of the program.
 func TestHelpersAreNoWorkers(t *testing.T) {
 	t.Parallel()
-	pid := startPython(t, "import multiprocessing, time\n\ndef work():\n    time.sleep(600)\n\nif __name__ == '__main__':\n    c = multiprocessing.get_context('forkserver')\n    p = c.Process(target=work)\n    p.start()\n    print('ready', flush=True)\n    p.join()\n")
+	pid := startPython(t,
+		"import multiprocessing, time\n\ndef work():\n    time.sleep(600)\n\nif __name__ == '__main__':\n    c = "+
+			"multiprocessing.get_context('forkserver')\n    p = c.Process(target=work)\n    p.start()\n    print('ready', "+
+			"flush=True)\n    p.join()\n")
 	var last string
 	for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
 		seen := Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: pid}}}, 50*time.Millisecond)
@@ -243,11 +249,14 @@ func TestIdlePool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pid := startPython(t, "import multiprocessing, multiprocessing.pool, os, signal, time\n\ndef die():\n    os.kill(os.getpid(), signal.SIGKILL)\n\n"+c.text+"print('ready', flush=True)\nr.get()\n")
+			pid := startPython(t,
+				"import multiprocessing, multiprocessing.pool, os, signal, time\n\ndef die():\n    os.kill(os.getpid(), "+
+					"signal.SIGKILL)\n\n"+c.text+"print('ready', flush=True)\nr.get()\n")
 			var seen verdict.Rank
 			for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
 				seen = Examine(t.Context(), Job{World: 1, Local: true, Ranks: []Rank{{PID: pid}}}, 50*time.Millisecond).Ranks[0]
-				waits := seen.Main != nil && !seen.Moved && slices.ContainsFunc(seen.Main.Frames, func(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "Result.get") })
+				waits := seen.Main != nil && !seen.Moved &&
+					slices.ContainsFunc(seen.Main.Frames, func(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "Result.get") })
 				if waits && seen.PoolIdle == c.want {
 					return
 				}

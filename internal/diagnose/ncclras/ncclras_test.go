@@ -85,7 +85,9 @@ func TestAskText(t *testing.T) {
 	}
 	r.Of([]int{7})
 	want := []string{
-		"NCCL, of all jobs on this host: #0-0 (3bf8731aa21efdb3) MISMATCH", "NCCL, of all jobs on this host: Communicator ranks have different AllReduce operation counts", "NCCL, of all jobs on this host: 2 ranks have launched up to operation 6",
+		"NCCL, of all jobs on this host: #0-0 (3bf8731aa21efdb3) MISMATCH",
+		"NCCL, of all jobs on this host: Communicator ranks have different AllReduce operation counts",
+		"NCCL, of all jobs on this host: 2 ranks have launched up to operation 6",
 		"NCCL, of all jobs on this host: Rank 1 has launched up to operation 5 -- GPU 0 managed by process 1276 on node 192.0.2.2",
 	}
 	if diff := cmp.Diff(want, r.Lines()); diff != "" {

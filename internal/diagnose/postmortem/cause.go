@@ -119,13 +119,15 @@ func Explain(d Death) Cause {
 	case d.Sent.stopped() && (sig == 15 || sig == 9 || sig == 2 || slices.Contains(d.Sent.Ending, sig)):
 		cause = stopped(d, sig, trace)
 	case d.Output != "" && (sig == 13 || trace.exception == "" && d.Code > 0 || strings.Contains(trace.exception, "Broken pipe")):
-		cause.Kind, cause.Words, cause.Advice = exitCode, "could not write its output and ended with "+Code(d.Code)+": "+d.Output, adviceFor(d.Output)
+		cause.Kind, cause.Words, cause.Advice = exitCode, "could not write its output and ended with "+Code(d.Code)+": "+d.Output,
+			adviceFor(d.Output)
 	case sig == 9 && d.OutOfMemory:
 		cause.Kind, cause.Words = memory, "was killed by the kernel: out of memory"+sizes(d)
 		cause.Advice = moreMemory
 	case sig == 9:
 		cause.Kind, cause.Words = Killed, "was killed by SIGKILL, neither by the launcher nor for the memory limit of its cgroup"
-		cause.Advice = "check the kernel log (dmesg) for an out-of-memory kill by the host, and whether another user or service kills processes here"
+		cause.Advice = "check the kernel log (dmesg) for an out-of-memory kill by the host, and whether another user or service " +
+			"kills processes here"
 	case d.Code < 0 && crashes[sig] != "":
 		cause = crash(d, sig, trace)
 	case d.Code < 0 && trace.exception == "" && slices.Contains(d.Sent.Passed, sig):

@@ -25,7 +25,8 @@ func thrown(stderr string) string {
 }
 
 // ncclError is how PyTorch tells of an error of NCCL: which line of PyTorch has noticed it, and what NCCL said of it some lines later.
-var ncclError = regexp.MustCompile(`NCCL error in: \S+, ([^(,\n]*[^(,\n ])(?: \(run with [^)\n]*\))?, NCCL version \S+\n(?:.*\n){0,2}Last error:\n *(\S.*)`)
+var ncclError = regexp.MustCompile(
+	`NCCL error in: \S+, ([^(,\n]*[^(,\n ])(?: \(run with [^)\n]*\))?, NCCL version \S+\n(?:.*\n){0,2}Last error:\n *(\S.*)`)
 
 // brief puts what NCCL said into the first line of an exception.
 func brief(exception string) string {
@@ -51,7 +52,8 @@ func crash(d Death, sig int, trace traceback) Cause {
 	switch size := sizeMismatch(d.Stderr); {
 	case size != "":
 		cause.Words += "; " + size
-		cause.Advice = "compare the tensors that the ranks pass and the lines that they are in: the sizes also differ if one rank is a call ahead of the others"
+		cause.Advice = "compare the tensors that the ranks pass and the lines that they are in: the sizes also differ if one rank " +
+			"is a call ahead of the others"
 	case trace.exception != "" && !kindOf(trace.exception).Consequence():
 		// Python said why before native code gave up over it.
 		cause.Kind, cause.Words = kindOf(trace.exception), "raised "+firstLine(trace.exception)+", and then "+cause.Words

@@ -142,8 +142,8 @@ func (b *block) passes(line string) {
 // groupLine is a line of the traceback of a group of exceptions, which Python draws as a tree.
 var groupLine = regexp.MustCompile(`^ *[|+](?: |-|$)`)
 
-// groupPart is the line before each of the exceptions in a group. The first group is there if those that follow are in the exception before,
-// the second if there are too many to print.
+// groupPart is the line before each of the exceptions in a group. The first group is there if those that follow are in
+// the exception before, the second if there are too many to print.
 var groupPart = regexp.MustCompile(`^ *(\+-)?\+-{16} (?:\d+|(\.\.\.)) -{16}$`)
 
 // parseGroup reads the traceback of a group of exceptions. The exception is the one in it that explains the others, or the group itself if
@@ -192,8 +192,8 @@ func groupEnd(lines []string, from int) int {
 	return to
 }
 
-// explain takes the exception of a group that explains it: the only one that is not a consequence of another worker's end, or the first if all
-// are.
+// explain takes the exception of a group that explains it: the only one that is not a consequence of another worker's
+// end, or the first if all are.
 func (b *block) explain(parts [][]string) {
 	var first, own []traceback
 	for _, part := range parts {
@@ -251,7 +251,8 @@ func parseBlocks(lines []string) []block {
 		}
 		b.exception = lines[i]
 		// The text of an exception may have several lines; it ends at an empty one, or where something else begins.
-		for i+1 < len(lines) && lines[i+1] != "" && strings.TrimSpace(lines[i+1]) != traceStart && !nativeLog.MatchString(lines[i+1]) && len(b.exception) < 4096 {
+		for i+1 < len(lines) && lines[i+1] != "" && strings.TrimSpace(lines[i+1]) != traceStart &&
+			!nativeLog.MatchString(lines[i+1]) && len(b.exception) < 4096 {
 			i++
 			b.exception += "\n" + lines[i]
 		}
@@ -265,7 +266,8 @@ func parseBlocks(lines []string) []block {
 func noTraceback(lines []string) traceback {
 	for i := len(lines) - 1; i >= max(0, len(lines)-20); i-- {
 		line := lines[i]
-		if strings.Contains(line, ": can't open file ") || strings.Contains(line, ": No module named ") || strings.Contains(line, "Error while finding module") {
+		if strings.Contains(line, ": can't open file ") || strings.Contains(line, ": No module named ") ||
+			strings.Contains(line, "Error while finding module") {
 			return traceback{exception: line, notRun: true}
 		}
 		if name, _, found := strings.Cut(line, ": "); found && (name == "SyntaxError" || name == "IndentationError" || name == "TabError") {

@@ -49,13 +49,15 @@ const ownedByC = 3
 // fixed has the versions before _Py_DebugOffsets, from their headers (LP64). They are stable within a minor version.
 var fixed = map[uint32]layout{
 	0x030b: {
-		interpHead: 40, gil: 360, gilIn: gilInRuntime, gilLocked: 16, gilHolder: 8, threads: 16, tsNext: 8, tsNative: 160, tsFrame: 56, indirect: true, cframe: 8,
+		interpHead: 40, gil: 360, gilIn: gilInRuntime, gilLocked: 16, gilHolder: 8, threads: 16, tsNext: 8, tsNative: 160,
+		tsFrame: 56, indirect: true, cframe: 8,
 		fPrev: 48, fCode: 32, fInstr: 56, fOwner: 69, coFile: 112, coName: 128, coTable: 136, coFirst: 72,
 		coCode: 184, bytesLen: 16, bytesData: 32, strState: 32, strLen: 16, strASCII: 48, strUCS: 72,
 		fLocals: 72, coArgs: 56, coNames: 96, obType: 8, tpName: 24, tupleItems: 24, longTag: 16, longDigits: 24, longSize: true,
 	},
 	0x030c: {
-		interpHead: 40, gil: 384, gilIn: gilBehind, gilLocked: 16, gilHolder: 8, threads: 72, tsNext: 8, tsNative: 144, tsFrame: 56, indirect: true, cframe: 0,
+		interpHead: 40, gil: 384, gilIn: gilBehind, gilLocked: 16, gilHolder: 8, threads: 72, tsNext: 8, tsNative: 144,
+		tsFrame: 56, indirect: true, cframe: 0,
 		fPrev: 8, fCode: 0, fInstr: 56, fOwner: 70, coFile: 112, coName: 128, coTable: 136, coFirst: 68,
 		coCode: 192, bytesLen: 16, bytesData: 32, strState: 32, strLen: 16, strASCII: 40, strUCS: 56,
 		fLocals: 72, coArgs: 52, coNames: 96, obType: 8, tpName: 24, tupleItems: 24, longTag: 16, longDigits: 24,

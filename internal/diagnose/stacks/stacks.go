@@ -96,8 +96,10 @@ func (f Frame) String() string {
 // Library reports whether a file belongs to Python, to an installed package or to the launcher, not to the program. What runs before
 // every program belongs to none. Code that a library has made is named after the function: "__init__".
 func Library(file string) bool {
-	return strings.HasPrefix(file, "<frozen") || strings.HasPrefix(file, "__") && !strings.HasSuffix(file, ".py") || strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
-		strings.Contains(file, "/lib/python3") || strings.HasSuffix(file, "/sitecustomize.py") || strings.HasSuffix(file, "/usercustomize.py")
+	return strings.HasPrefix(file, "<frozen") || strings.HasPrefix(file, "__") && !strings.HasSuffix(file, ".py") ||
+		strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
+		strings.Contains(file, "/lib/python3") || strings.HasSuffix(file, "/sitecustomize.py") ||
+		strings.HasSuffix(file, "/usercustomize.py")
 }
 
 // Main returns the main thread: the one whose number is the process's own, else the last, which Python made first. It

@@ -333,7 +333,8 @@ const (
 	maxDims   = 5   // that have room there
 	maxNumber = 1 << 40
 
-	dimsSizes, dimsStrides, dimsOffset, dimsCount, dimsType, dimsEnd = 8, 8 + 8*maxDims, 8 + 16*maxDims, 16 + 16*maxDims, 24 + 16*maxDims, 32 + 16*maxDims
+	dimsSizes, dimsStrides, dimsOffset, dimsCount, dimsType, dimsEnd = 8, 8 + 8*maxDims, 8 + 16*maxDims, 16 + 16*maxDims, 24 +
+		16*maxDims, 32 + 16*maxDims
 )
 
 // scalarTypes are the names of c10::ScalarType.

@@ -32,7 +32,8 @@ func (c *analysis) cause(rank int) string {
 		text = childWords(r.Children)
 	case r.PoolIdle && r.Main != nil && slices.ContainsFunc(r.Main.Frames, inPool) && !slices.ContainsFunc(r.Threads, poolThread):
 		text = ", and no process of the pool runs a task: one that did has probably been killed, which the pool does not notice"
-	case r.LostChildren && r.Main != nil && slices.ContainsFunc(r.Main.Frames, func(f stacks.Frame) bool { return strings.Contains(f.File, "/multiprocessing/") }):
+	case r.LostChildren && r.Main != nil && slices.ContainsFunc(r.Main.Frames,
+		func(f stacks.Frame) bool { return strings.Contains(f.File, "/multiprocessing/") }):
 		text = ", and a process that it started has exited"
 	}
 	if i := slices.IndexFunc(c.job.Waits, func(w Wait) bool { return w.Rank == rank && w.Age >= time.Second }); i >= 0 {
@@ -50,7 +51,8 @@ func inPool(f stacks.Frame) bool {
 // program for what a process has done.
 func poolThread(t stacks.Thread) bool {
 	return slices.ContainsFunc(t.Frames, func(f stacks.Frame) bool {
-		return strings.HasSuffix(f.File, "/multiprocessing/pool.py") && (f.Func == "worker" || strings.Contains(f.Func, "_handle_") && ownCode(t.Frames))
+		return strings.HasSuffix(f.File, "/multiprocessing/pool.py") &&
+			(f.Func == "worker" || strings.Contains(f.Func, "_handle_") && ownCode(t.Frames))
 	})
 }
 
@@ -60,7 +62,8 @@ func threadWords(r *Rank, p position) string {
 		return ""
 	}
 	if other := otherLock(r); p.lock && other != nil {
-		return fmt.Sprintf(", and its thread %d in %s: perhaps each holds a lock that the other waits for", other.ID, locateFrames(other.Frames).where())
+		return fmt.Sprintf(", and its thread %d in %s: perhaps each holds a lock that the other waits for", other.ID,
+			locateFrames(other.Frames).where())
 	}
 	for i := range r.Threads {
 		t := &r.Threads[i]
@@ -101,7 +104,9 @@ func childWords(children []Child) string {
 				how = ", " + how
 			}
 			if ch.stuck() {
-				return fmt.Sprintf(", for its process %d, which imports the program again and is in %s: put that call under if __name__ == \"__main__\"", ch.PID, p.where())
+				return fmt.Sprintf(
+					", for its process %d, which imports the program again and is in %s: put that call under if __name__ == "+
+						"\"__main__\"", ch.PID, p.where())
 			}
 			return fmt.Sprintf(", for its process %d, which is in %s%s", ch.PID, p.where(), how)
 		}
@@ -132,7 +137,8 @@ func ending(r Rank) string {
 func otherLock(r *Rank) *stacks.Thread {
 	for i := range r.Threads {
 		t := &r.Threads[i]
-		if r.Main == nil || t.ID == r.Main.ID || t.Moving || len(t.Frames) == 0 || stacks.Library(t.Frames[0].File) || !strings.HasPrefix(t.Kernel, "futex_") {
+		if r.Main == nil || t.ID == r.Main.ID || t.Moving || len(t.Frames) == 0 || stacks.Library(t.Frames[0].File) ||
+			!strings.HasPrefix(t.Kernel, "futex_") {
 			continue
 		}
 		return t

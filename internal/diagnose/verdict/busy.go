@@ -35,7 +35,9 @@ func (c *analysis) busy() Verdict {
 	}
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" && r.Gone != Succeeded {
-			return Verdict{Culprits: []int{r.Rank}, Hung: true, Sentence: fmt.Sprintf("Rank %d %s; of the others no rank waits in torch.distributed: %s.", r.Rank, r.Gone, c.whereabouts(-1))}
+			return Verdict{Culprits: []int{r.Rank}, Hung: true,
+				Sentence: fmt.Sprintf("Rank %d %s; of the others no rank waits in torch.distributed: %s.", r.Rank, r.Gone,
+					c.whereabouts(-1))}
 		}
 	}
 	switch {
@@ -210,7 +212,8 @@ func (c *analysis) slowest() string {
 			}
 		}
 		if rank, by := lastOf(all); len(all) == latest && by >= leastLag {
-			return fmt.Sprintf("; rank %d came last to each of the last %d collectives of %s, at least %s after the others", rank, latest, titles[group], by.Round(time.Millisecond))
+			return fmt.Sprintf("; rank %d came last to each of the last %d collectives of %s, at least %s after the others", rank,
+				latest, titles[group], by.Round(time.Millisecond))
 		}
 	}
 	return ""

@@ -35,11 +35,15 @@ func (c *analysis) missing() (Verdict, bool) {
 	case len(work) == 0:
 		return Verdict{}, false
 	case len(late) == 0 && len(here) > 0 && c.at[work[0]].op == "backward":
-		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s %s %s where %s in %s%s, which in DDP needs all ranks: did %s get fewer batches?",
-			name(here), verb(here, "call"), c.at[here[0]].where(), lower(is(work)), c.at[work[0]].where(), since(c.waited(work)), lower(name(here)))}, true
+		return Verdict{Culprits: here,
+			Sentence: fmt.Sprintf("%s %s %s where %s in %s%s, which in DDP needs all ranks: did %s get fewer batches?",
+				name(here), verb(here, "call"), c.at[here[0]].where(), lower(is(work)), c.at[work[0]].where(),
+				since(c.waited(work)), lower(name(here)))}, true
 	case len(late) == 0 && len(here) > 0:
-		return Verdict{Culprits: work, Sentence: fmt.Sprintf("%s %s for an operation that was started earlier, in %s (%s), where %s %s %s%s.",
-			name(work), verb(work, "wait"), cmp.Or(c.at[work[0]].op, c.at[work[0]].own), c.lines(work), lower(name(here)), verb(here, "call"), c.at[here[0]].where(), since(c.waited(work)))}, true
+		return Verdict{Culprits: work,
+			Sentence: fmt.Sprintf("%s %s for an operation that was started earlier, in %s (%s), where %s %s %s%s.",
+				name(work), verb(work, "wait"), cmp.Or(c.at[work[0]].op, c.at[work[0]].own), c.lines(work), lower(name(here)),
+				verb(here, "call"), c.at[here[0]].where(), since(c.waited(work)))}, true
 	case len(late) == 0:
 		return Verdict{}, false
 	case c.at[work[0]].op != "":
@@ -70,7 +74,8 @@ func (c *analysis) betweenLate(late []int) (Verdict, bool) {
 // leaves are the collectives from which a rank may be gone before all others have come: only their root waits for all, or all for
 // their root.
 var leaves = map[string]bool{
-	"gather": true, "gather_single": true, "gather_into_tensor": true, "gather_object": true, "reduce": true, "broadcast": true, "broadcast_object_list": true, "scatter": true, "scatter_object_list": true,
+	"gather": true, "gather_single": true, "gather_into_tensor": true, "gather_object": true, "reduce": true, "broadcast": true,
+	"broadcast_object_list": true, "scatter": true, "scatter_object_list": true,
 	modelForward: true,
 }
 
@@ -81,7 +86,8 @@ func (c *analysis) oneSided(here, late []int) (Verdict, bool) {
 		return Verdict{}, false
 	}
 	return Verdict{Culprits: late, Sentence: fmt.Sprintf("Not all of %s have reached %s: %s; %s%s.",
-		lower(name(late)), c.at[here[0]].where(), strings.Join(c.grouped(late, position.doing), "; "), waits(here), since(c.waited(here)))}, true
+		lower(name(late)), c.at[here[0]].where(), strings.Join(c.grouped(late, position.doing), "; "), waits(here),
+		since(c.waited(here)))}, true
 }
 
 // mismatch: the ranks are in different collectives.
@@ -96,7 +102,8 @@ func (c *analysis) mismatch() (Verdict, bool) {
 	hint := ""
 	if users := ops[modelForward]; users != nil {
 		rest := slices.DeleteFunc(c.still(inCollective), func(n int) bool { return slices.Contains(users, n) })
-		hint = fmt.Sprintf("; if %s did not get fewer batches, let %s use the model's .module, which needs no other rank", lower(name(rest)), lower(name(users)))
+		hint = fmt.Sprintf("; if %s did not get fewer batches, let %s use the model's .module, which needs no other rank",
+			lower(name(rest)), lower(name(users)))
 	}
 	return c.differ(ops, func(n int) string {
 		if p := c.at[n]; p.via == "" && ofSome(p.op, c.rank(n).Line) {
@@ -154,7 +161,8 @@ func (c *analysis) differ(kinds map[string][]int, say func(int) string, suffix s
 	}
 	return Verdict{
 		Culprits: odd,
-		Sentence: fmt.Sprintf("%s %s %s where %s %s %s%s.", name(odd), verb(odd, "call"), say(odd[0]), lower(name(rule)), verb(rule, "call"), say(rule[0]), suffix),
+		Sentence: fmt.Sprintf("%s %s %s where %s %s %s%s.", name(odd), verb(odd, "call"), say(odd[0]), lower(name(rule)),
+			verb(rule, "call"), say(rule[0]), suffix),
 	}
 }
 
@@ -188,7 +196,8 @@ func (c *analysis) same() (Verdict, bool) {
 		unseen = fmt.Sprintf("; %s of the world of %d %s not seen", lower(name(absent)), c.job.World, was(absent))
 	}
 	return Verdict{Sentence: fmt.Sprintf(
-		"%s in %s (%s)%s and none makes progress: the network between them is stuck%s, or they are in different groups, or one is a call ahead; flight recorder dumps would tell%s.",
+		"%s in %s (%s)%s and none makes progress: the network between them is stuck%s, or they are in different groups, or one is a "+
+			"call ahead; flight recorder dumps would tell%s.",
 		is(here), p.op, c.lines(here), since(c.rank(here[0]).Idle), sizes, unseen)}, true
 }
 
@@ -213,8 +222,10 @@ func (c *analysis) apart(here []int) (Verdict, bool) {
 		ranks := groups[group]
 		parts = append(parts, fmt.Sprintf("%s of %s (%s)", lower(name(ranks)), group, c.lines(ranks)))
 	}
-	return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s of groups with different names%s: %s; every rank must call the collectives of all its groups in the same order.",
-		is(here), c.at[here[0]].op, since(c.waited(here)), strings.Join(parts, ", "))}, true
+	return Verdict{Culprits: here,
+		Sentence: fmt.Sprintf(
+			"%s in %s of groups with different names%s: %s; every rank must call the collectives of all its groups in the same order.",
+			is(here), c.at[here[0]].op, since(c.waited(here)), strings.Join(parts, ", "))}, true
 }
 
 // message: one of the ranks waits for a message that it has started to send or to take in the same line, and others for something

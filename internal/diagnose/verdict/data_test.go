@@ -105,8 +105,9 @@ func verdictOf(t *testing.T, input string) string {
 //	    at load_batch train.py:12
 //	    at <module> train.py:99
 //
-// "in" is a call of torch.distributed that the function step of the program makes in this line, and "at" any other call, the innermost first.
-// Without other words a rank is a process that sleeps, and its first thread is the main one, which waits for another thread.
+// "in" is a call of torch.distributed that the function step of the program makes in this line, and "at" any other
+// call, the innermost first. Without other words a rank is a process that sleeps, and its first thread is the main one,
+// which waits for another thread.
 func readJob(t *testing.T, input string) Job {
 	t.Helper()
 	var j Job
@@ -147,7 +148,8 @@ func complete(t *stacks.Thread, main bool, id int) {
 
 // folders are short forms of the folders that files of stacks are in; a file without a folder is one of the program.
 var folders = [][2]string{
-	{"torch/", "/usr/lib/python3/dist-packages/torch/"}, {"python/", "/usr/lib/python3.14/"}, {"cohort/", module + "/"}, {"go/", "/usr/local/go/src/"},
+	{"torch/", "/usr/lib/python3/dist-packages/torch/"}, {"python/", "/usr/lib/python3.14/"}, {"cohort/", module + "/"},
+	{"go/", "/usr/local/go/src/"},
 }
 
 // readFrame reads "at FUNCTION FILE:LINE ARGUMENTS", a call of the thread above, or of the main thread of the rank above.
@@ -165,7 +167,8 @@ func readCollective(parent any, rest string) error {
 	if err != nil {
 		return err
 	}
-	return add(parent, stacks.Frame{Func: f.Func, File: c10d, Line: 1, Args: f.Args}, stacks.Frame{Func: "_exception_logger.<locals>.wrapper", File: logger, Line: 83},
+	return add(parent, stacks.Frame{Func: f.Func, File: c10d, Line: 1, Args: f.Args},
+		stacks.Frame{Func: "_exception_logger.<locals>.wrapper", File: logger, Line: 83},
 		stacks.Frame{Func: "step", File: f.File, Line: f.Line}, stacks.Frame{Func: "<module>", File: f.File, Line: 99})
 }
 

@@ -43,7 +43,8 @@ func packageOf(function string) (pkg, short string) {
 // ofCohort reports whether a package belongs to the library.
 func ofCohort(pkg string) bool {
 	rest, found := strings.CutPrefix(pkg, module)
-	return found && (rest == "" || rest[0] == '/') && !slices.ContainsFunc(programs, func(p string) bool { return strings.HasPrefix(rest+"/", p) })
+	return found && (rest == "" || rest[0] == '/') &&
+		!slices.ContainsFunc(programs, func(p string) bool { return strings.HasPrefix(rest+"/", p) })
 }
 
 // ofGo reports whether a function belongs to the standard library or a module of others.

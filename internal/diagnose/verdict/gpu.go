@@ -89,7 +89,9 @@ func (c *analysis) lagging(behind []int, what string, ahead []int) Verdict {
 	seen := slices.DeleteFunc(slices.Clone(behind), unseen)
 	rest := slices.DeleteFunc(slices.Clone(behind), func(n int) bool { return !unseen(n) })
 	if len(seen) == 0 {
-		return Verdict{Culprits: behind, Sentence: fmt.Sprintf("%s %s %s; %s on another host, where cohort why can tell more; %s%s.", name(behind), has(behind), what, pronoun(behind), waits(ahead), since(c.waited(ahead)))}
+		return Verdict{Culprits: behind,
+			Sentence: fmt.Sprintf("%s %s %s; %s on another host, where cohort why can tell more; %s%s.", name(behind), has(behind),
+				what, pronoun(behind), waits(ahead), since(c.waited(ahead)))}
 	}
 	v := c.late(seen, what, ahead)
 	if len(rest) > 0 {
@@ -147,7 +149,8 @@ func onGPU(r Rank) bool {
 		return false
 	}
 	file := r.Main.Frames[0].File
-	return !stacks.Library(file) || strings.Contains(file, "/torch/") && !strings.Contains(file, "/torch/utils/data/") && !strings.HasSuffix(file, "/torch/serialization.py")
+	return !stacks.Library(file) || strings.Contains(file, "/torch/") && !strings.Contains(file, "/torch/utils/data/") &&
+		!strings.HasSuffix(file, "/torch/serialization.py")
 }
 
 // onlyGPU reports whether ranks wait for nothing but their GPUs, as far as can be told.
@@ -206,7 +209,8 @@ func (c *analysis) broken() (Verdict, bool) {
 	}
 	v := Verdict{
 		Culprits: []int{e.Rank},
-		Sentence: fmt.Sprintf("The GPU %s of host %s has failed: %s (Xid %d%s), in the process of rank %d", e.Device, e.Host, e.Words, e.Number, ago(e.Age), e.Rank),
+		Sentence: fmt.Sprintf("The GPU %s of host %s has failed: %s (Xid %d%s), in the process of rank %d", e.Device, e.Host,
+			e.Words, e.Number, ago(e.Age), e.Rank),
 	}
 	if waiting = slices.DeleteFunc(waiting, func(n int) bool { return n == e.Rank }); len(waiting) > 0 {
 		v.Sentence += "; " + waits(waiting) + since(c.waited(waiting))
@@ -221,7 +225,8 @@ func (c *analysis) perhapsBroken(waiting []int) string {
 	if e == nil {
 		return ""
 	}
-	return fmt.Sprintf("; the GPU %s of host %s has failed and may be the one: %s (Xid %d%s)", e.Device, e.Host, e.Words, e.Number, ago(e.Age))
+	return fmt.Sprintf("; the GPU %s of host %s has failed and may be the one: %s (Xid %d%s)", e.Device, e.Host, e.Words, e.Number,
+		ago(e.Age))
 }
 
 // ago returns ", 94 s ago", or nothing for what was just now.
@@ -237,7 +242,8 @@ func (c *analysis) logged() []string {
 	const most = 8
 	var out []string
 	for _, e := range c.job.GPUErrors[:min(len(c.job.GPUErrors), most)] {
-		out = append(out, fmt.Sprintf("the kernel of host %s has logged Xid %d of the GPU %s%s: %s", e.Host, e.Number, e.Device, ago(e.Age), e.Words))
+		out = append(out, fmt.Sprintf("the kernel of host %s has logged Xid %d of the GPU %s%s: %s", e.Host, e.Number, e.Device,
+			ago(e.Age), e.Words))
 	}
 	return out
 }

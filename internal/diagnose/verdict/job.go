@@ -13,7 +13,8 @@ import (
 // Succeeded is what Gone says of a rank that has succeeded.
 const Succeeded = "has exited with code 0"
 
-// Rank is what was seen of a rank, by the source of the evidence. The sources are embedded, so that their fields stand side by side in JSON.
+// Rank is what was seen of a rank, by the source of the evidence. The sources are embedded, so that their fields stand
+// side by side in JSON.
 type Rank struct {
 	Rank int
 	Host string

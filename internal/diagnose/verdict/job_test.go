@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestJSON: launchers send each other ranks as JSON, in which the sources of evidence do not show: all fields stand side by side. The file has
-// a value in every field.
+// TestJSON: launchers send each other ranks as JSON, in which the sources of evidence do not show: all fields stand
+// side by side. The file has a value in every field.
 func TestJSON(t *testing.T) {
 	t.Parallel()
 	sent, err := os.ReadFile("testdata/rank.json")

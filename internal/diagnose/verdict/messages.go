@@ -34,7 +34,8 @@ func (c *analysis) messages() (Verdict, bool) {
 		case q.class == inMessage && q.op == p.op && (q.peer == r.Rank || q.peer < 0 && q.side == ""):
 			return Verdict{
 				Culprits: []int{r.Rank, p.peer},
-				Sentence: fmt.Sprintf("Ranks %d and %d wait for each other: both are in %s (%s).", r.Rank, p.peer, p.op, c.lines([]int{r.Rank, p.peer})),
+				Sentence: fmt.Sprintf("Ranks %d and %d wait for each other: both are in %s (%s).", r.Rank, p.peer, p.op,
+					c.lines([]int{r.Rank, p.peer})),
 			}, true
 		case q.class == inMessage && q.peer == r.Rank:
 			continue // the message may be on its way
@@ -42,16 +43,20 @@ func (c *analysis) messages() (Verdict, bool) {
 			ring := c.ring(r.Rank)
 			return Verdict{
 				Culprits: ring,
-				Sentence: fmt.Sprintf("%s wait for each other in a cycle: each is in %s (%s) with the next; reverse the order in one of them, or use batch_isend_irecv.", name(ring), p.op, p.line),
+				Sentence: fmt.Sprintf(
+					"%s wait for each other in a cycle: each is in %s (%s) with the next; reverse the order in one of them, or use "+
+						"batch_isend_irecv.", name(ring), p.op, p.line),
 			}, true
-		case q.class == inMessage && q.peer >= 0 && !peer.Moved && (p.op == "send" && q.op == "recv" || q.op == "send" && c.at[q.peer].class == inMessage && c.at[q.peer].peer == p.peer):
+		case q.class == inMessage && q.peer >= 0 && !peer.Moved &&
+			(p.op == "send" && q.op == "recv" || q.op == "send" && c.at[q.peer].class == inMessage && c.at[q.peer].peer == p.peer):
 			continue // it waits for another one: that says more
 		}
 		v := Verdict{
 			Culprits: []int{p.peer},
 			Sentence: fmt.Sprintf("Rank %d %s rank %d (%s), which %s", r.Rank, verb, p.peer, p.line, lacks),
 		}
-		if senders := c.ranks(func(_ Rank, s position) bool { return s.op == "send" && s.peer == r.Rank }); p.op == "recv" && len(senders) > 0 {
+		if senders := c.ranks(func(_ Rank, s position) bool { return s.op == "send" && s.peer == r.Rank }); p.op == "recv" &&
+			len(senders) > 0 {
 			v.Culprits = []int{r.Rank}
 			v.Sentence += fmt.Sprintf("; %s a message to rank %d (%s): is src right?", sends(senders), r.Rank, c.at[senders[0]].line)
 			return v, true
@@ -106,7 +111,8 @@ func (c *analysis) unmatched() (Verdict, bool) {
 		case p.op == "recv" && p.peer < 0 && p.side == "":
 			return Verdict{
 				Culprits: slices.DeleteFunc(c.all(), func(m int) bool { return m == n }),
-				Sentence: fmt.Sprintf("Rank %d waits for a message from any rank (%s)%s, and %s sends one: %s.", n, p.line, since(c.rank(n).Idle), none, c.whereabouts(n)),
+				Sentence: fmt.Sprintf("Rank %d waits for a message from any rank (%s)%s, and %s sends one: %s.", n, p.line,
+					since(c.rank(n).Idle), none, c.whereabouts(n)),
 			}, true
 		case p.op == "send" && known && q.op == "recv" && q.peer == n:
 			text := "are both calls in the same group?"
@@ -115,7 +121,9 @@ func (c *analysis) unmatched() (Verdict, bool) {
 			}
 			return Verdict{
 				Culprits: []int{n, p.peer},
-				Sentence: fmt.Sprintf("Rank %d sends a message to rank %d (%s), which waits for one from rank %d (%s)%s, and it does not arrive: %s", n, p.peer, p.line, n, q.line, since(c.rank(n).Idle), text),
+				Sentence: fmt.Sprintf(
+					"Rank %d sends a message to rank %d (%s), which waits for one from rank %d (%s)%s, and it does not arrive: %s",
+					n, p.peer, p.line, n, q.line, since(c.rank(n).Idle), text),
 			}, true
 		}
 	}

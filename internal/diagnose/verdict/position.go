@@ -124,7 +124,8 @@ func locate(r Rank) position {
 			p.class, p.op, p.how = inCollective, r.Main.Frames[0].Func, "" // PyTorch's own code waits for something of C++
 		case p.lock && strings.Contains(r.Line, ".to_here("):
 			p.class, p.op = inRPC, "to_here"
-		case p.lock && workWait.MatchString(r.Line), strings.HasPrefix(r.Main.Kernel, "futex_") && len(r.Main.Frames) > 0 && strings.HasSuffix(r.Main.Frames[0].File, "/torch/futures/__init__.py"):
+		case p.lock && workWait.MatchString(r.Line), strings.HasPrefix(r.Main.Kernel, "futex_") && len(r.Main.Frames) > 0 &&
+			strings.HasSuffix(r.Main.Frames[0].File, "/torch/futures/__init__.py"):
 			p.class = inWork
 		case inBackward(r.Main):
 			p.class, p.op, p.how = inWork, "backward", ""
@@ -355,7 +356,8 @@ func locateFrames(frames []stacks.Frame) position {
 func installed(frames []stacks.Frame) *stacks.Frame {
 	for i := range frames {
 		file := frames[i].File
-		if (strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/")) && !strings.Contains(file, "-packages/torch/") {
+		if (strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/")) &&
+			!strings.Contains(file, "-packages/torch/") {
 			return &frames[i]
 		}
 	}
@@ -370,17 +372,20 @@ func distributed(file string) bool {
 
 var collectives = map[string]bool{
 	"all_reduce": true, "all_reduce_coalesced": true, "broadcast": true, "broadcast_object_list": true, "reduce": true, "all_gather": true,
-	"all_gather_into_tensor": true, "all_gather_object": true, "all_gather_coalesced": true, "gather": true, "gather_object": true, "scatter": true,
+	"all_gather_into_tensor": true, "all_gather_object": true, "all_gather_coalesced": true, "gather": true, "gather_object": true,
+	"scatter":             true,
 	"scatter_object_list": true, "reduce_scatter": true, "reduce_scatter_tensor": true, "all_to_all": true, "all_to_all_single": true,
 	"barrier": true, "monitored_barrier": true, "_all_gather_base": true, "_reduce_scatter_base": true,
 }
 
 // collectiveName is what collectives of PyTorch are called where they are made. New versions add some.
-var collectiveName = regexp.MustCompile(`^_?(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|gather|scatter|reduce|barrier|permute_tensor)(_|$)`)
+var collectiveName = regexp.MustCompile(
+	`^_?(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|gather|scatter|reduce|barrier|permute_tensor)(_|$)`)
 
 // makesCollectives reports whether a file has PyTorch's collectives.
 func makesCollectives(file string) bool {
-	return strings.HasSuffix(file, "/torch/distributed/distributed_c10d.py") || strings.HasSuffix(file, "/torch/distributed/_functional_collectives.py")
+	return strings.HasSuffix(file, "/torch/distributed/distributed_c10d.py") ||
+		strings.HasSuffix(file, "/torch/distributed/_functional_collectives.py")
 }
 
 // classOf says what a function of torch.distributed is about.
@@ -398,7 +403,8 @@ func classOf(function, file string) (class, bool) {
 		return inWork, true
 	case strings.HasSuffix(file, "/torch/nn/parallel/distributed.py"):
 		return inCollective, true
-	case strings.Contains(file, "/torch/distributed/rpc/") && (function == "shutdown" || function == "init_rpc" || function == "rpc_sync" || function == "_wait_all_workers"):
+	case strings.Contains(file, "/torch/distributed/rpc/") &&
+		(function == "shutdown" || function == "init_rpc" || function == "rpc_sync" || function == "_wait_all_workers"):
 		return inRPC, true
 	}
 	return unknown, false

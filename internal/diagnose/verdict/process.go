@@ -25,12 +25,14 @@ func (c *analysis) stopped() (Verdict, bool) {
 	if r := c.rank(stopped[0]); r.Tracer != nil { // whom a signal does not move
 		return Verdict{
 			Culprits: stopped,
-			Sentence: fmt.Sprintf("%s stopped by a debugger (process %d, %s) and continues when the debugger resumes it%s.", is(stopped), r.Tracer.PID, r.Tracer.Command, c.others(stopped...)),
+			Sentence: fmt.Sprintf("%s stopped by a debugger (process %d, %s) and continues when the debugger resumes it%s.",
+				is(stopped), r.Tracer.PID, r.Tracer.Command, c.others(stopped...)),
 		}, true
 	}
 	return Verdict{
 		Culprits: stopped,
-		Sentence: fmt.Sprintf("%s stopped (SIGSTOP or a debugger, process %d); kill -CONT resumes it%s.", is(stopped), c.rank(stopped[0]).PID, c.others(stopped...)),
+		Sentence: fmt.Sprintf("%s stopped (SIGSTOP or a debugger, process %d); kill -CONT resumes it%s.", is(stopped),
+			c.rank(stopped[0]).PID, c.others(stopped...)),
 	}, true
 }
 
@@ -42,7 +44,9 @@ func (c *analysis) frozen() (Verdict, bool) {
 	}
 	return Verdict{
 		Culprits: frozen,
-		Sentence: fmt.Sprintf("%s frozen with the cgroup of process %d (docker pause, or a scheduler that suspends jobs)%s: thaw the cgroup (docker unpause)%s.",
+		Sentence: fmt.Sprintf(
+			"%s frozen with the cgroup of process %d (docker pause, or a scheduler that suspends jobs)%s: thaw the cgroup (docker "+
+				"unpause)%s.",
 			is(frozen), c.rank(frozen[0]).PID, since(c.rank(frozen[0]).Idle), c.others(frozen...)),
 	}, true
 }
@@ -99,7 +103,9 @@ func (c *analysis) lock() (Verdict, bool) {
 			}
 			return Verdict{
 				Culprits: []int{r.Rank},
-				Sentence: fmt.Sprintf("%s holds the interpreter lock (GIL) in a C call at %s%s; its other Python threads cannot run%s.", who, p.place(), doing, c.others(r.Rank)),
+				Sentence: fmt.Sprintf(
+					"%s holds the interpreter lock (GIL) in a C call at %s%s; its other Python threads cannot run%s.", who,
+					p.place(), doing, c.others(r.Rank)),
 			}, true
 		}
 	}
@@ -136,7 +142,8 @@ func (c *analysis) unanswered(least int, where func(position) bool) (Verdict, bo
 	}
 	listens := func(r Rank) bool {
 		elsewhere := func(n int) bool { return c.rank(n).Host != r.Host }
-		return slices.Contains(r.Listens, addr) && !slices.Contains(here, r.Rank) && (!ofHost(addr) || !slices.ContainsFunc(here, elsewhere))
+		return slices.Contains(r.Listens, addr) && !slices.Contains(here, r.Rank) &&
+			(!ofHost(addr) || !slices.ContainsFunc(here, elsewhere))
 	}
 	i := slices.IndexFunc(c.job.Ranks, listens)
 	if len(here) == 0 || len(here) < least && i < 0 {

@@ -106,14 +106,17 @@ func (c *analysis) crossed(rec recordings) (Verdict, bool) {
 		for _, b := range c.job.Ranks {
 			oa, foundA := rec.opens[a.Rank]
 			ob, foundB := rec.opens[b.Rank]
-			if a.Rank >= b.Rank || !foundA || !foundB || oa.group == ob.group || !c.belongs(b.Rank, oa, rec) || !c.belongs(a.Rank, ob, rec) {
+			if a.Rank >= b.Rank || !foundA || !foundB || oa.group == ob.group || !c.belongs(b.Rank, oa, rec) ||
+				!c.belongs(a.Rank, ob, rec) {
 				continue
 			}
 			if rec.last[oa.group][b.Rank].Seq < oa.entry.Seq && rec.last[ob.group][a.Rank].Seq < ob.entry.Seq {
 				return Verdict{
 					Culprits: []int{a.Rank, b.Rank},
-					Sentence: fmt.Sprintf("Ranks %d and %d wait for each other in different groups: rank %d in %s of %s (%s), rank %d in %s of %s (%s).",
-						a.Rank, b.Rank, a.Rank, oa.entry.Op, title(oa.entry), c.lineOf(a.Rank, oa.entry), b.Rank, ob.entry.Op, title(ob.entry), c.lineOf(b.Rank, ob.entry)),
+					Sentence: fmt.Sprintf(
+						"Ranks %d and %d wait for each other in different groups: rank %d in %s of %s (%s), rank %d in %s of %s (%s).",
+						a.Rank, b.Rank, a.Rank, oa.entry.Op, title(oa.entry), c.lineOf(a.Rank, oa.entry), b.Rank, ob.entry.Op,
+						title(ob.entry), c.lineOf(b.Rank, ob.entry)),
 				}, true
 			}
 		}
@@ -228,14 +231,18 @@ func (c *analysis) differing(a attendance) (Verdict, bool) {
 	if ops := a.by(func(e torchdump.Entry) string { return e.Op }); len(ops) > 1 {
 		return c.differ(ops, func(n int) string { return a.entries[n].Op + " (" + c.lineOf(n, a.entries[n]) + ")" }, as), true
 	}
-	if uneven[a.open.entry.Op] || len(a.by(func(e torchdump.Entry) string { return e.Backend })) != 1 { // others write sizes in their own way
+	// others write sizes in their own way
+	if uneven[a.open.entry.Op] || len(a.by(func(e torchdump.Entry) string { return e.Backend })) != 1 {
 		return Verdict{}, false
 	}
 	if sizes := a.by(func(e torchdump.Entry) string { return e.Op + e.Sizes }); len(sizes) > 1 {
 		return c.differ(sizes, func(n int) string { return a.entries[n].Op + " with " + a.entries[n].Sizes }, as), true
 	}
 	if types := a.by(func(e torchdump.Entry) string { return e.Types }); len(types) > 1 {
-		return c.differ(types, func(n int) string { return a.entries[n].Op + " of type " + strings.Trim(a.entries[n].Types, `[]"`) }, as), true
+		return c.differ(types, func(n int) string {
+			return a.entries[n].Op + " of type " +
+				strings.Trim(a.entries[n].Types, `[]"`)
+		}, as), true
 	}
 	return Verdict{}, false
 }
@@ -243,8 +250,10 @@ func (c *analysis) differing(a attendance) (Verdict, bool) {
 // entered says that all that were seen are in the collective. unseen says of whom nothing is known.
 func (c *analysis) entered(a attendance, numbered, unseen string) Verdict {
 	if c.onlyGPU(a.here) {
-		return Verdict{Still: true, Unseen: true, Sentence: fmt.Sprintf("%s %s for their GPUs, in %s, and have entered %s%s: perhaps hung; the GPUs may still compute what comes before it.",
-			name(a.here), verb(a.here, "wait"), c.at[a.here[0]].where(), numbered, unseen)}
+		return Verdict{Still: true, Unseen: true,
+			Sentence: fmt.Sprintf(
+				"%s %s for their GPUs, in %s, and have entered %s%s: perhaps hung; the GPUs may still compute what comes before it.",
+				name(a.here), verb(a.here, "wait"), c.at[a.here[0]].where(), numbered, unseen)}
 	}
 	if len(a.here) == 0 {
 		return Verdict{}
@@ -253,10 +262,13 @@ func (c *analysis) entered(a attendance, numbered, unseen string) Verdict {
 	if len(a.by(func(e torchdump.Entry) string { return e.Op + e.Sizes })) == 1 {
 		same = " with the same sizes"
 	}
-	return Verdict{Sentence: fmt.Sprintf("%s in %s%s, and none makes progress%s: the network between them is stuck, or one of them died after it had entered.", is(a.here), numbered, same, unseen)}
+	return Verdict{Sentence: fmt.Sprintf(
+		"%s in %s%s, and none makes progress%s: the network between them is stuck, or one of them died after it had entered.",
+		is(a.here), numbered, same, unseen)}
 }
 
-// unseenOf says which ranks of a group may not have entered what the others have: nothing is known of them. members are nil if all ranks are.
+// unseenOf says which ranks of a group may not have entered what the others have: nothing is known of them. members are
+// nil if all ranks are.
 func (c *analysis) unseenOf(unread []Rank, members []int) string {
 	ranks := slices.DeleteFunc(c.absent(), func(n int) bool { return members != nil && !slices.Contains(members, n) })
 	for _, r := range unread {
@@ -283,4 +295,5 @@ func numberOf(d *torchdump.Dump, group string, seq int) (torchdump.Entry, bool) 
 }
 
 // uneven are the collectives in which ranks may pass different sizes.
-var uneven = map[string]bool{"gather": true, "scatter": true, "all_to_all": true, "all_to_all_single": true, "alltoall": true, "alltoall_base": true}
+var uneven = map[string]bool{"gather": true, "scatter": true, "all_to_all": true, "all_to_all_single": true, "alltoall": true,
+	"alltoall_base": true}

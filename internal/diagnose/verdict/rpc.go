@@ -55,7 +55,9 @@ func (c *analysis) atWorkFor(r Rank, t *stacks.Thread) Verdict {
 	if len(waiting) == 0 {
 		waiting = []int{r.Rank}
 	}
-	return Verdict{Still: true, Culprits: []int{r.Rank}, Sentence: fmt.Sprintf("%srank %d is at work for another worker: its %s is in %s; %s.", perhaps, r.Rank, threadOf(t), locateThread(t).where(), c.waitIn(waiting))}
+	return Verdict{Still: true, Culprits: []int{r.Rank},
+		Sentence: fmt.Sprintf("%srank %d is at work for another worker: its %s is in %s; %s.", perhaps, r.Rank, threadOf(t),
+			locateThread(t).where(), c.waitIn(waiting))}
 }
 
 // meeting returns the meeting of all workers that a function of Python or Go is, "" for another one.
@@ -76,7 +78,8 @@ func (c *analysis) handlers() (Verdict, bool) {
 		return Verdict{}, false
 	}
 	ranks := slices.Clone(c.job.Ranks)
-	slices.SortStableFunc(ranks, func(a, b Rank) int { return calls(handler(a)) - calls(handler(b)) }) // one that waits for another handler explains less
+	// one that waits for another handler explains less
+	slices.SortStableFunc(ranks, func(a, b Rank) int { return calls(handler(a)) - calls(handler(b)) })
 	for _, r := range ranks {
 		if t := handler(r); t != nil && r.Gone == "" {
 			if calls(t) > 0 {
@@ -87,7 +90,8 @@ func (c *analysis) handlers() (Verdict, bool) {
 			}
 			return c.doubt(Verdict{
 				Culprits: []int{r.Rank},
-				Sentence: fmt.Sprintf("Rank %d runs a function that was called by RPC and does not return: its %s is in %s; %s%s.", r.Rank, threadOf(t), doingOf(t), c.waitIn(here), since(c.waited(here))),
+				Sentence: fmt.Sprintf("Rank %d runs a function that was called by RPC and does not return: its %s is in %s; %s%s.",
+					r.Rank, threadOf(t), doingOf(t), c.waitIn(here), since(c.waited(here))),
 			}), true
 		}
 	}
@@ -100,8 +104,11 @@ func (c *analysis) callers(here []int, p position) Verdict {
 	if waiting := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return slices.Contains(ranks, n) }); len(waiting) > 0 {
 		here = waiting
 	}
-	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s functions that were called by RPC and themselves wait for RPC calls, in %s: perhaps a deadlock, with no thread left to serve a call (num_worker_threads); %s%s.",
-		name(ranks), verb(ranks, "run"), p.where(), c.waitIn(here), since(c.waited(here)))}
+	return Verdict{Culprits: ranks,
+		Sentence: fmt.Sprintf(
+			"%s %s functions that were called by RPC and themselves wait for RPC calls, in %s: perhaps a deadlock, with no thread "+
+				"left to serve a call (num_worker_threads); %s%s.",
+			name(ranks), verb(ranks, "run"), p.where(), c.waitIn(here), since(c.waited(here)))}
 }
 
 // calls is 1 for a thread that itself waits for a call by RPC.
@@ -233,8 +240,8 @@ func openCall(r *Rank, known int) (Call, bool) {
 	return r.Worker.Calls[known], true
 }
 
-// follow goes from the oldest call of a worker to who has to answer it, and on while that one waits for a call itself. A worker that it comes
-// to again waits for its next call there.
+// follow goes from the oldest call of a worker to who has to answer it, and on while that one waits for a call itself.
+// A worker that it comes to again waits for its next call there.
 func (c *analysis) follow(first int) Verdict {
 	var path []string
 	followed := map[int]int{} // how many calls of a rank
@@ -249,7 +256,8 @@ func (c *analysis) follow(first int) Verdict {
 			if len(c.unnamed()) > 0 {
 				why = "its rank is not known"
 			}
-			return Verdict{Still: true, Sentence: fmt.Sprintf("%sworker %s (number %d) has not answered%s, and %s: %s%s.", perhaps, x.To, x.Rank, since(age), why, strings.Join(path, ", "), c.left(followed))}
+			return Verdict{Still: true, Sentence: fmt.Sprintf("%sworker %s (number %d) has not answered%s, and %s: %s%s.", perhaps,
+				x.To, x.Rank, since(age), why, strings.Join(path, ", "), c.left(followed))}
 		}
 		if t := working(*to); t != nil {
 			return c.atWorkFor(*to, t)
@@ -261,7 +269,8 @@ func (c *analysis) follow(first int) Verdict {
 				continue
 			}
 			if followed[to.Rank] > 0 {
-				return uncertain(Verdict{Culprits: slices.Sorted(maps.Keys(followed)), Sentence: upper(strings.Join(path, ", ")) + since(age) + ": a cycle."}, c.left(followed))
+				return uncertain(Verdict{Culprits: slices.Sorted(maps.Keys(followed)),
+					Sentence: upper(strings.Join(path, ", ")) + since(age) + ": a cycle."}, c.left(followed))
 			}
 		}
 		doing := "it runs no function for another worker, and is in " + c.at[to.Rank].where()
@@ -272,7 +281,9 @@ func (c *analysis) follow(first int) Verdict {
 		if to.Worker != nil && left == "" && slices.ContainsFunc(serving(*to), func(t *stacks.Thread) bool { return calls(t) > 0 }) {
 			left = c.left(map[int]int{to.Rank: followed[to.Rank]}) // it may wait for one that it has called
 		}
-		return uncertain(Verdict{Culprits: []int{to.Rank}, Sentence: fmt.Sprintf("Rank %d (worker %s) has not answered %s%s; %s; %s.", to.Rank, x.To, x.Func, since(age), doing, strings.Join(path, ", "))}, left)
+		return uncertain(Verdict{Culprits: []int{to.Rank},
+			Sentence: fmt.Sprintf("Rank %d (worker %s) has not answered %s%s; %s; %s.", to.Rank, x.To, x.Func, since(age), doing,
+				strings.Join(path, ", "))}, left)
 	}
 }
 
@@ -300,7 +311,10 @@ func uncertain(v Verdict, left string) Verdict {
 
 // doubt takes it back that a job hangs where somebody is at work whom the others may wait for, or was seen only once.
 func (c *analysis) doubt(v Verdict) Verdict {
-	if some := c.ranks(func(r Rank, p position) bool { return r.Once || r.atWork() && !p.waits() || working(r) != nil }); !v.Still && len(some) > 0 {
+	if some := c.ranks(func(r Rank, p position) bool {
+		return r.Once || r.atWork() && !p.waits() ||
+			working(r) != nil
+	}); !v.Still && len(some) > 0 {
 		v.Still, v.Sentence = true, perhaps+lower(v.Sentence)
 	}
 	return v

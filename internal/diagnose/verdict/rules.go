@@ -22,10 +22,11 @@ type stage struct {
 	rules []rule
 }
 
-// The rules are asked in this order, and the first that finds something gives the verdict. The order means: what is certain of one process
-// or one setting comes before what several ranks do together, what PyTorch and NCCL have recorded before what their stacks look like,
-// and a rank that is absent from an operation before ranks that disagree about it. A rule may therefore rely on the ones before it: it needs
-// not ask whether a rank has ended, is stopped or was told another store. Within a stage a rule that says more comes before one that says less.
+// The rules are asked in this order, and the first that finds something gives the verdict. The order means: what is
+// certain of one process or one setting comes before what several ranks do together, what PyTorch and NCCL have
+// recorded before what their stacks look like, and a rank that is absent from an operation before ranks that disagree
+// about it. A rule may therefore rely on the ones before it: it needs not ask whether a rank has ended, is stopped or
+// was told another store. Within a stage a rule that says more comes before one that says less.
 var stages = []stage{
 	{"settings: what the ranks were told does not fit together, so they cannot meet", []rule{
 		{"worlds", (*analysis).worlds},
@@ -126,7 +127,8 @@ func (c *analysis) tempered(v Verdict) Verdict {
 // perhaps begins what is said of a job that stands still without a proof that it hangs.
 const perhaps = "Perhaps not hung: "
 
-// Stood returns the sentence for a job that has stood still for as long as it may. Whether that is a hang is said by the time, not by one look.
+// Stood returns the sentence for a job that has stood still for as long as it may. Whether that is a hang is said by
+// the time, not by one look.
 func (v Verdict) Stood() string { return upper(strings.TrimPrefix(v.Sentence, perhaps)) }
 
 // asleep reports whether ranks that do not wait for each other stand still for good, as far as time tells: none has run for long,

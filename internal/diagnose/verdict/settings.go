@@ -121,8 +121,10 @@ func (c *analysis) worlds() (Verdict, bool) {
 	if named {
 		setting = "world_size"
 	}
-	return Verdict{Culprits: blamed(odd, rule), Sentence: fmt.Sprintf("%s %s %s %d where %s %s %d: all ranks must have the same; %s in init_process_group (%s)%s.",
-		name(odd), has(odd), setting, all[odd[0]].world, lower(name(rule)), has(rule), all[rule[0]].world, waits(here), c.lines(here), since(c.waited(here)))}, true
+	return Verdict{Culprits: blamed(odd, rule),
+		Sentence: fmt.Sprintf("%s %s %s %d where %s %s %d: all ranks must have the same; %s in init_process_group (%s)%s.",
+			name(odd), has(odd), setting, all[odd[0]].world, lower(name(rule)), has(rule), all[rule[0]].world, waits(here),
+			c.lines(here), since(c.waited(here)))}, true
 }
 
 // numbers: the program gives two processes the same rank.
@@ -135,8 +137,9 @@ func (c *analysis) numbers() (Verdict, bool) {
 	}
 	for _, rank := range slices.Sorted(maps.Keys(given)) {
 		if ranks := given[rank]; len(ranks) > 1 && ranks[0] != ranks[1] {
-			return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s call init_process_group with rank=%d (%s)%s: give each process its own rank.",
-				name(ranks), rank, c.lines(ranks), since(c.waited(ranks)))}, true
+			return Verdict{Culprits: ranks,
+				Sentence: fmt.Sprintf("%s call init_process_group with rank=%d (%s)%s: give each process its own rank.",
+					name(ranks), rank, c.lines(ranks), since(c.waited(ranks)))}, true
 		}
 	}
 	return Verdict{}, false
@@ -163,8 +166,12 @@ func (c *analysis) stores() (Verdict, bool) {
 		return Verdict{}, false
 	}
 	odd, rule := minority(ports)
-	return Verdict{Culprits: blamed(odd, rule), Sentence: fmt.Sprintf("%s %s the store at %s where %s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; %s in init_process_group (%s)%s.",
-		name(odd), verb(odd, "use"), all[odd[0]], lower(name(rule)), verb(rule, "use"), all[rule[0]], waits(here), c.lines(here), since(c.waited(here)))}, true
+	return Verdict{Culprits: blamed(odd, rule),
+		Sentence: fmt.Sprintf(
+			"%s %s the store at %s where %s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; %s in "+
+				"init_process_group (%s)%s.",
+			name(odd), verb(odd, "use"), all[odd[0]], lower(name(rule)), verb(rule, "use"), all[rule[0]], waits(here),
+			c.lines(here), since(c.waited(here)))}, true
 }
 
 // tooMany: the program wants a larger world than there are workers.
@@ -173,7 +180,8 @@ func (c *analysis) tooMany(here []int) (Verdict, bool) {
 	if !s.program || c.job.World == 0 || s.world <= c.job.World {
 		return Verdict{}, false
 	}
-	return Verdict{Sentence: fmt.Sprintf("The program wants more ranks than there are: WORLD_SIZE is %d, but it calls init_process_group with world_size=%d (%s); %s%s.",
+	return Verdict{Sentence: fmt.Sprintf(
+		"The program wants more ranks than there are: WORLD_SIZE is %d, but it calls init_process_group with world_size=%d (%s); %s%s.",
 		c.job.World, s.world, c.lines(here), waits(here), since(c.waited(here)))}, true
 }
 
@@ -195,8 +203,12 @@ func (c *analysis) strays() (Verdict, bool) {
 	if len(ranks) > 1 {
 		text = ""
 	}
-	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s the store at %s, and %s of the same program%s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; %s in init_process_group (%s)%s.",
-		name(here), verb(here, "use"), c.job.Store, lower(name(ranks)), text, verb(ranks, "use"), other.Store, waits(here), c.lines(here), since(c.waited(here)))}, true
+	return Verdict{Culprits: ranks,
+		Sentence: fmt.Sprintf(
+			"%s %s the store at %s, and %s of the same program%s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; "+
+				"%s in init_process_group (%s)%s.",
+			name(here), verb(here, "use"), c.job.Store, lower(name(ranks)), text, verb(ranks, "use"), other.Store, waits(here),
+			c.lines(here), since(c.waited(here)))}, true
 }
 
 // minority returns the ranks of the second largest group, and those of the largest. With a tie the lower ranks are taken for the

@@ -67,16 +67,21 @@ func (c *analysis) keys(waiting []int) (Verdict, bool) {
 		late, what = inGo, "not joined the group"
 	case len(inSub) > 0: // which ranks of the job these are, the keys do not tell
 		ranks := slices.Sorted(maps.Keys(inSub))
-		return Verdict{Sentence: fmt.Sprintf("In a subgroup, %s %s not joined%s; %s%s.", lower(name(ranks)), has(ranks), dead, waits(waiting), since(oldest))}, true
+		return Verdict{Sentence: fmt.Sprintf("In a subgroup, %s %s not joined%s; %s%s.", lower(name(ranks)), has(ranks), dead,
+			waits(waiting), since(oldest))}, true
 	default:
 		return Verdict{}, false
 	}
 	ranks := slices.Sorted(maps.Keys(late))
 	if world := c.job.World; world > 0 && ranks[0] >= world {
-		return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("The program wants more ranks than there are: WORLD_SIZE is %d, but %s for rank %d, which does not exist; compare world_size in the program with the number of workers.",
-			world, waits(waiting), ranks[0])}, true
+		return Verdict{Culprits: ranks,
+			Sentence: fmt.Sprintf(
+				"The program wants more ranks than there are: WORLD_SIZE is %d, but %s for rank %d, which does not exist; compare "+
+					"world_size in the program with the number of workers.",
+				world, waits(waiting), ranks[0])}, true
 	}
-	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(ranks), has(ranks), what, dead, waits(waiting), since(oldest))}, true
+	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(ranks), has(ranks), what, dead, waits(waiting),
+		since(oldest))}, true
 }
 
 // unreachable: ranks set up a group and cannot reach the store.
@@ -85,14 +90,16 @@ func (c *analysis) unreachable() (Verdict, bool) {
 	if c.job.StoreTrouble == "" || len(here) == 0 {
 		return Verdict{}, false
 	}
-	v := Verdict{Sentence: fmt.Sprintf("%s cannot reach the store at %s: %s%s", name(here), c.job.Store, c.job.StoreTrouble, since(c.rank(here[0]).Idle))}
+	v := Verdict{Sentence: fmt.Sprintf("%s cannot reach the store at %s: %s%s", name(here), c.job.Store, c.job.StoreTrouble,
+		since(c.rank(here[0]).Idle))}
 	switch host := c.rank(0); {
 	case host == nil:
 		v.Culprits = []int{0}
 		v.Sentence += "; rank 0, which hosts it unless a launcher does, does not run on this host"
 	case host.Gone == "" && host.Main != nil && !c.at[0].waits():
 		v.Culprits = []int{0}
-		v.Sentence += "; rank 0, which hosts it unless a launcher does, has not called init_process_group: it is in " + c.at[0].doing() + c.spent(0)
+		v.Sentence += "; rank 0, which hosts it unless a launcher does, has not called init_process_group: it is in " +
+			c.at[0].doing() + c.spent(0)
 	}
 	v.Sentence += "."
 	return v, true
@@ -119,7 +126,8 @@ func (c *analysis) store() (Verdict, bool) {
 				}
 			}
 			slices.Sort(all)
-			return Verdict{Sentence: fmt.Sprintf("%s %s for the key %s in the store%s, in %s; no rank has set it%s.", name(all), verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where(), c.ended())}, true
+			return Verdict{Sentence: fmt.Sprintf("%s %s for the key %s in the store%s, in %s; no rank has set it%s.", name(all),
+				verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where(), c.ended())}, true
 		}
 	}
 	// PyTorch's own store does not tell who waits for what. A rank that is at work may be about to set the key.
@@ -128,8 +136,12 @@ func (c *analysis) store() (Verdict, bool) {
 	}
 	// One that has run in between, and not only for a moment, was found twice at a question that it asks in each step of its work.
 	ran := func(r Rank) bool { return !r.Sleeps && (r.Main.State == "R" || r.Idle > 0 && r.Idle < apart) }
-	if here := c.ranks(func(r Rank, p position) bool { return r.Object == theStore && !p.waits() && r.Main != nil && !ran(r) }); len(here) > 0 {
-		return Verdict{Sentence: fmt.Sprintf("%s %s for the store, in %s%s: probably for a key that no rank has set%s.", name(here), verb(here, "wait"), c.at[here[0]].where(), since(c.rank(here[0]).Idle), c.ended())}, true
+	if here := c.ranks(func(r Rank, p position) bool {
+		return r.Object == theStore && !p.waits() && r.Main != nil &&
+			!ran(r)
+	}); len(here) > 0 {
+		return Verdict{Sentence: fmt.Sprintf("%s %s for the store, in %s%s: probably for a key that no rank has set%s.",
+			name(here), verb(here, "wait"), c.at[here[0]].where(), since(c.rank(here[0]).Idle), c.ended())}, true
 	}
 	return Verdict{}, false
 }
@@ -148,8 +160,8 @@ func sameAddress(object, store string) bool {
 	return err != nil || ip.Unmap() == addr.Addr().Unmap() || ip.IsLoopback() && addr.Addr().Unmap().IsLoopback()
 }
 
-// Loops reports whether a thread was in the same function of the program in two readings, called from the same lines, had called nothing else
-// there, and asked a store or slept at first. line is the text of the line that it was in then.
+// Loops reports whether a thread was in the same function of the program in two readings, called from the same lines,
+// had called nothing else there, and asked a store or slept at first. line is the text of the line that it was in then.
 func Loops(a, b *stacks.Thread, line string) bool {
 	if a == nil || b == nil {
 		return false
@@ -161,7 +173,8 @@ func Loops(a, b *stacks.Thread, line string) bool {
 	return a.Frames[i].Func == b.Frames[j].Func && a.Frames[i].File == b.Frames[j].File && reflect.DeepEqual(a.Frames[i+1:], b.Frames[j+1:])
 }
 
-// itself returns the number of the innermost call of a thread if that is one of the program, but for a wait of Python's threading; -1 if it is not.
+// itself returns the number of the innermost call of a thread if that is one of the program, but for a wait of Python's
+// threading; -1 if it is not.
 func itself(t *stacks.Thread) int {
 	i := slices.IndexFunc(t.Frames, func(f stacks.Frame) bool { return path.Base(f.File) != "threading.py" })
 	if i < 0 || stacks.Library(t.Frames[i].File) {
@@ -231,7 +244,8 @@ func (c *analysis) polling() (Verdict, bool) {
 	for _, key := range keys[:min(len(keys), most)] {
 		n := by[key]
 		w, p := c.rank(n[0]).polls, c.at[n[0]]
-		parts = append(parts, fmt.Sprintf("%s %s the store for the key %s%s, in %s%s", lower(name(n)), verb(n, "poll"), key, always(w), p.where(), since(w.Age)))
+		parts = append(parts, fmt.Sprintf("%s %s the store for the key %s%s, in %s%s", lower(name(n)), verb(n, "poll"), key,
+			always(w), p.where(), since(w.Age)))
 	}
 	return Verdict{Sentence: upper(strings.Join(parts, "; ")) + ": no rank changes it" + c.others(here...) + c.ended() + "."}, true
 }

@@ -113,7 +113,9 @@ func (c *analysis) fromStore() Verdict {
 		return v
 	}
 	if n := len(c.job.Waits); n > 0 {
-		return Verdict{Sentence: fmt.Sprintf("No rank of this job was found, but %s in its store, the oldest for the key %s%s.", map[bool]string{true: "1 request waits", false: strconv.Itoa(n) + " requests wait"}[n == 1], c.job.Waits[0].Key, since(c.job.Waits[0].Age))}
+		return Verdict{Sentence: fmt.Sprintf("No rank of this job was found, but %s in its store, the oldest for the key %s%s.",
+			map[bool]string{true: "1 request waits", false: strconv.Itoa(n) + " requests wait"}[n == 1], c.job.Waits[0].Key,
+			since(c.job.Waits[0].Age))}
 	}
 	return Verdict{Sentence: "No rank of this job was found, and no client waits in its store."}
 }
@@ -177,7 +179,8 @@ func (c *analysis) lacking() (Verdict, bool) {
 	}
 	return Verdict{
 		Culprits: absent,
-		Sentence: fmt.Sprintf("%s not running: of a world of %d %s; %s%s.", is(absent), c.job.World, found, c.waitIn(waiting), since(c.waited(waiting))),
+		Sentence: fmt.Sprintf("%s not running: of a world of %d %s; %s%s.", is(absent), c.job.World, found, c.waitIn(waiting),
+			since(c.waited(waiting))),
 	}, true
 }
 
@@ -203,7 +206,9 @@ func (c *analysis) twice() (Verdict, bool) {
 		}
 		return Verdict{
 			Culprits: []int{a.Rank},
-			Sentence: fmt.Sprintf("Rank %d was started twice, as the processes %d and %d: give each process its own RANK, from 0 to %d.", a.Rank, a.PID, b.PID, max(c.job.World, 1)-1),
+			Sentence: fmt.Sprintf(
+				"Rank %d was started twice, as the processes %d and %d: give each process its own RANK, from 0 to %d.", a.Rank,
+				a.PID, b.PID, max(c.job.World, 1)-1),
 		}, true
 	}
 	return Verdict{}, false
@@ -222,8 +227,12 @@ func (c *analysis) starting() (Verdict, bool) {
 			return c.late(late, "not called "+call, here), true
 		}
 		if past := c.still(inMessage, inCollective); step == inNewGroup && len(past) > 0 {
-			return Verdict{Culprits: past, Sentence: fmt.Sprintf("%s in %s where %s %s %s (%s)%s: every rank must call new_group for every group, with the same ranks and in the same order, also for groups that it is not in.",
-				is(past), c.at[past[0]].where(), lower(name(here)), verb(here, "call"), call, c.lines(here), since(c.waited(past)))}, true
+			return Verdict{Culprits: past,
+				Sentence: fmt.Sprintf(
+					"%s in %s where %s %s %s (%s)%s: every rank must call new_group for every group, with the same ranks and in the "+
+						"same order, also for groups that it is not in.",
+					is(past), c.at[past[0]].where(), lower(name(here)), verb(here, "call"), call, c.lines(here),
+					since(c.waited(past)))}, true
 		}
 		if v, found := c.keys(here); found {
 			come := len(v.Culprits) > 0 && !slices.ContainsFunc(v.Culprits, func(n int) bool { return !slices.Contains(here, n) })
@@ -231,12 +240,16 @@ func (c *analysis) starting() (Verdict, bool) {
 				return Verdict{}, false // it is about to set its key
 			}
 			if step == inInit && come {
-				return Verdict{Culprits: v.Culprits, Sentence: fmt.Sprintf("%s in %s (%s)%s, but none says that it is %s: the program probably gives two processes the same rank.",
-					is(here), call, c.lines(here), since(c.waited(here)), lower(name(v.Culprits)))}, true
+				return Verdict{Culprits: v.Culprits,
+					Sentence: fmt.Sprintf(
+						"%s in %s (%s)%s, but none says that it is %s: the program probably gives two processes the same rank.",
+						is(here), call, c.lines(here), since(c.waited(here)), lower(name(v.Culprits)))}, true
 			}
 			if step == inNewGroup && come { // to another group
-				return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s: every rank must create the same groups in the same order.",
-					is(here), call, c.lines(here), since(c.waited(here)))}, true
+				return Verdict{Culprits: here,
+					Sentence: fmt.Sprintf(
+						"%s in %s (%s) and wait for each other%s: every rank must create the same groups in the same order.",
+						is(here), call, c.lines(here), since(c.waited(here)))}, true
 			}
 			return v, true
 		}
@@ -246,18 +259,22 @@ func (c *analysis) starting() (Verdict, bool) {
 		if absent := c.absent(); len(absent) > 0 || len(here) == 1 {
 			text := ""
 			if len(absent) > 0 {
-				text = fmt.Sprintf("; %s of the world of %d %s not run on this host", lower(name(absent)), c.job.World, map[bool]string{true: "does", false: "do"}[len(absent) == 1])
+				text = fmt.Sprintf("; %s of the world of %d %s not run on this host", lower(name(absent)), c.job.World,
+					map[bool]string{true: "does", false: "do"}[len(absent) == 1])
 			}
-			return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and %s for others%s%s.", is(here), call, c.at[here[0]].line, verb(here, "wait"), since(c.rank(here[0]).Idle), text)}, true
+			return Verdict{Sentence: fmt.Sprintf("%s in %s (%s) and %s for others%s%s.", is(here), call, c.at[here[0]].line,
+				verb(here, "wait"), since(c.rank(here[0]).Idle), text)}, true
 		}
 		lines, hint := c.lines(here), ""
 		switch {
 		case step == inNewGroup && lines != c.at[here[0]].line:
 			hint = ": every rank must create the same groups in the same order"
 		case step == inInit && c.job.OldKeys:
-			hint = ": the store still has keys from an earlier attempt, and a rank that started early has probably read the address of a process that has exited; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes torchrun start each attempt with an empty store"
+			hint = ": the store still has keys from an earlier attempt, and a rank that started early has probably read the address " +
+				"of a process that has exited; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes torchrun start each attempt with an empty store"
 		}
-		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s%s.", is(here), call, lines, since(c.rank(here[0]).Idle), hint)}, true
+		return Verdict{Culprits: here, Sentence: fmt.Sprintf("%s in %s (%s) and wait for each other%s%s.", is(here), call, lines,
+			since(c.rank(here[0]).Idle), hint)}, true
 	}
 	return Verdict{}, false
 }
@@ -292,7 +309,8 @@ func (c *analysis) late(late []int, what string, waiting []int) Verdict {
 			}
 		}
 	}
-	return Verdict{Culprits: late, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(late), has(late), what, text, waits(waiting), since(c.waited(waiting)))}
+	return Verdict{Culprits: late, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(late), has(late), what, text, waits(waiting),
+		since(c.waited(waiting)))}
 }
 
 // others says who waits besides.

@@ -14,13 +14,14 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // TestAnyEvidence: whatever is seen, there is a sentence and no panic.
 func TestAnyEvidence(t *testing.T) {
 	t.Parallel()
 	ops := []string{"all_reduce", "broadcast", "recv", "send", "init_process_group", "new_group", "barrier"}
-	for seed := range uint64(20000) {
+	for seed := range seeds.Range(20000) {
 		r := rand.New(rand.NewPCG(seed, 5))
 		j := Job{World: r.IntN(5), Local: r.IntN(2) == 0}
 		for range r.IntN(5) {
@@ -43,7 +44,8 @@ func TestAnyEvidence(t *testing.T) {
 				x.Dump = &torchdump.Dump{}
 				for range r.IntN(4) {
 					x.Dump.Entries = append(x.Dump.Entries, torchdump.Entry{
-						Group: strconv.Itoa(r.IntN(2)), Seq: r.IntN(4), Op: ops[r.IntN(2)], Open: r.IntN(2) == 0, Sizes: strconv.Itoa(r.IntN(2)),
+						Group: strconv.Itoa(r.IntN(2)), Seq: r.IntN(4), Op: ops[r.IntN(2)], Open: r.IntN(2) == 0,
+						Sizes: strconv.Itoa(r.IntN(2)),
 					})
 				}
 			}
@@ -62,7 +64,8 @@ func TestAnyEvidence(t *testing.T) {
 // TestProofOfSeveral: ranks that ended in the same way share a line, in the plural.
 func TestProofOfSeveral(t *testing.T) {
 	t.Parallel()
-	v := Judge(Job{World: 4, Ranks: []Rank{in(0, "all_reduce", "", 27), {Rank: 1, Process: Process{Gone: "was killed by SIGKILL"}}, {Rank: 2, Process: Process{Gone: "has exited"}}, {Rank: 3, Process: Process{Gone: "has exited"}}}})
+	v := Judge(Job{World: 4, Ranks: []Rank{in(0, "all_reduce", "", 27), {Rank: 1, Process: Process{Gone: "was killed by SIGKILL"}},
+		{Rank: 2, Process: Process{Gone: "has exited"}}, {Rank: 3, Process: Process{Gone: "has exited"}}}})
 	for _, want := range []string{"rank 1: was killed by SIGKILL", "ranks 2 and 3: have exited"} {
 		if !slices.Contains(v.Proof, want) {
 			t.Errorf("no %q in %q", want, v.Proof)
@@ -74,7 +77,8 @@ func TestProofOfSeveral(t *testing.T) {
 func TestMovingRank(t *testing.T) {
 	t.Parallel()
 	moved := func(r *Rank) { r.Moved = true }
-	v := Judge(Job{World: 3, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "evaluate", 12), moved), edit(in(2, "init_process_group", "", 5), moved)}})
+	v := Judge(Job{World: 3, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "evaluate", 12), moved),
+		edit(in(2, "init_process_group", "", 5), moved)}})
 	if v.Hung || !v.Still || !slices.Equal(v.Moving, []int{1}) { // rank 2 asks the store again and again
 		t.Errorf("%v %v: %s", v.Hung, v.Moving, v.Sentence)
 	}
@@ -94,7 +98,8 @@ func TestCalledJustNow(t *testing.T) {
 func TestProgress(t *testing.T) {
 	t.Parallel()
 	at := func(seq int) []Rank {
-		return []Rank{{Rank: 0}, {Rank: 1, Records: Records{Dump: &torchdump.Dump{Entries: []torchdump.Entry{{Group: "0", Seq: seq}, {Group: "1", Seq: 1}}}}}}
+		return []Rank{{Rank: 0},
+			{Rank: 1, Records: Records{Dump: &torchdump.Dump{Entries: []torchdump.Entry{{Group: "0", Seq: seq}, {Group: "1", Seq: 1}}}}}}
 	}
 	if again := Progress(at(5)); Progress(at(5)) != again || again == Progress(at(6)) || again == "" || Progress([]Rank{{Rank: 0}}) != "" {
 		t.Errorf("%q, %q, %q", Progress(at(5)), Progress(at(6)), Progress([]Rank{{Rank: 0}}))
@@ -108,7 +113,8 @@ func TestPlaceOfPoll(t *testing.T) {
 		poll := edit(at(0, "my_barrier", n), func(r *Rank) {
 			r.Moved, r.Loops, r.Sleeps, r.State, r.Line = true, true, true, "R", "while store.add(key, 0) < n:"
 		})
-		return Judge(Job{World: 1, Ranks: []Rank{poll}, Polls: []Wait{{Key: "/epoch1", Rank: 0, Age: 4 * time.Second, Asks: 80, Answer: "2"}}}).Places
+		return Judge(Job{World: 1, Ranks: []Rank{poll},
+			Polls: []Wait{{Key: "/epoch1", Rank: 0, Age: 4 * time.Second, Asks: 80, Answer: "2"}}}).Places
 	}
 	if a, b := line(11), line(12); a[0] != b[0] {
 		t.Errorf("a rank that polls the store is at %q and at %q", a, b)
@@ -123,7 +129,8 @@ const (
 
 // in returns a rank whose main thread is in a call of torch.distributed that the script makes in a line.
 func in(rank int, op, args string, line int) Rank {
-	return with(rank, stacks.Frame{Func: op, File: c10d, Line: 1, Args: args}, stacks.Frame{Func: "_exception_logger.<locals>.wrapper", File: logger, Line: 83},
+	return with(rank, stacks.Frame{Func: op, File: c10d, Line: 1, Args: args},
+		stacks.Frame{Func: "_exception_logger.<locals>.wrapper", File: logger, Line: 83},
 		stacks.Frame{Func: "step", File: script, Line: line}, stacks.Frame{Func: "<module>", File: script, Line: 99})
 }
 
@@ -164,7 +171,8 @@ func TestSlowest(t *testing.T) {
 		r := edit(at(n, "step", 5), func(r *Rank) { r.Moved, r.Host, r.Dump = true, "a", &torchdump.Dump{} })
 		for seq := 1; seq <= collectives; seq++ {
 			at := time.Unix(1000, 0).Add(time.Duration(seq)*time.Second + later(seq))
-			r.Dump.Entries = append(r.Dump.Entries, torchdump.Entry{Group: "0", Desc: "default_pg", Seq: seq, Op: "all_reduce", Created: at.UnixNano()})
+			r.Dump.Entries = append(r.Dump.Entries,
+				torchdump.Entry{Group: "0", Desc: "default_pg", Seq: seq, Op: "all_reduce", Created: at.UnixNano()})
 		}
 		return r
 	}
@@ -175,14 +183,18 @@ func TestSlowest(t *testing.T) {
 		ranks []Rank
 		named bool
 	}{
-		"one does not tell":  {[]Rank{rank(0, 20, never), rank(1, 20, always), edit(at(2, "step", 5), func(r *Rank) { r.Moved, r.Host = true, "a" })}, false},
-		"one was not seen":   {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(3, 20, never)}, false},
-		"one has ended":      {[]Rank{rank(0, 20, never), rank(1, 20, always), {Rank: 2, Process: Process{Gone: Succeeded}}}, true},
-		"always":             {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(2, 20, never)}, true},
-		"one is ahead":       {[]Rank{rank(0, 21, never), rank(1, 20, always), rank(2, 20, never)}, true},
-		"lately":             {[]Rank{rank(0, 20, never), rank(1, 20, func(seq int) time.Duration { return lag * time.Duration(min(1, seq/13)) }), rank(2, 20, never)}, true},
-		"in turn":            {[]Rank{rank(0, 20, func(seq int) time.Duration { return 2 * lag * time.Duration(seq%2) }), rank(1, 20, always), rank(2, 20, never)}, false},
-		"hardly":             {[]Rank{rank(0, 20, never), rank(1, 20, func(int) time.Duration { return time.Millisecond }), rank(2, 20, never)}, false},
+		"one does not tell": {[]Rank{rank(0, 20, never), rank(1, 20, always),
+			edit(at(2, "step", 5), func(r *Rank) { r.Moved, r.Host = true, "a" })}, false},
+		"one was not seen": {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(3, 20, never)}, false},
+		"one has ended":    {[]Rank{rank(0, 20, never), rank(1, 20, always), {Rank: 2, Process: Process{Gone: Succeeded}}}, true},
+		"always":           {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(2, 20, never)}, true},
+		"one is ahead":     {[]Rank{rank(0, 21, never), rank(1, 20, always), rank(2, 20, never)}, true},
+		"lately": {[]Rank{rank(0, 20, never),
+			rank(1, 20, func(seq int) time.Duration { return lag * time.Duration(min(1, seq/13)) }), rank(2, 20, never)}, true},
+		"in turn": {[]Rank{rank(0, 20, func(seq int) time.Duration { return 2 * lag * time.Duration(seq%2) }),
+			rank(1, 20, always), rank(2, 20, never)}, false},
+		"hardly": {[]Rank{rank(0, 20, never), rank(1, 20, func(int) time.Duration { return time.Millisecond }),
+			rank(2, 20, never)}, false},
 		"too few":            {[]Rank{rank(0, 7, never), rank(1, 7, always)}, false},
 		"no other recorder":  {[]Rank{at(0, "step", 5), rank(1, 20, always)}, false},
 		"on different hosts": {[]Rank{rank(0, 20, never), edit(rank(1, 20, always), func(r *Rank) { r.Host = "b" })}, false},

@@ -18,6 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -123,9 +124,10 @@ func TestSuspects(t *testing.T) {
 	}{
 		"one is stopped":                  {map[int]time.Duration{0: 0, 2: 30 * time.Millisecond}, []int{3}, 400 * time.Millisecond},
 		"one is stopped, another is slow": {map[int]time.Duration{0: 0, 2: 800 * time.Millisecond}, []int{3}, 1200 * time.Millisecond},
-		"all live":                        {map[int]time.Duration{0: 0, 2: 35 * time.Millisecond, 3: 35 * time.Millisecond}, nil, 100 * time.Millisecond},
-		"the last one is slow":            {map[int]time.Duration{0: 0, 2: 0, 3: 150 * time.Millisecond}, nil, 200 * time.Millisecond},
-		"two are stopped":                 {map[int]time.Duration{0: 0}, []int{2, 3}, time.Second},
+		"all live": {map[int]time.Duration{0: 0, 2: 35 * time.Millisecond, 3: 35 * time.Millisecond}, nil,
+			100 * time.Millisecond},
+		"the last one is slow": {map[int]time.Duration{0: 0, 2: 0, 3: 150 * time.Millisecond}, nil, 200 * time.Millisecond},
+		"two are stopped":      {map[int]time.Duration{0: 0}, []int{2, 3}, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -291,7 +293,7 @@ func TestLastRankTidiesUp(t *testing.T) {
 // TestSimulation: ranks that come, give up, die at any operation on the store and are replaced. What is made must be made of
 // one process per rank, the same on all of them; when the trouble is over, everybody gets a group.
 func TestSimulation(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range seeds.Range(300) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { synctest.Test(t, func(t *testing.T) { simulate(t, seed) }) })
 		if t.Failed() {
 			return
@@ -412,7 +414,8 @@ func simulate(t *testing.T, seed uint64) {
 	wg.Wait()
 }
 
-// TestUpAfterTheEnd: a rank that has connected says so though its context has just ended: its door closes, and the others would take it for dead.
+// TestUpAfterTheEnd: a rank that has connected says so though its context has just ended: its door closes, and the
+// others would take it for dead.
 func TestUpAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	places := takeAll(t, store.NewMemory(), 2)

@@ -15,9 +15,9 @@ import (
 
 // A rank can die before anybody has a connection to it. The others find that out by themselves, and use these notes in the store.
 
-// MarkConnected says that this rank has connected to all others. It is for groups with PyTorch ranks, where Go ranks do not wait for each
-// other with [Place.Connected]. Like [Place.GiveUp] it does so though ctx has ended, and within a second: the others would take this rank for
-// dead.
+// MarkConnected says that this rank has connected to all others. It is for groups with PyTorch ranks, where Go ranks do
+// not wait for each other with [Place.Connected]. Like [Place.GiveUp] it does so though ctx has ended, and within a
+// second: the others would take this rank for dead.
 func (p *Place) MarkConnected(ctx context.Context) error {
 	failpoint.At("muster.up")
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
@@ -38,8 +38,8 @@ func (p *Place) LeftOnPurpose(ctx context.Context, rank int) (bool, error) {
 // GaveUp returns the ranks that have given the generation up.
 func (p *Place) GaveUp(ctx context.Context) ([]int, error) { return p.ranksUnder(ctx, p.gaveUpKey()) }
 
-// FirstToGiveUp returns the rank that gave the first generation up before the others did, -1 if none has said so. Another process may have taken a
-// place: then it is only the first that saw it.
+// FirstToGiveUp returns the rank that gave the first generation up before the others did, -1 if none has said so.
+// Another process may have taken a place: then it is only the first that saw it.
 func FirstToGiveUp(ctx context.Context, s store.Store, prefix string, size int) (int, error) {
 	p := &Place{store: s, root: prefix, size: size}
 	said, err := p.readList(ctx, p.gaveUpKey())
@@ -59,8 +59,8 @@ func (p *Place) MarkDead(ctx context.Context, rank int) error {
 // Dead returns the ranks of which this was noted.
 func (p *Place) Dead(ctx context.Context) ([]int, error) { return p.ranksUnder(ctx, p.deadKey()) }
 
-// AwaitReplacement waits until ctx ends, for a key that no rank sets: its name shows in a listing of the store that the named ranks have died. It
-// ends for good with the generation, when other processes take their places.
+// AwaitReplacement waits until ctx ends, for a key that no rank sets: its name shows in a listing of the store that the
+// named ranks have died. It ends for good with the generation, when other processes take their places.
 func (p *Place) AwaitReplacement(ctx context.Context, ranks string) error {
 	failpoint.At("muster.replacement")
 	return p.store.Wait(ctx, p.Prefix()+"/"+ranks+joinedThenDied)

@@ -243,8 +243,8 @@ func TestGivingUpOnce(t *testing.T) {
 	})
 }
 
-// TestCancelledElsewhere: rank 0 was cancelled, which ends a group that is made. Rank 1 sees that rank 0 is gone, and reports which rank gave the group up: none was
-// cancelled here.
+// TestCancelledElsewhere: rank 0 was cancelled, which ends a group that is made. Rank 1 sees that rank 0 is gone, and
+// reports which rank gave the group up: none was cancelled here.
 func TestCancelledElsewhere(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -252,7 +252,8 @@ func TestCancelledElsewhere(t *testing.T) {
 		for _, a := range all {
 			a.Failure.forming.Store(false)
 		}
-		if err := all[0].Failure.Judge(&cohort.Error{Op: "group: barrier", Code: cohort.Canceled, Rank: cohort.NoRank}); !errors.Is(err, cohort.Canceled) {
+		if err := all[0].Failure.Judge(&cohort.Error{Op: "group: barrier", Code: cohort.Canceled, Rank: cohort.NoRank}); !errors.Is(
+			err, cohort.Canceled) {
 			t.Errorf("rank 0 says %v", err)
 		}
 		lost := cohort.New("native: read", cohort.PeerLost, "the rank has closed its end")

@@ -17,9 +17,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
-// amongTorch returns the context of the connecting in a group with PyTorch ranks. It ends, with the reason for its cause, when a rank is gone
-// or a Go rank has given the group up. PyTorch's ranks know nothing of attempts, so the group cannot be formed any more: all Go ranks fail, which ends
-// their connections to PyTorch's.
+// amongTorch returns the context of the connecting in a group with PyTorch ranks. It ends, with the reason for its
+// cause, when a rank is gone or a Go rank has given the group up. PyTorch's ranks know nothing of attempts, so the
+// group cannot be formed any more: all Go ranks fail, which ends their connections to PyTorch's.
 func (a *attempt) amongTorch(ctx context.Context) (limited context.Context, stop func() (over bool)) {
 	limited, cancel := context.WithCancelCause(ctx)
 	livenessAddrs := a.livenessAddrs() // what is known of the members is completed while they connect
@@ -41,8 +41,8 @@ func (a *attempt) amongTorch(ctx context.Context) (limited context.Context, stop
 	}
 }
 
-// watchTorch calls lost when a PyTorch rank has died: its connection has ended when it cannot have had the group yet. On a rank that has, that may be
-// the end of its program.
+// watchTorch calls lost when a PyTorch rank has died: its connection has ended when it cannot have had the group yet.
+// On a rank that has, that may be the end of its program.
 func (a *attempt) watchTorch(ctx context.Context, lost func(error)) {
 	for {
 		failpoint.At("form.among_torch.watch")
@@ -60,8 +60,9 @@ func (a *attempt) watchTorch(ctx context.Context, lost func(error)) {
 	}
 }
 
-// unfinished says why the group cannot have been made yet on a PyTorch rank, "" if it can. Up to 2.2 all ranks of the world meet in the store after they have
-// connected; later ones need the addresses of all, except those that connect at the first use.
+// unfinished says why the group cannot have been made yet on a PyTorch rank, "" if it can. Up to 2.2 all ranks of the
+// world meet in the store after they have connected; later ones need the addresses of all, except those that connect at
+// the first use.
 func (a *attempt) unfinished(ctx context.Context, rank int) string {
 	p := a.p
 	if a.Layout == gloo.Torch113 {
@@ -91,7 +92,8 @@ func (a *attempt) unfinished(ctx context.Context, rank int) string {
 	return ranklist.Words(missing) + " had published an address"
 }
 
-// awaitReason waits until a rank has recorded why the group cannot be formed, and returns that, the loss of the store, or nil when ctx ends.
+// awaitReason waits until a rank has recorded why the group cannot be formed, and returns that, the loss of the store,
+// or nil when ctx ends.
 func (v *Failure) awaitReason(ctx context.Context) error {
 	if !hasLongDeadline(ctx) {
 		return nil
@@ -127,7 +129,8 @@ func (a *attempt) watchGivenUp(ctx context.Context, end func(error)) {
 		return
 	}
 	ranks, err := a.Place.GaveUp(ctx)
-	if err != nil || len(ranks) == 0 { // another process took the place of a rank: whether that one is dead is seen at its liveness listener
+	// another process took the place of a rank: whether that one is dead is seen at its liveness listener
+	if err != nil || len(ranks) == 0 {
 		return
 	}
 	if has, err := a.p.Store.Check(ctx, a.Place.EndKey()); has || err != nil {
@@ -138,7 +141,8 @@ func (a *attempt) watchGivenUp(ctx context.Context, end func(error)) {
 		return
 	}
 	end(&cohort.Error{
-		Op: "group: new", Code: cohort.Aborted, Rank: cohort.Rank(ranks[0]), Detail: ranklist.Words(ranks) + " gave the group up before the others had connected",
+		Op: "group: new", Code: cohort.Aborted, Rank: cohort.Rank(ranks[0]),
+		Detail: ranklist.Words(ranks) + " gave the group up before the others had connected",
 	})
 }
 
@@ -158,7 +162,8 @@ func (e *ending) toOthers(op string, reader int) *cohort.Error {
 	return err
 }
 
-// recordReason tells the other Go ranks how this rank's connecting ended, before its liveness listener closes: they would declare it dead. It returns what to report.
+// recordReason tells the other Go ranks how this rank's connecting ended, before its liveness listener closes: they
+// would declare it dead. It returns what to report.
 func (a *attempt) recordReason(ctx context.Context, err error) error {
 	if err == nil {
 		_ = a.Place.MarkConnected(ctx) // a store that does not answer declares no rank dead

@@ -105,15 +105,15 @@ func (c *lagging) Err() error {
 	}
 }
 
-// storeLost reports whether the store itself is gone. Ranks that had all they need from it would wait in vain for those that had not, and could
-// not agree afterwards.
+// storeLost reports whether the store itself is gone. Ranks that had all they need from it would wait in vain for those
+// that had not, and could not agree afterwards.
 func storeLost(err error) bool {
 	return errors.Is(err, cohort.PeerLost) || errors.Is(err, cohort.Unavailable)
 }
 
-// connecting returns the context of the connecting, which also ends when the attempt is given up by another rank, and, with its loss for the
-// cause, when a rank or the store is gone. It ends with ctx only when the others know that: else they would take connections that end for a failure. stop ends it and reports whether the attempt was
-// given up.
+// connecting returns the context of the connecting, which also ends when the attempt is given up by another rank, and,
+// with its loss for the cause, when a rank or the store is gone. It ends with ctx only when the others know that: else
+// they would take connections that end for a failure. stop ends it and reports whether the attempt was given up.
 func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop func() (over bool)) {
 	lag := &lagging{ctx, make(chan struct{})}
 	limited, cancel := context.WithCancelCause(lag)
@@ -195,8 +195,8 @@ func (a *attempt) connectAll(ctx context.Context) error {
 	return err
 }
 
-// endReason is the error to report of a connecting that failed with err: the reason for which it was ended, or that ctx ended, whichever came first,
-// also if the other has followed since.
+// endReason is the error to report of a connecting that failed with err: the reason for which it was ended, or that ctx
+// ended, whichever came first, also if the other has followed since.
 func endReason(ctx, connecting context.Context, err error) error {
 	lost, _ := errors.AsType[*cohort.Error](context.Cause(connecting))
 	if above, _ := errors.AsType[*cohort.Error](context.Cause(ctx)); lost != nil && lost != above {
@@ -230,7 +230,8 @@ func (a *attempt) connect(ctx context.Context) error {
 		return a.connectTCP(ctx)
 	case SharedMemory:
 		cfg := shm.Config{
-			Rank: p.Rank, Size: p.size(), Name: a.Place.Prefix(), Exchange: p.Store, HeartbeatLimit: p.Heartbeat, OnLost: a.Failure.Lost, OnGiveUp: a.Failure.giveUp,
+			Rank: p.Rank, Size: p.size(), Name: a.Place.Prefix(), Exchange: p.Store, HeartbeatLimit: p.Heartbeat,
+			OnLost: a.Failure.Lost, OnGiveUp: a.Failure.giveUp,
 		}
 		var held heldLosses
 		if p.Transport == Auto { // a rank that cannot share memory does not end the group
@@ -239,7 +240,8 @@ func (a *attempt) connect(ctx context.Context) error {
 		engine, err := shm.Join(ctx, cfg)
 		if err != nil && p.Transport == Auto && ctx.Err() == nil {
 			// All ranks join or none does, so all of them come here.
-			p.Logger.Warn("shared memory does not work here, so the ranks use tcp", slog.String("group", p.Name), slog.String("err", err.Error()))
+			p.Logger.Warn("shared memory does not work here, so the ranks use tcp", slog.String("group", p.Name),
+				slog.String("err", err.Error()))
 			a.Transport = tcp
 			return a.connectTCP(ctx)
 		}
@@ -274,14 +276,16 @@ func (a *attempt) lanes() int {
 func (a *attempt) connectTCP(ctx context.Context) error {
 	p := a.p
 	mesh, err := lanes.Connect(ctx, nativetcp.Config{
-		Rank: p.Rank, Size: p.size(), Group: a.id, Listener: a.takeListener(), Peers: a.addresses, Shared: a.shared, Local: a.local, Lanes: a.lanes(),
+		Rank: p.Rank, Size: p.size(), Group: a.id, Listener: a.takeListener(), Peers: a.addresses, Shared: a.shared,
+		Local: a.local, Lanes: a.lanes(),
 		Heartbeat: p.Heartbeat, Logger: p.Logger, OnFail: a.failure.report, OnLost: a.Failure.Lost, OnGiveUp: a.Failure.giveUp,
 	})
 	if err != nil {
 		return err
 	}
 	if wide, ok := mesh.(interface{ Lanes() int }); ok && wide.Lanes() > 1 {
-		p.Logger.Info("large messages move over several connections between two ranks", slog.String("group", p.Name), slog.Int("connections", wide.Lanes()))
+		p.Logger.Info("large messages move over several connections between two ranks", slog.String("group", p.Name),
+			slog.Int("connections", wide.Lanes()))
 	}
 	a.Mesh, a.Engine = mesh, native.NewEngine(mesh, native.Tuning{})
 	return nil

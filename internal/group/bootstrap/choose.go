@@ -235,7 +235,9 @@ func (a *attempt) read(ctx context.Context, ranks []int) ([]*capability, error) 
 			return nil, cohort.Newf(op, cohort.Protocol, "rank %d published a malformed capability under %q", r, a.Place.Key(r))
 		}
 		if found.Version != capabilityVersion {
-			return nil, cohort.Newf(op, cohort.Protocol, "rank %d speaks version %d of the rendezvous, this rank %d; use the same release on all ranks", r, found.Version, capabilityVersion)
+			return nil, cohort.Newf(op, cohort.Protocol,
+				"rank %d speaks version %d of the rendezvous, this rank %d; use the same release on all ranks", r, found.Version,
+				capabilityVersion)
 		}
 		caps[r] = &found
 	}
@@ -306,7 +308,8 @@ func (a *attempt) decide(caps []*capability) error {
 		a.local = append(a.local, rank.Host != "" && rank.Host == own.Host)
 		a.shared = a.shared || r != p.Rank && rank.PID == own.PID && rank.Hostname == own.Hostname && rank.Host == own.Host
 		if rank.Transport != want {
-			return cohort.Newf(op, cohort.Mismatch, "rank %d wants transport %q, rank %d %q; give the same on all ranks", r, rank.Transport, p.Rank, want)
+			return cohort.Newf(op, cohort.Mismatch, "rank %d wants transport %q, rank %d %q; give the same on all ranks", r,
+				rank.Transport, p.Rank, want)
 		}
 		a.addresses = append(a.addresses, rank.Addr)
 	}
@@ -330,7 +333,8 @@ func (a *attempt) decide(caps []*capability) error {
 	for r := range caps {
 		native = native && caps[r].Addr != ""
 		if want != Gloo && want != Auto && caps[r].Addr == "" {
-			return cohort.Newf(op, cohort.NotSupported, "rank %d has no native wire on its platform; use the transport gloo on all ranks", r)
+			return cohort.Newf(op, cohort.NotSupported,
+				"rank %d has no native wire on its platform; use the transport gloo on all ranks", r)
 		}
 	}
 	switch {

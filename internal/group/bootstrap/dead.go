@@ -14,10 +14,11 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// A rank may die when it has come and others have not. That ends no attempt: another process may take its place, as it may for a rank that has
-// not come. But a rank that waits, or has waited in vain, must be notified.
+// A rank may die when it has come and others have not. That ends no attempt: another process may take its place, as it
+// may for a rank that has not come. But a rank that waits, or has waited in vain, must be notified.
 
-// deadMembers returns the ranks that joined and then died. Each rank looks after the next one that is there, and, where that is dead, after the one behind it.
+// deadMembers returns the ranks that joined and then died. Each rank looks after the next one that is there, and, where
+// that is dead, after the one behind it.
 func (a *attempt) deadMembers(ctx context.Context, missing []int) []int {
 	dead, err := a.Place.Dead(ctx)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// TestWhyEnded: of the end of the context and the reason for which the connecting was ended, the first counts, whatever has followed when it is looked
-// at.
+// TestWhyEnded: of the end of the context and the reason for which the connecting was ended, the first counts, whatever
+// has followed when it is looked at.
 func TestWhyEnded(t *testing.T) {
 	t.Parallel()
 	lost := &cohort.Error{Op: "group: new", Code: cohort.DeadlineExceeded, Rank: 3, Err: context.DeadlineExceeded}
@@ -22,11 +22,15 @@ func TestWhyEnded(t *testing.T) {
 		code        cohort.Code
 		rank        cohort.Rank
 	}{
-		"lost":              {first: func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.DeadlineExceeded, rank: 3},
-		"lost, then ended":  {first: func(_, lose context.CancelCauseFunc) { lose(lost) }, then: func(end, _ context.CancelCauseFunc) { end(nil) }, code: cohort.DeadlineExceeded, rank: 3},
-		"lost, then caused": {first: func(_, lose context.CancelCauseFunc) { lose(lost) }, then: func(end, _ context.CancelCauseFunc) { end(above) }, code: cohort.DeadlineExceeded, rank: 3},
-		"ended":             {first: func(end, _ context.CancelCauseFunc) { end(nil) }, then: func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.Canceled, rank: 1},
-		"caused":            {first: func(end, _ context.CancelCauseFunc) { end(above) }, then: func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.Canceled, rank: 1},
+		"lost": {first: func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.DeadlineExceeded, rank: 3},
+		"lost, then ended": {first: func(_, lose context.CancelCauseFunc) { lose(lost) },
+			then: func(end, _ context.CancelCauseFunc) { end(nil) }, code: cohort.DeadlineExceeded, rank: 3},
+		"lost, then caused": {first: func(_, lose context.CancelCauseFunc) { lose(lost) },
+			then: func(end, _ context.CancelCauseFunc) { end(above) }, code: cohort.DeadlineExceeded, rank: 3},
+		"ended": {first: func(end, _ context.CancelCauseFunc) { end(nil) },
+			then: func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.Canceled, rank: 1},
+		"caused": {first: func(end, _ context.CancelCauseFunc) { end(above) },
+			then: func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.Canceled, rank: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

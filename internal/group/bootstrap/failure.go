@@ -176,6 +176,6 @@ func (v *Failure) reason(ctx context.Context) error {
 // Lossy reports whether a rank of the group is gone.
 func (v *Failure) Lossy() bool { return v.lossy.Load() }
 
-// StopRecording keeps this rank from recording a reason from now on: it has left the group, or its process is dead to a test. A record that is
-// being written is complete when StopRecording returns.
+// StopRecording keeps this rank from recording a reason from now on: it has left the group, or its process is dead to a
+// test. A record that is being written is complete when StopRecording returns.
 func (v *Failure) StopRecording() { v.once.Do(func() {}) }

@@ -25,7 +25,8 @@ func (a *attempt) connectGloo(ctx context.Context) (transport.Mesh, error) {
 		a.lookForEarlier(ctx, prefix)
 	}
 	mesh, err := gloo.Connect(ctx, gloo.Config{
-		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: prefix, Generation: a.Layout.GenerationOf(), Judge: a.Failure.Judge, OnLost: a.Failure.Lost,
+		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: prefix, Generation: a.Layout.GenerationOf(), Judge: a.Failure.Judge,
+		OnLost:  a.Failure.Lost,
 		Devices: p.Devices, StoreAddr: p.route(), Timeout: p.ConnectTimeout, Logger: p.Logger,
 		Hook: p.Hook, Group: p.Name,
 	})
@@ -60,11 +61,12 @@ func (a *attempt) connectGloo(ctx context.Context) (transport.Mesh, error) {
 }
 
 // earlier is what to do where a group with PyTorch ranks was made before.
-const earlier = "this rank has published an address for PyTorch's ranks under the same keys before, in an earlier group or attempt, and they may have read that one, as this rank may have read theirs: " +
+const earlier = "this rank has published an address for PyTorch's ranks under the same keys before, in an earlier group or attempt, " +
+	"and they may have read that one, as this rank may have read theirs: " +
 	"give each attempt a prefix of its own, with group.WithStorePrefix here and PrefixStore in Python"
 
-// lookForEarlier looks whether this rank has been in a group under the same keys before. PyTorch's ranks cannot tell what is left of it from
-// what is new. It often goes well all the same, so nothing is refused.
+// lookForEarlier looks whether this rank has been in a group under the same keys before. PyTorch's ranks cannot tell
+// what is left of it from what is new. It often goes well all the same, so nothing is refused.
 func (a *attempt) lookForEarlier(ctx context.Context, prefix string) {
 	p := a.p
 	if used, err := p.Store.Check(ctx, a.Layout.FirstKey(prefix, p.Rank)); err == nil && used && !p.repeats {

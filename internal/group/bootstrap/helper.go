@@ -26,26 +26,31 @@ func (a *attempt) connectChecks(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, helperLimit)
 	defer cancel()
 	mesh, err := gloo.Connect(limited, gloo.Config{
-		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: a.Layout.WrapperPrefix(p.torchBase(), p.TorchName), Generation: a.Layout.GenerationOf(),
-		Devices: p.Devices, StoreAddr: p.route(), Timeout: p.ConnectTimeout, Logger: p.Logger, Hook: p.Hook, Group: p.Name + " (checks)",
+		Rank: p.Rank, Size: p.size(), Store: p.Store, Prefix: a.Layout.WrapperPrefix(p.torchBase(), p.TorchName),
+		Generation: a.Layout.GenerationOf(),
+		Devices:    p.Devices, StoreAddr: p.route(), Timeout: p.ConnectTimeout, Logger: p.Logger, Hook: p.Hook, Group: p.Name + " (checks)",
 	})
 	if err != nil {
 		if ctx.Err() == nil && limited.Err() != nil {
 			e := cohort.Wrap("group: checks", cohort.Mismatch, err)
 			e.Code = cohort.Mismatch
-			e.Detail = "this rank was told to check operations (" + collective.DebugVariable + "=DETAIL or WithDetail), but a PyTorch rank does not: give it to all ranks or to none"
+			e.Detail = "this rank was told to check operations (" + collective.DebugVariable +
+				"=DETAIL or WithDetail), but a PyTorch rank does not: give it to all ranks or to none"
 			return e
 		}
 		return err
 	}
 	a.Wrapper = gloo.NewWrapper(a.Layout, mesh)
-	p.Logger.Info("operations are checked before they run", slog.String("group", p.Name), slog.String("reason", collective.DebugVariable+"=DETAIL"))
+	p.Logger.Info("operations are checked before they run", slog.String("group", p.Name),
+		slog.String("reason", collective.DebugVariable+"=DETAIL"))
 	return nil
 }
 
 // errDetail is the error of a rank that was not told what the PyTorch ranks were.
 func errDetail(rank int) error {
-	e := cohort.Newf("group: checks", cohort.Mismatch, "rank %d runs with %s=DETAIL, which checks every collective beforehand: set it for this process too, or use WithDetail", rank, collective.DebugVariable)
+	e := cohort.Newf("group: checks", cohort.Mismatch,
+		"rank %d runs with %s=DETAIL, which checks every collective beforehand: set it for this process too, or use WithDetail",
+		rank, collective.DebugVariable)
 	e.Rank = cohort.Rank(rank)
 	return e
 }

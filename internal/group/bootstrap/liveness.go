@@ -16,17 +16,19 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// A rank that dies when it has taken its place, and before it connects to the others, leaves no connection that could end. So every Go rank has
-// a liveness listener, which is open from before it takes its place until it has connected or given up. While the ranks connect, each of them
-// probes the listener of the next Go rank: the system refuses that once the process is gone, but not if it is stopped or busy otherwise. Who
-// finds a rank's process gone records it, and the others read it there. One probe per rank is enough, however many ranks there are.
+// A rank that dies when it has taken its place, and before it connects to the others, leaves no connection that could
+// end. So every Go rank has a liveness listener, which is open from before it takes its place until it has connected or
+// given up. While the ranks connect, each of them probes the listener of the next Go rank: the system refuses that once
+// the process is gone, but not if it is stopped or busy otherwise. Who finds a rank's process gone records it, and the
+// others read it there. One probe per rank is enough, however many ranks there are.
 
 const (
 	probeInterval = 250 * time.Millisecond // normally the ranks have connected before the first
 	refusals      = 2                      // in a row, until a rank is declared dead
 )
 
-// keepLivenessListener keeps the listener open until the attempt is over: it is the listener of the native wire too, which closes that before.
+// keepLivenessListener keeps the listener open until the attempt is over: it is the listener of the native wire too,
+// which closes that before.
 func (a *attempt) keepLivenessListener() error {
 	l, ok := a.listener.(*net.TCPListener)
 	if !ok || !nativetcp.Supported { // no other owner closes it
@@ -52,7 +54,8 @@ func (a *attempt) livenessAddrs() []string {
 	return livenessAddrs
 }
 
-// probeNextRank calls lost when the process of the next Go rank is gone. It returns when that was so, ctx has ended, or there is no rank to watch.
+// probeNextRank calls lost when the process of the next Go rank is gone. It returns when that was so, ctx has ended, or
+// no rank is left to watch.
 func (a *attempt) probeNextRank(ctx context.Context, livenessAddrs []string, lost func(error)) {
 	watch := func(r int, addr string) {
 		if err := a.probe(ctx, r, addr); err != nil {
@@ -74,8 +77,8 @@ func (a *attempt) probeNextRank(ctx context.Context, livenessAddrs []string, los
 	tasks.Wait()
 }
 
-// watchBetween watches the first Go rank between this one and another that is known: the ranks between are PyTorch's, or Go ranks that were slower
-// than a PyTorch rank.
+// watchBetween watches the first Go rank between this one and another that is known: the ranks between are PyTorch's,
+// or Go ranks that were slower than a PyTorch rank.
 func (a *attempt) watchBetween(ctx context.Context, known int, watch func(r int, addr string)) {
 	failpoint.At("form.watch.between")
 	select {
@@ -110,7 +113,8 @@ func (a *attempt) livenessAddrOf(ctx context.Context, r int) string {
 	return caps[r].livenessAddr()
 }
 
-// probe returns the loss of a rank when its process is gone, or nil when ctx ends or the rank has recorded before that its listener would close.
+// probe returns the loss of a rank when its process is gone, or nil when ctx ends or the rank has recorded before that
+// its listener would close.
 func (a *attempt) probe(ctx context.Context, rank int, addr string) error {
 	// With PyTorch ranks the connecting can take long: then the connection is kept.
 	stay := a.torch != torchNone
@@ -138,8 +142,8 @@ func (a *attempt) probe(ctx context.Context, rank int, addr string) error {
 	}
 }
 
-// refuses reports whether a listener no longer accepts connections. With stay, a connection is kept until it ends: the system ends it with the process,
-// so that one is enough.
+// refuses reports whether a listener no longer accepts connections. With stay, a connection is kept until it ends: the
+// system ends it with the process, so that one is enough.
 func refuses(ctx context.Context, addr string, stay bool) bool {
 	failpoint.At("form.probe")
 	limited, cancel := context.WithTimeout(ctx, probeInterval)

@@ -35,8 +35,8 @@ func TestLossesOfGoRanksAreTheirOwn(t *testing.T) {
 	}
 }
 
-// TestWhoWasCutOffSaysThatItLives: while a group forms, rank 0 records that it has lost rank 1, which lives. Rank 1 names itself, as all do, and says so
-// whichever way it learns of that.
+// TestWhoWasCutOffSaysThatItLives: while a group forms, rank 0 records that it has lost rank 1, which lives. Rank 1
+// names itself, as all do, and says so whichever way it learns of that.
 func TestWhoWasCutOffSaysThatItLives(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -54,7 +54,8 @@ func TestWhoWasCutOffSaysThatItLives(t *testing.T) {
 		} {
 			for r := 1; r < 3; r++ {
 				err := ways(all[r])
-				if cohort.CodeOf(err) != cohort.PeerLost || rankOf(err) != 1 || strings.Contains(err.Error(), "which is alive") != (r == 1) {
+				if cohort.CodeOf(err) != cohort.PeerLost || rankOf(err) != 1 ||
+					strings.Contains(err.Error(), "which is alive") != (r == 1) {
 					t.Errorf("%s, rank %d: %v", name, r, err)
 				}
 			}

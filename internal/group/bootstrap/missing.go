@@ -49,10 +49,14 @@ func (a *attempt) reportMissing(ctx context.Context) (stop func()) {
 			if missing, err := a.Place.Missing(ctx); err == nil && len(missing) > 0 {
 				dead := a.deadMembers(ctx, missing)
 				shown.await(ctx, dead)
-				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " + notAppeared(missing) + " (" +
-					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " are here" + joinedThenDied(dead) + ")"
-				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name), slog.Any("missing", missing), slog.Any("dead", dead), slog.Duration("dur", time.Since(began)))
-				p.Hook.Emit(observe.Event{Kind: "group.wait", Rank: cohort.Rank(p.Rank), Group: p.Name, Dur: time.Since(began), Detail: text})
+				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " +
+					notAppeared(missing) + " (" +
+					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " are here" +
+					joinedThenDied(dead) + ")"
+				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name),
+					slog.Any("missing", missing), slog.Any("dead", dead), slog.Duration("dur", time.Since(began)))
+				p.Hook.Emit(observe.Event{Kind: "group.wait", Rank: cohort.Rank(p.Rank), Group: p.Name, Dur: time.Since(began),
+					Detail: text})
 			}
 			t.Reset(missingLater)
 		}
@@ -121,9 +125,11 @@ func (p *Plan) tooLate(ctx context.Context) error {
 	switch {
 	case len(p.missing) > 0:
 		e.Rank = cohort.Rank(p.missing[0])
-		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited + joinedThenDied(p.dead)
+		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited +
+			joinedThenDied(p.dead)
 	case p.silent != nil:
-		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not tell which ranks of group " + p.Name + " are missing: " + p.silent.Error()
+		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not tell which ranks of group " + p.Name + " are missing: " +
+			p.silent.Error()
 	}
 	return e
 }

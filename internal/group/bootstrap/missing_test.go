@@ -49,7 +49,8 @@ func TestSilentStoreIsNamed(t *testing.T) {
 		defer cancel()
 		<-ctx.Done()
 		err = a.missingError(ctx, 1, ctx.Err())
-		if cohort.CodeOf(err) != cohort.DeadlineExceeded || rankOf(err) != cohort.NoRank || !strings.Contains(err.Error(), "the store at node0:29500 does not tell") {
+		if cohort.CodeOf(err) != cohort.DeadlineExceeded || rankOf(err) != cohort.NoRank ||
+			!strings.Contains(err.Error(), "the store at node0:29500 does not tell") {
 			t.Errorf("the store is stopped: %v", err)
 		}
 	})

@@ -36,7 +36,8 @@ func (p *Plan) gaveUp(ctx context.Context) error {
 	if first, err := assemble.FirstToGiveUp(ctx, p.Store, p.keys(), p.size()); err == nil && first >= 0 && first != p.Rank {
 		who, rank = "rank "+strconv.Itoa(first), cohort.Rank(first)
 	}
-	does := " gave up the reconfiguration or has closed its group: reconfigure again, with another uuid, and without that rank if it has left"
+	does := " gave up the reconfiguration or has closed its group: reconfigure again, with another uuid, and without that rank if " +
+		"it has left"
 	if p.Origin == FromMerge {
 		does = " gave up the merge: merge again, over another store or with a prefix of its own"
 	}

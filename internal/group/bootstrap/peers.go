@@ -62,7 +62,8 @@ func (a *attempt) findPeers(ctx context.Context) (torchcaps.Peers, error) {
 			warnNewer(p.Logger, said)
 		}
 		if (peers.Low == torchcaps.V1_13) != (a.torch == torch113) {
-			return torchcaps.Peers{}, cohort.Newf("group: rendezvous", cohort.Mismatch, "the other ranks are said to be %s, but they meet as %v does", said, a.torch)
+			return torchcaps.Peers{}, cohort.Newf("group: rendezvous", cohort.Mismatch,
+				"the other ranks are said to be %s, but they meet as %v does", said, a.torch)
 		}
 		return peers, nil
 	}
@@ -98,7 +99,8 @@ var warnedNewer sync.Map
 // warnNewer says it once in a process, however many groups are made.
 func warnNewer(logger *slog.Logger, said string) {
 	if _, before := warnedNewer.LoadOrStore(said, true); !before {
-		logger.Warn("this PyTorch is newer than any that is known: it is treated as the newest that is", slog.String("said", said), slog.String("as", torchcaps.Newest.String()))
+		logger.Warn("this PyTorch is newer than any that is known: it is treated as the newest that is", slog.String("said", said),
+			slog.String("as", torchcaps.Newest.String()))
 	}
 }
 

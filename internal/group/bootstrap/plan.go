@@ -121,7 +121,8 @@ func parsePeers(said string) (p torchcaps.Peers, newer bool, err error) {
 	p, newer, ok := torchcaps.ParsePeers(said)
 	switch {
 	case !ok:
-		return torchcaps.Peers{}, false, errors.New("want go, or a version of PyTorch from torch-1.13 on, or several as in torch-2.6,torch-2.14")
+		return torchcaps.Peers{}, false,
+			errors.New("want go, or a version of PyTorch from torch-1.13 on, or several as in torch-2.6,torch-2.14")
 	case p.Several && p.Low == torchcaps.V1_13:
 		return torchcaps.Peers{}, false, errors.New("PyTorch up to 2.2 cannot be in one group with a newer one")
 	}

@@ -66,15 +66,18 @@ func TestUnconnected(t *testing.T) {
 func TestSaidPeers(t *testing.T) {
 	t.Parallel()
 	for said, want := range map[string]torchcaps.Peers{
-		"": {}, "go": {}, "torch-2.11": torchcaps.Exactly(torchcaps.V2_11), "torch-2.6,torch-2.14": {Low: torchcaps.V2_6, High: torchcaps.V2_14, Several: true},
+		"": {}, "go": {}, "torch-2.11": torchcaps.Exactly(torchcaps.V2_11),
+		"torch-2.6,torch-2.14": {Low: torchcaps.V2_6, High: torchcaps.V2_14, Several: true},
 	} {
 		o := &Options{Transport: Auto, Peers: said}
 		if err := o.Check("x"); err != nil || o.Said() != want {
 			t.Errorf("%q: %v, %v", said, o.Said(), err)
 		}
 	}
-	for said, want := range map[string]string{"torch-x": "torch-2.6,torch-2.14", "torch-2.6,go": "want go, or", "torch-1.13,torch-2.6": "cannot be in one group"} {
-		if err := (&Options{Transport: Auto, Peers: said}).Check("x"); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
+	for said, want := range map[string]string{"torch-x": "torch-2.6,torch-2.14", "torch-2.6,go": "want go, or",
+		"torch-1.13,torch-2.6": "cannot be in one group"} {
+		if err := (&Options{Transport: Auto, Peers: said}).Check("x"); !errors.Is(err, cohort.InvalidArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", said, err)
 		}
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// A member of a group that is to be reconfigured may have closed it, and not know or not care that it is in the list for the next one. It says
-// so when it closes, among the keys of the group that it leaves, and those who wait for it decline in its name. Of a group that was never
-// connected there are no such keys: no rank could delete them.
+// A member of a group that is to be reconfigured may have closed it, and not know or not care that it is in the list
+// for the next one. It says so when it closes, among the keys of the group that it leaves, and those who wait for it
+// decline in its name. Of a group that was never connected there are no such keys: no rank could delete them.
 
 // Former is where the ranks of a group were before it is made by a reconfiguration.
 type Former struct {
@@ -52,8 +52,9 @@ func (a *attempt) watchQuits(ctx context.Context) (stop func()) {
 	})
 }
 
-// watch looks for ranks that have left until stop is called. It calls judge with the plan of each, again and again until that lets it pass: a
-// store that does not answer is asked again, and one rank that does not pass is enough to end the attempt.
+// watch looks for ranks that have left until stop is called. It calls judge with the plan of each, again and again
+// until that lets it pass: a store that does not answer is asked again, and one rank that does not pass is enough to
+// end the attempt.
 func (p *Plan) watch(ctx context.Context, judge func(ctx context.Context, left *Plan) (passed bool)) (stop func()) {
 	f := p.Former
 	if f.Place == nil || !slices.ContainsFunc(f.Ranks, func(r int) bool { return r >= 0 && r != f.Ranks[p.Rank] }) {

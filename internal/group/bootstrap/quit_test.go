@@ -73,8 +73,9 @@ func (a *attempt) come(t *testing.T, rank int) {
 	}
 }
 
-// TestWhoHasLeftIsDeclined: rank 2 has closed the group before. Whether rank 1, in front of it, has come with a process that has died since, comes
-// later than the first scan, is a newcomer or does not join: within a second rank 0 ends every rank's wait for rank 2.
+// TestWhoHasLeftIsDeclined: rank 2 has closed the group before. Whether rank 1, in front of it, has come with a process
+// that has died since, comes later than the first scan, is a newcomer or does not join: within a second rank 0 ends
+// every rank's wait for rank 2.
 func TestWhoHasLeftIsDeclined(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -176,7 +177,8 @@ func TestLookingForManyIsBounded(t *testing.T) {
 	})
 }
 
-// TestTheFirstHasLeft: the new rank 0, for whose claim the others wait, has closed the group before, as another one has that is not in the list.
+// TestTheFirstHasLeft: the new rank 0, for whose claim the others wait, has closed the group before, as another one has
+// that is not in the list.
 func TestTheFirstHasLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -202,8 +204,8 @@ func TestTheFirstHasLeft(t *testing.T) {
 	})
 }
 
-// TestWhoGaveUpIsNamed: of a group that can be made only once, all are told who gave it up first, and what to do, whether or not PyTorch ranks are among
-// them. A rank that gave up because the first one did is not named.
+// TestWhoGaveUpIsNamed: of a group that can be made only once, all are told who gave it up first, and what to do,
+// whether or not PyTorch ranks are among them. A rank that gave up because the first one did is not named.
 func TestWhoGaveUpIsNamed(t *testing.T) {
 	t.Parallel()
 	for origin, advice := range map[Origin]string{FromReconfigure: "another uuid", FromMerge: "prefix of its own"} {
@@ -224,7 +226,8 @@ func TestWhoGaveUpIsNamed(t *testing.T) {
 			var amongTorch error
 			a.watchGivenUp(t.Context(), func(err error) { amongTorch = err })
 			for _, err := range []error{a.p.failed(t.Context(), assemble.ErrAttemptAbandoned), amongTorch} {
-				if !errors.Is(err, ErrGaveUp) || cohort.CodeOf(err) != cohort.Unavailable || rankOf(err) != 2 || !strings.Contains(err.Error(), advice) {
+				if !errors.Is(err, ErrGaveUp) || cohort.CodeOf(err) != cohort.Unavailable || rankOf(err) != 2 ||
+					!strings.Contains(err.Error(), advice) {
 					t.Errorf("origin %d, and rank 2 gave up: %v", origin, err)
 				}
 			}

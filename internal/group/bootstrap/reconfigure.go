@@ -15,8 +15,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Claim takes the uuid, as rank 0, and makes sure on the other ranks that it was not used before. If ctx ends meanwhile, the others are told
-// that this rank does not come.
+// Claim takes the uuid, as rank 0, and makes sure on the other ranks that it was not used before. If ctx ends
+// meanwhile, the others are told that this rank does not come.
 func (p *Plan) Claim(ctx context.Context, handles []string) error {
 	claim, stop := p.claim, func() {}
 	if p.Rank != 0 {
@@ -103,7 +103,8 @@ func (a *attempt) refuseLazy(ctx context.Context) error {
 		}
 		if record, err := gloowire.ParseRecord(raw, p.size()); err == nil && record.IDs == nil {
 			e := cohort.Newf("group: reconfigure", cohort.NotSupported,
-				"PyTorch rank %d publishes no identifiers (TORCH_GLOO_LAZY_INIT or GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER is set): a second reconfiguration of such a rank never connects; unset it", r)
+				"PyTorch rank %d publishes no identifiers (TORCH_GLOO_LAZY_INIT or GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER is set): a "+
+					"second reconfiguration of such a rank never connects; unset it", r)
 			e.Rank = cohort.Rank(r)
 			return e
 		}

@@ -106,7 +106,8 @@ func (g *Group) AllGather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor) err
 		return err
 	}
 	if outs[g.Rank].NBytes() != in.NBytes() {
-		return cohort.Newf(name, cohort.InvalidArgument, "the output of this rank has %d elements of %v, the input %d of %v", outs[g.Rank].Numel(), outs[g.Rank].DType(), in.Numel(), in.DType())
+		return cohort.Newf(name, cohort.InvalidArgument, "the output of this rank has %d elements of %v, the input %d of %v",
+			outs[g.Rank].Numel(), outs[g.Rank].DType(), in.Numel(), in.DType())
 	}
 	if err := g.checkMove(name, torchcaps.AllGather, in, 0); err != nil {
 		return err
@@ -135,7 +136,8 @@ func (g *Group) AllGatherInto(c *Call, op torchcaps.Op, out, in *tensor.Tensor) 
 		return err
 	}
 	if out.Numel() != in.Numel()*g.Size {
-		return cohort.Newf(name, cohort.InvalidArgument, "the output has %d elements, want %d: the input's %d for each of %d ranks", out.Numel(), in.Numel()*g.Size, in.Numel(), g.Size)
+		return cohort.Newf(name, cohort.InvalidArgument,
+			"the output has %d elements, want %d: the input's %d for each of %d ranks", out.Numel(), in.Numel()*g.Size, in.Numel(), g.Size)
 	}
 	if err := g.checkMove(name, op, in, 0); err != nil {
 		return err
@@ -166,7 +168,8 @@ func (g *Group) Gather(c *Call, outs []*tensor.Tensor, in *tensor.Tensor, root c
 		return err
 	}
 	if outs[root].Numel() != in.Numel() {
-		return cohort.Newf(name, cohort.InvalidArgument, "the output of this rank has %d elements, the input %d", outs[root].Numel(), in.Numel())
+		return cohort.Newf(name, cohort.InvalidArgument, "the output of this rank has %d elements, the input %d",
+			outs[root].Numel(), in.Numel())
 	}
 	if err := c.sized(g, name, torchcaps.Gather, outs, &c.Request.OutCounts); err != nil {
 		return err
@@ -190,7 +193,8 @@ func (g *Group) Scatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor, root 
 			return err
 		}
 		if ins[root].Numel() != out.Numel() {
-			return cohort.Newf(name, cohort.InvalidArgument, "the input for this rank has %d elements, the output %d", ins[root].Numel(), out.Numel())
+			return cohort.Newf(name, cohort.InvalidArgument, "the input for this rank has %d elements, the output %d",
+				ins[root].Numel(), out.Numel())
 		}
 		if err := c.sized(g, name, torchcaps.Scatter, ins, &c.Request.InCounts); err != nil {
 			return err
@@ -234,7 +238,8 @@ func (g *Group) ReduceScatter(c *Call, out *tensor.Tensor, ins []*tensor.Tensor,
 		return err
 	}
 	if ins[g.Rank].Numel() != out.Numel() {
-		return cohort.Newf(name, cohort.InvalidArgument, "the input for this rank has %d elements, the output %d", ins[g.Rank].Numel(), out.Numel())
+		return cohort.Newf(name, cohort.InvalidArgument, "the input for this rank has %d elements, the output %d",
+			ins[g.Rank].Numel(), out.Numel())
 	}
 	in, err := flat(ins, out)
 	if err != nil {
@@ -269,7 +274,8 @@ func (g *Group) ReduceScatterInto(c *Call, out, in *tensor.Tensor, op reduce.Op)
 		return err
 	}
 	if in.Numel() != out.Numel()*g.Size {
-		return cohort.Newf(name, cohort.InvalidArgument, "the input has %d elements, want %d: the output's %d for each of %d ranks", in.Numel(), out.Numel()*g.Size, out.Numel(), g.Size)
+		return cohort.Newf(name, cohort.InvalidArgument,
+			"the input has %d elements, want %d: the output's %d for each of %d ranks", in.Numel(), out.Numel()*g.Size, out.Numel(), g.Size)
 	}
 	c.Request.Kind, c.Request.Op = ReduceScatter, op
 	c.flat(g, in, out)
@@ -349,7 +355,8 @@ func (g *Group) AllToAllInto(c *Call, out, in *tensor.Tensor, outSplits, inSplit
 	switch {
 	case c.Request.InCounts == nil && c.Request.OutCounts == nil:
 		if in.Numel() != out.Numel() {
-			return cohort.Newf(name, cohort.InvalidArgument, "equal parts: the input has %d elements, the output %d", in.Numel(), out.Numel())
+			return cohort.Newf(name, cohort.InvalidArgument, "equal parts: the input has %d elements, the output %d", in.Numel(),
+				out.Numel())
 		}
 	case c.Request.InCounts == nil:
 		c.Request.InCounts = equalCounts(in.NBytes(), g.Size)
@@ -393,7 +400,8 @@ func (g *Group) checkReduction(name string, kind torchcaps.Op, t *tensor.Tensor,
 // checkedAs names the tensor of a refused operation where PyTorch's check compares one.
 func checkedAs(kind torchcaps.Op, err error, t *tensor.Tensor) error {
 	switch kind {
-	case torchcaps.AllReduceCoalesced, torchcaps.AllGatherCoalesced, torchcaps.AllGatherIntoCoalesced, torchcaps.ReduceScatterIntoCoalesced, torchcaps.AllToAll, torchcaps.AllToAllInto:
+	case torchcaps.AllReduceCoalesced, torchcaps.AllGatherCoalesced, torchcaps.AllGatherIntoCoalesced,
+		torchcaps.ReduceScatterIntoCoalesced, torchcaps.AllToAll, torchcaps.AllToAllInto:
 		return err
 	default:
 		return about(err, t)

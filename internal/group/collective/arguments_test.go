@@ -182,7 +182,8 @@ func TestSpan(t *testing.T) {
 // TestBuckets: one list for each element type is open at a time, and lists are in the order of their first tensors.
 func TestBuckets(t *testing.T) {
 	t.Parallel()
-	ts := []*tensor.Tensor{zeros(tensor.Int64, 2), zeros(tensor.Float32, 1), zeros(tensor.Int64, 1), zeros(tensor.Int64, 3), zeros(tensor.Float32, 1)}
+	ts := []*tensor.Tensor{zeros(tensor.Int64, 2), zeros(tensor.Float32, 1), zeros(tensor.Int64, 1), zeros(tensor.Int64, 3),
+		zeros(tensor.Float32, 1)}
 	var got [][]int
 	for _, l := range Buckets(ts, 24) {
 		var at []int
@@ -196,8 +197,8 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestCheckedCoalesced: what 2.14 performs under DETAIL is refused as versions up to 2.11 refuse it, or asked about, for every pair of versions.
-// What 2.12 and 2.13 do with it is not the same for all operations.
+// TestCheckedCoalesced: what 2.14 performs under DETAIL is refused as versions up to 2.11 refuse it, or asked about,
+// for every pair of versions. What 2.12 and 2.13 do with it is not the same for all operations.
 func TestCheckedCoalesced(t *testing.T) {
 	t.Parallel()
 	for low := torchcaps.V1_13; low <= torchcaps.Newest; low++ {

@@ -101,7 +101,8 @@ func TestCheckFindsEveryWrongLength(t *testing.T) {
 		n := rapid.IntRange(2, 5).Draw(t, "ranks")
 		rank := rapid.IntRange(0, n-1).Draw(t, "rank")
 		r := Request{
-			Kind: Kind(rapid.IntRange(0, len(kindNames)-1).Draw(t, "kind")), DType: tensor.Uint8, Op: reduce.Sum, Root: rapid.IntRange(0, n-1).Draw(t, "root"),
+			Kind: Kind(rapid.IntRange(0, len(kindNames)-1).Draw(t, "kind")), DType: tensor.Uint8, Op: reduce.Sum,
+			Root: rapid.IntRange(0, n-1).Draw(t, "root"),
 		}
 		counts := drawCounts(t, n)
 		total := 0

@@ -97,7 +97,8 @@ func (g *Group) checkedCoalesced(name string, op torchcaps.Op) error {
 		return nil
 	}
 	if g.Peers.High >= torchcaps.V2_12 {
-		return refusef(torchcaps.Nowhere, name, "%v with %s=DETAIL depends on the version of PyTorch, %s", op, DebugVariable, g.Peers.Unsure())
+		return refusef(torchcaps.Nowhere, name, "%v with %s=DETAIL depends on the version of PyTorch, %s", op, DebugVariable,
+			g.Peers.Unsure())
 	}
 	return refusef(torchcaps.InPython, name, "PyTorch ranks of %v have no %v with %s=DETAIL", g.Peers, op, DebugVariable)
 }
@@ -166,14 +167,16 @@ func scatterBlocks(ts []*tensor.Tensor, size int) ([]byte, error) {
 // checkPairs checks tensors that belong together: each of large has as many elements as factor of small.
 func (g *Group) checkPairs(name string, large, small []*tensor.Tensor, factor int) error {
 	if len(small) == 0 || len(large) != len(small) {
-		return cohort.Newf(name, cohort.InvalidArgument, "%d outputs and inputs in all: want as many outputs as inputs, and at least one", len(large)+len(small))
+		return cohort.Newf(name, cohort.InvalidArgument,
+			"%d outputs and inputs in all: want as many outputs as inputs, and at least one", len(large)+len(small))
 	}
 	for i := range small {
 		if err := g.checkPair(name, large[i], small[i]); err != nil {
 			return err
 		}
 		if large[i].Numel() != factor*small[i].Numel() {
-			return cohort.Newf(name, cohort.InvalidArgument, "pair %d has tensors of %d and %d elements, want %d times as many in one as in the other",
+			return cohort.Newf(name, cohort.InvalidArgument,
+				"pair %d has tensors of %d and %d elements, want %d times as many in one as in the other",
 				i, large[i].Numel(), small[i].Numel(), factor)
 		}
 	}

@@ -96,7 +96,8 @@ func (c *Call) uneven(g *Group, name string, op torchcaps.Op, counts []int) erro
 	if err := g.uneven(name, op); err != nil || c.Request.Uneven {
 		return err
 	}
-	return cohort.Newf(name, cohort.InvalidArgument, "the tensors of the ranks differ in size (%d bytes): give the option Uneven on all ranks", counts)
+	return cohort.Newf(name, cohort.InvalidArgument,
+		"the tensors of the ranks differ in size (%d bytes): give the option Uneven on all ranks", counts)
 }
 
 // Factor is what a premultiplied sum multiplies this rank's tensors by.

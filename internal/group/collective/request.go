@@ -36,7 +36,8 @@ const (
 	Barrier                   // no buffers
 )
 
-var kindNames = [...]string{"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_v", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier"}
+var kindNames = [...]string{"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_v", "gather", "scatter",
+	"reduce_scatter", "all_to_all", "barrier"}
 
 // String returns PyTorch's name of the collective.
 func (k Kind) String() string { return kindNames[k] }
@@ -110,7 +111,8 @@ func (r *Request) Check(where string, rank, size int) error {
 	case r.Root < 0 || r.Root >= size:
 		return cohort.Newf(where+r.Kind.String(), cohort.InvalidArgument, "root %d of %d ranks", r.Root, size)
 	case r.InCounts != nil && len(r.InCounts) != size, r.OutCounts != nil && len(r.OutCounts) != size:
-		return cohort.Newf(where+r.Kind.String(), cohort.InvalidArgument, "%d and %d counts for %d ranks", len(r.InCounts), len(r.OutCounts), size)
+		return cohort.Newf(where+r.Kind.String(), cohort.InvalidArgument, "%d and %d counts for %d ranks", len(r.InCounts),
+			len(r.OutCounts), size)
 	case (r.Kind == Gather || r.Kind == Scatter) && !r.Uneven && (!Even(r.InCounts) || !Even(r.OutCounts)):
 		bad = "has uneven blocks without saying so"
 	case r.Kind.Reduces() && !reduce.Supported(r.DType, r.Op):
@@ -122,7 +124,8 @@ func (r *Request) Check(where string, rank, size int) error {
 	default:
 		return nil
 	}
-	return cohort.Newf(where+r.Kind.String(), cohort.InvalidArgument, "%d bytes in (counts %v) and %d bytes out (counts %v) for %d ranks: %s",
+	return cohort.Newf(where+r.Kind.String(), cohort.InvalidArgument,
+		"%d bytes in (counts %v) and %d bytes out (counts %v) for %d ranks: %s",
 		len(r.In), r.InCounts, len(r.Out), r.OutCounts, size, bad)
 }
 

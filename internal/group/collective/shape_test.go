@@ -25,7 +25,8 @@ func shaped(t interface{ Fatal(args ...any) }, dims []int) *tensor.Tensor {
 
 func TestShapeIsWrittenOut(t *testing.T) {
 	for want, dims := range map[string][]int{
-		"[]": {}, "[0]": {0}, "[2, 3]": {2, 3}, "[3, 2]": {3, 2}, "[64, 3, 224, 224]": {64, 3, 224, 224}, "[100000000, 0]": {100_000_000, 0},
+		"[]": {}, "[0]": {0}, "[2, 3]": {2, 3}, "[3, 2]": {3, 2}, "[64, 3, 224, 224]": {64, 3, 224, 224},
+		"[100000000, 0]": {100_000_000, 0},
 		"[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]": slices.Repeat([]int{1}, 15),
 	} {
 		if got := ShapeOf(shaped(t, dims)).String(); got != want {

@@ -65,7 +65,8 @@ func (g *Group) AllReduceSparse(c *Call, s *tensor.Sparse, op reduce.Op) (*spars
 	dt := s.Values.DType()
 	x := &sparseSum{g: g, call: c, to: s}
 	err := g.Peers.Check(name, torchcaps.Call{
-		Op: torchcaps.AllReduce, DType: dt, Reduce: op, Sparse: &torchcaps.Sparse{Indexed: sparseops.SparseDims(s), Dense: s.Values.Dims() - 1},
+		Op: torchcaps.AllReduce, DType: dt, Reduce: op,
+		Sparse: &torchcaps.Sparse{Indexed: sparseops.SparseDims(s), Dense: s.Values.Dims() - 1},
 	})
 	if err = refusal(err); err != nil {
 		r, ok := errors.AsType[*Refusal](err)
@@ -104,9 +105,11 @@ func (g *Group) AllReduceSparse(c *Call, s *tensor.Sparse, op reduce.Op) (*spars
 func refuseSparse(name string, s *tensor.Sparse, op reduce.Op) error {
 	switch {
 	case op != reduce.Sum:
-		return cohort.Newf(name, cohort.InvalidArgument, "unsupported reduction operation %v (allreduce of sparse tensors only works with ReduceOp.SUM)", op)
+		return cohort.Newf(name, cohort.InvalidArgument,
+			"unsupported reduction operation %v (allreduce of sparse tensors only works with ReduceOp.SUM)", op)
 	case sparseops.SparseDims(s) > torchcaps.MaxSparseDims || s.Values.Dims()-1 > torchcaps.MaxSparseDims:
-		return cohort.Newf(name, cohort.InvalidArgument, "shape %v with %d dimensions that have indices: at most %d have them, and %d have none, as in PyTorch",
+		return cohort.Newf(name, cohort.InvalidArgument,
+			"shape %v with %d dimensions that have indices: at most %d have them, and %d have none, as in PyTorch",
 			s.Shape, sparseops.SparseDims(s), torchcaps.MaxSparseDims, torchcaps.MaxSparseDims)
 	case !reduce.Carries(s.Values.DType()):
 		return cohort.Newf(name, cohort.NotSupported, "groups do not carry %v; convert the values", s.Values.DType())
@@ -190,12 +193,15 @@ func (x *sparseSum) prepare(stage int) error {
 	for rank, n := range x.counts {
 		high, size := bits.Mul64(uint64(n), uint64(width)) //nolint:gosec // neither is negative
 		if total += size; high != 0 || size > maxSparse || total > maxSparse || total > math.MaxInt {
-			return x.fault(cohort.Rank(rank), cohort.TooLarge, "it announces %d indices of %d bytes: at most %d bytes are taken", n, width, uint64(maxSparse))
+			return x.fault(cohort.Rank(rank), cohort.TooLarge, "it announces %d indices of %d bytes: at most %d bytes are taken",
+				n, width, uint64(maxSparse))
 		}
 		counts[rank] = int(size)
 	}
 	if total == 0 && !x.g.Peers.KnowsEmptyGathers() {
-		return x.fault(x.g.Rank, cohort.NotSupported, "no rank has indices or values, and it depends on the version of PyTorch what is exchanged then: say which with %s", torchcaps.Option)
+		return x.fault(x.g.Rank, cohort.NotSupported,
+			"no rank has indices or values, and it depends on the version of PyTorch what is exchanged then: say which with %s",
+			torchcaps.Option)
 	}
 	x.requests[stage] = Request{Kind: AllGatherV, DType: dt, In: in, Out: make([]byte, total), OutCounts: counts}
 	return nil
@@ -231,7 +237,9 @@ func (x *sparseSum) compare() error {
 	}
 	for rank, theirs := range words {
 		if !slices.Equal(described(theirs), described(mine)) {
-			return x.fault(cohort.Rank(rank), cohort.Mismatch, "it has a tensor of sizes %v, with indices in some dimensions that have none in this rank's, or the other way round", torchSizes(theirs))
+			return x.fault(cohort.Rank(rank), cohort.Mismatch,
+				"it has a tensor of sizes %v, with indices in some dimensions that have none in this rank's, or the other way "+
+					"round", torchSizes(theirs))
 		}
 		n := theirs[wordCount]
 		if n < 0 || uint64(n) > rows || n > math.MaxInt {

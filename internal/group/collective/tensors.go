@@ -237,7 +237,8 @@ func (g *Group) splitBytes(name, which string, t *tensor.Tensor, splits []int) (
 	}
 	if len(splits) == 0 {
 		if first%g.Size != 0 {
-			return nil, cohort.Newf(name, cohort.InvalidArgument, "the %s's first dimension, %d, cannot be cut into %d equal parts", which, first, g.Size)
+			return nil, cohort.Newf(name, cohort.InvalidArgument,
+				"the %s's first dimension, %d, cannot be cut into %d equal parts", which, first, g.Size)
 		}
 		return nil, nil
 	}

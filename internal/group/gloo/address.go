@@ -83,13 +83,15 @@ func hostAddress(ctx context.Context, name string, lookup func(ctx context.Conte
 			return address{ip, "address of the host's name " + name}
 		}
 	}
-	return address{netip.AddrFrom4([4]byte{127, 0, 0, 1}), "the host's name " + name + " has no address here: loopback, which other hosts cannot reach; set the bind address or " + IfnameEnv}
+	return address{netip.AddrFrom4([4]byte{127, 0, 0, 1}),
+		"the host's name " + name + " has no address here: loopback, which other hosts cannot reach; set the bind address or " + IfnameEnv}
 }
 
 func interfaceAddress(name string) (address, error) {
 	iface, err := net.InterfaceByName(name)
 	if err != nil {
-		return address{}, cohort.Newf("gloo: choose address", cohort.InvalidArgument, "device %q is neither an IP address nor an interface of this host: %w", name, err)
+		return address{}, cohort.Newf("gloo: choose address", cohort.InvalidArgument,
+			"device %q is neither an IP address nor an interface of this host: %w", name, err)
 	}
 	addrs, err := iface.Addrs()
 	if err != nil {

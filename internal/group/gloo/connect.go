@@ -44,7 +44,8 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 			_ = m.Close()
 			return nil, err
 		}
-		cfg.Logger.Info("gloo address chosen", slog.Int("device", i), slog.String("ip", addr.IP.String()), slog.String("reason", addr.Reason))
+		cfg.Logger.Info("gloo address chosen", slog.Int("device", i), slog.String("ip", addr.IP.String()),
+			slog.String("reason", addr.Reason))
 		cfg.Hook.Emit(observe.Event{
 			Kind: "gloo.address", Rank: cohort.Rank(cfg.Rank), Group: cfg.Group, Peer: addr.IP.String(), Detail: addr.Reason,
 		})
@@ -61,12 +62,14 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		if err := d.join(ctx, addr.IP); err != nil {
 			m.Fail(err)
 			_ = m.Close()
-			cfg.Hook.Emit(observe.Event{Kind: "gloo.connect", Phase: observe.End, Rank: cohort.Rank(cfg.Rank), Group: cfg.Group, Dur: time.Since(started), Err: err})
+			cfg.Hook.Emit(observe.Event{Kind: "gloo.connect", Phase: observe.End, Rank: cohort.Rank(cfg.Rank), Group: cfg.Group,
+				Dur: time.Since(started), Err: err})
 			return nil, err
 		}
 	}
 	m.generation = cfg.Generation
-	cfg.Hook.Emit(observe.Event{Kind: "gloo.connect", Phase: observe.End, Rank: cohort.Rank(cfg.Rank), Group: cfg.Group, Dur: time.Since(started)})
+	cfg.Hook.Emit(observe.Event{Kind: "gloo.connect", Phase: observe.End, Rank: cohort.Rank(cfg.Rank), Group: cfg.Group,
+		Dur: time.Since(started)})
 	return m, nil
 }
 
@@ -205,8 +208,10 @@ func (d *device) fetch(ctx context.Context, p *pair) (gloowire.Record, error) {
 	record, err := gloowire.ParseRecord(raw, d.cfg.Size)
 	want := min(d.cfg.Generation, C) // a record of D has the form of one of C
 	if err == nil && record.Generation != want {
-		err = cohort.Newf("gloo: read record", cohort.Mismatch, "the peer has %s, but the group is one of %s, by what another rank published or by option: "+
-			"gloo cannot connect these versions, in a group or in a static RPC world", record.Generation.Versions(), d.cfg.Generation.Versions())
+		err = cohort.Newf("gloo: read record", cohort.Mismatch,
+			"the peer has %s, but the group is one of %s, by what another rank published or by option: "+
+				"gloo cannot connect these versions, in a group or in a static RPC world", record.Generation.Versions(),
+			d.cfg.Generation.Versions())
 	}
 	if err != nil {
 		e := cohort.Wrap("gloo: read record", cohort.Protocol, err)
@@ -275,7 +280,8 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 }
 
 // connect decides who dials whom and starts this rank's part. waits: the pair must be connected before the group is ready.
-func (d *device) connect(ctx context.Context, own *endpoints, p *pair, peer gloowire.Record, start func(*pair, func() error)) (waits bool, err error) {
+func (d *device) connect(ctx context.Context, own *endpoints, p *pair, peer gloowire.Record,
+	start func(*pair, func() error)) (waits bool, err error) {
 	theirs, id, hello, err := peer.For(d.cfg.Rank, p.peer)
 	if err != nil {
 		return false, err

@@ -24,7 +24,8 @@ const (
 func (d *device) detect(ctx context.Context) (Generation, error) {
 	check, ok := d.cfg.Store.(checker)
 	if !ok {
-		return auto, cohort.New("gloo: detect generation", cohort.NotSupported, "the store cannot look for keys without waiting: set the generation")
+		return auto, cohort.New("gloo: detect generation", cohort.NotSupported,
+			"the store cannot look for keys without waiting: set the generation")
 	}
 	limit, cancel := context.WithTimeout(ctx, detectLimit)
 	defer cancel()

@@ -178,7 +178,8 @@ func TestCollectiveTimeoutNamesTheRank(t *testing.T) {
 	q := collective.Request{Kind: collective.AllReduce, DType: tensor.Float32, Out: make([]byte, 400), Timeout: 50 * time.Millisecond}
 	err := e.Run(context.Background(), &q)
 	var de *cohort.Error
-	if !errors.As(err, &de) || de.Code != cohort.DeadlineExceeded || de.Rank != cohort.NoRank || !strings.Contains(err.Error(), "it waits for rank 1") || !errors.Is(err, context.DeadlineExceeded) {
+	if !errors.As(err, &de) || de.Code != cohort.DeadlineExceeded || de.Rank != cohort.NoRank ||
+		!strings.Contains(err.Error(), "it waits for rank 1") || !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("want a timeout that names rank 1: %v", err)
 	}
 	if err = e.Run(context.Background(), &collective.Request{Kind: collective.Barrier, Tag: 1}); err == nil {
@@ -186,7 +187,8 @@ func TestCollectiveTimeoutNamesTheRank(t *testing.T) {
 	}
 	// The others are notified at once, with the reason.
 	err = NewEngine(meshes[1]).Run(within(t, soon), &collective.Request{Kind: collective.Barrier})
-	if !errors.As(err, &de) || de.Code != cohort.DeadlineExceeded || de.Rank != cohort.NoRank || !strings.Contains(err.Error(), "it waits for rank 1 (reported by rank 0)") {
+	if !errors.As(err, &de) || de.Code != cohort.DeadlineExceeded || de.Rank != cohort.NoRank ||
+		!strings.Contains(err.Error(), "it waits for rank 1 (reported by rank 0)") {
 		t.Fatalf("the late rank: %v", err)
 	}
 }
@@ -365,7 +367,8 @@ func TestDelayedAndHalfOpenConnection(t *testing.T) {
 	// Half open: bytes vanish. gloo has no heartbeat, so the operation's timeout ends it, and it names the rank.
 	proxy.SetUp(faultnet.Fault{Swallow: true})
 	proxy.SetDown(faultnet.Fault{Swallow: true})
-	err := NewEngine(meshes[0]).Run(context.Background(), &collective.Request{Kind: collective.Barrier, Tag: 99, Timeout: 100 * time.Millisecond})
+	err := NewEngine(meshes[0]).Run(context.Background(),
+		&collective.Request{Kind: collective.Barrier, Tag: 99, Timeout: 100 * time.Millisecond})
 	var e *cohort.Error
 	if !errors.As(err, &e) || e.Code != cohort.DeadlineExceeded || !strings.Contains(err.Error(), "it waits for rank 1") {
 		t.Fatalf("want a timeout that names rank 1: %v", err)

@@ -33,7 +33,8 @@ func TestUnidentifiedConnectionsAreHarmless(t *testing.T) {
 			var wg sync.WaitGroup
 			errs := make([]error, 2)
 			config := func(r int) Config {
-				return Config{Rank: r, Size: 2, Store: kv, Prefix: "p", Generation: generation, Lazy: generation == D, Devices: []string{fmt.Sprintf("127.0.0.%d", 1+r)}}
+				return Config{Rank: r, Size: 2, Store: kv, Prefix: "p", Generation: generation, Lazy: generation == D,
+					Devices: []string{fmt.Sprintf("127.0.0.%d", 1+r)}}
 			}
 			wg.Go(func() { meshes[0], errs[0] = Connect(ctx, config(0)) }) // the smaller address listens
 			raw, err := kv.Get(ctx, recordKey("p", 0, 0))
@@ -181,7 +182,8 @@ func frame(op gloowire.Opcode, slot, length uint64) []byte {
 
 func TestHostilePeerLosesItsPair(t *testing.T) {
 	for name, bytesSent := range map[string][]byte{
-		"data that is too long":     append(frame(gloowire.SendReady, 1, 100), append(frame(gloowire.Data, 1, 100), make([]byte, 100)...)...),
+		"data that is too long": append(frame(gloowire.SendReady, 1, 100),
+			append(frame(gloowire.Data, 1, 100), make([]byte, 100)...)...),
 		"data without a receive":    append(frame(gloowire.SendReady, 2, 4), append(frame(gloowire.Data, 2, 4), 1, 2, 3, 4)...),
 		"data without announcement": append(frame(gloowire.Data, 1, 4), 1, 2, 3, 4),
 		"a huge length":             append(frame(gloowire.SendReady, 1, 1<<45), frame(gloowire.Data, 1, 1<<45)...),

@@ -46,7 +46,8 @@ func sever(m *Mesh) {
 func TestDeathOfAnyRankIsNamedByAll(t *testing.T) {
 	t.Parallel()
 	const size, late = 5, 0
-	kinds := []collective.Kind{collective.AllReduce, collective.Barrier, collective.AllGather, collective.AllToAll, collective.ReduceScatter}
+	kinds := []collective.Kind{collective.AllReduce, collective.Barrier, collective.AllGather, collective.AllToAll,
+		collective.ReduceScatter}
 	for plain := range 4 {
 		for victim := 1; victim < size; victim++ {
 			t.Run(fmt.Sprintf("%d like PyTorch, rank %d dies", plain, victim), func(t *testing.T) {
@@ -290,7 +291,8 @@ func TestCloseReasonTravels(t *testing.T) {
 	lostRank(t, NewEngine(meshes[0]).Run(within(t, noticed), &collective.Request{Kind: collective.Barrier}), 2)
 }
 
-// TestCloseNoticeWithoutAReason: a close notice may not blame the rank that sends it, the one that receives it, or none. It is a goodbye then.
+// TestCloseNoticeWithoutAReason: a close notice may not blame the rank that sends it, the one that receives it, or
+// none. It is a goodbye then.
 func TestCloseNoticeWithoutAReason(t *testing.T) {
 	t.Parallel()
 	for blamed, want := range map[int]cohort.Rank{-1: 1, 0: 1, 1: 1, 2: 2} {
@@ -311,8 +313,8 @@ func TestCloseNoticeWithoutAReason(t *testing.T) {
 	}
 }
 
-// TestNoRankNamesItself: ranks 1 and 2 lose each other while both live. Rank 1 reports that to rank 0 when it closes the group, and rank 0 to rank
-// 2, which names the loss that it saw.
+// TestNoRankNamesItself: ranks 1 and 2 lose each other while both live. Rank 1 reports that to rank 0 when it closes
+// the group, and rank 0 to rank 2, which names the loss that it saw.
 func TestNoRankNamesItself(t *testing.T) {
 	t.Parallel()
 	meshes := connectWorld(t, 3, nil)

@@ -198,12 +198,14 @@ func session214(r int, m *Mesh) error {
 		collective.Request{Kind: collective.AllReduce, Op: reduce.Max, Out: x(6)},
 		collective.Request{Kind: collective.AllToAll, In: x(6), Out: make([]byte, 24)},
 		collective.Request{Kind: collective.AllToAll, In: x(6), Out: make([]byte, 24)}, // of lists
-		collective.Request{Kind: collective.AllToAll, In: x(3 * (r + 1)), InCounts: counts(r+1, r+1, r+1), Out: make([]byte, 24), OutCounts: counts(1, 2, 3)},
+		collective.Request{Kind: collective.AllToAll, In: x(3 * (r + 1)), InCounts: counts(r+1, r+1, r+1), Out: make([]byte, 24),
+			OutCounts: counts(1, 2, 3)},
 		collective.Request{Kind: collective.Barrier})
 	if err != nil {
 		return err
 	}
-	if err = (&monitoredbarrier.Barrier{Mesh: m, Report: 17, Release: 18, Limit: time.Minute, All: true}).Run(context.Background()); err != nil {
+	if err = (&monitoredbarrier.Barrier{Mesh: m, Report: 17, Release: 18, Limit: time.Minute, All: true}).Run(
+		context.Background()); err != nil {
 		return err
 	}
 	if err = message(r, m, 7, x(5)); err != nil {

@@ -47,8 +47,8 @@ func TestAllPass(t *testing.T) {
 	})
 }
 
-// TestNamesTheLate: rank 0 names the ranks that are late and those that arrived, the others blame rank 0, and no rank waits for longer than it should: for
-// one limit, or one for each late rank.
+// TestNamesTheLate: rank 0 names the ranks that are late and those that arrived, the others blame rank 0, and no rank
+// waits for longer than it should: for one limit, or one for each late rank.
 func TestNamesTheLate(t *testing.T) {
 	for all, want := range map[bool]time.Duration{false: time.Minute, true: 2 * time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
@@ -63,7 +63,8 @@ func TestNamesTheLate(t *testing.T) {
 				return limited
 			})
 			e, _ := errors.AsType[*cohort.Error](errs[0])
-			if e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 2 || !strings.Contains(e.Detail, "ranks 2 and 4 did not reach the barrier within 1m0s; ranks 1 and 3 did") {
+			if e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 2 ||
+				!strings.Contains(e.Detail, "ranks 2 and 4 did not reach the barrier within 1m0s; ranks 1 and 3 did") {
 				t.Errorf("all %v: rank 0: %v", all, errs[0])
 			}
 			if took[0] != want {

@@ -20,7 +20,8 @@ func (r *run) allReduce() error {
 	switch {
 	case bytes/r.req.DType.Size() < r.size:
 		return r.inPairs(r.doubling)
-	case r.size >= 4 && r.tuning.HalveFrom <= bytes && (bytes <= r.tuning.HalveTo || r.positions().rest == 0 && bytes/r.size < r.tuning.Together):
+	case r.size >= 4 && r.tuning.HalveFrom <= bytes &&
+		(bytes <= r.tuning.HalveTo || r.positions().rest == 0 && bytes/r.size < r.tuning.Together):
 		return r.inPairs(r.halving)
 	case bytes <= r.tuning.Small:
 		return r.inPairs(r.doubling)

@@ -32,8 +32,8 @@ type Tuning struct {
 	// HalveFrom and HalveTo are the smallest and the largest all-reduce, in bytes, in which four or more ranks exchange halves.
 	// HalveTo holds for the input of a reduce-scatter too.
 	HalveFrom, HalveTo int
-	// Together is the block, in bytes, below which a reduce-scatter exchanges halves, and an all-reduce above HalveTo among a power of two of
-	// ranks. Larger blocks go to their owners at once.
+	// Together is the block, in bytes, below which a reduce-scatter exchanges halves, and an all-reduce above HalveTo
+	// among a power of two of ranks. Larger blocks go to their owners at once.
 	Together int
 	// Tree is the largest broadcast, in bytes, that goes down a tree, whole, instead of along a chain in segments.
 	Tree int
@@ -369,7 +369,8 @@ func (r *run) received(h handle) error {
 	if err := r.await(r.ctx, h); err != nil || op.N == room {
 		return err
 	}
-	e := cohort.Newf("group: "+r.req.Kind.String(), cohort.Mismatch, "rank %d sent %d bytes where rank %d expects %d in operation %d; give the same sizes on all ranks",
+	e := cohort.Newf("group: "+r.req.Kind.String(), cohort.Mismatch,
+		"rank %d sent %d bytes where rank %d expects %d in operation %d; give the same sizes on all ranks",
 		op.Peer, op.N, r.rank, room, r.req.Tag)
 	e.Rank = cohort.Rank(op.Peer)
 	return e

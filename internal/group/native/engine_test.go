@@ -258,7 +258,8 @@ func runPlans(t *testing.T, meshes []transport.Mesh, tuning native.Tuning, seed 
 					return
 				}
 				if !bytes.Equal(q.Out, p.want[r]) {
-					errs[r] = fmt.Errorf("rank %d, plan %d, %v of %v, %d bytes, root %d: wrong result", r, i, q.Kind, q.DType, len(q.Out), q.Root)
+					errs[r] = fmt.Errorf("rank %d, plan %d, %v of %v, %d bytes, root %d: wrong result", r, i, q.Kind, q.DType,
+						len(q.Out), q.Root)
 					meshes[r].Fail(errs[r])
 					return
 				}
@@ -314,7 +315,8 @@ func TestSpread(t *testing.T) {
 					wg.Go(func() {
 						e := native.NewEngine(meshes[r], native.Tuning{Tree: 1, SpreadFrom: 2, Segment: 8})
 						for root := range n {
-							q := &collective.Request{Kind: collective.Broadcast, Tag: uint32(root), DType: tensor.Uint8, Root: root, Out: make([]byte, size)}
+							q := &collective.Request{Kind: collective.Broadcast, Tag: uint32(root), DType: tensor.Uint8,
+								Root: root, Out: make([]byte, size)}
 							if r == root {
 								copy(q.Out, want)
 							}
@@ -352,7 +354,8 @@ func TestAverage(t *testing.T) {
 							}
 							// The mean of 2r is n-1.
 							want := block(tensor.Float32, length, func(i int) int { return n - 1 + (from+i)%50 })
-							if err := interrupting(e, q, uint64(n+r+i)); err != nil || (kind != collective.Reduce || r == 0) && !bytes.Equal(q.Out, want) {
+							if err := interrupting(e, q, uint64(n+r+i)); err != nil ||
+								(kind != collective.Reduce || r == 0) && !bytes.Equal(q.Out, want) {
 								t.Errorf("%v, rank %d of %d, tuning %d: wrong average: %v", kind, r, n, i, err)
 								return
 							}
@@ -384,7 +387,8 @@ func TestCountsOnSomeRanks(t *testing.T) {
 		var wg sync.WaitGroup
 		for r := range n {
 			wg.Go(func() {
-				q := &collective.Request{Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, n*bytes), Out: make([]byte, n*bytes)}
+				q := &collective.Request{Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, n*bytes),
+					Out: make([]byte, n*bytes)}
 				for i := range q.In {
 					q.In[i] = byte(r)
 				}
@@ -416,14 +420,17 @@ func TestLargeOverTCP(t *testing.T) {
 				e := native.NewEngine(m, native.Tuning{})
 				for tag := range uint32(3) {
 					data := block(tensor.Int16, 300_001, func(int) int { return r + 1 })
-					if err := e.Run(context.Background(), &collective.Request{Kind: collective.AllReduce, Tag: 2 * tag, DType: tensor.Int16, Out: data}); err != nil {
+					if err := e.Run(context.Background(),
+						&collective.Request{Kind: collective.AllReduce, Tag: 2 * tag, DType: tensor.Int16, Out: data}); err != nil {
 						t.Error(err)
 						return
 					}
 					if !bytes.Equal(data, block(tensor.Int16, 300_001, func(int) int { return n * (n + 1) / 2 })) {
 						t.Errorf("ranks %d: wrong sum", n)
 					}
-					if err := e.Run(context.Background(), &collective.Request{Kind: collective.Broadcast, Tag: 2*tag + 1, DType: tensor.Int16, Out: data, Root: 1}); err != nil {
+					if err := e.Run(context.Background(),
+						&collective.Request{Kind: collective.Broadcast, Tag: 2*tag + 1, DType: tensor.Int16, Out: data,
+							Root: 1}); err != nil {
 						t.Error(err)
 						return
 					}

@@ -16,11 +16,12 @@ import (
 // the model of steps_test.go. Its segments have no limit there, so it sends everything whole. No rank waits until a message that
 // it sent has arrived, which only helps OpenMPI.
 //
-// A line holds for fewer ranks than it begins with; an algorithm for fewer bytes than stand behind it, the last one for all others. Bytes are those of
-// the tensor in a broadcast, reduce or all-reduce, else of one rank's block. Algorithms of other names are counted as these:
-// a pipeline is a chain; segmented rings are rings, and where there are fewer elements than ranks they are doubling; two_proc is doubling or
-// linear; linear_sync, linear_nb and pairwise are linear; butterfly and the recursive doubling of a reduce-scatter are halving, which takes no more;
-// a reduce of one element by Rabenseifner's algorithm is linear.
+// A line holds for fewer ranks than it begins with; an algorithm for fewer bytes than stand behind it, the last one for
+// all others. Bytes are those of the tensor in a broadcast, reduce or all-reduce, else of one rank's block. Algorithms
+// of other names are counted as these: a pipeline is a chain; segmented rings are rings, and where there are fewer
+// elements than ranks they are doubling; two_proc is doubling or linear; linear_sync, linear_nb and pairwise are
+// linear; butterfly and the recursive doubling of a reduce-scatter are halving, which takes no more; a reduce of one
+// element by Rabenseifner's algorithm is linear.
 var openMPI = map[collective.Kind]string{
 	collective.Barrier: `
 4: doubling

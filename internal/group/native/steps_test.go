@@ -55,7 +55,8 @@ type message struct {
 	index int
 }
 
-// recordingMesh writes down what a rank does, which depends on nothing but the request: no message has to move, and what a rank waits for is there.
+// recordingMesh writes down what a rank does, which depends on nothing but the request: no message has to move, and
+// what a rank waits for is there.
 type recordingMesh struct {
 	transport.Mesh // none: nothing else is called
 	rank, size     int
@@ -132,7 +133,8 @@ func replay(tb testing.TB, ranks [][]event) effort {
 				ranks[r] = ranks[r][1:]
 			}
 		}
-		// Each sender goes on with what it has begun. Of the others the message that was posted first goes first, if both its ranks are free.
+		// Each sender goes on with what it has begun. Of the others the message that was posted first goes first, if
+		// both its ranks are free.
 		sends, receives := make([]bool, len(ranks)), make([]bool, len(ranks))
 		var moving []*transfer
 		for _, begun := range []bool{true, false} {
@@ -168,8 +170,8 @@ func replay(tb testing.TB, ranks [][]event) effort {
 	return e
 }
 
-// requestOf is a rank's part in a collective. block is the tensor of a broadcast, reduce or all-reduce, else a rank's block; all has one for
-// each rank. Ranks that run one after another can use the same memory.
+// requestOf is a rank's part in a collective. block is the tensor of a broadcast, reduce or all-reduce, else a rank's
+// block; all has one for each rank. Ranks that run one after another can use the same memory.
 func requestOf(kind collective.Kind, rank, n int, block, all []byte) *collective.Request {
 	q := &collective.Request{Kind: kind, DType: tensor.Float32, Op: reduce.Sum, Root: n / 3}
 	switch kind {
@@ -239,8 +241,8 @@ var collectives = []struct {
 	more exception
 	// asMany tells where it may take more messages in as many steps.
 	asMany exception
-	// rounded tells where it may take more messages, and more steps, but fewer than there are ranks: each block travels by itself, and its last
-	// step is not full. In bytes a rank receives no more.
+	// rounded tells where it may take more messages, and more steps, but fewer than there are ranks: each block travels
+	// by itself, and its last step is not full. In bytes a rank receives no more.
 	rounded exception
 }{
 	{name: "barrier", kind: collective.Barrier, sizes: []int{0}, more: exception{
@@ -326,7 +328,8 @@ func TestStepsAndMessages(t *testing.T) {
 					case got.steps < most.steps+n && c.rounded.holds(n, bytes):
 						used["rounded"] = true
 					default:
-						t.Errorf("%d bytes with %d ranks: %v; OpenMPI's %s takes %v, with messages of up to 256 KiB %d", bytes, n, got, name, most, most.pieces)
+						t.Errorf("%d bytes with %d ranks: %v; OpenMPI's %s takes %v, with messages of up to 256 KiB %d", bytes, n,
+							got, name, most, most.pieces)
 					}
 				}
 			}
@@ -399,7 +402,8 @@ func sizeName(bytes int) string {
 
 // The table in docs/internals/collectives.md is what the code does.
 func TestStepsTable(t *testing.T) {
-	const file, begin, end = "../../../docs/internals/collectives.md", "<!-- steps: go test ./internal/group/native -run StepsTable -update -->\n", "<!-- steps end -->\n"
+	const file, begin, end = "../../../docs/internals/collectives.md", "<!-- steps: go test ./internal/group/native -run StepsTable " +
+		"-update -->\n", "<!-- steps end -->\n"
 	var b strings.Builder
 	counts := []int{2, 4, 8, 16, 64}
 	b.WriteString("| operation | size |")

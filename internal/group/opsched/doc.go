@@ -42,7 +42,7 @@
 //	Wait, Leave            a goroutine that waits              takes the role, or parks (WakePump when none runs)
 //	Pump                   the pump, after WakePump            takes the role
 //	Start                  the runner                          the next operation
-//	Pause                  the runner, whose context ended     as Release, and another runner goes on; after Fail or Close it must go on itself
+//	Pause                  the runner, whose context ended     as Release, and another runner goes on; after Fail or Close the same one
 //	Finish                 the runner, whose operation ended   Room
 //	Release                the runner                          WakePump when somebody needs the next operation; Gone when closed
 //	Settle                 a goroutine that sees it complete   Room; true for exactly one caller

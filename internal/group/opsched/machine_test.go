@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // op is an operation of the simulation.
@@ -304,11 +306,11 @@ func (s *sim) step() bool {
 }
 
 func TestSimulation(t *testing.T) {
-	seeds := uint64(3000)
+	count := 3000
 	if testing.Short() {
-		seeds = 300
+		count = 300
 	}
-	for seed := range seeds {
+	for seed := range seeds.Range(count) {
 		s := &sim{t: t, random: rand.New(rand.NewPCG(seed, 7)), m: New[op](1 + int(seed%6)), lastStart: -1}
 		s.say("seed %d", seed)
 		s.spawn("pump", nil, s.pumpLoop)

@@ -74,7 +74,8 @@ func (c *Config) validate() error {
 		c.Arena = min(1<<30, maxArena, most)
 	}
 	if c.Arena > most {
-		return cohort.Newf(op, cohort.InvalidArgument, "arena %d for %d ranks: all together have at most %d bytes here", c.Arena, c.Size, maxArenas)
+		return cohort.Newf(op, cohort.InvalidArgument, "arena %d for %d ranks: all together have at most %d bytes here", c.Arena,
+			c.Size, maxArenas)
 	}
 	// Every rank has a part of an area in the kinds that send something different to each.
 	c.Area = max(c.Area, c.Size*minPart)

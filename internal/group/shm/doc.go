@@ -11,9 +11,9 @@
 //	step 1    each rank publishes what it was asked to do, with its data or the first piece of it; all compare
 //	step 2..  the rest passes through the ranks' areas in pieces, two buffers deep
 //
-// Because of step 1, a mismatch of operation, type, size, operator, root or order is an error on every rank, naming both
-// sides, before any data is combined; but see below for small operations with a root. What a rank has shown with a step it overwrites only when all ranks have taken the next
-// one, so no operation needs a barrier at its end.
+// Because of step 1, a mismatch of operation, type, size, operator, root or order is an error on every rank, naming
+// both sides, before any data is combined; but see below for small operations with a root. What a rank has shown with a
+// step it overwrites only when all ranks have taken the next one, so no operation needs a barrier at its end.
 //
 // A small operation with a root has only step 1, in which a rank waits for those whose data it needs: the root of a broadcast
 // for no rank, the others for the root. So a rank may be some steps ahead of others; its last steps stay readable, and are

@@ -44,7 +44,8 @@ func newEngine(c Config, seg *segment) *Engine {
 	e := &Engine{
 		rank: c.Rank, size: c.Size, config: c, seg: seg, lock: newCtxMutex(),
 		op: progress{name: "shm: join"}, steps: newSteps(seg, c.Rank, c.Size), operands: newOperands(c.Size),
-		others: others{states: make([]atomic.Uint32, c.Size), conns: make([]*net.UnixConn, c.Size)}, life: lifetime{stop: make(chan struct{})},
+		others: others{states: make([]atomic.Uint32, c.Size), conns: make([]*net.UnixConn, c.Size)},
+		life:   lifetime{stop: make(chan struct{})},
 	}
 	e.wait.engine = e
 	for i := 1; i < c.Size; i++ {

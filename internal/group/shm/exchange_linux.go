@@ -156,7 +156,8 @@ func (e *Engine) fillTables(r *collective.Request, set uint32) {
 // compareCounts checks that what each rank sends to each is what the other expects, as far as this rank has waited for them.
 func (e *Engine) compareCounts(r *collective.Request) error {
 	differ := func(from, to int, sent, expected uint64) error {
-		return e.giveUp(cohort.Newf(e.op.name, cohort.Mismatch, "rank %d sends %d bytes to rank %d, which expects %d (rank %d called %v, rank %d called %v)",
+		return e.giveUp(cohort.Newf(e.op.name, cohort.Mismatch,
+			"rank %d sends %d bytes to rank %d, which expects %d (rank %d called %v, rank %d called %v)",
 			from, sent, to, expected, from, e.descOf(from), to, e.descOf(to)))
 	}
 	from, to := 0, e.size

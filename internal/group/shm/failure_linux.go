@@ -149,7 +149,8 @@ func (e *Engine) reasonToStop(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// endIfLost abandons the group because of a lost rank. A rank that gave up itself has sent its reason before it closed: then that is the reason.
+// endIfLost abandons the group because of a lost rank. A rank that gave up itself has sent its reason before it closed:
+// then that is the reason.
 func (e *Engine) endIfLost() error {
 	lost := e.whoIsLost()
 	if lost == nil {

@@ -25,7 +25,8 @@ import (
 func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 	t.Parallel()
 	sum := func(n int) *collective.Request {
-		return &collective.Request{Kind: collective.AllReduce, Tag: 7, DType: tensor.Float32, Op: reduce.Sum, Out: bytes.Repeat([]byte{1}, n)}
+		return &collective.Request{Kind: collective.AllReduce, Tag: 7, DType: tensor.Float32, Op: reduce.Sum,
+			Out: bytes.Repeat([]byte{1}, n)}
 	}
 	change := func(q *collective.Request, f func(*collective.Request)) *collective.Request {
 		f(q)
@@ -36,12 +37,13 @@ func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 		words        []string
 		own          []int // the ranks whose very call fails; without a root, all
 	}{
-		"operator": {sum(8), change(sum(8), func(q *collective.Request) { q.Op = reduce.Max }), []string{"all_reduce(sum, float32, 8 bytes, tag 7)", "all_reduce(max, float32, 8 bytes, tag 7)"}, nil},
-		"type":     {sum(8), change(sum(8), func(q *collective.Request) { q.DType = tensor.Int32 }), []string{"float32", "int32"}, nil},
-		"size":     {sum(8), sum(12), []string{"8 bytes", "12 bytes"}, nil},
-		"large":    {sum(4 << 20), sum(8), []string{"4194304 bytes", "8 bytes"}, nil},
-		"order":    {sum(8), change(sum(8), func(q *collective.Request) { q.Tag = 8 }), []string{"tag 7", "tag 8"}, nil},
-		"kind":     {sum(8), &collective.Request{Kind: collective.Barrier, Tag: 7}, []string{"all_reduce(", "barrier(tag 7)"}, nil},
+		"operator": {sum(8), change(sum(8), func(q *collective.Request) { q.Op = reduce.Max }),
+			[]string{"all_reduce(sum, float32, 8 bytes, tag 7)", "all_reduce(max, float32, 8 bytes, tag 7)"}, nil},
+		"type":  {sum(8), change(sum(8), func(q *collective.Request) { q.DType = tensor.Int32 }), []string{"float32", "int32"}, nil},
+		"size":  {sum(8), sum(12), []string{"8 bytes", "12 bytes"}, nil},
+		"large": {sum(4 << 20), sum(8), []string{"4194304 bytes", "8 bytes"}, nil},
+		"order": {sum(8), change(sum(8), func(q *collective.Request) { q.Tag = 8 }), []string{"tag 7", "tag 8"}, nil},
+		"kind":  {sum(8), &collective.Request{Kind: collective.Barrier, Tag: 7}, []string{"all_reduce(", "barrier(tag 7)"}, nil},
 		"root": {
 			&collective.Request{Kind: collective.Broadcast, Tag: 1, Root: 0, DType: tensor.Uint8, Out: make([]byte, 4)},
 			&collective.Request{Kind: collective.Broadcast, Tag: 1, Root: 1, DType: tensor.Uint8, Out: make([]byte, 4)},
@@ -56,7 +58,8 @@ func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 		},
 		"counts": {
 			&collective.Request{Kind: collective.ReduceScatter, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 2)},
-			&collective.Request{Kind: collective.ReduceScatter, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 2), InCounts: []int{3, 1, 2}},
+			&collective.Request{Kind: collective.ReduceScatter, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 2),
+				InCounts: []int{3, 1, 2}},
 			[]string{"reduce_scatter(sum, uint8, 6 bytes, tag 0)", "uneven counts"},
 			nil,
 		},
@@ -74,7 +77,8 @@ func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 		},
 		"all to all": {
 			&collective.Request{Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 6)},
-			&collective.Request{Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 6), InCounts: []int{1, 3, 2}},
+			&collective.Request{Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 6),
+				InCounts: []int{1, 3, 2}},
 			[]string{"rank 2 sends 1 bytes to rank 0, which expects 2"},
 			nil,
 		},
@@ -172,7 +176,8 @@ func TestTimeoutFailsTheGroup(t *testing.T) {
 	if timeouts == 0 {
 		t.Errorf("no rank reports that it waited for rank 2: %v", errs)
 	}
-	if err := engines[2].Run(context.Background(), &collective.Request{Kind: collective.Barrier}); !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "gave up") {
+	if err := engines[2].Run(context.Background(), &collective.Request{Kind: collective.Barrier}); !errors.Is(err,
+		cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "gave up") {
 		t.Errorf("the late rank: %v", err)
 	}
 	if err := engines[0].Run(context.Background(), &collective.Request{Kind: collective.Barrier}); !errors.Is(err, cohort.Aborted) {
@@ -189,7 +194,8 @@ func TestContextInterrupts(t *testing.T) {
 	start := time.Now()
 	q := &collective.Request{Kind: collective.Barrier}
 	err := engines[0].Run(ctx, q)
-	if !errors.Is(err, context.Canceled) || !errors.As(err, new(*collective.Interrupted)) || !strings.Contains(err.Error(), "enough (waiting for ranks [1])") {
+	if !errors.Is(err, context.Canceled) || !errors.As(err, new(*collective.Interrupted)) ||
+		!strings.Contains(err.Error(), "enough (waiting for ranks [1])") {
 		t.Errorf("%v", err)
 	}
 	if d := time.Since(start); d > 2*time.Second {
@@ -200,7 +206,8 @@ func TestContextInterrupts(t *testing.T) {
 	}
 	ended, stop := context.WithCancel(context.Background())
 	stop()
-	if err = engines[1].Run(ended, &collective.Request{Kind: collective.Barrier}); !errors.Is(err, context.Canceled) || errors.As(err, new(*collective.Interrupted)) {
+	if err = engines[1].Run(ended, &collective.Request{Kind: collective.Barrier}); !errors.Is(err, context.Canceled) ||
+		errors.As(err, new(*collective.Interrupted)) {
 		t.Errorf("a context that had ended before: %v", err)
 	}
 	for rank, err := range each(engines, func(e *Engine) error {
@@ -229,7 +236,8 @@ func TestFail(t *testing.T) {
 	if !errors.Is(errs[0], cause) {
 		t.Errorf("rank 0: %v", errs[0])
 	}
-	if !errors.Is(errs[1], cohort.Aborted) || !strings.Contains(errs[1].Error(), "rank 0: it gave up: shm: fail: aborted: the user gave up") {
+	if !errors.Is(errs[1], cohort.Aborted) || !strings.Contains(errs[1].Error(),
+		"rank 0: it gave up: shm: fail: aborted: the user gave up") {
 		t.Errorf("rank 1: %v", errs[1])
 	}
 	if err := engines[0].mesh.Wait(context.Background(), recv); !errors.Is(err, cause) {

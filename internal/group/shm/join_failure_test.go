@@ -22,7 +22,8 @@ import (
 
 func TestJoinFails(t *testing.T) {
 	t.Parallel()
-	for _, c := range []Config{{Size: 0}, {Size: 2, Rank: 2}, {Size: 2}, {Size: MaxRanks + 1}, {Size: 1, Slot: -1}, {Size: 1, Area: 1 << 30}} {
+	for _, c := range []Config{{Size: 0}, {Size: 2, Rank: 2}, {Size: 2}, {Size: MaxRanks + 1}, {Size: 1, Slot: -1},
+		{Size: 1, Area: 1 << 30}} {
 		if _, err := Join(context.Background(), c); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%+v: %v", c, err)
 		}
@@ -35,11 +36,13 @@ func TestJoinFails(t *testing.T) {
 	}
 	b := newBoard()
 	_ = b.Set(ctx, "/shm/0", []byte("error no memory left"))
-	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, cohort.Unavailable) || !strings.Contains(err.Error(), "no memory left") {
+	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, cohort.Unavailable) ||
+		!strings.Contains(err.Error(), "no memory left") {
 		t.Errorf("rank 0 failed: %v", err)
 	}
 	_ = b.Set(ctx, "/shm/0", []byte("unix 00112233445566778899aabbccddeeff @cohort-shm-without-listener"))
-	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, cohort.Unavailable) || !strings.Contains(err.Error(), "one host") {
+	if _, err := Join(context.Background(), Config{Size: 2, Rank: 1, Exchange: b}); !errors.Is(err, cohort.Unavailable) ||
+		!strings.Contains(err.Error(), "one host") {
 		t.Errorf("another host: %v", err)
 	}
 	_ = b.Set(ctx, "/shm/0", []byte("garbage"))
@@ -234,7 +237,8 @@ func TestAllJoinOrNone(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	for r, err := range errs {
-		if !errors.Is(err, cohort.Unavailable) && !errors.Is(err, cohort.PeerLost) || !strings.Contains(err.Error(), "one host") && !strings.Contains(err.Error(), "rank 2") {
+		if !errors.Is(err, cohort.Unavailable) && !errors.Is(err, cohort.PeerLost) ||
+			!strings.Contains(err.Error(), "one host") && !strings.Contains(err.Error(), "rank 2") {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}

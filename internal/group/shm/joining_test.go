@@ -182,7 +182,8 @@ func TestOtherUsersAreRefused(t *testing.T) {
 			_ = u.Close()
 			reply, rights := make([]byte, 8), make([]byte, 64)
 			n, attached, _, _, _ := peer.ReadMsgUnix(reply, rights)
-			if welcome := err == nil && rank == 2 && n == 1 && attached > 0; welcome != c.welcome || !c.welcome && (err == nil || n > 0 || attached > 0) {
+			if welcome := err == nil && rank == 2 && n == 1 && attached > 0; welcome != c.welcome ||
+				!c.welcome && (err == nil || n > 0 || attached > 0) {
 				t.Errorf("rank %d, %v; %d bytes and %d bytes of rights", rank, err, n, attached)
 			}
 		})

@@ -144,7 +144,8 @@ func newLayout(ranks, slot, area, arena int, most int64) (layout, error) {
 	ringsAt := place(ranks*ranks, shmring.ControlSize+l.ring)
 	arenasAt := place(ranks, l.arena)
 	if total > most {
-		return layout{}, cohort.Newf("shm: layout", cohort.InvalidArgument, "a segment of %d bytes for %d ranks: a process here can map at most %d (lower Slot, Area or Arena of rank 0)",
+		return layout{}, cohort.Newf("shm: layout", cohort.InvalidArgument,
+			"a segment of %d bytes for %d ranks: a process here can map at most %d (lower Slot, Area or Arena of rank 0)",
 			total, ranks, most)
 	}
 	l.slotsAt, l.areasAt, l.ringsAt, l.arenasAt, l.totalSize = int(slotsAt), int(areasAt), int(ringsAt), int(arenasAt), int(total)
@@ -212,7 +213,8 @@ func (h *header) describe(l *layout) {
 func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 	const op = "shm: join"
 	if h.magic != segmentMagic || h.version != segmentVersion {
-		return layout{}, cohort.Newf(op, cohort.Protocol, "segment magic %#x version %d: want %#x and %d (are all ranks of the same build?)",
+		return layout{}, cohort.Newf(op, cohort.Protocol,
+			"segment magic %#x version %d: want %#x and %d (are all ranks of the same build?)",
 			h.magic, h.version, uint64(segmentMagic), segmentVersion)
 	}
 	if int(h.ranks) != ranks {
@@ -225,8 +227,10 @@ func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 	if err != nil {
 		return layout{}, err
 	}
-	if uint64(l.ring) != h.ring || uint64(l.totalSize) != h.total || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || l.area != int(h.area) || l.arena != int(h.arena) { //nolint:gosec // sizes, and bounded above
-		return layout{}, cohort.Newf(op, cohort.Protocol, "segment of %d bytes: its header says %d, its layout %d", fileSize, h.total, l.totalSize)
+	if uint64(l.ring) != h.ring || uint64(l.totalSize) != h.total || fileSize != int64(l.totalSize) || l.slot != int(h.slot) ||
+		l.area != int(h.area) || l.arena != int(h.arena) { //nolint:gosec // sizes, and bounded above
+		return layout{}, cohort.Newf(op, cohort.Protocol, "segment of %d bytes: its header says %d, its layout %d", fileSize,
+			h.total, l.totalSize)
 	}
 	return l, nil
 }

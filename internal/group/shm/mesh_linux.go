@@ -64,8 +64,9 @@ type meshPeer struct {
 
 func newMesh(e *Engine) *Mesh {
 	m := &Mesh{
-		engine: e, eager: min(e.seg.ring/4, 8<<10), offers: maxOffers, slice: sleepSlice, role: make(chan struct{}, 1), wanted: make(chan struct{}, 1),
-		wait: waiter{engine: e},
+		engine: e, eager: min(e.seg.ring/4, 8<<10), offers: maxOffers, slice: sleepSlice, role: make(chan struct{}, 1),
+		wanted: make(chan struct{}, 1),
+		wait:   waiter{engine: e},
 	}
 	m.mu.peers = make([]*meshPeer, e.size)
 	m.role <- struct{}{}

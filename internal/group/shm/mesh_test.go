@@ -58,7 +58,8 @@ func TestMessagesMatchInOrder(t *testing.T) {
 						size := []int{0, 1, 100, 8 << 10, 8<<10 + 1, 40 << 10, 300 << 10}[r.IntN(7)]
 						data, slot := random(r, size), uint64(r.IntN(3))
 						posts[from] = append(posts[from], post{op: &transport.Op{Peer: to, Slot: slot, Buf: data}})
-						posts[to] = append(posts[to], post{&transport.Op{Peer: from, Slot: slot, Buf: make([]byte, size+r.IntN(10))}, append([]byte{}, data...)})
+						posts[to] = append(posts[to],
+							post{&transport.Op{Peer: from, Slot: slot, Buf: make([]byte, size+r.IntN(10))}, append([]byte{}, data...)})
 					}
 				}
 			}
@@ -311,7 +312,8 @@ func TestOfferOfALeaver(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 3, nil)
 	m, large := engines[0].mesh, engines[0].mesh.eager+1
-	for _, op := range []*transport.Op{{Slot: 5, Buf: make([]byte, large)}, {Slot: 5, Buf: []byte("later")}, {Slot: 6, Buf: []byte("bye")}} {
+	for _, op := range []*transport.Op{{Slot: 5, Buf: make([]byte, large)}, {Slot: 5, Buf: []byte("later")},
+		{Slot: 6, Buf: []byte("bye")}} {
 		engines[1].mesh.Send(op)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

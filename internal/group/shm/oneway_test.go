@@ -98,8 +98,8 @@ func anyAsleep(e *Engine) bool {
 	return false
 }
 
-// TestRunningAhead: a rank that needs no other continues while the others have not arrived, until the room is used up; what it has shown is still
-// there when they arrive.
+// TestRunningAhead: a rank that needs no other continues while the others have not arrived, until the room is used up;
+// what it has shown is still there when they arrive.
 func TestRunningAhead(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -183,7 +183,9 @@ func runInParts(ctx context.Context, e *Engine, q *collective.Request, choice *r
 		}
 		err := e.Run(part, q)
 		cancel()
-		interrupted := errors.As(err, new(*collective.Interrupted)) || err != nil && part.Err() != nil && errors.Is(err, context.DeadlineExceeded) // which had not begun
+		// which had not begun
+		interrupted := errors.As(err, new(*collective.Interrupted)) ||
+			err != nil && part.Err() != nil && errors.Is(err, context.DeadlineExceeded)
 		if !interrupted || ctx.Err() != nil {
 			return err
 		}
@@ -211,7 +213,8 @@ func TestDrift(t *testing.T) {
 				return nil
 			})
 			plan := rand.New(rand.NewPCG(seed, 1))
-			kinds := []collective.Kind{collective.Broadcast, collective.Reduce, collective.Gather, collective.Scatter, collective.Broadcast, collective.AllReduce}
+			kinds := []collective.Kind{collective.Broadcast, collective.Reduce, collective.Gather, collective.Scatter,
+				collective.Broadcast, collective.AllReduce}
 			type step struct {
 				kind    collective.Kind
 				root, n int
@@ -230,7 +233,8 @@ func TestDrift(t *testing.T) {
 					if pause.IntN(40) == 0 {
 						time.Sleep(time.Duration(pause.IntN(1000)) * time.Microsecond)
 					}
-					if err := checkRooted(e, s.kind, uint32(tag), s.root, s.n, func(q *collective.Request) error { return runInParts(t.Context(), e, q, pause) }); err != nil {
+					if err := checkRooted(e, s.kind, uint32(tag), s.root, s.n,
+						func(q *collective.Request) error { return runInParts(t.Context(), e, q, pause) }); err != nil {
 						return err
 					}
 				}
@@ -265,8 +269,8 @@ func TestLossInAnOperationWithoutAWait(t *testing.T) {
 	}
 }
 
-// TestReasonOfARankThatLeft: a rank abandons the group because of another and leaves while a third checks which rank is lost. That one names
-// the same rank.
+// TestReasonOfARankThatLeft: a rank abandons the group because of another and leaves while a third checks which rank is
+// lost. That one names the same rank.
 func TestReasonOfARankThatLeft(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 3, nil)
@@ -295,7 +299,8 @@ func TestAReceiverWaitsForTheRoot(t *testing.T) {
 		engines := world(t, 3, nil)
 		q, _ := rootedRequest(kind, 1, 1, 3, 0, 4)
 		q.Timeout = 50 * time.Millisecond
-		if err := engines[1].Run(t.Context(), q); !errors.Is(err, cohort.DeadlineExceeded) || !strings.Contains(err.Error(), "(waiting for ranks [0])") {
+		if err := engines[1].Run(t.Context(), q); !errors.Is(err, cohort.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), "(waiting for ranks [0])") {
 			t.Errorf("%v: %v", kind, err)
 		}
 	}
@@ -391,7 +396,8 @@ func TestLateMismatch(t *testing.T) {
 		if e.rank == 0 {
 			root = 1 // so no rank is a root
 		}
-		err := e.Run(t.Context(), &collective.Request{Kind: collective.Reduce, Tag: 1, Root: root, DType: tensor.Int32, Out: make([]byte, 4)})
+		err := e.Run(t.Context(), &collective.Request{Kind: collective.Reduce, Tag: 1, Root: root, DType: tensor.Int32,
+			Out: make([]byte, 4)})
 		for tag := uint32(2); tag < 3*window && err == nil; tag++ {
 			err = runRooted(t.Context(), e, collective.Broadcast, tag, 0, 4)
 		}

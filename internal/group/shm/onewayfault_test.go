@@ -34,7 +34,8 @@ func rootedStep(plan *rand.Rand, ranks int) (kind collective.Kind, root, n int) 
 }
 
 func init() { //nolint:gochecknoinits // a role
-	// rooted runs a sequence of operations with roots in parts, with pauses, and prints how it ended. One rank ends as its arguments demand after one of them.
+	// rooted runs a sequence of operations with roots in parts, with pauses, and prints how it ended. One rank ends as
+	// its arguments demand after one of them.
 	roles["rooted"] = func(e *Engine, args []string) error {
 		seed, _ := strconv.ParseUint(args[0], 10, 64)
 		victim, _ := strconv.Atoi(args[1])
@@ -46,7 +47,8 @@ func init() { //nolint:gochecknoinits // a role
 				time.Sleep(time.Duration(pause.IntN(2000)) * time.Microsecond)
 			}
 			kind, root, n := rootedStep(plan, e.Size())
-			err := checkRooted(e, kind, tag, root, n, func(q *collective.Request) error { return runInParts(context.Background(), e, q, pause) })
+			err := checkRooted(e, kind, tag, root, n,
+				func(q *collective.Request) error { return runInParts(context.Background(), e, q, pause) })
 			if err != nil {
 				if lost, ok := errors.AsType[*cohort.Error](err); ok {
 					fmt.Println("ended", lost.Code, lost.Rank, tag, err)

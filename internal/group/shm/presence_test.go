@@ -115,7 +115,8 @@ func TestDeathWhileAnotherIsLate(t *testing.T) {
 			if r == victim {
 				continue
 			}
-			if line := p.next(t, noticed); !strings.HasPrefix(line, "ended peer lost ") || !strings.Contains(line, "rank "+strconv.Itoa(victim)) {
+			if line := p.next(t, noticed); !strings.HasPrefix(line, "ended peer lost ") ||
+				!strings.Contains(line, "rank "+strconv.Itoa(victim)) {
 				t.Errorf("rank %d: %q, want the loss of rank %d", r, line, victim)
 			}
 		}

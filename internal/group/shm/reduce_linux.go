@@ -203,7 +203,8 @@ func (e *Engine) copyOut(data []byte) {
 
 // anyDirect reports whether a rank's buffer lies in the segment, so that the rank has copied nothing in.
 func (e *Engine) anyDirect() bool {
-	return slices.ContainsFunc(e.peers, func(p int) bool { return e.descOf(p).head&flagDirect != 0 }) || e.descOf(e.rank).head&flagDirect != 0
+	return slices.ContainsFunc(e.peers, func(p int) bool { return e.descOf(p).head&flagDirect != 0 }) ||
+		e.descOf(e.rank).head&flagDirect != 0
 }
 
 // allDirect reports whether every rank's buffer lies in the segment, where all can reach it, and fills e.operands.direct.

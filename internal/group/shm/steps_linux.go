@@ -211,6 +211,7 @@ func (e *Engine) pair(root int, step uint32) error {
 // mismatch names what two ranks were asked to do, here and to the others, which may not have compared yet.
 func (e *Engine) mismatch(a, b int, step uint32) error {
 	first, second := e.steps.line(a, step), e.steps.line(b, step)
-	return e.giveUp(cohort.Newf(e.op.name, cohort.Mismatch, "rank %d called %s, rank %d called %s: all ranks must call the same operations in the same order",
+	return e.giveUp(cohort.Newf(e.op.name, cohort.Mismatch,
+		"rank %d called %s, rank %d called %s: all ranks must call the same operations in the same order",
 		a, first.desc.words(first.shape), b, second.desc.words(second.shape)))
 }

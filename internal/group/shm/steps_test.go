@@ -109,6 +109,8 @@ func TestStepsTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(page), b.String()) {
-		t.Errorf("docs/internals/collectives.md does not have the table of steps in shared memory (2, 4, 8 and 16 ranks; 4 B, 64 KiB and 1 MiB each):\n%s", b.String())
+		t.Errorf(
+			"docs/internals/collectives.md does not have the table of steps in shared memory (2, 4, 8 and 16 ranks; 4 B, 64 KiB and "+
+				"1 MiB each):\n%s", b.String())
 	}
 }

@@ -149,8 +149,8 @@ func (e *Engine) waitLong(ctx context.Context, line *stepLine) error {
 	}
 }
 
-// sleepBelow sleeps while word has not reached target, at most for a time, and reports whether the time was over. A rank that moves word reads
-// sleepers after it.
+// sleepBelow sleeps while word has not reached target, at most for a time, and reports whether the time was over. A
+// rank that moves word reads sleepers after it.
 func sleepBelow(word, sleepers *uint32, target uint32, limit time.Duration, raw bool) (over bool) {
 	atomic.AddUint32(sleepers, 1)
 	if v := atomic.LoadUint32(word); !reached(v, target) {
@@ -174,14 +174,16 @@ func futexWait(word *uint32, value uint32, limit time.Duration, raw bool) (over 
 	limit = max(limit, time.Microsecond)
 	if raw && spinwait.BeginRawSleep() {
 		ts := unix.NsecToTimespec(int64(min(limit, spinwait.RawSleep)))
-		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec
+		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value),
+			uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec
 		spinwait.EndRawSleep()
 		if limit -= spinwait.RawSleep; errno != unix.ETIMEDOUT || limit <= 0 {
 			return errno == unix.ETIMEDOUT
 		}
 	}
 	ts := unix.NsecToTimespec(int64(limit))
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value),
+		uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec
 	return errno == unix.ETIMEDOUT
 }
 

@@ -47,7 +47,8 @@ func TestSlicesPartTheWorld(t *testing.T) {
 
 func TestGrid(t *testing.T) {
 	g, err := subgroup.New("test", axes, 9, 12)
-	if err != nil || !slices.Equal(g.At, []int{1, 1, 1}) || g.String() != "mesh(pp=2, dp=3, tp=2)" || !slices.Equal(g.Sizes(), []int{2, 3, 2}) {
+	if err != nil || !slices.Equal(g.At, []int{1, 1, 1}) || g.String() != "mesh(pp=2, dp=3, tp=2)" ||
+		!slices.Equal(g.Sizes(), []int{2, 3, 2}) {
 		t.Errorf("%v %v %v %v", g.At, g.String(), g.Sizes(), err)
 	}
 	if part, _, err := g.Slice("test", "dp"); err != nil || !slices.Equal(part.Ranks, []cohort.Rank{7, 9, 11}) {

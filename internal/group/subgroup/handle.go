@@ -35,10 +35,12 @@ func (h GroupHandle) PlaceIn(op string, list []string) (int, error) {
 	seen := map[string]bool{}
 	for _, text := range list {
 		if !validName(text) {
-			return 0, cohort.Newf(op, cohort.InvalidArgument, "%q is not a handle of a gloo group: want what Handle or _get_reconfigure_handle() returned", text)
+			return 0, cohort.Newf(op, cohort.InvalidArgument,
+				"%q is not a handle of a gloo group: want what Handle or _get_reconfigure_handle() returned", text)
 		}
 		if seen[text] {
-			return 0, cohort.Newf(op, cohort.InvalidArgument, "handle %q is given twice: every rank needs another one, so give New different ranks", text)
+			return 0, cohort.Newf(op, cohort.InvalidArgument,
+				"handle %q is given twice: every rank needs another one, so give New different ranks", text)
 		}
 		seen[text] = true
 	}
@@ -49,7 +51,8 @@ func (h GroupHandle) PlaceIn(op string, list []string) (int, error) {
 	return place, nil
 }
 
-// RanksIn returns the rank that each member of a list of valid handles had in the group of a reconfiguration, -1 for those that were not in it.
+// RanksIn returns the rank that each member of a list of valid handles had in the group of a reconfiguration, -1 for
+// those that were not in it.
 func RanksIn(uuid int64, list []string) []int {
 	ranks := make([]int, len(list))
 	for i, text := range list {

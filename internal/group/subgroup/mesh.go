@@ -33,7 +33,8 @@ func New(op string, axes []Axis, rank, size int) (Grid, error) {
 		case a.Size < 1:
 			return Grid{}, cohort.Newf(op, cohort.InvalidArgument, "dimension %q has size %d", a.Name, a.Size)
 		case a.Name == "" || slices.ContainsFunc(axes[:i], func(b Axis) bool { return b.Name == a.Name }):
-			return Grid{}, cohort.Newf(op, cohort.InvalidArgument, "dimension %d is called %q: names must not be empty or used twice", i, a.Name)
+			return Grid{}, cohort.Newf(op, cohort.InvalidArgument,
+				"dimension %d is called %q: names must not be empty or used twice", i, a.Name)
 		}
 		total *= a.Size
 	}
@@ -75,8 +76,8 @@ func (g *Grid) Dimension(op, name string) (int, error) {
 	return d, nil
 }
 
-// Slice returns the ranks with the same coordinates in all but some dimensions, which are named in the order of the grid, and the numbers of these
-// dimensions.
+// Slice returns the ranks with the same coordinates in all but some dimensions, which are named in the order of the
+// grid, and the numbers of these dimensions.
 func (g *Grid) Slice(op string, names ...string) (Grid, []int, error) {
 	if len(names) == 0 {
 		return Grid{}, nil, cohort.New(op, cohort.InvalidArgument, "no dimensions")

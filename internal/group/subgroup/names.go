@@ -11,7 +11,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 )
 
-// NameCounter is what a rank knows of the groups that were made in its world. The zero value is that of a world with only the default group.
+// NameCounter is what a rank knows of the groups that were made in its world. The zero value is that of a world with
+// only the default group.
 type NameCounter struct {
 	Groups int             // made by all ranks, members or not
 	maybe  int             // groups that count too if the PyTorch ranks are 2.14

@@ -41,7 +41,8 @@ func TestNext(t *testing.T) {
 				}
 			}
 			if err != nil {
-				if low == high || !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) || !strings.Contains(err.Error(), torchcaps.Variable) {
+				if low == high || !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) ||
+					!strings.Contains(err.Error(), torchcaps.Variable) {
 					t.Fatalf("seed %d: %v", seed, err)
 				}
 				refused++
@@ -66,7 +67,8 @@ func TestRefusedNameSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := c.Next("op", unsure, []int{0, 1}, true, 0) // the first one is closed again
-	if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), "once a group was closed") || strings.Contains(err.Error(), "after a group made with") {
+	if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), "once a group was closed") ||
+		strings.Contains(err.Error(), "after a group made with") {
 		t.Errorf("the first group with local synchronization: %v", err)
 	}
 }

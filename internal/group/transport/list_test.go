@@ -65,7 +65,8 @@ func TestListIsAQueue(t *testing.T) {
 				for op := l.Head; op != nil; op = op.State.Next {
 					all = append(all, op)
 				}
-				if !slices.Equal(all, want) || l.Len != len(want) || len(want) > 0 && l.Tail != want[len(want)-1] || len(want) == 0 && l.Tail != nil {
+				if !slices.Equal(all, want) || l.Len != len(want) || len(want) > 0 && l.Tail != want[len(want)-1] ||
+					len(want) == 0 && l.Tail != nil {
 					t.Fatalf("%d ops, want %d", l.Len, len(want))
 				}
 				for slot := range uint64(4) {

@@ -155,9 +155,9 @@ func (s *Set) Fail(err error) {
 // partAlign keeps the ends of parts off the middle of a cache line.
 const partAlign = 64
 
-// Divide marks op as posted, in n parts of equal length that a mesh posts in its place. It is complete when all of them are; then N is the sum of
-// theirs, and its error the first one of a part, in their order. The memory of the parts is that of the last time, so that an op that is used
-// again and again needs none.
+// Divide marks op as posted, in n parts of equal length that a mesh posts in its place. It is complete when all of them
+// are; then N is the sum of theirs, and its error the first one of a part, in their order. The memory of the parts is
+// that of the last time, so that an op that is used again and again needs none.
 func (op *Op) Divide(n int) []Op {
 	op.Begin()
 	if cap(op.State.Parts) < n {

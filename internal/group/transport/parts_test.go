@@ -24,7 +24,8 @@ func TestDivide(t *testing.T) {
 			for i := range parts {
 				parts[i].Begin()
 				if parts[i].Peer != 3 || parts[i].Slot != 9 || parts[i].Length() != length || len(parts[i].Buf) > length/n+n*partAlign {
-					t.Errorf("part %d of %d of %d bytes: peer %d, slot %d, %d bytes", i, n, length, parts[i].Peer, parts[i].Slot, len(parts[i].Buf))
+					t.Errorf("part %d of %d of %d bytes: peer %d, slot %d, %d bytes", i, n, length, parts[i].Peer, parts[i].Slot,
+						len(parts[i].Buf))
 				}
 				joined = append(joined, parts[i].Buf...)
 			}

@@ -10,7 +10,8 @@ func TestSubstitute(t *testing.T) {
 	values := map[string]string{"local_rank": "3"}
 	for text, want := range map[string]string{
 		"plain": "plain", "${local_rank}": "3", "$local_rank": "3", "x${local_rank}y": "x3y", "$$": "$", "$${local_rank}": "${local_rank}",
-		"${other}": "${other}", "$other": "$other", "${local_rank": "${local_rank", "$": "$", "a$": "a$", "$1": "$1", "$local_rank2": "$local_rank2",
+		"${other}": "${other}", "$other": "$other", "${local_rank": "${local_rank", "$": "$", "a$": "a$", "$1": "$1",
+		"$local_rank2":  "$local_rank2",
 		"$local_rank-x": "3-x", "${}": "${}",
 	} {
 		if got := substitute(text, values); got != want {

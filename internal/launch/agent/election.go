@@ -56,9 +56,12 @@ func (j *Job) findStore(c net.Conn) (*election, error) {
 	}
 	if _, err := client.Stats(ctx); err != nil {
 		_ = client.Close()
-		return nil, cohort.Newf(op, cohort.NotSupported, "what listens at %s is neither a launcher nor a store of \"cohort store serve\"; torchrun and cohort run cannot launch parts of one job: %w", j.cfg.Endpoint, err)
+		return nil, cohort.Newf(op, cohort.NotSupported,
+			"what listens at %s is neither a launcher nor a store of \"cohort store serve\"; torchrun and cohort run cannot launch "+
+				"parts of one job: %w", j.cfg.Endpoint, err)
 	}
-	return &election{job: j, key: nodecoord.NewHostLease(client, j.cfg.Endpoint, j.cfg.RunID, j.cfg.Silence), own: cmp.Or(j.cfg.LocalAddr, host)}, nil
+	return &election{job: j, key: nodecoord.NewHostLease(client, j.cfg.Endpoint, j.cfg.RunID, j.cfg.Silence),
+		own: cmp.Or(j.cfg.LocalAddr, host)}, nil
 }
 
 // run takes part in the job, as its host or not, until it has ended.
@@ -95,7 +98,9 @@ func (e *election) attend(h *nodecoord.Host, addr string) (why string, err error
 		case !errors.Is(err, cohort.Unavailable):
 			return "", err
 		case loopback(addr) && !loopback(net.JoinHostPort(e.own, "")):
-			return "", cohort.Newf(op, cohort.Unavailable, "the launcher that hosts the rendezvous is known as %s, which only its own machine reaches: start it with --local-addr and an address that all nodes reach: %w", addr, err)
+			return "", cohort.Newf(op, cohort.Unavailable,
+				"the launcher that hosts the rendezvous is known as %s, which only its own machine reaches: start it with "+
+					"--local-addr and an address that all nodes reach: %w", addr, err)
 		}
 		return "", errHostLost
 	}

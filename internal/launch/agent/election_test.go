@@ -30,7 +30,8 @@ func newElection(t *testing.T, own string) *election {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{RunID: "job", MinNodes: 9, MaxNodes: 9, JoinTimeout: time.Hour, Silence: time.Minute, NodeRank: -1, Ending: map[int]bool{int(syscall.SIGTERM): true}}
+	cfg := Config{RunID: "job", MinNodes: 9, MaxNodes: 9, JoinTimeout: time.Hour, Silence: time.Minute, NodeRank: -1,
+		Ending: map[int]bool{int(syscall.SIGTERM): true}}
 	j := &Job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), asked: t.Context()}
 	e := &election{job: j, key: nodecoord.NewHostLease(client, server.Addr().String(), "job", time.Minute), own: own}
 	t.Cleanup(e.key.Close)
@@ -80,7 +81,8 @@ func TestHostThatRefuses(t *testing.T) {
 		t.Errorf("after %v: %v", time.Since(began), err)
 	}
 	_, err := newElection(t, "192.0.2.1").attend(nil, addr)
-	if errors.Is(err, errHostLost) || err == nil || !strings.Contains(err.Error(), "known as "+addr+", which only its own machine reaches: start it with --local-addr") {
+	if errors.Is(err, errHostLost) || err == nil ||
+		!strings.Contains(err.Error(), "known as "+addr+", which only its own machine reaches: start it with --local-addr") {
 		t.Errorf("from another machine: %v", err)
 	}
 }

@@ -92,7 +92,9 @@ func (a *attempt) answering(ctx context.Context) int {
 // missing says which nodes have not answered, and when the host last received from them.
 func (a *attempt) missing(ctx context.Context, seen []verdict.Rank, answered int) string {
 	if quiet := a.member.wire.Quiet(); quiet > silentFrom {
-		return fmt.Sprintf("the launcher that hosts the rendezvous at %s has not responded for %d s: nothing is known of ranks on other nodes", a.member.host, int(quiet.Seconds()))
+		return fmt.Sprintf(
+			"the launcher that hosts the rendezvous at %s has not responded for %d s: nothing is known of ranks on other nodes",
+			a.member.host, int(quiet.Seconds()))
 	}
 	contacts := slices.Concat(askAll[[]nodecoord.Contact](context.WithoutCancel(ctx), a.member, 1, nodecoord.Presence, presenceTime)...)
 	var nodes []string
@@ -111,7 +113,8 @@ func (a *attempt) missing(ctx context.Context, seen []verdict.Rank, answered int
 	} else if more > 0 { // the roster is bounded
 		nodes = append(nodes, fmt.Sprintf("and %d more", more))
 	}
-	return fmt.Sprintf("only %d of the %d nodes have answered, and nothing is known of %s", answered, a.place.nodes, strings.Join(nodes, "; "))
+	return fmt.Sprintf("only %d of the %d nodes have answered, and nothing is known of %s", answered, a.place.nodes,
+		strings.Join(nodes, "; "))
 }
 
 // lastContact says when the host last received from a node, "" if it is not known.
@@ -139,7 +142,8 @@ func (j *Job) recordings(ctx context.Context) ([]flightrec.Dump, error) {
 }
 
 // examine looks at the workers of this node.
-func (a *attempt) examineLocal(ctx context.Context, apart time.Duration, look func(context.Context, jobscan.Job, time.Duration) verdict.Job) verdict.Job {
+func (a *attempt) examineLocal(ctx context.Context, apart time.Duration,
+	look func(context.Context, jobscan.Job, time.Duration) verdict.Job) verdict.Job {
 	seen := look(ctx, a.asJob(), apart)
 	printed := a.job.board.snapshot().Ranks
 	for i := range seen.Ranks {

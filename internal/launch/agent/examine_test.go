@@ -34,7 +34,8 @@ func TestExamineAllNodes(t *testing.T) {
 	}
 	release()
 	cfg := Config{
-		RunID: "nodes", Endpoint: "127.0.0.1:" + strconv.Itoa(port), MinNodes: 2, MaxNodes: 2, Silence: time.Minute, JoinTimeout: time.Minute, LastCall: time.Minute,
+		RunID: "nodes", Endpoint: "127.0.0.1:" + strconv.Itoa(port), MinNodes: 2, MaxNodes: 2, Silence: time.Minute,
+		JoinTimeout: time.Minute, LastCall: time.Minute,
 	}
 	h, err := nodecoord.Listen((&Job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
 	if err != nil {
@@ -48,7 +49,8 @@ func TestExamineAllNodes(t *testing.T) {
 	defer func() { _ = server.Close() }()
 	var members []*member
 	for node := range 2 {
-		j := &Job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), host: "node" + strconv.Itoa(node), asked: t.Context()}
+		j := &Job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), host: "node" + strconv.Itoa(node),
+			asked: t.Context()}
 		conn, refused := j.connect(cfg.Endpoint, time.Minute, false)
 		if refused != nil {
 			t.Fatal(refused)
@@ -56,13 +58,15 @@ func TestExamineAllNodes(t *testing.T) {
 		m := newMember(j, conn, cfg.Endpoint)
 		defer m.close()
 		roster := []nodecoord.Node{{Host: "alpha", Workers: 2}, {Host: "beta", Base: 2, Workers: 2}}
-		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port(), roster: roster}}
+		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port(),
+			roster: roster}}
 		a.workers = []*worker{{local: 0, rank: cohort.Rank(2 * node)}, {local: 1, rank: cohort.Rank(2*node + 1)}}
 		a.workers[0].running.Store(int64(os.Getpid()))
 		words := "exited with code 3"
 		a.workers[1].endText.Store(&words)
 		j.current.Store(a)
-		m.send(nodecoord.Message{Join: &nodecoord.Join{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
+		m.send(nodecoord.Message{Join: &nodecoord.Join{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(),
+			Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
 		members = append(members, m)
 	}
 	for _, m := range members { // both have joined once the host begins
@@ -93,7 +97,10 @@ func TestExamineAllNodes(t *testing.T) {
 	defer cancel()
 	seen, err := members[0].job.examine(ctx)
 	if err != nil || len(seen.Ranks) != 2 || seen.Local || !slices.ContainsFunc(seen.Notes, func(note string) bool {
-		return strings.HasPrefix(note, fmt.Sprintf("only 1 of the 2 nodes have answered, and nothing is known of node 1 on beta (ranks 2,3), whose launcher (process %d) ", os.Getpid()))
+		return strings.HasPrefix(note,
+			fmt.Sprintf(
+				"only 1 of the 2 nodes have answered, and nothing is known of node 1 on beta (ranks 2,3), whose launcher (process "+
+					"%d) ", os.Getpid()))
 	}) {
 		t.Errorf("without the other node: %v, %+v", err, seen)
 	}
@@ -103,7 +110,8 @@ func TestExamineAllNodes(t *testing.T) {
 func TestLastContact(t *testing.T) {
 	t.Parallel()
 	contacts := []nodecoord.Contact{{Node: 2, PID: 7, Ago: 90 * time.Second}, {Node: 1, PID: 8, Ago: silentFrom}}
-	for node, want := range []string{"", ", whose launcher (process 8) responds", ", whose launcher (process 7) has not responded for 90 s"} {
+	for node, want := range []string{"", ", whose launcher (process 8) responds",
+		", whose launcher (process 7) has not responded for 90 s"} {
 		if got := lastContact(contacts, node); got != want {
 			t.Errorf("node %d%s, want %s", node, got, want)
 		}
@@ -113,7 +121,8 @@ func TestLastContact(t *testing.T) {
 // TestSilentNode: a node that has said nothing for some time is not waited for.
 func TestSilentNode(t *testing.T) {
 	t.Parallel()
-	cfg := Config{RunID: "nodes", Endpoint: "127.0.0.1:0", MinNodes: 2, MaxNodes: 2, Silence: time.Hour, JoinTimeout: time.Minute, LastCall: time.Minute}
+	cfg := Config{RunID: "nodes", Endpoint: "127.0.0.1:0", MinNodes: 2, MaxNodes: 2, Silence: time.Hour, JoinTimeout: time.Minute,
+		LastCall: time.Minute}
 	cfg.Endpoint = "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 	h, err := nodecoord.Listen((&Job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
 	if err != nil {
@@ -129,7 +138,8 @@ func TestSilentNode(t *testing.T) {
 		return conn
 	}
 	join := func(node int) nodecoord.Message {
-		return nodecoord.Message{Join: &nodecoord.Join{RunID: cfg.RunID, Host: "node" + strconv.Itoa(node), PID: os.Getpid(), Roles: []launchcore.Role{{Name: "default", Workers: 1}}, Wish: node}}
+		return nodecoord.Message{Join: &nodecoord.Join{RunID: cfg.RunID, Host: "node" + strconv.Itoa(node), PID: os.Getpid(),
+			Roles: []launchcore.Role{{Name: "default", Workers: 1}}, Wish: node}}
 	}
 	m, silent := newMember(j, connect(), cfg.Endpoint), nodecoord.NewWire(connect(), time.Hour)
 	defer m.close()
@@ -143,7 +153,8 @@ func TestSilentNode(t *testing.T) {
 			break
 		}
 	}
-	a := &attempt{job: j, member: m, place: place{nodes: 2, world: 2, roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
+	a := &attempt{job: j, member: m, place: place{nodes: 2, world: 2,
+		roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
 	a.workers = []*worker{{}}
 	words := "exited with code 3"
 	a.workers[0].endText.Store(&words)
@@ -156,9 +167,13 @@ func TestSilentNode(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), nodesTime)
 		defer cancel()
 		seen, err := j.examine(ctx)
-		return err == nil && ctx.Err() == nil && !seen.Local && len(seen.Ranks) == 1 && slices.ContainsFunc(seen.Notes, func(note string) bool {
-			return strings.HasPrefix(note, fmt.Sprintf("only 1 of the 2 nodes have answered, and nothing is known of node 1 on beta (rank 1), whose launcher (process %d) has not responded for ", os.Getpid()))
-		})
+		return err == nil && ctx.Err() == nil && !seen.Local && len(seen.Ranks) == 1 &&
+			slices.ContainsFunc(seen.Notes, func(note string) bool {
+				return strings.HasPrefix(note,
+					fmt.Sprintf(
+						"only 1 of the 2 nodes have answered, and nothing is known of node 1 on beta (rank 1), whose launcher "+
+							"(process %d) has not responded for ", os.Getpid()))
+			})
 	})
 }
 
@@ -178,12 +193,14 @@ func TestSilentHost(t *testing.T) {
 	j := &Job{cfg: Config{RunID: "silent", Silence: time.Hour}, screen: newScreen(Screen{}), host: "alpha", asked: t.Context()}
 	m := newMember(j, conn, "the host")
 	defer m.close()
-	a := &attempt{job: j, member: m, place: place{nodes: 70, world: 70, roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
+	a := &attempt{job: j, member: m, place: place{nodes: 70, world: 70,
+		roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
 	a.workers = []*worker{{}}
 	words := "exited with code 3"
 	a.workers[0].endText.Store(&words)
 	j.current.Store(a)
-	if got, want := a.missing(t.Context(), []verdict.Rank{{}}, 1), "only 1 of the 70 nodes have answered, and nothing is known of node 1 on beta (rank 1); and 68 more"; got != want {
+	if got, want := a.missing(t.Context(), []verdict.Rank{{}}, 1),
+		"only 1 of the 70 nodes have answered, and nothing is known of node 1 on beta (rank 1); and 68 more"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	for m.wire.Quiet() <= silentFrom {
@@ -192,7 +209,8 @@ func TestSilentHost(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), nodesTime, errors.New("it waits for the others"))
 	defer cancel()
 	seen, err := j.examine(ctx)
-	if err != nil || ctx.Err() != nil || seen.Local || len(seen.Ranks) != 1 || len(seen.Notes) == 0 || !strings.HasPrefix(seen.Notes[len(seen.Notes)-1], "the launcher that hosts the rendezvous at the host has not responded for ") {
+	if err != nil || ctx.Err() != nil || seen.Local || len(seen.Ranks) != 1 || len(seen.Notes) == 0 ||
+		!strings.HasPrefix(seen.Notes[len(seen.Notes)-1], "the launcher that hosts the rendezvous at the host has not responded for ") {
 		t.Errorf("%v, %v, %+v", err, context.Cause(ctx), seen)
 	}
 }

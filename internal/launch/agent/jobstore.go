@@ -70,7 +70,8 @@ func (a *attempt) shareStore() error {
 
 func storeError(address string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return cohort.Newf(op, cohort.AlreadyExists, "the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, err)
+		return cohort.Newf(op, cohort.AlreadyExists,
+			"the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, err)
 	}
 	return unavailable("a store on "+address, err)
 }

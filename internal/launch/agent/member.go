@@ -53,7 +53,8 @@ type member struct {
 
 // newMember makes this node a member of the job whose host is at the other end.
 func newMember(j *Job, c net.Conn, addr string) *member {
-	m := &member{job: j, host: addr, wire: nodecoord.NewWire(c, j.cfg.Silence), incoming: make(chan nodecoord.Message, 16), quit: make(chan struct{}), answering: make(chan struct{}, maxAnswering)}
+	m := &member{job: j, host: addr, wire: nodecoord.NewWire(c, j.cfg.Silence), incoming: make(chan nodecoord.Message, 16),
+		quit: make(chan struct{}), answering: make(chan struct{}, maxAnswering)}
 	m.stopped.Go(m.read)
 	m.stopped.Go(m.heartbeat)
 	return m
@@ -121,7 +122,8 @@ func (m *member) close() {
 // run takes part in attempts until the host dismisses this node.
 func (m *member) run() error {
 	j := m.job
-	m.send(nodecoord.Message{Join: &nodecoord.Join{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(), Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
+	m.send(nodecoord.Message{Join: &nodecoord.Join{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(),
+		Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
 	for m.dismissed == nil {
 		select {
 		case msg, open := <-m.incoming:
@@ -199,14 +201,17 @@ func (m *member) hostLost() error {
 		return errHostLost
 	}
 	if m.wire.Identified() {
-		m.job.setEnd(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is lost: %s", m.host, nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
+		m.job.setEnd(launchcore.End{Code: cohort.PeerLost,
+			Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is lost: %s", m.host,
+				nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
 	} else {
 		m.unidentifiedHost()
 	}
 	return nil
 }
 
-// unidentifiedHost reports who is at the rendezvous and has not sent anything that a launcher sends: another program, or a launcher that ended too soon.
+// unidentifiedHost reports who is at the rendezvous and has not sent anything that a launcher sends: another program,
+// or a launcher that ended too soon.
 func (m *member) unidentifiedHost() {
 	_, text, _ := net.SplitHostPort(m.host)
 	who, found := "what listens at the rendezvous "+m.host, false
@@ -217,10 +222,15 @@ func (m *member) unidentifiedHost() {
 		}
 	}
 	if !found && (errors.Is(m.lost, net.ErrClosed) || ctxdial.Reset(m.lost)) {
-		m.job.setEnd(launchcore.End{Code: cohort.PeerLost, Sentence: fmt.Sprintf("the rendezvous at %s has ended the connection before it identified itself: a launcher that ended there at this moment, or another program", m.host)})
+		m.job.setEnd(launchcore.End{Code: cohort.PeerLost,
+			Sentence: fmt.Sprintf(
+				"the rendezvous at %s has ended the connection before it identified itself: a launcher that ended there at this "+
+					"moment, or another program", m.host)})
 		return
 	}
-	m.job.setEnd(launchcore.End{Code: cohort.Protocol, Sentence: fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who, nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
+	m.job.setEnd(launchcore.End{Code: cohort.Protocol,
+		Sentence: fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who,
+			nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
 }
 
 // attempt runs the workers of this node. ended says that this node leaves the job.
@@ -253,7 +263,8 @@ func (m *member) attempt(b nodecoord.Begin) (ended bool, err error) {
 	}
 	failure := a.blame(outcome)
 	m.reason = cmp.Or(m.reason, failure.Sentence)
-	m.send(nodecoord.Message{Ended: &nodecoord.Ended{Failed: nodecoord.Failed{Attempt: b.Attempt, Failure: failure}, OK: outcome.Succeeded()}})
+	m.send(nodecoord.Message{Ended: &nodecoord.Ended{Failed: nodecoord.Failed{Attempt: b.Attempt, Failure: failure},
+		OK: outcome.Succeeded()}})
 	return false, nil
 }
 
@@ -264,7 +275,9 @@ func (m *member) adopt(r nodecoord.Rules) {
 		return
 	}
 	if own := c.rules(); r != own {
-		m.job.screen.logf("this node has --nnodes %s --max-restarts %d, but the launcher that hosts the rendezvous has --nnodes %s --max-restarts %d, which counts",
+		m.job.screen.logf(
+			"this node has --nnodes %s --max-restarts %d, but the launcher that hosts the rendezvous has --nnodes %s --max-restarts "+
+				"%d, which counts",
 			nodeRange(own.MinNodes, own.MaxNodes), own.MaxRestarts, nodeRange(r.MinNodes, r.MaxNodes), r.MaxRestarts)
 	}
 	c.MinNodes, c.MaxNodes, c.MaxRestarts = r.MinNodes, r.MaxNodes, r.MaxRestarts

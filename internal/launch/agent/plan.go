@@ -40,7 +40,8 @@ func (c Config) Plan() (workers []PlannedWorker, store string, err error) {
 			set[i] = "MASTER_PORT=FREE_PORT"
 		}
 		role, _ := c.roleOf(local)
-		workers = append(workers, PlannedWorker{Rank: p.rank(local), Command: c.command(local), Set: set, Dir: role.Dir, CPUs: c.CPUs[local]})
+		workers = append(workers, PlannedWorker{Rank: p.rank(local), Command: c.command(local), Set: set, Dir: role.Dir,
+			CPUs: c.CPUs[local]})
 	}
 	return workers, store, nil
 }
@@ -49,7 +50,8 @@ func (c Config) Plan() (workers []PlannedWorker, store string, err error) {
 func (c Config) plannedPlace() (p place, store string) {
 	if c.MaxNodes > 1 {
 		p = c.examplePlace()
-		return p, fmt.Sprintf("in the launcher that hosts the rendezvous at %s, for node %d of %d if all have as many workers", c.Endpoint, p.node, p.nodes)
+		return p, fmt.Sprintf("in the launcher that hosts the rendezvous at %s, for node %d of %d if all have as many workers",
+			c.Endpoint, p.node, p.nodes)
 	}
 	p = c.singlePlace()
 	p.port, p.ours = c.MasterPort, !c.NoShim

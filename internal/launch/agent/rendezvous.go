@@ -68,7 +68,9 @@ func (j *Job) forHost() nodecoord.Config {
 		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
 		OnUnidentified: func(addr string) {
-			j.screen.logf("a client at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch parts of one job", addr)
+			j.screen.logf(
+				"a client at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch "+
+					"parts of one job", addr)
 		},
 	}
 }

@@ -174,7 +174,8 @@ func (l *eventLog) record(source, state string, p *eventPlace, more func(*metada
 func (j *Job) openEvents() {
 	if j.cfg.Events {
 		j.events = newEventLog(j.screen.err, eventJob{
-			RunID: j.cfg.RunID, Role: j.cfg.Roles[0].Name, Host: j.host, Backend: j.cfg.Backend, Program: filepath.Base(j.cfg.command(0)[0]), Started: j.cfg.Started,
+			RunID: j.cfg.RunID, Role: j.cfg.Roles[0].Name, Host: j.host, Backend: j.cfg.Backend,
+			Program: filepath.Base(j.cfg.command(0)[0]), Started: j.cfg.Started,
 		})
 	}
 }

@@ -37,7 +37,8 @@ func TestOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		tail := joblog.NewTail(100)
-		theirs := Status{Attempt: 1, Node: 1, World: 2, Ranks: []WorkerStatus{{Rank: 1, Phase: WorkerRunning, Since: time.Now().Add(-time.Minute), tails: [2]*joblog.Tail{tail}}}}
+		theirs := Status{Attempt: 1, Node: 1, World: 2,
+			Ranks: []WorkerStatus{{Rank: 1, Phase: WorkerRunning, Since: time.Now().Add(-time.Minute), tails: [2]*joblog.Tail{tail}}}}
 		theirs.Waits = []StoreWait{{Rank: 1, Key: "k", Since: time.Now().Add(-time.Second)}}
 		shown := theirs.shown(time.Now())
 		var b board
@@ -46,7 +47,8 @@ func TestOthers(t *testing.T) {
 		b.others(&nodecoord.View{Nodes: []*nodecoord.Shown{own, nil, &shown}}, time.Now().Add(time.Hour)) // an hour ahead of theirs
 		got := b.snapshot()
 		if len(got.Others) != 1 || got.Others[0].Rank != 1 || got.Others[0].Phase != WorkerRunning || !got.Others[0].Printed.IsZero() ||
-			got.Others[0].Since != time.Now().Add(59*time.Minute) || len(got.OtherWaits) != 1 || got.OtherWaits[0].Since != time.Now().Add(time.Hour-time.Second) {
+			got.Others[0].Since != time.Now().Add(59*time.Minute) || len(got.OtherWaits) != 1 ||
+			got.OtherWaits[0].Since != time.Now().Add(time.Hour-time.Second) {
 			t.Errorf("%+v", got)
 		}
 		b.change(func(s *Status) { s.Attempt = 2 })

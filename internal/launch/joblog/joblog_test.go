@@ -190,7 +190,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestRoomAgain: a file on a disk that was full goes on when there is room, says how much is missing, and where. One that is broken does not.
+// TestRoomAgain: a file on a disk that was full goes on when there is room, says how much is missing, and where. One
+// that is broken does not.
 func TestRoomAgain(t *testing.T) {
 	t.Parallel()
 	for why, want := range map[syscall.Errno]string{
@@ -340,7 +341,8 @@ func TestTailLive(t *testing.T) {
 	if line, at := tail.Live(); line != "" || !at.IsZero() {
 		t.Errorf("%q at %v", line, at)
 	}
-	for _, c := range [][2]string{{"one\n", ""}, {"two", "two"}, {"\r 45%|##", " 45%|##"}, {"\r100%\n", ""}, {strings.Repeat("x", 9000) + "\rnow", "now"}} {
+	for _, c := range [][2]string{{"one\n", ""}, {"two", "two"}, {"\r 45%|##", " 45%|##"}, {"\r100%\n", ""},
+		{strings.Repeat("x", 9000) + "\rnow", "now"}} {
 		tail.add([]byte(c[0]))
 		if line, at := tail.Live(); line != c[1] || at.IsZero() {
 			t.Errorf("after %.20q: %.30q (%d bytes) at %v", c[0], line, len(line), at)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 var testLimits = Limits{
@@ -31,47 +33,70 @@ func TestGroup(t *testing.T) {
 		event  Event
 		want   []Effect
 	}{
-		"begin":                             {nil, Begin{}, []Effect{Start{}}},
-		"an early success has no effect":    {[]Event{Begin{}}, Exited{Worker: 1}, nil},
-		"the last success ends":             {[]Event{Begin{}, Exited{Worker: 1}, Exited{Worker: 0}}, Exited{Worker: 2}, []Effect{Sweep{}, SetTimer{1, 5 * time.Second}}},
-		"evidence before any signal":        {[]Event{Begin{}}, Exited{Worker: 1, Code: 7}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
-		"then the others are stopped":       {failed, EvidenceTaken{}, []Effect{Failing{}, Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
-		"evidence that is late":             {failed, TimerFired{1}, []Effect{Failing{}, Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
-		"who still runs is named":           {stopped, TimerFired{2}, []Effect{Waits{[]Worker{0, 2}, 26 * time.Second}, SetTimer{3, 26 * time.Second}}},
-		"grace ends":                        {append(slices.Clone(stopped), TimerFired{2}), TimerFired{3}, []Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{4, 5 * time.Second}}},
-		"an old timer":                      {stopped, TimerFired{1}, nil},
-		"a consequence is waited for":       {lost[:2], EvidenceTaken{}, []Effect{Failing{}, SetTimer{2, 5 * time.Second}}},
-		"until the cause shows itself":      {lost, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{2}, SIGTERM}, SetTimer{3, 4 * time.Second}}},
+		"begin":                          {nil, Begin{}, []Effect{Start{}}},
+		"an early success has no effect": {[]Event{Begin{}}, Exited{Worker: 1}, nil},
+		"the last success ends": {[]Event{Begin{}, Exited{Worker: 1}, Exited{Worker: 0}}, Exited{Worker: 2},
+			[]Effect{Sweep{}, SetTimer{1, 5 * time.Second}}},
+		"evidence before any signal": {[]Event{Begin{}}, Exited{Worker: 1, Code: 7},
+			[]Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
+		"then the others are stopped": {failed, EvidenceTaken{},
+			[]Effect{Failing{}, Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"evidence that is late": {failed, TimerFired{1},
+			[]Effect{Failing{}, Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"who still runs is named": {stopped, TimerFired{2},
+			[]Effect{Waits{[]Worker{0, 2}, 26 * time.Second}, SetTimer{3, 26 * time.Second}}},
+		"grace ends": {append(slices.Clone(stopped), TimerFired{2}), TimerFired{3},
+			[]Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{4, 5 * time.Second}}},
+		"an old timer":                {stopped, TimerFired{1}, nil},
+		"a consequence is waited for": {lost[:2], EvidenceTaken{}, []Effect{Failing{}, SetTimer{2, 5 * time.Second}}},
+		"until the cause shows itself": {lost, Exited{Worker: 1, Code: 1},
+			[]Effect{Send{[]Worker{2}, SIGTERM}, SetTimer{3, 4 * time.Second}}},
 		"another consequence has no effect": {lost, Exited{Worker: 2, Code: 1, Consequence: true}, nil},
 		"nor is a success":                  {lost, Exited{Worker: 2}, nil},
 		"waiting for the cause ends":        {lost, TimerFired{2}, []Effect{Send{[]Worker{1, 2}, SIGTERM}, SetTimer{3, 4 * time.Second}}},
-		"a signal: evidence first":          {[]Event{Begin{}}, UserSignal{SIGTERM}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
-		"SIGTERM is passed on":              {[]Event{Begin{}, UserSignal{SIGTERM}}, EvidenceTaken{}, []Effect{Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
-		"SIGINT: where the workers are":     {asked, EvidenceTaken{}, []Effect{Mark{all}, SetTimer{2, 2 * time.Second}}},
-		"then it is passed on":              {marked, Marked{}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}}},
-		"which must not take long":          {marked, TimerFired{2}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}}},
-		"which a stop does not change":      {marked, Stop{}, nil},
-		"and which is done all the same":    {append(slices.Clone(marked), Stop{}), Marked{}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}}},
-		"who does not react is found":       {interrupted, TimerFired{3}, []Effect{FindStuck{all}, SetTimer{4, 2 * time.Second}}},
-		"and sent SIGTERM":                  {append(slices.Clone(interrupted), TimerFired{3}), Stuck{[]Worker{2}}, []Effect{Send{[]Worker{2}, SIGTERM}}},
-		"who reacts to none is named":       {append(slices.Clone(interrupted), TimerFired{3}), TimerFired{4}, []Effect{Waits{all, 26 * time.Second}, SetTimer{5, 26 * time.Second}}},
-		"a second SIGINT kills":             {interrupted, UserSignal{SIGINT}, []Effect{Send{all, SIGKILL}, SetTimer{4, 5 * time.Second}}},
-		"at once, too":                      {marked, UserSignal{SIGINT}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}, Send{all, SIGKILL}, SetTimer{4, 5 * time.Second}}},
-		"and during the look":               {asked, UserSignal{SIGINT}, []Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}, Send{all, SIGKILL}, SetTimer{3, 5 * time.Second}}},
-		"unless no worker is left":          {append(slices.Clone(asked), Exited{Worker: 0}, Exited{Worker: 1}, Exited{Worker: 2}), UserSignal{SIGINT}, nil},
-		"a signal after a failure":          {append(slices.Clone(failed), UserSignal{SIGTERM}), EvidenceTaken{}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
-		"SIGINT while stopping kills":       {stopped, UserSignal{SIGINT}, []Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{3, 5 * time.Second}}},
-		"SIGUSR1 is only passed on":         {[]Event{Begin{}, Exited{Worker: 1}}, PassedSignal{10}, []Effect{Pass{[]Worker{0, 2}, 10}}},
-		"another node failed: evidence":     {[]Event{Begin{}}, Stop{}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
-		"these are stopped, too":            {[]Event{Begin{}, Stop{}}, EvidenceTaken{}, []Effect{Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
-		"another node lost a peer":          {[]Event{Begin{}, Stop{Linger: true}}, EvidenceTaken{}, []Effect{SetTimer{2, 5 * time.Second}}},
-		"which was the cause":               {[]Event{Begin{}, Stop{Linger: true}, EvidenceTaken{}}, Exited{Worker: 1, Code: 1}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{3, 4 * time.Second}}},
-		"or at the same time":               {[]Event{Begin{}, Stop{Linger: true}, Exited{Worker: 1, Code: 1}}, EvidenceTaken{}, []Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
-		"a hang is looked at":               {[]Event{Begin{}}, Hung{}, []Effect{TakeEvidence{Hung: true}, SetTimer{1, 100 * time.Millisecond}}},
-		"and stopped":                       {[]Event{Begin{}, Hung{}}, EvidenceTaken{}, []Effect{Failing{Hung: true}, Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
-		"who was never started is not":      {[]Event{Begin{}, Refused{Worker: 1, Rest: true}}, EvidenceTaken{}, []Effect{Failing{}, Send{[]Worker{0}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
-		"nor waited for":                    {[]Event{Begin{}, Refused{Worker: 0, Rest: true}}, EvidenceTaken{}, []Effect{Failing{}, Sweep{}, SetTimer{2, 5 * time.Second}}},
-		"a signal before the start":         {nil, UserSignal{SIGINT}, []Effect{Ended{Outcome{Signal: SIGINT}}}},
+		"a signal: evidence first": {[]Event{Begin{}}, UserSignal{SIGTERM},
+			[]Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
+		"SIGTERM is passed on": {[]Event{Begin{}, UserSignal{SIGTERM}}, EvidenceTaken{},
+			[]Effect{Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"SIGINT: where the workers are": {asked, EvidenceTaken{}, []Effect{Mark{all}, SetTimer{2, 2 * time.Second}}},
+		"then it is passed on":          {marked, Marked{}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}}},
+		"which must not take long":      {marked, TimerFired{2}, []Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}}},
+		"which a stop does not change":  {marked, Stop{}, nil},
+		"and which is done all the same": {append(slices.Clone(marked), Stop{}), Marked{},
+			[]Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}}},
+		"who does not react is found": {interrupted, TimerFired{3}, []Effect{FindStuck{all}, SetTimer{4, 2 * time.Second}}},
+		"and sent SIGTERM": {append(slices.Clone(interrupted), TimerFired{3}), Stuck{[]Worker{2}},
+			[]Effect{Send{[]Worker{2}, SIGTERM}}},
+		"who reacts to none is named": {append(slices.Clone(interrupted), TimerFired{3}), TimerFired{4},
+			[]Effect{Waits{all, 26 * time.Second}, SetTimer{5, 26 * time.Second}}},
+		"a second SIGINT kills": {interrupted, UserSignal{SIGINT}, []Effect{Send{all, SIGKILL}, SetTimer{4, 5 * time.Second}}},
+		"at once, too": {marked, UserSignal{SIGINT},
+			[]Effect{Send{all, SIGINT}, SetTimer{3, 2 * time.Second}, Send{all, SIGKILL}, SetTimer{4, 5 * time.Second}}},
+		"and during the look": {asked, UserSignal{SIGINT},
+			[]Effect{Send{all, SIGINT}, SetTimer{2, 2 * time.Second}, Send{all, SIGKILL}, SetTimer{3, 5 * time.Second}}},
+		"unless no worker is left": {append(slices.Clone(asked), Exited{Worker: 0}, Exited{Worker: 1}, Exited{Worker: 2}),
+			UserSignal{SIGINT}, nil},
+		"a signal after a failure": {append(slices.Clone(failed), UserSignal{SIGTERM}), EvidenceTaken{},
+			[]Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"SIGINT while stopping kills": {stopped, UserSignal{SIGINT},
+			[]Effect{Send{[]Worker{0, 2}, SIGKILL}, SetTimer{3, 5 * time.Second}}},
+		"SIGUSR1 is only passed on":     {[]Event{Begin{}, Exited{Worker: 1}}, PassedSignal{10}, []Effect{Pass{[]Worker{0, 2}, 10}}},
+		"another node failed: evidence": {[]Event{Begin{}}, Stop{}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
+		"these are stopped, too": {[]Event{Begin{}, Stop{}}, EvidenceTaken{},
+			[]Effect{Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"another node lost a peer": {[]Event{Begin{}, Stop{Linger: true}}, EvidenceTaken{}, []Effect{SetTimer{2, 5 * time.Second}}},
+		"which was the cause": {[]Event{Begin{}, Stop{Linger: true}, EvidenceTaken{}}, Exited{Worker: 1, Code: 1},
+			[]Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{3, 4 * time.Second}}},
+		"or at the same time": {[]Event{Begin{}, Stop{Linger: true}, Exited{Worker: 1, Code: 1}}, EvidenceTaken{},
+			[]Effect{Send{[]Worker{0, 2}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"a hang is looked at": {[]Event{Begin{}}, Hung{}, []Effect{TakeEvidence{Hung: true}, SetTimer{1, 100 * time.Millisecond}}},
+		"and stopped": {[]Event{Begin{}, Hung{}}, EvidenceTaken{},
+			[]Effect{Failing{Hung: true}, Send{all, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"who was never started is not": {[]Event{Begin{}, Refused{Worker: 1, Rest: true}}, EvidenceTaken{},
+			[]Effect{Failing{}, Send{[]Worker{0}, SIGTERM}, SetTimer{2, 4 * time.Second}}},
+		"nor waited for": {[]Event{Begin{}, Refused{Worker: 0, Rest: true}}, EvidenceTaken{},
+			[]Effect{Failing{}, Sweep{}, SetTimer{2, 5 * time.Second}}},
+		"a signal before the start": {nil, UserSignal{SIGINT}, []Effect{Ended{Outcome{Signal: SIGINT}}}},
 		"a worker that does not end after SIGKILL": {
 			append(slices.Clone(stopped), TimerFired{2}, TimerFired{3}, Exited{Worker: 0, Code: -9}, TimerFired{4}),
 			TimerFired{5},
@@ -103,12 +128,17 @@ func TestSpares(t *testing.T) {
 		event  Event
 		want   []Effect
 	}{
-		"the others go on":               {spared[:1], spared[1], []Effect{GoOn{Worker: 1}}},
-		"one too many":                   {spared, Exited{Worker: 0, Code: 1}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
-		"a consequence of one too many":  {append(slices.Clone(spared), Exited{Worker: 0, Code: 1, Consequence: true}), EvidenceTaken{}, []Effect{Failing{}, SetTimer{2, 5 * time.Second}}},
-		"the others succeed":             {append(slices.Clone(spared), Exited{Worker: 0}), Exited{Worker: 2}, []Effect{Sweep{}, SetTimer{1, 5 * time.Second}}},
-		"which is a success":             {append(slices.Clone(spared), Exited{Worker: 0}, Exited{Worker: 2}), Swept{}, []Effect{Ended{Outcome{Exits: exits}}}},
-		"the last one is spared too":     {[]Event{Begin{}, Exited{Worker: 0}, Exited{Worker: 2}}, Exited{Worker: 1, Code: 1}, []Effect{GoOn{Worker: 1}, Sweep{}, SetTimer{1, 5 * time.Second}}},
+		"the others go on": {spared[:1], spared[1], []Effect{GoOn{Worker: 1}}},
+		"one too many": {spared, Exited{Worker: 0, Code: 1},
+			[]Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
+		"a consequence of one too many": {append(slices.Clone(spared), Exited{Worker: 0, Code: 1, Consequence: true}),
+			EvidenceTaken{}, []Effect{Failing{}, SetTimer{2, 5 * time.Second}}},
+		"the others succeed": {append(slices.Clone(spared), Exited{Worker: 0}), Exited{Worker: 2},
+			[]Effect{Sweep{}, SetTimer{1, 5 * time.Second}}},
+		"which is a success": {append(slices.Clone(spared), Exited{Worker: 0}, Exited{Worker: 2}), Swept{},
+			[]Effect{Ended{Outcome{Exits: exits}}}},
+		"the last one is spared too": {[]Event{Begin{}, Exited{Worker: 0}, Exited{Worker: 2}}, Exited{Worker: 1, Code: 1},
+			[]Effect{GoOn{Worker: 1}, Sweep{}, SetTimer{1, 5 * time.Second}}},
 		"a program that cannot start":    {spared[:1], Refused{Worker: 0}, []Effect{TakeEvidence{}, SetTimer{1, 100 * time.Millisecond}}},
 		"those that are stopped are not": {[]Event{Begin{}, UserSignal{SIGTERM}}, Exited{Worker: 1, Code: -15}, nil},
 	} {
@@ -220,10 +250,11 @@ func (s *simulated) perform(e Effect) {
 // sum of its limits after it was first disturbed, says so once, and names all ends and all that did not end.
 func TestGroupSimulation(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(20000) {
+	for seed := range seeds.Range(20000) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		n := 1 + r.IntN(5)
-		s := &simulated{t: t, r: r, seed: seed, g: NewGroup(n, testLimits), dead: make([]bool, n), known: make([]bool, n), stubborn: make([]bool, n), immortal: make([]bool, n)}
+		s := &simulated{t: t, r: r, seed: seed, g: NewGroup(n, testLimits), dead: make([]bool, n), known: make([]bool, n),
+			stubborn: make([]bool, n), immortal: make([]bool, n)}
 		for w := range n {
 			s.stubborn[w] = r.IntN(3) == 0
 			s.immortal[w] = r.IntN(40) == 0
@@ -243,7 +274,8 @@ func TestGroupSimulation(t *testing.T) {
 				}
 			case 1:
 				if r.IntN(20) == 0 {
-					s.answers = append(s.answers, []Event{Stop{}, Stop{Linger: true}, Hung{}, UserSignal{SIGINT}, UserSignal{SIGTERM}, PassedSignal{10}}[r.IntN(6)])
+					s.answers = append(s.answers,
+						[]Event{Stop{}, Stop{Linger: true}, Hung{}, UserSignal{SIGINT}, UserSignal{SIGTERM}, PassedSignal{10}}[r.IntN(6)])
 				}
 			default:
 				if len(s.answers) > 0 {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 var jobLimits = JobLimits{Min: 2, Max: 3, MaxRestarts: 1, LastCall: 30 * time.Second, Join: 10 * time.Minute, Strikes: 3}
@@ -47,12 +48,14 @@ func TestJob(t *testing.T) {
 		want  string
 	}
 	two := []turn{{join(1), ""}, {join(2), "timer(30s)"}, {TimerFired{2}, "store0 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"}}
-	three := []turn{{join(1), ""}, {join(2), "timer(30s)"}, {join(3), "store0 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}}
+	three := []turn{{join(1), ""}, {join(2), "timer(30s)"},
+		{join(3), "store0 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}}
 	for name, story := range map[string][]turn{
 		"success": append(two[:3:3],
 			turn{NodeEnded{Node: 1, OK: true}, ""}, turn{NodeEnded{Node: 2, OK: true}, "dismiss(1 true) dismiss(2 true) finished(true )"}),
 		"a full house begins at once": three,
-		"no other node joins":         {{join(1), ""}, {TimerFired{1}, "dismiss(1 false) finished(false 1 of 2 nodes joined within 10m0s)"}},
+		"no other node joins": {{join(1), ""},
+			{TimerFired{1}, "dismiss(1 false) finished(false 1 of 2 nodes joined within 10m0s)"}},
 		"a failure restarts all, once": append(two[:3:3],
 			turn{Failed{Node: 2, Failure: Failure{Sentence: "rank 3 failed"}}, "stop(1)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
 			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s) store1 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"},
@@ -60,12 +63,16 @@ func TestJob(t *testing.T) {
 			turn{NodeEnded{Node: 1, OK: false}, "dismiss(1 false) dismiss(2 false) finished(false rank 0 failed)"}),
 		"a newcomer is taken in, uncounted": append(two[:3:3],
 			turn{join(3), "stop(1) stop(2)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
-			turn{NodeEnded{Node: 2, OK: false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"},
-			turn{Failed{Node: 1, Failure: Failure{Sentence: "x"}}, "stop(2) stop(3)"}, turn{NodeEnded{Node: 2, OK: false}, ""}, turn{NodeEnded{Node: 3, OK: false}, ""},
-			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s) store2 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}),
+			turn{NodeEnded{Node: 2, OK: false},
+				"timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"},
+			turn{Failed{Node: 1, Failure: Failure{Sentence: "x"}}, "stop(2) stop(3)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
+			turn{NodeEnded{Node: 3, OK: false}, ""},
+			turn{NodeEnded{Node: 1, OK: false},
+				"timer(10m0s) store2 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}),
 		"a spare takes a dead node's place": append(three[:3:3],
 			turn{join(4), ""}, turn{Left{2, "node 2 is lost"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
-			turn{NodeEnded{Node: 3, OK: false}, "timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(3:1/3 ranks 2.. of 6) begin(4:2/3 ranks 4.. of 6)"}),
+			turn{NodeEnded{Node: 3, OK: false},
+				"timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(3:1/3 ranks 2.. of 6) begin(4:2/3 ranks 4.. of 6)"}),
 		"without a spare there is a last call": append(three[:3:3],
 			turn{Left{2, "node 2 is lost"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
 			turn{NodeEnded{Node: 3, OK: false}, "timer(10m0s) timer(30s)"},
@@ -78,13 +85,16 @@ func TestJob(t *testing.T) {
 			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s)"},
 			turn{TimerFired{3}, "dismiss(1 false) finished(false node 2 is lost; only 1 of 2 nodes were present 10m0s later)"}),
 		"a node that is done may leave": append(two[:3:3],
-			turn{NodeEnded{Node: 1, OK: true}, ""}, turn{Left{1, "gone"}, ""}, turn{NodeEnded{Node: 2, OK: true}, "dismiss(2 true) finished(true )"}),
+			turn{NodeEnded{Node: 1, OK: true}, ""}, turn{Left{1, "gone"}, ""},
+			turn{NodeEnded{Node: 2, OK: true}, "dismiss(2 true) finished(true )"}),
 		"all die while stopping": append(two[:3:3],
-			turn{Failed{Node: 1, Failure: Failure{Sentence: "x"}}, "stop(2)"}, turn{Left{2, "gone"}, ""}, turn{Left{1, "gone"}, "timer(10m0s)"}),
+			turn{Failed{Node: 1, Failure: Failure{Sentence: "x"}}, "stop(2)"}, turn{Left{2, "gone"}, ""},
+			turn{Left{1, "gone"}, "timer(10m0s)"}),
 		"a node leaves during the last call": {
 			{join(1), ""}, {join(2), "timer(30s)"}, {Left{2, "gone"}, ""}, {TimerFired{2}, "timer(10m0s)"}, {join(3), "timer(30s)"},
 		},
-		"old timers and strangers": append(two[:3:3], turn{TimerFired{1}, ""}, turn{NodeEnded{Node: 9, OK: true}, ""}, turn{Left{9, ""}, ""}, turn{join(1), ""}),
+		"old timers and strangers": append(two[:3:3], turn{TimerFired{1}, ""}, turn{NodeEnded{Node: 9, OK: true}, ""},
+			turn{Left{9, ""}, ""}, turn{join(1), ""}),
 	} {
 		j := NewJob(jobLimits)
 		if got := say(j.Start()); got != "timer(10m0s)" {
@@ -210,7 +220,7 @@ type simNode struct {
 // attempt that is not newer than its last; at most Max take part; restarts are bounded over all hosts.
 func TestJobSimulation(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(10000) {
+	for seed := range seeds.Range(10000) {
 		r := rand.New(rand.NewPCG(seed, 11))
 		limits := JobLimits{
 			Min: 1 + r.IntN(3), MaxRestarts: r.IntN(4), LastCall: time.Second, Join: time.Minute, Strikes: 1 + r.IntN(3),
@@ -243,7 +253,8 @@ func TestJobSimulation(t *testing.T) {
 					}
 					// Where others went on without it, their count is the job's.
 					if e.Attempt < n.next || e.Attempt == n.next && e.Restarts < n.restarts {
-						t.Fatalf("seed %d: attempt %d, restarts %d for a node that has seen %d, %d", seed, e.Attempt, e.Restarts, n.next, n.restarts)
+						t.Fatalf("seed %d: attempt %d, restarts %d for a node that has seen %d, %d", seed, e.Attempt, e.Restarts,
+							n.next, n.restarts)
 					}
 					world, begun, count = e.World, begun+1, e.Nodes
 					total += 2

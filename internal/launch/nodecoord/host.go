@@ -233,13 +233,16 @@ func (h *Host) take(e event) {
 	c := e.conn
 	switch m := e.message; {
 	case e.gone != nil && c.join == nil:
-		if h.cfg.OnUnidentified != nil && !c.wire.Identified() && !errors.Is(e.gone, net.ErrClosed) { // a silent one may have been a port scan
+		// a silent one may have been a port scan
+		if h.cfg.OnUnidentified != nil && !c.wire.Identified() && !errors.Is(e.gone, net.ErrClosed) {
 			h.cfg.OnUnidentified(c.wire.RemoteAddr().String())
 			h.cfg.OnUnidentified = nil
 		}
 	case e.gone != nil:
 		if silent(e.gone) { // it may only have been stopped for a while, and must know then that it has no part any more
-			c.say(Message{Dismiss: &Dismiss{Code: uint8(cohort.PeerLost), Sentence: "this node was declared dead: the launcher that hosts the rendezvous has received nothing from it for " + h.cfg.Silence.String()}})
+			c.say(Message{Dismiss: &Dismiss{Code: uint8(cohort.PeerLost),
+				Sentence: "this node was declared dead: the launcher that hosts the rendezvous has received nothing from it for " +
+					h.cfg.Silence.String()}})
 		}
 		h.left(c, fmt.Sprintf("node %s is lost: %s", c.name, NodeLostText(e.gone, h.cfg.Silence)))
 	case c.join == nil && m.Join != nil:
@@ -353,7 +356,8 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 		case launchcore.BeginNode:
 			if c := h.nodes[e.Node]; c != nil && h.store != nil {
 				c.place, c.begun = e.Assignment.Node, h.attempt
-				c.say(Message{Begin: &Begin{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster, Rules: h.cfg.Rules, Watched: watched && e.Assignment.Node < MaxRoster}})
+				c.say(Message{Begin: &Begin{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster,
+					Rules: h.cfg.Rules, Watched: watched && e.Assignment.Node < MaxRoster}})
 			}
 		case launchcore.StopNode:
 			if c := h.nodes[e.Node]; c != nil {

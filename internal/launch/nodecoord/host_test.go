@@ -137,7 +137,8 @@ func TestPresence(t *testing.T) {
 	t.Parallel()
 	h := &Host{nodes: map[launchcore.Node]*conn{}, attempt: 3}
 	for n, begun := range []int{3, 3, 2} {
-		c := &conn{id: launchcore.Node(n), wire: NewWire(nil, time.Minute), out: newOutbox(), join: &Join{PID: 100 + n}, place: n, begun: begun}
+		c := &conn{id: launchcore.Node(n), wire: NewWire(nil, time.Minute), out: newOutbox(), join: &Join{PID: 100 + n}, place: n,
+			begun: begun}
 		c.wire.last.Add(-int64(time.Duration(n) * time.Hour))
 		h.nodes[c.id] = c
 	}
@@ -160,7 +161,8 @@ func TestPresence(t *testing.T) {
 func TestLeave(t *testing.T) {
 	t.Parallel()
 	for others := range 2 {
-		h, err := Listen(Config{RunID: "job", Rules: Rules{MinNodes: 9, MaxNodes: 9}, JoinTimeout: time.Hour, Silence: time.Hour}, "127.0.0.1:0")
+		h, err := Listen(Config{RunID: "job", Rules: Rules{MinNodes: 9, MaxNodes: 9}, JoinTimeout: time.Hour, Silence: time.Hour},
+			"127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -36,10 +36,11 @@ type HostLease struct {
 	done  sync.WaitGroup
 }
 
-// NewHostLease returns the key of a job in the store at an address. It closes the store. A launcher that did not run for silence was declared dead by
-// the others.
+// NewHostLease returns the key of a job in the store at an address. It closes the store. A launcher that did not run
+// for silence was declared dead by the others.
 func NewHostLease(store *tcpstore.Client, at, job string, silence time.Duration) *HostLease {
-	k := &HostLease{store: store, at: at, name: "cohort/run/" + job + "/host", sleep: sleepDetector{limit: silence, now: sinceBoot}, quit: make(chan struct{})}
+	k := &HostLease{store: store, at: at, name: "cohort/run/" + job + "/host",
+		sleep: sleepDetector{limit: silence, now: sinceBoot}, quit: make(chan struct{})}
 	k.sleep.look()
 	k.done.Go(k.watch)
 	return k
@@ -88,7 +89,9 @@ func (k *HostLease) mayAnnounce() error {
 	if !k.sleep.look() {
 		return nil
 	}
-	return cohort.Newf(op, cohort.Replaced, "this launcher did not run for longer than %v, and the store at %s was started anew meanwhile: the others may have gone on with the job, or ended it, without this node", k.sleep.limit, k.at)
+	return cohort.Newf(op, cohort.Replaced,
+		"this launcher did not run for longer than %v, and the store at %s was started anew meanwhile: the others may have gone on "+
+			"with the job, or ended it, without this node", k.sleep.limit, k.at)
 }
 
 // Claim makes a launcher the host in place of another, "" for none, and returns who is.
@@ -170,7 +173,8 @@ func (k *HostLease) ask(ctx context.Context, f func(context.Context) ([]byte, er
 	case err == nil:
 		return v, nil
 	case errors.Is(err, cohort.Replaced): // that concerns the store, and is not a launcher that was replaced
-		return nil, cohort.Newf(op, cohort.Unavailable, "the store at %s, through which the launchers meet, is started anew again and again: %v", k.at, err)
+		return nil, cohort.Newf(op, cohort.Unavailable,
+			"the store at %s, through which the launchers meet, is started anew again and again: %v", k.at, err)
 	}
 	e := cohort.Wrap(op, cohort.Unavailable, err)
 	e.Detail = "the store at " + k.at + ", through which the launchers meet: " + err.Error()
@@ -188,7 +192,8 @@ type sleepDetector struct {
 	}
 }
 
-// look reports whether the process has slept for longer than the limit. A process that sleeps for less than that between two checks counts as awake.
+// look reports whether the process has slept for longer than the limit. A process that sleeps for less than that
+// between two checks counts as awake.
 func (s *sleepDetector) look() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -68,7 +68,8 @@ func TestDir(t *testing.T) {
 			}
 			return nil
 		})
-		if len(left) != len(c.left) || slices.ContainsFunc(c.left, func(p string) bool { ok, _ := filepath.Match(filepath.Join(tmp, p), left[0]); return !ok }) {
+		if len(left) != len(c.left) || slices.ContainsFunc(c.left,
+			func(p string) bool { ok, _ := filepath.Match(filepath.Join(tmp, p), left[0]); return !ok }) {
 			t.Errorf("%s: left is %v, want %v", name, left, c.left)
 		}
 		for _, p := range left {

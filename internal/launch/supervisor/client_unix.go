@@ -96,7 +96,8 @@ func Start(argv []string) (*Client, error) {
 		_ = conn.Close()
 		return nil, fmt.Errorf("supervisor: start %s: %w", self, err)
 	}
-	s := &Client{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}), workers: map[int]bool{}}
+	s := &Client{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}),
+		workers: map[int]bool{}}
 	go s.read()
 	return s, nil
 }
@@ -133,8 +134,9 @@ func (s *Client) read() {
 	}
 }
 
-// at returns when something happened that the supervisor saw so long after its beginning. Wall times in its reports would have no meaning once
-// the clock of the machine was set. When it began is known from its reports: none arrives before what it reports.
+// at returns when something happened that the supervisor saw so long after its beginning. Wall times in its reports
+// would have no meaning once the clock of the machine was set. When it began is known from its reports: none arrives
+// before what it reports.
 func (s *Client) at(after time.Duration) time.Time {
 	if begun := time.Now().Add(-after); s.begun.IsZero() || begun.Before(s.begun) {
 		s.begun = begun
@@ -158,8 +160,8 @@ func (s *Client) Send(ids []int, sig int) error {
 // after SIGTERM. The answer is an [Event] with Swept.
 func (s *Client) Sweep(gentle bool) error { return s.request(request{Sweep: &sweepRequest{gentle}}) }
 
-// Remove has the supervisor remove folders when the launcher and everything below the supervisor has ended: a launcher that is killed cannot. A
-// supervisor that has ended itself is noticed by its events.
+// Remove has the supervisor remove folders when the launcher and everything below the supervisor has ended: a launcher
+// that is killed cannot. A supervisor that has ended itself is noticed by its events.
 func (s *Client) Remove(folders []string) {
 	_ = s.request(request{Remove: &removeRequest{convert[[]byte](folders)}})
 }

@@ -33,9 +33,9 @@ type Command struct {
 // Event is what the supervisor reports. Exactly one of its fields is set.
 type Event struct {
 	Started *startedWorker `json:"started,omitempty"`
-	Refused *refused `json:"refused,omitempty"`
-	Exited  *Exited  `json:"exited,omitempty"`
-	Swept   *swept   `json:"swept,omitempty"`
+	Refused *refused       `json:"refused,omitempty"`
+	Exited  *Exited        `json:"exited,omitempty"`
+	Swept   *swept         `json:"swept,omitempty"`
 }
 
 type (

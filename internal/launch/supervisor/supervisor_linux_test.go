@@ -172,7 +172,8 @@ func TestSpawn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := client.spawn(t, 3, Command{Args: []string{"sh", "-c", `echo "$COHORT_TEST $PWD"; exit 7`}, Set: []string{"COHORT_TEST=a=b"}, Dir: dir})
+	out := client.spawn(t, 3, Command{Args: []string{"sh", "-c", `echo "$COHORT_TEST $PWD"; exit 7`},
+		Set: []string{"COHORT_TEST=a=b"}, Dir: dir})
 	if e := client.next(t); e.Started == nil || e.Started.ID != 3 || e.Started.PID == 0 {
 		t.Fatalf("event %+v, want started", e)
 	}
@@ -401,7 +402,8 @@ func TestBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := start(t)
-	out := client.spawn(t, 0, Command{Args: []string{"sh", "-c", `printf '%s|%s|%s\n' "$0" "$NAME" "${PWD##*/}"`, "a\xfe\x80"}, Set: []string{"NAME=v\xc3"}, Dir: dir})
+	out := client.spawn(t, 0, Command{Args: []string{"sh", "-c", `printf '%s|%s|%s\n' "$0" "$NAME" "${PWD##*/}"`, "a\xfe\x80"},
+		Set: []string{"NAME=v\xc3"}, Dir: dir})
 	if line, err := out.ReadString('\n'); line != "a\xfe\x80|v\xc3|d\xff\n" {
 		t.Errorf("%q, %v", line, err)
 	}
@@ -456,7 +458,8 @@ func TestInheritedFiles(t *testing.T) {
 	}
 	defer func() { _ = syscall.Close(fd) }()
 	client := start(t)
-	if err = client.Spawn(0, Command{Args: []string{"sh", "-c", fmt.Sprintf("[ ! -e /proc/self/fd/%d ]", fd)}}, [3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
+	if err = client.Spawn(0, Command{Args: []string{"sh", "-c", fmt.Sprintf("[ ! -e /proc/self/fd/%d ]", fd)}},
+		[3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
 		t.Fatal(err)
 	}
 	for {
@@ -469,8 +472,8 @@ func TestInheritedFiles(t *testing.T) {
 	}
 }
 
-// TestTimesOfWorkers: times of workers have the reading of a clock that cannot be set, so that what ended first, and how long it ran, does not
-// depend on the wall clock.
+// TestTimesOfWorkers: times of workers have the reading of a clock that cannot be set, so that what ended first, and
+// how long it ran, does not depend on the wall clock.
 func TestTimesOfWorkers(t *testing.T) {
 	before := time.Now()
 	client := start(t)

@@ -180,7 +180,8 @@ func assemble(dumps []Dump) (teams []*team, notes []string) {
 			if old != nil {
 				note := fmt.Sprintf("group %s: several dumps of rank %d, the latest counts", g.Group, v.global)
 				if old.PID != v.PID || old.Host != v.Host {
-					note += fmt.Sprintf("; they are of different processes (%s and %s): are these dumps of one run?", old.process(), v.process())
+					note += fmt.Sprintf("; they are of different processes (%s and %s): are these dumps of one run?",
+						old.process(), v.process())
 				}
 				notes = append(notes, note)
 			}
@@ -267,7 +268,8 @@ func (v *view) openCall() *Entry {
 // judge finds out what is wrong with one group.
 func (t *team) judge() groupDiagnosis {
 	g := groupDiagnosis{
-		Group: t.Group, Description: t.Description, Size: t.Size, Transport: t.Transport, Missing: t.globals(t.missing), team: t, Ranks: []int{},
+		Group: t.Group, Description: t.Description, Size: t.Size, Transport: t.Transport, Missing: t.globals(t.missing), team: t,
+		Ranks: []int{},
 	}
 	for _, v := range t.present {
 		view := rankView{Rank: v.global, GroupRank: v.Rank, Host: v.Host, PID: v.PID, Status: v.Status, Failed: v.Failed}
@@ -329,7 +331,8 @@ func explainWaits(groups []groupDiagnosis) []int {
 				a.Finding, b.Finding = deadlock, deadlock
 				a.Ranks = union(a.Ranks, b.Ranks)
 				b.Ranks = a.Ranks
-				text := fmt.Sprintf("deadlock between group %s and group %s: %s; operations of groups that share ranks must be posted in one order",
+				text := fmt.Sprintf(
+					"deadlock between group %s and group %s: %s; operations of groups that share ranks must be posted in one order",
 					a.Group, b.Group, a.Sentence)
 				a.Sentence, b.Sentence = text, text
 				weights[i], weights[j] = 2*severity[deadlock], 2*severity[deadlock]

@@ -160,7 +160,8 @@ func (t *team) absence(g *groupDiagnosis) bool {
 	if len(late)+len(t.missing) == 0 {
 		return false
 	}
-	wait := fmt.Sprintf("%s %s in %s", Ranks(globalsOf(waiting)), verb(globalsOf(waiting), "waits", "wait"), waiting[0].calls[seq].text(&t.About))
+	wait := fmt.Sprintf("%s %s in %s", Ranks(globalsOf(waiting)), verb(globalsOf(waiting), "waits", "wait"),
+		waiting[0].calls[seq].text(&t.About))
 	wait += " for " + span(longest(waiting, seq))
 	if len(t.missing) > 0 {
 		// Who is late on its side may well be so because of the missing one.
@@ -275,7 +276,8 @@ func (t *team) progress(g *groupDiagnosis) bool {
 			}
 		}
 		g.Finding, g.Ranks = Behind, globalsOf(behind)
-		g.Sentence = fmt.Sprintf("%s %s behind, at #%d while rank %d is at #%d, but no rank waits", Ranks(g.Ranks), verb(g.Ranks, "is", "are"),
+		g.Sentence = fmt.Sprintf("%s %s behind, at #%d while rank %d is at #%d, but no rank waits", Ranks(g.Ranks),
+			verb(g.Ranks, "is", "are"),
 			least.Status.LastPosted, most.global, most.Status.LastPosted)
 	case len(t.missing) > 0:
 		g.Finding, g.Ranks = NoDump, t.globals(t.missing)
@@ -317,7 +319,8 @@ func (t *team) unfinished(g *groupDiagnosis, seq uint64, waiting []*view) {
 			g.Sentence += "; " + Ranks(queued) + " " + verb(queued, "has", "have") + " posted it but not started it"
 		}
 	default:
-		g.Sentence = fmt.Sprintf("%s %s not finished %s, in it for %s, while the others have%s", Ranks(g.Ranks), verb(g.Ranks, "has", "have"),
+		g.Sentence = fmt.Sprintf("%s %s not finished %s, in it for %s, while the others have%s", Ranks(g.Ranks),
+			verb(g.Ranks, "has", "have"),
 			first.text(&t.About), age, failed)
 	}
 }

@@ -41,7 +41,8 @@ type recording struct {
 //	  does barrier
 //	  enters recv P2P DType=uint8 In=16 Peer=1
 //
-// A rank does, enters, queues (without starting it) or fails an operation; a failure has its error in front. The group is "0" without a name.
+// A rank does, enters, queues (without starting it) or fails an operation; a failure has its error in front. The group
+// is "0" without a name.
 func readStories(t *testing.T, input string) []*story {
 	t.Helper()
 	var all struct{ Ranks []recording }

@@ -41,9 +41,11 @@ func (t *team) messages(g *groupDiagnosis) bool {
 		return true
 	}
 	g.Finding = StuckMessage
-	g.Sentence = fmt.Sprintf("rank %d is stuck in %s for %s: %s", owner.global, oldest.text(&t.About), span(owner.age(oldest)), t.missingHalf(g, owner, oldest))
+	g.Sentence = fmt.Sprintf("rank %d is stuck in %s for %s: %s", owner.global, oldest.text(&t.About), span(owner.age(oldest)),
+		t.missingHalf(g, owner, oldest))
 	if oldest.State == Failed {
-		g.Sentence = fmt.Sprintf("rank %d's %s failed after %s (%s): %s", owner.global, oldest.text(&t.About), span(owner.age(oldest)), oldest.Err,
+		g.Sentence = fmt.Sprintf("rank %d's %s failed after %s (%s): %s", owner.global, oldest.text(&t.About),
+			span(owner.age(oldest)), oldest.Err,
 			t.missingHalf(g, owner, oldest))
 	}
 	return true

@@ -145,7 +145,8 @@ func TestRealLateRank(t *testing.T) {
 				g.AllReduce(limited(t), ones(256), group.Sum)
 				entered(t, g)
 			}
-			expect(t, analyze(t, groups...), flightrec.LateRank, []int{2}, "rank 2 never entered #1", "ranks 0 and 1 wait in all_reduce #1 (sum of float32, 1 KiB)")
+			expect(t, analyze(t, groups...), flightrec.LateRank, []int{2}, "rank 2 never entered #1",
+				"ranks 0 and 1 wait in all_reduce #1 (sum of float32, 1 KiB)")
 			if err := groups[2].AllReduce(limited(t), ones(256), group.Sum).Wait(limited(t)); err != nil {
 				t.Fatal(err)
 			}
@@ -173,7 +174,8 @@ func TestRealDeadRank(t *testing.T) {
 					t.Fatalf("the death of rank 2: %v", err)
 				}
 			}
-			expect(t, analyze(t, groups[:2]...), flightrec.MissingRank, []int{2}, "rank 2 gave no dump", "ranks 0 and 1 wait in all_reduce #1")
+			expect(t, analyze(t, groups[:2]...), flightrec.MissingRank, []int{2}, "rank 2 gave no dump",
+				"ranks 0 and 1 wait in all_reduce #1")
 		})
 	}
 }
@@ -204,7 +206,8 @@ func TestRealStuckMessage(t *testing.T) {
 		t.Run(string(transport), func(t *testing.T) {
 			groups := world(t, transport, 2)
 			w := groups[0].Recv(limited(t), ones(4), 1, 5)
-			expect(t, analyze(t, groups...), flightrec.StuckMessage, []int{1}, "rank 0 is stuck in recv from rank 1 (float32, 16 B, tag 5)", "never sent it")
+			expect(t, analyze(t, groups...), flightrec.StuckMessage, []int{1},
+				"rank 0 is stuck in recv from rank 1 (float32, 16 B, tag 5)", "never sent it")
 			w.Abort()
 			if err := w.Wait(limited(t)); !errors.Is(err, cohort.Aborted) {
 				t.Fatal(err)

@@ -109,7 +109,10 @@ func FuzzParse(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(data)
-	f.Add([]byte(`{"format":"cohort-flight-recorder","version":1,"groups":[{"group":"g","size":1,"entries":[{"op":"send","p2p":true,"peer":9}]}]}`))
+	f.Add(
+		[]byte(
+			`{"format":"cohort-flight-recorder","version":1,"groups":[{"group":"g","size":1,` +
+				`"entries":[{"op":"send","p2p":true,"peer":9}]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		d, err := Parse(data)
 		if err != nil {

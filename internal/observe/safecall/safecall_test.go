@@ -115,7 +115,8 @@ func TestGet(t *testing.T) {
 	if log.Len() > 0 {
 		t.Errorf("log: %s", &log)
 	}
-	if _, err := double(1); cohort.CodeOf(err) != cohort.Internal || !strings.Contains(err.Error(), "a bug") || !strings.Contains(log.String(), "a bug") {
+	if _, err := double(1); cohort.CodeOf(err) != cohort.Internal || !strings.Contains(err.Error(), "a bug") ||
+		!strings.Contains(log.String(), "a bug") {
 		t.Errorf("a function that panics: %v, log: %s", err, &log)
 	}
 	if Func[int, int](nil, "test", nil) != nil {

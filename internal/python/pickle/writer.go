@@ -126,7 +126,8 @@ func (w *writer) recall(index int) {
 
 func (w *writer) value(v any, depth int) error {
 	if depth > maxWriteDepth {
-		return cohort.Newf("pickle: encode", cohort.InvalidArgument, "values nested deeper than %d, or a tuple that contains itself", maxWriteDepth)
+		return cohort.Newf("pickle: encode", cohort.InvalidArgument,
+			"values nested deeper than %d, or a tuple that contains itself", maxWriteDepth)
 	}
 	if len(w.out) > w.most {
 		return w.tooLong()
@@ -281,7 +282,8 @@ func latin1(b []byte) string {
 
 func (w *writer) global(g Global) error {
 	if g.Module == "" || g.Name == "" || strings.ContainsAny(g.Module+g.Name, "\n\x00") || !validText(g.Module+g.Name) {
-		return cohort.Newf("pickle: encode", cohort.InvalidArgument, "%q of module %q is not the name of a class or function", g.Name, g.Module)
+		return cohort.Newf("pickle: encode", cohort.InvalidArgument, "%q of module %q is not the name of a class or function",
+			g.Name, g.Module)
 	}
 	if i, ok := w.lookup(g); ok {
 		w.recall(i)

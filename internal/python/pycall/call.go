@@ -109,7 +109,8 @@ func (f *Func) bind(in []reflect.Value, args []any, kwargs *py.Dict) ([]reflect.
 		fixed--
 	}
 	if len(args) > fixed && !variadic {
-		return nil, cohort.Newf("rpc: arguments", cohort.InvalidArgument, "%d positional arguments, the function takes %d", len(args), fixed)
+		return nil, cohort.Newf("rpc: arguments", cohort.InvalidArgument, "%d positional arguments, the function takes %d",
+			len(args), fixed)
 	}
 	values := make([]reflect.Value, len(f.in))
 	given := make([]bool, len(f.in))
@@ -138,7 +139,8 @@ func (f *Func) bind(in []reflect.Value, args []any, kwargs *py.Dict) ([]reflect.
 			i := slices.Index(f.Params, name)
 			switch {
 			case i < 0:
-				return nil, cohort.Newf("rpc: arguments", cohort.InvalidArgument, "unexpected keyword argument %q; the function takes %s", name, f.signature())
+				return nil, cohort.Newf("rpc: arguments", cohort.InvalidArgument,
+					"unexpected keyword argument %q; the function takes %s", name, f.signature())
 			case given[i]:
 				return nil, cohort.Newf("rpc: arguments", cohort.InvalidArgument, "argument %q is given twice", name)
 			}
@@ -149,7 +151,8 @@ func (f *Func) bind(in []reflect.Value, args []any, kwargs *py.Dict) ([]reflect.
 		}
 	}
 	if i := slices.Index(given, false); i >= 0 {
-		return nil, cohort.Newf("rpc: arguments", cohort.InvalidArgument, "argument %s is missing; the function takes %s", f.paramName(i), f.signature())
+		return nil, cohort.Newf("rpc: arguments", cohort.InvalidArgument, "argument %s is missing; the function takes %s",
+			f.paramName(i), f.signature())
 	}
 	return append(in, values...), nil
 }

@@ -109,12 +109,14 @@ func plainFunction(fn reflect.Value) func(context.Context, any) (any, error) {
 
 // isArgsStruct tells a struct of arguments from a single argument that is a struct by itself.
 func (f *Func) isArgsStruct(t reflect.Type) bool {
-	return t.Kind() == reflect.Struct && t != reflect.TypeFor[py.Dict]() && t != reflect.TypeFor[py.Global]() && !slices.Contains(f.Single, t)
+	return t.Kind() == reflect.Struct && t != reflect.TypeFor[py.Dict]() && t != reflect.TypeFor[py.Global]() &&
+		!slices.Contains(f.Single, t)
 }
 
 // futureResult returns the OnDone method of a *cohort.Future.
 func futureResult(t reflect.Type) (reflect.Method, bool) {
-	if t.Kind() != reflect.Pointer || t.Elem().PkgPath() != reflect.TypeFor[cohort.Code]().PkgPath() || !strings.HasPrefix(t.Elem().Name(), "Future[") {
+	if t.Kind() != reflect.Pointer || t.Elem().PkgPath() != reflect.TypeFor[cohort.Code]().PkgPath() ||
+		!strings.HasPrefix(t.Elem().Name(), "Future[") {
 		return reflect.Method{}, false
 	}
 	return t.MethodByName("OnDone")

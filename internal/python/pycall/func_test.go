@@ -74,31 +74,41 @@ func TestCalls(t *testing.T) {
 		err    string // of the function
 		misfit string // of the arguments
 	}{
-		"nothing":                 {fn: func() {}, want: nil},
-		"context":                 {fn: func(ctx context.Context, a int) int { return a + len(ctx.Err().Error()) }, args: []any{"x"}, misfit: "argument 1"},
-		"plain":                   {fn: func(v any) any { return v }, args: []any{int64(7)}, want: int64(7)},
-		"plain by name":           {fn: func(v any) any { return v }, params: []string{"v"}, kwargs: kw("v", "x"), want: "x"},
-		"by position":             {fn: func(a, b int) int { return a - b }, args: []any{int64(5), int64(3)}, want: 2},
-		"by name":                 {fn: func(a, b int) int { return a - b }, params: []string{"a", "b"}, args: []any{int64(5)}, kwargs: kw("b", int64(3)), want: 2},
-		"no names":                {fn: func(a int) int { return a }, kwargs: kw("a", int64(3)), misfit: "unexpected keyword argument"},
-		"twice":                   {fn: func(a int) int { return a }, params: []string{"a"}, args: []any{int64(1)}, kwargs: kw("a", int64(3)), misfit: "given twice"},
-		"missing":                 {fn: func(a, b int) int { return a }, params: []string{"a", "b"}, args: []any{int64(1)}, misfit: `argument "b" is missing`},
-		"too many":                {fn: func(a int) int { return a }, args: []any{int64(1), int64(2)}, misfit: "2 positional arguments, the function takes 1"},
-		"variadic":                {fn: func(a int, more ...string) int { return a + len(more) }, args: []any{int64(1), "x", "y"}, want: 3},
-		"variadic, none":          {fn: func(more ...string) int { return len(more) }, want: 0},
-		"variadic misfit":         {fn: func(more ...string) int { return len(more) }, args: []any{int64(1)}, misfit: "arguments from 1 on"},
-		"struct":                  {fn: func(s settings) float64 { return s.Rate * float64(s.Steps) }, args: []any{0.5}, kwargs: kw("steps", int64(4)), want: 2.0},
-		"struct as a dict":        {fn: func(s settings) float64 { return s.Rate }, args: []any{kw("rate", 0.25)}, want: 0.25},
-		"struct as a larger dict": {fn: func(s settings) float64 { return s.Rate }, args: []any{kw("rate", 0.25, "later", "x")}, want: 0.25},
-		"unknown keyword":         {fn: func(s settings) float64 { return s.Rate }, args: []any{0.5}, kwargs: kw("later", "x"), misfit: `unexpected keyword argument "later"`},
-		"dict of the first field": {fn: func(s table) int { return s.Sizes["rate"] + s.Sizes["x"] }, args: []any{kw("rate", int64(3), "x", int64(4))}, want: 7},
-		"struct incomplete":       {fn: func(s settings) float64 { return s.Rate }, misfit: `argument "rate" is missing`},
-		"whole":                   {fn: func(w *whole) string { return w.name }, args: []any{"ignored"}, want: "it"},
-		"error":                   {fn: func() error { return failure }, err: "no"},
-		"value and error":         {fn: func() (int, error) { return 3, failure }, err: "no"},
-		"value, no error":         {fn: func() (int, error) { return 3, nil }, want: 3},
-		"future":                  {fn: func() *cohort.Future[string] { return promise.Future() }, want: "later"},
-		"nil future":              {fn: func() *cohort.Future[string] { return nil }, err: "a nil future"},
+		"nothing": {fn: func() {}, want: nil},
+		"context": {fn: func(ctx context.Context, a int) int { return a + len(ctx.Err().Error()) },
+			args: []any{"x"}, misfit: "argument 1"},
+		"plain":         {fn: func(v any) any { return v }, args: []any{int64(7)}, want: int64(7)},
+		"plain by name": {fn: func(v any) any { return v }, params: []string{"v"}, kwargs: kw("v", "x"), want: "x"},
+		"by position":   {fn: func(a, b int) int { return a - b }, args: []any{int64(5), int64(3)}, want: 2},
+		"by name": {fn: func(a, b int) int { return a - b }, params: []string{"a", "b"}, args: []any{int64(5)},
+			kwargs: kw("b", int64(3)), want: 2},
+		"no names": {fn: func(a int) int { return a }, kwargs: kw("a", int64(3)), misfit: "unexpected keyword argument"},
+		"twice": {fn: func(a int) int { return a }, params: []string{"a"}, args: []any{int64(1)},
+			kwargs: kw("a", int64(3)), misfit: "given twice"},
+		"missing": {fn: func(a, b int) int { return a }, params: []string{"a", "b"}, args: []any{int64(1)},
+			misfit: `argument "b" is missing`},
+		"too many": {fn: func(a int) int { return a }, args: []any{int64(1), int64(2)},
+			misfit: "2 positional arguments, the function takes 1"},
+		"variadic":       {fn: func(a int, more ...string) int { return a + len(more) }, args: []any{int64(1), "x", "y"}, want: 3},
+		"variadic, none": {fn: func(more ...string) int { return len(more) }, want: 0},
+		"variadic misfit": {fn: func(more ...string) int { return len(more) }, args: []any{int64(1)},
+			misfit: "arguments from 1 on"},
+		"struct": {fn: func(s settings) float64 { return s.Rate * float64(s.Steps) }, args: []any{0.5},
+			kwargs: kw("steps", int64(4)), want: 2.0},
+		"struct as a dict": {fn: func(s settings) float64 { return s.Rate }, args: []any{kw("rate", 0.25)}, want: 0.25},
+		"struct as a larger dict": {fn: func(s settings) float64 { return s.Rate }, args: []any{kw("rate", 0.25, "later", "x")},
+			want: 0.25},
+		"unknown keyword": {fn: func(s settings) float64 { return s.Rate }, args: []any{0.5}, kwargs: kw("later", "x"),
+			misfit: `unexpected keyword argument "later"`},
+		"dict of the first field": {fn: func(s table) int { return s.Sizes["rate"] + s.Sizes["x"] },
+			args: []any{kw("rate", int64(3), "x", int64(4))}, want: 7},
+		"struct incomplete": {fn: func(s settings) float64 { return s.Rate }, misfit: `argument "rate" is missing`},
+		"whole":             {fn: func(w *whole) string { return w.name }, args: []any{"ignored"}, want: "it"},
+		"error":             {fn: func() error { return failure }, err: "no"},
+		"value and error":   {fn: func() (int, error) { return 3, failure }, err: "no"},
+		"value, no error":   {fn: func() (int, error) { return 3, nil }, want: 3},
+		"future":            {fn: func() *cohort.Future[string] { return promise.Future() }, want: "later"},
+		"nil future":        {fn: func() *cohort.Future[string] { return nil }, err: "a nil future"},
 	} {
 		v, ran, err := run(t, c.fn, c.params, c.args, c.kwargs)
 		switch {
@@ -139,7 +149,9 @@ func TestRefusedForms(t *testing.T) {
 }
 
 func TestDescription(t *testing.T) {
-	f, err := New(reflect.ValueOf(func(_ context.Context, a int, more ...float64) (*cohort.Future[string], error) { return nil, nil }), Shape{Params: []string{"a", "more"}})
+	f, err := New(reflect.ValueOf(func(_ context.Context, a int, more ...float64) (*cohort.Future[string], error) {
+		return nil, nil
+	}), Shape{Params: []string{"a", "more"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,8 @@ func AssignArgs(dst any, args []any, kwargs *py.Dict, references AssignReference
 		return err
 	}
 	if len(args) > len(fields) {
-		return cohort.Newf("rpc: arguments", cohort.InvalidArgument, "%d positional arguments, the function takes %d", len(args), len(fields))
+		return cohort.Newf("rpc: arguments", cohort.InvalidArgument, "%d positional arguments, the function takes %d", len(args),
+			len(fields))
 	}
 	given := make([]bool, len(fields))
 	a := &assigner{references: references}
@@ -58,7 +59,8 @@ func AssignArgs(dst any, args []any, kwargs *py.Dict, references AssignReference
 		}
 		i := fieldIndex(fields, name)
 		if i < 0 {
-			return cohort.Newf("rpc: arguments", cohort.InvalidArgument, "unexpected keyword argument %q; the function takes %s", name, fieldNames(fields))
+			return cohort.Newf("rpc: arguments", cohort.InvalidArgument, "unexpected keyword argument %q; the function takes %s",
+				name, fieldNames(fields))
 		}
 		if given[i] {
 			return cohort.Newf("rpc: arguments", cohort.InvalidArgument, "argument %q is given twice", name)

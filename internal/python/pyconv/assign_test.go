@@ -42,7 +42,8 @@ func TestAssign(t *testing.T) {
 	for name, c := range map[string]struct{ dst, v any }{
 		"overflow": {new(int8), int64(300)}, "negative": {new(uint), int64(-1)}, "float for int": {new(int), 1.0}, "None": {new(int), nil},
 		"text": {new(int), "1"}, "float overflow": {new(float32), 1e300}, "array": {new([2]int), []any{int64(1)}},
-		"a key that is not text": {new(inner), &py.Dict{Pairs: []py.Pair{{Key: int64(1), Value: 1.0}}}}, "no pointer": {5, int64(5)}, "bool for int": {new(int), true},
+		"a key that is not text": {new(inner), &py.Dict{Pairs: []py.Pair{{Key: int64(1), Value: 1.0}}}},
+		"no pointer":             {5, int64(5)}, "bool for int": {new(int), true},
 	} {
 		if err := Assign(c.dst, c.v, nil); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%s: %v", name, err)
@@ -84,7 +85,8 @@ func TestAssignArgs(t *testing.T) {
 		Skip  string `rpc:"-"`
 	}
 	got := args{Scale: 3}
-	if err := AssignArgs(&got, []any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "why", Value: "because"}}}, nil); err != nil || got != (args{1, 3, "because", ""}) {
+	if err := AssignArgs(&got, []any{int64(1)}, &py.Dict{Pairs: []py.Pair{{Key: "why", Value: "because"}}}, nil); err != nil ||
+		got != (args{1, 3, "because", ""}) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	for want, c := range map[string]struct {

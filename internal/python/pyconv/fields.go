@@ -67,7 +67,10 @@ func collectFields(t reflect.Type, at []int) (fields []field, err error) {
 				continue
 			}
 			if f.Type.Kind() == reflect.Pointer && f.Type.Elem().Kind() == reflect.Struct {
-				return nil, badType("a %v embeds a pointer to %v: embed the struct itself, give the field a tag, or leave it out with rpc:\"-\"", t, f.Type.Elem())
+				return nil,
+					badType(
+						"a %v embeds a pointer to %v: embed the struct itself, give the field a tag, or leave it out with "+
+							"rpc:\"-\"", t, f.Type.Elem())
 			}
 		}
 		if !f.IsExported() {

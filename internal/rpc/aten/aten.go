@@ -119,7 +119,8 @@ func (c *call) output(dt tensor.DType, shape []int) error {
 // work refuses a product that would take too long: a batch of n by k times k by m.
 func (c *call) work(batch []int, n, k, m int) error {
 	if steps, ok := product(slices.Concat(batch, []int{n, k, m})...); !ok || steps > maxSteps {
-		return tooLarge("a product of %dx%d and %dx%d in a batch of %v takes more than %d multiplications", n, k, k, m, batch, int64(maxSteps))
+		return tooLarge("a product of %dx%d and %dx%d in a batch of %v takes more than %d multiplications", n, k, k, m, batch,
+			int64(maxSteps))
 	}
 	return nil
 }

@@ -37,7 +37,8 @@ func table() map[string]operator {
 		all["aten::div."+overload] = two(tensorops.Div)
 	}
 	for _, op := range []tensorops.UnaryOp{
-		tensorops.Neg, tensorops.Abs, tensorops.Exp, tensorops.Log, tensorops.Sqrt, tensorops.Tanh, tensorops.Sin, tensorops.Cos, tensorops.Sigmoid,
+		tensorops.Neg, tensorops.Abs, tensorops.Exp, tensorops.Log, tensorops.Sqrt, tensorops.Tanh, tensorops.Sin, tensorops.Cos,
+		tensorops.Sigmoid,
 	} {
 		all["aten::"+op.Name] = one(func(t *tensor.Tensor) (*tensor.Tensor, error) { return tensorops.Unary(op, t) })
 	}

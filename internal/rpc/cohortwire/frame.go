@@ -230,7 +230,8 @@ func (f *Frame) check(limits Limits) error {
 	case body > limits.Body:
 		return refuse(cohort.TooLarge, "a payload of %d bytes, the limit is %d", payload, limits.Body)
 	case len(f.Storages) > maxTensor || len(f.Forks) > maxForks:
-		return refuse(cohort.TooLarge, "%d tensors and %d references, the limits are %d and %d", len(f.Storages), len(f.Forks), maxTensor, maxForks)
+		return refuse(cohort.TooLarge, "%d tensors and %d references, the limits are %d and %d", len(f.Storages), len(f.Forks),
+			maxTensor, maxForks)
 	case len(f.Trace) > maxTrace:
 		return refuse(cohort.InvalidArgument, "a trace of %d bytes, the limit is %d", len(f.Trace), maxTrace)
 	case f.Deadline < 0:

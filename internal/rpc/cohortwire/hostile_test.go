@@ -25,7 +25,8 @@ import (
 // TestRoomIsNoticedByItsMaker: a caller that finds the queue full and drains it itself does not wait for another goroutine.
 func TestRoomIsNoticedByItsMaker(t *testing.T) {
 	got := make(chan struct{}, 5)
-	x, _ := pair(t, Config{OnFrame: ignore, Limit: -1, Limits: Limits{Queue: 64}}, Config{Limit: -1, OnFrame: func(*Link, *Frame) { got <- struct{}{} }})
+	x, _ := pair(t, Config{OnFrame: ignore, Limit: -1, Limits: Limits{Queue: 64}},
+		Config{Limit: -1, OnFrame: func(*Link, *Frame) { got <- struct{}{} }})
 	ctx := within(t)
 	x.corked.Store(true) // as while further frames wait in the buffer of the reader
 	for i := range 5 {
@@ -198,7 +199,8 @@ func TestLentTurnIsNotHandedOver(t *testing.T) {
 func hostile() map[string][]byte {
 	all := map[string][]byte{}
 	types := map[string]Type{
-		"hello": Hello, "ping": pingFrame, "pong": pongFrame, "goodbye": goodbyeFrame, "proof": proofFrame, "later version": 0x10ff, "request": 0x102,
+		"hello": Hello, "ping": pingFrame, "pong": pongFrame, "goodbye": goodbyeFrame, "proof": proofFrame,
+		"later version": 0x10ff, "request": 0x102,
 		"response": 0x203, "wrapped": 0x10f, "agent": FirstAgentType, "control": FirstAgentType + 1, "zero": 0, "last": 0xffff,
 	}
 	for name, kind := range types {

@@ -318,8 +318,8 @@ func (l *Link) watch() {
 	l.watchWith(tick.C)
 }
 
-// watchWith is watch with the ticks of a clock. It counts ticks and not time: if this process stood still too, the time proves nothing about the
-// peer, and what has come from it may still wait to be read.
+// watchWith is watch with the ticks of a clock. It counts ticks and not time: if this process stood still too, the time
+// proves nothing about the peer, and what has come from it may still wait to be read.
 func (l *Link) watchWith(ticks <-chan time.Time) {
 	last, silent := l.reads.Load(), time.Duration(0)
 	for {

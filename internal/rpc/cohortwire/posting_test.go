@@ -113,7 +113,8 @@ func TestWritten(t *testing.T) {
 		var calls atomic.Int64
 		post := func(size int) {
 			t.Helper()
-			if err := l.Post(context.Background(), &Frame{Type: FirstAgentType, Payload: make([]byte, size), Written: func() { calls.Add(1) }}); err != nil {
+			if err := l.Post(context.Background(),
+				&Frame{Type: FirstAgentType, Payload: make([]byte, size), Written: func() { calls.Add(1) }}); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()

@@ -9,10 +9,10 @@ import "net"
 // systems have 208 KiB.
 const localBuffer = 768 << 10
 
-// tuneLocal prepares a connection within the host. Its send buffer, which the kernel doubles, takes a tensor of 1 MiB at once
-// if the kernel gives it whole, so that its writer need not wait in between, and is bounded: what is on its way stays in the cache, where the kernel's
-// own choice of several megabytes makes both copies go through memory. Between hosts the buffer must hold what the network
-// has under way, so there the kernel chooses.
+// tuneLocal prepares a connection within the host. Its send buffer, which the kernel doubles, takes a tensor of 1 MiB
+// at once if the kernel gives it whole, so that its writer need not wait in between, and is bounded: what is on its way
+// stays in the cache, where the kernel's own choice of several megabytes makes both copies go through memory. Between
+// hosts the buffer must hold what the network has under way, so there the kernel chooses.
 func tuneLocal(conn net.Conn) {
 	c, ok := conn.(*net.TCPConn)
 	if !ok {

@@ -115,7 +115,8 @@ func (l *Link) send(ctx context.Context, f *Frame, ahead int64, late bool) error
 	l.out.Lock()
 	if before := l.out.large; ahead >= 0 && size > 0 && before > 0 && before+size > l.cfg.Limits.Waiting {
 		l.out.Unlock()
-		e := cohort.Newf("cohort transport: send", cohort.Exhausted, "%d bytes wait for the peer to read them; %d more are over the limit of %d", before, size, l.cfg.Limits.Waiting)
+		e := cohort.Newf("cohort transport: send", cohort.Exhausted,
+			"%d bytes wait for the peer to read them; %d more are over the limit of %d", before, size, l.cfg.Limits.Waiting)
 		e.Peer = l.peer.Name
 		return e
 	}

@@ -45,7 +45,8 @@ func (k *Caller) Async(ctx context.Context, c *rpcsession.Conn, o *Outgoing, don
 	}
 	p.wires = wires
 	k.cfg.Refs.FlushNow(o.Peer, wires)
-	p.id, err = c.Begin(ctx, m, &rpcsession.Pending{RunsUserCode: o.RunsUserCode, Fn: p.answered}, rpcref.HeaderForks(wires), flags, p.deadline)
+	p.id, err = c.Begin(ctx, m, &rpcsession.Pending{RunsUserCode: o.RunsUserCode, Fn: p.answered}, rpcref.HeaderForks(wires),
+		flags, p.deadline)
 	if err != nil {
 		k.unsent(c, o, wires, err)
 		p.finish(rpcsession.Reply{}, k.Failed(o, err))

@@ -82,7 +82,8 @@ func TestDeadlines(t *testing.T) {
 					t.Errorf("it ended after %v", took)
 				}
 				e, ok := errors.AsType[*cohort.Error](err)
-				if !ok || !errors.Is(err, context.DeadlineExceeded) && e.Code != cohort.DeadlineExceeded || e.Key != "t.slow" || e.Peer != "callee" || e.Rank != 1 {
+				if !ok || !errors.Is(err, context.DeadlineExceeded) && e.Code != cohort.DeadlineExceeded || e.Key != "t.slow" ||
+					e.Peer != "callee" || e.Rank != 1 {
 					t.Errorf("the error is %+v", err)
 				}
 				settled(t.Context(), t, p.caller)
@@ -194,7 +195,8 @@ func TestGivenUpAsItIsAnswered(t *testing.T) {
 							t.Errorf("%s ended again: %v", text, err)
 						case err == nil && string(x.Msg.Payload) != text:
 							t.Errorf("%s is answered by %q", text, x.Msg.Payload)
-						case err != nil && !late && cohort.CodeOf(err) != cohort.Canceled: // a late answer may not come before the agent closes
+						// a late answer may not come before the agent closes
+						case err != nil && !late && cohort.CodeOf(err) != cohort.Canceled:
 							t.Errorf("%s: %v", text, err)
 						}
 						over <- struct{}{}
@@ -238,7 +240,8 @@ func TestLostLink(t *testing.T) {
 				}
 				settled(t.Context(), t, p.caller)
 				if p.caller.offered.Load() != p.caller.answered.Load()+p.caller.lost.Load() {
-					t.Errorf("the extension took part in %d requests: %d were answered, %d lost", p.caller.offered.Load(), p.caller.answered.Load(), p.caller.lost.Load())
+					t.Errorf("the extension took part in %d requests: %d were answered, %d lost", p.caller.offered.Load(),
+						p.caller.answered.Load(), p.caller.lost.Load())
 				}
 			})
 		}
@@ -254,7 +257,8 @@ func TestLinkThatIsAlwaysCut(t *testing.T) {
 				t.Parallel()
 				p := newPair(t, true, time.Minute)
 				arrived := atomic.Int64{}
-				p.callee.answerWith(func(in rpcsession.Incoming) { arrived.Add(1); go in.Conn.Link.Close() }) // which waits for this goroutine
+				// which waits for this goroutine
+				p.callee.answerWith(func(in rpcsession.Incoming) { arrived.Add(1); go in.Conn.Link.Close() })
 				asked := 0
 				o := p.request("fetch", "it")
 				o.Repeat = func() bool { asked++; return asked < wanted }
@@ -277,7 +281,8 @@ func TestCalleeIsGone(t *testing.T) {
 		t.Helper()
 		p.callee.close()
 		_, err := await(t.Context(), t, p, w, p.request("call", "it"))
-		if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Peer != "callee" || e.Rank != 1 || e.Code == cohort.DeadlineExceeded || e.Code == cohort.Canceled {
+		if e, ok := errors.AsType[*cohort.Error](err); !ok || e.Peer != "callee" || e.Rank != 1 ||
+			e.Code == cohort.DeadlineExceeded || e.Code == cohort.Canceled {
 			t.Errorf("the error is %v", err)
 		}
 		settled(t.Context(), t, p.caller)
@@ -314,7 +319,8 @@ func TestBuilding(t *testing.T) {
 		}
 		o.Early(t.Context())()
 		if p.caller.offered.Load() != 2 || p.caller.answered.Load() != 1 || p.caller.lost.Load() != 1 {
-			t.Errorf("the extension took part in %d requests: %d were answered, %d lost", p.caller.offered.Load(), p.caller.answered.Load(), p.caller.lost.Load())
+			t.Errorf("the extension took part in %d requests: %d were answered, %d lost", p.caller.offered.Load(),
+				p.caller.answered.Load(), p.caller.lost.Load())
 		}
 		settled(t.Context(), t, p.caller)
 	})

@@ -109,7 +109,8 @@ func (k *Caller) ExchangeActive(ctx context.Context, o *Outgoing) (rpcsession.Re
 }
 
 // exchangeOn is ExchangeActive on one session. again says that the session had ended, and the request may be sent on another.
-func (k *Caller) exchangeOn(ctx context.Context, c *rpcsession.Conn, o *Outgoing, deadline time.Time) (x rpcsession.Reply, again bool, err error) {
+func (k *Caller) exchangeOn(ctx context.Context, c *rpcsession.Conn, o *Outgoing, deadline time.Time) (x rpcsession.Reply,
+	again bool, err error) {
 	m, wires, flags, err := o.Make(ctx, c.Cohort())
 	if err != nil {
 		return rpcsession.Reply{}, false, err
@@ -165,7 +166,8 @@ func (k *Caller) exchangeOn(ctx context.Context, c *rpcsession.Conn, o *Outgoing
 // written to its end, so that the other side still gets them.
 func (k *Caller) unsent(c *rpcsession.Conn, o *Outgoing, wires []rrefcore.Wire, err error) {
 	code := cohort.CodeOf(err)
-	if gaveUp := code == cohort.DeadlineExceeded || code == cohort.Canceled; gaveUp && !c.Cohort() && !errors.Is(err, tensorpipe.ErrUnsent) {
+	if gaveUp := code == cohort.DeadlineExceeded || code == cohort.Canceled; gaveUp && !c.Cohort() &&
+		!errors.Is(err, tensorpipe.ErrUnsent) {
 		k.cfg.Refs.Undelivered(o.Peer, wires)
 		return
 	}
@@ -270,8 +272,9 @@ func (k *Caller) Begin(ctx context.Context, o *Outgoing) time.Time {
 	}
 	o.trace, o.span = observe.SplitTrace(observe.Trace(ctx))
 	k.cfg.Hook.Emit(observe.Event{
-		Time: started, Kind: observe.Kind("rpc." + o.Op), Phase: observe.Begin, Rank: k.cfg.Rank, Peer: o.Peer.Name, Key: o.Func, Detail: o.Mode,
-		Trace: o.trace, Span: o.span,
+		Time: started, Kind: observe.Kind("rpc." + o.Op), Phase: observe.Begin, Rank: k.cfg.Rank, Peer: o.Peer.Name, Key: o.Func,
+		Detail: o.Mode,
+		Trace:  o.trace, Span: o.span,
 	})
 	return started
 }

@@ -65,8 +65,9 @@ func start(tb testing.TB, name string, id int16, goPeer bool, timeout time.Durat
 	})
 	self := n.net.NewPeer(name, rrefcore.Worker(id))
 	n.refs = rpcref.New(rpcref.Config{
-		Name: name, ID: rrefcore.Worker(id), Epoch: testEpoch, Logger: quiet, Net: n.net, Self: self, Limit: func() time.Duration { return timeout },
-		Wrap: func(h *rpcref.Hold) any { return h }, Unwrap: func(any) *rpcref.Hold { return nil }, Opaque: func(any) bool { return true },
+		Name: name, ID: rrefcore.Worker(id), Epoch: testEpoch, Logger: quiet, Net: n.net, Self: self,
+		Limit: func() time.Duration { return timeout },
+		Wrap:  func(h *rpcref.Hold) any { return h }, Unwrap: func(any) *rpcref.Hold { return nil }, Opaque: func(any) bool { return true },
 		Failure: func(op string, _ rrefcore.ID, owner string, code rrefcore.Code, cause error) error {
 			return cohort.Newf(op, cohort.Unavailable, "%v at %s: %v", code, owner, cause)
 		},

@@ -34,11 +34,15 @@ func TestDocumentedControlStream(t *testing.T) {
 	number := func(v uint64) []byte { return binary.LittleEndian.AppendUint64(nil, v) }
 	id := func(how, on byte, n uint64) []byte { return append([]byte{how, on, 0}, number(n)...) }
 	want := map[string][]byte{
-		"sender": {0x11, 0}, "receiver": {0x12, 0}, "incarnation of the sender": number(0x13), "incarnation of the receiver, 0 if unknown": number(0x14),
-		"session": number(0x15)[:4], "floor": number(0x16), "number of the first message": number(0x17), "number of the next message expected": number(0x18),
-		"clock of the sender": number(0x19), "newest clock seen of the receiver": number(0x1a), "number of messages": {1, 0, 0, 0},
-		"kind, plus 0x80 if a key follows": {byte(rrefcore.Handoff) | 0x80}, "code": {0x21}, "owner": {0x22, 0}, "incarnation of the owner": number(0x23),
-		"object": id(1, 1, 0x26), "fork": id(2, 2, 0x27), "root": id(0, 3, 0x28), "key": f.Msgs[0].Key[:],
+		"sender": {0x11, 0}, "receiver": {0x12, 0}, "incarnation of the sender": number(0x13),
+		"incarnation of the receiver, 0 if unknown": number(0x14),
+		"session": number(0x15)[:4], "floor": number(0x16), "number of the first message": number(0x17),
+		"number of the next message expected": number(0x18),
+		"clock of the sender":                 number(0x19), "newest clock seen of the receiver": number(0x1a),
+		"number of messages":               {1, 0, 0, 0},
+		"kind, plus 0x80 if a key follows": {byte(rrefcore.Handoff) | 0x80}, "code": {0x21}, "owner": {0x22, 0},
+		"incarnation of the owner": number(0x23),
+		"object":                   id(1, 1, 0x26), "fork": id(2, 2, 0x27), "root": id(0, 3, 0x28), "key": f.Msgs[0].Key[:],
 	}
 	rows := tpcapture.Table(string(text), "The control stream of references (checked)")
 	if len(rows) != len(want) {
@@ -61,7 +65,8 @@ func TestDocumentedControlStream(t *testing.T) {
 			t.Errorf("%d of the %d bytes of a %s are described", covered[part], len(b), part)
 		}
 	}
-	if _, rest, ok := strings.Cut(string(text), "Frames of type 0x"); !ok || !strings.HasPrefix(rest, strconv.FormatInt(int64(rpcsession.FrameControl), 16)+" ") {
+	if _, rest, ok := strings.Cut(string(text), "Frames of type 0x"); !ok ||
+		!strings.HasPrefix(rest, strconv.FormatInt(int64(rpcsession.FrameControl), 16)+" ") {
 		t.Errorf("the type of control frames is %#x", int(rpcsession.FrameControl))
 	}
 	if _, rest, ok := strings.Cut(string(text), "The kinds are "); ok {

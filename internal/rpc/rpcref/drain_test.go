@@ -67,11 +67,13 @@ func TestSilentStore(t *testing.T) {
 		isGo bool
 		err  error
 		deaf bool
-	}{"PyTorch": {false, nil, true}, "Go": {true, nil, false}, "unknown": {false, cohort.New("test", cohort.DeadlineExceeded, "silence"), false}} {
+	}{"PyTorch": {false, nil, true}, "Go": {true, nil, false},
+		"unknown": {false, cohort.New("test", cohort.DeadlineExceeded, "silence"), false}} {
 		t.Run(name, func(t *testing.T) {
 			var left time.Duration
 			r := New(Config{
-				Name: "a", Epoch: 7, Logger: slog.New(slog.DiscardHandler), Net: a, Self: a.NewPeer("a", 0), Limit: func() time.Duration { return time.Minute },
+				Name: "a", Epoch: 7, Logger: slog.New(slog.DiscardHandler), Net: a, Self: a.NewPeer("a", 0),
+				Limit: func() time.Duration { return time.Minute },
 				IsGo: func(ctx context.Context, _ string) (bool, error) {
 					end, _ := ctx.Deadline()
 					left = time.Until(end)

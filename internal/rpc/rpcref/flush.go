@@ -150,8 +150,8 @@ func (r *Refs) Forge(to rrefcore.Worker, msg rrefcore.Message) {
 	r.step(func(m *rrefcore.Machine) { m.Forge(to, msg) })
 }
 
-// SendWithNextFlush is told that something lingers on the link to a Go worker. It leaves with the next flush, also if the control stream has nothing
-// to say by then but an acknowledgement.
+// SendWithNextFlush is told that something lingers on the link to a Go worker. It leaves with the next flush, also if
+// the control stream has nothing to say by then but an acknowledgement.
 func (r *Refs) SendWithNextFlush(p *rpcsession.Peer) {
 	failpoint.At("rpc.refs.lingers")
 	r.mu.Lock()
@@ -163,8 +163,8 @@ func (r *Refs) SendWithNextFlush(p *rpcsession.Peer) {
 	r.perform(effects{later: true})
 }
 
-// RequestAnswerNow makes the answer to a creation come at once, which otherwise lingers at the owner: the owner sends it when a control frame
-// comes. Mostly the one that announces the creation waits here; else an empty one is sent.
+// RequestAnswerNow makes the answer to a creation come at once, which otherwise lingers at the owner: the owner sends
+// it when a control frame comes. Mostly the one that announces the creation waits here; else an empty one is sent.
 func (r *Refs) RequestAnswerNow(h *Handle) {
 	if r.settled(h) {
 		return

@@ -367,7 +367,8 @@ func (r *Refs) Frame(c *rpcsession.Conn, payload []byte) {
 			return
 		}
 		if f.From != c.Peer().ID || f.To != r.cfg.ID || uint64(f.Epoch) != c.Link.Peer().Incarnation {
-			err = cohort.Newf("rpc: control stream", cohort.Protocol, "a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.Peer().ID)
+			err = cohort.Newf("rpc: control stream", cohort.Protocol,
+				"a frame of worker %d for worker %d on the link with worker %d", f.From, f.To, c.Peer().ID)
 			return
 		}
 		m.ReceiveFrame(f)

@@ -70,7 +70,8 @@ func (r *Refs) share(core *Hold, p *rpcsession.Peer) (rrefcore.Wire, string, err
 		return rrefcore.Wire{}, "", core.Failure("share", rrefcore.Closed)
 	}
 	if p == nil || p.ID < 0 {
-		return rrefcore.Wire{}, "", cohort.New("rpc: share", cohort.NotSupported, "a reference cannot be given to a client: it is not a worker of the world")
+		return rrefcore.Wire{}, "", cohort.New("rpc: share", cohort.NotSupported,
+			"a reference cannot be given to a client: it is not a worker of the world")
 	}
 	failpoint.At("rpc.refs.share")
 	r.mu.Lock()
@@ -186,8 +187,8 @@ func (r *Refs) Discard(c *rpcsession.Conn, f *cohortwire.Frame) {
 	})
 }
 
-// DiscardAnswer releases the references in an answer of a PyTorch worker that is not awaited any more: that worker keeps their objects until
-// it is told.
+// DiscardAnswer releases the references in an answer of a PyTorch worker that is not awaited any more: that worker
+// keeps their objects until it is told.
 func (r *Refs) DiscardAnswer(p *rpcsession.Peer, m *rpcwire.Message) {
 	kind, payload := m.Type, m.Payload
 	if kind == rpcwire.ForwardAutogradResp {
@@ -384,8 +385,8 @@ func (d *Decoding) Release() {
 	}
 }
 
-// Unread releases the references of a PyTorch worker's message that were not read, since something else in it could not be, or since no caller
-// wants it: that worker keeps them until it is told.
+// Unread releases the references of a PyTorch worker's message that were not read, since something else in it could not
+// be, or since no caller wants it: that worker keeps them until it is told.
 func (d *Decoding) Unread(kind rpcwire.Type, payload []byte) {
 	if d.frame != nil || d.peer == nil || d.peer == d.r.cfg.Self || d.peer.ID < 0 {
 		return

@@ -96,7 +96,9 @@ func (r *Refs) sendOne(p *rpcsession.Peer, msg rrefcore.Message) error {
 			r.requestDone(p.ID, msg, ok)
 		}
 	}
-	id, err := c.Begin(ctx, m, &rpcsession.Pending{Fn: func(x rpcsession.Reply) { finish(x.Err == nil && x.Msg.Type != rpcwire.Exception) }}, nil, 0, time.Time{})
+	id, err := c.Begin(ctx, m, &rpcsession.Pending{Fn: func(x rpcsession.Reply) {
+		finish(x.Err == nil && x.Msg.Type != rpcwire.Exception)
+	}}, nil, 0, time.Time{})
 	if err != nil {
 		return err
 	}

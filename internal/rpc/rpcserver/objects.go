@@ -48,9 +48,9 @@ func (s *Server) answerCreated(req *request, j *job) {
 	req.answer(&rpcwire.Message{Type: rpcwire.RemoteRet, Payload: payload}, nil)
 }
 
-// createFailed makes the object of a creating call that is not run, and reports whether it did. No goroutine waits for the answer to the call
-// before the object is fetched, or its reference passed on, and a fetch would wait for an object that is never made. It is called in the
-// goroutine that reads.
+// createFailed makes the object of a creating call that is not run, and reports whether it did. No goroutine waits for
+// the answer to the call before the object is fetched, or its reference passed on, and a fetch would wait for an object
+// that is never made. It is called in the goroutine that reads.
 func (s *Server) createFailed(r *request, failed error) bool {
 	if !r.creates() || r.Conn == nil {
 		return false

@@ -37,7 +37,8 @@ func TestRefusedCreation(t *testing.T) {
 	})
 	defer occupy(ctx, t, server, client, busy)()
 	pair := rpcwire.RRefPair{RRef: rpcwire.GlobalID{On: 1, Local: 5}, Fork: rpcwire.GlobalID{On: 1, Local: 6}}
-	creation, err := (&rpcwire.Encoder{}).PythonRemoteCall(rpcwire.RemoteUDF{UDF: rpcwire.UDF{Func: py.Func("m.busy"), Kwargs: &py.Dict{}}, RRefPair: pair})
+	creation, err := (&rpcwire.Encoder{}).PythonRemoteCall(
+		rpcwire.RemoteUDF{UDF: rpcwire.UDF{Func: py.Func("m.busy"), Kwargs: &py.Dict{}}, RRefPair: pair})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,8 @@ func TestRefusedCreation(t *testing.T) {
 	}
 }
 
-// occupy calls m.busy of a server with one place and room for one request until both are taken. The function that it returns lets the calls go.
+// occupy calls m.busy of a server with one place and room for one request until both are taken. The function that it
+// returns lets the calls go.
 func occupy(ctx context.Context, t *testing.T, server, client *node, busy chan struct{}) func() {
 	t.Helper()
 	var calls sync.WaitGroup
@@ -85,7 +87,8 @@ func TestBrokenFetch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err = client.send(ctx, "server", rpcwire.PythonRRefFetchCall, fetch); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+	if _, err = client.send(ctx, "server", rpcwire.PythonRRefFetchCall, fetch); err == nil ||
+		!strings.Contains(err.Error(), "cannot be read") {
 		t.Errorf("the fetch is answered with %v", err)
 	}
 }
@@ -127,7 +130,8 @@ func TestRefusedCallReleases(t *testing.T) {
 		if err := errors.Join(err1, err2); err != nil {
 			t.Fatal(err)
 		}
-		want := map[string]bool{fmt.Sprintf("%v %x", rpcwire.RRefUserDelete, deletion): true, fmt.Sprintf("%v %x", rpcwire.RRefChildAccept, accept): true}
+		want := map[string]bool{fmt.Sprintf("%v %x", rpcwire.RRefUserDelete, deletion): true,
+			fmt.Sprintf("%v %x", rpcwire.RRefChildAccept, accept): true}
 		kind, payload := encode([]any{carried{RRefFork: mine}, carried{RRefFork: yours}})
 		_, _ = client.send(ctx, "server", kind, payload) // how it is answered is another matter
 		for len(want) > 0 {
@@ -145,7 +149,8 @@ func TestRefusedCallReleases(t *testing.T) {
 	call := func(fn any, args []any) (rpcwire.Type, []byte) {
 		t.Helper()
 		e := encoder()
-		v, err := e.Pickle(&py.Object{Class: py.Global{Module: "torch.distributed.rpc.internal", Name: "PythonUDF"}, New: true, Args: py.Tuple{fn, py.Tuple(args), &py.Dict{}}})
+		v, err := e.Pickle(&py.Object{Class: py.Global{Module: "torch.distributed.rpc.internal", Name: "PythonUDF"}, New: true,
+			Args: py.Tuple{fn, py.Tuple(args), &py.Dict{}}})
 		if err != nil {
 			t.Fatal(err)
 		}

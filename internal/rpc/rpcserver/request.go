@@ -134,7 +134,8 @@ func (r *request) send(m *rpcwire.Message, wires []rrefcore.Wire) {
 	if err != nil && c.Alive() && ctx.Err() == nil && !errors.Is(err, cohort.PeerLost) {
 		// It could not be encoded or is too large: the caller must still get an answer.
 		r.s.cfg.Refs.Undecoded(c.Peer(), wires)
-		r.s.cfg.Logger.Warn("answer could not be sent", slog.String("peer", c.Peer().Name), slog.String("type", m.Type.String()), slog.String("err", err.Error()))
+		r.s.cfg.Logger.Warn("answer could not be sent", slog.String("peer", c.Peer().Name), slog.String("type", m.Type.String()),
+			slog.String("err", err.Error()))
 		fail := r.failure(err)
 		fail.ID = m.ID
 		_, _ = c.Write(ctx, fail, nil, 0, time.Time{})
@@ -162,7 +163,8 @@ func (r *request) releaseArguments() {
 func (r *request) failure(err error) *rpcwire.Message {
 	s := r.s
 	class := rpcwire.ErrorUnknown
-	if cohort.CodeOf(err) == cohort.DeadlineExceeded || r.creates() && !r.goPeer() { // PyTorch settles a creation that fails only if its time is over
+	// PyTorch settles a creation that fails only if its time is over
+	if cohort.CodeOf(err) == cohort.DeadlineExceeded || r.creates() && !r.goPeer() {
 		class = rpcwire.ErrorTimeout
 	}
 	text := fmt.Sprintf("Error on Node %d: %s", s.cfg.ID, err.Error())

@@ -295,7 +295,8 @@ func (s *Server) recovered(fn string, v any, done func(any, error)) {
 		done(nil, cohort.New("rpc: handler", cohort.Internal, "the handler has ended its goroutine (runtime.Goexit) instead of returning"))
 		return
 	}
-	s.cfg.Logger.Error("handler panicked", slog.String("function", fn), slog.String("panic", fmt.Sprint(v)), slog.String("stack", string(debug.Stack())))
+	s.cfg.Logger.Error("handler panicked", slog.String("function", fn), slog.String("panic", fmt.Sprint(v)),
+		slog.String("stack", string(debug.Stack())))
 	done(nil, &panicError{value: v})
 }
 

@@ -153,7 +153,8 @@ func (s *Server) dispatch(r *request) {
 		s.cfg.Net.Background(func() { r.answer(&rpcwire.Message{Type: rpcwire.CleanupAutogradResp}, nil) })
 	case rpcwire.BackwardAutogradReq, rpcwire.RRefBackwardReq:
 		r.refuse(cohort.Newf("rpc: backward", cohort.NotSupported,
-			"the Go worker %q takes no part in distributed autograd: join it with the engine of package autograd/distautograd, or detach what is sent to it or returned by it", s.cfg.Name))
+			"the Go worker %q takes no part in distributed autograd: join it with the engine of package autograd/distautograd, or "+
+				"detach what is sent to it or returned by it", s.cfg.Name))
 	case rpcwire.PythonCall, rpcwire.ScriptCall, rpcwire.PythonRemoteCall, rpcwire.ScriptRemoteCall:
 		s.serveCall(r)
 	default:

@@ -18,7 +18,8 @@ import (
 func Numeric(ctx context.Context, addr string) (string, error) {
 	refuse := func(err error) (string, error) {
 		e := cohort.Wrap("rpc: join", cohort.InvalidArgument, err)
-		e.Key, e.Code, e.Detail = addr, cohort.InvalidArgument, "the address to publish must be host:port that others can dial: "+err.Error()
+		e.Key, e.Code, e.Detail = addr, cohort.InvalidArgument,
+			"the address to publish must be host:port that others can dial: "+err.Error()
 		return "", e
 	}
 	host, port, err := net.SplitHostPort(addr)
@@ -34,7 +35,8 @@ func Numeric(ctx context.Context, addr string) (string, error) {
 	}
 	if ip, ipErr := netip.ParseAddr(host); ipErr == nil {
 		if ip.IsUnspecified() {
-			return refuse(cohort.Newf("rpc: address", cohort.InvalidArgument, "%s is a wildcard address, which other workers cannot dial", host))
+			return refuse(cohort.Newf("rpc: address", cohort.InvalidArgument,
+				"%s is a wildcard address, which other workers cannot dial", host))
 		}
 		return addr, nil
 	}

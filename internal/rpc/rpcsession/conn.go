@@ -99,7 +99,8 @@ func newConn(n *Links, p *Peer, s *tensorpipe.Session) *Conn {
 // Peer returns the worker at the other side.
 func (c *Conn) Peer() *Peer { return c.from.Load() }
 
-// Rebind notes that p has announced on this session that it joins. Until then it was taken for the former worker of that name, if there was one.
+// Rebind notes that p has announced on this session that it joins. Until then it was taken for the former worker of
+// that name, if there was one.
 func (c *Conn) Rebind(former, p *Peer) {
 	if c != nil && c.from.CompareAndSwap(former, p) {
 		p.openedPipe.Store(c.Pipe != nil)
@@ -157,7 +158,8 @@ const Unsent = math.MaxUint64
 
 // Begin registers a request and sends it. wait is completed exactly once unless Begin returns an error or Forget reports
 // true. deadline travels to a Go callee.
-func (c *Conn) Begin(ctx context.Context, m *rpcwire.Message, wait *Pending, forks []cohortwire.Fork, flags uint8, deadline time.Time) (uint64, error) {
+func (c *Conn) Begin(ctx context.Context, m *rpcwire.Message, wait *Pending, forks []cohortwire.Fork, flags uint8,
+	deadline time.Time) (uint64, error) {
 	failpoint.At("rpc.link.begin")
 	c.mu.Lock()
 	if c.mu.err != nil {

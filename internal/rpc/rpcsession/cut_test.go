@@ -132,8 +132,8 @@ func TestPipeOfWorkerThatLeft(t *testing.T) {
 	}
 }
 
-// TestNewPipeIsHeard: the pipes of a worker do not count as closed while its first one is opened: a worker that leaves at that moment would not wait for what it
-// has to say about references.
+// TestNewPipeIsHeard: the pipes of a worker do not count as closed while its first one is opened: a worker that leaves
+// at that moment would not wait for what it has to say about references.
 func TestNewPipeIsHeard(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

@@ -17,8 +17,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Whether a worker's process has ended is decided here and nowhere else. What a dead worker holds is dropped, and calls to it fail for good. So
-// what may also be a cut connection, a pause or a slow network does not count as death.
+// Whether a worker's process has ended is decided here and nowhere else. What a dead worker holds is dropped, and calls
+// to it fail for good. So what may also be a cut connection, a pause or a slow network does not count as death.
 
 // evidence is what was observed of a worker.
 type evidence struct {

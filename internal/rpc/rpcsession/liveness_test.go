@@ -40,14 +40,17 @@ func TestFates(t *testing.T) {
 		{evidence{addressReused: true}, dead, cohort.PeerLost, rpcworld.ErrRefused, "does not listen at uv://a:1 any more"},
 		{evidence{connectErr: refused}, dead, cohort.PeerLost, rpcworld.ErrRefused, "connection refused at uv://a:1"},
 		{evidence{connectErr: refused, leased: true}, dead, cohort.PeerLost, syscall.ECONNREFUSED, "its process has ended"},
-		{evidence{connectErr: errors.Join(errHandshakeEnded, refused)}, dead, cohort.PeerLost, rpcworld.ErrRefused, "its process has ended"},
+		{evidence{connectErr: errors.Join(errHandshakeEnded, refused)}, dead, cohort.PeerLost, rpcworld.ErrRefused,
+			"its process has ended"},
 		{evidence{connectErr: syscall.ETIMEDOUT}, unresponsive, cohort.Unavailable, rpcworld.ErrSilent, "does not answer at uv://a:1"},
 		{evidence{connectErr: syscall.EHOSTUNREACH}, unresponsive, cohort.Unavailable, rpcworld.ErrSilent, "does not answer"},
 		{evidence{connectErr: syscall.EHOSTDOWN}, unresponsive, cohort.Unavailable, syscall.EHOSTDOWN, "does not answer"},
 		{evidence{connectErr: syscall.ECONNRESET}, disconnected, cohort.PeerLost, errHandshakeEnded, "ended in its handshake"},
 		{evidence{connectErr: syscall.EPIPE}, disconnected, cohort.PeerLost, errHandshakeEnded, "was cut"},
-		{evidence{connectErr: syscall.Errno(10054)}, disconnected, cohort.PeerLost, errHandshakeEnded, "was cut"},             // WSAECONNRESET
-		{evidence{connectErr: syscall.Errno(10060)}, unresponsive, cohort.Unavailable, rpcworld.ErrSilent, "does not answer"}, // WSAETIMEDOUT
+		// WSAECONNRESET
+		{evidence{connectErr: syscall.Errno(10054)}, disconnected, cohort.PeerLost, errHandshakeEnded, "was cut"},
+		// WSAETIMEDOUT
+		{evidence{connectErr: syscall.Errno(10060)}, unresponsive, cohort.Unavailable, rpcworld.ErrSilent, "does not answer"},
 		{evidence{connectErr: io.EOF}, disconnected, cohort.PeerLost, errHandshakeEnded, "was cut"},
 		{evidence{connectErr: io.ErrUnexpectedEOF}, disconnected, cohort.PeerLost, errHandshakeEnded, "was cut"},
 		{evidence{connectErr: errHandshakeEnded}, disconnected, cohort.PeerLost, errHandshakeEnded, "was cut"},

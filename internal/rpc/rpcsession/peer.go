@@ -261,8 +261,9 @@ func (n *Links) StartReconnect(p *Peer) {
 // unreachableLimit is how long a PyTorch worker may be unreachable before it is declared dead: it has no lease.
 const unreachableLimit = 20 * time.Second
 
-// reconnect tries to reach a worker whose session was lost, as long as that is wanted. A refused connection proves its death;
-// otherwise its lease decides, whose end drops the references. An ending process may still accept a pipe, so a pipe counts once it has lasted.
+// reconnect tries to reach a worker whose session was lost, as long as that is wanted. A refused connection proves its
+// death; otherwise its lease decides, whose end drops the references. An ending process may still accept a pipe, so a
+// pipe counts once it has lasted.
 //
 //nolint:contextcheck,nolintlint // it outlives the caller's context
 func (n *Links) reconnect(p *Peer) {
@@ -291,7 +292,8 @@ func (n *Links) reconnect(p *Peer) {
 		if err == nil && c.Alive() {
 			return
 		}
-		if over = n.reportIfDead(p, evidence{leased: p.SpeaksCohort(), unreachableFor: time.Since(begun), limit: n.unreachableLimit}); over {
+		if over = n.reportIfDead(p, evidence{leased: p.SpeaksCohort(), unreachableFor: time.Since(begun),
+			limit: n.unreachableLimit}); over {
 			return
 		}
 	}
@@ -375,7 +377,8 @@ func (k *knownTypes) check(tensors []any, all uint32) error {
 				what = s.Values
 			}
 			return cohort.Newf("rpc: send", cohort.NotSupported,
-				"a tensor of %v would end a PyTorch process older than that type: convert it, or declare with WithElementTypes that all processes know it", what.(*tensor.Tensor).DType()) //nolint:errcheck,forcetypeassert // the only two
+				"a tensor of %v would end a PyTorch process older than that type: convert it, or declare with WithElementTypes that "+
+					"all processes know it", what.(*tensor.Tensor).DType()) //nolint:errcheck,forcetypeassert // the only two
 		}
 	}
 	return nil

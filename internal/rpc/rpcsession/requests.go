@@ -73,7 +73,8 @@ func (q *requestReader) closed(err error) {
 	_ = q.conn.Pipe.Close()
 }
 
-// RequestPipesClosed reports whether all pipes for requests of a worker are closed, after there was one. A PyTorch worker never opens another.
+// RequestPipesClosed reports whether all pipes for requests of a worker are closed, after there was one. A PyTorch
+// worker never opens another.
 func (n *Links) RequestPipesClosed(w rrefcore.Worker) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

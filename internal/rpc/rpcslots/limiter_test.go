@@ -142,7 +142,8 @@ func TestLimiterAtRandom(t *testing.T) {
 			ended++
 		}
 		if n, waiting := l.Counts(); n != 0 || waiting != 0 || entered != ended || l.mu.abandoned != 0 || len(l.mu.of) != 0 {
-			t.Fatalf("seed %d: %d run, %d wait, %d entered, %d ended, %d abandoned, %v", seed, n, waiting, entered, ended, l.mu.abandoned, l.mu.of)
+			t.Fatalf("seed %d: %d run, %d wait, %d entered, %d ended, %d abandoned, %v", seed, n, waiting, entered, ended,
+				l.mu.abandoned, l.mu.of)
 		}
 	}
 }

@@ -128,7 +128,8 @@ func pythonErrorClass(kind string) py.Global {
 func (e PythonError) Torch(id int, worker string) *RemoteException {
 	e.Message += e.Hint
 	class := pythonErrorClass(e.Kind)
-	text := fmt.Sprintf("On WorkerInfo(id=%d, name=%s):\n%s(%s)\n%s\n", id, worker, class.Name, py.ReprString(e.Message), e.traceback(worker, class))
+	text := fmt.Sprintf("On WorkerInfo(id=%d, name=%s):\n%s(%s)\n%s\n", id, worker, class.Name, py.ReprString(e.Message),
+		e.traceback(worker, class))
 	return &RemoteException{Msg: unicodeEscape(text), Class: class}
 }
 
@@ -234,7 +235,8 @@ func raisedByCall(stack string) bool {
 		return true // of a Go worker on PyTorch's transport
 	}
 	last, _, _ := strings.Cut(stack[at+len(frame):], "\n")
-	return strings.Contains(last, "/torch/distributed/rpc/") && (strings.Contains(last, ", in _run_function") || strings.Contains(last, ", in _local_invoke"))
+	return strings.Contains(last, "/torch/distributed/rpc/") &&
+		(strings.Contains(last, ", in _run_function") || strings.Contains(last, ", in _local_invoke"))
 }
 
 // NotDecoded recognises the answer to a call of a function that does not exist: it comes before the arguments, so they

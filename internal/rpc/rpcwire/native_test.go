@@ -20,9 +20,11 @@ import (
 // anyValue draws a value of the model.
 func anyValue(tensors []any) *rapid.Generator[any] {
 	leaf := rapid.OneOf(
-		rapid.Just[any](nil), rapid.Map(rapid.Bool(), func(v bool) any { return v }), rapid.Map(rapid.Int64(), func(v int64) any { return v }),
+		rapid.Just[any](nil), rapid.Map(rapid.Bool(), func(v bool) any { return v }),
+		rapid.Map(rapid.Int64(), func(v int64) any { return v }),
 		rapid.Map(rapid.Float64(), func(v float64) any { return v }), rapid.Map(rapid.String(), func(v string) any { return v }),
-		rapid.Map(rapid.SliceOf(rapid.Byte()), func(v []byte) any { return v }), rapid.Map(rapid.SliceOf(rapid.Byte()), func(v []byte) any { return py.ByteArray(v) }),
+		rapid.Map(rapid.SliceOf(rapid.Byte()), func(v []byte) any { return v }),
+		rapid.Map(rapid.SliceOf(rapid.Byte()), func(v []byte) any { return py.ByteArray(v) }),
 		rapid.Map(rapid.Int64(), func(v int64) any { return new(big.Int).Lsh(big.NewInt(v|1), 70) }),
 		rapid.Map(rapid.Float64(), func(v float64) any { return complex(v, -v) }), rapid.SampledFrom(tensors),
 		rapid.Just[any](py.Global{Module: "torch", Name: "Tensor"}), rapid.Just[any](WorkerInfo{Name: "w", ID: 3}),
@@ -132,12 +134,14 @@ func TestNativeScript(t *testing.T) {
 	x := tensor.Must(tensor.From([]float32{1}, 1))
 	s := ScriptUDF{
 		Schema: "aten::f(Tensor self) -> Tensor", Name: "torch.ops.aten.f",
-		Stack: []any{x, 1, 2.5, "text", nil, true, []int64{1, 2}, []float64{0.5}, py.Device("cpu"), py.Typed{Type: "List[str]", Value: []any{"a"}}},
+		Stack: []any{x, 1, 2.5, "text", nil, true, []int64{1, 2}, []float64{0.5}, py.Device("cpu"),
+			py.Typed{Type: "List[str]", Value: []any{"a"}}},
 	}
 	var got [2]RemoteScriptUDF
 	for i, native := range []bool{false, true} {
 		e := &Encoder{Native: native}
-		payload, err := e.ScriptRemoteCall(RemoteScriptUDF{ScriptUDF: s, RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}, [16]byte{4, 15: 5}}})
+		payload, err := e.ScriptRemoteCall(RemoteScriptUDF{ScriptUDF: s,
+			RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}, [16]byte{4, 15: 5}}})
 		if err != nil || isNative(payload) != native {
 			t.Fatalf("native=%v: %v", native, err)
 		}
@@ -155,7 +159,8 @@ func TestNativeScript(t *testing.T) {
 }
 
 func FuzzNative(f *testing.F) {
-	for _, v := range []any{nil, []any{int64(1), "a", 2.5}, &py.Dict{Pairs: []py.Pair{{Key: "k", Value: py.Tuple{true}}}}, &py.Object{Class: py.Global{Module: "m", Name: "C"}}} {
+	for _, v := range []any{nil, []any{int64(1), "a", 2.5}, &py.Dict{Pairs: []py.Pair{{Key: "k", Value: py.Tuple{true}}}},
+		&py.Object{Class: py.Global{Module: "m", Name: "C"}}} {
 		b, err := (&Encoder{Native: true}).PythonRet(v)
 		if err != nil {
 			f.Fatal(err)

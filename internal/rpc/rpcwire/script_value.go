@@ -274,7 +274,8 @@ func (e *Encoder) jitTyped(j *pickle.JIT, t py.Typed, depth int) error {
 	case []any:
 		switch t.Type {
 		case "List[int]", "List[float]", "List[bool]", "List[Tensor]":
-			j.OpenList(map[string]string{"List[int]": "int", "List[float]": "double", "List[bool]": "bool", "List[Tensor]": "tensor"}[t.Type])
+			j.OpenList(map[string]string{"List[int]": "int", "List[float]": "double", "List[bool]": "bool",
+				"List[Tensor]": "tensor"}[t.Type])
 			for _, item := range items {
 				if err := e.jitValue(j, item, depth+1); err != nil {
 					return err
@@ -399,7 +400,8 @@ func (d *Decoder) jitValue(v any) (any, error) {
 	case scriptRRef:
 		return d.arrive(o.Args.Items)
 	}
-	return nil, cohort.Newf("rpc: decode value", cohort.NotSupported, "a TorchScript object of class %v: only plain values, lists, dicts, tensors and references are read", g)
+	return nil, cohort.Newf("rpc: decode value", cohort.NotSupported,
+		"a TorchScript object of class %v: only plain values, lists, dicts, tensors and references are read", g)
 }
 
 func (d *Decoder) jitItems(in []any) ([]any, error) {

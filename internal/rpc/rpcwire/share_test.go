@@ -33,13 +33,16 @@ func nested(levels int) map[string]any {
 		dict = &pickle.Dict{Pairs: []pickle.Pair{{Key: "a", Value: dict}, {Key: "b", Value: dict}}}
 		object = pickle.Call(py.Global{Module: "m", Name: "C"}, object, object)
 		shared, _ := args.(*pickle.Tuple)
-		args = pickle.NewTuple(&pickle.Object{Class: py.Global{Module: "m", Name: "C"}, Args: shared}, &pickle.Object{Class: py.Global{Module: "m", Name: "D"}, Args: shared})
+		args = pickle.NewTuple(&pickle.Object{Class: py.Global{Module: "m", Name: "C"}, Args: shared},
+			&pickle.Object{Class: py.Global{Module: "m", Name: "D"}, Args: shared})
 		inner, _ := sets.(*pickle.List)
-		sets = pickle.NewList(pickle.Call(py.Global{Module: "builtins", Name: "frozenset"}, inner), pickle.Call(py.Global{Module: "builtins", Name: "frozenset"}, inner))
+		sets = pickle.NewList(pickle.Call(py.Global{Module: "builtins", Name: "frozenset"}, inner),
+			pickle.Call(py.Global{Module: "builtins", Name: "frozenset"}, inner))
 	}
 	all["lists"], all["tuples"], all["dicts"], all["objects"], all["arguments"], all["sets"] = list, tuple, dict, object, args, sets
 	wide := pickle.NewList()
-	text, data, number := strings.Repeat("x", 10_000), pickle.Bytes(bytes.Repeat([]byte("y"), 10_000)), new(big.Int).Lsh(big.NewInt(1), 80_000)
+	text, data, number := strings.Repeat("x", 10_000), pickle.Bytes(bytes.Repeat([]byte("y"), 10_000)),
+		new(big.Int).Lsh(big.NewInt(1), 80_000)
 	for range 1000 {
 		wide.Items = append(wide.Items, text, data, number)
 	}
@@ -135,7 +138,8 @@ func TestGoValuesAreShared(t *testing.T) {
 	for _, native := range []bool{false, true} {
 		t.Run(fmt.Sprint("native ", native), func(t *testing.T) {
 			e := &Encoder{Native: native}
-			out, err := e.PythonRet([]any{p, p, row, row, table, table, point{1, 2}, point{1, 2}, []any{}, []any{}, &number, &number, []byte("x"), row})
+			out, err := e.PythonRet([]any{p, p, row, row, table, table, point{1, 2}, point{1, 2}, []any{}, []any{}, &number,
+				&number, []byte("x"), row})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -155,7 +159,9 @@ func TestGoValuesAreShared(t *testing.T) {
 			if got[10] != any(int64(5)) || got[11] != any(int64(5)) {
 				t.Errorf("two pointers to a number: %v, %v", got[10], got[11])
 			}
-			if text := py.Repr(v); text != "[{'x': 1, 'y': 2}, {'x': 1, 'y': 2}, [1.0, 2.0], [1.0, 2.0], {'a': 1}, {'a': 1}, {'x': 1, 'y': 2}, {'x': 1, 'y': 2}, [], [], 5, 5, b'x', [1.0, 2.0]]" {
+			if text := py.Repr(v); text !=
+				"[{'x': 1, 'y': 2}, {'x': 1, 'y': 2}, [1.0, 2.0], [1.0, 2.0], {'a': 1}, {'a': 1}, {'x': 1, 'y': 2}, {'x': 1, 'y': "+
+					"2}, [], [], 5, 5, b'x', [1.0, 2.0]]" {
 				t.Errorf("%s", text)
 			}
 		})

@@ -49,7 +49,8 @@ func (d *Decoder) udf(data []byte) (UDF, error) {
 	args, ok1 := o.Args.Items[1].(*pickle.Tuple)
 	kwargs, ok2 := o.Args.Items[2].(*pickle.Dict)
 	if !ok1 || !ok2 {
-		return UDF{}, badPayload("a call whose arguments are a %s and a %s", pickle.TypeName(o.Args.Items[1]), pickle.TypeName(o.Args.Items[2]))
+		return UDF{}, badPayload("a call whose arguments are a %s and a %s", pickle.TypeName(o.Args.Items[1]),
+			pickle.TypeName(o.Args.Items[2]))
 	}
 	u := UDF{Func: name}
 	if u.Args, err = d.items(args.Items); err != nil {

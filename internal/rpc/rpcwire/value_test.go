@@ -18,7 +18,8 @@ import (
 
 func TestValuesRoundTrip(t *testing.T) {
 	x := tensor.Must(tensor.From([]float32{1, 2, 3}, 3))
-	s := &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)), Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
+	s := &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)),
+		Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
 	ref := fork{RRefFork: RRefFork{Owner: 1, RRef: GlobalID{1, 2}, Fork: GlobalID{3, 4}, Parent: 3, TypeName: TypePyObject}}
 	huge, _ := new(big.Int).SetString("123456789012345678901234567890", 10)
 	for _, v := range []any{
@@ -68,15 +69,17 @@ func TestEncodeRefusesWhatHasNoPythonForm(t *testing.T) {
 	loop := []any{nil}
 	loop[0] = loop
 	for name, v := range map[string]any{
-		"channel": make(chan int), "function": func() {}, "itself": loop, "reference": fork{}, "list as key": &py.Dict{Pairs: []py.Pair{{Key: []any{}, Value: 1}}},
-		"not UTF-8": "\xff",
+		"channel": make(chan int), "function": func() {}, "itself": loop, "reference": fork{},
+		"list as key": &py.Dict{Pairs: []py.Pair{{Key: []any{}, Value: 1}}},
+		"not UTF-8":   "\xff",
 	} {
 		if _, err := (&Encoder{}).Pickle(v); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for name, v := range map[string]any{
-		"mixed list": []any{1, "a"}, "big": new(big.Int).Lsh(big.NewInt(1), 80), "wrong type": py.Typed{Type: "Foo", Value: []any{}}, "struct": struct{ A int }{1},
+		"mixed list": []any{1, "a"}, "big": new(big.Int).Lsh(big.NewInt(1), 80),
+		"wrong type": py.Typed{Type: "Foo", Value: []any{}}, "struct": struct{ A int }{1},
 	} {
 		if _, err := (&Encoder{}).ScriptRet(v); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("TorchScript %s: %v", name, err)

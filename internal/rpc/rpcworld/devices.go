@@ -63,8 +63,8 @@ func (w *World) ExchangeDevices(ctx context.Context, hook observe.Hook, storeAdd
 	return d, err
 }
 
-// leftOver reports whether a start failed because nothing listens where a PyTorch rank has published its address: that may be what a start of
-// its that has failed has left in the store. Such a rank has not come yet.
+// leftOver reports whether a start failed because nothing listens where a PyTorch rank has published its address: that
+// may be what a start of its that has failed has left in the store. Such a rank has not come yet.
 func (w *World) leftOver(ctx context.Context, err error) bool {
 	e, lost := errors.AsType[*cohort.Error](err)
 	dial, failed := errors.AsType[*net.OpError](err)
@@ -100,7 +100,8 @@ func (w *World) exchangeDevices(ctx context.Context, hook observe.Hook, storeAdd
 	}
 	sizes := make([]byte, 8*size)
 	in := binary.LittleEndian.AppendUint64(nil, uint64(len(own)))
-	if err := d.engine.Run(ctx, &collective.Request{Kind: collective.AllGather, Tag: 0, DType: tensor.Int64, In: in, Out: sizes}); err != nil {
+	if err := d.engine.Run(ctx, &collective.Request{Kind: collective.AllGather, Tag: 0, DType: tensor.Int64, In: in,
+		Out: sizes}); err != nil {
 		return fail(err)
 	}
 	largest := uint64(0)
@@ -114,7 +115,8 @@ func (w *World) exchangeDevices(ctx context.Context, hook observe.Hook, storeAdd
 	block := make([]byte, largest)
 	copy(block, own)
 	all := make([]byte, largest*uint64(size)) //nolint:gosec // both bounded
-	if err := d.engine.Run(ctx, &collective.Request{Kind: collective.AllGather, Tag: 1, DType: tensor.Uint8, In: block, Out: all}); err != nil {
+	if err := d.engine.Run(ctx, &collective.Request{Kind: collective.AllGather, Tag: 1, DType: tensor.Uint8, In: block,
+		Out: all}); err != nil {
 		return fail(err)
 	}
 	return d, nil

@@ -80,15 +80,20 @@ func TestWatcher(t *testing.T) {
 		from time.Duration
 		to   time.Duration
 	}{
-		"all is well":                    {func(*scene) {}, closedWait, "", 0, 0},
-		"a process has ended":            {func(s *scene) { s.change("b", lost, ErrRefused) }, closedWait, "b", 0, time.Second},
-		"one that may have left":         {func(s *scene) { s.change("b", lost, ErrRefused) }, openWait, "b", time.Second, 2 * time.Second},
-		"a connection was cut":           {func(s *scene) { s.change("b", lost, nil) }, closedWait, "", 0, 0},
-		"a machine is silent":            {func(s *scene) { s.change("b", func(x *State) { x.Silence = 20 * time.Second }, nil) }, closedWait, "b", 0, time.Second},
-		"a machine cannot be reached":    {func(s *scene) { s.change("b", lost, ErrSilent) }, closedWait, "b", 10 * time.Second, 20 * time.Second},
-		"a member has left":              {func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, closedWait, "b", 0, time.Second},
-		"somebody that was never called": {func(s *scene) { s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused) }, closedWait, "b", 500 * time.Millisecond, 2 * time.Second},
-		"a worker that is not awaited":   {func(s *scene) { s.change("c", lost, ErrRefused) }, closedWait, "", 0, 0},
+		"all is well":            {func(*scene) {}, closedWait, "", 0, 0},
+		"a process has ended":    {func(s *scene) { s.change("b", lost, ErrRefused) }, closedWait, "b", 0, time.Second},
+		"one that may have left": {func(s *scene) { s.change("b", lost, ErrRefused) }, openWait, "b", time.Second, 2 * time.Second},
+		"a connection was cut":   {func(s *scene) { s.change("b", lost, nil) }, closedWait, "", 0, 0},
+		"a machine is silent": {func(s *scene) { s.change("b", func(x *State) { x.Silence = 20 * time.Second }, nil) },
+			closedWait, "b", 0, time.Second},
+		"a machine cannot be reached": {func(s *scene) { s.change("b", lost, ErrSilent) }, closedWait, "b", 10 * time.Second,
+			20 * time.Second},
+		"a member has left": {func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, closedWait, "b",
+			0, time.Second},
+		"somebody that was never called": {func(s *scene) {
+			s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused)
+		}, closedWait, "b", 500 * time.Millisecond, 2 * time.Second},
+		"a worker that is not awaited": {func(s *scene) { s.change("c", lost, ErrRefused) }, closedWait, "", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -187,7 +192,9 @@ func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 				New(st, config("b", 1, 3)).GaveUp(expired, s, c.why)
 				s.change("b", func(x *State) { x.Connected = false }, ErrRefused)
 				e, after := watch(t, New(st, config("a", 0, 3)), s, closedWait, "b", "c")
-				if e == nil || e.Peer != "b" || e.Rank != 1 || e.Code != c.code || !strings.Contains(e.Detail, "given up its shutdown: ") || !strings.Contains(e.Detail, "w2 did not report") || after > time.Second {
+				if e == nil || e.Peer != "b" || e.Rank != 1 || e.Code != c.code ||
+					!strings.Contains(e.Detail, "given up its shutdown: ") || !strings.Contains(e.Detail, "w2 did not report") ||
+					after > time.Second {
 					t.Errorf("got %v after %v", e, after)
 				}
 			})
@@ -195,8 +202,8 @@ func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 	}
 }
 
-// TestWatcherHearsWhoseDeathOneFound: b gives up its shutdown because c has died, which it alone has found. The others name c. A name that is
-// no worker's is not passed on.
+// TestWatcherHearsWhoseDeathOneFound: b gives up its shutdown because c has died, which it alone has found. The others
+// name c. A name that does not belong to a worker is not passed on.
 func TestWatcherHearsWhoseDeathOneFound(t *testing.T) {
 	for name, c := range map[string]struct{ lost, want string }{
 		"a worker":  {"c", "c"},

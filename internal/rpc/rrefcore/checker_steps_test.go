@@ -84,7 +84,8 @@ func (c config) steps(s *state) []step {
 		}
 	}
 	for i, p := range s.net {
-		if s.refuse > 0 && p.what == "carry" && !s.crashed[p.to] && (c.wire(p.from, p.to) != Cohort || !s.handoffOnItsWay(p) && !s.unsettled(p)) {
+		if s.refuse > 0 && p.what == "carry" && !s.crashed[p.to] &&
+			(c.wire(p.from, p.to) != Cohort || !s.handoffOnItsWay(p) && !s.unsettled(p)) {
 			add(func(s *state) {
 				s.refuse--
 				s.without(i)
@@ -160,7 +161,8 @@ func (s *state) behind(i int) bool {
 // message cannot arrive before it.
 func (s *state) handoffOnItsWay(carry packet) bool {
 	return slices.ContainsFunc(s.net, func(p packet) bool {
-		return p.what == "frame" && p.to == carry.to && slices.ContainsFunc(p.frame.Msgs, func(m Message) bool { return m.Kind == Handoff && m.Fork == carry.wire.Fork })
+		return p.what == "frame" && p.to == carry.to &&
+			slices.ContainsFunc(p.frame.Msgs, func(m Message) bool { return m.Kind == Handoff && m.Fork == carry.wire.Fork })
 	})
 }
 

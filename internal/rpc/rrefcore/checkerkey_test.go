@@ -14,7 +14,7 @@ import (
 type digest [2]uint64
 
 func (e *encoder) digest() digest {
-	return digest{maphash.Bytes(seeds[0], *e), maphash.Bytes(seeds[1], *e)}
+	return digest{maphash.Bytes(hashSeeds[0], *e), maphash.Bytes(hashSeeds[1], *e)}
 }
 
 // key is equal for equal states and only for those. A step changes one or two machines and packets: the digests of the others are those
@@ -65,7 +65,8 @@ func (s *state) key(b *encoder) digest {
 func (p *packet) encode(e *encoder) {
 	*e = append(*e, p.what...)
 	*e = append(*e, p.target...)
-	e.num(uint64(p.from), uint64(p.to), p.frame.First, uint64(p.frame.Session), p.frame.Floor, uint64(p.frame.Epoch), uint64(p.frame.ToEpoch))
+	e.num(uint64(p.from), uint64(p.to), p.frame.First, uint64(p.frame.Session), p.frame.Floor, uint64(p.frame.Epoch),
+		uint64(p.frame.ToEpoch))
 	e.messages(p.msg)
 	e.messages(p.frame.Msgs...)
 	e.ids(p.wire.ID, p.wire.Fork, p.wire.Root)
@@ -145,7 +146,7 @@ func (m *Machine) encode(b *encoder) {
 	}
 }
 
-var seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
+var hashSeeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 
 type encoder []byte
 

@@ -120,7 +120,8 @@ func New(self Worker, epoch Epoch, opt Options) *Machine {
 	opt.setDefaults()
 	return &Machine{
 		self: self, epoch: epoch, opt: opt, newKey: randomKeys(),
-		objects: map[ID]*object{}, handles: map[ID]*handle{}, pins: map[ID]*handle{}, peers: map[Worker]*peer{}, offered: map[ID]ID{}, early: map[ID][]earlyMessage{}, unsettled: map[ID]ID{},
+		objects: map[ID]*object{}, handles: map[ID]*handle{}, pins: map[ID]*handle{}, peers: map[Worker]*peer{},
+		offered: map[ID]ID{}, early: map[ID][]earlyMessage{}, unsettled: map[ID]ID{},
 	}
 }
 

@@ -66,8 +66,8 @@ func TestLostCreation(t *testing.T) {
 	}
 }
 
-// TestStuck: a child that was given to a PyTorch worker which cannot speak any more, or with a message that was lost, is told from the rest; a
-// worker that leaves lets go of what it only kept for such children.
+// TestStuck: a child that was given to a PyTorch worker which cannot speak any more, or with a message that was lost,
+// is told from the rest; a worker that leaves lets go of what it only kept for such children.
 func TestStuck(t *testing.T) {
 	m := New(0, 7, Options{})
 	for w, kind := range map[Worker]PeerKind{1: PyTorch, 2: PyTorch, 3: Cohort, 4: Cohort} {

@@ -86,7 +86,8 @@ func (m *Machine) mayFork(p *peer, msg Message) verdict {
 func (m *Machine) mayForkOpenly(p *peer, msg Message) verdict {
 	minter := m.peers[msg.Fork.On]
 	switch {
-	case msg.Fork.On == p.id, msg.Fork.On == m.self: // a worker does not hand a reference to itself, and the owner registers what it hands out
+	// a worker does not hand a reference to itself, and the owner registers what it hands out
+	case msg.Fork.On == p.id, msg.Fork.On == m.self:
 		return unproved
 	case minter != nil && minter.lease.state == dead:
 		return unproved

@@ -13,12 +13,11 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/testing/mutation"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 var (
 	simSeed   = flag.Uint64("rref.seed", 0, "replay one seed of the reference simulation, with its trace")
-	simFirst  = flag.Uint64("rref.first", 1, "the first seed that the reference simulation runs")
-	simSeeds  = flag.Uint64("rref.seeds", 300, "how many seeds the reference simulation runs")
 	onlyLarge = flag.Bool("rref.large", false, "make the checker explore the large worlds instead of the small ones")
 )
 
@@ -437,20 +436,17 @@ func TestSimulation(t *testing.T) {
 		}
 		return
 	}
-	count := *simSeeds
+	count, ran := 300, 0
 	if raceEnabled {
-		count = min(count, 100)
+		count = 100
 	}
-	seeds := slices.Clone(instructive)
-	for i := range count {
-		seeds = append(seeds, *simFirst+i)
-	}
-	for _, seed := range seeds {
+	for seed := range seeds.Range(count, instructive...) {
+		ran++
 		if kind, text := newSimulation(seed, Options{}).run(); kind != "" {
 			t.Fatalf("seed %d: %s: %s\nreplay: go test ./internal/rpc/rrefcore -run TestSimulation -rref.seed %d", seed, kind, text, seed)
 		}
 	}
-	t.Logf("count: reference simulation: %d seeds", len(seeds))
+	t.Logf("count: reference simulation: %d seeds", ran)
 }
 
 // TestMutants leaves one rule of the protocol out at a time: the tests must notice.

@@ -56,7 +56,8 @@ func (m *Machine) Create(owner Worker) (Wire, Code) {
 		key = m.newKey(m.self, id)
 	}
 	m.handles[fork] = &handle{
-		id: id, fork: fork, root: fork, key: key, owner: owner, ownerEpoch: p.epoch, parent: life{m.self, m.epoch}, creator: true, held: true, unanswered: p.kind == PyTorch,
+		id: id, fork: fork, root: fork, key: key, owner: owner, ownerEpoch: p.epoch, parent: life{m.self, m.epoch}, creator: true,
+		held: true, unanswered: p.kind == PyTorch,
 		since: m.now,
 	}
 	m.send(owner, Message{Kind: Announce, ID: id, Fork: fork, Root: fork, Key: key})
@@ -185,7 +186,8 @@ func (m *Machine) returned(p *peer, msg Message) bool {
 // enter makes the handle of a reference that came from parent.
 func (m *Machine) enter(parent *peer, w Wire, key Key, offered bool) {
 	h := &handle{
-		id: w.ID, fork: w.Fork, root: w.Root, key: key, owner: w.Owner, ownerEpoch: w.OwnerEpoch, parent: parent.life(), held: true, offered: offered, since: m.now,
+		id: w.ID, fork: w.Fork, root: w.Root, key: key, owner: w.Owner, ownerEpoch: w.OwnerEpoch, parent: parent.life(),
+		held: true, offered: offered, since: m.now,
 	}
 	m.handles[w.Fork] = h
 	h.accepting = parent.id != w.Owner

@@ -290,10 +290,12 @@ func (d descriptor) check(limits Limits) error {
 	}
 	for _, s := range d.Storages {
 		if s.Length > uint64(limits.Message) { //nolint:gosec // positive by construction
-			return cohort.Newf("tensorpipe: receive", cohort.TooLarge, "a tensor storage of %d bytes, the limit is %d", s.Length, limits.Message)
+			return cohort.Newf("tensorpipe: receive", cohort.TooLarge, "a tensor storage of %d bytes, the limit is %d", s.Length,
+				limits.Message)
 		}
 		if s.Source.Type != "cpu" || !s.NoTarget && s.Target.Type != "cpu" {
-			return cohort.Newf("tensorpipe: receive", cohort.NotSupported, "a tensor for device %q: a Go worker has only the CPU", s.Target.Type)
+			return cohort.Newf("tensorpipe: receive", cohort.NotSupported, "a tensor for device %q: a Go worker has only the CPU",
+				s.Target.Type)
 		}
 		total += s.Length
 	}

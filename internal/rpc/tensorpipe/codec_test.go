@@ -116,7 +116,8 @@ func TestAnswerIsPyTorchs(t *testing.T) {
 func TestDefaultPyTorchIsAnsweredWithUV(t *testing.T) {
 	brochure := first(t, "default-brochure.txt", "Brochure ")
 	for _, channel := range []string{ChannelBasic, ChannelMPT} {
-		answer, plan, err := Choice{Channels: []string{channel}, Cohort: true, Address: "a:1", Register: func() uint64 { return 300 }}.Choose(brochure)
+		answer, plan, err := Choice{Channels: []string{channel}, Cohort: true, Address: "a:1",
+			Register: func() uint64 { return 300 }}.Choose(brochure)
 		if err != nil || plan.Channel != channel || plan.Cohort {
 			t.Fatalf("%s: %+v, %v", channel, plan, err)
 		}
@@ -139,7 +140,8 @@ func TestHandshakeRefuses(t *testing.T) {
 		"only a GPU":          {Transports: uv, Channels: []channelAd{{"basic", []deviceDescriptor{{device{"cuda", 0}, "any"}}}}},
 		"nothing":             {},
 	} {
-		if _, _, err := (Choice{Channels: []string{ChannelBasic, ChannelMPT}, Register: register}).Choose(br.Append(nil)); !errors.Is(err, cohort.Mismatch) {
+		if _, _, err := (Choice{Channels: []string{ChannelBasic, ChannelMPT}, Register: register}).Choose(
+			br.Append(nil)); !errors.Is(err, cohort.Mismatch) {
 			t.Errorf("%s: %v, want a mismatch", name, err)
 		}
 	}

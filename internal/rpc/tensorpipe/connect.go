@@ -120,7 +120,8 @@ func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
 			wait, err = false, context.Cause(ep.ctx)
 		}
 		if wait && time.Since(begin) > ep.cfg.handshake {
-			wait, err = false, cohort.New("tensorpipe: connect", cohort.Unavailable, "the peer asks us to wait for its own connection, which it does not open")
+			wait, err = false, cohort.New("tensorpipe: connect", cohort.Unavailable,
+				"the peer asks us to wait for its own connection, which it does not open")
 		}
 	}
 	if err == nil && s.Link != nil && s.Link.Peer().Name != name {
@@ -128,7 +129,8 @@ func (ep *Endpoint) dialPeer(name, addr string, d *dialing) {
 		_ = s.Close()
 	}
 	if err == nil && s.Link != nil && !ep.trusts(s.Link) {
-		err = cohort.Newf("tensorpipe: connect", cohort.Mismatch, "the listener at %s does not prove that it is worker %q: that name has published no secret", addr, name)
+		err = cohort.Newf("tensorpipe: connect", cohort.Mismatch,
+			"the listener at %s does not prove that it is worker %q: that name has published no secret", addr, name)
 		_ = s.Close()
 	}
 	failpoint.At("tensorpipe.endpoint.dialled")

@@ -18,8 +18,9 @@
 //   - A pipe carries requests of the side that opened it and their answers. The agent runs one goroutine that calls
 //     [Pipe.Recv] on every pipe, accepted ones to serve and connected ones for answers; any goroutine may call
 //     [Pipe.Send]. Messages are made by rpcwire.Message.Encode and read by rpcwire.Decode.
-//   - A link carries both directions. Its frames arrive at the config's OnFrame in order; Link.Send sends one. Messages are made by rpcwire.Message.Frame and read by rpcwire.DecodeFrame. An
-//     arriving link is returned by Accept once, for the record; it serves from the moment it exists.
+//   - A link carries both directions. Its frames arrive at the config's OnFrame in order; Link.Send sends one. Messages are
+//     made by rpcwire.Message.Frame and read by rpcwire.DecodeFrame. An arriving link is returned by Accept once,
+//     for the record; it serves from the moment it exists.
 //
 // Every request that Recv returned must be answered exactly once, with an EXCEPTION if nothing else: PyTorch waits for
 // the answer, and aborts on a second one (which Send refuses). The agent chooses the ids of requests: a counter per pipe
@@ -30,7 +31,8 @@
 //
 // # The parts
 //
-// codec.go has the frames of handshake and descriptors; handshake.go the two pure state machines [Offer] and [Choice]; message.go
-// the model of what PyTorch accepts; pipe.go, channel.go and stream.go move messages; endpoint.go, dial.go, pipesetup.go,
-// connect.go and peerslot.go set up sessions; watch.go notices the end of connections that are not read. docs/wire/tensorpipe.md has the bytes.
+// codec.go has the frames of handshake and descriptors; handshake.go the two pure state machines [Offer] and [Choice];
+// message.go the model of what PyTorch accepts; pipe.go, channel.go and stream.go move messages; endpoint.go, dial.go,
+// pipesetup.go, connect.go and peerslot.go set up sessions; watch.go notices the end of connections that are not read.
+// docs/wire/tensorpipe.md has the bytes.
 package tensorpipe

@@ -93,7 +93,8 @@ func New(name string, opts ...Option) (*Endpoint, error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	ep := &Endpoint{
 		name: name, cfg: cfg, ctx: ctx, cancel: cancel,
-		sessions: make(chan *Session, cfg.limits.Backlog), unidentified: newUnidentified(cfg.limits.Halfway), refused: dropLog{logger: cfg.logger},
+		sessions: make(chan *Session, cfg.limits.Backlog), unidentified: newUnidentified(cfg.limits.Halfway),
+		refused: dropLog{logger: cfg.logger},
 	}
 	ep.mu.pending, ep.mu.expected, ep.mu.setups = map[net.Conn]struct{}{}, map[uint64]chan *stream{}, map[*pipeSetup]struct{}{}
 	ep.mu.peerSlots, ep.mu.links = map[string]*peerSlot{}, map[*cohortwire.Link]struct{}{}

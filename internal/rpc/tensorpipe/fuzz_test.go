@@ -136,7 +136,8 @@ func TestHostileMessages(t *testing.T) {
 
 // FuzzPipe gives a pipe any bytes on both of its connections.
 func FuzzPipe(f *testing.F) {
-	f.Add(false, wireOf(rpcMessage(0x102, 1, []byte("payload"), make([]byte, 8)), nil), append(binary.LittleEndian.AppendUint64(nil, 8), make([]byte, 8)...))
+	f.Add(false, wireOf(rpcMessage(0x102, 1, []byte("payload"), make([]byte, 8)), nil),
+		append(binary.LittleEndian.AppendUint64(nil, 8), make([]byte, 8)...))
 	f.Add(true, wireOf(rpcMessage(0x203, 1, nil), nil), []byte{})
 	f.Fuzz(func(t *testing.T, client bool, main, channel []byte) {
 		n, largest, err := fedPipe(t, client, main, channel)
@@ -148,9 +149,11 @@ func FuzzPipe(f *testing.F) {
 
 // FuzzHandshake gives both machines of the handshake any bytes: what they agree to is something that was offered.
 func FuzzHandshake(f *testing.F) {
-	for _, offer := range []Offer{{Name: "a", Channels: []string{ChannelBasic}}, {Name: "a", Channels: []string{ChannelMPT}, Cohort: &CohortOffer{Incarnation: 5, Insist: true}}} {
+	for _, offer := range []Offer{{Name: "a", Channels: []string{ChannelBasic}},
+		{Name: "a", Channels: []string{ChannelMPT}, Cohort: &CohortOffer{Incarnation: 5, Insist: true}}} {
 		_, brochure := offer.Hello()
-		answer, _, err := Choice{Channels: []string{ChannelBasic, ChannelMPT}, Cohort: true, Address: "x", Register: func() uint64 { return 1 }}.Choose(brochure)
+		answer, _, err := Choice{Channels: []string{ChannelBasic, ChannelMPT}, Cohort: true, Address: "x",
+			Register: func() uint64 { return 1 }}.Choose(brochure)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -166,7 +169,8 @@ func FuzzHandshake(f *testing.F) {
 				t.Fatalf("our own answer is not understood: %+v, %v", again, readErr)
 			}
 		}
-		if plan, err := (Offer{Channels: []string{ChannelBasic}}).Answered(data); err == nil && (plan.Cohort || plan.Channel != ChannelBasic) {
+		if plan, err := (Offer{Channels: []string{ChannelBasic}}).Answered(data); err == nil &&
+			(plan.Cohort || plan.Channel != ChannelBasic) {
 			t.Fatalf("a plan that was not offered: %+v", plan)
 		}
 	})

@@ -183,7 +183,8 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 	}
 	if i := slices.IndexFunc(br.Transports, func(t transportAd) bool { return t.Name == transportCohort }); i >= 0 && c.Cohort {
 		return nil, Plan{}, cohort.Newf("tensorpipe: handshake", cohort.Mismatch,
-			"the peer is a Go worker of another version: its cohort transport is %q, ours is %q: build all workers from one version", br.Transports[i].Domain, domainCohort)
+			"the peer is a Go worker of another version: its cohort transport is %q, ours is %q: build all workers from one "+
+				"version", br.Transports[i].Domain, domainCohort)
 	}
 	if !offers(transportUV, domainUV) {
 		return nil, Plan{}, cohort.New("tensorpipe: handshake", cohort.Mismatch,

@@ -130,7 +130,8 @@ func TestClaimedStorages(t *testing.T) {
 				largest.Store(max(largest.Load(), int64(n)))
 				return tensor.NewStorage(min(n, 128<<20))
 			}))
-			d := descriptor{Payloads: []uint64{4, 8, 0, uint64(len(emptyTable))}, Storages: []storageDescriptor{{Length: 1 << 30, Source: cpu, Target: cpu}}}
+			d := descriptor{Payloads: []uint64{4, 8, 0, uint64(len(emptyTable))},
+				Storages: []storageDescriptor{{Length: 1 << 30, Source: cpu, Target: cpu}}}
 			if err := client.main.writeFrames(d.Append(nil)); err != nil {
 				t.Fatal(err)
 			}
@@ -159,8 +160,9 @@ func TestHalfHellosDoNotKeepWorkersOut(t *testing.T) {
 	packet, brochure := Offer{Name: "x", Channels: []string{ChannelBasic}}.Hello()
 	whole := appendFrame(appendFrame(nil, packet), brochure)
 	for name, begin := range map[string][]byte{
-		"nothing": nil, "half a length": whole[:4], "half a packet": whole[:12], "a packet": appendFrame(nil, packet), "half a brochure": whole[:len(whole)-3],
-		"a brochure": whole, "an unknown registration": appendFrame(nil, Packet{Requested: true, ID: 5}.Append(nil)),
+		"nothing": nil, "half a length": whole[:4], "half a packet": whole[:12], "a packet": appendFrame(nil, packet),
+		"half a brochure": whole[:len(whole)-3],
+		"a brochure":      whole, "an unknown registration": appendFrame(nil, Packet{Requested: true, ID: 5}.Append(nil)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

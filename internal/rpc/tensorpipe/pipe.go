@@ -137,9 +137,9 @@ var ErrUnsent = errors.New("nothing was sent")
 // Send writes a message. It returns when the kernel has all of it, so the storages may be changed afterwards.
 //
 // A message that PyTorch would not accept is refused before anything is written. When ctx ends before the pipe's turn
-// comes, nothing was written, and the error is [ErrUnsent] too. When it ends during the write, Send returns at once and the rest is written in the
-// background, since half a message would break the pipe for every other call: the payloads and storages then belong to
-// the pipe until it is closed.
+// comes, nothing was written, and the error is [ErrUnsent] too. When it ends during the write, Send returns at once and
+// the rest is written in the background, since half a message would break the pipe for every other call: the payloads
+// and storages then belong to the pipe until it is closed.
 func (p *Pipe) Send(ctx context.Context, m *Message) error {
 	steps, err := p.steps(m)
 	if err != nil {
@@ -215,7 +215,8 @@ func (p *Pipe) admit(m *Message) (size int64, err error) {
 	}
 	if now := p.answers.Add(size); now > p.cfg.limits.Waiting && now > size && size > smallAnswer {
 		p.answers.Add(-size)
-		e := cohort.Newf("tensorpipe: send", cohort.Exhausted, "%d bytes wait for the peer to read them; %d more are over the limit of %d", now-size, size, p.cfg.limits.Waiting)
+		e := cohort.Newf("tensorpipe: send", cohort.Exhausted,
+			"%d bytes wait for the peer to read them; %d more are over the limit of %d", now-size, size, p.cfg.limits.Waiting)
 		e.Peer = p.peer
 		return 0, e
 	}
@@ -399,7 +400,8 @@ func (p *Pipe) readPayloads(m *Message, sizes []uint64) (err error) {
 			return err
 		}
 		if uint64(len(m.Payloads[i])) != n {
-			return cohort.Newf("tensorpipe: receive", cohort.Protocol, "a payload of %d bytes where %d were announced", len(m.Payloads[i]), n)
+			return cohort.Newf("tensorpipe: receive", cohort.Protocol, "a payload of %d bytes where %d were announced",
+				len(m.Payloads[i]), n)
 		}
 	}
 	return nil

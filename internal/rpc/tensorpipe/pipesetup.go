@@ -77,8 +77,8 @@ func (ep *Endpoint) notifySetupsLocked(host string) {
 	}
 }
 
-// missingMayBeLost reports whether all connections that are missing may be ones that have ended before their hello. If fewer have, others are
-// on their way, and the worker is slow.
+// missingMayBeLost reports whether all connections that are missing may be ones that have ended before their hello. If
+// fewer have, others are on their way, and the worker is slow.
 func (o *pipeSetup) missingMayBeLost() bool {
 	o.ep.mu.Lock()
 	defer o.ep.mu.Unlock()
@@ -117,7 +117,8 @@ func (o *pipeSetup) within(d time.Duration) {
 	}
 }
 
-var errNotOpened = cohort.New("tensorpipe: handshake", cohort.DeadlineExceeded, "the peer did not open the connections of its pipe in time, or left")
+var errNotOpened = cohort.New("tensorpipe: handshake", cohort.DeadlineExceeded,
+	"the peer did not open the connections of its pipe in time, or left")
 
 // await waits for a connection.
 func (o *pipeSetup) await(id uint64) (*stream, error) {
@@ -144,7 +145,8 @@ func (o *pipeSetup) await(id uint64) (*stream, error) {
 	}
 }
 
-// pipe waits for the connections of a pipe that begins on s, and hands it over. If it fails, those that have arrived are the caller's to close.
+// pipe waits for the connections of a pipe that begins on s, and hands it over. If it fails, those that have arrived
+// are the caller's to close.
 func (o *pipeSetup) pipe(s *stream, plan Plan) error {
 	o.timer, o.deadline = time.NewTimer(o.ep.cfg.handshake), time.Now().Add(o.ep.cfg.handshake)
 	defer o.timer.Stop()

@@ -32,7 +32,8 @@ func TestSilence(t *testing.T) {
 					t.Errorf("%s: option %d is %d, %v; want %d", side, option, got, optErr, want)
 				}
 			}
-			if got, optErr := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT); side == "dialled" && (optErr != nil || got != synRetries) {
+			if got, optErr := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT); side == "dialled" &&
+				(optErr != nil || got != synRetries) {
 				t.Errorf("%d repetitions of the first packet, %v; want %d", got, optErr, synRetries)
 			}
 		}); err != nil {

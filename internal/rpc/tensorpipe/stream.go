@@ -63,7 +63,8 @@ func (s *stream) readHead(limit int64, what string) (int, error) {
 	}
 	n := binary.LittleEndian.Uint64(head)
 	if n > uint64(limit) { //nolint:gosec // limits are positive
-		return 0, cohort.Newf("tensorpipe: receive", cohort.Protocol, "a frame of %d bytes (%q) where %s of at most %d is expected", n, head, what, limit)
+		return 0, cohort.Newf("tensorpipe: receive", cohort.Protocol,
+			"a frame of %d bytes (%q) where %s of at most %d is expected", n, head, what, limit)
 	}
 	_, _ = s.br.Discard(frameHead)
 	return int(n), nil //nolint:gosec // at most limit

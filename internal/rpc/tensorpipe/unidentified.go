@@ -132,5 +132,6 @@ func (c *dropLog) dropped(conn net.Conn, err error) {
 	skipped := c.mu.skipped
 	c.mu.last, c.mu.skipped = now, 0
 	c.mu.Unlock()
-	c.logger.Warn("connection dropped in its handshake", slog.String("peer", conn.RemoteAddr().String()), slog.String("err", err.Error()), slog.Int("not_logged", skipped))
+	c.logger.Warn("connection dropped in its handshake", slog.String("peer", conn.RemoteAddr().String()),
+		slog.String("err", err.Error()), slog.Int("not_logged", skipped))
 }

@@ -53,7 +53,8 @@ func blindDial(t *testing.T, addr string, cut func(plan Plan, id uint64) bool) *
 
 // unreadSoon makes an endpoint give up by nothing but a connection that ended unread.
 func unreadSoon() []Option {
-	return []Option{withHandshakeTimeout(time.Hour), withStallTimeout(time.Hour), option(func(c *config) error { c.unread = 100 * time.Millisecond; return nil })}
+	return []Option{withHandshakeTimeout(time.Hour), withStallTimeout(time.Hour),
+		option(func(c *config) error { c.unread = 100 * time.Millisecond; return nil })}
 }
 
 // TestChannelIsCutUnread: the listening side ends a pipe whose connection for tensors was cut before its hello arrived. No other goroutine
@@ -108,8 +109,8 @@ func TestUnrelatedConnectionEndsEarly(t *testing.T) {
 	_ = s.Close()
 }
 
-// TestUnreadIsTheMissing: connections that end without a word put a pipe in doubt only if they came after it, from its host, and are as many
-// as it waits for.
+// TestUnreadIsTheMissing: connections that end without a word put a pipe in doubt only if they came after it, from its
+// host, and are as many as it waits for.
 func TestUnreadIsTheMissing(t *testing.T) {
 	b := listen(t, "b")
 	main, other := net.Pipe()

@@ -20,7 +20,8 @@ import (
 //	8  offset in elements
 //	16 per dimension: size and stride
 //
-// In a sparse one 8 bytes per dimension, its size, follow the number of dimensions, and then the dense entries of its indices and its values.
+// In a sparse one 8 bytes per dimension, its size, follow the number of dimensions, and then the dense entries of its
+// indices and its values.
 const (
 	entryDense  = 0
 	entrySparse = 1

@@ -5,7 +5,6 @@ package worldcore
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"iter"
 	"os"
@@ -16,25 +15,12 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/testing/mutation"
-)
-
-var (
-	firstSeed = flag.Uint64("worlds.first", 0, "the first seed of the simulations")
-	seeds     = flag.Uint64("worlds.seeds", 200, "how many seeds each simulation runs")
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // someSeeds are the seeds that a simulation runs: first those that find a mutant which few others find.
 func someSeeds(instructive ...uint64) iter.Seq[uint64] {
-	return func(yield func(uint64) bool) {
-		for _, seed := range instructive {
-			if !yield(seed) {
-				return
-			}
-		}
-		for seed := *firstSeed; seed < *firstSeed+*seeds && yield(seed); {
-			seed++
-		}
-	}
+	return seeds.Range(200, instructive...)
 }
 
 func TestMain(m *testing.M) { os.Exit(mutation.Main(m)) }
@@ -223,8 +209,8 @@ func (g *leaver) leave() {
 	}})
 }
 
-// checkMet holds that a worker ends well only if everybody has come to the end and had no calls, and if all have met in the last barrier: unless
-// the store is gone, which ends with its host.
+// checkMet holds that a worker ends well only if everybody has come to the end and had no calls, and if all have met in
+// the last barrier: unless the store is gone, which ends with its host.
 func (w *endSim) checkMet(g *leaver, last int) {
 	if came := w.store[at(w.round, countKey(last-1))]; came != strconv.Itoa(len(w.workers)) {
 		w.fault("%s ends well, and %q workers have come to the end", g.name, came)
@@ -375,7 +361,8 @@ func (w *endSim) simulate() error {
 			return fmt.Errorf("%s waits for ever", g.name)
 		case g.err == nil || noStore:
 		case len(w.died) == 0 && g.py && w.hosted: // the store may end before it has read the sum of the last barrier
-		case len(w.gave) > 0 && dead != nil && dead.Code == cohort.DeadlineExceeded && parseLoss(first).Worker == dead.Peer && g.ended <= w.lastBegun()+slack:
+		case len(w.gave) > 0 && dead != nil && dead.Code == cohort.DeadlineExceeded && parseLoss(first).Worker == dead.Peer &&
+			g.ended <= w.lastBegun()+slack:
 		case len(w.died) == 0:
 			return fmt.Errorf("no worker has died, and %s ends with %w", g.name, g.err)
 		case g.ended > w.lastBegun()+slack:

@@ -190,8 +190,8 @@ func (c *counting) question(op Op, then func(Event)) {
 	})
 }
 
-// unreportedDeaths is the state in which no worker knows the number any more. The leader notifies those that wait for it, and records it for
-// those that come later. The others find out by themselves.
+// unreportedDeaths is the state in which no worker knows the number any more. The leader notifies those that wait for
+// it, and records it for those that come later. The others find out by themselves.
 func (c *counting) unreportedDeaths(dead *cohort.Error) {
 	why := gatherError(dead)
 	if c.names[0] != c.me.Name {

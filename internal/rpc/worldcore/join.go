@@ -51,7 +51,8 @@ func (j *Join) enter(k int) {
 	j.round = k
 	j.must(Op{Kind: OpEnter, Round: k}, func(Event) {
 		if strings.Contains(j.me.Name, "-") {
-			j.end(cohort.Newf("rpc: join", cohort.InvalidArgument, "worker name %q: PyTorch workers cannot read a '-' in the list of a dynamic world", j.me.Name))
+			j.end(cohort.Newf("rpc: join", cohort.InvalidArgument,
+				"worker name %q: PyTorch workers cannot read a '-' in the list of a dynamic world", j.me.Name))
 			return
 		}
 		j.take("join", func() {
@@ -104,7 +105,8 @@ func (j *Join) claimThis(id int) {
 	key := KeyNames + strconv.Itoa(id)
 	j.swap(key, "", j.me.Name, func(got string) {
 		if got != j.me.Name {
-			j.failed(cohort.Newf("rpc: join", cohort.AlreadyExists, "id %d was worker %q's: PyTorch workers never reconnect to an id, take a fresh one", id, got))
+			j.failed(cohort.Newf("rpc: join", cohort.AlreadyExists,
+				"id %d was worker %q's: PyTorch workers never reconnect to an id, take a fresh one", id, got))
 			return
 		}
 		j.id = id

@@ -250,7 +250,8 @@ func deathOf(worker string, id int, how string, cause error) *cohort.Error {
 // Instant reports whether an operation is answered at once: the driver need not do anything else meanwhile.
 func (k opKind) Instant() bool {
 	switch k {
-	case OpStates, OpWorkers, OpEnter, OpKnow, OpDrop, OpOthers, OpFreeze, OpThaw, OpGatherCount, OpGatherFirst, OpGatherEnter, OpGatherSeen, OpGatherLeave, OpGiveUp, OpGiveUpNext:
+	case OpStates, OpWorkers, OpEnter, OpKnow, OpDrop, OpOthers, OpFreeze, OpThaw, OpGatherCount, OpGatherFirst, OpGatherEnter,
+		OpGatherSeen, OpGatherLeave, OpGiveUp, OpGiveUpNext:
 		return true
 	default:
 		return false

@@ -140,7 +140,8 @@ func (c *course) chooseMode(mode string, then func()) {
 	c.swap(KeyStatic, "", mode, func(got string) {
 		if got != mode {
 			c.failed(cohort.Newf("rpc: join", cohort.Mismatch,
-				"this world was started by workers with%s a world size: all must give one or none (RPC group mixes static and dynamic members)",
+				"this world was started by workers with%s a world size: all must give one or none (RPC group mixes static and "+
+					"dynamic members)",
 				map[string]string{"true": "", "false": "out"}[got]))
 			return
 		}

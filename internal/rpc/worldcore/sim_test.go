@@ -398,7 +398,8 @@ func (t *task) perform(op Op) {
 		answered = true
 		delete(t.under, op.ID)
 		ev.ID = op.ID
-		if t.s.logging && op.Kind != OpPause && op.Kind != OpStates && op.Kind != OpRead && op.Kind != OpAskCount && op.Kind != OpAskInside {
+		if t.s.logging && op.Kind != OpPause && op.Kind != OpStates && op.Kind != OpRead && op.Kind != OpAskCount &&
+			op.Kind != OpAskInside {
 			t.s.note("%s: %s: %s -> %q %v %v", t.p.name, t.what, show(op), ev.Text, ev.OK, ev.Err)
 		}
 		t.s.after(0, func() { t.step(ev) })

@@ -63,8 +63,9 @@ func (s *Start) unusedRound(k int) {
 	})
 }
 
-// announceRestart tells those who wait in a used round for the address of this rank that it will not come there any more: its former start has
-// ended between its name and its address. No rank can have started in that round, so all can start in another one.
+// announceRestart tells those who wait in a used round for the address of this rank that it will not come there any
+// more: its former start has ended between its name and its address. No rank can have started in that round, so all can
+// start in another one.
 func (s *Start) announceRestart(k int, then func()) {
 	s.read(k, KeyNames+strconv.Itoa(s.me.Rank), func(name string) {
 		if name == "" {

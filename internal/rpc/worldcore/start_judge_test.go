@@ -86,8 +86,8 @@ func (w *startSim) judge() {
 	}
 }
 
-// monitorsReplaced checks that a monitor that is alive is not replaced, if nothing takes long. One that is not needed any more removes its key:
-// a rank that comes then replaces none.
+// monitorsReplaced checks that a monitor that is alive is not replaced, if nothing takes long. One that is not needed
+// any more removes its key: a rank that comes then replaces none.
 func (w *startSim) monitorsReplaced(key, was, value string) {
 	if w.faults || w.latest > 2*time.Millisecond || !strings.HasSuffix(key, "/"+keyMonitor) || was == "" || value == "" {
 		return

@@ -235,9 +235,10 @@ func (w *Watch) lost(e *cohort.Error, grace time.Duration) {
 	w.end(e)
 }
 
-// findUnconnected finds the workers that this one calls, once a wait lasts, although it had nothing to do with them. In a
-// static world, unless no other worker does it, it is those behind it in the order of ranks up to the second Go worker: so every worker is watched by two,
-// and a large world does not end with a connection of everybody to everybody.
+// findUnconnected finds the workers that this one calls, once a wait lasts, although it had nothing to do with them. In
+// a static world, unless no other worker does it, it is those behind it in the order of ranks up to the second Go
+// worker: so every worker is watched by two, and a large world does not end with a connection of everybody to
+// everybody.
 func (w *Watch) findUnconnected() {
 	if !w.me.Static() || w.how == leaderWait {
 		w.call = w.names

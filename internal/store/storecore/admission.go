@@ -78,7 +78,8 @@ func (m *Machine) room(n int) error {
 	if m.dataBytes()+int64(n) <= m.admission.shares.data {
 		return nil
 	}
-	return cohort.Newf("tcpstore: serve", cohort.Exhausted, "keys, values and queues take %d of %d bytes: delete some or raise the memory limit",
+	return cohort.Newf("tcpstore: serve", cohort.Exhausted,
+		"keys, values and queues take %d of %d bytes: delete some or raise the memory limit",
 		m.dataBytes(), m.admission.shares.data)
 }
 
@@ -183,7 +184,8 @@ func (m *Machine) roomToWait(c *Conn, cost int64) error {
 	if m.admission.waits+cost <= m.admission.shares.waits {
 		return nil
 	}
-	return cohort.Newf("tcpstore: serve", cohort.Exhausted, "waits, watches and claims of all clients take %d of %d bytes: raise the memory limit",
+	return cohort.Newf("tcpstore: serve", cohort.Exhausted,
+		"waits, watches and claims of all clients take %d of %d bytes: raise the memory limit",
 		m.admission.waits, m.admission.shares.waits)
 }
 

@@ -164,7 +164,8 @@ func (m *Machine) Expire(looks int) {
 		m.turn.work++
 		if c := m.conns.all[i]; len(c.in.buf) > 0 && !c.Paused() {
 			if c.in.looks++; c.in.looks > looks {
-				m.Refuse(c, cohort.Newf("tcpstore: serve", cohort.Exhausted, "the client left a request unfinished for too long: %d bytes of it are here", len(c.in.buf)))
+				m.Refuse(c, cohort.Newf("tcpstore: serve", cohort.Exhausted,
+					"the client left a request unfinished for too long: %d bytes of it are here", len(c.in.buf)))
 			}
 		}
 		i = min(i, len(m.conns.all))

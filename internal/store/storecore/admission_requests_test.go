@@ -98,9 +98,10 @@ func TestCrowdOfSendersIsServedInTurn(t *testing.T) {
 		keys[i], values[i] = fmt.Sprint("/key", i), make([]byte, 1<<10)
 	}
 	for name, request := range map[string][]byte{
-		"set":                    wire.AppendSet(nil, wire.V, "/same", make([]byte, 1<<20)),
-		"multi_set":              wire.AppendMultiSet(nil, wire.V, keys, values),
-		"native":                 append(wire.AppendUpgrade(nil), frame(1, func(f []byte) []byte { return wire.AppendSet(f, wire.Native, "/same", make([]byte, 1<<20)) })...),
+		"set":       wire.AppendSet(nil, wire.V, "/same", make([]byte, 1<<20)),
+		"multi_set": wire.AppendMultiSet(nil, wire.V, keys, values),
+		"native": append(wire.AppendUpgrade(nil),
+			frame(1, func(f []byte) []byte { return wire.AppendSet(f, wire.Native, "/same", make([]byte, 1<<20)) })...),
 		"too large for its part": wire.AppendCompareSet(nil, wire.V, "/same", make([]byte, 3<<20), make([]byte, 3<<20)),
 	} {
 		t.Run(name, func(t *testing.T) {

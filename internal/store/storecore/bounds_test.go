@@ -103,7 +103,8 @@ func TestCallbacksStayWithinTheirShare(t *testing.T) {
 		t.Errorf("the watcher was cut when it was owed %d bytes, and another %d had room in %d", owed, callback, room-room/4)
 	}
 	if most > room+keepBuffer || !errors.Is(watcher.Cut(), cohort.Exhausted) || writer.Cut() != nil {
-		t.Errorf("callbacks take %d bytes, their share is %d; the watcher was cut with %v, the writer with %v", most, room, watcher.Cut(), writer.Cut())
+		t.Errorf("callbacks take %d bytes, their share is %d; the watcher was cut with %v, the writer with %v", most, room,
+			watcher.Cut(), writer.Cut())
 	}
 }
 
@@ -261,8 +262,8 @@ func TestAWaitCostsItsOwnKeys(t *testing.T) {
 	}
 }
 
-// TestWaitsStayWithinTheirShare: a wait for more keys than there is room for is refused, and the client with many waits is cut when there is no
-// room for those of others, and what is open never takes more than its share.
+// TestWaitsStayWithinTheirShare: a wait for more keys than there is room for is refused, and the client with many waits
+// is cut when nothing is left for those of others, and what is open never takes more than its share.
 func TestWaitsStayWithinTheirShare(t *testing.T) {
 	limits := testLimits
 	limits.Memory, limits.Waits = 512<<10, 1<<20

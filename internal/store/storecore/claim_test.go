@@ -117,13 +117,15 @@ func TestClaimsAreNoKeys(t *testing.T) {
 	if s := m.Snapshot(0); s.Keys != 0 || s.Memory == 0 {
 		t.Errorf("keys %d, memory %d: a claim is not a key, but takes memory", s.Keys, s.Memory)
 	}
-	if status, _ := c.ask(wire.AppendSet(nil, wire.Native, wire.ClaimPrefix+"rank/0", []byte("other"))); cohort.Code(status) != cohort.InvalidArgument {
+	if status, _ := c.ask(wire.AppendSet(nil, wire.Native, wire.ClaimPrefix+"rank/0", []byte("other"))); cohort.Code(status) !=
+		cohort.InvalidArgument {
 		t.Errorf("a claim was set as a key: status %d", status)
 	}
 	// The memory limit holds for claims too.
 	refused := false
 	for i := range 4096 {
-		if c.claim("n"+strings.Repeat("x", i%100)+string(rune('a'+i%26))+strings.Repeat("y", i/100), "", "text") == cohort.Exhausted.String() {
+		if c.claim("n"+strings.Repeat("x", i%100)+string(rune('a'+i%26))+strings.Repeat("y", i/100), "",
+			"text") == cohort.Exhausted.String() {
 			refused = true
 			break
 		}

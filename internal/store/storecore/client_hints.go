@@ -61,7 +61,8 @@ func (p *pollWatch) Added(now int64, key []byte, change, sum int64) {
 	p.Asked(now, key, strconv.AppendInt(text[:0], sum, 10))
 }
 
-// GoesOn reports whether a client asks again and again, and has not stopped to: it is not silent for much longer than between two questions.
+// GoesOn reports whether a client asks again and again, and has not stopped to: it is not silent for much longer than
+// between two questions.
 func (p *pollWatch) GoesOn(now int64) (pollHint, bool) {
 	if p.times < leastAsks || now-p.since < leastTime {
 		return pollHint{}, false

@@ -81,10 +81,12 @@ func FuzzMachine(f *testing.F) {
 				queued += int64(len(item)) + itemCost
 			}
 		}
-		if b.m.waits.n != 0 || len(b.m.waits.byKey)+len(b.m.waits.barriers)+len(b.m.watchers) != 0 || b.m.admission.in+b.m.admission.out != 0 ||
+		if b.m.waits.n != 0 || len(b.m.waits.byKey)+len(b.m.waits.barriers)+len(b.m.watchers) != 0 ||
+			b.m.admission.in+b.m.admission.out != 0 ||
 			b.m.queues.bytes != queued || b.m.admission.waits != claimed {
 			t.Fatalf("left: %d waits, %d %d %d lists, %d and %d bytes of buffers, %d bytes of queues, want %d, %d bytes of claims, want %d",
-				b.m.waits.n, len(b.m.waits.byKey), len(b.m.waits.barriers), len(b.m.watchers), b.m.admission.in, b.m.admission.out, b.m.queues.bytes, queued, b.m.admission.waits, claimed)
+				b.m.waits.n, len(b.m.waits.byKey), len(b.m.waits.barriers), len(b.m.watchers), b.m.admission.in, b.m.admission.out,
+				b.m.queues.bytes, queued, b.m.admission.waits, claimed)
 		}
 		conns := 0
 		for _, n := range b.m.counts.conns {

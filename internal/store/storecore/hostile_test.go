@@ -71,8 +71,11 @@ func (h *honest) ask(what string, request []byte, n int) {
 			h.t.Fatalf("%s: %s: an honest client was cut: %v", h.name, what, h.conn.Cut())
 		}
 		if steps > patience {
-			h.t.Fatalf("%s: %s: an honest client waits for more than a minute with %d bytes to send and %d of %d bytes of the answer; %d queued, %d of %d and %d of %d bytes",
-				h.name, what, len(request), len(h.got[h.conn]), n, h.m.admission.replies.Len(), h.m.admission.out, h.m.admission.shares.out, h.m.admission.in, h.m.admission.shares.in)
+			h.t.Fatalf(
+				"%s: %s: an honest client waits for more than a minute with %d bytes to send and %d of %d bytes of the answer; %d "+
+					"queued, %d of %d and %d of %d bytes",
+				h.name, what, len(request), len(h.got[h.conn]), n, h.m.admission.replies.Len(), h.m.admission.out,
+				h.m.admission.shares.out, h.m.admission.in, h.m.admission.shares.in)
 		}
 		if len(request) > 0 && !h.conn.Paused() {
 			piece := min(len(request), h.readSize(h.conn))
@@ -98,7 +101,8 @@ func (h *honest) use() {
 	h.ask("large get", wire.AppendKey(nil, wire.V, wire.Get, "/honest"), honestSize+8)
 	h.ask("wait", wire.AppendKeys(nil, wire.V, wire.Wait, "/honest"), 1)
 	h.ask("barrier", wire.AppendBarrier(nil, wire.V, "/honest-barrier", 1), 1)
-	h.ask("push and pop", wire.AppendKey(wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/honest-queue", []byte("x")), wire.V, wire.QueuePop, "/honest-queue"), 17)
+	h.ask("push and pop", wire.AppendKey(wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/honest-queue", []byte("x")), wire.V,
+		wire.QueuePop, "/honest-queue"), 17)
 	h.ask("delete", wire.AppendKey(nil, wire.V, wire.DeleteKey, "/honest-barrier"), 8)
 	// And another that waits for what comes later.
 	other := newHonest(h.t, h.bench, h.name+", another")

@@ -87,7 +87,8 @@ func (m *Machine) hello(c *Conn, r *wire.Request) error {
 	return nil
 }
 
-// isIdentity reports whether a key asks for the identity that the store has, or whether it can be asked for it: clients of all dialects can.
+// isIdentity reports whether a key asks for the identity that the store has, or whether it can be asked for it: clients
+// of all dialects can.
 func (m *Machine) isIdentity(question []byte) bool {
 	id, asks := bytes.CutPrefix(question, []byte(wire.IdentityPrefix))
 	return asks && (len(id) == 0 || bytes.Equal(id, m.run.identity[:]))

@@ -128,7 +128,8 @@ func TestClear(t *testing.T) {
 		t.Errorf("a PyTorch client that had not used the old store: % x, cut %v", got, b.cuts[fresh])
 	}
 	if b.m.waits.n != 0 || b.m.admission.waits != 0 || len(b.m.claims.byName) != 0 || b.m.Identity() != numbered(2) || b.m.run.users != 2 {
-		t.Errorf("%d waits, %d bytes, %d claims, identity %x, %d users", b.m.waits.n, b.m.admission.waits, len(b.m.claims.byName), b.m.Identity(), b.m.run.users)
+		t.Errorf("%d waits, %d bytes, %d claims, identity %x, %d users", b.m.waits.n, b.m.admission.waits, len(b.m.claims.byName),
+			b.m.Identity(), b.m.run.users)
 	}
 	if n := b.m.Clear(); n != 1 || b.m.Identity() != numbered(3) || b.m.run.users != 0 {
 		t.Errorf("the second clear took %d keys and left identity %x, %d users", n, b.m.Identity(), b.m.run.users)

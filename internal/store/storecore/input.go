@@ -136,8 +136,8 @@ func (m *Machine) Extend(c *Conn, buf []byte) {
 	m.goOnKept(c, true)
 }
 
-// consume applies the whole requests at the start of b, as many as c's turn allows, and returns how many bytes they took. Of the buffer that b
-// is in, size bytes are the machine's: the table may have it.
+// consume applies the whole requests at the start of b, as many as c's turn allows, and returns how many bytes they
+// took. Of the buffer that b is in, size bytes are the machine's: the table may have it.
 func (m *Machine) consume(c *Conn, b []byte, size int) (at int) {
 	m.given = given{size: size}
 	if c.dialect == wire.Undetected && !m.detect(c, b) {

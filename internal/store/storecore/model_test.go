@@ -389,8 +389,10 @@ func TestModel(t *testing.T) {
 		for _, c := range conns {
 			b.m.Close(c)
 		}
-		if b.m.waits.n != 0 || len(b.m.waits.byKey) != 0 || len(b.m.waits.barriers) != 0 || b.m.admission.in != 0 || b.m.admission.out != 0 || b.m.admission.waits != 0 {
-			t.Fatalf("left: %d waits, %d and %d lists, %d bytes", b.m.waits.n, len(b.m.waits.byKey), len(b.m.waits.barriers), b.m.admission.in+b.m.admission.out+b.m.admission.waits)
+		if b.m.waits.n != 0 || len(b.m.waits.byKey) != 0 || len(b.m.waits.barriers) != 0 || b.m.admission.in != 0 ||
+			b.m.admission.out != 0 || b.m.admission.waits != 0 {
+			t.Fatalf("left: %d waits, %d and %d lists, %d bytes", b.m.waits.n, len(b.m.waits.byKey), len(b.m.waits.barriers),
+				b.m.admission.in+b.m.admission.out+b.m.admission.waits)
 		}
 	})
 }

@@ -183,7 +183,8 @@ func (m *Machine) fitsBeside(others int64, n int) error {
 	case others+int64(n) <= share:
 		return nil
 	case int64(n) > share:
-		return cohort.Newf("tcpstore: serve", cohort.TooLarge, "a reply of %d bytes is more than all replies may take, %d: raise the memory limit", n, share)
+		return cohort.Newf("tcpstore: serve", cohort.TooLarge,
+			"a reply of %d bytes is more than all replies may take, %d: raise the memory limit", n, share)
 	}
 	return noRoomError(n)
 }
@@ -200,7 +201,8 @@ func (m *Machine) mayReply(n, copied int) error {
 }
 
 func (m *Machine) replyTooLarge(n int) error {
-	return cohort.Newf("tcpstore: serve", cohort.TooLarge, "a reply of %d bytes is over the limit of %d: ask for less at a time", n, m.config.Limits.Output)
+	return cohort.Newf("tcpstore: serve", cohort.TooLarge, "a reply of %d bytes is over the limit of %d: ask for less at a time",
+		n, m.config.Limits.Output)
 }
 
 // refuseRequest answers a native request with an error, and ends a connection of the other dialects, which have no way

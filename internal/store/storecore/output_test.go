@@ -79,7 +79,8 @@ func TestOutputIsOneStream(t *testing.T) {
 				take()
 			}
 			if b.m.admission.out != int64(reader.out.Memory()+writer.out.Memory()) {
-				t.Fatalf("seed %d: %d bytes of output are counted, %d are held", seed, b.m.admission.out, reader.out.Memory()+writer.out.Memory())
+				t.Fatalf("seed %d: %d bytes of output are counted, %d are held", seed, b.m.admission.out,
+					reader.out.Memory()+writer.out.Memory())
 			}
 		}
 		for reader.Owed() > 0 {

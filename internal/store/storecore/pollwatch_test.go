@@ -31,9 +31,10 @@ func TestPollers(t *testing.T) {
 		times  uint64
 		answer string
 	}{
-		"get":                    {asks: repeat(10, get), every: time.Second, key: "counter", times: 10, answer: "2"},
-		"add of nothing":         {asks: repeat(10, read), every: time.Second, key: "counter", times: 10, answer: "2"},
-		"get and add":            {asks: []func([]byte) []byte{get, read, get, read}, every: time.Second, key: "counter", times: 4, answer: "2"},
+		"get":            {asks: repeat(10, get), every: time.Second, key: "counter", times: 10, answer: "2"},
+		"add of nothing": {asks: repeat(10, read), every: time.Second, key: "counter", times: 10, answer: "2"},
+		"get and add": {asks: []func([]byte) []byte{get, read, get, read}, every: time.Second, key: "counter", times: 4,
+			answer: "2"},
 		"check":                  {asks: repeat(10, check), every: time.Second, key: "missing", times: 10},
 		"check of what is there": {asks: repeat(10, there), every: time.Second},
 		"a counter that counts":  {asks: repeat(10, count), every: time.Second},
@@ -46,15 +47,18 @@ func TestPollers(t *testing.T) {
 		"until two are there":    {asks: append(repeat(10, check), two), every: time.Second},
 		"beside a count":         {asks: append(repeat(10, check), count), every: time.Second},
 		"beside a set":           {asks: append(repeat(10, check), set), every: time.Second},
-		"between sets":           {asks: slices.Concat(repeat(2, check), repeat(1, set), repeat(2, check), repeat(1, set), repeat(2, check)), every: time.Second},
-		"after a set":            {asks: append(repeat(1, set), repeat(5, check)...), every: time.Second, key: "missing", times: 5},
-		"after something else":   {asks: append(repeat(5, check), repeat(4, get)...), every: time.Second, key: "counter", times: 4, answer: "2"},
+		"between sets": {asks: slices.Concat(repeat(2, check), repeat(1, set), repeat(2, check), repeat(1, set),
+			repeat(2, check)), every: time.Second},
+		"after a set": {asks: append(repeat(1, set), repeat(5, check)...), every: time.Second, key: "missing", times: 5},
+		"after something else": {asks: append(repeat(5, check), repeat(4, get)...), every: time.Second, key: "counter", times: 4,
+			answer: "2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(testLimits)
 			b.m.Tick(1)
-			b.send(b.dial(wire.V), wire.AppendSet(wire.AppendAdd(nil, wire.V, "counter", 2), wire.V, "long", []byte(strings.Repeat("x", 100))))
+			b.send(b.dial(wire.V), wire.AppendSet(wire.AppendAdd(nil, wire.V, "counter", 2), wire.V, "long",
+				[]byte(strings.Repeat("x", 100))))
 			client, now := b.dial(wire.V), int64(1)
 			for i, ask := range c.asks {
 				if i > 0 {
@@ -71,7 +75,8 @@ func TestPollers(t *testing.T) {
 				}
 				return
 			}
-			if len(found) != 1 || found[0].Key != c.key || found[0].Asks != c.times || found[0].Answer != c.answer || found[0].Peer != "peer" {
+			if len(found) != 1 || found[0].Key != c.key || found[0].Asks != c.times || found[0].Answer != c.answer ||
+				found[0].Peer != "peer" {
 				t.Errorf("found %+v, want %+v", found, c)
 			}
 		})

@@ -94,7 +94,8 @@ func (m *Machine) stats(c *Conn, r *wire.Request) error {
 // how long their keys are.
 func (m *Machine) Snapshot(maxWaiters int) Snapshot {
 	s := Snapshot{
-		Conns: m.counts.conns, Opened: m.counts.opened, Cuts: m.counts.cuts, Ops: m.counts.ops, Keys: m.table.Len(), Queues: len(m.queues.byKey),
+		Conns: m.counts.conns, Opened: m.counts.opened, Cuts: m.counts.cuts, Ops: m.counts.ops, Keys: m.table.Len(),
+		Queues: len(m.queues.byKey),
 		Memory: m.memory(), Data: m.table.Bytes(), NWaits: m.waits.n, Left: m.run.left, LeftAt: m.run.leftAt, Work: m.turn.work,
 	}
 	if e := m.table.Find([]byte(wire.WorkerCountKey)); e != nil {

@@ -9,11 +9,12 @@ import (
 )
 
 // The machine counts its work: one unit for each request, each key that it looks up, each wait that it visits, and each
-// 64 bytes that it copies. In a turn, which begins with Tick, a connection gets sliceWork of it before others have their
-// turn, and requests that cost more than that share heavyWork among all connections. Those whose wait is over are answered
-// within the same bounds, however many they are. What is left over goes on in the next turn. So the time between two turns,
-// which is what a ping or a signal has to wait, does not depend on what clients ask for, but for one thing: a request is one step. It may be
-// as large as a request, and takes the whole turn. Those who watch the keys that it changes are notified of that in as many turns as it takes.
+// 64 bytes that it copies. In a turn, which begins with Tick, a connection gets sliceWork of it before others have
+// their turn, and requests that cost more than that share heavyWork among all connections. Those whose wait is over are
+// answered within the same bounds, however many they are. What is left over goes on in the next turn. So the time
+// between two turns, which is what a ping or a signal has to wait, does not depend on what clients ask for, but for one
+// thing: a request is one step. It may be as large as a request, and takes the whole turn. Those who watch the keys
+// that it changes are notified of that in as many turns as it takes.
 const (
 	sliceWork = 1 << 12
 	heavyWork = 1 << 16

@@ -68,8 +68,8 @@ func TestPutOffAreServed(t *testing.T) {
 	}
 }
 
-// TestManyCallbacksShareATurn: of changes that many watchers have to be told of, one is made in a turn, whichever client asks for it and however
-// the keys are changed; all are made in the end, as they were sent.
+// TestManyCallbacksShareATurn: of changes that many watchers have to be told of, one is made in a turn, whichever
+// client asks for it and however the keys are changed; all are made in the end, as they were sent.
 func TestManyCallbacksShareATurn(t *testing.T) {
 	const watches, keys, writers = 3000, 30, 10
 	names := make([]string, keys)
@@ -123,7 +123,8 @@ func TestManyCallbacksShareATurn(t *testing.T) {
 					t.Errorf("writer %d: %d bytes are left, %v", i, len(w.in.buf), w.Cut())
 				}
 			}
-			if e := b.m.table.Find([]byte(names[0])); e == nil || name == "set" && !bytes.Equal(e.Value(), value) || name == "add" && string(e.Value()) != "10" {
+			if e := b.m.table.Find([]byte(names[0])); e == nil || name == "set" && !bytes.Equal(e.Value(), value) ||
+				name == "add" && string(e.Value()) != "10" {
 				t.Errorf("the value is %v", e)
 			}
 		})
@@ -171,9 +172,9 @@ func TestDeletesDuringListings(t *testing.T) {
 	}
 }
 
-// TestCallbacksOfOneRequestTakeSeveralTurns: a MULTI_SET may change a key as often as it has pairs, and all who watch the key are told each
-// time. They are notified over many turns, in order; a client that changes the key or begins to watch it meanwhile is served after that. The values are
-// there at once.
+// TestCallbacksOfOneRequestTakeSeveralTurns: a MULTI_SET may change a key as often as it has pairs, and all who watch
+// the key are told each time. They are notified over many turns, in order; a client that changes the key or begins to
+// watch it meanwhile is served after that. The values are there at once.
 func TestCallbacksOfOneRequestTakeSeveralTurns(t *testing.T) {
 	const watchers, pairs = 1500, 100
 	b := newBench(workLimits)
@@ -247,7 +248,8 @@ func TestCallbacksThatCannotBeKept(t *testing.T) {
 	b.m.Tick(b.m.clock.now)
 	work := b.cost(func() {
 		b.m.Receive(writer, frame(1, func(f []byte) []byte {
-			return wire.AppendMultiSet(f, wire.Native, slices.Repeat([]string{"/k"}, pairs), slices.Repeat([][]byte{[]byte("value")}, pairs))
+			return wire.AppendMultiSet(f, wire.Native, slices.Repeat([]string{"/k"}, pairs),
+				slices.Repeat([][]byte{[]byte("value")}, pairs))
 		}))
 	})
 	if kept, room := b.m.admission.unsent, b.m.admission.shares.out; kept > room || kept == 0 {

@@ -80,7 +80,8 @@ const (
 // open registers a wait for a request. It finds out itself which keys are missing.
 func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
 	if c.holdings.nWaits >= m.config.Limits.Waits {
-		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d waits of one client are open, the limit is %d", c.holdings.nWaits, m.config.Limits.Waits)
+		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d waits of one client are open, the limit is %d",
+			c.holdings.nWaits, m.config.Limits.Waits)
 	}
 	if c.dialect == wire.Native && c.holdings.byID[r.ID] != nil {
 		err := cohort.Newf("tcpstore: serve", cohort.Protocol, "request id %d is used twice at a time", r.ID)

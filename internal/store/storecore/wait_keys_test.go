@@ -59,7 +59,8 @@ func TestWaitsAreToldInTurns(t *testing.T) {
 	c := newTallied(attackersOf(20_000))
 	const most = 2*sliceWork + 64
 	for i := range 100 {
-		for name, request := range map[string][]byte{"set": set("/a", "1"), "delete": deleteKey("/a"), "push": wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/a", nil)} {
+		for name, request := range map[string][]byte{"set": set("/a", "1"), "delete": deleteKey("/a"),
+			"push": wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/a", nil)} {
 			if work := c.step(request); work > most {
 				t.Fatalf("round %d: a %s took %d units of work", i, name, work)
 			}
@@ -100,7 +101,9 @@ func TestWaitsAreAnsweredOnceWhateverComesBetween(t *testing.T) {
 			collect()
 			for i := range uint32(each) {
 				if len(answers[4*i]) != 1 || len(answers[4*i+1])+len(answers[4*i+3]) != 0 {
-					t.Fatalf("%d, %d turns: %d waits for a key that has been there are over, want 1; %d for keys that were never there together, want 0",
+					t.Fatalf(
+						"%d, %d turns: %d waits for a key that has been there are over, want 1; %d for keys that were never there "+
+							"together, want 0",
 						first, second, len(answers[4*i]), len(answers[4*i+1])+len(answers[4*i+3]))
 				}
 			}

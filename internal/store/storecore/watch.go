@@ -23,7 +23,8 @@ func (m *Machine) watch(c *Conn, r *wire.Request) error {
 		return nil
 	}
 	if len(c.holdings.watches) >= m.config.Limits.Waits {
-		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d watches of one client, the limit is %d", len(c.holdings.watches), m.config.Limits.Waits)
+		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d watches of one client, the limit is %d",
+			len(c.holdings.watches), m.config.Limits.Waits)
 	}
 	cost := int64(2*len(r.Key) + watchCost)
 	if err := m.roomToWait(c, cost); err != nil {
@@ -94,8 +95,9 @@ func (m *Machine) before(e *keytable.Entry) []byte {
 	return bytes.Clone(e.Value())
 }
 
-// keyChange is a change that those who watch its key are notified of, by the same bytes. Until all of them have been notified, no key that is watched
-// changes and no client begins to watch one. So each is notified of all changes in their order, and of none from before it watched.
+// keyChange is a change that those who watch its key are notified of, by the same bytes. Until all of them have been
+// notified, no key that is watched changes and no client begins to watch one. So each is notified of all changes in
+// their order, and of none from before it watched.
 type keyChange struct {
 	key   string
 	event []byte
@@ -144,8 +146,8 @@ func (m *Machine) notifyUntil(end uint64) {
 	m.keyChanges = nil
 }
 
-// callBack sends a watcher a callback. It is not a reply to a request that could wait for room: a watcher that has not read what it was sent before
-// gives way.
+// callBack sends a watcher a callback. It is not a reply to a request that could wait for room: a watcher that has not
+// read what it was sent before gives way.
 func (m *Machine) callBack(c *Conn, event []byte) {
 	if c.closed {
 		return // it was cut for another's callback, or has left

@@ -12,7 +12,8 @@ import (
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
-// holds is the memory that a machine has for keys, values, waits, requests, replies and callbacks. What several replies refer to is there once.
+// holds is the memory that a machine has for keys, values, waits, requests, replies and callbacks. What several replies
+// refer to is there once.
 func (b *bench) holds() int64 {
 	n := b.m.dataBytes() + b.m.admission.waits
 	seen := map[*byte]bool{}
@@ -37,14 +38,15 @@ func (b *bench) holds() int64 {
 	return n
 }
 
-// TestCallbacksOfOneStepAreCounted: callbacks of one MULTI_SET, small or large, to watchers that read nothing never take more than the limit.
-// So do answers to those that wait for a key.
+// TestCallbacksOfOneStepAreCounted: callbacks of one MULTI_SET, small or large, to watchers that read nothing never
+// take more than the limit. So do answers to those that wait for a key.
 func TestCallbacksOfOneStepAreCounted(t *testing.T) {
 	const watchers = 1400
 	for _, c := range []struct {
 		size, pairs int
 		waits       bool
-	}{{size: 3000, pairs: 1}, {size: 1000, pairs: 50}, {size: 10_000, pairs: 100}, {size: 200_000, pairs: 4}, {size: 4000, pairs: 1, waits: true}} {
+	}{{size: 3000, pairs: 1}, {size: 1000, pairs: 50}, {size: 10_000, pairs: 100}, {size: 200_000, pairs: 4},
+		{size: 4000, pairs: 1, waits: true}} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			limits := workLimits
 			limits.Memory = 3 << 20

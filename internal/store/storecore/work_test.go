@@ -416,7 +416,8 @@ func TestStatsAreBelowATurn(t *testing.T) {
 		c := b.dial(wire.Native)
 		for j := range 20 {
 			b.send(c, frame(uint32(j), func(f []byte) []byte {
-				return wire.AppendCompareSet(f, wire.Native, fmt.Sprint(wire.ClaimPrefix, i, "/", j, unprinted(200)), nil, []byte(unprinted(maxClaimText)))
+				return wire.AppendCompareSet(f, wire.Native, fmt.Sprint(wire.ClaimPrefix, i, "/", j, unprinted(200)), nil,
+					[]byte(unprinted(maxClaimText)))
 			}))
 		}
 		for j := range 30 {
@@ -517,7 +518,8 @@ func TestCallbacksAreWork(t *testing.T) {
 		t.Errorf("a change of a large value took %d units of work, %d are enough", work, most)
 	}
 	b.flush()
-	want := string(wire.AppendWatchEvent(nil, wire.WatchEvent{Kind: wire.KeyUpdated, Key: []byte("/watched"), Old: []byte("v"), New: large})) +
+	want := string(wire.AppendWatchEvent(nil, wire.WatchEvent{Kind: wire.KeyUpdated, Key: []byte("/watched"), Old: []byte("v"),
+		New: large})) +
 		string(wire.AppendWatchEvent(nil, wire.WatchEvent{Kind: wire.KeyUpdated, Key: []byte("/watched"), Old: large, New: large}))
 	for i, c := range watchers {
 		if got := b.take(c); i == 0 && got != want {

@@ -218,7 +218,8 @@ func (d *Dialer) tryV(ctx context.Context, want wire.Dialect) (f Conn, closed bo
 	case wire.NotReady:
 		if want == wire.Native {
 			_ = conn.Close()
-			e := cohort.New("tcpstore: dial", cohort.NotSupported, "this is PyTorch's store, which has no native dialect: leave the dialect to Dial")
+			e := cohort.New("tcpstore: dial", cohort.NotSupported,
+				"this is PyTorch's store, which has no native dialect: leave the dialect to Dial")
 			e.Peer = d.Addr
 			return Conn{}, false, e
 		}
@@ -239,7 +240,8 @@ func (d *Dialer) tryV0(ctx context.Context) (Conn, error) {
 		return Conn{}, err
 	}
 	for i := range 4 {
-		if r, _, _, err := wire.ParseReply(wire.V, wire.NumKeys, 0, answer[8*i:], &wire.DefaultLimits); err != nil || r.Num < 0 || r.Num > 1<<40 {
+		if r, _, _, err := wire.ParseReply(wire.V, wire.NumKeys, 0, answer[8*i:], &wire.DefaultLimits); err != nil || r.Num < 0 ||
+			r.Num > 1<<40 {
 			return Conn{}, d.stranger(conn, answer)
 		}
 	}
@@ -253,7 +255,8 @@ func (d *Dialer) tryLegacy(ctx context.Context) (Conn, error) {
 	if err != nil {
 		return Conn{}, err
 	}
-	if r, _, _, err := wire.ParseReply(wire.Legacy, wire.NumKeys, 0, answer, &wire.DefaultLimits); err != nil || r.Num < 0 || r.Num > 1<<40 {
+	if r, _, _, err := wire.ParseReply(wire.Legacy, wire.NumKeys, 0, answer, &wire.DefaultLimits); err != nil || r.Num < 0 ||
+		r.Num > 1<<40 {
 		return Conn{}, d.stranger(conn, answer)
 	}
 	return Conn{Conn: conn, Dialect: wire.Legacy}, nil
@@ -280,7 +283,8 @@ func isOver(ctx context.Context) bool {
 }
 
 func (d *Dialer) reopen(ctx context.Context, like Conn) (Conn, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, redialTime, cohort.Newf("tcpstore: dial", cohort.Unavailable, "no connection within %v", redialTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, redialTime,
+		cohort.Newf("tcpstore: dial", cohort.Unavailable, "no connection within %v", redialTime))
 	defer cancel()
 	if like.Dialect == wire.Native {
 		f, _, err := d.tryV(ctx, wire.Native)

@@ -23,8 +23,8 @@ const (
 	retryPause = 100 * time.Millisecond
 )
 
-// Core is what every driver has: the machine, and the events that the hook has not been called with. A driver calls it from one goroutine at
-// a time; outside of this package it is used inside [Server.Do] only.
+// Core is what every driver has: the machine, and the events that the hook has not been called with. A driver calls it
+// from one goroutine at a time; outside of this package it is used inside [Server.Do] only.
 type Core struct {
 	// Machine is the store.
 	Machine *storecore.Machine
@@ -114,7 +114,8 @@ func (c *Core) gone(conn *storecore.Conn) {
 
 func (c *Core) cut(conn *storecore.Conn) {
 	c.point("store.cut", conn.Peer, conn.Dialect().String(), conn.Cut())
-	c.report.warn("client cut", cohort.CodeOf(conn.Cut()).String(), slog.String("peer", conn.Peer), slog.String("dialect", conn.Dialect().String()),
+	c.report.warn("client cut", cohort.CodeOf(conn.Cut()).String(), slog.String("peer", conn.Peer),
+		slog.String("dialect", conn.Dialect().String()),
 		slog.String("reason", conn.Cut().Error()))
 }
 

@@ -43,7 +43,8 @@ func Listen(op string, fd, port int) (net.Listener, error) {
 		return fail("is not a TCP socket", os.ErrInvalid)
 	}
 	if port != 0 && bound != port { // in the words of PyTorch's check of master_listen_fd
-		return nil, cohort.Newf(op, cohort.InvalidArgument, "listen fd %d is bound to port %d, expected to be bound to port %d", fd, bound, port)
+		return nil, cohort.Newf(op, cohort.InvalidArgument, "listen fd %d is bound to port %d, expected to be bound to port %d",
+			fd, bound, port)
 	}
 	if err = unix.Listen(fd, unix.SOMAXCONN); err != nil {
 		return fail("cannot listen", err)

@@ -155,8 +155,8 @@ func (l *loop) begin(n int) (timeout time.Duration, goOn bool) {
 	return timeout, !stop
 }
 
-// pendingSteps is how many turns a loop takes to scan its sockets before new connections are served: one that finds what was sent before, one that finds the end of
-// the connection behind it, and one that reports it to the machine.
+// pendingSteps is how many turns a loop takes to scan its sockets before new connections are served: one that finds
+// what was sent before, one that finds the end of the connection behind it, and one that reports it to the machine.
 const pendingSteps = 3
 
 // settleTurnLocked counts the turns until all sockets were looked at for those who arrive, from the one in which it is known that

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// meter measures what a loop does: the processor time that it uses, how much of it with the lock, and the connections that it accepts. Its nil value measures nothing.
+// meter measures what a loop does: the processor time that it uses, how much of it with the lock, and the connections
+// that it accepts. Its nil value measures nothing.
 type meter struct {
 	cpu    func() time.Duration // that of the calling thread
 	used   time.Duration

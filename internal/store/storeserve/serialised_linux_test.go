@@ -107,7 +107,8 @@ func TestOneStepForManyClients(t *testing.T) {
 	const clients, much = 3 * maxMessages, stepWork
 	for _, loops := range []int{1, 3} {
 		t.Run(fmt.Sprintf("loops=%d", loops), func(t *testing.T) {
-			// Each loop takes two steps with the first client that it finds, two and one for every maxMessages with the others, and a few at the end.
+			// Each loop takes two steps with the first client that it finds, two and one for every maxMessages with the
+			// others, and a few at the end.
 			if steps, most := stepsFor(t, loops, clients, 1), loops*16; steps > most {
 				t.Errorf("the requests of %d clients took %d steps, at most %d were expected", clients, steps, most)
 			}

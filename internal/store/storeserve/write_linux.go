@@ -82,9 +82,10 @@ func (l *loop) reportLocked() {
 	u.dropped = u.dropped[:0]
 }
 
-// perform does the work for one connection: it writes a client's output, one piece a turn, and arranges for the rest. What it makes room for is
-// applied with the next step: a client that reads fast does not keep others waiting. It is one function because the kernel's own
-// calls push out what the processor knows of the callers, so that each return after a system call is one that it mispredicts.
+// perform does the work for one connection: it writes a client's output, one piece a turn, and arranges for the rest.
+// What it makes room for is applied with the next step: a client that reads fast does not keep others waiting. It is
+// one function because the kernel's own calls push out what the processor knows of the callers, so that each return
+// after a system call is one that it mispredicts.
 func (l *loop) perform(e *connWork) {
 	c := e.conn
 	switch {
@@ -122,10 +123,10 @@ func (l *loop) perform(e *connWork) {
 }
 
 // The calls below never block, because the sockets do not and the timeout is zero. So the scheduler need not know of
-// them, which saves about as much time as the kernel needs for them. syscall.RawSyscall6 is where all other ways of making such
-// a call end, those of golang.org/x/sys/unix through two more calls and a change of the calling convention. A single piece is received and sent
-// with the calls that are made for sockets: read and write pass through the layer of files first, which takes 4 % of a small request. Several
-// pieces, which are large, are sent with writev.
+// them, which saves about as much time as the kernel needs for them. syscall.RawSyscall6 is where all other ways of
+// making such a call end, those of golang.org/x/sys/unix through two more calls and a change of the calling convention.
+// A single piece is received and sent with the calls that are made for sockets: read and write pass through the layer
+// of files first, which takes 4 % of a small request. Several pieces, which are large, are sent with writev.
 
 func readNow(fd int, b []byte) (int, unix.Errno) {
 	n, _, errno := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0, 0, 0) //nolint:gosec // see above
@@ -133,7 +134,8 @@ func readNow(fd int, b []byte) (int, unix.Errno) {
 }
 
 func writeNow(fd int, b []byte) (int, unix.Errno) {
-	n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_NOSIGNAL, 0, 0) //nolint:gosec // see above
+	n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
+		unix.MSG_NOSIGNAL, 0, 0) //nolint:gosec // see above
 	if errno != 0 {
 		return 0, errno
 	}
@@ -150,7 +152,8 @@ func writevNow(fd int, v []unix.Iovec) (int, unix.Errno) {
 }
 
 func pollNow(fd int, events []unix.EpollEvent) int {
-	n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0) //nolint:gosec // see above
+	n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])),
+		uintptr(len(events)), 0, 0, 0) //nolint:gosec // see above
 	if errno != 0 {
 		return 0
 	}

@@ -159,7 +159,8 @@ func TestLimits(t *testing.T) {
 		{"keys", absurd("\x05", 4), cohort.TooLarge},
 		{"key in a list", wire.AppendKeys(nil, wire.V, wire.Wait, "a", long), cohort.TooLarge},
 		{"pairs", absurd("\x0b", 1<<62), cohort.TooLarge},
-		{"request", wire.AppendMultiSet(nil, wire.V, []string{"a", "b", "c"}, [][]byte{make([]byte, 60), make([]byte, 60), make([]byte, 60)}), cohort.TooLarge},
+		{"request", wire.AppendMultiSet(nil, wire.V, []string{"a", "b", "c"},
+			[][]byte{make([]byte, 60), make([]byte, 60), make([]byte, 60)}), cohort.TooLarge},
 		{"code", []byte{19}, cohort.Protocol},
 		{"magic", []byte{0, 1, 2, 3, 4}, cohort.Protocol},
 	} {
@@ -189,7 +190,8 @@ func TestFrames(t *testing.T) {
 	if id != 77 || size != len(frame) || err != nil {
 		t.Fatalf("%d, %d, %v", id, size, err)
 	}
-	if err := wire.ParseFrameRequest(frame, &wire.DefaultLimits, &r); err != nil || r.ID != 77 || string(r.Key) != "/k" || string(r.Value) != "v" {
+	if err := wire.ParseFrameRequest(frame, &wire.DefaultLimits, &r); err != nil || r.ID != 77 || string(r.Key) != "/k" ||
+		string(r.Value) != "v" {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if _, _, err := wire.ParseFrame([]byte{4, 0, 0, 0, 1, 0, 0, 0}); !errors.Is(err, cohort.Protocol) {
@@ -227,7 +229,8 @@ func TestReplyLimits(t *testing.T) {
 			t.Errorf("%s: %d, %v", c.op, n, err)
 		}
 	}
-	if r, n, short, err := wire.ParseReply(wire.V, wire.QueuePop, 0, wire.AppendInt(nil, 0), &limits); n != 8 || short || err != nil || r.Num != 0 {
+	if r, n, short, err := wire.ParseReply(wire.V, wire.QueuePop, 0, wire.AppendInt(nil, 0), &limits); n != 8 || short ||
+		err != nil || r.Num != 0 {
 		t.Errorf("an empty queue: %+v %d %v %v", r, n, short, err)
 	}
 }

@@ -162,8 +162,8 @@ const (
 	// ReadBackPrefix starts the questions whether the PyTorch client that set a key has read it: CHECK of the prefix and the
 	// key, by a Native client.
 	ReadBackPrefix = ReservedPrefix + "readback/"
-	// IdentityPrefix starts the questions whether the store has a certain identity: CHECK of the prefix and the identity, in any dialect. CHECK of
-	// the prefix alone answers Ready where they can be asked.
+	// IdentityPrefix starts the questions whether the store has a certain identity: CHECK of the prefix and the
+	// identity, in any dialect. CHECK of the prefix alone answers Ready where they can be asked.
 	IdentityPrefix = ReservedPrefix + "identity/"
 	// IdentitySize is the length of a store's identity.
 	IdentitySize = 16

@@ -108,7 +108,8 @@ func replyString(b []byte, at int, what string, limit int) (s []byte, end int, s
 	}
 	n := binary.LittleEndian.Uint64(b[at:])
 	if n > uint64(limit) { //nolint:gosec // a limit is not negative
-		return nil, 0, false, cohort.Newf("tcpstore: decode", cohort.TooLarge, "reply with a %s of %d bytes, over the limit of %d", what, n, limit)
+		return nil, 0, false, cohort.Newf("tcpstore: decode", cohort.TooLarge, "reply with a %s of %d bytes, over the limit of %d",
+			what, n, limit)
 	}
 	at += 8
 	if uint64(len(b)-at) < n { //nolint:gosec // not negative

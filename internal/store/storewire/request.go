@@ -278,7 +278,8 @@ func (p *Progress) field(op Op, f field, b []byte, limits *Limits) (done bool, e
 			return false, nil
 		}
 		if op == Validate && binary.LittleEndian.Uint32(b[p.at:]) != magic {
-			return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "validate with magic 0x%08x, want 0x%08x", binary.LittleEndian.Uint32(b[p.at:]), magic)
+			return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "validate with magic 0x%08x, want 0x%08x",
+				binary.LittleEndian.Uint32(b[p.at:]), magic)
 		}
 		return p.fixed(b, 4), nil
 	case fWait:

@@ -1,7 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup reads what limits a process: the memory and the processor time of its cgroup, of either version, and whether that is frozen.
+// Package cgroup reads what limits a process: the memory and the processor time of its cgroup, of either version, and
+// whether that is frozen.
 package cgroup
 
 import (
@@ -12,8 +13,8 @@ import (
 	"time"
 )
 
-// controllerDir returns the folder of a controller in the cgroup of a process ("self" or its number) that has a file, and whether it is one of version 2;
-// "" if there is none. root is "/" but in tests.
+// controllerDir returns the folder of a controller in the cgroup of a process ("self" or its number) that has a file,
+// and whether it is one of version 2; "" if there is none. root is "/" but in tests.
 func controllerDir(root, pid, controller string, file func(v2 bool) string) (dir string, v2 bool) {
 	b, err := os.ReadFile(filepath.Join(root, "proc", pid, "cgroup")) //nolint:gosec // a file of the kernel
 	if err != nil {
@@ -57,11 +58,13 @@ type Memory struct {
 
 // MemoryOf reads the memory of the cgroup of a process.
 func MemoryOf(root string, pid int) Memory {
-	dir, v2 := controllerDir(root, strconv.Itoa(pid), "memory", func(v2 bool) string { return pick(v2, "memory.events", "memory.oom_control") })
+	dir, v2 := controllerDir(root, strconv.Itoa(pid), "memory",
+		func(v2 bool) string { return pick(v2, "memory.events", "memory.oom_control") })
 	if dir == "" {
 		return Memory{}
 	}
-	m := Memory{Dir: dir, Used: number(filepath.Join(dir, pick(v2, "memory.current", "memory.usage_in_bytes"))), Limit: memoryLimit(filepath.Join(dir, pick(v2, "memory.max", "memory.limit_in_bytes")))}
+	m := Memory{Dir: dir, Used: number(filepath.Join(dir, pick(v2, "memory.current", "memory.usage_in_bytes"))),
+		Limit: memoryLimit(filepath.Join(dir, pick(v2, "memory.max", "memory.limit_in_bytes")))}
 	m.Used = max(0, m.Used-field(filepath.Join(dir, "memory.stat"), pick(v2, "inactive_file", "total_inactive_file")))
 	m.Kills = field(filepath.Join(dir, pick(v2, "memory.events", "memory.oom_control")), "oom_kill")
 	return m
@@ -88,7 +91,8 @@ func ThrottledOf(root string, pid int) Throttling {
 // Frozen reports whether the cgroup of a process is frozen, as docker pause does it: none of its processes runs.
 func Frozen(root string, pid int) bool {
 	const none = "none" // no file of the other version
-	if dir, _ := controllerDir(root, strconv.Itoa(pid), "freezer", func(v2 bool) string { return pick(v2, none, "freezer.state") }); dir != "" {
+	if dir, _ := controllerDir(root, strconv.Itoa(pid), "freezer",
+		func(v2 bool) string { return pick(v2, none, "freezer.state") }); dir != "" {
 		if b, err := os.ReadFile(filepath.Join(dir, "freezer.state")); err == nil && strings.TrimSpace(string(b)) == "FROZEN" { //nolint:gosec // a file of the kernel
 			return true
 		}

@@ -22,22 +22,28 @@ func TestOf(t *testing.T) {
 	}{
 		"v2": {
 			map[string]string{
-				"proc/7/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.events": "oom 4\noom_kill 2\n", "sys/fs/cgroup/job/memory.current": "1000\n",
-				"sys/fs/cgroup/job/memory.max": "1100\n", "sys/fs/cgroup/job/memory.stat": "anon 900\ninactive_file 60\n", "sys/fs/cgroup/job/cpu.stat": "usage_usec 9\nthrottled_usec 1500\n",
+				"proc/7/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.events": "oom 4\noom_kill 2\n",
+				"sys/fs/cgroup/job/memory.current": "1000\n",
+				"sys/fs/cgroup/job/memory.max":     "1100\n", "sys/fs/cgroup/job/memory.stat": "anon 900\ninactive_file 60\n",
+				"sys/fs/cgroup/job/cpu.stat": "usage_usec 9\nthrottled_usec 1500\n",
 			},
 			cgroup.Memory{Dir: "sys/fs/cgroup/job", Used: 940, Limit: 1100, Kills: 2},
 			1500 * time.Microsecond,
 		},
 		"v2 without a limit, in a container": {
-			map[string]string{"proc/7/cgroup": "0::/kubepods/x\n", "sys/fs/cgroup/memory.events": "oom_kill 0\n", "sys/fs/cgroup/memory.current": "1000\n", "sys/fs/cgroup/memory.max": "max\n"},
+			map[string]string{"proc/7/cgroup": "0::/kubepods/x\n", "sys/fs/cgroup/memory.events": "oom_kill 0\n",
+				"sys/fs/cgroup/memory.current": "1000\n", "sys/fs/cgroup/memory.max": "max\n"},
 			cgroup.Memory{Dir: "sys/fs/cgroup", Used: 1000},
 			0,
 		},
 		"v1": {
 			map[string]string{
-				"proc/7/cgroup": "5:cpu,cpuacct:/a\n3:memory:/job\n0::/\n", "sys/fs/cgroup/memory/job/memory.oom_control": "under_oom 0\noom_kill 1\n", "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1000\n",
-				"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/job/memory.stat": "inactive_file 1\ntotal_inactive_file 100\n",
-				"sys/fs/cgroup/cpu,cpuacct/a/cpu.stat": "nr_throttled 3\nthrottled_time 2000000\n",
+				"proc/7/cgroup": "5:cpu,cpuacct:/a\n3:memory:/job\n0::/\n",
+				"sys/fs/cgroup/memory/job/memory.oom_control":    "under_oom 0\noom_kill 1\n",
+				"sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1000\n",
+				"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
+				"sys/fs/cgroup/memory/job/memory.stat":           "inactive_file 1\ntotal_inactive_file 100\n",
+				"sys/fs/cgroup/cpu,cpuacct/a/cpu.stat":           "nr_throttled 3\nthrottled_time 2000000\n",
 			},
 			cgroup.Memory{Dir: "sys/fs/cgroup/memory/job", Used: 900, Kills: 1},
 			2 * time.Millisecond,
@@ -64,11 +70,16 @@ func TestFrozen(t *testing.T) {
 		files map[string]string
 		want  bool
 	}{
-		"v1":              {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/\n", "sys/fs/cgroup/freezer/job/freezer.state": "FROZEN\n"}, true},
-		"v1 thawed":       {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/\n", "sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n"}, false},
-		"v2":              {map[string]string{"proc/7/cgroup": "0::/job\n", "sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 1\n"}, true},
-		"v2 thawed":       {map[string]string{"proc/7/cgroup": "0::/job\n", "sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 0\n"}, false},
-		"v2 beside v1":    {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/job\n", "sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n", "sys/fs/cgroup/unified/job/cgroup.events": "frozen 1\n"}, true},
+		"v1": {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/\n",
+			"sys/fs/cgroup/freezer/job/freezer.state": "FROZEN\n"}, true},
+		"v1 thawed": {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/\n",
+			"sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n"}, false},
+		"v2": {map[string]string{"proc/7/cgroup": "0::/job\n",
+			"sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 1\n"}, true},
+		"v2 thawed": {map[string]string{"proc/7/cgroup": "0::/job\n",
+			"sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 0\n"}, false},
+		"v2 beside v1": {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/job\n",
+			"sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n", "sys/fs/cgroup/unified/job/cgroup.events": "frozen 1\n"}, true},
 		"the root of all": {map[string]string{"proc/7/cgroup": "6:freezer:/\n0::/\n"}, false},
 	} {
 		if got := cgroup.Frozen(place(t, c.files), 7); got != c.want {

@@ -60,7 +60,8 @@ func Refused(err error) bool {
 
 // Reset reports whether the other side, or a device on the way, has reset a connection.
 func Reset(err error) bool {
-	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, errWindowsReset) || errors.Is(err, errWindowsAborted)
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, errWindowsReset) ||
+		errors.Is(err, errWindowsAborted)
 }
 
 // Ended reports whether the other side has ended a connection, in whatever way.
@@ -74,8 +75,8 @@ func Silent(err error) bool {
 		errors.Is(err, errWindowsTimedOut) || errors.Is(err, errWindowsHostDown) || errors.Is(err, errWindowsUnreachable)
 }
 
-// These are the numbers of Windows: package syscall has other numbers there under the names that it shares with other systems. No other system has
-// these.
+// These are the numbers of Windows: package syscall has other numbers there under the names that it shares with other
+// systems. No other system has these.
 const (
 	errWindowsAborted     = syscall.Errno(10053) // WSAECONNABORTED: what is written to a connection that was reset
 	errWindowsReset       = syscall.Errno(10054) // WSAECONNRESET

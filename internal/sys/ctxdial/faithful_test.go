@@ -143,7 +143,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestEnds: the numbers of each system for a connection that has ended, or a machine that does not answer, are recognised, and nothing else is.
+// TestEnds: the numbers of each system for a connection that has ended, or a machine that does not answer, are
+// recognised, and nothing else is.
 func TestEnds(t *testing.T) {
 	t.Parallel()
 	system := func(number syscall.Errno) error {

@@ -52,7 +52,8 @@ func twoNodes() map[string]string {
 		f[at+"topology/thread_siblings_list"] = fmt.Sprintf("%d-%d", cpu/2*2, cpu/2*2+1)
 		f[at+"cache/index0/type"], f[at+"cache/index0/level"], f[at+"cache/index0/shared_cpu_list"] = "Data", "1", strconv.Itoa(cpu)
 		f[at+"cache/index1/type"], f[at+"cache/index1/level"], f[at+"cache/index1/shared_cpu_list"] = "Instruction", "9", "0-7"
-		f[at+"cache/index2/type"], f[at+"cache/index2/level"], f[at+"cache/index2/shared_cpu_list"] = "Unified", "3", map[bool]string{true: "1-3", false: "0,4-7"}[cpu >= 1 && cpu <= 3]
+		f[at+"cache/index2/type"], f[at+"cache/index2/level"], f[at+"cache/index2/shared_cpu_list"] = "Unified", "3",
+			map[bool]string{true: "1-3", false: "0,4-7"}[cpu >= 1 && cpu <= 3]
 	}
 	return f
 }

@@ -68,8 +68,9 @@ func readListeners() map[netip.AddrPort]string {
 	return all
 }
 
-// Clients returns the processes on this machine whose ends of connections to a server have the given addresses, as far as they are known. The
-// server's port is needed: one process may use an address for its connection to this server, and another one for one elsewhere.
+// Clients returns the processes on this machine whose ends of connections to a server have the given addresses, as far
+// as they are known. The server's port is needed: one process may use an address for its connection to this server, and
+// another one for one elsewhere.
 func Clients(server int, addrs []netip.AddrPort) map[netip.AddrPort]Owner {
 	wanted := map[netip.AddrPort]bool{}
 	for _, addr := range addrs {

@@ -25,17 +25,18 @@
 // With several other ranks of the group on the core a yield takes a turn of each, so each counts for partTime. From eight on they cannot be
 // distinguished from a thread that computes, and the waiter always yields.
 //
-// A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn, and
-// the others come next, or a limit on the processor time stopped all of them. A waiter that has used its core for maxSpin without success sleeps in any case.
-// If that sleep was short, maxSpin is too short for this machine, and doubles, up to spinLimit: where waking a sleeper takes longer than the others
-// spin, they all sleep in each operation, and wake each other. A long sleep ends that.
+// A single yield that took long among many that took a moment changes nothing: the one who computes has had its turn,
+// and the others come next, or a limit on the processor time stopped all of them. A waiter that has used its core for
+// maxSpin without success sleeps in any case. If that sleep was short, maxSpin is too short for this machine, and
+// doubles, up to spinLimit: where waking a sleeper takes longer than the others spin, they all sleep in each operation,
+// and wake each other. A long sleep ends that.
 //
 // What a waiter finds out in operations of much data holds for those only: who computes there may be a rank that copies its part,
 // and in the next small operation it does not.
 //
-// So a wait costs at most spinLimit of one core. Where a large message comes in pieces, a waiter that slept until one arrived only spins for
-// spinProbe before it sleeps again. Neither a spin nor a yield passes through the scheduler of the Go runtime,
-// which would wake other threads; goroutines of the same process get their turn by its preemption.
+// So a wait costs at most spinLimit of one core. Where a large message comes in pieces, a waiter that slept until one
+// arrived only spins for spinProbe before it sleeps again. Neither a spin nor a yield passes through the scheduler of
+// the Go runtime, which would wake other threads; goroutines of the same process get their turn by its preemption.
 //
 // [Waiter] is the machine: it has no clock and makes no system call.
 package spinwait
@@ -74,8 +75,8 @@ const (
 	// a sleeper takes: otherwise a rank that was delayed once is awaited by sleepers, is delayed by having to wake them, and so on.
 	maxSpin   = 200 * time.Microsecond
 	spinLimit = 4 * maxSpin
-	// spinProbe is how long a waiter polls beside a thread that computes before it sleeps: longer than a small operation takes, and than waking
-	// a rank.
+	// spinProbe is how long a waiter polls beside a thread that computes before it sleeps: longer than a small
+	// operation takes, and than waking a rank.
 	spinProbe = 50 * time.Microsecond
 	// minSamples is how many yields in a row must return at once before the core counts as free: the kernel does not always switch
 	// when it could.
@@ -138,9 +139,10 @@ func (w *Waiter) Begin(now time.Duration) {
 	w.spent, w.last = 0, now
 }
 
-// Resume starts the part of a wait that follows a sleep in which a part arrived, but not all. In an operation of much data that is a piece of
-// it, and the next one arrives without this rank: where the network is slow a piece takes longer than a sleep, and spinning until it is
-// there would keep a core busy for nothing. So the waiter spins for spinProbe and sleeps again.
+// Resume starts the part of a wait that follows a sleep in which a part arrived, but not all. In an operation of much
+// data that is a piece of it, and the next one arrives without this rank: where the network is slow a piece takes
+// longer than a sleep, and spinning until it is there would keep a core busy for nothing. So the waiter spins for
+// spinProbe and sleeps again.
 func (w *Waiter) Resume(now time.Duration) {
 	if w.which == 0 {
 		w.Begin(now)
@@ -188,10 +190,11 @@ func (w *Waiter) Yielded(now time.Duration) {
 	}
 }
 
-// RawSleep is how long a waiter sleeps at first in a system call that the Go runtime does not know of. For every call that it knows of and that
-// blocks, the runtime wakes its monitor, which then polls every 20 us for a millisecond: where ranks share cores, that takes the
-// core from a rank many times for each wait. A raw sleep keeps one of the GOMAXPROCS, so it is short, and a longer wait continues without it. A
-// collection of garbage does not wait for it: the signal with which the runtime stops a thread ends the system call.
+// RawSleep is how long a waiter sleeps at first in a system call that the Go runtime does not know of. For every call
+// that it knows of and that blocks, the runtime wakes its monitor, which then polls every 20 us for a millisecond:
+// where ranks share cores, that takes the core from a rank many times for each wait. A raw sleep keeps one of the
+// GOMAXPROCS, so it is short, and a longer wait continues without it. A collection of garbage does not wait for it: the
+// signal with which the runtime stops a thread ends the system call.
 const RawSleep = 4 * time.Millisecond
 
 var rawSleepers atomic.Int32

@@ -155,8 +155,8 @@ func TestMovesBecomeRare(t *testing.T) {
 	}
 }
 
-// TestResume: a waiter that slept until a piece of much data arrived spins for spinProbe and sleeps again, however often, while one for little
-// data spins for maxSpin each time.
+// TestResume: a waiter that slept until a piece of much data arrived spins for spinProbe and sleeps again, however
+// often, while one for little data spins for maxSpin each time.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

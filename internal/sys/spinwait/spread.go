@@ -59,9 +59,10 @@ func spread(me int, cores []int, allowed []int) (core int, ok bool) {
 	return 0, false
 }
 
-// moves limits how often a rank moves to another core. Where ranks sleep, the kernel chooses a core each time it wakes one. A rank that left that
-// core again each time would arrive on the other one behind a thread that computes there, and wait for its time slice. So a rank that soon has to move
-// again does it less and less often. The zero value is ready.
+// moves limits how often a rank moves to another core. Where ranks sleep, the kernel chooses a core each time it wakes
+// one. A rank that left that core again each time would arrive on the other one behind a thread that computes there,
+// and wait for its time slice. So a rank that soon has to move again does it less and less often. The zero value is
+// ready.
 type moves struct {
 	last  time.Duration
 	pause time.Duration // after the last one

@@ -54,7 +54,8 @@ func checkProduct[T Float](t *testing.T, kern kernel[T], r *rand.Rand, m, n, k, 
 				}
 			}
 			if c.Data[at] != want {
-				t.Fatalf("%s %dx%dx%d layout %d workers %d add %v: element (%d, %d) is %v, want %v", kern.name, m, n, k, layout, workers, add, i, j, c.Data[at], want)
+				t.Fatalf("%s %dx%dx%d layout %d workers %d add %v: element (%d, %d) is %v, want %v", kern.name, m, n, k, layout,
+					workers, add, i, j, c.Data[at], want)
 			}
 		}
 	}
@@ -88,7 +89,8 @@ func TestNaN(t *testing.T) {
 	for _, kern := range kernels[float32]() {
 		nan := float32(math.NaN())
 		c := make([]float32, 4)
-		multiply(kern, Dense(c, 2, 2), Dense([]float32{0, 0, 1, 0}, 2, 2), Dense([]float32{nan, 1, 1, float32(math.Inf(1))}, 2, 2), false, 1)
+		multiply(kern, Dense(c, 2, 2), Dense([]float32{0, 0, 1, 0}, 2, 2), Dense([]float32{nan, 1, 1, float32(math.Inf(1))}, 2, 2),
+			false, 1)
 		if c[0] == c[0] || c[1] == c[1] || c[2] == c[2] {
 			t.Errorf("%s: %v", kern.name, c)
 		}

@@ -23,10 +23,10 @@ func counting(largest *int) func(int) (*tensor.Storage, error) {
 // TestClaimsAreNotBelieved: a peer that announces much and sends little has little allocated for it.
 func TestClaimsAreNotBelieved(t *testing.T) {
 	for _, c := range []struct {
-		name        string
+		name            string
 		claim, received int
-		budget      int64
-		most        int
+		budget          int64
+		most            int
 	}{
 		{"nothing arrived", 1 << 30, 0, 1 << 20, 1 << 20},
 		{"nothing arrived, and the budget is empty", 1 << 30, 0, 1, small},

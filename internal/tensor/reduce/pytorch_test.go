@@ -52,7 +52,8 @@ func TestDivideComplex(t *testing.T) {
 	t.Parallel()
 	inf, negativeZero := float32(math.Inf(1)), float32(math.Copysign(0, -1))
 	for _, c := range [][4]float32{ // in, out
-		{1, 2, 1 * (float32(1) / 3), 2 * (float32(1) / 3)}, {negativeZero, 1, 0, float32(1) / 3}, {5, -7, 5 * (float32(1) / 3), -7 * (float32(1) / 3)},
+		{1, 2, 1 * (float32(1) / 3), 2 * (float32(1) / 3)}, {negativeZero, 1, 0, float32(1) / 3},
+		{5, -7, 5 * (float32(1) / 3), -7 * (float32(1) / 3)},
 	} {
 		var b []byte
 		for _, v := range c[:2] {
@@ -69,12 +70,14 @@ func TestDivideComplex(t *testing.T) {
 	b = binary.LittleEndian.AppendUint32(b, math.Float32bits(inf))
 	b = binary.LittleEndian.AppendUint32(b, math.Float32bits(1))
 	DivideComplex(b, tensor.Float32, 3)
-	if re, im := math.Float32frombits(binary.LittleEndian.Uint32(b)), math.Float32frombits(binary.LittleEndian.Uint32(b[4:])); re != inf || im == im {
+	if re, im := math.Float32frombits(binary.LittleEndian.Uint32(b)),
+		math.Float32frombits(binary.LittleEndian.Uint32(b[4:])); re != inf || im == im {
 		t.Errorf("of an infinity: %v %v", re, im)
 	}
 	wide := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, math.Float64bits(3)), math.Float64bits(-6))
 	DivideComplex(wide, tensor.Float64, 4)
-	if re, im := math.Float64frombits(binary.LittleEndian.Uint64(wide)), math.Float64frombits(binary.LittleEndian.Uint64(wide[8:])); re != 0.75 || im != -1.5 {
+	if re, im := math.Float64frombits(binary.LittleEndian.Uint64(wide)),
+		math.Float64frombits(binary.LittleEndian.Uint64(wide[8:])); re != 0.75 || im != -1.5 {
 		t.Errorf("%v %v", re, im)
 	}
 }

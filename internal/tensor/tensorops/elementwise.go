@@ -77,7 +77,8 @@ func Binary(op Op, a, b Operand) (*tensor.Tensor, error) {
 	}
 	switch ComputeType(dt) {
 	case tensor.Float32:
-		return binary(op, a, b, sa, sb, shape, dt, floatRow[float32], func(x, y float32) float32 { return float32(power(float64(x), float64(y))) })
+		return binary(op, a, b, sa, sb, shape, dt, floatRow[float32],
+			func(x, y float32) float32 { return float32(power(float64(x), float64(y))) })
 	case tensor.Float64:
 		return binary(op, a, b, sa, sb, shape, dt, floatRow[float64], power)
 	case tensor.Complex128:
@@ -119,7 +120,9 @@ func Scaled(op Op, a, b Operand, alpha any) (*tensor.Tensor, error) {
 
 func refuseBools(op Op, a, b Operand) error {
 	if op == Sub && (a.isBool() || b.isBool()) {
-		return bad(op.String(), "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use the `~` or `logical_not()` operator instead.")
+		return bad(op.String(),
+			"Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use the `~` or "+
+				"`logical_not()` operator instead.")
 	}
 	return nil
 }
@@ -147,7 +150,8 @@ func checkAlpha(op string, alpha any, dt tensor.DType) error {
 	return nil
 }
 
-func binary[T number](op Op, a, b Operand, sa, sb, shape []int, dt tensor.DType, row func(op Op, out, x, y []T) bool, pow func(x, y T) T) (*tensor.Tensor, error) {
+func binary[T number](op Op, a, b Operand, sa, sb, shape []int, dt tensor.DType, row func(op Op, out, x, y []T) bool,
+	pow func(x, y T) T) (*tensor.Tensor, error) {
 	load := func(o Operand) ([]T, error) {
 		if o.t == nil {
 			return []T{fromNumber[T](o.number)}, nil

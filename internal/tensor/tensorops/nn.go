@@ -145,7 +145,8 @@ func NewNLL(logp, target *tensor.Tensor, ignore int64) (*NLL, error) {
 		return nil, bad(op, "targets are class indices of int64, not %v", target.DType())
 	}
 	if logp.Dims() < 1 || logp.Dims() > 2 || target.Dims() != logp.Dims()-1 || logp.Dims() == 2 && logp.Dim(0) != target.Dim(0) {
-		return nil, bad(op, "input of shape %v with targets of shape %v: want (N, C) with (N), or (C) with ()", logp.Shape(), target.Shape())
+		return nil, bad(op, "input of shape %v with targets of shape %v: want (N, C) with (N), or (C) with ()", logp.Shape(),
+			target.Shape())
 	}
 	ids, err := dense[int64](target)
 	if err != nil {
@@ -366,7 +367,8 @@ func layerNorm[T blas.Float](t *tensor.Tensor, dims int, eps float64) (*NormStat
 	out := make([]T, len(x))
 	for at := 0; at < len(x); at += n {
 		row := x[at:][:n]
-		// The mean is taken from the first element on, so that it is exact where all are equal, however large: its error would be the deviation.
+		// The mean is taken from the first element on, so that it is exact where all are equal, however large: its
+		// error would be the deviation.
 		first := float64(row[0])
 		mean, square := 0.0, 0.0
 		for _, v := range row {

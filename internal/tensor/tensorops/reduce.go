@@ -109,7 +109,8 @@ func Sum(t *tensor.Tensor, dims []int, keepdim bool) (*tensor.Tensor, error) {
 // Mean is the arithmetic mean over dims, or over all dimensions when dims is empty. It corresponds to torch.mean.
 func Mean(t *tensor.Tensor, dims []int, keepdim bool) (*tensor.Tensor, error) {
 	if !Computes(t.DType()) || KindOf(t.DType()) < Real {
-		return nil, bad("mean", "could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: %v", t.DType())
+		return nil, bad("mean",
+			"could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: %v", t.DType())
 	}
 	switch ComputeType(t.DType()) {
 	case tensor.Float32:
@@ -193,7 +194,8 @@ func overflow32(v float64) float64 {
 	return v
 }
 
-func sum[T, A number](op string, t *tensor.Tensor, dims []int, keepdim bool, dt tensor.DType, acc accumulation[T, A], mean bool) (*tensor.Tensor, error) {
+func sum[T, A number](op string, t *tensor.Tensor, dims []int, keepdim bool, dt tensor.DType, acc accumulation[T, A],
+	mean bool) (*tensor.Tensor, error) {
 	x, err := numbers[T](op, t)
 	if err != nil {
 		return nil, err
@@ -311,7 +313,8 @@ func split(shape []int, d int) (outer, n, inner int) {
 // MaxAll is the largest element of all. It corresponds to torch.max(input).
 func MaxAll(t *tensor.Tensor) (*tensor.Tensor, error) {
 	if t.Numel() == 0 {
-		return nil, bad("max", "Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' argument.")
+		return nil,
+			bad("max", "Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' argument.")
 	}
 	flat, err := t.Reshape(-1)
 	if err != nil {

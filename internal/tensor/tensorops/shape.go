@@ -40,7 +40,10 @@ func Cat(ts []*tensor.Tensor, dim int) (*tensor.Tensor, error) {
 		}
 		for j := range shape {
 			if j != d && t.Dim(j) != shape[j] {
-				return nil, bad(op, "Sizes of tensors must match except in dimension %d. Expected size %d but got size %d for tensor number %d in the list.", d, shape[j], t.Dim(j), i)
+				return nil,
+					bad(op,
+						"Sizes of tensors must match except in dimension %d. Expected size %d but got size %d for tensor number %d "+
+							"in the list.", d, shape[j], t.Dim(j), i)
 			}
 		}
 		shape[d] += t.Dim(d)
@@ -113,7 +116,10 @@ func Pad(t *tensor.Tensor, shape []int, at func(*tensor.Tensor) (*tensor.Tensor,
 func Permute(t *tensor.Tensor, dims []int) (*tensor.Tensor, error) {
 	const op = "permute"
 	if len(dims) != t.Dims() {
-		return nil, bad(op, "number of dimensions in the tensor input does not match the length of the desired ordering of dimensions i.e. input.dim() = %d is not equal to len(dims) = %d", t.Dims(), len(dims))
+		return nil,
+			bad(op,
+				"number of dimensions in the tensor input does not match the length of the desired ordering of dimensions i.e. "+
+					"input.dim() = %d is not equal to len(dims) = %d", t.Dims(), len(dims))
 	}
 	shape, strides := make([]int, len(dims)), make([]int, len(dims))
 	have, steps := t.Shape(), t.Strides()

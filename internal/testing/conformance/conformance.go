@@ -77,7 +77,8 @@ func parse(text string) (*document, []error) {
 				doc.Sections = append(doc.Sections, Section{File: title})
 				section = &doc.Sections[len(doc.Sections)-1]
 			} else if title != reasonsHeading {
-				problems = append(problems, fmt.Errorf("line %d: the section %q is neither a test file nor %q", number, title, reasonsHeading))
+				problems = append(problems, fmt.Errorf("line %d: the section %q is neither a test file nor %q", number, title,
+					reasonsHeading))
 			}
 			continue
 		}
@@ -103,7 +104,8 @@ func parse(text string) (*document, []error) {
 	for _, s := range doc.Sections {
 		for _, row := range s.Rows {
 			if _, known := doc.Reasons[row.Reason]; row.Reason != "" && !known {
-				problems = append(problems, fmt.Errorf("line %d: %s: %q is neither a Go test nor a reason of the list", row.Line, row.Test, row.Reason))
+				problems = append(problems, fmt.Errorf("line %d: %s: %q is neither a Go test nor a reason of the list", row.Line,
+					row.Test, row.Reason))
 			}
 		}
 	}

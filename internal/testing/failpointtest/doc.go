@@ -4,12 +4,12 @@
 // Package failpointtest injects events at chosen points of execution: a context ends, an object is closed, a callback calls
 // back, panics or ends its goroutine, a peer dies, stops or is late. It covers points that hand-written tests miss.
 //
-// The points are the calls of [failpoint.At], compiled in by the build tag moments. A [Scenario] is a small world: it sets
-// up peers, runs a random operation among them, and says with [Run.On] how each of its events is triggered. For each seed
-// [Test] runs it twice. The first run counts the points that are hit; the beginning is one. The second injects one or two events at one or two
-// of them, either from the goroutine that hits the point or from another while that one waits there. The seed determines
-// all of this. The scenario checks what its calls returned; [Test] checks that everything ends in time and that no
-// goroutines, descriptors or shared segments are left behind.
+// The points are the calls of [failpoint.At], compiled in by the build tag moments. A [Scenario] is a small world: it
+// sets up peers, runs a random operation among them, and says with [Run.On] how each of its events is triggered. For
+// each seed [Test] runs it twice. The first run counts the points that are hit; the beginning is one. The second
+// injects one or two events at one or two of them, either from the goroutine that hits the point or from another while
+// that one waits there. The seed determines all of this. The scenario checks what its calls returned; [Test] checks
+// that everything ends in time and that no goroutines, descriptors or shared segments are left behind.
 //
 // A virtual scenario runs in a testing/synctest bubble on one processor: time is exact, and a seed replays step by step.
 // It may use only connections in memory (package faultnet). A scenario with real sockets or processes runs in real time:

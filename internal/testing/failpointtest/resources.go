@@ -18,7 +18,8 @@ func inBubble() string {
 	var left []string
 	for i, g := range strings.Split(string(stack()), "\n\n") {
 		head, _, _ := strings.Cut(g, "\n")
-		if i > 0 && strings.Contains(head, "synctest bubble") && !strings.Contains(head, "synctest.Run") && !strings.Contains(g, "testingSynctestTest(") {
+		if i > 0 && strings.Contains(head, "synctest bubble") && !strings.Contains(head, "synctest.Run") &&
+			!strings.Contains(g, "testingSynctestTest(") {
 			left = append(left, g)
 		}
 	}

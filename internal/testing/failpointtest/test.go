@@ -162,7 +162,8 @@ func report(t *testing.T, r *Run) {
 		t.Logf("%v: %s", r.plan, strings.Join(r.mu.trace, ", "))
 	}
 	if len(r.mu.failures) > 0 {
-		t.Errorf("%s: %v\n  %s\n%s\nlast points: %s", r.scenario.Name, r.plan, strings.Join(r.mu.failures, "\n  "), replay(t, r.plan), tail(r.mu.trace))
+		t.Errorf("%s: %v\n  %s\n%s\nlast points: %s", r.scenario.Name, r.plan, strings.Join(r.mu.failures, "\n  "),
+			replay(t, r.plan), tail(r.mu.trace))
 	}
 }
 
@@ -191,6 +192,7 @@ func replay(tb testing.TB, p *plan) string {
 	if dir, err := os.Getwd(); err == nil { // a test runs in the folder of its package
 		pkg = path.Base(dir)
 	}
-	return fmt.Sprintf("run it again: go test -tags moments ./internal/testing/failpointtest/%s -run '^%s$' -moments.seed %d -moments.trace -v",
+	return fmt.Sprintf(
+		"run it again: go test -tags moments ./internal/testing/failpointtest/%s -run '^%s$' -moments.seed %d -moments.trace -v",
 		pkg, strings.ReplaceAll(tb.Name(), "/", "$/^"), p.seed)
 }

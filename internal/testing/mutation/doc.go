@@ -19,5 +19,6 @@
 //	+	}
 //	+	return m.opt.Grace
 //
-// Several tests may find it. A change may also stand in a type. A mutant without a "found by" is for tests that ask for it by name with [With]. Lines that begin with # are comments.
+// Several tests may find it. A change may also stand in a type. A mutant without a "found by" is for tests that ask for
+// it by name with [With]. Lines that begin with # are comments.
 package mutation

@@ -47,7 +47,8 @@ func TestTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(all) != 2 || all[0].name != "NoGrace" || all[0].what != "it ends at once" || len(all[0].finders) != 1 || strings.Join(all[0].finders[0], " ") != "TestSimulation -seeds 5" || all[1].finders != nil {
+	if len(all) != 2 || all[0].name != "NoGrace" || all[0].what != "it ends at once" || len(all[0].finders) != 1 ||
+		strings.Join(all[0].finders[0], " ") != "TestSimulation -seeds 5" || all[1].finders != nil {
 		t.Errorf("the table is %+v", all)
 	}
 	changed, err := apply(sources, all)

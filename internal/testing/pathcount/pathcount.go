@@ -20,8 +20,8 @@ const folderVariable = "COHORT_PATHCOUNT"
 // settle is for how long other goroutines may end what they do for an operation, or for those before it.
 const settle = 50 * time.Millisecond
 
-// Operation counts what runs while operation does, in this goroutine and in others. The program should have done the same before: setting up
-// is not part of the path. It is called once, and ends the program when something is wrong.
+// Operation counts what runs while operation does, in this goroutine and in others. The program should have done the
+// same before: setting up is not part of the path. It is called once, and ends the program when something is wrong.
 func Operation(operation func() error) {
 	folder := os.Getenv(folderVariable)
 	time.Sleep(settle)

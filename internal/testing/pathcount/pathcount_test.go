@@ -26,8 +26,9 @@ func TestPathsAreShort(t *testing.T) {
 			path := Measure(t, "internal/testing/pathcount/"+b.program)
 			t.Logf("%d functions in %d files, %d lines, %.1f lines each", len(path.Functions), path.Files, path.Lines, path.MeanLines())
 			if len(path.Functions) > b.functions || path.Files > b.files {
-				t.Errorf("%d functions in %d files, want at most %d in %d: take out calls that only pass something on or ask again what was "+
-					"asked, and put functions of one idea into one file. The functions, with their lines:\n%s",
+				t.Errorf(
+					"%d functions in %d files, want at most %d in %d: take out calls that only pass something on or ask again what was "+
+						"asked, and put functions of one idea into one file. The functions, with their lines:\n%s",
 					len(path.Functions), path.Files, b.functions, b.files, path)
 			}
 			if path.MeanLines() >= meanLines {

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SmallDisk returns a folder with room for 64 KiB, until the test ends. Where the test may not mount one, which needs root, it skips the test.
+// SmallDisk returns a folder with room for 64 KiB, until the test ends. Where the test may not mount one, which needs
+// root, it skips the test.
 func SmallDisk(tb testing.TB) string {
 	tb.Helper()
 	dir := tb.TempDir()

@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// BuildProgram compiles the program in a folder of the module, such as "cmd/cohort", without cgo, as a release does, and returns the path of
-// the executable. It stays in .tmp of the checkout, where the go command finds it up to date next time and does not link again.
+// BuildProgram compiles the program in a folder of the module, such as "cmd/cohort", without cgo, as a release does,
+// and returns the path of the executable. It stays in .tmp of the checkout, where the go command finds it up to date
+// next time and does not link again.
 func BuildProgram(tb testing.TB, folder string) string {
 	tb.Helper()
 	const module = "github.com/cohort-dist/cohort"
@@ -37,7 +38,8 @@ func BuildProgram(tb testing.TB, folder string) string {
 	return program
 }
 
-// RunProgram runs a program to its end, without input, and returns its exit status and what it has written to standard output and standard error.
+// RunProgram runs a program to its end, without input, and returns its exit status and what it has written to standard
+// output and standard error.
 func RunProgram(tb testing.TB, program string, args ...string) (code int, out, complaint string) {
 	tb.Helper()
 	var stdout, stderr bytes.Buffer

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// SilentServer makes an address of this machine one at which a dial waits until the end of the test, as if its packets were lost: the backlog
-// of the listener is full and connections are not accepted.
+// SilentServer makes an address of this machine one at which a dial waits until the end of the test, as if its packets
+// were lost: the backlog of the listener is full and connections are not accepted.
 func SilentServer(tb testing.TB, ip net.IP, port int) {
 	tb.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)

@@ -86,7 +86,8 @@ func EachWith(t *testing.T, f feature, test func(t *testing.T, torch *Torch)) {
 	})
 }
 
-// cannot starts the reason of a test that does not apply to an installation. internal/devtools/compat and internal/devtools/testcount know it.
+// cannot starts the reason of a test that does not apply to an installation. internal/devtools/compat and
+// internal/devtools/testcount know it.
 const cannot = "this build cannot"
 
 // NotApplicable ends a test that has nothing to test with this PyTorch: why goes on after its version, as in "has no meshes". The test

@@ -91,7 +91,9 @@ func TestInstallationsSayWhatTheyAre(t *testing.T) {
 				t.Errorf("%+v", about)
 			}
 			if about.Since(2, 15) { // internal/devtools/testcount reads it
-				t.Logf("count: only reported: torch-%s: PyTorch %s is newer than what is known, so what fails with it does not fail the run", torch.Name, about.Version)
+				t.Logf(
+					"count: only reported: torch-%s: PyTorch %s is newer than what is known, so what fails with it does not fail "+
+						"the run", torch.Name, about.Version)
 			}
 		}
 	})

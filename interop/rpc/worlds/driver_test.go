@@ -348,7 +348,8 @@ func (d *driver) join(ctx context.Context, c command) error {
 		}
 		d.world, d.host = w, c.Rank == 0
 	}
-	agent, err := d.world.RPC(ctx, c.Name, rpc.WithHandlers(d.handlers()), operators.Serve(), rpc.WithAddr("127.0.0.1:0"), rpc.WithRound(c.Round),
+	agent, err := d.world.RPC(ctx, c.Name, rpc.WithHandlers(d.handlers()), operators.Serve(), rpc.WithAddr("127.0.0.1:0"),
+		rpc.WithRound(c.Round),
 		rpc.WithTimeout(time.Duration(c.Limit*float64(time.Second))), rpc.WithLogger(d.logger), rpc.WithLeakCheck())
 	if err != nil {
 		return err

@@ -82,7 +82,8 @@ func (g *generator) name(prefix string) string {
 
 // ---- values
 
-var dtypes = []string{"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128", "bool", "bfloat16"}
+var dtypes = []string{"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128",
+	"bool", "bfloat16"}
 
 func (g *generator) scalar(hashable bool) value {
 	switch g.IntN(11) {
@@ -91,10 +92,12 @@ func (g *generator) scalar(hashable bool) value {
 	case 1:
 		return value{K: "bool", S: pick(g, "0", "1")}
 	case 2, 3:
-		n := new(big.Int).Lsh(big.NewInt(g.Int64N(1000)-500), uint(pick(g, 0, 0, 7, 8, 15, 16, 24, 31, 32, 55, 63, 64, 127, 128, 700, 3000)))
+		n := new(big.Int).Lsh(big.NewInt(g.Int64N(1000)-500),
+			uint(pick(g, 0, 0, 7, 8, 15, 16, 24, 31, 32, 55, 63, 64, 127, 128, 700, 3000)))
 		return value{K: "int", S: n.Add(n, big.NewInt(g.Int64N(3)-1)).String()}
 	case 4, 5:
-		f := pick(g, 0, math.Copysign(0, -1), 1.5, -2.25, math.Inf(1), math.Inf(-1), math.NaN(), math.MaxFloat64, math.SmallestNonzeroFloat64, g.NormFloat64())
+		f := pick(g, 0, math.Copysign(0, -1), 1.5, -2.25, math.Inf(1), math.Inf(-1), math.NaN(), math.MaxFloat64,
+			math.SmallestNonzeroFloat64, g.NormFloat64())
 		if math.IsNaN(f) {
 			f = math.Float64frombits(pick(g, uint64(0x7ff8<<48), uint64(0xfff8<<48)))
 			if hashable {
@@ -127,7 +130,8 @@ func (g *generator) bytes() []byte {
 func (g *generator) text() value {
 	var b strings.Builder
 	for range pick(g, 0, 1, 2, 5, 40, 255, 256, 300) {
-		b.WriteString(pick(g, "a", "Z", " ", "'", "\"", "\\", "\n", "\x00", "\x7f", "\u0080", "ä", "ß", "€", "\u2028", "漢", "😀", "\U0010ffff",
+		b.WriteString(pick(g, "a", "Z", " ", "'", "\"", "\\", "\n", "\x00", "\x7f", "\u0080", "ä", "ß", "€", "\u2028", "漢", "😀",
+			"\U0010ffff",
 			"\xed\xa0\x80", "\xed\xbf\xbf", ".", "\r"))
 	}
 	s := b.String()
@@ -188,7 +192,8 @@ func (g *generator) sparse() value {
 	for range count {
 		i.Data = append(i.Data, g.Int64N(int64(cols)))
 	}
-	x := value{K: "tensor", S: pick(g, "float32", "float64", "int64", "int32", "complex64"), Shape: []int{count}, Strides: []int{1}, N: count, Seed: g.IntN(100), Store: g.stores + 2}
+	x := value{K: "tensor", S: pick(g, "float32", "float64", "int64", "int32", "complex64"), Shape: []int{count},
+		Strides: []int{1}, N: count, Seed: g.IntN(100), Store: g.stores + 2}
 	g.stores += 2
 	if g.IntN(3) == 0 {
 		v.Shape, x.Shape, x.Strides, x.N = append(v.Shape, 3), append(x.Shape, 3), []int{3, 1}, 3*count

@@ -33,13 +33,15 @@ func (g *generator) create(from, to *worker) {
 	g.add(from, c, learn(o))
 }
 
-// local is a value that a worker can make an object of. PyTorch looks for the TorchScript type of such values: an int of
-// more than 64 bits or half a surrogate pair is an error then, bytes may become a str, and a worker of version 2.6 dies when it passes on a reference to a tuple.
+// local is a value that a worker can make an object of. PyTorch looks for the TorchScript type of such values: an int
+// of more than 64 bits or half a surrogate pair is an error then, bytes may become a str, and a worker of version 2.6
+// dies when it passes on a reference to a tuple.
 func (g *generator) local(at *worker) value {
 	var fits func(v value) bool
 	fits = func(v value) bool {
 		half := v.K == "str" && (strings.Contains(v.S, "eda080") || strings.Contains(v.S, "edbfbf"))
-		return v.K != "tuple" && v.K != "bytes" && !half && (v.K != "int" || len(v.S) < 18) && !slices.ContainsFunc(v.L, func(x value) bool { return !fits(x) })
+		return v.K != "tuple" && v.K != "bytes" && !half && (v.K != "int" || len(v.S) < 18) &&
+			!slices.ContainsFunc(v.L, func(x value) bool { return !fits(x) })
 	}
 	for {
 		if v := g.value(2, nil); at.isGo() || fits(v) {
@@ -57,7 +59,8 @@ func (g *generator) own(from, to *worker) {
 		g.add(from, command{Op: "ownbox", Args: []value{intValue(o.n)}, Slot: g.newSlot(from, o)}, learn(o))
 	case 1: // made by a function there, which returns the reference
 		o.owner, o.val = to, g.local(to)
-		c := command{Op: "call", To: to.name, Fn: "world.own", Mode: pick(g, "sync", "async"), Args: []value{o.val}, Slot: g.newSlot(from, o)}
+		c := command{Op: "call", To: to.name, Fn: "world.own", Mode: pick(g, "sync", "async"), Args: []value{o.val},
+			Slot: g.newSlot(from, o)}
 		g.add(from, c, learn(o))
 	default:
 		o.val = g.local(from)
@@ -73,7 +76,8 @@ func (g *generator) fetch(from, to *worker) {
 	}
 	c := command{Op: "fetch", Ref: at, Wrap: g.wrap(from)}
 	if g.IntN(2) == 0 {
-		c = command{Op: "call", To: to.name, Fn: "world.fetch", Mode: pick(g, "sync", "async"), Args: []value{{K: "ref", Slot: at.Slot, Index: at.Index}}, Wrap: c.Wrap}
+		c = command{Op: "call", To: to.name, Fn: "world.fetch", Mode: pick(g, "sync", "async"),
+			Args: []value{{K: "ref", Slot: at.Slot, Index: at.Index}}, Wrap: c.Wrap}
 	}
 	if o.kind == "failed" {
 		r := o.fault
@@ -102,7 +106,8 @@ func (g *generator) about(from, _ *worker) {
 		if o.owner == from {
 			yes = "T"
 		}
-		g.add(from, command{Op: "about", Ref: at}, want(fmt.Sprintf("(%s s%s i%d)", yes, hex.EncodeToString([]byte(o.owner.name)), o.owner.rank)))
+		g.add(from, command{Op: "about", Ref: at},
+			want(fmt.Sprintf("(%s s%s i%d)", yes, hex.EncodeToString([]byte(o.owner.name)), o.owner.rank)))
 		return
 	}
 	c := command{Op: "local", Ref: at}
@@ -186,7 +191,8 @@ func (g *generator) pass(from, to *worker) {
 	}
 	v := g.value(2, refs)
 	name := g.newSlot(to, refsIn(v)...)
-	c := command{Op: "call", To: to.name, Fn: "world.keep", Mode: pick(g, "sync", "async", "async"), Args: []value{strValue(name), v}, Wrap: g.wrap(from)}
+	c := command{Op: "call", To: to.name, Fn: "world.keep", Mode: pick(g, "sync", "async", "async"),
+		Args: []value{strValue(name), v}, Wrap: g.wrap(from)}
 	g.add(from, c, wantText(v))
 }
 
@@ -219,7 +225,8 @@ func (g *generator) spread(from, to *worker) {
 	for i := range n {
 		objs = append(objs, &object{owner: owner, kind: "value", val: intValue(i)})
 	}
-	c := command{Op: "call", To: to.name, Fn: "world.spread", Mode: g.mode(), Args: []value{strValue(owner.name), intValue(n)}, Slot: g.newSlot(from, objs...)}
+	c := command{Op: "call", To: to.name, Fn: "world.spread", Mode: g.mode(), Args: []value{strValue(owner.name), intValue(n)},
+		Slot: g.newSlot(from, objs...)}
 	g.add(from, c, func(got string) error {
 		texts := strings.Fields(strings.Trim(got, "[]"))
 		if len(texts) != n {

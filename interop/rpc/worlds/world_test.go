@@ -127,7 +127,8 @@ func newStage(t *testing.T) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{t: t, listener: l, arrivals: map[string]chan net.Conn{}, logs: &logs{}, dirs: map[*torchtest.Torch][2]string{}, port: testkit.FreePort(t)}
+	s := &stage{t: t, listener: l, arrivals: map[string]chan net.Conn{}, logs: &logs{}, dirs: map[*torchtest.Torch][2]string{},
+		port: testkit.FreePort(t)}
 	s.wg.Go(s.accept)
 	t.Cleanup(s.end)
 	return s
@@ -240,7 +241,8 @@ func (s *stage) start(w *worker) {
 			s.t.Fatal(err)
 		}
 	default:
-		w.driver = newDriver(slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelWarn})).With(slog.String("worker", w.name)))
+		w.driver = newDriver(slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelWarn})).With(
+			slog.String("worker", w.name)))
 		return
 	}
 	select {

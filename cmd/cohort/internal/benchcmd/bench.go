@@ -44,7 +44,8 @@ the rows can be compared with those of PyTorch, OpenMPI and others.`),
 		Args: command.NoSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.collCommand(), a.collRankCommand(), a.rpcCommand(), a.rpcWorkerCommand(), a.trainCommand(), a.trainRankCommand(), a.hopsRankCommand())
+	cmd.AddCommand(a.collCommand(), a.collRankCommand(), a.rpcCommand(), a.rpcWorkerCommand(), a.trainCommand(),
+		a.trainRankCommand(), a.hopsRankCommand())
 	return cmd
 }
 

@@ -77,7 +77,8 @@ func (o *collOptions) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.transport, "transport", "auto", "auto, tcp, shm or gloo")
 	cmd.Flags().StringVar(&o.peer, "peer", "cohort", "the name in the column peer")
 	cmd.Flags().Float64Var(&o.scale, "scale", 1, "multiplies the number of iterations")
-	cmd.Flags().StringVar(&o.only, "only", "", "run only the cases whose name contains this, or one of several parts with commas between them")
+	cmd.Flags().StringVar(&o.only, "only", "",
+		"run only the cases whose name contains this, or one of several parts with commas between them")
 	cmd.Flags().BoolVar(&o.cost, "cost", false, "also print what an operation costs a rank")
 	cmd.Flags().IntVar(&o.busy, "busy", 0, "goroutines in every rank that compute continuously")
 	cmd.Flags().IntVar(&o.garbage, "garbage", 0, "goroutines in every rank that keep the garbage collector busy")
@@ -124,7 +125,8 @@ func (a *app) collRankCommand() *cobra.Command {
 func (a *app) startColl(ctx context.Context, o collOptions) error {
 	return a.runRanks(ctx, o.ranks, nil, func(rank int, store string) []string {
 		return []string{
-			"coll-rank", "--store", store, "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(o.ranks), "--transport", o.transport, "--peer", o.peer,
+			"coll-rank", "--store", store, "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(o.ranks), "--transport",
+			o.transport, "--peer", o.peer,
 			"--scale", fmt.Sprint(o.scale), "--only", o.only, "--cost=" + strconv.FormatBool(o.cost), "--busy", strconv.Itoa(o.busy),
 			"--garbage", strconv.Itoa(o.garbage), "--json=" + strconv.FormatBool(a.JSON),
 		}

@@ -62,7 +62,8 @@ func (b *collBench) emitCost(ctx context.Context, name string, c cost, n int, wa
 		{"allocs", float64(c.allocations) / each, "1/op"},
 	}
 	if b.group.Transport() != group.Gloo { // there the Go runtime waits, and no hook counts its calls
-		rows = append(rows, costRow{"futex", float64(c.futex) / each, "1/op"}, costRow{"epoll", float64(c.epoll) / each, "1/op"}, costRow{"yields", float64(c.yields) / each, "1/op"})
+		rows = append(rows, costRow{"futex", float64(c.futex) / each, "1/op"}, costRow{"epoll", float64(c.epoll) / each, "1/op"},
+			costRow{"yields", float64(c.yields) / each, "1/op"})
 	}
 	values := make([]float64, len(rows))
 	for i, row := range rows {

@@ -31,7 +31,8 @@ var hops = []struct {
 // startHops starts two workers.
 func (a *app) startHops(ctx context.Context, m *meter) error {
 	return a.runRanks(ctx, 2, nil, func(rank int, store string) []string {
-		return []string{"autograd-rank", "--store", store, "--rank", strconv.Itoa(rank), "--peer", m.peer, "--dur", m.dur.String(), "--only", m.only.String()}
+		return []string{"autograd-rank", "--store", store, "--rank", strconv.Itoa(rank), "--peer", m.peer, "--dur", m.dur.String(),
+			"--only", m.only.String()}
 	})
 }
 
@@ -65,15 +66,17 @@ func hopsRank(ctx context.Context, m *meter, addr string, rank int) error {
 	}
 	defer func() { _ = client.Close() }()
 	engine := distautograd.New()
-	reg := rpc.NewRegistry().MustHandle("bench.mul", func(ctx context.Context, t *autograd.Variable, depth int) (*autograd.Variable, error) {
-		u := t.Scale(2)
-		if depth > 1 {
-			self := rpc.AgentFrom(ctx)
-			return rpc.Call[*autograd.Variable](ctx, self, fmt.Sprintf("w%d", 1-self.ID()), "bench.mul", u, depth-1)
-		}
-		return u, u.Err()
-	})
-	agent, err := rpc.Join(ctx, client, fmt.Sprintf("w%d", rank), rpc.WithRank(cohort.Rank(rank)), rpc.WithWorldSize(2), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), engine.Join())
+	reg := rpc.NewRegistry().MustHandle("bench.mul",
+		func(ctx context.Context, t *autograd.Variable, depth int) (*autograd.Variable, error) {
+			u := t.Scale(2)
+			if depth > 1 {
+				self := rpc.AgentFrom(ctx)
+				return rpc.Call[*autograd.Variable](ctx, self, fmt.Sprintf("w%d", 1-self.ID()), "bench.mul", u, depth-1)
+			}
+			return u, u.Err()
+		})
+	agent, err := rpc.Join(ctx, client, fmt.Sprintf("w%d", rank), rpc.WithRank(cohort.Rank(rank)), rpc.WithWorldSize(2),
+		rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(reg), engine.Join())
 	if err != nil {
 		return err
 	}
@@ -97,7 +100,8 @@ func hopsRank(ctx context.Context, m *meter, addr string, rank int) error {
 }
 
 // measureHops measures forward, backward and clean-up of a tiny graph.
-func measureHops(ctx context.Context, m *meter, engine *distautograd.Engine, agent *rpc.Agent, name string, depth int, opts ...distautograd.PassOption) error {
+func measureHops(ctx context.Context, m *meter, engine *distautograd.Engine, agent *rpc.Agent, name string, depth int,
+	opts ...distautograd.PassOption) error {
 	once := func() error {
 		ones, err := tensor.Full(tensor.Float32, 1.0, 4)
 		if err != nil {

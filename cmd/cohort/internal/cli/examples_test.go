@@ -75,7 +75,8 @@ const exampleJob = "roles: [{name: a, program: ./a}, {name: b, program: ./b}]\n"
 
 func testApp(env map[string]string) *app {
 	var out bytes.Buffer
-	return &app{App: &command.App{IO: IO{In: strings.NewReader("value"), Out: &out, Err: &out, Getenv: func(name string) string { return env[name] }}}}
+	return &app{App: &command.App{IO: IO{In: strings.NewReader("value"), Out: &out, Err: &out,
+		Getenv: func(name string) string { return env[name] }}}}
 }
 
 // TestExamplesParse: every example in a help text is of the command that shows it, or of one below it, and has options and arguments that
@@ -144,8 +145,10 @@ func exampleWorld(t *testing.T) string {
 
 // leftOut are the examples that TestExamplesRun does not run, and why.
 var leftOut = map[string]string{
-	"store serve": "stays", "store top": "stays without --once", "coordinate": "stays", "bench": "measures; bench_coll.txtar and bench_rpc.txtar run it",
-	"demo": "demo.txtar runs it", "why": "inspects every job of this machine; why.txtar runs it", "store clear": "would take the store from the other examples",
+	"store serve": "stays", "store top": "stays without --once", "coordinate": "stays",
+	"bench": "measures; bench_coll.txtar and bench_rpc.txtar run it",
+	"demo":  "demo.txtar runs it", "why": "inspects every job of this machine; why.txtar runs it",
+	"store clear":  "would take the store from the other examples",
 	"trace --addr": "inspects the jobs of this machine", "man ~": "writes into the home folder; man.txtar runs it",
 }
 
@@ -162,7 +165,8 @@ func TestExamplesRun(t *testing.T) {
 	}
 	for _, f := range archive.Files {
 		if name, ok := strings.CutPrefix(f.Name, "late/"); ok {
-			if err := errors.Join(os.WriteFile(name, f.Data, 0o600), os.WriteFile(filepath.Join("dumps", name), f.Data, 0o600)); err != nil {
+			if err := errors.Join(os.WriteFile(name, f.Data, 0o600),
+				os.WriteFile(filepath.Join("dumps", name), f.Data, 0o600)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -173,7 +177,8 @@ func TestExamplesRun(t *testing.T) {
 	unused := maps.Clone(leftOut)
 	for _, e := range helpExamples(t) {
 		line := strings.Join(e.args, " ")
-		if out := slices.IndexFunc(slices.Sorted(maps.Keys(leftOut)), func(p string) bool { return strings.HasPrefix(line, p) }); out >= 0 && !strings.Contains(line, "--once") {
+		if out := slices.IndexFunc(slices.Sorted(maps.Keys(leftOut)),
+			func(p string) bool { return strings.HasPrefix(line, p) }); out >= 0 && !strings.Contains(line, "--once") {
 			delete(unused, slices.Sorted(maps.Keys(leftOut))[out])
 			continue
 		}

@@ -85,7 +85,9 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 		return command.WrongOptions(err, "cohort run --help")
 	}
 	if o.Help {
-		_, err = fmt.Fprintf(a.Out, "%s\n\nUsage:\n  cohort run [OPTIONS] [--] PROGRAM [ARGUMENTS]\n  cohort run [OPTIONS] -f FILE\n\nExamples:\n%s\n\n%s", cmd.Long, cmd.Example, runflags.Usage())
+		_, err = fmt.Fprintf(a.Out,
+			"%s\n\nUsage:\n  cohort run [OPTIONS] [--] PROGRAM [ARGUMENTS]\n  cohort run [OPTIONS] -f FILE\n\nExamples:\n%s\n\n%s",
+			cmd.Long, cmd.Example, runflags.Usage())
 		return err
 	}
 	a.JSON = a.JSON || o.JSON

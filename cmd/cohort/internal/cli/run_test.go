@@ -48,7 +48,8 @@ func TestSignalBeforeTheJob(t *testing.T) {
 		runName, "--nproc-per-node", "auto", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1",
 		"--rdzv-conf", "is_host=0,join_timeout=30", "--evidence", "-", "true",
 	}, IO{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: complaints, Getenv: func(string) string { return "" }})
-	if took := time.Since(from); code != command.ExitFailure || took > 25*time.Second || !strings.Contains(complaints.String(), "the job was ended by SIGTERM") {
+	if took := time.Since(from); code != command.ExitFailure || took > 25*time.Second ||
+		!strings.Contains(complaints.String(), "the job was ended by SIGTERM") {
 		t.Errorf("exit code %d after %v\n%s", code, took, complaints.String())
 	}
 }
@@ -65,8 +66,10 @@ func TestSignalWhilePythonIsAsked(t *testing.T) {
 	for option, args := range map[string][]string{"--nproc-per-node": {"--nproc-per-node", "xpu"}, "PET_NPROC_PER_NODE": nil} {
 		t.Setenv("PET_NPROC_PER_NODE", "xpu")
 		var out bytes.Buffer
-		code := Main(slices.Concat([]string{runName, "--evidence", "-"}, args, []string{"true"}), IO{In: strings.NewReader(""), Out: &out, Err: &out, Getenv: func(string) string { return "" }})
-		if want := "cohort: " + option + " xpu: " + python + " did not answer how many there are: terminated signal received\n"; code != command.ExitFailure || out.String() != want {
+		code := Main(slices.Concat([]string{runName, "--evidence", "-"}, args, []string{"true"}),
+			IO{In: strings.NewReader(""), Out: &out, Err: &out, Getenv: func(string) string { return "" }})
+		if want := "cohort: " + option + " xpu: " + python +
+			" did not answer how many there are: terminated signal received\n"; code != command.ExitFailure || out.String() != want {
 			t.Errorf("exit code %d\n%swant\n%s", code, out.String(), want)
 		}
 		if _, err := os.Stat(late); err == nil {

@@ -88,7 +88,9 @@ func (a *app) askDumps(ctx context.Context, addr string) ([]flightrec.Dump, erro
 		dumps = append(dumps, jobscan.Recorded(ctx, j)...)
 	}
 	if len(dumps) == 0 {
-		return nil, cohort.Newf("trace", cohort.NotFound, "no rank of the job at %s has answered: Go ranks do when \"cohort run\" has started them or COHORT_DUMP_DIR is set; \"cohort why\" reads ranks of PyTorch", addr)
+		return nil, cohort.Newf("trace", cohort.NotFound,
+			"no rank of the job at %s has answered: Go ranks do when \"cohort run\" has started them or COHORT_DUMP_DIR is set; "+
+				"\"cohort why\" reads ranks of PyTorch", addr)
 	}
 	return dumps, nil
 }
@@ -99,14 +101,17 @@ func (a *app) elsewhere(ctx context.Context, addr string) error {
 	defer cancel()
 	client, err := a.DialStore(limited, addr)
 	if err != nil {
-		return fmt.Errorf("no rank on this host uses the store %s, and the store cannot be asked where they are: %w", addr, command.Explain(ctx, err))
+		return fmt.Errorf("no rank on this host uses the store %s, and the store cannot be asked where they are: %w", addr,
+			command.Explain(ctx, err))
 	}
 	defer func() { _ = client.Close() }()
 	where := "on a host of the job"
 	if who := jobscan.Members(ctx, client); len(who) > 0 {
 		where = "there: " + strings.Join(who, "; ")
 	}
-	return cohort.Newf("trace", cohort.NotFound, "no rank on this host uses the store %s, and ranks give their recorders only to their own user on their own host; run this command %s", addr, where)
+	return cohort.Newf("trace", cohort.NotFound,
+		"no rank on this host uses the store %s, and ranks give their recorders only to their own user on their own host; run this "+
+			"command %s", addr, where)
 }
 
 // maxDumpFile is the largest dump that is read.

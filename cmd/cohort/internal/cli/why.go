@@ -91,7 +91,10 @@ func jobs(ctx context.Context, args []string) ([]jobscan.Job, error) {
 	all := jobscan.Find(ctx)
 	if len(args) == 0 {
 		if len(all) == 0 {
-			return nil, fmt.Errorf("%w: no process on this host has RANK and WORLD_SIZE in its environment or was started by torch.multiprocessing as a rank, as far as this user may see", cohort.NotFound)
+			return nil,
+				fmt.Errorf(
+					"%w: no process on this host has RANK and WORLD_SIZE in its environment or was started by torch.multiprocessing "+
+						"as a rank, as far as this user may see", cohort.NotFound)
 		}
 		return all, nil
 	}
@@ -248,7 +251,8 @@ func readTorchDumps(args []string) (verdict.Job, error) {
 		default:
 			rank, _ := strconv.Atoi(m[1])
 			if old, found := ranks[rank]; !found || len(d.Entries) >= len(old.Dump.Entries) && hasLines(d) {
-				ranks[rank] = verdict.Rank{Rank: rank, Trouble: fmt.Sprintf("%d operations recorded", len(d.Entries)), Process: verdict.Process{State: "S"}, Records: verdict.Records{Dump: d}}
+				ranks[rank] = verdict.Rank{Rank: rank, Trouble: fmt.Sprintf("%d operations recorded", len(d.Entries)),
+					Process: verdict.Process{State: "S"}, Records: verdict.Records{Dump: d}}
 			}
 		}
 	}
@@ -332,7 +336,8 @@ func (a *app) ps(ctx context.Context, found []jobscan.Job) error {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, "JOB\tSTORE\tRANK\tPID\tRESTART\tDOING")
 	for _, r := range rows {
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\n", tui.Printable(r.Job), tui.Printable(r.Store), r.Rank, r.World, r.PID, r.Restart, tui.Printable(r.Doing))
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\n", tui.Printable(r.Job), tui.Printable(r.Store), r.Rank, r.World, r.PID,
+			r.Restart, tui.Printable(r.Doing))
 	}
 	_ = w.Flush()
 	return a.Print(nil, strings.TrimSuffix(b.String(), "\n"))

@@ -29,7 +29,8 @@ func TestWhyJobWithSlash(t *testing.T) {
 		code     int
 	}{{id, "job " + id, 0}, {id + "0", "no file or folder " + id + "0", 4}} {
 		var out bytes.Buffer
-		code := Main([]string{"why", "--apart", "1ms", c.id}, IO{In: strings.NewReader(""), Out: &out, Err: &out, Getenv: func(string) string { return "" }})
+		code := Main([]string{"why", "--apart", "1ms", c.id},
+			IO{In: strings.NewReader(""), Out: &out, Err: &out, Getenv: func(string) string { return "" }})
 		if code != c.code || !strings.Contains(out.String(), c.want) {
 			t.Errorf("%s: exit code %d\n%s", c.id, code, out.String())
 		}

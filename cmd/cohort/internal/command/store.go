@@ -30,7 +30,8 @@ type StoreFlags struct {
 
 // Bind adds the flags to cmd.
 func (f *StoreFlags) Bind(a *App, cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.Addr, "addr", "", `address of the store, HOST:PORT (default: MASTER_ADDR and MASTER_PORT, else 127.0.0.1:29500)`)
+	cmd.Flags().StringVar(&f.Addr, "addr", "",
+		`address of the store, HOST:PORT (default: MASTER_ADDR and MASTER_PORT, else 127.0.0.1:29500)`)
 	cmd.Flags().DurationVar(&f.Timeout, "timeout", 10*time.Second, "how long to connect and wait, in total")
 	cmd.Flags().BoolVar(&f.Raw, "raw", false, `take keys as they are on the wire, without adding "/"`)
 	cmd.PreRunE = func(*cobra.Command, []string) error {

@@ -38,7 +38,8 @@ func sum(ctx context.Context, s *stage) (string, error) {
 	if err := g.Barrier(ctx).Wait(ctx); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("all-reduced %d numbers over %s in %.1f ms: each is %v", length, g.Transport(), float64(took.Microseconds())/1e3, want), nil
+	return fmt.Sprintf("all-reduced %d numbers over %s in %.1f ms: each is %v", length, g.Transport(),
+		float64(took.Microseconds())/1e3, want), nil
 }
 
 // notebook is an object that lives at one rank and is signed by all through references.

@@ -132,7 +132,9 @@ func processes(n int) string {
 func (v *view) closing() error {
 	stats := v.server.Stats()
 	elapsed := time.Since(v.start)
-	text := fmt.Sprintf("%s met, exchanged keys, counted to %d, passed a barrier, added up a vector, trained a network and passed a reference around in %.1f s; the store did %s operations on %d keys",
+	text := fmt.Sprintf(
+		"%s met, exchanged keys, counted to %d, passed a barrier, added up a vector, trained a network and passed a reference "+
+			"around in %.1f s; the store did %s operations on %d keys",
 		processes(len(v.board.Workers)), 250*len(v.board.Workers), elapsed.Seconds(), tui.Count(storecmd.OpsOf(stats)), stats.Keys)
 	if v.app.JSON {
 		return v.app.Print(map[string]any{"event": "end", "ms": elapsed.Milliseconds(), "text": text, "workers": len(v.board.Workers)}, "")

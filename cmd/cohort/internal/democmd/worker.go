@@ -105,7 +105,8 @@ func train(ctx context.Context, s *stage) (string, error) {
 	if err := g.Barrier(ctx).Wait(ctx); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("trained a network together, %d steps in %d ms: the loss fell from %.3f to %.3f", fitSteps, took.Milliseconds(), first, last), nil
+	return fmt.Sprintf("trained a network together, %d steps in %d ms: the loss fell from %.3f to %.3f", fitSteps,
+		took.Milliseconds(), first, last), nil
 }
 
 // fitSteps is how many steps fit takes.
@@ -201,7 +202,8 @@ func (a *app) trainAndHang(ctx context.Context, g *group.Group) error {
 		return err
 	}
 	n := float32(g.Size())
-	if _, err = fmt.Fprintf(a.Out, "trained a network together, %d steps: the mean loss fell from %.3f to %.3f\n", fitSteps, losses[0]/n, losses[1]/n); err != nil {
+	if _, err = fmt.Fprintf(a.Out, "trained a network together, %d steps: the mean loss fell from %.3f to %.3f\n", fitSteps,
+		losses[0]/n, losses[1]/n); err != nil {
 		return err
 	}
 	if int(g.Rank()) == g.Size()-1 {

@@ -30,7 +30,8 @@ roles:
 	want := &File{
 		Name: "mixed", Options: map[string]scalar{"max-restarts": "3", "standalone": "true"},
 		Roles: []role{
-			{Name: "trainer", Workers: "2", Program: command{"train.py", "--lr", "0.1", "--flag", "yes"}, Env: map[string]scalar{"OMP_NUM_THREADS": "4"}},
+			{Name: "trainer", Workers: "2", Program: command{"train.py", "--lr", "0.1", "--flag", "yes"},
+				Env: map[string]scalar{"OMP_NUM_THREADS": "4"}},
 			{Name: "loader", Program: command{"./loader"}, Dir: "/srv"},
 		},
 	}
@@ -43,11 +44,12 @@ roles:
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"":                                      "it is empty",
-		"name: x":                               "it has no roles",
-		"roles: [{program: a}]":                 "line 1: role 1 has no name",
-		"roles: [{name: a}]":                    "line 1: role a has no program",
-		"roles: [{name: a, progam: b}]":         `line 1: "progam" is unknown here; the known names are name, workers, program, module, python, dir, env`,
+		"":                      "it is empty",
+		"name: x":               "it has no roles",
+		"roles: [{program: a}]": "line 1: role 1 has no name",
+		"roles: [{name: a}]":    "line 1: role a has no program",
+		"roles: [{name: a, progam: " +
+			"b}]": `line 1: "progam" is unknown here; the known names are name, workers, program, module, python, dir, env`,
 		"roles: [{name: a, program: {b: c}}]":   "a single value is wanted here",
 		"roles: [{name: a, workers: [1]}]":      "a single value is wanted here",
 		"roles: {":                              "line 1: did not find",

@@ -74,7 +74,8 @@ PyTorch worker of a dynamic world it joins, calls and leaves.`),
 	}
 	flags.Bind(a.App, cmd)
 	cmd.Flags().StringArrayVar(&keywords, "kw", nil, "a keyword argument, NAME=JSON; may be repeated")
-	cmd.Flags().StringVar(&listen, "listen", "", "address to listen on, HOST:PORT, when it joins a dynamic world (default: as PyTorch chooses)")
+	cmd.Flags().StringVar(&listen, "listen", "",
+		"address to listen on, HOST:PORT, when it joins a dynamic world (default: as PyTorch chooses)")
 	return cmd
 }
 

@@ -23,7 +23,8 @@ func TestReadRPCWorldKinds(t *testing.T) {
 	st := store.NewMemory()
 	defer func() { _ = st.Close() }()
 	for i, transports := range [][]string{{rpc.TransportCohort, rpc.TransportUV}, {rpc.TransportUV}} {
-		a, err := rpc.Join(ctx, st, []string{"both", "uv"}[i], rpc.WithRank(cohort.Rank(i)), rpc.WithAddr("127.0.0.1:0"), rpc.WithTransports(transports...))
+		a, err := rpc.Join(ctx, st, []string{"both", "uv"}[i], rpc.WithRank(cohort.Rank(i)), rpc.WithAddr("127.0.0.1:0"),
+			rpc.WithTransports(transports...))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -142,7 +142,8 @@ func (r *refsReport) text() string {
 	for _, w := range r.Workers {
 		held += len(w.Handles)
 	}
-	fmt.Fprintf(&b, "%s and %s at %s", tui.Plural(objects, "object"), tui.Plural(held, "reference"), tui.Plural(len(r.Workers), "Go worker"))
+	fmt.Fprintf(&b, "%s and %s at %s", tui.Plural(objects, "object"), tui.Plural(held, "reference"),
+		tui.Plural(len(r.Workers), "Go worker"))
 	if len(r.Skipped) > 0 {
 		fmt.Fprintf(&b, "; PyTorch workers do not tell: %s", strings.Join(r.Skipped, ", "))
 	}

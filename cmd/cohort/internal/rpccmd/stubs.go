@@ -113,7 +113,9 @@ func (a *app) writeStubs(folder string, files map[string]string, force bool) err
 // identifier is what Python allows as a name, but for its keywords.
 var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-var keywords = strings.Fields("False None True and as assert async await break class continue def del elif else except finally for from global if import in is lambda nonlocal not or pass raise return try while with yield")
+var keywords = strings.Fields(
+	"False None True and as assert async await break class continue def del elif else except finally for from global if import in " +
+		"is lambda nonlocal not or pass raise return try while with yield")
 
 func isPythonName(name string) bool {
 	return identifier.MatchString(name) && !slices.Contains(keywords, name)

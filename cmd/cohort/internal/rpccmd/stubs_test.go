@@ -66,7 +66,8 @@ def add(a: int, b: int) -> int:
 		}
 	}
 	for _, bad := range []string{"ps.class", "ps.a-b", "ps.:x"} {
-		if _, err := stubFiles("ps0", []rpc.FunctionInfo{{Name: bad}}); cohort.CodeOf(err) != cohort.NotSupported || !strings.Contains(err.Error(), "no Python name") {
+		if _, err := stubFiles("ps0", []rpc.FunctionInfo{{Name: bad}}); cohort.CodeOf(err) != cohort.NotSupported ||
+			!strings.Contains(err.Error(), "no Python name") {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}

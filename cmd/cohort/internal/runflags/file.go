@@ -45,7 +45,8 @@ func (v values) fromFile(sys System, program []string, from sources) (*jobfile.F
 			return nil, fmt.Errorf("--file %s: line %d: options: %w", name, f.OptionLine(key), err)
 		}
 		if slices.Contains(ofRoles, o.name) || o.name == "file" {
-			return nil, fmt.Errorf("--file %s: line %d: options: %s: the roles say what is run, and how many workers do", name, f.OptionLine(key), key)
+			return nil, fmt.Errorf("--file %s: line %d: options: %s: the roles say what is run, and how many workers do", name,
+				f.OptionLine(key), key)
 		}
 		value := f.Options[key]
 		if o.flag {

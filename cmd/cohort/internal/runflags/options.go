@@ -91,7 +91,8 @@ func (v values) refused() error {
 	case v["run-path"] != "":
 		return errors.New("--run-path runs the script inside PyTorch's launcher and is not supported: give the script itself")
 	case v["logs-specs"] != "":
-		return errors.New("--logs-specs names a Python class inside PyTorch's launcher and is not supported: --log-dir, --tee and --redirects are")
+		return errors.New(
+			"--logs-specs names a Python class inside PyTorch's launcher and is not supported: --log-dir, --tee and --redirects are")
 	case v["print-completion"] != "":
 		return errors.New("--print-completion: use \"cohort completion\"")
 	}
@@ -215,7 +216,8 @@ func (o *Options) meeting(v values) error {
 	switch backend := v["rdzv-backend"]; backend {
 	case "", "static", "c10d":
 	case "etcd", "etcd-v2":
-		return fmt.Errorf("--rdzv-backend %s is not supported: use c10d with an endpoint, or \"cohort store serve\" as the endpoint", backend)
+		return fmt.Errorf(
+			"--rdzv-backend %s is not supported: use c10d with an endpoint, or \"cohort store serve\" as the endpoint", backend)
 	default:
 		return fmt.Errorf("--rdzv-backend %s: a backend of another package needs Python inside the launcher; static and c10d work", backend)
 	}
@@ -312,7 +314,8 @@ func (o *Options) nodeLimits(conf map[string]string, static bool) (err error) {
 	if static && conf[join] == "" {
 		join = "timeout" // what torchrun's static rendezvous calls it
 	}
-	for key, to := range map[string]*time.Duration{join: &o.Nodes.JoinTimeout, "last_call_timeout": &o.Nodes.LastCall, "heartbeat_timeout": &o.Nodes.Silence} {
+	for key, to := range map[string]*time.Duration{join: &o.Nodes.JoinTimeout, "last_call_timeout": &o.Nodes.LastCall,
+		"heartbeat_timeout": &o.Nodes.Silence} {
 		if *to, err = seconds("--rdzv-conf "+key, conf[key]); err != nil {
 			return err
 		}
@@ -468,7 +471,9 @@ func (o *Options) rest(v values) error {
 	case "console":
 		o.Events = true
 	default:
-		return fmt.Errorf("--event-log-handler %s is not supported: a handler of another package needs Python inside the launcher; console and null work", h)
+		return fmt.Errorf(
+			"--event-log-handler %s is not supported: a handler of another package needs Python inside the launcher; console and "+
+				"null work", h)
 	}
 	if b := o.NUMABinding; b != "" && !slices.Contains(numabind.Modes, b) {
 		return fmt.Errorf("--numa-binding %s: it must be one of %s", b, strings.Join(numabind.Modes, ", "))

@@ -68,14 +68,18 @@ func TestParse(t *testing.T) {
 		"restarts":               {"--max-restarts 3 t.py", nil, func(o Options) any { return o.MaxRestarts }, 3},
 		"grace":                  {"--shutdown-timeout 1.5 t.py", nil, func(o Options) any { return o.Grace }, 1500 * time.Millisecond},
 		"a time with a unit":     {"--hang-timeout 2m t.py", nil, func(o Options) any { return o.Hang.Timeout }, 2 * time.Minute},
-		"grace by variable":      {"t.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, func(o Options) any { return o.Grace }, 7 * time.Second},
-		"filters":                {"--duplicate-stdout-filters a,b,,c,d t.py", nil, func(o Options) any { return o.Logs.StdoutFilters }, []string{"a", "b,c", "d"}},
+		"grace by variable": {"t.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"},
+			func(o Options) any { return o.Grace }, 7 * time.Second},
+		"filters": {"--duplicate-stdout-filters a,b,,c,d t.py", nil,
+			func(o Options) any { return o.Logs.StdoutFilters }, []string{"a", "b,c", "d"}},
 		"id":                     {"--rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, "job7"},
 		"standalone has its own": {"--standalone --rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, ""},
-		"shown":                  {"--nproc 3 --local-ranks-filter 0,2 t.py", nil, func(o Options) any { return o.Logs.ShowRanks }, []int{0, 2}},
-		"static timeout":         {"--nnodes 2 --node-rank 1 --master-addr a --rdzv-conf timeout=5 t.py", nil, join, 5 * time.Second},
-		"c10d's timeout":         {"--nnodes 2 --rdzv-endpoint a --rdzv-conf timeout=5,join_timeout=7 t.py", nil, join, 7 * time.Second},
-		"local address":          {"--nnodes 2 --rdzv-endpoint a --local_addr 10.0.0.7 t.py", nil, func(o Options) any { return o.Nodes.LocalAddr }, "10.0.0.7"},
+		"shown": {"--nproc 3 --local-ranks-filter 0,2 t.py", nil, func(o Options) any { return o.Logs.ShowRanks },
+			[]int{0, 2}},
+		"static timeout": {"--nnodes 2 --node-rank 1 --master-addr a --rdzv-conf timeout=5 t.py", nil, join, 5 * time.Second},
+		"c10d's timeout": {"--nnodes 2 --rdzv-endpoint a --rdzv-conf timeout=5,join_timeout=7 t.py", nil, join, 7 * time.Second},
+		"local address": {"--nnodes 2 --rdzv-endpoint a --local_addr 10.0.0.7 t.py", nil,
+			func(o Options) any { return o.Nodes.LocalAddr }, "10.0.0.7"},
 		"exit code":              {"--exit-code first t.py", nil, func(o Options) any { return o.FirstCode }, true},
 		"no waiting for culprit": {"--culprit-timeout 0 t.py", nil, func(o Options) any { return o.Linger }, time.Duration(1)},
 	} {
@@ -108,19 +112,20 @@ func TestRefusals(t *testing.T) {
 		"--nproc-per-node x t.py":  {nil, "a number, auto, cpu, gpu or a device of PyTorch; \"\" knows no x"},
 		"--nproc-per-node 2x t.py": {nil, "a number, auto, cpu, gpu or a device of PyTorch"},
 		"--nproc-per-node hpu --python /o/python t.py": {nil, `"/o/python" knows no hpu`},
-		"--numa-binding near t.py":                     {nil, "--numa-binding near: it must be one of node, socket, exclusive, core-complex"},
-		"--event-log-handler mine t.py":                {nil, "not supported"},
-		"--rdzv t.py":                                  {nil, "--rdzv could be --rdzv-backend or --rdzv-conf"},
-		"--max-restart-s 1 t.py":                       {nil, "did you mean --max-restarts?"},
-		"--frobnicate t.py":                            {nil, "unknown option --frobnicate"},
-		"-x t.py":                                      {nil, "unknown option -x"},
-		"--standalone=1 t.py":                          {nil, "takes no value"},
-		"--run-path t.py":                              {nil, "not supported"},
-		"--logs-specs x t.py":                          {nil, "not supported"},
-		"--rdzv-backend etcd t.py":                     {nil, "not supported"},
-		"--rdzv-backend mine t.py":                     {nil, "needs Python inside the launcher"},
-		"--rdzv-conf join t.py":                        {nil, "is not KEY=VALUE"},
-		"-m --no-python t":                             {nil, "exclude each other"},
+		"--numa-binding near t.py": {nil,
+			"--numa-binding near: it must be one of node, socket, exclusive, core-complex"},
+		"--event-log-handler mine t.py": {nil, "not supported"},
+		"--rdzv t.py":                   {nil, "--rdzv could be --rdzv-backend or --rdzv-conf"},
+		"--max-restart-s 1 t.py":        {nil, "did you mean --max-restarts?"},
+		"--frobnicate t.py":             {nil, "unknown option --frobnicate"},
+		"-x t.py":                       {nil, "unknown option -x"},
+		"--standalone=1 t.py":           {nil, "takes no value"},
+		"--run-path t.py":               {nil, "not supported"},
+		"--logs-specs x t.py":           {nil, "not supported"},
+		"--rdzv-backend etcd t.py":      {nil, "not supported"},
+		"--rdzv-backend mine t.py":      {nil, "needs Python inside the launcher"},
+		"--rdzv-conf join t.py":         {nil, "is not KEY=VALUE"},
+		"-m --no-python t":              {nil, "exclude each other"},
 		"--nnodes 2 --master-addr a --rdzv-conf timeout=x t.py": {nil, "--rdzv-conf timeout"},
 		"--nnodes 2:1 t.py":            {nil, "MIN must be at least 1"},
 		"--nnodes two t.py":            {nil, "N or MIN:MAX"},
@@ -130,17 +135,21 @@ func TestRefusals(t *testing.T) {
 		"--local-ranks-filter 1 t.py":  {nil, "is not a local rank"},
 		"--rdzv-id --standalone t.py":  {nil, "--rdzv-id needs a value"},
 		"--start-method thread t.py":   {nil, "spawn, fork or forkserver"},
-		"--nnodes 2 --rdzv-endpoint a --rdzv-conf is_host=maybe t.py":                            {nil, "--rdzv-conf is_host=maybe: it must be 1 or 0"},
+		"--nnodes 2 --rdzv-endpoint a --rdzv-conf is_host=maybe t.py": {nil,
+			"--rdzv-conf is_host=maybe: it must be 1 or 0"},
 		"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint /tmp/x --rdzv-conf store_type=file t.py": {nil, "store_type=file is not supported"},
 		"--exit-code 7 t.py":       {nil, "1 or first"},
 		"--master-port 70000 t.py": {nil, "up to 65535"},
 		"t.py":                     {map[string]string{"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: it must be 1 or 0"},
-		"a.py":                     {map[string]string{"PET_NPROC_PER_NODE": "two"}, "PET_NPROC_PER_NODE two: it must be a number, auto, cpu, gpu"},
-		"b.py":                     {map[string]string{"PET_RUN_PATH": "1"}, "PET_RUN_PATH runs the script inside"},
-		"c.py":                     {map[string]string{"PET_REDIRECTS": "9"}, "PET_REDIRECTS: "},
-		"d.py":                     {map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT soon: it must be a number"},
-		"e.py":                     {map[string]string{"PET_MASTER_PORT": "high", "PET_NNODES": "0"}, "PET_NNODES 0: MIN must be at least 1 and at most MAX\nPET_MASTER_PORT high: it must be"},
-		"--nproc-per-node x f.py":  {map[string]string{"PET_NPROC_PER_NODE": "two"}, "--nproc-per-node x: it must be"},
+		"a.py": {map[string]string{"PET_NPROC_PER_NODE": "two"},
+			"PET_NPROC_PER_NODE two: it must be a number, auto, cpu, gpu"},
+		"b.py": {map[string]string{"PET_RUN_PATH": "1"}, "PET_RUN_PATH runs the script inside"},
+		"c.py": {map[string]string{"PET_REDIRECTS": "9"}, "PET_REDIRECTS: "},
+		"d.py": {map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"},
+			"TORCH_ELASTIC_SHUTDOWN_TIMEOUT soon: it must be a number"},
+		"e.py": {map[string]string{"PET_MASTER_PORT": "high", "PET_NNODES": "0"},
+			"PET_NNODES 0: MIN must be at least 1 and at most MAX\nPET_MASTER_PORT high: it must be"},
+		"--nproc-per-node x f.py": {map[string]string{"PET_NPROC_PER_NODE": "two"}, "--nproc-per-node x: it must be"},
 	} {
 		_, err := Parse(t.Context(), strings.Fields(args), system(c.env))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -159,13 +168,15 @@ func TestDeviceNames(t *testing.T) {
 			t.Errorf("PyTorch is asked for %q", name)
 			return 0, nil
 		}
-		if _, err := Parse(t.Context(), []string{"--nproc-per-node=" + name, "t.py"}, sys); err == nil || !strings.HasSuffix(err.Error(), name+": "+want) {
+		if _, err := Parse(t.Context(), []string{"--nproc-per-node=" + name, "t.py"}, sys); err == nil ||
+			!strings.HasSuffix(err.Error(), name+": "+want) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
 	sys := system(nil)
 	sys.Devices = nil
-	if _, err := Parse(t.Context(), []string{"--nproc-per-node", "xpu", "t.py"}, sys); err == nil || !strings.HasSuffix(err.Error(), "xpu: "+want) {
+	if _, err := Parse(t.Context(), []string{"--nproc-per-node", "xpu", "t.py"}, sys); err == nil ||
+		!strings.HasSuffix(err.Error(), "xpu: "+want) {
 		t.Errorf("without PyTorch: %v", err)
 	}
 }
@@ -174,7 +185,8 @@ func TestDeviceNames(t *testing.T) {
 func TestPrefixesOfTorchrun(t *testing.T) {
 	t.Parallel()
 	got := map[string]string{}
-	for _, prefix := range []string{"nn", "nproc", "max", "mon", "stand", "start", "mod", "no-p", "red", "te", "role", "log-d", "node", "master-p", "ev", "sh"} {
+	for _, prefix := range []string{"nn", "nproc", "max", "mon", "stand", "start", "mod", "no-p", "red", "te", "role", "log-d",
+		"node", "master-p", "ev", "sh"} {
 		o, err := find(prefix)
 		if err != nil {
 			t.Errorf("--%s: %v", prefix, err)
@@ -182,8 +194,9 @@ func TestPrefixesOfTorchrun(t *testing.T) {
 		got[prefix] = o.name
 	}
 	want := map[string]string{
-		"nn": "nnodes", "nproc": "nproc-per-node", "max": "max-restarts", "mon": "monitor-interval", "stand": "standalone", "start": "start-method",
-		"mod": "module", "no-p": "no-python", "red": "redirects", "te": "tee", "role": "role", "log-d": "log-dir", "node": "node-rank",
+		"nn": "nnodes", "nproc": "nproc-per-node", "max": "max-restarts", "mon": "monitor-interval", "stand": "standalone",
+		"start": "start-method",
+		"mod":   "module", "no-p": "no-python", "red": "redirects", "te": "tee", "role": "role", "log-d": "log-dir", "node": "node-rank",
 		"master-p": "master-port", "ev": "event-log-handler", "sh": "shutdown-timeout",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -195,10 +208,14 @@ func TestPrefixesOfTorchrun(t *testing.T) {
 func TestFileRefusals(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"options:\n  nproc_per_node: 3\nroles: [{name: a, program: [true]}]":  "--file job.yaml: line 2: options: nproc_per_node: the roles say what is run",
-		"options: {file: x}\nroles: [{name: a, program: [true]}]":             "--file job.yaml: line 1: options: file: the roles say what is run",
-		"options: {max-restarts: often}\nroles: [{name: a, program: [true]}]": "--file job.yaml: line 1: options: max-restarts often: it must be a number",
-		"roles: [{name: a, workers: some, program: [true]}]":                  "--file job.yaml: line 1: role a: workers some: it must be a number, auto, cpu, gpu",
+		"options:\n  nproc_per_node: 3\nroles: [{name: a, program: [true]}]": "--file job.yaml: line 2: options: nproc_per_node: " +
+			"the roles say what is run",
+		"options: {file: x}\nroles: [{name: a, program: [true]}]": "--file job.yaml: line 1: options: file: the roles " +
+			"say what is run",
+		"options: {max-restarts: often}\nroles: [{name: a, program: [true]}]": "--file job.yaml: line 1: options: max-restarts " +
+			"often: it must be a number",
+		"roles: [{name: a, workers: some, program: [true]}]": "--file job.yaml: line 1: role a: workers some: it must be a number, " +
+			"auto, cpu, gpu",
 	} {
 		sys := system(nil)
 		sys.ReadFile = func(string) ([]byte, error) { return []byte(text), nil }

@@ -79,13 +79,16 @@ func (o *Options) numbered(s variables) {
 
 func (o *Options) openMPI(s variables) error {
 	if n := s.get("OMPI_COMM_WORLD_LOCAL_SIZE"); n != "" && n != "1" {
-		return fmt.Errorf("mpirun has started %s launchers on this host: start one on each (mpirun --map-by ppr:1:node) and let it start the workers, or use --standalone", n)
+		return fmt.Errorf(
+			"mpirun has started %s launchers on this host: start one on each (mpirun --map-by ppr:1:node) and let it start the "+
+				"workers, or use --standalone", n)
 	}
 	if s.get("OMPI_COMM_WORLD_SIZE") == "1" {
 		return nil
 	}
 	if s.v["rdzv-endpoint"] == "" && s.v["master-addr"] == "" {
-		return errors.New("mpirun does not set an address where the nodes can meet: give --rdzv-endpoint HOST:PORT, an address of one of them")
+		return errors.New(
+			"mpirun does not set an address where the nodes can meet: give --rdzv-endpoint HOST:PORT, an address of one of them")
 	}
 	o.take(s, "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "", "")
 	return nil
@@ -94,11 +97,16 @@ func (o *Options) openMPI(s variables) error {
 func (o *Options) slurm(s variables) error {
 	nodes, node := s.get("SLURM_STEP_NUM_NODES"), s.get("SLURM_NODEID")
 	if tasks := s.get("SLURM_STEP_NUM_TASKS"); tasks != "" && tasks != nodes {
-		return fmt.Errorf("srun has started %s launchers on %s nodes: start one on each (srun --ntasks-per-node=1) and let it start the workers, or use --standalone", tasks, nodes)
+		return fmt.Errorf(
+			"srun has started %s launchers on %s nodes: start one on each (srun --ntasks-per-node=1) and let it start the workers, "+
+				"or use --standalone", tasks, nodes)
 	}
 	if n, err := strconv.Atoi(nodes); err == nil {
-		if number, odd := strconv.Atoi(node); odd == nil && number >= n { // the components of a heterogeneous step count their nodes together
-			return fmt.Errorf("SLURM_NODEID is %s, but SLURM_STEP_NUM_NODES %s, as in a heterogeneous step: give --nnodes, --node-rank and --rdzv-endpoint", node, nodes)
+		// the components of a heterogeneous step count their nodes together
+		if number, odd := strconv.Atoi(node); odd == nil && number >= n {
+			return fmt.Errorf(
+				"SLURM_NODEID is %s, but SLURM_STEP_NUM_NODES %s, as in a heterogeneous step: give --nnodes, --node-rank and "+
+					"--rdzv-endpoint", node, nodes)
 		}
 	}
 	if nodes != "1" {

@@ -196,7 +196,8 @@ func (a *app) addCommand() *cobra.Command {
 	})
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if negative.MatchString(err.Error()) {
-			return command.Usage(errors.New(`a negative DELTA needs two dashes before KEY, so that it is not taken for a flag: cohort store add -- KEY -1`))
+			return command.Usage(
+				errors.New(`a negative DELTA needs two dashes before KEY, so that it is not taken for a flag: cohort store add -- KEY -1`))
 		}
 		return cmd.Root().FlagErrorFunc()(cmd, err)
 	})

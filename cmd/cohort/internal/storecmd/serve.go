@@ -76,13 +76,15 @@ use --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.BoolVar(&flags.withStdin, "exit-with-stdin", false, "also stop when standard input closes")
 	f.DurationVar(&flags.drain, "drain", 0, "when told to stop, wait up to this time for clients to disconnect")
 	f.BoolVar(&flags.forget, "forget", false, "remove all keys whenever the last client disconnects")
-	f.IntVar(&flags.loops, "loops", min(max(runtime.GOMAXPROCS(0)/2, 1), storeLoopsUsual), "event loops that share the connections; 1 to 64")
+	f.IntVar(&flags.loops, "loops", min(max(runtime.GOMAXPROCS(0)/2, 1), storeLoopsUsual),
+		"event loops that share the connections; 1 to 64")
 	f.BoolVarP(&flags.verbose, "verbose", "v", false, "log more than warnings, on standard error")
 	defaults := tcpstore.DefaultLimits()
 	f.IntVar(&flags.limits.Conns, "max-connections", defaults.Conns, "most connections at a time (a PyTorch 1.13 client has two)")
 	f.IntVar(&flags.limits.Key, "max-key", defaults.Key, "longest key in bytes")
 	f.IntVar(&flags.limits.Value, "max-value", defaults.Value, "longest value in bytes")
-	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory, "most bytes that the server holds for clients; half of it is for keys and values")
+	f.Int64Var(&flags.limits.Memory, "max-memory", defaults.Memory,
+		"most bytes that the server holds for clients; half of it is for keys and values")
 	return cmd
 }
 
@@ -134,7 +136,8 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if a.JSON {
 		handler = slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level})
 	}
-	opts := []tcpstore.ServerOption{tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)), tcpstore.WithLoops(flags.loops)}
+	opts := []tcpstore.ServerOption{tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)),
+		tcpstore.WithLoops(flags.loops)}
 	if flags.forget {
 		opts = append(opts, tcpstore.WithForget())
 	}

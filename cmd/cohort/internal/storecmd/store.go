@@ -105,7 +105,8 @@ func (a *app) clear(ctx context.Context, flags *command.StoreFlags, yes bool) er
 	clients := stats.Clients() - 1 // without this one
 	if !yes {
 		if err := a.confirm(fmt.Sprintf("Remove %s and %s from the store at %s, which has %s?",
-			tui.Plural(stats.Keys, "key"), tui.Plural(stats.Queues, "queue"), flags.Addr, tui.Plural(clients, "other connection"))); err != nil {
+			tui.Plural(stats.Keys, "key"), tui.Plural(stats.Queues, "queue"), flags.Addr,
+			tui.Plural(clients, "other connection"))); err != nil {
 			return err
 		}
 	}

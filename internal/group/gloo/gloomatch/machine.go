@@ -155,7 +155,8 @@ func (m *Machine) refused(verb string, peer int) error {
 	case m.failed != nil:
 		return m.failed
 	case peer < 0 || peer >= m.size || peer == m.rank:
-		return cohort.Newf("gloo: "+verb, cohort.InvalidArgument, "rank %d cannot exchange messages with rank %d of %d", m.rank, peer, m.size)
+		return cohort.Newf("gloo: "+verb, cohort.InvalidArgument, "rank %d cannot exchange messages with rank %d of %d", m.rank,
+			peer, m.size)
 	}
 	return m.lost[peer]
 }
@@ -192,7 +193,8 @@ func (m *Machine) Send(op *transport.Op) {
 // tooLong is the error of a send that its receiver has no room for. It is not sent, because gloo would abort.
 func tooLong(op *transport.Op, room uint64) error {
 	e := cohort.Newf("gloo: send", cohort.Mismatch,
-		"a message of %d bytes for a receive of %d bytes was not sent: do all ranks call the same operation with the same sizes?", len(op.Buf), room)
+		"a message of %d bytes for a receive of %d bytes was not sent: do all ranks call the same operation with the same sizes?",
+		len(op.Buf), room)
 	e.Rank = cohort.Rank(op.Peer)
 	return e
 }
@@ -239,7 +241,8 @@ func (m *Machine) recvAny(op *transport.Op) {
 	}
 	for _, peer := range op.From {
 		if peer < 0 || peer >= m.size || peer == m.rank {
-			m.complete(op, cohort.Newf("gloo: receive", cohort.InvalidArgument, "rank %d cannot receive from rank %d of %d", m.rank, peer, m.size))
+			m.complete(op, cohort.Newf("gloo: receive", cohort.InvalidArgument, "rank %d cannot receive from rank %d of %d",
+				m.rank, peer, m.size))
 			return
 		}
 	}
@@ -385,7 +388,8 @@ func (m *Machine) onAnnouncement(peer int, f gloowire.Frame) error {
 
 func (m *Machine) noticed(peer int) error {
 	if m.notices[peer]++; m.notices[peer] > maxNotices {
-		return cohort.Newf("gloo: read frame", cohort.Exhausted, "more than %d messages were announced or asked for that this rank did not post", maxNotices)
+		return cohort.Newf("gloo: read frame", cohort.Exhausted,
+			"more than %d messages were announced or asked for that this rank did not post", maxNotices)
 	}
 	return nil
 }
@@ -393,7 +397,8 @@ func (m *Machine) noticed(peer int) error {
 func (m *Machine) onData(peer int, f gloowire.Frame) (*transport.Op, error) {
 	p := m.pairs[pairKey{f.Slot, peer}]
 	if p == nil || p.recvs.Len == p.owed {
-		return nil, cohort.Newf("gloo: read frame", cohort.Protocol, "a message of %d bytes on slot %#x that was not asked for", f.Length, f.Slot)
+		return nil, cohort.Newf("gloo: read frame", cohort.Protocol, "a message of %d bytes on slot %#x that was not asked for",
+			f.Length, f.Slot)
 	}
 	op := p.recvs.Head
 	if op.State.Aux&isGhost != 0 {
@@ -404,7 +409,8 @@ func (m *Machine) onData(peer int, f gloowire.Frame) (*transport.Op, error) {
 	}
 	if f.Length > uint64(len(op.Buf)) {
 		return nil, cohort.Newf("gloo: read frame", cohort.Protocol,
-			"a message of %d bytes on slot %#x for a receive of %d bytes: do all ranks call the same operation with the same sizes?", f.Length, f.Slot, len(op.Buf))
+			"a message of %d bytes on slot %#x for a receive of %d bytes: do all ranks call the same operation with the same "+
+				"sizes?", f.Length, f.Slot, len(op.Buf))
 	}
 	p.recvs.Pop()
 	m.settlePair(f.Slot, peer, p)

@@ -230,8 +230,8 @@ func (m *Machine) ClosedBecause(now time.Duration, from, dead int, err, left err
 	m.Abandoned(now, dead, err)
 }
 
-// SuspectDeadline reports when a rank whose connection ended without a notice counts as dead if nothing moves until then, and whether there is
-// one at all that a collective needs.
+// SuspectDeadline reports when a rank whose connection ended without a notice counts as dead if nothing moves until
+// then, and whether there is one at all that a collective needs.
 func (m *Machine) SuspectDeadline() (at time.Duration, doubt bool) {
 	for r := range m.outcomes {
 		f := &m.outcomes[r]
@@ -336,7 +336,8 @@ func (m *Machine) endAll(err error) {
 // endsWithAll reports whether a collective ends on rank only after all ranks have entered it.
 func endsWithAll(c *Collective, rank int) bool {
 	switch c.Kind {
-	case collective.AllReduce, collective.AllGather, collective.AllGatherV, collective.ReduceScatter, collective.AllToAll, collective.Barrier:
+	case collective.AllReduce, collective.AllGather, collective.AllGatherV, collective.ReduceScatter, collective.AllToAll,
+		collective.Barrier:
 		return true
 	case collective.Gather, collective.Scatter, collective.Reduce:
 		return rank == c.Root

@@ -141,8 +141,8 @@ func TestPromptEndAfterAPause(t *testing.T) {
 	}
 }
 
-// TestGoodbyeIsAReason: a rank that sends a goodbye is the reason also after another that ended without a notice, which may have finished its
-// program, but by a death.
+// TestGoodbyeIsAReason: a rank that sends a goodbye is the reason also after another that ended without a notice, which
+// may have finished its program, but by a death.
 func TestGoodbyeIsAReason(t *testing.T) {
 	for certain, want := range map[bool]string{false: "rank 1 is lost", true: "rank 2 is lost"} {
 		m := New(0, 3)
@@ -194,8 +194,8 @@ func TestAbandonedEndsEverything(t *testing.T) {
 	}
 }
 
-// TestClosedBecauseCarriesReason: a rank that leaves because of a death is not blamed for it. If it blames itself, or the rank that it notifies, it has just
-// left.
+// TestClosedBecauseCarriesReason: a rank that leaves because of a death is not blamed for it. If it blames itself, or
+// the rank that it notifies, it has just left.
 func TestClosedBecauseCarriesReason(t *testing.T) {
 	told := errors.New("a rank is lost, by rank 1")
 	for dead, want := range map[int]error{-1: told, 0: gone(1), 1: gone(1), 2: told} {
@@ -217,8 +217,8 @@ func TestClosedBecauseCarriesReason(t *testing.T) {
 	}
 }
 
-// TestOwnLossCountsMore than the reason in a close notice, for collectives, for messages of the rank that sent it, however late, and for those that
-// this rank notifies.
+// TestOwnLossCountsMore than the reason in a close notice, for collectives, for messages of the rank that sent it,
+// however late, and for those that this rank notifies.
 func TestOwnLossCountsMore(t *testing.T) {
 	m := New(0, 4)
 	running, later := &Collective{Kind: collective.Barrier, Tag: 1}, &Collective{Kind: collective.Broadcast, Tag: 2}
@@ -234,7 +234,8 @@ func TestOwnLossCountsMore(t *testing.T) {
 	}
 }
 
-// TestFirstCloseReasonCounts: of two with different reasons; and a rank that received one of them does not take it for a loss that it saw itself.
+// TestFirstCloseReasonCounts: of two with different reasons; and a rank that received one of them does not take it for
+// a loss that it saw itself.
 func TestFirstCloseReasonCounts(t *testing.T) {
 	m := New(0, 5)
 	first := errors.New("rank 2 is lost, by rank 1")
@@ -257,7 +258,8 @@ func TestFirstCloseReasonCounts(t *testing.T) {
 func TestRandomWorlds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(2, 6).Draw(t, "size")
-		kinds := []collective.Kind{collective.AllReduce, collective.AllGather, collective.ReduceScatter, collective.AllToAll, collective.Barrier}
+		kinds := []collective.Kind{collective.AllReduce, collective.AllGather, collective.ReduceScatter, collective.AllToAll,
+			collective.Barrier}
 		c := &Collective{Kind: rapid.SampledFrom(kinds).Draw(t, "kind"), Tag: 4}
 		m := New(0, size)
 		native := make([]bool, size)
@@ -344,8 +346,8 @@ func TestLateConsequence(t *testing.T) {
 	}
 }
 
-// TestFirstOfSeveralBefore: a rank that starts a collective names the rank that was lost first, and not the one with the lowest number, however long
-// the one was lost after the other.
+// TestFirstOfSeveralBefore: a rank that starts a collective names the rank that was lost first, and not the one with
+// the lowest number, however long the one was lost after the other.
 func TestFirstOfSeveralBefore(t *testing.T) {
 	m := New(0, 5)
 	m.Ended(&End{Rank: 3, Seen: time.Second, Order: 1, Err: gone(3)})

@@ -169,7 +169,8 @@ func (r Record) For(rank, owner int) (a Address, id int64, hello bool, err error
 			i--
 		}
 		if i < 0 || i >= len(r.Addrs) {
-			return Address{}, 0, false, cohort.Newf("gloo: read record", cohort.Protocol, "no address for rank %d among %d", rank, len(r.Addrs))
+			return Address{}, 0, false, cohort.Newf("gloo: read record", cohort.Protocol, "no address for rank %d among %d", rank,
+				len(r.Addrs))
 		}
 		a = r.Addrs[i]
 		return a, a.Sequence, r.Generation == B, nil
@@ -177,7 +178,8 @@ func (r Record) For(rank, owner int) (a Address, id int64, hello bool, err error
 	a, id = r.Addrs[0], int64(rank)
 	if r.IDs != nil {
 		if rank >= len(r.IDs) {
-			return Address{}, 0, false, cohort.Newf("gloo: read record", cohort.Protocol, "no identifier for rank %d among %d", rank, len(r.IDs))
+			return Address{}, 0, false, cohort.Newf("gloo: read record", cohort.Protocol, "no identifier for rank %d among %d",
+				rank, len(r.IDs))
 		}
 		id = r.IDs[rank]
 	}
@@ -256,7 +258,8 @@ func Dials(self, peer netip.AddrPort) (bool, error) {
 	a, b := self.Addr().Unmap(), peer.Addr().Unmap()
 	if a.Is4() != b.Is4() {
 		return false, cohort.Newf("gloo: connect", cohort.Mismatch,
-			"this rank publishes %v and the peer %v: all ranks need the same address family; set the bind address or GLOO_SOCKET_IFNAME", self, peer)
+			"this rank publishes %v and the peer %v: all ranks need the same address family; set the bind address or "+
+				"GLOO_SOCKET_IFNAME", self, peer)
 	}
 	if c := bytes.Compare(a.AsSlice(), b.AsSlice()); c != 0 {
 		return c > 0, nil

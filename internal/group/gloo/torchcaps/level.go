@@ -40,7 +40,8 @@ const (
 const Newest = V2_14
 
 // firsts are the first versions of the levels.
-var firsts = [...][2]int{V1_13: {1, 13}, V2_6: {2, 3}, V2_8: {2, 8}, V2_9: {2, 9}, V2_10: {2, 10}, V2_11: {2, 11}, V2_12: {2, 12}, V2_14: {2, 14}}
+var firsts = [...][2]int{V1_13: {1, 13}, V2_6: {2, 3}, V2_8: {2, 8}, V2_9: {2, 9}, V2_10: {2, 10}, V2_11: {2, 11}, V2_12: {2, 12},
+	V2_14: {2, 14}}
 
 // newestMinor is the newest version of PyTorch that the table was read off.
 const newestMinor = 14
@@ -85,8 +86,8 @@ type Peers struct {
 // Exactly is a known level.
 func Exactly(l Level) Peers { return Peers{Low: l, High: l} }
 
-// ParsePeers returns the peers of a version, or of the versions of ranks that are in one group, separated by commas: "torch-2.6,torch-2.14". newer:
-// one is newer than any that is known.
+// ParsePeers returns the peers of a version, or of the versions of ranks that are in one group, separated by commas:
+// "torch-2.6,torch-2.14". newer: one is newer than any that is known.
 func ParsePeers(versions string) (p Peers, newer, ok bool) {
 	for version := range strings.SplitSeq(versions, ",") {
 		l, isNewer, ok := Parse(version)
@@ -143,9 +144,12 @@ func (p Peers) Unsure() string {
 		return fmt.Sprintf("and the other ranks use %v, which do not agree", p)
 	}
 	if p.Assumed {
-		return fmt.Sprintf("and all that is known is that the process that hosts the store uses %v: say what all ranks use with %s (%q) or the variable %s (2.14)", p, Option, p.High.String(), Variable)
+		return fmt.Sprintf(
+			"and all that is known is that the process that hosts the store uses %v: say what all ranks use with %s (%q) or the "+
+				"variable %s (2.14)", p, Option, p.High.String(), Variable)
 	}
-	return fmt.Sprintf("and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)", p, Option, p.High.String(), Variable)
+	return fmt.Sprintf("and all that is known is that other ranks use %v: say which with %s (%q) or the variable %s (2.14)", p,
+		Option, p.High.String(), Variable)
 }
 
 // Explain adds to the error of a collective what most likely led to it, if PyTorch ranks can: they raise a separate error and report
@@ -155,10 +159,12 @@ func (p Peers) Explain(dt tensor.DType, message bool, err error) error {
 	if !ok || message || p.None() || e.Code != cohort.PeerLost && e.Code != cohort.DeadlineExceeded {
 		return err
 	}
-	why := "a PyTorch rank that has raised an error in an operation, or did not call it, takes no part in it: see what the PyTorch ranks say"
+	why := "a PyTorch rank that has raised an error in an operation, or did not call it, takes no part in it: see what the PyTorch " +
+		"ranks say"
 	switch {
 	case (dt == tensor.Float16 || dt == tensor.BFloat16) && p.High >= V2_8:
-		why = "a PyTorch rank whose build has no half types in gloo, as Debian's after 2.6, raises an error for " + dt.String() + `, "Invalid scalar type": convert the tensor`
+		why = "a PyTorch rank whose build has no half types in gloo, as Debian's after 2.6, raises an error for " + dt.String() +
+			`, "Invalid scalar type": convert the tensor`
 	case e.Code == cohort.PeerLost:
 		return err
 	}

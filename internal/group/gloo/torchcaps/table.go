@@ -42,7 +42,8 @@ const (
 var names = [...]string{
 	Broadcast: "broadcast", AllReduce: "all_reduce", AllReduceCoalesced: "all_reduce_coalesced", Reduce: "reduce", AllGather: "all_gather",
 	AllGatherInto: "all_gather_into_tensor", AllGatherCoalesced: "all_gather_coalesced", Gather: "gather", Scatter: "scatter",
-	ReduceScatter: "reduce_scatter", AllToAllInto: "all_to_all_single", AllToAll: "all_to_all", Send: "send", Recv: "recv", RecvAny: "recv_any",
+	ReduceScatter: "reduce_scatter", AllToAllInto: "all_to_all_single", AllToAll: "all_to_all", Send: "send", Recv: "recv",
+	RecvAny: "recv_any",
 	Barrier: "barrier", ReduceScatterInto: "reduce_scatter_tensor", ReduceScatterIntoCoalesced: "reduce_scatter_tensor_coalesced",
 	AllGatherIntoCoalesced: "all_gather_into_tensor_coalesced", Unknown: "unknown",
 }
@@ -197,7 +198,8 @@ func (l Level) reduction(c *Call, complexNumbers bool) outcome {
 		case l < V2_8:
 			return refuse(AtTheWait, "has no average; sum and divide")
 		case !floating(c.DType):
-			return refuse(Nowhere, fmt.Sprintf("cannot store an average as %v, and says so after it has exchanged the sum; sum and divide", c.DType))
+			return refuse(Nowhere,
+				fmt.Sprintf("cannot store an average as %v, and says so after it has exchanged the sum; sum and divide", c.DType))
 		}
 	case reduce.PremulSum:
 		return refuse(AtTheWait, "has no premultiplied sum; multiply and sum")
@@ -379,7 +381,8 @@ func (l Level) sparseSum(c *Call) outcome {
 	case c.Reduce != reduce.Sum:
 		return refuse(AtTheCall, "only sums sparse tensors")
 	case c.Sparse.Indexed > MaxSparseDims || dense > MaxSparseDims:
-		return refuse(AtTheWait, fmt.Sprintf("sums sparse tensors with at most %d dimensions with indices and %d without", MaxSparseDims, MaxSparseDims))
+		return refuse(AtTheWait, fmt.Sprintf("sums sparse tensors with at most %d dimensions with indices and %d without",
+			MaxSparseDims, MaxSparseDims))
 	}
 	why := fmt.Sprintf("cannot sum sparse tensors of %v", c.DType)
 	switch c.DType {

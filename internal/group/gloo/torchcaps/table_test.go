@@ -16,7 +16,8 @@ import (
 
 func TestParse(t *testing.T) {
 	for text, want := range map[string]Level{
-		"1.13.1": V1_13, "torch-1.13": V1_13, "2.0.1": V1_13, "2.3.0": V2_6, "2.6.0+debian": V2_6, "2.7": V2_6, "torch-2.8": V2_8, "2.9.1": V2_9,
+		"1.13.1": V1_13, "torch-1.13": V1_13, "2.0.1": V1_13, "2.3.0": V2_6, "2.6.0+debian": V2_6, "2.7": V2_6, "torch-2.8": V2_8,
+		"2.9.1":  V2_9,
 		"2.10.0": V2_10, "2.11.0+cpu": V2_11, "2.12": V2_12, "2.13.0": V2_12, "2.14.1+debian": V2_14, "2.15.0a0": V2_14, "3.0": V2_14,
 	} {
 		l, newer, ok := Parse(text)
@@ -132,7 +133,8 @@ func TestSeveralVersions(t *testing.T) {
 	}
 	err := p.Check("x", Call{Op: AllReduce, DType: tensor.Float32, Reduce: reduce.Avg, Numel: 1, Parts: 2})
 	var r *Refusal
-	if !errors.As(err, &r) || r.Where != Nowhere || strings.Contains(err.Error(), Option) || !strings.Contains(err.Error(), "2.6 and 2.14, which do not agree") {
+	if !errors.As(err, &r) || r.Where != Nowhere || strings.Contains(err.Error(), Option) ||
+		!strings.Contains(err.Error(), "2.6 and 2.14, which do not agree") {
 		t.Errorf("%v", err)
 	}
 	if err = p.Check("x", Call{Op: AllReduce, DType: tensor.Float32, Numel: 1, Parts: 2}); err != nil {
@@ -163,7 +165,8 @@ func TestUnknownVersionIsAskedFor(t *testing.T) {
 	all := Peers{Low: V2_6, High: Newest}
 	avg := Call{Op: AllReduce, DType: tensor.Float32, Reduce: reduce.Avg, Numel: 1, Parts: 2}
 	err := all.Check("group: all_reduce", avg)
-	if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), Option) || !strings.Contains(err.Error(), Variable) || !strings.Contains(err.Error(), "2.6 or newer") {
+	if !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), Option) ||
+		!strings.Contains(err.Error(), Variable) || !strings.Contains(err.Error(), "2.6 or newer") {
 		t.Errorf("%v", err)
 	}
 	if err = all.AtLeast(V2_8).Check("x", avg); err != nil {
@@ -210,7 +213,8 @@ func TestEveryPairOfVersions(t *testing.T) {
 			types = append(types, dt)
 		}
 	}
-	operators := []reduce.Op{reduce.Sum, reduce.Product, reduce.Min, reduce.Max, reduce.And, reduce.Or, reduce.Xor, reduce.Avg, reduce.PremulSum}
+	operators := []reduce.Op{reduce.Sum, reduce.Product, reduce.Min, reduce.Max, reduce.And, reduce.Or, reduce.Xor, reduce.Avg,
+		reduce.PremulSum}
 	asked, ran := 0, 0
 	for low := V1_13; low <= Newest; low++ {
 		for high := low; high <= Newest; high++ {
@@ -229,7 +233,8 @@ func TestEveryPairOfVersions(t *testing.T) {
 							}
 							for l := low; l <= high; l++ {
 								o := l.outcome(&c)
-								differs = differs || o.refused != first.refused || o.where != first.where || o.tags != first.tags || arithmetic(l, &c) != arithmetic(low, &c)
+								differs = differs || o.refused != first.refused || o.where != first.where ||
+									o.tags != first.tags || arithmetic(l, &c) != arithmetic(low, &c)
 							}
 							err := peers.Check("x", c)
 							var refusal *Refusal
@@ -239,7 +244,9 @@ func TestEveryPairOfVersions(t *testing.T) {
 								t.Errorf("%v: %v (%v) of %v, %d elements, differs: %v", peers, op, r, dt, numel, err)
 							case differs:
 								asked++
-							case first.refused && (err == nil || named || !errors.As(err, &refusal) || refusal.Tags != first.tags || refusal.Where != first.where):
+							case first.refused &&
+								(err == nil || named || !errors.As(err, &refusal) || refusal.Tags != first.tags ||
+									refusal.Where != first.where):
 								t.Errorf("%v: %v (%v) of %v, %d elements, is refused by all: %v", peers, op, r, dt, numel, err)
 							case !first.refused && err != nil:
 								t.Errorf("%v: %v (%v) of %v, %d elements, runs: %v", peers, op, r, dt, numel, err)
@@ -256,7 +263,8 @@ func TestEveryPairOfVersions(t *testing.T) {
 				if order := peers.MeshOrder(); order != AnyMeshOrder && order != one.MeshOrder() {
 					t.Errorf("%v: the order of a mesh's groups is %v, that of %v is %v", peers, order, one, one.MeshOrder())
 				}
-				if peers.OrdersGroups() && !one.OrdersGroups() || peers.CountsHashedGroups() && !one.CountsHashedGroups() || peers.TorchHalves() && !one.TorchHalves() {
+				if peers.OrdersGroups() && !one.OrdersGroups() || peers.CountsHashedGroups() && !one.CountsHashedGroups() ||
+					peers.TorchHalves() && !one.TorchHalves() {
 					t.Errorf("%v: more than %v can", peers, one)
 				}
 				if peers.KnowsHashedGroups() && peers.CountsHashedGroups() != one.CountsHashedGroups() {
@@ -293,7 +301,8 @@ func TestHostOfTheStoreStandsForOthers(t *testing.T) {
 			}
 		}
 	}
-	if err := (Peers{Low: Newest, High: Newest, Assumed: true}).Check("x", Call{Op: ReduceScatterInto, DType: tensor.Float32, Reduce: reduce.Max}); !strings.Contains(err.Error(), "hosts the store") {
+	if err := (Peers{Low: Newest, High: Newest, Assumed: true}).Check("x",
+		Call{Op: ReduceScatterInto, DType: tensor.Float32, Reduce: reduce.Max}); !strings.Contains(err.Error(), "hosts the store") {
 		t.Error(err)
 	}
 }
@@ -339,10 +348,13 @@ func TestExplain(t *testing.T) {
 // TestMeshOrder holds the order in which groups are made against what init_device_mesh of 2.6 and 2.14 did in a world of 24.
 func TestMeshOrder(t *testing.T) {
 	rows := func(order meshOrder, sizes ...int) string { return fmt.Sprint(order.Rows(sizes)) }
-	const b, c = "[[0 4 8] [1 5 9] [2 6 10] [3 7 11] [12 16 20] [13 17 21] [14 18 22] [15 19 23]]", "[[0 1 2 3] [4 5 6 7] [8 9 10 11] [12 13 14 15] [16 17 18 19] [20 21 22 23]]"
+	const b, c = "[[0 4 8] [1 5 9] [2 6 10] [3 7 11] [12 16 20] [13 17 21] [14 18 22] [15 19 23]]", "[[0 1 2 3] [4 5 6 7] [8 9 10 " +
+		"11] [12 13 14 15] [16 17 18 19] [20 21 22 23]]"
 	for _, x := range []struct{ got, want string }{
-		{rows(LastFirst, 2, 3, 4), "[[[0 12] [4 16] [8 20] [1 13] [5 17] [9 21] [2 14] [6 18] [10 22] [3 15] [7 19] [11 23]] " + b + " " + c + "]"},
-		{rows(FirstFirst, 2, 3, 4), "[[[0 12] [1 13] [2 14] [3 15] [4 16] [5 17] [6 18] [7 19] [8 20] [9 21] [10 22] [11 23]] " + b + " " + c + "]"},
+		{rows(LastFirst, 2, 3, 4), "[[[0 12] [4 16] [8 20] [1 13] [5 17] [9 21] [2 14] [6 18] [10 22] [3 15] [7 19] [11 23]] " +
+			b + " " + c + "]"},
+		{rows(FirstFirst, 2, 3, 4), "[[[0 12] [1 13] [2 14] [3 15] [4 16] [5 17] [6 18] [7 19] [8 20] [9 21] [10 22] [11 23]] " +
+			b + " " + c + "]"},
 		{rows(LastFirst, 24), "[[]]"}, // the world's own group
 		{rows(FirstFirst, 24), "[[]]"},
 		{rows(FirstFirst, 24, 1)[:3], "[[]"},

@@ -13,8 +13,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/native"
 )
 
-// BenchmarkLanes runs all-reduces and broadcasts of 32 MiB between two ranks of this process over one lane or several. With a rate, each connection
-// is held to that many bytes in a second, as clouds do; without one, the cores are the limit. Decision 34 rests on it.
+// BenchmarkLanes runs all-reduces and broadcasts of 32 MiB between two ranks of this process over one lane or several.
+// With a rate, each connection is held to that many bytes in a second, as clouds do; without one, the cores are the
+// limit. Decision 34 rests on it.
 func BenchmarkLanes(b *testing.B) {
 	const size = 32 << 20
 	for _, rate := range []int{50 << 20, 0} {

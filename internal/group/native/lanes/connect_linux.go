@@ -20,8 +20,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Connect makes the connections of one rank: as many to each other rank as all ranks wish for, of which cfg.Lanes is the wish of this one. It
-// closes the listener. If that is one, the mesh is that of package tcp.
+// Connect makes the connections of one rank: as many to each other rank as all ranks wish for, of which cfg.Lanes is
+// the wish of this one. It closes the listener. If that is one, the mesh is that of package tcp.
 func Connect(ctx context.Context, cfg nativetcp.Config) (transport.Mesh, error) {
 	if cfg.Lanes <= 1 {
 		return nativetcp.Connect(ctx, cfg)
@@ -178,7 +178,8 @@ func exchange(ctx context.Context, m *nativetcp.Mesh, own []byte) ([][]byte, err
 			continue
 		}
 		theirs[rank] = make([]byte, len(own))
-		ops = append(ops, transport.Op{Peer: rank, Slot: nativewire.LaneSlot, Buf: theirs[rank]}, transport.Op{Peer: rank, Slot: nativewire.LaneSlot, Buf: own})
+		ops = append(ops, transport.Op{Peer: rank, Slot: nativewire.LaneSlot, Buf: theirs[rank]},
+			transport.Op{Peer: rank, Slot: nativewire.LaneSlot, Buf: own})
 		m.Recv(&ops[len(ops)-2])
 		m.Send(&ops[len(ops)-1])
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/transport"
 )
 
-// TestBetweenTheLanes: a rank that is on the first lane and goes no further ends the connecting of all others: they name it if it is gone, and
-// stop with their context if it only does nothing.
+// TestBetweenTheLanes: a rank that is on the first lane and goes no further ends the connecting of all others: they
+// name it if it is gone, and stop with their context if it only does nothing.
 func TestBetweenTheLanes(t *testing.T) {
 	t.Parallel()
 	ports := func(m *nativetcp.Mesh, n int) {
@@ -39,16 +39,19 @@ func TestBetweenTheLanes(t *testing.T) {
 		act   func(m *nativetcp.Mesh)
 		codes []cohort.Code
 	}{
-		"dies":                    {func(m *nativetcp.Mesh) { m.Sever() }, []cohort.Code{cohort.PeerLost}},
-		"leaves":                  {func(m *nativetcp.Mesh) { _ = m.Close() }, []cohort.Code{cohort.PeerLost}},
-		"fails":                   {func(m *nativetcp.Mesh) { m.Fail(&cohort.Error{Op: "test", Code: cohort.Aborted, Rank: cohort.NoRank}) }, []cohort.Code{cohort.Aborted}},
-		"tells ports and dies":    {func(m *nativetcp.Mesh) { ports(m, 4); m.Sever() }, []cohort.Code{cohort.PeerLost}},
-		"tells ports and leaves":  {func(m *nativetcp.Mesh) { ports(m, 4); _ = m.Close() }, []cohort.Code{cohort.PeerLost}},
-		"tells too few ports":     {func(m *nativetcp.Mesh) { ports(m, 2) }, []cohort.Code{cohort.Protocol}},
-		"tells too many ports":    {func(m *nativetcp.Mesh) { ports(m, 400) }, []cohort.Code{cohort.Mismatch}},
-		"tells ports and waits":   {func(m *nativetcp.Mesh) { ports(m, 4) }, []cohort.Code{cohort.DeadlineExceeded, cohort.PeerLost}},
-		"says nothing":            {func(*nativetcp.Mesh) {}, []cohort.Code{cohort.DeadlineExceeded}},
-		"listens, is not greeted": {func(m *nativetcp.Mesh) { listenAndTell(t, m) }, []cohort.Code{cohort.DeadlineExceeded, cohort.Unavailable}},
+		"dies":   {func(m *nativetcp.Mesh) { m.Sever() }, []cohort.Code{cohort.PeerLost}},
+		"leaves": {func(m *nativetcp.Mesh) { _ = m.Close() }, []cohort.Code{cohort.PeerLost}},
+		"fails": {func(m *nativetcp.Mesh) {
+			m.Fail(&cohort.Error{Op: "test", Code: cohort.Aborted, Rank: cohort.NoRank})
+		}, []cohort.Code{cohort.Aborted}},
+		"tells ports and dies":   {func(m *nativetcp.Mesh) { ports(m, 4); m.Sever() }, []cohort.Code{cohort.PeerLost}},
+		"tells ports and leaves": {func(m *nativetcp.Mesh) { ports(m, 4); _ = m.Close() }, []cohort.Code{cohort.PeerLost}},
+		"tells too few ports":    {func(m *nativetcp.Mesh) { ports(m, 2) }, []cohort.Code{cohort.Protocol}},
+		"tells too many ports":   {func(m *nativetcp.Mesh) { ports(m, 400) }, []cohort.Code{cohort.Mismatch}},
+		"tells ports and waits":  {func(m *nativetcp.Mesh) { ports(m, 4) }, []cohort.Code{cohort.DeadlineExceeded, cohort.PeerLost}},
+		"says nothing":           {func(*nativetcp.Mesh) {}, []cohort.Code{cohort.DeadlineExceeded}},
+		"listens, is not greeted": {func(m *nativetcp.Mesh) { listenAndTell(t, m) },
+			[]cohort.Code{cohort.DeadlineExceeded, cohort.Unavailable}},
 	} {
 		for _, rank := range []int{0, 1, 2} { // the odd one: it dials, is dialled, or both
 			t.Run(fmt.Sprintf("%s/rank=%d", name, rank), func(t *testing.T) {
@@ -94,8 +97,8 @@ func listenAndTell(t *testing.T, m *nativetcp.Mesh) {
 	_, _ = exchange(t.Context(), m, own)
 }
 
-// odd connects three ranks, one of which only makes the first lane and then does something else, and checks what the others got. The one that
-// ends first gives the others a reason to end too.
+// odd connects three ranks, one of which only makes the first lane and then does something else, and checks what the
+// others got. The one that ends first gives the others a reason to end too.
 func odd(t *testing.T, rank int, act func(*nativetcp.Mesh), check func(r int, err error)) {
 	t.Helper()
 	const n = 3
@@ -166,7 +169,8 @@ func TestConnectEndsWithItsContext(t *testing.T) {
 				if r == i%n {
 					c = own
 				}
-				m, err := Connect(c, nativetcp.Config{Rank: r, Size: n, Group: [16]byte{7}, Listener: list[r], Peers: peers, Shared: true, Lanes: 3})
+				m, err := Connect(c, nativetcp.Config{Rank: r, Size: n, Group: [16]byte{7}, Listener: list[r], Peers: peers,
+					Shared: true, Lanes: 3})
 				if err != nil {
 					if r == i%n && !errors.Is(err, context.DeadlineExceeded) {
 						t.Errorf("the rank whose context ended: %v", err)

@@ -59,7 +59,8 @@ func busy(t *testing.T, meshes []transport.Mesh, disturb func()) []error {
 		wg.Go(func() {
 			e := native.NewEngine(m, native.Tuning{})
 			for tag := uint32(0); errs[r] == nil; tag++ {
-				q := request([]collective.Kind{collective.AllReduce, collective.Broadcast, collective.AllGather}[tag%3], tag, r, len(meshes), 1<<20+5, false)
+				q := request([]collective.Kind{collective.AllReduce, collective.Broadcast, collective.AllGather}[tag%3], tag, r,
+					len(meshes), 1<<20+5, false)
 				errs[r] = e.Run(ctx, &q)
 			}
 		})
@@ -72,8 +73,9 @@ func busy(t *testing.T, meshes []transport.Mesh, disturb func()) []error {
 // soon lets some time pass, in which much or little happens.
 func soon(rng *rand.Rand) { time.Sleep(time.Duration(rng.IntN(1<<rng.IntN(14))) * time.Microsecond) }
 
-// TestEveryLaneCounts: whichever lane of a rank breaks, at whatever moment, all collectives end on all ranks. If all of them do, as with the
-// process, the others name the rank; else it may have told them on a lane that is left whom it has lost itself.
+// TestEveryLaneCounts: whichever lane of a rank breaks, at whatever moment, all collectives end on all ranks. If all of
+// them do, as with the process, the others name the rank; else it may have told them on a lane that is left whom it has
+// lost itself.
 func TestEveryLaneCounts(t *testing.T) {
 	const n, victim = 3, 1
 	const lanes = 3
@@ -117,8 +119,8 @@ func TestEveryLaneCounts(t *testing.T) {
 	}
 }
 
-// TestLostWithoutOperation: a lane that breaks while nothing runs is noticed as the first one is, and what is left of the group can exchange
-// messages.
+// TestLostWithoutOperation: a lane that breaks while nothing runs is noticed as the first one is, and what is left of
+// the group can exchange messages.
 func TestLostWithoutOperation(t *testing.T) {
 	for lane := range 3 {
 		var told losses
@@ -137,14 +139,16 @@ func TestLostWithoutOperation(t *testing.T) {
 		out, in := &transport.Op{Peer: 2, Slot: 4, Buf: []byte("still here")}, &transport.Op{Peer: 0, Slot: 4, Buf: make([]byte, 10)}
 		meshes[0].Send(out)
 		meshes[2].Recv(in)
-		if err := errors.Join(meshes[0].Wait(t.Context(), out), meshes[2].Wait(t.Context(), in)); err != nil || string(in.Buf) != "still here" {
+		if err := errors.Join(meshes[0].Wait(t.Context(), out), meshes[2].Wait(t.Context(), in)); err != nil ||
+			string(in.Buf) != "still here" {
 			t.Errorf("%q, %v", in.Buf, err)
 		}
 		closeWorld(meshes)
 	}
 }
 
-// TestCloseAtAnyMoment: a rank that closes the mesh has left, for all others and on all lanes, and is not taken for dead; its own operations end.
+// TestCloseAtAnyMoment: a rank that closes the mesh has left, for all others and on all lanes, and is not taken for
+// dead; its own operations end.
 func TestCloseAtAnyMoment(t *testing.T) {
 	const n, victim = 3, 1
 	for seed := range uint64(24) {
@@ -318,7 +322,8 @@ func alive(lane *nativetcp.Mesh, peer int) error {
 	return lane.Wait(context.Background(), op)
 }
 
-// TestSilentLane: a network that drops what one connection sends, without a word, is noticed although the rank can be heard on the first lane.
+// TestSilentLane: a network that drops what one connection sends, without a word, is noticed although the rank can be
+// heard on the first lane.
 func TestSilentLane(t *testing.T) {
 	t.Parallel()
 	list, peers := listeners(t, 2)
@@ -326,7 +331,8 @@ func TestSilentLane(t *testing.T) {
 	defer cancel()
 	var told losses
 	config := func(rank int) nativetcp.Config {
-		c := nativetcp.Config{Rank: rank, Size: 2, Group: [16]byte{7}, Listener: list[rank], Peers: peers, Shared: true, Lanes: 2, Heartbeat: time.Second}
+		c := nativetcp.Config{Rank: rank, Size: 2, Group: [16]byte{7}, Listener: list[rank], Peers: peers, Shared: true, Lanes: 2,
+			Heartbeat: time.Second}
 		told.hooks(&c)
 		return c
 	}

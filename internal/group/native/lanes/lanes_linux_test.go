@@ -132,7 +132,8 @@ func TestFewestWishes(t *testing.T) {
 }
 
 var kinds = []collective.Kind{
-	collective.AllReduce, collective.Broadcast, collective.Reduce, collective.AllGather, collective.AllGatherV, collective.Gather, collective.Scatter, collective.ReduceScatter, collective.AllToAll, collective.Barrier,
+	collective.AllReduce, collective.Broadcast, collective.Reduce, collective.AllGather, collective.AllGatherV, collective.Gather,
+	collective.Scatter, collective.ReduceScatter, collective.AllToAll, collective.Barrier,
 }
 
 // request is one rank's part of a collective of so many bytes, filled by a seed.
@@ -200,7 +201,8 @@ func results(t *testing.T, meshes []transport.Mesh, size int) [][]byte {
 			for _, kind := range kinds {
 				for _, uneven := range []bool{false, true} {
 					q := request(kind, tag, r, n, size, uneven)
-					if err := testkit.Interrupt[*collective.Interrupted](func(ctx context.Context) error { return e.Run(ctx, &q) }, uint64(tag)+uint64(r), time.Millisecond); err != nil {
+					if err := testkit.Interrupt[*collective.Interrupted](func(ctx context.Context) error { return e.Run(ctx, &q) },
+						uint64(tag)+uint64(r), time.Millisecond); err != nil {
 						errs[r] = fmt.Errorf("rank %d: %v of %d bytes: %w", r, kind, size, err)
 						return
 					}
@@ -267,15 +269,16 @@ func idle(t *testing.T, meshes []transport.Mesh) {
 	}
 }
 
-// TestSmallOnesStayOnTheFirst: collectives of small messages, point-to-point messages and messages whose sizes not all ranks know do not touch the
-// other lanes.
+// TestSmallOnesStayOnTheFirst: collectives of small messages, point-to-point messages and messages whose sizes not all
+// ranks know do not touch the other lanes.
 func TestSmallOnesStayOnTheFirst(t *testing.T) {
 	meshes := world(t, 2, 3, nil)
 	results(t, meshes, leastSplit/4)
 	var wg sync.WaitGroup
 	for r, m := range meshes {
 		wg.Go(func() {
-			in, out := &transport.Op{Peer: 1 - r, Slot: 5, Buf: make([]byte, 1<<20)}, &transport.Op{Peer: 1 - r, Slot: 5, Buf: make([]byte, 1<<20)}
+			in, out := &transport.Op{Peer: 1 - r, Slot: 5, Buf: make([]byte, 1<<20)},
+				&transport.Op{Peer: 1 - r, Slot: 5, Buf: make([]byte, 1<<20)}
 			m.Recv(in)
 			m.Send(out)
 			for _, op := range []*transport.Op{in, out} {
@@ -316,7 +319,8 @@ func TestLargeOnesAreMovedInParts(t *testing.T) {
 	}
 }
 
-// TestPartsAreNotCopied: on every lane a part comes straight from the kernel to its place in the message, but for a few bytes behind headers.
+// TestPartsAreNotCopied: on every lane a part comes straight from the kernel to its place in the message, but for a few
+// bytes behind headers.
 func TestPartsAreNotCopied(t *testing.T) {
 	const size, rounds = 4 << 20, 5
 	meshes := world(t, 2, 3, nil)
@@ -351,7 +355,8 @@ func TestNoAllocations(t *testing.T) {
 	for _, lanes := range []int{1, 3} {
 		meshes := world(t, 2, lanes, nil)
 		engines := []*native.Engine{native.NewEngine(meshes[0], native.Tuning{}), native.NewEngine(meshes[1], native.Tuning{})}
-		requests := []collective.Request{request(collective.AllReduce, 0, 0, 2, 2<<20, false), request(collective.AllReduce, 0, 1, 2, 2<<20, false)}
+		requests := []collective.Request{request(collective.AllReduce, 0, 0, 2, 2<<20, false),
+			request(collective.AllReduce, 0, 1, 2, 2<<20, false)}
 		tags := make(chan uint32)
 		errs := make(chan error)
 		var wg sync.WaitGroup
@@ -373,7 +378,8 @@ func TestNoAllocations(t *testing.T) {
 		for range 50 {
 			once()
 		}
-		if allocs := testing.AllocsPerRun(100, once); allocs > 1 { // errors.Join of the test, and what timers of the keeper take now and then
+		// errors.Join of the test, and what timers of the keeper take now and then
+		if allocs := testing.AllocsPerRun(100, once); allocs > 1 {
 			t.Errorf("%d lanes: %v allocations for each operation", lanes, allocs)
 		}
 		close(tags)

@@ -156,8 +156,8 @@ func (m *mesh) Wait(ctx context.Context, op *transport.Op) error {
 	return op.State.Err
 }
 
-// await waits as long as that is right without sleeping until the other parts are complete, and reports whether they are: parts of a message
-// mostly end at the same time, and who sleeps has to be woken.
+// await waits as long as that is right without sleeping until the other parts are complete, and reports whether they
+// are: parts of a message mostly end at the same time, and who sleeps has to be woken.
 func await(op *transport.Op) bool {
 	var w spinwait.Waiter
 	w.SetSize(len(op.Buf))
@@ -191,8 +191,9 @@ func (m *mesh) Awaited() []int {
 	return slices.Compact(ranks)
 }
 
-// Fail ends every op with err. The peers are notified on the first lane. An operation that a lane ended because it was closed is not a failure that
-// the peers should hear of, if another lane has not said goodbye yet; Close ends all others too.
+// Fail ends every op with err. The peers are notified on the first lane. An operation that a lane ended because it was
+// closed is not a failure that the peers should hear of, if another lane has not said goodbye yet; Close ends all
+// others too.
 func (m *mesh) Fail(err error) {
 	if m.leaves.Load() {
 		return

@@ -60,7 +60,8 @@ func (c *Config) check() error {
 	case c.Local != nil && len(c.Local) != c.Size:
 		return cohort.Newf("native: connect", cohort.InvalidArgument, "it is known of %d ranks where they run, of %d", len(c.Local), c.Size)
 	case c.Lanes < 0 || c.Lanes > nativewire.MaxLanes:
-		return cohort.Newf("native: connect", cohort.InvalidArgument, "%d connections between two ranks, from 1 to %d are possible", c.Lanes, nativewire.MaxLanes)
+		return cohort.Newf("native: connect", cohort.InvalidArgument,
+			"%d connections between two ranks, from 1 to %d are possible", c.Lanes, nativewire.MaxLanes)
 	}
 	c.Lanes = max(c.Lanes, 1)
 	if c.Heartbeat == 0 {

@@ -137,7 +137,8 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	c, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", cfg.Peers[rank])
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		// It listened when it took its place, and does so until the group is formed.
-		return &cohort.Error{Op: "native: connect", Code: cohort.PeerLost, Rank: cohort.Rank(rank), Peer: cfg.Peers[rank], Detail: "connection refused: its process has exited", Err: err}
+		return &cohort.Error{Op: "native: connect", Code: cohort.PeerLost, Rank: cohort.Rank(rank), Peer: cfg.Peers[rank],
+			Detail: "connection refused: its process has exited", Err: err}
 	}
 	if err != nil {
 		return fail(err)
@@ -155,7 +156,8 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	answer, err := readHello(c)
 	switch {
 	case err != nil && errors.Is(err, io.EOF):
-		err = cohort.New("native: hello", cohort.Unavailable, "the rank closed the connection: it has ended or given up, or the address is stale or belongs to another group")
+		err = cohort.New("native: hello", cohort.Unavailable,
+			"the rank closed the connection: it has ended or given up, or the address is stale or belongs to another group")
 	case err == nil && (answer.Group != cfg.Group || answer.From != uint32(rank) || answer.Size != uint32(cfg.Size)): //nolint:gosec // checked
 		err = cohort.New("native: hello", cohort.Protocol, "another group answers at this address: its store keys are stale")
 	}
@@ -258,7 +260,8 @@ func greet(cfg *Config, c net.Conn, put func(int, net.Conn, *nativewire.Hello) b
 // hello is what this rank says to another one.
 func (c *Config) hello(to uint32) nativewire.Hello {
 	return nativewire.Hello{
-		Version: nativewire.Version, Group: c.Group, From: uint32(c.Rank), To: to, Size: uint32(c.Size), Window: uint32(c.Window), Lanes: uint32(c.Lanes), //nolint:gosec // checked
+		Version: nativewire.Version, Group: c.Group, From: uint32(c.Rank), To: to, Size: uint32(c.Size), Window: uint32(c.Window),
+		Lanes: uint32(c.Lanes), //nolint:gosec // checked
 	}
 }
 
@@ -283,7 +286,8 @@ func systemError(cfg *Config, err error) error {
 // newMesh takes the sockets over. Before it fails it says so: the other ranks are connected, and would take the end of their
 // connections for a death.
 func newMesh(cfg Config, conns []net.Conn, hellos []nativewire.Hello) (*Mesh, error) {
-	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}), released: make(chan struct{}), lanes: cfg.Lanes}
+	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}),
+		released: make(chan struct{}), lanes: cfg.Lanes}
 	m.mu.conns, m.mu.cores = make([]*conn, cfg.Size), make([]uint16, cfg.Size)
 	if cfg.Shared { // the Go scheduler decides which of its ranks runs where, and may want this thread for another
 		m.cfg.Local = nil
@@ -328,7 +332,8 @@ func newMesh(cfg Config, conns []net.Conn, hellos []nativewire.Hello) (*Mesh, er
 			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(),
 			in: reader{buf: make([]byte, bufferSize)}, window: window{theirs: credit, credit: credit}, activity: activity{heard: true},
 		}
-		if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
+		if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd,
+			&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {
 			return fail(err)
 		}
 	}

@@ -112,8 +112,8 @@ func (m *Mesh) release() {
 // slice is how long a driver waits in the kernel before it looks at its context.
 const slice = 20 // ms
 
-// drive reads sockets until its goal is reached or ctx ends. After a slice in which nothing came it goes on sleeping: a rank that waits for long
-// uses its core only once.
+// drive reads sockets until its goal is reached or ctx ends. After a slice in which nothing came it goes on sleeping: a
+// rank that waits for long uses its core only once.
 func (m *Mesh) drive(ctx context.Context, e driveGoal) error {
 	for quiet, again := false, false; ; again = true {
 		if !quiet && m.linger(e, again) {

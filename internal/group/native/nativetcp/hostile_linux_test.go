@@ -92,10 +92,13 @@ func attack(choice *rand.Rand) []byte {
 	var all []byte
 	for range 1 + choice.IntN(6) {
 		h := nativewire.Header{
-			Type: nativewire.Type(choice.IntN(10)), Flags: uint8(pick(0, 0, 0, 1, 2, 3, 0x80)), Length: uint32(pick(0, 0, 1, 100, eagerMax, largeRoom, nativewire.MaxPiece, 1<<31)),
-			Credit: uint32(pick(0, 0, 0, 1, 100, defaultWindow, 1<<32-1)), Slot: pick(0, messageSlot, messageSlot, messageSlot+1, nativewire.CollectiveSlot(7), nativewire.CollectiveSlot(7)+1, 1<<64-1),
-			Total: pick(0, 1, 100, eagerMax, largeRoom, 1<<32-1, 1<<64-1),
-			Call:  nativewire.Call{Kind: collective.Kind(pick(0, uint64(collective.AllReduce), 200)), DType: tensor.Uint8, Bytes: pick(0, largeRoom)},
+			Type: nativewire.Type(choice.IntN(10)), Flags: uint8(pick(0, 0, 0, 1, 2, 3, 0x80)),
+			Length: uint32(pick(0, 0, 1, 100, eagerMax, largeRoom, nativewire.MaxPiece, 1<<31)),
+			Credit: uint32(pick(0, 0, 0, 1, 100, defaultWindow, 1<<32-1)),
+			Slot:   pick(0, messageSlot, messageSlot, messageSlot+1, nativewire.CollectiveSlot(7), nativewire.CollectiveSlot(7)+1, 1<<64-1),
+			Total:  pick(0, 1, 100, eagerMax, largeRoom, 1<<32-1, 1<<64-1),
+			Call: nativewire.Call{Kind: collective.Kind(pick(0, uint64(collective.AllReduce), 200)), DType: tensor.Uint8,
+				Bytes: pick(0, largeRoom)},
 		}
 		frame := make([]byte, nativewire.HeaderSize)
 		h.Put(frame)

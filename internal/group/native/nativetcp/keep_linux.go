@@ -69,8 +69,8 @@ func (w *watch) close() {
 const (
 	// quiet is how long after the last driver the keeper takes over.
 	quiet = time.Millisecond
-	// pollInterval is how often the keeper looks at first whether others attend to the sockets, and idlePollInterval how often after a long time in
-	// which they did.
+	// pollInterval is how often the keeper looks at first whether others attend to the sockets, and idlePollInterval
+	// how often after a long time in which they did.
 	pollInterval     = 5 * quiet
 	idlePollInterval = 8 * pollInterval
 	// maxIdlePolls is how many looks in a row may find that a collective got nowhere: with more ranks than cores, a rank that is

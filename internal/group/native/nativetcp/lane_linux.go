@@ -13,10 +13,11 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// What follows is for package lanes, which makes one mesh of several. A collective is known to such a mesh only if a message of it moves there,
-// a goroutine of that package drives it, and what befalls one of them befalls all.
+// What follows is for package lanes, which makes one mesh of several. A collective is known to such a mesh only if a
+// message of it moves there, a goroutine of that package drives it, and what befalls one of them befalls all.
 
-// Lanes is how many connections all ranks wish for between two of them: the fewest of what each said when it connected. This mesh is the first.
+// Lanes is how many connections all ranks wish for between two of them: the fewest of what each said when it connected.
+// This mesh is the first.
 func (m *Mesh) Lanes() int { return m.lanes }
 
 // Called returns what this rank calls under a slot, if all ranks know the lengths of its messages.
@@ -29,8 +30,8 @@ func (m *Mesh) Called(slot uint64) (call nativewire.Call, sized bool) {
 	return call, m.sized(slot)
 }
 
-// NoteCall takes note of what this rank calls under a slot, as Begin does, but the peers hear of it only by its messages: they hear the rest
-// from the first mesh.
+// NoteCall takes note of what this rank calls under a slot, as Begin does, but the peers hear of it only by its
+// messages: they hear the rest from the first mesh.
 func (m *Mesh) NoteCall(slot uint64, call nativewire.Call) {
 	failpoint.At("tcp.know")
 	m.mu.Lock()
@@ -38,8 +39,8 @@ func (m *Mesh) NoteCall(slot uint64, call nativewire.Call) {
 	m.know(slot, call)
 }
 
-// ForgetCall ends what NoteCall began. On this mesh calls are rare: what stays known would be compared with a call that is far in the future, when
-// tags begin anew.
+// ForgetCall ends what NoteCall began. On this mesh calls are rare: what stays known would be compared with a call that
+// is far in the future, when tags begin anew.
 func (m *Mesh) ForgetCall(slot uint64) {
 	failpoint.At("tcp.forget")
 	m.mu.Lock()
@@ -56,14 +57,16 @@ func (c *conn) agreed(op *transport.Op, total uint64) bool {
 	if total == uint64(want) { //nolint:gosec // not negative
 		return true
 	}
-	e := cohort.Newf("group: receive", cohort.Mismatch, "rank %d sent %d bytes where rank %d expects %d; give the same sizes on all ranks", c.peer, total, c.m.rank, want)
+	e := cohort.Newf("group: receive", cohort.Mismatch,
+		"rank %d sent %d bytes where rank %d expects %d; give the same sizes on all ranks", c.peer, total, c.m.rank, want)
 	e.Rank, e.Peer = cohort.Rank(c.peer), c.addr
 	c.m.fail(e, true)
 	return false
 }
 
-// DriveWhile drives the mesh as Wait does until more returns false, which it asks before every look at the sockets; more posts what is to be moved.
-// It reports false when the mesh is closed. No goroutine may wait for an op of the mesh meanwhile.
+// DriveWhile drives the mesh as Wait does until more returns false, which it asks before every look at the sockets;
+// more posts what is to be moved. It reports false when the mesh is closed. No goroutine may wait for an op of the mesh
+// meanwhile.
 func (m *Mesh) DriveWhile(more func() bool) bool {
 	failpoint.At("tcp.attend")
 	m.mu.Lock()

@@ -111,7 +111,8 @@ func TestBuffersOfALostRankAreLetGo(t *testing.T) {
 	defer m.mu.Unlock()
 	c := m.mu.conns[1]
 	if c.out.current != nil || c.out.piece != nil || c.out.control != nil || c.in.buf != nil || c.in.sink != nil {
-		t.Errorf("kept: %v, %d bytes to write, %d of frames, %d to read", c.out.current, cap(c.out.piece), cap(c.out.control), cap(c.in.buf))
+		t.Errorf("kept: %v, %d bytes to write, %d of frames, %d to read", c.out.current, cap(c.out.piece), cap(c.out.control),
+			cap(c.in.buf))
 	}
 }
 

@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// maxAnnounced bounds the messages to one peer that wait for room. Those that are posted beyond it wait until the peer has received some.
+	// maxAnnounced bounds the messages to one peer that wait for room. Those that are posted beyond it wait until the
+	// peer has received some.
 	maxAnnounced = 1 << 16
 	// maxRequests bounds the announcements of one peer that no receive has matched. It is more: when a rank is lost the sender forgets
 	// messages of collectives that it has announced.

@@ -144,7 +144,8 @@ func (m *Mesh) recvAny(op *transport.Op) {
 			continue
 		}
 		alive = alive || c.gone == nil
-		if a := c.recvs.inbox.First(op.Slot); a != nil && (a.Note.whole || a.Announced && c.gone == nil) && (best == nil || a.Before(best)) {
+		if a := c.recvs.inbox.First(op.Slot); a != nil && (a.Note.whole || a.Announced && c.gone == nil) &&
+			(best == nil || a.Before(best)) {
 			best, from = a, c
 		}
 	}
@@ -170,8 +171,8 @@ func (m *Mesh) noneLeft(op *transport.Op) error {
 	return cohort.New("group: receive", cohort.InvalidArgument, "no rank to receive from")
 }
 
-// Awaited returns the ranks that receives and sends wait for. Heartbeats find silent ranks, so those awaited are alive; any of them may itself
-// wait for another.
+// Awaited returns the ranks that receives and sends wait for. Heartbeats find silent ranks, so those awaited are alive;
+// any of them may itself wait for another.
 func (m *Mesh) Awaited() (ranks []int) {
 	failpoint.At("tcp.awaited")
 	m.mu.Lock()

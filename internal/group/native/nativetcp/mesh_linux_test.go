@@ -226,7 +226,8 @@ func TestFailureDuringALargeMessage(t *testing.T) {
 	if err := wait(t, meshes[0], send); err != nil && !errors.Is(err, cohort.Aborted) {
 		t.Errorf("sender: %v", err)
 	}
-	if err := wait(t, meshes[1], recv); err != nil && (!errors.Is(err, cohort.Aborted) || !bytes.Contains([]byte(err.Error()), []byte("enough"))) {
+	if err := wait(t, meshes[1], recv); err != nil &&
+		(!errors.Is(err, cohort.Aborted) || !bytes.Contains([]byte(err.Error()), []byte("enough"))) {
 		t.Errorf("receiver: %v", err)
 	}
 }
@@ -337,7 +338,8 @@ func TestWindowsOfDifferentSize(t *testing.T) {
 	for rank, m := range meshes {
 		other := meshes[1-rank]
 		for i := range 40 {
-			send, recv := &transport.Op{Peer: 1 - rank, Slot: 1, Buf: bytes.Repeat([]byte{byte(i)}, eagerMax)}, &transport.Op{Peer: rank, Slot: 1, Buf: make([]byte, eagerMax)}
+			send, recv := &transport.Op{Peer: 1 - rank, Slot: 1, Buf: bytes.Repeat([]byte{byte(i)}, eagerMax)},
+				&transport.Op{Peer: rank, Slot: 1, Buf: make([]byte, eagerMax)}
 			m.Send(send)
 			other.Recv(recv)
 			if err := errors.Join(wait(t, other, recv), wait(t, m, send)); err != nil || recv.Buf[0] != byte(i) {

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCollectionEndsANap: the garbage collector does not wait for a nap, of which the runtime does not know: its signal ends the system call.
+// TestCollectionEndsANap: the garbage collector does not wait for a nap, of which the runtime does not know: its signal
+// ends the system call.
 func TestCollectionEndsANap(t *testing.T) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {

@@ -55,7 +55,8 @@ func TestNoticeAmongMessages(t *testing.T) {
 	var rallies sync.WaitGroup
 	for rank, m := range meshes {
 		rallies.Go(func() {
-			out, in := &transport.Op{Peer: 1 - rank, Slot: 3, Buf: make([]byte, 8)}, &transport.Op{Peer: 1 - rank, Slot: 3, Buf: make([]byte, 8)}
+			out, in := &transport.Op{Peer: 1 - rank, Slot: 3, Buf: make([]byte, 8)},
+				&transport.Op{Peer: 1 - rank, Slot: 3, Buf: make([]byte, 8)}
 			for ctx.Err() == nil {
 				m.Send(out)
 				m.Recv(in)

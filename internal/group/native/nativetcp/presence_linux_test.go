@@ -149,7 +149,8 @@ func sayBye(m *Mesh, to int, h nativewire.Header) {
 	c.flush()
 }
 
-// TestGoodbyeIsPassedOn: rank 1 has seen the death of rank 2 and leaves. Rank 0, which has not, names it and tells rank 3 when it leaves too.
+// TestGoodbyeIsPassedOn: rank 1 has seen the death of rank 2 and leaves. Rank 0, which has not, names it and tells rank
+// 3 when it leaves too.
 func TestGoodbyeIsPassedOn(t *testing.T) {
 	meshes := connect(t, 4, nil)
 	recvs := make([]*transport.Op, 4)

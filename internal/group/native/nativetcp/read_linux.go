@@ -207,8 +207,8 @@ func (c *conn) beginEager() bool {
 	return true
 }
 
-// settle handles a frame whose payload is complete. What it does may find that the peer is gone and read what came last; so the frame counts
-// as handled from here on.
+// settle handles a frame whose payload is complete. What it does may find that the peer is gone and read what came
+// last; so the frame counts as handled from here on.
 func (c *conn) settle() {
 	h := c.in.header
 	op := c.in.filling

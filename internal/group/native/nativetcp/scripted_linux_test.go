@@ -102,7 +102,8 @@ func TestReasonSurvivesThePayloadOfAnotherCall(t *testing.T) {
 	slot := nativewire.CollectiveSlot(7)
 	m.Begin(slot, nativewire.Call{Kind: collective.AllReduce, DType: tensor.Uint8, Bytes: 300})
 	op := receive(m, slot, 300)
-	theirs := nativewire.Header{Type: nativewire.Eager, Flags: nativewire.Called, Slot: slot, Call: nativewire.Call{Kind: collective.Broadcast, DType: tensor.Uint8, Bytes: 300}}
+	theirs := nativewire.Header{Type: nativewire.Eager, Flags: nativewire.Called, Slot: slot,
+		Call: nativewire.Call{Kind: collective.Broadcast, DType: tensor.Uint8, Bytes: 300}}
 	s.says(theirs, make([]byte, 300))
 	if err := wait(t, m, op); cohort.CodeOf(err) != cohort.Mismatch {
 		t.Errorf("the receive: %v", err)
@@ -271,8 +272,9 @@ func TestGrantedSendCannotBeWithdrawn(t *testing.T) {
 	}
 }
 
-// TestUnsentMessagesOfCollectivesCostNothing: when a rank is lost the messages of collectives that wait for the socket end. Messages between
-// the ranks that are left go on, so the credit that those have paid, and what their frames gave back to the peer, is not lost.
+// TestUnsentMessagesOfCollectivesCostNothing: when a rank is lost the messages of collectives that wait for the socket
+// end. Messages between the ranks that are left go on, so the credit that those have paid, and what their frames gave
+// back to the peer, is not lost.
 func TestUnsentMessagesOfCollectivesCostNothing(t *testing.T) {
 	m, s := withScripted(t)
 	s.says(nativewire.Header{Type: nativewire.Eager, Slot: 3}, make([]byte, 100))

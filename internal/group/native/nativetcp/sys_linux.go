@@ -42,7 +42,8 @@ func (v *iovecs) add(b []byte) {
 // makes a small operation a few hundredths faster.
 func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 	if v.n == 1 {
-		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0) //nolint:gosec // the kernel wants addresses
+		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes),
+			unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0) //nolint:gosec // the kernel wants addresses
 		return int(n), errno
 	}
 	msg := unix.Msghdr{Iov: &v.list[0]}
@@ -54,7 +55,8 @@ func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 // recvv reads what is there.
 func recvv(fd int, v *iovecs) (int, syscall.Errno) {
 	if v.n == 1 {
-		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes), unix.MSG_DONTWAIT, 0, 0) //nolint:gosec // the kernel wants addresses
+		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes),
+			unix.MSG_DONTWAIT, 0, 0) //nolint:gosec // the kernel wants addresses
 		return int(n), errno
 	}
 	msg := unix.Msghdr{Iov: &v.list[0]}
@@ -71,7 +73,8 @@ func epollLook(ep int, events []unix.EpollEvent) (int, syscall.Errno) {
 
 // epollRaw waits for at most so many milliseconds, without telling the scheduler.
 func epollRaw(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0) //nolint:gosec
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)),
+		uintptr(ms), 0, 0) //nolint:gosec
 	return int(n), errno
 }
 

@@ -102,8 +102,9 @@ func (c *conn) unspend(op *transport.Op) {
 	}
 }
 
-// abandon gives the buffer of the message that is being written back to its owner. A frame of which a part is written must end before another
-// can follow, so the rest is written from a copy. Of any other frame the peer hears nothing, so what was paid with it is taken back.
+// abandon gives the buffer of the message that is being written back to its owner. A frame of which a part is written
+// must end before another can follow, so the rest is written from a copy. Of any other frame the peer hears nothing, so
+// what was paid with it is taken back.
 func (c *conn) abandon(op *transport.Op) {
 	c.out.granted.Remove(op) // where it is if more frames follow
 	if c.out.headAt > 0 {
@@ -193,8 +194,8 @@ func (c *conn) writeFailed(errno syscall.Errno) {
 	}
 }
 
-// openNext begins the next frame of a message. Fresh messages are small and go first, until they have taken as much as a frame of a granted one
-// may take.
+// openNext begins the next frame of a message. Fresh messages are small and go first, until they have taken as much as
+// a frame of a granted one may take.
 func (c *conn) openNext() {
 	first := c.out.fresh.Head != nil && (c.out.granted.Head == nil || c.out.ahead < nativewire.MaxPiece)
 	if (!first || !c.openFresh()) && c.out.granted.Head != nil {

@@ -30,8 +30,8 @@ const (
 	Request
 	// Ready grants it: a receive with room for Total bytes is posted. In a collective it is sent unasked.
 	Ready
-	// Data is a piece of a message of Total bytes that was granted; the flag More says that others follow. Where a message is cut into a part
-	// for each lane, Total is the length of the whole message here and in Ready.
+	// Data is a piece of a message of Total bytes that was granted; the flag More says that others follow. Where a
+	// message is cut into a part for each lane, Total is the length of the whole message here and in Ready.
 	Data
 	// Beat says that the sender is alive, and returns credit.
 	Beat
@@ -96,8 +96,9 @@ func (h *Header) Put(b []byte) {
 func Parse(b []byte) (Header, error) {
 	_ = b[HeaderSize-1]
 	h := Header{
-		Type: Type(b[0]), Flags: b[1], Core: binary.LittleEndian.Uint16(b[2:]), Length: binary.LittleEndian.Uint32(b[4:]), Credit: binary.LittleEndian.Uint32(b[8:]),
-		Slot: binary.LittleEndian.Uint64(b[16:]),
+		Type: Type(b[0]), Flags: b[1], Core: binary.LittleEndian.Uint16(b[2:]), Length: binary.LittleEndian.Uint32(b[4:]),
+		Credit: binary.LittleEndian.Uint32(b[8:]),
+		Slot:   binary.LittleEndian.Uint64(b[16:]),
 	}
 	if h.Flags&Called != 0 {
 		word := binary.LittleEndian.Uint64(b[24:])
@@ -121,7 +122,8 @@ func Parse(b []byte) (Header, error) {
 		return h, cohort.Newf("native: frame", cohort.Protocol, "unknown frame type %d", b[0])
 	}
 	if h.Length > limit {
-		return h, cohort.Newf("native: frame", cohort.Protocol, "frame of type %d with %d payload bytes, at most %d are allowed", h.Type, h.Length, limit)
+		return h, cohort.Newf("native: frame", cohort.Protocol, "frame of type %d with %d payload bytes, at most %d are allowed",
+			h.Type, h.Length, limit)
 	}
 	if h.Flags&^(More|Called) != 0 {
 		return h, cohort.Newf("native: frame", cohort.Protocol, "frame of type %d with unknown flags %#x", h.Type, b[1])

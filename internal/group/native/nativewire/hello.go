@@ -56,13 +56,15 @@ func ParseHello(b []byte) (Hello, error) {
 		Lanes: binary.LittleEndian.Uint32(b[44:]),
 	}
 	if h.Version != Version {
-		return h, cohort.Newf("native: hello", cohort.Protocol, "rank %d speaks version %d of the native wire, this rank %d; use the same release on all ranks", h.From, h.Version, Version)
+		return h, cohort.Newf("native: hello", cohort.Protocol,
+			"rank %d speaks version %d of the native wire, this rank %d; use the same release on all ranks", h.From, h.Version, Version)
 	}
 	if h.Size > MaxRanks || h.From >= h.Size || h.To >= h.Size {
 		return h, cohort.Newf("native: hello", cohort.Protocol, "rank %d to rank %d of %d", h.From, h.To, h.Size)
 	}
 	if h.Lanes < 1 || h.Lanes > MaxLanes {
-		return h, cohort.Newf("native: hello", cohort.Protocol, "rank %d wishes for %d connections, from 1 to %d are possible", h.From, h.Lanes, MaxLanes)
+		return h, cohort.Newf("native: hello", cohort.Protocol, "rank %d wishes for %d connections, from 1 to %d are possible",
+			h.From, h.Lanes, MaxLanes)
 	}
 	return h, nil
 }

@@ -27,8 +27,10 @@ func TestHeadersTravel(t *testing.T) {
 			h.Flags |= Called
 			h.Total = rapid.Uint64Range(0, 1<<32-1).Draw(t, "total")
 			h.Call = Call{
-				Kind: collective.Kind(rapid.IntRange(0, int(collective.Barrier)).Draw(t, "kind")), Op: reduce.Op(rapid.IntRange(0, 7).Draw(t, "op")),
-				DType: tensor.DType(rapid.IntRange(0, 15).Draw(t, "dtype")), Root: rapid.Uint16().Draw(t, "root"), Bytes: rapid.Uint64().Draw(t, "bytes"),
+				Kind:  collective.Kind(rapid.IntRange(0, int(collective.Barrier)).Draw(t, "kind")),
+				Op:    reduce.Op(rapid.IntRange(0, 7).Draw(t, "op")),
+				DType: tensor.DType(rapid.IntRange(0, 15).Draw(t, "dtype")), Root: rapid.Uint16().Draw(t, "root"),
+				Bytes: rapid.Uint64().Draw(t, "bytes"),
 				Shape: collective.Shape{Lo: rapid.Uint64().Draw(t, "shape"), Hi: rapid.Uint64().Draw(t, "shape, second word")},
 			}
 		} else {
@@ -72,14 +74,19 @@ func TestHellosTravel(t *testing.T) {
 
 func TestCallsAsText(t *testing.T) {
 	for want, q := range map[string]collective.Request{
-		"all_reduce(sum, float32, 4 elements)":              {Kind: collective.AllReduce, DType: tensor.Float32, Out: make([]byte, 16)},
-		"broadcast(int64, 2 elements, root 3)":              {Kind: collective.Broadcast, DType: tensor.Int64, Out: make([]byte, 16), Root: 3},
-		"all_reduce(sum, float32, shape [2, 3])":            {Kind: collective.AllReduce, DType: tensor.Float32, Out: make([]byte, 24), Shape: shape(2, 3)},
-		"barrier()":                                         {Kind: collective.Barrier},
-		"gather(uint8, 3 elements, root 1)":                 {Kind: collective.Gather, DType: tensor.Uint8, Root: 1, In: make([]byte, 3)},
-		"scatter(uint8, uneven, shape [3], root 1)":         {Kind: collective.Scatter, DType: tensor.Uint8, Root: 1, Out: make([]byte, 3), Uneven: true, Shape: shape(3)},
-		"gather(uint8, uneven, root 1)":                     {Kind: collective.Gather, DType: tensor.Uint8, Root: 1, In: make([]byte, 3), Uneven: true},
-		"reduce_scatter(max, float64, uneven blocks #" + "": {Kind: collective.ReduceScatter, Op: reduce.Max, DType: tensor.Float64, InCounts: []int{8, 16}},
+		"all_reduce(sum, float32, 4 elements)": {Kind: collective.AllReduce, DType: tensor.Float32, Out: make([]byte, 16)},
+		"broadcast(int64, 2 elements, root 3)": {Kind: collective.Broadcast, DType: tensor.Int64,
+			Out: make([]byte, 16), Root: 3},
+		"all_reduce(sum, float32, shape [2, 3])": {Kind: collective.AllReduce, DType: tensor.Float32,
+			Out: make([]byte, 24), Shape: shape(2, 3)},
+		"barrier()":                         {Kind: collective.Barrier},
+		"gather(uint8, 3 elements, root 1)": {Kind: collective.Gather, DType: tensor.Uint8, Root: 1, In: make([]byte, 3)},
+		"scatter(uint8, uneven, shape [3], root 1)": {Kind: collective.Scatter, DType: tensor.Uint8, Root: 1,
+			Out: make([]byte, 3), Uneven: true, Shape: shape(3)},
+		"gather(uint8, uneven, root 1)": {Kind: collective.Gather, DType: tensor.Uint8, Root: 1,
+			In: make([]byte, 3), Uneven: true},
+		"reduce_scatter(max, float64, uneven blocks #" +
+			"": {Kind: collective.ReduceScatter, Op: reduce.Max, DType: tensor.Float64, InCounts: []int{8, 16}},
 	} {
 		c := CallOf(&q)
 		if got := c.String(); len(got) < len(want) || got[:len(want)] != want {

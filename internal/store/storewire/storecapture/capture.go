@@ -1,8 +1,8 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package storecapture reads recorded TCPStore sessions of real PyTorch processes for tests. The files beside this one have one block per operation; their grammar
-// is in Load.
+// Package storecapture reads recorded TCPStore sessions of real PyTorch processes for tests. The files beside this one
+// have one block per operation; their grammar is in Load.
 package storecapture
 
 import (

@@ -153,7 +153,8 @@ func TestAllReduceCoalescedBasics(t *testing.T) {
 			if err != nil || len(outs) != 2 {
 				return fmt.Errorf("%v: %v, %w", c.op, outs, err)
 			}
-			if err := errors.Join(wantAll(c.op.String(), a, c.x), wantAll(c.op.String(), b, c.y), wantAll("the future's", outs[0], c.x), wantAll("the future's", outs[1], c.y)); err != nil {
+			if err := errors.Join(wantAll(c.op.String(), a, c.x), wantAll(c.op.String(), b, c.y),
+				wantAll("the future's", outs[0], c.x), wantAll("the future's", outs[1], c.y)); err != nil {
 				return err
 			}
 		}
@@ -437,7 +438,8 @@ func TestBoolTensors(t *testing.T) {
 func TestBroadcastCoalesced(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		list := func(root bool) (list []*tensor.Tensor) {
-			for _, dt := range []tensor.DType{tensor.Float32, tensor.Float32, tensor.Float32, tensor.Float64, tensor.Float16, tensor.Float32} {
+			for _, dt := range []tensor.DType{tensor.Float32, tensor.Float32, tensor.Float32, tensor.Float64, tensor.Float16,
+				tensor.Float32} {
 				for chunk := range 5 {
 					x := tensor.Must(tensor.New(dt, 12))
 					for i := 0; root && i < 12; i++ {

@@ -26,7 +26,8 @@ func TestBroadcastChecks(t *testing.T) {
 			refused("root -1", g.Broadcast(ctx, t1, -1), "root -1: the group has ranks 0 to 3"),
 			refused("root 4", g.Broadcast(ctx, t1, cohort.Rank(g.Size())), "root 4: the group has ranks 0 to 3"),
 			refused("no tensor", g.Broadcast(ctx, nil, g.Rank()), "no tensor"),
-			refused("two types in one scope", g.Coalesce(ctx, func(c *group.Coalescer) { c.Broadcast(t1, 0); c.Broadcast(t2, 0) }), "tensor 0 is float32, tensor 1 float64"),
+			refused("two types in one scope", g.Coalesce(ctx, func(c *group.Coalescer) { c.Broadcast(t1, 0); c.Broadcast(t2, 0) }),
+				"tensor 0 is float32, tensor 1 float64"),
 			untouched(ctx, g))
 	})
 }
@@ -124,10 +125,13 @@ func TestAllGatherCoalescedChecks(t *testing.T) {
 		}
 		n := g.Size()
 		return errors.Join(
-			refused("an output of another size", g.AllGatherCoalesced(ctx, outs(n, full(float32(0), 0)), in), "tensors of 0 and 1 elements"),
-			refused("an output of another type", g.AllGatherCoalesced(ctx, outs(n, full(float64(0), 1)), in), "the output is float64, the input float32"),
+			refused("an output of another size", g.AllGatherCoalesced(ctx, outs(n, full(float32(0), 0)), in),
+				"tensors of 0 and 1 elements"),
+			refused("an output of another type", g.AllGatherCoalesced(ctx, outs(n, full(float64(0), 1)), in),
+				"the output is float64, the input float32"),
 			refused("too many lists", g.AllGatherCoalesced(ctx, outs(n+1, full(float32(0), 1)), in), "5 lists of outputs for 4 ranks"),
-			refused("a list too short", g.AllGatherCoalesced(ctx, append(outs(n-1, full(float32(0), 1)), nil), in), "as many outputs as inputs"),
+			refused("a list too short", g.AllGatherCoalesced(ctx, append(outs(n-1, full(float32(0), 1)), nil), in),
+				"as many outputs as inputs"),
 			untouched(ctx, g))
 	})
 }
@@ -154,10 +158,13 @@ func TestTypesMustMatch(t *testing.T) {
 		return errors.Join(
 			refused("all_gather into a list of two types", g.AllGather(ctx, mixed, x), "tensor 0 is float32, tensor 1 float16"),
 			refused("all_gather", g.AllGather(ctx, list, h), "the outputs are float32, not float16"),
-			refused("all_gather_coalesced, outputs", g.AllGatherCoalesced(ctx, [][]*tensor.Tensor{mixed, list, list, list}, list), "the output is float16, the input float32"),
-			refused("all_gather_coalesced, inputs", g.AllGatherCoalesced(ctx, [][]*tensor.Tensor{list, list, list, list}, mixed), "the output is float32, the input float16"),
+			refused("all_gather_coalesced, outputs", g.AllGatherCoalesced(ctx, [][]*tensor.Tensor{mixed, list, list, list}, list),
+				"the output is float16, the input float32"),
+			refused("all_gather_coalesced, inputs", g.AllGatherCoalesced(ctx, [][]*tensor.Tensor{list, list, list, list}, mixed),
+				"the output is float32, the input float16"),
 			refused("all_reduce_coalesced", g.AllReduceCoalesced(ctx, mixed, group.Sum), "tensor 0 is float32, tensor 1 float16"),
-			refused("reduce_scatter of a list of two types", g.ReduceScatter(ctx, x, mixed, group.Sum), "tensor 0 is float32, tensor 1 float16"),
+			refused("reduce_scatter of a list of two types", g.ReduceScatter(ctx, x, mixed, group.Sum),
+				"tensor 0 is float32, tensor 1 float16"),
 			refused("reduce_scatter", g.ReduceScatter(ctx, h, list, group.Sum), "the inputs are float32, not float16"),
 			refused("all_to_all_single", g.AllToAllInto(ctx, h, x, nil, nil), "the output is float16, the input float32"),
 			refused("all_to_all, outputs", g.AllToAll(ctx, mixed, list), "tensor 0 is float32, tensor 1 float16"),
@@ -197,9 +204,11 @@ func TestComplexBesideParts(t *testing.T) {
 		}
 		x, c := full(float32(1), 1), full(complex64(1), 1)
 		return errors.Join(
-			refused("all_gather of another size", g.AllGather(ctx, repeat(x, g.Size()), c), "has 1 elements of float32, the input 1 of complex64"),
+			refused("all_gather of another size", g.AllGather(ctx, repeat(x, g.Size()), c),
+				"has 1 elements of float32, the input 1 of complex64"),
 			refused("product", g.AllReduceCoalesced(ctx, []*tensor.Tensor{x, c}, group.Product), "tensor 0 is float32, tensor 1 complex64"),
-			refused("parts of another type", g.AllReduceCoalesced(ctx, []*tensor.Tensor{full(1.0, 1), c}, group.Sum), "tensor 0 is float64, tensor 1 complex64"))
+			refused("parts of another type", g.AllReduceCoalesced(ctx, []*tensor.Tensor{full(1.0, 1), c}, group.Sum),
+				"tensor 0 is float64, tensor 1 complex64"))
 	})
 }
 
@@ -211,7 +220,8 @@ func TestComplexOperators(t *testing.T) {
 		for _, op := range []group.ReduceOp{group.Min, group.Max, group.And, group.Or, group.Xor} {
 			errs = append(errs,
 				refused(op.String(), g.AllReduce(ctx, x, op), op.String()+" of complex64 is not defined"),
-				refused(op.String()+" coalesced", g.AllReduceCoalesced(ctx, []*tensor.Tensor{x}, op), op.String()+" of complex64 is not defined"))
+				refused(op.String()+" coalesced", g.AllReduceCoalesced(ctx, []*tensor.Tensor{x}, op),
+					op.String()+" of complex64 is not defined"))
 		}
 		errs = append(errs, untouched(ctx, g))
 		if err := errors.Join(errs...); err != nil {

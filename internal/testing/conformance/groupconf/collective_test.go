@@ -36,7 +36,8 @@ func TestBroadcast(t *testing.T) {
 	inGroups(t, func(ctx context.Context, g *group.Group, _ cohort.Rank) error {
 		return errors.Join(
 			broadcastOf(ctx, g, float32(-1e-10)), broadcastOf(ctx, g, -1e-100), broadcastOf(ctx, g, tensor.ToF16(-0.1)),
-			broadcastOf(ctx, g, int8(-2)), broadcastOf(ctx, g, uint8(129)), broadcastOf(ctx, g, int32(-1e5)), broadcastOf(ctx, g, int64(-1e15)))
+			broadcastOf(ctx, g, int8(-2)), broadcastOf(ctx, g, uint8(129)), broadcastOf(ctx, g, int32(-1e5)),
+			broadcastOf(ctx, g, int64(-1e15)))
 	})
 }
 
@@ -71,8 +72,10 @@ func TestReduce(t *testing.T) {
 		for _, c := range operatorCases(g.Size()) {
 			for root, global := range g.GlobalRanks() {
 				// Two in a row, as test_reduce_sum_twice.
-				x, y := cube(int(global+1), c.value(cohort.Rank(root) == g.Rank())), cube(int(global+1), c.value(cohort.Rank(root) == g.Rank()))
-				if err := group.WaitAll(ctx, g.Reduce(ctx, x, c.op, cohort.Rank(root)), g.Reduce(ctx, y, c.op, cohort.Rank(root))); err != nil {
+				x, y := cube(int(global+1), c.value(cohort.Rank(root) == g.Rank())),
+					cube(int(global+1), c.value(cohort.Rank(root) == g.Rank()))
+				if err := group.WaitAll(ctx, g.Reduce(ctx, x, c.op, cohort.Rank(root)),
+					g.Reduce(ctx, y, c.op, cohort.Rank(root))); err != nil {
 					return err
 				}
 				if cohort.Rank(root) != g.Rank() {
@@ -151,7 +154,8 @@ func TestAllReduceCoalesced(t *testing.T) {
 					return err
 				}
 				name := c[0].op.String()
-				if err := errors.Join(wantAll(name, list[0], c[0].want, n, n, n), wantAll(name, list[1], c[1].want, n, n, n), wantAll(name, list[2], c[1].want, 2, n)); err != nil {
+				if err := errors.Join(wantAll(name, list[0], c[0].want, n, n, n), wantAll(name, list[1], c[1].want, n, n, n),
+					wantAll(name, list[2], c[1].want, 2, n)); err != nil {
 					return err
 				}
 				if len(list) == 4 {

@@ -103,7 +103,8 @@ func (r *reports) check() error {
 		}
 		for seq, n := range r.all[rank] {
 			if n != [2]int{1, 1} {
-				return fmt.Errorf("operation %d of rank %d was reported %d times when it began and %d times when it ended", seq, rank, n[0], n[1])
+				return fmt.Errorf("operation %d of rank %d was reported %d times when it began and %d times when it ended", seq,
+					rank, n[0], n[1])
 			}
 		}
 	}

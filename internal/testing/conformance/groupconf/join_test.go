@@ -33,7 +33,8 @@ func TestStoreTimeout(t *testing.T) {
 		}
 		begin := time.Now()
 		_, err = w.Store().Get(t.Context(), "nonexistent key")
-		if took := time.Since(begin); !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "timeout") || took < time.Second/2 || took > 5*time.Second {
+		if took := time.Since(begin); !errors.Is(err, store.ErrTimeout) || !strings.Contains(err.Error(), "timeout") ||
+			took < time.Second/2 || took > 5*time.Second {
 			t.Errorf("%s: after %v: %v", url, took, err)
 		}
 		if err := w.Close(); err != nil {
@@ -46,7 +47,8 @@ func TestStoreTimeout(t *testing.T) {
 func TestLoggingInit(t *testing.T) {
 	logger, writer, flags := slog.Default(), log.Writer(), log.Flags()
 	vars := map[string]string{"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(testkit.FreePort(t))}
-	w, err := world.Join(t.Context(), "env://", world.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) { v, ok := vars[name]; return v, ok })))
+	w, err := world.Join(t.Context(), "env://",
+		world.WithRendezvous(rendezvous.WithEnv(func(name string) (string, bool) { v, ok := vars[name]; return v, ok })))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,8 @@ func TestMembersOnly(t *testing.T) {
 			return nil
 		}
 		x := full(float32(1), 2, 2)
-		return group.WaitAll(ctx, g.AllGather(ctx, repeat(full(float32(0), 2, 2), 1+1), x), g.AllReduce(ctx, x, group.Sum), g.Barrier(ctx), g.Broadcast(ctx, x, 0))
+		return group.WaitAll(ctx, g.AllGather(ctx, repeat(full(float32(0), 2, 2), 1+1), x), g.AllReduce(ctx, x, group.Sum),
+			g.Barrier(ctx), g.Broadcast(ctx, x, 0))
 	})
 }
 
@@ -263,7 +264,8 @@ func TestLocalSync(t *testing.T) {
 	run(t, func(ctx context.Context, world *group.Group) error {
 		me := world.Rank()
 		apart := []cohort.Rank{me, (me + 2) % worldSize}
-		if _, err := world.NewGroup(ctx, []cohort.Rank{(me + 1) % worldSize, (me + 3) % worldSize}, group.WithLocalSync()); !errors.Is(err, cohort.InvalidArgument) {
+		if _, err := world.NewGroup(ctx, []cohort.Rank{(me + 1) % worldSize, (me + 3) % worldSize},
+			group.WithLocalSync()); !errors.Is(err, cohort.InvalidArgument) {
 			return fmt.Errorf("a group without this rank: %w", err)
 		}
 		g, err := world.NewGroup(ctx, apart, group.WithLocalSync())
@@ -272,7 +274,8 @@ func TestLocalSync(t *testing.T) {
 		}
 		defer func() { _ = g.Close() }()
 		slices.Sort(apart) // a group's ranks are in increasing order
-		if g.GroupRank(me) != cohort.Rank(slices.Index(apart, me)) || g.Rank() != cohort.Rank(slices.Index(apart, me)) || !slices.Equal(g.GlobalRanks(), apart) {
+		if g.GroupRank(me) != cohort.Rank(slices.Index(apart, me)) || g.Rank() != cohort.Rank(slices.Index(apart, me)) ||
+			!slices.Equal(g.GlobalRanks(), apart) {
 			return fmt.Errorf("ranks %v as %v", apart, g.GlobalRanks())
 		}
 		pair := me / 2
@@ -306,14 +309,16 @@ func TestSubgroups(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if got, failure := group.AllGatherSlice(ctx, g, []int64{int64(me)}); failure != nil || !slices.Equal(got, []int64{int64(me / 2 * 2), int64(me/2*2 + 1)}) {
+		if got, failure := group.AllGatherSlice(ctx, g, []int64{int64(me)}); failure != nil ||
+			!slices.Equal(got, []int64{int64(me / 2 * 2), int64(me/2*2 + 1)}) {
 			return fmt.Errorf("%v, %w", got, failure)
 		}
 		listed, err := world.NewSubgroupsByEnumeration(ctx, [][]cohort.Rank{{0, 2}, {1, 3}})
 		if err != nil {
 			return err
 		}
-		if got, failure := group.AllGatherSlice(ctx, listed, []int64{int64(me)}); failure != nil || !slices.Equal(got, []int64{int64(me % 2), int64(me%2 + 2)}) {
+		if got, failure := group.AllGatherSlice(ctx, listed, []int64{int64(me)}); failure != nil ||
+			!slices.Equal(got, []int64{int64(me % 2), int64(me%2 + 2)}) {
 			return fmt.Errorf("%v, %w", got, failure)
 		}
 		for words, make := range map[string]func() (*group.Group, error){
@@ -375,7 +380,8 @@ func TestMissingRank(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var err error
-			for limit := time.Second; limit < 30*time.Second; limit *= 5 { // on a busy machine one of the three may come late, and is named too
+			// on a busy machine one of the three may come late, and is named too
+			for limit := time.Second; limit < 30*time.Second; limit *= 5 {
 				if err = withoutLast(t, open, limit); err == nil {
 					return
 				}
@@ -396,7 +402,8 @@ func withoutLast(t *testing.T, open func() (store.Store, error), limit time.Dura
 		if _, shared := s.(*store.Memory); !shared {
 			defer func() { _ = s.Close() }()
 		}
-		g, err := group.New(t.Context(), s, cohort.Rank(r), worldSize, group.WithInitBarrier(), group.WithConnectTimeout(limit), group.WithStorePrefix(limit.String()))
+		g, err := group.New(t.Context(), s, cohort.Rank(r), worldSize, group.WithInitBarrier(), group.WithConnectTimeout(limit),
+			group.WithStorePrefix(limit.String()))
 		if g != nil {
 			_ = g.Close()
 		}

@@ -21,7 +21,8 @@ func TestMonitoredBarrier(t *testing.T) {
 		t.Run(string(transport), func(t *testing.T) {
 			over := make(chan struct{}, worldSize)
 			runOver(t, transport, worldSize, func(ctx context.Context, g *group.Group) error {
-				for _, opts := range [][]group.OpOption{{group.WithTimeout(30 * time.Second)}, {group.WithTimeout(30 * time.Second), group.WaitAllRanks()}} {
+				for _, opts := range [][]group.OpOption{{group.WithTimeout(30 * time.Second)},
+					{group.WithTimeout(30 * time.Second), group.WaitAllRanks()}} {
 					for range 10 {
 						g.AllReduce(ctx, full(float32(g.Rank()), 10), group.Sum)
 					}
@@ -48,7 +49,8 @@ func TestMonitoredBarrier(t *testing.T) {
 
 // told checks that a rank at the barrier has learnt that it failed, from rank 0 or from the connections that rank 0 has closed.
 func told(ctx context.Context, g *group.Group, err error, words string) error {
-	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), fmt.Sprintf("rank %d reached the barrier", g.Rank())) && !strings.Contains(err.Error(), words) {
+	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), fmt.Sprintf("rank %d reached the barrier", g.Rank())) &&
+		!strings.Contains(err.Error(), words) {
 		return fmt.Errorf("rank %d passed or says nothing: %w", g.Rank(), err)
 	}
 	return nil
@@ -96,7 +98,8 @@ func alone(t *testing.T, comes func(rank int) bool, f func(ctx context.Context, 
 					defer close(over)
 					return f(ctx, g)
 				case comes(int(g.Rank())):
-					if err := told(ctx, g, g.MonitoredBarrier(ctx, group.WithTimeout(30*time.Second)), "ranks 2 and 3 did not reach"); err != nil {
+					if err := told(ctx, g, g.MonitoredBarrier(ctx, group.WithTimeout(30*time.Second)),
+						"ranks 2 and 3 did not reach"); err != nil {
 						return err
 					}
 				}
@@ -129,6 +132,7 @@ func TestMonitoredBarrierOrder(t *testing.T) {
 // TestMonitoredBarrierAll: rank 0 alone names everybody.
 func TestMonitoredBarrierAll(t *testing.T) {
 	alone(t, func(int) bool { return false }, func(ctx context.Context, g *group.Group) error {
-		return names(g.MonitoredBarrier(ctx, group.WithTimeout(100*time.Millisecond), group.WaitAllRanks()), "ranks 1, 2 and 3 did not reach the barrier")
+		return names(g.MonitoredBarrier(ctx, group.WithTimeout(100*time.Millisecond), group.WaitAllRanks()),
+			"ranks 1, 2 and 3 did not reach the barrier")
 	})
 }

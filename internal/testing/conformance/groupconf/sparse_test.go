@@ -33,8 +33,10 @@ func sparseOf(rank, size, sparseDims, denseDims int) *tensor.Sparse {
 // wantSparse checks that the ranks have the sum of their tensors, coalesced: row i has come from all ranks from i on.
 func wantSparse(got *tensor.Sparse, size, sparseDims, denseDims int) error {
 	of := sparseOf(size-1, size, sparseDims, denseDims) // the last rank has all rows
-	if !slices.Equal(got.Shape, of.Shape) || !slices.Equal(got.Indices.Shape(), of.Indices.Shape()) || !slices.Equal(got.Values.Shape(), of.Values.Shape()) {
-		return fmt.Errorf("shapes %v, %v and %v, want %v, %v and %v", got.Shape, got.Indices.Shape(), got.Values.Shape(), of.Shape, of.Indices.Shape(), of.Values.Shape())
+	if !slices.Equal(got.Shape, of.Shape) || !slices.Equal(got.Indices.Shape(), of.Indices.Shape()) ||
+		!slices.Equal(got.Values.Shape(), of.Values.Shape()) {
+		return fmt.Errorf("shapes %v, %v and %v, want %v, %v and %v", got.Shape, got.Indices.Shape(), got.Values.Shape(), of.Shape,
+			of.Indices.Shape(), of.Values.Shape())
 	}
 	index, err := tensor.Copy[int64](got.Indices)
 	if err != nil {

@@ -176,7 +176,8 @@ func TestNonzero(t *testing.T) {
 			}
 			elements, where = append(elements, 1), append(where, int64(row), int64(column))
 		}
-		at, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, w.next(n), "t.nonzero", tensor.Must(tensor.From(elements, worldSize, worldSize)))
+		at, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, w.next(n), "t.nonzero",
+			tensor.Must(tensor.From(elements, worldSize, worldSize)))
 		if want := tensor.Must(tensor.From(where, len(where)/2, 2)); err != nil || !tensor.Equal(at, want) {
 			return fmt.Errorf("got %v, want %v: %w", at, want, err)
 		}

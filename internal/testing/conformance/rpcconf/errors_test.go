@@ -22,7 +22,8 @@ func TestWrongArguments(t *testing.T) {
 		for _, args := range [][]any{{10}, {"text"}, {1, 2, 3, 4}, {rpc.Kw{"unknown": 1}}} {
 			_, err := rpc.Call[any](w.ctx, n.Agent, w.next(n), "t.sum", args...)
 			var remote *rpc.RemoteError
-			if !errors.As(err, &remote) || remote.Kind != "TypeError" || remote.Worker != w.next(n) || !errors.Is(err, cohort.InvalidArgument) {
+			if !errors.As(err, &remote) || remote.Kind != "TypeError" || remote.Worker != w.next(n) ||
+				!errors.Is(err, cohort.InvalidArgument) {
 				return fmt.Errorf("%v: %w", args, err)
 			}
 		}
@@ -36,7 +37,8 @@ func TestRaise(t *testing.T) {
 		for _, mode := range modes {
 			_, err := mode.call(w.ctx, n.Agent, w.next(n), "t.raise")
 			var remote *rpc.RemoteError
-			if !errors.As(err, &remote) || remote.Kind != "ValueError" || remote.Message != "Expected error" || remote.Worker != w.next(n) || !errors.Is(err, cohort.Remote) {
+			if !errors.As(err, &remote) || remote.Kind != "ValueError" || remote.Message != "Expected error" ||
+				remote.Worker != w.next(n) || !errors.Is(err, cohort.Remote) {
 				return fmt.Errorf("%s: got %w", mode.name, err)
 			}
 		}

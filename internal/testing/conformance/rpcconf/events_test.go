@@ -61,7 +61,8 @@ func TestEventNames(t *testing.T) {
 func TestEvents(t *testing.T) {
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
-			for _, c := range []struct{ name, fn string }{{"handler", "t.sleep_add"}, {"builtin", addSchema}, {"script", "__torch__.t.sleep_add"}} {
+			for _, c := range []struct{ name, fn string }{{"handler", "t.sleep_add"}, {"builtin", addSchema},
+				{"script", "__torch__.t.sleep_add"}} {
 				t.Run(c.name, func(t *testing.T) {
 					w := start(t, 2)
 					for _, to := range w.nodes { // to oneself as well
@@ -80,7 +81,8 @@ func TestEvents(t *testing.T) {
 						key := map[string]string{"handler": c.fn, "builtin": addOperator, "script": "t.sleep_add"}[c.name]
 						testkit.Until(t, "the callee's event", func() bool {
 							served := find(to.observed(), "rpc.serve", observe.End, key)
-							return len(served) == 1 && served[0].Peer == name(0) && served[0].Rank == cohort.Rank(to.rank) && served[0].Err == nil
+							return len(served) == 1 && served[0].Peer == name(0) && served[0].Rank == cohort.Rank(to.rank) &&
+								served[0].Err == nil
 						})
 						var spans []observe.Event
 						for _, e := range find(w.nodes[0].observed(), kind, observe.End, key) {
@@ -259,7 +261,8 @@ func TestEventsExport(t *testing.T) {
 	must(t, json.Unmarshal(text, &back))
 	found := false
 	for _, e := range back {
-		found = found || e["kind"] == "rpc.call" && e["key"] == "t.raise" && e["phase"] == "end" && e["peer"] == name(1) && e["dur_ns"] != nil
+		found = found || e["kind"] == "rpc.call" && e["key"] == "t.raise" && e["phase"] == "end" && e["peer"] == name(1) &&
+			e["dur_ns"] != nil
 	}
 	if !found {
 		t.Errorf("got %s", text)

@@ -147,7 +147,8 @@ func TestFaultyCreationLost(t *testing.T) {
 				must(t, err)
 				within(t, soon, "the fetch", func() {
 					_, err = ref.Fetch(w.ctx)
-					if !errors.Is(err, cohort.DeadlineExceeded) && !errors.Is(err, rpc.ErrCreateTimeout) && !errors.Is(err, rpc.ErrCanceled) {
+					if !errors.Is(err, cohort.DeadlineExceeded) && !errors.Is(err, rpc.ErrCreateTimeout) &&
+						!errors.Is(err, rpc.ErrCanceled) {
 						t.Errorf("got %v", err)
 					}
 				})

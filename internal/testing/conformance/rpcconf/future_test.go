@@ -240,7 +240,9 @@ func TestFutureInResult(t *testing.T) {
 
 func TestAsyncHandlerRaises(t *testing.T) {
 	w := start(t, 2)
-	w.nodes[1].reg.MustHandle("t.async_raise", func() (*cohort.Future[int], error) { return nil, rpc.Raise("RuntimeError", "Expected error") })
+	w.nodes[1].reg.MustHandle("t.async_raise", func() (*cohort.Future[int], error) {
+		return nil, rpc.Raise("RuntimeError", "Expected error")
+	})
 	for _, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			_, err := mode.call(w.ctx, w.nodes[0].Agent, name(1), "t.async_raise")

@@ -74,7 +74,8 @@ func TestDuplicateName(t *testing.T) {
 			st, ctx := store.NewMemory(), bounded(t)
 			agents := make([]*rpc.Agent, len(c.names))
 			err := parallel(len(c.names), func(i int) (err error) {
-				agents[i], err = rpc.Join(ctx, st, c.names[i], rpc.WithRank(cohort.Rank(i)), rpc.WithWorldSize(len(c.names)), rpc.WithAddr("127.0.0.1:0"))
+				agents[i], err = rpc.Join(ctx, st, c.names[i], rpc.WithRank(cohort.Rank(i)), rpc.WithWorldSize(len(c.names)),
+					rpc.WithAddr("127.0.0.1:0"))
 				if wrong := checkErr(err, cohort.AlreadyExists, "same"); wrong != nil { // every worker hears of it
 					return fmt.Errorf("worker %d: %w", i, wrong)
 				}
@@ -100,8 +101,8 @@ func TestJoinWhileRunning(t *testing.T) {
 	if here, failed := rpc.Call[string](w.ctx, w.nodes[1].Agent, name(0), "t.here"); failed != nil || here != name(0) {
 		t.Errorf("the first agent: %q, %v", here, failed)
 	}
-	// In a static world a second agent begins the next round, as a second init_rpc of a PyTorch process does after a shutdown. It waits for the
-	// others there and does not disturb those that run.
+	// In a static world a second agent begins the next round, as a second init_rpc of a PyTorch process does after a
+	// shutdown. It waits for the others there and does not disturb those that run.
 	s := start(t, 2)
 	short, cancel := context.WithTimeout(s.ctx, 200*time.Millisecond)
 	defer cancel()
@@ -212,7 +213,8 @@ func TestOwnerEquality(t *testing.T) {
 		seen[ref.Owner()]++
 		must(t, ref.Close())
 	}
-	if len(seen) != 3 || seen[rpc.WorkerInfo{Name: name(1), ID: 1}] != 2 || seen[rpc.WorkerInfo{Name: name(2), ID: 2}] != 1 || seen[a.Self()] != 2 {
+	if len(seen) != 3 || seen[rpc.WorkerInfo{Name: name(1), ID: 1}] != 2 || seen[rpc.WorkerInfo{Name: name(2), ID: 2}] != 1 ||
+		seen[a.Self()] != 2 {
 		t.Errorf("got %v", seen)
 	}
 }

@@ -101,7 +101,8 @@ func TestMemory(t *testing.T) {
 	t.Logf("calls and references: %d each; caller %.1f MB -> %.1f MB, callee %.1f MB -> %.1f MB",
 		n, mb(own0), mb(own1), mb(theirs0), mb(theirs1))
 	if own1-own0 > allowed || theirs1-theirs0 > allowed {
-		t.Errorf("resident memory grew by %.1f MB at the caller and %.1f MB at the callee, allowed are %.0f", mb(own1-own0), mb(theirs1-theirs0), mb(allowed))
+		t.Errorf("resident memory grew by %.1f MB at the caller and %.1f MB at the callee, allowed are %.0f", mb(own1-own0),
+			mb(theirs1-theirs0), mb(allowed))
 	}
 	must(t, agent.Shutdown(t.Context()))
 	if err := child.Wait(); err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// The tests of this file are those of PyTorch's jit/rpc_test.py in which Python calls a TorchScript function. Such a call has messages of its
-// own. On a Go worker a handler is what answers them.
+// The tests of this file are those of PyTorch's jit/rpc_test.py in which Python calls a TorchScript function. Such a
+// call has messages of its own. On a Go worker a handler is what answers them.
 const script = "__torch__."
 
 func TestScriptCall(t *testing.T) {

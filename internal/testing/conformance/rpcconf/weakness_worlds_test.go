@@ -39,7 +39,8 @@ func TestW15RemoteToSelf(t *testing.T) {
 	}
 	must(t, kept.Close())
 	gone(t, n)
-	testkit.Until(t, "nothing is left", func() bool { return len(n.References().Objects) == 0 }) // the dropped one ends when its function has
+	// the dropped one ends when its function has
+	testkit.Until(t, "nothing is left", func() bool { return len(n.References().Objects) == 0 })
 	w.shutdown()
 }
 

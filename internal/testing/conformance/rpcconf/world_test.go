@@ -97,7 +97,8 @@ func newNode(rank int) *node {
 // options are what all workers of the tests have.
 func (n *node) options(more []rpc.Option) []rpc.Option {
 	return append([]rpc.Option{
-		rpc.WithHandlers(n.reg), operators.Serve(), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(n.log.Logger(slog.LevelInfo)), rpc.WithTimeout(limit),
+		rpc.WithHandlers(n.reg), operators.Serve(), rpc.WithAddr("127.0.0.1:0"), rpc.WithLogger(n.log.Logger(slog.LevelInfo)),
+		rpc.WithTimeout(limit),
 		rpc.WithHook(func(e observe.Event) {
 			n.mu.Lock()
 			defer n.mu.Unlock()

@@ -156,9 +156,9 @@ func TestTCPStoreWorldSizeZero(t *testing.T) {
 	}
 }
 
-// TestTCPStoreClientConnect: a client greets a server of PyTorch's with VALIDATE and a PING, and is connected when the number in the
-// PING has come back. PyTorch's number is the process id. Ours is random, within what PyTorch 1.13 bears, so that an echo of anything else is
-// told from an answer.
+// TestTCPStoreClientConnect: a client greets a server of PyTorch's with VALIDATE and a PING, and is connected when the
+// number in the PING has come back. PyTorch's number is the process id. Ours is random, within what PyTorch 1.13 bears,
+// so that an echo of anything else is told from an answer.
 func TestTCPStoreClientConnect(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -171,7 +171,8 @@ func TestTCPStoreClientConnect(t *testing.T) {
 	}{{0, true}, {1, false}} {
 		served := make(chan error, 1)
 		go func() { served <- answerGreeting(listener, answer.add) }()
-		client, err := tcpstore.Dial(t.Context(), listener.Addr().String(), tcpstore.WithDialect(tcpstore.DialectV), tcpstore.WithTimeout(20*time.Second))
+		client, err := tcpstore.Dial(t.Context(), listener.Addr().String(), tcpstore.WithDialect(tcpstore.DialectV),
+			tcpstore.WithTimeout(20*time.Second))
 		if err == nil {
 			_ = client.Close()
 		}

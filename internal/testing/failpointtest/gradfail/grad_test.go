@@ -91,16 +91,17 @@ func (g *game) set(f func()) {
 }
 
 func (g *game) handlers() *rpc.Registry {
-	return rpc.NewRegistry().MustHandle("g.via", func(ctx context.Context, path []string, x *autograd.Variable) (*autograd.Variable, error) {
-		y := x.Mul(x)
-		if _, err := y.OnGrad(func(*tensor.Tensor) (*tensor.Tensor, error) { g.called(); return nil, nil }); err != nil {
-			return nil, err
-		}
-		if len(path) == 0 {
-			return y, nil
-		}
-		return rpc.Call[*autograd.Variable](ctx, rpc.AgentFrom(ctx), path[0], "g.via", path[1:], y)
-	})
+	return rpc.NewRegistry().MustHandle("g.via",
+		func(ctx context.Context, path []string, x *autograd.Variable) (*autograd.Variable, error) {
+			y := x.Mul(x)
+			if _, err := y.OnGrad(func(*tensor.Tensor) (*tensor.Tensor, error) { g.called(); return nil, nil }); err != nil {
+				return nil, err
+			}
+			if len(path) == 0 {
+				return y, nil
+			}
+			return rpc.Call[*autograd.Variable](ctx, rpc.AgentFrom(ctx), path[0], "g.via", path[1:], y)
+		})
 }
 
 // pass is one forward and backward pass over w1, w2 and w3 and back through the first.
@@ -139,7 +140,8 @@ func play(r *failpointtest.Run, fast bool) {
 	defer cancel()
 	for i := range workers {
 		e := distautograd.New(distautograd.WithLease(200 * time.Millisecond))
-		a, err := rpc.Join(join, st, fmt.Sprintf("w%d", i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(g.handlers()), rpc.WithTimeout(timeout), e.Join())
+		a, err := rpc.Join(join, st, fmt.Sprintf("w%d", i), rpc.WithAddr("127.0.0.1:0"), rpc.WithHandlers(g.handlers()),
+			rpc.WithTimeout(timeout), e.Join())
 		if err != nil {
 			r.Errorf("w%d cannot join: %v", i, err)
 			return
@@ -167,7 +169,8 @@ func play(r *failpointtest.Run, fast bool) {
 	r.End()
 	// On a slow machine the deadline comes by itself, at another worker perhaps a moment before it does here.
 	happened := own.Err() != nil || r.Planned(failpointtest.Deadline.Name) && cohort.CodeOf(call.Err) == cohort.DeadlineExceeded
-	for _, event := range []string{failpointtest.Cancel.Name, failpointtest.CancelCause.Name, failpointtest.Deadline.Name, releaseEvent, middleEvent, lastEvent, openerEvent, hookPanic, hookGoexit} {
+	for _, event := range []string{failpointtest.Cancel.Name, failpointtest.CancelCause.Name, failpointtest.Deadline.Name,
+		releaseEvent, middleEvent, lastEvent, openerEvent, hookPanic, hookGoexit} {
 		_, did := r.Happened(event)
 		happened = happened || did
 		if did && event != failpointtest.Deadline.Name && event != hookPanic && event != hookGoexit { // which come to pass later
@@ -185,7 +188,8 @@ func play(r *failpointtest.Run, fast bool) {
 		if _, died := r.Happened(dead[i]); died {
 			continue
 		}
-		for end := time.Now().Add(r.Slack() + 10*time.Second); e.Stats() != (distautograd.Stats{}) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(r.Slack() + 10*time.Second); e.Stats() != (distautograd.Stats{}) &&
+			time.Now().Before(end); time.Sleep(time.Millisecond) {
 		}
 		if s := e.Stats(); s != (distautograd.Stats{}) {
 			r.Errorf("w%d still holds %+v", i, s)
@@ -216,6 +220,7 @@ func (g *game) judge(c *failpointtest.Call) {
 	for _, code := range []cohort.Code{cohort.PeerLost, cohort.Closed, cohort.Unavailable, cohort.Aborted, cohort.NotFound} {
 		allowed = append(allowed, r.Allow(code, middleEvent, lastEvent, openerEvent))
 	}
-	allowed = append(allowed, r.Allow(cohort.Closed, releaseEvent), r.Allow(cohort.Aborted, releaseEvent), r.Allow(cohort.Internal, hookPanic, hookGoexit), r.Allow(cohort.Remote, hookPanic, hookGoexit))
+	allowed = append(allowed, r.Allow(cohort.Closed, releaseEvent), r.Allow(cohort.Aborted, releaseEvent),
+		r.Allow(cohort.Internal, hookPanic, hookGoexit), r.Allow(cohort.Remote, hookPanic, hookGoexit))
 	r.Check(c, allowed...)
 }

@@ -62,7 +62,8 @@ func TestSplitting(t *testing.T) {
 	for _, transport := range transports {
 		failpointtest.Test(t, failpointtest.Scenario{
 			Name: string(transport), Share: 16, Points: changePoints,
-			Events: []failpointtest.Event{failpointtest.Cancel, failpointtest.CancelCause, failpointtest.Deadline, {Name: closeEvent, Where: failpointtest.Beside}},
+			Events: []failpointtest.Event{failpointtest.Cancel, failpointtest.CancelCause, failpointtest.Deadline,
+				{Name: closeEvent, Where: failpointtest.Beside}},
 			Run: func(r *failpointtest.Run) {
 				parents := formed(r, transport)
 				if parents == nil {
@@ -286,7 +287,8 @@ func (c *changing) judge(calls []*failpointtest.Call, made, before []*group.Grou
 			allowed = append(allowed, r.Allow(cohort.Canceled))
 		}
 		if storeDied { // each names what it saw, and none can notify another that it gives up
-			allowed = append(allowed, r.Allow(cohort.Unavailable), r.Allow(cohort.Closed), r.Allow(cohort.PeerLost), r.Allow(cohort.DeadlineExceeded))
+			allowed = append(allowed, r.Allow(cohort.Unavailable), r.Allow(cohort.Closed), r.Allow(cohort.PeerLost),
+				r.Allow(cohort.DeadlineExceeded))
 		}
 		r.Check(call, allowed...)
 		if !storeDied {

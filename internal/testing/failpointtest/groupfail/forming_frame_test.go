@@ -61,7 +61,8 @@ func judgeLoss(p *failpointtest.ProcessRun, who string, transport group.Transpor
 		return // its wire has no heartbeat
 	}
 	// A rank that is dead while a group forms is unavailable, or missing when the time is over; in a group it is lost.
-	if !slices.Contains([]cohort.Code{cohort.PeerLost, cohort.Unavailable, cohort.DeadlineExceeded}, code) || !slices.Contains(hit, int(res.Rank)) {
+	if !slices.Contains([]cohort.Code{cohort.PeerLost, cohort.Unavailable, cohort.DeadlineExceeded}, code) ||
+		!slices.Contains(hit, int(res.Rank)) {
 		p.Errorf("%s: %s (code %v, rank %d), and something happened to %v", who, res.Err, code, res.Rank, hit)
 	}
 	bound := formLimit + lostSoon

@@ -47,7 +47,8 @@ func pairRank(ctx context.Context, s store.Store, o orders, res *result) {
 		return
 	}
 	stop := failpointtest.OwnMoment(o.Moments)
-	g, err := group.New(ctx, s, cohort.Rank(o.Rank), pairSize, with(o.Transport, group.WithConnectTimeout(formLimit), group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))...)
+	g, err := group.New(ctx, s, cohort.Rank(o.Rank), pairSize,
+		with(o.Transport, group.WithConnectTimeout(formLimit), group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))...)
 	res.Hits = stop()
 	if err == nil {
 		err = run(ctx, g, operations[0], 10)
@@ -71,7 +72,8 @@ func runPair(p *failpointtest.ProcessRun, transport group.Transport, kind change
 	pair := pairOf(p.Seed)
 	ranks := make([]*process, pairSize)
 	for rank := range ranks {
-		o := orders{Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Pair: true, Change: kind, Regroup: p.Fatal()}
+		o := orders{Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Pair: true, Change: kind,
+			Regroup: p.Fatal()}
 		if i := slices.Index(pair, rank); i >= 0 {
 			o.Moments = p.Victims[i].Moments
 		}

@@ -46,8 +46,9 @@ func (a aftermath) String() string {
 func TestFormingProcesses(t *testing.T) {
 	for _, transport := range transports {
 		failpointtest.TestProcesses(t, failpointtest.ProcessScenario{
-			Name: string(transport), Share: 20, Events: []string{failpointtest.KillEvent, failpointtest.StopEvent}, Points: append([]string{"tcpstore."}, formPoints...),
-			Run: func(p *failpointtest.ProcessRun) []map[string]int { return runForming(p, transport) },
+			Name: string(transport), Share: 20, Events: []string{failpointtest.KillEvent, failpointtest.StopEvent},
+			Points: append([]string{"tcpstore."}, formPoints...),
+			Run:    func(p *failpointtest.ProcessRun) []map[string]int { return runForming(p, transport) },
 		})
 	}
 }
@@ -79,7 +80,8 @@ func formingRank(ctx context.Context, s store.Store, o orders, res *result) {
 	}
 	join := func(opts ...group.Option) error {
 		opts = append([]group.Option{group.WithConnectTimeout(timeout)}, opts...)
-		g, err := group.New(ctx, s, cohort.Rank(o.Rank), size, with(o.Transport, append(opts, group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))...)...)
+		g, err := group.New(ctx, s, cohort.Rank(o.Rank), size,
+			with(o.Transport, append(opts, group.WithTimeout(opLimit), group.WithHeartbeat(heartbeat))...)...)
 		if h := stop(); res.Hits == nil {
 			res.Hits = h
 		}

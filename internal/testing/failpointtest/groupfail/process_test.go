@@ -115,7 +115,8 @@ func rankMain(spec string) int {
 
 // workingRank runs a program in a group that is made before anything happens. It returns an error if the group cannot be made.
 func workingRank(ctx context.Context, s store.Store, o orders, res *result) error {
-	g, err := group.New(ctx, store.Prefix("first", s), cohort.Rank(o.Rank), pairSize, with(o.Transport, group.WithTimeout(timeout), group.WithHeartbeat(heartbeat))...)
+	g, err := group.New(ctx, store.Prefix("first", s), cohort.Rank(o.Rank), pairSize,
+		with(o.Transport, group.WithTimeout(timeout), group.WithHeartbeat(heartbeat))...)
 	if err != nil {
 		return err
 	}
@@ -230,7 +231,8 @@ type process struct {
 
 func start(p *failpointtest.ProcessRun, o orders) *process {
 	spec, _ := json.Marshal(o)
-	child := &process{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{}), begun: make(chan struct{}), failed: make(chan struct{})}
+	child := &process{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{}),
+		begun: make(chan struct{}), failed: make(chan struct{})}
 	child.cmd.Env = append(os.Environ(), rankEnv+"="+string(spec))
 	child.cmd.Stderr = os.Stderr
 	stdout, err := child.cmd.StdoutPipe()

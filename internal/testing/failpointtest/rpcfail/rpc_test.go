@@ -134,7 +134,8 @@ func handlers() *rpc.Registry {
 func play(r *failpointtest.Run, wire string, static bool) {
 	g := &game{r: r, static: static, store: store.NewMemory(), agents: map[string]*rpc.Agent{}, held: map[int]chan struct{}{}}
 	r.Cleanup(func() { _ = g.store.Close() })
-	g.opts = []rpc.Option{rpc.WithHandlers(handlers().MustHandle("test.hold", g.hold)), rpc.WithTimeout(timeout), rpc.WithConcurrency(places), rpc.WithQueue(queue)}
+	g.opts = []rpc.Option{rpc.WithHandlers(handlers().MustHandle("test.hold", g.hold)), rpc.WithTimeout(timeout),
+		rpc.WithConcurrency(places), rpc.WithQueue(queue)}
 	if wire != "cohort" {
 		g.opts = append(g.opts, rpc.WithTransports(wire))
 	}
@@ -275,7 +276,8 @@ func (g *game) shutdown() {
 
 // disorder reports whether a worker is planned to go without a word, or the store.
 func (g *game) disorder() bool {
-	return slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose, newcomerEvent, storeEvent}, g.r.Planned) // a newcomer closes its agent
+	// a newcomer closes its agent
+	return slices.ContainsFunc([]string{peerEvent, closeEvent, callbackClose, newcomerEvent, storeEvent}, g.r.Planned)
 }
 
 // newcomer is a worker that joins, calls the one that looks on, and leaves.
@@ -328,7 +330,8 @@ func (g *game) fill() {
 	refused, gone := 0, slices.ContainsFunc([]string{peerEvent, shutdownEvent}, g.r.Planned)
 	for i, f := range futures {
 		switch got, err := f.Await(ctx); {
-		case errors.Is(err, cohort.Exhausted), errors.Is(err, cohort.Remote) && strings.Contains(err.Error(), cohort.Exhausted.String()): // PyTorch's wire has no codes
+		// PyTorch's wire has no codes
+		case errors.Is(err, cohort.Exhausted), errors.Is(err, cohort.Remote) && strings.Contains(err.Error(), cohort.Exhausted.String()):
 			refused++
 		case (got != i || err != nil) && !gone:
 			g.r.Errorf("request %d of many: %d, %v", i, got, err)
@@ -474,7 +477,8 @@ func (g *game) judge(c *failpointtest.Call, op operation) {
 		r.Allow(cohort.Exhausted, fullEvent), r.Allow(cohort.Remote, fullEvent),
 	}
 	if g.static { // the others leave too
-		allowed = append(allowed, r.Allow(cohort.PeerLost, shutdownEvent), r.Allow(cohort.Unavailable, shutdownEvent), r.Allow(cohort.NotFound, shutdownEvent))
+		allowed = append(allowed, r.Allow(cohort.PeerLost, shutdownEvent), r.Allow(cohort.Unavailable, shutdownEvent),
+			r.Allow(cohort.NotFound, shutdownEvent))
 	}
 	if op.third { // its error is what the other worker says
 		allowed = append(allowed, r.Allow(cohort.Remote, peerEvent, shutdownEvent, closeEvent, callbackClose))
@@ -544,7 +548,8 @@ func (g *game) holdsNothing() {
 		info := g.agents[name].DebugInfo()
 		zero := []string{"agent.client_active_calls", "agent.server_active_calls", "agent.server_waiting_calls"}
 		if len(left) == len(names) {
-			zero = append(zero, "num_owner_rrefs", "num_pending_users", "num_confirmed_users", "num_forks", "num_pending_futures", "num_pending_children", "num_offers", "num_unsettled")
+			zero = append(zero, "num_owner_rrefs", "num_pending_users", "num_confirmed_users", "num_forks", "num_pending_futures",
+				"num_pending_children", "num_offers", "num_unsettled")
 		}
 		for _, key := range zero {
 			if info[key] != 0 {

@@ -64,7 +64,9 @@ const (
 )
 
 func events() []failpointtest.Event {
-	all := []failpointtest.Event{failpointtest.Cancel, failpointtest.CancelCause, failpointtest.Deadline, {Name: closeEvent, Where: failpointtest.Beside}, {Name: killEvent, Where: failpointtest.Beside, Alone: true}, {Name: restartEvent, Where: failpointtest.Beside, Alone: true}, {Name: fullEvent, Where: failpointtest.Beside}}
+	all := []failpointtest.Event{failpointtest.Cancel, failpointtest.CancelCause, failpointtest.Deadline,
+		{Name: closeEvent, Where: failpointtest.Beside}, {Name: killEvent, Where: failpointtest.Beside, Alone: true},
+		{Name: restartEvent, Where: failpointtest.Beside, Alone: true}, {Name: fullEvent, Where: failpointtest.Beside}}
 	for _, name := range []string{cutEvent, stopEvent, hookClose, hookCall, hookPanic, hookGoexit, dialerPanic, dialerGoexit, dialerFails} {
 		all = append(all, failpointtest.Event{Name: name})
 	}
@@ -152,7 +154,8 @@ func play(r *failpointtest.Run, d tcpstore.Dialect, w world) {
 	ctx := context.Background()
 	v := &victim{r: r}
 	var err error
-	v.Client, err = tcpstore.Dial(ctx, w.addr(), tcpstore.WithDialect(d), tcpstore.WithTimeout(timeout(r)), tcpstore.WithWaitConns(1+r.Rand.IntN(2)),
+	v.Client, err = tcpstore.Dial(ctx, w.addr(), tcpstore.WithDialect(d), tcpstore.WithTimeout(timeout(r)),
+		tcpstore.WithWaitConns(1+r.Rand.IntN(2)),
 		tcpstore.WithDialer(func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if f := v.take(&v.dialer); f != nil {
 				f()
