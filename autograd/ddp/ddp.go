@@ -25,6 +25,7 @@ package ddp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -449,4 +450,9 @@ func (m *Model) missing() []string {
 		}
 	}
 	return names
+}
+
+// String says how many parameters the model has, and which group averages them.
+func (m *Model) String() string {
+	return fmt.Sprintf("ddp model (%d parameters in %d buckets, %v)", len(m.params), len(m.pools.buckets), m.g)
 }

@@ -5,7 +5,9 @@ package distautograd
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/autograd/backwardcore"
 	"github.com/cohort-dist/cohort/internal/observe/safecall"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcext"
+	"github.com/cohort-dist/cohort/internal/rpc/rpcwire"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rpc"
@@ -91,7 +94,7 @@ func New(opts ...Option) *Engine {
 
 // Join is the option of [rpc.Join] that lets an agent take part in distributed autograd with this engine. An engine
 // belongs to one agent.
-func (e *Engine) Join() rpc.Option { return rpcext.Option(seam{e}).(rpc.Option) } //nolint:errcheck,forcetypeassert // package rpc made it
+func (e *Engine) Join() rpc.Option { return rpcext.Option(extension{e}).(rpc.Option) } //nolint:errcheck,forcetypeassert // package rpc made it
 
 // attach gives the engine the agent that it belongs to.
 func (e *Engine) attach(a rpcext.Agent) error {
@@ -323,4 +326,75 @@ func (e *Engine) failure(cause backwardcore.Cause) error {
 		err.Peer = w.Name
 	}
 	return err
+}
+
+// extension is the engine as its agent sees it. It is a type of its own so that programs do not see these methods.
+type extension struct{ e *Engine }
+
+var _ rpcext.Extension = extension{}
+
+func (s extension) Attach(a rpcext.Agent) error { return s.e.attach(a) }
+
+func (s extension) Wrappers() []rpcwire.Type { return []rpcwire.Type{rpcwire.ForwardAutogradReq} }
+
+func (s extension) Unwrap(from rpcext.Worker, m *rpcwire.Message) (*rpcext.Wrapped, error) {
+	return s.e.incoming(from, m)
+}
+
+func (s extension) Kinds() []rpcwire.Type {
+	return []rpcwire.Type{rpcwire.BackwardAutogradReq, rpcwire.CleanupAutogradReq, rpcwire.RRefBackwardReq}
+}
+
+func (s extension) Serve(ctx context.Context, from rpcext.Worker, m *rpcwire.Message, answer func(*rpcwire.Message, error)) {
+	s.e.dispatch(ctx, from, m, answer)
+}
+
+func (s extension) Counts() map[string]int {
+	n := s.e.Stats()
+	return map[string]int{"num_current_backward_passes": n.Passes, "num_autograd_contexts": n.Contexts}
+}
+
+func (s extension) Outgoing(ctx context.Context, to rpcext.Worker, fn string, m *rpcwire.Message) (*rpcext.Exchange, error) {
+	return s.e.outgoing(ctx, to, fn, m)
+}
+
+func (s extension) Died(w rpcext.Worker) { s.e.died(w) }
+
+// WithHook sends events of backward passes to h: "autograd.backward" when a pass that this worker has begun begins and
+// ends, and at every worker "autograd.recv" when gradients leave for the worker that a value came from, and
+// "autograd.send" when those of a value that was sent arrive. They correspond to what torch.autograd.profiler shows of
+// a pass: torch::distributed::autograd::backward, RecvRpcBackward and SendRpcBackward. A panic in h is logged by
+// slog.Default, and the pass goes on.
+func WithHook(h observe.Hook) Option { return option(func(e *Engine) { e.hook = h }) }
+
+// note reports that gradients of a message arrive or leave.
+func (e *Engine) note(kind observe.Kind, what label) {
+	if e.hook != nil {
+		e.hook.Emit(observe.Event{Kind: kind, Rank: cohort.Rank(e.self()), Peer: what.peer, Key: what.String()})
+	}
+}
+
+// began reports that a pass begins, and returns what reports its end.
+func (c *Context) began() (ended func(error)) {
+	if c.e.hook == nil {
+		return func(error) {}
+	}
+	x := observe.Event{Kind: "autograd.backward", Phase: observe.Begin, Time: time.Now(), Rank: cohort.Rank(c.e.self()),
+		Key: strconv.FormatInt(int64(c.ID()), 10)}
+	c.e.hook.Emit(x)
+	return func(err error) {
+		end := x
+		end.Phase, end.Time, end.Err = observe.End, time.Now(), err
+		end.Dur = end.Time.Sub(x.Time)
+		c.e.hook.Emit(end)
+	}
+}
+
+// String names the context by its id.
+func (c *Context) String() string { return fmt.Sprintf("autograd context %d", int64(c.ID())) }
+
+// String says how many contexts and passes there are.
+func (e *Engine) String() string {
+	s := e.Stats()
+	return fmt.Sprintf("autograd engine (%d contexts, %d passes)", s.Contexts, s.Passes)
 }

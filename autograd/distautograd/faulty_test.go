@@ -32,7 +32,7 @@ const faultyTimes = 3
 func (e *Engine) FaultyJoin(f Fault) (option rpc.Option, count func() int) {
 	e.retry = 20 * time.Millisecond
 	x := &faultyAgent{fault: f, times: map[string]int{}}
-	option, _ = rpcext.Option(faultySeam{seam{e}, x}).(rpc.Option)
+	option, _ = rpcext.Option(faultyExtension{extension{e}, x}).(rpc.Option)
 	return option, func() int {
 		x.mu.Lock()
 		defer x.mu.Unlock()
@@ -40,12 +40,12 @@ func (e *Engine) FaultyJoin(f Fault) (option rpc.Option, count func() int) {
 	}
 }
 
-type faultySeam struct {
-	seam
+type faultyExtension struct {
+	extension
 	faulty *faultyAgent
 }
 
-func (s faultySeam) Attach(a rpcext.Agent) error {
+func (s faultyExtension) Attach(a rpcext.Agent) error {
 	s.faulty.Agent = a
 	return s.e.attach(s.faulty)
 }
