@@ -28,7 +28,7 @@ func WithDumpFiles(dir string, signals ...os.Signal) Option {
 	return option(func(c *config) { c.dumpDir, c.dumpSignals = dir, signals })
 }
 
-// dumps reports whether anybody wants a dump.
+// dumps reports whether a dump is wanted.
 func (c *config) dumps() bool { return c.dump != nil || c.dumpDir != "" }
 
 // deliver takes a dump and gives it to those who want it.

@@ -65,7 +65,7 @@ func (g *Group) refusedLocked(ctx context.Context, op OpType, no opsched.Refusal
 	if g.reapAll(false) {
 		return nil
 	}
-	g.perform(opsched.WakePump) // somebody must run what is submitted
+	g.perform(opsched.WakePump) // a goroutine must run what is submitted
 	failpoint.At("group.submit.full")
 	select {
 	case <-room:

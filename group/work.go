@@ -122,7 +122,7 @@ func (w *Work) Wait(ctx context.Context) error {
 	return w.await(ctx)
 }
 
-// await waits until somebody else completes the operation.
+// await waits until another goroutine completes the operation.
 func (w *Work) await(ctx context.Context) error {
 	if !w.outcome.over.Load() {
 		failpoint.At("group.work.wait")

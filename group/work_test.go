@@ -177,14 +177,14 @@ func TestOperationsRunWithoutWaiters(t *testing.T) {
 			case <-w.Done():
 				must(t, w.Err())
 			case <-time.After(10 * time.Second):
-				t.Fatalf("%s: %v does not run unless somebody waits", transport, w.OpType())
+				t.Fatalf("%s: %v does not run unless a goroutine waits", transport, w.OpType())
 			}
 		}
 	}
 }
 
 // A program that waits for each operation leaves it to the waiter to run it. The second one that is posted without a wait
-// shows that it does not, and somebody must run both at once.
+// shows that it does not, and a goroutine must run both at once.
 func TestBurstIsNotLeftToTheClock(t *testing.T) {
 	groups := newWorld(t, 2, WithTransport(TCP))
 	ctx := ctxOf(t)

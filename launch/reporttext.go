@@ -77,7 +77,7 @@ func describeFirst(b *strings.Builder, w *WorkerEnd) {
 	}
 }
 
-// describeOthers says what became of the other ranks, those with the same fate in one line.
+// describeOthers says what became of the other ranks, those with the same outcome in one line.
 func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 	fates := map[string][]cohort.Rank{}
 	var order []string
@@ -85,16 +85,16 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 		if w.Rank == a.First && a.Signal == 0 && !a.Hung {
 			continue
 		}
-		fate := strings.TrimPrefix(w.Words, "was ")
+		outcome := strings.TrimPrefix(w.Words, "was ")
 		if w.Where != "" {
-			fate += ", in " + w.Where
+			outcome += ", in " + w.Where
 		} else if s := a.doing(w.Rank); s != nil {
-			fate += ", in " + s.Doing
+			outcome += ", in " + s.Doing
 		}
-		if fates[fate] == nil {
-			order = append(order, fate)
+		if fates[outcome] == nil {
+			order = append(order, outcome)
 		}
-		fates[fate] = append(fates[fate], w.Rank)
+		fates[outcome] = append(fates[outcome], w.Rank)
 	}
 	if len(order) == 0 {
 		return
@@ -104,10 +104,10 @@ func (r *Report) describeOthers(b *strings.Builder, a *Attempt) {
 		heading = "  the ranks:\n"
 	}
 	b.WriteString(heading)
-	for _, fate := range order {
-		ranks := fates[fate]
+	for _, outcome := range order {
+		ranks := fates[outcome]
 		slices.Sort(ranks)
-		fmt.Fprintf(b, "    %s: %s%s\n", ranklist.Named(ranks), fate, a.since(ranks))
+		fmt.Fprintf(b, "    %s: %s%s\n", ranklist.Named(ranks), outcome, a.since(ranks))
 	}
 }
 

@@ -88,7 +88,7 @@ func (m *Machine[G]) send(msg Message[G]) {
 func (m *Machine[G]) Release(id Context) { m.clean(id, m.self) }
 
 // clean forgets a context and passes that on, except to whom it is known from, and to who opened it: that worker has
-// ended it itself, or is taken for dead. A PyTorch worker that only leaves is still within it, and would fail without
+// ended it itself, or is declared dead. A PyTorch worker that only leaves is still within it, and would fail without
 // it.
 func (m *Machine[G]) clean(id Context, from Worker) {
 	m.tombs.Add(id, m.opt.Tombs)

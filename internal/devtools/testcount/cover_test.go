@@ -25,7 +25,7 @@ github.com/cohort-dist/cohort/store/a.go:1.1,2.2 6 0
 		{profile: profile, total: "35.0% of 20 statements, by the tests of their own package", few: "internal/y 0%, internal/x 12%"},
 		{profile: "mode: atomic\nm/p/a.go:1.1,2.2 1 7\n", total: "100.0% of 1 statements, by the tests of their own package"},
 		{profile: "mode: set\n", wantErr: "empty"},
-		{profile: "mode: set\nsomething else entirely here\n", wantErr: "no line of a coverage profile"},
+		{profile: "mode: set\nsomething else entirely here\n", wantErr: "not a line of a coverage profile"},
 		{profile: "mode: set\nm/p/a.go:1.1,2.2 one 7\n", wantErr: "one"},
 	} {
 		if err := os.WriteFile(name, []byte(c.profile), 0o600); err != nil {

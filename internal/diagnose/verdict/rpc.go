@@ -36,7 +36,7 @@ func (c *analysis) brief(rank int) bool {
 	return goFrames(r.Main.Frames) && r.Idle < soon
 }
 
-// serving: somebody waits in RPC, and a function that another rank has called is at work.
+// serving: a rank waits in RPC, and a function that another rank has called is at work.
 func (c *analysis) serving() (Verdict, bool) {
 	if len(c.still(inRPC, inWork)) == 0 {
 		return Verdict{}, false
@@ -71,7 +71,7 @@ func meeting(op string) string {
 	return ""
 }
 
-// handlers: a function that another rank has called stands still, and somebody waits in RPC.
+// handlers: a function that another rank has called stands still, and a rank waits in RPC.
 func (c *analysis) handlers() (Verdict, bool) {
 	here := c.ranks(func(r Rank, p position) bool { return !r.Moved && (p.class == inRPC || p.class == inWork) })
 	if len(here) == 0 {
@@ -309,7 +309,7 @@ func uncertain(v Verdict, left string) Verdict {
 	return v
 }
 
-// doubt takes it back that a job hangs where somebody is at work whom the others may wait for, or was seen only once.
+// doubt takes it back that a job hangs where a rank is at work whom the others may wait for, or was seen only once.
 func (c *analysis) doubt(v Verdict) Verdict {
 	if some := c.ranks(func(r Rank, p position) bool {
 		return r.Once || r.atWork() && !p.waits() ||

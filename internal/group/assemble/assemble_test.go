@@ -424,7 +424,7 @@ func TestUpAfterTheEnd(t *testing.T) {
 	if err := places[1].MarkConnected(ended); err != nil {
 		t.Error(err)
 	}
-	if excused, err := places[0].LeftOnPurpose(t.Context(), 1); !excused || err != nil {
-		t.Errorf("excused %v, %v", excused, err)
+	if departed, err := places[0].LeftOnPurpose(t.Context(), 1); !departed || err != nil {
+		t.Errorf("departed %v, %v", departed, err)
 	}
 }

@@ -49,8 +49,8 @@ func (a *attempt) hasDied(ctx context.Context, r int) bool {
 	if addr == "" || !refuses(ctx, addr, false) {
 		return false
 	}
-	excused, err := a.Place.LeftOnPurpose(ctx, r)
-	return err == nil && !excused
+	departed, err := a.Place.LeftOnPurpose(ctx, r)
+	return err == nil && !departed
 }
 
 // recordDead keeps which ranks joined and then died: in this attempt, or in an earlier one if no rank has taken their places since.

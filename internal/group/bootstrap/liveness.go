@@ -133,7 +133,7 @@ func (a *attempt) probe(ctx context.Context, rank int, addr string) error {
 			refused = 0
 		}
 	}
-	if excused, err := a.Place.LeftOnPurpose(ctx, rank); excused || err != nil {
+	if departed, err := a.Place.LeftOnPurpose(ctx, rank); departed || err != nil {
 		return nil // no rank is declared dead without the store
 	}
 	return &cohort.Error{

@@ -145,7 +145,7 @@ type Plan struct {
 
 	missing []int  // ranks that had not come or connected when an attempt ended
 	awaited string // what they had not done
-	dead    []int  // ranks that had come and died
+	dead    []int  // ranks that had joined and then died
 	silent  error  // why the store did not tell who they are
 	repeats bool   // this rank was in a group with PyTorch ranks under the same keys before
 }

@@ -31,7 +31,7 @@ func (c suspended) SetWriteDeadline(t time.Time) error {
 	return err
 }
 
-// TestReasonOfASuspendedRank: a rank that gives the group up is not taken for dead because the machine is busy.
+// TestReasonOfASuspendedRank: a rank that gives the group up is not declared dead because the machine is busy.
 func TestReasonOfASuspendedRank(t *testing.T) {
 	t.Parallel()
 	meshes := connectWorld(t, 2, func(rank int, c *Config) {

@@ -44,7 +44,7 @@
 //	Start                  the runner                          the next operation
 //	Pause                  the runner, whose context ended     as Release, and another runner goes on; after Fail or Close the same one
 //	Finish                 the runner, whose operation ended   Room
-//	Release                the runner                          WakePump when somebody needs the next operation; Gone when closed
+//	Release                the runner                          WakePump when a goroutine needs the next operation; Gone when closed
 //	Settle                 a goroutine that sees it complete   Room; true for exactly one caller
 //	Hold, LetGo            who withdraws a message             true for exactly one caller; no other settles it meanwhile
 //	Tick                   the clock                           WakePump for what has no runner

@@ -81,7 +81,7 @@ func (it *Item[T]) Reset() { *it = Item[T]{} }
 type Machine[T any] struct {
 	limit      int
 	state      State
-	held       bool // somebody is the runner
+	held       bool // a goroutine is the runner
 	eager      bool
 	prompt     int // operations in a row that were waited for at once
 	head, tail *Item[T]

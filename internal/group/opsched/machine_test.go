@@ -276,7 +276,7 @@ func (s *sim) doClose() {
 		t.ready = func() bool { return s.gone }
 		t.next = func(t *thread) {
 			if s.holders > 0 {
-				s.fail("the closer goes on while somebody runs an operation")
+				s.fail("the closer goes on while a goroutine runs an operation")
 			}
 			s.end(t)
 		}
@@ -424,6 +424,6 @@ func TestPausedBelongsToTheCloser(t *testing.T) {
 		t.Fatal("not paused")
 	}
 	if _, mine, held, _ := m.Close(); !mine || held {
-		t.Errorf("the closer has the paused operation: %v; somebody else has the role: %v", mine, held)
+		t.Errorf("the closer has the paused operation: %v; another has the role: %v", mine, held)
 	}
 }

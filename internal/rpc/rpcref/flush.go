@@ -130,7 +130,7 @@ func (r *Refs) FlushOn(p *rpcsession.Peer, c *rpcsession.Conn) {
 	}
 }
 
-// awaited reports whether somebody may wait for what a frame brings about. Only then must a link whose reading is lent go on reading.
+// awaited reports whether a caller may wait for what a frame brings about. Only then must a link whose reading is lent go on reading.
 func awaited(f rrefcore.Frame) bool {
 	return slices.ContainsFunc(f.Msgs, func(m rrefcore.Message) bool {
 		return m.Kind != rrefcore.Announce && m.Kind != rrefcore.Created && m.Kind != rrefcore.Delete

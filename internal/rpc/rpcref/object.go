@@ -27,7 +27,7 @@ type Object struct {
 	mu struct {
 		sync.Mutex
 		done    bool
-		ready   chan struct{} // made when somebody waits
+		ready   chan struct{} // made when a caller waits
 		value   any
 		size    int     // bytes of the tensors that the value had when it was made
 		kept    []*Hold // references that it had then
@@ -67,7 +67,7 @@ func (o *Object) Set(value any, err error) {
 	}
 }
 
-// waiter is somebody who is told when an object has its value.
+// waiter is a caller that is notified when an object has its value.
 type waiter struct{ fn func() }
 
 // freed ends the waits for an object without references.

@@ -55,7 +55,7 @@ type Refs struct {
 		objects map[rrefcore.ID]*Object
 		handles map[rrefcore.ID]*Handle
 		lives   map[rrefcore.Worker]*rpcsession.Peer // whom the machine knows under an id
-		dirty   map[rrefcore.Worker]bool             // Go peers with something to be sent, and whether somebody may wait for what it brings
+		dirty   map[rrefcore.Worker]bool             // Go peers with something to be sent, and whether a caller may wait for what it brings
 		lazy    map[rrefcore.Worker]struct{}         // those of them that are flushed next time even without a message
 		taken   []rrefcore.Effect                    // room for what a step asks for
 		arrived []rrefcore.Message                   // room for the messages of a frame

@@ -42,7 +42,7 @@ const (
 	lastWait   = worldcore.LastWait
 )
 
-// watcher looks after workers that somebody waits for; see [worldcore.Watch].
+// watcher looks after workers that another waits for; see [worldcore.Watch].
 type watcher struct {
 	ctx    context.Context //nolint:containedctx // what is done while it watches
 	cancel context.CancelCauseFunc
@@ -67,7 +67,7 @@ func (w *World) Watch(ctx context.Context, others watched, names, among []string
 // Context is the context of the wait.
 func (v *watcher) Context() context.Context { return v.ctx }
 
-// End ends it and says who died, if somebody did.
+// End ends it and says which worker died, if one did.
 func (v *watcher) End() *cohort.Error {
 	failpoint.At("rpcworld.watch.end")
 	v.cancel(nil)

@@ -60,7 +60,7 @@ func (s *scene) Reach(_ context.Context, name string) error {
 
 func (s *scene) Workers() []Worker { return s.all }
 
-// watch watches until somebody is dead, or a minute has passed.
+// watch watches until a worker is dead, or a minute has passed.
 func watch(t *testing.T, w *World, s *scene, how wait, names ...string) (*cohort.Error, time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -90,7 +90,7 @@ func TestWatcher(t *testing.T) {
 			20 * time.Second},
 		"a member has left": {func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, closedWait, "b",
 			0, time.Second},
-		"somebody that was never called": {func(s *scene) {
+		"a worker that was never called": {func(s *scene) {
 			s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused)
 		}, closedWait, "b", 500 * time.Millisecond, 2 * time.Second},
 		"a worker that is not awaited": {func(s *scene) { s.change("c", lost, ErrRefused) }, closedWait, "", 0, 0},
@@ -173,7 +173,7 @@ func TestWatcherWithoutStore(t *testing.T) {
 	})
 }
 
-// TestWatcherHearsThatOneGaveUp: a worker that has given up its shutdown before it went is not taken for dead. Its reason counts, unless
+// TestWatcherHearsThatOneGaveUp: a worker that has given up its shutdown before it went is not declared dead. Its reason counts, unless
 // that is a cancellation: what the others wait for was not canceled.
 func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -179,7 +179,7 @@ func TestLeaveThatTimesOut(t *testing.T) {
 	})
 }
 
-// A member dies while somebody joins and calls it: the connection ends, and says no more than that. The join goes on without the member
+// A member dies while a worker joins and calls it: the connection ends, and says no more than that. The join goes on without the member
 // if it is dead, and fails if it lives and may not know the newcomer.
 func TestJoinDuringCrash(t *testing.T) {
 	for name, c := range map[string]struct {

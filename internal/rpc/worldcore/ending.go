@@ -184,7 +184,7 @@ func (e *ending) waitLast() {
 	})
 }
 
-// look is the state in which somebody is gone: it has died if the last barrier does not end, although the store is
+// look is the state in which a worker is gone: it has died if the last barrier does not end, although the store is
 // there to tell. until is when it should have ended, zero while the store has told nothing: it may be slow for others
 // too, so they are given their time from then on.
 func (e *ending) look(dead *cohort.Error, until time.Duration) {

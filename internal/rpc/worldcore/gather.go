@@ -26,7 +26,7 @@ type waiting struct {
 	course
 	current int  // the operation that waits
 	watch   int  // the operation that looks after them
-	lost    bool // somebody has died: the wait is over
+	lost    bool // a worker has died: the wait is over
 }
 
 // guard looks after workers from now on.
@@ -158,7 +158,7 @@ func (c *counting) ask() {
 	})
 }
 
-// question asks, unless somebody has died. A connection that has ended says nothing about the process behind it: so the worker is
+// question asks, unless a worker has died. A connection that has ended says nothing about the process behind it: so the worker is
 // asked again, and does not listen any more if it is dead. One whose connections end every time is as good as dead: the others are told.
 func (c *counting) question(op Op, then func(Event)) {
 	c.current = c.do(op, func(ev Event) {

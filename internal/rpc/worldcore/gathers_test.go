@@ -106,7 +106,7 @@ func TestGatherWithoutNumber(t *testing.T) {
 		t.Errorf("a later report: %v, %d are kept, lost is %q", err, len(g.all), g.Lost("abc6", names))
 	}
 	if g.Rejoined("c"); g.Lost("abc6", names) != "" {
-		t.Error("c is there again, and is taken for dead")
+		t.Error("c is there again, and is declared dead")
 	}
 	g.GiveUpNext(names, "c")
 	if g.First(names, 7); g.Lost("abc7", names) != "" {

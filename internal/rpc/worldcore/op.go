@@ -63,7 +63,7 @@ const (
 	OpNotifyLost  // tell Worker that all-gather Text fails, because Names[0] has died
 	OpAskCount    // N: how many all-gathers called Text the PyTorch worker Worker has begun; Gone: its process has ended
 	OpAskInside   // OK: the PyTorch worker Worker is in the all-gather with the id Text
-	OpWatch       // look after Names in a wait of Among of the kind How; OK: somebody has died, and the wait is over
+	OpWatch       // look after Names in a wait of Among of the kind How; OK: a worker has died, and the wait is over
 	OpUnwatch     // stop looking after them; Err: who has died meanwhile
 )
 

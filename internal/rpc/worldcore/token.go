@@ -14,7 +14,7 @@ import (
 
 const (
 	// tokenBeat is how often a Go worker with the token says that it lives. After tokenBeatsMissed looks in a row at which it has
-	// not said so it is taken for dead. Looks count, not time: a store that does not answer proves nothing.
+	// not said so it is declared dead. Looks count, not time: a store that does not answer proves nothing.
 	tokenBeat, tokenBeatsMissed = time.Second, 10
 	// tokenFirst and tokenMost are the pauses after the word of a holder, from the first to the longest.
 	tokenFirst, tokenMost = 5 * time.Millisecond, 200 * time.Millisecond
@@ -78,7 +78,7 @@ type tokenWait struct {
 func (t *token) waitFor(holder string) {
 	w := &tokenWait{holder: holder}
 	w.wait = t.do(Op{Kind: OpWait, Round: t.round, Keys: []string{holder}}, func(ev Event) {
-		if w.over { // it was taken for dead
+		if w.over { // it was declared dead
 			return
 		}
 		w.over = true
@@ -165,7 +165,7 @@ func (t *token) removeDeadHolder(held string) {
 	t.edit(func(all []Worker) []Worker { return without(all, name) }, t.then)
 }
 
-// edit changes the list of members. The holder of the token is alone, but a worker that was taken for dead because the store was
+// edit changes the list of members. The holder of the token is alone, but a worker that was declared dead because the store was
 // late for it does not know that it has lost the token: so no worker writes over what it has not seen.
 func (t *token) edit(change func([]Worker) []Worker, then func()) {
 	t.read(t.round, KeyInfos, func(raw string) {

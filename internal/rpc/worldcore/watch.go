@@ -65,7 +65,7 @@ const (
 	LastWait
 )
 
-// Watch looks after workers that somebody waits for. A connection that ended says nothing about the process behind it: a
+// Watch looks after workers that another waits for. A connection that ended says nothing about the process behind it: a
 // worker without one is called again, and only if nothing listens there any more it is dead, and the wait is over. So it is
 // when the worker's machine answers nothing for a while.
 //
@@ -111,7 +111,7 @@ func NewWatch(me Self, round int, names, among []string, how Wait) *Watch {
 	return w
 }
 
-// Dead is who has died, if somebody has, also when the wait has not ended because of it. It need not be the first one then.
+// Dead is who has died, if one has, also when the wait has not ended because of it. It need not be the first one then.
 func (w *Watch) Dead() *cohort.Error {
 	if w.dead == nil {
 		return w.found

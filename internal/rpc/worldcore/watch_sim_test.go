@@ -99,9 +99,9 @@ func (w *watchSim) simulate() error {
 		case x.over && (x.m.Err() == nil || !w.procs[x.m.Dead().Peer].dead):
 			return fmt.Errorf("%s ends its wait: %w", x.name, x.m.Err())
 		case died > 0 && !x.over:
-			return fmt.Errorf("somebody has died at %v, and %s waits for ever", died, x.name)
+			return fmt.Errorf("a worker has died at %v, and %s waits for ever", died, x.name)
 		case died > 0 && x.ended > max(died, x.begun)+slack:
-			return fmt.Errorf("somebody has died at %v, and %s waits until %v", died, x.name, x.ended)
+			return fmt.Errorf("a worker has died at %v, and %s waits until %v", died, x.name, x.ended)
 		case x.over:
 			named[x.m.Dead().Peer] = true
 		}

@@ -66,7 +66,7 @@ func (c *conn) leftError() error {
 //
 // A rank that closes the group because of a death may be heard before the death itself, which is the one to name. So the
 // other connections are looked at first. What the goodbye says counts if this rank has seen no death.
-func (c *conn) leave(excuse error) {
+func (c *conn) leave(lossReason error) {
 	for _, other := range c.m.mu.conns {
 		if other != nil && other != c && other.gone == nil && !other.left {
 			other.read()
@@ -77,14 +77,14 @@ func (c *conn) leave(excuse error) {
 	}
 	left := c.leftError()
 	reason := left
-	if excuse != nil {
-		reason = excuse
+	if lossReason != nil {
+		reason = lossReason
 		if c.m.mu.lost != nil {
 			reason = c.m.mu.lost
 		}
 	}
 	c.close(reason)
-	if cohort.CodeOf(excuse) == cohort.PeerLost {
+	if cohort.CodeOf(lossReason) == cohort.PeerLost {
 		c.m.lose(reason)
 	}
 	c.m.report(transport.Loss{Rank: c.peer, How: transport.Left, Err: left})

@@ -19,8 +19,8 @@ import (
 
 // driver is the role of the goroutine that reads the sockets for all that wait.
 type driver struct {
-	taken    bool            // somebody has it
-	last     time.Time       // when somebody had it last
+	taken    bool            // a goroutine has it
+	last     time.Time       // when a goroutine had it last
 	sleepers []*transport.Op // ops whose waiters sleep until it is free
 }
 

@@ -51,7 +51,7 @@ func (w *watch) listen(ep int, on bool) {
 	_ = unix.EpollCtl(w.fd, unix.EPOLL_CTL_MOD, ep, &event)
 }
 
-// relieve tells a keeper that waits for events that somebody drives from now on. Left to the events, it might never learn
+// relieve tells a keeper that waits for events that a goroutine drives from now on. Left to the events, it might never learn
 // of it: the driver is often quicker, and then there is nothing to see for the keeper, who was woken all the same.
 func (w *watch) relieve(ep int) {
 	if w.listening {
@@ -90,7 +90,7 @@ type pulse struct {
 // beats reports whether something was posted lately.
 func (p *pulse) beats() bool { return p.posts != p.seen || p.still < maxIdlePolls }
 
-// attended reports whether somebody else looks after the sockets, or did so just now. The goroutine that runs a collective
+// attended reports whether another goroutine attends to the sockets, or did so just now. The goroutine that runs a collective
 // computes between two waits and comes back: it counts as long as it goes on posting.
 func (m *Mesh) attended() bool {
 	return m.mu.driver.taken || len(m.mu.calls.live) > 0 && m.mu.pulse.beats() || time.Since(m.mu.driver.last) < quiet

@@ -20,7 +20,7 @@ func largeMessage(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, 300_0
 func TestKeeperServesUnwaitedMessages(t *testing.T) {
 	meshes := connect(t, 2, nil)
 	for i := range 20 {
-		if i%2 == 1 { // somebody drove just now
+		if i%2 == 1 { // a goroutine drove just now
 			ping, pong := &transport.Op{Peer: 1, Slot: 2, Buf: []byte{1}}, &transport.Op{Peer: 0, Slot: 2, Buf: make([]byte, 1)}
 			meshes[0].Send(ping)
 			meshes[1].Recv(pong)
@@ -73,13 +73,13 @@ func TestPollerListensOnlyWithoutDriver(t *testing.T) {
 	meshes[1].Recv(recv)
 	done := make(chan error, 1)
 	go func() { done <- wait(t, meshes[1], recv) }()
-	testkit.Until(t, "somebody drives", func() bool {
+	testkit.Until(t, "a goroutine drives", func() bool {
 		meshes[1].mu.Lock()
 		defer meshes[1].mu.Unlock()
 		return meshes[1].mu.driver.taken
 	})
 	if listening() {
-		t.Error("the poller listens while somebody drives")
+		t.Error("the poller listens while a goroutine drives")
 	}
 	last := &transport.Op{Peer: 1, Slot: 2, Buf: []byte{1}}
 	meshes[0].Send(last)

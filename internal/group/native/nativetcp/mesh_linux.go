@@ -33,7 +33,7 @@ type Mesh struct {
 	released   chan struct{}   // closed when Close is done
 	wait       spinwait.Waiter // the driver's
 	placer     spinwait.Placer // the driver's
-	asleep     atomic.Bool     // somebody who attends is in the kernel
+	asleep     atomic.Bool     // the goroutine that attends is in the kernel
 
 	events [64]unix.EpollEvent // the driver's
 

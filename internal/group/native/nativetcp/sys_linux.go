@@ -78,10 +78,10 @@ func epollRaw(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
 	return int(n), errno
 }
 
-// epollSleep waits for events for at most a slice. With nap, the scheduler is not told at first.
-func epollSleep(ep int, events []unix.EpollEvent, nap bool) (int, syscall.Errno) {
+// epollSleep waits for events for at most a slice. With rawSleep, the scheduler does not learn of it at first.
+func epollSleep(ep int, events []unix.EpollEvent, rawSleep bool) (int, syscall.Errno) {
 	spinwait.Calls.Epoll.Add(1)
-	if nap && spinwait.BeginRawSleep() {
+	if rawSleep && spinwait.BeginRawSleep() {
 		n, errno := epollRaw(ep, events, int(spinwait.RawSleep/time.Millisecond))
 		spinwait.EndRawSleep()
 		if n != 0 || errno != 0 {

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCollectionEndsANap: the garbage collector does not wait for a nap, of which the runtime does not know: its signal
+// TestCollectionEndsARawSleep: the garbage collector does not wait for a raw sleep, of which the runtime does not know: its signal
 // ends the system call.
-func TestCollectionEndsANap(t *testing.T) {
+func TestCollectionEndsARawSleep(t *testing.T) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -42,9 +42,9 @@ func TestCollectionEndsANap(t *testing.T) {
 	select {
 	case errno := <-ended:
 		if errno != unix.EINTR {
-			t.Errorf("the nap ended with %v", errno)
+			t.Errorf("the raw sleep ended with %v", errno)
 		}
 	case <-time.After(long / 2):
-		t.Error("the nap goes on")
+		t.Error("the raw sleep goes on")
 	}
 }
