@@ -106,7 +106,7 @@ lint: $(TOOLS)/golangci-lint ## check format and style
 
 $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once)"
-	@mkdir -p $(TOOLS) && GOFLAGS=-buildvcs=false $(LOW) $(GO) build -C tools -o ../$(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@mkdir -p $(TOOLS) && GOWORK=off GOFLAGS=-buildvcs=false $(LOW) $(GO) build -C tools -o ../$(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 .PHONY: tidy
 tidy: ## check that go.mod and go.sum of all modules are what `go mod tidy` would write

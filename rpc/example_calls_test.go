@@ -77,9 +77,9 @@ func ExampleCall() {
 	_, err = rpc.Call[Report](ctx, a, "b", "train.stop")
 	fmt.Println(errors.Is(err, cohort.NotFound), err)
 	// Output:
-	// {3 0.5} <nil> true rpc: call "train.report": invalid argument: rank 1 (peer b): TypeError: rpc: arguments
-	// "train.report": invalid argument: argument "epoch": a Python str does not fit a Go int true rpc: call
-	// "train.stop": not found: rank 1 (peer b): AttributeError: the Go worker "b" has no handler "train.stop"
+	// {3 0.5} <nil>
+	// true rpc: call "train.report": invalid argument: rank 1 (peer b): TypeError: rpc: arguments "train.report": invalid argument: argument "epoch": a Python str does not fit a Go int
+	// true rpc: call "train.stop": not found: rank 1 (peer b): AttributeError: the Go worker "b" has no handler "train.stop"
 }
 
 func ExampleAsync() {

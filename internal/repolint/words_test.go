@@ -103,6 +103,7 @@ func TestProblems(t *testing.T) {
 func problems(name, text string) map[int]string {
 	found := map[int]string{}
 	literal := false // in a raw string, or in a block of code in a page: the text of another program
+	output := false  // in what an example prints
 	n := 0
 	for line := range strings.Lines(text) {
 		n++
@@ -110,7 +111,9 @@ func problems(name, text string) map[int]string {
 		if word := refusedIn(line); word != "" && wordsAllowed[name] == "" {
 			found[n] = fmt.Sprintf("%q is a refused word; %s", word, insteadOf(word))
 		}
+		output = strings.HasPrefix(strings.TrimSpace(line), "//") && (output || strings.Contains(line, "// Output:"))
 		switch {
+		case output:
 		case fence(name, line):
 			literal = !literal
 		case !literal && columns(name, line) > mostColumns:
