@@ -81,7 +81,7 @@ memory: ## very many calls and references, and autograd contexts with PyTorch: m
 
 .PHONY: model
 model: ## explore the large worlds of the reference protocol, which takes minutes
-	@$(LOW) $(GO) test -json -timeout 40m -run '^Test(CheckerFindsNothing|MixedWorlds$$)' ./internal/rpc/rrefcore -rref.all | $(TESTCOUNT) -as model
+	@$(LOW) $(GO) test -json -timeout 40m -run '^Test(CheckerFinds|MixedWorlds$$|Forger)' ./internal/rpc/rrefcore -rref.large | $(TESTCOUNT) -as model
 
 # Lint compiles the same with the same tags. The moments wait most of the time: more packages than processors run at once.
 TAGS = moments,invariants

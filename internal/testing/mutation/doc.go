@@ -11,7 +11,7 @@
 // The file holds, for each mutant, its name, what is wrong, the test that finds it, and the lines to change:
 //
 //	mutant NoGrace: the references of a dead user end at once
-//	found by TestSimulation -rref.seeds 500
+//	found by TestSimulation -seeds.count 500
 //	in Machine.grace
 //	-	return m.opt.Grace
 //	+	if mutants.NoGrace {
