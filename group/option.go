@@ -6,6 +6,7 @@ package group
 import (
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/group/bootstrap"
@@ -265,7 +266,7 @@ func awaited(opts []OpOption) []OpOption {
 	if len(opts) == 0 {
 		return awaitedOnly
 	}
-	return append(opts[:len(opts):len(opts)], awaitedOption{})
+	return append(slices.Clip(opts), awaitedOption{})
 }
 
 // WithFactor is what [PremulSum] multiplies this rank's tensors by. Ranks may give different factors, as weights. It

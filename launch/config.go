@@ -11,7 +11,7 @@ import (
 
 // Config describes a job. The zero value of a field means its default. It corresponds to
 // torch.distributed.launcher.api.LaunchConfig and to the arguments of torchrun, which the fields name.
-type Config struct {
+type Config struct { //nolint:recvcheck // a method that fills in defaults changes it, the others only read
 	// Program is the program with its arguments. Each is a Python string.Template: ${local_rank} is replaced, $$ is $.
 	Program []string
 	// How says how the program is run: --module, --no-python.

@@ -1,7 +1,6 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// This file finds the connected components of a graph.
 package rpc
 
 import (

@@ -27,7 +27,7 @@ func TestModules(t *testing.T) {
 		t.Fatal(err)
 	}
 	var listed []string
-	for _, line := range strings.Fields(string(out)) {
+	for line := range strings.FieldsSeq(string(out)) {
 		listed = append(listed, strings.TrimPrefix(line, "./"))
 	}
 	if !slices.Equal(listed, nested) {

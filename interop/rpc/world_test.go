@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 	"github.com/cohort-dist/cohort/rpc"

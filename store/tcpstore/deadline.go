@@ -51,7 +51,7 @@ func unwatched(ctx context.Context, limit time.Time) time.Time {
 func (w *watcher) arm() error {
 	unbounded := w.until.IsZero()
 	near := !unbounded && !w.armed.IsZero() && !w.armed.After(w.until) && time.Until(*w.armed) > 0
-	if !near && !(unbounded && w.armed.IsZero()) {
+	if !near && (!unbounded || !w.armed.IsZero()) {
 		*w.armed = w.until
 		_ = w.set(w.until)
 	}

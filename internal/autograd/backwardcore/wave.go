@@ -57,7 +57,7 @@ func (w *wave[G]) send(m *Machine[G], c *context[G], p *pass[G], call Call, to W
 
 // carries reports whether the answer to a message can carry a message: to the worker that waits for the answer. That worker is
 // engaged until then, and would answer at once; the answer comes again if that one is lost.
-func (w *wave[G]) carries(m *Machine[G], p *pass[G], call Call, h *held[G]) bool {
+func (w *wave[G]) carries(p *pass[G], call Call, h *held[G]) bool {
 	return h.to == w.from[call] && p.mode != Foreign
 }
 
@@ -67,7 +67,7 @@ func (w *wave[G]) ends(m *Machine[G], p *pass[G]) bool {
 		return false
 	}
 	for i := range w.held {
-		if !w.carries(m, p, w.parent, &w.held[i]) {
+		if !w.carries(p, w.parent, &w.held[i]) {
 			return false
 		}
 	}
@@ -79,7 +79,7 @@ func (p *pass[G]) reply(m *Machine[G], c *context[G], w *wave[G], call Call) {
 	if !w.in[call] {
 		w.in[call] = true
 		w.held = slices.DeleteFunc(w.held, func(h held[G]) bool {
-			if !w.carries(m, p, call, &h) {
+			if !w.carries(p, call, &h) {
 				return false
 			}
 			w.carried[call] = append(w.carried[call], Carried[G]{h.call, h.gradient})

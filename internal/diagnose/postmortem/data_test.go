@@ -16,6 +16,7 @@ func TestCauses(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"causes", "output", "gpu", "advice", "refusals"} {
 		t.Run(file, func(t *testing.T) {
+			t.Parallel()
 			datatest.Run(t, file+".txt", func(t *testing.T, input string) string {
 				t.Helper()
 				return causeOf(t, readDeath(t, input))

@@ -32,6 +32,7 @@ func TestVerdicts(t *testing.T) {
 			continue
 		}
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			t.Parallel()
 			datatest.Run(t, filepath.Base(file), verdictOf)
 		})
 	}
@@ -49,6 +50,7 @@ func TestOrder(t *testing.T) {
 	}
 	used := map[string]bool{}
 	datatest.Run(t, order, func(t *testing.T, input string) string {
+		t.Helper()
 		first, second, _ := strings.Cut(path.Base(t.Name()), "_before_")
 		used[first], used[second] = true, true
 		if place[first] > place[second] {

@@ -23,7 +23,7 @@ func TestJSON(t *testing.T) {
 	var r Rank
 	d := json.NewDecoder(bytes.NewReader(sent))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&r); err != nil {
+	if err = d.Decode(&r); err != nil {
 		t.Fatal(err)
 	}
 	again, err := json.Marshal(r)

@@ -227,8 +227,8 @@ func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 	if err != nil {
 		return layout{}, err
 	}
-	if uint64(l.ring) != h.ring || uint64(l.totalSize) != h.total || fileSize != int64(l.totalSize) || l.slot != int(h.slot) ||
-		l.area != int(h.area) || l.arena != int(h.arena) { //nolint:gosec // sizes, and bounded above
+	if uint64(l.ring) != h.ring || uint64(l.totalSize) != h.total || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || //nolint:gosec // sizes, and bounded above
+		l.area != int(h.area) || l.arena != int(h.arena) {
 		return layout{}, cohort.Newf(op, cohort.Protocol, "segment of %d bytes: its header says %d, its layout %d", fileSize,
 			h.total, l.totalSize)
 	}

@@ -175,7 +175,7 @@ func futexWait(word *uint32, value uint32, limit time.Duration, raw bool) (over 
 	if raw && spinwait.BeginRawSleep() {
 		ts := unix.NsecToTimespec(int64(min(limit, spinwait.RawSleep)))
 		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value),
-			uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec
+			uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // the kernel wants addresses
 		spinwait.EndRawSleep()
 		if limit -= spinwait.RawSleep; errno != unix.ETIMEDOUT || limit <= 0 {
 			return errno == unix.ETIMEDOUT
@@ -183,7 +183,7 @@ func futexWait(word *uint32, value uint32, limit time.Duration, raw bool) (over 
 	}
 	ts := unix.NsecToTimespec(int64(limit))
 	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value),
-		uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec
+		uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // the kernel wants addresses
 	return errno == unix.ETIMEDOUT
 }
 

@@ -21,7 +21,7 @@ func TestVerdicts(t *testing.T) {
 		}
 		text := string(v.Finding)
 		for i, rank := range v.Ranks {
-			text += []string{"", ","}[min(i, 1)] + " " + strconv.Itoa(rank)
+			text += []string{"", ","}[min(i, 1)] + " " + strconv.Itoa(rank) //nolint:perfsprint // a few ranks
 		}
 		return text + "\n" + v.Sentence
 	})
@@ -49,7 +49,7 @@ func readStories(t *testing.T, input string) []*story {
 	var stories []*story
 	step := func(do func(s *story, e Entry, failure string)) datatest.Line {
 		return func(parent any, rest string) error {
-			r := parent.(*recording) //nolint:forcetypeassert // nothing else has steps
+			r := parent.(*recording) //nolint:errcheck,forcetypeassert // nothing else has steps
 			if r.Group == "" {
 				r.Group = "0"
 			}

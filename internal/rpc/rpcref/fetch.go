@@ -98,7 +98,7 @@ func (r *Refs) Find(g rpcwire.GlobalID) (rrefcore.ID, *Object) {
 	return id, r.mu.objects[id]
 }
 
-// state is everything that is known about references at a moment.
+// State is everything that is known about references at a moment.
 type state struct {
 	Objects []rrefcore.ObjectInfo
 	Handles []rrefcore.HandleInfo

@@ -105,7 +105,7 @@ func (c *Hold) failureLocked(op string, code rrefcore.Code) error {
 	return c.Refs.cfg.Failure(op, c.Handle.Wire.ID, c.Handle.Owner, code, c.Handle.cause)
 }
 
-// state returns why the reference cannot be used, or nil.
+// State returns why the reference cannot be used, or nil.
 func (c *Hold) State() error {
 	if c.Object != nil {
 		return nil

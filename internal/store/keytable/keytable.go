@@ -1,7 +1,9 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bitset has a set of small numbers in which the next one is found quickly.
+// Package keytable is the key space of a store server: a table of keys and values that never stops for long, however
+// large it is. Its index grows and shrinks a few slots at a time, and [Table.Walk] lists the keys of one moment while
+// they are added and removed.
 package keytable
 
 import (

@@ -18,14 +18,14 @@ import (
 
 // The reasons for which a value is not a number. Both carry [cohort.NotANumber].
 var (
-	errSyntax error = counterReason("the value does not begin with a decimal number")
-	errRange  error = counterReason("the number does not fit into 64 bits")
+	errSyntax error = counterError("the value does not begin with a decimal number")
+	errRange  error = counterError("the number does not fit into 64 bits")
 )
 
-type counterReason string
+type counterError string
 
-func (r counterReason) Error() string        { return string(r) }
-func (r counterReason) Is(target error) bool { return target == error(cohort.NotANumber) }
+func (r counterError) Error() string        { return string(r) }
+func (r counterError) Is(target error) bool { return target == error(cohort.NotANumber) }
 
 // ParseCounter reads value as std::stoll does. An empty value is errSyntax.
 func ParseCounter(value []byte) (int64, error) {

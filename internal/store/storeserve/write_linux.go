@@ -134,8 +134,8 @@ func readNow(fd int, b []byte) (int, unix.Errno) {
 }
 
 func writeNow(fd int, b []byte) (int, unix.Errno) {
-	n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
-		unix.MSG_NOSIGNAL, 0, 0) //nolint:gosec // see above
+	n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), //nolint:gosec // see above
+		unix.MSG_NOSIGNAL, 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}
@@ -152,8 +152,8 @@ func writevNow(fd int, v []unix.Iovec) (int, unix.Errno) {
 }
 
 func pollNow(fd int, events []unix.EpollEvent) int {
-	n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])),
-		uintptr(len(events)), 0, 0, 0) //nolint:gosec // see above
+	n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&events[0])), //nolint:gosec // see above
+		uintptr(len(events)), 0, 0, 0)
 	if errno != 0 {
 		return 0
 	}

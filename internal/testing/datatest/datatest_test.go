@@ -36,7 +36,7 @@ func TestRun(t *testing.T) {
 		t.Helper()
 		var s ship
 		Read(t, input, &s, map[string]Line{"oars": func(parent any, rest string) error {
-			parent.(*boat).Oars = append(parent.(*boat).Oars, rest) //nolint:forcetypeassert // of a test
+			parent.(*boat).Oars = append(parent.(*boat).Oars, rest) //nolint:errcheck,forcetypeassert // of a test
 			return nil
 		}})
 		if s.Crew == nil {

@@ -148,7 +148,7 @@ func set(f reflect.Value, value string) error {
 		}
 		value = text
 	}
-	if u, ok := f.Addr().Interface().(encoding.TextUnmarshaler); ok {
+	if u, ok := reflect.TypeAssert[encoding.TextUnmarshaler](f.Addr()); ok {
 		return u.UnmarshalText([]byte(value))
 	}
 	if f.Type() == reflect.TypeFor[time.Duration]() {

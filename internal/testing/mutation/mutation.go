@@ -66,6 +66,7 @@ func With(t *testing.T, mutants ...string) bool {
 
 // Found tests that the tests named in the package's table find every mutant. With the others, they run in parallel.
 func Found(t *testing.T) {
+	t.Helper()
 	all, err := readTable()
 	if err != nil {
 		t.Fatal(err)
@@ -195,7 +196,7 @@ func readSources() (sources map[string][]byte, pkg string, err error) {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		if sources[name], err = os.ReadFile(name); err != nil {
+		if sources[name], err = os.ReadFile(name); err != nil { //nolint:gosec // a file of the package under test
 			return nil, "", err
 		}
 		tree, err := parser.ParseFile(token.NewFileSet(), name, sources[name], parser.PackageClauseOnly)
@@ -216,7 +217,7 @@ func writeOverlay(dir string, changed map[string][]byte) (overlay string, err er
 	replace := map[string]string{}
 	for name, source := range changed {
 		replace[filepath.Join(here, name)] = filepath.Join(dir, name)
-		if err := os.WriteFile(filepath.Join(dir, name), source, 0o600); err != nil {
+		if err = os.WriteFile(filepath.Join(dir, name), source, 0o600); err != nil {
 			return "", err
 		}
 	}

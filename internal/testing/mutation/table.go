@@ -93,9 +93,9 @@ func apply(sources map[string][]byte, all []*mutant) (map[string][]byte, error) 
 			if !known {
 				return nil, fmt.Errorf("mutant %s: the package has no function or type %s", m.name, c.place)
 			}
-			at, err := f.find(c.old)
-			if err != nil {
-				return nil, fmt.Errorf("mutant %s: %s: %w", m.name, c.place, err)
+			at, unfit := f.find(c.old)
+			if unfit != nil {
+				return nil, fmt.Errorf("mutant %s: %s: %w", m.name, c.place, unfit)
 			}
 			edits[f.file] = append(edits[f.file], edit{at, len(c.old), c.new})
 		}
@@ -173,7 +173,7 @@ func placeName(d ast.Decl) string {
 
 func typeName(d ast.Decl) string {
 	if g, ok := d.(*ast.GenDecl); ok && g.Tok == token.TYPE {
-		return g.Specs[0].(*ast.TypeSpec).Name.Name //nolint:forcetypeassert // by the token
+		return g.Specs[0].(*ast.TypeSpec).Name.Name //nolint:errcheck,forcetypeassert // by the token
 	}
 	return ""
 }

@@ -24,13 +24,13 @@ const settle = 50 * time.Millisecond
 // same before: setting up is not part of the path. It is called once, and ends the program when something is wrong.
 func Operation(operation func() error) {
 	folder := os.Getenv(folderVariable)
-	time.Sleep(settle)
+	time.Sleep(settle) //nolint:forbidigo // what ends shows itself nowhere
 	err := coverage.ClearCounters()
 	if err == nil {
 		err = operation()
 	}
 	if err == nil {
-		time.Sleep(settle)
+		time.Sleep(settle) //nolint:forbidigo // as above
 		err = coverage.WriteCountersDir(folder)
 	}
 	if err == nil {

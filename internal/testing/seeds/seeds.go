@@ -26,7 +26,7 @@ func Range(n int, known ...uint64) iter.Seq[uint64] {
 				return
 			}
 		}
-		for i := range uint64(n) {
+		for i := range uint64(n) { //nolint:gosec // a count
 			if !yield(from + i) {
 				return
 			}

@@ -45,7 +45,7 @@ func RunProgram(tb testing.TB, program string, args ...string) (code int, out, c
 	var stdout, stderr bytes.Buffer
 	ctx, cancel := context.WithTimeout(tb.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, args...)
+	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // a program that the test names
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		tb.Fatalf("run %s: %v", program, err)

@@ -5,8 +5,5 @@
 
 package failpoint
 
-// enabled reports whether points are compiled in.
-const enabled = false
-
 // At marks a point of execution. The name reports where: "tcpstore.client.write".
 func At(string) {}

@@ -7,9 +7,6 @@ package failpoint
 
 import "sync/atomic"
 
-// enabled reports whether points are compiled in.
-const enabled = true
-
 var hook atomic.Pointer[func(point string)]
 
 // At marks a point of execution. The name reports where: "tcpstore.client.write".

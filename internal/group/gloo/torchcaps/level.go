@@ -103,7 +103,7 @@ func ParsePeers(versions string) (p Peers, newer, ok bool) {
 	return p, newer, true
 }
 
-// none reports whether all ranks are Go.
+// None reports whether all ranks are Go.
 func (p Peers) None() bool { return p.High == none }
 
 // AtLeast narrows what is known by a lower bound.

@@ -334,7 +334,7 @@ const (
 	AnyMeshOrder
 )
 
-// meshOrder is an order of the groups of a device mesh.
+// MeshOrder is an order of the groups of a device mesh.
 type meshOrder uint8
 
 // meshOrder returns the order of these ranks.

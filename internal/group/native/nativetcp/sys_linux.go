@@ -43,7 +43,7 @@ func (v *iovecs) add(b []byte) {
 func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 	if v.n == 1 {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes),
-			unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0) //nolint:gosec // the kernel wants addresses
+			unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0)
 		return int(n), errno
 	}
 	msg := unix.Msghdr{Iov: &v.list[0]}
@@ -56,7 +56,7 @@ func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 func recvv(fd int, v *iovecs) (int, syscall.Errno) {
 	if v.n == 1 {
 		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes),
-			unix.MSG_DONTWAIT, 0, 0) //nolint:gosec // the kernel wants addresses
+			unix.MSG_DONTWAIT, 0, 0)
 		return int(n), errno
 	}
 	msg := unix.Msghdr{Iov: &v.list[0]}
@@ -74,7 +74,7 @@ func epollLook(ep int, events []unix.EpollEvent) (int, syscall.Errno) {
 // epollRaw waits for at most so many milliseconds, without telling the scheduler.
 func epollRaw(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)),
-		uintptr(ms), 0, 0) //nolint:gosec
+		uintptr(ms), 0, 0)
 	return int(n), errno
 }
 
@@ -88,6 +88,6 @@ func epollSleep(ep int, events []unix.EpollEvent, rawSleep bool) (int, syscall.E
 			return n, errno
 		}
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), slice, 0, 0) //nolint:gosec
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), slice, 0, 0) //nolint:gosec // the kernel wants addresses
 	return int(n), errno
 }
