@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
-
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/rendezvous"

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/cohort-dist/cohort"
-
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"

@@ -24,7 +24,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
-
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/observe"
 )

@@ -329,7 +329,7 @@ func (p *pass[G]) settle(m *Machine[G], c *context[G]) {
 	if p.failed || p.over && p.grads.root {
 		return
 	}
-	if p.marks.engaged && p.marks.ends(m, p) {
+	if p.marks.engaged && p.marks.ends(p) {
 		switch {
 		case !p.marks.root:
 			p.marks.engaged = false
@@ -339,7 +339,7 @@ func (p *pass[G]) settle(m *Machine[G], c *context[G]) {
 		}
 	}
 	p.marks.release(m, c, p)
-	if !p.failed && p.entered && len(p.running) == 0 && p.left == 0 && p.grads.engaged && p.grads.ends(m, p) {
+	if !p.failed && p.entered && len(p.running) == 0 && p.left == 0 && p.grads.engaged && p.grads.ends(p) {
 		p.over = true
 		kind := Ended
 		if !p.grads.root {

@@ -62,7 +62,7 @@ func (w *wave[G]) carries(p *pass[G], call Call, h *held[G]) bool {
 }
 
 // ends reports whether nothing is left to wait for: no answer, and no message that the answer to the parent cannot carry.
-func (w *wave[G]) ends(m *Machine[G], p *pass[G]) bool {
+func (w *wave[G]) ends(p *pass[G]) bool {
 	if len(w.out) > 0 || w.root && len(w.held) > 0 {
 		return false
 	}

@@ -174,7 +174,7 @@ func futexWait(word *uint32, value uint32, limit time.Duration, raw bool) (over 
 	limit = max(limit, time.Microsecond)
 	if raw && spinwait.BeginRawSleep() {
 		ts := unix.NsecToTimespec(int64(min(limit, spinwait.RawSleep)))
-		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value),
+		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), //nolint:gosec // the kernel wants addresses
 			uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // the kernel wants addresses
 		spinwait.EndRawSleep()
 		if limit -= spinwait.RawSleep; errno != unix.ETIMEDOUT || limit <= 0 {
@@ -182,7 +182,7 @@ func futexWait(word *uint32, value uint32, limit time.Duration, raw bool) (over 
 		}
 	}
 	ts := unix.NsecToTimespec(int64(limit))
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value),
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), //nolint:gosec // the kernel wants addresses
 		uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // the kernel wants addresses
 	return errno == unix.ETIMEDOUT
 }

@@ -106,7 +106,7 @@ type state struct {
 	Where   map[rrefcore.ID]string // what created an object or a fork
 }
 
-// state returns all that is known.
+// State returns all that is known.
 func (r *Refs) State() state {
 	r.mu.Lock()
 	defer r.mu.Unlock()

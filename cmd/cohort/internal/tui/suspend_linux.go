@@ -60,7 +60,7 @@ func stop(continues <-chan os.Signal) {
 	const setSize = 8
 	action := func(to, old *[64]byte) syscall.Errno {
 		_, _, err := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGTSTP), uintptr(unsafe.Pointer(to)), //nolint:gosec // two arrays that outlive the call
-			uintptr(unsafe.Pointer(old)), setSize, 0, 0)
+			uintptr(unsafe.Pointer(old)), setSize, 0, 0) //nolint:gosec // as above
 		return err
 	}
 	if action(&system, &ours) != 0 {

@@ -337,7 +337,7 @@ const (
 // MeshOrder is an order of the groups of a device mesh.
 type meshOrder uint8
 
-// meshOrder returns the order of these ranks.
+// MeshOrder returns the order of these ranks.
 func (p Peers) MeshOrder() meshOrder {
 	switch {
 	case p.None(), p.Low >= V2_10:

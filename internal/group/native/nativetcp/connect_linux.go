@@ -261,7 +261,7 @@ func greet(cfg *Config, c net.Conn, put func(int, net.Conn, *nativewire.Hello) b
 func (c *Config) hello(to uint32) nativewire.Hello {
 	return nativewire.Hello{
 		Version: nativewire.Version, Group: c.Group, From: uint32(c.Rank), To: to, Size: uint32(c.Size), Window: uint32(c.Window), //nolint:gosec // checked
-		Lanes: uint32(c.Lanes),
+		Lanes: uint32(c.Lanes), //nolint:gosec // checked
 	}
 }
 
