@@ -35,9 +35,11 @@ func (c *analysis) busy() Verdict {
 	}
 	for _, r := range c.job.Ranks {
 		if r.Gone != "" && r.Gone != Succeeded {
-			return Verdict{Culprits: []int{r.Rank}, Hung: true,
+			return Verdict{
+				Culprits: []int{r.Rank}, Hung: true,
 				Sentence: fmt.Sprintf("Rank %d %s; of the others no rank waits in torch.distributed: %s.", r.Rank, r.Gone,
-					c.whereabouts(-1))}
+					c.whereabouts(-1)),
+			}
 		}
 	}
 	switch {

@@ -35,15 +35,19 @@ func (c *analysis) missing() (Verdict, bool) {
 	case len(work) == 0:
 		return Verdict{}, false
 	case len(late) == 0 && len(here) > 0 && c.at[work[0]].op == "backward":
-		return Verdict{Culprits: here,
+		return Verdict{
+			Culprits: here,
 			Sentence: fmt.Sprintf("%s %s %s where %s in %s%s, which in DDP needs all ranks: did %s get fewer batches?",
 				name(here), verb(here, "call"), c.at[here[0]].where(), lower(is(work)), c.at[work[0]].where(),
-				since(c.waited(work)), lower(name(here)))}, true
+				since(c.waited(work)), lower(name(here))),
+		}, true
 	case len(late) == 0 && len(here) > 0:
-		return Verdict{Culprits: work,
+		return Verdict{
+			Culprits: work,
 			Sentence: fmt.Sprintf("%s %s for an operation that was started earlier, in %s (%s), where %s %s %s%s.",
 				name(work), verb(work, "wait"), cmp.Or(c.at[work[0]].op, c.at[work[0]].own), c.lines(work), lower(name(here)),
-				verb(here, "call"), c.at[here[0]].where(), since(c.waited(work)))}, true
+				verb(here, "call"), c.at[here[0]].where(), since(c.waited(work))),
+		}, true
 	case len(late) == 0:
 		return Verdict{}, false
 	case c.at[work[0]].op != "":
@@ -222,10 +226,12 @@ func (c *analysis) apart(here []int) (Verdict, bool) {
 		ranks := groups[group]
 		parts = append(parts, fmt.Sprintf("%s of %s (%s)", lower(name(ranks)), group, c.lines(ranks)))
 	}
-	return Verdict{Culprits: here,
+	return Verdict{
+		Culprits: here,
 		Sentence: fmt.Sprintf(
 			"%s in %s of groups with different names%s: %s; every rank must call the collectives of all its groups in the same order.",
-			is(here), c.at[here[0]].op, since(c.waited(here)), strings.Join(parts, ", "))}, true
+			is(here), c.at[here[0]].op, since(c.waited(here)), strings.Join(parts, ", ")),
+	}, true
 }
 
 // message: one of the ranks waits for a message that it has started to send or to take in the same line, and others for something

@@ -89,9 +89,11 @@ func (c *analysis) lagging(behind []int, what string, ahead []int) Verdict {
 	seen := slices.DeleteFunc(slices.Clone(behind), unseen)
 	rest := slices.DeleteFunc(slices.Clone(behind), func(n int) bool { return !unseen(n) })
 	if len(seen) == 0 {
-		return Verdict{Culprits: behind,
+		return Verdict{
+			Culprits: behind,
 			Sentence: fmt.Sprintf("%s %s %s; %s on another host, where cohort why can tell more; %s%s.", name(behind), has(behind),
-				what, pronoun(behind), waits(ahead), since(c.waited(ahead)))}
+				what, pronoun(behind), waits(ahead), since(c.waited(ahead))),
+		}
 	}
 	v := c.late(seen, what, ahead)
 	if len(rest) > 0 {

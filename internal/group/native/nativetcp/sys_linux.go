@@ -42,7 +42,7 @@ func (v *iovecs) add(b []byte) {
 // makes a small operation a few hundredths faster.
 func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 	if v.n == 1 {
-		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes),
+		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes), //nolint:gosec // the kernel wants addresses
 			unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0)
 		return int(n), errno
 	}
@@ -55,7 +55,7 @@ func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 // recvv reads what is there.
 func recvv(fd int, v *iovecs) (int, syscall.Errno) {
 	if v.n == 1 {
-		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes),
+		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes), //nolint:gosec // the kernel wants addresses
 			unix.MSG_DONTWAIT, 0, 0)
 		return int(n), errno
 	}
@@ -73,7 +73,7 @@ func epollLook(ep int, events []unix.EpollEvent) (int, syscall.Errno) {
 
 // epollRaw waits for at most so many milliseconds, without telling the scheduler.
 func epollRaw(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)),
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), //nolint:gosec // the kernel wants addresses
 		uintptr(ms), 0, 0)
 	return int(n), errno
 }
