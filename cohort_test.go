@@ -21,21 +21,35 @@ func TestErrorText(t *testing.T) {
 		err  *Error
 		want string
 	}{
-		{&Error{Op: "tcpstore: wait", Code: DeadlineExceeded, Rank: NoRank, Key: "a", Peer: "10.0.0.5:29500"},
-			`tcpstore: wait "a": timeout (peer 10.0.0.5:29500)`},
-		{&Error{Op: "group: all_reduce", Code: PeerLost, Rank: 3, Detail: "host n12 closed the connection"},
-			"group: all_reduce: peer lost: rank 3: host n12 closed the connection"},
-		{New("store: prefix", InvalidArgument, "store argument cannot be None"),
-			"store: prefix: invalid argument: store argument cannot be None"},
+		{
+			&Error{Op: "tcpstore: wait", Code: DeadlineExceeded, Rank: NoRank, Key: "a", Peer: "10.0.0.5:29500"},
+			`tcpstore: wait "a": timeout (peer 10.0.0.5:29500)`,
+		},
+		{
+			&Error{Op: "group: all_reduce", Code: PeerLost, Rank: 3, Detail: "host n12 closed the connection"},
+			"group: all_reduce: peer lost: rank 3: host n12 closed the connection",
+		},
+		{
+			New("store: prefix", InvalidArgument, "store argument cannot be None"),
+			"store: prefix: invalid argument: store argument cannot be None",
+		},
 		{Wrap("tcpstore: dial", Unavailable, errors.New("connection refused")), "tcpstore: dial: unavailable: connection refused"},
-		{Wrap("rpc: request", Canceled, New("rpc: request", Canceled, "the caller has given up")),
-			"rpc: request: cancelled: the caller has given up"},
-		{Wrap("rpc: call", Canceled, New("rpc: request", Canceled, "the caller has given up")),
-			"rpc: call: cancelled: rpc: request: cancelled: the caller has given up"},
-		{&Error{Op: "group: rendezvous", Code: DeadlineExceeded, Rank: 2, Detail: "rank 2 of group 0 did not appear"},
-			"group: rendezvous: timeout: rank 2 of group 0 did not appear"},
-		{&Error{Op: "group: send", Code: PeerLost, Rank: 2, Detail: "rank 21 reported it"},
-			"group: send: peer lost: rank 2: rank 21 reported it"},
+		{
+			Wrap("rpc: request", Canceled, New("rpc: request", Canceled, "the caller has given up")),
+			"rpc: request: cancelled: the caller has given up",
+		},
+		{
+			Wrap("rpc: call", Canceled, New("rpc: request", Canceled, "the caller has given up")),
+			"rpc: call: cancelled: rpc: request: cancelled: the caller has given up",
+		},
+		{
+			&Error{Op: "group: rendezvous", Code: DeadlineExceeded, Rank: 2, Detail: "rank 2 of group 0 did not appear"},
+			"group: rendezvous: timeout: rank 2 of group 0 did not appear",
+		},
+		{
+			&Error{Op: "group: send", Code: PeerLost, Rank: 2, Detail: "rank 21 reported it"},
+			"group: send: peer lost: rank 2: rank 21 reported it",
+		},
 		{Newf("x", Protocol, "frame of %d bytes: %w", 7, errors.New("too short")), "x: protocol error: frame of 7 bytes: too short"},
 	} {
 		if got := c.err.Error(); got != c.want {

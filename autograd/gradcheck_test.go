@@ -85,17 +85,32 @@ func TestGradients(t *testing.T) {
 		{"matmul vectors", []*tensor.Tensor{n(4), n(4)}, func(v vars) *autograd.Variable { return v[0].MatMul(v[1]) }},
 		{"matmul vector left", []*tensor.Tensor{n(4), n(2, 4, 3)}, func(v vars) *autograd.Variable { return v[0].MatMul(v[1]) }},
 		{"matmul vector right", []*tensor.Tensor{n(2, 3, 4), n(4)}, func(v vars) *autograd.Variable { return v[0].MatMul(v[1]) }},
-		{"matmul transposed", []*tensor.Tensor{n(4, 3), n(2, 4)},
-			func(v vars) *autograd.Variable { return v[0].Transpose(0, 1).MatMul(v[1].Transpose(0, 1)) }},
-		{"linear", []*tensor.Tensor{n(2, 3, 4), n(5, 4), n(5)},
-			func(v vars) *autograd.Variable { return autograd.Linear(v[0], v[1], v[2]) }},
-		{"linear with one bias", []*tensor.Tensor{n(2, 3, 4), n(5, 4), n(1)},
-			func(v vars) *autograd.Variable { return autograd.Linear(v[0], v[1], v[2]) }},
-		{"linear with a bias per row", []*tensor.Tensor{n(3, 4), n(5, 4), n(3, 1)},
-			func(v vars) *autograd.Variable { return autograd.Linear(v[0], v[1], v[2]) }},
+		{
+			"matmul transposed",
+			[]*tensor.Tensor{n(4, 3), n(2, 4)},
+			func(v vars) *autograd.Variable { return v[0].Transpose(0, 1).MatMul(v[1].Transpose(0, 1)) },
+		},
+		{
+			"linear",
+			[]*tensor.Tensor{n(2, 3, 4), n(5, 4), n(5)},
+			func(v vars) *autograd.Variable { return autograd.Linear(v[0], v[1], v[2]) },
+		},
+		{
+			"linear with one bias",
+			[]*tensor.Tensor{n(2, 3, 4), n(5, 4), n(1)},
+			func(v vars) *autograd.Variable { return autograd.Linear(v[0], v[1], v[2]) },
+		},
+		{
+			"linear with a bias per row",
+			[]*tensor.Tensor{n(3, 4), n(5, 4), n(3, 1)},
+			func(v vars) *autograd.Variable { return autograd.Linear(v[0], v[1], v[2]) },
+		},
 		{"stack", []*tensor.Tensor{n(2, 3), n(2, 3)}, func(v vars) *autograd.Variable { return autograd.Stack(1, v[0], v[1], v[0]) }},
-		{"linear without bias", []*tensor.Tensor{n(4), n(5, 4)},
-			func(v vars) *autograd.Variable { return autograd.Linear(v[0], v[1], nil) }},
+		{
+			"linear without bias",
+			[]*tensor.Tensor{n(4), n(5, 4)},
+			func(v vars) *autograd.Variable { return autograd.Linear(v[0], v[1], nil) },
+		},
 		{"cross entropy", []*tensor.Tensor{n(4, 3)}, func(v vars) *autograd.Variable {
 			return autograd.CrossEntropy(v[0], ints([]int64{0, 2, autograd.IgnoreIndex, 1}, 4), autograd.ReduceMean)
 		}},
@@ -108,10 +123,16 @@ func TestGradients(t *testing.T) {
 		{"mse", []*tensor.Tensor{n(2, 3), n(2, 3)}, func(v vars) *autograd.Variable {
 			return autograd.MSE(v[0], v[1], autograd.ReduceMean)
 		}},
-		{"mse of two shapes", []*tensor.Tensor{n(2, 3), n(2, 1)},
-			func(v vars) *autograd.Variable { return autograd.MSE(v[0], v[1], autograd.ReduceMean) }},
-		{"mse of elements", []*tensor.Tensor{n(3), n(3)},
-			func(v vars) *autograd.Variable { return autograd.MSE(v[0], v[1], autograd.ReduceNone) }},
+		{
+			"mse of two shapes",
+			[]*tensor.Tensor{n(2, 3), n(2, 1)},
+			func(v vars) *autograd.Variable { return autograd.MSE(v[0], v[1], autograd.ReduceMean) },
+		},
+		{
+			"mse of elements",
+			[]*tensor.Tensor{n(3), n(3)},
+			func(v vars) *autograd.Variable { return autograd.MSE(v[0], v[1], autograd.ReduceNone) },
+		},
 		{"mse sum", []*tensor.Tensor{n(3), n(3)}, func(v vars) *autograd.Variable { return autograd.MSE(v[0], v[1], autograd.ReduceSum) }},
 		{"embedding", []*tensor.Tensor{n(5, 3)}, func(v vars) *autograd.Variable {
 			return autograd.Embedding(v[0], autograd.Constant(ints([]int64{4, 1, 4, 0}, 2, 2)), -1)

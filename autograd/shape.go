@@ -31,8 +31,10 @@ func reshape(g *tensor.Tensor, shape []int) (*tensor.Tensor, error) { return g.R
 
 // Reshape returns the same elements in another shape; one dimension may be -1. It corresponds to torch.reshape.
 func (v *Variable) Reshape(shape ...int) *Variable {
-	return apply(&view{name: "reshape", make: func(t *tensor.Tensor) (*tensor.Tensor, error) { return t.Reshape(shape...) },
-		undo: reshape}, v)
+	return apply(&view{
+		name: "reshape", make: func(t *tensor.Tensor) (*tensor.Tensor, error) { return t.Reshape(shape...) },
+		undo: reshape,
+	}, v)
 }
 
 // Transpose exchanges two dimensions. It corresponds to torch.transpose.

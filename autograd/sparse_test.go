@@ -19,8 +19,10 @@ import (
 
 // coordinates is a 3x3 matrix with values at the given places.
 func coordinates(rows, cols []int64, v ...float64) *tensor.Sparse {
-	return &tensor.Sparse{Shape: []int{3, 3}, Indices: tensor.Must(tensor.From(append(slices.Clone(rows), cols...), 2, len(rows))),
-		Values: tensor.Must(tensor.From(v, len(v)))}
+	return &tensor.Sparse{
+		Shape: []int{3, 3}, Indices: tensor.Must(tensor.From(append(slices.Clone(rows), cols...), 2, len(rows))),
+		Values: tensor.Must(tensor.From(v, len(v))),
+	}
 }
 
 func sparseA() *tensor.Sparse { return coordinates([]int64{0, 1, 1}, []int64{2, 0, 2}, 3.2, 4.1, 5.3) }
@@ -69,10 +71,16 @@ func sparseExpressions() []expression {
 		{"scale", []autograd.Value{b}, func(v vars) *autograd.Variable { return v[0].Scale(-2.5).Neg().SparseSum() }},
 		{"sparse times dense", []autograd.Value{a, c}, func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() }},
 		{"dense times sparse", []autograd.Value{c, b}, func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() }},
-		{"times a row", []autograd.Value{a, {Dense: tensor.Must(tensor.From([]float64{2, 3, 5}, 1, 3))}},
-			func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() }},
-		{"times a number", []autograd.Value{a, {Dense: tensor.Must(tensor.Full(tensor.Float64, 3.0))}},
-			func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() }},
+		{
+			"times a row",
+			[]autograd.Value{a, {Dense: tensor.Must(tensor.From([]float64{2, 3, 5}, 1, 3))}},
+			func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() },
+		},
+		{
+			"times a number",
+			[]autograd.Value{a, {Dense: tensor.Must(tensor.Full(tensor.Float64, 3.0))}},
+			func(v vars) *autograd.Variable { return v[0].Mul(v[1]).SparseSum() },
+		},
 		{"dense plus sparse", []autograd.Value{c, b}, func(v vars) *autograd.Variable { return v[0].Add(v[1]).Mul(v[0]).Sum() }},
 		{"dense minus sparse", []autograd.Value{c, a}, func(v vars) *autograd.Variable { return v[0].Sub(v[1]).Exp().Sum() }},
 		{"to dense", []autograd.Value{b, c}, func(v vars) *autograd.Variable { return v[0].ToDense().MatMul(v[1]).Tanh().Sum() }},
@@ -227,8 +235,11 @@ func TestSparseAccumulation(t *testing.T) {
 		"sparse and sparse": {[]func(*autograd.Variable) *autograd.Variable{sparseLoss, sparseLoss}, true, []float64{0, 4, 0}},
 		"sparse and dense":  {[]func(*autograd.Variable) *autograd.Variable{sparseLoss, denseLoss}, false, []float64{1, 3, 1}},
 		"dense and sparse":  {[]func(*autograd.Variable) *autograd.Variable{denseLoss, sparseLoss}, false, []float64{1, 3, 1}},
-		"dense, sparse, dense": {[]func(*autograd.Variable) *autograd.Variable{denseLoss, sparseLoss, denseLoss}, false,
-			[]float64{2, 4, 2}},
+		"dense, sparse, dense": {
+			[]func(*autograd.Variable) *autograd.Variable{denseLoss, sparseLoss, denseLoss},
+			false,
+			[]float64{2, 4, 2},
+		},
 	} {
 		for _, together := range []bool{false, true} {
 			w := autograd.Parameter(tensor.Must(tensor.From([]float64{1, 2, 3}, 3, 1)))
@@ -459,12 +470,16 @@ func TestSparseRefused(t *testing.T) {
 		"a mixed stack":               {autograd.Stack(0, x, d), cohort.NotSupported, "input 1 is dense"},
 		"a sum of dense ones":         {d.SparseSum(), cohort.InvalidArgument, "takes a sparse one"},
 		"integers": {autograd.SparseParameter(
-			&tensor.Sparse{Shape: []int{1}, Indices: tensor.Must(tensor.New(tensor.Int64, 1, 0)),
-				Values: tensor.Must(tensor.New(tensor.Int64, 0))}), cohort.InvalidArgument, "floating point"},
+			&tensor.Sparse{
+				Shape: []int{1}, Indices: tensor.Must(tensor.New(tensor.Int64, 1, 0)),
+				Values: tensor.Must(tensor.New(tensor.Int64, 0)),
+			}), cohort.InvalidArgument, "floating point"},
 		"no tensor":        {autograd.SparseConstant(nil), cohort.InvalidArgument, "no tensor"},
 		"an index outside": {autograd.SparseConstant(coordinates([]int64{3}, []int64{0}, 1)), cohort.InvalidArgument, "outside"},
-		"a sparse table": {autograd.SparseEmbedding(x, autograd.Constant(tensor.Must(tensor.From([]int64{1}))), -1),
-			cohort.NotSupported, "dense"},
+		"a sparse table": {
+			autograd.SparseEmbedding(x, autograd.Constant(tensor.Must(tensor.From([]int64{1}))), -1),
+			cohort.NotSupported, "dense",
+		},
 	} {
 		if err := c.v.Err(); !errors.Is(err, c.code) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)

@@ -69,10 +69,18 @@ func TestDone(t *testing.T) {
 		},
 		"one is gone, the others finish": {{gone(0), "over"}, {done(4, 1), "4 done"}, {done(5, 2), "5 done, ended"}},
 		"the last one is gone":           {{done(4, 0), ""}, {done(5, 1), ""}, {gone(2), "4 done, 5 done, ended"}},
-		"the last one is gone, with a spare": {{done(4, 0), ""}, {asks(5, 3, "d"), ""}, {done(6, 1), ""},
-			{gone(2), "4 done, 5 done, 6 done, ended"}},
-		"the last one does not come back": {{asks(4, 3, "d"), "over"}, {done(5, 0), "5 done"}, {done(6, 1), "6 done"},
-			{patience, "4 done, ended"}},
+		"the last one is gone, with a spare": {
+			{done(4, 0), ""},
+			{asks(5, 3, "d"), ""},
+			{done(6, 1), ""},
+			{gone(2), "4 done, 5 done, 6 done, ended"},
+		},
+		"the last one does not come back": {
+			{asks(4, 3, "d"), "over"},
+			{done(5, 0), "5 done"},
+			{done(6, 1), "6 done"},
+			{patience, "4 done, ended"},
+		},
 		"the last one asks again, and is gone": {
 			{done(4, 0), ""}, {done(5, 1), ""}, {asks(6, 2, "c2"), "over, 4 done, 5 done"}, {gone(2), "ended"},
 		},
@@ -83,8 +91,12 @@ func TestDone(t *testing.T) {
 			{asks(7, 1, "b2"), ""},
 			{asks(8, 2, "c2"), "6 [a2 b2 c2], 7 [a2 b2 c2], 8 [a2 b2 c2]"},
 		},
-		"one that was declared dead finishes, and the others are gone": {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""},
-			{done(4, 0), "4 done, ended"}},
+		"one that was declared dead finishes, and the others are gone": {
+			{gone(0), "over"},
+			{gone(1), ""},
+			{gone(2), ""},
+			{done(4, 0), "4 done, ended"},
+		},
 		"none has finished, and all are lost": {{gone(0), "over"}, {gone(1), ""}, {gone(2), ""}},
 	} {
 		c := newConfig(nil, CoordinatorOption.applyCoordinator)

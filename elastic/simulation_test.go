@@ -462,8 +462,10 @@ func simulate(seed uint64, work, askOnce bool) (problems, trace []string) {
 	}
 	s.low = 1 + s.rng.IntN(3)
 	s.high = s.low + s.rng.IntN(3)
-	s.config = newConfig([]CoordinatorOption{WithLastCall(time.Second), WithJoinTimeout(time.Hour), WithPatience(simPatience),
-		nil}, CoordinatorOption.applyCoordinator)
+	s.config = newConfig([]CoordinatorOption{
+		WithLastCall(time.Second), WithJoinTimeout(time.Hour), WithPatience(simPatience),
+		nil,
+	}, CoordinatorOption.applyCoordinator)
 	s.config.low, s.config.high = s.low, s.high
 	s.start()
 	for range s.high + s.rng.IntN(3) {

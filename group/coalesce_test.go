@@ -162,8 +162,10 @@ func TestObjectsBetweenTwoRanks(t *testing.T) {
 				}
 				return nil
 			}))
-			for _, err := range []error{groups[0].SendObjects(ctx, nil, 1), groups[0].SendObjects(ctx, [][]byte{{1}}, 0),
-				recvError(groups[0].RecvObjects(ctx, nil, 1))} {
+			for _, err := range []error{
+				groups[0].SendObjects(ctx, nil, 1), groups[0].SendObjects(ctx, [][]byte{{1}}, 0),
+				recvError(groups[0].RecvObjects(ctx, nil, 1)),
+			} {
 				if !errors.Is(err, cohort.InvalidArgument) {
 					t.Error(err)
 				}

@@ -238,8 +238,10 @@ func TestWaitingRankWakesNoOtherThread(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, %d bytes, GOMAXPROCS=%d", transport, bytes, procs), func(t *testing.T) {
 					var r costReport
 					for range 5 {
-						if r = costs(t, costSpec{Transport: transport, Bytes: bytes, Delay: time.Millisecond,
-							Wall: 500 * time.Millisecond}, procs)[0]; r.extraWakes() <= int(r.Wall.Seconds()*1000)+100*r.Long {
+						if r = costs(t, costSpec{
+							Transport: transport, Bytes: bytes, Delay: time.Millisecond,
+							Wall: 500 * time.Millisecond,
+						}, procs)[0]; r.extraWakes() <= int(r.Wall.Seconds()*1000)+100*r.Long {
 							return
 						}
 					}

@@ -76,7 +76,8 @@ func startMortal(t *testing.T, transport Transport, heartbeat time.Duration, add
 }
 
 func startMortalOf(t *testing.T, size int, transport Transport, heartbeat time.Duration, addr net.Addr, rank int,
-	until string) (process *os.Process, kill func()) {
+	until string,
+) (process *os.Process, kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %s %d %s %s", mortalEnv, rank, size, transport, heartbeat, addr, until))

@@ -110,9 +110,13 @@ func TestMeshArguments(t *testing.T) {
 		}
 		return nil
 	}))
-	unsure := &Mesh{world: &Group{size: 8,
-		args: collective.Group{Peers: torchcaps.Peers{Low: torchcaps.V2_6, High: torchcaps.V2_14}}},
-		grid: subgroup.Grid{Axes: []subgroup.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}}}
+	unsure := &Mesh{
+		world: &Group{
+			size: 8,
+			args: collective.Group{Peers: torchcaps.Peers{Low: torchcaps.V2_6, High: torchcaps.V2_14}},
+		},
+		grid: subgroup.Grid{Axes: []subgroup.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}, {Name: "c", Size: 2}}},
+	}
 	if _, err := unsure.plan("x"); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), torchcaps.Option) {
 		t.Errorf("an order that is not known: %v", err)
 	}

@@ -28,8 +28,10 @@ const kinds = 9
 func randomActions(rng *rand.Rand, count, size int, subs [][]int) []action {
 	actions := make([]action, count)
 	for i := range actions {
-		a := action{kind: rng.IntN(kinds), sub: rng.IntN(len(subs)+1) - 1, op: []ReduceOp{Sum, Max, Min}[rng.IntN(3)],
-			float: rng.IntN(2) == 0}
+		a := action{
+			kind: rng.IntN(kinds), sub: rng.IntN(len(subs)+1) - 1, op: []ReduceOp{Sum, Max, Min}[rng.IntN(3)],
+			float: rng.IntN(2) == 0,
+		}
 		a.n = []int{0, 1, 3, 100, 5000, 1 + rng.IntN(40_000)}[rng.IntN(6)]
 		members := size
 		if a.sub >= 0 {

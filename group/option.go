@@ -92,8 +92,10 @@ type config struct {
 }
 
 func newConfig(opts []Option) config {
-	c := config{Options: bootstrap.Options{Transport: bootstrap.Auto, Logger: safecall.Logger(nil)}, timeout: DefaultTimeout,
-		queue: DefaultQueue}
+	c := config{
+		Options: bootstrap.Options{Transport: bootstrap.Auto, Logger: safecall.Logger(nil)}, timeout: DefaultTimeout,
+		queue: DefaultQueue,
+	}
 	for _, o := range opts {
 		if o != nil {
 			o.apply(&c)

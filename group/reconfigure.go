@@ -174,8 +174,10 @@ func (g *Group) successorPlan(uuid int64, rank int, handles []string) *plan {
 	m.uuid = uuid
 	p := &plan{
 		config: g.config, family: f, membership: &m,
-		form: bootstrap.Plan{Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName,
-			Origin: bootstrap.FromReconfigure, UUID: uuid, Former: former},
+		form: bootstrap.Plan{
+			Store: g.lineage.store, Rank: rank, Globals: f.world, TorchName: g.lineage.torchName,
+			Origin: bootstrap.FromReconfigure, UUID: uuid, Former: former,
+		},
 	}
 	p.config.timeout = g.Timeout()
 	p.complete()

@@ -56,8 +56,10 @@ func (g *Group) Split(ctx context.Context, lists [][]cohort.Rank, opts ...Option
 	}
 	p := &plan{
 		config: c, family: g.lineage.family, parent: g,
-		form: bootstrap.Plan{Store: g.lineage.store, Rank: slices.Index(ranks, g.rank), Globals: globals,
-			Origin: bootstrap.FromSplit, TorchName: c.Name, Index: g.lineage.index},
+		form: bootstrap.Plan{
+			Store: g.lineage.store, Rank: slices.Index(ranks, g.rank), Globals: globals,
+			Origin: bootstrap.FromSplit, TorchName: c.Name, Index: g.lineage.index,
+		},
 	}
 	if c.Name == "" {
 		p.form.TorchName = gloo.SplitName(g.lineage.torchName, ranks)
@@ -154,8 +156,10 @@ func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Opti
 	}
 	f := newFamily(s, size)
 	f.answer(c.Logger)
-	p := &plan{config: c, family: f, form: bootstrap.Plan{Store: s, Rank: int(n) - 1, Globals: f.world,
-		Origin: bootstrap.FromMerge, TorchName: c.Name}}
+	p := &plan{config: c, family: f, form: bootstrap.Plan{
+		Store: s, Rank: int(n) - 1, Globals: f.world,
+		Origin: bootstrap.FromMerge, TorchName: c.Name,
+	}}
 	return p.makeFirst(ctx)
 }
 

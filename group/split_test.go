@@ -107,8 +107,11 @@ func TestSplitRefuses(t *testing.T) {
 
 // TestSplitOrder: PyTorch sorts the ranks of a split before 2.14, so that a list in another order would give ranks other numbers there.
 func TestSplitOrder(t *testing.T) {
-	for _, known := range []torchcaps.Peers{torchcaps.Exactly(torchcaps.V2_12), {Low: torchcaps.V2_12, High: torchcaps.V2_14},
-		{Low: torchcaps.V2_9, High: torchcaps.V2_14, Several: true}} {
+	for _, known := range []torchcaps.Peers{
+		torchcaps.Exactly(torchcaps.V2_12),
+		{Low: torchcaps.V2_12, High: torchcaps.V2_14},
+		{Low: torchcaps.V2_9, High: torchcaps.V2_14, Several: true},
+	} {
 		g := newWorld(t, 2)[0]
 		g.args.Peers = known
 		if _, err := g.Split(ctxOf(t), [][]cohort.Rank{{1, 0}}); !errors.Is(err, cohort.NotSupported) ||

@@ -56,8 +56,10 @@ func besideTorch(ctx context.Context, t *testing.T, opts ...Option) (g *Group, m
 			g, err = New(ctx, own, 0, 2, opts...)
 			return err
 		}
-		mesh, err = gloo.Connect(ctx, gloo.Config{Rank: 1, Size: 2, Store: theirs, Prefix: torchPrefix,
-			Generation: gloo.Torch26.GenerationOf(), StoreAddr: own.Addr()})
+		mesh, err = gloo.Connect(ctx, gloo.Config{
+			Rank: 1, Size: 2, Store: theirs, Prefix: torchPrefix,
+			Generation: gloo.Torch26.GenerationOf(), StoreAddr: own.Addr(),
+		})
 		return err
 	}))
 	t.Cleanup(func() { _, _ = g.Close(), mesh.Close() })
@@ -67,8 +69,10 @@ func besideTorch(ctx context.Context, t *testing.T, opts ...Option) (g *Group, m
 // sumWith is what the other rank does in a sum of one number, its 1.
 func sumWith(ctx context.Context, mesh *gloo.Mesh, tag uint32) error {
 	out := binary.LittleEndian.AppendUint32(nil, math.Float32bits(1))
-	return gloo.NewEngine(mesh).Run(ctx, &collective.Request{Kind: collective.AllReduce, DType: tensor.Float32, Op: reduce.Sum,
-		Out: out, Tag: tag})
+	return gloo.NewEngine(mesh).Run(ctx, &collective.Request{
+		Kind: collective.AllReduce, DType: tensor.Float32, Op: reduce.Sum,
+		Out: out, Tag: tag,
+	})
 }
 
 // TestRefusedTakesItsNumber: PyTorch ranks of 2.6 take a number for an operation that they refuse. So does this rank,

@@ -22,10 +22,16 @@ func TestLargeEvidence(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
 	seen := func(size int) *verdict.Job {
-		return &verdict.Job{World: 1,
-			Ranks: []verdict.Rank{{Process: verdict.Process{Object: "10.0.0.5:443"},
-				Records: verdict.Records{Dump: &torchdump.Dump{Version: "2.10",
-					Entries: []torchdump.Entry{{Desc: strings.Repeat("x", size)}}}}}}}
+		return &verdict.Job{
+			World: 1,
+			Ranks: []verdict.Rank{{
+				Process: verdict.Process{Object: "10.0.0.5:443"},
+				Records: verdict.Records{Dump: &torchdump.Dump{
+					Version: "2.10",
+					Entries: []torchdump.Entry{{Desc: strings.Repeat("x", size)}},
+				}},
+			}},
+		}
 	}
 	report := &Report{RunID: "large"}
 	for i, size := range []int{mib, 58*mib - mib/2, 0} { // the last attempt failed

@@ -24,8 +24,10 @@ func TestConfigErrors(t *testing.T) {
 		"0 is the least":        {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 1, MaxRestarts: -1},
 		"must not hold":         {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 1, RunID: "../x"},
 		"local rank 3 to s":     {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2, Logs: Logs{ShowRanks: []int{3}}},
-		"node rank 2": {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2,
-			Nodes: Nodes{Max: 2, Endpoint: "x:1", Rank: new(2)}},
+		"node rank 2": {
+			Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2,
+			Nodes: Nodes{Max: 2, Endpoint: "x:1", Rank: new(2)},
+		},
 	} {
 		if _, err := c.withDefaults(); !errors.Is(err, cohort.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
@@ -40,16 +42,22 @@ func TestReportText(t *testing.T) {
 		Attempts: []Attempt{{
 			First: 1, Started: at, Ended: at.Add(12 * time.Second),
 			Workers: []WorkerEnd{
-				{Rank: 0, Kind: "lost_peer", Words: "lost its connection to another rank: RuntimeError: x", Code: 1,
-					Where: "step (/srv/train.py:19)"},
-				{Rank: 1, Local: 1, Host: "vm", PID: 77, Kind: "exception", Words: "raised ValueError: bad batch 17", Code: 1,
+				{
+					Rank: 0, Kind: "lost_peer", Words: "lost its connection to another rank: RuntimeError: x", Code: 1,
+					Where: "step (/srv/train.py:19)",
+				},
+				{
+					Rank: 1, Local: 1, Host: "vm", PID: 77, Kind: "exception", Words: "raised ValueError: bad batch 17", Code: 1,
 					Where: "step (/srv/train.py:17)", Traceback: "Traceback\n  x", Started: at, Ended: at.Add(11 * time.Second),
-					Advice: "other data"},
+					Advice: "other data",
+				},
 				{Rank: 2, Kind: "stopped", Words: "was stopped by the launcher (SIGTERM)", Code: -15},
 				{Rank: 3, Kind: "stopped", Words: "was stopped by the launcher (SIGTERM)", Code: -15},
 			},
-			Evidence: &Evidence{Ranks: []RankState{{Rank: 2, Doing: "all_reduce (train.py:27)"},
-				{Rank: 3, Doing: "all_reduce (train.py:27)"}}},
+			Evidence: &Evidence{Ranks: []RankState{
+				{Rank: 2, Doing: "all_reduce (train.py:27)"},
+				{Rank: 3, Doing: "all_reduce (train.py:27)"},
+			}},
 		}},
 		Bundle: "/state/x",
 	}
@@ -88,15 +96,27 @@ func TestReportErr(t *testing.T) {
 		text    string
 	}{
 		"success": {Report{Attempts: []Attempt{failed, {Succeeded: true}}}, nil, nil, ""},
-		"a worker failed": {Report{Attempts: []Attempt{failed}}, nil, cohort.Remote,
-			"launch: remote error: rank 1: raised ValueError: bad batch 17"},
-		"it hung": {Report{Attempts: []Attempt{{First: cohort.NoRank, Hung: true, Verdict: "rank 1 sleeps."}}}, nil,
-			cohort.DeadlineExceeded, "launch: timeout: the job hung and was stopped: rank 1 sleeps"},
-		"a signal": {Report{Signal: 15, Attempts: []Attempt{stopped}}, nil, cohort.Aborted,
-			"launch: aborted: the job was ended by SIGTERM"},
+		"a worker failed": {
+			Report{Attempts: []Attempt{failed}},
+			nil, cohort.Remote,
+			"launch: remote error: rank 1: raised ValueError: bad batch 17",
+		},
+		"it hung": {
+			Report{Attempts: []Attempt{{First: cohort.NoRank, Hung: true, Verdict: "rank 1 sleeps."}}},
+			nil,
+			cohort.DeadlineExceeded, "launch: timeout: the job hung and was stopped: rank 1 sleeps",
+		},
+		"a signal": {
+			Report{Signal: 15, Attempts: []Attempt{stopped}},
+			nil, cohort.Aborted,
+			"launch: aborted: the job was ended by SIGTERM",
+		},
 		"a signal, early": {Report{Signal: 2}, nil, cohort.Aborted, "launch: aborted: the job was ended by SIGINT"},
-		"a signal, in between": {Report{Signal: 2, Attempts: []Attempt{failed}}, nil, cohort.Aborted,
-			"launch: aborted: the job was ended by SIGINT"},
+		"a signal, in between": {
+			Report{Signal: 2, Attempts: []Attempt{failed}},
+			nil, cohort.Aborted,
+			"launch: aborted: the job was ended by SIGINT",
+		},
 		"cancelled": {Report{Attempts: []Attempt{stopped}}, nil, context.Canceled, "launch: cancelled: context canceled"},
 		"no store":  {Report{}, refuse("no store"), cohort.InvalidArgument, "launch: invalid argument: no store"},
 	} {

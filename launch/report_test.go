@@ -22,10 +22,14 @@ func TestEarlyEnd(t *testing.T) {
 		left float64
 		want string
 	}{
-		"at the same time": {postmortem.LostPeer, 2.4,
-			"rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection"},
-		"before": {postmortem.LostPeer, 1,
-			"rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection"},
+		"at the same time": {
+			postmortem.LostPeer, 2.4,
+			"rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection",
+		},
+		"before": {
+			postmortem.LostPeer, 1,
+			"rank 1 ended with exit code 0 while others still needed it; then rank 0 lost its connection",
+		},
 		"after":          {postmortem.LostPeer, 3, "rank 0 lost its connection"},
 		"its own affair": {postmortem.Exception, 1, "rank 0 lost its connection"},
 	} {
@@ -53,16 +57,26 @@ func TestSinceWhen(t *testing.T) {
 		ranks []RankState
 		want  string
 	}{
-		"the same": {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 94*time.Second)},
-			"ranks 1,2: stopped, in all_reduce (train.py:5) for at least 94 s\n"},
-		"different": {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 3*time.Second)},
-			"ranks 1,2: stopped, in all_reduce (train.py:5) for at least 3 to 94 s\n"},
-		"not long": {[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, time.Millisecond)},
-			"ranks 1,2: stopped, in all_reduce (train.py:5)\n"},
-		"two places": {[]RankState{state(1, reduce, 94*time.Second), state(2, "load (train.py:9)", 0)},
-			"rank 1: stopped, in all_reduce (train.py:5) for at least 94 s\n    rank 2: stopped, in load (train.py:9)\n"},
-		"one of unknown": {[]RankState{state(1, reduce, 94*time.Second)},
-			"rank 1: stopped, in all_reduce (train.py:5) for at least 94 s\n    rank 2: stopped\n"},
+		"the same": {
+			[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 94*time.Second)},
+			"ranks 1,2: stopped, in all_reduce (train.py:5) for at least 94 s\n",
+		},
+		"different": {
+			[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, 3*time.Second)},
+			"ranks 1,2: stopped, in all_reduce (train.py:5) for at least 3 to 94 s\n",
+		},
+		"not long": {
+			[]RankState{state(1, reduce, 94*time.Second), state(2, reduce, time.Millisecond)},
+			"ranks 1,2: stopped, in all_reduce (train.py:5)\n",
+		},
+		"two places": {
+			[]RankState{state(1, reduce, 94*time.Second), state(2, "load (train.py:9)", 0)},
+			"rank 1: stopped, in all_reduce (train.py:5) for at least 94 s\n    rank 2: stopped, in load (train.py:9)\n",
+		},
+		"one of unknown": {
+			[]RankState{state(1, reduce, 94*time.Second)},
+			"rank 1: stopped, in all_reduce (train.py:5) for at least 94 s\n    rank 2: stopped\n",
+		},
 	} {
 		r := Report{Sentence: "rank 0 raised ValueError", Attempts: []Attempt{{
 			First:    0,
@@ -86,8 +100,11 @@ func TestEndedByTheUser(t *testing.T) {
 			{Rank: 1, Kind: postmortem.Exception.String(), Words: "raised KeyboardInterrupt", Code: 1},
 			{Rank: 2, Kind: postmortem.Success.String(), Words: "succeeded"},
 		},
-		Evidence: &Evidence{Ranks: []RankState{{Rank: 0, Doing: "all_reduce (train.py:5)", Idle: 94 * time.Second},
-			{Rank: 1, Doing: "load (train.py:9)"}, {Rank: 2, Doing: "save (train.py:20)"}}},
+		Evidence: &Evidence{Ranks: []RankState{
+			{Rank: 0, Doing: "all_reduce (train.py:5)", Idle: 94 * time.Second},
+			{Rank: 1, Doing: "load (train.py:9)"},
+			{Rank: 2, Doing: "save (train.py:20)"},
+		}},
 	}}}
 	const want = `cohort: the job was ended by SIGINT
   the ranks:

@@ -56,8 +56,10 @@ func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signa
 		return nil, err
 	}
 	host, _ := os.Hostname()
-	report := &Report{RunID: c.RunID, Host: host, Program: c.Roles[0].Program[0], Workers: c.Workers, MaxRestarts: c.MaxRestarts,
-		Started: time.Now()}
+	report := &Report{
+		RunID: c.RunID, Host: host, Program: c.Roles[0].Program[0], Workers: c.Workers, MaxRestarts: c.MaxRestarts,
+		Started: time.Now(),
+	}
 	c.Screen, c.Signals, c.Started, c.AttemptEnded = screen.forAgent(), signals, report.Started, report.attemptEnded
 	job, err := agent.New(ctx, c)
 	if err != nil {

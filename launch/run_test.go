@@ -40,8 +40,10 @@ func TestRankOfAnotherNode(t *testing.T) {
 		wg.Go(func() {
 			report, err := Run(t.Context(), Config{
 				Program: []string{"/bin/sh", "-c", "[ $RANK = 3 ] && exit 5; exec sleep 600"}, How: Executable, Workers: 2, RunID: "named",
-				Nodes: Nodes{Endpoint: "127.0.0.1:" + strconv.Itoa(port), Min: 2, Max: 2, Rank: &node,
-					JoinTimeout: time.Minute, Silence: time.Minute},
+				Nodes: Nodes{
+					Endpoint: "127.0.0.1:" + strconv.Itoa(port), Min: 2, Max: 2, Rank: &node,
+					JoinTimeout: time.Minute, Silence: time.Minute,
+				},
 				NoEvidence: true, Logs: Logs{Dir: t.TempDir()}, Supervisor: []string{"supervisor", testSupervisor},
 			}, Screen{Out: io.Discard, Err: io.Discard}, nil)
 			if report == nil {

@@ -96,8 +96,10 @@ func statusOf(a agent.Status) Status {
 func workersOf(workers []agent.WorkerStatus) []WorkerStatus {
 	var all []WorkerStatus
 	for _, w := range workers {
-		all = append(all, WorkerStatus{Rank: w.Rank, Phase: WorkerPhase(w.Phase), Since: w.Since, Words: w.Words, Line: w.Line,
-			Printed: w.Printed})
+		all = append(all, WorkerStatus{
+			Rank: w.Rank, Phase: WorkerPhase(w.Phase), Since: w.Since, Words: w.Words, Line: w.Line,
+			Printed: w.Printed,
+		})
 	}
 	return all
 }

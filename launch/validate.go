@@ -236,8 +236,10 @@ func (c Config) plain() agent.Config {
 		a.NodeRank = *n.Rank
 	}
 	for _, r := range c.Roles {
-		a.Roles = append(a.Roles, agent.Role{Name: r.Name, Workers: r.Workers, Interpreter: r.interpreter(), Program: r.Program,
-			Dir: r.Dir, Env: r.Env})
+		a.Roles = append(a.Roles, agent.Role{
+			Name: r.Name, Workers: r.Workers, Interpreter: r.interpreter(), Program: r.Program,
+			Dir: r.Dir, Env: r.Env,
+		})
 	}
 	return a
 }

@@ -101,7 +101,12 @@ func Log(logger *slog.Logger) Hook {
 			attrs = append(attrs, slog.Int("rank", int(e.Rank)))
 		}
 		for _, a := range []struct{ key, value string }{
-			{"group", e.Group}, {"peer", e.Peer}, {"key", e.Key}, {"detail", e.Detail}, {"trace", e.Trace}, {"span", e.Span},
+			{"group", e.Group},
+			{"peer", e.Peer},
+			{"key", e.Key},
+			{"detail", e.Detail},
+			{"trace", e.Trace},
+			{"span", e.Span},
 			{"parent", e.Parent},
 		} {
 			if a.value != "" {

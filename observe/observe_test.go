@@ -46,8 +46,10 @@ func TestLogLevels(t *testing.T) {
 func TestSplitTrace(t *testing.T) {
 	t.Parallel()
 	const trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-	for _, good := range []string{"00-" + trace + "-" + span + "-01", "00-" + trace + "-" + span + "-00",
-		"cc-" + trace + "-" + span + "-01-later"} {
+	for _, good := range []string{
+		"00-" + trace + "-" + span + "-01", "00-" + trace + "-" + span + "-00",
+		"cc-" + trace + "-" + span + "-01-later",
+	} {
 		if a, b := SplitTrace(good); a != trace || b != span {
 			t.Errorf("%s is read as %q, %q", good, a, b)
 		}

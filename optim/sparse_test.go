@@ -125,8 +125,10 @@ func TestSparseRefused(t *testing.T) {
 // nothing but the number of steps. It is not parallel, since it looks at the memory that the process has allocated.
 func TestSparseStepsByRows(t *testing.T) {
 	const rows, width = 100_000, 8
-	for name, rule := range map[string]optim.Rule{"SGD": optim.SGD{LR: 0.1}, "Adagrad": optim.Adagrad{LR: 0.1},
-		"SparseAdam": optim.SparseAdam{LR: 0.1}} {
+	for name, rule := range map[string]optim.Rule{
+		"SGD": optim.SGD{LR: 0.1}, "Adagrad": optim.Adagrad{LR: 0.1},
+		"SparseAdam": optim.SparseAdam{LR: 0.1},
+	} {
 		w := autograd.Parameter(tensor.Must(tensor.Full(tensor.Float32, 1.0, rows, width)))
 		opt, err := optim.New(rule, []*autograd.Variable{w})
 		if err != nil {

@@ -289,8 +289,12 @@ type rpropGroup struct {
 }
 
 func (r Rprop) group(lr float64) any {
-	return rpropGroup{lr, [2]float64{or(r.EtaMinus, 0.5), or(r.EtaPlus, 1.2)}, [2]float64{or(r.StepMin, 1e-6), or(r.StepMax, 50)},
-		r.Maximize}
+	return rpropGroup{
+		lr,
+		[2]float64{or(r.EtaMinus, 0.5), or(r.EtaPlus, 1.2)},
+		[2]float64{or(r.StepMin, 1e-6), or(r.StepMax, 50)},
+		r.Maximize,
+	}
 }
 
 func (r Rprop) withGroup(text []byte) (Rule, error) {

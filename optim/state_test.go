@@ -160,8 +160,10 @@ func TestBadState(t *testing.T) {
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0]}]` }, "1 parameters, the optimizer has 2"},
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"lr":"fast"}]` }, "param_groups"},
 		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"lr":-1}]` }, "invalid learning rate"},
-		{func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"amsgrad":true}]` },
-			"2 of the tensors [exp_avg exp_avg_sq max_exp_avg_sq]"},
+		{
+			func(f *safetensors.File) { f.Metadata["param_groups"] = `[{"params":[0,1],"amsgrad":true}]` },
+			"2 of the tensors [exp_avg exp_avg_sq max_exp_avg_sq]",
+		},
 		{func(f *safetensors.File) {
 			f.Metadata["param_groups"] = `[{"params":[0,1],"decoupled_weight_decay":true}]`
 		}, "another rule"},
@@ -173,8 +175,10 @@ func TestBadState(t *testing.T) {
 		{func(f *safetensors.File) {
 			f.Tensors["state.0.step"] = tensor.Must(tensor.Full(tensor.Float32, float32(1.5)))
 		}, "one whole number"},
-		{func(f *safetensors.File) { f.Tensors["state.0.exp_avg"] = tensor.Must(tensor.New(tensor.Float32, 3)) },
-			"the parameter float64[2]"},
+		{
+			func(f *safetensors.File) { f.Tensors["state.0.exp_avg"] = tensor.Must(tensor.New(tensor.Float32, 3)) },
+			"the parameter float64[2]",
+		},
 		{func(f *safetensors.File) { f.Tensors["state.0.exp_avg"] = tensor.Must(tensor.New(tensor.Int64, 2)) }, "the parameter float64[2]"},
 	} {
 		f, err := opt.State()

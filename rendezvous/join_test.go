@@ -389,8 +389,10 @@ func TestRendezvousAgentStore(t *testing.T) {
 
 // A launcher hosts a store, and the ranks meet at another address: rank 0 hosts that one, unless somebody does already.
 func TestRendezvousElsewhere(t *testing.T) {
-	variables := env(map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(testkit.FreePort(t)),
-		"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
+	variables := env(map[string]string{
+		"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(testkit.FreePort(t)),
+		"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+	})
 	port := testkit.FreePort(t)
 	joined := make(chan *rendezvous.Member, 1)
 	go func() { joined <- join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=1&world_size=2", port), variables) }()

@@ -108,8 +108,10 @@ func newAgent(st store.Store, name string, cfg *config) *Agent {
 		Name: name, Rank: int(cfg.rank), Size: cfg.worldSize, Round: cfg.round, Logger: cfg.logger,
 		Entry: rpcworld.Entry{Epoch: a.epoch, Secret: a.secret}, Cohort: slices.Contains(cfg.transports, TransportCohort),
 	})
-	a.net = rpcsession.New(rpcsession.Config{Name: name, Logger: cfg.logger, Types: cfg.types, Handler: sessionHandler{a},
-		Published: a.world.Published})
+	a.net = rpcsession.New(rpcsession.Config{
+		Name: name, Logger: cfg.logger, Types: cfg.types, Handler: sessionHandler{a},
+		Published: a.world.Published,
+	})
 	if cfg.alloc == nil {
 		a.memory = tensorpool.New()
 		cfg.alloc = a.memory.Get

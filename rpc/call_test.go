@@ -226,8 +226,10 @@ func TestValues(t *testing.T) {
 			py.ByteArray{1},
 			&py.Dict{Pairs: []py.Pair{{Key: "a", Value: []any{1.5}}, {Key: int64(2), Value: nil}}},
 			py.Global{Module: "torch", Name: "float32"},
-			&py.Object{Class: py.Global{Module: "datetime", Name: "timedelta"}, Args: py.Tuple{int64(1), int64(2)},
-				States: []any{}, Items: []any{}},
+			&py.Object{
+				Class: py.Global{Module: "datetime", Name: "timedelta"}, Args: py.Tuple{int64(1), int64(2)},
+				States: []any{}, Items: []any{},
+			},
 		} {
 			got, callErr := Call[any](ctx, agents[0], "w1", "v.echo", v)
 			if callErr != nil {
@@ -246,8 +248,10 @@ func TestValues(t *testing.T) {
 		if !tensor.Equal(pair[0], x) || !tensor.Equal(pair[1], view) || pair[0].Storage() != pair[1].Storage() {
 			t.Error("a tensor and its view do not come back as such")
 		}
-		sparse := &tensor.Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)),
-			Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
+		sparse := &tensor.Sparse{
+			Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)),
+			Values: tensor.Must(tensor.From([]float32{3, 4}, 2)),
+		}
 		back, err := Call[*tensor.Sparse](ctx, agents[0], "w1", "v.echo", sparse)
 		if err != nil || !tensor.Equal(back.Indices, sparse.Indices) {
 			t.Errorf("sparse: %v", err)

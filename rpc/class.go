@@ -75,13 +75,17 @@ func (r *Registry) method(value any, name string) (*handler, error) {
 	c := r.classes[t]
 	r.mu.RUnlock()
 	if c == nil {
-		return nil, &RemoteError{Kind: "TypeError", Code: cohort.NotSupported,
-			Message: "methods of a " + typeText(t) + " are not served: register it with Registry.Class"}
+		return nil, &RemoteError{
+			Kind: "TypeError", Code: cohort.NotSupported,
+			Message: "methods of a " + typeText(t) + " are not served: register it with Registry.Class",
+		}
 	}
 	h := c.methods[name]
 	if h == nil {
-		return nil, &RemoteError{Kind: "AttributeError", Code: cohort.NotFound,
-			Message: "'" + c.name.Name + "' object has no attribute '" + name + "'"}
+		return nil, &RemoteError{
+			Kind: "AttributeError", Code: cohort.NotFound,
+			Message: "'" + c.name.Name + "' object has no attribute '" + name + "'",
+		}
 	}
 	return h.bound(reflect.ValueOf(value), h.name[strings.LastIndexByte(h.name, '.')+1:]), nil
 }
@@ -134,8 +138,10 @@ func (r *Registry) classOf(value any) (py.Global, error) {
 	case reflect.Map, reflect.Struct:
 		return builtin("dict")
 	}
-	return py.Global{}, &RemoteError{Kind: "TypeError", Code: cohort.NotSupported,
-		Message: "a " + typeText(t) + " has no Python class: register it with Registry.Class"}
+	return py.Global{}, &RemoteError{
+		Kind: "TypeError", Code: cohort.NotSupported,
+		Message: "a " + typeText(t) + " has no Python class: register it with Registry.Class",
+	}
 }
 
 func typeText(t reflect.Type) string {

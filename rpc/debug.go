@@ -136,8 +136,10 @@ func (a *Agent) References() ReferenceInfo {
 			}
 		}
 		for _, f := range o.Forks {
-			x.Forks = append(x.Forks, ForkInfo{ID: f.Fork.String(), Holder: a.nameOf(f.Holder), Age: f.Age.Seconds(),
-				Silent: f.Silent.Seconds()})
+			x.Forks = append(x.Forks, ForkInfo{
+				ID: f.Fork.String(), Holder: a.nameOf(f.Holder), Age: f.Age.Seconds(),
+				Silent: f.Silent.Seconds(),
+			})
 		}
 		info.Objects = append(info.Objects, x)
 	}

@@ -89,8 +89,10 @@ var pythonKinds = map[cohort.Code]string{
 // describe turns the error of a handler into an exception.
 func describe(err error) rpcwire.PythonError {
 	if remote, ok := errors.AsType[*RemoteError](err); ok {
-		out := rpcwire.PythonError{Kind: remote.Kind, Message: remote.Message, Worker: remote.Worker, Stack: remote.Stack,
-			Code: remote.Code, Hint: remote.hint}
+		out := rpcwire.PythonError{
+			Kind: remote.Kind, Message: remote.Message, Worker: remote.Worker, Stack: remote.Stack,
+			Code: remote.Code, Hint: remote.hint,
+		}
 		if out.Code == cohort.Unknown {
 			out.Code = cohort.Remote
 		}

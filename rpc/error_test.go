@@ -48,14 +48,22 @@ func TestOneErrorType(t *testing.T) {
 				raised string
 				reason error
 			}{
-				"plain": {do: func() error { _, err := Call[int](ctx, a, to, "e.plain"); return err }, code: cohort.Remote,
-					raised: "RuntimeError"},
-				"raised": {do: func() error { _, err := Call[int](ctx, a, to, "e.raise"); return err }, code: cohort.Remote,
-					raised: "ValueError"},
-				"async": {do: func() error { _, err := Async[int](ctx, a, to, "e.raise").Await(ctx); return err },
-					code: cohort.Remote, raised: "ValueError"},
-				"missing": {do: func() error { _, err := Call[int](ctx, a, to, "e.nothing"); return err }, code: cohort.NotFound,
-					raised: "AttributeError"},
+				"plain": {
+					do: func() error { _, err := Call[int](ctx, a, to, "e.plain"); return err }, code: cohort.Remote,
+					raised: "RuntimeError",
+				},
+				"raised": {
+					do: func() error { _, err := Call[int](ctx, a, to, "e.raise"); return err }, code: cohort.Remote,
+					raised: "ValueError",
+				},
+				"async": {
+					do:   func() error { _, err := Async[int](ctx, a, to, "e.raise").Await(ctx); return err },
+					code: cohort.Remote, raised: "ValueError",
+				},
+				"missing": {
+					do: func() error { _, err := Call[int](ctx, a, to, "e.nothing"); return err }, code: cohort.NotFound,
+					raised: "AttributeError",
+				},
 				"fetch":    {do: func() error { _, err := failed.Fetch(ctx); return err }, code: cohort.Remote, raised: "ValueError"},
 				"closed":   {do: func() error { _, err := closed.Fetch(ctx); return err }, code: cohort.Closed, reason: ErrRefClosed},
 				"deadline": {do: func() error { _, err := Call[any](short(), a, to, "e.wait"); return err }, code: cohort.DeadlineExceeded},

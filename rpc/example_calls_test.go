@@ -135,8 +135,12 @@ func ExampleRegistry_Handle() {
 	for _, call := range []struct {
 		fn   string
 		args []any
-	}{{"m.add", []any{1, rpc.Kw{"y": 2}}}, {"m.scale", []any{[]float64{1, 2}, 10}}, {"m.count", []any{1, "two", nil}},
-		{"m.relay", []any{4}}} {
+	}{
+		{"m.add", []any{1, rpc.Kw{"y": 2}}},
+		{"m.scale", []any{[]float64{1, 2}, 10}},
+		{"m.count", []any{1, "two", nil}},
+		{"m.relay", []any{4}},
+	} {
 		v, err := rpc.Call[any](ctx, a, "b", call.fn, call.args...)
 		fmt.Println(call.fn, v, err)
 	}

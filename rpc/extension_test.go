@@ -261,8 +261,10 @@ func TestExtensionWrapsCalls(t *testing.T) {
 				t.Errorf("w0 has no note %q among %q", want, tracers[0].notes)
 			}
 		}
-		for _, want := range []string{"PYTHON_CALL of pass 7 from w0", "answer PYTHON_RET with 1 holders",
-			"answer PYTHON_RREF_FETCH_RET with 1 holders"} {
+		for _, want := range []string{
+			"PYTHON_CALL of pass 7 from w0", "answer PYTHON_RET with 1 holders",
+			"answer PYTHON_RREF_FETCH_RET with 1 holders",
+		} {
 			if !tracers[1].has(want) {
 				t.Errorf("w1 has no note %q among %q", want, tracers[1].notes)
 			}

@@ -83,8 +83,11 @@ func TestMemberForgesReferences(t *testing.T) {
 	for _, w := range targets {
 		said := rrefcore.Message{ID: w.ID, Fork: w.Fork, Root: w.Fork, OwnerEpoch: rrefcore.Epoch(owner.epoch)}
 		for _, key := range []rrefcore.Key{{}, {1, 2, 3}} {
-			for _, fork := range []rrefcore.ID{w.Fork, mine, {On: 0, N: 1000, Epoch: rrefcore.Epoch(owner.epoch)},
-				{On: 1, N: 1000, Epoch: rrefcore.Epoch(creator.epoch)}} {
+			for _, fork := range []rrefcore.ID{
+				w.Fork, mine,
+				{On: 0, N: 1000, Epoch: rrefcore.Epoch(owner.epoch)},
+				{On: 1, N: 1000, Epoch: rrefcore.Epoch(creator.epoch)},
+			} {
 				m := said
 				m.Kind, m.Fork, m.Key = rrefcore.ForkRequest, fork, key
 				forge(t, thief, 0, m)
@@ -98,8 +101,10 @@ func TestMemberForgesReferences(t *testing.T) {
 			m.Kind = kind
 			forge(t, thief, 0, m)
 		}
-		for _, kind := range []rrefcore.Kind{rrefcore.ForkReply, rrefcore.Created, rrefcore.ChildAccept, rrefcore.Withdraw,
-			rrefcore.Delete} {
+		for _, kind := range []rrefcore.Kind{
+			rrefcore.ForkReply, rrefcore.Created, rrefcore.ChildAccept, rrefcore.Withdraw,
+			rrefcore.Delete,
+		} {
 			m := said
 			m.Kind, m.Code = kind, rrefcore.Gone
 			forge(t, thief, 1, m)

@@ -71,8 +71,11 @@ func TestProfile(t *testing.T) {
 			t.Fatal(n, err)
 		}
 		const later, leaf = "rpc_async#p.later(w0 -> w1)", "#remote_op: rpc_async#p.leaf(w1 -> w2)"
-		for worker, want := range [][]string{{later}, {later + "#remote_op: p.later", later + leaf},
-			{later + leaf + "#remote_op: inner", later + leaf + "#remote_op: p.leaf"}} {
+		for worker, want := range [][]string{
+			{later},
+			{later + "#remote_op: p.later", later + leaf},
+			{later + leaf + "#remote_op: inner", later + leaf + "#remote_op: p.leaf"},
+		} {
 			if got := p.names(cohort.Rank(worker)); !slices.Equal(got, want) {
 				t.Errorf("at worker %d: %q, want %q", worker, got, want)
 			}

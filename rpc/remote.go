@@ -120,8 +120,10 @@ func (a *Agent) creates(o *rpcclient.Outgoing, h *rpcref.Handle, t target, fn st
 	o.Repeat = func() bool { return r.CreationPending(h) }
 	o.Build = func(toGo bool) (*rpcwire.Message, []rrefcore.Wire, uint8, error) {
 		e, wires := r.Encoder(o.Peer, toGo)
-		m, err := encodeRemote(e, t, fn, args, rpcwire.RRefPair{RRef: rpcref.Global(h.Wire.ID), Fork: rpcref.Global(h.Wire.Fork),
-			Key: h.Wire.Key})
+		m, err := encodeRemote(e, t, fn, args, rpcwire.RRefPair{
+			RRef: rpcref.Global(h.Wire.ID), Fork: rpcref.Global(h.Wire.Fork),
+			Key: h.Wire.Key,
+		})
 		if err != nil {
 			r.Undecoded(o.Peer, *wires)
 			return nil, nil, 0, err

@@ -108,8 +108,10 @@ func dynamicWorld(ctx context.Context, t *testing.T) func(name string, opts ...O
 	reg := NewRegistry().MustHandle("t.seven", func() int { return 7 })
 	return func(name string, opts ...Option) *Agent {
 		t.Helper()
-		defaults := []Option{WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLogger(testLogger()),
-			WithLease(100*time.Millisecond, 10*time.Second, time.Millisecond)}
+		defaults := []Option{
+			WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLogger(testLogger()),
+			WithLease(100*time.Millisecond, 10*time.Second, time.Millisecond),
+		}
 		a, err := Join(ctx, st, name, append(defaults, opts...)...)
 		if err != nil {
 			t.Fatal(err)

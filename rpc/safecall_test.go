@@ -49,8 +49,10 @@ func TestFunctionsGivenToAnAgent(t *testing.T) {
 			"end of a call interceptor":  {WithCallInterceptors(endsBadly(end)), nil},
 			"serve interceptor":          {WithServeInterceptors(interceptor), []cohort.Code{cohort.Internal, cohort.Remote}},
 			"end of a serve interceptor": {WithServeInterceptors(endsBadly(end)), nil},
-			"allocator": {WithAlloc(func(int) (*tensor.Storage, error) { end(); return nil, nil }),
-				[]cohort.Code{cohort.PeerLost, cohort.Unavailable}},
+			"allocator": {
+				WithAlloc(func(int) (*tensor.Storage, error) { end(); return nil, nil }),
+				[]cohort.Code{cohort.PeerLost, cohort.Unavailable},
+			},
 		} {
 			t.Run(how+" in "+where, func(t *testing.T) {
 				transports(t, func(t *testing.T, opts ...Option) {

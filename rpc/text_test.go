@@ -41,19 +41,35 @@ func TestErrorTexts(t *testing.T) {
 		code cohort.Code
 		want string
 	}{
-		{"m.sub", []any{1}, cohort.InvalidArgument,
-			`TypeError: rpc: arguments "m.sub": invalid argument: argument "b" is missing; the function takes a, b`},
-		{"m.sub", []any{"x", 1}, cohort.InvalidArgument,
-			`TypeError: rpc: arguments "m.sub": invalid argument: argument "a": a Python str does not fit a Go int`},
+		{
+			"m.sub",
+			[]any{1},
+			cohort.InvalidArgument,
+			`TypeError: rpc: arguments "m.sub": invalid argument: argument "b" is missing; the function takes a, b`,
+		},
+		{
+			"m.sub",
+			[]any{"x", 1},
+			cohort.InvalidArgument,
+			`TypeError: rpc: arguments "m.sub": invalid argument: argument "a": a Python str does not fit a Go int`,
+		},
 		{"m.sub", []any{uint64(1 << 63), 1}, cohort.InvalidArgument, `argument "a": 9223372036854775808 does not fit a Go int`},
 		{"m.sub", []any{1, Kw{"a": 1}}, cohort.InvalidArgument, `invalid argument: argument "a" is given twice`},
 		{"m.sub", []any{1, 2, Kw{"c": 1}}, cohort.InvalidArgument, `unexpected keyword argument "c"; the function takes a, b`},
 		{"m.plain", nil, cohort.InvalidArgument, `argument 1 is missing; the function takes (int) by position`},
 		{"m.plain", []any{x}, cohort.InvalidArgument, `argument 1: a tensor does not fit a Go int`},
-		{"m.points", []any{[]any{map[string]any{"k": map[string]any{"x": "s"}}}, 1}, cohort.InvalidArgument,
-			`argument 1: at [0]['k'].x: a Python str does not fit a Go int`},
-		{"m.point", []any{1.5}, cohort.InvalidArgument,
-			`rpc: arguments "m.point": invalid argument: argument "x": a Python float does not fit a Go int`},
+		{
+			"m.points",
+			[]any{[]any{map[string]any{"k": map[string]any{"x": "s"}}}, 1},
+			cohort.InvalidArgument,
+			`argument 1: at [0]['k'].x: a Python str does not fit a Go int`,
+		},
+		{
+			"m.point",
+			[]any{1.5},
+			cohort.InvalidArgument,
+			`rpc: arguments "m.point": invalid argument: argument "x": a Python float does not fit a Go int`,
+		},
 		{"m.nosuch", nil, cohort.NotFound, `AttributeError: the Go worker "W" has no handler "m.nosuch"`},
 		{"__torch__.m.nosuch", []any{1}, cohort.NotFound, `AttributeError: the Go worker "W" has no handler "m.nosuch"`},
 		{"", nil, cohort.InvalidArgument, `(peer W): not the name of a function: want module.function`},
@@ -113,8 +129,10 @@ func TestHandlerForms(t *testing.T) {
 			t.Errorf("%s: %v, %v", fn, got, err)
 		}
 	}
-	for _, bad := range []any{func(chan int) {}, func(int, func()) {}, func() (int, int) { return 0, 0 },
-		func() (int, error, error) { return 0, nil, nil }, 3, nil} {
+	for _, bad := range []any{
+		func(chan int) {}, func(int, func()) {}, func() (int, int) { return 0, 0 },
+		func() (int, error, error) { return 0, nil, nil }, 3, nil,
+	} {
 		if err := reg.Handle("m.bad", bad); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%T: %v", bad, err)
 		}
@@ -130,13 +148,17 @@ func TestNodeErrors(t *testing.T) {
 	}{
 		{
 			"Error on Node 0: ModuleNotFoundError: No module named 'nomod'\n\nAt:\n  internal.py(160): deserialize\n",
-			RemoteError{Kind: "ModuleNotFoundError", Message: "No module named 'nomod'",
-				Stack: "  internal.py(160): deserialize\n", Code: cohort.NotFound},
+			RemoteError{
+				Kind: "ModuleNotFoundError", Message: "No module named 'nomod'",
+				Stack: "  internal.py(160): deserialize\n", Code: cohort.NotFound,
+			},
 		},
 		{
 			"AttributeError: Can't pickle local object 'f.<locals>.<lambda>'\n\nAt:\n  internal.py(133): serialize\n",
-			RemoteError{Kind: "AttributeError", Message: "Can't pickle local object 'f.<locals>.<lambda>'",
-				Stack: "  internal.py(133): serialize\n", Code: cohort.Remote},
+			RemoteError{
+				Kind: "AttributeError", Message: "Can't pickle local object 'f.<locals>.<lambda>'",
+				Stack: "  internal.py(133): serialize\n", Code: cohort.Remote,
+			},
 		},
 		{
 			"Error on Node 3: Cannot find matching operator for schema aten::no()\nException raised from matchOperator at " +
@@ -147,10 +169,14 @@ func TestNodeErrors(t *testing.T) {
 				Code:  cohort.NotFound,
 			},
 		},
-		{"Error on Node 1: attempted to get undefined function f",
-			RemoteError{Kind: "RuntimeError", Message: "attempted to get undefined function f", Code: cohort.NotFound}},
-		{"Error on Node 1: expected 2 inputs, but got only 1",
-			RemoteError{Kind: "RuntimeError", Message: "expected 2 inputs, but got only 1", Code: cohort.InvalidArgument}},
+		{
+			"Error on Node 1: attempted to get undefined function f",
+			RemoteError{Kind: "RuntimeError", Message: "attempted to get undefined function f", Code: cohort.NotFound},
+		},
+		{
+			"Error on Node 1: expected 2 inputs, but got only 1",
+			RemoteError{Kind: "RuntimeError", Message: "expected 2 inputs, but got only 1", Code: cohort.InvalidArgument},
+		},
 		{"Error on Node 1: plain", RemoteError{Kind: "RuntimeError", Message: "plain", Code: cohort.Remote}},
 		{"not a class: x\n\nAt:\n y", RemoteError{Kind: "RuntimeError", Message: "not a class: x\n\nAt:\n y", Code: cohort.Remote}},
 		{"", RemoteError{Kind: "RuntimeError", Code: cohort.Remote}},

@@ -43,8 +43,10 @@ func TestElementTypes(t *testing.T) {
 					t.Errorf("%v: %v, %v", dt, y, err)
 				}
 			}
-			for _, x := range []any{made, &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 1}, 1, 2)),
-				Values: made}} {
+			for _, x := range []any{made, &tensor.Sparse{
+				Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 1}, 1, 2)),
+				Values: made,
+			}} {
 				if _, err := Call[any](ctx, agents[0], "w1", "v.echo", x); (err == nil) != c.open ||
 					err != nil && !errors.Is(err, cohort.NotSupported) {
 					t.Errorf("%T as an argument: %v", x, err)
@@ -237,8 +239,10 @@ func TestCallToSelfCopiesLikeAWire(t *testing.T) {
 	}
 	check("remote", seen)
 	_ = ref.Close()
-	sparse := &tensor.Sparse{Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)),
-		Values: tensor.Must(tensor.From([]float32{3, 4}, 2))}
+	sparse := &tensor.Sparse{
+		Shape: []int{2, 3}, Indices: tensor.Must(tensor.From([]int64{0, 1, 2, 0}, 2, 2)),
+		Values: tensor.Must(tensor.From([]float32{3, 4}, 2)),
+	}
 	back, err := Call[*tensor.Sparse](ctx, agents[0], "w0", "v.echo", sparse)
 	if err != nil || !tensor.Equal(back.Values, sparse.Values) || !tensor.Equal(back.Indices, sparse.Indices) {
 		t.Fatalf("sparse: %v, %v", back, err)

@@ -127,8 +127,10 @@ func ListKeys(ctx context.Context, s Store) ([]string, error) {
 func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	const op = "store: barrier"
 	if worldSize < 1 {
-		return &cohort.Error{Op: op, Code: cohort.InvalidArgument, Rank: cohort.NoRank, Key: key,
-			Detail: "the world size must be at least 1"}
+		return &cohort.Error{
+			Op: op, Code: cohort.InvalidArgument, Rank: cohort.NoRank, Key: key,
+			Detail: "the world size must be at least 1",
+		}
 	}
 	s = orNone(s)
 	ctx, cancel := waitctx.WithTimeout(ctx, s.Timeout())

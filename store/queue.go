@@ -162,6 +162,8 @@ func parseQueue(op, key string, state []byte) ([]byte, error) {
 			return items, nil
 		}
 	}
-	return nil, &cohort.Error{Op: op, Code: cohort.Protocol, Rank: cohort.NoRank, Key: key,
-		Detail: "the value is not a queue: something else writes this key"}
+	return nil, &cohort.Error{
+		Op: op, Code: cohort.Protocol, Rank: cohort.NoRank, Key: key,
+		Detail: "the value is not a queue: something else writes this key",
+	}
 }

@@ -10,8 +10,10 @@ import (
 
 // FuzzFromStorage builds tensors from arbitrary geometry: what is accepted can be read, copied and printed.
 func FuzzFromStorage(f *testing.F) {
-	f.Add(uint8(6), uint8(64), int64(0), []byte{2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0,
-		0, 0, 0, 0})
+	f.Add(uint8(6), uint8(64), int64(0), []byte{
+		2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0,
+		0, 0, 0, 0,
+	})
 	f.Add(uint8(4), uint8(8), int64(-1), []byte{})
 	f.Fuzz(func(t *testing.T, dt, size uint8, offset int64, raw []byte) {
 		if len(raw) > 64 {

@@ -23,8 +23,12 @@ func TestAssign(t *testing.T) {
 		return out
 	}
 	mixed := []piece{
-		{dtype: tensor.Float32, bytes: 200}, {dtype: tensor.Float64, bytes: 200}, {dtype: tensor.Float32, bytes: 200},
-		{dtype: tensor.Float64, bytes: 200}, {dtype: tensor.Float32, bytes: 200}, {dtype: tensor.Float64, bytes: 200},
+		{dtype: tensor.Float32, bytes: 200},
+		{dtype: tensor.Float64, bytes: 200},
+		{dtype: tensor.Float32, bytes: 200},
+		{dtype: tensor.Float64, bytes: 200},
+		{dtype: tensor.Float32, bytes: 200},
+		{dtype: tensor.Float64, bytes: 200},
 	}
 	for name, c := range map[string]struct {
 		pieces        []piece
@@ -35,8 +39,14 @@ func TestAssign(t *testing.T) {
 		"single limit, several types": {mixed, []int{400}, nil, [][]int{{0, 2}, {1, 3}, {4}, {5}}},
 		"several limits, single type": {single(10, 10, 10, 10), []int{40, 80}, nil, [][]int{{0}, {1, 2}, {3}}},
 		"several limits, several types": {
-			[]piece{{dtype: tensor.Float32, bytes: 200}, {dtype: tensor.Float64, bytes: 200}, {dtype: tensor.Float32, bytes: 200},
-				{dtype: tensor.Float64, bytes: 200}, {dtype: tensor.Float32, bytes: 200}, {dtype: tensor.Float64, bytes: 200}},
+			[]piece{
+				{dtype: tensor.Float32, bytes: 200},
+				{dtype: tensor.Float64, bytes: 200},
+				{dtype: tensor.Float32, bytes: 200},
+				{dtype: tensor.Float64, bytes: 200},
+				{dtype: tensor.Float32, bytes: 200},
+				{dtype: tensor.Float64, bytes: 200},
+			},
 			[]int{200, 400},
 			nil,
 			[][]int{{0}, {1}, {2, 4}, {3, 5}},
@@ -53,8 +63,11 @@ func TestAssign(t *testing.T) {
 // TestCut: what rank 0 sends is not trusted.
 func TestCut(t *testing.T) {
 	t.Parallel()
-	m := &Model{params: make([]nn.Param, 3), pieces: []piece{{dtype: tensor.Float32, bytes: 4}, {dtype: tensor.Float32, bytes: 4},
-		{dtype: tensor.Float64, bytes: 8}}}
+	m := &Model{params: make([]nn.Param, 3), pieces: []piece{
+		{dtype: tensor.Float32, bytes: 4},
+		{dtype: tensor.Float32, bytes: 4},
+		{dtype: tensor.Float64, bytes: 8},
+	}}
 	if got, err := m.cut([]int32{1, 0, 2}, []int32{2, 1}); err != nil || !reflect.DeepEqual(got, [][]int{{1, 0}, {2}}) {
 		t.Errorf("%v, %v", got, err)
 	}

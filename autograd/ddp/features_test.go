@@ -112,8 +112,10 @@ func TestTraceShowsOverlap(t *testing.T) {
 // TestBuffers: before each forward, running statistics are those of rank 0, unless the forward before only accumulated.
 func TestBuffers(t *testing.T) {
 	t.Parallel()
-	for name, option := range map[string]ddp.Option{"each forward": nil, "at the ends": ddp.WithBuffersAtEnds(),
-		"never": ddp.WithoutBuffers()} {
+	for name, option := range map[string]ddp.Option{
+		"each forward": nil, "at the ends": ddp.WithBuffersAtEnds(),
+		"never": ddp.WithoutBuffers(),
+	} {
 		keep := option != nil
 		world(t, 2, func(ctx context.Context, g *group.Group) error {
 			norm := nn.NewBatchNorm(4)

@@ -121,8 +121,10 @@ func (m *either) Params() []nn.Param {
 // TestSeveralForwards: two forwards before a pass are both in its gradients.
 func TestSeveralForwards(t *testing.T) {
 	t.Parallel()
-	for name, opts := range map[string][]ddp.Option{"plain": nil, "static": {ddp.WithStaticGraph()},
-		"find unused": {ddp.WithFindUnused()}} {
+	for name, opts := range map[string][]ddp.Option{
+		"plain": nil, "static": {ddp.WithStaticGraph()},
+		"find unused": {ddp.WithFindUnused()},
+	} {
 		wrapped(t, 2, net, opts, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {
 			for pass := range 3 {
 				zero(m)
@@ -169,8 +171,10 @@ func TestUnusedUnderTwoNames(t *testing.T) {
 	t.Parallel()
 	module := func(seed uint64) *twoNames {
 		r := rand.New(rand.NewPCG(seed, 1))
-		return &twoNames{bias: autograd.Parameter(tensor.Must(tensor.New(tensor.Float32, 2))), used: nn.NewLinear(r, 4, 2),
-			idle: nn.NewLinear(r, 4, 2)}
+		return &twoNames{
+			bias: autograd.Parameter(tensor.Must(tensor.New(tensor.Float32, 2))), used: nn.NewLinear(r, 4, 2),
+			idle: nn.NewLinear(r, 4, 2),
+		}
 	}
 	for name, option := range map[string]ddp.Option{"static": ddp.WithStaticGraph(), "find unused": ddp.WithFindUnused()} {
 		wrapped(t, 2, module, []ddp.Option{option}, func(ctx context.Context, g *group.Group, m *twoNames, model *ddp.Model) error {

@@ -353,8 +353,10 @@ func (m *Model) begun() ([]wait, error) {
 		return nil, m.fail(cohort.Newf("ddp: backward", cohort.InvalidArgument,
 			"the pass ended without gradients for %v: %s", m.missing(), m.advice()))
 	}
-	m.config.hook.Emit(observe.Event{Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(),
-		Dur: time.Since(m.round.began)})
+	m.config.hook.Emit(observe.Event{
+		Kind: "ddp.backward", Phase: observe.End, Rank: m.g.Rank(), Group: m.g.Name(),
+		Dur: time.Since(m.round.began),
+	})
 	waits := m.notices
 	m.notices = nil
 	for _, b := range m.pools.buckets {

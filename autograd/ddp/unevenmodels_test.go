@@ -53,8 +53,10 @@ func TestJoinModels(t *testing.T) {
 		"unused by the first": {chained(0), []ddp.Option{ddp.WithFindUnused()}},
 		"unused by the last":  {chained(2), []ddp.Option{ddp.WithFindUnused()}},
 		"hook":                {func(rank cohort.Rank) nn.Module { return net(uint64(rank)) }, []ddp.Option{ddp.WithCommHook(mean)}},
-		"hook, several buckets": {func(rank cohort.Rank) nn.Module { return net(uint64(rank)) },
-			[]ddp.Option{ddp.WithCommHook(mean), ddp.WithBuckets(100, 100)}},
+		"hook, several buckets": {
+			func(rank cohort.Rank) nn.Module { return net(uint64(rank)) },
+			[]ddp.Option{ddp.WithCommHook(mean), ddp.WithBuckets(100, 100)},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -60,7 +60,8 @@ func worldWith(t *testing.T, size int, opts []group.Option, f func(ctx context.C
 
 // wrapped runs f as the ranks of a group, with a model that they all have wrapped.
 func wrapped[M nn.Module](t *testing.T, size int, module func(seed uint64) M, opts []ddp.Option,
-	f func(ctx context.Context, g *group.Group, m M, model *ddp.Model) error) {
+	f func(ctx context.Context, g *group.Group, m M, model *ddp.Model) error,
+) {
 	t.Helper()
 	world(t, size, func(ctx context.Context, g *group.Group) error {
 		m := module(1)

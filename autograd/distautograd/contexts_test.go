@@ -164,10 +164,12 @@ func TestMatrices(t *testing.T) {
 		leaves  []variable
 		compute func(do doing, v []variable) variable
 	}{
-		"shapes": {[]variable{p(4, 6), autograd.Constant(values(6, 5)), p(5, 7), autograd.Constant(values(7, 9))},
+		"shapes": {
+			[]variable{p(4, 6), autograd.Constant(values(6, 5)), p(5, 7), autograd.Constant(values(7, 9))},
 			func(do doing, v []variable) variable {
 				return do("x.product", do("x.product", v[0], v[1]), v[2], v[3])
-			}},
+			},
+		},
 		"one function": {[]variable{p(3, 3), p(3, 3)}, func(do doing, v []variable) variable { return do("x.many", v...) }},
 		"parts": {[]variable{p(3, 3), p(3, 3), p(3, 3)}, func(do doing, v []variable) variable { // the second is not used
 			s := do("x.stack", v...)
@@ -294,8 +296,10 @@ func TestGradientsAreNotCopied(t *testing.T) {
 	}
 
 	// Two variables that are given one tensor: a sum for one of them changes neither the other one's nor the tensor.
-	for _, shared := range []*tensor.Tensor{tensor.Must(tensor.From([]float64{5, 5, 5}, 3)),
-		tensor.Must(tensor.Must(tensor.From([]float64{5}, 1)).Expand(3))} {
+	for _, shared := range []*tensor.Tensor{
+		tensor.Must(tensor.From([]float64{5, 5, 5}, 3)),
+		tensor.Must(tensor.Must(tensor.From([]float64{5}, 1)).Expand(3)),
+	} {
 		ctx, c := ws[0].open(t)
 		y, z := param(1, 2, 3), param(4, 5, 6)
 		if out, err = autograd.Apply(&kept{grad: shared}, y, z); err != nil {

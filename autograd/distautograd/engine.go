@@ -379,8 +379,10 @@ func (c *Context) began() (ended func(error)) {
 	if c.e.hook == nil {
 		return func(error) {}
 	}
-	x := observe.Event{Kind: "autograd.backward", Phase: observe.Begin, Time: time.Now(), Rank: cohort.Rank(c.e.self()),
-		Key: strconv.FormatInt(int64(c.ID()), 10)}
+	x := observe.Event{
+		Kind: "autograd.backward", Phase: observe.Begin, Time: time.Now(), Rank: cohort.Rank(c.e.self()),
+		Key: strconv.FormatInt(int64(c.ID()), 10),
+	}
 	c.e.hook.Emit(x)
 	return func(err error) {
 		end := x

@@ -87,8 +87,14 @@ func TestBackwardMultiHop(t *testing.T) {
 	ws := newWorld(t, 4, basics())
 	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()
-		for _, path := range [][]string{{"w1"}, {"w1", "w2"}, {"w1", "w2", "w3"}, {"w1", "w0"},
-			{"w1", "w2", "w0", "w1", "w2", "w0"}, {"w0", "w0"}} {
+		for _, path := range [][]string{
+			{"w1"},
+			{"w1", "w2"},
+			{"w1", "w2", "w3"},
+			{"w1", "w0"},
+			{"w1", "w2", "w0", "w1", "w2", "w0"},
+			{"w0", "w0"},
+		} {
 			ctx, c := ws[0].open(t)
 			x := param(5)
 			y := call(ctx, t, ws[0], path[0], "t.via", path[1:], x)
@@ -315,7 +321,8 @@ func TestFunctionFails(t *testing.T) {
 
 // functionFails runs a pass through a function that fails at a worker.
 func functionFails(t *testing.T, ws []*worker, at string,
-	compute func(context.Context, *testing.T, *autograd.Variable) *autograd.Variable) {
+	compute func(context.Context, *testing.T, *autograd.Variable) *autograd.Variable,
+) {
 	t.Helper()
 	modes(t, func(t *testing.T, opts ...distautograd.PassOption) {
 		t.Helper()

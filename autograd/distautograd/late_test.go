@@ -33,8 +33,10 @@ func TestLateRequest(t *testing.T) {
 		m.Meet(id, 1)
 		m.Receive(message{Kind: backwardcore.Cleanup, From: 1, Context: id})
 	})
-	payload, err := rpcwire.Autograd{Inner: rpcwire.PythonCall, ContextID: int64(1<<idBits | id.N), MessageID: 1<<idBits | 9,
-		From: 1}.Wrap(nil)
+	payload, err := rpcwire.Autograd{
+		Inner: rpcwire.PythonCall, ContextID: int64(1<<idBits | id.N), MessageID: 1<<idBits | 9,
+		From: 1,
+	}.Wrap(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,15 +17,19 @@ func sampleMessages() []message {
 	one := tensor.Must(tensor.From([]float32{1, 2}, 2))
 	two := &tensor.Sparse{Shape: []int{3}, Indices: tensor.Must(tensor.From([]int64{2, 0}, 1, 2)), Values: one}
 	return []message{
-		{Kind: backwardcore.Mark, Mode: backwardcore.Smart, Context: backwardcore.Context{Origin: 3, N: 77},
-			Pass: backwardcore.PassID{Origin: 2, N: 9}, Call: backwardcore.Call{From: 1, N: 5}},
+		{
+			Kind: backwardcore.Mark, Mode: backwardcore.Smart, Context: backwardcore.Context{Origin: 3, N: 77},
+			Pass: backwardcore.PassID{Origin: 2, N: 9}, Call: backwardcore.Call{From: 1, N: 5},
+		},
 		{
 			Kind: backwardcore.Grad, Mode: backwardcore.Fast, Context: backwardcore.Context{Origin: 3, N: 77},
 			Pass: backwardcore.PassID{Origin: 2, N: 9}, Call: backwardcore.Call{From: 1, N: 5},
 			Gradient: &gradient{ts: []autograd.Value{{}, {Dense: one}, {Sparse: two}, {}}, retain: true},
 		},
-		{Kind: backwardcore.Grad, Mode: backwardcore.Foreign, Context: backwardcore.Context{Origin: 0, N: 1},
-			Pass: backwardcore.NoID, Gradient: &gradient{ts: []autograd.Value{}}},
+		{
+			Kind: backwardcore.Grad, Mode: backwardcore.Foreign, Context: backwardcore.Context{Origin: 0, N: 1},
+			Pass: backwardcore.NoID, Gradient: &gradient{ts: []autograd.Value{}},
+		},
 		{
 			Kind: backwardcore.Fail, Mode: backwardcore.Fast, Context: backwardcore.Context{Origin: 3, N: 77},
 			Pass:  backwardcore.PassID{Origin: 2, N: 9},

@@ -103,7 +103,8 @@ func TestParameterServers(t *testing.T) {
 		var ws []*worker
 		reg, made := tensorHandlers(k)
 		reg.MustHandle("s.train", func(ctx context.Context, fn string, ref *rpc.Ref[*autograd.Variable],
-			y *autograd.Variable) (int64, error) {
+			y *autograd.Variable,
+		) (int64, error) {
 			defer func() { _ = ref.Close() }()
 			agent := rpc.AgentFrom(ctx)
 			ctx, c, err := ws[slices.IndexFunc(ws, func(w *worker) bool { return w.agent == agent })].engine.Open(ctx)

@@ -26,7 +26,8 @@ func TestRandomGraphs(t *testing.T) {
 		return w
 	}
 	reg := rpc.NewRegistry().MustHandle("r.op", func(ctx context.Context, op int, path []string,
-		xs []*autograd.Variable) (*autograd.Variable, error) {
+		xs []*autograd.Variable,
+	) (*autograd.Variable, error) {
 		self := rpc.AgentFrom(ctx)
 		if len(path) > 0 {
 			y, err := rpc.Call[*autograd.Variable](ctx, self, path[0], "r.op", op, path[1:], xs)

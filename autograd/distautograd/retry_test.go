@@ -41,8 +41,10 @@ func faultyWorld(t *testing.T, n int, f distautograd.Fault) ([]*worker, []func()
 // every worker opens a context with every other: the clean-ups reach all of them, and passes have the right gradients, or the error of
 // the function that failed.
 func TestFaultyAgent(t *testing.T) {
-	for name, f := range map[string]distautograd.Fault{"refuse": distautograd.Refuse, "lose answer": distautograd.LoseAnswer,
-		"repeat": distautograd.Repeat} {
+	for name, f := range map[string]distautograd.Fault{
+		"refuse": distautograd.Refuse, "lose answer": distautograd.LoseAnswer,
+		"repeat": distautograd.Repeat,
+	} {
 		t.Run(name, func(t *testing.T) {
 			ws, counts := faultyWorld(t, 4, f)
 			modes(t, func(t *testing.T, opts ...distautograd.PassOption) {

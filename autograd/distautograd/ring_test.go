@@ -25,7 +25,8 @@ func ringWeights() map[string]*autograd.Variable {
 // that is made there and fetched.
 func rings(weights map[string]*autograd.Variable) *rpc.Registry {
 	return basics().MustHandle("r.hop", func(ctx context.Context, path []string, created bool,
-		x *autograd.Variable) (*autograd.Variable, error) {
+		x *autograd.Variable,
+	) (*autograd.Variable, error) {
 		self := rpc.AgentFrom(ctx)
 		y := x.Mul(weights[self.Name()])
 		if len(path) == 0 {
@@ -65,7 +66,8 @@ func TestRing(t *testing.T) {
 }
 
 func ringFrom(ctx context.Context, t *testing.T, ws []*worker, first, laps int, created bool, c *distautograd.Context,
-	weights map[string]*autograd.Variable, opts []distautograd.PassOption) {
+	weights map[string]*autograd.Variable, opts []distautograd.PassOption,
+) {
 	t.Helper()
 	var path []string
 	for i := range 3 * laps {

@@ -24,8 +24,10 @@ type Attention struct {
 
 // NewAttention returns a float32 layer with PyTorch's initial distribution. width must be a multiple of heads.
 func NewAttention(r *rand.Rand, width, heads int, causal bool) *Attention {
-	a := &Attention{Heads: heads, Causal: causal, InWeight: parameter(3*width, width), InBias: parameter(3 * width),
-		Out: NewLinear(r, width, width)}
+	a := &Attention{
+		Heads: heads, Causal: causal, InWeight: parameter(3*width, width), InBias: parameter(3 * width),
+		Out: NewLinear(r, width, width),
+	}
 	if heads < 1 || width%heads != 0 {
 		a.InWeight = autograd.Failed(cohort.Newf("nn: attention", cohort.InvalidArgument,
 			"embed_dim %d must be divisible by num_heads %d", width, heads))

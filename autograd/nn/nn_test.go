@@ -201,8 +201,10 @@ func TestBatchNorm(t *testing.T) {
 	if v, err := state["0.running_mean"].At(1); err != nil || v != float32(2) { // a tenth of the way to 20
 		t.Errorf("running mean %v, %v", v, err)
 	}
-	for _, bad := range []*tensor.Tensor{tensor.Must(tensor.New(tensor.Float32, 1, 2)),
-		tensor.Must(tensor.New(tensor.Float32, 3, 3)), tensor.Must(tensor.New(tensor.Float32, 2))} {
+	for _, bad := range []*tensor.Tensor{
+		tensor.Must(tensor.New(tensor.Float32, 1, 2)),
+		tensor.Must(tensor.New(tensor.Float32, 3, 3)), tensor.Must(tensor.New(tensor.Float32, 2)),
+	} {
 		if err := m.Forward(autograd.Constant(bad)).Err(); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("input of %v: %v", bad.Shape(), err)
 		}

@@ -25,8 +25,10 @@ func main() {
 	flag.Parse()
 	out := json.NewEncoder(os.Stdout)
 	for _, threads := range []int{1, 2} {
-		row := map[string]any{"group": "autograd", "case": fmt.Sprintf("matmul1024.t%d", threads), "peer": "gonum",
-			"value": rate(threads, *dur), "unit": "GFLOP/s"}
+		row := map[string]any{
+			"group": "autograd", "case": fmt.Sprintf("matmul1024.t%d", threads), "peer": "gonum",
+			"value": rate(threads, *dur), "unit": "GFLOP/s",
+		}
 		if err := out.Encode(row); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)

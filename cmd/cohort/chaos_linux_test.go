@@ -106,8 +106,10 @@ func (c *chaos) start(args ...string) *command {
 
 // launch starts one more launcher of the job.
 func (c *chaos) launch(nodes int) {
-	args := []string{"run", "--nproc-per-node", strconv.Itoa(1 + c.r.IntN(3)), "--max-restarts", strconv.Itoa(c.r.IntN(3)),
-		"--shutdown-timeout", "1", "--culprit-timeout", "0.3"}
+	args := []string{
+		"run", "--nproc-per-node", strconv.Itoa(1 + c.r.IntN(3)), "--max-restarts", strconv.Itoa(c.r.IntN(3)),
+		"--shutdown-timeout", "1", "--culprit-timeout", "0.3",
+	}
 	if nodes > 1 {
 		args = append(args, "--nnodes", fmt.Sprint(1+c.r.IntN(nodes), ":", nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", c.endpoint,
 			"--rdzv-conf", "last_call_timeout=0.5,heartbeat_timeout=2,join_timeout=4")

@@ -48,8 +48,10 @@ func TestWhyAmongAncestors(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	script := filepath.Join(dir, "stand.py")
-	for name, text := range map[string]string{script: "import time\nprint('ready', flush=True)\ntime.sleep(600)\n",
-		filepath.Join(dir, "unreadable"): ""} {
+	for name, text := range map[string]string{
+		script:                           "import time\nprint('ready', flush=True)\ntime.sleep(600)\n",
+		filepath.Join(dir, "unreadable"): "",
+	} {
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}

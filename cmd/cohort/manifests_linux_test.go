@@ -311,8 +311,10 @@ func TestManifests(t *testing.T) {
 				t.Fatalf("%s, node %d: %v\n%s%s", kind, i, err, out, &problems)
 			}
 			for local, w := range plan.Workers {
-				for _, want := range []string{fmt.Sprint("RANK=", 8*i+local), "WORLD_SIZE=32", fmt.Sprint("GROUP_RANK=", i),
-					"GROUP_WORLD_SIZE=4", "MASTER_ADDR=" + host} {
+				for _, want := range []string{
+					fmt.Sprint("RANK=", 8*i+local), "WORLD_SIZE=32", fmt.Sprint("GROUP_RANK=", i),
+					"GROUP_WORLD_SIZE=4", "MASTER_ADDR=" + host,
+				} {
 					if !slices.Contains(w.Set, want) {
 						t.Errorf("%s, node %d, worker %d: no %s in %q", kind, i, local, want, w.Set)
 					}
@@ -323,8 +325,10 @@ func TestManifests(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"batch/v1 Job", "jobset.x-k8s.io/v1alpha2 JobSet", "trainer.kubeflow.org/v1alpha1 TrainJob",
-		"kubeflow.org/v1 PyTorchJob", "SkyPilot"} {
+	for _, want := range []string{
+		"batch/v1 Job", "jobset.x-k8s.io/v1alpha2 JobSet", "trainer.kubeflow.org/v1alpha1 TrainJob",
+		"kubeflow.org/v1 PyTorchJob", "SkyPilot",
+	} {
 		if !slices.Contains(kinds, want) {
 			t.Errorf("the page has no %s", want)
 		}

@@ -115,8 +115,10 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 	}
 	t.Setenv("SLURM_CONF", filepath.Join(dir, "slurm.conf"))
 	for i, args := range [][]string{
-		{"munged", "-F", "--force", "--key-file=" + dir + "/key", "--socket=" + dir + "/munge", "--pid-file=" + dir + "/munge.pid",
-			"--log-file=" + dir + "/munge.log", "--seed-file=" + dir + "/seed"},
+		{
+			"munged", "-F", "--force", "--key-file=" + dir + "/key", "--socket=" + dir + "/munge", "--pid-file=" + dir + "/munge.pid",
+			"--log-file=" + dir + "/munge.log", "--seed-file=" + dir + "/seed",
+		},
 		{"slurmctld", "-D", "-c"},
 		{"slurmd", "-D", "-N", "n1"},
 		{"slurmd", "-D", "-N", "n2"},

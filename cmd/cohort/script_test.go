@@ -95,8 +95,10 @@ func exits(ts *testscript.TestScript, _ bool, args []string) {
 // signal TERM|INT|KILL|USR1|HUP|STOP|CONT|XCPU [WORD]: sends a signal to all programs in the background, or to those with WORD in their
 // arguments.
 func sendSignal(ts *testscript.TestScript, _ bool, args []string) {
-	signals := map[string]os.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "KILL": syscall.SIGKILL,
-		"USR1": syscall.SIGUSR1, "STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT, "HUP": syscall.SIGHUP, "XCPU": syscall.SIGXCPU}
+	signals := map[string]os.Signal{
+		"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "KILL": syscall.SIGKILL,
+		"USR1": syscall.SIGUSR1, "STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT, "HUP": syscall.SIGHUP, "XCPU": syscall.SIGXCPU,
+	}
 	for _, cmd := range ts.BackgroundCmds() {
 		if len(args) > 1 && !slices.Contains(cmd.Args, args[1]) {
 			continue

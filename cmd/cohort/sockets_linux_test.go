@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
-
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 

@@ -160,7 +160,8 @@ func train(ctx context.Context, st store.Store, number, steps int, report func(s
 
 // one is one step of a trainer.
 func one(ctx context.Context, engine *distautograd.Engine, a *rpc.Agent, opt *remote.Optimizer, number int,
-	random *rand.Rand) (float64, error) {
+	random *rand.Rand,
+) (float64, error) {
 	xs, ys := make([]float32, batchSize), make([]float32, batchSize)
 	for i := range xs {
 		x := 2*(float64(number)+random.Float64())/trainers - 1

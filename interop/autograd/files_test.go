@@ -41,8 +41,10 @@ func TestFiles(t *testing.T) {
 		Shape []int  `json:"shape"`
 		Bits  string `json:"bits"`
 	}
-	odd := []string{"", "a b", "ünïcode/日本.🙂", "quote\"back\\slash", "tab\tnew\nline", "<&>\u2028", "null\x00", "__metadata", "0",
-		strings.Repeat("long.", 2000)}
+	odd := []string{
+		"", "a b", "ünïcode/日本.🙂", "quote\"back\\slash", "tab\tnew\nline", "<&>\u2028", "null\x00", "__metadata", "0",
+		strings.Repeat("long.", 2000),
+	}
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		f := rand.New(rand.NewPCG(5, 6))
 		host, inside := torch.TempDir(t)
@@ -52,8 +54,10 @@ func TestFiles(t *testing.T) {
 				return slices.Contains([]string{"U16", "U32", "U64", "F8_E5M2", "F8_E4M3"}, name)
 			})
 		}
-		file := &safetensors.File{Tensors: map[string]*tensor.Tensor{},
-			Metadata: map[string]string{"format": "pt", "": "", "odd \"key\"\n": "日本\x00</script>"}}
+		file := &safetensors.File{
+			Tensors:  map[string]*tensor.Tensor{},
+			Metadata: map[string]string{"format": "pt", "": "", "odd \"key\"\n": "日本\x00</script>"},
+		}
 		want := map[string]entry{}
 		for _, name := range types {
 			for _, shape := range [][]int{{}, {0}, {3}, {2, 0, 4}, {1, 1, 1, 5}} {
@@ -87,8 +91,10 @@ func TestFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := torch.Start(t, torchtest.Script{Source: filesScript,
-			Args: []string{filepath.Join(inside, "want"), filepath.Join(inside, "ours"), filepath.Join(inside, "theirs")}})
+		p := torch.Start(t, torchtest.Script{
+			Source: filesScript,
+			Args:   []string{filepath.Join(inside, "want"), filepath.Join(inside, "ours"), filepath.Join(inside, "theirs")},
+		})
 		t.Log(p.Line(t))
 		if line := p.Line(t); !strings.HasPrefix(line, "ok") {
 			t.Fatal(line)

@@ -111,8 +111,10 @@ func oddCases(t *testing.T) (all []oddCase) {
 		if tensorops.KindOf(dt) != tensorops.Real {
 			values = []float64{0, 1, 1, 0, 1, 1}
 		}
-		unary := []string{"neg", "abs", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "gelutanh", "sum",
-			"mean", "max"}
+		unary := []string{
+			"neg", "abs", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "gelutanh", "sum",
+			"mean", "max",
+		}
 		if dt == tensor.BFloat16 {
 			unary = slices.DeleteFunc(unary, func(s string) bool { return strings.HasPrefix(s, "gelu") }) // not in PyTorch 1.13
 		}
@@ -180,8 +182,12 @@ func oddCases(t *testing.T) (all []oddCase) {
 		add("layernorm", nil, of(dt, append(slices.Repeat([]float64{2e19}, 8), slices.Repeat([]float64{0}, 8)...)))
 		add("layernorm", nil, of(dt, append(slices.Repeat([]float64{3e38}, 8), slices.Repeat([]float64{-3e38}, 8)...)))
 		for _, op := range []string{"softmax", "logsoftmax"} {
-			all = append(all, oddCase{op, []float64{0}, []argument{of(dt, []float64{1, 2, 3, 1, 2})},
-				[]float64{3e38, 3e38, -3e38, 3e38, 1}})
+			all = append(all, oddCase{
+				op,
+				[]float64{0},
+				[]argument{of(dt, []float64{1, 2, 3, 1, 2})},
+				[]float64{3e38, 3e38, -3e38, 3e38, 1},
+			})
 		}
 		add("sum", nil, of(dt, []float64{3e38, 3e38, -3e38, 1}, 2, 2))
 		add("mean", nil, of(dt, []float64{3e38, 3e38, 3e38, -3e38}, 2, 2))

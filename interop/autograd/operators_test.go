@@ -74,8 +74,10 @@ func TestOperators(t *testing.T) {
 		y := tensorArgument(t, dt, true, values, 3, 2) // of shape 2, 3
 		row := tensorArgument(t, dt, false, []float64{3, 1, 2})
 		scalar := tensorArgument(t, dt, false, []float64{3}, []int{}...)
-		for _, op := range []string{"neg", "relu", "abs", "exp", "log", "sqrt", "tanh", "sin", "cos", "sigmoid", "sum", "mean",
-			"clone", "t"} {
+		for _, op := range []string{
+			"neg", "relu", "abs", "exp", "log", "sqrt", "tanh", "sin", "cos", "sigmoid", "sum", "mean",
+			"clone", "t",
+		} {
 			if op == "abs" && dt.Complex() {
 				continue // torch returns a real tensor; refused here
 			}
@@ -97,8 +99,12 @@ func TestOperators(t *testing.T) {
 		for _, op := range []string{"add.Tensor", "sub.Tensor"} {
 			for _, alpha := range []any{int64(3), 1.5, int64(300), int64(-2)} {
 				calls = append(calls, call{op, []argument{x, y}, object{"alpha": alpha}, []any{alpha}})
-				calls = append(calls, call{op, []argument{tensorArgument(t, tensor.Int64, false, values, 2, 3), y},
-					object{"alpha": alpha}, []any{alpha}})
+				calls = append(calls, call{
+					op,
+					[]argument{tensorArgument(t, tensor.Int64, false, values, 2, 3), y},
+					object{"alpha": alpha},
+					[]any{alpha},
+				})
 			}
 		}
 		for _, as := range []tensor.DType{tensor.Int32, tensor.Float64, tensor.Float32} {
@@ -172,8 +178,10 @@ func TestOperators(t *testing.T) {
 					flat = append(flat, imag(v))
 				}
 			}
-			tolerance := map[tensor.DType]float64{tensor.Float64: 1e-14, tensor.Complex128: 1e-14, tensor.Float16: 1e-3,
-				tensor.BFloat16: 8e-3, tensor.Float32: 3e-7, tensor.Complex64: 1e-6}[x.DType()]
+			tolerance := map[tensor.DType]float64{
+				tensor.Float64: 1e-14, tensor.Complex128: 1e-14, tensor.Float16: 1e-3,
+				tensor.BFloat16: 8e-3, tensor.Float32: 3e-7, tensor.Complex64: 1e-6,
+			}[x.DType()]
 			for i, v := range flat {
 				w, err := strconv.ParseFloat(want.Values[i], 64)
 				if err != nil {

@@ -61,14 +61,18 @@ func randomRule(f *rand.Rand) (name string, options object, rule optim.Rule) {
 		more(adam)
 		rule = optim.Adamax{LR: lr, Beta1: meant(b1), Beta2: meant(b2), Eps: meant(eps), WeightDecay: decay, Maximize: up}
 	case "Adagrad":
-		r := optim.Adagrad{LR: lr, LRDecay: pick(0, 0.1, 2), WeightDecay: decay, InitialAccumulator: pick(0, 0.5), Eps: meant(eps),
-			Maximize: up}
+		r := optim.Adagrad{
+			LR: lr, LRDecay: pick(0, 0.1, 2), WeightDecay: decay, InitialAccumulator: pick(0, 0.5), Eps: meant(eps),
+			Maximize: up,
+		}
 		more(object{"lr_decay": r.LRDecay, "weight_decay": decay, "initial_accumulator_value": r.InitialAccumulator, "eps": eps})
 		rule = r
 	case "RMSprop":
 		flagged = flagged && b1 > 0 // a variance of one number is 0 and a rounding error
-		r := optim.RMSprop{LR: lr, Alpha: meant(b1), Eps: meant(eps), WeightDecay: decay, Momentum: pick(0, 0.5, 0.9),
-			Centered: flagged, Maximize: up}
+		r := optim.RMSprop{
+			LR: lr, Alpha: meant(b1), Eps: meant(eps), WeightDecay: decay, Momentum: pick(0, 0.5, 0.9),
+			Centered: flagged, Maximize: up,
+		}
 		more(object{"alpha": b1, "eps": eps, "weight_decay": decay, "momentum": r.Momentum, "centered": flagged})
 		rule = r
 	case "Adadelta":
@@ -143,8 +147,10 @@ func TestRandomOptimizers(t *testing.T) {
 			}
 			want := func(dt string) (out [][]float64) {
 				for _, text := range ask[[]string](t, p,
-					object{"kind": "optimizer", "name": name, "options": options, "dtype": dt, "start": start, "grads": grads,
-						"bits": true}) {
+					object{
+						"kind": "optimizer", "name": name, "options": options, "dtype": dt, "start": start, "grads": grads,
+						"bits": true,
+					}) {
 					x := make([]float64, n)
 					raw, err := hex.DecodeString(text)
 					if err == nil {

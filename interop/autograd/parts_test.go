@@ -57,20 +57,40 @@ func TestOptimizers(t *testing.T) {
 	}{
 		{"SGD", object{"lr": 0.1}, optim.SGD{LR: 0.1}, 0},
 		{"SGD", object{"lr": 0.1, "momentum": 0.9}, optim.SGD{LR: 0.1, Momentum: 0.9}, 0},
-		{"SGD", object{"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1},
-			optim.SGD{LR: 0.1, Momentum: 0.9, Dampening: 0.3, WeightDecay: 0.1}, 0},
-		{"SGD", object{"lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 0.1},
-			optim.SGD{LR: 0.1, Momentum: 0.9, Nesterov: true, WeightDecay: 0.1}, 0},
+		{
+			"SGD",
+			object{"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1},
+			optim.SGD{LR: 0.1, Momentum: 0.9, Dampening: 0.3, WeightDecay: 0.1},
+			0,
+		},
+		{
+			"SGD",
+			object{"lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 0.1},
+			optim.SGD{LR: 0.1, Momentum: 0.9, Nesterov: true, WeightDecay: 0.1},
+			0,
+		},
 		{"SGD", object{"lr": 0.1}, optim.SGD{LR: 0.1}, 0.5},
 		{"Adam", object{"lr": 0.1}, optim.Adam{LR: 0.1}, 0},
-		{"Adam", object{"lr": 0.1, "betas": []float64{0.8, 0.95}, "eps": 1e-6, "weight_decay": 0.1},
-			optim.Adam{LR: 0.1, Beta1: 0.8, Beta2: 0.95, Eps: 1e-6, WeightDecay: 0.1}, 0},
+		{
+			"Adam",
+			object{"lr": 0.1, "betas": []float64{0.8, 0.95}, "eps": 1e-6, "weight_decay": 0.1},
+			optim.Adam{LR: 0.1, Beta1: 0.8, Beta2: 0.95, Eps: 1e-6, WeightDecay: 0.1},
+			0,
+		},
 		{"AdamW", object{"lr": 0.1, "weight_decay": 0.1}, optim.AdamW{LR: 0.1, WeightDecay: 0.1}, 0},
 		{"Adam", object{"lr": 0.1, "amsgrad": true}, optim.Adam{LR: 0.1, AMSGrad: true}, 0},
-		{"AdamW", object{"lr": 0.1, "weight_decay": 0.1, "amsgrad": true, "maximize": true},
-			optim.AdamW{LR: 0.1, WeightDecay: 0.1, AMSGrad: true, Maximize: true}, 0},
-		{"SGD", object{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "maximize": true},
-			optim.SGD{LR: 0.1, Momentum: 0.9, WeightDecay: 0.1, Maximize: true}, 0},
+		{
+			"AdamW",
+			object{"lr": 0.1, "weight_decay": 0.1, "amsgrad": true, "maximize": true},
+			optim.AdamW{LR: 0.1, WeightDecay: 0.1, AMSGrad: true, Maximize: true},
+			0,
+		},
+		{
+			"SGD",
+			object{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "maximize": true},
+			optim.SGD{LR: 0.1, Momentum: 0.9, WeightDecay: 0.1, Maximize: true},
+			0,
+		},
 		{"Adamax", object{"lr": 0.1}, optim.Adamax{LR: 0.1}, 0},
 		{
 			"Adamax",
@@ -124,8 +144,10 @@ func TestOptimizers(t *testing.T) {
 						grads[i] = append(grads[i], float64(float32(r.NormFloat64())))
 					}
 				}
-				want := ask[[][]float64](t, p, object{"kind": "optimizer", "name": c.name, "options": c.options,
-					"dtype": dt.String(), "start": start, "grads": grads, "clip": c.clip})
+				want := ask[[][]float64](t, p, object{
+					"kind": "optimizer", "name": c.name, "options": c.options,
+					"dtype": dt.String(), "start": start, "grads": grads, "clip": c.clip,
+				})
 				v := ag.Parameter(ag.Constant(tensor.Must(tensor.From(append([]float64(nil), start...)))).To(dt).Data())
 				if dt == tensor.Float64 {
 					v = ag.Parameter(tensor.Must(v.Data().Clone()))

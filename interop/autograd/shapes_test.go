@@ -219,8 +219,10 @@ func generateAny(r *rand.Rand) *anyGraph {
 	for refused := 0; len(regs) < 14; {
 		s := &anyStep{Op: names[r.IntN(len(names))], Inputs: []int{r.IntN(len(regs))}}
 		s.Args = arguments(r, s.Op, regs[s.Inputs[0]])
-		for range map[string]int{"add": 1, "sub": 1, "mul": 1, "div": 1, "cat": 1, "stack": 1, "matmul": 1, "linear": 1, "mse": 1,
-			"bias": 2, "affine": 2}[s.Op] {
+		for range map[string]int{
+			"add": 1, "sub": 1, "mul": 1, "div": 1, "cat": 1, "stack": 1, "matmul": 1, "linear": 1, "mse": 1,
+			"bias": 2, "affine": 2,
+		}[s.Op] {
 			k := r.IntN(len(regs))
 			if r.IntN(3) == 0 {
 				k = s.Inputs[0] // used twice

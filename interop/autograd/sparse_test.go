@@ -87,8 +87,10 @@ func TestSparseOptimizers(t *testing.T) {
 					grads[i] = g
 				}
 				file := fmt.Sprintf("%d-%v.safetensors", k, dt)
-				request := object{"kind": "optimizer", "name": c.name, "options": c.options, "dtype": dt.String(), "start": start,
-					"grads": grads}
+				request := object{
+					"kind": "optimizer", "name": c.name, "options": c.options, "dtype": dt.String(), "start": start,
+					"grads": grads,
+				}
 				want := ask[[][][]float64](t, p, request)
 				if c.empty != nil {
 					request["grads"], request["save"] = grads[:half], filepath.Join(inside, file)

@@ -218,8 +218,10 @@ func loop(ctx context.Context, model *ddp.Model, opt *optim.Optimizer, forked *b
 func TestTogether(t *testing.T) {
 	const size, steps = 3, 5
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
-		for i, mode := range []string{"plain", "unused", "accumulate", "tied", "buffers", "fp16", "static", "sparse",
-			"accumulate-sparse", "join", "join-active", "join-throw", "join-sparse"} {
+		for i, mode := range []string{
+			"plain", "unused", "accumulate", "tied", "buffers", "fp16", "static", "sparse",
+			"accumulate-sparse", "join", "join-active", "join-throw", "join-sparse",
+		} {
 			positions := []int{0, 2}
 			if torch != torchtest.V113 && mode != "join-throw" && mode != "join-sparse" { // the position matters to Go, not to the version
 				positions = positions[i%2:][:1]
@@ -236,11 +238,13 @@ func TestTogether(t *testing.T) {
 					for rank := range size {
 						if rank != own {
 							procs = append(procs,
-								torch.Start(t, torchtest.Script{Name: "rank.py", Source: script, Shared: torchtest.Optimizers,
+								torch.Start(t, torchtest.Script{
+									Name: "rank.py", Source: script, Shared: torchtest.Optimizers,
 									Args: []string{mode, strconv.Itoa(steps)}, Env: map[string]string{
 										"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1",
 										"MASTER_PORT": port,
-									}}))
+									},
+								}))
 						}
 					}
 					digest, buckets, err := train(ctx, fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, own, size),

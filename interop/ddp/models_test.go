@@ -95,8 +95,10 @@ func randomSpec(r *rand.Rand, old bool) spec {
 		s.Micro = []int{1} // PyTorch fails an assertion of its own when a static graph is accumulated
 	}
 	for i := range 1 + r.IntN(5) {
-		p := specPart{Kind: []string{"linear", "linear", "linear", "layernorm", "batchnorm"}[r.IntN(5)], Type: "float32",
-			Bias: r.IntN(3) > 0, Frozen: []string{}}
+		p := specPart{
+			Kind: []string{"linear", "linear", "linear", "layernorm", "batchnorm"}[r.IntN(5)], Type: "float32",
+			Bias: r.IntN(3) > 0, Frozen: []string{},
+		}
 		if i == 0 {
 			p.Kind = "linear" // which trains
 		}
@@ -406,10 +408,12 @@ func randomModels(t *testing.T, torch *torchtest.Torch, size, own, count int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return torch.Start(t, torchtest.Script{Name: "models.py", Source: randomScript, Shared: torchtest.Optimizers,
+		return torch.Start(t, torchtest.Script{
+			Name: "models.py", Source: randomScript, Shared: torchtest.Optimizers,
 			Args: []string{string(text)}, Env: map[string]string{
 				"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port),
-			}})
+			},
+		})
 	}
 	mixed, alone := testkit.FreePort(t), testkit.FreePort(t)
 	others, reference := make([]*torchtest.Proc, size), make([]*torchtest.Proc, size)

@@ -97,11 +97,13 @@ func TestPace(t *testing.T) {
 				for rank := range size {
 					if rank != own {
 						procs[rank] = torch.Start(t,
-							torchtest.Script{Name: "rank.py", Source: script, Shared: torchtest.Optimizers,
+							torchtest.Script{
+								Name: "rank.py", Source: script, Shared: torchtest.Optimizers,
 								Args: []string{"buffers", strconv.Itoa(steps)}, Env: map[string]string{
 									"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1",
 									"MASTER_PORT": port,
-								}})
+								},
+							})
 					}
 				}
 				if what == "late go" {

@@ -119,11 +119,13 @@ func TestShardedOptimizer(t *testing.T) {
 				for rank := range size {
 					if rank != own {
 						procs = append(procs, torch.Start(t,
-							torchtest.Script{Name: "zero.py", Source: zeroScript, Shared: torchtest.Optimizers,
+							torchtest.Script{
+								Name: "zero.py", Source: zeroScript, Shared: torchtest.Optimizers,
 								Args: []string{strconv.Itoa(steps)}, Env: map[string]string{
 									"RANK": strconv.Itoa(rank), "WORLD_SIZE": strconv.Itoa(size), "MASTER_ADDR": "127.0.0.1",
 									"MASTER_PORT": port,
-								}}))
+								},
+							}))
 					}
 				}
 				digest, err := trainZero(ctx, fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, own, size), steps)

@@ -93,8 +93,10 @@ func TestLaunchedReconfigure(t *testing.T) {
 // group goes on with the spare, whichever launcher started it.
 func TestLaunchedOnNodes(t *testing.T) {
 	torchtest.Newest.Need(t)
-	args := append([]string{"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t)),
-		"--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--"}, torchtest.Newest.Command()...)
+	args := append([]string{
+		"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t)),
+		"--nproc-per-node", "2", "--members", "3", "--evidence", "-", "--",
+	}, torchtest.Newest.Command()...)
 	args = append(args, "-u", trainScript(t, torchtest.Newest), "--steps", "200")
 	program := testkit.BuildProgram(t, "cmd/cohort")
 	nodes := []trainee{startGo(t, program, args...), startGo(t, program, args...)}
@@ -242,8 +244,10 @@ func TestStoreDies(t *testing.T) {
 				if w.wait() == nil {
 					t.Errorf("%d (%s) ended with success\n%s", i, w.name, w.output())
 				}
-				want := map[string]string{"go": "elastic: .*(unavailable|the server closed the connection)",
-					"PyTorch": "the store has ended"}[w.name]
+				want := map[string]string{
+					"go":      "elastic: .*(unavailable|the server closed the connection)",
+					"PyTorch": "the store has ended",
+				}[w.name]
 				if !regexp.MustCompile(want).MatchString(w.output()) {
 					t.Errorf("%d (%s) does not say %q\n%s", i, w.name, want, w.output())
 				}

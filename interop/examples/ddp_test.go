@@ -79,8 +79,10 @@ func trainTogether(t *testing.T, tr *torchtest.Torch, program, script, goRanks s
 		}
 		maps.Copy(env, more)
 		if !strings.Contains(goRanks, strconv.Itoa(r)) {
-			procs = append(procs, tr.Start(t, torchtest.Script{Name: "train.py", Source: script, Shared: torchtest.Optimizers,
-				Args: []string{steps}, Env: env}))
+			procs = append(procs, tr.Start(t, torchtest.Script{
+				Name: "train.py", Source: script, Shared: torchtest.Optimizers,
+				Args: []string{steps}, Env: env,
+			}))
 			continue
 		}
 		cmd := exec.CommandContext(ctx, program, steps)

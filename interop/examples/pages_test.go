@@ -44,8 +44,10 @@ func TestMixedGroupPage(t *testing.T) {
 		t.Fatalf("%v\n%s", failed, out)
 	}
 	out := paste(t, dir, pieces["sh"], "go run main.go", program, "python3", strings.Join(torchtest.V113.Command(), " "))
-	for _, want := range []string{"PyTorch rank 0 has [1.0, 1.0, 1.0, 1.0]", "PyTorch rank 1 has [1.0, 1.0, 1.0, 1.0]",
-		"Go rank 2 has [1 1 1 1]"} {
+	for _, want := range []string{
+		"PyTorch rank 0 has [1.0, 1.0, 1.0, 1.0]", "PyTorch rank 1 has [1.0, 1.0, 1.0, 1.0]",
+		"Go rank 2 has [1 1 1 1]",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in\n%s", want, out)
 		}

@@ -151,7 +151,8 @@ func TestHeldLock(t *testing.T) {
 		p := tr.Start(t,
 			torchtest.Script{
 				Source: "import fcntl, sys\nf = open(sys.argv[1], 'r+b')\nfcntl.flock(f, " +
-					"fcntl.LOCK_EX)\nprint('held')\ninput()\nf.close()\nprint('free')", Args: []string{inside}})
+					"fcntl.LOCK_EX)\nprint('held')\ninput()\nf.close()\nprint('free')", Args: []string{inside},
+			})
 		p.Expect(t, "held")
 		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()

@@ -215,8 +215,11 @@ func (k throughProxy) Get(ctx context.Context, key string) ([]byte, error) {
 // TestBrokenNetwork puts a proxy between Go and PyTorch: slow, then cut.
 func TestBrokenNetwork(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
-		plan := []step{{Op: "all_reduce", DType: "float32", N: 300_000}, {Op: "broadcast", DType: "float32", N: 300_000, Root: 1},
-			{Op: "barrier"}}
+		plan := []step{
+			{Op: "all_reduce", DType: "float32", N: 300_000},
+			{Op: "broadcast", DType: "float32", N: 300_000, Root: 1},
+			{Op: "barrier"},
+		}
 		var proxy *faultnet.Proxy
 		w := start(t, tr, 2, []int{1}, plan, limit, nil, func(c *gloo.Config) {
 			c.Devices = []string{"127.0.0.2"}

@@ -68,8 +68,10 @@ func startSpeedWorld(tb testing.TB, tr *torchtest.Torch, mixed bool) *speedWorld
 		torch--
 	}
 	for r := range torch {
-		p := tr.Start(tb, torchtest.Script{Name: "speed.py", Source: speedSource,
-			Args: []string{strconv.Itoa(r), strconv.Itoa(size), port}})
+		p := tr.Start(tb, torchtest.Script{
+			Name: "speed.py", Source: speedSource,
+			Args: []string{strconv.Itoa(r), strconv.Itoa(size), port},
+		})
 		if r == 0 {
 			w.lead = p
 		} else {

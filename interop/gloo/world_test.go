@@ -84,7 +84,8 @@ type member struct {
 
 // join does what init_process_group does.
 func join(ctx context.Context, tr *torchtest.Torch, addr string, rank, size int, timeout time.Duration,
-	change func(*gloo.Config)) (*member, error) {
+	change func(*gloo.Config),
+) (*member, error) {
 	m := &member{rank: rank, size: size, layout: gloo.Torch26, timeout: timeout, change: change}
 	dialect := tcpstore.WithDialect(tcpstore.DialectAuto)
 	if tr.Name == "1.13" {
@@ -302,8 +303,10 @@ func (m *member) subGroups(ctx context.Context, i int, s step) (string, error) {
 			continue
 		}
 		e := gloo.NewEngine(mesh)
-		q := collective.Request{Kind: collective.AllReduce, DType: dtypes[s.DType], Out: values(s.DType, s.N, m.rank, i, 0),
-			Timeout: m.timeout}
+		q := collective.Request{
+			Kind: collective.AllReduce, DType: dtypes[s.DType], Out: values(s.DType, s.N, m.rank, i, 0),
+			Timeout: m.timeout,
+		}
 		if err := e.Run(ctx, &q); err != nil {
 			return "", err
 		}
@@ -320,7 +323,8 @@ func (m *member) subGroups(ctx context.Context, i int, s step) (string, error) {
 
 // world runs a plan on a world of size ranks, of which goRanks are Go, and returns what every rank got per step.
 func world(tb testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string,
-	change func(*gloo.Config)) [][]string {
+	change func(*gloo.Config),
+) [][]string {
 	tb.Helper()
 	w := start(tb, tr, size, goRanks, plan, timeout, env, change)
 	return w.finish(tb)
@@ -337,7 +341,8 @@ type running struct {
 }
 
 func start(tb testing.TB, tr *torchtest.Torch, size int, goRanks []int, plan []step, timeout time.Duration, env map[string]string,
-	change func(*gloo.Config)) *running {
+	change func(*gloo.Config),
+) *running {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	tb.Cleanup(cancel)

@@ -226,8 +226,11 @@ func form(t *testing.T, members []*changing, uuid int) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	plan := []step{{Op: "all_reduce", N: 5, DType: "float32"}, {Op: "all_gather", N: 3, DType: "int64"},
-		{Op: "broadcast", N: 4, DType: "float64", Root: 1}}
+	plan := []step{
+		{Op: "all_reduce", N: 5, DType: "float32"},
+		{Op: "all_gather", N: 3, DType: "int64"},
+		{Op: "broadcast", N: 4, DType: "float64", Root: 1},
+	}
 	for _, m := range members {
 		m.send(t, "plan", plan)
 	}

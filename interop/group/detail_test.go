@@ -112,14 +112,22 @@ func TestDetailNamesBothSides(t *testing.T) {
 					want []string // in our error; none where it must succeed
 				}{
 					{"same", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float32, 2, 3), group.Sum) }, nil},
-					{"shape", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float32, 3, 2), group.Sum) },
-						[]string{"all_reduce(float32[3 2])", "all_reduce(float32[2 3])"}},
-					{"type", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float64, 6), group.Sum) },
-						[]string{"float64[6]", "float32[6]"}},
-					{"dimensions", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float32, 3, 2), group.Sum) },
-						[]string{"float32[3 2]", "dimensions"}},
-					{"operation", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float32, 6), group.Sum) },
-						[]string{"all_reduce(float32[6])", "broadcast(float32[6])"}},
+					{
+						"shape", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float32, 3, 2), group.Sum) },
+						[]string{"all_reduce(float32[3 2])", "all_reduce(float32[2 3])"},
+					},
+					{
+						"type", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float64, 6), group.Sum) },
+						[]string{"float64[6]", "float32[6]"},
+					},
+					{
+						"dimensions", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float32, 3, 2), group.Sum) },
+						[]string{"float32[3 2]", "dimensions"},
+					},
+					{
+						"operation", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float32, 6), group.Sum) },
+						[]string{"all_reduce(float32[6])", "broadcast(float32[6])"},
+					},
 					{"barrier", func() *group.Work { return g.Barrier(ctx) }, nil},
 					{"again", func() *group.Work { return g.AllReduce(ctx, ones(tensor.Float32, 2, 3), group.Sum) }, nil},
 				} {
@@ -280,8 +288,10 @@ func TestDetailComplex(t *testing.T) {
 		if tr == torchtest.V113 {
 			tr.NotApplicable(t, "checks no more than the order of operations")
 		}
-		ops := []string{"broadcast", "reduce", "reduce_scatter_tensor", "gather", "scatter", "all_reduce", "all_gather",
-			"all_gather_into_tensor", "all_to_all_single"}
+		ops := []string{
+			"broadcast", "reduce", "reduce_scatter_tensor", "gather", "scatter", "all_reduce", "all_gather",
+			"all_gather_into_tensor", "all_to_all_single",
+		}
 		if tr.About(t).Since(2, 12) {
 			ops = append(ops, "reduce_scatter", "all_to_all")
 		}

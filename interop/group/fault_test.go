@@ -187,8 +187,10 @@ func TestSeveralDevices(t *testing.T) {
 		}
 		plan = append(plan, step{Op: "ring", N: 10, DType: "float32"}, step{Op: "monitored_barrier"})
 		want := world{size: 3}.run(t, tr, plan)
-		w := world{size: 3, goRanks: []int{1}, env: map[string]string{"GLOO_SOCKET_IFNAME": "lo,lo"},
-			options: []group.Option{group.WithDevices("lo", "lo")}}
+		w := world{
+			size: 3, goRanks: []int{1}, env: map[string]string{"GLOO_SOCKET_IFNAME": "lo,lo"},
+			options: []group.Option{group.WithDevices("lo", "lo")},
+		}
 		compare(t, plan, want, w.run(t, tr, plan))
 	})
 }

@@ -222,8 +222,10 @@ func TestFSDP2Untold(t *testing.T) {
 	s := fsdpShape{size: 3, ins: 4, outsA: 5, outsB: 2, batch: 3}
 	for _, goRank := range []int{0, 2} { // rank 0 hosts the store
 		t.Run(fmt.Sprint("go=", goRank), func(t *testing.T) {
-			w := world{size: s.size, goRanks: []int{goRank}, untold: true,
-				shared: slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"})}
+			w := world{
+				size: s.size, goRanks: []int{goRank}, untold: true,
+				shared: slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"}),
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			port := testkit.FreePort(t)

@@ -107,8 +107,10 @@ func post(ctx context.Context, g *group.Group, k int, s step) (works []*group.Wo
 		return none(g.Barrier(ctx))
 	case "ring":
 		y := empty(0)
-		works := []*group.Work{g.Send(ctx, x, (me+1)%cohort.Rank(g.Size()), s.Tag),
-			g.Recv(ctx, y, (me-1+cohort.Rank(g.Size()))%cohort.Rank(g.Size()), s.Tag)}
+		works := []*group.Work{
+			g.Send(ctx, x, (me+1)%cohort.Rank(g.Size()), s.Tag),
+			g.Recv(ctx, y, (me-1+cohort.Rank(g.Size()))%cohort.Rank(g.Size()), s.Tag),
+		}
 		return works, func() string { return digest(y, x) }
 	}
 	panic("unknown operation " + s.Op)
@@ -212,8 +214,10 @@ func (f *fuzzer) rarer(s step) step {
 		if !known || !f.halves && (dt == "float16" || dt == "bfloat16") {
 			continue
 		}
-		if f.peers.Check("x", torchcaps.Call{Op: number, DType: dtypeOf(dt), Reduce: reduce.Op(reduceOps[op]), Numel: s.N,
-			Parts: members}) == nil {
+		if f.peers.Check("x", torchcaps.Call{
+			Op: number, DType: dtypeOf(dt), Reduce: reduce.Op(reduceOps[op]), Numel: s.N,
+			Parts: members,
+		}) == nil {
 			s.DType, s.Reduce = dt, op
 			return s
 		}
@@ -233,8 +237,10 @@ var refusable = map[string]torchcaps.Op{
 // refusal is an operation that all ranks refuse alike, if it finds one.
 func (f *fuzzer) refusal() (step, bool) {
 	for range 50 {
-		s := f.somewhere(step{Op: pick(f, slices.Sorted(maps.Keys(refusable))...), N: 4, DType: pick(f, allDTypes...),
-			Reduce: "sum", MayRefuse: true})
+		s := f.somewhere(step{
+			Op: pick(f, slices.Sorted(maps.Keys(refusable))...), N: 4, DType: pick(f, allDTypes...),
+			Reduce: "sum", MayRefuse: true,
+		})
 		if f.IntN(2) == 0 {
 			s.Reduce = pick(f, allReduces...)
 		}
@@ -249,8 +255,10 @@ func (f *fuzzer) refusal() (step, bool) {
 			continue // it does everything
 		}
 		var r *torchcaps.Refusal
-		err := f.peers.Check("x", torchcaps.Call{Op: refusable[s.Op], DType: dtypeOf(s.DType),
-			Reduce: reduce.Op(reduceOps[s.Reduce]), Numel: s.N, Parts: members})
+		err := f.peers.Check("x", torchcaps.Call{
+			Op: refusable[s.Op], DType: dtypeOf(s.DType),
+			Reduce: reduce.Op(reduceOps[s.Reduce]), Numel: s.N, Parts: members,
+		})
 		if errors.As(err, &r) && r.Where != torchcaps.Nowhere {
 			return s, true
 		}

@@ -318,8 +318,10 @@ func TestLauncherOfAnotherVersion(t *testing.T) {
 	defer cancel()
 	port := testkit.FreePort(t)
 	torchtest.Newest.Start(t, torchtest.Script{Source: hostSource, Args: []string{strconv.Itoa(port)}}).Expect(t, "ready")
-	w.env = map[string]string{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
-		"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port)}
+	w.env = map[string]string{
+		"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+		"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port),
+	}
 	// Debian's build lacks libuv, and PyTorch takes it here without asking.
 	source := "import sys, torch.distributed\nm = sys.modules['torch.distributed.rendezvous']\nstore = m.TCPStore\nm.TCPStore = " +
 		"lambda **k: store(use_libuv=False, **k)\n" + scatterSource

@@ -150,8 +150,10 @@ func (s *theatre) fill(ctx context.Context, t *testing.T, apart bool) {
 		case s.own[r] != nil || s.players[r] != nil:
 		case r%2 == 1:
 			start(r, torchPlayer{s.torch.Start(t,
-				torchtest.Script{Name: fmt.Sprintf("rank%d.py", r), Source: puppetSource,
-					Args: []string{strconv.Itoa(r), strconv.Itoa(stageSize), strconv.Itoa(s.port)}})})
+				torchtest.Script{
+					Name: fmt.Sprintf("rank%d.py", r), Source: puppetSource,
+					Args: []string{strconv.Itoa(r), strconv.Itoa(stageSize), strconv.Itoa(s.port)},
+				})})
 		case r == 2 && apart:
 			start(r, startGo(t, fmt.Sprintf("puppet %d %d %d %s", r, stageSize, s.port, s.peers)))
 		default:
@@ -256,8 +258,10 @@ func TestFaultAtAMoment(t *testing.T) {
 							t.Fatal(err)
 						}
 						defer func() { _ = server.Close() }()
-						s := &theatre{port: server.Port(), peers: "torch-" + tr.About(t).Version, torch: tr,
-							own: map[int]*puppet{}, players: map[int]player{}}
+						s := &theatre{
+							port: server.Port(), peers: "torch-" + tr.About(t).Version, torch: tr,
+							own: map[int]*puppet{}, players: map[int]player{},
+						}
 						s.fill(ctx, t, victim == 2)
 						for _, line := range m.before {
 							s.must(ctx, t, line)

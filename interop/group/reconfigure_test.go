@@ -118,8 +118,10 @@ func (s *stage) start(isGo func(id int) bool, ids ...int) {
 		s.all[id] = c
 		if !isGo(id) {
 			c.proc = torchtest.Newest.Start(s.T,
-				torchtest.Script{Name: fmt.Sprintf("member%d.py", id), Source: rankSource,
-					Args: []string{strconv.Itoa(id), strconv.Itoa(most), s.port, `"reconfigure"`}})
+				torchtest.Script{
+					Name: fmt.Sprintf("member%d.py", id), Source: rankSource,
+					Args: []string{strconv.Itoa(id), strconv.Itoa(most), s.port, `"reconfigure"`},
+				})
 			continue
 		}
 		client, err := tcpstore.Dial(s.Context(), s.addr)
@@ -259,8 +261,11 @@ func reconfigureStory(t *testing.T, goIDs []int) {
 	isGo := func(id int) bool { return slices.Contains(goIDs, id) }
 	s := newStage(t)
 	s.start(isGo, 0, 1, 2, 3)
-	plan := []step{{Op: "all_reduce", N: 5, DType: "float32"}, {Op: "all_gather", N: 3, DType: "int64"},
-		{Op: "broadcast", N: 4, DType: "float64", Root: 1}}
+	plan := []step{
+		{Op: "all_reduce", N: 5, DType: "float32"},
+		{Op: "all_gather", N: 3, DType: "int64"},
+		{Op: "broadcast", N: 4, DType: "float64", Root: 1},
+	}
 	change := func(uuid int, ids ...int) {
 		t.Helper()
 		s.change(uuid, plan, ids...)
@@ -363,8 +368,10 @@ func TestReconfigureRefusesLazyRanks(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = server.Close() })
 	_, port, _ := net.SplitHostPort(server.Addr().String())
-	proc := torchtest.Newest.Start(t, torchtest.Script{Name: "lazy.py", Source: rankSource,
-		Args: []string{"0", "2", port, `"reconfigure"`}, Env: map[string]string{"TORCH_GLOO_LAZY_INIT": "1"}})
+	proc := torchtest.Newest.Start(t, torchtest.Script{
+		Name: "lazy.py", Source: rankSource,
+		Args: []string{"0", "2", port, `"reconfigure"`}, Env: map[string]string{"TORCH_GLOO_LAZY_INIT": "1"},
+	})
 	c := &candidate{proc: proc}
 	c.hear(t, &c.handle)
 	client, err := tcpstore.Dial(t.Context(), server.Addr().String())

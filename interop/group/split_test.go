@@ -184,8 +184,10 @@ func TestSplitAndMerge(t *testing.T) {
 			{size: 4, goRanks: []int{2}},
 			{size: 4, goRanks: []int{1, 3}},
 			{size: 4, goRanks: []int{0, 1, 2}},
-			{size: 4, goRanks: []int{3}, env: map[string]string{"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
-				options: []group.Option{group.WithDetail()}},
+			{
+				size: 4, goRanks: []int{3}, env: map[string]string{"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+				options: []group.Option{group.WithDetail()},
+			},
 		} {
 			t.Run(fmt.Sprint(w, len(w.env)), func(t *testing.T) {
 				got := run(t, torchtest.Newest, w)

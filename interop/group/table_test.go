@@ -22,13 +22,17 @@ import (
 )
 
 var (
-	allDTypes = []string{"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128",
-		"bool", "bfloat16"}
+	allDTypes = []string{
+		"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128",
+		"bool", "bfloat16",
+	}
 	allReduces = []string{"sum", "product", "min", "max", "band", "bor", "bxor", "avg"}
 	sizeNames  = []string{"0", "1", "odd", "over 1 MiB"}
 	rootedOps  = []string{"broadcast", "gather", "scatter"}
-	plainOps   = []string{"all_to_all", "all_gather", "all_gather_into_tensor", "all_to_all_single", "all_to_all_uneven",
-		"all_reduce_coalesced", "ring"}
+	plainOps   = []string{
+		"all_to_all", "all_gather", "all_gather_into_tensor", "all_to_all_single", "all_to_all_uneven",
+		"all_reduce_coalesced", "ring",
+	}
 )
 
 // cell is one entry of the table: what must have been run in the mixed world and in the all-PyTorch world.
@@ -115,8 +119,10 @@ func TestTable(t *testing.T) {
 					t.Parallel()
 					plan := make([]step, len(chunk))
 					for i, c := range chunk {
-						plan[i] = step{Op: c.op, N: count(c.size, c.dtype), DType: c.dtype, Reduce: c.reduce,
-							Root: cohort.Rank(c.root), MayRefuse: true}
+						plan[i] = step{
+							Op: c.op, N: count(c.size, c.dtype), DType: c.dtype, Reduce: c.reduce,
+							Root: cohort.Rank(c.root), MayRefuse: true,
+						}
 					}
 					want := world{size: ranks}.run(t, tr, plan)
 					got := world{size: ranks, goRanks: []int{goRank}}.run(t, tr, plan)
@@ -246,8 +252,11 @@ func TestPerformedEndsTheGroup(t *testing.T) {
 	}{
 		{"torch-2.6", "max", "sums in reduce_scatter_tensor whatever the operator is", []*torchtest.Torch{old, old, old}, largest},
 		{"torch-newest", "whole", "cannot store an average as int64", []*torchtest.Torch{recent, recent, recent}, average(tensor.Int64)},
-		{"several", "average", "the other ranks use PyTorch 2.6 and 2.14, which do not agree",
-			[]*torchtest.Torch{old, recent, recent}, average(tensor.Float32)},
+		{
+			"several", "average", "the other ranks use PyTorch 2.6 and 2.14, which do not agree",
+			[]*torchtest.Torch{old, recent, recent},
+			average(tensor.Float32),
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := world{size: 4, goRanks: []int{1}, torches: map[int]*torchtest.Torch{0: c.torches[0], 2: c.torches[1], 3: c.torches[2]}}

@@ -193,8 +193,10 @@ func TestNewerThanKnown(t *testing.T) {
 	newer := fmt.Sprint("torch-2.", 1000+rand.IntN(1_000_000_000)) // a process says it of a version once
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
-	w := world{size: 2, goRanks: []int{1}, untold: true,
-		options: []group.Option{group.WithPeers(group.Peers(newer)), group.WithLogger(logger)}}
+	w := world{
+		size: 2, goRanks: []int{1}, untold: true,
+		options: []group.Option{group.WithPeers(group.Peers(newer)), group.WithLogger(logger)},
+	}
 	compare(t, plan, want, w.run(t, tr, plan))
 	if n := strings.Count(log.String(), newer); n != 1 {
 		t.Errorf("it was said %d times:\n%s", n, log.String())
@@ -221,8 +223,10 @@ func TestHalvesThatABuildLacks(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		for _, what := range []string{"stays", "ends"} {
 			t.Run(what, func(t *testing.T) {
-				w := world{size: 2, goRanks: []int{1},
-					options: []group.Option{group.WithTimeout(2 * time.Second), group.WithConnectTimeout(time.Minute)}}
+				w := world{
+					size: 2, goRanks: []int{1},
+					options: []group.Option{group.WithTimeout(2 * time.Second), group.WithConnectTimeout(time.Minute)},
+				}
 				if what == "ends" {
 					w.options[0] = group.WithTimeout(time.Minute)
 				}

@@ -53,8 +53,10 @@ func eventsIn(t *testing.T, text string) []agentEvent {
 
 // otherEachTime are fields that differ from run to run. The program of the workers is Python, but chroot where that
 // lives in a root of its own.
-var otherEachTime = map[string]bool{"worker_id": true, "hostname": true, "total_run_time": true, "duration_ms": true,
-	"metadata": true, "raw_error": true, "worker_pid": true, "entry_point": true}
+var otherEachTime = map[string]bool{
+	"worker_id": true, "hostname": true, "total_run_time": true, "duration_ms": true,
+	"metadata": true, "raw_error": true, "worker_pid": true, "entry_point": true,
+}
 
 // compareEvents compares what torchrun has recorded with what we have: every field of it, in this order.
 func compareEvents(t *testing.T, ours, theirs []agentEvent) {
@@ -91,8 +93,10 @@ func TestSameEvents(t *testing.T) {
 		}
 		dir := place(t, torch)
 		for _, code := range []string{"0", "3"} {
-			j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2", "--rdzv-id", "job", "--rdzv-backend", "c10d",
-				"--max-restarts", "1", "--event-log-handler", "console"}, "-u", dir+"/end.py", code)
+			j := cohortRun(t, torch, dir, []string{
+				"--nproc-per-node", "2", "--rdzv-id", "job", "--rdzv-backend", "c10d",
+				"--max-restarts", "1", "--event-log-handler", "console",
+			}, "-u", dir+"/end.py", code)
 			cmd, path := withTorchrun(t, torch, dir, "--max_restarts", "1", "--event_log_handler", "console", dir+"/end.py", code)
 			k := begin(t, dir, cmd, path)
 			if ours, theirs := j.end(), k.end(); ours != theirs {
@@ -180,8 +184,10 @@ func TestNodeJoins(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		options := []string{"--nproc-per-node", "1", "--nnodes", "1:2", "--rdzv-id", "joins", "--rdzv-endpoint",
-			fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t)), "--rdzv-conf", "last_call_timeout=1,heartbeat_timeout=30"}
+		options := []string{
+			"--nproc-per-node", "1", "--nnodes", "1:2", "--rdzv-id", "joins", "--rdzv-endpoint",
+			fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t)), "--rdzv-conf", "last_call_timeout=1,heartbeat_timeout=30",
+		}
 		env := []string{"STEPS=1000000"}
 		first := cohortWith(t, torch, dir, env, options, "-u", dir+"/loop.py")
 		first.wait(first.out, "joined", 1)

@@ -271,11 +271,15 @@ func TestSameAsTorchrun(t *testing.T) {
 // differing are the variables whose values differ from run to run, and added those that torchrun does not set: the list
 // of docs/launcher.md.
 var (
-	differing = []string{"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID",
-		"TORCHELASTIC_USE_AGENT_STORE", "PYTHONPATH", "LC_CTYPE"}
-	added = []string{"COHORT_RUN", "PYTHONFAULTHANDLER", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE",
+	differing = []string{
+		"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID",
+		"TORCHELASTIC_USE_AGENT_STORE", "PYTHONPATH", "LC_CTYPE",
+	}
+	added = []string{
+		"COHORT_RUN", "PYTHONFAULTHANDLER", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE",
 		"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "PYTHONPATH",
-		"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+		"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE",
+	}
 )
 
 func compareEnvironment(t *testing.T, rank int, ours, theirs map[string]string) {

@@ -24,8 +24,10 @@ func TestLaunchersDoNotMix(t *testing.T) {
 		dir := place(t, torch)
 		endpoint := func() string { return fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t)) }
 		ours := func(at string) *job {
-			return cohortRun(t, torch, dir, []string{"--nproc-per-node", "1", "--nnodes", "2", "--rdzv-id", "job",
-				"--rdzv-endpoint", at}, "-u", dir+"/end.py", "0")
+			return cohortRun(t, torch, dir, []string{
+				"--nproc-per-node", "1", "--nnodes", "2", "--rdzv-id", "job",
+				"--rdzv-endpoint", at,
+			}, "-u", dir+"/end.py", "0")
 		}
 		theirs := func(at string) *job {
 			cmd, path := withTorchrun(t, torch, dir, "--nnodes", "2", "--nproc_per_node", "1", "--rdzv_endpoint", at,

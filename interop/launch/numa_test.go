@@ -59,8 +59,10 @@ func randomMachine(t *testing.T, root string, r *rand.Rand) numaMachine {
 			core := cpu / threads * threads
 			write(at+"topology/thread_siblings_list", fmt.Sprintf("%d-%d", core, core+threads-1))
 			first := node*each + i/share*share
-			for index, c := range []string{"Data 1 " + strconv.Itoa(cpu), fmt.Sprintf("Instruction 7 0-%d", nodes*each-1),
-				fmt.Sprintf("Unified 3 %d-%d", first, min(first+share, (node+1)*each)-1)} {
+			for index, c := range []string{
+				"Data 1 " + strconv.Itoa(cpu), fmt.Sprintf("Instruction 7 0-%d", nodes*each-1),
+				fmt.Sprintf("Unified 3 %d-%d", first, min(first+share, (node+1)*each)-1),
+			} {
 				f := strings.Fields(c)
 				for k, name := range []string{"type", "level", "shared_cpu_list"} {
 					write(fmt.Sprintf("%scache/index%d/%s", at, index, name), f[k])

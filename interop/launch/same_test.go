@@ -268,8 +268,10 @@ func TestUnresolvedHostName(t *testing.T) {
 	}
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		dir := place(t, torch)
-		run := append([]string{"--uts", "sh", "-c", `hostname no-such-name-here.invalid && exec "$@"`, "sh", program(t), "run",
-			"--standalone", "--nproc-per-node", "2", "--evidence", "-"}, torch.Command()...)
+		run := append([]string{
+			"--uts", "sh", "-c", `hostname no-such-name-here.invalid && exec "$@"`, "sh", program(t), "run",
+			"--standalone", "--nproc-per-node", "2", "--evidence", "-",
+		}, torch.Command()...)
 		cmd := exec.Command("unshare", append(run, "-u", dir+"/reduce.py", dir)...)
 		cmd.Env = environment(dir)
 		from := time.Now()

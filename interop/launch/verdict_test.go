@@ -34,8 +34,10 @@ func byHand(t *testing.T, torch *torchtest.Torch, addr string, port, world int, 
 
 // told is the environment of a rank that was started by hand.
 func told(rank, world int, addr string, port int) []string {
-	return []string{"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=" + strconv.Itoa(world), "MASTER_ADDR=" + addr,
-		"MASTER_PORT=" + strconv.Itoa(port)}
+	return []string{
+		"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=" + strconv.Itoa(world), "MASTER_ADDR=" + addr,
+		"MASTER_PORT=" + strconv.Itoa(port),
+	}
 }
 
 // start starts ranks with these environments.
@@ -221,17 +223,27 @@ func TestBesideTorchfrtrace(t *testing.T) {
 		_ = runInto(t, dir, exec.Command(command[0], append(command[1:], "-u", dir+"/frtrace.py", dir)...), &said)
 		for _, c := range []struct{ kind, theirs, ours string }{
 			{"missing", "missing ranks: {2}", "Rank 2 has not reached all_reduce number 4 of default_pg; ranks 0 and 1 wait."},
-			{"operation", "Culprit rank 2; Error type: COLLECTIVE_TYPE_MISMATCH",
-				"Rank 2 calls broadcast (train.py:14) where ranks 0 and 1 call all_reduce (train.py:14) as number 4 of default_pg."},
-			{"size", "Culprit rank 2; Error type: SIZE_OR_SYNTAX_MISMATCH",
-				"Rank 2 calls all_reduce with [[4]] where ranks 0 and 1 call all_reduce with [[8]] as number 4 of default_pg."},
-			{"dtype", "Culprit rank 2; Error type: COLLECTIVE_DTYPE_MISMATCH",
-				"Rank 2 calls all_reduce of type Half where ranks 0 and 1 call all_reduce of type Float as number 4 of default_pg."},
-			{"first", "Culprit rank 0; Error type: COLLECTIVE_TYPE_MISMATCH",
-				"Rank 0 calls broadcast (train.py:14) where ranks 1 and 2 call all_reduce (train.py:14) as number 4 of default_pg."},
-			{"network", "",
+			{
+				"operation", "Culprit rank 2; Error type: COLLECTIVE_TYPE_MISMATCH",
+				"Rank 2 calls broadcast (train.py:14) where ranks 0 and 1 call all_reduce (train.py:14) as number 4 of default_pg.",
+			},
+			{
+				"size", "Culprit rank 2; Error type: SIZE_OR_SYNTAX_MISMATCH",
+				"Rank 2 calls all_reduce with [[4]] where ranks 0 and 1 call all_reduce with [[8]] as number 4 of default_pg.",
+			},
+			{
+				"dtype", "Culprit rank 2; Error type: COLLECTIVE_DTYPE_MISMATCH",
+				"Rank 2 calls all_reduce of type Half where ranks 0 and 1 call all_reduce of type Float as number 4 of default_pg.",
+			},
+			{
+				"first", "Culprit rank 0; Error type: COLLECTIVE_TYPE_MISMATCH",
+				"Rank 0 calls broadcast (train.py:14) where ranks 1 and 2 call all_reduce (train.py:14) as number 4 of default_pg.",
+			},
+			{
+				"network", "",
 				"Ranks 0-2 are in all_reduce number 4 of default_pg with the same sizes, and none makes progress: the network " +
-					"between them is stuck, or one of them died after it had entered."},
+					"between them is stuck, or one of them died after it had entered.",
+			},
 		} {
 			_, theirs, found := strings.Cut(said.String(), "== "+c.kind+"\n")
 			theirs, _, _ = strings.Cut(theirs, "== ")

@@ -22,35 +22,51 @@ import (
 // ranks can go on to the next, so that they need not start again.
 var hangs = [][]struct{ kind, want string }{
 	{
-		{"rpc",
-			`^Rank 1 has not called rpc\.shutdown \(hang\.py:117\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
+		{
+			"rpc",
+			`^Rank 1 has not called rpc\.shutdown \(hang\.py:117\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`,
+		},
 		{"init", `^Rank 1 has not called init_process_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{"newgroup", `^Rank 1 has not called new_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
-		{"missing",
-			`^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
+		{
+			"missing",
+			`^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`,
+		},
 		{"p2p", `^Rank 0 waits for a message from rank 1 \(hang\.py:58\), which is in load_batch \(hang\.py:28\) and sends none\.$`},
-		{"gil",
+		{
+			"gil",
 			`^Rank 1 holds the interpreter lock \(GIL\) in a C call at hang\.py:62(, sleeping)?; its other Python threads cannot ` +
-				`run; rank 0 waits( for \d+ s)?\.$`},
-		{"server",
+				`run; rank 0 waits( for \d+ s)?\.$`,
+		},
+		{
+			"server",
 			`^Rank 1 has not reached all_reduce \(hang\.py:87\); it is in read_from_server \(hang\.py:42\), reading from ` +
-				`127\.0\.0\.1:\d+.*; rank 0 waits`},
+				`127\.0\.0\.1:\d+.*; rank 0 waits`,
+		},
 		{"slow", `^Not hung: `},
 	},
-	{{"mismatch",
+	{{
+		"mismatch",
 		`^Rank 0 calls all_reduce \(hang\.py:54\), rank 1 calls broadcast \(hang\.py:52\)|^Rank 1 waits for a message from rank ` +
-			`0|^Rank 1 has not reached all_reduce`}},
-	{{"subgroup",
+			`0|^Rank 1 has not reached all_reduce`,
+	}},
+	{{
+		"subgroup",
 		`^Ranks 0 and 1 (wait for each other in different groups: .*|are in all_reduce of groups with different names.*: rank 0 of ` +
-			`half \(hang\.py:\d+\), rank 1 of the default group \(hang\.py:\d+\))`}},
-	{{"irecv",
+			`half \(hang\.py:\d+\), rank 1 of the default group \(hang\.py:\d+\))`,
+	}},
+	{{
+		"irecv",
 		`^Rank 1 waits for a message, and none has arrived \(hang\.py:\d+, dist\.irecv\(x, 0\)\.wait\(\)\), and rank 0 waits in ` +
-			`step \(hang\.py:\d+, w\.wait\(\)\)`}},
+			`step \(hang\.py:\d+, w\.wait\(\)\)`,
+	}},
 	{{"swallowed", `^Rank 0 calls all_reduce \(hang\.py:\d+\), rank 1 calls barrier \(hang\.py:\d+\)`}},
 	{{"roots", `^Rank 0 calls broadcast with src=0 \(hang\.py:\d+\), rank 1 calls broadcast with src=1 \(hang\.py:\d+\)`}},
-	{{"thread",
+	{{
+		"thread",
 		`^Rank 1 has not reached all_reduce \(hang\.py:\d+\); it is in step \(hang\.py:\d+\), in Thread\.join of threading\.py.*, ` +
-			`for its thread \d+, which is in load_batch \(hang\.py:28\), sleeping; rank 0 waits`}},
+			`for its thread \d+, which is in load_batch \(hang\.py:28\), sleeping; rank 0 waits`,
+	}},
 	{{"samerank", `^Ranks 0 and 1 call init_process_group with rank=0 \(hang\.py:\d+\)( for \d+ s)?: give each process its own rank\.$`}},
 	{{"world", `^The program wants more ranks than there are: WORLD_SIZE is 2, but ranks 0 and 1 wait for rank 2, which does not exist`}},
 }
@@ -159,8 +175,10 @@ func TestWhyBelowAShell(t *testing.T) {
 	t.Parallel()
 	torchtest.V26.Need(t)
 	dir, id := place(t, torchtest.V26), jobID("shell")
-	args := append([]string{"run", "--nproc-per-node", "2", "--rdzv-id", id, "--evidence", "-", "sh", "-c",
-		`timeout 600 "$@"; true`, "sh"}, torchtest.V26.Command()...)
+	args := append([]string{
+		"run", "--nproc-per-node", "2", "--rdzv-id", id, "--evidence", "-", "sh", "-c",
+		`timeout 600 "$@"; true`, "sh",
+	}, torchtest.V26.Command()...)
 	j := begin(t, dir, exec.Command(program(t), append(args, "-u", dir+"/hang.py", "missing")...))
 	j.wait(j.out, "at missing", 2)
 	why(t, id, `^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`)
@@ -280,15 +298,21 @@ func TestStands(t *testing.T) {
 			kind, want string
 			hung       bool
 		}{
-			{"poll",
+			{
+				"poll",
 				`^Ranks 0 and 1 poll the store for the key \S+/arrived \(always 2\), in own_barrier \(stands\.py:\d+\)( for \d+ ` +
-					`s)?: no rank changes it\.$`, true},
-			{"lock",
+					`s)?: no rank changes it\.$`, true,
+			},
+			{
+				"lock",
 				`^Rank 1 has not reached barrier \(stands\.py:\d+\); it is in take_lock \(stands\.py:\d+\), waiting for a file lock ` +
-					`of /\S+/lock, held by rank 0,( for \d+ s)?; rank 0 waits( for \d+ s)?\.$`, true},
-			{"sleep",
+					`of /\S+/lock, held by rank 0,( for \d+ s)?; rank 0 waits( for \d+ s)?\.$`, true,
+			},
+			{
+				"sleep",
 				`^Perhaps not hung: no rank waits in torch\.distributed; ranks 0 and 1 are in load_batch \(stands\.py:\d+\), ` +
-					`sleeping( for \d+ s)?(, and for \d+ s more)?\.$`, false},
+					`sleeping( for \d+ s)?(, and for \d+ s more)?\.$`, false,
+			},
 		} {
 			j.wait(j.out, "at "+part.kind+"\n", 2)
 			if _, hung := whether(t, name, part.want); hung != part.hung {

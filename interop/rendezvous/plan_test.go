@@ -127,10 +127,14 @@ func planCases() []planCase {
 			planCase{URL: "env://?rank=0&world_size=2", Rank: -1, Size: -1, Env: env})
 	}
 	for _, at := range []string{"Node0", "node0"} { // the launcher's store, and another
-		cases = append(cases, planCase{URL: "tcp://" + at + ":29500?rank=0&world_size=2", Rank: -1, Size: -1,
-			Env: with("MASTER_ADDR=node0", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=3")},
-			planCase{URL: "tcp://" + at + ":29501?rank=0&world_size=2", Rank: -1, Size: -1,
-				Env: with("MASTER_ADDR=node0", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=3")})
+		cases = append(cases, planCase{
+			URL: "tcp://" + at + ":29500?rank=0&world_size=2", Rank: -1, Size: -1,
+			Env: with("MASTER_ADDR=node0", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=3"),
+		},
+			planCase{
+				URL: "tcp://" + at + ":29501?rank=0&world_size=2", Rank: -1, Size: -1,
+				Env: with("MASTER_ADDR=node0", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=3"),
+			})
 	}
 	for _, url := range []string{"env://", "tcp://h:1", "tcp://h:1?rank=2"} {
 		cases = append(cases, planCase{URL: url, Rank: 3, Size: -1, Open: true, Env: with()},

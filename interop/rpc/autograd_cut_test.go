@@ -55,8 +55,10 @@ func TestAutogradCut(t *testing.T) {
 				t.Run(fmt.Sprintf("%s,own=%v", when, every), func(t *testing.T) {
 					m0, l0 := goLayer("go0", distautograd.WithLease(time.Second))
 					m2, l2 := goLayer("go2", distautograd.WithLease(time.Second))
-					w := start(t, tr, settings{modules: map[string]string{"pycut": pycut, "layers": layers + cutting},
-						tolerant: true}, m0, torchWorker("py1", "import layers"), m2)
+					w := start(t, tr, settings{
+						modules:  map[string]string{"pycut": pycut, "layers": layers + cutting},
+						tolerant: true,
+					}, m0, torchWorker("py1", "import layers"), m2)
 					ctx, a := testContext(t), w.agents["go0"]
 					l0.chain(ctx, t, a, []string{"py1", "go2"}) // so that all are connected
 					ports := []int{}

@@ -279,8 +279,11 @@ func TestAutogradChains(t *testing.T) {
 	mixedChains(t, []string{"pgp", "gpg", "ppg", "ggp"}, func(name string, others []string) [][]string {
 		swapped := []string{others[1], others[0]}
 		// There and on, and back to where it began, and twice through all workers.
-		return [][]string{others, swapped, {others[0], name, others[1]},
-			append(slices.Clone(others), append([]string{name}, swapped...)...)}
+		return [][]string{
+			others, swapped,
+			{others[0], name, others[1]},
+			append(slices.Clone(others), append([]string{name}, swapped...)...),
+		}
 	})
 }
 

@@ -228,8 +228,10 @@ func TestErrorsOfTheFramework(t *testing.T) {
 			code              cohort.Code
 		}{
 			{"nomodule.nothing", "ModuleNotFoundError", "No module named 'nomodule'", cohort.NotFound},
-			{"aten::nothing(Tensor self) -> Tensor", "RuntimeError",
-				"Cannot find matching operator for schema aten::nothing(Tensor self) -> Tensor", cohort.NotFound},
+			{
+				"aten::nothing(Tensor self) -> Tensor", "RuntimeError",
+				"Cannot find matching operator for schema aten::nothing(Tensor self) -> Tensor", cohort.NotFound,
+			},
 			{"pymod.local", "AttributeError", "local object 'local.<locals>.<lambda>'", cohort.Remote},
 		} {
 			_, err := rpc.Call[any](ctx, a, "py0", c.fn)

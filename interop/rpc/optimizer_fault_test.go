@@ -36,7 +36,8 @@ func serveSteps(m member, l *layerOf, lock sync.Locker) error {
 	m.reg.
 		MustHandle("layers.fresh", initialWeight).
 		MustHandle("layers.apply", func(ctx context.Context, w *rpc.Ref[*autograd.Variable],
-			x *autograd.Variable) (*autograd.Variable, error) {
+			x *autograd.Variable,
+		) (*autograd.Variable, error) {
 			defer func() { _ = w.Close() }()
 			v, err := w.LocalValue(ctx)
 			if err != nil {
@@ -57,8 +58,10 @@ func TestOptimizerFaults(t *testing.T) {
 				t.Run(when+","+how, func(t *testing.T) {
 					m0, l0 := stepper(t, "go0")
 					m2, l2 := stepper(t, "go2")
-					w := start(t, tr, settings{modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers,
-						tolerant: true}, m0, torchWorker("py1", "import layers"), m2)
+					w := start(t, tr, settings{
+						modules: map[string]string{"layers": layers}, shared: torchtest.Optimizers,
+						tolerant: true,
+					}, m0, torchWorker("py1", "import layers"), m2)
 					ctx, a := testContext(t), w.agents["go0"]
 					train := newTrainer(ctx, t, a, l0, []string{"py1", "go2"})
 					if err := train.step(ctx, func(string) {}); err != nil {

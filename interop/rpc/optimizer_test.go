@@ -170,7 +170,8 @@ func TestSparseAdam(t *testing.T) {
 		m1.reg.
 			MustHandle("sparselayers.fresh_table", rowTable).
 			MustHandle("sparselayers.rows_of", func(ctx context.Context, w *rpc.Ref[*autograd.Variable],
-				ids *autograd.Variable) (*autograd.Variable, error) {
+				ids *autograd.Variable,
+			) (*autograd.Variable, error) {
 				defer func() { _ = w.Close() }()
 				v, err := w.LocalValue(ctx)
 				if err != nil {
@@ -181,8 +182,10 @@ func TestSparseAdam(t *testing.T) {
 		if err := remote.Serve(m1.reg, l1.engine, nil); err != nil {
 			t.Fatal(err)
 		}
-		w := start(t, tr, settings{modules: map[string]string{"layers": layers, "sparselayers": sparseTables},
-			shared: torchtest.Optimizers, tolerant: true}, torchWorker("py0", sparseAdam), m1)
+		w := start(t, tr, settings{
+			modules: map[string]string{"layers": layers, "sparselayers": sparseTables},
+			shared:  torchtest.Optimizers, tolerant: true,
+		}, torchWorker("py0", sparseAdam), m1)
 		w.run()
 		ctx, a := testContext(t), w.agents["go1"]
 		rule := optim.SparseAdam{LR: 0.05, Beta1: 0.8, Beta2: 0.95, Eps: 1e-6}

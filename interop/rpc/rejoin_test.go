@@ -30,8 +30,10 @@ func TestRankIsTakenAgain(t *testing.T) {
 		a := join(stays, 0)
 		clean := func() {
 			t.Helper()
-			for _, key := range []string{"num_owner_rrefs", "num_forks", "num_confirmed_users", "num_pending_users",
-				"num_failed_users", "num_autograd_contexts"} {
+			for _, key := range []string{
+				"num_owner_rrefs", "num_forks", "num_confirmed_users", "num_pending_users",
+				"num_failed_users", "num_autograd_contexts",
+			} {
 				eventually(t, a, key, 0)
 			}
 		}
@@ -39,9 +41,11 @@ func TestRankIsTakenAgain(t *testing.T) {
 		modules["layers"] = layers
 		run := func(script string) *torchtest.Proc {
 			t.Helper()
-			p := tr.Start(t, torchtest.Script{Name: "w1.py", Modules: modules,
+			p := tr.Start(t, torchtest.Script{
+				Name: "w1.py", Modules: modules,
 				Source: fmt.Sprintf(prelude, "tcp://127.0.0.1:"+strconv.Itoa(port), "", "w1", 1, "None") +
-					"import refstub, layers\n" + script + fmt.Sprintf(epilogue, "")})
+					"import refstub, layers\n" + script + fmt.Sprintf(epilogue, ""),
+			})
 			p.Expect(t, "joined")
 			p.Send(t, "go")
 			p.Expect(t, "finished")

@@ -67,8 +67,10 @@ func TestPipeIsResetAtBytes(t *testing.T) {
 						t.Fatal(err)
 					}
 					t.Cleanup(func() { _ = a.Close() })
-					script := torchtest.Script{Modules: refSettings(settings{}).modules,
-						Source: fmt.Sprintf(resetCaller, "tcp://127.0.0.1:"+strconv.Itoa(storePort))}
+					script := torchtest.Script{
+						Modules: refSettings(settings{}).modules,
+						Source:  fmt.Sprintf(resetCaller, "tcp://127.0.0.1:"+strconv.Itoa(storePort)),
+					}
 					p := tr.Start(t, script)
 					line := p.Line(t)
 					if line != "0 wrong, all right" && line != "0 wrong, some failed" {

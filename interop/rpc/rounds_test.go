@@ -109,8 +109,10 @@ func (h *history) live(port int, g generation, goFirst bool) {
 				return
 			}
 			t.Cleanup(func() { _ = st.Close() })
-			opts := []rpc.Option{rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"),
-				rpc.WithTimeout(30 * time.Second)}
+			opts := []rpc.Option{
+				rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(handlers()), rpc.WithAddr("127.0.0.1:0"),
+				rpc.WithTimeout(30 * time.Second),
+			}
 			if size > 0 {
 				opts = append(opts, rpc.WithWorldSize(size))
 				_, err = st.JoinWorker(ctx)

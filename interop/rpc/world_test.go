@@ -142,8 +142,10 @@ func start(t *testing.T, tr *torchtest.Torch, set settings, members ...member) *
 				return err
 			}
 		}
-		opts := []rpc.Option{rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(m.reg), rpc.WithAddr("127.0.0.1:0"),
-			rpc.WithLogger(logger), rpc.WithTimeout(30 * time.Second)}
+		opts := []rpc.Option{
+			rpc.WithRank(cohort.Rank(rank)), rpc.WithHandlers(m.reg), rpc.WithAddr("127.0.0.1:0"),
+			rpc.WithLogger(logger), rpc.WithTimeout(30 * time.Second),
+		}
 		if set.static {
 			opts = append(opts, rpc.WithWorldSize(len(members)))
 		}

@@ -48,7 +48,8 @@ func world(t *testing.T, tr *torchtest.Torch, count int, static bool) (port int,
 		p := tr.Start(t, torchtest.Script{
 			Source: member, Args: []string{"py" + strconv.Itoa(rank), strconv.Itoa(rank), strconv.Itoa(size), strconv.Itoa(port)},
 			Modules: map[string]string{
-				"jobs": "def greet(who, times=1):\n    return ['hello ' + who] * times\ndef fail():\n    raise ValueError('on purpose')\n"},
+				"jobs": "def greet(who, times=1):\n    return ['hello ' + who] * times\ndef fail():\n    raise ValueError('on purpose')\n",
+			},
 		})
 		workers = append(workers, p)
 		if !static {

@@ -35,8 +35,10 @@ func TestServerShardedJob(t *testing.T) {
 				for rank := range size {
 					procs = append(procs, torch.Start(t, torchtest.Script{
 						Source: shardedScript, Shared: []string{"torch.distributed.checkpoint", "torch.distributed.tensor"},
-						Args: []string{strconv.Itoa(s.Port()), strconv.Itoa(rank), strconv.Itoa(size),
-							path.Join(folder, "checkpoint"), strconv.Itoa(seed + *shardedSeed)},
+						Args: []string{
+							strconv.Itoa(s.Port()), strconv.Itoa(rank), strconv.Itoa(size),
+							path.Join(folder, "checkpoint"), strconv.Itoa(seed + *shardedSeed),
+						},
 					}))
 				}
 				for _, p := range procs {

@@ -41,7 +41,8 @@ func TestServerSuites(t *testing.T) {
 		}
 		if torch.About(t).Has(torchtest.TensorPipe) {
 			suites["rpc.dist_autograd_test.DistAutogradTest"] = suite{
-				"backward_(simple|rref|multiple|different|autograd)|context_cleanup", 17}
+				"backward_(simple|rref|multiple|different|autograd)|context_cleanup", 17,
+			}
 			suites["rpc.dist_optimizer_test.DistOptimizerTest"] = suite{".", 4}
 			suites["rpc.rpc_test.RpcTest"] = suite{"duplicate_name|reinit|world_size_one|worker_id|local_shutdown|init_rpc", 9}
 			suites["rpc.jit.rpc_test.JitRpcTest"] = suite{"rref_is_owner|remote_script|user_rrefs", 6}
@@ -55,8 +56,10 @@ func TestServerSuites(t *testing.T) {
 					s.passed = 1 // it was not counted
 				}
 				_, dir := torch.TempDir(t)
-				p := torch.Start(t, torchtest.Script{Source: suiteScript,
-					Shared: []string{"torch._dynamo", "torch.testing._internal.common_distributed"}, Args: []string{name, s.tests, dir}})
+				p := torch.Start(t, torchtest.Script{
+					Source: suiteScript,
+					Shared: []string{"torch._dynamo", "torch.testing._internal.common_distributed"}, Args: []string{name, s.tests, dir},
+				})
 				names := strings.Fields(p.Line(t))
 				wrong := s.judge(names, func(name string, ours bool) string {
 					where := "file"

@@ -71,8 +71,19 @@ func samples(t *testing.T) []*tensor.Tensor {
 		}
 		out = append(out, x)
 	}
-	for _, shape := range [][]int{{30}, {7, 13}, {2, 3, 4}, {1001}, {40, 40}, {8, 7, 20}, {3, 2, 2, 100}, {0, 3}, {1, 1, 1},
-		{1500, 2}, {5, 300}} {
+	for _, shape := range [][]int{
+		{30},
+		{7, 13},
+		{2, 3, 4},
+		{1001},
+		{40, 40},
+		{8, 7, 20},
+		{3, 2, 2, 100},
+		{0, 3},
+		{1, 1, 1},
+		{1500, 2},
+		{5, 300},
+	} {
 		data := make([]float32, product(shape))
 		ints := make([]int64, len(data))
 		for i := range data {

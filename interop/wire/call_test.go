@@ -26,7 +26,8 @@ import (
 // world starts a PyTorch worker "py0" that hosts the store of a dynamic RPC world, runs a script in it, and lets a Go
 // worker "go1" join.
 func world(t *testing.T, tr *torchtest.Torch, rpcOptions, script string, modules map[string]string,
-	opts ...tensorpipe.Option) (*worker, *client, *torchtest.Proc) {
+	opts ...tensorpipe.Option,
+) (*worker, *client, *torchtest.Proc) {
 	t.Helper()
 	port := testkit.FreePort(t)
 	p := tr.Start(t, torchtest.Script{
@@ -191,8 +192,10 @@ def views():
 				if data, _ := tensor.Data[float32](got.(*tensor.Tensor)); !cmp.Equal(data, []float32{1, 4, 9}) {
 					t.Fatalf("mul = %v", data)
 				}
-				payload, _ = enc.ScriptCall(rpcwire.ScriptUDF{Schema: "aten::mul.Nonsense(Tensor self) -> Tensor",
-					Name: "torch.ops.aten.mul", Stack: []any{x}})
+				payload, _ = enc.ScriptCall(rpcwire.ScriptUDF{
+					Schema: "aten::mul.Nonsense(Tensor self) -> Tensor",
+					Name:   "torch.ops.aten.mul", Stack: []any{x},
+				})
 				m, err = c.exchange(ctx, &rpcwire.Message{Type: rpcwire.ScriptCall, Payload: payload, Tensors: enc.Tensors})
 				if err != nil || m.Type != rpcwire.Exception {
 					t.Fatalf("nonsense: %v, %v", m, err)

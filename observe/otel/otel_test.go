@@ -81,8 +81,12 @@ func TestOneTrace(t *testing.T) {
 		name string
 		kind trace.SpanKind
 	}
-	want := []step{{"b.outer", trace.SpanKindClient}, {"b.outer", trace.SpanKindServer}, {"a.inner", trace.SpanKindClient},
-		{"a.inner", trace.SpanKindServer}}
+	want := []step{
+		{"b.outer", trace.SpanKindClient},
+		{"b.outer", trace.SpanKindServer},
+		{"a.inner", trace.SpanKindClient},
+		{"a.inner", trace.SpanKindServer},
+	}
 	above := root.SpanContext()
 	var calls []trace.SpanContext
 	for _, w := range want {

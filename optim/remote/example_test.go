@@ -32,7 +32,8 @@ func Example() {
 	reg := rpc.NewRegistry().
 		MustHandle("ps.weight", func() *autograd.Variable { return param(10, 20) }).
 		MustHandle("ps.forward", func(ctx context.Context, weight *rpc.Ref[*autograd.Variable],
-			x *tensor.Tensor) (*autograd.Variable, error) {
+			x *tensor.Tensor,
+		) (*autograd.Variable, error) {
 			w, err := weight.LocalValue(ctx)
 			if err != nil {
 				return nil, err

@@ -43,7 +43,8 @@ func newWorld(t *testing.T, n int, locks ...sync.Locker) (context.Context, []wor
 			MustHandle("p.new", func(xs ...float64) *autograd.Variable { return param(xs...) }).
 			MustHandle("p.frozen", func(xs ...float64) *autograd.Variable { return param(xs...).Detach() }).
 			MustHandle("p.mul", func(ctx context.Context, w *rpc.Ref[*autograd.Variable],
-				x *autograd.Variable) (*autograd.Variable, error) {
+				x *autograd.Variable,
+			) (*autograd.Variable, error) {
 				defer func() { _ = w.Close() }()
 				v, err := w.LocalValue(ctx)
 				if err != nil {
@@ -122,8 +123,10 @@ func TestSteps(t *testing.T) {
 	for _, rule := range rules {
 		t.Run(fmt.Sprintf("%T", rule), func(t *testing.T) {
 			a := ws[0].agent
-			refs := []*rpc.Ref[*autograd.Variable]{newParam(ctx, t, a, "w1", 1.0, 2.0), newParam(ctx, t, a, "w2", -1.0, 0.5),
-				newParam(ctx, t, a, "w1", 3.0, 4.0), newParam(ctx, t, a, "w0", 0.1, 0.2), create(ctx, t, a, "w2", "p.frozen", 0.7, -0.6)}
+			refs := []*rpc.Ref[*autograd.Variable]{
+				newParam(ctx, t, a, "w1", 1.0, 2.0), newParam(ctx, t, a, "w2", -1.0, 0.5),
+				newParam(ctx, t, a, "w1", 3.0, 4.0), newParam(ctx, t, a, "w0", 0.1, 0.2), create(ctx, t, a, "w2", "p.frozen", 0.7, -0.6),
+			}
 			same := []*autograd.Variable{param(1, 2), param(-1, 0.5), param(3, 4), param(0.1, 0.2), param(0.7, -0.6).Detach()}
 			var before [][]float64
 			for _, v := range same {

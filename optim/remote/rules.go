@@ -131,8 +131,10 @@ var classes = map[string]class{
 }
 
 // quick are switches that choose among implementations of the same computation.
-var quick = map[string]bool{"foreach": true, "fused": true, "capturable": true, "differentiable": true, "coalesce_grad": true,
-	"_allow_empty_param_list": true}
+var quick = map[string]bool{
+	"foreach": true, "fused": true, "capturable": true, "differentiable": true, "coalesce_grad": true,
+	"_allow_empty_param_list": true,
+}
 
 func badOptimizer(format string, args ...any) error {
 	return cohort.Newf("optim: remote", cohort.InvalidArgument, format, args...)

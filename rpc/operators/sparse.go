@@ -81,7 +81,8 @@ func sparse(budget *aten.Budget, name string, stack []any) (any, bool, error) {
 
 // compute applies a formula to tensors and numbers.
 func compute(name string, formula func(x, y *autograd.Variable) *autograd.Variable, args []*autograd.Variable,
-	stack []any) *autograd.Variable {
+	stack []any,
+) *autograd.Variable {
 	if len(stack) > 1 && stack[1] == nil { // an option, such as the memory format of a copy
 		args = args[:1]
 	}

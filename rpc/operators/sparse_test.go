@@ -58,8 +58,11 @@ func TestSparse(t *testing.T) {
 		"too large":           {add, []any{big, big, 1}, cohort.Exhausted},
 		"an operator of none": {"aten::exp(Tensor self) -> Tensor", []any{x}, cohort.NotSupported},
 		"sparse plus dense":   {add, []any{x, dense, 1}, cohort.NotSupported},
-		"plus a number": {"aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", []any{x, 1, 1},
-			cohort.NotSupported},
+		"plus a number": {
+			"aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor",
+			[]any{x, 1, 1},
+			cohort.NotSupported,
+		},
 		"another shape": {mul, []any{x, &tensor.Sparse{Shape: []int{3}, Indices: y.Indices, Values: y.Values}}, cohort.InvalidArgument},
 	} {
 		if got, err := rpc.Call[any](ctx, a, "w1", c.schema, c.args...); !errors.Is(err, c.code) {

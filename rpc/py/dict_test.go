@@ -34,8 +34,17 @@ func TestKeysAreEqualAsInPython(t *testing.T) {
 			}
 		}
 	}
-	different := []any{nil, 0, 1, 1.5, "1", []byte("1"), Tuple{1}, Tuple{"1"}, Tuple{1, 2}, Tuple{Tuple{1}, 2}, Tuple{}, huge,
-		Global{Module: "1"}, FrozenSet{1}}
+	different := []any{
+		nil, 0, 1, 1.5, "1", []byte("1"),
+		Tuple{1},
+		Tuple{"1"},
+		Tuple{1, 2},
+		Tuple{Tuple{1}, 2},
+		Tuple{},
+		huge,
+		Global{Module: "1"},
+		FrozenSet{1},
+	}
 	for i, x := range different {
 		for j, y := range different {
 			if d := NewDict(x, "found"); has(d, y) != (i == j) {

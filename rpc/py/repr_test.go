@@ -52,8 +52,10 @@ func TestRepr(t *testing.T) {
 		{Global{Module: "m", Name: "C"}, "m.C"},
 		{&Object{Class: Global{Module: "m", Name: "C"}, States: []any{&Dict{Pairs: []Pair{{"n", int64(3)}}}}}, "<m.C object {'n': 3}>"},
 		{two, "tensor([1., 2.])"},
-		{&tensor.Sparse{Shape: []int{2, 2}, Indices: two, Values: two},
-			"tensor(indices=tensor([1., 2.]), values=tensor([1., 2.]), size=(2, 2), layout=torch.sparse_coo)"},
+		{
+			&tensor.Sparse{Shape: []int{2, 2}, Indices: two, Values: two},
+			"tensor(indices=tensor([1., 2.]), values=tensor([1., 2.]), size=(2, 2), layout=torch.sparse_coo)",
+		},
 	} {
 		if got := Repr(c.v); got != c.want {
 			t.Errorf("%#v: got %s, want %s", c.v, got, c.want)

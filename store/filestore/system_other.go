@@ -25,6 +25,7 @@ const (
 func identify(*os.File) (id fileID, regular bool, err error) {
 	return fileID{}, false, errors.ErrUnsupported
 }
+
 func look(string) (id fileID, size int64, err error)      { return fileID{}, 0, errors.ErrUnsupported }
 func tryLock(*os.File, lockMode) (locked bool, err error) { return false, errors.ErrUnsupported }
 func unlock(*os.File)                                     {}

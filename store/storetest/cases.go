@@ -157,8 +157,10 @@ var valueCases = []testCase{
 	{"Values", func(s *suite) {
 		st := s.store()
 		large := bytes.Repeat([]byte("0123456789abcdef"), (s.largeValue+15)/16)[:s.largeValue]
-		for i, value := range []string{"", "\x00", "a\x00b", "\xff\xfe\x80", "line\nbreak\r\n", string(large[:1439]),
-			string(large[:1440]), string(large)} {
+		for i, value := range []string{
+			"", "\x00", "a\x00b", "\xff\xfe\x80", "line\nbreak\r\n", string(large[:1439]),
+			string(large[:1440]), string(large),
+		} {
 			key := fmt.Sprint("key", i)
 			s.set(st, key, value)
 			s.wantCheck(st, true, key)

@@ -24,8 +24,10 @@ var mutants = map[string]struct {
 }{
 	"add loses": {"Numbers", func(m *store.Memory) store.Store { return addLoses{m} }},
 	"add races": {"ConcurrentAdds", func(m *store.Memory) store.Store { return addRaces{m} }},
-	"set keeps the bytes": {"BytesBelongToCaller",
-		func(m *store.Memory) store.Store { return &keeps{Memory: m, kept: map[string][]byte{}} }},
+	"set keeps the bytes": {
+		"BytesBelongToCaller",
+		func(m *store.Memory) store.Store { return &keeps{Memory: m, kept: map[string][]byte{}} },
+	},
 	"wait does not wait":     {"WaitForMany", func(m *store.Memory) store.Store { return hasty{m} }},
 	"no wait ends":           {"WaitersWake", func(m *store.Memory) store.Store { return deaf{m} }},
 	"timeout without name":   {"StoreTimeout", func(m *store.Memory) store.Store { return nameless{m} }},

@@ -161,8 +161,10 @@ func (c *Client) supports(ctx context.Context, op string, f store.Feature) (bool
 		if c.closed.Load() {
 			code = cohort.Closed
 		}
-		return false, &cohort.Error{Op: "tcpstore: " + op, Code: code, Rank: cohort.NoRank, Peer: c.addr,
-			Detail: storeop.Detail(err), Err: err}
+		return false, &cohort.Error{
+			Op: "tcpstore: " + op, Code: code, Rank: cohort.NoRank, Peer: c.addr,
+			Detail: storeop.Detail(err), Err: err,
+		}
 	}
 	return has, nil
 }

@@ -28,7 +28,9 @@ func TestDialFindsEveryKindOfServer(t *testing.T) {
 		want  Dialect
 		conns int
 	}{
-		{"1.13", fakeLegacy, DialectLegacy, 4}, {"2.4", fakeV0, DialectV, 3}, {"2.6", fakeV1, DialectV, 1},
+		{"1.13", fakeLegacy, DialectLegacy, 4},
+		{"2.4", fakeV0, DialectV, 3},
+		{"2.6", fakeV1, DialectV, 1},
 		{"cohort", fakeNative, DialectNative, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {

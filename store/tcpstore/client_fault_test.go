@@ -28,7 +28,8 @@ const soon = 5 * time.Second
 
 // eachDialect runs test with a client per dialect, through a proxy.
 func eachDialect(t *testing.T, test func(t *testing.T, c *tcpstore.Client, p *faultnet.Proxy, s *tcpstore.Server),
-	opts ...tcpstore.ClientOption) {
+	opts ...tcpstore.ClientOption,
+) {
 	t.Helper()
 	for _, dialect := range dialects {
 		t.Run(dialect.String(), func(t *testing.T) {

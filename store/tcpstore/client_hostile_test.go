@@ -123,8 +123,10 @@ type question struct {
 const noFeature store.Feature = 255
 
 var questions = []question{
-	{"set", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return nil, c.Set(ctx, "set", []byte("v")) },
-		nil, true},
+	{
+		"set", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return nil, c.Set(ctx, "set", []byte("v")) },
+		nil, true,
+	},
 	{"get", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) {
 		v, err := c.Get(ctx, "text")
 		return string(v), err
@@ -139,8 +141,10 @@ var questions = []question{
 		return string(v), err
 	}, "some text", true},
 	{"check", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return c.Check(ctx, "text", "number") }, true, true},
-	{"wait", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return nil, c.Wait(ctx, "text", "number") },
-		nil, true},
+	{
+		"wait", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return nil, c.Wait(ctx, "text", "number") },
+		nil, true,
+	},
 	{"delete", noFeature, func(ctx context.Context, c *tcpstore.Client) (any, error) { return c.Delete(ctx, "nothing") }, false, true},
 	{"multi-get", store.FeatureMultiGet, func(ctx context.Context, c *tcpstore.Client) (any, error) {
 		v, err := c.MultiGet(ctx, "text", "empty", "number")

@@ -23,7 +23,8 @@ import (
 
 // onFake runs test in virtual time with a client on a fake server.
 func onFake(t *testing.T, kind fakeKind, on func(n int, conn net.Conn, r *wire.Request) bool,
-	test func(t *testing.T, c *Client, f *fakeStore), opts ...ClientOption) {
+	test func(t *testing.T, c *Client, f *fakeStore), opts ...ClientOption,
+) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f, stop := newFake(t, kind, func(n int, conn net.Conn, r *wire.Request) bool {

@@ -180,8 +180,10 @@ func wideRound(t *testing.T, loops int, seed uint64) {
 				mu.Lock()
 				if a.kind == "pass" {
 					arrival := wideAction{kind: "arrive", keys: a.keys}
-					history = append(history, porcupine.Operation{ClientId: goroutines + g, Input: arrival, Output: out,
-						Call: start, Return: end})
+					history = append(history, porcupine.Operation{
+						ClientId: goroutines + g, Input: arrival, Output: out,
+						Call: start, Return: end,
+					})
 				}
 				history = append(history, porcupine.Operation{ClientId: g, Input: a, Output: out, Call: start, Return: end})
 				mu.Unlock()
@@ -210,8 +212,10 @@ func randomWide(r *rand.Rand, unique string) wideAction {
 	if other := strconv.Itoa(r.IntN(plainKeys)); other != one {
 		some += other
 	}
-	kinds := []string{"multiset", "multiset", "multiset", "multiget", "multiget", "set", "add", "delete", "delete", "check",
-		"wait", "number", "list"}
+	kinds := []string{
+		"multiset", "multiset", "multiset", "multiget", "multiget", "set", "add", "delete", "delete", "check",
+		"wait", "number", "list",
+	}
 	a := wideAction{kind: kinds[r.IntN(len(kinds))], keys: some, value: unique}
 	switch a.kind {
 	case "set", "add", "delete":

@@ -245,8 +245,12 @@ func TestServerCutsWithAReason(t *testing.T) {
 			{"code", Limits{}, []byte{200}, "code 200"},
 			{"magic", Limits{}, []byte{0, 1, 2, 3, 4, 5, 6, 7, 8}, "key of"},
 			{"memory", Limits{Memory: 1000}, wire.AppendSet(nil, wire.Legacy, "/k", make([]byte, 2000)), "memory limit"},
-			{"number", Limits{}, wire.AppendAdd(wire.AppendSet(nil, wire.Legacy, "/k", []byte("text")), wire.Legacy, "/k", 1),
-				"not a number"},
+			{
+				"number",
+				Limits{},
+				wire.AppendAdd(wire.AppendSet(nil, wire.Legacy, "/k", []byte("text")), wire.Legacy, "/k", 1),
+				"not a number",
+			},
 			{"validate", Limits{}, wire.AppendValidate(wire.AppendValidate(nil)), "second validate"},
 		} {
 			t.Run(c.name, func(t *testing.T) {

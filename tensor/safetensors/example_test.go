@@ -13,8 +13,10 @@ import (
 
 func Example() {
 	file := &safetensors.File{
-		Tensors: map[string]*tensor.Tensor{"weight": tensor.Must(tensor.Of([]float32{1, 2})),
-			"bias": tensor.Must(tensor.Of([]float32{3}))},
+		Tensors: map[string]*tensor.Tensor{
+			"weight": tensor.Must(tensor.Of([]float32{1, 2})),
+			"bias":   tensor.Must(tensor.Of([]float32{3})),
+		},
 		Metadata: map[string]string{"format": "pt"},
 	}
 	var data bytes.Buffer

@@ -127,7 +127,8 @@ func (p *Pipeline) forward(ctx context.Context, x *autograd.Variable) *cohort.Fu
 // Train takes steps, prints how the loss falls, and returns the loss of every step. batch returns the inputs of the next
 // step and the class of every row that comes out of the network.
 func (p *Pipeline) Train(ctx context.Context, steps, parts int, out io.Writer,
-	batch func() (inputs, classes *tensor.Tensor, err error)) ([]float64, error) {
+	batch func() (inputs, classes *tensor.Tensor, err error),
+) ([]float64, error) {
 	var losses []float64
 	for step := range steps {
 		inputs, classes, err := batch()

@@ -42,8 +42,10 @@ func (m *Machine[G]) context(id Context) *context[G] {
 	if m.dead[id.Origin] || m.tombs.Has(id) {
 		return nil
 	}
-	c := &context[G]{id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, lost: map[Node]bool{},
-		stale: map[Call]Cause{}, passes: map[PassID]*pass[G]{}}
+	c := &context[G]{
+		id: id, known: map[Worker]bool{}, nodes: make([]function, 1), sends: map[Call]Node{}, lost: map[Node]bool{},
+		stale: map[Call]Cause{}, passes: map[PassID]*pass[G]{},
+	}
 	if id.Origin != m.self {
 		c.known[id.Origin] = true
 	}

@@ -20,9 +20,7 @@ import (
 // reorders messages, lets functions fail and workers die, and compares the gradients with those of the same graph on one
 // worker. A seed gives the same run every time: go test -run 'TestSimulation' -backward.seed N -v.
 
-var (
-	oneSeed = flag.Uint64("backward.seed", 0, "run this seed only, and log what happens")
-)
+var oneSeed = flag.Uint64("backward.seed", 0, "run this seed only, and log what happens")
 
 // instructive are seeds that find a mistake which few others find: the mutants NoFlood and NoSeen.
 var instructive = []uint64{477, 1533}

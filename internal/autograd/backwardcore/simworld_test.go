@@ -76,8 +76,10 @@ func newWorld(seed uint64, opt Options, mode Mode, log func(string, ...any)) *wo
 		slowest: 300 * time.Millisecond, noticed: [2]Time{100 * time.Millisecond, 900 * time.Millisecond},
 	}
 	for id := range 2 + w.rng.IntN(4) {
-		w.workers = append(w.workers, &worker{id: Worker(id), m: New(Worker(id), sum, opt), weights: map[Node][]int64{},
-			leaves: map[Node]int64{}, held: map[PassID]int{}})
+		w.workers = append(w.workers, &worker{
+			id: Worker(id), m: New(Worker(id), sum, opt), weights: map[Node][]int64{},
+			leaves: map[Node]int64{}, held: map[PassID]int{},
+		})
 	}
 	w.origin = w.workers[0]
 	w.lossy, w.crashes, w.breaks = w.rng.IntN(3) > 0, w.rng.IntN(4) == 0, w.rng.IntN(8) == 0

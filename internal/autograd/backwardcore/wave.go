@@ -35,8 +35,10 @@ type unanswered[G any] struct {
 }
 
 func newWave[G any](kind Kind) wave[G] {
-	return wave[G]{kind: kind, in: map[Call]bool{}, from: map[Call]Worker{}, out: map[Call]*unanswered[G]{},
-		carried: map[Call][]Carried[G]{}}
+	return wave[G]{
+		kind: kind, in: map[Call]bool{}, from: map[Call]Worker{}, out: map[Call]*unanswered[G]{},
+		carried: map[Call][]Carried[G]{},
+	}
 }
 
 // stop drops what is not answered.
@@ -86,8 +88,10 @@ func (p *pass[G]) reply(m *Machine[G], c *context[G], w *wave[G], call Call) {
 			return true
 		})
 	}
-	m.send(Message[G]{Kind: Done, To: w.from[call], Context: c.id, Pass: p.id, Mode: p.mode, Wave: w.kind, Call: call,
-		Carried: w.carried[call]})
+	m.send(Message[G]{
+		Kind: Done, To: w.from[call], Context: c.id, Pass: p.id, Mode: p.mode, Wave: w.kind, Call: call,
+		Carried: w.carried[call],
+	})
 }
 
 // release sends the messages that are held.

@@ -20,19 +20,42 @@ func TestCheck(t *testing.T) {
 		bad   string // the platform
 		want  string
 	}{
-		{"types", map[string]string{"a.go": "package a\n", "a_windows.go": "package a\n\nfunc f() int { return \"\" }\n"}, false,
-			"windows/amd64", "a_windows.go:3:23: cannot use"},
+		{
+			"types",
+			map[string]string{"a.go": "package a\n", "a_windows.go": "package a\n\nfunc f() int { return \"\" }\n"},
+			false,
+			"windows/amd64", "a_windows.go:3:23: cannot use",
+		},
 		{"small words", map[string]string{"a.go": "package a\n\nconst big int = 1 << 40\n"}, false, "linux/386", "overflows"},
-		{"other systems", map[string]string{"a.go": "package a\n\nimport \"syscall\"\n\nvar _ = syscall.Kill\n"}, false,
-			"windows/amd64", "undefined: syscall.Kill"},
-		{"no body", map[string]string{"a.go": "package a\n", "a_arm64.go": "package a\n\nfunc f()\n"}, false, "linux/arm64",
-			"f has no body"},
-		{"no body, but assembly", map[string]string{"a.go": "package a\n\nfunc f()\n", "a.s": "TEXT ·f(SB), 4, $0\n\tRET\n"},
-			false, "", ""},
-		{"no file", map[string]string{"a.go": "package a\n\nimport _ \"a/b\"\n", "b/b_linux.go": "package b\n"}, false,
-			"windows/amd64", "go list"},
-		{"tests", map[string]string{"a.go": "package a\n", "a_windows_test.go": "package a\n\nvar _ = nothing\n"}, true,
-			"windows/amd64", "undefined: nothing"},
+		{
+			"other systems",
+			map[string]string{"a.go": "package a\n\nimport \"syscall\"\n\nvar _ = syscall.Kill\n"},
+			false,
+			"windows/amd64", "undefined: syscall.Kill",
+		},
+		{
+			"no body",
+			map[string]string{"a.go": "package a\n", "a_arm64.go": "package a\n\nfunc f()\n"},
+			false, "linux/arm64",
+			"f has no body",
+		},
+		{
+			"no body, but assembly",
+			map[string]string{"a.go": "package a\n\nfunc f()\n", "a.s": "TEXT ·f(SB), 4, $0\n\tRET\n"},
+			false, "", "",
+		},
+		{
+			"no file",
+			map[string]string{"a.go": "package a\n\nimport _ \"a/b\"\n", "b/b_linux.go": "package b\n"},
+			false,
+			"windows/amd64", "go list",
+		},
+		{
+			"tests",
+			map[string]string{"a.go": "package a\n", "a_windows_test.go": "package a\n\nvar _ = nothing\n"},
+			true,
+			"windows/amd64", "undefined: nothing",
+		},
 		{"tests from outside", map[string]string{
 			"a.go": "package a\n", "export_test.go": "package a\n\nconst Y = 1\n", "b/b_linux_test.go": "package b\n",
 			"a_test.go": "package a_test\n\nimport \"a\"\n\nvar _ [a.Y]int\n",

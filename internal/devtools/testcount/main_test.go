@@ -60,27 +60,39 @@ func TestReport(t *testing.T) {
 		{"counts", passing, "  7 rows\n", true, true},
 		{"skip allowed", passing + skipping, "skipped 1: no PyTorch", false, true},
 		{"skip forbidden", passing + skipping, "required was skipped", true, false},
-		{"build cannot", passing + strings.Replace(skipping, "no PyTorch", "this build cannot: PyTorch 3 has no libuv", 1),
-			"skipped 1: this build cannot", true, true},
-		{"machine cannot", passing + strings.Replace(skipping, "no PyTorch", "this machine cannot mount a file system", 1),
-			"skipped 1: this machine cannot", true, true},
+		{
+			"build cannot", passing + strings.Replace(skipping, "no PyTorch", "this build cannot: PyTorch 3 has no libuv", 1),
+			"skipped 1: this build cannot", true, true,
+		},
+		{
+			"machine cannot", passing + strings.Replace(skipping, "no PyTorch", "this machine cannot mount a file system", 1),
+			"skipped 1: this machine cannot", true, true,
+		},
 		{"nothing ran", "", "no test was run", false, false},
 		{"not JSON", "go: no such module\n" + passing, "go: no such module\n", false, true},
-		{"fail", passing + `{"Action":"fail","Package":"p","Test":"TestC"}`, "1 passed, 1 failed, 0 skipped\nFAILED p TestC\n",
-			false, false},
+		{
+			"fail", passing + `{"Action":"fail","Package":"p","Test":"TestC"}`, "1 passed, 1 failed, 0 skipped\nFAILED p TestC\n",
+			false, false,
+		},
 		{"output of a failure", subtests, "    c_test.go:3: wrong\n", false, false},
 		{"names come last", subtests + passing, "2 passed, 2 failed, 0 skipped\nFAILED p TestC/x\n", false, false},
-		{"newer", newer, "REPORTED p TestA/torch-newest/x (with a PyTorch that is newer than what is known)\nREPORTED p TestB/x",
-			true, true},
+		{
+			"newer", newer, "REPORTED p TestA/torch-newest/x (with a PyTorch that is newer than what is known)\nREPORTED p TestB/x",
+			true, true,
+		},
 		{"newer and older", newer + `{"Action":"fail","Package":"p","Test":"TestA/torch-2.6"}`, "FAILED p TestA/torch-2.6\n", true, false},
 		{"newer and a crash", newer + crashing, "FAILED r (ended while these were running: TestD)\n", true, false},
-		{"known", strings.Replace(newer, "only reported", "installation", 1), "FAILED p TestA/torch-newest/x\nFAILED p TestB/x\n",
-			true, false},
+		{
+			"known", strings.Replace(newer, "only reported", "installation", 1), "FAILED p TestA/torch-newest/x\nFAILED p TestB/x\n",
+			true, false,
+		},
 		{"crash", passing + crashing, "panic: test timed out\nunfinished: r TestD\n", false, false},
 		{"name of a crash", passing + crashing, "0 skipped\nFAILED r (ended while these were running: TestD)\n", false, false},
 		{"build", passing + `{"Action":"fail","Package":"p","FailedBuild":"p"}`, "FAILED p (did not build)\n", false, false},
-		{"silent failure", passing + `{"Action":"fail","Package":"p"}`,
-			"FAILED p (no test failed, but the package did: see above)\n", false, false},
+		{
+			"silent failure", passing + `{"Action":"fail","Package":"p"}`,
+			"FAILED p (no test failed, but the package did: see above)\n", false, false,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -151,11 +163,15 @@ func TestAgain(t *testing.T) {
 		ran            string
 		ok             bool
 	}{
-		{"passes alone", passing + subtests,
+		{
+			"passes alone", passing + subtests,
 			"2 passed, 2 failed, 0 skipped, 1 UNSTABLE (failed, then passed again and again alone)\nUNSTABLE p TestC/x\n", true,
-			"p TestC 5", true},
-		{"long", strings.Replace(subtests, `"Test":"TestC"}`, `"Test":"TestC","Elapsed":30}`, 1), "UNSTABLE p TestC/x\n", true,
-			"p TestC 2", true},
+			"p TestC 5", true,
+		},
+		{
+			"long", strings.Replace(subtests, `"Test":"TestC"}`, `"Test":"TestC","Elapsed":30}`, 1), "UNSTABLE p TestC/x\n", true,
+			"p TestC 2", true,
+		},
 		{"fails alone", passing + subtests, "2 failed, 0 skipped\nFAILED p TestC/x\n", false, "p TestC 5", false},
 		{"too many", many.String(), "FAILED p TestMany0", true, "", false},
 		{"data race", race, "FAILED p TestC", true, "", false},

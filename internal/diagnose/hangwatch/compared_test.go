@@ -23,21 +23,37 @@ func TestCompared(t *testing.T) {
 		}
 		return r
 	}
-	sleeps := verdict.Rank{Rank: 1, Process: verdict.Process{State: "S"},
-		Stacks: verdict.Stacks{Main: &stacks.Thread{State: "S", Kernel: "hrtimer_nanosleep",
-			Frames: []stacks.Frame{{Func: "load", File: "/home/train.py", Line: 9}}}}}
+	sleeps := verdict.Rank{
+		Rank: 1, Process: verdict.Process{State: "S"},
+		Stacks: verdict.Stacks{Main: &stacks.Thread{
+			State: "S", Kernel: "hrtimer_nanosleep",
+			Frames: []stacks.Frame{{Func: "load", File: "/home/train.py", Line: 9}},
+		}},
+	}
 	for name, c := range map[string]struct {
 		first, second []verdict.Rank
 		wentOn, sure  bool
 	}{
-		"nothing tells": {[]verdict.Rank{onGPU(0, 5, 0), onGPU(1, 5, 0)}, []verdict.Rank{onGPU(0, 5, 0), onGPU(1, 5, 0)},
-			false, false},
-		"recorders": {[]verdict.Rank{onGPU(0, 5, 7), onGPU(1, 5, 7)}, []verdict.Rank{onGPU(0, 5, 7), onGPU(1, 5, 7)},
-			false, true},
-		"recorders go on": {[]verdict.Rank{onGPU(0, 5, 7), onGPU(1, 5, 7)}, []verdict.Rank{onGPU(0, 5, 9), onGPU(1, 5, 9)},
-			true, true},
-		"another line": {[]verdict.Rank{onGPU(0, 5, 0), onGPU(1, 5, 0)}, []verdict.Rank{onGPU(0, 6, 0), onGPU(1, 5, 0)},
-			true, false},
+		"nothing tells": {
+			[]verdict.Rank{onGPU(0, 5, 0), onGPU(1, 5, 0)},
+			[]verdict.Rank{onGPU(0, 5, 0), onGPU(1, 5, 0)},
+			false, false,
+		},
+		"recorders": {
+			[]verdict.Rank{onGPU(0, 5, 7), onGPU(1, 5, 7)},
+			[]verdict.Rank{onGPU(0, 5, 7), onGPU(1, 5, 7)},
+			false, true,
+		},
+		"recorders go on": {
+			[]verdict.Rank{onGPU(0, 5, 7), onGPU(1, 5, 7)},
+			[]verdict.Rank{onGPU(0, 5, 9), onGPU(1, 5, 9)},
+			true, true,
+		},
+		"another line": {
+			[]verdict.Rank{onGPU(0, 5, 0), onGPU(1, 5, 0)},
+			[]verdict.Rank{onGPU(0, 6, 0), onGPU(1, 5, 0)},
+			true, false,
+		},
 		"one sleeps elsewhere": {[]verdict.Rank{onGPU(0, 5, 0), sleeps}, []verdict.Rank{onGPU(0, 5, 0), sleeps}, false, true},
 	} {
 		wentOn, sure := compared(verdict.Job{World: 2, Ranks: c.first}, verdict.Job{World: 2, Ranks: c.second})

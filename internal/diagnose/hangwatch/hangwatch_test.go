@@ -46,13 +46,19 @@ const (
 func (j *simulated) seen(first, second time.Duration) verdict.Job {
 	moved := j.step(first) != j.step(second)
 	line := j.place(j.step(second))
-	zero := verdict.Rank{Rank: 0, Process: verdict.Process{State: "S"},
+	zero := verdict.Rank{
+		Rank: 0, Process: verdict.Process{State: "S"},
 		Stacks: verdict.Stacks{Moved: moved, Main: &stacks.Thread{ID: 1, State: "S", Kernel: "futex_wait", Frames: []stacks.Frame{
 			{Func: "all_reduce", File: c10d, Line: 1}, {Func: "main", File: script, Line: line},
-		}}}}
-	one := verdict.Rank{Rank: 1, Process: verdict.Process{State: "S"},
-		Stacks: verdict.Stacks{Moved: moved, Main: &stacks.Thread{ID: 2, State: "S", Kernel: "pipe_read",
-			Frames: []stacks.Frame{{Func: "load", File: script, Line: line}}}}}
+		}}},
+	}
+	one := verdict.Rank{
+		Rank: 1, Process: verdict.Process{State: "S"},
+		Stacks: verdict.Stacks{Moved: moved, Main: &stacks.Thread{
+			ID: 2, State: "S", Kernel: "pipe_read",
+			Frames: []stacks.Frame{{Func: "load", File: script, Line: line}},
+		}},
+	}
 	if j.gpu {
 		for _, r := range []*verdict.Rank{&zero, &one} {
 			r.State, r.GPU, r.Main.State, r.Main.Kernel = "R", !moved, "R", ""
@@ -62,7 +68,8 @@ func (j *simulated) seen(first, second time.Duration) verdict.Job {
 	if j.seq != nil && j.seq(second) > 0 {
 		for _, r := range []*verdict.Rank{&zero, &one} {
 			r.Dump = &torchdump.Dump{Entries: []torchdump.Entry{
-				{Group: "0", Desc: "default_pg", Seq: j.seq(second), Backend: "nccl", Op: "all_reduce", Open: true}}}
+				{Group: "0", Desc: "default_pg", Seq: j.seq(second), Backend: "nccl", Op: "all_reduce", Open: true},
+			}}
 		}
 	}
 	if j.idle != nil {
@@ -141,30 +148,38 @@ func TestScenarios(t *testing.T) {
 		"a hang":                     {job: simulated{step: stands, place: line}, want: "90 sure"},
 		"a job that works":           {job: simulated{step: every(20 * s), place: line}},
 		"a step as long as the time": {job: simulated{step: every(70 * s), place: line}},
-		"a step that takes too long": {job: simulated{step: every(200 * s), place: line},
-			want: "90 sure, 290 sure, 490 sure, 690 sure, 890 sure"},
+		"a step that takes too long": {
+			job:  simulated{step: every(200 * s), place: line},
+			want: "90 sure, 290 sure, 490 sure, 690 sure, 890 sure",
+		},
 		"slow looks at a job that works": {job: simulated{step: every(50 * s), place: sameLine, glance: 45 * s}},
 		"slow looks at a hang":           {job: simulated{step: stands, place: line, glance: 45 * s}, want: "225 sure"},
 		"a rank that moves":              {job: simulated{step: stands, place: line, busy: func(time.Duration) bool { return true }}},
 		"a rank that moved until now":    {job: simulated{step: stands, place: line, busy: between(0, 300*s)}, want: "380 sure"},
 		"a look that fails":              {job: simulated{step: stands, place: line, unread: between(40*s, 41*s)}, want: "90 sure"},
-		"looks that fail": {job: simulated{step: stands, place: line, unread: between(40*s, 500*s)},
-			want: "130 sure, 580 sure"},
+		"looks that fail": {
+			job:  simulated{step: stands, place: line, unread: between(40*s, 500*s)},
+			want: "130 sure, 580 sure",
+		},
 		"a full look that fails": {job: simulated{step: stands, place: line, full: 3 * s, unread: between(83*s, 84*s)}, want: "110 sure"},
 		"a slow full look":       {job: simulated{step: stands, place: line, full: 40 * s}, want: "120 sure"},
 		"a hang that ends by itself": {
 			job:  simulated{step: func(t time.Duration) int { return min(int(t/(200*s)), 1) }, place: sameLine},
 			want: "90 sure, 290 sure",
 		},
-		"a hang that is killed, and the next attempt hangs": {job: simulated{step: stands, place: line}, restart: true,
-			want: "90 sure, 180 sure, 270 sure, 360 sure, 450 sure, 540 sure, 630 sure, 720 sure, 810 sure"},
+		"a hang that is killed, and the next attempt hangs": {
+			job: simulated{step: stands, place: line}, restart: true,
+			want: "90 sure, 180 sure, 270 sure, 360 sure, 450 sure, 540 sure, 630 sure, 720 sure, 810 sure",
+		},
 		"a job that is always found where it waits for data": {
 			job:  simulated{step: stands, place: line, idle: polls},
 			want: "90",
 		},
 		"a hang beside a rank that looks again and again": {
-			job: simulated{step: stands, place: line,
-				idle: func(rank int, now time.Duration) time.Duration { return max(s, now*time.Duration(1-rank)) }},
+			job: simulated{
+				step: stands, place: line,
+				idle: func(rank int, now time.Duration) time.Duration { return max(s, now*time.Duration(1-rank)) },
+			},
 			want: "90 sure",
 		},
 		"ranks that look again and again, and recorders stand still": {
@@ -184,12 +199,16 @@ func TestScenarios(t *testing.T) {
 			want: "90, 330 sure",
 		},
 		"GPUs, and nothing tells": {job: simulated{step: stands, place: line, gpu: true}, want: "90"},
-		"GPUs, and recorders stand still": {job: simulated{step: stands, place: line, gpu: true,
-			seq: func(time.Duration) int { return 7 }, full: s}, want: "91 sure"},
+		"GPUs, and recorders stand still": {job: simulated{
+			step: stands, place: line, gpu: true,
+			seq: func(time.Duration) int { return 7 }, full: s,
+		}, want: "91 sure"},
 		"GPUs, and recorders go on": {job: simulated{step: stands, place: line, gpu: true, seq: every(2 * s), full: s}},
 		"GPUs, and recorders answer late": {
-			job: simulated{step: stands, place: line, gpu: true, full: s,
-				seq: func(t time.Duration) int { return min(int(t/(150*s)), 1) }},
+			job: simulated{
+				step: stands, place: line, gpu: true, full: s,
+				seq: func(t time.Duration) int { return min(int(t/(150*s)), 1) },
+			},
 			want: "91, 182 sure",
 		},
 	} {
@@ -254,9 +273,13 @@ func TestSimulation(t *testing.T) {
 func TestSentence(t *testing.T) {
 	t.Parallel()
 	reads := func(rank int, idle time.Duration) verdict.Rank {
-		return verdict.Rank{Rank: rank, Process: verdict.Process{State: "S", Idle: idle},
-			Stacks: verdict.Stacks{Main: &stacks.Thread{State: "S", Kernel: "pipe_read",
-				Frames: []stacks.Frame{{Func: "load", File: script, Line: 9}}}}}
+		return verdict.Rank{
+			Rank: rank, Process: verdict.Process{State: "S", Idle: idle},
+			Stacks: verdict.Stacks{Main: &stacks.Thread{
+				State: "S", Kernel: "pipe_read",
+				Frames: []stacks.Frame{{Func: "load", File: script, Line: 9}},
+			}},
+		}
 	}
 	for name, c := range map[string]struct {
 		idle time.Duration
@@ -264,8 +287,10 @@ func TestSentence(t *testing.T) {
 		want string
 	}{
 		"sure": {0, true, "No rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:9), reading from a pipe."},
-		"it ran": {2 * s, false,
-			"No rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:9), reading from a pipe for 2 s."},
+		"it ran": {
+			2 * s, false,
+			"No rank waits in torch.distributed; ranks 0 and 1 are in load (train.py:9), reading from a pipe for 2 s.",
+		},
 	} {
 		w := hangwatch.New(80*s, 10*s)
 		var hang *hangwatch.Hang

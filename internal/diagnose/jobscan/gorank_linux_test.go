@@ -66,8 +66,10 @@ func TestGoRankTwice(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(server.Close)
-			seen := Glance(t.Context(), Job{World: 1,
-				Ranks: []Rank{{PID: process.Process.Pid, env: map[string]string{controlsock.EnvRun: base}}}}, time.Millisecond)
+			seen := Glance(t.Context(), Job{
+				World: 1,
+				Ranks: []Rank{{PID: process.Process.Pid, env: map[string]string{controlsock.EnvRun: base}}},
+			}, time.Millisecond)
 			r := seen.Ranks[0]
 			serves := len(r.Threads) > 1 && r.Threads[1].Moving
 			if r.Main == nil || r.Moved != c.moved || r.Once != c.once || r.Idle != c.idle || serves != c.serves {

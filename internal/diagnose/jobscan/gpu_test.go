@@ -29,8 +29,10 @@ func TestXids(t *testing.T) {
 	want := []jobscan.Xid{
 		{Device: "0000:3b:00", Number: 79, PID: 1234, At: 7223 * time.Second, Text: "GPU has fallen off the bus."},
 		{Device: "0000:5e:00", Number: 63, At: 7223*time.Second + time.Microsecond, Text: "Row Remapper: New row marked for remapping"},
-		{Device: "0000:5e:00.0", Number: 31, PID: 77, At: 7223*time.Second + 2*time.Microsecond,
-			Text: "Ch 00000008, intr 10000000. MMU Fault"},
+		{
+			Device: "0000:5e:00.0", Number: 31, PID: 77, At: 7223*time.Second + 2*time.Microsecond,
+			Text: "Ch 00000008, intr 10000000. MMU Fault",
+		},
 		{Device: "0000:5e:00", Number: 48, At: time.Microsecond},
 	}
 	if !reflect.DeepEqual(got, want) {

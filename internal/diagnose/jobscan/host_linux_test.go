@@ -29,8 +29,10 @@ func TestGPUErrors(t *testing.T) {
 		text   string
 		want   string
 	}{
-		"lost": {now, fmt.Sprintf("79, pid=%d, name=python3, GPU has fallen off the bus.", os.Getpid()),
-			"79 rank 3 fatal: it has fallen off the bus"},
+		"lost": {
+			now, fmt.Sprintf("79, pid=%d, name=python3, GPU has fallen off the bus.", os.Getpid()),
+			"79 rank 3 fatal: it has fallen off the bus",
+		},
 		"lost, of no rank": {now, "79, pid=1, name=init, GPU has fallen off the bus.", "79 rank -1 fatal: it has fallen off the bus"},
 		"survived":         {now, "63, pid='<unknown>', name=<unknown>, Row Remapper", "63 rank -1: Row Remapper"},
 		"long ago":         {1, "79, pid=1, name=init, GPU has fallen off the bus.", ""},
@@ -59,8 +61,10 @@ func TestGPUErrors(t *testing.T) {
 func TestTracer(t *testing.T) {
 	t.Parallel()
 	proc := t.TempDir()
-	for name, text := range map[string]string{"7/status": "Name:\tpython3\nTracerPid:\t9\n",
-		"8/status": "Name:\tpython3\nTracerPid:\t0\n", "9/comm": "gdb\n"} {
+	for name, text := range map[string]string{
+		"7/status": "Name:\tpython3\nTracerPid:\t9\n",
+		"8/status": "Name:\tpython3\nTracerPid:\t0\n", "9/comm": "gdb\n",
+	} {
 		if err := os.MkdirAll(filepath.Join(proc, filepath.Dir(name)), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -87,14 +91,21 @@ func TestLimits(t *testing.T) {
 		"enough":     {50 << 20, 100 << 20, 0, 0, nil},
 		"no limit":   {50 << 20, 0, 0, 0, nil},
 		"nearly all": {99 << 20, 100 << 20, 0, 0, []string{"the cgroup of ranks 4,5 uses 99 MiB of its memory limit of 100 MiB"}},
-		"one killed": {50 << 20, 100 << 20, 1, 0,
-			[]string{"the kernel has killed 1 process of the cgroup of ranks 4,5 because it was out of memory"}},
-		"several": {50 << 20, 100 << 20, 3, 0,
-			[]string{"the kernel has killed 3 processes of the cgroup of ranks 4,5 because it was out of memory"}},
+		"one killed": {
+			50 << 20, 100 << 20, 1, 0,
+			[]string{"the kernel has killed 1 process of the cgroup of ranks 4,5 because it was out of memory"},
+		},
+		"several": {
+			50 << 20, 100 << 20, 3, 0,
+			[]string{"the kernel has killed 3 processes of the cgroup of ranks 4,5 because it was out of memory"},
+		},
 		"little time": {50 << 20, 100 << 20, 0, 10 * time.Millisecond, nil},
-		"no time at all": {50 << 20, 100 << 20, 0, time.Second,
+		"no time at all": {
+			50 << 20, 100 << 20, 0, time.Second,
 			[]string{
-				"the cgroup of ranks 4,5 has reached its CPU limit: its processes were throttled for 1s within 1s, summed over all CPUs"}},
+				"the cgroup of ranks 4,5 has reached its CPU limit: its processes were throttled for 1s within 1s, summed over all CPUs",
+			},
+		},
 	} {
 		root := t.TempDir()
 		write := func(file, text string) {

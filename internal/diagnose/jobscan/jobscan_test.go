@@ -56,8 +56,10 @@ func TestGroup(t *testing.T) {
 	)
 	got := group(processes(root))
 	want := []Job{
-		{ID: "a", Store: "127.0.0.1:4000", World: 2, Local: true,
-			Ranks: []Rank{{Rank: 0, PID: 10, Command: "python3 train.py"}, {Rank: 1, PID: 11, Command: "python3 train.py"}}},
+		{
+			ID: "a", Store: "127.0.0.1:4000", World: 2, Local: true,
+			Ranks: []Rank{{Rank: 0, PID: 10, Command: "python3 train.py"}, {Rank: 1, PID: 11, Command: "python3 train.py"}},
+		},
 		{ID: "node0:29500", Store: "node0:29500", World: 16, Ranks: []Rank{{Rank: 7, PID: 13, Command: "python3 train.py"}}},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Rank{})); diff != "" {
@@ -73,22 +75,42 @@ func TestStrays(t *testing.T) {
 		jobs      int
 		want      []verdict.Stray
 	}{
-		"another port": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000",
-			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4001"}, 2,
-			[]verdict.Stray{{Rank: 1, PID: 11, Store: "127.0.0.1:4001"}}},
-		"another host": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
-			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.2 MASTER_PORT=4000"}, 2,
-			[]verdict.Stray{{Rank: 1, PID: 11, Store: "10.0.0.2:4000"}}},
-		"another name": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000",
-			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=4000"}, 1, nil},
-		"two complete jobs": {[]string{"10 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
-			"11 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
-		"the same rank": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
-			"11 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
-		"different worlds": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
-			"11 1 RANK=1 WORLD_SIZE=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001"}, 2, nil},
-		"jobs of a launcher": {[]string{"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000 TORCHELASTIC_RUN_ID=a",
-			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001 TORCHELASTIC_RUN_ID=b"}, 2, nil},
+		"another port": {
+			[]string{
+				"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000",
+				"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4001",
+			},
+			2,
+			[]verdict.Stray{{Rank: 1, PID: 11, Store: "127.0.0.1:4001"}},
+		},
+		"another host": {
+			[]string{
+				"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
+				"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.2 MASTER_PORT=4000",
+			},
+			2,
+			[]verdict.Stray{{Rank: 1, PID: 11, Store: "10.0.0.2:4000"}},
+		},
+		"another name": {[]string{
+			"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=4000",
+		}, 1, nil},
+		"two complete jobs": {[]string{
+			"10 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001",
+		}, 2, nil},
+		"the same rank": {[]string{
+			"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001",
+		}, 2, nil},
+		"different worlds": {[]string{
+			"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
+			"11 1 RANK=1 WORLD_SIZE=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001",
+		}, 2, nil},
+		"jobs of a launcher": {[]string{
+			"10 1 RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000 TORCHELASTIC_RUN_ID=a",
+			"11 1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=4001 TORCHELASTIC_RUN_ID=b",
+		}, 2, nil},
 	} {
 		jobs := group(processes(fakeProc(t, c.processes...)))
 		findOrphans(t.Context(), jobs)
@@ -129,8 +151,10 @@ func TestForbidden(t *testing.T) {
 			"kills the rank and makes Python print its stack",
 	} {
 		proc := t.TempDir()
-		for name, text := range map[string]string{"sys/kernel/yama/ptrace_scope": scope + "\n",
-			"7/status": "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\n"} {
+		for name, text := range map[string]string{
+			"sys/kernel/yama/ptrace_scope": scope + "\n",
+			"7/status":                     "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\n",
+		} {
 			if err := os.MkdirAll(filepath.Dir(filepath.Join(proc, name)), 0o700); err != nil {
 				t.Fatal(err)
 			}

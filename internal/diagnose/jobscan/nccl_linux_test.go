@@ -54,9 +54,11 @@ signal.pause()
 				return
 			}
 			in := bufio.NewScanner(conn)
-			for _, answer := range []string{"SERVER PROTOCOL 2\n", "OK\n", "OK\n",
+			for _, answer := range []string{
+				"SERVER PROTOCOL 2\n", "OK\n", "OK\n",
 				`{"communicators": [{"hash": "0x1", "size": 2, "ranks": [{"rank": 0, "pid": ` + strconv.Itoa(member) + `}],
-				"missing_ranks": [{"rank": 1, "host": "10.0.0.3", "pid": 77, "unresponsive": true}]}]}`} {
+				"missing_ranks": [{"rank": 1, "host": "10.0.0.3", "pid": 77, "unresponsive": true}]}]}`,
+			} {
 				in.Scan()
 				_, _ = conn.Write([]byte(answer))
 			}
@@ -103,24 +105,50 @@ func TestStartedBy(t *testing.T) {
 		pids         map[int]int
 		want         []verdict.Started
 	}{
-		"all ranks": {ncclras.Communicator{Size: 3,
-			Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5), rank(2, 72, 6)}}, map[int]int{70: 0, 71: 1, 72: 2},
-			[]verdict.Started{started(6, 0, 2), started(5, 1)}},
-		"all, one on this host": {ncclras.Communicator{Size: 3,
-			Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 71, 5), rank(2, 72, 6)}}, map[int]int{71: 1},
-			[]verdict.Started{started(6, 0, 2), started(5, 1)}},
-		"all in another order": {ncclras.Communicator{Size: 3,
-			Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 70, 5), rank(2, 72, 6)}}, map[int]int{70: 0, 71: 1, 72: 2}, nil},
-		"some": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 72, 5)}},
-			map[int]int{70: 0, 71: 1, 72: 2}, []verdict.Started{started(6, 0), started(5, 2)}},
-		"some, a process elsewhere has the same number": {ncclras.Communicator{Size: 2,
-			Ranks: []ncclras.Rank{rank(0, 70, 6), {Rank: 1, PID: 70, Host: "10.0.0.3"}}}, map[int]int{70: 0}, nil},
-		"some, twice": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 70, 5)}},
-			map[int]int{70: 0}, nil},
-		"several containers": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5)}},
-			map[int]int{70: -1, 71: 1}, nil},
-		"none of a kind": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 0), {Rank: 1, PID: 71}}},
-			map[int]int{70: 0, 71: 1}, []verdict.Started{{Counts: map[string]int{}, Ranks: []int{0, 1}}}},
+		"all ranks": {
+			ncclras.Communicator{
+				Size:  3,
+				Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5), rank(2, 72, 6)},
+			},
+			map[int]int{70: 0, 71: 1, 72: 2},
+			[]verdict.Started{started(6, 0, 2), started(5, 1)},
+		},
+		"all, one on this host": {
+			ncclras.Communicator{
+				Size:  3,
+				Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 71, 5), rank(2, 72, 6)},
+			},
+			map[int]int{71: 1},
+			[]verdict.Started{started(6, 0, 2), started(5, 1)},
+		},
+		"all in another order": {ncclras.Communicator{
+			Size:  3,
+			Ranks: []ncclras.Rank{rank(0, 71, 6), rank(1, 70, 5), rank(2, 72, 6)},
+		}, map[int]int{70: 0, 71: 1, 72: 2}, nil},
+		"some": {
+			ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 72, 5)}},
+			map[int]int{70: 0, 71: 1, 72: 2},
+			[]verdict.Started{started(6, 0), started(5, 2)},
+		},
+		"some, a process elsewhere has the same number": {ncclras.Communicator{
+			Size:  2,
+			Ranks: []ncclras.Rank{rank(0, 70, 6), {Rank: 1, PID: 70, Host: "10.0.0.3"}},
+		}, map[int]int{70: 0}, nil},
+		"some, twice": {
+			ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 70, 5)}},
+			map[int]int{70: 0},
+			nil,
+		},
+		"several containers": {
+			ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 71, 5)}},
+			map[int]int{70: -1, 71: 1},
+			nil,
+		},
+		"none of a kind": {
+			ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 0), {Rank: 1, PID: 71}}},
+			map[int]int{70: 0, 71: 1},
+			[]verdict.Started{{Counts: map[string]int{}, Ranks: []int{0, 1}}},
+		},
 		"some elsewhere": {ncclras.Communicator{Size: 2, Ranks: []ncclras.Rank{rank(0, 70, 6), rank(1, 99, 5)}}, map[int]int{70: 0}, nil},
 	} {
 		if got := startedBy(c.communicator, 3, c.pids, func(host string) bool { return host == "" }); !reflect.DeepEqual(got, c.want) {

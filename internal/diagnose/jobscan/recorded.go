@@ -120,13 +120,15 @@ func askServer(ctx context.Context, server, handler string) *torchdump.Dump {
 	if socket {
 		base = "http://worker"
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if socket {
 				network, addr = "unix", server
 			}
 			return ctxdial.Dial(ctx, &net.Dialer{}, network, addr)
-		}}}
+		},
+	}}
 	// The body makes the request carry a Content-Length, without which PyTorch 2.6 never answers.
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/handler/"+handler, http.NoBody)
 	if err != nil {

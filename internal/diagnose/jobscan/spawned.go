@@ -132,7 +132,8 @@ func (j *Job) number(all []spawned) {
 	if !told && len(j.Ranks) > 0 {
 		j.Notes = []string{
 			"the program does not tell the numbers of its ranks: they are numbered in the order in which they were started, without " +
-				"those that have exited and were waited for"}
+				"those that have exited and were waited for",
+		}
 	}
 }
 

@@ -68,8 +68,12 @@ func Ask(ctx context.Context, addr string) (*Report, error) {
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	in := bufio.NewReader(io.LimitReader(conn, maxReport))
-	for _, step := range [][2]string{{"CLIENT PROTOCOL 2", "SERVER PROTOCOL"}, {"TIMEOUT 1", "OK"}, {asJSON, "OK"},
-		{"VERBOSE STATUS", ""}} {
+	for _, step := range [][2]string{
+		{"CLIENT PROTOCOL 2", "SERVER PROTOCOL"},
+		{"TIMEOUT 1", "OK"},
+		{asJSON, "OK"},
+		{"VERBOSE STATUS", ""},
+	} {
 		if _, err = io.WriteString(conn, step[0]+"\n"); err != nil {
 			return nil, fmt.Errorf("ncclras: %w", err)
 		}
@@ -201,8 +205,10 @@ func (r Rank) trouble() string {
 
 // errorName returns what NCCL calls an error.
 func errorName(n int) string {
-	names := []string{1: "a CUDA error", 2: "a system error", 3: "an internal error", 4: "an invalid argument",
-		5: "an invalid usage", 6: "a remote error"}
+	names := []string{
+		1: "a CUDA error", 2: "a system error", 3: "an internal error", 4: "an invalid argument",
+		5: "an invalid usage", 6: "a remote error",
+	}
 	if n > 0 && n < len(names) {
 		return names[n]
 	}

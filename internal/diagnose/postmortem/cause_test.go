@@ -80,12 +80,16 @@ func TestRaised(t *testing.T) {
 		{own + "\nstep 2\n", ""},
 		{own + "step 2\n", ""},
 		{own + "WARNING: the record is left out\nstep 2\n", ""},
-		{victimTrace,
+		{
+			victimTrace,
 			"RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (main " +
-				"(/srv/victim.py:27))"},
-		{victimTrace + "[rank0]: and a second line\n[rank0]: and a third\n",
+				"(/srv/victim.py:27))",
+		},
+		{
+			victimTrace + "[rank0]: and a second line\n[rank0]: and a third\n",
 			"RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (main " +
-				"(/srv/victim.py:27))"},
+				"(/srv/victim.py:27))",
+		},
 	} {
 		if got := Raised(c.text); got != c.want {
 			t.Errorf("%q:\n got %s\nwant %s", c.text, got, c.want)

@@ -179,17 +179,25 @@ var logLine = regexp.MustCompile(`^\[?[IW]\d{4} [0-9:.]+ |^\[\S+\.cc:\d+\] (INFO
 var barLine = regexp.MustCompile(`^([^|]*: +)?\d{1,3}%\|`)
 
 var advices = []struct{ text, advice string }{
-	{"Duplicate GPU detected",
+	{
+		"Duplicate GPU detected",
 		"each rank needs its own GPU: call torch.cuda.set_device with LOCAL_RANK, and not more workers than GPUs (--nproc-per-node " +
-			"gpu starts one for each)"},
-	{"invalid device ordinal",
-		"the GPU does not exist: --nproc-per-node gpu starts one worker for each GPU of the host, and CUDA_VISIBLE_DEVICES may hide some"},
-	{"Failed to CUDA calloc",
-		"the GPU has probably no memory left for NCCL: use a smaller batch, or look for another process on the GPU (nvidia-smi)"},
+			"gpu starts one for each)",
+	},
+	{
+		"invalid device ordinal",
+		"the GPU does not exist: --nproc-per-node gpu starts one worker for each GPU of the host, and CUDA_VISIBLE_DEVICES may hide some",
+	},
+	{
+		"Failed to CUDA calloc",
+		"the GPU has probably no memory left for NCCL: use a smaller batch, or look for another process on the GPU (nvidia-smi)",
+	},
 	{"CUDA out of memory", "use a smaller batch, or look for another process on the GPU (nvidia-smi)"},
 	{"Address already in use", "another process has the port: leave --master-port out and a free one is taken"},
-	{"can't allocate memory",
-		"the process may not have more memory: look at ulimit -v and at the limit of the container, or use smaller batches"},
+	{
+		"can't allocate memory",
+		"the process may not have more memory: look at ulimit -v and at the limit of the container, or use smaller batches",
+	},
 	{"MemoryError", "the process may not have more memory: look at ulimit -v and at the limit of the container, or use smaller batches"},
 	{"Too many open files", "the limit for open files is reached: raise it (ulimit -n), or use fewer data loader workers"},
 	{"ModuleNotFoundError", "the module is not installed for the Python that runs the workers; --python chooses another one"},
@@ -202,13 +210,17 @@ var advices = []struct{ text, advice string }{
 	{"unable to open shared memory object", "/dev/shm is full or too small: df /dev/shm; containers have --shm-size"},
 	{"out of shared memory", "/dev/shm is full or too small: df /dev/shm; containers have --shm-size"},
 	{"DataLoader worker", "a data loader worker died: run with num_workers=0 to see its error"},
-	{"use_libuv was requested",
+	{
+		"use_libuv was requested",
 		"this PyTorch has no libuv: leave --no-shim out, or set USE_LIBUV=0; a program in another root (chroot) must see the " +
-			"launcher's temporary files (TMPDIR)"},
+			"launcher's temporary files (TMPDIR)",
+	},
 	{"illegal memory access", "run with CUDA_LAUNCH_BLOCKING=1 to see the call that failed"},
 	{"device-side assert triggered", "run with CUDA_LAUNCH_BLOCKING=1 to see the call that failed"},
-	{"Name or service not known",
-		"a host name does not resolve; if it is that of a host of the job, give its address with --local-addr or --rdzv-endpoint"},
+	{
+		"Name or service not known",
+		"a host name does not resolve; if it is that of a host of the job, give its address with --local-addr or --rdzv-endpoint",
+	},
 	{"bdb.BdbQuit", noInput},
 	{"EOFError: EOF when reading a line", noInput},
 	{"Permission denied", "check the permissions of the path in the message"},
@@ -217,8 +229,10 @@ var advices = []struct{ text, advice string }{
 // refusals say what to try when a worker could not be started.
 var refusals = []struct{ text, advice string }{
 	{"too many open files", "the launcher may not open more files, of which it needs a few for each worker: raise the limit (ulimit -n)"},
-	{"resource temporarily unavailable",
-		"this user may not start more processes: look at ulimit -u and at the limit of the container (pids.max)"},
+	{
+		"resource temporarily unavailable",
+		"this user may not start more processes: look at ulimit -u and at the limit of the container (pids.max)",
+	},
 	{"exec format error", "the file is not a program for this machine; a script needs a first line such as #!/bin/sh"},
 	{"python3: not found in the PATH", "the PATH of the workers has no python3: --python chooses another one"},
 }

@@ -46,8 +46,10 @@ func TestEntry(t *testing.T) {
 	d := read(t, "mismatch/rank1.pickle")
 	last := d.Entries[len(d.Entries)-1]
 	last.Created = 0
-	want := Entry{Group: "0", Desc: "default_pg", Seq: 4, Backend: "gloo", Op: "broadcast", Open: true, Sizes: "[[4, 2]]",
-		Types: "[Float]", Peer: -1, Where: last.Where}
+	want := Entry{
+		Group: "0", Desc: "default_pg", Seq: 4, Backend: "gloo", Op: "broadcast", Open: true, Sizes: "[[4, 2]]",
+		Types: "[Float]", Peer: -1, Where: last.Where,
+	}
 	if diff := cmp.Diff(want, last); diff != "" {
 		t.Error(diff)
 	}

@@ -150,7 +150,9 @@ func complete(t *stacks.Thread, main bool, id int) {
 
 // folders are short forms of the folders that files of stacks are in; a file without a folder is one of the program.
 var folders = [][2]string{
-	{"torch/", "/usr/lib/python3/dist-packages/torch/"}, {"python/", "/usr/lib/python3.14/"}, {"cohort/", module + "/"},
+	{"torch/", "/usr/lib/python3/dist-packages/torch/"},
+	{"python/", "/usr/lib/python3.14/"},
+	{"cohort/", module + "/"},
 	{"go/", "/usr/local/go/src/"},
 }
 

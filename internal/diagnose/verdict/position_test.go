@@ -15,22 +15,34 @@ func TestMainGoroutine(t *testing.T) {
 	started := stacks.Frame{Func: "sync.(*WaitGroup).Go.func1", File: "/usr/local/go/src/sync/waitgroup.go", Line: 258}
 	program := stacks.Frame{Func: "main.step", File: "/home/u/main.go", Line: 9}
 	calls := stacks.Frame{Func: module + "/group.(*Work).Wait", File: module + "/group/work.go", Line: 7}
-	first := stacks.Thread{ID: 1, Frames: []stacks.Frame{{Func: "time.Sleep", File: "/usr/local/go/src/runtime/time.go"}, program,
-		{Func: "runtime.main", File: "/usr/local/go/src/runtime/proc.go"}}}
+	first := stacks.Thread{ID: 1, Frames: []stacks.Frame{
+		{Func: "time.Sleep", File: "/usr/local/go/src/runtime/time.go"},
+		program,
+		{Func: "runtime.main", File: "/usr/local/go/src/runtime/proc.go"},
+	}}
 	for name, c := range map[string]struct {
 		frames []stacks.Frame
 		main   int
 	}{
 		"of cohort": {[]stacks.Frame{calls, started}, 1},
-		"of cohort, as a dependency": {[]stacks.Frame{{Func: calls.Func,
-			File: "/home/u/go/pkg/mod/" + module + "@v0.1.0/group/work.go"}, started}, 1},
+		"of cohort, as a dependency": {[]stacks.Frame{{
+			Func: calls.Func,
+			File: "/home/u/go/pkg/mod/" + module + "@v0.1.0/group/work.go",
+		}, started}, 1},
 		"of cohort, by its own name": {[]stacks.Frame{calls}, 1},
 		"of the program":             {[]stacks.Frame{calls, program, started}, 7},
-		"a callback of cohort": {[]stacks.Frame{calls, program,
-			{Func: module + "/rpc.serve", File: module + "/rpc/serve.go"}, started}, 1},
-		"of a library that waits": {[]stacks.Frame{calls, program,
-			{Func: "golang.org/x/sync/errgroup.(*Group).Go.func1",
-				File: "/home/u/go/pkg/mod/golang.org/x/sync@v0.1.0/errgroup/errgroup.go"}}, 7},
+		"a callback of cohort": {[]stacks.Frame{
+			calls, program,
+			{Func: module + "/rpc.serve", File: module + "/rpc/serve.go"},
+			started,
+		}, 1},
+		"of a library that waits": {[]stacks.Frame{
+			calls, program,
+			{
+				Func: "golang.org/x/sync/errgroup.(*Group).Go.func1",
+				File: "/home/u/go/pkg/mod/golang.org/x/sync@v0.1.0/errgroup/errgroup.go",
+			},
+		}, 7},
 	} {
 		other := stacks.Thread{ID: 7, Frames: c.frames}
 		for _, all := range [][]stacks.Thread{{other, first}, {first, other}} {
@@ -54,21 +66,42 @@ func TestGoMoved(t *testing.T) {
 		before, now []stacks.Thread
 		want        bool
 	}{
-		"it stands still": {[]stacks.Thread{of(1, "S", goHandler, goMain)},
-			[]stacks.Thread{of(1, "S", goHandler, goMain)}, false},
-		"it runs": {[]stacks.Thread{of(1, "S", goHandler, goMain)},
-			[]stacks.Thread{of(1, "R", goHandler, goMain)}, true},
+		"it stands still": {
+			[]stacks.Thread{of(1, "S", goHandler, goMain)},
+			[]stacks.Thread{of(1, "S", goHandler, goMain)},
+			false,
+		},
+		"it runs": {
+			[]stacks.Thread{of(1, "S", goHandler, goMain)},
+			[]stacks.Thread{of(1, "R", goHandler, goMain)},
+			true,
+		},
 		"it is elsewhere": {[]stacks.Thread{of(1, "S", goHandler, goMain)}, []stacks.Thread{of(1, "S", goMain)}, true},
-		"another of the program": {[]stacks.Thread{of(1, "S", joins, goMain), of(9, "S", goHandler)},
-			[]stacks.Thread{of(1, "S", joins, goMain), of(9, "R", goHandler)}, true},
-		"another of Go": {[]stacks.Thread{of(1, "S", joins, goMain)},
-			[]stacks.Thread{of(1, "S", joins, goMain), of(9, "R", accepts)}, false},
-		"it waits in cohort": {[]stacks.Thread{of(1, "S", goCall, goMain)},
-			[]stacks.Thread{of(1, "R", spins, goCall, goMain)}, false},
-		"it waits beside another": {[]stacks.Thread{of(1, "S", goCall, goMain)},
-			[]stacks.Thread{of(1, "S", goCall, goMain), of(9, "R", goHandler)}, false},
-		"it waits at another place": {[]stacks.Thread{of(1, "S", goCall, goMain)},
-			[]stacks.Thread{of(1, "S", goCall, goHandler, goMain)}, true},
+		"another of the program": {
+			[]stacks.Thread{of(1, "S", joins, goMain), of(9, "S", goHandler)},
+			[]stacks.Thread{of(1, "S", joins, goMain), of(9, "R", goHandler)},
+			true,
+		},
+		"another of Go": {
+			[]stacks.Thread{of(1, "S", joins, goMain)},
+			[]stacks.Thread{of(1, "S", joins, goMain), of(9, "R", accepts)},
+			false,
+		},
+		"it waits in cohort": {
+			[]stacks.Thread{of(1, "S", goCall, goMain)},
+			[]stacks.Thread{of(1, "R", spins, goCall, goMain)},
+			false,
+		},
+		"it waits beside another": {
+			[]stacks.Thread{of(1, "S", goCall, goMain)},
+			[]stacks.Thread{of(1, "S", goCall, goMain), of(9, "R", goHandler)},
+			false,
+		},
+		"it waits at another place": {
+			[]stacks.Thread{of(1, "S", goCall, goMain)},
+			[]stacks.Thread{of(1, "S", goCall, goHandler, goMain)},
+			true,
+		},
 		"it has come to wait":        {[]stacks.Thread{of(1, "S", goHandler, goMain)}, []stacks.Thread{of(1, "S", goCall, goMain)}, true},
 		"nothing of the program ran": {nil, nil, false},
 	} {
@@ -93,8 +126,10 @@ func TestLoops(t *testing.T) {
 	}{
 		"the same line": {stack(at11, main), stack(at11, main), ask, true},
 		"another line":  {stack(at11, main), stack(at12, main), sleep, true},
-		"in a sleep of C": {&stacks.Thread{Frames: []stacks.Frame{at11, main}, Kernel: "hrtimer_nanosleep"},
-			stack(at12, main), "pause(1)", true},
+		"in a sleep of C": {
+			&stacks.Thread{Frames: []stacks.Frame{at11, main}, Kernel: "hrtimer_nanosleep"},
+			stack(at12, main), "pause(1)", true,
+		},
 		"in a wait":             {stack(lib, at11, main), stack(at12, main), "event.wait(1)", true},
 		"at work at first":      {stack(at11, main), stack(at12, main), step, false},
 		"a line not known":      {stack(at11, main), stack(at12, main), "", false},

@@ -250,10 +250,12 @@ func (c *analysis) differing(a attendance) (Verdict, bool) {
 // entered says that all that were seen are in the collective. unseen says of whom nothing is known.
 func (c *analysis) entered(a attendance, numbered, unseen string) Verdict {
 	if c.onlyGPU(a.here) {
-		return Verdict{Still: true, Unseen: true,
+		return Verdict{
+			Still: true, Unseen: true,
 			Sentence: fmt.Sprintf(
 				"%s %s for their GPUs, in %s, and have entered %s%s: perhaps hung; the GPUs may still compute what comes before it.",
-				name(a.here), verb(a.here, "wait"), c.at[a.here[0]].where(), numbered, unseen)}
+				name(a.here), verb(a.here, "wait"), c.at[a.here[0]].where(), numbered, unseen),
+		}
 	}
 	if len(a.here) == 0 {
 		return Verdict{}
@@ -295,5 +297,7 @@ func numberOf(d *torchdump.Dump, group string, seq int) (torchdump.Entry, bool) 
 }
 
 // uneven are the collectives in which ranks may pass different sizes.
-var uneven = map[string]bool{"gather": true, "scatter": true, "all_to_all": true, "all_to_all_single": true, "alltoall": true,
-	"alltoall_base": true}
+var uneven = map[string]bool{
+	"gather": true, "scatter": true, "all_to_all": true, "all_to_all_single": true, "alltoall": true,
+	"alltoall_base": true,
+}

@@ -55,9 +55,11 @@ func (c *analysis) atWorkFor(r Rank, t *stacks.Thread) Verdict {
 	if len(waiting) == 0 {
 		waiting = []int{r.Rank}
 	}
-	return Verdict{Still: true, Culprits: []int{r.Rank},
+	return Verdict{
+		Still: true, Culprits: []int{r.Rank},
 		Sentence: fmt.Sprintf("%srank %d is at work for another worker: its %s is in %s; %s.", perhaps, r.Rank, threadOf(t),
-			locateThread(t).where(), c.waitIn(waiting))}
+			locateThread(t).where(), c.waitIn(waiting)),
+	}
 }
 
 // meeting returns the meeting of all workers that a function of Python or Go is, "" for another one.
@@ -104,11 +106,13 @@ func (c *analysis) callers(here []int, p position) Verdict {
 	if waiting := slices.DeleteFunc(slices.Clone(here), func(n int) bool { return slices.Contains(ranks, n) }); len(waiting) > 0 {
 		here = waiting
 	}
-	return Verdict{Culprits: ranks,
+	return Verdict{
+		Culprits: ranks,
 		Sentence: fmt.Sprintf(
 			"%s %s functions that were called by RPC and themselves wait for RPC calls, in %s: perhaps a deadlock, with no thread "+
 				"left to serve a call (num_worker_threads); %s%s.",
-			name(ranks), verb(ranks, "run"), p.where(), c.waitIn(here), since(c.waited(here)))}
+			name(ranks), verb(ranks, "run"), p.where(), c.waitIn(here), since(c.waited(here))),
+	}
 }
 
 // calls is 1 for a thread that itself waits for a call by RPC.
@@ -269,8 +273,10 @@ func (c *analysis) follow(first int) Verdict {
 				continue
 			}
 			if followed[to.Rank] > 0 {
-				return uncertain(Verdict{Culprits: slices.Sorted(maps.Keys(followed)),
-					Sentence: upper(strings.Join(path, ", ")) + since(age) + ": a cycle."}, c.left(followed))
+				return uncertain(Verdict{
+					Culprits: slices.Sorted(maps.Keys(followed)),
+					Sentence: upper(strings.Join(path, ", ")) + since(age) + ": a cycle.",
+				}, c.left(followed))
 			}
 		}
 		doing := "it runs no function for another worker, and is in " + c.at[to.Rank].where()
@@ -281,9 +287,11 @@ func (c *analysis) follow(first int) Verdict {
 		if to.Worker != nil && left == "" && slices.ContainsFunc(serving(*to), func(t *stacks.Thread) bool { return calls(t) > 0 }) {
 			left = c.left(map[int]int{to.Rank: followed[to.Rank]}) // it may wait for one that it has called
 		}
-		return uncertain(Verdict{Culprits: []int{to.Rank},
+		return uncertain(Verdict{
+			Culprits: []int{to.Rank},
 			Sentence: fmt.Sprintf("Rank %d (worker %s) has not answered %s%s; %s; %s.", to.Rank, x.To, x.Func, since(age), doing,
-				strings.Join(path, ", "))}, left)
+				strings.Join(path, ", ")),
+		}, left)
 	}
 }
 

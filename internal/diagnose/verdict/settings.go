@@ -121,10 +121,12 @@ func (c *analysis) worlds() (Verdict, bool) {
 	if named {
 		setting = "world_size"
 	}
-	return Verdict{Culprits: blamed(odd, rule),
+	return Verdict{
+		Culprits: blamed(odd, rule),
 		Sentence: fmt.Sprintf("%s %s %s %d where %s %s %d: all ranks must have the same; %s in init_process_group (%s)%s.",
 			name(odd), has(odd), setting, all[odd[0]].world, lower(name(rule)), has(rule), all[rule[0]].world, waits(here),
-			c.lines(here), since(c.waited(here)))}, true
+			c.lines(here), since(c.waited(here))),
+	}, true
 }
 
 // numbers: the program gives two processes the same rank.
@@ -137,9 +139,11 @@ func (c *analysis) numbers() (Verdict, bool) {
 	}
 	for _, rank := range slices.Sorted(maps.Keys(given)) {
 		if ranks := given[rank]; len(ranks) > 1 && ranks[0] != ranks[1] {
-			return Verdict{Culprits: ranks,
+			return Verdict{
+				Culprits: ranks,
 				Sentence: fmt.Sprintf("%s call init_process_group with rank=%d (%s)%s: give each process its own rank.",
-					name(ranks), rank, c.lines(ranks), since(c.waited(ranks)))}, true
+					name(ranks), rank, c.lines(ranks), since(c.waited(ranks))),
+			}, true
 		}
 	}
 	return Verdict{}, false
@@ -166,12 +170,14 @@ func (c *analysis) stores() (Verdict, bool) {
 		return Verdict{}, false
 	}
 	odd, rule := minority(ports)
-	return Verdict{Culprits: blamed(odd, rule),
+	return Verdict{
+		Culprits: blamed(odd, rule),
 		Sentence: fmt.Sprintf(
 			"%s %s the store at %s where %s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; %s in "+
 				"init_process_group (%s)%s.",
 			name(odd), verb(odd, "use"), all[odd[0]], lower(name(rule)), verb(rule, "use"), all[rule[0]], waits(here),
-			c.lines(here), since(c.waited(here)))}, true
+			c.lines(here), since(c.waited(here))),
+	}, true
 }
 
 // tooMany: the program wants a larger world than there are workers.
@@ -203,12 +209,14 @@ func (c *analysis) strays() (Verdict, bool) {
 	if len(ranks) > 1 {
 		text = ""
 	}
-	return Verdict{Culprits: ranks,
+	return Verdict{
+		Culprits: ranks,
 		Sentence: fmt.Sprintf(
 			"%s %s the store at %s, and %s of the same program%s %s %s: all ranks must have the same MASTER_ADDR and MASTER_PORT; "+
 				"%s in init_process_group (%s)%s.",
 			name(here), verb(here, "use"), c.job.Store, lower(name(ranks)), text, verb(ranks, "use"), other.Store, waits(here),
-			c.lines(here), since(c.waited(here)))}, true
+			c.lines(here), since(c.waited(here))),
+	}, true
 }
 
 // minority returns the ranks of the second largest group, and those of the largest. With a tie the lower ranks are taken for the

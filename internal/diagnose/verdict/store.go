@@ -74,11 +74,13 @@ func (c *analysis) keys(waiting []int) (Verdict, bool) {
 	}
 	ranks := slices.Sorted(maps.Keys(late))
 	if world := c.job.World; world > 0 && ranks[0] >= world {
-		return Verdict{Culprits: ranks,
+		return Verdict{
+			Culprits: ranks,
 			Sentence: fmt.Sprintf(
 				"The program wants more ranks than there are: WORLD_SIZE is %d, but %s for rank %d, which does not exist; compare "+
 					"world_size in the program with the number of workers.",
-				world, waits(waiting), ranks[0])}, true
+				world, waits(waiting), ranks[0]),
+		}, true
 	}
 	return Verdict{Culprits: ranks, Sentence: fmt.Sprintf("%s %s %s%s; %s%s.", name(ranks), has(ranks), what, dead, waits(waiting),
 		since(oldest))}, true

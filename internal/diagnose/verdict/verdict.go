@@ -227,12 +227,14 @@ func (c *analysis) starting() (Verdict, bool) {
 			return c.late(late, "not called "+call, here), true
 		}
 		if past := c.still(inMessage, inCollective); step == inNewGroup && len(past) > 0 {
-			return Verdict{Culprits: past,
+			return Verdict{
+				Culprits: past,
 				Sentence: fmt.Sprintf(
 					"%s in %s where %s %s %s (%s)%s: every rank must call new_group for every group, with the same ranks and in the "+
 						"same order, also for groups that it is not in.",
 					is(past), c.at[past[0]].where(), lower(name(here)), verb(here, "call"), call, c.lines(here),
-					since(c.waited(past)))}, true
+					since(c.waited(past))),
+			}, true
 		}
 		if v, found := c.keys(here); found {
 			come := len(v.Culprits) > 0 && !slices.ContainsFunc(v.Culprits, func(n int) bool { return !slices.Contains(here, n) })
@@ -240,16 +242,20 @@ func (c *analysis) starting() (Verdict, bool) {
 				return Verdict{}, false // it is about to set its key
 			}
 			if step == inInit && come {
-				return Verdict{Culprits: v.Culprits,
+				return Verdict{
+					Culprits: v.Culprits,
 					Sentence: fmt.Sprintf(
 						"%s in %s (%s)%s, but none says that it is %s: the program probably gives two processes the same rank.",
-						is(here), call, c.lines(here), since(c.waited(here)), lower(name(v.Culprits)))}, true
+						is(here), call, c.lines(here), since(c.waited(here)), lower(name(v.Culprits))),
+				}, true
 			}
 			if step == inNewGroup && come { // to another group
-				return Verdict{Culprits: here,
+				return Verdict{
+					Culprits: here,
 					Sentence: fmt.Sprintf(
 						"%s in %s (%s) and wait for each other%s: every rank must create the same groups in the same order.",
-						is(here), call, c.lines(here), since(c.waited(here)))}, true
+						is(here), call, c.lines(here), since(c.waited(here))),
+				}, true
 			}
 			return v, true
 		}

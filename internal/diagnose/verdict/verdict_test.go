@@ -64,8 +64,12 @@ func TestAnyEvidence(t *testing.T) {
 // TestProofOfSeveral: ranks that ended in the same way share a line, in the plural.
 func TestProofOfSeveral(t *testing.T) {
 	t.Parallel()
-	v := Judge(Job{World: 4, Ranks: []Rank{in(0, "all_reduce", "", 27), {Rank: 1, Process: Process{Gone: "was killed by SIGKILL"}},
-		{Rank: 2, Process: Process{Gone: "has exited"}}, {Rank: 3, Process: Process{Gone: "has exited"}}}})
+	v := Judge(Job{World: 4, Ranks: []Rank{
+		in(0, "all_reduce", "", 27),
+		{Rank: 1, Process: Process{Gone: "was killed by SIGKILL"}},
+		{Rank: 2, Process: Process{Gone: "has exited"}},
+		{Rank: 3, Process: Process{Gone: "has exited"}},
+	}})
 	for _, want := range []string{"rank 1: was killed by SIGKILL", "ranks 2 and 3: have exited"} {
 		if !slices.Contains(v.Proof, want) {
 			t.Errorf("no %q in %q", want, v.Proof)
@@ -77,8 +81,10 @@ func TestProofOfSeveral(t *testing.T) {
 func TestMovingRank(t *testing.T) {
 	t.Parallel()
 	moved := func(r *Rank) { r.Moved = true }
-	v := Judge(Job{World: 3, Ranks: []Rank{in(0, "barrier", "", 27), edit(at(1, "evaluate", 12), moved),
-		edit(in(2, "init_process_group", "", 5), moved)}})
+	v := Judge(Job{World: 3, Ranks: []Rank{
+		in(0, "barrier", "", 27), edit(at(1, "evaluate", 12), moved),
+		edit(in(2, "init_process_group", "", 5), moved),
+	}})
 	if v.Hung || !v.Still || !slices.Equal(v.Moving, []int{1}) { // rank 2 asks the store again and again
 		t.Errorf("%v %v: %s", v.Hung, v.Moving, v.Sentence)
 	}
@@ -98,8 +104,10 @@ func TestCalledJustNow(t *testing.T) {
 func TestProgress(t *testing.T) {
 	t.Parallel()
 	at := func(seq int) []Rank {
-		return []Rank{{Rank: 0},
-			{Rank: 1, Records: Records{Dump: &torchdump.Dump{Entries: []torchdump.Entry{{Group: "0", Seq: seq}, {Group: "1", Seq: 1}}}}}}
+		return []Rank{
+			{Rank: 0},
+			{Rank: 1, Records: Records{Dump: &torchdump.Dump{Entries: []torchdump.Entry{{Group: "0", Seq: seq}, {Group: "1", Seq: 1}}}}},
+		}
 	}
 	if again := Progress(at(5)); Progress(at(5)) != again || again == Progress(at(6)) || again == "" || Progress([]Rank{{Rank: 0}}) != "" {
 		t.Errorf("%q, %q, %q", Progress(at(5)), Progress(at(6)), Progress([]Rank{{Rank: 0}}))
@@ -113,8 +121,10 @@ func TestPlaceOfPoll(t *testing.T) {
 		poll := edit(at(0, "my_barrier", n), func(r *Rank) {
 			r.Moved, r.Loops, r.Sleeps, r.State, r.Line = true, true, true, "R", "while store.add(key, 0) < n:"
 		})
-		return Judge(Job{World: 1, Ranks: []Rank{poll},
-			Polls: []Wait{{Key: "/epoch1", Rank: 0, Age: 4 * time.Second, Asks: 80, Answer: "2"}}}).Places
+		return Judge(Job{
+			World: 1, Ranks: []Rank{poll},
+			Polls: []Wait{{Key: "/epoch1", Rank: 0, Age: 4 * time.Second, Asks: 80, Answer: "2"}},
+		}).Places
 	}
 	if a, b := line(11), line(12); a[0] != b[0] {
 		t.Errorf("a rank that polls the store is at %q and at %q", a, b)
@@ -183,18 +193,26 @@ func TestSlowest(t *testing.T) {
 		ranks []Rank
 		named bool
 	}{
-		"one does not tell": {[]Rank{rank(0, 20, never), rank(1, 20, always),
-			edit(at(2, "step", 5), func(r *Rank) { r.Moved, r.Host = true, "a" })}, false},
+		"one does not tell": {[]Rank{
+			rank(0, 20, never), rank(1, 20, always),
+			edit(at(2, "step", 5), func(r *Rank) { r.Moved, r.Host = true, "a" }),
+		}, false},
 		"one was not seen": {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(3, 20, never)}, false},
 		"one has ended":    {[]Rank{rank(0, 20, never), rank(1, 20, always), {Rank: 2, Process: Process{Gone: Succeeded}}}, true},
 		"always":           {[]Rank{rank(0, 20, never), rank(1, 20, always), rank(2, 20, never)}, true},
 		"one is ahead":     {[]Rank{rank(0, 21, never), rank(1, 20, always), rank(2, 20, never)}, true},
-		"lately": {[]Rank{rank(0, 20, never),
-			rank(1, 20, func(seq int) time.Duration { return lag * time.Duration(min(1, seq/13)) }), rank(2, 20, never)}, true},
-		"in turn": {[]Rank{rank(0, 20, func(seq int) time.Duration { return 2 * lag * time.Duration(seq%2) }),
-			rank(1, 20, always), rank(2, 20, never)}, false},
-		"hardly": {[]Rank{rank(0, 20, never), rank(1, 20, func(int) time.Duration { return time.Millisecond }),
-			rank(2, 20, never)}, false},
+		"lately": {[]Rank{
+			rank(0, 20, never),
+			rank(1, 20, func(seq int) time.Duration { return lag * time.Duration(min(1, seq/13)) }), rank(2, 20, never),
+		}, true},
+		"in turn": {[]Rank{
+			rank(0, 20, func(seq int) time.Duration { return 2 * lag * time.Duration(seq%2) }),
+			rank(1, 20, always), rank(2, 20, never),
+		}, false},
+		"hardly": {[]Rank{
+			rank(0, 20, never), rank(1, 20, func(int) time.Duration { return time.Millisecond }),
+			rank(2, 20, never),
+		}, false},
 		"too few":            {[]Rank{rank(0, 7, never), rank(1, 7, always)}, false},
 		"no other recorder":  {[]Rank{at(0, "step", 5), rank(1, 20, always)}, false},
 		"on different hosts": {[]Rank{rank(0, 20, never), edit(rank(1, 20, always), func(r *Rank) { r.Host = "b" })}, false},

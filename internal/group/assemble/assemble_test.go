@@ -124,8 +124,11 @@ func TestSuspects(t *testing.T) {
 	}{
 		"one is stopped":                  {map[int]time.Duration{0: 0, 2: 30 * time.Millisecond}, []int{3}, 400 * time.Millisecond},
 		"one is stopped, another is slow": {map[int]time.Duration{0: 0, 2: 800 * time.Millisecond}, []int{3}, 1200 * time.Millisecond},
-		"all live": {map[int]time.Duration{0: 0, 2: 35 * time.Millisecond, 3: 35 * time.Millisecond}, nil,
-			100 * time.Millisecond},
+		"all live": {
+			map[int]time.Duration{0: 0, 2: 35 * time.Millisecond, 3: 35 * time.Millisecond},
+			nil,
+			100 * time.Millisecond,
+		},
 		"the last one is slow": {map[int]time.Duration{0: 0, 2: 0, 3: 150 * time.Millisecond}, nil, 200 * time.Millisecond},
 		"two are stopped":      {map[int]time.Duration{0: 0}, []int{2, 3}, time.Second},
 	} {

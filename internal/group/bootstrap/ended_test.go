@@ -23,14 +23,22 @@ func TestWhyEnded(t *testing.T) {
 		rank        cohort.Rank
 	}{
 		"lost": {first: func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.DeadlineExceeded, rank: 3},
-		"lost, then ended": {first: func(_, lose context.CancelCauseFunc) { lose(lost) },
-			then: func(end, _ context.CancelCauseFunc) { end(nil) }, code: cohort.DeadlineExceeded, rank: 3},
-		"lost, then caused": {first: func(_, lose context.CancelCauseFunc) { lose(lost) },
-			then: func(end, _ context.CancelCauseFunc) { end(above) }, code: cohort.DeadlineExceeded, rank: 3},
-		"ended": {first: func(end, _ context.CancelCauseFunc) { end(nil) },
-			then: func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.Canceled, rank: 1},
-		"caused": {first: func(end, _ context.CancelCauseFunc) { end(above) },
-			then: func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.Canceled, rank: 1},
+		"lost, then ended": {
+			first: func(_, lose context.CancelCauseFunc) { lose(lost) },
+			then:  func(end, _ context.CancelCauseFunc) { end(nil) }, code: cohort.DeadlineExceeded, rank: 3,
+		},
+		"lost, then caused": {
+			first: func(_, lose context.CancelCauseFunc) { lose(lost) },
+			then:  func(end, _ context.CancelCauseFunc) { end(above) }, code: cohort.DeadlineExceeded, rank: 3,
+		},
+		"ended": {
+			first: func(end, _ context.CancelCauseFunc) { end(nil) },
+			then:  func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.Canceled, rank: 1,
+		},
+		"caused": {
+			first: func(end, _ context.CancelCauseFunc) { end(above) },
+			then:  func(_, lose context.CancelCauseFunc) { lose(lost) }, code: cohort.Canceled, rank: 1,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -157,9 +157,10 @@ func (f *Formed) single() {
 // singleRankMesh is the mesh of a group with one rank, which has no peers.
 type singleRankMesh struct{}
 
-func (singleRankMesh) Rank() int                                      { return 0 }
-func (singleRankMesh) Size() int                                      { return 1 }
-func (singleRankMesh) Send(op *transport.Op)                          { op.Begin(); op.Complete(errAlone()) }
+func (singleRankMesh) Rank() int             { return 0 }
+func (singleRankMesh) Size() int             { return 1 }
+func (singleRankMesh) Send(op *transport.Op) { op.Begin(); op.Complete(errAlone()) }
+
 func (singleRankMesh) Recv(op *transport.Op)                          { op.Begin(); op.Complete(errAlone()) }
 func (singleRankMesh) Wait(_ context.Context, op *transport.Op) error { return op.State.Err }
 func (singleRankMesh) Cancel(*transport.Op) bool                      { return false }

@@ -55,8 +55,10 @@ func (a *attempt) reportMissing(ctx context.Context) (stop func()) {
 					joinedThenDied(dead) + ")"
 				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name),
 					slog.Any("missing", missing), slog.Any("dead", dead), slog.Duration("dur", time.Since(began)))
-				p.Hook.Emit(observe.Event{Kind: "group.wait", Rank: cohort.Rank(p.Rank), Group: p.Name, Dur: time.Since(began),
-					Detail: text})
+				p.Hook.Emit(observe.Event{
+					Kind: "group.wait", Rank: cohort.Rank(p.Rank), Group: p.Name, Dur: time.Since(began),
+					Detail: text,
+				})
 			}
 			t.Reset(missingLater)
 		}

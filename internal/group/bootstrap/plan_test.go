@@ -74,8 +74,10 @@ func TestSaidPeers(t *testing.T) {
 			t.Errorf("%q: %v, %v", said, o.Said(), err)
 		}
 	}
-	for said, want := range map[string]string{"torch-x": "torch-2.6,torch-2.14", "torch-2.6,go": "want go, or",
-		"torch-1.13,torch-2.6": "cannot be in one group"} {
+	for said, want := range map[string]string{
+		"torch-x": "torch-2.6,torch-2.14", "torch-2.6,go": "want go, or",
+		"torch-1.13,torch-2.6": "cannot be in one group",
+	} {
 		if err := (&Options{Transport: Auto, Peers: said}).Check("x"); !errors.Is(err, cohort.InvalidArgument) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", said, err)

@@ -182,8 +182,10 @@ func TestSpan(t *testing.T) {
 // TestBuckets: one list for each element type is open at a time, and lists are in the order of their first tensors.
 func TestBuckets(t *testing.T) {
 	t.Parallel()
-	ts := []*tensor.Tensor{zeros(tensor.Int64, 2), zeros(tensor.Float32, 1), zeros(tensor.Int64, 1), zeros(tensor.Int64, 3),
-		zeros(tensor.Float32, 1)}
+	ts := []*tensor.Tensor{
+		zeros(tensor.Int64, 2), zeros(tensor.Float32, 1), zeros(tensor.Int64, 1), zeros(tensor.Int64, 3),
+		zeros(tensor.Float32, 1),
+	}
 	var got [][]int
 	for _, l := range Buckets(ts, 24) {
 		var at []int

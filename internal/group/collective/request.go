@@ -36,8 +36,10 @@ const (
 	Barrier                   // no buffers
 )
 
-var kindNames = [...]string{"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_v", "gather", "scatter",
-	"reduce_scatter", "all_to_all", "barrier"}
+var kindNames = [...]string{
+	"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_v", "gather", "scatter",
+	"reduce_scatter", "all_to_all", "barrier",
+}
 
 // String returns PyTorch's name of the collective.
 func (k Kind) String() string { return kindNames[k] }

@@ -83,8 +83,10 @@ func hostAddress(ctx context.Context, name string, lookup func(ctx context.Conte
 			return address{ip, "address of the host's name " + name}
 		}
 	}
-	return address{netip.AddrFrom4([4]byte{127, 0, 0, 1}),
-		"the host's name " + name + " has no address here: loopback, which other hosts cannot reach; set the bind address or " + IfnameEnv}
+	return address{
+		netip.AddrFrom4([4]byte{127, 0, 0, 1}),
+		"the host's name " + name + " has no address here: loopback, which other hosts cannot reach; set the bind address or " + IfnameEnv,
+	}
 }
 
 func interfaceAddress(name string) (address, error) {

@@ -62,14 +62,18 @@ func Connect(ctx context.Context, cfg Config) (*Mesh, error) {
 		if err := d.join(ctx, addr.IP); err != nil {
 			m.Fail(err)
 			_ = m.Close()
-			cfg.Hook.Emit(observe.Event{Kind: "gloo.connect", Phase: observe.End, Rank: cohort.Rank(cfg.Rank), Group: cfg.Group,
-				Dur: time.Since(started), Err: err})
+			cfg.Hook.Emit(observe.Event{
+				Kind: "gloo.connect", Phase: observe.End, Rank: cohort.Rank(cfg.Rank), Group: cfg.Group,
+				Dur: time.Since(started), Err: err,
+			})
 			return nil, err
 		}
 	}
 	m.generation = cfg.Generation
-	cfg.Hook.Emit(observe.Event{Kind: "gloo.connect", Phase: observe.End, Rank: cohort.Rank(cfg.Rank), Group: cfg.Group,
-		Dur: time.Since(started)})
+	cfg.Hook.Emit(observe.Event{
+		Kind: "gloo.connect", Phase: observe.End, Rank: cohort.Rank(cfg.Rank), Group: cfg.Group,
+		Dur: time.Since(started),
+	})
 	return m, nil
 }
 
@@ -281,7 +285,8 @@ func (d *device) connectAll(ctx context.Context, own *endpoints) error {
 
 // connect decides who dials whom and starts this rank's part. waits: the pair must be connected before the group is ready.
 func (d *device) connect(ctx context.Context, own *endpoints, p *pair, peer gloowire.Record,
-	start func(*pair, func() error)) (waits bool, err error) {
+	start func(*pair, func() error),
+) (waits bool, err error) {
 	theirs, id, hello, err := peer.For(d.cfg.Rank, p.peer)
 	if err != nil {
 		return false, err

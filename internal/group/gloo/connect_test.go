@@ -261,8 +261,10 @@ func TestAbandonedConnectSendsItsPreamble(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = ln.Close() }()
-	record := gloowire.Record{Generation: C, Host: "peer", IDs: []int64{5, 6},
-		Addrs: []gloowire.Address{{Addr: netip.MustParseAddrPort(ln.Addr().String()), Sequence: gloowire.NoSequence}}}
+	record := gloowire.Record{
+		Generation: C, Host: "peer", IDs: []int64{5, 6},
+		Addrs: []gloowire.Address{{Addr: netip.MustParseAddrPort(ln.Addr().String()), Sequence: gloowire.NoSequence}},
+	}
 	var wg sync.WaitGroup
 	accepted := 0
 	wg.Go(func() {
@@ -330,10 +332,14 @@ func TestConnectErrors(t *testing.T) {
 		{"no such device", func(c *Config) { c.Devices = []string{"nosuch0"} }, nil, cohort.InvalidArgument, "nosuch0"},
 		{"address that is not ours", func(c *Config) { c.Devices = []string{"192.0.2.77"} }, nil, cohort.Unavailable, "192.0.2.77"},
 		{"peer is gone", nil, record(C, closedPort()), cohort.PeerLost, "rank 1"},
-		{"peer of an older generation", nil, record(A, closedPort()), cohort.Mismatch,
-			"the peer has PyTorch 1.13 or 2.0, but the group is one of PyTorch 2.3 or later"},
-		{"peer of a newer generation", func(c *Config) { c.Generation = A }, record(C, closedPort()), cohort.Mismatch,
-			"the peer has PyTorch 2.3 or later, but the group is one of PyTorch 1.13 or 2.0"},
+		{
+			"peer of an older generation", nil, record(A, closedPort()), cohort.Mismatch,
+			"the peer has PyTorch 1.13 or 2.0, but the group is one of PyTorch 2.3 or later",
+		},
+		{
+			"peer of a newer generation", func(c *Config) { c.Generation = A }, record(C, closedPort()), cohort.Mismatch,
+			"the peer has PyTorch 2.3 or later, but the group is one of PyTorch 1.13 or 2.0",
+		},
 		{"another family", nil, record(C, netip.MustParseAddrPort("[::1]:7")), cohort.Mismatch, "family"},
 		{"garbage record", nil, []byte("garbage"), cohort.Protocol, "rank 1"},
 		{"peer does not publish", func(c *Config) { c.Timeout = 50 * time.Millisecond }, nil, cohort.DeadlineExceeded, "rank 1"},
@@ -375,8 +381,10 @@ func TestConnectEndsAsItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := &cohort.Error{Op: "errgroup", Code: cohort.PeerLost, Rank: 7}
 	time.AfterFunc(10*time.Millisecond, func() { cancel(cause) })
-	_, err := Connect(ctx, Config{Rank: 0, Size: 2, Store: kv, Prefix: "g", Generation: C, Timeout: time.Minute,
-		Devices: []string{"127.0.0.1"}})
+	_, err := Connect(ctx, Config{
+		Rank: 0, Size: 2, Store: kv, Prefix: "g", Generation: C, Timeout: time.Minute,
+		Devices: []string{"127.0.0.1"},
+	})
 	if !errors.Is(err, context.Canceled) || cohort.CodeOf(err) != cohort.Canceled {
 		t.Errorf("%v (code %v)", err, cohort.CodeOf(err))
 	}
@@ -411,8 +419,10 @@ func TestLazyPeerDialsBeforeConnectReturns(t *testing.T) {
 	defer func() { _ = kv.Close() }()
 	slow := slowStore{kv, make(chan struct{})}
 	join := func(rank int, s KV) (*Mesh, error) {
-		return Connect(within(t, soon), Config{Rank: rank, Size: 2, Store: s, Prefix: "p", Generation: D, Lazy: true,
-			Devices: []string{"127.0.0.1"}, plain: true})
+		return Connect(within(t, soon), Config{
+			Rank: rank, Size: 2, Store: s, Prefix: "p", Generation: D, Lazy: true,
+			Devices: []string{"127.0.0.1"}, plain: true,
+		})
 	}
 	meshes, errs := make([]*Mesh, 2), make([]error, 2)
 	var wg sync.WaitGroup

@@ -253,8 +253,10 @@ func (w *Wrapper) gather(ctx context.Context, words []int64, limit time.Duration
 	w.tag++
 	in := putWords(words)
 	out := make([]byte, len(in)*w.mesh.Size())
-	err := w.engine.Run(ctx, &collective.Request{Kind: collective.AllGather, Tag: tag, DType: tensor.Int64, In: in, Out: out,
-		Timeout: limit})
+	err := w.engine.Run(ctx, &collective.Request{
+		Kind: collective.AllGather, Tag: tag, DType: tensor.Int64, In: in, Out: out,
+		Timeout: limit,
+	})
 	if err != nil {
 		return nil, err
 	}

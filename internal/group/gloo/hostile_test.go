@@ -33,8 +33,10 @@ func TestUnidentifiedConnectionsAreHarmless(t *testing.T) {
 			var wg sync.WaitGroup
 			errs := make([]error, 2)
 			config := func(r int) Config {
-				return Config{Rank: r, Size: 2, Store: kv, Prefix: "p", Generation: generation, Lazy: generation == D,
-					Devices: []string{fmt.Sprintf("127.0.0.%d", 1+r)}}
+				return Config{
+					Rank: r, Size: 2, Store: kv, Prefix: "p", Generation: generation, Lazy: generation == D,
+					Devices: []string{fmt.Sprintf("127.0.0.%d", 1+r)},
+				}
 			}
 			wg.Go(func() { meshes[0], errs[0] = Connect(ctx, config(0)) }) // the smaller address listens
 			raw, err := kv.Get(ctx, recordKey("p", 0, 0))

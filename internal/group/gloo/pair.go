@@ -255,8 +255,10 @@ func (p *pair) lose(cause error) error {
 	if !closing && (pending || code != cohort.PeerLost) {
 		// An end with nothing pending is how every gloo group ends.
 		d.cfg.Logger.Warn("gloo peer lost", slog.Int("peer", p.peer), slog.String("err", err.Error()))
-		d.cfg.Hook.Emit(observe.Event{Kind: "gloo.peer_lost", Rank: cohort.Rank(d.cfg.Rank), Group: d.cfg.Group, Peer: p.address(),
-			Err: err})
+		d.cfg.Hook.Emit(observe.Event{
+			Kind: "gloo.peer_lost", Rank: cohort.Rank(d.cfg.Rank), Group: d.cfg.Group, Peer: p.address(),
+			Err: err,
+		})
 	}
 	return err
 }

@@ -46,8 +46,10 @@ func sever(m *Mesh) {
 func TestDeathOfAnyRankIsNamedByAll(t *testing.T) {
 	t.Parallel()
 	const size, late = 5, 0
-	kinds := []collective.Kind{collective.AllReduce, collective.Barrier, collective.AllGather, collective.AllToAll,
-		collective.ReduceScatter}
+	kinds := []collective.Kind{
+		collective.AllReduce, collective.Barrier, collective.AllGather, collective.AllToAll,
+		collective.ReduceScatter,
+	}
 	for plain := range 4 {
 		for victim := 1; victim < size; victim++ {
 			t.Run(fmt.Sprintf("%d like PyTorch, rank %d dies", plain, victim), func(t *testing.T) {

@@ -198,8 +198,10 @@ func session214(r int, m *Mesh) error {
 		collective.Request{Kind: collective.AllReduce, Op: reduce.Max, Out: x(6)},
 		collective.Request{Kind: collective.AllToAll, In: x(6), Out: make([]byte, 24)},
 		collective.Request{Kind: collective.AllToAll, In: x(6), Out: make([]byte, 24)}, // of lists
-		collective.Request{Kind: collective.AllToAll, In: x(3 * (r + 1)), InCounts: counts(r+1, r+1, r+1), Out: make([]byte, 24),
-			OutCounts: counts(1, 2, 3)},
+		collective.Request{
+			Kind: collective.AllToAll, In: x(3 * (r + 1)), InCounts: counts(r+1, r+1, r+1), Out: make([]byte, 24),
+			OutCounts: counts(1, 2, 3),
+		},
 		collective.Request{Kind: collective.Barrier})
 	if err != nil {
 		return err

@@ -60,8 +60,10 @@ func TestAMissingRankEndsAllRanks(t *testing.T) {
 			<-time.After(time.Hour)
 			return nil
 		}
-		return NewEngine(mesh).Run(ctx, &collective.Request{Kind: collective.AllReduce, DType: tensor.Float32,
-			Out: make([]byte, 4096), Timeout: 30 * time.Minute})
+		return NewEngine(mesh).Run(ctx, &collective.Request{
+			Kind: collective.AllReduce, DType: tensor.Float32,
+			Out: make([]byte, 4096), Timeout: 30 * time.Minute,
+		})
 	})
 	for r := range errs {
 		if r == 17 {
@@ -81,8 +83,10 @@ func TestDeathInTheMiddle(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			return mesh.Close()
 		}
-		return NewEngine(mesh).Run(ctx, &collective.Request{Kind: collective.AllGather, In: make([]byte, 100),
-			Out: make([]byte, 6400), Timeout: 30 * time.Minute})
+		return NewEngine(mesh).Run(ctx, &collective.Request{
+			Kind: collective.AllGather, In: make([]byte, 100),
+			Out: make([]byte, 6400), Timeout: 30 * time.Minute,
+		})
 	})
 	for r := range errs {
 		if r != 30 && (!errors.Is(errs[r], cohort.PeerLost) || took[r] != 5*time.Second) {

@@ -146,8 +146,10 @@ func (w *watch) received(p *pair, n *gloowire.Notice) {
 		return
 	}
 	withoutText := n.Text == ""
-	e := &cohort.Error{Op: "gloo: group", Code: n.Code, Rank: cohort.Rank(n.Rank),
-		Detail: cmp.Or(n.Text, closeReasonDetail) + " (reported by rank " + itoa(p.peer) + ")"}
+	e := &cohort.Error{
+		Op: "gloo: group", Code: n.Code, Rank: cohort.Rank(n.Rank),
+		Detail: cmp.Or(n.Text, closeReasonDetail) + " (reported by rank " + itoa(p.peer) + ")",
+	}
 	dead := -1
 	switch n.Code {
 	case cohort.PeerLost:

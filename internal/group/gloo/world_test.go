@@ -88,8 +88,10 @@ type call struct {
 
 // plan makes a random collective for a world of size ranks, with the result of a simple reference.
 func plan(rng *rand.Rand, size int, tag uint32, large bool) call {
-	c := call{req: collective.Request{Kind: collective.Kind(rng.IntN(10)), Tag: tag, Root: rng.IntN(size), DType: tensor.Int64,
-		Op: reduce.Sum, Timeout: 20 * time.Second}}
+	c := call{req: collective.Request{
+		Kind: collective.Kind(rng.IntN(10)), Tag: tag, Root: rng.IntN(size), DType: tensor.Int64,
+		Op: reduce.Sum, Timeout: 20 * time.Second,
+	}}
 	n := []int{0, 1, 2, 3, 7, 64, 1000, 1 + rng.IntN(5000)}[rng.IntN(8)]
 	if large {
 		n = 300_000 + rng.IntN(1000) // over 1 MiB with 8-byte elements

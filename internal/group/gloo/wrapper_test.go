@@ -34,12 +34,20 @@ func TestFingerprintsAreThoseOfPyTorch(t *testing.T) {
 		text   string
 	}{
 		{Torch113, Fingerprint{Op: 1, Tensors: []tensorPrint{float(2, 3)}}, []int64{1, 1, 6, 0, 2, 2, 3}, "all_reduce(float32[2 3])"},
-		{Torch26, Fingerprint{Op: 1, Sequence: 1, Tensors: []tensorPrint{float(2, 3)}}, []int64{1, 1, 1, 6, 0, 2, 2, 3},
-			"all_reduce(float32[2 3]) as operation 1"},
+		{
+			Torch26,
+			Fingerprint{Op: 1, Sequence: 1, Tensors: []tensorPrint{float(2, 3)}},
+			[]int64{1, 1, 1, 6, 0, 2, 2, 3},
+			"all_reduce(float32[2 3]) as operation 1",
+		},
 		{Torch113, Fingerprint{Op: 15}, []int64{15, 0}, "barrier()"},
 		{Torch26, Fingerprint{Op: 15}, []int64{15, 0, 0}, "barrier()"},
-		{Torch26, Fingerprint{Op: 16, Sequence: 7, Tensors: []tensorPrint{float(6), float(3)}},
-			[]int64{16, 7, 2, 6, 6, 0, 0, 1, 6, 1, 3}, "reduce_scatter_tensor(float32[6], float32[3]) as operation 7"},
+		{
+			Torch26,
+			Fingerprint{Op: 16, Sequence: 7, Tensors: []tensorPrint{float(6), float(3)}},
+			[]int64{16, 7, 2, 6, 6, 0, 0, 1, 6, 1, 3},
+			"reduce_scatter_tensor(float32[6], float32[3]) as operation 7",
+		},
 	} {
 		if d := cmp.Diff(c.words, c.print.Words(c.layout)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", c.text, d)

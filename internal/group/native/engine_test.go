@@ -315,8 +315,10 @@ func TestSpread(t *testing.T) {
 					wg.Go(func() {
 						e := native.NewEngine(meshes[r], native.Tuning{Tree: 1, SpreadFrom: 2, Segment: 8})
 						for root := range n {
-							q := &collective.Request{Kind: collective.Broadcast, Tag: uint32(root), DType: tensor.Uint8,
-								Root: root, Out: make([]byte, size)}
+							q := &collective.Request{
+								Kind: collective.Broadcast, Tag: uint32(root), DType: tensor.Uint8,
+								Root: root, Out: make([]byte, size),
+							}
 							if r == root {
 								copy(q.Out, want)
 							}
@@ -387,8 +389,10 @@ func TestCountsOnSomeRanks(t *testing.T) {
 		var wg sync.WaitGroup
 		for r := range n {
 			wg.Go(func() {
-				q := &collective.Request{Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, n*bytes),
-					Out: make([]byte, n*bytes)}
+				q := &collective.Request{
+					Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, n*bytes),
+					Out: make([]byte, n*bytes),
+				}
 				for i := range q.In {
 					q.In[i] = byte(r)
 				}
@@ -429,8 +433,10 @@ func TestLargeOverTCP(t *testing.T) {
 						t.Errorf("ranks %d: wrong sum", n)
 					}
 					if err := e.Run(context.Background(),
-						&collective.Request{Kind: collective.Broadcast, Tag: 2*tag + 1, DType: tensor.Int16, Out: data,
-							Root: 1}); err != nil {
+						&collective.Request{
+							Kind: collective.Broadcast, Tag: 2*tag + 1, DType: tensor.Int16, Out: data,
+							Root: 1,
+						}); err != nil {
 						t.Error(err)
 						return
 					}

@@ -51,8 +51,10 @@ func reduced(blocks [][]byte, dt tensor.DType, op reduce.Op) []byte {
 
 // randomPlan draws an operation for n ranks with blocks of up to limit bytes.
 func randomPlan(r *rand.Rand, n, limit int, tag uint32) plan {
-	types := []tensor.DType{tensor.Float32, tensor.Float64, tensor.Int64, tensor.Float16, tensor.BFloat16, tensor.Uint8,
-		tensor.Complex128, tensor.Int16}
+	types := []tensor.DType{
+		tensor.Float32, tensor.Float64, tensor.Int64, tensor.Float16, tensor.BFloat16, tensor.Uint8,
+		tensor.Complex128, tensor.Int16,
+	}
 	dt := types[r.IntN(len(types))]
 	ops := []reduce.Op{reduce.Sum, reduce.Product, reduce.Min, reduce.Max, reduce.And, reduce.Avg}
 	op := ops[r.IntN(len(ops))]
@@ -397,8 +399,10 @@ func TestSmallestArea(t *testing.T) {
 			}
 			for _, out := range [][]byte{make([]byte, n), inSegment} {
 				copy(out, valueOf(1, e.rank, 0, n))
-				if err := e.Run(t.Context(), &collective.Request{Kind: collective.AllReduce, Tag: 1, DType: tensor.Int32,
-					Op: reduce.Max, Out: out, Timeout: 20 * time.Second}); err != nil {
+				if err := e.Run(t.Context(), &collective.Request{
+					Kind: collective.AllReduce, Tag: 1, DType: tensor.Int32,
+					Op: reduce.Max, Out: out, Timeout: 20 * time.Second,
+				}); err != nil {
 					return err
 				}
 				if !bytes.Equal(out, valueOf(1, ranks-1, 0, n)) {
@@ -406,8 +410,10 @@ func TestSmallestArea(t *testing.T) {
 				}
 			}
 			in, out := bytes.Repeat(valueOf(1, e.rank, 0, n), ranks), make([]byte, n)
-			if err := e.Run(t.Context(), &collective.Request{Kind: collective.ReduceScatter, Tag: 2, DType: tensor.Int32,
-				Op: reduce.Max, In: in, Out: out, Timeout: 20 * time.Second}); err != nil {
+			if err := e.Run(t.Context(), &collective.Request{
+				Kind: collective.ReduceScatter, Tag: 2, DType: tensor.Int32,
+				Op: reduce.Max, In: in, Out: out, Timeout: 20 * time.Second,
+			}); err != nil {
 				return err
 			}
 			if !bytes.Equal(out, valueOf(1, ranks-1, 0, n)) {

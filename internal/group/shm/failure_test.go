@@ -25,8 +25,10 @@ import (
 func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 	t.Parallel()
 	sum := func(n int) *collective.Request {
-		return &collective.Request{Kind: collective.AllReduce, Tag: 7, DType: tensor.Float32, Op: reduce.Sum,
-			Out: bytes.Repeat([]byte{1}, n)}
+		return &collective.Request{
+			Kind: collective.AllReduce, Tag: 7, DType: tensor.Float32, Op: reduce.Sum,
+			Out: bytes.Repeat([]byte{1}, n),
+		}
 	}
 	change := func(q *collective.Request, f func(*collective.Request)) *collective.Request {
 		f(q)
@@ -37,8 +39,11 @@ func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 		words        []string
 		own          []int // the ranks whose very call fails; without a root, all
 	}{
-		"operator": {sum(8), change(sum(8), func(q *collective.Request) { q.Op = reduce.Max }),
-			[]string{"all_reduce(sum, float32, 8 bytes, tag 7)", "all_reduce(max, float32, 8 bytes, tag 7)"}, nil},
+		"operator": {
+			sum(8), change(sum(8), func(q *collective.Request) { q.Op = reduce.Max }),
+			[]string{"all_reduce(sum, float32, 8 bytes, tag 7)", "all_reduce(max, float32, 8 bytes, tag 7)"},
+			nil,
+		},
 		"type":  {sum(8), change(sum(8), func(q *collective.Request) { q.DType = tensor.Int32 }), []string{"float32", "int32"}, nil},
 		"size":  {sum(8), sum(12), []string{"8 bytes", "12 bytes"}, nil},
 		"large": {sum(4 << 20), sum(8), []string{"4194304 bytes", "8 bytes"}, nil},
@@ -58,8 +63,10 @@ func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 		},
 		"counts": {
 			&collective.Request{Kind: collective.ReduceScatter, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 2)},
-			&collective.Request{Kind: collective.ReduceScatter, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 2),
-				InCounts: []int{3, 1, 2}},
+			&collective.Request{
+				Kind: collective.ReduceScatter, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 2),
+				InCounts: []int{3, 1, 2},
+			},
 			[]string{"reduce_scatter(sum, uint8, 6 bytes, tag 0)", "uneven counts"},
 			nil,
 		},
@@ -77,8 +84,10 @@ func TestMismatchIsNamedOnEveryRank(t *testing.T) {
 		},
 		"all to all": {
 			&collective.Request{Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 6)},
-			&collective.Request{Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 6),
-				InCounts: []int{1, 3, 2}},
+			&collective.Request{
+				Kind: collective.AllToAll, DType: tensor.Uint8, In: make([]byte, 6), Out: make([]byte, 6),
+				InCounts: []int{1, 3, 2},
+			},
 			[]string{"rank 2 sends 1 bytes to rank 0, which expects 2"},
 			nil,
 		},

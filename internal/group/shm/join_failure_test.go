@@ -22,8 +22,14 @@ import (
 
 func TestJoinFails(t *testing.T) {
 	t.Parallel()
-	for _, c := range []Config{{Size: 0}, {Size: 2, Rank: 2}, {Size: 2}, {Size: MaxRanks + 1}, {Size: 1, Slot: -1},
-		{Size: 1, Area: 1 << 30}} {
+	for _, c := range []Config{
+		{Size: 0},
+		{Size: 2, Rank: 2},
+		{Size: 2},
+		{Size: MaxRanks + 1},
+		{Size: 1, Slot: -1},
+		{Size: 1, Area: 1 << 30},
+	} {
 		if _, err := Join(context.Background(), c); !errors.Is(err, cohort.InvalidArgument) {
 			t.Errorf("%+v: %v", c, err)
 		}

@@ -312,8 +312,11 @@ func TestOfferOfALeaver(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 3, nil)
 	m, large := engines[0].mesh, engines[0].mesh.eager+1
-	for _, op := range []*transport.Op{{Slot: 5, Buf: make([]byte, large)}, {Slot: 5, Buf: []byte("later")},
-		{Slot: 6, Buf: []byte("bye")}} {
+	for _, op := range []*transport.Op{
+		{Slot: 5, Buf: make([]byte, large)},
+		{Slot: 5, Buf: []byte("later")},
+		{Slot: 6, Buf: []byte("bye")},
+	} {
 		engines[1].mesh.Send(op)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

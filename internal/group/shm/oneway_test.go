@@ -213,8 +213,10 @@ func TestDrift(t *testing.T) {
 				return nil
 			})
 			plan := rand.New(rand.NewPCG(seed, 1))
-			kinds := []collective.Kind{collective.Broadcast, collective.Reduce, collective.Gather, collective.Scatter,
-				collective.Broadcast, collective.AllReduce}
+			kinds := []collective.Kind{
+				collective.Broadcast, collective.Reduce, collective.Gather, collective.Scatter,
+				collective.Broadcast, collective.AllReduce,
+			}
 			type step struct {
 				kind    collective.Kind
 				root, n int
@@ -396,8 +398,10 @@ func TestLateMismatch(t *testing.T) {
 		if e.rank == 0 {
 			root = 1 // so no rank is a root
 		}
-		err := e.Run(t.Context(), &collective.Request{Kind: collective.Reduce, Tag: 1, Root: root, DType: tensor.Int32,
-			Out: make([]byte, 4)})
+		err := e.Run(t.Context(), &collective.Request{
+			Kind: collective.Reduce, Tag: 1, Root: root, DType: tensor.Int32,
+			Out: make([]byte, 4),
+		})
 		for tag := uint32(2); tag < 3*window && err == nil; tag++ {
 			err = runRooted(t.Context(), e, collective.Broadcast, tag, 0, 4)
 		}

@@ -111,8 +111,10 @@ func init() { //nolint:gochecknoinits // roles refer to functions of this file
 				f, b := floats(n, float32(e.Rank()+1))
 				tag++
 				if err := e.Run(context.Background(),
-					&collective.Request{Kind: collective.AllReduce, Tag: tag, DType: tensor.Float32, Out: b,
-						Timeout: 10 * time.Second}); err != nil {
+					&collective.Request{
+						Kind: collective.AllReduce, Tag: tag, DType: tensor.Float32, Out: b,
+						Timeout: 10 * time.Second,
+					}); err != nil {
 					return err
 				}
 				want := float32(e.Size() * (e.Size() + 1) / 2)
@@ -306,10 +308,14 @@ func TestRankThatLeft(t *testing.T) {
 
 func init() { //nolint:gochecknoinits // a role
 	roles["bench"] = func(e *Engine, args []string) error {
-		names := map[int]string{4: "4B", 1 << 10: "1KiB", 8 << 10: "8KiB", 16 << 10: "16KiB", 32 << 10: "32KiB", 64 << 10: "64KiB",
-			1 << 20: "1MiB", 16 << 20: "16MiB", 64 << 20: "64MiB"}
-		counts := map[int]int{4: 600, 1 << 10: 600, 8 << 10: 400, 16 << 10: 400, 32 << 10: 200, 64 << 10: 200, 1 << 20: 60,
-			16 << 20: 8, 64 << 20: 4}
+		names := map[int]string{
+			4: "4B", 1 << 10: "1KiB", 8 << 10: "8KiB", 16 << 10: "16KiB", 32 << 10: "32KiB", 64 << 10: "64KiB",
+			1 << 20: "1MiB", 16 << 20: "16MiB", 64 << 20: "64MiB",
+		}
+		counts := map[int]int{
+			4: 600, 1 << 10: 600, 8 << 10: 400, 16 << 10: 400, 32 << 10: 200, 64 << 10: 200, 1 << 20: 60,
+			16 << 20: 8, 64 << 20: 4,
+		}
 		tag := uint32(0)
 		_, a := floats(16<<20, 1e-9)
 		peer := "shm"

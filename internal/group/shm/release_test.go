@@ -46,8 +46,10 @@ func TestOperationsReleaseBuffers(t *testing.T) {
 	t.Parallel()
 	const ranks, large = 3, 3 << 20
 	engines := world(t, ranks, nil)
-	for i, kind := range []collective.Kind{collective.AllReduce, collective.Reduce, collective.ReduceScatter, collective.AllGather,
-		collective.AllToAll} {
+	for i, kind := range []collective.Kind{
+		collective.AllReduce, collective.Reduce, collective.ReduceScatter, collective.AllGather,
+		collective.AllToAll,
+	} {
 		for j, size := range []int{ranks * 32, ranks << 10, large} {
 			var w watched
 			for rank, err := range each(engines, func(e *Engine) error {

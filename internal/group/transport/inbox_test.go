@@ -79,8 +79,15 @@ func TestInbox(t *testing.T) {
 
 // A message must not take much more memory than it has bytes.
 func TestRoom(t *testing.T) {
-	for _, c := range []struct{ n, room int }{{0, 0}, {1, 512}, {512, 512}, {513, 1024}, {8 << 10, 8 << 10}, {8<<10 + 1, 16 << 10},
-		{40000, 1 << 16}} {
+	for _, c := range []struct{ n, room int }{
+		{0, 0},
+		{1, 512},
+		{512, 512},
+		{513, 1024},
+		{8 << 10, 8 << 10},
+		{8<<10 + 1, 16 << 10},
+		{40000, 1 << 16},
+	} {
 		if got := cap(new(transport.EarlyPool[int]).New(0, c.n).Data); got != c.room {
 			t.Errorf("%d bytes take %d, want %d", c.n, got, c.room)
 		}

@@ -60,8 +60,10 @@ func (j *Job) findStore(c net.Conn) (*election, error) {
 			"what listens at %s is neither a launcher nor a store of \"cohort store serve\"; torchrun and cohort run cannot launch "+
 				"parts of one job: %w", j.cfg.Endpoint, err)
 	}
-	return &election{job: j, key: nodecoord.NewHostLease(client, j.cfg.Endpoint, j.cfg.RunID, j.cfg.Silence),
-		own: cmp.Or(j.cfg.LocalAddr, host)}, nil
+	return &election{
+		job: j, key: nodecoord.NewHostLease(client, j.cfg.Endpoint, j.cfg.RunID, j.cfg.Silence),
+		own: cmp.Or(j.cfg.LocalAddr, host),
+	}, nil
 }
 
 // run takes part in the job, as its host or not, until it has ended.

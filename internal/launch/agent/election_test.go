@@ -30,8 +30,10 @@ func newElection(t *testing.T, own string) *election {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{RunID: "job", MinNodes: 9, MaxNodes: 9, JoinTimeout: time.Hour, Silence: time.Minute, NodeRank: -1,
-		Ending: map[int]bool{int(syscall.SIGTERM): true}}
+	cfg := Config{
+		RunID: "job", MinNodes: 9, MaxNodes: 9, JoinTimeout: time.Hour, Silence: time.Minute, NodeRank: -1,
+		Ending: map[int]bool{int(syscall.SIGTERM): true},
+	}
 	j := &Job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), asked: t.Context()}
 	e := &election{job: j, key: nodecoord.NewHostLease(client, server.Addr().String(), "job", time.Minute), own: own}
 	t.Cleanup(e.key.Close)

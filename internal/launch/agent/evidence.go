@@ -43,10 +43,12 @@ type StoreWait struct {
 
 // collectEvidence takes evidence in the background and puts it into the inbox.
 func (a *attempt) collectEvidence(bool) {
-	c := collection{time: evidenceTime, running: &a.inspectors.running,
+	c := collection{
+		time: evidenceTime, running: &a.inspectors.running,
 		read: func(ctx context.Context, rank cohort.Rank, pid int) RankState {
 			return readRank(ctx, &a.job.reader, rank, pid)
-		}}
+		},
+	}
 	pids := make(map[int]int, len(a.workers)) // rank of each process
 	for _, w := range a.workers {
 		if w.exit == nil && w.pid != 0 {

@@ -143,7 +143,8 @@ func (j *Job) recordings(ctx context.Context) ([]flightrec.Dump, error) {
 
 // examine looks at the workers of this node.
 func (a *attempt) examineLocal(ctx context.Context, apart time.Duration,
-	look func(context.Context, jobscan.Job, time.Duration) verdict.Job) verdict.Job {
+	look func(context.Context, jobscan.Job, time.Duration) verdict.Job,
+) verdict.Job {
 	seen := look(ctx, a.asJob(), apart)
 	printed := a.job.board.snapshot().Ranks
 	for i := range seen.Ranks {

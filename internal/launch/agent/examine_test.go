@@ -48,8 +48,10 @@ func TestExamineAllNodes(t *testing.T) {
 	defer func() { _ = server.Close() }()
 	var members []*member
 	for node := range 2 {
-		j := &Job{cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), host: "node" + strconv.Itoa(node),
-			asked: t.Context()}
+		j := &Job{
+			cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), host: "node" + strconv.Itoa(node),
+			asked: t.Context(),
+		}
 		conn, refused := j.connect(cfg.Endpoint, time.Minute, false)
 		if refused != nil {
 			t.Fatal(refused)
@@ -57,15 +59,19 @@ func TestExamineAllNodes(t *testing.T) {
 		m := newMember(j, conn, cfg.Endpoint)
 		defer m.close()
 		roster := []nodecoord.Node{{Host: "alpha", Workers: 2}, {Host: "beta", Base: 2, Workers: 2}}
-		a := &attempt{job: j, member: m, place: place{nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port(),
-			roster: roster}}
+		a := &attempt{job: j, member: m, place: place{
+			nodes: 2, base: 2 * node, world: 4, addr: "127.0.0.1", port: server.Port(),
+			roster: roster,
+		}}
 		a.workers = []*worker{{local: 0, rank: cohort.Rank(2 * node)}, {local: 1, rank: cohort.Rank(2*node + 1)}}
 		a.workers[0].running.Store(int64(os.Getpid()))
 		words := "exited with code 3"
 		a.workers[1].endText.Store(&words)
 		j.current.Store(a)
-		m.send(nodecoord.Message{Join: &nodecoord.Join{RunID: cfg.RunID, Host: j.host, PID: os.Getpid(),
-			Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node}})
+		m.send(nodecoord.Message{Join: &nodecoord.Join{
+			RunID: cfg.RunID, Host: j.host, PID: os.Getpid(),
+			Roles: []launchcore.Role{{Name: "default", Workers: 2}}, Wish: node,
+		}})
 		members = append(members, m)
 	}
 	for _, m := range members { // both have joined once the host begins
@@ -109,8 +115,10 @@ func TestExamineAllNodes(t *testing.T) {
 func TestLastContact(t *testing.T) {
 	t.Parallel()
 	contacts := []nodecoord.Contact{{Node: 2, PID: 7, Ago: 90 * time.Second}, {Node: 1, PID: 8, Ago: silentFrom}}
-	for node, want := range []string{"", ", whose launcher (process 8) responds",
-		", whose launcher (process 7) has not responded for 90 s"} {
+	for node, want := range []string{
+		"", ", whose launcher (process 8) responds",
+		", whose launcher (process 7) has not responded for 90 s",
+	} {
 		if got := lastContact(contacts, node); got != want {
 			t.Errorf("node %d%s, want %s", node, got, want)
 		}
@@ -120,8 +128,10 @@ func TestLastContact(t *testing.T) {
 // TestSilentNode: a node that has said nothing for some time is not waited for.
 func TestSilentNode(t *testing.T) {
 	t.Parallel()
-	cfg := Config{RunID: "nodes", Endpoint: "127.0.0.1:0", MinNodes: 2, MaxNodes: 2, Silence: time.Hour, JoinTimeout: time.Minute,
-		LastCall: time.Minute}
+	cfg := Config{
+		RunID: "nodes", Endpoint: "127.0.0.1:0", MinNodes: 2, MaxNodes: 2, Silence: time.Hour, JoinTimeout: time.Minute,
+		LastCall: time.Minute,
+	}
 	cfg.Endpoint = "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 	h, err := nodecoord.Listen((&Job{cfg: cfg, screen: newScreen(Screen{})}).forHost(), cfg.Endpoint)
 	if err != nil {
@@ -137,8 +147,10 @@ func TestSilentNode(t *testing.T) {
 		return conn
 	}
 	join := func(node int) nodecoord.Message {
-		return nodecoord.Message{Join: &nodecoord.Join{RunID: cfg.RunID, Host: "node" + strconv.Itoa(node), PID: os.Getpid(),
-			Roles: []launchcore.Role{{Name: "default", Workers: 1}}, Wish: node}}
+		return nodecoord.Message{Join: &nodecoord.Join{
+			RunID: cfg.RunID, Host: "node" + strconv.Itoa(node), PID: os.Getpid(),
+			Roles: []launchcore.Role{{Name: "default", Workers: 1}}, Wish: node,
+		}}
 	}
 	m, silent := newMember(j, connect(), cfg.Endpoint), nodecoord.NewWire(connect(), time.Hour)
 	defer m.close()
@@ -152,8 +164,10 @@ func TestSilentNode(t *testing.T) {
 			break
 		}
 	}
-	a := &attempt{job: j, member: m, place: place{nodes: 2, world: 2,
-		roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
+	a := &attempt{job: j, member: m, place: place{
+		nodes: 2, world: 2,
+		roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}},
+	}}
 	a.workers = []*worker{{}}
 	words := "exited with code 3"
 	a.workers[0].endText.Store(&words)
@@ -192,8 +206,10 @@ func TestSilentHost(t *testing.T) {
 	j := &Job{cfg: Config{RunID: "silent", Silence: time.Hour}, screen: newScreen(Screen{}), host: "alpha", asked: t.Context()}
 	m := newMember(j, conn, "the host")
 	defer m.close()
-	a := &attempt{job: j, member: m, place: place{nodes: 70, world: 70,
-		roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}}}}
+	a := &attempt{job: j, member: m, place: place{
+		nodes: 70, world: 70,
+		roster: []nodecoord.Node{{Host: "alpha", Workers: 1}, {Host: "beta", Base: 1, Workers: 1}},
+	}}
 	a.workers = []*worker{{}}
 	words := "exited with code 3"
 	a.workers[0].endText.Store(&words)

@@ -69,8 +69,12 @@ func TestFailingOfAHang(t *testing.T) {
 func TestLateMark(t *testing.T) {
 	t.Parallel()
 	a := &attempt{group: launchcore.NewGroup(1, launchcore.Limits{Grace: time.Minute, Interrupt: time.Second})}
-	for _, ev := range []launchcore.Event{launchcore.Begin{}, launchcore.UserSignal{Signal: launchcore.SIGINT},
-		launchcore.EvidenceTaken{}, launchcore.TimerFired{ID: 2}} {
+	for _, ev := range []launchcore.Event{
+		launchcore.Begin{},
+		launchcore.UserSignal{Signal: launchcore.SIGINT},
+		launchcore.EvidenceTaken{},
+		launchcore.TimerFired{ID: 2},
+	} {
 		a.group.Step(ev)
 	}
 	if a.inspected(stacks.Places{7: "in the handler of SIGINT"}); a.before != nil {

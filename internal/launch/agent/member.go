@@ -53,8 +53,10 @@ type member struct {
 
 // newMember makes this node a member of the job whose host is at the other end.
 func newMember(j *Job, c net.Conn, addr string) *member {
-	m := &member{job: j, host: addr, wire: nodecoord.NewWire(c, j.cfg.Silence), incoming: make(chan nodecoord.Message, 16),
-		quit: make(chan struct{}), answering: make(chan struct{}, maxAnswering)}
+	m := &member{
+		job: j, host: addr, wire: nodecoord.NewWire(c, j.cfg.Silence), incoming: make(chan nodecoord.Message, 16),
+		quit: make(chan struct{}), answering: make(chan struct{}, maxAnswering),
+	}
 	m.stopped.Go(m.read)
 	m.stopped.Go(m.heartbeat)
 	return m
@@ -122,8 +124,10 @@ func (m *member) close() {
 // run takes part in attempts until the host dismisses this node.
 func (m *member) run() error {
 	j := m.job
-	m.send(nodecoord.Message{Join: &nodecoord.Join{RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(),
-		Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil}})
+	m.send(nodecoord.Message{Join: &nodecoord.Join{
+		RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(),
+		Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil,
+	}})
 	for m.dismissed == nil {
 		select {
 		case msg, open := <-m.incoming:
@@ -201,9 +205,11 @@ func (m *member) hostLost() error {
 		return errHostLost
 	}
 	if m.wire.Identified() {
-		m.job.setEnd(launchcore.End{Code: cohort.PeerLost,
+		m.job.setEnd(launchcore.End{
+			Code: cohort.PeerLost,
 			Sentence: fmt.Sprintf("the launcher that hosts the rendezvous at %s is lost: %s", m.host,
-				nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
+				nodecoord.NodeLostText(m.lost, m.job.cfg.Silence)),
+		})
 	} else {
 		m.unidentifiedHost()
 	}
@@ -222,15 +228,19 @@ func (m *member) unidentifiedHost() {
 		}
 	}
 	if !found && (errors.Is(m.lost, net.ErrClosed) || ctxdial.Reset(m.lost)) {
-		m.job.setEnd(launchcore.End{Code: cohort.PeerLost,
+		m.job.setEnd(launchcore.End{
+			Code: cohort.PeerLost,
 			Sentence: fmt.Sprintf(
 				"the rendezvous at %s has ended the connection before it identified itself: a launcher that ended there at this "+
-					"moment, or another program", m.host)})
+					"moment, or another program", m.host),
+		})
 		return
 	}
-	m.job.setEnd(launchcore.End{Code: cohort.Protocol,
+	m.job.setEnd(launchcore.End{
+		Code: cohort.Protocol,
 		Sentence: fmt.Sprintf("%s does not answer as a launcher of the job does: %s", who,
-			nodecoord.NodeLostText(m.lost, m.job.cfg.Silence))})
+			nodecoord.NodeLostText(m.lost, m.job.cfg.Silence)),
+	})
 }
 
 // attempt runs the workers of this node. ended says that this node leaves the job.
@@ -263,8 +273,10 @@ func (m *member) attempt(b nodecoord.Begin) (ended bool, err error) {
 	}
 	failure := a.blame(outcome)
 	m.reason = cmp.Or(m.reason, failure.Sentence)
-	m.send(nodecoord.Message{Ended: &nodecoord.Ended{Failed: nodecoord.Failed{Attempt: b.Attempt, Failure: failure},
-		OK: outcome.Succeeded()}})
+	m.send(nodecoord.Message{Ended: &nodecoord.Ended{
+		Failed: nodecoord.Failed{Attempt: b.Attempt, Failure: failure},
+		OK:     outcome.Succeeded(),
+	}})
 	return false, nil
 }
 

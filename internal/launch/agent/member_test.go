@@ -53,11 +53,15 @@ func TestStranger(t *testing.T) {
 func TestHostThatEndsAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ says, want string }{
-		"nothing": {"",
-			"has ended the connection before it identified itself: a launcher that ended there at this moment, or another program"},
+		"nothing": {
+			"",
+			"has ended the connection before it identified itself: a launcher that ended there at this moment, or another program",
+		},
 		"a heartbeat": {`{"alive":true}` + "\n", "the launcher that hosts the rendezvous at HOST is lost: its connection has ended"},
-		"something else": {"SSH-2.0-OpenSSH_9.2\r\n",
-			"what listens at the rendezvous HOST does not answer as a launcher of the job does: it sent something else"},
+		"something else": {
+			"SSH-2.0-OpenSSH_9.2\r\n",
+			"what listens at the rendezvous HOST does not answer as a launcher of the job does: it sent something else",
+		},
 	} {
 		server, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {

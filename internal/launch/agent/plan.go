@@ -40,8 +40,10 @@ func (c Config) Plan() (workers []PlannedWorker, store string, err error) {
 			set[i] = "MASTER_PORT=FREE_PORT"
 		}
 		role, _ := c.roleOf(local)
-		workers = append(workers, PlannedWorker{Rank: p.rank(local), Command: c.command(local), Set: set, Dir: role.Dir,
-			CPUs: c.CPUs[local]})
+		workers = append(workers, PlannedWorker{
+			Rank: p.rank(local), Command: c.command(local), Set: set, Dir: role.Dir,
+			CPUs: c.CPUs[local],
+		})
 	}
 	return workers, store, nil
 }

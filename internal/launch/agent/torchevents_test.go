@@ -49,13 +49,17 @@ func events(t *testing.T, text string) []map[string]any {
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	l := newEventLog(&out, eventJob{RunID: "ed76", Role: "default", Host: "vm", Backend: "c10d", Program: "python3",
-		Started: time.Now().Add(-3500 * time.Millisecond)})
+	l := newEventLog(&out, eventJob{
+		RunID: "ed76", Role: "default", Host: "vm", Backend: "c10d", Program: "python3",
+		Started: time.Now().Add(-3500 * time.Millisecond),
+	})
 	l.begun(eventPlace{Nodes: 1}, 291750*time.Microsecond)
 	workers := []eventWorker{
 		{Role: "default", Rank: 0, Local: 0, RoleRank: 0, RoleWorld: 2, PID: 4238, Code: -15},
-		{Role: "default", Rank: 1, Local: 1, RoleRank: 1, RoleWorld: 2, PID: 4239, Code: 1,
-			Error: json.RawMessage(`{"message":{"message":"ValueError: bad batch 17"}}`)},
+		{
+			Role: "default", Rank: 1, Local: 1, RoleRank: 1, RoleWorld: 2, PID: 4239, Code: 1,
+			Error: json.RawMessage(`{"message":{"message":"ValueError: bad batch 17"}}`),
+		},
 	}
 	l.started(workers[0])
 	l.started(workers[1])

@@ -45,8 +45,10 @@ func (s Status) shown(now time.Time) nodecoord.Shown {
 	}
 	for _, r := range s.Ranks[:min(len(s.Ranks), nodecoord.MaxShown)] {
 		r.refresh()
-		to := nodecoord.ShownRank{Rank: r.Rank, Phase: int(r.Phase), Age: now.Sub(r.Since), Quiet: -1, Words: shortened(r.Words),
-			Line: shortened(r.Line)}
+		to := nodecoord.ShownRank{
+			Rank: r.Rank, Phase: int(r.Phase), Age: now.Sub(r.Since), Quiet: -1, Words: shortened(r.Words),
+			Line: shortened(r.Line),
+		}
 		if !r.Printed.IsZero() {
 			to.Quiet = max(0, now.Sub(r.Printed))
 		}

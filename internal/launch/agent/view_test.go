@@ -37,8 +37,10 @@ func TestOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		tail := joblog.NewTail(100)
-		theirs := Status{Attempt: 1, Node: 1, World: 2,
-			Ranks: []WorkerStatus{{Rank: 1, Phase: WorkerRunning, Since: time.Now().Add(-time.Minute), tails: [2]*joblog.Tail{tail}}}}
+		theirs := Status{
+			Attempt: 1, Node: 1, World: 2,
+			Ranks: []WorkerStatus{{Rank: 1, Phase: WorkerRunning, Since: time.Now().Add(-time.Minute), tails: [2]*joblog.Tail{tail}}},
+		}
 		theirs.Waits = []StoreWait{{Rank: 1, Key: "k", Since: time.Now().Add(-time.Second)}}
 		shown := theirs.shown(time.Now())
 		var b board

@@ -76,8 +76,10 @@ func (a *attempt) spawn(w *worker) error {
 		w.out = nil
 		return err
 	}
-	command := supervisor.Command{Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.Path,
-		CPUs: c.CPUs[w.local]}
+	command := supervisor.Command{
+		Args: c.command(w.local), Set: set, Dir: role.Dir, Mark: "COHORT_RUN=" + a.job.run.Path,
+		CPUs: c.CPUs[w.local],
+	}
 	err = a.job.supervisor.Spawn(a.id(launchcore.Worker(w.local)), command, [3]*os.File{in, w.out.Worker(), w.err.Worker()})
 	if err != nil {
 		w.out.Abandon()

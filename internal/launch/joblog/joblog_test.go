@@ -341,8 +341,13 @@ func TestTailLive(t *testing.T) {
 	if line, at := tail.Live(); line != "" || !at.IsZero() {
 		t.Errorf("%q at %v", line, at)
 	}
-	for _, c := range [][2]string{{"one\n", ""}, {"two", "two"}, {"\r 45%|##", " 45%|##"}, {"\r100%\n", ""},
-		{strings.Repeat("x", 9000) + "\rnow", "now"}} {
+	for _, c := range [][2]string{
+		{"one\n", ""},
+		{"two", "two"},
+		{"\r 45%|##", " 45%|##"},
+		{"\r100%\n", ""},
+		{strings.Repeat("x", 9000) + "\rnow", "now"},
+	} {
 		tail.add([]byte(c[0]))
 		if line, at := tail.Live(); line != c[1] || at.IsZero() {
 			t.Errorf("after %.20q: %.30q (%d bytes) at %v", c[0], line, len(line), at)

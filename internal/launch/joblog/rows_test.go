@@ -90,8 +90,10 @@ func TestRowsSettle(t *testing.T) {
 // cursor.
 func TestRowsAnything(t *testing.T) {
 	t.Parallel()
-	words := []string{"x", "bar 10%", "\r", "\n", "\x1b[A", "\x1b[5A", "\x1b[K", "\x1b[2K", "\x1b[31m", "\x1b]0;", "\a", "\x1b",
-		"\x1b[", "\xff", "検", "\t", "\b", strings.Repeat("long ", 15_000)}
+	words := []string{
+		"x", "bar 10%", "\r", "\n", "\x1b[A", "\x1b[5A", "\x1b[K", "\x1b[2K", "\x1b[31m", "\x1b]0;", "\a", "\x1b",
+		"\x1b[", "\xff", "検", "\t", "\b", strings.Repeat("long ", 15_000),
+	}
 	for seed := range uint64(100) {
 		rnd := rand.New(rand.NewPCG(seed, 4))
 		var r rows

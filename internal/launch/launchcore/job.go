@@ -284,8 +284,10 @@ func (j *Job) joined(ev Joined) {
 		// The first attempt of this host is not the job's. Others that took part are still to join, or are lost.
 		j.attempt, j.restarts, j.lost = ev.Attempt, max(j.restarts, ev.Restarts), true
 		if j.restarts > j.limits.MaxRestarts {
-			j.finish(End{Code: cohort.PeerLost,
-				Sentence: "the launcher that hosted the rendezvous is lost, and the job has no restarts left"})
+			j.finish(End{
+				Code:     cohort.PeerLost,
+				Sentence: "the launcher that hosted the rendezvous is lost, and the job has no restarts left",
+			})
 			return
 		}
 	}
@@ -418,8 +420,10 @@ func (j *Job) exclude() {
 	for _, m := range slices.Clone(j.members) {
 		if m.strikes >= j.limits.Strikes && len(j.members) > j.limits.Min {
 			j.members = slices.DeleteFunc(j.members, func(o *member) bool { return o == m })
-			j.do(Dismiss{m.id, End{Code: cohort.Remote,
-				Sentence: fmt.Sprintf("%d attempts have failed on this node, and the job goes on without it", m.strikes)}})
+			j.do(Dismiss{m.id, End{
+				Code:     cohort.Remote,
+				Sentence: fmt.Sprintf("%d attempts have failed on this node, and the job goes on without it", m.strikes),
+			}})
 		}
 	}
 }

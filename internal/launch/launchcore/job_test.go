@@ -48,14 +48,19 @@ func TestJob(t *testing.T) {
 		want  string
 	}
 	two := []turn{{join(1), ""}, {join(2), "timer(30s)"}, {TimerFired{2}, "store0 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"}}
-	three := []turn{{join(1), ""}, {join(2), "timer(30s)"},
-		{join(3), "store0 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}}
+	three := []turn{
+		{join(1), ""},
+		{join(2), "timer(30s)"},
+		{join(3), "store0 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"},
+	}
 	for name, story := range map[string][]turn{
 		"success": append(two[:3:3],
 			turn{NodeEnded{Node: 1, OK: true}, ""}, turn{NodeEnded{Node: 2, OK: true}, "dismiss(1 true) dismiss(2 true) finished(true )"}),
 		"a full house begins at once": three,
-		"no other node joins": {{join(1), ""},
-			{TimerFired{1}, "dismiss(1 false) finished(false 1 of 2 nodes joined within 10m0s)"}},
+		"no other node joins": {
+			{join(1), ""},
+			{TimerFired{1}, "dismiss(1 false) finished(false 1 of 2 nodes joined within 10m0s)"},
+		},
 		"a failure restarts all, once": append(two[:3:3],
 			turn{Failed{Node: 2, Failure: Failure{Sentence: "rank 3 failed"}}, "stop(1)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
 			turn{NodeEnded{Node: 1, OK: false}, "timer(10m0s) store1 begin(1:0/2 ranks 0.. of 4) begin(2:1/2 ranks 2.. of 4)"},
@@ -63,16 +68,22 @@ func TestJob(t *testing.T) {
 			turn{NodeEnded{Node: 1, OK: false}, "dismiss(1 false) dismiss(2 false) finished(false rank 0 failed)"}),
 		"a newcomer is taken in, uncounted": append(two[:3:3],
 			turn{join(3), "stop(1) stop(2)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
-			turn{NodeEnded{Node: 2, OK: false},
-				"timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"},
+			turn{
+				NodeEnded{Node: 2, OK: false},
+				"timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)",
+			},
 			turn{Failed{Node: 1, Failure: Failure{Sentence: "x"}}, "stop(2) stop(3)"}, turn{NodeEnded{Node: 2, OK: false}, ""},
 			turn{NodeEnded{Node: 3, OK: false}, ""},
-			turn{NodeEnded{Node: 1, OK: false},
-				"timer(10m0s) store2 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)"}),
+			turn{
+				NodeEnded{Node: 1, OK: false},
+				"timer(10m0s) store2 begin(1:0/3 ranks 0.. of 6) begin(2:1/3 ranks 2.. of 6) begin(3:2/3 ranks 4.. of 6)",
+			}),
 		"a spare takes a dead node's place": append(three[:3:3],
 			turn{join(4), ""}, turn{Left{2, "node 2 is lost"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
-			turn{NodeEnded{Node: 3, OK: false},
-				"timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(3:1/3 ranks 2.. of 6) begin(4:2/3 ranks 4.. of 6)"}),
+			turn{
+				NodeEnded{Node: 3, OK: false},
+				"timer(10m0s) store1 begin(1:0/3 ranks 0.. of 6) begin(3:1/3 ranks 2.. of 6) begin(4:2/3 ranks 4.. of 6)",
+			}),
 		"without a spare there is a last call": append(three[:3:3],
 			turn{Left{2, "node 2 is lost"}, "stop(1) stop(3)"}, turn{NodeEnded{Node: 1, OK: false}, ""},
 			turn{NodeEnded{Node: 3, OK: false}, "timer(10m0s) timer(30s)"},

@@ -240,9 +240,11 @@ func (h *Host) take(e event) {
 		}
 	case e.gone != nil:
 		if silent(e.gone) { // it may only have been stopped for a while, and must know then that it has no part any more
-			c.say(Message{Dismiss: &Dismiss{Code: uint8(cohort.PeerLost),
+			c.say(Message{Dismiss: &Dismiss{
+				Code: uint8(cohort.PeerLost),
 				Sentence: "this node was declared dead: the launcher that hosts the rendezvous has received nothing from it for " +
-					h.cfg.Silence.String()}})
+					h.cfg.Silence.String(),
+			}})
 		}
 		h.left(c, fmt.Sprintf("node %s is lost: %s", c.name, NodeLostText(e.gone, h.cfg.Silence)))
 	case c.join == nil && m.Join != nil:
@@ -356,8 +358,10 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 		case launchcore.BeginNode:
 			if c := h.nodes[e.Node]; c != nil && h.store != nil {
 				c.place, c.begun = e.Assignment.Node, h.attempt
-				c.say(Message{Begin: &Begin{Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster,
-					Rules: h.cfg.Rules, Watched: watched && e.Assignment.Node < MaxRoster}})
+				c.say(Message{Begin: &Begin{
+					Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster,
+					Rules: h.cfg.Rules, Watched: watched && e.Assignment.Node < MaxRoster,
+				}})
 			}
 		case launchcore.StopNode:
 			if c := h.nodes[e.Node]; c != nil {

@@ -137,8 +137,10 @@ func TestPresence(t *testing.T) {
 	t.Parallel()
 	h := &Host{nodes: map[launchcore.Node]*conn{}, attempt: 3}
 	for n, begun := range []int{3, 3, 2} {
-		c := &conn{id: launchcore.Node(n), wire: NewWire(nil, time.Minute), out: newOutbox(), join: &Join{PID: 100 + n}, place: n,
-			begun: begun}
+		c := &conn{
+			id: launchcore.Node(n), wire: NewWire(nil, time.Minute), out: newOutbox(), join: &Join{PID: 100 + n}, place: n,
+			begun: begun,
+		}
 		c.wire.last.Add(-int64(time.Duration(n) * time.Hour))
 		h.nodes[c.id] = c
 	}

@@ -39,8 +39,10 @@ type HostLease struct {
 // NewHostLease returns the key of a job in the store at an address. It closes the store. A launcher that did not run
 // for silence was declared dead by the others.
 func NewHostLease(store *tcpstore.Client, at, job string, silence time.Duration) *HostLease {
-	k := &HostLease{store: store, at: at, name: "cohort/run/" + job + "/host",
-		sleep: sleepDetector{limit: silence, now: sinceBoot}, quit: make(chan struct{})}
+	k := &HostLease{
+		store: store, at: at, name: "cohort/run/" + job + "/host",
+		sleep: sleepDetector{limit: silence, now: sinceBoot}, quit: make(chan struct{}),
+	}
 	k.sleep.look()
 	k.done.Go(k.watch)
 	return k

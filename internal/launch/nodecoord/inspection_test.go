@@ -42,8 +42,10 @@ func TestTrimmed(t *testing.T) {
 	var big verdict.Job
 	frames := slices.Repeat([]stacks.Frame{{Func: strings.Repeat("f", 100), File: strings.Repeat("x", 100)}}, 10)
 	for rank := range 64 {
-		r := verdict.Rank{Rank: rank, Stacks: verdict.Stacks{Threads: slices.Repeat([]stacks.Thread{{Frames: frames}}, threads)},
-			Records: verdict.Records{Dump: &torchdump.Dump{Entries: make([]torchdump.Entry, entries)}}}
+		r := verdict.Rank{
+			Rank: rank, Stacks: verdict.Stacks{Threads: slices.Repeat([]stacks.Thread{{Frames: frames}}, threads)},
+			Records: verdict.Records{Dump: &torchdump.Dump{Entries: make([]torchdump.Entry, entries)}},
+		}
 		r.Main = &r.Threads[0]
 		big.Ranks = append(big.Ranks, r)
 	}
@@ -64,8 +66,11 @@ func TestTrimmed(t *testing.T) {
 // is noted of a host.
 func TestMergeNCCL(t *testing.T) {
 	t.Parallel()
-	got := MergeReports([]verdict.Job{{World: 2, Notes: []string{"a"}},
-		{NCCL: []string{"first"}, GPUErrors: []verdict.GPUError{{Number: 79}}}, {NCCL: []string{"second"}, Notes: []string{"b", "a"}}})
+	got := MergeReports([]verdict.Job{
+		{World: 2, Notes: []string{"a"}},
+		{NCCL: []string{"first"}, GPUErrors: []verdict.GPUError{{Number: 79}}},
+		{NCCL: []string{"second"}, Notes: []string{"b", "a"}},
+	})
 	if !slices.Equal(got.NCCL, []string{"first"}) || len(got.GPUErrors) != 1 || !slices.Equal(got.Notes, []string{"a", "b"}) {
 		t.Errorf("%+v", got)
 	}
@@ -75,16 +80,22 @@ func TestMergeNCCL(t *testing.T) {
 func TestClocksOfNodes(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
-	frames := []stacks.Frame{{Func: "github.com/cohort-dist/cohort/group.(*Work).Wait", File: "work.go", Line: 7},
-		{Func: "main.main", File: "/home/u/main.go", Line: 2}}
+	frames := []stacks.Frame{
+		{Func: "github.com/cohort-dist/cohort/group.(*Work).Wait", File: "work.go", Line: 7},
+		{Func: "main.main", File: "/home/u/main.go", Line: 2},
+	}
 	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour} {
 		var nodes []verdict.Job
 		for rank, clock := range []time.Time{now, now.Add(ahead)} {
-			op := torchdump.Entry{Group: "0", Desc: "default_pg", Backend: "cohort", Op: []string{"all_reduce", "barrier"}[rank],
-				Seq: 1, Open: true, Peer: -1, Created: clock.Add(-12 * time.Second).UnixNano()}
-			r := verdict.Rank{Rank: rank, Process: verdict.Process{State: "S"},
+			op := torchdump.Entry{
+				Group: "0", Desc: "default_pg", Backend: "cohort", Op: []string{"all_reduce", "barrier"}[rank],
+				Seq: 1, Open: true, Peer: -1, Created: clock.Add(-12 * time.Second).UnixNano(),
+			}
+			r := verdict.Rank{
+				Rank: rank, Process: verdict.Process{State: "S"},
 				Stacks:  verdict.Stacks{Threads: []stacks.Thread{{ID: 1, State: "S", Frames: frames}}},
-				Records: verdict.Records{Dump: &torchdump.Dump{Entries: []torchdump.Entry{op}}}}
+				Records: verdict.Records{Dump: &torchdump.Dump{Entries: []torchdump.Entry{op}}},
+			}
 			r.Main = &r.Threads[0]
 			if rank == 0 { // it does something else, and the other waits for it
 				r.Dump.Entries, r.Main.Frames = nil,

@@ -19,8 +19,10 @@ func TestDevices(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ script, want string }{
 		"a number": {`[ "$1 $3" = "-c xpu" ] && echo a library greets && echo cohort devices 6`, "6"},
-		"no such kind": {"echo Traceback >&2; echo 'ValueError: Xpu is not available.' >&2; exit 1",
-			"cannot tell how many such devices there are: ValueError: Xpu is not available."},
+		"no such kind": {
+			"echo Traceback >&2; echo 'ValueError: Xpu is not available.' >&2; exit 1",
+			"cannot tell how many such devices there are: ValueError: Xpu is not available.",
+		},
 		"a great deal": {"head -c 10000000 /dev/zero | tr '\\0' x; echo; echo cohort devices 7", "7"},
 		"silence":      {"exit 3", "exit status 3"},
 		"nonsense":     {"echo cohort devices many", `answered that there are "many" such devices`},

@@ -96,8 +96,10 @@ func Start(argv []string) (*Client, error) {
 		_ = conn.Close()
 		return nil, fmt.Errorf("supervisor: start %s: %w", self, err)
 	}
-	s := &Client{cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}),
-		workers: map[int]bool{}}
+	s := &Client{
+		cmd: cmd, conn: conn, events: make(chan Event, 64), done: make(chan struct{}), quit: make(chan struct{}),
+		workers: map[int]bool{},
+	}
 	go s.read()
 	return s, nil
 }

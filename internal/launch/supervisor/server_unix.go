@@ -39,8 +39,10 @@ func Main() int {
 	if err != nil || !ok {
 		return 2 // started by hand
 	}
-	s := &server{conn: conn, replies: json.NewEncoder(conn), workers: map[int]int{}, ids: map[int]int{}, environ: os.Environ(),
-		begun: time.Now()}
+	s := &server{
+		conn: conn, replies: json.NewEncoder(conn), workers: map[int]int{}, ids: map[int]int{}, environ: os.Environ(),
+		begun: time.Now(),
+	}
 	requests, closed := make(chan delivery), make(chan struct{})
 	go readRequests(conn, requests, closed)
 	ended := make(chan os.Signal, 1)
@@ -73,8 +75,10 @@ func Main() int {
 // effect in the workers even if a shell ignores them for what it starts in the background.
 func keepSignals() {
 	caught := make(chan os.Signal, 1)
-	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1,
-		syscall.SIGUSR2, syscall.SIGPIPE, syscall.SIGALRM, syscall.SIGXCPU} {
+	for _, s := range []os.Signal{
+		syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1,
+		syscall.SIGUSR2, syscall.SIGPIPE, syscall.SIGALRM, syscall.SIGXCPU,
+	} {
 		if s != syscall.SIGHUP || !signal.Ignored(s) {
 			signal.Notify(caught, s)
 		}

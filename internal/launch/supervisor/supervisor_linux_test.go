@@ -172,8 +172,10 @@ func TestSpawn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := client.spawn(t, 3, Command{Args: []string{"sh", "-c", `echo "$COHORT_TEST $PWD"; exit 7`},
-		Set: []string{"COHORT_TEST=a=b"}, Dir: dir})
+	out := client.spawn(t, 3, Command{
+		Args: []string{"sh", "-c", `echo "$COHORT_TEST $PWD"; exit 7`},
+		Set:  []string{"COHORT_TEST=a=b"}, Dir: dir,
+	})
 	if e := client.next(t); e.Started == nil || e.Started.ID != 3 || e.Started.PID == 0 {
 		t.Fatalf("event %+v, want started", e)
 	}
@@ -402,8 +404,10 @@ func TestBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := start(t)
-	out := client.spawn(t, 0, Command{Args: []string{"sh", "-c", `printf '%s|%s|%s\n' "$0" "$NAME" "${PWD##*/}"`, "a\xfe\x80"},
-		Set: []string{"NAME=v\xc3"}, Dir: dir})
+	out := client.spawn(t, 0, Command{
+		Args: []string{"sh", "-c", `printf '%s|%s|%s\n' "$0" "$NAME" "${PWD##*/}"`, "a\xfe\x80"},
+		Set:  []string{"NAME=v\xc3"}, Dir: dir,
+	})
 	if line, err := out.ReadString('\n'); line != "a\xfe\x80|v\xc3|d\xff\n" {
 		t.Errorf("%q, %v", line, err)
 	}

@@ -28,8 +28,10 @@ type story struct {
 
 func newStory(name string, rank, size int, globals ...int) *story {
 	return &story{
-		ring: New(About{Group: name, Rank: rank, Size: size, GlobalRanks: globals, Transport: "tcp",
-			Host: "node" + strconv.Itoa(rank), PID: 100 + rank}, 64),
+		ring: New(About{
+			Group: name, Rank: rank, Size: size, GlobalRanks: globals, Transport: "tcp",
+			Host: "node" + strconv.Itoa(rank), PID: 100 + rank,
+		}, 64),
 		now: base,
 	}
 }
@@ -150,8 +152,10 @@ func TestSeveralDumpsOfARank(t *testing.T) {
 		t.Errorf("%q", v.Notes)
 	}
 	// A dump from before the others entered proves nothing.
-	v = Analyze([]Dump{NewDump(base.Add(10*time.Second), "asked", newStory("0", 0, 2).enters(barrier).snapshot()),
-		NewDump(base, "asked", newStory("0", 1, 2).snapshot())})
+	v = Analyze([]Dump{
+		NewDump(base.Add(10*time.Second), "asked", newStory("0", 0, 2).enters(barrier).snapshot()),
+		NewDump(base, "asked", newStory("0", 1, 2).snapshot()),
+	})
 	if v.Finding != LateRank || !strings.Contains(v.Sentence, "the dump of rank 1 is older than that") {
 		t.Errorf("%s", v.Sentence)
 	}
@@ -180,8 +184,10 @@ func TestAnyDump(t *testing.T) {
 			s := newStory("g", r, size)
 			for range rapid.IntRange(0, 4).Draw(t, "entries") {
 				op := rapid.SampledFrom(ops).Draw(t, "op")
-				e := Entry{Op: op, P2P: op == "send" || strings.HasPrefix(op, "recv"), Peer: rapid.IntRange(-1, 5).Draw(t, "peer"),
-					In: int64(rapid.IntRange(0, 2).Draw(t, "in"))}
+				e := Entry{
+					Op: op, P2P: op == "send" || strings.HasPrefix(op, "recv"), Peer: rapid.IntRange(-1, 5).Draw(t, "peer"),
+					In: int64(rapid.IntRange(0, 2).Draw(t, "in")),
+				}
 				switch rapid.IntRange(0, 2).Draw(t, "state") {
 				case 0:
 					s.does(e)

@@ -32,26 +32,34 @@ func TestWhatCPythonWrites(t *testing.T) {
 		pickle string
 		want   any
 	}{
-		"protocol 0 list": {"(lp0\nI1\naI01\naI00\naNaF2.5\naL12345678901234567890L\na.",
-			NewList(int64(1), true, false, nil, 2.5, bigInt("12345678901234567890"))},
+		"protocol 0 list": {
+			"(lp0\nI1\naI01\naI00\naNaF2.5\naL12345678901234567890L\na.",
+			NewList(int64(1), true, false, nil, 2.5, bigInt("12345678901234567890")),
+		},
 		"protocol 0 text":     {"V\\u20ac\\\\n\xe9\np0\n.", "€\\\\né"},
 		"protocol 0 string":   {"S'a\\'\\x41\\n'\np0\n.", "a'A\n"},
 		"protocol 0 dict":     {"(dp0\nVk\np1\nI7\ns.", &Dict{Pairs: []Pair{{Key: "k", Value: int64(7)}}}},
 		"protocol 0 instance": {"(i__main__\nC\np0\n.", Call(Global{Module: "__main__", Name: "C"})},
 		"protocol 1 object":   {"(c__main__\nC\nK\x01o.", Call(Global{Module: "__main__", Name: "C"}, int64(1))},
 		"protocol 0 persid":   {"Pthing\n.", &PersID{ID: "thing"}},
-		"protocol 2 long": {"\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x80.",
-			bigInt("-9223372036854775808").Mul(bigInt("-9223372036854775808"), big.NewInt(256))},
+		"protocol 2 long": {
+			"\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x80.",
+			bigInt("-9223372036854775808").Mul(bigInt("-9223372036854775808"), big.NewInt(256)),
+		},
 		"protocol 4 set":    {"\x80\x04\x8f\x94(K\x01K\x02\x90.", &Set{Items: []any{int64(1), int64(2)}}},
 		"protocol 4 frozen": {"\x80\x04(K\x01\x91\x94.", &FrozenSet{Items: []any{int64(1)}}},
 		"protocol 5 bytes":  {"\x80\x05\x96\x02\x00\x00\x00\x00\x00\x00\x00ab\x94.", &ByteArray{Data: []byte("ab")}},
 		"memo by position":  {"\x80\x04]\x94(h\x00]\x94h\x01e0N.", nil},
 		"lone surrogate":    {"\x80\x04\x8c\x03\xed\xa0\x80\x94.", "\xed\xa0\x80"},
 		"dup and pop":       {"\x80\x02K\x01K\x0220\x86.", NewTuple(int64(1), int64(2))},
-		"newobj_ex": {"\x80\x04c__main__\nC\n)}\x92.",
-			&Object{How: NewObjEx, Class: Global{Module: "__main__", Name: "C"}, Args: &Tuple{}, KwArgs: &Dict{}}},
-		"build": {"\x80\x02c__main__\nC\n)\x81}b.",
-			&Object{How: NewObj, Class: Global{Module: "__main__", Name: "C"}, Args: &Tuple{}, States: []any{&Dict{}}}},
+		"newobj_ex": {
+			"\x80\x04c__main__\nC\n)}\x92.",
+			&Object{How: NewObjEx, Class: Global{Module: "__main__", Name: "C"}, Args: &Tuple{}, KwArgs: &Dict{}},
+		},
+		"build": {
+			"\x80\x02c__main__\nC\n)\x81}b.",
+			&Object{How: NewObj, Class: Global{Module: "__main__", Name: "C"}, Args: &Tuple{}, States: []any{&Dict{}}},
+		},
 	} {
 		got, err := Decode([]byte(c.pickle), Limits{Cycles: true})
 		if err != nil {

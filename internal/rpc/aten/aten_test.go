@@ -55,8 +55,17 @@ func TestReservationsCoverAllocations(t *testing.T) {
 						slack = 512 << 10 // buffers of the kernels, which are of limited size and kept for the next product
 					}
 				case strings.Contains(name, "."):
-					stacks = [][]any{{a, a}, {a, b}, {b, a}, {a, batch}, {a, int64(2)}, {a, a, 0.5}, {a, a, int64(2)}, {a, b, 2.5},
-						{a, int64(2), int64(3)}}
+					stacks = [][]any{
+						{a, a},
+						{a, b},
+						{b, a},
+						{a, batch},
+						{a, int64(2)},
+						{a, a, 0.5},
+						{a, a, int64(2)},
+						{a, b, 2.5},
+						{a, int64(2), int64(3)},
+					}
 				case name == "aten::sum", name == "aten::mean":
 					stacks = append(stacks, []any{a, nil}, []any{a, int64(tensor.Float64)})
 				case name == "aten::zeros", name == "aten::ones":
@@ -116,14 +125,26 @@ func TestRefusals(t *testing.T) {
 		{"aten::add.Tensor", []any{bytes, bytes, int64(300)}, cohort.InvalidArgument, "without overflow"},
 		{"aten::add.Tensor", []any{x, x, nil}, cohort.InvalidArgument, "alpha is a <nil>"},
 		{"aten::sub.Tensor", []any{yes, yes}, cohort.InvalidArgument, "Subtraction, the `-` operator, with a bool tensor is not supported"},
-		{"aten::mul.Tensor", []any{x, tensor.Must(tensor.New(tensor.Float32, 3))}, cohort.InvalidArgument,
-			"size of tensor a (2) must match the size of tensor b (3)"},
+		{
+			"aten::mul.Tensor",
+			[]any{x, tensor.Must(tensor.New(tensor.Float32, 3))},
+			cohort.InvalidArgument,
+			"size of tensor a (2) must match the size of tensor b (3)",
+		},
 		{"aten::mul.Tensor", []any{f8, x}, cohort.InvalidArgument, "mul: invalid argument: float8_e5m2 has no arithmetic"},
-		{"aten::neg", []any{yes}, cohort.InvalidArgument,
+		{
+			"aten::neg",
+			[]any{yes},
+			cohort.InvalidArgument,
 			"neg: invalid argument: not implemented for bool: convert the tensor first, the operation takes integer, real and " +
-				"complex types"},
-		{"aten::relu", []any{c64}, cohort.InvalidArgument,
-			"relu: invalid argument: not implemented for complex64: convert the tensor first, the operation takes integer and real types"},
+				"complex types",
+		},
+		{
+			"aten::relu",
+			[]any{c64},
+			cohort.InvalidArgument,
+			"relu: invalid argument: not implemented for complex64: convert the tensor first, the operation takes integer and real types",
+		},
 		{"aten::mean", []any{n}, cohort.InvalidArgument, "could not infer output dtype"},
 		{"aten::sum", []any{n, "f"}, cohort.InvalidArgument, "dtype f"},
 		{"aten::mm", []any{x, x}, cohort.InvalidArgument, "self must be a matrix"},

@@ -33,14 +33,20 @@ func TestProof(t *testing.T) {
 		refused        bool // by b
 		provenA, provB bool // what b knows of a, what a knows of b
 	}{
-		{name: "both prove it", a: Config{Secret: []byte("secret of a"), Published: store.published},
-			b: Config{Secret: []byte("secret of b"), Published: store.published}, provenA: true, provB: true},
-		{name: "another secret", a: Config{Secret: []byte("guessed")},
-			b: Config{Secret: []byte("secret of b"), Published: store.published}, refused: true},
+		{
+			name: "both prove it", a: Config{Secret: []byte("secret of a"), Published: store.published},
+			b: Config{Secret: []byte("secret of b"), Published: store.published}, provenA: true, provB: true,
+		},
+		{
+			name: "another secret", a: Config{Secret: []byte("guessed")},
+			b: Config{Secret: []byte("secret of b"), Published: store.published}, refused: true,
+		},
 		{name: "no secret", a: Config{}, b: Config{Secret: []byte("secret of b"), Published: store.published}, refused: true},
 		{name: "a name without an entry is a client", a: Config{Identity: Identity{Name: "client"}}, b: Config{Published: store.published}},
-		{name: "a store that does not answer", a: Config{Identity: Identity{Name: "unreachable"}},
-			b: Config{Published: store.published}, refused: true},
+		{
+			name: "a store that does not answer", a: Config{Identity: Identity{Name: "unreachable"}},
+			b: Config{Published: store.published}, refused: true,
+		},
 		{name: "no check", a: Config{Secret: []byte("x")}, b: Config{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

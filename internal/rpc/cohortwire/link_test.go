@@ -138,8 +138,10 @@ func TestFramesKeepTheirOrder(t *testing.T) {
 	for s := range senders {
 		wg.Go(func() {
 			for i := range uint64(frames) {
-				if err := x.Send(within(t), &Frame{Type: FirstAgentType, Flags: uint8(s), ID: i,
-					Payload: bytesOf(int(i * i % 40_000))}); err != nil {
+				if err := x.Send(within(t), &Frame{
+					Type: FirstAgentType, Flags: uint8(s), ID: i,
+					Payload: bytesOf(int(i * i % 40_000)),
+				}); err != nil {
 					t.Error(err)
 					return
 				}

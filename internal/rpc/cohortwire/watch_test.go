@@ -92,8 +92,10 @@ func TestBlackholeIsFoundUnderLoad(t *testing.T) {
 func TestOwnStallIsNoSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 5
-		l := &Link{cfg: Config{Heartbeat: time.Second, Limit: limit * time.Second}.withDefaults(), conn: newBlackhole(),
-			closed: make(chan struct{})}
+		l := &Link{
+			cfg: Config{Heartbeat: time.Second, Limit: limit * time.Second}.withDefaults(), conn: newBlackhole(),
+			closed: make(chan struct{}),
+		}
 		ticks := make(chan time.Time)
 		var watching sync.WaitGroup
 		watching.Go(func() { l.watchWith(ticks) })

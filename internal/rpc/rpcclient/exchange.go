@@ -110,7 +110,8 @@ func (k *Caller) ExchangeActive(ctx context.Context, o *Outgoing) (rpcsession.Re
 
 // exchangeOn is ExchangeActive on one session. again says that the session had ended, and the request may be sent on another.
 func (k *Caller) exchangeOn(ctx context.Context, c *rpcsession.Conn, o *Outgoing, deadline time.Time) (x rpcsession.Reply,
-	again bool, err error) {
+	again bool, err error,
+) {
 	m, wires, flags, err := o.Make(ctx, c.Cohort())
 	if err != nil {
 		return rpcsession.Reply{}, false, err

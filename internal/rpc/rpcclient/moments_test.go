@@ -45,10 +45,14 @@ var events = []event{
 	{name: "nothing", act: func(*scene) {}, codes: []cohort.Code{okay}},
 	{name: "the caller gives up", act: func(s *scene) { s.cancel() }, codes: []cohort.Code{cohort.Canceled}},
 	{name: "the link is cut", act: func(s *scene) { s.cut() }, codes: []cohort.Code{cohort.PeerLost, cohort.Closed, cohort.Unavailable}},
-	{name: "the callee ends", act: func(s *scene) { s.pair.callee.begin() },
-		codes: []cohort.Code{cohort.PeerLost, cohort.Closed, cohort.Unavailable}, fatal: true},
-	{name: "the caller's worker ends", act: func(s *scene) { s.pair.caller.begin() },
-		codes: []cohort.Code{cohort.Closed, cohort.PeerLost}, fatal: true},
+	{
+		name: "the callee ends", act: func(s *scene) { s.pair.callee.begin() },
+		codes: []cohort.Code{cohort.PeerLost, cohort.Closed, cohort.Unavailable}, fatal: true,
+	},
+	{
+		name: "the caller's worker ends", act: func(s *scene) { s.pair.caller.begin() },
+		codes: []cohort.Code{cohort.Closed, cohort.PeerLost}, fatal: true,
+	},
 	{name: "an exception", act: func(s *scene) { s.refuses.Do(func() { close(s.refuse) }) }, codes: []cohort.Code{cohort.Remote}},
 }
 

@@ -62,9 +62,13 @@ func TestControlFrame(t *testing.T) {
 }
 
 func FuzzControlFrame(f *testing.F) {
-	f.Add(appendControl(nil, rrefcore.Frame{From: 1, To: 2, Epoch: 3,
-		Msgs: []rrefcore.Message{{Kind: rrefcore.Delete, ID: rrefcore.ID{On: 1, N: 2, Epoch: 3}},
-			{Kind: rrefcore.Handoff, Key: rrefcore.Key{7}}}}))
+	f.Add(appendControl(nil, rrefcore.Frame{
+		From: 1, To: 2, Epoch: 3,
+		Msgs: []rrefcore.Message{
+			{Kind: rrefcore.Delete, ID: rrefcore.ID{On: 1, N: 2, Epoch: 3}},
+			{Kind: rrefcore.Handoff, Key: rrefcore.Key{7}},
+		},
+	}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		frame, err := parseControl(data, nil)
 		if err != nil {

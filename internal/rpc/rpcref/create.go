@@ -134,7 +134,8 @@ var errTaken = errors.New("an object that a former worker of this rank has made 
 // CallArrived asks the machine whether a creating call of p may run, and returns the place of its object. life is the start
 // of a Go creator; PyTorch's have none.
 func (r *Refs) CallArrived(p *rpcsession.Peer, life rrefcore.Epoch, pair rpcwire.RRefPair, fn string,
-	cancel context.CancelCauseFunc) (*Object, error) {
+	cancel context.CancelCauseFunc,
+) (*Object, error) {
 	id, root := r.id(pair.RRef), r.id(pair.Fork)
 	if life != 0 { // the creator is the sender
 		id.Epoch, root.Epoch = life, life

@@ -67,8 +67,10 @@ func TestSilentStore(t *testing.T) {
 		isGo bool
 		err  error
 		deaf bool
-	}{"PyTorch": {false, nil, true}, "Go": {true, nil, false},
-		"unknown": {false, cohort.New("test", cohort.DeadlineExceeded, "silence"), false}} {
+	}{
+		"PyTorch": {false, nil, true}, "Go": {true, nil, false},
+		"unknown": {false, cohort.New("test", cohort.DeadlineExceeded, "silence"), false},
+	} {
 		t.Run(name, func(t *testing.T) {
 			var left time.Duration
 			r := New(Config{

@@ -54,8 +54,10 @@ func TestAwaited(t *testing.T) {
 	if awaited(idle) || awaited(rrefcore.Frame{}) {
 		t.Error("somebody waits for the end of a reference, or for an acknowledgement")
 	}
-	for _, kind := range []rrefcore.Kind{rrefcore.ForkRequest, rrefcore.ChildAccept, rrefcore.ForkReply, rrefcore.Cancel,
-		rrefcore.Handoff, rrefcore.Withdraw} {
+	for _, kind := range []rrefcore.Kind{
+		rrefcore.ForkRequest, rrefcore.ChildAccept, rrefcore.ForkReply, rrefcore.Cancel,
+		rrefcore.Handoff, rrefcore.Withdraw,
+	} {
 		if !awaited(rrefcore.Frame{Msgs: append(idle.Msgs, rrefcore.Message{Kind: kind})}) {
 			t.Errorf("the answer to %v counts as not awaited", kind)
 		}

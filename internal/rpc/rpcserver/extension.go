@@ -102,8 +102,10 @@ func (s *Server) serveProfiled(r *request) {
 	r.wraps = append(r.wraps, func(m *rpcwire.Message) error {
 		x.Inner, x.Config = m.Type, nil
 		if r.execution != nil && !r.began.IsZero() && !r.creates() { // a creating call is answered before its function has returned
-			rec.Add(rpcwire.Span{Name: rpcwire.ProfileName(s.cfg.Program.Shown(r.job.Func, r.job.Args)),
-				Worker: cohort.Rank(s.cfg.ID), Start: r.began, Took: time.Since(r.began)})
+			rec.Add(rpcwire.Span{
+				Name:   rpcwire.ProfileName(s.cfg.Program.Shown(r.job.Func, r.job.Args)),
+				Worker: cohort.Rank(s.cfg.ID), Start: r.began, Took: time.Since(r.began),
+			})
 		}
 		x.Spans, _ = rec.Spans()
 		payload, err := x.WrapResponse(m.Payload)

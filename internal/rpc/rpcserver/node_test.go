@@ -65,8 +65,10 @@ func (p *program) Run(ctx context.Context, c *Call, done func(any, error)) bool 
 func (p *program) Shown(fn string, _ []any) string { return fn }
 
 func (p *program) Exception(err error, _ bool) *rpcwire.RemoteException {
-	return &rpcwire.RemoteException{Msg: fmt.Sprintf("%d %s", cohort.CodeOf(err), err),
-		Class: py.Global{Module: "builtins", Name: "RuntimeError"}}
+	return &rpcwire.RemoteException{
+		Msg:   fmt.Sprintf("%d %s", cohort.CodeOf(err), err),
+		Class: py.Global{Module: "builtins", Name: "RuntimeError"},
+	}
 }
 func (p *program) Raised(err error) error { return err }
 func (p *program) Overdue()               { p.overdue.Add(1) }

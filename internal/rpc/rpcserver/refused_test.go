@@ -130,8 +130,10 @@ func TestRefusedCallReleases(t *testing.T) {
 		if err := errors.Join(err1, err2); err != nil {
 			t.Fatal(err)
 		}
-		want := map[string]bool{fmt.Sprintf("%v %x", rpcwire.RRefUserDelete, deletion): true,
-			fmt.Sprintf("%v %x", rpcwire.RRefChildAccept, accept): true}
+		want := map[string]bool{
+			fmt.Sprintf("%v %x", rpcwire.RRefUserDelete, deletion): true,
+			fmt.Sprintf("%v %x", rpcwire.RRefChildAccept, accept):  true,
+		}
 		kind, payload := encode([]any{carried{RRefFork: mine}, carried{RRefFork: yours}})
 		_, _ = client.send(ctx, "server", kind, payload) // how it is answered is another matter
 		for len(want) > 0 {
@@ -149,8 +151,10 @@ func TestRefusedCallReleases(t *testing.T) {
 	call := func(fn any, args []any) (rpcwire.Type, []byte) {
 		t.Helper()
 		e := encoder()
-		v, err := e.Pickle(&py.Object{Class: py.Global{Module: "torch.distributed.rpc.internal", Name: "PythonUDF"}, New: true,
-			Args: py.Tuple{fn, py.Tuple(args), &py.Dict{}}})
+		v, err := e.Pickle(&py.Object{
+			Class: py.Global{Module: "torch.distributed.rpc.internal", Name: "PythonUDF"}, New: true,
+			Args: py.Tuple{fn, py.Tuple(args), &py.Dict{}},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -89,8 +89,10 @@ func (s *Server) deliver(m *rpcwire.Message, deadline time.Time, trace string, c
 	if err != nil {
 		return nil, err
 	}
-	r := s.newRequest(&rpcsession.Incoming{Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: tensors,
-		Deadline: deadline, Trace: trace})
+	r := s.newRequest(&rpcsession.Incoming{
+		Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: tensors,
+		Deadline: deadline, Trace: trace,
+	})
 	r.local = func(m *rpcwire.Message, err error) {
 		if err == nil {
 			m.Tensors, err = cloneTensors(m.Tensors)
@@ -118,8 +120,10 @@ func (s *Server) CreateOwn(ctx context.Context, o *rpcclient.Outgoing, obj *rpcr
 		s.cfg.Refs.Undelivered(s.cfg.Self, wires)
 		return err
 	}
-	r := s.newRequest(&rpcsession.Incoming{Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors,
-		Trace: observe.Trace(ctx)})
+	r := s.newRequest(&rpcsession.Incoming{
+		Peer: s.cfg.Self, Kind: m.Type, Payload: m.Payload, Tensors: m.Tensors,
+		Trace: observe.Trace(ctx),
+	})
 	r.own, r.uncount = obj, sync.OnceFunc(s.cfg.Caller.Active.Leave)
 	r.local = func(m *rpcwire.Message, _ error) {
 		if m.Type != rpcwire.Exception {

@@ -174,9 +174,11 @@ func TestRefused(t *testing.T) {
 	peers(server, client)
 	ctx := testContext(t)
 	server.prog.handle("m.answer", answer)
-	for _, kind := range []rpcwire.Type{rpcwire.PythonCall, rpcwire.ScriptCall, rpcwire.PythonRemoteCall,
+	for _, kind := range []rpcwire.Type{
+		rpcwire.PythonCall, rpcwire.ScriptCall, rpcwire.PythonRemoteCall,
 		rpcwire.BackwardAutogradReq, rpcwire.ForwardAutogradReq, rpcwire.RunWithProfilingReq, rpcwire.CleanupAutogradReq,
-		rpcwire.PythonRRefFetchCall} {
+		rpcwire.PythonRRefFetchCall,
+	} {
 		x, err := client.send(ctx, "server", kind, []byte("rubbish"))
 		if err == nil && kind != rpcwire.PythonCall { // whose answer is an exception as a value
 			t.Errorf("%v is answered with %v", kind, x.Msg.Type)
@@ -207,8 +209,10 @@ func TestClose(t *testing.T) {
 		})
 		ctx := testContext(t)
 		var work sync.WaitGroup
-		for _, fn := range []string{"answer", "panic", "goexit", "wait", "later", "wait", "answer", "goexit", "wait", "later",
-			"panic", "wait"} {
+		for _, fn := range []string{
+			"answer", "panic", "goexit", "wait", "later", "wait", "answer", "goexit", "wait", "later",
+			"panic", "wait",
+		} {
 			work.Go(func() {
 				v, err := client.call(ctx, "server", "m."+fn)
 				if err == nil && (fn != "answer" || v != "answer") {

@@ -159,7 +159,8 @@ const Unsent = math.MaxUint64
 // Begin registers a request and sends it. wait is completed exactly once unless Begin returns an error or Forget reports
 // true. deadline travels to a Go callee.
 func (c *Conn) Begin(ctx context.Context, m *rpcwire.Message, wait *Pending, forks []cohortwire.Fork, flags uint8,
-	deadline time.Time) (uint64, error) {
+	deadline time.Time,
+) (uint64, error) {
 	failpoint.At("rpc.link.begin")
 	c.mu.Lock()
 	if c.mu.err != nil {

@@ -78,8 +78,10 @@ func TestControlFrameOfWorkerThatJoins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range []*cohortwire.Frame{{Type: FrameControl, Payload: []byte("early")},
-		{Type: 0x100, ID: 1, Payload: []byte("a request")}} {
+	for _, f := range []*cohortwire.Frame{
+		{Type: FrameControl, Payload: []byte("early")},
+		{Type: 0x100, ID: 1, Payload: []byte("a request")},
+	} {
 		if err = c.Link.Send(ctx, f); err != nil {
 			t.Fatal(err)
 		}

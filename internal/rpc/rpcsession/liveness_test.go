@@ -40,8 +40,11 @@ func TestFates(t *testing.T) {
 		{evidence{addressReused: true}, dead, cohort.PeerLost, rpcworld.ErrRefused, "does not listen at uv://a:1 any more"},
 		{evidence{connectErr: refused}, dead, cohort.PeerLost, rpcworld.ErrRefused, "connection refused at uv://a:1"},
 		{evidence{connectErr: refused, leased: true}, dead, cohort.PeerLost, syscall.ECONNREFUSED, "its process has ended"},
-		{evidence{connectErr: errors.Join(errHandshakeEnded, refused)}, dead, cohort.PeerLost, rpcworld.ErrRefused,
-			"its process has ended"},
+		{
+			evidence{connectErr: errors.Join(errHandshakeEnded, refused)},
+			dead, cohort.PeerLost, rpcworld.ErrRefused,
+			"its process has ended",
+		},
 		{evidence{connectErr: syscall.ETIMEDOUT}, unresponsive, cohort.Unavailable, rpcworld.ErrSilent, "does not answer at uv://a:1"},
 		{evidence{connectErr: syscall.EHOSTUNREACH}, unresponsive, cohort.Unavailable, rpcworld.ErrSilent, "does not answer"},
 		{evidence{connectErr: syscall.EHOSTDOWN}, unresponsive, cohort.Unavailable, syscall.EHOSTDOWN, "does not answer"},

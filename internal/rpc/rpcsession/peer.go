@@ -292,8 +292,10 @@ func (n *Links) reconnect(p *Peer) {
 		if err == nil && c.Alive() {
 			return
 		}
-		if over = n.reportIfDead(p, evidence{leased: p.SpeaksCohort(), unreachableFor: time.Since(begun),
-			limit: n.unreachableLimit}); over {
+		if over = n.reportIfDead(p, evidence{
+			leased: p.SpeaksCohort(), unreachableFor: time.Since(begun),
+			limit: n.unreachableLimit,
+		}); over {
 			return
 		}
 	}

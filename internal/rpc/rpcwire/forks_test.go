@@ -16,8 +16,10 @@ import (
 func TestForks(t *testing.T) {
 	t.Parallel()
 	ref := func(n int64) fork {
-		return fork{RRefFork: RRefFork{Owner: 1, RRef: GlobalID{On: 1, Local: n}, Fork: GlobalID{On: 1, Local: n + 1}, Parent: 1,
-			TypeName: TypePyObject}}
+		return fork{RRefFork: RRefFork{
+			Owner: 1, RRef: GlobalID{On: 1, Local: n}, Fork: GlobalID{On: 1, Local: n + 1}, Parent: 1,
+			TypeName: TypePyObject,
+		}}
 	}
 	one, two := ref(10), ref(20)
 	e := func() *Encoder { return &Encoder{Fork: forkOf} }

@@ -134,14 +134,21 @@ func TestNativeScript(t *testing.T) {
 	x := tensor.Must(tensor.From([]float32{1}, 1))
 	s := ScriptUDF{
 		Schema: "aten::f(Tensor self) -> Tensor", Name: "torch.ops.aten.f",
-		Stack: []any{x, 1, 2.5, "text", nil, true, []int64{1, 2}, []float64{0.5}, py.Device("cpu"),
-			py.Typed{Type: "List[str]", Value: []any{"a"}}},
+		Stack: []any{
+			x, 1, 2.5, "text", nil, true,
+			[]int64{1, 2},
+			[]float64{0.5},
+			py.Device("cpu"),
+			py.Typed{Type: "List[str]", Value: []any{"a"}},
+		},
 	}
 	var got [2]RemoteScriptUDF
 	for i, native := range []bool{false, true} {
 		e := &Encoder{Native: native}
-		payload, err := e.ScriptRemoteCall(RemoteScriptUDF{ScriptUDF: s,
-			RRefPair: RRefPair{GlobalID{1, 2}, GlobalID{1, 3}, [16]byte{4, 15: 5}}})
+		payload, err := e.ScriptRemoteCall(RemoteScriptUDF{
+			ScriptUDF: s,
+			RRefPair:  RRefPair{GlobalID{1, 2}, GlobalID{1, 3}, [16]byte{4, 15: 5}},
+		})
 		if err != nil || isNative(payload) != native {
 			t.Fatalf("native=%v: %v", native, err)
 		}
@@ -159,8 +166,12 @@ func TestNativeScript(t *testing.T) {
 }
 
 func FuzzNative(f *testing.F) {
-	for _, v := range []any{nil, []any{int64(1), "a", 2.5}, &py.Dict{Pairs: []py.Pair{{Key: "k", Value: py.Tuple{true}}}},
-		&py.Object{Class: py.Global{Module: "m", Name: "C"}}} {
+	for _, v := range []any{
+		nil,
+		[]any{int64(1), "a", 2.5},
+		&py.Dict{Pairs: []py.Pair{{Key: "k", Value: py.Tuple{true}}}},
+		&py.Object{Class: py.Global{Module: "m", Name: "C"}},
+	} {
 		b, err := (&Encoder{Native: true}).PythonRet(v)
 		if err != nil {
 			f.Fatal(err)

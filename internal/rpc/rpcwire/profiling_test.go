@@ -17,8 +17,10 @@ func TestProfilingWrappers(t *testing.T) {
 	start := time.Unix(1_700_000_000, 123)
 	answer := Profiling{
 		Inner: PythonRet, ID: GlobalID{On: 2, Local: 9},
-		Spans: []Span{{Name: "stats.mean", Worker: 1, Start: start, Took: time.Millisecond},
-			{Name: "load rows", Worker: 3, Start: start, Took: 0}},
+		Spans: []Span{
+			{Name: "stats.mean", Worker: 1, Start: start, Took: time.Millisecond},
+			{Name: "load rows", Worker: 3, Start: start, Took: 0},
+		},
 	}
 	payload, err := answer.WrapResponse([]byte("inner"))
 	if err != nil {

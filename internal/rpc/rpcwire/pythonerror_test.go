@@ -39,8 +39,10 @@ func TestExceptionWithoutText(t *testing.T) {
 // Among Go workers nothing of an error is lost, as the answer to a call and inside an EXCEPTION.
 func TestBetweenGoWorkers(t *testing.T) {
 	e := PythonError{Kind: "my.Error", Message: "two\nlines, and ü", Worker: "there", Stack: "f()\ng()", Code: cohort.NotFound}
-	for what, got := range map[string]PythonError{"answer": RaisedError("w", e.Go("w")),
-		"EXCEPTION": ErrorFromLine("w", ErrorLine(e.Go("w")))} {
+	for what, got := range map[string]PythonError{
+		"answer":    RaisedError("w", e.Go("w")),
+		"EXCEPTION": ErrorFromLine("w", ErrorLine(e.Go("w"))),
+	} {
 		if got != e {
 			t.Errorf("%s: %+v", what, got)
 		}

@@ -274,8 +274,10 @@ func (e *Encoder) jitTyped(j *pickle.JIT, t py.Typed, depth int) error {
 	case []any:
 		switch t.Type {
 		case "List[int]", "List[float]", "List[bool]", "List[Tensor]":
-			j.OpenList(map[string]string{"List[int]": "int", "List[float]": "double", "List[bool]": "bool",
-				"List[Tensor]": "tensor"}[t.Type])
+			j.OpenList(map[string]string{
+				"List[int]": "int", "List[float]": "double", "List[bool]": "bool",
+				"List[Tensor]": "tensor",
+			}[t.Type])
 			for _, item := range items {
 				if err := e.jitValue(j, item, depth+1); err != nil {
 					return err

@@ -138,8 +138,15 @@ func TestGoValuesAreShared(t *testing.T) {
 	for _, native := range []bool{false, true} {
 		t.Run(fmt.Sprint("native ", native), func(t *testing.T) {
 			e := &Encoder{Native: native}
-			out, err := e.PythonRet([]any{p, p, row, row, table, table, point{1, 2}, point{1, 2}, []any{}, []any{}, &number,
-				&number, []byte("x"), row})
+			out, err := e.PythonRet([]any{
+				p, p, row, row, table, table,
+				point{1, 2},
+				point{1, 2},
+				[]any{},
+				[]any{},
+				&number,
+				&number, []byte("x"), row,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -18,8 +18,10 @@ import (
 
 func TestValuesRoundTrip(t *testing.T) {
 	x := tensor.Must(tensor.From([]float32{1, 2, 3}, 3))
-	s := &tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)),
-		Values: tensor.Must(tensor.From([]float64{1, 2}, 2))}
+	s := &tensor.Sparse{
+		Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)),
+		Values: tensor.Must(tensor.From([]float64{1, 2}, 2)),
+	}
 	ref := fork{RRefFork: RRefFork{Owner: 1, RRef: GlobalID{1, 2}, Fork: GlobalID{3, 4}, Parent: 3, TypeName: TypePyObject}}
 	huge, _ := new(big.Int).SetString("123456789012345678901234567890", 10)
 	for _, v := range []any{

@@ -100,8 +100,10 @@ func (w *World) exchangeDevices(ctx context.Context, hook observe.Hook, storeAdd
 	}
 	sizes := make([]byte, 8*size)
 	in := binary.LittleEndian.AppendUint64(nil, uint64(len(own)))
-	if err := d.engine.Run(ctx, &collective.Request{Kind: collective.AllGather, Tag: 0, DType: tensor.Int64, In: in,
-		Out: sizes}); err != nil {
+	if err := d.engine.Run(ctx, &collective.Request{
+		Kind: collective.AllGather, Tag: 0, DType: tensor.Int64, In: in,
+		Out: sizes,
+	}); err != nil {
 		return fail(err)
 	}
 	largest := uint64(0)
@@ -115,8 +117,10 @@ func (w *World) exchangeDevices(ctx context.Context, hook observe.Hook, storeAdd
 	block := make([]byte, largest)
 	copy(block, own)
 	all := make([]byte, largest*uint64(size)) //nolint:gosec // both bounded
-	if err := d.engine.Run(ctx, &collective.Request{Kind: collective.AllGather, Tag: 1, DType: tensor.Uint8, In: block,
-		Out: all}); err != nil {
+	if err := d.engine.Run(ctx, &collective.Request{
+		Kind: collective.AllGather, Tag: 1, DType: tensor.Uint8, In: block,
+		Out: all,
+	}); err != nil {
 		return fail(err)
 	}
 	return d, nil

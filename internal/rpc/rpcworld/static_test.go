@@ -39,8 +39,10 @@ func TestStartAfterAllHaveDied(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			old := store.Prefix(RoundPrefix(0), st)
-			for key, value := range map[string]string{"cohort/rank/0": "1", "cohort/rank/1": "2", "cohort/size": "2",
-				keyStatic: "true", keyNames + "0": "w0"} {
+			for key, value := range map[string]string{
+				"cohort/rank/0": "1", "cohort/rank/1": "2", "cohort/size": "2",
+				keyStatic: "true", keyNames + "0": "w0",
+			} {
 				if err := old.Set(ctx, key, []byte(value)); err != nil {
 					t.Fatal(err)
 				}
@@ -110,8 +112,10 @@ func TestPyTorchLeavesItsAddress(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			// Nothing listens there, and it is a lower address than any of this rank, so that this one dials.
-			dead := gloowire.Record{Generation: gloowire.C, Host: "host", IDs: []int64{0, 0},
-				Addrs: []gloowire.Address{{Addr: netip.MustParseAddrPort("127.0.0.1:256"), Sequence: gloowire.NoSequence}}}
+			dead := gloowire.Record{
+				Generation: gloowire.C, Host: "host", IDs: []int64{0, 0},
+				Addrs: []gloowire.Address{{Addr: netip.MustParseAddrPort("127.0.0.1:256"), Sequence: gloowire.NoSequence}},
+			}
 			sign := func(round int) {
 				if err := store.Prefix(RoundPrefix(round), st).Set(ctx, "0/1", dead.Append(nil)); err != nil {
 					t.Error(err)

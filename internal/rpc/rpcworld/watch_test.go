@@ -84,12 +84,18 @@ func TestWatcher(t *testing.T) {
 		"a process has ended":    {func(s *scene) { s.change("b", lost, ErrRefused) }, closedWait, "b", 0, time.Second},
 		"one that may have left": {func(s *scene) { s.change("b", lost, ErrRefused) }, openWait, "b", time.Second, 2 * time.Second},
 		"a connection was cut":   {func(s *scene) { s.change("b", lost, nil) }, closedWait, "", 0, 0},
-		"a machine is silent": {func(s *scene) { s.change("b", func(x *State) { x.Silence = 20 * time.Second }, nil) },
-			closedWait, "b", 0, time.Second},
-		"a machine cannot be reached": {func(s *scene) { s.change("b", lost, ErrSilent) }, closedWait, "b", 10 * time.Second,
-			20 * time.Second},
-		"a member has left": {func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, closedWait, "b",
-			0, time.Second},
+		"a machine is silent": {
+			func(s *scene) { s.change("b", func(x *State) { x.Silence = 20 * time.Second }, nil) },
+			closedWait, "b", 0, time.Second,
+		},
+		"a machine cannot be reached": {
+			func(s *scene) { s.change("b", lost, ErrSilent) }, closedWait, "b", 10 * time.Second,
+			20 * time.Second,
+		},
+		"a member has left": {
+			func(s *scene) { s.change("b", func(x *State) { *x = State{} }, nil) }, closedWait, "b",
+			0, time.Second,
+		},
 		"a worker that was never called": {func(s *scene) {
 			s.change("b", func(x *State) { x.Met, x.Connected = false, false }, ErrRefused)
 		}, closedWait, "b", 500 * time.Millisecond, 2 * time.Second},

@@ -239,8 +239,10 @@ func TestTokenOfTheDead(t *testing.T) {
 		}
 		round := store.Prefix(RoundPrefix(0), st)
 		const held = "Token_for_dead_join"
-		for key, value := range map[string]string{"RpcGroupManagementToken": held, keyInfos: "a-0,dead-1,",
-			keyAddrs + "dead": "uv://host:1"} {
+		for key, value := range map[string]string{
+			"RpcGroupManagementToken": held, keyInfos: "a-0,dead-1,",
+			keyAddrs + "dead": "uv://host:1",
+		} {
 			if err := round.Set(t.Context(), key, []byte(value)); err != nil {
 				t.Fatal(err)
 			}

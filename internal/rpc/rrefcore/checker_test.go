@@ -190,10 +190,15 @@ func TestCheckerFindsNothingInTheExtendedProtocol(t *testing.T) {
 		{"X3 a carrier is lost", config{shares: "CDP", lose: 1}, false},
 		{"X4 C crashes", config{shares: "CDP", crash: []Worker{wC}, detect: true}, true},
 		{"X4b A crashes", config{shares: "CDP", crash: []Worker{wA}, detect: true}, true},
-		{"X6 everything, chain A to C to D", config{shares: "CD", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC},
-			detect: true}, true},
-		{"X6 everything, A to C and A to the owner",
-			config{shares: "CP", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC}, detect: true}, true},
+		{"X6 everything, chain A to C to D", config{
+			shares: "CD", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC},
+			detect: true,
+		}, true},
+		{
+			"X6 everything, A to C and A to the owner",
+			config{shares: "CP", dup: 1, timeout: 1, lose: 1, crash: []Worker{wA, wC}, detect: true},
+			true,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -124,9 +124,11 @@ func TestKeyKnowsAllFields(t *testing.T) {
 		{object{}, "id root creatorKey ownKey open forks offers local valued called former cancelled since"},
 		{fork{}, "life since"},
 		{forks{}, "first of one more"},
-		{handle{},
+		{
+			handle{},
 			"id fork root key owner ownerEpoch parent state code creator held offered accepting deletable unanswered lost children " +
-				"doubtful since"},
+				"doubtful since",
+		},
 		{peer{}, "id kind epoch stream lease announced session floor endedLives requests lost early"},
 		{stream{}, "queue base sent sentAt expect owesAck stamp"},
 		{lease{}, "state lastReceivedAt renewedAt lastSentAt departedAt certain expiredTo"},

@@ -12,8 +12,16 @@ func TestReplace(t *testing.T) {
 		kind    PeerKind
 		epoch   Epoch
 		deletes bool // it deletes its fork before it goes
-	}{{PyTorch, 0, true}, {PyTorch, 0, false}, {Cohort, 8, false}, {PyTorch, 0, false}, {PyTorch, 0, true}, {Cohort, 9, true},
-		{Cohort, 10, false}, {PyTorch, 0, true}}
+	}{
+		{PyTorch, 0, true},
+		{PyTorch, 0, false},
+		{Cohort, 8, false},
+		{PyTorch, 0, false},
+		{PyTorch, 0, true},
+		{Cohort, 9, true},
+		{Cohort, 10, false},
+		{PyTorch, 0, true},
+	}
 	for _, told := range []bool{true, false} { // whether the end of each was heard of before its successor came
 		for _, waits := range []Time{0, 60e9} { // and whether it was long ago
 			m, now := New(0, 7, Options{}), Time(0)

@@ -116,8 +116,10 @@ func TestAnswerIsPyTorchs(t *testing.T) {
 func TestDefaultPyTorchIsAnsweredWithUV(t *testing.T) {
 	brochure := first(t, "default-brochure.txt", "Brochure ")
 	for _, channel := range []string{ChannelBasic, ChannelMPT} {
-		answer, plan, err := Choice{Channels: []string{channel}, Cohort: true, Address: "a:1",
-			Register: func() uint64 { return 300 }}.Choose(brochure)
+		answer, plan, err := Choice{
+			Channels: []string{channel}, Cohort: true, Address: "a:1",
+			Register: func() uint64 { return 300 },
+		}.Choose(brochure)
 		if err != nil || plan.Channel != channel || plan.Cohort {
 			t.Fatalf("%s: %+v, %v", channel, plan, err)
 		}

@@ -149,11 +149,15 @@ func FuzzPipe(f *testing.F) {
 
 // FuzzHandshake gives both machines of the handshake any bytes: what they agree to is something that was offered.
 func FuzzHandshake(f *testing.F) {
-	for _, offer := range []Offer{{Name: "a", Channels: []string{ChannelBasic}},
-		{Name: "a", Channels: []string{ChannelMPT}, Cohort: &CohortOffer{Incarnation: 5, Insist: true}}} {
+	for _, offer := range []Offer{
+		{Name: "a", Channels: []string{ChannelBasic}},
+		{Name: "a", Channels: []string{ChannelMPT}, Cohort: &CohortOffer{Incarnation: 5, Insist: true}},
+	} {
 		_, brochure := offer.Hello()
-		answer, _, err := Choice{Channels: []string{ChannelBasic, ChannelMPT}, Cohort: true, Address: "x",
-			Register: func() uint64 { return 1 }}.Choose(brochure)
+		answer, _, err := Choice{
+			Channels: []string{ChannelBasic, ChannelMPT}, Cohort: true, Address: "x",
+			Register: func() uint64 { return 1 },
+		}.Choose(brochure)
 		if err != nil {
 			f.Fatal(err)
 		}

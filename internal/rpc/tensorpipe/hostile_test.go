@@ -130,8 +130,10 @@ func TestClaimedStorages(t *testing.T) {
 				largest.Store(max(largest.Load(), int64(n)))
 				return tensor.NewStorage(min(n, 128<<20))
 			}))
-			d := descriptor{Payloads: []uint64{4, 8, 0, uint64(len(emptyTable))},
-				Storages: []storageDescriptor{{Length: 1 << 30, Source: cpu, Target: cpu}}}
+			d := descriptor{
+				Payloads: []uint64{4, 8, 0, uint64(len(emptyTable))},
+				Storages: []storageDescriptor{{Length: 1 << 30, Source: cpu, Target: cpu}},
+			}
 			if err := client.main.writeFrames(d.Append(nil)); err != nil {
 				t.Fatal(err)
 			}

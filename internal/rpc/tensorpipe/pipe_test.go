@@ -307,10 +307,14 @@ func TestBadMessagesBreakThePipe(t *testing.T) {
 	for name, frame := range map[string][]byte{
 		"not nop":      {1},
 		"huge payload": descriptor{Payloads: []uint64{4, 8, 1 << 62, 47}}.Append(nil),
-		"huge storage": descriptor{Payloads: []uint64{4, 8, 0, 47},
-			Storages: []storageDescriptor{{Length: 1 << 62, Source: cpu, Target: cpu}}}.Append(nil),
-		"a GPU": descriptor{Payloads: []uint64{4, 8, 0, 47},
-			Storages: []storageDescriptor{{Length: 8, Source: cpu, Target: device{"cuda", 0}}}}.Append(nil),
+		"huge storage": descriptor{
+			Payloads: []uint64{4, 8, 0, 47},
+			Storages: []storageDescriptor{{Length: 1 << 62, Source: cpu, Target: cpu}},
+		}.Append(nil),
+		"a GPU": descriptor{
+			Payloads: []uint64{4, 8, 0, 47},
+			Storages: []storageDescriptor{{Length: 8, Source: cpu, Target: device{"cuda", 0}}},
+		}.Append(nil),
 		"too many storages": append([]byte{0xb9, 3, 0xbd, 0, 0xba, 0, 0xba, 0x82}, 0xff, 0xff, 0xff, 0x7f),
 		"another frame":     bytes.Repeat([]byte{0xff}, 16),
 	} {

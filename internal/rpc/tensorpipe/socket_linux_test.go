@@ -144,8 +144,10 @@ func TestSocketEnds(t *testing.T) {
 		{"close", parked, func(s *socket, _ *net.TCPConn) error { return s.Close() }, is(net.ErrClosed)},
 		{"close early", pollTime / 2, func(s *socket, _ *net.TCPConn) error { return s.Close() }, is(net.ErrClosed)},
 		{"end", parked, func(_ *socket, peer *net.TCPConn) error { return peer.Close() }, is(io.EOF)},
-		{"reset", parked, func(_ *socket, peer *net.TCPConn) error { return errors.Join(peer.SetLinger(0), peer.Close()) },
-			is(unix.ECONNRESET)},
+		{
+			"reset", parked, func(_ *socket, peer *net.TCPConn) error { return errors.Join(peer.SetLinger(0), peer.Close()) },
+			is(unix.ECONNRESET),
+		},
 		{"deadline", parked, func(s *socket, _ *net.TCPConn) error { return s.SetReadDeadline(time.Unix(1, 0)) }, timedOut},
 		{"less than expected", parked, func(_ *socket, peer *net.TCPConn) error {
 			_, err := peer.Write([]byte("x"))

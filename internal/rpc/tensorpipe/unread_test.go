@@ -53,8 +53,10 @@ func blindDial(t *testing.T, addr string, cut func(plan Plan, id uint64) bool) *
 
 // unreadSoon makes an endpoint give up by nothing but a connection that ended unread.
 func unreadSoon() []Option {
-	return []Option{withHandshakeTimeout(time.Hour), withStallTimeout(time.Hour),
-		option(func(c *config) error { c.unread = 100 * time.Millisecond; return nil })}
+	return []Option{
+		withHandshakeTimeout(time.Hour), withStallTimeout(time.Hour),
+		option(func(c *config) error { c.unread = 100 * time.Millisecond; return nil }),
+	}
 }
 
 // TestChannelIsCutUnread: the listening side ends a pipe whose connection for tensors was cut before its hello arrived. No other goroutine

@@ -53,8 +53,10 @@ func TestBadTables(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
-	bad := &tensor.Sparse{Shape: []int{2}, Indices: tensor.Must(tensor.From([]int64{5}, 1, 1)),
-		Values: tensor.Must(tensor.From([]float32{1}, 1))}
+	bad := &tensor.Sparse{
+		Shape: []int{2}, Indices: tensor.Must(tensor.From([]int64{5}, 1, 1)),
+		Values: tensor.Must(tensor.From([]float32{1}, 1)),
+	}
 	if _, _, err := Encode([]any{bad}); !errors.Is(err, cohort.InvalidArgument) {
 		t.Errorf("an index outside: %v", err)
 	}
@@ -87,8 +89,10 @@ func FuzzShort(f *testing.F) {
 	}
 	x := tensor.Must(tensor.From([]float32{1, 2, 3, 4}, 2, 2))
 	add(x, x)
-	add(&tensor.Sparse{Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)),
-		Values: tensor.Must(tensor.From([]float64{1, 2}, 2))})
+	add(&tensor.Sparse{
+		Shape: []int{4}, Indices: tensor.Must(tensor.From([]int64{0, 3}, 1, 2)),
+		Values: tensor.Must(tensor.From([]float64{1, 2}, 2)),
+	})
 	f.Fuzz(func(t *testing.T, payload []byte, n int) {
 		if n < 0 || n > 1<<16 {
 			return

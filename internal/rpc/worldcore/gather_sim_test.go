@@ -67,8 +67,10 @@ func newGatherSim(seed uint64, deaths bool) *gatherSim {
 	}
 	kinds := w.rng.IntN(3) // Go only, both, mostly PyTorch
 	for i := range size {
-		g := &gatherer{proc: w.process(fmt.Sprintf("w%d", i), i > 0 && w.rng.IntN(3) < kinds || i == 0 && kinds == 2), w: w,
-			waits: map[string]func(Event){}}
+		g := &gatherer{
+			proc: w.process(fmt.Sprintf("w%d", i), i > 0 && w.rng.IntN(3) < kinds || i == 0 && kinds == 2), w: w,
+			waits: map[string]func(Event){},
+		}
 		w.workers = append(w.workers, g)
 	}
 	w.workers[1].py = w.workers[1].py && !w.workers[0].py // one Go worker at least

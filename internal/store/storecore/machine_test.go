@@ -304,8 +304,10 @@ func TestWatch(t *testing.T) {
 		{"not changed", wire.AppendCompareSet(nil, wire.V, "k", []byte("42"), []byte("y")), ""},
 		{"appended", wire.AppendKeyValue(nil, wire.V, wire.Append, "k", []byte("y")), event(wire.KeyAppended, "x", "xy")},
 		{"deleted", wire.AppendKey(nil, wire.V, wire.DeleteKey, "k"), event(wire.KeyDeleted, "xy", "")},
-		{"multi_set", wire.AppendMultiSet(nil, wire.V, []string{"k", "k"}, [][]byte{[]byte("a"), []byte("b")}),
-			event(wire.KeyCreated, "", "a") + event(wire.KeyUpdated, "a", "b")},
+		{
+			"multi_set", wire.AppendMultiSet(nil, wire.V, []string{"k", "k"}, [][]byte{[]byte("a"), []byte("b")}),
+			event(wire.KeyCreated, "", "a") + event(wire.KeyUpdated, "a", "b"),
+		},
 	} {
 		b.send(c, s.request)
 		expect(t, b, w, s.what, s.want)

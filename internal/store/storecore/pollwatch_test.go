@@ -33,8 +33,10 @@ func TestPollers(t *testing.T) {
 	}{
 		"get":            {asks: repeat(10, get), every: time.Second, key: "counter", times: 10, answer: "2"},
 		"add of nothing": {asks: repeat(10, read), every: time.Second, key: "counter", times: 10, answer: "2"},
-		"get and add": {asks: []func([]byte) []byte{get, read, get, read}, every: time.Second, key: "counter", times: 4,
-			answer: "2"},
+		"get and add": {
+			asks: []func([]byte) []byte{get, read, get, read}, every: time.Second, key: "counter", times: 4,
+			answer: "2",
+		},
 		"check":                  {asks: repeat(10, check), every: time.Second, key: "missing", times: 10},
 		"check of what is there": {asks: repeat(10, there), every: time.Second},
 		"a counter that counts":  {asks: repeat(10, count), every: time.Second},
@@ -50,8 +52,10 @@ func TestPollers(t *testing.T) {
 		"between sets": {asks: slices.Concat(repeat(2, check), repeat(1, set), repeat(2, check), repeat(1, set),
 			repeat(2, check)), every: time.Second},
 		"after a set": {asks: append(repeat(1, set), repeat(5, check)...), every: time.Second, key: "missing", times: 5},
-		"after something else": {asks: append(repeat(5, check), repeat(4, get)...), every: time.Second, key: "counter", times: 4,
-			answer: "2"},
+		"after something else": {
+			asks: append(repeat(5, check), repeat(4, get)...), every: time.Second, key: "counter", times: 4,
+			answer: "2",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -59,8 +59,10 @@ func TestWaitsAreToldInTurns(t *testing.T) {
 	c := newTallied(attackersOf(20_000))
 	const most = 2*sliceWork + 64
 	for i := range 100 {
-		for name, request := range map[string][]byte{"set": set("/a", "1"), "delete": deleteKey("/a"),
-			"push": wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/a", nil)} {
+		for name, request := range map[string][]byte{
+			"set": set("/a", "1"), "delete": deleteKey("/a"),
+			"push": wire.AppendKeyValue(nil, wire.V, wire.QueuePush, "/a", nil),
+		} {
 			if work := c.step(request); work > most {
 				t.Fatalf("round %d: a %s took %d units of work", i, name, work)
 			}

@@ -45,8 +45,13 @@ func TestCallbacksOfOneStepAreCounted(t *testing.T) {
 	for _, c := range []struct {
 		size, pairs int
 		waits       bool
-	}{{size: 3000, pairs: 1}, {size: 1000, pairs: 50}, {size: 10_000, pairs: 100}, {size: 200_000, pairs: 4},
-		{size: 4000, pairs: 1, waits: true}} {
+	}{
+		{size: 3000, pairs: 1},
+		{size: 1000, pairs: 50},
+		{size: 10_000, pairs: 100},
+		{size: 200_000, pairs: 4},
+		{size: 4000, pairs: 1, waits: true},
+	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			limits := workLimits
 			limits.Memory = 3 << 20

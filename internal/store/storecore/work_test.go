@@ -518,8 +518,10 @@ func TestCallbacksAreWork(t *testing.T) {
 		t.Errorf("a change of a large value took %d units of work, %d are enough", work, most)
 	}
 	b.flush()
-	want := string(wire.AppendWatchEvent(nil, wire.WatchEvent{Kind: wire.KeyUpdated, Key: []byte("/watched"), Old: []byte("v"),
-		New: large})) +
+	want := string(wire.AppendWatchEvent(nil, wire.WatchEvent{
+		Kind: wire.KeyUpdated, Key: []byte("/watched"), Old: []byte("v"),
+		New: large,
+	})) +
 		string(wire.AppendWatchEvent(nil, wire.WatchEvent{Kind: wire.KeyUpdated, Key: []byte("/watched"), Old: large, New: large}))
 	for i, c := range watchers {
 		if got := b.take(c); i == 0 && got != want {

@@ -80,8 +80,10 @@ func (r *reporter) sum(all bool) (lines []line) {
 			continue
 		}
 		if same.left > 0 {
-			lines = append(lines, line{"tcpstore: more of the same",
-				[]slog.Attr{slog.String("what", key), slog.Int("lines_left_out", same.left)}})
+			lines = append(lines, line{
+				"tcpstore: more of the same",
+				[]slog.Attr{slog.String("what", key), slog.Int("lines_left_out", same.left)},
+			})
 		}
 		delete(r.mu.same, key)
 	}

@@ -63,8 +63,10 @@ func MemoryOf(root string, pid int) Memory {
 	if dir == "" {
 		return Memory{}
 	}
-	m := Memory{Dir: dir, Used: number(filepath.Join(dir, pick(v2, "memory.current", "memory.usage_in_bytes"))),
-		Limit: memoryLimit(filepath.Join(dir, pick(v2, "memory.max", "memory.limit_in_bytes")))}
+	m := Memory{
+		Dir: dir, Used: number(filepath.Join(dir, pick(v2, "memory.current", "memory.usage_in_bytes"))),
+		Limit: memoryLimit(filepath.Join(dir, pick(v2, "memory.max", "memory.limit_in_bytes"))),
+	}
 	m.Used = max(0, m.Used-field(filepath.Join(dir, "memory.stat"), pick(v2, "inactive_file", "total_inactive_file")))
 	m.Kills = field(filepath.Join(dir, pick(v2, "memory.events", "memory.oom_control")), "oom_kill")
 	return m

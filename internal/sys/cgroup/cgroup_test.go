@@ -31,8 +31,10 @@ func TestOf(t *testing.T) {
 			1500 * time.Microsecond,
 		},
 		"v2 without a limit, in a container": {
-			map[string]string{"proc/7/cgroup": "0::/kubepods/x\n", "sys/fs/cgroup/memory.events": "oom_kill 0\n",
-				"sys/fs/cgroup/memory.current": "1000\n", "sys/fs/cgroup/memory.max": "max\n"},
+			map[string]string{
+				"proc/7/cgroup": "0::/kubepods/x\n", "sys/fs/cgroup/memory.events": "oom_kill 0\n",
+				"sys/fs/cgroup/memory.current": "1000\n", "sys/fs/cgroup/memory.max": "max\n",
+			},
 			cgroup.Memory{Dir: "sys/fs/cgroup", Used: 1000},
 			0,
 		},
@@ -70,16 +72,26 @@ func TestFrozen(t *testing.T) {
 		files map[string]string
 		want  bool
 	}{
-		"v1": {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/\n",
-			"sys/fs/cgroup/freezer/job/freezer.state": "FROZEN\n"}, true},
-		"v1 thawed": {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/\n",
-			"sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n"}, false},
-		"v2": {map[string]string{"proc/7/cgroup": "0::/job\n",
-			"sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 1\n"}, true},
-		"v2 thawed": {map[string]string{"proc/7/cgroup": "0::/job\n",
-			"sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 0\n"}, false},
-		"v2 beside v1": {map[string]string{"proc/7/cgroup": "6:freezer:/job\n0::/job\n",
-			"sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n", "sys/fs/cgroup/unified/job/cgroup.events": "frozen 1\n"}, true},
+		"v1": {map[string]string{
+			"proc/7/cgroup": "6:freezer:/job\n0::/\n",
+			"sys/fs/cgroup/freezer/job/freezer.state": "FROZEN\n",
+		}, true},
+		"v1 thawed": {map[string]string{
+			"proc/7/cgroup": "6:freezer:/job\n0::/\n",
+			"sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n",
+		}, false},
+		"v2": {map[string]string{
+			"proc/7/cgroup":                   "0::/job\n",
+			"sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 1\n",
+		}, true},
+		"v2 thawed": {map[string]string{
+			"proc/7/cgroup":                   "0::/job\n",
+			"sys/fs/cgroup/job/cgroup.events": "populated 1\nfrozen 0\n",
+		}, false},
+		"v2 beside v1": {map[string]string{
+			"proc/7/cgroup": "6:freezer:/job\n0::/job\n",
+			"sys/fs/cgroup/freezer/job/freezer.state": "THAWED\n", "sys/fs/cgroup/unified/job/cgroup.events": "frozen 1\n",
+		}, true},
 		"the root of all": {map[string]string{"proc/7/cgroup": "6:freezer:/\n0::/\n"}, false},
 	} {
 		if got := cgroup.Frozen(place(t, c.files), 7); got != c.want {

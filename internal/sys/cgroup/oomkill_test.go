@@ -13,11 +13,15 @@ import (
 func TestOOMKills(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ cgroup, events, before, after, limit string }{
-		"v2": {"0::/job\n", "sys/fs/cgroup/job/memory.events", "low 0\noom 3\noom_kill 2\n",
-			"low 0\noom 4\noom_kill 3\n", "memory.max"},
+		"v2": {
+			"0::/job\n", "sys/fs/cgroup/job/memory.events", "low 0\noom 3\noom_kill 2\n",
+			"low 0\noom 4\noom_kill 3\n", "memory.max",
+		},
 		"v2 container": {"0::/kubepods/x\n", "sys/fs/cgroup/memory.events", "oom_kill 0\n", "oom_kill 1\n", "memory.max"},
-		"v1": {"5:cpu:/\n3:memory:/job\n0::/\n", "sys/fs/cgroup/memory/job/memory.oom_control",
-			"oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", "oom_kill_disable 0\noom_kill 1\n", "memory.limit_in_bytes"},
+		"v1": {
+			"5:cpu:/\n3:memory:/job\n0::/\n", "sys/fs/cgroup/memory/job/memory.oom_control",
+			"oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", "oom_kill_disable 0\noom_kill 1\n", "memory.limit_in_bytes",
+		},
 	} {
 		root := t.TempDir()
 		write := func(name, text string) {

@@ -249,8 +249,19 @@ func TestNoCliff(t *testing.T) {
 		ranks, cores int
 		crowd        bool // all ranks on one core, the others idle
 	}
-	for _, c := range []setting{{2, 2, false}, {2, 1, false}, {2, 2, true}, {4, 4, false}, {4, 2, false}, {8, 2, false},
-		{12, 16, false}, {14, 16, false}, {16, 16, false}, {24, 16, false}, {32, 2, false}} {
+	for _, c := range []setting{
+		{2, 2, false},
+		{2, 1, false},
+		{2, 2, true},
+		{4, 4, false},
+		{4, 2, false},
+		{8, 2, false},
+		{12, 16, false},
+		{14, 16, false},
+		{16, 16, false},
+		{24, 16, false},
+		{32, 2, false},
+	} {
 		place := func(r int) int { return r % c.cores }
 		perCore := (c.ranks + c.cores - 1) / c.cores
 		if c.crowd {

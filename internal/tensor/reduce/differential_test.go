@@ -47,8 +47,10 @@ func special(dt tensor.DType) []uint64 {
 			0x7ff0000000000000, 0xfff0000000000000, 0x7ff0000000000001, 0x7ff8000000000000, 0xfff8000000000123, 0x3fd5555555555555,
 		}
 	default:
-		return []uint64{0, 1, 2, 3, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff, 1<<63 - 1,
-			1 << 63, 1<<64 - 1, 0x5555555555555555}
+		return []uint64{
+			0, 1, 2, 3, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff, 1<<63 - 1,
+			1 << 63, 1<<64 - 1, 0x5555555555555555,
+		}
 	}
 }
 

@@ -52,7 +52,8 @@ func TestDivideComplex(t *testing.T) {
 	t.Parallel()
 	inf, negativeZero := float32(math.Inf(1)), float32(math.Copysign(0, -1))
 	for _, c := range [][4]float32{ // in, out
-		{1, 2, 1 * (float32(1) / 3), 2 * (float32(1) / 3)}, {negativeZero, 1, 0, float32(1) / 3},
+		{1, 2, 1 * (float32(1) / 3), 2 * (float32(1) / 3)},
+		{negativeZero, 1, 0, float32(1) / 3},
 		{5, -7, 5 * (float32(1) / 3), -7 * (float32(1) / 3)},
 	} {
 		var b []byte

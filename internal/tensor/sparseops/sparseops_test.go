@@ -151,8 +151,10 @@ func TestOrderOfSums(t *testing.T) {
 		t.Errorf("the sum is %x", got)
 	}
 	none := one(nil)
-	for name, zero := range map[string]*tensor.Sparse{"add": sp(sparseops.Add(one([]int64{1}, minus), once)),
-		"total": sp(sparseops.Total(one([]int64{1}, minus), one([]int64{2}, 3)))} {
+	for name, zero := range map[string]*tensor.Sparse{
+		"add":   sp(sparseops.Add(one([]int64{1}, minus), once)),
+		"total": sp(sparseops.Total(one([]int64{1}, minus), one([]int64{2}, 3))),
+	} {
 		if got := bits(zero); got[0] == negative {
 			t.Errorf("%s: a negative zero has stayed", name)
 		}
@@ -174,8 +176,10 @@ func TestOrderOfSums(t *testing.T) {
 func TestTypes(t *testing.T) {
 	t.Parallel()
 	s := sparse([]int{4}, 1, []int64{3, 1, 3, 1, 1}, []float64{1, 2, 4, 8, 16})
-	for _, dt := range []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64, tensor.Int8, tensor.Int64,
-		tensor.Uint8, tensor.Complex64} {
+	for _, dt := range []tensor.DType{
+		tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64, tensor.Int8, tensor.Int64,
+		tensor.Uint8, tensor.Complex64,
+	} {
 		c := must[*tensor.Sparse](t)(sparseops.Convert(s, dt))
 		got := must[*tensor.Tensor](t)(sparseops.Dense(must[*tensor.Sparse](t)(sparseops.Coalesce(c))))
 		want := must[*tensor.Tensor](t)(tensorops.Convert(tensor.Must(tensor.From([]float64{0, 26, 0, 5})), dt))

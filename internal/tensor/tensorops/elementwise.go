@@ -151,7 +151,8 @@ func checkAlpha(op string, alpha any, dt tensor.DType) error {
 }
 
 func binary[T number](op Op, a, b Operand, sa, sb, shape []int, dt tensor.DType, row func(op Op, out, x, y []T) bool,
-	pow func(x, y T) T) (*tensor.Tensor, error) {
+	pow func(x, y T) T,
+) (*tensor.Tensor, error) {
 	load := func(o Operand) ([]T, error) {
 		if o.t == nil {
 			return []T{fromNumber[T](o.number)}, nil

@@ -195,7 +195,8 @@ func overflow32(v float64) float64 {
 }
 
 func sum[T, A number](op string, t *tensor.Tensor, dims []int, keepdim bool, dt tensor.DType, acc accumulation[T, A],
-	mean bool) (*tensor.Tensor, error) {
+	mean bool,
+) (*tensor.Tensor, error) {
 	x, err := numbers[T](op, t)
 	if err != nil {
 		return nil, err

@@ -93,8 +93,10 @@ func (s *stage) killWithin(ctx context.Context, g *generator, victim *worker, su
 		// What a batch makes is there after it, which may never be: the batches here stand for themselves.
 		tasks = append(tasks, batch...)
 		if len(batch) == 0 {
-			tasks = append(tasks, task{w: survivors[0],
-				c: command{Op: "call", To: victim.name, Fn: "world.echo", Mode: "sync", Args: []value{intValue(1)}}, check: want("i1")})
+			tasks = append(tasks, task{
+				w: survivors[0],
+				c: command{Op: "call", To: victim.name, Fn: "world.echo", Mode: "sync", Args: []value{intValue(1)}}, check: want("i1"),
+			})
 		}
 	}
 	unbounded, stop := context.WithCancel(context.WithoutCancel(ctx)) // the agents' own limit ends what is stuck

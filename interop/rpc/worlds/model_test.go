@@ -82,8 +82,10 @@ func (g *generator) name(prefix string) string {
 
 // ---- values
 
-var dtypes = []string{"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128",
-	"bool", "bfloat16"}
+var dtypes = []string{
+	"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128",
+	"bool", "bfloat16",
+}
 
 func (g *generator) scalar(hashable bool) value {
 	switch g.IntN(11) {
@@ -192,8 +194,10 @@ func (g *generator) sparse() value {
 	for range count {
 		i.Data = append(i.Data, g.Int64N(int64(cols)))
 	}
-	x := value{K: "tensor", S: pick(g, "float32", "float64", "int64", "int32", "complex64"), Shape: []int{count},
-		Strides: []int{1}, N: count, Seed: g.IntN(100), Store: g.stores + 2}
+	x := value{
+		K: "tensor", S: pick(g, "float32", "float64", "int64", "int32", "complex64"), Shape: []int{count},
+		Strides: []int{1}, N: count, Seed: g.IntN(100), Store: g.stores + 2,
+	}
 	g.stores += 2
 	if g.IntN(3) == 0 {
 		v.Shape, x.Shape, x.Strides, x.N = append(v.Shape, 3), append(x.Shape, 3), []int{3, 1}, 3*count

@@ -59,8 +59,10 @@ func (g *generator) own(from, to *worker) {
 		g.add(from, command{Op: "ownbox", Args: []value{intValue(o.n)}, Slot: g.newSlot(from, o)}, learn(o))
 	case 1: // made by a function there, which returns the reference
 		o.owner, o.val = to, g.local(to)
-		c := command{Op: "call", To: to.name, Fn: "world.own", Mode: pick(g, "sync", "async"), Args: []value{o.val},
-			Slot: g.newSlot(from, o)}
+		c := command{
+			Op: "call", To: to.name, Fn: "world.own", Mode: pick(g, "sync", "async"), Args: []value{o.val},
+			Slot: g.newSlot(from, o),
+		}
 		g.add(from, c, learn(o))
 	default:
 		o.val = g.local(from)
@@ -76,8 +78,10 @@ func (g *generator) fetch(from, to *worker) {
 	}
 	c := command{Op: "fetch", Ref: at, Wrap: g.wrap(from)}
 	if g.IntN(2) == 0 {
-		c = command{Op: "call", To: to.name, Fn: "world.fetch", Mode: pick(g, "sync", "async"),
-			Args: []value{{K: "ref", Slot: at.Slot, Index: at.Index}}, Wrap: c.Wrap}
+		c = command{
+			Op: "call", To: to.name, Fn: "world.fetch", Mode: pick(g, "sync", "async"),
+			Args: []value{{K: "ref", Slot: at.Slot, Index: at.Index}}, Wrap: c.Wrap,
+		}
 	}
 	if o.kind == "failed" {
 		r := o.fault
@@ -191,8 +195,10 @@ func (g *generator) pass(from, to *worker) {
 	}
 	v := g.value(2, refs)
 	name := g.newSlot(to, refsIn(v)...)
-	c := command{Op: "call", To: to.name, Fn: "world.keep", Mode: pick(g, "sync", "async", "async"),
-		Args: []value{strValue(name), v}, Wrap: g.wrap(from)}
+	c := command{
+		Op: "call", To: to.name, Fn: "world.keep", Mode: pick(g, "sync", "async", "async"),
+		Args: []value{strValue(name), v}, Wrap: g.wrap(from),
+	}
 	g.add(from, c, wantText(v))
 }
 
@@ -225,8 +231,10 @@ func (g *generator) spread(from, to *worker) {
 	for i := range n {
 		objs = append(objs, &object{owner: owner, kind: "value", val: intValue(i)})
 	}
-	c := command{Op: "call", To: to.name, Fn: "world.spread", Mode: g.mode(), Args: []value{strValue(owner.name), intValue(n)},
-		Slot: g.newSlot(from, objs...)}
+	c := command{
+		Op: "call", To: to.name, Fn: "world.spread", Mode: g.mode(), Args: []value{strValue(owner.name), intValue(n)},
+		Slot: g.newSlot(from, objs...),
+	}
 	g.add(from, c, func(got string) error {
 		texts := strings.Fields(strings.Trim(got, "[]"))
 		if len(texts) != n {

@@ -134,8 +134,10 @@ func (g *generator) wrap(w *worker) string {
 	return ""
 }
 
-var kinds = []string{"ValueError", "TypeError", "KeyError", "RuntimeError", "IndexError", "ZeroDivisionError",
-	"NotImplementedError", "AssertionError", "world.Custom", "OSError", "UnicodeError"}
+var kinds = []string{
+	"ValueError", "TypeError", "KeyError", "RuntimeError", "IndexError", "ZeroDivisionError",
+	"NotImplementedError", "AssertionError", "world.Custom", "OSError", "UnicodeError",
+}
 
 func (g *generator) fault(at *worker) raises {
 	r := raises{Kind: pick(g, kinds...), Text: pick(g, "it's wrong", "plain", `say "no"`, "", "two: parts", "a (b) [c] {d} %s %d",

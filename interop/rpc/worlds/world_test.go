@@ -127,8 +127,10 @@ func newStage(t *testing.T) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{t: t, listener: l, arrivals: map[string]chan net.Conn{}, logs: &logs{}, dirs: map[*torchtest.Torch][2]string{},
-		port: testkit.FreePort(t)}
+	s := &stage{
+		t: t, listener: l, arrivals: map[string]chan net.Conn{}, logs: &logs{}, dirs: map[*torchtest.Torch][2]string{},
+		port: testkit.FreePort(t),
+	}
 	s.wg.Go(s.accept)
 	t.Cleanup(s.end)
 	return s

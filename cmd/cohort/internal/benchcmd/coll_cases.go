@@ -56,8 +56,10 @@ func (a *app) collRank(ctx context.Context, o collOptions, addr string, rank int
 	}
 	defer func() { _ = g.Close() }()
 	a.Note(fmt.Sprintf("cohort bench coll: rank %d of %d, process %d, transport %s", rank, o.ranks, os.Getpid(), g.Transport()))
-	b := &collBench{meter: &meter{out: a.Out, group: "coll", peer: o.peer}, opts: o, group: g, work: new(group.Work),
-		make: sliceTensor, quiet: rank != 0}
+	b := &collBench{
+		meter: &meter{out: a.Out, group: "coll", peer: o.peer}, opts: o, group: g, work: new(group.Work),
+		make: sliceTensor, quiet: rank != 0,
+	}
 	defer keepBusy(o.busy, computing)()
 	defer keepBusy(o.garbage, littering)()
 	ctx = context.WithoutCancel(ctx) // as a program waits that leaves the end to the group's timeout and the ranks' deaths
@@ -275,7 +277,8 @@ func (b *collBench) wants(name string) bool {
 // measure does what bench/peers does: a warm-up of a tenth, a barrier, then timed iterations; rank 0 prints the median, the
 // 99th percentile where there are enough, and payload bytes by mean time.
 func (b *collBench) measure(ctx context.Context, name string, s collSize, factor float64,
-	steps ...func(context.Context) *group.Work) error {
+	steps ...func(context.Context) *group.Work,
+) error {
 	full := b.caseName(name, s)
 	if !b.wants(full) {
 		return nil

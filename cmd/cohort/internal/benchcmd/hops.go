@@ -31,8 +31,10 @@ var hops = []struct {
 // startHops starts two workers.
 func (a *app) startHops(ctx context.Context, m *meter) error {
 	return a.runRanks(ctx, 2, nil, func(rank int, store string) []string {
-		return []string{"autograd-rank", "--store", store, "--rank", strconv.Itoa(rank), "--peer", m.peer, "--dur", m.dur.String(),
-			"--only", m.only.String()}
+		return []string{
+			"autograd-rank", "--store", store, "--rank", strconv.Itoa(rank), "--peer", m.peer, "--dur", m.dur.String(),
+			"--only", m.only.String(),
+		}
 	})
 }
 
@@ -101,7 +103,8 @@ func hopsRank(ctx context.Context, m *meter, addr string, rank int) error {
 
 // measureHops measures forward, backward and clean-up of a tiny graph.
 func measureHops(ctx context.Context, m *meter, engine *distautograd.Engine, agent *rpc.Agent, name string, depth int,
-	opts ...distautograd.PassOption) error {
+	opts ...distautograd.PassOption,
+) error {
 	once := func() error {
 		ones, err := tensor.Full(tensor.Float32, 1.0, 4)
 		if err != nil {

@@ -125,7 +125,8 @@ func measureStep(ctx context.Context, m *meter) error {
 
 // trainStep returns a function that does one step with fixed random data.
 func trainStep(ctx context.Context, r *rand.Rand, net nn.Module, forward func(*autograd.Variable) *autograd.Variable,
-	batch, inputs, classes int) (func() error, error) {
+	batch, inputs, classes int,
+) (func() error, error) {
 	opt, err := optim.New(optim.SGD{LR: 0.01}, nn.Variables(net))
 	if err != nil {
 		return nil, err

@@ -75,8 +75,10 @@ const exampleJob = "roles: [{name: a, program: ./a}, {name: b, program: ./b}]\n"
 
 func testApp(env map[string]string) *app {
 	var out bytes.Buffer
-	return &app{App: &command.App{IO: IO{In: strings.NewReader("value"), Out: &out, Err: &out,
-		Getenv: func(name string) string { return env[name] }}}}
+	return &app{App: &command.App{IO: IO{
+		In: strings.NewReader("value"), Out: &out, Err: &out,
+		Getenv: func(name string) string { return env[name] },
+	}}}
 }
 
 // TestExamplesParse: every example in a help text is of the command that shows it, or of one below it, and has options and arguments that

@@ -251,8 +251,10 @@ func readTorchDumps(args []string) (verdict.Job, error) {
 		default:
 			rank, _ := strconv.Atoi(m[1])
 			if old, found := ranks[rank]; !found || len(d.Entries) >= len(old.Dump.Entries) && hasLines(d) {
-				ranks[rank] = verdict.Rank{Rank: rank, Trouble: fmt.Sprintf("%d operations recorded", len(d.Entries)),
-					Process: verdict.Process{State: "S"}, Records: verdict.Records{Dump: d}}
+				ranks[rank] = verdict.Rank{
+					Rank: rank, Trouble: fmt.Sprintf("%d operations recorded", len(d.Entries)),
+					Process: verdict.Process{State: "S"}, Records: verdict.Records{Dump: d},
+				}
 			}
 		}
 	}

@@ -36,8 +36,10 @@ func PlainFlagError(err error) error {
 	if !ok {
 		return err
 	}
-	kind := map[string]string{"int": "a whole number", "int64": "a whole number", "float64": "a number",
-		"duration": "a duration such as 90s or 2m", "bool": "true or false"}[bad.GetFlag().Value.Type()]
+	kind := map[string]string{
+		"int": "a whole number", "int64": "a whole number", "float64": "a number",
+		"duration": "a duration such as 90s or 2m", "bool": "true or false",
+	}[bad.GetFlag().Value.Type()]
 	if kind == "" {
 		return err
 	}

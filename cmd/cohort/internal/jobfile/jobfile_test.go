@@ -30,8 +30,10 @@ roles:
 	want := &File{
 		Name: "mixed", Options: map[string]scalar{"max-restarts": "3", "standalone": "true"},
 		Roles: []role{
-			{Name: "trainer", Workers: "2", Program: command{"train.py", "--lr", "0.1", "--flag", "yes"},
-				Env: map[string]scalar{"OMP_NUM_THREADS": "4"}},
+			{
+				Name: "trainer", Workers: "2", Program: command{"train.py", "--lr", "0.1", "--flag", "yes"},
+				Env: map[string]scalar{"OMP_NUM_THREADS": "4"},
+			},
 			{Name: "loader", Program: command{"./loader"}, Dir: "/srv"},
 		},
 	}

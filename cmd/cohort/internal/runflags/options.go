@@ -314,8 +314,10 @@ func (o *Options) nodeLimits(conf map[string]string, static bool) (err error) {
 	if static && conf[join] == "" {
 		join = "timeout" // what torchrun's static rendezvous calls it
 	}
-	for key, to := range map[string]*time.Duration{join: &o.Nodes.JoinTimeout, "last_call_timeout": &o.Nodes.LastCall,
-		"heartbeat_timeout": &o.Nodes.Silence} {
+	for key, to := range map[string]*time.Duration{
+		join: &o.Nodes.JoinTimeout, "last_call_timeout": &o.Nodes.LastCall,
+		"heartbeat_timeout": &o.Nodes.Silence,
+	} {
 		if *to, err = seconds("--rdzv-conf "+key, conf[key]); err != nil {
 			return err
 		}

@@ -68,18 +68,28 @@ func TestParse(t *testing.T) {
 		"restarts":               {"--max-restarts 3 t.py", nil, func(o Options) any { return o.MaxRestarts }, 3},
 		"grace":                  {"--shutdown-timeout 1.5 t.py", nil, func(o Options) any { return o.Grace }, 1500 * time.Millisecond},
 		"a time with a unit":     {"--hang-timeout 2m t.py", nil, func(o Options) any { return o.Hang.Timeout }, 2 * time.Minute},
-		"grace by variable": {"t.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"},
-			func(o Options) any { return o.Grace }, 7 * time.Second},
-		"filters": {"--duplicate-stdout-filters a,b,,c,d t.py", nil,
-			func(o Options) any { return o.Logs.StdoutFilters }, []string{"a", "b,c", "d"}},
+		"grace by variable": {
+			"t.py",
+			map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"},
+			func(o Options) any { return o.Grace }, 7 * time.Second,
+		},
+		"filters": {
+			"--duplicate-stdout-filters a,b,,c,d t.py", nil,
+			func(o Options) any { return o.Logs.StdoutFilters },
+			[]string{"a", "b,c", "d"},
+		},
 		"id":                     {"--rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, "job7"},
 		"standalone has its own": {"--standalone --rdzv-id job7 t.py", nil, func(o Options) any { return o.RunID }, ""},
-		"shown": {"--nproc 3 --local-ranks-filter 0,2 t.py", nil, func(o Options) any { return o.Logs.ShowRanks },
-			[]int{0, 2}},
+		"shown": {
+			"--nproc 3 --local-ranks-filter 0,2 t.py", nil, func(o Options) any { return o.Logs.ShowRanks },
+			[]int{0, 2},
+		},
 		"static timeout": {"--nnodes 2 --node-rank 1 --master-addr a --rdzv-conf timeout=5 t.py", nil, join, 5 * time.Second},
 		"c10d's timeout": {"--nnodes 2 --rdzv-endpoint a --rdzv-conf timeout=5,join_timeout=7 t.py", nil, join, 7 * time.Second},
-		"local address": {"--nnodes 2 --rdzv-endpoint a --local_addr 10.0.0.7 t.py", nil,
-			func(o Options) any { return o.Nodes.LocalAddr }, "10.0.0.7"},
+		"local address": {
+			"--nnodes 2 --rdzv-endpoint a --local_addr 10.0.0.7 t.py", nil,
+			func(o Options) any { return o.Nodes.LocalAddr }, "10.0.0.7",
+		},
 		"exit code":              {"--exit-code first t.py", nil, func(o Options) any { return o.FirstCode }, true},
 		"no waiting for culprit": {"--culprit-timeout 0 t.py", nil, func(o Options) any { return o.Linger }, time.Duration(1)},
 	} {
@@ -112,8 +122,10 @@ func TestRefusals(t *testing.T) {
 		"--nproc-per-node x t.py":  {nil, "a number, auto, cpu, gpu or a device of PyTorch; \"\" knows no x"},
 		"--nproc-per-node 2x t.py": {nil, "a number, auto, cpu, gpu or a device of PyTorch"},
 		"--nproc-per-node hpu --python /o/python t.py": {nil, `"/o/python" knows no hpu`},
-		"--numa-binding near t.py": {nil,
-			"--numa-binding near: it must be one of node, socket, exclusive, core-complex"},
+		"--numa-binding near t.py": {
+			nil,
+			"--numa-binding near: it must be one of node, socket, exclusive, core-complex",
+		},
 		"--event-log-handler mine t.py": {nil, "not supported"},
 		"--rdzv t.py":                   {nil, "--rdzv could be --rdzv-backend or --rdzv-conf"},
 		"--max-restart-s 1 t.py":        {nil, "did you mean --max-restarts?"},
@@ -135,20 +147,28 @@ func TestRefusals(t *testing.T) {
 		"--local-ranks-filter 1 t.py":  {nil, "is not a local rank"},
 		"--rdzv-id --standalone t.py":  {nil, "--rdzv-id needs a value"},
 		"--start-method thread t.py":   {nil, "spawn, fork or forkserver"},
-		"--nnodes 2 --rdzv-endpoint a --rdzv-conf is_host=maybe t.py": {nil,
-			"--rdzv-conf is_host=maybe: it must be 1 or 0"},
+		"--nnodes 2 --rdzv-endpoint a --rdzv-conf is_host=maybe t.py": {
+			nil,
+			"--rdzv-conf is_host=maybe: it must be 1 or 0",
+		},
 		"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint /tmp/x --rdzv-conf store_type=file t.py": {nil, "store_type=file is not supported"},
 		"--exit-code 7 t.py":       {nil, "1 or first"},
 		"--master-port 70000 t.py": {nil, "up to 65535"},
 		"t.py":                     {map[string]string{"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: it must be 1 or 0"},
-		"a.py": {map[string]string{"PET_NPROC_PER_NODE": "two"},
-			"PET_NPROC_PER_NODE two: it must be a number, auto, cpu, gpu"},
+		"a.py": {
+			map[string]string{"PET_NPROC_PER_NODE": "two"},
+			"PET_NPROC_PER_NODE two: it must be a number, auto, cpu, gpu",
+		},
 		"b.py": {map[string]string{"PET_RUN_PATH": "1"}, "PET_RUN_PATH runs the script inside"},
 		"c.py": {map[string]string{"PET_REDIRECTS": "9"}, "PET_REDIRECTS: "},
-		"d.py": {map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"},
-			"TORCH_ELASTIC_SHUTDOWN_TIMEOUT soon: it must be a number"},
-		"e.py": {map[string]string{"PET_MASTER_PORT": "high", "PET_NNODES": "0"},
-			"PET_NNODES 0: MIN must be at least 1 and at most MAX\nPET_MASTER_PORT high: it must be"},
+		"d.py": {
+			map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"},
+			"TORCH_ELASTIC_SHUTDOWN_TIMEOUT soon: it must be a number",
+		},
+		"e.py": {
+			map[string]string{"PET_MASTER_PORT": "high", "PET_NNODES": "0"},
+			"PET_NNODES 0: MIN must be at least 1 and at most MAX\nPET_MASTER_PORT high: it must be",
+		},
 		"--nproc-per-node x f.py": {map[string]string{"PET_NPROC_PER_NODE": "two"}, "--nproc-per-node x: it must be"},
 	} {
 		_, err := Parse(t.Context(), strings.Fields(args), system(c.env))
@@ -185,8 +205,10 @@ func TestDeviceNames(t *testing.T) {
 func TestPrefixesOfTorchrun(t *testing.T) {
 	t.Parallel()
 	got := map[string]string{}
-	for _, prefix := range []string{"nn", "nproc", "max", "mon", "stand", "start", "mod", "no-p", "red", "te", "role", "log-d",
-		"node", "master-p", "ev", "sh"} {
+	for _, prefix := range []string{
+		"nn", "nproc", "max", "mon", "stand", "start", "mod", "no-p", "red", "te", "role", "log-d",
+		"node", "master-p", "ev", "sh",
+	} {
 		o, err := find(prefix)
 		if err != nil {
 			t.Errorf("--%s: %v", prefix, err)

@@ -136,8 +136,10 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if a.JSON {
 		handler = slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level})
 	}
-	opts := []tcpstore.ServerOption{tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)),
-		tcpstore.WithLoops(flags.loops)}
+	opts := []tcpstore.ServerOption{
+		tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)),
+		tcpstore.WithLoops(flags.loops),
+	}
 	if flags.forget {
 		opts = append(opts, tcpstore.WithForget())
 	}

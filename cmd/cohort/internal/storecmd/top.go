@@ -273,8 +273,10 @@ func (a *app) plainTop(ctx context.Context, s *sampler, every time.Duration, onc
 
 // liveTop redraws one screen until a key or a signal ends it.
 func (a *app) liveTop(ctx context.Context, s *sampler, every time.Duration, style tui.Style) error {
-	model := &topModel{ctx: ctx, sampler: s, every: every, style: style, width: tui.Width(a.Out), height: 24,
-		top: tui.Top{Addr: s.client.Addr(), Pending: true}}
+	model := &topModel{
+		ctx: ctx, sampler: s, every: every, style: style, width: tui.Width(a.Out), height: 24,
+		top: tui.Top{Addr: s.client.Addr(), Pending: true},
+	}
 	opts := []tea.ProgramOption{tea.WithOutput(a.Out), tea.WithoutSignalHandler()}
 	if in, ok := a.In.(*os.File); ok && term.IsTerminal(int(in.Fd())) {
 		opts = append(opts, tea.WithInput(in))

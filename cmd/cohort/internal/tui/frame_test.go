@@ -151,8 +151,19 @@ func TestWords(t *testing.T) {
 		text  string
 		width int
 		want  string
-	}{{"abcdef", 6, "abcdef"}, {"abcdef", 5, "ab..."}, {"abcdef", 2, "ab"}, {"äöü", 3, "äöü"}, {"検査検査", 8, "検査検査"},
-		{"検査検査", 7, "検査..."}, {"検査検査", 6, "検..."}, {"検査", 3, "検"}, {"e\u0301e\u0301", 2, "e\u0301e\u0301"}, {"x", 0, ""}, {"x", -3, ""}} {
+	}{
+		{"abcdef", 6, "abcdef"},
+		{"abcdef", 5, "ab..."},
+		{"abcdef", 2, "ab"},
+		{"äöü", 3, "äöü"},
+		{"検査検査", 8, "検査検査"},
+		{"検査検査", 7, "検査..."},
+		{"検査検査", 6, "検..."},
+		{"検査", 3, "検"},
+		{"e\u0301e\u0301", 2, "e\u0301e\u0301"},
+		{"x", 0, ""},
+		{"x", -3, ""},
+	} {
 		if got := Cut(c.text, c.width); got != c.want {
 			t.Errorf("Cut(%q, %d) = %q, want %q", c.text, c.width, got, c.want)
 		}

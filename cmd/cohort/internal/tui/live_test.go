@@ -118,8 +118,10 @@ func someJob() Job {
 		Program: "train.py", Elapsed: 192 * time.Second, Attempt: 1, Restarts: 3, World: 8, Node: 0,
 		Nodes: []JobNode{{"alpha", 0, 6}, {"beta", 6, 2}},
 		Ranks: []JobRank{
-			{Rank: 0, Words: "run", Kind: Playing, Since: 9 * time.Second, Quiet: time.Second,
-				Line: " 45%|####      | 45/100 [00:04<00:05]"},
+			{
+				Rank: 0, Words: "run", Kind: Playing, Since: 9 * time.Second, Quiet: time.Second,
+				Line: " 45%|####      | 45/100 [00:04<00:05]",
+			},
 			{Rank: 1, Words: "run", Kind: Playing, Since: 9 * time.Second, Quiet: 70 * time.Second},
 			{Rank: 2, Words: "run", Kind: Playing, Since: 9 * time.Second, Line: "\x1b[32mgreen\x1b[0m " + strings.Repeat("long ", 40)},
 			{Rank: 3, Words: "exited with code 0", Kind: Done, Since: 2 * time.Second},

@@ -258,8 +258,10 @@ func TestFirstCloseReasonCounts(t *testing.T) {
 func TestRandomWorlds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(2, 6).Draw(t, "size")
-		kinds := []collective.Kind{collective.AllReduce, collective.AllGather, collective.ReduceScatter, collective.AllToAll,
-			collective.Barrier}
+		kinds := []collective.Kind{
+			collective.AllReduce, collective.AllGather, collective.ReduceScatter, collective.AllToAll,
+			collective.Barrier,
+		}
 		c := &Collective{Kind: rapid.SampledFrom(kinds).Draw(t, "kind"), Tag: 4}
 		m := New(0, size)
 		native := make([]bool, size)

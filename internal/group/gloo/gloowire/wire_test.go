@@ -329,8 +329,10 @@ func TestFramesThatAreRefused(t *testing.T) {
 }
 
 func TestRecordsThatAreRefused(t *testing.T) {
-	good := Record{Generation: C, Host: "vm", Addrs: []Address{{netip.MustParseAddrPort("127.0.0.1:5"), NoSequence}},
-		IDs: []int64{0, 1, 2}}.Append(nil)
+	good := Record{
+		Generation: C, Host: "vm", Addrs: []Address{{netip.MustParseAddrPort("127.0.0.1:5"), NoSequence}},
+		IDs: []int64{0, 1, 2},
+	}.Append(nil)
 	bad := func(change func(b []byte) []byte) []byte { return change(bytes.Clone(good)) }
 	for name, raw := range map[string][]byte{
 		"empty":               nil,

@@ -40,8 +40,10 @@ const (
 const Newest = V2_14
 
 // firsts are the first versions of the levels.
-var firsts = [...][2]int{V1_13: {1, 13}, V2_6: {2, 3}, V2_8: {2, 8}, V2_9: {2, 9}, V2_10: {2, 10}, V2_11: {2, 11}, V2_12: {2, 12},
-	V2_14: {2, 14}}
+var firsts = [...][2]int{
+	V1_13: {1, 13}, V2_6: {2, 3}, V2_8: {2, 8}, V2_9: {2, 9}, V2_10: {2, 10}, V2_11: {2, 11}, V2_12: {2, 12},
+	V2_14: {2, 14},
+}
 
 // newestMinor is the newest version of PyTorch that the table was read off.
 const newestMinor = 14

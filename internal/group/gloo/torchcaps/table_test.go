@@ -213,8 +213,10 @@ func TestEveryPairOfVersions(t *testing.T) {
 			types = append(types, dt)
 		}
 	}
-	operators := []reduce.Op{reduce.Sum, reduce.Product, reduce.Min, reduce.Max, reduce.And, reduce.Or, reduce.Xor, reduce.Avg,
-		reduce.PremulSum}
+	operators := []reduce.Op{
+		reduce.Sum, reduce.Product, reduce.Min, reduce.Max, reduce.And, reduce.Or, reduce.Xor, reduce.Avg,
+		reduce.PremulSum,
+	}
 	asked, ran := 0, 0
 	for low := V1_13; low <= Newest; low++ {
 		for high := low; high <= Newest; high++ {

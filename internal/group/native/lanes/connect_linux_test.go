@@ -50,8 +50,10 @@ func TestBetweenTheLanes(t *testing.T) {
 		"tells too many ports":   {func(m *nativetcp.Mesh) { ports(m, 400) }, []cohort.Code{cohort.Mismatch}},
 		"tells ports and waits":  {func(m *nativetcp.Mesh) { ports(m, 4) }, []cohort.Code{cohort.DeadlineExceeded, cohort.PeerLost}},
 		"says nothing":           {func(*nativetcp.Mesh) {}, []cohort.Code{cohort.DeadlineExceeded}},
-		"listens, is not greeted": {func(m *nativetcp.Mesh) { listenAndTell(t, m) },
-			[]cohort.Code{cohort.DeadlineExceeded, cohort.Unavailable}},
+		"listens, is not greeted": {
+			func(m *nativetcp.Mesh) { listenAndTell(t, m) },
+			[]cohort.Code{cohort.DeadlineExceeded, cohort.Unavailable},
+		},
 	} {
 		for _, rank := range []int{0, 1, 2} { // the odd one: it dials, is dialled, or both
 			t.Run(fmt.Sprintf("%s/rank=%d", name, rank), func(t *testing.T) {
@@ -169,8 +171,10 @@ func TestConnectEndsWithItsContext(t *testing.T) {
 				if r == i%n {
 					c = own
 				}
-				m, err := Connect(c, nativetcp.Config{Rank: r, Size: n, Group: [16]byte{7}, Listener: list[r], Peers: peers,
-					Shared: true, Lanes: 3})
+				m, err := Connect(c, nativetcp.Config{
+					Rank: r, Size: n, Group: [16]byte{7}, Listener: list[r], Peers: peers,
+					Shared: true, Lanes: 3,
+				})
 				if err != nil {
 					if r == i%n && !errors.Is(err, context.DeadlineExceeded) {
 						t.Errorf("the rank whose context ended: %v", err)

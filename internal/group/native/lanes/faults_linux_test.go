@@ -331,8 +331,10 @@ func TestSilentLane(t *testing.T) {
 	defer cancel()
 	var told losses
 	config := func(rank int) nativetcp.Config {
-		c := nativetcp.Config{Rank: rank, Size: 2, Group: [16]byte{7}, Listener: list[rank], Peers: peers, Shared: true, Lanes: 2,
-			Heartbeat: time.Second}
+		c := nativetcp.Config{
+			Rank: rank, Size: 2, Group: [16]byte{7}, Listener: list[rank], Peers: peers, Shared: true, Lanes: 2,
+			Heartbeat: time.Second,
+		}
 		told.hooks(&c)
 		return c
 	}

@@ -355,8 +355,10 @@ func TestNoAllocations(t *testing.T) {
 	for _, lanes := range []int{1, 3} {
 		meshes := world(t, 2, lanes, nil)
 		engines := []*native.Engine{native.NewEngine(meshes[0], native.Tuning{}), native.NewEngine(meshes[1], native.Tuning{})}
-		requests := []collective.Request{request(collective.AllReduce, 0, 0, 2, 2<<20, false),
-			request(collective.AllReduce, 0, 1, 2, 2<<20, false)}
+		requests := []collective.Request{
+			request(collective.AllReduce, 0, 0, 2, 2<<20, false),
+			request(collective.AllReduce, 0, 1, 2, 2<<20, false),
+		}
 		tags := make(chan uint32)
 		errs := make(chan error)
 		var wg sync.WaitGroup

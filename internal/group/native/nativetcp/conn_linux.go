@@ -58,8 +58,10 @@ func (c *conn) lose(detail string) {
 }
 
 func (c *conn) leftError() error {
-	return &cohort.Error{Op: "group", Code: cohort.PeerLost, Rank: cohort.Rank(c.peer), Peer: c.addr,
-		Detail: "rank " + itoa(c.peer) + " has closed its end of the group"}
+	return &cohort.Error{
+		Op: "group", Code: cohort.PeerLost, Rank: cohort.Rank(c.peer), Peer: c.addr,
+		Detail: "rank " + itoa(c.peer) + " has closed its end of the group",
+	}
 }
 
 // leave handles a goodbye: nothing that is not here will come.

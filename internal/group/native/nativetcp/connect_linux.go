@@ -137,8 +137,10 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	c, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", cfg.Peers[rank])
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		// It listened when it took its place, and does so until the group is formed.
-		return &cohort.Error{Op: "native: connect", Code: cohort.PeerLost, Rank: cohort.Rank(rank), Peer: cfg.Peers[rank],
-			Detail: "connection refused: its process has exited", Err: err}
+		return &cohort.Error{
+			Op: "native: connect", Code: cohort.PeerLost, Rank: cohort.Rank(rank), Peer: cfg.Peers[rank],
+			Detail: "connection refused: its process has exited", Err: err,
+		}
 	}
 	if err != nil {
 		return fail(err)
@@ -286,8 +288,10 @@ func systemError(cfg *Config, err error) error {
 // newMesh takes the sockets over. Before it fails it says so: the other ranks are connected, and would take the end of their
 // connections for a death.
 func newMesh(cfg Config, conns []net.Conn, hellos []nativewire.Hello) (*Mesh, error) {
-	m := &Mesh{rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}),
-		released: make(chan struct{}), lanes: cfg.Lanes}
+	m := &Mesh{
+		rank: cfg.Rank, size: cfg.Size, cfg: cfg, ep: -1, event: -1, stop: make(chan struct{}),
+		released: make(chan struct{}), lanes: cfg.Lanes,
+	}
 	m.mu.conns, m.mu.cores = make([]*conn, cfg.Size), make([]uint16, cfg.Size)
 	if cfg.Shared { // the Go scheduler decides which of its ranks runs where, and may want this thread for another
 		m.cfg.Local = nil

@@ -78,8 +78,10 @@ func TestLargeCollectivesCopyNothingTwice(t *testing.T) {
 	const most = 512 << 20 // that all ranks send
 	for _, n := range []int{2, 4, 8, 16} {
 		for _, size := range []int{256 << 10, 1 << 20, 4 << 20} {
-			for _, kind := range []collective.Kind{collective.AllReduce, collective.Broadcast, collective.Reduce,
-				collective.Gather, collective.Scatter, collective.AllGather, collective.ReduceScatter, collective.AllToAll} {
+			for _, kind := range []collective.Kind{
+				collective.AllReduce, collective.Broadcast, collective.Reduce,
+				collective.Gather, collective.Scatter, collective.AllGather, collective.ReduceScatter, collective.AllToAll,
+			} {
 				if kind == collective.AllGather || kind == collective.ReduceScatter || kind == collective.AllToAll {
 					if n*n*size > most {
 						continue

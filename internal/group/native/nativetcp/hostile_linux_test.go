@@ -97,8 +97,10 @@ func attack(choice *rand.Rand) []byte {
 			Credit: uint32(pick(0, 0, 0, 1, 100, defaultWindow, 1<<32-1)),
 			Slot:   pick(0, messageSlot, messageSlot, messageSlot+1, nativewire.CollectiveSlot(7), nativewire.CollectiveSlot(7)+1, 1<<64-1),
 			Total:  pick(0, 1, 100, eagerMax, largeRoom, 1<<32-1, 1<<64-1),
-			Call: nativewire.Call{Kind: collective.Kind(pick(0, uint64(collective.AllReduce), 200)), DType: tensor.Uint8,
-				Bytes: pick(0, largeRoom)},
+			Call: nativewire.Call{
+				Kind: collective.Kind(pick(0, uint64(collective.AllReduce), 200)), DType: tensor.Uint8,
+				Bytes: pick(0, largeRoom),
+			},
 		}
 		frame := make([]byte, nativewire.HeaderSize)
 		h.Put(frame)

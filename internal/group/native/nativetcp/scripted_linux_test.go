@@ -102,8 +102,10 @@ func TestReasonSurvivesThePayloadOfAnotherCall(t *testing.T) {
 	slot := nativewire.CollectiveSlot(7)
 	m.Begin(slot, nativewire.Call{Kind: collective.AllReduce, DType: tensor.Uint8, Bytes: 300})
 	op := receive(m, slot, 300)
-	theirs := nativewire.Header{Type: nativewire.Eager, Flags: nativewire.Called, Slot: slot,
-		Call: nativewire.Call{Kind: collective.Broadcast, DType: tensor.Uint8, Bytes: 300}}
+	theirs := nativewire.Header{
+		Type: nativewire.Eager, Flags: nativewire.Called, Slot: slot,
+		Call: nativewire.Call{Kind: collective.Broadcast, DType: tensor.Uint8, Bytes: 300},
+	}
 	s.says(theirs, make([]byte, 300))
 	if err := wait(t, m, op); cohort.CodeOf(err) != cohort.Mismatch {
 		t.Errorf("the receive: %v", err)

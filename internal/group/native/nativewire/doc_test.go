@@ -58,12 +58,16 @@ func TestDocumentedLayouts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	call := CallOf(&collective.Request{Kind: collective.AllReduce, Op: reduce.Sum, DType: tensor.Float32, Out: out,
-		Shape: collective.ShapeOf(x)})
+	call := CallOf(&collective.Request{
+		Kind: collective.AllReduce, Op: reduce.Sum, DType: tensor.Float32, Out: out,
+		Shape: collective.ShapeOf(x),
+	})
 	for name, encoded := range map[string][]byte{
 		"hello": greeting,
-		"frame-data": frame(Header{Type: Data, Flags: More, Core: 3, Length: 1 << 20, Credit: 512, Slot: CollectiveSlot(5),
-			Total: 5 << 20}),
+		"frame-data": frame(Header{
+			Type: Data, Flags: More, Core: 3, Length: 1 << 20, Credit: 512, Slot: CollectiveSlot(5),
+			Total: 5 << 20,
+		}),
 		"frame-called": frame(Header{Type: Eager, Flags: Called, Length: 12, Slot: CollectiveSlot(5), Call: call}),
 	} {
 		at := 0

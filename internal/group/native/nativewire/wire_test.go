@@ -75,16 +75,24 @@ func TestHellosTravel(t *testing.T) {
 func TestCallsAsText(t *testing.T) {
 	for want, q := range map[string]collective.Request{
 		"all_reduce(sum, float32, 4 elements)": {Kind: collective.AllReduce, DType: tensor.Float32, Out: make([]byte, 16)},
-		"broadcast(int64, 2 elements, root 3)": {Kind: collective.Broadcast, DType: tensor.Int64,
-			Out: make([]byte, 16), Root: 3},
-		"all_reduce(sum, float32, shape [2, 3])": {Kind: collective.AllReduce, DType: tensor.Float32,
-			Out: make([]byte, 24), Shape: shape(2, 3)},
+		"broadcast(int64, 2 elements, root 3)": {
+			Kind: collective.Broadcast, DType: tensor.Int64,
+			Out: make([]byte, 16), Root: 3,
+		},
+		"all_reduce(sum, float32, shape [2, 3])": {
+			Kind: collective.AllReduce, DType: tensor.Float32,
+			Out: make([]byte, 24), Shape: shape(2, 3),
+		},
 		"barrier()":                         {Kind: collective.Barrier},
 		"gather(uint8, 3 elements, root 1)": {Kind: collective.Gather, DType: tensor.Uint8, Root: 1, In: make([]byte, 3)},
-		"scatter(uint8, uneven, shape [3], root 1)": {Kind: collective.Scatter, DType: tensor.Uint8, Root: 1,
-			Out: make([]byte, 3), Uneven: true, Shape: shape(3)},
-		"gather(uint8, uneven, root 1)": {Kind: collective.Gather, DType: tensor.Uint8, Root: 1,
-			In: make([]byte, 3), Uneven: true},
+		"scatter(uint8, uneven, shape [3], root 1)": {
+			Kind: collective.Scatter, DType: tensor.Uint8, Root: 1,
+			Out: make([]byte, 3), Uneven: true, Shape: shape(3),
+		},
+		"gather(uint8, uneven, root 1)": {
+			Kind: collective.Gather, DType: tensor.Uint8, Root: 1,
+			In: make([]byte, 3), Uneven: true,
+		},
 		"reduce_scatter(max, float64, uneven blocks #" +
 			"": {Kind: collective.ReduceScatter, Op: reduce.Max, DType: tensor.Float64, InCounts: []int{8, 16}},
 	} {

@@ -438,8 +438,10 @@ func TestBoolTensors(t *testing.T) {
 func TestBroadcastCoalesced(t *testing.T) {
 	run(t, func(ctx context.Context, g *group.Group) error {
 		list := func(root bool) (list []*tensor.Tensor) {
-			for _, dt := range []tensor.DType{tensor.Float32, tensor.Float32, tensor.Float32, tensor.Float64, tensor.Float16,
-				tensor.Float32} {
+			for _, dt := range []tensor.DType{
+				tensor.Float32, tensor.Float32, tensor.Float32, tensor.Float64, tensor.Float16,
+				tensor.Float32,
+			} {
 				for chunk := range 5 {
 					x := tensor.Must(tensor.New(dt, 12))
 					for i := 0; root && i < 12; i++ {

@@ -21,8 +21,10 @@ func TestMonitoredBarrier(t *testing.T) {
 		t.Run(string(transport), func(t *testing.T) {
 			over := make(chan struct{}, worldSize)
 			runOver(t, transport, worldSize, func(ctx context.Context, g *group.Group) error {
-				for _, opts := range [][]group.OpOption{{group.WithTimeout(30 * time.Second)},
-					{group.WithTimeout(30 * time.Second), group.WaitAllRanks()}} {
+				for _, opts := range [][]group.OpOption{
+					{group.WithTimeout(30 * time.Second)},
+					{group.WithTimeout(30 * time.Second), group.WaitAllRanks()},
+				} {
 					for range 10 {
 						g.AllReduce(ctx, full(float32(g.Rank()), 10), group.Sum)
 					}

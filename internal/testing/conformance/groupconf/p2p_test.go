@@ -321,8 +321,10 @@ func batch(t *testing.T, tag func(sender int) int) {
 			outs[peer] = cube(peer+1, float32(-1))
 			ops = append(ops,
 				group.P2POp{Op: group.OpRecv, Tensor: outs[peer], Peer: cohort.Rank(peer), Tag: tag(peer)},
-				group.P2POp{Op: group.OpSend, Tensor: cube(int(g.Rank()+1), float32(g.Rank())), Peer: cohort.Rank(peer),
-					Tag: tag(int(g.Rank()))})
+				group.P2POp{
+					Op: group.OpSend, Tensor: cube(int(g.Rank()+1), float32(g.Rank())), Peer: cohort.Rank(peer),
+					Tag: tag(int(g.Rank())),
+				})
 		}
 		if err := group.WaitAll(ctx, g.Batch(ctx, ops)...); err != nil {
 			return err

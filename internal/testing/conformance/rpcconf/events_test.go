@@ -61,8 +61,11 @@ func TestEventNames(t *testing.T) {
 func TestEvents(t *testing.T) {
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
-			for _, c := range []struct{ name, fn string }{{"handler", "t.sleep_add"}, {"builtin", addSchema},
-				{"script", "__torch__.t.sleep_add"}} {
+			for _, c := range []struct{ name, fn string }{
+				{"handler", "t.sleep_add"},
+				{"builtin", addSchema},
+				{"script", "__torch__.t.sleep_add"},
+			} {
 				t.Run(c.name, func(t *testing.T) {
 					w := start(t, 2)
 					for _, to := range w.nodes { // to oneself as well

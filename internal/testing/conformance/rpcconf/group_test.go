@@ -181,8 +181,10 @@ func TestGroupAndRPCSameSocket(t *testing.T) {
 					value, ok := map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "USE_LIBUV": uv}[name]
 					return value, ok
 				})
-				p := place{forRPC: "tcp://127.0.0.1:" + port, forGroup: "env://",
-					opts: []rendezvous.Option{env, rendezvous.WithSharedServers(&shared)}}
+				p := place{
+					forRPC: "tcp://127.0.0.1:" + port, forGroup: "env://",
+					opts: []rendezvous.Option{env, rendezvous.WithSharedServers(&shared)},
+				}
 				must(t, parallel(size, func(i int) error {
 					return p.inTurn(ctx, groupFirst, i, size, func() error { return nil })
 				}))

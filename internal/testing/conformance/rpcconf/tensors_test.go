@@ -17,8 +17,10 @@ import (
 func TestTensors(t *testing.T) {
 	w := start(t, worldSize)
 	w.every(func(n *node) error {
-		for _, dt := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Int64, tensor.Uint8, tensor.Bool, tensor.BFloat16,
-			tensor.Complex64} {
+		for _, dt := range []tensor.DType{
+			tensor.Float32, tensor.Float64, tensor.Int64, tensor.Uint8, tensor.Bool, tensor.BFloat16,
+			tensor.Complex64,
+		} {
 			x := tensor.Must(tensor.Full(dt, 1, n.rank+1, 3))
 			y, err := rpc.Call[*tensor.Tensor](w.ctx, n.Agent, w.next(n), "t.echo", x)
 			if err != nil || !tensor.Equal(x, y) || x.DType() != y.DType() {

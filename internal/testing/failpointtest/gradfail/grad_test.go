@@ -169,8 +169,10 @@ func play(r *failpointtest.Run, fast bool) {
 	r.End()
 	// On a slow machine the deadline comes by itself, at another worker perhaps a moment before it does here.
 	happened := own.Err() != nil || r.Planned(failpointtest.Deadline.Name) && cohort.CodeOf(call.Err) == cohort.DeadlineExceeded
-	for _, event := range []string{failpointtest.Cancel.Name, failpointtest.CancelCause.Name, failpointtest.Deadline.Name,
-		releaseEvent, middleEvent, lastEvent, openerEvent, hookPanic, hookGoexit} {
+	for _, event := range []string{
+		failpointtest.Cancel.Name, failpointtest.CancelCause.Name, failpointtest.Deadline.Name,
+		releaseEvent, middleEvent, lastEvent, openerEvent, hookPanic, hookGoexit,
+	} {
 		_, did := r.Happened(event)
 		happened = happened || did
 		if did && event != failpointtest.Deadline.Name && event != hookPanic && event != hookGoexit { // which come to pass later

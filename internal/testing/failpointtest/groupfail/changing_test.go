@@ -62,8 +62,10 @@ func TestSplitting(t *testing.T) {
 	for _, transport := range transports {
 		failpointtest.Test(t, failpointtest.Scenario{
 			Name: string(transport), Share: 16, Points: changePoints,
-			Events: []failpointtest.Event{failpointtest.Cancel, failpointtest.CancelCause, failpointtest.Deadline,
-				{Name: closeEvent, Where: failpointtest.Beside}},
+			Events: []failpointtest.Event{
+				failpointtest.Cancel, failpointtest.CancelCause, failpointtest.Deadline,
+				{Name: closeEvent, Where: failpointtest.Beside},
+			},
 			Run: func(r *failpointtest.Run) {
 				parents := formed(r, transport)
 				if parents == nil {

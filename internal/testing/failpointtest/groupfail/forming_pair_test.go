@@ -72,8 +72,10 @@ func runPair(p *failpointtest.ProcessRun, transport group.Transport, kind change
 	pair := pairOf(p.Seed)
 	ranks := make([]*process, pairSize)
 	for rank := range ranks {
-		o := orders{Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Pair: true, Change: kind,
-			Regroup: p.Fatal()}
+		o := orders{
+			Rank: rank, Addr: server.Addr().String(), Transport: transport, Seed: p.Seed, Pair: true, Change: kind,
+			Regroup: p.Fatal(),
+		}
 		if i := slices.Index(pair, rank); i >= 0 {
 			o.Moments = p.Victims[i].Moments
 		}

@@ -231,8 +231,10 @@ type process struct {
 
 func start(p *failpointtest.ProcessRun, o orders) *process {
 	spec, _ := json.Marshal(o)
-	child := &process{cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{}),
-		begun: make(chan struct{}), failed: make(chan struct{})}
+	child := &process{
+		cmd: exec.Command(os.Args[0]), ended: make(chan struct{}), moment: make(chan struct{}),
+		begun: make(chan struct{}), failed: make(chan struct{}),
+	}
 	child.cmd.Env = append(os.Environ(), rankEnv+"="+string(spec))
 	child.cmd.Stderr = os.Stderr
 	stdout, err := child.cmd.StdoutPipe()

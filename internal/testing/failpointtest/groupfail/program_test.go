@@ -102,8 +102,10 @@ var operations = []operation{
 		return []*group.Work{g.AllReduce(ctx, t, group.Sum)}, all("all-reduce", t, sum(g))
 	}},
 	{"sparse", func(ctx context.Context, g *group.Group, b *buffers, n int) ([]*group.Work, func() error) {
-		s := &tensor.Sparse{Shape: []int{2, n}, Indices: tensor.Must(tensor.From([]int64{1}, 1, 1)),
-			Values: tensor.Must(b.filled(n, mine(g)).Reshape(1, n))}
+		s := &tensor.Sparse{
+			Shape: []int{2, n}, Indices: tensor.Must(tensor.From([]int64{1}, 1, 1)),
+			Values: tensor.Must(b.filled(n, mine(g)).Reshape(1, n)),
+		}
 		return []*group.Work{g.AllReduceSparse(ctx, s, group.Sum)}, func() error { return all("sparse", s.Values, sum(g))() }
 	}},
 	{"broadcast", func(ctx context.Context, g *group.Group, b *buffers, n int) ([]*group.Work, func() error) {

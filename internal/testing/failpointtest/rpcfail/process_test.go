@@ -54,8 +54,10 @@ type orders struct {
 
 // options are those of the worker with a rank; in a dynamic world it has none.
 func (o orders) options(rank int) []rpc.Option {
-	opts := []rpc.Option{rpc.WithHandlers(keepers(!o.Dynamic)), rpc.WithTimeout(o.Limit),
-		rpc.WithLease(500*time.Millisecond, 20*time.Second, 500*time.Millisecond)}
+	opts := []rpc.Option{
+		rpc.WithHandlers(keepers(!o.Dynamic)), rpc.WithTimeout(o.Limit),
+		rpc.WithLease(500*time.Millisecond, 20*time.Second, 500*time.Millisecond),
+	}
 	if o.Wire != "cohort" {
 		opts = append(opts, rpc.WithTransports(o.Wire))
 	}

@@ -134,8 +134,10 @@ func handlers() *rpc.Registry {
 func play(r *failpointtest.Run, wire string, static bool) {
 	g := &game{r: r, static: static, store: store.NewMemory(), agents: map[string]*rpc.Agent{}, held: map[int]chan struct{}{}}
 	r.Cleanup(func() { _ = g.store.Close() })
-	g.opts = []rpc.Option{rpc.WithHandlers(handlers().MustHandle("test.hold", g.hold)), rpc.WithTimeout(timeout),
-		rpc.WithConcurrency(places), rpc.WithQueue(queue)}
+	g.opts = []rpc.Option{
+		rpc.WithHandlers(handlers().MustHandle("test.hold", g.hold)), rpc.WithTimeout(timeout),
+		rpc.WithConcurrency(places), rpc.WithQueue(queue),
+	}
 	if wire != "cohort" {
 		g.opts = append(g.opts, rpc.WithTransports(wire))
 	}

@@ -64,9 +64,13 @@ const (
 )
 
 func events() []failpointtest.Event {
-	all := []failpointtest.Event{failpointtest.Cancel, failpointtest.CancelCause, failpointtest.Deadline,
-		{Name: closeEvent, Where: failpointtest.Beside}, {Name: killEvent, Where: failpointtest.Beside, Alone: true},
-		{Name: restartEvent, Where: failpointtest.Beside, Alone: true}, {Name: fullEvent, Where: failpointtest.Beside}}
+	all := []failpointtest.Event{
+		failpointtest.Cancel, failpointtest.CancelCause, failpointtest.Deadline,
+		{Name: closeEvent, Where: failpointtest.Beside},
+		{Name: killEvent, Where: failpointtest.Beside, Alone: true},
+		{Name: restartEvent, Where: failpointtest.Beside, Alone: true},
+		{Name: fullEvent, Where: failpointtest.Beside},
+	}
 	for _, name := range []string{cutEvent, stopEvent, hookClose, hookCall, hookPanic, hookGoexit, dialerPanic, dialerGoexit, dialerFails} {
 		all = append(all, failpointtest.Event{Name: name})
 	}

@@ -121,8 +121,10 @@ func train(t *testing.T, name string, run func(ctx context.Context, k *rank) err
 			r.End()
 			events := []string{failpointtest.Cancel.Name, failpointtest.CancelCause.Name, failpointtest.Deadline.Name, "close"}
 			r.Check(victim, append(r.AllowContext(victim), r.Allow(cohort.Closed, "close"), r.Allow(cohort.Aborted, "close"))...)
-			allowed := []failpointtest.Allowance{r.Allow(cohort.PeerLost, events...), r.Allow(cohort.Aborted, events...),
-				r.Allow(cohort.Closed, events...)}
+			allowed := []failpointtest.Allowance{
+				r.Allow(cohort.PeerLost, events...), r.Allow(cohort.Aborted, events...),
+				r.Allow(cohort.Closed, events...),
+			}
 			// a busy machine can be there before the point is
 			if r.Planned(failpointtest.Deadline.Name) && cohort.CodeOf(victim.Err) == cohort.DeadlineExceeded {
 				allowed = append(allowed, r.Allow(cohort.PeerLost), r.Allow(cohort.Aborted))
