@@ -5,4 +5,4 @@
 
 package tcpstore
 
-func init() { loopsUnlessTold = 3 }
+func init() { defaultLoops = 3 }
