@@ -169,7 +169,8 @@ func (g *Group) postMessage(ctx context.Context, w *Work) *Work {
 	w.group, w.seq = g, number
 	g.mu.torchSeq++
 	entry := g.recordLocked(w)
-	entry.DType, entry.Peer, entry.Tag = w.call.Request.DType.String(), w.message.Peer, uint32(w.message.Slot) //nolint:gosec // at most MaxTag
+	//nolint:gosec // at most MaxTag
+	entry.DType, entry.Peer, entry.Tag = w.call.Request.DType.String(), w.message.Peer, uint32(w.message.Slot)
 	if size := int64(len(w.message.Buf)); w.op == OpSend {
 		entry.In = size
 	} else {

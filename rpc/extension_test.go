@@ -247,7 +247,8 @@ func TestExtensionWrapsCalls(t *testing.T) {
 			if err != nil || owner.Name != to {
 				t.Errorf("the reference: %v, %v, %v", id, owner, err)
 			}
-			if v, err := tracers[owner.ID].agent.Object(base, 0, id); err != nil || v.(*tracked).how != "received" { //nolint:errcheck,forcetypeassert // checked by the error
+			//nolint:errcheck,forcetypeassert // checked by the error
+			if v, err := tracers[owner.ID].agent.Object(base, 0, id); err != nil || v.(*tracked).how != "received" {
 				t.Errorf("the object: %v, %v", v, err)
 			}
 			_ = ref.Close()

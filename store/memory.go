@@ -284,7 +284,9 @@ func (m *Memory) usable(op string, ctx context.Context, keys ...string) error { 
 }
 
 // await runs a step under the lock as soon as ready holds for all keys.
-func (m *Memory) await(op string, ctx context.Context, keys []string, ready func(string) bool, step func()) error { //nolint:revive // the operation reads first
+//
+//nolint:revive // the operation reads first
+func (m *Memory) await(op string, ctx context.Context, keys []string, ready func(string) bool, step func()) error {
 	d := m.table()
 	bounded := false
 	for {

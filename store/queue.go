@@ -45,7 +45,8 @@ func QueuePush(ctx context.Context, s Store, key string, value []byte) error {
 	ctx, cancel := waitctx.WithTimeout(ctx, s.Timeout())
 	defer cancel()
 	_, err := changeQueue(ctx, s, "store: queue push", key, func(items []byte) ([]byte, bool) {
-		items = append(bytes.Clone(items), binary.LittleEndian.AppendUint32(nil, uint32(len(value)))...) //nolint:gosec // bounded by the store
+		//nolint:gosec // bounded by the store
+		items = append(bytes.Clone(items), binary.LittleEndian.AppendUint32(nil, uint32(len(value)))...)
 		return append(items, value...), true
 	})
 	return err

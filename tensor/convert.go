@@ -79,14 +79,16 @@ func From[T Element](data []T, shape ...int) (*Tensor, error) {
 	if n != len(data)*dt.Size() {
 		return nil, cohort.Newf("tensor: from", cohort.InvalidArgument, "shape %v does not fit a slice of %d elements", shape, len(data))
 	}
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), n) //nolint:gosec // a view of elements as bytes; n is their length
+	//nolint:gosec // a view of elements as bytes; n is their length
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), n)
 	return contiguous(&Storage{data: bytes[:n:n], origin: "slice"}, dt, slices.Clone(shape)), nil
 }
 
 func sliceStorage[T Element](data []T) *Storage {
 	var zero T
 	n := len(data) * int(unsafe.Sizeof(zero))
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), n) //nolint:gosec // a view of elements as bytes; lengths are checked
+	//nolint:gosec // a view of elements as bytes; lengths are checked
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), n)
 	return &Storage{data: bytes[:n:n], origin: "slice"}
 }
 

@@ -47,7 +47,8 @@ func alignedBytes(n int) []byte {
 		return []byte{}
 	}
 	raw := make([]byte, n+Alignment-1)
-	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(raw)))) & (Alignment - 1) //nolint:gosec // a view of elements as bytes; lengths are checked
+	//nolint:gosec // a view of elements as bytes; lengths are checked
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(raw)))) & (Alignment - 1)
 	return raw[skip : skip+n : skip+n]
 }
 

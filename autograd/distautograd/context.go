@@ -29,7 +29,8 @@ func idOf(c backwardcore.Context) ID {
 }
 
 func (id ID) context() backwardcore.Context {
-	return backwardcore.Context{Origin: backwardcore.Worker(uint64(id) >> idBits), N: uint64(id) & idMask} //nolint:gosec // two's complement
+	//nolint:gosec // two's complement
+	return backwardcore.Context{Origin: backwardcore.Worker(uint64(id) >> idBits), N: uint64(id) & idMask}
 }
 
 // callOf and number translate between the ids of PyTorch's messages and calls.

@@ -94,7 +94,9 @@ func New(opts ...Option) *Engine {
 
 // Join is the option of [rpc.Join] that lets an agent take part in distributed autograd with this engine. An engine
 // belongs to one agent.
-func (e *Engine) Join() rpc.Option { return rpcext.Option(extension{e}).(rpc.Option) } //nolint:errcheck,forcetypeassert // package rpc made it
+//
+//nolint:errcheck,forcetypeassert // package rpc made it
+func (e *Engine) Join() rpc.Option { return rpcext.Option(extension{e}).(rpc.Option) }
 
 // attach gives the engine the agent that it belongs to.
 func (e *Engine) attach(a rpcext.Agent) error {

@@ -71,9 +71,12 @@ func decodeMessage(in *rpcwire.Message) (m message, err error) {
 	}
 	m.Kind, m.Mode = backwardcore.Kind(b[1]), backwardcore.Mode(b[2])
 	retain := b[3] != 0
-	m.Context = ID(binary.BigEndian.Uint64(b[4:])).context()                                                                       //nolint:gosec // two's complement
-	m.Pass = backwardcore.PassID{Origin: backwardcore.Worker(binary.BigEndian.Uint16(b[12:])), N: binary.BigEndian.Uint64(b[14:])} //nolint:gosec // two's complement
-	m.Call = backwardcore.Call{From: backwardcore.Worker(binary.BigEndian.Uint16(b[22:])), N: binary.BigEndian.Uint64(b[24:])}     //nolint:gosec // two's complement
+	//nolint:gosec // two's complement
+	m.Context = ID(binary.BigEndian.Uint64(b[4:])).context()
+	//nolint:gosec // two's complement
+	m.Pass = backwardcore.PassID{Origin: backwardcore.Worker(binary.BigEndian.Uint16(b[12:])), N: binary.BigEndian.Uint64(b[14:])}
+	//nolint:gosec // two's complement
+	m.Call = backwardcore.Call{From: backwardcore.Worker(binary.BigEndian.Uint16(b[22:])), N: binary.BigEndian.Uint64(b[24:])}
 	n := binary.BigEndian.Uint32(b[32:])
 	b = b[headSize:]
 	if m.Mode > backwardcore.Foreign || (m.Mode == backwardcore.Foreign) != (m.Pass == backwardcore.NoID) && m.Kind != backwardcore.Seen {
@@ -207,7 +210,8 @@ func decodeAnswer(kind backwardcore.Kind, in *rpcwire.Message) (failed *backward
 		if len(b) < fixed {
 			return nil, nil, badMessage("an answer that ends in a message")
 		}
-		x := carried{Call: backwardcore.Call{From: backwardcore.Worker(binary.BigEndian.Uint16(b)), N: binary.BigEndian.Uint64(b[2:])}} //nolint:gosec // two's complement
+		//nolint:gosec // two's complement
+		x := carried{Call: backwardcore.Call{From: backwardcore.Worker(binary.BigEndian.Uint16(b)), N: binary.BigEndian.Uint64(b[2:])}}
 		retain, count := b[10] != 0, binary.BigEndian.Uint32(b[11:])
 		if x.Gradient, b, tensors, err = cutGradients(count, b[fixed:], tensors); err != nil {
 			return nil, nil, err

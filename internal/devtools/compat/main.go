@@ -90,7 +90,8 @@ func run(args []string) error {
 	if !ok1 || !ok2 {
 		return fmt.Errorf("%s has no place for the table", args[1])
 	}
-	return os.WriteFile(args[1], slices.Concat(before, []byte(begin), []byte(t.String()), []byte(end), after), 0o644) //nolint:gosec // a page for everybody
+	//nolint:gosec // a page for everybody
+	return os.WriteFile(args[1], slices.Concat(before, []byte(begin), []byte(t.String()), []byte(end), after), 0o644)
 }
 
 // cell is an area on an installation.

@@ -56,7 +56,8 @@ func (b *Bundle) Write(name string, data []byte) bool {
 // WriteWhole writes a file that only its owner can read. What cannot be written whole is not left behind: half a file, or an empty one,
 // would be taken for a whole one. A device or a link is never removed.
 func WriteWhole(name string, data []byte) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the user's own file, or one in a folder of the launcher's
+	//nolint:gosec // the user's own file, or one in a folder of the launcher's
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}

@@ -129,7 +129,8 @@ func addDump(to *torchdump.Dump, from flightrec.Dump) {
 		to.Members[g.Group] = g.GlobalRanks
 		for _, e := range g.Entries {
 			entry := torchdump.Entry{
-				Group: g.Group, Desc: desc, Seq: int(e.Seq) + 1, Backend: "cohort", Op: e.Op, P2P: e.P2P, //nolint:gosec // numbers of collectives
+				//nolint:gosec // numbers of collectives
+				Group: g.Group, Desc: desc, Seq: int(e.Seq) + 1, Backend: "cohort", Op: e.Op, P2P: e.P2P,
 				Open: e.State == flightrec.Posted || e.State == flightrec.Started,
 				// PyTorch counts from 1.
 				Created: e.Posted.UnixNano(), Sizes: flightrec.Bytes(max(e.In, e.Out)), Types: e.DType, Peer: e.Peer,

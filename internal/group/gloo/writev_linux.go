@@ -55,7 +55,8 @@ func (b *batch) writev(fd uintptr) error {
 			iov[i].Base = unsafe.SliceData(buf) //nolint:gosec // the kernel wants addresses
 			iov[i].SetLen(len(buf))
 		}
-		n, _, errno := syscall.Syscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov))) //nolint:gosec // the one system call
+		//nolint:gosec // the one system call
+		n, _, errno := syscall.Syscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
 		clear(iov)
 		switch errno {
 		case 0:

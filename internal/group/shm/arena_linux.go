@@ -149,7 +149,8 @@ func (a *arena) offset(b []byte) (int, bool) {
 	if len(b) == 0 || len(b) > len(a.memory) {
 		return 0, false
 	}
-	p, from := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(unsafe.Pointer(unsafe.SliceData(a.memory))) //nolint:gosec // addresses are only compared
+	//nolint:gosec // addresses are only compared
+	p, from := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(unsafe.Pointer(unsafe.SliceData(a.memory)))
 	if p < from || p-from > uintptr(len(a.memory)-len(b)) {
 		return 0, false
 	}

@@ -113,7 +113,8 @@ func (e *Engine) abortReason(op string) error {
 		return nil
 	}
 	text := string(a.text[:min(a.size, abortTextRoom)])
-	err := &cohort.Error{Op: op, Code: cohort.Code(a.code), Rank: cohort.Rank(a.rank), Detail: "it gave up: " + text} //nolint:gosec // written from a code
+	//nolint:gosec // written from a code
+	err := &cohort.Error{Op: op, Code: cohort.Code(a.code), Rank: cohort.Rank(a.rank), Detail: "it gave up: " + text}
 	switch err.Code {
 	case cohort.PeerLost, cohort.Mismatch:
 		err.Detail = text

@@ -205,8 +205,10 @@ func (s *segment) arenaOf(rank int) []byte {
 
 // describe fills the header of a segment with a layout.
 func (h *header) describe(l *layout) {
-	h.magic, h.version, h.ranks = segmentMagic, segmentVersion, uint32(l.ranks)                                                     //nolint:gosec // bounded by MaxRanks
-	h.slot, h.area, h.arena, h.ring, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.ring), uint64(l.totalSize) //nolint:gosec // sizes
+	//nolint:gosec // bounded by MaxRanks
+	h.magic, h.version, h.ranks = segmentMagic, segmentVersion, uint32(l.ranks)
+	//nolint:gosec // sizes
+	h.slot, h.area, h.arena, h.ring, h.total = uint64(l.slot), uint64(l.area), uint64(l.arena), uint64(l.ring), uint64(l.totalSize)
 }
 
 // adopt reads the layout from a copy of the header that another process wrote, trusting nothing.
@@ -220,14 +222,16 @@ func adopt(h *header, fileSize int64, ranks int) (layout, error) {
 	if int(h.ranks) != ranks {
 		return layout{}, cohort.Newf(op, cohort.Mismatch, "the segment is for %d ranks, this rank expects %d", h.ranks, ranks)
 	}
-	if h.slot > maxRoom || h.area > maxRoom*2 || h.arena > maxArena || h.arena > maxArenas/uint64(ranks) { //nolint:gosec // ranks are at least 1
+	//nolint:gosec // ranks are at least 1
+	if h.slot > maxRoom || h.area > maxRoom*2 || h.arena > maxArena || h.arena > maxArenas/uint64(ranks) {
 		return layout{}, cohort.Newf(op, cohort.Protocol, "segment with slot %d, area %d, arena %d", h.slot, h.area, h.arena)
 	}
 	l, err := newLayout(ranks, int(h.slot), int(h.area), int(h.arena), math.MaxInt)
 	if err != nil {
 		return layout{}, err
 	}
-	if uint64(l.ring) != h.ring || uint64(l.totalSize) != h.total || fileSize != int64(l.totalSize) || l.slot != int(h.slot) || //nolint:gosec // sizes, and bounded above
+	//nolint:gosec // sizes, and bounded above
+	if uint64(l.ring) != h.ring || uint64(l.totalSize) != h.total || fileSize != int64(l.totalSize) || l.slot != int(h.slot) ||
 		l.area != int(h.area) || l.arena != int(h.arena) {
 		return layout{}, cohort.Newf(op, cohort.Protocol, "segment of %d bytes: its header says %d, its layout %d", fileSize,
 			h.total, l.totalSize)

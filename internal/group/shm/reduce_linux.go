@@ -216,7 +216,8 @@ func (e *Engine) allDirect(n int) bool {
 		send, _ := e.seg.table(i, e.setOf(i))
 		from := send[0]
 		// A neighbour's word is checked before it is used as an address.
-		if lo, hi := uint64(e.seg.arenasAt), uint64(e.seg.totalSize); from < lo || from > hi || uint64(n) > hi-from { //nolint:gosec // sizes
+		//nolint:gosec // sizes
+		if lo, hi := uint64(e.seg.arenasAt), uint64(e.seg.totalSize); from < lo || from > hi || uint64(n) > hi-from {
 			return false
 		}
 		e.operands.direct[i] = e.seg.mem[from : int(from)+n] //nolint:gosec // checked above

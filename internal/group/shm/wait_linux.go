@@ -174,7 +174,8 @@ func futexWait(word *uint32, value uint32, limit time.Duration, raw bool) (over 
 	limit = max(limit, time.Microsecond)
 	if raw && spinwait.BeginRawSleep() {
 		ts := unix.NsecToTimespec(int64(min(limit, spinwait.RawSleep)))
-		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), //nolint:gosec // the kernel wants addresses
+		//nolint:gosec // the kernel wants addresses
+		_, _, errno := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value),
 			uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // the kernel wants addresses
 		spinwait.EndRawSleep()
 		if limit -= spinwait.RawSleep; errno != unix.ETIMEDOUT || limit <= 0 {
@@ -182,7 +183,8 @@ func futexWait(word *uint32, value uint32, limit time.Duration, raw bool) (over 
 		}
 	}
 	ts := unix.NsecToTimespec(int64(limit))
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value), //nolint:gosec // the kernel wants addresses
+	//nolint:gosec // the kernel wants addresses
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitOp, uintptr(value),
 		uintptr(unsafe.Pointer(&ts)), 0, 0) //nolint:gosec // the kernel wants addresses
 	return errno == unix.ETIMEDOUT
 }
@@ -190,5 +192,6 @@ func futexWait(word *uint32, value uint32, limit time.Duration, raw bool) (over 
 // futexWake wakes everyone who sleeps on word.
 func futexWake(word *uint32) {
 	spinwait.Calls.Futex.Add(1)
-	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakeOp, math.MaxInt32, 0, 0, 0) //nolint:gosec // the system call takes addresses
+	//nolint:gosec // the system call takes addresses
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakeOp, math.MaxInt32, 0, 0, 0)
 }

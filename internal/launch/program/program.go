@@ -26,7 +26,8 @@ func Python() string {
 	}
 	for _, name := range []string{"python3", "python"} {
 		for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
-			if info, err := os.Stat(filepath.Join(dir, name)); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 { //nolint:gosec // the user's own PATH
+			//nolint:gosec // the user's own PATH
+			if info, err := os.Stat(filepath.Join(dir, name)); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {
 				return name
 			}
 		}

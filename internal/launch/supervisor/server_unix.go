@@ -332,7 +332,8 @@ func (s *server) reap() {
 		}
 		s.reply(Event{Exited: &Exited{
 			ID: id, PID: pid, After: time.Since(s.begun), Code: code,
-			CPU: time.Duration(used.Utime.Nano() + used.Stime.Nano()), RSS: int64(used.Maxrss) * rssUnit, //nolint:unconvert // 32 bits on some systems
+			//nolint:unconvert // 32 bits on some systems
+			CPU: time.Duration(used.Utime.Nano() + used.Stime.Nano()), RSS: int64(used.Maxrss) * rssUnit,
 		}})
 	}
 }

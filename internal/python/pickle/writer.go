@@ -230,7 +230,8 @@ func (w *writer) big(v *big.Int) error {
 	if v.Sign() < 0 {
 		kind = "-int"
 	}
-	key := textKey{kind, (*byte)(unsafe.Pointer(unsafe.SliceData(words))), len(words) * bits.UintSize / 8} //nolint:gosec // compared, never read
+	//nolint:gosec // compared, never read
+	key := textKey{kind, (*byte)(unsafe.Pointer(unsafe.SliceData(words))), len(words) * bits.UintSize / 8}
 	if again, err := w.again(key); again || err != nil {
 		return err
 	}

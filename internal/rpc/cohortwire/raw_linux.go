@@ -24,7 +24,8 @@ func rawCall(call, fd uintptr, b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	n, _, errno := syscall.RawSyscall(call, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(min(len(b), rawPiece))) //nolint:gosec // a call of the system
+	//nolint:gosec // a call of the system
+	n, _, errno := syscall.RawSyscall(call, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(min(len(b), rawPiece)))
 	if errno != 0 {
 		return 0, errno
 	}

@@ -150,7 +150,8 @@ func (o *Outgoing) profile(rec *rpcwire.ProfileRecorder, m *rpcwire.Message) (*r
 	}
 	k := o.By
 	p := rpcwire.Profiling{
-		Inner: m.Type, Config: rpcwire.ProfileCPU(), ID: rpcwire.GlobalID{On: rpcwire.WorkerID(k.cfg.Rank), Local: k.profiles.Add(1)}, //nolint:gosec // 16 bits
+		//nolint:gosec // 16 bits
+		Inner: m.Type, Config: rpcwire.ProfileCPU(), ID: rpcwire.GlobalID{On: rpcwire.WorkerID(k.cfg.Rank), Local: k.profiles.Add(1)},
 	}
 	payload, err := p.WrapRequest(m.Payload)
 	if err != nil {

@@ -182,7 +182,8 @@ func (r *Refs) Discard(c *rpcsession.Conn, f *cohortwire.Frame) {
 	}
 	r.step(func(m *rrefcore.Machine) {
 		for _, k := range f.Forks {
-			m.Discard(c.Peer().ID, rrefcore.ID{On: rrefcore.Worker(k.ForkOn), N: uint64(k.Fork), Epoch: rrefcore.Epoch(f.Incarnation)}) //nolint:gosec // counters
+			//nolint:gosec // counters
+			m.Discard(c.Peer().ID, rrefcore.ID{On: rrefcore.Worker(k.ForkOn), N: uint64(k.Fork), Epoch: rrefcore.Epoch(f.Incarnation)})
 		}
 	})
 }
@@ -216,7 +217,8 @@ func (r *Refs) DiscardAnswer(p *rpcsession.Peer, m *rpcwire.Message) {
 // with the lock.
 func (r *Refs) unsettled(f *cohortwire.Frame) <-chan struct{} {
 	for _, k := range f.Forks {
-		if !r.mu.m.Unsettled(rrefcore.ID{On: rrefcore.Worker(k.ForkOn), N: uint64(k.Fork), Epoch: rrefcore.Epoch(f.Incarnation)}) { //nolint:gosec // counters
+		//nolint:gosec // counters
+		if !r.mu.m.Unsettled(rrefcore.ID{On: rrefcore.Worker(k.ForkOn), N: uint64(k.Fork), Epoch: rrefcore.Epoch(f.Incarnation)}) {
 			continue
 		}
 		if r.mu.settled == nil {
@@ -321,7 +323,8 @@ func (d *Decoding) arrive(f rpcwire.RRefFork) (any, error) {
 	var code rrefcore.Code
 	owned := owner == r.cfg.ID
 	if d.frame != nil {
-		fork := rrefcore.ID{On: rrefcore.Worker(f.Fork.On), N: uint64(f.Fork.Local), Epoch: rrefcore.Epoch(d.frame.Incarnation)} //nolint:gosec // a counter
+		//nolint:gosec // a counter
+		fork := rrefcore.ID{On: rrefcore.Worker(f.Fork.On), N: uint64(f.Fork.Local), Epoch: rrefcore.Epoch(d.frame.Incarnation)}
 		w, code = r.mu.m.Claim(d.peer.ID, fork, owned)
 	} else {
 		w = rrefcore.Wire{ID: r.id(f.RRef), Fork: r.id(f.Fork), Owner: owner, OwnerEpoch: r.epochOf(owner), Parent: d.peer.ID}

@@ -115,7 +115,8 @@ func TestRefusedCallReleases(t *testing.T) {
 		done(nil, nil)
 	})
 	encoder := func() *rpcwire.Encoder {
-		return &rpcwire.Encoder{Fork: func(r pyconv.Reference) (rpcwire.RRefFork, error) { return r.(carried).RRefFork, nil }} //nolint:errcheck,forcetypeassert // see below
+		//nolint:errcheck,forcetypeassert // see below
+		return &rpcwire.Encoder{Fork: func(r pyconv.Reference) (rpcwire.RRefFork, error) { return r.(carried).RRefFork, nil }}
 	}
 	number := int64(100)
 	// check sends a call with a reference to an object of the client and one to an object of the server, and waits for both releases.

@@ -83,7 +83,8 @@ type Server struct {
 // New returns the server of a worker's requests.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, idle: make(chan *request)}
-	s.limiter = rpcslots.New(cfg.Concurrency, cfg.Queue, func(t rpcslots.Task) { s.spawn(t.(*request)) }) //nolint:errcheck,forcetypeassert // only requests enter
+	//nolint:errcheck,forcetypeassert // only requests enter
+	s.limiter = rpcslots.New(cfg.Concurrency, cfg.Queue, func(t rpcslots.Task) { s.spawn(t.(*request)) })
 	return s
 }
 

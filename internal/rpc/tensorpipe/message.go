@@ -124,7 +124,8 @@ func head(m *Message) (kind uint32, id int64, ok bool) {
 	if len(m.Payloads) != RPCPayloads || len(m.Payloads[0]) != 4 || len(m.Payloads[1]) != 8 {
 		return 0, 0, false
 	}
-	return binary.LittleEndian.Uint32(m.Payloads[0]), int64(binary.LittleEndian.Uint64(m.Payloads[1])), true //nolint:gosec // two's complement
+	//nolint:gosec // two's complement
+	return binary.LittleEndian.Uint32(m.Payloads[0]), int64(binary.LittleEndian.Uint64(m.Payloads[1])), true
 }
 
 // sending checks and records an outgoing message.

@@ -201,7 +201,8 @@ func (r *shortReader) dense() (*tensor.Tensor, error) {
 		shape[i] = int(binary.LittleEndian.Uint64(parts[16*i:]))     //nolint:gosec // negative is refused by FromStorage
 		strides[i] = int(binary.LittleEndian.Uint64(parts[16*i+8:])) //nolint:gosec // checked by FromStorage
 	}
-	t, err := tensor.FromStorage(r.storages[index], dtype, shape, strides, int(binary.LittleEndian.Uint64(head[8:]))) //nolint:gosec // checked by FromStorage
+	//nolint:gosec // checked by FromStorage
+	t, err := tensor.FromStorage(r.storages[index], dtype, shape, strides, int(binary.LittleEndian.Uint64(head[8:])))
 	if err != nil {
 		return nil, cohort.Wrap("rpc: tensor table", cohort.Protocol, err)
 	}

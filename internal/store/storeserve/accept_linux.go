@@ -68,7 +68,8 @@ func (l *loop) setUp(listener *net.TCPListener) error {
 	if l.waker, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return err
 	}
-	if err = unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, l.waker, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(l.waker)}); err != nil { //nolint:gosec // descriptors are small
+	//nolint:gosec // descriptors are small
+	if err = unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, l.waker, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(l.waker)}); err != nil {
 		return err
 	}
 	return l.listen()

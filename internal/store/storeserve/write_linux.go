@@ -129,12 +129,14 @@ func (l *loop) perform(e *connWork) {
 // of files first, which takes 4 % of a small request. Several pieces, which are large, are sent with writev.
 
 func readNow(fd int, b []byte) (int, unix.Errno) {
-	n, _, errno := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0, 0, 0) //nolint:gosec // see above
+	//nolint:gosec // see above
+	n, _, errno := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0, 0, 0)
 	return int(n), errno
 }
 
 func writeNow(fd int, b []byte) (int, unix.Errno) {
-	n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), //nolint:gosec // see above
+	//nolint:gosec // see above
+	n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
 		unix.MSG_NOSIGNAL, 0, 0)
 	if errno != 0 {
 		return 0, errno
@@ -144,7 +146,8 @@ func writeNow(fd int, b []byte) (int, unix.Errno) {
 
 // writevNow is writeNow of several pieces. The kernel takes a thousand; pieces are far fewer, since all but one in two are large.
 func writevNow(fd int, v []unix.Iovec) (int, unix.Errno) {
-	n, _, errno := syscall.RawSyscall6(unix.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)), 0, 0, 0) //nolint:gosec // see above
+	//nolint:gosec // see above
+	n, _, errno := syscall.RawSyscall6(unix.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)), 0, 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}

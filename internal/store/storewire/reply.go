@@ -152,7 +152,8 @@ func ReplySize(op Op, b []byte) int {
 			return 8 + int(binary.LittleEndian.Uint64(b)) //nolint:gosec // just bounded
 		}
 	case QueuePop:
-		if len(b) >= 16 && int64(binary.LittleEndian.Uint64(b)) > 0 && binary.LittleEndian.Uint64(b[8:]) < 1<<40 { //nolint:gosec // signed on the wire
+		//nolint:gosec // signed on the wire
+		if len(b) >= 16 && int64(binary.LittleEndian.Uint64(b)) > 0 && binary.LittleEndian.Uint64(b[8:]) < 1<<40 {
 			return 16 + int(binary.LittleEndian.Uint64(b[8:])) //nolint:gosec // just bounded
 		}
 	default:

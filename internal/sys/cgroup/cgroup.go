@@ -95,7 +95,8 @@ func Frozen(root string, pid int) bool {
 	const none = "none" // no file of the other version
 	if dir, _ := controllerDir(root, strconv.Itoa(pid), "freezer",
 		func(v2 bool) string { return pick(v2, none, "freezer.state") }); dir != "" {
-		if b, err := os.ReadFile(filepath.Join(dir, "freezer.state")); err == nil && strings.TrimSpace(string(b)) == "FROZEN" { //nolint:gosec // a file of the kernel
+		//nolint:gosec // a file of the kernel
+		if b, err := os.ReadFile(filepath.Join(dir, "freezer.state")); err == nil && strings.TrimSpace(string(b)) == "FROZEN" {
 			return true
 		}
 	}

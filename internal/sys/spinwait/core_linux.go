@@ -27,7 +27,8 @@ func YieldCore() {
 // currentCore is the core on which the caller runs.
 func currentCore() int {
 	var cpu uint32
-	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 { //nolint:gosec // the system call takes addresses
+	//nolint:gosec // the system call takes addresses
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 {
 		return noCore
 	}
 	return int(cpu)

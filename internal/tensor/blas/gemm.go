@@ -235,7 +235,8 @@ func (w *workspace[T]) block(kern kernel[T], c Matrix[T], k int, add bool) {
 			m := min(kern.mr, c.Rows-i)
 			a, rowA, stepA := w.a.at(i)
 			if m == kern.mr && n == kern.nr {
-				kern.run(k, a, b, unsafe.Pointer(&c.Data[i*c.RowStride+j]), rowA, stepA, stepB, c.RowStride, add) //nolint:gosec // lengths were checked
+				//nolint:gosec // lengths were checked
+				kern.run(k, a, b, unsafe.Pointer(&c.Data[i*c.RowStride+j]), rowA, stepA, stepB, c.RowStride, add)
 				continue
 			}
 			kern.run(k, a, b, unsafe.Pointer(&w.tile[0]), rowA, stepA, stepB, kern.nr, false) //nolint:gosec // lengths were checked

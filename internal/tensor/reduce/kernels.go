@@ -21,7 +21,8 @@ type integer interface {
 
 type float interface{ ~float32 | ~float64 }
 
-func vec[T any](p unsafe.Pointer, n int) []T { return unsafe.Slice((*T)(p), n) } //nolint:gosec // elements of any type behind bytes; lengths are checked
+//nolint:gosec // elements of any type behind bytes; lengths are checked
+func vec[T any](p unsafe.Pointer, n int) []T { return unsafe.Slice((*T)(p), n) }
 
 func three[T any](dst, a, b unsafe.Pointer, n int) (d, x, y []T) {
 	return vec[T](dst, n), vec[T](a, n), vec[T](b, n)

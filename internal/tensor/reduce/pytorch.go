@@ -85,7 +85,8 @@ func Gloo(dst, src []byte, dt tensor.DType, op Op) {
 	if len(dst) == 0 {
 		return
 	}
-	pd, ps := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src)) //nolint:gosec // elements of any type behind bytes; lengths are checked
+	//nolint:gosec // elements of any type behind bytes; lengths are checked
+	pd, ps := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src))
 	combineGlooF16(pd, pd, ps, len(dst)/2, kernelOf(op))
 }
 

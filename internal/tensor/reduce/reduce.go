@@ -80,7 +80,8 @@ func Combine(dst, a, b []byte, dt tensor.DType, op Op) {
 		return
 	}
 	n := len(dst) / dt.Size()
-	pd, pa, pb := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(a)), unsafe.Pointer(unsafe.SliceData(b)) //nolint:gosec // elements of any type behind bytes; lengths are checked
+	//nolint:gosec // elements of any type behind bytes; lengths are checked
+	pd, pa, pb := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(a)), unsafe.Pointer(unsafe.SliceData(b))
 	combine(pd, pa, pb, n, dt, kernelOf(op))
 }
 
@@ -126,13 +127,18 @@ func runPortable(k kernel, dst, a, b unsafe.Pointer, n int, size uintptr) {
 	}
 	const words = 256
 	var x, y [words]uint64
-	xs, ys := unsafe.Slice((*byte)(unsafe.Pointer(&x)), words*8), unsafe.Slice((*byte)(unsafe.Pointer(&y)), words*8) //nolint:gosec // elements of any type behind bytes; lengths are checked
+	//nolint:gosec // elements of any type behind bytes; lengths are checked
+	xs, ys := unsafe.Slice((*byte)(unsafe.Pointer(&x)), words*8), unsafe.Slice((*byte)(unsafe.Pointer(&y)), words*8)
 	for left := uintptr(n) * size; left > 0; {
 		m := min(left, words*8)
-		copy(xs, unsafe.Slice((*byte)(a), m))                                      //nolint:gosec // elements of any type behind bytes; lengths are checked
-		copy(ys, unsafe.Slice((*byte)(b), m))                                      //nolint:gosec // elements of any type behind bytes; lengths are checked
-		k(unsafe.Pointer(&x), unsafe.Pointer(&x), unsafe.Pointer(&y), int(m/size)) //nolint:gosec // elements of any type behind bytes; lengths are checked
-		copy(unsafe.Slice((*byte)(dst), m), xs)                                    //nolint:gosec // elements of any type behind bytes; lengths are checked
+		//nolint:gosec // elements of any type behind bytes; lengths are checked
+		copy(xs, unsafe.Slice((*byte)(a), m))
+		//nolint:gosec // elements of any type behind bytes; lengths are checked
+		copy(ys, unsafe.Slice((*byte)(b), m))
+		//nolint:gosec // elements of any type behind bytes; lengths are checked
+		k(unsafe.Pointer(&x), unsafe.Pointer(&x), unsafe.Pointer(&y), int(m/size))
+		//nolint:gosec // elements of any type behind bytes; lengths are checked
+		copy(unsafe.Slice((*byte)(dst), m), xs)
 		if left -= m; left == 0 {
 			return // a pointer behind the end would keep a neighbour alive
 		}

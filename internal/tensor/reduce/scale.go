@@ -68,7 +68,8 @@ func Divide(buf []byte, dt tensor.DType, n int) {
 	}
 	// Not every processor reads unaligned elements: go through an aligned block.
 	var room [256]uint64
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&room)), len(room)*8) //nolint:gosec // elements of any type behind bytes; lengths are checked
+	//nolint:gosec // elements of any type behind bytes; lengths are checked
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&room)), len(room)*8)
 	for len(buf) > 0 {
 		m := copy(bytes, buf)
 		divide(unsafe.Pointer(&room), m/size, dt, n) //nolint:gosec // elements of any type behind bytes; lengths are checked

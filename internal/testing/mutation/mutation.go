@@ -104,7 +104,8 @@ func run(t *testing.T, mutants []string, test string, args ...string) (out strin
 		t.Fatal(err)
 	}
 	pattern := "^" + strings.ReplaceAll(regexp.QuoteMeta(test), "/", "$/^") + "$"
-	cmd := exec.CommandContext(t.Context(), binary, append([]string{"-test.v", "-test.timeout=10m", "-test.run", pattern}, args...)...) //nolint:gosec // what was built here
+	//nolint:gosec // what was built here
+	cmd := exec.CommandContext(t.Context(), binary, append([]string{"-test.v", "-test.timeout=10m", "-test.run", pattern}, args...)...)
 	cmd.Env = append(os.Environ(), variable+"="+strings.Join(mutants, ","))
 	raw, err := cmd.CombinedOutput()
 	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
@@ -166,7 +167,8 @@ func buildIn(dir string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binaryIn(dir), ".") //nolint:gosec,noctx // ends by itself
+	//nolint:gosec,noctx // ends by itself
+	cmd := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binaryIn(dir), ".")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build with the mutants of %s: %w\n%s", tablePath, err, out)
 	}

@@ -29,7 +29,8 @@ func BuildProgram(tb testing.TB, folder string) string {
 		tb.Fatalf("build %s: %v", folder, err)
 	}
 	program := filepath.Join(dir, filepath.Base(folder))
-	build := exec.CommandContext(tb.Context(), "go", "build", "-ldflags=-s", "-o", program, module+"/"+folder) //nolint:gosec // a folder that the test names
+	//nolint:gosec // a folder that the test names
+	build := exec.CommandContext(tb.Context(), "go", "build", "-ldflags=-s", "-o", program, module+"/"+folder)
 	// In the same file system the new executable replaces the old one at once: a test that runs the old one is not disturbed.
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir)
 	if out, err := build.CombinedOutput(); err != nil {

@@ -28,7 +28,8 @@ func SilentServer(tb testing.TB, ip net.IP, port int) {
 		tb.Fatal(err)
 	}
 	for range 64 {
-		conn, err := net.DialTimeout("tcp", (&net.TCPAddr{IP: ip, Port: port}).String(), 100*time.Millisecond) //nolint:noctx // it is bounded
+		//nolint:noctx // it is bounded
+		conn, err := net.DialTimeout("tcp", (&net.TCPAddr{IP: ip, Port: port}).String(), 100*time.Millisecond)
 		if err != nil {
 			return
 		}

@@ -69,7 +69,8 @@ func (a *app) runRanks(ctx context.Context, n int, env []string, args func(rank 
 	}
 	var ranks sync.WaitGroup
 	for r := range n {
-		cmd := exec.CommandContext(ctx, program, append([]string{"bench"}, args(r, server.Addr().String())...)...) //nolint:gosec // this program
+		//nolint:gosec // this program
+		cmd := exec.CommandContext(ctx, program, append([]string{"bench"}, args(r, server.Addr().String())...)...)
 		cmd.Env = append(os.Environ(), env...)
 		cmd.Stdout, cmd.Stderr = a.Out, a.Err
 		release, err := childproc.Start(cmd)

@@ -13,5 +13,6 @@ import (
 
 // becomePython replaces this process by a script.
 func becomePython(python, script string) error {
-	return syscall.Exec(python, []string{python, "-u", script, strconv.Itoa(fitSteps)}, os.Environ()) //nolint:gosec // the user's own Python
+	//nolint:gosec // the user's own Python
+	return syscall.Exec(python, []string{python, "-u", script, strconv.Itoa(fitSteps)}, os.Environ())
 }

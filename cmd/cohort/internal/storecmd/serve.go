@@ -229,7 +229,8 @@ func (a *app) endServe(server *tcpstore.Server, cause error, drain time.Duration
 		"cut": final.Cut, "requests": final.Requests(), "keys": final.Keys, "open": final.Clients(), "waiting": final.Waiting,
 	}
 	text := fmt.Sprintf("cohort store: stopped by %s after %s: %s connections, %s requests, %s keys",
-		cause, tui.Age(uptime), tui.Count(int64(final.Accepted)), tui.Count(int64(final.Requests())), tui.Count(int64(final.Keys))) //nolint:gosec // counters stay far below 2^63
+		//nolint:gosec // counters stay far below 2^63
+		cause, tui.Age(uptime), tui.Count(int64(final.Accepted)), tui.Count(int64(final.Requests())), tui.Count(int64(final.Keys)))
 	if n := final.Clients(); n > 0 {
 		text += fmt.Sprintf("; %d connections were still open", n)
 	}

@@ -59,7 +59,8 @@ func stop(continues <-chan os.Signal) {
 	var system, ours [64]byte // the kernel's struct sigaction on any architecture; zeros are its own action
 	const setSize = 8
 	action := func(to, old *[64]byte) syscall.Errno {
-		_, _, err := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGTSTP), uintptr(unsafe.Pointer(to)), //nolint:gosec // two arrays that outlive the call
+		//nolint:gosec // two arrays that outlive the call
+		_, _, err := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGTSTP), uintptr(unsafe.Pointer(to)),
 			uintptr(unsafe.Pointer(old)), setSize, 0, 0) //nolint:gosec // as above
 		return err
 	}

@@ -142,7 +142,8 @@ func (m *Machine) settleAny(slot uint64, s *anySlot) {
 }
 
 func (m *Machine) emit(peer int, op gloowire.Opcode, slot uint64, length int, data *transport.Op) {
-	m.Effects = append(m.Effects, Effect{Peer: peer, Frame: gloowire.Frame{Opcode: op, Slot: slot, Length: uint64(length)}, Op: data}) //nolint:gosec // a buffer's length
+	//nolint:gosec // a buffer's length
+	m.Effects = append(m.Effects, Effect{Peer: peer, Frame: gloowire.Frame{Opcode: op, Slot: slot, Length: uint64(length)}, Op: data})
 }
 
 func (m *Machine) complete(op *transport.Op, err error) {

@@ -160,7 +160,8 @@ func dialLower(ctx context.Context, cfg *Config, rank int, put func(int, net.Con
 	case err != nil && errors.Is(err, io.EOF):
 		err = cohort.New("native: hello", cohort.Unavailable,
 			"the rank closed the connection: it has ended or given up, or the address is stale or belongs to another group")
-	case err == nil && (answer.Group != cfg.Group || answer.From != uint32(rank) || answer.Size != uint32(cfg.Size)): //nolint:gosec // checked
+	//nolint:gosec // checked
+	case err == nil && (answer.Group != cfg.Group || answer.From != uint32(rank) || answer.Size != uint32(cfg.Size)):
 		err = cohort.New("native: hello", cohort.Protocol, "another group answers at this address: its store keys are stale")
 	}
 	if err != nil {
@@ -262,7 +263,8 @@ func greet(cfg *Config, c net.Conn, put func(int, net.Conn, *nativewire.Hello) b
 // hello is what this rank says to another one.
 func (c *Config) hello(to uint32) nativewire.Hello {
 	return nativewire.Hello{
-		Version: nativewire.Version, Group: c.Group, From: uint32(c.Rank), To: to, Size: uint32(c.Size), Window: uint32(c.Window), //nolint:gosec // checked
+		//nolint:gosec // checked
+		Version: nativewire.Version, Group: c.Group, From: uint32(c.Rank), To: to, Size: uint32(c.Size), Window: uint32(c.Window),
 		Lanes: uint32(c.Lanes), //nolint:gosec // checked
 	}
 }

@@ -42,26 +42,30 @@ func (v *iovecs) add(b []byte) {
 // makes a small operation a few hundredths faster.
 func sendv(fd int, v *iovecs) (int, syscall.Errno) {
 	if v.n == 1 {
-		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes), //nolint:gosec // the kernel wants addresses
+		//nolint:gosec // the kernel wants addresses
+		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes),
 			unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0)
 		return int(n), errno
 	}
 	msg := unix.Msghdr{Iov: &v.list[0]}
 	msg.SetIovlen(v.n)
-	n, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
+	//nolint:gosec // the kernel wants addresses
+	n, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 	return int(n), errno
 }
 
 // recvv reads what is there.
 func recvv(fd int, v *iovecs) (int, syscall.Errno) {
 	if v.n == 1 {
-		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes), //nolint:gosec // the kernel wants addresses
+		//nolint:gosec // the kernel wants addresses
+		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.list[0].Base)), uintptr(v.bytes),
 			unix.MSG_DONTWAIT, 0, 0)
 		return int(n), errno
 	}
 	msg := unix.Msghdr{Iov: &v.list[0]}
 	msg.SetIovlen(v.n)
-	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT) //nolint:gosec // the kernel wants addresses
+	//nolint:gosec // the kernel wants addresses
+	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_DONTWAIT)
 	return int(n), errno
 }
 
@@ -73,7 +77,8 @@ func epollLook(ep int, events []unix.EpollEvent) (int, syscall.Errno) {
 
 // epollRaw waits for at most so many milliseconds, without telling the scheduler.
 func epollRaw(ep int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), //nolint:gosec // the kernel wants addresses
+	//nolint:gosec // the kernel wants addresses
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)),
 		uintptr(ms), 0, 0)
 	return int(n), errno
 }
@@ -88,6 +93,7 @@ func epollSleep(ep int, events []unix.EpollEvent, rawSleep bool) (int, syscall.E
 			return n, errno
 		}
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), slice, 0, 0) //nolint:gosec // the kernel wants addresses
+	//nolint:gosec // the kernel wants addresses
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), slice, 0, 0)
 	return int(n), errno
 }

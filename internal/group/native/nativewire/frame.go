@@ -103,7 +103,8 @@ func Parse(b []byte) (Header, error) {
 	if h.Flags&Called != 0 {
 		word := binary.LittleEndian.Uint64(b[24:])
 		h.Call = Call{
-			Kind: collective.Kind(word), Op: reduce.Op(word >> 8), DType: tensor.DType(word >> 16), Root: uint16(word >> 24), //nolint:gosec // parts of it
+			//nolint:gosec // parts of it
+			Kind: collective.Kind(word), Op: reduce.Op(word >> 8), DType: tensor.DType(word >> 16), Root: uint16(word >> 24),
 			Bytes: binary.LittleEndian.Uint64(b[32:]),
 			Shape: collective.Shape{Lo: binary.LittleEndian.Uint64(b[40:]), Hi: binary.LittleEndian.Uint64(b[48:])},
 		}

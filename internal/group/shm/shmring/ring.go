@@ -126,8 +126,9 @@ func (r *Ring) Peek() (f Frame, payload []byte, ok, broken bool) {
 		if r.other-r.pos > uint64(len(r.data)) || (r.other-r.pos)%uint64(Unit) != 0 {
 			return f, nil, false, true
 		}
-		at := int(r.pos & uint64(len(r.data)-1))                                                //nolint:gosec // below the length
-		f = *(*Frame)(unsafe.Pointer(&r.data[at]))                                              //nolint:gosec // a place in the mapped segment
+		at := int(r.pos & uint64(len(r.data)-1)) //nolint:gosec // below the length
+		//nolint:gosec // a place in the mapped segment
+		f = *(*Frame)(unsafe.Pointer(&r.data[at]))
 		need := uint64(space(int(f.Size)))                                                      //nolint:gosec // a size
 		if f.Size > uint32(len(r.data)) || need > r.other-r.pos || at+int(need) > len(r.data) { //nolint:gosec // lengths
 			return f, nil, false, true
