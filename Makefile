@@ -8,7 +8,8 @@ BIN     ?= bin
 EXE     ?= cohort
 VERSION ?=
 COMMIT  := $(shell git describe --always --dirty --exclude '*' --abbrev=12 2>/dev/null)
-LDFLAGS := -s -w -X github.com/cohort-dist/cohort/cmd/cohort/internal/cli.version=$(VERSION) -X github.com/cohort-dist/cohort/cmd/cohort/internal/cli.commit=$(COMMIT)
+CLI     := github.com/cohort-dist/cohort/cmd/cohort/internal/cli
+LDFLAGS := -s -w -X $(CLI).version=$(VERSION) -X $(CLI).commit=$(COMMIT)
 TOOLS   := .tmp/bin
 COUNTS  := .tmp/counts
 TESTCOUNT := $(GO) run ./internal/devtools/testcount -log $(COUNTS)
@@ -40,7 +41,8 @@ demo: build ## run the demonstration: a store and four processes on this machine
 ALL := $(shell scripts/modules packages)
 
 # All packages but those that need PyTorch. The ones that take longest come first, so that none of them runs alone at the end.
-ALONE = $(GO) list ./internal/rpc/rrefcore ./cmd/cohort ./store/tcpstore ./internal/testing/conformance/... $(ALL) | grep -v /interop/
+LONGEST = ./internal/rpc/rrefcore ./cmd/cohort ./store/tcpstore ./internal/testing/conformance/...
+ALONE   = $(GO) list $(LONGEST) $(ALL) | grep -v /interop/
 
 # "make check" names a file for the coverage profile: then the stage says how much of each package its own tests reach.
 COVER ?=
@@ -48,23 +50,31 @@ COVER ?=
 # Many tests wait for timeouts and for processes: more packages than processors run at once.
 .PHONY: test
 test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
-	@mkdir -p .tmp; export COHORT_INTEROP=; { $(GO) test -p 4 -json -timeout 10m $(COVER:%=-coverprofile=%) $$($(ALONE)) || $(COUNTED); } | $(TESTCOUNT) -as test $(COVER:%=-cover %) -- $(GO) test
+	@mkdir -p .tmp; export COHORT_INTEROP=; \
+	{ $(GO) test -p 4 -json -timeout 10m $(COVER:%=-coverprofile=%) $$($(ALONE)) || $(COUNTED); } | \
+	$(TESTCOUNT) -as test $(COVER:%=-cover %) -- $(GO) test
 	@echo "left out: the race detector (make race, needs gcc) and real PyTorch (make interop, needs PyTorch)"
 
-# Packages whose code starts no goroutine, and whose parallel tests share nothing: the race detector takes ten times as long there. The first has
-# invariants to check; the others were run by "make test" as they are.
+# Packages whose code starts no goroutine, and whose parallel tests share nothing: the race detector takes ten times as long there.
+# The first has invariants to check; the others were run by "make test" as they are.
 CHECKED = ./internal/store/storecore
-SERIAL  = $(CHECKED) ./internal/rpc/aten ./internal/autograd/backwardcore ./internal/devtools/compat ./internal/devtools/crosscheck ./internal/store/keytable ./internal/repolint ./internal/rpc/rrefcore ./internal/devtools/sbom ./internal/devtools/testcount ./internal/store/storewire ./internal/rpc/worldcore
+SERIAL  = $(CHECKED) ./internal/store/keytable ./internal/store/storewire ./internal/autograd/backwardcore ./internal/repolint \
+	./internal/rpc/aten ./internal/rpc/rrefcore ./internal/rpc/worldcore \
+	./internal/devtools/compat ./internal/devtools/crosscheck ./internal/devtools/sbom ./internal/devtools/testcount
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
-	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; { $(GO) test -p 4 -race -tags invariants -json -timeout 15m $$($(ALONE) | grep -vxF "$$($(GO) list $(SERIAL))") || $(COUNTED); } | $(TESTCOUNT) -as race -- $(GO) test -race -tags invariants
+	@export GORACE=atexit_sleep_ms=0 COHORT_INTEROP= CGO_ENABLED=1; packages=$$($(ALONE) | grep -vxF "$$($(GO) list $(SERIAL))"); \
+	{ $(GO) test -p 4 -race -tags invariants -json -timeout 15m $$packages || $(COUNTED); } | \
+	$(TESTCOUNT) -as race -- $(GO) test -race -tags invariants
 	@$(GO) test -tags invariants -json -timeout 10m $(CHECKED) | $(TESTCOUNT) -as "machines with invariants"
 
 # The package that takes longest comes first, so that it does not run alone at the end.
 .PHONY: interop
 interop: ## run the tests with real PyTorch; COHORT_INTEROP=required makes a missing version fail
-	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; { $(GO) test -p 3 -json -count=1 -timeout 30m ./interop/launch ./interop/... ./internal/testing/torchtest/ || $(COUNTED); } | tee .tmp/interop.json | $(TESTCOUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
+	@mkdir -p .tmp; export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; \
+	{ $(GO) test -p 3 -json -count=1 -timeout 30m ./interop/launch ./interop/... ./internal/testing/torchtest/ || $(COUNTED); } | \
+	tee .tmp/interop.json | $(TESTCOUNT) -as interop $$([ $$COHORT_INTEROP = required ] && echo -noskip) -- $(GO) test
 
 .PHONY: compat
 compat: ## write the table of docs/compatibility.md from the results of make interop
@@ -76,18 +86,23 @@ CONTEXTS ?= 10000
 .PHONY: memory
 memory: ## very many calls and references, and autograd contexts with PyTorch: memory must not grow
 	@$(GO) test -json -count=1 -timeout 15m -run '^TestMemory$$' ./rpc -rpc.rounds $(CALLS) | $(TESTCOUNT) -as memory
-	@$(GO) test -json -count=1 -timeout 15m -run '^TestManyContexts$$' ./autograd/distautograd -distautograd.contexts $(CONTEXTS) | $(TESTCOUNT) -as "memory of contexts"
-	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; $(GO) test -json -count=1 -timeout 60m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts $(CONTEXTS) | $(TESTCOUNT) -as "memory with PyTorch"
+	@$(GO) test -json -count=1 -timeout 15m -run '^TestManyContexts$$' ./autograd/distautograd -distautograd.contexts $(CONTEXTS) | \
+	$(TESTCOUNT) -as "memory of contexts"
+	@export COHORT_INTEROP=$${COHORT_INTEROP:-auto}; \
+	$(GO) test -json -count=1 -timeout 60m -run '^TestAutogradManyContexts$$' ./interop/rpc -rpc.contexts $(CONTEXTS) | \
+	$(TESTCOUNT) -as "memory with PyTorch"
 
 .PHONY: model
 model: ## explore the large worlds of the reference protocol, which takes minutes
-	@$(LOW) $(GO) test -json -timeout 40m -run '^Test(CheckerFinds|MixedWorlds$$|Forger)' ./internal/rpc/rrefcore -rref.large | $(TESTCOUNT) -as model
+	@$(LOW) $(GO) test -json -timeout 40m -run '^Test(CheckerFinds|MixedWorlds$$|Forger)' ./internal/rpc/rrefcore -rref.large | \
+	$(TESTCOUNT) -as model
 
 # Lint compiles the same with the same tags. The moments wait most of the time: more packages than processors run at once.
 TAGS = moments,invariants
 .PHONY: moments
 moments: ## make things happen at chosen moments of execution (SEEDS=10000 for more)
-	@{ $(GO) test -p 4 -tags $(TAGS) -json -timeout 60m ./internal/testing/failpointtest/... -moments.seeds $(SEEDS) || $(COUNTED); } | $(TESTCOUNT) -as moments -- $(GO) test -tags $(TAGS)
+	@{ $(GO) test -p 4 -tags $(TAGS) -json -timeout 60m ./internal/testing/failpointtest/... -moments.seeds $(SEEDS) || $(COUNTED); } | \
+	$(TESTCOUNT) -as moments -- $(GO) test -tags $(TAGS)
 
 .PHONY: soak
 soak: ## run simulations and faults with many seeds: FIRST=1 COUNT=1000 RUN="machines moments jobs"; adds lines to docs/internals/soak.md
@@ -106,7 +121,8 @@ lint: $(TOOLS)/golangci-lint ## check format and style
 
 $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once)"
-	@mkdir -p $(TOOLS) && GOWORK=off GOFLAGS=-buildvcs=false $(LOW) $(GO) build -C tools -o ../$(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@mkdir -p $(TOOLS) && GOWORK=off GOFLAGS=-buildvcs=false $(LOW) \
+	$(GO) build -C tools -o ../$(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 .PHONY: tidy
 tidy: ## check that go.mod and go.sum of all modules are what `go mod tidy` would write
@@ -117,12 +133,16 @@ tidy: ## check that go.mod and go.sum of all modules are what `go mod tidy` woul
 CROSS = $(LOW) $(GO) run ./internal/devtools/crosscheck
 .PHONY: cross
 cross: ## check every package for the other platforms
-	@$(CROSS) -tests linux/386 linux/arm64 darwin/arm64 -- $(ALL) && $(CROSS) windows/amd64 -- $(ALL) && $(CROSS) -tests windows/amd64 -- ./store/...
-	@echo "cross linux/arm64: the command"; GOOS=linux GOARCH=arm64 $(LOW) $(GO) build -gcflags='all=-N -l' -ldflags=-s -o /dev/null ./cmd/cohort
+	@$(CROSS) -tests linux/386 linux/arm64 darwin/arm64 -- $(ALL)
+	@$(CROSS) windows/amd64 -- $(ALL)
+	@$(CROSS) -tests windows/amd64 -- ./store/...
+	@echo "cross linux/arm64: the command"
+	@GOOS=linux GOARCH=arm64 $(LOW) $(GO) build -gcflags='all=-N -l' -ldflags=-s -o /dev/null ./cmd/cohort
 
 .PHONY: cover
 cover: ## print how much of the code the tests of all packages reach (make check counts each package's own)
-	@mkdir -p .tmp && COHORT_INTEROP= $(GO) test -timeout 15m -coverpkg=$$(echo $(ALL) | tr ' ' ,) -coverprofile=.tmp/cover.out $$($(ALONE)) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
+	@mkdir -p .tmp; export COHORT_INTEROP=; covered=$$(echo $(ALL) | tr ' ' ,); \
+	$(GO) test -timeout 15m -coverpkg=$$covered -coverprofile=.tmp/cover.out $$($(ALONE)) >.tmp/cover.log || { cat .tmp/cover.log; exit 1; }
 	@$(GO) tool cover -func .tmp/cover.out | tail -n 1
 
 .PHONY: fmt
@@ -142,7 +162,9 @@ stage-model: stage-lint
 
 .PHONY: $(STAGES:%=stage-%)
 $(STAGES:%=stage-%): stage-%:
-	@echo "==> $*"; start=$$SECONDS; $(MAKE) $* || { echo "==> $* FAILED after $$((SECONDS - start)) s"; exit 1; }; echo "==> $* passed after $$((SECONDS - start)) s"
+	@echo "==> $*"; start=$$SECONDS; \
+	$(MAKE) $* || { echo "==> $* FAILED after $$((SECONDS - start)) s"; exit 1; }; \
+	echo "==> $* passed after $$((SECONDS - start)) s"
 
 .PHONY: check
 check: ## everything that CI runs: tidy, lint, cross, test, race, interop, model, memory, moments, fuzz

@@ -269,7 +269,7 @@ func TestNilElsewhere(t *testing.T) {
 		"nn.Sequential":            func() error { return nn.Sequential{nil}.Forward(v).Err() },
 	})
 	takesNil(t, map[string]func() error{
-		"cohort.Join": func() error {
+		"world.Join": func() error {
 			w, err := world.Join(ctx, "", nil, world.WithStore(store.NewMemory()), world.WithRank(0), world.WithWorldSize(1),
 				world.WithHook(nil), world.WithLogger(nil), world.WithGroup(nil), world.WithRendezvous(nil))
 			if err != nil {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // dynamicSim is a dynamic world whose workers, Go and PyTorch, come, go, die and do not answer for a while. At its end one
@@ -351,7 +353,7 @@ func (w *dynamicSim) simulate() error {
 
 func TestDynamicSimulation(t *testing.T) {
 	t.Parallel()
-	for seed := range someSeeds(350, 1799) {
+	for seed := range seeds.Range(200, 350, 1799) {
 		for _, faults := range []bool{false, true} {
 			holds(t, fmt.Sprintf("seed %d, faults %v", seed, faults), func() *dynamicSim { return newDynamicSim(seed, faults) })
 		}

@@ -6,7 +6,6 @@ package worldcore
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"os"
 	"slices"
 	"strconv"
@@ -17,11 +16,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/mutation"
 	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
-
-// someSeeds are the seeds that a simulation runs: first those that find a mutant which few others find.
-func someSeeds(instructive ...uint64) iter.Seq[uint64] {
-	return seeds.Range(200, instructive...)
-}
 
 func TestMain(m *testing.M) { os.Exit(mutation.Main(m)) }
 
@@ -393,7 +387,7 @@ func (w *endSim) lastBegun() time.Duration {
 func TestEndingSimulation(t *testing.T) {
 	t.Parallel()
 	ended := map[string]int{}
-	for seed := range someSeeds(410) {
+	for seed := range seeds.Range(200, 410) {
 		for kind := range troubles {
 			w := holds(t, fmt.Sprintf("seed %d, trouble %d", seed, kind), func() *endSim { return newEndSim(seed, kind) })
 			for _, g := range w.workers {
@@ -418,7 +412,7 @@ func TestEndingSimulation(t *testing.T) {
 func TestEndingDeadlines(t *testing.T) {
 	t.Parallel()
 	// In the first the time is over when a worker is found gone, before the store has told whether it had come to its end.
-	for seed := range someSeeds(7524) {
+	for seed := range seeds.Range(200, 7524) {
 		w := newEndSim(seed, trouble(seed%uint64(troubles)))
 		for _, g := range w.workers {
 			g.patient = 1 + w.within(8*time.Second)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // gatherSim is a static world whose workers, Go and PyTorch, do some all-gathers one after the other, while some of them die
@@ -479,7 +480,7 @@ func (w *gatherSim) simulate() error {
 func TestGatherSimulation(t *testing.T) {
 	t.Parallel()
 	ends := map[string]int{}
-	for seed := range someSeeds(273, 476, 1193) {
+	for seed := range seeds.Range(200, 273, 476, 1193) {
 		for _, deaths := range []bool{false, true} {
 			w := holds(t, fmt.Sprintf("seed %d, deaths %v", seed, deaths), func() *gatherSim {
 				return newGatherSim(seed, deaths)
@@ -504,7 +505,7 @@ func TestGatherSimulation(t *testing.T) {
 // TestGatherDeadlines: when the time of a caller is over, at whatever moment, its all-gather has failed or is complete.
 func TestGatherDeadlines(t *testing.T) {
 	t.Parallel()
-	for seed := range someSeeds() {
+	for seed := range seeds.Range(200) {
 		w := newGatherSim(seed, seed%2 > 0)
 		w.hurried = true
 		w.run(2 * timeout)

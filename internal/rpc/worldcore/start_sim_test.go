@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // startSim is some static worlds of the same processes, Go and PyTorch, one after the other on one store. Ranks come late, die
@@ -412,7 +414,7 @@ func (w *startSim) simulate() error {
 func TestStartSimulation(t *testing.T) {
 	t.Parallel()
 	ends := map[string]int{}
-	for seed := range someSeeds() {
+	for seed := range seeds.Range(200) {
 		for _, faults := range []bool{false, true} {
 			w := holds(t, fmt.Sprintf("seed %d, faults %v", seed, faults), func() *startSim { return newStartSim(seed, faults) })
 			for how, n := range w.ends {

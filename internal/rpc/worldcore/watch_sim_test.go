@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
 // watchSim is a world in which every worker waits for something that comes only if none dies.
@@ -114,7 +116,7 @@ func (w *watchSim) simulate() error {
 
 func TestWatchSimulation(t *testing.T) {
 	t.Parallel()
-	for seed := range someSeeds() {
+	for seed := range seeds.Range(200) {
 		for _, deaths := range []bool{false, true} {
 			holds(t, fmt.Sprintf("seed %d, deaths %v", seed, deaths), func() *watchSim { return newWatchSim(seed, deaths) })
 		}
