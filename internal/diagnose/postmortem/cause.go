@@ -145,7 +145,7 @@ func Explain(d Death) Cause {
 		}
 		cause.Advice = adviceFor(trace.exception)
 		if cause.Kind.Consequence() {
-			cause.Words = consequenceText(cause.Kind) + ": " + firstLine(trace.exception)
+			cause.Words = consequence(trace.exception)
 		}
 	default:
 		cause.Kind, cause.Words = exitCode, "exited with code "+strconv.Itoa(d.Code)
@@ -193,11 +193,16 @@ func stopped(d Death, sig int, trace traceback) Cause {
 	}
 }
 
-func consequenceText(k Kind) string {
-	if k == Timeout {
-		return "timed out waiting for another rank"
+// consequence says what another rank has done to a worker, by the text that tells of it.
+func consequence(text string) string {
+	words := "lost its connection to another rank"
+	switch {
+	case kindOf(text) == Timeout:
+		words = "timed out waiting for another rank"
+	case signalled.MatchString(text):
+		words = "was told that another rank had timed out"
 	}
-	return "lost its connection to another rank"
+	return words + ": " + firstLine(text)
 }
 
 func sizes(d Death) string {
@@ -257,6 +262,7 @@ func pickTraceback(d Death) traceback {
 		}
 	}
 	t := lastTraceback(d.Stderr)
+	t.exception = strings.Replace(t.exception, operationFailed, operationFailed+failure(d.Stderr), 1)
 	if m := loaderKilled.FindString(d.Stderr); m != "" && strings.Contains(t.exception, "exited unexpectedly") {
 		t.exception = "RuntimeError: " + m // the exception before the last says more
 	}

@@ -6,32 +6,7 @@ package postmortem
 import (
 	"cmp"
 	"regexp"
-	"strings"
 )
-
-// thrownText is what C++ prints of an uncaught exception. Its first line says why.
-var thrownText = regexp.MustCompile(`(?m)^terminate called after throwing an instance of '[^'\n]+'\r?\n  what\(\):  (.+)$`)
-
-// watchdog begins what the thread throws with which PyTorch watches over NCCL. It ends the process so because of what it has found.
-var watchdog = regexp.MustCompile(`^(?:\[[^\]]*\] )?(?:Process group|NCCL) watchdog thread terminated with exception: (?:\[Rank \d+\] )?`)
-
-// thrown returns why C++ has ended a process, "" if it has not said so. Python knows nothing of it.
-func thrown(stderr string) string {
-	all := thrownText.FindAllStringSubmatch(stderr, -1)
-	if len(all) == 0 {
-		return ""
-	}
-	return strings.TrimSuffix(watchdog.ReplaceAllString(all[len(all)-1][1], ""), ".")
-}
-
-// ncclError is how PyTorch tells of an error of NCCL: which line of PyTorch has noticed it, and what NCCL said of it some lines later.
-var ncclError = regexp.MustCompile(
-	`NCCL error in: \S+, ([^(,\n]*[^(,\n ])(?: \(run with [^)\n]*\))?, NCCL version \S+\n(?:.*\n){0,2}Last error:\n *(\S.*)`)
-
-// brief puts what NCCL said into the first line of an exception.
-func brief(exception string) string {
-	return ncclError.ReplaceAllString(exception, "NCCL error, $1: $2")
-}
 
 // crash explains the end of a worker by a signal that it brought upon itself.
 func crash(d Death, sig int, trace traceback) Cause {
@@ -39,16 +14,18 @@ func crash(d Death, sig int, trace traceback) Cause {
 		Kind: Crash, Words: "crashed: " + crashes[sig] + " (" + signalName(sig) + ")", Advice: crashAdvice(sig, d.Stderr),
 		Exception: trace.exception, Where: trace.where, Traceback: trace.text,
 	}
+	place := ""
 	if at, own := crashStack(d.Stderr); at.text != "" && trace.exception == "" {
 		cause.Where, cause.Traceback = at.where, at.text
 		switch {
 		case at.where != "" && own:
-			cause.Words += " in " + at.where
+			place = " in " + at.where
 		case at.where != "":
-			cause.Words += " while it was in " + at.where
+			place = " while it was in " + at.where
 		}
 	}
-	text := thrown(d.Stderr)
+	cause.Words += place
+	text := cmp.Or(thrown(d.Stderr), ended(d.Stderr))
 	switch size := sizeMismatch(d.Stderr); {
 	case size != "":
 		cause.Words += "; " + size
@@ -60,7 +37,7 @@ func crash(d Death, sig int, trace traceback) Cause {
 		cause.Advice = cmp.Or(adviceFor(trace.exception), cause.Advice)
 	case kindOf(text).Consequence():
 		cause.Kind, cause.Exception, cause.Advice = kindOf(text), text, adviceFor(text)
-		cause.Words = consequenceText(cause.Kind) + ": " + firstLine(text) + "; it " + cause.Words
+		cause.Words = consequence(text) + "; PyTorch ended it (" + signalName(sig) + ")" + place
 	case text != "":
 		if kind := kindOf(text); kind != Exception {
 			cause.Kind = kind
