@@ -240,6 +240,10 @@ func TestBesideTorchfrtrace(t *testing.T) {
 				"Rank 0 calls broadcast (train.py:14) where ranks 1 and 2 call all_reduce (train.py:14) as number 4 of default_pg.",
 			},
 			{
+				"newer", "nccl2 not in",
+				"Rank 1 calls all_gather_base (train.py:14) where ranks 0 and 2 call all_reduce (train.py:14) as number 4 of default_pg.",
+			},
+			{
 				"network", "",
 				"Ranks 0-2 are in all_reduce number 4 of default_pg with the same sizes, and none makes progress: the network " +
 					"between them is stuck, or one of them died after it had entered.",

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,10 +31,8 @@ const pipeTime = 10 * time.Second
 // NCCL writes it when it is asked, and a line into its log; so it is asked only if wanted.
 func recorded(ctx context.Context, r Rank, ask bool) *torchdump.Dump {
 	if server := r.env["TORCH_WORKER_SERVER_SOCKET"]; server != "" {
-		for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
-			if d := askServer(ctx, server, handler); d != nil && len(d.Entries) > 0 {
-				return d
-			}
+		if d := askRecorders(ctx, server); d != nil && len(d.Entries) > 0 {
+			return d
 		}
 	}
 	file := cmp.Or(r.env["TORCH_FR_DUMP_TEMP_FILE"], r.env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
@@ -110,6 +109,31 @@ func modified(name string) time.Time {
 		return time.Time{}
 	}
 	return info.ModTime()
+}
+
+// recorders are what a worker server has for the flight recorders of a process: gloo's, that of NCCL's older backend, and those of the newer
+// ones. An older server answers a question about the last as the first.
+var recorders = []string{"fr_trace_json", "dump_nccl_trace_json", "fr_trace_json?backend=nccl2", "fr_trace_json?backend=nccl-lazy"}
+
+// askRecorders returns the flight recorder of a process that has an operation which is not finished, or else one that has recorded
+// something. A process with several backends has several.
+func askRecorders(ctx context.Context, server string) *torchdump.Dump {
+	ctx, cancel := context.WithTimeout(ctx, 2*askTime)
+	defer cancel()
+	var best *torchdump.Dump
+	for _, handler := range recorders {
+		d := askServer(ctx, server, handler)
+		if d == nil {
+			continue
+		}
+		if slices.ContainsFunc(d.Entries, func(e torchdump.Entry) bool { return e.Open }) {
+			return d
+		}
+		if best == nil || len(best.Entries) == 0 {
+			best = d
+		}
+	}
+	return best
 }
 
 // askServer asks PyTorch's worker server, on a socket or at an address ("http://host:port").

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -64,6 +65,36 @@ func TestAskPipe(t *testing.T) {
 	}
 	if d := recorded(t.Context(), r, false); d != nil {
 		t.Errorf("a dump of an unknown time: %+v", d)
+	}
+}
+
+// TestSeveralRecorders: of the recorders of a process the one counts that has an operation which is not finished.
+func TestSeveralRecorders(t *testing.T) {
+	t.Parallel()
+	const finished = `{"version":"2.10","entries":[{"collective_seq_id":9,"process_group":["0","default_pg"],` +
+		`"profiling_name":"gloo:all_reduce","state":"scheduled","retired":true}]}`
+	waiting := strings.Replace(waitingDump, `"nccl:`, `"nccl2:`, 1)
+	for _, c := range []struct {
+		dumps map[string]string // by the backend that is asked for
+		seq   int
+	}{
+		{map[string]string{"": finished, "nccl2": waiting}, 4},
+		{map[string]string{"": finished, "nccl2": `{"version":"2.10"}`}, 9},
+		{map[string]string{"": `{"version":"2.10"}`, "nccl2": finished}, 9},
+		{map[string]string{"": waiting, "nccl2": finished}, 4},
+	} {
+		web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if dump := c.dumps[r.URL.Query().Get("backend")]; r.URL.Path == "/handler/fr_trace_json" && dump != "" {
+				_, _ = io.WriteString(w, dump)
+				return
+			}
+			http.NotFound(w, r)
+		}))
+		d := recorded(t.Context(), Rank{env: map[string]string{"TORCH_WORKER_SERVER_SOCKET": web.URL}}, false)
+		web.Close()
+		if d == nil || len(d.Entries) != 1 || d.Entries[0].Seq != c.seq {
+			t.Errorf("of %v: %+v", c.dumps, d)
+		}
 	}
 }
 

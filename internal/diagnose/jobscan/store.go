@@ -148,11 +148,7 @@ func askDebugServer(ctx context.Context, rank int, server string) verdict.Rank {
 		r.Trouble = fmt.Sprintf("its debug server is %.100q, which is not an address", server)
 		return r
 	}
-	for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
-		if d := askServer(ctx, strings.TrimSuffix(server, "/"), handler); d != nil && (r.Dump == nil || len(d.Entries) > 0) {
-			r.Dump = d
-		}
-	}
+	r.Dump = askRecorders(ctx, strings.TrimSuffix(server, "/"))
 	r.Trouble = "its debug server does not answer"
 	if r.Dump != nil {
 		r.Trouble = fmt.Sprintf("%d operations recorded", len(r.Dump.Entries))

@@ -158,12 +158,10 @@ func entry(m map[string]any) Entry {
 	}
 	e.Op = strings.TrimPrefix(e.Op, "_")
 	e.P2P, _ = m["is_p2p"].(bool)
+	// NCCL's older backend retires what has timed out. gloo's state is always "scheduled", and what of the newer backends for NCCL are
+	// retired before they are completed are those whose end they are not told of.
 	retired, _ := m["retired"].(bool)
-	if e.Backend == "nccl" {
-		e.Open = text(m["state"]) != "completed"
-	} else {
-		e.Open = !retired // gloo's state is always "scheduled"
-	}
+	e.Open = text(m["state"]) != "completed" && (!retired || e.Backend == "nccl")
 	frames, _ := m["frames"].([]any)
 	for _, f := range frames {
 		frame, _ := f.(map[string]any)

@@ -4,6 +4,7 @@
 package torchdump
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -55,6 +56,43 @@ func TestEntry(t *testing.T) {
 	}
 	if last.Where == "" {
 		t.Error("the source line is missing")
+	}
+}
+
+// TestUnfinished: each backend has its own way to record what is not finished. The dump of nccl2 has the form of PyTorch's hook that records
+// it; that of a rank of NCCL's older backend was written when a collective of it had timed out.
+func TestUnfinished(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string][]string{
+		"nccl2/rank0.json":      {"nccl2:reduce_scatter_tensor_coalesced 3 of default_pg"},
+		"nccl/timedout0.pickle": {"nccl:all_reduce 2 of undefined"},
+		"missing/rank0.json":    {"gloo:all_reduce 4 of default_pg"},
+	} {
+		var got []string
+		for _, e := range read(t, name).Entries {
+			if e.Open {
+				got = append(got, fmt.Sprintf("%s:%s %d of %s", e.Backend, e.Op, e.Seq, e.Desc))
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		open bool
+	}{
+		{`"nccl:all_reduce","state":"scheduled","retired":true`, true}, // timed out
+		{`"nccl:all_reduce","state":"completed","retired":false`, false},
+		{`"nccl2:all_reduce","state":"scheduled","retired":true`, false}, // its end is not known
+		{`"nccl2:all_reduce","state":"completed","retired":false`, false},
+		{`"nccl-lazy:all_reduce","state":"started","retired":false`, true},
+		{`"gloo:all_reduce","state":"scheduled","retired":true`, false},
+	} {
+		d, err := Parse([]byte(`{"version":"2.10","entries":[{"profiling_name":` + c.name + `}]}`))
+		if err != nil || len(d.Entries) != 1 || d.Entries[0].Open != c.open {
+			t.Errorf("%s: %+v, %v", c.name, d, err)
+		}
 	}
 }
 
