@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strconv"
 
 	"github.com/cohort-dist/cohort/internal/launch/joblog"
@@ -28,11 +27,8 @@ func newScreen(s Screen) *screen {
 	if s.Err == nil {
 		s.Err = io.Discard
 	}
-	sc := &screen{Screen: s, out: joblog.NewOutput(s.Out)}
-	sc.err = sc.out
-	if s.Err != s.Out {
-		sc.err = joblog.NewOutput(s.Err)
-	}
+	sc := &screen{Screen: s}
+	sc.out, sc.err = joblog.NewOutputs(s.Out, s.Err)
 	return sc
 }
 
@@ -101,6 +97,7 @@ func (a *attempt) sink(w *worker, which Streams) *joblog.Stream {
 	index := int(which) - 1
 	sink := &joblog.Stream{
 		Shared:  len(a.workers) > 1,
+		Writer:  w,
 		Trouble: func(err error) { sc.logf("the log of rank %d cannot be written: %v; the job goes on", w.rank, err) },
 	}
 	tee := c.Tee[w.local]&which != 0
@@ -115,10 +112,10 @@ func (a *attempt) sink(w *worker, which Streams) *joblog.Stream {
 	case !c.shown(w.local):
 	case sc.Ranks && !tee:
 		sink.Lines = func(line []byte) { sc.folds[index].Add(w.rank, line) }
-	case sc.Show != nil:
-		sink.Lines = func(line []byte) { _, _ = sc.output(which).Write(slices.Concat(sink.Prefix, line, []byte{'\n'})) }
 	default:
 		sink.Screen = sc.output(which)
+		// What moves the cursor of a terminal must not reach the lines of others, and a bar must not cover its prefix.
+		sink.Drawn = sc.Show != nil || len(sink.Prefix) > 0 || sink.Shared && sink.Screen.Terminal()
 	}
 	return sink
 }

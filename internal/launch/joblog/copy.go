@@ -20,11 +20,6 @@ const (
 	pieceSize = 64 << 10
 	// maxLine is the length at which a line without an end is written in pieces.
 	maxLine = 64 << 10
-	// stillTime is how long a piece of a line waits for the rest: a prompt has none.
-	stillTime = 100 * time.Millisecond
-	// sharedTime is the same where other workers print to the same screen: a worker that the machine keeps waiting in the
-	// middle of a line must not find lines of others in it.
-	sharedTime = 5 * time.Second
 )
 
 // Stream says where the output of one stream of a worker goes.
@@ -32,10 +27,15 @@ type Stream struct {
 	// Screen is where its lines go, with Prefix before each; nil: nowhere.
 	Screen *Output
 	Prefix []byte
-	// Shared says that other workers print to the screen too.
+	// Shared says that other workers print to the screen too. A line that is not finished is continued only by streams with
+	// the same Writer; nil: by this stream.
 	Shared bool
-	// Lines, if set, takes whole lines in place of Screen, as a terminal would show them: of what a carriage return has
-	// drawn over, such as a progress bar, the last state. Live, if set, is called with the line that is not finished whenever it
+	Writer any
+	// Drawn has Screen get lines as a terminal would show them: of what a carriage return has drawn over, such as a
+	// progress bar, the last state, and now and then the one before.
+	Drawn bool
+	// Lines, if set, takes these lines in place of Screen. Live, if set, is called with the line that is not finished whenever it
+	// changes; otherwise such a line is handed on, as a line of its own, when it stands still and every few seconds while it
 	// changes. Neither may keep the bytes.
 	Lines func(line []byte)
 	Live  func(line []byte)
@@ -49,95 +49,102 @@ type Stream struct {
 	// Tail keeps the last lines, or nil.
 	Tail *Tail
 
-	lost int   // how much is missing at the end of the file
-	full error // why, nil if it never was
+	lost int    // how much is missing at the end of the file
+	full error  // why, nil if it never was
+	rest []byte // of a line for the filter, which sees lines as they are
+}
+
+// copier is the machine of a stream: it takes pieces and shows lines. It has no clock.
+type copier interface {
+	// feed takes a piece, which may be empty. An error means that the screen is closed.
+	feed(piece []byte, now time.Time) error
+	// next returns when feed is to be called though nothing was read; zero: never.
+	next() time.Time
+	// finish shows what is left at the end.
+	finish(now time.Time) error
+}
+
+func (s *Stream) copier() copier {
+	if s.Drawn || s.Lines != nil {
+		return newDrawnCopier(s)
+	}
+	return &pieceCopier{s: s}
 }
 
 // Copy moves what r yields until its end. When the screen is closed (a closed pipe) it returns the error at once, so that
 // the worker finds its output closed, as it would without a launcher.
 func Copy(r *os.File, s *Stream) error {
-	if s.Lines != nil {
-		return s.copyLines(r)
-	}
 	buf := make([]byte, pieceSize)
-	var rest []byte // of a line
+	c := s.copier()
 	for {
-		if len(rest) > 0 {
-			_ = r.SetReadDeadline(time.Now().Add(s.flushDelay(rest)))
+		next := c.next()
+		if !next.IsZero() {
+			_ = r.SetReadDeadline(next)
 		}
 		failpoint.At("joblog.copy.read")
 		n, err := r.Read(buf)
-		if len(rest) > 0 {
+		if !next.IsZero() {
 			_ = r.SetReadDeadline(time.Time{})
 		}
 		s.keep(buf[:n])
-		var gone error
-		rest, gone = s.show(rest, buf[:n])
+		gone := c.feed(buf[:n], time.Now())
 		switch {
 		case gone != nil:
 			return gone
-		case errors.Is(err, os.ErrDeadlineExceeded) && n == 0:
-			rest, gone = nil, s.put(rest)
-		case errors.Is(err, os.ErrDeadlineExceeded):
-		case err != nil:
-			gone = s.finish(rest)
-			if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) {
-				err = nil
-			}
-			return errors.Join(gone, err)
-		}
-		if gone != nil {
-			return gone
-		}
-	}
-}
-
-// flushDelay is how long a piece of a line waits for the rest. One that a carriage return draws over is a progress bar, which
-// may have no end for hours.
-func (s *Stream) flushDelay(piece []byte) time.Duration {
-	if s.Shared && bytes.IndexByte(piece, '\r') < 0 {
-		return sharedTime
-	}
-	return stillTime
-}
-
-// copyLines is Copy for functions that take whole lines. They are never closed.
-func (s *Stream) copyLines(r *os.File) error {
-	buf := make([]byte, pieceSize)
-	var open rows
-	var rest []byte // of a line for the filter, which sees lines as they are
-	for {
-		if open.waiting() {
-			_ = r.SetReadDeadline(time.Now().Add(stillTime))
-		}
-		failpoint.At("joblog.copy.read")
-		n, err := r.Read(buf)
-		s.keep(buf[:n])
-		late := errors.Is(err, os.ErrDeadlineExceeded)
-		if open.waiting() || late {
-			_ = r.SetReadDeadline(time.Time{})
-		}
-		open.feed(buf[:n], time.Now(), s.Lines)
-		rest, _ = s.show(rest, buf[:n])
-		if err != nil && !late {
-			open.finish(s.Lines)
-			_ = s.finish(rest)
-		}
-		if open.changed && s.Live != nil {
-			open.changed = false
-			s.Live(open.live())
-		}
-		switch {
-		case err == nil || late:
+		case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
+			continue
 		case errors.Is(err, io.EOF), errors.Is(err, os.ErrClosed):
-			return nil
-		default:
-			return err
+			err = nil
 		}
+		s.filter(nil, true)
+		return errors.Join(c.finish(time.Now()), err)
 	}
 }
 
-// keep copies a piece to the file and the tail.
+// pieceCopier shows text as it is, in whole lines; a piece of a line when the pacer says so.
+type pieceCopier struct {
+	s     *Stream
+	rest  []byte // of a line
+	pacer pacer
+}
+
+func (c *pieceCopier) feed(piece []byte, now time.Time) error {
+	var err error
+	if c.rest, err = c.s.show(c.rest, piece); err != nil {
+		return err
+	}
+	if bytes.IndexByte(piece, '\n') >= 0 || len(c.rest) == 0 {
+		c.pacer.clear()
+	}
+	if len(piece) > 0 && len(c.rest) > 0 {
+		c.pacer.changed(now)
+		c.pacer.still, c.pacer.limit = c.s.patience(c.rest)
+	}
+	if over(c.pacer.due(), now) {
+		c.pacer.printed(now)
+		piece, c.rest = c.rest, nil
+		return c.s.put(piece)
+	}
+	return nil
+}
+
+func (c *pieceCopier) next() time.Time { return c.pacer.due() }
+
+func (c *pieceCopier) finish(time.Time) error { return c.s.put(c.rest) }
+
+// patience is how long a piece of a line that stands still waits for the rest, and one that keeps growing. One that a
+// carriage return draws over is a progress bar, which may have no end for hours.
+func (s *Stream) patience(piece []byte) (still, limit time.Duration) {
+	switch {
+	case !s.Shared:
+		return stillTime, stillTime
+	case bytes.IndexByte(piece, '\r') >= 0:
+		return stillTime, barTime
+	}
+	return sharedTime, sharedTime
+}
+
+// keep copies a piece to the file and the tail, and its lines to the filter.
 func (s *Stream) keep(piece []byte) {
 	if len(piece) == 0 {
 		return
@@ -148,6 +155,29 @@ func (s *Stream) keep(piece []byte) {
 	if s.File != nil {
 		s.save(piece)
 	}
+	s.filter(piece, false)
+}
+
+// filter hands the filter its whole lines, at the end also the last one.
+func (s *Stream) filter(piece []byte, end bool) {
+	if s.Filtered == nil {
+		return
+	}
+	s.rest = append(s.rest, piece...)
+	for len(s.rest) > 0 {
+		n := bytes.IndexByte(s.rest, '\n') + 1
+		if n == 0 && !end && len(s.rest) < maxLine {
+			return
+		}
+		if n == 0 {
+			n = len(s.rest)
+		}
+		if s.Keep(s.rest[:n]) {
+			_ = s.Filtered.put(s, s.Prefix, s.rest[:n])
+		}
+		s.rest = s.rest[n:]
+	}
+	s.rest = nil
 }
 
 // save copies a piece to the file.
@@ -176,7 +206,7 @@ func noRoom(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is
 
 // show writes the whole lines of rest and piece and returns what is left of the last one.
 func (s *Stream) show(rest, piece []byte) ([]byte, error) {
-	if len(piece) == 0 || s.Screen == nil && s.Filtered == nil {
+	if len(piece) == 0 || s.Screen == nil {
 		return rest, nil
 	}
 	last := bytes.LastIndexByte(piece, '\n')
@@ -200,32 +230,19 @@ func (s *Stream) show(rest, piece []byte) ([]byte, error) {
 	return append(rest[:0], piece[last+1:]...), err
 }
 
-// finish writes what is left at the end.
-func (s *Stream) finish(rest []byte) error {
-	if len(rest) == 0 || s.Screen == nil && s.Filtered == nil {
-		return nil
-	}
-	return s.put(rest)
-}
-
 // put hands text on: whole lines, or a piece that is not finished.
 func (s *Stream) put(text []byte) error {
-	if len(text) == 0 {
+	if len(text) == 0 || s.Screen == nil {
 		return nil
 	}
-	if s.Filtered != nil {
-		for rest := text; len(rest) > 0; {
-			end := lineEnd(rest)
-			if s.Keep(rest[:end]) {
-				_ = s.Filtered.put(s, s.Prefix, rest[:end])
-			}
-			rest = rest[end:]
-		}
+	return s.Screen.put(s.writer(), s.Prefix, text)
+}
+
+func (s *Stream) writer() any {
+	if s.Writer == nil {
+		return s
 	}
-	if s.Screen == nil {
-		return nil
-	}
-	return s.Screen.put(s, s.Prefix, text)
+	return s.Writer
 }
 
 // lineEnd returns the length of the first line with its end.

@@ -20,17 +20,54 @@ import (
 // Output is shared by streams. Each writes whole lines; a piece of a line that stands still for a while is written as it
 // is, and the next writer begins a new line.
 type Output struct {
-	w  io.Writer
-	mu struct {
-		sync.Mutex
-		unfinished any // the writer whose line is not finished, or nil
-		scratch    []byte
-		err        error
-	}
+	w    io.Writer
+	line *line
+	err  error // under the lock of line
+}
+
+// line is where the next character goes. Several outputs share it if they end in one terminal or file.
+type line struct {
+	mu         sync.Mutex
+	unfinished any // the writer whose line is not finished, or nil
+	scratch    []byte
 }
 
 // NewOutput returns an Output that writes to w.
-func NewOutput(w io.Writer) *Output { return &Output{w: w} }
+func NewOutput(w io.Writer) *Output { return &Output{w: w, line: new(line)} }
+
+// NewOutputs returns outputs that write to w and to v. If these are one terminal, pipe or file, as after 2>&1, neither
+// continues a line of the other.
+func NewOutputs(w, v io.Writer) (*Output, *Output) {
+	a := NewOutput(w)
+	switch {
+	case w == v:
+		return a, a
+	case sameFile(w, v):
+		return a, &Output{w: v, line: a.line}
+	}
+	return a, NewOutput(v)
+}
+
+func sameFile(w, v io.Writer) bool {
+	f, ok := w.(*os.File)
+	g, both := v.(*os.File)
+	if !ok || !both {
+		return false
+	}
+	a, errA := f.Stat()
+	b, errB := g.Stat()
+	return errA == nil && errB == nil && os.SameFile(a, b)
+}
+
+// Terminal reports whether the output is a terminal, or another device that does not keep what it is sent.
+func (o *Output) Terminal() bool {
+	f, ok := o.w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
 
 // Write writes text between the lines of others: messages of the launcher itself.
 func (o *Output) Write(text []byte) (int, error) {
@@ -42,9 +79,9 @@ func (o *Output) Write(text []byte) (int, error) {
 
 // Err returns why it cannot be written any more, nil if it can.
 func (o *Output) Err() error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.mu.err
+	o.line.mu.Lock()
+	defer o.line.mu.Unlock()
+	return o.err
 }
 
 // put writes text, which ends with a line or with an unfinished one, for a writer. A prefix is put before every line.
@@ -53,32 +90,36 @@ func (o *Output) put(writer any, prefix, text []byte) error {
 		return nil
 	}
 	failpoint.At("joblog.output.lock")
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.mu.err != nil {
-		return o.mu.err
+	o.line.mu.Lock()
+	defer o.line.mu.Unlock()
+	if o.err != nil {
+		return o.err
 	}
+	out := o.line.add(writer, prefix, text)
+	failpoint.At("joblog.output.write")
+	_, o.err = o.w.Write(out)
+	return o.err
+}
+
+// add returns what to write so that text does not continue a line of another writer.
+func (l *line) add(writer any, prefix, text []byte) []byte {
 	out := text
-	foreign := o.mu.unfinished != nil && o.mu.unfinished != writer
+	foreign := l.unfinished != nil && l.unfinished != writer
 	if foreign || len(prefix) > 0 {
-		out = o.mu.scratch[:0]
+		out = l.scratch[:0]
 		if foreign {
 			out = append(out, '\n')
 		}
-		continued := o.mu.unfinished == writer
-		out = appendPrefixed(out, prefix, text, continued)
-		o.mu.scratch = out
-		if cap(out) > 1<<20 {
-			o.mu.scratch = nil
+		out = appendPrefixed(out, prefix, text, l.unfinished == writer)
+		if l.scratch = out; cap(out) > 1<<20 {
+			l.scratch = nil
 		}
 	}
-	o.mu.unfinished = nil
+	l.unfinished = nil
 	if out[len(out)-1] != '\n' {
-		o.mu.unfinished = writer
+		l.unfinished = writer
 	}
-	failpoint.At("joblog.output.write")
-	_, o.mu.err = o.w.Write(out)
-	return o.mu.err
+	return out
 }
 
 // appendPrefixed appends text with prefix before each of its lines; the first one may continue a line.

@@ -5,8 +5,11 @@ package joblog
 
 import (
 	"bytes"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // rows turns what a worker prints for a terminal into lines that are finished and rows that still change: progress bars
@@ -26,8 +29,9 @@ type rows struct {
 // row is one row that is not finished.
 type row struct {
 	text  []byte
-	drawn bool // a carriage return was seen: it is a progress bar
-	over  bool // the next character is the first of the row again
+	drawn bool   // a carriage return was seen: it is a progress bar
+	over  bool   // the next character is the first of the row again
+	shown []byte // what was printed of it before it was finished
 }
 
 const (
@@ -90,7 +94,7 @@ func (r *rows) print(text []byte, put func([]byte)) {
 	for len(row.text)+len(text) > maxLine {
 		n := maxLine - len(row.text)
 		put(append(row.text, text[:n]...))
-		row.text, text = row.text[:0], text[n:]
+		row.text, row.shown, text = row.text[:0], nil, text[n:]
 	}
 	row.text = append(row.text, text...)
 }
@@ -176,25 +180,71 @@ func (r *rows) obey(e []byte) {
 
 // settle finishes rows that are held for too long.
 func (r *rows) settle(now time.Time, put func([]byte)) {
-	if r.cur > 0 && now.Sub(r.at) >= stillTime {
+	if over(r.settles(), now) {
 		r.commit(r.cur, put)
 	}
 }
 
-// commit finishes the first n rows. A bar that was wiped is not shown.
+// commit finishes the first n rows. A bar that was wiped is not shown, nor what was shown already as it is.
 func (r *rows) commit(n int, put func([]byte)) {
 	n = min(n, len(r.open))
 	for i := range n {
 		row := &r.open[i]
-		if text := bytes.TrimRight(row.text, " "); len(text) > 0 {
+		switch text := row.visible(); {
+		case len(text) > 0 && bytes.Equal(text, row.shown):
+		case len(text) > 0:
 			put(text)
-		} else if !row.drawn {
+		case !row.drawn:
 			put(row.text)
 		}
 	}
 	r.open = append(r.open[:0], r.open[n:]...)
 	r.cur = max(0, r.cur-n)
 	r.changed = true
+}
+
+// visible returns what a terminal shows of a row.
+func (r *row) visible() []byte { return bytes.TrimRight(r.text, " ") }
+
+// hidden reports whether an open row has something that was not shown.
+func (r *rows) hidden() bool {
+	return slices.ContainsFunc(r.open, func(row row) bool {
+		return len(row.visible()) > 0 && !bytes.Equal(row.visible(), row.shown)
+	})
+}
+
+// show prints the open rows that have something that was not shown.
+func (r *rows) show(put func([]byte)) {
+	for i := range r.open {
+		row := &r.open[i]
+		text := row.visible()
+		if len(text) == 0 || bytes.Equal(text, row.shown) {
+			continue
+		}
+		row.shown = bytes.Clone(text)
+		if !row.drawn {
+			text = lastPart(text)
+		}
+		put(text)
+	}
+}
+
+// maxPart bounds what is printed of a line that only grows, such as one of dots, while it does.
+const maxPart = 200
+
+var colours = regexp.MustCompile("\x1b\\[[0-9;:]*m")
+
+// lastPart returns the end of a long line.
+func lastPart(text []byte) []byte {
+	if len(text) <= maxPart {
+		return text
+	}
+	text = colours.ReplaceAll(text, nil)
+	from := max(0, len(text)-maxPart)
+	for from < len(text) && !utf8.RuneStart(text[from]) {
+		from++
+	}
+	return slices.Concat([]byte("..."), text[from:])
 }
 
 // finish ends the output: what is left is shown.
@@ -205,8 +255,13 @@ func (r *rows) finish(put func([]byte)) {
 	r.commit(len(r.open), put)
 }
 
-// waiting reports whether rows are held that settle may finish.
-func (r *rows) waiting() bool { return r.cur > 0 }
+// settles returns when rows that are held are finished; zero: none are.
+func (r *rows) settles() time.Time {
+	if r.cur == 0 {
+		return time.Time{}
+	}
+	return r.at.Add(stillTime)
+}
 
 // Plain returns text as a terminal would show it in the end: without what was drawn over.
 func Plain(text []byte) string {
@@ -228,7 +283,7 @@ func Plain(text []byte) string {
 func (r *rows) live() []byte {
 	var all []byte
 	for _, row := range r.open {
-		if text := bytes.TrimRight(row.text, " "); len(text) > 0 {
+		if text := row.visible(); len(text) > 0 {
 			if len(all) > 0 {
 				all = append(all, " | "...)
 			}

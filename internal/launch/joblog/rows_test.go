@@ -71,11 +71,11 @@ func TestRowsSettle(t *testing.T) {
 	now := time.Unix(0, 0)
 	r.feed([]byte(bar(10)+"\n"), now, put)
 	r.feed(nil, now.Add(stillTime-1), put)
-	if len(lines) != 0 || !r.waiting() {
+	if len(lines) != 0 || r.settles().IsZero() {
 		t.Errorf("too early: %q", lines)
 	}
 	r.feed(nil, now.Add(stillTime), put)
-	if diff := cmp.Diff([]string{"100%|## | 10/10"}, lines); diff != "" || r.waiting() || len(r.live()) > 0 {
+	if diff := cmp.Diff([]string{"100%|## | 10/10"}, lines); diff != "" || !r.settles().IsZero() || len(r.live()) > 0 {
 		t.Errorf("it is not printed: %s", diff)
 	}
 	// The next one is a bar of its own.

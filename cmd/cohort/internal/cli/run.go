@@ -189,12 +189,21 @@ func (a *app) live(o runflags.Options, s *launch.Screen) (end func()) {
 	if o.NoLive || o.Workers == 1 && o.Nodes.Max <= 1 || !tui.IsTerminal(a.Out) || a.Getenv("TERM") == "dumb" {
 		return func() {}
 	}
-	view := tui.NewLive(out, func() (int, int) {
+	size := func() (width, height int) {
 		width, height, err := term.GetSize(int(out.Fd()))
-		if err != nil || width <= 0 || height <= 0 || tui.InBackground(out) {
+		if err != nil {
 			return 0, 0
 		}
 		return width, height
+	}
+	if !tui.HasRoom(size()) { // a terminal without a size, such as that of a container in CI, never gets one
+		return func() {}
+	}
+	view := tui.NewLive(out, func() (int, int) {
+		if tui.InBackground(out) {
+			return 0, 0
+		}
+		return size()
 	})
 	s.Out, s.Ranks = view, s.Ranks || o.RankPrefix == "auto"
 	if tui.IsTerminal(a.Err) {

@@ -70,11 +70,14 @@ const (
 	leastWidth, leastHeight = 10, 3
 )
 
+// HasRoom reports whether a terminal is large enough for lines at its bottom.
+func HasRoom(width, height int) bool { return width >= leastWidth && height >= leastHeight }
+
 // draw prints whole lines above and the frame below, in one write so that nothing flickers.
 func (l *Live) draw(above []byte) {
 	width, height := l.size()
 	var lines []string
-	if l.mu.frame != nil && !l.mu.paused && width >= leastWidth && height >= leastHeight {
+	if l.mu.frame != nil && !l.mu.paused && HasRoom(width, height) {
 		lines = l.mu.frame(width, height/2)
 	}
 	if out := l.mu.region.draw(above, lines, width); len(out) > 0 && l.mu.err == nil {
