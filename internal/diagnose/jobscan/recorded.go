@@ -111,8 +111,8 @@ func modified(name string) time.Time {
 	return info.ModTime()
 }
 
-// recorders are what a worker server has for the flight recorders of a process: gloo's, that of NCCL's older backend, and those of the newer
-// ones. An older server answers a question about the last as the first.
+// recorders are what a worker server has for the flight recorders of a process: gloo's, that of NCCL's older backend, and those of the
+// newer ones. An older server answers a question about the last as the first.
 var recorders = []string{"fr_trace_json", "dump_nccl_trace_json", "fr_trace_json?backend=nccl2", "fr_trace_json?backend=nccl-lazy"}
 
 // askRecorders returns the flight recorder of a process that has an operation which is not finished, or else one that has recorded

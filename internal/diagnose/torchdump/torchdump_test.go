@@ -59,8 +59,8 @@ func TestEntry(t *testing.T) {
 	}
 }
 
-// TestUnfinished: each backend has its own way to record what is not finished. The dump of nccl2 has the form of PyTorch's hook that records
-// it; that of a rank of NCCL's older backend was written when a collective of it had timed out.
+// TestUnfinished: each backend has its own way to record what is not finished. The dump of nccl2 has the form of PyTorch's hook that
+// records it; that of a rank of NCCL's older backend was written when a collective of it had timed out.
 func TestUnfinished(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string][]string{
