@@ -12,37 +12,38 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/diagnose/bundle"
+	"github.com/cohort-dist/cohort/internal/diagnose/jobdoc"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/launch/agent"
 )
 
 // Evidence is what was observed when a job failed or hung, before any worker was signalled.
 type Evidence struct {
-	Taken time.Time     `json:"taken"`
-	Took  time.Duration `json:"took"`
-	Ranks []RankState   `json:"ranks"`
+	Taken time.Time
+	Took  time.Duration
+	Ranks []RankState
 	// Waits are the store's waiters.
-	Waits []StoreWait `json:"waits,omitempty"`
+	Waits []StoreWait
 }
 
 // RankState is what a live worker was doing.
 type RankState struct {
-	Rank cohort.Rank `json:"rank"`
-	PID  int         `json:"pid"`
+	Rank cohort.Rank
+	PID  int
 	// Doing is the line of the program that matters most, as text; empty where there is none.
-	Doing string `json:"doing,omitempty"`
+	Doing string
 	// Idle is how long its main thread had not run, so that it had been there for at least as long; 0: not known.
-	Idle time.Duration `json:"idle,omitempty"`
+	Idle time.Duration
 	// Stack is the text of all Python stacks, or of all goroutines; Error why there is none.
-	Stack string `json:"stack,omitempty"`
-	Error string `json:"error,omitempty"`
+	Stack string
+	Error string
 }
 
 // StoreWait is a client of the job's store that waits for a key.
 type StoreWait struct {
-	Key   string      `json:"key"`
-	Rank  cohort.Rank `json:"rank"` // [cohort.NoRank]: not known
-	Since time.Time   `json:"since"`
+	Key   string
+	Rank  cohort.Rank // [cohort.NoRank]: not known
+	Since time.Time
 }
 
 // Of returns the state of a rank, or nil.
@@ -134,18 +135,28 @@ func saveSeen(b *bundle.Bundle, a *Attempt) {
 	if a.seen == nil {
 		return
 	}
-	write := func(seen verdict.Job) bool {
-		text, err := json.MarshalIndent(seen, "", "  ")
+	write := func(recorders bool) bool {
+		text, err := json.MarshalIndent(a.seenDocument(recorders), "", "  ")
 		return err == nil && b.Write(fmt.Sprintf("attempt%d-seen.json", a.Number), text)
 	}
-	if write(*a.seen) {
-		return
+	if !write(true) {
+		write(false)
 	}
-	short := *a.seen
-	short.Ranks = slices.Clone(short.Ranks)
-	for i := range short.Ranks {
-		short.Ranks[i].Dump = nil
+}
+
+// seenDocument is what the watch has seen of the attempt.
+func (a *Attempt) seenDocument(recorders bool) *jobdoc.Document {
+	seen := *a.seen
+	if !recorders {
+		seen.Notes = append(slices.Clip(seen.Notes), "the flight recorders were too large for the evidence")
 	}
-	short.Notes = append(slices.Clip(short.Notes), "the flight recorders were too large for the evidence")
-	write(short)
+	v := verdict.Judge(seen)
+	v.Hung = true
+	if a.Verdict != "" {
+		v.Sentence = a.Verdict
+	}
+	d := jobdoc.FromLook(jobdoc.Live, seen, v)
+	d.Job.Attempt = jobdoc.Known(a.Number)
+	d.AddEvidence(seen, recorders)
+	return d
 }

@@ -18,24 +18,24 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
-// Report says how a job ended.
+// Report says how a job ended. Its JSON form is cohort.job.v1, which docs/json.md describes.
 type Report struct {
-	RunID       string    `json:"run_id"`
-	Program     string    `json:"program"`
-	Host        string    `json:"host"`
-	Workers     int       `json:"workers"`
-	MaxRestarts int       `json:"max_restarts"`
-	Started     time.Time `json:"started"`
-	Ended       time.Time `json:"ended"`
-	Succeeded   bool      `json:"succeeded"`
+	RunID       string
+	Program     string
+	Host        string
+	Workers     int
+	MaxRestarts int
+	Started     time.Time
+	Ended       time.Time
+	Succeeded   bool
 	// Signal is the signal that the user ended the job with, or 0.
-	Signal int `json:"signal,omitempty"`
+	Signal int
 	// Sentence says why it failed: "rank 1 raised ValueError: bad batch 17".
-	Sentence string    `json:"sentence,omitempty"`
-	Attempts []Attempt `json:"attempts"`
+	Sentence string
+	Attempts []Attempt
 	// LogDir is where the log files are, Bundle where the evidence is; "" if there is none.
-	LogDir string `json:"log_dir,omitempty"`
-	Bundle string `json:"bundle,omitempty"`
+	LogDir string
+	Bundle string
 
 	err error // what Err returns if the job failed
 	// decided says that Succeeded, Sentence and err are those of the whole job, which another launcher has reported.
@@ -44,19 +44,21 @@ type Report struct {
 
 // Attempt is one try to run the job.
 type Attempt struct {
-	Number    int       `json:"number"`
-	Started   time.Time `json:"started"`
-	Ended     time.Time `json:"ended"`
-	Succeeded bool      `json:"succeeded"`
-	Signal    int       `json:"signal,omitempty"`
-	Hung      bool      `json:"hung,omitempty"`
+	Number    int
+	Started   time.Time
+	Ended     time.Time
+	Succeeded bool
+	Signal    int
+	Hung      bool
 	// Verdict says why it hung.
-	Verdict string `json:"verdict,omitempty"`
+	Verdict string
+	// World is the number of ranks on all nodes.
+	World int
 	// Workers are in the order of ranks.
-	Workers []WorkerEnd `json:"workers"`
+	Workers []WorkerEnd
 	// First is the rank that failed first, [cohort.NoRank] if none has.
-	First    cohort.Rank `json:"first"`
-	Evidence *Evidence   `json:"evidence,omitempty"`
+	First    cohort.Rank
+	Evidence *Evidence
 
 	seen   *verdict.Job // by the watch, if it hung and no later one has
 	events string       // of its cgroup then
@@ -64,32 +66,33 @@ type Attempt struct {
 
 // WorkerEnd is how a worker ended.
 type WorkerEnd struct {
-	Rank  cohort.Rank `json:"rank"`
-	Local int         `json:"local_rank"`
-	Host  string      `json:"host"`
-	PID   int         `json:"pid"`
+	Rank  cohort.Rank
+	Local int
+	Host  string
+	PID   int
 	// Code is the exit status, or -N for signal N.
-	Code int `json:"code"`
+	Code int
 	// Kind is the class of the cause ("exception", "lost_peer", ...), Words says it: "raised ValueError: bad batch 17".
-	Kind      string `json:"kind"`
-	Words     string `json:"words"`
-	Exception string `json:"exception,omitempty"`
-	Where     string `json:"where,omitempty"`
-	Traceback string `json:"traceback,omitempty"`
-	Advice    string `json:"advice,omitempty"`
+	Kind      string
+	Words     string
+	Exception string
+	Where     string
+	Traceback string
+	Advice    string
 	// Started and Ended are zero for a worker that was not started, or that could not be ended.
-	Started time.Time `json:"started,omitzero"`
-	Ended   time.Time `json:"ended,omitzero"`
+	Started time.Time
+	Ended   time.Time
 	// LastOut and LastErr are its last lines.
-	LastOut string `json:"-"`
-	LastErr string `json:"last_stderr,omitempty"`
+	LastOut string
+	LastErr string
 }
 
 // attemptOf returns what users see of an attempt.
 func attemptOf(a agent.Attempt) Attempt {
 	r := Attempt{
 		Number: a.Number, Started: a.Started, Ended: a.Ended, Succeeded: a.Outcome.Succeeded(), Signal: int(a.Outcome.Signal),
-		Hung: a.Outcome.Hung, Verdict: a.Verdict, First: a.First, Evidence: evidenceOf(a.Evidence), seen: a.Seen, events: a.CgroupEvents,
+		Hung: a.Outcome.Hung, Verdict: a.Verdict, World: a.World, First: a.First, Evidence: evidenceOf(a.Evidence),
+		seen: a.Seen, events: a.CgroupEvents,
 	}
 	for _, w := range a.Workers {
 		r.Workers = append(r.Workers, WorkerEnd{

@@ -65,7 +65,7 @@ func TestTopWithoutATerminal(t *testing.T) {
 		t.Errorf("exit %d, %q\n%q", code, complaints, out)
 	}
 	out, _, code = plain(t, regexp.MustCompile(`(?s)\n{`), "store", "top", "--addr", server.Addr().String(), "--every", "100ms", "--json")
-	if code != 0 || !strings.HasPrefix(out, `{"addr":"127.0.0.1:`) {
+	if code != 0 || !strings.HasPrefix(out, `{"schema":"cohort.store.top.v1","addr":"127.0.0.1:`) {
 		t.Errorf("exit %d\n%q", code, out)
 	}
 }

@@ -176,8 +176,8 @@ func normalise(ts *testscript.TestScript, _ bool, args []string) {
 		{`127\.0\.0\.1:\d+`, "ADDR"},
 		{`(?:pid \d+ [^(\n]*)?\(?ADDR\)? +ready`, "CLIENT  ready"}, // the process is known on Linux only
 		{`CLIENT +WAITS`, "CLIENT  WAITS"},
-		{`"(uptime_ns|since_ns|uptime_ms|ms|bytes)":\d+`, `"$1":0`},
-		{`"(operations_per_second|num_keys|stats|native|validate|check|ping|set|wait|get|add)":[0-9.]+(e[+-]\d+)?`, `"$1":N`},
+		{`"(uptime_s|age_s|elapsed_ms|data_bytes)":[0-9.]+`, `"$1":0`},
+		{`"(operations_per_s|num_keys|stats|native|validate|check|ping|set|wait|get|add)":[0-9.]+(e[+-]\d+)?`, `"$1":N`},
 		{`"operations":\d+`, `"operations":N`},
 		{`up [0-9a-z.]+`, "up AGE"},
 		{`operations .*`, "operations RATES"},

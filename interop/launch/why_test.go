@@ -154,14 +154,11 @@ func signalRank(t *testing.T, name string, rank int, sig syscall.Signal) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var rows []struct{ Rank, PID int }
-	for line := range bytes.Lines(out) {
-		var row struct{ Rank, PID int }
-		if err = json.Unmarshal(line, &row); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		rows = append(rows, row)
+	var answer struct{ Ranks []struct{ Rank, PID int } }
+	if err = json.Unmarshal(out, &answer); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
+	rows := answer.Ranks
 	if len(rows) != 2 || rows[rank].Rank != rank {
 		t.Fatalf("%s", out)
 	}
@@ -200,7 +197,7 @@ func TestWhySpawned(t *testing.T) {
 			t.Cleanup(end)
 			j.wait(j.out, "is ready\n", 2)
 			pid := regexp.MustCompile(`program (\d+)`).FindStringSubmatch(j.out.String())[1]
-			whyAny(t, "job "+pid,
+			whyAny(t, pid,
 				`^Rank 1 has not reached all_reduce \(spawn\.py:20\); it is in load_batch \(spawn\.py:12\).*; rank 0 waits( for \d+ s)?\.$`)
 			end()
 			j.end()
@@ -215,16 +212,28 @@ func whyAny(t *testing.T, job, want string) {
 	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); {
 		out, _ = exec.Command(program(t), "why", "--json").Output() // another job may end meanwhile
 		for lines := json.NewDecoder(bytes.NewReader(out)); ; {
-			var answer struct{ Job, Sentence string }
+			var answer jobAnswer
 			if lines.Decode(&answer) != nil {
 				break
 			}
-			if answer.Job == job && regexp.MustCompile(want).MatchString(answer.Sentence) {
+			if answer.Job.ID == job && regexp.MustCompile(want).MatchString(answer.Job.Verdict.Sentence) {
 				return
 			}
 		}
 	}
 	t.Errorf("%s: the answer is\n%s\nwant %s", job, out, want)
+}
+
+// jobAnswer is what a test needs of cohort.job.v1.
+type jobAnswer struct {
+	Job struct {
+		ID      string
+		Verdict struct {
+			Sentence string
+			Hung     bool
+			Proof    []string
+		}
+	}
 }
 
 // jobID is a name that a second run of these tests on this machine does not use.
@@ -249,19 +258,17 @@ func why(t *testing.T, job, want string) (proof string) {
 // whether does the same, and returns whether the job hangs, too.
 func whether(t *testing.T, job, want string) (proof string, hung bool) {
 	t.Helper()
-	var answer struct {
-		Sentence string
-		Hung     bool
-		Proof    []string
-	}
+	answer := jobAnswer{}.Job.Verdict
 	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); {
 		out, err := exec.Command(program(t), "why", "--json", job).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		if err := json.Unmarshal(out, &answer); err != nil {
+		var document jobAnswer
+		if err := json.Unmarshal(out, &document); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
+		answer = document.Job.Verdict
 		if regexp.MustCompile(want).MatchString(answer.Sentence) {
 			return strings.Join(answer.Proof, "\n"), answer.Hung
 		}

@@ -121,26 +121,33 @@ func (p *Process) String() string {
 	var b strings.Builder
 	b.WriteString("process " + strconv.Itoa(p.PID) + ", Python " + p.Version + "\n")
 	for _, t := range p.Threads {
-		b.WriteString("  thread " + strconv.Itoa(t.ID) + " " + strconv.Quote(t.Name))
-		if t.State != "" {
-			b.WriteString(", state " + t.State)
-		}
-		if t.Kernel != "" {
-			b.WriteString(" in " + t.Kernel)
-		}
-		if t.HoldsGIL {
-			b.WriteString(", holds the GIL")
-		}
-		if t.Moving {
-			b.WriteString(", moving")
-		}
-		b.WriteByte('\n')
-		for _, f := range t.Frames {
-			b.WriteString("    " + f.String() + "\n")
-		}
-		if t.Truncated {
-			b.WriteString("    ...\n")
-		}
+		b.WriteString(t.String())
+	}
+	return b.String()
+}
+
+// String returns the stack of a thread as text, a line for each frame.
+func (t Thread) String() string {
+	var b strings.Builder
+	b.WriteString("  thread " + strconv.Itoa(t.ID) + " " + strconv.Quote(t.Name))
+	if t.State != "" {
+		b.WriteString(", state " + t.State)
+	}
+	if t.Kernel != "" {
+		b.WriteString(" in " + t.Kernel)
+	}
+	if t.HoldsGIL {
+		b.WriteString(", holds the GIL")
+	}
+	if t.Moving {
+		b.WriteString(", moving")
+	}
+	b.WriteByte('\n')
+	for _, f := range t.Frames {
+		b.WriteString("    " + f.String() + "\n")
+	}
+	if t.Truncated {
+		b.WriteString("    ...\n")
 	}
 	return b.String()
 }

@@ -16,26 +16,28 @@ import (
 // Verdict is the answer.
 type Verdict struct {
 	// Sentence says why the job stands still, or that it does not.
-	Sentence string `json:"sentence"`
+	Sentence string
 	// Hung says that it stands still.
-	Hung bool `json:"hung"`
+	Hung bool
 	// Still says that nothing has moved, which does not prove that it hangs. Unseen says that GPUs may be at work.
-	Still, Unseen bool `json:"-"`
+	Still, Unseen bool
 	// Culprits are the ranks that the others wait for.
-	Culprits []int `json:"culprits,omitempty"`
+	Culprits []int
 	// Proof are the facts behind the sentence, a line each.
-	Proof []string `json:"proof,omitempty"`
+	Proof []string
 	// Moving are the ranks that do something of their own and got on with it between two readings: others may only wait for that.
-	Moving []int `json:"-"`
+	Moving []int
 	// Places say where each rank is: the part of the proof that stays the same while nothing moves.
-	Places []string `json:"-"`
+	Places []string
+	// Activities say what each rank does that could be read.
+	Activities []Activity
 }
 
 // Judge looks at a job.
 func Judge(j Job) Verdict {
 	c := convene(j)
 	v := c.tempered(c.judge())
-	v.Places = c.places()
+	v.Places, v.Activities = c.places(), c.activities()
 	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() || working(r) != nil })
 	v.Proof = slices.Concat(v.Places, c.waits(), c.leftKeys(), j.NCCL[:min(len(j.NCCL), maxNCCL)], c.logged(), j.Notes)
 	return v

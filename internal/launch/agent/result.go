@@ -16,6 +16,7 @@ import (
 // Attempt is how an attempt ended on this node. launch.Attempt explains the fields.
 type Attempt struct {
 	Number         int
+	World          int // ranks on all nodes
 	Started, Ended time.Time
 	Outcome        launchcore.Outcome
 	Workers        []WorkerEnd // in the order of ranks
@@ -48,8 +49,8 @@ func HungSentence(verdict string) string {
 // result describes how an attempt ended.
 func (a *attempt) result(o launchcore.Outcome) Attempt {
 	r := Attempt{
-		Number: a.place.attempt, Started: a.started, Ended: time.Now(), Outcome: o, First: a.firstFailure(o), Evidence: a.found,
-		Verdict: a.hang.verdict, Seen: a.hang.seen, CgroupEvents: a.hang.events,
+		Number: a.place.attempt, World: a.place.world, Started: a.started, Ended: time.Now(), Outcome: o,
+		First: a.firstFailure(o), Evidence: a.found, Verdict: a.hang.verdict, Seen: a.hang.seen, CgroupEvents: a.hang.events,
 	}
 	for _, w := range a.workers {
 		r.Workers = append(r.Workers, a.workerEnd(w, o.Hung))

@@ -39,32 +39,32 @@ var severity = map[Finding]int{
 	OutOfStep: 9, deadlock: 8, MissingRank: 7, LateRank: 7, StuckMessage: 5, Unfinished: 4, Behind: 3, NoDump: 2, InStep: 0,
 }
 
-// Diagnosis is the result of the dumps of all ranks together. Ranks are global ranks.
+// Diagnosis is the result of the dumps of all ranks together. Ranks are global ranks. Its JSON form is cohort.trace.v1.
 type Diagnosis struct {
-	Finding Finding `json:"finding"`
+	Finding Finding
 	// Sentence names, in plain English, the ranks that are late, missing or out of step.
-	Sentence string `json:"sentence"`
+	Sentence string
 	// Ranks are the ranks to look at.
-	Ranks  []int            `json:"ranks"`
-	Groups []groupDiagnosis `json:"groups"`
+	Ranks  []int
+	Groups []groupDiagnosis
 	// Workers are the RPC workers, the one that waits longest first.
-	Workers []workerView `json:"workers,omitempty"`
+	Workers []workerView
 	// Notes are about the dumps themselves: doubles, old ones.
-	Notes []string `json:"notes,omitempty"`
+	Notes []string
 }
 
 // groupDiagnosis is the verdict on one group. Ranks are global ranks.
 type groupDiagnosis struct {
-	Group       string  `json:"group"`
-	Description string  `json:"description,omitempty"`
-	Size        int     `json:"size"`
-	Transport   string  `json:"transport,omitempty"`
-	Finding     Finding `json:"finding"`
-	Sentence    string  `json:"sentence"`
-	Ranks       []int   `json:"ranks"`
+	Group       string
+	Description string
+	Size        int
+	Transport   string
+	Finding     Finding
+	Sentence    string
+	Ranks       []int
 	// Missing are the members without a dump.
-	Missing []int      `json:"missing,omitempty"`
-	Members []rankView `json:"members"`
+	Missing []int
+	Members []rankView
 
 	team  *team
 	since time.Duration // how long the longest wait has lasted
@@ -72,23 +72,23 @@ type groupDiagnosis struct {
 
 // rankView is one rank of a group as its dump shows it.
 type rankView struct {
-	Rank      int    `json:"rank"`       // global
-	GroupRank int    `json:"group_rank"` // in the group
-	Host      string `json:"host,omitempty"`
-	PID       int    `json:"pid,omitempty"`
+	Rank      int // global
+	GroupRank int // in the group
+	Host      string
+	PID       int
 	Status
 	// Doing are the operations that are not complete, oldest first; at most a few.
-	Doing  []pending `json:"doing,omitempty"`
-	Failed string    `json:"failed,omitempty"`
+	Doing  []pending
+	Failed string
 }
 
 // pending is an operation that is not complete.
 type pending struct {
 	Entry
 	// Text describes the operation, with global ranks.
-	Text string `json:"text"`
+	Text string
 	// Wait is its age when the dump was taken, or when it failed.
-	Wait time.Duration `json:"wait_ns"`
+	Wait time.Duration
 }
 
 // maxDoing bounds the operations that a rankView lists.

@@ -34,9 +34,9 @@ type Worker struct {
 type workerView struct {
 	Worker
 	// Text describes the request that has waited longest, "" if none waits.
-	Text string `json:"text,omitempty"`
+	Text string
 	// Wait is its age when the dump was taken.
-	Wait time.Duration `json:"wait_ns"`
+	Wait time.Duration
 }
 
 // workers lists the RPC workers of dumps.

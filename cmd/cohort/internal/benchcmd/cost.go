@@ -5,7 +5,6 @@ package benchcmd
 
 import (
 	"context"
-	"encoding/json"
 	"io"
 	"regexp"
 	"runtime"
@@ -14,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/sys/spinwait"
 )
@@ -139,7 +139,7 @@ func (m *meter) emit(name string, value float64, unit string) {
 		Value float64 `json:"value"`
 		Unit  string  `json:"unit"`
 	}{m.group, name, m.peer, value, unit}
-	_ = json.NewEncoder(m.out).Encode(row)
+	_ = command.WriteJSON(m.out, "bench", row)
 }
 
 // run has callers call fn in closed loops, first to warm up, then measured. With size it reports the bandwidth of size

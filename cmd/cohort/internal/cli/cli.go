@@ -98,8 +98,8 @@ list and call the workers of its RPC world.`),
 		return command.Usage(fmt.Errorf("%w; %q explains the flags", command.PlainFlagError(err), cmd.CommandPath()+" --help"))
 	})
 	root.AddCommand(a.runCommand(), a.coordinateCommand(), a.whyCommand(), a.psCommand(), storecmd.New(a.App), rpccmd.New(a.App),
-		a.traceCommand(), benchcmd.New(a.App), democmd.New(a.App), democmd.NewWorker(a.App), a.manCommand(), a.versionCommand(),
-		exitCodesTopic())
+		a.traceCommand(), benchcmd.New(a.App), democmd.New(a.App), democmd.NewWorker(a.App), a.manCommand(), a.schemaCommand(),
+		a.versionCommand(), exitCodesTopic())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {
@@ -193,7 +193,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Args:  command.Exactly(),
 		RunE: func(*cobra.Command, []string) error {
 			v := thisVersion()
-			return a.Print(v, v.String())
+			return a.Print("version", v, v.String())
 		},
 	}
 }

@@ -76,15 +76,11 @@ func (a *app) coordinate(ctx context.Context, f coordinateFlags) error {
 	if err != nil {
 		return err
 	}
-	level := &slog.HandlerOptions{Level: slog.LevelInfo}
+	level := slog.LevelInfo
 	if f.quiet {
-		level.Level = slog.LevelWarn
+		level = slog.LevelWarn
 	}
-	var handler slog.Handler = slog.NewTextHandler(a.Err, level)
-	if a.JSON {
-		handler = slog.NewJSONHandler(a.Err, level)
-	}
-	logger := slog.New(handler)
+	logger := slog.New(a.LogHandler(level))
 	options := []elastic.CoordinatorOption{
 		elastic.WithPrefix(f.prefix), elastic.WithJoinTimeout(f.join), elastic.WithLastCall(f.lastCall), elastic.WithSilence(f.silence),
 		elastic.WithPatience(f.patience), elastic.WithLogger(logger),

@@ -38,7 +38,7 @@ Write the manual pages cohort.1, cohort-run.1 and so on into a folder.`),
 				}
 				n++
 			}
-			return a.Print(map[string]any{"pages": n, "folder": args[0]}, fmt.Sprintf("%d pages in %s", n, args[0]))
+			return a.Print("man", map[string]any{"pages": n, "folder": args[0]}, fmt.Sprintf("%d pages in %s", n, args[0]))
 		},
 	}
 }

@@ -131,7 +131,7 @@ func (a *app) dryRun(c launch.Config) error {
 	if err != nil {
 		return err
 	}
-	return a.Print(plan, plan.String())
+	return a.Print("plan", plan, plan.String())
 }
 
 // screen says how the job shows itself: with ranks and colours for people on a terminal, as it comes for programs.

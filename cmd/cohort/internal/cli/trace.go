@@ -203,7 +203,7 @@ func writePerfetto(name string, dumps []flightrec.Dump) error {
 
 func (a *app) printVerdict(v flightrec.Diagnosis, verbose bool) error {
 	if a.JSON {
-		return a.Print(v, "")
+		return a.Print("trace", v, "")
 	}
 	style := tui.StyleFor(a.Out, a.Getenv)
 	var b strings.Builder

@@ -15,14 +15,13 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
-	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/diagnose/jobdoc"
 	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
@@ -56,7 +55,7 @@ key, and ranks that run PyTorch's debug server are asked for their flight record
   cohort why $(pgrep -of train.py)
   cohort why --addr node0:29500
   cohort why dumps/
-  cohort why --json | jq -r .sentence`, "\n"),
+  cohort why --json | jq -r .job.verdict.sentence`, "\n"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 && addr == "" && exists(args[0]) {
 				return a.whyFiles(args)
@@ -143,7 +142,7 @@ func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) e
 		return err
 	}
 	for _, j := range found {
-		if err := a.printWhy("job "+j.ID, verdict.Judge(jobscan.Look(ctx, j, apart))); err != nil {
+		if err := a.printWhy(jobdoc.Live, j.ID, jobscan.Look(ctx, j, apart)); err != nil {
 			return err
 		}
 	}
@@ -156,7 +155,7 @@ const storePatience = 5 * time.Second
 // whyStore explains a job by its store where its ranks are not on this host.
 func (a *app) whyStore(ctx context.Context, addr string, apart time.Duration) error {
 	if found, err := jobs(ctx, []string{addr}); err == nil && len(found) == 1 {
-		return a.printWhy("job "+found[0].ID, verdict.Judge(jobscan.Look(ctx, found[0], apart)))
+		return a.printWhy(jobdoc.Live, found[0].ID, jobscan.Look(ctx, found[0], apart))
 	}
 	limited, cancel := context.WithTimeout(ctx, storePatience)
 	defer cancel()
@@ -165,22 +164,7 @@ func (a *app) whyStore(ctx context.Context, addr string, apart time.Duration) er
 		return fmt.Errorf("no job on this host has the store %s, and it cannot be asked: %w", addr, command.Explain(ctx, err))
 	}
 	defer func() { _ = client.Close() }()
-	return a.printWhy("store "+addr, verdict.Judge(jobscan.AskStore(ctx, client)))
-}
-
-// whyAnswer is a verdict as JSON.
-type whyAnswer struct {
-	Job string `json:"job"`
-	verdict.Verdict
-}
-
-func (a *app) printWhy(job string, v verdict.Verdict) error {
-	style := tui.StyleFor(a.Out, a.Getenv)
-	lines := []string{style.Dim(tui.Printable(job) + ":"), style.Bold(tui.Printable(v.Sentence))}
-	for _, line := range v.Proof {
-		lines = append(lines, "  "+tui.Printable(line))
-	}
-	return a.Print(whyAnswer{job, v}, strings.Join(lines, "\n"))
+	return a.printWhy(jobdoc.Store, addr, jobscan.AskStore(ctx, client))
 }
 
 // whyFiles explains a bundle or dumps.
@@ -194,14 +178,14 @@ func (a *app) whyFiles(args []string) error {
 		if err := json.Unmarshal(b, &r); err != nil {
 			return fmt.Errorf("%s: %w", report, err)
 		}
-		return a.Print(&r, strings.TrimSuffix(r.Text(nil), "\n"))
+		return a.printBundle(&r)
 	}
 	seen, err := readTorchDumps(args)
 	if err == nil {
-		return a.printWhy("dumps", verdict.Judge(seen))
+		return a.printWhy(jobdoc.Dumps, "", seen)
 	}
 	if dumps, own := a.readDumps(args); own == nil {
-		return a.printVerdict(flightrec.Analyze(dumps), false)
+		return a.printDumps(flightrec.Analyze(dumps))
 	}
 	return err
 }
@@ -274,73 +258,4 @@ func readTorchDumps(args []string) (verdict.Job, error) {
 // hasLines reports whether a dump knows source lines: of a pickle and a JSON file of one rank the pickle is taken.
 func hasLines(d *torchdump.Dump) bool {
 	return len(d.Entries) > 0 && d.Entries[len(d.Entries)-1].Where != ""
-}
-
-func (a *app) psCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "ps [JOB]",
-		Short: "List the jobs on this host, their ranks and what each is doing",
-		Long: strings.TrimSpace(`
-List the jobs on this host, no matter what started them, with a line for each rank that runs
-here: its store, its process, how often it was restarted, and what it is doing. JOB is
-the id or the store address of one of them, or the process id of one of its ranks. With
---json each rank is one object; no line means that no job runs.`),
-		Args: command.Between(0, 1, "JOB"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			found, err := jobs(cmd.Context(), args)
-			if errors.Is(err, cohort.NotFound) && len(args) == 0 {
-				return a.noJobs()
-			}
-			if err != nil {
-				return err
-			}
-			return a.ps(cmd.Context(), found)
-		},
-	}
-}
-
-// noJobs says that there are none: in JSON by no line.
-func (a *app) noJobs() error {
-	if a.JSON {
-		return nil
-	}
-	return a.Print(nil, "no jobs")
-}
-
-type psRow struct {
-	Job     string `json:"job"`
-	Store   string `json:"store"`
-	World   int    `json:"world"`
-	Rank    int    `json:"rank"`
-	PID     int    `json:"pid"`
-	Restart int    `json:"restart"`
-	Doing   string `json:"doing"`
-	Command string `json:"command"`
-}
-
-func (a *app) ps(ctx context.Context, found []jobscan.Job) error {
-	var rows []psRow
-	for _, j := range found {
-		doing := jobscan.Doing(ctx, j)
-		for i, r := range j.Ranks {
-			rows = append(rows, psRow{j.ID, j.Store, j.World, r.Rank, r.PID, r.Restart, doing[i], r.Command})
-		}
-	}
-	if a.JSON {
-		for _, r := range rows {
-			if err := a.Print(r, ""); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(w, "JOB\tSTORE\tRANK\tPID\tRESTART\tDOING")
-	for _, r := range rows {
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\n", tui.Printable(r.Job), tui.Printable(r.Store), r.Rank, r.World, r.PID,
-			r.Restart, tui.Printable(r.Doing))
-	}
-	_ = w.Flush()
-	return a.Print(nil, strings.TrimSuffix(b.String(), "\n"))
 }

@@ -6,7 +6,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -111,7 +110,7 @@ func (a *App) Complain(err error) {
 		if remote != nil {
 			report["kind"], report["stack"] = remote.Kind, remote.Stack
 		}
-		_ = json.NewEncoder(a.Err).Encode(report)
+		_ = WriteJSON(a.Err, "error", report)
 		return
 	}
 	style := tui.StyleFor(a.Err, a.Getenv)
@@ -126,17 +125,22 @@ func (a *App) Complain(err error) {
 // Note says something besides the result, where errors go: in words, or as one JSON object.
 func (a *App) Note(text string) {
 	if a.JSON {
-		_ = json.NewEncoder(a.Err).Encode(map[string]any{"note": text})
+		_ = WriteJSON(a.Err, "note", map[string]any{"note": text})
 		return
 	}
 	_, _ = fmt.Fprintln(a.Err, text)
 }
 
-// Print writes v as JSON with --json, else text with a line end.
-func (a *App) Print(v any, text string) error {
+// Print writes v with --json, as WriteJSON does, else text with a line end.
+func (a *App) Print(form string, v any, text string) error {
 	if a.JSON {
-		return json.NewEncoder(a.Out).Encode(v)
+		return WriteJSON(a.Out, form, v)
 	}
+	return a.PrintText(text)
+}
+
+// PrintText writes text with a line end.
+func (a *App) PrintText(text string) error {
 	_, err := fmt.Fprintln(a.Out, text)
 	return err
 }

@@ -5,7 +5,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -105,7 +104,7 @@ func (a *App) reportConnecting(addr string, done <-chan struct{}) {
 		}
 		waited := time.Since(start).Round(time.Second)
 		if a.JSON {
-			_ = json.NewEncoder(a.Err).Encode(map[string]any{"event": "connecting", "addr": addr, "waited_ms": waited.Milliseconds()})
+			_ = WriteJSON(a.Err, "connecting", map[string]any{"addr": addr, "waited_s": waited.Seconds()})
 		} else {
 			_, _ = fmt.Fprintf(a.Err, "cohort: no store answers at %s after %s; still trying\n", addr, waited)
 		}

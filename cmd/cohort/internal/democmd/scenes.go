@@ -46,7 +46,7 @@ type scenes struct {
 // tell prints a line of the story, or an event.
 func (s *scenes) tell(event, text string) {
 	if s.JSON {
-		_ = s.Print(map[string]any{"event": event, "ms": time.Since(s.start).Milliseconds(), "text": text}, "")
+		_ = s.Print("demo", map[string]any{"event": event, "elapsed_ms": time.Since(s.start).Milliseconds(), "text": text}, "")
 		return
 	}
 	_, _ = fmt.Fprintln(s.Out, text)

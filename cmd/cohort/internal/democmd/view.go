@@ -49,12 +49,12 @@ func (v *view) say(event string, rank int, text string) {
 	}
 	elapsed := time.Since(v.start)
 	who := "store"
-	object := map[string]any{"event": event, "ms": elapsed.Milliseconds(), "text": text}
+	object := map[string]any{"event": event, "elapsed_ms": elapsed.Milliseconds(), "text": text}
 	if rank >= 0 {
 		who = "rank " + strconv.Itoa(rank)
 		object["rank"] = rank
 	}
-	_ = v.app.Print(object, fmt.Sprintf("%6.2fs  %-7s  %s", elapsed.Seconds(), who, tui.Printable(text)))
+	_ = v.app.Print("demo", object, fmt.Sprintf("%6.2fs  %-7s  %s", elapsed.Seconds(), who, tui.Printable(text)))
 }
 
 func (v *view) opening() {
@@ -137,7 +137,9 @@ func (v *view) closing() error {
 			"around in %.1f s; the store did %s operations on %d keys",
 		processes(len(v.board.Workers)), 250*len(v.board.Workers), elapsed.Seconds(), tui.Count(storecmd.OpsOf(stats)), stats.Keys)
 	if v.app.JSON {
-		return v.app.Print(map[string]any{"event": "end", "ms": elapsed.Milliseconds(), "text": text, "workers": len(v.board.Workers)}, "")
+		return v.app.Print("demo", map[string]any{
+			"event": "end", "elapsed_ms": elapsed.Milliseconds(), "text": text, "workers": len(v.board.Workers),
+		}, "")
 	}
 	_, err := fmt.Fprintln(v.app.Out, v.style.Green("done:")+" "+text)
 	return err

@@ -62,13 +62,13 @@ PyTorch worker of a dynamic world it joins, calls and leaves.`),
 				}
 				shown := showValue(result)
 				if a.JSON {
-					return a.Print(map[string]any{"worker": args[0], "function": args[1], "result": shown}, "")
+					return a.Print("rpc.call", map[string]any{"worker": args[0], "function": args[1], "result": shown}, "")
 				}
 				text, err := json.Marshal(shown)
 				if err != nil {
 					return err
 				}
-				return a.Print(nil, string(text))
+				return a.PrintText(string(text))
 			})
 		},
 	}

@@ -76,7 +76,7 @@ removes a worker that leaves in order. A worker without an address is still star
 
 func (a *app) printRPCWorld(w *rpcWorld) error {
 	if a.JSON {
-		return a.Print(w, "")
+		return a.Print("rpc.ls", w, "")
 	}
 	kind := "dynamic"
 	if w.Static {
@@ -96,7 +96,7 @@ func (a *app) printRPCWorld(w *rpcWorld) error {
 		}
 		fmt.Fprintf(&b, "\n%5d  %-*s  %-7s  %s", m.ID, width, tui.Printable(m.Name), kind, cmp.Or(tui.Printable(m.Addr), "-"))
 	}
-	return a.Print(w, b.String())
+	return a.PrintText(b.String())
 }
 
 // The keys of PyTorch's RPC start, below roundPrefix.

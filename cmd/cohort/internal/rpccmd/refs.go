@@ -25,10 +25,10 @@ const rpcReferences = "cohort.rpc.references"
 
 // refsReport is what "cohort rpc refs" finds.
 type refsReport struct {
-	Workers []rpc.ReferenceInfo `json:"workers"`
-	Cycles  [][]string          `json:"cycles"`
-	Skipped []string            `json:"skipped,omitempty"` // PyTorch workers, which do not tell
-	Failed  map[string]string   `json:"failed,omitempty"`  // workers that did not answer
+	Workers []rpc.ReferenceInfo
+	Cycles  [][]string
+	Skipped []string          // PyTorch workers, which do not tell
+	Failed  map[string]string // workers that did not answer
 }
 
 func (a *app) rpcRefsCommand() *cobra.Command {
@@ -54,7 +54,7 @@ such cycles are shown too.`),
 				if err != nil {
 					return err
 				}
-				if err := a.Print(report, report.text()); err != nil {
+				if err := a.Print("rpc.refs", report.document(), report.text()); err != nil {
 					return err
 				}
 				for _, name := range report.failedNames() {

@@ -107,7 +107,7 @@ func (a *app) writeStubs(folder string, files map[string]string, force bool) err
 		}
 		names = append(names, file)
 	}
-	return a.Print(map[string]any{"files": names}, strings.Join(names, "\n"))
+	return a.Print("rpc.stubs", map[string]any{"files": names}, strings.Join(names, "\n"))
 }
 
 // identifier is what Python allows as a name, but for its keywords.

@@ -5,7 +5,6 @@ package storecmd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -17,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -124,7 +124,7 @@ func httpHandler(server func() tcpstore.Stats) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s)
+		_ = command.WriteJSON(w, "store.stats", statsOf(s))
 	})
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintln(w, "cohort store: /metrics (Prometheus), /healthz, /stats (JSON)")

@@ -96,7 +96,7 @@ func (a *app) getCommand() *cobra.Command {
 			return err
 		}
 		if a.JSON {
-			return a.Print(newKeyValue(args[0], value), "")
+			return a.Print("store.get", newKeyValue(args[0], value), "")
 		}
 		if !bare {
 			value = append(value, '\n')
@@ -120,7 +120,7 @@ func (a *app) setCommand() *cobra.Command {
 		Example: strings.Trim(`
   cohort store set epoch 3
   cohort store set model - < model.bin      the value comes from standard input`, "\n"),
-	}, (*tcpstore.Client).Set)
+	}, "store.set", (*tcpstore.Client).Set)
 }
 
 func (a *app) appendCommand() *cobra.Command {
@@ -130,13 +130,13 @@ func (a *app) appendCommand() *cobra.Command {
 		Example: strings.Trim(`
   cohort store append log "step 1 done;"
   date | cohort store append log -          the value comes from standard input`, "\n"),
-	}, (*tcpstore.Client).Append)
+	}, "store.append", (*tcpstore.Client).Append)
 }
 
 // writeCommand completes a command that writes a value. What comes from standard input is read before the store is
 // dialled: it may take its time.
 func (a *app) writeCommand(
-	cmd *cobra.Command, write func(s *tcpstore.Client, ctx context.Context, key string, value []byte) error,
+	cmd *cobra.Command, form string, write func(s *tcpstore.Client, ctx context.Context, key string, value []byte) error,
 ) *cobra.Command {
 	var value []byte
 	cmd.Args = command.Exactly("KEY", "VALUE")
@@ -144,7 +144,7 @@ func (a *app) writeCommand(
 		if err := write(s, ctx, args[0], value); err != nil {
 			return err
 		}
-		return a.done(map[string]any{"key": args[0], "bytes": len(value)})
+		return a.done(form, map[string]any{"key": args[0], "value_bytes": len(value)})
 	})
 	talk := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
@@ -157,9 +157,9 @@ func (a *app) writeCommand(
 }
 
 // done tells of a success that only JSON has words for.
-func (a *app) done(result map[string]any) error {
+func (a *app) done(form string, result map[string]any) error {
 	if a.JSON {
-		return a.Print(result, "")
+		return a.Print(form, result, "")
 	}
 	return nil
 }
@@ -192,7 +192,7 @@ func (a *app) addCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.Print(map[string]any{"key": args[0], "sum": sum}, strconv.FormatInt(sum, 10))
+		return a.Print("store.add", map[string]any{"key": args[0], "sum": sum}, strconv.FormatInt(sum, 10))
 	})
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if negative.MatchString(err.Error()) {
@@ -234,7 +234,7 @@ counts as replaced, because PyTorch's protocol does not tell the two apart.`),
 
 			Swapped bool `json:"swapped"`
 		}{newKeyValue(args[0], value), swapped}
-		if err := a.Print(result, string(value)); err != nil || swapped {
+		if err := a.Print("store.cas", result, string(value)); err != nil || swapped {
 			return err
 		}
 		return command.Exit(command.ExitUnchanged)
@@ -252,7 +252,7 @@ func (a *app) waitCommand() *cobra.Command {
 		if err := s.Wait(ctx, args...); err != nil {
 			return nameMissing(ctx, s, args, err)
 		}
-		return a.done(map[string]any{"keys": args})
+		return a.done("store.wait", map[string]any{"keys": args})
 	})
 }
 
@@ -294,7 +294,7 @@ func (a *app) deleteCommand() *cobra.Command {
 				missing = append(missing, key)
 			}
 			if a.JSON {
-				if err := a.Print(map[string]any{"key": key, "deleted": had}, ""); err != nil {
+				if err := a.Print("store.delete", map[string]any{"key": key, "deleted": had}, ""); err != nil {
 					return err
 				}
 			}
@@ -331,7 +331,7 @@ includes the store's own keys, as PyTorch's num_keys does.`),
 			if err != nil {
 				return err
 			}
-			return a.Print(map[string]any{"count": n}, strconv.Itoa(n))
+			return a.Print("store.keys", map[string]any{"count": n}, strconv.Itoa(n))
 		}
 		keys, err := s.ListKeys(ctx)
 		if err != nil {
@@ -369,7 +369,7 @@ func (a *app) printKeys(ctx context.Context, s *tcpstore.Client, keys []string, 
 			result = newKeyValue(key, value)
 			text += "\t" + tui.Cut(tui.Printable(string(value)), 200)
 		}
-		if err := a.Print(result, text); err != nil {
+		if err := a.Print("store.keys", result, text); err != nil {
 			return err
 		}
 	}

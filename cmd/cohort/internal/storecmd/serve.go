@@ -132,12 +132,8 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if flags.verbose {
 		level = slog.LevelDebug
 	}
-	var handler slog.Handler = slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: level})
-	if a.JSON {
-		handler = slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level})
-	}
 	opts := []tcpstore.ServerOption{
-		tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(handler)),
+		tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(a.LogHandler(level))),
 		tcpstore.WithLoops(flags.loops),
 	}
 	if flags.forget {
@@ -210,7 +206,7 @@ func (a *app) ready(server *tcpstore.Server, httpAddr string) error {
 		object["http"] = httpAddr
 		text += ", metrics on http://" + httpAddr + "/metrics"
 	}
-	return a.Print(object, text)
+	return a.Print("store.serve", object, text)
 }
 
 // endServe ends the server and prints the summary.
@@ -225,7 +221,7 @@ func (a *app) endServe(server *tcpstore.Server, cause error, drain time.Duration
 	final := server.Stats()
 	uptime := final.Time.Sub(final.Started)
 	object := map[string]any{
-		"event": "stopped", "cause": cause.Error(), "uptime_ms": uptime.Milliseconds(), "accepted": final.Accepted,
+		"event": "stopped", "cause": cause.Error(), "uptime_s": seconds(uptime), "accepted": final.Accepted,
 		"cut": final.Cut, "requests": final.Requests(), "keys": final.Keys, "open": final.Clients(), "waiting": final.Waiting,
 	}
 	text := fmt.Sprintf("cohort store: stopped by %s after %s: %s connections, %s requests, %s keys",
@@ -237,5 +233,5 @@ func (a *app) endServe(server *tcpstore.Server, cause error, drain time.Duration
 	if final.Cut > 0 {
 		text += fmt.Sprintf("; %d clients were cut", final.Cut)
 	}
-	return a.Print(object, text)
+	return a.Print("store.serve", object, text)
 }

@@ -118,7 +118,7 @@ func (a *app) clear(ctx context.Context, flags *command.StoreFlags, yes bool) er
 		if err != nil {
 			return clearError(s.Addr(), err)
 		}
-		return a.Print(map[string]any{"cleared": n, "connections": clients},
+		return a.Print("store.clear", map[string]any{"cleared": n, "connections": clients},
 			fmt.Sprintf("cleared: keys and queues removed: %d", n))
 	})
 }

@@ -24,8 +24,10 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
+	"github.com/cohort-dist/cohort/cmd/cohort/internal/schema"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
+	"github.com/cohort-dist/cohort/internal/testing/schematest"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -107,11 +109,42 @@ func TestMetrics(t *testing.T) {
 		if w.Code != 200 || !strings.Contains(w.Body.String(), words) {
 			t.Errorf("%s: %d\n%s", path, w.Code, w.Body)
 		}
+		if path == "/stats" {
+			checkStats(t, w.Body.Bytes())
+		}
 	}
 	w := httptest.NewRecorder()
 	handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/metrics", nil))
 	if w.Code != 405 {
 		t.Errorf("POST: %d", w.Code)
+	}
+}
+
+// checkStats checks the answer of /stats, and one with all that a store can tell, by their schema.
+func checkStats(t *testing.T, answer []byte) {
+	t.Helper()
+	text, err := schema.Text("store.stats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	form, err := schematest.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Unix(1e9, 0)
+	var all bytes.Buffer
+	if err := command.WriteJSON(&all, "store.stats", statsOf(tcpstore.Stats{
+		Addr: "a", Started: start, Time: start.Add(time.Hour), Connections: map[string]int{"v": 1}, Ops: map[string]uint64{"get": 2},
+		Waits: []tcpstore.Wait{{Key: "k", Waiter: "w", Name: "n", Since: start, Barrier: true}},
+		Polls: []tcpstore.Wait{{Key: "k", Waiter: "w", Since: start, Asks: 3, Answer: "1"}}, LeftBehind: 1, LeftAt: start,
+		Claims: map[string]tcpstore.Claim{"rank/0": {Text: "x", Held: true}},
+	})); err != nil {
+		t.Fatal(err)
+	}
+	for _, document := range [][]byte{answer, all.Bytes()} {
+		for _, wrong := range form.Check(document) {
+			t.Errorf("/stats: %s\n%s", wrong, document)
+		}
 	}
 }
 

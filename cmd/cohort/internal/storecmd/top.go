@@ -5,7 +5,6 @@ package storecmd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -251,7 +250,7 @@ func (a *app) plainTop(ctx context.Context, s *sampler, every time.Duration, onc
 			return err
 		}
 		if a.JSON {
-			err = json.NewEncoder(a.Out).Encode(top)
+			err = command.WriteJSON(a.Out, "store.top", topDocumentOf(top))
 		} else {
 			_, err = fmt.Fprint(a.Out, top.Frame(tui.Width(a.Out), 0, style))
 		}

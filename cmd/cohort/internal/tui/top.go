@@ -13,33 +13,33 @@ import (
 
 // Top is what one frame of "cohort store top" shows.
 type Top struct {
-	Addr     string             `json:"addr"`
-	Uptime   time.Duration      `json:"uptime_ns"`
-	Conns    map[string]int     `json:"connections"` // by dialect
-	Keys     int64              `json:"keys"`
-	Queues   int64              `json:"queues"`
-	Bytes    int64              `json:"bytes"`
-	Ops      int64              `json:"operations"`
-	Rate     float64            `json:"operations_per_second"`
-	ByOp     map[string]int64   `json:"operations_by_name"`
-	ByOpRate map[string]float64 `json:"operations_by_name_per_second"`
-	Workers  int64              `json:"workers"`              // PyTorch's counter of clients that joined
-	Here     []int              `json:"ranks_here,omitempty"` // ranks of Go processes that are connected
-	Gone     []int              `json:"ranks_gone,omitempty"` // those that joined and are no longer
-	Left     int64              `json:"left_behind"`          // keys of an earlier run
-	LeftFor  time.Duration      `json:"left_for_ns,omitempty"`
-	Waiting  int                `json:"waiting"` // requests that wait; Waits may tell less than all
-	Waits    []Wait             `json:"waits"`
-	Err      string             `json:"error,omitempty"`
-	Pending  bool               `json:"-"` // nothing was measured yet: the numbers mean nothing
+	Addr     string
+	Uptime   time.Duration
+	Conns    map[string]int // by dialect
+	Keys     int64
+	Queues   int64
+	Bytes    int64
+	Ops      int64
+	Rate     float64
+	ByOp     map[string]int64
+	ByOpRate map[string]float64
+	Workers  int64 // PyTorch's counter of clients that joined
+	Here     []int // ranks of Go processes that are connected
+	Gone     []int // those that joined and are no longer
+	Left     int64 // keys of an earlier run
+	LeftFor  time.Duration
+	Waiting  int // requests that wait; Waits may tell less than all
+	Waits    []Wait
+	Err      string
+	Pending  bool // nothing was measured yet: the numbers mean nothing
 }
 
 // Wait is one client that waits.
 type Wait struct {
-	Client string        `json:"client"`         // its address
-	Name   string        `json:"name,omitempty"` // who it says it is
-	Keys   []string      `json:"keys"`
-	Since  time.Duration `json:"since_ns"`
+	Client string // its address
+	Name   string // who it says it is
+	Keys   []string
+	Since  time.Duration
 }
 
 // long is the age at which a wait is worth a colour.
