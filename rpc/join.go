@@ -142,6 +142,8 @@ func (m members) Reach(ctx context.Context, name string) error {
 	return err
 }
 
+func (m members) Probe(ctx context.Context, addr string) error { return m.a.net.Probe(ctx, addr) }
+
 func (m members) Workers() []rpcworld.Worker {
 	all := m.a.Workers()
 	out := make([]rpcworld.Worker, len(all))

@@ -164,7 +164,41 @@ func takeAfterCrash(t *testing.T, noticed bool, addr string) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		join(fmt.Sprintf("c%d", life)) // finds the dead one, and takes it off the list
+		if life%2 == 0 { // else the next one finds the dead one itself
+			join(fmt.Sprintf("c%d", life)) // finds the dead one, and takes it off the list
+		}
+	}
+}
+
+// TestNameOfALiveWorkerIsTaken: a worker whose name another one wants is asked whether it lives, and keeps its name, connections and all.
+func TestNameOfALiveWorkerIsTaken(t *testing.T) {
+	t.Parallel()
+	for _, transports := range []Option{WithTransports(TransportUV), WithTransports(TransportCohort, TransportUV)} {
+		ctx := testContext(t)
+		st := store.NewMemory()
+		defer func() { _ = st.Close() }()
+		reg := NewRegistry().MustHandle("t.seven", func() int { return 7 })
+		opts := []Option{WithAddr("127.0.0.1:0"), WithHandlers(reg), WithLogger(testLogger()), transports}
+		agents := map[string]*Agent{}
+		for _, name := range []string{"a", "b"} {
+			agent, err := Join(ctx, st, name, opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = agent.Close() }()
+			agents[name] = agent
+		}
+		for range 3 {
+			double, err := Join(ctx, st, "b", opts...)
+			if cohort.CodeOf(err) != cohort.AlreadyExists || !strings.Contains(err.Error(), agents["b"].Addr()) {
+				t.Fatalf("%v, %v; want an error that names the address of the worker", double, err)
+			}
+		}
+		for from, to := range map[string]string{"a": "b", "b": "a"} {
+			if seven, err := Call[int](ctx, agents[from], to, "t.seven"); seven != 7 || err != nil {
+				t.Errorf("%s calls %s: %v, %v", from, to, seven, err)
+			}
+		}
 	}
 }
 

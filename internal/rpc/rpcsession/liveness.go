@@ -4,6 +4,7 @@
 package rpcsession
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/rpc/rpcworld"
+	"github.com/cohort-dist/cohort/internal/rpc/tensorpipe"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
@@ -87,6 +89,38 @@ func (n *Links) reportIfDead(p *Peer, s evidence) bool {
 		n.cfg.Handler.Died(p)
 	}
 	return true
+}
+
+// Probe opens a pipe to the worker at addr, and ends it: so it is found whether a worker has ended whose place this one wants. It does not
+// give the name of this worker. A PyTorch listener does not live on after a connection that ends early, so a probe that was begun goes on
+// when ctx ends. Its errors are those of a connection to the worker.
+func (n *Links) Probe(ctx context.Context, addr string) error {
+	ep, err := tensorpipe.New("cohort probe")
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	if !n.Go(func() {
+		s, err := ep.Dial(n.Context, addr)
+		if err == nil {
+			_ = s.Close()
+		}
+		_ = ep.Close()
+		done <- err
+	}) {
+		_ = ep.Close()
+		return ErrClosed("agent")
+	}
+	failpoint.At("rpc.link.probe")
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		return cohort.FromContext(ctx, "rpc: connect")
+	}
+	if err != nil {
+		return evidence{connectErr: err}.connectError("", addr)
+	}
+	return nil
 }
 
 // Left notes that a worker has announced that it leaves.

@@ -24,6 +24,9 @@ type Caller interface {
 	Tell(ctx context.Context, name string, comes bool) error
 	// Reach connects to a worker. Its errors and those of the calls wrap [ErrRefused] if the worker's process has certainly ended.
 	Reach(ctx context.Context, name string) error
+	// Probe finds out whether a worker runs at an address, without naming this one. Its errors wrap [ErrRefused] if nothing listens
+	// there, and [ErrSilent].
+	Probe(ctx context.Context, addr string) error
 }
 
 // reachLimit bounds the attempt to reach a worker whose connection has ended.
@@ -75,6 +78,11 @@ func (w *World) deal(ctx context.Context, c Caller, others func() []string, op w
 		c.Drop(op.Worker)
 	case worldcore.OpOthers:
 		ev.Names = others()
+	case worldcore.OpIsGo:
+		ev.OK = w.IsGo(ctx, op.Worker)
+	case worldcore.OpProbe:
+		ev.Err = c.Probe(ctx, op.Text)
+		ev.Gone, ev.Silent = errors.Is(ev.Err, ErrRefused), errors.Is(ev.Err, ErrSilent)
 	case worldcore.OpAskDevices:
 		ev.Err = c.AskDevices(ctx, op.Worker)
 		ev.Gone = gone(ctx, c, op.Worker, ev.Err)

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -49,11 +50,11 @@ type fake struct {
 	name string
 }
 
-func (f fake) Listen(_ context.Context, id int) (string, error) {
+func (f fake) Listen(_ context.Context, _ int) (string, error) {
 	f.all.mu.Lock()
 	defer f.all.mu.Unlock()
 	f.all.alive[f.name] = true
-	return fmt.Sprintf("host:%d", id), nil
+	return "host of " + f.name, nil
 }
 
 func (f fake) Add(w Worker, _ string, _ Entry) {
@@ -98,6 +99,11 @@ func (f fake) Tell(ctx context.Context, name string, comes bool) error {
 		fake{f.all, name}.Add(Worker{Name: f.name}, "", Entry{})
 	}
 	return nil
+}
+
+// Probe finds a worker by its address, which is its name here.
+func (f fake) Probe(ctx context.Context, addr string) error {
+	return f.call(ctx, strings.TrimPrefix(addr, "uv://host of "))
 }
 
 func (f fake) Reach(ctx context.Context, name string) error { return f.call(ctx, name) }

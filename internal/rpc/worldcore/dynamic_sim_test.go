@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/testing/seeds"
 )
 
@@ -21,25 +22,28 @@ type dynamicSim struct {
 	*sim
 	members map[string]*member
 	faults  bool
+	again   bool // others come under the names of members, dead and alive
 }
 
 // member is a worker of it.
 type member struct {
 	*proc
 	w     *dynamicSim
-	tok   *token // of its join or leave that is under way
-	knows map[string]bool
-	in    bool // it has joined, and has not begun to leave
-	out   bool // it has left, or failed to join
-	over  bool // what it does has ended
+	tok   *token         // of its join or leave that is under way
+	knows map[string]int // ids by name
+	in    bool           // it has joined, and has not begun to leave
+	out   bool           // it has left, or failed to join
+	over  bool           // what it does has ended
 	hung  time.Duration
 	stays bool
-	busy  bool // a PyTorch worker joins or leaves
-	id    int
+	// replaces says that it comes in the place of a worker that has died. Nothing else is wrong in its world then.
+	replaces bool
+	busy     bool // a PyTorch worker joins or leaves
+	id       int
 }
 
-func newDynamicSim(seed uint64, faults bool) *dynamicSim {
-	w := &dynamicSim{sim: newSim(seed), members: map[string]*member{}, faults: faults}
+func newDynamicSim(seed uint64, faults, again bool) *dynamicSim {
+	w := &dynamicSim{sim: newSim(seed), members: map[string]*member{}, faults: faults, again: again}
 	size := 2 + w.rng.IntN(5)
 	for i := range size {
 		m := w.member(fmt.Sprintf("w%d", i), w.rng.IntN(4) == 0)
@@ -49,6 +53,11 @@ func newDynamicSim(seed uint64, faults bool) *dynamicSim {
 		}
 		if faults && w.rng.IntN(4) == 0 {
 			w.after(w.within(30*time.Second), func() { m.hung = w.now + w.within(20*time.Second) })
+		}
+	}
+	for range 4 {
+		if again {
+			w.after(w.within(40*time.Second), func() { w.double(w.members[w.names[w.rng.IntN(size)]]) })
 		}
 	}
 	if faults && w.rng.IntN(3) == 0 {
@@ -73,7 +82,11 @@ func (w *dynamicSim) patience() time.Duration {
 }
 
 func (w *dynamicSim) member(name string, py bool) *member {
-	m := &member{proc: w.process(name, py), w: w, knows: map[string]bool{}}
+	if w.members[name] == nil {
+		w.process(name, py)
+	}
+	w.procs[name] = &proc{name: name, py: py}
+	m := &member{proc: w.procs[name], w: w, knows: map[string]int{}, id: -1}
 	w.members[name] = m
 	return m
 }
@@ -84,6 +97,33 @@ func (w *dynamicSim) death(m *member) {
 		return
 	}
 	w.kill(m.proc)
+	if w.again {
+		w.after(w.within(5*time.Second), func() { w.replace(m) })
+	}
+}
+
+// replace lets a Go worker come under the name of one that has died.
+func (w *dynamicSim) replace(dead *member) {
+	if w.members[dead.name] != dead || dead.tok != nil {
+		return // another one has come, or it has died while it joined or left: its token has its name, too
+	}
+	m := w.member(dead.name, false)
+	m.stays, m.replaces = true, true
+	w.join(m, 3*time.Minute)
+}
+
+// double lets another process come under the name of a member that lives.
+func (w *dynamicSim) double(m *member) {
+	if m.dead || !m.in {
+		return
+	}
+	d := &member{proc: &proc{name: m.name}, w: w, knows: map[string]int{}, id: -1}
+	j := NewJoin(Self{Name: m.name, Rank: -1, Round: -1, Epoch: 8, Entry: "entry"})
+	d.drive(j, &j.token, "join of a double", w.patience(), func() {
+		if j.Err() == nil && !m.dead {
+			w.fault("the name of %s is taken away", m.name)
+		}
+	})
 }
 
 func (w *dynamicSim) join(m *member, patience time.Duration) {
@@ -95,13 +135,13 @@ func (w *dynamicSim) join(m *member, patience time.Duration) {
 		w.note("%s has joined: %v", m.name, err)
 		if err != nil {
 			m.out = true
-			if !w.faults {
+			if !w.faults || m.replaces && cohort.CodeOf(err) == cohort.AlreadyExists {
 				w.fault("%s cannot join: %v", m.name, err)
 			}
-			if w.stalled == 0 && strings.Contains(w.store[at(0, KeyInfos)], m.name+"-") {
+			if w.stalled == 0 && strings.Contains(","+w.store[at(0, KeyInfos)], fmt.Sprintf(",%s-%d,", m.name, m.id)) {
 				w.fault("%s could not join, and is on the list", m.name)
 			}
-			if w.stalled == 0 && strings.HasPrefix(w.store[at(0, keyToken)], "Token_for_"+m.name+"_") {
+			if w.stalled == 0 && w.members[m.name] == m && strings.HasPrefix(w.store[at(0, keyToken)], "Token_for_"+m.name+"_") {
 				w.fault("%s could not join, and keeps the token", m.name)
 			}
 			w.kill(m.proc)
@@ -174,12 +214,19 @@ func (w *dynamicSim) deadHolderRemoved(by *member) {
 func (m *member) tells(to string, comes bool, answer func(Event)) {
 	x := m.w.members[to]
 	m.ring(x, func() error {
-		delete(x.knows, m.name)
-		if comes {
-			x.knows[m.name] = true
-		}
+		x.hears(m.name, m.id, comes)
 		return nil
 	}, answer)
+}
+
+// hears takes it that another worker comes or goes. A PyTorch worker keeps what it knows under a name.
+func (m *member) hears(name string, id int, comes bool) {
+	switch was, known := m.knows[name]; {
+	case !comes && (m.py || was == id):
+		delete(m.knows, name)
+	case comes && !(m.py && known):
+		m.knows[name] = id
+	}
 }
 
 // ring calls a worker, which may not answer for a while.
@@ -202,11 +249,14 @@ func (m *member) do(op Op, answer func(Event)) {
 		if !strings.Contains(op.Text, m.w.members[op.Worker].name) {
 			m.w.fault("%s takes %q for the address of %s", m.name, op.Text, op.Worker)
 		}
-		m.knows[op.Worker] = true
+		m.knows[op.Worker] = op.N
 	case OpDrop:
 		delete(m.knows, op.Worker)
 	case OpOthers:
 		ev.Names = slices.Sorted(maps.Keys(m.knows))
+	case OpProbe:
+		m.probe(m.w.members[op.Worker], answer)
+		return
 	case OpAskDevices:
 		m.ring(m.w.members[op.Worker], func() error { return nil }, answer)
 		return
@@ -217,6 +267,20 @@ func (m *member) do(op Op, answer func(Event)) {
 		panic(op.Kind)
 	}
 	answer(ev)
+}
+
+// probe finds out whether another worker lives. One that comes in the place of another is a member already, and lives.
+func (m *member) probe(x *member, answer func(Event)) {
+	ev := Event{}
+	switch now := m.w.now; {
+	case x == m, x.dead && now-x.died > 20*time.Millisecond:
+		ev.Err, ev.Gone = errRefused, true
+	case x.dead:
+		ev.Err = errCutOff
+	case x.hung > now:
+		return
+	}
+	m.w.after(m.w.while(), func() { answer(ev) })
 }
 
 // torch is the join or leave of a PyTorch worker.
@@ -239,9 +303,10 @@ func (m *member) torch(what string, then func(error)) {
 		others := without(all, m.name)
 		list := others
 		if what == "join" {
+			m.id = 0
 			for _, x := range all {
 				m.id = max(m.id, x.ID+1)
-				m.knows[x.Name] = true
+				m.knows[x.Name] = x.ID
 			}
 			for ; w.there([]string{at(0, fmt.Sprintf("%s%d", KeyNames, m.id))}); m.id++ {
 			}
@@ -343,8 +408,8 @@ func (w *dynamicSim) simulate() error {
 			if m := w.members[x]; m.dead || x == name {
 				continue
 			}
-			if w.members[name].knows[x] != slices.Contains(in, x) {
-				return fmt.Errorf("%v are members, and %s knows %v", in, name, w.members[name].knows)
+			if id, known := w.members[name].knows[x]; known != slices.Contains(in, x) || known && id != w.members[x].id {
+				return fmt.Errorf("%v are members, %s has the id %d, and %s knows %v", in, x, w.members[x].id, name, w.members[name].knows)
 			}
 		}
 	}
@@ -354,8 +419,8 @@ func (w *dynamicSim) simulate() error {
 func TestDynamicSimulation(t *testing.T) {
 	t.Parallel()
 	for seed := range seeds.Range(200, 350, 1799) {
-		for _, faults := range []bool{false, true} {
-			holds(t, fmt.Sprintf("seed %d, faults %v", seed, faults), func() *dynamicSim { return newDynamicSim(seed, faults) })
+		for _, x := range []struct{ faults, again bool }{{}, {faults: true}, {true, true}} {
+			holds(t, fmt.Sprintf("seed %d, %+v", seed, x), func() *dynamicSim { return newDynamicSim(seed, x.faults, x.again) })
 		}
 	}
 }

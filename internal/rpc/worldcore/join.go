@@ -16,11 +16,21 @@ import (
 // undoNotify bounds how long a member is told that a worker does not join after all.
 const undoNotify = time.Second
 
+// probes and probePause are how often, and how long apart, a worker whose name is wanted is probed: the sockets of a process that was
+// killed are closed one after the other. probeTime bounds one probe.
+const (
+	probes, probePause = 6, 200 * time.Millisecond
+	probeTime          = 5 * time.Second
+)
+
 // Join is a worker that joins a world whose workers come and go. When it fails, also because the time of the caller is over,
 // the world is as it was before. Its states are:
 //
-//	finding the round → taking the token → reading the list → claiming an id → announcing → listed → knowing the members →
-//	asking them for their devices → telling them → releasing the token → joined
+//	finding the round → taking the token → reading the list → (probing the worker of its name) → claiming an id → announcing →
+//	listed → knowing the members → asking them for their devices → telling them → releasing the token → joined
+//
+// A worker that was killed stays on the list. Its replacement comes under its name, finds that nothing listens at its address, and
+// takes its place. The probe does not name this worker: a hello under the name of its holder would look to it like its replacement.
 //
 // From listed on a failure leads to undoing, and from holding the token on to releasing it. A member whose process has ended is
 // taken off the list: no other worker does it, and none could join any more.
@@ -31,6 +41,7 @@ type Join struct {
 	all    []Worker // the members before
 	told   []string
 	dead   []string
+	again  bool // another worker had its name before
 }
 
 // NewJoin returns the machine.
@@ -57,8 +68,42 @@ func (j *Join) enter(k int) {
 		}
 		j.take("join", func() {
 			j.failed = j.undo
-			j.chooseMode("false", func() { j.members(k, j.claimID) })
+			j.chooseMode("false", func() { j.members(k, j.claimName) })
 		})
+	})
+}
+
+// claimName makes sure that no worker has its name that lives.
+func (j *Join) claimName(all []Worker) {
+	j.read(j.round, KeyAddrs+j.me.Name, func(addr string) {
+		j.again = addr != ""
+		at := slices.IndexFunc(all, func(m Worker) bool { return m.Name == j.me.Name })
+		if at < 0 {
+			j.claimID(all)
+			return
+		}
+		j.probe(all[at], addr, probes, func() { j.claimID(without(all, j.me.Name)) })
+	})
+}
+
+// probe finds out whether the process of the worker that has its name has ended. Only a connection that is refused says so.
+func (j *Join) probe(holder Worker, addr string, left int, ended func()) {
+	j.do(Op{Kind: OpProbe, Worker: holder.Name, Text: addr, For: probeTime}, func(ev Event) {
+		switch {
+		case ev.Gone:
+			ended()
+		case ev.Err != nil && !ev.Silent && !timeOver(ev.Err) && left > 1:
+			j.pause(probePause, func() { j.probe(holder, addr, left-1, ended) })
+		default:
+			e := cohort.Newf("rpc: join", cohort.AlreadyExists, "worker name %q is taken by the worker with id %d, which listens at %s",
+				holder.Name, holder.ID, addr)
+			if ev.Err != nil {
+				e.Detail = fmt.Sprintf("worker name %q is taken by the worker with id %d, and whether it still runs at %q is not known",
+					holder.Name, holder.ID, addr)
+				e.Err = ev.Err
+			}
+			j.failed(e)
+		}
 	})
 }
 
@@ -93,10 +138,6 @@ func (j *Join) free(id int, then func(int)) {
 
 func (j *Join) claimThis(id int) {
 	for _, m := range j.all {
-		if m.Name == j.me.Name {
-			j.failed(cohort.Newf("rpc: join", cohort.AlreadyExists, "worker name %q is taken", j.me.Name))
-			return
-		}
 		if m.ID == id {
 			j.failed(cohort.Newf("rpc: join", cohort.AlreadyExists, "id %d is worker %q's", id, m.Name))
 			return
@@ -116,7 +157,14 @@ func (j *Join) claimThis(id int) {
 
 // listen is the state in which this worker has an id.
 func (j *Join) listen() {
-	j.must(Op{Kind: OpListen, N: j.id}, func(ev Event) { j.announce(j.me, ev.Text, j.list) })
+	j.must(Op{Kind: OpListen, N: j.id}, func(ev Event) {
+		announce := func() { j.announce(j.me, ev.Text, j.list) }
+		if j.again { // it may have spoken another protocol
+			j.withdraw([]string{j.me.Name}, announce)
+			return
+		}
+		announce()
+	})
 }
 
 // list is the state in which others can see this worker, perhaps.
@@ -139,13 +187,30 @@ func (j *Join) ask() {
 // tell tells the members that this worker comes.
 func (j *Join) tell() {
 	inOrder(j.all, func(m Worker, next func()) {
-		if slices.Contains(j.dead, m.Name) {
-			next()
+		j.tellLeft(m.Name, func() {
+			if slices.Contains(j.dead, m.Name) {
+				next()
+				return
+			}
+			j.told = append(j.told, m.Name)
+			j.do(Op{Kind: OpNotifyJoin, Worker: m.Name}, j.answered("tell worker %q: %w", m.Name, next))
+		})
+	}, j.removeDeadMembers)
+}
+
+// tellLeft tells a PyTorch worker that the one which had this name before has gone: it keeps what it knows under a name until then.
+func (j *Join) tellLeft(member string, then func()) {
+	if !j.again || slices.Contains(j.dead, member) {
+		then()
+		return
+	}
+	j.do(Op{Kind: OpIsGo, Worker: member}, func(ev Event) {
+		if ev.OK {
+			then()
 			return
 		}
-		j.told = append(j.told, m.Name)
-		j.do(Op{Kind: OpNotifyJoin, Worker: m.Name}, j.answered("tell worker %q: %w", m.Name, next))
-	}, j.removeDeadMembers)
+		j.do(Op{Kind: OpNotifyLeave, Worker: member}, j.answered("tell worker %q: %w", member, then))
+	})
 }
 
 // answered is the state after a member was called.

@@ -33,6 +33,7 @@ const (
 	OpWorkers // Workers: all workers of the world, by id
 	OpIsGo    // OK: Worker is a Go worker
 	OpReach   // connect to Worker; Gone: its process has ended; Silent: its machine does not answer
+	OpProbe   // connect to a worker at the address Text without naming this one; Gone: nothing listens there; Silent: no answer
 
 	// The members of a world.
 	OpEnter       // Round is the round of this worker
@@ -225,7 +226,7 @@ func (c *course) remove(key string, then func()) {
 	c.must(Op{Kind: OpDelete, Round: c.round, Key: key}, func(Event) { then() })
 }
 
-// inOrder probes the elements of a list one after the other.
+// inOrder visits the elements of a list one after the other.
 func inOrder[T any](list []T, visit func(x T, next func()), then func()) {
 	if len(list) == 0 {
 		then()
