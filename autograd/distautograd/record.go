@@ -195,10 +195,8 @@ func (c *Context) recordSend(to rpcext.Worker, what label, m *rpcwire.Message) (
 
 // wrap puts the wrapper of a context around a message, in the compact form for a Go worker.
 func (c *Context) wrap(m *rpcwire.Message, call backwardcore.Call, kind rpcwire.Type, compact bool) error {
-	x := rpcwire.Autograd{
-		Inner: m.Type, ContextID: int64(c.ID()), MessageID: number(call),
-		From: rpcwire.WorkerID(c.e.agent.Self().ID), Compact: compact,
-	} //nolint:gosec // 16 bits
+	self := rpcwire.WorkerID(c.e.agent.Self().ID) //nolint:gosec // 16 bits
+	x := rpcwire.Autograd{Inner: m.Type, ContextID: int64(c.ID()), MessageID: number(call), From: self, Compact: compact}
 	payload, err := x.Wrap(m.Payload)
 	m.Type, m.Payload = kind, payload
 	return err
