@@ -6,7 +6,6 @@ package jobscan
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -165,13 +164,16 @@ func readBelow(ctx context.Context, reader *stacks.Reader, pid int) (*stacks.Pro
 
 // childrenOf lists the children of a process.
 func childrenOf(pid int) []int {
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	folder := filepath.Join("/proc", strconv.Itoa(pid), "task")
+	dir, err := os.Open(folder)
 	if err != nil {
 		return nil
 	}
+	defer func() { _ = dir.Close() }()
+	threads, _ := dir.Readdirnames(-1)
 	var all []int
-	for _, name := range tasks {
-		b, err := os.ReadFile(name) //nolint:gosec // a file of the kernel
+	for _, thread := range threads {
+		b, err := os.ReadFile(filepath.Join(folder, thread, "children")) //nolint:gosec // a file of the kernel
 		if err != nil {
 			continue
 		}

@@ -5,7 +5,6 @@ package jobscan
 
 import (
 	"context"
-	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -42,18 +41,20 @@ func Glance(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 // look takes two snapshots of a job, apart from each other, and asks meanwhile who can answer.
 func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job {
 	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Orphans: j.Orphans, Notes: j.Notes, Taken: time.Now()}
-	e := examination{job: j, said: make([]goRank, len(j.Ranks))}
+	e := examination{job: j, said: make([]goRank, len(j.Ranks)), frozen: map[string]bool{}}
 	e.host, _ = os.Hostname()
 	e.before = e.snapshot(ctx)
+	throttled := throttledAt("/", j.Ranks)
 	wait := e.askMeanwhile(ctx, &seen, apart, ask)
 	select {
 	case <-ctx.Done():
 	case <-time.After(apart):
 	}
 	e.after = e.snapshot(ctx)
-	e.listens = portowner.Listening(e.after.pids)
-	seen.Notes = append(slices.Clip(seen.Notes), e.after.limits.since(e.before.limits)...)
+	e.sockets = portowner.ReadSockets(e.after.pids)
+	seen.Notes = append(slices.Clip(seen.Notes), limitsOf("/", j.Ranks).since(throttled)...)
 	wait()
+	seen.Waits, seen.Polls = e.store.byRank(e.sockets, e.owners())
 	for i := range j.Ranks {
 		seen.Ranks = append(seen.Ranks, e.rank(ctx, i))
 	}
@@ -71,32 +72,30 @@ type examination struct {
 	reader        stacks.Reader
 	before, after snapshot
 	said          []goRank
-	listens       map[int][]netip.AddrPort
+	store         storeSaid
+	sockets       *portowner.Sockets // read once, at the end
+	frozen        map[string]bool    // by cgroup
 	now           clocks
 }
 
 // snapshot is what can be seen of all ranks at one moment, in their order.
 type snapshot struct {
-	read   []reading
-	pids   []int
-	uses   []use
-	dials  map[int][]netip.AddrPort
-	limits limits
+	read []reading
+	pids []int
+	uses []use
 }
 
 func (e *examination) snapshot(ctx context.Context) snapshot {
 	s := snapshot{read: readAll(ctx, &e.reader, e.job.Ranks)}
 	s.uses = usesOf(s.read)
 	s.pids = pidsOf(e.job.Ranks, s.read)
-	s.dials = portowner.Dialing(s.pids)
-	s.limits = limitsOf("/", e.job.Ranks)
 	return s
 }
 
 // askMeanwhile asks the store and the ranks. The answers are there when the function that it returns has returned.
 func (e *examination) askMeanwhile(ctx context.Context, seen *verdict.Job, apart time.Duration, ask bool) (wait func()) {
 	var wg sync.WaitGroup
-	wg.Go(func() { seen.Waits, seen.Polls = storeWaits(ctx, e.job) })
+	wg.Go(func() { e.store = askStoreWaits(ctx, e.job.Store) })
 	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, e.job.Store) })
 	for i, r := range e.job.Ranks {
 		wg.Go(func() {
@@ -133,16 +132,14 @@ func (e *examination) rank(ctx context.Context, i int) verdict.Rank {
 // process adds what the kernel tells of any process.
 func (e *examination) process(v *verdict.Rank) {
 	_, v.State = stat("/proc", v.PID)
-	v.LostChildren, v.Frozen = deadChild(v.PID), cgroup.Frozen("/", v.PID)
+	v.LostChildren, v.Frozen = deadChild(v.PID), e.isFrozen(v.PID)
 	if v.State == "t" {
 		v.Tracer = tracer("/proc", v.PID)
 	}
-	for _, addr := range e.after.dials[v.PID] {
-		if slices.Contains(e.before.dials[v.PID], addr) && !slices.Contains(v.Dials, addr.String()) {
-			v.Dials = append(v.Dials, addr.String())
-		}
+	for _, addr := range e.sockets.Unanswered(v.PID) {
+		v.Dials = append(v.Dials, addr.String())
 	}
-	for _, addr := range e.listens[v.PID] {
+	for _, addr := range e.sockets.Listening(v.PID) {
 		for _, one := range onHost(addr) {
 			v.Listens = append(v.Listens, one.String())
 		}
@@ -153,6 +150,17 @@ func (e *examination) process(v *verdict.Rank) {
 	case v.State == "" || v.State == "Z":
 		v.Gone = "has exited"
 	}
+}
+
+// isFrozen reports whether the cgroup of a process is frozen. Each cgroup is asked once.
+func (e *examination) isFrozen(pid int) bool {
+	of := cgroup.Of("/", pid)
+	frozen, known := e.frozen[of]
+	if !known || of == "" {
+		frozen = cgroup.Frozen("/", pid)
+		e.frozen[of] = frozen
+	}
+	return frozen
 }
 
 // python adds the Python threads of a rank.
@@ -174,7 +182,7 @@ func (e *examination) python(ctx context.Context, v *verdict.Rank, i int) {
 		v.Idle = e.now.idle(v.PID, v.Main.ID)
 	}
 	v.Wakes = wakes(v.PID, v.Main.ID)
-	v.Object = object(v.PID, v.Main.ID, v.Main.Kernel)
+	v.Object = object(e.sockets, v.PID, v.Main.ID, v.Main.Kernel)
 	if !v.Moved {
 		e.standing(ctx, v)
 	}

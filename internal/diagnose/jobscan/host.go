@@ -22,21 +22,46 @@ type limits struct {
 	ranks     map[string][]int
 }
 
-func limitsOf(root string, ranks []Rank) limits {
+// throttledAt reads how long the ranks were throttled.
+func throttledAt(root string, ranks []Rank) limits {
 	l := limits{time.Now(), map[string]cgroup.Memory{}, map[string]time.Duration{}, map[string][]int{}}
-	for _, r := range ranks {
-		if m := cgroup.MemoryOf(root, r.PID); m.Dir != "" {
-			l.memory[m.Dir] = m
-			l.ranks[m.Dir] = append(l.ranks[m.Dir], r.Rank)
-		}
-		if t := cgroup.ThrottledOf(root, r.PID); t.Dir != "" {
+	for _, members := range byCgroup(root, ranks) {
+		if t := cgroup.ThrottledOf(root, members[0].PID); t.Dir != "" {
 			l.throttled[t.Dir] = t.Time
-			if !slices.Contains(l.ranks[t.Dir], r.Rank) {
-				l.ranks[t.Dir] = append(l.ranks[t.Dir], r.Rank)
-			}
+			l.add(t.Dir, members)
 		}
 	}
 	return l
+}
+
+// limitsOf reads their memory, too.
+func limitsOf(root string, ranks []Rank) limits {
+	l := throttledAt(root, ranks)
+	for _, members := range byCgroup(root, ranks) {
+		if m := cgroup.MemoryOf(root, members[0].PID); m.Dir != "" {
+			l.memory[m.Dir] = m
+			l.add(m.Dir, members)
+		}
+	}
+	return l
+}
+
+func (l limits) add(dir string, members []Rank) {
+	for _, r := range members {
+		if !slices.Contains(l.ranks[dir], r.Rank) {
+			l.ranks[dir] = append(l.ranks[dir], r.Rank)
+		}
+	}
+}
+
+// byCgroup returns the ranks by their cgroups, which are most often the same: each is read once.
+func byCgroup(root string, ranks []Rank) map[string][]Rank {
+	all := map[string][]Rank{}
+	for _, r := range ranks {
+		of := cgroup.Of(root, r.PID)
+		all[of] = append(all[of], r)
+	}
+	return all
 }
 
 // since says what a cgroup keeps from its processes now: memory that is nearly used up, processes that were killed for it, processor time.

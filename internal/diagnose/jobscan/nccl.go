@@ -48,7 +48,8 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 		} else {
 			pids[pid] = r.Rank
 		}
-		if addr == "" && loaded(r.PID, "/libnccl") {
+		// Only a process with a GPU has communicators. To look for the library costs more.
+		if addr == "" && (r.env["NCCL_RAS_ADDR"] != "" || usesGPU("/proc", r.PID)) && loaded(r.PID, "/libnccl") {
 			addr = cmp.Or(r.env["NCCL_RAS_ADDR"], ncclras.DefaultAddr)
 		}
 	}
@@ -72,7 +73,7 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 			break
 		}
 	}
-	told := ncclTold{lines: bounded(report.Lines())}
+	told := ncclTold{lines: boundedLines(report.Lines())}
 	for _, c := range report.Communicators {
 		if started := startedBy(c, j.World, pids, isLocal); len(started) > 1 && len(told.communicators) < maxNCCLLines {
 			told.communicators = append(told.communicators, verdict.Communicator{Size: c.Size, Started: started})
@@ -118,8 +119,8 @@ func isLocal(host string) bool {
 	return err == nil && ctxdial.OwnAddress(ip)
 }
 
-// bounded returns the first of lines, none of them long, and says how many there are besides.
-func bounded(lines []string) []string {
+// boundedLines returns the first of lines, none of them long, and says how many there are besides.
+func boundedLines(lines []string) []string {
 	more := len(lines) - maxNCCLLines
 	if more > 0 {
 		lines = lines[:maxNCCLLines]

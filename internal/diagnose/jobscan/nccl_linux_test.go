@@ -81,13 +81,13 @@ signal.pause()
 // TestBoundedLines: a report of many ranks does not make an answer too long to be sent.
 func TestBoundedLines(t *testing.T) {
 	t.Parallel()
-	lines := bounded(slices.Repeat([]string{strings.Repeat("é", 1000)}, 5000))
+	lines := boundedLines(slices.Repeat([]string{strings.Repeat("é", 1000)}, 5000))
 	if len(lines) != maxNCCLLines+1 || len(lines[0]) > maxNCCLBytes+3 || !utf8.ValidString(lines[0]) ||
 		lines[maxNCCLLines] != "NCCL: and 4985 more" {
 		t.Errorf("%d lines, the first of %d bytes, the last is %q", len(lines), len(lines[0]), lines[len(lines)-1])
 	}
-	if got := bounded([]string{"one"}); !slices.Equal(got, []string{"one"}) || bounded(nil) != nil {
-		t.Errorf("one line: %q, none: %q", got, bounded(nil))
+	if got := boundedLines([]string{"one"}); !slices.Equal(got, []string{"one"}) || boundedLines(nil) != nil {
+		t.Errorf("one line: %q, none: %q", got, boundedLines(nil))
 	}
 }
 

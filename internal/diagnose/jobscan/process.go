@@ -4,6 +4,7 @@
 package jobscan
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"os"
@@ -19,10 +20,30 @@ import (
 // hasTorch reports whether a process has loaded PyTorch. If it runs no Python code then, it is not starting.
 func hasTorch(pid int) bool { return loaded(pid, "/libtorch") }
 
+// torchSize is less than PyTorch's libraries take in a process's address space.
+const torchSize = 64 << 20
+
+// mayHaveTorch reports whether a process is large enough to have loaded PyTorch. That is quickly asked of each process of a host.
+func mayHaveTorch(proc string, pid int) bool {
+	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "statm")) //nolint:gosec // a file of the kernel
+	pages, _, _ := strings.Cut(string(b), " ")
+	n, failed := strconv.Atoi(pages)
+	return err == nil && failed == nil && n >= torchSize/os.Getpagesize()
+}
+
 // loaded reports whether a process has loaded a library.
 func loaded(pid int, library string) bool {
-	all, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps")) // a file of the kernel
-	return err == nil && bytes.Contains(all, []byte(library))
+	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "maps")) // a file of the kernel
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		if bytes.Contains(sc.Bytes(), []byte(library)) {
+			return true
+		}
+	}
+	return false
 }
 
 // stat returns the parent and the state of a process.

@@ -44,7 +44,7 @@ func findSpawned(ctx context.Context, proc string, known map[int]process) []Job 
 	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if _, ranked := known[pid]; err != nil || ranked || !hasTorch(pid) {
+		if _, ranked := known[pid]; err != nil || ranked || !mayHaveTorch(proc, pid) || !hasTorch(pid) {
 			continue
 		}
 		above, _ := stat(proc, pid)

@@ -32,7 +32,7 @@ const maxServers = 4096
 // debug server (torch.distributed.debug.start_debug_server).
 func AskStore(ctx context.Context, client *tcpstore.Client) verdict.Job {
 	seen := verdict.Job{Taken: time.Now()}
-	seen.Waits, seen.Polls = storeWaits(ctx, Job{Store: client.Addr()})
+	seen.Waits, seen.Polls = StoreWaits(ctx, client.Addr(), nil)
 	limited, cancel := context.WithTimeout(ctx, launcherTime)
 	defer cancel()
 	var servers []string
@@ -156,34 +156,37 @@ func askDebugServer(ctx context.Context, rank int, server string) verdict.Rank {
 	return r
 }
 
-// storeWaits asks the job's store, if it is one of cohort's, who waits for which key, and who asks for one again and again.
-func storeWaits(ctx context.Context, j Job) (waits, polls []verdict.Wait) {
-	ranks := map[int]int{}
-	for _, r := range j.Ranks {
-		ranks[r.PID] = r.Rank
-	}
-	return StoreWaits(ctx, j.Store, ranks)
-}
-
 // StoreWaits asks a store of cohort who waits for which key, and who asks for one again and again; none for another store. ranks are the
 // processes that are known.
 func StoreWaits(ctx context.Context, addr string, ranks map[int]int) (waits, polls []verdict.Wait) {
+	return askStoreWaits(ctx, addr).byRank(nil, ranks)
+}
+
+// storeSaid is what a store of cohort says of its clients.
+type storeSaid struct {
+	Server int // its port
+	Time   time.Time
+	Waits  []tcpstore.Wait // for a key
+	Polls  []tcpstore.Wait // that ask for one again and again
+}
+
+// askStoreWaits asks a store; the answer is empty if it is not one of cohort's.
+func askStoreWaits(ctx context.Context, addr string) (said storeSaid) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	client, err := tcpstore.Dial(ctx, addr)
 	if err != nil {
-		return nil, nil // PyTorch's own, or gone
+		return said // PyTorch's own, or gone
 	}
 	defer func() { _ = client.Close() }()
 	stats, err := client.Stats(ctx)
 	if err != nil {
-		return nil, nil
+		return said
 	}
 	_, port, _ := net.SplitHostPort(client.Addr())
-	server, _ := strconv.Atoi(port)
-	waits = Waiters(stats, server, ranks)
-	stats.Waits = stats.Polls
-	return waits, Waiters(stats, server, ranks)
+	said.Server, _ = strconv.Atoi(port)
+	said.Time, said.Waits, said.Polls = stats.Time, bounded(stats.Waits, maxWaiters), bounded(stats.Polls, maxWaiters)
+	return said
 }
 
 // maxWaiters bounds the waits of a store that are looked at.
@@ -191,27 +194,53 @@ const maxWaiters = 256
 
 // Waiters tells the ranks of those who wait for keys of a store. server is its port, and ranks are the processes that are known.
 func Waiters(stats tcpstore.Stats, server int, ranks map[int]int) []verdict.Wait {
-	rows := stats.Waits[:min(len(stats.Waits), maxWaiters)]
-	clients := make([]netip.AddrPort, len(rows))
-	for i, w := range rows {
-		if addr, err := netip.ParseAddrPort(w.Waiter); err == nil {
-			clients[i] = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
-		}
-	}
-	owners := portowner.Clients(server, slices.DeleteFunc(slices.Clone(clients), func(a netip.AddrPort) bool { return !a.IsValid() }))
-	var waits []verdict.Wait
-	for i, w := range rows {
-		wait := verdict.Wait{Key: w.Key, Rank: -1, Age: stats.Time.Sub(w.Since), Asks: w.Asks, Answer: w.Answer}
-		owner := owners[clients[i]]
-		if rank, known := ranks[owner.PID]; known {
-			wait.Rank = rank
-		} else if rank, err := strconv.Atoi(owner.Rank); err == nil {
-			wait.Rank = rank
-		}
-		waits = append(waits, wait)
-	}
+	said := storeSaid{Server: server, Time: stats.Time, Waits: bounded(stats.Waits, maxWaiters)}
+	waits, _ := said.byRank(nil, ranks)
 	return waits
 }
+
+// byRank finds out which ranks the clients are. sockets are those of the ranks' processes, as far as they were read: the other
+// processes of the host are searched only for clients that none of these is.
+func (said storeSaid) byRank(sockets *portowner.Sockets, ranks map[int]int) (waits, polls []verdict.Wait) {
+	owners, unknown := map[netip.AddrPort]portowner.Owner{}, []netip.AddrPort(nil)
+	for _, w := range slices.Concat(said.Waits, said.Polls) {
+		addr := clientAddr(w)
+		if pid := sockets.Client(said.Server, addr); pid != 0 {
+			owners[addr] = portowner.Owner{PID: pid}
+		} else if addr.IsValid() && ctxdial.OwnAddress(addr.Addr()) {
+			unknown = append(unknown, addr)
+		}
+	}
+	if len(unknown) > 0 {
+		maps.Copy(owners, portowner.Clients(said.Server, unknown))
+	}
+	named := func(all []tcpstore.Wait) (out []verdict.Wait) {
+		for _, w := range all {
+			wait := verdict.Wait{Key: w.Key, Rank: -1, Age: said.Time.Sub(w.Since), Asks: w.Asks, Answer: w.Answer}
+			owner := owners[clientAddr(w)]
+			if rank, known := ranks[owner.PID]; known {
+				wait.Rank = rank
+			} else if rank, err := strconv.Atoi(owner.Rank); err == nil {
+				wait.Rank = rank
+			}
+			out = append(out, wait)
+		}
+		return out
+	}
+	return named(said.Waits), named(said.Polls)
+}
+
+// clientAddr is the address of a client, not valid if it has none.
+func clientAddr(w tcpstore.Wait) netip.AddrPort {
+	addr, err := netip.ParseAddrPort(w.Waiter)
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+}
+
+// bounded returns the first of a list.
+func bounded[T any](all []T, most int) []T { return all[:min(len(all), most)] }
 
 // maxMembers bounds the ranks that are named.
 const maxMembers = 8

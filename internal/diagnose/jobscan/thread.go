@@ -75,8 +75,8 @@ func selected(dir string, files uint64, call []string) (uint64, error) {
 
 // object returns what a thread reads, writes or connects to, if it sleeps in a call of the kernel whose first argument
 // is an open file, or the only one that it polls: the other end of a connection, or the name of a file. kernel is the
-// function of the kernel that it sleeps in; the caller must know that it is in such a call.
-func object(pid, tid int, kernel string) string {
+// function of the kernel that it sleeps in; the caller must know that it is in such a call. sockets are those of the process.
+func object(sockets *portowner.Sockets, pid, tid int, kernel string) string {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	call, err := os.ReadFile(filepath.Join(dir, "task", strconv.Itoa(tid), "syscall")) //nolint:gosec // a file of the kernel
 	if err != nil {
@@ -102,7 +102,8 @@ func object(pid, tid int, kernel string) string {
 		return ""
 	}
 	if inode, found := strings.CutPrefix(target, "socket:["); found {
-		if addr, found := portowner.Remote(pid, strings.TrimSuffix(inode, "]")); found {
+		number, _ := strconv.ParseUint(strings.TrimSuffix(inode, "]"), 10, 32)
+		if addr, found := sockets.Remote(pid, uint32(number)); found {
 			return addr.String()
 		}
 		return ""

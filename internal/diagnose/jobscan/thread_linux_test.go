@@ -18,6 +18,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
 )
 
 // TestPolled: what a thread polls is told if it is one file.
@@ -37,7 +38,7 @@ func TestPolled(t *testing.T) {
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	got := ""
 	for limit := time.Now().Add(30 * time.Second); got != ln.Addr().String() && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
-		got = object(cmd.Process.Pid, cmd.Process.Pid, "")
+		got = object(portowner.ReadSockets([]int{cmd.Process.Pid}), cmd.Process.Pid, cmd.Process.Pid, "")
 	}
 	if got != ln.Addr().String() {
 		t.Errorf("it waits for %q, want %q", got, ln.Addr())
@@ -81,7 +82,7 @@ select.select([c] + pipes, [], [])`
 		if !strings.HasPrefix(kernel, "poll_schedule_timeout") {
 			t.Skipf("this kernel says %q of a process in select", kernel)
 		}
-		if got := object(pid, pid, kernel); got != want {
+		if got := object(portowner.ReadSockets([]int{pid}), pid, pid, kernel); got != want {
 			t.Errorf("of %s files: it waits for %q in %s, want %q", files, got, kernel, want)
 		}
 	}
@@ -170,7 +171,7 @@ func TestObject(t *testing.T) {
 		}
 		got := ""
 		for limit := time.Now().Add(30 * time.Second); got != want && time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
-			got = object(cmd.Process.Pid, cmd.Process.Pid, "")
+			got = object(portowner.ReadSockets([]int{cmd.Process.Pid}), cmd.Process.Pid, cmd.Process.Pid, "")
 		}
 		if got != want {
 			t.Errorf("it reads from %q, want %q", got, want)
@@ -178,7 +179,7 @@ func TestObject(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
-	if got := object(1<<30, 1<<30, ""); got != "" {
+	if got := object(nil, 1<<30, 1<<30, ""); got != "" {
 		t.Errorf("a process that is not there reads from %q", got)
 	}
 }

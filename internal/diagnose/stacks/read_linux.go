@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -42,6 +43,9 @@ type symbols struct {
 	runtime, version uint64
 	fixed            bool // mapped where it was linked
 }
+
+// mapsPage is what is read at a time of a process's list of mappings, and maxMapping bounds one of them.
+const mapsPage, maxMapping = 1 << 10, 1 << 16
 
 // maxRemembered bounds the table of Pythons: a host has a handful.
 const maxRemembered = 64
@@ -86,12 +90,16 @@ func (r *Reader) Read(ctx context.Context, pid int) (*Process, error) {
 // find looks for the exported symbol _PyRuntime in the executable and in libpython, and returns the addresses of it and
 // of Py_Version.
 func (r *Reader) find(pid int) (runtime, version uint64, err error) {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return 0, 0, fmt.Errorf("stacks: %w", err)
 	}
+	defer func() { _ = maps.Close() }()
 	seen := map[string]bool{}
-	for sc := bufio.NewScanner(bytes.NewReader(maps)); sc.Scan(); {
+	// The executable comes first, and the kernel writes as many lines as are read: the hundreds of libraries after it cost nothing.
+	sc := bufio.NewScanner(maps)
+	sc.Buffer(make([]byte, mapsPage), maxMapping)
+	for sc.Scan() {
 		start, inode, path, ok := parseMapping(sc.Text())
 		if !ok || seen[path] {
 			continue
@@ -109,12 +117,18 @@ func (r *Reader) find(pid int) (runtime, version uint64, err error) {
 		}
 		return s.runtime + start, s.version, nil
 	}
+	if err := sc.Err(); err != nil {
+		return 0, 0, fmt.Errorf("stacks: %w", err)
+	}
 	return 0, 0, fmt.Errorf("%w: process %d maps no file with _PyRuntime", ErrNotPython, pid)
 }
 
 // parseMapping reads a line of /proc/PID/maps: "start-end perms offset dev inode path". It takes the first mapping of a
 // file that may be a Python.
 func parseMapping(line string) (start uint64, inode, path string, ok bool) {
+	if !strings.Contains(line, "python") {
+		return 0, "", "", false // most have nothing to do with it
+	}
 	f := strings.Fields(line)
 	if len(f) < 6 || strings.Trim(f[2], "0") != "" {
 		return 0, "", "", false
@@ -169,20 +183,38 @@ func readSymbols(name string) (symbols, error) {
 	}
 	defer func() { _ = f.Close() }()
 	s := symbols{fixed: f.Type == elf.ET_EXEC}
-	all, err := f.DynamicSymbols()
-	if err != nil {
-		return symbols{}, err
+	table := f.SectionByType(elf.SHT_DYNSYM)
+	if table == nil || int(table.Link) >= len(f.Sections) || f.Class != elf.ELFCLASS64 {
+		return s, nil // it exports nothing
 	}
-	for _, sym := range all {
-		switch {
-		case sym.Section == elf.SHN_UNDEF: // an extension module only refers to it
-		case sym.Name == "_PyRuntime":
-			s.runtime = sym.Value
-		case sym.Name == "Py_Version":
-			s.version = sym.Value
+	entries, err := table.Data()
+	if err != nil {
+		return s, err
+	}
+	names, err := f.Sections[table.Link].Data()
+	if err != nil {
+		return s, err
+	}
+	findSymbols(entries, names, f.ByteOrder, map[string]*uint64{"_PyRuntime": &s.runtime, "Py_Version": &s.version})
+	return s, nil
+}
+
+// findSymbols finds the values of symbols that a file defines. A Python has thousands, of which debug/elf would make as many strings.
+func findSymbols(entries, names []byte, order binary.ByteOrder, wanted map[string]*uint64) {
+	for ; len(entries) >= elf.Sym64Size; entries = entries[elf.Sym64Size:] {
+		name := uint64(order.Uint32(entries))
+		undefined := order.Uint16(entries[6:]) == uint16(elf.SHN_UNDEF) // an extension module only refers to it
+		if undefined || name >= uint64(len(names)) {
+			continue
+		}
+		end := bytes.IndexByte(names[name:], 0)
+		if end < 0 {
+			continue
+		}
+		if value := wanted[string(names[name:][:end])]; value != nil {
+			*value = order.Uint64(entries[8:])
 		}
 	}
-	return s, nil
 }
 
 // describe adds what the kernel knows about a thread.

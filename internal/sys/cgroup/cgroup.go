@@ -47,6 +47,13 @@ func controllerDir(root, pid, controller string, file func(v2 bool) string) (dir
 	return "", false
 }
 
+// Of identifies the cgroups of a process: processes for which it returns the same text have the same limits. It is "" if they are
+// not known.
+func Of(root string, pid int) string {
+	b, _ := os.ReadFile(filepath.Join(root, "proc", strconv.Itoa(pid), "cgroup")) //nolint:gosec // a file of the kernel
+	return string(b)
+}
+
 // Memory is what a cgroup tells of its memory.
 type Memory struct {
 	Dir string // its folder; "" if it tells nothing

@@ -4,41 +4,41 @@
 package portowner
 
 import (
-	"bufio"
 	"bytes"
-	"encoding/binary"
-	"encoding/hex"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/sys/sockdiag"
 )
 
 const (
-	stateEstablished = "01"
-	stateSynSent     = "02"
-	stateListen      = "0A"
-	maxCommand       = 80
+	maxCommand = 80
 	// searchTimeout bounds a search. A machine with very many open files is not searched to the end: the name is a help in an
 	// error or a view, which must not be late for it.
 	searchTimeout = time.Second
+	// maxOpen bounds the open files of one process that are looked at.
+	maxOpen = 1 << 17
 )
 
 // Find returns the process that listens on port. It reads /proc, so it sees only processes that this user may look
 // into; ok is false when it is unknown.
 func Find(port int) (owner Owner, ok bool) {
-	inodes := map[string]bool{}
-	for addr, inode := range Listeners() {
-		if int(addr.Port()) == port {
-			inodes[inode] = true
+	inodes := map[uint32]bool{}
+	eachSocket(0, []sockdiag.State{sockdiag.Listen}, func(s sockdiag.Socket) {
+		if int(s.Local.Port()) == port {
+			inodes[s.Inode] = true
 		}
-	}
+	})
 	if len(inodes) == 0 {
 		return owner, false
 	}
-	eachOpenSocket(func(pid int, inode string) bool {
+	eachOpenSocket(func(pid int, inode uint32) bool {
 		if ok = inodes[inode]; ok {
 			owner = describe(pid)
 		}
@@ -51,20 +51,7 @@ func Find(port int) (owner Owner, ok bool) {
 // one after the other have different identities.
 func Listeners() map[netip.AddrPort]string {
 	all := map[netip.AddrPort]string{}
-	if err := askListeners(func(local netip.AddrPort, inode string) { all[local] = inode }); err == nil {
-		return all
-	}
-	return readListeners()
-}
-
-// readListeners is Listeners for kernels and containers without the netlink protocol that answers it at once.
-func readListeners() map[netip.AddrPort]string {
-	all := map[netip.AddrPort]string{}
-	eachSocket("/proc/net", func(s socket) {
-		if s.state == stateListen {
-			all[s.local] = s.inode
-		}
-	})
+	eachSocket(0, []sockdiag.State{sockdiag.Listen}, func(s sockdiag.Socket) { all[s.Local] = strconv.FormatUint(uint64(s.Inode), 10) })
 	return all
 }
 
@@ -81,7 +68,7 @@ func Clients(server int, addrs []netip.AddrPort) map[netip.AddrPort]Owner {
 	if len(inodes) == 0 {
 		return owners
 	}
-	eachOpenSocket(func(pid int, inode string) bool {
+	eachOpenSocket(func(pid int, inode uint32) bool {
 		if addr, found := inodes[inode]; found {
 			owners[addr] = describe(pid)
 			delete(inodes, inode)
@@ -92,120 +79,64 @@ func Clients(server int, addrs []netip.AddrPort) map[netip.AddrPort]Owner {
 }
 
 // clientSockets returns the sockets of connections to a server whose addresses are wanted.
-func clientSockets(server int, wanted map[netip.AddrPort]bool) map[string]netip.AddrPort {
-	inodes := map[string]netip.AddrPort{}
-	eachSocket("/proc/net", func(s socket) {
-		if s.state == stateEstablished && wanted[s.local] && int(s.remote.Port()) == server {
-			inodes[s.inode] = s.local
+func clientSockets(server int, wanted map[netip.AddrPort]bool) map[uint32]netip.AddrPort {
+	inodes := map[uint32]netip.AddrPort{}
+	if len(wanted) == 0 {
+		return inodes
+	}
+	eachSocket(0, []sockdiag.State{sockdiag.Established}, func(s sockdiag.Socket) {
+		if wanted[s.Local] && int(s.Remote.Port()) == server {
+			inodes[s.Inode] = s.Local
 		}
 	})
 	return inodes
 }
 
-// Dialing returns the addresses that processes in one network namespace try to connect to and have had no answer from, by process.
-func Dialing(pids []int) map[int][]netip.AddrPort {
-	remotes := map[string]netip.AddrPort{} // by inode
+// ReadSockets reads the sockets of processes: the kernel's table once for each network namespace that they are in, and the list of
+// open files of each process once.
+func ReadSockets(pids []int) *Sockets {
+	s := &Sockets{of: map[int][]sockdiag.Socket{}}
+	type space struct {
+		member int              // one of its processes
+		owners map[uint32][]int // of its sockets: several processes may have one open
+	}
+	spaces := map[string]*space{}
 	for _, pid := range pids {
-		if eachSocket(filepath.Join("/proc", strconv.Itoa(pid), "net"), func(s socket) {
-			if s.state == stateSynSent {
-				remotes[s.inode] = s.remote
+		ns := namespace(pid)
+		if ns == "" {
+			ns = namespace(0)
+		}
+		x := spaces[ns]
+		if x == nil {
+			x = &space{pid, map[uint32][]int{}}
+			spaces[ns] = x
+		}
+		socketsOf([]int{pid}, func(pid int, inode uint32) bool {
+			x.owners[inode] = append(x.owners[inode], pid)
+			return true
+		})
+	}
+	states := append([]sockdiag.State{sockdiag.Listen, sockdiag.SynSent}, sockdiag.Connected...)
+	for _, x := range spaces {
+		if len(x.owners) == 0 {
+			continue
+		}
+		eachSocket(x.member, states, func(socket sockdiag.Socket) {
+			for _, pid := range x.owners[socket.Inode] {
+				s.of[pid] = append(s.of[pid], socket)
 			}
-		}) {
-			break // one that has not ended is enough
-		}
+		})
 	}
-	if len(remotes) == 0 {
-		return nil
-	}
-	all := map[int][]netip.AddrPort{}
-	socketsOf(pids, func(pid int, inode string) bool {
-		if remote, found := remotes[inode]; found {
-			all[pid] = append(all[pid], remote)
-		}
-		return true
-	})
-	return all
-}
-
-// Listening returns the addresses that processes listen on, by process, as far as they are in the network namespace of this one.
-func Listening(pids []int) map[int][]netip.AddrPort {
-	addrs := map[string]netip.AddrPort{} // by inode
-	for addr, inode := range Listeners() {
-		addrs[inode] = addr
-	}
-	all := map[int][]netip.AddrPort{}
-	socketsOf(pids, func(pid int, inode string) bool {
-		if addr, found := addrs[inode]; found {
-			all[pid] = append(all[pid], addr)
-		}
-		return true
-	})
-	return all
+	return s
 }
 
 func unmapped(addr netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }
 
-// Remote returns the other end of a TCP connection of a process, which may be in another network namespace.
-func Remote(pid int, inode string) (addr netip.AddrPort, ok bool) {
-	eachSocket(filepath.Join("/proc", strconv.Itoa(pid), "net"), func(s socket) {
-		if s.inode == inode && s.remote.Port() != 0 {
-			addr, ok = s.remote, true
-		}
-	})
-	return addr, ok
-}
-
-// socket is a TCP socket as the kernel lists it.
-type socket struct {
-	state         string
-	local, remote netip.AddrPort
-	inode         string
-}
-
-// eachSocket calls visit for every TCP socket of a network namespace. It reports whether there is something to read.
-func eachSocket(folder string, visit func(socket)) (readable bool) {
-	for _, table := range []string{"tcp", "tcp6"} {
-		file, err := os.Open(filepath.Join(folder, table)) //nolint:gosec // a file of the kernel
-		if err != nil {
-			continue
-		}
-		readable = true
-		for lines := bufio.NewScanner(file); lines.Scan(); {
-			// sl local_address rem_address st tx:rx tr:tm retrnsmt uid timeout inode
-			fields := strings.Fields(lines.Text())
-			if len(fields) < 10 {
-				continue
-			}
-			if local, ok := parseAddr(fields[1]); ok {
-				remote, _ := parseAddr(fields[2])
-				visit(socket{fields[3], local, remote, fields[9]})
-			}
-		}
-		_ = file.Close()
-	}
-	return readable
-}
-
-// parseAddr reads an address as the kernel writes it there: words of 32 bits in the machine's byte order, in hex.
-func parseAddr(text string) (addr netip.AddrPort, ok bool) {
-	words, hexPort, _ := strings.Cut(text, ":")
-	raw, err := hex.DecodeString(words)
-	if err != nil || len(raw)%4 != 0 {
-		return addr, false
-	}
-	for i := 0; i < len(raw); i += 4 {
-		binary.NativeEndian.PutUint32(raw[i:], binary.BigEndian.Uint32(raw[i:]))
-	}
-	ip, ok := netip.AddrFromSlice(raw)
-	port, err := strconv.ParseUint(hexPort, 16, 16)
-	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), ok && err == nil
-}
-
 // eachOpenSocket calls visit for every socket that a process has open, until it returns false or searchTimeout ends. It begins
 // with this process: two masters of one process on one port are the most frequent case.
-func eachOpenSocket(visit func(pid int, inode string) bool) {
+func eachOpenSocket(visit func(pid int, inode uint32) bool) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return
@@ -220,28 +151,48 @@ func eachOpenSocket(visit func(pid int, inode string) bool) {
 }
 
 // socketsOf calls visit for every socket that some processes have open, until it returns false or searchTimeout ends.
-func socketsOf(pids []int, visit func(pid int, inode string) bool) {
+func socketsOf(pids []int, visit func(pid int, inode uint32) bool) {
 	giveUp := time.Now().Add(searchTimeout)
 	for _, pid := range pids {
-		folder := filepath.Join("/proc", strconv.Itoa(pid), "fd")
-		files, err := os.ReadDir(folder)
-		if err != nil {
-			continue // ended, or not readable for us
+		if time.Now().After(giveUp) {
+			return
 		}
-		for _, file := range files {
-			if time.Now().After(giveUp) {
-				return
-			}
-			target, err := os.Readlink(filepath.Join(folder, file.Name()))
-			if err != nil {
-				continue
-			}
-			inode, found := strings.CutPrefix(target, "socket:[")
-			if found && !visit(pid, strings.TrimSuffix(inode, "]")) {
+		for _, inode := range openSockets(pid) {
+			if !visit(pid, inode) {
 				return
 			}
 		}
 	}
+}
+
+// openSockets returns the sockets that a process has open, TCP or not; none if it has ended or may not be read.
+func openSockets(pid int) (all []uint32) {
+	dir, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = dir.Close() }()
+	names, _ := dir.Readdirnames(maxOpen)
+	folder := int(dir.Fd()) // which is a call of the kernel
+	var target [64]byte
+	for _, name := range names {
+		n, err := unix.Readlinkat(folder, name, target[:])
+		if err != nil {
+			continue
+		}
+		if inode, found := socketInode(target[:n]); found {
+			all = append(all, inode)
+		}
+	}
+	return all
+}
+
+// socketInode reads "socket:[INODE]", which the link of an open socket says.
+func socketInode(target []byte) (inode uint32, found bool) {
+	number, found := bytes.CutPrefix(target, []byte("socket:["))
+	number, whole := bytes.CutSuffix(number, []byte("]"))
+	n, err := strconv.ParseUint(string(number), 10, 32)
+	return uint32(n), found && whole && err == nil
 }
 
 func describe(pid int) Owner {

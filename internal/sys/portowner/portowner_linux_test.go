@@ -4,7 +4,10 @@
 package portowner
 
 import (
+	"bufio"
 	"errors"
+	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -17,6 +20,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/sys/sockdiag"
 )
 
 func portOf(t *testing.T, addr net.Addr) int {
@@ -132,8 +137,9 @@ func TestDialsWhenTold(t *testing.T) {
 	_, _ = conn.Read(make([]byte, 1))
 }
 
-// TestListenersFromBothSources: the kernel reports the same over netlink and in /proc.
-func TestListenersFromBothSources(t *testing.T) {
+// TestSocketsFromBothSources: the kernel reports the same over netlink and in /proc, of sockets that listen and of both ends of
+// connections.
+func TestSocketsFromBothSources(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0", "0.0.0.0:0"} {
 		listener, err := net.Listen("tcp", address)
 		if err != nil {
@@ -141,35 +147,121 @@ func TestListenersFromBothSources(t *testing.T) {
 			continue
 		}
 		defer func() { _ = listener.Close() }()
-		tcp, ok := listener.Addr().(*net.TCPAddr)
-		if !ok {
-			t.Fatalf("%v is not a TCP address", listener.Addr())
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
 		}
-		addr := unmapped(tcp.AddrPort())
-		asked := map[netip.AddrPort]string{}
-		if err := askListeners(func(local netip.AddrPort, inode string) { asked[local] = inode }); err != nil {
-			t.Skipf("no netlink here: %v", err)
+		defer func() { _ = conn.Close() }()
+	}
+	ours := map[uint32]bool{}
+	for _, inode := range openSockets(os.Getpid()) {
+		ours[inode] = true
+	}
+	states := []sockdiag.State{sockdiag.Listen, sockdiag.Established}
+	asked, read := map[uint32]sockdiag.Socket{}, map[uint32]sockdiag.Socket{}
+	into := func(all map[uint32]sockdiag.Socket) func(sockdiag.Socket) {
+		return func(s sockdiag.Socket) {
+			if ours[s.Inode] {
+				all[s.Inode] = s
+			}
 		}
-		read := readListeners()
-		if asked[addr] == "" || asked[addr] != read[addr] || Listeners()[addr] != read[addr] {
-			t.Errorf("%s: netlink has %q, /proc has %q", addr, asked[addr], read[addr])
-		}
+	}
+	if err := sockdiag.Dump(states, into(asked)); err != nil {
+		t.Skipf("no netlink here: %v", err)
+	}
+	readTables(0, states, into(read))
+	if len(asked) == 0 || !maps.Equal(asked, read) {
+		t.Errorf("netlink has %v, /proc has %v", asked, read)
 	}
 }
 
-// BenchmarkListeners compares them.
-func BenchmarkListeners(b *testing.B) {
+// TestSocketsOfAnotherNamespace: netlink answers for this process's network namespace alone, and the sockets of a process in another
+// one are found nevertheless, beside those of this one.
+func TestSocketsOfAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "-test.run=^TestListensWhenTold$", "-test.v")
+	cmd.Env = append(os.Environ(), "PORTOWNER_TEST_LISTEN=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Skipf("no network namespaces here: %v", err)
+	}
+	defer func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	}()
+	port := 0
+	for lines := bufio.NewScanner(out); port == 0 && lines.Scan(); {
+		_, _ = fmt.Sscanf(lines.Text(), "listens at %d", &port)
+	}
+	here, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = here.Close() }()
+	s := ReadSockets([]int{cmd.Process.Pid, os.Getpid()})
+	if all := s.Listening(cmd.Process.Pid); len(all) != 1 || int(all[0].Port()) != port || port == 0 {
+		t.Errorf("the process in the other namespace listens at %v, want port %d", all, port)
+	}
+	ours := func(a netip.AddrPort) bool { return int(a.Port()) == portOf(t, here.Addr()) }
+	if all := s.Listening(os.Getpid()); !slices.ContainsFunc(all, ours) {
+		t.Errorf("%v is not in %v", here.Addr(), all)
+	}
+}
+
+// TestListensWhenTold is the child of the test above. A new namespace has no interface that is up, but a socket may listen.
+func TestListensWhenTold(t *testing.T) {
+	if os.Getenv("PORTOWNER_TEST_LISTEN") == "" {
+		return
+	}
+	listener, err := net.Listen("tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	fmt.Printf("listens at %d\n", portOf(t, listener.Addr()))
+	_, _ = os.Stdin.Read(make([]byte, 1)) // until the parent ends
+}
+
+// BenchmarkSockets compares what it costs to read all sockets of a host from both sources.
+func BenchmarkSockets(b *testing.B) {
+	states := append([]sockdiag.State{sockdiag.Listen, sockdiag.SynSent}, sockdiag.Connected...)
 	b.Run("netlink", func(b *testing.B) {
 		for b.Loop() {
-			if err := askListeners(func(netip.AddrPort, string) {}); err != nil {
+			if err := sockdiag.Dump(states, func(sockdiag.Socket) {}); err != nil {
 				b.Skip(err)
 			}
 		}
 	})
 	b.Run("proc", func(b *testing.B) {
 		for b.Loop() {
-			readListeners()
+			readTables(0, states, func(sockdiag.Socket) {})
 		}
+	})
+}
+
+// FuzzTable: lines of a table in /proc are read or left out, whatever they hold.
+func FuzzTable(f *testing.F) {
+	f.Add("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n" +
+		"   0: 0100007F:7077 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001        0 4711 1 0000 100 0 0 10 0\n")
+	f.Add("1: 00000000000000000000000001000000:0016 00000000000000000000000001000000:8000 02 0:0 01:00000012 00000003 0 0 99 2\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		readTable(strings.NewReader(text), func(s sockdiag.Socket) {
+			if !s.Local.Addr().IsValid() {
+				t.Errorf("no address: %+v", s)
+			}
+		})
 	})
 }
 
@@ -202,12 +294,13 @@ func TestDialing(t *testing.T) {
 	}
 	inet, _ := name.(*unix.SockaddrInet4)
 	want := netip.AddrPortFrom(netip.AddrFrom4(inet.Addr), uint16(inet.Port))
+	pids := []int{ended.Process.Pid, os.Getpid()}
 	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
-		if slices.Contains(Dialing([]int{ended.Process.Pid, os.Getpid()})[os.Getpid()], want) {
+		if slices.Contains(ReadSockets(pids).Unanswered(os.Getpid()), want) {
 			return
 		}
 	}
-	t.Errorf("%v is not found: %v", want, Dialing([]int{ended.Process.Pid, os.Getpid()}))
+	t.Errorf("%v is not found: %v", want, ReadSockets(pids).Unanswered(os.Getpid()))
 }
 
 // TestListening: the sockets that a process listens on are found, and no others.
@@ -219,10 +312,10 @@ func TestListening(t *testing.T) {
 	}
 	defer func() { _ = l.Close() }()
 	addr := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portOf(t, l.Addr())))
-	if all := Listening([]int{os.Getpid()}); !slices.Contains(all[os.Getpid()], addr) {
+	if all := ReadSockets([]int{os.Getpid()}).Listening(os.Getpid()); !slices.Contains(all, addr) {
 		t.Errorf("%v is not in %v", addr, all)
 	}
-	if all := Listening([]int{1 << 30}); len(all) > 0 {
+	if all := ReadSockets([]int{1 << 30}).Listening(1 << 30); len(all) > 0 {
 		t.Errorf("of a process that does not exist: %v", all)
 	}
 }
@@ -257,10 +350,10 @@ func TestClientsOfOneServer(t *testing.T) {
 		defer func() { _ = conn.Close() }()
 		local, _ = conn.LocalAddr().(*net.TCPAddr)
 	}
-	inodes := map[string]bool{}
-	eachSocket("/proc/net", func(s socket) {
-		if s.local == local.AddrPort() && s.state == stateEstablished {
-			inodes[s.inode] = true
+	inodes := map[uint32]bool{}
+	eachSocket(0, []sockdiag.State{sockdiag.Established}, func(s sockdiag.Socket) {
+		if s.Local == local.AddrPort() {
+			inodes[s.Inode] = true
 		}
 	})
 	if len(inodes) != 2 {

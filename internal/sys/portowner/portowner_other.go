@@ -16,11 +16,5 @@ func Clients(int, []netip.AddrPort) map[netip.AddrPort]Owner { return nil }
 // Listeners finds nothing on this platform.
 func Listeners() map[netip.AddrPort]string { return nil }
 
-// Dialing finds nothing on this platform.
-func Dialing([]int) map[int][]netip.AddrPort { return nil }
-
-// Remote finds nothing here.
-func Remote(int, string) (netip.AddrPort, bool) { return netip.AddrPort{}, false }
-
-// Listening finds nothing on this platform.
-func Listening([]int) map[int][]netip.AddrPort { return nil }
+// ReadSockets finds nothing on this platform.
+func ReadSockets([]int) *Sockets { return nil }
