@@ -156,7 +156,7 @@ func (a *Attempt) seenDocument(recorders bool) *jobdoc.Document {
 		v.Sentence = a.Verdict
 	}
 	d := jobdoc.FromLook(jobdoc.Live, seen, v)
-	d.Job.Attempt = jobdoc.Known(a.Number)
+	d.Job.Attempt = new(a.Number)
 	d.AddEvidence(seen, recorders)
 	return d
 }

@@ -19,6 +19,8 @@ import (
 )
 
 // Report says how a job ended. Its JSON form is cohort.job.v1, which docs/json.md describes.
+//
+//nolint:recvcheck // its JSON form must be had of a value too
 type Report struct {
 	RunID       string
 	Program     string

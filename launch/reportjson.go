@@ -26,7 +26,7 @@ func (r *Report) document() *jobdoc.Document {
 		a := &r.Attempts[i]
 		entry, ranks, waits := a.document(r.Host)
 		if i == len(r.Attempts)-1 {
-			d.Job.Attempt, d.Job.World, d.Ranks, d.Waits = jobdoc.Known(a.Number), a.World, ranks, waits
+			d.Job.Attempt, d.Job.World, d.Ranks, d.Waits = new(a.Number), a.World, ranks, waits
 		} else {
 			entry.Ranks, entry.Waits = ranks, waits
 		}
@@ -42,9 +42,9 @@ func (r *Report) document() *jobdoc.Document {
 // job is what concerns all ranks.
 func (r *Report) job() jobdoc.Job {
 	j := jobdoc.Job{
-		ID: r.RunID, Program: r.Program, LocalWorld: r.Workers, MaxRestarts: jobdoc.Known(r.MaxRestarts), State: jobdoc.Failed,
+		ID: r.RunID, Program: r.Program, LocalWorld: r.Workers, MaxRestarts: new(r.MaxRestarts), State: jobdoc.Failed,
 		StartedAt: jobdoc.At(r.Started), EndedAt: jobdoc.At(r.Ended), RunningS: jobdoc.Seconds(r.Ended.Sub(r.Started)), Signal: r.Signal,
-		SignalName: signalName(r.Signal), ExitCode: jobdoc.Known(r.ExitCode()), LogDir: r.LogDir, Bundle: r.Bundle,
+		SignalName: signalName(r.Signal), ExitCode: new(r.ExitCode()), LogDir: r.LogDir, Bundle: r.Bundle,
 		Verdict: &jobdoc.Verdict{Sentence: r.Sentence, Sure: true},
 	}
 	if r.Succeeded {
@@ -98,7 +98,7 @@ func (a *Attempt) verdict() jobdoc.Verdict {
 // document is how a worker has ended.
 func (w *WorkerEnd) document() jobdoc.Rank {
 	r := jobdoc.Rank{
-		Rank: int(w.Rank), Host: w.Host, LocalRank: jobdoc.Known(w.Local), PID: w.PID, Phase: jobdoc.Phase(w.Kind),
+		Rank: int(w.Rank), Host: w.Host, LocalRank: new(w.Local), PID: w.PID, Phase: jobdoc.Phase(w.Kind),
 		StartedAt: jobdoc.At(w.Started), EndedAt: jobdoc.At(w.Ended), LastStderr: w.LastErr,
 		Cause: &jobdoc.Cause{
 			Kind: w.Kind, Text: w.Words, Exception: w.Exception, Where: w.Where, Traceback: w.Traceback, Advice: w.Advice,
@@ -107,7 +107,7 @@ func (w *WorkerEnd) document() jobdoc.Rank {
 	if w.Code < 0 {
 		r.Signal, r.SignalName = -w.Code, signalName(-w.Code)
 	} else {
-		r.ExitCode = jobdoc.Known(w.Code)
+		r.ExitCode = new(w.Code)
 	}
 	return r
 }

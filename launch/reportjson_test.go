@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
@@ -89,8 +91,11 @@ func TestReportJSON(t *testing.T) {
 			t.Errorf("%s: it has a time that is not known:\n%s", name, text)
 		}
 		var back Report
-		if err := json.Unmarshal(text, &back); err != nil || !reflect.DeepEqual(*r, back) {
-			t.Errorf("%s: %v\n%+v\nis not\n%+v", name, err, back, *r)
+		if err := json.Unmarshal(text, &back); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(*r, back, cmp.Exporter(func(reflect.Type) bool { return true })); diff != "" {
+			t.Errorf("%s: what is read is not what was written:\n%s", name, diff)
 		}
 		if r.Text(nil) != back.Text(nil) {
 			t.Errorf("%s: its text is\n%s\nnot\n%s", name, back.Text(nil), r.Text(nil))

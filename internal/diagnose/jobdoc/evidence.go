@@ -48,7 +48,7 @@ func recorderOf(dump *torchdump.Dump) []Op {
 			op.CalledAt = At(time.Unix(0, e.Created))
 		}
 		if e.P2P && e.Peer >= 0 {
-			op.Peer = Known(e.Peer)
+			op.Peer = new(e.Peer)
 		}
 		all = append(all, op)
 	}

@@ -180,9 +180,6 @@ func At(t time.Time) time.Time {
 	return t.UTC().Round(0)
 }
 
-// Known is a pointer to a value that can be 0 and is known.
-func Known(n int) *int { return &n }
-
 // Phase is the phase of a rank that has ended for a kind of cause: see package postmortem.
 func Phase(kind string) string {
 	switch kind {

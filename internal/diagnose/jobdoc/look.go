@@ -59,7 +59,7 @@ func stateOf(v verdict.Verdict) string {
 func WaitOf(rank int, key string, age time.Duration) Wait {
 	w := Wait{Key: key, AgeS: Seconds(age)}
 	if rank >= 0 {
-		w.Rank = Known(rank)
+		w.Rank = new(rank)
 	}
 	return w
 }

@@ -40,6 +40,8 @@ var severity = map[Finding]int{
 }
 
 // Diagnosis is the result of the dumps of all ranks together. Ranks are global ranks. Its JSON form is cohort.trace.v1.
+//
+//nolint:recvcheck // its JSON form must be had of a value too
 type Diagnosis struct {
 	Finding Finding
 	// Sentence names, in plain English, the ranks that are late, missing or out of step.

@@ -72,7 +72,7 @@ func (v Diagnosis) MarshalJSON() ([]byte, error) {
 	return json.Marshal(d)
 }
 
-func (g *groupDiagnosis) document() groupDocument {
+func (g groupDiagnosis) document() groupDocument {
 	d := groupDocument{
 		Group: g.Group, Description: g.Description, Size: g.Size, Transport: g.Transport, Finding: g.Finding, Sentence: g.Sentence,
 		Ranks: ranklist.Short(g.Ranks), Missing: ranklist.Short(g.Missing), Members: []memberDocument{},

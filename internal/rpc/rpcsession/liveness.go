@@ -101,12 +101,12 @@ func (n *Links) Probe(ctx context.Context, addr string) error {
 	}
 	done := make(chan error, 1)
 	if !n.Go(func() {
-		s, err := ep.Dial(n.Context, addr)
-		if err == nil {
+		s, failed := ep.Dial(n.Context, addr)
+		if failed == nil {
 			_ = s.Close()
 		}
 		_ = ep.Close()
-		done <- err
+		done <- failed
 	}) {
 		_ = ep.Close()
 		return ErrClosed("agent")

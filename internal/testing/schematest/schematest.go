@@ -7,6 +7,7 @@ package schematest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -58,13 +59,14 @@ func Load(name string) (*Schema, error) {
 		return nil, err
 	}
 	for ; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.work")); err == nil {
+		if _, err = os.Stat(filepath.Join(dir, "go.work")); err == nil {
 			break
 		}
 		if dir == filepath.Dir(dir) {
-			return nil, fmt.Errorf("schematest: no folder above has the repository")
+			return nil, errors.New("schematest: no folder above has the repository")
 		}
 	}
+	//nolint:gosec // it is a file of the repository
 	text, err := os.ReadFile(filepath.Join(dir, "cmd", "cohort", "internal", "schema", name+".json"))
 	if err != nil {
 		return nil, err

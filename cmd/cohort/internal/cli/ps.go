@@ -84,7 +84,7 @@ func psDocument(j jobscan.Job, doing []string) *jobdoc.Document {
 	host, _ := os.Hostname()
 	for i, r := range j.Ranks {
 		row := jobdoc.Rank{
-			Rank: r.Rank, Host: host, PID: r.PID, Command: r.Command, Phase: jobdoc.Running, Restarts: jobdoc.Known(r.Restart),
+			Rank: r.Rank, Host: host, PID: r.PID, Command: r.Command, Phase: jobdoc.Running, Restarts: new(r.Restart),
 			Where: doing[i],
 		}
 		if state, found := strings.CutPrefix(doing[i], "state "); found {

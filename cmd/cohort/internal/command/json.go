@@ -60,6 +60,7 @@ func plainAttr(groups []string, a slog.Attr) slog.Attr {
 		return slog.Float64(a.Key+"_s", a.Value.Duration().Round(time.Microsecond).Seconds())
 	case slog.KindTime:
 		return slog.Time(a.Key+"_at", a.Value.Time().UTC())
+	default:
+		return a
 	}
-	return a
 }
