@@ -18,7 +18,13 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs the tests, or one worker when a test started this binary again.
+func TestMain(m *testing.M) {
+	if spec := os.Getenv(mortalEnv); spec != "" {
+		os.Exit(mortal(spec))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func testContext(tb testing.TB) context.Context {
 	tb.Helper()
