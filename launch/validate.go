@@ -65,7 +65,7 @@ func (c Config) withDefaults() (Config, error) {
 // setDefaults fills in what was not given.
 func (c *Config) setDefaults() {
 	if c.Nodes.Max > 1 {
-		setDefault(&c.RunID, "none") // torchrun's default, the same on all nodes
+		setDefault(&c.RunID, agent.DefaultRunID)
 	}
 	setDefault(&c.RunID, strings.ToLower(rand.Text())[:16])
 	setDefault(&c.Nodes.JoinTimeout, 10*time.Minute)

@@ -178,6 +178,12 @@ func TestCutNode(t *testing.T) {
 		}
 	}
 	l.until(file, `machine=1 world=2`)
+	const open = "cohort: without --rdzv-id every computer that reaches 10.77.0.1:29400 can join this job"
+	for i := 1; i <= 3; i++ { // the one that hosts the rendezvous says so, once
+		if n := strings.Count(nodes[i].String(), open); n != map[int]int{1: 1}[i] {
+			t.Errorf("machine %d says %d times that the job is open:\n%s", i, n, nodes[i])
+		}
+	}
 	if code := nodes[3].ends(); code != 1 || !strings.Contains(nodes[3].String(),
 		"the launcher that hosts the rendezvous at 10.77.0.1:29400 is lost: it has not responded for 2s") {
 		t.Errorf("machine 3: exit code %d\n%s", code, nodes[3])

@@ -157,6 +157,7 @@ func (e *election) choose(lost string) (*nodecoord.Host, string, error) {
 		failpoint.At("agent.elect.set")
 		won, err := e.key.Claim(e.job.asked, current, mine)
 		if err == nil && won == mine {
+			e.job.warnOpen()
 			h.Confirm(func() error { return e.key.Holds(e.job.asked, mine) })
 			return h, mine, nil
 		}

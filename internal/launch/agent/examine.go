@@ -70,7 +70,10 @@ func (j *Job) examine(ctx context.Context) (*verdict.Job, error) {
 		seen.Local = true
 		return &seen, nil
 	}
-	all := askAll[verdict.Job](ctx, a.member, a.answering(ctx), "", nodesTime)
+	var all []verdict.Job
+	for _, one := range askAll[verdict.Job](ctx, a.member, a.answering(ctx), "", nodesTime) {
+		all = append(all, one.from.OwnRanks(one.said))
+	}
 	if len(all) == 0 { // not even this node, which is asked through the host
 		all = append(all, a.examineLocal(ctx, sampleInterval, jobscan.Examine))
 	}
@@ -84,7 +87,7 @@ func (j *Job) examine(ctx context.Context) (*verdict.Job, error) {
 
 // answering returns how many nodes are going to answer: those that have been silent for some time are not waited for.
 func (a *attempt) answering(ctx context.Context) int {
-	contacts := slices.Concat(askAll[[]nodecoord.Contact](ctx, a.member, 1, nodecoord.Presence, presenceTime)...)
+	contacts := askHost(ctx, a.member)
 	silent := slices.DeleteFunc(contacts, func(h nodecoord.Contact) bool { return h.Ago <= silentFrom })
 	return max(1, a.place.nodes-len(silent))
 }
@@ -96,7 +99,7 @@ func (a *attempt) missing(ctx context.Context, seen []verdict.Rank, answered int
 			"the launcher that hosts the rendezvous at %s has not responded for %d s: nothing is known of ranks on other nodes",
 			a.member.host, int(quiet.Seconds()))
 	}
-	contacts := slices.Concat(askAll[[]nodecoord.Contact](context.WithoutCancel(ctx), a.member, 1, nodecoord.Presence, presenceTime)...)
+	contacts := askHost(context.WithoutCancel(ctx), a.member)
 	var nodes []string
 	for i, n := range a.place.roster {
 		if slices.ContainsFunc(seen, func(r verdict.Rank) bool { return r.Rank >= int(n.Base) && r.Rank < int(n.Base)+n.Workers }) {
@@ -138,7 +141,11 @@ func (j *Job) recordings(ctx context.Context) ([]flightrec.Dump, error) {
 	if a.member == nil || a.place.nodes == 1 {
 		return jobscan.LocalTraces(ctx, a.asJob()), nil
 	}
-	return slices.Concat(askAll[[]flightrec.Dump](ctx, a.member, a.answering(ctx), jobscan.Recordings, nodesTime)...), nil
+	var all []flightrec.Dump
+	for _, one := range askAll[[]flightrec.Dump](ctx, a.member, a.answering(ctx), jobscan.Recordings, nodesTime) {
+		all = append(all, one.said...)
+	}
+	return all, nil
 }
 
 // examine looks at the workers of this node.
@@ -162,8 +169,22 @@ func (a *attempt) examineLocal(ctx context.Context, apart time.Duration,
 	return seen
 }
 
+// said is the answer of a node.
+type said[T any] struct {
+	from *nodecoord.Answer
+	said T
+}
+
+// askHost asks the host when it last received from each node.
+func askHost(ctx context.Context, m *member) []nodecoord.Contact {
+	for _, one := range askAll[[]nodecoord.Contact](ctx, m, 1, nodecoord.Presence, presenceTime) {
+		return one.said
+	}
+	return nil
+}
+
 // askAll asks all nodes, this one included, through the host, unless that is silent. Answers that make no sense count, but are left out.
-func askAll[T any](ctx context.Context, m *member, nodes int, what string, limit time.Duration) []T {
+func askAll[T any](ctx context.Context, m *member, nodes int, what string, limit time.Duration) []said[T] {
 	if m.wire.Quiet() > silentFrom {
 		return nil
 	}
@@ -172,13 +193,13 @@ func askAll[T any](ctx context.Context, m *member, nodes int, what string, limit
 	id, answers, forget := m.questions.Ask(nodes)
 	defer forget()
 	m.send(nodecoord.Message{Examine: &nodecoord.Question{ID: id, What: what}})
-	var all []T
+	var all []said[T]
 	for range nodes {
 		select {
 		case answer := <-answers:
 			var one T
-			if json.Unmarshal(answer, &one) == nil {
-				all = append(all, one)
+			if json.Unmarshal(answer.Job, &one) == nil {
+				all = append(all, said[T]{answer, one})
 			}
 		case <-ctx.Done():
 			return all

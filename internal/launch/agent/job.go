@@ -47,6 +47,7 @@ type Job struct {
 	end        End
 	board      board
 	stopShow   func()
+	warnedOpen bool
 	// seen is how far the job had got when this node last took part: a new host goes on from there.
 	seen struct{ attempt, restarts int }
 }

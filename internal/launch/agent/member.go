@@ -161,6 +161,11 @@ func (m *member) run() error {
 	if d.OtherJob && m.replaceable { // the host died without a word, and its port has another owner
 		return errHostLost
 	}
+	if d.OtherJob {
+		d.Sentence = fmt.Sprintf(
+			"the rendezvous at %s is that of a job with another id than %q: give all nodes of a job the same --rdzv-id, and each job "+
+				"an endpoint of its own", m.host, j.cfg.RunID)
+	}
 	j.setEnd(launchcore.End{OK: d.OK, Code: cohort.Code(d.Code), Sentence: d.Sentence, Rank: d.Rank})
 	return nil
 }

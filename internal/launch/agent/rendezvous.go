@@ -5,8 +5,10 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"net"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,6 +31,7 @@ func (j *Job) nodes() error {
 		}
 	}
 	if h != nil {
+		j.warnOpen()
 		defer h.Close()
 	}
 	conn, err := j.connect(j.cfg.Endpoint, j.cfg.JoinTimeout, false)
@@ -72,7 +75,25 @@ func (j *Job) forHost() nodecoord.Config {
 				"a client at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch "+
 					"parts of one job", addr)
 		},
+		OnOtherID: func(addr string) {
+			j.screen.logf(
+				"a launcher at %s has asked for a job with another id and was refused: all nodes of a job need the same --rdzv-id", addr)
+		},
 	}
+}
+
+// DefaultRunID is the id of a job on several nodes that was given none: torchrun's, the same on all nodes.
+const DefaultRunID = "none"
+
+// warnOpen prints, once, that the job has no id which strangers do not know, where they can reach it.
+func (j *Job) warnOpen() {
+	if j.cfg.RunID != DefaultRunID || loopback(j.cfg.Endpoint) || j.warnedOpen {
+		return
+	}
+	j.warnedOpen = true
+	j.screen.logf(
+		"without --rdzv-id every computer that reaches %s can join this job, read it and end it; to prevent that, give all nodes "+
+			"--rdzv-id %s", j.cfg.Endpoint, strings.ToLower(rand.Text()))
 }
 
 // announceEnd ends the job on all nodes if this launcher hosts it and was ended by the user.

@@ -27,8 +27,9 @@ type Config struct {
 	StoreAddr                      string // of this node, where the store listens; "": that of the endpoint
 	StorePort                      int
 	JoinTimeout, LastCall, Silence time.Duration
-	// OnUnidentified, if set, is called once with the address of a client that does not speak as a launcher does.
-	OnUnidentified func(addr string)
+	// OnUnidentified, if set, is called once with the address of a client that does not speak as a launcher does, OnOtherID with that
+	// of a launcher that asks for another job.
+	OnUnidentified, OnOtherID func(addr string)
 }
 
 // Host is the rendezvous of a job on several nodes. It runs in one of the launchers.
@@ -63,8 +64,11 @@ type conn struct {
 	out  *outbox
 	name string
 	join *Join
-	// place is its number in the attempt begun, the last one in which it takes part.
+	// refused says that its request to join was refused: nothing more is taken from it.
+	refused bool
+	// place is its number in the attempt begun, the last one in which it takes part, and base its first rank there.
 	place, begun int
+	base         cohort.Rank
 	// shown is the state of the node's ranks, nil if it has sent none.
 	shown *Shown
 }
@@ -247,9 +251,9 @@ func (h *Host) take(e event) {
 			}})
 		}
 		h.left(c, fmt.Sprintf("node %s is lost: %s", c.name, NodeLostText(e.gone, h.cfg.Silence)))
-	case c.join == nil && m.Join != nil:
+	case c.join == nil && m.Join != nil && !c.refused:
 		h.joined(c, m.Join)
-	case c.join == nil:
+	case c.join == nil: // it has no part in the job, and whatever else it sends is not looked at
 	case m.Examine != nil && m.Examine.What == Presence:
 		c.out.answer(h.presence(*m.Examine))
 	case m.Examine != nil:
@@ -257,17 +261,15 @@ func (h *Host) take(e event) {
 			to.say(Message{Examine: &Question{ID: m.Examine.ID, What: m.Examine.What, Asker: c.id}})
 		}
 	case m.Seen != nil:
-		if to := h.nodes[m.Seen.Asker]; to != nil {
-			to.out.answer(m)
-		}
+		h.passOn(c, *m.Seen)
 	case m.Shown != nil:
 		h.keepShown(c, m.Shown)
 	case m.Leave != nil:
 		h.left(c, fmt.Sprintf("node %s %s", c.name, m.Leave.Reason))
 	case m.Failed != nil && m.Failed.Attempt == h.attempt:
-		h.perform(h.job.Step(launchcore.Failed{Node: c.id, Failure: m.Failed.Failure}))
+		h.perform(h.job.Step(launchcore.Failed{Node: c.id, Failure: h.ownFailure(c, m.Failed.Failure)}))
 	case m.Ended != nil && m.Ended.Attempt == h.attempt:
-		h.perform(h.job.Step(launchcore.NodeEnded{Node: c.id, OK: m.Ended.OK, Failure: m.Ended.Failure}))
+		h.perform(h.job.Step(launchcore.NodeEnded{Node: c.id, OK: m.Ended.OK, Failure: h.ownFailure(c, m.Ended.Failure)}))
 	}
 }
 
@@ -286,25 +288,6 @@ func NodeLostText(err error, silence time.Duration) string {
 		return "it sent something else"
 	}
 	return "its connection has ended"
-}
-
-func (h *Host) joined(c *conn, m *Join) {
-	code, refuse := cohort.InvalidArgument, ""
-	switch {
-	case m.RunID != h.cfg.RunID:
-		code, refuse = cohort.AlreadyExists, fmt.Sprintf("another job, %q, meets at this endpoint; this one is %q", h.cfg.RunID, m.RunID)
-	case m.workers() < 1 || m.workers() > 1<<16:
-		refuse = fmt.Sprintf("%d workers on a node", m.workers())
-	case len(h.nodes) >= MaxNodes:
-		code, refuse = cohort.Exhausted, "there are too many nodes"
-	}
-	if refuse != "" {
-		c.say(Message{Dismiss: &Dismiss{Code: uint8(code), Sentence: refuse, OtherJob: m.RunID != h.cfg.RunID}})
-		return
-	}
-	c.join, c.name = m, m.Host+" (process "+strconv.Itoa(m.PID)+")"
-	h.nodes[c.id] = c
-	h.perform(h.job.Step(launchcore.Joined{Node: c.id, Roles: m.Roles, Wish: m.Wish, Attempt: m.Attempt, Restarts: m.Restarts}))
 }
 
 // sendWaiting sends the nodes how many are present when the job waits for more.
@@ -357,7 +340,7 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 			h.openStore(e.Attempt)
 		case launchcore.BeginNode:
 			if c := h.nodes[e.Node]; c != nil && h.store != nil {
-				c.place, c.begun = e.Assignment.Node, h.attempt
+				c.place, c.begun, c.base = e.Assignment.Node, h.attempt, cohort.Rank(e.Assignment.Base)
 				c.say(Message{Begin: &Begin{
 					Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster,
 					Rules: h.cfg.Rules, Watched: watched && e.Assignment.Node < MaxRoster,

@@ -50,7 +50,10 @@ func TestHostPassesViewsOn(t *testing.T) {
 	h := &Host{nodes: map[launchcore.Node]*conn{}, attempt: 1}
 	var conns []*conn
 	for n := range 3 {
-		c := &conn{id: launchcore.Node(n), out: newOutbox(), join: &Join{Watches: n == 2}}
+		c := &conn{
+			id: launchcore.Node(n), out: newOutbox(), begun: 1, place: n, base: cohort.Rank(n),
+			join: &Join{Watches: n == 2, Roles: []launchcore.Role{{Workers: 1}}},
+		}
 		h.nodes[c.id] = c
 		conns = append(conns, c)
 	}
@@ -72,7 +75,7 @@ func TestHostPassesViewsOn(t *testing.T) {
 	}
 	h.keepShown(conns[2], &Shown{Attempt: 1, Node: 2, Ranks: make([]ShownRank, MaxShown+1)})
 	for n, c := range conns[:2] {
-		h.keepShown(c, &Shown{Attempt: 1, Node: n, Ranks: make([]ShownRank, 1)})
+		h.keepShown(c, &Shown{Attempt: 1, Node: n, Ranks: []ShownRank{{Rank: cohort.Rank(n)}}})
 		h.sendView()
 	}
 	for n, want := range []string{"nothing", "nothing", "0 1"} {
@@ -81,7 +84,7 @@ func TestHostPassesViewsOn(t *testing.T) {
 		}
 	}
 	h.sendView()
-	h.attempt = 2
+	h.attempt, conns[0].begun = 2, 2
 	h.keepShown(conns[0], &Shown{Attempt: 2})
 	h.sendView()
 	if got := told(conns[2]) + ", " + told(conns[2]); got != "0, nothing" {

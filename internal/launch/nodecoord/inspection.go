@@ -101,20 +101,20 @@ type Questions struct {
 	mu struct {
 		sync.Mutex
 		last    int
-		waiting map[int]chan json.RawMessage
+		waiting map[int]chan *Answer
 	}
 }
 
 // Ask makes a question to a number of nodes and returns where their answers arrive, until it is forgotten.
-func (q *Questions) Ask(nodes int) (id int, answers <-chan json.RawMessage, forget func()) {
+func (q *Questions) Ask(nodes int) (id int, answers <-chan *Answer, forget func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.mu.waiting == nil {
-		q.mu.waiting = map[int]chan json.RawMessage{}
+		q.mu.waiting = map[int]chan *Answer{}
 	}
 	q.mu.last++
 	id = q.mu.last
-	ch := make(chan json.RawMessage, nodes)
+	ch := make(chan *Answer, nodes)
 	q.mu.waiting[id] = ch
 	return id, ch, func() {
 		q.mu.Lock()
@@ -129,7 +129,7 @@ func (q *Questions) Answered(m *Answer) {
 	defer q.mu.Unlock()
 	if ch := q.mu.waiting[m.ID]; ch != nil {
 		select {
-		case ch <- m.Job:
+		case ch <- m:
 		default: // a node that answers twice
 		}
 	}

@@ -124,7 +124,7 @@ func TestQuestions(t *testing.T) {
 	if len(one) != 1 || len(two) != 2 {
 		t.Errorf("%d and %d answers, want 1 and 2", len(one), len(two))
 	}
-	if a, b := string(<-one), string(<-two); a != "1" || b != "2" {
+	if a, b := string((<-one).Job), string((<-two).Job); a != "1" || b != "2" {
 		t.Errorf("answers %s and %s", a, b)
 	}
 	forgetOne()

@@ -106,7 +106,7 @@ type (
 		Code     uint8        `json:"code,omitempty"` // the number of a [cohort.Code]
 		Sentence string       `json:"sentence"`
 		Rank     *cohort.Rank `json:"rank,omitempty"` // of the worker that failed first
-		// OtherJob says that the node has asked for another job than that of this host.
+		// OtherJob says that the node has asked for a job with another id than that of this host.
 		OtherJob bool `json:"otherJob,omitempty"`
 	}
 	// Waiting says how many nodes are there while the job waits for more.
@@ -127,6 +127,9 @@ type (
 	Answer struct {
 		Question
 		Job json.RawMessage `json:"job"`
+		// First and Workers say which ranks the node that answers has. They are filled in by the host.
+		First   cohort.Rank `json:"first"`
+		Workers int         `json:"workers"`
 	}
 )
 

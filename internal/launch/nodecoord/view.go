@@ -55,9 +55,17 @@ type (
 	}
 )
 
-// keepShown keeps the state of a node's ranks for the viewers.
+// keepShown keeps the state of a node's ranks for the viewers. What it says of ranks that are not its own is left out.
 func (h *Host) keepShown(c *conn, m *Shown) {
-	if m.Attempt == h.attempt && len(m.Ranks) <= MaxShown && len(m.Waits) <= MaxShown {
+	if m.Attempt != h.attempt || len(m.Ranks) > MaxShown || len(m.Waits) > MaxShown {
+		return
+	}
+	first, n := h.ranks(c)
+	foreign := func(r cohort.Rank) bool { return r < first || r >= first+cohort.Rank(n) }
+	m.Node = c.place
+	m.Ranks = slices.DeleteFunc(m.Ranks, func(r ShownRank) bool { return foreign(r.Rank) })
+	m.Waits = slices.DeleteFunc(m.Waits, func(w ShownWait) bool { return foreign(w.Rank) })
+	if n > 0 {
 		c.shown, h.shownNew = m, true
 	}
 }
