@@ -14,7 +14,7 @@ import (
 type Config struct { //nolint:recvcheck // a method that fills in defaults changes it, the others only read
 	// Program is the program with its arguments. Each is a Python string.Template: ${local_rank} is replaced, $$ is $.
 	Program []string
-	// How says how the program is run: --module, --no-python.
+	// How says how the program is run: --module, --no-python, --run-path.
 	How How
 	// Python is the interpreter; default: PYTHON_EXEC, or python3 of the PATH.
 	Python string
@@ -64,6 +64,9 @@ type Config struct { //nolint:recvcheck // a method that fills in defaults chang
 
 	// VirtualLocalRank gives every worker LOCAL_RANK 0 and one visible device: --virtual-local-rank.
 	VirtualLocalRank bool
+	// PassLocalRank gives every worker its local rank as the first argument, --local-rank=N, as torch.distributed.launch does without
+	// --use-env.
+	PassLocalRank bool
 	// NoShim keeps our code out of Python workers. Rank 0 then hosts the workers' store.
 	NoShim bool
 	// EvidenceDir is the folder in which evidence of failures is kept; default: $XDG_STATE_HOME/cohort/evidence, or that folder

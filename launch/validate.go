@@ -118,7 +118,7 @@ func (r Role) withDefaults() (Role, error) {
 			r.How = Script
 		}
 	}
-	if r.How == Script || r.How == Module {
+	if r.How != Executable {
 		setDefault(&r.Python, program.Python())
 	}
 	return r, nil
@@ -131,9 +131,22 @@ func (r Role) interpreter() []string {
 		return []string{r.Python, "-u"}
 	case Module:
 		return []string{r.Python, "-u", "-m"}
+	case RunPath:
+		return []string{r.Python, "-u", "-c", runPath}
 	case Auto, Executable:
 	}
 	return nil
+}
+
+// runPath is what torchrun's worker does with --run-path: PyTorch's torch.distributed.run.run_script_path.
+const runPath = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+// program returns the program of a role with its arguments.
+func (c Config) program(r Role) []string {
+	if !c.PassLocalRank {
+		return r.Program
+	}
+	return slices.Insert(slices.Clone(r.Program), 1, "--local-rank=${local_rank}")
 }
 
 // checkShown checks the ranks whose output is shown.
@@ -237,7 +250,7 @@ func (c Config) plain() agent.Config {
 	}
 	for _, r := range c.Roles {
 		a.Roles = append(a.Roles, agent.Role{
-			Name: r.Name, Workers: r.Workers, Interpreter: r.interpreter(), Program: r.Program,
+			Name: r.Name, Workers: r.Workers, Interpreter: r.interpreter(), Program: c.program(r),
 			Dir: r.Dir, Env: r.Env,
 		})
 	}

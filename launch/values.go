@@ -24,11 +24,15 @@ const (
 	Module
 	// Executable executes the program.
 	Executable
+	// RunPath runs a file with Python's runpy.run_path: --run-path.
+	RunPath
 )
 
 // String says how a program is run.
 func (h How) String() string {
-	return named(h, "how", map[How]string{Auto: "auto", Script: "script", Module: "module", Executable: "executable"})
+	return named(h, "how", map[How]string{
+		Auto: "auto", Script: "script", Module: "module", Executable: "executable", RunPath: "run-path",
+	})
 }
 
 // Hosting says whether a launcher hosts the rendezvous of a job on several nodes. It corresponds to torchrun's

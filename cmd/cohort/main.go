@@ -11,4 +11,4 @@ import (
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/cli"
 )
 
-func main() { os.Exit(cli.Main(os.Args[1:], cli.System())) }
+func main() { os.Exit(cli.Main(cli.Arguments(os.Args), cli.System())) }

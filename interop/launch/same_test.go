@@ -147,15 +147,19 @@ func TestLoudScript(t *testing.T) {
 	})
 }
 
-// listOptions prints the options of torchrun: their names, and whether they take a value.
+// listOptions prints the options of torchrun and of torch.distributed.launch: their names, and whether they take a value.
 const listOptions = `
 import json
 from torch.distributed.run import get_args_parser
-print("options", json.dumps([[o, a.nargs != 0] for a in get_args_parser()._actions for o in a.option_strings]))
+import torch.distributed.launch as launch
+parsers = [get_args_parser()]
+launch.get_args_parser = lambda: parsers.append(get_args_parser()) or parsers[-1]
+launch.parse_args(["t.py"])
+print("options", json.dumps(sorted({(o, a.nargs != 0) for p in parsers for a in p._actions for o in a.option_strings})))
 `
 
-// TestEveryOption: every option of every torchrun, in each of its spellings, is one of "cohort run" that takes a value or none as there,
-// or is refused with a sentence.
+// TestEveryOption: every option of every torchrun and torch.distributed.launch, in each of its spellings, is one of "cohort run" that
+// takes a value or none as there, or is refused with a sentence.
 func TestEveryOption(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {

@@ -37,6 +37,18 @@ type app struct {
 	signals chan os.Signal // those of "cohort run", which takes them itself
 }
 
+// Arguments returns the arguments of a command line that begins with the name of the program. Under the name torchrun, as a link or a
+// copy, the program is "cohort run".
+func Arguments(line []string) []string {
+	if len(line) == 0 {
+		return nil
+	}
+	if command.IsTorchrun(line[0]) {
+		return append([]string{runName}, line[1:]...)
+	}
+	return line[1:]
+}
+
 // Main runs the command line args (without the program's name) and returns the exit code. SIGINT and SIGTERM end the
 // command in order; a second one ends the process at once.
 func Main(args []string, streams IO) int {

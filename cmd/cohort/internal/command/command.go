@@ -149,7 +149,18 @@ func (a *App) PrintText(text string) error {
 const SupervisorName = "supervisor"
 
 // Supervisor is the command line of a launcher's supervisor process.
-func Supervisor() []string { return []string{filepath.Base(os.Args[0]), SupervisorName} }
+func Supervisor() []string {
+	name := filepath.Base(os.Args[0])
+	if IsTorchrun(name) { // under which "supervisor" is a program to run
+		name = "cohort"
+	}
+	return []string{name, SupervisorName}
+}
+
+// IsTorchrun reports whether a program was started by a name that makes it act as "cohort run".
+func IsTorchrun(program string) bool {
+	return strings.TrimSuffix(filepath.Base(program), ".exe") == "torchrun"
+}
 
 // SignalError is the cause of a context that a signal ended.
 type SignalError struct{ Signal os.Signal }

@@ -88,8 +88,6 @@ func Parse(ctx context.Context, args []string, sys System) (Options, error) {
 // refused says no to what cannot work without Python inside the launcher.
 func (v values) refused() error {
 	switch {
-	case v["run-path"] != "":
-		return errors.New("--run-path runs the script inside PyTorch's launcher and is not supported: give the script itself")
 	case v["logs-specs"] != "":
 		return errors.New(
 			"--logs-specs names a Python class inside PyTorch's launcher and is not supported: --log-dir, --tee and --redirects are")
@@ -100,7 +98,12 @@ func (v values) refused() error {
 }
 
 func (o *Options) how(v values) error {
+	o.PassLocalRank = v["pass-local-rank"] != "" && v["use-env"] == ""
 	switch {
+	case o.PassLocalRank && v["no-python"] != "":
+		return errors.New("--pass-local-rank and --no-python exclude each other, as in torch.distributed.launch")
+	case v["run-path"] != "":
+		o.How = launch.RunPath // as in torchrun, whatever else is given
 	case v["module"] != "" && v["no-python"] != "":
 		return errors.New("--module and --no-python exclude each other")
 	case v["module"] != "":

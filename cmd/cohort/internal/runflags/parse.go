@@ -38,12 +38,12 @@ var options = []option{
 	{name: "standalone", flag: true, env: true, usage: "a job on this host only"},
 	{name: "max-restarts", env: true, arg: "N", usage: "restarts after a failure"},
 	{name: "monitor-interval", env: true, arg: "SECONDS", usage: "accepted; failures are noticed at once"},
-	{name: "start-method", env: true, arg: "NAME", usage: "accepted; it concerns --run-path only"},
+	{name: "start-method", env: true, arg: "NAME", usage: "accepted; every worker is a new process"},
 	{name: "event-log-handler", env: true, arg: "NAME", usage: "console prints events as JSON on stderr, null none"},
 	{name: "role", env: true, arg: "NAME", usage: "role of the workers"},
 	{name: "module", short: 'm', flag: true, env: true, usage: "the program is a Python module"},
 	{name: "no-python", flag: true, env: true, usage: "execute the program itself"},
-	{name: "run-path", flag: true, env: true, usage: "refused: it needs Python inside the launcher"},
+	{name: "run-path", flag: true, env: true, usage: "run the script with Python's runpy.run_path; its folder is not added to sys.path"},
 	{name: "log-dir", env: true, arg: "DIR", usage: "folder of log files"},
 	{
 		name: "redirects", short: 'r', env: true, arg: "STD",
@@ -67,6 +67,7 @@ var options = []option{
 	{name: "shutdown-timeout", env: true, arg: "SECONDS", usage: "time between the signal that stops a worker and SIGKILL"},
 	{name: "virtual-local-rank", flag: true, env: true, usage: "LOCAL_RANK=0 and one visible device for every worker"},
 	{name: "print-completion", arg: "SHELL", usage: "refused: \"cohort completion\" does that"},
+	{name: "use-env", flag: true, usage: "as in torch.distributed.launch: do not pass --local-rank to the program; this is the default"},
 
 	{name: "file", short: 'f', own: true, arg: "FILE", usage: "a job with several roles, described in YAML, instead of PROGRAM"},
 	{
@@ -77,6 +78,10 @@ var options = []option{
 	{
 		name: "exit-code", own: true, arg: "1|first",
 		usage: "exit code of a failed job: 1, or that of the first failure (128+N for signal N)",
+	},
+	{
+		name: "pass-local-rank", flag: true, own: true,
+		usage: "pass --local-rank=N to the program, as torch.distributed.launch does without --use-env",
 	},
 	{name: "python", own: true, arg: "PROGRAM", usage: "the interpreter (default: PYTHON_EXEC, or python3)"},
 	{name: "no-shim", flag: true, own: true, usage: "do not load the shim into Python workers; rank 0 hosts their store"},
@@ -157,7 +162,7 @@ func (v values) letters(text string, rest []string) ([]string, error) {
 	for text != "" {
 		i := slices.IndexFunc(options, func(o option) bool { return o.short == text[0] })
 		if i < 0 {
-			return nil, fmt.Errorf("unknown option -%c", text[0])
+			return nil, fmt.Errorf("unknown option -%c%s", text[0], near(text))
 		}
 		o := options[i]
 		text = text[1:]
@@ -209,40 +214,6 @@ func find(name string) (option, error) {
 	}
 	sort.Strings(names)
 	return option{}, fmt.Errorf("--%s could be %s", name, strings.Join(names, " or "))
-}
-
-// near suggests an option for a misspelled one.
-func near(name string) string {
-	best, least := "", 3
-	for _, o := range options {
-		if d := distance(o.name, name); d < least {
-			best, least = o.name, d
-		}
-	}
-	if best == "" {
-		return ""
-	}
-	return "; did you mean --" + best + "?"
-}
-
-// distance is the number of letters to change, add or remove.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		last := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := last
-			if a[i] != b[j] {
-				cost = 1 + min(last, row[j], row[j+1])
-			}
-			last, row[j+1] = row[j+1], cost
-		}
-	}
-	return row[len(b)]
 }
 
 // sources say which variable, or which line of a file, has set an option that was not given, by the option's name.
