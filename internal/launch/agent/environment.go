@@ -97,7 +97,7 @@ func (v *variables) isSet(name string) bool {
 }
 
 // environment returns the variables that a worker gets on top of the launcher's own environment. They are those of
-// torchrun, of all versions, and the additions that docs/launcher.md lists.
+// torchrun, of all versions, and the additions that docs/from-torchrun.md lists.
 func (c Config) environment(p place, local int, run *rundir.Dir) ([]string, error) {
 	role, _ := c.roleOf(local)
 	v := newVariables(role)
