@@ -20,8 +20,8 @@ SEEDS   ?= 200
 PYTHON  ?= /usr/bin/python3
 # "make check" gives stages that compute the lowest priority: they use the time in which others wait.
 LOW     ?=
-# Lint vets all packages, so that "go test" need not.
-export GOFLAGS := -mod=readonly -buildvcs=false -vet=off
+# Lint vets all packages, so that "go test" need not. Without the path of the checkout, all its copies share what was built.
+export GOFLAGS := -mod=readonly -buildvcs=false -vet=off -trimpath
 # All but the race detector builds without cgo, as a release does, so that one build serves them all.
 export CGO_ENABLED := 0
 
@@ -31,7 +31,7 @@ help: ## say what each target does
 
 .PHONY: build
 build: ## build the static binary into bin/cohort
-	@$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN)/$(EXE) ./cmd/cohort
+	@$(GO) build -ldflags "$(LDFLAGS)" -o $(BIN)/$(EXE) ./cmd/cohort
 
 .PHONY: demo
 demo: build ## run the demonstration: a store and four processes on this machine
