@@ -165,7 +165,7 @@ func readBelow(ctx context.Context, reader *stacks.Reader, pid int) (*stacks.Pro
 // childrenOf lists the children of a process.
 func childrenOf(pid int) []int {
 	folder := filepath.Join("/proc", strconv.Itoa(pid), "task")
-	dir, err := os.Open(folder)
+	dir, err := os.Open(folder) //nolint:gosec // a folder of the kernel
 	if err != nil {
 		return nil
 	}

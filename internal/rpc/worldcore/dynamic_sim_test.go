@@ -224,7 +224,7 @@ func (m *member) hears(name string, id int, comes bool) {
 	switch was, known := m.knows[name]; {
 	case !comes && (m.py || was == id):
 		delete(m.knows, name)
-	case comes && !(m.py && known):
+	case comes && (!m.py || !known):
 		m.knows[name] = id
 	}
 }
