@@ -193,6 +193,21 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestRange: N is MIN and MAX, and a third number is a mistake.
+func TestRange(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string][2]int{"1": {1, 1}, "2:20": {2, 20}, "7:7": {7, 7}} {
+		if least, most, err := Range("nnodes", text); err != nil || least != want[0] || most != want[1] {
+			t.Errorf("%s: %d to %d, %v", text, least, most, err)
+		}
+	}
+	for _, text := range []string{"", "2:20:30", "2:", ":2", "20:2", "0", "-1:1", "a"} {
+		if _, _, err := Range("nnodes", text); err == nil {
+			t.Errorf("%q is accepted", text)
+		}
+	}
+}
+
 // TestDeviceNames: PyTorch is asked only for what can be the name of a device, and only where it can be asked.
 func TestDeviceNames(t *testing.T) {
 	t.Parallel()
