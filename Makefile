@@ -60,7 +60,7 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 CHECKED = ./internal/store/storecore
 SERIAL  = $(CHECKED) ./internal/store/keytable ./internal/store/storewire ./internal/autograd/backwardcore ./internal/repolint \
 	./internal/rpc/aten ./internal/rpc/rrefcore ./internal/rpc/worldcore \
-	./internal/devtools/compat ./internal/devtools/crosscheck ./internal/devtools/sbom ./internal/devtools/testcount
+	./internal/devtools/compat ./internal/devtools/crosscheck ./internal/devtools/release ./internal/devtools/testcount
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
@@ -129,7 +129,7 @@ tidy: ## check that go.mod and go.sum of all modules are what `go mod tidy` woul
 	@scripts/tidy
 
 # What README says this builds for, with the tests, except on Windows, where many besides those of stores need what it does not have.
-# Machine code is made for one of them here, and for all by scripts/release.
+# Machine code is made for one of them here, and for all by "make release".
 CROSS = $(LOW) $(GO) run ./internal/devtools/crosscheck
 .PHONY: cross
 cross: ## check every package for the other platforms
@@ -180,6 +180,10 @@ torch: ## install PyTorch 1.13, 2.6 and the newest for the interop tests (Debian
 .PHONY: bench
 bench: build ## measure cohort beside its peers in one table (see docs/benchmarks.md)
 	@bench/run
+
+.PHONY: release
+release: ## write archives, wheels, sdist, image, SBOMs and checksums into .tmp/release (go doc ./internal/devtools/release)
+	@$(GO) run ./internal/devtools/release
 
 .PHONY: clean
 clean: ## remove what was built

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -47,22 +46,22 @@ func TestModules(t *testing.T) {
 	}
 }
 
-func TestBinary(t *testing.T) {
+func TestModulesOfBinary(t *testing.T) {
 	t.Parallel()
 	name, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out bytes.Buffer
-	if err = run([]string{"v0.1.0", name}, &out); err != nil {
+	binary, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := sbom("v0.1.0", "cohort", binary)
+	if err != nil {
 		t.Fatal(err)
 	}
 	var doc document
-	if err = json.Unmarshal(out.Bytes(), &doc); err != nil {
-		t.Fatal(err)
-	}
-	binary, err := os.ReadFile(name)
-	if err != nil {
+	if err = json.Unmarshal(out, &doc); err != nil {
 		t.Fatal(err)
 	}
 	sum := sha256.Sum256(binary)
@@ -72,7 +71,7 @@ func TestBinary(t *testing.T) {
 	if got, want := doc.Components[0].Version, strings.TrimPrefix(runtime.Version(), "go"); got != want {
 		t.Errorf("standard library %q, not %q", got, want)
 	}
-	if err = run([]string{"v0.1.0", "/dev/null"}, &out); err == nil {
+	if _, err = sbom("v0.1.0", "text", []byte("not a program")); err == nil {
 		t.Error("a file that is not a Go binary has a list")
 	}
 }

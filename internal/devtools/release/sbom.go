@@ -1,23 +1,16 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sbom lists the modules that a Go binary is made of, as a CycloneDX 1.6 document on standard output. It reads what
-// the Go linker wrote into the binary, the same as `go version -m` prints.
-//
-//	go run ./internal/devtools/sbom v0.1.0 bin/cohort
 package main
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/url"
-	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 )
@@ -61,34 +54,23 @@ type dependency struct {
 	DependsOn []string `json:"dependsOn,omitempty"`
 }
 
-func main() {
-	if err := run(os.Args[1:], os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "sbom:", err)
-		os.Exit(1)
-	}
-}
-
-func run(args []string, out io.Writer) error {
-	if len(args) != 2 {
-		return errors.New("usage: sbom VERSION BINARY")
-	}
-	version, name := args[0], args[1]
-	info, err := buildinfo.ReadFile(name)
+// sbom lists the modules that a Go binary is made of, as a CycloneDX 1.6 document. It reads what the Go linker wrote into the binary, the
+// same as `go version -m` prints.
+func sbom(version, name string, binary []byte) ([]byte, error) {
+	info, err := buildinfo.Read(bytes.NewReader(binary))
 	if err != nil {
-		return err
-	}
-	binary, err := os.ReadFile(name) //nolint:gosec // the file that is asked for
-	if err != nil {
-		return err
+		return nil, fmt.Errorf("list the modules of %s: %w", name, err)
 	}
 	sum := sha256.Sum256(binary)
 	doc := describe(info, version)
 	doc.Metadata.Component.Hashes = []hash{{"SHA-256", hex.EncodeToString(sum[:])}}
-	doc.Metadata.Component.Properties = append([]property{{"cohort:file", filepath.Base(name)}}, doc.Metadata.Component.Properties...)
-	enc := json.NewEncoder(out)
+	doc.Metadata.Component.Properties = append([]property{{"cohort:file", name}}, doc.Metadata.Component.Properties...)
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false) // package URLs contain "&"
 	enc.SetIndent("", "  ")
-	return enc.Encode(doc)
+	err = enc.Encode(doc)
+	return out.Bytes(), err
 }
 
 // describe lists the modules of a binary. The version is that of the main module, which a build from a checkout does not know.

@@ -1,0 +1,84 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// platform is what a binary runs on.
+type platform struct {
+	os, arch string
+	wheelTag string // the platform as Python's installers name it; no wheel is made without one
+	image    bool   // it is in the container image
+}
+
+// platforms are those that a release is made for. The binary is static, so that one wheel serves every C library of Linux. Go 1.26 needs
+// macOS 12.
+var platforms = []platform{
+	{"linux", "amd64", "manylinux_2_17_x86_64.musllinux_1_1_x86_64", true},
+	{"linux", "arm64", "manylinux_2_17_aarch64.musllinux_1_1_aarch64", true},
+	{"linux", "386", "", false},
+	{"darwin", "amd64", "macosx_12_0_x86_64", false},
+	{"darwin", "arm64", "macosx_12_0_arm64", false},
+	{"windows", "amd64", "", false},
+}
+
+func (p platform) String() string { return p.os + "/" + p.arch }
+
+// exe is the name of the binary.
+func (p platform) exe() string {
+	if p.os == "windows" {
+		return "cohort.exe"
+	}
+	return "cohort"
+}
+
+// choose returns the platform of that name, or all.
+func choose(name string) ([]platform, error) {
+	if name == "" {
+		return platforms, nil
+	}
+	i := slices.IndexFunc(platforms, func(p platform) bool { return p.String() == name })
+	if i < 0 {
+		return nil, fmt.Errorf("no platform %q; there are %v", name, platforms)
+	}
+	return platforms[i : i+1], nil
+}
+
+// host is the platform of this process.
+func host() platform {
+	if known, err := choose(runtime.GOOS + "/" + runtime.GOARCH); err == nil {
+		return known[0]
+	}
+	return platform{os: runtime.GOOS, arch: runtime.GOARCH}
+}
+
+// build returns the static binary. Neither the folder nor the user's settings for Go are in it.
+func (s source) build(ctx context.Context, p platform) ([]byte, error) {
+	dir, err := os.MkdirTemp("", "cohort-release-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	name := filepath.Join(dir, p.exe())
+	const cli = module + "/cmd/cohort/internal/cli"
+	//nolint:gosec // the Go command, with arguments of ours
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly",
+		"-ldflags", fmt.Sprintf("-s -w -X %s.version=v%s -X %s.commit=%s", cli, s.version, cli, s.commit), "-o", name, "./cmd/cohort")
+	cmd.Dir = s.root
+	cmd.Env = append(os.Environ(), "GOOS="+p.os, "GOARCH="+p.arch, "CGO_ENABLED=0", "GOFLAGS=", "GOEXPERIMENT=",
+		"GOAMD64=v1", "GO386=sse2", "GOARM64=v8.0", "GOWORK=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build for %s: %w\n%s", p, err, strings.TrimSpace(string(out)))
+	}
+	return os.ReadFile(name) //nolint:gosec // just written
+}
