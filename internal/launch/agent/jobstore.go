@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -71,7 +72,7 @@ func (a *attempt) shareStore() error {
 func storeError(address string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return cohort.Newf(op, cohort.AlreadyExists,
-			"the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, err)
+			"the port of %s is taken: leave --master-port out and a free one is chosen: %w", address, portowner.Named(address, err))
 	}
 	return unavailable("a store on "+address, err)
 }

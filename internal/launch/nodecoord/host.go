@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -380,8 +381,10 @@ func (h *Host) openStore(attempt int) {
 			return
 		}
 	}
-	server, err := tcpstore.Listen(net.JoinHostPort(h.storeHost(), strconv.Itoa(h.cfg.StorePort)))
+	address := net.JoinHostPort(h.storeHost(), strconv.Itoa(h.cfg.StorePort))
+	server, err := tcpstore.Listen(address)
 	if err != nil {
+		err = portowner.Named(address, err)
 		h.perform(h.job.End(launchcore.End{Code: cohort.CodeOf(err), Sentence: fmt.Sprintf("no store for the job: %v", err)}))
 		return
 	}

@@ -5,7 +5,13 @@
 // failed bind, and who the clients of a store are, to find one that hangs.
 package portowner
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"syscall"
+)
 
 // Owner is a process that has a socket.
 type Owner struct {
@@ -21,4 +27,20 @@ func (o Owner) String() string {
 		return fmt.Sprintf("pid %d", o.PID)
 	}
 	return fmt.Sprintf("pid %d (%s)", o.PID, o.Command)
+}
+
+// Named adds who has the port of an address to the error of a failed bind, where that can be found out.
+func Named(addr string, err error) error {
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return err
+	}
+	_, port, split := net.SplitHostPort(addr)
+	n, parse := strconv.Atoi(port)
+	if split != nil || parse != nil {
+		return err
+	}
+	if owner, ok := Find(n); ok {
+		return fmt.Errorf("%w; port %d is held by %s", err, n, owner)
+	}
+	return err
 }

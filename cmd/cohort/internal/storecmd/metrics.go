@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -176,7 +177,7 @@ func (h *health) question() <-chan struct{} {
 func serveHTTP(addr string, server *tcpstore.Server, fail context.CancelCauseFunc) (stop func(), bound string, err error) {
 	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
 	if err != nil {
-		return nil, "", fmt.Errorf("--http: %w", nameHolder(addr, err))
+		return nil, "", fmt.Errorf("--http: %w", portowner.Named(addr, err))
 	}
 	h := &http.Server{
 		Handler: httpHandler(server.Stats), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second,

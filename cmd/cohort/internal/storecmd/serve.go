@@ -12,9 +12,7 @@ import (
 	"net"
 	"runtime"
 	"runtime/debug"
-	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -143,7 +141,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(flags.limits.Memory + serveOwnMemory))
 	server, err := tcpstore.Listen(addr, opts...)
 	if err != nil {
-		return nameHolder(addr, err)
+		return portowner.Named(addr, err)
 	}
 	defer func() { _ = server.Close() }()
 
@@ -180,22 +178,6 @@ func listenAddr(addr string) (string, error) {
 		return "", command.Usage(fmt.Errorf("--addr %s: %w; write HOST:PORT, an IPv6 host in brackets", addr, err))
 	}
 	return addr, nil
-}
-
-// nameHolder adds who has the port, where that can be found out.
-func nameHolder(addr string, err error) error {
-	if !errors.Is(err, syscall.EADDRINUSE) {
-		return err
-	}
-	_, port, split := net.SplitHostPort(addr)
-	n, parse := strconv.Atoi(port)
-	if split != nil || parse != nil {
-		return err
-	}
-	if owner, ok := portowner.Find(n); ok {
-		return fmt.Errorf("%w; port %d is held by %s", err, n, owner)
-	}
-	return err
 }
 
 // ready prints the one line that says where the server is.
