@@ -112,8 +112,13 @@ func (l *lan) start(i int, args ...string) *command {
 // enter runs a command on a machine.
 func (l *lan) enter(i int, args ...string) *command {
 	l.t.Helper()
-	c := &command{t: l.t, done: make(chan struct{})}
-	c.cmd = exec.Command("nsenter", append([]string{"--net=/run/netns/" + l.machine(i)}, args...)...)
+	return l.run(exec.Command("nsenter", append([]string{"--net=/run/netns/" + l.machine(i)}, args...)...))
+}
+
+// run runs a command, which ends with the test.
+func (l *lan) run(cmd *exec.Cmd) *command {
+	l.t.Helper()
+	c := &command{t: l.t, done: make(chan struct{}), cmd: cmd}
 	c.cmd.Stdout, c.cmd.Stderr = c, c
 	if err := c.cmd.Start(); err != nil {
 		l.t.Fatal(err)

@@ -117,13 +117,12 @@ func (e *election) attend(h *nodecoord.Host, addr string) (why string, err error
 		defer ended.Wait()
 		defer stop()
 	}
-	m := newMember(j, conn, addr)
-	m.replaceable, m.hosts = true, h != nil
+	m, err := j.takePart(conn, addr, func(m *member) { m.replaceable, m.hosts = true, h != nil })
 	defer m.close()
-	if err = m.run(); errors.Is(err, errHostLost) {
+	if errors.Is(err, errHostLost) {
 		why = m.left
 	}
-	e.leave(h, conn.LocalAddr().String()) // before it sees its own connection end, and takes this node for one that is lost
+	e.leave(h, m.wire.LocalAddr().String()) // before it sees its own connection end, and takes this node for one that is lost
 	return why, err
 }
 

@@ -5,6 +5,7 @@ package agent
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -31,6 +32,7 @@ type member struct {
 	incoming chan nodecoord.Message // closed when the connection has ended
 	lost     error                  // why, and left what the host said before; valid after that
 	left     string
+	welcomed bool // the host has taken this node; valid after that
 	stopped  sync.WaitGroup
 	quit     chan struct{}
 	sending  sync.Mutex
@@ -64,14 +66,17 @@ func newMember(j *Job, c net.Conn, addr string) *member {
 
 func (m *member) read() {
 	defer close(m.incoming)
-	left := ""
+	left, welcomed := "", false
 	for {
 		msg, err := m.wire.Receive()
 		if err != nil {
-			m.lost, m.left = err, left
+			m.lost, m.left, m.welcomed = err, left, welcomed
 			return
 		}
 		switch {
+		case msg.Welcome:
+			welcomed = true
+			continue
 		case msg.Examine != nil:
 			m.answer(*msg.Examine)
 			continue
@@ -121,17 +126,29 @@ func (m *member) close() {
 	m.stopped.Wait()
 }
 
+// dropped reports whether the connection was ended before the host has answered the request to join.
+func (m *member) dropped() bool {
+	return !m.welcomed && (errors.Is(m.lost, net.ErrClosed) || ctxdial.Reset(m.lost))
+}
+
 // run takes part in attempts until the host dismisses this node.
 func (m *member) run() error {
 	j := m.job
-	m.send(nodecoord.Message{Join: &nodecoord.Join{
+	request := nodecoord.Message{Join: &nodecoord.Join{
 		RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(),
 		Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil,
-	}})
+	}}
+	if b, err := json.Marshal(request); err != nil || len(b) >= nodecoord.MaxJoin {
+		return refuse("the names of the %d roles and the job's id take %d bytes together: %d is the most on several nodes",
+			len(j.cfg.Roles), len(b), nodecoord.MaxJoin)
+	}
+	m.send(request)
 	for m.dismissed == nil {
 		select {
 		case msg, open := <-m.incoming:
 			switch {
+			case !open && m.dropped():
+				return errDropped
 			case !open:
 				return m.hostLost()
 			case msg.Dismiss != nil:

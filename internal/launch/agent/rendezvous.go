@@ -50,12 +50,52 @@ func (j *Job) nodes() error {
 			return e.run()
 		}
 	}
-	m := newMember(j, conn, j.cfg.Endpoint)
-	m.hosts = h != nil
+	m, err := j.takePart(conn, j.cfg.Endpoint, func(m *member) { m.hosts = h != nil })
 	defer m.close()
-	err = m.run()
 	j.announceEnd(h)
 	return err
+}
+
+const (
+	// maxDropped is how often a connection may end before the request to join is answered: the host drops connections when strangers make
+	// too many.
+	maxDropped = 12
+	// maxDroppedPause bounds the pause before the next one, which doubles.
+	maxDroppedPause = time.Second
+)
+
+// errDropped says that the host has ended the connection before it answered the request to join.
+var errDropped = cohort.New(op, cohort.PeerLost, "the rendezvous has ended the connection")
+
+// takePart joins the job whose host is at the other end of a connection, and takes part in it. The member is returned for the caller to
+// close.
+func (j *Job) takePart(conn net.Conn, addr string, prepare func(*member)) (*member, error) {
+	pause := 10 * time.Millisecond
+	for n := 0; ; n++ {
+		m := newMember(j, conn, addr)
+		prepare(m)
+		err := m.run()
+		if !errors.Is(err, errDropped) {
+			return m, err
+		}
+		if n == maxDropped {
+			return m, m.hostLost()
+		}
+		select {
+		case <-time.After(pause):
+		case <-j.asked.Done():
+		}
+		pause = min(2*pause, maxDroppedPause)
+		switch again, failed := j.connect(addr, j.cfg.Silence, true); {
+		case errors.Is(failed, cohort.Unavailable):
+			return m, m.hostLost()
+		case failed != nil:
+			return m, failed
+		default:
+			m.close()
+			conn = again
+		}
+	}
 }
 
 // greets reports whether a launcher is at the other end: it says at once that it is there, and a store says nothing.

@@ -4,7 +4,6 @@
 package nodecoord
 
 import (
-	"crypto/subtle"
 	"fmt"
 	"slices"
 	"strconv"
@@ -22,31 +21,19 @@ var refusal = Dismiss{
 	Code: uint8(cohort.AlreadyExists), Sentence: "the rendezvous does not accept the id of the job", OtherJob: true,
 }
 
+// joined takes a node that has given the id of the job.
 func (h *Host) joined(c *conn, m *Join) {
-	if subtle.ConstantTimeCompare([]byte(m.RunID), []byte(h.cfg.RunID)) == 0 {
-		h.refuse(c, refusal)
-		if h.cfg.OnOtherID != nil {
-			h.cfg.OnOtherID(c.wire.RemoteAddr().String())
-			h.cfg.OnOtherID = nil
-		}
-		return
-	}
 	switch {
 	case m.workers() < 1 || m.workers() > 1<<16:
-		h.refuse(c, Dismiss{Code: uint8(cohort.InvalidArgument), Sentence: fmt.Sprintf("%d workers on a node", m.workers())})
+		c.say(Message{Dismiss: &Dismiss{Code: uint8(cohort.InvalidArgument), Sentence: fmt.Sprintf("%d workers on a node", m.workers())}})
 	case len(h.nodes) >= MaxNodes:
-		h.refuse(c, Dismiss{Code: uint8(cohort.Exhausted), Sentence: "there are too many nodes"})
+		c.say(Message{Dismiss: &Dismiss{Code: uint8(cohort.Exhausted), Sentence: "there are too many nodes"}})
 	default:
+		c.say(Message{Welcome: true})
 		c.join, c.name = m, m.Host+" (process "+strconv.Itoa(m.PID)+")"
 		h.nodes[c.id] = c
 		h.perform(h.job.Step(launchcore.Joined{Node: c.id, Roles: m.Roles, Wish: m.Wish, Attempt: m.Attempt, Restarts: m.Restarts}))
 	}
-}
-
-// refuse answers a request to join. The connection has no second one: ids cannot be tried one after the other.
-func (h *Host) refuse(c *conn, why Dismiss) {
-	c.refused = true
-	c.say(Message{Dismiss: &why})
 }
 
 // ranks returns the ranks of a node in the current attempt, as the first of them and their number; none if it takes no part.

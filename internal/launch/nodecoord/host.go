@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/sys/fdlimit"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -29,7 +30,7 @@ type Config struct {
 	StorePort                      int
 	JoinTimeout, LastCall, Silence time.Duration
 	// OnUnidentified, if set, is called once with the address of a client that does not speak as a launcher does, OnOtherID with that
-	// of a launcher that asks for another job.
+	// of a launcher that asks for another job. They may be called at the same time as one another.
 	OnUnidentified, OnOtherID func(addr string)
 }
 
@@ -43,6 +44,9 @@ type Host struct {
 	done     chan struct{}
 	conns    sync.WaitGroup
 	once     sync.Once
+	// strangers are the connections that have not joined; what is said of them is said once.
+	strangers                         *strangers
+	reportUnidentified, reportOtherID sync.Once
 
 	// Owned by the goroutine of run.
 	job      *launchcore.Job
@@ -65,8 +69,6 @@ type conn struct {
 	out  *outbox
 	name string
 	join *Join
-	// refused says that its request to join was refused: nothing more is taken from it.
-	refused bool
 	// place is its number in the attempt begun, the last one in which it takes part, and base its first rank there.
 	place, begun int
 	base         cohort.Rank
@@ -77,7 +79,7 @@ type conn struct {
 // event is something that happened to the host. Exactly one of its fields beside conn is set.
 type event struct {
 	conn    *conn
-	fresh   bool // the connection is new
+	fresh   bool // the connection is new, and message its request to join
 	message Message
 	gone    error // the connection has ended
 	end     error // the host itself is ended, and why
@@ -97,8 +99,14 @@ func Listen(cfg Config, addr string) (*Host, error) {
 		return nil, err
 	}
 	name, _, _ := net.SplitHostPort(addr)
+	for _, say := range []*func(string){&cfg.OnUnidentified, &cfg.OnOtherID} {
+		if *say == nil {
+			*say = func(string) {}
+		}
+	}
 	h := &Host{
-		cfg: cfg, name: name, listener: l, events: make(chan event), quit: make(chan struct{}), done: make(chan struct{}),
+		strangers: newStrangers(fdlimit.Share(descriptorShare, leastStrangers, mostStrangers)),
+		cfg:       cfg, name: name, listener: l, events: make(chan event), quit: make(chan struct{}), done: make(chan struct{}),
 		nodes: map[launchcore.Node]*conn{}, attempt: -1, waiting: -1, timer: time.NewTimer(time.Hour),
 		job: launchcore.NewJob(launchcore.JobLimits{
 			Min: cfg.MinNodes, Max: cfg.MaxNodes, MaxRestarts: cfg.MaxRestarts, LastCall: cfg.LastCall, Join: cfg.JoinTimeout, Strikes: 3,
@@ -111,32 +119,6 @@ func Listen(cfg Config, addr string) (*Host, error) {
 
 // Addr is where the host listens.
 func (h *Host) Addr() string { return h.listener.Addr().String() }
-
-func (h *Host) accept() {
-	for n := launchcore.Node(0); ; n++ {
-		c, err := h.listener.Accept()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			select { // out of descriptors, for example
-			case <-time.After(100 * time.Millisecond):
-				continue
-			case <-h.quit:
-				return
-			}
-		}
-		hc := &conn{id: n, wire: NewWire(c, h.cfg.Silence), out: newOutbox(), begun: -1}
-		select {
-		case h.events <- event{conn: hc, fresh: true}:
-			h.conns.Go(func() { h.read(hc) })
-			h.conns.Go(func() { h.write(hc) })
-		case <-h.quit:
-			_ = c.Close()
-			return
-		}
-	}
-}
 
 // read passes on what a node says until its connection ends. The connection is write's to close, which may have
 // something left to say.
@@ -161,7 +143,7 @@ func (h *Host) write(c *conn) {
 	defer func() { _ = c.wire.Close() }()
 	tick := time.NewTicker(c.wire.AliveEvery())
 	defer tick.Stop()
-	broken := c.wire.Send(Message{Alive: true}) // at once: the peer knows then that this is a launcher
+	var broken error
 	for {
 		m, ok, closed := c.out.next()
 		if closed {
@@ -204,6 +186,7 @@ func (h *Host) run() {
 				h.end(e.end)
 			case e.fresh:
 				all[e.conn] = true
+				h.joined(e.conn, e.message.Join)
 			default:
 				h.take(e)
 			}
@@ -225,6 +208,7 @@ func (h *Host) run() {
 	}
 	_ = h.listener.Close()
 	close(h.quit)
+	h.strangers.end()
 }
 
 // say queues a message. A node that does not read is not waited for: its silence ends it.
@@ -237,12 +221,7 @@ func (c *conn) say(m Message) {
 func (h *Host) take(e event) {
 	c := e.conn
 	switch m := e.message; {
-	case e.gone != nil && c.join == nil:
-		// a silent one may have been a port scan
-		if h.cfg.OnUnidentified != nil && !c.wire.Identified() && !errors.Is(e.gone, net.ErrClosed) {
-			h.cfg.OnUnidentified(c.wire.RemoteAddr().String())
-			h.cfg.OnUnidentified = nil
-		}
+	case c.join == nil: // it was refused
 	case e.gone != nil:
 		if silent(e.gone) { // it may only have been stopped for a while, and must know then that it has no part any more
 			c.say(Message{Dismiss: &Dismiss{
@@ -252,9 +231,6 @@ func (h *Host) take(e event) {
 			}})
 		}
 		h.left(c, fmt.Sprintf("node %s is lost: %s", c.name, NodeLostText(e.gone, h.cfg.Silence)))
-	case c.join == nil && m.Join != nil && !c.refused:
-		h.joined(c, m.Join)
-	case c.join == nil: // it has no part in the job, and whatever else it sends is not looked at
 	case m.Examine != nil && m.Examine.What == Presence:
 		c.out.answer(h.presence(*m.Examine))
 	case m.Examine != nil:

@@ -26,7 +26,8 @@ type Message struct {
 	Join   *Join   `json:"join,omitempty"`
 	Failed *Failed `json:"failed,omitempty"`
 	Ended  *Ended  `json:"ended,omitempty"`
-	// Of the host.
+	// Of the host. Welcome is the first after a request to join that it accepts.
+	Welcome bool     `json:"welcome,omitempty"`
 	Begin   *Begin   `json:"begin,omitempty"`
 	Stop    *stop    `json:"stop,omitempty"`
 	Dismiss *Dismiss `json:"dismiss,omitempty"`
@@ -210,7 +211,7 @@ func (w *Wire) Receive() (Message, error) {
 			return m, net.ErrClosed
 		}
 		if err := json.Unmarshal(w.lines.Bytes(), &m); err != nil {
-			return m, fmt.Errorf("nodehost: a message that makes no sense: %w", err)
+			return m, fmt.Errorf("nodecoord: a message that makes no sense: %w", err)
 		}
 		w.identified = true
 		w.last.Store(int64(time.Since(began)))

@@ -1,0 +1,145 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-dist/cohort/internal/testing/testkit"
+)
+
+const (
+	// floodEnv has the address that the process of a stranger connects to, floodSize is how often.
+	floodEnv  = "COHORT_TEST_FLOOD"
+	floodSize = 2000
+)
+
+// TestFloodProcess is the process of a stranger, and no test where there is none. It makes connections that say nothing, that send much
+// without a line end, and that say what a launcher does but no id. It makes a new one for each that is closed.
+func TestFloodProcess(t *testing.T) {
+	addr := os.Getenv(floodEnv)
+	if addr == "" {
+		t.Skip("this is a process of another test")
+	}
+	junk := make([]byte, 1<<20)
+	var first sync.WaitGroup
+	for i := range floodSize {
+		first.Add(1)
+		go func() {
+			for once := sync.OnceFunc(first.Done); ; time.Sleep(50 * time.Millisecond) {
+				c, err := net.DialTimeout("tcp", addr, 10*time.Second)
+				if err != nil {
+					continue
+				}
+				switch i % 3 {
+				case 0:
+					_, _ = c.Write(junk)
+				case 1:
+					_, _ = io.WriteString(c, `{"alive":true}`+"\n")
+				}
+				once()
+				_, _ = io.Copy(io.Discard, c)
+				_ = c.Close()
+			}
+		}()
+	}
+	first.Wait()
+	fmt.Println("flooded")
+	select {}
+}
+
+// residentSize returns the memory that a process has, VmRSS, or has had at most, VmHWM, in bytes.
+func residentSize(t *testing.T, pid int, what string) int {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(status), what+":")
+	kB, err := strconv.Atoi(strings.Fields(after)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kB << 10
+}
+
+// TestFlood: while a stranger, on another machine or on this one, holds 2,000 connections to the rendezvous, they cost the launcher at most
+// 10 MB, and the second node joins within 5 s.
+func TestFlood(t *testing.T) {
+	t.Run("another machine", func(t *testing.T) {
+		l := newLAN(t, 2)
+		flood(t, "10.77.0.1:29400", [3]func(...string) *command{
+			func(args ...string) *command { return l.enter(0, args...) },
+			func(args ...string) *command { return l.enter(1, args...) },
+			func(args ...string) *command { return l.enter(2, args...) },
+		})
+	})
+	t.Run("this machine", func(t *testing.T) {
+		here := func(args ...string) *command { return (&lan{t: t}).run(exec.Command(args[0], args[1:]...)) }
+		flood(t, "127.0.0.1:"+strconv.Itoa(testkit.FreePort(t)), [3]func(...string) *command{here, here, here})
+	})
+}
+
+// flood is the test on machines: the first is the stranger's.
+func flood(t *testing.T, endpoint string, machines [3]func(args ...string) *command) {
+	path, err := exec.LookPath("cohort")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "worlds")
+	node := func(i int) *command {
+		run := fmt.Sprintf(`ulimit -n 1024; exec %s run --nnodes 2 --node-rank %d --rdzv-id flooded --rdzv-backend c10d `+
+			`--rdzv-endpoint %s --evidence - sh -c 'echo world=$WORLD_SIZE >> %s'`, path, i-1, endpoint, file)
+		return machines[i]("sh", "-c", run)
+	}
+	first := node(1)
+	testkit.Until(t, "the rendezvous listens", func() bool {
+		return machines[1]("sh", "-c", "cat /proc/net/tcp | grep -qi ':"+portHex(t, endpoint)+" 00000000:0000 0A'").ends() == 0
+	})
+	time.Sleep(time.Second) // what it allocates at its start
+	before := residentSize(t, first.cmd.Process.Pid, "VmRSS")
+
+	t.Setenv(floodEnv, endpoint)
+	stranger := machines[0](os.Args[0], "-test.run=^TestFloodProcess$")
+	testkit.Until(t, "2,000 connections are made", func() bool { return strings.Contains(stranger.String(), "flooded") })
+	grown, began := residentSize(t, first.cmd.Process.Pid, "VmHWM")-before, time.Now()
+	second := node(2)
+	for i, c := range []*command{first, second} {
+		if code := c.ends(); code != 0 {
+			t.Errorf("node %d: exit code %d\n%s", i, code, c)
+		}
+	}
+	took := time.Since(began)
+	t.Logf("the launcher has grown by %d kB, and the second node has joined and ended within %v", grown>>10, took)
+	if grown > 10<<20 {
+		t.Errorf("2,000 connections cost the launcher %d bytes", grown)
+	}
+	if took > 5*time.Second {
+		t.Errorf("the second node has joined after %v", took)
+	}
+	if worlds, err := os.ReadFile(file); err != nil || string(worlds) != "world=2\nworld=2\n" {
+		t.Errorf("%q, %v", worlds, err)
+	}
+}
+
+// portHex writes the port of an address as /proc/net/tcp does.
+func portHex(t *testing.T, addr string) string {
+	t.Helper()
+	_, port, _ := net.SplitHostPort(addr)
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%04X", n)
+}

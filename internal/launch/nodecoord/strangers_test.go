@@ -1,0 +1,137 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodecoord
+
+import (
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// from is a connection from an address that tells when it was closed.
+type from struct {
+	net.Conn
+	host   string
+	closed bool
+}
+
+func (c *from) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.host), Port: 7} }
+func (c *from) Close() error         { c.closed = true; return nil }
+
+// TestStrangersAreFew: of too many strangers the oldest one of the address that has most of them is closed, so that one address cannot
+// push out those of others.
+func TestStrangersAreFew(t *testing.T) {
+	t.Parallel()
+	const most = 8
+	s := newStrangers(most)
+	var all []*from
+	add := func(host string) *stranger {
+		c := &from{host: host}
+		all = append(all, c)
+		return s.add(c)
+	}
+	add("192.0.2.1")
+	joined := add("192.0.2.2")
+	for range 100 {
+		add("192.0.2.66")
+	}
+	var closed strings.Builder
+	for i, c := range all {
+		if c.closed {
+			closed.WriteString(strconv.Itoa(i) + " ")
+		}
+	}
+	if !strings.HasPrefix(closed.String(), "2 3 4 ") || !strings.HasSuffix(closed.String(), " 94 95 ") || s.mu.n != most {
+		t.Errorf("%d are left; closed were %s", s.mu.n, closed.String())
+	}
+	s.remove(joined)
+	s.remove(joined)
+	if s.mu.n != most-1 || all[1].closed {
+		t.Errorf("%d are left when one has joined; closed: %v", s.mu.n, all[1].closed)
+	}
+	if !s.drop() || s.mu.n != (most-1)/2 {
+		t.Errorf("%d are left when descriptors are short", s.mu.n)
+	}
+	s.end()
+	if add("192.0.2.3"); s.mu.n != 0 || !all[len(all)-1].closed || s.drop() || len(s.mu.byHost) != 0 {
+		t.Errorf("%d are left at the end", s.mu.n)
+	}
+}
+
+// TestStrangersCostLittle: before it has joined a client may send MaxJoin bytes and has joinTime, whatever it sends again and again.
+func TestStrangersCostLittle(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		says    string
+		every   time.Duration
+		foreign bool
+		after   time.Duration
+	}{
+		"nothing":         {"", time.Hour, true, joinTime + lastLook},
+		"alive":           {`{"alive":true}` + "\n", time.Second, true, joinTime + lastLook},
+		"no line end":     {strings.Repeat("x", 1<<20), 0, true, 0},
+		"a long request":  {`{"join":{"run_id":"` + strings.Repeat("x", MaxJoin), 0, true, 0},
+		"a byte at times": {"x", 40 * time.Millisecond, true, joinTime},
+		"something else":  {"GET / HTTP/1.1\r\n\r\n", time.Hour, true, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ours, theirs := net.Pipe()
+				done := make(chan struct{})
+				go func() {
+					for {
+						if _, err := theirs.Write([]byte(c.says)); err != nil {
+							return
+						}
+						select {
+						case <-time.After(c.every):
+						case <-done:
+							return
+						}
+					}
+				}()
+				began := time.Now()
+				one := stranger{Conn: ours}
+				m, _, foreign, err := one.request()
+				took := time.Since(began)
+				if m != nil || err == nil || foreign != c.foreign || took < c.after || took > c.after+lastLook {
+					t.Errorf("after %v: %+v, foreign %v, %v", took, m, foreign, err)
+				}
+				close(done)
+				_ = ours.Close()
+				_ = theirs.Close()
+			})
+		})
+	}
+}
+
+// TestRequestInPieces: what follows the request to join is not lost, however it arrives.
+func TestRequestInPieces(t *testing.T) {
+	t.Parallel()
+	const text = `{"alive":true}` + "\n" + `{"join":{"run_id":"job","pid":7}}` + "\n" + `{"leave":{"reason":"goes"}}` + "\n"
+	for _, size := range []int{1, 7, len(text)} {
+		ours, theirs := net.Pipe()
+		go func() {
+			for rest := text; rest != ""; {
+				n := min(size, len(rest))
+				_, _ = theirs.Write([]byte(rest[:n]))
+				rest = rest[n:]
+			}
+		}()
+		one := stranger{Conn: ours}
+		m, rest, _, err := one.request()
+		if err != nil || m.RunID != "job" || m.PID != 7 {
+			t.Fatalf("in pieces of %d: %+v, %v", size, m, err)
+		}
+		next, err := NewWire(&Greeting{Conn: ours, first: rest}, time.Minute).Receive()
+		if err != nil || next.Leave == nil || next.Leave.Reason != "goes" {
+			t.Errorf("in pieces of %d: then %+v, %v", size, next, err)
+		}
+		_ = ours.Close()
+		_ = theirs.Close()
+	}
+}
