@@ -29,7 +29,7 @@ const layers = `
 .
 observe
 internal/util/*
-internal/sys/* internal/observe/*
+internal/sys/* internal/observe/* observe/progress
 tensor
 internal/tensor/* tensor/safetensors
 internal/store/* store store/filestore store/tcpstore

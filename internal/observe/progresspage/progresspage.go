@@ -1,0 +1,154 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package progresspage is the page of memory in which a rank says what it is doing: its sections and its steps. The rank writes without a
+// system call, and "cohort why" reads from outside. docs/wire/progress.md has the bytes; the Python package cohort_dist writes the same.
+package progresspage
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	// Size is that of the page.
+	Size = headerSize + Threads*threadSize
+	// Name is the name of the memory file, as links in /proc/PID/fd show it after "/memfd:".
+	Name = "cohort-progress"
+	// Threads is how many threads have a place, and Depth how many nested sections of each.
+	Threads, Depth = 15, 8
+	// NameBytes is the longest name of a section.
+	NameBytes = 56
+	// Unbound is the first number of a place that belongs to no thread: a Go program's sections follow goroutines.
+	Unbound = 1 << 31
+
+	version     = 1
+	headerSize  = 64
+	sectionSize = 8 + NameBytes
+	threadSize  = 8 + Depth*sectionSize
+	magic       = "cohortpr"
+)
+
+// Page is what a rank says. Times are those of the kernel's monotonic clock.
+type Page struct {
+	// PID is the process that writes, as it sees itself: a child that was forked has the page of its parent mapped, too.
+	PID int
+	// Steps is how many steps it has done, and Stepped when it did the last one; zero if it has not said so.
+	Steps   uint64
+	Stepped time.Duration
+	Threads []Thread
+}
+
+// Thread is what one thread is in.
+type Thread struct {
+	// ID is the thread's number, or from [Unbound] on a number that means nothing.
+	ID uint32
+	// Sections are those that it is in, the outermost first, [Depth] at most.
+	Sections []Section
+}
+
+// Section is a part of the program that the rank has named. The name is what the rank wrote, and may have any characters.
+type Section struct {
+	Name  string
+	Since time.Duration
+}
+
+// Decode reads a page. What is not in use is left out.
+func Decode(b []byte) (Page, error) {
+	if len(b) != Size || string(b[:8]) != magic {
+		return Page{}, fmt.Errorf("progresspage: %d bytes are not a page of %d bytes that begins with %q", len(b), Size, magic)
+	}
+	if v := binary.LittleEndian.Uint32(b[8:]); v != version {
+		return Page{}, fmt.Errorf("progresspage: the page has version %d and this program knows %d: use the same version of cohort",
+			v, version)
+	}
+	p := Page{
+		PID: int(binary.LittleEndian.Uint32(b[12:])), Steps: binary.LittleEndian.Uint64(b[16:]),
+		Stepped: duration(b[24:]),
+	}
+	for i := range Threads {
+		if t := decodeThread(b[headerSize+i*threadSize:][:threadSize]); len(t.Sections) > 0 {
+			p.Threads = append(p.Threads, t)
+		}
+	}
+	return p, nil
+}
+
+func decodeThread(b []byte) Thread {
+	t := Thread{ID: binary.LittleEndian.Uint32(b)}
+	depth := binary.LittleEndian.Uint32(b[4:])
+	if t.ID == 0 {
+		return t
+	}
+	for i := range min(depth, Depth) {
+		s := b[8+i*sectionSize:][:sectionSize]
+		name, _, _ := strings.Cut(string(s[8:]), "\x00")
+		t.Sections = append(t.Sections, Section{strings.ToValidUTF8(name, "\uFFFD"), duration(s)})
+	}
+	return t
+}
+
+// duration reads a time; one that does not fit is 0, which is not known.
+func duration(b []byte) time.Duration {
+	return max(0, time.Duration(binary.LittleEndian.Uint64(b))) //nolint:gosec // what becomes negative is 0
+}
+
+// Innermost is the section that the rank is in, by its main thread, else the one that was begun last; false if it is in none.
+func (p Page) Innermost() (Section, bool) {
+	var last Section
+	found := false
+	for _, t := range p.Threads {
+		s := t.Sections[len(t.Sections)-1]
+		if int64(t.ID) == int64(p.PID) {
+			return s, true
+		}
+		if !found || s.Since > last.Since {
+			last, found = s, true
+		}
+	}
+	return last, found
+}
+
+// cut shortens a name to what fits, at the end of a rune, and at the first byte 0.
+func cut(name string) string {
+	name, _, _ = strings.Cut(name, "\x00")
+	if len(name) <= NameBytes {
+		return name
+	}
+	n := NameBytes
+	for n > 0 && !utf8.RuneStart(name[n]) {
+		n--
+	}
+	return name[:n]
+}
+
+// putHeader writes what does not change.
+func putHeader(b []byte, pid int) {
+	copy(b, magic)
+	binary.LittleEndian.PutUint32(b[8:], version)
+	binary.LittleEndian.PutUint32(b[12:], uint32(pid)) //nolint:gosec // process numbers are positive and small
+}
+
+// putSteps writes the number of steps and when the last one was done.
+func putSteps(b []byte, steps uint64, now time.Duration) {
+	binary.LittleEndian.PutUint64(b[16:], steps)
+	binary.LittleEndian.PutUint64(b[24:], uint64(now)) //nolint:gosec // monotonic
+}
+
+// putSection writes the only section of a place, and claims the place.
+func putSection(b []byte, place int, name string, now time.Duration) {
+	t := b[headerSize+place*threadSize:][:threadSize]
+	clear(t[8:][:sectionSize])
+	binary.LittleEndian.PutUint64(t[8:], uint64(now)) //nolint:gosec // monotonic
+	copy(t[16:][:NameBytes], cut(name))
+	binary.LittleEndian.PutUint32(t[4:], 1)
+	binary.LittleEndian.PutUint32(t, uint32(Unbound+place)) //nolint:gosec // below 2^32
+}
+
+// endSection frees a place.
+func endSection(b []byte, place int) {
+	clear(b[headerSize+place*threadSize:][:8])
+}

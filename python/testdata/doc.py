@@ -1,0 +1,16 @@
+# Copyright The cohort Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the examples in the documentation of the package."""
+
+import doctest
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+import cohort_dist  # noqa: E402
+import cohort_dist.why  # noqa: E402
+
+results = [doctest.testmod(m) for m in (cohort_dist, cohort_dist.why)]
+assert all(r.attempted > 0 for r in results), results
+if not any(r.failed for r in results):
+    print("done")
