@@ -101,6 +101,10 @@ type Rank struct {
 	IdleS      float64   `json:"idle_s,omitempty"`
 	State      string    `json:"process_state,omitempty"`
 	Object     string    `json:"object,omitempty"`
+	Section    string    `json:"section,omitempty"`
+	SectionS   float64   `json:"section_s,omitempty"`
+	Step       uint64    `json:"step,omitempty"`
+	StepS      float64   `json:"step_s,omitempty"`
 	Restarts   *int      `json:"restarts,omitempty"`
 	ExitCode   *int      `json:"exit_code,omitempty"`
 	Signal     int       `json:"signal,omitempty"`

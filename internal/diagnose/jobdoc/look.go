@@ -70,6 +70,7 @@ func lookOf(seen verdict.Rank, v verdict.Verdict) Rank {
 		Rank: seen.Rank, Host: seen.Host, PID: seen.PID, Phase: Running, IdleS: Seconds(seen.Idle), State: seen.State, Object: seen.Object,
 		Note: seen.Trouble,
 	}
+	r.AddReported(seen.Reported)
 	switch {
 	case seen.Gone == verdict.Succeeded:
 		r.Phase = phaseDone
@@ -86,6 +87,11 @@ func lookOf(seen verdict.Rank, v verdict.Verdict) Rank {
 		}
 	}
 	return r
+}
+
+// AddReported adds what the rank says of itself.
+func (r *Rank) AddReported(said verdict.Reported) {
+	r.Section, r.SectionS, r.Step, r.StepS = said.Section, Seconds(said.SectionAge), said.Steps, Seconds(said.StepAge)
 }
 
 // since is how long the culprits have stood where they are, at least; 0: not known.

@@ -116,6 +116,7 @@ func (e *examination) rank(ctx context.Context, i int) verdict.Rank {
 		v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
 	}
 	e.process(&v)
+	v.Reported = reported("/proc", v.PID)
 	switch {
 	case read.process != nil:
 		e.python(ctx, &v, i)

@@ -135,7 +135,7 @@ func (c *analysis) grouped(ranks []int, say func(position) string) []string {
 	const most = 4
 	for _, where := range order[:min(len(order), most)] {
 		n := by[where]
-		part := fmt.Sprintf("%s in %s%s", lower(is(n)), where, c.spent(n[0]))
+		part := fmt.Sprintf("%s in %s%s", lower(is(n)), where, c.spent(n[0])+c.alsoSays(n))
 		if raised := c.rank(n[0]).Raised; raised != "" && len(n) == 1 {
 			part += "; the last thing it printed is " + raised
 		}

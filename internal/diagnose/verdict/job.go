@@ -28,6 +28,7 @@ type Rank struct {
 	Process
 	Stacks
 	Records
+	Reported
 
 	polls *Wait // what it asks the store for again and again
 }
@@ -96,6 +97,16 @@ type Records struct {
 	Worker *Worker
 	// Raised is the exception that it has printed last, "" if it has printed something else since, or none.
 	Raised string
+}
+
+// Reported is what a rank says of itself: internal/observe/progresspage.
+type Reported struct {
+	// Section is the part of its program that it is in, as it calls it, and SectionAge since when; "" if it says nothing.
+	Section    string
+	SectionAge time.Duration
+	// Steps is how many steps it has done, and StepAge how long ago the last one; 0 if it says nothing.
+	Steps   uint64
+	StepAge time.Duration
 }
 
 // atWork reports whether a rank does something of its own.

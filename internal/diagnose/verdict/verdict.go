@@ -37,7 +37,7 @@ type Verdict struct {
 func Judge(j Job) Verdict {
 	c := convene(j)
 	v := c.tempered(c.judge())
-	v.Places, v.Activities = c.places(), c.activities()
+	v.Places, v.Activities = slices.Concat(c.places(), c.steps()), c.activities()
 	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() || working(r) != nil })
 	v.Proof = slices.Concat(v.Places, c.waits(), c.leftKeys(), j.NCCL[:min(len(j.NCCL), maxNCCL)], c.logged(), j.Notes)
 	return v
@@ -304,12 +304,15 @@ func (c *analysis) late(late []int, what string, waiting []int) Verdict {
 	for _, n := range late {
 		places[c.at[n].where()] = true
 	}
-	text := "; they are in " + strings.Join(sorted(places), ", ")
+	text := "; they are in " + strings.Join(sorted(places), ", ") + c.alsoSays(late)
 	if len(late) == 1 || len(places) == 1 {
-		text = "; " + pronoun(late) + " in " + c.at[late[0]].doing() + c.spent(late[0]) + c.because(late[0])
+		text = "; " + pronoun(late) + " in " + c.at[late[0]].doing() + c.spent(late[0]) + c.alsoSays(late) + c.because(late[0])
 	}
 	if r := c.rank(late[0]); c.at[late[0]].op == "" && c.at[late[0]].own == "" {
 		text = ""
+		if said := c.says(late); said != "" {
+			text = "; " + pronoun(late) + " " + said
+		}
 		if r.Main != nil && len(late) == 1 {
 			text = "; the process is not running Python code (starting or exiting)" + c.because(late[0])
 			if r.Ending {
@@ -345,6 +348,9 @@ func (c *analysis) places() []string {
 			text = r.Trouble
 		case r.Main == nil:
 			text = "no Python stack"
+		}
+		if r.Gone == "" && r.Section != "" {
+			text += ", section " + strconv.Quote(r.Section)
 		}
 		if r.Gone == "" && r.Main != nil && r.polls == nil {
 			text += ", state " + r.Main.State

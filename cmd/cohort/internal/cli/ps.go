@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/internal/diagnose/jobdoc"
 	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 )
 
 func (a *app) psCommand() *cobra.Command {
@@ -57,15 +58,15 @@ func (a *app) ps(ctx context.Context, found []jobscan.Job) error {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, "JOB\tSTORE\tRANK\tPID\tRESTART\tDOING")
 	for _, j := range found {
-		doing := jobscan.Doing(ctx, j)
+		doing, said := jobscan.Doing(ctx, j), jobscan.Reported(j)
 		if a.JSON {
-			if err := a.printJob(psDocument(j, doing), ""); err != nil {
+			if err := a.printJob(psDocument(j, doing, said), ""); err != nil {
 				return err
 			}
 		}
 		for i, r := range j.Ranks {
 			_, _ = fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\n", tui.Printable(j.ID), tui.Printable(j.Store), r.Rank, j.World, r.PID,
-				r.Restart, tui.Printable(doing[i]))
+				r.Restart, tui.Printable(doing[i])+tui.Said(said[i].Section, said[i].Steps))
 		}
 	}
 	if a.JSON {
@@ -76,7 +77,7 @@ func (a *app) ps(ctx context.Context, found []jobscan.Job) error {
 }
 
 // psDocument is a job with what its ranks on this host do.
-func psDocument(j jobscan.Job, doing []string) *jobdoc.Document {
+func psDocument(j jobscan.Job, doing []string, said []verdict.Reported) *jobdoc.Document {
 	d := &jobdoc.Document{
 		Schema: jobdoc.Schema, Source: jobdoc.Live, TakenAt: jobdoc.At(time.Now()),
 		Job: jobdoc.Job{ID: j.ID, State: jobdoc.Running, World: j.World, Store: j.Store},
@@ -90,6 +91,7 @@ func psDocument(j jobscan.Job, doing []string) *jobdoc.Document {
 		if state, found := strings.CutPrefix(doing[i], "state "); found {
 			row.Where, row.State = "", state
 		}
+		row.AddReported(said[i])
 		d.Ranks = append(d.Ranks, row)
 	}
 	d.Count()

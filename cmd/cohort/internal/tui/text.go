@@ -208,3 +208,15 @@ func Columns(rows [][]string) string {
 	}
 	return b.String()
 }
+
+// Said is what a rank says of itself, as it follows what it does: ", section "load", step 120".
+func Said(section string, steps uint64) string {
+	text := ""
+	if section != "" {
+		text = ", section " + strconv.Quote(Printable(section))
+	}
+	if steps > 0 {
+		text += ", step " + strconv.FormatUint(steps, 10)
+	}
+	return text
+}
