@@ -51,6 +51,14 @@ func (p *Place) before() *Place {
 // Take takes the place of rank in the open generation, or opens one where it is free. words is what the other ranks get to
 // read. more names what else ranks keep in the store below a generation, under "G/name/R": it is deleted with the generation.
 func Take(ctx context.Context, s store.Store, prefix string, rank, size int, words []byte, more ...string) (*Place, error) {
+	return TakeUnless(ctx, s, prefix, rank, size, words, func(*Place, []byte) error { return nil }, more...)
+}
+
+// TakeUnless is [Take] that calls taken with the words of another call that has the place in the open generation, before it closes that. It
+// returns an error of taken at once.
+func TakeUnless(ctx context.Context, s store.Store, prefix string, rank, size int, words []byte,
+	taken func(at *Place, words []byte) error, more ...string,
+) (*Place, error) {
 	p := &Place{store: s, root: prefix, rank: rank, size: size, more: more}
 	own := append([]byte(rand.Text()), words...)
 	for {
@@ -71,6 +79,11 @@ func Take(ctx context.Context, s store.Store, prefix string, rank, size int, wor
 		}
 		if bytes.Equal(got, own) {
 			return p, nil
+		}
+		if len(got) >= stampSize {
+			if err := taken(p, got[stampSize:]); err != nil {
+				return nil, err
+			}
 		}
 		if err := p.close(ctx); err != nil {
 			return nil, err
@@ -247,6 +260,49 @@ func (p *Place) GiveUp(ctx context.Context) error {
 		}
 	})
 	return p.unsaid
+}
+
+// Refuse closes the open generation for a reason that makes it useless to open another: it writes why where the group notes why it ended,
+// unless a reason stands there. The rank may have no place in that generation. A rank that finds it closed can read why, and so can one
+// that had a place in a generation before, with [Place.Refused].
+func (p *Place) Refuse(ctx context.Context, why []byte) error {
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
+	defer cancel()
+	open, err := p.store.Add(limited, p.root+"/gen", 0)
+	for written := int64(-1); err == nil && written != open; { // until it was written while the generation was open
+		p.generation, written = open, open
+		failpoint.At("muster.refuse")
+		if _, err = p.store.CompareAndSet(limited, p.EndKey(), nil, why); err == nil {
+			open, err = p.store.Add(limited, p.root+"/gen", 0)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return p.GiveUp(ctx)
+}
+
+// maxRefused bounds how many generations Refused looks at.
+const maxRefused = 16
+
+// Refused returns the reasons that were written in this generation and those since another, the oldest first.
+func (p *Place) Refused(ctx context.Context, since int64) (why [][]byte, err error) {
+	for g := max(since, p.generation-maxRefused); g <= p.generation; g++ {
+		at := &Place{root: p.root, generation: g}
+		failpoint.At("muster.refused")
+		if has, err := p.store.Check(ctx, at.EndKey()); err != nil || !has {
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		words, err := p.store.Get(ctx, at.EndKey())
+		if err != nil {
+			return nil, err
+		}
+		why = append(why, words)
+	}
+	return why, nil
 }
 
 // Decline gives the first generation up for a rank that has not taken its place and will not. It is for what can be made in that generation

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-dist/cohort"
@@ -35,6 +36,9 @@ type attempt struct {
 	listener         net.Listener
 	livenessListener *os.File // the same listener, for probes
 	endQuits         func()   // ends the look for ranks that have left
+
+	otherSizes atomic.Pointer[string]       // what was said about other sizes of the world, see watchSizes
+	refused    atomic.Pointer[cohort.Error] // why this rank has ended the attempt of all, see refuse
 }
 
 // try makes a group in the generation that is open. A rank that fails here has told the others not to wait for it.
@@ -62,6 +66,7 @@ func try(ctx context.Context, p *Plan) (*Formed, error) {
 func (a *attempt) abandon(ctx context.Context) {
 	if a.Place != nil {
 		_ = a.Place.GiveUp(ctx)
+		a.p.last = a.Place
 	} else {
 		a.p.decline(ctx)
 	}

@@ -34,7 +34,8 @@ type capability struct {
 	Hostname  string    `json:"hostname,omitempty"`
 	PID       int       `json:"pid,omitempty"`
 	Transport Transport `json:"transport"`
-	ID        string    `json:"id,omitempty"` // rank 0's: the identity of the group
+	ID        string    `json:"id,omitempty"`   // rank 0's: the identity of the group
+	Call      string    `json:"call,omitempty"` // of Make: a random word, which tells two processes with the same rank apart
 }
 
 const capabilityVersion = 1
@@ -123,8 +124,8 @@ func (a *attempt) known() {
 // exchange publishes what this rank can do and reads what the others can, until all are known or a PyTorch rank shows up.
 func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 	p := a.p
-	const op = "group: rendezvous"
-	own := capability{Version: capabilityVersion, Transport: p.Transport, PID: os.Getpid(), Host: shm.HostID()}
+	const op = rendezvousOp
+	own := capability{Version: capabilityVersion, Transport: p.Transport, PID: os.Getpid(), Host: shm.HostID(), Call: p.rivals.own}
 	own.Hostname, _ = os.Hostname()
 	if err := a.listen(ctx, &own); err != nil {
 		return nil, err
@@ -142,15 +143,38 @@ func (a *attempt) exchange(ctx context.Context) ([]*capability, error) {
 	for device := range max(1, len(p.Devices)) {
 		more = append(more, "gloo/"+strconv.Itoa(device))
 	}
-	if a.Place, err = assemble.Take(ctx, p.Store, p.keys(), p.Rank, p.size(), data, more...); err != nil {
+	a.Place, err = assemble.TakeUnless(ctx, p.Store, p.keys(), p.Rank, p.size(), data, func(at *assemble.Place, words []byte) error {
+		return p.taken(at, words, &own)
+	}, more...)
+	if err != nil {
+		if useless(cohort.CodeOf(err)) {
+			return nil, err
+		}
 		return nil, cohort.Wrap(op, cohort.Unavailable, err)
 	}
 	if p.Origin.once() && a.Place.Generation() > 0 {
 		return nil, assemble.ErrAttemptAbandoned // this rank has been here before, or another one gave up
 	}
+	if p.last != nil { // while this rank was between the attempts, one may have been refused
+		if why := a.refusal(ctx); why != nil {
+			return nil, why
+		}
+	}
 	a.endQuits = a.watchQuits(ctx)
-	stop := a.reportMissing(ctx)
-	defer stop()
+	caps, err := a.awaitAll(ctx)
+	if err != nil {
+		if why := a.refusal(ctx); why != nil {
+			return nil, why
+		}
+	}
+	return caps, err
+}
+
+// awaitAll waits until all have come, or a PyTorch rank has.
+func (a *attempt) awaitAll(ctx context.Context) ([]*capability, error) {
+	p := a.p
+	defer a.reportMissing(ctx)()
+	defer a.watchSizes(ctx)()
 	for r := range p.Globals {
 		foreign, failure := a.await(ctx, r)
 		if failure != nil {

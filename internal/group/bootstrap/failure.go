@@ -165,10 +165,9 @@ func (v *Failure) late(ctx context.Context, ranks []int) []int {
 
 // reason returns the reason that was recorded for the end of an attempt, or nil.
 func (v *Failure) reason(ctx context.Context) error {
-	words, err := readIfThere(ctx, v.store, v.place.EndKey())
-	first := new(ending)
-	if err != nil || words == nil || json.Unmarshal(words, first) != nil || !absent(cohort.Code(first.Code)) {
-		return nil //nolint:nilerr // a store that does not answer knows no reason
+	first := readEnding(ctx, v.store, v.place)
+	if first == nil || !absent(cohort.Code(first.Code)) && !useless(cohort.Code(first.Code)) {
+		return nil
 	}
 	return first.to("group: new", v.rank)
 }

@@ -52,7 +52,7 @@ func (a *attempt) reportMissing(ctx context.Context) (stop func()) {
 				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " +
 					notAppeared(missing) + " (" +
 					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " are here" +
-					joinedThenDied(dead) + ")"
+					joinedThenDied(dead) + a.hints() + ")"
 				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name),
 					slog.Any("missing", missing), slog.Any("dead", dead), slog.Duration("dur", time.Since(began)))
 				p.Hook.Emit(observe.Event{
@@ -68,6 +68,15 @@ func (a *attempt) reportMissing(ctx context.Context) (stop func()) {
 		failpoint.At("form.missing.end")
 		<-ended
 	}
+}
+
+// hints says what may be why ranks do not come.
+func (a *attempt) hints() string {
+	said := a.p.rivals.before(a.p.Rank)
+	if others := a.otherSizes.Load(); others != nil {
+		said = *others + said
+	}
+	return said
 }
 
 func notAppeared(ranks []int) string {
@@ -100,6 +109,7 @@ func (a *attempt) missingError(ctx context.Context, waitedFor int, err error) er
 	case len(missing) == 0 && waitedFor >= 0:
 		missing = []int{waitedFor}
 	}
+	p.hints = a.hints()
 	p.narrow("appear", missing...)
 	if ctx.Err() == nil {
 		return err // the next attempt may have them
@@ -128,7 +138,7 @@ func (p *Plan) tooLate(ctx context.Context) error {
 	case len(p.missing) > 0:
 		e.Rank = cohort.Rank(p.missing[0])
 		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited +
-			joinedThenDied(p.dead)
+			joinedThenDied(p.dead) + p.hints
 	case p.silent != nil:
 		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not tell which ranks of group " + p.Name + " are missing: " +
 			p.silent.Error()

@@ -8,6 +8,7 @@ package bootstrap
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"log/slog"
 	"os"
@@ -148,6 +149,10 @@ type Plan struct {
 	dead    []int  // ranks that had joined and then died
 	silent  error  // why the store did not tell who they are
 	repeats bool   // this rank was in a group with PyTorch ranks under the same keys before
+
+	last   *assemble.Place // in the attempt before
+	rivals rivals          // processes that have taken the place of this rank
+	hints  string          // for the error of a rank whose time is over, see attempt.hints
 }
 
 func (p *Plan) size() int { return len(p.Globals) }
@@ -160,6 +165,7 @@ func Make(ctx context.Context, p *Plan) (*Formed, error) {
 	if p.StoreAddr == "" {
 		p.StoreAddr = AddrOf(p.Store)
 	}
+	p.rivals = rivals{own: rand.Text(), seen: map[string]rival{}}
 	for {
 		f, err := try(ctx, p)
 		if err == nil {

@@ -129,10 +129,19 @@ func rankParts(b []byte, size int) (host, addr, ids []byte, err error) {
 		return nil, nil, nil, bad("no address of %d bytes behind the host name", AddressSize)
 	}
 	addr, ids = b[8:8+AddressSize], b[8+AddressSize:]
+	if other := len(ids) / 8; len(ids) == 8*other && other >= 2 && other <= MaxRanks && other != size {
+		return nil, nil, nil, otherSize(other, size)
+	}
 	if len(ids) != 0 && len(ids) != 8*size {
 		return nil, nil, nil, bad("%d bytes of identifiers for %d ranks: is the world size the same on all ranks?", len(ids), size)
 	}
 	return host, addr, ids, nil
+}
+
+// otherSize is the error of a record that a rank of a world of another size has published.
+func otherSize(other, size int) error {
+	return cohort.Newf("gloo: read record", cohort.Mismatch,
+		"it is of a rank that was told that the world has %d ranks, and this rank was told %d: give all the same size", other, size)
 }
 
 func looksLikeRank(b []byte, size int) bool {
@@ -146,6 +155,11 @@ func looksLikeRank(b []byte, size int) bool {
 
 func parseRank(b []byte, size int) (Record, error) {
 	host, addr, ids, err := rankParts(b, size)
+	if other := len(b)/AddressSize + 1; err != nil && len(b)%AddressSize == 0 && other >= 2 && other <= MaxRanks {
+		if _, failure := parseList(b, other); failure == nil {
+			return Record{}, otherSize(other, size)
+		}
+	}
 	if err != nil {
 		return Record{}, err
 	}

@@ -342,11 +342,28 @@ func TestRecordsThatAreRefused(t *testing.T) {
 		"address length":      bad(func(b []byte) []byte { b[10]++; return b }),
 		"family":              bad(func(b []byte) []byte { b[18] = 7; return b }),
 		"port 0":              bad(func(b []byte) []byte { b[20], b[21] = 0, 0; return b }),
-		"ids of two ranks":    good[:len(good)-8],
 		"half an id":          good[:len(good)-4],
 	} {
 		if r, err := ParseRecord(raw, 3); !errors.Is(err, cohort.Protocol) {
 			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+}
+
+// TestRecordOfAnotherWorld: a record tells the size of the world that its rank was told, in every generation.
+func TestRecordOfAnotherWorld(t *testing.T) {
+	t.Parallel()
+	a := Address{netip.MustParseAddrPort("127.0.0.1:4000"), NoSequence}
+	for _, r := range []Record{
+		{Generation: A, Addrs: []Address{a, a}},
+		{Generation: B, Addrs: []Address{{a.Addr, 0}, {a.Addr, 1}}},
+		{Generation: C, Host: "h", Addrs: []Address{a}, IDs: []int64{1, 2, 3}},
+	} {
+		for _, size := range []int{2, 4} {
+			got, err := ParseRecord(r.Append(nil), size)
+			if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "has 3 ranks") {
+				t.Errorf("%v, read by a rank of %d: %+v, %v", r.Generation, size, got, err)
+			}
 		}
 	}
 }
