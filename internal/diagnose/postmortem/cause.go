@@ -116,7 +116,7 @@ func Explain(d Death) Cause {
 	cause := Cause{Exception: trace.exception, Where: trace.where, Traceback: trace.text}
 	sig := signalOf(d.Code)
 	switch {
-	case d.Sent.stopped() && (sig == 15 || sig == 9 || sig == 2 || slices.Contains(d.Sent.Ending, sig)):
+	case d.Sent.stopped() && (sig == 15 || sig == 9 || sig == 2 || slices.Contains(d.Sent.Ending, sig) || d.Code > 0 && interrupted(d)):
 		cause = stopped(d, sig, trace)
 	case d.Output != "" && (sig == 13 || trace.exception == "" && d.Code > 0 || strings.Contains(trace.exception, "Broken pipe")):
 		cause.Kind, cause.Words, cause.Advice = exitCode, "could not write its output and ended with "+Code(d.Code)+": "+d.Output,
@@ -143,7 +143,7 @@ func Explain(d Death) Cause {
 		if trace.notRun {
 			cause.Words = "could not run its program: " + firstLine(trace.exception)
 		}
-		cause.Advice = adviceFor(trace.exception)
+		cause.Advice = adviceOn(trace)
 		if cause.Kind.Consequence() {
 			cause.Words = consequence(trace.exception)
 		}
@@ -178,10 +178,13 @@ const moreMemory = "give the job more memory, or use smaller batches and fewer d
 
 // stopped explains the end of a worker that the launcher has sent a signal. Its own last words before that can be the cause of all.
 func stopped(d Death, sig int, trace traceback) Cause {
+	if sig < 1 { // it has ended by itself after that
+		sig = d.Sent.Ending[0]
+	}
 	by := "stopped by the launcher (" + signalName(sig) + ")"
 	raised := Raised(d.Stderr)
 	switch kind := kindOf(trace.exception); {
-	case raised == "" || strings.HasPrefix(raised, "KeyboardInterrupt"):
+	case raised == "" || interrupted(d):
 		return Cause{Kind: Stopped, Words: "was " + by}
 	case kind.Consequence():
 		return Cause{Kind: Stopped, Words: "was " + by + " after " + firstLine(trace.exception), Where: trace.where}
@@ -191,6 +194,17 @@ func stopped(d Death, sig int, trace traceback) Cause {
 			Exception: trace.exception, Where: trace.where, Traceback: trace.text, Advice: adviceFor(trace.exception),
 		}
 	}
+}
+
+// interrupted reports whether the launcher has sent SIGINT and Python has answered with KeyboardInterrupt. What it has raised from then on,
+// while it ended, is not why it ended.
+func interrupted(d Death) bool {
+	if !slices.Contains(d.Sent.Ending, 2) {
+		return false
+	}
+	blocks := parseBlocks(plainLines(d.Stderr))
+	at := slices.IndexFunc(blocks, func(b block) bool { return strings.HasPrefix(b.exception, "KeyboardInterrupt") })
+	return at >= 0 && (at == len(blocks)-1 || !blocks[at].chained)
 }
 
 // consequence says what another rank has done to a worker, by the text that tells of it.

@@ -32,11 +32,34 @@ var fileLine = regexp.MustCompile(`^ *File "(.*)", line (\d+)(?:, in (.*))?`)
 
 // plainLines splits text into lines and takes PyTorch's prefix off them.
 func plainLines(text string) []string {
-	lines := strings.Split(text, "\n")
+	lines := strings.Split(withoutIgnored(text), "\n")
 	for i, line := range lines {
 		lines[i] = rankPrefix.ReplaceAllString(strings.TrimRight(line, "\r"), "")
 	}
 	return lines
+}
+
+// ignored begins what the interpreter says of an exception that it does not raise, most often while it ends: of __del__, of atexit.
+var ignored = regexp.MustCompile(`^(?:Exception ignored (?:in|on|while|from)\b|Error in atexit\b)`)
+
+// withoutIgnored removes the tracebacks of exceptions that the interpreter has ignored.
+func withoutIgnored(text string) string {
+	if !strings.Contains(text, "Exception ignored ") && !strings.Contains(text, "Error in atexit") {
+		return text
+	}
+	lines := strings.Split(text, "\n")
+	var kept []string
+	for i := 0; i < len(lines); i++ {
+		if !ignored.MatchString(lines[i]) || i+1 >= len(lines) || strings.TrimSpace(lines[i+1]) != traceStart {
+			kept = append(kept, lines[i])
+			continue
+		}
+		i += 2
+		for i < len(lines) && strings.HasPrefix(lines[i], " ") {
+			i++
+		}
+	}
+	return strings.Join(kept, "\n")
 }
 
 // lastTraceback finds the last traceback in text. Of chained exceptions it names the one that started the trouble when
@@ -72,7 +95,7 @@ func lastTraceback(text string) traceback {
 // is empty if there is none, or if something else was printed after it, or may have been: the second line of an exception's own
 // text looks like any other output unless PyTorch has marked it.
 func Raised(text string) string {
-	text = strings.TrimSpace(text)
+	text = strings.TrimSpace(withoutIgnored(text))
 	lines := plainLines(text)
 	blocks := parseBlocks(lines)
 	if len(blocks) == 0 || !onlyNative(lines[blocks[len(blocks)-1].to:]) {
