@@ -24,6 +24,13 @@ func TestConfigErrors(t *testing.T) {
 		"0 is the least":        {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 1, MaxRestarts: -1},
 		"must not hold":         {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 1, RunID: "../x"},
 		"local rank 3 to s":     {Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2, Logs: Logs{ShowRanks: []int{3}}},
+		"--tee 5:1: the local rank 5 does": {
+			Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2,
+			Logs: Logs{Tee: StdMap{Ranks: map[int]Std{1: StdErr, 5: StdOut, 7: StdOut}}},
+		},
+		"--redirects 2:3: the local rank 2 does": {
+			Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2, Logs: Logs{Redirects: StdMap{Ranks: map[int]Std{2: StdAll}}},
+		},
 		"node rank 2": {
 			Program: []string{"x"}, Supervisor: []string{"x"}, Workers: 2,
 			Nodes: Nodes{Max: 2, Endpoint: "x:1", Rank: new(2)},

@@ -52,6 +52,9 @@ func (s Screen) forAgent() agent.Screen {
 // workers. It may be nil.
 func Run(ctx context.Context, cfg Config, screen Screen, signals <-chan os.Signal) (*Report, error) {
 	c, err := cfg.forAgent()
+	if err == nil {
+		err = c.CheckPrograms()
+	}
 	if err != nil {
 		return nil, err
 	}

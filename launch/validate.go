@@ -5,6 +5,7 @@ package launch
 
 import (
 	"crypto/rand"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -154,6 +155,14 @@ func (c Config) checkShown() error {
 	for _, r := range c.Logs.ShowRanks {
 		if r < 0 || r >= c.Workers {
 			return refuse("the local rank %d to show does not exist: this node has %d workers", r, c.Workers)
+		}
+	}
+	for option, m := range map[string]StdMap{"--redirects": c.Logs.Redirects, "--tee": c.Logs.Tee} {
+		for _, r := range slices.Sorted(maps.Keys(m.Ranks)) {
+			if r >= c.Workers {
+				return refuse("%s %d:%d: the local rank %d does not exist: this node has %d workers, from 0 on",
+					option, r, int(m.Ranks[r]), r, c.Workers)
+			}
 		}
 	}
 	return nil

@@ -53,6 +53,28 @@ func TestPagesNameWhatExists(t *testing.T) {
 	}
 }
 
+// pythonModule are modules that the Python in the pages uses by their names.
+var pythonModule = regexp.MustCompile(`(?m)(?:^|[^\w.])(json|os|sys|time|torch|math)\.\w`)
+
+// TestPythonImports: a piece of Python in a page imports the modules that it uses, so that it can be copied.
+func TestPythonImports(t *testing.T) {
+	t.Parallel()
+	pieces := 0
+	for name, text := range pages(t) {
+		for _, piece := range regexp.MustCompile("(?s)```python\n(.*?)```").FindAllStringSubmatch(text, -1) {
+			pieces++
+			for _, m := range pythonModule.FindAllStringSubmatch(piece[1], -1) {
+				if !regexp.MustCompile(`(?m)^\s*import .*\b` + m[1] + `\b`).MatchString(piece[1]) {
+					t.Errorf("%s: Python uses %s without importing it:\n%s", name, m[1], piece[1])
+				}
+			}
+		}
+	}
+	if pieces < 3 {
+		t.Errorf("only %d pieces were found", pieces)
+	}
+}
+
 var (
 	// toHeading is a link to a heading, of this page or another one.
 	toHeading = regexp.MustCompile(`\]\(([^)#\s]*)#([^)\s]+)\)`)

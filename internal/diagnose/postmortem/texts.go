@@ -258,7 +258,8 @@ const noInput = "workers have no standard input, which breakpoint() and input() 
 // adviceOn is adviceFor an exception whose text says less than where it was raised.
 func adviceOn(t traceback) string {
 	// Without TensorPipe its options are an empty class.
-	if strings.Contains(t.exception, "object.__init__() takes exactly one argument") && strings.Contains(t.text, "distributed/rpc/options.py") {
+	if strings.Contains(t.exception, "object.__init__() takes exactly one argument") &&
+		strings.Contains(t.text, "distributed/rpc/options.py") {
 		return "this build of PyTorch was made without TensorPipe and has no torch.distributed.rpc: use a build that has it"
 	}
 	return adviceFor(t.exception)

@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/launch/program"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 )
 
@@ -114,6 +116,36 @@ func (c Config) command(local int) []string {
 		args = append(args, substitute(a, map[string]string{"local_rank": strconv.Itoa(local)}))
 	}
 	return args
+}
+
+// CheckPrograms finds programs that do not exist before anything is started. What a module is only Python knows.
+func (c Config) CheckPrograms() error {
+	checked := map[string]bool{}
+	for local := range c.Workers {
+		role, _ := c.roleOf(local)
+		name := substitute(role.Program[0], map[string]string{"local_rank": strconv.Itoa(local)})
+		python := len(role.Interpreter) > 0
+		if checked[role.Name+"\n"+name] || python && role.Interpreter[len(role.Interpreter)-1] == "-m" {
+			continue
+		}
+		checked[role.Name+"\n"+name] = true
+		if _, err := os.Stat(cmp.Or(role.Dir, ".")); err != nil {
+			continue // the supervisor says what is wrong with the folder
+		}
+		path := os.Getenv("PATH")
+		for _, v := range role.Env {
+			if own, found := strings.CutPrefix(v, "PATH="); found {
+				path = own
+			}
+		}
+		if err := program.Missing(name, path, role.Dir, python); err != nil {
+			if len(c.Roles) > 1 {
+				return refuse("role %s: a program that does not exist: %w", role.Name, err)
+			}
+			return refuse("a program that does not exist: %w", err)
+		}
+	}
+	return nil
 }
 
 // sizes says how many workers of each role are here.

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,11 +42,7 @@ func ForPython(dir, program string) bool {
 	if strings.HasSuffix(program, ".py") {
 		return true
 	}
-	path := program
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(dir, path)
-	}
-	info, err := os.Stat(path)
+	info, err := os.Stat(in(dir, program))
 	switch {
 	case err != nil:
 		return false
@@ -53,6 +50,67 @@ func ForPython(dir, program string) bool {
 		return strings.Contains(program, "/") // else it is a program that has the name of a folder
 	}
 	return info.Mode().IsRegular() && info.Mode()&0o111 == 0
+}
+
+// Find returns the file of a program that is executed, as a shell in the folder dir and with this PATH would find it.
+func Find(name, path, dir string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	denied := false
+	for folder := range strings.SplitSeq(path, ":") {
+		if folder == "" {
+			folder = "."
+		}
+		file := folder + "/" + name
+		info, err := os.Stat(in(dir, file))
+		if err != nil || info.IsDir() {
+			continue
+		}
+		if info.Mode()&0o111 == 0 {
+			denied = true
+			continue
+		}
+		return file, nil
+	}
+	if denied {
+		return "", fmt.Errorf("%s: it is in the PATH, but not executable", name)
+	}
+	return "", fmt.Errorf("%s: not found in the PATH", name)
+}
+
+// in returns the path of a file that is named from a folder.
+func in(dir, file string) string {
+	if filepath.IsAbs(file) {
+		return file
+	}
+	return filepath.Join(dir, file)
+}
+
+// Missing says that a program does not exist: with python the file of a script, else what is executed. It is nil where that cannot be
+// told.
+func Missing(name, path, dir string, python bool) error {
+	file := name
+	if !python {
+		found, err := Find(name, path, dir)
+		if err != nil {
+			if _, here := os.Stat(in(dir, name)); here == nil {
+				return fmt.Errorf("%w; ./%s is in this folder", err, name)
+			}
+			return err
+		}
+		file = found
+	}
+	if _, err := os.Stat(in(dir, file)); errors.Is(err, fs.ErrNotExist) {
+		if dir == "" {
+			dir, _ = os.Getwd()
+		}
+		if filepath.IsAbs(file) {
+			return fmt.Errorf("%s: no such file", name)
+		}
+		return fmt.Errorf("%s: no such file in %s", name, dir)
+	}
+	return nil
 }
 
 // askTime bounds the wait for the answer of Python, which has to load PyTorch: seconds, or a minute from a slow disk.

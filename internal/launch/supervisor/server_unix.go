@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/launch/program"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -273,39 +274,13 @@ func lookPath(args, env []string, dir string) (string, error) {
 		return "", errors.New("no program")
 	}
 	name := args[0]
-	if strings.Contains(name, "/") {
-		return name, nil
-	}
 	path := ""
 	for _, v := range env {
 		if p, found := strings.CutPrefix(v, "PATH="); found {
 			path = p
 		}
 	}
-	denied := false
-	for folder := range strings.SplitSeq(path, ":") {
-		if folder == "" {
-			folder = "."
-		}
-		file := folder + "/" + name
-		at := file
-		if dir != "" && !strings.HasPrefix(folder, "/") {
-			at = dir + "/" + file
-		}
-		info, err := os.Stat(at)
-		if err != nil || info.IsDir() {
-			continue
-		}
-		if info.Mode()&0o111 == 0 {
-			denied = true
-			continue
-		}
-		return file, nil
-	}
-	if denied {
-		return "", fmt.Errorf("%s: it is in the PATH, but not executable", name)
-	}
-	return "", fmt.Errorf("%s: not found in the PATH", name)
+	return program.Find(name, path, dir)
 }
 
 // reap takes in every child that has ended, workers and those that the workers left behind.

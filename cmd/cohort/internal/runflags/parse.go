@@ -95,7 +95,10 @@ var options = []option{
 	{name: "report", own: true, arg: "FILE", usage: "also write the report as JSON, even if the job succeeds"},
 	{name: "prefix", own: true, arg: "auto|always|never", usage: "put the rank before every line; auto: on a terminal"},
 	{name: "no-live", flag: true, own: true, usage: "on a terminal, print only the output, without the state of the job below it"},
-	{name: "json", flag: true, own: true, usage: "print the report as JSON"},
+	{
+		name: "json", flag: true, own: true,
+		usage: "print the report as JSON on stderr, after what the workers print there; --report FILE has it alone",
+	},
 	{name: "help", short: 'h', flag: true, own: true, usage: "print this"},
 }
 
