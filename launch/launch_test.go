@@ -6,9 +6,11 @@ package launch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -90,6 +92,48 @@ func TestReportText(t *testing.T) {
 }
 
 // TestReportErr: the code of a failed job's error says why it failed.
+// TestShortReport: whatever has happened, the short report has its sentence first, the advice, the end of the traceback, and few bytes.
+func TestShortReport(t *testing.T) {
+	t.Parallel()
+	r := &Report{Sentence: "rank 1 raised ValueError: bad batch 17", Attempts: []Attempt{{First: 1}}}
+	a := &r.Attempts[0]
+	if got := (&Report{Succeeded: true}).Short(4096); got != "the job succeeded\n" {
+		t.Errorf("%q", got)
+	}
+	for rank := range 300 {
+		a.Workers = append(a.Workers, WorkerEnd{
+			Rank: cohort.Rank(rank), Host: "vm", Code: 1, Kind: "lost_peer", Words: fmt.Sprintf("lost its connection to rank %d", rank*7),
+		})
+	}
+	a.Workers[1].Advice = "other data"
+	for lines, limit := range map[int]int{3: 4096, 400: 4096, 2: 1 << 20} {
+		trace := strings.Repeat("  File \"/srv/träin.py\", line 17, in step\n", lines) + "ValueError: bad batch 17"
+		for _, inStderr := range []bool{false, true} {
+			a.Workers[1].Traceback, a.Workers[1].LastErr = trace, ""
+			if inStderr {
+				a.Workers[1].Traceback, a.Workers[1].LastErr = "", trace
+			}
+			got := r.Short(limit)
+			if len(got) > limit || len(got) < min(limit, 4096)*9/10 || !utf8.ValidString(got) {
+				t.Errorf("%d lines: %d bytes of %d", lines, len(got), limit)
+			}
+			if !strings.HasPrefix(got, r.Sentence+"\n  rank 1 (host vm") || !strings.Contains(got, "\n  try: other data\n") ||
+				!strings.Contains(got, "line 17, in step\n    ValueError: bad batch 17\n") {
+				t.Errorf("%d lines:\n%s", lines, got)
+			}
+		}
+	}
+	for limit := range 400 {
+		if got := r.Short(limit); len(got) > limit {
+			t.Errorf("%d bytes, not %d", len(got), limit)
+		}
+	}
+	r.Attempts = nil
+	if got := r.Short(4096); got != r.Sentence+"\n" {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestReportErr(t *testing.T) {
 	t.Parallel()
 	canceled, cancel := context.WithCancel(t.Context())

@@ -22,18 +22,75 @@ func (r *Report) Text(paint func(string) string) string {
 	if r.Succeeded {
 		return ""
 	}
-	var b strings.Builder
 	heading := r.Sentence
 	if !strings.HasPrefix(heading, "the job ") {
 		heading = "the job failed: " + heading
 	}
-	b.WriteString(paint("cohort: "+heading) + "\n")
+	return r.text(paint("cohort: "+heading), true)
+}
+
+// Short returns the report for people in at most limit bytes, the sentence first, for a place that keeps no more. Of a long traceback it
+// has the end.
+func (r *Report) Short(limit int) string {
+	if r.Succeeded {
+		return shorten("the job succeeded\n", limit)
+	}
+	text := r.text(r.Sentence, true)
+	if len(text) <= limit {
+		return text
+	}
+	trace := ""
+	if first := r.first(); first != nil {
+		trace = first.printed(40)
+	}
+	const heading, margin = "  the end of what it printed:\n", "    "
+	room := 0
+	if trace != "" {
+		room = min(limit/2, len(heading)+len(indent(trace, margin))+1)
+	}
+	text = shorten(r.text(r.Sentence, false), limit-room)
+	lines := strings.Split(indent(trace, margin), "\n")
+	left, from := limit-len(text)-len(heading), len(lines)
+	for from > 0 && left > len(lines[from-1]) {
+		from--
+		left -= len(lines[from]) + 1
+	}
+	if trace == "" || from == len(lines) {
+		return text
+	}
+	return text + heading + strings.Join(lines[from:], "\n") + "\n"
+}
+
+// shorten cuts a text to a number of bytes, between two letters.
+func shorten(text string, limit int) string {
+	const end = "...\n"
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:max(0, limit-len(end))], "") + end[:min(len(end), max(0, limit))]
+}
+
+// first is the worker that failed first, nil if that is not why the job has ended.
+func (r *Report) first() *WorkerEnd {
+	if len(r.Attempts) == 0 {
+		return nil
+	}
+	if last := &r.Attempts[len(r.Attempts)-1]; last.Signal == 0 && !last.Hung {
+		return last.Of(last.First)
+	}
+	return nil
+}
+
+// text is the report below a heading, with or without what the first worker printed.
+func (r *Report) text(heading string, printed bool) string {
+	var b strings.Builder
+	b.WriteString(heading + "\n")
 	if len(r.Attempts) == 0 {
 		return b.String()
 	}
 	last := &r.Attempts[len(r.Attempts)-1]
-	if first := last.Of(last.First); first != nil && last.Signal == 0 && !last.Hung {
-		describeFirst(&b, first)
+	if first := r.first(); first != nil {
+		describeFirst(&b, first, printed)
 	}
 	r.describeOthers(&b, last)
 	if len(r.Attempts) > 1 {
@@ -52,7 +109,15 @@ func (r *Report) Text(paint func(string) string) string {
 	return b.String()
 }
 
-func describeFirst(b *strings.Builder, w *WorkerEnd) {
+// printed is the traceback of a worker or, without one, the last lines of its stderr.
+func (w *WorkerEnd) printed(lines int) string {
+	if w.Traceback != "" {
+		return w.Traceback
+	}
+	return lastLines(w.LastErr, lines)
+}
+
+func describeFirst(b *strings.Builder, w *WorkerEnd, printed bool) {
 	fmt.Fprintf(b, "  rank %d (host %s, local rank %d", w.Rank, w.Host, w.Local)
 	if w.PID != 0 {
 		fmt.Fprintf(b, ", pid %d", w.PID)
@@ -65,11 +130,7 @@ func describeFirst(b *strings.Builder, w *WorkerEnd) {
 		fmt.Fprintf(b, ", in %s", w.Where)
 	}
 	b.WriteString("\n")
-	text := w.Traceback
-	if text == "" {
-		text = lastLines(w.LastErr, 10)
-	}
-	if text != "" {
+	if text := w.printed(10); text != "" && printed {
 		b.WriteString("\n" + indent(text, "    ") + "\n\n")
 	}
 	if w.Advice != "" {

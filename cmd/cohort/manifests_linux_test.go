@@ -33,6 +33,7 @@ type (
 			Name      string
 			MountPath string `yaml:"mountPath"`
 		} `yaml:"volumeMounts"`
+		TerminationMessagePolicy string `yaml:"terminationMessagePolicy"`
 	}
 	podTemplate struct {
 		Spec struct {
@@ -174,7 +175,12 @@ func only(t *testing.T, p podTemplate, name string) []string {
 			t.Errorf("volume %s is missing", m.Name)
 		}
 	}
-	return words(t, p.Spec.Containers[0].Command)
+	command := words(t, p.Spec.Containers[0].Command)
+	if policy := p.Spec.Containers[0].TerminationMessagePolicy; slices.Contains(command, "/dev/termination-log") !=
+		(policy == "FallbackToLogsOnError") {
+		t.Errorf("the report goes to the pod's status, or the end of its log does: %q and policy %q", command, policy)
+	}
+	return command
 }
 
 // indexed returns the pods of an indexed job, and checks that its size is the one that its command names.

@@ -108,7 +108,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	if o.Report != "" {
-		if failed := writeReport(o.Report, report); failed != nil {
+		if failed := writeReport(o.Report, report, o.ShortReport); failed != nil {
 			a.Note("cohort: " + failed.Error()) // the exit code is the job's, and why the job has failed comes last
 		}
 	}
@@ -172,10 +172,19 @@ func (a *app) catch(names string) {
 	}
 }
 
-func writeReport(name string, r *launch.Report) error {
-	b, err := json.MarshalIndent(r, "", "  ")
+// terminationMessage is how much Kubernetes keeps of a termination message.
+const terminationMessage = 4096
+
+func writeReport(name string, r *launch.Report, short bool) error {
+	var b []byte
+	var err error
+	if short {
+		b = []byte(r.Short(terminationMessage))
+	} else if b, err = json.MarshalIndent(r, "", "  "); err == nil {
+		b = append(b, '\n')
+	}
 	if err == nil {
-		err = bundle.WriteWhole(name, append(b, '\n'))
+		err = bundle.WriteWhole(name, b)
 	}
 	if err != nil {
 		return fmt.Errorf("--report: %w", err)

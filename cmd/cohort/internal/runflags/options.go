@@ -32,6 +32,8 @@ type Options struct {
 	FirstCode bool
 	// Report is the file for the report, or "".
 	Report string
+	// ShortReport says that the report is a text of at most 4,096 bytes, which is what Kubernetes keeps of a termination message.
+	ShortReport bool
 	// RankPrefix is auto, always or never.
 	RankPrefix string
 	// Notes say what was decided for the user.
@@ -447,12 +449,23 @@ func commaList(text string) []string {
 	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
 }
 
+// terminationLog is where Kubernetes looks for the reason of a container's end.
+const terminationLog = "/dev/termination-log"
+
 func (o *Options) rest(v values) error {
 	o.DryRun, o.JSON, o.NoShim, o.VirtualLocalRank = v["dry-run"] != "", v["json"] != "", v["no-shim"] != "", v["virtual-local-rank"] != ""
 	o.NoLive = v["no-live"] != ""
 	o.EvidenceDir, o.Report = v["evidence"], v["report"]
 	if o.EvidenceDir == "-" {
 		o.EvidenceDir, o.NoEvidence = "", true
+	}
+	switch form := v["report-form"]; form {
+	case "":
+		o.ShortReport = o.Report == terminationLog
+	case "json", "short":
+		o.ShortReport = form == "short"
+	default:
+		return fmt.Errorf("--report-form %s: it must be json or short", form)
 	}
 	switch v["exit-code"] {
 	case "", "1":

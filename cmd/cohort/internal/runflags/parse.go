@@ -93,6 +93,10 @@ var options = []option{
 	{name: "hang-timeout", own: true, arg: "SECONDS", usage: "say why the job hangs when no rank has made progress for this long"},
 	{name: "on-hang", own: true, arg: "report|kill", usage: "what to do then; kill counts as a failure"},
 	{name: "report", own: true, arg: "FILE", usage: "also write the report as JSON, even if the job succeeds"},
+	{
+		name: "report-form", own: true, arg: "json|short",
+		usage: "short: at most 4096 bytes of text, the sentence first (default for /dev/termination-log)",
+	},
 	{name: "prefix", own: true, arg: "auto|always|never", usage: "put the rank before every line; auto: on a terminal"},
 	{name: "no-live", flag: true, own: true, usage: "on a terminal, print only the output, without the state of the job below it"},
 	{

@@ -96,6 +96,10 @@ func TestParse(t *testing.T) {
 			"--nnodes 2 --rdzv-endpoint a --local_addr 10.0.0.7 t.py", nil,
 			func(o Options) any { return o.Nodes.LocalAddr }, "10.0.0.7",
 		},
+		"report":                 {"--report r.json t.py", nil, shortReport, false},
+		"short report":           {"--report r.txt --report-form short t.py", nil, shortReport, true},
+		"termination log":        {"--report /dev/termination-log t.py", nil, shortReport, true},
+		"the same as JSON":       {"--report /dev/termination-log --report-form json t.py", nil, shortReport, false},
 		"exit code":              {"--exit-code first t.py", nil, func(o Options) any { return o.FirstCode }, true},
 		"no waiting for culprit": {"--culprit-timeout 0 t.py", nil, func(o Options) any { return o.Linger }, time.Duration(1)},
 	} {
@@ -110,11 +114,12 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func workers(o Options) any    { return o.Workers }
-func theProgram(o Options) any { return o.Program }
-func tee(o Options) any        { return o.Logs.Tee }
-func how(o Options) any        { return o.How }
-func join(o Options) any       { return o.Nodes.JoinTimeout }
+func shortReport(o Options) any { return o.ShortReport }
+func workers(o Options) any     { return o.Workers }
+func theProgram(o Options) any  { return o.Program }
+func tee(o Options) any         { return o.Logs.Tee }
+func how(o Options) any         { return o.How }
+func join(o Options) any        { return o.Nodes.JoinTimeout }
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
@@ -168,6 +173,7 @@ func TestRefusals(t *testing.T) {
 			"--rdzv-conf is_host=maybe: it must be 1 or 0",
 		},
 		"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint /tmp/x --rdzv-conf store_type=file t.py": {nil, "store_type=file is not supported"},
+		"--report-form long t.py":  {nil, "json or short"},
 		"--exit-code 7 t.py":       {nil, "1 or first"},
 		"--master-port 70000 t.py": {nil, "up to 65535"},
 		"t.py":                     {map[string]string{"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: it must be 1 or 0"},
