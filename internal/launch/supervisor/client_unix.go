@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/sys/selfexe"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -83,7 +84,7 @@ func Start(argv []string) (*Client, error) {
 	if !ok {
 		return nil, fmt.Errorf("supervisor: the socket is a %T", generic)
 	}
-	self, err := os.Executable()
+	self, err := selfexe.Path()
 	if err != nil {
 		return nil, fmt.Errorf("supervisor: %w", err)
 	}

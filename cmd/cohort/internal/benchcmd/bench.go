@@ -20,6 +20,7 @@ import (
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/childproc"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
+	"github.com/cohort-dist/cohort/internal/sys/selfexe"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -63,7 +64,7 @@ func (a *app) runRanks(ctx context.Context, n int, env []string, args func(rank 
 		return err
 	}
 	defer func() { _ = server.Close() }()
-	program, err := os.Executable()
+	program, err := selfexe.Path()
 	if err != nil {
 		return err
 	}
@@ -103,7 +104,7 @@ func freeLoopback() (string, error) {
 
 // startReady starts this program again, tied to this process, and waits for its first line. stop waits for its end.
 func startReady(ctx context.Context, args ...string) (pid int, stop func(), err error) {
-	program, err := os.Executable()
+	program, err := selfexe.Path()
 	if err != nil {
 		return 0, nil, err
 	}

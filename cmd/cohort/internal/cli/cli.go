@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -148,64 +146,5 @@ The exit codes of all commands:
   4  the key, worker or function does not exist
   5  compare-and-set: the value was not the expected one and was not changed
   6  the store cannot be reached`),
-	}
-}
-
-// version and commit are set by the linker (see the Makefile); without them the build's own records are asked.
-var version, commit string
-
-type versionInfo struct {
-	Version  string `json:"version"`
-	Revision string `json:"revision,omitempty"`
-	Modified bool   `json:"modified,omitempty"`
-	Go       string `json:"go"`
-	Platform string `json:"platform"`
-}
-
-func thisVersion() versionInfo {
-	v := versionInfo{Version: "(devel)", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		if info.Main.Version != "" {
-			v.Version = info.Main.Version
-		}
-		for _, s := range info.Settings {
-			switch s.Key {
-			case "vcs.revision":
-				v.Revision = s.Value
-			case "vcs.modified":
-				v.Modified = s.Value == "true"
-			}
-		}
-	}
-	if version != "" {
-		v.Version = version
-	}
-	if commit != "" {
-		v.Revision, v.Modified = commit, false
-	}
-	return v
-}
-
-// String is the line that "cohort version" prints.
-func (v versionInfo) String() string {
-	text := "cohort " + v.Version
-	if v.Revision != "" {
-		text += ", commit " + v.Revision
-		if v.Modified {
-			text += " and changes"
-		}
-	}
-	return text + ", " + v.Go + ", " + v.Platform
-}
-
-func (a *app) versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  command.Exactly(),
-		RunE: func(*cobra.Command, []string) error {
-			v := thisVersion()
-			return a.Print("version", v, v.String())
-		},
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/childproc"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/sys/selfexe"
 	"github.com/cohort-dist/cohort/rendezvous"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -142,7 +143,7 @@ func runWorker(
 	ctx context.Context, rank, size int, addr net.Addr, started func(rank, pid int), reports chan<- message,
 ) workerEnd {
 	fail := func(err error) workerEnd { return workerEnd{fmt.Errorf("rank %d: %w", rank, err)} }
-	program, err := os.Executable()
+	program, err := selfexe.Path()
 	if err != nil {
 		return fail(err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/sys/selfexe"
 	"github.com/cohort-dist/cohort/launch"
 )
 
@@ -80,7 +81,7 @@ func (s *scenes) play(ctx context.Context, torch bool) error {
 
 // job describes a job of this program.
 func (s *scenes) job(scene string) (launch.Config, error) {
-	self, err := os.Executable()
+	self, err := selfexe.Path()
 	if err != nil {
 		return launch.Config{}, err
 	}
@@ -160,7 +161,7 @@ func (s *scenes) hang(ctx context.Context, python string) error {
 
 // why asks this program as a user would.
 func (s *scenes) why(ctx context.Context, job string) error {
-	self, err := os.Executable()
+	self, err := selfexe.Path()
 	if err != nil {
 		return err
 	}
