@@ -91,6 +91,39 @@ func TestFlood(t *testing.T) {
 	})
 }
 
+// TestFloodStore: while a stranger holds 2,000 connections to a store that may have 1,024 descriptors, clients are served, and the
+// connections cost at most 10 MB. Those that say nothing are closed as they become too many.
+func TestFloodStore(t *testing.T) {
+	here := func(args ...string) *command { return (&lan{t: t}).run(exec.Command(args[0], args[1:]...)) }
+	path, err := exec.LookPath("cohort")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
+	server := here("sh", "-c", "ulimit -n 1024; exec "+path+" store serve --addr "+addr)
+	first := here(path, "store", "set", "--addr", addr, "--timeout", "20s", "key", "value")
+	if first.ends() != 0 {
+		t.Fatalf("%s\n%s", first, server)
+	}
+	waiting := here(path, "store", "get", "--addr", addr, "--timeout", "60s", "later")
+	before := residentSize(t, server.cmd.Process.Pid, "VmRSS")
+	t.Setenv(floodEnv, addr)
+	stranger := here(os.Args[0], "-test.run=^TestFloodProcess$")
+	testkit.Until(t, "2,000 connections are made", func() bool { return strings.Contains(stranger.String(), "flooded") })
+	began := time.Now()
+	for _, args := range [][]string{{"set", "later", "value"}, {"get", "key"}} {
+		c := here(append([]string{path, "store", args[0], "--addr", addr, "--timeout", "20s"}, args[1:]...)...)
+		if c.ends() != 0 {
+			t.Fatalf("store %s: %s\n%s", strings.Join(args, " "), c, server)
+		}
+	}
+	took, grown := time.Since(began), residentSize(t, server.cmd.Process.Pid, "VmHWM")-before
+	t.Logf("the server has grown by %d kB, and two clients were served within %v", grown>>10, took)
+	if waiting.ends() != 0 || took > 5*time.Second || grown > 10<<20 {
+		t.Errorf("after %v and with %d bytes: %s\n%s", took, grown, waiting, server)
+	}
+}
+
 // flood is the test on machines: the first is the stranger's.
 func flood(t *testing.T, endpoint string, machines [3]func(args ...string) *command) {
 	path, err := exec.LookPath("cohort")

@@ -24,7 +24,6 @@ var refusedFolders = []string{"dist", "build", "out", "vendor", "target", "bin"}
 
 // smallPackages are the packages below fewLines with one importer that stand alone for a reason.
 var smallPackages = map[string]string{
-	"internal/sys/fdlimit":       "the store's server is going to ask for a share of the descriptors as well",
 	"cmd/cohort/internal/schema": "it is the folder of the JSON schemas, which pages name and tests of other packages read",
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/store/storecore"
 	"github.com/cohort-dist/cohort/internal/store/storeserve"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/sys/fdlimit"
 )
 
 // Limits bound what a [Server] holds for its clients. A PyTorch client that exceeds one is disconnected, with the reason
@@ -98,13 +99,22 @@ func newServerConfig(opts []ServerOption) serverConfig {
 // serving is the configuration of what serves s.
 func (c serverConfig) serving(s *Server) storeserve.Config {
 	return storeserve.Config{
-		Machine: storecore.Config{Limits: c.limits.core(), Identity: newIdentity, Forget: c.forget},
-		Stats:   s.statsJSON,
-		Conns:   c.limits.Conns, Stall: c.limits.Stall,
+		Machine: storecore.Config{
+			Limits: c.limits.core(), Identity: newIdentity, Forget: c.forget,
+			Silent: fdlimit.Share(descriptorShare, leastSilent, mostSilent),
+		},
+		Stats: s.statsJSON,
+		Conns: c.limits.Conns, Stall: c.limits.Stall,
 		Loops: c.loops, Portable: c.portable,
 		Logger: c.logger, Hook: safecall.Hook(c.logger, c.hook),
 	}
 }
+
+// Of the descriptors that the process may have, one in descriptorShare may be those of connections which have sent nothing.
+const (
+	descriptorShare         = 4
+	leastSilent, mostSilent = 32, 4096
+)
 
 // WithLimits replaces the default limits.
 func WithLimits(l Limits) ServerOption {

@@ -245,12 +245,6 @@ func (m *Machine) detect(c *Conn, b []byte) bool {
 	return true
 }
 
-func (m *Machine) speak(c *Conn, d wire.Dialect) {
-	m.counts.conns[c.dialect]--
-	m.counts.conns[d]++
-	c.dialect = d
-}
-
 // goOn goes on with the rest of a buffer that the table has taken, which is little: the bytes are copied, since the entry's
 // value may grow over them.
 func (m *Machine) goOn(c *Conn, rest []byte) {

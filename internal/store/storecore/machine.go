@@ -4,6 +4,8 @@
 package storecore
 
 import (
+	"container/list"
+
 	"github.com/cohort-dist/cohort/internal/store/keytable"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/util/invariants"
@@ -29,6 +31,8 @@ type Config struct {
 	// Loops is into how many parts the driver has divided the connections, each with a list of its own of those that are
 	// dirty. 0 is 1, MaxLoops is the most.
 	Loops int
+	// Silent bounds the connections that have sent nothing, beyond as many as each address has others; 0: they are not bounded.
+	Silent int
 	// Observe, when set, is called after every request that was applied.
 	Observe func(c *Conn, r *wire.Request, err error)
 }
@@ -52,6 +56,7 @@ type Machine struct {
 	turn       turn
 	admission  admission
 	conns      roster
+	silent     silentConns
 
 	// What the store holds.
 	table    *keytable.Table
@@ -77,7 +82,8 @@ func New(config Config) *Machine {
 	}
 	return &Machine{
 		config: config, operations: operations(), admission: newAdmission(config.Limits.Memory), conns: newRoster(config.Loops),
-		table: keytable.New(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
+		silent: silentConns{byHost: map[string]*hostConns{}},
+		table:  keytable.New(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
 		waits: newWaits(), watchers: map[string]map[*Conn]struct{}{},
 	}
 }
@@ -89,6 +95,7 @@ type Conn struct {
 	Peer  string
 
 	dialect  wire.Dialect
+	silent   *list.Element // among the silent ones of its address, nil once it has sent something
 	closed   bool
 	cut      error // why the machine has closed it
 	yielded  bool  // its turn was over before its requests were; see turn.go
@@ -129,6 +136,8 @@ func (m *Machine) OpenAt(loop int, peer string, owner any) *Conn {
 	m.counts.conns[wire.Undetected]++
 	c := &Conn{Peer: peer, Owner: owner}
 	m.conns.add(c, loop)
+	m.silent.opened(c)
+	m.limitSilent()
 	return c
 }
 
@@ -139,6 +148,7 @@ func (m *Machine) Close(c *Conn) {
 	}
 	c.closed = true
 	m.counts.conns[c.dialect]--
+	m.silent.closed(c)
 	m.dropWaits(c)
 	m.unwatch(c)
 	m.unclaim(c)
@@ -213,6 +223,11 @@ func (m *Machine) audit() {
 	invariants.Check(m.admission.granted == granted && m.admission.active == active, "the room that was granted is counted")
 	invariants.Check(m.admission.out == out, "the replies that are not sent are counted")
 	invariants.Check(m.admission.waits == waiting, "waits, watches and claims are counted")
+	beyond := 0
+	for _, h := range m.silent.byHost {
+		beyond += h.beyond()
+	}
+	invariants.Check(m.silent.beyond == beyond, "silent connections are counted")
 	invariants.Check(m.waits.n == waits && m.run.users == users, "waits and users are counted")
 	invariants.Check((m.waits.n == 0) == (m.waits.all.First() == nil), "the list of all waits holds them")
 	invariants.Check(m.table.Len() >= 0 && m.table.Bytes() >= 0 && m.queues.bytes >= 0, "no sum is negative")

@@ -114,8 +114,16 @@ func (l *loop) join(c *loopConn) bool {
 	return true
 }
 
-// pauseAccepting waits for descriptors to become free instead of asking for one again and again.
+// pauseAccepting waits for descriptors to become free instead of asking for one again and again. Connections that have sent nothing make
+// room.
 func (l *loop) pauseAccepting(err error) {
+	l.enter()
+	for range acceptsPerTurn {
+		if !l.core.Machine.DropSilent() {
+			break
+		}
+	}
+	l.leave()
 	_ = unix.EpollCtl(l.poll, unix.EPOLL_CTL_DEL, l.acceptor.fd, nil)
 	l.acceptor.again = l.turn.now + int64(retryPause)
 	if l.acceptor.starved {

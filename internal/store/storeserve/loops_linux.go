@@ -207,7 +207,7 @@ func (d *loops) checkGoneLocked() {
 // arriveLocked takes connections that were accepted, and returns those that are one too many.
 func (d *loops) arriveLocked(accepted []*loopConn) (refused []*loopConn) {
 	for _, c := range accepted {
-		if d.mu.open >= d.core.config.Conns {
+		if d.mu.open >= d.core.config.Conns && !d.core.Machine.DropSilent() {
 			d.core.refused(c.peer, tooManyConns(d.core.config.Conns))
 			refused = append(refused, c)
 			continue

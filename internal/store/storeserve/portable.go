@@ -75,6 +75,8 @@ func (d *goDriver) accept() {
 			return
 		}
 		// Out of descriptors, most likely: try again when some may be free.
+		events, _ := d.step(func() bool { return d.core.Machine.DropSilent() })
+		d.core.emit(events)
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 		timer := time.NewTimer(pause)
 		<-timer.C
@@ -91,7 +93,7 @@ func (d *goDriver) add(conn net.Conn) {
 		if d.mu.ended || d.mu.draining {
 			return false
 		}
-		if len(d.mu.conns) >= d.core.config.Conns {
+		if len(d.mu.conns) >= d.core.config.Conns && !d.core.Machine.DropSilent() {
 			d.core.refused(peer, tooManyConns(d.core.config.Conns))
 			return false
 		}
