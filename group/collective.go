@@ -5,6 +5,8 @@ package group
 
 import (
 	"context"
+	"errors"
+	"strconv"
 	"time"
 
 	"github.com/cohort-dist/cohort"
@@ -219,7 +221,7 @@ func (g *Group) argsOf(ctx context.Context) *collective.Group {
 //
 // The timeout is for all ranks together: when it has passed, the error names every rank that has not arrived, and its Rank is the
 // first of them. With [WaitAllRanks] rank 0 waits that long for each rank in turn, so that ranks that are only slow are not named.
-// A barrier that fails fails the group.
+// A barrier that fails fails the group. So does one that the deadline of rank 0's ctx ends: it names the ranks that had not arrived too.
 //
 // It corresponds to torch.distributed.monitored_barrier. It takes two sequence numbers, as there.
 func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
@@ -241,7 +243,9 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 	} else {
 		w.submitted.timeout = max(limit*time.Duration(2*g.size), limit+time.Hour)
 	}
-	w.steps.add(func(ctx context.Context) error {
+	w.steps.add(func(running context.Context) error {
+		running, end := g.untilDeadline(running, ctx)
+		defer end()
 		b := monitoredbarrier.Barrier{Mesh: g.mesh, Limit: limit, All: c.waitAll}
 		// On gloo's wire the slots are the bare sequence numbers, as PyTorch has it; on the native wire they are out of the way
 		// of user tags.
@@ -249,7 +253,43 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 			b.Report |= 1 << 62
 		}
 		b.Release = b.Report + 1
-		return b.Run(ctx)
+		return b.Run(running)
 	})
-	return g.post(ctx, w, 2).Wait(ctx)
+	return g.waitMonitored(ctx, g.post(ctx, w, 2))
+}
+
+// monitoredGrace is how long rank 0 waits after the deadline of its context for the barrier to say who is missing.
+const monitoredGrace = time.Second
+
+// untilDeadline limits a monitored barrier on rank 0 by the deadline of the caller's context, so that it names the ranks that are missing.
+func (g *Group) untilDeadline(running, caller context.Context) (context.Context, context.CancelFunc) {
+	if at, ok := caller.Deadline(); ok && g.rank == 0 {
+		return context.WithDeadline(running, at)
+	}
+	return running, func() {}
+}
+
+// waitMonitored is Work.Wait for a monitored barrier.
+func (g *Group) waitMonitored(ctx context.Context, w *Work) error {
+	err := w.Wait(ctx)
+	if w.Completed() {
+		return err
+	}
+	if g.rank == 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		grace := time.NewTimer(monitoredGrace)
+		defer grace.Stop()
+		failpoint.At("group.monitored.grace")
+		select {
+		case <-w.Done():
+			return w.Err()
+		case <-grace.C:
+		}
+	}
+	e := cohort.Ended(ctx, "group: monitored_barrier")
+	others := ", and not all others had"
+	if g.rank != 0 {
+		others = ", and rank 0, which can name those that had not, did not release it"
+	}
+	e.Detail = "rank " + strconv.Itoa(int(g.rank)) + " reached the barrier" + others
+	return e
 }

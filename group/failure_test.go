@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -328,6 +329,37 @@ func TestMonitoredBarrierNamesTheLate(t *testing.T) {
 				t.Error("rank 2 passed")
 			}
 		})
+	}
+}
+
+// TestMonitoredBarrierNamesTheLateAtADeadline: the deadline of the context ends the barrier as its own limit does.
+func TestMonitoredBarrierNamesTheLateAtADeadline(t *testing.T) {
+	t.Parallel()
+	for _, transport := range transports {
+		for _, opts := range [][]OpOption{nil, {WaitAllRanks()}} {
+			t.Run(fmt.Sprintf("%s, %d options", transport, len(opts)), func(t *testing.T) {
+				t.Parallel()
+				groups := newWorld(t, 4, WithTransport(transport))
+				ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+				defer cancel()
+				errs := make([]error, 4)
+				_ = each(3, func(i int) error {
+					r := []int{0, 2, 3}[i]
+					errs[r] = groups[r].MonitoredBarrier(ctx, opts...)
+					return nil
+				})
+				e := asError(errs[0])
+				if e == nil || e.Code != cohort.DeadlineExceeded || e.Rank != 1 || !strings.Contains(e.Error(), "monitored_barrier") ||
+					!strings.Contains(e.Error(), "rank 1 had not reached the barrier; ranks 2 and 3 had") {
+					t.Errorf("rank 0: %v", errs[0])
+				}
+				for _, r := range []int{2, 3} {
+					if errs[r] == nil || !strings.Contains(errs[r].Error(), "monitored_barrier") {
+						t.Errorf("rank %d: %v", r, errs[r])
+					}
+				}
+			})
+		}
 	}
 }
 

@@ -115,8 +115,9 @@ func (b *Barrier) lead(ctx context.Context) error {
 		case err == nil:
 			came = append(came, r)
 		case ctx.Err() != nil:
+			e := ended(ctx, ops)
 			b.giveUp(ctx, ops, err)
-			return cohort.FromContext(ctx, opName)
+			return e
 		default:
 			late = append(late, r)
 			if ops[r].Completed() && lost == nil {
@@ -147,6 +148,26 @@ func (b *Barrier) failed(late, came []int, lost error) error {
 	}
 	if len(came) > 0 {
 		e.Detail += "; " + ranklist.Words(came) + " did"
+	}
+	return e
+}
+
+// ended is the error of a barrier that ended with ctx. It names the ranks that had not come.
+func ended(ctx context.Context, ops []transport.Op) error {
+	var late, came []int
+	for r := 1; r < len(ops); r++ {
+		if ops[r].Completed() && ops[r].State.Err == nil {
+			came = append(came, r)
+		} else {
+			late = append(late, r)
+		}
+	}
+	e := cohort.Ended(ctx, opName)
+	if len(late) > 0 {
+		e.Rank, e.Detail = cohort.Rank(late[0]), ranklist.Words(late)+" had not reached the barrier"
+	}
+	if len(late) > 0 && len(came) > 0 {
+		e.Detail += "; " + ranklist.Words(came) + " had"
 	}
 	return e
 }

@@ -6,6 +6,7 @@ package monitoredbarrier
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -79,6 +80,12 @@ func TestNamesTheLate(t *testing.T) {
 	}
 }
 
+// names reports whether err names a rank.
+func names(err error, rank int) bool {
+	e, ok := errors.AsType[*cohort.Error](err)
+	return ok && int(e.Rank) == rank
+}
+
 // TestCancelled: a context that ends takes every rank out of the barrier, whichever rank is missing, and leaves nothing posted.
 func TestCancelled(t *testing.T) {
 	for missing := range 3 {
@@ -89,6 +96,10 @@ func TestCancelled(t *testing.T) {
 			for r, err := range errs {
 				if r != missing && (!errors.Is(err, context.DeadlineExceeded) || took[r] != time.Second) {
 					t.Errorf("without rank %d: rank %d after %v: %v", missing, r, took[r], err)
+				}
+				want := fmt.Sprintf("rank %d had not reached the barrier; rank %d had", missing, 3-missing)
+				if r == 0 && missing != 0 && (!strings.Contains(err.Error(), want) || !names(err, missing)) {
+					t.Errorf("rank 0 does not name rank %d: %v", missing, err)
 				}
 			}
 		})
