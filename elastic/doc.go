@@ -6,6 +6,19 @@
 // (torch.distributed._reconfigure), and so can Go ([github.com/cohort-dist/cohort/group.Group.Reconfigure]). What PyTorch
 // lacks is something that decides on the list of members.
 //
+// A member's loop asks for the group of the present round, trains with it until that ends, and asks again:
+//
+//	m, err := elastic.Join(ctx, s)
+//	defer m.Close()
+//	for {
+//		g, err := m.Group(ctx, s) // waits; its rank and size are those of this round
+//		if err != nil {
+//			return err // the job has ended
+//		}
+//		// Take over the state of the member that is furthest, then train with g. When an operation fails, or m.Over says so: continue.
+//		return m.Done(ctx) // after the last step
+//	}
+//
 // A [Coordinator] runs in one process, over any store that the members can reach, preferably in the process that hosts the
 // store. A [Member] asks it for rounds. A round is a uuid and a list of handles:
 //

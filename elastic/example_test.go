@@ -30,6 +30,41 @@ func Example() {
 			return err
 		}
 		defer func() { _ = m.Close() }()
+		for {
+			g, err := m.Group(ctx, s) // a spare waits here
+			if err != nil {
+				return err // the job has ended
+			}
+			// Take over the state of the member that is furthest, then train. When an operation fails, or m.Over says so, ask again.
+			if err = g.Barrier(ctx).Wait(ctx); err != nil {
+				continue
+			}
+			return m.Done(ctx)
+		}
+	}
+	for range 3 {
+		all.Go(func() { _ = process() })
+	}
+	all.Wait()
+	// Output: coordinator: <nil>
+}
+
+// A program that makes its groups itself, from what the rounds say.
+func ExampleMember_Next() {
+	ctx := context.Background()
+	s := store.NewMemory() // in a real job a TCP store
+	defer func() { _ = s.Close() }()
+
+	var all sync.WaitGroup
+	coordinator, _ := elastic.New(s, 2, 2)
+	all.Go(func() { fmt.Println("coordinator:", coordinator.Run(ctx)) })
+
+	process := func() error {
+		m, err := elastic.Join(ctx, s)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = m.Close() }()
 		g, err := group.New(ctx, s, cohort.Rank(m.ID()), int(m.ID())+1, group.WithReconfigure())
 		if err != nil {
 			return err

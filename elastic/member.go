@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -32,6 +33,7 @@ type Member struct {
 	round  atomic.Int64  // the last one, -1 before the first
 	end    context.CancelFunc
 	beats  sync.WaitGroup
+	group  *group.Group // the present one; nil before the first call of Group
 }
 
 // Join announces this process as a member. From then on it gives signs of life to the [Coordinator], until
@@ -72,13 +74,15 @@ func (m *Member) beat(ctx context.Context, every time.Duration) {
 	}
 }
 
-// ID returns the member's ID. Use it as the rank for group.New, so that handles differ.
+// ID returns the member's ID. [Member.Group] uses it as the rank for [group.New], so that handles differ; so does a program that calls that
+// itself.
 func (m *Member) ID() ID { return m.id }
 
 // String names the member.
 func (m *Member) String() string { return "elastic.Member(" + m.id.String() + ")" }
 
-// Next asks for the round that this process takes part in, and waits for it; a spare waits until it is needed. handle is
+// Next asks for the round that this process takes part in, and waits for it; a spare waits until it is needed. [Member.Group] does that and
+// makes the group. handle is
 // the present one of its group. Call it at the start, after an operation or a reconfiguration has failed, and when
 // [Member.Over] reports true.
 //
@@ -199,9 +203,13 @@ func (m *Member) Over(ctx context.Context) (bool, error) {
 	return over, nil
 }
 
-// Close ends the heartbeats. A member that has not called [Member.Done] is then declared dead.
+// Close ends the heartbeats, and closes the group that [Member.Group] has made. A member that has not called [Member.Done] is then
+// declared dead.
 func (m *Member) Close() error {
 	m.end()
 	m.beats.Wait()
-	return nil
+	if m.group == nil {
+		return nil
+	}
+	return m.group.Close()
 }
