@@ -84,6 +84,8 @@ func New(ctx context.Context, cfg Config) (*Job, error) {
 		_ = client.Close()
 		return nil, unavailable("a folder for this run", err)
 	}
+	client.Hold(j.run.Alive())
+	SweepDead(cfg.LogDir, j.screen.logf) // their processes may have the ports and the GPUs
 	j.board.change(func(s *Status) {
 		s.Program, s.Started, s.MaxRestarts = cfg.Roles[0].Program[0], cfg.Started, cfg.MaxRestarts
 	})

@@ -20,6 +20,9 @@ import (
 //go:embed shim/sitecustomize.py
 var shimSource []byte
 
+// temporaryPrefix begins the names of temporary folders.
+const temporaryPrefix = "cohort_run_"
+
 // Options say what a folder is for.
 type Options struct {
 	// Base is the folder of log files; "": a temporary one. With the null device nothing is kept, and there are no error files, as with
@@ -44,6 +47,7 @@ type Dir struct {
 
 	passing []string // what to remove at the end
 	null    bool     // no files are wanted
+	alive   *os.File // locked, or nil
 }
 
 // New makes the folder.
@@ -54,7 +58,7 @@ func New(o Options) (*Dir, error) {
 	}
 	d.Temporary = base == "" && !o.Keep
 	if base == "" {
-		base = filepath.Join(temporary(), "cohort_run_"+random(10))
+		base = filepath.Join(temporary(), temporaryPrefix+random(10))
 	}
 	abs, err := filepath.Abs(base)
 	if err != nil {
@@ -77,6 +81,7 @@ func New(o Options) (*Dir, error) {
 		_ = d.Close() // what was not made cannot be removed either, and says no more
 		return nil, err
 	}
+	d.hold()
 	return d, nil
 }
 
@@ -174,6 +179,9 @@ func (d *Dir) Close() error {
 	var err error
 	for _, path := range d.passing {
 		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if d.alive != nil {
+		_ = d.alive.Close()
 	}
 	return err
 }

@@ -40,5 +40,8 @@ func (*Client) Sweep(bool) error { return os.ErrInvalid }
 // Remove names folders to remove at the end.
 func (*Client) Remove([]string) {}
 
+// Hold does nothing.
+func (*Client) Hold(string) {}
+
 // Close ends the supervisor.
 func (*Client) Close() error { return nil }

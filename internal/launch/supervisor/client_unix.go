@@ -169,6 +169,14 @@ func (s *Client) Remove(folders []string) {
 	_ = s.request(request{Remove: &removeRequest{convert[[]byte](folders)}})
 }
 
+// Hold has the supervisor lock the file that says that the run lives, so that no other launcher takes it for dead while the supervisor
+// removes what is left of it.
+func (s *Client) Hold(file string) {
+	if file != "" {
+		_ = s.request(request{Hold: &holdRequest{[]byte(file)}})
+	}
+}
+
 func (s *Client) request(r request, files ...*os.File) error {
 	body, err := json.Marshal(r)
 	if err != nil {

@@ -78,6 +78,8 @@ type request struct {
 	Sweep *sweepRequest  `json:"sweep,omitempty"`
 	// Remove names folders to remove at the end.
 	Remove *removeRequest `json:"remove,omitempty"`
+	// Hold names the file that the supervisor locks for as long as it lives.
+	Hold *holdRequest `json:"hold,omitempty"`
 }
 
 // startRequest has the texts of a [Command] as bytes: names of files and variables need not be text, and JSON would replace what is
@@ -113,6 +115,10 @@ type signalRequest struct {
 
 type removeRequest struct {
 	Folders [][]byte `json:"folders"`
+}
+
+type holdRequest struct {
+	File []byte `json:"file"`
 }
 
 type sweepRequest struct {

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/launch/program"
+	"github.com/cohort-dist/cohort/internal/launch/rundir"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -94,6 +96,7 @@ type server struct {
 	ids     map[int]int // and the other way round
 	environ []string
 	folders []string // to remove at the end
+	held    io.Closer
 	begun   time.Time
 }
 
@@ -196,6 +199,10 @@ func (s *server) serve(d delivery) {
 		s.reply(Event{Swept: &swept{Killed: killed, Left: left}})
 	case d.Remove != nil:
 		s.folders = append(s.folders, convert[string](d.Remove.Folders)...)
+	case d.Hold != nil:
+		if held, err := rundir.Hold(string(d.Hold.File)); err == nil {
+			s.held = held // to the end of this process
+		}
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/jobdoc"
 	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/launch/agent"
 )
 
 func (a *app) psCommand() *cobra.Command {
@@ -30,9 +31,11 @@ func (a *app) psCommand() *cobra.Command {
 List the jobs on this host, no matter what started them, with a line for each rank that runs
 here: its store, its process, how often it was restarted, and what it is doing. JOB is
 the id or the store address of one of them, or the process id of one of its ranks. With
---json each job is one object; no line means that no job runs.`),
+--json each job is one object; no line means that no job runs. What a launcher that was
+killed together with its supervisor has left behind is removed first.`),
 		Args: command.Between(0, 1, "JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			agent.SweepDead("", func(format string, args ...any) { a.Note("cohort: " + fmt.Sprintf(format, args...)) })
 			found, err := jobs(cmd.Context(), args)
 			if errors.Is(err, cohort.NotFound) && len(args) == 0 {
 				return a.noJobs()
