@@ -58,6 +58,12 @@ type WorkerStatus struct {
 	Line string
 	// Printed is when it last printed something; zero: never.
 	Printed time.Time
+	// Section is the part of its program that it says it is in, and Entered since when; "" if it says nothing. See package
+	// observe/progress.
+	Section string
+	Entered time.Time
+	// Steps is how many steps it says it has done.
+	Steps uint64
 }
 
 // WorkerPhase is what a worker does.
@@ -98,7 +104,7 @@ func workersOf(workers []agent.WorkerStatus) []WorkerStatus {
 	for _, w := range workers {
 		all = append(all, WorkerStatus{
 			Rank: w.Rank, Phase: WorkerPhase(w.Phase), Since: w.Since, Words: w.Words, Line: w.Line,
-			Printed: w.Printed,
+			Printed: w.Printed, Section: w.Section, Entered: w.Entered, Steps: w.Steps,
 		})
 	}
 	return all

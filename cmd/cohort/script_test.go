@@ -28,7 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"cohort": main, "torchrun": main, "rpcrank": rpcRank})
+	testscript.Main(m, map[string]func(){"cohort": main, "torchrun": main, "rpcrank": rpcRank, "sayrank": sayRank})
 }
 
 // TestScripts runs the command as a user would; each file in testdata is one story.

@@ -68,6 +68,9 @@ func place(t *testing.T, torch *torchtest.Torch) string {
 			_ = os.Remove(dir)
 		})
 	}
+	if err := os.CopyFS(filepath.Join(dir, "cohort_dist"), os.DirFS("../../python/cohort_dist")); err != nil {
+		t.Fatal(err)
+	}
 	files, err := scripts.ReadDir("testdata")
 	if err != nil {
 		t.Fatal(err)

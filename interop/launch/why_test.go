@@ -30,7 +30,8 @@ var hangs = [][]struct{ kind, want string }{
 		{"newgroup", `^Rank 1 has not called new_group; it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`},
 		{
 			"missing",
-			`^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*; rank 0 waits( for \d+ s)?\.$`,
+			`^Rank 1 has not reached all_reduce \(hang\.py:49\); it is in load_batch \(hang\.py:28\).*, in section "load"( for \d+ s)?; ` +
+				`rank 0 waits( for \d+ s)?\.$`,
 		},
 		{"p2p", `^Rank 0 waits for a message from rank 1 \(hang\.py:58\), which is in load_batch \(hang\.py:28\) and sends none\.$`},
 		{

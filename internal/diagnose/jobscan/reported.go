@@ -21,6 +21,9 @@ func reported(proc string, pid int) verdict.Reported {
 	return r
 }
 
+// ReportedBy returns what a process on this host says of itself.
+func ReportedBy(pid int) verdict.Reported { return reported("/proc", pid) }
+
 // Reported returns what each rank of a job says of itself.
 func Reported(j Job) []verdict.Reported {
 	all := make([]verdict.Reported, len(j.Ranks))

@@ -59,6 +59,10 @@ type (
 		Line string
 		// Printed is when it last printed something; zero: never.
 		Printed time.Time
+		// Section is the part of its program that it says it is in, and Entered since when; Steps is how many steps it says it has done.
+		Section string
+		Entered time.Time
+		Steps   uint64
 		lines   [2]string // of its stdout and stderr
 		tails   [2]*joblog.Tail
 	}
@@ -134,7 +138,7 @@ func (j *Job) show(ctx context.Context) {
 			return
 		}
 		if time.Since(asked) > waitsEvery {
-			j.scanStoreWaits(ctx)
+			j.scanWorkers(ctx)
 			asked = time.Now()
 		}
 		j.screen.Show(j.board.snapshot())
@@ -142,8 +146,8 @@ func (j *Job) show(ctx context.Context) {
 	}
 }
 
-// scanStoreWaits asks the store which ranks wait.
-func (j *Job) scanStoreWaits(ctx context.Context) {
+// scanWorkers asks the store which ranks wait, and reads what the workers say of themselves.
+func (j *Job) scanWorkers(ctx context.Context) {
 	a := j.current.Load()
 	if a == nil {
 		return
@@ -154,13 +158,27 @@ func (j *Job) scanStoreWaits(ctx context.Context) {
 			ranks[pid] = int(w.rank)
 		}
 	}
+	said := map[cohort.Rank]verdict.Reported{}
+	for pid, rank := range ranks {
+		said[cohort.Rank(rank)] = jobscan.ReportedBy(pid)
+	}
 	found, _ := jobscan.StoreWaits(ctx, a.place.address(), ranks)
-	waits := oldestWaits(found, time.Now())
+	now := time.Now()
+	waits := oldestWaits(found, now)
 	j.board.change(func(s *Status) {
 		if s.Attempt == a.place.attempt {
 			s.Waits = waits
+			for i := range s.Ranks {
+				s.Ranks[i].reported(said[s.Ranks[i].Rank], now)
+			}
 		}
 	})
+}
+
+// reported takes what a worker says of itself.
+func (r *WorkerStatus) reported(said verdict.Reported, now time.Time) {
+	r.Section, r.Steps = said.Section, said.Steps
+	r.Entered = now.Add(-said.SectionAge)
 }
 
 // oldestWaits returns, for each rank that waits for longer than minWaitAge, the wait that is the oldest.
@@ -195,7 +213,7 @@ func (a *attempt) publishStart() {
 // publishEnd shows on the board how a worker has ended.
 func (a *attempt) publishEnd(w *worker) {
 	a.job.board.rank(w.local, func(r *WorkerStatus) {
-		r.Phase, r.Since, r.Words, r.Line = WorkerDone, w.ended, w.cause.Words, ""
+		r.Phase, r.Since, r.Words, r.Line, r.Section, r.Steps = WorkerDone, w.ended, w.cause.Words, "", "", 0
 		if w.exit == nil || w.exit.Code != 0 {
 			r.Phase = WorkerFailed
 		}

@@ -21,7 +21,7 @@ func (a *attempt) shareStatus(ctx context.Context) {
 		select {
 		case <-tick.C:
 			if a.job.screen.Show == nil && time.Since(asked) > waitsEvery { // else show does
-				a.job.scanStoreWaits(ctx)
+				a.job.scanWorkers(ctx)
 				asked = time.Now()
 			}
 		case <-ctx.Done():
@@ -47,7 +47,10 @@ func (s Status) shown(now time.Time) nodecoord.Shown {
 		r.refresh()
 		to := nodecoord.ShownRank{
 			Rank: r.Rank, Phase: int(r.Phase), Age: now.Sub(r.Since), Quiet: -1, Words: shortened(r.Words),
-			Line: shortened(r.Line),
+			Line: shortened(r.Line), Section: shortened(r.Section), Steps: r.Steps,
+		}
+		if r.Section != "" {
+			to.Entered = max(0, now.Sub(r.Entered))
 		}
 		if !r.Printed.IsZero() {
 			to.Quiet = max(0, now.Sub(r.Printed))
@@ -93,7 +96,10 @@ func (b *board) others(m *nodecoord.View, now time.Time) {
 				continue
 			}
 			for _, r := range n.Ranks {
-				to := WorkerStatus{Rank: r.Rank, Phase: WorkerPhase(r.Phase), Since: now.Add(-r.Age), Words: r.Words, Line: r.Line}
+				to := WorkerStatus{
+					Rank: r.Rank, Phase: WorkerPhase(r.Phase), Since: now.Add(-r.Age), Words: r.Words, Line: r.Line,
+					Section: r.Section, Entered: now.Add(-r.Entered), Steps: r.Steps,
+				}
 				if r.Quiet >= 0 {
 					to.Printed = now.Add(-r.Quiet)
 				}

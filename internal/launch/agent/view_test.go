@@ -39,7 +39,10 @@ func TestOthers(t *testing.T) {
 		tail := joblog.NewTail(100)
 		theirs := Status{
 			Attempt: 1, Node: 1, World: 2,
-			Ranks: []WorkerStatus{{Rank: 1, Phase: WorkerRunning, Since: time.Now().Add(-time.Minute), tails: [2]*joblog.Tail{tail}}},
+			Ranks: []WorkerStatus{{
+				Rank: 1, Phase: WorkerRunning, Since: time.Now().Add(-time.Minute), tails: [2]*joblog.Tail{tail},
+				Section: "load", Entered: time.Now().Add(-time.Second), Steps: 7,
+			}},
 		}
 		theirs.Waits = []StoreWait{{Rank: 1, Key: "k", Since: time.Now().Add(-time.Second)}}
 		shown := theirs.shown(time.Now())
@@ -52,6 +55,9 @@ func TestOthers(t *testing.T) {
 			got.Others[0].Since != time.Now().Add(59*time.Minute) || len(got.OtherWaits) != 1 ||
 			got.OtherWaits[0].Since != time.Now().Add(time.Hour-time.Second) {
 			t.Errorf("%+v", got)
+		}
+		if r := got.Others[0]; r.Section != "load" || r.Entered != time.Now().Add(time.Hour-time.Second) || r.Steps != 7 {
+			t.Errorf("what it says of itself: %+v", r)
 		}
 		b.change(func(s *Status) { s.Attempt = 2 })
 		b.others(&nodecoord.View{Nodes: []*nodecoord.Shown{&shown}}, time.Now())

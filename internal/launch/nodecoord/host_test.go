@@ -21,7 +21,10 @@ func TestViewIsBounded(t *testing.T) {
 	evil := strings.Repeat("\x1b[31m\x00<é", 100)
 	big := &Shown{Attempt: 3, Node: 7}
 	for rank := range cohort.Rank(MaxShown) {
-		big.Ranks = append(big.Ranks, ShownRank{Rank: rank, Phase: 4, Age: time.Hour, Words: evil[:MaxShownTexts/MaxShown]})
+		big.Ranks = append(big.Ranks, ShownRank{
+			Rank: rank, Phase: 4, Age: time.Hour, Words: evil[:MaxShownTexts/MaxShown/2], Section: evil[:MaxShownTexts/MaxShown/2],
+			Entered: 1<<63 - 1, Steps: 1<<64 - 1,
+		})
 		big.Waits = append(big.Waits, ShownWait{Rank: rank, Age: time.Hour})
 	}
 	view := bounded(repeat(big, 2*MaxRoster))

@@ -42,6 +42,10 @@ type (
 		Quiet time.Duration `json:"quiet"` // since it printed something; negative: it never did
 		Words string        `json:"words,omitempty"`
 		Line  string        `json:"line,omitempty"`
+		// Section, Entered and Steps are what the rank says of itself: where it is, for how long, and its steps.
+		Section string        `json:"section,omitempty"`
+		Entered time.Duration `json:"entered,omitempty"`
+		Steps   uint64        `json:"steps,omitempty"`
 	}
 	// ShownWait is a rank that waits for a key of the store.
 	ShownWait struct {
@@ -108,7 +112,7 @@ func bounded(all []*Shown) []*Shown {
 		ranks += len(m.Ranks)
 		bytes += 64
 		for _, r := range m.Ranks {
-			bytes += 128 + 6*(len(r.Words)+len(r.Line)) // JSON may write six bytes for one
+			bytes += 192 + 6*(len(r.Words)+len(r.Line)+len(r.Section)) // JSON may write six bytes for one
 		}
 		for _, w := range m.Waits {
 			bytes += 64 + 6*len(w.Key)

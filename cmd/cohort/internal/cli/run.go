@@ -244,7 +244,9 @@ func jobView(s launch.Status, now time.Time) tui.Job {
 	everywhere := slices.Concat(s.Ranks, s.Others)
 	slices.SortFunc(everywhere, func(a, b launch.WorkerStatus) int { return cmp.Compare(a.Rank, b.Rank) })
 	for _, r := range everywhere {
-		rank := tui.JobRank{Rank: int(r.Rank), Since: now.Sub(r.Since), Line: r.Line}
+		rank := tui.JobRank{
+			Rank: int(r.Rank), Since: now.Sub(r.Since), Line: r.Line, Section: r.Section, Entered: now.Sub(r.Entered), Steps: r.Steps,
+		}
 		if !r.Printed.IsZero() {
 			rank.Quiet = now.Sub(r.Printed)
 		}

@@ -46,6 +46,10 @@ type (
 		Since time.Duration
 		Quiet time.Duration // since it last printed something, 0: not known
 		Line  string        // a line that is not finished
+
+		Section string // what it says it is in, since Entered
+		Entered time.Duration
+		Steps   uint64 // that it says it has done
 	}
 )
 
@@ -149,11 +153,12 @@ func (j Job) groups() []group {
 		words string
 		kind  State
 		quiet bool
+		in    string
 	}
 	var order []key
 	members := map[key][]JobRank{}
 	for _, r := range j.Ranks {
-		k := key{r.Words, r.Kind, r.Quiet >= quietFrom && r.Kind == Playing}
+		k := key{r.Words, r.Kind, r.Quiet >= quietFrom && r.Kind == Playing, r.Section}
 		if members[k] == nil {
 			order = append(order, k)
 		}
@@ -175,9 +180,29 @@ func (j Job) groups() []group {
 		if k.quiet {
 			text += ", silent for " + Age(quiet)
 		}
+		text += reported(members[k])
 		all[i] = group{text, k.kind}
 	}
 	return all
+}
+
+// reported is what ranks in one section say of themselves, in the time of the one that has been there longest.
+func reported(ranks []JobRank) string {
+	text := ""
+	longest, first, last := ranks[0].Entered, ranks[0].Steps, ranks[0].Steps
+	for _, r := range ranks {
+		longest, first, last = max(longest, r.Entered), min(first, r.Steps), max(last, r.Steps)
+	}
+	if section := ranks[0].Section; section != "" {
+		text = ", in section " + strconv.Quote(section) + " for " + Age(longest)
+	}
+	switch {
+	case last == 0:
+		return text
+	case first == last:
+		return fmt.Sprintf("%s, step %d", text, first)
+	}
+	return fmt.Sprintf("%s, steps %d-%d", text, first, last)
 }
 
 // singular makes "run" of several "runs" of one.

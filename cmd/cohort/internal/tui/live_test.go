@@ -127,6 +127,8 @@ func someJob() Job {
 			{Rank: 3, Words: "exited with code 0", Kind: Done, Since: 2 * time.Second},
 			{Rank: 4, Words: "raised ValueError: \x1b[2Jbad", Kind: Failed, Since: 100 * time.Millisecond},
 			{Rank: 5, Words: "start", Kind: Ahead, Since: 20 * time.Millisecond},
+			{Rank: 6, Words: "run", Kind: Playing, Since: 9 * time.Second, Section: "load\x1b", Entered: 4 * time.Second, Steps: 120},
+			{Rank: 7, Words: "run", Kind: Playing, Since: 9 * time.Second, Section: "load\x1b", Entered: 3 * time.Second, Steps: 121},
 		},
 		Unknown: 2, Waiting: []int{0, 2}, WaitingFor: 12 * time.Second, WaitingKey: "default_pg/0//cpu//0/1",
 	}
