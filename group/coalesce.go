@@ -54,6 +54,9 @@ const BroadcastBucket = 250 << 20
 //
 // It corresponds to torch.distributed._broadcast_coalesced, which DistributedDataParallel starts with.
 func (g *Group) BroadcastCoalesced(ctx context.Context, ts []*tensor.Tensor, bucket int, root cohort.Rank, opts ...OpOption) error {
+	if g == nil {
+		return errNil
+	}
 	const name, inFlight = "group: broadcast_coalesced", 2
 	if err := g.args.CheckRoot(name, root); err != nil {
 		return err

@@ -33,6 +33,9 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, op
 //
 // It corresponds to torch.distributed.all_reduce of a torch.sparse_coo tensor.
 func (g *Group) AllReduceSparse(ctx context.Context, s *tensor.Sparse, op ReduceOp, opts ...OpOption) *Work {
+	if g == nil {
+		return refused(errNil)
+	}
 	w := g.newWork(OpAllReduce, opts)
 	sum, err := g.argsOf(ctx).AllReduceSparse(&w.call, s, reduce.Op(op))
 	if err != nil {
@@ -92,6 +95,9 @@ func (g *Group) AllGather(ctx context.Context, outs []*tensor.Tensor, in *tensor
 //
 // It corresponds to torch.distributed.all_gather_into_tensor.
 func (g *Group) AllGatherInto(ctx context.Context, out, in *tensor.Tensor, opts ...OpOption) *Work {
+	if g == nil {
+		return refused(errNil)
+	}
 	return g.allGatherInto(ctx, OpAllGatherInto, out, in, opts)
 }
 
@@ -155,12 +161,15 @@ func (g *Group) AllToAllInto(ctx context.Context, out, in *tensor.Tensor, outSpl
 // Barrier ends when all ranks have reached it. It corresponds to torch.distributed.barrier.
 func (g *Group) Barrier(ctx context.Context, opts ...OpOption) *Work {
 	w := g.newWork(OpBarrier, opts)
-	g.args.Barrier(&w.call)
+	g.argsOf(ctx).Barrier(&w.call)
 	return g.run(ctx, w, nil)
 }
 
 // run posts a collective whose arguments are well, and ends one whose arguments are not.
 func (g *Group) run(ctx context.Context, w *Work, err error) *Work {
+	if g == nil {
+		return w.complete(errNil)
+	}
 	if err != nil {
 		return g.refuse(ctx, w, err)
 	}
@@ -207,6 +216,9 @@ func (g *Group) newWork(op OpType, opts []OpOption) *Work {
 
 // argsOf returns what a request depends on. Where it may have to ask what the PyTorch ranks can do, it does so until ctx ends.
 func (g *Group) argsOf(ctx context.Context) *collective.Group {
+	if g == nil {
+		return &noArgs
+	}
 	if g.formed.Narrow == nil {
 		return &g.args
 	}
@@ -225,6 +237,9 @@ func (g *Group) argsOf(ctx context.Context) *collective.Group {
 //
 // It corresponds to torch.distributed.monitored_barrier. It takes two sequence numbers, as there.
 func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
+	if g == nil {
+		return errNil
+	}
 	var c opConfig
 	for _, o := range opts {
 		if o != nil {

@@ -80,19 +80,42 @@ func (l *lifetime) begin() {
 }
 
 // Name returns the group's name. It corresponds to ProcessGroup.group_name.
-func (g *Group) Name() string { return g.name }
+func (g *Group) Name() string {
+	if g == nil {
+		return ""
+	}
+	return g.name
+}
 
 // Description returns the text given with [WithDescription].
-func (g *Group) Description() string { return g.description }
+func (g *Group) Description() string {
+	if g == nil {
+		return ""
+	}
+	return g.description
+}
 
 // Rank returns this process's rank in the group.
-func (g *Group) Rank() cohort.Rank { return g.rank }
+func (g *Group) Rank() cohort.Rank {
+	if g == nil {
+		return cohort.NoRank
+	}
+	return g.rank
+}
 
 // Size returns the number of ranks in the group.
-func (g *Group) Size() int { return g.size }
+func (g *Group) Size() int {
+	if g == nil {
+		return 0
+	}
+	return g.size
+}
 
 // Transport returns how the group exchanges data.
 func (g *Group) Transport() Transport {
+	if g == nil {
+		return ""
+	}
 	if g.formed == nil { // a zero Group can be printed
 		return ""
 	}
@@ -102,6 +125,9 @@ func (g *Group) Transport() Transport {
 // GlobalRank translates a group rank into the rank of the world, [cohort.NoRank] if there is none. Ranks in this package are
 // group ranks; PyTorch's Python API takes global ranks. It corresponds to torch.distributed.get_global_rank.
 func (g *Group) GlobalRank(groupRank cohort.Rank) cohort.Rank {
+	if g == nil {
+		return cohort.NoRank
+	}
 	if groupRank < 0 || int(groupRank) >= g.size {
 		return cohort.NoRank
 	}
@@ -111,11 +137,19 @@ func (g *Group) GlobalRank(groupRank cohort.Rank) cohort.Rank {
 // GroupRank translates a rank of the world into the group's rank, [cohort.NoRank] for a rank that is not a member. It
 // corresponds to torch.distributed.get_group_rank.
 func (g *Group) GroupRank(globalRank cohort.Rank) cohort.Rank {
+	if g == nil {
+		return cohort.NoRank
+	}
 	return cohort.Rank(slices.Index(g.globals, int(globalRank)))
 }
 
 // GlobalRanks returns the world ranks of the members. It corresponds to torch.distributed.get_process_group_ranks.
-func (g *Group) GlobalRanks() []cohort.Rank { return ranksOf(g.globals) }
+func (g *Group) GlobalRanks() []cohort.Rank {
+	if g == nil {
+		return nil
+	}
+	return ranksOf(g.globals)
+}
 
 func ranksOf(numbers []int) []cohort.Rank {
 	ranks := make([]cohort.Rank, len(numbers))
@@ -127,6 +161,9 @@ func ranksOf(numbers []int) []cohort.Rank {
 
 // Timeout returns the timeout of operations without their own.
 func (g *Group) Timeout() time.Duration {
+	if g == nil {
+		return 0
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.mu.timeout
@@ -135,6 +172,9 @@ func (g *Group) Timeout() time.Duration {
 // SetTimeout changes the timeout of operations that are posted later. It corresponds to
 // torch.distributed.distributed_c10d._set_pg_timeout.
 func (g *Group) SetTimeout(d time.Duration) {
+	if g == nil {
+		return
+	}
 	failpoint.At("group.set_timeout")
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -145,6 +185,9 @@ func (g *Group) SetTimeout(d time.Duration) {
 
 // Err returns why the group has failed, or nil if it has not.
 func (g *Group) Err() error {
+	if g == nil {
+		return errNil
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.mu.failure
@@ -152,6 +195,9 @@ func (g *Group) Err() error {
 
 // Seq returns the number of collectives that this rank has posted.
 func (g *Group) Seq() uint64 {
+	if g == nil {
+		return 0
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return uint64(g.mu.sched.Sequence())
@@ -159,7 +205,12 @@ func (g *Group) Seq() uint64 {
 
 // Trace returns the flight recorder's dump: the last operations of this group with their state and times, as JSON for
 // "cohort trace". It corresponds to torch._C._distributed_c10d._dump_nccl_trace_json.
-func (g *Group) Trace() ([]byte, error) { return g.trace("asked") }
+func (g *Group) Trace() ([]byte, error) {
+	if g == nil {
+		return nil, errNil
+	}
+	return g.trace("asked")
+}
 
 func (g *Group) trace(reason string) ([]byte, error) {
 	return json.MarshalIndent(flightrec.NewDump(time.Now(), reason, g.snapshot()), "", " ")
@@ -183,6 +234,9 @@ func (g *Group) snapshot() flightrec.Group {
 //
 // It corresponds to torch.distributed.destroy_process_group.
 func (g *Group) Close() error {
+	if g == nil {
+		return errNil
+	}
 	failpoint.At("group.close")
 	closing := cohort.New("group "+g.name, cohort.Closed, "the group was closed")
 	g.mu.Lock()

@@ -34,6 +34,9 @@ type Mesh struct {
 //
 // It corresponds to torch.distributed.device_mesh.init_device_mesh("cpu", ...): PyTorch ranks of one world can call that.
 func (g *Group) NewMesh(ctx context.Context, axes []Axis, opts ...Option) (*Mesh, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	const op = "group: new mesh"
 	if g.size != len(g.lineage.family.world) {
 		return nil, cohort.New(op, cohort.InvalidArgument, "a mesh is made of the group of the whole world")

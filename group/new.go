@@ -160,6 +160,9 @@ func (g *Group) start(p *plan) bool {
 // has one with room for it, else on the heap. The garbage collector does not look after the segment: release the storage of
 // a tensor that is not needed any more, or its room stays taken until the group is closed.
 func (g *Group) NewTensor(dt tensor.DType, shape ...int) (*tensor.Tensor, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	arena, ok := g.engine.(interface {
 		Alloc(n int) (*tensor.Storage, error)
 	})

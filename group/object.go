@@ -65,6 +65,9 @@ func (p *parted) total(from cohort.Rank, sizes ...int64) (int, error) {
 // BroadcastObjects sends the objects of rank root to all ranks. objects has the same length everywhere; the content is
 // replaced on the other ranks. It corresponds to torch.distributed.broadcast_object_list.
 func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root cohort.Rank, opts ...OpOption) error {
+	if g == nil {
+		return errNil
+	}
 	p := parted{Group: g, name: "group: broadcast_object_list", left: 2}
 	if err := g.args.CheckRoot(p.name, root); err != nil {
 		return err
@@ -120,6 +123,9 @@ func (p *parted) exchangeSizes(ctx context.Context, own int, opts []OpOption) ([
 
 // AllGatherObject collects the objects of all ranks. It corresponds to torch.distributed.all_gather_object.
 func (g *Group) AllGatherObject(ctx context.Context, object []byte, opts ...OpOption) ([][]byte, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	p := parted{Group: g, name: "group: all_gather_object", left: 2}
 	sizes, largest, err := p.exchangeSizes(ctx, len(object), opts)
 	if err != nil {
@@ -139,6 +145,9 @@ func (g *Group) AllGatherObject(ctx context.Context, object []byte, opts ...OpOp
 // GatherObject collects the objects of all ranks at rank root; other ranks get nil. It corresponds to
 // torch.distributed.gather_object.
 func (g *Group) GatherObject(ctx context.Context, object []byte, root cohort.Rank, opts ...OpOption) ([][]byte, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	p := parted{Group: g, name: "group: gather_object", left: 2}
 	if err := g.args.CheckRoot(p.name, root); err != nil {
 		return nil, err
@@ -166,6 +175,9 @@ func (g *Group) GatherObject(ctx context.Context, object []byte, root cohort.Ran
 // ScatterObjects sends objects[i] of rank root to rank i and returns this rank's object; other ranks pass nil. It
 // corresponds to torch.distributed.scatter_object_list.
 func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root cohort.Rank, opts ...OpOption) ([]byte, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	p := parted{Group: g, name: "group: scatter_object_list", left: 3}
 	if err := g.args.CheckRoot(p.name, root); err != nil {
 		return nil, err
@@ -215,6 +227,9 @@ func (g *Group) ScatterObjects(ctx context.Context, objects [][]byte, root cohor
 //
 // It corresponds to torch.distributed.send_object_list.
 func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to cohort.Rank, opts ...OpOption) error {
+	if g == nil {
+		return errNil
+	}
 	p := parted{Group: g, name: "group: send_object_list", left: 2}
 	if len(objects) == 0 {
 		return cohort.New(p.name, cohort.InvalidArgument, "no objects")
@@ -239,6 +254,9 @@ func (g *Group) SendObjects(ctx context.Context, objects [][]byte, to cohort.Ran
 //
 // It corresponds to torch.distributed.recv_object_list.
 func (g *Group) RecvObjects(ctx context.Context, objects [][]byte, from cohort.Rank, opts ...OpOption) (cohort.Rank, error) {
+	if g == nil {
+		return cohort.NoRank, errNil
+	}
 	p := parted{Group: g, name: "group: recv_object_list", left: 2}
 	if len(objects) == 0 {
 		return cohort.NoRank, cohort.New(p.name, cohort.InvalidArgument, "no objects")

@@ -80,6 +80,9 @@ func opName(w *Work) string {
 
 // String names the group, its transport and its state: "group 0: rank 2 of 4 over shm, 17 collectives".
 func (g *Group) String() string {
+	if g == nil {
+		return "nil group"
+	}
 	text := "group " + g.name + ": rank " + g.rank.String() + " of " + strconv.Itoa(g.size) + " over " + string(g.Transport()) + ", " +
 		strconv.FormatUint(g.Seq(), 10) + " collectives"
 	if err := g.Err(); err != nil {

@@ -23,6 +23,9 @@ const MaxTag = 1<<31 - 1
 //
 // It corresponds to torch.distributed.isend.
 func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to cohort.Rank, tag int, opts ...OpOption) *Work {
+	if g == nil {
+		return refused(errNil)
+	}
 	w, buf, err := g.messageWork(OpSend, t, to, tag, opts)
 	if err != nil {
 		return failed(OpSend, err)
@@ -45,6 +48,9 @@ func (g *Group) Send(ctx context.Context, t *tensor.Tensor, to cohort.Rank, tag 
 //
 // It corresponds to torch.distributed.irecv.
 func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, from cohort.Rank, tag int, opts ...OpOption) *Work {
+	if g == nil {
+		return refused(errNil)
+	}
 	return g.receive(ctx, OpRecv, t, from, tag, opts)
 }
 
@@ -52,6 +58,9 @@ func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, from cohort.Rank, ta
 //
 // It corresponds to torch.distributed.irecv with src=None.
 func (g *Group) RecvAny(ctx context.Context, t *tensor.Tensor, tag int, opts ...OpOption) *Work {
+	if g == nil {
+		return refused(errNil)
+	}
 	return g.receive(ctx, OpRecvAny, t, transport.AnyPeer, tag, opts)
 }
 
@@ -224,6 +233,9 @@ func (o P2POp) String() string {
 
 // Batch posts several messages; a mistake in any of them posts none. It corresponds to torch.distributed.batch_isend_irecv.
 func (g *Group) Batch(ctx context.Context, ops []P2POp, opts ...OpOption) []*Work {
+	if g == nil {
+		return []*Work{refused(errNil)}
+	}
 	works := make([]*Work, len(ops))
 	for i, op := range ops {
 		var err error

@@ -29,6 +29,9 @@ type membership struct {
 //
 // It corresponds to torch.distributed._get_reconfigure_handle.
 func (g *Group) Handle() string {
+	if g == nil {
+		return ""
+	}
 	if g.lineage.membership == nil {
 		return ""
 	}
@@ -77,6 +80,9 @@ var errUnconnected = cohort.New("group", cohort.Aborted,
 // Members may be Go and PyTorch processes, and the transport is chosen anew each time, as in [New]. It corresponds to
 // torch.distributed._reconfigure of PyTorch 2.14, which changes the group in place.
 func (g *Group) Reconfigure(ctx context.Context, uuid int64, handles []string) (*Group, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	const op = "group: reconfigure"
 	rank, err := g.placeIn(op, uuid, handles)
 	if err != nil {

@@ -16,6 +16,9 @@ import (
 //
 // It corresponds to torch.distributed's _coalescing_manager(async_ops=True), which takes the first operator for all of them.
 func (g *Group) Coalesce(ctx context.Context, fill func(c *Coalescer), opts ...OpOption) *Work {
+	if g == nil {
+		return refused(errNil)
+	}
 	c := &Coalescer{kind: OpUnknown}
 	if fill != nil {
 		fill(c)

@@ -28,6 +28,9 @@ import (
 // that a name was used before, or for another list, and then reads the addresses of that group: every list with PyTorch ranks needs a
 // name of its own, and one without a name is named after its ranks.
 func (g *Group) Split(ctx context.Context, lists [][]cohort.Rank, opts ...Option) (*Group, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	const op = "group: split"
 	ranks, err := g.ownList(op, lists)
 	if err != nil {
@@ -127,6 +130,9 @@ func (f *family) listedLocked() int {
 // It corresponds to ProcessGroup.merge_remote_group, which gloo has in PyTorch 2.11 and newer. What the PyTorch ranks of the other
 // groups are is found out from the store as in [New]; see [WithPeers].
 func (g *Group) Merge(ctx context.Context, s store.Store, size int, opts ...Option) (*Group, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	const op = "group: merge"
 	if s == nil {
 		return nil, cohort.New(op, cohort.InvalidArgument, "no store")

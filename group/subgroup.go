@@ -108,6 +108,9 @@ func (f *family) children(g *Group) []*Group {
 //
 // It corresponds to torch.distributed.new_group.
 func (g *Group) NewGroup(ctx context.Context, ranks []cohort.Rank, opts ...Option) (*Group, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	const op = "group: new group"
 	c := newConfig(append(g.inherited(), opts...))
 	if err := c.check(op); err != nil {
@@ -192,6 +195,9 @@ func (g *Group) inherited() []Option {
 //
 // It corresponds to torch.distributed.new_subgroups.
 func (g *Group) NewSubgroups(ctx context.Context, size int, opts ...Option) (*Group, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	if size < 1 || g.size%size != 0 {
 		return nil, cohort.Newf("group: new subgroups", cohort.InvalidArgument, "%d ranks cannot be cut into groups of %d", g.size, size)
 	}
@@ -211,6 +217,9 @@ func (g *Group) NewSubgroups(ctx context.Context, size int, opts ...Option) (*Gr
 //
 // It corresponds to torch.distributed.new_subgroups_by_enumeration.
 func (g *Group) NewSubgroupsByEnumeration(ctx context.Context, lists [][]cohort.Rank, opts ...Option) (*Group, error) {
+	if g == nil {
+		return nil, errNil
+	}
 	if _, err := g.ownList("group: new subgroups", lists); err != nil {
 		return nil, err
 	}
