@@ -239,6 +239,70 @@ func TestWatchOfAClearedStore(t *testing.T) {
 	}
 }
 
+// TestClearEndsWatches: a watch does not outlive the store that it watches: a client that clears the store ends the watches of all clients,
+// its own too, with an error that says why. None of them goes on as if nothing had been between two changes, and a watch that is begun
+// again sees the new store.
+func TestClearEndsWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := &faultnet.Network{}
+		s := serveOn(t, network)
+		defer func() { _ = s.Close() }()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		clients, over := make([]*Client, 2), make([]chan error, 2)
+		for i := range clients {
+			c, err := Dial(ctx, "store:1", WithDialer(network.Dial))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := c.Set(ctx, "k", []byte("old")); err != nil {
+				t.Fatal(err)
+			}
+			ready := make(chan struct{})
+			clients[i], over[i] = c, make(chan error, 1)
+			go func() {
+				over[i] <- c.Watch(ctx, "k", func() { close(ready) }, func(ch Change) {
+					if !bytes.Equal(ch.New, []byte("old")) {
+						t.Errorf("client %d is told of %q after %q", i, ch.New, ch.Old)
+					}
+				})
+			}()
+			<-ready
+		}
+		id, _, err := clients[0].Hello(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := clients[0].Clear(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+		if err := clients[0].Set(ctx, "k", []byte("new")); err != nil {
+			t.Fatal(err)
+		}
+		for i := range clients {
+			if err := <-over[i]; !errors.Is(err, cohort.Replaced) {
+				t.Errorf("the watch of client %d: %v", i, err)
+			}
+		}
+		if _, _, err := clients[1].Hello(ctx); err != nil { // it accepts the new store
+			t.Fatal(err)
+		}
+		seen := make(chan Change, 1)
+		short, end := context.WithCancel(ctx)
+		defer end()
+		go func() {
+			change := func() { _ = clients[0].Set(ctx, "k", []byte("newer")) }
+			over[1] <- clients[1].Watch(short, "k", change, func(ch Change) { seen <- ch })
+		}()
+		if ch := <-seen; string(ch.Old) != "new" || string(ch.New) != "newer" {
+			t.Errorf("the watch that was begun again: %q after %q", ch.New, ch.Old)
+		}
+		end()
+		<-over[1]
+	})
+}
+
 // TestWatchOfAServerThatIsGone: the question whether the store was cleared does not hold up the end of a watch whose server is gone.
 func TestWatchOfAServerThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

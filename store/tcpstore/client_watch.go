@@ -4,6 +4,7 @@
 package tcpstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -25,9 +26,10 @@ type Change struct {
 // and returns why. ready, if not nil, is called when the watch has begun: no change after that is missed. Watch uses its
 // own connection, and only ctx bounds it.
 //
-// It corresponds to TCPStore's watchKey of PyTorch 1.13, and works on cohort's server and on that one. Later PyTorch
-// servers cannot watch; there the error is [cohort.NotSupported]. A server that has become another store is refused with
-// [cohort.Replaced].
+// It corresponds to TCPStore's watchKey of PyTorch 1.13, and works on cohort's server and on that one. Later PyTorch servers cannot watch;
+// there the error is [cohort.NotSupported]. A server that has become another store is refused with [cohort.Replaced]. [Client.Clear] and
+// [Server.Clear] end all watches with that error, those of the client that clears too: no change in the new store is reported before the
+// watch is begun again.
 func (c *Client) Watch(ctx context.Context, key string, ready func(), changed func(Change)) error {
 	return c.watchKey(ctx, &request{op: wire.WatchKey, key: key, raw: c.config.raw}, ready, changed)
 }
@@ -53,19 +55,42 @@ func (c *Client) watchKey(ctx context.Context, q *request, ready func(), changed
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(c.life, func() { cancel(cohort.Closed) })() // Close ends it
-	err := c.watch(ctx, q, ready, changed)
-	// a server that is cleared cuts its watches, and cannot say why
-	if native, ok := c.back.(*nativeStore); ok && errors.Is(err, cohort.PeerLost) {
-		short, cancel := context.WithTimeout(ctx, minReplyTime)
-		if _, asked := native.do(short, time.Time{}, &request{op: wire.Check, keys: []string{}}); errors.Is(asked, cohort.Replaced) {
-			err = asked
+	var watched []byte                                                  // the identity of the store, as far as it is known
+	err := c.watch(ctx, q, func() {
+		if native, ok := c.back.(*nativeStore); ok {
+			watched = native.known.get()
 		}
-		cancel()
+		if ready != nil {
+			ready()
+		}
+	}, changed)
+	if native, ok := c.back.(*nativeStore); ok && errors.Is(err, cohort.PeerLost) {
+		err = native.whyCut(ctx, watched, err)
 	}
 	if ended := cohort.FromContext(ctx, "tcpstore"); ended != nil {
 		err = ended
 	}
 	return c.explain(q, err)
+}
+
+// errOther is the error of a watch of a store that is another one by now.
+func errOther() *cohort.Error {
+	return cohort.New("tcpstore", cohort.Replaced, "this is another store: the server was restarted or its keys were cleared")
+}
+
+// whyCut finds out why the connection of a watch was cut: a server that is cleared cuts its watches, and cannot say why. watched is the
+// identity of the store that was watched. This client may know the new one already: it has cleared the store itself, or said hello.
+func (n *nativeStore) whyCut(ctx context.Context, watched []byte, cut error) error {
+	short, cancel := context.WithTimeout(ctx, minReplyTime)
+	defer cancel()
+	_, err := n.do(short, time.Time{}, &request{op: wire.Check, keys: []string{}})
+	switch now := n.known.get(); {
+	case errors.Is(err, cohort.Replaced):
+		return err
+	case watched != nil && now != nil && !bytes.Equal(watched, now):
+		return errOther()
+	}
+	return cut
 }
 
 // watch is Watch on a connection that it opens.
@@ -86,7 +111,7 @@ func (c *Client) watch(ctx context.Context, q *request, ready func(), changed fu
 		}
 		return readErr
 	})
-	if err == nil && ready != nil {
+	if err == nil {
 		ready()
 	}
 	for err == nil {
@@ -120,7 +145,7 @@ func (c *Client) sameStore(ctx context.Context, t *torchConn) error {
 		return err
 	})
 	if err == nil && same.Byte != wire.Ready && asked.Byte == wire.Ready {
-		err = cohort.New("tcpstore", cohort.Replaced, "this is another store: the server was restarted or its keys were cleared")
+		err = errOther()
 	}
 	return err
 }
