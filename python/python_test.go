@@ -96,7 +96,7 @@ func each(t *testing.T, test func(t *testing.T, script func(name string) *exec.C
 // copied copies the package and the scripts into a new folder.
 func copied(t *testing.T, into string) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(into, "cohort-python-")
+	dir, err := os.MkdirTemp(into, "cohort-python-") //nolint:usetesting // within another root
 	if err != nil {
 		t.Skip(err)
 	}
@@ -155,7 +155,7 @@ func sections(p progresspage.Page) (names []string, threads int) {
 // TestProgress: what Python writes is what Go reads, with forks, many threads, and names of all kinds.
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, script func(string) *exec.Cmd) {
+	each(t, func(t *testing.T, script func(string) *exec.Cmd) { //nolint:thelper // it is a test
 		cmd := script("testdata/rank.py")
 		cmd.Stderr = os.Stderr
 		in, err1 := cmd.StdinPipe()
@@ -212,7 +212,7 @@ func TestProgress(t *testing.T) {
 // TestWithoutMemoryFile: the functions do nothing where there can be no page.
 func TestWithoutMemoryFile(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, script func(string) *exec.Cmd) {
+	each(t, func(t *testing.T, script func(string) *exec.Cmd) { //nolint:thelper // it is a test
 		if out, err := script("testdata/without.py").CombinedOutput(); err != nil || string(out) != "done\n" {
 			t.Errorf("%v\n%s", err, out)
 		}
@@ -222,7 +222,7 @@ func TestWithoutMemoryFile(t *testing.T) {
 // TestDocumentation: the examples of the documentation are true.
 func TestDocumentation(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, script func(string) *exec.Cmd) {
+	each(t, func(t *testing.T, script func(string) *exec.Cmd) { //nolint:thelper // it is a test
 		if out, err := script("testdata/doc.py").CombinedOutput(); err != nil || string(out) != "done\n" {
 			t.Errorf("%v\n%s", err, out)
 		}

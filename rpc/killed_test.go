@@ -67,9 +67,9 @@ func TestKilledProcessIsReplaced(t *testing.T) {
 	defer func() { _ = server.Close() }()
 	addr := server.Addr().String()
 	join := func(name string) (*Agent, error) {
-		st, err := tcpstore.Dial(ctx, addr)
-		if err != nil {
-			return nil, err
+		st, failed := tcpstore.Dial(ctx, addr)
+		if failed != nil {
+			return nil, failed
 		}
 		t.Cleanup(func() { _ = st.Close() })
 		return Join(ctx, st, name, WithAddr("127.0.0.1:0"), WithLogger(testLogger()),
@@ -82,8 +82,8 @@ func TestKilledProcessIsReplaced(t *testing.T) {
 	defer func() { _ = stays.Close() }()
 	kill := startMortal(t, "w", addr)
 	for {
-		pid, err := Call[int](ctx, stays, "w", "t.process")
-		if err == nil && pid != os.Getpid() {
+		pid, failed := Call[int](ctx, stays, "w", "t.process")
+		if failed == nil && pid != os.Getpid() {
 			break
 		}
 		if ctx.Err() != nil {
@@ -91,8 +91,8 @@ func TestKilledProcessIsReplaced(t *testing.T) {
 		}
 		time.Sleep(5 * time.Millisecond) // until it has joined
 	}
-	if double, err := join("w"); cohort.CodeOf(err) != cohort.AlreadyExists {
-		t.Fatalf("the name of a process that runs: %v, %v", double, err)
+	if double, failed := join("w"); cohort.CodeOf(failed) != cohort.AlreadyExists {
+		t.Fatalf("the name of a process that runs: %v, %v", double, failed)
 	}
 	kill()
 	begun := time.Now()

@@ -68,6 +68,7 @@ func TestTorchLauncherTests(t *testing.T) {
 	}
 	for file, names := range suite {
 		t.Run(file, func(t *testing.T) {
+			t.Parallel()
 			python := torch.Command()
 			args := slices.Concat(python[1:], []string{dir + "/suite.py", dir + "/cohort", dir + "/" + file}, names)
 			cmd := exec.CommandContext(t.Context(), python[0], args...)
@@ -80,6 +81,7 @@ func TestTorchLauncherTests(t *testing.T) {
 			}
 			for _, name := range names {
 				t.Run(name, func(t *testing.T) {
+					t.Parallel()
 					if !strings.Contains(string(out), "\nsuite "+name+" ok\n") {
 						t.Errorf("%s of PyTorch fails:\n%s", name, problems.String())
 					}

@@ -100,14 +100,14 @@ func (s source) documents(ctx context.Context, binary []byte) ([]entry, error) {
 		return nil, err
 	}
 	for _, shell := range shells {
-		text, err := exec.CommandContext(ctx, program, "completion", shell).Output() //nolint:gosec // our own program
-		if err != nil {
-			return nil, fmt.Errorf("completions for %s: %w", shell, err)
+		text, failed := exec.CommandContext(ctx, program, "completion", shell).Output() //nolint:gosec // our own program
+		if failed != nil {
+			return nil, fmt.Errorf("completions for %s: %w", shell, failed)
 		}
 		all = append(all, entry{"completions/cohort." + shell, 0o644, text})
 	}
-	if out, err := exec.CommandContext(ctx, program, "man", pages).CombinedOutput(); err != nil { //nolint:gosec // our own program
-		return nil, fmt.Errorf("manual pages: %w\n%s", err, out)
+	if out, failed := exec.CommandContext(ctx, program, "man", pages).CombinedOutput(); failed != nil { //nolint:gosec // our own program
+		return nil, fmt.Errorf("manual pages: %w\n%s", failed, out)
 	}
 	files, err := os.ReadDir(pages)
 	if err != nil {

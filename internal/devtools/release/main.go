@@ -42,13 +42,14 @@ func main() {
 	flag.StringVar(&o.sdist, "sdist", "", "write only the source distribution, into this `folder`")
 	flag.BoolVar(&o.tag, "tag", false, "create the tags of all modules first")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "release: unexpected argument %q; the version is the one in %s\n", flag.Arg(0), versionFile)
 		os.Exit(2)
 	}
-	if err := run(ctx, ".", o); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, ".", o)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
@@ -138,9 +139,9 @@ func (s source) everything(ctx context.Context, wanted []platform, out string) e
 				return err
 			}
 		}
-		files, err := s.filesOf(p, binary, extra)
-		if err != nil {
-			return err
+		files, failed := s.filesOf(p, binary, extra)
+		if failed != nil {
+			return failed
 		}
 		if err = put(files...); err != nil {
 			return err
@@ -155,9 +156,9 @@ func (s source) everything(ctx context.Context, wanted []platform, out string) e
 	}
 	last := []artifact{sdist}
 	if len(images) > 0 {
-		image, err := s.image(images)
-		if err != nil {
-			return err
+		image, failed := s.image(images)
+		if failed != nil {
+			return failed
 		}
 		last = append(last, image)
 	}

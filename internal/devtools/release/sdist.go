@@ -32,12 +32,12 @@ func (s source) sdist(ctx context.Context) (artifact, error) {
 		if leftOut(name) {
 			continue
 		}
-		e, err := s.entryOf(prefix, name)
-		if errors.Is(err, fs.ErrNotExist) {
+		e, failed := s.entryOf(prefix, name)
+		if errors.Is(failed, fs.ErrNotExist) {
 			continue // removed, not yet committed
 		}
-		if err != nil {
-			return artifact{}, err
+		if failed != nil {
+			return artifact{}, failed
 		}
 		entries = append(entries, e)
 	}

@@ -93,7 +93,7 @@ func (s source) at(seconds string) (source, error) {
 }
 
 func (s source) git(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "git", args...)
+	cmd := exec.CommandContext(ctx, "git", args...) //nolint:gosec // our own arguments
 	cmd.Dir = s.root
 	var complaint strings.Builder
 	cmd.Stderr = &complaint
@@ -106,7 +106,7 @@ func (s source) git(ctx context.Context, args ...string) (string, error) {
 
 // read returns a file of the repository.
 func (s source) read(name string) ([]byte, error) {
-	return os.ReadFile(filepath.Join(s.root, filepath.FromSlash(name))) //nolint:gosec // a file of the repository
+	return os.ReadFile(filepath.Join(s.root, filepath.FromSlash(name)))
 }
 
 // tag creates the tags of all modules that do not exist, on a commit without changes whose files name the version.

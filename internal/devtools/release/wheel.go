@@ -112,11 +112,11 @@ func (s source) pythonFiles() ([]entry, error) {
 
 // wheelFile says what the name of the wheel says, one tag a line.
 func wheelFile(tags string) []byte {
-	text := "Wheel-Version: 1.0\nGenerator: cohort\nRoot-Is-Purelib: false\n"
+	text := []byte("Wheel-Version: 1.0\nGenerator: cohort\nRoot-Is-Purelib: false\n")
 	for tag := range strings.SplitSeq(tags, ".") {
-		text += "Tag: py3-none-" + tag + "\n"
+		text = append(text, "Tag: py3-none-"+tag+"\n"...)
 	}
-	return []byte(text)
+	return text
 }
 
 // record lists the files with their hashes, and last itself.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Ranks that are told different sizes of the world wait under different keys, and would not hear of each other. So a rank that waits longer
@@ -137,14 +138,15 @@ func parseClaims(text []byte) map[int]claim {
 
 // earlier says which other sizes were claimed, as far as that does not conflict: by jobs before, or by ranks that have given up.
 func (c *claims) earlier(text []byte) string {
-	all, said := parseClaims(text), ""
+	all := parseClaims(text)
+	var said strings.Builder
 	for _, size := range slices.Sorted(maps.Keys(all)) {
 		if other := all[size]; size != c.me.Size {
-			said += fmt.Sprintf("; rank %d %s came before, and was told that the world has %d ranks, not %d",
+			fmt.Fprintf(&said, "; rank %d %s came before, and was told that the world has %d ranks, not %d",
 				other.Rank, process(other.Host, other.PID), size, c.me.Size)
 		}
 	}
-	return said
+	return said.String()
 }
 
 func (c *claim) valid() bool { return c.Size > 0 && c.Rank >= 0 && c.Rank < c.Size && c.Word != "" }

@@ -117,10 +117,14 @@ func (r *rivals) took(call string, generation int64, now time.Time) bool {
 	return generation > known.generation && now.Sub(known.first) >= rivalAfter
 }
 
+func parseCapability(words []byte) (c capability, ok bool) {
+	return c, len(words) <= maxCapability && json.Unmarshal(words, &c) == nil
+}
+
 // taken is called when the place of this rank is taken in the open generation. It returns an error when another process keeps taking it.
 func (p *Plan) taken(place *assemble.Place, words []byte, own *capability) error {
-	var other capability
-	if len(words) > maxCapability || json.Unmarshal(words, &other) != nil {
+	other, ok := parseCapability(words)
+	if !ok {
 		return nil
 	}
 	if other.Call != own.Call {

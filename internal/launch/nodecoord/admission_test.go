@@ -92,7 +92,7 @@ func TestWrongID(t *testing.T) {
 		joining("none"), joining(id), // the second guess
 		Message{Examine: &Question{ID: 3}}, Message{Leave: &Leave{Reason: "goes"}},
 	)
-	if err = c.(*net.TCPConn).CloseWrite(); err != nil {
+	if err = c.(*net.TCPConn).CloseWrite(); err != nil { //nolint:errcheck // it was dialled with "tcp"
 		t.Fatal(err)
 	}
 	_ = c.SetReadDeadline(time.Now().Add(time.Minute))

@@ -317,7 +317,7 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 			h.openStore(e.Attempt)
 		case launchcore.BeginNode:
 			if c := h.nodes[e.Node]; c != nil && h.store != nil {
-				c.place, c.begun, c.base = e.Assignment.Node, h.attempt, cohort.Rank(e.Assignment.Base)
+				c.place, c.begun, c.base = e.Assignment.Node, h.attempt, cohort.Rank(e.Base)
 				c.say(Message{Begin: &Begin{
 					Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster,
 					Rules: h.cfg.Rules, Watched: watched && e.Assignment.Node < MaxRoster,

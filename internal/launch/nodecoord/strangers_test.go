@@ -79,6 +79,7 @@ func TestStrangersCostLittle(t *testing.T) {
 		"something else":  {"GET / HTTP/1.1\r\n\r\n", time.Hour, true, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				ours, theirs := net.Pipe()
 				done := make(chan struct{})

@@ -50,7 +50,7 @@ func read(name string) (Page, error) {
 	var before, now [Size + 1]byte
 	for n := 0; ; n++ {
 		got, err := f.ReadAt(now[:], 0)
-		if err != nil && err != io.EOF { //nolint:errorlint // as io.ReaderAt promises it
+		if err != nil && err != io.EOF {
 			return Page{}, err
 		}
 		if n >= attempts || n > 0 && bytes.Equal(before[:], now[:]) {

@@ -18,8 +18,10 @@ const (
 	Size = headerSize + Threads*threadSize
 	// Name is the name of the memory file, as links in /proc/PID/fd show it after "/memfd:".
 	Name = "cohort-progress"
-	// Threads is how many threads have a place, and Depth how many nested sections of each.
-	Threads, Depth = 15, 8
+	// Threads is how many threads have a place.
+	Threads = 15
+	// Depth is how many nested sections of a thread are kept.
+	Depth = 8
 	// NameBytes is the longest name of a section.
 	NameBytes = 56
 	// Unbound is the first number of a place that belongs to no thread: a Go program's sections follow goroutines.

@@ -16,5 +16,5 @@ func soft() int {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
 		return unknown
 	}
-	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert,gosec // signed on some systems; it fits
+	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // signed on some systems
 }

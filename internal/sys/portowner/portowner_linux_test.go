@@ -194,7 +194,7 @@ func TestSocketsOfAnotherNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err = cmd.Start(); err != nil {
 		t.Skipf("no network namespaces here: %v", err)
 	}
 	defer func() {

@@ -18,20 +18,19 @@ import (
 	"github.com/cohort-dist/cohort/internal/sys/sockdiag"
 )
 
-// eachSocket calls visit for every TCP socket in one of the states, in the network namespace of a process; 0 is this process. It
-// reports whether there was something to read. Netlink answers for this process's namespace alone, so the sockets of another one
-// are read from its table in /proc.
-func eachSocket(pid int, states []sockdiag.State, visit func(sockdiag.Socket)) bool {
+// eachSocket calls visit for every TCP socket in one of the states, in the network namespace of a process; 0 is this process.
+// Netlink answers for this process's namespace alone, so the sockets of another one are read from its table in /proc.
+func eachSocket(pid int, states []sockdiag.State, visit func(sockdiag.Socket)) {
 	if sameNamespace(pid) {
 		var all []sockdiag.Socket // only a whole answer counts
 		if err := sockdiag.Dump(states, func(s sockdiag.Socket) { all = append(all, s) }); err == nil {
 			for _, s := range all {
 				visit(s)
 			}
-			return true
+			return
 		}
 	}
-	return readTables(pid, states, visit)
+	readTables(pid, states, visit)
 }
 
 // namespace identifies the network namespace of a process, "" if that is not known.
@@ -58,13 +57,12 @@ func procName(pid int) string {
 }
 
 // readTables is eachSocket by the text in /proc, for kernels and containers without the netlink protocol that answers faster.
-func readTables(pid int, states []sockdiag.State, visit func(sockdiag.Socket)) (readable bool) {
+func readTables(pid int, states []sockdiag.State, visit func(sockdiag.Socket)) {
 	for _, table := range []string{"tcp", "tcp6"} {
 		file, err := os.Open(filepath.Join("/proc", procName(pid), "net", table)) //nolint:gosec // a file of the kernel
 		if err != nil {
 			continue
 		}
-		readable = true
 		readTable(file, func(s sockdiag.Socket) {
 			if slices.Contains(states, s.State) {
 				visit(s)
@@ -72,7 +70,6 @@ func readTables(pid int, states []sockdiag.State, visit func(sockdiag.Socket)) (
 		})
 		_ = file.Close()
 	}
-	return readable
 }
 
 // readTable reads the lines of a table in /proc.

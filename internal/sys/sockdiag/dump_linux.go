@@ -32,7 +32,7 @@ func Dump(states []State, visit func(Socket)) error {
 	if err := unix.Sendto(fd, request(states), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("sockdiag: send the request: %w", err)
 	}
-	buf := buffers.Get().(*[]byte) //nolint:forcetypeassert // nothing else is put there
+	buf := buffers.Get().(*[]byte) //nolint:errcheck // nothing else is put there
 	defer buffers.Put(buf)
 	for {
 		n, from, err := unix.Recvfrom(fd, *buf, 0)
