@@ -16,9 +16,7 @@ import (
 func TestNilGroup(t *testing.T) {
 	t.Parallel()
 	var g *Group
-	methods := reflect.TypeFor[*Group]()
-	for i := range methods.NumMethod() {
-		m := methods.Method(i)
+	for m := range reflect.TypeFor[*Group]().Methods() {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
 			args := []reflect.Value{reflect.ValueOf(g)}
@@ -44,7 +42,7 @@ func TestNilGroup(t *testing.T) {
 				}
 			}
 			if last := m.Type.NumOut() - 1; last >= 0 && m.Type.Out(last) == reflect.TypeFor[error]() {
-				err, _ := m.Func.Call(args)[last].Interface().(error)
+				err, _ := reflect.TypeAssert[error](m.Func.Call(args)[last])
 				isNilGroup(t, err)
 			}
 		})

@@ -126,6 +126,7 @@ func TestFloodStore(t *testing.T) {
 
 // flood is the test on machines: the first is the stranger's.
 func flood(t *testing.T, endpoint string, machines [3]func(args ...string) *command) {
+	t.Helper()
 	path, err := exec.LookPath("cohort")
 	if err != nil {
 		t.Fatal(err)

@@ -43,7 +43,7 @@ func TestDead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := kept.Prepare(0, 1); err != nil {
+	if err = kept.Prepare(0, 1); err != nil {
 		t.Fatal(err)
 	}
 	supervisor, err := Hold(temporary.Alive())

@@ -37,7 +37,7 @@ const (
 // hold makes the file. It has its name only when it is locked. Where files cannot be locked there is none, and the run is never swept.
 func (d *Dir) hold() {
 	name := filepath.Join(d.Control, aliveFile)
-	f, err := os.OpenFile(name+".new", os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := os.OpenFile(name+".new", os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // in our folder
 	if err != nil {
 		return
 	}

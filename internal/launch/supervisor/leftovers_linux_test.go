@@ -5,10 +5,10 @@ package supervisor
 
 import (
 	"bufio"
-	"fmt"
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"testing"
 )
 
@@ -33,7 +33,7 @@ func TestKillMarked(t *testing.T) {
 		})
 		return all
 	}
-	mine := fmt.Sprint(os.Getpid())
+	mine := strconv.Itoa(os.Getpid())
 	dead, others := start(mine), start(mine+"1")
 	if runs := Runs(name); !slices.Contains(runs, mine) || !slices.Contains(runs, mine+"1") {
 		t.Errorf("the runs are %q", runs)

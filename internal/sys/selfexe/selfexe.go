@@ -13,9 +13,17 @@ func Path() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	now, err := os.Stat(name)
-	if running, failed := os.Stat(link); link != "" && failed == nil && (err != nil || !os.SameFile(now, running)) {
+	if link != "" && replaced(name) {
 		return link, nil
 	}
 	return name, nil
+}
+
+func replaced(name string) bool {
+	running, err := os.Stat(link)
+	if err != nil {
+		return false
+	}
+	now, err := os.Stat(name)
+	return err != nil || !os.SameFile(now, running)
 }

@@ -75,18 +75,19 @@ func (v versionInfo) String() string {
 
 // details are the lines that "cohort version" prints.
 func (v versionInfo) details() string {
-	text := v.String()
+	var text strings.Builder
+	text.WriteString(v.String())
 	if v.File != "" {
-		text += "\nruns as " + tui.Printable(v.File)
+		text.WriteString("\nruns as " + tui.Printable(v.File))
 	}
 	for _, o := range v.Others {
 		place := "after it"
 		if o.Before {
 			place = "before it"
 		}
-		text += fmt.Sprintf("\nanother one is on the PATH, %s: %s", place, tui.Printable(o.File))
+		fmt.Fprintf(&text, "\nanother one is on the PATH, %s: %s", place, tui.Printable(o.File))
 	}
-	return text
+	return text.String()
 }
 
 const (
