@@ -147,7 +147,7 @@ func putSection(b []byte, place int, name string, now time.Duration) {
 	binary.LittleEndian.PutUint64(t[8:], uint64(now)) //nolint:gosec // monotonic
 	copy(t[16:][:NameBytes], cut(name))
 	binary.LittleEndian.PutUint32(t[4:], 1)
-	binary.LittleEndian.PutUint32(t, uint32(Unbound+place)) //nolint:gosec // below 2^32
+	binary.LittleEndian.PutUint32(t, Unbound+uint32(place)) //nolint:gosec // small
 }
 
 // endSection frees a place.
