@@ -119,7 +119,7 @@ func (e *election) attend(h *nodecoord.Host, addr string) (why string, err error
 	}
 	m, err := j.takePart(conn, addr, func(m *member) { m.replaceable, m.hosts = true, h != nil })
 	defer m.close()
-	if errors.Is(err, errHostLost) {
+	if errors.Is(err, errHostLost) && m.dismissed == nil { // not a host of another job, whose connection may be open still
 		why = m.left
 	}
 	e.leave(h, m.wire.LocalAddr().String()) // before it sees its own connection end, and takes this node for one that is lost
