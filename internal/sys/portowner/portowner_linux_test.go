@@ -169,7 +169,7 @@ func TestSocketsFromBothSources(t *testing.T) {
 	if err := sockdiag.Dump(states, into(asked)); err != nil {
 		t.Skipf("no netlink here: %v", err)
 	}
-	readTables(0, states, into(read))
+	sockdiag.Tables(0, states, into(read))
 	if len(asked) == 0 || !maps.Equal(asked, read) {
 		t.Errorf("netlink has %v, /proc has %v", asked, read)
 	}
@@ -246,22 +246,8 @@ func BenchmarkSockets(b *testing.B) {
 	})
 	b.Run("proc", func(b *testing.B) {
 		for b.Loop() {
-			readTables(0, states, func(sockdiag.Socket) {})
+			sockdiag.Tables(0, states, func(sockdiag.Socket) {})
 		}
-	})
-}
-
-// FuzzTable: lines of a table in /proc are read or left out, whatever they hold.
-func FuzzTable(f *testing.F) {
-	f.Add("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n" +
-		"   0: 0100007F:7077 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001        0 4711 1 0000 100 0 0 10 0\n")
-	f.Add("1: 00000000000000000000000001000000:0016 00000000000000000000000001000000:8000 02 0:0 01:00000012 00000003 0 0 99 2\n")
-	f.Fuzz(func(t *testing.T, text string) {
-		readTable(strings.NewReader(text), func(s sockdiag.Socket) {
-			if !s.Local.Addr().IsValid() {
-				t.Errorf("no address: %+v", s)
-			}
-		})
 	})
 }
 

@@ -20,6 +20,14 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, datagramLen); return
 // pass over its table of connections unless only listening sockets are asked for. It fails where the kernel has no such
 // interface, as in gVisor.
 func Dump(states []State, visit func(Socket)) error {
+	return exchange(request(states), func(s Socket) bool {
+		visit(s)
+		return false
+	})
+}
+
+// exchange sends a question to the kernel and calls visit for each socket of the answer, until that returns true.
+func exchange(question []byte, visit func(Socket) (enough bool)) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
 		return fmt.Errorf("sockdiag: open a netlink socket: %w", err)
@@ -29,7 +37,7 @@ func Dump(states []State, visit func(Socket)) error {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
 		return fmt.Errorf("sockdiag: %w", err)
 	}
-	if err := unix.Sendto(fd, request(states), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	if err := unix.Sendto(fd, question, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("sockdiag: send the request: %w", err)
 	}
 	buf := buffers.Get().(*[]byte) //nolint:errcheck // nothing else is put there
@@ -45,7 +53,8 @@ func Dump(states []State, visit func(Socket)) error {
 		if kernel, ok := from.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
 			continue // another process sent it
 		}
-		if done, err := parse((*buf)[:n], visit); done || err != nil {
+		enough := false
+		if done, err := parse((*buf)[:n], func(s Socket) { enough = visit(s) }); done || enough || err != nil {
 			return err
 		}
 	}

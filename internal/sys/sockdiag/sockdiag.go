@@ -3,7 +3,7 @@
 
 // Package sockdiag asks the Linux kernel about TCP sockets over netlink (sock_diag, inet_diag). The same is in /proc/net/tcp, as
 // text that costs a hundred times as much on a host with many connections. The questions and answers as bytes are pure; only
-// Dump does I/O.
+// Dump, Find and Tables do I/O.
 package sockdiag
 
 import (

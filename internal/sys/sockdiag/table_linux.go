@@ -1,7 +1,7 @@
 // Copyright The cohort Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package portowner
+package sockdiag
 
 import (
 	"bufio"
@@ -14,66 +14,30 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/cohort-dist/cohort/internal/sys/sockdiag"
 )
 
-// eachSocket calls visit for every TCP socket in one of the states, in the network namespace of a process; 0 is this process.
-// Netlink answers for this process's namespace alone, so the sockets of another one are read from its table in /proc.
-func eachSocket(pid int, states []sockdiag.State, visit func(sockdiag.Socket)) {
-	if sameNamespace(pid) {
-		var all []sockdiag.Socket // only a whole answer counts
-		if err := sockdiag.Dump(states, func(s sockdiag.Socket) { all = append(all, s) }); err == nil {
-			for _, s := range all {
-				visit(s)
-			}
-			return
-		}
-	}
-	readTables(pid, states, visit)
-}
-
-// namespace identifies the network namespace of a process, "" if that is not known.
-func namespace(pid int) string {
-	name, _ := os.Readlink(filepath.Join("/proc", procName(pid), "ns/net"))
-	return name
-}
-
-// sameNamespace reports whether a process has the network namespace of this one, or may have it: what may not be asked of a
-// process is not known.
-func sameNamespace(pid int) bool {
-	if pid == 0 {
-		return true
-	}
-	there := namespace(pid)
-	return there == "" || there == namespace(0)
-}
-
-func procName(pid int) string {
-	if pid == 0 {
-		return "self"
-	}
-	return strconv.Itoa(pid)
-}
-
-// readTables is eachSocket by the text in /proc, for kernels and containers without the netlink protocol that answers faster.
-func readTables(pid int, states []sockdiag.State, visit func(sockdiag.Socket)) {
+// Tables calls visit for every TCP socket in one of the states, in the network namespace of a process, 0 for this one. It reads the text
+// in /proc, and reports whether there is one: that is for other namespaces, and for kernels and containers without the netlink protocol,
+// which answers faster.
+func Tables(pid int, states []State, visit func(Socket)) (readable bool) {
 	for _, table := range []string{"tcp", "tcp6"} {
 		file, err := os.Open(filepath.Join("/proc", procName(pid), "net", table)) //nolint:gosec // a file of the kernel
 		if err != nil {
 			continue
 		}
-		readTable(file, func(s sockdiag.Socket) {
+		readable = true
+		readTable(file, func(s Socket) {
 			if slices.Contains(states, s.State) {
 				visit(s)
 			}
 		})
 		_ = file.Close()
 	}
+	return readable
 }
 
 // readTable reads the lines of a table in /proc.
-func readTable(r io.Reader, visit func(sockdiag.Socket)) {
+func readTable(r io.Reader, visit func(Socket)) {
 	for lines := bufio.NewScanner(r); lines.Scan(); {
 		if s, ok := parseLine(lines.Text()); ok {
 			visit(s)
@@ -83,7 +47,7 @@ func readTable(r io.Reader, visit func(sockdiag.Socket)) {
 
 // parseLine reads "sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...", of which the addresses, the state
 // and the retransmissions are in hex.
-func parseLine(line string) (s sockdiag.Socket, ok bool) {
+func parseLine(line string) (s Socket, ok bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 {
 		return s, false
@@ -99,7 +63,7 @@ func parseLine(line string) (s sockdiag.Socket, ok bool) {
 	retries, _ := strconv.ParseUint(fields[6], 16, 32)
 	uid, _ := strconv.ParseUint(fields[7], 10, 32)
 	inode, err := strconv.ParseUint(fields[9], 10, 32)
-	s.State, s.Retries, s.UID, s.Inode = sockdiag.State(state), uint8(min(retries, 255)), uint32(uid), uint32(inode)
+	s.State, s.Retries, s.UID, s.Inode = State(state), uint8(min(retries, 255)), uint32(uid), uint32(inode)
 	return s, err == nil
 }
 
@@ -116,4 +80,11 @@ func parseAddr(text string) (addr netip.AddrPort, ok bool) {
 	ip, ok := netip.AddrFromSlice(raw)
 	port, err := strconv.ParseUint(hexPort, 16, 16)
 	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), ok && err == nil
+}
+
+func procName(pid int) string {
+	if pid == 0 {
+		return "self"
+	}
+	return strconv.Itoa(pid)
 }
