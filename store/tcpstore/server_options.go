@@ -78,6 +78,9 @@ type serverConfig struct {
 	loops    int
 	portable bool
 	forget   bool
+
+	allowUIDs   []uint32
+	onOtherUser func(string)
 }
 
 // defaultLoops is the number of loops of a server without [WithLoops]. Tests change it, so that all of them can be run with
@@ -107,6 +110,7 @@ func (c serverConfig) serving(s *Server) storeserve.Config {
 		Conns: c.limits.Conns, Stall: c.limits.Stall,
 		Loops: c.loops, Portable: c.portable,
 		Logger: c.logger, Hook: safecall.Hook(c.logger, c.hook),
+		AllowUIDs: c.allowUIDs, OnOtherUser: c.onOtherUser,
 	}
 }
 
@@ -126,6 +130,18 @@ func WithLimits(l Limits) ServerOption {
 // some moment none of its processes is connected. Ranks of PyTorch and of Go stay connected for as long as they run.
 func WithForget() ServerOption {
 	return serverOption(func(c *serverConfig) { c.forget = true })
+}
+
+// WithAllowedUIDs accepts connections of these users of the server's host, for a store that several of them share. Without it those of the
+// server's own user and of root are accepted; COHORT_ALLOW_UID in the environment names more. Connections from other hosts are accepted:
+// their users are not known. So are all where the system does not tell whose a connection is, which is said once.
+func WithAllowedUIDs(uids ...uint32) ServerOption {
+	return serverOption(func(c *serverConfig) { c.allowUIDs = uids })
+}
+
+// WithOnOtherUser has f called, instead of a line in the log, when the connection of another user is refused for the first time.
+func WithOnOtherUser(f func(sentence string)) ServerOption {
+	return serverOption(func(c *serverConfig) { c.onOtherUser = f })
 }
 
 // WithLoops has n event loops serve the connections, at most 64, each with a share of them. Default 1, which is right for a

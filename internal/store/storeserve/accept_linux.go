@@ -9,12 +9,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
 // acceptor is where a loop lets connections in.
 type acceptor struct {
-	fd       int         // of the listener, -1 once closed
+	fd       int // of the listener, -1 once closed
+	users    *peeruid.Policy
 	accepted []*loopConn // of whom the machine does not know yet
 	again    int64       // when to accept again after the process ran out of descriptors; 0: accepting
 	starved  bool        // the last attempt to accept failed
@@ -28,7 +30,12 @@ func (d *acceptor) take(limit int) (int, error) {
 		switch err {
 		case nil:
 			d.starved = false
-			d.accepted = append(d.accepted, &loopConn{fd: int32(fd), peer: peerName(from)}) //nolint:gosec // descriptors are small
+			remote := addrOf(from)
+			if to, failed := unix.Getsockname(fd); failed != nil || !d.users.Accepts(addrOf(to), remote) {
+				_ = unix.Close(fd)
+				continue
+			}
+			d.accepted = append(d.accepted, &loopConn{fd: int32(fd), peer: remote.String()}) //nolint:gosec // descriptors are small
 		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:
 		case unix.EAGAIN:
 			return took, nil
@@ -162,13 +169,13 @@ func (l *loop) closeListener() {
 	l.leave()
 }
 
-func peerName(from unix.Sockaddr) string {
+func addrOf(from unix.Sockaddr) (addr netip.AddrPort) {
 	switch a := from.(type) {
 	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)).String() //nolint:gosec // a port
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)) //nolint:gosec // a port
 	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port)).String() //nolint:gosec // a port
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port)) //nolint:gosec // a port
 	default:
-		return "unknown"
+		return addr
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storecore"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/observe"
 )
 
@@ -30,6 +31,7 @@ type Core struct {
 	Machine *storecore.Machine
 
 	config Config
+	users  *peeruid.Policy
 	report *reporter
 	hook   observe.Hook
 	events []observe.Event
@@ -58,6 +60,11 @@ func (c *Core) Wall() func(moment int64) time.Time {
 
 func newCore(config Config, report *reporter) *Core {
 	c := &Core{config: config, report: report, hook: config.Hook, clock: clock{time.Now()}}
+	say := config.OnOtherUser
+	if say == nil {
+		say = func(text string) { report.warn(text, "") }
+	}
+	c.users = peeruid.Default(config.AllowUIDs, say)
 	mc := config.Machine
 	mc.Loops = config.Loops
 	if config.Stats != nil {

@@ -60,7 +60,7 @@ const (
 
 func newLoop(d *loops, number int, listener *net.TCPListener) (*loop, error) {
 	l := &loop{
-		loops: d, number: number, bit: 1 << number, poll: -1, waker: -1, acceptor: acceptor{fd: -1},
+		loops: d, number: number, bit: 1 << number, poll: -1, waker: -1, acceptor: acceptor{fd: -1, users: d.core.users},
 		inbox: inbox{buf: make([]byte, inboxSize)}, events: make([]unix.EpollEvent, loopEvents),
 		stuck: stuckConns{all: map[*loopConn]struct{}{}, period: int64(min(time.Second, d.core.config.Stall/4))},
 	}

@@ -64,8 +64,11 @@ func (d *goDriver) accept() {
 	for {
 		conn, err := d.listener.Accept()
 		if err == nil {
-			pause = 0
-			d.add(conn)
+			if pause = 0; d.core.users.AcceptsConn(conn) {
+				d.add(conn)
+			} else {
+				_ = conn.Close()
+			}
 			continue
 		}
 		d.mu.Lock()

@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/observe"
 )
 
-// Config is what a server is made of. All of it is needed but for Stats, Hook and Portable.
+// Config is what a server is made of. All of it is needed but for Stats, Hook, Portable and what is about users.
 type Config struct {
 	// Machine is the store's. Loops, Observe and Stats are set by Start.
 	Machine storecore.Config
@@ -26,8 +26,12 @@ type Config struct {
 	Loops int
 	// Portable serves with goroutines where event loops would.
 	Portable bool
-	Logger   *slog.Logger
-	Hook     observe.Hook
+	// AllowUIDs are users of this host whose connections are accepted, beside this process's own and root.
+	AllowUIDs []uint32
+	// OnOtherUser is called with sentences about the connections of users that are refused; nil writes them into the log.
+	OnOtherUser func(string)
+	Logger      *slog.Logger
+	Hook        observe.Hook
 
 	meter func() *meter // for each loop
 }
