@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Addr listens on addr, "host:port"; without a host on all addresses, IPv4 and IPv6. That is a socket of IPv6 that also takes IPv4:
-// package net makes one only where it can bind to 127.0.0.1, which it cannot in a network namespace that has only IPv6.
+// Addr listens on addr, "host:port"; without a host on all addresses, IPv4 and IPv6, and with the host 0.0.0.0 on those of IPv4 alone.
+// Without one that is a socket of IPv6 that also takes IPv4: package net makes one only where it can bind to 127.0.0.1, which it cannot in
+// a network namespace that has only IPv6.
 func Addr(addr string) (net.Listener, error) {
 	ctx := context.Background()
 	if host, port, err := net.SplitHostPort(addr); err == nil && host == "" {
@@ -29,5 +30,5 @@ func Addr(addr string) (net.Listener, error) {
 			return l, err
 		}
 	}
-	return (&net.ListenConfig{}).Listen(ctx, "tcp", addr) // with a host, or without IPv6
+	return (&net.ListenConfig{}).Listen(ctx, familyOf(addr), addr) // with a host, or without IPv6
 }

@@ -14,5 +14,5 @@ import (
 
 // Addr listens on addr, "host:port".
 func Addr(addr string) (net.Listener, error) {
-	return (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
+	return (&net.ListenConfig{}).Listen(context.Background(), familyOf(addr), addr)
 }

@@ -51,6 +51,16 @@ func TestAddr(t *testing.T) {
 	if _, err = Addr("nonsense"); err == nil {
 		t.Error("an address without a port")
 	}
+	four, err := Addr("0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = four.Close() }()
+	_, fourPort, _ := net.SplitHostPort(four.Addr().String())
+	if c, reached := net.Dial("tcp6", net.JoinHostPort("::1", fourPort)); reached == nil {
+		_ = c.Close()
+		t.Error("0.0.0.0 is reached by IPv6")
+	}
 	one, err := Addr("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
