@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/group/native/nativetcp"
 	"github.com/cohort-dist/cohort/internal/group/shm"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 )
 
 // capability is what a Go rank says about itself in the store, before it publishes anything of gloo's rendezvous: a rank
@@ -302,7 +304,10 @@ func (a *attempt) listen(ctx context.Context, own *capability) error {
 	if own.Door = a.listener.Addr().String(); nativetcp.Supported {
 		own.Addr, own.Door = own.Door, ""
 	}
-	return a.keepLivenessListener()
+	if err = a.keepLivenessListener(); err == nil {
+		a.listener = peeruid.Default(nil, peeruid.ToLog(p.Logger, slog.String("group", p.Name))).Listener(a.listener)
+	}
+	return err
 }
 
 // torchBase is the prefix in front of PyTorch's keys.

@@ -143,7 +143,7 @@ func (d *device) listen(ctx context.Context, ip netip.Addr) (*endpoints, error) 
 			if p == nil {
 				continue
 			}
-			ln, err := listenOn(ctx, ip)
+			ln, err := d.listenOwn(ctx, ip)
 			if err != nil {
 				e.closeAll()
 				return nil, err
@@ -158,7 +158,7 @@ func (d *device) listen(ctx context.Context, ip netip.Addr) (*endpoints, error) 
 		}
 		return e, nil
 	}
-	ln, err := listenOn(ctx, ip)
+	ln, err := d.listenOwn(ctx, ip)
 	if err != nil {
 		return nil, err
 	}

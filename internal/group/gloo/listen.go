@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/gloo/gloowire"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -35,6 +36,15 @@ func listenOn(ctx context.Context, ip netip.Addr) (net.Listener, error) {
 		return nil, cohort.Newf("gloo: listen", cohort.Unavailable, "cannot listen on %v: %w", ip, err)
 	}
 	return ln, nil
+}
+
+// listenOwn is listenOn for connections of this user.
+func (d *device) listenOwn(ctx context.Context, ip netip.Addr) (net.Listener, error) {
+	ln, err := listenOn(ctx, ip)
+	if err == nil {
+		ln = peeruid.Default(nil, peeruid.ToLog(d.cfg.Logger)).Listener(ln)
+	}
+	return ln, err
 }
 
 // listener takes the connections of a device in generations B to D. A dialler identifies itself by the first 8 bytes; a

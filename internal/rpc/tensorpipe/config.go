@@ -7,10 +7,12 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"net"
 	"time"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/rpc/cohortwire"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/tensor/recvalloc"
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -62,6 +64,7 @@ type config struct {
 	address   string
 	cohort    *cohortwire.Config
 	ahead     *recvalloc.Budget
+	judge     func(net.Conn) peeruid.Verdict // of a connection that was accepted
 }
 
 // Option configures an [Endpoint].
@@ -131,6 +134,9 @@ func newConfig(opts []Option) (*config, error) {
 		}
 	}
 	c.limits = c.limits.withDefaults()
+	if c.judge == nil {
+		c.judge = peeruid.Default(nil, peeruid.ToLog(c.logger)).JudgeConn
+	}
 	c.ahead = recvalloc.NewBudget(c.limits.Ahead)
 	if c.cohort != nil {
 		c.cohort.Ahead = c.ahead

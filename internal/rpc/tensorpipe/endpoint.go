@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/rpc/cohortwire"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -225,12 +226,22 @@ func (ep *Endpoint) accept(l net.Listener) {
 			}
 		}
 		delay = 0
+		verdict := ep.cfg.judge(nc)
+		if verdict == peeruid.Refused {
+			_ = nc.Close()
+			continue
+		}
 		x, evicted := ep.unidentified.admit(nc)
 		if evicted != nil {
 			_ = evicted.conn.Close()
 		}
 		ep.work.Go(func() {
 			defer ep.unidentified.leave(x)
+			if verdict == peeruid.Gone {
+				_ = nc.Close()
+				ep.unread(x)
+				return
+			}
 			if err := ep.serve(nc, x); err != nil {
 				_ = nc.Close()
 				if ep.ctx.Err() == nil {

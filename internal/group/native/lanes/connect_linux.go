@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/native/nativetcp"
 	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
 	"github.com/cohort-dist/cohort/internal/group/transport"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -132,11 +133,13 @@ func (b *bond) listen(ctx context.Context, n int) (listeners []net.Listener, por
 		return nil, nil, cohort.Newf("native: connect", cohort.InvalidArgument, "%v is not a TCP address", own)
 	}
 	var lc net.ListenConfig
+	users := peeruid.Default(nil, peeruid.ToLog(b.cfg.Logger))
 	for range n {
 		var l net.Listener
 		if l, err = lc.Listen(ctx, "tcp", (&net.TCPAddr{IP: addr.IP, Zone: addr.Zone}).String()); err != nil {
 			break
 		}
+		l = users.Listener(l)
 		listeners = append(listeners, l)
 		at, ok := l.Addr().(*net.TCPAddr)
 		if !ok {
