@@ -113,6 +113,9 @@ func (j *joining) dial(ctx context.Context, rank int) error {
 	}
 	u := conn.(*net.UnixConn) //nolint:errcheck // a unix dial returns one
 	j.conns[rank] = u
+	if err = j.sameUser(u); err != nil { // it would give this process memory of its own making
+		return fail(cohort.Unavailable, err)
+	}
 	release := limitIO(ctx, u)
 	defer release()
 	hello := binary.LittleEndian.AppendUint64(nil, segmentMagic)
@@ -239,10 +242,8 @@ func (j *joining) greet(ctx context.Context, u *net.UnixConn) (rank int, err err
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	defer limitIO(ctx, u)()
-	if uid, err := j.userOf(u); err != nil {
+	if err := j.sameUser(u); err != nil {
 		return 0, err
-	} else if uid != os.Geteuid() && uid != 0 {
-		return 0, fmt.Errorf("user %d", uid)
 	}
 	failpoint.At("shm.join.greet")
 	var hello [helloSize]byte
@@ -265,6 +266,16 @@ func (j *joining) greet(ctx context.Context, u *net.UnixConn) (rank int, err err
 		return 0, err
 	}
 	return int(r), nil
+}
+
+// sameUser returns an error if the socket at the other end was made by another user, who is not root.
+func (j *joining) sameUser(u *net.UnixConn) error {
+	uid, err := j.userOf(u)
+	if err == nil && uid != os.Geteuid() && uid != 0 {
+		err = fmt.Errorf("the socket belongs to user %d, and this process to user %d: ranks that share memory must have one user", uid,
+			os.Geteuid())
+	}
+	return err
 }
 
 // peerUID returns the user of the process that made the connection, as the kernel knows it.
