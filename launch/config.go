@@ -44,6 +44,9 @@ type Config struct { //nolint:recvcheck // a method that fills in defaults chang
 	// Logs says where the output of the workers goes.
 	Logs Logs
 
+	// AllowUIDs are users of this host, beside the job's own and root, who may connect to the job's ports: --allow-uid.
+	AllowUIDs []uint32
+
 	// Grace is the time between the signal that ends a worker and SIGKILL; default 30 s: --shutdown-timeout.
 	Grace time.Duration
 	// Linger is how long a failed job waits for the worker that caused the failure of another to end by itself; default

@@ -44,6 +44,9 @@ type Config struct {
 	StorePort                      int
 	JoinTimeout, LastCall, Silence time.Duration
 
+	// AllowUIDs are users of this host, beside the job's own and root, whose connections are accepted.
+	AllowUIDs []uint32
+
 	Grace, Linger, Interrupt time.Duration
 	SignalNames              string
 	// Ending are the signals of SignalNames.

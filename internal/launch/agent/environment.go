@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
 	"github.com/cohort-dist/cohort/internal/launch/rundir"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 )
 
 // place is where the workers of this node stand in an attempt of the job.
@@ -152,6 +153,9 @@ func (c Config) addOwn(v *variables, p place, local int, run *rundir.Dir) {
 	v.add("COHORT_RUN", run.Path)
 	if c.MaxMembers > 0 {
 		v.add(elastic.EnvMember, (p.firstMember + elastic.ID(local)).String())
+	}
+	if len(c.AllowUIDs) > 0 {
+		v.add(peeruid.Env, peeruid.Format(c.AllowUIDs))
 	}
 	v.addDefault("PYTHONFAULTHANDLER", "1")
 	attempt := strconv.Itoa(p.attempt)

@@ -32,7 +32,7 @@ func (a *attempt) openStore() error {
 		}
 		return l.Close()
 	}
-	server, err := tcpstore.Listen(address)
+	server, err := tcpstore.Listen(address, a.job.storeOptions()...)
 	if err != nil {
 		return storeError(address, err)
 	}
@@ -53,7 +53,7 @@ func (a *attempt) shareStore() error {
 	}
 	a.place.addr, a.place.port, a.place.ours = host, port, true
 	if c.hosts(a.job.asked) {
-		server, taken := tcpstore.Listen(c.Endpoint)
+		server, taken := tcpstore.Listen(c.Endpoint, a.job.storeOptions()...)
 		switch {
 		case taken == nil:
 			a.store = server
@@ -67,6 +67,13 @@ func (a *attempt) shareStore() error {
 		return err
 	}
 	return conn.Close()
+}
+
+// storeOptions keep other users of this host away from a store, and say so when one comes.
+func (j *Job) storeOptions() []tcpstore.ServerOption {
+	return []tcpstore.ServerOption{
+		tcpstore.WithAllowedUIDs(j.cfg.AllowUIDs...), tcpstore.WithOnOtherUser(func(text string) { j.screen.logf("%s", text) }),
+	}
 }
 
 func storeError(address string, err error) error {

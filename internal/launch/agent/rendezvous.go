@@ -16,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 )
 
 // errEnded says that a signal ended the wait for other nodes.
@@ -109,7 +110,8 @@ func (j *Job) forHost() nodecoord.Config {
 	c := j.cfg
 	return nodecoord.Config{
 		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
-		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence,
+		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence, StoreOptions: j.storeOptions(),
+		Users: peeruid.Default(c.AllowUIDs, func(text string) { j.screen.logf("%s", text) }),
 		OnUnidentified: func(addr string) {
 			j.screen.logf(
 				"a client at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch "+

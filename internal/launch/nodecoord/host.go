@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/sys/fdlimit"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -29,6 +30,9 @@ type Config struct {
 	StoreAddr                      string // of this node, where the store listens; "": that of the endpoint
 	StorePort                      int
 	JoinTimeout, LastCall, Silence time.Duration
+	StoreOptions                   []tcpstore.ServerOption
+	// Users says which users of this host may connect; nil: the default.
+	Users *peeruid.Policy
 	// OnUnidentified, if set, is called once with the address of a client that does not speak as a launcher does, OnOtherID with that
 	// of a launcher that asks for another job. They may be called at the same time as one another.
 	OnUnidentified, OnOtherID func(addr string)
@@ -104,9 +108,13 @@ func Listen(cfg Config, addr string) (*Host, error) {
 			*say = func(string) {}
 		}
 	}
+	if cfg.Users == nil {
+		cfg.Users = peeruid.Default(nil, nil)
+	}
 	h := &Host{
 		strangers: newStrangers(fdlimit.Share(descriptorShare, leastStrangers, mostStrangers)),
-		cfg:       cfg, name: name, listener: l, events: make(chan event), quit: make(chan struct{}), done: make(chan struct{}),
+		cfg:       cfg, name: name, listener: cfg.Users.Listener(l),
+		events: make(chan event), quit: make(chan struct{}), done: make(chan struct{}),
 		nodes: map[launchcore.Node]*conn{}, attempt: -1, waiting: -1, timer: time.NewTimer(time.Hour),
 		job: launchcore.NewJob(launchcore.JobLimits{
 			Min: cfg.MinNodes, Max: cfg.MaxNodes, MaxRestarts: cfg.MaxRestarts, LastCall: cfg.LastCall, Join: cfg.JoinTimeout, Strikes: 3,
@@ -358,7 +366,7 @@ func (h *Host) openStore(attempt int) {
 		}
 	}
 	address := net.JoinHostPort(h.storeHost(), strconv.Itoa(h.cfg.StorePort))
-	server, err := tcpstore.Listen(address)
+	server, err := tcpstore.Listen(address, h.cfg.StoreOptions...)
 	if err != nil {
 		err = portowner.Named(address, err)
 		h.perform(h.job.End(launchcore.End{Code: cohort.CodeOf(err), Sentence: fmt.Sprintf("no store for the job: %v", err)}))

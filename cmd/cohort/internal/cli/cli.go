@@ -90,7 +90,7 @@ list and call the workers of its RPC world.`),
 		Example: strings.Trim(`
   cohort run --nproc-per-node 4 train.py      start a job: a PyTorch script or any program
   cohort why                                  say why a job on this host hangs
-  cohort store serve --addr 0.0.0.0:29500     serve a store for a job
+  cohort store serve --addr 10.0.0.1:29500    serve a store for a job
   cohort store top --addr node0:29500         see who waits for which key, and since when
   cohort store get --addr node0:29500 epoch   read a key
   cohort trace dumps/                         find the rank that a hanging job waits for

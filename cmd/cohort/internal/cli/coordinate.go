@@ -44,7 +44,7 @@ run at the same time, the later one decides and the earlier one ends.
 "cohort run --members" has its own coordinator and does not need this command, unless
 --rdzv-endpoint is the address of a store that is already running.`),
 		Example: strings.Trim(`
-  cohort store serve --addr 0.0.0.0:29500
+  cohort store serve --addr 10.0.0.1:29500
   cohort coordinate --addr node0:29500 --members 4        four members, all others are spares
   cohort coordinate --addr node0:29500 --members 2:4      continue with two if no more are left`, "\n"),
 		Args: command.Exactly(),

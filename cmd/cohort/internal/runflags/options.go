@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/sys/numabind"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/launch"
 )
 
@@ -492,6 +493,10 @@ func (o *Options) rest(v values) error {
 		return fmt.Errorf(
 			"--event-log-handler %s is not supported: a handler of another package needs Python inside the launcher; console and "+
 				"null work", h)
+	}
+	var err error
+	if o.AllowUIDs, err = peeruid.Parse(v["allow-uid"]); err != nil {
+		return fmt.Errorf("--allow-uid %s: %w", v["allow-uid"], err)
 	}
 	if b := o.NUMABinding; b != "" && !slices.Contains(numabind.Modes, b) {
 		return fmt.Errorf("--numa-binding %s: it must be one of %s", b, strings.Join(numabind.Modes, ", "))

@@ -61,6 +61,7 @@ var options = []option{
 	{name: "master-addr", env: true, arg: "HOST", usage: "where the workers find the store"},
 	{name: "master-port", env: true, arg: "PORT", usage: "its port; default: a free one"},
 	{name: "local-addr", env: true, arg: "HOST", usage: "address at which other nodes reach this one, if it hosts the store"},
+	{name: "allow-uid", arg: "UID,...", usage: "users of this host who may connect to the job, beside you and root"},
 	{name: "logs-specs", arg: "NAME", usage: "refused: it needs Python inside the launcher"},
 	{name: "numa-binding", arg: "MODE", usage: "bind workers to processors near their GPU: node, socket, exclusive, core-complex"},
 	{name: "signals-to-handle", env: true, arg: "NAMES", usage: "signals that stop the job; others are passed on"},

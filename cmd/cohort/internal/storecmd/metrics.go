@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -174,11 +175,15 @@ func (h *health) question() <-chan struct{} {
 }
 
 // serveHTTP serves the numbers on addr until stop is called. A failure later on ends the command by fail.
-func serveHTTP(addr string, server *tcpstore.Server, fail context.CancelCauseFunc) (stop func(), bound string, err error) {
+func serveHTTP(
+	addr string, server *tcpstore.Server, allowed []uint32, fail context.CancelCauseFunc,
+) (stop func(), bound string, err error) {
 	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
 	if err != nil {
 		return nil, "", fmt.Errorf("--http: %w", portowner.Named(addr, err))
 	}
+	// The server of the store says what is refused.
+	listener = peeruid.Default(allowed, nil).Listener(listener)
 	h := &http.Server{
 		Handler: httpHandler(server.Stats), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,

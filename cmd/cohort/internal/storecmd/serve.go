@@ -19,6 +19,7 @@ import (
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -30,6 +31,7 @@ type serveFlags struct {
 	drain     time.Duration
 	verbose   bool
 	forget    bool
+	allowUIDs string
 	loops     int
 	limits    tcpstore.Limits
 }
@@ -53,12 +55,13 @@ is_master=False), with use_libuv=False if PyTorch 2 was built without libuv.
 Start a new store for each run of a job, because the keys of one run would mislead the
 next. Or clear it in between ("cohort store clear"), or use --forget.
 
-PyTorch's protocol has no password: anyone who can reach the port can read and write.
-So the default address can be reached only from this machine. To serve other machines,
-use --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
+PyTorch's protocol has no password. Other users of this machine are refused, except
+those of --allow-uid, but a store that other machines can reach can be read and
+written by all of them. So the default address is reached only from this machine. To
+serve others, give --addr the address of the network that the job uses.`),
 		Example: strings.Trim(`
   cohort store serve
-  cohort store serve --addr 0.0.0.0:29500 --http 127.0.0.1:9090
+  cohort store serve --addr 10.0.0.1:29500 --http 127.0.0.1:9090
   cohort store serve --addr 127.0.0.1:0 --json      take a free port and print it`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -76,6 +79,7 @@ use --addr 0.0.0.0:29500 or the address of the network that the job uses.`),
 	f.BoolVar(&flags.forget, "forget", false, "remove all keys whenever the last client disconnects")
 	f.IntVar(&flags.loops, "loops", min(max(runtime.GOMAXPROCS(0)/2, 1), storeLoopsUsual),
 		"event loops that share the connections; 1 to 64")
+	f.StringVar(&flags.allowUIDs, "allow-uid", "", "also let these users of this host connect, `UID[,UID]`; your own and root always may")
 	f.BoolVarP(&flags.verbose, "verbose", "v", false, "log more than warnings, on standard error")
 	defaults := tcpstore.DefaultLimits()
 	f.IntVar(&flags.limits.Conns, "max-connections", defaults.Conns, "most connections at a time (a PyTorch 1.13 client has two)")
@@ -130,9 +134,13 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if flags.verbose {
 		level = slog.LevelDebug
 	}
+	users, err := peeruid.Parse(flags.allowUIDs)
+	if err != nil {
+		return command.Usage(fmt.Errorf("--allow-uid %s: %w", flags.allowUIDs, err))
+	}
 	opts := []tcpstore.ServerOption{
 		tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(a.LogHandler(level))),
-		tcpstore.WithLoops(flags.loops),
+		tcpstore.WithLoops(flags.loops), tcpstore.WithAllowedUIDs(users...),
 	}
 	if flags.forget {
 		opts = append(opts, tcpstore.WithForget())
@@ -149,7 +157,7 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	defer cancel(nil)
 	httpAddr := ""
 	if flags.http != "" {
-		stop, bound, err := serveHTTP(flags.http, server, cancel)
+		stop, bound, err := serveHTTP(flags.http, server, users, cancel)
 		if err != nil {
 			return err
 		}
@@ -166,8 +174,23 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if err := a.ready(server, httpAddr); err != nil {
 		return err
 	}
+	a.warnOpen(server.Addr())
 	<-ctx.Done()
 	return a.endServe(server, context.Cause(ctx), flags.drain)
+}
+
+// warnOpen says who can use a store that is not on the loopback interface.
+func (a *app) warnOpen(addr net.Addr) {
+	tcp, ok := addr.(*net.TCPAddr)
+	switch {
+	case !ok || tcp.IP.IsLoopback():
+	case tcp.IP.IsUnspecified():
+		a.Note("cohort store: it listens on all networks of this machine, and every machine there can read and change it: PyTorch's " +
+			"protocol has no password. Give --addr the address of the job's network")
+	default:
+		a.Note(fmt.Sprintf("cohort store: every machine that can reach %s can read and change it: PyTorch's protocol has no password",
+			tcp.IP))
+	}
 }
 
 var errStdinClosed = errors.New("the end of standard input")

@@ -40,7 +40,7 @@ wire PyTorch puts "/" in front of it. --raw takes and shows keys as they are on 
 wire, and so also reaches "init/", the number of workers that have joined. Process
 groups prefix their keys: "cohort store keys" shows them.`),
 		Example: strings.Trim(`
-  cohort store serve --addr 0.0.0.0:29500 --http 127.0.0.1:9090
+  cohort store serve --addr 10.0.0.1:29500 --http 127.0.0.1:9090
   cohort store set --addr node0:29500 epoch 3
   cohort store wait --timeout 1m ready/0 ready/1
   cohort store top`, "\n"),
