@@ -15,17 +15,28 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// TestBindHost: the rank that hosts the store listens on all addresses, as PyTorch does, or only on the one that is asked for.
+// TestBindHost: the rank that hosts the store listens only on the address that the ranks were told, or on the one that is asked for. It
+// listens on all addresses when it was told a name, or an address that another machine has.
 func TestBindHost(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux has all of 127.0.0.0/8 on its loopback")
 	}
-	for host, reached := range map[string]bool{"": true, "127.0.0.1": false} {
+	for _, c := range []struct {
+		told, bind string
+		reached    bool
+	}{
+		{"127.0.0.1", "", false},
+		{"localhost", "", false},
+		{"127.0.0.1", "127.0.0.1", false},
+		{"127.0.0.1", "0.0.0.0", true},
+		{"127.0.0.3", "0.0.0.0", true},
+		{"0.0.0.0", "", true},
+	} {
 		port := testkit.FreePort(t)
-		join(t, fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=1", port), rendezvous.WithBindHost(host))
+		join(t, fmt.Sprintf("tcp://%s:%d?rank=0&world_size=1", c.told, port), rendezvous.WithBindHost(c.bind))
 		conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.2", strconv.Itoa(port)))
-		if (err == nil) != reached {
-			t.Errorf("bound to %q, 127.0.0.2 gives %v", host, err)
+		if (err == nil) != c.reached {
+			t.Errorf("%+v: 127.0.0.2 gives %v", c, err)
 		}
 		if err == nil {
 			_ = conn.Close()

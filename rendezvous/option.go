@@ -104,8 +104,9 @@ func WithLogger(logger *slog.Logger) Option {
 	})
 }
 
-// WithBindHost makes the rank that hosts the store listen only on this address. By default it listens on all addresses,
-// as PyTorch does.
+// WithBindHost makes the rank that hosts the store listen on this address, "0.0.0.0" or "::" for all. By default it is the one that the
+// ranks were told, in the URL or in MASTER_ADDR, if that is an address of this host or localhost. Of a name, and of an address that a
+// service or a router has, it is not known by which address the others come, so the store listens on all of them, as PyTorch's does always.
 func WithBindHost(host string) Option { return optionFunc(func(s *settings) { s.bind = host }) }
 
 // WithSharedServers lets several joins of one process that host on the same port use one server, as PyTorch does with

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"syscall"
@@ -89,12 +90,32 @@ func (s *settings) host(plan Plan) (*tcpstore.Lease, error) {
 		shared = &tcpstore.Shared{}
 	}
 	opts := append([]tcpstore.ServerOption{tcpstore.WithLogger(s.logger)}, s.server...)
-	lease, err := shared.Acquire(net.JoinHostPort(s.bind, strconv.Itoa(plan.Port)), opts...)
+	bind, fallBack := s.bind, false
+	if bind == "" {
+		bind = bindHost(plan.Host)
+		fallBack = bind != ""
+	}
+	lease, err := shared.Acquire(net.JoinHostPort(bind, strconv.Itoa(plan.Port)), opts...)
+	if fallBack && errors.Is(err, syscall.EADDRNOTAVAIL) { // a service or a router has the address, and passes connections on to this host
+		lease, err = shared.Acquire(net.JoinHostPort("", strconv.Itoa(plan.Port)), opts...)
+	}
 	if err != nil {
 		return nil, bindError(plan, err)
 	}
 	s.hook.Emit(observe.Event{Kind: EventHost, Rank: plan.Rank, Peer: lease.Addr().String(), Detail: "rank 0 serves the store"})
 	return lease, nil
+}
+
+// bindHost returns the address that a store listens on whose clients were told host: that address and no other. A name may lead to other
+// addresses on other hosts, to which a store on all addresses, "", answers; but localhost is this host everywhere.
+func bindHost(host string) string {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return addr.String()
+	}
+	if strings.EqualFold(host, "localhost") {
+		return "localhost" // of its addresses IPv4's, where it has one
+	}
+	return ""
 }
 
 // bindError names the port and who has it.
