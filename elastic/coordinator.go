@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -354,7 +355,7 @@ func (c *Coordinator) read(ctx context.Context, n int64) (q *question, there boo
 		return nil, false, err
 	}
 	q = new(question)
-	if len(raw) > maxQuestion || json.Unmarshal(raw, q) != nil || q.Member < 0 || q.Handle == "" && !q.Done && !q.Lost {
+	if len(raw) > maxQuestion || printable.Unmarshal(raw, q) != nil || q.Member < 0 || q.Handle == "" && !q.Done && !q.Lost {
 		c.config.logger.Warn("a question cannot be read", slog.Int64("number", n))
 		return nil, true, c.answer(ctx, n, answer{Error: "the question cannot be read: want {\"member\": 0, \"handle\": \"gloo:...\"}"})
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/group"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -137,7 +138,7 @@ func (m *Member) read(ctx context.Context, key string) (a answer, err error) {
 	if err != nil {
 		return a, m.failed(ctx, "elastic: ask", err)
 	}
-	if err = json.Unmarshal(raw, &a); err != nil {
+	if err = printable.Unmarshal(raw, &a); err != nil {
 		return a, cohort.Wrap("elastic: ask", cohort.Protocol, err)
 	}
 	return a, nil

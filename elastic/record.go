@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // A coordinator that dies is started again over the same store. What the next one must know is in one record, which is
@@ -103,7 +104,7 @@ func (c *Coordinator) readRecord(ctx context.Context) (r record, err error) {
 	if c.kept, err = c.store.Get(ctx, recordKey); err != nil {
 		return r, err
 	}
-	if err = json.Unmarshal(c.kept, &r); err != nil || len(r.Members) > maxMembers || len(r.Handles) != len(r.Members) ||
+	if err = printable.Unmarshal(c.kept, &r); err != nil || len(r.Members) > maxMembers || len(r.Handles) != len(r.Members) ||
 		len(r.Questions) != len(r.Members) {
 		return r, cohort.Newf("elastic: coordinator", cohort.Protocol,
 			"the record of an earlier coordinator, key %q, cannot be read: %q", recordKey, shorten(c.kept))

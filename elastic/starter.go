@@ -9,6 +9,7 @@ import (
 	"errors"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -64,7 +65,7 @@ func (s *Starter) Ended(ctx context.Context) (silent []ID, err error) {
 		return nil, cohort.Wrap(op, cohort.Unavailable, err)
 	}
 	var a answer
-	if err = json.Unmarshal(raw, &a); err != nil {
+	if err = printable.Unmarshal(raw, &a); err != nil {
 		return nil, cohort.Wrap(op, cohort.Protocol, err)
 	}
 	return a.Silent, nil

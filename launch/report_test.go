@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // TestEarlyEnd: a rank that ended well while others needed it is the cause of their failure; one that ended well after it,
@@ -114,5 +115,29 @@ func TestEndedByTheUser(t *testing.T) {
 `
 	if got := r.Text(nil); got != want {
 		t.Errorf("it says\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestTextOfOthersIsPrintable: what a worker or another node says cannot move the cursor of the terminal that shows the report.
+func TestTextOfOthersIsPrintable(t *testing.T) {
+	t.Parallel()
+	const evil = "\x1b]0;title\a\u009b2J\u202e"
+	r := Report{
+		Sentence: "rank 1 on " + evil + " failed:\ncohort: all is well", LogDir: evil, Bundle: evil,
+		Attempts: []Attempt{{First: 1, Workers: []WorkerEnd{
+			{Rank: 0, Host: evil, Code: 1, Words: evil, Where: evil},
+			{Rank: 1, Host: evil, Code: 1, Words: evil, Where: evil, Advice: evil, Traceback: "Traceback:\n\tline " + evil},
+		}}},
+	}
+	for name, text := range map[string]string{"text": r.Text(nil), "short": r.Short(4096), "very short": r.Short(300)} {
+		if clean := printable.Lines(text); clean != text {
+			t.Errorf("%s: %q", name, text)
+		}
+		if lines := strings.Split(text, "\n"); strings.HasPrefix(lines[1], "cohort:") || !strings.Contains(lines[0], "rank 1 on") {
+			t.Errorf("%s: a sentence of two lines: %q", name, text)
+		}
+	}
+	if text := r.Text(nil); !strings.Contains(text, "\n    \tline") {
+		t.Errorf("the traceback has lost its lines: %q", text)
 	}
 }

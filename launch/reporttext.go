@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
@@ -26,7 +27,7 @@ func (r *Report) Text(paint func(string) string) string {
 	if !strings.HasPrefix(heading, "the job ") {
 		heading = "the job failed: " + heading
 	}
-	return r.text(paint("cohort: "+heading), true)
+	return paint("cohort: "+printable.Line(heading)) + "\n" + printable.Lines(r.details(true))
 }
 
 // Short returns the report for people in at most limit bytes, the sentence first, for a place that keeps no more. Of a long traceback it
@@ -35,20 +36,20 @@ func (r *Report) Short(limit int) string {
 	if r.Succeeded {
 		return shorten("the job succeeded\n", limit)
 	}
-	text := r.text(r.Sentence, true)
+	text := r.short(true)
 	if len(text) <= limit {
 		return text
 	}
 	trace := ""
 	if first := r.first(); first != nil {
-		trace = first.printed(40)
+		trace = printable.Lines(first.printed(40))
 	}
 	const heading, margin = "  the end of what it printed:\n", "    "
 	room := 0
 	if trace != "" {
 		room = min(limit/2, len(heading)+len(indent(trace, margin))+1)
 	}
-	text = shorten(r.text(r.Sentence, false), limit-room)
+	text = shorten(r.short(false), limit-room)
 	lines := strings.Split(indent(trace, margin), "\n")
 	left, from := limit-len(text)-len(heading), len(lines)
 	for from > 0 && left > len(lines[from-1]) {
@@ -81,10 +82,14 @@ func (r *Report) first() *WorkerEnd {
 	return nil
 }
 
-// text is the report below a heading, with or without what the first worker printed.
-func (r *Report) text(heading string, printed bool) string {
+// short is the report below its sentence.
+func (r *Report) short(printed bool) string {
+	return printable.Line(r.Sentence) + "\n" + printable.Lines(r.details(printed))
+}
+
+// details are what the report has below its heading, with or without what the first worker printed.
+func (r *Report) details(printed bool) string {
 	var b strings.Builder
-	b.WriteString(heading + "\n")
 	if len(r.Attempts) == 0 {
 		return b.String()
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launch/program"
 	"github.com/cohort-dist/cohort/internal/sys/numabind"
 	"github.com/cohort-dist/cohort/internal/sys/signame"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // op begins the text of every error of this package.
@@ -45,8 +46,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, refuse("%d workers; there must be at least one", c.Workers)
 	case c.MaxRestarts < 0:
 		return c, refuse("%d restarts; 0 is the least", c.MaxRestarts)
-	case strings.ContainsAny(c.RunID, "/\x00\n"):
-		return c, refuse("the job's id %q is used in file names and must not hold a slash or a line end", c.RunID)
+	case strings.Contains(c.RunID, "/") || printable.Line(c.RunID) != c.RunID:
+		return c, refuse("the job's id %q is used in file names and must not hold a slash or what cannot be printed", c.RunID)
 	}
 	if err := c.takeRoles(); err != nil {
 		return c, err

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // Kind is a class of causes. The order is that of blame: of several failures the one with the smallest kind explains the
@@ -258,9 +260,9 @@ type errorMessage struct {
 // pickTraceback prefers the error file, which holds this worker's exception and nothing else.
 func pickTraceback(d Death) traceback {
 	var file errorFile
-	if len(d.ErrorFile) > 0 && json.Unmarshal(d.ErrorFile, &file) == nil {
+	if len(d.ErrorFile) > 0 && printable.Unmarshal(d.ErrorFile, &file) == nil {
 		var m errorMessage
-		if json.Unmarshal(file.Message, &m) == nil && m.Message != "" {
+		if printable.Unmarshal(file.Message, &m) == nil && m.Message != "" {
 			t := lastTraceback(m.ExtraInfo.Callstack)
 			if t.exception == "" || !kindOf(t.exception).Consequence() && firstLine(t.exception) == firstLine(m.Message) {
 				t.exception = m.Message
@@ -271,7 +273,7 @@ func pickTraceback(d Death) traceback {
 			return t
 		}
 		var text string
-		if json.Unmarshal(file.Message, &text) == nil && text != "" {
+		if printable.Unmarshal(file.Message, &text) == nil && text != "" {
 			return traceback{exception: text}
 		}
 	}

@@ -5,7 +5,6 @@ package bootstrap
 
 import (
 	"context"
-	"encoding/json"
 	"strconv"
 	"sync"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/gloo"
 	"github.com/cohort-dist/cohort/internal/group/gloo/gloowire"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
@@ -104,7 +104,7 @@ func (v *Failure) awaitReason(ctx context.Context) error {
 		return cohort.Wrap("group: new", cohort.Unavailable, err)
 	}
 	first := new(ending)
-	if err != nil || json.Unmarshal(words, first) != nil {
+	if err != nil || printable.Unmarshal(words, first) != nil {
 		return nil //nolint:nilerr // a store that does not answer knows no reason
 	}
 	return first.toOthers("group: new", v.rank)

@@ -24,6 +24,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/native/nativetcp"
 	"github.com/cohort-dist/cohort/internal/group/shm"
 	"github.com/cohort-dist/cohort/internal/sys/peeruid"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // capability is what a Go rank says about itself in the store, before it publishes anything of gloo's rendezvous: a rank
@@ -257,7 +258,7 @@ func (a *attempt) read(ctx context.Context, ranks []int) ([]*capability, error) 
 	caps := make([]*capability, p.size())
 	for i, r := range ranks {
 		var found capability
-		if len(words[i]) > maxCapability || json.Unmarshal(words[i], &found) != nil {
+		if len(words[i]) > maxCapability || printable.Unmarshal(words[i], &found) != nil {
 			return nil, cohort.Newf(op, cohort.Protocol, "rank %d published a malformed capability under %q", r, a.Place.Key(r))
 		}
 		if found.Version != capabilityVersion {

@@ -10,6 +10,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // Ranks that are told different sizes of the world wait under different keys, and would not hear of each other. So a rank that waits longer
@@ -124,7 +126,7 @@ func (c *claims) renewed(text []byte, against *claim) []byte {
 // parseClaims reads the claims, by size. What cannot be one is left out.
 func parseClaims(text []byte) map[int]claim {
 	var list []claim
-	if len(text) > maxClaimed || json.Unmarshal(text, &list) != nil {
+	if len(text) > maxClaimed || printable.Unmarshal(text, &list) != nil {
 		return map[int]claim{}
 	}
 	all := map[int]claim{}

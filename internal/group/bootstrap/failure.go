@@ -16,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/assemble"
 	"github.com/cohort-dist/cohort/internal/group/transport"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -112,7 +113,7 @@ func (v *Failure) record(own *cohort.Error) *ending {
 	}
 	got, err := v.store.CompareAndSet(ctx, v.place.EndKey(), nil, words)
 	first := new(ending)
-	if err != nil || json.Unmarshal(got, first) != nil {
+	if err != nil || printable.Unmarshal(got, first) != nil {
 		return nil
 	}
 	return first
@@ -157,7 +158,7 @@ func (v *Failure) late(ctx context.Context, ranks []int) []int {
 		return ranks
 	}
 	got, err := v.store.CompareAndSet(ctx, v.place.EndKey(), nil, words)
-	if err != nil || json.Unmarshal(got, &first) != nil || first.Rank < 0 || first.Rank == v.rank {
+	if err != nil || printable.Unmarshal(got, &first) != nil || first.Rank < 0 || first.Rank == v.rank {
 		return ranks // the dead one is unknown: each names the loss that it saw
 	}
 	return append([]int{first.Rank}, slices.DeleteFunc(slices.Clone(ranks), func(r int) bool { return r == first.Rank })...)

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/group/assemble"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/store"
 )
 
@@ -49,7 +50,7 @@ func (a *attempt) refusal(ctx context.Context) *cohort.Error {
 	said, _ := a.Place.Refused(look, a.since())
 	for _, words := range said {
 		first := new(ending)
-		if json.Unmarshal(words, first) == nil && useless(cohort.Code(first.Code)) {
+		if printable.Unmarshal(words, first) == nil && useless(cohort.Code(first.Code)) {
 			return first.to(rendezvousOp, a.p.Rank)
 		}
 	}
@@ -68,7 +69,7 @@ func (a *attempt) since() int64 {
 func readEnding(ctx context.Context, s store.Store, place *assemble.Place) *ending {
 	words, err := readIfThere(ctx, s, place.EndKey())
 	first := new(ending)
-	if err != nil || words == nil || json.Unmarshal(words, first) != nil {
+	if err != nil || words == nil || printable.Unmarshal(words, first) != nil {
 		return nil
 	}
 	return first
@@ -118,7 +119,7 @@ func (r *rivals) took(call string, generation int64, now time.Time) bool {
 }
 
 func parseCapability(words []byte) (c capability, ok bool) {
-	return c, len(words) <= maxCapability && json.Unmarshal(words, &c) == nil
+	return c, len(words) <= maxCapability && printable.Unmarshal(words, &c) == nil
 }
 
 // taken is called when the place of this rank is taken in the open generation. It returns an error when another process keeps taking it.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/launch/joblog"
 	"github.com/cohort-dist/cohort/internal/launch/rundir"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // screen is a Screen that the streams of all workers share.
@@ -32,9 +33,9 @@ func newScreen(s Screen) *screen {
 	return sc
 }
 
-// logf prints a message of the launcher.
+// logf prints a message of the launcher. It may hold names and words of other processes.
 func (s *screen) logf(format string, args ...any) {
-	_, _ = fmt.Fprintf(s.err, "cohort: "+format+"\n", args...)
+	_, _ = fmt.Fprintln(s.err, "cohort: "+printable.Lines(fmt.Sprintf(format, args...)))
 }
 
 func (s *screen) output(which Streams) *joblog.Output {

@@ -23,6 +23,7 @@ type rows struct {
 	cur     int
 	at      time.Time // when cur last moved below a row that is held
 	escape  []byte    // an escape sequence that is not complete
+	half    bool      // the last piece ended with the first byte of what may be a control character of two
 	changed bool      // an open row has changed since the last look
 }
 
@@ -44,13 +45,14 @@ const (
 // feed takes a piece of output and hands finished lines to put.
 func (r *rows) feed(piece []byte, now time.Time, put func(line []byte)) {
 	r.settle(now, put)
+	piece = r.whole(piece)
 	for len(piece) > 0 {
 		if len(r.escape) > 0 {
 			piece = r.inEscape(piece)
 			continue
 		}
 		// Plain text up to the next character that means something.
-		n := bytes.IndexFunc(piece, func(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f })
+		n := bytes.IndexFunc(piece, func(c rune) bool { return c < ' ' && c != '\t' || c >= 0x7f && c <= lastC1 })
 		if n < 0 {
 			n = len(piece)
 		}
@@ -59,8 +61,8 @@ func (r *rows) feed(piece []byte, now time.Time, put func(line []byte)) {
 			piece = piece[n:]
 			continue
 		}
-		c := piece[0]
-		piece = piece[1:]
+		c, width := utf8.DecodeRune(piece)
+		piece = piece[width:]
 		switch c {
 		case '\n':
 			r.newLine(now, put)
@@ -68,9 +70,32 @@ func (r *rows) feed(piece []byte, now time.Time, put func(line []byte)) {
 			row := r.row()
 			row.drawn, row.over = true, true
 		case '\x1b':
-			r.escape = append(r.escape, c)
+			r.escape = append(r.escape, '\x1b')
+		case csi:
+			r.escape = append(r.escape, "\x1b["...)
 		}
 	}
+}
+
+// Control characters above ASCII take two bytes, of which firstOfC1 is the first. Terminals obey csi as they do ESC [.
+const (
+	firstOfC1 = 0xc2
+	csi       = 0x9b
+	lastC1    = 0x9f
+)
+
+// whole puts a character together that came in two pieces.
+func (r *rows) whole(piece []byte) []byte {
+	if len(piece) == 0 {
+		return nil
+	}
+	if r.half {
+		piece = append([]byte{firstOfC1}, piece...)
+	}
+	if r.half = piece[len(piece)-1] == firstOfC1; r.half {
+		piece = piece[:len(piece)-1]
+	}
+	return piece
 }
 
 // row returns the row of the cursor.
@@ -249,6 +274,9 @@ func lastPart(text []byte) []byte {
 
 // finish ends the output: what is left is shown.
 func (r *rows) finish(put func([]byte)) {
+	if r.half && len(r.escape) == 0 {
+		r.print([]byte{firstOfC1}, put)
+	}
 	for len(r.open) > 0 && len(r.open[len(r.open)-1].text) == 0 {
 		r.open = r.open[:len(r.open)-1]
 	}

@@ -4,6 +4,7 @@
 package nodecoord
 
 import (
+	"bufio"
 	"encoding/json"
 	"net"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // TestViewIsBounded: whatever the ranks of all nodes print and wait for, the view of them fits into a message.
@@ -214,4 +216,55 @@ func TestLeave(t *testing.T) {
 		}
 		until(wires[others], func(m Message) bool { return m.Leave != nil && m.Leave.Reason == "was ended" })
 	}
+}
+
+// TestTextOfOthersIsPrintable: whatever a node says, in any field of any message, reaches the others and the host itself without
+// what moves the cursor of a terminal.
+func TestTextOfOthersIsPrintable(t *testing.T) {
+	t.Parallel()
+	const evil = "\x1b[2J\u009b2J\u202e"
+	h, err := Listen(Config{RunID: "job", Rules: Rules{MinNodes: 2, MaxNodes: 2}, JoinTimeout: time.Hour, Silence: time.Hour},
+		"127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	var wires []*Wire
+	for range 2 {
+		c, err := net.Dial("tcp", h.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := NewWire(c, time.Hour)
+		defer func() { _ = w.Close() }()
+		role := launchcore.Role{Name: "r" + evil, Workers: 1}
+		if err = w.Send(Message{Join: &Join{RunID: "job", Host: "h" + evil, Roles: []launchcore.Role{role}}}); err != nil {
+			t.Fatal(err)
+		}
+		wires = append(wires, w)
+	}
+	// raw reads what a node is told, as it travels, up to what the test waits for.
+	lines := bufio.NewScanner(wires[1])
+	raw := func(wanted string) string {
+		t.Helper()
+		for lines.Scan() {
+			if strings.Contains(lines.Text(), wanted) {
+				return lines.Text()
+			}
+		}
+		t.Fatalf("no %s: %v", wanted, lines.Err())
+		return ""
+	}
+	clean := func(line string) {
+		t.Helper()
+		var m any
+		if err := json.Unmarshal([]byte(line), &m); err != nil || string(printable.JSON([]byte(line))) != line {
+			t.Errorf("a node is told %s (%v)", line, err)
+		}
+	}
+	clean(raw(`"roster"`))
+	if err := wires[0].Send(Message{Failed: &Failed{Failure: launchcore.Failure{Sentence: "rank 0 " + evil}}}); err != nil {
+		t.Fatal(err)
+	}
+	clean(raw("rank 0 "))
 }

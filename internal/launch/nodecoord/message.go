@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // Launchers of a job talk in lines of JSON over one connection for each node.
@@ -210,7 +211,7 @@ func (w *Wire) Receive() (Message, error) {
 			}
 			return m, net.ErrClosed
 		}
-		if err := json.Unmarshal(w.lines.Bytes(), &m); err != nil {
+		if err := printable.Unmarshal(w.lines.Bytes(), &m); err != nil {
 			return m, fmt.Errorf("nodecoord: a message that makes no sense: %w", err)
 		}
 		w.identified = true

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // A stranger is a connection that has not asked to join with the id of the job. It may send maxJoin bytes and has joinTime. Strangers are
@@ -148,7 +149,7 @@ func (one *stranger) request() (m *Join, rest []byte, foreign bool, err error) {
 			var said struct {
 				Join *Join `json:"join"`
 			}
-			if err = json.Unmarshal(line, &said); err != nil {
+			if err = printable.Unmarshal(line, &said); err != nil {
 				return nil, nil, true, err
 			}
 			if parsed += len(line) + 1; said.Join != nil {

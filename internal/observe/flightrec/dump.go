@@ -5,7 +5,6 @@ package flightrec
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // version is the version of the dump's format.
@@ -71,7 +71,7 @@ func Parse(data []byte) (Dump, error) {
 	if len(data) > maxDump {
 		return d, cohort.Newf(op, cohort.TooLarge, "%d bytes, at most %d are read", len(data), maxDump)
 	}
-	if err := json.Unmarshal(data, &d); err != nil {
+	if err := printable.Unmarshal(data, &d); err != nil {
 		return d, cohort.Newf(op, cohort.Protocol, "this is not a dump of the flight recorder: %w", err)
 	}
 	if d.Format != format {

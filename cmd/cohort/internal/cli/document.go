@@ -5,12 +5,14 @@ package cli
 
 import (
 	"encoding/json"
+	"io"
 	"strings"
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/internal/diagnose/jobdoc"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 	"github.com/cohort-dist/cohort/launch"
 )
@@ -18,9 +20,18 @@ import (
 // printJob writes a job as cohort.job.v1 with --json, else text.
 func (a *app) printJob(d *jobdoc.Document, text string) error {
 	if a.JSON {
-		return json.NewEncoder(a.Out).Encode(d)
+		return writeDocument(a.Out, d)
 	}
 	return a.PrintText(text)
+}
+
+// writeDocument writes a job as one line of JSON.
+func writeDocument(w io.Writer, d any) error {
+	text, err := json.Marshal(d)
+	if err == nil {
+		_, err = w.Write(append(printable.Document(text), '\n'))
+	}
+	return err
 }
 
 // printWhy says why a job hangs: one that was found on this host, one of which the store or dumps were seen. id names it.
@@ -33,9 +44,9 @@ func (a *app) printWhy(source, id string, seen verdict.Job) error {
 		d.Job.ID, d.Job.Store = "", id
 	}
 	style := tui.StyleFor(a.Out, a.Getenv)
-	lines := []string{style.Dim(tui.Printable(title) + ":"), style.Bold(tui.Printable(v.Sentence))}
+	lines := []string{style.Dim(printable.Line(title) + ":"), style.Bold(printable.Line(v.Sentence))}
 	for _, line := range v.Proof {
-		lines = append(lines, "  "+tui.Printable(line))
+		lines = append(lines, "  "+printable.Line(line))
 	}
 	return a.printJob(d, strings.Join(lines, "\n"))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/launch/agent"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 func (a *app) psCommand() *cobra.Command {
@@ -36,7 +37,8 @@ killed together with its supervisor has left behind is removed first.`),
 		Args: command.Between(0, 1, "JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			agent.SweepDead("", func(format string, args ...any) { a.Note("cohort: " + fmt.Sprintf(format, args...)) })
-			found, err := jobs(cmd.Context(), args)
+			found, release, err := a.jobs(cmd.Context(), args)
+			defer release()
 			if errors.Is(err, cohort.NotFound) && len(args) == 0 {
 				return a.noJobs()
 			}
@@ -68,8 +70,8 @@ func (a *app) ps(ctx context.Context, found []jobscan.Job) error {
 			}
 		}
 		for i, r := range j.Ranks {
-			_, _ = fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\n", tui.Printable(j.ID), tui.Printable(j.Store), r.Rank, j.World, r.PID,
-				r.Restart, tui.Printable(doing[i])+tui.Said(said[i].Section, said[i].Steps))
+			_, _ = fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\n", printable.Line(j.ID), printable.Line(j.Store), r.Rank, j.World, r.PID,
+				r.Restart, printable.Line(doing[i])+tui.Said(said[i].Section, said[i].Steps))
 		}
 	}
 	if a.JSON {

@@ -113,7 +113,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 		}
 	}
 	if a.JSON {
-		_ = json.NewEncoder(a.Err).Encode(report)
+		_ = writeDocument(a.Err, report)
 	} else {
 		_, _ = fmt.Fprint(a.Err, report.Text(tui.StyleFor(a.Err, a.Getenv).Red))
 	}

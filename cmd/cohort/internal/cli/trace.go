@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/internal/diagnose/jobscan"
 	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 func (a *app) traceCommand() *cobra.Command {
@@ -79,7 +80,8 @@ func (a *app) askDumps(ctx context.Context, addr string) ([]flightrec.Dump, erro
 	if err != nil {
 		return nil, err
 	}
-	found, err := jobs(ctx, []string{addr})
+	found, release, err := a.jobs(ctx, []string{addr})
+	defer release()
 	if err != nil {
 		return nil, a.elsewhere(ctx, addr)
 	}
@@ -209,11 +211,11 @@ func (a *app) printVerdict(v flightrec.Diagnosis, verbose bool) error {
 	var b strings.Builder
 	switch v.Finding {
 	case flightrec.InStep:
-		b.WriteString(style.Green(tui.Printable(v.Sentence)))
+		b.WriteString(style.Green(printable.Line(v.Sentence)))
 	case flightrec.NoDump, flightrec.Behind, flightrec.Unfinished:
-		b.WriteString(style.Yellow(tui.Printable(v.Sentence)))
+		b.WriteString(style.Yellow(printable.Line(v.Sentence)))
 	default:
-		b.WriteString(style.Red(tui.Printable(v.Sentence)))
+		b.WriteString(style.Red(printable.Line(v.Sentence)))
 	}
 	b.WriteByte('\n')
 	for _, g := range v.Groups {
@@ -225,9 +227,9 @@ func (a *app) printVerdict(v flightrec.Diagnosis, verbose bool) error {
 		if g.Description != "" {
 			title += ": " + g.Description
 		}
-		b.WriteString(tui.Printable(title) + "\n")
+		b.WriteString(printable.Line(title) + "\n")
 		if len(v.Groups) > 1 {
-			b.WriteString("  " + tui.Printable(g.Sentence) + "\n")
+			b.WriteString("  " + printable.Line(g.Sentence) + "\n")
 		}
 		b.WriteString(tui.Columns(g.Table(verbose)))
 	}
@@ -235,7 +237,7 @@ func (a *app) printVerdict(v flightrec.Diagnosis, verbose bool) error {
 		b.WriteString("\nRPC workers\n" + tui.Columns(flightrec.WorkerTable(v.Workers)))
 	}
 	for _, note := range v.Notes {
-		b.WriteString("\nnote: " + tui.Printable(note) + "\n")
+		b.WriteString("\nnote: " + printable.Line(note) + "\n")
 	}
 	_, err := io.WriteString(a.Out, b.String())
 	return err

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
-	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // version and commit are set by the linker (see the Makefile); without them the build's own records are asked.
@@ -78,14 +78,14 @@ func (v versionInfo) details() string {
 	var text strings.Builder
 	text.WriteString(v.String())
 	if v.File != "" {
-		text.WriteString("\nruns as " + tui.Printable(v.File))
+		text.WriteString("\nruns as " + printable.Line(v.File))
 	}
 	for _, o := range v.Others {
 		place := "after it"
 		if o.Before {
 			place = "before it"
 		}
-		fmt.Fprintf(&text, "\nanother one is on the PATH, %s: %s", place, tui.Printable(o.File))
+		fmt.Fprintf(&text, "\nanother one is on the PATH, %s: %s", place, printable.Line(o.File))
 	}
 	return text.String()
 }

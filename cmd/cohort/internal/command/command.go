@@ -17,6 +17,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/rpc"
 )
 
@@ -114,10 +115,10 @@ func (a *App) Complain(err error) {
 		return
 	}
 	style := tui.StyleFor(a.Err, a.Getenv)
-	_, _ = fmt.Fprintln(a.Err, style.Red("cohort:")+" "+tui.Printable(text))
+	_, _ = fmt.Fprintln(a.Err, style.Red("cohort:")+" "+printable.Line(text))
 	if remote != nil {
 		for line := range strings.Lines(remote.Stack) {
-			_, _ = fmt.Fprintln(a.Err, "  "+tui.Printable(strings.ReplaceAll(strings.TrimRight(line, "\r\n"), "\t", "    ")))
+			_, _ = fmt.Fprintln(a.Err, "  "+printable.Line(strings.ReplaceAll(strings.TrimRight(line, "\r\n"), "\t", "    ")))
 		}
 	}
 }

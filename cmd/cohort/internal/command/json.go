@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // SchemaName is the value of the field "schema" of a form: "cohort.store.get.v1" for "store.get". Its schema is the file of that name
@@ -23,6 +25,7 @@ func WriteJSON(w io.Writer, form string, v any) error {
 	if err != nil {
 		return err
 	}
+	text = printable.Document(text)
 	line := []byte(`{"schema":` + strconv.Quote(SchemaName(form)))
 	if rest := bytes.TrimPrefix(text, []byte("{")); !bytes.Equal(rest, []byte("}")) {
 		line = append(append(line, ','), rest...)

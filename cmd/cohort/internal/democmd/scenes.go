@@ -22,6 +22,7 @@ import (
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/internal/sys/selfexe"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/launch"
 )
 
@@ -219,7 +220,7 @@ func (o *sceneOutput) Write(text []byte) (int, error) {
 		return len(text), nil
 	}
 	for line := range strings.Lines(string(text)) {
-		o.tell("line", "  "+tui.Printable(strings.TrimRight(line, "\n")))
+		o.tell("line", "  "+printable.Line(strings.TrimRight(line, "\n")))
 	}
 	if o.hangs != nil && !o.mu.hung && bytes.Contains(text, []byte(hangText)) {
 		o.mu.hung = true

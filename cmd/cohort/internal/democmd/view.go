@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/storecmd"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -54,7 +55,7 @@ func (v *view) say(event string, rank int, text string) {
 		who = "rank " + strconv.Itoa(rank)
 		object["rank"] = rank
 	}
-	_ = v.app.Print("demo", object, fmt.Sprintf("%6.2fs  %-7s  %s", elapsed.Seconds(), who, tui.Printable(text)))
+	_ = v.app.Print("demo", object, fmt.Sprintf("%6.2fs  %-7s  %s", elapsed.Seconds(), who, printable.Line(text)))
 }
 
 func (v *view) opening() {

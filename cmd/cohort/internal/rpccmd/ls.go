@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -94,7 +95,7 @@ func (a *app) printRPCWorld(w *rpcWorld) error {
 		if m.Go {
 			kind = "Go"
 		}
-		fmt.Fprintf(&b, "\n%5d  %-*s  %-7s  %s", m.ID, width, tui.Printable(m.Name), kind, cmp.Or(tui.Printable(m.Addr), "-"))
+		fmt.Fprintf(&b, "\n%5d  %-*s  %-7s  %s", m.ID, width, printable.Line(m.Name), kind, cmp.Or(printable.Line(m.Addr), "-"))
 	}
 	return a.PrintText(b.String())
 }

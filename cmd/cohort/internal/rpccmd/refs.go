@@ -16,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -128,7 +129,7 @@ func (r *refsReport) text() string {
 	for _, w := range r.Workers {
 		for _, o := range w.Objects {
 			objects++
-			fmt.Fprintf(&b, "%s  %s  %s, created by %s %s ago", w.Worker, o.ID, what(o), tui.Printable(o.Created), age(o.Age))
+			fmt.Fprintf(&b, "%s  %s  %s, created by %s %s ago", w.Worker, o.ID, what(o), printable.Line(o.Created), age(o.Age))
 			if o.Local > 0 {
 				b.WriteString(", used by its owner")
 			}
@@ -157,13 +158,13 @@ func (r *refsReport) text() string {
 func what(o rpc.ObjectInfo) string {
 	switch {
 	case o.Error != "":
-		return "failed (" + tui.Printable(o.Error) + ")"
+		return "failed (" + printable.Line(o.Error) + ")"
 	case !o.Ready:
 		return "not ready"
 	case o.Size == 0:
-		return cmp.Or(tui.Printable(o.Type), "no type") + ", size unknown"
+		return cmp.Or(printable.Line(o.Type), "no type") + ", size unknown"
 	}
-	return tui.Printable(o.Type) + ", " + tui.Bytes(int64(o.Size))
+	return printable.Line(o.Type) + ", " + tui.Bytes(int64(o.Size))
 }
 
 func age(seconds float64) string { return tui.Age(time.Duration(seconds * float64(time.Second))) }

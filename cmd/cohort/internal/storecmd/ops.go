@@ -22,6 +22,7 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -351,7 +352,7 @@ includes the store's own keys, as PyTorch's num_keys does.`),
 // printKeys lists keys, and with values what they hold now.
 func (a *app) printKeys(ctx context.Context, s *tcpstore.Client, keys []string, values bool) error {
 	for _, key := range keys {
-		text := tui.Printable(key)
+		text := printable.Line(key)
 		result := keyValue{Key: key}
 		if values {
 			// A key may go while we look; then it is simply no longer listed.
@@ -367,7 +368,7 @@ func (a *app) printKeys(ctx context.Context, s *tcpstore.Client, keys []string, 
 				return err
 			}
 			result = newKeyValue(key, value)
-			text += "\t" + tui.Cut(tui.Printable(string(value)), 200)
+			text += "\t" + tui.Cut(printable.Line(string(value)), 200)
 		}
 		if err := a.Print("store.keys", result, text); err != nil {
 			return err

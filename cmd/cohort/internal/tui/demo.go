@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // State is how far a worker of the demonstration got with one act.
@@ -72,7 +74,7 @@ func shortWho(w Wait) string {
 	if name == "" {
 		name = w.Client
 	}
-	return Printable(name)
+	return printable.Line(name)
 }
 
 func (d Demo) worker(rank int, w DemoWorker, width int, style Style) string {
@@ -101,6 +103,6 @@ func (d Demo) worker(rank int, w DemoWorker, width int, style Style) string {
 			put("! "+text, style.Red("! "+text))
 		}
 	}
-	b.WriteString(" " + Cut(Printable(w.Last), width-used-1))
+	b.WriteString(" " + Cut(printable.Line(w.Last), width-used-1))
 	return strings.TrimRight(b.String(), " ")
 }

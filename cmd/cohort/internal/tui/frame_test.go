@@ -171,9 +171,6 @@ func TestWords(t *testing.T) {
 	if got := pad("検査", 6) + "|"; got != "検査  |" {
 		t.Errorf("pad: %q", got)
 	}
-	if got := Printable("ä\x1b[2J\xff"); got != `ä\x1b[2J\xff` {
-		t.Errorf("Printable: %q", got)
-	}
 }
 
 func TestStyle(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/charmbracelet/x/ansi"
+
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // Job is what the live view of "cohort run" shows below the output of the workers.
@@ -102,7 +104,7 @@ func (j Job) Lines(width, height int, style Style) []string {
 }
 
 func (j Job) head() string {
-	parts := []string{"cohort run " + Printable(j.Program)}
+	parts := []string{"cohort run " + printable.Line(j.Program)}
 	if j.World > 0 {
 		parts = append(parts, Plural(j.World, "rank"))
 	}
@@ -115,7 +117,7 @@ func (j Job) head() string {
 func (j Job) nodes() string {
 	parts := make([]string, len(j.Nodes))
 	for i, n := range j.Nodes {
-		parts[i] = fmt.Sprintf("%d %s", i, Printable(n.Host))
+		parts[i] = fmt.Sprintf("%d %s", i, printable.Line(n.Host))
 		if i == j.Node {
 			parts[i] += " (here)"
 		}
@@ -172,9 +174,9 @@ func (j Job) groups() []group {
 			ranks = append(ranks, r.Rank)
 			since, quiet = max(since, r.Since), min(quiet, r.Quiet)
 		}
-		text := ranksOf(ranks) + " " + Printable(k.words)
+		text := ranksOf(ranks) + " " + printable.Line(k.words)
 		if len(ranks) == 1 {
-			text = ranksOf(ranks) + " " + Printable(singular(k.words))
+			text = ranksOf(ranks) + " " + printable.Line(singular(k.words))
 		}
 		text += ", " + Age(since)
 		if k.quiet {
@@ -244,5 +246,5 @@ func (j Job) waits() string {
 		}
 		text += "; " + ranksOf(others) + verb
 	}
-	return text + " (key " + Printable(j.WaitingKey) + ")"
+	return text + " (key " + printable.Line(j.WaitingKey) + ")"
 }

@@ -12,28 +12,12 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/term"
-)
 
-// Printable returns text that is safe to show: keys and names come from strangers and may hold escape sequences.
-func Printable(s string) string {
-	clean := true
-	for _, r := range s {
-		if r == utf8.RuneError || !unicode.IsPrint(r) {
-			clean = false
-			break
-		}
-	}
-	if clean {
-		return s
-	}
-	quoted := strconv.Quote(s)
-	return quoted[1 : len(quoted)-1]
-}
+	"github.com/cohort-dist/cohort/internal/util/printable"
+)
 
 // columns is how many columns of a terminal s takes: a Chinese character takes two, an accent of its own none.
 func columns(s string) int { return ansi.StringWidth(s) }
@@ -195,14 +179,14 @@ func Columns(rows [][]string) string {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for i, cell := range row {
-			widths[i] = max(widths[i], len(Printable(cell)))
+			widths[i] = max(widths[i], len(printable.Line(cell)))
 		}
 	}
 	var b strings.Builder
 	for _, row := range rows {
 		var line strings.Builder
 		for i, cell := range row {
-			fmt.Fprintf(&line, "%-*s  ", widths[i], Printable(cell))
+			fmt.Fprintf(&line, "%-*s  ", widths[i], printable.Line(cell))
 		}
 		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
 	}
@@ -213,7 +197,7 @@ func Columns(rows [][]string) string {
 func Said(section string, steps uint64) string {
 	text := ""
 	if section != "" {
-		text = ", section " + strconv.Quote(Printable(section))
+		text = ", section " + strconv.Quote(printable.Line(section))
 	}
 	if steps > 0 {
 		text += ", step " + strconv.FormatUint(steps, 10)

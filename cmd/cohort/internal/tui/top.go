@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 // Top is what one frame of "cohort store top" shows.
@@ -57,15 +59,15 @@ func (t Top) Frame(width, height int, style Style) string {
 	add := func(line string) { lines = append(lines, line) }
 
 	if t.Pending {
-		text := style.Bold(Cut("cohort store "+Printable(t.Addr), width)) + "\n" + style.Dim("measuring") + "\n"
+		text := style.Bold(Cut("cohort store "+printable.Line(t.Addr), width)) + "\n" + style.Dim("measuring") + "\n"
 		if t.Err != "" {
-			text += style.Red(Cut(Printable(t.Err), width)) + "\n"
+			text += style.Red(Cut(printable.Line(t.Err), width)) + "\n"
 		}
 		return text
 	}
-	add(style.Bold(Cut("cohort store "+Printable(t.Addr)+"  up "+Age(t.Uptime), width)))
+	add(style.Bold(Cut("cohort store "+printable.Line(t.Addr)+"  up "+Age(t.Uptime), width)))
 	if t.Err != "" {
-		add(style.Red(Cut(Printable(t.Err), width)))
+		add(style.Red(Cut(printable.Line(t.Err), width)))
 	}
 	total := 0
 	var kinds []string
@@ -182,15 +184,15 @@ func waitTable(waits []Wait, width int, style Style) []string {
 // who is the client as people know it: a rank where it told, and its address.
 func who(w Wait) string {
 	if w.Name == "" {
-		return Printable(w.Client)
+		return printable.Line(w.Client)
 	}
-	return Printable(w.Name) + " (" + Printable(w.Client) + ")"
+	return printable.Line(w.Name) + " (" + printable.Line(w.Client) + ")"
 }
 
 func keyList(w Wait) string {
 	shown := make([]string, len(w.Keys))
 	for i, key := range w.Keys {
-		shown[i] = Printable(key)
+		shown[i] = printable.Line(key)
 	}
 	return strings.Join(shown, ", ")
 }
