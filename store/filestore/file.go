@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/util/waitctx"
 )
 
@@ -39,13 +40,16 @@ func (s *Store) attach(create bool) error {
 	if create {
 		flags |= os.O_CREATE
 	}
-	f, err := os.OpenFile(s.path, flags, 0o644) //nolint:gosec // the path is the user's, the mode PyTorch's
+	f, err := os.OpenFile(s.path, flags, 0o600) //nolint:gosec // the path is the user's
 	if err != nil {
 		return err
 	}
 	id, regular, err := identify(f)
 	if err == nil && !regular {
 		err = errors.New("not a regular file")
+	}
+	if err == nil {
+		err = checkOwner(f, s.path, peeruid.Default(nil, nil).Allows)
 	}
 	if err != nil {
 		_ = f.Close()

@@ -101,14 +101,17 @@ func temporary() string {
 	return os.TempDir()
 }
 
-// make makes the folders. A temporary one is for this user alone.
+// make makes the folders. Those of the run are for this user alone: logs have what the job prints, and its error files what it was given.
 func (d *Dir) make(temporary bool) error {
 	if temporary {
 		if err := os.Mkdir(filepath.Dir(d.Path), 0o700); err != nil {
 			return err
 		}
 	}
-	if err := os.MkdirAll(d.Path, 0o755); err != nil { //nolint:gosec // log files are read by others, as torchrun's are
+	if err := os.MkdirAll(filepath.Dir(d.Path), 0o755); err != nil { //nolint:gosec // that of all runs is the user's
+		return err
+	}
+	if err := os.Mkdir(d.Path, 0o700); err != nil {
 		return err
 	}
 	if _, err := controlsock.Make(d.Path); err != nil {
@@ -117,10 +120,10 @@ func (d *Dir) make(temporary bool) error {
 	if d.Shim == "" {
 		return nil
 	}
-	if err := os.Mkdir(d.Shim, 0o755); err != nil { //nolint:gosec // Python code is read by the workers
+	if err := os.Mkdir(d.Shim, 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(d.Shim, "sitecustomize.py"), shimSource, 0o644) //nolint:gosec // as above
+	return os.WriteFile(filepath.Join(d.Shim, "sitecustomize.py"), shimSource, 0o600)
 }
 
 // random returns random letters and digits for names.
@@ -158,7 +161,7 @@ func (d *Dir) Error(attempt, local int) []byte {
 // Prepare makes the folders of an attempt.
 func (d *Dir) Prepare(attempt, workers int) error {
 	for local := range workers {
-		if err := os.MkdirAll(d.worker(attempt, local), 0o755); err != nil { //nolint:gosec // as above
+		if err := os.MkdirAll(d.worker(attempt, local), 0o700); err != nil {
 			return err
 		}
 	}
@@ -171,7 +174,7 @@ func (d *Dir) Create(attempt int, elements ...string) (*os.File, error) {
 		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	}
 	name := filepath.Join(append([]string{d.Path, "attempt_" + strconv.Itoa(attempt)}, elements...)...)
-	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o644) //nolint:gosec // a log file
+	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600) //nolint:gosec // a log file of the run
 }
 
 // Close removes what is not wanted any more.

@@ -4,6 +4,7 @@
 package rundir
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,6 +53,9 @@ func TestDir(t *testing.T) {
 		}
 		if got := d.ErrorFile(0, 1); (got != "") != c.errorFile || got != "" && !strings.HasSuffix(got, "attempt_0/1/error.json") {
 			t.Errorf("%s: error file %q", name, got)
+		}
+		for _, open := range openToOthers(d.Path) {
+			t.Errorf("%s: other users can use %s", name, open)
 		}
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -105,4 +109,18 @@ func TestNoLogFolder(t *testing.T) {
 	if _, err := New(Options{RunID: "a", Base: file}); err == nil || strings.Count(err.Error(), "not a directory") != 1 {
 		t.Errorf("a file as the log folder: %v", err)
 	}
+}
+
+// openToOthers returns what below a folder other users could read or write.
+func openToOthers(folder string) (found []string) {
+	_ = filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+		if err != nil { // the null device has no folder
+			return fs.SkipAll
+		}
+		if info, err := e.Info(); err != nil || info.Mode().Perm()&0o077 != 0 {
+			found = append(found, path)
+		}
+		return nil
+	})
+	return found
 }

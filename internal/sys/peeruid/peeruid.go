@@ -128,7 +128,7 @@ func (p *Policy) Judge(local, remote netip.AddrPort) Verdict {
 	s, err := p.find(remote, local)
 	switch {
 	case err == nil && s.Inode != 0:
-		if slices.Contains(p.allowed, s.UID) {
+		if p.Allows(s.UID) {
 			return Accepted
 		}
 		p.refused(s.UID, remote)
@@ -145,6 +145,9 @@ func (p *Policy) Judge(local, remote netip.AddrPort) Verdict {
 func (p *Policy) Accepts(local, remote netip.AddrPort) bool {
 	return p.Judge(local, remote) == Accepted
 }
+
+// Allows reports whether a user is accepted.
+func (p *Policy) Allows(uid uint32) bool { return slices.Contains(p.allowed, uid) }
 
 func (p *Policy) refused(uid uint32, remote netip.AddrPort) {
 	p.mu.Lock()
