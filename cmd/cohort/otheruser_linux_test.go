@@ -4,15 +4,21 @@
 package main
 
 import (
+	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/cohort-dist/cohort/internal/sys/sockdiag"
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
@@ -107,4 +113,100 @@ func TestOtherUserOfTheHost(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWhyAsRoot: what the process of another user names is asked with the rights of that user: root's own sockets and pipes are left alone,
+// and the user's are asked.
+func TestWhyAsRoot(t *testing.T) {
+	other := asOther(t)
+	dir := t.TempDir()
+	socket, pipe := filepath.Join(dir, "socket"), filepath.Join(dir, "pipe")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if err = errors.Join(os.Chmod(dir, 0o755), os.Chmod(socket, 0o600), unix.Mkfifo(pipe+"0.pipe", 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	fifo, err := unix.Open(pipe+"0.pipe", unix.O_RDWR|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fifo) }()
+	store, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = store.Close() }()
+	var came atomic.Int64
+	go func() {
+		for {
+			if _, failed := l.Accept(); failed != nil {
+				return
+			}
+			came.Add(1)
+		}
+	}()
+	users := make(chan uint32, 64)
+	go func() {
+		defer close(users)
+		for {
+			c, failed := store.Accept()
+			if failed != nil {
+				return
+			}
+			here, _ := netip.ParseAddrPort(c.LocalAddr().String())
+			there, _ := netip.ParseAddrPort(c.RemoteAddr().String())
+			if s, err := sockdiag.Find(there, here); err == nil && s.Inode != 0 {
+				users <- s.UID
+			}
+			_ = c.Close()
+		}
+	}()
+	_, port, _ := net.SplitHostPort(store.Addr().String())
+	bait := exec.Command("sleep", "60")
+	bait.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: testkit.OtherUser, Gid: testkit.OtherUser}}
+	bait.Env = []string{
+		"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port, "TORCH_WORKER_SERVER_SOCKET=" + socket,
+		"TORCH_NCCL_DEBUG_INFO_PIPE_FILE=" + pipe, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE=" + filepath.Join(dir, "dump"),
+	}
+	if err = bait.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = bait.Process.Kill(); _ = bait.Wait() }()
+	own := func(args ...string) *command { return (&lan{t: t}).run(exec.Command("cohort", args...)) }
+	why := own("why", strconv.Itoa(bait.Process.Pid))
+	if why.ends() != 0 {
+		t.Errorf("%s", why)
+	}
+	_ = store.Close()
+	asked := 0
+	for uid := range users {
+		if asked++; uid != testkit.OtherUser {
+			t.Errorf("the store was asked by user %d", uid)
+		}
+	}
+	if asked == 0 {
+		t.Errorf("the store was not asked:\n%s", why)
+	}
+	if n, _ := unix.Read(fifo, make([]byte, 8)); came.Load() > 0 || n > 0 {
+		t.Errorf("%d connections to root's socket, %d bytes in root's pipe", came.Load(), n)
+	}
+
+	job := other("run", "--no-live", "--evidence", "-", "--nproc-per-node", "2", "sh", "-c",
+		`echo "pid=$$$$."; exec "$(readlink /proc/$PPID/exe)" store get --timeout 60s never`)
+	testkit.Until(t, "both ranks wait, as root sees it", func() bool {
+		_, rest, _ := strings.Cut(job.String(), "pid=")
+		pid, _, started := strings.Cut(rest, ".")
+		if !started {
+			return false
+		}
+		c := own("why", pid)
+		return c.ends() == 0 && strings.Contains(c.String(), "Ranks 0 and 1 wait for the key /never")
+	})
+	if err = job.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	job.ends()
 }

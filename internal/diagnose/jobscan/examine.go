@@ -95,12 +95,16 @@ func (e *examination) snapshot(ctx context.Context) snapshot {
 // askMeanwhile asks the store and the ranks. The answers are there when the function that it returns has returned.
 func (e *examination) askMeanwhile(ctx context.Context, seen *verdict.Job, apart time.Duration, ask bool) (wait func()) {
 	var wg sync.WaitGroup
-	wg.Go(func() { e.store = askStoreWaits(ctx, e.job.Store) })
-	wg.Go(func() { seen.StoreTrouble = storeTrouble(ctx, e.job.Store) })
+	wg.Go(func() {
+		if said := e.job.ask(ctx, question{What: askWaits, Addr: e.job.Store}).StoreSaid; said != nil {
+			e.store = *said
+		}
+	})
+	wg.Go(func() { seen.StoreTrouble = e.job.ask(ctx, question{What: askTrouble, Addr: e.job.Store}).Said })
 	for i, r := range e.job.Ranks {
 		wg.Go(func() {
 			if e.said[i] = askTwice(ctx, r, apart); e.said[i].dump == nil {
-				e.said[i].dump = recorded(ctx, r, ask)
+				e.said[i].dump = r.ask(ctx, question{What: askRecorder, Notes: ask}).Dump
 			}
 		})
 	}
@@ -175,8 +179,10 @@ func (e *examination) python(ctx context.Context, v *verdict.Rank, i int) {
 		return
 	}
 	v.Moved = v.Main.Moving || first != nil && !same(first.Main(), v.Main)
-	v.Loops = loops(first, v.Main)
-	v.Line = sourceLine(v.PID, v.Main)
+	r := e.job.Ranks[i]
+	r.PID = v.PID // a rank may run in a process below its own
+	v.Loops = loops(ctx, r, first, v.Main)
+	v.Line = sourceLine(ctx, r, v.Main)
 	v.Ending = len(v.Main.Frames) == 0 && hasTorch(v.PID)
 	v.Sleeps = slept(e.before.uses[i], e.after.uses[i])
 	if v.Main.State != "R" {
@@ -215,15 +221,15 @@ func (e *examination) owners() map[int]int {
 // lookAtStore looks at the store that the program itself names, and, while ranks meet there, at what may keep them from it.
 func (e *examination) lookAtStore(ctx context.Context, seen *verdict.Job) {
 	if addr := verdict.ProgramStore(seen.Ranks); addr != "" && addr != seen.Store {
-		seen.Store, seen.StoreTrouble = addr, storeTrouble(ctx, addr)
+		seen.Store, seen.StoreTrouble = addr, e.job.ask(ctx, question{What: askTrouble, Addr: addr}).Said
 	}
 	if !verdict.Starting(seen.Ranks) {
 		return
 	}
 	if seen.StoreTrouble == "" && len(seen.Waits) == 0 {
-		seen.StoreTrouble = noStore(ctx, seen.Store, e.after.pids)
+		seen.StoreTrouble = e.job.ask(ctx, question{What: askNoStore, Addr: seen.Store, PIDs: e.after.pids}).Said
 	}
-	seen.OldKeys = oldKeys(ctx, e.job)
+	seen.OldKeys = e.job.ask(ctx, question{What: askOldKeys, Addr: e.job.Store}).Yes
 }
 
 // pidsOf returns the processes of ranks: those that run Python, where a rank's own is a shell, for instance.

@@ -46,6 +46,7 @@ type Rank struct {
 	Restart int `json:"restart"`
 	env     map[string]string
 	folder  string // that it was started in, "" if it is not known
+	as      asker  // nil: this process may ask itself
 }
 
 // process is what is read of a process of this host.

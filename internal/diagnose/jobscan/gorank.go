@@ -5,8 +5,6 @@ package jobscan
 
 import (
 	"context"
-	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/diagnose/stacks"
@@ -108,7 +106,7 @@ func traces(ctx context.Context, r Rank) []flightrec.Dump {
 	return all
 }
 
-func askRank(ctx context.Context, r Rank, question string) [][]byte {
+func askRank(ctx context.Context, r Rank, text string) [][]byte {
 	dir := controlsock.Folder(func(name string) string { return r.env[name] })
 	if dir == "" {
 		return nil
@@ -116,7 +114,8 @@ func askRank(ctx context.Context, r Rank, question string) [][]byte {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	// The process may see another root than we do.
-	return controlsock.Ask(ctx, filepath.Join("/proc", strconv.Itoa(r.PID), "root", dir), controlsock.Prefix(r.PID), question)
+	q := question{What: askSockets, Path: dir, Below: "root", Prefix: controlsock.Prefix(ownPID("/proc", r.PID)), Text: text}
+	return r.ask(ctx, q).Texts
 }
 
 // addDump writes a dump of a Go rank as one of PyTorch's: the two can be compared then, in a job that has both.

@@ -5,15 +5,13 @@ package jobscan
 
 import (
 	"context"
-	"encoding/json"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/observe/flightrec"
 	"github.com/cohort-dist/cohort/internal/sys/controlsock"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
 const (
@@ -32,7 +30,7 @@ const (
 // where there is none or it does not answer.
 func AskLauncher(ctx context.Context, j Job) (seen verdict.Job, ok bool) {
 	ok = askLauncher(ctx, j, Examination, func(answer []byte) bool {
-		return json.Unmarshal(answer, &seen) == nil && len(seen.Ranks) > 0
+		return printable.Unmarshal(answer, &seen) == nil && len(seen.Ranks) > 0
 	})
 	return seen, ok
 }
@@ -41,7 +39,7 @@ func AskLauncher(ctx context.Context, j Job) (seen verdict.Job, ok bool) {
 // else those of this host.
 func Recorded(ctx context.Context, j Job) []flightrec.Dump {
 	var dumps []flightrec.Dump
-	if askLauncher(ctx, j, Recordings, func(answer []byte) bool { return json.Unmarshal(answer, &dumps) == nil && len(dumps) > 0 }) {
+	if askLauncher(ctx, j, Recordings, func(answer []byte) bool { return printable.Unmarshal(answer, &dumps) == nil && len(dumps) > 0 }) {
 		return dumps
 	}
 	return LocalTraces(ctx, j)
@@ -57,7 +55,7 @@ func LocalTraces(ctx context.Context, j Job) []flightrec.Dump {
 }
 
 // askLauncher asks the launcher of a job until use takes an answer, and reports whether it has.
-func askLauncher(ctx context.Context, j Job, question string, use func([]byte) bool) bool {
+func askLauncher(ctx context.Context, j Job, text string, use func([]byte) bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, launcherTime)
 	defer cancel()
 	for _, r := range j.Ranks {
@@ -65,8 +63,9 @@ func askLauncher(ctx context.Context, j Job, question string, use func([]byte) b
 			continue
 		}
 		dir := controlsock.Folder(func(name string) string { return r.env[name] })
-		for _, path := range []string{dir, filepath.Join("/proc", strconv.Itoa(r.PID), "root", dir)} {
-			if slices.ContainsFunc(controlsock.Ask(ctx, path, LauncherSocket, question), use) {
+		for _, below := range []string{"", "root"} {
+			q := question{What: askSockets, Path: dir, Below: below, Prefix: LauncherSocket, Text: text}
+			if slices.ContainsFunc(r.ask(ctx, q).Texts, use) {
 				return true
 			}
 		}

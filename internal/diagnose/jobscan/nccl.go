@@ -64,11 +64,12 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 	defer cancel()
 	report := &ncclras.Report{}
 	for range maxAsks {
-		answer, err := ncclras.Ask(ctx, addr)
-		if err != nil {
-			break // it is switched off, older than 2.24, or has no communicator yet
+		answer := j.ask(ctx, question{What: askRAS, Addr: addr})
+		if answer.Report == nil {
+			break
 		}
-		report = answer
+		report = answer.Report
+		report.Text = answer.RASText
 		if report.Of(slices.Collect(maps.Keys(pids))); len(report.Communicators) > 0 || report.Text != nil {
 			break
 		}

@@ -7,6 +7,7 @@ package jobscan
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
@@ -29,3 +30,11 @@ func ReadKernelLog(string) []string { return nil }
 
 // sinceBoot is not known here.
 func sinceBoot() time.Duration { return 0 }
+
+// placeOf knows nothing here, so that no helper is ever started.
+func placeOf(string, int) (place, error) { return place{}, errors.ErrUnsupported }
+
+func startHelper([]string) (helperProcess, error) { return helperProcess{}, errors.ErrUnsupported }
+
+// BecomeUser is not possible on this system.
+func BecomeUser(int, ...string) error { return errors.ErrUnsupported }

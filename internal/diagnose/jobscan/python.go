@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -26,11 +25,11 @@ func same(a, b *stacks.Thread) bool {
 }
 
 // loops reports whether a main thread goes round in a function of the program, where it sleeps and asks a store.
-func loops(first *stacks.Process, now *stacks.Thread) bool {
+func loops(ctx context.Context, r Rank, first *stacks.Process, now *stacks.Thread) bool {
 	if first == nil || first.Main() == nil {
 		return false
 	}
-	return verdict.Loops(first.Main(), now, sourceLine(first.PID, first.Main()))
+	return verdict.Loops(first.Main(), now, sourceLine(ctx, r, first.Main()))
 }
 
 type reading struct {
@@ -64,17 +63,16 @@ func readAll(ctx context.Context, reader *stacks.Reader, ranks []Rank) []reading
 const maxSource, maxCall, maxLine = 4 << 20, 16, 160
 
 // sourceLine returns the line of the program that a thread has come to, and the rest of the call that it begins; "" if it cannot be read.
-func sourceLine(pid int, t *stacks.Thread) string {
+func sourceLine(ctx context.Context, r Rank, t *stacks.Thread) string {
 	for _, f := range t.Frames {
 		if stacks.Library(f.File) || f.Line <= 0 {
 			continue
 		}
-		dir := "root"
+		q := question{What: askLine, Path: f.File, Below: "root", Line: f.Line}
 		if !filepath.IsAbs(f.File) {
-			dir = "cwd"
+			q.Below = "cwd"
 		}
-		own := filepath.Join("/proc", strconv.Itoa(pid), dir, f.File)
-		return lineOf(own, f.Line)
+		return r.ask(ctx, q).Said
 	}
 	return ""
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,25 +27,27 @@ const maxRecorder = 64 << 20
 const pipeTime = 10 * time.Second
 
 // recorded returns the flight recorder of a rank of PyTorch: from its worker server, or from the file that it has written. A rank of
-// NCCL writes it when it is asked, and a line into its log; so it is asked only if wanted.
-func recorded(ctx context.Context, r Rank, ask bool) *torchdump.Dump {
-	if server := r.env["TORCH_WORKER_SERVER_SOCKET"]; server != "" {
+// NCCL writes it when it is asked, and a line into its log; so it is asked only with Notes.
+func recorded(ctx context.Context, q question) *torchdump.Dump {
+	if server := q.Env["TORCH_WORKER_SERVER_SOCKET"]; server != "" {
 		if d := askRecorders(ctx, server); d != nil && len(d.Entries) > 0 {
 			return d
 		}
 	}
-	file := cmp.Or(r.env["TORCH_FR_DUMP_TEMP_FILE"], r.env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
+	file := cmp.Or(q.Env["TORCH_FR_DUMP_TEMP_FILE"], q.Env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
 	if file == "" {
 		return nil
 	}
-	number := strconv.Itoa(r.Rank)
-	for _, root := range []string{filepath.Join("/proc", strconv.Itoa(r.PID), "root"), "/"} { // the rank may see another one
-		written := filepath.Join(root, file+number)
-		pipe := filepath.Join(root, r.env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]+number+".pipe")
+	number, named := strconv.Itoa(q.Rank), q.Env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]
+	for _, q.Below = range []string{"root", ""} { // the rank may see another one
+		q.Path = file + number
+		written := q.path()
+		q.Path = named + number + ".pipe"
+		pipe := q.path()
 		info, err := os.Stat(pipe)
-		listens := r.env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] != "" && err == nil && info.Mode()&os.ModeNamedPipe != 0
+		listens := named != "" && err == nil && info.Mode()&os.ModeNamedPipe != 0
 		switch {
-		case listens && ask && !stoppedNow(r.PID):
+		case listens && q.Notes && !stoppedNow(q.PID):
 			askPipe(ctx, pipe, written)
 			return readDump(written)
 		case listens:

@@ -30,14 +30,14 @@ func TestAskPipe(t *testing.T) {
 	r := Rank{Rank: 3, PID: os.Getpid(), env: map[string]string{
 		"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": filepath.Join(dir, "pipe_"), "TORCH_FR_DUMP_TEMP_FILE": filepath.Join(dir, "dump_"),
 	}}
-	if d := recorded(t.Context(), r, true); d != nil {
+	if d := r.ask(t.Context(), question{What: askRecorder, Notes: true}).Dump; d != nil {
 		t.Errorf("without a pipe: %+v", d)
 	}
 	pipe := filepath.Join(dir, "pipe_3.pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if d := recorded(t.Context(), r, true); d != nil { // no process reads it: it must not wait
+	if d := r.ask(t.Context(), question{What: askRecorder, Notes: true}).Dump; d != nil { // no process reads it: it must not wait
 		t.Errorf("without a reader: %+v", d)
 	}
 	f, err := os.OpenFile(pipe, os.O_RDWR, 0)
@@ -53,17 +53,17 @@ func TestAskPipe(t *testing.T) {
 		}
 		written <- os.WriteFile(filepath.Join(dir, "dump_3"), []byte(waitingDump), 0o600)
 	}()
-	if d := recorded(t.Context(), r, false); d != nil {
+	if d := r.ask(t.Context(), question{What: askRecorder, Notes: false}).Dump; d != nil {
 		t.Errorf("it was not asked: %+v", d)
 	}
-	d := recorded(t.Context(), r, true)
+	d := r.ask(t.Context(), question{What: askRecorder, Notes: true}).Dump
 	if d == nil || len(d.Entries) != 1 || d.Entries[0].Seq != 4 || !d.Entries[0].Open {
 		t.Errorf("the dump is %+v", d)
 	}
 	if err := <-written; err != nil {
 		t.Error(err)
 	}
-	if d := recorded(t.Context(), r, false); d != nil {
+	if d := r.ask(t.Context(), question{What: askRecorder, Notes: false}).Dump; d != nil {
 		t.Errorf("a dump of an unknown time: %+v", d)
 	}
 }
@@ -90,7 +90,7 @@ func TestSeveralRecorders(t *testing.T) {
 			}
 			http.NotFound(w, r)
 		}))
-		d := recorded(t.Context(), Rank{env: map[string]string{"TORCH_WORKER_SERVER_SOCKET": web.URL}}, false)
+		d := recorded(t.Context(), question{Env: map[string]string{"TORCH_WORKER_SERVER_SOCKET": web.URL}})
 		web.Close()
 		if d == nil || len(d.Entries) != 1 || d.Entries[0].Seq != c.seq {
 			t.Errorf("of %v: %+v", c.dumps, d)
@@ -143,14 +143,14 @@ func TestOldKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = client.Close() }()
-	of := func(world int, more ...string) Job {
+	of := func(world int, more ...string) *Job {
 		env := map[string]string{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "1"}
 		for i := 0; i+1 < len(more); i += 2 {
 			env[more[i]] = more[i+1]
 		}
-		return Job{Store: server.Addr().String(), World: world, Ranks: []Rank{{env: env}}}
+		return &Job{Store: server.Addr().String(), World: world, Ranks: []Rank{{env: env}}}
 	}
-	if oldKeys(t.Context(), of(2)) {
+	if of(2).ask(t.Context(), question{What: askOldKeys, Addr: of(2).Store}).Yes {
 		t.Error("of an empty store")
 	}
 	for range 3 {
@@ -161,14 +161,14 @@ func TestOldKeys(t *testing.T) {
 	if err := client.Set(t.Context(), "/worker/attempt_1/default_pg/0//cpu//0/0", []byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	if oldKeys(t.Context(), of(2)) {
+	if of(2).ask(t.Context(), question{What: askOldKeys, Addr: of(2).Store}).Yes {
 		t.Error("of a store in which each attempt has keys of its own")
 	}
 	if err := client.Set(t.Context(), "default_pg/0//cpu//0/0", []byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		job  Job
+		job  *Job
 		want bool
 	}{
 		"a restart":                      {of(2), true},
@@ -177,7 +177,7 @@ func TestOldKeys(t *testing.T) {
 		"a store of rank 0":              {of(2, "TORCHELASTIC_USE_AGENT_STORE", "False"), false},
 		"a store that is new each time":  {of(2, controlsock.EnvRun, "/run/x"), false},
 	} {
-		if got := oldKeys(t.Context(), c.job); got != c.want {
+		if got := c.job.ask(t.Context(), question{What: askOldKeys, Addr: c.job.Store}).Yes; got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

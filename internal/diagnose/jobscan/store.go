@@ -81,24 +81,24 @@ func storeTrouble(ctx context.Context, addr string) string {
 // oldKeys reports whether the store of a restarted job has keys of an attempt before: torchrun goes on with the store of its
 // rendezvous, in which more workers have joined than the job has. A launcher of cohort begins each attempt with an empty one, and an
 // older PyTorch, 1.13 among them, has a prefix of its own for the keys of each attempt.
-func oldKeys(ctx context.Context, j Job) bool {
-	first := j.Ranks[0].env
+func oldKeys(ctx context.Context, q question) bool {
+	first := q.Env
 	restarts, _ := strconv.Atoi(first["TORCHELASTIC_RESTART_COUNT"])
 	if restarts == 0 || first["TORCHELASTIC_USE_AGENT_STORE"] != "True" || first[controlsock.EnvRun] != "" {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	client, err := tcpstore.Dial(ctx, j.Store)
+	client, err := tcpstore.Dial(ctx, q.Addr)
 	if err != nil {
 		return false
 	}
 	defer func() { _ = client.Close() }()
-	if joined, err := client.Workers(ctx); err != nil || joined <= int64(j.World) {
+	if joined, err := client.Workers(ctx); err != nil || joined <= int64(q.World) {
 		return false
 	}
-	return slices.ContainsFunc(j.Ranks, func(r Rank) bool {
-		for _, key := range []string{"cpu//0/" + strconv.Itoa(r.Rank), "cuda//0/" + strconv.Itoa(r.Rank), "cuda//0"} { // gloo's, and NCCL's
+	return slices.ContainsFunc(q.Ranks, func(rank int) bool {
+		for _, key := range []string{"cpu//0/" + strconv.Itoa(rank), "cuda//0/" + strconv.Itoa(rank), "cuda//0"} { // gloo's, and NCCL's
 			if there, err := client.Check(ctx, "default_pg/0//"+key); err == nil && there {
 				return true
 			}

@@ -109,7 +109,7 @@ list and call the workers of its RPC world.`),
 	})
 	root.AddCommand(a.runCommand(), a.coordinateCommand(), a.whyCommand(), a.psCommand(), storecmd.New(a.App), rpccmd.New(a.App),
 		a.traceCommand(), benchcmd.New(a.App), democmd.New(a.App), democmd.NewWorker(a.App), a.manCommand(), a.schemaCommand(),
-		a.versionCommand(), exitCodesTopic())
+		a.versionCommand(), a.helperCommand(), exitCodesTopic())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {

@@ -85,8 +85,8 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// jobs returns the jobs on this host that args name; all without args.
-func jobs(ctx context.Context, args []string) ([]jobscan.Job, error) {
+// namedJobs returns the jobs on this host that args name; all without args.
+func namedJobs(ctx context.Context, args []string) ([]jobscan.Job, error) {
 	all := jobscan.Find(ctx)
 	if len(args) == 0 {
 		if len(all) == 0 {
@@ -134,7 +134,8 @@ func isLoopback(host string) bool {
 }
 
 func (a *app) whyJobs(ctx context.Context, args []string, apart time.Duration) error {
-	found, err := jobs(ctx, args)
+	found, release, err := a.jobs(ctx, args)
+	defer release()
 	if errors.Is(err, cohort.NotFound) && len(args) == 1 && strings.ContainsRune(args[0], os.PathSeparator) {
 		return fmt.Errorf("%w: no file or folder %s, and no job with this id on this host", cohort.NotFound, args[0])
 	}
@@ -154,7 +155,9 @@ const storePatience = 5 * time.Second
 
 // whyStore explains a job by its store where its ranks are not on this host.
 func (a *app) whyStore(ctx context.Context, addr string, apart time.Duration) error {
-	if found, err := jobs(ctx, []string{addr}); err == nil && len(found) == 1 {
+	found, release, err := a.jobs(ctx, []string{addr})
+	defer release()
+	if err == nil && len(found) == 1 {
 		return a.printWhy(jobdoc.Live, found[0].ID, jobscan.Look(ctx, found[0], apart))
 	}
 	limited, cancel := context.WithTimeout(ctx, storePatience)
