@@ -158,7 +158,7 @@ func TestWhyAsRoot(t *testing.T) {
 			}
 			here, _ := netip.ParseAddrPort(c.LocalAddr().String())
 			there, _ := netip.ParseAddrPort(c.RemoteAddr().String())
-			if s, err := sockdiag.Find(there, here); err == nil && s.Inode != 0 {
+			if s, failed := sockdiag.Find(there, here); failed == nil && s.Inode != 0 {
 				users <- s.UID
 			}
 			_ = c.Close()

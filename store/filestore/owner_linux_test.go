@@ -24,14 +24,14 @@ func TestFileOfAnotherUser(t *testing.T) {
 		allow   string
 		want    string // "": no error
 	}{
-		"own file":                {0o1777, func(path string) error { return os.WriteFile(path, nil, 0o600) }, "", ""},
-		"no file":                 {0o1777, func(string) error { return nil }, "", ""},
-		"file":                    {0o1777, func(path string) error { return give(path, other) }, "", "it belongs to user 65534"},
-		"file in a group's":       {0o770, func(path string) error { return give(path, other) }, "", "it belongs to user 65534"},
-		"file, allowed":           {0o1777, func(path string) error { return give(path, other) }, "65534", ""},
-		"file in a private one":   {0o755, func(path string) error { return give(path, other) }, "", ""},
-		"link":                    {0o777, func(path string) error { return link(path, other) }, "", "it is a link that belongs to user 65534"},
-		"link in a private one":   {0o755, func(path string) error { return link(path, other) }, "", ""},
+		"own file":              {0o1777, func(path string) error { return os.WriteFile(path, nil, 0o600) }, "", ""},
+		"no file":               {0o1777, func(string) error { return nil }, "", ""},
+		"file":                  {0o1777, func(path string) error { return give(path, other) }, "", "it belongs to user 65534"},
+		"file in a group's":     {0o770, func(path string) error { return give(path, other) }, "", "it belongs to user 65534"},
+		"file, allowed":         {0o1777, func(path string) error { return give(path, other) }, "65534", ""},
+		"file in a private one": {0o755, func(path string) error { return give(path, other) }, "", ""},
+		"link":                  {0o777, func(path string) error { return link(path, other) }, "", "it is a link that belongs"},
+		"link in a private one": {0o755, func(path string) error { return link(path, other) }, "", ""},
 		"own link to such a file": {
 			0o755, func(path string) error { return linkAway(path, other) }, "", "it belongs to user 65534",
 		},
