@@ -210,3 +210,24 @@ func TestWhyAsRoot(t *testing.T) {
 	}
 	job.ends()
 }
+
+// TestWhyIntoAContainer: what a process in another network names is asked there, not at the same address of this host.
+func TestWhyIntoAContainer(t *testing.T) {
+	testkit.NeedOtherUser(t)
+	l := newLAN(t, 1)
+	path, err := exec.LookPath("cohort")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := "127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
+	server := l.start(1, "store", "serve", "--addr", addr)
+	testkit.Until(t, "the store is ready", func() bool { return strings.Contains(server.String(), "ready on") })
+	_, port, _ := net.SplitHostPort(addr)
+	rank := l.enter(1, "unshare", "--mount", "env", "RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port,
+		path, "store", "get", "--timeout", "60s", "never")
+	own := func(args ...string) *command { return (&lan{t: t}).run(exec.Command("cohort", args...)) }
+	testkit.Until(t, "the store in the container says what the rank waits for", func() bool {
+		c := own("why", strconv.Itoa(rank.cmd.Process.Pid))
+		return c.ends() == 0 && strings.Contains(c.String(), "the key /never in the store")
+	})
+}

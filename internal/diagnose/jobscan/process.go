@@ -62,15 +62,28 @@ func stat(proc string, pid int) (parent int, state string) {
 
 // tracer returns the debugger that a process has been stopped by, or nil.
 func tracer(proc string, pid int) *verdict.Holder {
-	status, _ := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) //nolint:gosec // a file of the kernel
-	for line := range strings.Lines(string(status)) {
-		value, found := strings.CutPrefix(line, "TracerPid:")
-		by, err := strconv.Atoi(strings.TrimSpace(value))
-		if !found || err != nil || by == 0 {
-			continue
+	words := statusOf(proc, pid, "TracerPid")
+	if len(words) == 0 {
+		return nil
+	}
+	by, err := strconv.Atoi(words[0])
+	if err != nil || by == 0 {
+		return nil
+	}
+	comm, _ := os.ReadFile(filepath.Join(proc, strconv.Itoa(by), "comm")) //nolint:gosec // a file of the kernel
+	return &verdict.Holder{PID: by, Command: strings.TrimSpace(string(comm)), Rank: -1}
+}
+
+// statusOf returns the words of a line of a process's status, nil if it has none of that name.
+func statusOf(proc string, pid int, name string) []string {
+	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) //nolint:gosec // a file of the kernel
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, found := strings.CutPrefix(line, name+":"); found {
+			return strings.Fields(rest)
 		}
-		comm, _ := os.ReadFile(filepath.Join(proc, strconv.Itoa(by), "comm")) //nolint:gosec // a file of the kernel
-		return &verdict.Holder{PID: by, Command: strings.TrimSpace(string(comm)), Rank: -1}
 	}
 	return nil
 }
@@ -95,17 +108,9 @@ func startOf(pid int) (time.Duration, bool) {
 
 // ownPID is the number that a process has for itself: another one in a container.
 func ownPID(proc string, pid int) int {
-	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) //nolint:gosec // a file of the kernel
-	if err != nil {
-		return pid
-	}
-	for line := range strings.Lines(string(b)) {
-		if all, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			if numbers := strings.Fields(all); len(numbers) > 0 {
-				if n, err := strconv.Atoi(numbers[len(numbers)-1]); err == nil {
-					return n
-				}
-			}
+	if numbers := statusOf(proc, pid, "NSpid"); len(numbers) > 0 {
+		if n, err := strconv.Atoi(numbers[len(numbers)-1]); err == nil {
+			return n
 		}
 	}
 	return pid
@@ -203,18 +208,17 @@ func yama(proc string) int {
 
 // ownerOf returns the effective user of a process, -1 if it is not known.
 func ownerOf(proc string, pid int) int {
-	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "status")) //nolint:gosec // a file of the kernel
+	return effective(statusOf(proc, pid, "Uid"))
+}
+
+// effective returns the second of the real, effective, saved and file system's id in a line of a process's status, -1 without it.
+func effective(ids []string) int {
+	if len(ids) < 2 {
+		return -1
+	}
+	n, err := strconv.Atoi(ids[1])
 	if err != nil {
 		return -1
 	}
-	for line := range strings.Lines(string(b)) {
-		if rest, found := strings.CutPrefix(line, "Uid:"); found {
-			if f := strings.Fields(rest); len(f) > 1 { // real, effective, saved, of files
-				if n, err := strconv.Atoi(f[1]); err == nil {
-					return n
-				}
-			}
-		}
-	}
-	return -1
+	return n
 }

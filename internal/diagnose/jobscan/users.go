@@ -69,8 +69,11 @@ func (u *Users) Assign(jobs []Job) {
 // of returns who asks about a process; nil if this process may.
 func (u *Users) of(proc string, pid int) (asker, string) {
 	other, err := placeOf(proc, pid)
-	if err != nil || !other.differs {
-		return nil, "" // a process that is gone is not asked either
+	switch {
+	case err != nil:
+		return silent{}, "" // it has exited, and whose it was is not known any more
+	case !other.differs:
+		return nil, ""
 	}
 	key := fmt.Sprintf("%d %s %s", other.uid, other.network, other.mounts)
 	u.mu.Lock()
@@ -281,8 +284,8 @@ func ServeQuestions(in io.Reader, out io.Writer) error {
 
 // place is whose a process is, and where it is.
 type place struct {
-	uid, gid        uint32
-	groups          []uint32
+	uid, gid        int
+	groups          []int
 	network, mounts string // namespaces, "" if they are not known
 	differs         bool   // from this process
 	inside          bool   // the mounts differ

@@ -20,37 +20,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// placeOf returns whose a process is and where it is. It differs from this process only for root: others may not ask for other users
-// anyway.
+// placeOf returns whose a process is and where it is. It differs from this process only for root, who can act for other users.
 func placeOf(proc string, pid int) (place, error) {
-	dir := filepath.Join(proc, strconv.Itoa(pid))
-	status, err := os.ReadFile(filepath.Join(dir, "status")) //nolint:gosec // a file of the kernel
-	if err != nil {
-		return place{}, err
+	if os.Geteuid() != 0 {
+		return place{}, nil
 	}
-	var o place
-	for line := range strings.Lines(string(status)) {
-		name, rest, _ := strings.Cut(line, ":")
-		var ids []uint32
-		for text := range strings.FieldsSeq(rest) {
-			n, _ := strconv.ParseUint(text, 10, 32) // other lines have other words
-			ids = append(ids, uint32(n))
+	dir := filepath.Join(proc, strconv.Itoa(pid))
+	o := place{uid: ownerOf(proc, pid), gid: effective(statusOf(proc, pid, "Gid"))}
+	if o.uid < 0 || o.gid < 0 {
+		return place{}, os.ErrNotExist
+	}
+	for _, text := range statusOf(proc, pid, "Groups") {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return place{}, err
 		}
-		switch {
-		case name == "Uid" && len(ids) == 4:
-			o.uid = ids[1] // the effective one
-		case name == "Gid" && len(ids) == 4:
-			o.gid = ids[1]
-		case name == "Groups":
-			o.groups = ids
-		}
+		o.groups = append(o.groups, n)
 	}
 	o.network, _ = os.Readlink(filepath.Join(dir, "ns/net"))
 	o.mounts, _ = os.Readlink(filepath.Join(dir, "ns/mnt"))
 	network, _ := os.Readlink("/proc/self/ns/net")
 	mounts, _ := os.Readlink("/proc/self/ns/mnt")
 	o.inside = o.mounts != mounts
-	o.differs = os.Geteuid() == 0 && (o.uid != 0 || o.inside || o.network != network)
+	o.differs = o.uid != 0 || o.inside || o.network != network
 	return o, nil
 }
 
@@ -97,21 +89,16 @@ func BecomeUser(pid int, args ...string) error {
 	if err := enter(pid); err != nil {
 		return err
 	}
-	groups := make([]int, len(o.groups))
-	for i, n := range o.groups {
-		groups[i] = int(n)
-	}
-	uid, gid := int(o.uid), int(o.gid)
 	for _, step := range []func() error{
-		func() error { return unix.Setgroups(groups) },
-		func() error { return unix.Setresgid(gid, gid, gid) },
+		func() error { return unix.Setgroups(o.groups) },
+		func() error { return unix.Setresgid(o.gid, o.gid, o.gid) },
 		// As root, a program would get all capabilities back.
 		func() error { return unix.Prctl(unix.PR_SET_SECUREBITS, secNoRoot|secNoRootLocked, 0, 0, 0) },
 		func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) },
-		func() error { return unix.Setresuid(uid, uid, uid) },
+		func() error { return unix.Setresuid(o.uid, o.uid, o.uid) },
 	} {
 		if err := step(); err != nil {
-			return fmt.Errorf("jobscan: to become user %d: %w", uid, err)
+			return fmt.Errorf("jobscan: to become user %d: %w", o.uid, err)
 		}
 	}
 	return execute(program, args)

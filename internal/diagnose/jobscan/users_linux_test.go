@@ -137,6 +137,9 @@ func TestUsersThatCannotBeAsked(t *testing.T) {
 	if as, note = ends.of(proc, 7); as != (silent{}) || !strings.Contains(note, `did not start: because\x1b; run`) {
 		t.Errorf("%v %q", as, note)
 	}
+	if as, note = u.of(proc, 9); as != (silent{}) || note != "" {
+		t.Errorf("a process that has exited: %v %q", as, note)
+	}
 	if as, note = u.of("/proc", os.Getpid()); as != nil || note != "" {
 		t.Errorf("this process: %v %q", as, note)
 	}
