@@ -41,6 +41,9 @@ func crashAdvice(sig int, stderr string) string {
 	case sig == 7:
 		return "a bus error is usually a full /dev/shm: look at df /dev/shm and give the container more (--shm-size), or use fewer " +
 			"data loader workers"
+	case strings.Contains(stderr, "terminate called without an active exception") && strings.Contains(stderr, "<no Python frame>"):
+		return "the program had ended while a thread of PyTorch still needed the interpreter: call " +
+			"torch.distributed.destroy_process_group() at its end"
 	case strings.Contains(stderr, "Fatal Python error"):
 		return "the Python stack above, from faulthandler, shows the call that crashed"
 	default:
