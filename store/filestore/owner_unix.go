@@ -17,9 +17,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 )
 
-// checkOwner refuses the open file that path leads to where another user has put it: ranks believe what is in it, and write to where a
-// link leads. A file may belong to somebody else if only users who are allowed can write to its folder. Then one of them has put it
-// there, as a file server does that gives the files of root to another user.
+// checkOwner refuses the open file that path leads to if another user has put it there: ranks believe what is in it, and write to where a
+// link leads. The file of another user is accepted in a folder in which only allowed users can make files. One of them made it then, on
+// a file server that gives the files of root to another user, for example.
 func checkOwner(f *os.File, path string, allowed func(uint32) bool) error {
 	var file, named unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &file); err != nil {

@@ -103,6 +103,7 @@ func reserve(f *os.File, from, size int) error {
 // openSegment maps a segment whose descriptor another rank sent.
 func openSegment(f *os.File, ranks int) (*segment, error) {
 	const op = "shm: map segment"
+	// Where a kernel or a sandbox has no memory that can be sealed, it says so by the seal against seals.
 	if seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err == nil && seals&(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL) == 0 {
 		return nil, cohort.Newf(op, cohort.Protocol, "the segment is not sealed, so it can shrink below its users")
 	}

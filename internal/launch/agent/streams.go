@@ -33,9 +33,9 @@ func newScreen(s Screen) *screen {
 	return sc
 }
 
-// logf prints a message of the launcher. It may hold names and words of other processes.
+// logf prints a message of the launcher, a line. It may hold names and words of other processes.
 func (s *screen) logf(format string, args ...any) {
-	_, _ = fmt.Fprintln(s.err, "cohort: "+printable.Lines(fmt.Sprintf(format, args...)))
+	_, _ = fmt.Fprintln(s.err, "cohort: "+printable.Line(fmt.Sprintf(format, args...)))
 }
 
 func (s *screen) output(which Streams) *joblog.Output {
