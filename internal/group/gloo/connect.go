@@ -143,12 +143,12 @@ func (d *device) listen(ctx context.Context, ip netip.Addr) (*endpoints, error) 
 			if p == nil {
 				continue
 			}
-			ln, err := d.listenOwn(ctx, ip)
+			ln, err := listenOn(ctx, ip)
 			if err != nil {
 				e.closeAll()
 				return nil, err
 			}
-			e.perPair[r] = ln
+			e.perPair[r] = d.users.Listener(ln) // nothing that a dialler writes tells who it is
 			addr, err := addrOf(ln)
 			if err != nil {
 				e.closeAll()
@@ -158,7 +158,7 @@ func (d *device) listen(ctx context.Context, ip netip.Addr) (*endpoints, error) 
 		}
 		return e, nil
 	}
-	ln, err := d.listenOwn(ctx, ip)
+	ln, err := listenOn(ctx, ip)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/gloo/gloomatch"
 	"github.com/cohort-dist/cohort/internal/group/gloo/gloowire"
 	"github.com/cohort-dist/cohort/internal/group/transport"
+	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -26,6 +27,7 @@ type device struct {
 	watch *watch
 	pairs []*pair
 	ids   []int64 // what each rank writes when it dials us; generations B to D
+	users *peeruid.Policy
 
 	mu      sync.Mutex // guards the machine and the queues of all pairs
 	machine *gloomatch.Machine
@@ -41,6 +43,7 @@ type device struct {
 
 func newDevice(cfg *Config, index int, host string) *device {
 	d := &device{cfg: cfg, index: index, host: host, machine: gloomatch.New(cfg.Rank, cfg.Size), pairs: make([]*pair, cfg.Size)}
+	d.users = peeruid.Default(nil, peeruid.ToLog(cfg.Logger))
 	life, end := context.WithCancel(context.Background())
 	d.end, d.ended = end, make(chan struct{})
 	context.AfterFunc(life, func() { close(d.ended) })

@@ -38,15 +38,6 @@ func listenOn(ctx context.Context, ip netip.Addr) (net.Listener, error) {
 	return ln, nil
 }
 
-// listenOwn is listenOn for connections of this user.
-func (d *device) listenOwn(ctx context.Context, ip netip.Addr) (net.Listener, error) {
-	ln, err := listenOn(ctx, ip)
-	if err == nil {
-		ln = peeruid.Default(nil, peeruid.ToLog(d.cfg.Logger)).Listener(ln)
-	}
-	return ln, err
-}
-
 // listener takes the connections of a device in generations B to D. A dialler identifies itself by the first 8 bytes; a
 // connection that does not, or sends an identifier that was never published, is closed.
 type listener struct {
@@ -91,9 +82,14 @@ func (l *listener) run() {
 			continue
 		}
 		failpoint.At("gloo.accept")
+		user := l.d.users.JudgeConn(conn)
+		if user == peeruid.Refused {
+			_ = conn.Close()
+			continue
+		}
 		if l.admit(conn) {
 			l.d.wg.Add(1)
-			go l.identify(conn)
+			go l.identify(conn, user)
 		}
 	}
 }
@@ -130,7 +126,9 @@ func (l *listener) admit(conn net.Conn) bool {
 	return true
 }
 
-func (l *listener) identify(conn net.Conn) {
+// identify finds out which rank has dialled. One that has closed its end already may have died, which ends the group: it is believed if it
+// has written what only processes that can read the store know.
+func (l *listener) identify(conn net.Conn, user peeruid.Verdict) {
 	defer l.d.wg.Done()
 	var hello [gloowire.PreambleSize]byte
 	_ = conn.SetReadDeadline(time.Now().Add(helloLimit))
@@ -147,7 +145,7 @@ func (l *listener) identify(conn net.Conn) {
 	stopped := l.mu.stopped
 	l.mu.Unlock()
 	p, guessed := l.d.pairOf(gloowire.ParsePreamble(hello))
-	if err != nil || stopped || p == nil {
+	if err != nil || stopped || p == nil || guessed && user != peeruid.Accepted {
 		l.d.cfg.Logger.Debug("gloo connection refused: no known identifier", slog.String("from", conn.RemoteAddr().String()))
 		_ = conn.Close()
 		return
