@@ -51,7 +51,7 @@ func TestOtherUser(t *testing.T) {
 				time.Sleep(50 * time.Millisecond)
 				_ = e.perPair[1].Close()
 			}()
-			if c, err := e.perPair[1].Accept(); err == nil {
+			if c, failed := e.perPair[1].Accept(); failed == nil {
 				t.Errorf("generation %v: %v is taken", generation, c.RemoteAddr())
 			}
 		} else {
