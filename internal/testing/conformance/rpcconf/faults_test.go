@@ -38,8 +38,10 @@ func TestFaultyOptions(t *testing.T) {
 	if _, lost := f.count(rpcwire.PythonCall); lost != 2 {
 		t.Errorf("%d frames lost", lost)
 	}
-	f.delayAll(100*time.Millisecond, rpcwire.PythonCall)
+	release := f.hold(rpcwire.PythonCall)
 	wantErr(t, call(20*time.Millisecond), cohort.DeadlineExceeded)
+	f.delayAll(100*time.Millisecond, rpcwire.PythonCall)
+	release()
 	started := time.Now()
 	must(t, call(soon))
 	if took := time.Since(started); took < 90*time.Millisecond {
@@ -167,7 +169,7 @@ func TestFaultyCreationLate(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Run("peer", func(t *testing.T) {
 				w, f := startFaulty(t, 2)
-				f.delayAll(300*time.Millisecond, c.kind)
+				release := f.hold(c.kind)
 				a := w.nodes[0].Agent
 				ref, err := rpc.Remote[any](within50ms(w.ctx, t), a, name(1), c.fn, addArgs(c.fn, ones(2), ones(2))...)
 				must(t, err)
@@ -179,11 +181,15 @@ func TestFaultyCreationLate(t *testing.T) {
 				_, err = ref.Fetch(w.ctx)
 				wantErr(t, err, rpc.ErrCreateTimeout)
 
+				release()
+
 				// With enough time the creation succeeds.
+				release = f.hold(c.kind)
 				slow, err := rpc.Remote[any](w.ctx, a, name(1), c.fn, addArgs(c.fn, ones(2), ones(2))...)
 				must(t, err)
 				_, err = slow.Fetch(within50ms(w.ctx, t))
 				wantErr(t, err, cohort.DeadlineExceeded)
+				release()
 				sum, err := slow.Fetch(w.ctx)
 				must(t, err)
 				must(t, payload{make: func() any { return ones(2) }}.check(sum, 2))
@@ -200,9 +206,10 @@ func TestFaultyFetchTimeout(t *testing.T) {
 	w, f := startFaulty(t, 2)
 	ref, err := rpc.Remote[any](w.ctx, w.nodes[0].Agent, name(1), "t.add", ones(2), ones(2))
 	must(t, err)
-	f.delayAll(300*time.Millisecond, rpcwire.PythonRRefFetchCall)
+	release := f.hold(rpcwire.PythonRRefFetchCall)
 	_, err = ref.Fetch(within50ms(w.ctx, t))
 	wantErr(t, err, cohort.DeadlineExceeded)
+	release()
 	sum, err := ref.Fetch(w.ctx)
 	must(t, err)
 	must(t, payload{make: func() any { return ones(2) }}.check(sum, 2))

@@ -34,6 +34,7 @@ type faults struct {
 	mu      sync.Mutex
 	lose    map[rpcwire.Type]int
 	delay   map[rpcwire.Type]time.Duration
+	held    map[rpcwire.Type]chan struct{} // closed when they are released
 	again   map[rpcwire.Type]time.Duration // after which a copy follows
 	seen    map[rpcwire.Type]int
 	lost    map[rpcwire.Type]int
@@ -44,7 +45,7 @@ type faults struct {
 func newFaults() *faults {
 	return &faults{
 		lose: map[rpcwire.Type]int{}, delay: map[rpcwire.Type]time.Duration{}, again: map[rpcwire.Type]time.Duration{},
-		seen: map[rpcwire.Type]int{}, lost: map[rpcwire.Type]int{},
+		held: map[rpcwire.Type]chan struct{}{}, seen: map[rpcwire.Type]int{}, lost: map[rpcwire.Type]int{},
 	}
 }
 
@@ -64,6 +65,27 @@ func (f *faults) delayAll(d time.Duration, types ...rpcwire.Type) {
 	for _, t := range types {
 		f.delay[t] = d
 	}
+}
+
+// hold keeps frames of a type until release is called.
+func (f *faults) hold(t rpcwire.Type) (release func()) {
+	gate := make(chan struct{})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.held[t] = gate
+	return sync.OnceFunc(func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.held, t)
+		close(gate)
+	})
+}
+
+// gate is closed when frames of a type are released; nil: they are not held.
+func (f *faults) gate(t rpcwire.Type) <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.held[t]
 }
 
 // repeatAll sends frames of a type a second time, later.
@@ -250,6 +272,7 @@ func (p *frameProxy) pass(to, from net.Conn, sender, receiver *atomic.Pointer[st
 		if !passes {
 			continue
 		}
+		gate := p.faults.gate(rpcwire.Type(h.Type))
 		pass, after, again := p.faults.judge(rpcwire.Type(h.Type), from, to)
 		later := func(d time.Duration) {
 			p.work.Go(func() {
@@ -265,6 +288,14 @@ func (p *frameProxy) pass(to, from net.Conn, sender, receiver *atomic.Pointer[st
 		}
 		switch {
 		case !pass:
+		case gate != nil:
+			p.work.Go(func() {
+				select {
+				case <-gate:
+					write(frame)
+				case <-p.done:
+				}
+			})
 		case after > 0:
 			later(after)
 		default:

@@ -183,12 +183,14 @@ func TestW05EveryHandleReports(t *testing.T) {
 // The delete of a creation that timed out comes before the call itself: the late call makes nothing that stays.
 func TestW06LateCreation(t *testing.T) {
 	w, f := startFaulty(t, 2)
-	f.delayAll(200*time.Millisecond, rpcwire.PythonRemoteCall)
+	release := f.hold(rpcwire.PythonRemoteCall)
 	ref, err := rpc.Remote[any](within50ms(w.ctx, t), w.nodes[0].Agent, name(1), "t.echo", 7)
 	must(t, err)
 	wantErr(t, ref.Confirmed(w.ctx), rpc.ErrCreateTimeout)
 	must(t, ref.Close())
-	time.Sleep(250 * time.Millisecond) // now the call has arrived
+	gone(t, w.nodes[1])
+	release()
+	time.Sleep(50 * time.Millisecond) // now the call has arrived
 	gone(t, w.nodes[1])
 	if objects := w.nodes[1].References().Objects; len(objects) != 0 {
 		t.Errorf("left are %+v", objects)
@@ -281,14 +283,16 @@ func TestW11FetchOfAGoneObject(t *testing.T) {
 	ref, err := rpc.Remote[any](w.ctx, w.nodes[0].Agent, name(1), "t.echo", 7)
 	must(t, err)
 	must(t, ref.Confirmed(w.ctx))
-	f.delayAll(150*time.Millisecond, rpcwire.PythonRRefFetchCall)
+	release := f.hold(rpcwire.PythonRRefFetchCall)
 	failed := make(chan error, 1)
 	go func() {
 		_, err := ref.Fetch(w.ctx)
 		failed <- err
 	}()
-	time.Sleep(30 * time.Millisecond)
+	testkit.Until(t, "the fetch is on its way", func() bool { seen, _ := f.count(rpcwire.PythonRRefFetchCall); return seen == 1 })
 	must(t, ref.Close())
+	gone(t, w.nodes[1])
+	release()
 	select {
 	case err := <-failed:
 		if !errors.Is(err, rpc.ErrGone) && !errors.Is(err, rpc.ErrRefClosed) {
@@ -297,7 +301,6 @@ func TestW11FetchOfAGoneObject(t *testing.T) {
 	case <-time.After(soon):
 		t.Error("the fetch waits")
 	}
-	gone(t, w.nodes[1])
 	w.shutdown()
 }
 
