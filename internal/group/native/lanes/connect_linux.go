@@ -51,8 +51,14 @@ func Connect(ctx context.Context, cfg nativetcp.Config) (transport.Mesh, error) 
 func (b *bond) widen(ctx context.Context, first *nativetcp.Mesh) ([]*nativetcp.Mesh, error) {
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	b.watch(cancel)
-	others, err := b.connect(limited, first, cancel)
+	giveUp := func(err error) { // first says why: the lanes that are not complete end at once then, which other ranks take for a death
+		if limited.Err() == nil && b.cfg.OnGiveUp != nil {
+			b.cfg.OnGiveUp(err)
+		}
+		cancel(err)
+	}
+	b.watch(giveUp)
+	others, err := b.connect(limited, first, giveUp)
 	b.watch(nil)
 	lost, ok := errors.AsType[*cohort.Error](context.Cause(limited))
 	switch {
@@ -75,7 +81,7 @@ func (b *bond) widen(ctx context.Context, first *nativetcp.Mesh) ([]*nativetcp.M
 }
 
 // connect tells all ranks over the first lane where the other lanes of this one are, and connects them.
-func (b *bond) connect(ctx context.Context, first *nativetcp.Mesh, cancel func(error)) ([]*nativetcp.Mesh, error) {
+func (b *bond) connect(ctx context.Context, first *nativetcp.Mesh, giveUp func(error)) ([]*nativetcp.Mesh, error) {
 	listeners, ports, err := b.listen(ctx, first.Lanes()-1)
 	if err != nil {
 		return nil, err
@@ -99,7 +105,7 @@ func (b *bond) connect(ctx context.Context, first *nativetcp.Mesh, cancel func(e
 		cfg.OnFail, cfg.OnLost = b.failed, b.lostBeside
 		tasks.Go(func() {
 			if others[i], errs[i] = nativetcp.Connect(ctx, cfg); errs[i] != nil {
-				cancel(errs[i])
+				giveUp(errs[i])
 			}
 		})
 	}
