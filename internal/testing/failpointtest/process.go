@@ -274,7 +274,11 @@ func (s ProcessScenario) report(t *testing.T, p *ProcessRun) {
 	if *traced {
 		t.Log(p)
 	}
-	if len(p.failures) > 0 {
-		t.Errorf("%s: %v\n  %s\n%s", s.Name, p, strings.Join(p.failures, "\n  "), replay(t, &plan{seed: p.Seed}))
+	if len(p.failures) == 0 {
+		return
 	}
+	again := replay(t, &plan{seed: p.Seed})
+	t.Run(p.String(), func(t *testing.T) { // so that a list of the tests that failed says what happened
+		t.Errorf("%s\n%s", strings.Join(p.failures, "\n  "), again)
+	})
 }
