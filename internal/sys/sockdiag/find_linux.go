@@ -6,41 +6,78 @@ package sockdiag
 import (
 	"errors"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
+// tries is how often Find looks while what it finds cannot be all. A table in /proc that changes while it is read lacks lines, on a host
+// with many connections once in some thousand times.
+const tries = 10
+
 // Find returns the socket of this process's network namespace with these addresses: [ErrNotFound] if there is none, [ErrUnavailable] if
 // neither netlink nor /proc tells. The socket at the other end of the same connection, which this process has open, shows which it is.
 func Find(local, remote netip.AddrPort) (Socket, error) {
-	local, remote = plain(local), plain(remote)
-	s, err := ask(local, remote)
-	if errors.Is(err, unix.ENOENT) { // also the answer of a kernel that cannot tell about TCP at all
-		if _, err = ask(remote, local); err == nil {
-			return s, ErrNotFound
-		}
-	}
-	if err == nil {
-		return s, nil
-	}
-	return findInTables(local, remote)
+	return findBy(plain(local), plain(remote), look)
 }
 
-// findInTables is Find by the text in /proc. A table in which the end of this process has no identity says nothing about the other one.
-func findInTables(local, remote netip.AddrPort) (found Socket, err error) {
-	err = ErrUnavailable
-	Tables(0, Connected, func(s Socket) {
+// findBy is Find for plain addresses by one way to look.
+func findBy(local, remote netip.AddrPort, look func(local, remote netip.AddrPort) (found, own Socket, err error)) (s Socket, err error) {
+	for range tries {
+		var own Socket
+		if s, own, err = look(local, remote); err != nil {
+			return s, err
+		}
+		var sure bool
+		if s, sure, err = conclude(s, own); sure {
+			break
+		}
+	}
+	return s, err
+}
+
+// conclude says what follows from the ends of a connection that were found: one that was not has no state. If it is not sure, it is better
+// to look again.
+func conclude(found, own Socket) (s Socket, sure bool, err error) {
+	switch {
+	case found.Inode != 0:
+		return found, true, nil
+	case own.State == 0: // this process has it open
+		return found, false, ErrUnavailable
+	case own.Inode == 0: // so no identity is known of any socket
+		return found, true, ErrUnavailable
+	case found.State != 0:
+		return found, true, nil
+	default: // an end that is established has another end
+		return found, own.State != Established, ErrNotFound
+	}
+}
+
+// look looks for the two ends of a connection.
+func look(local, remote netip.AddrPort) (found, own Socket, err error) {
+	if found, err = ask(local, remote); err == nil && found.Inode != 0 {
+		return found, own, nil
+	}
+	if err == nil || errors.Is(err, unix.ENOENT) { // also the answer of a kernel that cannot tell about TCP at all
+		if own, err = ask(remote, local); err == nil {
+			return found, own, nil
+		}
+	}
+	return lookInTables(local, remote)
+}
+
+// lookInTables is look by the text in /proc.
+func lookInTables(local, remote netip.AddrPort) (found, own Socket, err error) {
+	tables(0, between(local.Port(), remote.Port()), func(s Socket) {
 		switch {
+		case !slices.Contains(Connected, s.State):
 		case s.Local == local && s.Remote == remote:
 			found = s
-		case s.Local == remote && s.Remote == local && s.Inode != 0:
-			err = nil
+		case s.Local == remote && s.Remote == local:
+			own = s
 		}
 	})
-	if err == nil && found.State == 0 {
-		err = ErrNotFound
-	}
-	return found, err
+	return found, own, nil
 }
 
 // ask asks the kernel for one socket.
@@ -51,7 +88,7 @@ func ask(local, remote netip.AddrPort) (s Socket, err error) {
 		return true
 	})
 	if err == nil && !found {
-		err = unix.ENOENT
+		return Socket{}, unix.ENOENT
 	}
 	return s, err
 }

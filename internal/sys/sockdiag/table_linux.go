@@ -5,8 +5,10 @@ package sockdiag
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"net/netip"
 	"os"
@@ -17,28 +19,40 @@ import (
 )
 
 // Tables calls visit for every TCP socket in one of the states, in the network namespace of a process, 0 for this one. It reads the text
-// in /proc, and reports whether there is one: that is for other namespaces, and for kernels and containers without the netlink protocol,
-// which answers faster.
-func Tables(pid int, states []State, visit func(Socket)) (readable bool) {
+// in /proc: that is for other namespaces, and for kernels and containers without the netlink protocol, which answers faster.
+func Tables(pid int, states []State, visit func(Socket)) {
+	tables(pid, func([]byte) bool { return true }, func(s Socket) {
+		if slices.Contains(states, s.State) {
+			visit(s)
+		}
+	})
+}
+
+// tables is Tables for the lines that keep accepts, in all states.
+func tables(pid int, keep func(line []byte) bool, visit func(Socket)) {
 	for _, table := range []string{"tcp", "tcp6"} {
 		file, err := os.Open(filepath.Join("/proc", procName(pid), "net", table)) //nolint:gosec // a file of the kernel
 		if err != nil {
 			continue
 		}
-		readable = true
-		readTable(file, func(s Socket) {
-			if slices.Contains(states, s.State) {
-				visit(s)
-			}
-		})
+		readTable(file, keep, visit)
 		_ = file.Close()
 	}
-	return readable
+}
+
+// between returns what keeps the lines that have both ports: hosts have many thousands of lines, and to take one apart costs much more than
+// to look for a port in it.
+func between(a, b uint16) func(line []byte) bool {
+	first, second := fmt.Appendf(nil, ":%04X ", a), fmt.Appendf(nil, ":%04X ", b)
+	return func(line []byte) bool { return bytes.Contains(line, first) && bytes.Contains(line, second) }
 }
 
 // readTable reads the lines of a table in /proc.
-func readTable(r io.Reader, visit func(Socket)) {
+func readTable(r io.Reader, keep func(line []byte) bool, visit func(Socket)) {
 	for lines := bufio.NewScanner(r); lines.Scan(); {
+		if !keep(lines.Bytes()) {
+			continue
+		}
 		if s, ok := parseLine(lines.Text()); ok {
 			visit(s)
 		}
