@@ -26,9 +26,9 @@ const (
 	launcherTime = 15 * time.Second
 )
 
-// AskLauncher asks the launcher of a job, if it is one of cohort's, what its ranks on all nodes are doing. ok is false
+// seenByLauncher asks the launcher of a job, if it is one of cohort's, what its ranks on all nodes are doing. ok is false
 // where there is none or it does not answer.
-func AskLauncher(ctx context.Context, j Job) (seen verdict.Job, ok bool) {
+func seenByLauncher(ctx context.Context, j Job) (seen verdict.Job, ok bool) {
 	ok = askLauncher(ctx, j, Examination, func(answer []byte) bool {
 		return printable.Unmarshal(answer, &seen) == nil && len(seen.Ranks) > 0
 	})
@@ -77,7 +77,7 @@ func askLauncher(ctx context.Context, j Job, text string, use func([]byte) bool)
 // Look returns what the ranks of a job are doing: what its launcher says, and what can be seen from here. A launcher reaches
 // other nodes and may read its workers where others may not; root may read them where the launcher may not.
 func Look(ctx context.Context, j Job, apart time.Duration) verdict.Job {
-	seen, ok := AskLauncher(ctx, j)
+	seen, ok := seenByLauncher(ctx, j)
 	if !ok {
 		return Examine(ctx, j, apart)
 	}

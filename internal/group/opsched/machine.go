@@ -8,16 +8,16 @@ import "github.com/cohort-dist/cohort/internal/util/invariants"
 // promptWaits is how many operations in a row must be waited for at once before submissions stop to wake the pump.
 const promptWaits = 8
 
-// Phase is the state of an operation.
-type Phase uint8
+// phase is the state of an operation.
+type phase uint8
 
 // The phases; see the package documentation.
 const (
-	fresh Phase = iota
+	fresh phase = iota
 	queued
-	Running
-	Posted
-	Held
+	running
+	posted
+	held
 	ended
 )
 
@@ -62,14 +62,11 @@ const (
 type Item[T any] struct {
 	Owner *T
 
-	phase   Phase
+	phase   phase
 	waiters int
 	at      int // among the messages
 	next    *Item[T]
 }
-
-// Phase returns the state of the operation.
-func (it *Item[T]) Phase() Phase { return it.phase }
 
 // Next is the operation behind this one in a list that Fail or Close returned.
 func (it *Item[T]) Next() *Item[T] { return it.next }
@@ -141,7 +138,7 @@ func (m *Machine[T]) admit(it *Item[T]) Refusal {
 		return Full
 	}
 	if invariants.Enabled {
-		invariants.Check(it.phase == fresh, "sched: an operation is submitted twice")
+		invariants.Check(it.phase == fresh, "opsched: an operation is submitted twice")
 	}
 	m.pending++
 	return Accepted
@@ -183,7 +180,7 @@ func (m *Machine[T]) Post(it *Item[T]) (uint64, Refusal) {
 	}
 	first := m.posted
 	m.posted++
-	it.phase, it.at = Posted, len(m.messages)
+	it.phase, it.at = posted, len(m.messages)
 	m.messages = append(m.messages, it)
 	if invariants.Enabled {
 		m.check()
@@ -212,7 +209,7 @@ func (m *Machine[T]) Wait(it *Item[T], able bool) (run bool, e Effect) {
 // Leave ends the wait of a goroutine that was not the runner.
 func (m *Machine[T]) Leave(it *Item[T]) {
 	it.waiters--
-	invariants.Check(it.waiters >= 0, "sched: more goroutines stop to wait than began")
+	invariants.Check(it.waiters >= 0, "opsched: more goroutines stop to wait than began")
 }
 
 // Learn is told how soon after its submission an operation is waited for, while the machine is eager.
@@ -238,7 +235,7 @@ func (m *Machine[T]) Pump() bool {
 // Start returns the collective that the runner has to run or to go on with, nil if there is none.
 func (m *Machine[T]) Start() *Item[T] {
 	if invariants.Enabled {
-		invariants.Check(m.held, "sched: an operation is started by a goroutine that is not the runner")
+		invariants.Check(m.held, "opsched: an operation is started by a goroutine that is not the runner")
 	}
 	if m.running != nil {
 		return m.running
@@ -251,7 +248,7 @@ func (m *Machine[T]) Start() *Item[T] {
 	if m.head == nil {
 		m.tail = nil
 	}
-	it.phase, m.running = Running, it
+	it.phase, m.running = running, it
 	if invariants.Enabled {
 		m.check()
 	}
@@ -272,7 +269,7 @@ func (m *Machine[T]) Pause() (bool, Effect) {
 func (m *Machine[T]) Finish() Effect {
 	it := m.running
 	if invariants.Enabled {
-		invariants.Check(m.held && it != nil, "sched: an operation ends that does not run")
+		invariants.Check(m.held && it != nil, "opsched: an operation ends that does not run")
 	}
 	it.phase, m.running = ended, nil
 	return m.over(1)
@@ -293,7 +290,7 @@ func (m *Machine[T]) over(n int) (e Effect) {
 // Release gives the role of the runner back.
 func (m *Machine[T]) Release() Effect {
 	if invariants.Enabled {
-		invariants.Check(m.held, "sched: the role of the runner is given back by a goroutine that does not have it")
+		invariants.Check(m.held, "opsched: the role of the runner is given back by a goroutine that does not have it")
 	}
 	m.held = false
 	switch next := m.Current(); {
@@ -307,7 +304,7 @@ func (m *Machine[T]) Release() Effect {
 
 // Settle ends a message and reports whether this call did.
 func (m *Machine[T]) Settle(it *Item[T]) (bool, Effect) {
-	if it.phase != Posted {
+	if it.phase != posted {
 		return false, 0
 	}
 	last := len(m.messages) - 1
@@ -322,15 +319,15 @@ func (m *Machine[T]) Settle(it *Item[T]) (bool, Effect) {
 // Hold keeps others from ending a message, so that its owner does not use it for another one, and reports whether it does: for
 // exactly one caller, who calls LetGo later.
 func (it *Item[T]) Hold() bool {
-	if it.phase != Posted {
+	if it.phase != posted {
 		return false
 	}
-	it.phase = Held
+	it.phase = held
 	return true
 }
 
 // LetGo ends Hold.
-func (it *Item[T]) LetGo() { it.phase = Posted }
+func (it *Item[T]) LetGo() { it.phase = posted }
 
 // Alone reports whether a collective waits for a runner.
 func (m *Machine[T]) Alone() bool { return m.head != nil && !m.held }
@@ -384,12 +381,12 @@ func (m *Machine[T]) check() {
 	n := len(m.messages)
 	for it := m.head; it != nil; it = it.next {
 		n++
-		invariants.Check(it.phase == queued, "sched: what is in the queue is queued")
+		invariants.Check(it.phase == queued, "opsched: what is in the queue is queued")
 	}
 	if m.running != nil {
 		n++
-		invariants.Check(m.running.phase == Running, "sched: the running operation runs")
+		invariants.Check(m.running.phase == running, "opsched: the running operation runs")
 	}
-	invariants.Check(n == m.pending, "sched: every operation that is not over has a place")
-	invariants.Check(m.state == Open || m.head == nil, "sched: a group that has ended has no queue")
+	invariants.Check(n == m.pending, "opsched: every operation that is not over has a place")
+	invariants.Check(m.state == Open || m.head == nil, "opsched: a group that has ended has no queue")
 }

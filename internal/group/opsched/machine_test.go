@@ -66,8 +66,8 @@ func (s *sim) complete(o *op) {
 	if o.completed++; o.completed > 1 {
 		s.fail("operation %d is completed twice", o.id)
 	}
-	if o.item.Phase() != ended {
-		s.fail("operation %d is completed in phase %d", o.id, o.item.Phase())
+	if o.item.phase != ended {
+		s.fail("operation %d is completed in phase %d", o.id, o.item.phase)
 	}
 }
 

@@ -93,8 +93,8 @@ type Streams int
 
 // The streams.
 const (
-	Stdout Streams = 1
-	Stderr Streams = 2
+	streamOut Streams = 1
+	streamErr Streams = 2
 )
 
 // Screen is where the output of a job goes. The fields are those of launch.Screen.

@@ -39,7 +39,7 @@ func (s *screen) logf(format string, args ...any) {
 }
 
 func (s *screen) output(which Streams) *joblog.Output {
-	if which == Stdout {
+	if which == streamOut {
 		return s.out
 	}
 	return s.err
@@ -84,7 +84,7 @@ func (a *attempt) openStream(w *worker, which Streams) (*joblog.Pipe, error) {
 	var file *os.File
 	if tee || redirect {
 		var err error
-		name := map[Streams]string{Stdout: "stdout.log", Stderr: "stderr.log"}[which]
+		name := map[Streams]string{streamOut: "stdout.log", streamErr: "stderr.log"}[which]
 		if file, err = a.job.run.Create(a.place.attempt, strconv.Itoa(w.local), name); err != nil {
 			return nil, unavailable("a log file", err)
 		}

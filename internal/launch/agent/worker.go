@@ -68,10 +68,10 @@ func (a *attempt) spawn(w *worker) error {
 		}
 		defer func() { _ = in.Close() }()
 	}
-	if w.out, err = a.openStream(w, Stdout); err != nil {
+	if w.out, err = a.openStream(w, streamOut); err != nil {
 		return err
 	}
-	if w.err, err = a.openStream(w, Stderr); err != nil {
+	if w.err, err = a.openStream(w, streamErr); err != nil {
 		w.out.Abandon()
 		w.out = nil
 		return err
@@ -89,8 +89,8 @@ func (a *attempt) spawn(w *worker) error {
 	}
 	tails := [2]*joblog.Tail{w.out.Tail(), w.err.Tail()}
 	a.job.board.rank(w.local, func(r *WorkerStatus) { r.tails = tails })
-	w.out.Start(a.sink(w, Stdout)) // ends in drain
-	w.err.Start(a.sink(w, Stderr))
+	w.out.Start(a.sink(w, streamOut)) // ends in drain
+	w.err.Start(a.sink(w, streamErr))
 	return nil
 }
 

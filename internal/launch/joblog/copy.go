@@ -71,9 +71,9 @@ func (s *Stream) copier() copier {
 	return &pieceCopier{s: s}
 }
 
-// Copy moves what r yields until its end. When the screen is closed (a closed pipe) it returns the error at once, so that
+// copyStream moves what r yields until its end. When the screen is closed (a closed pipe) it returns the error at once, so that
 // the worker finds its output closed, as it would without a launcher.
-func Copy(r *os.File, s *Stream) error {
+func copyStream(r *os.File, s *Stream) error {
 	buf := make([]byte, pieceSize)
 	c := s.copier()
 	for {

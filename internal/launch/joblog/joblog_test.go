@@ -23,7 +23,7 @@ import (
 func run(t *testing.T, prefix bool, writers ...func(w *os.File)) string {
 	t.Helper()
 	var screen bytes.Buffer
-	out := NewOutput(&screen)
+	out := newOutput(&screen)
 	var all sync.WaitGroup
 	for i, write := range writers {
 		r, w, err := os.Pipe()
@@ -35,7 +35,7 @@ func run(t *testing.T, prefix bool, writers ...func(w *os.File)) string {
 			s.Prefix = fmt.Appendf(nil, "[%d]: ", i)
 		}
 		all.Go(func() {
-			if err := Copy(r, s); err != nil {
+			if err := copyStream(r, s); err != nil {
 				t.Error(err)
 			}
 			_ = r.Close()
@@ -113,7 +113,7 @@ func TestWholeLines(t *testing.T) {
 func TestPrompt(t *testing.T) {
 	t.Parallel()
 	shown := make(chan string, 100)
-	out := NewOutput(writerFunc(func(b []byte) (int, error) {
+	out := newOutput(writerFunc(func(b []byte) (int, error) {
 		shown <- string(b)
 		return len(b), nil
 	}))
@@ -131,7 +131,7 @@ func TestPrompt(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- Copy(r, &Stream{Screen: out, Prefix: []byte("[0] ")}) }()
+	go func() { done <- copyStream(r, &Stream{Screen: out, Prefix: []byte("[0] ")}) }()
 	_, _ = io.WriteString(w, "(Pdb) ")
 	if got := next(); got != "[0] (Pdb) " {
 		t.Errorf("the prompt is %q", got)
@@ -168,7 +168,7 @@ func TestFullDisk(t *testing.T) {
 	defer full.Close()
 	var screen bytes.Buffer
 	troubles := 0
-	s := &Stream{Screen: NewOutput(&screen), File: full, Trouble: func(error) { troubles++ }, Tail: NewTail(100)}
+	s := &Stream{Screen: newOutput(&screen), File: full, Trouble: func(error) { troubles++ }, Tail: NewTail(100)}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +179,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		_ = w.Close()
 	}()
-	if err := Copy(r, s); err != nil {
+	if err := copyStream(r, s); err != nil {
 		t.Error(err)
 	}
 	if troubles != 1 || strings.Count(screen.String(), "\n") != 3000 {
@@ -224,14 +224,14 @@ func TestRoomAgain(t *testing.T) {
 func TestScreenGone(t *testing.T) {
 	t.Parallel()
 	gone := errors.New("gone")
-	out := NewOutput(writerFunc(func([]byte) (int, error) { return 0, gone }))
+	out := newOutput(writerFunc(func([]byte) (int, error) { return 0, gone }))
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Close()
 	_, _ = io.WriteString(w, "a\n")
-	if err := Copy(r, &Stream{Screen: out}); !errors.Is(err, gone) {
+	if err := copyStream(r, &Stream{Screen: out}); !errors.Is(err, gone) {
 		t.Errorf("error %v, want %v", err, gone)
 	}
 }
@@ -259,13 +259,13 @@ func TestFilter(t *testing.T) {
 	t.Parallel()
 	var screen, filtered bytes.Buffer
 	s := &Stream{
-		Screen: NewOutput(&screen), Filtered: NewOutput(&filtered), Prefix: []byte("[r0]:"),
+		Screen: newOutput(&screen), Filtered: newOutput(&filtered), Prefix: []byte("[r0]:"),
 		Keep: func(line []byte) bool { return bytes.Contains(line, []byte("loss")) },
 	}
 	r, w, _ := os.Pipe()
 	_, _ = io.WriteString(w, "loss 1\nstep\nloss 2\n")
 	_ = w.Close()
-	if err := Copy(r, s); err != nil {
+	if err := copyStream(r, s); err != nil {
 		t.Fatal(err)
 	}
 	if filtered.String() != "[r0]:loss 1\n[r0]:loss 2\n" || screen.String() != "[r0]:loss 1\n[r0]:step\n[r0]:loss 2\n" {
@@ -368,7 +368,7 @@ func TestStalledLine(t *testing.T) {
 		"\r 45%":  {true, "\r 45%"},
 	} {
 		screen := make(chan string, 100)
-		out := NewOutput(writerFunc(func(b []byte) (int, error) { screen <- string(b); return len(b), nil }))
+		out := newOutput(writerFunc(func(b []byte) (int, error) { screen <- string(b); return len(b), nil }))
 		var pipes [2]*os.File
 		var copies sync.WaitGroup
 		for i := range pipes {
@@ -378,7 +378,7 @@ func TestStalledLine(t *testing.T) {
 			}
 			pipes[i] = w
 			copies.Go(func() {
-				_ = Copy(r, &Stream{Screen: out, Shared: c.shared})
+				_ = copyStream(r, &Stream{Screen: out, Shared: c.shared})
 				_ = r.Close()
 			})
 		}

@@ -4,7 +4,7 @@
 // Package joblog handles the output of a job's workers. It copies it to the screen in whole lines, with or without a
 // prefix, and to files, and keeps the last lines of each worker for the report of a failure.
 //
-// [Output] is a screen or file that several workers share. [Copy] copies one stream of one worker until it ends. [Pipe]
+// [Output] is a screen or file that several workers share. copyStream copies one stream of one worker until it ends. [Pipe]
 // is such a stream from the worker on. [Folding] merges identical lines of several workers.
 package joblog
 
@@ -32,20 +32,20 @@ type line struct {
 	scratch    []byte
 }
 
-// NewOutput returns an Output that writes to w.
-func NewOutput(w io.Writer) *Output { return &Output{w: w, line: new(line)} }
+// newOutput returns an Output that writes to w.
+func newOutput(w io.Writer) *Output { return &Output{w: w, line: new(line)} }
 
 // NewOutputs returns outputs that write to w and to v. If these are one terminal, pipe or file, as after 2>&1, neither
 // continues a line of the other.
 func NewOutputs(w, v io.Writer) (*Output, *Output) {
-	a := NewOutput(w)
+	a := newOutput(w)
 	switch {
 	case w == v:
 		return a, a
 	case sameFile(w, v):
 		return a, &Output{w: v, line: a.line}
 	}
-	return a, NewOutput(v)
+	return a, newOutput(v)
 }
 
 func sameFile(w, v io.Writer) bool {
@@ -145,7 +145,7 @@ type Filter struct {
 
 // NewFilter returns a Filter that owns the file.
 func NewFilter(file *os.File, texts []string) *Filter {
-	return &Filter{out: NewOutput(file), file: file, texts: texts}
+	return &Filter{out: newOutput(file), file: file, texts: texts}
 }
 
 // Apply has a stream hand its lines to the filter.

@@ -69,7 +69,7 @@ func (p *Pipe) Start(sink *Stream) {
 	}
 	go func() { // joined through Done
 		defer close(p.done)
-		_ = Copy(p.ours, sink) // an error means that the screen is closed: the worker will notice
+		_ = copyStream(p.ours, sink) // an error means that the screen is closed: the worker will notice
 		_ = p.ours.Close()
 		if p.file != nil {
 			_ = p.file.Close()

@@ -141,7 +141,7 @@ func TestCopyLines(t *testing.T) {
 	var file strings.Builder
 	s := &Stream{Lines: func(b []byte) { lines <- string(b) }, Live: func(b []byte) { live <- string(b) }, File: &file, Tail: NewTail(100)}
 	done := make(chan error, 1)
-	go func() { done <- Copy(r, s) }()
+	go func() { done <- copyStream(r, s) }()
 	_, _ = io.WriteString(w, strings.TrimSuffix(text, "end"))
 	for _, want := range []string{"begin", " 30%|## | 3/10"} { // the bar is done though nothing follows
 		select {

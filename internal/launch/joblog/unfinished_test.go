@@ -66,7 +66,7 @@ func simulateWriters(t *testing.T, seed uint64, way func(*Output, int) *Stream) 
 	t.Helper()
 	rnd := rand.New(rand.NewPCG(seed, 5))
 	var screen bytes.Buffer
-	out := NewOutput(&screen)
+	out := newOutput(&screen)
 	var ranks []*simulated
 	for i := range 3 {
 		ranks = append(ranks, &simulated{copy: way(out, i).copier()})
@@ -155,7 +155,7 @@ func TestSteadyBar(t *testing.T) {
 	t.Parallel()
 	for name, way := range ways {
 		var screen bytes.Buffer
-		c := way(NewOutput(&screen), 0).copier()
+		c := way(newOutput(&screen), 0).copier()
 		now := time.Unix(0, 0)
 		for i := range 3000 { // a minute
 			_ = c.feed(fmt.Appendf(nil, "\r%5d/3000", i), now)
@@ -183,7 +183,7 @@ func TestShownOnce(t *testing.T) {
 		{"\r" + strings.Repeat("é", 300), "x"}: strings.Repeat("é", 300) + "\n" + strings.Repeat("é", 300) + "x\n",
 	} {
 		var screen bytes.Buffer
-		c := (&Stream{Screen: NewOutput(&screen), Drawn: true}).copier()
+		c := (&Stream{Screen: newOutput(&screen), Drawn: true}).copier()
 		now := time.Unix(0, 0)
 		_ = c.feed([]byte(text[0]), now)
 		_ = c.feed(nil, c.next())
@@ -228,7 +228,7 @@ func tqdm(t *testing.T) (pieces []piece) {
 func TestTqdm(t *testing.T) {
 	t.Parallel()
 	var screen bytes.Buffer
-	c := ways["--tee"](NewOutput(&screen), 0).copier()
+	c := ways["--tee"](newOutput(&screen), 0).copier()
 	var now time.Time
 	for _, p := range tqdm(t) {
 		at := time.Unix(0, 0).Add(p.at)

@@ -80,7 +80,7 @@ func (t *team) explainDifference(g *groupDiagnosis, seq uint64, kinds map[signat
 	var calls []string
 	for _, side := range sides[:min(len(sides), 3)] {
 		ranks := globalsOf(side)
-		calls = append(calls, Ranks(ranks)+" "+verb(ranks, "calls", "call")+" "+side[0].calls[seq].text(&t.About))
+		calls = append(calls, ranksText(ranks)+" "+verb(ranks, "calls", "call")+" "+side[0].calls[seq].text(&t.About))
 	}
 	text := fmt.Sprintf("operation #%d is different: %s", seq, strings.Join(calls, ", "))
 	if n := len(sides) - 3; n > 0 {
@@ -95,7 +95,7 @@ func (t *team) explainDifference(g *groupDiagnosis, seq uint64, kinds map[signat
 	}
 	if len(minority) < len(sides) {
 		slices.Sort(g.Ranks)
-		text += "; " + Ranks(g.Ranks) + " " + verb(g.Ranks, "is", "are") + " out of step"
+		text += "; " + ranksText(g.Ranks) + " " + verb(g.Ranks, "is", "are") + " out of step"
 		text += shifted(seq, sides[0][0], minority[0][0])
 	}
 	g.Sentence = text
@@ -160,13 +160,13 @@ func (t *team) absence(g *groupDiagnosis) bool {
 	if len(late)+len(t.missing) == 0 {
 		return false
 	}
-	wait := fmt.Sprintf("%s %s in %s", Ranks(globalsOf(waiting)), verb(globalsOf(waiting), "waits", "wait"),
+	wait := fmt.Sprintf("%s %s in %s", ranksText(globalsOf(waiting)), verb(globalsOf(waiting), "waits", "wait"),
 		waiting[0].calls[seq].text(&t.About))
 	wait += " for " + span(longest(waiting, seq))
 	if len(t.missing) > 0 {
 		// Who is late on its side may well be so because of the missing one.
 		g.Finding, g.Ranks = MissingRank, t.globals(t.missing)
-		g.Sentence = fmt.Sprintf("%s gave no dump%s: %s", Ranks(g.Ranks), t.foreign(), wait)
+		g.Sentence = fmt.Sprintf("%s gave no dump%s: %s", ranksText(g.Ranks), t.foreign(), wait)
 		if len(late) > 0 {
 			g.Sentence += ", and " + t.lateness(late, seq)
 		}
@@ -188,7 +188,7 @@ func (t *team) foreign() string {
 // lateness names the ranks that never entered an operation and what the first of them did instead.
 func (t *team) lateness(late []*view, seq uint64) string {
 	ranks := globalsOf(late)
-	text := fmt.Sprintf("%s never entered #%d", Ranks(ranks), seq)
+	text := fmt.Sprintf("%s never entered #%d", ranksText(ranks), seq)
 	v := late[0]
 	who := "it"
 	if len(late) > 1 {
@@ -230,7 +230,7 @@ func tooEarly(late, waiting []*view, seq uint64) string {
 	if len(old) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; but the dump of %s is older than that: take all dumps at one time", Ranks(old))
+	return fmt.Sprintf("; but the dump of %s is older than that: take all dumps at one time", ranksText(old))
 }
 
 // firstOpen is the earliest collective that is not complete somewhere, with the ranks on which it is not.
@@ -276,12 +276,12 @@ func (t *team) progress(g *groupDiagnosis) bool {
 			}
 		}
 		g.Finding, g.Ranks = Behind, globalsOf(behind)
-		g.Sentence = fmt.Sprintf("%s %s behind, at #%d while rank %d is at #%d, but no rank waits", Ranks(g.Ranks),
+		g.Sentence = fmt.Sprintf("%s %s behind, at #%d while rank %d is at #%d, but no rank waits", ranksText(g.Ranks),
 			verb(g.Ranks, "is", "are"),
 			least.Status.LastPosted, most.global, most.Status.LastPosted)
 	case len(t.missing) > 0:
 		g.Finding, g.Ranks = NoDump, t.globals(t.missing)
-		g.Sentence = fmt.Sprintf("%s gave no dump%s, and the others are in step and wait for nothing", Ranks(g.Ranks), t.foreign())
+		g.Sentence = fmt.Sprintf("%s gave no dump%s, and the others are in step and wait for nothing", ranksText(g.Ranks), t.foreign())
 	default:
 		g.Finding = InStep
 		g.Sentence = fmt.Sprintf("all %d ranks are in step", t.Size)
@@ -316,10 +316,10 @@ func (t *team) unfinished(g *groupDiagnosis, seq uint64, waiting []*view) {
 		g.Sentence = fmt.Sprintf("all ranks are in step, in %s for %s", first.text(&t.About), age)
 		if queued := t.queued(waiting, seq); len(queued) > 0 {
 			g.Ranks = queued
-			g.Sentence += "; " + Ranks(queued) + " " + verb(queued, "has", "have") + " posted it but not started it"
+			g.Sentence += "; " + ranksText(queued) + " " + verb(queued, "has", "have") + " posted it but not started it"
 		}
 	default:
-		g.Sentence = fmt.Sprintf("%s %s not finished %s, in it for %s, while the others have%s", Ranks(g.Ranks),
+		g.Sentence = fmt.Sprintf("%s %s not finished %s, in it for %s, while the others have%s", ranksText(g.Ranks),
 			verb(g.Ranks, "has", "have"),
 			first.text(&t.About), age, failed)
 	}

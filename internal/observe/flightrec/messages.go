@@ -34,9 +34,9 @@ func (t *team) messages(g *groupDiagnosis) bool {
 	if ring := circle(waitsFor); len(ring) > 0 {
 		g.Finding, g.Ranks = deadlock, t.globals(ring)
 		slices.Sort(g.Ranks)
-		g.Sentence = fmt.Sprintf("deadlock: %s all wait to receive, each from another one of them", Ranks(g.Ranks))
+		g.Sentence = fmt.Sprintf("deadlock: %s all wait to receive, each from another one of them", ranksText(g.Ranks))
 		if len(ring) == 2 {
-			g.Sentence = fmt.Sprintf("deadlock: %s both wait to receive from the other", Ranks(g.Ranks))
+			g.Sentence = fmt.Sprintf("deadlock: %s both wait to receive from the other", ranksText(g.Ranks))
 		}
 		return true
 	}

@@ -90,8 +90,8 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%d us", d.Microseconds())
 }
 
-// Ranks writes "rank 1", "ranks 1 and 2" or "ranks 0 to 5 and 7".
-func Ranks(ranks []int) string {
+// ranksText writes "rank 1", "ranks 1 and 2" or "ranks 0 to 5 and 7".
+func ranksText(ranks []int) string {
 	if len(ranks) == 1 {
 		return "rank " + strconv.Itoa(ranks[0])
 	}

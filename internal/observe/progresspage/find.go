@@ -30,7 +30,7 @@ func Find(proc string, pid, own int) (Page, bool) {
 	_ = dir.Close()
 	for _, name := range names {
 		link, err := os.Readlink(filepath.Join(folder, name))
-		if err != nil || link != "/memfd:"+Name+" (deleted)" {
+		if err != nil || link != "/memfd:"+memfdName+" (deleted)" {
 			continue
 		}
 		if p, err := read(filepath.Join(folder, name)); err == nil && p.PID == own {
@@ -47,14 +47,14 @@ func read(name string) (Page, error) {
 		return Page{}, err
 	}
 	defer func() { _ = f.Close() }()
-	var before, now [Size + 1]byte
+	var before, now [pageSize + 1]byte
 	for n := 0; ; n++ {
 		got, err := f.ReadAt(now[:], 0)
 		if err != nil && err != io.EOF {
 			return Page{}, err
 		}
 		if n >= attempts || n > 0 && bytes.Equal(before[:], now[:]) {
-			return Decode(now[:got])
+			return decode(now[:got])
 		}
 		before = now
 	}

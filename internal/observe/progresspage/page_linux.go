@@ -11,13 +11,13 @@ import (
 
 // create makes the page as a memory file that stays open as long as the process lives: a link in /proc/PID/fd leads to it.
 func create() []byte {
-	fd, err := unix.MemfdCreate(Name, unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil
 	}
 	var page []byte
-	if err = unix.Ftruncate(fd, Size); err == nil {
-		page, err = unix.Mmap(fd, 0, Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err = unix.Ftruncate(fd, pageSize); err == nil {
+		page, err = unix.Mmap(fd, 0, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	}
 	if err != nil {
 		_ = unix.Close(fd)

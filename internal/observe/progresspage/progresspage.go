@@ -14,23 +14,23 @@ import (
 )
 
 const (
-	// Size is that of the page.
-	Size = headerSize + Threads*threadSize
-	// Name is the name of the memory file, as links in /proc/PID/fd show it after "/memfd:".
-	Name = "cohort-progress"
+	// pageSize is that of the page.
+	pageSize = headerSize + Threads*threadSize
+	// memfdName is the name of the memory file, as links in /proc/PID/fd show it after "/memfd:".
+	memfdName = "cohort-progress"
 	// Threads is how many threads have a place.
 	Threads = 15
-	// Depth is how many nested sections of a thread are kept.
-	Depth = 8
-	// NameBytes is the longest name of a section.
-	NameBytes = 56
-	// Unbound is the first number of a place that belongs to no thread: a Go program's sections follow goroutines.
-	Unbound = 1 << 31
+	// maxDepth is how many nested sections of a thread are kept.
+	maxDepth = 8
+	// maxName is the longest name of a section.
+	maxName = 56
+	// unbound is the first number of a place that belongs to no thread: a Go program's sections follow goroutines.
+	unbound = 1 << 31
 
 	version     = 1
 	headerSize  = 64
-	sectionSize = 8 + NameBytes
-	threadSize  = 8 + Depth*sectionSize
+	sectionSize = 8 + maxName
+	threadSize  = 8 + maxDepth*sectionSize
 	magic       = "cohortpr"
 )
 
@@ -46,9 +46,9 @@ type Page struct {
 
 // Thread is what one thread is in.
 type Thread struct {
-	// ID is the thread's number, or from [Unbound] on a number that means nothing.
+	// ID is the thread's number, or from 2^31 on a number that means nothing.
 	ID uint32
-	// Sections are those that it is in, the outermost first, [Depth] at most.
+	// Sections are those that it is in, the outermost first, eight at most.
 	Sections []Section
 }
 
@@ -58,10 +58,10 @@ type Section struct {
 	Since time.Duration
 }
 
-// Decode reads a page. What is not in use is left out.
-func Decode(b []byte) (Page, error) {
-	if len(b) != Size || string(b[:8]) != magic {
-		return Page{}, fmt.Errorf("progresspage: %d bytes are not a page of %d bytes that begins with %q", len(b), Size, magic)
+// decode reads a page. What is not in use is left out.
+func decode(b []byte) (Page, error) {
+	if len(b) != pageSize || string(b[:8]) != magic {
+		return Page{}, fmt.Errorf("progresspage: %d bytes are not a page of %d bytes that begins with %q", len(b), pageSize, magic)
 	}
 	if v := binary.LittleEndian.Uint32(b[8:]); v != version {
 		return Page{}, fmt.Errorf("progresspage: the page has version %d and this program knows %d: use the same version of cohort",
@@ -85,7 +85,7 @@ func decodeThread(b []byte) Thread {
 	if t.ID == 0 {
 		return t
 	}
-	for i := range min(depth, Depth) {
+	for i := range min(depth, maxDepth) {
 		s := b[8+i*sectionSize:][:sectionSize]
 		name, _, _ := strings.Cut(string(s[8:]), "\x00")
 		t.Sections = append(t.Sections, Section{strings.ToValidUTF8(name, "\uFFFD"), duration(s)})
@@ -117,10 +117,10 @@ func (p Page) Innermost() (Section, bool) {
 // cut shortens a name to what fits, at the end of a rune, and at the first byte 0.
 func cut(name string) string {
 	name, _, _ = strings.Cut(name, "\x00")
-	if len(name) <= NameBytes {
+	if len(name) <= maxName {
 		return name
 	}
-	n := NameBytes
+	n := maxName
 	for n > 0 && !utf8.RuneStart(name[n]) {
 		n--
 	}
@@ -145,9 +145,9 @@ func putSection(b []byte, place int, name string, now time.Duration) {
 	t := b[headerSize+place*threadSize:][:threadSize]
 	clear(t[8:][:sectionSize])
 	binary.LittleEndian.PutUint64(t[8:], uint64(now)) //nolint:gosec // monotonic
-	copy(t[16:][:NameBytes], cut(name))
+	copy(t[16:][:maxName], cut(name))
 	binary.LittleEndian.PutUint32(t[4:], 1)
-	binary.LittleEndian.PutUint32(t, Unbound+uint32(place)) //nolint:gosec // small
+	binary.LittleEndian.PutUint32(t, unbound+uint32(place)) //nolint:gosec // small
 }
 
 // endSection frees a place.

@@ -17,7 +17,7 @@ import (
 
 // example is what docs/wire/progress.md shows.
 func example() []byte {
-	b := make([]byte, Size)
+	b := make([]byte, pageSize)
 	putHeader(b, 1234)
 	putSteps(b, 120, time.Second)
 	putSection(b, 0, "load", 2*time.Second)
@@ -69,29 +69,29 @@ func TestDocumentedLayout(t *testing.T) {
 			t.Errorf("%s: the table ends at %d of %d bytes", name, at, len(part))
 		}
 	}
-	if Size != 7864 || threadSize != 520 {
-		t.Errorf("the page has %d bytes and a place %d", Size, threadSize)
+	if pageSize != 7864 || threadSize != 520 {
+		t.Errorf("the page has %d bytes and a place %d", pageSize, threadSize)
 	}
 }
 
 func TestDecode(t *testing.T) {
 	t.Parallel()
-	got, err := Decode(example())
+	got, err := decode(example())
 	want := Page{
 		PID: 1234, Steps: 120, Stepped: time.Second,
-		Threads: []Thread{{Unbound, []Section{{"load", 2 * time.Second}}}},
+		Threads: []Thread{{unbound, []Section{{"load", 2 * time.Second}}}},
 	}
 	if err != nil || !cmp.Equal(got, want) {
 		t.Errorf("%v\n%s", err, cmp.Diff(want, got))
 	}
 	for _, bad := range [][]byte{nil, example()[1:], append(example(), 0), append([]byte("x"), example()[1:]...)} {
-		if _, err := Decode(bad); err == nil {
+		if _, err := decode(bad); err == nil {
 			t.Errorf("%d bytes are accepted", len(bad))
 		}
 	}
 	newer := example()
 	newer[8] = 2
-	if _, err := Decode(newer); err == nil || !strings.Contains(err.Error(), "version 2") {
+	if _, err := decode(newer); err == nil || !strings.Contains(err.Error(), "version 2") {
 		t.Errorf("another version: %v", err)
 	}
 }
@@ -118,7 +118,7 @@ func TestInnermost(t *testing.T) {
 // TestCut: a name ends at the end of a character.
 func TestCut(t *testing.T) {
 	t.Parallel()
-	long := strings.Repeat("a", NameBytes-1)
+	long := strings.Repeat("a", maxName-1)
 	for name, want := range map[string]string{
 		"": "", "load": "load", "a\x00b": "a", long + "b": long + "b", long + "bc": long + "b", long + "é": long, long + "日": long,
 	} {
@@ -132,16 +132,16 @@ func TestCut(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add(example()[8:])
 	f.Fuzz(func(t *testing.T, tail []byte) {
-		b := make([]byte, Size)
+		b := make([]byte, pageSize)
 		copy(b, magic)
 		copy(b[8:], tail)
-		p, err := Decode(b)
+		p, err := decode(b)
 		if err != nil {
 			return
 		}
 		for _, thread := range p.Threads {
 			for _, s := range thread.Sections {
-				if len(s.Name) > 3*NameBytes || s.Since < 0 || len(thread.Sections) > Depth {
+				if len(s.Name) > 3*maxName || s.Since < 0 || len(thread.Sections) > maxDepth {
 					t.Errorf("%+v", thread)
 				}
 			}
@@ -162,7 +162,7 @@ func TestWriter(t *testing.T) {
 	w.Step()
 	outer := w.Begin("outer")
 	inner := w.Begin("inner")
-	p, err := Decode(w.mu.page)
+	p, err := decode(w.mu.page)
 	if err != nil || p.Steps != 42 || p.PID != os.Getpid() || Age(p.Stepped) > time.Minute || len(p.Threads) != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -171,12 +171,12 @@ func TestWriter(t *testing.T) {
 	}
 	w.End(inner)
 	w.End(w.Begin("another"))
-	p, _ = Decode(w.mu.page)
+	p, _ = decode(w.mu.page)
 	if s, _ := p.Innermost(); s.Name != "outer" || len(p.Threads) != 1 {
 		t.Errorf("%+v", p)
 	}
 	w.End(outer)
-	p, _ = Decode(w.mu.page)
+	p, _ = decode(w.mu.page)
 	var places []int
 	if found, ok := Find("/proc", os.Getpid(), os.Getpid()); !ok || !cmp.Equal(found, p) {
 		t.Errorf("found %v: %+v", ok, found)
@@ -187,13 +187,13 @@ func TestWriter(t *testing.T) {
 	for range Threads + 3 {
 		places = append(places, w.Begin("many"))
 	}
-	if p, _ = Decode(w.mu.page); len(p.Threads) != Threads {
+	if p, _ = decode(w.mu.page); len(p.Threads) != Threads {
 		t.Errorf("%d places are used", len(p.Threads))
 	}
 	for _, place := range places {
 		w.End(place)
 	}
-	if p, _ = Decode(w.mu.page); len(p.Threads) != 0 || w.mu.used != 0 {
+	if p, _ = decode(w.mu.page); len(p.Threads) != 0 || w.mu.used != 0 {
 		t.Errorf("%+v, %b", p, w.mu.used)
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Op is the operation that the errors of this package name.
-const Op = "rpc: operator"
+// opName is the operation that the errors of this package name.
+const opName = "rpc: operator"
 
 // DefaultBudget is what the operators of one worker may use at once, in bytes.
 const DefaultBudget = 256 << 20
@@ -139,9 +139,9 @@ func product(sizes ...int) (int64, bool) {
 }
 
 func tooLarge(format string, args ...any) error {
-	return cohort.Newf(Op, cohort.Exhausted, format, args...)
+	return cohort.Newf(opName, cohort.Exhausted, format, args...)
 }
 
 func badOperand(format string, args ...any) error {
-	return cohort.Newf(Op, cohort.InvalidArgument, format, args...)
+	return cohort.Newf(opName, cohort.InvalidArgument, format, args...)
 }

@@ -93,8 +93,8 @@ func deadIn(err error) string {
 // gaveUpTime bounds how long a shutdown whose time is over lasts, to say so.
 const gaveUpTime = 500 * time.Millisecond
 
-// Death is the error of a wait for a worker that died.
-func Death(p watched, worker, how string) *cohort.Error {
+// deathError is the error of a wait for a worker that died.
+func deathError(p watched, worker, how string) *cohort.Error {
 	e := cohort.New("rpc: worker", cohort.PeerLost, how)
 	e.Peer = worker
 	if rank, known := rankOf(p, worker); known {

@@ -40,7 +40,7 @@ func (w *World) ServeGather(p Party, fn, from string, again bool, args []any) (l
 	case fn == FuncGatherLost && len(args) == 3:
 		dead, known := args[1].(string)
 		if names, readable := namesIn(args[2]); known && readable && slices.Min(names) == from { // only the leader may say so
-			return nil, w.Gathers.Fail(id, names, Death(p, dead, "the leader "+from+" has found that its process has ended"))
+			return nil, w.Gathers.Fail(id, names, deathError(p, dead, "the leader "+from+" has found that its process has ended"))
 		}
 	}
 	return nil, ErrArguments

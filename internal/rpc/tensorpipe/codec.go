@@ -20,8 +20,8 @@ const (
 	maxEntries    = 64 // transports, channels, devices
 )
 
-// Packet is the first frame of every connection.
-type Packet struct {
+// packetFrame is the first frame of every connection.
+type packetFrame struct {
 	// Requested is set on a connection that an answer asked for; ID then says which. Else it opens a pipe and Name is
 	// the context name of the side that dials: its worker name.
 	Requested bool
@@ -30,7 +30,7 @@ type Packet struct {
 }
 
 // Append appends the encoded packet.
-func (p Packet) Append(b []byte) []byte {
+func (p packetFrame) Append(b []byte) []byte {
 	if p.Requested {
 		return nop.AppendUint(nop.AppendStruct(nop.AppendVariant(b, 1), 1), p.ID)
 	}
@@ -38,9 +38,9 @@ func (p Packet) Append(b []byte) []byte {
 }
 
 // parsePacket decodes the first frame of a connection.
-func parsePacket(data []byte) (Packet, error) {
+func parsePacket(data []byte) (packetFrame, error) {
 	r := nop.NewReader(data)
-	p := Packet{Requested: r.Variant(2) == 1}
+	p := packetFrame{Requested: r.Variant(2) == 1}
 	r.Struct(1)
 	if p.Requested {
 		p.ID = r.Uint(64)
@@ -83,14 +83,14 @@ type deviceDescriptor struct {
 	Descriptor string
 }
 
-// Brochure is what the dialling side can do.
-type Brochure struct {
+// brochureFrame is what the dialling side can do.
+type brochureFrame struct {
 	Transports []transportAd
 	Channels   []channelAd
 }
 
 // Append appends the encoded brochure.
-func (br Brochure) Append(b []byte) []byte {
+func (br brochureFrame) Append(b []byte) []byte {
 	b = nop.AppendStruct(b, 2)
 	b = nop.AppendMap(b, len(br.Transports))
 	for _, t := range br.Transports {
@@ -112,10 +112,10 @@ func appendChannels(b []byte, channels []channelAd) []byte {
 }
 
 // parseBrochure decodes a brochure.
-func parseBrochure(data []byte) (Brochure, error) {
+func parseBrochure(data []byte) (brochureFrame, error) {
 	r := nop.NewReader(data)
 	r.Struct(2)
-	var br Brochure
+	var br brochureFrame
 	for range r.Map(maxEntries) {
 		br.Transports = append(br.Transports, transportAd{Name: r.String(maxName), Domain: r.String(maxName)})
 	}
@@ -156,8 +156,8 @@ type selection struct {
 	Channel        string
 }
 
-// Answer is what the listening side picked from a brochure.
-type Answer struct {
+// answerFrame is what the listening side picked from a brochure.
+type answerFrame struct {
 	Transport, Address string
 	Registrations      []registration
 	Domain             string
@@ -167,7 +167,7 @@ type Answer struct {
 }
 
 // Append appends the encoded answer.
-func (a Answer) Append(b []byte) []byte {
+func (a answerFrame) Append(b []byte) []byte {
 	b = nop.AppendStruct(b, 7)
 	b = nop.AppendString(nop.AppendString(b, a.Transport), a.Address)
 	b = nop.AppendMap(b, len(a.Registrations))
@@ -189,10 +189,10 @@ func (a Answer) Append(b []byte) []byte {
 }
 
 // parseAnswer decodes an answer.
-func parseAnswer(data []byte) (Answer, error) {
+func parseAnswer(data []byte) (answerFrame, error) {
 	r := nop.NewReader(data)
 	r.Struct(7)
-	a := Answer{Transport: r.String(maxName), Address: r.String(maxName)}
+	a := answerFrame{Transport: r.String(maxName), Address: r.String(maxName)}
 	for range r.Map(maxEntries) {
 		a.Registrations = append(a.Registrations, registration{Conn: r.Uint(64), ID: r.Uint(64)})
 	}
@@ -280,7 +280,7 @@ func parseDescriptor(data []byte) (descriptor, error) {
 }
 
 // check bounds what a descriptor asks us to receive, before any memory is taken.
-func (d descriptor) check(limits Limits) error {
+func (d descriptor) check(limits peerLimits) error {
 	total := uint64(0)
 	for _, n := range d.Payloads {
 		if n > uint64(limits.Payload) { //nolint:gosec // positive by construction

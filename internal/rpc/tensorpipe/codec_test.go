@@ -83,7 +83,7 @@ func first(t *testing.T, file, note string) []byte {
 
 // TestHelloIsPyTorchs compares our dialling side with the bytes of a uv+basic PyTorch worker.
 func TestHelloIsPyTorchs(t *testing.T) {
-	packet, brochure := Offer{Name: "w1", Channels: []string{ChannelBasic}}.Hello()
+	packet, brochure := offerer{Name: "w1", Channels: []string{ChannelBasic}}.Hello()
 	if want := first(t, "rpc-session.txt", "Packet, spontaneous"); !bytes.Equal(packet, want) {
 		t.Errorf("packet %x, want %x", packet, want)
 	}
@@ -95,7 +95,7 @@ func TestHelloIsPyTorchs(t *testing.T) {
 // TestAnswerIsPyTorchs compares our listening side's answer with PyTorch's to the same brochure.
 func TestAnswerIsPyTorchs(t *testing.T) {
 	ids := uint64(0)
-	choice := Choice{Channels: []string{ChannelBasic}, Address: "127.0.0.1:46393", Register: func() uint64 { ids++; return ids - 1 }}
+	choice := chooser{Channels: []string{ChannelBasic}, Address: "127.0.0.1:46393", Register: func() uint64 { ids++; return ids - 1 }}
 	answer, plan, err := choice.Choose(first(t, "rpc-session.txt", "Brochure "))
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestAnswerIsPyTorchs(t *testing.T) {
 		t.Errorf("answer %x, want %x", answer, want)
 	}
 	// What the dialling side reads out of it is the same plan.
-	got, err := Offer{Name: "w1", Channels: []string{ChannelBasic}}.Answered(answer)
+	got, err := offerer{Name: "w1", Channels: []string{ChannelBasic}}.Answered(answer)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestAnswerIsPyTorchs(t *testing.T) {
 func TestDefaultPyTorchIsAnsweredWithUV(t *testing.T) {
 	brochure := first(t, "default-brochure.txt", "Brochure ")
 	for _, channel := range []string{ChannelBasic, ChannelMPT} {
-		answer, plan, err := Choice{
+		answer, plan, err := chooser{
 			Channels: []string{channel}, Cohort: true, Address: "a:1",
 			Register: func() uint64 { return 300 },
 		}.Choose(brochure)
@@ -134,7 +134,7 @@ func TestHandshakeRefuses(t *testing.T) {
 	register := func() uint64 { return 1 }
 	uv := []transportAd{{"uv", "uv:*"}}
 	basic := []channelAd{{"basic", []deviceDescriptor{{cpu, "any"}}}}
-	for name, br := range map[string]Brochure{
+	for name, br := range map[string]brochureFrame{
 		"no common transport": {Transports: []transportAd{{"shm", "shm:x"}}, Channels: basic},
 		"another domain":      {Transports: []transportAd{{"uv", "uv:other"}}, Channels: basic},
 		"no common channel":   {Transports: uv, Channels: []channelAd{{"cma", []deviceDescriptor{{cpu, "x"}}}}},
@@ -142,36 +142,36 @@ func TestHandshakeRefuses(t *testing.T) {
 		"only a GPU":          {Transports: uv, Channels: []channelAd{{"basic", []deviceDescriptor{{device{"cuda", 0}, "any"}}}}},
 		"nothing":             {},
 	} {
-		if _, _, err := (Choice{Channels: []string{ChannelBasic, ChannelMPT}, Register: register}).Choose(
+		if _, _, err := (chooser{Channels: []string{ChannelBasic, ChannelMPT}, Register: register}).Choose(
 			br.Append(nil)); !errors.Is(err, cohort.Mismatch) {
 			t.Errorf("%s: %v, want a mismatch", name, err)
 		}
 	}
 	for _, domain := range []string{"cohort:2:7", "cohort:4:7", "cohort:3:", "else"} {
-		older := Brochure{Transports: append(uv, transportAd{"cohort", domain}), Channels: basic}
-		_, _, err := (Choice{Channels: []string{ChannelBasic}, Cohort: true, Register: register}).Choose(older.Append(nil))
+		older := brochureFrame{Transports: append(uv, transportAd{"cohort", domain}), Channels: basic}
+		_, _, err := (chooser{Channels: []string{ChannelBasic}, Cohort: true, Register: register}).Choose(older.Append(nil))
 		if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), strconv.Quote(domain)) {
 			t.Errorf("a Go worker with the domain %q: %v, want a mismatch that says so", domain, err)
 		}
 	}
-	good := Answer{
+	good := answerFrame{
 		Transport: "uv", Address: "a:1", Domain: "uv:*", Registrations: []registration{{connDescriptorReply, 1}},
 		ChannelIDs: []channelRegistration{{"basic", []uint64{2}}}, Channels: basic, Selections: []selection{{cpu, cpu, "basic"}},
 	}
-	offer := Offer{Name: "x", Channels: []string{ChannelBasic}}
+	offer := offerer{Name: "x", Channels: []string{ChannelBasic}}
 	if _, err := offer.Answered(good.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
-	for name, change := range map[string]func(a *Answer){
-		"cohort not offered":  func(a *Answer) { a.Transport, a.Domain = "cohort", "cohort:1" },
-		"shm":                 func(a *Answer) { a.Transport = "shm" },
-		"another domain":      func(a *Answer) { a.Domain = "uv:x" },
-		"switch of transport": func(a *Answer) { a.Registrations = append(a.Registrations, registration{connDescriptor, 9}) },
-		"channel not offered": func(a *Answer) { a.Selections[0].Channel = "mpt_uv" },
-		"no selection":        func(a *Answer) { a.Selections = nil },
-		"no registration":     func(a *Answer) { a.ChannelIDs = nil },
-		"two registrations":   func(a *Answer) { a.ChannelIDs[0].IDs = []uint64{1, 2} },
-		"other descriptor":    func(a *Answer) { a.Channels = []channelAd{{"basic", []deviceDescriptor{{cpu, "odd"}}}} },
+	for name, change := range map[string]func(a *answerFrame){
+		"cohort not offered":  func(a *answerFrame) { a.Transport, a.Domain = "cohort", "cohort:1" },
+		"shm":                 func(a *answerFrame) { a.Transport = "shm" },
+		"another domain":      func(a *answerFrame) { a.Domain = "uv:x" },
+		"switch of transport": func(a *answerFrame) { a.Registrations = append(a.Registrations, registration{connDescriptor, 9}) },
+		"channel not offered": func(a *answerFrame) { a.Selections[0].Channel = "mpt_uv" },
+		"no selection":        func(a *answerFrame) { a.Selections = nil },
+		"no registration":     func(a *answerFrame) { a.ChannelIDs = nil },
+		"two registrations":   func(a *answerFrame) { a.ChannelIDs[0].IDs = []uint64{1, 2} },
+		"other descriptor":    func(a *answerFrame) { a.Channels = []channelAd{{"basic", []deviceDescriptor{{cpu, "odd"}}}} },
 	} {
 		a := good
 		a.Selections = append([]selection{}, good.Selections...)
@@ -201,19 +201,19 @@ func FuzzFrames(f *testing.F) {
 			if c, err := parseBrochure(b.Append(nil)); err != nil || !cmp.Equal(b, c) {
 				t.Fatalf("%+v became %+v, %v", b, c, err)
 			}
-			_, _, _ = Choice{Channels: []string{ChannelBasic}, Cohort: true, Register: func() uint64 { return 1 }}.Choose(data)
+			_, _, _ = chooser{Channels: []string{ChannelBasic}, Cohort: true, Register: func() uint64 { return 1 }}.Choose(data)
 		}
 		if a, err := parseAnswer(data); err == nil {
 			if b, err := parseAnswer(a.Append(nil)); err != nil || !cmp.Equal(a, b) {
 				t.Fatalf("%+v became %+v, %v", a, b, err)
 			}
-			_, _ = Offer{Channels: []string{ChannelBasic}, Cohort: &CohortOffer{}}.Answered(data)
+			_, _ = offerer{Channels: []string{ChannelBasic}, Cohort: &cohortAd{}}.Answered(data)
 		}
 		if d, err := parseDescriptor(data); err == nil {
 			if e, err := parseDescriptor(d.Append(nil)); err != nil || !cmp.Equal(d, e) {
 				t.Fatalf("%+v became %+v, %v", d, e, err)
 			}
-			_ = d.check(Limits{}.withDefaults())
+			_ = d.check(peerLimits{}.withDefaults())
 		}
 		if l, err := parseLanes(data); err == nil {
 			if m, err := parseLanes(appendLanes(nil, l)); err != nil || !cmp.Equal(l, m) {

@@ -17,8 +17,8 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// Limits bound what a peer may make us hold. The zero value of a field means its default.
-type Limits struct {
+// peerLimits bound what a peer may make us hold. The zero value of a field means its default.
+type peerLimits struct {
 	Payload  int64 // bytes of one payload; default 1 GiB
 	Message  int64 // bytes of a whole message; default 16 GiB
 	Requests int   // requests on one pipe that wait for our answer before no more are read; default 131072
@@ -28,7 +28,7 @@ type Limits struct {
 	Backlog  int   // sessions that wait for Accept; default 256
 }
 
-func (l Limits) withDefaults() Limits {
+func (l peerLimits) withDefaults() peerLimits {
 	set := func(v *int64, d int64) {
 		if *v <= 0 {
 			*v = d
@@ -52,7 +52,7 @@ func (l Limits) withDefaults() Limits {
 }
 
 type config struct {
-	limits    Limits
+	limits    peerLimits
 	logger    *slog.Logger
 	handshake time.Duration
 	unread    time.Duration // see lostGrace

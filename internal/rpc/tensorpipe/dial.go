@@ -83,11 +83,11 @@ func (ep *Endpoint) dial(addr string, goPeer, insist bool) (session *Session, wa
 		}
 		defer ep.release(x.nc)
 		opened = append(opened, x)
-		return x, x.writeFrames(Packet{Requested: true, ID: id}.Append(nil))
+		return x, x.writeFrames(packetFrame{Requested: true, ID: id}.Append(nil))
 	}
-	offer := Offer{Name: ep.name, Channels: ep.cfg.offers}
+	offer := offerer{Name: ep.name, Channels: ep.cfg.offers}
 	if goPeer && ep.cfg.cohort != nil {
-		offer.Cohort = &CohortOffer{Incarnation: ep.cfg.cohort.Identity.Incarnation, Insist: insist}
+		offer.Cohort = &cohortAd{Incarnation: ep.cfg.cohort.Identity.Incarnation, Insist: insist}
 	}
 	session, wait, err = ep.negotiate(addr, s, offer, more)
 	if err != nil || wait {
@@ -129,7 +129,7 @@ func (ep *Endpoint) connect(addr string) (*stream, error) {
 }
 
 // negotiate does the dialling side's part of the handshake.
-func (ep *Endpoint) negotiate(addr string, s *stream, offer Offer, more func(string, uint64) (*stream, error)) (*Session, bool, error) {
+func (ep *Endpoint) negotiate(addr string, s *stream, offer offerer, more func(string, uint64) (*stream, error)) (*Session, bool, error) {
 	packet, brochure := offer.Hello()
 	if err := s.writeFrames(packet, brochure); err != nil {
 		return nil, false, err
@@ -157,7 +157,7 @@ func (ep *Endpoint) negotiate(addr string, s *stream, offer Offer, more func(str
 }
 
 // establish opens the other connections of a pipe.
-func (ep *Endpoint) establish(addr string, s *stream, plan Plan, more func(string, uint64) (*stream, error)) (*Session, error) {
+func (ep *Endpoint) establish(addr string, s *stream, plan sessionPlan, more func(string, uint64) (*stream, error)) (*Session, error) {
 	var err error
 	var reply *stream
 	opened := []*stream{s}

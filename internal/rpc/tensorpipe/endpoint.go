@@ -335,10 +335,10 @@ func (ep *Endpoint) open(peer string, s *stream, brochure []byte) error {
 	defer o.forget()
 	var number uint64
 	var peerSlot *peerSlot // kept for the link, so that we do not dial the same peer meanwhile
-	choice := Choice{
+	choice := chooser{
 		Channels: ep.cfg.accepts, Address: o.address, Register: o.register,
 		Cohort: ep.cfg.cohort != nil && peer != ep.name,
-		Defer:  func(offer CohortOffer) bool { peerSlot, number = ep.reserve(peer, offer); return peerSlot == nil },
+		Defer:  func(offer cohortAd) bool { peerSlot, number = ep.reserve(peer, offer); return peerSlot == nil },
 	}
 	answer, plan, err := choice.Choose(brochure)
 	if err != nil {

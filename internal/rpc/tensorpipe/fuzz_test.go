@@ -124,7 +124,7 @@ func TestHostileMessages(t *testing.T) {
 		"a descriptor cut short":    {with(nil)[:10], storage, 0},
 		"an endless descriptor":     {binary.LittleEndian.AppendUint64(nil, 1<<63), nil, 0},
 		"bytes behind a descriptor": {appendFrame(nil, append(descriptor{}.Append(nil), 0)), nil, 0},
-		"a packet":                  {appendFrame(nil, Packet{Name: "x"}.Append(nil)), nil, 0},
+		"a packet":                  {appendFrame(nil, packetFrame{Name: "x"}.Append(nil)), nil, 0},
 		"http":                      {[]byte("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"), nil, 0},
 	} {
 		n, largest, err := fedPipe(t, false, c.main, c.channel)
@@ -149,12 +149,12 @@ func FuzzPipe(f *testing.F) {
 
 // FuzzHandshake gives both machines of the handshake any bytes: what they agree to is something that was offered.
 func FuzzHandshake(f *testing.F) {
-	for _, offer := range []Offer{
+	for _, offer := range []offerer{
 		{Name: "a", Channels: []string{ChannelBasic}},
-		{Name: "a", Channels: []string{ChannelMPT}, Cohort: &CohortOffer{Incarnation: 5, Insist: true}},
+		{Name: "a", Channels: []string{ChannelMPT}, Cohort: &cohortAd{Incarnation: 5, Insist: true}},
 	} {
 		_, brochure := offer.Hello()
-		answer, _, err := Choice{
+		answer, _, err := chooser{
 			Channels: []string{ChannelBasic, ChannelMPT}, Cohort: true, Address: "x",
 			Register: func() uint64 { return 1 },
 		}.Choose(brochure)
@@ -165,15 +165,15 @@ func FuzzHandshake(f *testing.F) {
 		f.Add(answer)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		choice := Choice{Channels: []string{ChannelBasic, ChannelMPT}, Cohort: true, Address: "x", Register: func() uint64 { return 1 }}
+		choice := chooser{Channels: []string{ChannelBasic, ChannelMPT}, Cohort: true, Address: "x", Register: func() uint64 { return 1 }}
 		answer, plan, err := choice.Choose(data)
 		if err == nil {
-			offer := Offer{Channels: choice.Channels, Cohort: &CohortOffer{}}
+			offer := offerer{Channels: choice.Channels, Cohort: &cohortAd{}}
 			if again, readErr := offer.Answered(answer); readErr != nil || again.Cohort != plan.Cohort || again.Channel != plan.Channel {
 				t.Fatalf("our own answer is not understood: %+v, %v", again, readErr)
 			}
 		}
-		if plan, err := (Offer{Channels: []string{ChannelBasic}}).Answered(data); err == nil &&
+		if plan, err := (offerer{Channels: []string{ChannelBasic}}).Answered(data); err == nil &&
 			(plan.Cohort || plan.Channel != ChannelBasic) {
 			t.Fatalf("a plan that was not offered: %+v", plan)
 		}

@@ -30,8 +30,8 @@ var channelDescriptors = map[string]string{
 	ChannelMPT:   "16" + strings.Repeat(":uv:*", mptLanes),
 }
 
-// Plan is the outcome of a handshake: how the pipe goes on.
-type Plan struct {
+// sessionPlan is the outcome of a handshake: how the pipe goes on.
+type sessionPlan struct {
 	// Cohort is set when both sides are Go: the dialled connection carries cohort frames from here on, or with Defer the
 	// connection that the other side is dialling does.
 	Cohort, Defer bool
@@ -45,18 +45,18 @@ type Plan struct {
 	ChannelID uint64
 }
 
-// Offer is the pure machine of the dialling side. It offers, then reads the answer; it does no I/O.
-type Offer struct {
+// offerer is the pure machine of the dialling side. It offers, then reads the answer; it does no I/O.
+type offerer struct {
 	// Name is this side's worker name.
 	Name string
 	// Channels are the channels to offer, the preferred first. The other side decides.
 	Channels []string
 	// Cohort is the offer of the cohort transport, or nil.
-	Cohort *CohortOffer
+	Cohort *cohortAd
 }
 
-// CohortOffer is what a dialling side sends with its offer of the cohort transport.
-type CohortOffer struct {
+// cohortAd is what a dialling side sends with its offer of the cohort transport.
+type cohortAd struct {
 	// Incarnation identifies the start of the worker.
 	Incarnation uint64
 	// Insist is set when it was told to wait for another connection, has waited and has none.
@@ -66,7 +66,7 @@ type CohortOffer struct {
 // The domain of the cohort transport in a brochure is "cohort:3:", the incarnation in hexadecimal, and ":insist" if so.
 const insistSuffix = ":insist"
 
-func (o CohortOffer) domain() string {
+func (o cohortAd) domain() string {
 	text := domainCohort + ":" + strconv.FormatUint(o.Incarnation, 16)
 	if o.Insist {
 		text += insistSuffix
@@ -74,7 +74,7 @@ func (o CohortOffer) domain() string {
 	return text
 }
 
-func cohortOffer(transports []transportAd) (offer CohortOffer, ok bool) {
+func cohortOffer(transports []transportAd) (offer cohortAd, ok bool) {
 	for _, t := range transports {
 		if text, found := strings.CutPrefix(t.Domain, domainCohort+":"); found && t.Name == transportCohort {
 			text, offer.Insist = strings.CutSuffix(text, insistSuffix)
@@ -83,40 +83,40 @@ func cohortOffer(transports []transportAd) (offer CohortOffer, ok bool) {
 			return offer, err == nil
 		}
 	}
-	return CohortOffer{}, false
+	return cohortAd{}, false
 }
 
 // Hello returns the two frames that a dialling side writes at once: packet and brochure.
-func (o Offer) Hello() (packet, brochure []byte) {
-	br := Brochure{Transports: []transportAd{{transportUV, domainUV}}}
+func (o offerer) Hello() (packet, brochure []byte) {
+	br := brochureFrame{Transports: []transportAd{{transportUV, domainUV}}}
 	if o.Cohort != nil {
 		br.Transports = append(br.Transports, transportAd{transportCohort, o.Cohort.domain()})
 	}
 	for _, c := range o.Channels {
 		br.Channels = append(br.Channels, channelAd{c, []deviceDescriptor{{cpu, channelDescriptors[c]}}})
 	}
-	return Packet{Name: o.Name}.Append(nil), br.Append(nil)
+	return packetFrame{Name: o.Name}.Append(nil), br.Append(nil)
 }
 
 // Answered decides what the answer means.
-func (o Offer) Answered(frame []byte) (Plan, error) {
+func (o offerer) Answered(frame []byte) (sessionPlan, error) {
 	a, err := parseAnswer(frame)
 	if err != nil {
-		return Plan{}, err
+		return sessionPlan{}, err
 	}
-	refuse := func(format string, args ...any) (Plan, error) {
-		return Plan{}, cohort.Newf("tensorpipe: handshake", cohort.Protocol, format, args...)
+	refuse := func(format string, args ...any) (sessionPlan, error) {
+		return sessionPlan{}, cohort.Newf("tensorpipe: handshake", cohort.Protocol, format, args...)
 	}
 	if a.Transport == transportCohort {
 		if o.Cohort == nil || a.Domain != domainCohort {
 			return refuse("the peer answered with transport %q (%q), which was not offered", a.Transport, a.Domain)
 		}
-		return Plan{Cohort: true, Defer: a.Address == addressDefer}, nil
+		return sessionPlan{Cohort: true, Defer: a.Address == addressDefer}, nil
 	}
 	if a.Transport != transportUV || a.Domain != domainUV {
 		return refuse("the peer answered with transport %q (%q), which was not offered", a.Transport, a.Domain)
 	}
-	p := Plan{Address: a.Address}
+	p := sessionPlan{Address: a.Address}
 	for _, reg := range a.Registrations {
 		switch reg.Conn {
 		case connDescriptorReply:
@@ -151,15 +151,15 @@ func (o Offer) Answered(frame []byte) (Plan, error) {
 	return p, nil
 }
 
-// Choice is the pure machine of the listening side.
-type Choice struct {
+// chooser is the pure machine of the listening side.
+type chooser struct {
 	// Channels are the channels we accept, the preferred first.
 	Channels []string
 	// Cohort accepts the cohort transport when it is offered.
 	Cohort bool
 	// Defer is called when the cohort transport is picked: true makes the peer use the connection that exists already
 	// or that we are dialling. Nil is false.
-	Defer func(CohortOffer) bool
+	Defer func(cohortAd) bool
 	// Address is where the peer reaches this listener.
 	Address string
 	// Register hands out the id of one more connection to expect.
@@ -167,27 +167,27 @@ type Choice struct {
 }
 
 // Choose reads a brochure and returns the answer frame and the plan.
-func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
+func (c chooser) Choose(frame []byte) (answer []byte, p sessionPlan, err error) {
 	br, err := parseBrochure(frame)
 	if err != nil {
-		return nil, Plan{}, err
+		return nil, sessionPlan{}, err
 	}
 	offers := func(name, domain string) bool { return slices.Contains(br.Transports, transportAd{name, domain}) }
 	if offer, ok := cohortOffer(br.Transports); ok && c.Cohort {
-		a := Answer{Transport: transportCohort, Domain: domainCohort, Address: c.Address}
-		p = Plan{Cohort: true, Defer: c.Defer != nil && c.Defer(offer)}
+		a := answerFrame{Transport: transportCohort, Domain: domainCohort, Address: c.Address}
+		p = sessionPlan{Cohort: true, Defer: c.Defer != nil && c.Defer(offer)}
 		if p.Defer {
 			a.Address = addressDefer
 		}
 		return a.Append(nil), p, nil
 	}
 	if i := slices.IndexFunc(br.Transports, func(t transportAd) bool { return t.Name == transportCohort }); i >= 0 && c.Cohort {
-		return nil, Plan{}, cohort.Newf("tensorpipe: handshake", cohort.Mismatch,
+		return nil, sessionPlan{}, cohort.Newf("tensorpipe: handshake", cohort.Mismatch,
 			"the peer is a Go worker of another version: its cohort transport is %q, ours is %q: build all workers from one "+
 				"version", br.Transports[i].Domain, domainCohort)
 	}
 	if !offers(transportUV, domainUV) {
-		return nil, Plan{}, cohort.New("tensorpipe: handshake", cohort.Mismatch,
+		return nil, sessionPlan{}, cohort.New("tensorpipe: handshake", cohort.Mismatch,
 			"the peer does not offer the uv transport: start it with transport \"uv\" enabled (the default)")
 	}
 	for _, name := range c.Channels {
@@ -196,8 +196,8 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 		if i < 0 {
 			continue
 		}
-		p = Plan{Address: c.Address, HasReply: true, Reply: c.Register(), Channel: name, ChannelID: c.Register()}
-		a := Answer{
+		p = sessionPlan{Address: c.Address, HasReply: true, Reply: c.Register(), Channel: name, ChannelID: c.Register()}
+		a := answerFrame{
 			Transport: transportUV, Address: c.Address, Domain: domainUV,
 			Registrations: []registration{{connDescriptorReply, p.Reply}},
 			ChannelIDs:    []channelRegistration{{name, []uint64{p.ChannelID}}},
@@ -206,6 +206,6 @@ func (c Choice) Choose(frame []byte) (answer []byte, p Plan, err error) {
 		}
 		return a.Append(nil), p, nil
 	}
-	return nil, Plan{}, cohort.Newf("tensorpipe: handshake", cohort.Mismatch,
+	return nil, sessionPlan{}, cohort.Newf("tensorpipe: handshake", cohort.Mismatch,
 		"the peer offers none of the channels %v for CPU tensors", c.Channels)
 }

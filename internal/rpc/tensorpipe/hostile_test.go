@@ -43,7 +43,7 @@ func TestManyOpenRequests(t *testing.T) {
 
 // TestRequestsOverTheLimitWait: at the limit no more requests are read until one is answered; nothing is cut.
 func TestRequestsOverTheLimitWait(t *testing.T) {
-	client, server := pair(t, withLimits(Limits{Requests: 8}))
+	client, server := pair(t, withLimits(peerLimits{Requests: 8}))
 	ctx := within(t)
 	for i := range uint64(9) {
 		if err := client.Send(ctx, rpcMessage(0x102, i, nil)); err != nil {
@@ -84,7 +84,7 @@ func TestRequestsOverTheLimitWait(t *testing.T) {
 // TestUnreadAnswersAreBounded: the bytes of answers to a peer that does not read are bounded, and a refusal still gets through.
 func TestUnreadAnswersAreBounded(t *testing.T) {
 	const size, limit = 8 << 20, 32<<20 + 4096
-	client, server := pair(t, withLimits(Limits{Waiting: limit}))
+	client, server := pair(t, withLimits(peerLimits{Waiting: limit}))
 	ctx, cancel := context.WithCancel(within(t))
 	defer cancel()
 	const n = 20
@@ -159,16 +159,16 @@ func TestClaimedStorages(t *testing.T) {
 func TestHalfHellosDoNotKeepWorkersOut(t *testing.T) {
 	t.Parallel()
 	const limit = 64
-	packet, brochure := Offer{Name: "x", Channels: []string{ChannelBasic}}.Hello()
+	packet, brochure := offerer{Name: "x", Channels: []string{ChannelBasic}}.Hello()
 	whole := appendFrame(appendFrame(nil, packet), brochure)
 	for name, begin := range map[string][]byte{
 		"nothing": nil, "half a length": whole[:4], "half a packet": whole[:12], "a packet": appendFrame(nil, packet),
 		"half a brochure": whole[:len(whole)-3],
-		"a brochure":      whole, "an unknown registration": appendFrame(nil, Packet{Requested: true, ID: 5}.Append(nil)),
+		"a brochure":      whole, "an unknown registration": appendFrame(nil, packetFrame{Requested: true, ID: 5}.Append(nil)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ep := listen(t, "b", withLimits(Limits{Halfway: limit}))
+			ep := listen(t, "b", withLimits(peerLimits{Halfway: limit}))
 			var conns []net.Conn
 			defer func() {
 				for _, c := range conns {
@@ -285,7 +285,7 @@ func TestImpostorDoesNotBlockADial(t *testing.T) {
 	store := secrets{"a": "secret of a", "b": "secret of b"}
 	b := store.worker(t, "b", "secret of b", 1)
 	a := store.worker(t, "a", "secret of a", 1)
-	packet, brochure := Offer{Name: "a", Channels: []string{ChannelBasic}, Cohort: &CohortOffer{Incarnation: 7}}.Hello()
+	packet, brochure := offerer{Name: "a", Channels: []string{ChannelBasic}, Cohort: &cohortAd{Incarnation: 7}}.Hello()
 	c, err := net.Dial("tcp", b.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,7 @@ package tensorpipe
 import "time"
 
 // withLimits bounds what peers may send.
-func withLimits(l Limits) Option {
+func withLimits(l peerLimits) Option {
 	return option(func(c *config) error { c.limits = l; return nil })
 }
 

@@ -75,7 +75,7 @@ func (ep *Endpoint) removeIfUnused(name string, p *peerSlot) {
 // worker has to wait: our own dial is under way and wins, or there is a link with the same start of it, so that its dial
 // has crossed ours. A worker that insists has waited for that link and does not have it: the new one replaces it, once the
 // worker has proved who it is.
-func (ep *Endpoint) reserve(name string, offer CohortOffer) (*peerSlot, uint64) {
+func (ep *Endpoint) reserve(name string, offer cohortAd) (*peerSlot, uint64) {
 	failpoint.At("tensorpipe.slot.reserve")
 	ep.mu.Lock()
 	defer ep.mu.Unlock()

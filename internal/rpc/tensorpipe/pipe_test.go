@@ -265,7 +265,7 @@ func TestBadPeerLosesItsOwnConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close(); _ = got.Close() })
-	hello, brochure := Offer{Name: "x", Channels: []string{ChannelBasic}}.Hello()
+	hello, brochure := offerer{Name: "x", Channels: []string{ChannelBasic}}.Hello()
 	for name, write := range map[string]func() net.Conn{
 		"http": func() net.Conn {
 			nc := raw(t, b)
@@ -274,7 +274,7 @@ func TestBadPeerLosesItsOwnConnection(t *testing.T) {
 		},
 		"huge length":         func() net.Conn { nc := raw(t, b); _, _ = nc.Write(bytes.Repeat([]byte{0xff}, 8)); return nc },
 		"not nop":             func() net.Conn { return raw(t, b, []byte("hello")) },
-		"unknown id":          func() net.Conn { return raw(t, b, Packet{Requested: true, ID: 77}.Append(nil)) },
+		"unknown id":          func() net.Conn { return raw(t, b, packetFrame{Requested: true, ID: 77}.Append(nil)) },
 		"bad brochure":        func() net.Conn { return raw(t, b, hello, []byte{1, 2, 3}) },
 		"silence":             func() net.Conn { return raw(t, b) },
 		"hello, then silence": func() net.Conn { return raw(t, b, hello) },

@@ -147,7 +147,7 @@ func (o *pipeSetup) await(id uint64) (*stream, error) {
 
 // pipe waits for the connections of a pipe that begins on s, and hands it over. If it fails, those that have arrived
 // are the caller's to close.
-func (o *pipeSetup) pipe(s *stream, plan Plan) error {
+func (o *pipeSetup) pipe(s *stream, plan sessionPlan) error {
 	o.timer, o.deadline = time.NewTimer(o.ep.cfg.handshake), time.Now().Add(o.ep.cfg.handshake)
 	defer o.timer.Stop()
 	left := make(chan struct{})
@@ -178,7 +178,7 @@ func (o *pipeSetup) pipe(s *stream, plan Plan) error {
 }
 
 // channel waits for the connections of the channel that carries tensors.
-func (o *pipeSetup) channel(plan Plan) (channel, error) {
+func (o *pipeSetup) channel(plan sessionPlan) (channel, error) {
 	control, err := o.await(plan.ChannelID)
 	if err != nil {
 		return channel{}, err

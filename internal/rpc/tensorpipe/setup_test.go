@@ -198,7 +198,7 @@ func (c *cutter) passed(ctx context.Context) bool {
 	}
 	defer func() { _ = nc.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = nc.Close() })()
-	_, _ = nc.Write(appendFrame(nil, Packet{Requested: true, ID: 1}.Append(nil)))
+	_, _ = nc.Write(appendFrame(nil, packetFrame{Requested: true, ID: 1}.Append(nil)))
 	_, _ = io.Copy(io.Discard, nc)
 	return ctx.Err() == nil
 }

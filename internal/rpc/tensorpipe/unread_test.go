@@ -12,7 +12,7 @@ import (
 
 // blindDial opens a pipe as PyTorch does, which does not look at connections that it does not need: it never hears that one was
 // cut. The others are told their numbers; cut gets those of which only the first bytes of the hello arrive.
-func blindDial(t *testing.T, addr string, cut func(plan Plan, id uint64) bool) *stream {
+func blindDial(t *testing.T, addr string, cut func(plan sessionPlan, id uint64) bool) *stream {
 	t.Helper()
 	open := func() net.Conn {
 		nc, err := net.Dial("tcp", addr)
@@ -23,7 +23,7 @@ func blindDial(t *testing.T, addr string, cut func(plan Plan, id uint64) bool) *
 		return nc
 	}
 	main := newStream(open(), time.Hour)
-	offer := Offer{Name: "py", Channels: []string{ChannelBasic}}
+	offer := offerer{Name: "py", Channels: []string{ChannelBasic}}
 	packet, brochure := offer.Hello()
 	if err := main.writeFrames(packet, brochure); err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func blindDial(t *testing.T, addr string, cut func(plan Plan, id uint64) bool) *
 	}
 	for _, id := range []uint64{plan.Reply, plan.ChannelID} {
 		nc := open()
-		hello := appendFrame(nil, Packet{Requested: true, ID: id}.Append(nil))
+		hello := appendFrame(nil, packetFrame{Requested: true, ID: id}.Append(nil))
 		if cut(plan, id) {
 			_, _ = nc.Write(hello[:len(hello)-1])
 			_ = nc.Close()
@@ -63,7 +63,7 @@ func unreadSoon() []Option {
 // else can: the other side does not look there.
 func TestChannelIsCutUnread(t *testing.T) {
 	b := listen(t, "b", unreadSoon()...)
-	main := blindDial(t, b.Addr().String(), func(plan Plan, id uint64) bool { return id == plan.ChannelID })
+	main := blindDial(t, b.Addr().String(), func(plan sessionPlan, id uint64) bool { return id == plan.ChannelID })
 	_ = main.nc.SetDeadline(time.Now().Add(20 * time.Second))
 	if _, err := main.br.ReadByte(); err != io.EOF {
 		t.Fatalf("the pipe goes on: %v", err)
@@ -73,7 +73,7 @@ func TestChannelIsCutUnread(t *testing.T) {
 // TestReplyIsCutUnread: the connection for replies to descriptors is not used, so a pipe goes on without it.
 func TestReplyIsCutUnread(t *testing.T) {
 	b := listen(t, "b", unreadSoon()...)
-	main := blindDial(t, b.Addr().String(), func(plan Plan, id uint64) bool { return id == plan.Reply })
+	main := blindDial(t, b.Addr().String(), func(plan sessionPlan, id uint64) bool { return id == plan.Reply })
 	s, err := b.Accept(within(t))
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestReplyIsCutUnread(t *testing.T) {
 func TestUnrelatedConnectionEndsEarly(t *testing.T) {
 	opts := append(unreadSoon(), option(func(c *config) error { c.unread = time.Hour; return nil }))
 	b := listen(t, "b", opts...)
-	blindDial(t, b.Addr().String(), func(Plan, uint64) bool {
+	blindDial(t, b.Addr().String(), func(sessionPlan, uint64) bool {
 		nc, err := net.Dial("tcp", b.Addr().String())
 		if err != nil {
 			t.Fatal(err)

@@ -30,7 +30,7 @@ func TestListener(t *testing.T) {
 			continue
 		}
 		var said []string
-		l := New(nil, func(text string) { said = append(said, text) }).Listener(plain)
+		l := newPolicy(nil, func(text string) { said = append(said, text) }).Listener(plain)
 		defer func() { _ = l.Close() }()
 		at := l.Addr().String()
 		gone, err := net.Dial("tcp", at)
@@ -57,7 +57,7 @@ func TestListener(t *testing.T) {
 		if len(said) != 1 || !strings.Contains(said[0], "user 65534") {
 			t.Errorf("%q", said)
 		}
-		allowed := New([]uint32{testkit.OtherUser}, nil).Listener(plain)
+		allowed := newPolicy([]uint32{testkit.OtherUser}, nil).Listener(plain)
 		other, err := testkit.DialAs(t, "tcp", at)
 		if err != nil {
 			t.Fatal(err)

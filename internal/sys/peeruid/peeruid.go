@@ -46,8 +46,8 @@ type Policy struct {
 	}
 }
 
-// New returns a policy. It calls say with sentences for the log; a nil say is not called.
-func New(allowed []uint32, say func(string)) *Policy {
+// newPolicy returns a policy. It calls say with sentences for the log; a nil say is not called.
+func newPolicy(allowed []uint32, say func(string)) *Policy {
 	p := &Policy{
 		allowed: slices.Concat([]uint32{0, id(os.Getuid()), id(os.Geteuid())}, allowed), say: say,
 		find: sockdiag.Find, local: new(ownAddrs).has,
@@ -64,14 +64,14 @@ func id(n int) uint32 { return uint32(max(n, 0)) } //nolint:gosec // user ids ha
 // and that is said.
 func Default(allowed []uint32, say func(string)) *Policy {
 	more, err := Parse(os.Getenv(Env))
-	p := New(slices.Concat(allowed, more), say)
+	p := newPolicy(slices.Concat(allowed, more), say)
 	if err != nil {
 		p.say(fmt.Sprintf("%s: %v", Env, err))
 	}
 	return p
 }
 
-// ToLog returns what [New] needs to write its sentences into a log.
+// ToLog returns what a policy needs to write its sentences into a log.
 func ToLog(logger *slog.Logger, attrs ...any) func(string) {
 	return func(sentence string) {
 		logger.Warn("users of this host", append([]any{slog.String("reason", sentence)}, attrs...)...)

@@ -20,7 +20,7 @@ var (
 
 // policy returns a policy for a system that answers so.
 func policy(said *[]string, s sockdiag.Socket, err error, allowed ...uint32) *Policy {
-	p := New(allowed, func(text string) { *said = append(*said, text) })
+	p := newPolicy(allowed, func(text string) { *said = append(*said, text) })
 	p.find = func(local, remote netip.AddrPort) (sockdiag.Socket, error) {
 		s.Local, s.Remote = local, remote
 		return s, err

@@ -30,7 +30,7 @@ func TestConformancePage(t *testing.T) {
 	if err != nil || len(lists) == 0 {
 		t.Fatalf("no lists of PyTorch's tests: %v", err)
 	}
-	tree := newTree(root, "store/storetest")
+	found := newTree(root, "store/storetest")
 	used := map[string]bool{}
 	var files []string
 	for _, s := range doc.Sections {
@@ -41,7 +41,7 @@ func TestConformancePage(t *testing.T) {
 		for _, row := range s.Rows {
 			for _, g := range row.Go {
 				goTests[g] = true
-				if err := tree.Find(g); err != nil {
+				if err := found.Find(g); err != nil {
 					problems = append(problems, fmt.Errorf("line %d: %s: %w", row.Line, row.Test, err))
 				}
 			}
@@ -121,12 +121,12 @@ func TestMistakesAreFound(t *testing.T) {
 		{"`store` `TestSupports`", "`../x` `TestSupports`", "leads out of the repository"},
 	} {
 		doc, problems := parse(strings.Replace(sample, c.old, c.new, 1))
-		tree := newTree(root, "store/storetest")
+		found := newTree(root, "store/storetest")
 		for _, s := range doc.Sections {
 			problems = append(problems, s.Compare([]string{"A.test_x", "A.test_y"})...)
 			for _, row := range s.Rows {
 				for _, g := range row.Go {
-					if err := tree.Find(g); err != nil {
+					if err := found.Find(g); err != nil {
 						problems = append(problems, err)
 					}
 				}

@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// Tree finds Go tests in the source of a module.
-type Tree struct {
+// tree finds Go tests in the source of a module.
+type tree struct {
 	root     string
 	packages map[string]*tests
 	// suites are folders of exported suites, whose cases are subtests of the tests that run them.
@@ -29,13 +29,13 @@ type tests struct {
 }
 
 // newTree returns the tree below root. Subtests may also come from the cases in the folders suites.
-func newTree(root string, suites ...string) *Tree {
-	return &Tree{root: root, packages: map[string]*tests{}, suites: suites}
+func newTree(root string, suites ...string) *tree {
+	return &tree{root: root, packages: map[string]*tests{}, suites: suites}
 }
 
 // Find returns an error unless the test exists: its function in a test file of its package, and its subtest as a string
 // there or in one of the suites.
-func (t *Tree) Find(g GoTest) error {
+func (t *tree) Find(g GoTest) error {
 	own, err := t.load(g.Package, true)
 	if err != nil {
 		return fmt.Errorf("%v: %w", g, err)
@@ -52,7 +52,7 @@ func (t *Tree) Find(g GoTest) error {
 	return nil
 }
 
-func (t *Tree) inSuites(name string) bool {
+func (t *tree) inSuites(name string) bool {
 	for _, folder := range t.suites {
 		if suite, err := t.load(folder, false); err == nil && suite.literals[name] {
 			return true
@@ -62,7 +62,7 @@ func (t *Tree) inSuites(name string) bool {
 }
 
 // load parses a folder once: its test files, or all others.
-func (t *Tree) load(folder string, testFiles bool) (*tests, error) {
+func (t *tree) load(folder string, testFiles bool) (*tests, error) {
 	cached := fmt.Sprint(folder, testFiles)
 	if found := t.packages[cached]; found != nil {
 		return found, nil

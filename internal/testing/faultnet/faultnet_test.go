@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestPipeBuffersAndEnds(t *testing.T) {
-	client, server := Pipe()
+	client, server := pipe("client", "server", nil)
 	if n, err := client.Write([]byte("hello")); n != 5 || err != nil {
 		t.Fatalf("write: %d, %v", n, err)
 	}
@@ -38,7 +38,7 @@ func TestPipeBuffersAndEnds(t *testing.T) {
 }
 
 func TestPipeReset(t *testing.T) {
-	client, server := Pipe()
+	client, server := pipe("client", "server", nil)
 	_, _ = client.Write([]byte("lost"))
 	client.Reset()
 	if n, err := server.Read(make([]byte, 8)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
@@ -48,7 +48,7 @@ func TestPipeReset(t *testing.T) {
 
 func TestPipeDeadlinesInVirtualTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client, server := Pipe()
+		client, server := pipe("client", "server", nil)
 		start := time.Now()
 		_ = client.SetReadDeadline(start.Add(time.Hour))
 		if _, err := client.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {

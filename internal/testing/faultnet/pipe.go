@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// bufferSize is how much one direction of a Pipe holds before its writer blocks, like a socket buffer.
+// bufferSize is how much one direction of a pipe holds before its writer blocks, like a socket buffer.
 const bufferSize = 256 << 10
 
 // Addr is an address of a network in memory.
@@ -34,9 +34,7 @@ type Conn struct {
 	readDeadline, writeDeadline deadline
 }
 
-// Pipe returns the two ends of a connection in memory. Unlike net.Pipe's its writes are buffered.
-func Pipe() (client, server *Conn) { return pipe("client", "server", nil) }
-
+// pipe returns the two ends of a connection in memory. Unlike net.Pipe's its writes are buffered.
 func pipe(local, remote Addr, onClose func()) (client, server *Conn) {
 	up, down := newStream(), newStream()
 	client = &Conn{in: down, out: up, local: local, remote: remote, onClose: onClose}

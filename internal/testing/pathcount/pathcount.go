@@ -3,7 +3,7 @@
 
 // Package pathcount counts the functions and files that one operation enters, so that a test can keep paths short.
 //
-// A program that is built with coverage of the whole module calls [Operation] for what is to be measured. [Measure] builds such a program,
+// A program that is built with coverage of the whole module calls [Operation] for what is to be measured. The test builds such a program,
 // runs it, and reads what was counted. What only a build tag compiles in, such as failpoints, is not counted.
 package pathcount
 

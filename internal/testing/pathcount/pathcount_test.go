@@ -23,17 +23,17 @@ const meanLines = 15
 func TestPathsAreShort(t *testing.T) {
 	for _, b := range budgets {
 		t.Run(b.name, func(t *testing.T) {
-			path := Measure(t, "internal/testing/pathcount/"+b.program)
-			t.Logf("%d functions in %d files, %d lines, %.1f lines each", len(path.Functions), path.Files, path.Lines, path.MeanLines())
-			if len(path.Functions) > b.functions || path.Files > b.files {
+			entered := measure(t, "internal/testing/pathcount/"+b.program)
+			t.Logf("%d functions in %d files, %d lines, %.1f lines each", len(entered.Functions), entered.Files, entered.Lines, entered.MeanLines())
+			if len(entered.Functions) > b.functions || entered.Files > b.files {
 				t.Errorf(
 					"%d functions in %d files, want at most %d in %d: take out calls that only pass something on or ask again what was "+
 						"asked, and put functions of one idea into one file. The functions, with their lines:\n%s",
-					len(path.Functions), path.Files, b.functions, b.files, path)
+					len(entered.Functions), entered.Files, b.functions, b.files, entered)
 			}
-			if path.MeanLines() >= meanLines {
+			if entered.MeanLines() >= meanLines {
 				t.Errorf("the functions have %.1f lines each, want less than %d: split the long ones by what they do:\n%s",
-					path.MeanLines(), meanLines, path)
+					entered.MeanLines(), meanLines, entered)
 			}
 		})
 	}

@@ -15,9 +15,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/printable"
 )
 
-// SchemaName is the value of the field "schema" of a form: "cohort.store.get.v1" for "store.get". Its schema is the file of that name
+// schemaName is the value of the field "schema" of a form: "cohort.store.get.v1" for "store.get". Its schema is the file of that name
 // in package schema.
-func SchemaName(form string) string { return "cohort." + form + ".v1" }
+func schemaName(form string) string { return "cohort." + form + ".v1" }
 
 // WriteJSON writes v, which is an object in JSON, as one line. Its first field says of which form it is.
 func WriteJSON(w io.Writer, form string, v any) error {
@@ -26,7 +26,7 @@ func WriteJSON(w io.Writer, form string, v any) error {
 		return err
 	}
 	text = printable.Document(text)
-	line := []byte(`{"schema":` + strconv.Quote(SchemaName(form)))
+	line := []byte(`{"schema":` + strconv.Quote(schemaName(form)))
 	if rest := bytes.TrimPrefix(text, []byte("{")); !bytes.Equal(rest, []byte("}")) {
 		line = append(append(line, ','), rest...)
 	} else {
@@ -42,7 +42,7 @@ func (a *App) LogHandler(level slog.Level) slog.Handler {
 		return slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: level})
 	}
 	handler := slog.NewJSONHandler(a.Err, &slog.HandlerOptions{Level: level, ReplaceAttr: plainAttr})
-	return handler.WithAttrs([]slog.Attr{slog.String("schema", SchemaName("log"))})
+	return handler.WithAttrs([]slog.Attr{slog.String("schema", schemaName("log"))})
 }
 
 // plainAttr gives the fields of a log the names of all other JSON: a duration is a number of seconds and says so, times are in UTC.

@@ -19,25 +19,25 @@ import (
 
 const module = "github.com/cohort-dist/cohort/"
 
-// Path is what an operation enters.
-type Path struct {
-	Functions []Function // by file, and in a file as they stand there
+// path is what an operation enters.
+type path struct {
+	Functions []function // by file, and in a file as they stand there
 	Files     int
 	Lines     int // of the functions
 }
 
-// Function is a function that was entered. What runs in a function literal counts for the function around it.
-type Function struct {
+// function is a function that was entered. What runs in a function literal counts for the function around it.
+type function struct {
 	File  string // relative to the module
 	Name  string // with the type of its receiver
 	Lines int
 }
 
 // MeanLines is the mean length of the functions.
-func (p *Path) MeanLines() float64 { return float64(p.Lines) / float64(max(len(p.Functions), 1)) }
+func (p *path) MeanLines() float64 { return float64(p.Lines) / float64(max(len(p.Functions), 1)) }
 
 // String lists the functions by file.
-func (p *Path) String() string {
+func (p *path) String() string {
 	var b strings.Builder
 	file := ""
 	for _, f := range p.Functions {
@@ -54,8 +54,8 @@ func (p *Path) String() string {
 // has to be watched since it takes long: the shortest path counts.
 const runs = 5
 
-// Measure builds the program in a folder of the module with coverage of the whole module, runs it, and returns the path of its operation.
-func Measure(tb testing.TB, folder string) *Path {
+// measure builds the program in a folder of the module with coverage of the whole module, runs it, and returns the path of its operation.
+func measure(tb testing.TB, folder string) *path {
 	tb.Helper()
 	program := filepath.Join(tb.TempDir(), "program")
 	command(tb, nil, "go", "build", "-cover", "-covermode=atomic", "-coverpkg="+module+"...", "-o", program, module+folder)
@@ -69,7 +69,7 @@ func Measure(tb testing.TB, folder string) *Path {
 }
 
 // measureOnce runs a program and returns the path of its operation.
-func measureOnce(tb testing.TB, program string) *Path {
+func measureOnce(tb testing.TB, program string) *path {
 	tb.Helper()
 	counters := tb.TempDir()
 	profile := filepath.Join(tb.TempDir(), "profile")
@@ -95,12 +95,12 @@ func command(tb testing.TB, environment []string, name string, args ...string) s
 }
 
 // read finds the functions with a block that ran in a profile of the module at root.
-func read(profile, root string) (*Path, error) {
+func read(profile, root string) (*path, error) {
 	ran, err := blocks(profile)
 	if err != nil {
 		return nil, err
 	}
-	p := &Path{}
+	p := &path{}
 	for file, lines := range ran {
 		functions, err := entered(root, file, lines)
 		if err != nil {
@@ -114,7 +114,7 @@ func read(profile, root string) (*Path, error) {
 	for _, f := range p.Functions {
 		p.Lines += f.Lines
 	}
-	slices.SortStableFunc(p.Functions, func(a, b Function) int { return strings.Compare(a.File, b.File) })
+	slices.SortStableFunc(p.Functions, func(a, b function) int { return strings.Compare(a.File, b.File) })
 	return p, nil
 }
 
@@ -145,7 +145,7 @@ func blocks(profile string) (map[string][]int, error) {
 }
 
 // entered returns the functions of a file around the given lines.
-func entered(root, file string, lines []int) (all []Function, err error) {
+func entered(root, file string, lines []int) (all []function, err error) {
 	files := token.NewFileSet()
 	parsed, err := parser.ParseFile(files, filepath.Join(root, filepath.FromSlash(file)), nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -158,7 +158,7 @@ func entered(root, file string, lines []int) (all []Function, err error) {
 		}
 		first, last := files.Position(f.Pos()).Line, files.Position(f.End()).Line
 		if slices.ContainsFunc(lines, func(line int) bool { return first <= line && line <= last }) {
-			all = append(all, Function{File: file, Name: nameOf(f), Lines: last - first + 1})
+			all = append(all, function{File: file, Name: nameOf(f), Lines: last - first + 1})
 		}
 	}
 	return all, nil
