@@ -7,13 +7,18 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
 // tries is how often Find looks while what it finds cannot be all. A table in /proc that changes while it is read lacks lines, on a host
 // with many connections once in some thousand times.
-const tries = 10
+const tries = 4
+
+// kernelTells is set once the kernel has answered about a TCP socket: from then on, a socket that it does not find does not exist. Tables in
+// /proc take milliseconds to read, and who resets connections one after the other must not make a server read them.
+var kernelTells atomic.Bool
 
 // Find returns the socket of this process's network namespace with these addresses: [ErrNotFound] if there is none, [ErrUnavailable] if
 // neither netlink nor /proc tells. The socket at the other end of the same connection, which this process has open, shows which it is.
@@ -62,6 +67,9 @@ func look(local, remote netip.AddrPort) (found, own Socket, err error) {
 		if own, err = ask(remote, local); err == nil {
 			return found, own, nil
 		}
+		if errors.Is(err, unix.ENOENT) && kernelTells.Load() { // the connection was reset
+			return found, own, ErrNotFound
+		}
 	}
 	return lookInTables(local, remote)
 }
@@ -89,6 +97,9 @@ func ask(local, remote netip.AddrPort) (s Socket, err error) {
 	})
 	if err == nil && !found {
 		return Socket{}, unix.ENOENT
+	}
+	if err == nil {
+		kernelTells.Store(true)
 	}
 	return s, err
 }

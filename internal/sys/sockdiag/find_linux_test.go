@@ -94,6 +94,40 @@ func TestFindGone(t *testing.T) {
 	}
 }
 
+// TestFindReset: of a connection that was reset no end is left. A kernel that tells about sockets is believed, without a look into /proc.
+func TestFindReset(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	local, remote := addrPort(t, client.LocalAddr()), addrPort(t, client.RemoteAddr())
+	if _, err = ask(local, remote); err != nil {
+		t.Skipf("netlink does not tell about sockets here: %v", err)
+	}
+	_ = client.(*net.TCPConn).SetLinger(0) //nolint:errcheck,forcetypeassert // it is one
+	_ = client.Close()
+	if _, err = server.Read(make([]byte, 1)); err == nil { // it ends when the reset is here
+		t.Fatal("the client has sent something")
+	}
+	if _, _, err := look(local, remote); !errors.Is(err, ErrNotFound) {
+		t.Errorf("found with the error %v, want %v", err, ErrNotFound)
+	}
+	if s, err := Find(local, remote); !errors.Is(err, ErrNotFound) {
+		t.Errorf("found %+v, %v", s, err)
+	}
+}
+
 // TestConclude: what is found of the two ends of a connection can be too little to say anything, because a table changed while it was read.
 func TestConclude(t *testing.T) {
 	t.Parallel()
