@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 	}
 	// The resolver keeps a channel that its first user makes: one made in a bubble of synctest cannot be used in another.
 	_, _ = net.DefaultResolver.LookupHost(context.Background(), "localhost")
+	testkit.RunWaitingTests()
 	goleak.VerifyTestMain(m)
 }
 

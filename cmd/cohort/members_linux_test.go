@@ -27,7 +27,7 @@ func TestMembersOnNodes(t *testing.T) {
 			for i := range 3 {
 				nodes = append(nodes, l.start(i+1, "run", "--nnodes", "3", "--rdzv-endpoint", "10.77.0.1:29500",
 					"--nproc-per-node", "2", "--members", "4",
-					"--evidence", "-", program, "-steps", "300"))
+					"--evidence", "-", program, "-steps", "120"))
 			}
 			said := func(text string) (n int) {
 				for _, c := range nodes {
@@ -54,7 +54,7 @@ func TestMembersOnNodes(t *testing.T) {
 				if i == victim {
 					continue
 				}
-				if code := c.ends(); code != 0 || strings.Count(c.String(), "done at step 300") != 2 {
+				if code := c.ends(); code != 0 || strings.Count(c.String(), "done at step 120") != 2 {
 					t.Errorf("machine %d: exit code %d\n%s", i+1, code, c)
 				}
 				for _, m := range regexp.MustCompile(`go member (\d+) \(process (\d+)\)`).FindAllStringSubmatch(c.String(), -1) {

@@ -28,6 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	testkit.RunWaitingTests()
 	testscript.Main(m, map[string]func(){"cohort": main, "torchrun": main, "rpcrank": rpcRank, "sayrank": sayRank})
 }
 

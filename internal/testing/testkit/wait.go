@@ -7,7 +7,9 @@
 package testkit
 
 import (
+	"flag"
 	"runtime"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -33,4 +35,14 @@ func HeapBytes() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc) //nolint:gosec // far below 2^63
+}
+
+// waitingTests is how many tests run at once that wait most of the time.
+const waitingTests = 4
+
+// RunWaitingTests is for the TestMain of packages whose parallel tests wait for processes and timeouts most of the time: more of them than
+// processors run at once, unless -parallel says otherwise.
+func RunWaitingTests() {
+	// It is called before the command line is read, which replaces the value. The flag exists in every test.
+	_ = flag.Set("test.parallel", strconv.Itoa(max(waitingTests, runtime.GOMAXPROCS(0))))
 }
