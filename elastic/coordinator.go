@@ -357,7 +357,7 @@ func (c *Coordinator) read(ctx context.Context, n int64) (q *question, there boo
 	q = new(question)
 	if len(raw) > maxQuestion || printable.Unmarshal(raw, q) != nil || q.Member < 0 || q.Handle == "" && !q.Done && !q.Lost {
 		c.config.logger.Warn("a question cannot be read", slog.Int64("number", n))
-		return nil, true, c.answer(ctx, n, answer{Error: "the question cannot be read: want {\"member\": 0, \"handle\": \"gloo:...\"}"})
+		return nil, true, c.answer(ctx, n, answer{Error: "malformed request: want {\"member\": 0, \"handle\": \"gloo:...\"}"})
 	}
 	return q, true, nil
 }

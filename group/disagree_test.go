@@ -50,7 +50,7 @@ func TestSizesDisagree(t *testing.T) {
 				defer cancel()
 				began := time.Now()
 				for i, err := range comeTogether(ctx, s, all, WithTransport(transport)) {
-					if cohort.CodeOf(err) != cohort.Mismatch || !strings.Contains(err.Error(), "was told "+strconv.Itoa(all[i].size)) ||
+					if cohort.CodeOf(err) != cohort.Mismatch || !strings.Contains(err.Error(), " has "+strconv.Itoa(all[i].size)) ||
 						!strings.Contains(err.Error(), fmt.Sprintf("(process %d on", os.Getpid())) {
 						t.Errorf("rank %d of %d: %v", all[i].rank, all[i].size, err)
 					}

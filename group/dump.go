@@ -60,7 +60,7 @@ func (g *Group) watchSignals() {
 func (f *family) answer(logger *slog.Logger) {
 	server, err := controlsock.ServeOwn(controlsock.Answers{"stacks": controlsock.Stacks, "trace": f.trace})
 	if err != nil {
-		logger.Info("this process cannot be asked where it stands", slog.Any("error", err))
+		logger.Info("other processes cannot ask this one for its operations", slog.Any("error", err))
 	}
 	f.asked = server
 }

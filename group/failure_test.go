@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// vanish makes a rank of a native group disappear as if its process had died: its sockets end without a goodbye.
+// vanish makes a rank of a native group disappear as if its process had died: its sockets end without a shutdown message.
 func vanish(t *testing.T, g *Group) {
 	t.Helper()
 	m, ok := g.mesh.(interface{ Sever() })

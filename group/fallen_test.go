@@ -212,7 +212,7 @@ func TestTorchRankDiesWhileOthersAreMissing(t *testing.T) {
 }
 
 // TestGivenUpBesidePyTorch: in a group with a PyTorch rank, a Go rank gives up before it connects, while another waits
-// for it. That one does not wait until its time is over, and says who gave the group up, and why if that is known.
+// for it. That one does not wait until its time is over, and says who abandoned the group, and why if that is known.
 func TestGivenUpBesidePyTorch(t *testing.T) {
 	t.Parallel()
 	const size, torch, other = 3, 1, 2
@@ -227,14 +227,14 @@ func TestGivenUpBesidePyTorch(t *testing.T) {
 				return fmt.Errorf("rank %d: %w", other, err)
 			}
 			return nil
-		}, cohort.Mismatch, "rank 2 gave the group up: rank 0 wants transport"},
+		}, cohort.Mismatch, "rank 2 abandoned the group: rank 0 wants transport"},
 		"it does not say why": {func(ctx context.Context, s *tcpstore.Client) error {
 			p, err := assemble.Take(ctx, s, fmt.Sprintf("cohort/group/0/%d", size), other, size, []byte(`{"version":1,"transport":"auto"}`))
 			if err != nil {
 				return err
 			}
 			return p.GiveUp(ctx)
-		}, cohort.Aborted, "rank 2 gave the group up"},
+		}, cohort.Aborted, "rank 2 abandoned the group"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -9,7 +9,7 @@ import (
 )
 
 // errNil is the error of every method of a nil group.
-var errNil = cohort.New("group", cohort.InvalidArgument, "the group is nil: see whether New, or what else should have made it, failed")
+var errNil = cohort.New("group", cohort.InvalidArgument, "the group is nil: check the error of New, or of the function that should have made it")
 
 // noArgs is what requests of a nil group depend on, until they are refused.
 var noArgs = collective.Group{Size: 1}

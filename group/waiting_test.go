@@ -41,7 +41,7 @@ func TestSaysWhoIsMissing(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 0, 2 and 3 of group g7 did not appear") {
 			t.Errorf("%v", err)
 		}
-		want := "rank 1 of group g7 waits for ranks 0, 2 and 3, which have not come (1 of 4 are here)"
+		want := "rank 1 of group g7 waits for ranks 0, 2 and 3, which have not joined (1 of 4 have joined)"
 		if len(told) != 2 || told[0] != want || !strings.Contains(log.String(), want) {
 			t.Errorf("told %q; logged %s", told, log.String())
 		}
@@ -59,7 +59,7 @@ func TestSaysWhoIsMissingDespiteAPanic(t *testing.T) {
 		_, err := New(ctx, s, 1, 4, WithPeers(OnlyGo), WithTransport(Gloo), WithLogger(slog.New(slog.NewTextHandler(&log, nil))),
 			WithHook(func(observe.Event) { panic("a bug") }))
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(log.String(), "a bug") ||
-			strings.Count(log.String(), "which have not come") != 2 {
+			strings.Count(log.String(), "which have not joined") != 2 {
 			t.Errorf("%v; logged %s", err, log.String())
 		}
 	})

@@ -213,7 +213,7 @@ func (c Config) checkMembers() error {
 		return refuse("--members needs a store that survives every worker, and with --no-shim rank 0 hosts it")
 	case c.Hang.Timeout > 0:
 		return refuse(
-			"--members and --hang-timeout exclude each other: a spare waits all the time, and a member that stands still is replaced")
+			"--members and --hang-timeout exclude each other: a spare waits all the time, and a member that hangs is replaced")
 	}
 	return nil
 }

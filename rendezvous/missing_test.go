@@ -98,7 +98,7 @@ func TestRendezvousTellsWhoIsMissing(t *testing.T) {
 	// The time is over as soon as the host has told what it should, however slow the machine is.
 	var seen events
 	ctx := &expiring{Context: t.Context(), over: make(chan struct{})}
-	const who = "1 of ranks 1 and 3 is missing (1 client joined without telling a rank, as PyTorch's do)"
+	const who = "1 of ranks 1 and 3 is missing (1 client joined without giving a rank, as PyTorch clients do)"
 	_, err := rendezvous.Join(ctx, url+"0", noEnv(), rendezvous.WithTimeout(2*time.Minute), rendezvous.WithHook(func(e observe.Event) {
 		seen.hook(e)
 		if e.Kind == rendezvous.EventWait && strings.Contains(e.Detail, who) {

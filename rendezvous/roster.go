@@ -127,16 +127,16 @@ func (r roster) lacking() string {
 	if strangers == 1 {
 		clients = "client"
 	}
-	return fmt.Sprintf("%d of %s %s missing (%d %s joined without telling a rank, as PyTorch's do)",
+	return fmt.Sprintf("%d of %s %s missing (%d %s joined without giving a rank, as PyTorch clients do)",
 		lacking, rankList(candidates), are, strangers, clients)
 }
 
 // awaited says in words who is waited for, as the end of "rank 0 waits for".
 func (r roster) awaited() string {
 	candidates, lacking := r.missing(), int64(r.size)-r.joined
-	have := "which have not come"
+	have := "which have not joined"
 	if lacking == 1 {
-		have = "which has not come"
+		have = "which has not joined"
 	}
 	if int64(len(candidates)) == lacking || r.strangers() == 0 {
 		return rankList(candidates) + ", " + have

@@ -47,7 +47,7 @@ func TestTheHostWaitsInTheStore(t *testing.T) {
 		for deadline := time.Now().Add(20 * time.Second); ; {
 			s := stats()
 			for _, w := range s.Waits {
-				if strings.HasPrefix(w.Name, "rank/0: ") && w.Key == "/rank 2, which has not come" {
+				if strings.HasPrefix(w.Name, "rank/0: ") && w.Key == "/rank 2, which has not joined" {
 					return s
 				}
 			}

@@ -109,7 +109,7 @@ func TestAwaitWorldTellsWhoIsMissing(t *testing.T) {
 			"3/5 clients joined after 2s, missing: ranks 2 and 4",
 			"3/5 clients joined after 7s, missing: ranks 2 and 4",
 			"3/5 clients joined after 12s, missing: ranks 2 and 4",
-			"4/5 clients joined after 13s, 1 of ranks 2 and 4 is missing (1 client joined without telling a rank, as PyTorch's do)",
+			"4/5 clients joined after 13s, 1 of ranks 2 and 4 is missing (1 client joined without giving a rank, as PyTorch clients do)",
 		}
 		if diff := cmp.Diff(want, told); diff != "" {
 			t.Error(diff)
@@ -178,13 +178,13 @@ func TestRosterWords(t *testing.T) {
 		{roster{size: 3, joined: 1, known: map[cohort.Rank]identity{0: id, 1: id}}, "missing: rank 2"},
 		{
 			roster{size: 9, joined: 6, known: map[cohort.Rank]identity{0: id, 4: id}},
-			"3 of ranks 1-3 and 5-8 are missing (4 clients joined without telling a rank, as PyTorch's do)",
+			"3 of ranks 1-3 and 5-8 are missing (4 clients joined without giving a rank, as PyTorch clients do)",
 		},
 		{
 			roster{size: 3, joined: 2, known: map[cohort.Rank]identity{0: id, 2: {Host: "h", PID: 2, Gone: true}}},
 			"missing: rank 1; joined and left again: rank 2",
 		},
-		{roster{size: 3, joined: 2}, "1 of ranks 0-2 is missing (2 clients joined without telling a rank, as PyTorch's do)"},
+		{roster{size: 3, joined: 2}, "1 of ranks 0-2 is missing (2 clients joined without giving a rank, as PyTorch clients do)"},
 	} {
 		if got := c.r.absent(); got != c.want {
 			t.Errorf("%+v\n got %s\nwant %s", c.r, got, c.want)

@@ -94,7 +94,7 @@ func Join(ctx context.Context, url string, opts ...Option) (*World, error) {
 	if c.store != nil {
 		if url != "" {
 			return nil, cohort.New("world: join", cohort.InvalidArgument,
-				"a url and WithStore: give one of them, the url is empty for a store of one's own")
+				"a url and WithStore: give only one of them; with WithStore the url is empty")
 		}
 		const scheme = "store"
 		registry := rendezvous.NewRegistry()

@@ -135,7 +135,7 @@ func (e *Engine) serveWave(ctx context.Context, from rpcext.Worker, msg message,
 		}
 	})
 	if former != nil { // its sender waits for the new one
-		former(&backwardcore.Cause{Worker: msg.To, Code: int(cohort.Aborted), Text: "the message came again"}, nil)
+		former(&backwardcore.Cause{Worker: msg.To, Code: int(cohort.Aborted), Text: "the message is a duplicate"}, nil)
 	}
 	if !serves {
 		reply(&backwardcore.Cause{Worker: msg.To, Code: int(cohort.Closed), Text: "the agent is closed"}, nil)

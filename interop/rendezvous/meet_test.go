@@ -194,7 +194,7 @@ sys.stdin.readline()
 				return v, set
 			})))
 		if !errors.Is(err, store.ErrTimeout) ||
-			!strings.Contains(err.Error(), "2/3 clients joined. 1 of ranks 1 and 2 is missing (1 client joined without telling a rank") {
+			!strings.Contains(err.Error(), "2/3 clients joined. 1 of ranks 1 and 2 is missing (1 client joined without giving a rank") {
 			t.Errorf("got %v", err)
 		}
 		p.Expect(t, "joined")

@@ -138,7 +138,7 @@ func TestListStaticWorld(t *testing.T) {
 			t.Errorf("call: %d, %s %s", code, out, complaint)
 		}
 		code, out, complaint = testkit.RunProgram(t, program, "rpc", "refs", "--addr", addr)
-		if code != 0 || !strings.Contains(out, "PyTorch workers do not tell: py0, py1") {
+		if code != 0 || !strings.Contains(out, "PyTorch workers do not report theirs: py0, py1") {
 			t.Errorf("refs: %d, %s %s", code, out, complaint)
 		}
 		leave(t, workers)

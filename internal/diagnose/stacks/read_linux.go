@@ -56,7 +56,7 @@ func (r *Reader) Read(ctx context.Context, pid int) (*Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("stacks: %w", context.Cause(ctx))
 	}
-	failpoint.At("pystack.reader.open")
+	failpoint.At("stacks.reader.open")
 	mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
 	switch {
 	case errors.Is(err, os.ErrPermission):
@@ -65,12 +65,12 @@ func (r *Reader) Read(ctx context.Context, pid int) (*Process, error) {
 		return nil, fmt.Errorf("stacks: %w", err)
 	}
 	defer func() { _ = mem.Close() }()
-	failpoint.At("pystack.reader.find")
+	failpoint.At("stacks.reader.find")
 	runtime, version, err := r.find(pid)
 	if err != nil {
 		return nil, err
 	}
-	failpoint.At("pystack.reader.walk")
+	failpoint.At("stacks.reader.walk")
 	w, err := newWalker(mem, runtime, version)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (r *Reader) Read(ctx context.Context, pid int) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	failpoint.At("pystack.reader.threads")
+	failpoint.At("stacks.reader.threads")
 	for i := range p.Threads {
 		describe(pid, &p.Threads[i])
 	}
@@ -155,7 +155,7 @@ func (r *Reader) symbolsOf(pid int, path, inode string) (symbols, error) {
 			continue
 		}
 		id := file{stat.Dev, stat.Ino, stat.Mtim}
-		failpoint.At("pystack.reader.remember")
+		failpoint.At("stacks.reader.remember")
 		r.mu.Lock()
 		s, known := r.mu.symbols[id]
 		r.mu.Unlock()

@@ -23,11 +23,11 @@ var (
 	addressKey  = regexp.MustCompile(`/0//(?:cpu|cuda)//\d+/(\d+)$|/default_pg/0/\d+/(?:rank_)?(\d+)$`) // the second of PyTorch 1.13
 	subgroupKey = regexp.MustCompile(`/0//(\d+)//(?:cpu|cuda)//\d+/(\d+)$`)
 
-	// goKey is what the ranks of a Go group wait for, sub-groups included; see package muster. worldKey is that of the whole job.
+	// goKey is what the ranks of a Go group wait for, sub-groups included; see package assemble. worldKey is that of the whole job.
 	goKey    = regexp.MustCompile(`\bcohort/group/.*/rank/(\d+)$`)
 	worldKey = regexp.MustCompile(`\bcohort/group/0/\d+/\d+/rank/\d+$`)
 
-	// deadKey is what Go ranks wait for besides, when ranks have died before all had come; see package muster.
+	// deadKey is what Go ranks wait for besides, when ranks have died before all had come; see package assemble.
 	deadKey = regexp.MustCompile(`/(ranks? [0-9,-]+), which joined and then died$`)
 )
 

@@ -62,7 +62,7 @@ func TakeUnless(ctx context.Context, s store.Store, prefix string, rank, size in
 	p := &Place{store: s, root: prefix, rank: rank, size: size, more: more}
 	own := append([]byte(rand.Text()), words...)
 	for {
-		failpoint.At("muster.take")
+		failpoint.At("assemble.take")
 		open, err := s.Add(ctx, p.root+"/gen", 0)
 		if err != nil {
 			return nil, err
@@ -72,7 +72,7 @@ func TakeUnless(ctx context.Context, s store.Store, prefix string, rank, size in
 				return nil, err
 			}
 		}
-		failpoint.At("muster.place")
+		failpoint.At("assemble.place")
 		got, err := s.CompareAndSet(ctx, p.Key(rank), nil, own)
 		if err != nil {
 			return nil, err
@@ -110,7 +110,7 @@ func (p *Place) Words(ctx context.Context, ranks ...int) ([][]byte, error) {
 	for i, r := range ranks {
 		keys[i] = p.Key(r)
 	}
-	failpoint.At("muster.words")
+	failpoint.At("assemble.words")
 	values, err := store.MultiGet(ctx, p.store, keys...)
 	if err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func (p *Place) Words(ctx context.Context, ranks ...int) ([][]byte, error) {
 			return nil, ErrAttemptAbandoned
 		}
 		if len(v) < stampSize {
-			return nil, cohort.Newf("muster: read", cohort.Protocol, "%q holds something else than what a rank says about itself", keys[i])
+			return nil, cohort.Newf("group: read the ranks", cohort.Protocol, "the key %q does not hold the entry of a rank", keys[i])
 		}
 		values[i] = v[stampSize:]
 	}
@@ -130,7 +130,7 @@ func (p *Place) Words(ctx context.Context, ranks ...int) ([][]byte, error) {
 // Await waits until rank has taken its place or one of the other keys exists, and returns which: -1 for the place, else the
 // index of the key. When the generation is given up it returns -1 too, and Words says so.
 func (p *Place) Await(ctx context.Context, rank int, others ...string) (int, error) {
-	failpoint.At("muster.await")
+	failpoint.At("assemble.await")
 	if len(others) == 0 {
 		return -1, p.store.Wait(ctx, p.Key(rank))
 	}
@@ -148,7 +148,7 @@ func (p *Place) Await(ctx context.Context, rank int, others ...string) (int, err
 	first := <-results
 	cancel()
 	for range others { // all have ended when this returns
-		failpoint.At("muster.await.rest")
+		failpoint.At("assemble.await.rest")
 		if r := <-results; first.err != nil && r.err == nil {
 			first = r
 		}
@@ -172,7 +172,7 @@ func (p *Place) Missing(ctx context.Context) ([]int, error) {
 	if len(keys) == 0 {
 		return free, nil
 	}
-	failpoint.At("muster.missing")
+	failpoint.At("assemble.missing")
 	values, err := store.MultiGet(ctx, p.store, keys...)
 	for i, v := range values {
 		if bytes.Equal(v, over) {
@@ -190,7 +190,7 @@ func (p *Place) free(ctx context.Context, from, to int) ([]int, error) {
 	for r := from; r < to; r++ {
 		keys = append(keys, p.Key(r))
 	}
-	failpoint.At("muster.free")
+	failpoint.At("assemble.free")
 	has, err := p.store.Check(ctx, keys...)
 	if err != nil || has {
 		return nil, err
@@ -210,12 +210,12 @@ func (p *Place) free(ctx context.Context, from, to int) ([]int, error) {
 // Connected says that this rank has connected to all others, and returns when all have said so. It returns [ErrAttemptAbandoned] when
 // the generation was given up instead.
 func (p *Place) Connected(ctx context.Context) error {
-	failpoint.At("muster.connected")
+	failpoint.At("assemble.connected")
 	n, err := p.store.Add(ctx, p.Prefix()+"/came", 1)
 	if err != nil {
 		return err
 	}
-	failpoint.At("muster.came")
+	failpoint.At("assemble.came")
 	var verdict []byte
 	if n >= int64(p.size) {
 		if verdict, err = p.store.CompareAndSet(ctx, p.madeKey(), nil, made); err != nil {
@@ -236,10 +236,10 @@ func (p *Place) Connected(ctx context.Context) error {
 // UntilOver waits until the generation is given up, and returns nil then. It returns an error when ctx ends before, and when
 // the generation was made.
 func (p *Place) UntilOver(ctx context.Context) error {
-	failpoint.At("muster.until_over")
+	failpoint.At("assemble.until_over")
 	verdict, err := p.store.Get(ctx, p.madeKey())
 	if err == nil && !bytes.Equal(verdict, over) {
-		return cohort.New("muster: watch", cohort.Closed, "the generation was made")
+		return cohort.New("group: watch the ranks", cohort.Closed, "all ranks have connected")
 	}
 	return err
 }
@@ -251,7 +251,7 @@ const giveUpLimit = time.Second
 // lives. It does so once, however often it is called, and does not wait longer than a second: a store that cannot be reached leaves the
 // others to their own timeouts. The error is that of the store.
 func (p *Place) GiveUp(ctx context.Context) error {
-	failpoint.At("muster.giveup")
+	failpoint.At("assemble.giveup")
 	p.givingUp.Do(func() {
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 		defer cancel()
@@ -271,7 +271,7 @@ func (p *Place) Refuse(ctx context.Context, why []byte) error {
 	open, err := p.store.Add(limited, p.root+"/gen", 0)
 	for written := int64(-1); err == nil && written != open; { // until it was written while the generation was open
 		p.generation, written = open, open
-		failpoint.At("muster.refuse")
+		failpoint.At("assemble.refuse")
 		if _, err = p.store.CompareAndSet(limited, p.EndKey(), nil, why); err == nil {
 			open, err = p.store.Add(limited, p.root+"/gen", 0)
 		}
@@ -289,7 +289,7 @@ const maxRefused = 16
 func (p *Place) Refused(ctx context.Context, since int64) (why [][]byte, err error) {
 	for g := max(since, p.generation-maxRefused); g <= p.generation; g++ {
 		at := &Place{root: p.root, generation: g}
-		failpoint.At("muster.refused")
+		failpoint.At("assemble.refused")
 		if has, err := p.store.Check(ctx, at.EndKey()); err != nil || !has {
 			if err != nil {
 				return nil, err
@@ -311,7 +311,7 @@ func Decline(ctx context.Context, s store.Store, prefix string, rank, size int) 
 	p := &Place{store: s, root: prefix, rank: rank, size: size}
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 	defer cancel()
-	failpoint.At("muster.decline")
+	failpoint.At("assemble.decline")
 	if open, err := s.Add(limited, p.root+"/gen", 0); err != nil || open > 0 {
 		return err
 	}
@@ -321,7 +321,7 @@ func Decline(ctx context.Context, s store.Store, prefix string, rank, size int) 
 // Closed reports whether the generation is not open any more: a rank gave it up, or another process took its place. What the ranks
 // see of each other then does not make it fail. It is false when the store does not tell.
 func (p *Place) Closed(ctx context.Context) bool {
-	failpoint.At("muster.closed")
+	failpoint.At("assemble.closed")
 	open, err := p.store.Add(ctx, p.root+"/gen", 0)
 	return err == nil && open != p.generation
 }
@@ -339,7 +339,7 @@ func (p *Place) Suspects(ctx context.Context) (suspects []int, known bool) {
 	if p.unsaid != nil {
 		return nil, false
 	}
-	failpoint.At("muster.suspects.verdict")
+	failpoint.At("assemble.suspects.verdict")
 	if verdict, err := p.store.Get(ctx, p.madeKey()); err != nil || !bytes.Equal(verdict, over) {
 		return nil, false
 	}
@@ -355,7 +355,7 @@ func (p *Place) Suspects(ctx context.Context) (suspects []int, known bool) {
 
 // untilLeft waits until at most so many ranks have not given up, but not longer than limit, and returns them.
 func (p *Place) untilLeft(ctx context.Context, most int, limit time.Duration) ([]int, error) {
-	failpoint.At("muster.suspects")
+	failpoint.At("assemble.suspects")
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	_ = p.store.Wait(limited, p.leftKey(most))
@@ -364,7 +364,7 @@ func (p *Place) untilLeft(ctx context.Context, most int, limit time.Duration) ([
 
 // notGivenUp returns the ranks that have not given up, and says so if it is at most one.
 func (p *Place) notGivenUp(ctx context.Context) ([]int, error) {
-	failpoint.At("muster.gone")
+	failpoint.At("assemble.gone")
 	said, err := p.store.Get(ctx, p.gaveUpKey())
 	if err != nil {
 		return nil, err
@@ -391,7 +391,7 @@ func (p *Place) quitKey() string { return p.Prefix() + "/quit" }
 
 // AnnounceQuit says that this rank has closed the group and comes to no group that follows. Call it before [Place.Leave].
 func (p *Place) AnnounceQuit(ctx context.Context) {
-	failpoint.At("muster.quit")
+	failpoint.At("assemble.quit")
 	_ = p.note(ctx, p.quitKey(), p.rank)
 }
 
@@ -402,7 +402,7 @@ func (p *Place) Quits(ctx context.Context) ([]int, error) { return p.ranksUnder(
 // deletes the keys, unless a next generation was opened: then
 // they are deleted there.
 func (p *Place) Leave(ctx context.Context, ranks int) {
-	failpoint.At("muster.leave")
+	failpoint.At("assemble.leave")
 	if open, err := p.store.Add(ctx, p.root+"/gen", 0); err != nil || open != p.generation {
 		return
 	}
@@ -419,7 +419,7 @@ func (p *Place) madeKey() string { return p.Prefix() + "/made" }
 
 // close opens the next generation and wakes the ranks that wait in this one.
 func (p *Place) close(ctx context.Context) error {
-	failpoint.At("muster.close")
+	failpoint.At("assemble.close")
 	from, to := strconv.FormatInt(p.generation, 10), strconv.FormatInt(p.generation+1, 10)
 	if _, err := p.store.CompareAndSet(ctx, p.root+"/gen", []byte(from), []byte(to)); err != nil {
 		return err
@@ -438,7 +438,7 @@ func (p *Place) finishClosing(ctx context.Context) error {
 		return err
 	}
 	for _, r := range free {
-		failpoint.At("muster.closing")
+		failpoint.At("assemble.closing")
 		if _, err = p.store.CompareAndSet(ctx, p.Key(r), nil, over); err != nil {
 			return err
 		}
@@ -451,7 +451,7 @@ func (p *Place) finishClosing(ctx context.Context) error {
 // are filled until they are forgotten.
 func (p *Place) forgetOlder(ctx context.Context) {
 	for older := p.before(); older.generation >= 0; older = older.before() {
-		failpoint.At("muster.forget.older")
+		failpoint.At("assemble.forget.older")
 		if filled, err := p.store.Check(ctx, older.Key(p.size-1)); err != nil || !filled {
 			return
 		}
@@ -462,7 +462,7 @@ func (p *Place) forgetOlder(ctx context.Context) {
 // forget deletes the keys of a generation that no rank uses any more. Its verdict stays until the next generation is
 // forgotten: it says that nothing is left to close.
 func (p *Place) forget(ctx context.Context) {
-	failpoint.At("muster.forget")
+	failpoint.At("assemble.forget")
 	keys := []string{p.before().madeKey(), p.gaveUpKey(), p.leftKey(0), p.leftKey(1), p.upKey(), p.deadKey(), p.quitKey()}
 	for _, name := range []string{"came", "left", "end"} {
 		keys = append(keys, p.Prefix()+"/"+name)

@@ -19,7 +19,7 @@ import (
 // not wait for each other with [Place.Connected]. Like [Place.GiveUp] it does so though ctx has ended, and within a
 // second: the others would take this rank for dead.
 func (p *Place) MarkConnected(ctx context.Context) error {
-	failpoint.At("muster.up")
+	failpoint.At("assemble.up")
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 	defer cancel()
 	return p.note(limited, p.upKey(), p.rank)
@@ -52,7 +52,7 @@ func FirstToGiveUp(ctx context.Context, s store.Store, prefix string, size int) 
 
 // MarkDead notes that a rank has died while others had not come. The ranks go on waiting: another process may take its place.
 func (p *Place) MarkDead(ctx context.Context, rank int) error {
-	failpoint.At("muster.markdead")
+	failpoint.At("assemble.markdead")
 	return p.note(ctx, p.deadKey(), rank)
 }
 
@@ -62,7 +62,7 @@ func (p *Place) Dead(ctx context.Context) ([]int, error) { return p.ranksUnder(c
 // AwaitReplacement waits until ctx ends, for a key that no rank sets: its name shows in a listing of the store that the
 // named ranks have died. It ends for good with the generation, when other processes take their places.
 func (p *Place) AwaitReplacement(ctx context.Context, ranks string) error {
-	failpoint.At("muster.replacement")
+	failpoint.At("assemble.replacement")
 	return p.store.Wait(ctx, p.Prefix()+"/"+ranks+joinedThenDied)
 }
 
@@ -82,7 +82,7 @@ func (p *Place) ranksUnder(ctx context.Context, key string) ([]int, error) {
 
 // readList returns a list as it stands in the store, nil if there is none.
 func (p *Place) readList(ctx context.Context, key string) ([]byte, error) {
-	failpoint.At("muster.noted")
+	failpoint.At("assemble.noted")
 	if has, err := p.store.Check(ctx, key); err != nil || !has {
 		return nil, err
 	}

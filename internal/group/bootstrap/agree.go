@@ -22,7 +22,7 @@ func (a *attempt) agree(ctx context.Context) error {
 	waiting, end := context.WithCancelCause(ctx)
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
-		failpoint.At("form.agree.watch")
+		failpoint.At("bootstrap.agree.watch")
 		select {
 		case err := <-a.Failure.died:
 			end(err)
@@ -34,7 +34,7 @@ func (a *attempt) agree(ctx context.Context) error {
 		err = context.Cause(waiting)
 	}
 	end(nil)
-	failpoint.At("form.agree.end")
+	failpoint.At("bootstrap.agree.end")
 	tasks.Wait()
 	if err == nil || errors.Is(err, assemble.ErrAttemptAbandoned) || rankOf(err) != cohort.NoRank {
 		return err
@@ -101,7 +101,7 @@ type heldLosses struct {
 }
 
 func (h *heldLosses) lost(loss transport.Loss) {
-	failpoint.At("form.losses.hold")
+	failpoint.At("bootstrap.losses.hold")
 	h.mu.Lock()
 	released := h.mu.released
 	if !released {
@@ -115,7 +115,7 @@ func (h *heldLosses) lost(loss transport.Loss) {
 
 // release passes them on, and all that come later.
 func (h *heldLosses) release() {
-	failpoint.At("form.losses.release")
+	failpoint.At("bootstrap.losses.release")
 	h.mu.Lock()
 	held := h.mu.held
 	h.mu.held, h.mu.released = nil, true

@@ -244,7 +244,7 @@ func TestGivingUpOnce(t *testing.T) {
 }
 
 // TestCancelledElsewhere: rank 0 was cancelled, which ends a group that is made. Rank 1 sees that rank 0 is gone, and
-// reports which rank gave the group up: none was cancelled here.
+// reports which rank abandoned the group: none was cancelled here.
 func TestCancelledElsewhere(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 )
 
 // amongTorch returns the context of the connecting in a group with PyTorch ranks. It ends, with the reason for its
-// cause, when a rank is gone or a Go rank has given the group up. PyTorch's ranks know nothing of attempts, so the
+// cause, when a rank is gone or a Go rank has abandoned the group. PyTorch's ranks know nothing of attempts, so the
 // group cannot be formed any more: all Go ranks fail, which ends their connections to PyTorch's.
 func (a *attempt) amongTorch(ctx context.Context) (limited context.Context, stop func() (over bool)) {
 	limited, cancel := context.WithCancelCause(ctx)
@@ -35,7 +35,7 @@ func (a *attempt) amongTorch(ctx context.Context) (limited context.Context, stop
 	tasks.Go(func() { a.watchGivenUp(limited, cancel) })
 	return limited, func() bool {
 		cancel(nil)
-		failpoint.At("form.among_torch.end")
+		failpoint.At("bootstrap.among_torch.end")
 		tasks.Wait()
 		return false
 	}
@@ -45,7 +45,7 @@ func (a *attempt) amongTorch(ctx context.Context) (limited context.Context, stop
 // On a rank that has, that may be the end of its program.
 func (a *attempt) watchTorch(ctx context.Context, lost func(error)) {
 	for {
-		failpoint.At("form.among_torch.watch")
+		failpoint.At("bootstrap.among_torch.watch")
 		select {
 		case loss := <-a.Failure.ended:
 			if why := a.unfinished(ctx, loss.Rank); why != "" {
@@ -114,7 +114,7 @@ func (v *Failure) awaitReason(ctx context.Context) error {
 func hasLongDeadline(ctx context.Context) bool {
 	wait := time.NewTimer(overAfter)
 	defer wait.Stop()
-	failpoint.At("form.among_torch.wait")
+	failpoint.At("bootstrap.among_torch.wait")
 	select {
 	case <-wait.C:
 		return true
@@ -123,7 +123,7 @@ func hasLongDeadline(ctx context.Context) bool {
 	}
 }
 
-// watchGivenUp calls end when a Go rank has given the group up without a recorded reason: it did so before it knew of PyTorch's ranks.
+// watchGivenUp calls end when a Go rank has abandoned the group without a recorded reason: it did so before it knew of PyTorch's ranks.
 func (a *attempt) watchGivenUp(ctx context.Context, end func(error)) {
 	if !hasLongDeadline(ctx) || a.Place.UntilOver(ctx) != nil {
 		return
@@ -142,7 +142,7 @@ func (a *attempt) watchGivenUp(ctx context.Context, end func(error)) {
 	}
 	end(&cohort.Error{
 		Op: "group: new", Code: cohort.Aborted, Rank: cohort.Rank(ranks[0]),
-		Detail: ranklist.Words(ranks) + " gave the group up before the others had connected",
+		Detail: ranklist.Words(ranks) + " abandoned the group before the others had connected",
 	})
 }
 
@@ -152,7 +152,7 @@ func (e *ending) toOthers(op string, reader int) *cohort.Error {
 	if err.Code == cohort.PeerLost {
 		return err
 	}
-	err.Detail = "rank " + strconv.Itoa(e.By) + " gave the group up: " + e.Detail
+	err.Detail = "rank " + strconv.Itoa(e.By) + " abandoned the group: " + e.Detail
 	if err.Code == cohort.Canceled || err.Code == cohort.Unknown { // no rank here was cancelled
 		err.Code = cohort.Aborted
 	}

@@ -124,7 +124,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	limited, cancel := context.WithCancelCause(lag)
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
-		failpoint.At("form.connecting")
+		failpoint.At("bootstrap.connecting")
 		select {
 		case <-ctx.Done():
 			_ = a.Place.GiveUp(ctx)
@@ -135,7 +135,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	tasks.Go(func() {
 		wait := time.NewTimer(overAfter)
 		defer wait.Stop()
-		failpoint.At("form.connecting.over")
+		failpoint.At("bootstrap.connecting.over")
 		select {
 		case <-wait.C:
 			if err := a.Place.UntilOver(limited); err == nil {
@@ -155,7 +155,7 @@ func (a *attempt) connecting(ctx context.Context) (limited context.Context, stop
 	})
 	return limited, func() bool {
 		cancel(nil)
-		failpoint.At("form.connecting.end")
+		failpoint.At("bootstrap.connecting.end")
 		tasks.Wait()
 		return errors.Is(context.Cause(limited), assemble.ErrAttemptAbandoned)
 	}

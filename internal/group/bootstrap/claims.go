@@ -144,7 +144,7 @@ func (c *claims) earlier(text []byte) string {
 	var said strings.Builder
 	for _, size := range slices.Sorted(maps.Keys(all)) {
 		if other := all[size]; size != c.me.Size {
-			fmt.Fprintf(&said, "; rank %d %s came before, and was told that the world has %d ranks, not %d",
+			fmt.Fprintf(&said, "; rank %d %s came before, with a world size of %d instead of %d",
 				other.Rank, process(other.Host, other.PID), size, c.me.Size)
 		}
 	}
@@ -158,7 +158,7 @@ func disagree(a, b claim) string {
 	if a.Size > b.Size {
 		a, b = b, a
 	}
-	return fmt.Sprintf("the ranks disagree about the size of the world: rank %d %s was told %d, rank %d %s was told %d; give all the same",
+	return fmt.Sprintf("the ranks disagree about the world size: rank %d %s has %d, rank %d %s has %d; give all ranks the same",
 		a.Rank, process(a.Host, a.PID), a.Size, b.Rank, process(b.Host, b.PID), b.Size)
 }
 

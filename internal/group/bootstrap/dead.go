@@ -98,6 +98,6 @@ func (h *successors) stop() {
 	if h.end != nil {
 		h.end()
 	}
-	failpoint.At("form.successors.end")
+	failpoint.At("bootstrap.successors.end")
 	h.tasks.Wait()
 }

@@ -127,13 +127,13 @@ func (v *Failure) Lost(loss transport.Loss) {
 	switch loss.How {
 	case transport.Died:
 		err := v.Judge(loss.Err)
-		failpoint.At("form.died")
+		failpoint.At("bootstrap.died")
 		select {
 		case v.died <- err:
 		default:
 		}
 	case transport.Ended:
-		failpoint.At("form.ended")
+		failpoint.At("bootstrap.ended")
 		select {
 		case v.ended <- loss:
 		default:

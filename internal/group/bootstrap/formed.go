@@ -62,7 +62,7 @@ type failure struct {
 
 // report is called by the mesh.
 func (f *failure) report(err error) {
-	failpoint.At("form.failure.report")
+	failpoint.At("bootstrap.failure.report")
 	f.mu.Lock()
 	tell := f.mu.tell
 	if f.mu.err == nil {
@@ -76,7 +76,7 @@ func (f *failure) report(err error) {
 
 // OnFail has tell called when the mesh fails, at once if it has.
 func (f *Formed) OnFail(tell func(error)) {
-	failpoint.At("form.failure.tell")
+	failpoint.At("bootstrap.failure.tell")
 	f.failure.mu.Lock()
 	f.failure.mu.tell = tell
 	err := f.failure.mu.err

@@ -145,7 +145,7 @@ func pollCounter(ctx context.Context, p *Plan, key string, have, want int64, loo
 		if err := look(); err != nil {
 			return err
 		}
-		failpoint.At("form.poll")
+		failpoint.At("bootstrap.poll")
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():

@@ -87,7 +87,7 @@ func (f *Formed) WatchHelper(ctx context.Context, p *Plan, proven func() bool) e
 	t := time.NewTimer(pause)
 	defer t.Stop()
 	for range helperTries {
-		failpoint.At("form.helper")
+		failpoint.At("bootstrap.helper")
 		select {
 		case <-ctx.Done():
 			return nil

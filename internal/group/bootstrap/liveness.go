@@ -73,14 +73,14 @@ func (a *attempt) probeNextRank(ctx context.Context, livenessAddrs []string, los
 		tasks.Go(func() { watch(known, livenessAddrs[known]) })
 	}
 	tasks.Go(func() { a.watchBetween(ctx, known, watch) })
-	failpoint.At("form.watch")
+	failpoint.At("bootstrap.watch")
 	tasks.Wait()
 }
 
 // watchBetween watches the first Go rank between this one and another that is known: the ranks between are PyTorch's,
 // or Go ranks that were slower than a PyTorch rank.
 func (a *attempt) watchBetween(ctx context.Context, known int, watch func(r int, addr string)) {
-	failpoint.At("form.watch.between")
+	failpoint.At("bootstrap.watch.between")
 	select {
 	case <-time.After(probeInterval): // normally the ranks have connected by then
 	case <-ctx.Done():
@@ -121,7 +121,7 @@ func (a *attempt) probe(ctx context.Context, rank int, addr string) error {
 	t := time.NewTicker(probeInterval)
 	defer t.Stop()
 	for refused := 0; refused < refusals; {
-		failpoint.At("form.probe.wait")
+		failpoint.At("bootstrap.probe.wait")
 		select {
 		case <-t.C:
 		case <-ctx.Done():
@@ -145,7 +145,7 @@ func (a *attempt) probe(ctx context.Context, rank int, addr string) error {
 // refuses reports whether a listener no longer accepts connections. With stay, a connection is kept until it ends: the
 // system ends it with the process, so that one is enough.
 func refuses(ctx context.Context, addr string, stay bool) bool {
-	failpoint.At("form.probe")
+	failpoint.At("bootstrap.probe")
 	limited, cancel := context.WithTimeout(ctx, probeInterval)
 	conn, err := ctxdial.Dial(limited, &net.Dialer{}, "tcp", addr)
 	cancel()
@@ -156,7 +156,7 @@ func refuses(ctx context.Context, addr string, stay bool) bool {
 	if stay {
 		stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 		defer stop()
-		failpoint.At("form.probe.stay")
+		failpoint.At("bootstrap.probe.stay")
 		_, _ = conn.Read(make([]byte, 1))
 	}
 	return false

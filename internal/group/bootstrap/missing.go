@@ -40,7 +40,7 @@ func (a *attempt) reportMissing(ctx context.Context) (stop func()) {
 		t := time.NewTimer(missingFirst)
 		defer t.Stop()
 		for {
-			failpoint.At("form.missing")
+			failpoint.At("bootstrap.missing")
 			select {
 			case <-t.C:
 			case <-ctx.Done():
@@ -51,9 +51,9 @@ func (a *attempt) reportMissing(ctx context.Context) (stop func()) {
 				shown.await(ctx, dead)
 				text := "rank " + strconv.Itoa(p.Rank) + " of group " + p.Name + " waits for " + ranklist.Words(missing) + ", " +
 					notAppeared(missing) + " (" +
-					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " are here" +
+					strconv.Itoa(p.size()-len(missing)-len(dead)) + " of " + strconv.Itoa(p.size()) + " have joined" +
 					joinedThenDied(dead) + a.hints() + ")"
-				p.Logger.Warn("waiting for ranks that have not come", slog.String("detail", text), slog.String("group", p.Name),
+				p.Logger.Warn("waiting for ranks that have not joined", slog.String("detail", text), slog.String("group", p.Name),
 					slog.Any("missing", missing), slog.Any("dead", dead), slog.Duration("dur", time.Since(began)))
 				p.Hook.Emit(observe.Event{
 					Kind: "group.wait", Rank: cohort.Rank(p.Rank), Group: p.Name, Dur: time.Since(began),
@@ -65,7 +65,7 @@ func (a *attempt) reportMissing(ctx context.Context) (stop func()) {
 	}()
 	return func() {
 		cancel()
-		failpoint.At("form.missing.end")
+		failpoint.At("bootstrap.missing.end")
 		<-ended
 	}
 }
@@ -81,9 +81,9 @@ func (a *attempt) hints() string {
 
 func notAppeared(ranks []int) string {
 	if len(ranks) == 1 {
-		return "which has not come"
+		return "which has not joined"
 	}
-	return "which have not come"
+	return "which have not joined"
 }
 
 // missingError is the error of a wait for other ranks that ended, one of them or, with -1, all. It says who is missing, as far as

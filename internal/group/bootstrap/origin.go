@@ -26,7 +26,7 @@ const (
 )
 
 // ErrGaveUp ends an attempt that cannot be repeated.
-var ErrGaveUp = errors.New("a rank gave up the making of this group")
+var ErrGaveUp = errors.New("a rank abandoned the creation of this group")
 
 // gaveUp is the error of an attempt that a rank gave up and that cannot be repeated. It names the rank that did so first.
 func (p *Plan) gaveUp(ctx context.Context) error {
@@ -36,10 +36,10 @@ func (p *Plan) gaveUp(ctx context.Context) error {
 	if first, err := assemble.FirstToGiveUp(ctx, p.Store, p.keys(), p.size()); err == nil && first >= 0 && first != p.Rank {
 		who, rank = "rank "+strconv.Itoa(first), cohort.Rank(first)
 	}
-	does := " gave up the reconfiguration or has closed its group: reconfigure again, with another uuid, and without that rank if " +
+	does := " abandoned the reconfiguration or has closed its group: reconfigure again, with another uuid, and without that rank if " +
 		"it has left"
 	if p.Origin == FromMerge {
-		does = " gave up the merge: merge again, over another store or with a prefix of its own"
+		does = " abandoned the merge: merge again, over another store or with a prefix of its own"
 	}
 	return &cohort.Error{Op: "group: new", Code: cohort.Unavailable, Rank: rank, Detail: who + does, Err: ErrGaveUp}
 }
@@ -48,7 +48,7 @@ func (p *Plan) gaveUp(ctx context.Context) error {
 // number.
 func (o Origin) once() bool { return o == FromMerge || o == FromReconfigure }
 
-// decline tells the others that this rank, which has not come yet, will not.
+// decline tells the others that this rank, which has not joined yet, will not.
 func (p *Plan) decline(ctx context.Context) {
 	if p.Origin.once() && p.size() > 1 {
 		_ = assemble.Decline(ctx, p.Store, p.keys(), p.Rank, p.size())

@@ -166,7 +166,7 @@ func untilRead(ctx context.Context, client *tcpstore.Client, keys []string) bool
 		if read, err := allRead(ctx, client, keys); read || err != nil {
 			return read
 		}
-		failpoint.At("form.read_back")
+		failpoint.At("bootstrap.read_back")
 		select {
 		case <-time.After(readBackPause):
 		case <-ctx.Done():

@@ -66,7 +66,7 @@ func (p *Plan) watch(ctx context.Context, judge func(ctx context.Context, left *
 	task.Go(func() { left.scanQuits(ctx, judge) })
 	return func() {
 		cancel()
-		failpoint.At("form.quit.end")
+		failpoint.At("bootstrap.quit.end")
 		task.Wait()
 	}
 }
@@ -76,7 +76,7 @@ func (p *Plan) scanQuits(ctx context.Context, judge func(ctx context.Context, le
 	t := time.NewTimer(quitAfter)
 	defer t.Stop()
 	for pause := quitAfter; ; t.Reset(pause) {
-		failpoint.At("form.quit")
+		failpoint.At("bootstrap.quit")
 		select {
 		case <-t.C:
 		case <-ctx.Done():

@@ -32,7 +32,7 @@ func (a *attempt) refuse(why *cohort.Error) { a.refused.Store(recordRefusal(a.p,
 func recordRefusal(p *Plan, place *assemble.Place, why *cohort.Error) *cohort.Error {
 	ctx, cancel := context.WithTimeout(context.Background(), judgeLimit)
 	defer cancel()
-	failpoint.At("form.refuse")
+	failpoint.At("bootstrap.refuse")
 	words, err := json.Marshal(ending{Code: uint8(why.Code), Rank: int(why.Rank), By: p.Rank, Detail: why.Detail})
 	if err == nil {
 		_ = place.Refuse(ctx, words)

@@ -56,7 +56,7 @@ func (a *attempt) watchSizes(ctx context.Context) (stop func()) {
 	})
 	return func() {
 		cancel()
-		failpoint.At("form.sizes.end")
+		failpoint.At("bootstrap.sizes.end")
 		task.Wait()
 	}
 }
@@ -75,7 +75,7 @@ func (w *sizeWatch) await(ctx context.Context) *claim {
 	t := time.NewTimer(claimAfter)
 	defer t.Stop()
 	for {
-		failpoint.At("form.sizes")
+		failpoint.At("bootstrap.sizes")
 		select {
 		case <-t.C:
 		case <-ctx.Done():

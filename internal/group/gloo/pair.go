@@ -235,7 +235,7 @@ func (p *pair) lose(cause error) error {
 	case left:
 		detail = goodbyeDetail
 	case certain:
-		detail += " without a goodbye: its process has died or was cut off"
+		detail += " without a shutdown message: its process has died or was cut off"
 	}
 	err := d.lostError(p, code, cause, detail)
 	failpoint.At("gloo.pair.lose")

@@ -127,7 +127,7 @@ func (w *watch) resolveSuspects() {
 	}
 }
 
-// ended records a connection that ended without a goodbye.
+// ended records a connection that ended without a shutdown message.
 func (w *watch) ended(e *gloopresence.End) {
 	failpoint.At("gloo.watch.ended")
 	w.mu.Lock()

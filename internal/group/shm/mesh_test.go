@@ -485,7 +485,7 @@ func TestContextEndsAWaitInTraffic(t *testing.T) {
 	}
 }
 
-// TestFailureOfTheGroupEndsMessages: a rank that waits for a message of one rank learns that another gave the group up.
+// TestFailureOfTheGroupEndsMessages: a rank that waits for a message of one rank learns that another abandoned the group.
 func TestFailureOfTheGroupEndsMessages(t *testing.T) {
 	t.Parallel()
 	engines := world(t, 3, nil)

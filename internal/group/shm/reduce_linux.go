@@ -285,6 +285,6 @@ func (e *Engine) fence() error {
 		}
 		spinwait.YieldCore()
 	}
-	e.failure.err = cohort.New(e.op.name, cohort.Aborted, "another rank has given the group up")
+	e.failure.err = cohort.New(e.op.name, cohort.Aborted, "another rank has abandoned the group")
 	return e.failure.err
 }

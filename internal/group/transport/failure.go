@@ -28,7 +28,7 @@ const (
 	Died How = iota
 	// Left means that it closed its end of the group: only what needs it fails.
 	Left
-	// Ended means that its connection ended on a wire without a goodbye (a PyTorch rank on gloo's): it may have finished its
+	// Ended means that its connection ended on a wire without a shutdown message (a PyTorch rank on gloo's): it may have finished its
 	// program or died. An engine that finds out later that it died says so in a second Loss.
 	Ended
 )

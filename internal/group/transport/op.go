@@ -86,7 +86,7 @@ func (op *Op) Await(ctx context.Context) error {
 		failed = op.Set.failed
 	}
 	for !op.Completed() {
-		failpoint.At("link.op.await")
+		failpoint.At("transport.op.await")
 		select {
 		case <-op.State.Done: // a late signal of an earlier use wakes too: look again
 		case <-failed:
@@ -123,7 +123,7 @@ type Set struct {
 
 // Reset makes the set ready for use. No op of it may be pending.
 func (s *Set) Reset() {
-	failpoint.At("link.set.reset")
+	failpoint.At("transport.set.reset")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failed == nil || s.err != nil {

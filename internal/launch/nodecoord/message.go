@@ -212,7 +212,7 @@ func (w *Wire) Receive() (Message, error) {
 			return m, net.ErrClosed
 		}
 		if err := printable.Unmarshal(w.lines.Bytes(), &m); err != nil {
-			return m, fmt.Errorf("nodecoord: a message that makes no sense: %w", err)
+			return m, fmt.Errorf("nodecoord: malformed message: %w", err)
 		}
 		w.identified = true
 		w.last.Store(int64(time.Since(began)))

@@ -234,7 +234,7 @@ func (w *World) ComeTogether(ctx context.Context) error {
 	m := worldcore.NewStart(w.self())
 	w.drive(ctx, m, func(ctx context.Context, op worldcore.Op) worldcore.Event { return w.deal(ctx, nil, nil, op) })
 	w.torch, w.mixed = m.Mixed()
-	w.cfg.Logger.Debug("the ranks have come together", slog.String("worker", w.cfg.Name), slog.Int("round", w.round),
+	w.cfg.Logger.Debug("all ranks have joined", slog.String("worker", w.cfg.Name), slog.Int("round", w.round),
 		slog.Bool("mixed", w.mixed))
 	return m.Err()
 }

@@ -484,7 +484,7 @@ func TestMissingRanks(t *testing.T) {
 		defer cancel()
 		err := New(store.NewMemory(), config("w0", 0, 3)).ComeTogether(ctx)
 		var e *cohort.Error
-		if !errors.As(err, &e) || e.Code != cohort.DeadlineExceeded || e.Detail != "these ranks did not come: 1, 2" {
+		if !errors.As(err, &e) || e.Code != cohort.DeadlineExceeded || e.Detail != "these ranks did not join: 1, 2" {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -22,7 +22,7 @@ type cut struct {
 	conn  int
 	up    bool // counts what the dialling side sends
 	after int
-	reset bool // the connection ends without a goodbye
+	reset bool // the connection ends without a shutdown message
 }
 
 func (c cut) String() string {

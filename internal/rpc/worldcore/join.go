@@ -193,7 +193,7 @@ func (j *Join) tell() {
 				return
 			}
 			j.told = append(j.told, m.Name)
-			j.do(Op{Kind: OpNotifyJoin, Worker: m.Name}, j.answered("tell worker %q: %w", m.Name, next))
+			j.do(Op{Kind: OpNotifyJoin, Worker: m.Name}, j.answered("notify worker %q: %w", m.Name, next))
 		})
 	}, j.removeDeadMembers)
 }
@@ -209,7 +209,7 @@ func (j *Join) tellLeft(member string, then func()) {
 			then()
 			return
 		}
-		j.do(Op{Kind: OpNotifyLeave, Worker: member}, j.answered("tell worker %q: %w", member, then))
+		j.do(Op{Kind: OpNotifyLeave, Worker: member}, j.answered("notify worker %q: %w", member, then))
 	})
 }
 
@@ -304,7 +304,7 @@ func (l *Leave) tell() {
 					l.dead = append(l.dead, name) // no other worker takes it off the list
 				}
 				if ev.Err != nil {
-					l.fails(fmt.Errorf("tell worker %q: %w", name, ev.Err))
+					l.fails(fmt.Errorf("notify worker %q: %w", name, ev.Err))
 				}
 				next()
 			})

@@ -79,7 +79,7 @@ func formatInfos(members []Worker) string {
 }
 
 // Loss is why the workers of a static world cannot do together what they wait for. The first one is in the store, under [KeyLost]: a
-// worker has died, which another one has found; or it has given up its shutdown, which it says itself before it goes.
+// worker has died, which another one has found; or it abandoned its shutdown, which it says itself before it goes.
 type Loss struct {
 	Worker string
 	Code   cohort.Code // why it has given up; zero: it has died
@@ -131,7 +131,7 @@ func (l Loss) err(rank int) *cohort.Error {
 	if l.Code == 0 {
 		return deathOf(l.Worker, rank, foundByOther, nil)
 	}
-	e := deathOf(l.Worker, rank, "it has given up its shutdown: "+l.Detail, nil)
+	e := deathOf(l.Worker, rank, "it abandoned its shutdown: "+l.Detail, nil)
 	e.Code = l.Code
 	return e
 }

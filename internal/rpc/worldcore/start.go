@@ -196,7 +196,7 @@ func (s *Start) lost(err error) {
 			next()
 		}, RankKey(r))
 	}, func() {
-		e.Detail = "these ranks did not come: " + strings.Join(missing, ", ")
+		e.Detail = "these ranks did not join: " + strings.Join(missing, ", ")
 		s.end(e)
 	})
 }

@@ -155,7 +155,7 @@ func (s *Server) accept() {
 				return
 			}
 		}
-		failpoint.At("control.accept")
+		failpoint.At("controlsock.accept")
 		select {
 		case s.asking <- struct{}{}:
 			s.running.Go(func() {
@@ -178,7 +178,7 @@ func (s *Server) answer(c net.Conn) {
 	if err != nil {
 		return
 	}
-	failpoint.At("control.answer")
+	failpoint.At("controlsock.answer")
 	answer, known := s.answers[strings.TrimSpace(line)]
 	if !known {
 		return

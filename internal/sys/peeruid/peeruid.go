@@ -180,6 +180,6 @@ func (p *Policy) cannotTell() {
 	p.mu.blind = true
 	p.mu.Unlock()
 	if !said {
-		p.say("this system does not tell which user a connection belongs to: every user of this host can connect")
+		p.say("this system does not report which user a connection belongs to: every user of this host can connect")
 	}
 }

@@ -14,7 +14,7 @@ var (
 	// ErrNotFound means that this host has no such socket, or none any more.
 	ErrNotFound = errors.New("sockdiag: the host does not have the socket")
 	// ErrUnavailable means that the system does not say it.
-	ErrUnavailable = errors.New("sockdiag: the system does not tell about sockets")
+	ErrUnavailable = errors.New("sockdiag: the system does not report sockets")
 )
 
 const (

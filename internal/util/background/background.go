@@ -63,7 +63,7 @@ func (c *Clock) Watch(t *Task) {
 	if c.fast.Load() && t.watched.Load() {
 		return
 	}
-	failpoint.At("ticker.watch")
+	failpoint.At("background.watch")
 	c.mu.Lock()
 	if _, ok := c.mu.tasks[t]; !ok {
 		c.mu.tasks[t] = 0
@@ -135,7 +135,7 @@ func (c *Clock) tick() (news, alone bool) {
 	c.mu.Unlock()
 	for _, t := range tasks {
 		t.watched.Store(false) // a post from here on has it watched again
-		failpoint.At("ticker.tick")
+		failpoint.At("background.tick")
 		state := t.Tick(now)
 		c.mu.Lock()
 		fresh := c.mu.tasks[t] != state.Posted

@@ -50,7 +50,7 @@ type scalar string
 // UnmarshalYAML takes a scalar of any type.
 func (s *scalar) UnmarshalYAML(n *yaml.Node) error {
 	if n.Kind != yaml.ScalarNode {
-		return fmt.Errorf("line %d: a single value is wanted here", n.Line)
+		return fmt.Errorf("line %d: a single value is expected here", n.Line)
 	}
 	*s = scalar(n.Value)
 	return nil

@@ -83,7 +83,7 @@ func (f *rpcFlags) readRefs(ctx context.Context, s *tcpstore.Client, names []str
 		case m.Go:
 			asked = append(asked, m.Name)
 		case len(names) > 0:
-			return nil, cohort.Newf("rpc: refs", cohort.NotSupported, "%q is a PyTorch worker, which does not tell its references", m.Name)
+			return nil, cohort.Newf("rpc: refs", cohort.NotSupported, "%q is a PyTorch worker, which does not report its references", m.Name)
 		default:
 			report.Skipped = append(report.Skipped, m.Name)
 		}
@@ -146,7 +146,7 @@ func (r *refsReport) text() string {
 	fmt.Fprintf(&b, "%s and %s at %s", tui.Plural(objects, "object"), tui.Plural(held, "reference"),
 		tui.Plural(len(r.Workers), "Go worker"))
 	if len(r.Skipped) > 0 {
-		fmt.Fprintf(&b, "; PyTorch workers do not tell: %s", strings.Join(r.Skipped, ", "))
+		fmt.Fprintf(&b, "; PyTorch workers do not report theirs: %s", strings.Join(r.Skipped, ", "))
 	}
 	for _, cycle := range r.Cycles {
 		fmt.Fprintf(&b, "\na circle that is never freed: %s", strings.Join(cycle, " "))

@@ -96,7 +96,7 @@ func (a *app) writeStubs(folder string, files map[string]string, force bool) err
 		}
 		f, err := os.OpenFile(file, mode, 0o644) //nolint:gosec // the same
 		if os.IsExist(err) {
-			return cohort.Newf("rpc: stubs", cohort.AlreadyExists, "%s is there; --force writes over it", file)
+			return cohort.Newf("rpc: stubs", cohort.AlreadyExists, "%s exists; --force overwrites it", file)
 		}
 		if err != nil {
 			return err

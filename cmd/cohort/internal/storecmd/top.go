@@ -101,7 +101,7 @@ func (s *sampler) ask(ctx context.Context) (stats tcpstore.Stats, err error) {
 	defer cancel()
 	stats, err = s.client.Stats(ctx)
 	if errors.Is(err, cohort.NotSupported) {
-		return stats, fmt.Errorf("the store at %s is PyTorch's own and does not tell who waits; only cohort's does "+
+		return stats, fmt.Errorf("the store at %s is PyTorch's own and does not report who waits; only cohort's does "+
 			"(\"cohort store serve\" explains how PyTorch ranks use it). \"cohort store keys\" and \"get\" work here too", s.client.Addr())
 	}
 	return stats, err

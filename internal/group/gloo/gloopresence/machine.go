@@ -42,7 +42,7 @@ type effect struct {
 	Loss       *transport.Loss
 }
 
-// End is how the connection to a rank has ended without a goodbye.
+// End is how the connection to a rank has ended without a shutdown message.
 type End struct {
 	Rank    int
 	Seen    time.Duration // when
@@ -170,7 +170,7 @@ func (m *Machine) End(c *Collective, ok bool) {
 // Moved records that bytes of collectives have arrived since the last call.
 func (m *Machine) Moved(now time.Duration) { m.moved = max(m.moved, now) }
 
-// Ended records that the connection to a rank has ended without a goodbye.
+// Ended records that the connection to a rank has ended without a shutdown message.
 func (m *Machine) Ended(e *End) {
 	f := &m.outcomes[e.Rank]
 	if f.gone {

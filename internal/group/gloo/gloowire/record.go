@@ -141,7 +141,7 @@ func rankParts(b []byte, size int) (host, addr, ids []byte, err error) {
 // otherSize is the error of a record that a rank of a world of another size has published.
 func otherSize(other, size int) error {
 	return cohort.Newf("gloo: read record", cohort.Mismatch,
-		"it is of a rank that was told that the world has %d ranks, and this rank was told %d: give all the same size", other, size)
+		"it is from a rank with a world size of %d, and this rank has %d: give all ranks the same", other, size)
 }
 
 func looksLikeRank(b []byte, size int) bool {

@@ -29,7 +29,7 @@ const (
 	leastSplit = 256 << 10
 	// leastPart is the shortest part. It is longer than what is sent without room for it.
 	leastPart = 64 << 10
-	// maxRequestedLanes is how many lanes a rank wishes for that was not told a number.
+	// maxRequestedLanes is how many lanes a rank asks for that was not told a number.
 	maxRequestedLanes = 4
 	// maxConnections is how many connections such a rank has at most.
 	maxConnections = 256
@@ -38,7 +38,7 @@ const (
 // Max is how many lanes there can be.
 const Max = nativewire.MaxLanes
 
-// RequestedLanes is how many lanes a rank wishes for: as many as it has cores to itself. It is one of here ranks on its
+// RequestedLanes is how many lanes a rank asks for: as many as it has cores to itself. It is one of here ranks on its
 // host, 0 if that is not known, and of size in the group.
 func RequestedLanes(here, size int) int {
 	return lanesFor(min(runtime.GOMAXPROCS(0), runtime.NumCPU()), here, size)

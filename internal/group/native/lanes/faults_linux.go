@@ -5,7 +5,7 @@ package lanes
 
 import "errors"
 
-// Sever ends all connections without a goodbye, as the death of the process would. It is for tests.
+// Sever ends all connections without a shutdown message, as the death of the process would. It is for tests.
 func (m *mesh) Sever() {
 	m.first.Sever()
 	for _, v := range m.others {
@@ -13,7 +13,7 @@ func (m *mesh) Sever() {
 	}
 }
 
-// CutLane ends one connection to one rank without a goodbye. It is for tests.
+// CutLane ends one connection to one rank without a shutdown message. It is for tests.
 func (m *mesh) CutLane(lane, rank int) {
 	if lane == 0 {
 		m.first.Cut(rank)

@@ -43,7 +43,7 @@ func listeners(tb testing.TB, size int) (list []net.Listener, peers []string) {
 	return list, peers
 }
 
-// world connects a world over loopback in which each rank wishes for so many lanes.
+// world connects a world over loopback in which each rank asks for so many lanes.
 func world(tb testing.TB, size, lanes int, change func(*nativetcp.Config)) []transport.Mesh {
 	tb.Helper()
 	list, peers := listeners(tb, size)
@@ -112,12 +112,12 @@ func TestWish(t *testing.T) {
 func TestWishesForCoresThatThereAre(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(64 * runtime.NumCPU()))
 	if got := RequestedLanes(runtime.NumCPU(), 2); got != 1 {
-		t.Errorf("a rank for each core wishes for %d lanes, want 1", got)
+		t.Errorf("a rank for each core asks for %d lanes, want 1", got)
 	}
 }
 
-// TestFewestWishes: all ranks have as many lanes as the one that wishes for the fewest, and with one lane there is nothing around the mesh.
-func TestFewestWishes(t *testing.T) {
+// TestFewestRequested: all ranks have as many lanes as the one that asks for the fewest, and with one lane there is nothing around the mesh.
+func TestFewestRequested(t *testing.T) {
 	for _, wishes := range [][]int{{1, 1, 1}, {3, 1, 4}, {0, 4, 4}, {4, 2, 3}, {3, 3, 3}, {8, 8, 8}} {
 		meshes := world(t, 3, 1, func(c *nativetcp.Config) { c.Lanes = wishes[c.Rank] })
 		want := max(min(wishes[0], wishes[1], wishes[2]), 1)

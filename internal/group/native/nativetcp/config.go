@@ -28,7 +28,7 @@ type Config struct {
 	Local []bool
 	// Heartbeat is how long a rank may be silent before it counts as lost. 0 means defaultHeartbeat, less than 0 never.
 	Heartbeat time.Duration
-	// Lanes is how many connections to each rank this one wishes for, at most nativewire.MaxLanes. 0 means one. See Mesh.Lanes.
+	// Lanes is how many connections to each rank this one asks for, at most nativewire.MaxLanes. 0 means one. See Mesh.Lanes.
 	Lanes int
 	// Window is how many bytes of unexpected messages are held per peer. 0 means defaultWindow.
 	Window int

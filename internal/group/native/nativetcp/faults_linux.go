@@ -5,7 +5,7 @@ package nativetcp
 
 import "golang.org/x/sys/unix"
 
-// Sever ends all connections without a goodbye, as the death of the process would. It is for tests.
+// Sever ends all connections without a shutdown message, as the death of the process would. It is for tests.
 func (m *Mesh) Sever() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -16,7 +16,7 @@ func (m *Mesh) Sever() {
 	}
 }
 
-// Cut ends the connection to one rank without a goodbye. It is for tests.
+// Cut ends the connection to one rank without a shutdown message. It is for tests.
 func (m *Mesh) Cut(rank int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

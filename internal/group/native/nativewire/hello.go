@@ -28,7 +28,7 @@ type Hello struct {
 	From, To uint32   // ranks
 	Size     uint32   // ranks in the group
 	Window   uint32   // bytes of unexpected messages that the sender of this hello will hold
-	Lanes    uint32   // connections between two ranks that the sender of this hello wishes for
+	Lanes    uint32   // connections between two ranks that the sender of this hello asks for
 }
 
 // Put encodes h into HelloSize bytes.
@@ -63,7 +63,7 @@ func ParseHello(b []byte) (Hello, error) {
 		return h, cohort.Newf("native: hello", cohort.Protocol, "rank %d to rank %d of %d", h.From, h.To, h.Size)
 	}
 	if h.Lanes < 1 || h.Lanes > MaxLanes {
-		return h, cohort.Newf("native: hello", cohort.Protocol, "rank %d wishes for %d connections, from 1 to %d are possible",
+		return h, cohort.Newf("native: hello", cohort.Protocol, "rank %d asks for %d connections, from 1 to %d are possible",
 			h.From, h.Lanes, MaxLanes)
 	}
 	return h, nil

@@ -22,7 +22,7 @@ import (
 const formingTries = 4
 
 // formPoints are the points of a group that forms.
-var formPoints = []string{"group.", "link.", "form.", "muster.", "shm.", "tcp.", "lanes.", "gloo.", "native."}
+var formPoints = []string{"group.", "transport.", "bootstrap.", "assemble.", "shm.", "tcp.", "lanes.", "gloo.", "native."}
 
 // TestForming ends the context of a rank that joins, or closes the group that a sub-group is made from, at any moment. A rank that
 // failed joins again, as a program does, and in the end all ranks have a group that works.

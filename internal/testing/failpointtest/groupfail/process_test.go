@@ -212,7 +212,7 @@ func TestProcesses(t *testing.T) {
 		}
 		failpointtest.TestProcesses(t, failpointtest.ProcessScenario{
 			Name: string(transport), Share: 20, Events: events, Victims: len(victims),
-			Points: []string{"group.", "link.", "form.", "shm.", "tcp.", "lanes.", "gloo.", "native."},
+			Points: []string{"group.", "transport.", "bootstrap.", "shm.", "tcp.", "lanes.", "gloo.", "native."},
 			Run:    func(p *failpointtest.ProcessRun) []map[string]int { return runProcesses(p, transport) },
 		})
 	}
