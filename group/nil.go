@@ -9,7 +9,8 @@ import (
 )
 
 // errNil is the error of every method of a nil group.
-var errNil = cohort.New("group", cohort.InvalidArgument, "the group is nil: check the error of New, or of the function that should have made it")
+var errNil = cohort.New("group", cohort.InvalidArgument,
+	"the group is nil: check the error of New, or of the function that should have made it")
 
 // noArgs is what requests of a nil group depend on, until they are refused.
 var noArgs = collective.Group{Size: 1}

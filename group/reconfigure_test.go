@@ -264,7 +264,7 @@ func TestReconfigureWithAMemberThatHasLeft(t *testing.T) {
 				_ = each(3, func(r int) error {
 					if r == gone {
 						if late {
-							time.Sleep(500 * time.Millisecond)
+							time.Sleep(150 * time.Millisecond)
 							return c.groups[gone].Close()
 						}
 						return nil

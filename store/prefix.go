@@ -175,7 +175,8 @@ func (p *PrefixStore) ListKeys(ctx context.Context) ([]string, error) {
 type noStore struct{}
 
 func (noStore) err(op string) error {
-	return cohort.New("store: "+op, cohort.InvalidArgument, "store argument cannot be None: the store, or the store under the prefix, is nil")
+	return cohort.New("store: "+op, cohort.InvalidArgument,
+		"store argument cannot be None: the store, or the store under the prefix, is nil")
 }
 
 func (n noStore) Set(context.Context, string, []byte) error         { return n.err("set") }

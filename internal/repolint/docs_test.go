@@ -36,7 +36,7 @@ func TestPagesNameWhatExists(t *testing.T) {
 				return
 			}
 		}
-		t.Errorf("%s names %s, which does not exist", page, path)
+		t.Errorf("%s names %s, which does not exist: write the present path", page, path)
 	}
 	for name, text := range pages(t) {
 		for _, match := range link.FindAllStringSubmatch(code.ReplaceAllString(text, ""), -1) {
@@ -65,7 +65,8 @@ func TestPythonImports(t *testing.T) {
 			pieces++
 			for _, m := range pythonModule.FindAllStringSubmatch(piece[1], -1) {
 				if !regexp.MustCompile(`(?m)^\s*import .*\b` + m[1] + `\b`).MatchString(piece[1]) {
-					t.Errorf("%s: Python uses %s without importing it:\n%s", name, m[1], piece[1])
+					t.Errorf("%s: Python uses %s without importing it: add the import, so that readers can copy the piece:\n%s",
+						name, m[1], piece[1])
 				}
 			}
 		}
@@ -245,7 +246,7 @@ func TestErrorsPage(t *testing.T) {
 		}
 	}
 	if len(codes) < 10 || !slices.Equal(rows, codes) {
-		t.Errorf("the rows are %v, the codes %v", rows, codes)
+		t.Errorf("the rows are %v, the codes %v: make the table have one row for each code", rows, codes)
 	}
 }
 
@@ -280,7 +281,7 @@ func TestEnvironmentPage(t *testing.T) {
 				if name, err := strconv.Unquote(lit.Value); err == nil && variable.MatchString(name) {
 					used[name] = true
 					if !named[name] {
-						t.Errorf("%s uses %s, which docs/environment.md does not name", s.file, name)
+						t.Errorf("%s uses %s, which docs/environment.md does not name: add a row for it", s.file, name)
 					}
 				}
 			}
@@ -289,7 +290,7 @@ func TestEnvironmentPage(t *testing.T) {
 	}
 	for name := range named {
 		if !used[name] {
-			t.Errorf("docs/environment.md names %s, which no code uses", name)
+			t.Errorf("docs/environment.md names %s, which no code uses: take the row out", name)
 		}
 	}
 }

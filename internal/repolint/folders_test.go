@@ -43,14 +43,16 @@ func TestFolders(t *testing.T) {
 		if strings.HasPrefix(s.pkg, "internal/") && strings.Count(s.pkg, "/") == 1 && s.pkg != "internal/repolint" {
 			t.Errorf("%s: package %q stands directly in internal: move it into one of the groups there", s.file, s.pkg)
 		}
-		for part := range strings.SplitSeq(s.pkg, "/") {
-			if slices.Contains(refusedFolders, part) {
-				t.Errorf("%s: tools leave out a folder named %q as the output of a build: name it after what it holds", s.file, part)
-			}
-		}
 		top, _, _ := strings.Cut(s.pkg, "/")
 		if name := path.Base(s.pkg); !slices.Contains([]string{"interop", "examples", "."}, top) && !slices.Contains(byName[name], s.pkg) {
 			byName[name] = append(byName[name], s.pkg)
+		}
+	}
+	for file := range texts(t) {
+		for part := range strings.SplitSeq(path.Dir(file), "/") {
+			if slices.Contains(refusedFolders, part) {
+				t.Errorf("%s: tools leave out a folder named %q as the output of a build: name it after what it holds", file, part)
+			}
 		}
 	}
 	for name, pkgs := range byName {

@@ -80,7 +80,8 @@ func TestSkips(t *testing.T) {
 		}
 		seen++
 		if !strings.HasPrefix(reason, `"interop: left out`) && !strings.HasPrefix(reason, `"this machine cannot`) {
-			t.Errorf("%s: a skip for %s would fail 'make interop'", files.Position(n.Pos()), reason)
+			t.Errorf("%s: a skip for %s would fail 'make interop': use torchtest.Torch.NotApplicable, or let the test fail",
+				files.Position(n.Pos()), reason)
 		}
 		return true
 	})

@@ -55,7 +55,7 @@ func TestPyTorchPage(t *testing.T) {
 	}
 	for name, file := range counterparts {
 		if !strings.Contains(string(page), name+"`") {
-			t.Errorf("%s names %s as a counterpart, docs/pytorch.md does not have it", file, name)
+			t.Errorf("%s names %s as a counterpart, docs/pytorch.md does not have it: add it there", file, name)
 		}
 	}
 	matches := goName.FindAllStringSubmatch(string(page), -1)
@@ -68,7 +68,7 @@ func TestPyTorchPage(t *testing.T) {
 			name += "." + m[3]
 		}
 		if m[1] != "torch" && !names[name] {
-			t.Errorf("docs/pytorch.md names %s, which does not exist", name)
+			t.Errorf("docs/pytorch.md names %s, which does not exist: write its present name", name)
 		}
 	}
 }

@@ -256,13 +256,13 @@ func TestFiles(t *testing.T) {
 		}
 		header := s.ast.Comments
 		if len(header) == 0 || !strings.Contains(header[0].Text(), "Copyright The cohort Authors") {
-			t.Errorf("%s: the licence header is missing", s.file)
+			t.Errorf("%s: the licence header is missing: begin the file with the two lines that the others have", s.file)
 		}
 		documented[s.pkg] = documented[s.pkg] || s.ast.Doc != nil
 	}
 	for pkg, ok := range documented {
 		if !ok {
-			t.Errorf("package %q has no doc comment", pkg)
+			t.Errorf("package %q has no doc comment: say above one package clause what it is for", pkg)
 		}
 	}
 }
@@ -295,7 +295,7 @@ func TestNoMachinePaths(t *testing.T) {
 		for n := 1; lines.Scan(); n++ {
 			for _, bad := range forbidden {
 				if strings.Contains(lines.Text(), bad) {
-					t.Errorf("%s:%d names %s", name, n, bad)
+					t.Errorf("%s:%d names %s, a path of one machine: write it relative to the repository", name, n, bad)
 				}
 			}
 		}
@@ -317,7 +317,8 @@ func TestLibraryDependencies(t *testing.T) {
 			target := strings.Trim(spec.Path.Value, `"`)
 			host, _, _ := strings.Cut(target, "/")
 			if strings.Contains(host, ".") && !strings.HasPrefix(target, module) && !strings.HasPrefix(target, "golang.org/x/sys/") {
-				t.Errorf("%s imports %s: a library needs the standard library and golang.org/x/sys only", s.file, target)
+				t.Errorf("%s imports %s: a library needs the standard library and golang.org/x/sys only: write the part "+
+					"that is needed, or move its user into a module of its own", s.file, target)
 			}
 		}
 	}

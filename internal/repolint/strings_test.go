@@ -59,7 +59,7 @@ func TestPublicTypesPrint(t *testing.T) {
 		if why == "number" && constants[n] < 2 || prints[n] {
 			continue
 		}
-		t.Errorf("%s.%s is a %s without a String method", n.pkg, n.typ, why)
+		t.Errorf("%s.%s is a %s without a String method: add one, so that a printed value can be read", n.pkg, n.typ, why)
 	}
 	if len(prints) < 20 || len(needs) < 20 {
 		t.Errorf("only %d types with and %d that want a String method were found", len(prints), len(needs))

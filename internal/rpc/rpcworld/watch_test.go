@@ -179,7 +179,7 @@ func TestWatcherWithoutStore(t *testing.T) {
 	})
 }
 
-// TestWatcherHearsThatOneGaveUp: a worker that has given up its shutdown before it went is not declared dead. Its reason counts, unless
+// TestWatcherHearsThatOneGaveUp: a worker that abandoned its shutdown before it went is not declared dead. Its reason counts, unless
 // that is a cancellation: what the others wait for was not canceled.
 func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -199,7 +199,7 @@ func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 				s.change("b", func(x *State) { x.Connected = false }, ErrRefused)
 				e, after := watch(t, New(st, config("a", 0, 3)), s, closedWait, "b", "c")
 				if e == nil || e.Peer != "b" || e.Rank != 1 || e.Code != c.code ||
-					!strings.Contains(e.Detail, "given up its shutdown: ") || !strings.Contains(e.Detail, "w2 did not report") ||
+					!strings.Contains(e.Detail, "abandoned its shutdown: ") || !strings.Contains(e.Detail, "w2 did not report") ||
 					after > time.Second {
 					t.Errorf("got %v after %v", e, after)
 				}

@@ -48,7 +48,7 @@ func TestAccepts(t *testing.T) {
 		"an allowed one":  {socket: sockdiag.Socket{Inode: 7, UID: other}, allowed: []uint32{other}, want: true},
 		"a closed socket": {socket: sockdiag.Socket{State: 5}},
 		"no such socket":  {err: sockdiag.ErrNotFound},
-		"not known":       {err: sockdiag.ErrUnavailable, want: true, says: "does not tell which user"},
+		"not known":       {err: sockdiag.ErrUnavailable, want: true, says: "does not report which user"},
 		"another host":    {err: sockdiag.ErrNotFound, remote: netip.MustParseAddrPort("192.0.2.1:40000"), want: true},
 		"another host over IPv6": {
 			err: sockdiag.ErrNotFound, remote: netip.MustParseAddrPort("[::ffff:192.0.2.1]:40000"), want: true,

@@ -16,8 +16,8 @@ import (
 // with many connections once in some thousand times.
 const tries = 4
 
-// kernelTells is set once the kernel has answered about a TCP socket: from then on, a socket that it does not find does not exist. Tables in
-// /proc take milliseconds to read, and who resets connections one after the other must not make a server read them.
+// kernelTells is set once the kernel has answered about a TCP socket: from then on, a socket that it does not find does not exist. The
+// tables in /proc take milliseconds to read, and who resets connections one after the other must not make a server read them.
 var kernelTells atomic.Bool
 
 // Find returns the socket of this process's network namespace with these addresses: [ErrNotFound] if there is none, [ErrUnavailable] if

@@ -24,7 +24,8 @@ func TestPathsAreShort(t *testing.T) {
 	for _, b := range budgets {
 		t.Run(b.name, func(t *testing.T) {
 			entered := measure(t, "internal/testing/pathcount/"+b.program)
-			t.Logf("%d functions in %d files, %d lines, %.1f lines each", len(entered.Functions), entered.Files, entered.Lines, entered.MeanLines())
+			t.Logf("%d functions in %d files, %d lines, %.1f lines each",
+				len(entered.Functions), entered.Files, entered.Lines, entered.MeanLines())
 			if len(entered.Functions) > b.functions || entered.Files > b.files {
 				t.Errorf(
 					"%d functions in %d files, want at most %d in %d: take out calls that only pass something on or ask again what was "+

@@ -83,7 +83,8 @@ func (f *rpcFlags) readRefs(ctx context.Context, s *tcpstore.Client, names []str
 		case m.Go:
 			asked = append(asked, m.Name)
 		case len(names) > 0:
-			return nil, cohort.Newf("rpc: refs", cohort.NotSupported, "%q is a PyTorch worker, which does not report its references", m.Name)
+			return nil, cohort.Newf("rpc: refs", cohort.NotSupported,
+				"%q is a PyTorch worker, which does not report its references", m.Name)
 		default:
 			report.Skipped = append(report.Skipped, m.Name)
 		}

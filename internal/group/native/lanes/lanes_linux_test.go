@@ -116,7 +116,7 @@ func TestWishesForCoresThatThereAre(t *testing.T) {
 	}
 }
 
-// TestFewestRequested: all ranks have as many lanes as the one that asks for the fewest, and with one lane there is nothing around the mesh.
+// TestFewestRequested: all ranks have as many lanes as the one that asks for the fewest, and with one lane nothing is around the mesh.
 func TestFewestRequested(t *testing.T) {
 	for _, wishes := range [][]int{{1, 1, 1}, {3, 1, 4}, {0, 4, 4}, {4, 2, 3}, {3, 3, 3}, {8, 8, 8}} {
 		meshes := world(t, 3, 1, func(c *nativetcp.Config) { c.Lanes = wishes[c.Rank] })

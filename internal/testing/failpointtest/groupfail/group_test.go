@@ -57,7 +57,8 @@ func with(transport group.Transport, more ...group.Option) []group.Option {
 func TestGroup(t *testing.T) {
 	for _, transport := range transports {
 		failpointtest.Test(t, failpointtest.Scenario{
-			Name: string(transport), Share: 4, Points: []string{"group.", "transport.", "bootstrap.", "shm.", "tcp.", "lanes.", "gloo.", "native."},
+			Name: string(transport), Share: 4,
+			Points: []string{"group.", "transport.", "bootstrap.", "shm.", "tcp.", "lanes.", "gloo.", "native."},
 			Events: []failpointtest.Event{
 				failpointtest.Cancel, failpointtest.CancelCause, failpointtest.Deadline,
 				{Name: closeEvent, Where: failpointtest.Beside},
