@@ -211,7 +211,7 @@ func TestShutdownGivenUp(t *testing.T) {
 				t.Errorf("%s: %v", first.Name(), err)
 			}
 			err := <-ended
-			if cohort.CodeOf(err) != c.code || !strings.Contains(err.Error(), "given up its shutdown") ||
+			if cohort.CodeOf(err) != c.code || !strings.Contains(err.Error(), "abandoned its shutdown") ||
 				!strings.Contains(err.Error(), first.Name()) {
 				t.Errorf("%s: %v", other.Name(), err)
 			}

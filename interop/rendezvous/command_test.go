@@ -53,7 +53,7 @@ sys.stdin.readline()
 			{line: "delete log", out: ""},
 			{line: "delete log", err: "not found", code: 4},
 			keys,
-			{line: "top --once", err: "is PyTorch's own and does not tell who waits", code: 1},
+			{line: "top --once", err: "is PyTorch's own and does not report who waits", code: 1},
 			{line: "clear --yes", err: "is PyTorch's own, which cannot be cleared", code: 1},
 			{line: "set from-go bonjour"},
 		} {

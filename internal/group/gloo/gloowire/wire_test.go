@@ -361,7 +361,7 @@ func TestRecordOfAnotherWorld(t *testing.T) {
 	} {
 		for _, size := range []int{2, 4} {
 			got, err := ParseRecord(r.Append(nil), size)
-			if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "has 3 ranks") {
+			if !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "a world size of 3") {
 				t.Errorf("%v, read by a rank of %d: %+v, %v", r.Generation, size, got, err)
 			}
 		}
