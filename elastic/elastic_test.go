@@ -236,7 +236,7 @@ func TestUnreadableQuestion(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := p.Get(ctx, fmt.Sprint("answer/", n))
-		if err != nil || !strings.Contains(string(got), "cannot be read") {
+		if err != nil || !strings.Contains(string(got), "malformed request") {
 			t.Errorf("%q: %q, %v", words, got, err)
 		}
 	}

@@ -85,7 +85,7 @@ func measureOnce(tb testing.TB, program string) *path {
 // command runs a command to its end and returns what it has written.
 func command(tb testing.TB, environment []string, name string, args ...string) string {
 	tb.Helper()
-	cmd := exec.CommandContext(tb.Context(), name, args...) //nolint:gosec // the test's own commands
+	cmd := exec.CommandContext(tb.Context(), name, args...)
 	cmd.Env = append(os.Environ(), environment...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -121,7 +121,7 @@ func read(profile, root string) (*path, error) {
 // blocks returns by file, relative to the module, the lines in which blocks begin that ran. The module's helpers of tests are left out, and
 // blocks without a statement: a function that does nothing, such as a failpoint without its build tag, is not in the program.
 func blocks(profile string) (map[string][]int, error) {
-	text, err := os.Open(profile) //nolint:gosec // the test's own file
+	text, err := os.Open(profile)
 	if err != nil {
 		return nil, err
 	}
