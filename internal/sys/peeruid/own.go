@@ -25,10 +25,9 @@ type ownAddrs struct {
 }
 
 // has reports whether an address, without a zone, is one of this host's. If the system does not tell, only loopback addresses are.
-func (o *ownAddrs) has(a netip.Addr) bool {
-	if a.IsLoopback() {
-		return true
-	}
+func (o *ownAddrs) has(a netip.Addr) bool { return a.IsLoopback() || o.onInterface(a) || routedHere(a) }
+
+func (o *ownAddrs) onInterface(a netip.Addr) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if now := time.Now(); o.mu.all == nil || now.Sub(o.mu.read) > ownAge {

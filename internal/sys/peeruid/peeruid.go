@@ -122,7 +122,8 @@ const (
 // Judge says whose a connection is that was just accepted. Its end here has the address local. It must be asked before anything that the
 // client has sent is believed.
 func (p *Policy) Judge(local, remote netip.AddrPort) Verdict {
-	if !p.local(remote.Addr().Unmap().WithZone("")) {
+	// Nothing reaches a loopback address from another host.
+	if !local.Addr().Unmap().IsLoopback() && !p.local(remote.Addr().Unmap().WithZone("")) {
 		return Accepted
 	}
 	s, err := p.find(remote, local)

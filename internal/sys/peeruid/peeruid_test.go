@@ -16,6 +16,9 @@ import (
 var (
 	here  = netip.MustParseAddrPort("127.0.0.1:29500")
 	there = netip.MustParseAddrPort("127.0.0.1:40000")
+	// outside is an address of this host that others reach, elsewhere one of another host.
+	outside   = netip.MustParseAddrPort("192.0.2.7:29500")
+	elsewhere = netip.MustParseAddrPort("192.0.2.1:40000")
 )
 
 // policy returns a policy for a system that answers so.
@@ -39,6 +42,7 @@ func TestAccepts(t *testing.T) {
 		err     error
 		allowed []uint32
 		remote  netip.AddrPort
+		local   netip.AddrPort
 		want    bool
 		says    string
 	}{
@@ -49,10 +53,11 @@ func TestAccepts(t *testing.T) {
 		"a closed socket": {socket: sockdiag.Socket{State: 5}},
 		"no such socket":  {err: sockdiag.ErrNotFound},
 		"not known":       {err: sockdiag.ErrUnavailable, want: true, says: "does not report which user"},
-		"another host":    {err: sockdiag.ErrNotFound, remote: netip.MustParseAddrPort("192.0.2.1:40000"), want: true},
+		"another host":    {err: sockdiag.ErrNotFound, remote: elsewhere, local: outside, want: true},
 		"another host over IPv6": {
-			err: sockdiag.ErrNotFound, remote: netip.MustParseAddrPort("[::ffff:192.0.2.1]:40000"), want: true,
+			err: sockdiag.ErrNotFound, remote: netip.MustParseAddrPort("[::ffff:192.0.2.1]:40000"), local: outside, want: true,
 		},
+		"an unknown address at a loopback one": {socket: sockdiag.Socket{Inode: 7, UID: other}, remote: elsewhere, says: "user 4242"},
 		"loopback as IPv6": {
 			socket: sockdiag.Socket{Inode: 7, UID: other}, remote: netip.MustParseAddrPort("[::ffff:127.0.0.1]:40000"), says: "user 4242",
 		},
@@ -64,8 +69,11 @@ func TestAccepts(t *testing.T) {
 			if !c.remote.IsValid() {
 				c.remote = there
 			}
+			if !c.local.IsValid() {
+				c.local = here
+			}
 			for range 3 {
-				if got := p.Accepts(here, c.remote); got != c.want {
+				if got := p.Accepts(c.local, c.remote); got != c.want {
 					t.Errorf("accepted: %v", got)
 				}
 			}

@@ -27,6 +27,8 @@ var elsewhere = map[string]string{
 	"group-rank":        "node-rank",
 	"main-process-ip":   "master-addr",
 	"master-ip":         "master-addr",
+	"master-address":    "master-addr",
+	"master-host":       "master-addr",
 	"main-process-port": "master-port",
 	"port":              "master-port",
 	"endpoint":          "rdzv-endpoint",
