@@ -89,6 +89,8 @@ type Death struct {
 	RSS, Limit int64
 	// Output says why what it prints cannot be written, "" if it can: "its log files are on a full disk".
 	Output string
+	// Nodes is the number of nodes of the job, 0 if it is not known.
+	Nodes int
 	// Sent are the signals that the launcher had sent before.
 	Sent Signals
 }
@@ -148,6 +150,10 @@ func Explain(d Death) Cause {
 		cause.Advice = adviceOn(trace)
 		if cause.Kind.Consequence() {
 			cause.Words = consequence(trace.exception)
+		}
+		if at := wrongAddress(trace.exception, d.Nodes); at != "" {
+			cause.Kind, cause.Advice = Exception, nameAdvice
+			cause.Words = "could not reach another rank, which has published the loopback address " + at + ": " + firstLine(trace.exception)
 		}
 	default:
 		cause.Kind, cause.Words = exitCode, "exited with code "+strconv.Itoa(d.Code)

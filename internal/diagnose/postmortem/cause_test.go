@@ -82,13 +82,13 @@ func TestRaised(t *testing.T) {
 		{own + "WARNING: the record is left out\nstep 2\n", ""},
 		{
 			victimTrace,
-			"RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (main " +
-				"(/srv/victim.py:27))",
+			"RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (port 54636) " +
+				"(main (/srv/victim.py:27))",
 		},
 		{
 			victimTrace + "[rank0]: and a second line\n[rank0]: and a third\n",
-			"RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (main " +
-				"(/srv/victim.py:27))",
+			"RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:27861 (port 54636) " +
+				"(main (/srv/victim.py:27))",
 		},
 	} {
 		if got := Raised(c.text); got != c.want {

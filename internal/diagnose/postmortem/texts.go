@@ -209,6 +209,17 @@ var advices = []struct{ text, advice string }{
 		"the process may not have more memory: look at ulimit -v and at the limit of the container, or use smaller batches",
 	},
 	{"MemoryError", "the process may not have more memory: look at ulimit -v and at the limit of the container, or use smaller batches"},
+	{
+		"Unable to find address for",
+		"no interface of this host has that name and an address: correct GLOO_SOCKET_IFNAME or TP_SOCKET_IFNAME; \"ip addr\" lists them",
+	},
+	{"No route to host", unreachable},
+	{"Network is unreachable", unreachable},
+	{"shared memory segment", "/dev/shm is full or too small: df /dev/shm; containers have --shm-size"},
+	{
+		"ibv_reg_mr",
+		"the process may not lock enough memory for RDMA: raise the limit (ulimit -l unlimited), in a container with --ulimit memlock=-1",
+	},
 	{"Too many open files", "the limit for open files is reached: raise it (ulimit -n), or use fewer data loader workers"},
 	{"ModuleNotFoundError", "the module is not installed for the Python that runs the workers; --python chooses another one"},
 	{"No module named", "the module is not installed for the Python that runs the workers; --python chooses another one"},
@@ -256,6 +267,9 @@ func refusalAdvice(text string) string {
 	return "check the path and its permissions"
 }
 
+const unreachable = "this host has no way to the address in the message: look for a firewall, and for an interface that the hosts do not " +
+	"share; GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME choose another one"
+
 const noInput = "workers have no standard input, which breakpoint() and input() read; a job of one worker has it: --nproc-per-node 1"
 
 // adviceOn is adviceFor an exception whose text says less than where it was raised.
@@ -279,6 +293,7 @@ func adviceFor(text string) string {
 
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(brief(s)), "\n")
+	line = withPorts(line)
 	if len(line) > 300 {
 		line = line[:300] + "..."
 	}

@@ -25,7 +25,7 @@ const (
 
 // explain says why a worker has ended.
 func (a *attempt) explain(w *worker) postmortem.Cause {
-	d := postmortem.Death{Code: w.exit.Code, RSS: w.exit.RSS, Sent: w.sent}
+	d := postmortem.Death{Code: w.exit.Code, RSS: w.exit.RSS, Sent: w.sent, Nodes: a.place.nodes}
 	if d.Code == 0 {
 		return postmortem.Explain(d)
 	}

@@ -29,6 +29,7 @@ type place struct {
 	ours        bool             // the store is a launcher's, not rank 0's
 	firstMember elastic.ID       // the member that is local rank 0
 	roster      []nodecoord.Node // the first of the nodes
+	iface       string           // through which other nodes reach this one, "" if PyTorch finds it
 }
 
 // address is that of the store.
@@ -156,6 +157,10 @@ func (c Config) addOwn(v *variables, p place, local int, run *rundir.Dir) {
 	}
 	if len(c.AllowUIDs) > 0 {
 		v.add(peeruid.Env, peeruid.Format(c.AllowUIDs))
+	}
+	if p.iface != "" && !v.isSet(glooInterface) && !v.isSet(rpcInterface) {
+		v.add(glooInterface, p.iface)
+		v.add(rpcInterface, p.iface)
 	}
 	v.addDefault("PYTHONFAULTHANDLER", "1")
 	attempt := strconv.Itoa(p.attempt)

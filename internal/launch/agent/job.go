@@ -48,6 +48,9 @@ type Job struct {
 	board      board
 	stopShow   func()
 	warnedOpen bool
+	// iface is the interface whose address the workers are to tell others, "" for PyTorch's choice. nameChecked says that it is chosen.
+	iface       string
+	nameChecked bool
 	// seen is how far the job had got when this node last took part: a new host goes on from there.
 	seen struct{ attempt, restarts int }
 }
@@ -189,6 +192,8 @@ func (j *Job) newAttempt(number int, given func(*place)) (*attempt, error) {
 	} else if err := a.openStore(); err != nil {
 		return nil, err
 	}
+	j.chooseInterface()
+	a.place.iface = j.iface
 	if err := a.coordinate(); err != nil {
 		a.closeStore()
 		return nil, err
