@@ -111,7 +111,13 @@ func (c *analysis) goesOn(rank int) bool {
 	if r == nil || r.Gone != "" || r.Frozen || r.State == "T" || r.State == "t" {
 		return false
 	}
-	return r.Wakes > 0 && r.Wakes <= soon || r.Moved && !c.at[rank].waits()
+	return r.Wakes > 0 && r.Wakes <= soon || r.Moved && !c.at[rank].waits() || c.computes(r)
+}
+
+// computes reports whether a rank is in code of its own and has a processor, and the others have not waited for long: a step may take that
+// time, and no look tells it from a loop without an end.
+func (c *analysis) computes(r *Rank) bool {
+	return c.at[r.Rank].class == inProgram && r.atWork() && c.waited(c.waiting()) < long
 }
 
 // tempered takes it back that a job hangs where all ranks that the others wait for go on by themselves.
