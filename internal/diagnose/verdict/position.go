@@ -107,6 +107,9 @@ func locate(r Rank) position {
 		if how := again(r, p.how); how != "" {
 			p.how = how
 		}
+		if asksForLock(r.Main.Frames) {
+			p.how = fileLock + ", for which it asks again and again"
+		}
 		if r.Moved {
 			p.how = ""
 		}
@@ -267,6 +270,26 @@ var libraryWaits = []struct{ file, function, words string }{
 	{"/socket.py", "getaddrinfo", "resolving a host name"},
 	{"/socket.py", "create_connection", "connecting to another host"},
 	{"/asyncio/base_events.py", "BaseEventLoop.run_forever", "waiting in its event loop"},
+}
+
+// lockLibraries take a lock on a file without waiting in the kernel: they try again and again.
+var lockLibraries = []struct{ file, function string }{
+	{"/filelock/_api.py", "acquire"},
+	{"/fasteners/process_lock.py", "acquire"},
+	{"/portalocker/utils.py", "acquire"},
+	{"/torch/utils/file_baton.py", "wait"}, // while another process builds an extension
+}
+
+// asksForLock reports whether a thread is in the call of such a library.
+func asksForLock(frames []stacks.Frame) bool {
+	return slices.ContainsFunc(frames, func(f stacks.Frame) bool {
+		for _, l := range lockLibraries {
+			if strings.HasSuffix(f.File, l.file) && f.Func[strings.LastIndexByte(f.Func, '.')+1:] == l.function {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // manner says what a thread does in the line of the program that it has come to, and with what if that is known. lock says that
