@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
+	"github.com/cohort-dist/cohort/internal/util/printable"
 	"github.com/cohort-dist/cohort/rpc"
 	"github.com/cohort-dist/cohort/store"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -68,7 +69,7 @@ PyTorch worker of a dynamic world it joins, calls and leaves.`),
 				if err != nil {
 					return err
 				}
-				return a.PrintText(string(text))
+				return a.PrintText(string(printable.Document(text)))
 			})
 		},
 	}
