@@ -145,7 +145,7 @@ func TestRefusals(t *testing.T) {
 		"--standalone=1 t.py":             {nil, "takes no value"},
 		"--pass-local-rank --no-python t": {nil, "exclude each other"},
 		"--nprocs 2 t.py":                 {nil, "unknown option --nprocs; did you mean --nproc-per-node?"},
-		"--master_address x t.py":        {nil, "unknown option --master-address; did you mean --master-addr?"},
+		"--master_address x t.py":         {nil, "unknown option --master-address; did you mean --master-addr?"},
 		"--num_processes 2 t.py":          {nil, "unknown option --num-processes; did you mean --nproc-per-node?"},
 		"--world-size 2 t.py":             {nil, "the world has as many ranks as --nnodes times --nproc-per-node"},
 		"--world_size=2 t.py":             {nil, "the world has as many ranks as --nnodes times --nproc-per-node"},

@@ -79,8 +79,8 @@ func (a *app) getCommand() *cobra.Command {
 	cmd := a.storeOp(&cobra.Command{
 		Use:   "get KEY",
 		Short: "Print the value of a key, waiting until it exists",
-		Long: "Print the value of a key, waiting until it exists. On a terminal, what cannot be printed is shown as \\x1b; into a file or a " +
-			"pipe the value goes unchanged.",
+		Long: "Print the value of a key, waiting until it exists. On a terminal, what cannot be\nprinted is shown as \\x1b; into a file " +
+			"or a pipe the value goes unchanged.",
 		Example: strings.Trim(`
   cohort store get epoch
   cohort store get --now epoch || echo "not there yet"
