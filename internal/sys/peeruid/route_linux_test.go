@@ -66,7 +66,7 @@ func connect(t *testing.T, from, at string) (user uint32, accepted bool) {
 	if err = unix.Fstat(fd, &info); err != nil {
 		t.Fatal(err)
 	}
-	return info.Uid, New(nil, nil).AcceptsConn(c)
+	return info.Uid, newPolicy(nil, nil).AcceptsConn(c)
 }
 
 // socketOfOther connects a socket that belongs to the other user.
