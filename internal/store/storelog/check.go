@@ -3,7 +3,14 @@
 
 package storelog
 
-import "errors"
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cohort-dist/cohort"
+)
 
 // Report is what a folder holds.
 type Report struct {
@@ -35,19 +42,64 @@ type SegmentReport struct {
 }
 
 // Check reads a folder that no process has open, and changes nothing. Damage is in the report; the error is about reading.
-func Check(dir string, options Options) (Report, error) { return Report{}, errors.ErrUnsupported }
-
-// Salvaged is what Salvage did.
-type Salvaged struct {
-	Report   Report `json:"report"`   // of the damaged folder
-	Last     LSN    `json:"last"`     // the last record that was taken over
-	LeftOut  int64  `json:"left_out"` // records that can be read, but follow one that cannot
-	Identity string `json:"identity"` // of the new folder
+func Check(dir string, options Options) (Report, error) {
+	options = options.withDefaults()
+	report := Report{Dir: dir, Segments: []SegmentReport{}}
+	f := folder{options.Disk, dir}
+	if err := f.exists(); err != nil {
+		return report, err
+	}
+	lock, holder, err := f.disk.Lock(dir, options.Holder)
+	if err != nil {
+		return report, cohort.Newf(opCheck, cohort.Unavailable, "lock %s, which %s uses: %w", dir, orElse(holder, "another process"), err)
+	}
+	err = report.read(f, Replay{})
+	return report, errors.Join(err, lock.Close())
 }
 
-// Salvage makes the folder to, which must not exist or be empty, of the newest snapshot of dir and the records after it up
-// to the first that cannot be read. If anything is left out, the new folder gets an identity of its own, since its store is
-// not the one that clients know.
-func Salvage(dir, to string, options Options) (Salvaged, error) {
-	return Salvaged{}, errors.ErrUnsupported
+// exists refuses a folder that is not a log's: to lock it would leave a file there.
+func (f folder) exists() error {
+	names, err := f.list()
+	if err != nil {
+		return cohort.Wrap(opCheck, cohort.NotFound, err)
+	}
+	if !slices.Contains(names, identityName) && len(numbered(names, segmentSuffix)) == 0 {
+		return cohort.Newf(opCheck, cohort.NotFound, "%s is not the data folder of a store: it has neither an identity nor segments", f.dir)
+	}
+	return nil
+}
+
+// read fills in the report, and passes on what can be read.
+func (p *Report) read(f folder, replay Replay) error {
+	count := func(r Record) error {
+		p.Records++
+		p.Bytes += int64(len(r.Data))
+		if replay.Record != nil {
+			return replay.Record(r)
+		}
+		return nil
+	}
+	r := reading{
+		folder: f, tail: true, replay: Replay{Snapshot: replay.Snapshot, Record: count},
+		problem: func(e *CorruptError) error { p.Problems = append(p.Problems, *e); return nil },
+		segment: p.segment,
+	}
+	err := r.run()
+	p.Format, p.Identity, p.Cluster = format, hex.EncodeToString(r.header.identity[:]), hex.EncodeToString(r.header.cluster[:])
+	if s := r.snapshot; s.found {
+		p.Snapshot = &SnapshotReport{snapshotName(s.through), s.through, s.bytes}
+	}
+	return err
+}
+
+func (p *Report) segment(s span, w *walk) {
+	name := segmentName(s.first)
+	p.Segments = append(p.Segments, SegmentReport{name, s.first, w.records, s.size})
+	from := w.end
+	if w.marked {
+		from += frameSize
+	}
+	if rest := lastByte(w.b) - from; rest > 0 && !w.sealed {
+		p.Notes = append(p.Notes, fmt.Sprintf("%s: %d bytes after record %d are left of a batch that was not finished", name, rest, w.next-1))
+	}
 }

@@ -4,9 +4,16 @@
 package storelog
 
 import (
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"slices"
+	"sync"
 	"time"
+
+	"github.com/cohort-dist/cohort"
 )
 
 // LSN is the number of a record: 1, 2, 3 and so on, without a gap. 0 is before the first.
@@ -49,9 +56,6 @@ type Options struct {
 	Rand io.Reader        // nil: crypto/rand
 }
 
-// Log is an open folder. Write must not be called by two goroutines at once; all other methods are safe at any time.
-type Log struct{}
-
 // Stats describes a log, for metrics.
 type Stats struct {
 	First, Last   LSN       // of the records that the segments hold
@@ -66,49 +70,273 @@ type Stats struct {
 	Failed        error     // why all writes fail, or nil
 }
 
-// Open locks the folder, makes it if it does not exist, and replays what it holds. The caller closes the log.
-func Open(dir string, options Options, replay Replay) (*Log, error) { return nil, errors.ErrUnsupported }
+// Log is an open folder. Write must not be called by two goroutines at once; all other methods are safe at any time.
+type Log struct {
+	options           Options
+	folder            folder
+	identity, cluster ID
+	lock              io.Closer
+
+	// writing is held by Write; preparing by those who make or take the reserve; saving by those who change snapshots and
+	// remove segments. Their order: saving or writing, preparing, mu.
+	writing, preparing, saving sync.Mutex
+
+	head   segment // where Write appends
+	buffer []byte  // of one batch
+
+	mu       sync.Mutex
+	segments []span // the oldest first; the last is head
+	last     LSN
+	written  int64 // bytes of all records since Open
+	covered  int64 // what written was when the snapshot was begun
+	snapshot snapshot
+	made     time.Time // when the folder was made
+	reserve  bool      // there is one
+	full     bool      // none could be made
+	cut      int64
+	failed   error
+	closed   bool
+}
+
+// span is what is known of a segment without reading it.
+type span struct {
+	first LSN
+	size  int64
+}
+
+// withDefaults fills in what the caller has left out.
+func (o Options) withDefaults() Options {
+	o.SegmentSize = orElse(o.SegmentSize, 16<<20)
+	o.SnapshotSize = orElse(o.SnapshotSize, 64<<20)
+	o.SnapshotAge = orElse(o.SnapshotAge, time.Hour)
+	if o.Disk == nil {
+		o.Disk = osDisk{}
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Rand == nil {
+		o.Rand = rand.Reader
+	}
+	if o.Holder == "" {
+		o.Holder = "cohort"
+	}
+	o.Holder = fmt.Sprintf("%s, process %d", o.Holder, os.Getpid())
+	return o
+}
+
+func orElse[T comparable](value, otherwise T) T {
+	var zero T
+	if value == zero {
+		return otherwise
+	}
+	return value
+}
 
 // Identity is that of the store, which was drawn when the folder was made.
-func (l *Log) Identity() ID { return ID{} }
+func (l *Log) Identity() ID { return l.identity }
 
 // Cluster is that of the cluster that the store is part of.
-func (l *Log) Cluster() ID { return ID{} }
+func (l *Log) Cluster() ID { return l.cluster }
 
 // Last is the number of the last record; 0 in a new folder.
-func (l *Log) Last() LSN { return 0 }
+func (l *Log) Last() LSN {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last
+}
 
 // Write appends records as one batch and returns the number of the last when they are on the disk. It takes no context,
 // because a sync cannot be cancelled: run it on a goroutine that nothing urgent waits for.
-func (l *Log) Write(batch []Record) (LSN, error) { return 0, errors.ErrUnsupported }
-
-// WantsReserve reports whether Prepare has something to do.
-func (l *Log) WantsReserve() bool { return false }
-
-// Prepare makes the reserve: the file that the log goes on in when the present one is full. Write makes it itself if it
-// has to, which takes some ten milliseconds; Prepare does it beside.
-func (l *Log) Prepare() error { return nil }
-
-// Snapshot stores the caller's state after the record through, and forgets the snapshot before it. Records may be written
-// meanwhile. A failed snapshot changes nothing.
-func (l *Log) Snapshot(through LSN, write func(w io.Writer) error) error {
-	return errors.ErrUnsupported
+func (l *Log) Write(batch []Record) (LSN, error) {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	need, err := l.admit(batch)
+	if err != nil {
+		return 0, err
+	}
+	if err := l.place(need, l.vital(batch)); err != nil {
+		return 0, err
+	}
+	first := l.Last() + 1
+	if err := l.append(first, batch); err != nil {
+		return 0, err
+	}
+	last := first + LSN(len(batch)) - 1
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = last
+	l.written += need
+	return last, nil
 }
 
-// OpenSnapshot returns the newest snapshot, to send it elsewhere; cohort.NotFound if there is none.
-func (l *Log) OpenSnapshot() (through LSN, r io.ReadCloser, err error) {
-	return 0, nil, errors.ErrUnsupported
+// admit checks a batch, and that the log can be written.
+func (l *Log) admit(batch []Record) (need int64, err error) {
+	if err := l.usable(opWrite); err != nil {
+		return 0, err
+	}
+	if len(batch) == 0 {
+		return 0, cohort.New(opWrite, cohort.InvalidArgument, "a batch without a record")
+	}
+	if need = batchSize(batch); need > maxBatch {
+		return 0, cohort.Newf(opWrite, cohort.TooLarge, "a batch of %d bytes; the limit is %d", need, maxBatch)
+	}
+	return need, nil
 }
 
-// Compact removes the segments that hold only records up to through. They have to be covered by the snapshot.
-func (l *Log) Compact(through LSN) error { return errors.ErrUnsupported }
+// usable returns why nothing can be written, or nil.
+func (l *Log) usable(op string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return cohort.New(op, cohort.Closed, "the log was closed")
+	}
+	return l.failed
+}
 
-// ShouldSnapshot reports whether the records after the snapshot are so many, or the snapshot so old, that it is time for a
-// new one: more bytes than SnapshotSize and than twice the snapshot, or older than SnapshotAge.
-func (l *Log) ShouldSnapshot() bool { return false }
+func (l *Log) vital(batch []Record) bool {
+	return !slices.ContainsFunc(batch, func(r Record) bool { return !slices.Contains(l.options.Vital, r.Kind) })
+}
 
-// Stats returns the present numbers.
-func (l *Log) Stats() Stats { return Stats{} }
+// append writes a batch for which there is room, and makes it durable.
+func (l *Log) append(first LSN, batch []Record) error {
+	h := &l.head
+	b, at := l.buffer[:0], h.end+frameSize
+	if !h.marked {
+		b, at = appendFrame(b, h.seed, frame{kind: markFrame, offset: h.end, lsn: first}), h.end
+	}
+	b = appendBatch(b, h.seed, h.end+frameSize, first, batch)
+	if l.buffer = b; cap(b) > keepBuffer {
+		l.buffer = nil
+	}
+	if _, err := h.file.WriteAt(b, at); err != nil {
+		return l.unwritten(at, int64(len(b)), err)
+	}
+	if err := h.file.Sync(); err != nil {
+		return l.fail(opWrite, err)
+	}
+	h.end, h.marked = at+int64(len(b)), false
+	l.mark(first + LSN(len(batch)))
+	return nil
+}
+
+// keepBuffer is how much memory stays for the next batch.
+const keepBuffer = 4 << 20
+
+// mark notes behind the last batch that a sync has covered it. It becomes durable with the next sync; until then it
+// protects against what happens while the machine runs.
+func (l *Log) mark(next LSN) {
+	h := &l.head
+	_, err := h.file.WriteAt(appendFrame(nil, h.seed, frame{kind: markFrame, offset: h.end, lsn: next}), h.end)
+	switch {
+	case err == nil:
+		h.marked = true
+	case !noRoom(err):
+		_ = l.fail(opWrite, err) // the batch is durable; the next one will not be
+	}
+}
+
+// unwritten undoes a batch that was not written as a whole.
+func (l *Log) unwritten(at, size int64, err error) error {
+	if !noRoom(err) {
+		return l.fail(opWrite, err)
+	}
+	l.head.undo = at + size
+	if undone := l.undo(); undone != nil {
+		return undone
+	}
+	return full(opWrite, err)
+}
+
+// undo removes what is left of a batch that was refused. What the disk has no room for is removed before the next batch.
+func (l *Log) undo() error {
+	h := &l.head
+	at := h.end
+	if h.marked {
+		at += frameSize
+	}
+	if err := writeZeros(h.file, at, h.undo); err != nil && !noRoom(err) {
+		return l.fail(opWrite, err)
+	} else if err != nil {
+		return full(opWrite, err)
+	}
+	h.undo = 0
+	return nil
+}
+
+func writeZeros(f File, at, to int64) error {
+	for at < to {
+		n, err := f.WriteAt(zeros[:min(to-at, int64(len(zeros)))], at)
+		if err != nil {
+			return err
+		}
+		at += int64(n)
+	}
+	return nil
+}
+
+// fail ends the log: the kernel may have dropped what it could not write, so that a later sync proves nothing.
+func (l *Log) fail(op string, err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed == nil {
+		err = fmt.Errorf("%w, and refuses all writes until the folder is opened again: %w", ErrFailed, err)
+		l.failed = &cohort.Error{Op: op, Code: cohort.Unavailable, Rank: cohort.NoRank, Err: err}
+	}
+	return l.failed
+}
+
+func full(op string, err error) error {
+	return &cohort.Error{
+		Op: op, Code: cohort.Exhausted, Rank: cohort.NoRank, Err: err,
+		Detail: "the disk of the data folder has no room; make room, and writes work again: " + err.Error(),
+	}
+}
 
 // Close ends the log and unlocks the folder. What was acknowledged is on the disk already.
-func (l *Log) Close() error { return nil }
+func (l *Log) Close() error {
+	l.saving.Lock()
+	defer l.saving.Unlock()
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	l.preparing.Lock()
+	defer l.preparing.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil
+	}
+	l.closed = true
+	var err error
+	if l.failed == nil {
+		err = l.head.file.Sync() // the last mark
+	}
+	if l.head.file != nil {
+		err = errors.Join(err, l.head.file.Close())
+	}
+	return errors.Join(err, l.lock.Close())
+}
+
+// Stats returns the present numbers.
+func (l *Log) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := Stats{
+		First: l.segments[0].first, Last: l.last, Segments: len(l.segments), Since: l.written - l.covered,
+		Snapshot: l.snapshot.through, SnapshotBytes: l.snapshot.bytes, SnapshotTime: l.snapshotTime(),
+		Full: l.full, Cut: l.cut, Failed: l.failed,
+	}
+	for _, e := range l.segments {
+		s.Bytes += e.size
+	}
+	return s
+}
+
+const (
+	opOpen     = "storelog: open"
+	opWrite    = "storelog: write"
+	opSnapshot = "storelog: snapshot"
+	opCompact  = "storelog: compact"
+	opCheck    = "storelog: check"
+	opSalvage  = "storelog: salvage"
+)
