@@ -5,8 +5,8 @@ package storelog
 
 import (
 	"errors"
-	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"time"
 
@@ -77,7 +77,7 @@ func (l *Log) open(replay Replay) error {
 	if c := l.options.Cluster; c != (ID{}) && c != r.header.cluster {
 		return cohort.Newf(opOpen, cohort.Mismatch, "the folder is of the cluster %x, not %x", r.header.cluster, c)
 	}
-	return l.resume(&r, names)
+	return l.resume(&r)
 }
 
 // acquire locks the folder.
@@ -170,7 +170,7 @@ func (l *Log) writeIdentity() error {
 }
 
 // resume makes the log ready to be written after everything was read.
-func (l *Log) resume(r *reading, names []string) error {
+func (l *Log) resume(r *reading) error {
 	l.identity, l.cluster, l.made = r.header.identity, r.header.cluster, time.Unix(0, r.header.made)
 	l.snapshot, l.segments, l.written, l.last = r.snapshot, r.spans, r.bytes, r.last.next-1
 	for _, older := range r.snapshots[:max(len(r.snapshots)-1, 0)] {
@@ -181,7 +181,7 @@ func (l *Log) resume(r *reading, names []string) error {
 	if err := l.resumeHead(&r.last); err != nil {
 		return err
 	}
-	if err := l.keepReserve(names, r.buffer); err != nil {
+	if err := l.keepReserve(r.buffer); err != nil {
 		return err
 	}
 	if err := l.Prepare(); err != nil && !errors.Is(err, cohort.Exhausted) {
@@ -231,13 +231,13 @@ func lastByte(b []byte) int64 {
 }
 
 // keepReserve takes over a reserve of the right size.
-func (l *Log) keepReserve(names []string, buffer []byte) error {
-	if !slices.Contains(names, reserveName) {
+func (l *Log) keepReserve(buffer []byte) error {
+	b, err := l.folder.read(reserveName, buffer)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	b, err := l.folder.read(reserveName, buffer)
 	if err != nil {
-		return fmt.Errorf("read the reserve: %w", err)
+		return err
 	}
 	if l.reserve = int64(len(b)) == l.options.SegmentSize && allZero(b); l.reserve {
 		return nil
