@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/faultdisk"
 )
 
-var seeds = flag.Int("storelog.seeds", 3, "random workloads for each fault")
+var seeds = flag.Int("storelog.seeds", 1, "random workloads for each fault")
 
 const steps = 40
 

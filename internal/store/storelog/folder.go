@@ -64,12 +64,16 @@ func (f folder) write(name string, b []byte, at int64) error {
 	if err != nil {
 		return err
 	}
-	_, err = file.WriteAt(b, at)
-	if err == nil {
-		err = file.Sync()
+	if _, err = file.WriteAt(b, at); err == nil {
+		if err = file.Sync(); err != nil {
+			err = fmt.Errorf("%w: %w", errSync, err)
+		}
 	}
 	return errors.Join(err, file.Close())
 }
+
+// errSync tells a failed sync, which is final, from a write for which there is no room.
+var errSync = errors.New("sync")
 
 // read returns a whole file; buffer is used if it is large enough.
 func (f folder) read(name string, buffer []byte) ([]byte, error) {

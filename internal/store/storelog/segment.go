@@ -4,6 +4,7 @@
 package storelog
 
 import (
+	"errors"
 	"io"
 
 	"github.com/cohort-dist/cohort"
@@ -118,7 +119,7 @@ func (l *Log) begin(from string, size int64, first LSN) (s segment, err error) {
 	b := h.encode()
 	b = appendFrame(b, h.seed, frame{kind: markFrame, offset: headerSize, lsn: first})
 	if err := l.folder.write(from, b, 0); err != nil {
-		if noRoom(err) {
+		if noRoom(err) && !errors.Is(err, errSync) {
 			return s, full(opWrite, err)
 		}
 		return s, l.fail(opWrite, err)

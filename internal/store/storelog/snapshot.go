@@ -177,12 +177,13 @@ func (f folder) openSnapshot(through LSN, folderHeader header) (*snapshotReader,
 	if err != nil {
 		return nil, header{}, err
 	}
-	r := &snapshotReader{file: file, name: name, chunk: make([]byte, chunkHead+chunkSize)}
 	size, err := file.Size()
 	if err != nil {
 		return nil, header{}, errors.Join(err, file.Close())
 	}
-	r.r = bufio.NewReaderSize(io.NewSectionReader(file, 0, size), 2*chunkSize)
+	most := int(min(size, chunkSize)) + headerSize
+	r := &snapshotReader{file: file, name: name, chunk: make([]byte, chunkHead+most)}
+	r.r = bufio.NewReaderSize(io.NewSectionReader(file, 0, size), 2*most)
 	h, err := r.header(through, folderHeader)
 	if err != nil {
 		return nil, h, errors.Join(err, file.Close())
@@ -230,7 +231,7 @@ func (r *snapshotReader) next() ([]byte, error) {
 		return nil, r.broken(err)
 	}
 	n := little.Uint32(head)
-	if n > chunkSize {
+	if int64(n) > int64(len(r.chunk)-chunkHead) {
 		return nil, r.damage("the length of a part is not what was written")
 	}
 	b := r.chunk[:chunkHead+n]
