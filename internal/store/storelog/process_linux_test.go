@@ -22,7 +22,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-var killEach = flag.Int("storelog.kill-each", 29, "TestKilledAtSystemCall: kill at every n-th system call; 1 tries all")
+var killAll = flag.Bool("storelog.killall", false, "TestKilledAtSystemCall: kill at every system call of the log, not at some")
 
 // writerFolder tells the test program to be a process that writes a log in a folder.
 const writerFolder = "COHORT_STORELOG_TEST_FOLDER"
@@ -100,36 +100,51 @@ func TestKilledAtSystemCall(t *testing.T) {
 		t.Skip("strace is not installed: no process is killed at a system call")
 	}
 	folder := filepath.Join(t.TempDir(), "log")
-	kills := 0
-	for n := 1; ; n += *killEach {
-		said, killed := runWriter(t, strace, folder, n)
-		last := storelog.LSN(0)
-		l, err := storelog.Open(folder, storelog.Options{SegmentSize: 4096}, verify(&last))
-		if err != nil {
-			t.Fatalf("after a kill at call %d: %v", n, err)
+	for call, times := range map[string][]int{
+		"pwrite64": {4, 50}, "fdatasync": {3, 30}, "fsync": {2}, "renameat": {3}, "unlinkat": {4}, "fallocate": {2},
+	} {
+		if *killAll {
+			times = nil
+			for n := range 1000 {
+				times = append(times, n+1)
+			}
 		}
-		if last < said || last != l.Last() {
-			t.Fatalf("after a kill at call %d: record %d was acknowledged, and the last is %d", n, said, last)
+		for i, n := range times {
+			killed := killedAt(t, strace, folder, call, n)
+			if !killed && i == 0 {
+				t.Errorf("the process ends before %s number %d", call, n)
+			}
+			if !killed {
+				break
+			}
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if !killed {
-			break
-		}
-		kills++
-	}
-	if kills < 3 {
-		t.Errorf("the process was killed %d times only", kills)
 	}
 }
 
-// runWriter runs the writer, kills it at the n-th of its calls, and returns the last number that it said.
-func runWriter(t *testing.T, strace, folder string, n int) (said storelog.LSN, killed bool) {
+// killedAt kills the writer at the n-th of its calls of one kind, and looks what it has left.
+func killedAt(t *testing.T, strace, folder, call string, n int) (killed bool) {
 	t.Helper()
-	const calls = "pwrite64,fdatasync,fsync,?rename,?renameat,?renameat2,?unlink,unlinkat,fallocate,ftruncate,openat,flock,mkdirat"
-	cmd := exec.CommandContext(t.Context(), strace, "-f", "-qq", "--seccomp-bpf", "-o", os.DevNull, "-e", "trace="+calls,
-		"-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", calls, n), os.Args[0])
+	said, killed := runWriter(t, strace, folder, call, n)
+	last := storelog.LSN(0)
+	l, err := storelog.Open(folder, storelog.Options{SegmentSize: 4096}, verify(&last))
+	if err != nil {
+		t.Fatalf("after a kill at %s number %d: %v", call, n, err)
+	}
+	if last < said || last != l.Last() {
+		t.Fatalf("after a kill at %s number %d: record %d was acknowledged, and the last is %d", call, n, said, last)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return killed
+}
+
+// runWriter runs the writer, kills it at the n-th of its calls of one kind, and returns the last number that it said.
+func runWriter(t *testing.T, strace, folder, call string, n int) (said storelog.LSN, killed bool) {
+	t.Helper()
+	// Not with --seccomp-bpf: strace 6.1 then sends no signals.
+	cmd := exec.CommandContext(t.Context(), strace, "-f", "-qq", "-o", os.DevNull, "-e", "trace="+call,
+		"-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", call, n), os.Args[0])
 	cmd.Env = append(os.Environ(), writerFolder+"="+folder)
 	var out, complaint bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaint
@@ -138,7 +153,7 @@ func runWriter(t *testing.T, strace, folder string, n int) (said storelog.LSN, k
 		if strings.Contains(complaint.String(), "strace:") {
 			t.Skipf("strace cannot trace here: %s", &complaint)
 		}
-		t.Fatalf("killed at call %d: %v, %s", n, err, &complaint)
+		t.Fatalf("killed at %s number %d: %v, %s", call, n, err, &complaint)
 	}
 	for line := range strings.Lines(out.String()) {
 		if !strings.HasSuffix(line, "\n") {
