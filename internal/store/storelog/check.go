@@ -100,6 +100,7 @@ func (p *Report) segment(s span, w *walk) {
 		from += frameSize
 	}
 	if rest := lastByte(w.b) - from; rest > 0 && !w.sealed {
-		p.Notes = append(p.Notes, fmt.Sprintf("%s: %d bytes after record %d are left of a batch that was not finished", name, rest, w.next-1))
+		note := fmt.Sprintf("%s: %d bytes after record %d are left of a batch that was not finished", name, rest, w.next-1)
+		p.Notes = append(p.Notes, note)
 	}
 }

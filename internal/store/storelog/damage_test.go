@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/faultdisk"
 )
 
-var everyBit = flag.Bool("storelog.everybit", false, "change each byte of a log to all other values that differ in one bit, not in one only")
+var everyBit = flag.Bool("storelog.everybit", false, "change each bit of each byte of a log, not one of each byte that matters")
 
 // outcome opens a damaged log. It holds everything, or the error names the file.
 func outcome(d *faultdisk.Disk, name string, want state) (found bool, err error) {

@@ -23,7 +23,7 @@
 //
 //   - A batch is there as a whole or not at all. Records that Write has acknowledged are never dropped: a damaged one is a
 //     [CorruptError], which names file, offset and record, and the folder does not open.
-//   - cohort.Exhausted: there is no room. Nothing of the batch is in the log; a later Write can succeed. Batches of vital
+//   - cohort.Exhausted: the disk is full. Nothing of the batch is in the log; a later Write can succeed. Batches of vital
 //     records only ([Options.Vital]) still fit for a while.
 //   - [ErrFailed]: a write or a sync failed, and it is unknown whether the batch will be there after a restart. All later
 //     writes fail with the same error: the kernel may have dropped the pages that it could not write.

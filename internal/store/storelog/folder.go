@@ -72,7 +72,7 @@ func (f folder) write(name string, b []byte, at int64) error {
 	return errors.Join(err, file.Close())
 }
 
-// errSync tells a failed sync, which is final, from a write for which there is no room.
+// errSync tells a failed sync, which is final, from a write on a full disk.
 var errSync = errors.New("sync")
 
 // read returns a whole file; buffer is used if it is large enough.

@@ -65,7 +65,7 @@ type Stats struct {
 	Snapshot      LSN       // what the snapshot covers
 	SnapshotBytes int64     // its size; 0: there is none
 	SnapshotTime  time.Time // when it was made; if there is none, when the folder was made
-	Full          bool      // there is no reserve and none could be made: only little room is left
+	Full          bool      // the reserve is missing and could not be made: only little room is left
 	Cut           int64     // bytes of an unfinished batch that Open removed
 	Failed        error     // why all writes fail, or nil
 }

@@ -123,7 +123,7 @@ func (r *reading) readSnapshot() error {
 // readSegments reads those that are needed, and checks that none is missing.
 func (r *reading) readSegments() error {
 	if len(r.segments) == 0 {
-		return r.damaged(segmentName(r.next), 0, r.next, "there is no segment in the folder: its files were removed")
+		return r.damaged(segmentName(r.next), 0, r.next, "the folder has no segment: its files were removed")
 	}
 	if first := r.segments[0]; first > r.next {
 		if err := r.damaged(segmentName(first), 0, r.next, "it is the oldest, and the records %d to %d before it are missing",
@@ -223,7 +223,7 @@ func (r *reading) judge(w *walk, i int) (at int64, lsn LSN, why string) {
 	newest := i == len(r.segments)-1
 	switch {
 	case !newest && w.next == r.segments[i+1]:
-		return 0, 0, "" // what follows in the file, if anything, is no record
+		return 0, 0, "" // what follows in the file, if anything, is not a record
 	case newest && w.sealed:
 		return w.end + frameSize, w.next, fmt.Sprintf("the records go on in %s, which is missing", segmentName(w.next))
 	case w.bad == nil && newest:

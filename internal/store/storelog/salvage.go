@@ -60,7 +60,7 @@ func (s *Salvaged) identify(options *Options) error {
 func (s *Salvaged) copy(from folder, log *Log) error {
 	b := batcher{log: log}
 	restored := s.Report.Snapshot == nil
-	var lost error // why there is no snapshot
+	var lost error // why the snapshot could not be taken over
 	replay := Replay{
 		Snapshot: func(through LSN, r io.Reader) error {
 			lost = log.Snapshot(0, func(w io.Writer) error { _, err := io.Copy(w, r); return err })

@@ -279,7 +279,7 @@ func (l *Log) OpenSnapshot() (through LSN, r io.ReadCloser, err error) {
 	s := l.snapshot
 	l.mu.Unlock()
 	if !s.found {
-		return 0, nil, cohort.New(opSnapshot, cohort.NotFound, "there is no snapshot yet")
+		return 0, nil, cohort.New(opSnapshot, cohort.NotFound, "the log has no snapshot yet")
 	}
 	found, _, err := l.folder.openSnapshot(s.through, header{identity: l.identity, cluster: l.cluster})
 	if err != nil {

@@ -93,7 +93,8 @@ func (w *walk) check(f frame) {
 		body = rest
 	}
 	if len(body) != 0 || w.b[to] != endByte {
-		w.bad = &damage{to - int64(len(body)), to + 1, w.next + LSN(f.count), "the end of the batch is not what was written"} //nolint:gosec // a count
+		last := w.next + LSN(f.count) - 1 //nolint:gosec // a count
+		w.bad = &damage{to - int64(len(body)), to + 1, last, "the end of the batch is not what was written"}
 	}
 }
 
