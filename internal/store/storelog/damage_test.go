@@ -139,7 +139,7 @@ func TestMissingFile(t *testing.T) {
 	whole, want := filled(t)
 	compact := whole.Killed()
 	s := state{}
-	l, err := storelog.Open(dir, options(compact), s.replay())
+	l, err := storelog.Open(dir, options(compact), replay(&s))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestTornTail(t *testing.T) {
 		copy(b[at:], bytes.Repeat([]byte{7}, 512))
 		torn := d.With(newest, b)
 		s := state{}
-		l, err := storelog.Open(dir, options(torn), s.replay())
+		l, err := storelog.Open(dir, options(torn), replay(&s))
 		if err != nil || s != want || l.Stats().Cut == 0 {
 			t.Fatalf("%v, %v", s, err)
 		}

@@ -12,7 +12,7 @@ import (
 
 // syncData makes the data durable, and of the file's description only what is needed to read it.
 func syncData(f *os.File) error {
-	return uninterrupted("fdatasync", f, func(fd int) error { return unix.Fdatasync(fd) })
+	return uninterrupted("fdatasync", f, unix.Fdatasync)
 }
 
 // allocate asks for the room at once. A file system that cannot promise room is asked when the bytes are written.
@@ -26,7 +26,7 @@ func allocate(f *os.File, size int64) error {
 
 func uninterrupted(op string, f *os.File, call func(fd int) error) error {
 	for {
-		err := call(int(f.Fd())) //nolint:gosec // a descriptor is small
+		err := call(int(f.Fd()))
 		if err == nil {
 			return nil
 		}

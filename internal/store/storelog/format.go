@@ -91,7 +91,7 @@ func decodeHeader(b []byte, want role) (h header, why error) {
 	b = b[:headerSize]
 	h.seed = crc32.Checksum(b[:headerSize-4], castagnoli)
 	if string(b[:8]) != magic || h.seed != little.Uint32(b[headerSize-4:]) {
-		return h, fmt.Errorf("the header is not what was written")
+		return h, errors.New("the header is not what was written")
 	}
 	if f := little.Uint32(b[8:]); f > format {
 		return h, &newerError{f}

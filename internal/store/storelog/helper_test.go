@@ -53,7 +53,7 @@ func (s state) write(size int) func(io.Writer) error {
 }
 
 // replay returns functions that make the state of what a log holds.
-func (s *state) replay() storelog.Replay {
+func replay(s *state) storelog.Replay {
 	return storelog.Replay{
 		Snapshot: func(through storelog.LSN, r io.Reader) error {
 			b, err := io.ReadAll(r)
@@ -87,7 +87,7 @@ func options(d storelog.Disk) storelog.Options {
 
 // recovered opens a log, closes it, and returns what it holds.
 func recovered(d *faultdisk.Disk) (s state, err error) {
-	l, err := storelog.Open(dir, options(d), s.replay())
+	l, err := storelog.Open(dir, options(d), replay(&s))
 	if err != nil {
 		return s, err
 	}
@@ -121,7 +121,7 @@ func newUser(seed uint64) *user { return &user{random: rand.New(rand.NewPCG(seed
 
 func (u *user) open(d *faultdisk.Disk) error {
 	var s state
-	l, err := storelog.Open(dir, options(d), s.replay())
+	l, err := storelog.Open(dir, options(d), replay(&s))
 	if err != nil {
 		return err
 	}

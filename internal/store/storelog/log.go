@@ -213,7 +213,7 @@ func (l *Log) append(first LSN, batch []Record) error {
 		return l.unwritten(at, int64(len(b)), err)
 	}
 	if err := h.file.Sync(); err != nil {
-		return l.fail(opWrite, err)
+		return l.fail(err)
 	}
 	h.end, h.marked = at+int64(len(b)), false
 	l.mark(first + LSN(len(batch)))
@@ -232,14 +232,14 @@ func (l *Log) mark(next LSN) {
 	case err == nil:
 		h.marked = true
 	case !noRoom(err):
-		_ = l.fail(opWrite, err) // the batch is durable; the next one will not be
+		_ = l.fail(err) // the batch is durable; the next one will not be
 	}
 }
 
 // unwritten undoes a batch that was not written as a whole.
 func (l *Log) unwritten(at, size int64, err error) error {
 	if !noRoom(err) {
-		return l.fail(opWrite, err)
+		return l.fail(err)
 	}
 	l.head.undo = at + size
 	if undone := l.undo(); undone != nil {
@@ -256,7 +256,7 @@ func (l *Log) undo() error {
 		at += frameSize
 	}
 	if err := writeZeros(h.file, at, h.undo); err != nil && !noRoom(err) {
-		return l.fail(opWrite, err)
+		return l.fail(err)
 	} else if err != nil {
 		return full(opWrite, err)
 	}
@@ -276,12 +276,12 @@ func writeZeros(f File, at, to int64) error {
 }
 
 // fail ends the log: the kernel may have dropped what it could not write, so that a later sync proves nothing.
-func (l *Log) fail(op string, err error) error {
+func (l *Log) fail(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.failed == nil {
 		err = fmt.Errorf("%w, and refuses all writes until the folder is opened again: %w", ErrFailed, err)
-		l.failed = &cohort.Error{Op: op, Code: cohort.Unavailable, Rank: cohort.NoRank, Err: err}
+		l.failed = &cohort.Error{Op: opWrite, Code: cohort.Unavailable, Rank: cohort.NoRank, Err: err}
 	}
 	return l.failed
 }

@@ -32,13 +32,13 @@ func TestLocked(t *testing.T) {
 		!strings.Contains(err.Error(), `by store\x1b on port 1, process `) {
 		t.Errorf("%v", err)
 	}
-	if _, err := storelog.Check(folder, storelog.Options{}); !errors.Is(err, storelog.ErrLocked) {
+	if _, err = storelog.Check(folder, storelog.Options{}); !errors.Is(err, storelog.ErrLocked) {
 		t.Errorf("check: %v", err)
 	}
-	if err := l.Close(); err != nil {
+	if err = l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Write([]storelog.Record{{}}); !errors.Is(err, cohort.Closed) {
+	if _, err = l.Write([]storelog.Record{{}}); !errors.Is(err, cohort.Closed) {
 		t.Errorf("write after close: %v", err)
 	}
 	again, err := storelog.Open(folder, storelog.Options{}, storelog.Replay{})
@@ -60,13 +60,13 @@ func TestIdentity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Close(); err != nil {
+	if err = l.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if l, err = storelog.Open(dir, options(d), storelog.Replay{}); err != nil || l.Identity() != o.Identity || l.Cluster() != o.Cluster {
 		t.Fatalf("%v: %x of %x", err, l.Identity(), l.Cluster())
 	}
-	if err := l.Close(); err != nil {
+	if err = l.Close(); err != nil {
 		t.Fatal(err)
 	}
 	o.Cluster = storelog.ID{3}
@@ -234,13 +234,13 @@ func TestCheckAndSalvage(t *testing.T) {
 	if err != nil || saved.Last != report.Problems[0].LSN-1 || saved.LeftOut == 0 || saved.Identity == report.Identity {
 		t.Fatalf("%v: %+v", err, saved)
 	}
-	if _, err := storelog.Salvage(dir, "saved", options(broken)); !errors.Is(err, cohort.AlreadyExists) {
+	if _, err = storelog.Salvage(dir, "saved", options(broken)); !errors.Is(err, cohort.AlreadyExists) {
 		t.Errorf("into a folder that is not empty: %v", err)
 	}
-	if _, err := storelog.Check("nothing", options(d)); !errors.Is(err, cohort.NotFound) {
+	if _, err = storelog.Check("nothing", options(d)); !errors.Is(err, cohort.NotFound) {
 		t.Errorf("a folder without a log: %v", err)
 	}
-	if _, err := os.Stat("nothing"); err == nil {
+	if _, err = os.Stat("nothing"); err == nil {
 		t.Error("Check has made a folder")
 	}
 	withoutIdentity := d.With(filepath.Join(dir, "identity"), nil)

@@ -59,7 +59,7 @@ func writer(folder string) error {
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Println(last); err != nil { //nolint:forbidigo // to the test that has started this process
+		if _, err := fmt.Println(last); err != nil {
 			return err
 		}
 		if i%15 == 14 {
@@ -159,9 +159,9 @@ func runWriter(t *testing.T, strace, folder, call string, n int) (said storelog.
 		if !strings.HasSuffix(line, "\n") {
 			break // killed while it said so
 		}
-		v, err := strconv.ParseUint(strings.TrimSpace(line), 10, 64)
-		if err != nil {
-			t.Fatal(err)
+		v, wrong := strconv.ParseUint(strings.TrimSpace(line), 10, 64)
+		if wrong != nil {
+			t.Fatal(wrong)
 		}
 		said = storelog.LSN(v)
 	}
@@ -178,7 +178,7 @@ func TestSmallDisk(t *testing.T) {
 	}
 	o := storelog.Options{SegmentSize: 12 << 10, Vital: []byte{vital}}
 	var s state
-	l, err := storelog.Open(folder, o, s.replay())
+	l, err := storelog.Open(folder, o, replay(&s))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,21 +190,21 @@ func TestSmallDisk(t *testing.T) {
 	if !errors.Is(err, cohort.Exhausted) || errors.Is(err, storelog.ErrFailed) || u.acked.last < 100 {
 		t.Fatalf("after record %d: %v", u.acked.last, err)
 	}
-	if err := u.write([]storelog.Record{{Kind: vital, Data: []byte("a session has ended")}}); err != nil {
+	if err = u.write([]storelog.Record{{Kind: vital, Data: []byte("a session has ended")}}); err != nil {
 		t.Errorf("a vital record on the full disk: %v", err)
 	}
-	if err := os.Remove(junk); err != nil {
+	if err = os.Remove(junk); err != nil {
 		t.Fatal(err)
 	}
 	for range 10 {
-		if err := u.write(batch(u.random, 100)); err != nil {
+		if err = u.write(batch(u.random, 100)); err != nil {
 			t.Fatalf("with room: %v", err)
 		}
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	l, err = storelog.Open(folder, o, s.replay())
+	l, err = storelog.Open(folder, o, replay(&s))
 	if err != nil || s != u.acked {
 		t.Fatalf("%v, %v; acknowledged %v", s, err, u.acked)
 	}

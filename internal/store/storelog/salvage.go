@@ -32,15 +32,15 @@ func Salvage(dir, to string, options Options) (Salvaged, error) {
 	if names, _ := options.Disk.List(to); len(names) > 0 {
 		return done, cohort.Newf(opSalvage, cohort.AlreadyExists, "%s is not empty", to)
 	}
-	if err := done.identify(&options); err != nil {
+	if err = done.identify(&options); err != nil {
 		return done, err
 	}
-	log, err := Open(to, options, Replay{})
+	fresh, err := Open(to, options, Replay{})
 	if err != nil {
 		return done, err
 	}
-	done.Identity = hex.EncodeToString(log.identity[:])
-	return done, errors.Join(done.copy(folder{options.Disk, dir}, log), log.Close())
+	done.Identity = hex.EncodeToString(fresh.identity[:])
+	return done, errors.Join(done.copy(folder{options.Disk, dir}, fresh), fresh.Close())
 }
 
 // identify chooses the identity of the new folder. That of the cluster stays.
@@ -57,13 +57,13 @@ func (s *Salvaged) identify(options *Options) error {
 }
 
 // copy takes over the snapshot, then the records as long as none is missing.
-func (s *Salvaged) copy(from folder, log *Log) error {
-	b := batcher{log: log}
+func (s *Salvaged) copy(from folder, fresh *Log) error {
+	b := batcher{log: fresh}
 	restored := s.Report.Snapshot == nil
 	var lost error // why the snapshot could not be taken over
 	replay := Replay{
 		Snapshot: func(through LSN, r io.Reader) error {
-			lost = log.Snapshot(0, func(w io.Writer) error { _, err := io.Copy(w, r); return err })
+			lost = fresh.Snapshot(0, func(w io.Writer) error { _, err := io.Copy(w, r); return err })
 			if restored = lost == nil; restored {
 				s.Last = through
 			}

@@ -118,15 +118,15 @@ func (l *Log) begin(from string, size int64, first LSN) (s segment, err error) {
 	}
 	b := h.encode()
 	b = appendFrame(b, h.seed, frame{kind: markFrame, offset: headerSize, lsn: first})
-	if err := l.folder.write(from, b, 0); err != nil {
+	if err = l.folder.write(from, b, 0); err != nil {
 		if noRoom(err) && !errors.Is(err, errSync) {
 			return s, full(opWrite, err)
 		}
-		return s, l.fail(opWrite, err)
+		return s, l.fail(err)
 	}
 	s = segment{seed: h.seed, first: first, size: size, end: headerSize, marked: true}
 	if s.file, err = l.enter(from, first); err != nil {
-		return s, l.fail(opWrite, err)
+		return s, l.fail(err)
 	}
 	l.note(from, span{first, size})
 	return s, nil
@@ -176,10 +176,10 @@ func (l *Log) follow(next segment) error {
 	}
 	b = appendFrame(b, old.seed, frame{kind: endFrame, offset: old.end + frameSize, lsn: next.first})
 	if _, err := old.file.WriteAt(b, at); err != nil && !noRoom(err) {
-		return l.fail(opWrite, err)
+		return l.fail(err)
 	}
 	if err := old.file.Sync(); err != nil {
-		return l.fail(opWrite, err)
+		return l.fail(err)
 	}
 	return nil
 }

@@ -87,7 +87,7 @@ func (w *walk) check(f frame) {
 		_, rest, ok := recordAt(body, w.seed)
 		if !ok {
 			at := to - int64(len(body))
-			w.bad = &damage{at, extent(w.b, at, to), w.next + LSN(i), "the record is not what was written"} //nolint:gosec // a count
+			w.bad = &damage{at, extent(w.b, at, to), w.next + LSN(i), "the record is not what was written"}
 			return
 		}
 		body = rest
