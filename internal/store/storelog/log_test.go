@@ -10,7 +10,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -247,5 +249,59 @@ func TestCheckAndSalvage(t *testing.T) {
 	saved, err = storelog.Salvage(dir, "saved", options(withoutIdentity))
 	if err != nil || saved.Last != want.last || saved.LeftOut != 0 || len(saved.Report.Problems) != 1 {
 		t.Errorf("without identity: %v: %+v", err, saved)
+	}
+}
+
+// TestAtOnce: everything but Write may be called while Write runs.
+func TestAtOnce(t *testing.T) {
+	t.Parallel()
+	d, u := &faultdisk.Disk{}, newUser(5)
+	if err := u.open(d); err != nil {
+		t.Fatal(err)
+	}
+	states := make(chan state, 300)
+	var all sync.WaitGroup
+	all.Go(func() {
+		defer close(states)
+		for range 300 {
+			if err := u.write(batch(u.random, 200)); err != nil {
+				t.Error(err)
+				return
+			}
+			states <- u.acked
+		}
+	})
+	all.Go(func() {
+		for s := range states {
+			if !u.log.ShouldSnapshot() {
+				continue
+			}
+			if err := errors.Join(u.log.Snapshot(s.last, s.write(100)), u.log.Compact(s.last)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	all.Go(func() {
+		for u.log.Last() < 200 {
+			if u.log.WantsReserve() {
+				if err := u.log.Prepare(); err != nil {
+					t.Error(err)
+				}
+			}
+			_ = u.log.Stats()
+			if _, r, err := u.log.OpenSnapshot(); err == nil {
+				if _, err := io.Copy(io.Discard, r); err != nil {
+					t.Error(err)
+				}
+			}
+			runtime.Gosched()
+		}
+	})
+	all.Wait()
+	if err := u.log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := recovered(d); err != nil || s != u.acked {
+		t.Errorf("%v, %v; acknowledged %v", s, err, u.acked)
 	}
 }

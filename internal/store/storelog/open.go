@@ -152,7 +152,7 @@ func (l *Log) unused(names []string) error {
 }
 
 func (l *Log) writeIdentity() error {
-	h := header{role: identityFile, identity: l.identity, cluster: l.cluster, made: l.options.Now().UnixNano()}
+	h := header{role: identityFile, identity: l.identity, cluster: l.cluster, made: l.now().UnixNano()}
 	f, err := l.folder.disk.Create(l.folder.path(newName), headerSize)
 	if err != nil {
 		return err

@@ -201,14 +201,14 @@ func TestSmallDisk(t *testing.T) {
 			t.Fatalf("with room: %v", err)
 		}
 	}
-	if err := l.Close(); err != nil {
+	if err = l.Close(); err != nil {
 		t.Fatal(err)
 	}
 	l, err = storelog.Open(folder, o, replay(&s))
 	if err != nil || s != u.acked {
 		t.Fatalf("%v, %v; acknowledged %v", s, err, u.acked)
 	}
-	if err := l.Close(); err != nil {
+	if err = l.Close(); err != nil {
 		t.Fatal(err)
 	}
 }

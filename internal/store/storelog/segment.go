@@ -6,6 +6,7 @@ package storelog
 import (
 	"errors"
 	"io"
+	"time"
 
 	"github.com/cohort-dist/cohort"
 )
@@ -112,7 +113,7 @@ func (l *Log) roll(need int64) error {
 
 // begin turns a file of zeros into the segment whose first record is given.
 func (l *Log) begin(from string, size int64, first LSN) (s segment, err error) {
-	h := header{role: segmentFile, identity: l.identity, cluster: l.cluster, lsn: first, size: size, made: l.options.Now().UnixNano()}
+	h := header{role: segmentFile, identity: l.identity, cluster: l.cluster, lsn: first, size: size, made: l.now().UnixNano()}
 	if h.salt, err = l.salt(); err != nil {
 		return s, err
 	}
@@ -184,10 +185,19 @@ func (l *Log) follow(next segment) error {
 	return nil
 }
 
+// salt and now ask the caller's functions, one goroutine at a time.
 func (l *Log) salt() (uint64, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	var b [8]byte
 	if _, err := io.ReadFull(l.options.Rand, b[:]); err != nil {
 		return 0, cohort.Wrap(opWrite, cohort.Internal, err)
 	}
 	return little.Uint64(b[:]), nil
+}
+
+func (l *Log) now() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.options.Now()
 }

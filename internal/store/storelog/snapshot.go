@@ -34,7 +34,7 @@ func (l *Log) Snapshot(through LSN, write func(w io.Writer) error) error {
 	if err != nil {
 		return err
 	}
-	made := l.options.Now()
+	made := l.now()
 	size, err := l.save(header{role: snapshotFile, lsn: through, made: made.UnixNano()}, write)
 	if err != nil {
 		_ = l.folder.remove(savingName)
