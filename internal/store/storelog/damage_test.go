@@ -231,3 +231,27 @@ func TestMixedFolders(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestMarkProtects: a changed record with long runs of zeros looks like one that was written in part. The mark behind it proves
+// that it was not.
+func TestMarkProtects(t *testing.T) {
+	t.Parallel()
+	d, u := &faultdisk.Disk{}, newUser(1)
+	if err := u.open(d); err != nil {
+		t.Fatal(err)
+	}
+	if err := u.write([]storelog.Record{{Kind: ordinary, Data: make([]byte, 2500)}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := u.log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := newestSegment(d)
+	for at := 192; at < 2600; at += 13 { // the header, a mark and the head of the batch are before
+		b := bytes.Clone(d.Bytes(path))
+		b[at] ^= 1
+		if found, err := outcome(d.With(path, b), filepath.Base(path), u.acked); !found || err != nil {
+			t.Errorf("byte %d: found: %v, %v", at, found, err)
+		}
+	}
+}
