@@ -182,8 +182,9 @@ bench: build ## measure cohort beside its peers in one table (see docs/benchmark
 	@bench/run
 
 .PHONY: release
-release: ## write archives, wheels, sdist, image, SBOMs and checksums into .tmp/release (go doc ./internal/devtools/release)
+release: ## write archives, wheels, sdist, image, SBOMs and checksums into .tmp/release, and test them (go doc ./internal/devtools/release)
 	@$(GO) run ./internal/devtools/release
+	@$(GO) test -count=1 ./internal/devtools/release -release.dir $(CURDIR)/.tmp/release
 
 .PHONY: clean
 clean: ## remove what was built

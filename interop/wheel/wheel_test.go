@@ -283,7 +283,7 @@ func standStill(t *testing.T, program, id, hang, pid string) {
 		t.Fatal(err)
 	}
 	signalTo(t, pid, syscall.SIGUSR1)
-	want := regexp.MustCompile(`Rank \d has not reached all_reduce.*, in section "load"`)
+	want := regexp.MustCompile(`(?s)Ranks? .* not reached all_reduce.*section "load"`)
 	var sentence []byte
 	for limit := time.Now().Add(time.Minute); !want.Match(sentence); {
 		if time.Now().After(limit) {

@@ -61,7 +61,7 @@ def join(
 ) -> "Member":
     """Take part, as a member or as a spare. The store is that of the coordinator, by default that of the launcher.
 
-    timeout is that of the group's operations: so long may pass before a member notices that another one, with which it
+    timeout is that of the group's operations. With PyTorch 2.14 so long may pass before a member notices that another one, with which it
     exchanges nothing itself, has died. silence is that of the coordinator.
     """
     if _reconfigures() and os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
@@ -115,6 +115,8 @@ class Member:
         Call it at the start, after an operation has failed, and when over() is true. False: the others have finished.
         """
         while True:
+            if not _reconfigures() and dist.is_initialized():
+                dist.destroy_process_group()  # those that still wait for this one see its connections end
             answer = self._ask(handle=self._handle())
             if "uuid" not in answer:
                 return False
@@ -199,8 +201,6 @@ class Member:
         if _reconfigures():
             dist._reconfigure(uuid, handles, timeout=self._timeout).wait()
             return
-        if dist.is_initialized():
-            dist.destroy_process_group()
         rank = handles.index(own)
         self._group.moved = None
         if rank == 0:

@@ -42,16 +42,20 @@ func (p platform) exe() string {
 	return "cohort"
 }
 
-// choose returns the platform of that name, or all.
-func choose(name string) ([]platform, error) {
-	if name == "" {
+// choose returns the platforms of these names, with commas between, or all.
+func choose(names string) ([]platform, error) {
+	if names == "" {
 		return platforms, nil
 	}
-	i := slices.IndexFunc(platforms, func(p platform) bool { return p.String() == name })
-	if i < 0 {
-		return nil, fmt.Errorf("no platform %q; there are %v", name, platforms)
+	var chosen []platform
+	for name := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(platforms, func(p platform) bool { return p.String() == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no platform %q; there are %v", name, platforms)
+		}
+		chosen = append(chosen, platforms[i])
 	}
-	return platforms[i : i+1], nil
+	return chosen, nil
 }
 
 // host is the platform of this process.
@@ -63,7 +67,10 @@ func host() platform {
 }
 
 // build returns the static binary. Neither the folder nor the user's settings for Go are in it.
-func (s source) build(ctx context.Context, p platform) ([]byte, error) {
+func build(ctx context.Context, s source, p platform) ([]byte, error) { return s.compile(ctx, p) }
+
+// compile builds with more flags for the compiler.
+func (s source) compile(ctx context.Context, p platform, more ...string) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "cohort-release-")
 	if err != nil {
 		return nil, err
@@ -71,9 +78,9 @@ func (s source) build(ctx context.Context, p platform) ([]byte, error) {
 	defer func() { _ = os.RemoveAll(dir) }()
 	name := filepath.Join(dir, p.exe())
 	const cli = module + "/cmd/cohort/internal/cli"
-	//nolint:gosec // the Go command, with arguments of ours
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly",
-		"-ldflags", fmt.Sprintf("-s -w -X %s.version=v%s -X %s.commit=%s", cli, s.version, cli, s.commit), "-o", name, "./cmd/cohort")
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-mod=readonly"}, more...)
+	args = append(args, "-ldflags", fmt.Sprintf("-s -w -X %s.version=v%s -X %s.commit=%s", cli, s.version, cli, s.commit), "-o", name, "./cmd/cohort")
+	cmd := exec.CommandContext(ctx, "go", args...) //nolint:gosec // the Go command, with arguments of ours
 	cmd.Dir = s.root
 	cmd.Env = append(os.Environ(), "GOOS="+p.os, "GOARCH="+p.arch, "CGO_ENABLED=0", "GOFLAGS=", "GOEXPERIMENT=",
 		"GOAMD64=v1", "GO386=sse2", "GOARM64=v8.0", "GOWORK=")

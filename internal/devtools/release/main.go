@@ -7,7 +7,7 @@
 // the same bytes.
 //
 //	go run ./internal/devtools/release                       everything, into .tmp/release
-//	go run ./internal/devtools/release -only linux/amd64     for one platform
+//	go run ./internal/devtools/release -only linux/amd64     for one platform, or several with commas between
 //	go run ./internal/devtools/release -wheel DIR            only the wheel for this platform; prints the name of the file
 //	go run ./internal/devtools/release -sdist DIR            only the source distribution; prints the name of the file
 //	go run ./internal/devtools/release -tag                  create the tags of all modules first; pushes nothing
@@ -32,11 +32,15 @@ import (
 type options struct {
 	only, out, wheel, sdist string
 	tag                     bool
+	build                   builder // of the binaries; tests build some of them once
 }
 
+// builder makes the static binary for a platform.
+type builder func(ctx context.Context, s source, p platform) ([]byte, error)
+
 func main() {
-	var o options
-	flag.StringVar(&o.only, "only", "", "make it for one platform, `os/arch`")
+	o := options{build: build}
+	flag.StringVar(&o.only, "only", "", "make it for these platforms, `os/arch,...`")
 	flag.StringVar(&o.out, "out", filepath.Join(".tmp", "release"), "write into this `folder`; what is in it is removed")
 	flag.StringVar(&o.wheel, "wheel", "", "write only a wheel, into this `folder`")
 	flag.StringVar(&o.sdist, "sdist", "", "write only the source distribution, into this `folder`")
@@ -82,7 +86,7 @@ func run(ctx context.Context, root string, o options) error {
 		}
 		return writeNamed(o.sdist, sdist)
 	}
-	return src.everything(ctx, wanted, o.out)
+	return src.everything(ctx, wanted, o)
 }
 
 // onlyWheel writes one wheel, for this platform if none was named.
@@ -91,7 +95,7 @@ func (s source) onlyWheel(ctx context.Context, wanted []platform, o options) err
 	if o.only != "" {
 		p = wanted[0]
 	}
-	binary, err := s.build(ctx, p)
+	binary, err := o.build(ctx, s, p)
 	if err != nil {
 		return err
 	}
@@ -109,21 +113,21 @@ type artifact struct {
 }
 
 // everything writes the files of all platforms and the list of their checksums.
-func (s source) everything(ctx context.Context, wanted []platform, out string) error {
-	if err := os.RemoveAll(out); err != nil {
+func (s source) everything(ctx context.Context, wanted []platform, o options) error {
+	if err := os.RemoveAll(o.out); err != nil {
 		return err
 	}
 	var sums []string
 	put := func(files ...artifact) error {
 		for _, f := range files {
 			sums = append(sums, fmt.Sprintf("%x  %s\n", sha256.Sum256(f.data), f.name))
-			if err := writeNamed(out, f); err != nil {
+			if err := writeNamed(o.out, f); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	native, err := s.build(ctx, host())
+	native, err := o.build(ctx, s, host())
 	if err != nil {
 		return err
 	}
@@ -135,7 +139,7 @@ func (s source) everything(ctx context.Context, wanted []platform, out string) e
 	for _, p := range wanted {
 		binary := native
 		if p != host() {
-			if binary, err = s.build(ctx, p); err != nil {
+			if binary, err = o.build(ctx, s, p); err != nil {
 				return err
 			}
 		}
@@ -166,7 +170,7 @@ func (s source) everything(ctx context.Context, wanted []platform, out string) e
 		return err
 	}
 	slices.SortFunc(sums, func(a, b string) int { return strings.Compare(a[64:], b[64:]) })
-	return writeNamed(out, artifact{"SHA256SUMS", []byte(strings.Join(sums, ""))})
+	return writeNamed(o.out, artifact{"SHA256SUMS", []byte(strings.Join(sums, ""))})
 }
 
 // filesOf makes the files of one platform.

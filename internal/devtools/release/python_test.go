@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -65,7 +66,7 @@ func TestInstall(t *testing.T) {
 	if host().wheelTag == "" {
 		t.Skip("no wheel is made for " + host().String())
 	}
-	wheel, _ := m.file(t, "*.whl")
+	wheel, _ := m.file(t, m.wheelName(host()))
 	e := newEnvironment(t)
 	if out, err := e.pip(t, "install", "--no-index", wheel).CombinedOutput(); err != nil {
 		t.Fatalf("pip install: %v\n%s", err, out)
@@ -98,6 +99,9 @@ func TestInstall(t *testing.T) {
 			t.Errorf("%s is left", left)
 		}
 	}
+	// Without an installation: a wheel is a zip file that Python can import, and the program is the one on the PATH.
+	says(t, version, "env", "PYTHONPATH="+wheel, "PATH="+filepath.Join(e.dir, "bin")+string(os.PathListSeparator)+program(t, wheel),
+		e.bin("python"), "-m", "cohort_dist", "version")
 	// In a folder that is not an environment.
 	target := filepath.Join(t.TempDir(), "target")
 	if out, err := e.pip(t, "install", "--no-index", "--target", target, wheel).CombinedOutput(); err != nil {
@@ -108,6 +112,54 @@ func TestInstall(t *testing.T) {
 }
 
 func pythonString(s string) string { return "'" + strings.ReplaceAll(s, "'", `\'`) + "'" }
+
+// program unpacks the program of a wheel into a folder, which it returns.
+func program(t *testing.T, wheel string) string {
+	t.Helper()
+	data, err := os.ReadFile(wheel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, e := range second(unzip(t, data)) {
+		if strings.HasSuffix(name, "/scripts/cohort") {
+			if err = os.WriteFile(filepath.Join(dir, "cohort"), e.data, e.mode); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir
+}
+
+func second[A, B any](_ A, b B) B { return b }
+
+// TestTags: pip takes the wheel that belongs to a system, on systems of other kinds too.
+func TestTags(t *testing.T) {
+	t.Parallel()
+	m := release(t)
+	e := newEnvironment(t)
+	for _, c := range []struct{ system, platform string }{
+		{"musllinux_1_1_x86_64", "linux/amd64"}, // with glibc it is installed by the other tests
+		{"manylinux_2_17_aarch64", "linux/arm64"},
+		{"macosx_14_0_x86_64", "darwin/amd64"},
+		{"macosx_14_0_arm64", "darwin/arm64"},
+	} {
+		p, err := choose(c.platform)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(m.platforms, func(q platform) bool { return q == p[0] }) {
+			continue
+		}
+		out := t.TempDir()
+		if text, err := e.pip(t, "download", "--no-index", "--no-deps", "--find-links", m.first, "--only-binary=:all:", "--platform", c.system,
+			"-d", out, "cohort-dist").CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", c.system, err, text)
+		} else if _, err = os.Stat(filepath.Join(out, m.wheelName(p[0]))); err != nil {
+			t.Errorf("%s: %v\n%s", c.system, err, text)
+		}
+	}
+}
 
 // TestSdist: pip makes of the source distribution the wheel of the release, byte for byte.
 func TestSdist(t *testing.T) {
@@ -133,7 +185,7 @@ func TestSdist(t *testing.T) {
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("pip wheel: %v\n%s", err, text)
 	}
-	wheel, want := m.file(t, "*.whl")
+	wheel, want := m.file(t, m.wheelName(host()))
 	got, err := os.ReadFile(filepath.Join(out, filepath.Base(wheel)))
 	if err != nil || !bytes.Equal(got, want) {
 		t.Errorf("the wheel of the source distribution differs: %v, %d and %d bytes", err, len(got), len(want))

@@ -10,11 +10,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,30 +24,61 @@ import (
 
 const repository = "../../.."
 
-// made is a release for this machine, made twice in this process.
+// existing is a whole release, made by "make release", which is tested in place of one that the tests make.
+var existing = flag.String("release.dir", "", "test the release in this `folder`")
+
+// made is a release, and a second one for this machine.
 type made struct {
 	source        source
-	first, second string // folders
+	platforms     []platform
+	first, second string // folders; there is no second one of a release that was there
 }
 
-var madeOnce = sync.OnceValues(func() (made, error) {
-	var m made
-	dir, err := os.MkdirTemp("", "cohort-release-test-")
-	if err != nil {
-		return m, err
-	}
-	temporary = dir
-	m.first, m.second = filepath.Join(dir, "first"), filepath.Join(dir, "second")
+// emulated is a platform of the release whose programs run here with QEMU.
+var emulated = platform{os: "linux", arch: "arm64"}.String()
+
+var madeOnce = sync.OnceValues(func() (m made, err error) {
 	if m.source, err = readSource(context.Background(), repository); err != nil {
 		return m, err
 	}
-	for _, out := range []string{m.first, m.second} {
-		if err := run(context.Background(), repository, options{only: host().String(), out: out}); err != nil {
-			return m, err
-		}
+	if *existing != "" {
+		m.first, m.platforms = *existing, platforms
+		return m, nil
 	}
-	return m, nil
+	if temporary, err = os.MkdirTemp("", "cohort-release-test-"); err != nil {
+		return m, err
+	}
+	m.first, m.second = filepath.Join(temporary, "first"), filepath.Join(temporary, "second")
+	names := host().String()
+	if names != emulated {
+		names += "," + emulated
+	}
+	if m.platforms, err = choose(names); err != nil {
+		return m, err
+	}
+	once := buildOnce()
+	if err = run(context.Background(), repository, options{only: names, out: m.first, build: once}); err != nil {
+		return m, err
+	}
+	return m, run(context.Background(), repository, options{only: host().String(), out: m.second, build: once})
 })
+
+// buildOnce keeps the binaries. What is not for this machine is built as "make cross" does it, in a fraction of the time.
+func buildOnce() builder {
+	built := map[string][]byte{}
+	return func(ctx context.Context, s source, p platform) (binary []byte, err error) {
+		if built[p.String()] != nil {
+			return built[p.String()], nil
+		}
+		if p == host() {
+			binary, err = build(ctx, s, p)
+		} else {
+			binary, err = s.compile(ctx, p, "-gcflags=all=-N -l")
+		}
+		built[p.String()] = binary
+		return binary, err
+	}
+}
 
 // temporary is where madeOnce has written.
 var temporary string
@@ -135,56 +166,74 @@ func TestSameBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var want []string
+	var want, same []string
 	for _, f := range files {
-		one, err1 := os.ReadFile(filepath.Join(m.first, f.Name()))
-		two, err2 := os.ReadFile(filepath.Join(m.second, f.Name()))
-		if err1 != nil || err2 != nil || !bytes.Equal(one, two) {
-			t.Errorf("%s differs: %v %v", f.Name(), err1, err2)
+		one, err := os.ReadFile(filepath.Join(m.first, f.Name()))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if f.Name() != "SHA256SUMS" {
-			want = append(want, fmt.Sprintf("%x  %s\n", sha256.Sum256(one), f.Name()))
+		if f.Name() == "SHA256SUMS" {
+			continue
 		}
+		want = append(want, fmt.Sprintf("%x  %s\n", sha256.Sum256(one), f.Name()))
+		two, err := os.ReadFile(filepath.Join(m.second, f.Name()))
+		if m.second == "" || errors.Is(err, fs.ErrNotExist) || strings.HasSuffix(f.Name(), ".oci.tar") { // for other platforms, or with them
+			continue
+		}
+		if err != nil || !bytes.Equal(one, two) {
+			t.Errorf("%s differs: %v", f.Name(), err)
+		}
+		same = append(same, f.Name())
 	}
 	_, got := m.file(t, "SHA256SUMS")
 	if text := strings.Join(want, ""); text != string(got) {
 		t.Errorf("SHA256SUMS is\n%snot\n%s", got, text)
 	}
-	if host().wheelTag != "" && host().image && len(want) != 5 { // archive, SBOM, wheel, sdist, image
-		t.Errorf("files: %q", want)
+	number := 2 // the sdist and the image
+	for _, p := range m.platforms {
+		number += 2 // the archive and its modules
+		if p.wheelTag != "" {
+			number++
+		}
+	}
+	if len(want) != number || m.second != "" && len(same) != 4 {
+		t.Errorf("files: %q; twice: %q", want, same)
 	}
 }
 
-// TestArchive: the archive has everything, and its binary needs nothing but the kernel.
+// TestArchive: the archives have everything. Programs that this machine or QEMU can run need nothing but the kernel.
 func TestArchive(t *testing.T) {
 	t.Parallel()
 	m := release(t)
-	_, packed := m.file(t, m.source.stem(host())+".tar.gz")
-	entries := untar(t, gunzip(t, packed))
-	for name, mode := range map[string]fs.FileMode{
-		host().exe(): 0o755, "LICENSE": 0o644, "README.md": 0o644, "completions/cohort.bash": 0o644, "completions/cohort.zsh": 0o644,
-		"completions/cohort.fish": 0o644, "completions/cohort.powershell": 0o644,
-		"man/man1/cohort.1": 0o644, "man/man1/cohort-run.1": 0o644,
-	} {
-		if e := entries[name]; e.mode != mode || len(e.data) == 0 {
-			t.Errorf("%s: mode %v, %d bytes", name, e.mode, len(e.data))
-		}
+	for _, p := range m.platforms {
+		t.Run(p.String(), func(t *testing.T) {
+			_, packed := m.file(t, m.source.stem(p)+".tar.gz")
+			entries := untar(t, gunzip(t, packed))
+			for name, mode := range map[string]fs.FileMode{
+				p.exe(): 0o755, "LICENSE": 0o644, "README.md": 0o644, "completions/cohort.bash": 0o644, "completions/cohort.zsh": 0o644,
+				"completions/cohort.fish": 0o644, "completions/cohort.powershell": 0o644,
+				"man/man1/cohort.1": 0o644, "man/man1/cohort-run.1": 0o644,
+			} {
+				if e := entries[name]; e.mode != mode || len(e.data) == 0 {
+					t.Errorf("%s: mode %v, %d bytes", name, e.mode, len(e.data))
+				}
+			}
+			if page := entries["man/man1/cohort.1"].data; !bytes.Contains(page, []byte("cohort v"+m.source.version)) {
+				t.Errorf("the manual page does not name the version:\n%.200s", page)
+			}
+			m.checkProgram(t, p, entries[p.exe()].data)
+			m.checkModules(t, p, entries[p.exe()].data)
+		})
 	}
-	root := t.TempDir()
-	program := filepath.Join(root, host().exe())
-	if err := os.WriteFile(program, entries[host().exe()].data, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), program, "version")
-	if !inRoot(cmd, root) {
-		t.Log("without an empty root, which needs the rights of root on Linux")
-	}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.HasPrefix(string(out), "cohort v"+m.source.version+", commit "+m.source.commit) {
-		t.Errorf("cohort version: %v\n%s", err, out)
-	}
-	if page := entries["man/man1/cohort.1"].data; !bytes.Contains(page, []byte("cohort v"+m.source.version)) {
-		t.Errorf("the manual page does not name the version:\n%.200s", page)
+}
+
+// checkModules: the list of modules is that of this binary.
+func (m made) checkModules(t *testing.T, p platform, binary []byte) {
+	t.Helper()
+	_, text := m.file(t, m.source.stem(p)+".cdx.json")
+	want, err := sbom("v"+m.source.version, p.exe(), binary)
+	if err != nil || !bytes.Equal(text, want) {
+		t.Errorf("the list of modules is of another binary: %v", err)
 	}
 }
 
