@@ -37,7 +37,8 @@
 //
 // # Keys
 //
-// Python takes part with a few lines (examples/reconfigure has them). These are the keys below the prefix (see [WithPrefix]):
+// Python takes part with cohort_dist.elastic (python/cohort_dist), or with a few lines of one's own (examples/reconfigure has them). These
+// are the keys below the prefix (see [WithPrefix]):
 //
 //	members        ADD 1 gives a member its ID, plus one
 //	alive/ID       ADD 1 at least once a second

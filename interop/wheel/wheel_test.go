@@ -80,7 +80,7 @@ func newEnvironment(t *testing.T, torch *torchtest.Torch) environment {
 		})
 	}
 	e.run(t, python, "-m", "venv", "--system-site-packages", "--without-pip", filepath.Join(e.dir, "venv"))
-	for _, name := range []string{"plain.py", "member.py"} {
+	for _, name := range []string{"plain.py", "late.py", "member.py"} {
 		e.take(t, filepath.Join("testdata", name))
 	}
 	for _, wheel := range pips() {
@@ -95,8 +95,10 @@ func newEnvironment(t *testing.T, torch *torchtest.Torch) environment {
 // pips are the wheels of pip that Pythons here bring for their environments, the newest first.
 func pips() (found []string) {
 	home, _ := os.UserHomeDir()
-	for _, where := range []string{"/usr/share/python-wheels", "/usr/lib/python3*/ensurepip/_bundled", "/usr/local/lib/python3*/ensurepip/_bundled",
-		filepath.Join(home, ".pyenv/versions/*/lib/python3*/ensurepip/_bundled")} {
+	for _, where := range []string{
+		"/usr/share/python-wheels", "/usr/lib/python3*/ensurepip/_bundled", "/usr/local/lib/python3*/ensurepip/_bundled",
+		filepath.Join(home, ".pyenv/versions/*/lib/python3*/ensurepip/_bundled"),
+	} {
 		more, _ := filepath.Glob(filepath.Join(where, "pip-2?.*.whl"))
 		found = append(found, more...)
 	}
@@ -154,11 +156,34 @@ func (e environment) install(t *testing.T) string {
 	return e.bin("cohort")
 }
 
+// readOnly uses the package as a user who may write nothing.
+func (e environment) readOnly(t *testing.T) {
+	t.Helper()
+	for _, dir := range []string{e.dir, filepath.Dir(e.dir)} {
+		if dir != "/tmp" && os.Chmod(dir, 0o755) != nil { //nolint:gosec // for another user
+			t.Fatal(dir)
+		}
+	}
+	root := "/"
+	if len(e.root) > 0 {
+		root = e.root[1]
+	}
+	const script = `import os, sys, cohort_dist, cohort_dist.why
+assert not os.access(os.path.dirname(cohort_dist.__file__), os.W_OK)
+with cohort_dist.why.section("load"): cohort_dist.why.step()
+os.execv(sys.executable, [sys.executable, "-I", "-m", "cohort_dist", "version"])`
+	out, err := exec.Command("chroot", "--userspec=65534:65534", root, e.python(), "-I", "-c", script).CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "cohort v") {
+		t.Errorf("as a user without rights: %v\n%s", err, out)
+	}
+}
+
 // launch starts a job with the program of the environment, whose launcher is outside of its root.
 func (e environment) launch(t *testing.T, args ...string) *job {
 	t.Helper()
-	e.root = nil
-	j := &job{cmd: e.command(append([]string{e.bin("cohort"), "run", "--evidence", "-"}, args...)...), done: make(chan error, 1)}
+	outside := e
+	outside.root = nil
+	j := &job{cmd: outside.command(append([]string{e.bin("cohort"), "run", "--evidence", "-"}, args...)...), done: make(chan error, 1)}
 	j.cmd.Stdout, j.cmd.Stderr = j, j
 	if err := j.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -214,9 +239,9 @@ func (j *job) ends(t *testing.T) {
 	}
 }
 
-// TestWheelBesidePyTorch: in an environment with each PyTorch, pip installs the wheel. A script runs that does not know it. A group of members
-// in Python and Go loses one, whose place a spare takes; it hangs, and "cohort why" names the section; the wheel is removed while it runs, and
-// it goes on to its end.
+// TestWheelBesidePyTorch: in an environment with each PyTorch, pip installs the wheel. A script runs that does not know it. A group of
+// members in Python and Go hangs, and "cohort why" names the section; it loses a member, whose place a spare takes; the wheel is removed
+// while it runs, and it goes on to its end.
 func TestWheelBesidePyTorch(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
 		t.Parallel()
@@ -226,19 +251,17 @@ func TestWheelBesidePyTorch(t *testing.T) {
 		if after, _ := e.command(e.python(), e.pip, "check").CombinedOutput(); !bytes.Equal(before, after) {
 			t.Errorf("pip check says\n%sand without the wheel\n%s", after, before)
 		}
-		plain := e.launch(t, append([]string{"--nproc-per-node", "1"}, e.inside(e.python(), filepath.Join(e.dir, "plain.py"))...)...)
-		plain.find(t, `sum 1 of 1, without \[\]`, 1) // nothing of the wheel is loaded before it is imported
-		plain.ends(t)
-		changingGroup(t, torch, e, program)
+		e.readOnly(t)
+		standStill(t, torch, e, program)
+		changingGroup(t, torch, e)
 	})
 }
 
-func changingGroup(t *testing.T, torch *torchtest.Torch, e environment, program string) {
+func changingGroup(t *testing.T, torch *torchtest.Torch, e environment) {
 	t.Helper()
 	const steps = "150"
-	id, hang := "wheel-"+torch.Name+"-"+strconv.Itoa(os.Getpid()), filepath.Join(e.dir, "hang")
 	script := filepath.Join(e.dir, "start.sh")
-	python := strings.Join(e.inside(e.python(), "-u", filepath.Join(e.dir, "member.py"), steps, hang), " ")
+	python := strings.Join(e.inside(e.python(), "-u", filepath.Join(e.dir, "member.py"), steps), " ")
 	workers, members := "3", 2
 	text := "exec " + python + "\n"
 	if torch.About(t).Since(2, 3) { // that of 1.13 connects otherwise
@@ -248,7 +271,7 @@ func changingGroup(t *testing.T, torch *torchtest.Torch, e environment, program 
 	if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	j := e.launch(t, "--rdzv-id", id, "--nproc-per-node", workers, "--members", strconv.Itoa(members), "sh", script)
+	j := e.launch(t, "--nproc-per-node", workers, "--members", strconv.Itoa(members), "sh", script)
 	j.find(t, `member \d+: step 20\n`, members)
 	joined := j.find(t, `member (\d+) \(process (\d+)\): rank (\d) of \d at step \d+`, members)
 	numbers := map[string]string{}
@@ -261,29 +284,34 @@ func changingGroup(t *testing.T, torch *torchtest.Torch, e environment, program 
 			victims = append(victims, number)
 		}
 	}
-	if len(victims) < 2 {
-		t.Fatalf("no two members in Python\n%s", j)
+	if len(victims) == 0 {
+		t.Fatalf("no members in Python\n%s", j)
 	}
 	slices.Sort(victims)
-	standStill(t, program, id, hang, numbers[victims[1]])
 	signalTo(t, numbers[victims[0]], syscall.SIGKILL)
 	j.find(t, `member \d+ \(process \d+\): rank \d of \d at step [1-9]`, members)
 	e.run(t, e.python(), e.pip, "uninstall", "-y", "cohort-dist")
-	if _, err := os.Stat(program); err == nil {
+	if _, err := os.Stat(e.bin("cohort")); err == nil {
 		t.Error("the program is still there")
 	}
 	j.find(t, `member \d+ done\n`, members)
 	j.ends(t)
 }
 
-// standStill makes a rank hang in a section, reads what "cohort why" says, and lets it go on.
-func standStill(t *testing.T, program, id, hang, pid string) {
+// standStill runs a job in which one rank loads its data and the other one, which knows nothing of cohort, waits for it.
+func standStill(t *testing.T, torch *torchtest.Torch, e environment, program string) {
 	t.Helper()
-	if err := os.WriteFile(hang, nil, 0o600); err != nil {
-		t.Fatal(err)
+	id := "wheel-" + torch.Name + "-" + strconv.Itoa(os.Getpid())
+	hang, script := filepath.Join(e.dir, "hang"), filepath.Join(e.dir, "two.sh")
+	plain := strings.Join(e.inside(e.python(), filepath.Join(e.dir, "plain.py")), " ")
+	late := strings.Join(e.inside(e.python(), filepath.Join(e.dir, "late.py"), hang), " ")
+	for name, text := range map[string]string{hang: "", script: "[ $RANK = 0 ] && exec " + plain + "\nexec " + late + "\n"} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	signalTo(t, pid, syscall.SIGUSR1)
-	want := regexp.MustCompile(`(?s)Ranks? .* not reached all_reduce.*section "load"`)
+	j := e.launch(t, "--rdzv-id", id, "--nproc-per-node", "2", "sh", script)
+	want := regexp.MustCompile(`Rank 1 has not called init_process_group; it is in <module> \(late\.py:16\).*, in section "load" for .*, step 7`)
 	var sentence []byte
 	for limit := time.Now().Add(time.Minute); !want.Match(sentence); {
 		if time.Now().After(limit) {
@@ -295,6 +323,8 @@ func standStill(t *testing.T, program, id, hang, pid string) {
 	if err := os.Remove(hang); err != nil {
 		t.Fatal(err)
 	}
+	j.find(t, `sum 2 of 2, without \[\]`, 1) // nothing of the wheel is loaded where it is not imported
+	j.ends(t)
 }
 
 func self(t *testing.T) string {

@@ -236,7 +236,7 @@ class Store(dist.Store):  # type: ignore[misc]
                 watch.close()
 
     def _present(self, key: str) -> Optional[bytes]:
-        """The value of a key, or None: there is no request that returns one without waiting."""
+        """The value of a key, or None: every request that returns one waits for it."""
         while self.check([key]):
             try:
                 return _wire.read_strings(self._client.call(_wire.GET, _wire.string(self._key(key)), 0.05, waits=True))[0]

@@ -79,7 +79,8 @@ func (s source) compile(ctx context.Context, p platform, more ...string) ([]byte
 	name := filepath.Join(dir, p.exe())
 	const cli = module + "/cmd/cohort/internal/cli"
 	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-mod=readonly"}, more...)
-	args = append(args, "-ldflags", fmt.Sprintf("-s -w -X %s.version=v%s -X %s.commit=%s", cli, s.version, cli, s.commit), "-o", name, "./cmd/cohort")
+	linker := fmt.Sprintf("-s -w -X %s.version=v%s -X %s.commit=%s", cli, s.version, cli, s.commit)
+	args = append(args, "-ldflags", linker, "-o", name, "./cmd/cohort")
 	cmd := exec.CommandContext(ctx, "go", args...) //nolint:gosec // the Go command, with arguments of ours
 	cmd.Dir = s.root
 	cmd.Env = append(os.Environ(), "GOOS="+p.os, "GOARCH="+p.arch, "CGO_ENABLED=0", "GOFLAGS=", "GOEXPERIMENT=",

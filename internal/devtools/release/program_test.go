@@ -104,7 +104,8 @@ func (m made) checkProgram(t *testing.T, p platform, data []byte) {
 		args = append([]string{"chroot", "--userspec=65534:65534", root}, args...)
 	}
 	out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput()
-	if err != nil || !strings.HasPrefix(string(out), "cohort v"+m.source.version+", commit ") || !strings.Contains(string(out), p.String()) {
+	text := string(out)
+	if err != nil || !strings.HasPrefix(text, "cohort v"+m.source.version+", commit ") || !strings.Contains(text, p.String()) {
 		t.Errorf("cohort version: %v\n%s", err, out)
 	}
 }

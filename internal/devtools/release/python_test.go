@@ -152,8 +152,9 @@ func TestTags(t *testing.T) {
 			continue
 		}
 		out := t.TempDir()
-		if text, err := e.pip(t, "download", "--no-index", "--no-deps", "--find-links", m.first, "--only-binary=:all:", "--platform", c.system,
-			"-d", out, "cohort-dist").CombinedOutput(); err != nil {
+		cmd := e.pip(t, "download", "--no-index", "--no-deps", "--find-links", m.first, "--only-binary=:all:", "--platform", c.system,
+			"-d", out, "cohort-dist")
+		if text, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", c.system, err, text)
 		} else if _, err = os.Stat(filepath.Join(out, m.wheelName(p[0]))); err != nil {
 			t.Errorf("%s: %v\n%s", c.system, err, text)

@@ -31,7 +31,7 @@ var existing = flag.String("release.dir", "", "test the release in this `folder`
 type made struct {
 	source        source
 	platforms     []platform
-	first, second string // folders; there is no second one of a release that was there
+	first, second string // folders; a release that was there has only the first
 }
 
 // emulated is a platform of the release whose programs run here with QEMU.
@@ -177,8 +177,8 @@ func TestSameBytes(t *testing.T) {
 		}
 		want = append(want, fmt.Sprintf("%x  %s\n", sha256.Sum256(one), f.Name()))
 		two, err := os.ReadFile(filepath.Join(m.second, f.Name()))
-		if m.second == "" || errors.Is(err, fs.ErrNotExist) || strings.HasSuffix(f.Name(), ".oci.tar") { // for other platforms, or with them
-			continue
+		if m.second == "" || errors.Is(err, fs.ErrNotExist) || strings.HasSuffix(f.Name(), ".oci.tar") {
+			continue // for other platforms, or with them
 		}
 		if err != nil || !bytes.Equal(one, two) {
 			t.Errorf("%s differs: %v", f.Name(), err)

@@ -1,11 +1,10 @@
 # Copyright The cohort Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A member that counts with the others to STEPS, loads data with forked workers, and hangs where HANG exists after a SIGUSR1.
+"""A member that loads data with forked workers, and counts with the others to STEPS.
 
-usage: member.py STEPS HANG
+usage: member.py STEPS
 """
 import os
-import signal
 import sys
 import time
 from datetime import timedelta
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from cohort_dist import elastic
 from cohort_dist.why import section, step
 
-steps, hang, hangs, now = int(sys.argv[1]), sys.argv[2], False, 0
+steps, now = int(sys.argv[1]), 0
 
 
 class Numbers(Dataset):
@@ -32,20 +31,6 @@ class Numbers(Dataset):
             return torch.tensor(float(i))
 
 
-def on_signal(*_):
-    global hangs
-    hangs = True
-
-
-def load():
-    global hangs
-    with section("load"):
-        while hangs and os.path.exists(hang):
-            time.sleep(0.05)
-        hangs = False
-
-
-signal.signal(signal.SIGUSR1, on_signal)
 with section("data"):
     loaded = sum(float(x) for x in DataLoader(Numbers(), num_workers=2, multiprocessing_context="fork"))
 assert loaded == 6, loaded
@@ -59,7 +44,6 @@ with elastic.join(timeout=timedelta(seconds=120)) as member:
                   flush=True)
             over = 0
             while now < steps and not over:
-                load()
                 sums = torch.tensor([float(member.over()), 1.0])
                 dist.all_reduce(sums)
                 assert sums[1] == dist.get_world_size(), sums

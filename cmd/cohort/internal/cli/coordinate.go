@@ -33,9 +33,8 @@ func (a *app) coordinateCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Decide which processes are members of a group that changes while they run: dead members
 leave, spares take their place, and the others keep their order. The members are Go
-programs (package elastic) or PyTorch 2.14 scripts (examples/reconfigure/train.py has the
-thirty lines that they need). They find the coordinator through a store that all of them
-can reach.
+programs (package elastic) or PyTorch scripts (cohort_dist.elastic of the Python wheel).
+They find the coordinator through a store that all of them can reach.
 
 The command ends when all members have finished. If it dies, start it again with the same
 arguments: the group continues in the meantime, and the new coordinator takes over. If two
