@@ -305,13 +305,14 @@ func standStill(t *testing.T, torch *torchtest.Torch, e environment, program str
 	hang, script := filepath.Join(e.dir, "hang"), filepath.Join(e.dir, "two.sh")
 	plain := strings.Join(e.inside(e.python(), filepath.Join(e.dir, "plain.py")), " ")
 	late := strings.Join(e.inside(e.python(), filepath.Join(e.dir, "late.py"), hang), " ")
-	for name, text := range map[string]string{hang: "", script: "[ $RANK = 0 ] && exec " + plain + "\nexec " + late + "\n"} {
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	if err := syscall.Mkfifo(hang, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(script, []byte("[ $RANK = 0 ] && exec "+plain+"\nexec "+late+"\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	j := e.launch(t, "--rdzv-id", id, "--nproc-per-node", "2", "sh", script)
-	want := regexp.MustCompile(`Rank 1 has not called init_process_group; it is in <module> \(late\.py:16\).*, in section "load" for .*, step 7`)
+	want := regexp.MustCompile(`Rank 1 has not called init_process_group; it is in <module> \(late\.py:\d+\).*, in section "load" for .*, step 7`)
 	var sentence []byte
 	for limit := time.Now().Add(time.Minute); !want.Match(sentence); {
 		if time.Now().After(limit) {
@@ -320,7 +321,7 @@ func standStill(t *testing.T, torch *torchtest.Torch, e environment, program str
 		sentence, _ = exec.Command(program, "why", id).CombinedOutput()
 	}
 	t.Logf("%s", sentence)
-	if err := os.Remove(hang); err != nil {
+	if err := os.WriteFile(hang, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	j.find(t, `sum 2 of 2, without \[\]`, 1) // nothing of the wheel is loaded where it is not imported
