@@ -207,6 +207,7 @@ func TestArchive(t *testing.T) {
 	m := release(t)
 	for _, p := range m.platforms {
 		t.Run(p.String(), func(t *testing.T) {
+			t.Parallel()
 			_, packed := m.file(t, m.source.stem(p)+".tar.gz")
 			entries := untar(t, gunzip(t, packed))
 			for name, mode := range map[string]fs.FileMode{

@@ -48,7 +48,10 @@ func TestWheel(t *testing.T) {
 	m := release(t)
 	for _, p := range m.platforms {
 		if p.wheelTag != "" {
-			t.Run(p.String(), func(t *testing.T) { m.checkWheel(t, p) })
+			t.Run(p.String(), func(t *testing.T) {
+				t.Parallel()
+				m.checkWheel(t, p)
+			})
 		}
 	}
 }
