@@ -312,7 +312,8 @@ func standStill(t *testing.T, torch *torchtest.Torch, e environment, program str
 		t.Fatal(err)
 	}
 	j := e.launch(t, "--rdzv-id", id, "--nproc-per-node", "2", "sh", script)
-	want := regexp.MustCompile(`Rank 1 has not called init_process_group; it is in <module> \(late\.py:\d+\).*, in section "load" for .*, step 7`)
+	want := regexp.MustCompile(`Rank 1 has not called init_process_group; it is in <module> \(late\.py:\d+\).*, ` +
+		`in section "load" for .*, step 7`)
 	var sentence []byte
 	for limit := time.Now().Add(time.Minute); !want.Match(sentence); {
 		if time.Now().After(limit) {
