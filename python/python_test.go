@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cohort-dist/cohort/internal/observe/progresspage"
+	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
 // interpreter is a Python, on this system or in a folder that is entered by chroot.
@@ -214,6 +215,23 @@ func TestWithoutMemoryFile(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, script func(string) *exec.Cmd) { //nolint:thelper // it is a test
 		if out, err := script("testdata/without.py").CombinedOutput(); err != nil || string(out) != "done\n" {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+// TestWire: the client of the store, which needs no PyTorch.
+func TestWire(t *testing.T) {
+	t.Parallel()
+	server, err := tcpstore.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	each(t, func(t *testing.T, script func(string) *exec.Cmd) { //nolint:thelper // it is a test
+		cmd := script("testdata/wire.py")
+		cmd.Args = append(cmd.Args, strconv.Itoa(server.Port()))
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "done\n" {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})

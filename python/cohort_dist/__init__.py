@@ -15,6 +15,7 @@ from typing import Any, List
 from ._version import __version__
 
 __all__ = ["__version__", "binary"]
+_MODULES = ("elastic", "store", "why")  # the first two import torch
 
 
 def __getattr__(name: str) -> Any:
@@ -23,8 +24,12 @@ def __getattr__(name: str) -> Any:
         from ._binary import find
 
         return find
+    if name in _MODULES:
+        from importlib import import_module
+
+        return import_module("." + name, __name__)
     raise AttributeError("module %r has no attribute %r" % (__name__, name))
 
 
 def __dir__() -> List[str]:
-    return sorted(list(globals()) + __all__)
+    return sorted({*globals(), *__all__, *_MODULES})
