@@ -193,6 +193,9 @@ func (e environment) launch(t *testing.T, args ...string) *job {
 	return j
 }
 
+// longest is how long each part of a job may take: several import torch at the same time.
+const longest = 4 * time.Minute
+
 // job is a running job.
 type job struct {
 	cmd  *exec.Cmd
@@ -217,7 +220,7 @@ func (j *job) String() string {
 func (j *job) find(t *testing.T, pattern string, n int) [][]string {
 	t.Helper()
 	re := regexp.MustCompile(pattern)
-	for limit := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for limit := time.Now().Add(longest); ; time.Sleep(20 * time.Millisecond) {
 		if found := re.FindAllStringSubmatch(j.String(), -1); len(found) >= n {
 			return found
 		}
@@ -234,7 +237,7 @@ func (j *job) ends(t *testing.T) {
 		if err != nil {
 			t.Errorf("the job: %v\n%s", err, j)
 		}
-	case <-time.After(2 * time.Minute):
+	case <-time.After(longest):
 		t.Fatalf("the job does not end:\n%s", j)
 	}
 }
@@ -315,7 +318,7 @@ func standStill(t *testing.T, torch *torchtest.Torch, e environment, program str
 	want := regexp.MustCompile(`Rank 1 has not called init_process_group; it is in <module> \(late\.py:\d+\).*, ` +
 		`in section "load" for .*, step 7`)
 	var sentence []byte
-	for limit := time.Now().Add(time.Minute); !want.Match(sentence); {
+	for limit := time.Now().Add(longest); !want.Match(sentence); {
 		if time.Now().After(limit) {
 			t.Fatalf("cohort why says\n%s\nnot %v", sentence, want)
 		}

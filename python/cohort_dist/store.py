@@ -100,7 +100,7 @@ class Store(dist.Store):  # type: ignore[misc]
         return "cohort_dist.store.Store(%s:%d)" % self._client.address
 
     def close(self) -> None:
-        """Close the connections. What uses the store after that fails, also in PyTorch's C++."""
+        """Close the connections. PyTorch must not use the store after that."""
         _open.discard(self)
         self._client.close()
 
