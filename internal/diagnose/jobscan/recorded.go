@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/diagnose/torchdump"
+	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/observe/progresspage"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 )
 
@@ -173,4 +175,29 @@ func askServer(ctx context.Context, server, handler string) *torchdump.Dump {
 		return nil
 	}
 	return d
+}
+
+// reported reads what a process says of itself.
+func reported(proc string, pid int) verdict.Reported {
+	page, found := progresspage.Find(proc, pid, ownPID(proc, pid))
+	if !found {
+		return verdict.Reported{}
+	}
+	r := verdict.Reported{Steps: page.Steps, StepAge: progresspage.Age(page.Stepped)}
+	if s, in := page.Innermost(); in {
+		r.Section, r.SectionAge = s.Name, progresspage.Age(s.Since)
+	}
+	return r
+}
+
+// ReportedBy returns what a process on this host says of itself.
+func ReportedBy(pid int) verdict.Reported { return reported("/proc", pid) }
+
+// Reported returns what each rank of a job says of itself.
+func Reported(j Job) []verdict.Reported {
+	all := make([]verdict.Reported, len(j.Ranks))
+	for i, r := range j.Ranks {
+		all[i] = reported("/proc", r.PID)
+	}
+	return all
 }

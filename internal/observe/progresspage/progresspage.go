@@ -6,9 +6,16 @@
 package progresspage
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"io"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 )
@@ -153,4 +160,128 @@ func putSection(b []byte, place int, name string, now time.Duration) {
 // endSection frees a place.
 func endSection(b []byte, place int) {
 	clear(b[headerSize+place*threadSize:][:8])
+}
+
+// Writer writes the page of this process. The zero value is ready; the page exists from the first call on. On a system that cannot make
+// it, all methods do nothing.
+type Writer struct {
+	mu struct {
+		sync.Mutex
+		opened bool
+		page   []byte // nil: there is none
+		steps  uint64
+		used   uint32 // places, a bit each
+	}
+}
+
+// StepTo says that the rank has done this many steps.
+func (w *Writer) StepTo(steps uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.openLocked() {
+		w.mu.steps = steps
+		putSteps(w.mu.page, steps, Now())
+	}
+}
+
+// Step says that the rank has done one more step.
+func (w *Writer) Step() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.openLocked() {
+		w.mu.steps++
+		putSteps(w.mu.page, w.mu.steps, Now())
+	}
+}
+
+// Begin says that the rank is in a section now, and returns its place; -1 if all are taken, which End accepts.
+func (w *Writer) Begin(name string) (place int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	place = bits.TrailingZeros32(^w.mu.used)
+	if !w.openLocked() || place >= Threads {
+		return -1
+	}
+	w.mu.used |= 1 << place
+	putSection(w.mu.page, place, name, Now())
+	return place
+}
+
+// End ends what Begin has begun.
+func (w *Writer) End(place int) {
+	if place < 0 {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mu.used &^= 1 << place
+	endSection(w.mu.page, place)
+}
+
+// openLocked makes the page once, and reports whether there is one.
+func (w *Writer) openLocked() bool {
+	if !w.mu.opened {
+		w.mu.opened = true
+		if w.mu.page = create(); w.mu.page != nil {
+			putHeader(w.mu.page, os.Getpid())
+		}
+	}
+	return w.mu.page != nil
+}
+
+// Age is how long ago a time of a page was; 0 if it is not known.
+func Age(since time.Duration) time.Duration {
+	if since == 0 {
+		return 0
+	}
+	return max(0, Now()-since)
+}
+
+const (
+	// mostFiles is how many open files of a process are looked at.
+	mostFiles = 1 << 14
+	// attempts is how often a page is read that changes while it is read.
+	attempts = 4
+)
+
+// Find reads the page of a process below the folder proc. own is the number that the process has for itself, which is another one in a
+// container. It reports false if there is none, or if it may not be read.
+func Find(proc string, pid, own int) (Page, bool) {
+	folder := filepath.Join(proc, strconv.Itoa(pid), "fd")
+	dir, err := os.Open(folder) //nolint:gosec // a folder of the kernel
+	if err != nil {
+		return Page{}, false
+	}
+	names, _ := dir.Readdirnames(mostFiles)
+	_ = dir.Close()
+	for _, name := range names {
+		link, err := os.Readlink(filepath.Join(folder, name))
+		if err != nil || link != "/memfd:"+memfdName+" (deleted)" {
+			continue
+		}
+		if p, err := read(filepath.Join(folder, name)); err == nil && p.PID == own {
+			return p, true
+		}
+	}
+	return Page{}, false
+}
+
+// read reads a page until it does not change meanwhile.
+func read(name string) (Page, error) {
+	f, err := os.Open(name) //nolint:gosec // a memory file of the process that is looked at
+	if err != nil {
+		return Page{}, err
+	}
+	defer func() { _ = f.Close() }()
+	var before, now [pageSize + 1]byte
+	for n := 0; ; n++ {
+		got, err := f.ReadAt(now[:], 0)
+		if err != nil && err != io.EOF {
+			return Page{}, err
+		}
+		if n >= attempts || n > 0 && bytes.Equal(before[:], now[:]) {
+			return decode(now[:got])
+		}
+		before = now
+	}
 }

@@ -32,7 +32,7 @@
 // # The parts
 //
 // codec.go has the frames of handshake and descriptors; handshake.go the two pure state machines [offerer] and [chooser];
-// message.go the model of what PyTorch accepts; pipe.go, channel.go and stream.go move messages; endpoint.go, dial.go,
-// pipesetup.go, connect.go and peerslot.go set up sessions; watch.go notices the end of connections that are not read.
+// channel.go also holds the model of the messages that PyTorch accepts; pipe.go, channel.go and stream.go move messages; endpoint.go, dial.go,
+// pipesetup.go, connect.go and peers.go set up sessions; stream.go also notices the end of connections that are not read.
 // docs/wire/tensorpipe.md has the bytes.
 package tensorpipe

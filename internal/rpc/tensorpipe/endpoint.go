@@ -38,7 +38,7 @@ type Endpoint struct {
 		pending   map[net.Conn]struct{}   // in handshake
 		expected  map[uint64]chan *stream // registered connections that have not arrived
 		setups    map[*pipeSetup]struct{} // pipes of peers that are not complete
-		peerSlots map[string]*peerSlot    // by worker name: see peerslot.go
+		peerSlots map[string]*peerSlot    // by worker name: see peers.go
 		links     map[*cohortwire.Link]struct{}
 	}
 }

@@ -32,7 +32,7 @@ type Pipe struct {
 	chann    channel
 	requests *requestTable
 	poll     adaptivePoll
-	ends     *watch // of the dialling side: its connections; see watch.go
+	ends     *watch // of the dialling side: its connections; see [watch]
 
 	sending chan struct{} // holds a token while a message is written
 	recving chan struct{} // holds a token while a message is read

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/user"
@@ -19,6 +20,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/sys/sockdiag"
 )
@@ -183,4 +185,76 @@ func (p *Policy) cannotTell() {
 	if !said {
 		p.say("this system does not report which user a connection belongs to: every user of this host can connect")
 	}
+}
+
+// ownAge is how long the addresses of this host are believed to be the same. To read them costs more than everything else about a
+// connection.
+const ownAge = time.Second
+
+// ownAddrs are the addresses of this host.
+type ownAddrs struct {
+	mu struct {
+		sync.Mutex
+
+		all  map[netip.Addr]bool
+		read time.Time
+	}
+}
+
+// has reports whether an address, without a zone, is one of this host's. If the system does not tell, only loopback addresses are.
+func (o *ownAddrs) has(a netip.Addr) bool { return a.IsLoopback() || o.onInterface(a) || routedHere(a) }
+
+func (o *ownAddrs) onInterface(a netip.Addr) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if now := time.Now(); o.mu.all == nil || now.Sub(o.mu.read) > ownAge {
+		o.mu.all, o.mu.read = map[netip.Addr]bool{}, now
+		all, _ := net.InterfaceAddrs()
+		for _, x := range all {
+			if prefix, err := netip.ParsePrefix(x.String()); err == nil {
+				o.mu.all[prefix.Addr().Unmap().WithZone("")] = true
+			}
+		}
+	}
+	return o.mu.all[a]
+}
+
+// Listener returns l with an Accept that leaves out connections of users that the policy does not accept.
+func (p *Policy) Listener(l net.Listener) net.Listener { return &listener{l, p} }
+
+type listener struct {
+	net.Listener
+
+	policy *Policy
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil || l.policy.AcceptsConn(c) {
+			return c, err
+		}
+		_ = c.Close()
+	}
+}
+
+// AcceptsConn is Accepts for a connection.
+func (p *Policy) AcceptsConn(c net.Conn) bool { return p.JudgeConn(c) == Accepted }
+
+// JudgeConn is Judge for a connection. One that is not TCP is accepted.
+func (p *Policy) JudgeConn(c net.Conn) Verdict {
+	local, here := addrOf(c.LocalAddr())
+	remote, there := addrOf(c.RemoteAddr())
+	if !here || !there {
+		return Accepted
+	}
+	return p.Judge(local, remote)
+}
+
+func addrOf(a net.Addr) (netip.AddrPort, bool) {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}, false
+	}
+	return tcp.AddrPort(), true
 }
