@@ -5,11 +5,14 @@ package group
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"testing"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/observe/flightrec"
+	"github.com/cohort-dist/cohort/tensor"
 )
 
 // TestSlices: what a slice is sent with or reduced into is the slice itself, whether a collective or a message.
@@ -66,5 +69,69 @@ func TestFlightRecorderSize(t *testing.T) {
 	entries := dump.Groups[0].Entries
 	if len(entries) != kept || entries[kept-1].Seq != done-1 {
 		t.Errorf("%d entries, want %d: %+v", len(entries), kept, entries)
+	}
+}
+
+// fullArena is an engine whose segment has no room.
+type fullArena struct{ collective.Engine }
+
+func (fullArena) Alloc(n int) (*tensor.Storage, error) {
+	return nil, cohort.Newf("shm: alloc", cohort.Exhausted, "%d bytes", n)
+}
+
+// TestNewTensorOfAFullSegment: a tensor for which the segment has no room is on the heap.
+func TestNewTensorOfAFullSegment(t *testing.T) {
+	t.Parallel()
+	x, err := (&Group{engine: fullArena{}}).NewTensor(tensor.Float32, 2, 3)
+	if err != nil || x.Numel() != 6 || x.Storage().Origin() == "shared segment" {
+		t.Errorf("%v, %v", x, err)
+	}
+	if _, err = (&Group{engine: fullArena{}}).NewTensor(tensor.Float32, -1); cohort.CodeOf(err) != cohort.InvalidArgument {
+		t.Errorf("a negative dimension: %v", err)
+	}
+}
+
+// TestNilGroup: no method of a nil group panics, and every one that can return an error returns one that says what is wrong. A program gets
+// such a group where it ignores the error of New.
+func TestNilGroup(t *testing.T) {
+	t.Parallel()
+	var g *Group
+	for m := range reflect.TypeFor[*Group]().Methods() {
+		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
+			args := []reflect.Value{reflect.ValueOf(g)}
+			for at := 1; at < m.Type.NumIn(); at++ {
+				if m.Type.IsVariadic() && at == m.Type.NumIn()-1 {
+					break
+				}
+				if in := m.Type.In(at); in == reflect.TypeFor[context.Context]() {
+					args = append(args, reflect.ValueOf(t.Context()))
+				} else {
+					args = append(args, reflect.Zero(in))
+				}
+			}
+			for _, out := range m.Func.Call(args) {
+				switch out := out.Interface().(type) {
+				case *Work:
+					isNilGroup(t, out.Wait(t.Context()))
+				case []*Work:
+					for _, w := range out {
+						isNilGroup(t, w.Wait(t.Context()))
+					}
+				default:
+				}
+			}
+			if last := m.Type.NumOut() - 1; last >= 0 && m.Type.Out(last) == reflect.TypeFor[error]() {
+				err, _ := reflect.TypeAssert[error](m.Func.Call(args)[last])
+				isNilGroup(t, err)
+			}
+		})
+	}
+}
+
+func isNilGroup(t *testing.T, err error) {
+	t.Helper()
+	if e := asError(err); e == nil || e.Code != cohort.InvalidArgument {
+		t.Errorf("%v", err)
 	}
 }

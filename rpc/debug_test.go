@@ -4,10 +4,16 @@
 package rpc
 
 import (
+	"bytes"
+	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/cohort-dist/cohort/tensor"
 )
@@ -78,4 +84,38 @@ func TestReferencesInside(t *testing.T) {
 	}
 	_ = outer.Close()
 	shutdown(t, agents)
+}
+
+func TestConnectedComponents(t *testing.T) {
+	t.Parallel()
+	got := connectedComponents(map[int][]int{5: {1}, 1: {5, 5}, 2: nil, 3: {9}, 9: {4}, 4: nil, 7: {7}})
+	if diff := cmp.Diff([][]int{{1, 5}, {2}, {3, 4, 9}, {7}}, got); diff != "" {
+		t.Error(diff)
+	}
+	if none := connectedComponents(map[string][]string{}); none != nil {
+		t.Errorf("islands of nothing: %v", none)
+	}
+}
+
+// Peers that cause lines of the same text fill no log; other texts are written, and later it logs how many are missing.
+func TestLogIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		logger := slog.New(limitLog(slog.NewTextHandler(&out, nil)))
+		for range 12_000 {
+			logger.With(slog.String("peer", "w1")).Warn("control frame dropped")
+		}
+		logger.Warn("something else")
+		if n := strings.Count(out.String(), "control frame dropped"); n != logLines {
+			t.Errorf("%d lines of the same text", n)
+		}
+		if !strings.Contains(out.String(), "something else") {
+			t.Error("another text was left out")
+		}
+		time.Sleep(logWindow)
+		logger.Warn("control frame dropped")
+		if !strings.Contains(out.String(), "left_out=11900") {
+			t.Error("the number of missing lines is not logged")
+		}
+	})
 }

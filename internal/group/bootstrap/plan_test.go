@@ -4,8 +4,12 @@
 package bootstrap
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -101,5 +105,18 @@ func TestTheCallersOwnEnd(t *testing.T) {
 		if err := p.failed(t.Context(), assemble.ErrAttemptAbandoned); origin.once() != errors.Is(err, ErrGaveUp) {
 			t.Errorf("origin %d, given up by another rank: %v", origin, err)
 		}
+	}
+}
+
+// TestNewerIsSaidOnce: a version that is newer than any that is known is worth one line in the log of a process, not one per
+// group.
+func TestNewerIsSaidOnce(t *testing.T) {
+	version := "torch-3." + strconv.Itoa(rand.IntN(1_000_000_000))
+	var log bytes.Buffer
+	for range 3 { // three groups
+		warnNewer(slog.New(slog.NewTextHandler(&log, nil)), version)
+	}
+	if n := strings.Count(log.String(), version); n != 1 {
+		t.Errorf("it was said %d times:\n%s", n, log.String())
 	}
 }

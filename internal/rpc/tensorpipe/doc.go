@@ -32,7 +32,7 @@
 // # The parts
 //
 // codec.go has the frames of handshake and descriptors; handshake.go the two pure state machines [offerer] and [chooser];
-// channel.go also holds the model of the messages that PyTorch accepts; pipe.go, channel.go and stream.go move messages; endpoint.go, dial.go,
+// channel.go has the model of the messages that PyTorch accepts and moves them, with pipe.go and stream.go; endpoint.go, dial.go,
 // pipesetup.go, connect.go and peers.go set up sessions; stream.go also notices the end of connections that are not read.
 // docs/wire/tensorpipe.md has the bytes.
 package tensorpipe

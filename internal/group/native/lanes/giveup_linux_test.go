@@ -6,6 +6,7 @@ package lanes
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"strconv"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/group/collective"
+	"github.com/cohort-dist/cohort/internal/group/native"
 	"github.com/cohort-dist/cohort/internal/group/native/nativetcp"
 	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
 	"github.com/cohort-dist/cohort/internal/group/transport"
@@ -98,4 +101,43 @@ func join(t *testing.T, port []byte) (leave func()) {
 		t.Fatal(err)
 	}
 	return func() { _ = c.Close() }
+}
+
+// BenchmarkLanes runs all-reduces and broadcasts of 32 MiB between two ranks of this process over one lane or several.
+// With a rate, each connection is held to that many bytes in a second, as clouds do; without one, the cores are the
+// limit. Decision 34 rests on it.
+func BenchmarkLanes(b *testing.B) {
+	const size = 32 << 20
+	for _, rate := range []int{50 << 20, 0} {
+		for _, kind := range []collective.Kind{collective.AllReduce, collective.Broadcast} {
+			for _, lanes := range []int{1, 2, 4} {
+				b.Run(fmt.Sprintf("rate=%d/%v/lanes=%d", rate, kind, lanes), func(b *testing.B) {
+					meshes := world(b, 2, lanes, nil)
+					for _, m := range meshes {
+						if p, ok := m.(interface{ Pace(rate int) error }); ok && rate > 0 {
+							if err := p.Pace(rate); err != nil {
+								b.Fatal(err)
+							}
+						}
+					}
+					b.SetBytes(size)
+					b.ResetTimer()
+					var wg sync.WaitGroup
+					for r, m := range meshes {
+						wg.Go(func() {
+							e, q := native.NewEngine(m, native.Tuning{}), request(kind, 0, r, 2, size, false)
+							for i := range b.N {
+								q.Tag = uint32(2 * i)
+								if err := e.Run(context.Background(), &q); err != nil {
+									b.Error(err)
+									return
+								}
+							}
+						})
+					}
+					wg.Wait()
+				})
+			}
+		}
+	}
 }

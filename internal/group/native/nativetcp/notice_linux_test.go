@@ -6,14 +6,17 @@ package nativetcp
 import (
 	"context"
 	"errors"
+	"io"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-dist/cohort/internal/group/collective"
 	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
 	"github.com/cohort-dist/cohort/internal/group/transport"
+	"github.com/cohort-dist/cohort/internal/sys/spinwait"
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
@@ -74,4 +77,83 @@ func TestNoticeAmongMessages(t *testing.T) {
 	cancel()
 	<-ended
 	rallies.Wait()
+}
+
+// TestAllOfAHostHearWhereARankRuns: a rank exchanges messages with a few others only, and all of them decide by where all are.
+func TestAllOfAHostHearWhereARankRuns(t *testing.T) {
+	meshes := connectWith(t, 3, nil, func(c *Config) {
+		c.Shared, c.Local, c.Heartbeat = false, []bool{true, true, true}, -1
+	})
+	m := meshes[0]
+	m.place(spinwait.Now())
+	m.mu.Lock()
+	core := m.mu.cores[0]
+	m.mu.Unlock()
+	if core == 0 {
+		t.Fatal("the rank does not know where it runs itself")
+	}
+	for _, other := range meshes[1:] {
+		if got := heardFrom(t, other, 0); got != core {
+			t.Errorf("rank %d takes rank 0 to be at %d, it is at %d", other.rank, got, core)
+		}
+	}
+}
+
+// heardFrom returns where a rank is, as a mesh has heard.
+func heardFrom(t *testing.T, m *Mesh, rank int) uint16 {
+	t.Helper()
+	m.mu.Lock() // the keeper has seen what came before, and nothing that comes later
+	defer m.mu.Unlock()
+	for begun := time.Now(); m.mu.cores[rank] == 0; {
+		if time.Since(begun) > 20*time.Second {
+			t.Fatalf("rank %d has not heard where rank %d runs", m.rank, rank)
+		}
+		if n, errno := epollSleep(m.ep, m.events[:], !m.cfg.Shared); errno == 0 {
+			m.handle(n)
+		}
+	}
+	return m.mu.cores[rank]
+}
+
+// TestMovesOfARankThatIsNotHeard: a rank that moves again and again while another one of its host is stopped keeps no frame for each move.
+// When the other one goes on it hears where the rank is.
+func TestMovesOfARankThatIsNotHeard(t *testing.T) {
+	m, s := withScripted(t)
+	m.mu.Lock()
+	m.cfg.Local = []bool{true, true}
+	_ = unix.SetsockoptInt(m.mu.conns[1].fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 16<<10)
+	m.mu.Unlock()
+	_ = s.SetReadBuffer(16 << 10)
+	post(m, 1, make([]byte, nativewire.MaxPiece)) // in one frame, which says where the rank was before
+	s.hears()
+	s.says(nativewire.Header{Type: nativewire.Ready, Slot: 1, Total: nativewire.MaxPiece}, nil)
+	testkit.Until(t, "the socket is full", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.mu.conns[1].out.armed
+	})
+	const last = 1000
+	m.mu.Lock()
+	for core := range uint16(last) {
+		m.moved(core + 1)
+	}
+	kept := len(m.mu.conns[1].out.control)
+	m.mu.Unlock()
+	if kept > nativewire.HeaderSize {
+		t.Errorf("%d bytes wait for the socket", kept)
+	}
+	var frame [nativewire.HeaderSize]byte
+	for {
+		if _, err := io.ReadFull(s, frame[:]); err != nil {
+			t.Fatal(err)
+		}
+		h, err := nativewire.Parse(frame[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Core == last {
+			return
+		}
+		_, _ = io.CopyN(io.Discard, s, int64(h.Length))
+	}
 }
