@@ -227,7 +227,7 @@ func (g *Group) argsOf(ctx context.Context) *collective.Group {
 	return &args
 }
 
-// MonitoredBarrier is a barrier whose error names the ranks that did not arrive. Rank 0 hears from every other rank and
+// MonitoredBarrier is a barrier whose error names the ranks that did not arrive. Rank 0 receives from every other rank and
 // then releases all of them: all pass or none does. Only rank 0 enforces the timeout ([WithTimeout], else the group's),
 // so that it can name the culprit; the others report that rank 0 had an error.
 //

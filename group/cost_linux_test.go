@@ -228,7 +228,7 @@ func TestSleepingRankUsesNoCore(t *testing.T) {
 // TestWaitingRankWakesNoOtherThread: one rank comes to each collective a millisecond after the other, which therefore
 // sleeps in each and is woken once. Beside that its threads wake 250 to 500 times in a second, for the clock, the
 // keeper and the runtime's monitor; when each sleep told the runtime of itself it was 2,500 times and more. Of an
-// operation that takes longer than a nap the runtime is told, and then its monitor looks around for a millisecond,
+// operation that takes longer than a nap the runtime is notified, and then its monitor looks around for a millisecond,
 // every 20 us. A very busy machine can hold the rank up between operations too, so one in five tries has to be within
 // the bound.
 func TestWaitingRankWakesNoOtherThread(t *testing.T) {

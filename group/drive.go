@@ -247,7 +247,7 @@ func (g *Group) tick(now time.Time) background.State {
 	return state
 }
 
-// report is what hook and profiler hear of an operation that is over. The Work itself belongs to its owner again by then,
+// report is what hook and profiler learn of an operation that is over. The Work itself belongs to its owner again by then,
 // who may be using it for the next operation.
 type report struct {
 	event observe.Event

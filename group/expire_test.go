@@ -92,7 +92,7 @@ func TestLateBeforeItIsPosted(t *testing.T) {
 				t.Errorf("%d messages are left", left)
 			}
 			if kind == Gloo {
-				return // the peer was told of the receive: withdrawing it takes the connection
+				return // the peer was notified of the receive: withdrawing it takes the connection
 			}
 			// A small send may have left: it is over, one way or the other.
 			sent := groups[0].Send(ctx, from(int64(5)), 1, 4, WithTimeout(time.Nanosecond))

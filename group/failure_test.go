@@ -254,7 +254,7 @@ func TestMessageTimeoutLeavesTheGroup(t *testing.T) {
 			t.Errorf("%s: %v", transport, err)
 		}
 		if transport == Gloo {
-			continue // the peer was told of the receive: withdrawing it takes the connection
+			continue // the peer was notified of the receive: withdrawing it takes the connection
 		}
 		must(t, each(2, func(r int) error { return groups[r].Barrier(ctx).Wait(ctx) }))
 	}
@@ -419,7 +419,7 @@ func TestMissingRankIsNamed(t *testing.T) {
 	}
 }
 
-// TestTimeoutSaysWhoIsAwaited: nothing tells whether the rank that is awaited is the reason or waits itself. So it is
+// TestTimeoutSaysWhoIsAwaited: nothing shows whether the rank that is awaited is the reason or waits itself. So it is
 // said that it is waited for, and not blamed.
 func TestTimeoutSaysWhoIsAwaited(t *testing.T) {
 	t.Parallel()

@@ -178,7 +178,7 @@ func TestCloseEndsAnInterruptedOperation(t *testing.T) {
 	}
 }
 
-// TestHookMayClose: those who hear of an operation hold nothing that Close waits for.
+// TestHookMayClose: those who are notified of an operation hold nothing that Close waits for.
 func TestHookMayClose(t *testing.T) {
 	var g *Group
 	closed := make(chan struct{})

@@ -24,7 +24,7 @@ import (
 
 // New joins the world's group as one of size ranks, which find each other through s. All ranks must call it; it returns
 // when all are connected. Keep the store open until the group is closed; the group does not close it. After ctx has ended, New
-// may need up to three more seconds to tell the others and to find out who was missing; 1.2 if the store answers at once.
+// may need up to three more seconds to notify the others and to find out who was missing; 1.2 if the store answers at once.
 //
 // It corresponds to torch.distributed.init_process_group(backend="gloo"). The other ranks may be Go processes, PyTorch
 // processes or both; see [WithTransport] and [WithPeers].

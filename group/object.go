@@ -101,7 +101,7 @@ func (g *Group) BroadcastObjects(ctx context.Context, objects [][]byte, root coh
 	return nil
 }
 
-// exchangeSizes tells all ranks the size of everybody's object and returns the sizes and the largest one.
+// exchangeSizes sends all ranks the size of everybody's object and returns the sizes and the largest one.
 func (p *parted) exchangeSizes(ctx context.Context, own int, opts []OpOption) ([]int64, int, error) {
 	if int64(own) > MaxObject {
 		return nil, 0, cohort.Newf(p.name, cohort.TooLarge, "the object has %d bytes, at most %d are taken", own, int64(MaxObject))

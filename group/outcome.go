@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/tensor"
 )
 
-// outcome is how and when an operation ends, once, and who hears of it.
+// outcome is how and when an operation ends, once, and who is notified of it.
 type outcome struct {
 	// err and ended are set before over, and read after it.
 	over  atomic.Bool
@@ -31,7 +31,7 @@ type outcome struct {
 	}
 }
 
-// waiters is who hears of the end of an operation.
+// waiters is who is notified of the end of an operation.
 type waiters struct {
 	done      chan struct{}
 	promise   *cohort.Promise[[]*tensor.Tensor]
@@ -152,7 +152,7 @@ func (g *Group) expire() {
 }
 
 // expireMessages ends messages that expire holds: only expire completes them, so no caller uses a Work again meanwhile. Close waits until
-// they are let go; those who hear of it may close the group.
+// they are let go; those who are notified of it may close the group.
 func (g *Group) expireMessages(late []*Work) {
 	var half *cohort.Error
 	for _, w := range late {

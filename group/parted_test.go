@@ -74,7 +74,7 @@ func TestPartedCallsEndTheGroup(t *testing.T) {
 					t.Errorf("rank 1, afterwards: %v", err)
 				}
 				ctx := ctxOf(t)
-				err := errors.Join(c.call(ctx, groups[0]), groups[0].Barrier(ctx).Wait(ctx)) // a root may be done before it hears of it
+				err := errors.Join(c.call(ctx, groups[0]), groups[0].Barrier(ctx).Wait(ctx)) // a root may be done before it learns of it
 				var e *cohort.Error
 				if !errors.As(err, &e) || !errors.Is(err, cohort.Aborted) || e.Rank != 1 {
 					t.Errorf("rank 0: %v", err)
@@ -114,7 +114,7 @@ func TestPartedCallsGoOn(t *testing.T) {
 				return err
 			}))
 			if transport == Gloo {
-				return // the peer was told of the receive: withdrawing it takes the connection
+				return // the peer was notified of the receive: withdrawing it takes the connection
 			}
 			short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 			defer cancel()
@@ -135,11 +135,11 @@ func TestPartedCallsGoOn(t *testing.T) {
 // soon is long enough for ranks to find out that they can never form a group, and much shorter than their time.
 const soon = 15 * time.Second
 
-// told is what a process was told about its place.
-type told struct{ rank, size int }
+// given is what a process was given as its place.
+type given struct{ rank, size int }
 
 // comeTogether starts processes as they were told, and returns how they ended. A group is an error.
-func comeTogether(ctx context.Context, s store.Store, all []told, opts ...Option) []error {
+func comeTogether(ctx context.Context, s store.Store, all []given, opts ...Option) []error {
 	errs := make([]error, len(all))
 	_ = each(len(all), func(i int) error {
 		g, err := New(ctx, s, cohort.Rank(all[i].rank), all[i].size, opts...)
@@ -151,11 +151,11 @@ func comeTogether(ctx context.Context, s store.Store, all []told, opts ...Option
 	return errs
 }
 
-// TestSizesDisagree: ranks that were told different sizes of the world all say so at once, each of them both sizes.
+// TestSizesDisagree: ranks that were given different sizes of the world all say so at once, each of them both sizes.
 func TestSizesDisagree(t *testing.T) {
 	t.Parallel()
 	for _, transport := range append([]Transport{Auto}, transports...) {
-		for _, all := range [][]told{{{0, 2}, {1, 3}, {2, 3}}, {{0, 3}, {1, 3}, {1, 2}}, {{0, 4}, {1, 5}, {3, 6}}} {
+		for _, all := range [][]given{{{0, 2}, {1, 3}, {2, 3}}, {{0, 3}, {1, 3}, {1, 2}}, {{0, 4}, {1, 5}, {3, 6}}} {
 			t.Run(fmt.Sprintf("%s %v", transport, all), func(t *testing.T) {
 				t.Parallel()
 				s := store.NewMemory()
@@ -173,7 +173,7 @@ func TestSizesDisagree(t *testing.T) {
 					t.Errorf("it took %v", took)
 				}
 				// Started again as they should be, they form a group.
-				for i, err := range comeTogether(ctx, s, []told{{0, 3}, {1, 3}, {2, 3}}, WithTransport(transport)) {
+				for i, err := range comeTogether(ctx, s, []given{{0, 3}, {1, 3}, {2, 3}}, WithTransport(transport)) {
 					if err != nil {
 						t.Errorf("rank %d afterwards: %v", i, err)
 					}
@@ -190,7 +190,7 @@ func TestSizesChange(t *testing.T) {
 	defer func() { _ = s.Close() }()
 	for _, size := range []int{3, 2, 4, 2} {
 		short, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
-		for _, err := range comeTogether(short, s, []told{{1, size}}) { // rank 0 does not come: this one claims its size
+		for _, err := range comeTogether(short, s, []given{{1, size}}) { // rank 0 does not come: this one claims its size
 			if !errors.Is(err, cohort.DeadlineExceeded) {
 				t.Errorf("alone of %d: %v", size, err)
 			}
@@ -214,7 +214,7 @@ func TestSizesChange(t *testing.T) {
 func TestRankComesTwice(t *testing.T) {
 	t.Parallel()
 	for _, transport := range append([]Transport{Auto}, transports...) {
-		for _, all := range [][]told{{{0, 2}, {0, 2}}, {{0, 4}, {1, 4}, {1, 4}}} {
+		for _, all := range [][]given{{{0, 2}, {0, 2}}, {{0, 4}, {1, 4}, {1, 4}}} {
 			t.Run(fmt.Sprintf("%s %v", transport, all), func(t *testing.T) {
 				t.Parallel()
 				s := store.NewMemory()
@@ -246,7 +246,7 @@ func TestRankOfAGroupComesTwice(t *testing.T) {
 	groups := newWorldOver(t, s, 2)
 	short, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	err := comeTogether(short, s, []told{{1, 2}})[0]
+	err := comeTogether(short, s, []given{{1, 2}})[0]
 	if cohort.CodeOf(err) != cohort.DeadlineExceeded || !strings.Contains(err.Error(), "rank 1 was taken before") {
 		t.Error(err)
 	}

@@ -137,7 +137,7 @@ func (g *Group) placeIn(op string, uuid int64, handles []string) (int, error) {
 // closedLocked reports whether Close was called.
 func (g *Group) closedLocked() bool { return g.mu.sched.State() == opsched.Closed }
 
-// beginChange keeps others from reconfiguring the group at the same time. left tells that it was closed without a successor.
+// beginChange keeps others from reconfiguring the group at the same time. left says that it was closed without a successor.
 func (g *Group) beginChange(op string) (left bool, err error) {
 	failpoint.At("group.reconfigure.begin")
 	g.mu.Lock()

@@ -197,7 +197,7 @@ func TestReconfigureEndsWithClose(t *testing.T) {
 	}
 }
 
-// TestReconfigureDeclined: a rank that gives up before it has come tells the others, too.
+// TestReconfigureDeclined: a rank that gives up before it has come notifies the others, too.
 func TestReconfigureDeclined(t *testing.T) {
 	for declines := range 3 {
 		c := newCrew(t, 3)

@@ -26,7 +26,7 @@ func TestSaysWhoIsMissing(t *testing.T) {
 		s := store.NewMemory()
 		defer func() { _ = s.Close() }()
 		var mu sync.Mutex
-		var told []string
+		var details []string
 		var log bytes.Buffer
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -35,15 +35,15 @@ func TestSaysWhoIsMissing(t *testing.T) {
 				if e.Kind == EventWait {
 					mu.Lock()
 					defer mu.Unlock()
-					told = append(told, e.Detail)
+					details = append(details, e.Detail)
 				}
 			}))
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "ranks 0, 2 and 3 of group g7 did not appear") {
 			t.Errorf("%v", err)
 		}
 		want := "rank 1 of group g7 waits for ranks 0, 2 and 3, which have not joined (1 of 4 have joined)"
-		if len(told) != 2 || told[0] != want || !strings.Contains(log.String(), want) {
-			t.Errorf("told %q; logged %s", told, log.String())
+		if len(details) != 2 || details[0] != want || !strings.Contains(log.String(), want) {
+			t.Errorf("hook got %q; logged %s", details, log.String())
 		}
 	})
 }

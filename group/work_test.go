@@ -118,20 +118,20 @@ func TestArgumentErrorsTakeNoNumber(t *testing.T) {
 	ctx := ctxOf(t)
 	x, y := from(float32(1)), from(int32(1))
 	for name, w := range map[string]*Work{
-		"nil":       g.AllReduce(ctx, nil, Sum),
-		"operator":  g.AllReduce(ctx, x, And),
-		"unknown":   g.AllReduce(ctx, x, 77),
-		"root":      g.Broadcast(ctx, x, 2),
-		"list":      g.AllGather(ctx, []*tensor.Tensor{x}, x),
-		"types":     g.AllGather(ctx, []*tensor.Tensor{x, y}, x),
-		"size":      g.AllGatherInto(ctx, x, x),
-		"split":     g.AllToAllInto(ctx, from(1.0, 2.0), from(1.0, 2.0), []int{1, 1}, []int{3, -1}),
-		"self":      g.Send(ctx, x, 0, 0),
-		"tag":       g.Send(ctx, x, 1, -1),
-		"stranger":  g.Recv(ctx, x, 5, 0),
-		"scatter":   g.Scatter(ctx, x, nil, 0),
-		"no root":   g.Gather(ctx, []*tensor.Tensor{x, x}, x, 1),
-		"coalesced": g.AllReduceCoalesced(ctx, nil, Sum),
+		"nil":          g.AllReduce(ctx, nil, Sum),
+		"operator":     g.AllReduce(ctx, x, And),
+		"unknown":      g.AllReduce(ctx, x, 77),
+		"root":         g.Broadcast(ctx, x, 2),
+		"list":         g.AllGather(ctx, []*tensor.Tensor{x}, x),
+		"types":        g.AllGather(ctx, []*tensor.Tensor{x, y}, x),
+		"size":         g.AllGatherInto(ctx, x, x),
+		"split":        g.AllToAllInto(ctx, from(1.0, 2.0), from(1.0, 2.0), []int{1, 1}, []int{3, -1}),
+		"self":         g.Send(ctx, x, 0, 0),
+		"tag":          g.Send(ctx, x, 1, -1),
+		"no such rank": g.Recv(ctx, x, 5, 0),
+		"scatter":      g.Scatter(ctx, x, nil, 0),
+		"no root":      g.Gather(ctx, []*tensor.Tensor{x, x}, x, 1),
+		"coalesced":    g.AllReduceCoalesced(ctx, nil, Sum),
 	} {
 		if !w.Completed() || !errors.Is(w.Err(), cohort.InvalidArgument) {
 			t.Errorf("%s: %v", name, w.Err())

@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-// TestCancellationOvertakesTheHandler gives calls up so soon that the handler may not run yet when the callee hears of it:
+// TestCancellationOvertakesTheHandler gives calls up so soon that the handler may not run yet when the callee learns of it:
 // none may wait for the deadline, and hold its place until then.
 func TestCancellationOvertakesTheHandler(t *testing.T) {
 	var running atomic.Int64

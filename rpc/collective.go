@@ -161,7 +161,7 @@ func (m members) AskDevices(ctx context.Context, name string) error {
 	return m.a.callRetried(ctx, name, deviceInfos, nil)
 }
 
-func (m members) Tell(ctx context.Context, name string, comes bool) error {
+func (m members) Announce(ctx context.Context, name string, comes bool) error {
 	me := rpcwire.WorkerInfo{Name: m.a.name, ID: rpcwire.WorkerID(m.a.id)}
 	return m.a.callRetried(ctx, name, updateMembership, []any{me, []any{}, &py.Dict{}, comes})
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // A peer that does not read holds up its own control stream, and no other. The lease is longer than the test waits: an owner that
-// hears nothing would give up its object by itself.
+// receives nothing would give up its object by itself.
 func TestCongestedPeerHoldsUpOnlyItself(t *testing.T) {
 	agents := world(t, 3, true, func(int) *Registry { return NewRegistry().MustHandle("t.make", func() int { return 7 }) },
 		WithLease(time.Second, time.Minute, time.Minute))

@@ -117,7 +117,7 @@ func TestInterceptors(t *testing.T) {
 	}
 }
 
-// TestInterceptorsRefuse: an interceptor can refuse a call on either side; those that have begun are told the end.
+// TestInterceptorsRefuse: an interceptor can refuse a call on either side; those that have begun are notified of the end.
 func TestInterceptorsRefuse(t *testing.T) {
 	t.Parallel()
 	var n notes

@@ -98,8 +98,8 @@ func TestFunctionsGivenToAnAgent(t *testing.T) {
 	}
 }
 
-// TestPanicsAreTold to the agent's logger, or to the program's if there is none, but not without end: peers may cause them.
-func TestPanicsAreTold(t *testing.T) {
+// TestPanicsAreReported to the agent's logger, or to the program's if there is none, but not without end: peers may cause them.
+func TestPanicsAreReported(t *testing.T) {
 	bug := func() { panic("a bug") }
 	for name, c := range map[string]struct {
 		opt  Option

@@ -58,8 +58,8 @@ func TestMisuse(t *testing.T) {
 	})
 }
 
-// TestCloseTells: Close says that gradients are lost which it could not copy.
-func TestCloseTells(t *testing.T) {
+// TestCloseNotifies: Close says that gradients are lost which it could not copy.
+func TestCloseNotifies(t *testing.T) {
 	t.Parallel()
 	world(t, 1, func(ctx context.Context, g *group.Group) error {
 		m := net(1)

@@ -137,7 +137,7 @@ func TestCleanupsTravelTogether(t *testing.T) {
 	}
 }
 
-// A worker that leaves a dynamic world right after it has closed a context still tells the others.
+// A worker that leaves a dynamic world right after it has closed a context still notifies the others.
 func TestCleanupBeforeLeaving(t *testing.T) {
 	ws := newWorld(t, 2, basics())
 	ctx, c, err := ws[0].engine.Open(testContext(t))

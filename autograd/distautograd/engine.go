@@ -302,7 +302,7 @@ func (e *Engine) closeLocked(w *work) {
 	e.failLocked(w, cause, func(exchange) bool { return true })
 }
 
-// died is told of a worker that has died.
+// died is notified of a worker that has died.
 func (e *Engine) died(w rpcext.Worker) {
 	failpoint.At("distautograd.died")
 	e.mu.Lock()

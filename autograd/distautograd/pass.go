@@ -294,7 +294,7 @@ func (e *Engine) run(w *work) {
 	}
 }
 
-// ran tells the machine that a function has run, or has failed.
+// ran reports to the machine that a function has run, or has failed.
 func (e *Engine) ran(p *pass, node backwardcore.Node, pt *point, err error) work {
 	finish := false
 	w := e.step(func(m *machine) {

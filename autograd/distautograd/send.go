@@ -58,7 +58,7 @@ func (e *Engine) sendLocked(m *machine, msg message, w *work) {
 	}
 	s := sending{key: exchange{msg.Kind, msg.To, msg.Context, msg.Pass, msg.Call}, msg: msg}
 	switch msg.Kind { //nolint:exhaustive // the others are sent as they are
-	case backwardcore.Told, backwardcore.Cleaned, backwardcore.Noted:
+	case backwardcore.FailReceived, backwardcore.Cleaned, backwardcore.Noted:
 		return // the request is answered where it is served
 	case backwardcore.Done:
 		key := exchange{msg.Wave, msg.To, msg.Context, msg.Pass, msg.Call}
@@ -84,7 +84,7 @@ func (e *Engine) sendLocked(m *machine, msg message, w *work) {
 			return key.peer == msg.To && key.context == msg.Context && key.pass == msg.Pass
 		})
 		if told || msg.To == msg.From || !e.isGo(msg.To) {
-			m.Receive(message{Kind: backwardcore.Told, From: msg.To, To: msg.From, Context: msg.Context, Pass: msg.Pass})
+			m.Receive(message{Kind: backwardcore.FailReceived, From: msg.To, To: msg.From, Context: msg.Context, Pass: msg.Pass})
 			return
 		}
 	case backwardcore.Mark, backwardcore.Grad:
@@ -204,7 +204,7 @@ func (e *Engine) askTorch(ctx context.Context, s sending) (*rpcwire.Message, err
 	return &rpcwire.Message{Payload: []byte{1}}, err
 }
 
-// sent tells the machine what became of a message.
+// sent reports to the machine what became of a message.
 func (e *Engine) sent(s sending, back *rpcwire.Message, err error) work {
 	failpoint.At("distautograd.sent")
 	return e.step(func(m *machine) {
@@ -235,7 +235,7 @@ func (e *Engine) sent(s sending, back *rpcwire.Message, err error) work {
 			}
 		case backwardcore.Fail:
 			if err == nil {
-				reply.Kind = backwardcore.Told
+				reply.Kind = backwardcore.FailReceived
 				m.Receive(reply)
 			}
 		case backwardcore.Cleanup:

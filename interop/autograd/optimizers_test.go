@@ -24,7 +24,7 @@ var (
 	optimizerFirst = flag.Uint64("optimizer", 1, "the seed of the first random optimizer")
 )
 
-// meant is how a rule is told a number, of which 0 would be its default.
+// meant is how a rule is given a number, of which 0 would be its default.
 func meant(x float64) float64 {
 	if x == 0 {
 		return optim.Zero

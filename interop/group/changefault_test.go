@@ -179,18 +179,18 @@ func (m *changing) send(t *testing.T, words ...any) {
 	m.proc.Send(t, string(line))
 }
 
-func (m *changing) hear(t *testing.T, answer any) {
+func (m *changing) receive(t *testing.T, answer any) {
 	t.Helper()
 	if line := m.proc.Line(t); json.Unmarshal([]byte(line), answer) != nil {
 		t.Fatalf("%d printed %q", m.id, line)
 	}
 }
 
-// changed hears what became of a reconfiguration.
+// changed receives what became of a reconfiguration.
 func (m *changing) changed(t *testing.T) (failure string) {
 	t.Helper()
 	var answer string
-	m.hear(t, &answer)
+	m.receive(t, &answer)
 	if !strings.HasPrefix(answer, "gloo:") {
 		return answer
 	}
@@ -236,7 +236,7 @@ func form(t *testing.T, members []*changing, uuid int) {
 	}
 	got := make([][]string, len(members))
 	for i, m := range members {
-		m.hear(t, &got[i])
+		m.receive(t, &got[i])
 	}
 	compare(t, plan, oracle(t, transport, len(members), plan), got)
 }
@@ -277,7 +277,7 @@ func changeWithFault(t *testing.T, seed uint64) {
 		members = append(members, m)
 	}
 	for _, m := range members {
-		m.hear(t, &m.handle)
+		m.receive(t, &m.handle)
 	}
 	form(t, members, 1)
 	random.Shuffle(len(members), func(i, j int) { members[i], members[j] = members[j], members[i] })

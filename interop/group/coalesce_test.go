@@ -58,7 +58,7 @@ func coalesced(ctx context.Context, g *group.Group, k int, s step) (string, erro
 	return "", fmt.Errorf("unknown operation %q", s.Op)
 }
 
-// objectLists sends a list of objects to every rank; n tells that the receiver knows the sender.
+// objectLists sends a list of objects to every rank; n says that the receiver knows the sender.
 func objectLists(ctx context.Context, g *group.Group, k int, s step) (string, error) {
 	var list [][]byte
 	for i := range 3 {

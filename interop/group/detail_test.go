@@ -168,8 +168,8 @@ func TestDetailNamesBothSides(t *testing.T) {
 	})
 }
 
-// TestUntoldDetail: a rank that was not told that the others check operations finds out instead of waiting for ever.
-func TestUntoldDetail(t *testing.T) {
+// TestDetailNotConfigured: a rank that was not told that the others check operations finds out instead of waiting for ever.
+func TestDetailNotConfigured(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

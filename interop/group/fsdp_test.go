@@ -216,16 +216,16 @@ func runFSDP(t *testing.T, tr *torchtest.Torch, s fsdpShape, w world) [][]string
 	return logs
 }
 
-// TestFSDP2Untold: a Go rank that was not told the version of the PyTorch ranks takes part until the first mean,
+// TestFSDP2VersionUnknown: a Go rank that was not given the version of the PyTorch ranks takes part until the first mean,
 // refuses that with an error that names the option and the variable, and makes no rank wait. The variable is enough.
-func TestFSDP2Untold(t *testing.T) {
+func TestFSDP2VersionUnknown(t *testing.T) {
 	tr := torchtest.Newest
 	tr.Need(t)
 	s := fsdpShape{size: 3, ins: 4, outsA: 5, outsB: 2, batch: 3}
 	for _, goRank := range []int{0, 2} { // rank 0 hosts the store
 		t.Run(fmt.Sprint("go=", goRank), func(t *testing.T) {
 			w := world{
-				size: s.size, goRanks: []int{goRank}, untold: true,
+				size: s.size, goRanks: []int{goRank}, unversioned: true,
 				shared: slices.Concat(torchtest.Optimizers, []string{"torch.distributed.fsdp"}),
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -127,7 +127,7 @@ func TestLazyConnections(t *testing.T) {
 	want := world{size: 4}.run(t, torchtest.Newest, plan)
 	for _, variable := range []string{"TORCH_GLOO_LAZY_INIT", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER", "GLOO_ENABLE_STORE_V2_API"} {
 		for _, goRanks := range [][]int{{0}, {1, 3}, {0, 1, 2}} {
-			w := world{size: 4, goRanks: goRanks, env: map[string]string{variable: "1"}, untold: true}
+			w := world{size: 4, goRanks: goRanks, env: map[string]string{variable: "1"}, unversioned: true}
 			t.Run(fmt.Sprint(variable, " ", w), func(t *testing.T) { compare(t, plan, want, w.run(t, torchtest.Newest, plan)) })
 		}
 	}

@@ -28,7 +28,7 @@ func mixedWorld(t *testing.T, seed uint64) (world, []step) {
 	f.peers, _, _ = torchcaps.ParsePeers(old.Version + "," + recent.Version)
 	f.size = 3 + f.IntN(3)
 	f.joined = make([]int, f.size)
-	w := world{size: f.size, env: map[string]string{}, torches: map[int]*torchtest.Torch{}, untold: f.IntN(3) == 0}
+	w := world{size: f.size, env: map[string]string{}, torches: map[int]*torchtest.Torch{}, unversioned: f.IntN(3) == 0}
 	ranks := f.Perm(f.size)
 	w.torches[ranks[0]], w.torches[ranks[1]] = torchtest.V26, torchtest.Newest
 	for i, r := range ranks[2:] {
@@ -101,7 +101,7 @@ func TestMixedWorlds(t *testing.T) {
 	for i := range *fuzzSeeds {
 		seed := *fuzzFirst + uint64(i)
 		w, plan := mixedWorld(t, seed)
-		t.Run(fmt.Sprintf("seed=%d,%v,untold=%v", seed, w, w.untold), func(t *testing.T) {
+		t.Run(fmt.Sprintf("seed=%d,%v,unversioned=%v", seed, w, w.unversioned), func(t *testing.T) {
 			t.Parallel()
 			compare(t, plan, oracle(t, group.Gloo, w.size, plan), w.run(t, torchtest.Newest, plan))
 		})

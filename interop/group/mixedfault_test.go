@@ -68,7 +68,7 @@ func TestMixedSurvivors(t *testing.T) {
 			t.Run(fmt.Sprintf("%v,%s", w, fault), func(t *testing.T) {
 				t.Parallel()
 				const limit = 30                 // seconds, of PyTorch's operations, of which the first waits for connections
-				const liveness = 5 * time.Second // is enough to hear of an end
+				const liveness = 5 * time.Second // is enough to learn of an end
 				ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 				defer cancel()
 				var last []group.OpOption
@@ -177,10 +177,10 @@ for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
         print("error", flush=True)
 `
 
-// TestMixedVersionsUntold: PyTorch ranks of two versions, one of which hosts the store, scatter a maximum: the older
-// one takes it for a sum. A Go rank that was not told the versions refuses, and says how to tell it, instead of
+// TestMixedVersionsUnknown: PyTorch ranks of two versions, one of which hosts the store, scatter a maximum: the older
+// one takes it for a sum. A Go rank that was not given the versions refuses, and says how to tell it, instead of
 // believing that all are like the host.
-func TestMixedVersionsUntold(t *testing.T) {
+func TestMixedVersionsUnknown(t *testing.T) {
 	torchtest.V26.Need(t)
 	torchtest.Newest.Need(t)
 	for _, torches := range []map[int]*torchtest.Torch{
@@ -189,7 +189,7 @@ func TestMixedVersionsUntold(t *testing.T) {
 		{1: torchtest.V26, 2: torchtest.Newest},
 		{0: torchtest.Newest, 1: torchtest.Newest}, // which cannot be told apart from the first
 	} {
-		w := world{size: 3, torches: torches, untold: true}
+		w := world{size: 3, torches: torches, unversioned: true}
 		for r := range w.size {
 			if torches[r] == nil {
 				w.goRanks = append(w.goRanks, r)
@@ -313,7 +313,7 @@ sys.stdin.readline()
 func TestLauncherOfAnotherVersion(t *testing.T) {
 	torchtest.V26.Need(t)
 	torchtest.Newest.Need(t)
-	w := world{size: 2, goRanks: []int{1}, torches: map[int]*torchtest.Torch{0: torchtest.V26}, untold: true}
+	w := world{size: 2, goRanks: []int{1}, torches: map[int]*torchtest.Torch{0: torchtest.V26}, unversioned: true}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	port := testkit.FreePort(t)

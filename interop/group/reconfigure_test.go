@@ -40,10 +40,10 @@ func (c *candidate) ask(t *testing.T, answer any, words ...any) {
 		t.Fatal(err)
 	}
 	c.proc.Send(t, string(line))
-	c.hear(t, answer)
+	c.receive(t, answer)
 }
 
-func (c *candidate) hear(t *testing.T, answer any) {
+func (c *candidate) receive(t *testing.T, answer any) {
 	t.Helper()
 	line := c.proc.Line(t)
 	if err := json.Unmarshal([]byte(line), answer); err != nil {
@@ -138,7 +138,7 @@ func (s *stage) start(isGo func(id int) bool, ids ...int) {
 	for _, id := range ids {
 		c := s.all[id]
 		if c.proc != nil {
-			c.hear(s.T, &c.handle)
+			c.receive(s.T, &c.handle)
 		}
 		if want := fmt.Sprintf("gloo:%d:-1:%d:127.0.0.1:%s", id, id, s.port); c.handle != want {
 			s.Fatalf("%d: first handle %q, want %q", id, c.handle, want)
@@ -373,7 +373,7 @@ func TestReconfigureRefusesLazyRanks(t *testing.T) {
 		Args: []string{"0", "2", port, `"reconfigure"`}, Env: map[string]string{"TORCH_GLOO_LAZY_INIT": "1"},
 	})
 	c := &candidate{proc: proc}
-	c.hear(t, &c.handle)
+	c.receive(t, &c.handle)
 	client, err := tcpstore.Dial(t.Context(), server.Addr().String())
 	if err != nil {
 		t.Fatal(err)

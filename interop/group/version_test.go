@@ -38,16 +38,16 @@ except RuntimeError as e:
 sys.stdin.readline()
 `
 
-// TestVersionIsFoundOutOrAskedFor averages, which PyTorch can from 2.8 on. A Go rank that is told the version does what PyTorch
+// TestVersionIsFoundOutOrAskedFor averages, which PyTorch can from 2.8 on. A Go rank that is given the version does what PyTorch
 // does. One that is not finds out from the store of a PyTorch rank what it can; where that is not enough it says which
 // option is missing, and ends the group instead of letting anybody wait.
 func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		level, _, _ := torchcaps.Parse(tr.About(t).Version)
 		for _, goRank := range []int{0, 1} { // rank 0 hosts the store
-			for _, untold := range []bool{false, true} {
-				t.Run(fmt.Sprintf("go=%d,untold=%v", goRank, untold), func(t *testing.T) {
-					w := world{size: 2, goRanks: []int{goRank}, untold: untold}
+			for _, unversioned := range []bool{false, true} {
+				t.Run(fmt.Sprintf("go=%d,unversioned=%v", goRank, unversioned), func(t *testing.T) {
+					w := world{size: 2, goRanks: []int{goRank}, unversioned: unversioned}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					defer cancel()
 					port := testkit.FreePort(t)
@@ -68,7 +68,7 @@ func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 					if goRank == 0 {
 						since = 8 // that the ranks tell the store of a Go rank
 					}
-					switch known := !untold || level == torchcaps.V1_13 || tr.About(t).Since(2, since); {
+					switch known := !unversioned || level == torchcaps.V1_13 || tr.About(t).Since(2, since); {
 					case !known && !asked:
 						t.Errorf("the version cannot be known: %v", err)
 					case known && level >= torchcaps.V2_8 && (err != nil || x[0] != 0.5):
@@ -124,7 +124,7 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 		if tr == torchtest.V113 {
 			tr.NotApplicable(t, "has no groups that only their members make")
 		}
-		w := world{size: 2, goRanks: []int{1}, untold: true}
+		w := world{size: 2, goRanks: []int{1}, unversioned: true}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		port := testkit.FreePort(t)
@@ -158,9 +158,9 @@ func TestUnknownNamesAreAskedFor(t *testing.T) {
 	})
 }
 
-// TestStoreTellsTheVersion: the store of a PyTorch rank tells a Go rank without any options enough for a mesh of three
+// TestStoreReportsTheVersion: the store of a PyTorch rank tells a Go rank without any options enough for a mesh of three
 // dimensions, whose groups versions make in different orders, and for lists in all_to_all, which 2.12 brought.
-func TestStoreTellsTheVersion(t *testing.T) {
+func TestStoreReportsTheVersion(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		if tr == torchtest.V113 {
 			tr.NotApplicable(t, "has no meshes")
@@ -173,7 +173,7 @@ func TestStoreTellsTheVersion(t *testing.T) {
 			plan = append(plan, step{Op: "all_to_all", N: 3, DType: "float32"})
 		}
 		want := world{size: 4}.run(t, tr, plan)
-		compare(t, plan, want, world{size: 4, goRanks: []int{1, 2}, untold: true}.run(t, tr, plan))
+		compare(t, plan, want, world{size: 4, goRanks: []int{1, 2}, unversioned: true}.run(t, tr, plan))
 	})
 }
 
@@ -194,7 +194,7 @@ func TestNewerThanKnown(t *testing.T) {
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
 	w := world{
-		size: 2, goRanks: []int{1}, untold: true,
+		size: 2, goRanks: []int{1}, unversioned: true,
 		options: []group.Option{group.WithPeers(group.Peers(newer)), group.WithLogger(logger)},
 	}
 	compare(t, plan, want, w.run(t, tr, plan))

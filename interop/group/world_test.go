@@ -45,13 +45,13 @@ var versions sync.Map
 
 // world says which ranks are Go's.
 type world struct {
-	size    int
-	goRanks []int
-	env     map[string]string
-	options []group.Option
-	untold  bool                     // the Go ranks find out themselves what the PyTorch ranks are
-	torches map[int]*torchtest.Torch // of PyTorch ranks that are of another version than the others
-	shared  []string                 // modules that the scripts import
+	size        int
+	goRanks     []int
+	env         map[string]string
+	options     []group.Option
+	unversioned bool                     // the Go ranks find out themselves what the PyTorch ranks are
+	torches     map[int]*torchtest.Torch // of PyTorch ranks that are of another version than the others
+	shared      []string                 // modules that the scripts import
 }
 
 func (w world) String() string {
@@ -124,7 +124,7 @@ func (w world) tryJoin(ctx context.Context, t testing.TB, port, r int) (*group.G
 		return nil, err
 	}
 	options := w.options
-	if v, ok := versions.Load(port); ok && !w.untold {
+	if v, ok := versions.Load(port); ok && !w.unversioned {
 		options = append([]group.Option{group.WithPeers(group.Peers(fmt.Sprint(v)))}, options...)
 	}
 	g, err := group.New(ctx, client, cohort.Rank(r), w.size, options...)

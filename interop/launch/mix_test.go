@@ -41,11 +41,11 @@ func TestLaunchersDoNotMix(t *testing.T) {
 		at := endpoint()
 		first := ours(at)
 		first.wait(first.err, "1 of 2 nodes are present", 1)
-		stranger := theirs(at)
+		other := theirs(at)
 		first.wait(first.err, words, 1)
 		second := ours(at)
-		if a, b, c := first.end(), second.end(), stranger.end(); a != 0 || b != 0 || c == 0 { // 1.13 aborts
-			t.Errorf("ours end with %d and %d, torchrun with %d\n%s\n%s\n%s", a, b, c, first.err, second.err, stranger.err)
+		if a, b, c := first.end(), second.end(), other.end(); a != 0 || b != 0 || c == 0 { // 1.13 aborts
+			t.Errorf("ours end with %d and %d, torchrun with %d\n%s\n%s\n%s", a, b, c, first.err, second.err, other.err)
 		}
 		at = endpoint()
 		first = theirs(at)
@@ -56,9 +56,9 @@ func TestLaunchersDoNotMix(t *testing.T) {
 			}
 			return err == nil
 		})
-		stranger = ours(at)
-		if code := stranger.end(); code != 1 || !strings.Contains(stranger.err.String(), words) {
-			t.Errorf("ours ends with %d\n%s", code, stranger.err)
+		other = ours(at)
+		if code := other.end(); code != 1 || !strings.Contains(other.err.String(), words) {
+			t.Errorf("ours ends with %d\n%s", code, other.err)
 		}
 		second = theirs(at)
 		if a, b := first.end(), second.end(); a != 0 || b != 0 {

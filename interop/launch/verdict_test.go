@@ -27,13 +27,13 @@ func byHand(t *testing.T, torch *torchtest.Torch, addr string, port, world int, 
 	t.Helper()
 	var all [][]string
 	for _, rank := range ranks {
-		all = append(all, told(rank, world, addr, port))
+		all = append(all, rankEnv(rank, world, addr, port))
 	}
 	start(t, torch, all...)
 }
 
-// told is the environment of a rank that was started by hand.
-func told(rank, world int, addr string, port int) []string {
+// rankEnv is the environment of a rank that was started by hand.
+func rankEnv(rank, world int, addr string, port int) []string {
 	return []string{
 		"RANK=" + strconv.Itoa(rank), "WORLD_SIZE=" + strconv.Itoa(world), "MASTER_ADDR=" + addr,
 		"MASTER_PORT=" + strconv.Itoa(port),
@@ -73,13 +73,13 @@ func TestWhyByHand(t *testing.T) {
 		})
 		t.Run("another WORLD_SIZE", func(t *testing.T) {
 			port := testkit.FreePort(t)
-			start(t, torch, told(0, 3, "127.0.0.1", port), told(1, 2, "127.0.0.1", port)) // else rank 0 finds no peer and ends
+			start(t, torch, rankEnv(0, 3, "127.0.0.1", port), rankEnv(1, 2, "127.0.0.1", port)) // else rank 0 finds no peer and ends
 			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
 				`^Rank 1 has WORLD_SIZE 2 where rank 0 has 3: all ranks must have the same; rank.* in init_process_group \(meet\.py:\d+\)`)
 		})
 		t.Run("another MASTER_PORT", func(t *testing.T) {
 			port, other := testkit.FreePort(t), testkit.FreePort(t)
-			start(t, torch, told(0, 2, "127.0.0.1", port), told(1, 2, "127.0.0.1", other))
+			start(t, torch, rankEnv(0, 2, "127.0.0.1", port), rankEnv(1, 2, "127.0.0.1", other))
 			why(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(other)),
 				`^Rank 1 uses the store at 127\.0\.0\.1:\d+, and rank 0 of the same program \(process \d+\) uses 127\.0\.0\.1:\d+: `+
 					`all ranks must have the same MASTER_ADDR and MASTER_PORT; rank 1 waits in init_process_group`)

@@ -279,7 +279,7 @@ del r
 }
 
 // TestSecondWorld starts a second static world in the same processes, after the first was shut down: PyTorch counts its
-// worlds, all-gathers and barriers per process. Go is told the number of the world, or finds out.
+// worlds, all-gathers and barriers per process. Go is given the number of the world, or finds out.
 func TestSecondWorld(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {
 		t.Run("told", func(t *testing.T) { testSecondWorld(t, tr, true) })

@@ -32,8 +32,8 @@
 // answer the message at once, and a lost answer is sent again with everything it carried. So a pass that goes back and
 // forth between two workers takes one message per step.
 //
-// When a function fails or a worker dies, [Fail] tells every worker of the context, and each of them passes it on, so
-// that it reaches all. The first failure that a worker hears of is the one that its pass ends with.
+// When a function fails or a worker dies, [Fail] notifies every worker of the context, and each of them passes it on, so
+// that it reaches all. The first failure that a worker learns of is the one that its pass ends with.
 //
 // # Contexts
 //

@@ -112,7 +112,7 @@ func TestLateGradientOfAFailedPass(t *testing.T) {
 	}
 }
 
-// TestFailureComesBeforeTheGradient: a worker hears of the failure of a pass that has not reached it.
+// TestFailureComesBeforeTheGradient: a worker learns of the failure of a pass that has not reached it.
 func TestFailureComesBeforeTheGradient(t *testing.T) {
 	m := New(0, sum, Options{})
 	ctx := m.Open()

@@ -179,7 +179,7 @@ func (c *context[G]) busy() bool {
 		return true
 	}
 	for _, p := range c.passes {
-		if len(p.marks.out) > 0 || len(p.grads.out) > 0 || len(p.telling) > 0 {
+		if len(p.marks.out) > 0 || len(p.grads.out) > 0 || len(p.failSent) > 0 {
 			return true
 		}
 	}
@@ -195,7 +195,7 @@ func sortedPasses[G any](all map[PassID]*pass[G]) []PassID {
 // silence is how many times longer than a clean-up is repeated, who opened a context is asked whether it is still there.
 const silence = 6
 
-// Tick tells the time: what was not answered is sent again.
+// Tick gives the time: what was not answered is sent again.
 func (m *Machine[G]) Tick(now Time) {
 	m.now = now
 	for _, k := range slices.SortedFunc(maps.Keys(m.cleaning), func(a, b cleaning) int {
@@ -286,7 +286,7 @@ func (m *Machine[G]) Receive(msg Message[G]) {
 			c.passes[msg.Pass].done(m, c, msg)
 		}
 	case Fail:
-		m.send(Message[G]{Kind: Told, To: msg.From, Context: msg.Context, Pass: msg.Pass})
+		m.send(Message[G]{Kind: FailReceived, To: msg.From, Context: msg.Context, Pass: msg.Pass})
 		if c == nil {
 			return
 		}
@@ -297,9 +297,9 @@ func (m *Machine[G]) Receive(msg Message[G]) {
 		if p := m.pass(c, msg.Pass, msg.Mode); p != nil {
 			p.fail(m, c, msg.Cause)
 		}
-	case Told:
+	case FailReceived:
 		if c != nil && c.passes[msg.Pass] != nil {
-			delete(c.passes[msg.Pass].telling, msg.From)
+			delete(c.passes[msg.Pass].failSent, msg.From)
 		}
 	}
 }

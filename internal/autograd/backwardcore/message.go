@@ -45,15 +45,15 @@ type Kind uint8
 
 // The messages.
 const (
-	Mark    Kind = 1 + iota // the gradient of Call will come
-	Grad                    // the gradient of Call
-	Done                    // the Mark (of the first wave) or Grad of Call is done, with all that it has brought about
-	Fail                    // the pass has failed
-	Told                    // Fail has arrived
-	Cleanup                 // the context is over
-	Cleaned                 // Cleanup has arrived
-	Seen                    // to the opener of the context: this worker has seen it, and the worker that it has it from is dead
-	Noted                   // Seen has arrived
+	Mark         Kind = 1 + iota // the gradient of Call will come
+	Grad                         // the gradient of Call
+	Done                         // the Mark (of the first wave) or Grad of Call is done, with all that it has brought about
+	Fail                         // the pass has failed
+	FailReceived                 // Fail has arrived
+	Cleanup                      // the context is over
+	Cleaned                      // Cleanup has arrived
+	Seen                         // to the opener of the context: this worker has seen it, and the worker that it has it from is dead
+	Noted                        // Seen has arrived
 )
 
 // Cause says why a pass failed.

@@ -10,23 +10,23 @@ import (
 
 // pass is one worker's part of a pass.
 type pass[G any] struct {
-	id      PassID
-	mode    Mode
-	roots   map[Node]G // of the worker that began it
-	marked  map[Node]bool
-	marks   wave[G]
-	grads   wave[G]
-	entered bool // what it has to wait for is computed
-	waits   map[Node]int
-	sums    map[Node]G
-	missing map[Node]Call // send functions whose gradient has not come
-	left    int           // functions that have not run, and holds
-	running map[Node]bool
-	owed    map[Node]Call // messages that are answered when the function has run
-	over    bool          // this worker has nothing more to do in it
-	failed  bool
-	cause   Cause
-	telling map[Worker]Time // who has not answered Fail
+	id       PassID
+	mode     Mode
+	roots    map[Node]G // of the worker that began it
+	marked   map[Node]bool
+	marks    wave[G]
+	grads    wave[G]
+	entered  bool // what it has to wait for is computed
+	waits    map[Node]int
+	sums     map[Node]G
+	missing  map[Node]Call // send functions whose gradient has not come
+	left     int           // functions that have not run, and holds
+	running  map[Node]bool
+	owed     map[Node]Call // messages that are answered when the function has run
+	over     bool          // this worker has nothing more to do in it
+	failed   bool
+	cause    Cause
+	failSent map[Worker]Time // who has not answered Fail
 }
 
 // maxPasses bounds the passes of a context that a worker remembers. The oldest ones that are over go first.
@@ -38,7 +38,7 @@ func (m *Machine[G]) pass(c *context[G], id PassID, mode Mode) *pass[G] {
 	if p == nil {
 		if len(c.passes) >= maxPasses {
 			for _, old := range sortedPasses(c.passes) {
-				if x := c.passes[old]; x.over && len(x.telling) == 0 && len(c.passes) > maxPasses/2 {
+				if x := c.passes[old]; x.over && len(x.failSent) == 0 && len(c.passes) > maxPasses/2 {
 					delete(c.passes, old)
 				}
 			}
@@ -49,7 +49,7 @@ func (m *Machine[G]) pass(c *context[G], id PassID, mode Mode) *pass[G] {
 		p = &pass[G]{
 			id: id, mode: mode, marked: map[Node]bool{}, marks: newWave[G](Mark), grads: newWave[G](Grad),
 			waits: map[Node]int{}, sums: map[Node]G{}, missing: map[Node]Call{}, running: map[Node]bool{}, owed: map[Node]Call{},
-			telling: map[Worker]Time{},
+			failSent: map[Worker]Time{},
 		}
 		c.passes[id] = p
 	}
@@ -369,7 +369,7 @@ func (p *pass[G]) forget(c *context[G]) {
 }
 
 // expectLate notes which gradients may still come of a pass without an id that has failed: those that have not. A PyTorch worker does
-// not hear of the failure, and goes on.
+// not learn of the failure, and goes on.
 func (c *context[G]) expectLate(cause Cause, missing func(Call) bool) {
 	for call, n := range c.sends {
 		if !c.lost[n] && missing(call) {
@@ -391,7 +391,7 @@ func (c *context[G]) late(m *Machine[G], msg Message[G]) bool {
 	return true
 }
 
-// fail ends the pass at this worker and tells everybody who has seen the context.
+// fail ends the pass at this worker and notifies everybody who has seen the context.
 func (p *pass[G]) fail(m *Machine[G], c *context[G], cause Cause) {
 	if p.failed || p.over && p.grads.root {
 		return
@@ -409,11 +409,11 @@ func (p *pass[G]) fail(m *Machine[G], c *context[G], cause Cause) {
 	m.emit(Effect[G]{Kind: kind, Context: c.id, Pass: p.id, Failed: true, Cause: cause})
 	defer p.forget(c)
 	if m.contexts[c.id] == nil {
-		return // the clean-up tells them, too
+		return // the clean-up notifies them, too
 	}
 	for _, to := range slices.Sorted(maps.Keys(c.known)) {
 		if !m.dead[to] && to != m.self {
-			p.telling[to] = m.now
+			p.failSent[to] = m.now
 			m.busy[c.id] = struct{}{}
 			m.send(Message[G]{Kind: Fail, To: to, Context: c.id, Pass: p.id, Mode: p.mode, Cause: cause})
 		}
@@ -422,7 +422,7 @@ func (p *pass[G]) fail(m *Machine[G], c *context[G], cause Cause) {
 
 // lost handles the death of a worker that has seen the context.
 func (p *pass[G]) lost(m *Machine[G], c *context[G], w Worker) {
-	delete(p.telling, w)
+	delete(p.failSent, w)
 	if !p.over {
 		p.fail(m, c, Cause{Worker: w, Died: true, Text: "the worker died"})
 	}
@@ -439,9 +439,9 @@ func (p *pass[G]) retry(m *Machine[G], c *context[G]) {
 			}
 		}
 	}
-	for _, to := range slices.Sorted(maps.Keys(p.telling)) {
-		if m.now-p.telling[to] >= m.opt.Retry {
-			p.telling[to] = m.now
+	for _, to := range slices.Sorted(maps.Keys(p.failSent)) {
+		if m.now-p.failSent[to] >= m.opt.Retry {
+			p.failSent[to] = m.now
 			m.send(Message[G]{Kind: Fail, To: to, Context: c.id, Pass: p.id, Mode: p.mode, Cause: p.cause})
 		}
 	}

@@ -426,7 +426,7 @@ func (w *world) cleanUp() error {
 		return errors.New("a context is left")
 	}
 	if w.died[0] { // perhaps only now, before all had the clean-up
-		w.until(2*time.Second, func() bool { return false }) // everybody has heard of it
+		w.until(2*time.Second, func() bool { return false }) // everybody has learned of it
 	}
 	for _, s := range w.strays {
 		k := w.workers[s.to]

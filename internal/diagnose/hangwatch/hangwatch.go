@@ -18,7 +18,7 @@ const (
 	// minSamples is how many looks in a row must find a job at the same place. Where looking takes long, there are few within the time,
 	// and a job that works can be found at the same line by chance.
 	minSamples = SamplesPerHang / 2
-	// notAgain is for how many times that time a hang that is not sure is not told again. A rank that looks for something again and again
+	// notAgain is for how many times that time a hang that is not sure is not reported again. A rank that looks for something again and again
 	// may be found elsewhere for a moment.
 	notAgain = 10
 )
@@ -54,7 +54,7 @@ type watch struct {
 	timeout, lead time.Duration
 	order         Order
 	stand         stand
-	told          place       // of the last hang that was told and not sure
+	reported      place       // of the last hang that was reported and not sure
 	recorders     progress    // in full looks at a job whose ranks have run
 	full          verdict.Job // the first of two full looks
 	troubled      int         // ranks that could not be read in the last look
@@ -78,15 +78,15 @@ type stand struct {
 	place                  // when it was found there first
 	looks    int           // how often since then
 	prepared bool          // a full look was begun since then
-	due      time.Duration // how long it has to stand there until the hang is told; 0: it was told
+	due      time.Duration // how long it has to stand there until the hang is reported; 0: it was reported
 }
 
 // New returns a watch that tells a hang when nothing has moved for a time. Lead is how long a full look can take: it is begun that much
 // earlier, so that the job does not stand still for as much longer.
 func New(timeout, lead time.Duration) *watch { return &watch{timeout: timeout, lead: lead} }
 
-// Took takes a look of the kind that was ordered last, at first a glance. It returns how to look next, and a hang that has to be told now:
-// each hang is told once, or twice where it could not be sure at first.
+// Took takes a look of the kind that was ordered last, at first a glance. It returns how to look next, and a hang that has to be reported now:
+// each hang is reported once, or twice where it could not be sure at first.
 func (w *watch) Took(l Look) (Order, *Hang) {
 	var found *Hang
 	switch w.order {
@@ -142,7 +142,7 @@ func (w *watch) fails(seen verdict.Job) bool {
 	return w.failed
 }
 
-// still reports whether a job stands still, as far as one look tells. A rank that gets on with its work may be what the others wait for.
+// still reports whether a job stands still, as far as one look shows. A rank that gets on with its work may be what the others wait for.
 func still(v verdict.Verdict) bool { return (v.Hung || v.Still) && len(v.Moving) == 0 }
 
 // collected takes the full look that was begun before the time was over.
@@ -159,7 +159,7 @@ func (w *watch) collected(l Look) (Order, *Hang) {
 		w.full = l.Seen
 		return Repeat, nil
 	}
-	return Glance, w.tell(l, true)
+	return Glance, w.report(l, true)
 }
 
 // repeated takes the second full look at a job that stood still as far as could be seen, while GPUs may compute.
@@ -173,11 +173,11 @@ func (w *watch) repeated(l Look) *Hang {
 		w.stand.ranks = nil
 		return nil
 	}
-	return w.tell(l, sure)
+	return w.report(l, sure)
 }
 
-// tell tells the hang. One that is not sure is looked at once more after as much time again.
-func (w *watch) tell(l Look, sure bool) *Hang {
+// report reports the hang. One that is not sure is looked at once more after as much time again.
+func (w *watch) report(l Look, sure bool) *Hang {
 	stood, first := l.At-w.stand.at, w.stand.due == w.timeout
 	ran := lively(l.Seen, stood) && !w.recorded(l)
 	sure = sure && !ran
@@ -187,11 +187,11 @@ func (w *watch) tell(l Look, sure bool) *Hang {
 	}
 	v := verdict.Judge(l.Seen)
 	if !sure {
-		again := slices.Equal(v.Places, w.told.ranks) && l.At-w.told.at < notAgain*w.timeout
+		again := slices.Equal(v.Places, w.reported.ranks) && l.At-w.reported.at < notAgain*w.timeout
 		if !first || again {
 			return nil
 		}
-		w.told = place{v.Places, l.At}
+		w.reported = place{v.Places, l.At}
 	}
 	v.Sentence = v.Stood()
 	return &Hang{Since: stood, Sure: sure, Ran: ran, Verdict: v, Seen: l.Seen}

@@ -84,17 +84,17 @@ func (j *simulated) seen(first, second time.Duration) verdict.Job {
 	return verdict.Job{World: 2, Ranks: []verdict.Rank{zero, one}}
 }
 
-// told is a hang that was told at a time.
-type told struct {
+// reportedHang is a hang that was reported at a time.
+type reportedHang struct {
 	at, since time.Duration
 	sure      bool
 }
 
 // watched looks at a job as it is told to, until a time.
-func (j *simulated) watched(timeout, until time.Duration, restart bool) []told {
+func (j *simulated) watched(timeout, until time.Duration, restart bool) []reportedHang {
 	lead := max(8*s, timeout/hangwatch.SamplesPerHang)
 	w := hangwatch.New(timeout, lead)
-	var all []told
+	var all []reportedHang
 	var now time.Duration
 	var prepared verdict.Job
 	var ready time.Duration
@@ -116,7 +116,7 @@ func (j *simulated) watched(timeout, until time.Duration, restart bool) []told {
 		if order, hang = w.Took(hangwatch.Look{At: now, Seen: seen}); hang == nil {
 			continue
 		}
-		all = append(all, told{now, hang.Since, hang.Sure})
+		all = append(all, reportedHang{now, hang.Since, hang.Sure})
 		if restart && hang.Sure {
 			w, order = hangwatch.New(timeout, lead), hangwatch.Glance
 		}
@@ -131,7 +131,7 @@ func every(period time.Duration) func(time.Duration) int {
 
 func stands(time.Duration) int { return 0 }
 
-// TestScenarios: a hang is told once, and nothing else is taken for one.
+// TestScenarios: a hang is reported once, and nothing else is taken for one.
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	between := func(from, to time.Duration) func(time.Duration) bool {
@@ -143,7 +143,7 @@ func TestScenarios(t *testing.T) {
 	for name, c := range map[string]struct {
 		job     simulated
 		restart bool
-		want    string // of each hang when it was told, in seconds, and whether it was sure
+		want    string // of each hang when it was reported, in seconds, and whether it was sure
 	}{
 		"a hang":                     {job: simulated{step: stands, place: line}, want: "90 sure"},
 		"a job that works":           {job: simulated{step: every(20 * s), place: line}},
@@ -222,11 +222,11 @@ func TestScenarios(t *testing.T) {
 				}
 				words = append(words, word)
 				if one.since > one.at || one.since < 80*s {
-					t.Errorf("told at %s that nothing had moved for %s", one.at, one.since)
+					t.Errorf("reported at %s that nothing had moved for %s", one.at, one.since)
 				}
 			}
 			if got := strings.Join(words, ", "); got != c.want {
-				t.Errorf("told at %s; want %s", got, c.want)
+				t.Errorf("reported at %s; want %s", got, c.want)
 			}
 		})
 	}
@@ -255,13 +255,13 @@ func TestSimulation(t *testing.T) {
 		for i, one := range all {
 			n := passed(one.at - j.full)
 			if n > 0 && one.at-moves[n-1] < timeout || one.since < timeout || i > 0 && passed(all[i-1].at) == passed(one.at) {
-				t.Fatalf("seed %d: told at %s, and at %v before; it moved at %v", seed, one.at, all[:i], moves)
+				t.Fatalf("seed %d: reported at %s, and at %v before; it moved at %v", seed, one.at, all[:i], moves)
 			}
 		}
 		for i := 1; i < len(moves); i++ {
-			late := timeout + 3*timeout/hangwatch.SamplesPerHang + 3*j.full + s // when it is told at the latest
-			heard := slices.ContainsFunc(all, func(one told) bool { return one.at > moves[i-1] && one.at <= moves[i-1]+late })
-			if moves[i]-moves[i-1] > late && !heard {
+			late := timeout + 3*timeout/hangwatch.SamplesPerHang + 3*j.full + s // when it is reported at the latest
+			found := slices.ContainsFunc(all, func(one reportedHang) bool { return one.at > moves[i-1] && one.at <= moves[i-1]+late })
+			if moves[i]-moves[i-1] > late && !found {
 				t.Fatalf("seed %d: stood still from %s to %s with a timeout of %s, and no hang reported: %v", seed, moves[i-1],
 					moves[i], timeout, all)
 			}
@@ -269,7 +269,7 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// TestSentence: what is told of a job that has stood still for as long as it may does not say that it perhaps does not hang.
+// TestSentence: what is reported of a job that has stood still for as long as it may does not say that it perhaps does not hang.
 func TestSentence(t *testing.T) {
 	t.Parallel()
 	reads := func(rank int, idle time.Duration) verdict.Rank {

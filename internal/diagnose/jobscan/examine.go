@@ -24,7 +24,7 @@ const askTime = 2 * time.Second
 // recorders of its ranks. That takes some seconds the first time, and the ranks write into their logs that they were
 // asked.
 func Examine(ctx context.Context, j Job, apart time.Duration) verdict.Job {
-	var nccl ncclTold
+	var nccl ncclEvidence
 	var wg sync.WaitGroup
 	wg.Go(func() { nccl = askNCCL(ctx, j) })
 	seen := look(ctx, j, apart, true)
@@ -134,7 +134,7 @@ func (e *examination) rank(ctx context.Context, i int) verdict.Rank {
 	return v
 }
 
-// process adds what the kernel tells of any process.
+// process adds what the kernel reports of any process.
 func (e *examination) process(v *verdict.Rank) {
 	_, v.State = stat("/proc", v.PID)
 	v.LostChildren, v.Frozen = deadChild(v.PID), e.isFrozen(v.PID)
@@ -259,9 +259,9 @@ func Doing(ctx context.Context, j Job) []string {
 		if read.process != nil {
 			continue
 		}
-		told := askGo(ctx, j.Ranks[i])
-		if main := verdict.MainGoroutine(told.goroutines); main != nil {
-			all[i] = verdict.Where(main.Frames, told.worker)
+		reply := askGo(ctx, j.Ranks[i])
+		if main := verdict.MainGoroutine(reply.goroutines); main != nil {
+			all[i] = verdict.Where(main.Frames, reply.worker)
 		}
 	}
 	return all

@@ -25,40 +25,40 @@ type goRank struct {
 
 // askGo asks a Go rank for its flight recorder, its calls and its goroutines.
 func askGo(ctx context.Context, r Rank) goRank {
-	var told goRank
+	var reply goRank
 	for _, d := range traces(ctx, r) {
-		if told.dump == nil && len(d.Groups) > 0 {
-			told.dump = &torchdump.Dump{Version: "cohort", Members: map[string][]int{}}
+		if reply.dump == nil && len(d.Groups) > 0 {
+			reply.dump = &torchdump.Dump{Version: "cohort", Members: map[string][]int{}}
 		}
-		if told.dump != nil {
-			addDump(told.dump, d)
+		if reply.dump != nil {
+			addDump(reply.dump, d)
 		}
 		if d.Worker != nil {
-			told.worker = addWorker(told.worker, d)
+			reply.worker = addWorker(reply.worker, d)
 		}
 	}
-	told.goroutines = askStacks(ctx, r)
-	return told
+	reply.goroutines = askStacks(ctx, r)
+	return reply
 }
 
 // askTwice asks a Go rank, and after a pause for its goroutines again: what has moved meanwhile does not hang.
 func askTwice(ctx context.Context, r Rank, apart time.Duration) goRank {
-	told := askGo(ctx, r)
-	if len(told.goroutines) == 0 {
-		return told
+	reply := askGo(ctx, r)
+	if len(reply.goroutines) == 0 {
+		return reply
 	}
 	select {
 	case <-ctx.Done():
 	case <-time.After(apart):
 	}
 	again := askStacks(ctx, r)
-	if told.once = len(again) == 0; told.once {
-		return told
+	if reply.once = len(again) == 0; reply.once {
+		return reply
 	}
-	told.moved = verdict.GoMoved(told.goroutines, again)
-	verdict.MarkServing(told.goroutines, again)
-	told.goroutines = again
-	return told
+	reply.moved = verdict.GoMoved(reply.goroutines, again)
+	verdict.MarkServing(reply.goroutines, again)
+	reply.goroutines = again
+	return reply
 }
 
 // askStacks asks a Go rank for its goroutines; none if it does not answer.

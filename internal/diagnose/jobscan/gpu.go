@@ -75,13 +75,13 @@ var fatalXids = map[int]string{
 	119: "its own processor (GSP) does not answer", 120: "its own processor (GSP) has failed",
 }
 
-// Words says what the error means; fatal is false if a GPU survives it, or that is not known.
-func (x Xid) Words() (words string, fatal bool) {
-	words, fatal = fatalXids[x.Number]
-	return words, fatal
+// Meaning says what the error means; fatal is false if a GPU survives it, or that is not known.
+func (x Xid) Meaning() (text string, fatal bool) {
+	text, fatal = fatalXids[x.Number]
+	return text, fatal
 }
 
-// gpuErrors returns what the kernel's log tells of GPUs since the first rank was started.
+// gpuErrors returns what the kernel's log reports of GPUs since the first rank was started.
 func gpuErrors(log, host string, ranks []verdict.Rank) (all []verdict.GPUError) {
 	begun, known := time.Duration(0), false
 	for _, r := range ranks {
@@ -98,7 +98,7 @@ func gpuErrors(log, host string, ranks []verdict.Rank) (all []verdict.GPUError) 
 			continue
 		}
 		e := verdict.GPUError{Host: host, Device: x.Device, Number: x.Number, Rank: -1, Age: max(0, now-x.At)}
-		e.Words, e.Fatal = x.Words()
+		e.Words, e.Fatal = x.Meaning()
 		if !e.Fatal {
 			e.Words = x.Text
 		}
@@ -124,15 +124,15 @@ const (
 	maxNCCLBytes = 512
 )
 
-// ncclTold is what NCCL's own network says of the communicators of a job: lines, and who has started what.
-type ncclTold struct {
+// ncclEvidence is what NCCL's own network says of the communicators of a job: lines, and who has started what.
+type ncclEvidence struct {
 	lines         []string
 	communicators []verdict.Communicator
 }
 
 // askNCCL asks NCCL's own network about the communicators of ranks that use it. The first rank that does knows where it answers; it
 // answers for all.
-func askNCCL(ctx context.Context, j Job) ncclTold {
+func askNCCL(ctx context.Context, j Job) ncclEvidence {
 	pids := map[int]int{} // ranks by process, as NCCL knows it
 	addr := ""
 	for _, r := range j.Ranks {
@@ -148,7 +148,7 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 		}
 	}
 	if addr == "" {
-		return ncclTold{}
+		return ncclEvidence{}
 	}
 	limit := ncclTime
 	if end, ok := ctx.Deadline(); ok {
@@ -168,13 +168,13 @@ func askNCCL(ctx context.Context, j Job) ncclTold {
 			break
 		}
 	}
-	told := ncclTold{lines: boundedLines(report.Lines())}
+	evidence := ncclEvidence{lines: boundedLines(report.Lines())}
 	for _, c := range report.Communicators {
-		if started := startedBy(c, j.World, pids, isLocal); len(started) > 1 && len(told.communicators) < maxNCCLLines {
-			told.communicators = append(told.communicators, verdict.Communicator{Size: c.Size, Started: started})
+		if started := startedBy(c, j.World, pids, isLocal); len(started) > 1 && len(evidence.communicators) < maxNCCLLines {
+			evidence.communicators = append(evidence.communicators, verdict.Communicator{Size: c.Size, Started: started})
 		}
 	}
-	return told
+	return evidence
 }
 
 // startedBy returns what the ranks of a communicator have started, those of the job that started the same together; nil if they are not

@@ -38,10 +38,10 @@ func TestXids(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v\nwant %+v", got, want)
 	}
-	if _, fatal := want[0].Words(); !fatal {
+	if _, fatal := want[0].Meaning(); !fatal {
 		t.Error("a lost GPU is not fatal")
 	}
-	if _, fatal := want[1].Words(); fatal {
+	if _, fatal := want[1].Meaning(); fatal {
 		t.Error("a remapped row is fatal")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 )
 
-// limits is what cgroups tell of the ranks at a moment.
+// limits is what cgroups report of the ranks at a moment.
 type limits struct {
 	at        time.Time
 	memory    map[string]cgroup.Memory // by folder

@@ -19,7 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-// TestGPUErrors: what the kernel has logged since the job began is told, with the rank whose process it was.
+// TestGPUErrors: what the kernel has logged since the job began is reported, with the rank whose process it was.
 func TestGPUErrors(t *testing.T) {
 	t.Parallel()
 	log := filepath.Join(t.TempDir(), "kmsg")
@@ -57,7 +57,7 @@ func TestGPUErrors(t *testing.T) {
 	}
 }
 
-// TestTracer: the debugger of a process is read from what the kernel tells of it.
+// TestTracer: the debugger of a process is read from what the kernel reports of it.
 func TestTracer(t *testing.T) {
 	t.Parallel()
 	proc := t.TempDir()
@@ -80,7 +80,7 @@ func TestTracer(t *testing.T) {
 	}
 }
 
-// TestLimits: a cgroup that has nothing more to give is told, and one that has is not.
+// TestLimits: a cgroup that has nothing more to give is reported, and one that has is not.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -29,7 +29,7 @@ type reference struct {
 	at    time.Time
 }
 
-// idle returns how long a thread has not run; 0: not known. The kernel tells when it ran last, on the clock of the processor
+// idle returns how long a thread has not run; 0: not known. The kernel reports when it ran last, on the clock of the processor
 // that it ran on.
 func (c *clocks) idle(pid, tid int) time.Duration {
 	cpu, ran := lastOn(pid, tid)

@@ -19,7 +19,7 @@ import (
 )
 
 // A process says in its environment where its store, its sockets, its pipes and its files are. To go there is a [question]: each is asked
-// with the rights of the user of that process, who may have named something that only root may touch. What the kernel tells of a
+// with the rights of the user of that process, who may have named something that only root may touch. What the kernel reports of a
 // process is read directly.
 
 // what is asked.

@@ -105,18 +105,18 @@ func spawnedBy(ctx context.Context, reader *stacks.Reader, pid int) (j Job, sure
 	return j, sure
 }
 
-// number gives the processes of a program their ranks: those that they were told, else their places in the order in which they were
+// number gives the processes of a program their ranks: those that they were given, else their places in the order in which they were
 // started.
 func (j *Job) number(all []spawned) {
 	all = trusted(all)
-	told := slices.ContainsFunc(all, func(s spawned) bool { return s.rank >= 0 })
+	numbered := slices.ContainsFunc(all, func(s spawned) bool { return s.rank >= 0 })
 	ordered := !slices.ContainsFunc(all, func(s spawned) bool { return s.rank >= 0 && s.rank != s.place })
 	world := 0 // where the program tells it
 	for _, s := range all {
 		switch {
 		case s.pid == 0:
 			continue // it has ended
-		case told && s.rank < 0 && (!s.starts || !ordered): // a process without a number beside those with one helps them
+		case numbered && s.rank < 0 && (!s.starts || !ordered): // a process without a number beside those with one helps them
 			continue
 		case s.rank < 0:
 			s.rank = s.place
@@ -129,7 +129,7 @@ func (j *Job) number(all []spawned) {
 	if world > 0 {
 		j.World = world
 	}
-	if !told && len(j.Ranks) > 0 {
+	if !numbered && len(j.Ranks) > 0 {
 		j.Notes = []string{
 			"the program does not tell the numbers of its ranks: they are numbered in the order in which they were started, without " +
 				"those that have exited and were waited for",
@@ -138,7 +138,7 @@ func (j *Job) number(all []spawned) {
 }
 
 // trusted tells the processes their places in the order, and takes away numbers that may be of something else: those of functions
-// further in, where others were told theirs or two have the same.
+// further in, where others were given theirs or two have the same.
 func trusted(all []spawned) []spawned {
 	all = slices.Clone(all)
 	seen, keep := map[int]bool{}, true

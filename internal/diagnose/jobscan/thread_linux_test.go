@@ -88,7 +88,7 @@ select.select([c] + pipes, [], [])`
 	}
 }
 
-// TestSelected: the only file in the sets of a select is found in the memory of the process, whatever the kernel tells of its threads.
+// TestSelected: the only file in the sets of a select is found in the memory of the process, whatever the kernel reports of its threads.
 func TestSelected(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -131,7 +131,7 @@ func TestSelected(t *testing.T) {
 	}
 }
 
-// TestObject: the kernel tells from what a thread reads: the other end of a connection, or a file.
+// TestObject: the kernel reports from what a thread reads: the other end of a connection, or a file.
 func TestObject(t *testing.T) {
 	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -20,7 +20,7 @@ import (
 type Dump struct {
 	Version string
 	Entries []Entry
-	// Members are the global ranks of groups by name, where the dump tells (NCCL).
+	// Members are the global ranks of groups by name, where the dump reports them (NCCL).
 	Members map[string][]int
 }
 

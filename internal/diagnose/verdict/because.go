@@ -29,7 +29,7 @@ func (c *analysis) cause(rank int) string {
 	case p.loads && r.LostChildren:
 		text = ", for a data loader worker that has died"
 	case len(r.Children) > 0:
-		text = childWords(r.Children)
+		text = childText(r.Children)
 	case r.PoolIdle && r.Main != nil && slices.ContainsFunc(r.Main.Frames, inPool) && !slices.ContainsFunc(r.Threads, poolThread):
 		text = ", and no process of the pool runs a task: one that did has probably been killed, which the pool does not notice"
 	case r.LostChildren && r.Main != nil && slices.ContainsFunc(r.Main.Frames,
@@ -39,7 +39,7 @@ func (c *analysis) cause(rank int) string {
 	if i := slices.IndexFunc(c.job.Waits, func(w Wait) bool { return w.Rank == rank && w.Age >= time.Second }); i >= 0 {
 		text += ", for the key " + c.job.Waits[i].Key + " in the store, which no rank has set"
 	}
-	return text + threadWords(r, p)
+	return text + threadText(r, p)
 }
 
 // inPool reports whether a call waits for what processes of a multiprocessing.Pool do.
@@ -56,8 +56,8 @@ func poolThread(t stacks.Thread) bool {
 	})
 }
 
-// threadWords says what another thread does that a rank may wait for.
-func threadWords(r *Rank, p position) string {
+// threadText says what another thread does that a rank may wait for.
+func threadText(r *Rank, p position) string {
 	if r.Main == nil || r.Moved || !strings.HasPrefix(r.Main.Kernel, "futex_") || ending(*r) != "" {
 		return ""
 	}
@@ -92,8 +92,8 @@ func threadWords(r *Rank, p position) string {
 // stuck reports whether a process runs the program anew, and has come to a call that waits for other ranks.
 func (ch Child) stuck() bool { return ch.Imports && locateFrames(ch.Frames).waits() }
 
-// childWords names the child that a rank waits for: one that runs code of the program, else one of another program.
-func childWords(children []Child) string {
+// childText names the child that a rank waits for: one that runs code of the program, else one of another program.
+func childText(children []Child) string {
 	for _, ch := range children {
 		if p := locateFrames(ch.Frames); len(ch.Frames) > 0 && p.own != "" {
 			how, _ := manner(&stacks.Thread{Frames: ch.Frames, Kernel: ch.Kernel}, "")

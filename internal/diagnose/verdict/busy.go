@@ -102,7 +102,7 @@ func (c *analysis) whereabouts(but int) string {
 		all[0] = all[i] // it says more
 	}
 	for _, n := range all {
-		if text, found := strings.CutPrefix(childWords(c.rank(n).Children), ","); found {
+		if text, found := strings.CutPrefix(childText(c.rank(n).Children), ","); found {
 			return strings.Join(places, "; ") + "; rank " + strconv.Itoa(n) + " waits" + text // one says enough
 		}
 	}
@@ -177,8 +177,8 @@ const (
 // slowest says which rank has come last to the latest collectives of a group, if it was the same one each time: a job that does not
 // hang is as fast as this rank. Recorders of different hosts are not compared, as their clocks differ.
 func (c *analysis) slowest() string {
-	untold := func(r Rank) bool { return r.Gone == "" && r.Dump == nil }
-	if len(c.job.Ranks) < c.job.World || slices.ContainsFunc(c.job.Ranks, untold) {
+	unknown := func(r Rank) bool { return r.Gone == "" && r.Dump == nil }
+	if len(c.job.Ranks) < c.job.World || slices.ContainsFunc(c.job.Ranks, unknown) {
 		return "" // that one may have come later
 	}
 	arrivals := map[string]map[int]map[int]int64{} // by group, number and rank

@@ -142,7 +142,7 @@ func openOf(d *torchdump.Dump) *torchdump.Entry {
 	return nil
 }
 
-// waited returns how long the oldest unfinished operation of these ranks has been going on, as their recorders tell, else how
+// waited returns how long the oldest unfinished operation of these ranks has been going on, as their recorders show, else how
 // long one of them has not run; 0: not known.
 func (c *analysis) waited(ranks []int) time.Duration {
 	var oldest time.Duration

@@ -40,7 +40,7 @@ type Environment struct {
 	Store string
 }
 
-// Process is what the kernel tells of a rank's process, and of those below it.
+// Process is what the kernel reports of a rank's process, and of those below it.
 type Process struct {
 	// Gone says how the rank ended, "" if it runs: "was killed by SIGKILL".
 	Gone string
@@ -72,7 +72,7 @@ type Process struct {
 	LostChildren bool
 }
 
-// Stacks is what the stacks of a rank tell: of Python's threads, or of goroutines.
+// Stacks is what the stacks of a rank show: of Python's threads, or of goroutines.
 type Stacks struct {
 	// Threads are all that were read, Main the main one; nil if it is neither Python nor Go, or could not be read.
 	Threads []stacks.Thread

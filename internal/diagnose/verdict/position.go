@@ -248,7 +248,7 @@ const (
 	inSleep  = "sleeping"
 )
 
-// kernelWait says what a thread waits for, and with what if that is known; "" if the function of the kernel does not tell.
+// kernelWait says what a thread waits for, and with what if that is known; "" if the function of the kernel does not report.
 func kernelWait(t *stacks.Thread, object string) string {
 	for _, w := range kernelWaits {
 		if t.Kernel != w.function && !strings.HasPrefix(t.Kernel, w.function+".") {

@@ -124,7 +124,7 @@ func (c *analysis) crossed(rec recordings) (Verdict, bool) {
 	return Verdict{}, false
 }
 
-// belongs reports whether a rank is known to be in the group of an unfinished collective. gloo's recorder does not tell the members of
+// belongs reports whether a rank is known to be in the group of an unfinished collective. gloo's recorder does not report the members of
 // its groups.
 func (c *analysis) belongs(rank int, o open, rec recordings) bool {
 	if _, called := rec.last[o.group][rank]; called || o.entry.Desc == "default_pg" || slices.Contains(rec.members[o.group], rank) {

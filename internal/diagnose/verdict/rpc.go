@@ -328,7 +328,7 @@ func (c *analysis) doubt(v Verdict) Verdict {
 	return v
 }
 
-// callee finds who has to answer a call. A worker of PyTorch does not tell its name, and its number need not be its rank: it is known
+// callee finds who has to answer a call. A worker of PyTorch does not report its name, and its number need not be its rank: it is known
 // only if it is the only one.
 func (c *analysis) callee(x Call) *Rank {
 	for i := range c.job.Ranks {

@@ -26,7 +26,7 @@ type stage struct {
 // certain of one process or one setting comes before what several ranks do together, what PyTorch and NCCL have
 // recorded before what their stacks look like, and a rank that is absent from an operation before ranks that disagree
 // about it. A rule may therefore rely on the ones before it: it needs not ask whether a rank has ended, is stopped or
-// was told another store. Within a stage a rule that says more comes before one that says less.
+// was given another store. Within a stage a rule that says more comes before one that says less.
 var stages = []stage{
 	{"settings: what the ranks were told does not fit together, so they cannot meet", []rule{
 		{"worlds", (*analysis).worlds},
@@ -137,7 +137,7 @@ const perhaps = "Perhaps not hung: "
 // the time, not by one look.
 func (v Verdict) Stood() string { return upper(strings.TrimPrefix(v.Sentence, perhaps)) }
 
-// asleep reports whether ranks that do not wait for each other stand still for good, as far as time tells: none has run for long,
+// asleep reports whether ranks that do not wait for each other stand still for good, as far as time shows: none has run for long,
 // and none sleeps until a time that it has chosen.
 func (c *analysis) asleep() bool {
 	return len(c.ranks(func(r Rank, _ position) bool { return r.Main != nil && (r.Idle < long || r.Wakes > 0) })) == 0

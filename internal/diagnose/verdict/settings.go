@@ -54,7 +54,7 @@ func settingsOf(r Rank) settings {
 		}
 		given := argument(f, "init_method")
 		method, _ := strconv.Unquote(given)
-		if given == "" { // Python before 3.13 does not tell; the line may
+		if given == "" { // Python before 3.13 does not report; the line may
 			method = methodText.FindString(r.Line)
 		}
 		if method != "" && method != "env://" {
@@ -191,7 +191,7 @@ func (c *analysis) tooMany(here []int) (Verdict, bool) {
 		c.job.World, s.world, c.lines(here), waits(here), since(c.waited(here)))}, true
 }
 
-// strays: a rank that is missing runs, but was told of another store.
+// strays: a rank that is missing runs, but was given another store.
 func (c *analysis) strays() (Verdict, bool) {
 	here := c.ranks(func(_ Rank, p position) bool { return p.class == inInit })
 	if len(here) == 0 || len(c.job.Orphans) == 0 {

@@ -132,7 +132,7 @@ func (c *analysis) store() (Verdict, bool) {
 				verb(all, "wait"), w.Key, since(w.Age), c.at[w.Rank].where(), c.ended())}, true
 		}
 	}
-	// PyTorch's own store does not tell who waits for what. A rank that is at work may be about to set the key.
+	// PyTorch's own store does not report who waits for what. A rank that is at work may be about to set the key.
 	if len(c.ranks(func(r Rank, _ position) bool { return r.atWork() })) > 0 {
 		return Verdict{}, false
 	}

@@ -319,7 +319,7 @@ func Decline(ctx context.Context, s store.Store, prefix string, rank, size int) 
 }
 
 // Closed reports whether the generation is not open any more: a rank gave it up, or another process took its place. What the ranks
-// see of each other then does not make it fail. It is false when the store does not tell.
+// see of each other then does not make it fail. It is false when the store does not report.
 func (p *Place) Closed(ctx context.Context) bool {
 	failpoint.At("assemble.closed")
 	open, err := p.store.Add(ctx, p.root+"/gen", 0)
@@ -333,7 +333,7 @@ const (
 )
 
 // Suspects returns the ranks that may be why a generation was given up: those that have not given it up themselves, though they could
-// see that it is over. This rank must have. known is false if the store does not tell, and if the generation was made after all: no rank
+// see that it is over. This rank must have. known is false if the store does not report, and if the generation was made after all: no rank
 // gives it up then, and none is suspect.
 func (p *Place) Suspects(ctx context.Context) (suspects []int, known bool) {
 	if p.unsaid != nil {

@@ -418,7 +418,7 @@ func simulate(t *testing.T, seed uint64) {
 }
 
 // TestUpAfterTheEnd: a rank that has connected says so though its context has just ended: its door closes, and the
-// others would take it for dead.
+// others would declare it dead.
 func TestUpAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	places := takeAll(t, store.NewMemory(), 2)

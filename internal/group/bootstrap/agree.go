@@ -43,7 +43,7 @@ func (a *attempt) agree(ctx context.Context) error {
 }
 
 // explain returns why an attempt failed, whatever this rank saw of it. A reason that a rank has recorded is the same for all. Without
-// one, an attempt that was given up is tried again, and over tells that this rank knows that it was.
+// one, an attempt that was given up is tried again, and over says that this rank knows that it was.
 func (a *attempt) explain(ctx context.Context, err error, over bool) error {
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), judgeLimit)
 	defer cancel()

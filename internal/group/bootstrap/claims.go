@@ -214,7 +214,7 @@ func (p *Plan) claimsKey() string {
 	return gloo.Join(p.Prefix, "cohort/group/"+p.TorchName+"/"+hex.EncodeToString([]byte(p.Name))+"/sizes")
 }
 
-// watchSizes fails the attempt when ranks wait that were told another size of the world. stop ends that.
+// watchSizes fails the attempt when ranks wait that were given another size of the world. stop ends that.
 func (a *attempt) watchSizes(ctx context.Context) (stop func()) {
 	key := a.p.claimsKey()
 	if key == "" {
@@ -246,7 +246,7 @@ type sizeWatch struct {
 	key    string
 	claims *claims
 	text   []byte       // as it stood last
-	others func(string) // is told which other sizes stand there
+	others func(string) // receives which other sizes stand there
 }
 
 // await returns a claim that conflicts with this rank's, or nil when ctx ends.

@@ -74,7 +74,7 @@ func (w *claimSim) step() bool {
 	return true
 }
 
-// TestClaimsSimulation: ranks that wait at the same time and were told different sizes all find that out within two seconds. What ended
+// TestClaimsSimulation: ranks that wait at the same time and were given different sizes all find that out within two seconds. What ended
 // jobs left does not count, nor does a rank of another size that ends soon after the others come.
 func TestClaimsSimulation(t *testing.T) {
 	t.Parallel()

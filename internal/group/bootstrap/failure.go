@@ -60,7 +60,7 @@ type Failure struct {
 	ended   chan transport.Loss // PyTorch ranks whose connections ended, for the same
 	lossy   atomic.Bool         // a rank of the group is gone
 	once    sync.Once
-	first   *ending // nil if the store did not tell in time
+	first   *ending // nil if the store did not report in time
 }
 
 func newFailure(p *Plan, place *assemble.Place, forming bool) *Failure {
@@ -142,7 +142,7 @@ func (v *Failure) Lost(loss transport.Loss) {
 	}
 }
 
-// giveUp is told why this rank cannot connect.
+// giveUp is given the reason why this rank cannot connect.
 func (v *Failure) giveUp(err error) { _ = v.Judge(err) }
 
 // absent reports whether a code says that a rank is not there.

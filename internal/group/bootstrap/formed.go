@@ -55,8 +55,8 @@ type member struct {
 type failure struct {
 	mu struct {
 		sync.Mutex
-		err  error
-		tell func(error)
+		err    error
+		notify func(error)
 	}
 }
 
@@ -64,25 +64,25 @@ type failure struct {
 func (f *failure) report(err error) {
 	failpoint.At("bootstrap.failure.report")
 	f.mu.Lock()
-	tell := f.mu.tell
+	notify := f.mu.notify
 	if f.mu.err == nil {
 		f.mu.err = err
 	}
 	f.mu.Unlock()
-	if tell != nil {
-		tell(err)
+	if notify != nil {
+		notify(err)
 	}
 }
 
-// OnFail has tell called when the mesh fails, at once if it has.
-func (f *Formed) OnFail(tell func(error)) {
+// OnFail has notify called when the mesh fails, at once if it has.
+func (f *Formed) OnFail(notify func(error)) {
 	failpoint.At("bootstrap.failure.tell")
 	f.failure.mu.Lock()
-	f.failure.mu.tell = tell
+	f.failure.mu.notify = notify
 	err := f.failure.mu.err
 	f.failure.mu.Unlock()
 	if err != nil {
-		tell(err)
+		notify(err)
 	}
 }
 

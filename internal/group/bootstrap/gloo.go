@@ -194,7 +194,7 @@ func (a *attempt) connectChecks(ctx context.Context) error {
 	return nil
 }
 
-// errDetail is the error of a rank that was not told what the PyTorch ranks were.
+// errDetail is the error of a rank that did not learn what the PyTorch ranks were.
 func errDetail(rank int) error {
 	e := cohort.Newf("group: checks", cohort.Mismatch,
 		"rank %d runs with %s=DETAIL, which checks every collective beforehand: set it for this process too, or use WithDetail",

@@ -90,7 +90,7 @@ func notAppeared(ranks []int) string {
 }
 
 // missingError is the error of a wait for other ranks that ended, one of them or, with -1, all. It says who is missing, as far as
-// the store tells in time.
+// the store reports in time.
 func (a *attempt) missingError(ctx context.Context, waitedFor int, err error) error {
 	p := a.p
 	const op = "group: rendezvous"
@@ -223,7 +223,7 @@ const shownDead = 16
 // await waits for those of the given ranks, and for no others any more.
 func (h *successors) await(ctx context.Context, ranks []int) {
 	client, ok := store.UnderlyingNonPrefix(h.a.p.Store).(*tcpstore.Client)
-	if !ok || client.Dialect() != tcpstore.DialectNative || slices.Equal(ranks, h.of) { // other stores do not tell
+	if !ok || client.Dialect() != tcpstore.DialectNative || slices.Equal(ranks, h.of) { // other stores do not report
 		return
 	}
 	h.stop()

@@ -147,7 +147,7 @@ type Plan struct {
 	missing []int  // ranks that had not come or connected when an attempt ended
 	awaited string // what they had not done
 	dead    []int  // ranks that had joined and then died
-	silent  error  // why the store did not tell who they are
+	silent  error  // why the store did not report who they are
 	repeats bool   // this rank was in a group with PyTorch ranks under the same keys before
 
 	last   *assemble.Place // in the attempt before
@@ -242,7 +242,7 @@ func (p *Plan) gaveUp(ctx context.Context) error {
 // number.
 func (o Origin) once() bool { return o == FromMerge || o == FromReconfigure }
 
-// decline tells the others that this rank, which has not joined yet, will not.
+// decline notifies the others that this rank, which has not joined yet, will not.
 func (p *Plan) decline(ctx context.Context) {
 	if p.Origin.once() && p.size() > 1 {
 		_ = assemble.Decline(ctx, p.Store, p.keys(), p.Rank, p.size())

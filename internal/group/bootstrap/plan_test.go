@@ -39,7 +39,7 @@ func TestBareStoreWithPrefix(t *testing.T) {
 	}
 }
 
-// TestFailureBeforeAndAfter: a mesh that fails before the group hears of it says so as soon as it does.
+// TestFailureBeforeAndAfter: a mesh that fails before the group learns of it says so as soon as it does.
 func TestFailureBeforeAndAfter(t *testing.T) {
 	t.Parallel()
 	first, second := errors.New("first"), errors.New("second")

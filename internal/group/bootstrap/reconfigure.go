@@ -30,7 +30,7 @@ func (p *Plan) Claim(ctx context.Context, handles []string) error {
 	return err
 }
 
-// Decline tells the others that this rank does not come. It does so, too, when ctx has ended.
+// Decline notifies the others that this rank does not come. It does so, too, when ctx has ended.
 func (p *Plan) Decline(ctx context.Context, handles []string) {
 	if p.Rank == 0 { // the others wait for the claim first
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimLimit)

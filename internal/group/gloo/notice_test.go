@@ -193,7 +193,7 @@ func (c unreadEnd) Read(b []byte) (int, error) {
 }
 
 // TestResetAfterAPause: rank 0 does not run for longer than a consequence takes, and rank 2 ends meanwhile, then the connection of rank
-// 1 is reset because of it. The kernel tells how old the end of rank 2 is, but not that of rank 1.
+// 1 is reset because of it. The kernel reports how old the end of rank 2 is, but not that of rank 1.
 func TestResetAfterAPause(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
@@ -239,7 +239,7 @@ func TestFirstOfThoseThatEndedUnread(t *testing.T) {
 		}()
 		reset(meshes[2], 0)
 		<-ended
-		time.Sleep(20 * time.Millisecond) // longer than the ticks of the clock by which the kernel tells how old a FIN is
+		time.Sleep(20 * time.Millisecond) // longer than the ticks of the clock by which the kernel reports how old a FIN is
 		sever(meshes[1])
 		<-ended
 		time.Sleep(50 * time.Millisecond) // the FIN gets old

@@ -87,7 +87,7 @@ func TestDeathOfAnyRankIsNamedByAll(t *testing.T) {
 							time.Sleep(time.Millisecond)
 						}
 					}
-					time.Sleep(30 * time.Millisecond) // longer than the ticks by which the kernel tells the age of a connection
+					time.Sleep(30 * time.Millisecond) // longer than the ticks by which the kernel reports the age of a connection
 					for r, m := range meshes {
 						if like(r) && r != late {
 							sever(m)

@@ -157,7 +157,7 @@ func (r *run) reduceScatter() error {
 	return r.sentAll(sends)
 }
 
-// barrier is a dissemination barrier: after round k everybody knows of 2^k ranks. With four to seven ranks the first one hears from all
+// barrier is a dissemination barrier: after round k everybody knows of 2^k ranks. With four to seven ranks the first one receives from all
 // others and answers, which takes fewer messages: ranks that share cores wait less for each other.
 func (r *run) barrier() error {
 	if r.size >= 4 && r.size < 8 {

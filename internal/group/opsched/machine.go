@@ -189,7 +189,7 @@ func (m *Machine[T]) Post(it *Item[T]) (uint64, Refusal) {
 }
 
 // Wait is called by a goroutine that waits for an operation. If it returns true the goroutine is the runner now. Else it
-// waits for the completion and calls Leave afterwards. able tells whether it may run operations at all.
+// waits for the completion and calls Leave afterwards. able reports whether it may run operations at all.
 func (m *Machine[T]) Wait(it *Item[T], able bool) (run bool, e Effect) {
 	if it.phase == ended { // another goroutine is about to complete it
 		it.waiters++
@@ -332,7 +332,7 @@ func (it *Item[T]) LetGo() { it.phase = posted }
 // Alone reports whether a collective waits for a runner.
 func (m *Machine[T]) Alone() bool { return m.head != nil && !m.held }
 
-// Tick is called by the clock. stale tells that the first queued collective was submitted a while ago.
+// Tick is called by the clock. stale says that the first queued collective was submitted a while ago.
 func (m *Machine[T]) Tick(stale bool) Effect {
 	if !m.Alone() || !stale {
 		return 0

@@ -173,7 +173,7 @@ func TestEarlyOfferWithoutAWaiter(t *testing.T) {
 	}
 }
 
-// TestRefusalBehindAFullRing: a sender hears that its message is too long for the receive, also if the receiver's ring to it was full and
+// TestRefusalBehindAFullRing: a sender learns that its message is too long for the receive, also if the receiver's ring to it was full and
 // no goroutine waits there any more.
 func TestRefusalBehindAFullRing(t *testing.T) {
 	t.Parallel()

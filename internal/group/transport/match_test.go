@@ -44,7 +44,7 @@ func TestListIsAQueue(t *testing.T) {
 		var l List
 		var want []*Op
 		pick := func(t *rapid.T) *Op {
-			if len(want) == 0 || rapid.IntRange(0, 5).Draw(t, "stranger") == 0 {
+			if len(want) == 0 || rapid.IntRange(0, 5).Draw(t, "other rank") == 0 {
 				return &Op{}
 			}
 			return want[rapid.IntRange(0, len(want)-1).Draw(t, "which")]

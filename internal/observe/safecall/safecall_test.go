@@ -46,7 +46,7 @@ func TestCall(t *testing.T) {
 	}
 }
 
-// TestLogger: a handler of logs that panics or ends its goroutine does not end who logs; its panic is told elsewhere.
+// TestLogger: a handler of logs that panics or ends its goroutine does not end who logs; its panic is reported elsewhere.
 func TestLogger(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()

@@ -202,13 +202,13 @@ func (r *Refs) DropHeld(ctx context.Context) error {
 	})
 }
 
-// tellTime bounds how long DropHeld asks which workers are Go workers. Until it knows it releases nothing.
-const tellTime = 2 * time.Second
+// askTime bounds how long DropHeld asks which workers are Go workers. Until it knows it releases nothing.
+const askTime = 2 * time.Second
 
 // deaf returns what tells of which workers nothing can come any more: of a PyTorch worker whose pipe has ended. A Go worker on the
 // same transport opens another one, and so may a worker of which the kind is not known.
 func (r *Refs) deaf(ctx context.Context) func(rrefcore.Worker) bool {
-	ctx, cancel := context.WithTimeout(ctx, tellTime)
+	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	returns := map[rrefcore.Worker]bool{}
 	for _, p := range r.cfg.Net.Members() {

@@ -104,7 +104,7 @@ func await(ctx context.Context, t *testing.T, holds func() bool) {
 }
 
 // TestSilentStore: a worker that leaves asks the store only for a moment which workers are Go workers, since it has released nothing yet.
-// A worker of which the store does not tell is not taken for deaf.
+// A worker about which the store does not report is not taken for deaf.
 func TestSilentStore(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -27,7 +27,7 @@ type Config struct {
 	Net    *rpcsession.Links
 	Self   *rpcsession.Peer     // this worker as a destination
 	Limit  func() time.Duration // of a control message to a PyTorch worker
-	// IsGo tells whether a worker is one of ours, on whichever transport.
+	// IsGo reports whether a worker is one of ours, on whichever transport.
 	IsGo func(ctx context.Context, name string) (bool, error)
 	// Wrap makes what the program gets for a reference, Unwrap is its inverse: nil for anything else.
 	Wrap   func(*Hold) any

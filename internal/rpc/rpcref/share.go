@@ -84,7 +84,7 @@ func (r *Refs) share(core *Hold, p *rpcsession.Peer) (rrefcore.Wire, string, err
 		w, code = r.mu.m.Share(core.Handle.Wire.Fork, p.ID)
 	}
 	e := r.take(false)
-	// The caller flushes to p before it sends. The owner should hear of a new object before the receiver asks it for a fork.
+	// The caller flushes to p before it sends. The owner should learn of a new object before the receiver asks it for a fork.
 	e.wake = w.Owner != p.ID && r.mu.m.Unsent(w.Owner) > 0
 	r.mu.Unlock()
 	r.perform(e)

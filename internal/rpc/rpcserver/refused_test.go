@@ -22,8 +22,8 @@ import (
 	"github.com/cohort-dist/cohort/rpc/py"
 )
 
-// TestRefusedCreation: a PyTorch worker may fetch an object before it hears that its creation was refused, since too many requests wait.
-// The fetch is told why, too.
+// TestRefusedCreation: a PyTorch worker may fetch an object before it learns that its creation was refused, since too many requests wait.
+// The fetch gets the reason, too.
 func TestRefusedCreation(t *testing.T) {
 	server, client := start(t, "server", 0, 1, 1), startAs(t, "client", 1, 1, 4, nil)
 	server.net.AddPeer("client", 1, "uv://"+client.net.Addr().String(), rpcworld.Entry{})
@@ -100,7 +100,7 @@ type carried struct {
 }
 
 // TestRefusedCallReleases: whatever a call of PyTorch is refused for, the references among its arguments are released, those too that
-// come after what cannot be read. PyTorch keeps them until it is told, and its shutdown waits for that.
+// come after what cannot be read. PyTorch keeps them until it is notified, and its shutdown waits for that.
 func TestRefusedCallReleases(t *testing.T) {
 	server, client := start(t, "server", 0, 1, 1), startAs(t, "client", 1, 1, 4, nil)
 	controls := make(chan string, 16)

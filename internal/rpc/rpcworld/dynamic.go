@@ -20,9 +20,9 @@ type Caller interface {
 	// Add makes another worker known, so that it can be called. Drop forgets it.
 	Add(w Worker, addr string, e Entry)
 	Drop(name string)
-	// AskDevices asks a worker for its devices, Tell tells it that this worker comes, or goes.
+	// AskDevices asks a worker for its devices, Announce notifies it that this worker comes, or goes.
 	AskDevices(ctx context.Context, name string) error
-	Tell(ctx context.Context, name string, comes bool) error
+	Announce(ctx context.Context, name string, comes bool) error
 	// Reach connects to a worker. Its errors and those of the calls wrap [ErrRefused] if the worker's process has certainly ended.
 	Reach(ctx context.Context, name string) error
 	// Probe finds out whether a worker runs at an address, without naming this one. Its errors wrap [ErrRefused] if nothing listens
@@ -52,7 +52,7 @@ func (w *World) Join(ctx context.Context, c Caller) error {
 	return m.Err()
 }
 
-// Leave tells the other workers of a dynamic world that this one goes, and takes it off the list. It does as much as it can
+// Leave notifies the other workers of a dynamic world that this one goes, and takes it off the list. It does as much as it can
 // in any case, and returns the first error.
 func (w *World) Leave(ctx context.Context, c Caller, others func() []string) error {
 	m := worldcore.NewLeave(w.self(), w.round)
@@ -88,7 +88,7 @@ func (w *World) deal(ctx context.Context, c Caller, others func() []string, op w
 		ev.Err = c.AskDevices(ctx, op.Worker)
 		ev.Gone = gone(ctx, c, op.Worker, ev.Err)
 	case worldcore.OpNotifyJoin, worldcore.OpNotifyLeave:
-		ev.Err = c.Tell(ctx, op.Worker, op.Kind == worldcore.OpNotifyJoin)
+		ev.Err = c.Announce(ctx, op.Worker, op.Kind == worldcore.OpNotifyJoin)
 		ev.Gone = gone(ctx, c, op.Worker, ev.Err)
 	default:
 		ev.Err = cohort.Newf("rpc: world", cohort.Internal, "operation %d is unknown here", op.Kind)
@@ -144,7 +144,7 @@ func (w *World) Others(p watched) []string {
 	return names
 }
 
-// GaveUp tells the other workers of a static world that this one gives up its shutdown and why, before they find that it is gone: the
+// GaveUp notifies the other workers of a static world that this one gives up its shutdown and why, before they find that it is gone: the
 // reason is the worker whose death this one has found, if it has. If they know of a loss before, that is the cause.
 func (w *World) GaveUp(ctx context.Context, p watched, err error) {
 	if err == nil || !w.Static() {

@@ -33,8 +33,8 @@ func newGathers() *gathers {
 	return g
 }
 
-// tell gives a message to the machine, and wakes this worker if it has waited for it.
-func (g *gathers) tell(id string, message func(*worldcore.Gathers) (done bool, err error)) error {
+// deliver gives a message to the machine, and wakes this worker if it has waited for it.
+func (g *gathers) deliver(id string, message func(*worldcore.Gathers) (done bool, err error)) error {
 	failpoint.At("rpcworld.tell")
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -47,7 +47,7 @@ func (g *gathers) tell(id string, message func(*worldcore.Gathers) (done bool, e
 
 // ToLeader is _gather_to_leader at the leader. again says that the sender may repeat what it has said.
 func (g *gathers) ToLeader(id, from string, object any, names []string, again bool) error {
-	return g.tell(id, func(c *worldcore.Gathers) (bool, error) { return c.ToLeader(id, from, object, names, again) })
+	return g.deliver(id, func(c *worldcore.Gathers) (bool, error) { return c.ToLeader(id, from, object, names, again) })
 }
 
 // Lost is who has died, if this worker, the leader of an all-gather, has given it up for that. A worker that reports to it then has
@@ -74,12 +74,12 @@ func (g *gathers) ToFollower(id string, objects *py.Dict, again bool) error {
 			items = append(items, worldcore.Item{Name: name, Object: item.Value})
 		}
 	}
-	return g.tell(id, func(c *worldcore.Gathers) (bool, error) { return c.ToFollower(id, items, again) })
+	return g.deliver(id, func(c *worldcore.Gathers) (bool, error) { return c.ToFollower(id, items, again) })
 }
 
 // Fail ends an all-gather that cannot be completed, also one that this worker has not entered yet.
 func (g *gathers) Fail(id string, names []string, cause error) error {
-	return g.tell(id, func(c *worldcore.Gathers) (bool, error) { return c.Fail(id, names, cause) })
+	return g.deliver(id, func(c *worldcore.Gathers) (bool, error) { return c.Fail(id, names, cause) })
 }
 
 // enter enters the next all-gather of some names.

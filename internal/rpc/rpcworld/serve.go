@@ -59,8 +59,8 @@ func parseEntry(name string, raw []byte) (Entry, error) {
 	return Entry{Epoch: n, Secret: s}, nil
 }
 
-// tellLostTime bounds how long a worker is told that an all-gather cannot come to its end.
-const tellLostTime = time.Second
+// notifyLostTime bounds how long a worker is told that an all-gather cannot come to its end.
+const notifyLostTime = time.Second
 
 // ErrArguments says that a function was called with arguments that it does not take.
 var ErrArguments = errors.New("wrong arguments")
@@ -78,7 +78,7 @@ func (w *World) ServeGather(p Party, fn, from string, again bool, args []any) (l
 		member, known := args[1].(string)
 		if names, readable := namesIn(args[3]); known && readable {
 			err = w.Gathers.ToLeader(id, member, args[2], names, again)
-			return w.tellLate(p, id, from, names, args[3]), err
+			return w.notifyLate(p, id, from, names, args[3]), err
 		}
 	case fn == FuncToFollowers && len(args) == 2:
 		if objects, ok := args[1].(*py.Dict); ok {
@@ -93,14 +93,14 @@ func (w *World) ServeGather(p Party, fn, from string, again bool, args []any) (l
 	return nil, ErrArguments
 }
 
-// tellLate returns what tells a worker that it has come too late to an all-gather to be told with the others why it fails, or nil.
-func (w *World) tellLate(p Party, id, to string, names []string, set any) func(context.Context) {
+// notifyLate returns what tells a worker that it has come too late to an all-gather to be told with the others why it fails, or nil.
+func (w *World) notifyLate(p Party, id, to string, names []string, set any) func(context.Context) {
 	dead := w.Gathers.Lost(id, names)
 	if dead == "" {
 		return nil
 	}
 	return func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, tellLostTime)
+		ctx, cancel := context.WithTimeout(ctx, notifyLostTime)
 		defer cancel()
 		if w.IsGo(ctx, to) { // a PyTorch worker does not know this function
 			_ = p.Call(ctx, to, FuncGatherLost, []any{id, dead, set})

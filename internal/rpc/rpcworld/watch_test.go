@@ -143,7 +143,7 @@ func TestWatcherNamesTheFirstDeath(t *testing.T) {
 }
 
 // What others have recorded ends a wait, too.
-func TestWatcherHearsOfADeath(t *testing.T) {
+func TestWatcherLearnsOfADeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := store.NewMemory()
 		time.AfterFunc(3*time.Second, func() { recordDeath(t, st, "b") })
@@ -179,9 +179,9 @@ func TestWatcherWithoutStore(t *testing.T) {
 	})
 }
 
-// TestWatcherHearsThatOneGaveUp: a worker that abandoned its shutdown before it went is not declared dead. Its reason counts, unless
+// TestWatcherLearnsThatOneGaveUp: a worker that abandoned its shutdown before it went is not declared dead. Its reason counts, unless
 // that is a cancellation: what the others wait for was not canceled.
-func TestWatcherHearsThatOneGaveUp(t *testing.T) {
+func TestWatcherLearnsThatOneGaveUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		why  error
 		code cohort.Code
@@ -208,9 +208,9 @@ func TestWatcherHearsThatOneGaveUp(t *testing.T) {
 	}
 }
 
-// TestWatcherHearsWhoseDeathOneFound: b gives up its shutdown because c has died, which it alone has found. The others
+// TestWatcherLearnsWhoseDeathOneFound: b gives up its shutdown because c has died, which it alone has found. The others
 // name c. A name that does not belong to a worker is not passed on.
-func TestWatcherHearsWhoseDeathOneFound(t *testing.T) {
+func TestWatcherLearnsWhoseDeathOneFound(t *testing.T) {
 	for name, c := range map[string]struct{ lost, want string }{
 		"a worker":  {"c", "c"},
 		"itself":    {"b", "b"},

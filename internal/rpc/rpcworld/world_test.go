@@ -90,7 +90,7 @@ func (f fake) call(ctx context.Context, name string) error {
 
 func (f fake) AskDevices(ctx context.Context, name string) error { return f.call(ctx, name) }
 
-func (f fake) Tell(ctx context.Context, name string, comes bool) error {
+func (f fake) Announce(ctx context.Context, name string, comes bool) error {
 	if err := f.call(ctx, name); err != nil {
 		return err
 	}

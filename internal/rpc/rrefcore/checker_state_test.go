@@ -180,7 +180,7 @@ func knownKey(by Worker, id ID) Key {
 	return Key{1, byte(by), byte(id.On), byte(id.N)}
 }
 
-// held tells whether the application of a worker has the reference of a role.
+// held reports whether the application of a worker has the reference of a role.
 func (s *state) held(role string) *handle {
 	fork, made := s.forks[role]
 	if !made {

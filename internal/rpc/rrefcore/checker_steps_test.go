@@ -217,7 +217,7 @@ func (c config) receive(m *Machine, p packet) (owned bool, code Code) {
 	return p.wire.Owner == p.to, code
 }
 
-// undelivered tells the sender of a carrier that it did not arrive.
+// undelivered notifies the sender of a carrier that it did not arrive.
 func (c config) undelivered(s *state, p packet) {
 	if !s.crashed[p.from] {
 		s.mut(p.from).Undelivered(p.to, p.wire)

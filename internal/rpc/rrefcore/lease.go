@@ -120,7 +120,7 @@ func (m *Machine) endLife(p *peer) {
 	p.endedLives[p.epoch] = true
 }
 
-// Tick tells the time. It sends heartbeats, repeats what was not acknowledged and ends leases. The driver calls it a
+// Tick gives the time. It sends heartbeats, repeats what was not acknowledged and ends leases. The driver calls it a
 // few times per heartbeat.
 func (m *Machine) Tick(now Time) {
 	m.now = now

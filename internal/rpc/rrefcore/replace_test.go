@@ -22,7 +22,7 @@ func TestReplace(t *testing.T) {
 		{Cohort, 10, false},
 		{PyTorch, 0, true},
 	}
-	for _, told := range []bool{true, false} { // whether the end of each was heard of before its successor came
+	for _, told := range []bool{true, false} { // whether the end of each was known before its successor came
 		for _, waits := range []Time{0, 60e9} { // and whether it was long ago
 			m, now := New(0, 7, Options{}), Time(0)
 			for i, x := range lives {

@@ -207,7 +207,7 @@ func (m *Machine) enter(parent *peer, w Wire, key Key, offered bool) {
 	}
 }
 
-// Receive claims a reference that was found in a decoded message. owned tells that the object is this worker's own: it
+// Receive claims a reference that was found in a decoded message. owned says that the object is this worker's own: it
 // counts as one local use. A code other than OK means that the message came too late and must be refused.
 func (m *Machine) Receive(from Worker, w Wire) (owned bool, code Code) {
 	p := m.peer(from)
@@ -298,7 +298,7 @@ func (m *Machine) forkReplied(fork ID, code Code) {
 	}
 }
 
-// accept tells the parent that this child is safe, or past saving.
+// accept notifies the parent that this child is safe, or past saving.
 func (m *Machine) accept(h *handle) {
 	if h.accepting {
 		h.accepting = false

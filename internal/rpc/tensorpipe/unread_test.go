@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// blindDial opens a pipe as PyTorch does, which does not look at connections that it does not need: it never hears that one was
-// cut. The others are told their numbers; cut gets those of which only the first bytes of the hello arrive.
+// blindDial opens a pipe as PyTorch does, which does not look at connections that it does not need: it never learns that one was
+// cut. The others are given their numbers; cut gets those of which only the first bytes of the hello arrive.
 func blindDial(t *testing.T, addr string, cut func(plan sessionPlan, id uint64) bool) *stream {
 	t.Helper()
 	open := func() net.Conn {

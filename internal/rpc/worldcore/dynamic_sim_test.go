@@ -210,8 +210,8 @@ func (w *dynamicSim) deadHolderRemoved(by *member) {
 	}
 }
 
-// tells tells a worker that m comes or goes.
-func (m *member) tells(to string, comes bool, answer func(Event)) {
+// announces notifies a worker that m comes or goes.
+func (m *member) announces(to string, comes bool, answer func(Event)) {
 	x := m.w.members[to]
 	m.ring(x, func() error {
 		x.hears(m.name, m.id, comes)
@@ -261,7 +261,7 @@ func (m *member) do(op Op, answer func(Event)) {
 		m.ring(m.w.members[op.Worker], func() error { return nil }, answer)
 		return
 	case OpNotifyJoin, OpNotifyLeave:
-		m.tells(op.Worker, op.Kind == OpNotifyJoin, answer)
+		m.announces(op.Worker, op.Kind == OpNotifyJoin, answer)
 		return
 	default:
 		panic(op.Kind)
@@ -316,7 +316,7 @@ func (m *member) torch(what string, then func(error)) {
 		set(KeyAddrs+m.name, "address of "+m.name, func() {
 			set(KeyInfos, formatInfos(list), func() {
 				inOrder(others, func(x Worker, next func()) {
-					m.tells(x.Name, what == "join", func(Event) { next() })
+					m.announces(x.Name, what == "join", func(Event) { next() })
 				}, release)
 			})
 		})

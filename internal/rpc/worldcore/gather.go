@@ -17,7 +17,7 @@ const (
 	// countEvery is how long a PyTorch worker is left alone between two questions about its all-gathers. It is asked mostAsks
 	// times when a question is lost with its connection.
 	countEvery, mostAsks = 50 * time.Millisecond, 5
-	// reportTime bounds how long a leader tells others of a death.
+	// reportTime bounds how long a leader notifies others of a death.
 	reportTime = time.Second
 )
 
@@ -199,13 +199,13 @@ func (c *counting) unreportedDeaths(dead *cohort.Error) {
 		return
 	}
 	c.must(Op{Kind: OpGiveUpNext, Names: c.names, Worker: dead.Peer}, func(ev Event) {
-		c.tell(ev.Reports, dead.Peer, func() { c.failed(why) })
+		c.notify(ev.Reports, dead.Peer, func() { c.failed(why) })
 	})
 }
 
-// tell is the state in which a leader tells the Go workers that wait why an all-gather fails. A PyTorch worker waits until its
+// notify is the state in which a leader notifies the Go workers that wait why an all-gather fails. A PyTorch worker waits until its
 // time is over, as for a leader of its own kind.
-func (c *counting) tell(waits []Report, dead string, then func()) {
+func (c *counting) notify(waits []Report, dead string, then func()) {
 	until := c.now + reportTime
 	left := 1
 	told := func(Event) {
@@ -242,10 +242,10 @@ func (c *counting) first(n int) {
 
 // Gather is the course of one all-gather at one worker. Its states are:
 //
-//	counting → entered → reporting → waiting → settling → sharing or telling → left
+//	counting → entered → reporting → waiting → settling → sharing or notifying → left
 //
 // From entering to settling the others are looked after. It does not wait for a worker that has died: a Go leader looks
-// after all others, since none of them can have left, and tells them. They look after the leader. A PyTorch leader watches
+// after all others, since none of them can have left, and notifies them. They look after the leader. A PyTorch leader watches
 // no one, so all watch all, although others may be further than they are.
 type Gather struct {
 	counting
@@ -405,10 +405,10 @@ func (g *Gather) shared(others []string, answers []Event) {
 	g.recordDeath(g.me, e, g.others(), func(*cohort.Error) { g.leave(e) })
 }
 
-// give is the state in which a worker gives up because of a death. A leader tells those who are waiting, and notes it for
+// give is the state in which a worker gives up because of a death. A leader notifies those who are waiting, and notes it for
 // those who come.
 func (g *Gather) give(dead *cohort.Error) {
-	tell := func(Event) {
+	report := func(Event) {
 		if !g.leads() {
 			g.leave(gatherError(dead))
 			return
@@ -421,14 +421,14 @@ func (g *Gather) give(dead *cohort.Error) {
 					waits = append(waits, Report{g.id, name})
 				}
 			}
-			g.tell(waits, dead.Peer, func() { g.leave(gatherError(dead)) })
+			g.notify(waits, dead.Peer, func() { g.leave(gatherError(dead)) })
 		})
 	}
 	if !g.leads() {
-		tell(Event{})
+		report(Event{})
 		return
 	}
-	g.do(Op{Kind: OpGiveUp, Text: g.id, Names: g.names, Worker: dead.Peer}, tell)
+	g.do(Op{Kind: OpGiveUp, Text: g.id, Names: g.names, Worker: dead.Peer}, report)
 }
 
 // leave is the state in which the all-gather is over for this worker.

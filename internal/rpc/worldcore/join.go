@@ -27,7 +27,7 @@ const (
 // the world is as it was before. Its states are:
 //
 //	finding the round → taking the token → reading the list → (probing the worker of its name) → claiming an id → announcing →
-//	listed → knowing the members → asking them for their devices → telling them → releasing the token → joined
+//	listed → knowing the members → asking them for their devices → notifying them → releasing the token → joined
 //
 // A worker that was killed stays on the list. Its replacement comes under its name, finds that nothing listens at its address, and
 // takes its place. The probe does not name this worker: a hello under the name of its holder would look to it like its replacement.
@@ -181,13 +181,13 @@ func (j *Join) list() {
 func (j *Join) ask() {
 	inOrder(j.all, func(m Worker, next func()) {
 		j.do(Op{Kind: OpAskDevices, Worker: m.Name}, j.answered("ask worker %q for its devices: %w", m.Name, next))
-	}, j.tell)
+	}, j.notify)
 }
 
-// tell tells the members that this worker comes.
-func (j *Join) tell() {
+// notify notifies the members that this worker comes.
+func (j *Join) notify() {
 	inOrder(j.all, func(m Worker, next func()) {
-		j.tellLeft(m.Name, func() {
+		j.notifyLeft(m.Name, func() {
 			if slices.Contains(j.dead, m.Name) {
 				next()
 				return
@@ -198,8 +198,8 @@ func (j *Join) tell() {
 	}, j.removeDeadMembers)
 }
 
-// tellLeft tells a PyTorch worker that the one which had this name before has gone: it keeps what it knows under a name until then.
-func (j *Join) tellLeft(member string, then func()) {
+// notifyLeft notifies a PyTorch worker that the one which had this name before has gone: it keeps what it knows under a name until then.
+func (j *Join) notifyLeft(member string, then func()) {
 	if !j.again || slices.Contains(j.dead, member) {
 		then()
 		return
@@ -272,7 +272,7 @@ func (j *Join) undo(why error) {
 // Leave is a worker of a dynamic world that goes. It does as much as it can in any case, and ends with the first error. Its
 // states are:
 //
-//	taking the token → telling the others → off the list → releasing the token → left
+//	taking the token → notifying the others → off the list → releasing the token → left
 type Leave struct {
 	token
 	dead  []string
@@ -283,7 +283,7 @@ type Leave struct {
 func NewLeave(me Self, round int) *Leave {
 	l := &Leave{token: token{me: me}}
 	l.round = round
-	l.begin(func() { l.take("leave", l.tell) })
+	l.begin(func() { l.take("leave", l.notify) })
 	return l
 }
 
@@ -294,8 +294,8 @@ func (l *Leave) fails(err error) {
 	}
 }
 
-// tell tells the others that this worker goes: those of now, since another one may have left before.
-func (l *Leave) tell() {
+// notify notifies the others that this worker goes: those of now, since another one may have left before.
+func (l *Leave) notify() {
 	l.failed = l.off
 	l.must(Op{Kind: OpOthers}, func(ev Event) {
 		inOrder(ev.Names, func(name string, next func()) {

@@ -106,7 +106,7 @@ func (l *peerMonitor) look() {
 			left = append(left, r)
 			signOf(l.ask, l.s.round, r, func(there bool) {
 				if there {
-					l.tell(l.s.round, r)
+					l.announce(l.s.round, r)
 					return
 				}
 				next()
@@ -119,8 +119,8 @@ func (l *peerMonitor) look() {
 	})
 }
 
-// tell tells all Go ranks where PyTorch rank r is.
-func (l *peerMonitor) tell(round, r int) {
+// announce reports to all Go ranks where PyTorch rank r is.
+func (l *peerMonitor) announce(round, r int) {
 	word := strconv.Itoa(round) + " " + strconv.Itoa(r)
 	l.ask(Op{Kind: OpSet, Round: l.s.round, Key: keyMixed, Text: word}, func(Event) {})
 }
@@ -142,7 +142,7 @@ func (l *peerMonitor) around() {
 	inOrder([][2]int{{0, fewRounds}, {fewRounds + far, farRounds}}, func(x [2]int, next func()) {
 		later(l.ask, s.me, x[0], x[1], r, func(k int) {
 			if k >= 0 && k != s.round {
-				l.tell(k, r)
+				l.announce(k, r)
 				return
 			}
 			next()

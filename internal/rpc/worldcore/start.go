@@ -63,7 +63,7 @@ func (s *Start) unusedRound(k int) {
 	})
 }
 
-// announceRestart tells those who wait in a used round for the address of this rank that it will not come there any
+// announceRestart notifies those who wait in a used round for the address of this rank that it will not come there any
 // more: its former start has ended between its name and its address. No rank can have started in that round, so all can
 // start in another one.
 func (s *Start) announceRestart(k int, then func()) {
@@ -270,7 +270,7 @@ const (
 )
 
 // Moved looks whether a PyTorch rank has begun to start in a later round, while a Go rank waits for it in this one. What it had left here
-// may be of a start that has failed: it counts its starts, and never comes back. Nothing in the store tells that before it tries again,
+// may be of a start that has failed: it counts its starts, and never comes back. Nothing in the store shows that before it tries again,
 // and it may still be waiting; so the Go rank waits, and looks. The machine ends with [ErrRestart] when the PyTorch rank has gone on.
 type Moved struct {
 	course

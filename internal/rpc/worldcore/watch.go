@@ -192,7 +192,7 @@ func (w *Watch) probed(name string, v *probe, ev Event) {
 	v.busy = false
 }
 
-// gone ends the wait for a worker and tells the others, unless they know of an earlier death: then that is the cause.
+// gone ends the wait for a worker and notifies the others, unless they know of an earlier death: then that is the cause.
 func (w *Watch) gone(name, how string, cause error) {
 	e := deathOf(name, w.ids[name], how, cause)
 	if w.how == LastWait || !w.me.Static() {

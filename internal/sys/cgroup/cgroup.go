@@ -54,7 +54,7 @@ func Of(root string, pid int) string {
 	return string(b)
 }
 
-// Memory is what a cgroup tells of its memory.
+// Memory is what a cgroup reports of its memory.
 type Memory struct {
 	Dir string // its folder; "" if it tells nothing
 	// Used is what its processes use and the kernel cannot take back, Limit how much they may; 0: not known, or no limit.

@@ -201,7 +201,7 @@ type ownAddrs struct {
 	}
 }
 
-// has reports whether an address, without a zone, is one of this host's. If the system does not tell, only loopback addresses are.
+// has reports whether an address, without a zone, is one of this host's. If the system does not report, only loopback addresses are.
 func (o *ownAddrs) has(a netip.Addr) bool { return a.IsLoopback() || o.onInterface(a) || routedHere(a) }
 
 func (o *ownAddrs) onInterface(a netip.Addr) bool {

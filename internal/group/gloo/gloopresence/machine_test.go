@@ -197,12 +197,12 @@ func TestAbandonedEndsEverything(t *testing.T) {
 // TestClosedBecauseCarriesReason: a rank that leaves because of a death is not blamed for it. If it blames itself, or
 // the rank that it notifies, it has just left.
 func TestClosedBecauseCarriesReason(t *testing.T) {
-	told := errors.New("a rank is lost, by rank 1")
-	for dead, want := range map[int]error{-1: told, 0: gone(1), 1: gone(1), 2: told} {
+	reason := errors.New("a rank is lost, by rank 1")
+	for dead, want := range map[int]error{-1: reason, 0: gone(1), 1: gone(1), 2: reason} {
 		m := New(0, 4)
 		running, later := &Collective{Kind: collective.Barrier, Tag: 1}, &Collective{Kind: collective.Barrier, Tag: 2}
 		m.Begin(running)
-		m.ClosedBecause(time.Second, 1, dead, told, gone(1))
+		m.ClosedBecause(time.Second, 1, dead, reason, gone(1))
 		m.Begin(later)
 		errs, _ := ends(m)
 		for _, err := range []error{errs[running], errs[later], m.Blame(1, gone(1))} {

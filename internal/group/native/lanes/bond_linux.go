@@ -11,7 +11,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// bond ties the lanes together: what befalls one of them befalls all. The group hears of it from the first lane only.
+// bond ties the lanes together: what befalls one of them befalls all. The group learns of it from the first lane only.
 type bond struct {
 	cfg nativetcp.Config // the group's
 
@@ -59,7 +59,7 @@ func (b *bond) tie(lanes []*nativetcp.Mesh) {
 	}
 }
 
-// failed is told by a lane that it failed. The group is told by the first.
+// failed is called when a lane has failed. The group is notified by the first.
 func (b *bond) failed(err error) {
 	failpoint.At("lanes.bond.fail")
 	b.mu.Lock()
@@ -80,7 +80,7 @@ func (b *bond) failed(err error) {
 	}
 }
 
-// lost is told by the first lane that a rank is gone.
+// lost is called when the first lane has lost a rank.
 func (b *bond) lost(loss transport.Loss) {
 	b.lostBeside(loss)
 	if b.cfg.OnLost != nil {

@@ -178,7 +178,7 @@ func (b *bond) peers(ports [][]byte, i int) []string {
 	return peers
 }
 
-// exchange tells all ranks the ports of this one and returns theirs.
+// exchange sends all ranks the ports of this one and returns theirs.
 func exchange(ctx context.Context, m *nativetcp.Mesh, own []byte) ([][]byte, error) {
 	theirs := make([][]byte, m.Size())
 	ops := make([]transport.Op, 0, 2*m.Size())

@@ -29,7 +29,7 @@ const (
 	leastSplit = 256 << 10
 	// leastPart is the shortest part. It is longer than what is sent without room for it.
 	leastPart = 64 << 10
-	// maxRequestedLanes is how many lanes a rank asks for that was not told a number.
+	// maxRequestedLanes is how many lanes a rank asks for that was not given a number.
 	maxRequestedLanes = 4
 	// maxConnections is how many connections such a rank has at most.
 	maxConnections = 256

@@ -83,8 +83,8 @@ func TestEveryLaneCounts(t *testing.T) {
 		for seed := range uint64(8) {
 			t.Run(fmt.Sprintf("lane=%d/seed=%d", lane, seed), func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, uint64(lane)))
-				var told losses
-				meshes := world(t, n, lanes, told.hooks)
+				var reported losses
+				meshes := world(t, n, lanes, reported.hooks)
 				errs := busy(t, meshes, func() {
 					soon(rng)
 					if lane == lanes {
@@ -100,18 +100,18 @@ func TestEveryLaneCounts(t *testing.T) {
 					}
 				}
 				closeWorld(meshes)
-				told.mu.Lock()
-				defer told.mu.Unlock()
+				reported.mu.Lock()
+				defer reported.mu.Unlock()
 				for r := range n {
 					seen := map[int]int{}
-					for _, loss := range told.lost[r] {
+					for _, loss := range reported.lost[r] {
 						seen[loss.Rank]++
 						if seen[loss.Rank] > 1 {
 							t.Errorf("rank %d was told twice of rank %d: %v", r, loss.Rank, loss)
 						}
 					}
-					if told.failed[r] > 1 {
-						t.Errorf("rank %d failed %d times", r, told.failed[r])
+					if reported.failed[r] > 1 {
+						t.Errorf("rank %d failed %d times", r, reported.failed[r])
 					}
 				}
 			})
@@ -123,8 +123,8 @@ func TestEveryLaneCounts(t *testing.T) {
 // the group can exchange messages.
 func TestLostWithoutOperation(t *testing.T) {
 	for lane := range 3 {
-		var told losses
-		meshes := world(t, 3, 3, told.hooks)
+		var reported losses
+		meshes := world(t, 3, 3, reported.hooks)
 		of(meshes[1])[lane].Sever()
 		for _, r := range []int{0, 2} {
 			op := &transport.Op{Peer: 1, Slot: 9, Buf: make([]byte, 8)}
@@ -154,8 +154,8 @@ func TestCloseAtAnyMoment(t *testing.T) {
 	for seed := range uint64(24) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 77))
-			var told losses
-			meshes := world(t, n, 2+int(seed)%3, told.hooks)
+			var reported losses
+			meshes := world(t, n, 2+int(seed)%3, reported.hooks)
 			errs := busy(t, meshes, func() {
 				soon(rng)
 				var twice sync.WaitGroup
@@ -177,9 +177,9 @@ func TestCloseAtAnyMoment(t *testing.T) {
 			if err := meshes[victim].Wait(t.Context(), op); !errors.Is(err, cohort.Closed) {
 				t.Errorf("a send after Close: %v", err)
 			}
-			told.mu.Lock()
-			defer told.mu.Unlock()
-			for r, list := range told.lost {
+			reported.mu.Lock()
+			defer reported.mu.Unlock()
+			for r, list := range reported.lost {
 				for _, loss := range list {
 					if loss.How != transport.Left {
 						t.Errorf("rank %d was told %v", r, loss)
@@ -215,12 +215,12 @@ func TestPostAfterTheEnd(t *testing.T) {
 	}
 }
 
-// TestFailReachesAll: a rank that fails the mesh ends what all ranks do on all lanes, and they hear why.
+// TestFailReachesAll: a rank that fails the mesh ends what all ranks do on all lanes, and they learn why.
 func TestFailReachesAll(t *testing.T) {
 	for seed := range uint64(8) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		var told losses
-		meshes := world(t, 3, 3, told.hooks)
+		var reported losses
+		meshes := world(t, 3, 3, reported.hooks)
 		why := &cohort.Error{Op: "test", Code: cohort.Aborted, Rank: 2, Detail: "had enough"}
 		for r, err := range busy(t, meshes, func() {
 			soon(rng)
@@ -234,7 +234,7 @@ func TestFailReachesAll(t *testing.T) {
 	}
 }
 
-// TestMismatch: ranks that call different things, or one thing with different sizes, hear of it, whether their messages are cut or not.
+// TestMismatch: ranks that call different things, or one thing with different sizes, learn of it, whether their messages are cut or not.
 func TestMismatch(t *testing.T) {
 	large, small := leastSplit*4, leastSplit/4
 	for name, c := range map[string]func(r int) collective.Request{
@@ -295,16 +295,16 @@ func TestMismatch(t *testing.T) {
 
 // TestIdleLanesLive: no peer is declared dead on a lane that is idle for long.
 func TestIdleLanesLive(t *testing.T) {
-	var told losses
+	var reported losses
 	meshes := world(t, 2, 3, func(c *nativetcp.Config) {
-		told.hooks(c)
+		reported.hooks(c)
 		c.Heartbeat = time.Second
 	})
 	time.Sleep(2500 * time.Millisecond)
-	told.mu.Lock()
-	defer told.mu.Unlock()
-	if len(told.lost)+len(told.failed) > 0 {
-		t.Errorf("lost %v, failed %v", told.lost, told.failed)
+	reported.mu.Lock()
+	defer reported.mu.Unlock()
+	if len(reported.lost)+len(reported.failed) > 0 {
+		t.Errorf("lost %v, failed %v", reported.lost, reported.failed)
 	}
 	for r, m := range meshes {
 		for i, lane := range of(m) {
@@ -329,13 +329,13 @@ func TestSilentLane(t *testing.T) {
 	list, peers := listeners(t, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	var told losses
+	var reported losses
 	config := func(rank int) nativetcp.Config {
 		c := nativetcp.Config{
 			Rank: rank, Size: 2, Group: [16]byte{7}, Listener: list[rank], Peers: peers, Shared: true, Lanes: 2,
 			Heartbeat: time.Second,
 		}
-		told.hooks(&c)
+		reported.hooks(&c)
 		return c
 	}
 	var quiet sync.WaitGroup
@@ -381,9 +381,9 @@ func TestSilentLane(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	_ = m.Close() // what is told is told by then
-	told.mu.Lock()
-	defer told.mu.Unlock()
-	if lost := told.lost[0]; len(lost) != 1 || lost[0].Rank != 1 {
+	reported.mu.Lock()
+	defer reported.mu.Unlock()
+	if lost := reported.lost[0]; len(lost) != 1 || lost[0].Rank != 1 {
 		t.Errorf("lost %v", lost)
 	}
 }

@@ -30,7 +30,7 @@ func TestReasonBeforeTheEnd(t *testing.T) {
 	list, peers := listeners(t, n)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	told, gave, release := make(chan transport.Loss, n), make(chan error, n), make(chan struct{})
+	reported, gave, release := make(chan transport.Loss, n), make(chan error, n), make(chan struct{})
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	config := func(r int) nativetcp.Config {
@@ -38,7 +38,7 @@ func TestReasonBeforeTheEnd(t *testing.T) {
 	}
 	tasks.Go(func() {
 		cfg := config(0)
-		cfg.OnLost = func(loss transport.Loss) { told <- loss }
+		cfg.OnLost = func(loss transport.Loss) { reported <- loss }
 		m, err := Connect(ctx, cfg)
 		if err != nil {
 			t.Errorf("rank 0: %v", err)
@@ -73,12 +73,12 @@ func TestReasonBeforeTheEnd(t *testing.T) {
 		t.Errorf("rank 1 gives up because of %v", err)
 	}
 	select {
-	case loss := <-told:
+	case loss := <-reported:
 		t.Errorf("before rank 1 has said why it gives up, rank 0 is told of %v", loss)
 	case <-time.After(200 * time.Millisecond):
 	}
 	close(release)
-	if loss := <-told; loss.Rank != 1 {
+	if loss := <-reported; loss.Rank != 1 {
 		t.Errorf("rank 0 is told of %v", loss)
 	}
 	cancel()

@@ -258,10 +258,10 @@ func idle(t *testing.T, meshes []transport.Mesh) {
 	for r, m := range meshes {
 		wide := m.(*mesh) //nolint:errcheck,forcetypeassert // a test
 		wide.mu.Lock()
-		told := len(wide.mu.told)
+		announced := len(wide.mu.announced)
 		wide.mu.Unlock()
-		if live := wide.live.Load(); live != 0 || told != 0 {
-			t.Errorf("rank %d: %d calls live, %d told, though all are over", r, live, told)
+		if live := wide.live.Load(); live != 0 || announced != 0 {
+			t.Errorf("rank %d: %d calls live, %d announced, though all are over", r, live, announced)
 		}
 		if awaited := wide.Awaited(); len(awaited) > 0 {
 			t.Errorf("rank %d waits for %v, though all is over", r, awaited)

@@ -29,7 +29,7 @@ type mesh struct {
 
 	mu struct {
 		sync.Mutex
-		told []uint64 // the slots of these calls
+		announced []uint64 // the slots of these calls
 	}
 }
 
@@ -53,7 +53,7 @@ func (m *mesh) Size() int { return m.first.Size() }
 // Lanes is how many connections there are between two ranks.
 func (m *mesh) Lanes() int { return 1 + len(m.others) }
 
-// Begin takes note of what this rank calls. The other lanes hear of it with the first message that is cut.
+// Begin takes note of what this rank calls. The other lanes learn of it with the first message that is cut.
 func (m *mesh) Begin(slot uint64, call nativewire.Call) { m.first.Begin(slot, call) }
 
 // End takes note that the collective is over on this rank.
@@ -67,25 +67,25 @@ func (m *mesh) End(slot uint64) {
 	}
 }
 
-// retract reports whether the other lanes were told of a call.
+// retract reports whether the other lanes were notified of a call.
 func (m *mesh) retract(slot uint64) bool {
 	failpoint.At("lanes.retract")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i := slices.Index(m.mu.told, slot)
+	i := slices.Index(m.mu.announced, slot)
 	if i >= 0 {
-		m.mu.told = slices.Delete(m.mu.told, i, i+1)
+		m.mu.announced = slices.Delete(m.mu.announced, i, i+1)
 	}
 	return i >= 0
 }
 
-// announce tells the other lanes of a call, once.
+// announce notifies the other lanes of a call, once.
 func (m *mesh) announce(slot uint64, call nativewire.Call) {
-	failpoint.At("lanes.tell")
+	failpoint.At("lanes.announce")
 	m.mu.Lock()
-	known := slices.Contains(m.mu.told, slot)
+	known := slices.Contains(m.mu.announced, slot)
 	if !known {
-		m.mu.told = append(m.mu.told, slot)
+		m.mu.announced = append(m.mu.announced, slot)
 		m.live.Add(1)
 	}
 	m.mu.Unlock()
@@ -178,7 +178,7 @@ func await(op *transport.Op) bool {
 	return true
 }
 
-// Cancel withdraws an op that no peer has matched. One that was cut is not withdrawn: its peers hear of it when it is posted.
+// Cancel withdraws an op that no peer has matched. One that was cut is not withdrawn: its peers learn of it when it is posted.
 func (m *mesh) Cancel(op *transport.Op) bool { return !op.Divided() && m.first.Cancel(op) }
 
 // Awaited returns the ranks that receives and sends wait for.
@@ -192,7 +192,7 @@ func (m *mesh) Awaited() []int {
 }
 
 // Fail ends every op with err. The peers are notified on the first lane. An operation that a lane ended because it was
-// closed is not a failure that the peers should hear of, if another lane has not said goodbye yet; Close ends all
+// closed is not a failure that the peers should learn of, if another lane has not said goodbye yet; Close ends all
 // others too.
 func (m *mesh) Fail(err error) {
 	if m.leaves.Load() {

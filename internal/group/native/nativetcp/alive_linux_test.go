@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/native/nativewire"
 )
 
-// TestBeatsWhileConnecting: a rank that still waits for another one tells those that it is connected to that it lives: they may have
+// TestBeatsWhileConnecting: a rank that still waits for another one notifies those that it is connected to that it lives: they may have
 // all their connections, and count its silence.
 func TestBeatsWhileConnecting(t *testing.T) {
 	t.Parallel()

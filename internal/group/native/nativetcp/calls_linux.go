@@ -110,7 +110,7 @@ func (m *Mesh) End(slot uint64) {
 	}
 }
 
-// notice looks every slice for collectives that take long, and tells all peers about each, once: they may wait for this rank in another
+// notice looks every slice for collectives that take long, and notifies all peers about each, once: they may wait for this rank in another
 // operation.
 func (m *Mesh) notice(now time.Time) {
 	if m.mu.err != nil || now.Sub(m.mu.calls.looked) < slice*time.Millisecond {
@@ -178,8 +178,8 @@ func (m *Mesh) Called(slot uint64) (call nativewire.Call, sized bool) {
 	return call, m.sized(slot)
 }
 
-// NoteCall takes note of what this rank calls under a slot, as Begin does, but the peers hear of it only by its
-// messages: they hear the rest from the first mesh.
+// NoteCall takes note of what this rank calls under a slot, as Begin does, but the peers learn of it only by its
+// messages: they learn the rest from the first mesh.
 func (m *Mesh) NoteCall(slot uint64, call nativewire.Call) {
 	failpoint.At("tcp.know")
 	m.mu.Lock()
@@ -241,7 +241,7 @@ func (m *Mesh) WakeDriver() {
 	m.wake()
 }
 
-// FailSilently is Fail without a word to the peers: another mesh of the same ranks tells them.
+// FailSilently is Fail without a word to the peers: another mesh of the same ranks notifies them.
 func (m *Mesh) FailSilently(err error) {
 	failpoint.At("tcp.fail.silently")
 	m.mu.Lock()

@@ -22,7 +22,7 @@ type Config struct {
 	Listener net.Listener
 	// Peers are the addresses of the ranks' listeners.
 	Peers []string
-	// Shared tells that another rank is a goroutine of this process: who waits lets it run.
+	// Shared says that another rank is a goroutine of this process: who waits lets it run.
 	Shared bool
 	// Local tells which ranks run on this host, and so on cores that this rank may share. Nil means that none is known to.
 	Local []bool
@@ -35,9 +35,9 @@ type Config struct {
 	// OnFail, if set, is called once with the reason when the mesh fails other than by Close, from a goroutine of the mesh
 	// that Close waits for. It must not call Close.
 	OnFail func(error)
-	// OnLost, if set, is told of every rank that is gone, whether or not an operation runs; see [transport.Loss].
+	// OnLost, if set, is notified of every rank that is gone, whether or not an operation runs; see [transport.Loss].
 	OnLost func(transport.Loss)
-	// OnGiveUp, if set, is told why this rank cannot connect, before others can see that it does not.
+	// OnGiveUp, if set, is given the reason why this rank cannot connect, before others can see that it does not.
 	OnGiveUp func(error)
 	// Logger receives refused connections and losses. Nil means none.
 	Logger *slog.Logger

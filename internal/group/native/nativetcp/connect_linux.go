@@ -333,7 +333,7 @@ func newMesh(cfg Config, conns []net.Conn, hellos []nativewire.Hello) (*Mesh, er
 		credit := int(hellos[rank].Window)
 		m.mu.conns[rank] = &conn{
 			m: m, peer: rank, fd: fd, addr: nc.RemoteAddr().String(),
-			in: reader{buf: make([]byte, bufferSize)}, window: window{theirs: credit, credit: credit}, activity: activity{heard: true},
+			in: reader{buf: make([]byte, bufferSize)}, window: window{theirs: credit, credit: credit}, activity: activity{received: true},
 		}
 		if err = unix.EpollCtl(m.ep, unix.EPOLL_CTL_ADD, fd,
 			&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(rank)}); err != nil {

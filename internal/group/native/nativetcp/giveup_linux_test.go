@@ -36,9 +36,9 @@ func (l poorListener) Accept() (net.Conn, error) {
 	return poorConn{c}, err
 }
 
-// TestConnectFailureIsTold: a rank that the operating system refuses something says what and tells the others why it gives up before
+// TestConnectFailureIsReported: a rank that the operating system refuses something says what and tells the others why it gives up before
 // its connections end, which they would take for its death.
-func TestConnectFailureIsTold(t *testing.T) {
+func TestConnectFailureIsReported(t *testing.T) {
 	t.Parallel()
 	for name, accept := range map[string]bool{"accept": false, "take over": true} {
 		t.Run(name, func(t *testing.T) {
@@ -61,16 +61,16 @@ func TestConnectFailureIsTold(t *testing.T) {
 					_ = m.Close()
 				}
 			})
-			var told error
+			var reported error
 			_, err := Connect(ctx, Config{
 				Rank: 0, Size: 2, Listener: poorListener{listeners[0], accept}, Peers: peers, Shared: true,
-				OnGiveUp: func(err error) { told = err },
+				OnGiveUp: func(err error) { reported = err },
 			})
 			cancel()
 			other.Wait()
 			switch {
-			case err == nil || !errors.Is(told, err):
-				t.Errorf("it failed with %v, and told %v", err, told)
+			case err == nil || !errors.Is(reported, err):
+				t.Errorf("it failed with %v, and reported %v", err, reported)
 			case !accept && !errors.Is(err, unix.EMFILE):
 				t.Errorf("the reason is lost: %v", err)
 			}

@@ -38,7 +38,7 @@ func newWatch(ep int) (watch, error) {
 	return watch{fd: fd, file: os.NewFile(uintptr(fd), "epoll")}, nil
 }
 
-// listen says whether the runtime's poller is to hear of events.
+// listen says whether the runtime's poller is to learn of events.
 func (w *watch) listen(ep int, on bool) {
 	if on == w.listening {
 		return
@@ -80,7 +80,7 @@ const (
 	beatsPerLimit = 4
 )
 
-// pulse tells whether the goroutine that runs a collective goes on: the keeper looks now and then whether it has posted something.
+// pulse reports whether the goroutine that runs a collective goes on: the keeper looks now and then whether it has posted something.
 type pulse struct {
 	posts uint64 // sends and receives posted
 	seen  uint64 // of them, when the keeper looked last
@@ -180,20 +180,20 @@ func (m *Mesh) serve() bool {
 
 // activity are the signs of life on a connection.
 type activity struct {
-	silent time.Duration // for how long the peer has said nothing, as far as this rank was awake to see
-	heard  bool          // something arrived since the keeper looked
-	spoke  bool          // something was written since then
+	silent   time.Duration // for how long the peer has said nothing, as far as this rank was awake to see
+	received bool          // something arrived since the keeper looked
+	spoke    bool          // something was written since then
 }
 
 // pass notes that the keeper looks, some time after its last look.
 func (s *activity) pass(passed time.Duration) {
 	s.spoke = false
-	if s.silent += passed; s.heard {
-		s.silent, s.heard = 0, false
+	if s.silent += passed; s.received {
+		s.silent, s.received = 0, false
 	}
 }
 
-// beat tells silent peers that this rank lives, and gives up those that say nothing.
+// beat notifies silent peers that this rank lives, and gives up those that say nothing.
 func (m *Mesh) beat() {
 	failpoint.At("tcp.keep.beat")
 	m.mu.Lock()

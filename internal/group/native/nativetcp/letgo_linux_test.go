@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-// watched returns a buffer, and what tells whether a goroutine has it.
+// watched returns a buffer, and what reports whether a goroutine has it.
 func watched(n int) (buf []byte, kept func() bool) {
 	buf = make([]byte, n)
 	p := weak.Make(&buf[0])

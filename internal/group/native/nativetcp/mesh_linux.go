@@ -17,7 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
-// Supported tells whether this platform has the native wire.
+// Supported reports whether this platform has the native wire.
 const Supported = true
 
 // Mesh is one rank's end of the connections of a group. It implements transport.Mesh and native.Checker.
@@ -197,7 +197,7 @@ func (m *Mesh) Cancel(op *transport.Op) bool {
 	if !removed && op.Peer >= 0 && op.Peer < m.size && op.Peer != m.rank {
 		c := m.mu.conns[op.Peer]
 		removed = c.recvs.posted.Remove(op)
-		if !removed && c.out.fresh.Remove(op) { // a send that the peer has heard of must happen
+		if !removed && c.out.fresh.Remove(op) { // a send that the peer has learned of must happen
 			c.unspend(op)
 			removed = true
 		}
@@ -209,7 +209,7 @@ func (m *Mesh) Cancel(op *transport.Op) bool {
 	return removed
 }
 
-// Fail ends every op with err and tells all peers.
+// Fail ends every op with err and notifies all peers.
 func (m *Mesh) Fail(err error) {
 	failpoint.At("tcp.fail")
 	m.mu.Lock()
@@ -220,8 +220,8 @@ func (m *Mesh) Fail(err error) {
 	m.fail(err, true)
 }
 
-// fail is Fail under the lock. It tells the peers unless they know already.
-func (m *Mesh) fail(err error, tell bool) {
+// fail is Fail under the lock. It notifies the peers unless they know already.
+func (m *Mesh) fail(err error, notify bool) {
 	if m.mu.err != nil {
 		return
 	}
@@ -234,7 +234,7 @@ func (m *Mesh) fail(err error, tell bool) {
 			continue
 		}
 		c.endAll(err)
-		if c.gone == nil && tell {
+		if c.gone == nil && notify {
 			c.abort(err)
 		}
 	}
@@ -258,7 +258,7 @@ func (m *Mesh) lose(err error) {
 	m.wake()
 }
 
-// report tells the group of a rank that is gone.
+// report notifies the group of a rank that is gone.
 func (m *Mesh) report(loss transport.Loss) {
 	if m.cfg.OnLost != nil && !m.mu.leaving && m.mu.err == nil {
 		m.keeper.Go(func() {

@@ -12,7 +12,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/transport"
 )
 
-// Supported tells whether this platform has the native wire. Ranks without it speak gloo's.
+// Supported reports whether this platform has the native wire. Ranks without it speak gloo's.
 const Supported = false
 
 // Mesh does not exist on this platform.

@@ -43,7 +43,7 @@ func TestNoticeAmongOtherEvents(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	slot, ended := stuck(ctx, m, 1)
-	if h, _ := s.hears(); h.Type != nativewire.Notice || h.Slot != slot {
+	if h, _ := s.receives(); h.Type != nativewire.Notice || h.Slot != slot {
 		t.Errorf("%v instead of a notice", h.String())
 	}
 	cancel()
@@ -79,8 +79,8 @@ func TestNoticeAmongMessages(t *testing.T) {
 	rallies.Wait()
 }
 
-// TestAllOfAHostHearWhereARankRuns: a rank exchanges messages with a few others only, and all of them decide by where all are.
-func TestAllOfAHostHearWhereARankRuns(t *testing.T) {
+// TestAllOfAHostLearnWhereARankRuns: a rank exchanges messages with a few others only, and all of them decide by where all are.
+func TestAllOfAHostLearnWhereARankRuns(t *testing.T) {
 	meshes := connectWith(t, 3, nil, func(c *Config) {
 		c.Shared, c.Local, c.Heartbeat = false, []bool{true, true, true}, -1
 	})
@@ -93,14 +93,14 @@ func TestAllOfAHostHearWhereARankRuns(t *testing.T) {
 		t.Fatal("the rank does not know where it runs itself")
 	}
 	for _, other := range meshes[1:] {
-		if got := heardFrom(t, other, 0); got != core {
+		if got := knownPlace(t, other, 0); got != core {
 			t.Errorf("rank %d takes rank 0 to be at %d, it is at %d", other.rank, got, core)
 		}
 	}
 }
 
-// heardFrom returns where a rank is, as a mesh has heard.
-func heardFrom(t *testing.T, m *Mesh, rank int) uint16 {
+// knownPlace returns where a rank is, as a mesh has heard.
+func knownPlace(t *testing.T, m *Mesh, rank int) uint16 {
 	t.Helper()
 	m.mu.Lock() // the keeper has seen what came before, and nothing that comes later
 	defer m.mu.Unlock()
@@ -116,7 +116,7 @@ func heardFrom(t *testing.T, m *Mesh, rank int) uint16 {
 }
 
 // TestMovesOfARankThatIsNotHeard: a rank that moves again and again while another one of its host is stopped keeps no frame for each move.
-// When the other one goes on it hears where the rank is.
+// When the other one goes on it learns where the rank is.
 func TestMovesOfARankThatIsNotHeard(t *testing.T) {
 	m, s := withScripted(t)
 	m.mu.Lock()
@@ -125,7 +125,7 @@ func TestMovesOfARankThatIsNotHeard(t *testing.T) {
 	m.mu.Unlock()
 	_ = s.SetReadBuffer(16 << 10)
 	post(m, 1, make([]byte, nativewire.MaxPiece)) // in one frame, which says where the rank was before
-	s.hears()
+	s.receives()
 	s.says(nativewire.Header{Type: nativewire.Ready, Slot: 1, Total: nativewire.MaxPiece}, nil)
 	testkit.Until(t, "the socket is full", func() bool {
 		m.mu.Lock()

@@ -14,8 +14,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/transport"
 )
 
-// told returns what a mesh says about lost ranks.
-func told(t *testing.T, losses <-chan transport.Loss) transport.Loss {
+// nextLoss returns what a mesh says about lost ranks.
+func nextLoss(t *testing.T, losses <-chan transport.Loss) transport.Loss {
 	t.Helper()
 	select {
 	case l := <-losses:
@@ -26,8 +26,8 @@ func told(t *testing.T, losses <-chan transport.Loss) transport.Loss {
 	return transport.Loss{}
 }
 
-// TestLossIsToldWhileIdle: a death and a goodbye are told apart, although no operation runs.
-func TestLossIsToldWhileIdle(t *testing.T) {
+// TestLossIsReportedWhileIdle: a death and a goodbye are told apart, although no operation runs.
+func TestLossIsReportedWhileIdle(t *testing.T) {
 	losses := make(chan transport.Loss, 16)
 	meshes := connectWith(t, 3, nil, func(c *Config) {
 		if c.Rank == 0 {
@@ -35,11 +35,11 @@ func TestLossIsToldWhileIdle(t *testing.T) {
 		}
 	})
 	meshes[2].Sever()
-	if l := told(t, losses); l.Rank != 2 || l.How != transport.Died || !errors.Is(l.Err, cohort.PeerLost) {
+	if l := nextLoss(t, losses); l.Rank != 2 || l.How != transport.Died || !errors.Is(l.Err, cohort.PeerLost) {
 		t.Errorf("a death: %+v", l)
 	}
 	_ = meshes[1].Close()
-	if l := told(t, losses); l.Rank != 1 || l.How != transport.Left || !errors.Is(l.Err, cohort.PeerLost) {
+	if l := nextLoss(t, losses); l.Rank != 1 || l.How != transport.Left || !errors.Is(l.Err, cohort.PeerLost) {
 		t.Errorf("a goodbye: %+v", l)
 	}
 }
@@ -158,7 +158,7 @@ func TestGoodbyeIsPassedOn(t *testing.T) {
 		recvs[rank] = &transport.Op{Peer: from, Slot: 5, Buf: make([]byte, 1)}
 		meshes[rank].Recv(recvs[rank])
 	}
-	meshes[1].mu.Lock() // rank 3 hears of it from rank 0 only
+	meshes[1].mu.Lock() // rank 3 learns of it from rank 0 only
 	meshes[3].mu.Lock()
 	meshes[1].mu.conns[3].close(errClosed())
 	meshes[3].mu.conns[1].close(errClosed())
@@ -184,7 +184,7 @@ func TestOwnLossCountsMore(t *testing.T) {
 	recv := &transport.Op{Peer: 1, Slot: 5, Buf: make([]byte, 1)}
 	meshes[0].Recv(recv)
 	meshes[3].Cut(0)
-	if l := told(t, losses); l.Rank != 3 {
+	if l := nextLoss(t, losses); l.Rank != 3 {
 		t.Fatalf("%+v", l)
 	}
 	sayBye(meshes[1], 0, nativewire.Header{Type: nativewire.Bye, Slot: 3, Total: uint64(cohort.PeerLost)})

@@ -78,7 +78,7 @@ func (c *conn) read() bool {
 			c.ended(errno)
 			return true
 		}
-		came, c.activity.heard = true, true
+		came, c.activity.received = true, true
 		into := min(n, direct)
 		c.in.sink, c.in.rest, c.in.to = c.in.sink[into:], c.in.rest-into, c.in.to+n-into
 		if n < v.bytes { // the socket is empty
@@ -146,7 +146,7 @@ func (c *conn) begin(h nativewire.Header) bool {
 	}
 	in := &c.in
 	in.header, in.rest, in.sink, in.filling, in.held, in.tooLong = h, int(h.Length), nil, nil, nil, false
-	// If the calls differ the mesh fails, and this frame goes on like all that follow: the peer is still to hear why.
+	// If the calls differ the mesh fails, and this frame goes on like all that follow: the peer is still to learn why.
 	if h.Flags&nativewire.Called != 0 && !c.m.compare(c.peer, &h) && c.gone != nil {
 		return false
 	}
@@ -263,7 +263,7 @@ func (c *conn) settleControl(h nativewire.Header) {
 			text = string(c.in.held.Data)
 			c.in.held = nil
 		}
-		c.m.fail(remoteFailure(c, h, text), false) // its finder tells everybody
+		c.m.fail(remoteFailure(c, h, text), false) // its finder notifies everybody
 	case nativewire.Bye:
 		c.left = true
 		c.leave(c.lossReason(h))

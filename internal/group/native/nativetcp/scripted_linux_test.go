@@ -46,8 +46,8 @@ func (s *scripted) says(h nativewire.Header, payload []byte) {
 	}
 }
 
-// hears reads a frame that is more than a sign of life.
-func (s *scripted) hears() (h nativewire.Header, payload []byte) {
+// receives reads a frame that is more than a sign of life.
+func (s *scripted) receives() (h nativewire.Header, payload []byte) {
 	s.t.Helper()
 	for h.Type == 0 || h.Type == nativewire.Beat {
 		var head [nativewire.HeaderSize]byte
@@ -77,7 +77,7 @@ func post(m *Mesh, slot uint64, buf []byte) *transport.Op {
 func TestDeathAfterReady(t *testing.T) {
 	m, s := withScripted(t)
 	op := post(m, 5, make([]byte, 8<<20))
-	if h, _ := s.hears(); h.Type != nativewire.Request {
+	if h, _ := s.receives(); h.Type != nativewire.Request {
 		t.Fatalf("%v instead of a request", h)
 	}
 	m.mu.Lock() // both are there when it looks
@@ -117,7 +117,7 @@ func TestReasonSurvivesThePayloadOfAnotherCall(t *testing.T) {
 	if gone != nil {
 		t.Errorf("the connection has ended: %v", gone)
 	}
-	if h, _ := s.hears(); h.Type != nativewire.Abort || h.Total != uint64(cohort.Mismatch) {
+	if h, _ := s.receives(); h.Type != nativewire.Abort || h.Total != uint64(cohort.Mismatch) {
 		t.Errorf("%v instead of the reason", h)
 	}
 }
@@ -127,7 +127,7 @@ func busy(t *testing.T, m *Mesh, s *scripted) (slot uint64) {
 	t.Helper()
 	const size = 64 << 20
 	post(m, 1, make([]byte, size))
-	s.hears()
+	s.receives()
 	s.says(nativewire.Header{Type: nativewire.Ready, Slot: 1, Total: size}, nil)
 	testkit.Until(t, "the socket is full", func() bool {
 		m.mu.Lock()
@@ -141,13 +141,13 @@ func busy(t *testing.T, m *Mesh, s *scripted) (slot uint64) {
 func (s *scripted) hearsBut(slot uint64) (nativewire.Header, []byte) {
 	s.t.Helper()
 	for {
-		if h, payload := s.hears(); h.Slot != slot {
+		if h, payload := s.receives(); h.Slot != slot {
 			return h, payload
 		}
 	}
 }
 
-// TestRequestsKeepTheirPlace: what the peer hears of messages of one slot is in the order in which they were posted, if some go without
+// TestRequestsKeepTheirPlace: what the peer learns of messages of one slot is in the order in which they were posted, if some go without
 // asking and some ask, and the socket was full.
 func TestRequestsKeepTheirPlace(t *testing.T) {
 	m, s := withScripted(t)
@@ -202,7 +202,7 @@ func TestSmallMessagesPassALargeOne(t *testing.T) {
 	stream := busy(t, m, s)
 	op := post(m, 7, []byte{1})
 	for frames := 0; ; frames++ {
-		h, _ := s.hears()
+		h, _ := s.receives()
 		if h.Slot == 7 {
 			break
 		}
@@ -220,7 +220,7 @@ func TestSmallMessagesPassALargeOne(t *testing.T) {
 		post(m, 7, make([]byte, eagerMax))
 	}
 	for row := 0; ; row += eagerMax {
-		h, _ := s.hears()
+		h, _ := s.receives()
 		if h.Slot == stream {
 			if row = 0; h.Flags&nativewire.More == 0 {
 				break
@@ -236,7 +236,7 @@ func TestSmallMessagesPassALargeOne(t *testing.T) {
 func TestGrantedSendCannotBeWithdrawn(t *testing.T) {
 	m, s := withScripted(t)
 	other := post(m, 6, make([]byte, 100_000))
-	s.hears()
+	s.receives()
 	stream := busy(t, m, s)
 	s.says(nativewire.Header{Type: nativewire.Ready, Slot: 6, Total: 100_000}, nil)
 	testkit.Until(t, "it waits for the socket", func() bool {

@@ -21,7 +21,7 @@ import (
 // or a request for room, is written in the order in which the messages were posted. Those that have room have been heard of: their order is
 // a matter of fairness.
 type writer struct {
-	fresh   transport.List // messages that the peer has not heard of
+	fresh   transport.List // messages that the peer has not learned of
 	granted transport.List // messages that the peer has room for
 	ahead   int            // bytes of fresh messages since the last frame of a granted one
 	control []byte         // small frames to be written before the next message
@@ -103,7 +103,7 @@ func (c *conn) unspend(op *transport.Op) {
 }
 
 // abandon gives the buffer of the message that is being written back to its owner. A frame of which a part is written
-// must end before another can follow, so the rest is written from a copy. Of any other frame the peer hears nothing, so
+// must end before another can follow, so the rest is written from a copy. Of any other frame the peer receives nothing, so
 // what was paid with it is taken back.
 func (c *conn) abandon(op *transport.Op) {
 	c.out.granted.Remove(op) // where it is if more frames follow
@@ -275,7 +275,7 @@ func failureFrame(kind nativewire.Type, err error) (h nativewire.Header, text st
 	return h, text
 }
 
-// abort tells the peer why the group failed, as far as the socket takes it at once.
+// abort reports to the peer why the group failed, as far as the socket takes it at once.
 func (c *conn) abort(err error) {
 	h, text := failureFrame(nativewire.Abort, err)
 	if len(text) > nativewire.MaxText {
