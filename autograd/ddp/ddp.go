@@ -307,7 +307,7 @@ func (m *Model) beginForward() error {
 		return m.fail(tooMany("ddp: forward", "a hook has begun a forward"))
 	case m.mu.stage == backward:
 		return m.fail(cohort.Newf("ddp: forward", cohort.InvalidArgument,
-			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients came for %v; %s, "+
+			"Expected to have finished reduction in the prior iteration before starting a new one: no gradients arrived for %v; %s, "+
 				"and run one pass at a time", m.missing(), m.advice()))
 	}
 	m.mu.stage = forward

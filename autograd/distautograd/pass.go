@@ -253,7 +253,7 @@ func (p *pass) missingLocked(m *machine) string {
 	if len(names) == 0 {
 		return "the pass did not end in time"
 	}
-	return "no gradient came in time for what was sent in " + strings.Join(names, ", ") + ": the loss may not depend on it"
+	return "no gradient arrived in time for what was sent in " + strings.Join(names, ", ") + ": the loss may not depend on it"
 }
 
 // run runs the functions of w.runs that can run. What is to be done then is added to w; it is done at once where there is more to

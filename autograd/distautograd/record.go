@@ -246,7 +246,7 @@ func (e *Engine) unwrap(from rpcext.Worker, fn string, m *rpcwire.Message) (*Con
 		return nil, x, nil
 	}
 	if c == nil {
-		return nil, x, cohort.Newf(op, cohort.Closed, "the autograd context %d is closed: the message %s came late", x.ContextID, what)
+		return nil, x, cohort.Newf(op, cohort.Closed, "the autograd context %d is closed: the message %s arrived late", x.ContextID, what)
 	}
 	if node != nil {
 		for _, v := range kinds { // the variable says so from now on

@@ -238,7 +238,7 @@ func (p *pass[G]) ready(m *Machine[G], c *context[G], n Node) {
 	m.emit(Effect[G]{Kind: Run, Context: c.id, Pass: p.id, Node: n, Gradient: g})
 }
 
-const notSent = "a gradient came for a message that it has not sent"
+const notSent = "a gradient arrived for a message that it has not sent"
 
 // sendFunction returns the send function of a call, if gradients for it are expected.
 func (p *pass[G]) sendFunction(c *context[G], call Call) (Node, bool) {

@@ -76,7 +76,7 @@ func (f *failure) report(err error) {
 
 // OnFail has notify called when the mesh fails, at once if it has.
 func (f *Formed) OnFail(notify func(error)) {
-	failpoint.At("bootstrap.failure.tell")
+	failpoint.At("bootstrap.failure.notify")
 	f.failure.mu.Lock()
 	f.failure.mu.notify = notify
 	err := f.failure.mu.err

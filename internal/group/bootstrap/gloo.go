@@ -182,7 +182,7 @@ func (a *attempt) connectChecks(ctx context.Context) error {
 		if ctx.Err() == nil && limited.Err() != nil {
 			e := cohort.Wrap("group: checks", cohort.Mismatch, err)
 			e.Code = cohort.Mismatch
-			e.Detail = "this rank was told to check operations (" + collective.DebugVariable +
+			e.Detail = "this rank is set to check operations (" + collective.DebugVariable +
 				"=DETAIL or WithDetail), but a PyTorch rank does not: give it to all ranks or to none"
 			return e
 		}

@@ -143,7 +143,7 @@ func (p *Plan) tooLate(ctx context.Context) error {
 		e.Detail = ranklist.Words(slices.Sorted(slices.Values(p.missing))) + " of group " + p.Name + " did not " + p.awaited +
 			joinedThenDied(p.dead) + p.hints
 	case p.silent != nil:
-		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not tell which ranks of group " + p.Name + " are missing: " +
+		e.Detail = "the store" + atAddress(p.StoreAddr) + " does not report which ranks of group " + p.Name + " are missing: " +
 			p.silent.Error()
 	}
 	return e

@@ -52,7 +52,7 @@ func TestSilentStoreIsNamed(t *testing.T) {
 		<-ctx.Done()
 		err = a.missingError(ctx, 1, ctx.Err())
 		if cohort.CodeOf(err) != cohort.DeadlineExceeded || rankOf(err) != cohort.NoRank ||
-			!strings.Contains(err.Error(), "the store at node0:29500 does not tell") {
+			!strings.Contains(err.Error(), "the store at node0:29500 does not report") {
 			t.Errorf("the store is stopped: %v", err)
 		}
 	})

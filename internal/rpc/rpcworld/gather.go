@@ -35,7 +35,7 @@ func newGathers() *gathers {
 
 // deliver gives a message to the machine, and wakes this worker if it has waited for it.
 func (g *gathers) deliver(id string, message func(*worldcore.Gathers) (done bool, err error)) error {
-	failpoint.At("rpcworld.tell")
+	failpoint.At("rpcworld.deliver")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	done, err := message(g.mu.core)
