@@ -18,7 +18,7 @@ const (
 	// minSamples is how many looks in a row must find a job at the same place. Where looking takes long, there are few within the time,
 	// and a job that works can be found at the same line by chance.
 	minSamples = SamplesPerHang / 2
-	// notAgain is for how many times that time a hang that is not sure is not reported again. A rank that looks for something again and again
+	// notAgain is for how many times that time a hang that is not sure is not reported again. A rank that polls for something
 	// may be found elsewhere for a moment.
 	notAgain = 10
 )
@@ -85,7 +85,7 @@ type stand struct {
 // earlier, so that the job does not stand still for as much longer.
 func New(timeout, lead time.Duration) *watch { return &watch{timeout: timeout, lead: lead} }
 
-// Took takes a look of the kind that was ordered last, at first a glance. It returns how to look next, and a hang that has to be reported now:
+// Took takes a look of the kind ordered last, at first a glance. It returns how to look next, and a hang that has to be reported now:
 // each hang is reported once, or twice where it could not be sure at first.
 func (w *watch) Took(l Look) (Order, *Hang) {
 	var found *Hang
