@@ -139,6 +139,10 @@ cross: ## check every package for the other platforms
 	@echo "cross linux/arm64: the command"
 	@GOOS=linux GOARCH=arm64 $(LOW) $(GO) build -gcflags='all=-N -l' -ldflags=-s -o /dev/null ./cmd/cohort
 
+.PHONY: fips
+fips: ## run the tests of the job's key, certificates and TLS with Go's FIPS 140-3 module (part of make check)
+	@GODEBUG=fips140=on $(GO) test -count=1 -timeout 5m ./internal/security/...
+
 .PHONY: cover
 cover: ## print how much of the code the tests of all packages reach (make check counts each package's own)
 	@mkdir -p .tmp; export COHORT_INTEROP=; covered=$$(echo $(ALL) | tr ' ' ,); \
@@ -152,13 +156,14 @@ fmt: $(TOOLS)/golangci-lint ## format the source
 # Two stages run at a time: one of those that wait for sockets, processes and timeouts, and one of those that compute, at the lowest
 # priority. What measures memory, and fuzzing, whose worth is the time that it gets, come last. What a stage prints is kept together
 # and shown when it ends; that it begins is said at once, because make does not collect the output of a line that runs make.
-STAGES = tidy test cross race lint interop model moments memory fuzz
+STAGES = tidy test cross race lint fips interop model moments memory fuzz
 stage-race: stage-test
 stage-interop: stage-race
 stage-moments stage-memory stage-fuzz: stage-interop
 stage-cross: stage-tidy
 stage-lint: stage-cross
-stage-model: stage-lint
+stage-fips: stage-lint
+stage-model: stage-fips
 
 .PHONY: $(STAGES:%=stage-%)
 $(STAGES:%=stage-%): stage-%:
@@ -167,7 +172,7 @@ $(STAGES:%=stage-%): stage-%:
 	echo "==> $* passed after $$((SECONDS - start)) s"
 
 .PHONY: check
-check: ## everything that CI runs: tidy, lint, cross, test, race, interop, model, memory, moments, fuzz
+check: ## everything that CI runs: tidy, lint, fips, cross, test, race, interop, model, memory, moments, fuzz
 	@rm -f $(COUNTS)
 	@$(MAKE) -j2 --output-sync=target LOW="nice -n 19" COVER=.tmp/cover-own.out $(STAGES:%=stage-%)
 	@echo "make check passed (test and race skip what interop runs, and measurements; what interop skips was left out):"

@@ -30,6 +30,7 @@ const layers = `
 observe
 internal/util/*
 internal/sys/* internal/observe/* observe/progress
+internal/security/*
 tensor
 internal/tensor/* tensor/safetensors
 internal/store/* store store/filestore store/tcpstore
@@ -55,8 +56,8 @@ cmd/cohort/internal/jobfile internal/autograd/backwardcore internal/diagnose/han
 internal/diagnose/torchdump internal/diagnose/verdict internal/group/collective internal/group/gloo/gloomatch
 internal/group/gloo/gloowire internal/group/gloo/torchcaps internal/group/native/nativewire internal/group/opsched
 internal/group/subgroup internal/launch/launchcore internal/python/pickle internal/rpc/nop
-internal/rpc/rrefcore internal/rpc/worldcore internal/store/keytable internal/store/storecore
-internal/store/storewire internal/tensor/reduce internal/tensor/sparseops internal/util/ilist internal/util/ranklist
+internal/rpc/rrefcore internal/rpc/worldcore internal/security/jobcert internal/security/jobtoken
+internal/store/keytable internal/store/storecore internal/store/storewire internal/tensor/reduce internal/tensor/sparseops internal/util/ilist internal/util/ranklist
 internal/util/tombstone rpc/py
 `
 
@@ -67,6 +68,7 @@ var pureForbids = []string{"net", "os", "os/exec", "time", "syscall", "golang.or
 var pureMayUse = map[string][]string{
 	"internal/group/collective": {"time"}, "internal/store/storecore": {"time"},
 	"internal/rpc/rrefcore": {"time"}, "internal/rpc/worldcore": {"time"}, "internal/autograd/backwardcore": {"time"},
+	"internal/security/jobcert": {"time"}, "internal/security/jobtoken": {"time"},
 	"internal/launch/launchcore": {"time"}, "internal/diagnose/verdict": {"time"}, "internal/diagnose/hangwatch": {"time"},
 }
 

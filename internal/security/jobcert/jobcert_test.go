@@ -136,7 +136,7 @@ func TestIssue(t *testing.T) {
 	}
 }
 
-// TestVerify: only a certificate that was issued as it should be is believed, whoever has signed it.
+// TestVerify: only a certificate that was issued as it should be is believed, signed by any issuer.
 func TestVerify(t *testing.T) {
 	t.Parallel()
 	root, foreign := newRoot(1, time.Time{}), newRoot(9, time.Time{})

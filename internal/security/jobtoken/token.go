@@ -90,7 +90,7 @@ func checkForm(text string) error {
 		return fmt.Errorf("it does not begin with %q", Prefix)
 	}
 	for i, c := range []byte(text[len(Prefix):]) {
-		if !(c >= 'a' && c <= 'z' || c >= '2' && c <= '7') {
+		if (c < 'a' || c > 'z') && (c < '2' || c > '7') {
 			return fmt.Errorf("character %d cannot be part of a token", len(Prefix)+i+1)
 		}
 	}
