@@ -93,6 +93,8 @@ type Nodes struct {
 	// LocalAddr is the address of this node at which the workers of all nodes find the store, if this launcher hosts the rendezvous of
 	// several nodes; default: that of the endpoint or, with a store as the endpoint, the one that leads to it: --local-addr.
 	LocalAddr string
+	// Protection is how the launchers recognise each other.
+	Protection Protection
 	// Rank is the number that this node asks for; nil: any: --node-rank.
 	Rank *int
 	// StorePort is the port of the store of a job on several nodes; 0: a free one.
@@ -103,6 +105,20 @@ type Nodes struct {
 	LastCall time.Duration
 	// Silence is the time without a heartbeat after which a node is declared dead; default 5 s: --rdzv-conf heartbeat_timeout.
 	Silence time.Duration
+}
+
+// Protection is how the launchers of a job on several nodes recognise each other, over TLS 1.3: by the token of the job, or by
+// certificates. One of them is required, unless the nodes meet at a loopback address or Plaintext is set. PyTorch has no counterpart:
+// torchrun trusts the network.
+type Protection struct {
+	// Token is the text of a token, which "cohort token new" makes: --token-file. All nodes have the same one.
+	Token string
+	// CertFile, KeyFile and CAFile are files in PEM: a certificate of this launcher, its key, and the authorities whose certificates are
+	// accepted: --tls-cert, --tls-key and --tls-ca. They are read again when they change. A certificate with a SPIFFE ID accepts that
+	// ID only; else that of the host must be for the name of the endpoint.
+	CertFile, KeyFile, CAFile string
+	// Plaintext trusts the network: --insecure-plaintext.
+	Plaintext bool
 }
 
 // Members describes a group whose members change while their processes keep running. PyTorch has no counterpart: torchrun restarts all

@@ -55,7 +55,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Nodes.Min, 1)
 	setDefault(&c.Nodes.Max, c.Nodes.Min)
 	setDefault(&c.Members.Min, c.Members.Max)
-	for _, check := range []func() error{c.checkShown, c.checkNodes, c.checkMembers} {
+	for _, check := range []func() error{c.checkShown, c.checkNodes, c.checkProtection, c.checkMembers} {
 		if err := check(); err != nil {
 			return c, err
 		}
@@ -67,6 +67,7 @@ func (c Config) withDefaults() (Config, error) {
 // setDefaults fills in what was not given.
 func (c *Config) setDefaults() {
 	if c.Nodes.Max > 1 {
+		setDefault(&c.RunID, c.Nodes.Protection.id())
 		setDefault(&c.RunID, agent.DefaultRunID)
 	}
 	setDefault(&c.RunID, strings.ToLower(rand.Text())[:16])
@@ -225,6 +226,7 @@ func (c Config) forAgent() (agent.Config, error) {
 		return agent.Config{}, err
 	}
 	a := c.plain()
+	a.Protection = c.Nodes.forAgent()
 	signals, err := signame.Parse(c.SignalNames)
 	if err != nil {
 		return a, refuse("--signals-to-handle: %w", err)

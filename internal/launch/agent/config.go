@@ -39,6 +39,8 @@ type Config struct {
 	// Host says whether this launcher hosts the rendezvous; nil: if the endpoint is an address of this machine.
 	Host      *bool
 	LocalAddr string
+	// Protection is that of several nodes.
+	Protection Protection
 	// NodeRank is the number that this node asks for, -1 for any.
 	NodeRank                       int
 	StorePort                      int

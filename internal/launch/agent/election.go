@@ -94,7 +94,7 @@ func (e *election) run() error {
 // attend takes part with the host at addr until it is lost or the job has ended. why is its reason for leaving, "" for nothing.
 func (e *election) attend(h *nodecoord.Host, addr string) (why string, err error) {
 	j := e.job
-	conn, err := j.connect(addr, 2*j.cfg.Silence, true)
+	conn, err := j.connect(addr, 2*j.cfg.Silence, true, j.secured(addr))
 	if err != nil {
 		switch {
 		case !errors.Is(err, cohort.Unavailable):
@@ -156,7 +156,7 @@ func (e *election) choose(lost string) (*nodecoord.Host, string, error) {
 		failpoint.At("agent.elect.set")
 		won, err := e.key.Claim(e.job.asked, current, mine)
 		if err == nil && won == mine {
-			e.job.warnOpen()
+			e.job.announceProtection()
 			h.Confirm(func() error { return e.key.Holds(e.job.asked, mine) })
 			return h, mine, nil
 		}

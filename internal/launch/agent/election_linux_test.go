@@ -28,7 +28,7 @@ func TestEndpointWithDeadAddresses(t *testing.T) { // not parallel: it changes h
 	}
 	testkit.ResolveTo(t, append(ips, net.IPv4(127, 0, 0, 5))...)
 	j := newElection(t, "127.0.0.1").job
-	conn, err := j.connect(net.JoinHostPort("endpoint.test", strconv.Itoa(port)), 20*time.Second, false)
+	conn, err := j.connect(net.JoinHostPort("endpoint.test", strconv.Itoa(port)), 20*time.Second, false, j.secured(""))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func TestHostEndedBySignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	conn, err := e.job.connect(addr, time.Minute, false)
+	conn, err := e.job.connect(addr, time.Minute, false, e.job.secured(""))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/rundir"
 	"github.com/cohort-dist/cohort/internal/launch/supervisor"
+	"github.com/cohort-dist/cohort/internal/security/jobtls"
 	"github.com/cohort-dist/cohort/internal/sys/cgroup"
 	"github.com/cohort-dist/cohort/internal/sys/controlsock"
 )
@@ -47,10 +48,12 @@ type Job struct {
 	end        End
 	board      board
 	stopShow   func()
-	warnedOpen bool
 	// iface is the interface whose address the workers are to tell others, "" for PyTorch's choice. nameChecked says that it is chosen.
 	iface       string
 	nameChecked bool
+	// creds are those of the launchers of several nodes, nil in plain text; announced that this was said.
+	creds     *jobtls.Credentials
+	announced bool
 	// seen is how far the job had got when this node last took part: a new host goes on from there.
 	seen struct{ attempt, restarts int }
 }
@@ -70,13 +73,18 @@ type End struct {
 // New prepares a job: its supervisor process, its folder, and the socket at which "cohort why" asks. The end of ctx stops the job as
 // SIGTERM does. [Job.Close] must be called.
 func New(ctx context.Context, cfg Config) (*Job, error) {
+	shown := newScreen(cfg.Screen)
+	creds, err := cfg.Protection.credentials(shown.logf)
+	if err != nil {
+		return nil, err
+	}
 	client, err := supervisor.Start(cfg.Supervisor) // first: it starts while the rest is prepared
 	if err != nil {
 		return nil, unavailable("the supervisor process", err)
 	}
 	host, _ := os.Hostname()
 	j := &Job{
-		cfg: cfg, screen: newScreen(cfg.Screen), signals: cfg.Signals, supervisor: client, memory: cgroup.WatchOOMKills("/"), host: host,
+		cfg: cfg, screen: shown, creds: creds, signals: cfg.Signals, supervisor: client, memory: cgroup.WatchOOMKills("/"), host: host,
 		asked: ctx, lastEnd: cfg.Started,
 	}
 	j.openEvents()

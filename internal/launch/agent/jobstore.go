@@ -52,6 +52,7 @@ func (a *attempt) shareStore() error {
 		return refuse("the endpoint %s: %w", c.Endpoint, err)
 	}
 	a.place.addr, a.place.port, a.place.ours = host, port, true
+	a.job.announceProtection()
 	if c.hosts(a.job.asked) {
 		server, taken := tcpstore.Listen(c.Endpoint, a.job.storeOptions()...)
 		switch {
@@ -62,7 +63,7 @@ func (a *attempt) shareStore() error {
 			return storeError(c.Endpoint, taken)
 		}
 	}
-	conn, err := a.job.connect(c.Endpoint, c.JoinTimeout, false)
+	conn, err := a.job.connect(c.Endpoint, c.JoinTimeout, false, func(raw net.Conn) (net.Conn, error) { return raw, nil })
 	if err != nil {
 		return err
 	}

@@ -76,6 +76,13 @@ func (m *member) read() {
 		switch {
 		case msg.Welcome:
 			welcomed = true
+			if m.job.creds == nil {
+				continue
+			}
+			if err = m.job.creds.Admitted(msg.Leaf); err != nil {
+				m.lost, m.welcomed = err, true
+				return
+			}
 			continue
 		case msg.Examine != nil:
 			m.answer(*msg.Examine)
@@ -138,6 +145,9 @@ func (m *member) run() error {
 		RunID: j.cfg.RunID, Host: j.host, PID: os.Getpid(), Roles: j.cfg.sizes(),
 		Wish: j.cfg.NodeRank, Attempt: j.seen.attempt, Restarts: j.seen.restarts, Watches: j.screen.Show != nil,
 	}}
+	if err := j.prove(request.Join, m.wire.Conn); err != nil {
+		return cohort.Newf(op, cohort.Internal, "the proof for the rendezvous at %s: %w", m.host, err)
+	}
 	if b, err := json.Marshal(request); err != nil || len(b) >= nodecoord.MaxJoin {
 		return refuse("the names of the %d roles and the job's id take %d bytes together: %d is the most on several nodes",
 			len(j.cfg.Roles), len(b), nodecoord.MaxJoin)

@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -32,29 +33,51 @@ func (j *Job) nodes() error {
 		}
 	}
 	if h != nil {
-		j.warnOpen()
+		j.announceProtection()
 		defer h.Close()
 	}
-	conn, err := j.connect(j.cfg.Endpoint, j.cfg.JoinTimeout, false)
-	if err != nil {
+	conn, e, err := j.approach(h != nil)
+	switch {
+	case err != nil:
 		return err
-	}
-	if h == nil && !greets(conn) {
-		e, failed := j.findStore(conn)
-		if failed != nil || e != nil {
-			_ = conn.Close()
-		}
-		if failed != nil {
-			return failed
-		}
-		if e != nil {
-			return e.run()
-		}
+	case e != nil:
+		return e.run()
 	}
 	m, err := j.takePart(conn, j.cfg.Endpoint, func(m *member) { m.hosts = h != nil })
 	defer m.close()
 	j.announceEnd(h)
 	return err
+}
+
+// errStore says that a store through which the launchers choose a host is at the endpoint.
+var errStore = errors.New("a store is at the endpoint")
+
+// approach connects to what listens at the endpoint: a launcher that hosts the rendezvous, or a store through which one is chosen.
+func (j *Job) approach(hosts bool) (net.Conn, *election, error) {
+	var e *election
+	looked := hosts
+	conn, err := j.connect(j.cfg.Endpoint, j.cfg.JoinTimeout, false, func(raw net.Conn) (net.Conn, error) {
+		c, err := j.secure(raw, j.cfg.Endpoint)
+		if looked || err != nil && !errors.Is(err, errSilent) || err == nil && (j.creds != nil || greets(c)) {
+			return c, err
+		}
+		looked = true
+		var failed error
+		if e, failed = j.findStore(raw); failed != nil || e != nil {
+			_ = raw.Close()
+			return nil, cmp.Or(failed, errStore)
+		}
+		return c, err
+	})
+	if errors.Is(err, errStore) {
+		err = nil
+	}
+	return conn, e, err
+}
+
+// secured returns how a connection to the host at an address is opened.
+func (j *Job) secured(addr string) func(net.Conn) (net.Conn, error) {
+	return func(raw net.Conn) (net.Conn, error) { return j.secure(raw, addr) }
 }
 
 const (
@@ -87,7 +110,7 @@ func (j *Job) takePart(conn net.Conn, addr string, prepare func(*member)) (*memb
 		case <-j.asked.Done():
 		}
 		pause = min(2*pause, maxDroppedPause)
-		switch again, failed := j.connect(addr, j.cfg.Silence, true); {
+		switch again, failed := j.connect(addr, j.cfg.Silence, true, j.secured(addr)); {
 		case errors.Is(failed, cohort.Unavailable):
 			return m, m.hostLost()
 		case failed != nil:
@@ -102,7 +125,7 @@ func (j *Job) takePart(conn net.Conn, addr string, prepare func(*member)) (*memb
 // greets reports whether a launcher is at the other end: it says at once that it is there, and a store says nothing.
 func greets(c net.Conn) bool {
 	first, ok := c.(*nodecoord.Greeting)
-	return ok && first.Wait(greetingTime)
+	return ok && first.Wait(greetingTime) == nil
 }
 
 // forHost is what the host of the rendezvous needs to know.
@@ -112,29 +135,32 @@ func (j *Job) forHost() nodecoord.Config {
 		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence, StoreOptions: j.storeOptions(),
 		Users: peeruid.Default(c.AllowUIDs, func(text string) { j.screen.logf("%s", text) }),
-		OnUnidentified: func(addr string) {
-			j.screen.logf(
-				"a client at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot launch "+
-					"parts of one job", addr)
-		},
-		OnOtherID: func(addr string) {
-			j.screen.logf(
-				"a launcher at %s has asked for a job with another id and was refused: all nodes of a job need the same --rdzv-id", addr)
-		},
+		Credentials: j.creds,
+		OnRefused:   func(why nodecoord.Refusal, addr string) { j.screen.logf(refusalTexts[why], addr) },
 	}
+}
+
+// refusalTexts say which clients the host of a rendezvous has refused.
+var refusalTexts = map[nodecoord.Refusal]string{
+	nodecoord.Unidentified: "a client at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot " +
+		"launch parts of one job",
+	nodecoord.OtherID: "a launcher at %s has asked for a job with another id and was refused: all nodes of a job need the same --rdzv-id",
+	nodecoord.OtherToken: "a client at %s has another token or certificate than this job and was refused: all nodes of a job need the same " +
+		"token file",
+	nodecoord.WithoutTLS: "a launcher at %s does not use TLS and was refused: all nodes of a job need the same version of cohort and the " +
+		"same token file",
+	nodecoord.WithTLS: "a client at %s uses TLS and was refused: it has a token or certificates, and this launcher was started without",
+	nodecoord.OtherClock: "a launcher at %s was refused because its clock differs by more than an hour: set the clocks of all nodes, for " +
+		"instance with NTP",
 }
 
 // DefaultRunID is the id of a job on several nodes that was given none: torchrun's, the same on all nodes.
 const DefaultRunID = "none"
 
-// warnOpen prints, once, that the job has no id which strangers do not know, where they can reach it.
+// warnOpen prints that the job has no id which strangers do not know.
 func (j *Job) warnOpen() {
-	if j.cfg.RunID != DefaultRunID || loopback(j.cfg.Endpoint) || j.warnedOpen {
-		return
-	}
-	j.warnedOpen = true
 	j.screen.logf(
-		"without --rdzv-id every computer that reaches %s can join this job, read it and end it; to prevent that, give all nodes "+
+		"--insecure-plaintext without --rdzv-id: every computer that reaches %s can join this job, read it and end it; to prevent that, give all nodes "+
 			"--rdzv-id %s", j.cfg.Endpoint, strings.ToLower(rand.Text()))
 }
 
@@ -157,17 +183,23 @@ func (j *Job) endedBy() string {
 }
 
 // connect connects to a rendezvous. It tries until it is accepted, a signal comes, or limit is over. was says that a host has been
-// there: one that refuses connections again and again then has ended.
-func (j *Job) connect(addr string, limit time.Duration, was bool) (net.Conn, error) {
+// there: one that refuses connections again and again then has ended. open makes of a connection what is returned; it is tried again
+// after errSilent.
+func (j *Job) connect(addr string, limit time.Duration, was bool, open func(net.Conn) (net.Conn, error)) (net.Conn, error) {
 	over := time.NewTimer(limit)
 	defer over.Stop()
-	said, refused := false, 0
+	said, refused, dropped := false, 0, 0
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		ctx, cancel := context.WithTimeout(j.asked, 5*time.Second)
 		c, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
 		cancel()
 		if err == nil {
-			return nodecoord.Greeted(c), nil
+			if c, err = open(c); !errors.Is(err, errSilent) {
+				return c, err
+			}
+			if dropped++; dropped > maxDropped {
+				return nil, cohort.Newf(op, cohort.Unavailable, "%s: %w", addr, err)
+			}
 		}
 		if ctxdial.Refused(err) {
 			refused++

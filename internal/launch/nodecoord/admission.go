@@ -29,7 +29,7 @@ func (h *Host) joined(c *conn, m *Join) {
 	case len(h.nodes) >= MaxNodes:
 		c.say(Message{Dismiss: &Dismiss{Code: uint8(cohort.Exhausted), Sentence: "there are too many nodes"}})
 	default:
-		c.say(Message{Welcome: true})
+		c.say(Message{Welcome: true, Leaf: c.leaf})
 		c.join, c.name = m, m.Host+" (process "+strconv.Itoa(m.PID)+")"
 		h.nodes[c.id] = c
 		h.perform(h.job.Step(launchcore.Joined{Node: c.id, Roles: m.Roles, Wish: m.Wish, Attempt: m.Attempt, Restarts: m.Restarts}))

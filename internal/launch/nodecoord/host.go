@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/security/jobtls"
 	"github.com/cohort-dist/cohort/internal/sys/fdlimit"
 	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
@@ -33,9 +34,11 @@ type Config struct {
 	StoreOptions                   []tcpstore.ServerOption
 	// Users says which users of this host may connect; nil: the default.
 	Users *peeruid.Policy
-	// OnUnidentified, if set, is called once with the address of a client that does not speak as a launcher does, OnOtherID with that
-	// of a launcher that asks for another job. They may be called at the same time as one another.
-	OnUnidentified, OnOtherID func(addr string)
+	// Credentials are those of the job; nil: the launchers meet in plain text, and the id is all that they have to know.
+	Credentials *jobtls.Credentials
+	// OnRefused, if set, is called once for each reason with the address of a client that was refused. It may be called for two at the
+	// same time.
+	OnRefused func(why Refusal, addr string)
 }
 
 // Host is the rendezvous of a job on several nodes. It runs in one of the launchers.
@@ -49,8 +52,8 @@ type Host struct {
 	conns    sync.WaitGroup
 	once     sync.Once
 	// strangers are the connections that have not joined; what is said of them is said once.
-	strangers                         *strangers
-	reportUnidentified, reportOtherID sync.Once
+	strangers *strangers
+	refused   [refusals]sync.Once
 
 	// Owned by the goroutine of run.
 	job      *launchcore.Job
@@ -76,6 +79,8 @@ type conn struct {
 	// place is its number in the attempt begun, the last one in which it takes part, and base its first rank there.
 	place, begun int
 	base         cohort.Rank
+	// leaf is the certificate of the node, if the host has issued one.
+	leaf []byte
 	// shown is the state of the node's ranks, nil if it has sent none.
 	shown *Shown
 }
@@ -103,10 +108,8 @@ func Listen(cfg Config, addr string) (*Host, error) {
 		return nil, err
 	}
 	name, _, _ := net.SplitHostPort(addr)
-	for _, say := range []*func(string){&cfg.OnUnidentified, &cfg.OnOtherID} {
-		if *say == nil {
-			*say = func(string) {}
-		}
+	if cfg.OnRefused == nil {
+		cfg.OnRefused = func(Refusal, string) {}
 	}
 	if cfg.Users == nil {
 		cfg.Users = peeruid.Default(nil, nil)

@@ -9,7 +9,9 @@ package nodecoord
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync/atomic"
 	"time"
@@ -27,8 +29,9 @@ type Message struct {
 	Join   *Join   `json:"join,omitempty"`
 	Failed *Failed `json:"failed,omitempty"`
 	Ended  *Ended  `json:"ended,omitempty"`
-	// Of the host. Welcome is the first after a request to join that it accepts.
+	// Of the host. Welcome is the first after a request to join that it accepts; with it comes the certificate of the node, if it gets one.
 	Welcome bool     `json:"welcome,omitempty"`
+	Leaf    []byte   `json:"leaf,omitempty"`
 	Begin   *Begin   `json:"begin,omitempty"`
 	Stop    *stop    `json:"stop,omitempty"`
 	Dismiss *Dismiss `json:"dismiss,omitempty"`
@@ -58,6 +61,11 @@ type (
 		Restarts int `json:"restarts,omitempty"`
 		// Watches says that the job is watched on this node.
 		Watches bool `json:"watches,omitempty"`
+		// Proof shows that the node knows the secret of the job, Request asks for its certificate, and Clock is its time, in seconds
+		// since 1970. They are only of a job whose launchers use TLS.
+		Proof   []byte `json:"proof,omitempty"`
+		Request []byte `json:"request,omitempty"`
+		Clock   int64  `json:"clock,omitempty"`
 	}
 	// Failed says that a worker of the node has failed.
 	Failed struct {
@@ -206,7 +214,7 @@ func (w *Wire) Receive() (Message, error) {
 		var m Message
 		_ = w.SetReadDeadline(time.Now().Add(w.silence))
 		if !w.lines.Scan() {
-			if err := w.lines.Err(); err != nil {
+			if err := w.lines.Err(); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) { // TLS calls the end of TCP so
 				return m, err
 			}
 			return m, net.ErrClosed
@@ -242,14 +250,20 @@ type Greeting struct {
 // Greeted returns a connection of which nothing has been read.
 func Greeted(c net.Conn) *Greeting { return &Greeting{Conn: c} }
 
-// Wait reports whether something arrives in time.
-func (g *Greeting) Wait(limit time.Duration) bool {
+// Wait waits until something has arrived, for so long at most.
+func (g *Greeting) Wait(limit time.Duration) error {
+	if len(g.first) > 0 {
+		return nil
+	}
 	var b [1]byte
 	_ = g.SetReadDeadline(time.Now().Add(limit))
-	n, _ := g.Conn.Read(b[:])
+	n, err := g.Conn.Read(b[:])
 	_ = g.SetReadDeadline(time.Time{})
 	g.first = append(g.first, b[:n]...)
-	return n > 0
+	if n > 0 {
+		return nil
+	}
+	return err
 }
 
 // Read implements [net.Conn].

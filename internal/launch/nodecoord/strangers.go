@@ -6,7 +6,6 @@ package nodecoord
 import (
 	"bytes"
 	"container/list"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"io"
@@ -135,11 +134,11 @@ func (s *strangers) end() {
 
 // request reads until the request to join is there, and returns it with what follows it. foreign says that the client has sent something
 // else than a launcher does, or nothing in time.
-func (one *stranger) request() (m *Join, rest []byte, foreign bool, err error) {
-	_ = one.SetReadDeadline(time.Now().Add(joinTime))
+func request(c net.Conn, until time.Time) (m *Join, rest []byte, foreign bool, err error) {
+	_ = c.SetReadDeadline(until)
 	buf, used, parsed := make([]byte, MaxJoin), 0, 0
 	for looked := false; used < len(buf); {
-		n, failed := one.Read(buf[used:])
+		n, failed := c.Read(buf[used:])
 		used += n
 		for {
 			line, _, whole := bytes.Cut(buf[parsed:used], []byte{'\n'})
@@ -160,7 +159,7 @@ func (one *stranger) request() (m *Join, rest []byte, foreign bool, err error) {
 		case failed == nil || n > 0:
 		case silent(failed) && !looked: // this process itself may have been stopped for that time
 			looked = true
-			_ = one.SetReadDeadline(time.Now().Add(lastLook))
+			_ = c.SetReadDeadline(time.Now().Add(lastLook))
 		default:
 			return nil, nil, silent(failed) || parsed < used && !errors.Is(failed, net.ErrClosed), failed
 		}
@@ -170,13 +169,13 @@ func (one *stranger) request() (m *Join, rest []byte, foreign bool, err error) {
 
 // refuse tells a client that it may not join, and waits for its end for as long as a stranger has: closing the connection while there is
 // something to be read would take the answer back.
-func (one *stranger) refuse() {
-	answer, _ := json.Marshal(Message{Dismiss: &refusal}) //nolint:errchkjson // it has no field that fails
-	_, _ = one.Write(append(answer, '\n'))
-	if half, ok := one.Conn.(interface{ CloseWrite() error }); ok {
+func refuse(c net.Conn, d Dismiss) {
+	answer, _ := json.Marshal(Message{Dismiss: &d}) //nolint:errchkjson // it has no field that fails
+	_, _ = c.Write(append(answer, '\n'))
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
 	}
-	_, _ = io.CopyN(io.Discard, one, MaxJoin)
+	_, _ = io.CopyN(io.Discard, c, MaxJoin)
 }
 
 // accept lets clients in.
@@ -186,8 +185,6 @@ func (h *Host) accept() {
 		switch {
 		case err == nil:
 			one := h.strangers.add(c)
-			_ = one.SetWriteDeadline(time.Now().Add(joinTime))
-			_, _ = one.Write(greeting)
 			h.conns.Go(func() { h.meet(n, one) })
 		case errors.Is(err, net.ErrClosed):
 			return
@@ -202,24 +199,21 @@ func (h *Host) accept() {
 	}
 }
 
-// meet makes a node of a stranger that knows the id of the job, and serves it until its connection ends.
+// meet makes a node of a stranger that knows what only launchers of the job know, and serves it until its connection ends.
 func (h *Host) meet(id launchcore.Node, one *stranger) {
-	m, rest, foreign, err := one.request()
-	if err != nil || subtle.ConstantTimeCompare([]byte(m.RunID), []byte(h.cfg.RunID)) == 0 {
-		if addr := one.RemoteAddr().String(); err == nil {
-			h.reportOtherID.Do(func() { h.cfg.OnOtherID(addr) })
-			one.refuse()
-		} else if foreign {
-			h.reportUnidentified.Do(func() { h.cfg.OnUnidentified(addr) })
+	in, why := h.admit(id, one)
+	h.strangers.remove(one)
+	if in == nil {
+		if why != none {
+			addr := one.RemoteAddr().String()
+			h.refused[why].Do(func() { h.cfg.OnRefused(why, addr) })
 		}
-		h.strangers.remove(one)
 		_ = one.Close()
 		return
 	}
-	h.strangers.remove(one)
-	c := &conn{id: id, wire: NewWire(&Greeting{Conn: one.Conn, first: rest}, h.cfg.Silence), out: newOutbox(), begun: -1}
+	c := &conn{id: id, wire: NewWire(&Greeting{Conn: in.link, first: in.rest}, h.cfg.Silence), out: newOutbox(), begun: -1, leaf: in.leaf}
 	select {
-	case h.events <- event{conn: c, fresh: true, message: Message{Join: m}}:
+	case h.events <- event{conn: c, fresh: true, message: Message{Join: in.join}}:
 		h.conns.Go(func() { h.write(c) })
 		h.read(c)
 	case <-h.quit:

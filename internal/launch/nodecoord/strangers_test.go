@@ -96,8 +96,7 @@ func TestStrangersCostLittle(t *testing.T) {
 					}
 				}()
 				began := time.Now()
-				one := stranger{Conn: ours}
-				m, _, foreign, err := one.request()
+				m, _, foreign, err := request(ours, time.Now().Add(joinTime))
 				took := time.Since(began)
 				if m != nil || err == nil || foreign != c.foreign || took < c.after || took > c.after+lastLook {
 					t.Errorf("after %v: %+v, foreign %v, %v", took, m, foreign, err)
@@ -123,8 +122,7 @@ func TestRequestInPieces(t *testing.T) {
 				rest = rest[n:]
 			}
 		}()
-		one := stranger{Conn: ours}
-		m, rest, _, err := one.request()
+		m, rest, _, err := request(ours, time.Now().Add(time.Minute))
 		if err != nil || m.RunID != "job" || m.PID != 7 {
 			t.Fatalf("in pieces of %d: %+v, %v", size, m, err)
 		}

@@ -91,6 +91,7 @@ func (a *app) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	a.JSON = a.JSON || o.JSON
+	_ = os.Unsetenv(runflags.EnvToken) // the supervisor and the workers inherit the environment
 	o.Supervisor = command.Supervisor()
 	a.catch(o.SignalNames)
 	for _, note := range o.Notes {

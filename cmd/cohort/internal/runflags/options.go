@@ -46,6 +46,8 @@ type System struct {
 	GPUs func() int
 	// Devices asks PyTorch for the number of accelerators of another kind, with this interpreter, "" for the default; nil knows none.
 	Devices func(ctx context.Context, python, kind string) (int, error)
+	// ReadSecret reads the file of a token, and reports whether other users of this host can; see the function of that name.
+	ReadSecret func(string) (text string, others bool, err error)
 	// ReadFile reads the file of --file.
 	ReadFile func(string) ([]byte, error)
 }
@@ -83,7 +85,7 @@ func Parse(ctx context.Context, args []string, sys System) (Options, error) {
 	if err := o.roles(ctx, file, v["file"], sys); err != nil {
 		return o, err
 	}
-	return o, from.named(o.how(v), o.size(ctx, v, sys), o.meeting(v), o.times(v, sys), o.logs(v, sys), o.rest(v))
+	return o, from.named(o.how(v), o.size(ctx, v, sys), o.meeting(v), o.protection(v, sys), o.times(v, sys), o.logs(v, sys), o.rest(v))
 }
 
 // refused says no to what cannot work without Python inside the launcher.

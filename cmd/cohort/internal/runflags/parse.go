@@ -61,6 +61,14 @@ var options = []option{
 	{name: "master-addr", env: true, arg: "HOST", usage: "where the workers find the store"},
 	{name: "master-port", env: true, arg: "PORT", usage: "its port; default: a free one"},
 	{name: "local-addr", env: true, arg: "HOST", usage: "address at which other nodes reach this one, if it hosts the store"},
+	{
+		name: "token-file", own: true, arg: "FILE",
+		usage: "the job's token, the same on all nodes (\"cohort token new\"; default: COHORT_TOKEN_FILE, COHORT_TOKEN)",
+	},
+	{name: "tls-cert", own: true, arg: "FILE", usage: "certificate of this launcher, of your own PKI, in place of a token"},
+	{name: "tls-key", own: true, arg: "FILE", usage: "its key"},
+	{name: "tls-ca", own: true, arg: "FILE", usage: "the authorities whose certificates are accepted"},
+	{name: "insecure-plaintext", flag: true, own: true, usage: "let the launchers of several nodes meet without TLS: trust the network"},
 	{name: "allow-uid", arg: "UID,...", usage: "users of this host who may connect to the job, beside you and root"},
 	{name: "logs-specs", arg: "NAME", usage: "refused: it needs Python inside the launcher"},
 	{name: "numa-binding", arg: "MODE", usage: "bind workers to processors near their GPU: node, socket, exclusive, core-complex"},
@@ -194,6 +202,9 @@ func (v values) letters(text string, rest []string) ([]string, error) {
 // torchrun's options means the same here, whatever we have added.
 func find(name string) (option, error) {
 	name = strings.ReplaceAll(name, "_", "-")
+	if name == "token" {
+		return option{}, errTokenValue
+	}
 	var ours, theirs []option
 	for _, o := range options {
 		switch {

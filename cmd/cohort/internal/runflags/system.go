@@ -19,7 +19,7 @@ import (
 
 // Here is the system that this process runs on.
 func Here() System {
-	return System{Lookup: os.LookupEnv, GPUs: countGPUs, Devices: devices, ReadFile: readJobFile}
+	return System{Lookup: os.LookupEnv, GPUs: countGPUs, Devices: devices, ReadFile: readJobFile, ReadSecret: ReadSecret}
 }
 
 // devices asks Python, which may load PyTorch for minutes: a signal that would end a job ends the question.

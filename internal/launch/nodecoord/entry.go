@@ -1,0 +1,220 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodecoord
+
+import (
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/security/jobcert"
+	"github.com/cohort-dist/cohort/internal/security/jobtls"
+)
+
+// This file is what a client passes before it is a node: with credentials, TLS and the proof of the secret; always the id of the job.
+
+// Refusal is why a client was refused.
+type Refusal int
+
+// The reasons.
+const (
+	none Refusal = iota
+	// Unidentified: it does not speak as a launcher does.
+	Unidentified
+	// OtherID: it asks for another job.
+	OtherID
+	// OtherToken: it has another token or certificate, or none.
+	OtherToken
+	// WithoutTLS: it is a launcher that does not use TLS, at a host that does; WithTLS is the opposite.
+	WithoutTLS
+	WithTLS
+	// OtherClock: its clock differs too much.
+	OtherClock
+	refusals
+)
+
+// maxHandshake bounds what a client may send before it is known, in bytes of TLS: the handshake with the certificates of a user's PKI, and
+// the request to join.
+const maxHandshake = 32 << 10
+
+var errHandshake = errors.New("too much was sent before the request to join")
+
+// plainRefusal is all that a launcher without TLS is told, be it of an older version or one that was started without a token.
+var plainRefusal = Dismiss{
+	Code: uint8(cohort.NotSupported),
+	Sentence: "the rendezvous accepts only launchers that use TLS: start all nodes with the same version of cohort and the same " +
+		"--token-file",
+}
+
+// entered is a client that may join.
+type entered struct {
+	link net.Conn
+	join *Join
+	rest []byte // what it has sent after the request
+	leaf []byte
+}
+
+// admit lets a client in, or refuses it and says why.
+func (h *Host) admit(id launchcore.Node, one *stranger) (*entered, Refusal) {
+	until := time.Now().Add(joinTime)
+	_ = one.SetDeadline(until)
+	raw := &metered{Conn: one.Conn, left: maxHandshake}
+	link, why := h.opened(raw)
+	if why != none {
+		return nil, why
+	}
+	m, rest, foreign, err := request(link, until)
+	if err != nil {
+		return nil, map[bool]Refusal{true: Unidentified, false: none}[foreign]
+	}
+	in := &entered{link: link, join: m, rest: rest}
+	if why = h.check(in, id); why != none {
+		return nil, why
+	}
+	_ = one.SetDeadline(time.Time{})
+	raw.left = math.MaxInt
+	return in, none
+}
+
+// opened greets a client: over TLS, if the host has credentials. A plain client that is not a launcher speaks first, or never.
+func (h *Host) opened(raw *metered) (net.Conn, Refusal) {
+	var link net.Conn = raw
+	if h.cfg.Credentials != nil {
+		secure, why := h.secured(raw)
+		if why != none {
+			return nil, why
+		}
+		link = secure
+	}
+	_, _ = link.Write(greeting)
+	if h.cfg.Credentials == nil {
+		if first, err := raw.peek(); err == nil && first == jobtls.Handshake {
+			return nil, WithTLS
+		}
+	}
+	return link, none
+}
+
+// check looks at a request to join.
+func (h *Host) check(in *entered, id launchcore.Node) Refusal {
+	secure, _ := in.link.(*tls.Conn)
+	if secure != nil && !h.cfg.Credentials.Proven(secure.ConnectionState(), in.join.Proof) {
+		refuse(in.link, refusal)
+		return OtherToken
+	}
+	if subtle.ConstantTimeCompare([]byte(in.join.RunID), []byte(h.cfg.RunID)) == 0 {
+		refuse(in.link, refusal)
+		return OtherID
+	}
+	if secure == nil {
+		return none
+	}
+	if off := time.Since(time.Unix(in.join.Clock, 0)); off.Abs() > jobcert.Early {
+		refuse(in.link, otherClock(in.join, off))
+		return OtherClock
+	}
+	var err error
+	if in.leaf, err = h.cfg.Credentials.Admit(in.join.Request, int(id)); err != nil {
+		refuse(in.link, Dismiss{Code: uint8(cohort.Protocol), Sentence: err.Error()})
+		return Unidentified
+	}
+	return none
+}
+
+// otherClock tells a launcher of the job that certificates cannot be checked with its clock.
+func otherClock(m *Join, off time.Duration) Dismiss {
+	than := "behind"
+	if off < 0 {
+		than = "ahead of"
+	}
+	return Dismiss{Code: uint8(cohort.Mismatch), Sentence: fmt.Sprintf(
+		"the clock of %s is %v %s that of the launcher that hosts the rendezvous, and certificates allow %v: set the clocks of all "+
+			"nodes, for instance with NTP", m.Host, off.Abs().Round(time.Second), than, jobcert.Early)}
+}
+
+// secured makes TLS of a connection. A launcher that does not begin with TLS is told so.
+func (h *Host) secured(raw *metered) (*tls.Conn, Refusal) {
+	first, err := raw.peek()
+	switch {
+	case err != nil && !silent(err):
+		return nil, none
+	case err == nil && first == jobtls.Handshake:
+		secure := tls.Server(raw, h.cfg.Credentials.Server(jobtls.Launch))
+		if err = secure.Handshake(); err == nil {
+			return secure, none
+		}
+		return nil, refusedIn(err)
+	case err == nil && first == greeting[0]:
+		refuse(raw, plainRefusal)
+		return nil, WithoutTLS
+	}
+	return nil, Unidentified
+}
+
+// refusedIn says why a handshake has failed: one side does not accept the certificate of the other, or it is not one of launchers.
+func refusedIn(err error) Refusal {
+	if remote, ok := errors.AsType[*net.OpError](err); ok && remote.Op == "remote error" {
+		return OtherToken
+	}
+	for _, e := range []error{jobcert.ErrForeign, jobcert.ErrExpired, jobcert.ErrClock, jobcert.ErrRole} {
+		if errors.Is(err, e) {
+			return OtherToken
+		}
+	}
+	return Unidentified
+}
+
+// metered is a connection of which so many bytes may be read.
+type metered struct {
+	net.Conn
+	left   int
+	began  byte // its first byte
+	read   bool // there was one
+	peeked bool // it is to be read once more
+}
+
+// peek returns the first byte, which stays to be read.
+func (b *metered) peek() (byte, error) {
+	var first [1]byte
+	if _, err := io.ReadFull(b, first[:]); err != nil {
+		return 0, err
+	}
+	b.peeked = true
+	return first[0], nil
+}
+
+// Read implements [net.Conn].
+func (b *metered) Read(p []byte) (int, error) {
+	switch {
+	case len(p) == 0:
+		return 0, nil
+	case b.peeked:
+		b.peeked = false
+		p[0] = b.began
+		return 1, nil
+	case b.left <= 0:
+		return 0, errHandshake
+	}
+	n, err := b.Conn.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	if n > 0 && !b.read {
+		b.read, b.began = true, p[0]
+	}
+	return n, err
+}
+
+// CloseWrite passes on the end of what is sent.
+func (b *metered) CloseWrite() error {
+	if half, ok := b.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
