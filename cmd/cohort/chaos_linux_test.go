@@ -52,6 +52,7 @@ type chaos struct {
 	endpoint  string
 	chance    string // for the workers
 	launchers []*chaosLauncher
+	token     string   // the file of the job's token, in every other job
 	told      []string // what was done
 	began     time.Time
 }
@@ -65,11 +66,15 @@ type chaosLauncher struct {
 func newChaos(t *testing.T, seed uint64) *chaos {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 7))
-	return &chaos{
+	c := &chaos{
 		t: t, r: r, chance: fmt.Sprint("CHANCE=", r.IntN(105)), mark: fmt.Sprintf("COHORT_CHAOS=%d-%d", os.Getpid(), seed),
 		tmp:      t.TempDir(),
 		endpoint: net.JoinHostPort("127.0.0.1", strconv.Itoa(testkit.FreePort(t))), began: time.Now(),
 	}
+	if seed%2 == 0 {
+		c.token, _ = newToken(t)
+	}
+	return c
 }
 
 // chaosWorker has a child and a daemon, and lasts, succeeds, fails or is deaf, by a chance that the seed decides.
@@ -89,7 +94,7 @@ func (c *chaos) start(args ...string) *command {
 	c.t.Helper()
 	p := &command{t: c.t, cmd: exec.Command("cohort", args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
-	p.cmd.Env = append(os.Environ(), c.mark, c.chance, "TMPDIR="+c.tmp, "XDG_STATE_HOME="+c.t.TempDir())
+	p.cmd.Env = append(os.Environ(), c.mark, c.chance, "TMPDIR="+c.tmp, "XDG_STATE_HOME="+c.t.TempDir(), "COHORT_TOKEN_FILE="+c.token)
 	if err := p.cmd.Start(); err != nil {
 		c.t.Fatal(err)
 	}

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cohort-dist/cohort/internal/security/jobtoken"
 )
 
 // lan is a network of machines that are namespaces of this one. Machine 0 is the switch with the address 10.77.0.100,
@@ -23,12 +25,15 @@ import (
 type lan struct {
 	t    *testing.T
 	name string
+	// token is the file with the token of the jobs on it, id what names it.
+	token, id string
 }
 
 // newLAN makes machines 1 to n, or skips where that is not allowed.
 func newLAN(t *testing.T, n int) *lan {
 	t.Helper()
 	l := &lan{t: t, name: fmt.Sprintf("cohort%d-%d", os.Getpid(), time.Now().UnixNano()%100000)}
+	l.token, l.id = newToken(t)
 	if out, err := exec.Command("ip", "netns", "add", l.machine(0)).CombinedOutput(); err != nil {
 		t.Skipf("this machine cannot make network namespaces: %v %s", err, out)
 	}
@@ -58,6 +63,27 @@ func newLAN(t *testing.T, n int) *lan {
 		t.Skipf("this machine cannot enter a network namespace: %v %s", err, out)
 	}
 	return l
+}
+
+// cohortWith is a command with one more variable in its environment.
+func cohortWith(variable string, args ...string) *exec.Cmd {
+	cmd := exec.Command("cohort", args...)
+	cmd.Env = append(os.Environ(), variable)
+	return cmd
+}
+
+// newToken makes a token, and returns its file and id.
+func newToken(t *testing.T) (file, id string) {
+	t.Helper()
+	token, err := jobtoken.New(time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file = filepath.Join(t.TempDir(), "job.token")
+	if err = os.WriteFile(file, []byte(token.Text()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file, token.ID()
 }
 
 func (l *lan) machine(i int) string { return fmt.Sprintf("%s-%d", l.name, i) }
@@ -112,7 +138,9 @@ func (l *lan) start(i int, args ...string) *command {
 // enter runs a command on a machine.
 func (l *lan) enter(i int, args ...string) *command {
 	l.t.Helper()
-	return l.run(exec.Command("nsenter", append([]string{"--net=/run/netns/" + l.machine(i)}, args...)...))
+	cmd := exec.Command("nsenter", append([]string{"--net=/run/netns/" + l.machine(i)}, args...)...)
+	cmd.Env = append(os.Environ(), "COHORT_TOKEN_FILE="+l.token)
+	return l.run(cmd)
 }
 
 // run runs a command, which ends with the test.
@@ -183,10 +211,10 @@ func TestCutNode(t *testing.T) {
 		}
 	}
 	l.until(file, `machine=1 world=2`)
-	const open = "cohort: without --rdzv-id every computer that reaches 10.77.0.1:29400 can join this job"
+	open := "cohort: the launchers meet at 10.77.0.1:29400 over TLS, with the token " + l.id + "; the store of the job and"
 	for i := 1; i <= 3; i++ { // the one that hosts the rendezvous says so, once
 		if n := strings.Count(nodes[i].String(), open); n != map[int]int{1: 1}[i] {
-			t.Errorf("machine %d says %d times that the job is open:\n%s", i, n, nodes[i])
+			t.Errorf("machine %d says %d times what is protected:\n%s", i, n, nodes[i])
 		}
 	}
 	if code := nodes[3].ends(); code != 1 || !strings.Contains(nodes[3].String(),
@@ -263,7 +291,7 @@ func TestCutHost(t *testing.T) {
 			l.start(0, "store", "serve", "--addr", endpoint)
 			first := l.node(1, endpoint, file)
 			for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-				if l.start(0, "store", "get", "--addr", endpoint, "--timeout", "5s", "cohort/run/none/host").ends() == 0 {
+				if l.start(0, "store", "get", "--addr", endpoint, "--timeout", "5s", "cohort/run/"+l.id+"/host").ends() == 0 {
 					break
 				}
 				if time.Now().After(end) {

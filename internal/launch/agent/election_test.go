@@ -103,31 +103,3 @@ func TestRulesOfAnOlderHost(t *testing.T) {
 		t.Errorf("%+v, want %+v", e.job.cfg.rules(), want)
 	}
 }
-
-// TestWarnOpen: a job without an id is called open, once, and each time another id is proposed; one with an id is not, nor one that only
-// its own machine reaches.
-func TestWarnOpen(t *testing.T) {
-	t.Parallel()
-	proposed := map[string]bool{}
-	for _, c := range []struct {
-		id, endpoint string
-		want         bool
-	}{
-		{DefaultRunID, "10.1.2.3:29400", true},
-		{DefaultRunID, "node0:29400", true},
-		{DefaultRunID, "localhost:29400", false},
-		{DefaultRunID, "127.0.0.1:29400", false},
-		{"given", "10.1.2.3:29400", false},
-	} {
-		var said strings.Builder
-		j := &Job{cfg: Config{RunID: c.id, Endpoint: c.endpoint}, screen: newScreen(Screen{Err: &said})}
-		j.warnOpen()
-		j.warnOpen()
-		begin, id, found := strings.Cut(said.String(), "give all nodes --rdzv-id ")
-		if found != c.want || found && (!strings.Contains(begin, c.endpoint) || len(id) < 20 || proposed[id]) ||
-			strings.Count(said.String(), "\n") > 1 {
-			t.Errorf("%+v: %q", c, said.String())
-		}
-		proposed[id] = true
-	}
-}

@@ -52,7 +52,7 @@ func TestExamineAllNodes(t *testing.T) {
 			cfg: cfg, screen: newScreen(Screen{Out: os.Stderr, Err: os.Stderr}), host: "node" + strconv.Itoa(node),
 			asked: t.Context(),
 		}
-		conn, refused := j.connect(cfg.Endpoint, time.Minute, false)
+		conn, refused := j.connect(cfg.Endpoint, time.Minute, false, j.secured(""))
 		if refused != nil {
 			t.Fatal(refused)
 		}
@@ -140,7 +140,7 @@ func TestSilentNode(t *testing.T) {
 	defer h.Close()
 	j := &Job{cfg: cfg, screen: newScreen(Screen{}), host: "alpha", asked: t.Context()}
 	connect := func() net.Conn {
-		conn, refused := j.connect(cfg.Endpoint, time.Minute, false)
+		conn, refused := j.connect(cfg.Endpoint, time.Minute, false, j.secured(""))
 		if refused != nil {
 			t.Fatal(refused)
 		}

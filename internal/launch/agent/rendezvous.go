@@ -134,7 +134,7 @@ func (j *Job) forHost() nodecoord.Config {
 	return nodecoord.Config{
 		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
 		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence, StoreOptions: j.storeOptions(),
-		Users: peeruid.Default(c.AllowUIDs, func(text string) { j.screen.logf("%s", text) }),
+		Users:       peeruid.Default(c.AllowUIDs, func(text string) { j.screen.logf("%s", text) }),
 		Credentials: j.creds,
 		OnRefused:   func(why nodecoord.Refusal, addr string) { j.screen.logf(refusalTexts[why], addr) },
 	}

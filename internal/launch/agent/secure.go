@@ -120,7 +120,8 @@ func (j *Job) prove(request *nodecoord.Join, c net.Conn) (err error) {
 
 // announceProtection prints, once, what is protected where others can reach the job, and what is not.
 func (j *Job) announceProtection() {
-	if loopback(j.cfg.Endpoint) || j.announced {
+	elsewhere := j.cfg.LocalAddr != "" && !loopback(net.JoinHostPort(j.cfg.LocalAddr, ""))
+	if j.announced || loopback(j.cfg.Endpoint) && !elsewhere {
 		return
 	}
 	j.announced = true

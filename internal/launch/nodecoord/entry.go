@@ -107,26 +107,35 @@ func (h *Host) opened(raw *metered) (net.Conn, Refusal) {
 func (h *Host) check(in *entered, id launchcore.Node) Refusal {
 	secure, _ := in.link.(*tls.Conn)
 	if secure != nil && !h.cfg.Credentials.Proven(secure.ConnectionState(), in.join.Proof) {
-		refuse(in.link, refusal)
-		return OtherToken
+		return h.refuse(in.link, OtherToken, refusal)
 	}
 	if subtle.ConstantTimeCompare([]byte(in.join.RunID), []byte(h.cfg.RunID)) == 0 {
-		refuse(in.link, refusal)
-		return OtherID
+		return h.refuse(in.link, OtherID, refusal)
 	}
 	if secure == nil {
 		return none
 	}
 	if off := time.Since(time.Unix(in.join.Clock, 0)); off.Abs() > jobcert.Early {
-		refuse(in.link, otherClock(in.join, off))
-		return OtherClock
+		return h.refuse(in.link, OtherClock, otherClock(in.join, off))
 	}
 	var err error
 	if in.leaf, err = h.cfg.Credentials.Admit(in.join.Request, int(id)); err != nil {
-		refuse(in.link, Dismiss{Code: uint8(cohort.Protocol), Sentence: err.Error()})
-		return Unidentified
+		return h.refuse(in.link, Unidentified, Dismiss{Code: uint8(cohort.Protocol), Sentence: err.Error()})
 	}
 	return none
+}
+
+// refuse reports a client before it tells the client why: what it waits for then is the client's end.
+func (h *Host) refuse(c net.Conn, why Refusal, d Dismiss) Refusal {
+	h.report(why, c)
+	refuse(c, d)
+	return why
+}
+
+// report says, once for each reason, who was refused.
+func (h *Host) report(why Refusal, c net.Conn) {
+	addr := c.RemoteAddr().String()
+	h.refused[why].Do(func() { h.cfg.OnRefused(why, addr) })
 }
 
 // otherClock tells a launcher of the job that certificates cannot be checked with its clock.
@@ -153,8 +162,7 @@ func (h *Host) secured(raw *metered) (*tls.Conn, Refusal) {
 		}
 		return nil, refusedIn(err)
 	case err == nil && first == greeting[0]:
-		refuse(raw, plainRefusal)
-		return nil, WithoutTLS
+		return nil, h.refuse(raw, WithoutTLS, plainRefusal)
 	}
 	return nil, Unidentified
 }

@@ -205,8 +205,7 @@ func (h *Host) meet(id launchcore.Node, one *stranger) {
 	h.strangers.remove(one)
 	if in == nil {
 		if why != none {
-			addr := one.RemoteAddr().String()
-			h.refused[why].Do(func() { h.cfg.OnRefused(why, addr) })
+			h.report(why, one)
 		}
 		_ = one.Close()
 		return

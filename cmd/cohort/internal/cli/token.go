@@ -50,7 +50,7 @@ read. With --expires nothing that it protects is accepted after that time: no no
 and a launcher that hosts the rendezvous cannot be replaced. It should be longer than the job.`),
 		Example: strings.Trim(`
   cohort token new -o job.token                    then: cohort run --token-file job.token ...
-  cohort token new --expires 48h -o job.token
+  cohort token new --expires 48h -o short.token
   cohort token new | ssh node1 'umask 077; cat >job.token'`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(*cobra.Command, []string) error {
