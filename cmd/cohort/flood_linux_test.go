@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/security/jobtls"
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
@@ -31,7 +33,7 @@ const (
 )
 
 // TestFloodProcess is the process of a stranger, and no test where there is none. It makes connections that say nothing, that send much
-// without a line end, and that say what a launcher does but no id. It makes a new one for each that is closed.
+// without a line end, that say what a launcher does but no id, and that make TLS but prove nothing. It makes a new one for each that is closed.
 func TestFloodProcess(t *testing.T) {
 	addr := os.Getenv(floodEnv)
 	if addr == "" {
@@ -47,11 +49,13 @@ func TestFloodProcess(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				switch i % 3 {
+				switch i % 4 {
 				case 0:
 					_, _ = c.Write(junk)
 				case 1:
 					_, _ = io.WriteString(c, `{"alive":true}`+"\n")
+				case 2: // as far as the other side goes along
+					_ = tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{jobtls.Launch}}).Handshake()
 				}
 				once()
 				_, _ = io.Copy(io.Discard, c)

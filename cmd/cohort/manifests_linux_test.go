@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -25,13 +26,21 @@ import (
 
 // The fields of the schedulers' files that the documentation uses. An unknown one is an error, as it is for the scheduler.
 type (
-	meta      struct{ Name string }
+	meta   struct{ Name string }
+	envVar struct {
+		Name, Value string
+		ValueFrom   struct {
+			SecretKeyRef struct{ Name, Key string } `yaml:"secretKeyRef"`
+		} `yaml:"valueFrom"`
+	}
 	container struct {
 		Name, Image  string
 		Command      []yaml.Node
+		Env          []envVar
 		VolumeMounts []struct {
 			Name      string
 			MountPath string `yaml:"mountPath"`
+			ReadOnly  bool   `yaml:"readOnly"`
 		} `yaml:"volumeMounts"`
 		TerminationMessagePolicy string `yaml:"terminationMessagePolicy"`
 	}
@@ -49,6 +58,10 @@ type (
 			Medium    string
 			SizeLimit string `yaml:"sizeLimit"`
 		} `yaml:"emptyDir"`
+		Secret struct {
+			SecretName  string `yaml:"secretName"`
+			DefaultMode int    `yaml:"defaultMode"`
+		}
 	}
 	jobSpec struct {
 		CompletionMode           string `yaml:"completionMode"`
@@ -92,6 +105,7 @@ type (
 				NumNodes       int `yaml:"numNodes"`
 				NumProcPerNode int `yaml:"numProcPerNode"`
 				Command        []yaml.Node
+				Env            []envVar
 			}
 		}
 	}
@@ -112,9 +126,13 @@ type (
 		NumNodes   int `yaml:"num_nodes"`
 		Resources  struct{ Accelerators string }
 		Workdir    string
+		Secrets    map[string]string
 		Setup, Run string
 	}
 )
+
+// tokenFile and tokenValue stand for the token that a scheduler gives to a launcher, as a file and as a variable.
+const tokenFile, tokenValue = "the file", "the value"
 
 // pod is what a node of a job gets from its scheduler.
 type pod struct {
@@ -164,23 +182,47 @@ func words(t *testing.T, nodes []yaml.Node) []string {
 	return all
 }
 
-// only returns the command of the one container of a pod, whose policy a job may have.
-func only(t *testing.T, p podTemplate, name string) []string {
+// secretEnv returns the variable by which a launcher finds the token of the job, which is in a Secret.
+func secretEnv(t *testing.T, all []envVar, mounts map[string]volume) map[string]string {
+	t.Helper()
+	if len(all) != 1 {
+		t.Fatalf("variables %+v, want that of the token", all)
+	}
+	v := all[0]
+	secret := mounts[path.Dir(v.Value)].Secret
+	switch {
+	case v.Name == "COHORT_TOKEN_FILE" && path.Base(v.Value) == "token" && secret.SecretName == "train-token" && secret.DefaultMode == 0o400:
+		return map[string]string{v.Name: tokenFile}
+	case v.Name == "COHORT_TOKEN" && v.ValueFrom.SecretKeyRef.Name == "train-token" && v.ValueFrom.SecretKeyRef.Key == "token":
+		return map[string]string{v.Name: tokenValue}
+	}
+	t.Fatalf("the token comes from %+v", v)
+	return nil
+}
+
+// only returns the command of the one container of a pod, whose policy a job may have, and the variable of its token.
+func only(t *testing.T, p podTemplate, name string) (command []string, env map[string]string) {
 	t.Helper()
 	if len(p.Spec.Containers) != 1 || p.Spec.Containers[0].Name != name || p.Spec.Containers[0].Image == "" {
 		t.Fatalf("containers %+v, want one named %s", p.Spec.Containers, name)
 	}
+	mounts := map[string]volume{}
 	for _, m := range p.Spec.Containers[0].VolumeMounts {
+		for _, v := range p.Spec.Volumes {
+			if v.Name == m.Name {
+				mounts[m.MountPath] = v
+			}
+		}
 		if !slices.ContainsFunc(p.Spec.Volumes, func(v volume) bool { return v.Name == m.Name }) {
 			t.Errorf("volume %s is missing", m.Name)
 		}
 	}
-	command := words(t, p.Spec.Containers[0].Command)
+	command = words(t, p.Spec.Containers[0].Command)
 	if policy := p.Spec.Containers[0].TerminationMessagePolicy; slices.Contains(command, "/dev/termination-log") !=
 		(policy == "FallbackToLogsOnError") {
 		t.Errorf("the report goes to the pod's status, or the end of its log does: %q and policy %q", command, policy)
 	}
-	return command
+	return command, secretEnv(t, p.Spec.Containers[0].Env, mounts)
 }
 
 // indexed returns the pods of an indexed job, and checks that its size is the one that its command names.
@@ -190,22 +232,26 @@ func indexed(t *testing.T, j jobSpec) []pod {
 		j.BackoffLimit == nil {
 		t.Errorf("%+v", j)
 	}
-	command := only(t, j.Template, "node")
+	command, env := only(t, j.Template, "node")
 	var all []pod
 	for i := range j.Completions {
-		all = append(all, pod{command, map[string]string{"JOB_COMPLETION_INDEX": strconv.Itoa(i)}})
+		one := maps.Clone(env)
+		one["JOB_COMPLETION_INDEX"] = strconv.Itoa(i)
+		all = append(all, pod{command, one})
 	}
 	return all
 }
 
 // petPods are those of Kubeflow, which sets torchrun's variables.
-func petPods(commands [][]string, processes, master string, port int) []pod {
+func petPods(commands [][]string, env map[string]string, processes, master string, port int) []pod {
 	var all []pod
 	for i, command := range commands {
-		all = append(all, pod{command, map[string]string{
+		one := map[string]string{
 			"PET_NNODES": strconv.Itoa(len(commands)), "PET_NODE_RANK": strconv.Itoa(i), "PET_NPROC_PER_NODE": processes,
 			"PET_MASTER_ADDR": master, "PET_MASTER_PORT": strconv.Itoa(port),
-		}})
+		}
+		maps.Copy(one, env)
+		all = append(all, pod{command, one})
 	}
 	return all
 }
@@ -244,19 +290,23 @@ func pods(t *testing.T, text []byte) (kind string, all []pod, host string) {
 		}
 		host = j.Metadata.Name + "-node-0-0." + j.Metadata.Name
 		commands := slices.Repeat([][]string{words(t, j.Spec.Trainer.Command)}, j.Spec.Trainer.NumNodes)
-		return kind, petPods(commands, strconv.Itoa(j.Spec.Trainer.NumProcPerNode), host, 29500), host
+		env := secretEnv(t, j.Spec.Trainer.Env, nil)
+		return kind, petPods(commands, env, strconv.Itoa(j.Spec.Trainer.NumProcPerNode), host, 29500), host
 	case "kubeflow.org/v1 PyTorchJob":
 		j := strict[pyTorchJobFile](t, text)
 		host = j.Metadata.Name + "-master-0"
 		var commands [][]string
+		var env map[string]string
 		for _, name := range []string{"Master", "Worker"} {
 			r, found := j.Spec.Replicas[name]
 			if !found || len(j.Spec.Replicas) != 2 || r.RestartPolicy != "Never" {
 				t.Fatalf("%+v", j.Spec.Replicas)
 			}
-			commands = append(commands, slices.Repeat([][]string{only(t, r.Template, "pytorch")}, r.Replicas)...)
+			var command []string
+			command, env = only(t, r.Template, "pytorch")
+			commands = append(commands, slices.Repeat([][]string{command}, r.Replicas)...)
 		}
-		all = petPods(commands, j.Spec.NprocPerNode, host, 23456)
+		all = petPods(commands, env, j.Spec.NprocPerNode, host, 23456)
 		for i, p := range all { // which it sets too, and which say something else to torchrun's workers
 			maps.Copy(p.env, map[string]string{"RANK": strconv.Itoa(i), "WORLD_SIZE": "32", "MASTER_ADDR": host, "MASTER_PORT": "23456"})
 		}
@@ -268,11 +318,14 @@ func pods(t *testing.T, text []byte) (kind string, all []pod, host string) {
 		for i := range s.NumNodes {
 			ips = append(ips, fmt.Sprintf("10.0.0.%d", i+1))
 		}
+		if _, found := s.Secrets["COHORT_TOKEN"]; !found || len(s.Secrets) != 1 {
+			t.Errorf("secrets %v", s.Secrets)
+		}
 		for i := range s.NumNodes {
 			all = append(all, pod{strings.Fields(s.Run), map[string]string{
 				"SKYPILOT_NODE_RANK": strconv.Itoa(i), "SKYPILOT_NUM_NODES": strconv.Itoa(s.NumNodes),
 				"SKYPILOT_NODE_IPS":          strings.Join(ips, "\n"),
-				"SKYPILOT_NUM_GPUS_PER_NODE": gpus, "SKYPILOT_TASK_ID": "sky-1",
+				"SKYPILOT_NUM_GPUS_PER_NODE": gpus, "SKYPILOT_TASK_ID": "sky-1", "COHORT_TOKEN": tokenValue,
 			}})
 		}
 		return "SkyPilot", all, ips[0]
@@ -286,6 +339,11 @@ func pods(t *testing.T, text []byte) (kind string, all []pod, host string) {
 // describe "cohort run" finds its place: 4 nodes of 8 ranks that meet at the first of them.
 func TestManifests(t *testing.T) {
 	t.Parallel()
+	file, _ := newToken(t)
+	token, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var kinds []string
 	for _, text := range manifests(t, "../../docs/operations.md") {
 		kind, all, host := pods(t, text)
@@ -304,6 +362,12 @@ func TestManifests(t *testing.T) {
 			cmd := exec.Command("cohort", append([]string{"run", "--dry-run", "--json"}, p.command[2:]...)...)
 			cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}
 			for name, value := range p.env {
+				switch value {
+				case tokenFile:
+					value = file
+				case tokenValue:
+					value = string(token)
+				}
 				cmd.Env = append(cmd.Env, name+"="+value)
 			}
 			var problems bytes.Buffer

@@ -26,7 +26,8 @@ type Refusal int
 
 // The reasons.
 const (
-	none Refusal = iota
+	none Refusal = iota // it was not
+	gone                // it has ended the connection, which is not worth a word
 	// Unidentified: it does not speak as a launcher does.
 	Unidentified
 	// OtherID: it asks for another job.
@@ -73,7 +74,7 @@ func (h *Host) admit(id launchcore.Node, one *stranger) (*entered, Refusal) {
 	}
 	m, rest, foreign, err := request(link, until)
 	if err != nil {
-		return nil, map[bool]Refusal{true: Unidentified, false: none}[foreign]
+		return nil, map[bool]Refusal{true: Unidentified, false: gone}[foreign]
 	}
 	in := &entered{link: link, join: m, rest: rest}
 	if why = h.check(in, id); why != none {
@@ -154,7 +155,7 @@ func (h *Host) secured(raw *metered) (*tls.Conn, Refusal) {
 	first, err := raw.peek()
 	switch {
 	case err != nil && !silent(err):
-		return nil, none
+		return nil, gone
 	case err == nil && first == jobtls.Handshake:
 		secure := tls.Server(raw, h.cfg.Credentials.Server(jobtls.Launch))
 		if err = secure.Handshake(); err == nil {

@@ -381,6 +381,35 @@ func TestHandshakeIsBounded(t *testing.T) {
 	}
 }
 
+// TestClientsThatGo: a client may go at any moment before it has joined: nothing comes of it, and nothing is said of it.
+func TestClientsThatGo(t *testing.T) {
+	t.Parallel()
+	token := newToken(t)
+	h, said := secureHost(t, token)
+	r := record(t, h.Addr(), -1)
+	if !joinThrough(t, token, r) {
+		t.Fatal("a node cannot join through a proxy")
+	}
+	recorded := r.bytes()
+	for n := 0; n < len(recorded); n += 1 + len(recorded)/50 {
+		c, err := net.Dial("tcp", h.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = c.Write(recorded[:n])
+		_ = c.(*net.TCPConn).CloseWrite() //nolint:errcheck // it was dialled with "tcp"
+		_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+		_, _ = io.Copy(io.Discard, c)
+		_ = c.Close()
+	}
+	if !joinThrough(t, token, record(t, h.Addr(), -1)) {
+		t.Error("a node cannot join any more")
+	}
+	if said.count(OtherToken)+said.count(WithoutTLS) > 0 {
+		t.Errorf("the host says %v", said.all)
+	}
+}
+
 // TestPlainHostNamesTLS: a host without credentials says that a client has come with TLS.
 func TestPlainHostNamesTLS(t *testing.T) {
 	t.Parallel()

@@ -204,7 +204,7 @@ func (h *Host) meet(id launchcore.Node, one *stranger) {
 	in, why := h.admit(id, one)
 	h.strangers.remove(one)
 	if in == nil {
-		if why != none {
+		if why != gone {
 			h.report(why, one)
 		}
 		_ = one.Close()
