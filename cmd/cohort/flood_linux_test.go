@@ -33,7 +33,8 @@ const (
 )
 
 // TestFloodProcess is the process of a stranger, and no test where there is none. It makes connections that say nothing, that send much
-// without a line end, that say what a launcher does but no id, and that make TLS but prove nothing. It makes a new one for each that is closed.
+// without a line end, that say what a launcher does but no id, and that make TLS but prove nothing. It
+// makes a new one for each that is closed.
 func TestFloodProcess(t *testing.T) {
 	addr := os.Getenv(floodEnv)
 	if addr == "" {

@@ -191,7 +191,8 @@ func secretEnv(t *testing.T, all []envVar, mounts map[string]volume) map[string]
 	v := all[0]
 	secret := mounts[path.Dir(v.Value)].Secret
 	switch {
-	case v.Name == "COHORT_TOKEN_FILE" && path.Base(v.Value) == "token" && secret.SecretName == "train-token" && secret.DefaultMode == 0o400:
+	case v.Name == "COHORT_TOKEN_FILE" && path.Base(v.Value) == "token" && secret.SecretName == "train-token" &&
+		secret.DefaultMode == 0o400:
 		return map[string]string{v.Name: tokenFile}
 	case v.Name == "COHORT_TOKEN" && v.ValueFrom.SecretKeyRef.Name == "train-token" && v.ValueFrom.SecretKeyRef.Key == "token":
 		return map[string]string{v.Name: tokenValue}

@@ -172,7 +172,8 @@ func TestUnderSlurm(t *testing.T) { //nolint:paralleltest // it sets a variable
 	}
 	// Where they meet, unless it is said, is the first node.
 	token, _ := newToken(t)
-	if out, code = runs(t, "srun", "-N2", "--ntasks-per-node=1", "cohort", "run", "--dry-run", "--token-file", token, "train.py"); code != 0 ||
+	t.Setenv("COHORT_TOKEN_FILE", token)
+	if out, code = runs(t, "srun", "-N2", "--ntasks-per-node=1", "cohort", "run", "--dry-run", "train.py"); code != 0 ||
 		!strings.Contains(out, "the rendezvous at n1:29400, for node 1 of 2") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}

@@ -76,7 +76,8 @@ func TestStrangerWithoutToken(t *testing.T) {
 		"the rendezvous accepts only launchers that use TLS":            {"--insecure-plaintext"},
 	} {
 		stranger := l.start(3, append(append([]string{}, options...), append(own, "--rdzv-conf", "is_host=0", "echo", "stolen")...)...)
-		if code := stranger.ends(); code != 1 || !strings.Contains(stranger.String(), want) || strings.Contains(stranger.String(), "stolen\n") {
+		if code := stranger.ends(); code != 1 || !strings.Contains(stranger.String(), want) ||
+			strings.Contains(stranger.String(), "stolen\n") {
 			t.Errorf("a stranger with %q: exit code %d\n%s", own, code, stranger)
 		}
 	}

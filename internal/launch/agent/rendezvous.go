@@ -145,8 +145,8 @@ var refusalTexts = map[nodecoord.Refusal]string{
 	nodecoord.Unidentified: "a client at %s has connected to the rendezvous and is not a cohort launcher: torchrun and cohort run cannot " +
 		"launch parts of one job",
 	nodecoord.OtherID: "a launcher at %s has asked for a job with another id and was refused: all nodes of a job need the same --rdzv-id",
-	nodecoord.OtherToken: "a client at %s has another token or certificate than this job and was refused: all nodes of a job need the same " +
-		"token file",
+	nodecoord.OtherToken: "a client at %s has another token or certificate than this job and was refused: all nodes of a job need " +
+		"the same token file",
 	nodecoord.WithoutTLS: "a launcher at %s does not use TLS and was refused: all nodes of a job need the same version of cohort and the " +
 		"same token file",
 	nodecoord.WithTLS: "a client at %s uses TLS and was refused: it has a token or certificates, and this launcher was started without",
@@ -160,8 +160,8 @@ const DefaultRunID = "none"
 // warnOpen prints that the job has no id which strangers do not know.
 func (j *Job) warnOpen() {
 	j.screen.logf(
-		"--insecure-plaintext without --rdzv-id: every computer that reaches %s can join this job, read it and end it; to prevent that, give all nodes "+
-			"--rdzv-id %s", j.cfg.Endpoint, strings.ToLower(rand.Text()))
+		"--insecure-plaintext without --rdzv-id: every computer that reaches %s can join this job, read it and end it; to prevent that, "+
+			"give all nodes --rdzv-id %s", j.cfg.Endpoint, strings.ToLower(rand.Text()))
 }
 
 // announceEnd ends the job on all nodes if this launcher hosts it and was ended by the user.

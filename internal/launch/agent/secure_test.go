@@ -32,17 +32,23 @@ func TestRefusedBy(t *testing.T) {
 		t.Fatal(err)
 	}
 	j := &Job{creds: creds, asked: context.Background()}
-	for want, err := range map[string]error{
-		"the clock of this computer does not agree with that of the launcher at node0:1: its certificate is not valid yet: it begins": fmt.
-			Errorf("%w: it begins", jobcert.ErrClock),
-		"the launcher at node0:1 is not accepted: its certificate has expired; make a new token":                        jobcert.ErrExpired,
-		"not a launcher of this job: its certificate is not one of this job. This launcher has the token " + token.ID(): jobcert.ErrForeign,
-		"what listens at node0:1 does not use TLS: a launcher of an older version of cohort":                            tls.RecordHeaderError{},
-		"the launcher at node0:1 does not accept this one":                                                              &net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")},
+	refused := &net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{
+			fmt.Errorf("%w: it begins", jobcert.ErrClock),
+			"the clock of this computer does not agree with that of the launcher at node0:1: its certificate is not valid yet: it begins",
+		},
+		{jobcert.ErrExpired, "the launcher at node0:1 is not accepted: its certificate has expired; make a new token"},
+		{jobcert.ErrForeign, "its certificate is not one of this job. This launcher has the token " + token.ID()},
+		{tls.RecordHeaderError{}, "what listens at node0:1 does not use TLS: a launcher of an older version of cohort"},
+		{refused, "the launcher at node0:1 does not accept this one"},
 	} {
-		if got := j.refusedBy("node0:1", err); !strings.Contains(got.Error(), want) || errors.Is(got, errSilent) ||
+		if got := j.refusedBy("node0:1", c.err); !strings.Contains(got.Error(), c.want) || errors.Is(got, errSilent) ||
 			cohort.CodeOf(got) != cohort.Mismatch {
-			t.Errorf("%v: %v", err, got)
+			t.Errorf("%v: %v", c.err, got)
 		}
 	}
 	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, context.DeadlineExceeded} {
@@ -73,7 +79,7 @@ func TestAnnounceProtection(t *testing.T) {
 		{Config{RunID: DefaultRunID, Endpoint: "127.0.0.1:29400"}, ""},
 		{Config{RunID: DefaultRunID, Endpoint: "127.0.0.1:29400", LocalAddr: "127.0.0.2"}, ""},
 		{Config{RunID: "given", Endpoint: "127.0.0.1:29400", LocalAddr: "10.1.2.3"}, "without TLS, and " + open},
-		{Config{RunID: "given", Endpoint: "10.1.2.3:29400"}, "--insecure-plaintext: the launchers meet at 10.1.2.3:29400 without TLS, and " + open},
+		{Config{RunID: "given", Endpoint: "10.1.2.3:29400"}, "launchers meet at 10.1.2.3:29400 without TLS, and " + open},
 		{Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: with}, "over TLS, with the token " + token.ID() + "; " + open},
 		{
 			Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: with, MaxMembers: 2, MaxNodes: 2},

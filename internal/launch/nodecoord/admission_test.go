@@ -74,7 +74,8 @@ func TestWrongID(t *testing.T) {
 	const id = "secretjob_8c1f"
 	others := make(chan string, 8)
 	h := newHost(t, Config{
-		RunID: id, Rules: Rules{MinNodes: 1234, MaxNodes: 1234, MaxRestarts: 5678}, OnRefused: func(_ Refusal, addr string) { others <- addr },
+		RunID: id, Rules: Rules{MinNodes: 1234, MaxNodes: 1234, MaxRestarts: 5678},
+		OnRefused: func(_ Refusal, addr string) { others <- addr },
 	})
 	node := dial(t, h)
 	send(t, node, joining(id))

@@ -434,7 +434,8 @@ func (c says) SetReadDeadline(time.Time) error { return nil }
 
 // FuzzHello: whatever a stranger says, the host reads at most [MaxJoin] bytes of it, and what it takes for a request is one.
 func FuzzHello(f *testing.F) {
-	for _, m := range []Message{joining("job"), {Alive: true}, {Examine: &Question{ID: 1}}, {Join: &Join{Proof: []byte{1}, Request: []byte{2}, Clock: 3}}} {
+	proof := &Join{Proof: []byte{1}, Request: []byte{2}, Clock: 3}
+	for _, m := range []Message{joining("job"), {Alive: true}, {Examine: &Question{ID: 1}}, {Join: proof}} {
 		b, err := json.Marshal(m)
 		if err != nil {
 			f.Fatal(err)

@@ -74,7 +74,8 @@ func TestNames(t *testing.T) {
 	}
 	for _, text := range []string{
 		"", "cohort://", "cohort://j", "cohort://j/", "cohort:///host", "cohort://j/host/", "cohort://j/host/0", "https://j/host",
-		"cohort://j/node", "cohort://j/node/", "cohort://j/node/-1", "cohort://j/node/01", "cohort://j/node/+1", "cohort://j/node/2147483648",
+		"cohort://j/node", "cohort://j/node/", "cohort://j/node/-1", "cohort://j/node/01", "cohort://j/node/+1",
+		"cohort://j/node/2147483648",
 		"cohort://j/node/1/", "cohort://j/node/1/rank", "cohort://j/node/1/rank/", "cohort://j/node/1/rank/x", "cohort://j/node/1/rank/1/1",
 		"cohort://j/node/1/tool/", "cohort://j/node/1/tool/A", "cohort://j/node/1/host/1", "cohort://j/rank/1", "cohort://J/host",
 		"cohort://" + strings.Repeat("j", 65) + "/host", "cohort://a@j/host", "cohort://j/node/1?rank=2",
@@ -142,7 +143,10 @@ func TestVerify(t *testing.T) {
 	root, foreign := newRoot(1, time.Time{}), newRoot(9, time.Time{})
 	first, second := launcher(root, 1, now), launcher(root, 2, now)
 	rank := leaf(first, Name{Job: job, Role: Rank, Node: 1, Rank: 5}, now)
+	tool := leaf(first, Name{Job: job, Role: Tool, Node: 1, Tool: "rpc"}, now)
 	other := must(NewRoot([32]byte{1}, "other", time.Time{}))
+	both := forge(root, x509.Certificate{}, "cohort://"+job+"/host", "cohort://"+job+"/node/1")
+	named := forge(root, x509.Certificate{DNSNames: []string{"a"}}, "cohort://"+job+"/host")
 	signs := x509.Certificate{BasicConstraintsValid: true, IsCA: true, KeyUsage: x509.KeyUsageCertSign}
 	signing := forgeAuthority(root, signs, "cohort://"+job+"/host")
 	below := forgeAuthority(first, signs, "cohort://"+job+"/node/1/rank/5") // a launcher has made its rank an authority
@@ -154,7 +158,7 @@ func TestVerify(t *testing.T) {
 		"node":                   {[]*x509.Certificate{first.cert}, nil},
 		"rank":                   {[]*x509.Certificate{rank, first.cert}, nil},
 		"rank, and the root":     {[]*x509.Certificate{rank, first.cert, root.cert}, nil},
-		"tool":                   {[]*x509.Certificate{leaf(first, Name{Job: job, Role: Tool, Node: 1, Tool: "rpc"}, now), first.cert}, nil},
+		"tool":                   {[]*x509.Certificate{tool, first.cert}, nil},
 		"nothing":                {nil, ErrForeign},
 		"too many":               {[]*x509.Certificate{rank, first.cert, root.cert, root.cert}, ErrForeign},
 		"rank without issuer":    {[]*x509.Certificate{rank}, ErrForeign},
@@ -176,15 +180,16 @@ func TestVerify(t *testing.T) {
 		"rank issued by a rank": {
 			[]*x509.Certificate{forge(below, x509.Certificate{}, "cohort://"+job+"/node/1/rank/9"), below.cert, first.cert}, ErrForeign,
 		},
-		"two names":             {[]*x509.Certificate{forge(root, x509.Certificate{}, "cohort://"+job+"/host", "cohort://"+job+"/node/1")}, ErrForeign},
+		"two names":             {[]*x509.Certificate{both}, ErrForeign},
 		"no name":               {[]*x509.Certificate{forge(root, x509.Certificate{})}, ErrForeign},
-		"a host name beside it": {[]*x509.Certificate{forge(root, x509.Certificate{DNSNames: []string{"a"}}, "cohort://"+job+"/host")}, ErrForeign},
+		"a host name beside it": {[]*x509.Certificate{named}, ErrForeign},
 	} {
 		if _, err := Verify(root.Certificate(), c.chain, now); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
-	if n, err := Verify(root.cert, []*x509.Certificate{rank, first.cert}, now); err != nil || n != (Name{Job: job, Role: Rank, Node: 1, Rank: 5}) {
+	n, err := Verify(root.cert, []*x509.Certificate{rank, first.cert}, now)
+	if err != nil || n != (Name{Job: job, Role: Rank, Node: 1, Rank: 5}) {
 		t.Errorf("%+v, %v", n, err)
 	}
 }
@@ -218,7 +223,8 @@ func TestClocks(t *testing.T) {
 		}
 	}
 	_, err := Verify(root.Certificate(), []*x509.Certificate{first.cert}, now.Add(-2*day))
-	if want := "it begins at 2026-11-19T11:00:00Z, and the clock of this computer shows 2026-11-17T12:00:00Z"; !strings.Contains(fmt.Sprint(err), want) {
+	const want = "it begins at 2026-11-19T11:00:00Z, and the clock of this computer shows 2026-11-17T12:00:00Z"
+	if !strings.Contains(fmt.Sprint(err), want) {
 		t.Errorf("%v", err)
 	}
 }

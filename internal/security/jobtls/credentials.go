@@ -112,7 +112,7 @@ func (c *Credentials) Client(wire, host string) *tls.Config {
 	return config
 }
 
-// base is what both sides have in common. Sessions are not resumed: that saves little, and a certificate is checked once for each connection.
+// base is what both sides have in common. Sessions are not resumed: that saves little, and each connection checks a certificate.
 func base(wire string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, CurvePreferences: slices.Clone(curves), NextProtos: []string{wire}, SessionTicketsDisabled: true,
@@ -252,7 +252,7 @@ func (c *Credentials) Prove(s tls.ConnectionState) ([]byte, error) {
 // Proven reports whether the client at the other end of a connection has proved that it is of the job.
 func (c *Credentials) Proven(s tls.ConnectionState, proof []byte) bool {
 	if c.files != nil {
-		return true // without a certificate there is no connection
+		return true // a connection needs a certificate
 	}
 	want, err := c.Prove(s)
 	return err == nil && hmac.Equal(want, proof)

@@ -80,7 +80,7 @@ func (n Files) load() (*tls.Certificate, *x509.CertPool, error) {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(text[2]) {
-		return nil, nil, fmt.Errorf("the authorities in %s: there is no certificate in PEM", n.CA)
+		return nil, nil, fmt.Errorf("the authorities in %s: it holds no certificate in PEM", n.CA)
 	}
 	return &pair, roots, nil
 }

@@ -115,28 +115,33 @@ func TestOwnCertificates(t *testing.T) {
 	at := newClock()
 	ours, theirs := newPKI(t), newPKI(t)
 	named := func(names ...string) x509.Certificate { return x509.Certificate{DNSNames: names} }
+	file := func(name string, template x509.Certificate) Files { return ours.files(name, template, at.read()) }
+	node := func(name string) Files { return file(name, named("node1")) }
 	clientOnly := named("node1")
 	clientOnly.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	host := ours.files("host", named("node0"), at.read())
-	trainer := ours.files("trainer", spiffe("spiffe://corp/ns/ml/sa/trainer"), at.read())
+	host := file("host", named("node0"))
+	foreign := theirs.files("d", named("node1"), at.read())
+	foreign.CA = host.CA
+	late, early := ours.files("e2", named("node0"), at.read().Add(-3*day)), ours.files("f2", named("node0"), at.read().Add(2*day))
+	trainer := file("trainer", spiffe("spiffe://corp/ns/ml/sa/trainer"))
 	for name, c := range map[string]struct {
 		client, server Files
 		address        string
 		want           error // of the client; errAny: only the server says why
 	}{
-		"both of the PKI":           {ours.files("a", named("node1"), at.read()), host, "node0", nil},
-		"another address":           {ours.files("b", named("node1"), at.read()), host, "10.0.0.1", jobcert.ErrForeign},
-		"a server of another PKI":   {ours.files("c", named("node1"), at.read()), theirs.files("c", named("node0"), at.read()), "node0", jobcert.ErrForeign},
-		"a client of another PKI":   {Files{theirs.files("d", named("node1"), at.read()).Cert, filepath.Join(theirs.dir, "d.key"), host.CA}, host, "node0", errAny},
-		"an expired server":         {ours.files("e", named("node1"), at.read()), ours.files("e2", named("node0"), at.read().Add(-3*day)), "node0", jobcert.ErrExpired},
-		"a server of tomorrow":      {ours.files("f", named("node1"), at.read()), ours.files("f2", named("node0"), at.read().Add(2*day)), "node0", jobcert.ErrClock},
-		"a server that may not be":  {ours.files("g", named("node1"), at.read()), ours.files("g2", clientOnly, at.read()), "node1", jobcert.ErrForeign},
-		"SPIFFE":                    {trainer, ours.files("h", spiffe("spiffe://corp/ns/ml/sa/trainer"), at.read()), "node0", nil},
-		"another SPIFFE ID":         {trainer, ours.files("i", spiffe("spiffe://corp/ns/ml/sa/web"), at.read()), "node0", jobcert.ErrForeign},
-		"a client of another ID":    {ours.files("j", spiffe("spiffe://corp/ns/ml/sa/web"), at.read()), trainer, "node0", jobcert.ErrForeign},
-		"a client without an ID":    {ours.files("k", named("node1"), at.read()), trainer, "node0", jobcert.ErrForeign},
+		"both of the PKI":           {node("a"), host, "node0", nil},
+		"another address":           {node("b"), host, "10.0.0.1", jobcert.ErrForeign},
+		"a server of another PKI":   {node("c"), theirs.files("c", named("node0"), at.read()), "node0", jobcert.ErrForeign},
+		"a client of another PKI":   {foreign, host, "node0", errAny},
+		"an expired server":         {node("e"), late, "node0", jobcert.ErrExpired},
+		"a server of tomorrow":      {node("f"), early, "node0", jobcert.ErrClock},
+		"a server that may not be":  {node("g"), file("g2", clientOnly), "node1", jobcert.ErrForeign},
+		"SPIFFE":                    {trainer, file("h", spiffe("spiffe://corp/ns/ml/sa/trainer")), "node0", nil},
+		"another SPIFFE ID":         {trainer, file("i", spiffe("spiffe://corp/ns/ml/sa/web")), "node0", jobcert.ErrForeign},
+		"a client of another ID":    {file("j", spiffe("spiffe://corp/ns/ml/sa/web")), trainer, "node0", jobcert.ErrForeign},
+		"a client without an ID":    {node("k"), trainer, "node0", jobcert.ErrForeign},
 		"a server without an ID":    {trainer, host, "node0", jobcert.ErrForeign},
-		"a name and no SPIFFE here": {ours.files("l", named("node1"), at.read()), ours.files("l2", named("x.example", "node0"), at.read()), "node0", nil},
+		"a name and no SPIFFE here": {node("l"), file("l2", named("x.example", "node0")), "node0", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -207,7 +212,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	for want, f := range map[string]Files{
 		"missing.pem":                 {filepath.Join(p.dir, "missing.pem"), good.Key, good.CA},
 		"a.pem with the key " + p.dir: {good.Cert, other.Key, good.CA},
-		"a.key: there is no":          {good.Cert, good.Key, good.Key},
+		"a.key: it holds no":          {good.Cert, good.Key, good.Key},
 	} {
 		if _, err := FromFiles(f, time.Now, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

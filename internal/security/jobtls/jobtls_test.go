@@ -156,7 +156,8 @@ func TestJoin(t *testing.T) {
 		t.Errorf("the client is %+v, %v", name, err)
 	}
 	// Another launcher takes the place of the host: it has the same authority.
-	if _, clientErr, serverErr = meet(t, node.Client(Store, "h"), ofToken(t, token, at).Server(Store)); clientErr != nil || serverErr != nil {
+	_, clientErr, serverErr = meet(t, node.Client(Store, "h"), ofToken(t, token, at).Server(Store))
+	if clientErr != nil || serverErr != nil {
 		t.Errorf("with a new host: %v, %v", clientErr, serverErr)
 	}
 }
@@ -210,7 +211,9 @@ func TestRefused(t *testing.T) {
 		"another token":             {other.Client(Launch, "h"), host.Server(Launch), jobcert.ErrForeign},
 		"the client's clock behind": {later(-2*day).Client(Launch, "h"), host.Server(Launch), jobcert.ErrClock},
 		"another wire":              {node.Client(Store, "h"), host.Server(Launch), nil},
-		"no wire":                   {with(node.Client(Launch, "h"), func(c *tls.Config) { c.NextProtos, c.VerifyConnection = nil, nil }), host.Server(Launch), nil},
+		"no wire": {
+			with(node.Client(Launch, "h"), func(c *tls.Config) { c.NextProtos, c.VerifyConnection = nil, nil }), host.Server(Launch), nil,
+		},
 		"TLS 1.2": {
 			with(node.Client(Launch, "h"), func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }),
 			host.Server(Launch), nil,

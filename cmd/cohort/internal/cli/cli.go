@@ -107,9 +107,9 @@ list and call the workers of its RPC world.`),
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return command.Usage(fmt.Errorf("%w; %q explains the flags", command.PlainFlagError(err), cmd.CommandPath()+" --help"))
 	})
-	root.AddCommand(a.runCommand(), a.tokenCommand(), a.coordinateCommand(), a.whyCommand(), a.psCommand(), storecmd.New(a.App), rpccmd.New(a.App),
-		a.traceCommand(), benchcmd.New(a.App), democmd.New(a.App), democmd.NewWorker(a.App), a.manCommand(), a.schemaCommand(),
-		a.versionCommand(), a.helperCommand(), exitCodesTopic())
+	root.AddCommand(a.runCommand(), a.tokenCommand(), a.coordinateCommand(), a.whyCommand(), a.psCommand(),
+		storecmd.New(a.App), rpccmd.New(a.App), a.traceCommand(), benchcmd.New(a.App), democmd.New(a.App), democmd.NewWorker(a.App),
+		a.manCommand(), a.schemaCommand(), a.versionCommand(), a.helperCommand(), exitCodesTopic())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {

@@ -65,7 +65,8 @@ and a launcher that hosts the rendezvous cannot be replaced. It should be longer
 			return a.giveToken(token, file)
 		},
 	}
-	cmd.Flags().StringVar(&expires, "expires", "", "when it expires: a duration such as 48h, or a time such as 2027-01-31T12:00:00Z (default: never)")
+	cmd.Flags().StringVar(&expires, "expires", "",
+		"when it expires: a duration such as 48h, or a time such as 2027-01-31T12:00:00Z (default: never)")
 	cmd.Flags().StringVarP(&file, "output", "o", "", "a file to make, which only this user can read")
 	return cmd
 }
@@ -154,7 +155,7 @@ func (a *app) showToken(file string) error {
 		text = read
 	}
 	if strings.TrimSpace(text) == "" {
-		return command.Usage(errors.New("there is no token: --token-file FILE, COHORT_TOKEN_FILE or COHORT_TOKEN"))
+		return command.Usage(errors.New("the token is missing: --token-file FILE, COHORT_TOKEN_FILE or COHORT_TOKEN"))
 	}
 	token, err := jobtoken.Parse(text)
 	if err != nil {
