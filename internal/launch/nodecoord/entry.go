@@ -4,6 +4,7 @@
 package nodecoord
 
 import (
+	"context"
 	"crypto/subtle"
 	"crypto/tls"
 	"errors"
@@ -158,7 +159,7 @@ func (h *Host) secured(raw *metered) (*tls.Conn, Refusal) {
 		return nil, gone
 	case err == nil && first == jobtls.Handshake:
 		secure := tls.Server(raw, h.cfg.Credentials.Server(jobtls.Launch))
-		if err = secure.Handshake(); err == nil {
+		if err = secure.HandshakeContext(context.Background()); err == nil { // the connection has a deadline
 			return secure, none
 		}
 		return nil, refusedIn(err)

@@ -104,11 +104,13 @@ func (s *strangers) dropLocked() {
 	_ = oldest.Close()
 }
 
-// remove says that a connection has joined or ended.
-func (s *strangers) remove(one *stranger) {
+// remove says that a connection has joined or ended. It reports false if the connection was closed meanwhile, to make room.
+func (s *strangers) remove(one *stranger) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	still := one.place != nil
 	s.removeLocked(one)
+	return still
 }
 
 func (s *strangers) removeLocked(one *stranger) {
@@ -202,9 +204,8 @@ func (h *Host) accept() {
 // meet makes a node of a stranger that knows what only launchers of the job know, and serves it until its connection ends.
 func (h *Host) meet(id launchcore.Node, one *stranger) {
 	in, why := h.admit(id, one)
-	h.strangers.remove(one)
-	if in == nil {
-		if why != gone {
+	if still := h.strangers.remove(one); in == nil || !still { // one that was closed at this moment comes again
+		if in == nil && why != gone {
 			h.report(why, one)
 		}
 		_ = one.Close()

@@ -36,7 +36,8 @@ func TestStrangersAreFew(t *testing.T) {
 	}
 	add("192.0.2.1")
 	joined := add("192.0.2.2")
-	for range 100 {
+	fell := add("192.0.2.66")
+	for range 99 {
 		add("192.0.2.66")
 	}
 	var closed strings.Builder
@@ -48,8 +49,9 @@ func TestStrangersAreFew(t *testing.T) {
 	if !strings.HasPrefix(closed.String(), "2 3 4 ") || !strings.HasSuffix(closed.String(), " 94 95 ") || s.mu.n != most {
 		t.Errorf("%d are left; closed were %s", s.mu.n, closed.String())
 	}
-	s.remove(joined)
-	s.remove(joined)
+	if first, again, dropped := s.remove(joined), s.remove(joined), s.remove(fell); !first || again || dropped {
+		t.Errorf("a stranger that joins is one: %v, then %v; one that was closed is one: %v", first, again, dropped)
+	}
 	if s.mu.n != most-1 || all[1].closed {
 		t.Errorf("%d are left when one has joined; closed: %v", s.mu.n, all[1].closed)
 	}

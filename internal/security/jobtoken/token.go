@@ -23,20 +23,20 @@ import (
 	"time"
 )
 
-// Prefix begins the text of every token; the number is that of the format.
-const Prefix = "cohort1."
+// prefix begins the text of every token; the number is that of the format.
+const prefix = "cohort1."
 
 const (
 	keySize, timeSize, checkSize = 32, 4, 4
-	// Size is the length of the text.
-	Size = len(Prefix) + (keySize+timeSize+checkSize)*8/5
+	// size is the length of the text.
+	size = len(prefix) + (keySize+timeSize+checkSize)*8/5
 )
 
 // digits are base 32 in small letters.
 var digits = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// ErrInvalid is what is wrong with every text that is not a token.
-var ErrInvalid = errors.New("it is not a token of cohort")
+// errInvalid is what is wrong with every text that is not a token.
+var errInvalid = errors.New("it is not a token of cohort")
 
 // Token is the key of a job. The zero value is not one. It prints as its id.
 type Token struct {
@@ -62,15 +62,15 @@ func New(expires time.Time) (Token, error) {
 func Parse(text string) (Token, error) {
 	text = strings.TrimSpace(text)
 	if err := checkForm(text); err != nil {
-		return Token{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+		return Token{}, fmt.Errorf("%w: %w", errInvalid, err)
 	}
-	raw, err := digits.DecodeString(text[len(Prefix):])
+	raw, err := digits.DecodeString(text[len(prefix):])
 	if err != nil {
-		return Token{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+		return Token{}, fmt.Errorf("%w: %w", errInvalid, err)
 	}
 	body, sum := raw[:keySize+timeSize], raw[keySize+timeSize:]
 	if !bytes.Equal(sum, checksum(body)) {
-		return Token{}, fmt.Errorf("%w: the checksum does not fit, so at least one character was changed", ErrInvalid)
+		return Token{}, fmt.Errorf("%w: the checksum does not fit, so at least one character was changed", errInvalid)
 	}
 	return Token{key: [keySize]byte(body[:keySize]), expires: binary.BigEndian.Uint32(body[keySize:])}, nil
 }
@@ -81,24 +81,24 @@ func checkForm(text string) error {
 	switch {
 	case text == "":
 		return errors.New("it is empty")
-	case strings.HasPrefix(Prefix, text):
-		return fmt.Errorf("it has %d of %d characters: it was cut off", len(text), Size)
-	case found && version+"." != Prefix && versioned(version):
+	case strings.HasPrefix(prefix, text):
+		return fmt.Errorf("it has %d of %d characters: it was cut off", len(text), size)
+	case found && version+"." != prefix && versioned(version):
 		return fmt.Errorf("it has the form %s, and this version of cohort reads %s: use one version of cohort on all nodes",
-			version, strings.TrimSuffix(Prefix, "."))
-	case !strings.HasPrefix(text, Prefix):
-		return fmt.Errorf("it does not begin with %q", Prefix)
+			version, strings.TrimSuffix(prefix, "."))
+	case !strings.HasPrefix(text, prefix):
+		return fmt.Errorf("it does not begin with %q", prefix)
 	}
-	for i, c := range []byte(text[len(Prefix):]) {
+	for i, c := range []byte(text[len(prefix):]) {
 		if (c < 'a' || c > 'z') && (c < '2' || c > '7') {
-			return fmt.Errorf("character %d cannot be part of a token", len(Prefix)+i+1)
+			return fmt.Errorf("character %d cannot be part of a token", len(prefix)+i+1)
 		}
 	}
 	switch {
-	case len(text) < Size:
-		return fmt.Errorf("it has %d of %d characters: it was cut off", len(text), Size)
-	case len(text) > Size:
-		return fmt.Errorf("it has %d characters, and a token has %d: something was added", len(text), Size)
+	case len(text) < size:
+		return fmt.Errorf("it has %d of %d characters: it was cut off", len(text), size)
+	case len(text) > size:
+		return fmt.Errorf("it has %d characters, and a token has %d: something was added", len(text), size)
 	}
 	return nil
 }
@@ -110,14 +110,14 @@ func versioned(version string) bool {
 }
 
 func checksum(body []byte) []byte {
-	sum := sha256.Sum256(append([]byte(Prefix), body...))
+	sum := sha256.Sum256(append([]byte(prefix), body...))
 	return sum[:checkSize]
 }
 
 // Text is the token as it is given to other nodes. It is a secret.
 func (t Token) Text() string {
 	body := t.body()
-	return Prefix + digits.EncodeToString(append(body, checksum(body)...))
+	return prefix + digits.EncodeToString(append(body, checksum(body)...))
 }
 
 func (t Token) body() []byte { return binary.BigEndian.AppendUint32(bytes.Clone(t.key[:]), t.expires) }

@@ -29,7 +29,7 @@ func TestRoundTrip(t *testing.T) {
 	for _, expires := range []time.Time{{}, tomorrow} {
 		token := newToken(t, expires)
 		text := token.Text()
-		if len(text) != Size || Size != 72 {
+		if len(text) != size || size != 72 {
 			t.Errorf("%d characters", len(text))
 		}
 		again, err := Parse(" " + text + "\r\n")
@@ -70,7 +70,7 @@ func TestParseErrors(t *testing.T) {
 		text[:30] + "1" + text[31:]: "character 31 cannot be part of a token",
 	} {
 		_, err := Parse(give)
-		if !errors.Is(err, ErrInvalid) || !strings.Contains(fmt.Sprint(err), want) {
+		if !errors.Is(err, errInvalid) || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%q: %v, want %s", give, err, want)
 		}
 		if len(give) > 20 && strings.Contains(fmt.Sprint(err), give[9:20]) {
@@ -133,7 +133,7 @@ func TestNotPrinted(t *testing.T) {
 		token.String(), fmt.Sprintf("%v %+v %#v %s %q", token, token, token, token, token),
 		fmt.Sprintf("%v %+v", &token, struct{ T Token }{token}),
 	} {
-		for _, secret := range []string{token.Text()[8:20], hex.EncodeToString(token.key[:4]), fmt.Sprint(token.key[:4])} {
+		for _, secret := range []string{token.Text()[8:20], hex.EncodeToString(token.key[:4]), fmt.Sprintf("%d", token.key[:4])} {
 			if strings.Contains(text, strings.Trim(secret, "[]")) {
 				t.Errorf("%s shows the key", text)
 			}
