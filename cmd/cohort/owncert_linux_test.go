@@ -56,8 +56,8 @@ func ownCertificate(t *testing.T, leaf x509.Certificate) []string {
 	return []string{"--tls-cert", certFile, "--tls-key", write("key.pem", "PRIVATE KEY", der, err), "--tls-ca", caFile}
 }
 
-// TestOwnCertificates: launchers with certificates of the user's PKI, for the address of the endpoint or with one SPIFFE ID, form a job; one
-// with a certificate of another authority is refused.
+// TestOwnCertificates: launchers with certificates of the user's PKI, for the address of the endpoint or with one SPIFFE ID, form a job;
+// one with a certificate of another authority is refused.
 func TestOwnCertificates(t *testing.T) {
 	t.Parallel()
 	id := &url.URL{Scheme: "spiffe", Host: "corp", Path: "/ns/ml/sa/trainer"}
