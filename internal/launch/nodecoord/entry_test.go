@@ -136,8 +136,10 @@ func TestStrangersWithoutToken(t *testing.T) {
 	send(t, node, proving(t, first, own))
 	until(t, node, func(m Message) bool { return m.Waiting != nil })
 	evil := []Message{
-		{Examine: &Question{ID: 1}}, {Examine: &Question{ID: 2, What: Presence}},
-		{Failed: &Failed{Attempt: -1, Failure: launchcore.Failure{Sentence: "ended by a stranger"}}}, {Leave: &Leave{Reason: "goes"}},
+		{Examine: &Question{ID: 1}},
+		{Examine: &Question{ID: 2, What: Presence}},
+		{Failed: &Failed{Attempt: -1, Failure: launchcore.Failure{Sentence: "ended by a stranger"}}},
+		{Leave: &Leave{Reason: "goes"}},
 	}
 	for name, join := range map[string]func(conn *tls.Conn) Message{
 		"no proof":               func(*tls.Conn) Message { return joining("job") },
