@@ -108,8 +108,8 @@ type Nodes struct {
 }
 
 // Protection is how the launchers of a job on several nodes recognise each other, over TLS 1.3: by the token of the job, or by
-// certificates. One of them is required, unless the nodes meet at a loopback address or Plaintext is set. PyTorch has no counterpart:
-// torchrun trusts the network.
+// certificates. Without either they meet in plain text, as torchrun's do, and the launcher that hosts the rendezvous says so. PyTorch has
+// no counterpart.
 type Protection struct {
 	// Token is the text of a token, which "cohort token new" makes: --token-file. All nodes have the same one.
 	Token string
@@ -117,7 +117,7 @@ type Protection struct {
 	// accepted: --tls-cert, --tls-key and --tls-ca. They are read again when they change. A certificate with a SPIFFE ID accepts that
 	// ID only; else that of the host must be for the name of the endpoint.
 	CertFile, KeyFile, CAFile string
-	// Plaintext trusts the network: --insecure-plaintext.
+	// Plaintext says that the network is trusted: --insecure-plaintext.
 	Plaintext bool
 }
 

@@ -4,7 +4,6 @@
 package launch
 
 import (
-	"net"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/launch/agent"
@@ -37,10 +36,11 @@ func (p Protection) id() string {
 	return t.ID()
 }
 
-// checkProtection refuses a job whose launchers could not recognise each other, before anything listens.
+// checkProtection refuses what cannot protect a job, before anything listens. A job without any protection starts: as long as the store
+// is open to the network, a token protects too little to insist on it.
 func (c Config) checkProtection() error {
-	n, p := c.Nodes, c.Nodes.Protection
-	if n.Max == 1 {
+	p := c.Nodes.Protection
+	if c.Nodes.Max == 1 {
 		return nil
 	}
 	own := 0
@@ -56,12 +56,8 @@ func (c Config) checkProtection() error {
 		return refuse("a token and certificates of your own exclude each other: --token-file, or --tls-cert with --tls-key and --tls-ca")
 	case p.Token != "":
 		return p.checkToken(time.Now())
-	case own > 0 || p.Plaintext || n.local():
-		return nil
 	}
-	return refuse("the nodes would meet at %s, and every computer that reaches it could join the job: give all of them --token-file FILE "+
-		"(once \"cohort token new -o FILE\", then the same file on every node), or --tls-cert FILE --tls-key FILE --tls-ca FILE with "+
-		"certificates of your own, or --insecure-plaintext (COHORT_INSECURE_PLAINTEXT=1) to trust the network", n.Endpoint)
+	return nil
 }
 
 // checkToken says what is wrong with the token, and never what it is.
@@ -75,17 +71,6 @@ func (p Protection) checkToken(now time.Time) error {
 			"give it to all nodes", t.Expires().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	return nil
-}
-
-// local reports whether the nodes meet on this host, whose users the kernel tells apart.
-func (n Nodes) local() bool {
-	host, _, _ := net.SplitHostPort(n.Endpoint)
-	for _, name := range []string{host, n.LocalAddr} {
-		if name != "" && name != "localhost" && !net.ParseIP(name).IsLoopback() {
-			return false
-		}
-	}
-	return host != ""
 }
 
 // forAgent returns the protection in the form of the agent. It has been checked.

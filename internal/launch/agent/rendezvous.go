@@ -160,8 +160,9 @@ const DefaultRunID = "none"
 // warnOpen prints that the job has no id which strangers do not know.
 func (j *Job) warnOpen() {
 	j.screen.logf(
-		"--insecure-plaintext without --rdzv-id: every computer that reaches %s can join this job, read it and end it; to prevent that, "+
-			"give all nodes --rdzv-id %s", j.cfg.Endpoint, strings.ToLower(rand.Text()))
+		"without --token-file or --rdzv-id every computer that reaches %s can join this job, read it and end it; to prevent that, make a "+
+			"token (cohort token new -o FILE) and give all nodes --token-file FILE, or give all nodes --rdzv-id %s",
+		j.cfg.Endpoint, strings.ToLower(rand.Text()))
 }
 
 // announceEnd ends the job on all nodes if this launcher hosts it and was ended by the user.

@@ -132,8 +132,11 @@ func (j *Job) announceProtection() {
 		j.screen.logf("the store of the job, at %s, and %s", j.cfg.Endpoint, ranks)
 	case j.creds == nil && j.cfg.RunID == DefaultRunID:
 		j.warnOpen()
-	case j.creds == nil:
+	case j.creds == nil && j.cfg.Protection.Plaintext:
 		j.screen.logf("--insecure-plaintext: the launchers meet at %s without TLS, and %s", j.cfg.Endpoint, open)
+	case j.creds == nil:
+		j.screen.logf("the launchers meet at %s without TLS (make a token: cohort token new -o FILE, and give all nodes "+
+			"--token-file FILE), and %s", j.cfg.Endpoint, open)
 	case j.creds.ID() != "":
 		j.screen.logf("the launchers meet at %s over TLS, with the token %s; %s", j.cfg.Endpoint, j.creds.ID(), open)
 	default:

@@ -78,8 +78,12 @@ func TestAnnounceProtection(t *testing.T) {
 		{Config{RunID: DefaultRunID, Endpoint: "localhost:29400"}, ""},
 		{Config{RunID: DefaultRunID, Endpoint: "127.0.0.1:29400"}, ""},
 		{Config{RunID: DefaultRunID, Endpoint: "127.0.0.1:29400", LocalAddr: "127.0.0.2"}, ""},
-		{Config{RunID: "given", Endpoint: "127.0.0.1:29400", LocalAddr: "10.1.2.3"}, "without TLS, and " + open},
-		{Config{RunID: "given", Endpoint: "10.1.2.3:29400"}, "launchers meet at 10.1.2.3:29400 without TLS, and " + open},
+		{Config{RunID: "given", Endpoint: "127.0.0.1:29400", LocalAddr: "10.1.2.3"}, "--token-file FILE), and " + open},
+		{Config{RunID: "given", Endpoint: "10.1.2.3:29400"}, "launchers meet at 10.1.2.3:29400 without TLS (make a token"},
+		{
+			Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: Protection{Plaintext: true}},
+			"--insecure-plaintext: the launchers meet at 10.1.2.3:29400 without TLS, and " + open,
+		},
 		{Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: with}, "over TLS, with the token " + token.ID() + "; " + open},
 		{
 			Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: with, MaxMembers: 2, MaxNodes: 2},
