@@ -26,8 +26,9 @@ type Table struct {
 	free   uint32    // number plus one of the first recycled entry
 	used   Bitset    // the entries that are keys
 
-	walks []*Walk // that must know which entries go
-	begun uint64  // walks ever
+	walks  []*Walk // that must know which entries go
+	begun  uint64  // walks ever
+	valued int     // walks that must also know which entries change
 
 	count    int   // keys
 	keyBytes int   // their length
@@ -198,16 +199,26 @@ func (s index) remove(i uint32) {
 // Set replaces the value of an entry. Memory is used again where it fits and not much of it would be wasted; never that of a
 // value larger than FixedSize.
 func (t *Table) Set(e *Entry, value []byte) {
+	if t.valued > 0 {
+		t.changing(e)
+	}
 	need := int(e.keyLen) + len(value)
 	if have := cap(e.data); len(e.Value()) <= FixedSize && need <= have && have <= 2*need+256 {
 		e.data = append(e.data[:e.keyLen], value...)
 		return
 	}
-	t.Replace(e, Pair(e.Key(), value))
+	t.replace(e, Pair(e.Key(), value))
 }
 
 // Replace gives an entry other memory with the same key. The table keeps data.
 func (t *Table) Replace(e *Entry, data []byte) {
+	if t.valued > 0 {
+		t.changing(e)
+	}
+	t.replace(e, data)
+}
+
+func (t *Table) replace(e *Entry, data []byte) {
 	t.bytes += int64(cap(data) - cap(e.data))
 	e.data = data
 }
@@ -223,6 +234,9 @@ func (t *Table) Extension(e *Entry, n int) int {
 
 // Extend puts more behind the value of an entry. What others refer to stays as it is.
 func (t *Table) Extend(e *Entry, more []byte) {
+	if t.valued > 0 {
+		t.changing(e)
+	}
 	t.bytes -= int64(cap(e.data))
 	if n := t.Extension(e, len(more)); n > 0 {
 		e.data = append(make([]byte, 0, cap(e.data)+n), e.data...)
@@ -284,6 +298,33 @@ func (t *Table) unlink(slots index, e *Entry) (n uint32, ok bool) {
 	return 0, false
 }
 
+// changing is called before the value of an entry changes while walks look at values. It is as if the key went and came again: the
+// walks get what it was, and it is newer than they are.
+func (t *Table) changing(e *Entry) {
+	n, ok := t.slots.number(t, e)
+	if !ok {
+		n, _ = t.old.number(t, e)
+	}
+	for _, w := range t.walks {
+		w.went(n, e)
+	}
+	e.born = t.begun
+}
+
+// number returns the number of an entry, if it is in this index.
+func (s index) number(t *Table, e *Entry) (n uint32, ok bool) {
+	if s == nil {
+		return 0, false
+	}
+	mask := uint32(len(s) - 1) //nolint:gosec // a power of two below 2^32
+	for i := e.hash & mask; s[i] != 0; i = (i + 1) & mask {
+		if n := uint32(s[i]) - 1; uint32(s[i]>>32) == e.hash && t.at(n) == e { //nolint:gosec // the two halves
+			return n, true
+		}
+	}
+	return 0, false
+}
+
 // Bitset is a set of small numbers in which the next one is found quickly, also where there are few of once many: a bit for
 // each number, and a bit for each word of those that is not empty.
 type Bitset struct{ low, high []uint64 }
@@ -335,19 +376,28 @@ const NoBit = math.MaxInt
 // Walk visits the keys that a table has at one moment, a few at a time: those that come later say so, and the table tells it of those
 // that go meanwhile.
 type Walk struct {
-	table *Table
-	gone  func(key []byte)
-	at    int    // entries below are done with
-	end   int    // those from here on are newer
-	turn  uint64 // among all walks of the table: in between, those that came in it or later are newer, too
+	table  *Table
+	gone   func(e *Entry)
+	values bool
+	at     int    // entries below are done with
+	end    int    // those from here on are newer
+	turn   uint64 // among all walks of the table: in between, those that came in it or later are newer, too
 }
 
 // Walk begins a walk over the keys that the table has now. A key that is deleted before Next comes to it is passed to gone instead.
 // The caller ends a walk that it has begun.
-func (t *Table) Walk(gone func(key []byte)) *Walk {
+func (t *Table) Walk(gone func(e *Entry)) *Walk {
 	t.begun++
 	w := &Walk{table: t, gone: gone, end: t.fresh, turn: t.begun}
 	t.walks = append(t.walks, w)
+	return w
+}
+
+// WalkValues is Walk for the values, too: a key whose value changes before Next comes to it is passed to gone before that.
+func (t *Table) WalkValues(gone func(e *Entry)) *Walk {
+	w := t.Walk(gone)
+	w.values = true
+	t.valued++
 	return w
 }
 
@@ -359,24 +409,28 @@ func (w *Walk) Done() bool { return w.at >= w.end }
 
 // Next goes on to the next key. There may be none, or it may be newer than the walk: then ok is false. looked says what it took to find
 // it.
-func (w *Walk) Next() (key []byte, looked int, ok bool) {
+func (w *Walk) Next() (e *Entry, looked int, ok bool) {
 	n, looked := w.table.used.Next(w.at)
 	if w.at = min(n, w.end); w.at == w.end {
 		return nil, looked, false
 	}
 	w.at++
-	e := w.table.at(uint32(n)) //nolint:gosec // the number of an entry
-	return e.Key(), looked, e.born < w.turn
+	e = w.table.at(uint32(n)) //nolint:gosec // the number of an entry
+	return e, looked, e.born < w.turn
 }
 
 // went is called before entry n is not used any more.
 func (w *Walk) went(n uint32, e *Entry) {
 	if int(n) >= w.at && int(n) < w.end && e.born < w.turn {
-		w.gone(e.Key())
+		w.gone(e)
 	}
 }
 
 // End ends the walk, done or not.
 func (w *Walk) End() {
+	if w.values {
+		w.values = false
+		w.table.valued--
+	}
 	w.table.walks = slices.DeleteFunc(w.table.walks, func(o *Walk) bool { return o == w })
 }

@@ -90,12 +90,12 @@ func TestWalk(t *testing.T) {
 			switch op := rapid.IntRange(0, 9).Draw(t, "op"); {
 			case op == 0:
 				w := &walk{want: maps.Clone(have)}
-				w.Walk = table.Walk(func(key []byte) { w.seen = append(w.seen, string(key)) })
+				w.Walk = table.Walk(func(e *Entry) { w.seen = append(w.seen, string(e.Key())) })
 				walks = append(walks, w)
 			case op < 4 && len(walks) > 0:
 				if w := walks[rapid.IntRange(0, len(walks)-1).Draw(t, "walk")]; !w.Done() {
-					if key, _, ok := w.Next(); ok {
-						w.seen = append(w.seen, string(key))
+					if e, _, ok := w.Next(); ok {
+						w.seen = append(w.seen, string(e.Key()))
 					}
 				}
 			case have[key]:
@@ -108,8 +108,8 @@ func TestWalk(t *testing.T) {
 		}
 		for _, w := range walks {
 			for !w.Done() {
-				if key, _, ok := w.Next(); ok {
-					w.seen = append(w.seen, string(key))
+				if e, _, ok := w.Next(); ok {
+					w.seen = append(w.seen, string(e.Key()))
 				}
 			}
 			w.End()
@@ -141,4 +141,89 @@ func TestHashStays(t *testing.T) {
 	if got := table.Hash([]byte("key")); got != want {
 		t.Errorf("the hash was %x and is %x", want, got)
 	}
+}
+
+// Walks over values get each key with the value that it had when they began, whatever is changed meanwhile, and walks over keys each key
+// once.
+func TestWalkValues(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		type walk struct {
+			*Walk
+			want, seen []string
+		}
+		table, have := New(), map[string]string{}
+		var walks []*walk
+		visit := func(w *walk, e *Entry) {
+			if w.values {
+				w.seen = append(w.seen, string(e.Key())+"="+string(e.Value()))
+			} else {
+				w.seen = append(w.seen, string(e.Key()))
+			}
+		}
+		begin := func(values bool) {
+			w := &walk{}
+			for key, value := range have {
+				if values {
+					key += "=" + value
+				}
+				w.want = append(w.want, key)
+			}
+			if w.Walk = table.Walk(nil); values {
+				w.End()
+				w.Walk = table.WalkValues(nil)
+			}
+			w.gone = func(e *Entry) { visit(w, e) }
+			walks = append(walks, w)
+		}
+		change := func(key, value string, how int) {
+			e := table.Find([]byte(key))
+			switch {
+			case e == nil:
+				table.Insert(Pair([]byte(key), []byte(value)), len(key))
+				have[key] = value
+			case how == 0:
+				table.Set(e, []byte(value))
+				have[key] = value
+			case how == 1:
+				table.Replace(e, Pair([]byte(key), []byte(value)))
+				have[key] = value
+			case how == 2:
+				table.Extend(e, []byte(value))
+				have[key] += value
+			default:
+				table.Remove([]byte(key))
+				delete(have, key)
+			}
+		}
+		for range rapid.IntRange(0, 300).Draw(t, "steps") {
+			switch op := rapid.IntRange(0, 19).Draw(t, "op"); {
+			case op < 2:
+				begin(op == 0)
+			case op < 8 && len(walks) > 0:
+				if w := walks[rapid.IntRange(0, len(walks)-1).Draw(t, "walk")]; !w.Done() {
+					if e, _, ok := w.Next(); ok {
+						visit(w, e)
+					}
+				}
+			default:
+				change(fmt.Sprint(rapid.IntRange(0, 90).Draw(t, "key")), rapid.StringN(0, 9, 9).Draw(t, "value"), op%4)
+			}
+		}
+		for _, w := range walks {
+			for !w.Done() {
+				if e, _, ok := w.Next(); ok {
+					visit(w, e)
+				}
+			}
+			slices.Sort(w.want)
+			slices.Sort(w.seen)
+			if !slices.Equal(w.seen, w.want) {
+				t.Fatalf("a walk saw %q, want %q", w.seen, w.want)
+			}
+			w.End()
+		}
+		if table.valued != 0 || len(table.walks) != 0 {
+			t.Fatalf("%d and %d walks are left", table.valued, len(table.walks))
+		}
+	})
 }

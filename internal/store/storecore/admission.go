@@ -38,6 +38,8 @@ type admission struct {
 	in       int64 // requests that are not all there
 	out      int64 // replies that are not sent
 	waits    int64 // waits, watches, claims
+	logged   int64 // commands that are under way to the log
+	promised int64 // the replies that they may have
 	unsent   int64 // callbacks that not all have been sent yet
 	reliefAt int64 // when to look for slow clients next
 
@@ -70,12 +72,12 @@ func (m *Machine) dataBytes() int64 { return m.table.Bytes() + m.queues.bytes }
 
 // memory is what counts against the limit.
 func (m *Machine) memory() int64 {
-	return m.dataBytes() + m.admission.out + m.admission.in + m.admission.waits + m.admission.unsent
+	return m.dataBytes() + m.admission.out + m.admission.in + m.admission.waits + m.admission.unsent + m.admission.logged
 }
 
 // room reports an error when n more bytes of keys and values would be over their share.
 func (m *Machine) room(n int) error {
-	if m.dataBytes()+int64(n) <= m.admission.shares.data {
+	if m.dataBytes()+int64(n) <= m.admission.shares.data || m.applies() {
 		return nil
 	}
 	return cohort.Newf("tcpstore: serve", cohort.Exhausted,
@@ -167,7 +169,7 @@ func (m *Machine) enforce(n int) {
 // roomToWait makes room for a wait, watch or claim of c. When there is none the client that has the most of them is cut,
 // and if that is c its request is refused.
 func (m *Machine) roomToWait(c *Conn, cost int64) error {
-	if m.admission.waits+cost <= m.admission.shares.waits {
+	if m.admission.waits+cost <= m.admission.shares.waits || m.applies() {
 		return nil
 	}
 	holders := slices.DeleteFunc(slices.Clone(m.conns.all), func(o *Conn) bool { return o.holdings.bytes <= c.holdings.bytes+cost })

@@ -30,6 +30,10 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		// the wait later would put that answer in the place of another one.
 		m.dropWaits(c)
 	}
+	if m.log != nil && m.awaitsLog(c, r) {
+		m.counts.ops[r.Op]--
+		return
+	}
 	m.turn.passes = c.deferred && !m.turn.passed
 	err := m.perform(c, r)
 	switch why := err.(type) { //nolint:errorlint // never wrapped
@@ -45,6 +49,9 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 	}
 	if c.deferred {
 		c.deferred, m.turn.passed = false, true
+	}
+	if _, proposed := err.(proposedError); proposed { //nolint:errorlint // never wrapped
+		return
 	}
 	if m.config.Observe != nil {
 		m.config.Observe(c, r, err)
@@ -87,6 +94,9 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 	}
 	if o.changes && c.poll.times > 0 {
 		c.poll.Forget() // it does something else between its questions
+	}
+	if m.log != nil && m.log.change {
+		return m.propose(c, r)
 	}
 	return o.do(m, c, r)
 }
@@ -302,8 +312,8 @@ func (m *Machine) append(c *Conn, r *wire.Request) error {
 		m.ack(c, r.ID)
 		return nil
 	}
-	if n := len(e.Value()) + len(r.Value); n > m.config.Limits.Value {
-		return cohort.Newf("tcpstore: append", cohort.TooLarge, "a value of %d bytes is over the limit of %d", n, m.config.Limits.Value)
+	if n := len(e.Value()) + len(r.Value); n > m.longestValue() {
+		return cohort.Newf("tcpstore: append", cohort.TooLarge, "a value of %d bytes is over the limit of %d", n, m.longestValue())
 	}
 	if err := m.room(m.table.Extension(e, len(r.Value))); err != nil {
 		return err
@@ -315,6 +325,14 @@ func (m *Machine) append(c *Conn, r *wire.Request) error {
 	return nil
 }
 
+// longestValue is how long a value may become by append.
+func (m *Machine) longestValue() int {
+	if m.applies() {
+		return m.log.command.limit // of the machine that has made the command
+	}
+	return m.config.Limits.Value
+}
+
 func (m *Machine) delete(c *Conn, r *wire.Request) error {
 	e := m.table.Find(r.Key)
 	if e == nil {
@@ -322,7 +340,7 @@ func (m *Machine) delete(c *Conn, r *wire.Request) error {
 		return nil
 	}
 	listed := m.table.Walks() * (unitBytes + len(r.Key)) // each may have to list it now
-	if err := m.turn.mayCopy(listed); err != nil {
+	if err := m.turn.mayCopy(listed); err != nil && !m.applies() {
 		return err
 	}
 	m.turn.copied(listed)

@@ -6,6 +6,7 @@ package storecore
 import (
 	"bytes"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/cohort-dist/cohort"
@@ -24,17 +25,23 @@ import (
 // remembered, so that who comes next knows that the name was taken before: the last ones of each host.
 type claim struct {
 	name   string
-	holder *Conn // nil when it is gone
+	holder Holder // none when it is gone
+	conn   *Conn  // the holder's, while it is open here
 	text   []byte
 	cost   int64
 	host   string // of the last holder
 	turn   uint64 // among those of its host that are gone
 }
 
+// Holder names a connection for as long as there is a store: the process that serves it, and its number there. The zero one is none.
+type Holder struct{ Server, Conn uint64 }
+
 type claims struct {
 	byName    map[string]*claim
+	byHolder  map[Holder][]*claim      // in the order in which they were claimed
 	released  map[string]*hostReleases // by host
 	nReleased int
+	holders   uint64 // connections of this process that have ever claimed a name
 }
 
 // hostReleases are the claims that clients of one host left behind, the oldest first. Some may have been taken again.
@@ -66,6 +73,28 @@ func isClaim(key []byte) bool {
 }
 
 func (m *Machine) claim(c *Conn, r *wire.Request) error {
+	if err := checkClaim(c, r); err != nil {
+		return err
+	}
+	holder := m.holderOf(c)
+	have, answer, err := m.contest(holder, r)
+	if answer == nil && err == nil {
+		err = m.roomToWait(c, claimSize(r))
+	}
+	switch {
+	case err != nil:
+		return err
+	case answer != nil:
+		m.replyBytes(c, r.ID, answer)
+		return nil
+	}
+	m.seize(have, holder, c, hostOf(c.Peer), r)
+	m.replyBytes(c, r.ID, r.Value)
+	return nil
+}
+
+// checkClaim returns what is wrong with a claim, whatever is claimed already.
+func checkClaim(c *Conn, r *wire.Request) error {
 	const op = "tcpstore: claim"
 	name := r.Key[len(wire.ClaimPrefix):]
 	switch {
@@ -76,38 +105,61 @@ func (m *Machine) claim(c *Conn, r *wire.Request) error {
 	case len(r.Value) == 0 || len(r.Value) > maxClaimText:
 		return cohort.Newf(op, cohort.InvalidArgument, "a text of %d bytes, want 1 to %d", len(r.Value), maxClaimText)
 	}
-	have := m.claims.byName[string(name)]
+	return nil
+}
+
+// holderOf returns the name that c has as a holder of claims.
+func (m *Machine) holderOf(c *Conn) Holder {
+	if c.holdings.holder == (Holder{}) {
+		m.claims.holders++
+		c.holdings.holder = Holder{m.config.Server, m.claims.holders}
+	}
+	return c.holdings.holder
+}
+
+func claimSize(r *wire.Request) int64 {
+	return int64(claimCost + 2*(len(r.Key)-len(wire.ClaimPrefix)) + len(r.Value))
+}
+
+// contest returns the claim of a name, nil if there is none, and the answer if the holder cannot have it.
+func (m *Machine) contest(holder Holder, r *wire.Request) (have *claim, answer []byte, err error) {
+	have = m.claims.byName[string(r.Key[len(wire.ClaimPrefix):])]
+	n := len(m.claims.byHolder[holder])
 	switch {
 	case have == nil && len(r.Expected) != 0:
-		m.replyBytes(c, r.ID, r.Expected) // as for a key that does not exist
-		return nil
-	case have != nil && (have.holder != nil && have.holder != c || !bytes.Equal(have.text, r.Expected)):
-		m.replyBytes(c, r.ID, have.text)
-		return nil
-	case (have == nil || have.holder != c) && len(c.holdings.claims) >= maxClaims:
-		return cohort.Newf(op, cohort.Exhausted, "this client holds %d names, which is the most that one may", len(c.holdings.claims))
+		answer = r.Expected // as for a key that does not exist
+	case have != nil && (have.holder != (Holder{}) && have.holder != holder || !bytes.Equal(have.text, r.Expected)):
+		answer = have.text
+	case (have == nil || have.holder != holder) && n >= maxClaims:
+		err = cohort.Newf("tcpstore: claim", cohort.Exhausted, "this client holds %d names, which is the most that one may", n)
 	}
-	cost := int64(claimCost + 2*len(name) + len(r.Value))
-	if err := m.roomToWait(c, cost); err != nil {
-		return err
-	}
+	return have, answer, err
+}
+
+// seize gives a name to a holder, whose connection is nil if it is not open here.
+func (m *Machine) seize(have *claim, holder Holder, c *Conn, host string, r *wire.Request) {
 	if have == nil {
-		have = &claim{name: string(name)}
+		have = &claim{name: string(r.Key[len(wire.ClaimPrefix):])}
 		if m.claims.byName == nil {
 			m.claims.byName, m.claims.released = map[string]*claim{}, map[string]*hostReleases{}
+			m.claims.byHolder = map[Holder][]*claim{}
 		}
 		m.claims.byName[have.name] = have
 	}
-	if have.holder == nil {
+	if have.holder == (Holder{}) {
 		m.reclaim(have)
-		have.holder, have.host = c, hostOf(c.Peer)
-		c.holdings.claims = append(c.holdings.claims, have.name)
-		c.holdings.bytes += have.cost // which the machine has counted all the time
+		have.holder, have.host = holder, host
+		m.claims.byHolder[holder] = append(m.claims.byHolder[holder], have)
+		if have.conn = c; c != nil {
+			c.holdings.bytes += have.cost // which the machine has counted all the time
+		}
 	}
-	m.chargeHoldings(c, cost-have.cost)
+	cost := claimSize(r)
+	m.admission.waits += cost - have.cost
+	if have.conn != nil {
+		have.conn.holdings.bytes += cost - have.cost
+	}
 	have.text, have.cost = append(have.text[:0], r.Value...), cost
-	m.replyBytes(c, r.ID, r.Value)
-	return nil
 }
 
 // hostOf is the host of an address "host:port".
@@ -118,38 +170,76 @@ func hostOf(peer string) string {
 	return peer
 }
 
-// unclaim lets go of what a connection that ends holds. What one host leaves behind is bounded: its oldest are forgotten.
+// unclaim lets go of what a connection that ends holds.
 func (m *Machine) unclaim(c *Conn) {
-	for _, name := range c.holdings.claims {
-		have := m.claims.byName[name]
-		have.holder = nil
+	if c.holdings.holder == (Holder{}) {
+		return
+	}
+	m.detach(c)
+	if m.log != nil {
+		m.proposeRelease(c.holdings.holder)
+		return
+	}
+	m.release(c.holdings.holder)
+}
+
+// detach notes that a holder's connection is not open any more. It holds its claims until they are released.
+func (m *Machine) detach(c *Conn) {
+	for _, have := range m.claims.byHolder[c.holdings.holder] {
+		have.conn = nil
 		c.holdings.bytes -= have.cost
-		b := m.claims.released[have.host]
-		if b == nil {
-			b = &hostReleases{}
-			m.claims.released[have.host] = b
-		}
-		have.turn++
-		b.list = append(b.list, releasedClaim{have, have.turn})
-		b.live++
-		if m.claims.nReleased++; m.claims.nReleased > maxReleasedClaims {
-			for _, other := range m.claims.released {
-				m.turn.work++
-				if other.live > b.live {
-					b = other
-				}
-			}
-			m.dropReleased(b, b.live-1)
+	}
+}
+
+// release lets go of what a holder has. What one host leaves behind is bounded: its oldest are forgotten.
+func (m *Machine) release(holder Holder) {
+	all := m.claims.byHolder[holder]
+	delete(m.claims.byHolder, holder)
+	for _, have := range all {
+		have.holder = Holder{}
+		m.addReleased(have)
+		if m.claims.nReleased <= maxReleasedClaims {
+			m.dropReleased(m.claims.released[have.host], maxHostReleases)
 			continue
 		}
-		m.dropReleased(b, maxHostReleases)
+		most := m.mostReleased()
+		m.dropReleased(most, most.live-1)
 	}
-	c.holdings.claims = nil
+}
+
+// addReleased puts a claim that has lost its holder behind those of its host.
+func (m *Machine) addReleased(have *claim) {
+	b := m.claims.released[have.host]
+	if b == nil {
+		b = &hostReleases{}
+		m.claims.released[have.host] = b
+	}
+	have.turn++
+	b.list = append(b.list, releasedClaim{have, have.turn})
+	b.live++
+	m.claims.nReleased++
+}
+
+// mostReleased returns the releases of the host that has the most, of several the first by name: all machines that have seen the same
+// choose the same.
+func (m *Machine) mostReleased() (most *hostReleases) {
+	name := ""
+	for host, b := range m.claims.released {
+		m.turn.work++
+		if most == nil || b.live > most.live || b.live == most.live && host < name {
+			name, most = host, b
+		}
+	}
+	return most
 }
 
 // dropReleased drops the oldest of a host's claims until there are no more than most.
 func (m *Machine) dropReleased(b *hostReleases, most int) {
-	for len(b.list) > 0 && (b.live > most || len(b.list) > 2*maxHostReleases || b.list[0].stale()) {
+	if len(b.list) > 2*maxHostReleases {
+		m.turn.work += uint64(len(b.list))
+		b.list = slices.DeleteFunc(b.list, releasedClaim.stale)
+	}
+	for len(b.list) > 0 && (b.live > most || b.list[0].stale()) {
 		first := b.list[0]
 		b.list[0] = releasedClaim{}
 		b.list = b.list[1:]
@@ -163,7 +253,7 @@ func (m *Machine) dropReleased(b *hostReleases, most int) {
 }
 
 // stale reports whether the claim was taken again since.
-func (g releasedClaim) stale() bool { return g.claim.holder != nil || g.claim.turn != g.turn }
+func (g releasedClaim) stale() bool { return g.claim.holder != (Holder{}) || g.claim.turn != g.turn }
 
 // reclaim notes that a claim without a holder has one again.
 func (m *Machine) reclaim(have *claim) {
@@ -177,11 +267,12 @@ func (m *Machine) reclaim(have *claim) {
 
 // name says who a connection is, as far as its claims show.
 func (m *Machine) name(c *Conn) string {
-	if len(c.holdings.claims) == 0 {
+	all := m.claims.byHolder[c.holdings.holder]
+	if len(all) == 0 {
 		return ""
 	}
-	name := c.holdings.claims[len(c.holdings.claims)-1]
-	return name + ": " + string(m.claims.byName[name].text)
+	last := all[len(all)-1]
+	return last.name + ": " + string(last.text)
 }
 
 // Claim is a claim as others see it.
@@ -203,7 +294,7 @@ func (m *Machine) someClaims(most, text int) map[string]Claim {
 		if text -= len(name) + len(c.text); text < 0 || len(all) >= most {
 			break
 		}
-		all[name] = Claim{Text: string(c.text), Held: c.holder != nil}
+		all[name] = Claim{Text: string(c.text), Held: c.holder != (Holder{})}
 	}
 	return all
 }

@@ -68,7 +68,11 @@ func (m *Machine) leave(c *Conn) {
 		return
 	}
 	m.run.left, m.run.leftAt = m.keys(), m.clock.now
-	if m.config.Forget {
+	switch {
+	case !m.config.Forget:
+	case m.log != nil:
+		m.proposeForget()
+	default:
 		m.empty(nil)
 	}
 }
@@ -108,7 +112,7 @@ func replaced() error {
 // clear is CLEAR: the client that asks goes on with the new store.
 func (m *Machine) clear(c *Conn, r *wire.Request) error {
 	if !bytes.Equal(r.Expected, m.run.identity[:]) {
-		return cohort.New("tcpstore: clear", cohort.InvalidArgument, "the identity is not that of this store: ask for it with hello")
+		return notThisStore()
 	}
 	m.replyIdentity(c, r.ID, m.empty(c))
 	return nil
@@ -132,7 +136,7 @@ func (m *Machine) empty(by *Conn) int {
 				m.forget(p.Of())
 				m.refuseRequest(c, p.Of().id, replaced())
 			}
-			m.unclaim(c)
+			m.detach(c)
 		case c.standing.user:
 			m.Refuse(c, replaced())
 		}
@@ -145,6 +149,11 @@ func (m *Machine) empty(by *Conn) int {
 // still look.
 func (m *Machine) expel(c *Conn) {
 	c.standing.stale = true
+	m.expelled(c)
+}
+
+// expelled notes that c does not use the store any more, or not yet.
+func (m *Machine) expelled(c *Conn) {
 	if c.standing.user {
 		c.standing.user = false
 		m.run.users--
@@ -153,7 +162,7 @@ func (m *Machine) expel(c *Conn) {
 
 // forgetAll replaces the key space. No wait, watch or held claim is left when it is called: they end with their users.
 func (m *Machine) forgetAll() {
-	m.table, m.claims = keytable.New(), claims{}
+	m.table, m.claims = keytable.New(), claims{holders: m.claims.holders}
 	clear(m.queues.byKey)
 	m.queues.bytes, m.admission.waits = 0, 0
 	m.run.identity = m.config.Identity()

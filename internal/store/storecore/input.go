@@ -257,7 +257,7 @@ func (m *Machine) goOn(c *Conn, rest []byte) {
 // offer says that the table may have the buffer of a request, which has left more bytes behind it.
 func (m *Machine) offer(r *wire.Request, raw []byte, left int) {
 	m.given.data = nil // that of a request that was refused
-	if m.given.size == 0 || r.Op != wire.Set || len(r.Value) <= sharedSize || m.watched(r.Key) > 0 {
+	if m.given.size == 0 || m.log != nil || r.Op != wire.Set || len(r.Value) <= sharedSize || m.watched(r.Key) > 0 {
 		return // a change that is watched may have to wait for the next turn, and the request must stay as it is
 	}
 	n := len(r.Key) + len(r.Value)

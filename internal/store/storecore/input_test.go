@@ -86,8 +86,8 @@ func TestTakeIsReceive(t *testing.T) {
 			held := int64(0)
 			walk := other.m.table.Walk(nil)
 			for !walk.Done() {
-				if key, _, ok := walk.Next(); ok {
-					held += int64(cap(other.m.table.Find(key).Data())) + keytable.EntryCost
+				if e, _, ok := walk.Next(); ok {
+					held += int64(cap(e.Data())) + keytable.EntryCost
 				}
 			}
 			walk.End()

@@ -43,16 +43,16 @@ func (m *Machine) listKeys(c *Conn, r *wire.Request) error {
 // advance goes on with a listing up to an amount of work.
 func (m *Machine) advance(l *listing, end uint64) {
 	for !l.walk.Done() && m.turn.work < end {
-		key, looked, ok := l.walk.Next()
+		e, looked, ok := l.walk.Next()
 		m.turn.work += uint64(looked) //nolint:gosec // not negative
 		if ok {
-			l.list(key)
-			m.turn.copied(len(key))
+			l.list(e)
+			m.turn.copied(len(e.Key()))
 		}
 	}
 }
 
-func (l *listing) list(key []byte) { l.out = wire.AppendBytes(l.out, key) }
+func (l *listing) list(e *keytable.Entry) { l.out = wire.AppendBytes(l.out, e.Key()) }
 
 // resumeListings goes on with all listings, each as far as a client's turn allows.
 func (m *Machine) resumeListings() {

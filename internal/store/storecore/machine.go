@@ -28,6 +28,12 @@ type Config struct {
 	Identity func() Identity
 	// Forget empties the store whenever its last user leaves.
 	Forget bool
+	// Logged makes a machine whose changes have to be logged before they are done: see propose.go.
+	Logged bool
+	// Server names this process among all that have ever served what the log holds. Not needed without a log.
+	Server uint64
+	// Barrier has reads wait until the driver confirms that no other process has applied more: see Machine.Reads.
+	Barrier bool
 	// Loops is into how many parts the driver has divided the connections, each with a list of its own of those that are
 	// dirty. 0 is 1, MaxLoops is the most.
 	Loops int
@@ -70,6 +76,7 @@ type Machine struct {
 	keyChanges []keyChange                   // what not all watchers have been notified of
 	claims     claims
 
+	log     *changelog   // nil: changes are done at once
 	request wire.Request // reused, so that parsing allocates nothing
 	given   given
 	counts  counts
@@ -80,8 +87,12 @@ func New(config Config) *Machine {
 	if config.Identity == nil {
 		config.Identity = func() Identity { return Identity{} }
 	}
+	var log *changelog
+	if config.Logged {
+		log = newChangelog()
+	}
 	return &Machine{
-		config: config, operations: operations(), admission: newAdmission(config.Limits.Memory), conns: newRoster(config.Loops),
+		log: log, config: config, operations: operations(), admission: newAdmission(config.Limits.Memory), conns: newRoster(config.Loops),
 		silent: silentConns{byHost: map[string]*hostConns{}},
 		table:  keytable.New(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
 		waits: newWaits(), watchers: map[string]map[*Conn]struct{}{},
@@ -111,6 +122,7 @@ type Conn struct {
 
 	holdings holdings
 	back     readBack
+	logged   connLog
 	poll     pollWatch
 }
 
@@ -215,7 +227,7 @@ func (m *Machine) audit() {
 		invariants.Check(!c.standing.user || !c.standing.stale, "who knows another store does not use this one")
 	}
 	for _, claim := range m.claims.byName {
-		if claim.holder == nil {
+		if claim.conn == nil {
 			waiting += claim.cost
 		}
 	}

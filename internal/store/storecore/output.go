@@ -173,6 +173,7 @@ func (m *Machine) fitsBeside(others int64, n int) error {
 	if n <= keepBuffer {
 		return nil
 	}
+	others += m.admission.promised
 	share := m.admission.shares.out
 	if n > highWater {
 		share -= share / 4
@@ -191,7 +192,7 @@ func (m *Machine) fitsBeside(others int64, n int) error {
 
 // mayReply is replyFits for a request: one whose reply has many bytes that are copied may also have to wait for the next turn.
 func (m *Machine) mayReply(n, copied int) error {
-	if n <= keepBuffer {
+	if n <= keepBuffer || m.applies() {
 		return nil
 	}
 	if err := m.replyFits(n); err != nil {

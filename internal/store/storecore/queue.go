@@ -46,7 +46,11 @@ func (m *Machine) push(c *Conn, r *wire.Request) error {
 	if err := m.room(len(r.Key) + len(r.Value) + 2*itemCost); err != nil {
 		return err
 	}
-	if !m.handOver(r.Key, r.Value) {
+	if m.log != nil {
+		m.enqueue(r.Key, r.Value)
+		m.wake()
+		m.servePops(r.Key)
+	} else if !m.handOver(r.Key, r.Value) {
 		m.enqueue(r.Key, r.Value)
 		m.wake()
 	}

@@ -72,13 +72,16 @@ func (t *turn) yield(c *Conn) {
 // Busy reports whether connections wait for their next turn: the driver must not sleep but call Resume.
 func (m *Machine) Busy() bool {
 	return len(m.turn.later) > 0 || m.turn.admit || len(m.waits.ready) > 0 || len(m.listings) > 0 || len(m.waits.pending) > 0 ||
-		len(m.keyChanges) > 0
+		len(m.keyChanges) > 0 || m.log != nil && m.log.mayGoOn()
 }
 
 // Resume lets connections go on whose last turn ended too early for them, in their order, as far as this turn allows.
 func (m *Machine) Resume() {
 	m.turn.admit = false // Admit follows
 	m.notifyUntil(m.turn.work + heavyWork)
+	if m.log != nil {
+		m.applyUntil(m.turn.work + heavyWork)
+	}
 	if len(m.waits.pending) > 0 {
 		m.notifyWaits(m.turn.work + heavyWork)
 	}
@@ -96,6 +99,9 @@ func (m *Machine) Resume() {
 		c.yielded = false
 		m.conns.touch(c) // it may be read from again
 		m.Receive(c, nil)
+		if !c.yielded {
+			c.logged.cleared = false
+		}
 	}
 	m.turn.later = slices.Delete(m.turn.later, 0, done)
 }

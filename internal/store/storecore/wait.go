@@ -15,22 +15,23 @@ import (
 // wait is a request that is answered later: when the keys it lacks exist, an item is in its queue, or its barrier is
 // full.
 type wait struct {
-	conn    *Conn
-	id      uint32 // native: the frame to answer
-	kind    waitKind
-	gone    bool // answered or forgotten
-	due     bool // will be answered by wake, whatever becomes of its keys; not for those that return values
-	held    bool // lacks nothing but room for its reply, see admission_replies.go
-	needs   int  // when held: bytes of the reply
-	missing int  // keys, as far as it has been notified, see wait_keys.go
-	since   int64
-	size    int64     // barrier: how many must come
-	barrier *barrier  // where it stands, and at which place of it
-	place   int       //
-	keys    wire.List // native: in the order of the request, for the reply
-	nodes   []node    // one for each key
-	cost    int64     // bytes that it was counted with
-	first   [1]node   // backs nodes in the usual case of one key
+	conn     *Conn
+	id       uint32 // native: the frame to answer
+	kind     waitKind
+	gone     bool // answered or forgotten
+	due      bool // will be answered by wake, whatever becomes of its keys; not for those that return values
+	proposed bool // a pop: a command that takes an item for it is under way
+	held     bool // lacks nothing but room for its reply, see admission_replies.go
+	needs    int  // when held: bytes of the reply
+	missing  int  // keys, as far as it has been notified, see wait_keys.go
+	since    int64
+	size     int64     // barrier: how many must come
+	barrier  *barrier  // where it stands, and at which place of it
+	place    int       //
+	keys     wire.List // native: in the order of the request, for the reply
+	nodes    []node    // one for each key
+	cost     int64     // bytes that it was counted with
+	first    [1]node   // backs nodes in the usual case of one key
 
 	ofConn ilist.Place[wait] // among those of its connection
 	ofAll  ilist.Place[wait] // among all
@@ -79,20 +80,18 @@ const (
 
 // open registers a wait for a request. It finds out itself which keys are missing.
 func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
-	if c.holdings.nWaits >= m.config.Limits.Waits {
-		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d waits of one client are open, the limit is %d",
-			c.holdings.nWaits, m.config.Limits.Waits)
+	if c.closed { // its command was applied nevertheless
+		return nil
+	}
+	if err := m.mayOpen(c, r); err != nil {
+		return err
 	}
 	if c.dialect == wire.Native && c.holdings.byID[r.ID] != nil {
 		err := cohort.Newf("tcpstore: serve", cohort.Protocol, "request id %d is used twice at a time", r.ID)
 		m.Refuse(c, err)
 		return err
 	}
-	cost := waitCost + nodeCost*int64(max(r.List.Count, 1)) + int64(len(r.Key)) + int64(2*r.List.Size())
-	if err := m.roomToWait(c, cost); err != nil {
-		return err
-	}
-	w := &wait{conn: c, id: r.ID, kind: kind, since: m.clock.now, cost: cost, size: r.Num}
+	w := &wait{conn: c, id: r.ID, kind: kind, since: m.clock.now, cost: waitSize(r), size: r.Num}
 	switch kind {
 	case waitBarrier:
 		m.joinBarrier(w, r.Key)
@@ -110,6 +109,20 @@ func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
 	}
 	m.list(w)
 	return nil
+}
+
+// waitSize is what a wait for a request takes.
+func waitSize(r *wire.Request) int64 {
+	return waitCost + nodeCost*int64(max(r.List.Count, 1)) + int64(len(r.Key)) + int64(2*r.List.Size())
+}
+
+// mayOpen reports an error when there is no room for a wait of c.
+func (m *Machine) mayOpen(c *Conn, r *wire.Request) error {
+	if c.holdings.nWaits >= m.config.Limits.Waits && !m.applies() {
+		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d waits of one client are open, the limit is %d",
+			c.holdings.nWaits, m.config.Limits.Waits)
+	}
+	return m.roomToWait(c, waitSize(r))
 }
 
 // require puts w into the lists of its keys and counts those that are missing.
@@ -275,8 +288,8 @@ type holdings struct {
 	byID    map[uint32]*wait // native: the same
 	nWaits  int
 	watches map[string]struct{}
-	claims  []string // names it holds
-	bytes   int64    // of all of them
+	holder  Holder // its name as a holder of claims, once it has claimed one
+	bytes   int64  // of all of them
 }
 
 // add adds a wait. Those of native clients are also found by their ids.

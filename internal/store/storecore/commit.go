@@ -1,0 +1,224 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"slices"
+
+	"github.com/cohort-dist/cohort"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+)
+
+// Entry is a command as the log returns it.
+type Entry struct {
+	Index uint64
+	Data  []byte   // it may be used again when the entry is applied
+	Local *Command // the one that Commands returned, nil for those of other processes, or of this one before it began
+}
+
+// Commit applies entries, in their order, as far as this turn allows. The others are applied by Resume in the next turns.
+func (m *Machine) Commit(entries []Entry) {
+	m.log.committed = append(m.log.committed, entries...)
+	m.applyUntil(m.turn.work + heavyWork)
+}
+
+// Replay applies an entry at once. It is for a machine that does not serve yet.
+func (m *Machine) Replay(e Entry) error {
+	m.applyEntry(&e)
+	return m.log.broken
+}
+
+// Applied returns the index of the last entry that was applied, how many others wait for that, and why no more are applied, if so: a
+// command cannot be read.
+func (m *Machine) Applied() (index uint64, waiting int, broken error) {
+	return m.log.applied, len(m.log.committed), m.log.broken
+}
+
+// applies reports whether a command is being applied: nothing is refused for room.
+func (m *Machine) applies() bool { return m.log != nil && m.log.applying }
+
+// mayGoOn reports whether there is something to apply and it may be.
+func (l *changelog) mayGoOn() bool {
+	return len(l.committed) > 0 && l.broken == nil && (l.image == nil || !l.image.full())
+}
+
+// applyUntil applies what is committed, up to an amount of work.
+func (m *Machine) applyUntil(end uint64) {
+	l := m.log
+	done := 0
+	for ; done < len(l.committed) && m.turn.work < end && l.broken == nil && (l.image == nil || !l.image.full()); done++ {
+		m.applyEntry(&l.committed[done])
+		l.committed[done] = Entry{}
+	}
+	if l.committed = l.committed[done:]; len(l.committed) == 0 {
+		l.committed = nil
+	}
+}
+
+// applyEntry applies one entry and answers it, if its client is here.
+func (m *Machine) applyEntry(e *Entry) {
+	l, c, k := m.log, m.log.ghost, e.Local
+	if l.broken = l.command.parse(e.Data); l.broken != nil {
+		return
+	}
+	l.applied = e.Index
+	if k != nil {
+		m.land(k)
+		if k.conn != nil && !k.conn.closed && (k.pop == nil || !k.pop.gone) {
+			c = k.conn
+		}
+		l.command.request.ID = k.id
+	}
+	m.given = given{}
+	m.turn.work++
+	m.turn.notifyEnd = m.turn.work + heavyWork
+	l.applying = true
+	err := m.applyCommand(&l.command, c, k)
+	l.applying = false
+	if c == l.ghost {
+		m.discard(c)
+		return
+	}
+	if m.config.Observe != nil {
+		m.config.Observe(c, &l.command.request, err)
+	}
+	if err != nil {
+		m.refuseRequest(c, k.id, err)
+	}
+}
+
+// discard drops replies that nothing reads.
+func (m *Machine) discard(ghost *Conn) {
+	if n := ghost.Owed(); n > 0 {
+		ghost.out.Shed(n)
+		if cap(ghost.out.Buf) > keepBuffer {
+			ghost.out.Clear()
+		}
+	}
+	m.settle(ghost)
+}
+
+// applyCommand does what a command says. All of it follows from the command and from what the store holds, but for the replies.
+func (m *Machine) applyCommand(p *parsedCommand, c *Conn, k *Command) error {
+	if p.era != m.log.era {
+		return m.outdated(p, k)
+	}
+	switch p.kind {
+	case kindClaim:
+		return m.applyClaim(p, c)
+	case kindRelease:
+		m.release(p.holder)
+		return nil
+	case kindRestart:
+		m.releaseOthers(p.holder.Server)
+		return nil
+	case kindClear:
+		m.applyClear(p, c, k)
+		return nil
+	}
+	if k != nil && k.pop != nil && c != m.log.ghost {
+		return m.popFor(k.pop, &p.request)
+	}
+	if !m.operations[p.request.Op].changes && p.request.Op != wire.Add {
+		return cohort.Newf("tcpstore: apply", cohort.Protocol, "%s is in the log, and changes nothing", p.request.Op)
+	}
+	return m.operations[p.request.Op].do(m, c, &p.request)
+}
+
+// outdated is for a command of a time before the store was cleared.
+func (m *Machine) outdated(p *parsedCommand, k *Command) error {
+	if p.kind != kindClear {
+		return replaced()
+	}
+	if k != nil && k.done != nil {
+		k.done(0, nil) // it was cleared a moment ago
+	}
+	m.remembers(k)
+	return notThisStore()
+}
+
+func (m *Machine) applyClaim(p *parsedCommand, c *Conn) error {
+	have, answer, err := m.contest(p.holder, &p.request)
+	if err != nil {
+		return err
+	}
+	if answer == nil {
+		holder := c
+		if c == m.log.ghost {
+			holder = nil
+		}
+		m.seize(have, p.holder, holder, string(p.host), &p.request)
+		answer = p.request.Value
+	}
+	m.replyBytes(c, p.request.ID, answer)
+	return nil
+}
+
+// releaseOthers lets go of what the connections of other processes hold.
+func (m *Machine) releaseOthers(server uint64) {
+	var others []Holder
+	for h := range m.claims.byHolder {
+		m.turn.work++
+		if h.Server != server {
+			others = append(others, h)
+		}
+	}
+	slices.SortFunc(others, compareHolders)
+	for _, h := range others {
+		m.release(h)
+	}
+}
+
+func (m *Machine) applyClear(p *parsedCommand, c *Conn, k *Command) {
+	by := c
+	if c == m.log.ghost {
+		by = nil
+	}
+	m.log.emptying = true
+	keys := m.empty(by)
+	m.log.emptying = false
+	m.run.identity = p.identity
+	m.log.era++
+	if by != nil {
+		m.replyIdentity(c, p.request.ID, keys)
+	}
+	if k != nil && k.done != nil {
+		k.done(keys, nil)
+	}
+	m.remembers(k)
+}
+
+// remembers lets those go on that have waited for the store to be forgotten.
+func (m *Machine) remembers(k *Command) {
+	if k != nil && k.forget {
+		m.log.forgets = false
+		m.turn.later = append(m.turn.later, m.log.users...)
+		m.log.users = nil
+	}
+}
+
+// servePops makes commands of the oldest pops that wait for items of a queue, as many as there are items.
+func (m *Machine) servePops(key []byte) {
+	k, q := m.waits.byKey[string(key)], m.queues.byKey[string(key)]
+	if k == nil || q == nil {
+		return
+	}
+	n := q.len()
+	for p := k.pops.First(); p != nil && n > 0; p = p.Next() {
+		m.turn.work++
+		if n--; !p.Of().wait.proposed {
+			m.proposePop(p.Of().wait, k.key)
+		}
+	}
+}
+
+// popFor gives an item to a pop that has waited. If another one was faster it goes on waiting.
+func (m *Machine) popFor(w *wait, r *wire.Request) error {
+	w.proposed = false
+	if m.queues.byKey[string(r.Key)] == nil {
+		return nil
+	}
+	m.forget(w)
+	return m.pop(w.conn, r)
+}

@@ -1,0 +1,198 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package storecore
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+
+	"github.com/cohort-dist/cohort/internal/store/keytable"
+)
+
+// Image is what a machine with a log holds at one moment, as a stream of bytes from which Restore makes the same. It is made a part at a
+// time while commands are applied: what changes before it was written is written first. The bytes are
+//
+//	'S' version era identity           first
+//	'K' key value                      a key
+//	'Q' key count items                items of a queue, in their order; a long queue has several of these
+//	'C' holder name text host          a claim that is held; those of a holder in their order
+//	'R' name text host                 a claim without a holder; those of a host in their order
+//	'E' keys items claims              last
+//
+// where numbers are uvarints, strings have their length in front, and a holder is two numbers of eight bytes.
+type Image struct {
+	Index uint64 // of the last entry that it holds
+
+	machine *Machine
+	walk    *keytable.Walk
+	queues  []queueImage
+	out     []byte // not taken yet
+	sizes   imageSizes
+	ended   bool
+}
+
+// imageSizes is how much an image holds.
+type imageSizes struct{ keys, items, claims uint64 }
+
+type queueImage struct {
+	key   string
+	items [][]byte // which never change
+}
+
+const (
+	imageVersion = 1
+	// imagePart is how many bytes of an image are made in one step, and imageMost how many may wait to be taken: then no commands are
+	// applied until some are.
+	imagePart = 256 << 10
+	imageMost = 16 << 20
+	// queuePart is how many items stand together.
+	queuePart = 1 << 10
+)
+
+// BeginImage begins an image of what the machine holds now, nil while another one is being made.
+func (m *Machine) BeginImage() *Image {
+	if m.log.image != nil {
+		return nil
+	}
+	i := &Image{Index: m.log.applied, machine: m}
+	i.out = binary.AppendUvarint(append(i.out, 'S'), imageVersion)
+	i.out = append(binary.AppendUvarint(i.out, m.log.era), m.run.identity[:]...)
+	i.claims(&m.claims)
+	for key, q := range m.queues.byKey {
+		i.queues = append(i.queues, queueImage{key, slices.Clone(q.items[q.first:])})
+		i.sizes.items += uint64(q.len()) //nolint:gosec // not negative
+	}
+	i.walk = m.table.WalkValues(i.key)
+	m.log.image = i
+	return i
+}
+
+// full reports whether too much of the image waits to be taken.
+func (i *Image) full() bool { return len(i.out) > imageMost }
+
+// Next returns the next part, which the caller owns, and whether there are more. It is called in a step of the machine.
+func (i *Image) Next() (part []byte, more bool) {
+	i.machine.turn.work += sliceWork
+	for len(i.out) < imagePart && !i.walk.Done() {
+		if e, _, ok := i.walk.Next(); ok {
+			i.key(e)
+		}
+	}
+	for len(i.out) < imagePart && len(i.queues) > 0 {
+		i.queuePart()
+	}
+	more = !i.walk.Done() || len(i.queues) > 0
+	if !more {
+		i.out = binary.AppendUvarint(append(i.out, 'E'), i.sizes.keys)
+		i.out = binary.AppendUvarint(binary.AppendUvarint(i.out, i.sizes.items), i.sizes.claims)
+		i.End()
+	}
+	part, i.out = i.out, nil
+	return part, more
+}
+
+// End gives up what is left of the image. It is idempotent, and called in a step of the machine.
+func (i *Image) End() {
+	if !i.ended {
+		i.ended = true
+		i.walk.End()
+		i.machine.log.image = nil
+	}
+}
+
+func (i *Image) key(e *keytable.Entry) {
+	if i.out == nil {
+		i.out = make([]byte, 0, imagePart+imagePart/8)
+	}
+	i.sizes.keys++
+	i.out = appendString(appendString(append(i.out, 'K'), e.Key()), e.Value())
+}
+
+func (i *Image) queuePart() {
+	q := &i.queues[0]
+	n := min(len(q.items), queuePart)
+	i.out = binary.AppendUvarint(appendString(append(i.out, 'Q'), q.key), uint64(n)) //nolint:gosec // not negative
+	for _, item := range q.items[:n] {
+		i.out = appendString(i.out, item)
+	}
+	if q.items = q.items[n:]; len(q.items) == 0 {
+		i.queues = i.queues[1:]
+	}
+}
+
+func (i *Image) claims(all *claims) {
+	for holder, held := range all.byHolder {
+		for _, c := range held {
+			i.out = appendHolder(append(i.out, 'C'), holder)
+			i.out = appendString(appendString(appendString(i.out, c.name), c.text), c.host)
+			i.sizes.claims++
+		}
+	}
+	for _, b := range all.released {
+		for _, g := range b.list {
+			if g.stale() {
+				continue
+			}
+			i.out = appendString(appendString(appendString(append(i.out, 'R'), g.claim.name), g.claim.text), g.claim.host)
+			i.sizes.claims++
+		}
+	}
+}
+
+func appendString[T string | []byte](b []byte, s T) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// Hash returns a number that another content of the store hardly ever has. All machines that have applied the same commands have the same.
+// It looks at all that there is.
+func (m *Machine) Hash() uint64 {
+	sum := hashOf(m.run.identity[:], binary.LittleEndian.AppendUint64(nil, m.log.era))
+	walk := m.table.Walk(func(*keytable.Entry) {})
+	for !walk.Done() {
+		if e, _, ok := walk.Next(); ok {
+			sum += hashOf([]byte{'K'}, e.Key(), e.Value())
+		}
+	}
+	walk.End()
+	for key, q := range m.queues.byKey {
+		sum += hashOf(append([][]byte{{'Q'}, []byte(key)}, q.items[q.first:]...)...)
+	}
+	for holder, held := range m.claims.byHolder {
+		for n, c := range held {
+			sum += hashOf([]byte{'C', byte(n)}, appendHolder(nil, holder), []byte(c.name), c.text, []byte(c.host))
+		}
+	}
+	for host, b := range m.claims.released {
+		parts := [][]byte{{'R'}, []byte(host)}
+		for _, g := range b.list {
+			if !g.stale() {
+				parts = append(parts, []byte(g.claim.name), g.claim.text)
+			}
+		}
+		if len(parts) > 2 {
+			sum += hashOf(parts...)
+		}
+	}
+	return sum
+}
+
+// hashOf is FNV-1a of strings and their lengths, mixed once more, so that sums of such numbers differ.
+func hashOf(parts ...[]byte) uint64 {
+	h := uint64(14695981039346656037)
+	for _, p := range parts {
+		h = (h ^ uint64(len(p))) * 1099511628211
+		for _, b := range p {
+			h = (h ^ uint64(b)) * 1099511628211
+		}
+	}
+	h ^= h >> 33
+	h *= 0xff51afd7ed558ccd
+	return h ^ h>>33
+}
+
+// compareHolders orders holders.
+func compareHolders(a, b Holder) int {
+	return cmp.Or(cmp.Compare(a.Server, b.Server), cmp.Compare(a.Conn, b.Conn))
+}
