@@ -157,7 +157,10 @@ func (m *Machine) Abort(commands []*Command, reason error) {
 			k.done(0, reason)
 		case k.pop != nil && k.pop.gone:
 		case k.pop != nil:
+			key := []byte(k.pop.first[0].key.key)
 			m.forget(k.pop)
+			m.announce(key) // the item that was to be its own
+			m.wake()
 			m.refuseRequest(k.conn, k.id, reason)
 		default:
 			k.conn.logged.aborted = true

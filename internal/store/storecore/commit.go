@@ -198,19 +198,22 @@ func (m *Machine) remembers(k *Command) {
 	}
 }
 
-// servePops makes commands of the oldest pops that wait for items of a queue, as many as there are items.
-func (m *Machine) servePops(key []byte) {
+// servePops makes commands of the oldest pops that wait for items of a queue, as many as there are items, and returns whether there were
+// any. The items are in the queue until the commands are applied, but those who wait for the key are not told of them.
+func (m *Machine) servePops(key []byte) (served bool) {
 	k, q := m.waits.byKey[string(key)], m.queues.byKey[string(key)]
 	if k == nil || q == nil {
-		return
+		return false
 	}
 	n := q.len()
 	for p := k.pops.First(); p != nil && n > 0; p = p.Next() {
 		m.turn.work++
 		if n--; !p.Of().wait.proposed {
 			m.proposePop(p.Of().wait, k.key)
+			served = true
 		}
 	}
+	return served
 }
 
 // popFor gives an item to a pop that has waited. If another one was faster it goes on waiting.

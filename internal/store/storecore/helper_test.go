@@ -20,6 +20,7 @@ var testLimits = Limits{Limits: wire.DefaultLimits, Memory: 1 << 30, Output: 64 
 // bench drives a machine as a server would, with sockets of unlimited room.
 type bench struct {
 	m    *Machine
+	log  []Entry // with a machine that has one
 	cuts map[*Conn]error
 	got  map[*Conn][]byte
 }
@@ -29,6 +30,34 @@ func newBench(limits Limits) *bench {
 		m:    New(Config{Limits: limits, Stats: func() []byte { return []byte("{}") }}),
 		cuts: map[*Conn]error{}, got: map[*Conn][]byte{},
 	}
+}
+
+// newLoggedBench is newBench with a log in memory.
+func newLoggedBench(limits Limits) *bench {
+	b := newBench(limits)
+	b.m.config.Logged, b.m.config.Server, b.m.log = true, 7, newChangelog()
+	return b
+}
+
+// commit has all commands logged and applied.
+func (b *bench) commit() {
+	for all := b.m.Commands(); len(all) > 0; all = b.m.Commands() {
+		from := len(b.log)
+		for _, k := range all {
+			b.log = append(b.log, Entry{Index: uint64(len(b.log) + 1), Data: k.Data, Local: k})
+		}
+		b.m.Commit(b.log[from:])
+	}
+}
+
+// clear empties the store at the wish of the process.
+func (b *bench) clear() (keys int) {
+	if b.m.log == nil {
+		return b.m.Clear()
+	}
+	b.m.ProposeClear(func(n int, _ error) { keys = n })
+	b.commit()
+	return keys
 }
 
 // dial opens a connection that speaks d.
@@ -50,10 +79,12 @@ func (b *bench) send(c *Conn, data []byte) {
 }
 
 func (b *bench) flush() {
+	b.commit()
 	b.deliver()
 	for b.m.Busy() {
 		b.m.Tick(b.m.clock.now)
 		b.m.Resume()
+		b.commit()
 		b.deliver()
 	}
 }

@@ -99,6 +99,15 @@ func New(config Config) *Machine {
 	}
 }
 
+// Serve sets what a machine that was restored is served with.
+func (m *Machine) Serve(config Config) {
+	if config.Identity == nil {
+		config.Identity = m.config.Identity
+	}
+	m.config, m.conns = config, newRoster(config.Loops)
+	m.admission.shares = divide(config.Limits.Memory)
+}
+
 // Conn is one client's connection.
 type Conn struct {
 	// Owner and Peer belong to the driver: what it needs to find the socket, and the client's address.

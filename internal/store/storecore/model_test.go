@@ -275,6 +275,11 @@ func (m *model) cancel(r modelRequest) {
 // TestModel drives the machine and the model with the same requests of clients of all dialects, cut into pieces, with
 // clients that come and go, and compares every byte.
 func TestModel(t *testing.T) {
+	t.Run("memory", func(t *testing.T) { checkModel(t, newBench) })
+	t.Run("logged", func(t *testing.T) { checkModel(t, newLoggedBench) })
+}
+
+func checkModel(t *testing.T, newBench func(Limits) *bench) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := newBench(testLimits)
 		m := &model{keys: map[string]string{}, queues: map[string][]string{}, out: map[int]string{}}
@@ -306,7 +311,7 @@ func TestModel(t *testing.T) {
 				m.waits = slices.DeleteFunc(m.waits, func(w *modelWait) bool { return w.conn == i })
 				continue
 			case rapid.IntRange(0, 29).Draw(t, "clear") == 0:
-				if n, want := b.m.Clear(), len(m.keys)+m.nonEmptyQueues(); n != want {
+				if n, want := b.clear(), len(m.keys)+m.nonEmptyQueues(); n != want {
 					t.Fatalf("clear removed %d, want %d", n, want)
 				}
 				b.flush()
@@ -388,6 +393,10 @@ func TestModel(t *testing.T) {
 		}
 		for _, c := range conns {
 			b.m.Close(c)
+		}
+		b.flush()
+		if b.m.admission.logged != 0 || b.m.log != nil && b.m.log.flying+len(b.m.log.committed) != 0 {
+			t.Fatalf("left: %d bytes of commands", b.m.admission.logged)
 		}
 		if b.m.waits.n != 0 || len(b.m.waits.byKey) != 0 || len(b.m.waits.barriers) != 0 || b.m.admission.in != 0 ||
 			b.m.admission.out != 0 || b.m.admission.waits != 0 {

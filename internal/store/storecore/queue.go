@@ -46,12 +46,19 @@ func (m *Machine) push(c *Conn, r *wire.Request) error {
 	if err := m.room(len(r.Key) + len(r.Value) + 2*itemCost); err != nil {
 		return err
 	}
-	if m.log != nil {
-		m.enqueue(r.Key, r.Value)
+	switch {
+	case m.log != nil:
+		if m.put(r.Key, r.Value); m.servePops(r.Key) {
+			break // as good as handed over
+		}
+		m.announce(r.Key)
 		m.wake()
-		m.servePops(r.Key)
-	} else if !m.handOver(r.Key, r.Value) {
-		m.enqueue(r.Key, r.Value)
+	case !m.handOver(r.Key, r.Value):
+		if m.put(r.Key, r.Value) {
+			m.announce(r.Key)
+		} else {
+			m.announceNext(r.Key)
+		}
 		m.wake()
 	}
 	m.ack(c, r.ID)
@@ -82,12 +89,10 @@ func (m *Machine) handOver(key, item []byte) bool {
 	return false
 }
 
-// enqueue puts an item into a queue and notifies who waits for that key. Of PyTorch's clients only the oldest is notified: they
-// wait in order to pop, and the others would find the queue empty. Native clients have a pop that waits, so their WAIT means
-// just what it says. They are answered by wake.
-func (m *Machine) enqueue(key, item []byte) {
+// put puts an item into a queue, and returns whether it is the first one.
+func (m *Machine) put(key, item []byte) (first bool) {
 	q := m.queues.byKey[string(key)]
-	first := q == nil
+	first = q == nil
 	if first {
 		q = &queue{}
 		m.queues.byKey[string(key)] = q
@@ -95,16 +100,28 @@ func (m *Machine) enqueue(key, item []byte) {
 	}
 	q.items = append(q.items, bytes.Clone(item))
 	m.queues.bytes += int64(len(item)) + itemCost
+	return first
+}
+
+// announce notifies who waits for a key that it is a queue with an item more. They are answered by wake.
+func (m *Machine) announce(key []byte) {
 	if len(m.waits.byKey) == 0 {
 		return
 	}
 	if k := m.waits.byKey[string(key)]; k != nil {
-		if first {
-			m.waits.markExists(k)
-		}
-		if k.once != nil && k.once.First() != nil {
-			m.keyArrived(k.once.First().Of())
-		}
+		m.waits.markExists(k)
+		m.announceNext(key)
+	}
+}
+
+// announceNext is announce for a queue that has had items before. Of PyTorch's clients only the oldest is notified: they wait in order to
+// pop, and the others would find the queue empty. Native clients have a pop that waits, so their WAIT means just what it says.
+func (m *Machine) announceNext(key []byte) {
+	if len(m.waits.byKey) == 0 {
+		return
+	}
+	if k := m.waits.byKey[string(key)]; k != nil && k.once != nil && k.once.First() != nil {
+		m.keyArrived(k.once.First().Of())
 	}
 }
 

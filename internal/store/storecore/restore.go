@@ -166,7 +166,7 @@ func (d *imageReader) queue() {
 	for n := d.number(); n > 0 && d.err == nil; n-- {
 		if item := d.string(); d.err == nil {
 			d.sizes.items++
-			d.machine.enqueue(key, item)
+			d.machine.put(key, item)
 		}
 	}
 }

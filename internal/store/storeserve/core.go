@@ -30,12 +30,13 @@ type Core struct {
 	// Machine is the store.
 	Machine *storecore.Machine
 
-	config Config
-	users  *peeruid.Policy
-	report *reporter
-	hook   observe.Hook
-	events []observe.Event
-	clock  clock
+	config  Config
+	journal Journal // nil: changes are done at once
+	users   *peeruid.Policy
+	report  *reporter
+	hook    observe.Hook
+	events  []observe.Event
+	clock   clock
 }
 
 // tick begins a turn.
@@ -65,15 +66,21 @@ func newCore(config Config, report *reporter) *Core {
 		say = func(text string) { report.warn(text, "") }
 	}
 	c.users = peeruid.Default(config.AllowUIDs, say)
+	c.journal = config.Journal
 	mc := config.Machine
 	mc.Loops = config.Loops
+	mc.Logged = config.Journal != nil
 	if config.Stats != nil {
 		mc.Stats = func() []byte { return config.Stats(c) }
 	}
 	if c.hook != nil {
 		mc.Observe = c.observe
 	}
-	c.Machine = storecore.New(mc)
+	if c.Machine = config.Restored; c.Machine == nil {
+		c.Machine = storecore.New(mc)
+	} else {
+		c.Machine.Serve(mc)
+	}
 	c.tick()
 	return c
 }
@@ -129,9 +136,11 @@ func (c *Core) cut(conn *storecore.Conn) {
 // Clear empties the store at the wish of this process and returns how many keys and queues there were.
 func (c *Core) Clear() int {
 	n := c.Machine.Clear()
-	c.point("store.clear", "", strconv.Itoa(n)+" keys", nil)
+	c.cleared(n)
 	return n
 }
+
+func (c *Core) cleared(keys int) { c.point("store.clear", "", strconv.Itoa(keys)+" keys", nil) }
 
 func (c *Core) refused(peer, reason string) {
 	c.point("store.refuse", peer, reason, nil)

@@ -50,6 +50,9 @@ func newReporter(logger *slog.Logger) *reporter {
 	return r
 }
 
+// reasonAttr is why something was not done.
+func reasonAttr(reason error) slog.Attr { return slog.String("reason", reason.Error()) }
+
 // warn writes a line. The kind is what lines that say the same have in common; there are few of them.
 func (r *reporter) warn(msg, kind string, attrs ...slog.Attr) {
 	r.mu.Lock()

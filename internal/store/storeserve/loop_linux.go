@@ -241,6 +241,7 @@ func (l *loop) leave() {
 	if scarce := m.Scarce(); scarce != l.scarce.Load() {
 		l.scarce.Store(scarce)
 	}
+	l.core.propose()
 	who := l.toWakeLocked() &^ l.bit
 	var events []observe.Event
 	var ticket uint64

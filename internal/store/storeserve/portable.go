@@ -147,6 +147,7 @@ func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
 		default:
 		}
 	}
+	d.core.propose()
 	if d.core.Machine.Busy() && !d.mu.turning && !d.mu.ended {
 		d.mu.turning = true
 		d.joined.Add(1)

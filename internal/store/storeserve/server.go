@@ -30,16 +30,23 @@ type Config struct {
 	AllowUIDs []uint32
 	// OnOtherUser is called with sentences about the connections of users that are refused; nil writes them into the log.
 	OnOtherUser func(string)
-	Logger      *slog.Logger
-	Hook        observe.Hook
+	// Journal has changes logged before they are done; nil: they are done at once.
+	Journal Journal
+	// Restored is the machine, made with Logged, that holds what the journal has held before; nil: an empty one.
+	Restored *storecore.Machine
+	Logger   *slog.Logger
+	Hook     observe.Hook
 
 	meter func() *meter // for each loop
 }
 
 // Server serves one machine on one listener.
 type Server struct {
-	driver driver
-	report *reporter
+	driver  driver
+	report  *reporter
+	journal Journal
+	ready   chan struct{} // closed when driver is set, or cannot be
+	ended   chan struct{}
 }
 
 // driver moves bytes between sockets and a machine.
@@ -51,14 +58,18 @@ type driver interface {
 
 // Start serves l, which belongs to the server from then on, also when Start fails.
 func Start(l net.Listener, config Config) (*Server, error) {
-	s := &Server{report: newReporter(config.Logger)}
+	s := &Server{report: newReporter(config.Logger), journal: config.Journal, ready: make(chan struct{}), ended: make(chan struct{})}
+	if s.journal != nil {
+		s.journal.Begin(sink{s})
+	}
 	d, err := newDriver(l, newCore(config, s.report), config)
+	s.driver = d
+	close(s.ready)
 	if err != nil {
 		_ = l.Close()
-		s.report.end()
+		s.endJournal()
 		return nil, err
 	}
-	s.driver = d
 	return s, nil
 }
 
@@ -77,5 +88,13 @@ func (s *Server) Drain() <-chan struct{} { return s.driver.drain() }
 // End closes everything and joins all goroutines. It is called once.
 func (s *Server) End() {
 	s.driver.end()
+	s.endJournal()
+}
+
+func (s *Server) endJournal() {
+	if s.journal != nil {
+		s.journal.End()
+	}
+	close(s.ended)
 	s.report.end()
 }
