@@ -196,7 +196,10 @@ func (m *Machine) release(holder Holder) {
 	all := m.claims.byHolder[holder]
 	delete(m.claims.byHolder, holder)
 	for _, have := range all {
-		have.holder = Holder{}
+		if have.holder = (Holder{}); have.conn != nil {
+			have.conn.holdings.bytes -= have.cost
+			have.conn = nil
+		}
 		m.addReleased(have)
 		if m.claims.nReleased <= maxReleasedClaims {
 			m.dropReleased(m.claims.released[have.host], maxHostReleases)

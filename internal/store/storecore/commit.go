@@ -96,7 +96,8 @@ func (m *Machine) discard(ghost *Conn) {
 			ghost.out.Clear()
 		}
 	}
-	m.settle(ghost)
+	m.admission.out -= int64(ghost.out.counted)
+	ghost.out.counted = 0
 }
 
 // applyCommand does what a command says. All of it follows from the command and from what the store holds, but for the replies.

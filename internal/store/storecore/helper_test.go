@@ -5,15 +5,26 @@ package storecore
 
 import (
 	"bytes"
+	"fmt"
 	"math"
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
 
+	"github.com/cohort-dist/cohort/internal/testing/mutation"
+
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := mutation.Main(m)
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 var testLimits = Limits{Limits: wire.DefaultLimits, Memory: 1 << 30, Output: 64 << 20, Waits: 100}
 

@@ -63,7 +63,9 @@ func Start(l net.Listener, config Config) (*Server, error) {
 		s.journal.Begin(sink{s})
 	}
 	d, err := newDriver(l, newCore(config, s.report), config)
-	s.driver = d
+	if err == nil {
+		s.driver = d
+	}
 	close(s.ready)
 	if err != nil {
 		_ = l.Close()
