@@ -30,7 +30,6 @@ type changelog struct {
 	era       uint64 // how often the store was cleared
 	command   parsedCommand
 	ghost     *Conn // for whom commands are applied whose connection is not open here
-	image     *Image
 }
 
 // Command is a change that has to be logged.

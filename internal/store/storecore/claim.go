@@ -175,7 +175,7 @@ func (m *Machine) unclaim(c *Conn) {
 	if c.holdings.holder == (Holder{}) {
 		return
 	}
-	m.detach(c)
+	m.leaveClaims(c)
 	if m.log != nil {
 		m.proposeRelease(c.holdings.holder)
 		return
@@ -183,8 +183,8 @@ func (m *Machine) unclaim(c *Conn) {
 	m.release(c.holdings.holder)
 }
 
-// detach notes that a holder's connection is not open any more. It holds its claims until they are released.
-func (m *Machine) detach(c *Conn) {
+// leaveClaims notes that a holder's connection is not open any more. It holds its claims until they are released.
+func (m *Machine) leaveClaims(c *Conn) {
 	for _, have := range m.claims.byHolder[c.holdings.holder] {
 		have.conn = nil
 		c.holdings.bytes -= have.cost

@@ -39,15 +39,16 @@ func (m *Machine) Applied() (index uint64, waiting int, broken error) {
 func (m *Machine) applies() bool { return m.log != nil && m.log.applying }
 
 // mayGoOn reports whether there is something to apply and it may be.
-func (l *changelog) mayGoOn() bool {
-	return len(l.committed) > 0 && l.broken == nil && (l.image == nil || !l.image.full())
+func (m *Machine) mayGoOn() bool {
+	l := m.log
+	return len(l.committed) > 0 && l.broken == nil && (m.image == nil || !m.image.full())
 }
 
 // applyUntil applies what is committed, up to an amount of work.
 func (m *Machine) applyUntil(end uint64) {
 	l := m.log
 	done := 0
-	for ; done < len(l.committed) && m.turn.work < end && l.broken == nil && (l.image == nil || !l.image.full()); done++ {
+	for ; done < len(l.committed) && m.turn.work < end && l.broken == nil && (m.image == nil || !m.image.full()); done++ {
 		m.applyEntry(&l.committed[done])
 		l.committed[done] = Entry{}
 	}
@@ -179,7 +180,7 @@ func (m *Machine) applyClear(p *parsedCommand, c *Conn, k *Command) {
 	m.log.emptying = true
 	keys := m.empty(by)
 	m.log.emptying = false
-	m.run.identity = p.identity
+	m.run.identity = m.config.Base.mask(p.identity)
 	m.log.era++
 	if by != nil {
 		m.replyIdentity(c, p.request.ID, keys)

@@ -238,7 +238,7 @@ func (f *fleet) live(t *testing.T, seed uint64) (image []byte, index uint64) {
 		f.commits = nil
 		f.m.Tick(f.m.clock.now + 1e6)
 		f.m.Resume()
-		if f.m.log.flying == 0 && !f.m.log.mayGoOn() {
+		if f.m.log.flying == 0 && !f.m.mayGoOn() {
 			break
 		}
 	}

@@ -15,6 +15,14 @@ import (
 // Identity names a key space: another server has another one, and so has the same server after Clear.
 type Identity [wire.IdentitySize]byte
 
+// mask turns an identity as it stands in a log into that which clients see, and back.
+func (id Identity) mask(other Identity) (masked Identity) {
+	for i := range id {
+		masked[i] = id[i] ^ other[i]
+	}
+	return masked
+}
+
 // Identity returns the store's present identity.
 func (m *Machine) Identity() Identity { return m.run.identity }
 
@@ -136,7 +144,7 @@ func (m *Machine) empty(by *Conn) int {
 				m.forget(p.Of())
 				m.refuseRequest(c, p.Of().id, replaced())
 			}
-			m.detach(c)
+			m.leaveClaims(c)
 		case c.standing.user:
 			m.Refuse(c, replaced())
 		}

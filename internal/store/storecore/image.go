@@ -11,8 +11,8 @@ import (
 	"github.com/cohort-dist/cohort/internal/store/keytable"
 )
 
-// Image is what a machine with a log holds at one moment, as a stream of bytes from which Restore makes the same. It is made a part at a
-// time while commands are applied: what changes before it was written is written first. The bytes are
+// Image is what a machine holds at one moment, as a stream of bytes from which Restore makes the same. It is made a part at a time while
+// the store is used: what changes before it was written is written first. The bytes are
 //
 //	'S' version era identity           first
 //	'K' key value                      a key
@@ -44,7 +44,7 @@ type queueImage struct {
 const (
 	imageVersion = 1
 	// imagePart is how many bytes of an image are made in one step, and imageMost how many may wait to be taken: then no commands are
-	// applied until some are.
+	// applied until some are. Without a log nothing can wait, and they grow with what changes.
 	imagePart = 256 << 10
 	imageMost = 16 << 20
 	// queuePart is how many items stand together.
@@ -53,19 +53,23 @@ const (
 
 // BeginImage begins an image of what the machine holds now, nil while another one is being made.
 func (m *Machine) BeginImage() *Image {
-	if m.log.image != nil {
+	if m.image != nil {
 		return nil
 	}
-	i := &Image{Index: m.log.applied, machine: m}
-	i.out = binary.AppendUvarint(append(i.out, 'S'), imageVersion)
-	i.out = append(binary.AppendUvarint(i.out, m.log.era), m.run.identity[:]...)
+	i := &Image{machine: m}
+	era := uint64(0)
+	if m.log != nil {
+		i.Index, era = m.log.applied, m.log.era
+	}
+	raw := m.config.Base.mask(m.run.identity)
+	i.out = append(binary.AppendUvarint(binary.AppendUvarint(append(i.out, 'S'), imageVersion), era), raw[:]...)
 	i.claims(&m.claims)
 	for key, q := range m.queues.byKey {
 		i.queues = append(i.queues, queueImage{key, slices.Clone(q.items[q.first:])})
 		i.sizes.items += uint64(q.len()) //nolint:gosec // not negative
 	}
 	i.walk = m.table.WalkValues(i.key)
-	m.log.image = i
+	m.image = i
 	return i
 }
 
@@ -98,7 +102,7 @@ func (i *Image) End() {
 	if !i.ended {
 		i.ended = true
 		i.walk.End()
-		i.machine.log.image = nil
+		i.machine.image = nil
 	}
 }
 
@@ -148,7 +152,8 @@ func appendString[T string | []byte](b []byte, s T) []byte {
 // Hash returns a number that another content of the store hardly ever has. All machines that have applied the same commands have the same.
 // It looks at all that there is.
 func (m *Machine) Hash() uint64 {
-	sum := hashOf(m.run.identity[:], binary.LittleEndian.AppendUint64(nil, m.log.era))
+	raw := m.config.Base.mask(m.run.identity)
+	sum := hashOf(raw[:], binary.LittleEndian.AppendUint64(nil, m.log.era))
 	walk := m.table.Walk(func(*keytable.Entry) {})
 	for !walk.Done() {
 		if e, _, ok := walk.Next(); ok {

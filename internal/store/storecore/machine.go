@@ -32,6 +32,9 @@ type Config struct {
 	Logged bool
 	// Server names this process among all that have ever served what the log holds. Not needed without a log.
 	Server uint64
+	// Base is what a log is in: with another one the same log gives another identity, which is how a store whose log was damaged and cut
+	// off is another store. The identities in the log are masked by it.
+	Base Identity
 	// Barrier has reads wait until the driver confirms that no other process has applied more: see Machine.Reads.
 	Barrier bool
 	// Loops is into how many parts the driver has divided the connections, each with a list of its own of those that are
@@ -77,6 +80,7 @@ type Machine struct {
 	claims     claims
 
 	log     *changelog   // nil: changes are done at once
+	image   *Image       // that is being made
 	request wire.Request // reused, so that parsing allocates nothing
 	given   given
 	counts  counts
@@ -88,13 +92,16 @@ func New(config Config) *Machine {
 		config.Identity = func() Identity { return Identity{} }
 	}
 	var log *changelog
+	first := config.Base
 	if config.Logged {
 		log = newChangelog()
+	} else {
+		first = config.Identity()
 	}
 	return &Machine{
 		log: log, config: config, operations: operations(), admission: newAdmission(config.Limits.Memory), conns: newRoster(config.Loops),
 		silent: silentConns{byHost: map[string]*hostConns{}},
-		table:  keytable.New(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: config.Identity()},
+		table:  keytable.New(), queues: queues{byKey: map[string]*queue{}}, run: run{identity: first},
 		waits: newWaits(), watchers: map[string]map[*Conn]struct{}{},
 	}
 }
@@ -104,7 +111,9 @@ func (m *Machine) Serve(config Config) {
 	if config.Identity == nil {
 		config.Identity = m.config.Identity
 	}
+	base := m.config.Base
 	m.config, m.conns = config, newRoster(config.Loops)
+	m.config.Base = base
 	m.admission.shares = divide(config.Limits.Memory)
 }
 

@@ -83,7 +83,7 @@ func (m *Machine) propose(c *Conn, r *wire.Request) error {
 	start := len(b)
 	switch {
 	case r.Op == wire.Clear:
-		identity := m.config.Identity()
+		identity := m.config.Base.mask(m.config.Identity())
 		b = append(appendCommand(b, kindClear, m.log.era), identity[:]...)
 	case r.Op == wire.Append:
 		b = binary.AppendUvarint(appendCommand(b, kindAppend, m.log.era), uint64(m.config.Limits.Value)) //nolint:gosec // not negative
@@ -199,7 +199,7 @@ func (m *Machine) ProposeRestart() {
 
 // ProposeClear clears the store. done is called with the number of keys and queues that there were, once that is logged and applied.
 func (m *Machine) ProposeClear(done func(keys int, err error)) {
-	b, identity := m.log.room(commandCost), m.config.Identity()
+	b, identity := m.log.room(commandCost), m.config.Base.mask(m.config.Identity())
 	m.gather(append(appendCommand(b, kindClear, m.log.era), identity[:]...), len(b), Command{done: done})
 }
 
@@ -209,7 +209,7 @@ func (m *Machine) proposeForget() {
 		return
 	}
 	m.log.forgets = true
-	b, identity := m.log.room(commandCost), m.config.Identity()
+	b, identity := m.log.room(commandCost), m.config.Base.mask(m.config.Identity())
 	m.gather(append(appendCommand(b, kindClear, m.log.era), identity[:]...), len(b), Command{forget: true})
 }
 

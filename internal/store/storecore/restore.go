@@ -100,7 +100,9 @@ func (d *imageReader) head() {
 		return
 	}
 	d.machine.log.era = d.number()
-	d.fill(d.machine.run.identity[:])
+	var raw Identity
+	d.fill(raw[:])
+	d.machine.run.identity = d.machine.config.Base.mask(raw)
 	d.begun = true
 }
 

@@ -72,7 +72,7 @@ func (t *turn) yield(c *Conn) {
 // Busy reports whether connections wait for their next turn: the driver must not sleep but call Resume.
 func (m *Machine) Busy() bool {
 	return len(m.turn.later) > 0 || m.turn.admit || len(m.waits.ready) > 0 || len(m.listings) > 0 || len(m.waits.pending) > 0 ||
-		len(m.keyChanges) > 0 || m.log != nil && m.log.mayGoOn()
+		len(m.keyChanges) > 0 || m.log != nil && m.mayGoOn()
 }
 
 // Resume lets connections go on whose last turn ended too early for them, in their order, as far as this turn allows.
