@@ -192,3 +192,12 @@ func (d *imageReader) claim(held bool) {
 		m.addReleased(m.claims.byName[string(name)])
 	}
 }
+
+// Rebase says what the log of a machine that was restored is in. See Config.Base.
+func (m *Machine) Rebase(base Identity) {
+	m.run.identity = base.mask(m.config.Base.mask(m.run.identity))
+	m.config.Base = base
+}
+
+// Keys returns how many keys, and queues with items, the store holds.
+func (m *Machine) Keys() int { return m.keys() }
