@@ -42,10 +42,10 @@ func (s *Server) Identity() Identity {
 // the number of keys and queues that there were.
 //
 // Clients that used the store before do not reach the new one: those of Go get [cohort.Replaced] for what they wait for and
-// for everything they ask from then on, those of PyTorch are cut. After Close it does nothing.
+// for everything they ask from then on, those of PyTorch are cut. After Close it does nothing, and neither if the folder of the
+// server refuses changes, see [WithDataDir].
 func (s *Server) Clear() int {
-	n := 0
-	s.serving.Do(func(c *storeserve.Core) { n = c.Clear() })
+	n, _ := s.serving.Clear() // what a folder has no room for is in the log
 	return n
 }
 

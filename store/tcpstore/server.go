@@ -25,6 +25,8 @@ type Server struct {
 	addr    net.Addr
 	serving *storeserve.Server
 	started time.Time
+	dataDir string
+	journal storeserve.Journal // nil without a folder
 
 	close  sync.Once
 	closed chan struct{} // everything has ended
@@ -71,7 +73,16 @@ func Serve(l net.Listener, opts ...ServerOption) (*Server, error) {
 	}
 	config := newServerConfig(opts)
 	s := &Server{addr: l.Addr(), started: time.Now(), closed: make(chan struct{})}
-	serving, err := storeserve.Start(l, config.serving(s))
+	serves := config.serving(s)
+	if config.dataDir != "" {
+		s.dataDir = config.dataDir
+		if err := config.openData(&serves); err != nil {
+			_ = l.Close()
+			return nil, err
+		}
+		s.journal = serves.Journal
+	}
+	serving, err := storeserve.Start(l, serves)
 	if err != nil {
 		return nil, cohort.Wrap("tcpstore: serve", cohort.Unavailable, err)
 	}

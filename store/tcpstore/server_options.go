@@ -78,6 +78,9 @@ type serverConfig struct {
 	loops    int
 	portable bool
 	forget   bool
+	dataDir  string
+	segment  int64 // bytes of the files of its log; 0: as usual. Tests make it small.
+	snapshot int64 // bytes of the log after which it makes a snapshot; as above
 
 	allowUIDs   []uint32
 	onOtherUser func(string)

@@ -48,6 +48,8 @@ type Stats struct {
 	LeftAt     time.Time `json:"left_at,omitzero"`
 	// Claims are what Go clients say they are, by name ("rank/2"), see [Client.Claim]; at most a thousand.
 	Claims map[string]Claim `json:"claims,omitempty"`
+	// Data describes the folder of a server with one, see [WithDataDir].
+	Data *DataStats `json:"data,omitempty"`
 }
 
 // Wait is a client that waits for a key.
@@ -109,6 +111,7 @@ func (s *Server) stats(c *storeserve.Core) Stats {
 		Keys: snap.Keys, Queues: snap.Queues, Bytes: snap.Data, Memory: snap.Memory, Waiting: snap.NWaits, Workers: snap.Workers,
 		Waits: make([]Wait, 0, len(snap.Waiters)), Identity: Identity(c.Machine.Identity()).String(), LeftBehind: snap.Left,
 	}
+	st.Data = dataStats(s.dataDir, s.journal)
 	if snap.Left > 0 {
 		st.LeftAt = wall(snap.LeftAt)
 	}

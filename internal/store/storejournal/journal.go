@@ -71,10 +71,8 @@ func (j *Journal) Propose(commands []*storecore.Command) {
 	signal(j.wake)
 }
 
-// Read confirms at once: no other process changes the store.
-func (j *Journal) Read(round uint64) {
-	panic("storejournal: a single server reads without asking")
-}
+// Read does nothing: no other process changes the store, so the machine does not ask.
+func (j *Journal) Read(uint64) {}
 
 // End stops the goroutines and closes the folder. What was not logged is given up.
 func (j *Journal) End() {
@@ -99,11 +97,12 @@ func (j *Journal) write() {
 		case <-j.stop:
 			return
 		}
-		batch := j.take()
-		for len(batch) > 0 {
+		for batch := j.take(); len(batch) > 0; {
 			n := part(batch)
-			if !j.writeBatch(batch[:n]) {
+			if err := j.writeBatch(batch[:n]); err != nil {
+				j.refuse(batch, err)
 				j.pause()
+				break
 			}
 			batch = batch[n:]
 		}
@@ -130,8 +129,17 @@ func part(batch []*storecore.Command) int {
 	return len(batch)
 }
 
-// writeBatch logs commands and gives them back. It returns false if they were refused.
-func (j *Journal) writeBatch(batch []*storecore.Command) bool {
+// refuse gives commands back that were not logged, and all that were proposed since.
+func (j *Journal) refuse(batch []*storecore.Command, reason error) {
+	j.sink.Aborted(func() []*storecore.Command {
+		all := append(batch, j.take()...) //nolint:gocritic // the batch is not used any more
+		j.count(len(all), reason)
+		return all
+	}, reason)
+}
+
+// writeBatch logs commands and gives them back.
+func (j *Journal) writeBatch(batch []*storecore.Command) error {
 	records := make([]storelog.Record, len(batch))
 	for i, k := range batch {
 		records[i] = storelog.Record{Kind: commandRecord, Data: k.Data}
@@ -141,11 +149,10 @@ func (j *Journal) writeBatch(batch []*storecore.Command) bool {
 	}
 	failpoint.At("storejournal.write")
 	last, err := j.log.Write(records)
-	j.count(len(batch), err)
 	if err != nil {
-		j.sink.Aborted(batch, err)
-		return false
+		return err
 	}
+	j.count(len(batch), nil)
 	first := uint64(last) - uint64(len(batch)) + 1
 	entries := make([]storecore.Entry, len(batch))
 	for i, k := range batch {
@@ -155,7 +162,7 @@ func (j *Journal) writeBatch(batch []*storecore.Command) bool {
 	if j.log.WantsReserve() || j.log.ShouldSnapshot() {
 		signal(j.keep)
 	}
-	return true
+	return nil
 }
 
 func (j *Journal) count(n int, err error) {
@@ -174,6 +181,7 @@ func (j *Journal) count(n int, err error) {
 func (j *Journal) pause() {
 	timer := time.NewTimer(retryPause)
 	defer timer.Stop()
+	defer signal(j.wake)
 	for {
 		j.mu.Lock()
 		asked := slices.ContainsFunc(j.mu.gathered, func(k *storecore.Command) bool { return !k.Internal() })
@@ -184,7 +192,6 @@ func (j *Journal) pause() {
 		select {
 		case <-j.wake:
 		case <-timer.C:
-			signal(j.wake) // there may be some that were taken note of
 			return
 		case <-j.stop:
 			return

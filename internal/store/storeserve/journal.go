@@ -20,8 +20,7 @@ type Journal interface {
 	Begin(sink Sink)
 	// Propose takes commands in their order. It is called under the lock of the server: it must neither wait nor call the sink, and only
 	// puts them where a goroutine finds them. Commands may be proposed while earlier ones are under way; what has gathered should become
-	// one batch. Each comes back once, by Committed or by Aborted. Commands of one connection must not be committed in another order; if
-	// one is aborted, the later ones of its connection should be, too.
+	// one batch. Each comes back once, by Committed or by Aborted. Commands of one connection must not be committed in another order.
 	Propose(commands []*storecore.Command)
 	// Read is called, like Propose, when requests wait to read (storecore's Config.Barrier). The journal calls sink.Confirm with the number
 	// of the round, or a later one, once everything that was acknowledged anywhere before the call has been given to Committed.
@@ -36,8 +35,9 @@ type Sink interface {
 	// Committed takes entries in the order of the log. They are applied in steps; Do, in a later call, sees how far that is.
 	Committed(entries []storecore.Entry)
 	// Aborted takes commands, in their order, that are not and will not be in the log, or of which that is not known. Their clients are
-	// told why.
-	Aborted(commands []*storecore.Command, reason error)
+	// told why. which is called under the lock of the server, so it can add all that was proposed since: a client of PyTorch must not see
+	// a later one of its commands done.
+	Aborted(which func() []*storecore.Command, reason error)
 	// Confirm lets requests read, see Journal.Read. With an error their clients are cut.
 	Confirm(round uint64, err error)
 	// Do runs fn while the machine stands still. It returns false when the server has ended.
@@ -56,10 +56,10 @@ func (s sink) Committed(entries []storecore.Entry) {
 	s.Do(func(c *Core) { c.Machine.Commit(entries) })
 }
 
-func (s sink) Aborted(commands []*storecore.Command, reason error) {
+func (s sink) Aborted(which func() []*storecore.Command, reason error) {
 	s.Do(func(c *Core) {
 		c.report.warn("changes refused", cohort.CodeOf(reason).String(), reasonAttr(reason))
-		c.Machine.Abort(commands, reason)
+		c.Machine.Abort(which(), reason)
 	})
 }
 
