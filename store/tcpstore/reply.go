@@ -28,7 +28,7 @@ func decodeReply(op wire.Op, keys int, b []byte, mayKeep bool) (wire.Reply, erro
 	}
 	body := b[1:]
 	switch op { //nolint:exhaustive // the others have no bytes in their replies
-	case wire.Get, wire.CompareSet, wire.MultiGet, wire.QueuePop, wire.ListKeys, wire.Stats, wire.Hello, wire.Clear:
+	case wire.Get, wire.CompareSet, wire.MultiGet, wire.QueuePop, wire.ListKeys, wire.Stats, wire.Hello, wire.Clear, wire.Backup:
 		if !mayKeep {
 			body = bytes.Clone(body)
 		}

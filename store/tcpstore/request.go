@@ -89,6 +89,8 @@ func (q *request) append(b []byte, d wire.Dialect) []byte {
 		return wire.AppendMultiSet(b, d, q.wireKeys(), q.values)
 	case wire.Hello:
 		return wire.AppendHello(b, q.expected)
+	case wire.Backup:
+		return wire.AppendBackup(b, q.num == 1)
 	case wire.Clear:
 		return wire.AppendClear(b, q.expected)
 	default: // num_keys, list_keys, stats

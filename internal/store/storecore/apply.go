@@ -79,6 +79,7 @@ func operations() *[wire.OpLimit]operation {
 		wire.QueuePush: {(*Machine).push, true}, wire.QueuePop: {(*Machine).pop, true}, wire.QueueLen: {(*Machine).queueLen, false},
 		wire.Validate: {(*Machine).validate, false}, wire.Upgrade: {(*Machine).upgrade, false}, wire.Ping: {(*Machine).ping, false},
 		wire.Hello: {(*Machine).hello, false}, wire.Clear: {(*Machine).clear, false}, wire.Stats: {(*Machine).stats, false},
+		wire.Backup: {(*Machine).backup, false},
 	}
 }
 

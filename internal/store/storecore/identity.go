@@ -48,7 +48,7 @@ type standing struct {
 // neutral reports whether a request leaves its client a mere visitor.
 func neutral(r *wire.Request) bool {
 	switch r.Op {
-	case wire.Validate, wire.Ping, wire.Upgrade, wire.Hello, wire.Stats, wire.Clear:
+	case wire.Validate, wire.Ping, wire.Upgrade, wire.Hello, wire.Stats, wire.Clear, wire.Backup:
 		return true
 	case wire.Check:
 		list := r.List

@@ -7,8 +7,11 @@ import (
 	"cmp"
 	"encoding/binary"
 	"slices"
+	"time"
 
+	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/keytable"
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
 // Image is what a machine holds at one moment, as a stream of bytes from which Restore makes the same. It is made a part at a time while
@@ -31,6 +34,9 @@ type Image struct {
 	out     []byte // not taken yet
 	sizes   imageSizes
 	ended   bool
+	client  bool  // it is sent to a client, for whom nothing waits
+	lost    bool  // the client did not keep up
+	takenAt int64 // when the last part was taken
 }
 
 // imageSizes is how much an image holds.
@@ -53,10 +59,14 @@ const (
 
 // BeginImage begins an image of what the machine holds now, nil while another one is being made.
 func (m *Machine) BeginImage() *Image {
+	if i := m.image; i != nil && i.client && m.clock.now-i.takenAt > imagePatience {
+		i.lost = true
+		i.End()
+	}
 	if m.image != nil {
 		return nil
 	}
-	i := &Image{machine: m}
+	i := &Image{machine: m, takenAt: m.clock.now}
 	era := uint64(0)
 	if m.log != nil {
 		i.Index, era = m.log.applied, m.log.era
@@ -73,12 +83,16 @@ func (m *Machine) BeginImage() *Image {
 	return i
 }
 
-// full reports whether too much of the image waits to be taken.
-func (i *Image) full() bool { return len(i.out) > imageMost }
+// imagePatience is for how long a client may leave the next part of an image, if another one is to be made.
+const imagePatience = int64(30 * time.Second)
+
+// full reports whether commands have to wait until more of the image is taken.
+func (i *Image) full() bool { return len(i.out) > imageMost && !i.client }
 
 // Next returns the next part, which the caller owns, and whether there are more. It is called in a step of the machine.
 func (i *Image) Next() (part []byte, more bool) {
 	i.machine.turn.work += sliceWork
+	i.takenAt = i.machine.clock.now
 	for len(i.out) < imagePart && !i.walk.Done() {
 		if e, _, ok := i.walk.Next(); ok {
 			i.key(e)
@@ -107,6 +121,12 @@ func (i *Image) End() {
 }
 
 func (i *Image) key(e *keytable.Entry) {
+	if i.client && len(i.out) > imageMost {
+		i.lost = true
+	}
+	if i.lost {
+		return
+	}
 	if i.out == nil {
 		i.out = make([]byte, 0, imagePart+imagePart/8)
 	}
@@ -147,6 +167,40 @@ func (i *Image) claims(all *claims) {
 
 func appendString[T string | []byte](b []byte, s T) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// backup sends a client the next part of an image.
+func (m *Machine) backup(c *Conn, r *wire.Request) error {
+	i := c.holdings.image
+	if r.Nonce != 0 {
+		if i != nil {
+			i.End()
+		}
+		if i = m.BeginImage(); i == nil {
+			return cohort.New("tcpstore: backup", cohort.AlreadyExists, "an image of the store is being made already: try again in a moment")
+		}
+		i.client, c.holdings.image = true, i
+	}
+	switch {
+	case i == nil || i.ended && !i.lost:
+		return cohort.New("tcpstore: backup", cohort.InvalidArgument, "none was begun on this connection")
+	case i.lost:
+		i.End()
+		c.holdings.image = nil
+		return cohort.New("tcpstore: backup", cohort.Exhausted, "the store changes faster than the client reads: try again")
+	}
+	if err := m.mayReply(max(len(i.out), imagePart), 0); err != nil {
+		return err
+	}
+	part, more := i.Next()
+	if !more {
+		c.holdings.image = nil
+	}
+	start := m.begin(c, r.ID)
+	c.out.appendValue(part, part)
+	c.out.Buf = wire.AppendInt(c.out.Buf, map[bool]int64{true: 1}[more])
+	m.end(c, start)
+	return nil
 }
 
 // Hash returns a number that another content of the store hardly ever has. All machines that have applied the same commands have the same.

@@ -185,6 +185,9 @@ func (m *Machine) Close(c *Conn) {
 	c.in.clear()
 	c.out.Clear()
 	m.dropListing(c)
+	if c.holdings.image != nil {
+		c.holdings.image.End()
+	}
 	m.settle(c)
 	m.leaveReplies(c)
 	m.leaveRequests(c)

@@ -201,3 +201,6 @@ func (m *Machine) Rebase(base Identity) {
 
 // Keys returns how many keys, and queues with items, the store holds.
 func (m *Machine) Keys() int { return m.keys() }
+
+// Become gives a machine that was restored another identity, in another log.
+func (m *Machine) Become(base, identity Identity) { m.config.Base, m.run.identity = base, identity }

@@ -288,6 +288,7 @@ type holdings struct {
 	byID    map[uint32]*wait // native: the same
 	nWaits  int
 	watches map[string]struct{}
+	image   *Image // that it is being sent
 	holder  Holder // its name as a holder of claims, once it has claimed one
 	bytes   int64  // of all of them
 }

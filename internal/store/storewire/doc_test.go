@@ -142,8 +142,8 @@ func TestDocLayouts(t *testing.T) {
 			}
 		}
 	}
-	if len(rows) != 24 {
-		t.Errorf("%d rows, want one for each of 24 operations", len(rows))
+	if len(rows) != 25 {
+		t.Errorf("%d rows, want one for each of 25 operations", len(rows))
 	}
 }
 
@@ -239,6 +239,8 @@ func encodeExample(t *testing.T, d Dialect, text string) []byte {
 		b = AppendHello(b, []byte(s[0]))
 	case Clear:
 		b = AppendClear(b, []byte(s[0]))
+	case Backup:
+		b = AppendBackup(b, n == 1)
 	case NumKeys, ListKeys, Stats:
 		b = AppendPlain(b, d, op)
 	default:

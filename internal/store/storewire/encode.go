@@ -38,6 +38,15 @@ func AppendClear(b []byte, identity []byte) []byte {
 	return AppendBytes(appendCode(b, Native, Clear), identity)
 }
 
+// AppendBackup asks a Native server for the next part of what it holds, or begins with the first.
+func AppendBackup(b []byte, begin bool) []byte {
+	n := uint32(0)
+	if begin {
+		n = 1
+	}
+	return AppendUint32(appendCode(b, Native, Backup), n)
+}
+
 // AppendSet stores value. Only Native has a reply.
 func AppendSet(b []byte, d Dialect, key string, value []byte) []byte {
 	return AppendBytes(AppendString(appendCode(b, d, Set), key), value)

@@ -69,8 +69,10 @@ const (
 	Hello   Op = 0x62 // Native only: which store is this
 	Clear   Op = 0x63 // Native only: forget all keys
 
+	Backup Op = 0x70 // Native only: what the store holds, a part at a time
+
 	// OpLimit is one more than the largest Op, for tables.
-	OpLimit = 0x64
+	OpLimit = 0x71
 )
 
 var opNames = [OpLimit]string{
@@ -78,7 +80,7 @@ var opNames = [OpLimit]string{
 	NumKeys: "num_keys", DeleteKey: "delete_key", Append: "append", MultiGet: "multi_get", MultiSet: "multi_set",
 	CancelWait: "cancel_wait", Ping: "ping", QueuePush: "queue_push", QueuePop: "queue_pop", QueueLen: "queue_len",
 	ListKeys: "list_keys", Barrier: "barrier", WatchKey: "watch_key", Upgrade: "native", Stats: "stats",
-	Hello: "hello", Clear: "clear",
+	Hello: "hello", Clear: "clear", Backup: "backup",
 }
 
 // String returns the operation's name, as in PyTorch's Python API where it has one.
@@ -116,7 +118,7 @@ func buildOps() (t [DialectCount][256]Op) {
 		}
 	}
 	t[V][Upgrade] = Upgrade
-	for _, o := range []Op{Stats, Hello, Clear} {
+	for _, o := range []Op{Stats, Hello, Clear, Backup} {
 		t[Native][o] = o
 	}
 	return t

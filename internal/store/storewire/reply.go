@@ -13,7 +13,7 @@ import (
 type Reply struct {
 	Byte   byte     // CHECK, WAIT, BARRIER, CANCEL_WAIT, WATCH_KEY
 	Nonce  uint32   // PING
-	Num    int64    // ADD, NUM_KEYS, DELETE_KEY, QUEUE_LEN; QUEUE_POP: the length before the pop; LIST_KEYS: the count; HELLO, CLEAR: keys
+	Num    int64    // ADD, NUM_KEYS, DELETE_KEY, QUEUE_LEN; QUEUE_POP: the length before the pop; LIST_KEYS: the count; HELLO, CLEAR: keys; BACKUP: 1 if more follows
 	Value  []byte   // GET, COMPARE_SET; QUEUE_POP: the item when Num > 0; HELLO, CLEAR: the identity
 	Values [][]byte // MULTI_GET: values; LIST_KEYS: raw keys
 }
@@ -83,6 +83,12 @@ func ParseReply(d Dialect, op Op, keys int, b []byte, limits *Limits) (r Reply, 
 		return r, n, short, err
 	case Hello, Clear:
 		if r.Value, n, short, err = replyString(b, 0, "value", limits.Value); short || err != nil {
+			return r, 0, short, err
+		}
+		r.Num, n, short = intAt(b, n)
+		return r, n, short, nil
+	case Backup:
+		if r.Value, n, short, err = replyString(b, 0, "part", limits.Request); short || err != nil {
 			return r, 0, short, err
 		}
 		r.Num, n, short = intAt(b, n)

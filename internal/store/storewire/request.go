@@ -24,7 +24,7 @@ var DefaultLimits = Limits{Key: 8 << 10, Value: 8 << 20, Keys: 128 << 10, Reques
 type Request struct {
 	Op       Op
 	Wait     bool   // QUEUE_POP of Native: wait for an item
-	Nonce    uint32 // VALIDATE, PING, Upgrade; the request to cancel for CANCEL_WAIT of Native
+	Nonce    uint32 // VALIDATE, PING, Upgrade; the request to cancel for CANCEL_WAIT of Native; BACKUP: 1 begins one
 	ID       uint32 // Native: the frame's id
 	Num      int64  // ADD: the delta; BARRIER: the world size
 	Key      []byte
@@ -103,7 +103,7 @@ var fields = [OpLimit][]field{
 	Check: {fKeys}, Wait: {fKeys}, NumKeys: {}, DeleteKey: {fKey}, Append: {fKey, fValue}, MultiGet: {fKeys},
 	MultiSet: {fPairs}, CancelWait: {}, Ping: {fNonce}, QueuePush: {fKey, fValue}, QueuePop: {fKey}, QueueLen: {fKey},
 	ListKeys: {}, Barrier: {fKey, fNum}, WatchKey: {fKey}, Upgrade: {fNonce}, Stats: {},
-	Hello: {fExpected}, Clear: {fExpected},
+	Hello: {fExpected}, Clear: {fExpected}, Backup: {fNonce},
 }
 
 // nativeFields is fields for the requests inside frames.

@@ -31,6 +31,7 @@ type serveFlags struct {
 	drain     time.Duration
 	verbose   bool
 	forget    bool
+	dataDir   string
 	allowUIDs string
 	loops     int
 	limits    tcpstore.Limits
@@ -55,6 +56,11 @@ is_master=False), with use_libuv=False if PyTorch 2 was built without libuv.
 Start a new store for each run of a job, because the keys of one run would mislead the
 next. Or clear it in between ("cohort store clear"), or use --forget.
 
+With --data-dir every change is on the disk before it is answered, and a store that
+is started again with the folder goes on where it was: after kill -9 or a power cut,
+nothing that was acknowledged is lost. When the disk is full, changes are refused
+until there is room, and reads go on. See also "cohort store backup" and "check".
+
 PyTorch's protocol has no password. Other users of this machine are refused, except
 those of --allow-uid, but a store that other machines can reach can be read and
 written by all of them. So the default address is reached only from this machine. To
@@ -62,6 +68,7 @@ serve others, give --addr the address of the network that the job uses.`),
 		Example: strings.Trim(`
   cohort store serve
   cohort store serve --addr 10.0.0.1:29500 --http 127.0.0.1:9090
+  cohort store serve --data-dir /var/lib/cohort     a store that survives a restart
   cohort store serve --addr 127.0.0.1:0 --json      take a free port and print it`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -77,6 +84,7 @@ serve others, give --addr the address of the network that the job uses.`),
 	f.BoolVar(&flags.withStdin, "exit-with-stdin", false, "also stop when standard input closes")
 	f.DurationVar(&flags.drain, "drain", 0, "when told to stop, wait up to this time for clients to disconnect")
 	f.BoolVar(&flags.forget, "forget", false, "remove all keys whenever the last client disconnects")
+	f.StringVar(&flags.dataDir, "data-dir", "", "keep the store in this folder, so that it outlives the process and the machine's power")
 	f.IntVar(&flags.loops, "loops", min(max(runtime.GOMAXPROCS(0)/2, 1), storeLoopsUsual),
 		"event loops that share the connections; 1 to 64")
 	f.StringVar(&flags.allowUIDs, "allow-uid", "", "also let these users of this host connect, `UID[,UID]`; your own and root always may")
@@ -141,6 +149,9 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	opts := []tcpstore.ServerOption{
 		tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(a.LogHandler(level))),
 		tcpstore.WithLoops(flags.loops), tcpstore.WithAllowedUIDs(users...),
+	}
+	if flags.dataDir != "" {
+		opts = append(opts, tcpstore.WithDataDir(flags.dataDir))
 	}
 	if flags.forget {
 		opts = append(opts, tcpstore.WithForget())
