@@ -27,6 +27,9 @@ type storeCollector struct {
 	stats func() tcpstore.Stats
 
 	connections, accepted, cut, requests, keys, queues, bytes, memory, waiting, longest, started *prometheus.Desc
+
+	// of a store with a folder
+	logBytes, snapshotBytes, snapshotAge, changes, syncs, refused, writable *prometheus.Desc
 }
 
 func newStoreCollector(stats func() tcpstore.Stats) *storeCollector {
@@ -46,6 +49,14 @@ func newStoreCollector(stats func() tcpstore.Stats) *storeCollector {
 		waiting:     desc("waiting", "Requests that wait for a key."),
 		longest:     desc("longest_wait_seconds", "Age of the oldest wait, 0 if there are no waiters."),
 		started:     desc("start_time_seconds", "When the server started, in seconds since 1970."),
+
+		logBytes:      desc("log_bytes", "Size of the log in the folder."),
+		snapshotBytes: desc("snapshot_bytes", "Size of the snapshot in the folder, 0 if there is none."),
+		snapshotAge:   desc("snapshot_age_seconds", "Age of the snapshot, or of the folder if there is none."),
+		changes:       desc("synced_changes_total", "Changes that were written to the folder and synced."),
+		syncs:         desc("syncs_total", "Syncs of the log: many changes share one."),
+		refused:       desc("refused_changes_total", "Changes that were refused because the disk was full or failed."),
+		writable:      desc("writable", "1 if the folder takes changes, 0 if its disk is full or has failed."),
 	}
 }
 
@@ -53,6 +64,7 @@ func newStoreCollector(stats func() tcpstore.Stats) *storeCollector {
 func (c *storeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.connections, c.accepted, c.cut, c.requests, c.keys, c.queues, c.bytes, c.memory, c.waiting, c.longest, c.started,
+		c.logBytes, c.snapshotBytes, c.snapshotAge, c.changes, c.syncs, c.refused, c.writable,
 	} {
 		out <- d
 	}
@@ -74,6 +86,19 @@ func (c *storeCollector) Collect(out chan<- prometheus.Metric) {
 	counter(c.cut, s.Cut)
 	for op, n := range s.Ops {
 		counter(c.requests, n, op)
+	}
+	if d := s.Data; d != nil {
+		gauge(c.logBytes, float64(d.LogBytes))
+		gauge(c.snapshotBytes, float64(d.SnapshotBytes))
+		gauge(c.snapshotAge, s.Time.Sub(d.SnapshotTime).Seconds())
+		counter(c.changes, d.Changes)
+		counter(c.syncs, d.Syncs)
+		counter(c.refused, d.Refused)
+		writable := 1.0
+		if d.Full || d.Error != "" {
+			writable = 0
+		}
+		gauge(c.writable, writable)
 	}
 	gauge(c.keys, float64(s.Keys))
 	gauge(c.queues, float64(s.Queues))

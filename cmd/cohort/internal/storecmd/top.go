@@ -122,6 +122,9 @@ func topOf(before, now tcpstore.Stats, raw bool) tui.Top {
 		ByOp: map[string]int64{}, ByOpRate: map[string]float64{}, Waiting: now.Waiting, Waits: WaitsOf(now, raw),
 		Workers: now.Workers, Left: int64(now.LeftBehind),
 	}
+	if now.Data != nil {
+		top.Data, top.DataBad = dataLine(now.Data), now.Data.Full || now.Data.Error != ""
+	}
 	if now.LeftBehind > 0 {
 		top.LeftFor = now.Time.Sub(now.LeftAt)
 	}
@@ -250,7 +253,7 @@ func (a *app) plainTop(ctx context.Context, s *sampler, every time.Duration, onc
 			return err
 		}
 		if a.JSON {
-			err = command.WriteJSON(a.Out, "store.top", topDocumentOf(top))
+			err = command.WriteJSON(a.Out, "store.top", topDocumentOf(top, dataOf(s.last)))
 		} else {
 			_, err = fmt.Fprint(a.Out, top.Frame(tui.Width(a.Out), 0, style))
 		}

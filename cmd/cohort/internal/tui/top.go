@@ -32,6 +32,8 @@ type Top struct {
 	LeftFor  time.Duration
 	Waiting  int // requests that wait; Waits may tell less than all
 	Waits    []Wait
+	Data     string // about the folder of a store that has one
+	DataBad  bool   // it refuses changes
 	Err      string
 	Pending  bool // nothing was measured yet: the numbers mean nothing
 }
@@ -95,6 +97,13 @@ func (t Top) Frame(width, height int, style Style) string {
 		} else {
 			add(Cut(line, width))
 		}
+	}
+	if t.Data != "" {
+		line := Cut("folder: "+t.Data, width)
+		if t.DataBad {
+			line = style.Red(line)
+		}
+		add(line)
 	}
 	if t.Left > 0 {
 		add(style.Yellow(Cut(fmt.Sprintf("used before: %s keys are left of clients that went %s ago; cohort store clear removes them",
