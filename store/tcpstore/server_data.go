@@ -6,12 +6,9 @@ package tcpstore
 import (
 	"crypto/rand"
 	"encoding/binary"
-	"errors"
 	"time"
 
-	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storejournal"
-	"github.com/cohort-dist/cohort/internal/store/storelog"
 	"github.com/cohort-dist/cohort/internal/store/storeserve"
 )
 
@@ -64,7 +61,7 @@ func (c serverConfig) openData(serving *storeserve.Config) error {
 	options.SegmentSize, options.SnapshotSize = c.segment, c.snapshot
 	journal, restored, err := storejournal.Open(c.dataDir, machine, options)
 	if err != nil {
-		return dataError(c.dataDir, err)
+		return err
 	}
 	serving.Machine, serving.Journal, serving.Restored = machine, journal, restored
 	return nil
@@ -75,15 +72,6 @@ func newServerNumber() uint64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return binary.LittleEndian.Uint64(b[:])
-}
-
-func dataError(dir string, err error) error {
-	const op = "tcpstore: open the data folder"
-	code := cohort.CodeOf(err)
-	if errors.Is(err, storelog.ErrLocked) {
-		code = cohort.AlreadyExists
-	}
-	return cohort.Newf(op, code, "%s: %w", dir, err)
 }
 
 // dataStats describes the folder, nil if there is none.
