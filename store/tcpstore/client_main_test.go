@@ -5,6 +5,8 @@ package tcpstore
 
 import (
 	"flag"
+	"os"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -14,5 +16,8 @@ import (
 // one loop, and three under the race detector, so that "make check" runs all tests with both.
 func TestMain(m *testing.M) {
 	flag.IntVar(&defaultLoops, "loops", defaultLoops, "event loops of a server that is told nothing")
+	if dir, addr, serves := strings.Cut(os.Getenv(DataProcess), ","); serves {
+		serveData(dir, addr)
+	}
 	goleak.VerifyTestMain(m)
 }
